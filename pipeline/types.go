@@ -1,0 +1,69 @@
+package pipeline
+
+import "time"
+
+// Prefix starts every annotation that this package reads.
+const Prefix = "stagecoach.dev/"
+
+// Function is one function's declaration as a stage, parsed and with defaults filled in.
+type Function struct {
+	Name      string // without namespace
+	Namespace string
+
+	Pipelines  []string // the pipelines it belongs to; empty: a function of its own
+	Next       []Edge   // successors
+	Each       bool     // one call an item of the input, results joined in order
+	Join       int      // predecessors to wait for; 0: all
+	SLO        time.Duration
+	GPU        int    // devices a replica needs
+	Process    string // stages with the same name share a worker process; empty: its own
+	QueueLimit int    // requests that may wait
+	Weight     int    // fair share among the pipelines that share it
+	Idempotent bool   // may run twice
+	Batch      int    // largest batch; 0: from the profile
+	VariantOf  string // the stage that this function can serve too
+	Accuracy   float64
+	MaxLength  int // tokens
+
+	Scale Scale
+}
+
+// Edge leads to a successor.
+type Edge struct {
+	To string // a function of the same namespace
+	If string // a condition over the output, opaque here; empty: always
+}
+
+// Scale is what the labels com.openfaas.scale.* say.
+type Scale struct {
+	Min, Max int
+	Zero     bool          // may scale to zero
+	ZeroAge  time.Duration // idle time after which it does
+}
+
+// Pipeline is a graph of stages, invoked under its own name.
+type Pipeline struct {
+	Name      string
+	Namespace string
+	Entry     string  // name of the first stage; empty while there is none
+	Stages    []Stage // in topological order, ties by name; by name alone while the graph is faulty
+	SLO       time.Duration
+	Faults    []Fault // empty: it can be invoked
+}
+
+// Stage is a function's place in one pipeline.
+type Stage struct {
+	Function
+	Next []Edge   // those of the function's edges that stay within the pipeline
+	Prev []string // predecessors, sorted
+}
+
+// Fault is something wrong with a pipeline's graph, said so that its author can mend it.
+type Fault struct {
+	Function   string // whose declaration is at fault; empty: the pipeline as a whole
+	Annotation string // with prefix
+	Got, Want  string
+}
+
+// Key names a function or pipeline across namespaces: "name.namespace". Names may contain dots, namespaces may not.
+func Key(name, namespace string) string { return name + "." + namespace }

@@ -1,0 +1,203 @@
+package plan
+
+import "time"
+
+// Snapshot is all a policy may know, frozen at one instant. Every slice is sorted by name; a policy neither changes nor
+// keeps them.
+type Snapshot struct {
+	Rev       uint64    // grows with each Snapshot
+	At        time.Time // the only clock a policy has
+	Epoch     uint64    // of the owner that observes; its plans carry it
+	Nodes     []Node
+	Functions []Function
+	Pipelines []Pipeline
+}
+
+// Node is one machine with a KeysManager.
+type Node struct {
+	Name        string
+	Memory      int64 // bytes that replicas and zygotes may use
+	MemoryUsed  int64
+	CPUMilli    int
+	Devices     []Device
+	Zygotes     []Zygote
+	Unavailable string // why nothing new may be placed here; empty: fit
+}
+
+// Device is an accelerator of a node.
+type Device struct {
+	ID                 string
+	Memory, MemoryUsed int64
+	Unavailable        string
+}
+
+// Zygote is a parameter set held warm on a node.
+type Zygote struct {
+	Function string
+	Digest   string
+	Bytes    int64
+	Replicas int
+}
+
+// Function is what is known of one function: what its owner asked for, what its users demand, what runs.
+type Function struct {
+	Name     string // pipeline.Key
+	Revision uint64 // of its spec
+	Min, Max int
+	Zero     bool          // may have no replica
+	ZeroAge  time.Duration // after this long without a request
+	GPU      int
+	Memory   int64 // bytes a replica adds; 0: unknown
+	Batch    int   // largest batch; at least 1
+	Slots    int   // batches a replica takes at a time; at least 1
+
+	// Demand and service as measured. A function that was never asked, or never answered, says so by Known fields being
+	// false: it is not zero.
+	Demand  Demand
+	Service Service
+
+	Waiting int // tasks in its line
+	Running int // tasks on replicas
+
+	Replicas []Replica
+	Failing  Failure
+}
+
+// Demand is how requests arrive at a function, over a sliding window.
+type Demand struct {
+	Known bool
+	Rate  float64   // per second
+	CV    float64   // of the times between arrivals; 0 while too few
+	Last  time.Time // the latest arrival
+}
+
+// Service is how long a replica is busy with one call, over a sliding window.
+type Service struct {
+	Known bool
+	Mean  time.Duration
+	CV    float64
+}
+
+// Failure says that starting replicas of a function fails.
+type Failure struct {
+	Count int       // in a row
+	Until time.Time // nothing is started before
+	Cause string
+}
+
+// State is where a replica is in its life.
+type State uint8
+
+// The states of a replica.
+const (
+	Starting State = iota
+	Ready
+	Draining
+)
+
+// Replica is one running copy of a function.
+type Replica struct {
+	Name     string
+	Revision uint64 // of the spec it was started from
+	Node     string
+	Device   string // empty: the CPU
+	State    State
+	Since    time.Time // of State
+}
+
+// Pipeline is what a policy needs of a pipeline: its stages and its objective.
+type Pipeline struct {
+	Name   string   // pipeline.Key
+	Stages []string // pipeline.Key of the functions, in topological order
+	SLO    time.Duration
+}
+
+// Domain is a set of pipelines connected by shared functions: what one allocator decides at a time.
+type Domain struct {
+	Pipelines []string // sorted
+	Functions []string // sorted
+}
+
+// Line is the decision on one function.
+type Line struct {
+	Function string
+	Count    int
+	CPUMilli int    // a replica; 0: as declared
+	Batch    int    // largest
+	Why      string // one line for the operator: which term, from what to what
+}
+
+// Alloc is the decision of the levels allocate, correct and share: lines sorted by Function.
+type Alloc []Line
+
+// Slot is one wanted replica.
+type Slot struct {
+	Replica string // an existing replica to keep; empty: a new one
+	Node    string
+	Device  string
+}
+
+// Want is what a Plan wants of one function.
+type Want struct {
+	Function string
+	Revision uint64 // of the spec that the decision was made for
+	Slots    []Slot
+	CPUMilli int
+	Batch    int
+	Why      string
+	Short    string // why fewer slots than allocated could be placed; empty: all placed
+}
+
+// Warmth is how far a function's parameters are brought up on a node before a replica asks for them.
+type Warmth uint8
+
+// The levels of warmth.
+const (
+	Cold   Warmth = iota
+	File          // on the node's disk
+	Host          // in a zygote
+	Parked        // a forked child with a device context and no parameters yet
+)
+
+// Warm wants a function's parameters on a node at least this warm.
+type Warm struct {
+	Function string
+	Node     string
+	Warmth   Warmth
+	Key      bool // a key stage: evicted last
+}
+
+// Plan is the wanted state of the cluster. Wants and Warm are sorted by function, then node.
+type Plan struct {
+	Epoch uint64
+	Rev   uint64 // of the Snapshot it was made from
+	At    time.Time
+	Wants []Want
+	Warm  []Warm
+}
+
+// Allocator decides which functions serve with which base count. M is its memory: it goes in and comes out, so that a
+// refused plan leaves no trace.
+type Allocator[M any] interface {
+	Allocate(s Snapshot, d Domain, m M) (Alloc, M, error)
+}
+
+// Corrector changes count and CPU of the lines it is given and nothing else.
+type Corrector[M any] interface {
+	Correct(s Snapshot, d Domain, a Alloc, m M) (Alloc, M, error)
+}
+
+// Sharer trims the allocations of all domains to what the cluster has.
+type Sharer interface {
+	Share(s Snapshot, a Alloc) (Alloc, error)
+}
+
+// Placer gives every replica of an allocation a node and a device. It may report a shortage, never change the mix.
+type Placer interface {
+	Place(s Snapshot, a Alloc) ([]Want, error)
+}
+
+// Warmer decides what is kept warm where.
+type Warmer interface {
+	Warm(s Snapshot, wants []Want) ([]Warm, error)
+}

@@ -1,0 +1,57 @@
+package wire
+
+// OrderVersion is the version of the messages between a KeysManager and a zygote.
+const OrderVersion = 1
+
+// The environment that a KeysManager gives a zygote or a replica that it starts as an ordinary process.
+const (
+	// EnvZygoteFD, when set, makes a stage binary a zygote: it loads its model, then serves orders on this descriptor.
+	EnvZygoteFD = "STAGECOACH_ZYGOTE_FD"
+	// EnvStageFD is the descriptor of a replica's stage socket.
+	EnvStageFD = "STAGECOACH_STAGE_FD"
+	// EnvModel is the ONNX file, relative to the working directory; empty: the stage has no model.
+	EnvModel = "STAGECOACH_MODEL"
+	// EnvORT is the path of ONNX Runtime's shared library.
+	EnvORT = "STAGECOACH_ORT_LIB"
+	// EnvPoolThreads is the number of intra-op threads that a zygote's session is made for; their starts are recorded,
+	// and a child starts as many as its order says.
+	EnvPoolThreads = "STAGECOACH_POOL_THREADS"
+	// EnvReplica is the name of a replica, EnvFunction its function's key.
+	EnvReplica  = "STAGECOACH_REPLICA"
+	EnvFunction = "STAGECOACH_FUNCTION"
+)
+
+// OrderKind tells the messages on a zygote's socket apart. Each is the first byte of its message.
+type OrderKind byte
+
+// The messages on a zygote's SOCK_SEQPACKET socket. All integers are little-endian; text runs to the message's end.
+// stage/zygote/zygote.c holds the same layouts in C.
+const (
+	// OrderFork, manager to zygote: u8 kind, u8 version, u16 threads, u32 id, then KEY=VALUE strings, each ended by a NUL,
+	// for the child's environment. Three descriptors ride along: stage socket, stdout, stderr.
+	OrderFork OrderKind = 'F'
+	// OrderKill, manager to zygote: u8 kind, u8 version, u16 signal, u32 pid. Only a child not yet reaped is signalled.
+	OrderKill OrderKind = 'K'
+	// ZygoteReady, zygote to manager: u8 kind, u8 version, u16 recorded pool threads, u32 pid, u64 load time in ns.
+	ZygoteReady OrderKind = 'R'
+	// ChildForked, zygote to manager: u8 kind, u8 version, u16 0, u32 id, u32 pid, u32 0, u64 fork time in ns.
+	ChildForked OrderKind = 'C'
+	// ChildExited, zygote to manager: u8 kind, u8 version, u16 0, u32 pid, u32 status as from wait(2).
+	ChildExited OrderKind = 'X'
+	// ZygoteError, zygote to manager: u8 kind, u8 version, u16 0, u32 id (0: loading failed and the zygote ends), text.
+	ZygoteError OrderKind = 'E'
+)
+
+// Order is any message on a zygote's socket, decoded. Fields that a kind does not have are zero.
+type Order struct {
+	Kind    OrderKind
+	Version byte
+	ID      uint32
+	PID     uint32
+	Status  uint32 // ChildExited
+	Signal  uint16 // OrderKill
+	Threads uint16 // OrderFork, ZygoteReady
+	Nanos   uint64 // ZygoteReady, ChildForked
+	Env     []string
+	Text    string
+}
