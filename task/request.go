@@ -1,0 +1,62 @@
+package task
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// Request is one invocation of a function or a pipeline, as a gateway accepts it.
+type Request struct {
+	ID          string // X-Call-Id; unique
+	Target      string // pipeline.Key of a function or a pipeline
+	Deadline    time.Time
+	Traceparent string
+	Header      []Header
+	Input       tensor.Activation
+}
+
+// Response is a request's good end.
+type Response struct {
+	Output tensor.Input // one part a sink of the graph, by the sink's name
+	Header []Header     // from the last stage
+	Stages []Timing     // one a call that ran, in order of its end
+}
+
+// Timing is what one call of a stage cost.
+type Timing struct {
+	Stage   string
+	Replica string
+	Attempt uint8
+	Wait    time.Duration // in the stage's line
+	Service time.Duration // on the replica
+}
+
+// Error is a request's bad end: what its client is told.
+type Error struct {
+	Status     int           // HTTP status code
+	Internal   bool          // the platform's fault, not the function's: X-OpenFaaS-Internal
+	Stage      string        // name of the stage; empty: none is to blame
+	Cause      string        // what was got, what was wanted, what to do
+	RetryAfter time.Duration // with 429 and 503; 0: unknown
+}
+
+// Error names the stage and the cause.
+func (e *Error) Error() string {
+	if e.Stage == "" {
+		return e.Cause
+	}
+	return fmt.Sprintf("stage %q: %s", e.Stage, e.Cause)
+}
+
+// Load is what admission knows of a function: enough to predict how long a new task waits.
+type Load struct {
+	Waiting int           // tasks in the line
+	Running int           // tasks on replicas
+	Servers int           // tasks that can run at a time on the ready replicas
+	Max     int           // tasks that could run at a time at the largest scale allowed
+	Limit   int           // tasks that may wait
+	Service time.Duration // mean of a task; 0: not yet known
+	Start   time.Duration // from an order to a replica's first answer, as last seen; 0: not yet known
+}
