@@ -1,0 +1,73 @@
+package queue
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+)
+
+// MaxMessage is the largest message in bytes that the embedded server takes.
+const MaxMessage = 8 << 20
+
+// pendingBytes bounds what waits for one slow reader, in the server and in the client. Reaching it drops messages, so it
+// is far above what admission lets in.
+const pendingBytes = 512 << 20
+
+// Server is an embedded nats-server with JetStream that listens nowhere: connections are made in process.
+type Server struct {
+	ns  *server.Server
+	log *slog.Logger
+}
+
+// StartServer starts a server that keeps its streams under dir.
+func StartServer(dir string, log *slog.Logger) (*Server, error) {
+	ns, err := server.NewServer(&server.Options{
+		ServerName: "stagecoach",
+		DontListen: true,
+		JetStream:  true,
+		StoreDir:   dir,
+		MaxPayload: MaxMessage,
+		MaxPending: pendingBytes,
+		NoSigs:     true,
+		NoLog:      true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("nats server with store %s: %w", dir, err)
+	}
+	ns.Start()
+	const limit = 30 * time.Second // a large journal is read back first
+	if !ns.ReadyForConnections(limit) {
+		ns.Shutdown()
+		return nil, fmt.Errorf("nats server with store %s: not ready after %v; is another process using the folder?", dir, limit)
+	}
+	return &Server{ns: ns, log: log}, nil
+}
+
+// Connect opens a connection of its own. A part of the program that sends and receives much should have one.
+func (s *Server) Connect(name string) (*nats.Conn, error) {
+	nc, err := nats.Connect("", nats.InProcessServer(s.ns), nats.Name(name), nats.MaxReconnects(-1),
+		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
+			subject := ""
+			if sub != nil {
+				subject = sub.Subject
+			}
+			s.log.Error("nats", "connection", name, "subject", subject, "error", err)
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("connect %s to the embedded nats server: %w", name, err)
+	}
+	return nc, nil
+}
+
+// Close stops the server. Connections should be closed before.
+func (s *Server) Close() {
+	s.ns.Shutdown()
+	s.ns.WaitForShutdown()
+}
+
+// ErrNotFound says that a key has no value.
+var ErrNotFound = errors.New("queue: not found")

@@ -1,0 +1,47 @@
+package queue
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Token makes a name fit for one token of a subject, a stream's name or a KV key: letters, digits, '-' and '_' stay, every
+// other byte becomes "=XX" in hexadecimal. It is injective; [Name] undoes it.
+func Token(name string) string {
+	var b strings.Builder
+	for i := range len(name) {
+		c := name[i]
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
+			b.WriteByte(c)
+		default:
+			fmt.Fprintf(&b, "=%02X", c)
+		}
+	}
+	return b.String()
+}
+
+// Name undoes [Token].
+func Name(token string) (string, error) {
+	var b strings.Builder
+	for i := 0; i < len(token); i++ {
+		if token[i] != '=' {
+			b.WriteByte(token[i])
+			continue
+		}
+		if i+3 > len(token) {
+			return "", fmt.Errorf("token %q: cut off after %q, want two hexadecimal digits", token, token[i:])
+		}
+		c, err := strconv.ParseUint(token[i+1:i+3], 16, 8)
+		if err != nil {
+			return "", fmt.Errorf("token %q: %q at %d, want = and two hexadecimal digits", token, token[i:i+3], i)
+		}
+		b.WriteByte(byte(c))
+		i += 2
+	}
+	return b.String(), nil
+}
+
+// taskSubject is where the tasks of a function go.
+func taskSubject(function string) string { return "task." + Token(function) }
