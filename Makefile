@@ -1,0 +1,56 @@
+# Every target that has a ## comment is listed by `make help`. CI and the README use these names and nothing else.
+
+GO        ?= go
+BIN       := build/bin
+IMAGES    := build/images
+LINT      := v2.15.0
+FUZZTIME  ?= 30s
+
+.DEFAULT_GOAL := help
+.PHONY: help tools fetch build images demo test check lint fmt fuzz bench bench-coldstart bench-hop clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+tools: # name what is missing before anything long starts
+	@scripts/tools
+
+fetch: tools ## fetch ONNX Runtime and the models into build/
+	@scripts/fetch
+
+build: tools ## build the stagecoach binary into build/bin
+	@mkdir -p $(BIN)
+	@$(GO) build -o $(BIN)/stagecoach ./cmd/stagecoach
+
+images: fetch build ## build the functions' images into build/images
+	@functions/images.sh $(IMAGES)
+
+demo: images ## the main job on real input: OCR through three stages, a burst answered by forks, from zero and back
+	@$(BIN)/stagecoach demo --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 --out build/demo
+
+test: images ## what CI runs: every test with the race detector, against the real parts
+	$(GO) vet ./...
+	$(GO) test -race -timeout 15m ./...
+
+check: fmt lint test ## format, lint, test: before each commit
+
+fmt: ## fail when gofmt would change a file
+	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "gofmt would change:"; echo "$$out"; exit 1; fi
+
+lint: ## golangci-lint with the rules and reasons of .golangci.yml
+	@test -x $(BIN)/golangci-lint-$(LINT) || { mkdir -p $(BIN); GOBIN=$(CURDIR)/$(BIN) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT) && mv $(BIN)/golangci-lint $(BIN)/golangci-lint-$(LINT); }
+	@$(BIN)/golangci-lint-$(LINT) run ./...
+
+fuzz: images ## run every fuzz target for FUZZTIME (30s) each
+	@GO="$(GO)" FUZZTIME=$(FUZZTIME) scripts/fuzz
+
+bench: bench-coldstart bench-hop ## both benchmarks of the product; figures belong into docs/RESULTS.md
+
+bench-coldstart: images ## order to first output of a replica, forked and cold
+	@$(BIN)/stagecoach bench coldstart --images $(IMAGES) --ort build/ort/libonnxruntime.so.1
+
+bench-hop: images ## HTTP to replica and back, against a bare echo
+	@$(BIN)/stagecoach bench hop --images $(IMAGES)
+
+clean: ## remove build/
+	rm -rf build
