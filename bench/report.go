@@ -1,0 +1,146 @@
+// Package bench measures the product: how long a replica takes from an order to its first output ([Coldstart]), and what
+// the way from HTTP through a queue to a replica and back costs ([Hop]).
+//
+// Each benchmark ends in a [Report], printed as an aligned table or as JSON. A figure that the sample is too small to
+// carry is left out, never extrapolated.
+package bench
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// Report is what a benchmark prints.
+type Report struct {
+	Bench   string   `json:"bench"`
+	Host    Host     `json:"host"`
+	Load    float64  `json:"load_average"` // over a minute, when the benchmark began
+	Results []Result `json:"results"`
+}
+
+// Host is the machine that was measured.
+type Host struct {
+	CPU    string `json:"cpu"`
+	Cores  int    `json:"cores"`
+	Memory int64  `json:"memory_bytes"`
+	Kernel string `json:"kernel"`
+	Go     string `json:"go"`
+	Date   string `json:"date"`
+}
+
+// Result is one figure: Value of Metric in Case, from N observations.
+type Result struct {
+	Case   string  `json:"case"`
+	Metric string  `json:"metric"`
+	Value  float64 `json:"value"`
+	N      int     `json:"n"`
+}
+
+// NewReport reads the host and its load. A machine busy before the benchmark begins is named on warn.
+func NewReport(name string, warn io.Writer) *Report {
+	r := &Report{Bench: name, Host: Host{
+		CPU: procField("/proc/cpuinfo", "model name"), Cores: runtime.NumCPU(), Memory: memory(),
+		Kernel: firstLine("/proc/sys/kernel/osrelease"), Go: runtime.Version(), Date: time.Now().UTC().Format(time.DateOnly),
+	}}
+	if _, err := fmt.Sscan(firstLine("/proc/loadavg"), &r.Load); err != nil {
+		r.Load = math.NaN()
+	}
+	if r.Load > 1 {
+		fmt.Fprintf(warn, "warning: the machine is busy (load average %.2f, want at most 1): the figures will be worse and less certain\n", r.Load)
+	}
+	return r
+}
+
+// Add appends a figure.
+func (r *Report) Add(c, metric string, value float64, n int) {
+	r.Results = append(r.Results, Result{c, metric, value, n})
+}
+
+// AddMillis appends the q-quantile of sample in milliseconds, unless the sample is too small to carry it.
+func (r *Report) AddMillis(c, metric string, sample []time.Duration, q float64) {
+	if v, ok := Quantile(sample, q); ok {
+		r.Add(c, metric, float64(v)/float64(time.Millisecond), len(sample))
+	}
+}
+
+// WriteJSON prints the report as one JSON object.
+func (r *Report) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
+
+// WriteTable prints one line a case and one column a metric.
+func (r *Report) WriteTable(w io.Writer) error {
+	var cases, metrics []string
+	values := map[[2]string]string{}
+	for _, x := range r.Results {
+		if !slices.Contains(cases, x.Case) {
+			cases = append(cases, x.Case)
+		}
+		if !slices.Contains(metrics, x.Metric) {
+			metrics = append(metrics, x.Metric)
+		}
+		values[[2]string{x.Case, x.Metric}] = fmt.Sprintf("%.4g (n=%d)", x.Value, x.N)
+	}
+	fmt.Fprintf(w, "%s on %s, %d cores, %s, load %.2f, %s\n", r.Bench, r.Host.CPU, r.Host.Cores, r.Host.Go, r.Load, r.Host.Date)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(t, "case\t%s\t\n", strings.Join(metrics, "\t"))
+	for _, c := range cases {
+		fmt.Fprint(t, c)
+		for _, m := range metrics {
+			fmt.Fprintf(t, "\t%s", values[[2]string{c, m}])
+		}
+		fmt.Fprint(t, "\t\n")
+	}
+	return t.Flush()
+}
+
+// Quantile returns the q-quantile (0 < q < 1) of sample by the nearest rank. ok is false when fewer than one observation
+// is expected beyond it: a median needs 2, a p99 needs 100.
+func Quantile(sample []time.Duration, q float64) (v time.Duration, ok bool) {
+	if float64(len(sample))*(1-q) < 1-1e-9 {
+		return 0, false
+	}
+	s := slices.Sorted(slices.Values(sample))
+	return s[max(0, int(math.Ceil(q*float64(len(s))))-1)], true
+}
+
+func memory() int64 {
+	var kb int64
+	_, _ = fmt.Sscan(procField("/proc/meminfo", "MemTotal"), &kb) // 0 where there is no such file
+	return kb << 10
+}
+
+// procField returns the text after "name:" of the first line that begins so, or "".
+func procField(file, name string) string {
+	f, err := os.Open(file)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	for sc := bufio.NewScanner(f); sc.Scan(); {
+		if k, v, ok := strings.Cut(sc.Text(), ":"); ok && strings.TrimSpace(k) == name {
+			return strings.TrimSpace(v)
+		}
+	}
+	return ""
+}
+
+func firstLine(file string) string {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return ""
+	}
+	line, _, _ := strings.Cut(string(b), "\n")
+	return line
+}

@@ -1,0 +1,177 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Config is what `stagecoach up` runs with: defaults, then the file, then flags.
+type Config struct {
+	Listen       string `yaml:"listen"`       // host:port of the API and the data path
+	State        string `yaml:"state"`        // folder that survives restarts: specs, journal, parameter files
+	Images       string `yaml:"images"`       // folder with the images of the process runtime; default STATE/images
+	ORT          string `yaml:"ort"`          // ONNX Runtime's shared library; empty: functions with a model cannot start
+	BasicAuthDir string `yaml:"basicAuthDir"` // holds basic-auth-user and basic-auth-password
+
+	Node     NodeConfig     `yaml:"node"`
+	Requests RequestsConfig `yaml:"requests"`
+	Control  ControlConfig  `yaml:"control"`
+	Journal  JournalConfig  `yaml:"journal"`
+}
+
+// NodeConfig is this machine's share.
+type NodeConfig struct {
+	Name   string `yaml:"name"`   // default: the host's
+	Memory Bytes  `yaml:"memory"` // for zygotes and replicas; default: the machine's or the cgroup's
+}
+
+// RequestsConfig bounds what clients may ask for.
+type RequestsConfig struct {
+	Timeout    time.Duration `yaml:"timeout"`    // of a request that names none
+	MaxTimeout time.Duration `yaml:"maxTimeout"` // that a request may ask for with X-Timeout
+	MaxBody    Bytes         `yaml:"maxBody"`
+	InFlight   int           `yaml:"inFlight"` // requests at a time; more get 429
+}
+
+// ControlConfig is how often and how patiently the cluster is steered.
+type ControlConfig struct {
+	Tick         time.Duration `yaml:"tick"`
+	StartTimeout time.Duration `yaml:"startTimeout"` // of a replica, its parameters' loading included
+	DrainTimeout time.Duration `yaml:"drainTimeout"` // of a replica, and of the whole process on SIGTERM
+}
+
+// JournalConfig bounds async requests.
+type JournalConfig struct {
+	Bytes    Bytes         `yaml:"bytes"`    // kept on disk; beyond it async requests get 503
+	Window   int           `yaml:"window"`   // in work at a time
+	Attempts int           `yaml:"attempts"` // before a dead letter
+	Backoff  time.Duration `yaml:"backoff"`  // before the second attempt, then doubled
+}
+
+// Bytes is a size in a file or flag: a number of bytes, or one with the suffix Ki, Mi or Gi.
+type Bytes int64
+
+// UnmarshalText reads 123, 64Ki, 64Mi, 2Gi.
+func (b *Bytes) UnmarshalText(text []byte) error {
+	s, shift := string(text), 0
+	for i, suffix := range []string{"Ki", "Mi", "Gi"} {
+		if rest, ok := strings.CutSuffix(s, suffix); ok {
+			s, shift = rest, 10*(i+1)
+		}
+	}
+	var n int64
+	if _, err := fmt.Sscanf(s+"\n", "%d\n", &n); err != nil || n < 0 || n > (1<<62)>>shift {
+		return fmt.Errorf("%q, want a number of bytes such as 1048576, 64Ki, 512Mi or 4Gi", text)
+	}
+	*b = Bytes(n << shift)
+	return nil
+}
+
+// UnmarshalYAML makes plain numbers and strings alike go through UnmarshalText.
+func (b *Bytes) UnmarshalYAML(n *yaml.Node) error { return b.UnmarshalText([]byte(n.Value)) }
+
+func defaultConfig() Config {
+	host, err := os.Hostname()
+	if err != nil || host == "" {
+		host = "localhost"
+	}
+	return Config{
+		Listen: "127.0.0.1:8080",
+		State:  ".stagecoach",
+		Node:   NodeConfig{Name: host},
+		Requests: RequestsConfig{
+			Timeout: time.Minute, MaxTimeout: time.Hour, MaxBody: 32 << 20, InFlight: 10_000,
+		},
+		Control: ControlConfig{Tick: time.Second, StartTimeout: time.Minute, DrainTimeout: 30 * time.Second},
+		Journal: JournalConfig{Bytes: 1 << 30, Window: 64, Attempts: 5, Backoff: time.Second},
+	}
+}
+
+// readConfig lays file over c. Unknown fields are errors.
+func (c *Config) readConfig(file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return fmt.Errorf("config: %w", err)
+	}
+	defer f.Close()
+	d := yaml.NewDecoder(f)
+	d.KnownFields(true)
+	if err := d.Decode(c); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("config %s: %w", file, err)
+	}
+	return nil
+}
+
+// Validate reports every bad field by its path in the file.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(path string, got any, want string) {
+		errs = append(errs, fmt.Errorf("%s: %v, want %s", path, got, want))
+	}
+	atLeast := func(path string, got, least time.Duration) {
+		if got < least {
+			bad(path, got, fmt.Sprintf("at least %v", least))
+		}
+	}
+	count := func(path string, got, least, most int) {
+		if got < least || got > most {
+			bad(path, got, fmt.Sprintf("%d to %d", least, most))
+		}
+	}
+	if host, port, err := net.SplitHostPort(c.Listen); err != nil || port == "" {
+		bad("listen", fmt.Sprintf("%q", c.Listen), "host:port, such as 127.0.0.1:8080")
+	} else if c.BasicAuthDir == "" && !loopback(host) {
+		bad("listen", fmt.Sprintf("%q without basicAuthDir", c.Listen),
+			"a loopback address, or a folder with basic-auth-user and basic-auth-password: everyone who reaches the address could deploy")
+	}
+	if c.State == "" {
+		bad("state", `""`, "a folder")
+	}
+	if c.Node.Name == "" || strings.ContainsAny(c.Node.Name, " \t\n/") {
+		bad("node.name", fmt.Sprintf("%q", c.Node.Name), "a name without spaces and slashes")
+	}
+	if c.ORT != "" {
+		if _, err := os.Stat(c.ORT); err != nil {
+			bad("ort", err, "the path of libonnxruntime.so")
+		}
+	}
+	if c.Node.Memory != 0 && c.Node.Memory < 64<<20 {
+		bad("node.memory", int64(c.Node.Memory), "at least 64Mi, or 0 for what the machine has")
+	}
+	atLeast("requests.timeout", c.Requests.Timeout, time.Millisecond)
+	atLeast("requests.maxTimeout", c.Requests.MaxTimeout, c.Requests.Timeout)
+	if c.Requests.MaxBody < 1<<10 || c.Requests.MaxBody > 1<<30 {
+		bad("requests.maxBody", int64(c.Requests.MaxBody), "1Ki to 1Gi")
+	}
+	count("requests.inFlight", c.Requests.InFlight, 1, 1_000_000)
+	atLeast("control.tick", c.Control.Tick, 100*time.Millisecond)
+	atLeast("control.startTimeout", c.Control.StartTimeout, time.Second)
+	atLeast("control.drainTimeout", c.Control.DrainTimeout, 0)
+	if c.Journal.Bytes < 16<<20 {
+		bad("journal.bytes", int64(c.Journal.Bytes), "at least 16Mi")
+	}
+	count("journal.window", c.Journal.Window, 1, 10_000)
+	count("journal.attempts", c.Journal.Attempts, 1, 100)
+	atLeast("journal.backoff", c.Journal.Backoff, time.Millisecond)
+	return errors.Join(errs...)
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+func (c *Config) imagesDir() string {
+	if c.Images != "" {
+		return c.Images
+	}
+	return filepath.Join(c.State, "images")
+}

@@ -1,0 +1,84 @@
+// Command stagecoach serves pipelines of ML stages behind the OpenFaaS API.
+//
+//	stagecoach up                 one process on this machine: API, queues, autoscaler, KeysManager
+//	stagecoach demo               the main job end to end, on real input, with its result shown
+//	stagecoach bench NAME         coldstart, hop
+//	stagecoach pipeline list      the pipelines of a running stagecoach
+//	stagecoach pipeline describe NAME
+//	stagecoach version
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+)
+
+// command runs with the arguments after its name and writes what was asked for to out, everything else to standard error.
+type command struct {
+	summary string
+	run     func(ctx context.Context, args []string, out io.Writer) error
+}
+
+func commands() map[string]command {
+	return map[string]command{
+		"up":       {"one process on this machine: API, queues, autoscaler, KeysManager", runUp},
+		"demo":     {"the main job end to end, on real input, with its result shown", runDemo},
+		"bench":    {"measure: coldstart, hop", runBench},
+		"pipeline": {"list | describe NAME: pipelines of a running stagecoach and what is wrong with them", runPipeline},
+		"version":  {"print the version", runVersion},
+	}
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if errors.Is(err, flag.ErrHelp) {
+		os.Exit(2)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "stagecoach:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	if len(args) == 0 || args[0] == "help" || args[0] == "-h" || args[0] == "--help" {
+		usage(out)
+		return nil
+	}
+	c, ok := commands()[args[0]]
+	if !ok {
+		return fmt.Errorf("unknown command %q; `stagecoach help` lists them", args[0])
+	}
+	return c.run(ctx, args[1:], out)
+}
+
+func usage(out io.Writer) {
+	fmt.Fprintln(out, "Stagecoach serves pipelines of ML stages behind the OpenFaaS API.")
+	fmt.Fprintln(out)
+	for _, name := range []string{"up", "demo", "bench", "pipeline", "version"} {
+		fmt.Fprintf(out, "  stagecoach %-10s %s\n", name, commands()[name].summary)
+	}
+	fmt.Fprintln(out, "\nEach takes --help.")
+}
+
+func runVersion(_ context.Context, _ []string, out io.Writer) error {
+	_, err := fmt.Fprintln(out, "stagecoach", version())
+	return err
+}
+
+// version is the module's, as the linker recorded it.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(devel)"
+}

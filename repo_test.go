@@ -1,0 +1,108 @@
+// Package stagecoach_test holds the repository's own rules as tests: which packages may depend on what, and that each says
+// what it is for.
+package stagecoach_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/stagecoach-serving/stagecoach/"
+
+type pkg struct {
+	ImportPath   string
+	Doc          string
+	Deps         []string
+	Imports      []string
+	GoFiles      []string
+	CgoFiles     []string
+	TestGoFiles  []string
+	XTestGoFiles []string
+}
+
+func packages(t *testing.T) map[string]pkg {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps=false", "-json=ImportPath,Doc,Deps,Imports,GoFiles,CgoFiles", "./...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]pkg{}
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all[strings.TrimPrefix(p.ImportPath, module)] = p
+	}
+}
+
+// TestArrowsPointOneWay checks, transitively, what each room must not reach and why.
+func TestArrowsPointOneWay(t *testing.T) {
+	all := packages(t)
+	forbidden := []struct {
+		rooms []string
+		deps  []string
+		why   string
+	}{
+		{[]string{"pipeline", "task", "plan", "autoscaler", "placement"}, []string{"net", "os", "net/http", "log/slog", "math/rand/v2"}, "pure packages do no I/O and draw no chance"},
+		{[]string{"pipeline"}, []string{module}, "pipeline imports the standard library only"},
+		{[]string{"plan"}, []string{module + "flow", module + "dispatch", module + "queue"}, "policies know no shells"},
+		{[]string{"flow", "dispatch", "gateway", "keysmanager", "control", "cluster", "stage"}, []string{"github.com/nats-io"}, "package queue is the only importer of NATS"},
+		{[]string{"flow", "dispatch", "gateway", "keysmanager", "control", "cluster", "stage", "queue"}, []string{"github.com/openfaas"}, "package provider is the only importer of faas-provider"},
+		{[]string{"flow", "dispatch", "queue", "keysmanager", "sandbox", "control", "wire", "tensor"}, []string{module + "gateway", module + "provider", module + "cluster"}, "shells meet in cmd"},
+		{[]string{"stage"}, []string{module + "dispatch", module + "flow", module + "keysmanager", "github.com/prometheus"}, "a stage binary is small"},
+	}
+	for _, rule := range forbidden {
+		for _, room := range rule.rooms {
+			p, ok := all[room]
+			if !ok {
+				t.Errorf("no package %s: mend this test or the tree", room)
+			}
+			for _, dep := range p.Deps {
+				for _, bad := range rule.deps {
+					if dep == bad || strings.HasSuffix(bad, "/") && strings.HasPrefix(dep, bad) || strings.Contains(bad, ".") && strings.HasPrefix(dep, bad+"/") {
+						t.Errorf("%s reaches %s: %s", room, dep, rule.why)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestEachPackageSaysWhatItIsFor wants a package comment of more than a few words.
+func TestEachPackageSaysWhatItIsFor(t *testing.T) {
+	for name, p := range packages(t) {
+		if len(p.GoFiles)+len(p.CgoFiles) == 0 || path.Dir(name) == "third_party/onnx" {
+			continue
+		}
+		if len(strings.Fields(p.Doc)) < 5 {
+			t.Errorf("package %s: comment %q, want a sentence or more on what it is for", name, p.Doc)
+		}
+	}
+}
+
+// TestOnlyQueueImportsNATS and the like: direct imports of modules that one package owns.
+func TestOwnedModules(t *testing.T) {
+	owners := map[string][]string{
+		"github.com/nats-io/":              {"queue"},
+		"github.com/openfaas/":             {"provider"},
+		"github.com/hashicorp/golang-lru/": {"keysmanager"},
+	}
+	for name, p := range packages(t) {
+		for _, imp := range p.Imports {
+			for prefix, rooms := range owners {
+				if strings.HasPrefix(imp, prefix) && !slices.Contains(rooms, name) {
+					t.Errorf("%s imports %s, which belongs to %v", name, imp, rooms)
+				}
+			}
+		}
+	}
+}
