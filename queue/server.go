@@ -71,3 +71,12 @@ func (s *Server) Close() {
 
 // ErrNotFound says that a key has no value.
 var ErrNotFound = errors.New("queue: not found")
+
+// Messages returns how many messages the server has received from all connections since it started.
+func (s *Server) Messages() (uint64, error) {
+	v, err := s.ns.Varz(nil)
+	if err != nil {
+		return 0, fmt.Errorf("nats server: %w", err)
+	}
+	return uint64(v.InMsgs), nil
+}

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/bench"
+)
+
+// hopCase is one way through the system at one concurrency.
+type hopCase struct {
+	name string
+	addr string
+	path string
+	c    int
+
+	rate     []float64       // requests per second, one a round
+	p50      []time.Duration // one a round
+	requests int
+	messages float64 // NATS messages a request
+}
+
+// benchHop measures HTTP → provider → queue → a no-op replica process → back, beside a bare net/http echo. Load comes from
+// a process of its own; the cases take turns, so that what disturbs the machine disturbs them alike.
+func benchHop(ctx context.Context, args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("bench hop", flag.ContinueOnError)
+	asJSON, images := reportFlags(fs)
+	rounds := fs.Int("rounds", 7, "turns of every case")
+	window := fs.Duration("window", 2*time.Second, "of load in a turn")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	report := bench.NewReport("hop", os.Stderr)
+	state, err := os.MkdirTemp("", "stagecoach-hop-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(state)
+	echo, err := startChild(ctx, os.Stderr, "bench", "echo")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = echo.stop() }()
+	up, err := startChild(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--log", "warn")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = up.stop() }()
+	api := newClient("http://" + up.addr)
+	if err := deployHop(ctx, api); err != nil {
+		return err
+	}
+	cases := []*hopCase{
+		{name: "direct_c1", addr: echo.addr, path: "/function/noop", c: 1},
+		{name: "function_c1", addr: up.addr, path: "/function/noop", c: 1},
+		{name: "direct_c16", addr: echo.addr, path: "/function/noop", c: 16},
+		{name: "function_c16", addr: up.addr, path: "/function/noop", c: 16},
+		{name: "stages3_c16", addr: up.addr, path: "/function/three", c: 16},
+	}
+	for r := range *rounds + 1 { // the first round warms up
+		for _, c := range cases {
+			if err := c.turn(ctx, api, *window, r > 0); err != nil {
+				return err
+			}
+		}
+		progress("bench hop: round %d of %d", r, *rounds)
+	}
+	for _, c := range cases {
+		slices.Sort(c.rate)
+		slices.Sort(c.p50)
+		report.Add(c.name, "requests_per_second", c.rate[len(c.rate)/2], c.requests)
+		report.Add(c.name, "p50_ms", float64(c.p50[len(c.p50)/2])/float64(time.Millisecond), c.requests)
+		report.Add(c.name, "messages_per_request", c.messages, c.requests)
+	}
+	for i, c := range cases { // each case's share of the direct case before it
+		direct := cases[i/2*2]
+		if c.name == "stages3_c16" {
+			direct = cases[2]
+		}
+		report.Add(c.name, "share_of_direct", c.rate[len(c.rate)/2]/direct.rate[len(direct.rate)/2], *rounds)
+	}
+	return printReport(report, *asJSON, out)
+}
+
+// deployHop deploys a function of its own and a pipeline of three stages, all of the same no-op program.
+func deployHop(ctx context.Context, api *client) error {
+	const image = "stagecoach/noop:0.1.0"
+	labels := map[string]string{"com.openfaas.scale.min": "1", "com.openfaas.scale.max": "1"}
+	env := map[string]string{"max_inflight": "64"}
+	fns := []deployment{{Service: "noop", Image: image, Labels: labels, EnvVars: env}}
+	for i := 1; i <= 3; i++ {
+		a := map[string]string{"stagecoach.dev/pipeline": "three"}
+		if i < 3 {
+			a["stagecoach.dev/next"] = fmt.Sprintf("hop-%d", i+1)
+		}
+		fns = append(fns, deployment{Service: fmt.Sprintf("hop-%d", i), Image: image, Labels: labels, EnvVars: env, Annotations: a})
+	}
+	for _, d := range fns {
+		if err := api.deploy(ctx, d); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{"noop", "three"} { // the first request waits for the replicas
+		if _, err := api.invoke(ctx, name, "text/plain", []byte("up?")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *hopCase) turn(ctx context.Context, api *client, window time.Duration, counts bool) error {
+	before, err := messages(ctx, api)
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	var stdout bytes.Buffer
+	cmd := exec.CommandContext(ctx, self, "bench", "load", "--addr", c.addr, "--path", c.path, "--c", strconv.Itoa(c.c), "--duration", window.String())
+	cmd.Stdout, cmd.Stderr = &stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("load of %s: %w", c.name, err)
+	}
+	var r bench.LoadResult
+	if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
+		return fmt.Errorf("load of %s: %w", c.name, err)
+	}
+	if r.Failed > 0 {
+		return fmt.Errorf("%s: %d of %d requests failed: %s", c.name, r.Failed, r.Requests, r.Cause)
+	}
+	after, err := messages(ctx, api)
+	if err != nil {
+		return err
+	}
+	if counts {
+		c.rate = append(c.rate, float64(r.Requests)/r.Elapsed.Seconds())
+		c.p50 = append(c.p50, r.P50)
+		c.messages = (after - before) / float64(r.Requests)
+		c.requests += r.Requests
+	}
+	return nil
+}
+
+// messages reads how many messages NATS has carried so far.
+func messages(ctx context.Context, api *client) (float64, error) {
+	return api.metric(ctx, "stagecoach_queue_messages_total")
+}
+
+// metric reads one sample without labels, or the sum over the labels that the prefix leaves open.
+func (c *client) metric(ctx context.Context, prefix string) (float64, error) {
+	a, err := c.do(ctx, "GET", "/metrics", "", nil)
+	if err != nil {
+		return 0, err
+	}
+	sum, found := 0.0, false
+	for line := range strings.Lines(string(a.body)) {
+		if !strings.HasPrefix(line, prefix) {
+			continue
+		}
+		fields := strings.Fields(line)
+		v, err := strconv.ParseFloat(fields[len(fields)-1], 64)
+		if err != nil {
+			return 0, fmt.Errorf("metric %q: %w", line, err)
+		}
+		sum, found = sum+v, true
+	}
+	if !found {
+		return 0, fmt.Errorf("no metric %s at %s/metrics", prefix, c.base)
+	}
+	return sum, nil
+}
