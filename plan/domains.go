@@ -1,0 +1,57 @@
+package plan
+
+import "slices"
+
+// Domains splits the snapshot's functions into the sets that must be decided together: two functions are in one domain
+// when a chain of pipelines with shared functions connects them. A function in no pipeline is a domain of its own. Stages
+// that are not deployed are left out. Domains are sorted by their first function.
+func Domains(s Snapshot) []Domain {
+	leader := make([]int, len(s.Functions)) // union-find over the functions' indices, the least index leads
+	index := make(map[string]int, len(s.Functions))
+	for i, f := range s.Functions {
+		leader[i], index[f.Name] = i, i
+	}
+	find := func(i int) int {
+		for leader[i] != i {
+			leader[i] = leader[leader[i]]
+			i = leader[i]
+		}
+		return i
+	}
+	first := make([]int, len(s.Pipelines)) // a function of each pipeline; -1: none is deployed
+	for p, pipe := range s.Pipelines {
+		first[p] = -1
+		for _, stage := range pipe.Stages {
+			i, ok := index[stage]
+			switch {
+			case !ok:
+			case first[p] < 0:
+				first[p] = i
+			default:
+				a, b := find(first[p]), find(i)
+				leader[max(a, b)] = min(a, b)
+			}
+		}
+	}
+	var domains []Domain
+	at := make([]int, len(s.Functions)) // a leader's place in domains
+	for i, f := range s.Functions {
+		l := find(i)
+		if l == i {
+			at[i] = len(domains)
+			domains = append(domains, Domain{})
+		}
+		domains[at[l]].Functions = append(domains[at[l]].Functions, f.Name)
+	}
+	for p, pipe := range s.Pipelines {
+		if first[p] >= 0 {
+			d := &domains[at[find(first[p])]]
+			d.Pipelines = append(d.Pipelines, pipe.Name)
+		}
+	}
+	for i := range domains {
+		slices.Sort(domains[i].Functions)
+		slices.Sort(domains[i].Pipelines)
+	}
+	return domains
+}

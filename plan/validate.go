@@ -1,0 +1,179 @@
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Validate reports everything that is wrong with p as a decision on s, joined: a plan with an error is not applied. It
+// holds a plan to what s allows, not to what would be wise.
+func (p Plan) Validate(s Snapshot) error {
+	v := validator{s: &s, used: map[string]int64{}, on: map[string]bool{}, kept: map[string]bool{}}
+	if p.Epoch != s.Epoch {
+		v.add("plan: epoch %d, want the snapshot's %d", p.Epoch, s.Epoch)
+	}
+	if p.Rev != s.Rev || !p.At.Equal(s.At) {
+		v.add("plan: made from snapshot %d at %v, want %d at %v", p.Rev, p.At, s.Rev, s.At)
+	}
+	for i, w := range p.Wants {
+		if i > 0 && p.Wants[i-1].Function >= w.Function {
+			v.add("plan: function %q after %q, want each once, sorted", w.Function, p.Wants[i-1].Function)
+		}
+		v.want(w)
+	}
+	for _, f := range s.Functions {
+		if _, ok := slices.BinarySearchFunc(p.Wants, f.Name, func(w Want, n string) int { return cmp.Compare(w.Function, n) }); !ok {
+			v.add("function %q: no want, want one a function", f.Name)
+		}
+	}
+	v.capacity()
+	for i, w := range p.Warm {
+		if i > 0 && cmp.Or(cmp.Compare(p.Warm[i-1].Function, w.Function), cmp.Compare(p.Warm[i-1].Node, w.Node)) >= 0 {
+			v.add("plan: warm %q on %q after %q on %q, want each once, sorted", w.Function, w.Node, p.Warm[i-1].Function, p.Warm[i-1].Node)
+		}
+		if _, ok := s.Function(w.Function); !ok {
+			v.add("plan: warm %q, want a function of the snapshot", w.Function)
+		}
+		if v.node(w.Node) == nil {
+			v.add("plan: warm %q on node %q, want a node of the snapshot", w.Function, w.Node)
+		}
+		if w.Warmth > Parked {
+			v.add("plan: warm %q on node %q: %v, want at most %v", w.Function, w.Node, w.Warmth, Parked)
+		}
+	}
+	return errors.Join(v.errs...)
+}
+
+type validator struct {
+	s    *Snapshot
+	errs []error
+	used map[string]int64 // bytes of new replicas, by node and by node/device
+	on   map[string]bool  // function/node/device that is taken
+	kept map[string]bool  // replicas already listed
+}
+
+func (v *validator) add(format string, args ...any) {
+	v.errs = append(v.errs, fmt.Errorf(format, args...))
+}
+
+func (v *validator) node(name string) *Node {
+	for i := range v.s.Nodes {
+		if v.s.Nodes[i].Name == name {
+			return &v.s.Nodes[i]
+		}
+	}
+	return nil
+}
+
+func (v *validator) want(w Want) {
+	f, ok := v.s.Function(w.Function)
+	if !ok {
+		v.add("function %q: unknown, want a function of the snapshot", w.Function)
+		return
+	}
+	if w.Revision != f.Revision {
+		v.add("function %q: revision %d, want %d", f.Name, w.Revision, f.Revision)
+	}
+	least, most := f.Bounds()
+	if len(w.Slots) > most {
+		v.add("function %q: %d slots, want at most %d", f.Name, len(w.Slots), most)
+	}
+	if len(w.Slots) < least && w.Short == "" {
+		v.add("function %q: %d slots, want at least %d or why it is short", f.Name, len(w.Slots), least)
+	}
+	if w.CPUMilli < 0 || w.Batch < 0 {
+		v.add("function %q: cpu %dm, batch %d, want neither negative", f.Name, w.CPUMilli, w.Batch)
+	}
+	for _, slot := range w.Slots {
+		v.slot(f, slot)
+	}
+}
+
+func (v *validator) slot(f *Function, slot Slot) {
+	n := v.node(slot.Node)
+	if n == nil {
+		v.add("function %q: slot on node %q, want a node of the snapshot", f.Name, slot.Node)
+		return
+	}
+	for _, id := range slot.Devices() {
+		place := f.Name + "/" + n.Name + "/" + id
+		if v.on[place] {
+			v.add("function %q: two slots on device %q of node %q, want one", f.Name, id, n.Name)
+		}
+		v.on[place] = true
+	}
+	if slot.Replica != "" {
+		v.keep(f, slot)
+		return
+	}
+	if n.Unavailable != "" {
+		v.add("function %q: new replica on node %q, which takes none: %s", f.Name, n.Name, n.Unavailable)
+	}
+	v.used[n.Name] += f.Memory
+	devices := slot.Devices()
+	if len(devices) != f.GPU {
+		v.add("function %q: devices %q on node %q, want %d", f.Name, slot.Device, n.Name, f.GPU)
+	}
+	for _, id := range devices {
+		i := slices.IndexFunc(n.Devices, func(d Device) bool { return d.ID == id })
+		switch {
+		case i < 0:
+			v.add("function %q: device %q, want one of node %q", f.Name, id, n.Name)
+			continue
+		case n.Devices[i].Unavailable != "":
+			v.add("function %q: device %q of node %q takes nothing new: %s", f.Name, id, n.Name, n.Devices[i].Unavailable)
+		}
+		v.used[n.Name+"/"+id] += f.Memory
+	}
+}
+
+func (v *validator) keep(f *Function, slot Slot) {
+	i := slices.IndexFunc(f.Replicas, func(r Replica) bool { return r.Name == slot.Replica })
+	if i < 0 {
+		v.add("function %q: keeps replica %q, want one of its own", f.Name, slot.Replica)
+		return
+	}
+	r := f.Replicas[i]
+	switch {
+	case v.kept[r.Name]:
+		v.add("function %q: keeps replica %q twice", f.Name, r.Name)
+	case r.State == Draining:
+		v.add("function %q: keeps replica %q, which drains and does not come back", f.Name, r.Name)
+	case r.Revision != f.Revision:
+		v.add("function %q: keeps replica %q of revision %d, want %d", f.Name, r.Name, r.Revision, f.Revision)
+	case r.Node != slot.Node || r.Device != slot.Device:
+		v.add("function %q: keeps replica %q on node %q device %q, want where it is, node %q device %q",
+			f.Name, r.Name, slot.Node, slot.Device, r.Node, r.Device)
+	}
+	v.kept[r.Name] = true
+}
+
+// capacity checks the sums of new replicas against what is free. Memory of replicas that the plan lets go counts as taken:
+// it is free only once they have gone.
+func (v *validator) capacity() {
+	for _, n := range v.s.Nodes {
+		if need := v.used[n.Name]; need > 0 && n.MemoryUsed+need > n.Memory {
+			v.add("node %q: %s in new replicas, want at most %s", n.Name, Size(need), Size(n.Memory-n.MemoryUsed))
+		}
+		for _, d := range n.Devices {
+			if need := v.used[n.Name+"/"+d.ID]; need > 0 && d.MemoryUsed+need > d.Memory {
+				v.add("device %q of node %q: %s in new replicas, want at most %s", d.ID, n.Name, Size(need), Size(d.Memory-d.MemoryUsed))
+			}
+		}
+	}
+}
+
+// Size writes a number of bytes for people: in B, MiB or GiB with at most one digit after the point.
+func Size(bytes int64) string {
+	unit, shift := "B", 0
+	switch {
+	case bytes >= 1<<30:
+		unit, shift = "GiB", 30
+	case bytes >= 1<<20:
+		unit, shift = "MiB", 20
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(bytes)/float64(int64(1)<<shift)), ".0") + " " + unit
+}
