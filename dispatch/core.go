@@ -1,0 +1,344 @@
+package dispatch
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/task"
+)
+
+// CoreConfig is what a [Core] is made for. Policies left nil are [FIFO], [LeastLoaded] and [Fill].
+type CoreConfig struct {
+	Function    string        // pipeline.Key
+	QueueLimit  int           // tasks that may wait; 0: 1000
+	CancelGrace time.Duration // how long a canceled call may go on before its replica is given up; 0: a minute
+	Remember    int           // how many ended tasks are known, to drop their duplicates; 0: 4096
+
+	Orderer task.Orderer
+	Router  task.Router[struct{}]
+	Batcher task.Batcher
+}
+
+// Core is the dispatcher of one function, without clock, goroutines or I/O. It is not safe for concurrent use.
+type Core struct {
+	cfg      CoreConfig
+	view     task.View  // Replicas is parallel to replicas
+	replicas []*replica // sorted by name
+	line     heap       // what waits
+	timers   heap       // what has a due time, waiting or not
+	tasks    tasks
+	seq      uint64    // of the latest arrival
+	batches  uint64    // number of the latest batch
+	onBoard  int       // calls that replicas have not answered
+	held     time.Time // until when the batcher wants to wait; zero: it does not
+	armed    time.Time // when a Tick comes; zero: none was asked for
+	closed   string    // why nothing is taken any more
+	head     []*item   // scratch
+	offer    []*task.Task
+	fx       []Effect
+	demand   arrivals
+	service  services
+}
+
+// replica is one that the Core may send to, or waits for.
+type replica struct {
+	name     string
+	batches  []*batch
+	answered bool // its first batch is over; that one is not representative
+}
+
+// NewCore returns a function's dispatcher with an empty line and no replicas.
+func NewCore(cfg CoreConfig) *Core {
+	cfg.QueueLimit = cmp.Or(cfg.QueueLimit, defaultQueueLimit)
+	cfg.CancelGrace = cmp.Or(cfg.CancelGrace, time.Minute)
+	cfg.Remember = cmp.Or(cfg.Remember, 4096)
+	cfg.Orderer = cmp.Or[task.Orderer](cfg.Orderer, FIFO{})
+	cfg.Router = cmp.Or[task.Router[struct{}]](cfg.Router, LeastLoaded{})
+	cfg.Batcher = cmp.Or[task.Batcher](cfg.Batcher, Fill{})
+	return &Core{
+		cfg:    cfg,
+		view:   task.View{Function: cfg.Function},
+		line:   heap{by: byKey},
+		timers: heap{by: byDue},
+		tasks:  newTasks(cfg.Remember),
+	}
+}
+
+const defaultQueueLimit = 1000
+
+// SetQueueLimit changes how many tasks may wait from now on; 0: 1000.
+func (c *Core) SetQueueLimit(n int) { c.cfg.QueueLimit = cmp.Or(n, defaultQueueLimit) }
+
+// Waiting returns the number of tasks in the line.
+func (c *Core) Waiting() int { return c.line.len() }
+
+// Running returns the number of calls that replicas have and have not answered.
+func (c *Core) Running() int { return c.onBoard }
+
+// Servers returns how many tasks can run at a time on the replicas that get new ones.
+func (c *Core) Servers() int {
+	n := 0
+	for i := range c.view.Replicas {
+		if r := &c.view.Replicas[i]; !r.Draining {
+			n += r.Slots * r.MaxBatch
+		}
+	}
+	return n
+}
+
+// Demand returns how tasks arrived, as of now.
+func (c *Core) Demand(now time.Time) plan.Demand { return c.demand.read(now) }
+
+// Service returns how long a slot is busy with one task.
+func (c *Core) Service() plan.Service { return c.service.read() }
+
+// Step takes an event at an instant that is not before that of the step before, and returns what to do about it. The
+// slice, not its elements, is overwritten by the next Step.
+func (c *Core) Step(now time.Time, ev Event) []Effect {
+	clear(c.fx)
+	c.fx = c.fx[:0]
+	switch ev := ev.(type) {
+	case Submit:
+		c.submit(now, ev.Task)
+	case Cancel:
+		c.cancel(now, ev.Key)
+	case ReplicaUp:
+		c.up(now, ev)
+	case ReplicaDrain:
+		c.drain(ev.Name)
+	case ReplicaDown:
+		c.down(now, ev.Name, ev.Cause)
+	case Result:
+		c.result(now, ev)
+	case Credit:
+		if i, ok := c.find(ev.Replica); ok {
+			c.view.Replicas[i].Slots = max(ev.Slots, 0)
+		}
+	case Tick:
+		if !c.armed.After(now) {
+			c.armed = time.Time{}
+		}
+	case Close:
+		c.close(now, ev.Cause)
+	}
+	c.expire(now)
+	c.dispatch(now)
+	if _, ok := ev.(Submit); ok && c.line.len() > 0 && c.line.len() > c.Servers() {
+		c.do(Wanted{})
+	}
+	c.arm()
+	return c.fx
+}
+
+func (c *Core) do(e Effect) { c.fx = append(c.fx, e) }
+
+func (c *Core) find(name string) (int, bool) {
+	return slices.BinarySearchFunc(c.replicas, name, func(r *replica, name string) int { return cmp.Compare(r.name, name) })
+}
+
+func (c *Core) submit(now time.Time, t *task.Task) {
+	if c.tasks.known(t.Key) {
+		return
+	}
+	c.demand.add(now)
+	c.expire(now) // they must not take the room of the living
+	t.Arrived = now
+	c.seq++
+	it := &item{task: t, seq: c.seq}
+	switch {
+	case c.closed != "":
+		c.end(now, it, task.Unavailable, c.closed)
+	case !t.Deadline.IsZero() && !t.Deadline.After(now):
+		c.end(now, it, task.Expired, "the deadline had passed when the task came")
+	case c.line.len() >= c.cfg.QueueLimit:
+		c.end(now, it, task.Overloaded, fmt.Sprintf("function %q: %d tasks wait, the limit is %d", c.cfg.Function, c.line.len(), c.cfg.QueueLimit))
+	default:
+		c.tasks.add(it)
+		c.rank(now, it)
+	}
+}
+
+// rank gives a waiting item its place in the line.
+func (c *Core) rank(now time.Time, it *item) {
+	it.key, it.until = c.cfg.Orderer.Key(c.look(now), it.task)
+	if !it.until.IsZero() && !it.until.After(now) {
+		it.until = time.Time{} // a key that never held cannot be asked for again and again
+	}
+	it.due = earlier(it.task.Deadline, it.until)
+	c.line.set(it)
+	c.schedule(it)
+}
+
+// schedule files the item under its due time.
+func (c *Core) schedule(it *item) {
+	if it.due.IsZero() {
+		c.timers.drop(it)
+		return
+	}
+	c.timers.set(it)
+}
+
+func (c *Core) look(now time.Time) *task.View {
+	c.view.Now, c.view.Waiting, c.view.Service = now, c.line.len(), c.service.perBatch()
+	return &c.view
+}
+
+func (c *Core) cancel(now time.Time, k task.Key) {
+	it := c.tasks.get(k)
+	if it == nil {
+		return
+	}
+	if it.state == running {
+		c.cut(now, it)
+	}
+	c.end(now, it, task.Canceled, "canceled by the caller")
+}
+
+// cut tells the replica to stop a running call and gives it the grace to answer.
+func (c *Core) cut(now time.Time, it *item) {
+	it.batch.whole = false
+	it.due = now.Add(c.cfg.CancelGrace)
+	c.schedule(it)
+	c.do(CancelCall{Replica: it.batch.replica.name, Batch: it.batch.id, Call: it.call})
+}
+
+// end replies to a task with a bad outcome.
+func (c *Core) end(now time.Time, it *item, code task.Code, message string) {
+	c.reply(now, it, &task.Reply{Code: code, Message: message})
+}
+
+// reply completes r and makes it the task's only one.
+func (c *Core) reply(now time.Time, it *item, r *task.Reply) {
+	r.Key = it.task.Key
+	if b := it.batch; b != nil {
+		r.Replica = b.replica.name
+		r.Wait = b.sent.Sub(it.task.Arrived)
+		r.Service = cmp.Or(r.Service, now.Sub(b.sent))
+	} else {
+		r.Wait = now.Sub(it.task.Arrived)
+	}
+	if it.state == waiting {
+		c.line.drop(it)
+		c.timers.drop(it)
+	}
+	it.state = ended
+	c.tasks.end(it.task.Key)
+	c.do(Reply{To: it.task.ReplyTo, Reply: r})
+}
+
+// expire ends what is past its deadline, asks again for keys that no longer hold, and gives up replicas that do not answer
+// canceled calls.
+func (c *Core) expire(now time.Time) {
+	for c.timers.len() > 0 {
+		it := c.timers.items[0]
+		if it.due.After(now) {
+			return
+		}
+		late := !it.task.Deadline.IsZero() && !it.task.Deadline.After(now)
+		switch {
+		case it.state == ended:
+			c.evict(now, it.batch.replica.name, fmt.Sprintf("call %d of batch %d has no answer %v after it was canceled",
+				it.call, it.batch.id, c.cfg.CancelGrace))
+		case it.state == running:
+			c.cut(now, it)
+			c.end(now, it, task.Expired, "the deadline passed while it ran")
+		case late:
+			c.end(now, it, task.Expired, "the deadline passed while it waited for a replica")
+		default:
+			c.rank(now, it)
+		}
+	}
+}
+
+// dispatch gives the head of the line to replicas until a policy holds it.
+func (c *Core) dispatch(now time.Time) {
+	c.held = time.Time{}
+	for c.line.len() > 0 {
+		it := c.line.items[0]
+		v := c.look(now)
+		switch choice := c.cfg.Router.Route(struct{}{}, v, it.task); choice.Action {
+		case task.Drop:
+			c.end(now, it, task.Overloaded, choice.Reason)
+		case task.Bind:
+			if !c.free(choice.Replica) || !c.load(now, choice.Replica) {
+				return
+			}
+		default:
+			return
+		}
+	}
+}
+
+// free says whether the i-th replica may get a batch, so that no policy can overload one.
+func (c *Core) free(i int) bool {
+	if i < 0 || i >= len(c.replicas) {
+		return false
+	}
+	r := &c.view.Replicas[i]
+	return !r.Draining && r.Busy < r.Slots
+}
+
+// load sends the i-th replica as much of the head of the line as the batcher says, and whether it was anything.
+func (c *Core) load(now time.Time, i int) bool {
+	r := &c.view.Replicas[i]
+	c.head, c.offer = c.head[:0], c.offer[:0]
+	for len(c.head) < r.MaxBatch && c.line.len() > 0 {
+		it := c.line.items[0]
+		c.line.drop(it)
+		c.head, c.offer = append(c.head, it), append(c.offer, it.task)
+	}
+	n, wait := c.cfg.Batcher.Batch(&c.view, r, c.offer)
+	if n <= 0 && wait > 0 {
+		c.held = now.Add(wait)
+	} else {
+		n = min(max(n, 1), len(c.head))
+	}
+	for _, it := range c.head[max(n, 0):] {
+		c.line.set(it)
+	}
+	if n > 0 {
+		c.send(now, i, c.head[:n])
+	}
+	clear(c.head)
+	clear(c.offer)
+	return n > 0
+}
+
+func (c *Core) send(now time.Time, i int, items []*item) {
+	c.batches++
+	r := c.replicas[i]
+	b := &batch{id: c.batches, replica: r, items: slices.Clone(items), left: len(items), sent: now, whole: true}
+	tasks := make([]*task.Task, len(items))
+	for call, it := range items {
+		tasks[call] = it.task
+		it.state, it.batch, it.call, it.due = running, b, call, it.task.Deadline
+		c.schedule(it)
+	}
+	r.batches = append(r.batches, b)
+	c.view.Replicas[i].Busy++
+	c.onBoard += len(items)
+	c.do(Send{Replica: r.name, Batch: b.id, Tasks: tasks})
+}
+
+// arm asks for a Tick when something becomes due before the one already asked for.
+func (c *Core) arm() {
+	next := c.held
+	if c.timers.len() > 0 {
+		next = earlier(next, c.timers.items[0].due)
+	}
+	if !next.IsZero() && (c.armed.IsZero() || next.Before(c.armed)) {
+		c.armed = next
+		c.do(Wake{At: next})
+	}
+}
+
+// earlier returns the earlier of two instants, where zero means never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,137 @@
+package dispatch
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+)
+
+func (c *Core) up(now time.Time, ev ReplicaUp) {
+	if c.closed != "" {
+		c.do(Evict{Replica: ev.Name, Cause: c.closed})
+		return
+	}
+	c.down(now, ev.Name, "another replica of the same name came")
+	i, _ := c.find(ev.Name)
+	c.replicas = slices.Insert(c.replicas, i, &replica{name: ev.Name})
+	c.view.Replicas = slices.Insert(c.view.Replicas, i,
+		task.Replica{Name: ev.Name, Slots: max(ev.Slots, 1), MaxBatch: max(ev.MaxBatch, 1)})
+}
+
+func (c *Core) drain(name string) {
+	i, ok := c.find(name)
+	if !ok {
+		return
+	}
+	c.view.Replicas[i].Draining = true
+	c.release(i)
+}
+
+// release forgets the i-th replica when it drains and has nothing left.
+func (c *Core) release(i int) {
+	if r := &c.view.Replicas[i]; r.Draining && r.Busy == 0 {
+		c.do(Idle{Replica: r.Name})
+		c.forget(i)
+	}
+}
+
+func (c *Core) forget(i int) {
+	c.replicas = slices.Delete(c.replicas, i, i+1)
+	c.view.Replicas = slices.Delete(c.view.Replicas, i, i+1)
+}
+
+func (c *Core) down(now time.Time, name, cause string) { c.lose(now, name, task.ReplicaLost, cause) }
+
+// lose forgets a replica and answers what it had.
+func (c *Core) lose(now time.Time, name string, code task.Code, cause string) {
+	i, ok := c.find(name)
+	if !ok {
+		return
+	}
+	r := c.replicas[i]
+	c.forget(i)
+	for _, b := range r.batches {
+		c.onBoard -= b.left
+		for _, it := range b.items {
+			if it == nil {
+				continue
+			}
+			c.timers.drop(it)
+			if it.state == running {
+				c.end(now, it, code, cause)
+			}
+		}
+	}
+}
+
+func (c *Core) evict(now time.Time, name, cause string) {
+	c.do(Evict{Replica: name, Cause: cause})
+	c.down(now, name, cause)
+}
+
+func (c *Core) result(now time.Time, ev Result) {
+	i, ok := c.find(ev.Replica)
+	if !ok {
+		return // it was lost, and its tasks answered, while the answer was on its way
+	}
+	r := c.replicas[i]
+	at := slices.IndexFunc(r.batches, func(b *batch) bool { return b.id == ev.Batch })
+	if at < 0 || ev.Call < 0 || ev.Call >= len(r.batches[at].items) || r.batches[at].items[ev.Call] == nil {
+		c.evict(now, ev.Replica, fmt.Sprintf("answer to call %d of batch %d, want a call that has no answer yet", ev.Call, ev.Batch))
+		return
+	}
+	b := r.batches[at]
+	it := b.items[ev.Call]
+	b.items[ev.Call] = nil
+	b.left--
+	c.onBoard--
+	c.timers.drop(it)
+	if it.state == running {
+		c.reply(now, it, ev.Reply)
+	}
+	if b.left > 0 {
+		return
+	}
+	if b.whole && r.answered {
+		c.service.add(now, now.Sub(b.sent), len(b.items))
+	}
+	r.answered = true
+	r.batches = slices.Delete(r.batches, at, at+1)
+	c.view.Replicas[i].Busy--
+	c.release(i)
+}
+
+func (c *Core) close(now time.Time, cause string) {
+	c.closed = cause
+	for c.line.len() > 0 {
+		c.end(now, c.line.items[0], task.Unavailable, cause)
+	}
+	for len(c.replicas) > 0 {
+		c.lose(now, c.replicas[0].name, task.Unavailable, cause)
+	}
+}
+
+// tasks knows what waits or runs, and the keys of what has ended lately.
+type tasks struct {
+	byKey map[task.Key]*item // nil: ended
+	ended []task.Key         // a ring
+	next  int
+}
+
+func newTasks(remember int) tasks {
+	return tasks{byKey: map[task.Key]*item{}, ended: make([]task.Key, remember)}
+}
+
+func (t *tasks) known(k task.Key) bool { _, ok := t.byKey[k]; return ok }
+func (t *tasks) get(k task.Key) *item  { return t.byKey[k] }
+func (t *tasks) add(it *item)          { t.byKey[it.task.Key] = it }
+
+// end remembers the key and forgets the oldest one.
+func (t *tasks) end(k task.Key) {
+	delete(t.byKey, t.ended[t.next])
+	t.byKey[k] = nil
+	t.ended[t.next] = k
+	t.next = (t.next + 1) % len(t.ended)
+}
