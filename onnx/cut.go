@@ -2,129 +2,126 @@ package onnx
 
 import (
 	"fmt"
-	"maps"
+	"os"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/stagecoach-serving/stagecoach/third_party/onnx/onnxpb"
 )
 
-// CutPoints returns, in order, the names of the tensors at which m can be cut in two: after the node that makes the tensor,
-// nothing else that depends on the input is still needed. m has one input.
-func CutPoints(m *onnxpb.ModelProto) ([]string, error) {
-	g := m.GetGraph()
-	if len(g.GetInput()) != 1 || len(g.GetOutput()) != 1 {
-		return nil, fmt.Errorf("model has %d inputs and %d outputs, want one of each", len(g.GetInput()), len(g.GetOutput()))
+// Read reads a model. Weights in external files stay there.
+func Read(path string) (*onnxpb.ModelProto, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read model: %w", err)
 	}
-	constant := map[string]bool{} // what depends on no input
-	for _, t := range g.GetInitializer() {
-		constant[t.GetName()] = true
+	m := &onnxpb.ModelProto{}
+	if err := proto.Unmarshal(b, m); err != nil {
+		return nil, fmt.Errorf("read model %s: %w", path, err)
 	}
-	lastUse := map[string]int{}
-	for i, n := range g.GetNode() {
-		fixed := true
-		for _, in := range n.GetInput() {
-			lastUse[in] = i
-			fixed = fixed && (in == "" || constant[in])
-		}
-		if fixed {
-			for _, out := range n.GetOutput() {
-				constant[out] = true
-			}
-		}
+	if m.GetGraph() == nil {
+		return nil, fmt.Errorf("read model %s: no graph in it, want an ONNX model", path)
 	}
-	var cuts []string
-	live := map[string]bool{g.GetInput()[0].GetName(): true}
-	for i, n := range g.GetNode() {
-		for _, out := range n.GetOutput() {
-			if !constant[out] && lastUse[out] > i {
-				live[out] = true
-			}
-		}
-		maps.DeleteFunc(live, func(t string, _ bool) bool { return lastUse[t] <= i })
-		if len(live) != 1 {
-			continue
-		}
-		for t := range live { // the only one
-			if t != g.GetInput()[0].GetName() && (len(cuts) == 0 || cuts[len(cuts)-1] != t) {
-				cuts = append(cuts, t)
-			}
-		}
-	}
-	return cuts, nil
+	return m, nil
 }
 
-// Cut splits m at the named tensors, which are cut points in order, into len(at)+1 models: the first has m's input, the last
-// its output, and each tensor in between is the output of one and the input of the next. Each stage has the parameters that
-// it uses, and no others.
-func Cut(m *onnxpb.ModelProto, at ...string) ([]*onnxpb.ModelProto, error) {
-	g := m.GetGraph()
-	if len(g.GetInput()) != 1 || len(g.GetOutput()) != 1 {
-		return nil, fmt.Errorf("model has %d inputs and %d outputs, want one of each", len(g.GetInput()), len(g.GetOutput()))
+// Write writes a model. One with weights in external files belongs into the folder that it was read from.
+func Write(path string, m *onnxpb.ModelProto) error {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("write model %s: %w", path, err)
 	}
-	known := map[string]*onnxpb.ValueInfoProto{}
-	for _, v := range g.GetValueInfo() {
-		known[v.GetName()] = v
+	if err := os.WriteFile(path, b, 0o644); err != nil {
+		return fmt.Errorf("write model: %w", err)
+	}
+	return nil
+}
+
+// point is a tensor at which a graph can be cut.
+type point struct {
+	tensor string
+	work   int // matrix products and convolutions done by then
+}
+
+// CutPoints returns, in order, the names of the tensors at which m can be cut in two: all that the nodes behind such a
+// tensor need of the inputs goes through it.
+func CutPoints(m *onnxpb.ModelProto) ([]string, error) {
+	if m.GetGraph() == nil {
+		return nil, fmt.Errorf("model without a graph, want an ONNX model")
+	}
+	var names []string
+	points, _ := analyse(m.GetGraph()).points()
+	for _, p := range points {
+		names = append(names, p.tensor)
+	}
+	return names, nil
+}
+
+// Balanced chooses n−1 of the model's cut points, so that the n stages between them have like shares of its matrix
+// products and convolutions.
+func Balanced(m *onnxpb.ModelProto, n int) ([]string, error) {
+	points, total := analyse(m.GetGraph()).points()
+	if n < 1 || n > len(points)+1 {
+		return nil, fmt.Errorf("%d stages, want 1..%d: the graph has %d points to cut at", n, len(points)+1, len(points))
+	}
+	var at []string
+	next := 0
+	for i := 1; i < n; i++ {
+		last := len(points) - (n - i) // leaves one for each cut to come
+		for next < last && points[next].work*n < total*i {
+			next++
+		}
+		at = append(at, points[next].tensor)
+		next++
+	}
+	return at, nil
+}
+
+// Cut splits m at the named cut points, in the graph's order, into len(at)+1 models. Stage i computes the tensor at[i] from
+// at[i−1] alone; the first takes m's inputs, the last gives its outputs. Each stage has the parameters that it uses and no
+// others, and computes for itself what depends on no input. The stages share memory with m.
+//
+// A tensor whose type m does not state is taken for FP32; ONNX Runtime refuses to load the stage if it is not.
+func Cut(m *onnxpb.ModelProto, at ...string) ([]*onnxpb.ModelProto, error) {
+	g := analyse(m.GetGraph())
+	points, _ := g.points()
+	for _, name := range at {
+		i := slices.IndexFunc(points, func(p point) bool { return p.tensor == name })
+		if i < 0 {
+			return nil, fmt.Errorf("cut at %q: no such point behind the one before it, want one of %s", name, some(points))
+		}
+		points = points[i+1:]
+	}
+	var inputs []*onnxpb.ValueInfoProto
+	for _, in := range m.GetGraph().GetInput() {
+		if !g.initial[in.GetName()] {
+			inputs = append(inputs, in)
+		}
 	}
 	var stages []*onnxpb.ModelProto
-	in := g.GetInput()[0]
 	for i := range len(at) + 1 {
-		out := g.GetOutput()[0]
+		outputs := m.GetGraph().GetOutput()
 		if i < len(at) {
-			if out = known[at[i]]; out == nil {
-				out = floats(at[i], nil)
-			}
+			outputs = []*onnxpb.ValueInfoProto{g.info(at[i])}
 		}
-		sub, err := between(g, in, out)
+		stage, err := g.between(inputs, outputs)
 		if err != nil {
 			return nil, fmt.Errorf("stage %d of %d: %w", i+1, len(at)+1, err)
 		}
-		stages = append(stages, &onnxpb.ModelProto{IrVersion: m.IrVersion, OpsetImport: m.GetOpsetImport(), Graph: sub})
-		in = out
+		stage.Name = proto.String(fmt.Sprintf("%s-%d", m.GetGraph().GetName(), i+1))
+		stages = append(stages, &onnxpb.ModelProto{
+			IrVersion: m.IrVersion, OpsetImport: m.GetOpsetImport(), Functions: m.GetFunctions(), Graph: stage,
+		})
+		inputs = outputs
 	}
 	return stages, nil
 }
 
-// between returns the part of g that computes out from in.
-func between(g *onnxpb.GraphProto, in, out *onnxpb.ValueInfoProto) (*onnxpb.GraphProto, error) {
-	producer := map[string]int{}
-	for i, n := range g.GetNode() {
-		for _, o := range n.GetOutput() {
-			producer[o] = i
-		}
+func some(points []point) string {
+	var names []string
+	for _, p := range points[:min(len(points), 10)] {
+		names = append(names, p.tensor)
 	}
-	parameters := map[string]bool{}
-	for _, t := range g.GetInitializer() {
-		parameters[t.GetName()] = true
-	}
-	nodes, used := map[int]bool{}, map[string]bool{}
-	for todo := []string{out.GetName()}; len(todo) > 0; {
-		name := todo[len(todo)-1]
-		todo = todo[:len(todo)-1]
-		if name == "" || name == in.GetName() {
-			continue
-		}
-		if parameters[name] {
-			used[name] = true
-			continue
-		}
-		i, ok := producer[name]
-		if !ok {
-			return nil, fmt.Errorf("tensor %q is needed and comes from before %q: that is no cut point", name, in.GetName())
-		}
-		if !nodes[i] {
-			nodes[i] = true
-			todo = append(todo, g.GetNode()[i].GetInput()...)
-		}
-	}
-	sub := &onnxpb.GraphProto{Name: g.Name, Input: []*onnxpb.ValueInfoProto{in}, Output: []*onnxpb.ValueInfoProto{out}}
-	for i, n := range g.GetNode() {
-		if nodes[i] {
-			sub.Node = append(sub.Node, n)
-		}
-	}
-	for _, t := range g.GetInitializer() {
-		if used[t.GetName()] {
-			sub.Initializer = append(sub.Initializer, t)
-		}
-	}
-	return sub, nil
+	return fmt.Sprintf("%q (of %d)", names, len(points))
 }

@@ -2,6 +2,8 @@ package onnx
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/stagecoach-serving/stagecoach/third_party/onnx/onnxpb"
 )
@@ -52,6 +54,44 @@ func analyse(p *onnxpb.GraphProto) *graph {
 	return g
 }
 
+// points returns the tensors at which the graph can be cut, and the work of the whole.
+func (g *graph) points() (points []point, total int) {
+	live := map[string]bool{} // what depends on an input and is needed later
+	for _, name := range g.inputs {
+		if g.last[name] >= 0 {
+			live[name] = true
+		}
+	}
+	for i, n := range g.nodes {
+		total += work(n)
+		for _, name := range n.GetOutput() {
+			if name != "" && !g.constant[name] && g.last[name] > i {
+				live[name] = true
+			}
+		}
+		maps.DeleteFunc(live, func(name string, _ bool) bool { return g.last[name] <= i })
+		if len(live) != 1 {
+			continue
+		}
+		for name := range live { // the only one
+			known := len(points) > 0 && points[len(points)-1].tensor == name
+			if !known && !slices.Contains(g.inputs, name) && !slices.Contains(g.outputs, name) {
+				points = append(points, point{tensor: name, work: total})
+			}
+		}
+	}
+	return points, total
+}
+
+// work counts what dominates a node's cost: a matrix product, a convolution or a recurrence.
+func work(n *onnxpb.NodeProto) int {
+	switch n.GetOpType() {
+	case "MatMul", "Gemm", "Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "Attention", "Einsum":
+		return 1
+	}
+	return 0
+}
+
 func initializers(p *onnxpb.GraphProto) map[string]bool {
 	all := map[string]bool{}
 	for _, t := range p.GetInitializer() {
@@ -73,7 +113,8 @@ func reads(n *onnxpb.NodeProto) []string {
 		}
 	}
 	for _, a := range n.GetAttribute() {
-		for _, sub := range append(a.GetGraphs(), a.GetG()) {
+		names = append(names, free(a.GetG())...)
+		for _, sub := range a.GetGraphs() {
 			names = append(names, free(sub)...)
 		}
 	}
@@ -112,10 +153,7 @@ func (g *graph) info(name string) *onnxpb.ValueInfoProto {
 			return v
 		}
 	}
-	float := int32(onnxpb.TensorProto_FLOAT)
-	return &onnxpb.ValueInfoProto{Name: &name, Type: &onnxpb.TypeProto{
-		Value: &onnxpb.TypeProto_TensorType{TensorType: &onnxpb.TypeProto_Tensor{ElemType: &float}},
-	}}
+	return floats(name, nil)
 }
 
 // between returns the part of the graph that computes outputs from inputs.

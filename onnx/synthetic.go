@@ -51,7 +51,7 @@ func Synthetic(dir string, e Encoder, seed uint64) (path string, bytes int64, er
 		return "", 0, err
 	}
 	defer f.Close()
-	b := &builder{w: bufio.NewWriterSize(f, 1<<20), rnd: seed | 1, graph: &onnxpb.GraphProto{Name: proto.String("encoder")}}
+	b := &builder{w: bufio.NewWriterSize(f, 1<<20), rnd: seed*2 + 1, graph: &onnxpb.GraphProto{Name: proto.String("encoder")}}
 	b.encoder(e)
 	if b.err != nil {
 		return "", 0, b.err
@@ -63,7 +63,7 @@ func Synthetic(dir string, e Encoder, seed uint64) (path string, bytes int64, er
 		return "", 0, err
 	}
 	path = filepath.Join(dir, "model.onnx")
-	return path, b.off, write(path, model(b.graph))
+	return path, b.off, Write(path, model(b.graph))
 }
 
 const (
@@ -81,20 +81,12 @@ func model(g *onnxpb.GraphProto) *onnxpb.ModelProto {
 	}
 }
 
-func write(path string, m *onnxpb.ModelProto) error {
-	b, err := proto.Marshal(m)
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	return os.WriteFile(path, b, 0o644)
-}
-
 // builder appends nodes to a graph and weights to a file. The first error stays.
 type builder struct {
 	graph *onnxpb.GraphProto
 	w     *bufio.Writer
 	off   int64
-	rnd   uint64 // xorshift64 state
+	rnd   uint64 // xorshift64 state (Marsaglia 2003); never 0
 	err   error
 }
 

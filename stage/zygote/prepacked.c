@@ -1,0 +1,82 @@
+// Pre-packed models: ONNX Runtime writes a model as it has optimised it, with the weights as its kernels want them, to a
+// file once. A zygote that loads this file has its weights in file mappings instead of its heap, and forks in the time of
+// the page tables that are left.
+#define _GNU_SOURCE
+#include "zygote.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void remove_prepacked(const char *dir) {
+  for (int i = 0; i < 2; i++) {
+    char *file = sc_message("%s/%s", dir, i ? "weights.bin" : "model.onnx");
+    unlink(file);
+    free(file);
+  }
+  rmdir(dir);
+}
+
+// write_prepacked writes the model, optimised, and its pre-packed weights into a new folder dir. A child does it, so that
+// the zygote's own heap stays small. It is true if the folder is there afterwards.
+static int write_prepacked(const sc_options *plain, const char *dir) {
+  char *partial = sc_message("%s.%d", dir, (int)getpid());
+  remove_prepacked(partial);
+  if (mkdir(partial, 0755) < 0) {
+    dprintf(STDERR_FILENO, "zygote: pre-packed weights: make %s: %s\n", partial, strerror(errno));
+    free(partial);
+    return 0;
+  }
+  pid_t self = getpid(), pid = fork();
+  if (pid == 0) {
+    sc_options o = *plain;
+    sc_session *s;
+    o.record = 0;
+    o.write = sc_message("%s/model.onnx", partial);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != self) _exit(1);
+    char *err = sc_open(&o, &s);
+    if (err) dprintf(STDERR_FILENO, "zygote: pre-packed weights: %s\n", err);
+    _exit(err ? 1 : 0);
+  }
+  int status = -1;
+  while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  struct stat seen;
+  int done = pid > 0 && status == 0 && (rename(partial, dir) == 0 || stat(dir, &seen) == 0);
+  if (pid > 0 && status) dprintf(STDERR_FILENO, "zygote: pre-packed weights: writing ended with wait status %d\n", status);
+  remove_prepacked(partial); // nothing is left of it, unless another zygote was faster
+  free(partial);
+  return done;
+}
+
+sc_session *sc_open_prepacked(const char *parent, const char *version, const sc_options *plain) {
+  if (!parent || !*parent) return NULL;
+  const char *name = strrchr(plain->model, '/');
+  char *dir = sc_message("%s/%s.ort-%s.prepacked", parent, name ? name + 1 : plain->model, version);
+  char *file = sc_message("%s/model.onnx", dir);
+  sc_session *session = NULL;
+  if (access(file, R_OK) == 0 || write_prepacked(plain, dir)) {
+    sc_options o = *plain;
+    o.model = file;
+    o.as_is = 1;
+    char *err = sc_open(&o, &session);
+    if (err) {
+      dprintf(STDERR_FILENO, "zygote: pre-packed weights: %s; removed, and loading %s itself\n", err, plain->model);
+      remove_prepacked(dir);
+      free(err);
+    } else {
+      free(session->model);
+      session->model = strdup(plain->model); // what messages name
+    }
+  }
+  free(file);
+  free(dir);
+  return session;
+}

@@ -1,0 +1,217 @@
+package zygote
+
+// #include <stdlib.h>
+// #include "zygote.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// Info describes an input or output of a model.
+type Info struct {
+	Name     string
+	Datatype tensor.Datatype
+	Shape    []int64 // -1: any length; nil: the model does not say, not even how many dimensions
+}
+
+// String is the datatype and the shape, as messages show them.
+func (i Info) String() string { return describe(i.Datatype, i.Shape) }
+
+// Session is a loaded model. Its methods may be called by several goroutines at a time.
+type Session struct {
+	model           string
+	inputs, outputs []Info
+
+	mu sync.RWMutex // written by Close alone
+	c  *C.sc_session
+}
+
+// maxRank is the most dimensions that a tensor may have.
+const maxRank = C.SC_MAX_RANK
+
+// ErrClosed is what Run returns after Close.
+var ErrClosed = errors.New("session is closed")
+
+// OpenSession loads a model with all of ONNX Runtime's optimisations, for an ordinary process. Threads is the number that
+// one Run computes with, at least 1. The library is opened once a process.
+func OpenSession(library, model string, threads int) (*Session, error) {
+	if threads < 1 || threads > C.SC_MAX_THREADS {
+		return nil, fmt.Errorf("model %s: %d threads, want 1..%d", model, threads, C.SC_MAX_THREADS)
+	}
+	path := C.CString(library)
+	defer C.free(unsafe.Pointer(path))
+	if message := C.sc_load(path, nil); message != nil {
+		return nil, errors.New(goError(message))
+	}
+	name := C.CString(model)
+	defer C.free(unsafe.Pointer(name))
+	options := C.sc_options{model: name, threads: C.int(threads)}
+	var session *C.sc_session
+	if message := C.sc_open(&options, &session); message != nil {
+		return nil, fmt.Errorf("model %s: %s", model, goError(message))
+	}
+	return newSession(session), nil
+}
+
+func newSession(c *C.sc_session) *Session {
+	return &Session{
+		model:   C.GoString(c.model),
+		inputs:  infos(unsafe.Slice(c.inputs, c.n_inputs)),
+		outputs: infos(unsafe.Slice(c.outputs, c.n_outputs)),
+		c:       c,
+	}
+}
+
+func infos(of []C.sc_tensor) []Info {
+	all := make([]Info, len(of))
+	for i := range of {
+		all[i] = Info{Name: C.GoString(of[i].name), Datatype: datatypeOf(int32(of[i]._type)), Shape: shapeOf(&of[i])}
+	}
+	return all
+}
+
+func shapeOf(t *C.sc_tensor) []int64 {
+	if t.rank < 0 {
+		return nil
+	}
+	shape := make([]int64, t.rank)
+	for i := range shape {
+		shape[i] = int64(t.dims[i])
+	}
+	return shape
+}
+
+// Inputs returns what the model takes, in its own order.
+func (s *Session) Inputs() []Info { return slices.Clone(s.inputs) }
+
+// Outputs returns what the model gives, in its own order.
+func (s *Session) Outputs() []Info { return slices.Clone(s.outputs) }
+
+// Run feeds the inputs, in any order, to the model and returns the outputs asked for, in that order; all of the model's
+// when none is named. Input data is read in place and must not change meanwhile; outputs are the caller's.
+//
+// Every datatype of the Open Inference Protocol is taken but BYTES.
+func (s *Session) Run(inputs []tensor.Tensor, outputs ...string) ([]tensor.Tensor, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.c == nil {
+		return nil, fmt.Errorf("model %s: %w", s.model, ErrClosed)
+	}
+	var pins runtime.Pinner
+	defer pins.Unpin()
+	in, err := s.bindInputs(&pins, inputs)
+	if err != nil {
+		return nil, fmt.Errorf("model %s: %w", s.model, err)
+	}
+	out, err := s.bindOutputs(outputs)
+	if err != nil {
+		return nil, fmt.Errorf("model %s: %w", s.model, err)
+	}
+	if message := C.sc_run(s.c, C.size_t(len(in)), unsafe.SliceData(in), C.size_t(len(out)), unsafe.SliceData(out)); message != nil {
+		return nil, fmt.Errorf("model %s: %s; inputs were %s", s.model, goError(message), describeAll(inputs))
+	}
+	defer C.sc_release(C.size_t(len(out)), unsafe.SliceData(out))
+	return copyOutputs(out)
+}
+
+// bindInputs checks the inputs against the model and pins their data.
+func (s *Session) bindInputs(pins *runtime.Pinner, inputs []tensor.Tensor) ([]C.sc_tensor, error) {
+	known := unsafe.Slice(s.c.inputs, s.c.n_inputs)
+	bound := make([]C.sc_tensor, 0, len(known))
+	seen := make([]bool, len(known))
+	for i := range inputs {
+		t := &inputs[i]
+		at := slices.IndexFunc(s.inputs, func(info Info) bool { return info.Name == t.Name })
+		if at < 0 {
+			return nil, fmt.Errorf("input %q is unknown, want %s", t.Name, names(s.inputs))
+		}
+		if seen[at] {
+			return nil, fmt.Errorf("input %q is given twice", t.Name)
+		}
+		seen[at] = true
+		if err := s.inputs[at].accepts(t); err != nil {
+			return nil, err
+		}
+		b := C.sc_tensor{name: known[at].name, _type: known[at]._type, rank: C.int32_t(len(t.Shape)), bytes: C.size_t(len(t.Data))}
+		for d, n := range t.Shape {
+			b.dims[d] = C.int64_t(n)
+		}
+		if len(t.Data) > 0 {
+			data := aligned(t.Data, sizeOf(t.Datatype))
+			pins.Pin(unsafe.SliceData(data))
+			b.data = unsafe.Pointer(unsafe.SliceData(data))
+		}
+		bound = append(bound, b)
+	}
+	if at := slices.Index(seen, false); at >= 0 {
+		return nil, fmt.Errorf("input %q is missing, want %s", s.inputs[at].Name, s.inputs[at])
+	}
+	return bound, nil
+}
+
+// bindOutputs names the outputs for the C side.
+func (s *Session) bindOutputs(outputs []string) ([]C.sc_tensor, error) {
+	known := unsafe.Slice(s.c.outputs, s.c.n_outputs)
+	if len(outputs) == 0 {
+		bound := make([]C.sc_tensor, len(known))
+		for i := range known {
+			bound[i].name = known[i].name
+		}
+		return bound, nil
+	}
+	bound := make([]C.sc_tensor, len(outputs))
+	for i, name := range outputs {
+		at := slices.IndexFunc(s.outputs, func(info Info) bool { return info.Name == name })
+		if at < 0 {
+			return nil, fmt.Errorf("output %q is unknown, want %s", name, names(s.outputs))
+		}
+		bound[i].name = known[at].name
+	}
+	return bound, nil
+}
+
+// copyOutputs copies outputs from ONNX Runtime's memory.
+func copyOutputs(out []C.sc_tensor) ([]tensor.Tensor, error) {
+	all := make([]tensor.Tensor, len(out))
+	for i := range out {
+		t := tensor.Tensor{Name: C.GoString(out[i].name), Datatype: datatypeOf(int32(out[i]._type)), Shape: shapeOf(&out[i])}
+		size := sizeOf(t.Datatype)
+		if size == 0 {
+			return nil, fmt.Errorf("output %q: datatype %s cannot be served", t.Name, t.Datatype)
+		}
+		for _, n := range t.Shape {
+			size *= int(n)
+		}
+		t.Data = make([]byte, size)
+		copy(t.Data, unsafe.Slice((*byte)(out[i].data), size))
+		all[i] = t
+	}
+	return all, nil
+}
+
+// Close frees the model and ends the threads it computes with, after the last Run under way. A second Close does nothing.
+func (s *Session) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.c != nil {
+		C.sc_close(s.c)
+		s.c = nil
+	}
+}
+
+func names(of []Info) string {
+	all := make([]string, len(of))
+	for i := range of {
+		all[i] = of[i].Name + " " + of[i].String()
+	}
+	return strings.Join(all, ", ")
+}

@@ -1,0 +1,324 @@
+// The zygote: a constructor that runs before the Go runtime exists, while the process has one thread. It loads ONNX
+// Runtime and the model, then serves fork orders; only a forked child returns from it, into a normal Go main.
+// Package wire, order.go, has the layouts of the messages.
+#define _GNU_SOURCE
+#include "zygote.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <malloc.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ENV_FD "STAGECOACH_ZYGOTE_FD"
+#define ENV_MODEL "STAGECOACH_MODEL"
+#define ENV_ORT "STAGECOACH_ORT_LIB"
+#define ENV_THREADS "STAGECOACH_POOL_THREADS"
+#define ENV_PREPACKED "STAGECOACH_PREPACKED"
+
+enum {
+  VERSION = 1,
+  HEADER = 8,             // bytes of an order before its environment
+  MAX_MESSAGE = 64 << 10, // bytes of an order
+  MAX_CHILDREN = 1024,
+  ORDER_FDS = 3,  // stage socket, stdout, stderr
+  MAX_FDS = 16,   // received with one order, then closed if it should have been 3
+  STAGE_FD = 3,   // where a child finds its stage socket
+  NO_ID = -1,     // of an error that belongs to no fork order
+  MAX_ERROR = 512 // bytes of an error's text
+};
+
+int sc_child_fd = -1;
+const char *sc_child_env;
+size_t sc_child_env_bytes;
+sc_session *sc_inherited;
+
+static int control = -1, children_signal = -1;
+static sigset_t original_mask;
+static pid_t children[MAX_CHILDREN];
+static int n_children;
+static char order[MAX_MESSAGE];
+
+static uint64_t now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void put(unsigned char *to, uint64_t v, int bytes) {
+  for (int i = 0; i < bytes; i++) to[i] = (unsigned char)(v >> (8 * i));
+}
+
+static uint32_t get(const char *from, int bytes) {
+  uint32_t v = 0;
+  for (int i = bytes; i-- > 0;) v = v << 8 | (unsigned char)from[i];
+  return v;
+}
+
+// tell sends one message. A manager that is gone ends the zygote, and with it its children.
+static void tell(const void *message, size_t n) {
+  while (send(control, message, n, MSG_NOSIGNAL) < 0) {
+    if (errno != EINTR) _exit(0);
+  }
+}
+
+static void tell_error(uint32_t id, const char *text) {
+  unsigned char m[HEADER + MAX_ERROR] = {'E', VERSION};
+  size_t n = strnlen(text, MAX_ERROR);
+  put(m + 4, id, 4);
+  memcpy(m + HEADER, text, n);
+  tell(m, HEADER + n);
+}
+
+// refuse says why an order is not carried out; it takes text.
+static void refuse(uint32_t id, char *text) {
+  tell_error(id, text);
+  free(text);
+}
+
+__attribute__((noreturn)) static void give_up(const char *text) {
+  tell_error(0, text);
+  _exit(1);
+}
+
+// reap waits for every child that has ended and reports each.
+static void reap(void) {
+  struct signalfd_siginfo drained;
+  while (read(children_signal, &drained, sizeof drained) > 0) {
+  }
+  int status;
+  for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
+    int i = 0;
+    while (i < n_children && children[i] != pid) i++;
+    if (i == n_children) continue;
+    children[i] = children[--n_children];
+    unsigned char m[12] = {'X', VERSION};
+    put(m + 4, (uint32_t)pid, 4);
+    put(m + 8, (uint32_t)status, 4);
+    tell(m, sizeof m);
+  }
+}
+
+static void end_child(const char *what) {
+  dprintf(STDERR_FILENO, "zygote: new replica: %s: %s\n", what, strerror(errno));
+  _exit(1);
+}
+
+// become_replica makes a fresh child a process of its own: it ends with its zygote, has no descriptors but stdin, stdout,
+// stderr and its stage socket, the signal mask that the zygote was started with, random seeds that no sibling has (the
+// kernel gave them to the zygote at AT_RANDOM, the Go runtime reads them there), and its share of the pool's threads.
+static void become_replica(pid_t zygote, const int *fds, int threads) {
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) end_child("parent-death signal");
+  if (getppid() != zygote) _exit(1); // it died before the signal was set
+  if (dup2(fds[1], STDOUT_FILENO) < 0 || dup2(fds[2], STDERR_FILENO) < 0) end_child("stdout and stderr");
+  if (fds[0] != STAGE_FD && dup3(fds[0], STAGE_FD, O_CLOEXEC) < 0) end_child("stage socket");
+  if (syscall(SYS_close_range, STAGE_FD + 1, ~0u, 0) < 0) end_child("close_range, which needs Linux 5.9 or later");
+  void *seed = (void *)getauxval(AT_RANDOM);
+  if (seed && getrandom(seed, 16, 0) != 16) end_child("random seed");
+  sigprocmask(SIG_SETMASK, &original_mask, NULL);
+  char *err = sc_start_threads(threads - 1);
+  if (err) {
+    dprintf(STDERR_FILENO, "zygote: new replica: %s\n", err);
+    _exit(1);
+  }
+  sc_child_fd = STAGE_FD;
+}
+
+// fork_replica carries out a fork order; it is true in the child.
+static int fork_replica(size_t n, const int *fds, int n_fds) {
+  uint64_t start = now();
+  uint32_t id = get(order + 4, 4);
+  if (n_fds != ORDER_FDS) {
+    refuse(id, sc_message("fork: %d descriptors, want %d: stage socket, stdout, stderr", n_fds, ORDER_FDS));
+    return 0;
+  }
+  if (n > HEADER && order[n - 1] != 0) {
+    refuse(id, sc_message("fork: the environment's last string has no end, want KEY=VALUE strings, each ended by a NUL"));
+    return 0;
+  }
+  if (n_children == MAX_CHILDREN) {
+    refuse(id, sc_message("fork: %d replicas live, want fewer", n_children));
+    return 0;
+  }
+  pid_t self = getpid();
+  pid_t pid = fork();
+  if (pid < 0) {
+    refuse(id, sc_message("fork: %s", strerror(errno)));
+    return 0;
+  }
+  if (pid == 0) {
+    become_replica(self, fds, (int)get(order + 2, 2));
+    sc_child_env = order + HEADER;
+    sc_child_env_bytes = n - HEADER;
+    return 1;
+  }
+  children[n_children++] = pid;
+  unsigned char m[24] = {'C', VERSION};
+  put(m + 4, id, 4);
+  put(m + 8, (uint32_t)pid, 4);
+  put(m + 16, now() - start, 8);
+  tell(m, sizeof m);
+  return 0;
+}
+
+// kill_replica signals a child that has not been reaped, whose pid therefore is still its own. It is silent about others:
+// their end has been reported.
+static void kill_replica(void) {
+  int signal = (int)get(order + 2, 2);
+  pid_t pid = (pid_t)get(order + 4, 4);
+  for (int i = 0; i < n_children; i++) {
+    if (children[i] == pid && kill(pid, signal) < 0) {
+      refuse(NO_ID, sc_message("kill %d with signal %d: %s", (int)pid, signal, strerror(errno)));
+    }
+  }
+}
+
+// obey carries out an order of n bytes; it is true in a new child.
+static int obey(size_t n, int cut, const int *fds, int n_fds) {
+  int whole = n >= HEADER;
+  uint32_t id = whole && order[0] == 'F' ? get(order + 4, 4) : (uint32_t)NO_ID;
+  if (cut) {
+    refuse(id, sc_message("order: above %d bytes or %d descriptors, want less", MAX_MESSAGE, MAX_FDS));
+  } else if (!whole) {
+    refuse(id, sc_message("order: %zu bytes, want at least %d", n, HEADER));
+  } else if (order[1] != VERSION) {
+    refuse(id, sc_message("order: version %d, want %d", order[1], VERSION));
+  } else if (order[0] == 'F') {
+    return fork_replica(n, fds, n_fds);
+  } else if (order[0] == 'K' && n == HEADER) {
+    kill_replica();
+  } else {
+    refuse(id, sc_message("order: kind %d of %zu bytes, want F or K", order[0], n));
+  }
+  return 0;
+}
+
+// receive takes one order from the control socket, whose end of file ends the zygote; it is true in a new child.
+static int receive(void) {
+  union {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(sizeof(int) * MAX_FDS)];
+  } rights;
+  struct iovec piece = {order, sizeof order};
+  struct msghdr m = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &rights, .msg_controllen = sizeof rights};
+  ssize_t n = recvmsg(control, &m, MSG_CMSG_CLOEXEC);
+  if (n < 0 && errno == EINTR) return 0;
+  if (n <= 0) _exit(0);
+  int fds[MAX_FDS], n_fds = 0;
+  for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    n_fds = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+    memcpy(fds, CMSG_DATA(c), sizeof(int) * (size_t)n_fds);
+  }
+  if (obey((size_t)n, m.msg_flags & (MSG_TRUNC | MSG_CTRUNC), fds, n_fds)) return 1;
+  for (int i = 0; i < n_fds; i++) close(fds[i]);
+  return 0;
+}
+
+// serve returns in children only.
+static void serve(void) {
+  struct pollfd on[2] = {{.fd = control, .events = POLLIN}, {.fd = children_signal, .events = POLLIN}};
+  for (;;) {
+    if (poll(on, 2, -1) < 0 && errno != EINTR) _exit(1);
+    if (on[1].revents) reap();
+    if (on[0].revents && receive()) return;
+  }
+}
+
+static int pool_threads(void) {
+  const char *text = getenv(ENV_THREADS);
+  if (text && *text) {
+    char *rest;
+    long n = strtol(text, &rest, 10);
+    if (*rest || n < 1 || n > SC_MAX_THREADS) {
+      give_up(sc_message("%s=%s, want a number of 1..%d", ENV_THREADS, text, SC_MAX_THREADS));
+    }
+    return (int)n;
+  }
+  cpu_set_t cpus;
+  if (sched_getaffinity(0, sizeof cpus, &cpus) < 0) return 1;
+  return CPU_COUNT(&cpus) < SC_MAX_THREADS ? CPU_COUNT(&cpus) : SC_MAX_THREADS;
+}
+
+static int count_threads(void) {
+  DIR *d = opendir("/proc/self/task");
+  int n = 0;
+  for (struct dirent *e; d && (e = readdir(d));) n += e->d_name[0] != '.';
+  if (d) closedir(d);
+  return n;
+}
+
+static void load_model(const char *model) {
+  const char *library = getenv(ENV_ORT), *version;
+  if (!library || !*library) give_up("no " ENV_ORT ", want the path of ONNX Runtime's library, to load " ENV_MODEL);
+  sc_options o = {.model = model, .threads = pool_threads(), .record = 1};
+  char *err = sc_load(library, &version);
+  if (!err) sc_inherited = sc_open_prepacked(getenv(ENV_PREPACKED), version, &o);
+  if (!err && !sc_inherited) err = sc_open(&o, &sc_inherited);
+  if (err) give_up(err);
+  malloc_trim(0); // what loading no longer needs would be copied page tables in each fork
+  int threads = count_threads();
+  if (threads > 1) {
+    give_up(sc_message("%d threads after loading, want 1: ONNX Runtime %s starts some of its own, use 1.24", threads, version));
+  }
+}
+
+// drop takes a variable out of the environment where it lies, on the stack: the Go runtime reads it there.
+static void drop(char **envp, const char *name) {
+  size_t n = strlen(name);
+  char **to = envp;
+  for (char **from = envp; *from; from++) {
+    if (strncmp(*from, name, n) != 0 || (*from)[n] != '=') *to++ = *from;
+  }
+  *to = NULL;
+}
+
+// take_control adopts the descriptor that the environment names, once.
+static int take_control(char **envp) {
+  const char *text = getenv(ENV_FD);
+  if (!text) return 0;
+  char *rest;
+  long fd = strtol(text, &rest, 10);
+  int flags = *text && !*rest && fd >= 0 && fd <= 1 << 20 ? fcntl((int)fd, F_GETFL) : -1;
+  if (flags < 0 || fcntl((int)fd, F_SETFL, flags & ~O_NONBLOCK) < 0 || fcntl((int)fd, F_SETFD, FD_CLOEXEC) < 0) {
+    dprintf(STDERR_FILENO, "zygote: %s=%s, want the number of an open SOCK_SEQPACKET socket\n", ENV_FD, text);
+    _exit(1);
+  }
+  control = (int)fd;
+  drop(envp, ENV_FD);
+  return 1;
+}
+
+__attribute__((constructor)) static void zygote(int argc, char **argv, char **envp) {
+  (void)argc, (void)argv;
+  uint64_t start = now();
+  if (!take_control(envp)) return;
+  const char *model = getenv(ENV_MODEL);
+  if (model && *model) load_model(model);
+  sigset_t child;
+  sigemptyset(&child);
+  sigaddset(&child, SIGCHLD);
+  sigprocmask(SIG_BLOCK, &child, &original_mask);
+  children_signal = signalfd(-1, &child, SFD_NONBLOCK | SFD_CLOEXEC);
+  if (children_signal < 0) give_up(sc_message("signalfd: %s", strerror(errno)));
+  unsigned char m[16] = {'R', VERSION};
+  put(m + 2, (uint64_t)sc_recorded(), 2);
+  put(m + 4, (uint32_t)getpid(), 4);
+  put(m + 8, now() - start, 8);
+  tell(m, sizeof m);
+  serve();
+}

@@ -1,0 +1,74 @@
+// The C side of package zygote: sessions of ONNX Runtime (session.c), and the constructor that makes a stage binary a
+// zygote (zygote.c). A function that can fail returns NULL, or a message that the caller frees.
+#ifndef STAGECOACH_ZYGOTE_H
+#define STAGECOACH_ZYGOTE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct OrtSession;
+struct OrtValue;
+
+enum { SC_MAX_RANK = 16, SC_MAX_THREADS = 256 };
+
+// sc_tensor describes a model's input or output (no data; dims of any length are -1), or carries one through sc_run.
+typedef struct {
+  const char *name; // C memory
+  int32_t type;     // ONNXTensorElementDataType
+  int32_t rank;     // of a model's input or output also -1: unknown
+  int64_t dims[SC_MAX_RANK];
+  const void *data;
+  size_t bytes; // of data, for inputs
+  struct OrtValue *value;
+} sc_tensor;
+
+// sc_session is a loaded model.
+typedef struct {
+  struct OrtSession *ort;
+  char *model; // the path it was asked for
+  sc_tensor *inputs, *outputs;
+  size_t n_inputs, n_outputs;
+} sc_session;
+
+// sc_options says how to load a model.
+typedef struct {
+  const char *model; // the file
+  int threads;       // intra-op threads, the calling thread included
+  int record;        // record the starts of the pool's threads; sc_start_threads makes up for them
+  int as_is;         // the file is already optimised
+  const char *write; // not NULL: also write the optimised model to this file, its pre-packed weights to weights.bin beside it
+} sc_options;
+
+// sc_load opens ONNX Runtime's library, once a process. *version, when wanted, is the library's own text.
+char *sc_load(const char *library, const char **version);
+
+// sc_open loads a model.
+char *sc_open(const sc_options *options, sc_session **session);
+
+// sc_open_prepacked loads a model from its pre-packed form in folder parent, where it writes that first if need be. NULL:
+// no parent, or it did not work, as stderr says. Only for a process with one thread.
+sc_session *sc_open_prepacked(const char *parent, const char *version, const sc_options *plain);
+
+// sc_run runs the model; it may be called from several threads. On success each of out has its type, rank, dims and data
+// set, and sc_release must follow.
+char *sc_run(sc_session *session, size_t n_in, sc_tensor *in, size_t n_out, sc_tensor *out);
+void sc_release(size_t n_out, sc_tensor *out);
+
+// sc_close frees the session and ends its pool's threads.
+void sc_close(sc_session *session);
+
+// sc_recorded is the number of thread starts recorded. sc_start_threads starts the first n of them.
+int sc_recorded(void);
+char *sc_start_threads(int n);
+
+// sc_message formats a message that the caller frees.
+char *sc_message(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+// What a forked child inherits: its stage socket (-1: this process is no child), its environment as the order gave it,
+// and the zygote's session, if it has one.
+extern int sc_child_fd;
+extern const char *sc_child_env;
+extern size_t sc_child_env_bytes;
+extern sc_session *sc_inherited;
+
+#endif
