@@ -1,0 +1,175 @@
+package zygote_test
+
+import (
+	"encoding/gob"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"math/rand/v2"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/stage/zygote"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// TestMain is where a forked child of the test binary arrives: the constructor has run before it, in every process.
+func TestMain(m *testing.M) {
+	if fd, env, ok := zygote.Child(); ok {
+		if err := child(fd, env); err != nil {
+			fmt.Fprintln(os.Stderr, "child:", err)
+			os.Exit(3)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// question is what a test asks a child over its stage socket; answer what it gets.
+type question struct {
+	Do      string // look, run, run in parallel, close, print, exit
+	Inputs  []tensor.Tensor
+	Outputs []string
+}
+
+type answer struct {
+	PID     int
+	Env     []string          // of the order
+	Environ []string          // as the Go runtime sees it
+	Args    []string          // of the process
+	FDs     map[string]string // open descriptors: where they lead
+	Seeds   string
+	Status  string // /proc/self/status
+	Session bool
+	Inputs  []zygote.Info
+	Tensors []tensor.Tensor
+	Busy    int // threads that computed
+	Error   string
+}
+
+// child answers questions until its socket closes.
+func child(fd int, env []string) error {
+	seeds := fmt.Sprint(maphash.String(maphash.MakeSeed(), "x"), rand.Uint64()) // before anything else draws
+	socket := os.NewFile(uintptr(fd), "stage socket")
+	in, out := gob.NewDecoder(socket), gob.NewEncoder(socket)
+	session := zygote.Inherited()
+	for {
+		var q question
+		if err := in.Decode(&q); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		a := answer{PID: os.Getpid(), Env: env, Environ: os.Environ(), Args: os.Args, Seeds: seeds, Session: session != nil}
+		if session != nil {
+			a.Inputs = session.Inputs()
+		}
+		var err error
+		switch q.Do {
+		case "look":
+			a.FDs = descriptors()
+			var status []byte
+			status, err = os.ReadFile("/proc/self/status")
+			a.Status = string(status)
+		case "run":
+			before := cpuTimes()
+			a.Tensors, err = session.Run(q.Inputs, q.Outputs...)
+			a.Busy = busier(before, cpuTimes())
+		case "run in parallel":
+			err = inParallel(session, q)
+		case "close":
+			session.Close()
+			_, err = session.Run(q.Inputs)
+		case "print":
+			fmt.Fprint(os.Stdout, "to stdout of ", os.Getenv("NAME"))
+			fmt.Fprint(os.Stderr, "to stderr")
+		case "exit":
+			os.Exit(7)
+		}
+		if err != nil {
+			a.Error = err.Error()
+		}
+		if err := out.Encode(a); err != nil {
+			return err
+		}
+	}
+}
+
+// inParallel runs the same inputs from several goroutines and wants the same outputs.
+func inParallel(s *zygote.Session, q question) error {
+	want, err := s.Run(q.Inputs)
+	if err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	errs := make([]error, 4)
+	for i := range errs {
+		wg.Go(func() {
+			for range 8 {
+				got, err := s.Run(q.Inputs)
+				if err == nil && string(got[0].Data) != string(want[0].Data) {
+					err = fmt.Errorf("goroutine %d: another output", i)
+				}
+				if err != nil {
+					errs[i] = err
+					return
+				}
+				debug.FreeOSMemory() // the collector runs under it
+			}
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// descriptors returns the open descriptors of this process, less the Go runtime's own and the one that reads the folder.
+func descriptors() map[string]string {
+	const dir = "/proc/self/fd"
+	d, err := os.Open(dir)
+	if err != nil {
+		return map[string]string{"error": err.Error()}
+	}
+	defer d.Close()
+	names, _ := d.Readdirnames(-1)
+	all := map[string]string{}
+	for _, name := range names {
+		to, err := os.Readlink(dir + "/" + name)
+		own := name == strconv.Itoa(int(d.Fd())) || strings.HasPrefix(to, "anon_inode:[event") || strings.HasPrefix(to, "/sys/fs/cgroup/")
+		if err == nil && !own {
+			all[name] = to
+		}
+	}
+	return all
+}
+
+// cpuTimes returns the CPU time of each thread of this process, in nanoseconds.
+func cpuTimes() map[string]int64 {
+	times := map[string]int64{}
+	tasks, _ := os.ReadDir("/proc/self/task")
+	for _, task := range tasks {
+		b, err := os.ReadFile("/proc/self/task/" + task.Name() + "/schedstat")
+		if f := strings.Fields(string(b)); err == nil && len(f) == 3 {
+			times[task.Name()], _ = strconv.ParseInt(f[0], 10, 64)
+		}
+	}
+	return times
+}
+
+// busier counts the threads that have used a millisecond or more in between.
+func busier(before, after map[string]int64) (n int) {
+	for thread, t := range after {
+		if t-before[thread] >= 1e6 {
+			n++
+		}
+	}
+	return n
+}

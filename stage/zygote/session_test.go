@@ -1,0 +1,328 @@
+package zygote_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/stagecoach-serving/stagecoach/onnx"
+	"github.com/stagecoach-serving/stagecoach/stage/zygote"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+	"github.com/stagecoach-serving/stagecoach/third_party/onnx/onnxpb"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// encoder writes a small model whose matrix products are large enough to be shared among threads.
+func encoder(t *testing.T) string {
+	t.Helper()
+	path, _, err := onnx.Synthetic(t.TempDir(), onnx.Encoder{Layers: 2, Width: 256, Heads: 4}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// sequence is an input of the encoder with n positions.
+func sequence(n int64) tensor.Tensor {
+	t := tensor.Tensor{Name: "x", Datatype: "FP32", Shape: []int64{1, n, 256}}
+	for i := range n * 256 {
+		t.Data = binary.LittleEndian.AppendUint32(t.Data, math.Float32bits(float32(i*2654435761%1000)/500-1))
+	}
+	return t
+}
+
+// cold computes with an ordinary session.
+func cold(t *testing.T, model string, threads int, in tensor.Tensor) tensor.Tensor {
+	t.Helper()
+	s, err := zygote.OpenSession(library(t), model, threads)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	out, err := s.Run([]tensor.Tensor{in})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out[0]
+}
+
+func same(t *testing.T, got []tensor.Tensor, want tensor.Tensor) {
+	t.Helper()
+	if len(got) != 1 || got[0].Name != want.Name || got[0].Datatype != want.Datatype || !slices.Equal(got[0].Shape, want.Shape) {
+		t.Fatalf("%d outputs %.200v, want %s %s %v", len(got), got, want.Name, want.Datatype, want.Shape)
+	}
+	for i := 0; i < len(want.Data); i += 4 {
+		g, w := number(got[0].Data[i:]), number(want.Data[i:])
+		if math.Abs(float64(g-w)) > 1e-5 || w != w {
+			t.Fatalf("value %d is %g, want %g as from a cold start", i/4, g, w)
+		}
+	}
+}
+
+func number(b []byte) float32 { return math.Float32frombits(binary.LittleEndian.Uint32(b)) }
+
+// TestForkedEqualsCold compares a forked replica with an ordinary process, for different numbers of threads.
+func TestForkedEqualsCold(t *testing.T) {
+	model, in := encoder(t), sequence(512)
+	want := cold(t, model, 1, in)
+	same(t, []tensor.Tensor{cold(t, model, 3, in)}, want)
+	k := start(t, wire.EnvORT+"="+library(t), wire.EnvModel+"="+model, wire.EnvPoolThreads+"=3")
+	if ready := k.want(wire.ZygoteReady); ready.Threads != 2 {
+		t.Errorf("%d recorded threads, want 2: the third is the caller", ready.Threads)
+	}
+	for _, tc := range []struct {
+		threads uint16
+		busy    int
+	}{{0, 1}, {1, 1}, {2, 2}, {3, 3}, {9, 3}} {
+		r := k.fork(tc.threads)
+		a := r.do(question{Do: "run", Inputs: []tensor.Tensor{in}})
+		if a.Error != "" {
+			t.Fatalf("%d threads: %s", tc.threads, a.Error)
+		}
+		same(t, a.Tensors, want)
+		for range 20 { // on a loaded machine a thread may come late once
+			if a.Busy >= tc.busy {
+				break
+			}
+			a = r.do(question{Do: "run", Inputs: []tensor.Tensor{in}})
+		}
+		if a.Busy != tc.busy {
+			t.Errorf("%d threads ordered of 3: %d computed, want %d", tc.threads, a.Busy, tc.busy)
+		}
+	}
+}
+
+func TestSessionsOfAChild(t *testing.T) {
+	model := encoder(t)
+	k := start(t, wire.EnvORT+"="+library(t), wire.EnvModel+"="+model, wire.EnvPoolThreads+"=2")
+	k.want(wire.ZygoteReady)
+	for _, threads := range []uint16{1, 2} {
+		r := k.fork(threads)
+		in := []tensor.Tensor{sequence(32)}
+		if a := r.do(question{Do: "run in parallel", Inputs: in}); a.Error != "" {
+			t.Errorf("%d threads, from several goroutines: %s", threads, a.Error)
+		}
+		a := r.do(question{Do: "run", Inputs: []tensor.Tensor{{Name: "x", Datatype: "FP32", Shape: []int64{1, 2, 3}}}})
+		if want := "input \"x\": got FP32 [1,2,3], want FP32 [-1,-1,256]"; !strings.Contains(a.Error, want) || !strings.Contains(a.Error, model) {
+			t.Errorf("%d threads, wrong shape: error %q, want %q and the model in it", threads, a.Error, want)
+		}
+		if a := r.do(question{Do: "close", Inputs: in}); !strings.Contains(a.Error, zygote.ErrClosed.Error()) {
+			t.Errorf("%d threads, after Close: error %q", threads, a.Error)
+		}
+	}
+}
+
+// TestPrepacked starts twice with the same folder: the first start writes, the second only maps.
+func TestPrepacked(t *testing.T) {
+	model, in, dir := encoder(t), sequence(64), t.TempDir()
+	want := cold(t, model, 1, in)
+	env := []string{wire.EnvORT + "=" + library(t), wire.EnvModel + "=" + model, wire.EnvPoolThreads + "=2", zygote.EnvPrepacked + "=" + dir}
+	var written os.FileInfo
+	for try := range 2 {
+		k := start(t, env...)
+		if ready := k.want(wire.ZygoteReady); ready.Threads != 1 {
+			t.Errorf("%d recorded threads, want 1", ready.Threads)
+		}
+		a := k.fork(2).do(question{Do: "run", Inputs: []tensor.Tensor{in}})
+		same(t, a.Tensors, want)
+		if !slices.EqualFunc(a.Inputs, []string{"FP32 [-1,-1,256]"}, func(i zygote.Info, s string) bool { return i.String() == s }) {
+			t.Errorf("inputs %v", a.Inputs)
+		}
+		files, err := filepath.Glob(dir + "/model.onnx.ort-1.24.*.prepacked/*")
+		all, _ := filepath.Glob(dir + "/*")
+		if err != nil || len(files) != 2 || len(all) != 1 {
+			t.Fatalf("start %d: files %q of %q, want model.onnx and weights.bin in one folder", try+1, files, all)
+		}
+		maps, err := os.ReadFile("/proc/" + strconv.Itoa(a.PID) + "/maps")
+		if err != nil || !strings.Contains(string(maps), files[1]) {
+			t.Errorf("start %d: the child does not map %s (error %v)", try+1, files[1], err)
+		}
+		info, err := os.Stat(files[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if try == 1 && (!info.ModTime().Equal(written.ModTime()) || !os.SameFile(info, written)) {
+			t.Error("the second start wrote the file again")
+		}
+		written = info
+		if s := k.stderr.String(); s != "" {
+			t.Errorf("start %d: stderr %q", try+1, s)
+		}
+	}
+}
+
+// TestPrepackedIsNoCondition checks that a zygote starts without pre-packed weights when they cannot be had.
+func TestPrepackedIsNoCondition(t *testing.T) {
+	model, in := encoder(t), sequence(16)
+	want := cold(t, model, 1, in)
+	broken := t.TempDir()
+	for name, dir := range map[string]string{"no such folder": "/nosuch", "broken file": broken} {
+		t.Run(name, func(t *testing.T) {
+			env := []string{wire.EnvORT + "=" + library(t), wire.EnvModel + "=" + model, zygote.EnvPrepacked + "=" + dir}
+			if dir == broken {
+				first := start(t, env...)
+				first.want(wire.ZygoteReady)
+				files, err := filepath.Glob(broken + "/*/model.onnx")
+				if err != nil || len(files) != 1 {
+					t.Fatalf("files %q, error %v", files, err)
+				}
+				if err := os.WriteFile(files[0], []byte("broken"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			k := start(t, env...)
+			k.want(wire.ZygoteReady)
+			same(t, k.fork(1).do(question{Do: "run", Inputs: []tensor.Tensor{in}}).Tensors, want)
+			if s := k.stderr.String(); !strings.Contains(s, "pre-packed weights") || !strings.Contains(s, dir) {
+				t.Errorf("stderr %q, want a line that says why", s)
+			}
+			if left, _ := filepath.Glob(dir + "/*"); len(left) != 0 {
+				t.Errorf("left behind: %q", left)
+			}
+		})
+	}
+}
+
+// identity writes a model that gives back an input of each datatype under the name out-NAME.
+func identity(t *testing.T, types map[string]onnxpb.TensorProto_DataType) string {
+	t.Helper()
+	g := &onnxpb.GraphProto{Name: proto.String("identity")}
+	for name, elem := range types {
+		value := func(name string) *onnxpb.ValueInfoProto {
+			return &onnxpb.ValueInfoProto{Name: &name, Type: &onnxpb.TypeProto{Value: &onnxpb.TypeProto_TensorType{TensorType: &onnxpb.TypeProto_Tensor{
+				ElemType: proto.Int32(int32(elem)),
+				Shape: &onnxpb.TensorShapeProto{Dim: []*onnxpb.TensorShapeProto_Dimension{
+					{Value: &onnxpb.TensorShapeProto_Dimension_DimParam{DimParam: "n"}}, {Value: &onnxpb.TensorShapeProto_Dimension_DimValue{DimValue: 2}},
+				}},
+			}}}}
+		}
+		g.Input = append(g.Input, value(name))
+		g.Output = append(g.Output, value("out-"+name))
+		g.Node = append(g.Node, &onnxpb.NodeProto{OpType: proto.String("Identity"), Input: []string{name}, Output: []string{"out-" + name}})
+	}
+	path := filepath.Join(t.TempDir(), "identity.onnx")
+	if err := onnx.Write(path, &onnxpb.ModelProto{IrVersion: proto.Int64(8), Graph: g, OpsetImport: []*onnxpb.OperatorSetIdProto{{Domain: proto.String(""), Version: proto.Int64(17)}}}); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestDatatypes(t *testing.T) {
+	types := map[string]onnxpb.TensorProto_DataType{
+		"BOOL": onnxpb.TensorProto_BOOL, "UINT8": onnxpb.TensorProto_UINT8, "UINT16": onnxpb.TensorProto_UINT16, "UINT32": onnxpb.TensorProto_UINT32,
+		"UINT64": onnxpb.TensorProto_UINT64, "INT8": onnxpb.TensorProto_INT8, "INT16": onnxpb.TensorProto_INT16, "INT32": onnxpb.TensorProto_INT32,
+		"INT64": onnxpb.TensorProto_INT64, "FP16": onnxpb.TensorProto_FLOAT16, "FP32": onnxpb.TensorProto_FLOAT, "FP64": onnxpb.TensorProto_DOUBLE,
+		"BF16": onnxpb.TensorProto_BFLOAT16,
+	}
+	sizes := map[string]int{"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4, "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
+	s, err := zygote.OpenSession(library(t), identity(t, types), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, rows := range []int{0, 1, 3} {
+		var in []tensor.Tensor
+		var names []string
+		for name := range types {
+			data := make([]byte, rows*2*sizes[name]+1)[1:] // at an odd address, as within a message
+			for i := range data {
+				data[i] = byte(i % 2)
+			}
+			in = append(in, tensor.Tensor{Name: name, Datatype: tensor.Datatype(name), Shape: []int64{int64(rows), 2}, Data: data})
+			names = append(names, "out-"+name)
+		}
+		out, err := s.Run(in, names...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, o := range out {
+			if o.Name != names[i] || o.Datatype != in[i].Datatype || !slices.Equal(o.Shape, in[i].Shape) || string(o.Data) != string(in[i].Data) {
+				t.Errorf("output %+v, want %s as %+v", o, names[i], in[i])
+			}
+		}
+	}
+}
+
+func TestStringTensorsAreRefused(t *testing.T) {
+	s, err := zygote.OpenSession(library(t), identity(t, map[string]onnxpb.TensorProto_DataType{"text": onnxpb.TensorProto_STRING}), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if got := s.Inputs()[0].String(); got != "BYTES [-1,2]" {
+		t.Errorf("input %s, want BYTES [-1,2]", got)
+	}
+	_, err = s.Run([]tensor.Tensor{{Name: "text", Datatype: "BYTES", Shape: []int64{0, 2}}})
+	if err == nil || !strings.Contains(err.Error(), "BYTES") {
+		t.Errorf("error %v, want one that names the datatype", err)
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	s, err := zygote.OpenSession(library(t), identity(t, map[string]onnxpb.TensorProto_DataType{"x": onnxpb.TensorProto_FLOAT}), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	x := func(shape []int64, bytes int) tensor.Tensor {
+		return tensor.Tensor{Name: "x", Datatype: "FP32", Shape: shape, Data: make([]byte, bytes)}
+	}
+	good := x([]int64{1, 2}, 8)
+	for name, tc := range map[string]struct {
+		in   []tensor.Tensor
+		out  []string
+		want string
+	}{
+		"missing":         {nil, nil, `input "x" is missing, want FP32 [-1,2]`},
+		"unknown":         {[]tensor.Tensor{{Name: "z"}}, nil, `input "z" is unknown, want x FP32 [-1,2]`},
+		"twice":           {[]tensor.Tensor{good, good}, nil, `input "x" is given twice`},
+		"datatype":        {[]tensor.Tensor{{Name: "x", Datatype: "FP64", Shape: []int64{1, 2}}}, nil, "got FP64 [1,2], want FP32 [-1,2]"},
+		"rank":            {[]tensor.Tensor{x([]int64{2}, 8)}, nil, "got FP32 [2], want FP32 [-1,2]"},
+		"dimension":       {[]tensor.Tensor{x([]int64{1, 3}, 12)}, nil, "got FP32 [1,3], want FP32 [-1,2]"},
+		"negative":        {[]tensor.Tensor{x([]int64{-1, 2}, 8)}, nil, "got FP32 [-1,2]"},
+		"too little data": {[]tensor.Tensor{x([]int64{1, 2}, 7)}, nil, "7 bytes of data, want 8 for FP32 [1,2]"},
+		"overflow":        {[]tensor.Tensor{x([]int64{1 << 62, 2}, 0)}, nil, "0 bytes of data, want"},
+		"unknown output":  {[]tensor.Tensor{good}, []string{"y"}, `output "y" is unknown, want out-x FP32 [-1,2]`},
+	} {
+		_, err := s.Run(tc.in, tc.out...)
+		if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "identity.onnx") {
+			t.Errorf("%s: error %v, want %q and the model in it", name, err, tc.want)
+		}
+	}
+	s.Close()
+	s.Close()
+	if _, err := s.Run([]tensor.Tensor{good}); !errors.Is(err, zygote.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+func TestOpenSessionRefuses(t *testing.T) {
+	lib := library(t)
+	for _, tc := range []struct {
+		lib, model string
+		threads    int
+		want       string
+	}{
+		{lib, "nosuch.onnx", 1, "nosuch.onnx"},
+		{lib, "m.onnx", 0, "want 1..256"},
+		{"/nosuch.so", "m.onnx", 1, "one library a process"},
+	} {
+		if _, err := zygote.OpenSession(tc.lib, tc.model, tc.threads); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s of %s, %d threads: error %v, want %q in it", tc.model, tc.lib, tc.threads, err, tc.want)
+		}
+	}
+	if zygote.Inherited() != nil {
+		t.Error("an ordinary process inherited a session")
+	}
+	if _, _, ok := zygote.Child(); ok {
+		t.Error("an ordinary process is a child")
+	}
+}

@@ -1,0 +1,511 @@
+package zygote_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+const patience = 30 * time.Second // for what takes milliseconds when nothing is wrong
+
+// keeper is the manager's end of a zygote.
+type keeper struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	socket *net.UnixConn
+	stderr *lockedBuffer
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// pair makes a socket pair of which one end is a connection and the other a file to pass on.
+func pair(t *testing.T, kind int) (*net.UnixConn, *os.File) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, there := os.NewFile(uintptr(fds[0]), "here"), os.NewFile(uintptr(fds[1]), "there")
+	c, err := net.FileConn(here)
+	here.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close(); there.Close() })
+	return c.(*net.UnixConn), there
+}
+
+// start runs this test binary as a zygote.
+func start(t *testing.T, env ...string) *keeper {
+	t.Helper()
+	socket, there := pair(t, unix.SOCK_SEQPACKET)
+	k := &keeper{t: t, socket: socket, stderr: &lockedBuffer{}}
+	k.cmd = exec.Command(os.Args[0], "-test.run=^$")
+	k.cmd.Env = append([]string{"BEFORE=1", wire.EnvZygoteFD + "=3", "AFTER=1", "GOCOVERDIR=" + t.TempDir()}, env...)
+	k.cmd.ExtraFiles = []*os.File{there}
+	k.cmd.Stderr = k.stderr
+	if err := k.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	there.Close()
+	t.Cleanup(func() {
+		if k.cmd.ProcessState == nil {
+			socket.Close()
+			_ = k.cmd.Process.Kill()
+			_ = k.cmd.Wait()
+		}
+		if t.Failed() {
+			t.Logf("zygote's stderr:\n%s", k.stderr)
+		}
+	})
+	return k
+}
+
+// read returns the zygote's next message.
+func (k *keeper) read() wire.Order {
+	k.t.Helper()
+	b := make([]byte, 4096)
+	n, err := k.socket.Read(b)
+	if err != nil {
+		k.t.Fatalf("read from zygote: %v; stderr: %s", err, k.stderr)
+	}
+	o, err := decode(b[:n])
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return o
+}
+
+// want reads the next message and checks its kind.
+func (k *keeper) want(kind wire.OrderKind) wire.Order {
+	k.t.Helper()
+	o := k.read()
+	if o.Kind != kind {
+		k.t.Fatalf("message %+v, want kind %c", o, kind)
+	}
+	return o
+}
+
+func (k *keeper) send(message []byte, files ...*os.File) {
+	k.t.Helper()
+	var fds []int
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
+	}
+	if _, _, err := k.socket.WriteMsgUnix(message, unix.UnixRights(fds...), nil); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// replica is a child and the test's end of its stage socket.
+type replica struct {
+	t              *testing.T
+	pid            int
+	socket         *net.UnixConn
+	ask            *gob.Encoder
+	answers        *gob.Decoder
+	stdout, stderr *os.File // what it writes, to be read from the start
+}
+
+// fork orders a child and waits until the zygote has said so.
+func (k *keeper) fork(threads uint16, env ...string) *replica {
+	k.t.Helper()
+	socket, there := pair(k.t, unix.SOCK_STREAM)
+	r := &replica{t: k.t, socket: socket, ask: gob.NewEncoder(socket), answers: gob.NewDecoder(socket)}
+	for _, f := range []**os.File{&r.stdout, &r.stderr} {
+		var err error
+		if *f, err = os.CreateTemp(k.t.TempDir(), "std"); err != nil {
+			k.t.Fatal(err)
+		}
+		k.t.Cleanup(func() { (*f).Close() })
+	}
+	k.send(encode(wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, Threads: threads, ID: 77, Env: env}), there, r.stdout, r.stderr)
+	there.Close()
+	o := k.want(wire.ChildForked)
+	if o.ID != 77 || o.PID == 0 || o.Nanos == 0 {
+		k.t.Fatalf("forked %+v, want id 77, a pid and a time", o)
+	}
+	r.pid = int(o.PID)
+	return r
+}
+
+// do asks a question and returns the answer.
+func (r *replica) do(q question) answer {
+	r.t.Helper()
+	var a answer
+	err := r.ask.Encode(q)
+	if err == nil {
+		err = r.answers.Decode(&a)
+	}
+	if err != nil {
+		r.t.Fatalf("%s: %v; replica's stderr: %s", q.Do, err, content(r.t, r.stderr))
+	}
+	return a
+}
+
+func content(t *testing.T, f *os.File) string {
+	t.Helper()
+	b, err := os.ReadFile(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// gone waits until the other end of a replica's socket is closed: its process has ended.
+func (r *replica) gone() {
+	r.t.Helper()
+	if n, err := r.socket.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+		r.t.Errorf("replica %d: read %d bytes, error %v, want the end of the stream", r.pid, n, err)
+	}
+}
+
+func TestForkWithoutModel(t *testing.T) {
+	k := start(t)
+	if ready := k.want(wire.ZygoteReady); ready.PID != uint32(k.cmd.Process.Pid) || ready.Threads != 0 || ready.Nanos == 0 {
+		t.Errorf("ready %+v, want pid %d, no threads, a load time", ready, k.cmd.Process.Pid)
+	}
+	a := k.fork(1, "NAME=one", "EMPTY=", "ODD==x").do(question{Do: "look"})
+	if a.Session {
+		t.Error("a session without a model")
+	}
+	if want := []string{"NAME=one", "EMPTY=", "ODD==x"}; !slices.Equal(a.Env, want) {
+		t.Errorf("environment of the order %q, want %q", a.Env, want)
+	}
+	for _, want := range []string{"BEFORE=1", "AFTER=1"} {
+		if !slices.Contains(a.Environ, want) {
+			t.Errorf("environment %q, want the zygote's %s in it", a.Environ, want)
+		}
+	}
+	for _, v := range a.Environ {
+		if strings.HasPrefix(v, wire.EnvZygoteFD) {
+			t.Errorf("the child sees %s", v)
+		}
+	}
+	if a.PID == k.cmd.Process.Pid || !slices.Equal(a.Args, k.cmd.Args) {
+		t.Errorf("pid %d, arguments %q, want a pid of its own and %q", a.PID, a.Args, k.cmd.Args)
+	}
+	if b := k.fork(0).do(question{Do: "look"}); len(b.Env) != 0 {
+		t.Errorf("environment of an order without one: %q", b.Env)
+	}
+}
+
+// TestChildHasNothingOfOthers looks at a child's descriptors and signal mask beside living siblings.
+func TestChildHasNothingOfOthers(t *testing.T) {
+	k := start(t)
+	k.want(wire.ZygoteReady)
+	var others []*replica
+	for range 3 {
+		others = append(others, k.fork(1))
+	}
+	r := k.fork(1)
+	a := r.do(question{Do: "look"})
+	var fds []string
+	for fd := range a.FDs {
+		fds = append(fds, fd)
+	}
+	slices.Sort(fds)
+	if !slices.Equal(fds, []string{"0", "1", "2", "3"}) {
+		t.Errorf("descriptors %v, want 0 to 3", a.FDs)
+	}
+	if a.FDs["1"] != r.stdout.Name() || a.FDs["2"] != r.stderr.Name() || !strings.HasPrefix(a.FDs["3"], "socket:") {
+		t.Errorf("descriptors %v, want stdout %s, stderr %s, a socket at 3", a.FDs, r.stdout.Name(), r.stderr.Name())
+	}
+	own, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"SigBlk:", "SigIgn:"} {
+		if got, want := line(a.Status, key), line(string(own), key); got != want {
+			t.Errorf("%s %s, want %s as in this process", key, got, want)
+		}
+	}
+	seeds := map[string]bool{a.Seeds: true}
+	for _, o := range others {
+		seeds[o.do(question{Do: "look"}).Seeds] = true
+	}
+	if len(seeds) != 4 {
+		t.Errorf("%d different random seeds among four siblings: %v", len(seeds), seeds)
+	}
+}
+
+func line(status, key string) string {
+	for l := range strings.Lines(status) {
+		if rest, ok := strings.CutPrefix(l, key); ok {
+			return strings.TrimSpace(rest)
+		}
+	}
+	return "missing"
+}
+
+func TestStdoutAndStderrAreTheOrders(t *testing.T) {
+	k := start(t)
+	k.want(wire.ZygoteReady)
+	r := k.fork(1)
+	r.do(question{Do: "print"})
+	if got := content(t, r.stdout); got != "to stdout of " {
+		t.Errorf("stdout %q", got)
+	}
+	if got := content(t, r.stderr); got != "to stderr" {
+		t.Errorf("stderr %q", got)
+	}
+	if s := k.stderr.String(); s != "" {
+		t.Errorf("the zygote's own stderr got %q", s)
+	}
+}
+
+// TestExits checks that each end of a child is reported once, with its cause.
+func TestExits(t *testing.T) {
+	k := start(t)
+	k.want(wire.ZygoteReady)
+	for name, tc := range map[string]struct {
+		end  func(r *replica)
+		want func(unix.WaitStatus) bool
+	}{
+		"killed by order": {func(r *replica) {
+			k.send(encode(wire.Order{Kind: wire.OrderKill, Version: 1, Signal: uint16(syscall.SIGKILL), PID: uint32(r.pid)}))
+		}, func(s unix.WaitStatus) bool { return s.Signaled() && s.Signal() == syscall.SIGKILL }},
+		"killed by someone": {func(r *replica) {
+			if err := syscall.Kill(r.pid, syscall.SIGKILL); err != nil {
+				t.Error(err)
+			}
+		}, func(s unix.WaitStatus) bool { return s.Signaled() && s.Signal() == syscall.SIGKILL }},
+		"asked to end": {func(r *replica) {
+			k.send(encode(wire.Order{Kind: wire.OrderKill, Version: 1, Signal: uint16(syscall.SIGTERM), PID: uint32(r.pid)}))
+		}, func(s unix.WaitStatus) bool { return s.Signaled() && s.Signal() == syscall.SIGTERM }},
+		"socket closed": {func(r *replica) { r.socket.Close() }, func(s unix.WaitStatus) bool { return s.Exited() && s.ExitStatus() == 0 }},
+		"exit status":   {func(r *replica) { _ = r.ask.Encode(question{Do: "exit"}) }, func(s unix.WaitStatus) bool { return s.Exited() && s.ExitStatus() == 7 }},
+	} {
+		r := k.fork(1)
+		r.do(question{Do: "look"}) // it is up
+		tc.end(r)
+		if o := k.want(wire.ChildExited); int(o.PID) != r.pid || !tc.want(unix.WaitStatus(o.Status)) {
+			t.Errorf("%s: %+v of pid %d", name, o, r.pid)
+		}
+		k.send(encode(wire.Order{Kind: wire.OrderKill, Version: 1, Signal: uint16(syscall.SIGKILL), PID: uint32(r.pid)})) // too late: silence
+	}
+	// A kill for a process that is no child of the zygote is passed over: this test would end.
+	k.send(encode(wire.Order{Kind: wire.OrderKill, Version: 1, Signal: uint16(syscall.SIGKILL), PID: uint32(os.Getpid())}))
+	k.fork(1)
+}
+
+func TestManyEndAtOnce(t *testing.T) {
+	k := start(t)
+	k.want(wire.ZygoteReady)
+	live := map[uint32]bool{}
+	var all []*replica
+	for range 20 {
+		r := k.fork(1)
+		live[uint32(r.pid)] = true
+		all = append(all, r)
+	}
+	for _, r := range all {
+		if err := syscall.Kill(r.pid, syscall.SIGKILL); err != nil {
+			t.Error(err)
+		}
+	}
+	for range all {
+		o := k.want(wire.ChildExited)
+		if !live[o.PID] {
+			t.Errorf("pid %d: not known or reported twice", o.PID)
+		}
+		delete(live, o.PID)
+	}
+}
+
+// TestEndOfZygote checks that the zygote ends with its control socket, and its children with it, however it ends.
+func TestEndOfZygote(t *testing.T) {
+	for name, end := range map[string]func(k *keeper){
+		"control socket closed": func(k *keeper) { k.socket.Close() },
+		"killed":                func(k *keeper) { _ = k.cmd.Process.Kill() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := start(t)
+			k.want(wire.ZygoteReady)
+			idle, fresh := k.fork(1), k.fork(1)
+			idle.do(question{Do: "look"})
+			end(k)
+			err := k.cmd.Wait()
+			if name == "killed" != (err != nil) {
+				t.Errorf("the zygote ended with %v", err)
+			}
+			idle.gone()
+			fresh.gone()
+		})
+	}
+}
+
+func TestRefusedOrders(t *testing.T) {
+	k := start(t)
+	k.want(wire.ZygoteReady)
+	open := func() int {
+		all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", k.cmd.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	before := open()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	fds := func(n int) []*os.File { return slices.Repeat([]*os.File{null}, n) }
+	fork := encode(wire.Order{Kind: wire.OrderFork, Version: 1, ID: 5, Env: []string{"A=1"}})
+	const none = 1<<32 - 1
+	for name, tc := range map[string]struct {
+		message []byte
+		fds     int
+		id      uint32
+		text    string
+	}{
+		"too short":              {[]byte("F"), 3, none, "1 bytes"},
+		"unknown kind":           {append([]byte{'?', 1}, fork[2:]...), 3, none, "kind 63"},
+		"other version":          {append([]byte{'F', 9}, fork[2:]...), 3, 5, "version 9"},
+		"no descriptors":         {fork, 0, 5, "0 descriptors, want 3"},
+		"four descriptors":       {fork, 4, 5, "4 descriptors"},
+		"too many descriptors":   {fork, 40, 5, "16 descriptors"},
+		"unended environment":    {fork[:len(fork)-1], 3, 5, "no end"},
+		"too long":               {append(slices.Clone(fork), make([]byte, 70<<10)...), 3, 5, "65536 bytes"},
+		"kill with bytes behind": {[]byte{'K', 1, 9, 0, 1, 0, 0, 0, 0}, 0, none, "kind 75 of 9 bytes"},
+	} {
+		k.send(tc.message, fds(tc.fds)...)
+		if o := k.want(wire.ZygoteError); o.ID != tc.id || !strings.Contains(o.Text, tc.text) {
+			t.Errorf("%s: error %d %q, want %d and %q", name, o.ID, o.Text, tc.id, tc.text)
+		}
+	}
+	r := k.fork(1)
+	k.send([]byte{'K', 1, 200, 0, byte(r.pid), byte(r.pid >> 8), byte(r.pid >> 16), byte(r.pid >> 24)})
+	if o := k.want(wire.ZygoteError); o.ID != none || !strings.Contains(o.Text, "signal 200") {
+		t.Errorf("kill with signal 200: %+v", o)
+	}
+	if after := open(); after != before {
+		t.Errorf("the zygote has %d descriptors open, want %d as before", after, before)
+	}
+}
+
+func TestLoadingFails(t *testing.T) {
+	lib := library(t)
+	garbage := filepath.Join(t.TempDir(), "garbage.onnx")
+	if err := os.WriteFile(garbage, []byte("not a model"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		env  []string
+		want string
+	}{
+		"no library named":  {[]string{wire.EnvModel + "=m.onnx"}, wire.EnvORT},
+		"no such library":   {[]string{wire.EnvModel + "=m.onnx", wire.EnvORT + "=/nosuch.so"}, "/nosuch.so"},
+		"another library":   {[]string{wire.EnvModel + "=m.onnx", wire.EnvORT + "=libm.so.6"}, "OrtGetApiBase"},
+		"no such model":     {[]string{wire.EnvModel + "=nosuch.onnx", wire.EnvORT + "=" + lib}, "nosuch.onnx"},
+		"no model":          {[]string{wire.EnvModel + "=" + garbage, wire.EnvORT + "=" + lib}, "garbage.onnx"},
+		"threads no number": {[]string{wire.EnvModel + "=m.onnx", wire.EnvORT + "=" + lib, wire.EnvPoolThreads + "=two"}, "two"},
+		"too many threads":  {[]string{wire.EnvModel + "=m.onnx", wire.EnvORT + "=" + lib, wire.EnvPoolThreads + "=1000"}, "1..256"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := start(t, tc.env...)
+			if o := k.want(wire.ZygoteError); o.ID != 0 || !strings.Contains(o.Text, tc.want) {
+				t.Errorf("error %d %q, want 0 and %q in it", o.ID, o.Text, tc.want)
+			}
+			if err := k.cmd.Wait(); err == nil {
+				t.Error("the zygote ended well")
+			}
+		})
+	}
+}
+
+func TestControlDescriptorIsChecked(t *testing.T) {
+	for _, fd := range []string{"", "x", "99", "-1", "3x"} {
+		cmd := exec.Command(os.Args[0], "-test.run=^$")
+		cmd.Env = []string{wire.EnvZygoteFD + "=" + fd}
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), wire.EnvZygoteFD+"="+fd) {
+			t.Errorf("descriptor %q: %v, output %q, want a refusal that names it", fd, err, out)
+		}
+	}
+}
+
+// encode and decode are the layouts of wire/order.go.
+func encode(o wire.Order) []byte {
+	b := []byte{byte(o.Kind), o.Version}
+	switch o.Kind {
+	case wire.OrderFork:
+		b = binary.LittleEndian.AppendUint16(b, o.Threads)
+		b = binary.LittleEndian.AppendUint32(b, o.ID)
+		for _, v := range o.Env {
+			b = append(append(b, v...), 0)
+		}
+	case wire.OrderKill:
+		b = binary.LittleEndian.AppendUint16(b, o.Signal)
+		b = binary.LittleEndian.AppendUint32(b, o.PID)
+	}
+	return b
+}
+
+func decode(b []byte) (wire.Order, error) {
+	o := wire.Order{Kind: wire.OrderKind(b[0]), Version: b[1]}
+	u32 := func(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
+	switch {
+	case o.Kind == wire.ZygoteReady && len(b) == 16:
+		o.Threads, o.PID, o.Nanos = binary.LittleEndian.Uint16(b[2:]), u32(4), binary.LittleEndian.Uint64(b[8:])
+	case o.Kind == wire.ChildForked && len(b) == 24:
+		o.ID, o.PID, o.Nanos = u32(4), u32(8), binary.LittleEndian.Uint64(b[16:])
+	case o.Kind == wire.ChildExited && len(b) == 12:
+		o.PID, o.Status = u32(4), u32(8)
+	case o.Kind == wire.ZygoteError && len(b) >= 8:
+		o.ID, o.Text = u32(4), string(b[8:])
+	default:
+		return o, fmt.Errorf("message %q", b)
+	}
+	return o, nil
+}
+
+func library(t *testing.T) string {
+	t.Helper()
+	path, err := filepath.Abs("../../build/ort/libonnxruntime.so.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("%v: run make fetch", err)
+		}
+		t.Skipf("%v: run make fetch", err)
+	}
+	return path
+}
