@@ -1,0 +1,83 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+)
+
+// instant answers with the input, and nothing else costs anything.
+type instant struct{}
+
+func (instant) Invoke(_ context.Context, r task.Request) (*task.Response, *task.Error) {
+	resp := echo(r)
+	resp.Stages = []task.Timing{{Stage: "echo", Wait: 1, Service: 1}}
+	return resp, nil
+}
+
+// bareEcho is the least that an HTTP handler can do.
+func bareEcho(w http.ResponseWriter, r *http.Request) {
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	_, _ = w.Write(b)
+}
+
+// BenchmarkServe compares the data path over a real connection with a bare echo.
+func BenchmarkServe(b *testing.B) {
+	f := newFront(b, func(c *Config) { c.Invoker = instant{} })
+	for name, h := range map[string]http.Handler{"bare": http.HandlerFunc(bareEcho), "gateway": f.handler} {
+		b.Run(name, func(b *testing.B) {
+			s := httptest.NewServer(h)
+			defer s.Close()
+			client := s.Client()
+			payload := bytes.Repeat([]byte("x"), 64)
+			b.ReportAllocs()
+			for b.Loop() {
+				resp, err := client.Post(s.URL+"/function/echo", "text/plain", bytes.NewReader(payload))
+				if err != nil {
+					b.Fatal(err)
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+			client.CloseIdleConnections()
+		})
+	}
+}
+
+// sink is a response writer that keeps nothing.
+type sink struct{ h http.Header }
+
+func (s sink) Header() http.Header         { return s.h }
+func (s sink) Write(b []byte) (int, error) { return len(b), nil }
+func (s sink) WriteHeader(int)             {}
+
+// BenchmarkHandler is the handlers' own cost, without a connection.
+func BenchmarkHandler(b *testing.B) {
+	f := newFront(b, func(c *Config) { c.Invoker = instant{} })
+	for name, h := range map[string]http.Handler{"bare": http.HandlerFunc(bareEcho), "gateway": f.handler} {
+		b.Run(name, func(b *testing.B) {
+			payload := bytes.Repeat([]byte("x"), 64)
+			r := httptest.NewRequest(http.MethodPost, "/function/echo", nil)
+			r.Header.Set("User-Agent", "load")
+			r.Header.Set("Content-Type", "text/plain")
+			r.ContentLength = int64(len(payload))
+			w := sink{http.Header{}}
+			b.ReportAllocs()
+			for b.Loop() {
+				r.Body = io.NopCloser(bytes.NewReader(payload))
+				clear(w.h)
+				h.ServeHTTP(w, r)
+			}
+		})
+	}
+}

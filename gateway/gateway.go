@@ -1,0 +1,178 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+)
+
+// Directory knows what can be invoked.
+type Directory interface {
+	// Resolve returns the pipeline.Key of the function or pipeline that a URL names, with or without its namespace.
+	Resolve(name string) (key string, ok bool)
+}
+
+// Invoker runs a request through its function or pipeline.
+type Invoker interface {
+	// Invoke returns a response, whose output has no references, or an error: by r.Deadline at the latest, and soon after
+	// ctx ended.
+	Invoke(ctx context.Context, r task.Request) (*task.Response, *task.Error)
+}
+
+// Journal keeps accepted async requests until they are done.
+type Journal interface {
+	// Append returns once e is on disk.
+	Append(ctx context.Context, e Entry) error
+}
+
+// Config is what a [Gateway] is made of. All fields are needed.
+type Config struct {
+	Directory  Directory
+	Invoker    Invoker
+	Journal    Journal
+	Callbacks  *Callbacks
+	Timeout    time.Duration // of a request that names none
+	MaxTimeout time.Duration // that a request may ask for with X-Timeout
+	MaxBody    int64         // bytes
+	InFlight   int           // requests at a time; more get 429
+	Metrics    prometheus.Registerer
+	Log        *slog.Logger
+}
+
+// Gateway is the data path.
+type Gateway struct {
+	cfg      Config
+	metrics  *metrics
+	ids      ids
+	inFlight atomic.Int64
+}
+
+// New returns a gateway whose metrics are registered.
+func New(c Config) (*Gateway, error) {
+	switch {
+	case c.Directory == nil || c.Invoker == nil || c.Journal == nil || c.Callbacks == nil || c.Metrics == nil || c.Log == nil:
+		return nil, errors.New("gateway: a field of Config is nil, want all")
+	case c.Timeout <= 0 || c.MaxTimeout < c.Timeout || c.MaxBody <= 0 || c.InFlight <= 0:
+		return nil, errors.New("gateway: a bound of Config is not positive or Timeout exceeds MaxTimeout")
+	}
+	m, err := newMetrics(c.Metrics)
+	if err != nil {
+		return nil, err
+	}
+	return &Gateway{cfg: c, metrics: m, ids: newIDs()}, nil
+}
+
+// Invocations returns how many requests for this function or pipeline the gateway has ended.
+func (g *Gateway) Invocations(key string) float64 { return g.metrics.ended(key) }
+
+// Handler serves /function/ and /async-function/ and leaves all else to next.
+func (g *Gateway) Handler(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch way, name, path := split(r.URL.Path); way {
+		case syncCall:
+			g.serve(w, r, name, path, g.invoke)
+		case asyncCall:
+			g.serve(w, r, name, path, g.accept)
+		default:
+			next.ServeHTTP(w, r)
+		}
+	})
+}
+
+// way is how a path asks for an invocation.
+type way int
+
+const (
+	noCall way = iota
+	syncCall
+	asyncCall
+)
+
+// split takes /function/NAME[/PATH] and /async-function/NAME[/PATH] apart. path starts with a slash. A NAME that no
+// function can have comes out as it is: nobody knows it.
+func split(urlPath string) (w way, name, path string) {
+	w = syncCall
+	rest, ok := strings.CutPrefix(urlPath, "/function/")
+	if !ok {
+		w = asyncCall
+		if rest, ok = strings.CutPrefix(urlPath, "/async-function/"); !ok {
+			return noCall, "", ""
+		}
+	}
+	if i := strings.IndexByte(rest, '/'); i >= 0 {
+		return w, rest[:i], rest[i:]
+	}
+	return w, rest, "/"
+}
+
+// call is one request on its way through the gateway.
+type call struct {
+	key   string // of its target
+	name  string // as the URL has it
+	path  string // after the name
+	id    string // X-Call-Id
+	start time.Time
+}
+
+// serve does what sync and async requests have in common: find the target, count, bound; do answers and returns the status.
+func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path string, do func(http.ResponseWriter, *http.Request, *call) int) {
+	c := call{name: name, path: path, start: time.Now()}
+	h := w.Header()
+	given := r.Header.Get("X-Call-Id")
+	if c.id = given; !validID(given) {
+		c.id = g.ids.next()
+	}
+	h["X-Call-Id"] = []string{c.id}
+	var known bool
+	if c.key, known = g.cfg.Directory.Resolve(name); !known {
+		fail(w, &c, &task.Error{Status: http.StatusNotFound, Cause: notFound(name)})
+		return
+	}
+	f := g.metrics.function(c.key)
+	f.started.Inc()
+	defer g.inFlight.Add(-1)
+	var code int
+	switch {
+	case g.inFlight.Add(1) > int64(g.cfg.InFlight):
+		code = fail(w, &c, &task.Error{Status: http.StatusTooManyRequests, Internal: true, Cause: "too many requests in flight; try again later"})
+	case given != "" && given != c.id:
+		code = fail(w, &c, badHeader("X-Call-Id", given, "1 to 128 letters, digits and -._ that start with a letter or digit"))
+	default:
+		code = do(w, r, &c)
+	}
+	f.end(code, time.Since(c.start))
+}
+
+func notFound(name string) string {
+	const most = 100 // of a name that somebody made up, in a message
+	if len(name) > most {
+		name = name[:most] + "…"
+	}
+	return "no function or pipeline " + strconv.Quote(name) + "; it is found as soon as it is deployed"
+}
+
+// invoke runs a request and answers with its result.
+func (g *Gateway) invoke(w http.ResponseWriter, r *http.Request, c *call) int {
+	req, timeout, err := g.request(w, r, c)
+	if err != nil {
+		return fail(w, c, err)
+	}
+	req.Deadline = c.start.Add(timeout)
+	resp, err := g.cfg.Invoker.Invoke(r.Context(), req)
+	if r.Context().Err() != nil {
+		return statusClientGone // nobody reads an answer
+	}
+	if err != nil {
+		return fail(w, c, err)
+	}
+	return g.succeed(w, c, resp)
+}

@@ -1,0 +1,191 @@
+package gateway
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// request reads what the client sent. The deadline is left to the caller.
+func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task.Request, time.Duration, *task.Error) {
+	timeout, terr := g.timeout(r.Header.Get("X-Timeout"))
+	if terr != nil {
+		return task.Request{}, 0, terr
+	}
+	header, terr := headerOf(r, c)
+	if terr != nil {
+		return task.Request{}, 0, terr
+	}
+	body, terr := g.body(w, r, c.start.Add(timeout))
+	if terr != nil {
+		return task.Request{}, 0, terr
+	}
+	input, err := tensor.ItemsFromHTTP(r.Header.Get("Content-Type"), body)
+	if err != nil {
+		return task.Request{}, 0, &task.Error{Status: http.StatusBadRequest, Cause: err.Error()}
+	}
+	req := task.Request{ID: c.id, Target: c.key, Header: header, Input: input}
+	if r.Header["X-Call-Id"] != nil { // the client's choice, which may be its choice for another request too
+		req.ID += "." + g.ids.next()
+	}
+	if t := r.Header.Get("Traceparent"); validTrace(t) {
+		req.Traceparent = t
+	}
+	return req, timeout, nil
+}
+
+// timeout reads X-Timeout: a Go duration, or a number of seconds.
+func (g *Gateway) timeout(value string) (time.Duration, *task.Error) {
+	if value == "" {
+		return g.cfg.Timeout, nil
+	}
+	d, err := time.ParseDuration(value)
+	if n, e := strconv.ParseUint(value, 10, 31); e == nil {
+		d, err = time.Duration(n)*time.Second, nil
+	}
+	if err != nil || d <= 0 || d > g.cfg.MaxTimeout {
+		return 0, badHeader("X-Timeout", value, fmt.Sprintf("seconds or a duration such as 400ms, above 0 and up to %v", g.cfg.MaxTimeout))
+	}
+	return d, nil
+}
+
+func badHeader(name, got, want string) *task.Error {
+	return &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("header %s: got %.200q, want %s", name, got, want)}
+}
+
+// smallBody is the size in bytes up to which a body's memory is taken before the body has come.
+const smallBody = 1 << 20
+
+// body reads the request's body, which has to be there by the deadline.
+func (g *Gateway) body(w http.ResponseWriter, r *http.Request, deadline time.Time) ([]byte, *task.Error) {
+	if r.ContentLength == 0 {
+		return nil, nil
+	}
+	if r.ContentLength > g.cfg.MaxBody {
+		return nil, g.tooLarge()
+	}
+	// net/http clears the deadline when the body has been read; a recorder in a test has none to set.
+	_ = http.NewResponseController(w).SetReadDeadline(deadline)
+	size := r.ContentLength
+	if size < 0 {
+		size = 4 << 10
+	}
+	b := make([]byte, 0, min(size, smallBody))
+	for {
+		n, err := r.Body.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		switch {
+		case int64(len(b)) > g.cfg.MaxBody:
+			return nil, g.tooLarge()
+		case errors.Is(err, io.EOF):
+			return b, nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil, &task.Error{Status: http.StatusRequestTimeout, Cause: fmt.Sprintf("body: %d bytes came by the deadline, want all of it", len(b))}
+		case err != nil:
+			return nil, &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("body: after %d bytes: %v", len(b), err)}
+		case len(b) == cap(b):
+			b = slices.Grow(b, max(min(len(b), int(size)-len(b)), 512))
+		}
+	}
+}
+
+func (g *Gateway) tooLarge() *task.Error {
+	return &task.Error{Status: http.StatusRequestEntityTooLarge, Cause: fmt.Sprintf("body: want at most %d bytes", g.cfg.MaxBody)}
+}
+
+// maxHeader bounds in bytes what goes to the function of the request line and the headers.
+const maxHeader = 16 << 10
+
+// headerOf returns what a function gets to read: the request line, the call's id, the client's headers by name.
+func headerOf(r *http.Request, c *call) ([]task.Header, *task.Error) {
+	out := make([]task.Header, 0, 4+len(r.Header))
+	out = append(out, task.Header{Name: "Http-Method", Value: r.Method}, task.Header{Name: "Http-Path", Value: c.path})
+	if r.URL.RawQuery != "" {
+		out = append(out, task.Header{Name: "Http-Query", Value: r.URL.RawQuery})
+	}
+	out = append(out, task.Header{Name: "X-Call-Id", Value: c.id})
+	var stack [16]string
+	names := stack[:0]
+	for name := range r.Header {
+		if forTheFunction(name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		for _, value := range r.Header[name] {
+			out = append(out, task.Header{Name: name, Value: value})
+		}
+	}
+	size := 0
+	for _, h := range out {
+		size += len(h.Name) + len(h.Value)
+	}
+	if size > maxHeader {
+		return nil, &task.Error{
+			Status: http.StatusRequestHeaderFieldsTooLarge,
+			Cause:  fmt.Sprintf("headers, path and query: %d bytes, want at most %d; larger input belongs into the body", size, maxHeader),
+		}
+	}
+	return out, nil
+}
+
+// forTheFunction tells whether a client's header goes to the function: not what is between two HTTP hops, not what the
+// gateway itself reads or writes.
+func forTheFunction(canonical string) bool {
+	switch canonical {
+	case "Accept-Encoding", "Connection", "Content-Length", "Content-Type", "Expect", "Http-Method", "Http-Path", "Http-Query",
+		"Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Te", "Traceparent", "Trailer",
+		"Transfer-Encoding", "Upgrade", "X-Call-Id", "X-Callback-Url", "X-Timeout":
+		return false
+	}
+	return true
+}
+
+// validTrace tells whether t has the form of a W3C traceparent of version 00; others are ignored, as the standard wants.
+func validTrace(t string) bool {
+	return len(t) == 55 && t[2] == '-' && t[35] == '-' && t[52] == '-'
+}
+
+// validID tells whether a client's X-Call-Id is short and plain enough for logs, subjects and file names.
+func validID(id string) bool {
+	if id == "" || len(id) > 128 || !alphanumeric(id[0]) {
+		return false
+	}
+	for i := range len(id) {
+		if c := id[i]; !alphanumeric(c) && c != '-' && c != '.' && c != '_' {
+			return false
+		}
+	}
+	return true
+}
+
+func alphanumeric(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
+}
+
+// ids makes identifiers: random for the process, counted within it.
+type ids struct {
+	prefix string
+	n      *atomic.Uint64
+}
+
+func newIDs() ids {
+	return ids{strings.ToLower(rand.Text()[:16]) + "-", new(atomic.Uint64)}
+}
+
+func (i ids) next() string {
+	var buf [32]byte
+	return string(strconv.AppendUint(append(buf[:0], i.prefix...), i.n.Add(1), 36))
+}

@@ -1,0 +1,126 @@
+package gateway
+
+import (
+	"net/http"
+	"net/textproto"
+	"strconv"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// statusClientGone is counted when the client hung up before its answer.
+const statusClientGone = 499
+
+// succeed writes a response and returns its status.
+func (g *Gateway) succeed(w http.ResponseWriter, c *call, resp *task.Response) int {
+	contentType, body, err := tensor.ToHTTP(resp.Output)
+	if err != nil {
+		return fail(w, c, &task.Error{Status: http.StatusInternalServerError, Cause: "output: " + err.Error()})
+	}
+	h := w.Header()
+	for _, f := range resp.Header {
+		if name := textproto.CanonicalMIMEHeaderKey(f.Name); fromTheFunction(name) {
+			h[name] = append(h[name], f.Value)
+		}
+	}
+	if contentType == "" {
+		contentType = "application/octet-stream"
+	}
+	h["Content-Type"] = []string{contentType}
+	h["Content-Length"] = []string{strconv.Itoa(len(body))}
+	if len(resp.Stages) > 0 {
+		h["Server-Timing"] = []string{serverTiming(resp.Stages)}
+	}
+	stamp(h, c)
+	w.WriteHeader(http.StatusOK)
+	_, _ = w.Write(body) // fails when the client is gone, or for HEAD, whose answer has no body
+	return http.StatusOK
+}
+
+// fail writes an error and returns its status.
+func fail(w http.ResponseWriter, c *call, e *task.Error) int {
+	status := e.Status
+	if status < 400 || status > 599 {
+		status = http.StatusInternalServerError
+	}
+	h := w.Header()
+	if e.Internal {
+		h["X-Openfaas-Internal"] = []string{"stagecoach"}
+	}
+	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
+		seconds := max(1, (e.RetryAfter+time.Second-1)/time.Second) // rounded up
+		h["Retry-After"] = []string{strconv.FormatInt(int64(seconds), 10)}
+	}
+	text := e.Error() + "\n"
+	h["Content-Type"] = []string{"text/plain; charset=utf-8"}
+	h["Content-Length"] = []string{strconv.Itoa(len(text))}
+	h["X-Content-Type-Options"] = []string{"nosniff"}
+	stamp(h, c)
+	w.WriteHeader(status)
+	_, _ = w.Write([]byte(text)) // as above
+	return status
+}
+
+// stamp says when the request came and how long it took.
+func stamp(h http.Header, c *call) {
+	h["X-Start-Time"] = []string{strconv.FormatInt(c.start.UnixNano(), 10)}
+	h["X-Duration-Seconds"] = []string{seconds(time.Since(c.start))}
+}
+
+func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', 6, 64) }
+
+// fromTheFunction tells whether a function's header goes to the client: the framing and the platform's words are ours.
+func fromTheFunction(canonical string) bool {
+	switch canonical {
+	case "Connection", "Content-Length", "Content-Type", "Keep-Alive", "Proxy-Authenticate", "Proxy-Connection", "Retry-After",
+		"Server-Timing", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "X-Call-Id", "X-Duration-Seconds", "X-Openfaas-Internal",
+		"X-Start-Time":
+		return false
+	}
+	return true
+}
+
+// maxTimings bounds the stages in a Server-Timing header.
+const maxTimings = 32
+
+// serverTiming is the Server-Timing header of a request: for each stage, in the order of the first calls' ends, how long
+// its calls waited and worked in milliseconds, summed over the calls, whose number is the description when there are several.
+func serverTiming(stages []task.Timing) string {
+	type sum struct {
+		stage         string
+		wait, service time.Duration
+		calls         int
+	}
+	var stack [8]sum
+	sums := stack[:0]
+next:
+	for _, t := range stages {
+		for i := range sums {
+			if s := &sums[i]; s.stage == t.Stage {
+				s.wait, s.service, s.calls = s.wait+t.Wait, s.service+t.Service, s.calls+1
+				continue next
+			}
+		}
+		if len(sums) < maxTimings {
+			sums = append(sums, sum{t.Stage, t.Wait, t.Service, 1})
+		}
+	}
+	b := make([]byte, 0, 64*len(sums)+64)
+	metric := func(s *sum, what string, d time.Duration) {
+		if len(b) > 0 {
+			b = append(b, ", "...)
+		}
+		b = append(append(b, s.stage...), what...)
+		b = strconv.AppendFloat(b, float64(d)/float64(time.Millisecond), 'f', 3, 64)
+		if s.calls > 1 {
+			b = append(strconv.AppendInt(append(b, `;desc="`...), int64(s.calls), 10), ` calls"`...)
+		}
+	}
+	for i := range sums {
+		metric(&sums[i], ".wait;dur=", sums[i].wait)
+		metric(&sums[i], ".service;dur=", sums[i].service)
+	}
+	return string(b)
+}
