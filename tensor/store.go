@@ -1,0 +1,176 @@
+package tensor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync/atomic"
+)
+
+// Store keeps the encoded form of large items outside of messages, for as long as the request that owns them lives.
+type Store interface {
+	// Put keeps an encoded item, and returns where it is.
+	Put(owner string, item []byte) (Ref, error)
+	// Get returns the encoded item.
+	Get(Ref) ([]byte, error)
+	// Drop forgets all that owner has. Dropping an owner that has nothing is no error.
+	Drop(owner string) error
+}
+
+// Dir is a Store of files in a folder of one machine, one folder an owner. What a crash leaves behind is removed by the
+// next OpenDir, because the requests are gone too. It is safe for concurrent use.
+type Dir struct {
+	path  string
+	limit int64
+	used  atomic.Int64
+	next  atomic.Uint64
+}
+
+// ErrFull says that a store has no room for an item.
+var ErrFull = errors.New("tensor: the store is full")
+
+// OpenDir makes an empty store of at most limit bytes at path.
+func OpenDir(path string, limit int64) (*Dir, error) {
+	if err := os.RemoveAll(path); err != nil {
+		return nil, fmt.Errorf("blob store: %w", err)
+	}
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, fmt.Errorf("blob store: %w", err)
+	}
+	return &Dir{path: path, limit: limit}, nil
+}
+
+// Put writes item to a file of its own.
+func (d *Dir) Put(owner string, item []byte) (Ref, error) {
+	size := int64(len(item))
+	if used := d.used.Add(size); used > d.limit {
+		d.used.Add(-size)
+		return Ref{}, fmt.Errorf("item of %d bytes, %d of %d in use: %w", size, used-size, d.limit, ErrFull)
+	}
+	ref := Ref{Owner: owner, Blob: strconv.FormatUint(d.next.Add(1), 36), Size: size}
+	if err := d.write(ref, item); err != nil {
+		d.used.Add(-size)
+		return Ref{}, fmt.Errorf("blob of %q: %w", owner, err)
+	}
+	return ref, nil
+}
+
+func (d *Dir) write(ref Ref, item []byte) error {
+	err := os.WriteFile(d.file(ref), item, 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := os.Mkdir(d.folder(ref.Owner), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		err = os.WriteFile(d.file(ref), item, 0o600)
+	}
+	return err
+}
+
+// Get reads the file.
+func (d *Dir) Get(ref Ref) ([]byte, error) {
+	b, err := os.ReadFile(d.file(ref))
+	if err != nil {
+		return nil, fmt.Errorf("blob %q of %q: %w", ref.Blob, ref.Owner, err)
+	}
+	if int64(len(b)) != ref.Size {
+		return nil, fmt.Errorf("blob %q of %q: %d bytes, want %d", ref.Blob, ref.Owner, len(b), ref.Size)
+	}
+	return b, nil
+}
+
+// Drop removes the owner's folder.
+func (d *Dir) Drop(owner string) error {
+	entries, err := os.ReadDir(d.folder(owner))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("blobs of %q: %w", owner, err)
+	}
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil {
+			d.used.Add(-info.Size())
+		}
+	}
+	if err := os.RemoveAll(d.folder(owner)); err != nil {
+		return fmt.Errorf("blobs of %q: %w", owner, err)
+	}
+	return nil
+}
+
+// folder and file escape what comes from outside, so that it names nothing but itself.
+func (d *Dir) folder(owner string) string { return filepath.Join(d.path, "o-"+url.PathEscape(owner)) }
+
+func (d *Dir) file(ref Ref) string {
+	return filepath.Join(d.folder(ref.Owner), "b-"+url.PathEscape(ref.Blob))
+}
+
+// messageLimit is the size in bytes above which the items of one message are put into the store, largest first, even
+// though each is small.
+const messageLimit = 1 << 20
+
+// Externalise returns a with every item above InlineLimit replaced by a reference into s; so are smaller ones while all of
+// them together are above 1 MiB. a itself is not changed.
+func Externalise(s Store, owner string, a Activation) (Activation, error) {
+	total, large := 0, false
+	for _, it := range a {
+		n := it.size()
+		total += n
+		large = large || n > InlineLimit
+	}
+	if !large && total <= messageLimit {
+		return a, nil
+	}
+	out := make(Activation, len(a))
+	for i, it := range a {
+		out[i] = it
+		n := it.size()
+		if it.Ref != nil || n <= InlineLimit && total <= messageLimit {
+			continue
+		}
+		ref, err := s.Put(owner, AppendItem(make([]byte, 0, n+64), it))
+		if err != nil {
+			return nil, fmt.Errorf("item %d: %w", i, err)
+		}
+		out[i] = Item{Ref: &ref}
+		total -= n
+	}
+	return out, nil
+}
+
+// Resolve returns a with every reference replaced by its item. a itself is not changed.
+func Resolve(s Store, a Activation) (Activation, error) {
+	var out Activation
+	for i, it := range a {
+		if it.Ref == nil {
+			continue
+		}
+		if out == nil {
+			out = append(Activation(nil), a...)
+		}
+		b, err := s.Get(*it.Ref)
+		if err != nil {
+			return nil, fmt.Errorf("item %d: %w", i, err)
+		}
+		if out[i], err = DecodeItem(b); err != nil {
+			return nil, fmt.Errorf("item %d: %w", i, err)
+		}
+	}
+	if out == nil {
+		return a, nil
+	}
+	return out, nil
+}
+
+// size is about what the item takes in a message.
+func (it Item) size() int {
+	n := len(it.Bytes)
+	for _, t := range it.Tensors {
+		n += len(t.Data) + len(t.Name) + 8*len(t.Shape)
+	}
+	return n
+}
