@@ -31,9 +31,6 @@ func (f *Function) Current() (ready, starting int) {
 	return ready, starting
 }
 
-// Servers is how many calls one replica works on at a time: its slots times the calls that ride in a batch.
-func (f *Function) Servers() int { return max(f.Slots, 1) * max(f.Batch, 1) }
-
 // Bounds are the least and the most replicas that f may have. A function that may not sleep has at least one.
 func (f *Function) Bounds() (least, most int) {
 	if f.Zero {

@@ -1,0 +1,238 @@
+package autoscaler
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/plan/plantest"
+)
+
+func TestPolicy(t *testing.T) { plantest.Run(t, NewSizer(Config{})) }
+
+var t0 = time.Date(2025, 6, 1, 12, 0, 0, 0, time.UTC)
+
+// loaded is a function with 38.2 requests/s of 200 ms.
+func loaded() plan.Function {
+	return plan.Function{
+		Name: "f.ns", Revision: 1, Min: 1, Max: 20, Batch: 1, Slots: 1, Running: 4,
+		Demand:  plan.Demand{Known: true, Rate: 38.2, Last: t0},
+		Service: plan.Service{Known: true, Mean: 200 * time.Millisecond},
+	}
+}
+
+func replicas(n int, state plan.State) (out []plan.Replica) {
+	for i := range n {
+		out = append(out, plan.Replica{Name: fmt.Sprintf("%v-%d", state, i), Revision: 1, State: state})
+	}
+	return out
+}
+
+// step runs the sizer on one function alone.
+func step(t *testing.T, f plan.Function, at time.Duration, m Memory) (plan.Line, Memory) {
+	t.Helper()
+	s := plan.Snapshot{At: t0.Add(at), Functions: []plan.Function{f}}
+	a, m, err := NewSizer(Config{}).Allocate(s, plan.Domain{Functions: []string{f.Name}}, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a[0], m
+}
+
+func TestSizer(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*plan.Function)
+		want   int
+		why    string
+	}{
+		"by Erlang C":          {func(*plan.Function) {}, 9, "λ=38.2/s μ=5.0/s wait≤200ms: 9 by Erlang C; was 0; max 20"},
+		"drains the line":      {func(f *plan.Function) { f.Waiting = 40; f.Replicas = replicas(4, plan.Ready) }, 12, "9 by Erlang C, +3 to drain 40 waiting in 2s; was 4; max 20"},
+		"a short line is fine": {func(f *plan.Function) { f.Waiting = 10 }, 9, "9 by Erlang C; was"},
+		"no more than tasks": {func(f *plan.Function) {
+			f.Demand.Rate, f.Service.Mean, f.Waiting, f.Running = 0, time.Minute, 3, 1
+		}, 4, "+4 to drain 3"},
+		"max":              {func(f *plan.Function) { f.Waiting = 1000; f.Max = 10 }, 10, "max 10"},
+		"min":              {func(f *plan.Function) { f.Min = 15 }, 15, "9 by Erlang C; at least 15"},
+		"several slots":    {func(f *plan.Function) { f.Slots = 4 }, 3, "9 by Erlang C, 4 a replica"},
+		"no load":          {func(f *plan.Function) { f.Demand.Rate = 0 }, 1, "at least 1"},
+		"unknown, idle":    {func(f *plan.Function) { f.Service, f.Running = plan.Service{}, 0 }, 1, "service time unknown, nothing waits; at least 1"},
+		"unknown, waiting": {func(f *plan.Function) { f.Service, f.Waiting = plan.Service{}, 50 }, 1, "service time unknown, 50 waiting: 1"},
+		"unknown, starting": {func(f *plan.Function) {
+			f.Service, f.Waiting, f.Replicas = plan.Service{}, 50, replicas(2, plan.Starting)
+		}, 2, "50 waiting: 2"},
+		"unknown, grows": {func(f *plan.Function) { f.Service, f.Waiting, f.Replicas = plan.Service{}, 50, replicas(3, plan.Ready) }, 6, "doubled to 6 as the line has grown from 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := loaded()
+			tc.change(&f)
+			got, _ := step(t, f, 0, nil)
+			if got.Count != tc.want || !strings.Contains(got.Why, tc.why) {
+				t.Errorf("%d (%s), want %d (%s)", got.Count, got.Why, tc.want, tc.why)
+			}
+		})
+	}
+}
+
+// TestUnknownServiceDoublesOncePerSecond: ticks come every 20 ms when poked; a slow first answer must not cost the maximum.
+func TestUnknownServiceDoublesOncePerSecond(t *testing.T) {
+	f := loaded()
+	f.Service, f.Waiting = plan.Service{}, 10
+	var m Memory
+	counts := map[int]time.Duration{}
+	for at := time.Duration(0); at < 3*time.Second; at += 20 * time.Millisecond {
+		f.Waiting++
+		var l plan.Line
+		l, m = step(t, f, at, m)
+		f.Replicas = replicas(l.Count, plan.Ready)
+		if _, ok := counts[l.Count]; !ok {
+			counts[l.Count] = at
+		}
+	}
+	for count, at := range map[int]time.Duration{1: 0, 2: time.Second, 4: 2 * time.Second} {
+		if got, ok := counts[count]; !ok || got != at {
+			t.Errorf("%d replicas first after %v, %v, want %v", count, got, ok, at)
+		}
+	}
+	// A line that does not grow wants no more.
+	f.Replicas = replicas(4, plan.Ready)
+	if l, _ := step(t, f, 5*time.Second, Memory{"f.ns": {Line: f.Waiting}}); l.Count != 4 {
+		t.Errorf("%d (%s), want 4", l.Count, l.Why)
+	}
+}
+
+func TestZero(t *testing.T) {
+	sleepy := func() plan.Function {
+		f := loaded()
+		f.Zero, f.Min, f.ZeroAge, f.Running = true, 0, 30*time.Second, 0
+		f.Demand.Rate = 0
+		return f
+	}
+	for name, tc := range map[string]struct {
+		change func(*plan.Function)
+		at     time.Duration
+		want   int
+	}{
+		"asked lately":                  {func(*plan.Function) {}, 29 * time.Second, 1},
+		"idle":                          {func(*plan.Function) {}, 30 * time.Second, 0},
+		"idle with a minimum":           {func(f *plan.Function) { f.Min = 2 }, 30 * time.Second, 0},
+		"idle with a fading rate":       {func(f *plan.Function) { f.Demand.Rate = 3 }, 30 * time.Second, 0},
+		"a task waits":                  {func(f *plan.Function) { f.Waiting = 1 }, time.Hour, 1},
+		"a task runs":                   {func(f *plan.Function) { f.Running = 1 }, time.Hour, 1},
+		"never asked, no minimum":       {func(f *plan.Function) { f.Demand = plan.Demand{} }, 29 * time.Second, 0},
+		"never asked, minimum":          {func(f *plan.Function) { f.Demand, f.Min = plan.Demand{}, 2 }, 29 * time.Second, 2},
+		"never asked for long, minimum": {func(f *plan.Function) { f.Demand, f.Min = plan.Demand{}, 2 }, 30 * time.Second, 0},
+		"may not sleep":                 {func(f *plan.Function) { f.Zero, f.Min = false, 0 }, time.Hour, 1},
+		"wakes for a burst":             {func(f *plan.Function) { f.Waiting = 100 }, time.Hour, 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := sleepy()
+			tc.change(&f)
+			got, m := step(t, f, tc.at, Memory{f.Name: {Seen: t0}})
+			if got.Count != tc.want {
+				t.Errorf("%d (%s), want %d", got.Count, got.Why, tc.want)
+			}
+			if tc.want == 0 && len(m[f.Name].Peaks) > 1 {
+				t.Errorf("asleep with peaks %v", m[f.Name].Peaks)
+			}
+		})
+	}
+}
+
+// TestHold: up at once, down only when the lower count was enough for ten seconds.
+func TestHold(t *testing.T) {
+	f := loaded()
+	var m Memory
+	var got []int
+	for i, rate := range []float64{5, 38.2, 5, 5, 20, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5} {
+		f.Demand.Rate = rate
+		l, next := step(t, f, time.Duration(i)*time.Second, m)
+		got, m = append(got, l.Count), next
+		if i == 3 && !strings.Contains(l.Why, "held at 9, as asked for 2s ago") {
+			t.Errorf("reason %q", l.Why)
+		}
+	}
+	if want := "[2 9 9 9 9 9 9 9 9 9 9 5 5 5 2 2 2]"; fmt.Sprint(got) != want {
+		t.Errorf("counts %v, want %s", got, want)
+	}
+	f.Max = 1
+	if l, _ := step(t, f, 17*time.Second, Memory{"f.ns": {Peaks: []Peak{{t0.Add(16 * time.Second), 9}}}}); l.Count != 1 {
+		t.Errorf("%d (%s), want the new maximum to count more than the past", l.Count, l.Why)
+	}
+}
+
+func TestWaitTargets(t *testing.T) {
+	fn := func(name string, mean time.Duration) plan.Function {
+		return plan.Function{Name: name, Service: plan.Service{Known: mean > 0, Mean: mean}}
+	}
+	for name, tc := range map[string]struct {
+		pipes []plan.Pipeline
+		want  [3]time.Duration
+	}{
+		"no objective": {[]plan.Pipeline{{Name: "p", Stages: []string{"a", "b"}}}, [3]time.Duration{}},
+		"shared by service time": { // 1000-400 = 600, half kept, 300 shared 1:3
+			[]plan.Pipeline{{Name: "p", Stages: []string{"a", "b"}, SLO: time.Second}},
+			[3]time.Duration{75 * time.Millisecond, 225 * time.Millisecond, 0},
+		},
+		"unknown counts as the mean": { // 1000-600 = 400, half 200, shared 1:3:2
+			[]plan.Pipeline{{Name: "p", Stages: []string{"a", "b", "c"}, SLO: time.Second}},
+			[3]time.Duration{33333333, 100 * time.Millisecond, 0},
+		},
+		"out of reach":      {[]plan.Pipeline{{Name: "p", Stages: []string{"a", "b"}, SLO: 300 * time.Millisecond}}, [3]time.Duration{10 * time.Millisecond, 30 * time.Millisecond, 0}},
+		"the tightest wins": {[]plan.Pipeline{{Name: "p", Stages: []string{"a"}, SLO: time.Second}, {Name: "q", Stages: []string{"a"}, SLO: 300 * time.Millisecond}}, [3]time.Duration{100 * time.Millisecond, 0, 0}},
+		"nothing known":     {[]plan.Pipeline{{Name: "p", Stages: []string{"c", "gone"}, SLO: time.Second}}, [3]time.Duration{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := plan.Snapshot{Functions: []plan.Function{fn("a", 100*time.Millisecond), fn("b", 300*time.Millisecond), fn("c", 0)}, Pipelines: tc.pipes}
+			d := plan.Domain{Functions: []string{"a", "b", "c"}}
+			for _, p := range tc.pipes {
+				d.Pipelines = append(d.Pipelines, p.Name)
+			}
+			for i, got := range waitTargets(&s, d) {
+				if diff := got - tc.want[i]; diff < -time.Microsecond || diff > time.Microsecond {
+					t.Errorf("function %s may wait %v, want %v", d.Functions[i], got, tc.want[i])
+				}
+			}
+		})
+	}
+}
+
+func TestMergeKeepsBothPasts(t *testing.T) {
+	a, b := Memory{"a": {Line: 1}}, Memory{"b": {Line: 2}}
+	m := Sizer{}.Merge(a, b)
+	if len(m) != 2 || m["a"].Line != 1 || m["b"].Line != 2 || len(a) != 1 || len(b) != 1 {
+		t.Errorf("merged %v, of %v and %v", m, a, b)
+	}
+}
+
+func BenchmarkSizer(b *testing.B) {
+	for _, n := range []int{10, 100, 1000} {
+		b.Run(fmt.Sprintf("functions=%d", n), func(b *testing.B) {
+			s := plan.Snapshot{At: t0}
+			for i := range n {
+				f := loaded()
+				f.Name = fmt.Sprintf("f%04d", i)
+				s.Functions = append(s.Functions, f)
+			}
+			for i := range n / 4 {
+				p := plan.Pipeline{Name: fmt.Sprintf("p%04d", i), SLO: time.Second}
+				for k := range 4 {
+					p.Stages = append(p.Stages, s.Functions[4*i+k].Name)
+				}
+				s.Pipelines = append(s.Pipelines, p)
+			}
+			z, domains := NewSizer(Config{}), plan.Domains(s)
+			memory := make([]Memory, len(domains))
+			for b.Loop() {
+				for i, d := range plan.Domains(s) {
+					var err error
+					if _, memory[i], err = z.Allocate(s, d, memory[i]); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			b.ReportMetric(float64(n)*float64(b.N)/b.Elapsed().Seconds(), "functions/s")
+		})
+	}
+}

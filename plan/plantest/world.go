@@ -1,0 +1,174 @@
+package plantest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// World is a made-up cluster with a history: it changes by chance between steps, and obeys the plans it is given, so that
+// policies meet situations that they brought about themselves. Two worlds of one seed that get the same plans stay equal.
+type World struct {
+	rng  *rand.Rand
+	s    plan.Snapshot
+	next int // replica names
+}
+
+// NewWorld returns a world of one to twelve functions in up to four pipelines on up to four nodes.
+func NewWorld(seed uint64) *World {
+	w := &World{rng: rand.New(rand.NewPCG(seed, 1))}
+	w.s = plan.Snapshot{Rev: 1, Epoch: 1, At: time.Date(2025, 6, 1, 12, 0, 0, 0, time.UTC)}
+	for i := range 1 + w.rng.IntN(4) {
+		n := plan.Node{Name: fmt.Sprintf("node-%d", i), Memory: int64(1+w.rng.IntN(8)) << 30, CPUMilli: 2000}
+		for d := range w.rng.IntN(3) {
+			n.Devices = append(n.Devices, plan.Device{ID: fmt.Sprintf("gpu-%d", d), Memory: 16 << 30})
+		}
+		w.s.Nodes = append(w.s.Nodes, n)
+	}
+	for i := range 1 + w.rng.IntN(12) {
+		f := plan.Function{Name: fmt.Sprintf("f%02d.ns", i), Revision: 1, Min: w.rng.IntN(3), Batch: 1 + w.rng.IntN(4), Slots: 1 + w.rng.IntN(2)}
+		f.Max = f.Min + w.rng.IntN(20)
+		f.Zero = w.rng.IntN(2) == 0
+		f.ZeroAge = time.Duration(w.rng.IntN(30)) * time.Second
+		f.Memory = int64(w.rng.IntN(512)) << 20
+		if w.rng.IntN(4) == 0 {
+			f.GPU = 1 + w.rng.IntN(2)
+		}
+		w.s.Functions = append(w.s.Functions, f)
+	}
+	for i := range w.rng.IntN(4) {
+		p := plan.Pipeline{Name: fmt.Sprintf("p%d.ns", i), SLO: time.Duration(w.rng.IntN(2000)) * time.Millisecond}
+		for range 1 + w.rng.IntN(4) {
+			p.Stages = append(p.Stages, fmt.Sprintf("f%02d.ns", w.rng.IntN(14))) // some are not deployed
+		}
+		w.s.Pipelines = append(w.s.Pipelines, p)
+	}
+	return w
+}
+
+// Snapshot returns the world as it is now, in memory of its own.
+func (w *World) Snapshot() plan.Snapshot { return clone(w.s) }
+
+// Step lets some time pass: load changes, replicas come up and go, some are lost, sometimes a function is redeployed.
+func (w *World) Step() {
+	w.s.Rev++
+	dt := time.Duration(20+w.rng.IntN(3000)) * time.Millisecond
+	w.s.At = w.s.At.Add(dt)
+	for i := range w.s.Nodes {
+		w.s.Nodes[i].Unavailable = pick(w.rng, 10, "the node does not answer")
+		for d := range w.s.Nodes[i].Devices {
+			w.s.Nodes[i].Devices[d].Unavailable = pick(w.rng, 10, "the device is lost")
+		}
+	}
+	for i := range w.s.Functions {
+		w.load(&w.s.Functions[i])
+		w.replicas(&w.s.Functions[i])
+	}
+	w.account()
+}
+
+func pick(r *rand.Rand, n int, s string) string {
+	if r.IntN(n) == 0 {
+		return s
+	}
+	return ""
+}
+
+func (w *World) load(f *plan.Function) {
+	switch w.rng.IntN(4) {
+	case 0: // nothing comes
+		f.Demand.Rate, f.Waiting, f.Running = 0, 0, 0
+	case 1, 2:
+		f.Demand = plan.Demand{Known: true, Rate: w.rng.ExpFloat64() * 30, CV: w.rng.Float64() * 3, Last: w.s.At.Add(-time.Duration(w.rng.IntN(1000)) * time.Millisecond)}
+		f.Waiting, f.Running = int(w.rng.ExpFloat64()*10), w.rng.IntN(5)
+	}
+	if f.Demand.Known && w.rng.IntN(4) == 0 {
+		f.Service = plan.Service{Known: true, Mean: time.Duration(1+w.rng.ExpFloat64()*2e8) * time.Nanosecond, CV: w.rng.Float64()}
+	}
+}
+
+func (w *World) replicas(f *plan.Function) {
+	kept := f.Replicas[:0]
+	for _, r := range f.Replicas {
+		switch lost := w.rng.IntN(20) == 0; {
+		case lost, r.State == plan.Draining && w.rng.IntN(2) == 0:
+			continue
+		case r.State == plan.Starting && w.rng.IntN(2) == 0:
+			r.State, r.Since = plan.Ready, w.s.At
+		}
+		kept = append(kept, r)
+	}
+	f.Replicas = kept
+	if w.rng.IntN(30) == 0 {
+		f.Revision++
+	}
+}
+
+// Apply starts what the wants ask for and drains the rest.
+func (w *World) Apply(wants []plan.Want) {
+	for _, want := range wants {
+		i := slices.IndexFunc(w.s.Functions, func(f plan.Function) bool { return f.Name == want.Function })
+		f := &w.s.Functions[i]
+		for r := range f.Replicas {
+			keep := slices.ContainsFunc(want.Slots, func(s plan.Slot) bool { return s.Replica == f.Replicas[r].Name })
+			if !keep && f.Replicas[r].State != plan.Draining {
+				f.Replicas[r].State, f.Replicas[r].Since = plan.Draining, w.s.At
+			}
+		}
+		for _, s := range want.Slots {
+			if s.Replica == "" {
+				w.next++
+				f.Replicas = append(f.Replicas, plan.Replica{
+					Name: fmt.Sprintf("%s-%04d", f.Name, w.next), Revision: f.Revision, Node: s.Node, Device: s.Device, State: plan.Starting, Since: w.s.At,
+				})
+			}
+		}
+	}
+	w.account()
+}
+
+// account counts memory and zygotes anew: a function has a zygote wherever it has a replica.
+func (w *World) account() {
+	for i := range w.s.Nodes {
+		n := &w.s.Nodes[i]
+		n.MemoryUsed, n.Zygotes = 0, nil
+		for d := range n.Devices {
+			n.Devices[d].MemoryUsed = 0
+		}
+		for _, f := range w.s.Functions {
+			here := 0
+			for _, r := range f.Replicas {
+				if r.Node != n.Name {
+					continue
+				}
+				here++
+				n.MemoryUsed += f.Memory
+				for _, id := range (plan.Slot{Device: r.Device}).Devices() {
+					d := slices.IndexFunc(n.Devices, func(d plan.Device) bool { return d.ID == id })
+					n.Devices[d].MemoryUsed += f.Memory
+				}
+			}
+			if here > 0 {
+				n.Zygotes = append(n.Zygotes, plan.Zygote{Function: f.Name, Digest: "d", Bytes: f.Memory, Replicas: here})
+				n.MemoryUsed += f.Memory
+			}
+		}
+	}
+}
+
+func clone(s plan.Snapshot) plan.Snapshot {
+	s.Nodes, s.Functions, s.Pipelines = slices.Clone(s.Nodes), slices.Clone(s.Functions), slices.Clone(s.Pipelines)
+	for i := range s.Nodes {
+		s.Nodes[i].Devices, s.Nodes[i].Zygotes = slices.Clone(s.Nodes[i].Devices), slices.Clone(s.Nodes[i].Zygotes)
+	}
+	for i := range s.Functions {
+		s.Functions[i].Replicas = slices.Clone(s.Functions[i].Replicas)
+	}
+	for i := range s.Pipelines {
+		s.Pipelines[i].Stages = slices.Clone(s.Pipelines[i].Stages)
+	}
+	return s
+}
