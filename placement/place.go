@@ -1,0 +1,231 @@
+package placement
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// Spread is a plan.Placer that puts a new replica where its function has the fewest, so that a lost node costs little. Ties
+// go to a node that already has the function's zygote, then to the one with the most free memory.
+type Spread struct{}
+
+// Place implements plan.Placer.
+func (Spread) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
+	return place(s, a, func(f *plan.Function, x, y *node) int {
+		return cmp.Or(
+			cmp.Compare(x.replicas[f.Name], y.replicas[f.Name]),
+			prefer(x.zygotes[f.Name], y.zygotes[f.Name]),
+			cmp.Compare(y.free, x.free),
+			cmp.Compare(x.Name, y.Name),
+		)
+	})
+}
+
+// FirstFit is a plan.Placer that puts a new replica on the first node, by name, that has room; nodes with the function's
+// zygote go before the others.
+type FirstFit struct{}
+
+// Place implements plan.Placer.
+func (FirstFit) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
+	return place(s, a, func(f *plan.Function, x, y *node) int {
+		return cmp.Or(prefer(x.zygotes[f.Name], y.zygotes[f.Name]), cmp.Compare(x.Name, y.Name))
+	})
+}
+
+func prefer(x, y bool) int {
+	switch {
+	case x == y:
+		return 0
+	case x:
+		return -1
+	}
+	return 1
+}
+
+// node is a node while a plan is made.
+type node struct {
+	*plan.Node
+	free     int64            // bytes
+	device   map[string]int64 // free bytes
+	replicas map[string]int   // by function, draining ones not counted
+	zygotes  map[string]bool  // functions that have one, or will
+	taken    map[string]bool  // function/device: two replicas of a function on a device are not two servers
+}
+
+func nodes(s *plan.Snapshot) map[string]*node {
+	all := make(map[string]*node, len(s.Nodes))
+	for i := range s.Nodes {
+		p := &s.Nodes[i]
+		n := &node{
+			Node: p, free: p.Memory - p.MemoryUsed,
+			device: map[string]int64{}, replicas: map[string]int{}, zygotes: map[string]bool{}, taken: map[string]bool{},
+		}
+		for _, d := range p.Devices {
+			if d.Unavailable == "" {
+				n.device[d.ID] = d.Memory - d.MemoryUsed
+			}
+		}
+		for _, z := range p.Zygotes {
+			n.zygotes[z.Function] = true
+		}
+		all[p.Name] = n
+	}
+	for i := range s.Functions {
+		for _, r := range s.Functions[i].Replicas {
+			if n := all[r.Node]; n != nil {
+				for _, id := range (plan.Slot{Device: r.Device}).Devices() {
+					n.taken[s.Functions[i].Name+"/"+id] = true
+				}
+			}
+		}
+	}
+	return all
+}
+
+// place makes the wants of a: what is kept first, then new replicas round by round, so that every function gets its first
+// replica before any gets its second. better orders the nodes that have room.
+func place(s plan.Snapshot, a plan.Alloc, better func(*plan.Function, *node, *node) int) ([]plan.Want, error) {
+	all := nodes(&s)
+	wants, functions, rounds := make([]plan.Want, len(a)), make([]*plan.Function, len(a)), 0
+	for i, l := range a {
+		f, ok := s.Function(l.Function)
+		if !ok {
+			return nil, fmt.Errorf("function %q of the allocation: not in snapshot %d, want an allocation of the same snapshot", l.Function, s.Rev)
+		}
+		functions[i] = f
+		wants[i] = plan.Want{Function: l.Function, Revision: f.Revision, CPUMilli: l.CPUMilli, Batch: l.Batch, Why: l.Why}
+		wants[i].Slots = keep(f, l.Count, all)
+		rounds = max(rounds, l.Count)
+	}
+	sizes := zygoteSizes(&s)
+	for round := range rounds {
+		for i, l := range a {
+			if l.Count <= round || len(wants[i].Slots) > round || wants[i].Short != "" {
+				continue
+			}
+			f := functions[i]
+			slot, ok := add(f, sizes[f.Name], all, better)
+			if !ok {
+				wants[i].Short = shortage(f, sizes[f.Name], l.Count, len(wants[i].Slots), all)
+				continue
+			}
+			wants[i].Slots = append(wants[i].Slots, slot)
+		}
+	}
+	return wants, nil
+}
+
+// keep returns up to count slots for replicas that exist: ones on nodes that are fit first, then ready before starting,
+// then the oldest.
+func keep(f *plan.Function, count int, all map[string]*node) []plan.Slot {
+	var have []plan.Replica
+	for _, r := range f.Replicas {
+		if r.State != plan.Draining && r.Revision == f.Revision && all[r.Node] != nil {
+			have = append(have, r)
+		}
+	}
+	slices.SortFunc(have, func(x, y plan.Replica) int {
+		return cmp.Or(
+			prefer(all[x.Node].Unavailable == "", all[y.Node].Unavailable == ""),
+			prefer(x.State == plan.Ready, y.State == plan.Ready),
+			x.Since.Compare(y.Since),
+			cmp.Compare(x.Name, y.Name),
+		)
+	})
+	var slots []plan.Slot
+	for _, r := range have[:min(len(have), count)] {
+		slots = append(slots, plan.Slot{Replica: r.Name, Node: r.Node, Device: r.Device})
+		all[r.Node].replicas[f.Name]++
+	}
+	return slots
+}
+
+// add finds the best place for one more replica of f and takes it.
+func add(f *plan.Function, zygote int64, all map[string]*node, better func(*plan.Function, *node, *node) int) (plan.Slot, bool) {
+	var best *node
+	for _, n := range all { // the order is total, so the map's does not matter
+		if n.fits(f, zygote) && (best == nil || better(f, n, best) < 0) {
+			best = n
+		}
+	}
+	if best == nil {
+		return plan.Slot{}, false
+	}
+	best.free -= best.cost(f, zygote)
+	best.zygotes[f.Name] = true
+	best.replicas[f.Name]++
+	ids := best.devices(f)
+	for _, id := range ids {
+		best.device[id] -= f.Memory
+		best.taken[f.Name+"/"+id] = true
+	}
+	return plan.Slot{Node: best.Name, Device: strings.Join(ids, ",")}, true
+}
+
+// cost is the memory that one more replica of f takes: its own, and the zygote's where there is none yet.
+func (n *node) cost(f *plan.Function, zygote int64) int64 {
+	if n.zygotes[f.Name] {
+		return f.Memory
+	}
+	return f.Memory + zygote
+}
+
+// fits says whether one more replica of f has room. One of unknown size needs a node that is not full.
+func (n *node) fits(f *plan.Function, zygote int64) bool {
+	return n.Unavailable == "" && n.free > 0 && n.cost(f, zygote) <= n.free && len(n.devices(f)) == f.GPU
+}
+
+// devices returns the f.GPU devices with the most free memory that f can have, by name; fewer when there are not as many.
+func (n *node) devices(f *plan.Function) []string {
+	var ids []string
+	if f.GPU == 0 {
+		return nil
+	}
+	for id, free := range n.device {
+		if free >= max(f.Memory, 1) && !n.taken[f.Name+"/"+id] {
+			ids = append(ids, id)
+		}
+	}
+	slices.SortFunc(ids, func(x, y string) int { return cmp.Or(cmp.Compare(n.device[y], n.device[x]), cmp.Compare(x, y)) })
+	ids = ids[:min(len(ids), f.GPU)]
+	slices.Sort(ids)
+	return ids
+}
+
+// zygoteSizes returns the largest zygote seen of each function.
+func zygoteSizes(s *plan.Snapshot) map[string]int64 {
+	sizes := map[string]int64{}
+	for i := range s.Nodes {
+		for _, z := range s.Nodes[i].Zygotes {
+			sizes[z.Function] = max(sizes[z.Function], z.Bytes)
+		}
+	}
+	return sizes
+}
+
+// shortage says why a replica of f has no place, with sizes.
+func shortage(f *plan.Function, zygote int64, want, placed int, all map[string]*node) string {
+	fit, most, name := 0, int64(0), ""
+	for _, n := range all {
+		if n.Unavailable != "" {
+			continue
+		}
+		fit++
+		if name == "" || n.free > most || n.free == most && n.Name < name {
+			most, name = n.free, n.Name
+		}
+	}
+	if fit == 0 {
+		return fmt.Sprintf("%d of %d placed: none of %d nodes takes a replica", placed, want, len(all))
+	}
+	need := plan.Size(all[name].cost(f, zygote))
+	if f.GPU > 0 {
+		need += fmt.Sprintf(" and %d free devices with %s each", f.GPU, plan.Size(f.Memory))
+	}
+	return fmt.Sprintf("%d of %d placed: one more needs %s; of %d nodes, %s has the most free memory, %s",
+		placed, want, need, fit, name, plan.Size(max(most, 0)))
+}

@@ -1,0 +1,197 @@
+package placement
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/plan/plantest"
+)
+
+func TestSpreadIsAPlacer(t *testing.T)   { plantest.RunPlacer(t, Spread{}) }
+func TestFirstFitIsAPlacer(t *testing.T) { plantest.RunPlacer(t, FirstFit{}) }
+func TestKeyStagesIsAWarmer(t *testing.T) {
+	plantest.RunWarmer(t, Spread{}, KeyStages{})
+}
+
+var t0 = time.Date(2025, 6, 1, 12, 0, 0, 0, time.UTC)
+
+// world has three nodes of 100 bytes and two functions of 30 a replica.
+func world() plan.Snapshot {
+	return plan.Snapshot{
+		At:    t0,
+		Nodes: []plan.Node{{Name: "a", Memory: 100}, {Name: "b", Memory: 100}, {Name: "c", Memory: 100}},
+		Functions: []plan.Function{
+			{Name: "f", Revision: 1, Max: 20, Memory: 30},
+			{Name: "g", Revision: 1, Max: 20, Memory: 30},
+		},
+	}
+}
+
+func replica(name, node string, state plan.State, age time.Duration) plan.Replica {
+	return plan.Replica{Name: name, Revision: 1, Node: node, State: state, Since: t0.Add(-age)}
+}
+
+// show writes slots as "kept@node" or "+@node".
+func show(slots []plan.Slot) string {
+	var out []string
+	for _, s := range slots {
+		name := s.Replica
+		if name == "" {
+			name = "+"
+		}
+		out = append(out, name+"@"+s.Node+strings.TrimSuffix("/"+s.Device, "/"))
+	}
+	return strings.Join(out, " ")
+}
+
+func TestPlace(t *testing.T) {
+	spread, first := plan.Placer(Spread{}), plan.Placer(FirstFit{})
+	for name, tc := range map[string]struct {
+		placer plan.Placer
+		change func(*plan.Snapshot)
+		f, g   int // wanted
+		want   string
+		short  string
+	}{
+		"spread":    {spread, func(*plan.Snapshot) {}, 3, 0, "+@a +@b +@c", ""},
+		"first fit": {first, func(*plan.Snapshot) {}, 4, 0, "+@a +@a +@a +@b", ""},
+		"spread, the zygote decides a tie": {spread, func(s *plan.Snapshot) {
+			s.Nodes[1].Zygotes = []plan.Zygote{{Function: "f", Bytes: 10}}
+		}, 2, 0, "+@b +@a", ""},
+		"first fit, the zygote first": {first, func(s *plan.Snapshot) {
+			s.Nodes[1].Zygotes = []plan.Zygote{{Function: "f", Bytes: 10}}
+			s.Nodes[1].MemoryUsed = 30
+		}, 3, 0, "+@b +@b +@a", ""},
+		"more memory decides a tie": {spread, func(s *plan.Snapshot) { s.Nodes[0].MemoryUsed = 20 }, 1, 0, "+@b", ""},
+		"newest dropped, draining not kept": {spread, func(s *plan.Snapshot) {
+			s.Functions[0].Replicas = []plan.Replica{
+				replica("r1", "a", plan.Ready, 1), replica("r2", "a", plan.Ready, 3), replica("r3", "b", plan.Starting, 9),
+				replica("r4", "a", plan.Draining, 99), replica("r5", "a", plan.Ready, 2),
+			}
+		}, 2, 0, "r2@a r5@a", ""},
+		"starting kept after ready": {spread, func(s *plan.Snapshot) {
+			s.Functions[0].Replicas = []plan.Replica{replica("r1", "a", plan.Starting, 9), replica("r2", "a", plan.Ready, 1)}
+		}, 3, 0, "r2@a r1@a +@b", ""},
+		"unfit nodes keep but get none": {spread, func(s *plan.Snapshot) {
+			s.Nodes[0].Unavailable, s.Nodes[1].Unavailable = "x", "y"
+			s.Functions[0].Replicas = []plan.Replica{replica("r1", "a", plan.Ready, 9), replica("r2", "c", plan.Starting, 1)}
+		}, 3, 0, "r2@c r1@a +@c", ""},
+		"old revisions are replaced": {spread, func(s *plan.Snapshot) {
+			s.Functions[0].Replicas = []plan.Replica{replica("r1", "a", plan.Ready, 9)}
+			s.Functions[0].Revision = 2
+		}, 1, 0, "+@a", ""},
+		"each function gets its first before one gets its second": {first, func(s *plan.Snapshot) {
+			s.Nodes = s.Nodes[:1]
+		}, 5, 1, "+@a +@a", "2 of 5 placed: one more needs 30 B; of 1 nodes, a has the most free memory, 10 B"},
+		"a zygote costs memory too": {first, func(s *plan.Snapshot) {
+			s.Nodes[2].Zygotes = []plan.Zygote{{Function: "f", Bytes: 50}}
+			s.Nodes[2].MemoryUsed = 90
+		}, 3, 0, "+@a +@b", "2 of 3 placed: one more needs 30 B"},
+		"no node": {spread, func(s *plan.Snapshot) {
+			for i := range s.Nodes {
+				s.Nodes[i].Unavailable = "gone"
+			}
+		}, 1, 0, "", "0 of 1 placed: none of 3 nodes takes a replica"},
+		"devices": {first, func(s *plan.Snapshot) {
+			s.Functions[0].GPU = 2
+			s.Nodes[1].Devices = []plan.Device{
+				{ID: "g0", Memory: 90}, {ID: "g1", Memory: 90, MemoryUsed: 70}, {ID: "g2", Memory: 90, MemoryUsed: 50},
+				{ID: "g3", Memory: 90, Unavailable: "lost"}, {ID: "g4", Memory: 90, MemoryUsed: 10},
+			}
+		}, 2, 0, "+@b/g0,g4", "1 of 2 placed: one more needs 30 B and 2 free devices with 30 B each"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := world()
+			tc.change(&s)
+			wants, err := tc.placer.Place(s, plan.Alloc{{Function: "f", Count: tc.f}, {Function: "g", Count: tc.g}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := show(wants[0].Slots); got != tc.want {
+				t.Errorf("slots %q, want %q", got, tc.want)
+			}
+			if got := wants[0].Short; !strings.HasPrefix(got, tc.short) || (tc.short == "") != (got == "") {
+				t.Errorf("short %q, want %q", got, tc.short)
+			}
+			if len(wants[1].Slots) != tc.g {
+				t.Errorf("g has %d slots, want %d: %s", len(wants[1].Slots), tc.g, wants[1].Short)
+			}
+		})
+	}
+	if _, err := spread.Place(world(), plan.Alloc{{Function: "h", Count: 1}}); err == nil || !strings.Contains(err.Error(), `"h"`) {
+		t.Errorf("an unknown function: %v", err)
+	}
+}
+
+func TestKeyStages(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*plan.Snapshot)
+		wants  []plan.Want
+		want   string // function@node, ! for key
+	}{
+		"where it runs":         {func(*plan.Snapshot) {}, []plan.Want{{Function: "f", Slots: []plan.Slot{{Node: "b"}}}}, "f@b"},
+		"more than its minimum": {func(*plan.Snapshot) {}, []plan.Want{{Function: "f", Slots: []plan.Slot{{Node: "b"}, {Node: "a"}}}}, "f@a! f@b!"},
+		"had more than its minimum": {func(s *plan.Snapshot) {
+			s.Functions[0].Replicas = []plan.Replica{replica("r1", "c", plan.Draining, 1), replica("r2", "b", plan.Ready, 1)}
+		}, []plan.Want{{Function: "f", Slots: []plan.Slot{{Replica: "r2", Node: "b"}}}}, "f@b! f@c!"},
+		"asleep, in its old bed": {func(s *plan.Snapshot) {
+			s.Functions[0].Zero = true
+			s.Nodes[1].Zygotes, s.Nodes[1].MemoryUsed = []plan.Zygote{{Function: "f", Bytes: 100}}, 100
+		}, []plan.Want{{Function: "f"}, {Function: "g"}}, "f@b"},
+		"asleep, most memory": {func(s *plan.Snapshot) { s.Functions[0].Zero, s.Nodes[0].MemoryUsed = true, 1 }, []plan.Want{{Function: "f"}}, "f@b"},
+		"asleep, no memory": {func(s *plan.Snapshot) {
+			s.Functions[0].Zero, s.Nodes = true, s.Nodes[:1]
+			s.Nodes[0].MemoryUsed = 50
+		}, []plan.Want{{Function: "f"}, {Function: "g", Slots: []plan.Slot{{Node: "a"}}}}, "g@a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := world()
+			tc.change(&s)
+			warm, err := KeyStages{}.Warm(s, tc.wants)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, w := range warm {
+				if w.Warmth != plan.Host {
+					t.Errorf("%+v, want host-warm", w)
+				}
+				key := ""
+				if w.Key {
+					key = "!"
+				}
+				got = append(got, w.Function+"@"+w.Node+key)
+			}
+			if strings.Join(got, " ") != tc.want {
+				t.Errorf("warm %q, want %q", strings.Join(got, " "), tc.want)
+			}
+		})
+	}
+}
+
+// TestKeepingIsStable: a plan that was carried out is planned again as it is.
+func TestKeepingIsStable(t *testing.T) {
+	s := world()
+	a := plan.Alloc{{Function: "f", Count: 5}, {Function: "g", Count: 2}}
+	wants, err := Spread{}.Place(s, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, w := range wants {
+		for k, slot := range w.Slots {
+			s.Functions[i].Replicas = append(s.Functions[i].Replicas, replica(fmt.Sprintf("%s%d", w.Function, k), slot.Node, plan.Ready, time.Duration(9-k)))
+			wants[i].Slots[k].Replica = fmt.Sprintf("%s%d", w.Function, k)
+		}
+	}
+	for i := range s.Nodes {
+		s.Nodes[i].MemoryUsed = s.Nodes[i].Memory
+	}
+	again, err := Spread{}.Place(s, a)
+	if err != nil || !reflect.DeepEqual(again, wants) {
+		t.Errorf("%+v, %v, want %+v", again, err, wants)
+	}
+}

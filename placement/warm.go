@@ -1,0 +1,75 @@
+package placement
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// KeyStages is a plan.Warmer. A function stays warm in host memory wherever it has replicas or gets them; one that has
+// more than its minimum, or had and still drains, is a key stage (as in QUART) and its zygote is evicted last. A function that may
+// sleep keeps one zygote while it does, if there is memory, so that waking is a fork.
+type KeyStages struct{}
+
+// Warm implements plan.Warmer.
+func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
+	all := nodes(&s)
+	sizes := zygoteSizes(&s)
+	var warm []plan.Warm
+	for _, w := range wants { // memory that new replicas will take is not there for sleepers
+		f, ok := s.Function(w.Function)
+		if !ok {
+			continue
+		}
+		on := map[string]bool{}
+		for _, slot := range w.Slots {
+			on[slot.Node] = true
+			if n := all[slot.Node]; n != nil && slot.Replica == "" {
+				n.free -= n.cost(f, sizes[f.Name])
+				n.zygotes[f.Name] = true
+			}
+		}
+		for _, r := range f.Replicas {
+			if all[r.Node] != nil {
+				on[r.Node] = true
+			}
+		}
+		key := max(len(w.Slots), len(f.Replicas)) > max(f.Min, 1)
+		for _, name := range slices.Sorted(maps.Keys(on)) {
+			warm = append(warm, plan.Warm{Function: f.Name, Node: name, Warmth: plan.Host, Key: key})
+		}
+	}
+	for _, w := range wants {
+		f, ok := s.Function(w.Function)
+		if !ok || !f.Zero || len(w.Slots) > 0 || len(f.Replicas) > 0 {
+			continue
+		}
+		if n := bed(f, sizes[f.Name], all); n != nil {
+			if !n.zygotes[f.Name] {
+				n.free -= n.cost(f, sizes[f.Name])
+			}
+			warm = append(warm, plan.Warm{Function: f.Name, Node: n.Name, Warmth: plan.Host})
+		}
+	}
+	slices.SortFunc(warm, func(x, y plan.Warm) int {
+		return cmp.Or(cmp.Compare(x.Function, y.Function), cmp.Compare(x.Node, y.Node))
+	})
+	return warm, nil
+}
+
+// bed returns the node that keeps a sleeping function's zygote: one that has it, else the one with the most free memory
+// that has room for it and a replica; nil: none has.
+func bed(f *plan.Function, zygote int64, all map[string]*node) *node {
+	var best *node
+	for _, n := range all {
+		if n.Unavailable != "" || !n.zygotes[f.Name] && (n.free <= 0 || n.cost(f, zygote) > n.free) {
+			continue
+		}
+		if best == nil || cmp.Or(prefer(n.zygotes[f.Name], best.zygotes[f.Name]), cmp.Compare(best.free, n.free), cmp.Compare(n.Name, best.Name)) < 0 {
+			best = n
+		}
+	}
+	return best
+}
