@@ -118,7 +118,7 @@ const messageLimit = 1 << 20
 func Externalise(s Store, owner string, a Activation) (Activation, error) {
 	total, large := 0, false
 	for _, it := range a {
-		n := it.size()
+		n := it.Size()
 		total += n
 		large = large || n > InlineLimit
 	}
@@ -128,7 +128,7 @@ func Externalise(s Store, owner string, a Activation) (Activation, error) {
 	out := make(Activation, len(a))
 	for i, it := range a {
 		out[i] = it
-		n := it.size()
+		n := it.Size()
 		if it.Ref != nil || n <= InlineLimit && total <= messageLimit {
 			continue
 		}
@@ -166,8 +166,8 @@ func Resolve(s Store, a Activation) (Activation, error) {
 	return out, nil
 }
 
-// size is about what the item takes in a message.
-func (it Item) size() int {
+// Size is about what the item takes in a message, in bytes; a reference takes none.
+func (it Item) Size() int {
 	n := len(it.Bytes)
 	for _, t := range it.Tensors {
 		n += len(t.Data) + len(t.Name) + 8*len(t.Shape)

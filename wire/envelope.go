@@ -1,0 +1,181 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/pack"
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// Kind is the first byte of a message over NATS.
+type Kind byte
+
+// The messages between coordinators and dispatchers.
+const (
+	KindTask   Kind = 'T'
+	KindCancel Kind = 'C'
+	KindReply  Kind = 'R'
+)
+
+// EnvelopeVersion is the second byte of a message over NATS.
+const EnvelopeVersion = 1
+
+// ErrVersion says that a message or frame is of a version that this program does not speak.
+var ErrVersion = errors.New("wire: unknown version")
+
+// EnvelopeKind returns what kind of message b is.
+func EnvelopeKind(b []byte) (Kind, error) {
+	if len(b) < 2 {
+		return 0, fmt.Errorf("message of %d bytes, want a kind and a version", len(b))
+	}
+	switch k := Kind(b[0]); {
+	case k != KindTask && k != KindCancel && k != KindReply:
+		return 0, fmt.Errorf("message of kind %q, want %c, %c or %c", b[0], KindTask, KindCancel, KindReply)
+	case b[1] != EnvelopeVersion:
+		return 0, fmt.Errorf("message of version %d, want %d: %w", b[1], EnvelopeVersion, ErrVersion)
+	default:
+		return k, nil
+	}
+}
+
+func open(b []byte, want Kind) (*pack.Reader, error) {
+	k, err := EnvelopeKind(b)
+	if err != nil {
+		return nil, err
+	}
+	if k != want {
+		return nil, fmt.Errorf("message of kind %c, want %c", k, want)
+	}
+	return pack.NewReader(b[2:]), nil
+}
+
+// AppendTask appends t as a message to b. Arrived is the dispatcher's and does not travel.
+func AppendTask(b []byte, t *task.Task) []byte {
+	b = append(b, byte(KindTask), EnvelopeVersion)
+	b = appendKey(b, t.Key)
+	b = pack.String(b, t.Function)
+	b = pack.String(b, t.Pipeline)
+	b = pack.String(b, t.Stage)
+	b = pack.String(b, t.ReplyTo)
+	b = appendTime(b, t.Deadline)
+	b = pack.String(b, t.Traceparent)
+	b = appendHeaders(b, t.Header)
+	return tensor.AppendInput(b, t.Input)
+}
+
+// DecodeTask decodes a message of KindTask. The task's input aliases b.
+func DecodeTask(b []byte) (*task.Task, error) {
+	r, err := open(b, KindTask)
+	if err != nil {
+		return nil, err
+	}
+	t := &task.Task{
+		Key: readKey(r), Function: r.String(), Pipeline: r.String(), Stage: r.String(), ReplyTo: r.String(),
+		Deadline: readTime(r), Traceparent: r.String(), Header: readHeaders(r), Input: tensor.ReadInput(r),
+	}
+	if err := r.End(); err != nil {
+		return nil, fmt.Errorf("task: %w", err)
+	}
+	return t, nil
+}
+
+// AppendCancel appends a message that cancels the task k of function.
+func AppendCancel(b []byte, k task.Key, function string) []byte {
+	b = append(b, byte(KindCancel), EnvelopeVersion)
+	b = appendKey(b, k)
+	return pack.String(b, function)
+}
+
+// DecodeCancel decodes a message of KindCancel.
+func DecodeCancel(b []byte) (k task.Key, function string, err error) {
+	r, err := open(b, KindCancel)
+	if err != nil {
+		return k, "", err
+	}
+	k, function = readKey(r), r.String()
+	if err := r.End(); err != nil {
+		return k, "", fmt.Errorf("cancel: %w", err)
+	}
+	return k, function, nil
+}
+
+// AppendReply appends p as a message to b.
+func AppendReply(b []byte, p *task.Reply) []byte {
+	b = append(b, byte(KindReply), EnvelopeVersion)
+	b = appendKey(b, p.Key)
+	b = append(b, byte(p.Code))
+	b = pack.String(b, p.Message)
+	b = pack.String(b, p.Replica)
+	b = pack.Int(b, int64(p.Wait))
+	b = pack.Int(b, int64(p.Service))
+	b = appendHeaders(b, p.Header)
+	return tensor.AppendActivation(b, p.Output)
+}
+
+// DecodeReply decodes a message of KindReply. The reply's output aliases b.
+func DecodeReply(b []byte) (*task.Reply, error) {
+	r, err := open(b, KindReply)
+	if err != nil {
+		return nil, err
+	}
+	p := &task.Reply{
+		Key: readKey(r), Code: task.Code(r.Byte()), Message: r.String(), Replica: r.String(),
+		Wait: time.Duration(r.Int()), Service: time.Duration(r.Int()), Header: readHeaders(r), Output: tensor.ReadActivation(r),
+	}
+	if p.Code > task.Unavailable {
+		r.Fail("code %d, want at most %d", p.Code, task.Unavailable)
+	}
+	if err := r.End(); err != nil {
+		return nil, fmt.Errorf("reply: %w", err)
+	}
+	return p, nil
+}
+
+func appendKey(b []byte, k task.Key) []byte {
+	b = pack.String(b, k.Request)
+	b = pack.Uint(b, uint64(k.Task))
+	return append(b, k.Attempt)
+}
+
+func readKey(r *pack.Reader) task.Key {
+	return task.Key{Request: r.String(), Task: uint32(r.Uint()), Attempt: r.Byte()}
+}
+
+// appendTime appends t in nanoseconds since 1970; 0 is the zero time.
+func appendTime(b []byte, t time.Time) []byte {
+	if t.IsZero() {
+		return pack.Int(b, 0)
+	}
+	return pack.Int(b, t.UnixNano())
+}
+
+func readTime(r *pack.Reader) time.Time {
+	if n := r.Int(); n != 0 {
+		return time.Unix(0, n)
+	}
+	return time.Time{}
+}
+
+func appendHeaders(b []byte, h []task.Header) []byte {
+	b = pack.Uint(b, uint64(len(h)))
+	for _, f := range h {
+		b = pack.String(b, f.Name)
+		b = pack.String(b, f.Value)
+	}
+	return b
+}
+
+func readHeaders(r *pack.Reader) []task.Header {
+	n := r.Count(2)
+	if n == 0 {
+		return nil
+	}
+	h := make([]task.Header, n)
+	for i := range h {
+		h[i] = task.Header{Name: r.String(), Value: r.String()}
+	}
+	return h
+}

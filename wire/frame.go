@@ -1,0 +1,99 @@
+package wire
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+)
+
+// Version is the version of the stage protocol that this package speaks; OldestVersion the oldest it still understands.
+const (
+	Version       = 1
+	OldestVersion = 1
+)
+
+// MaxFrame is the largest payload of a frame in bytes. What is larger goes into a file that rides along.
+const MaxFrame = 64 << 20
+
+// MaxFiles is how many descriptors may ride with one frame.
+const MaxFiles = 64
+
+// FrameType tells frames apart. Its numbers are part of the protocol.
+type FrameType uint8
+
+// The frames of the stage protocol.
+const (
+	FrameHello   FrameType = 1
+	FrameWelcome FrameType = 2
+	FrameBatch   FrameType = 3
+	FrameResult  FrameType = 4
+	FrameError   FrameType = 5
+	FrameChunk   FrameType = 6
+	FrameCredit  FrameType = 7
+	FrameCancel  FrameType = 8
+	FrameDrain   FrameType = 9
+)
+
+func (t FrameType) known() bool { return t >= FrameHello && t <= FrameDrain }
+
+// String returns the frame's name.
+func (t FrameType) String() string {
+	names := [...]string{"0", "Hello", "Welcome", "Batch", "Result", "Error", "Chunk", "Credit", "Cancel", "Drain"}
+	if t.known() {
+		return names[t]
+	}
+	return fmt.Sprintf("type %d", uint8(t))
+}
+
+// Frame is one message on a replica's socket.
+type Frame struct {
+	Type    FrameType
+	Batch   uint64 // which batch it is about; 0: none
+	Payload []byte
+	Files   []*os.File // the receiver's to close
+}
+
+const (
+	headerSize = 16
+	flagFiles  = 1
+)
+
+// appendHeader appends the 16 bytes in front of a payload.
+func appendHeader(b []byte, f Frame) []byte {
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(f.Payload)))
+	flags := byte(0)
+	if len(f.Files) > 0 {
+		flags = flagFiles
+	}
+	b = append(b, byte(f.Type), flags, byte(len(f.Files)), Version)
+	return binary.LittleEndian.AppendUint64(b, f.Batch)
+}
+
+// header is a frame's header, decoded and checked.
+type header struct {
+	length int
+	kind   FrameType
+	files  int
+	batch  uint64
+	skip   bool // a type that only a later version knows
+}
+
+func decodeHeader(b *[headerSize]byte) (header, error) {
+	h := header{
+		length: int(binary.LittleEndian.Uint32(b[:])), kind: FrameType(b[4]), files: int(b[6]),
+		batch: binary.LittleEndian.Uint64(b[8:]),
+	}
+	version := b[7]
+	switch {
+	case version < OldestVersion:
+		return h, fmt.Errorf("frame of version %d, want %d or later: %w", version, OldestVersion, ErrVersion)
+	case h.length > MaxFrame:
+		return h, fmt.Errorf("frame %v of %d bytes, want at most %d", h.kind, h.length, MaxFrame)
+	case h.files > MaxFiles || (b[5]&flagFiles != 0) != (h.files > 0):
+		return h, fmt.Errorf("frame %v with flags %#x and %d descriptors, want at most %d and bit 0 set when there are any", h.kind, b[5], h.files, MaxFiles)
+	case !h.kind.known() && version <= Version:
+		return h, fmt.Errorf("frame of type %d in version %d, want %d to %d", h.kind, version, FrameHello, FrameDrain)
+	}
+	h.skip = !h.kind.known()
+	return h, nil
+}

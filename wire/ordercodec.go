@@ -1,0 +1,92 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+)
+
+// AppendOrder appends the message that o is to b, as documented at its OrderKind.
+func AppendOrder(b []byte, o Order) []byte {
+	le := binary.LittleEndian
+	b = append(b, byte(o.Kind), o.Version)
+	switch o.Kind {
+	case OrderFork:
+		b = le.AppendUint16(b, o.Threads)
+		b = le.AppendUint32(b, o.ID)
+		for _, kv := range o.Env {
+			b = append(append(b, kv...), 0)
+		}
+	case OrderKill:
+		b = le.AppendUint16(b, o.Signal)
+		b = le.AppendUint32(b, o.PID)
+	case ZygoteReady:
+		b = le.AppendUint16(b, o.Threads)
+		b = le.AppendUint32(b, o.PID)
+		b = le.AppendUint64(b, o.Nanos)
+	case ChildForked:
+		b = le.AppendUint16(b, 0)
+		b = le.AppendUint32(b, o.ID)
+		b = le.AppendUint32(b, o.PID)
+		b = le.AppendUint32(b, 0)
+		b = le.AppendUint64(b, o.Nanos)
+	case ChildExited:
+		b = le.AppendUint16(b, 0)
+		b = le.AppendUint32(b, o.PID)
+		b = le.AppendUint32(b, o.Status)
+	case ZygoteError:
+		b = le.AppendUint16(b, 0)
+		b = le.AppendUint32(b, o.ID)
+		b = append(b, o.Text...)
+	}
+	return b
+}
+
+// orderSizes holds the fixed part of each message.
+var orderSizes = map[OrderKind]int{OrderFork: 8, OrderKill: 8, ZygoteReady: 16, ChildForked: 24, ChildExited: 12, ZygoteError: 8}
+
+// DecodeOrder decodes one message from a zygote's socket.
+func DecodeOrder(b []byte) (Order, error) {
+	if len(b) < 2 {
+		return Order{}, fmt.Errorf("order of %d bytes, want a kind and a version", len(b))
+	}
+	o := Order{Kind: OrderKind(b[0]), Version: b[1]}
+	size, ok := orderSizes[o.Kind]
+	switch {
+	case !ok:
+		return Order{}, fmt.Errorf("order of kind %q, want one of F K R C X E", b[0])
+	case o.Version != OrderVersion:
+		return Order{}, fmt.Errorf("order %c of version %d, want %d: %w", o.Kind, o.Version, OrderVersion, ErrVersion)
+	case len(b) < size:
+		return Order{}, fmt.Errorf("order %c of %d bytes, want at least %d", o.Kind, len(b), size)
+	}
+	le := binary.LittleEndian
+	half, word := le.Uint16(b[2:]), le.Uint32(b[4:])
+	switch o.Kind {
+	case OrderFork:
+		o.Threads, o.ID = half, word
+		for rest := b[8:]; len(rest) > 0; {
+			kv, after, ok := bytes.Cut(rest, []byte{0})
+			if !ok {
+				return Order{}, fmt.Errorf("order F: environment ends in %q, want a NUL after each entry", rest)
+			}
+			o.Env, rest = append(o.Env, string(kv)), after
+		}
+		return o, nil
+	case OrderKill:
+		o.Signal, o.PID = half, word
+	case ZygoteReady:
+		o.Threads, o.PID, o.Nanos = half, word, le.Uint64(b[8:])
+	case ChildForked:
+		o.ID, o.PID, o.Nanos = word, le.Uint32(b[8:]), le.Uint64(b[16:])
+	case ChildExited:
+		o.PID, o.Status = word, le.Uint32(b[8:])
+	case ZygoteError:
+		o.ID, o.Text = word, string(b[8:])
+		return o, nil
+	}
+	if len(b) != size {
+		return Order{}, fmt.Errorf("order %c of %d bytes, want %d", o.Kind, len(b), size)
+	}
+	return o, nil
+}
