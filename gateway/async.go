@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -98,7 +99,11 @@ func (g *Gateway) accept(w http.ResponseWriter, r *http.Request, c *call) int {
 	ctx, cancel := context.WithTimeout(r.Context(), appendTimeout)
 	defer cancel()
 	e := Entry{Request: req, CallID: c.id, Name: c.name, Timeout: timeout, Callback: callback, Accepted: c.start}
-	if err := g.cfg.Journal.Append(ctx, e); err != nil {
+	err := g.cfg.Journal.Append(ctx, e)
+	if errors.Is(err, ErrTooLarge) {
+		return fail(w, c, &task.Error{Status: http.StatusRequestEntityTooLarge, Cause: "too large to be kept for later: " + err.Error()})
+	}
+	if err != nil {
 		g.cfg.Log.Error("async request refused", "function", c.key, "call", c.id, "error", err)
 		return fail(w, c, &task.Error{Status: http.StatusServiceUnavailable, Internal: true, Cause: "the journal cannot take the request; try again later"})
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -57,6 +58,10 @@ func TestAcceptRefuses(t *testing.T) {
 	}
 	if len(f.journal.entries) != 0 {
 		t.Errorf("%d entries, want none", len(f.journal.entries))
+	}
+	f.journal.refuse = fmt.Errorf("9 MiB: %w", ErrTooLarge)
+	if w := f.do(http.MethodPost, "/async-function/echo", "x"); w.Code != http.StatusRequestEntityTooLarge {
+		t.Errorf("too large for the journal: status %d", w.Code)
 	}
 	f.journal.refuse = errors.New("full: secret detail")
 	w := f.do(http.MethodPost, "/async-function/echo", "x")

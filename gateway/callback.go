@@ -78,7 +78,7 @@ func (c *Callbacks) post(ctx context.Context, url string, r Result) error {
 	if err != nil {
 		return fmt.Errorf("callback: %w", err)
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()       // nothing is left to lose
 	_, _ = io.CopyN(io.Discard, resp.Body, 64<<10) // so that the connection can be used again
 	switch s := resp.StatusCode; {
 	case s < 300:

@@ -30,9 +30,12 @@ type Invoker interface {
 
 // Journal keeps accepted async requests until they are done.
 type Journal interface {
-	// Append returns once e is on disk.
+	// Append returns once e is on disk; or [ErrTooLarge], when it will never take an entry of that size.
 	Append(ctx context.Context, e Entry) error
 }
+
+// ErrTooLarge says that an entry is too large for a journal.
+var ErrTooLarge = errors.New("gateway: the request is too large for the journal")
 
 // Config is what a [Gateway] is made of. All fields are needed.
 type Config struct {

@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -40,6 +42,16 @@ func TestInvoke(t *testing.T) {
 	} {
 		if got := header(r, name); !slices.Equal(got, []string{want}) {
 			t.Errorf("the function gets %s %q, want %q once", name, got, want)
+		}
+	}
+	for range 20 { // maps are walked in random order
+		f.do(http.MethodGet, "/function/echo", "", "D", "", "B", "", "A", "", "C", "")
+		var names []string
+		for _, h := range f.invoker.last(t).Header {
+			names = append(names, h.Name)
+		}
+		if got := strings.Join(names, " "); got != "Http-Method Http-Path X-Call-Id A B C D" {
+			t.Fatalf("headers in the order %s", got)
 		}
 	}
 	for _, name := range []string{"Connection", "X-Timeout", "Traceparent", "Content-Type"} {
@@ -180,8 +192,17 @@ func TestErrors(t *testing.T) {
 func TestBadHeaders(t *testing.T) {
 	f := newFront(t, nil)
 	for _, tc := range [][2]string{
-		{"X-Timeout", "soon"}, {"X-Timeout", "-1"}, {"X-Timeout", "0"}, {"X-Timeout", "2h"}, {"X-Timeout", "-5s"}, {"X-Timeout", "99999999999"},
-		{"X-Call-Id", strings.Repeat("a", 129)}, {"X-Call-Id", "../x"}, {"X-Call-Id", "a b"}, {"X-Call-Id", "a/b"}, {"X-Call-Id", "é"},
+		{"X-Timeout", "soon"},
+		{"X-Timeout", "-1"},
+		{"X-Timeout", "0"},
+		{"X-Timeout", "2h"},
+		{"X-Timeout", "-5s"},
+		{"X-Timeout", "99999999999"},
+		{"X-Call-Id", strings.Repeat("a", 129)},
+		{"X-Call-Id", "../x"},
+		{"X-Call-Id", "a b"},
+		{"X-Call-Id", "a/b"},
+		{"X-Call-Id", "é"},
 	} {
 		w := f.do(http.MethodPost, "/function/echo", "", tc[0], tc[1])
 		if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), tc[0]) {
@@ -219,8 +240,12 @@ func TestCallIDs(t *testing.T) {
 		seen[r.ID] = true
 	}
 	a, b := newIDs(), newIDs()
-	if a.next() == b.next() || a.next() == a.next() {
-		t.Error("ids repeat")
+	seen = map[string]bool{}
+	for range 100 {
+		seen[a.next()], seen[b.next()] = true, true
+	}
+	if len(seen) != 200 {
+		t.Errorf("%d different ids of 200", len(seen))
 	}
 }
 
@@ -232,7 +257,8 @@ func TestServerTiming(t *testing.T) {
 		resp.Header = []task.Header{{Name: "x-model", Value: "v4"}, {Name: "Content-Length", Value: "999"}, {Name: "X-OpenFaaS-Internal", Value: "forged"}}
 		resp.Stages = []task.Timing{
 			{Stage: "ocr-detect", Wait: 1200 * time.Microsecond, Service: 130100 * time.Microsecond},
-			{Stage: "ocr-read", Wait: ms, Service: 2 * ms}, {Stage: "ocr-read", Wait: 3 * ms, Service: 4 * ms},
+			{Stage: "ocr-read", Wait: ms, Service: 2 * ms},
+			{Stage: "ocr-read", Wait: 3 * ms, Service: 4 * ms},
 		}
 		return resp, nil
 	}
@@ -319,6 +345,24 @@ func TestBodies(t *testing.T) {
 				t.Errorf("%s %d: Content-Length %d", name, size, resp.ContentLength)
 			}
 		}
+	}
+}
+
+// TestLargeBodyIsNotRead: a body that says that it is too large is refused before it comes.
+func TestLargeBodyIsNotRead(t *testing.T) {
+	f := newFront(t, nil)
+	r := httptest.NewRequest(http.MethodPost, "/function/echo", unsized{iotest.ErrReader(errors.New("it was read"))})
+	r.ContentLength = 1<<20 + 1
+	w := httptest.NewRecorder()
+	f.handler.ServeHTTP(w, r)
+	if w.Code != http.StatusRequestEntityTooLarge {
+		t.Errorf("status %d %q, want 413", w.Code, w.Body)
+	}
+	r.ContentLength = 1
+	w = httptest.NewRecorder()
+	f.handler.ServeHTTP(w, r)
+	if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "it was read") {
+		t.Errorf("broken body: status %d %q, want 400", w.Code, w.Body)
 	}
 }
 
