@@ -1,0 +1,147 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/stage/zygote"
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// Hooks is what an author writes.
+type Hooks struct {
+	// Place runs once in each replica, before it takes calls; nil: nothing to do. An error ends the replica.
+	Place func(ctx context.Context, r *Replica) error
+	// Infer runs a batch and returns one result a call, in order. Up to Slots batches run at a time. ctx ends when all calls
+	// of the batch are canceled or past their deadlines.
+	Infer func(ctx context.Context, calls []*Call) []Result
+	// Slots is how many batches run at a time; the environment's max_inflight overrides it. Default 1.
+	Slots int
+	// MaxBatch is how many calls Infer takes at a time. Default 1.
+	MaxBatch int
+}
+
+// Replica is this process.
+type Replica struct {
+	Name     string
+	Function string // pipeline.Key
+	Log      *slog.Logger
+
+	model *zygote.Session
+	load  time.Duration
+}
+
+// Model returns the ONNX session, inherited from the zygote or opened by this process; nil for a function without one.
+func (r *Replica) Model() *zygote.Session { return r.model }
+
+// Call is one call of a batch.
+type Call struct {
+	Key         task.Key
+	Deadline    time.Time // zero: none
+	Traceparent string
+	Header      []task.Header
+	Input       tensor.Input
+
+	ctx   context.Context
+	write func([]byte) error
+}
+
+// Context ends when the call is canceled or past its deadline.
+func (c *Call) Context() context.Context { return c.ctx }
+
+// Items returns the items of all parts of the input, in the parts' order.
+func (c *Call) Items() tensor.Activation {
+	if len(c.Input) == 1 {
+		return c.Input[0].Items
+	}
+	var all tensor.Activation
+	for _, p := range c.Input {
+		all = append(all, p.Items...)
+	}
+	return all
+}
+
+// HeaderValue returns the first header field of that name, or "".
+func (c *Call) HeaderValue(name string) string {
+	for _, h := range c.Header {
+		if h.Name == name {
+			return h.Value
+		}
+	}
+	return ""
+}
+
+// Write streams a piece of the call's output ahead of its result. It waits while the receiver is behind.
+func (c *Call) Write(p []byte) (int, error) {
+	if err := c.write(p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// Result is the end of one call: Err, or else Output.
+type Result struct {
+	Output tensor.Activation
+	Header []task.Header // for the HTTP response, when this is the last stage
+	Err    error
+}
+
+// badInput marks an error as the client's.
+type badInput struct{ error }
+
+func (b badInput) Unwrap() error { return b.error }
+
+// BadInput marks err as caused by the call's input: the client gets 400 instead of 500, and nothing is retried.
+func BadInput(err error) error { return badInput{err} }
+
+// code says which outcome an error of a hook is.
+func code(err error) task.Code {
+	switch {
+	case errors.As(err, new(badInput)):
+		return task.BadInput
+	case errors.Is(err, context.Canceled):
+		return task.Canceled
+	case errors.Is(err, context.DeadlineExceeded):
+		return task.Expired
+	}
+	return task.Failed
+}
+
+// Each makes an Infer hook of a function for one call.
+func Each(f func(c *Call) (tensor.Activation, error)) func(context.Context, []*Call) []Result {
+	return func(_ context.Context, calls []*Call) []Result {
+		out := make([]Result, len(calls))
+		for i, c := range calls {
+			if err := c.ctx.Err(); err != nil {
+				out[i].Err = err
+				continue
+			}
+			out[i].Output, out[i].Err = f(c)
+		}
+		return out
+	}
+}
+
+// safely runs Infer; a panic becomes the error of every call, because it is not known which one caused it.
+func safely(infer func(context.Context, []*Call) []Result, ctx context.Context, calls []*Call, log *slog.Logger) (out []Result) {
+	defer func() {
+		p := recover()
+		if p == nil && len(out) == len(calls) {
+			return
+		}
+		err := fmt.Errorf("the function answered %d of %d calls", len(out), len(calls))
+		if p != nil {
+			err = fmt.Errorf("the function panicked: %v", p)
+			log.Error("panic in Infer", "panic", p)
+		}
+		out = make([]Result, len(calls))
+		for i := range out {
+			out[i].Err = err
+		}
+	}()
+	return infer(ctx, calls)
+}

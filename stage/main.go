@@ -1,0 +1,139 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/stage/zygote"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// errByHand says that nobody gave this process a stage socket.
+var errByHand = errors.New("this is a stage of a Stagecoach pipeline, and it was started without a stage socket: " +
+	"deploy it (faas-cli deploy) and let `stagecoach up` start it")
+
+// Main runs this process as a replica and does not return. It ends with 0 when the replica was drained or its dispatcher is
+// gone, with 2 when it was started by hand, else with 1.
+func Main(h Hooks) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	err := run(ctx, h)
+	stop()
+	switch {
+	case errors.Is(err, errByHand):
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "stage:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func run(ctx context.Context, h Hooks) error {
+	fd, err := stageSocket()
+	if err != nil {
+		return err
+	}
+	c, err := connection(fd)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if h.Slots, h.MaxBatch, err = limits(h, os.Getenv("max_inflight")); err != nil {
+		return err
+	}
+	r := &Replica{
+		Name: os.Getenv(wire.EnvReplica), Function: os.Getenv(wire.EnvFunction),
+		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	}
+	if err := r.open(); err != nil {
+		return err
+	}
+	begin := time.Now()
+	if h.Place != nil {
+		if err := h.Place(ctx, r); err != nil {
+			return fmt.Errorf("place: %w", err)
+		}
+	}
+	return serve(ctx, wire.NewConn(c), wire.Hello{
+		Oldest: wire.OldestVersion, Newest: wire.Version, PID: os.Getpid(), Function: r.Function, Replica: r.Name,
+		Slots: h.Slots, MaxBatch: h.MaxBatch, Threads: runtime.GOMAXPROCS(0), Load: r.load, Place: time.Since(begin),
+	}, h, r.Log)
+}
+
+// stageSocket returns the descriptor that this process was given, and makes a forked child's environment Go's own.
+func stageSocket() (int, error) {
+	if fd, env, ok := zygote.Child(); ok {
+		for _, kv := range env {
+			k, v, _ := strings.Cut(kv, "=")
+			if err := os.Setenv(k, v); err != nil {
+				return 0, fmt.Errorf("environment of the fork order: %q: %w", kv, err)
+			}
+		}
+		return fd, nil
+	}
+	s := os.Getenv(wire.EnvStageFD)
+	if s == "" {
+		return 0, errByHand
+	}
+	fd, err := strconv.Atoi(s)
+	if err != nil || fd < 3 {
+		return 0, fmt.Errorf("%s=%q, want a descriptor from 3 on", wire.EnvStageFD, s)
+	}
+	return fd, nil
+}
+
+// connection takes the stage socket over.
+func connection(fd int) (*net.UnixConn, error) {
+	f := os.NewFile(uintptr(fd), "stage")
+	c, err := net.FileConn(f)
+	_ = f.Close() // FileConn has its own
+	if err != nil {
+		return nil, fmt.Errorf("stage socket %d: %w", fd, err)
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		_ = c.Close()
+		return nil, fmt.Errorf("stage socket %d is a %T, want a unix socket", fd, c)
+	}
+	return u, nil
+}
+
+// limits returns slots and largest batch: the hooks' or 1, slots overridden by the environment.
+func limits(h Hooks, maxInflight string) (slots, batch int, err error) {
+	slots = max(1, h.Slots)
+	if maxInflight != "" {
+		if slots, err = strconv.Atoi(maxInflight); err != nil || slots < 1 || slots > 10_000 {
+			return 0, 0, fmt.Errorf("max_inflight=%q, want 1 to 10000", maxInflight)
+		}
+	}
+	return slots, max(1, h.MaxBatch), nil
+}
+
+// open takes the inherited session, or opens the model as a cold start does.
+func (r *Replica) open() error {
+	if r.model = zygote.Inherited(); r.model != nil {
+		return nil
+	}
+	model := os.Getenv(wire.EnvModel)
+	if _, _, forked := zygote.Child(); forked || model == "" {
+		return nil
+	}
+	begin := time.Now()
+	s, err := zygote.OpenSession(os.Getenv(wire.EnvORT), model, runtime.GOMAXPROCS(0))
+	if err != nil {
+		return err
+	}
+	r.model, r.load = s, time.Since(begin)
+	return nil
+}
