@@ -36,7 +36,7 @@ type running struct{ cancel []context.CancelFunc }
 // these once what it had taken is answered.
 func serve(ctx context.Context, conn *wire.Conn, hello wire.Hello, hooks Hooks, log *slog.Logger) error {
 	s := &server{conn: conn, hooks: hooks, log: log, batches: map[uint64]*running{}}
-	s.credit.more = sync.NewCond(&s.credit.mu)
+	s.credit.init()
 	defer conn.Close()
 	if err := s.greet(hello); err != nil {
 		return err
@@ -255,6 +255,8 @@ type chunkCredit struct {
 	left   uint64
 	closed bool
 }
+
+func (c *chunkCredit) init() { c.more = sync.NewCond(&c.mu) }
 
 func (c *chunkCredit) add(n uint64) {
 	c.mu.Lock()
