@@ -1,0 +1,101 @@
+package ocr
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"image"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// Line is text and where it stands.
+type Line struct {
+	Text       string  `json:"text"`
+	Confidence float64 `json:"confidence"` // 0..1, mean of its characters
+	Box        Rect    `json:"box"`
+}
+
+// Rect is a rectangle in the page's pixels; in JSON [left, top, right, bottom].
+type Rect struct{ image.Rectangle }
+
+// MarshalJSON writes [left, top, right, bottom].
+func (r Rect) MarshalJSON() ([]byte, error) {
+	return json.Marshal([4]int{r.Min.X, r.Min.Y, r.Max.X, r.Max.Y})
+}
+
+// UnmarshalJSON reads [left, top, right, bottom].
+func (r *Rect) UnmarshalJSON(b []byte) error {
+	var v []int
+	if err := json.Unmarshal(b, &v); err != nil || len(v) != 4 || v[0] >= v[2] || v[1] >= v[3] {
+		return fmt.Errorf("box %s, want [left, top, right, bottom] in pixels", b)
+	}
+	r.Rectangle = image.Rect(v[0], v[1], v[2], v[3])
+	return nil
+}
+
+// Assemble puts pieces of text into reading order, whatever order they come in, and joins those of one line by a space.
+// Pieces without text are left out.
+func Assemble(pieces []Line) []Line {
+	pieces = slices.DeleteFunc(slices.Clone(pieces), func(p Line) bool { return p.Text == "" })
+	slices.SortFunc(pieces, func(a, b Line) int { // group keeps this order among equal boxes
+		return cmp.Or(strings.Compare(a.Text, b.Text), cmp.Compare(a.Confidence, b.Confidence))
+	})
+	var lines []Line
+	for _, row := range group(pieces, func(p Line) image.Rectangle { return p.Box.Rectangle }) {
+		line, texts, runes, sum := Line{}, []string{}, 0, 0.0
+		for _, p := range row {
+			n := utf8.RuneCountInString(p.Text)
+			texts, runes, sum = append(texts, p.Text), runes+n, sum+p.Confidence*float64(n)
+			line.Box.Rectangle = line.Box.Union(p.Box.Rectangle)
+		}
+		line.Text, line.Confidence = strings.Join(texts, " "), sum/float64(runes)
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// Plain is the text of lines, parted by newlines.
+func Plain(lines []Line) string {
+	texts := make([]string, len(lines))
+	for i, l := range lines {
+		texts[i] = l.Text
+	}
+	return strings.Join(texts, "\n")
+}
+
+// group puts boxes into lines, top to bottom, each left to right. A box belongs to a line when its middle is nearer to that
+// of the line's topmost box than half of the lower one's height. Equal boxes keep the order they have in all; nothing else
+// depends on it.
+func group[T any](all []T, rect func(T) image.Rectangle) [][]T {
+	byTop := slices.Clone(all)
+	slices.SortStableFunc(byTop, func(a, b T) int { return compare(rect(a), rect(b), false) })
+	var lines [][]T
+	for _, v := range byTop {
+		at := slices.IndexFunc(lines, func(line []T) bool { return sameLine(rect(line[0]), rect(v)) })
+		if at < 0 {
+			lines = append(lines, []T{v})
+			continue
+		}
+		lines[at] = append(lines[at], v)
+	}
+	for _, line := range lines {
+		slices.SortStableFunc(line, func(a, b T) int { return compare(rect(a), rect(b), true) })
+	}
+	return lines
+}
+
+func sameLine(a, b image.Rectangle) bool {
+	apart := a.Min.Y + a.Max.Y - b.Min.Y - b.Max.Y // twice the distance of the middles
+	return max(apart, -apart) < min(a.Dy(), b.Dy())
+}
+
+// compare is a total order of rectangles, by top or by left edge first.
+func compare(a, b image.Rectangle, left bool) int {
+	x, y := cmp.Compare(a.Min.X, b.Min.X), cmp.Compare(a.Min.Y, b.Min.Y)
+	if !left {
+		x, y = y, x
+	}
+	return cmp.Or(x, y, cmp.Compare(a.Max.X, b.Max.X), cmp.Compare(a.Max.Y, b.Max.Y))
+}
