@@ -50,7 +50,7 @@ func Synthetic(dir string, e Encoder, seed uint64) (path string, bytes int64, er
 	if err != nil {
 		return "", 0, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // a second time after success
 	b := &builder{w: bufio.NewWriterSize(f, 1<<20), rnd: seed*2 + 1, graph: &onnxpb.GraphProto{Name: proto.String("encoder")}}
 	b.encoder(e)
 	if b.err != nil {

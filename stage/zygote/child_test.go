@@ -2,11 +2,14 @@ package zygote_test
 
 import (
 	"encoding/gob"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -31,9 +34,8 @@ func TestMain(m *testing.M) {
 
 // question is what a test asks a child over its stage socket; answer what it gets.
 type question struct {
-	Do      string // look, run, run in parallel, close, print, exit
-	Inputs  []tensor.Tensor
-	Outputs []string
+	Do     string // look, run, run in parallel, close, print, exit
+	Inputs []tensor.Tensor
 }
 
 type answer struct {
@@ -43,11 +45,12 @@ type answer struct {
 	Args    []string          // of the process
 	FDs     map[string]string // open descriptors: where they lead
 	Seeds   string
-	Status  string // /proc/self/status
+	Status  string // /proc/self/status of a process that it starts
+	Pool    int    // threads of the pool
 	Session bool
 	Inputs  []zygote.Info
 	Tensors []tensor.Tensor
-	Busy    int // threads that computed
+	Busy    int // threads of the pool that have computed
 	Error   string
 }
 
@@ -59,7 +62,7 @@ func child(fd int, env []string) error {
 	session := zygote.Inherited()
 	for {
 		var q question
-		if err := in.Decode(&q); err == io.EOF {
+		if err := in.Decode(&q); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
@@ -73,12 +76,18 @@ func child(fd int, env []string) error {
 		case "look":
 			a.FDs = descriptors()
 			var status []byte
-			status, err = os.ReadFile("/proc/self/status")
+			status, err = exec.Command("cat", "/proc/self/status").Output()
 			a.Status = string(status)
 		case "run":
-			before := cpuTimes()
-			a.Tensors, err = session.Run(q.Inputs, q.Outputs...)
-			a.Busy = busier(before, cpuTimes())
+			before := poolTimes()
+			a.Tensors, err = session.Run(q.Inputs)
+			after := poolTimes()
+			a.Pool = len(after)
+			for thread, t := range after {
+				if t > before[thread] {
+					a.Busy++
+				}
+			}
 		case "run in parallel":
 			err = inParallel(session, q)
 		case "close":
@@ -151,25 +160,19 @@ func descriptors() map[string]string {
 	return all
 }
 
-// cpuTimes returns the CPU time of each thread of this process, in nanoseconds.
-func cpuTimes() map[string]int64 {
+// poolTimes returns the CPU time of each of the pool's threads, in nanoseconds.
+func poolTimes() map[string]int64 {
 	times := map[string]int64{}
-	tasks, _ := os.ReadDir("/proc/self/task")
+	tasks, _ := filepath.Glob("/proc/self/task/*")
 	for _, task := range tasks {
-		b, err := os.ReadFile("/proc/self/task/" + task.Name() + "/schedstat")
+		name, err := os.ReadFile(task + "/comm")
+		if err != nil || string(name) != "ort-pool\n" {
+			continue
+		}
+		b, err := os.ReadFile(task + "/schedstat")
 		if f := strings.Fields(string(b)); err == nil && len(f) == 3 {
-			times[task.Name()], _ = strconv.ParseInt(f[0], 10, 64)
+			times[task], _ = strconv.ParseInt(f[0], 10, 64)
 		}
 	}
 	return times
-}
-
-// busier counts the threads that have used a millisecond or more in between.
-func busier(before, after map[string]int64) (n int) {
-	for thread, t := range after {
-		if t-before[thread] >= 1e6 {
-			n++
-		}
-	}
-	return n
 }

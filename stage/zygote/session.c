@@ -96,6 +96,7 @@ static void join(OrtCustomThreadHandle handle) {
 
 static void *run_thread(void *argument) {
   struct thread *t = argument;
+  pthread_setname_np(pthread_self(), "ort-pool");
   t->work(t->argument);
   return NULL;
 }

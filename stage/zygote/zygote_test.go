@@ -2,7 +2,6 @@ package zygote_test
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/gob"
 	"errors"
 	"fmt"
@@ -76,7 +75,7 @@ func start(t *testing.T, env ...string) *keeper {
 	socket, there := pair(t, unix.SOCK_SEQPACKET)
 	k := &keeper{t: t, socket: socket, stderr: &lockedBuffer{}}
 	k.cmd = exec.Command(os.Args[0], "-test.run=^$")
-	k.cmd.Env = append([]string{"BEFORE=1", wire.EnvZygoteFD + "=3", "AFTER=1", "GOCOVERDIR=" + t.TempDir()}, env...)
+	k.cmd.Env = append([]string{"BEFORE=1", wire.EnvZygoteFD + "=3", "AFTER=1", "GOCOVERDIR=" + t.TempDir(), "PATH=" + os.Getenv("PATH")}, env...)
 	k.cmd.ExtraFiles = []*os.File{there}
 	k.cmd.Stderr = k.stderr
 	if err := k.cmd.Start(); err != nil {
@@ -104,7 +103,7 @@ func (k *keeper) read() wire.Order {
 	if err != nil {
 		k.t.Fatalf("read from zygote: %v; stderr: %s", err, k.stderr)
 	}
-	o, err := decode(b[:n])
+	o, err := wire.DecodeOrder(b[:n])
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -235,6 +234,9 @@ func TestChildHasNothingOfOthers(t *testing.T) {
 	}
 	r := k.fork(1)
 	a := r.do(question{Do: "look"})
+	if a.Error != "" {
+		t.Fatal(a.Error)
+	}
 	var fds []string
 	for fd := range a.FDs {
 		fds = append(fds, fd)
@@ -460,40 +462,7 @@ func TestControlDescriptorIsChecked(t *testing.T) {
 	}
 }
 
-// encode and decode are the layouts of wire/order.go.
-func encode(o wire.Order) []byte {
-	b := []byte{byte(o.Kind), o.Version}
-	switch o.Kind {
-	case wire.OrderFork:
-		b = binary.LittleEndian.AppendUint16(b, o.Threads)
-		b = binary.LittleEndian.AppendUint32(b, o.ID)
-		for _, v := range o.Env {
-			b = append(append(b, v...), 0)
-		}
-	case wire.OrderKill:
-		b = binary.LittleEndian.AppendUint16(b, o.Signal)
-		b = binary.LittleEndian.AppendUint32(b, o.PID)
-	}
-	return b
-}
-
-func decode(b []byte) (wire.Order, error) {
-	o := wire.Order{Kind: wire.OrderKind(b[0]), Version: b[1]}
-	u32 := func(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
-	switch {
-	case o.Kind == wire.ZygoteReady && len(b) == 16:
-		o.Threads, o.PID, o.Nanos = binary.LittleEndian.Uint16(b[2:]), u32(4), binary.LittleEndian.Uint64(b[8:])
-	case o.Kind == wire.ChildForked && len(b) == 24:
-		o.ID, o.PID, o.Nanos = u32(4), u32(8), binary.LittleEndian.Uint64(b[16:])
-	case o.Kind == wire.ChildExited && len(b) == 12:
-		o.PID, o.Status = u32(4), u32(8)
-	case o.Kind == wire.ZygoteError && len(b) >= 8:
-		o.ID, o.Text = u32(4), string(b[8:])
-	default:
-		return o, fmt.Errorf("message %q", b)
-	}
-	return o, nil
-}
+func encode(o wire.Order) []byte { return wire.AppendOrder(nil, o) }
 
 func library(t *testing.T) string {
 	t.Helper()
