@@ -1,0 +1,209 @@
+package zygote_test
+
+import (
+	"bytes"
+	"encoding/gob"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+const patience = 30 * time.Second // for what takes milliseconds when nothing is wrong
+
+// keeper is the manager's end of a zygote.
+type keeper struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	socket *net.UnixConn
+	stderr *lockedBuffer
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// pair makes a socket pair of which one end is a connection and the other a file to pass on.
+func pair(t *testing.T, kind int) (*net.UnixConn, *os.File) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, there := os.NewFile(uintptr(fds[0]), "here"), os.NewFile(uintptr(fds[1]), "there")
+	c, err := net.FileConn(here)
+	here.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close(); there.Close() })
+	return c.(*net.UnixConn), there
+}
+
+// start runs this test binary as a zygote.
+func start(t *testing.T, env ...string) *keeper {
+	t.Helper()
+	socket, there := pair(t, unix.SOCK_SEQPACKET)
+	k := &keeper{t: t, socket: socket, stderr: &lockedBuffer{}}
+	k.cmd = exec.Command(os.Args[0], "-test.run=^$")
+	k.cmd.Env = append([]string{"BEFORE=1", wire.EnvZygoteFD + "=3", "AFTER=1", "GOCOVERDIR=" + t.TempDir(), "PATH=" + os.Getenv("PATH")}, env...)
+	k.cmd.ExtraFiles = []*os.File{there}
+	k.cmd.Stderr = k.stderr
+	if err := k.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	there.Close()
+	t.Cleanup(func() {
+		if k.cmd.ProcessState == nil {
+			socket.Close()
+			_ = k.cmd.Process.Kill()
+			_ = k.cmd.Wait()
+		}
+		if t.Failed() {
+			t.Logf("zygote's stderr:\n%s", k.stderr)
+		}
+	})
+	return k
+}
+
+// read returns the zygote's next message.
+func (k *keeper) read() wire.Order {
+	k.t.Helper()
+	b := make([]byte, 4096)
+	n, err := k.socket.Read(b)
+	if err != nil {
+		k.t.Fatalf("read from zygote: %v; stderr: %s", err, k.stderr)
+	}
+	o, err := wire.DecodeOrder(b[:n])
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return o
+}
+
+// want reads the next message and checks its kind.
+func (k *keeper) want(kind wire.OrderKind) wire.Order {
+	k.t.Helper()
+	o := k.read()
+	if o.Kind != kind {
+		k.t.Fatalf("message %+v, want kind %c", o, kind)
+	}
+	return o
+}
+
+func (k *keeper) send(message []byte, files ...*os.File) {
+	k.t.Helper()
+	var fds []int
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
+	}
+	if _, _, err := k.socket.WriteMsgUnix(message, unix.UnixRights(fds...), nil); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// replica is a child and the test's end of its stage socket.
+type replica struct {
+	t              *testing.T
+	pid            int
+	socket         *net.UnixConn
+	ask            *gob.Encoder
+	answers        *gob.Decoder
+	stdout, stderr *os.File // what it writes, to be read from the start
+}
+
+// fork orders a child and waits until the zygote has said so.
+func (k *keeper) fork(threads uint16, env ...string) *replica {
+	k.t.Helper()
+	socket, there := pair(k.t, unix.SOCK_STREAM)
+	r := &replica{t: k.t, socket: socket, ask: gob.NewEncoder(socket), answers: gob.NewDecoder(socket)}
+	for _, f := range []**os.File{&r.stdout, &r.stderr} {
+		var err error
+		if *f, err = os.CreateTemp(k.t.TempDir(), "std"); err != nil {
+			k.t.Fatal(err)
+		}
+		k.t.Cleanup(func() { (*f).Close() })
+	}
+	k.send(encode(wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, Threads: threads, ID: 77, Env: env}), there, r.stdout, r.stderr)
+	there.Close()
+	o := k.want(wire.ChildForked)
+	if o.ID != 77 || o.PID == 0 || o.Nanos == 0 {
+		k.t.Fatalf("forked %+v, want id 77, a pid and a time", o)
+	}
+	r.pid = int(o.PID)
+	return r
+}
+
+// do asks a question and returns the answer.
+func (r *replica) do(q question) answer {
+	r.t.Helper()
+	var a answer
+	err := r.ask.Encode(q)
+	if err == nil {
+		err = r.answers.Decode(&a)
+	}
+	if err != nil {
+		r.t.Fatalf("%s: %v; replica's stderr: %s", q.Do, err, content(r.t, r.stderr))
+	}
+	return a
+}
+
+func content(t *testing.T, f *os.File) string {
+	t.Helper()
+	b, err := os.ReadFile(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// gone waits until the other end of a replica's socket is closed: its process has ended.
+func (r *replica) gone() {
+	r.t.Helper()
+	if n, err := r.socket.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+		r.t.Errorf("replica %d: read %d bytes, error %v, want the end of the stream", r.pid, n, err)
+	}
+}
+
+func encode(o wire.Order) []byte { return wire.AppendOrder(nil, o) }
+
+func library(t *testing.T) string {
+	t.Helper()
+	path, err := filepath.Abs("../../build/ort/libonnxruntime.so.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("%v: run make fetch", err)
+		}
+		t.Skipf("%v: run make fetch", err)
+	}
+	return path
+}
