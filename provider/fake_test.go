@@ -1,0 +1,178 @@
+package provider
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// memoryStore is a Store that tells its watchers from another goroutine, as the real one does.
+type memoryStore struct {
+	mu       sync.Mutex
+	entries  map[string]Entry
+	rev      uint64
+	watchers []chan Entry
+	refuse   error // answers Put and Delete
+	silent   bool  // watchers are not told
+}
+
+func newMemoryStore() *memoryStore {
+	return &memoryStore{entries: map[string]Entry{}}
+}
+
+func (s *memoryStore) Put(_ context.Context, key string, value []byte) (uint64, error) {
+	return s.change(Entry{Key: key, Value: value})
+}
+
+func (s *memoryStore) Delete(_ context.Context, key string) error {
+	_, err := s.change(Entry{Key: key, Deleted: true})
+	return err
+}
+
+func (s *memoryStore) change(e Entry) (uint64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refuse != nil {
+		return 0, s.refuse
+	}
+	s.rev++
+	e.Revision = s.rev
+	s.entries[e.Key] = e
+	if e.Deleted {
+		delete(s.entries, e.Key)
+	}
+	for _, w := range s.watchers {
+		if !s.silent {
+			w <- e
+		}
+	}
+	return s.rev, nil
+}
+
+func (s *memoryStore) Watch(_ context.Context, f func(Entry)) (func(), error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range slices.SortedFunc(maps.Values(s.entries), func(a, b Entry) int { return cmp.Compare(a.Revision, b.Revision) }) {
+		f(e)
+	}
+	w, done := make(chan Entry, 1000), make(chan struct{})
+	s.watchers = append(s.watchers, w)
+	go func() {
+		defer close(done)
+		for e := range w {
+			f(e)
+		}
+	}()
+	return func() {
+		s.mu.Lock()
+		s.watchers = slices.DeleteFunc(s.watchers, func(c chan Entry) bool { return c == w })
+		close(w)
+		s.mu.Unlock()
+		<-done
+	}, nil
+}
+
+// fakes are the rest of a provider's surroundings.
+type fakes struct {
+	states map[string]State
+	usage  map[string]Usage
+	scaled map[string]int
+}
+
+func (f *fakes) Check(image string) error {
+	if strings.HasPrefix(image, "stagecoach/") {
+		return nil
+	}
+	return errors.New("there is stagecoach/echo:1")
+}
+func (f *fakes) State(key string) State { return f.states[key] }
+func (f *fakes) Usage(key string) (Usage, bool) {
+	u, ok := f.usage[key]
+	return u, ok
+}
+
+func (f *fakes) Scale(_ context.Context, key string, replicas int) error {
+	if key == "broken."+DefaultNamespace {
+		return errors.New("no node answers")
+	}
+	f.scaled[key] = replicas
+	return nil
+}
+
+// api is a provider under test.
+type api struct {
+	*Provider
+	t     *testing.T
+	store *memoryStore
+	fakes *fakes
+	user  string
+	pass  string
+}
+
+func newAPI(t *testing.T, store *memoryStore, c *Credentials) *api {
+	t.Helper()
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	reg, err := OpenRegistry(t.Context(), store, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(reg.Close)
+	f := &fakes{map[string]State{}, map[string]Usage{}, map[string]int{}}
+	p, err := New(Config{
+		Store: store, Registry: reg, Images: f, Status: f, Scaler: f, Credentials: c, Version: "v0.1.0", Log: log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &api{Provider: p, t: t, store: store, fakes: f}
+}
+
+// do sends a request; header are pairs.
+func (a *api) do(method, path, body string, header ...string) (int, string) {
+	a.t.Helper()
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	if a.user != "" {
+		r.SetBasicAuth(a.user, a.pass)
+	}
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	w := httptest.NewRecorder()
+	a.ServeHTTP(w, r)
+	b, err := io.ReadAll(w.Result().Body)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return w.Code, string(b)
+}
+
+// must sends a request and wants this status.
+func (a *api) must(status int, method, path, body string) string {
+	a.t.Helper()
+	got, text := a.do(method, path, body)
+	if got != status {
+		a.t.Fatalf("%s %s: status %d, want %d: %s", method, path, got, status, text)
+	}
+	return text
+}
+
+const (
+	functions = "/system/functions"
+	get       = http.MethodGet
+	post      = http.MethodPost
+	put       = http.MethodPut
+	del       = http.MethodDelete
+)

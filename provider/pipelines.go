@@ -1,0 +1,129 @@
+package provider
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/openfaas/faas-provider/types"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+)
+
+// PipelineStatus is a pipeline as GET /system/pipelines shows it.
+type PipelineStatus struct {
+	Name      string          `json:"name"`
+	Namespace string          `json:"namespace"`
+	Ready     bool            `json:"ready"`         // its graph has no faults: it can be invoked
+	Entry     string          `json:"entry"`         // name of the first stage; empty while there is none
+	SLO       string          `json:"slo,omitempty"` // a Go duration
+	Stages    []StageStatus   `json:"stages"`        // in topological order; by name while there are faults
+	Faults    []PipelineFault `json:"faults"`
+}
+
+// StageStatus is a stage of a [PipelineStatus].
+type StageStatus struct {
+	Name              string      `json:"name"`
+	Next              []StageEdge `json:"next"`
+	Each              bool        `json:"each,omitempty"`
+	Replicas          int         `json:"replicas"`
+	AvailableReplicas int         `json:"availableReplicas"`
+	Detail            string      `json:"status,omitempty"` // such as why replicas do not start
+}
+
+// StageEdge leads to a successor.
+type StageEdge struct {
+	To string `json:"to"`
+	If string `json:"if,omitempty"`
+}
+
+// PipelineFault is something wrong with a pipeline's graph.
+type PipelineFault struct {
+	Function   string `json:"function,omitempty"` // empty: the pipeline as a whole
+	Annotation string `json:"annotation,omitempty"`
+	Got        string `json:"got"`
+	Want       string `json:"want"`
+}
+
+func (p *Provider) listPipelines(w http.ResponseWriter, r *http.Request) {
+	ns := namespaceOf("", r)
+	out := []PipelineStatus{}
+	for _, pl := range p.Registry.Pipelines() {
+		if pl.Namespace == ns {
+			out = append(out, p.showPipeline(pl))
+		}
+	}
+	writeJSON(w, http.StatusOK, out)
+}
+
+// describePipeline shows one pipeline, which a function of the same name does not hide here.
+func (p *Provider) describePipeline(w http.ResponseWriter, r *http.Request) {
+	name, ns := r.PathValue("name"), r.URL.Query().Get("namespace")
+	all := p.Registry.Pipelines()
+	find := func(key string) int {
+		return slices.IndexFunc(all, func(pl pipeline.Pipeline) bool { return pipeline.Key(pl.Name, pl.Namespace) == key })
+	}
+	i := find(pipeline.Key(name, cmp.Or(ns, DefaultNamespace)))
+	if full := find(name); ns == "" && full >= 0 {
+		i = full
+	}
+	if i < 0 {
+		p.fail(w, r, refuse(http.StatusNotFound, fmt.Errorf("no pipeline %q in namespace %q", name, cmp.Or(ns, DefaultNamespace))))
+		return
+	}
+	writeJSON(w, http.StatusOK, p.showPipeline(all[i]))
+}
+
+func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
+	out := PipelineStatus{
+		Name: pl.Name, Namespace: pl.Namespace, Ready: len(pl.Faults) == 0, Entry: pl.Entry,
+		Stages: []StageStatus{}, Faults: []PipelineFault{},
+	}
+	if pl.SLO > 0 {
+		out.SLO = pl.SLO.String()
+	}
+	for _, st := range pl.Stages {
+		s := p.Status.State(pipeline.Key(st.Name, st.Namespace))
+		stage := StageStatus{
+			Name: st.Name, Next: []StageEdge{}, Each: st.Each, Replicas: s.Replicas, AvailableReplicas: s.Available, Detail: s.Detail,
+		}
+		for _, e := range st.Next {
+			stage.Next = append(stage.Next, StageEdge(e))
+		}
+		out.Stages = append(out.Stages, stage)
+	}
+	for _, f := range pl.Faults {
+		out.Faults = append(out.Faults, PipelineFault(f))
+	}
+	return out
+}
+
+// namespaceNames returns the default namespace and those that have functions, sorted.
+func (p *Provider) namespaceNames() []string {
+	out := []string{DefaultNamespace}
+	for _, d := range p.Registry.Functions() {
+		out = append(out, d.Declared.Namespace)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+func (p *Provider) namespaces(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, p.namespaceNames())
+}
+
+func (p *Provider) namespace(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("name")
+	if !slices.Contains(p.namespaceNames(), name) {
+		p.fail(w, r, refuse(http.StatusNotFound, fmt.Errorf("no namespace %q", name)))
+		return
+	}
+	writeJSON(w, http.StatusOK, types.FunctionNamespace{Name: name})
+}
+
+func (p *Provider) info(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, types.ProviderInfo{
+		Name: "stagecoach", Orchestration: "stagecoach", Version: &types.VersionInfo{Release: p.Version, SHA: p.Version},
+	})
+}

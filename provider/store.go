@@ -1,0 +1,108 @@
+package provider
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/openfaas/faas-provider/types"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+)
+
+// Store keeps the deployments across restarts.
+type Store interface {
+	// Put stores value under key and returns its revision.
+	Put(ctx context.Context, key string, value []byte) (revision uint64, err error)
+	// Delete removes key; removing what is not there is no error.
+	Delete(ctx context.Context, key string) error
+	// Watch calls f with every key's latest value and then with every change in the order of revisions, one at a time,
+	// until stop is called or ctx ends. It returns once f has seen all that was there.
+	Watch(ctx context.Context, f func(Entry)) (stop func(), err error)
+}
+
+// Entry is one change of a key in a [Store].
+type Entry struct {
+	Key      string
+	Value    []byte // empty when Deleted
+	Revision uint64 // grows with every change of the store
+	Deleted  bool
+}
+
+// Deployed is a function as it was deployed. It is shared: its maps must not be changed.
+type Deployed struct {
+	Key        string // pipeline.Key of the function
+	Revision   uint64 // of the store, at its latest change
+	Deployment types.FunctionDeployment
+	Declared   pipeline.Function // what the labels and annotations say
+	CreatedAt  time.Time         // of the first deploy; updates keep it
+}
+
+// recordVersion is the version of the stored form of a deployment.
+const recordVersion = 1
+
+// record is the stored form of a deployment.
+type record struct {
+	Version    int                      `json:"version"`
+	Deployment types.FunctionDeployment `json:"deployment"`
+	CreatedAt  time.Time                `json:"createdAt"`
+}
+
+func encode(d Deployed) ([]byte, error) {
+	b, err := json.Marshal(record{recordVersion, d.Deployment, d.CreatedAt})
+	if err != nil {
+		return nil, fmt.Errorf("function %q: %w", d.Key, err)
+	}
+	return b, nil
+}
+
+// decode reads a stored deployment. What an earlier version accepted and this one does not is an error too.
+func decode(e Entry) (Deployed, error) {
+	var r record
+	if err := json.Unmarshal(e.Value, &r); err != nil {
+		return Deployed{}, fmt.Errorf("stored function %q: %w", e.Key, err)
+	}
+	if r.Version != recordVersion {
+		return Deployed{}, fmt.Errorf("stored function %q: version %d, want %d; deploy it again", e.Key, r.Version, recordVersion)
+	}
+	d := Deployed{Key: e.Key, Revision: e.Revision, Deployment: r.Deployment, CreatedAt: r.CreatedAt}
+	fn, err := parse(r.Deployment)
+	if err != nil {
+		return Deployed{}, fmt.Errorf("stored function %q: %w", e.Key, err)
+	}
+	if got := pipeline.Key(fn.Name, fn.Namespace); got != e.Key {
+		return Deployed{}, fmt.Errorf("stored function %q: holds %q", e.Key, got)
+	}
+	d.Declared = fn
+	return d, nil
+}
+
+// parse reads what the labels and annotations declare.
+func parse(d types.FunctionDeployment) (pipeline.Function, error) {
+	f, err := pipeline.Parse(d.Service, d.Namespace, deref(d.Labels), deref(d.Annotations))
+	for _, e := range fieldErrors(err) {
+		if e.Path == "name" {
+			e.Path = "service" // as the API has it
+		}
+	}
+	if !namespaceForm.MatchString(d.Namespace) {
+		err = errors.Join(err, &pipeline.FieldError{
+			Path: "namespace", Got: strconv.Quote(d.Namespace), Want: "up to 63 lower-case letters, digits and -, no - at the ends",
+		})
+	}
+	return f, err
+}
+
+// namespaceForm is a DNS label: without dots, because the last dot of a key is where the namespace begins.
+var namespaceForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+func deref(m *map[string]string) map[string]string {
+	if m == nil {
+		return nil
+	}
+	return *m
+}
