@@ -1,6 +1,7 @@
 package ocr
 
 import (
+	"errors"
 	"fmt"
 	"image"
 	"math"
@@ -25,6 +26,9 @@ const (
 // MaxBoxes is the most boxes a page may have: what one request fans out to.
 const MaxBoxes = 1000
 
+// ErrCrowded is in Detect's error for pages with more boxes than [MaxBoxes].
+var ErrCrowded = errors.New("page is too full")
+
 // Box is a place with text.
 type Box struct {
 	Rect  image.Rectangle // in the page's pixels
@@ -44,7 +48,7 @@ func Detect(m Model, page *image.RGBA) ([]Box, error) {
 	}
 	boxes := Boxes(floats(out[0].Data), w, h, size)
 	if len(boxes) > MaxBoxes {
-		return nil, fmt.Errorf("page: %d text boxes, want at most %d: send it in parts", len(boxes), MaxBoxes)
+		return nil, fmt.Errorf("%w: %d text boxes, want at most %d; send it in parts", ErrCrowded, len(boxes), MaxBoxes)
 	}
 	return boxes, nil
 }

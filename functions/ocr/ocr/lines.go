@@ -42,7 +42,7 @@ func Assemble(pieces []Line) []Line {
 	slices.SortFunc(pieces, func(a, b Line) int { // group keeps this order among equal boxes
 		return cmp.Or(strings.Compare(a.Text, b.Text), cmp.Compare(a.Confidence, b.Confidence))
 	})
-	var lines []Line
+	lines := []Line{}
 	for _, row := range group(pieces, func(p Line) image.Rectangle { return p.Box.Rectangle }) {
 		line, texts, runes, sum := Line{}, []string{}, 0, 0.0
 		for _, p := range row {

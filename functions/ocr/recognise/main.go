@@ -1,0 +1,9 @@
+// Command recognise is the OCR pipeline's stage that reads the text of one box; see package stages.
+package main
+
+import (
+	"github.com/stagecoach-serving/stagecoach/functions/ocr/stages"
+	"github.com/stagecoach-serving/stagecoach/stage"
+)
+
+func main() { stage.Main(stages.Recognise()) }

@@ -1,0 +1,80 @@
+package stages
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
+	"github.com/stagecoach-serving/stagecoach/stage"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// hook answers one call.
+type hook func(c *stage.Call) (tensor.Activation, error)
+
+// Detect finds the boxes with text on a page.
+func Detect() stage.Hooks {
+	return withModel(func(m ocr.Model) (hook, error) { return detect(m), nil })
+}
+
+// Recognise reads the text of one box. The file keys.txt lies beside its model.
+func Recognise() stage.Hooks {
+	return withModel(func(m ocr.Model) (hook, error) {
+		b, err := os.ReadFile(filepath.Join(filepath.Dir(os.Getenv(wire.EnvModel)), "keys.txt"))
+		if err != nil {
+			return nil, fmt.Errorf("the recogniser's characters: %w", err)
+		}
+		keys, err := ocr.ParseKeys(b)
+		if err != nil {
+			return nil, err
+		}
+		return recognise(m, keys), nil
+	})
+}
+
+// Text puts what was read on a page together.
+func Text() stage.Hooks { return stage.Hooks{Infer: stage.Each(text)} }
+
+// withModel makes hooks of what needs the replica's model.
+func withModel(bind func(ocr.Model) (hook, error)) stage.Hooks {
+	var answer hook
+	return stage.Hooks{
+		Place: func(_ context.Context, r *stage.Replica) (err error) {
+			if r.Model() == nil {
+				return fmt.Errorf("no model, want the environment %s to name one", wire.EnvModel)
+			}
+			answer, err = bind(r.Model())
+			return err
+		},
+		Infer: stage.Each(func(c *stage.Call) (tensor.Activation, error) { return answer(c) }),
+	}
+}
+
+func detect(m ocr.Model) hook {
+	return func(c *stage.Call) (tensor.Activation, error) {
+		items := c.Items()
+		if len(items) != 1 || items[0].Tensors != nil {
+			return nil, stage.BadInput(fmt.Errorf("%d items, want one, a PNG or JPEG", len(items)))
+		}
+		page, err := ocr.Decode(items[0].Bytes)
+		if err != nil {
+			return nil, stage.BadInput(err)
+		}
+		boxes, err := ocr.Detect(m, page)
+		if errors.Is(err, ocr.ErrCrowded) {
+			return nil, stage.BadInput(err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		out := make(tensor.Activation, len(boxes))
+		for i, b := range boxes {
+			out[i] = boxItem(ocr.Crop(page, b.Rect), b.Rect)
+		}
+		return out, nil
+	}
+}

@@ -1,0 +1,56 @@
+package stages
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
+	"github.com/stagecoach-serving/stagecoach/stage"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+func recognise(m ocr.Model, keys ocr.Keys) hook {
+	return func(c *stage.Call) (tensor.Activation, error) {
+		items := c.Items()
+		if len(items) != 1 {
+			return nil, stage.BadInput(fmt.Errorf("%d items, want one box", len(items)))
+		}
+		crop, box, err := readBoxItem(items[0])
+		if err != nil {
+			return nil, stage.BadInput(err)
+		}
+		line := ocr.Line{Box: ocr.Rect{Rectangle: box}}
+		if line.Text, line.Confidence, err = ocr.Recognise(m, keys, crop); err != nil {
+			return nil, err
+		}
+		return jsonItem(line)
+	}
+}
+
+func text(c *stage.Call) (tensor.Activation, error) {
+	items := c.Items()
+	pieces := make([]ocr.Line, len(items))
+	for i, it := range items {
+		if err := json.Unmarshal(it.Bytes, &pieces[i]); err != nil || pieces[i].Box.Empty() {
+			return nil, stage.BadInput(fmt.Errorf(`item %d: %q: %v, want {"text", "confidence", "box"}`, i, it.Bytes[:min(len(it.Bytes), 100)], err))
+		}
+	}
+	lines := ocr.Assemble(pieces)
+	plain := ocr.Plain(lines)
+	if strings.Contains(c.HeaderValue("Accept"), "application/json") {
+		return jsonItem(result{Text: plain, Lines: lines})
+	}
+	return tensor.Activation{{ContentType: "text/plain; charset=utf-8", Bytes: []byte(plain)}}, nil
+}
+
+// result is a page's text with the places of its lines.
+type result struct {
+	Text  string     `json:"text"`
+	Lines []ocr.Line `json:"lines"`
+}
+
+func jsonItem(v any) (tensor.Activation, error) {
+	b, err := json.Marshal(v)
+	return tensor.Activation{{ContentType: "application/json", Bytes: b}}, err
+}
