@@ -164,7 +164,7 @@ func newView(deployed map[string]Deployed) *view {
 		v.graphs[pipeline.Key(p.Name, p.Namespace)] = p
 	}
 	for _, d := range v.functions { // after the pipelines: of the same name, the function is meant
-		v.graphs[d.Key] = pipeline.Alone(d.Declared)
+		v.graphs[d.Key] = alone(d.Declared)
 	}
 	for key := range v.graphs {
 		v.names[key] = key
@@ -175,4 +175,12 @@ func newView(deployed map[string]Deployed) *view {
 		}
 	}
 	return v
+}
+
+// alone is the function as a pipeline of one stage, which has no predecessor to wait for.
+func alone(f pipeline.Function) pipeline.Pipeline {
+	f.Join = 0
+	return pipeline.Pipeline{
+		Name: f.Name, Namespace: f.Namespace, Entry: f.Name, SLO: f.SLO, Stages: []pipeline.Stage{{Function: f}},
+	}
 }
