@@ -1,0 +1,182 @@
+package pipeline
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// String says which function and annotation is at fault, what was got and what is wanted.
+func (f Fault) String() string {
+	var where []string
+	if f.Function != "" {
+		where = append(where, fmt.Sprintf("function %q", f.Function))
+	}
+	if f.Annotation != "" {
+		where = append(where, "annotation "+f.Annotation)
+	}
+	if len(where) == 0 {
+		return fmt.Sprintf("got %s, want %s", f.Got, f.Want)
+	}
+	return fmt.Sprintf("%s: got %s, want %s", strings.Join(where, ", "), f.Got, f.Want)
+}
+
+// Assemble returns the pipelines that the functions form, sorted by namespace and name. The order of fns does not matter.
+// Functions that are variants of another are not stages of their own.
+func Assemble(fns []Function) []Pipeline {
+	byNamespace := map[string]map[string]Function{}
+	members := map[string][]Function{} // by key of the pipeline
+	for _, f := range fns {
+		if byNamespace[f.Namespace] == nil {
+			byNamespace[f.Namespace] = map[string]Function{}
+		}
+		byNamespace[f.Namespace][f.Name] = f
+		if f.VariantOf != "" {
+			continue
+		}
+		for _, p := range f.Pipelines {
+			members[Key(p, f.Namespace)] = append(members[Key(p, f.Namespace)], f)
+		}
+	}
+	var out []Pipeline
+	for _, key := range slices.Sorted(maps.Keys(members)) {
+		name, namespace := SplitKey(key)
+		out = append(out, assemble(name, namespace, members[key], byNamespace[namespace]))
+	}
+	slices.SortFunc(out, func(a, b Pipeline) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
+	return out
+}
+
+func assemble(name, namespace string, fns []Function, deployed map[string]Function) Pipeline {
+	slices.SortFunc(fns, func(a, b Function) int { return strings.Compare(a.Name, b.Name) })
+	a := &assembly{p: Pipeline{Name: name, Namespace: namespace}, at: map[string]int{}}
+	for i, f := range fns {
+		a.p.Stages = append(a.p.Stages, Stage{Function: f})
+		a.at[f.Name] = i
+	}
+	if f, taken := deployed[name]; taken {
+		a.fault(f.Name, "", fmt.Sprintf("a function with the pipeline's name %q", name), "another name for one of the two: the function answers to it")
+	}
+	a.connect(deployed)
+	a.findEntry()
+	a.sort()
+	a.check()
+	return a.p
+}
+
+type assembly struct {
+	p  Pipeline
+	at map[string]int // index of each stage while they are sorted by name
+}
+
+func (a *assembly) fault(function, annotation, got, want string) {
+	if annotation != "" {
+		annotation = Prefix + annotation
+	}
+	a.p.Faults = append(a.p.Faults, Fault{function, annotation, got, want})
+}
+
+// connect keeps the edges that lead to stages of this pipeline. An edge to a function that belongs to other pipelines only
+// is meant for those, as long as the edge's owner is in one of them too.
+func (a *assembly) connect(deployed map[string]Function) {
+	for i := range a.p.Stages {
+		s := &a.p.Stages[i]
+		for _, e := range s.Function.Next {
+			k, here := a.at[e.To]
+			target, exists := deployed[e.To]
+			switch {
+			case here:
+				s.Next = append(s.Next, e)
+				a.p.Stages[k].Prev = append(a.p.Stages[k].Prev, s.Name) // sorted, because stages are
+			case !exists:
+				a.fault(s.Name, "next", fmt.Sprintf("%q, which is not deployed", e.To), "a deployed function of the same namespace")
+			case target.VariantOf != "":
+				a.fault(s.Name, "next", fmt.Sprintf("%q, which is a variant of %q", e.To, target.VariantOf), "the stage that it is a variant of")
+			case !sharePipeline(s.Function, target):
+				a.fault(s.Name, "next", fmt.Sprintf("%q, which does not belong to the pipeline", e.To), fmt.Sprintf("a function with %spipeline: %s", Prefix, a.p.Name))
+			}
+		}
+	}
+}
+
+func sharePipeline(a, b Function) bool {
+	return slices.ContainsFunc(a.Pipelines, func(p string) bool { return slices.Contains(b.Pipelines, p) })
+}
+
+func (a *assembly) findEntry() {
+	var entries []string
+	for _, s := range a.p.Stages {
+		if len(s.Prev) == 0 {
+			entries = append(entries, s.Name)
+		}
+	}
+	switch len(entries) {
+	case 1:
+		a.p.Entry = entries[0]
+		a.p.SLO = a.p.Stages[a.at[a.p.Entry]].Function.SLO
+	case 0:
+		a.fault("", "", "no entry: every stage has a predecessor", "one stage that no other names in "+Prefix+"next")
+	default:
+		a.fault("", "", "the entries "+strings.Join(entries, ", "), "one stage that no other names in "+Prefix+"next")
+	}
+}
+
+// sort puts the stages in topological order, ties by name. Stages on or behind a cycle are a fault, and then the order is
+// by name.
+func (a *assembly) sort() {
+	left := make([]int, len(a.p.Stages)) // predecessors not yet placed
+	for i, s := range a.p.Stages {
+		left[i] = len(s.Prev)
+	}
+	var order []int
+	for placed := true; placed; {
+		placed = false
+		for i := range left {
+			if left[i] != 0 {
+				continue
+			}
+			left[i], placed = -1, true
+			order = append(order, i)
+			for _, e := range a.p.Stages[i].Next {
+				left[a.at[e.To]]--
+			}
+			break // start again from the first by name
+		}
+	}
+	if len(order) < len(a.p.Stages) {
+		var rest []string
+		for i, s := range a.p.Stages {
+			if left[i] > 0 {
+				rest = append(rest, s.Name)
+			}
+		}
+		a.fault(rest[0], "next", "a cycle among or before "+strings.Join(rest, ", "), "a graph without cycles")
+		return
+	}
+	stages := make([]Stage, 0, len(order))
+	for _, i := range order {
+		stages = append(stages, a.p.Stages[i])
+	}
+	if len(a.p.Faults) == 0 {
+		a.p.Stages = stages
+	}
+}
+
+// check looks at what single stages say about their place.
+func (a *assembly) check() {
+	for _, s := range a.p.Stages {
+		if s.Function.SLO > 0 && s.Name != a.p.Entry && a.p.Entry != "" && len(s.Function.Pipelines) == 1 {
+			a.fault(s.Name, "slo", s.Function.SLO.String(), fmt.Sprintf("it on the entry stage %q alone: it is the whole pipeline's", a.p.Entry))
+		}
+		if s.Join > len(s.Prev) {
+			a.fault(s.Name, "join", fmt.Sprint(s.Join), fmt.Sprintf("at most its %d predecessors", len(s.Prev)))
+		}
+	}
+	if len(a.p.Faults) > 0 {
+		slices.SortFunc(a.p.Stages, func(x, y Stage) int { return strings.Compare(x.Name, y.Name) })
+	}
+}

@@ -1,0 +1,227 @@
+package pipeline
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// FieldError says what is wrong with one field of a function's declaration.
+type FieldError struct {
+	Path string // such as annotations["stagecoach.dev/slo"]
+	Got  string
+	Want string
+}
+
+// Error names the field, what was got and what is wanted.
+func (e *FieldError) Error() string { return fmt.Sprintf("%s: got %s, want %s", e.Path, e.Got, e.Want) }
+
+// The defaults of labels and annotations; those of scaling are OpenFaaS's.
+const (
+	DefaultMin        = 1
+	DefaultMax        = 20
+	DefaultZeroAge    = 15 * time.Minute
+	DefaultQueueLimit = 1000
+)
+
+// scaleLabel starts the labels of scaling that OpenFaaS has.
+const scaleLabel = "com.openfaas.scale."
+
+var nameForm = regexp.MustCompile(`^[-a-zA-Z_0-9.]+$`)
+
+// ValidName says whether s can name a function or a pipeline.
+func ValidName(s string) bool { return len(s) <= 253 && nameForm.MatchString(s) }
+
+// SplitKey undoes Key. A key without a dot has no namespace.
+func SplitKey(key string) (name, namespace string) {
+	if i := strings.LastIndexByte(key, '.'); i >= 0 {
+		return key[:i], key[i+1:]
+	}
+	return key, ""
+}
+
+// Parse reads what a function's labels and annotations say of it, with defaults filled in. Labels and annotations that are
+// not ours are passed over; an annotation with our prefix that does not exist is an error, because it is a misspelt one. The
+// error joins a *FieldError for each field that is wrong.
+func Parse(name, namespace string, labels, annotations map[string]string) (Function, error) {
+	f := Function{
+		Name: name, Namespace: namespace, QueueLimit: DefaultQueueLimit, Weight: 1, Idempotent: true, Accuracy: 1,
+		Scale: Scale{Min: DefaultMin, Max: DefaultMax, ZeroAge: DefaultZeroAge},
+	}
+	p := &parser{}
+	if !ValidName(name) {
+		p.fail("name", strconv.Quote(name), "letters, digits, '-', '_' and '.', at most 253")
+	}
+	p.annotations(&f, annotations)
+	p.labels(&f, labels)
+	return f, errors.Join(p.errs...)
+}
+
+// parser collects errors; its methods read one value each and return the fallback when the value is bad.
+type parser struct {
+	path string // of the value at hand
+	errs []error
+}
+
+func (p *parser) fail(path, got, want string) {
+	p.errs = append(p.errs, &FieldError{path, got, want})
+}
+
+func (p *parser) number(v string, fallback, least, most int) int {
+	n, err := strconv.Atoi(strings.TrimSpace(v))
+	if err != nil || n < least || n > most {
+		p.fail(p.path, strconv.Quote(v), fmt.Sprintf("a number from %d to %d", least, most))
+		return fallback
+	}
+	return n
+}
+
+func (p *parser) boolean(v string) bool {
+	b, err := strconv.ParseBool(strings.TrimSpace(v))
+	if err != nil {
+		p.fail(p.path, strconv.Quote(v), "true or false")
+	}
+	return b
+}
+
+// duration takes Go durations and, as OpenFaaS does, plain numbers of seconds.
+func (p *parser) duration(v string, fallback time.Duration) time.Duration {
+	v = strings.TrimSpace(v)
+	d, err := time.ParseDuration(v)
+	if n, atoi := strconv.Atoi(v); atoi == nil && n <= 1<<31 {
+		d, err = time.Duration(n)*time.Second, nil
+	}
+	if err != nil || d <= 0 {
+		p.fail(p.path, strconv.Quote(v), "a duration above zero, such as 400ms, 15m, or 30 (seconds)")
+		return fallback
+	}
+	return d
+}
+
+func (p *parser) name(v string) string {
+	v = strings.TrimSpace(v)
+	if !ValidName(v) {
+		p.fail(p.path, strconv.Quote(v), "a name of letters, digits, '-', '_' and '.'")
+	}
+	return v
+}
+
+// names reads a comma-separated list; each name may be there once.
+func (p *parser) names(v string) []string {
+	var out []string
+	for part := range strings.SplitSeq(v, ",") {
+		n := p.name(part)
+		if slices.Contains(out, n) {
+			p.fail(p.path, strconv.Quote(v), fmt.Sprintf("each name once, %q is there twice", n))
+			continue
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+func (p *parser) annotations(f *Function, annotations map[string]string) {
+	fields := map[string]func(v string){
+		"pipeline": func(v string) { f.Pipelines = p.names(v); slices.Sort(f.Pipelines) },
+		"next":     func(v string) { f.Next = p.edges(f.Name, v) },
+		"each":     func(v string) { f.Each = p.boolean(v) },
+		"join": func(v string) {
+			if strings.TrimSpace(v) != "all" {
+				f.Join = p.number(v, 0, 1, 1000)
+			}
+		},
+		"slo":         func(v string) { f.SLO = p.duration(v, 0) },
+		"gpu":         func(v string) { f.GPU = p.number(v, 0, 0, 64) },
+		"process":     func(v string) { f.Process = p.name(v) },
+		"queue-limit": func(v string) { f.QueueLimit = p.number(v, DefaultQueueLimit, 1, 1_000_000) },
+		"weight":      func(v string) { f.Weight = p.number(v, 1, 1, 1000) },
+		"idempotent":  func(v string) { f.Idempotent = p.boolean(v) },
+		"batch":       func(v string) { f.Batch = p.number(v, 0, 1, 4096) },
+		"variant-of":  func(v string) { f.VariantOf = p.name(v) },
+		"accuracy":    func(v string) { f.Accuracy = p.accuracy(v) },
+		"max-length":  func(v string) { f.MaxLength = p.number(v, 0, 1, 1<<30) },
+		"status":      func(string) {}, // what describe shows; a deploy may bring it back
+	}
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		field, ours := strings.CutPrefix(key, Prefix)
+		if !ours {
+			continue
+		}
+		p.path = fmt.Sprintf("annotations[%q]", key)
+		read, known := fields[field]
+		if !known {
+			p.fail(p.path, "an unknown annotation", "one of "+strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
+			continue
+		}
+		read(annotations[key])
+	}
+	if len(f.Pipelines) == 0 && len(f.Next) > 0 {
+		p.fail(fmt.Sprintf("annotations[%q]", Prefix+"next"), strconv.Quote(annotations[Prefix+"next"]), "an annotation "+Prefix+"pipeline beside it")
+	}
+}
+
+func (p *parser) accuracy(v string) float64 {
+	a, err := strconv.ParseFloat(strings.TrimSpace(v), 64)
+	if err != nil || !(a > 0 && a <= 1) {
+		p.fail(p.path, strconv.Quote(v), "a number above 0 and at most 1")
+		return 1
+	}
+	return a
+}
+
+// edges reads the successors. Conditions have no meaning yet, so they are refused instead of passed over.
+func (p *parser) edges(self, v string) []Edge {
+	for part := range strings.SplitSeq(v, ",") {
+		if fields := strings.Fields(part); len(fields) > 1 && fields[1] == "if" {
+			p.fail(p.path, strconv.Quote(strings.TrimSpace(part)), "a name alone: conditional edges are not supported yet")
+			return nil
+		}
+	}
+	var out []Edge
+	for _, to := range p.names(v) {
+		if to == self {
+			p.fail(p.path, strconv.Quote(v), "another function: a stage cannot follow itself")
+			continue
+		}
+		out = append(out, Edge{To: to})
+	}
+	slices.SortFunc(out, func(a, b Edge) int { return strings.Compare(a.To, b.To) })
+	return out
+}
+
+func (p *parser) labels(f *Function, labels map[string]string) {
+	s := &f.Scale
+	_, minGiven := labels[scaleLabel+"min"]
+	fields := map[string]func(v string){
+		"min":               func(v string) { s.Min = p.number(v, DefaultMin, 0, 100_000) },
+		"max":               func(v string) { s.Max = p.number(v, DefaultMax, 1, 100_000) },
+		"zero":              func(v string) { s.Zero = p.boolean(v) },
+		"zero-duration":     func(v string) { s.ZeroAge = p.duration(v, DefaultZeroAge) },
+		"target":            func(v string) { p.number(v, 50, 1, 1_000_000) },
+		"target-proportion": func(v string) { p.accuracy(v) },
+		"factor":            func(v string) { p.number(v, 20, 0, 100) },
+		"type": func(v string) {
+			if !slices.Contains([]string{"rps", "capacity", "cpu"}, v) {
+				p.fail(p.path, strconv.Quote(v), "rps, capacity or cpu")
+			}
+		},
+	}
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		if read, known := fields[strings.TrimPrefix(key, scaleLabel)]; known && strings.HasPrefix(key, scaleLabel) {
+			p.path = fmt.Sprintf("labels[%q]", key)
+			read(labels[key])
+		}
+	}
+	minPath := fmt.Sprintf("labels[%q]", scaleLabel+"min")
+	switch {
+	case s.Min == 0 && !s.Zero:
+		p.fail(minPath, `"0"`, fmt.Sprintf("at least 1, or %szero: \"true\" beside it", scaleLabel))
+	case s.Max < s.Min && minGiven:
+		p.fail(minPath, strconv.Itoa(s.Min), fmt.Sprintf("at most %smax, which is %d", scaleLabel, s.Max))
+	}
+}

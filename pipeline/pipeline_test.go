@@ -1,0 +1,243 @@
+package pipeline
+
+import (
+	"errors"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParseReadsEveryField(t *testing.T) {
+	got, err := Parse("ocr-detect", "openfaas-fn",
+		map[string]string{"com.openfaas.scale.min": "0", "com.openfaas.scale.max": "8", "com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "90", "app": "x"},
+		map[string]string{
+			"stagecoach.dev/pipeline": "ocr, b", "stagecoach.dev/next": "z , a", "stagecoach.dev/each": "true", "stagecoach.dev/join": "2",
+			"stagecoach.dev/slo": "400ms", "stagecoach.dev/gpu": "1", "stagecoach.dev/queue-limit": "5", "stagecoach.dev/weight": "3",
+			"stagecoach.dev/idempotent": "false", "stagecoach.dev/batch": "4", "stagecoach.dev/accuracy": "0.9", "other/x": "y",
+		})
+	want := Function{
+		Name: "ocr-detect", Namespace: "openfaas-fn", Pipelines: []string{"b", "ocr"}, Next: []Edge{{To: "a"}, {To: "z"}},
+		Each: true, Join: 2, SLO: 400 * time.Millisecond, GPU: 1, QueueLimit: 5, Weight: 3, Batch: 4, Accuracy: 0.9,
+		Scale: Scale{Min: 0, Max: 8, Zero: true, ZeroAge: 90 * time.Second},
+	}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v, %v\nwant %+v", got, err, want)
+	}
+}
+
+func TestParseDefaultsAreOpenFaaS(t *testing.T) {
+	f, err := Parse("f", "ns", nil, nil)
+	if err != nil || f.Scale != (Scale{Min: 1, Max: 20, ZeroAge: 15 * time.Minute}) || !f.Idempotent || f.QueueLimit != 1000 || f.Weight != 1 {
+		t.Errorf("%+v, %v", f, err)
+	}
+}
+
+func TestParseNamesEachBadField(t *testing.T) {
+	for name, tc := range map[string]struct {
+		labels, annotations map[string]string
+		paths               []string
+		want                string
+	}{
+		"unknown":     {nil, map[string]string{"stagecoach.dev/nxt": "a"}, []string{`annotations["stagecoach.dev/nxt"]`}, "one of accuracy"},
+		"self":        {nil, map[string]string{"stagecoach.dev/pipeline": "p", "stagecoach.dev/next": "f"}, []string{`annotations["stagecoach.dev/next"]`}, "cannot follow itself"},
+		"conditional": {nil, map[string]string{"stagecoach.dev/pipeline": "p", "stagecoach.dev/next": "a if output.x"}, []string{`annotations["stagecoach.dev/next"]`}, "not supported yet"},
+		"no pipeline": {nil, map[string]string{"stagecoach.dev/next": "a"}, []string{`annotations["stagecoach.dev/next"]`}, "stagecoach.dev/pipeline beside it"},
+		"twice":       {nil, map[string]string{"stagecoach.dev/pipeline": "p,p"}, []string{`annotations["stagecoach.dev/pipeline"]`}, "once"},
+		"slo":         {nil, map[string]string{"stagecoach.dev/slo": "-3s"}, []string{`annotations["stagecoach.dev/slo"]`}, "above zero"},
+		"min zero":    {map[string]string{"com.openfaas.scale.min": "0"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "scale.zero"},
+		"min and max": {map[string]string{"com.openfaas.scale.min": "9", "com.openfaas.scale.max": "3"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "at most"},
+		"type":        {map[string]string{"com.openfaas.scale.type": "magic"}, nil, []string{`labels["com.openfaas.scale.type"]`}, "rps"},
+		"three at once": {
+			map[string]string{"com.openfaas.scale.max": "x"}, map[string]string{"stagecoach.dev/each": "maybe", "stagecoach.dev/join": "none"},
+			[]string{`annotations["stagecoach.dev/each"]`, `annotations["stagecoach.dev/join"]`, `labels["com.openfaas.scale.max"]`}, "true or false",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Parse("f", "ns", tc.labels, tc.annotations)
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Fatalf("got %v, want an error with %q", err, tc.want)
+			}
+			if paths := fieldPaths(err); !slices.Equal(paths, tc.paths) {
+				t.Errorf("paths %q, want %q", paths, tc.paths)
+			}
+		})
+	}
+	if _, err := Parse("a b", "ns", nil, nil); err == nil {
+		t.Error("a name with a space")
+	}
+}
+
+func fieldPaths(err error) []string {
+	var out []string
+	for _, e := range err.(interface{ Unwrap() []error }).Unwrap() {
+		var f *FieldError
+		if errors.As(e, &f) {
+			out = append(out, f.Path)
+		}
+	}
+	return out
+}
+
+// stage is a function with the given successors in pipeline p.
+func stage(t testing.TB, name, next string, more ...string) Function {
+	t.Helper()
+	a := map[string]string{Prefix + "pipeline": "p"}
+	if next != "" {
+		a[Prefix+"next"] = next
+	}
+	for i := 0; i < len(more); i += 2 {
+		a[Prefix+more[i]] = more[i+1]
+	}
+	f, err := Parse(name, "ns", nil, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// permutations calls f with every order of fns.
+func permutations(fns []Function, f func([]Function)) {
+	if len(fns) == 0 {
+		f(nil)
+		return
+	}
+	for i := range fns {
+		rest := append(slices.Clone(fns[:i]), fns[i+1:]...)
+		permutations(rest, func(p []Function) { f(append([]Function{fns[i]}, p...)) })
+	}
+}
+
+func TestDeployOrderDoesNotMatter(t *testing.T) {
+	fns := []Function{
+		stage(t, "e-entry", "c,d", "slo", "1s"), stage(t, "c", "b", "each", "true"), stage(t, "d", "b"),
+		stage(t, "b", "a", "join", "1"), stage(t, "a", ""),
+	}
+	var first []Pipeline
+	n := 0
+	permutations(fns, func(order []Function) {
+		n++
+		for k := range order { // what is deployed so far must never panic, and only the whole has no faults
+			if ps := Assemble(order[:k]); k > 0 && len(ps) == 1 && len(ps[0].Faults) == 0 && k < len(fns) && hasDanglingEdge(order[:k]) {
+				t.Fatalf("%d of %d stages deployed with an edge to nowhere, no faults", k, len(fns))
+			}
+		}
+		got := Assemble(order)
+		if first == nil {
+			first = got
+		}
+		if !reflect.DeepEqual(got, first) {
+			t.Fatalf("order %d gives another result:\n%+v\n%+v", n, got, first)
+		}
+	})
+	if n != 120 {
+		t.Fatalf("%d orders, want 120", n)
+	}
+	p := first[0]
+	var names []string
+	for _, s := range p.Stages {
+		names = append(names, s.Name)
+	}
+	if len(p.Faults) > 0 || p.Entry != "e-entry" || p.SLO != time.Second || !slices.Equal(names, []string{"e-entry", "c", "d", "b", "a"}) {
+		t.Errorf("entry %q, SLO %v, stages %v, faults %v", p.Entry, p.SLO, names, p.Faults)
+	}
+	if prev := p.Stages[3].Prev; !slices.Equal(prev, []string{"c", "d"}) {
+		t.Errorf("predecessors of b: %v", prev)
+	}
+}
+
+func hasDanglingEdge(fns []Function) bool {
+	have := map[string]bool{}
+	for _, f := range fns {
+		have[f.Name] = true
+	}
+	return slices.ContainsFunc(fns, func(f Function) bool {
+		return slices.ContainsFunc(f.Next, func(e Edge) bool { return !have[e.To] })
+	})
+}
+
+func TestFaultsNameFunctionAndAnnotation(t *testing.T) {
+	other, err := Parse("alien", "ns", nil, map[string]string{Prefix + "pipeline": "q"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named, err := Parse("p", "ns", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		fns  []Function
+		want string
+	}{
+		"missing":     {[]Function{stage(t, "a", "gone")}, `function "a", annotation stagecoach.dev/next: got "gone", which is not deployed`},
+		"two entries": {[]Function{stage(t, "a", "c"), stage(t, "b", "c"), stage(t, "c", "")}, "the entries a, b"},
+		"cycle":       {[]Function{stage(t, "a", "b"), stage(t, "b", "c"), stage(t, "c", "b")}, "a cycle among or before b, c"},
+		"all a cycle": {[]Function{stage(t, "a", "b"), stage(t, "b", "a")}, "no entry"},
+		"join":        {[]Function{stage(t, "a", "b"), stage(t, "b", "", "join", "2")}, `annotation stagecoach.dev/join: got 2, want at most its 1`},
+		"slo":         {[]Function{stage(t, "a", "b"), stage(t, "b", "", "slo", "1s")}, `function "b", annotation stagecoach.dev/slo`},
+		"alien":       {[]Function{stage(t, "a", "alien"), other}, "does not belong to the pipeline"},
+		"name taken":  {[]Function{stage(t, "a", ""), named}, "a function with the pipeline's name"},
+		"variant":     {[]Function{stage(t, "a", "b"), stage(t, "b", "", "variant-of", "c")}, `a variant of "c"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, p := range Assemble(tc.fns) {
+				if p.Name != "p" {
+					continue
+				}
+				if !slices.ContainsFunc(p.Faults, func(f Fault) bool { return strings.Contains(f.String(), tc.want) }) {
+					t.Errorf("faults %v, want one with %q", p.Faults, tc.want)
+				}
+				return
+			}
+			t.Error("no pipeline p")
+		})
+	}
+}
+
+func TestASharedFunctionKeepsEdgesOfEachPipelineApart(t *testing.T) {
+	shared, err := Parse("s", "ns", nil, map[string]string{Prefix + "pipeline": "p,q", Prefix + "next": "a,b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := Parse("b", "ns", nil, map[string]string{Prefix + "pipeline": "q"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range Assemble([]Function{shared, stage(t, "a", ""), b}) {
+		want := map[string]string{"p": "a", "q": "b"}[p.Name]
+		if len(p.Faults) > 0 || len(p.Stages) != 2 || !reflect.DeepEqual(p.Stages[0].Next, []Edge{{To: want}}) {
+			t.Errorf("pipeline %s: faults %v, next %v, want %s alone", p.Name, p.Faults, p.Stages[0].Next, want)
+		}
+	}
+}
+
+func TestKeys(t *testing.T) {
+	for _, name := range []string{"a", "a.b", "x.y.z"} {
+		if n, ns := SplitKey(Key(name, "ns")); n != name || ns != "ns" {
+			t.Errorf("%q became %q, %q", name, n, ns)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("f", "pipeline", "p", "scale.min", "1")
+	f.Add("f", "next", "a, b if x, f", "scale.zero", "true")
+	f.Add("", "slo", "9999999999999999h", "scale.max", "-1")
+	f.Fuzz(func(t *testing.T, name, annotation, value, label, labelValue string) {
+		a := map[string]string{Prefix + annotation: value}
+		l := map[string]string{"com.openfaas." + label: labelValue}
+		before := [2]map[string]string{maps.Clone(a), maps.Clone(l)}
+		fn, err := Parse(name, "ns", l, a)
+		if !maps.Equal(before[0], a) || !maps.Equal(before[1], l) {
+			t.Fatal("Parse changed its arguments")
+		}
+		if err == nil {
+			if s := fn.Scale; s.Max < 1 || s.Min < 0 || s.Min > s.Max && s.Min > 1 || s.ZeroAge <= 0 || fn.SLO < 0 || fn.QueueLimit < 1 {
+				t.Fatalf("accepted %+v", fn)
+			}
+			Assemble([]Function{fn}) // must not panic
+		}
+	})
+}
