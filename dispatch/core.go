@@ -89,6 +89,17 @@ func (c *Core) Servers() int {
 	return n
 }
 
+// Replicas returns how many replicas get new tasks.
+func (c *Core) Replicas() int {
+	n := 0
+	for i := range c.view.Replicas {
+		if !c.view.Replicas[i].Draining {
+			n++
+		}
+	}
+	return n
+}
+
 // Demand returns how tasks arrived, as of now.
 func (c *Core) Demand(now time.Time) plan.Demand { return c.demand.read(now) }
 
@@ -118,9 +129,7 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 			c.view.Replicas[i].Slots = max(ev.Slots, 0)
 		}
 	case Tick:
-		if !c.armed.After(now) {
-			c.armed = time.Time{}
-		}
+		c.armed = time.Time{}
 	case Close:
 		c.close(now, ev.Cause)
 	}

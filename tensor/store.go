@@ -82,6 +82,15 @@ func (d *Dir) Get(ref Ref) ([]byte, error) {
 	return b, nil
 }
 
+// Open returns the encoded item as a file to read, the caller's to close. It stays readable when its owner is dropped.
+func (d *Dir) Open(ref Ref) (*os.File, error) {
+	f, err := os.Open(d.file(ref))
+	if err != nil {
+		return nil, fmt.Errorf("blob %q of %q: %w", ref.Blob, ref.Owner, err)
+	}
+	return f, nil
+}
+
 // Drop removes the owner's folder.
 func (d *Dir) Drop(owner string) error {
 	entries, err := os.ReadDir(d.folder(owner))

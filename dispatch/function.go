@@ -1,0 +1,237 @@
+package dispatch
+
+import (
+	"cmp"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// function is one function of a Shell: its Core, the connections of its replicas and its timer.
+type function struct {
+	shell   *Shell
+	name    string
+	metrics functionMetrics
+	load    load
+	wake    chan time.Time // the latest Wake; sent with mu held
+	done    chan struct{}  // closed with the function
+	group   sync.WaitGroup // its goroutines
+	stop    func()         // ends the bus's calls; set before the function can be closed
+
+	mu     sync.Mutex
+	core   *Core
+	spec   Spec
+	links  map[string]*link
+	closed bool
+	wanted time.Time // the latest call of OnDemand
+}
+
+// load is what admission reads, written after each step.
+type load struct {
+	waiting, running, servers, replicas, max, limit, service, start atomic.Int64
+}
+
+func (l *load) read() task.Load {
+	return task.Load{
+		Waiting: int(l.waiting.Load()), Running: int(l.running.Load()), Servers: int(l.servers.Load()),
+		Max: int(l.max.Load()), Limit: int(l.limit.Load()),
+		Service: time.Duration(l.service.Load()), Start: time.Duration(l.start.Load()),
+	}
+}
+
+// wantedEvery is the shortest time between two calls of OnDemand for a function.
+const wantedEvery = 100 * time.Millisecond
+
+func newFunction(s *Shell, spec Spec) *function {
+	f := &function{
+		shell: s, name: spec.Function, metrics: s.metrics.of(spec.Function),
+		wake: make(chan time.Time, 1), done: make(chan struct{}), stop: func() {},
+		core: NewCore(CoreConfig{Function: spec.Function}), links: map[string]*link{},
+	}
+	f.set(spec)
+	return f
+}
+
+func (f *function) set(spec Spec) {
+	spec.QueueLimit = cmp.Or(spec.QueueLimit, defaultQueueLimit)
+	spec.Batch = max(spec.Batch, 1)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.spec = spec
+	f.core.SetQueueLimit(spec.QueueLimit)
+	f.load.limit.Store(int64(spec.QueueLimit))
+	f.load.max.Store(int64(spec.MaxReplicas * max(spec.Slots, 1) * spec.Batch))
+}
+
+// open starts the timer and takes tasks from the bus.
+func (f *function) open() error {
+	f.group.Go(f.ticks)
+	stop, err := f.shell.cfg.Bus.Tasks(f.name, f.handle)
+	if err == nil {
+		f.stop = stop
+	}
+	return err
+}
+
+// close ends the function and waits for its goroutines.
+func (f *function) close(cause string) {
+	f.stop()
+	f.mu.Lock()
+	f.closed = true
+	f.mu.Unlock()
+	f.step(Close{Cause: cause})
+	close(f.done)
+	for _, l := range f.all() {
+		l.fail(cause)
+	}
+	f.group.Wait()
+}
+
+func (f *function) all() []*link {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []*link
+	for _, l := range f.links {
+		all = append(all, l)
+	}
+	return all
+}
+
+func (f *function) link(name string) *link {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.links[name]
+}
+
+// ticks turns Wakes into Ticks. It is the function's one timer.
+func (f *function) ticks() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		select {
+		case <-f.done:
+			return
+		case at := <-f.wake:
+			timer.Reset(time.Until(at))
+		case <-timer.C:
+			f.step(Tick{})
+		}
+	}
+}
+
+// handle takes a message from the bus.
+func (f *function) handle(msg []byte) {
+	if err := f.receive(msg); err != nil {
+		f.shell.cfg.Logger.Warn("dropped a message that is no task and no cancel", "function", f.name, "bytes", len(msg), "error", err)
+	}
+}
+
+func (f *function) receive(msg []byte) error {
+	kind, err := wire.EnvelopeKind(msg)
+	if err != nil {
+		return err
+	}
+	if kind == wire.KindCancel {
+		key, _, err := wire.DecodeCancel(msg)
+		if err == nil {
+			f.step(Cancel{Key: key})
+		}
+		return err
+	}
+	t, err := wire.DecodeTask(msg) // refuses other kinds
+	if err == nil {
+		f.step(Submit{Task: t})
+	}
+	return err
+}
+
+// step runs the Core on an event and carries out what it wants. Frames are queued with the lock held, in the order of the
+// decisions, and written without it; replies come last, so that a replica has its next batch before the outputs of the one
+// before are stored and sent.
+func (f *function) step(ev Event) {
+	var linkSpace [4]*link
+	var replySpace [8]Reply
+	links, replies, wanted := linkSpace[:0], replySpace[:0], false
+	f.mu.Lock()
+	now := time.Now()
+	for _, e := range f.core.Step(now, ev) {
+		switch e := e.(type) {
+		case Send:
+			links = f.queue(links, e.Replica, e)
+		case CancelCall:
+			links = f.queue(links, e.Replica, e)
+		case Reply:
+			replies = append(replies, e)
+		case Idle:
+			close(f.links[e.Replica].idle)
+		case Evict:
+			if l := f.links[e.Replica]; l != nil {
+				l.fail(e.Cause)
+			}
+		case Wake:
+			select { // an earlier one that the timer has not seen is superseded
+			case <-f.wake:
+			default:
+			}
+			f.wake <- e.At
+		case Wanted:
+			if wanted = now.Sub(f.wanted) >= wantedEvery; wanted {
+				f.wanted = now
+			}
+		}
+	}
+	f.load.waiting.Store(int64(f.core.Waiting()))
+	f.load.running.Store(int64(f.core.Running()))
+	f.load.servers.Store(int64(f.core.Servers()))
+	f.load.replicas.Store(int64(f.core.Replicas()))
+	f.load.service.Store(int64(f.core.Service().Mean))
+	f.mu.Unlock()
+	for _, l := range links {
+		l.out.flush()
+	}
+	for i := range replies {
+		f.reply(&replies[i])
+	}
+	if wanted && f.shell.cfg.OnDemand != nil {
+		f.shell.cfg.OnDemand(f.name)
+	}
+}
+
+// queue gives a frame to a replica's outbox and notes that it must be flushed.
+func (f *function) queue(links []*link, replica string, e Effect) []*link {
+	l := f.links[replica]
+	l.out.push(e)
+	if len(links) > 0 && links[len(links)-1] == l {
+		return links
+	}
+	return append(links, l)
+}
+
+// reply counts a reply and sends it, its large items by reference.
+func (f *function) reply(e *Reply) {
+	r := e.Reply
+	f.metrics.wait.Observe(r.Wait.Seconds())
+	switch r.Code {
+	case task.OK:
+		f.metrics.service.Observe(r.Service.Seconds())
+	case task.Expired:
+		f.metrics.expired.Inc()
+	}
+	if e.To == "" {
+		return
+	}
+	var err error
+	if r.Output, err = tensor.Externalise(f.shell.cfg.Store, r.Key.Request, r.Output); err != nil {
+		r.Code, r.Message, r.Output = task.Unavailable, "output: "+err.Error(), nil
+	}
+	buf := f.shell.buffers.Get().(*[]byte)
+	*buf = wire.AppendReply((*buf)[:0], r)
+	if err := f.shell.cfg.Bus.Reply(e.To, *buf); err != nil {
+		f.shell.cfg.Logger.Warn("a reply was not sent; its coordinator will try again", "function", f.name, "request", r.Key.Request, "error", err)
+	}
+	f.shell.buffers.Put(buf)
+}

@@ -1,0 +1,323 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// link is the connection to one replica: a reader, which brings its answers to the Core, and an outbox.
+type link struct {
+	f     *function
+	name  string
+	conn  *wire.Conn
+	out   outbox
+	cause chan string   // holds the first reason for its end that anyone knew
+	idle  chan struct{} // closed when it drains and has nothing left
+	gone  chan struct{} // closed when the Core has been told of its end
+
+	told     atomic.Bool // Lost has told of its end
+	left     atomic.Bool // it was sent away
+	attached time.Time
+	start    time.Duration // what it took to come up, as far as it says
+	waited   bool          // tasks waited for it when it was attached
+
+	answered bool // this and streams are the reader's
+	streams  streams
+}
+
+var (
+	errProtocol = errors.New("it broke the protocol") // a replica sent what it must not
+	errRemoved  = errors.New("the function was removed")
+)
+
+// attach makes c a replica of the function.
+func (f *function) attach(ctx context.Context, name string, c *net.UnixConn) (wire.Hello, error) {
+	l := &link{
+		f: f, name: name, conn: wire.NewConn(c), cause: make(chan string, 1),
+		idle: make(chan struct{}), gone: make(chan struct{}),
+	}
+	l.out = outbox{link: l, kick: make(chan struct{}, 1)}
+	if err := f.enlist(l); err != nil {
+		_ = c.Close() // nothing was sent
+		return wire.Hello{}, err
+	}
+	hello, err := l.greet(ctx)
+	if err != nil {
+		if hangup(err) {
+			err = fmt.Errorf("no hello: %s (%w)", l.why(err), err)
+		}
+		l.delist()
+		return wire.Hello{}, err
+	}
+	f.mu.Lock()
+	spec := f.spec
+	l.attached, l.waited, l.start = time.Now(), f.core.Waiting() > 0, hello.Load+hello.Place
+	f.mu.Unlock()
+	f.step(ReplicaUp{Name: name, Slots: spec.slots(uint64(hello.Slots)), MaxBatch: min(hello.MaxBatch, spec.Batch)})
+	if !l.run() { // only now, so that its end comes after its beginning
+		l.delist()
+		return wire.Hello{}, errRemoved
+	}
+	return hello, nil
+}
+
+// run starts the link's goroutines, unless the function has ended.
+func (l *link) run() bool {
+	l.f.mu.Lock()
+	defer l.f.mu.Unlock()
+	if !l.f.closed {
+		l.f.group.Go(l.read)
+		l.f.group.Go(l.out.run)
+	}
+	return !l.f.closed
+}
+
+func (f *function) enlist(l *link) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return errRemoved
+	}
+	if f.links[l.name] != nil {
+		return errors.New("there is one of that name already")
+	}
+	f.links[l.name] = l
+	return nil
+}
+
+// delist closes the connection and forgets it.
+func (l *link) delist() {
+	_ = l.conn.Close() // it may be closed already
+	l.conn.Release()
+	l.f.mu.Lock()
+	delete(l.f.links, l.name)
+	l.f.mu.Unlock()
+	close(l.gone)
+}
+
+// greet waits for the Hello and answers it.
+func (l *link) greet(ctx context.Context) (wire.Hello, error) {
+	deadline := time.Now().Add(l.f.shell.bounds.hello)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	_ = l.conn.SetReadDeadline(deadline) // fails when closed, and then Read does
+	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	frame, err := l.conn.Read()
+	if err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return wire.Hello{}, err
+	}
+	closeFiles(frame.Files)
+	if frame.Type != wire.FrameHello {
+		return wire.Hello{}, fmt.Errorf("%w: %v as its first frame, want Hello", errProtocol, frame.Type)
+	}
+	hello, err := wire.DecodeHello(frame.Payload)
+	if err != nil {
+		return wire.Hello{}, fmt.Errorf("%w: %w", errProtocol, err)
+	}
+	if hello.Function != "" && hello.Function != l.f.name {
+		return wire.Hello{}, fmt.Errorf("%w: it says it is of function %q, want %q", errProtocol, hello.Function, l.f.name)
+	}
+	version, err := wire.Negotiate(hello)
+	if err != nil {
+		return wire.Hello{}, fmt.Errorf("%w: %w", errProtocol, err)
+	}
+	_ = l.conn.SetWriteDeadline(deadline)
+	welcome := wire.Welcome{Version: version, Credit: streamCredit}
+	if err := l.conn.Write(wire.Frame{Type: wire.FrameWelcome, Payload: welcome.Append(nil)}); err != nil {
+		return wire.Hello{}, err
+	}
+	if !stop() {
+		return wire.Hello{}, context.Cause(ctx)
+	}
+	return hello, l.conn.SetReadDeadline(time.Time{})
+}
+
+// read is the link's reader: it serves until the connection ends, then says why.
+func (l *link) read() {
+	var err error
+	for err == nil {
+		err = l.next()
+	}
+	l.f.step(ReplicaDrain{Name: l.name}) // nothing more goes there while we ask why
+	l.end(l.why(err))
+}
+
+// next reads a frame and takes it to the Core.
+func (l *link) next() error {
+	frame, err := l.conn.Read()
+	if err != nil {
+		return err
+	}
+	defer closeFiles(frame.Files)
+	switch frame.Type {
+	case wire.FrameResult:
+		m, err := wire.DecodeResult(frame.Payload)
+		if err != nil {
+			return fmt.Errorf("%w: %w", errProtocol, err)
+		}
+		if m.Output, err = wire.Detach(m.Output, frame.Files); err != nil {
+			return fmt.Errorf("%w: output of call %d of batch %d: %w", errProtocol, m.Index, frame.Batch, err)
+		}
+		l.answer(frame.Batch, m.Index, &task.Reply{Service: m.Service, Header: m.Header, Output: m.Output})
+	case wire.FrameError:
+		m, err := wire.DecodeError(frame.Payload)
+		if err != nil {
+			return fmt.Errorf("%w: %w", errProtocol, err)
+		}
+		l.answer(frame.Batch, m.Index, &task.Reply{Code: m.Code, Message: m.Message, Service: m.Service})
+	case wire.FrameCredit:
+		m, err := wire.DecodeCredit(frame.Payload)
+		if err != nil {
+			return fmt.Errorf("%w: %w", errProtocol, err)
+		}
+		l.f.mu.Lock()
+		spec := l.f.spec
+		l.f.mu.Unlock()
+		l.f.step(Credit{Replica: l.name, Slots: spec.slots(m.Amount)})
+	case wire.FrameChunk:
+		m, err := wire.DecodeChunk(frame.Payload)
+		if err != nil {
+			return fmt.Errorf("%w: %w", errProtocol, err)
+		}
+		if n := l.streams.add(frame.Batch, m); n > 0 {
+			l.out.push(grant{n})
+			l.out.flush()
+		}
+	default:
+		return fmt.Errorf("%w: frame %v, want Result, Error, Chunk or Credit", errProtocol, frame.Type)
+	}
+	return nil
+}
+
+func (l *link) answer(batch uint64, call int, r *task.Reply) {
+	l.out.answered(batch)
+	l.streams.finish(batch, call, r)
+	l.f.step(Result{Replica: l.name, Batch: batch, Call: call, Reply: r})
+	if l.answered {
+		return
+	}
+	l.answered = true
+	after := time.Since(l.attached)
+	if start := l.start; l.waited {
+		l.f.load.start.Store(int64(start + after))
+	} else {
+		l.f.load.start.Store(int64(start))
+	}
+	if tell := l.f.shell.cfg.FirstAnswer; tell != nil {
+		tell(First{Function: l.f.name, Replica: l.name, After: after, Waited: l.waited})
+	}
+}
+
+// slots bounds what a replica says it can take by what its function's owner allows.
+func (s Spec) slots(said uint64) int {
+	if s.Slots > 0 {
+		said = min(said, uint64(s.Slots))
+	}
+	return int(min(said, 1<<16))
+}
+
+// why returns the reason for the connection's end: what the replica did wrong, or what is known of its process. A process
+// that dies closes its socket before its parent can report how, so the report is waited for.
+func (l *link) why(err error) string {
+	if !hangup(err) {
+		return err.Error()
+	}
+	patience := l.f.shell.bounds.cause
+	if l.left.Load() {
+		patience = 0
+	}
+	wait := time.NewTimer(patience)
+	defer wait.Stop()
+	select {
+	case cause := <-l.cause:
+		return cause
+	case <-wait.C:
+	case <-l.f.done:
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return "it said nothing in time"
+	}
+	return "connection closed"
+}
+
+// hangup says whether err is the end of a connection rather than something wrong with what came over it.
+func hangup(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+// end tells the Core and the world that the replica is gone.
+func (l *link) end(cause string) {
+	l.f.step(ReplicaDown{Name: l.name, Cause: cause})
+	l.delist()
+	f := l.f
+	select {
+	case <-f.done:
+		return
+	default:
+	}
+	if l.left.Load() {
+		return
+	}
+	f.metrics.lost.Inc()
+	f.shell.cfg.Logger.Warn("replica lost", "function", f.name, "replica", l.name, "cause", cause)
+	if f.shell.cfg.Dropped != nil && !l.told.Load() {
+		f.shell.cfg.Dropped(f.name, l.name, cause)
+	}
+}
+
+// fail gives the replica up.
+func (l *link) fail(cause string) {
+	select {
+	case l.cause <- cause:
+	default: // there is an earlier one
+	}
+	_ = l.conn.Close() // it may be closed already
+}
+
+// lost notes why the replica's process ended, and lets the reader have what is still in the socket.
+func (l *link) lost(cause string) {
+	l.told.Store(true)
+	select {
+	case l.cause <- cause:
+	default:
+	}
+	_ = l.conn.SetReadDeadline(time.Now().Add(l.f.shell.bounds.cause)) // fails when closed, and then so does Read
+}
+
+// leave drains the replica and lets it go.
+func (l *link) leave(ctx context.Context) error {
+	l.f.step(ReplicaDrain{Name: l.name})
+	select {
+	case <-l.gone:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-l.idle:
+	}
+	l.left.Store(true)
+	l.out.push(leaving{})
+	l.out.flush()
+	_ = l.conn.SetReadDeadline(time.Now().Add(l.f.shell.bounds.leave)) // fails when closed, and then it has left
+	return nil
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close() // only read
+	}
+}

@@ -1,0 +1,217 @@
+package dispatch
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// Bus brings the tasks of functions and takes replies; package queue has one over NATS.
+type Bus interface {
+	// Tasks calls handler with each message for function, in order, until stop is called. The handler may keep msg. When
+	// stop returns, handler is not running and will not be called again.
+	Tasks(function string, handler func(msg []byte)) (stop func(), err error)
+	// Reply sends msg, and does not keep it.
+	Reply(to string, msg []byte) error
+}
+
+// Store is where items lie that are too large for messages; tensor.Dir is one.
+type Store interface {
+	tensor.Store
+	// Open returns the encoded item as a file to read, the caller's to close.
+	Open(tensor.Ref) (*os.File, error)
+}
+
+// Config is what a [Shell] needs. Callbacks may be nil; they are called without locks, and must return at once and not
+// call Ensure, Remove or Close.
+type Config struct {
+	Bus        Bus
+	Store      Store
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer
+
+	// OnDemand is called when a task comes and there is no replica, or more wait than replicas take at a time; at most ten
+	// times a second for each function.
+	OnDemand func(function string)
+	// FirstAnswer is called when a replica has answered its first call.
+	FirstAnswer func(First)
+	// Dropped is called when a replica was given up for a reason that [Shell.Lost] did not tell: its connection closed, or it
+	// broke the protocol. Its process may still run.
+	Dropped func(function, replica, cause string)
+}
+
+// First says how a replica began.
+type First struct {
+	Function, Replica string
+	After             time.Duration // from its attachment to its first answer
+	Waited            bool          // tasks waited for it when it came, so that After has no idle time in it
+}
+
+// Spec is what a function's owner asked for, as far as its line is concerned.
+type Spec struct {
+	Function    string // pipeline.Key
+	QueueLimit  int    // tasks that may wait; 0: 1000
+	MaxReplicas int    // at the largest scale allowed
+	Slots       int    // batches a replica takes at a time, at most; 0: as many as it says
+	Batch       int    // largest batch; 0: 1
+}
+
+// Shell runs the dispatchers of all functions that this process owns. Its methods are safe for concurrent use.
+type Shell struct {
+	cfg     Config
+	metrics *metrics
+	bounds  bounds
+	buffers sync.Pool // of *[]byte
+
+	mu        sync.Mutex // held to change functions
+	functions atomic.Pointer[map[string]*function]
+}
+
+// bounds are how long the shell waits for whom.
+type bounds struct {
+	hello time.Duration // for a replica that loads its parameters
+	write time.Duration // for a replica that does not read; at least half of it
+	cause time.Duration // for the report of why a connection closed
+	leave time.Duration // for a drained replica to close
+}
+
+// New returns a Shell without functions. The caller closes it.
+func New(cfg Config) (*Shell, error) {
+	s := &Shell{
+		cfg: cfg, buffers: sync.Pool{New: func() any { return new([]byte) }},
+		bounds: bounds{hello: time.Minute, write: 10 * time.Second, cause: 250 * time.Millisecond, leave: 30 * time.Second},
+	}
+	s.functions.Store(&map[string]*function{})
+	var err error
+	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
+		return nil, fmt.Errorf("dispatch: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Shell) function(name string) *function { return (*s.functions.Load())[name] }
+
+// Ensure makes this process the owner of a function's line, or changes its limits. Slots and Batch hold for replicas that
+// attach from now on.
+func (s *Shell) Ensure(spec Spec) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.function(spec.Function); f != nil {
+		f.set(spec)
+		return nil
+	}
+	f := newFunction(s, spec)
+	next := maps.Clone(*s.functions.Load())
+	next[spec.Function] = f
+	s.functions.Store(&next)
+	if err := f.open(); err != nil {
+		s.remove(spec.Function, "its line could not be opened")
+		return fmt.Errorf("own the line of %q: %w", spec.Function, err)
+	}
+	return nil
+}
+
+// Remove ends a function: what waits or runs is answered [task.Unavailable], its replicas' connections are closed. It
+// returns when nothing of it is left, and does nothing to a function that is not there.
+func (s *Shell) Remove(function string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.remove(function, fmt.Sprintf("function %q was removed", function))
+}
+
+// Close removes all functions.
+func (s *Shell) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name := range *s.functions.Load() {
+		s.remove(name, "the dispatcher shuts down")
+	}
+	s.metrics.close()
+}
+
+func (s *Shell) remove(name, cause string) {
+	f := s.function(name)
+	if f == nil {
+		return
+	}
+	f.close(cause)
+	next := maps.Clone(*s.functions.Load())
+	delete(next, name)
+	s.functions.Store(&next)
+	s.metrics.forget(name)
+}
+
+// Attach takes over c, the near end of a new replica's socket: it waits for the replica's Hello, until ctx ends or a minute
+// has passed, welcomes it and gives it work. On error c is closed.
+func (s *Shell) Attach(ctx context.Context, function, replica string, c *net.UnixConn) (wire.Hello, error) {
+	f := s.function(function)
+	if f == nil {
+		_ = c.Close() // nothing was sent
+		return wire.Hello{}, fmt.Errorf("attach replica %q: no function %q", replica, function)
+	}
+	hello, err := f.attach(ctx, replica, c)
+	if err != nil {
+		return wire.Hello{}, fmt.Errorf("attach replica %q of %q: %w", replica, function, err)
+	}
+	return hello, nil
+}
+
+// Drain gives a replica nothing new, waits until it has answered what it has, and lets it go. It is no error if the replica
+// is lost on the way or was not there: then too it has nothing left.
+func (s *Shell) Drain(ctx context.Context, function, replica string) error {
+	f := s.function(function)
+	if f == nil {
+		return nil
+	}
+	l := f.link(replica)
+	if l == nil {
+		return nil
+	}
+	if err := l.leave(ctx); err != nil {
+		return fmt.Errorf("drain replica %q of %q: %w", replica, function, err)
+	}
+	return nil
+}
+
+// Lost tells why a replica's process ended. Its tasks are answered [task.ReplicaLost] with the cause, once what it had
+// still sent has been read.
+func (s *Shell) Lost(function, replica, cause string) {
+	if f := s.function(function); f != nil {
+		if l := f.link(replica); l != nil {
+			l.lost(cause)
+		}
+	}
+}
+
+// Load returns what admission wants to know of a function; zero if this process does not own it. It takes no lock.
+func (s *Shell) Load(function string) task.Load {
+	f := s.function(function)
+	if f == nil {
+		return task.Load{}
+	}
+	return f.load.read()
+}
+
+// Signals returns what control wants to know of a function; zero if this process does not own it.
+func (s *Shell) Signals(function string, now time.Time) (demand plan.Demand, service plan.Service, waiting, running int) {
+	f := s.function(function)
+	if f == nil {
+		return demand, service, 0, 0
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.core.Demand(now), f.core.Service(), f.core.Waiting(), f.core.Running()
+}
