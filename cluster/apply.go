@@ -1,0 +1,174 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// Apply brings the cluster to p: it orders what p wants and there is not, and lets go what there is and p does not want. It
+// returns at once; replicas come and go in their own time. What was redeployed or removed since p's snapshot is left to
+// the next plan.
+func (l *Local) Apply(_ context.Context, p plan.Plan) error {
+	specs := map[string]FunctionSpec{}
+	for _, spec := range l.cfg.Functions.Functions() {
+		specs[spec.Key] = spec
+	}
+	failed, err := l.apply(p, specs)
+	if err != nil {
+		return err
+	}
+	for _, f := range failed {
+		l.cfg.Lines.Fail(f.function, f.cause)
+	}
+	return nil
+}
+
+// hopelessFunction is a function whose waiting tasks get an answer now.
+type hopelessFunction struct{ function, cause string }
+
+func (l *Local) apply(p plan.Plan, specs map[string]FunctionSpec) (failed []hopelessFunction, err error) {
+	now := stamp()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.closed:
+		return nil, ErrClosed
+	case p.Epoch != l.cfg.Epoch:
+		return nil, fmt.Errorf("plan of epoch %d, want %d: %w", p.Epoch, l.cfg.Epoch, ErrStale)
+	case p.Rev < l.applied:
+		return nil, fmt.Errorf("plan of snapshot %d after one of %d: %w", p.Rev, l.applied, ErrStale)
+	}
+	l.applied = p.Rev
+	mine := map[string][]*replica{}
+	for _, r := range l.sorted() {
+		if _, ok := specs[r.function]; !ok {
+			r.release(errors.New("the function was removed"))
+			continue
+		}
+		mine[r.function] = append(mine[r.function], r)
+	}
+	for _, w := range p.Wants {
+		spec, ok := specs[w.Function]
+		if !ok || spec.Revision != w.Revision {
+			continue
+		}
+		missing := l.reconcile(p.Rev, w, mine[w.Function])
+		failure := &l.of(w.Function).failure
+		failure.follow(spec.Revision)
+		if now.Before(failure.Until) {
+			if cause := noHope(spec, failure.Failure, mine[w.Function]); cause != "" {
+				failed = append(failed, hopelessFunction{w.Function, cause})
+			}
+			continue
+		}
+		if failure.Count > 0 { // one at a time is enough to see whether it works again
+			trying := slices.ContainsFunc(mine[w.Function], func(r *replica) bool { return r.state == plan.Starting && !r.released })
+			missing = missing[:min(len(missing), 1)]
+			if trying {
+				missing = nil
+			}
+		}
+		for _, slot := range missing {
+			l.order(p.Rev, spec, w, slot)
+		}
+	}
+	l.warmAll(p, specs)
+	return failed, nil
+}
+
+// reconcile lets go what w does not want of the function's replicas and returns the slots that have none yet.
+func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica) (missing []plan.Slot) {
+	keep := map[string]bool{}
+	for _, slot := range w.Slots {
+		if slot.Replica == "" {
+			missing = append(missing, slot)
+		}
+		keep[slot.Replica] = true
+	}
+	successor, coming := false, false
+	for _, r := range have {
+		if r.spec.Revision == w.Revision && r.state != plan.Draining {
+			successor, coming = successor || r.state == plan.Ready, true
+		}
+	}
+	// Replicas of an old revision serve until one of the new one does, and step aside when it finds no room.
+	stepAside := successor || len(w.Slots) == 0 || w.Short != "" && !coming
+	for _, r := range have {
+		switch {
+		case r.released || keep[r.name]:
+		case r.spec.Revision != w.Revision:
+			if stepAside {
+				r.release(fmt.Errorf("replaced by revision %d", w.Revision))
+			}
+		case r.ordered >= rev: // by this very plan, applied before
+			if i := slices.IndexFunc(missing, func(s plan.Slot) bool { return s.Node == r.node && s.Device == r.device }); i >= 0 {
+				missing = slices.Delete(missing, i, i+1)
+			}
+		default:
+			r.release(errors.New(cmp.Or(w.Why, "not wanted")))
+		}
+	}
+	return missing
+}
+
+// noHope returns why a function has no replica and will not have one soon; empty: it has or may have.
+func noHope(spec FunctionSpec, failing plan.Failure, have []*replica) (cause string) {
+	if failing.Count < hopeless || slices.ContainsFunc(have, func(r *replica) bool { return r.state != plan.Draining && !r.released }) {
+		return ""
+	}
+	return fmt.Sprintf("function %q: no replica starts, %d failed in a row, the next is tried at %s; the last one: %s",
+		spec.Key, failing.Count, failing.Until.UTC().Format(time.TimeOnly), failing.Cause)
+}
+
+// node is a Node with its mailbox of warm orders.
+type node struct {
+	Node
+	name   string
+	wanted chan []WarmOrder // the latest list; written with l.mu held
+}
+
+// warmAll tells each node what to keep warm; l.mu is held.
+func (l *Local) warmAll(p plan.Plan, specs map[string]FunctionSpec) {
+	lists := map[string][]WarmOrder{}
+	for _, w := range p.Warm {
+		if spec, ok := specs[w.Function]; ok {
+			lists[w.Node] = append(lists[w.Node], WarmOrder{Function: spec, Warmth: w.Warmth, Key: w.Key})
+		}
+	}
+	for name, n := range l.nodes {
+		select { // a list that the node has not looked at is superseded
+		case <-n.wanted:
+		default:
+		}
+		n.wanted <- lists[name]
+	}
+}
+
+// warm passes lists on to a node until l ends. A failure is logged once: the list comes again with the next plan.
+func (l *Local) warm(n *node) {
+	logged := ""
+	for {
+		select {
+		case <-l.ctx.Done():
+			return
+		case list := <-n.wanted:
+			ctx, cancel := context.WithTimeout(l.ctx, l.cfg.StartTimeout)
+			err := n.Warm(ctx, list)
+			cancel()
+			text := ""
+			if err != nil {
+				text = err.Error()
+			}
+			if err != nil && text != logged && l.ctx.Err() == nil {
+				l.cfg.Log.Warn("parameters are not as warm as wanted", "node", n.name, "error", err)
+			}
+			logged = text
+		}
+	}
+}

@@ -1,0 +1,295 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is all that a Local touches: specs, lines, replicas' work, one or two nodes. Its mutex guards all of it.
+type world struct {
+	t *testing.T
+	l *Local
+
+	mu        sync.Mutex
+	specs     []FunctionSpec
+	pipelines []pipeline.Pipeline
+	waiting   map[string]int
+	last      map[string]time.Time
+	failed    []string                                     // causes told to waiting tasks
+	attached  map[string]bool                              // replicas with work
+	lost      map[string]string                            // causes told to the dispatcher
+	attach    func(ctx context.Context, name string) error // nil: at once
+	drain     func(ctx context.Context, name string) error // nil: at once
+	changed   int                                          // calls
+	warmed    [][]WarmOrder                                // lists in order
+	warm      func(ctx context.Context, n *fakeNode) error // nil: at once
+	start     func(ctx context.Context, o Order) error     // nil: at once
+	stop      func(ctx context.Context, replica string) error
+	ids       int
+}
+
+// fakeNode keeps the names of what runs on it.
+type fakeNode struct {
+	w       *world
+	name    string
+	running map[string]bool
+	starts  int
+}
+
+func (n *fakeNode) Start(ctx context.Context, o Order) (Started, error) {
+	n.w.mu.Lock()
+	n.starts++
+	start := n.w.start
+	n.w.mu.Unlock()
+	if start != nil {
+		if err := start(ctx, o); err != nil {
+			return Started{}, err
+		}
+	}
+	n.w.mu.Lock()
+	defer n.w.mu.Unlock()
+	if n.running[o.Replica] {
+		n.w.t.Errorf("replica %q started twice", o.Replica)
+	}
+	n.running[o.Replica] = true
+	return Started{PID: n.starts, Conn: new(net.UnixConn), Path: "fork", Phases: []Phase{{"fork", time.Millisecond}}}, nil
+}
+
+func (n *fakeNode) Stop(ctx context.Context, replica string, _ time.Duration) error {
+	n.w.mu.Lock()
+	stop := n.w.stop
+	n.w.mu.Unlock()
+	if stop != nil {
+		if err := stop(ctx, replica); err != nil {
+			return err
+		}
+	}
+	n.w.mu.Lock()
+	defer n.w.mu.Unlock()
+	if n.w.attached[replica] {
+		n.w.t.Errorf("replica %q stopped while it has work", replica)
+	}
+	delete(n.running, replica)
+	return nil
+}
+
+func (n *fakeNode) Warm(ctx context.Context, list []WarmOrder) error {
+	n.w.mu.Lock()
+	n.w.warmed = append(n.w.warmed, list)
+	warm := n.w.warm
+	n.w.mu.Unlock()
+	if warm != nil {
+		return warm(ctx, n)
+	}
+	return nil
+}
+
+func (n *fakeNode) Inventory() plan.Node { return plan.Node{Name: n.name, Memory: 1 << 30} }
+
+func (w *world) Functions() []FunctionSpec {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.specs)
+}
+
+func (w *world) Pipelines() []pipeline.Pipeline {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.pipelines
+}
+
+func (w *world) Signals(function string, _ time.Time) (plan.Demand, plan.Service, int, int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return plan.Demand{Last: w.last[function]}, plan.Service{}, w.waiting[function], 0
+}
+
+func (w *world) Fail(function, cause string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failed = append(w.failed, cause)
+	w.waiting[function] = 0
+}
+
+func (w *world) Attach(ctx context.Context, _, replica string, conn *net.UnixConn) (wire.Hello, error) {
+	w.mu.Lock()
+	attach := w.attach
+	w.mu.Unlock()
+	if attach != nil {
+		if err := attach(ctx, replica); err != nil {
+			return wire.Hello{}, err
+		}
+	}
+	if conn == nil {
+		return wire.Hello{}, errors.New("no connection")
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.attached[replica] = true
+	return wire.Hello{Slots: 2, MaxBatch: 8}, nil
+}
+
+func (w *world) Drain(ctx context.Context, _, replica string) error {
+	w.mu.Lock()
+	drain := w.drain
+	w.mu.Unlock()
+	if drain != nil {
+		if err := drain(ctx, replica); err != nil {
+			return err
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.attached, replica)
+	return nil
+}
+
+func (w *world) Lost(_, replica, cause string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.attached, replica)
+	w.lost[replica] = cause
+}
+
+func spec(name string, revision uint64) FunctionSpec {
+	return FunctionSpec{Key: name + ".ns", Revision: revision, Declared: pipeline.Function{
+		Name: name, Namespace: "ns", Scale: pipeline.Scale{Min: 1, Max: 10, ZeroAge: time.Minute},
+	}}
+}
+
+// bubble runs f with a Local over a world of node a and function f.ns, and closes it.
+func bubble(t *testing.T, f func(t *testing.T, w *world, l *Local)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w, l := newWorld(t, "a")
+		f(t, w, l)
+		w.mu.Lock()
+		w.attach, w.drain, w.start, w.stop, w.warm = nil, nil, nil, nil, nil
+		w.mu.Unlock()
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for name, n := range l.nodes {
+			if n := n.Node.(*fakeNode); len(n.running) > 0 {
+				t.Errorf("node %q still runs %v after Close", name, n.running)
+			}
+		}
+		if len(w.attached) > 0 {
+			t.Errorf("%v still have work after Close", w.attached)
+		}
+	})
+}
+
+func newWorld(t *testing.T, nodes ...string) (*world, *Local) {
+	t.Helper()
+	w := &world{
+		t: t, specs: []FunctionSpec{spec("f", 1)}, waiting: map[string]int{}, last: map[string]time.Time{},
+		attached: map[string]bool{}, lost: map[string]string{},
+	}
+	cfg := Config{
+		Functions: w, Lines: w, Replicas: w, Epoch: 1, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		NewID: func() string { w.ids++; return fmt.Sprintf("%05d", w.ids) },
+		Changed: func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.changed++
+		},
+	}
+	for _, n := range nodes {
+		cfg.Nodes = append(cfg.Nodes, &fakeNode{w: w, name: n, running: map[string]bool{}})
+	}
+	l, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.l = l
+	return w, l
+}
+
+// want observes, wants n replicas of f.ns on node a, keeping what is there, and applies it.
+func (w *world) want(n int) plan.Plan {
+	w.t.Helper()
+	p, s := w.plan(n)
+	if err := p.Validate(s); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := w.l.Apply(w.t.Context(), p); err != nil {
+		w.t.Fatal(err)
+	}
+	synctest.Wait()
+	return p
+}
+
+func (w *world) plan(n int) (plan.Plan, plan.Snapshot) {
+	w.t.Helper()
+	s, err := w.l.Observe(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	p := plan.Plan{Epoch: s.Epoch, Rev: s.Rev, At: s.At}
+	for _, f := range s.Functions {
+		want := plan.Want{Function: f.Name, Revision: f.Revision, Why: fmt.Sprintf("want %d", n), Short: "maybe"}
+		for _, r := range f.Replicas {
+			if r.State != plan.Draining && r.Revision == f.Revision && len(want.Slots) < n {
+				want.Slots = append(want.Slots, plan.Slot{Replica: r.Name, Node: r.Node, Device: r.Device})
+			}
+		}
+		for len(want.Slots) < n {
+			want.Slots = append(want.Slots, plan.Slot{Node: "a"})
+		}
+		if len(want.Slots) > 0 {
+			want.Short = ""
+		}
+		p.Wants = append(p.Wants, want)
+	}
+	return p, s
+}
+
+// states writes the replicas of f.ns as "name state".
+func (w *world) states() string {
+	var out []string
+	for _, r := range w.l.Replicas("f.ns") {
+		out = append(out, r.Name+" "+r.State.String())
+	}
+	return strings.Join(out, ", ")
+}
+
+// kinds writes the timeline of f.ns as "name kind".
+func (w *world) kinds() string {
+	var out []string
+	for _, e := range w.l.Events("f.ns") {
+		out = append(out, e.Replica+" "+string(e.Kind))
+	}
+	return strings.Join(out, ", ")
+}
+
+func (w *world) set(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f()
+}
+
+func (w *world) expect(what, got, want string) {
+	w.t.Helper()
+	if got != want {
+		w.t.Errorf("%s: %q, want %q", what, got, want)
+	}
+}

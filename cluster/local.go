@@ -1,0 +1,267 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// ErrStale is the error of a plan that is older than one already applied, or of another epoch.
+var ErrStale = errors.New("cluster: plan from a stale snapshot")
+
+// ErrClosed is the error of a Local that is closing.
+var ErrClosed = errors.New("cluster: closed")
+
+// Config is what a [Local] needs.
+type Config struct {
+	Functions Functions
+	Lines     Lines
+	Replicas  Replicas
+	Nodes     []Node
+	Epoch     uint64        // of this owner: higher than that of any owner before it
+	NewID     func() string // the last part of a replica's name: short, random, safe in file names; nil: five letters and digits
+	Changed   func()        // called when a replica became ready or ended, so that control looks; must not block; may be nil
+	Log       *slog.Logger
+	Metrics   prometheus.Registerer
+
+	StartTimeout time.Duration // of a start, loading included; 0: 60 s
+	DrainTimeout time.Duration // of what a replica still has; 0: 30 s
+	Grace        time.Duration // between asking a process to end and ending it; 0: 2 s
+}
+
+// Local keeps the replicas of functions on nodes. Build it with [New], end it with [Local.Close].
+type Local struct {
+	cfg     Config
+	nodes   map[string]*node
+	metrics metrics
+	ctx     context.Context // of all replicas and nodes; ends when Close runs out of patience
+	abort   context.CancelCauseFunc
+	group   sync.WaitGroup
+
+	mu        sync.Mutex // never held while another package is called
+	closed    bool
+	observed  uint64 // Rev of the latest Snapshot
+	applied   uint64 // Rev of the latest Plan
+	replicas  map[string]*replica
+	functions map[string]*function
+}
+
+// function is what is known of a function beyond its spec.
+type function struct {
+	failure      failure
+	slots, batch int // as its latest replica said; 0: none has
+	timeline     timeline
+	wish         *wish
+}
+
+// New returns a Local without replicas.
+func New(cfg Config) (*Local, error) {
+	cfg.StartTimeout = cmp.Or(cfg.StartTimeout, time.Minute)
+	cfg.DrainTimeout = cmp.Or(cfg.DrainTimeout, 30*time.Second)
+	cfg.Grace = cmp.Or(cfg.Grace, 2*time.Second)
+	if cfg.Changed == nil {
+		cfg.Changed = func() {}
+	}
+	if cfg.NewID == nil {
+		cfg.NewID = func() string { return strings.ToLower(rand.Text()[:5]) }
+	}
+	l := &Local{cfg: cfg, nodes: map[string]*node{}, replicas: map[string]*replica{}, functions: map[string]*function{}, metrics: newMetrics()}
+	if err := l.metrics.register(cfg.Metrics); err != nil {
+		return nil, fmt.Errorf("cluster: %w", err)
+	}
+	l.ctx, l.abort = context.WithCancelCause(context.Background())
+	for _, n := range cfg.Nodes {
+		name := n.Inventory().Name
+		n := &node{Node: n, name: name, wanted: make(chan []WarmOrder, 1)}
+		l.nodes[name] = n
+		l.group.Go(func() { l.warm(n) })
+	}
+	return l, nil
+}
+
+// Observe returns the cluster as it is now.
+func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
+	now := stamp()
+	s := plan.Snapshot{At: now, Epoch: l.cfg.Epoch}
+	for _, n := range l.nodes {
+		s.Nodes = append(s.Nodes, n.Inventory())
+	}
+	slices.SortFunc(s.Nodes, func(a, b plan.Node) int { return cmp.Compare(a.Name, b.Name) })
+	for _, p := range l.cfg.Functions.Pipelines() {
+		s.Pipelines = append(s.Pipelines, pipe(p))
+	}
+	slices.SortFunc(s.Pipelines, func(a, b plan.Pipeline) int { return cmp.Compare(a.Name, b.Name) })
+	specs := l.cfg.Functions.Functions()
+	for _, spec := range specs {
+		f := plan.Function{
+			Name: spec.Key, Revision: spec.Revision, Memory: spec.Memory, GPU: spec.Declared.GPU,
+			Min: spec.Declared.Scale.Min, Max: spec.Declared.Scale.Max, Zero: spec.Declared.Scale.Zero, ZeroAge: spec.Declared.Scale.ZeroAge,
+			Slots: 1, Batch: spec.Declared.Batch, // fill completes them
+		}
+		f.Demand, f.Service, f.Waiting, f.Running = l.cfg.Lines.Signals(spec.Key, now)
+		s.Functions = append(s.Functions, f)
+	}
+	slices.SortFunc(s.Functions, func(a, b plan.Function) int { return cmp.Compare(a.Name, b.Name) })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return plan.Snapshot{}, ErrClosed
+	}
+	l.observed++
+	s.Rev = l.observed
+	l.fill(&s)
+	l.forget(specs)
+	return s, nil
+}
+
+// stamp is the time without its monotonic reading, which no record keeps.
+func stamp() time.Time { return time.Now().UTC().Round(0) }
+
+// pipe is what a policy needs of p.
+func pipe(p pipeline.Pipeline) plan.Pipeline {
+	out := plan.Pipeline{Name: pipeline.Key(p.Name, p.Namespace), SLO: p.SLO}
+	for _, stage := range p.Stages {
+		out.Stages = append(out.Stages, pipeline.Key(stage.Name, stage.Namespace))
+	}
+	return out
+}
+
+// fill adds to s what l itself knows. Memory of replicas that are still starting counts as taken; l.mu is held.
+func (l *Local) fill(s *plan.Snapshot) {
+	for _, r := range l.sorted() {
+		f, ok := s.Function(r.function)
+		if !ok {
+			continue
+		}
+		f.Replicas = append(f.Replicas, plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since})
+		if r.state == plan.Ready {
+			l.of(r.function).failure.settled(r.since, s.At)
+		}
+		for i := range s.Nodes {
+			if r.state == plan.Starting && s.Nodes[i].Name == r.node {
+				s.Nodes[i].MemoryUsed += f.Memory
+			}
+		}
+	}
+	for i := range s.Functions {
+		f := &s.Functions[i]
+		if k := l.functions[f.Name]; k != nil {
+			k.failure.follow(f.Revision)
+			f.Failing = k.failure.Failure
+			f.Slots, f.Batch = max(k.slots, 1), cmp.Or(f.Batch, k.batch)
+			k.grant(f)
+		}
+		f.Batch = max(f.Batch, 1)
+	}
+}
+
+// forget drops what is known of functions that are neither deployed nor running; l.mu is held.
+func (l *Local) forget(specs []FunctionSpec) {
+	alive := map[string]bool{}
+	for _, spec := range specs {
+		alive[spec.Key] = true
+	}
+	for _, r := range l.replicas {
+		alive[r.function] = true
+	}
+	maps.DeleteFunc(l.functions, func(name string, _ *function) bool { return !alive[name] })
+}
+
+// of returns what is known of a function, which is made if need be; l.mu is held.
+func (l *Local) of(name string) *function {
+	f := l.functions[name]
+	if f == nil {
+		f = &function{}
+		l.functions[name] = f
+	}
+	return f
+}
+
+// sorted returns the replicas by name; l.mu is held.
+func (l *Local) sorted() []*replica {
+	return slices.SortedFunc(maps.Values(l.replicas), func(a, b *replica) int { return cmp.Compare(a.name, b.name) })
+}
+
+// Events returns the latest events of a function, oldest first; at most 256.
+func (l *Local) Events(function string) []Event {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f := l.functions[function]; f != nil {
+		return f.timeline.list()
+	}
+	return nil
+}
+
+// Replicas returns the replicas of a function, sorted by name.
+func (l *Local) Replicas(function string) []plan.Replica {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []plan.Replica
+	for _, r := range l.sorted() {
+		if r.function == function {
+			out = append(out, plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since})
+		}
+	}
+	return out
+}
+
+// Failure returns how many starts of a function failed in a row, until when no other is tried, and why the latest failed.
+func (l *Local) Failure(function string) (count int, until time.Time, cause string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f := l.functions[function]; f != nil {
+		return f.failure.Count, f.failure.Until, f.failure.Cause
+	}
+	return 0, time.Time{}, ""
+}
+
+// Close drains all replicas and returns when they are gone. When ctx ends first it stops them without draining. Nothing is
+// applied or observed afterwards.
+func (l *Local) Close(ctx context.Context) error {
+	l.mu.Lock()
+	l.closed = true
+	for _, r := range l.sorted() {
+		r.release(errors.New("the cluster is closed"))
+	}
+	gone := l.goneLocked()
+	l.mu.Unlock()
+	var err error
+	select {
+	case <-gone:
+	case <-ctx.Done():
+		err = fmt.Errorf("cluster: replicas stopped before they were drained: %w", ctx.Err())
+	}
+	l.abort(ErrClosed)
+	l.group.Wait()
+	l.metrics.unregister(l.cfg.Metrics)
+	return err
+}
+
+// goneLocked returns a channel that is closed when the replicas that there are now have gone; l.mu is held.
+func (l *Local) goneLocked() <-chan struct{} {
+	var waits []<-chan struct{}
+	for _, r := range l.replicas {
+		waits = append(waits, r.gone)
+	}
+	all := make(chan struct{})
+	l.group.Go(func() {
+		defer close(all)
+		for _, w := range waits {
+			<-w
+		}
+	})
+	return all
+}

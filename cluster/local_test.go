@@ -1,0 +1,433 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+func after(d time.Duration) func(context.Context, string) error {
+	return func(ctx context.Context, _ string) error {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(d):
+			return nil
+		}
+	}
+}
+
+func TestAReplicasLife(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.attach, w.drain = after(100*time.Millisecond), after(time.Second)
+		w.want(1)
+		w.expect("ordered", w.states(), "f-00001 starting")
+		time.Sleep(100 * time.Millisecond)
+		synctest.Wait()
+		w.expect("attached", w.states(), "f-00001 ready")
+		if w.changed != 1 {
+			t.Errorf("changed %d times, want once", w.changed)
+		}
+		l.Answered("f-00001", 30*time.Millisecond)
+		w.want(1)
+		w.expect("kept", w.states(), "f-00001 ready")
+		w.want(0)
+		w.expect("let go", w.states(), "f-00001 draining")
+		w.want(1)
+		w.expect("a draining one is not revived", w.states(), "f-00001 draining, f-00002 starting")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		w.expect("in the end", w.states(), "f-00002 ready")
+		w.expect("timeline", w.kinds(), "f-00001 ordered, f-00001 started, f-00001 ready, f-00001 first answer, f-00001 draining, "+
+			"f-00002 ordered, f-00002 started, f-00002 ready, f-00001 stopped")
+		for _, e := range l.Events("f.ns") {
+			if e.At.IsZero() || e.Function != "f.ns" || e.Node != "a" ||
+				e.Kind == Draining && e.Cause != "want 0" || e.Kind == Process && (e.Path != "fork" || len(e.Phases) != 1) {
+				t.Errorf("event %+v", e)
+			}
+		}
+		s, err := l.Observe(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f := s.Functions[0]; f.Slots != 2 || f.Batch != 8 || len(f.Replicas) != 1 {
+			t.Errorf("observed %+v, want slots and batch as the replica said", f)
+		}
+	})
+}
+
+func TestApplyingTwiceChangesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.attach = after(time.Second)
+		p := w.want(3)
+		for range 5 {
+			if err := l.Apply(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		w.expect("starting", w.states(), "f-00001 starting, f-00002 starting, f-00003 starting")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if err := l.Apply(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		w.expect("ready", w.states(), "f-00001 ready, f-00002 ready, f-00003 ready")
+		q, _ := w.plan(1)
+		for range 3 {
+			if err := l.Apply(t.Context(), q); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		w.expect("fewer", w.states(), "f-00001 ready")
+		if err := l.Apply(t.Context(), p); !errors.Is(err, ErrStale) {
+			t.Errorf("an older plan: %v, want stale", err)
+		}
+		q.Epoch = 0
+		if err := l.Apply(t.Context(), q); !errors.Is(err, ErrStale) {
+			t.Errorf("another epoch's plan: %v, want stale", err)
+		}
+	})
+}
+
+func TestOnlyTheChangedFunctionIsSkipped(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.specs = []FunctionSpec{spec("f", 1), spec("g", 1), spec("h", 1)}
+		p, _ := w.plan(1)
+		w.set(func() { w.specs = []FunctionSpec{spec("f", 2), spec("g", 1)} })
+		if err := l.Apply(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		w.expect("f was redeployed", w.states(), "")
+		if len(l.Replicas("g.ns")) != 1 || len(l.Replicas("h.ns")) != 0 {
+			t.Errorf("g has %v, h has %v", l.Replicas("g.ns"), l.Replicas("h.ns"))
+		}
+	})
+}
+
+func TestStartsThatFail(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		broken := true
+		w.start = func(context.Context, Order) error {
+			if broken {
+				return errors.New("no such file: stage")
+			}
+			return nil
+		}
+		w.waiting["f.ns"] = 5
+		begin := time.Now()
+		var tries []time.Duration
+		for time.Since(begin) < 40*time.Second {
+			n := len(l.Events("f.ns"))
+			w.want(2)
+			if got := l.Events("f.ns"); len(got) > n {
+				tries = append(tries, time.Since(begin))
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if got, want := fmt.Sprint(tries), "[0s 500ms 1.5s 3.5s 7.5s 15.5s 31.5s]"; got != want {
+			t.Errorf("tried after %s, want %s", got, want)
+		}
+		// Two side by side are one failure; from then on one is tried at a time.
+		if n := l.nodes["a"].Node.(*fakeNode).starts; n != len(tries)+1 {
+			t.Errorf("%d starts, want %d", n, len(tries)+1)
+		}
+		count, until, cause := l.Failure("f.ns")
+		if count != 7 || until.Sub(begin) != 61500*time.Millisecond || cause != "start: no such file: stage" {
+			t.Errorf("failure %d until %v: %s", count, until.Sub(begin), cause)
+		}
+		if s, _ := l.Observe(t.Context()); s.Functions[0].Failing.Count != 7 {
+			t.Errorf("observed %+v", s.Functions[0].Failing)
+		}
+		w.mu.Lock()
+		if len(w.failed) == 0 || !strings.Contains(w.failed[0], `function "f.ns": no replica starts, 3 failed in a row`) || !strings.Contains(w.failed[0], "no such file: stage") {
+			t.Errorf("waiting tasks were told %q", w.failed)
+		}
+		broken = false
+		w.failed = nil
+		w.mu.Unlock()
+		time.Sleep(25 * time.Second)
+		w.want(2)
+		w.expect("one first", w.states(), "f-00009 ready")
+		time.Sleep(settle)
+		w.want(2)
+		w.expect("then all", w.states(), "f-00009 ready, f-00010 ready")
+		if count, _, _ := l.Failure("f.ns"); count != 0 || len(w.failed) != 0 {
+			t.Errorf("%d failures, told %q, want it over", count, w.failed)
+		}
+	})
+}
+
+func TestARedeployStartsWithNoFailures(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.start = func(_ context.Context, o Order) error {
+			if o.Function.Revision == 1 {
+				return errors.New("bad image")
+			}
+			return nil
+		}
+		for range 30 {
+			w.want(1)
+			time.Sleep(100 * time.Millisecond)
+		}
+		w.set(func() { w.specs = []FunctionSpec{spec("f", 2)} })
+		w.want(1)
+		if count, _, _ := l.Failure("f.ns"); count != 0 || !strings.HasSuffix(w.states(), "ready") {
+			t.Errorf("%s, %d failures, want it to run at once", w.states(), count)
+		}
+	})
+}
+
+func TestAStartHasADeadline(t *testing.T) {
+	for name, hang := range map[string]func(*world){
+		"start": func(w *world) { w.start = func(ctx context.Context, _ Order) error { <-ctx.Done(); return ctx.Err() } },
+		"attach": func(w *world) {
+			w.attach = func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world, l *Local) {
+				hang(w)
+				w.want(1)
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if _, _, cause := l.Failure("f.ns"); !strings.Contains(cause, "not ready within 1m0s") {
+					t.Errorf("cause %q", cause)
+				}
+				w.expect("after the deadline", w.states(), "")
+			})
+		})
+	}
+}
+
+func TestTakingBackAStartIsNoFailure(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.start = func(ctx context.Context, _ Order) error { <-ctx.Done(); return ctx.Err() }
+		w.want(1)
+		w.want(0)
+		w.expect("taken back", w.states(), "")
+		w.expect("timeline", w.kinds(), "f-00001 ordered, f-00001 stopped")
+		if count, _, _ := l.Failure("f.ns"); count != 0 {
+			t.Errorf("%d failures, want none", count)
+		}
+	})
+}
+
+func TestARollingRedeploy(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.want(2)
+		w.set(func() { w.specs, w.attach = []FunctionSpec{spec("f", 2)}, after(time.Second) })
+		w.want(2)
+		w.expect("the old ones serve on", w.states(), "f-00001 ready, f-00002 ready, f-00003 starting, f-00004 starting")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		w.want(2)
+		w.expect("until a new one does", w.states(), "f-00003 ready, f-00004 ready")
+
+		// A new revision that never comes up leaves the old one in service.
+		w.set(func() {
+			w.specs = []FunctionSpec{spec("f", 3)}
+			w.start = func(context.Context, Order) error { return errors.New("bad image") }
+			w.waiting["f.ns"] = 1
+		})
+		for range 300 {
+			w.want(2)
+			time.Sleep(100 * time.Millisecond)
+		}
+		w.expect("a bad image", w.states(), "f-00003 ready, f-00004 ready")
+		if len(w.failed) != 0 {
+			t.Errorf("waiting tasks were told %q although there are replicas", w.failed)
+		}
+
+		// One that finds no room makes the old one step aside.
+		w.want(0)
+		w.expect("no room", w.states(), "")
+	})
+}
+
+func TestAReplicaIsLost(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.want(1)
+		time.Sleep(time.Minute)
+		l.Lost("f-00001", "exit status 3")
+		l.Lost("f-00001", "and again")
+		l.Lost("f-00099", "who is that")
+		synctest.Wait()
+		w.expect("lost", w.states(), "")
+		w.expect("told", w.lost["f-00001"], "exit status 3")
+		if count, _, _ := l.Failure("f.ns"); count != 0 {
+			t.Errorf("%d failures, want none: it had served for a minute", count)
+		}
+		w.want(1)
+		w.expect("started again", w.states(), "f-00002 ready")
+		l.Lost("f-00002", "exit status 4")
+		synctest.Wait()
+		if count, _, cause := l.Failure("f.ns"); count != 1 || cause != "lost 0s after it was ready: exit status 4" {
+			t.Errorf("%d failures, %q: one that dies at once has failed", count, cause)
+		}
+		w.expect("timeline", w.kinds(), "f-00001 ordered, f-00001 started, f-00001 ready, f-00001 lost, "+
+			"f-00002 ordered, f-00002 started, f-00002 ready, f-00002 lost")
+	})
+}
+
+func TestLostWhileStartingGivesTheCause(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.attach = func(context.Context, string) error { return errors.New("connection closed") }
+		w.stop = func(_ context.Context, replica string) error { l.Lost(replica, "exit status 127"); return nil }
+		w.want(1)
+		if _, _, cause := l.Failure("f.ns"); cause != "exit status 127: connection closed" {
+			t.Errorf("cause %q, want the process's end in it", cause)
+		}
+	})
+}
+
+func TestDrainsAreBounded(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.want(2)
+		w.set(func() { w.drain = after(time.Hour) })
+		w.want(0)
+		l.Lost("f-00001", "exit status 1") // while it drains
+		synctest.Wait()
+		w.expect("one died, one drains", w.states(), "f-00002 draining")
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		w.expect("given up", w.states(), "")
+		if got := w.lost["f-00002"]; !strings.Contains(got, "not drained within 30s") {
+			t.Errorf("the dispatcher was told %q", got)
+		}
+	})
+}
+
+func TestARemovedFunctionIsDrained(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.want(2)
+		w.set(func() { w.specs = nil })
+		w.want(2)
+		w.expect("removed", w.states(), "")
+		w.want(2)
+		if got := l.Events("f.ns"); got != nil {
+			t.Errorf("still known: %v", got)
+		}
+	})
+}
+
+func TestCloseWithoutPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, l := newWorld(t, "a", "b")
+		w.want(2)
+		w.set(func() { w.drain = after(time.Hour) })
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := l.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Close: %v, want that it gave up waiting", err)
+		}
+		w.expect("gone all the same", w.states(), "")
+		if count, _, _ := l.Failure("f.ns"); count != 0 {
+			t.Errorf("%d failures, want none", count)
+		}
+		if _, err := l.Observe(t.Context()); !errors.Is(err, ErrClosed) {
+			t.Errorf("Observe after Close: %v", err)
+		}
+		if err := l.Apply(t.Context(), plan.Plan{Epoch: 1}); !errors.Is(err, ErrClosed) {
+			t.Errorf("Apply after Close: %v", err)
+		}
+		if err := l.Scale(t.Context(), "f.ns", 1); !errors.Is(err, ErrClosed) {
+			t.Errorf("Scale after Close: %v", err)
+		}
+	})
+}
+
+func TestWarmListsSupersedeOneAnother(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.warm = func(ctx context.Context, _ *fakeNode) error { return after(10*time.Second)(ctx, "") }
+		for i := range 5 {
+			p, _ := w.plan(0)
+			p.Warm = []plan.Warm{{Function: "f.ns", Node: "a", Warmth: plan.Host, Key: i == 4}, {Function: "gone.ns", Node: "a"}}
+			if err := l.Apply(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		if len(w.warmed) != 2 || len(w.warmed[1]) != 1 || !w.warmed[1][0].Key || w.warmed[1][0].Function.Key != "f.ns" {
+			t.Errorf("the node was told %+v, want the first and the last list", w.warmed)
+		}
+	})
+}
+
+func TestScaleByHand(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		see := func() plan.Function {
+			t.Helper()
+			s, err := l.Observe(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s.Functions[0]
+		}
+		scale := func(n int) {
+			t.Helper()
+			if err := l.Scale(t.Context(), "f.ns", n); err != nil {
+				t.Fatal(err)
+			}
+		}
+		scale(4)
+		if f := see(); f.Min != 4 || !f.Demand.Last.Equal(time.Now()) {
+			t.Errorf("scaled to 4: %+v", f)
+		}
+		scale(40)
+		if f := see(); f.Min != 10 {
+			t.Errorf("scaled to 40: at least %d, want the maximum, 10", f.Min)
+		}
+		scale(0)
+		time.Sleep(time.Hour)
+		if f := see(); f.Min != 0 || !f.Zero || f.ZeroAge != 0 {
+			t.Errorf("scaled to 0: %+v, want it to sleep", f)
+		}
+		w.set(func() { w.last["f.ns"] = time.Now() })
+		if f := see(); f.Min != 1 || f.Zero {
+			t.Errorf("asked since: %+v, want what its labels say", f)
+		}
+		scale(4)
+		see()
+		w.set(func() { w.specs = []FunctionSpec{spec("f", 2)} })
+		if f := see(); f.Min != 1 {
+			t.Errorf("redeployed: at least %d, want 1", f.Min)
+		}
+	})
+}
+
+func TestBackoff(t *testing.T) {
+	for count, want := range map[int]time.Duration{
+		-1: 0, 0: 0, 1: 500 * time.Millisecond, 2: time.Second, 6: 16 * time.Second, 7: 30 * time.Second, 1 << 40: 30 * time.Second,
+	} {
+		if got := Backoff(count); got != want {
+			t.Errorf("Backoff(%d) = %v, want %v", count, got, want)
+		}
+	}
+}
+
+func TestTimelineKeepsTheLatest(t *testing.T) {
+	var tl timeline
+	for i := range 3*eventsKept + 7 {
+		tl.add(Event{Replica: fmt.Sprint(i)})
+	}
+	got := tl.list()
+	if len(got) != eventsKept {
+		t.Fatalf("%d events, want %d", len(got), eventsKept)
+	}
+	for i, e := range got {
+		if want := fmt.Sprint(2*eventsKept + 7 + i); e.Replica != want {
+			t.Fatalf("event %d is %s, want %s", i, e.Replica, want)
+		}
+	}
+}

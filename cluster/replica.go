@@ -1,0 +1,215 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// replica is one copy of a function, from its order to its end.
+type replica struct {
+	name, function string
+	spec           FunctionSpec
+	node, device   string
+	ordered        uint64 // Rev of the plan that wanted it
+	begun          time.Time
+
+	alive  context.Context // until it is lost, or l is aborted
+	lose   context.CancelCauseFunc
+	wanted context.Context // until it is released, or not alive
+	letGo  context.CancelCauseFunc
+	gone   chan struct{} // closed at its end
+
+	// With Local.mu held:
+	state    plan.State
+	since    time.Time
+	released bool
+}
+
+// release tells the replica that it is not wanted any more; Local.mu is held.
+func (r *replica) release(cause error) {
+	r.released = true
+	r.letGo(cause)
+}
+
+// order makes a replica and starts its life; l.mu is held.
+func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot) {
+	n, ok := l.nodes[slot.Node]
+	if !ok {
+		return // its next plan will not have that node
+	}
+	r := &replica{
+		function: spec.Key, spec: spec, node: slot.Node, device: slot.Device, ordered: rev,
+		begun: stamp(), since: stamp(), gone: make(chan struct{}),
+	}
+	for range 100 {
+		if r.name = spec.Declared.Name + "-" + l.cfg.NewID(); l.replicas[r.name] == nil {
+			break
+		}
+	}
+	if l.replicas[r.name] != nil {
+		l.cfg.Log.Error("no name is free; NewID repeats itself", "function", spec.Key, "replica", r.name)
+		return
+	}
+	r.alive, r.lose = context.WithCancelCause(l.ctx)
+	r.wanted, r.letGo = context.WithCancelCause(r.alive)
+	l.replicas[r.name] = r
+	l.note(r, Event{Kind: Ordered, Cause: w.Why})
+	o := Order{Replica: r.name, Function: spec, Device: slot.Device, CPUMilli: w.CPUMilli}
+	l.group.Go(func() { l.live(n, r, o) })
+}
+
+// live takes a replica through its life. It is the replica's only goroutine.
+func (l *Local) live(n Node, r *replica, o Order) {
+	defer close(r.gone)
+	defer r.lose(nil) // frees the contexts
+	if err := l.start(n, r, o); err != nil {
+		l.stop(n, r)
+		l.end(r, because(r.alive, err)) // by now the node has said how the process ended, if it did
+		return
+	}
+	<-r.wanted.Done()
+	if r.alive.Err() == nil {
+		l.drain(r)
+	}
+	if r.alive.Err() != nil {
+		l.cfg.Replicas.Lost(r.function, r.name, context.Cause(r.alive).Error())
+	}
+	l.stop(n, r)
+	l.end(r, nil)
+}
+
+// start brings the replica to Ready.
+func (l *Local) start(n Node, r *replica, o Order) error {
+	begin := time.Now()
+	ctx, cancel := context.WithTimeoutCause(r.wanted, l.cfg.StartTimeout, fmt.Errorf("not ready within %v", l.cfg.StartTimeout))
+	defer cancel()
+	started, err := n.Start(ctx, o)
+	if err != nil {
+		return because(ctx, fmt.Errorf("start: %w", err))
+	}
+	l.mu.Lock()
+	l.note(r, Event{Kind: Process, Path: started.Path, Phases: started.Phases})
+	l.mu.Unlock()
+	hello, err := l.cfg.Replicas.Attach(ctx, r.function, r.name, started.Conn)
+	if err != nil {
+		return because(ctx, err)
+	}
+	if err := context.Cause(ctx); err != nil {
+		l.cfg.Replicas.Lost(r.function, r.name, err.Error())
+		return err
+	}
+	l.metrics.starts.WithLabelValues(started.Path).Observe(time.Since(begin).Seconds())
+	l.mu.Lock()
+	r.state, r.since = plan.Ready, stamp()
+	f := l.of(r.function)
+	f.slots, f.batch = hello.Slots, hello.MaxBatch
+	l.note(r, Event{Kind: Ready, Path: started.Path, Phases: []Phase{{"load", hello.Load}, {"place", hello.Place}}})
+	l.mu.Unlock()
+	l.cfg.Changed()
+	return nil
+}
+
+// because adds why ctx ended, if it did, to what that led to.
+func because(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
+}
+
+// drain lets the replica finish what it has.
+func (l *Local) drain(r *replica) {
+	l.mu.Lock()
+	r.state, r.since = plan.Draining, stamp()
+	l.note(r, Event{Kind: Draining, Cause: context.Cause(r.wanted).Error()})
+	l.mu.Unlock()
+	ctx, cancel := context.WithTimeoutCause(r.alive, l.cfg.DrainTimeout, fmt.Errorf("not drained within %v", l.cfg.DrainTimeout))
+	defer cancel()
+	if err := l.cfg.Replicas.Drain(ctx, r.function, r.name); err != nil && r.alive.Err() == nil {
+		err = because(ctx, err)
+		l.cfg.Log.Warn("replica stopped with work left; it is tried elsewhere", "function", r.function, "replica", r.name, "error", err)
+		l.cfg.Replicas.Lost(r.function, r.name, err.Error())
+	}
+}
+
+// stop makes sure that no process is left, also when l is being aborted.
+func (l *Local) stop(n Node, r *replica) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), l.cfg.Grace+5*time.Second)
+	defer cancel()
+	if err := n.Stop(ctx, r.name, l.cfg.Grace); err != nil {
+		l.cfg.Log.Error("replica's process may still run", "function", r.function, "replica", r.name, "node", r.node, "error", err)
+	}
+}
+
+// end forgets the replica and accounts for how it ended; failed is why it did not start.
+func (l *Local) end(r *replica, failed error) {
+	l.mu.Lock()
+	at := stamp()
+	e, cause := Event{Kind: Stopped}, ""
+	switch {
+	case l.ctx.Err() != nil:
+		e.Cause = ErrClosed.Error()
+	case failed != nil && r.wanted.Err() != nil && r.alive.Err() == nil: // taken back before it was ready: no failure
+		e.Cause = context.Cause(r.wanted).Error()
+	case failed != nil:
+		e, cause = Event{Kind: Failed, Cause: failed.Error()}, failed.Error()
+	case r.alive.Err() != nil:
+		e = Event{Kind: Lost, Cause: context.Cause(r.alive).Error()}
+		if lived := at.Sub(r.since); r.state == plan.Ready && lived < settle {
+			cause = fmt.Sprintf("lost %v after it was ready: %s", lived.Round(time.Millisecond), e.Cause)
+		}
+	}
+	delete(l.replicas, r.name)
+	l.note(r, e)
+	f := l.of(r.function)
+	noHopeWhy := ""
+	if cause != "" {
+		f.failure.add(r.spec.Revision, r.begun, at, cause)
+		var rest []*replica
+		for _, other := range l.replicas {
+			if other.function == r.function {
+				rest = append(rest, other)
+			}
+		}
+		noHopeWhy = noHope(r.spec, f.failure.Failure, rest)
+	}
+	failures := f.failure.Count
+	l.mu.Unlock()
+	l.metrics.ends.WithLabelValues(string(e.Kind)).Inc()
+	if cause != "" {
+		l.cfg.Log.Warn("replica failed", "function", r.function, "replica", r.name, "node", r.node, "inARow", failures, "error", cause)
+	}
+	if noHopeWhy != "" {
+		l.cfg.Lines.Fail(r.function, noHopeWhy)
+	}
+	l.cfg.Changed()
+}
+
+// note writes an event of r down; l.mu is held.
+func (l *Local) note(r *replica, e Event) {
+	e.At, e.Function, e.Replica, e.Node = stamp(), r.function, r.name, r.node
+	l.of(r.function).timeline.add(e)
+}
+
+// Lost tells that a replica's process ended or that its connection broke, and why. It returns at once; telling it twice, or
+// of a replica that is not there, does nothing.
+func (l *Local) Lost(replica, cause string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r := l.replicas[replica]; r != nil {
+		r.lose(errors.New(cause))
+	}
+}
+
+// Answered tells that a replica gave its first answer, some time after it was attached.
+func (l *Local) Answered(replica string, after time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r := l.replicas[replica]; r != nil {
+		l.note(r, Event{Kind: Answered, Phases: []Phase{{"since attached", after}}})
+	}
+}

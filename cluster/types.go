@@ -1,0 +1,135 @@
+package cluster
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// FunctionSpec is what is deployed under a key.
+type FunctionSpec struct {
+	Key      string // pipeline.Key
+	Revision uint64 // grows with each change
+	Memory   int64  // bytes a replica adds to a node that has the zygote; 0: unknown
+	Declared pipeline.Function
+	Spec     any // what a [Node] needs to start it: image, environment; opaque here
+}
+
+// Functions knows what is deployed. Both are sorted by key, at any time.
+type Functions interface {
+	Functions() []FunctionSpec
+	Pipelines() []pipeline.Pipeline
+}
+
+// Lines are the functions' waiting lines; dispatch.Shell has them.
+type Lines interface {
+	// Signals returns what is measured of a function as of now.
+	Signals(function string, now time.Time) (demand plan.Demand, service plan.Service, waiting, running int)
+	// Fail answers what waits for a function task.Unavailable with the cause. What comes later waits again.
+	Fail(function, cause string)
+}
+
+// Replicas gives replicas work; dispatch.Shell does.
+type Replicas interface {
+	// Attach takes over conn, also when it fails, and returns when the replica has said that it is ready.
+	Attach(ctx context.Context, function, replica string, conn *net.UnixConn) (wire.Hello, error)
+	// Drain gives a replica nothing new and returns when it has nothing left, or was lost.
+	Drain(ctx context.Context, function, replica string) error
+	// Lost tells why a replica's process ended. It is no error to tell it of one that is not attached.
+	Lost(function, replica, cause string)
+}
+
+// Node is a machine's KeysManager.
+type Node interface {
+	// Start starts a replica: a fork of a zygote when there is one, which may have to be loaded first. It honours ctx.
+	Start(ctx context.Context, o Order) (Started, error)
+	// Stop ends a replica's process, first politely, after grace by force. Stopping what does not run is no error.
+	Stop(ctx context.Context, replica string, grace time.Duration) error
+	// Warm brings parameters up, and lets others go, as wanted; it is the whole list, told again with every plan.
+	Warm(ctx context.Context, wanted []WarmOrder) error
+	// Inventory returns what the node is and has, at any time. Its name does not change.
+	Inventory() plan.Node
+}
+
+// Order asks a Node for a replica.
+type Order struct {
+	Replica  string // its name, new
+	Function FunctionSpec
+	Device   string // as plan.Slot has it; empty: the CPU
+	CPUMilli int    // 0: as declared
+}
+
+// WarmOrder asks a Node to keep a function's parameters warm.
+type WarmOrder struct {
+	Function FunctionSpec
+	Warmth   plan.Warmth
+	Key      bool // evicted last
+}
+
+// Started is a replica's process.
+type Started struct {
+	PID    int
+	Conn   *net.UnixConn // the near end of its socket
+	Path   string        // how it came to be: "fork", "cold"
+	Phases []Phase       // where the time went, in order
+}
+
+// Phase is a part of a start.
+type Phase struct {
+	Name string
+	Took time.Duration
+}
+
+// Kind is what happened to a replica.
+type Kind string
+
+// The kinds of an [Event].
+const (
+	Ordered  Kind = "ordered"
+	Process  Kind = "started" // its process runs: Path and Phases say how
+	Ready    Kind = "ready"   // it has said so; Phases are those of its own
+	Answered Kind = "first answer"
+	Draining Kind = "draining" // Cause says why
+	Stopped  Kind = "stopped"
+	Lost     Kind = "lost"   // it ended unasked: Cause
+	Failed   Kind = "failed" // it did not start: Cause
+)
+
+// Event is a line of a function's timeline.
+type Event struct {
+	At       time.Time
+	Function string
+	Replica  string
+	Node     string
+	Kind     Kind
+	Path     string
+	Phases   []Phase
+	Cause    string
+}
+
+// eventsKept bounds the timeline of a function.
+const eventsKept = 256
+
+// timeline is a ring of a function's latest events. The zero value is ready.
+type timeline struct {
+	ring []Event
+	next int // where the next goes once the ring is full
+}
+
+func (t *timeline) add(e Event) {
+	if len(t.ring) < eventsKept {
+		t.ring = append(t.ring, e)
+		return
+	}
+	t.ring[t.next] = e
+	t.next = (t.next + 1) % eventsKept
+}
+
+// list returns the events, oldest first, in memory of its own.
+func (t *timeline) list() []Event {
+	return append(append([]Event{}, t.ring[t.next:]...), t.ring[:t.next]...)
+}

@@ -1,0 +1,55 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// wish is a number of replicas that a user asked for by hand.
+type wish struct {
+	replicas int
+	at       time.Time
+	revision uint64 // of the function; 0: not yet seen with one
+}
+
+// Scale asks for a number of replicas by hand: the least that the function has until it is asked for again or redeployed. Load
+// may bring more; a function that may sleep still does when it is idle. Zero puts any function to sleep until its next
+// request. It returns when the wish is noted.
+func (l *Local) Scale(_ context.Context, function string, replicas int) error {
+	l.mu.Lock()
+	closed := l.closed
+	if !closed {
+		l.of(function).wish = &wish{replicas: replicas, at: stamp()}
+	}
+	l.mu.Unlock()
+	if closed {
+		return ErrClosed
+	}
+	l.cfg.Changed()
+	return nil
+}
+
+// grant changes what a policy sees of f to what was wished for. A wish counts as use of the function.
+func (k *function) grant(f *plan.Function) {
+	w := k.wish
+	if w == nil {
+		return
+	}
+	w.revision = cmp.Or(w.revision, f.Revision)
+	switch {
+	case w.revision != f.Revision:
+		k.wish = nil
+	case w.replicas > 0:
+		f.Min = min(max(f.Min, w.replicas), max(f.Max, 1))
+		if w.at.After(f.Demand.Last) {
+			f.Demand.Last = w.at
+		}
+	case f.Demand.Last.After(w.at) || f.Waiting > 0:
+		k.wish = nil
+	default:
+		f.Min, f.Zero, f.ZeroAge = 0, true, 0
+	}
+}
