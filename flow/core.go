@@ -1,0 +1,236 @@
+package flow
+
+import (
+	"container/heap"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+)
+
+// Attempts is how often a task is tried.
+const Attempts = 3
+
+// EachWindow is how many calls of one stage a request has out at a time; the rest follow as replies come.
+const EachWindow = 64
+
+// Core walks requests through graphs. It is not safe for concurrent use. Make one with NewCore.
+type Core struct {
+	walks     map[string]*walk
+	deadlines deadlines
+	out       []Effect
+}
+
+// NewCore returns a Core without requests.
+func NewCore() *Core { return &Core{walks: map[string]*walk{}} }
+
+// Requests returns how many requests have not ended.
+func (c *Core) Requests() int { return len(c.walks) }
+
+// Next returns the earliest deadline; a Tick is due then. ok is false when no request has one.
+func (c *Core) Next() (at time.Time, ok bool) {
+	if len(c.deadlines) == 0 {
+		return time.Time{}, false
+	}
+	return c.deadlines[0].req.Deadline, true
+}
+
+// Step takes an event and returns what to do about it. The slice, not its elements, is overwritten by the next Step.
+func (c *Core) Step(now time.Time, ev Event) []Effect {
+	c.out = c.out[:0]
+	switch e := ev.(type) {
+	case Start:
+		c.start(now, e)
+	case Replied:
+		c.replied(now, e.Reply)
+	case Canceled:
+		if w := c.walks[e.Request]; w != nil {
+			c.fail(w, &task.Error{Status: statusClientClosed, Cause: "the client closed the connection"})
+		}
+	case Tick:
+		for len(c.deadlines) > 0 && !c.deadlines[0].req.Deadline.After(now) {
+			w := c.deadlines[0]
+			c.fail(w, expired(w))
+		}
+	}
+	return c.out
+}
+
+// statusClientClosed is nginx's status for a client that left; nobody is there to read it.
+const statusClientClosed = 499
+
+func expired(w *walk) *task.Error {
+	e := &task.Error{Status: http.StatusGatewayTimeout, Internal: true, Cause: "the deadline passed before the request was done; X-Timeout asks for more time"}
+	if stages := w.unfinished(); len(stages) > 0 {
+		e.Stage = stages[0]
+		e.Cause = "the deadline passed while the request was in " + strings.Join(stages, ", ") + "; X-Timeout asks for more time"
+	}
+	return e
+}
+
+func (c *Core) start(now time.Time, e Start) {
+	id := e.Request.ID
+	if _, twice := c.walks[id]; twice {
+		c.out = append(c.out, Finish{Request: id, Error: &task.Error{Status: http.StatusConflict, Cause: fmt.Sprintf("request %q is already running, want an id that is unique", id)}})
+		return
+	}
+	if refusal := admit(now, &e.Request, &e.Graph, e.Loads); refusal != nil {
+		c.out = append(c.out, Finish{Request: id, Error: refusal, Blobs: hasRefs(e.Request.Input)})
+		return
+	}
+	w := newWalk(e.Request, e.Graph)
+	c.walks[id] = w
+	if !w.req.Deadline.IsZero() {
+		heap.Push(&c.deadlines, w)
+	}
+	w.deliver(w.entry, "", e.Request.Input)
+	c.advance(w)
+}
+
+// advance starts every stage whose input is complete, until nothing moves, and finishes the request when its sinks are done.
+func (c *Core) advance(w *walk) {
+	for moved := true; moved; {
+		moved = false
+		for i := range w.stages {
+			if s := &w.stages[i]; !s.started && len(s.parts) >= s.need {
+				w.begin(i)
+				moved = true
+			}
+			c.issue(w, i)
+			if w.complete(i) {
+				moved = true
+			}
+		}
+	}
+	if w.sinksLeft == 0 {
+		c.finish(w, &task.Response{Output: w.output, Header: w.header, Stages: w.timings}, nil)
+	}
+}
+
+// issue submits calls of a stage up to the window.
+func (c *Core) issue(w *walk, i int) {
+	s := &w.stages[i]
+	for s.started && s.issued < len(s.inputs) && s.issued-s.done < EachWindow {
+		k := &call{stage: i, item: s.issued, attempt: 1}
+		s.issued++
+		w.calls = append(w.calls, k)
+		k.id = uint32(len(w.calls)) // from 1
+		c.submit(w, k)
+	}
+}
+
+func (c *Core) submit(w *walk, k *call) {
+	c.out = append(c.out, Submit{w.task(k)})
+}
+
+func (c *Core) replied(now time.Time, r *task.Reply) {
+	w := c.walks[r.Request]
+	if w == nil || r.Task < 1 || int(r.Task) > len(w.calls) {
+		return // of a request that has ended
+	}
+	k := w.calls[r.Task-1]
+	if k.done || k.attempt != r.Attempt {
+		return // a duplicate, or an attempt given up
+	}
+	stage := &w.graph.Stages[k.stage]
+	switch {
+	case r.Code == task.OK:
+		w.accept(k, r)
+		c.advance(w)
+	case r.Code == task.ReplicaLost && k.attempt < Attempts && mayRunAgain(stage.Idempotent, r) && beforeDeadline(now, w):
+		k.attempt++
+		c.submit(w, k)
+	default:
+		k.done = true // its dispatcher needs no cancel
+		c.fail(w, failure(stage.Name, stage.Idempotent, k.attempt, r))
+	}
+}
+
+// mayRunAgain says whether a task whose replica was lost may be tried elsewhere: the stage allows it, or it never got there.
+func mayRunAgain(idempotent bool, r *task.Reply) bool { return idempotent || r.Replica == "" }
+
+func beforeDeadline(now time.Time, w *walk) bool {
+	return w.req.Deadline.IsZero() || now.Before(w.req.Deadline)
+}
+
+// failure is how a task's bad end is told to the client.
+func failure(stage string, idempotent bool, attempt uint8, r *task.Reply) *task.Error {
+	e := &task.Error{Stage: stage, Cause: r.Message, Internal: true}
+	switch r.Code {
+	case task.BadInput:
+		e.Status, e.Internal = http.StatusBadRequest, false
+	case task.Failed:
+		e.Status, e.Internal = http.StatusInternalServerError, false
+	case task.ReplicaLost:
+		e.Status = http.StatusBadGateway
+		e.Cause = fmt.Sprintf("lost its replica in attempt %d of %d: %s", attempt, Attempts, r.Message)
+		if !idempotent {
+			e.Cause += "; not tried again, because the stage is declared not idempotent"
+		}
+	case task.Expired:
+		e.Status = http.StatusGatewayTimeout
+	case task.Overloaded:
+		e.Status, e.Internal, e.RetryAfter = http.StatusTooManyRequests, false, time.Second
+	case task.Unavailable:
+		e.Status, e.RetryAfter = http.StatusServiceUnavailable, time.Second
+	default:
+		e.Status = http.StatusInternalServerError
+		e.Cause = fmt.Sprintf("ended with code %d, which nobody asked for: %s", r.Code, r.Message)
+	}
+	return e
+}
+
+func (c *Core) fail(w *walk, e *task.Error) { c.finish(w, nil, e) }
+
+// finish ends a request and cancels what of it is still out.
+func (c *Core) finish(w *walk, resp *task.Response, e *task.Error) {
+	for _, k := range w.calls {
+		if !k.done {
+			c.out = append(c.out, Cancel{task.Key{Request: w.req.ID, Task: k.id, Attempt: k.attempt}, w.functions[k.stage]})
+		}
+	}
+	for i := range w.stages {
+		w.blobs = w.blobs || w.stages[i].hasRefs()
+	}
+	delete(c.walks, w.req.ID)
+	if w.heapIndex >= 0 {
+		heap.Remove(&c.deadlines, w.heapIndex)
+	}
+	if resp != nil {
+		slices.SortFunc(resp.Output, byFrom)
+	}
+	c.out = append(c.out, Finish{Request: w.req.ID, Response: resp, Error: e, Blobs: w.blobs})
+}
+
+// deadlines is a heap of requests by deadline, ties by id.
+type deadlines []*walk
+
+func (d deadlines) Len() int { return len(d) }
+func (d deadlines) Less(i, j int) bool {
+	a, b := &d[i].req, &d[j].req
+	return a.Deadline.Before(b.Deadline) || a.Deadline.Equal(b.Deadline) && a.ID < b.ID
+}
+func (d deadlines) Swap(i, j int) {
+	d[i], d[j] = d[j], d[i]
+	d[i].heapIndex, d[j].heapIndex = i, j
+}
+
+// Push implements heap.Interface.
+func (d *deadlines) Push(x any) {
+	w := x.(*walk)
+	w.heapIndex = len(*d)
+	*d = append(*d, w)
+}
+
+// Pop implements heap.Interface.
+func (d *deadlines) Pop() any {
+	last := len(*d) - 1
+	w := (*d)[last]
+	(*d)[last] = nil
+	*d = (*d)[:last]
+	w.heapIndex = -1
+	return w
+}

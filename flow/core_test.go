@@ -1,0 +1,476 @@
+package flow
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+var t0 = time.Unix(1_700_000_000, 0)
+
+// graph assembles "a>b,c*;b>d;…": stages with successors; a star marks each, "!N" a join of N, "?" a stage not idempotent.
+func graph(t testing.TB, text string) pipeline.Pipeline {
+	t.Helper()
+	var fns []pipeline.Function
+	for part := range strings.SplitSeq(text, ";") {
+		name, next, _ := strings.Cut(part, ">")
+		a := map[string]string{pipeline.Prefix + "pipeline": "p"}
+		if next != "" {
+			a[pipeline.Prefix+"next"] = next
+		}
+		if n, join, ok := strings.Cut(name, "!"); ok {
+			name, a[pipeline.Prefix+"join"] = n, join
+		}
+		if n, ok := strings.CutSuffix(name, "*"); ok {
+			name, a[pipeline.Prefix+"each"] = n, "true"
+		}
+		if n, ok := strings.CutSuffix(name, "?"); ok {
+			name, a[pipeline.Prefix+"idempotent"] = n, "false"
+		}
+		f, err := pipeline.Parse(name, "ns", nil, a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fns = append(fns, f)
+	}
+	ps := pipeline.Assemble(fns)
+	if len(ps) != 1 || len(ps[0].Faults) > 0 {
+		t.Fatalf("graph %q: %+v", text, ps)
+	}
+	return ps[0]
+}
+
+func texts(s ...string) tensor.Activation {
+	a := make(tensor.Activation, len(s))
+	for i := range s {
+		a[i] = tensor.Item{ContentType: "text/plain", Bytes: []byte(s[i])}
+	}
+	return a
+}
+
+func show(a tensor.Activation) string {
+	var s []string
+	for _, it := range a {
+		s = append(s, string(it.Bytes))
+	}
+	return strings.Join(s, " ")
+}
+
+// world drives a core by hand.
+type world struct {
+	t      *testing.T
+	core   *Core
+	now    time.Time
+	tasks  []*task.Task // submitted and not yet answered by the test
+	cancel []task.Key
+	end    *Finish
+}
+
+func newWorld(t *testing.T) *world { return &world{t: t, core: NewCore(), now: t0} }
+
+func (w *world) step(ev Event) {
+	w.t.Helper()
+	for _, e := range w.core.Step(w.now, ev) {
+		switch e := e.(type) {
+		case Submit:
+			w.tasks = append(w.tasks, e.Task)
+		case Cancel:
+			w.cancel = append(w.cancel, e.Key)
+		case Finish:
+			if w.end != nil {
+				w.t.Fatalf("a second end: %+v", e)
+			}
+			w.end = &e
+		}
+	}
+}
+
+func (w *world) start(g pipeline.Pipeline, items ...string) {
+	w.t.Helper()
+	r := task.Request{ID: "r", Target: pipeline.Key(g.Name, g.Namespace), Deadline: w.now.Add(time.Minute), Input: texts(items...)}
+	w.step(Start{Request: r, Graph: g, Loads: make([]task.Load, len(g.Stages))})
+}
+
+// take removes the oldest submitted task of a stage.
+func (w *world) take(stage string) *task.Task {
+	w.t.Helper()
+	i := slices.IndexFunc(w.tasks, func(t *task.Task) bool { return t.Stage == stage })
+	if i < 0 {
+		w.t.Fatalf("no task of stage %q among %d", stage, len(w.tasks))
+	}
+	t := w.tasks[i]
+	w.tasks = slices.Delete(w.tasks, i, i+1)
+	return t
+}
+
+func (w *world) ok(t *task.Task, items ...string) {
+	w.t.Helper()
+	w.step(Replied{&task.Reply{Key: t.Key, Replica: "r1", Output: texts(items...)}})
+}
+
+func (w *world) lost(t *task.Task) {
+	w.t.Helper()
+	w.step(Replied{&task.Reply{Key: t.Key, Replica: "r1", Code: task.ReplicaLost, Message: "killed by SIGKILL"}})
+}
+
+func (w *world) output(want string) {
+	w.t.Helper()
+	if w.end == nil || w.end.Response == nil {
+		w.t.Fatalf("the request has not ended well: %+v", w.end)
+	}
+	var got []string
+	for _, p := range w.end.Response.Output {
+		got = append(got, p.From+"="+show(p.Items))
+	}
+	if s := strings.Join(got, ";"); s != want {
+		w.t.Errorf("output %q, want %q", s, want)
+	}
+}
+
+func (w *world) failed(status int, stage, cause string) {
+	w.t.Helper()
+	if w.end == nil || w.end.Error == nil {
+		w.t.Fatalf("the request has not failed: %+v", w.end)
+	}
+	if e := w.end.Error; e.Status != status || e.Stage != stage || !strings.Contains(e.Cause, cause) {
+		w.t.Errorf("%d %q %q, want %d %q and %q", e.Status, e.Stage, e.Cause, status, stage, cause)
+	}
+	if w.core.Requests() != 0 {
+		w.t.Errorf("%d requests left", w.core.Requests())
+	}
+}
+
+func TestLinear(t *testing.T) {
+	w := newWorld(t)
+	w.start(graph(t, "a>b;b"), "x")
+	a := w.take("a")
+	if a.Input[0].From != "" || show(a.Input[0].Items) != "x" || a.Function != "a.ns" || a.Pipeline != "p.ns" {
+		t.Errorf("first task %+v", a)
+	}
+	w.ok(a, "y", "z")
+	b := w.take("b")
+	if b.Input[0].From != "a" || show(b.Input[0].Items) != "y z" {
+		t.Errorf("second task's input %+v", b.Input)
+	}
+	w.ok(b, "end")
+	w.output("b=end")
+	if n := len(w.end.Response.Stages); n != 2 {
+		t.Errorf("%d timings, want 2", n)
+	}
+}
+
+func TestDiamondJoinsBySet(t *testing.T) {
+	w := newWorld(t)
+	w.start(graph(t, "a>b,c;b>d;c>d;d"), "x")
+	w.ok(w.take("a"), "y")
+	c := w.take("c")
+	w.ok(c, "from-c")
+	w.ok(c, "again") // a duplicate changes nothing
+	if len(w.tasks) != 1 {
+		t.Fatalf("d began with one of two parts: %+v", w.tasks)
+	}
+	w.ok(w.take("b"), "from-b")
+	d := w.take("d")
+	if want := (tensor.Input{{From: "b", Items: texts("from-b")}, {From: "c", Items: texts("from-c")}}); !reflect.DeepEqual(d.Input, want) {
+		t.Errorf("joined input %+v", d.Input)
+	}
+	w.ok(d, "end")
+	w.output("d=end")
+}
+
+func TestJoinOfOneGoesOnWithTheFirst(t *testing.T) {
+	w := newWorld(t)
+	w.start(graph(t, "a>b,c;b>d;c>d;d!1"), "x")
+	w.ok(w.take("a"), "y")
+	w.ok(w.take("c"), "first")
+	w.ok(w.take("d"), "end")
+	w.output("d=end")
+	if b := w.take("b"); len(w.cancel) != 1 || w.cancel[0] != b.Key {
+		t.Errorf("canceled %v, want the task of b %v", w.cancel, b.Key)
+	}
+}
+
+func TestEachOfNoneOneAndMany(t *testing.T) {
+	for _, n := range []int{0, 1, 1000} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			w := newWorld(t)
+			w.start(graph(t, "a>b;b*>c;c"), "x")
+			var items, want []string
+			for i := range n {
+				items = append(items, fmt.Sprint(i))
+				want = append(want, fmt.Sprint("<", i, ">"))
+			}
+			w.ok(w.take("a"), items...)
+			most := 0
+			r := rand.New(rand.NewPCG(1, uint64(n)))
+			for done := 0; done < n; done++ { // in any order
+				most = max(most, len(w.tasks))
+				b := w.tasks[r.IntN(len(w.tasks))]
+				w.tasks = slices.DeleteFunc(w.tasks, func(t *task.Task) bool { return t == b })
+				w.ok(b, "<"+show(b.Input[0].Items)+">")
+			}
+			if most > EachWindow {
+				t.Errorf("%d calls out at a time, want at most %d", most, EachWindow)
+			}
+			c := w.take("c")
+			if got := show(c.Input[0].Items); got != strings.Join(want, " ") {
+				t.Errorf("joined %q", got)
+			}
+			w.ok(c, "end")
+			w.output("c=end")
+		})
+	}
+}
+
+func TestSinksAreNamed(t *testing.T) {
+	w := newWorld(t)
+	w.start(graph(t, "a>b,c;b;c"), "x")
+	w.ok(w.take("a"), "y")
+	w.ok(w.take("c"), "1")
+	w.ok(w.take("b"), "2")
+	w.output("b=2;c=1")
+}
+
+func TestALostReplicaIsTriedAgainThreeTimesInAll(t *testing.T) {
+	w := newWorld(t)
+	w.start(graph(t, "a>b;b"), "x")
+	w.ok(w.take("a"), "y")
+	first := w.take("b")
+	w.lost(first)
+	second := w.take("b")
+	if second.Attempt != 2 || second.Task != first.Task || show(second.Input[0].Items) != "y" {
+		t.Errorf("second attempt %+v", second)
+	}
+	w.ok(first, "late") // the first attempt's answer comes late: it was given up
+	if w.end != nil {
+		t.Fatal("an attempt given up has ended the request")
+	}
+	w.lost(second)
+	w.lost(w.take("b"))
+	w.failed(http.StatusBadGateway, "b", "attempt 3 of 3: killed by SIGKILL")
+}
+
+func TestWhatMayNotRunTwiceDoesNot(t *testing.T) {
+	w := newWorld(t)
+	w.start(graph(t, "a?"), "x")
+	a := w.take("a")
+	w.step(Replied{&task.Reply{Key: a.Key, Code: task.ReplicaLost, Message: "gone before it got there"}}) // no replica had it
+	w.lost(w.take("a"))
+	w.failed(http.StatusBadGateway, "a", "not idempotent")
+}
+
+func TestEndsOfTasksAreEndsOfRequests(t *testing.T) {
+	for c, status := range map[task.Code]int{
+		task.BadInput: 400, task.Failed: 500, task.Expired: 504, task.Overloaded: 429, task.Unavailable: 503, task.Code(99): 500,
+	} {
+		w := newWorld(t)
+		w.start(graph(t, "a>b,c;b;c"), "x")
+		w.ok(w.take("a"), "y")
+		w.step(Replied{&task.Reply{Key: w.take("b").Key, Code: c, Message: "why"}})
+		w.failed(status, "b", "why")
+		if len(w.cancel) != 1 || w.cancel[0] != w.take("c").Key {
+			t.Errorf("code %d: canceled %v, want the task of c alone", c, w.cancel)
+		}
+	}
+}
+
+func TestDeadlineAndCancelEndARequestInEveryPhase(t *testing.T) {
+	for phase := range 3 {
+		for _, byClient := range []bool{true, false} {
+			w := newWorld(t)
+			w.start(graph(t, "a>b;b*>c;c"), "x")
+			if phase > 0 {
+				w.ok(w.take("a"), "1", "2")
+			}
+			if phase > 1 {
+				w.ok(w.take("b"), "1")
+				w.ok(w.take("b"), "2")
+			}
+			out := len(w.tasks)
+			if byClient {
+				w.step(Canceled{"r"})
+				w.failed(statusClientClosed, "", "client")
+			} else {
+				if at, ok := w.core.Next(); !ok || !at.Equal(t0.Add(time.Minute)) {
+					t.Fatalf("next tick %v %v, want the deadline", at, ok)
+				}
+				w.now = t0.Add(time.Minute)
+				w.step(Tick{})
+				w.failed(http.StatusGatewayTimeout, []string{"a", "b", "c"}[phase], "deadline passed")
+			}
+			if len(w.cancel) != out {
+				t.Errorf("phase %d: %d tasks canceled, %d were out", phase, len(w.cancel), out)
+			}
+		}
+	}
+}
+
+func TestNoRetryAfterTheDeadline(t *testing.T) {
+	w := newWorld(t)
+	w.start(graph(t, "a"), "x")
+	w.now = t0.Add(time.Minute)
+	w.lost(w.take("a"))
+	w.failed(http.StatusBadGateway, "a", "attempt 1 of 3")
+}
+
+func TestAdmission(t *testing.T) {
+	g := graph(t, "a>b;b")
+	second := task.Load{Servers: 2, Max: 2, Limit: 100, Service: time.Second}
+	for name, tc := range map[string]struct {
+		a, b   task.Load
+		left   time.Duration
+		status int
+		retry  time.Duration
+	}{
+		"nothing known":            {task.Load{Limit: 10}, task.Load{Limit: 10}, time.Millisecond, 0, 0},
+		"in time":                  {second, second, 3 * time.Second, 0, 0},
+		"service alone is late":    {second, second, time.Second, 429, time.Second},
+		"the line is too long":     {second, task.Load{Servers: 2, Max: 2, Limit: 100, Service: time.Second, Waiting: 18, Running: 2}, 5 * time.Second, 429, 7 * time.Second},
+		"it can be scaled in time": {second, task.Load{Servers: 2, Max: 20, Limit: 100, Service: time.Second, Waiting: 18, Running: 2}, 5 * time.Second, 0, 0},
+		"the line is full":         {second, task.Load{Servers: 1, Max: 9, Limit: 100, Service: time.Millisecond, Waiting: 100}, time.Minute, 429, time.Second},
+		"a start takes too long":   {task.Load{Max: 5, Limit: 10, Start: 4 * time.Second}, second, 3 * time.Second, 429, 2 * time.Second},
+		"too late already":         {second, second, 0, 504, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := task.Request{Deadline: t0.Add(tc.left)}
+			e := admit(t0, &r, &g, []task.Load{tc.a, tc.b})
+			switch {
+			case tc.status == 0 && e != nil:
+				t.Errorf("refused: %+v", e)
+			case tc.status != 0 && (e == nil || e.Status != tc.status || e.RetryAfter != tc.retry):
+				t.Errorf("got %+v, want status %d, retry after %v", e, tc.status, tc.retry)
+			}
+		})
+	}
+}
+
+// TestRandomWalks runs random graphs with random replies, duplicates and losses, and compares with a direct evaluation.
+func TestRandomWalks(t *testing.T) {
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		n := 1 + r.IntN(7)
+		var parts []string
+		each := make([]bool, n)
+		next := make([][]int, n)
+		for i := 1; i < n; i++ { // every stage has a predecessor before it: one entry, no cycles
+			from := r.IntN(i)
+			next[from] = append(next[from], i)
+			if other := r.IntN(i); other != from && r.IntN(2) == 0 {
+				next[other] = append(next[other], i)
+			}
+		}
+		for i := range n {
+			each[i] = r.IntN(3) == 0
+			name := fmt.Sprint("s", i)
+			if each[i] {
+				name += "*"
+			}
+			var to []string
+			for _, k := range next[i] {
+				to = append(to, fmt.Sprint("s", k))
+			}
+			parts = append(parts, name+">"+strings.Join(to, ","))
+		}
+		g := graph(t, strings.Join(parts, ";"))
+		w := newWorld(t)
+		w.start(g, "i0", "i1", "i2")
+		var answered []*task.Task
+		for steps := 0; w.end == nil; steps++ {
+			if steps > 100_000 || len(w.tasks) == 0 {
+				t.Fatalf("seed %d: stuck with %d tasks", seed, len(w.tasks))
+			}
+			k := w.tasks[r.IntN(len(w.tasks))]
+			switch {
+			case r.IntN(10) == 0 && k.Attempt < Attempts:
+				w.take0(k)
+				w.lost(k)
+			case r.IntN(10) == 0 && len(answered) > 0:
+				w.ok(answered[r.IntN(len(answered))], "duplicate")
+			default:
+				w.take0(k)
+				answered = append(answered, k)
+				w.ok(k, run(k.Stage, k.Input)...)
+			}
+		}
+		want := evaluate(g, []string{"i0", "i1", "i2"})
+		w.output(want)
+		if w.core.Requests() != 0 || len(w.core.deadlines) != 0 {
+			t.Fatalf("seed %d: something is left", seed)
+		}
+	}
+}
+
+func (w *world) take0(k *task.Task) {
+	w.tasks = slices.DeleteFunc(w.tasks, func(t *task.Task) bool { return t == k })
+}
+
+// run is what the stages of random walks do: as many items as the name's digit modulo 3, made of all input.
+func run(stage string, in tensor.Input) []string {
+	all := stage + "("
+	for _, p := range in {
+		all += p.From + ":" + show(p.Items) + ","
+	}
+	all += ")"
+	h := 0
+	for _, c := range all {
+		h = (h*31 + int(c)) % 1009
+	}
+	out := make([]string, h%3)
+	for i := range out {
+		out[i] = fmt.Sprint(stage, "-", h, "-", i)
+	}
+	return out
+}
+
+func evaluate(g pipeline.Pipeline, input []string) string {
+	outputs := map[string][]string{}
+	var sinks []string
+	for _, s := range g.Stages {
+		in := tensor.Input{}
+		if s.Name == g.Entry {
+			in = append(in, tensor.Part{Items: texts(input...)})
+		}
+		for _, p := range s.Prev {
+			in = append(in, tensor.Part{From: p, Items: texts(outputs[p]...)})
+		}
+		if s.Each {
+			for _, p := range in {
+				for k := range p.Items {
+					outputs[s.Name] = append(outputs[s.Name], run(s.Name, tensor.Input{{From: p.From, Items: p.Items[k : k+1]}})...)
+				}
+			}
+		} else {
+			outputs[s.Name] = run(s.Name, in)
+		}
+		if len(s.Next) == 0 {
+			sinks = append(sinks, s.Name)
+		}
+	}
+	slices.Sort(sinks)
+	for i, s := range sinks {
+		sinks[i] = s + "=" + strings.Join(outputs[s], " ")
+	}
+	return strings.Join(sinks, ";")
+}
+
+func BenchmarkOneStage(b *testing.B) {
+	g := graph(b, "a")
+	c := NewCore()
+	loads := make([]task.Load, 1)
+	r := task.Request{ID: "r", Target: "p.ns", Deadline: t0.Add(time.Minute), Input: texts("x")}
+	b.ReportAllocs()
+	for b.Loop() {
+		out := c.Step(t0, Start{Request: r, Graph: g, Loads: loads})
+		k := out[0].(Submit).Task.Key
+		c.Step(t0, Replied{&task.Reply{Key: k, Output: r.Input}})
+	}
+}

@@ -1,0 +1,13 @@
+// Package flow is the coordinator: the process that accepted a request walks it through its pipeline's graph.
+//
+// [Core] is a state machine without clock, goroutines and I/O: [Core.Step] takes the time and an [Event] and returns the
+// [Effect]s that the world should see, so that a simulator runs the very code that production runs. It knows deadlines,
+// attempts, cancellation, fan-out, one call an item (each, also of nothing), and joins as sets of parts, so that a duplicate
+// changes nothing. Before a request's first task it predicts the wait and refuses what cannot be done in time.
+//
+// [Coordinator] is the shell: shards of cores behind mutexes, tasks out over a [Bus], replies in, and a caller that waits in
+// [Coordinator.Invoke].
+//
+// What is promised: each request ends exactly once, by its deadline at the latest. A task is tried again only when its
+// replica was lost, at most three times in all, and only if the stage may run twice.
+package flow

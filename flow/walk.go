@@ -1,0 +1,177 @@
+package flow
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// walk is one request on its way.
+type walk struct {
+	req       task.Request
+	graph     pipeline.Pipeline
+	name      string   // pipeline.Key of the pipeline; empty for a function alone
+	functions []string // pipeline.Key of each stage's function
+	entry     int
+	stages    []stage // beside graph.Stages
+	calls     []*call // by id-1
+	sinksLeft int
+	blobs     bool // some item lies in the store
+	heapIndex int  // in the heap of deadlines; -1: not there
+
+	output  tensor.Input
+	header  []task.Header
+	timings []task.Timing
+}
+
+// stage is where a request is in one stage. It has one input a call: one for each item, or one for all.
+type stage struct {
+	need    int          // parts that it waits for
+	parts   tensor.Input // a set by From
+	started bool
+	inputs  []tensor.Input
+	results []tensor.Activation // by call
+	issued  int
+	done    int
+	passed  bool // its output has gone on
+}
+
+// call is one task and its attempts.
+type call struct {
+	id      uint32
+	stage   int
+	item    int
+	attempt uint8
+	done    bool
+}
+
+func newWalk(req task.Request, g pipeline.Pipeline) *walk {
+	w := &walk{
+		req: req, graph: g, stages: make([]stage, len(g.Stages)), functions: make([]string, len(g.Stages)),
+		heapIndex: -1, blobs: hasRefs(req.Input),
+	}
+	if len(g.Stages) > 1 || g.Name != g.Entry {
+		w.name = pipeline.Key(g.Name, g.Namespace)
+	}
+	for i := range g.Stages {
+		s := &g.Stages[i]
+		if w.functions[i] = req.Target; w.name != "" {
+			w.functions[i] = pipeline.Key(s.Name, s.Namespace)
+		}
+		w.stages[i].need = max(1, len(s.Prev)) // the entry waits for the request itself
+		if s.Join > 0 && s.Join < len(s.Prev) {
+			w.stages[i].need = s.Join
+		}
+		if s.Name == g.Entry {
+			w.entry = i
+		}
+		if len(s.Next) == 0 {
+			w.sinksLeft++
+		}
+	}
+	return w
+}
+
+// deliver adds a part to a stage's input. A part that is there already, or comes after the stage has begun, changes nothing.
+func (w *walk) deliver(i int, from string, items tensor.Activation) {
+	s := &w.stages[i]
+	if s.started || slices.ContainsFunc(s.parts, func(p tensor.Part) bool { return p.From == from }) {
+		return
+	}
+	s.parts = append(s.parts, tensor.Part{From: from, Items: items})
+}
+
+func byFrom(a, b tensor.Part) int { return strings.Compare(a.From, b.From) }
+
+// begin splits a stage's input into calls.
+func (w *walk) begin(i int) {
+	s := &w.stages[i]
+	s.started = true
+	slices.SortFunc(s.parts, byFrom)
+	if !w.graph.Stages[i].Each {
+		s.inputs = []tensor.Input{s.parts}
+	} else {
+		for _, p := range s.parts {
+			for k := range p.Items {
+				s.inputs = append(s.inputs, tensor.Input{{From: p.From, Items: p.Items[k : k+1 : k+1]}})
+			}
+		}
+	}
+	s.results = make([]tensor.Activation, len(s.inputs))
+}
+
+// task makes the task of a call's present attempt.
+func (w *walk) task(k *call) *task.Task {
+	return &task.Task{
+		Key:      task.Key{Request: w.req.ID, Task: k.id, Attempt: k.attempt},
+		Function: w.functions[k.stage], Pipeline: w.name, Stage: w.graph.Stages[k.stage].Name,
+		Deadline: w.req.Deadline, Traceparent: w.req.Traceparent, Header: w.req.Header, Input: w.stages[k.stage].inputs[k.item],
+	}
+}
+
+// accept takes a good reply.
+func (w *walk) accept(k *call, r *task.Reply) {
+	s := &w.stages[k.stage]
+	k.done = true
+	s.done++
+	s.results[k.item] = r.Output
+	w.blobs = w.blobs || hasRefs(r.Output)
+	name := w.graph.Stages[k.stage].Name
+	w.timings = append(w.timings, task.Timing{Stage: name, Replica: r.Replica, Attempt: r.Attempt, Wait: r.Wait, Service: r.Service})
+	if len(w.graph.Stages[k.stage].Next) == 0 {
+		w.header = r.Header
+	}
+}
+
+// complete passes a stage's output on once all its calls are done, and says whether it did.
+func (w *walk) complete(i int) bool {
+	s := &w.stages[i]
+	if !s.started || s.passed || s.done < len(s.inputs) {
+		return false
+	}
+	s.passed = true
+	var out tensor.Activation
+	if len(s.results) == 1 {
+		out = s.results[0]
+	} else {
+		out = slices.Concat(s.results...)
+	}
+	st := &w.graph.Stages[i]
+	if len(st.Next) == 0 {
+		w.output = append(w.output, tensor.Part{From: st.Name, Items: out})
+		w.sinksLeft--
+	}
+	for _, e := range st.Next {
+		w.deliver(w.index(e.To), st.Name, out)
+	}
+	w.blobs = w.blobs || s.hasRefs()
+	s.parts, s.inputs, s.results, s.issued, s.done = nil, nil, nil, 0, 0 // what is not needed any more may be large
+	return true
+}
+
+func (w *walk) index(name string) int {
+	return slices.IndexFunc(w.graph.Stages, func(s pipeline.Stage) bool { return s.Name == name })
+}
+
+// unfinished names the stages that have calls out, in the graph's order.
+func (w *walk) unfinished() []string {
+	var out []string
+	for i := range w.stages {
+		if s := &w.stages[i]; s.started && !s.passed {
+			out = append(out, w.graph.Stages[i].Name)
+		}
+	}
+	return out
+}
+
+// hasRefs says whether some of the stage's input lies in the store: the shell may have put it there.
+func (s *stage) hasRefs() bool {
+	return slices.ContainsFunc(s.parts, func(p tensor.Part) bool { return hasRefs(p.Items) })
+}
+
+func hasRefs(a tensor.Activation) bool {
+	return slices.ContainsFunc(a, func(it tensor.Item) bool { return it.Ref != nil })
+}
