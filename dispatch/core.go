@@ -35,6 +35,7 @@ type Core struct {
 	onBoard  int       // calls that replicas have not answered
 	held     time.Time // until when the batcher wants to wait; zero: it does not
 	armed    time.Time // when a Tick comes; zero: none was asked for
+	fewer    bool      // replicas were lost in this step
 	closed   string    // why nothing is taken any more
 	head     []*item   // scratch
 	offer    []*task.Task
@@ -135,9 +136,11 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 	}
 	c.expire(now)
 	c.dispatch(now)
-	if _, ok := ev.(Submit); ok && c.line.len() > 0 && c.line.len() > c.Servers() {
+	_, more := ev.(Submit)
+	if (more || c.fewer) && c.line.len() > 0 && c.line.len() > c.Servers() {
 		c.do(Wanted{})
 	}
+	c.fewer = false
 	c.arm()
 	return c.fx
 }

@@ -173,7 +173,7 @@ func TestScenarios(t *testing.T) {
 			{0, up, ""},
 			{0, submit("a", 0), "send r1 #1 a"},
 			{0, submit("b", 0), ""},
-			{2 * ms, ReplicaDown{"r1", "signal 9"}, "reply a lost wait=0s service=2ms"},
+			{2 * ms, ReplicaDown{"r1", "signal 9"}, "reply a lost wait=0s service=2ms; wanted"},
 			{2 * ms, answer("r1", 1, 0), ""},
 			{3 * ms, ReplicaUp{Name: "r2"}, "send r2 #2 b"},
 		}},
@@ -289,6 +289,25 @@ func TestReplySaysWhy(t *testing.T) {
 	r := fx[0].(Reply).Reply
 	if r.Key != newTask("a", 0).Key || r.Replica != "r1" || r.Message != "killed by signal 9" {
 		t.Errorf("reply %+v, want key of a, replica r1 and the cause", r)
+	}
+}
+
+// The first batch of a replica, and one that was cut short, say nothing about how long the work takes.
+func TestServiceIsOfWholeBatches(t *testing.T) {
+	c := NewCore(CoreConfig{Function: "f.ns", CancelGrace: time.Hour})
+	c.Step(epoch, ReplicaUp{Name: "r1"})
+	now := epoch
+	for i, busy := range []time.Duration{time.Second, 10 * ms, 2 * time.Second, 10 * ms, 10 * ms} {
+		name := fmt.Sprint(i)
+		c.Step(now, submit(name, 0))
+		if busy == 2*time.Second {
+			c.Step(now, cancelOf(name))
+		}
+		now = now.Add(busy)
+		c.Step(now, answer("r1", uint64(i+1), 0))
+	}
+	if got := c.Service(); !got.Known || got.Mean != 10*ms {
+		t.Errorf("service %+v, want 10ms", got)
 	}
 }
 

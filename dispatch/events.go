@@ -89,8 +89,8 @@ type Idle struct{ Replica string }
 // Evict says that a replica broke its side of the protocol. The Core has forgotten it and answered its tasks.
 type Evict struct{ Replica, Cause string }
 
-// Wanted says that more replicas would help: a task came and there is no replica, or more tasks wait than the replicas
-// take at a time.
+// Wanted says that more replicas would help: a task came, or a replica was lost, and more tasks wait than the replicas that
+// are left take at a time; none, when there is none.
 type Wanted struct{}
 
 // Wake asks for a [Tick] at At. It replaces an earlier Wake, which asked for a later one.

@@ -225,13 +225,13 @@ func (f *function) reply(e *Reply) {
 		return
 	}
 	var err error
-	if r.Output, err = tensor.Externalise(f.shell.cfg.Store, r.Key.Request, r.Output); err != nil {
+	if r.Output, err = tensor.Externalise(f.shell.cfg.Store, r.Request, r.Output); err != nil {
 		r.Code, r.Message, r.Output = task.Unavailable, "output: "+err.Error(), nil
 	}
 	buf := f.shell.buffers.Get().(*[]byte)
 	*buf = wire.AppendReply((*buf)[:0], r)
 	if err := f.shell.cfg.Bus.Reply(e.To, *buf); err != nil {
-		f.shell.cfg.Logger.Warn("a reply was not sent; its coordinator will try again", "function", f.name, "request", r.Key.Request, "error", err)
+		f.shell.cfg.Logger.Warn("a reply was not sent; its coordinator will try again", "function", f.name, "request", r.Request, "error", err)
 	}
 	f.shell.buffers.Put(buf)
 }

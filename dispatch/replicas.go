@@ -52,6 +52,7 @@ func (c *Core) lose(now time.Time, name string, code task.Code, cause string) {
 	}
 	r := c.replicas[i]
 	c.forget(i)
+	c.fewer = true
 	for _, b := range r.batches {
 		c.onBoard -= b.left
 		for _, it := range b.items {

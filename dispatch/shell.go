@@ -43,8 +43,8 @@ type Config struct {
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 
-	// OnDemand is called when a task comes and there is no replica, or more wait than replicas take at a time; at most ten
-	// times a second for each function.
+	// OnDemand is called when a task comes or a replica is lost and there is no replica, or more tasks wait than replicas
+	// take at a time; at most ten times a second for each function.
 	OnDemand func(function string)
 	// FirstAnswer is called when a replica has answered its first call.
 	FirstAnswer func(First)

@@ -5,256 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"net"
-	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
-
-	"github.com/stagecoach-serving/stagecoach/stage"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
-
-// TestMain makes the test binary a stage when it is started as one: see process_test.go.
-func TestMain(m *testing.M) {
-	if os.Getenv(wire.EnvStageFD) != "" {
-		stage.Main(stage.Hooks{Infer: stage.Each(infer), Slots: 2})
-	}
-	goleak.VerifyTestMain(m)
-}
-
-const patience = 20 * time.Second
-
-// memoryBus is a Bus within the process; process_test.go has the real one.
-type memoryBus struct {
-	mu       sync.Mutex
-	handlers map[string]func([]byte)
-	replies  chan *task.Reply
-}
-
-func (b *memoryBus) Tasks(function string, handler func([]byte)) (func(), error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if function == "refused.ns" {
-		return nil, errors.New("no")
-	}
-	b.handlers[function] = handler
-	return func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		delete(b.handlers, function)
-	}, nil
-}
-
-func (b *memoryBus) send(msg []byte) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if h := b.handlers["f.ns"]; h != nil {
-		h(msg)
-	}
-}
-
-func (b *memoryBus) Reply(_ string, msg []byte) error {
-	r, err := wire.DecodeReply(bytes.Clone(msg))
-	if err != nil {
-		panic(err)
-	}
-	b.replies <- r
-	return nil
-}
-
-type rig struct {
-	t       *testing.T
-	shell   *Shell
-	bus     *memoryBus
-	store   *tensor.Dir
-	metrics *prometheus.Registry
-	wanted  chan string
-	dropped chan string
-	first   chan First
-}
-
-func newRig(t *testing.T, spec Spec) *rig {
-	t.Helper()
-	store, err := tensor.OpenDir(t.TempDir(), 1<<30)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &rig{
-		t: t, store: store, metrics: prometheus.NewRegistry(),
-		bus:    &memoryBus{handlers: map[string]func([]byte){}, replies: make(chan *task.Reply, 10_000)},
-		wanted: make(chan string, 1000), dropped: make(chan string, 10), first: make(chan First, 10),
-	}
-	r.shell, err = New(Config{
-		Bus: r.bus, Store: store, Logger: slog.New(slog.DiscardHandler), Registerer: r.metrics,
-		OnDemand:    func(f string) { r.wanted <- f },
-		Dropped:     func(_, replica, cause string) { r.dropped <- replica + ": " + cause },
-		FirstAnswer: func(f First) { r.first <- f },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(r.shell.Close)
-	spec.Function = "f.ns"
-	if err := r.shell.Ensure(spec); err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
-func (r *rig) submit(name string, in ...tensor.Item) { r.submitUntil(name, time.Time{}, in...) }
-
-func (r *rig) submitUntil(name string, deadline time.Time, in ...tensor.Item) {
-	t := newTask(name, 0)
-	t.Deadline, t.Input = deadline, tensor.Input{{Items: in}}
-	r.bus.send(wire.AppendTask(nil, t))
-}
-
-func (r *rig) cancel(name string) {
-	r.bus.send(wire.AppendCancel(nil, newTask(name, 0).Key, "f.ns"))
-}
-
-func receive[T any](t testing.TB, from <-chan T, what string) T {
-	t.Helper()
-	select {
-	case v := <-from:
-		return v
-	case <-time.After(patience):
-		t.Fatalf("no %s within %v", what, patience)
-		panic("unreachable")
-	}
-}
-
-// metric returns a gauge, a counter, or how often a histogram was told something.
-func (r *rig) metric(name string) float64 {
-	r.t.Helper()
-	families, err := r.metrics.Gather()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	for _, f := range families {
-		if m := f.GetMetric(); f.GetName() == "stagecoach_dispatch_"+name && len(m) == 1 && m[0].GetLabel()[0].GetValue() == "f.ns" {
-			return m[0].GetGauge().GetValue() + m[0].GetCounter().GetValue() + float64(m[0].GetHistogram().GetSampleCount())
-		}
-	}
-	r.t.Fatalf("no metric %q of one function", name)
-	return 0
-}
-
-func (r *rig) reply(name string, code task.Code, message string) *task.Reply {
-	r.t.Helper()
-	got := receive(r.t, r.bus.replies, "reply to "+name)
-	if got.Request != name || got.Code != code || !strings.Contains(got.Message, message) {
-		r.t.Fatalf("reply to %s: %s %q, want to %s: %s %q", got.Request, codeNames[got.Code], got.Message, name, codeNames[code], message)
-	}
-	return got
-}
-
-// actor is a replica played by the test.
-type actor struct {
-	t    testing.TB
-	conn *wire.Conn
-}
-
-func pair(t testing.TB) (near, far *net.UnixConn) {
-	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var ends [2]*net.UnixConn
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "pair")
-		c, err := net.FileConn(f)
-		_ = f.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
-		ends[i] = c.(*net.UnixConn)
-	}
-	t.Cleanup(func() { _ = ends[1].Close() })
-	return ends[0], ends[1]
-}
-
-// attach plays a replica up to its Welcome.
-func attach(t testing.TB, s *Shell, name string, slots, maxBatch int) *actor {
-	t.Helper()
-	near, far := pair(t)
-	a := &actor{t, wire.NewConn(far)}
-	a.write(wire.FrameHello, 0, wire.Hello{
-		Oldest: 1, Newest: 1, PID: 1, Function: "f.ns", Replica: name, Slots: slots, MaxBatch: maxBatch, Place: 7 * ms,
-	}.Append(nil))
-	hello, err := s.Attach(t.Context(), "f.ns", name, near)
-	if err != nil || hello.Slots != slots {
-		t.Fatalf("attach: %+v, %v", hello, err)
-	}
-	a.read(wire.FrameWelcome)
-	return a
-}
-
-func (a *actor) write(kind wire.FrameType, batch uint64, payload []byte) {
-	a.t.Helper()
-	if err := a.conn.Write(wire.Frame{Type: kind, Batch: batch, Payload: payload}); err != nil {
-		a.t.Fatal(err)
-	}
-}
-
-func (a *actor) read(want wire.FrameType) wire.Frame {
-	a.t.Helper()
-	_ = a.conn.SetReadDeadline(time.Now().Add(patience))
-	f, err := a.conn.Read()
-	if err != nil || f.Type != want {
-		a.t.Fatalf("read %v (%q), %v, want %v", f.Type, f.Payload, err, want)
-	}
-	return f
-}
-
-// batch reads a Batch and wants these requests in it.
-func (a *actor) batch(want ...string) (id uint64, calls []wire.Call) {
-	a.t.Helper()
-	f := a.read(wire.FrameBatch)
-	b, err := wire.DecodeBatch(f.Payload)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	var got []string
-	for _, c := range b.Calls {
-		got = append(got, c.Key.Request)
-		for _, p := range c.Input {
-			if _, err := wire.Detach(p.Items, f.Files); err != nil {
-				a.t.Fatal(err)
-			}
-		}
-	}
-	closeFiles(f.Files)
-	if strings.Join(got, "+") != strings.Join(want, "+") {
-		a.t.Fatalf("batch of %v, want %v", got, want)
-	}
-	return f.Batch, b.Calls
-}
-
-func (a *actor) answer(batch uint64, call int, out ...tensor.Item) {
-	a.t.Helper()
-	items, files, err := wire.Attach(out, 0, nil)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	payload := wire.Result{Index: call, Service: 3 * ms, Output: items}.Append(nil)
-	if err := a.conn.Write(wire.Frame{Type: wire.FrameResult, Batch: batch, Payload: payload, Files: files}); err != nil {
-		a.t.Fatal(err)
-	}
-	closeFiles(files)
-}
-
-func text(s string) tensor.Item { return tensor.Item{ContentType: "text/plain", Bytes: []byte(s)} }
 
 func TestRoundTrip(t *testing.T) {
 	r := newRig(t, Spec{QueueLimit: 7, MaxReplicas: 3, Batch: 2, Slots: 1})
@@ -317,6 +75,24 @@ func TestConnectionLostMidBatch(t *testing.T) {
 		r.shell.Lost("f.ns", "f-1", "killed by signal 9 (out of memory)")
 		if got := r.reply("b", task.ReplicaLost, "killed by signal 9 (out of memory)"); got.Replica != "f-1" {
 			t.Errorf("reply from %q, want f-1", got.Replica)
+		}
+	})
+	t.Run("with a report ahead of its answers", func(t *testing.T) {
+		r := newRig(t, Spec{})
+		r.shell.bounds.cause = patience
+		const n = 500
+		a := attach(t, r.shell, "f-1", n, 1)
+		for i := range n {
+			r.submit(fmt.Sprint(i))
+			a.batch(fmt.Sprint(i))
+		}
+		for i := range n {
+			a.answer(uint64(i+1), 0)
+		}
+		r.shell.Lost("f.ns", "f-1", "exit status 0")
+		_ = a.conn.Close()
+		for i := range n {
+			r.reply(fmt.Sprint(i), task.OK, "")
 		}
 	})
 	t.Run("with a report before the end", func(t *testing.T) {
@@ -484,111 +260,6 @@ func TestRemove(t *testing.T) {
 	attach(t, r.shell, "f-1", 1, 1)
 	if err := r.shell.Ensure(Spec{Function: "refused.ns"}); err == nil || r.shell.function("refused.ns") != nil {
 		t.Errorf("a function without a bus: %v", err)
-	}
-}
-
-func TestAttachRefuses(t *testing.T) {
-	r := newRig(t, Spec{})
-	good := wire.Hello{Oldest: 1, Newest: 1, Function: "f.ns", Slots: 1, MaxBatch: 1}
-	late, other := good, good
-	late.Oldest, late.Newest = 7, 9
-	other.Function = "g.ns"
-	attach(t, r.shell, "taken", 1, 1)
-	for name, tc := range map[string]struct {
-		function, replica string
-		play              func(a *actor)
-		want              string
-	}{
-		"no function": {"g.ns", "f-1", func(*actor) {}, `no function "g.ns"`},
-		"taken":       {"f.ns", "taken", func(*actor) {}, "one of that name"},
-		"closed":      {"f.ns", "f-1", func(a *actor) { _ = a.conn.Close() }, "connection closed"},
-		"no hello":    {"f.ns", "f-1", func(a *actor) { a.write(wire.FrameResult, 0, nil) }, "want Hello"},
-		"bad hello":   {"f.ns", "f-1", func(a *actor) { a.write(wire.FrameHello, 0, []byte{1}) }, "hello"},
-		"silent":      {"f.ns", "f-1", func(*actor) {}, "nothing in time"},
-		"later":       {"f.ns", "f-1", func(a *actor) { a.write(wire.FrameHello, 0, late.Append(nil)) }, "versions 7 to 9"},
-		"other":       {"f.ns", "f-1", func(a *actor) { a.write(wire.FrameHello, 0, other.Append(nil)) }, `of function "g.ns"`},
-		"died":        {"f.ns", "f-1", func(a *actor) { _ = a.conn.Close(); r.shell.Lost("f.ns", "f-1", "exit status 2") }, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r.shell.bounds.hello, r.shell.bounds.cause = patience, ms
-			if name == "silent" {
-				r.shell.bounds.hello = ms
-			}
-			near, far := pair(t)
-			tc.play(&actor{t, wire.NewConn(far)})
-			if _, err := r.shell.Attach(t.Context(), tc.function, tc.replica, near); err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("error %v, want %q", err, tc.want)
-			}
-			if _, err := near.Write([]byte{0}); err == nil {
-				t.Error("its connection is still open")
-			}
-		})
-	}
-	t.Run("canceled", func(t *testing.T) {
-		near, _ := pair(t)
-		ctx, stop := context.WithCancelCause(t.Context())
-		stop(errors.New("changed my mind"))
-		if _, err := r.shell.Attach(ctx, "f.ns", "f-1", near); err == nil || !strings.Contains(err.Error(), "changed my mind") {
-			t.Errorf("error %v, want the context's cause", err)
-		}
-	})
-	t.Run("died while awaited", func(t *testing.T) {
-		near, far := pair(t)
-		r.shell.bounds.cause = patience
-		done := make(chan error, 1)
-		go func() {
-			_, err := r.shell.Attach(t.Context(), "f.ns", "f-1", near)
-			done <- err
-		}()
-		for r.shell.function("f.ns").link("f-1") == nil {
-			if len(done) > 0 {
-				t.Fatal(<-done)
-			}
-		}
-		_ = far.Close()
-		r.shell.Lost("f.ns", "f-1", "exit status 2")
-		if err := receive(t, done, "end of Attach"); err == nil || !strings.Contains(err.Error(), "exit status 2") {
-			t.Errorf("error %v, want the cause of death", err)
-		}
-	})
-}
-
-// A replica that stands still holds up neither those who submit nor another replica, and is given up in the end.
-func TestAFrozenReplicaHoldsUpNobody(t *testing.T) {
-	for name, size := range map[string]int{"many small inputs": 4 << 10, "large ones": 60 << 10} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t, Spec{})
-			r.shell.bounds.write = 500 * ms
-			n := (2 << 20) / size
-			attach(t, r.shell, "frozen", n, 1)
-			for i := range n {
-				r.submit(fmt.Sprint("a", i), text(strings.Repeat("x", size)))
-			}
-			b := attach(t, r.shell, "good", n+1, 1)
-			r.submit("b")
-			id, _ := b.batch("b")
-			b.answer(id, 0)
-			r.reply("b", task.OK, "")
-			for i := range n {
-				r.reply(fmt.Sprint("a", i), task.ReplicaLost, "reads no more")
-			}
-			receive(t, r.dropped, "drop")
-		})
-	}
-}
-
-func TestManySmallInputsInOrder(t *testing.T) {
-	r := newRig(t, Spec{})
-	a := attach(t, r.shell, "f-1", 1000, 1)
-	go func() {
-		for i := range 1000 {
-			r.submit(fmt.Sprint(i), text(strings.Repeat("x", i*8)))
-		}
-	}()
-	for i := range 1000 {
-		id, _ := a.batch(fmt.Sprint(i))
-		a.answer(id, 0)
-		r.reply(fmt.Sprint(i), task.OK, "")
 	}
 }
 

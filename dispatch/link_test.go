@@ -1,0 +1,133 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+func TestAttachRefuses(t *testing.T) {
+	r := newRig(t, Spec{})
+	good := wire.Hello{Oldest: 1, Newest: 1, Function: "f.ns", Slots: 1, MaxBatch: 1}
+	late, other := good, good
+	late.Oldest, late.Newest = 7, 9
+	other.Function = "g.ns"
+	attach(t, r.shell, "taken", 1, 1)
+	for name, tc := range map[string]struct {
+		function, replica string
+		play              func(a *actor)
+		want              string
+	}{
+		"no function": {"g.ns", "f-1", func(*actor) {}, `no function "g.ns"`},
+		"taken":       {"f.ns", "taken", func(*actor) {}, "one of that name"},
+		"closed":      {"f.ns", "f-1", func(a *actor) { _ = a.conn.Close() }, "connection closed"},
+		"no hello":    {"f.ns", "f-1", func(a *actor) { a.write(wire.FrameResult, 0, nil) }, "want Hello"},
+		"bad hello":   {"f.ns", "f-1", func(a *actor) { a.write(wire.FrameHello, 0, []byte{1}) }, "hello"},
+		"silent":      {"f.ns", "f-1", func(*actor) {}, "nothing in time"},
+		"later":       {"f.ns", "f-1", func(a *actor) { a.write(wire.FrameHello, 0, late.Append(nil)) }, "versions 7 to 9"},
+		"other":       {"f.ns", "f-1", func(a *actor) { a.write(wire.FrameHello, 0, other.Append(nil)) }, `of function "g.ns"`},
+		"died":        {"f.ns", "f-1", func(a *actor) { _ = a.conn.Close(); r.shell.Lost("f.ns", "f-1", "exit status 2") }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.shell.bounds.hello, r.shell.bounds.cause = patience, ms
+			if name == "silent" {
+				r.shell.bounds.hello = ms
+			}
+			near, far := pair(t)
+			tc.play(&actor{t, wire.NewConn(far)})
+			if _, err := r.shell.Attach(t.Context(), tc.function, tc.replica, near); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error %v, want %q", err, tc.want)
+			}
+			if _, err := near.Write([]byte{0}); err == nil {
+				t.Error("its connection is still open")
+			}
+		})
+	}
+	t.Run("canceled", func(t *testing.T) {
+		near, _ := pair(t)
+		ctx, stop := context.WithCancelCause(t.Context())
+		stop(errors.New("changed my mind"))
+		if _, err := r.shell.Attach(ctx, "f.ns", "f-1", near); err == nil || !strings.Contains(err.Error(), "changed my mind") {
+			t.Errorf("error %v, want the context's cause", err)
+		}
+	})
+	t.Run("died while awaited", func(t *testing.T) {
+		near, far := pair(t)
+		r.shell.bounds.cause = patience
+		done := make(chan error, 1)
+		go func() {
+			_, err := r.shell.Attach(t.Context(), "f.ns", "f-1", near)
+			done <- err
+		}()
+		for r.shell.function("f.ns").link("f-1") == nil {
+			if len(done) > 0 {
+				t.Fatal(<-done)
+			}
+		}
+		_ = far.Close()
+		r.shell.Lost("f.ns", "f-1", "exit status 2")
+		if err := receive(t, done, "end of Attach"); err == nil || !strings.Contains(err.Error(), "exit status 2") {
+			t.Errorf("error %v, want the cause of death", err)
+		}
+	})
+}
+
+// A replica that stands still holds up neither those who submit nor another replica, and is given up in the end.
+func TestAFrozenReplicaHoldsUpNobody(t *testing.T) {
+	for name, size := range map[string]int{"many small inputs": 4 << 10, "large ones": 60 << 10} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, Spec{})
+			r.shell.bounds.write = 500 * ms
+			n := (2 << 20) / size
+			attach(t, r.shell, "frozen", n, 1)
+			for i := range n {
+				r.submit(fmt.Sprint("a", i), text(strings.Repeat("x", size)))
+			}
+			b := attach(t, r.shell, "good", n+1, 1)
+			r.submit("b")
+			id, _ := b.batch("b")
+			b.answer(id, 0)
+			r.reply("b", task.OK, "")
+			for i := range n {
+				r.reply(fmt.Sprint("a", i), task.ReplicaLost, "reads no more")
+			}
+			receive(t, r.dropped, "drop")
+		})
+	}
+}
+
+func TestManySmallInputsInOrder(t *testing.T) {
+	r := newRig(t, Spec{})
+	a := attach(t, r.shell, "f-1", 1000, 1)
+	go func() {
+		for i := range 1000 {
+			r.submit(fmt.Sprint(i), text(strings.Repeat("x", i*8)))
+		}
+	}()
+	for i := range 1000 {
+		id, _ := a.batch(fmt.Sprint(i))
+		a.answer(id, 0)
+		r.reply(fmt.Sprint(i), task.OK, "")
+	}
+}
+
+func TestUnread(t *testing.T) {
+	var u unread
+	for id := range uint64(4) {
+		u.add(parcel{Send{Batch: id}, 10})
+		u.add(parcel{CancelCall{Batch: id}, 1})
+	}
+	for _, tc := range []struct {
+		answered uint64
+		want     int
+	}{{1, 44 - 21}, {0, 44 - 21}, {3, 1}, {3, 1}} {
+		if u.answered(tc.answered); u.bytes() != tc.want {
+			t.Errorf("%d bytes may be unread after the answer to %d, want %d", u.bytes(), tc.answered, tc.want)
+		}
+	}
+}
