@@ -1,11 +1,16 @@
 package ocr
 
 import (
+	"encoding/binary"
 	"image"
 	"image/color"
 	"image/draw"
+	"math"
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
 // bars draws a line of 100×30 pixels with ink of 20 pixels' height in the given columns.
@@ -62,6 +67,32 @@ func TestSpaced(t *testing.T) {
 		if got := spaced(tc.chars, keys, tc.steps, tc.gaps); got != tc.want {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
+	}
+}
+
+// reader is a recogniser that sees "ab": the a at step 5, the b at step 14 of 40.
+type reader struct{ t *testing.T }
+
+func (r reader) Run(in []tensor.Tensor, _ ...string) ([]tensor.Tensor, error) {
+	if want := []int64{1, 3, 48, 320}; !slices.Equal(in[0].Shape, want) {
+		r.t.Errorf("input of shape %v, want %v", in[0].Shape, want)
+	}
+	out := tensor.Tensor{Datatype: "FP32", Shape: []int64{1, 40, 4}, Data: make([]byte, 4*40*4)}
+	for step, class := range map[int]int{5: 1, 14: 2} {
+		binary.LittleEndian.PutUint32(out.Data[4*(4*step+class):], math.Float32bits(.5))
+	}
+	return []tensor.Tensor{out}, nil
+}
+
+// TestPaddedLine: gaps are found where they are, although the recogniser sees a short line as the left part of a longer.
+func TestPaddedLine(t *testing.T) {
+	line := bars(color.White, color.Black, [2]int{10, 45}, [2]int{55, 90}) // 100×30: half of 320×48
+	text, confidence, err := Recognise(reader{t}, Keys{"", "a", "b", " "}, line)
+	if text != "a b" || confidence != .5 || err != nil {
+		t.Errorf("%q with %g, error %v, want %q with 0.5", text, confidence, err, "a b")
+	}
+	if _, _, err := Recognise(reader{t}, Keys{"", "a", " "}, line); err == nil || !strings.Contains(err.Error(), "[1, steps, 3]") {
+		t.Errorf("keys of another model: error %v", err)
 	}
 }
 

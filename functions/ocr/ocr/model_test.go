@@ -21,7 +21,7 @@ func TestDrawnPages(t *testing.T) {
 			var detecting, recognising time.Duration
 			lines := 0
 			for seed := range uint64(4) {
-				p, err := page.Sample(seed, noise)
+				p, err := page.Draw(page.Options{Seed: seed, Width: 800, Height: 320, Font: page.Font(seed), Size: 14 + int(seed), Noise: noise})
 				if err != nil {
 					t.Fatal(err)
 				}

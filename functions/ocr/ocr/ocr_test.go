@@ -319,8 +319,14 @@ func TestCER(t *testing.T) {
 		got, want string
 		cer       float64
 	}{
-		{"", "", 0}, {"a", "", 1}, {"", "abc", 1}, {"abc", "abc", 0}, {"abd", "abc", 1. / 3}, {"kitten", "sitting", 3. / 7},
-		{"größe", "große", .2}, {"abcdef", "ab", 2},
+		{"", "", 0},
+		{"a", "", 1},
+		{"", "abc", 1},
+		{"abc", "abc", 0},
+		{"abd", "abc", 1. / 3},
+		{"kitten", "sitting", 3. / 7},
+		{"größe", "große", .2},
+		{"abcdef", "ab", 2},
 	} {
 		if got := ocr.CER(tc.got, tc.want); got != tc.cer {
 			t.Errorf("CER(%q, %q) = %g, want %g", tc.got, tc.want, got, tc.cer)

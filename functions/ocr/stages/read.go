@@ -28,12 +28,18 @@ func recognise(m ocr.Model, keys ocr.Keys) hook {
 	}
 }
 
+// form is what an item of text looks like.
+const form = `{"text", "confidence", "box": [left, top, right, bottom]}`
+
 func text(c *stage.Call) (tensor.Activation, error) {
 	items := c.Items()
 	pieces := make([]ocr.Line, len(items))
 	for i, it := range items {
-		if err := json.Unmarshal(it.Bytes, &pieces[i]); err != nil || pieces[i].Box.Empty() {
-			return nil, stage.BadInput(fmt.Errorf(`item %d: %q: %v, want {"text", "confidence", "box"}`, i, it.Bytes[:min(len(it.Bytes), 100)], err))
+		if err := json.Unmarshal(it.Bytes, &pieces[i]); err != nil {
+			return nil, stage.BadInput(fmt.Errorf("item %d: %w, want %s", i, err, form))
+		}
+		if pieces[i].Box.Empty() {
+			return nil, stage.BadInput(fmt.Errorf("item %d: no box, want %s", i, form))
 		}
 	}
 	lines := ocr.Assemble(pieces)

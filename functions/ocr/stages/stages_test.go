@@ -2,10 +2,12 @@ package stages
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"image"
 	"image/png"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -151,8 +153,8 @@ func TestBadInput(t *testing.T) {
 		"missing pixels": {read, with(func(crop, _ *tensor.Tensor) { crop.Data = crop.Data[1:] }), "134 bytes of data, want 135"},
 		"box of three":   {read, with(func(_, box *tensor.Tensor) { box.Shape, box.Data = []int64{3}, box.Data[8:] }), "want [4]"},
 		"empty box":      {read, with(func(_, box *tensor.Tensor) { box.Data = make([]byte, 32) }), "is empty"},
-		"no JSON":        {text, []tensor.Item{{Bytes: []byte("x")}}, `item 0: "x"`},
-		"no place":       {text, []tensor.Item{{Bytes: []byte(`{"text":"a"}`)}}, `want {"text", "confidence", "box"}`},
+		"no JSON":        {text, []tensor.Item{{Bytes: []byte("x")}}, "item 0: invalid character 'x'"},
+		"no place":       {text, []tensor.Item{{Bytes: []byte(`{"text":"a"}`)}}, `item 0: no box, want {"text", "confidence", "box": [`},
 	} {
 		out, err := tc.hook(call("x", tc.items...))
 		if err == nil || out != nil || !strings.Contains(err.Error(), tc.want) {
@@ -177,6 +179,34 @@ type failing struct{}
 
 func (failing) Run([]tensor.Tensor, ...string) ([]tensor.Tensor, error) {
 	return nil, io.ErrUnexpectedEOF
+}
+
+// crowded sees text in each cell of 16×16 pixels.
+type crowded struct{}
+
+func (crowded) Run(in []tensor.Tensor, _ ...string) ([]tensor.Tensor, error) {
+	h, w := in[0].Shape[2], in[0].Shape[3]
+	out := tensor.Tensor{Datatype: "FP32", Shape: []int64{1, 1, h, w}}
+	for i := range h * w {
+		v := float32(0)
+		if i%w%16 < 6 && i/w%16 < 6 {
+			v = 1
+		}
+		out.Data = binary.LittleEndian.AppendUint32(out.Data, math.Float32bits(v))
+	}
+	return []tensor.Tensor{out}, nil
+}
+
+// TestFanOutIsBounded: a page with more boxes than a request may fan out to is its sender's mistake.
+func TestFanOutIsBounded(t *testing.T) {
+	find := detect(crowded{})
+	if out, err := find(call("", tensor.Item{Bytes: blankPNG(t, 480, 480)})); err != nil || len(out) != 900 {
+		t.Errorf("%d boxes, error %v, want 900", len(out), err)
+	}
+	_, err := find(call("", tensor.Item{Bytes: blankPNG(t, 512, 512)}))
+	if err == nil || !strings.Contains(err.Error(), "1024 text boxes, want at most 1000") || reflect.TypeOf(err) != reflect.TypeOf(stage.BadInput(err)) {
+		t.Errorf("error %v, want bad input with both numbers", err)
+	}
 }
 
 func TestPlaceWantsAModel(t *testing.T) {
