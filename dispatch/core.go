@@ -129,6 +129,8 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 		if i, ok := c.find(ev.Replica); ok {
 			c.view.Replicas[i].Slots = max(ev.Slots, 0)
 		}
+	case Fail:
+		c.fail(now, ev.Cause)
 	case Tick:
 		c.armed = time.Time{}
 	case Close:

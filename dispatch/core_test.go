@@ -256,6 +256,15 @@ func TestScenarios(t *testing.T) {
 			{2 * ms, answer("r1", 1, 0), ""},
 			{3 * ms, up, "evict r1"},
 		}},
+		"no replica to be had": {CoreConfig{}, []step{
+			{0, up, ""},
+			{0, submit("a", 0), "send r1 #1 a"},
+			{0, submit("b", 0), ""},
+			{0, submit("c", 0), "wanted"},
+			{1 * ms, Fail{"crashes"}, "reply b unavailable wait=1ms service=0s; reply c unavailable wait=1ms service=0s"},
+			{2 * ms, submit("d", 0), ""},
+			{3 * ms, answer("r1", 1, 0), "reply a ok wait=0s service=3ms; send r1 #2 d"},
+		}},
 		"few are remembered": {CoreConfig{Remember: 1}, []step{
 			{0, submit("a", 0), "wanted"},
 			{0, cancelOf("a"), "reply a canceled wait=0s service=0s"},

@@ -7,7 +7,7 @@ import (
 )
 
 // Event is something that happened to a function: one of [Submit], [Cancel], [ReplicaUp], [ReplicaDrain], [ReplicaDown],
-// [Result], [Credit], [Tick] and [Close].
+// [Result], [Credit], [Fail], [Tick] and [Close].
 type Event interface{ event() }
 
 // Submit brings a task. The Core keeps it until its end and sets its Arrived.
@@ -43,6 +43,9 @@ type Credit struct {
 	Slots   int
 }
 
+// Fail answers what waits, and not what runs, [task.Unavailable] with the cause: no replica can be had for it.
+type Fail struct{ Cause string }
+
 // Tick says that time has passed: see [Wake].
 type Tick struct{}
 
@@ -56,6 +59,7 @@ func (ReplicaDrain) event() {}
 func (ReplicaDown) event()  {}
 func (Result) event()       {}
 func (Credit) event()       {}
+func (Fail) event()         {}
 func (Tick) event()         {}
 func (Close) event()        {}
 

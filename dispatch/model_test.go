@@ -84,6 +84,8 @@ func (m *model) event() Event {
 		return m.submit()
 	case n < 50:
 		return Cancel{m.all[m.rnd.IntN(len(m.all))].Key}
+	case n == 50:
+		return Fail{"chance"}
 	case n < 54 && len(m.names) < 5:
 		return ReplicaUp{fmt.Sprintf("r%d", m.rnd.IntN(8)), m.rnd.IntN(4), m.rnd.IntN(4)}
 	case n < 57 && len(m.names) > 0:

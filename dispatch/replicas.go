@@ -104,11 +104,15 @@ func (c *Core) result(now time.Time, ev Result) {
 	c.release(i)
 }
 
-func (c *Core) close(now time.Time, cause string) {
-	c.closed = cause
+func (c *Core) fail(now time.Time, cause string) {
 	for c.line.len() > 0 {
 		c.end(now, c.line.items[0], task.Unavailable, cause)
 	}
+}
+
+func (c *Core) close(now time.Time, cause string) {
+	c.closed = cause
+	c.fail(now, cause)
 	for len(c.replicas) > 0 {
 		c.lose(now, c.replicas[0].name, task.Unavailable, cause)
 	}

@@ -196,6 +196,14 @@ func (s *Shell) Lost(function, replica, cause string) {
 	}
 }
 
+// Fail answers what waits for a function [task.Unavailable] with the cause, when no replica of it can be started. What comes
+// later waits again.
+func (s *Shell) Fail(function, cause string) {
+	if f := s.function(function); f != nil {
+		f.step(Fail{Cause: cause})
+	}
+}
+
 // Load returns what admission wants to know of a function; zero if this process does not own it. It takes no lock.
 func (s *Shell) Load(function string) task.Load {
 	f := s.function(function)
