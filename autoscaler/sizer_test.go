@@ -95,6 +95,12 @@ func TestUnknownServiceDoublesOncePerSecond(t *testing.T) {
 			t.Errorf("%d replicas first after %v, %v, want %v", count, got, ok, at)
 		}
 	}
+	// While some are starting, the line says nothing yet.
+	busy := f
+	busy.Waiting, busy.Replicas = 1000, append(replicas(4, plan.Ready), replicas(1, plan.Starting)...)
+	if l, _ := step(t, busy, 5*time.Second, Memory{"f.ns": {}}); l.Count != 5 {
+		t.Errorf("%d (%s), want 5", l.Count, l.Why)
+	}
 	// A line that does not grow wants no more.
 	f.Replicas = replicas(4, plan.Ready)
 	if l, _ := step(t, f, 5*time.Second, Memory{"f.ns": {Line: f.Waiting}}); l.Count != 4 {

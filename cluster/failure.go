@@ -10,7 +10,8 @@ import (
 const (
 	firstBackoff = 500 * time.Millisecond
 	lastBackoff  = 30 * time.Second
-	// settle is how long a replica must be ready before it counts as a success: one that dies sooner has failed.
+	// settle is how long a replica that was never asked must be ready before it counts as a success: one that dies sooner,
+	// and before its first answer, has failed.
 	settle = 10 * time.Second
 	// hopeless is how many failures in a row end the patience of what waits.
 	hopeless = 3
@@ -55,9 +56,16 @@ func (f *failure) follow(revision uint64) {
 	}
 }
 
-// settled forgets the failures when a replica that became ready after the latest one has held since.
-func (f *failure) settled(readySince, now time.Time) {
-	if f.Count > 0 && readySince.After(f.at) && now.Sub(readySince) >= settle {
+// worked forgets the failures when a replica that became ready after the latest one works.
+func (f *failure) worked(readySince time.Time) {
+	if f.Count > 0 && readySince.After(f.at) {
 		*f = failure{revision: f.revision}
+	}
+}
+
+// settled does so when the replica has held for a while.
+func (f *failure) settled(readySince, now time.Time) {
+	if now.Sub(readySince) >= settle {
+		f.worked(readySince)
 	}
 }

@@ -14,14 +14,11 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/goleak"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // world is all that a Local touches: specs, lines, replicas' work, one or two nodes. Its mutex guards all of it.
 type world struct {

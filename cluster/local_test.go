@@ -157,9 +157,15 @@ func TestStartsThatFail(t *testing.T) {
 		time.Sleep(25 * time.Second)
 		w.want(2)
 		w.expect("one first", w.states(), "f-00009 ready")
-		time.Sleep(settle)
-		w.want(2)
-		w.expect("then all", w.states(), "f-00009 ready, f-00010 ready")
+		time.Sleep(settle - 1)
+		w.want(3)
+		w.expect("then another", w.states(), "f-00009 ready, f-00010 ready")
+		if count, _, _ := l.Failure("f.ns"); count != 7 {
+			t.Errorf("%d failures, want them remembered until a replica has settled", count)
+		}
+		time.Sleep(1)
+		w.want(4)
+		w.expect("then all", w.states(), "f-00009 ready, f-00010 ready, f-00011 ready, f-00012 ready")
 		if count, _, _ := l.Failure("f.ns"); count != 0 || len(w.failed) != 0 {
 			t.Errorf("%d failures, told %q, want it over", count, w.failed)
 		}
@@ -253,6 +259,41 @@ func TestARollingRedeploy(t *testing.T) {
 	})
 }
 
+// TestASleeperIsNotWokenByARedeploy: nothing is wanted, so there is no successor to wait for.
+func TestASleeperIsNotWokenByARedeploy(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.want(1)
+		s := spec("f", 2)
+		s.Declared.Scale.Zero = true
+		w.set(func() { w.specs = []FunctionSpec{s} })
+		p, _ := w.plan(0)
+		p.Wants[0].Short = ""
+		if err := l.Apply(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		w.expect("after the redeploy", w.states(), "")
+	})
+}
+
+func TestStartingReplicasTakeMemory(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.specs[0].Memory = 100
+		w.attach = after(time.Second)
+		w.want(3)
+		s, _ := l.Observe(t.Context())
+		if got := s.Nodes[0].MemoryUsed; got != 300 {
+			t.Errorf("%d bytes taken while three start, want 300", got)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		s, _ = l.Observe(t.Context())
+		if got := s.Nodes[0].MemoryUsed; got != 0 {
+			t.Errorf("%d bytes taken when they are ready, want what the node says, 0", got)
+		}
+	})
+}
+
 func TestAReplicaIsLost(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
@@ -273,8 +314,17 @@ func TestAReplicaIsLost(t *testing.T) {
 		if count, _, cause := l.Failure("f.ns"); count != 1 || cause != "lost 0s after it was ready: exit status 4" {
 			t.Errorf("%d failures, %q: one that dies at once has failed", count, cause)
 		}
+		time.Sleep(firstBackoff)
+		w.want(1)
+		l.Answered("f-00003", time.Millisecond)
+		l.Lost("f-00003", "exit status 5")
+		synctest.Wait()
+		if count, _, _ := l.Failure("f.ns"); count != 0 {
+			t.Errorf("%d failures, want none: the last one had worked", count)
+		}
 		w.expect("timeline", w.kinds(), "f-00001 ordered, f-00001 started, f-00001 ready, f-00001 lost, "+
-			"f-00002 ordered, f-00002 started, f-00002 ready, f-00002 lost")
+			"f-00002 ordered, f-00002 started, f-00002 ready, f-00002 lost, "+
+			"f-00003 ordered, f-00003 started, f-00003 ready, f-00003 first answer, f-00003 lost")
 	})
 }
 

@@ -27,6 +27,7 @@ type replica struct {
 	state    plan.State
 	since    time.Time
 	released bool
+	answered bool
 }
 
 // release tells the replica that it is not wanted any more; Local.mu is held.
@@ -157,9 +158,13 @@ func (l *Local) end(r *replica, failed error) {
 		e.Cause = context.Cause(r.wanted).Error()
 	case failed != nil:
 		e, cause = Event{Kind: Failed, Cause: failed.Error()}, failed.Error()
+	case r.state == plan.Draining: // that its process ended is what was wanted
+		if r.alive.Err() != nil {
+			e.Cause = context.Cause(r.alive).Error()
+		}
 	case r.alive.Err() != nil:
 		e = Event{Kind: Lost, Cause: context.Cause(r.alive).Error()}
-		if lived := at.Sub(r.since); r.state == plan.Ready && lived < settle {
+		if lived := at.Sub(r.since); !r.answered && lived < settle {
 			cause = fmt.Sprintf("lost %v after it was ready: %s", lived.Round(time.Millisecond), e.Cause)
 		}
 	}
@@ -210,6 +215,8 @@ func (l *Local) Answered(replica string, after time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r := l.replicas[replica]; r != nil {
+		r.answered = true
+		l.of(r.function).failure.worked(r.since)
 		l.note(r, Event{Kind: Answered, Phases: []Phase{{"since attached", after}}})
 	}
 }
