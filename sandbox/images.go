@@ -1,0 +1,94 @@
+package sandbox
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// Images is the folder that holds the process runtime's images: the image stagecoach/ocr-detect:0.1.0 is the folder
+// stagecoach/ocr-detect/0.1.0 in it.
+type Images struct{ Dir string }
+
+// Image is a folder with an executable and its files.
+type Image struct {
+	Name   string
+	Root   string // absolute
+	Digest string // changes when a file's name, size or time of change does
+}
+
+// Executable is what an image runs when its function names nothing else.
+const Executable = "stage"
+
+var part = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]*$`)
+
+// folder returns where the image would be.
+func (s Images) folder(image string) (string, error) {
+	repository, tag, ok := strings.Cut(image, ":")
+	if !ok {
+		tag = "latest"
+	}
+	parts := append(strings.Split(repository, "/"), tag)
+	for _, p := range parts {
+		if !part.MatchString(p) {
+			return "", fmt.Errorf("image %q: %q, want repository[:tag] of letters, digits, '.', '_' and '-', such as stagecoach/ocr-detect:0.1.0", image, p)
+		}
+	}
+	return filepath.Join(append([]string{s.Dir}, parts...)...), nil
+}
+
+// Check returns why image cannot be run, or nil.
+func (s Images) Check(image string) error {
+	folder, err := s.folder(image)
+	if err != nil {
+		return err
+	}
+	if info, err := os.Stat(folder); err != nil || !info.IsDir() {
+		return fmt.Errorf("image %q: no folder %s; build the function there (make images), or start with --images", image, folder)
+	}
+	return nil
+}
+
+// Resolve finds the image and says what it is now.
+func (s Images) Resolve(image string) (Image, error) {
+	if err := s.Check(image); err != nil {
+		return Image{}, err
+	}
+	folder, err := s.folder(image)
+	if err != nil {
+		return Image{}, err
+	}
+	if folder, err = filepath.Abs(folder); err != nil {
+		return Image{}, err
+	}
+	h := sha256.New()
+	files := 0
+	err = filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		if files++; files > 10_000 {
+			return errors.New("more than 10000 files")
+		}
+		info, err := os.Stat(path) // of what a link leads to
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(folder, path)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(h, "%q %d %d\n", rel, info.Size(), info.ModTime().UnixNano())
+		return nil
+	})
+	if err != nil {
+		return Image{}, fmt.Errorf("image %q: %w", image, err)
+	}
+	return Image{Name: image, Root: folder, Digest: hex.EncodeToString(h.Sum(nil)[:16])}, nil
+}

@@ -1,0 +1,86 @@
+package sandbox
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"sync"
+)
+
+// MaxLine is the longest line of output in bytes that is kept whole; the rest of a longer one is dropped.
+const MaxLine = 8 << 10
+
+// Output is the reading end of a process's stdout and stderr.
+type Output struct {
+	Stdout, Stderr *os.File // the writing ends, for the process; closed by Started
+
+	lines sync.WaitGroup
+	mu    sync.Mutex
+	last  string // non-empty line on stderr
+}
+
+// NewOutput makes the pipes and calls sink with each line, from two goroutines, until the process and all that it gave its
+// ends to have closed them.
+func NewOutput(sink func(stream, line string)) (*Output, error) {
+	o := &Output{}
+	for _, p := range []struct {
+		stream string
+		write  **os.File
+	}{{"stdout", &o.Stdout}, {"stderr", &o.Stderr}} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			o.Started()
+			return nil, err
+		}
+		*p.write = w
+		o.lines.Go(func() {
+			defer r.Close()
+			readLines(r, func(line string) {
+				if p.stream == "stderr" && strings.TrimSpace(line) != "" {
+					o.mu.Lock()
+					o.last = line
+					o.mu.Unlock()
+				}
+				sink(p.stream, line)
+			})
+		})
+	}
+	return o, nil
+}
+
+// Started closes our copies of the writing ends. It is called once the process has its own, or will never be started.
+func (o *Output) Started() {
+	for _, f := range []*os.File{o.Stdout, o.Stderr} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// Wait returns when both ends are closed and all lines were delivered.
+func (o *Output) Wait() { o.lines.Wait() }
+
+// LastError returns the last line on stderr that was not empty.
+func (o *Output) LastError() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.last
+}
+
+func readLines(r io.Reader, f func(string)) {
+	b := bufio.NewReaderSize(r, MaxLine)
+	for {
+		line, err := b.ReadSlice('\n')
+		if len(line) > 0 {
+			f(strings.TrimRight(string(line), "\r\n"))
+		}
+		for errors.Is(err, bufio.ErrBufferFull) { // the rest of a line that is too long
+			_, err = b.ReadSlice('\n')
+		}
+		if err != nil {
+			return
+		}
+	}
+}
