@@ -261,8 +261,6 @@ func TestADeadZygoteTakesItsReplicasAndComesBack(t *testing.T) {
 	if !slices.Equal(lost, []string{"a", "b"}) {
 		t.Errorf("lost %v, want a and b", lost)
 	}
-	proctest.Gone(t, a.PID)
-	proctest.Gone(t, b.PID)
 	var r *Replica
 	refused := ""
 	proctest.Until(t, 20*time.Second, "the zygote to be loaded again", func() bool {
@@ -276,6 +274,8 @@ func TestADeadZygoteTakesItsReplicasAndComesBack(t *testing.T) {
 	if !strings.Contains(refused, "failed 1 times in a row") || !strings.Contains(refused, "SIGKILL") {
 		t.Errorf("during the back-off: %q", refused)
 	}
+	proctest.Gone(t, a.PID)
+	proctest.Gone(t, b.PID)
 	n.answers(r)
 }
 
