@@ -54,13 +54,13 @@ func TestStartsThatFail(t *testing.T) {
 		time.Sleep(25 * time.Second)
 		w.want(2)
 		w.expect("one first", w.states(), "f-00009 ready")
-		time.Sleep(settle - 1)
+		time.Sleep(settle - time.Nanosecond)
 		w.want(3)
 		w.expect("then another", w.states(), "f-00009 ready, f-00010 ready")
 		if count, _, _ := l.Failure("f.ns"); count != 7 {
 			t.Errorf("%d failures, want them remembered until a replica has settled", count)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		w.want(4)
 		w.expect("then all", w.states(), "f-00009 ready, f-00010 ready, f-00011 ready, f-00012 ready")
 		if count, _, _ := l.Failure("f.ns"); count != 0 || len(w.failed) != 0 {
@@ -160,9 +160,14 @@ func TestAReplicaIsLost(t *testing.T) {
 
 func TestLostWhileStartingGivesTheCause(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
-		w.attach = func(context.Context, string) error { return errors.New("connection closed") }
-		w.stop = func(_ context.Context, replica string) error { l.Lost(replica, "exit status 127"); return nil }
+		w.attach = func(_ context.Context, replica string) error {
+			time.AfterFunc(50*time.Millisecond, func() { l.Lost(replica, "exit status 127") })
+			return errors.New("connection closed")
+		}
+		w.stop = func(_ context.Context, replica string) error { l.Lost(replica, "terminated"); return nil }
 		w.want(1)
+		time.Sleep(causeWait)
+		synctest.Wait()
 		if _, _, cause := l.Failure("f.ns"); cause != "exit status 127: connection closed" {
 			t.Errorf("cause %q, want the process's end in it", cause)
 		}

@@ -12,7 +12,7 @@ func newMetrics() metrics {
 	return metrics{
 		starts: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "stagecoach", Subsystem: "cluster", Name: "start_seconds",
-			Help:    "Time from a replica's order to its being ready, by path: fork, cold.",
+			Help:    "Time from a replica's order to its being ready, by path: fork, cold, process.",
 			Buckets: prometheus.ExponentialBucketsRange(0.005, 60, 16),
 		}, []string{"path"}),
 		ends: prometheus.NewCounterVec(prometheus.CounterOpts{

@@ -9,6 +9,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
+// causeWait is how long a node has to say how a process ended whose connection broke.
+const causeWait = 250 * time.Millisecond
+
 // replica is one copy of a function, from its order to its end.
 type replica struct {
 	name, function string
@@ -69,7 +72,7 @@ func (l *Local) live(n Node, r *replica, o Order) {
 	defer r.lose(nil) // frees the contexts
 	if err := l.start(n, r, o); err != nil {
 		l.stop(n, r)
-		l.end(r, because(r.alive, err)) // by now the node has said how the process ended, if it did
+		l.end(r, err)
 		return
 	}
 	<-r.wanted.Done()
@@ -97,6 +100,10 @@ func (l *Local) start(n Node, r *replica, o Order) error {
 	l.mu.Unlock()
 	hello, err := l.cfg.Replicas.Attach(ctx, r.function, r.name, started.Conn)
 	if err != nil {
+		select { // a broken connection is seen before the end of the process that explains it
+		case <-ctx.Done():
+		case <-time.After(causeWait):
+		}
 		return because(ctx, err)
 	}
 	if err := context.Cause(ctx); err != nil {

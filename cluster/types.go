@@ -74,7 +74,7 @@ type WarmOrder struct {
 type Started struct {
 	PID    int
 	Conn   *net.UnixConn // the near end of its socket
-	Path   string        // how it came to be: "fork", "cold"
+	Path   string        // how it came to be: "fork" of a zygote that was there, "cold", from one that was not, "process"
 	Phases []Phase       // where the time went, in order
 }
 

@@ -99,8 +99,11 @@ func TestPlace(t *testing.T) {
 		"devices": {first, func(s *plan.Snapshot) {
 			s.Functions[0].GPU = 2
 			s.Nodes[1].Devices = []plan.Device{
-				{ID: "g0", Memory: 90}, {ID: "g1", Memory: 90, MemoryUsed: 70}, {ID: "g2", Memory: 90, MemoryUsed: 50},
-				{ID: "g3", Memory: 90, Unavailable: "lost"}, {ID: "g4", Memory: 90, MemoryUsed: 10},
+				{ID: "g0", Memory: 90},
+				{ID: "g1", Memory: 90, MemoryUsed: 70},
+				{ID: "g2", Memory: 90, MemoryUsed: 50},
+				{ID: "g3", Memory: 90, Unavailable: "lost"},
+				{ID: "g4", Memory: 90, MemoryUsed: 10},
 			}
 		}, 2, 0, "+@b/g0,g4", "1 of 2 placed: one more needs 30 B and 2 free devices with 30 B each"},
 	} {

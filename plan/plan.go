@@ -17,7 +17,7 @@ type Snapshot struct {
 type Node struct {
 	Name        string
 	Memory      int64 // bytes that replicas and zygotes may use
-	MemoryUsed  int64
+	MemoryUsed  int64 // replicas that are starting included
 	CPUMilli    int
 	Devices     []Device
 	Zygotes     []Zygote
@@ -71,7 +71,7 @@ type Demand struct {
 	Last  time.Time // the latest arrival
 }
 
-// Service is how long a replica is busy with one call, over a sliding window.
+// Service is how long a slot of a replica is busy with one call, over a sliding window: the call's share of its batch's time.
 type Service struct {
 	Known bool
 	Mean  time.Duration
@@ -134,7 +134,7 @@ type Alloc []Line
 type Slot struct {
 	Replica string // an existing replica to keep; empty: a new one
 	Node    string
-	Device  string
+	Device  string // empty: the CPU; several are joined by commas
 }
 
 // Want is what a Plan wants of one function.
