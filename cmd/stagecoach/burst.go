@@ -17,7 +17,7 @@ import (
 
 // phase is a stretch of Poisson arrivals.
 type phase struct {
-	rate float64 // per second
+	rate   float64 // per second
 	length time.Duration
 }
 

@@ -2,11 +2,18 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"slices"
 	"text/tabwriter"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/cluster"
+	"github.com/stagecoach-serving/stagecoach/dispatch"
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/provider"
 )
 
 // timeline is a function's present and recent past, as GET /system/timeline/NAME answers.
@@ -23,7 +30,7 @@ type timeline struct {
 type event struct {
 	At      time.Time         `json:"at"`
 	Replica string            `json:"replica"`
-	Kind    string            `json:"kind"` // ordered, started, ready, answered, draining, stopped, lost
+	Kind    string            `json:"kind"` // as package cluster has them
 	Path    string            `json:"path,omitempty"`
 	Phases  map[string]string `json:"phases,omitempty"` // started: how long each phase took
 	Cause   string            `json:"cause,omitempty"`
@@ -47,7 +54,7 @@ func replicaStarts(events []event) []replicaStart {
 	var out []replicaStart
 	ordered := map[string]time.Time{}
 	for _, e := range events {
-		if e.Kind == "ordered" {
+		if e.Kind == string(cluster.Ordered) {
 			ordered[e.Replica] = e.At
 			out = append(out, replicaStart{replica: e.Replica})
 			continue
@@ -58,11 +65,11 @@ func replicaStarts(events []event) []replicaStart {
 		}
 		since := e.At.Sub(ordered[e.Replica])
 		switch e.Kind {
-		case "started":
+		case string(cluster.Process):
 			out[i].path = e.Path
-		case "ready":
+		case string(cluster.Ready):
 			out[i].ready = since
-		case "answered":
+		case string(cluster.Answered):
 			out[i].answered = since
 		}
 	}
@@ -80,4 +87,37 @@ func writeStarts(w io.Writer, starts []replicaStart) error {
 		fmt.Fprintf(t, "%s\t%s\t%.1f ms\t%s\t\n", r.replica, r.path, r.ready.Seconds()*1e3, answered)
 	}
 	return t.Flush()
+}
+
+// serveTimeline answers GET /system/timeline/{name}.
+func serveTimeline(reg *provider.Registry, local *cluster.Local, lines *dispatch.Shell, st *status) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		key, ok := reg.Resolve(r.PathValue("name"))
+		if _, isFunction := reg.Function(key); !ok || !isFunction {
+			http.Error(w, fmt.Sprintf("no function %q: deploy it first", r.PathValue("name")), http.StatusNotFound)
+			return
+		}
+		t := timeline{Function: key, Events: []event{}}
+		_, _, t.Waiting, t.Running = lines.Signals(key, time.Now())
+		for _, rep := range local.Replicas(key) {
+			if rep.State == plan.Ready {
+				t.Ready++
+			}
+		}
+		if want, ok := st.want(key); ok {
+			t.Why = want.Why
+		}
+		for _, e := range local.Events(key) {
+			out := event{At: e.At, Replica: e.Replica, Kind: string(e.Kind), Path: e.Path, Cause: e.Cause}
+			for _, p := range e.Phases {
+				if out.Phases == nil {
+					out.Phases = map[string]string{}
+				}
+				out.Phases[p.Name] = p.Took.String()
+			}
+			t.Events = append(t.Events, out)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(t) // the client may be gone
+	})
 }

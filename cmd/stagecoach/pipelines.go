@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/stagecoach-serving/stagecoach/provider"
+)
+
+// gatewayFlag is where a running stagecoach is: the flag, or faas-cli's variable, or the default.
+func gatewayFlag(fs *flag.FlagSet) *string {
+	def := os.Getenv("OPENFAAS_URL")
+	if def == "" {
+		def = "http://127.0.0.1:8080"
+	}
+	return fs.String("gateway", def, "URL of a running stagecoach; user:password@ for one with credentials")
+}
+
+func runPipeline(ctx context.Context, args []string, out io.Writer) error {
+	if len(args) == 0 || args[0] != "list" && args[0] != "describe" {
+		return fmt.Errorf("pipeline: got %q, want list or describe NAME", args)
+	}
+	fs := flag.NewFlagSet("pipeline "+args[0], flag.ContinueOnError)
+	gateway := gatewayFlag(fs)
+	if err := fs.Parse(args[1:]); err != nil {
+		return err
+	}
+	api := newClient(*gateway)
+	if args[0] == "list" {
+		var all []provider.PipelineStatus
+		if err := api.get(ctx, "/system/pipelines", &all); err != nil {
+			return err
+		}
+		t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(t, "PIPELINE\tNAMESPACE\tREADY\tSTAGES\tENTRY\tSLO")
+		for _, p := range all {
+			fmt.Fprintf(t, "%s\t%s\t%t\t%d\t%s\t%s\n", p.Name, p.Namespace, p.Ready, len(p.Stages), p.Entry, p.SLO)
+		}
+		return t.Flush()
+	}
+	if fs.NArg() != 1 {
+		return fmt.Errorf("pipeline describe: got %q, want one name", fs.Args())
+	}
+	var p provider.PipelineStatus
+	if err := api.get(ctx, "/system/pipelines/"+fs.Arg(0), &p); err != nil {
+		return err
+	}
+	return describePipeline(p, out)
+}
+
+func describePipeline(p provider.PipelineStatus, out io.Writer) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "Pipeline:\t%s.%s\nReady:\t%t\nEntry:\t%s\nSLO:\t%s\n\nSTAGE\tREPLICAS\tEACH\tNEXT\tSTATUS\n", p.Name, p.Namespace, p.Ready, p.Entry, p.SLO)
+	for _, s := range p.Stages {
+		var next []string
+		for _, e := range s.Next {
+			next = append(next, e.To)
+		}
+		fmt.Fprintf(t, "%s\t%d/%d\t%t\t%s\t%s\n", s.Name, s.AvailableReplicas, s.Replicas, s.Each, strings.Join(next, ", "), s.Detail)
+	}
+	for _, f := range p.Faults {
+		fmt.Fprintf(t, "\nFault:\tfunction %q, %s: got %s, want %s\n", f.Function, f.Annotation, f.Got, f.Want)
+	}
+	return t.Flush()
+}
