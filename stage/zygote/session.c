@@ -131,6 +131,9 @@ static char *configure(OrtSessionOptions *to, const sc_options *from) {
     TRY(api->SetOptimizedModelFilePath(to, from->write));
     TRY(api->AddSessionConfigEntry(to, "session.optimized_model_external_initializers_file_name", "weights.bin"));
     TRY(api->AddSessionConfigEntry(to, "session.save_external_prepacked_constant_initializers", "1"));
+    // ONNX Runtime aligns only weights above 1 MiB in the file. Smaller ones, mapped where they happen to lie, crash kernels
+    // that load vectors aligned (the recogniser of PP-OCRv4 does), so they stay in the model and go to the heap.
+    TRY(api->AddSessionConfigEntry(to, "session.optimized_model_external_initializers_min_size_in_bytes", "1048577"));
   }
 end:
   return err;

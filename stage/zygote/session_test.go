@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/onnx"
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -24,7 +25,7 @@ import (
 // encoder writes a small model whose matrix products are large enough to be shared among threads.
 func encoder(t *testing.T) string {
 	t.Helper()
-	path, _, err := onnx.Synthetic(t.TempDir(), onnx.Encoder{Layers: 2, Width: 256, Heads: 4}, 1)
+	path, _, err := onnx.Synthetic(t.TempDir(), onnx.Encoder{Layers: 2, Width: 320, Heads: 5}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,8 +34,8 @@ func encoder(t *testing.T) string {
 
 // sequence is an input of the encoder with n positions.
 func sequence(n int64) tensor.Tensor {
-	t := tensor.Tensor{Name: "x", Datatype: "FP32", Shape: []int64{1, n, 256}}
-	for i := range n * 256 {
+	t := tensor.Tensor{Name: "x", Datatype: "FP32", Shape: []int64{1, n, 320}}
+	for i := range n * 320 {
 		t.Data = binary.LittleEndian.AppendUint32(t.Data, math.Float32bits(float32(i*2654435761%1000)/500-1))
 	}
 	return t
@@ -115,12 +116,31 @@ func TestSessionsOfAChild(t *testing.T) {
 			t.Errorf("%d threads, from several goroutines: %s", threads, a.Error)
 		}
 		a := r.do(question{Do: "run", Inputs: []tensor.Tensor{{Name: "x", Datatype: "FP32", Shape: []int64{1, 2, 3}}}})
-		if want := "input \"x\": got FP32 [1,2,3], want FP32 [-1,-1,256]"; !strings.Contains(a.Error, want) || !strings.Contains(a.Error, model) {
+		if want := "input \"x\": got FP32 [1,2,3], want FP32 [-1,-1,320]"; !strings.Contains(a.Error, want) || !strings.Contains(a.Error, model) {
 			t.Errorf("%d threads, wrong shape: error %q, want %q and the model in it", threads, a.Error, want)
 		}
 		if a := r.do(question{Do: "close", Inputs: in}); !strings.Contains(a.Error, zygote.ErrClosed.Error()) {
 			t.Errorf("%d threads, after Close: error %q", threads, a.Error)
 		}
+	}
+}
+
+// TestPrepackedModelsOfOthers runs real models from their pre-packed form, whose many small weights must stay aligned.
+func TestPrepackedModelsOfOthers(t *testing.T) {
+	for _, name := range []string{"rec.onnx", "det.onnx"} {
+		model := proctest.Built(t, "models", "ocr", name)
+		in := tensor.Tensor{Name: "x", Datatype: "FP32", Shape: []int64{1, 3, 64, 320}, Data: make([]byte, 4*3*64*320)}
+		if name == "rec.onnx" {
+			in.Shape[2], in.Data = 48, in.Data[:4*3*48*320]
+		}
+		want := cold(t, model, 1, in)
+		k := start(t, wire.EnvORT+"="+library(t), wire.EnvModel+"="+model, wire.EnvPoolThreads+"=2", zygote.EnvPrepacked+"="+t.TempDir())
+		k.want(wire.ZygoteReady)
+		a := k.fork(2).do(question{Do: "run", Inputs: []tensor.Tensor{in}})
+		if a.Error != "" {
+			t.Fatalf("%s: %s", name, a.Error)
+		}
+		same(t, a.Tensors, want)
 	}
 }
 
@@ -137,7 +157,7 @@ func TestPrepacked(t *testing.T) {
 		}
 		a := k.fork(2).do(question{Do: "run", Inputs: []tensor.Tensor{in}})
 		same(t, a.Tensors, want)
-		if !slices.EqualFunc(a.Inputs, []string{"FP32 [-1,-1,256]"}, func(i zygote.Info, s string) bool { return i.String() == s }) {
+		if !slices.EqualFunc(a.Inputs, []string{"FP32 [-1,-1,320]"}, func(i zygote.Info, s string) bool { return i.String() == s }) {
 			t.Errorf("inputs %v", a.Inputs)
 		}
 		files, err := filepath.Glob(dir + "/model.onnx.ort-1.24.*.prepacked/*")
