@@ -58,6 +58,7 @@ func benchLoad(ctx context.Context, args []string, out io.Writer) error {
 	path := fs.String("path", "/function/noop", "")
 	c := fs.Int("c", 1, "connections")
 	d := fs.Duration("duration", time.Second, "")
+	client := fs.String("client", string(bench.NetHTTP), "net/http or lean")
 	size := fs.Int("size", 64, "bytes of the body")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -66,7 +67,7 @@ func benchLoad(ctx context.Context, args []string, out io.Writer) error {
 	for i := range body {
 		body[i] = 'a' + byte(i%26)
 	}
-	r, err := bench.Load(ctx, *addr, *path, *c, *d, body)
+	r, err := bench.Load(ctx, bench.Client(*client), *addr, *path, *c, *d, body)
 	if err != nil {
 		return err
 	}

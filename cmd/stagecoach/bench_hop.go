@@ -37,6 +37,7 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 	asJSON, images := reportFlags(fs)
 	rounds := fs.Int("rounds", 7, "turns of every case")
 	window := fs.Duration("window", 2*time.Second, "of load in a turn")
+	client := fs.String("client", string(bench.NetHTTP), "that sends the load: net/http, or lean, which costs less and shows more of the servers' difference")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -69,7 +70,7 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 	}
 	for r := range *rounds + 1 { // the first round warms up
 		for _, c := range cases {
-			if err := c.turn(ctx, api, *window, r > 0); err != nil {
+			if err := c.turn(ctx, api, *client, *window, r > 0); err != nil {
 				return err
 			}
 		}
@@ -118,7 +119,7 @@ func deployHop(ctx context.Context, api *client) error {
 	return nil
 }
 
-func (c *hopCase) turn(ctx context.Context, api *client, window time.Duration, counts bool) error {
+func (c *hopCase) turn(ctx context.Context, api *client, loader string, window time.Duration, counts bool) error {
 	before, err := messages(ctx, api)
 	if err != nil {
 		return err
@@ -128,7 +129,7 @@ func (c *hopCase) turn(ctx context.Context, api *client, window time.Duration, c
 		return err
 	}
 	var stdout bytes.Buffer
-	cmd := exec.CommandContext(ctx, self, "bench", "load", "--addr", c.addr, "--path", c.path, "--c", strconv.Itoa(c.c), "--duration", window.String())
+	cmd := exec.CommandContext(ctx, self, "bench", "load", "--client", loader, "--addr", c.addr, "--path", c.path, "--c", strconv.Itoa(c.c), "--duration", window.String())
 	cmd.Stdout, cmd.Stderr = &stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("load of %s: %w", c.name, err)
