@@ -132,7 +132,7 @@ func contentType(b []byte) string {
 
 // ReadActivation reads an activation that is part of a larger message.
 func ReadActivation(r *pack.Reader) Activation {
-	n := r.Count(3)
+	n := r.Count(2)
 	if n == 0 {
 		return nil
 	}
@@ -163,14 +163,20 @@ func wrap(what string, err error) error {
 	return nil
 }
 
-// sizes holds the bytes of one element.
-var sizes = map[Datatype]int{
-	"BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
-	"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8,
-}
-
 // Size returns the bytes of one element; 0 for BYTES, whose elements differ, and for what is no datatype.
-func (d Datatype) Size() int { return sizes[d] }
+func (d Datatype) Size() int {
+	switch d {
+	case "BOOL", "UINT8", "INT8":
+		return 1
+	case "UINT16", "INT16", "FP16", "BF16":
+		return 2
+	case "UINT32", "INT32", "FP32":
+		return 4
+	case "UINT64", "INT64", "FP64":
+		return 8
+	}
+	return 0
+}
 
 // Validate checks that shape and datatype account for the data.
 func (t Tensor) Validate() error {

@@ -2,14 +2,17 @@ package tensor
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"math"
 	"mime"
+	"slices"
 	"strings"
+	"unicode/utf8"
 )
+
+const binaryType = "application/octet-stream"
 
 // ItemsFromHTTP reads a request's body. A JSON array is a list of items; an object with "inputs" is one item of tensors, as
 // the Open Inference Protocol v2 has it; anything else is one item of bytes. Within an array, strings are text items,
@@ -17,7 +20,7 @@ import (
 // alias body.
 func ItemsFromHTTP(contentType string, body []byte) (Activation, error) {
 	if contentType == "" {
-		contentType = "application/octet-stream"
+		contentType = binaryType
 	}
 	if !isJSON(contentType) {
 		return Activation{{ContentType: contentType, Bytes: body}}, nil
@@ -27,11 +30,11 @@ func ItemsFromHTTP(contentType string, body []byte) (Activation, error) {
 		return Activation{{ContentType: contentType, Bytes: body}}, nil
 	}
 	if trimmed[0] != '[' {
-		it, err := itemFromJSON(trimmed)
-		if err != nil || it.Tensors == nil {
-			return Activation{{ContentType: contentType, Bytes: body}}, err
+		if ts := tensorsIn(trimmed); ts != nil {
+			it, err := tensorsFromJSON(ts)
+			return Activation{it}, err
 		}
-		return Activation{it}, nil
+		return Activation{{ContentType: contentType, Bytes: body}}, nil
 	}
 	var raw []json.RawMessage
 	if err := json.Unmarshal(trimmed, &raw); err != nil {
@@ -59,11 +62,24 @@ func isJSON(contentType string) bool {
 	return err == nil && (media == "application/json" || strings.HasSuffix(media, "+json"))
 }
 
+// tensorsIn returns the tensors of an object that has them. An object of the user's own, whose fields only look like ours,
+// has none: a tensor of the protocol has a name and a datatype.
+func tensorsIn(object json.RawMessage) []jsonTensor {
+	var j struct{ Inputs, Outputs []jsonTensor }
+	if object[0] != '{' || json.Unmarshal(object, &j) != nil {
+		return nil
+	}
+	ts := append(j.Inputs, j.Outputs...)
+	if len(ts) == 0 || slices.ContainsFunc(ts, func(t jsonTensor) bool { return t.Name == "" || t.Datatype == "" }) {
+		return nil
+	}
+	return ts
+}
+
 // jsonItem is an item that is not a plain JSON value.
 type jsonItem struct {
 	ContentType string       `json:"contentType,omitempty"`
 	Base64      *string      `json:"base64,omitempty"`
-	Inputs      []jsonTensor `json:"inputs,omitempty"`
 	Outputs     []jsonTensor `json:"outputs,omitempty"`
 }
 
@@ -84,20 +100,18 @@ func itemFromJSON(raw json.RawMessage) (Item, error) {
 		}
 		return Item{ContentType: "text/plain", Bytes: []byte(s)}, nil
 	case len(raw) > 0 && raw[0] == '{':
-		var j jsonItem
-		if json.Unmarshal(raw, &j) != nil {
-			break // an object of the user's own, whose fields only look like ours
-		}
-		if j.Base64 != nil {
-			b, err := base64.StdEncoding.DecodeString(*j.Base64)
-			if err != nil {
-				return Item{}, fmt.Errorf("base64: %w", err)
-			}
-			return Item{ContentType: j.ContentType, Bytes: b}, nil
-		}
-		if ts := append(j.Inputs, j.Outputs...); len(ts) > 0 {
+		if ts := tensorsIn(raw); ts != nil {
 			return tensorsFromJSON(ts)
 		}
+		var j jsonItem
+		if json.Unmarshal(raw, &j) != nil || j.Base64 == nil {
+			break // an object of the user's own
+		}
+		b, err := base64.StdEncoding.DecodeString(*j.Base64)
+		if err != nil {
+			return Item{}, fmt.Errorf("base64: %w", err)
+		}
+		return Item{ContentType: cmp.Or(j.ContentType, binaryType), Bytes: b}, nil
 	}
 	return Item{ContentType: "application/json", Bytes: raw}, nil
 }
@@ -119,96 +133,13 @@ func tensorsFromJSON(in []jsonTensor) (Item, error) {
 	return it, nil
 }
 
-// dataFromJSON reads a flat or nested array of numbers, booleans or strings.
-func dataFromJSON(d Datatype, raw json.RawMessage) ([]byte, error) {
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.UseNumber()
-	var out []byte
-	for dec.More() {
-		tok, err := dec.Token()
-		if err != nil {
-			return nil, err
-		}
-		if _, ok := tok.(json.Delim); ok {
-			continue // nesting repeats what shape says
-		}
-		if out, err = appendElement(out, d, tok); err != nil {
-			return nil, err
-		}
-		for !dec.More() { // closing brackets
-			if _, err := dec.Token(); err != nil {
-				return out, nil //nolint:nilerr // the end of the array
-			}
-		}
-	}
-	return out, nil
-}
-
-func appendElement(b []byte, d Datatype, tok json.Token) ([]byte, error) {
-	bad := fmt.Errorf("%v, want %s", tok, d)
-	switch v := tok.(type) {
-	case bool:
-		if d != "BOOL" {
-			return nil, bad
-		}
-		if v {
-			return append(b, 1), nil
-		}
-		return append(b, 0), nil
-	case string:
-		if d != "BYTES" {
-			return nil, bad
-		}
-		return append(binary.LittleEndian.AppendUint32(b, uint32(len(v))), v...), nil
-	case json.Number:
-		return appendNumber(b, d, v, bad)
-	}
-	return nil, bad
-}
-
-func appendNumber(b []byte, d Datatype, v json.Number, bad error) ([]byte, error) {
-	switch d {
-	case "FP32", "FP64":
-		f, err := v.Float64()
-		if err != nil {
-			return nil, bad
-		}
-		if d == "FP32" {
-			return binary.LittleEndian.AppendUint32(b, math.Float32bits(float32(f))), nil
-		}
-		return binary.LittleEndian.AppendUint64(b, math.Float64bits(f)), nil
-	case "UINT64":
-		var u uint64
-		if _, err := fmt.Sscan(v.String(), &u); err != nil {
-			return nil, bad
-		}
-		return binary.LittleEndian.AppendUint64(b, u), nil
-	}
-	i, err := v.Int64()
-	if err != nil {
-		return nil, bad
-	}
-	size := d.Size()
-	if size == 0 || strings.HasPrefix(string(d), "FP") || d == "BF16" || d == "BOOL" {
-		return nil, fmt.Errorf("%w, which has no JSON form here: send binary", bad)
-	}
-	low, high := int64(-1)<<(8*size-1), int64(1)<<(8*size-1)-1
-	if d[0] == 'U' {
-		low, high = 0, int64(1)<<(8*size)-1
-	}
-	if i < low || i > high {
-		return nil, bad
-	}
-	return append(b, binary.LittleEndian.AppendUint64(nil, uint64(i))[:size]...), nil
-}
-
 // ToHTTP makes a response's body. One part with one byte item is that body with its content type. Several items are a JSON
-// array, several parts an object by the parts' names; in them JSON stays JSON, text becomes a string, other bytes become
-// {"contentType","base64"} and tensors {"outputs":[…]}. Items must not be references.
+// array, several parts an object by the parts' names; in them JSON stays JSON, text in UTF-8 becomes a string, other bytes
+// become {"contentType","base64"} and tensors {"outputs":[…]}. Items must not be references.
 func ToHTTP(out Input) (contentType string, body []byte, err error) {
 	if len(out) == 1 && len(out[0].Items) == 1 && out[0].Items[0].Tensors == nil && out[0].Items[0].Ref == nil {
 		it := out[0].Items[0]
-		return it.ContentType, it.Bytes, nil
+		return cmp.Or(it.ContentType, binaryType), it.Bytes, nil
 	}
 	var v any
 	if len(out) == 1 {
@@ -261,62 +192,9 @@ func itemToJSON(it Item) (any, error) {
 		return j, nil
 	case isJSON(it.ContentType) && json.Valid(it.Bytes):
 		return json.RawMessage(it.Bytes), nil
-	case strings.HasPrefix(it.ContentType, "text/"):
+	case strings.HasPrefix(it.ContentType, "text/") && utf8.Valid(it.Bytes):
 		return string(it.Bytes), nil
 	}
 	s := base64.StdEncoding.EncodeToString(it.Bytes)
 	return jsonItem{ContentType: it.ContentType, Base64: &s}, nil
-}
-
-func dataToJSON(t Tensor) (json.RawMessage, error) {
-	if err := t.Validate(); err != nil {
-		return nil, err
-	}
-	if t.Datatype == "BYTES" {
-		elements, err := t.elements()
-		if err != nil {
-			return nil, err
-		}
-		out := make([]string, len(elements))
-		for i, e := range elements {
-			out[i] = string(e)
-		}
-		return json.Marshal(out)
-	}
-	size := t.Datatype.Size()
-	b := []byte{'['}
-	for i := 0; i < len(t.Data); i += size {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		var err error
-		if b, err = appendJSONNumber(b, t.Datatype, t.Data[i:i+size]); err != nil {
-			return nil, fmt.Errorf("tensor %q, element %d: %w", t.Name, i/size, err)
-		}
-	}
-	return append(b, ']'), nil
-}
-
-func appendJSONNumber(b []byte, d Datatype, e []byte) ([]byte, error) {
-	var word [8]byte
-	copy(word[:], e)
-	u := binary.LittleEndian.Uint64(word[:])
-	var v any
-	switch d {
-	case "BOOL":
-		v = u != 0
-	case "FP32":
-		v = math.Float32frombits(uint32(u))
-	case "FP64":
-		v = math.Float64frombits(u)
-	case "FP16", "BF16":
-		return nil, fmt.Errorf("%s has no JSON form: ask for FP32", d)
-	case "INT8", "INT16", "INT32", "INT64":
-		shift := 64 - 8*len(e)
-		v = int64(u) << shift >> shift
-	default:
-		v = u
-	}
-	j, err := json.Marshal(v) // refuses NaN and infinities
-	return append(b, j...), err
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"sync/atomic"
 )
 
@@ -22,18 +23,22 @@ type Store interface {
 }
 
 // Dir is a Store of files in a folder of one machine, one folder an owner. What a crash leaves behind is removed by the
-// next OpenDir, because the requests are gone too. It is safe for concurrent use.
+// next OpenDir, because the requests are gone too. It is safe for concurrent use; an owner is dropped when nobody puts into it
+// any more.
 type Dir struct {
 	path  string
 	limit int64
-	used  atomic.Int64
 	next  atomic.Uint64
+
+	mu    sync.Mutex
+	used  int64
+	owned map[string]int64 // bytes of each owner that may have a folder
 }
 
 // ErrFull says that a store has no room for an item.
 var ErrFull = errors.New("tensor: the store is full")
 
-// OpenDir makes an empty store of at most limit bytes at path.
+// OpenDir makes an empty store of at most limit bytes at path. What lies there is removed.
 func OpenDir(path string, limit int64) (*Dir, error) {
 	if err := os.RemoveAll(path); err != nil {
 		return nil, fmt.Errorf("blob store: %w", err)
@@ -41,22 +46,41 @@ func OpenDir(path string, limit int64) (*Dir, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, fmt.Errorf("blob store: %w", err)
 	}
-	return &Dir{path: path, limit: limit}, nil
+	return &Dir{path: path, limit: limit, owned: map[string]int64{}}, nil
 }
 
-// Put writes item to a file of its own.
+// Put writes item to a file of its own. Nobody knows the file before it is whole.
 func (d *Dir) Put(owner string, item []byte) (Ref, error) {
-	size := int64(len(item))
-	if used := d.used.Add(size); used > d.limit {
-		d.used.Add(-size)
-		return Ref{}, fmt.Errorf("item of %d bytes, %d of %d in use: %w", size, used-size, d.limit, ErrFull)
+	ref := Ref{Owner: owner, Blob: strconv.FormatUint(d.next.Add(1), 36), Size: int64(len(item))}
+	if err := d.reserve(ref); err != nil {
+		return Ref{}, err
 	}
-	ref := Ref{Owner: owner, Blob: strconv.FormatUint(d.next.Add(1), 36), Size: size}
 	if err := d.write(ref, item); err != nil {
-		d.used.Add(-size)
+		_ = os.Remove(d.file(ref)) // it may not be there
+		d.release(ref)
 		return Ref{}, fmt.Errorf("blob of %q: %w", owner, err)
 	}
 	return ref, nil
+}
+
+func (d *Dir) reserve(ref Ref) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if ref.Size > d.limit-d.used {
+		return fmt.Errorf("item of %d bytes, %d of %d in use: %w", ref.Size, d.used, d.limit, ErrFull)
+	}
+	d.used += ref.Size
+	d.owned[ref.Owner] += ref.Size
+	return nil
+}
+
+func (d *Dir) release(ref Ref) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n := min(ref.Size, d.owned[ref.Owner]); n > 0 { // less when the owner was dropped meanwhile
+		d.used -= n
+		d.owned[ref.Owner] -= n
+	}
 }
 
 func (d *Dir) write(ref Ref, item []byte) error {
@@ -93,20 +117,21 @@ func (d *Dir) Open(ref Ref) (*os.File, error) {
 
 // Drop removes the owner's folder.
 func (d *Dir) Drop(owner string) error {
-	entries, err := os.ReadDir(d.folder(owner))
-	if errors.Is(err, fs.ErrNotExist) {
+	d.mu.Lock()
+	size, ok := d.owned[owner]
+	d.mu.Unlock()
+	if !ok {
 		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("blobs of %q: %w", owner, err)
-	}
-	for _, e := range entries {
-		if info, err := e.Info(); err == nil {
-			d.used.Add(-info.Size())
-		}
 	}
 	if err := os.RemoveAll(d.folder(owner)); err != nil {
 		return fmt.Errorf("blobs of %q: %w", owner, err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	size = min(size, d.owned[owner]) // less when it was dropped twice at a time
+	d.used -= size
+	if d.owned[owner] -= size; d.owned[owner] == 0 {
+		delete(d.owned, owner)
 	}
 	return nil
 }

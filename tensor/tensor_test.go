@@ -6,7 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -15,6 +17,8 @@ var samples = Activation{
 	{ContentType: "application/octet-stream"},
 	{Tensors: []Tensor{{Name: "x", Datatype: "FP32", Shape: []int64{2, 1}, Data: make([]byte, 8)}, {Name: "s", Datatype: "BYTES", Shape: []int64{1}, Data: []byte{1, 0, 0, 0, 'a'}}}},
 	{Ref: &Ref{Owner: "call/1", Blob: "b", Size: 12}},
+	{Tensors: []Tensor{}},
+	{Tensors: []Tensor{}}, // the shortest item: two bytes
 }
 
 func TestBinaryRoundTrip(t *testing.T) {
@@ -25,6 +29,10 @@ func TestBinaryRoundTrip(t *testing.T) {
 	}
 	if got, err := DecodeActivation(AppendActivation(nil, samples)); err != nil || !reflect.DeepEqual(got, samples) {
 		t.Errorf("activation came back as %+v, %v", got, err)
+	}
+	none := Activation{{Tensors: []Tensor{}}, {Tensors: []Tensor{}}, {Tensors: []Tensor{}}}
+	if got, err := DecodeActivation(AppendActivation(nil, none)); err != nil || !reflect.DeepEqual(got, none) {
+		t.Errorf("empty sets came back as %+v, %v", got, err)
 	}
 	in := Input{{From: "a", Items: samples}, {From: "b"}}
 	if got, err := DecodeInput(AppendInput(nil, in)); err != nil || !reflect.DeepEqual(got, in) {
@@ -74,15 +82,21 @@ func TestBodiesBecomeItems(t *testing.T) {
 		contentType, body string
 		want              Activation
 	}{
-		"text is one item":     {"text/plain", "[1]", Activation{{ContentType: "text/plain", Bytes: []byte("[1]")}}},
-		"an object is one":     {"application/json", `{"a":1}`, Activation{{ContentType: "application/json", Bytes: []byte(`{"a":1}`)}}},
-		"an array is a list":   {"application/json", ` [1, "two"]`, Activation{{ContentType: "application/json", Bytes: []byte("1")}, {ContentType: "text/plain", Bytes: []byte("two")}}},
-		"an empty array":       {"application/json; charset=utf-8", `[]`, Activation{}},
-		"bytes in an array":    {"application/json", `[{"contentType":"image/png","base64":"AAE="}]`, Activation{{ContentType: "image/png", Bytes: []byte{0, 1}}}},
-		"tensors":              {"application/json", `{"inputs":[{"name":"x","datatype":"INT16","shape":[2,2],"data":[[1,-1],[2,3]]}]}`, Activation{{Tensors: []Tensor{{Name: "x", Datatype: "INT16", Shape: []int64{2, 2}, Data: []byte{1, 0, 255, 255, 2, 0, 3, 0}}}}}},
-		"no content type":      {"", "x", Activation{{ContentType: "application/octet-stream", Bytes: []byte("x")}}},
-		"an object like ours":  {"application/json", `{"inputs":"mine"}`, Activation{{ContentType: "application/json", Bytes: []byte(`{"inputs":"mine"}`)}}},
-		"no body at all, JSON": {"application/json", "", Activation{{ContentType: "application/json", Bytes: []byte{}}}},
+		"text is one item":      {"text/plain", "[1]", Activation{{ContentType: "text/plain", Bytes: []byte("[1]")}}},
+		"an object is one":      {"application/json", `{"a":1}`, Activation{{ContentType: "application/json", Bytes: []byte(`{"a":1}`)}}},
+		"an array is a list":    {"application/json", ` [1, "two"]`, Activation{{ContentType: "application/json", Bytes: []byte("1")}, {ContentType: "text/plain", Bytes: []byte("two")}}},
+		"an empty array":        {"application/json; charset=utf-8", `[]`, Activation{}},
+		"bytes in an array":     {"application/json", `[{"contentType":"image/png","base64":"AAE="}]`, Activation{{ContentType: "image/png", Bytes: []byte{0, 1}}}},
+		"tensors":               {"application/json", `{"inputs":[{"name":"x","datatype":"INT16","shape":[2,2],"data":[[1,-1],[2,3]]}]}`, Activation{{Tensors: []Tensor{{Name: "x", Datatype: "INT16", Shape: []int64{2, 2}, Data: []byte{1, 0, 255, 255, 2, 0, 3, 0}}}}}},
+		"no content type":       {"", "x", Activation{{ContentType: "application/octet-stream", Bytes: []byte("x")}}},
+		"an object like ours":   {"application/json", `{"inputs":"mine"}`, Activation{{ContentType: "application/json", Bytes: []byte(`{"inputs":"mine"}`)}}},
+		"a base64 of their own": {"application/json", `{"base64":"!"}`, Activation{{ContentType: "application/json", Bytes: []byte(`{"base64":"!"}`)}}},
+		"inputs of their own":   {"application/json", `{"inputs":[{"text":"a"}]}`, Activation{{ContentType: "application/json", Bytes: []byte(`{"inputs":[{"text":"a"}]}`)}}},
+		"no inputs":             {"application/json", `{"inputs":[]}`, Activation{{ContentType: "application/json", Bytes: []byte(`{"inputs":[]}`)}}},
+		"bytes of no type":      {"application/json", `[{"base64":"AA=="}]`, Activation{{ContentType: "application/octet-stream", Bytes: []byte{0}}}},
+		"strings and escapes":   {"application/json", `{"inputs":[{"name":"s","datatype":"BYTES","shape":[2],"data":["a\"]", "\u00e9"]}]}`, Activation{{Tensors: []Tensor{{Name: "s", Datatype: "BYTES", Shape: []int64{2}, Data: []byte("\x03\x00\x00\x00a\"]\x02\x00\x00\x00é")}}}}},
+		"booleans":              {"application/json", `{"inputs":[{"name":"b","datatype":"BOOL","shape":[2],"data":[true,false]}]}`, Activation{{Tensors: []Tensor{{Name: "b", Datatype: "BOOL", Shape: []int64{2}, Data: []byte{1, 0}}}}}},
+		"no body at all, JSON":  {"application/json", "", Activation{{ContentType: "application/json", Bytes: []byte{}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := ItemsFromHTTP(tc.contentType, []byte(tc.body))
@@ -91,9 +105,31 @@ func TestBodiesBecomeItems(t *testing.T) {
 			}
 		})
 	}
-	for _, bad := range []string{`[1`, `[{"base64":"!"}]`, `{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[300]}]}`, `{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1]}]}`} {
-		if got, err := ItemsFromHTTP("application/json", []byte(bad)); err == nil {
-			t.Errorf("%s: %+v, want an error", bad, got)
+}
+
+func TestBadBodiesAreRefused(t *testing.T) {
+	tensor := func(datatype, shape, data string) string {
+		return `{"inputs":[{"name":"x","datatype":"` + datatype + `","shape":` + shape + `,"data":` + data + `}]}`
+	}
+	for body, want := range map[string]string{
+		`[1`:                                    "JSON array",
+		`[{"base64":"!"}]`:                      "base64",
+		tensor("INT8", "[1]", "[300]"):          `"x": data: element 0: 300, want a number of datatype INT8`,
+		tensor("UINT8", "[1]", "[-1]"):          "want a number",
+		tensor("INT64", "[2]", "[1, 1.5]"):      "element 1: 1.5",
+		tensor("FP32", "[1]", "[1e300]"):        "1e300",
+		tensor("FP32", "[1]", `["1"]`):          `"1"`,
+		tensor("FP32", "[1]", `[{"a":1}]`):      "want a number",
+		tensor("FP32", "[2]", "[1]"):            "4 bytes of data, want 8",
+		tensor("FP32", "[1]", "null"):           "null",
+		tensor("FP16", "[1]", "[1]"):            "no JSON form",
+		tensor("BOOL", "[1]", "[1]"):            "true or false",
+		tensor("BYTES", "[1]", "[1]"):           "a string",
+		tensor("FLOAT", "[1]", "[1]"):           "FLOAT",
+		"[" + tensor("INT8", "[1]", "[]") + "]": "body[0]",
+	} {
+		if got, err := ItemsFromHTTP("application/json", []byte(body)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %+v, %v, want an error with %q", body, got, err, want)
 		}
 	}
 }
@@ -106,6 +142,8 @@ func TestItemsBecomeBodies(t *testing.T) {
 	}{
 		"one item is the body": {Input{{From: "a", Items: Activation{{ContentType: "image/png", Bytes: []byte{1}}}}}, "image/png", "\x01"},
 		"several are an array": {Input{{From: "a", Items: Activation{text, {ContentType: "application/json", Bytes: []byte(`{"k":1}`)}, {ContentType: "x/y", Bytes: []byte{0}}}}}, "application/json", `["hi",{"k":1},{"contentType":"x/y","base64":"AA=="}]`},
+		"no type is binary":    {Input{{Items: Activation{{Bytes: []byte{1}}}}}, "application/octet-stream", "\x01"},
+		"text in no UTF-8":     {Input{{Items: Activation{{ContentType: "text/plain", Bytes: []byte{0xff}}, text}}}, "application/json", `[{"contentType":"text/plain","base64":"/w=="},"hi"]`},
 		"none is an array":     {Input{{From: "a"}}, "application/json", "[]"},
 		"sinks are an object":  {Input{{From: "a", Items: Activation{text}}, {From: "b", Items: Activation{text, text}}}, "application/json", `{"a":"hi","b":["hi","hi"]}`},
 		"tensors":              {Input{{Items: Activation{{Tensors: []Tensor{{Name: "y", Datatype: "INT8", Shape: []int64{2}, Data: []byte{255, 2}}}}}}}, "application/json", `{"outputs":[{"name":"y","datatype":"INT8","shape":[2],"data":[-1,2]}]}`},
@@ -117,9 +155,57 @@ func TestItemsBecomeBodies(t *testing.T) {
 			}
 		})
 	}
-	if _, _, err := ToHTTP(Input{{Items: Activation{{Ref: &Ref{}}}}}); err == nil {
-		t.Error("a reference became a body")
+	for what, it := range map[string]Item{
+		"a reference": {Ref: &Ref{}},
+		"NaN":         {Tensors: []Tensor{{Name: "y", Datatype: "FP32", Shape: []int64{1}, Data: []byte{0, 0, 0xc0, 0x7f}}}},
+		"FP16":        {Tensors: []Tensor{{Name: "y", Datatype: "FP16", Shape: []int64{1}, Data: []byte{0, 0}}}},
+		"short data":  {Tensors: []Tensor{{Name: "y", Datatype: "FP32", Shape: []int64{1}}}},
+		"no UTF-8":    {Tensors: []Tensor{{Name: "y", Datatype: "BYTES", Shape: []int64{1}, Data: []byte{1, 0, 0, 0, 0xff}}}},
+	} {
+		if _, body, err := ToHTTP(Input{{Items: Activation{it}}}); err == nil {
+			t.Errorf("%s became %s", what, body)
+		}
 	}
+}
+
+// TestNumbersSurviveJSON sends each datatype's extremes out and in again.
+func TestNumbersSurviveJSON(t *testing.T) {
+	for datatype, data := range map[Datatype]string{
+		"INT8": "\x80\x7f", "UINT8": "\x00\xff", "INT16": "\x00\x80\xff\x7f", "UINT16": "\xff\xff", "INT32": "\x00\x00\x00\x80", "UINT32": "\xff\xff\xff\xff",
+		"INT64": "\x00\x00\x00\x00\x00\x00\x00\x80", "UINT64": "\xff\xff\xff\xff\xff\xff\xff\xff",
+		"FP32": "\xff\xff\x7f\x7f\x01\x00\x00\x00\x00\x00\x00\x80", "FP64": "\xff\xff\xff\xff\xff\xff\xef\x7f\x01\x00\x00\x00\x00\x00\x00\x00", "BOOL": "\x00\x01",
+	} {
+		want := Activation{{Tensors: []Tensor{{Name: "x", Datatype: datatype, Shape: []int64{int64(len(data) / datatype.Size())}, Data: []byte(data)}}}}
+		contentType, body, err := ToHTTP(Input{{Items: want}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := ItemsFromHTTP(contentType, body); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v\nwant %+v", body, got, err, want)
+		}
+	}
+}
+
+func FuzzItemsFromHTTP(f *testing.F) {
+	f.Add([]byte(`[1,"a",{"contentType":"x/y","base64":"AA=="},{"a":[1]}]`))
+	f.Add([]byte(`{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[[1,2e3]]}]}`))
+	f.Add([]byte(`{"outputs":[{"name":"s","datatype":"BYTES","shape":[1],"data":["\u00e9"]}]}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		a, err := ItemsFromHTTP("application/json", body)
+		if err != nil {
+			return
+		}
+		for _, it := range a {
+			for _, ts := range it.Tensors {
+				if err := ts.Validate(); err != nil {
+					t.Fatalf("accepted: %v", err)
+				}
+			}
+		}
+		if _, _, err := ToHTTP(Input{{Items: a}}); err != nil && !strings.Contains(err.Error(), "UTF-8") {
+			t.Fatalf("%+v: %v", a, err)
+		}
+	})
 }
 
 func TestStoreKeepsLargeItemsApart(t *testing.T) {
@@ -150,7 +236,7 @@ func TestStoreKeepsLargeItemsApart(t *testing.T) {
 	if _, err := s.Get(*out[1].Ref); err == nil {
 		t.Error("a dropped blob is still there")
 	}
-	if used := s.used.Load(); used != 0 {
+	if used := s.used; used != 0 {
 		t.Errorf("%d bytes in use after the drop", used)
 	}
 	if _, err := s.Put("o", make([]byte, 2<<20)); !errors.Is(err, ErrFull) {
@@ -174,4 +260,92 @@ func TestManySmallItemsLeaveTheMessageToo(t *testing.T) {
 	if n := len(AppendActivation(nil, out)); n > messageLimit+4096 {
 		t.Errorf("40 items of 32 KiB make a message of %d bytes, want about %d at most", n, messageLimit)
 	}
+}
+
+func TestAStoreCountsWhatItHas(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "blobs")
+	s, err := OpenDir(dir, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(s.folder("blocked"), nil, 0o600); err != nil { // so that no folder can be made there
+		t.Fatal(err)
+	}
+	if ref, err := s.Put("blocked", make([]byte, 9)); err == nil {
+		t.Errorf("put without a folder: %+v", ref)
+	}
+	var wg sync.WaitGroup
+	for i := range 8 {
+		owner := strconv.Itoa(i % 4)
+		wg.Go(func() {
+			for range 20 {
+				ref, err := s.Put(owner, []byte("item"))
+				if err != nil {
+					t.Error(err)
+				}
+				if b, err := s.Get(ref); err != nil || string(b) != "item" {
+					t.Errorf("got %q, %v", b, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if s.used != 8*20*4 {
+		t.Errorf("%d bytes in use, want %d", s.used, 8*20*4)
+	}
+	for _, owner := range []string{"0", "1", "2", "3", "blocked", "nobody", "0"} {
+		if err := s.Drop(owner); err != nil {
+			t.Error(err)
+		}
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) > 0 || s.used != 0 || len(s.owned) > 0 {
+		t.Errorf("after all drops: files %v, %v, %d bytes in use, owners %v", left, err, s.used, s.owned)
+	}
+	if _, err := s.Put("o", make([]byte, 9)); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = OpenDir(dir, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 || s.used != 0 {
+		t.Errorf("a crash left %v, %v", left, err)
+	}
+}
+
+func BenchmarkActivation(b *testing.B) {
+	image := Activation{{Tensors: []Tensor{{Name: "x", Datatype: "FP32", Shape: []int64{1, 3, 224, 224}, Data: make([]byte, 4*3*224*224)}}}}
+	for name, a := range map[string]Activation{"small": samples, "image": image} {
+		b.Run("binary/"+name, func(b *testing.B) {
+			b.ReportAllocs()
+			var buf []byte
+			for b.Loop() {
+				buf = AppendActivation(buf[:0], a)
+				if _, err := DecodeActivation(buf); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.SetBytes(int64(len(buf)))
+		})
+	}
+	_, body, err := ToHTTP(Input{{Items: image}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run("json/in", func(b *testing.B) {
+		b.SetBytes(int64(len(body)))
+		for b.Loop() {
+			if _, err := ItemsFromHTTP("application/json", body); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("json/out", func(b *testing.B) {
+		b.SetBytes(int64(len(body)))
+		for b.Loop() {
+			if _, _, err := ToHTTP(Input{{Items: image}}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
 }
