@@ -97,7 +97,7 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 func deployHop(ctx context.Context, api *client) error {
 	const image = "stagecoach/noop:0.1.0"
 	labels := map[string]string{"com.openfaas.scale.min": "1", "com.openfaas.scale.max": "1"}
-	env := map[string]string{"max_inflight": "64"}
+	env := map[string]string{"max_inflight": "64", "GOMAXPROCS": "1"}
 	fns := []deployment{{Service: "noop", Image: image, Labels: labels, EnvVars: env}}
 	for i := 1; i <= 3; i++ {
 		a := map[string]string{"stagecoach.dev/pipeline": "three"}
