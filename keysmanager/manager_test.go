@@ -47,7 +47,7 @@ func images(t *testing.T) sandbox.Images {
 	t.Helper()
 	model := proctest.Built(t, "models", "ocr", "rec.onnx")
 	built.once.Do(func() {
-		if built.dir, built.err = os.MkdirTemp("", "stagecoach-images-"); built.err != nil {
+		if built.dir, built.err = os.MkdirTemp("", "stagecoach-images-"); built.err != nil { //nolint:usetesting // shared by the tests
 			return
 		}
 		for _, tag := range []string{"1", "2"} {

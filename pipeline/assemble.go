@@ -117,7 +117,7 @@ func (a *assembly) findEntry() {
 	switch len(entries) {
 	case 1:
 		a.p.Entry = entries[0]
-		a.p.SLO = a.p.Stages[a.at[a.p.Entry]].Function.SLO
+		a.p.SLO = a.p.Stages[a.at[a.p.Entry]].SLO
 	case 0:
 		a.fault("", "", "no entry: every stage has a predecessor", "one stage that no other names in "+Prefix+"next")
 	default:
@@ -169,8 +169,8 @@ func (a *assembly) sort() {
 // check looks at what single stages say about their place.
 func (a *assembly) check() {
 	for _, s := range a.p.Stages {
-		if s.Function.SLO > 0 && s.Name != a.p.Entry && a.p.Entry != "" && len(s.Function.Pipelines) == 1 {
-			a.fault(s.Name, "slo", s.Function.SLO.String(), fmt.Sprintf("it on the entry stage %q alone: it is the whole pipeline's", a.p.Entry))
+		if s.SLO > 0 && s.Name != a.p.Entry && a.p.Entry != "" && len(s.Pipelines) == 1 {
+			a.fault(s.Name, "slo", s.SLO.String(), fmt.Sprintf("it on the entry stage %q alone: it is the whole pipeline's", a.p.Entry))
 		}
 		if s.Join > len(s.Prev) {
 			a.fault(s.Name, "join", fmt.Sprint(s.Join), fmt.Sprintf("at most its %d predecessors", len(s.Prev)))

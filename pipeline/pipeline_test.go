@@ -51,8 +51,10 @@ func TestParseNamesEachBadField(t *testing.T) {
 		"min and max": {map[string]string{"com.openfaas.scale.min": "9", "com.openfaas.scale.max": "3"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "at most"},
 		"type":        {map[string]string{"com.openfaas.scale.type": "magic"}, nil, []string{`labels["com.openfaas.scale.type"]`}, "rps"},
 		"three at once": {
-			map[string]string{"com.openfaas.scale.max": "x"}, map[string]string{"stagecoach.dev/each": "maybe", "stagecoach.dev/join": "none"},
-			[]string{`annotations["stagecoach.dev/each"]`, `annotations["stagecoach.dev/join"]`, `labels["com.openfaas.scale.max"]`}, "true or false",
+			map[string]string{"com.openfaas.scale.max": "x"},
+			map[string]string{"stagecoach.dev/each": "maybe", "stagecoach.dev/join": "none"},
+			[]string{`annotations["stagecoach.dev/each"]`, `annotations["stagecoach.dev/join"]`, `labels["com.openfaas.scale.max"]`},
+			"true or false",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -382,6 +382,6 @@ func (u *up) serve(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		err = fmt.Errorf("requests were cut off after %v: %w", u.cfg.Control.DrainTimeout, errors.Join(err, srv.Close()))
 	}
-	<-failed // http.ErrServerClosed
+	_ = <-failed // http.ErrServerClosed
 	return err
 }

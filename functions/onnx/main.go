@@ -3,10 +3,9 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
-
-	"context"
 
 	"github.com/stagecoach-serving/stagecoach/stage"
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
