@@ -3,6 +3,7 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/pack"
@@ -141,7 +142,11 @@ func appendKey(b []byte, k task.Key) []byte {
 }
 
 func readKey(r *pack.Reader) task.Key {
-	return task.Key{Request: r.String(), Task: uint32(r.Uint()), Attempt: r.Byte()}
+	request, n, attempt := r.String(), r.Uint(), r.Byte()
+	if n > math.MaxUint32 {
+		r.Fail("task %d of request %q, want at most %d", n, request, uint32(math.MaxUint32))
+	}
+	return task.Key{Request: request, Task: uint32(n), Attempt: attempt}
 }
 
 // appendTime appends t in nanoseconds since 1970; 0 is the zero time.

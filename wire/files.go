@@ -1,8 +1,8 @@
 package wire
 
 import (
+	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 
@@ -53,43 +53,50 @@ func Attach(a tensor.Activation, n int, open func(tensor.Ref) (*os.File, error))
 	return out, files, nil
 }
 
-// Detach reads the items of a that lie in a frame's files back. The items are copies: a sender that writes to the file
-// later changes nothing. A reference to anything else is an error.
+// Detach reads the items of a that lie in a frame's files back, and puts them into a. They are copies: a sender that writes to
+// the file later changes nothing. A reference to anything else is an error, and so are more than 1 GiB together.
 func Detach(a tensor.Activation, files []*os.File) (tensor.Activation, error) {
+	left := int64(maxDetached)
 	for i, it := range a {
 		if it.Ref == nil {
 			continue
 		}
-		k, err := strconv.Atoi(it.Ref.Blob)
-		if it.Ref.Owner != fileOwner || err != nil || k < 0 || k >= len(files) {
-			return nil, fmt.Errorf("item %d: reference to %q of %q, want a file that rides with the frame, which has %d", i, it.Ref.Blob, it.Ref.Owner, len(files))
+		if left -= it.Ref.Size; left < 0 {
+			return nil, fmt.Errorf("item %d: %d bytes in a file, want at most %d in all", i, it.Ref.Size, int64(maxDetached))
 		}
-		if it.Ref.Size > maxFile {
-			return nil, fmt.Errorf("item %d: %d bytes in a file, want at most %d", i, it.Ref.Size, int64(maxFile))
-		}
-		info, err := files[k].Stat()
-		if err != nil {
+		var err error
+		if a[i], err = detach(*it.Ref, files); err != nil {
 			return nil, fmt.Errorf("item %d: %w", i, err)
-		}
-		if info.Size() < it.Ref.Size {
-			return nil, fmt.Errorf("item %d: a file of %d bytes, want %d", i, info.Size(), it.Ref.Size)
-		}
-		b := make([]byte, it.Ref.Size)
-		if _, err := files[k].ReadAt(b, 0); err != nil && err != io.EOF {
-			return nil, fmt.Errorf("item %d: %w", i, err)
-		}
-		if a[i], err = tensor.DecodeItem(b); err != nil {
-			return nil, fmt.Errorf("item %d: %w", i, err)
-		}
-		if a[i].Ref != nil {
-			return nil, fmt.Errorf("item %d: a reference within a file, want the item", i)
 		}
 	}
 	return a, nil
 }
 
-// maxFile is the largest item in bytes that Detach reads.
-const maxFile = 1 << 30
+// maxDetached bounds the items of one activation that Detach reads, in bytes.
+const maxDetached = 1 << 30
+
+func detach(ref tensor.Ref, files []*os.File) (tensor.Item, error) {
+	k, err := strconv.Atoi(ref.Blob)
+	if ref.Owner != fileOwner || err != nil || k < 0 || k >= len(files) {
+		return tensor.Item{}, fmt.Errorf("reference to %q of %q, want a file that rides with the frame, which has %d", ref.Blob, ref.Owner, len(files))
+	}
+	info, err := files[k].Stat()
+	if err != nil {
+		return tensor.Item{}, err
+	}
+	if !info.Mode().IsRegular() || info.Size() < ref.Size { // a read of anything else could wait for ever
+		return tensor.Item{}, fmt.Errorf("a file %v of %d bytes, want a regular one of %d", info.Mode(), info.Size(), ref.Size)
+	}
+	b := make([]byte, ref.Size)
+	if _, err := files[k].ReadAt(b, 0); err != nil {
+		return tensor.Item{}, err
+	}
+	it, err := tensor.DecodeItem(b)
+	if err == nil && it.Ref != nil {
+		err = errors.New("a reference within a file, want the item")
+	}
+	return it, err
+}
 
 // sealed returns a memfd that holds b and that nobody can change any more.
 func sealed(b []byte) (*os.File, error) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"strings"
 )
 
 // AppendOrder appends the message that o is to b, as documented at its OrderKind.
@@ -15,6 +16,7 @@ func AppendOrder(b []byte, o Order) []byte {
 		b = le.AppendUint16(b, o.Threads)
 		b = le.AppendUint32(b, o.ID)
 		for _, kv := range o.Env {
+			kv, _, _ = strings.Cut(kv, "\x00") // else what follows would be a variable of its own
 			b = append(append(b, kv...), 0)
 		}
 	case OrderKill:
@@ -42,8 +44,20 @@ func AppendOrder(b []byte, o Order) []byte {
 	return b
 }
 
-// orderSizes holds the fixed part of each message.
-var orderSizes = map[OrderKind]int{OrderFork: 8, OrderKill: 8, ZygoteReady: 16, ChildForked: 24, ChildExited: 12, ZygoteError: 8}
+// size is the length of the fixed part of a message; 0: there is no such kind.
+func (k OrderKind) size() int {
+	switch k {
+	case OrderFork, OrderKill, ZygoteError:
+		return 8
+	case ChildExited:
+		return 12
+	case ZygoteReady:
+		return 16
+	case ChildForked:
+		return 24
+	}
+	return 0
+}
 
 // DecodeOrder decodes one message from a zygote's socket.
 func DecodeOrder(b []byte) (Order, error) {
@@ -51,9 +65,9 @@ func DecodeOrder(b []byte) (Order, error) {
 		return Order{}, fmt.Errorf("order of %d bytes, want a kind and a version", len(b))
 	}
 	o := Order{Kind: OrderKind(b[0]), Version: b[1]}
-	size, ok := orderSizes[o.Kind]
+	size := o.Kind.size()
 	switch {
-	case !ok:
+	case size == 0:
 		return Order{}, fmt.Errorf("order of kind %q, want one of F K R C X E", b[0])
 	case o.Version != OrderVersion:
 		return Order{}, fmt.Errorf("order %c of version %d, want %d: %w", o.Kind, o.Version, OrderVersion, ErrVersion)

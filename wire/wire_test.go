@@ -1,46 +1,21 @@
 package wire
 
 import (
-	"bytes"
 	"errors"
-	"io"
-	"net"
-	"os"
 	"reflect"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/internal/pack"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// pair returns both ends of a socketpair.
-func pair(t testing.TB) (*net.UnixConn, *net.UnixConn) {
-	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out [2]*net.UnixConn
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "pair")
-		c, err := net.FileConn(f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = f.Close()
-		out[i] = c.(*net.UnixConn)
-		t.Cleanup(func() { _ = c.Close() })
-	}
-	return out[0], out[1]
-}
 
 var (
 	someKey   = task.Key{Request: "call-1", Task: 7, Attempt: 2}
@@ -68,6 +43,11 @@ func TestEnvelopesRoundTrip(t *testing.T) {
 	if _, err := DecodeTask(b); !errors.Is(err, ErrVersion) {
 		t.Errorf("a task of version 99: %v, want ErrVersion", err)
 	}
+	b = AppendTask(nil, tk)
+	b = slices.Replace(b, 2+1+len(someKey.Request), 2+1+len(someKey.Request)+1, pack.Uint(nil, 1<<32)...)
+	if _, err := DecodeTask(b); err == nil || !strings.Contains(err.Error(), "task 4294967296 of request") {
+		t.Errorf("task 2^32: %v", err)
+	}
 	if _, err := DecodeReply(AppendTask(nil, tk)); err == nil || !strings.Contains(err.Error(), "kind T, want R") {
 		t.Errorf("a task taken for a reply: %v", err)
 	}
@@ -90,118 +70,61 @@ func TestOrdersRoundTrip(t *testing.T) {
 		if _, err := DecodeOrder(b[:3]); err == nil {
 			t.Errorf("%c cut to 3 bytes: no error", o.Kind)
 		}
+		b[1]++
+		if _, err := DecodeOrder(b); !errors.Is(err, ErrVersion) {
+			t.Errorf("%c of a later version: %v, want ErrVersion", o.Kind, err)
+		}
+	}
+	smuggled := AppendOrder(nil, Order{Kind: OrderFork, Version: OrderVersion, Env: []string{"A=1\x00B=2", "C=3"}})
+	if got, err := DecodeOrder(smuggled); err != nil || !slices.Equal(got.Env, []string{"A=1", "C=3"}) {
+		t.Errorf("a variable with a NUL became %q, %v", got.Env, err)
 	}
 }
 
-func TestFramesKeepOrderAndFiles(t *testing.T) {
-	a, b := pair(t)
-	tx, rx := NewConn(a), NewConn(b)
-	file, err := sealed([]byte("in a file"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	large := bytes.Repeat([]byte("x"), 300<<10)
-	sent := []Frame{
-		{Type: FrameBatch, Batch: 1, Payload: []byte("small")},
-		{Type: FrameResult, Batch: 1, Payload: large},
-		{Type: FrameBatch, Batch: 2, Payload: []byte("with files"), Files: []*os.File{file, file}},
-		{Type: FrameDrain},
-		{Type: FrameResult, Batch: 3, Payload: large, Files: []*os.File{file}},
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for _, f := range sent {
-			if err := tx.Write(f); err != nil {
-				t.Error(err)
-			}
+func TestPayloadsRoundTrip(t *testing.T) {
+	check := func(want, got any, err error) {
+		t.Helper()
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("got  %+v, %v\nwant %+v", got, err, want)
 		}
-		_ = tx.Close()
-	})
-	defer wg.Wait()
-	for i, want := range sent {
-		got, err := rx.Read()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got.Type != want.Type || got.Batch != want.Batch || !bytes.Equal(got.Payload, want.Payload) || len(got.Files) != len(want.Files) {
-			t.Fatalf("frame %d: got %v batch %d, %d bytes, %d files", i, got.Type, got.Batch, len(got.Payload), len(got.Files))
-		}
-		for _, f := range got.Files {
-			content := make([]byte, 9)
-			if _, err := f.ReadAt(content, 0); err != nil || string(content) != "in a file" {
-				t.Errorf("frame %d: file holds %q, %v", i, content, err)
-			}
-		}
-		closeAll(got.Files)
 	}
-	if _, err := rx.Read(); !errors.Is(err, io.EOF) {
-		t.Errorf("after the last frame: %v, want EOF", err)
-	}
-	rx.Release()
+	hello := Hello{Oldest: 1, Newest: 3, PID: 7, Function: "f.ns", Replica: "f-1", Slots: 2, MaxBatch: 8, Threads: 2, Load: time.Second, Place: 5}
+	h, err := DecodeHello(hello.Append(nil))
+	check(hello, h, err)
+	w, err := DecodeWelcome(Welcome{Version: 1, Credit: 1 << 40}.Append(nil))
+	check(Welcome{Version: 1, Credit: 1 << 40}, w, err)
+	batch := Batch{Calls: []Call{{Key: someKey, Deadline: time.Unix(3, 4), Traceparent: "00-1", Header: someHeader, Input: someInput}, {}}}
+	b, err := DecodeBatch(batch.Append(nil))
+	check(batch, b, err)
+	result := Result{Index: 1, Service: 5, Header: someHeader, Output: someInput[1].Items}
+	r, err := DecodeResult(result.Append(nil))
+	check(result, r, err)
+	fault := Error{Index: 2, Service: 6, Code: task.BadInput, Message: "no"}
+	e, err := DecodeError(fault.Append(nil))
+	check(fault, e, err)
+	ch, err := DecodeChunk(Chunk{Index: 3, Data: []byte("piece")}.Append(nil))
+	check(Chunk{Index: 3, Data: []byte("piece")}, ch, err)
+	cr, err := DecodeCredit(Credit{Amount: 9}.Append(nil))
+	check(Credit{Amount: 9}, cr, err)
+	ca, err := DecodeCancelFrame(Cancel{Index: CancelAll}.Append(nil))
+	check(Cancel{Index: CancelAll}, ca, err)
 }
 
-func TestHostileHeadersAreNamed(t *testing.T) {
-	good := appendHeader(nil, Frame{Type: FrameDrain})
-	for name, tc := range map[string]struct {
-		change func(b []byte)
-		want   string
-	}{
-		"too long":     {func(b []byte) { b[3] = 0xff }, "want at most"},
-		"type":         {func(b []byte) { b[4] = 77 }, "type 77"},
-		"version":      {func(b []byte) { b[7] = 0 }, "version 0"},
-		"files":        {func(b []byte) { b[5], b[6] = 1, 200 }, "200 descriptors"},
-		"files denied": {func(b []byte) { b[6] = 1 }, "descriptors"},
-		"files absent": {func(b []byte) { b[5], b[6] = 1, 1 }, "came with 0 descriptors"},
+func TestHostilePayloadsAreNamed(t *testing.T) {
+	var err error
+	for want, decode := range map[string]func(){
+		"batch: at byte 1 of 1: no calls":       func() { _, err = DecodeBatch(Batch{}.Append(nil)) },
+		"want no more than":                     func() { _, err = DecodeBatch([]byte{0xff, 0xff, 0xff, 0x7f, 0}) },
+		"hello: ":                               func() { _, err = DecodeHello(nil) },
+		"0 slots and batches of 1, want at lea": func() { _, err = DecodeHello(Hello{MaxBatch: 1}.Append(nil)) },
+		"code 0, want 1 to":                     func() { _, err = DecodeError(Error{}.Append(nil)) },
+		"code 99, want 1 to":                    func() { _, err = DecodeError(Error{Code: 99}.Append(nil)) },
+		"want at most 2147483647":               func() { _, err = DecodeChunk(Chunk{Index: 1 << 40}.Append(nil)) },
+		"1 bytes left over":                     func() { _, err = DecodeCredit(append(Credit{}.Append(nil), 1)) },
+		"item of kind 9":                        func() { _, err = DecodeResult([]byte{0, 0, 0, 1, 9, 9}) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			a, b := pair(t)
-			h := bytes.Clone(good)
-			tc.change(h)
-			if _, err := a.Write(h); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := NewConn(b).Read(); err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want an error with %q", err, tc.want)
-			}
-		})
-	}
-}
-
-func TestLaterTypesAreSkipped(t *testing.T) {
-	a, b := pair(t)
-	h := appendHeader(nil, Frame{Type: FrameType(200), Payload: []byte("new")})
-	h[7] = Version + 1
-	h = append(h, "new"...)
-	if _, err := a.Write(appendHeader(h, Frame{Type: FrameDrain})); err != nil {
-		t.Fatal(err)
-	}
-	if f, err := NewConn(b).Read(); err != nil || f.Type != FrameDrain {
-		t.Errorf("got %v, %v, want Drain", f.Type, err)
-	}
-}
-
-func TestLargeItemsRideInSealedFiles(t *testing.T) {
-	big := tensor.Item{ContentType: "x", Bytes: bytes.Repeat([]byte("y"), tensor.InlineLimit+1)}
-	in := tensor.Activation{{Bytes: []byte("s")}, big}
-	out, files, err := Attach(in, 0, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer closeAll(files)
-	if len(files) != 1 || out[1].Ref == nil || in[1].Ref != nil {
-		t.Fatalf("%d files, item %+v", len(files), out[1].Ref)
-	}
-	if _, err := files[0].WriteAt([]byte("z"), 0); err == nil {
-		t.Error("the file can be changed after it was sealed")
-	}
-	back, err := Detach(out, files)
-	if err != nil || !reflect.DeepEqual(back[1], big) {
-		t.Errorf("detached: %v", err)
-	}
-	for _, ref := range []tensor.Ref{{Owner: "x", Blob: "0"}, {Owner: fileOwner, Blob: "1"}, {Owner: fileOwner, Blob: "0", Size: 1 << 20}, {Owner: fileOwner, Blob: "-1"}} {
-		if _, err := Detach(tensor.Activation{{Ref: &ref}}, files); err == nil {
-			t.Errorf("reference %+v: no error", ref)
+		if decode(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want an error with %q", err, want)
 		}
 	}
 }
@@ -262,21 +185,6 @@ func BenchmarkTaskRoundTrip(b *testing.B) {
 	for b.Loop() {
 		buf = AppendTask(buf[:0], tk)
 		if _, err := DecodeTask(buf); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkFrameRoundTrip(b *testing.B) {
-	x, y := pair(b)
-	tx, rx := NewConn(x), NewConn(y)
-	f := Frame{Type: FrameBatch, Batch: 1, Payload: make([]byte, 200)}
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := tx.Write(f); err != nil {
-			b.Fatal(err)
-		}
-		if _, err := rx.Read(); err != nil {
 			b.Fatal(err)
 		}
 	}
