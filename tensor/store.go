@@ -23,20 +23,30 @@ type Store interface {
 }
 
 // Dir is a Store of files in a folder of one machine, one folder an owner. What a crash leaves behind is removed by the
-// next OpenDir, because the requests are gone too. It is safe for concurrent use; an owner is dropped when nobody puts into it
-// any more.
+// next OpenDir, because the requests are gone too. It is safe for concurrent use; a Put during its owner's Drop
+// fails with ErrDropped, and one after it makes the owner anew.
 type Dir struct {
 	path  string
 	limit int64
 	next  atomic.Uint64
 
-	mu    sync.Mutex
-	used  int64
-	owned map[string]int64 // bytes of each owner that may have a folder
+	mu     sync.Mutex
+	used   int64
+	owners map[string]*owner
+}
+
+// owner is what a Dir has of one request.
+type owner struct {
+	bytes   int64
+	writing int  // Puts under way
+	dropped bool // goes once nothing is written
 }
 
 // ErrFull says that a store has no room for an item.
 var ErrFull = errors.New("tensor: the store is full")
+
+// ErrDropped says that an item's owner is being dropped.
+var ErrDropped = errors.New("tensor: its owner was dropped")
 
 // OpenDir makes an empty store of at most limit bytes at path. What lies there is removed.
 func OpenDir(path string, limit int64) (*Dir, error) {
@@ -46,41 +56,58 @@ func OpenDir(path string, limit int64) (*Dir, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, fmt.Errorf("blob store: %w", err)
 	}
-	return &Dir{path: path, limit: limit, owned: map[string]int64{}}, nil
+	return &Dir{path: path, limit: limit, owners: map[string]*owner{}}, nil
 }
 
 // Put writes item to a file of its own. Nobody knows the file before it is whole.
-func (d *Dir) Put(owner string, item []byte) (Ref, error) {
-	ref := Ref{Owner: owner, Blob: strconv.FormatUint(d.next.Add(1), 36), Size: int64(len(item))}
-	if err := d.reserve(ref); err != nil {
+func (d *Dir) Put(name string, item []byte) (Ref, error) {
+	ref := Ref{Owner: name, Blob: strconv.FormatUint(d.next.Add(1), 36), Size: int64(len(item))}
+	o, err := d.reserve(ref)
+	if err != nil {
 		return Ref{}, err
 	}
-	if err := d.write(ref, item); err != nil {
+	if err = d.write(ref, item); err != nil {
 		_ = os.Remove(d.file(ref)) // it may not be there
-		d.release(ref)
-		return Ref{}, fmt.Errorf("blob of %q: %w", owner, err)
+	}
+	d.mu.Lock()
+	if err != nil {
+		o.bytes -= ref.Size
+		d.used -= ref.Size
+	}
+	o.writing--
+	dropped, last := o.dropped, o.writing == 0
+	d.mu.Unlock()
+	if dropped {
+		if last {
+			_ = d.remove(name, o) // the next OpenDir does
+		}
+		err = ErrDropped
+	}
+	if err != nil {
+		return Ref{}, fmt.Errorf("blob of %q: %w", name, err)
 	}
 	return ref, nil
 }
 
-func (d *Dir) reserve(ref Ref) error {
+// reserve takes room for an item.
+func (d *Dir) reserve(ref Ref) (*owner, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if ref.Size > d.limit-d.used {
-		return fmt.Errorf("item of %d bytes, %d of %d in use: %w", ref.Size, d.used, d.limit, ErrFull)
+		return nil, fmt.Errorf("item of %d bytes, %d of %d in use: %w", ref.Size, d.used, d.limit, ErrFull)
 	}
+	o := d.owners[ref.Owner]
+	switch {
+	case o == nil:
+		o = &owner{}
+		d.owners[ref.Owner] = o
+	case o.dropped:
+		return nil, fmt.Errorf("blob of %q: %w", ref.Owner, ErrDropped)
+	}
+	o.writing++
+	o.bytes += ref.Size
 	d.used += ref.Size
-	d.owned[ref.Owner] += ref.Size
-	return nil
-}
-
-func (d *Dir) release(ref Ref) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if n := min(ref.Size, d.owned[ref.Owner]); n > 0 { // less when the owner was dropped meanwhile
-		d.used -= n
-		d.owned[ref.Owner] -= n
-	}
+	return o, nil
 }
 
 func (d *Dir) write(ref Ref, item []byte) error {
@@ -115,23 +142,30 @@ func (d *Dir) Open(ref Ref) (*os.File, error) {
 	return f, nil
 }
 
-// Drop removes the owner's folder.
-func (d *Dir) Drop(owner string) error {
+// Drop removes the owner's folder; while something is written into it, the last writer does.
+func (d *Dir) Drop(name string) error {
 	d.mu.Lock()
-	size, ok := d.owned[owner]
+	o := d.owners[name]
+	now := o != nil && !o.dropped && o.writing == 0
+	if o != nil {
+		o.dropped = true
+	}
 	d.mu.Unlock()
-	if !ok {
+	if !now {
 		return nil
 	}
-	if err := os.RemoveAll(d.folder(owner)); err != nil {
-		return fmt.Errorf("blobs of %q: %w", owner, err)
-	}
+	return d.remove(name, o)
+}
+
+// remove removes a dropped owner that nobody writes to.
+func (d *Dir) remove(name string, o *owner) error {
+	err := os.RemoveAll(d.folder(name))
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	size = min(size, d.owned[owner]) // less when it was dropped twice at a time
-	d.used -= size
-	if d.owned[owner] -= size; d.owned[owner] == 0 {
-		delete(d.owned, owner)
+	delete(d.owners, name)
+	d.used -= o.bytes
+	if err != nil {
+		return fmt.Errorf("blobs of %q: %w", name, err)
 	}
 	return nil
 }

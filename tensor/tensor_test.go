@@ -299,8 +299,8 @@ func TestAStoreCountsWhatItHas(t *testing.T) {
 		}
 	}
 	left, err := os.ReadDir(dir)
-	if err != nil || len(left) > 0 || s.used != 0 || len(s.owned) > 0 {
-		t.Errorf("after all drops: files %v, %v, %d bytes in use, owners %v", left, err, s.used, s.owned)
+	if err != nil || len(left) > 0 || s.used != 0 || len(s.owners) > 0 {
+		t.Errorf("after all drops: files %v, %v, %d bytes in use, owners %v", left, err, s.used, s.owners)
 	}
 	if _, err := s.Put("o", make([]byte, 9)); err != nil {
 		t.Fatal(err)
@@ -348,4 +348,37 @@ func BenchmarkActivation(b *testing.B) {
 			}
 		}
 	})
+}
+
+// TestAPutThatRacesWithItsOwnersDropLeavesNothing drops an owner while others put into it, and once more after the last Put,
+// as a coordinator does for replies that come late.
+func TestAPutThatRacesWithItsOwnersDropLeavesNothing(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "blobs")
+	s, err := OpenDir(dir, 1<<30)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for round := range 20 {
+		owner := strconv.Itoa(round)
+		for range 4 {
+			wg.Go(func() {
+				for range 5 {
+					_, _ = s.Put(owner, make([]byte, 1000)) // fails when the drop comes between
+				}
+			})
+		}
+		if err := s.Drop(owner); err != nil {
+			t.Error(err)
+		}
+	}
+	wg.Wait()
+	for round := range 20 {
+		if err := s.Drop(strconv.Itoa(round)); err != nil {
+			t.Error(err)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 || s.used != 0 || len(s.owners) > 0 {
+		t.Errorf("after all drops: %d folders, %v, %d bytes in use, %d owners", len(left), err, s.used, len(s.owners))
+	}
 }
