@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -65,10 +66,11 @@ func (b *Bytes) UnmarshalText(text []byte) error {
 	for i, suffix := range []string{"Ki", "Mi", "Gi"} {
 		if rest, ok := strings.CutSuffix(s, suffix); ok {
 			s, shift = rest, 10*(i+1)
+			break
 		}
 	}
-	var n int64
-	if _, err := fmt.Sscanf(s+"\n", "%d\n", &n); err != nil || n < 0 || n > (1<<62)>>shift {
+	n, err := strconv.ParseUint(s, 10, 62)
+	if err != nil || n > (1<<62)>>shift {
 		return fmt.Errorf("%q, want a number of bytes such as 1048576, 64Ki, 512Mi or 4Gi", text)
 	}
 	*b = Bytes(n << shift)

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+func TestValidateNamesEachField(t *testing.T) {
+	if c := defaultConfig(); c.Validate() != nil {
+		t.Fatalf("the defaults: %v", c.Validate())
+	}
+	for name, tc := range map[string]struct {
+		change func(*Config)
+		want   []string // in the error, one line each
+	}{
+		"listen without port":  {func(c *Config) { c.Listen = "127.0.0.1" }, []string{`listen: "127.0.0.1", want host:port`}},
+		"listen with no port":  {func(c *Config) { c.Listen = "127.0.0.1:" }, []string{`listen: "127.0.0.1:", want host:port`}},
+		"listen to all":        {func(c *Config) { c.Listen = ":8080" }, []string{"listen: \":8080\" without basicAuthDir"}},
+		"listen to an address": {func(c *Config) { c.Listen = "192.0.2.1:8080" }, []string{"listen: ", "without basicAuthDir"}},
+		"listen to a name":     {func(c *Config) { c.Listen = "example.org:80" }, []string{"listen: ", "without basicAuthDir"}},
+		"state":                {func(c *Config) { c.State = "" }, []string{`state: "", want a folder`}},
+		"node.name empty":      {func(c *Config) { c.Node.Name = "" }, []string{"node.name: "}},
+		"node.name":            {func(c *Config) { c.Node.Name = "a b" }, []string{`node.name: "a b"`}},
+		"node.memory":          {func(c *Config) { c.Node.Memory = 1 << 20 }, []string{"node.memory: 1048576, want at least 64Mi"}},
+		"ort":                  {func(c *Config) { c.ORT = "/none" }, []string{"ort: ", "libonnxruntime.so"}},
+		"requests.timeout":     {func(c *Config) { c.Requests.Timeout = 0 }, []string{"requests.timeout: 0s, want at least 1ms"}},
+		"requests.maxTimeout":  {func(c *Config) { c.Requests.MaxTimeout = time.Second }, []string{"requests.maxTimeout: 1s, want at least 1m0s"}},
+		"requests.maxBody":     {func(c *Config) { c.Requests.MaxBody = 1 << 31 }, []string{"requests.maxBody: 2147483648, want 1Ki to 1Gi"}},
+		"requests.inFlight":    {func(c *Config) { c.Requests.InFlight = 0 }, []string{"requests.inFlight: 0, want 1 to 1000000"}},
+		"control.tick":         {func(c *Config) { c.Control.Tick = time.Millisecond }, []string{"control.tick: 1ms, want at least 100ms"}},
+		"control.startTimeout": {func(c *Config) { c.Control.StartTimeout = 0 }, []string{"control.startTimeout: "}},
+		"control.drainTimeout": {func(c *Config) { c.Control.DrainTimeout = -1 }, []string{"control.drainTimeout: "}},
+		"journal.bytes":        {func(c *Config) { c.Journal.Bytes = 0 }, []string{"journal.bytes: 0, want at least 16Mi"}},
+		"journal.window":       {func(c *Config) { c.Journal.Window = 0 }, []string{"journal.window: "}},
+		"journal.attempts":     {func(c *Config) { c.Journal.Attempts = 101 }, []string{"journal.attempts: 101, want 1 to 100"}},
+		"journal.backoff":      {func(c *Config) { c.Journal.Backoff = 0 }, []string{"journal.backoff: "}},
+		"three at once": {
+			func(c *Config) { c.State, c.Control.Tick, c.Journal.Window = "", 0, -1 },
+			[]string{"state: ", "\ncontrol.tick: ", "\njournal.window: -1"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := defaultConfig()
+			tc.change(&c)
+			err := c.Validate()
+			for _, want := range tc.want {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("got %v, want %q in it", err, want)
+				}
+			}
+			if got := len(strings.Split(errorText(err), "\n")); len(tc.want) < 3 && got != 1 {
+				t.Errorf("%d errors, want one: %v", got, err)
+			}
+		})
+	}
+	c := defaultConfig()
+	c.Listen, c.BasicAuthDir = ":8080", "/run/secrets"
+	if err := c.Validate(); err != nil {
+		t.Errorf("all addresses with credentials: %v", err)
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// TestValidateKnowsEveryField holds the table above complete: a new field needs a line there, or here why it has none.
+func TestValidateKnowsEveryField(t *testing.T) {
+	free := map[string]string{
+		"images": "any folder may come to be there later", "basicAuthDir": "read, and complained about, when up opens it",
+	}
+	// A value that is wrong wherever it is.
+	c := Config{Listen: "x", Node: NodeConfig{Memory: 1}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1}}
+	text := errorText(c.Validate())
+	var walk func(prefix string, of reflect.Type)
+	walk = func(prefix string, of reflect.Type) {
+		for i := range of.NumField() {
+			f := of.Field(i)
+			path := prefix + f.Tag.Get("yaml")
+			if f.Type.Kind() == reflect.Struct {
+				walk(path+".", f.Type)
+			} else if !strings.Contains("\n"+text, "\n"+path+": ") && free[path] == "" {
+				t.Errorf("field %s: a wrong value is not complained about in\n%s", path, text)
+			}
+		}
+	}
+	walk("", reflect.TypeFor[Config]())
+}
+
+func TestUpConfig(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.yml")
+	write := func(t *testing.T, text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(t, "listen: 127.0.0.1:1\nstate: from-file\nnode: {memory: 2Gi}\nrequests: {timeout: 3s, maxBody: 64Ki}\njournal: {bytes: 20971520}\n")
+	c, _, err := upConfig([]string{"--state", "from-flag", "--config", file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := defaultConfig()
+	want.Listen, want.State, want.Node.Memory = "127.0.0.1:1", "from-flag", 2<<30
+	want.Requests.Timeout, want.Requests.MaxBody, want.Journal.Bytes = 3*time.Second, 64<<10, 20<<20
+	if c != want {
+		t.Errorf("got  %+v\nwant %+v", c, want)
+	}
+	for name, tc := range map[string]struct{ text, want string }{
+		"unknown field":  {"requests: {timeuot: 3s}", "field timeuot not found"},
+		"unknown at top": {"x: 1", "line 1: field x not found"},
+		"not a size":     {"node: {memory: much}", `"much", want a number of bytes`},
+		"not a duration": {"control: {tick: often}", "often"},
+		"bad value":      {"control: {tick: 1ms}", "control.tick: 1ms"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			write(t, tc.text)
+			if _, _, err := upConfig([]string{"--config", file}); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q in it", err, tc.want)
+			}
+		})
+	}
+	write(t, "")
+	if _, _, err := upConfig([]string{"--config", file}); err != nil {
+		t.Errorf("an empty file: %v", err)
+	}
+	if _, _, err := upConfig([]string{"--config", file + ".none"}); err == nil {
+		t.Error("a file that is not there")
+	}
+}
+
+func TestBytes(t *testing.T) {
+	for text, want := range map[string]Bytes{"0": 0, "123": 123, "64Ki": 64 << 10, "512Mi": 512 << 20, "4Gi": 4 << 30} {
+		var b Bytes
+		if err := yaml.Unmarshal([]byte(text), &b); err != nil || b != want {
+			t.Errorf("%s: %d, %v, want %d", text, b, err, want)
+		}
+	}
+	for _, text := range []string{"", "-1", "1.5Gi", "1 Gi", "1G", "x", "Ki", "9999999999Gi", "1Kii", "1MiKi", "+1", "1\n"} {
+		var b Bytes
+		if err := b.UnmarshalText([]byte(text)); err == nil {
+			t.Errorf("%q: %d, want an error", text, b)
+		}
+	}
+}

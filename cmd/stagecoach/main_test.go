@@ -1,0 +1,64 @@
+package main
+
+import (
+	"bytes"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// actAsMain makes this test's binary the program itself, so that tests run `stagecoach up` as users do: as a process of its
+// own, with real NATS, real zygotes and real models; under -race the program is checked too.
+const actAsMain = "STAGECOACH_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(actAsMain) != "" {
+		main()
+		return
+	}
+	if err := os.Setenv(actAsMain, "1"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(tests{m})
+}
+
+// tests closes the connections that tests keep for each other, before leaks are looked for.
+type tests struct{ *testing.M }
+
+func (t tests) Run() int {
+	defer http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	return t.M.Run()
+}
+
+func TestRun(t *testing.T) {
+	for name, tc := range map[string]struct {
+		args []string
+		out  string // in what is printed
+		err  string // in the error; empty: none
+	}{
+		"help":              {[]string{"help"}, "stagecoach up", ""},
+		"nothing":           {nil, "stagecoach demo", ""},
+		"version":           {[]string{"version"}, "stagecoach ", ""},
+		"unknown":           {[]string{"pu"}, "", `unknown command "pu"; `},
+		"bench of nothing":  {[]string{"bench"}, "", "want one of: coldstart, hop"},
+		"bench of what":     {[]string{"bench", "x"}, "", "want one of: coldstart, hop"},
+		"pipeline of what":  {[]string{"pipeline", "x"}, "", "want list or describe NAME"},
+		"describe nothing":  {[]string{"pipeline", "describe"}, "", "want one name"},
+		"up with arguments": {[]string{"up", "x"}, "", `got argument "x"`},
+		"up and log":        {[]string{"up", "--log", "loud"}, "", "--log: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			err := run(t.Context(), tc.args, &out)
+			if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
+				t.Errorf("got error %v, want one with %q", err, tc.err)
+			}
+			if !strings.Contains(out.String(), tc.out) {
+				t.Errorf("printed %q, want %q in it", out.String(), tc.out)
+			}
+		})
+	}
+}
