@@ -58,8 +58,8 @@ func assemble(name, namespace string, fns []Function, deployed map[string]Functi
 		a.p.Stages = append(a.p.Stages, Stage{Function: f})
 		a.at[f.Name] = i
 	}
-	if f, taken := deployed[name]; taken {
-		a.fault(f.Name, "", fmt.Sprintf("a function with the pipeline's name %q", name), "another name for one of the two: the function answers to it")
+	if _, taken := deployed[name]; taken {
+		a.fault(fns[0].Name, "pipeline", fmt.Sprintf("%q, which is a function's name too", name), "a pipeline's name that no function of the namespace has")
 	}
 	a.connect(deployed)
 	a.findEntry()
@@ -107,26 +107,33 @@ func sharePipeline(a, b Function) bool {
 	return slices.ContainsFunc(a.Pipelines, func(p string) bool { return slices.Contains(b.Pipelines, p) })
 }
 
+// findEntry takes the one stage without predecessors as the entry. Of several it is likely to be the
+// one with an SLO, or else the first by name; the others are told that nothing leads to them.
 func (a *assembly) findEntry() {
-	var entries []string
+	var entries []Stage
 	for _, s := range a.p.Stages {
 		if len(s.Prev) == 0 {
-			entries = append(entries, s.Name)
+			entries = append(entries, s)
 		}
 	}
 	switch len(entries) {
-	case 1:
-		a.p.Entry = entries[0]
-		a.p.SLO = a.p.Stages[a.at[a.p.Entry]].SLO
 	case 0:
-		a.fault("", "", "no entry: every stage has a predecessor", "one stage that no other names in "+Prefix+"next")
-	default:
-		a.fault("", "", "the entries "+strings.Join(entries, ", "), "one stage that no other names in "+Prefix+"next")
+		a.fault(a.p.Stages[0].Name, "next", "no entry: every stage has a predecessor", "one stage that no other names in "+Prefix+"next")
+		return
+	case 1:
+		a.p.Entry, a.p.SLO = entries[0].Name, entries[0].SLO
+		return
+	}
+	likely := max(0, slices.IndexFunc(entries, func(s Stage) bool { return s.SLO > 0 }))
+	for i, s := range entries {
+		if i != likely {
+			a.fault(s.Name, "pipeline", fmt.Sprintf("%q, which has the entry %q already", a.p.Name, entries[likely].Name),
+				fmt.Sprintf("%q in another stage's %snext, or out of the pipeline", s.Name, Prefix))
+		}
 	}
 }
 
-// sort puts the stages in topological order, ties by name. Stages on or behind a cycle are a fault, and then the order is
-// by name.
+// sort puts the stages in topological order, ties by name. A cycle is a fault, and then the order is by name.
 func (a *assembly) sort() {
 	left := make([]int, len(a.p.Stages)) // predecessors not yet placed
 	for i, s := range a.p.Stages {
@@ -148,13 +155,8 @@ func (a *assembly) sort() {
 		}
 	}
 	if len(order) < len(a.p.Stages) {
-		var rest []string
-		for i, s := range a.p.Stages {
-			if left[i] > 0 {
-				rest = append(rest, s.Name)
-			}
-		}
-		a.fault(rest[0], "next", "a cycle among or before "+strings.Join(rest, ", "), "a graph without cycles")
+		cycle := a.cycle(left)
+		a.fault(cycle[0], "next", "the cycle "+strings.Join(append(cycle, cycle[0]), " > "), "a graph without cycles")
 		return
 	}
 	stages := make([]Stage, 0, len(order))
@@ -164,6 +166,26 @@ func (a *assembly) sort() {
 	if len(a.p.Faults) == 0 {
 		a.p.Stages = stages
 	}
+}
+
+// cycle returns the stages of a cycle, in its order and from the first by name. It goes back from a stage that could not be
+// placed: such a stage always has a predecessor that could not either.
+func (a *assembly) cycle(left []int) []string {
+	i := slices.IndexFunc(left, func(n int) bool { return n > 0 })
+	var path []string
+	for !slices.Contains(path, a.p.Stages[i].Name) {
+		path = append(path, a.p.Stages[i].Name)
+		for _, prev := range a.p.Stages[i].Prev {
+			if left[a.at[prev]] > 0 {
+				i = a.at[prev]
+				break
+			}
+		}
+	}
+	path = path[slices.Index(path, a.p.Stages[i].Name):]
+	slices.Reverse(path)
+	first := slices.Index(path, slices.Min(path))
+	return append(path[first:len(path):len(path)], path[:first]...)
 }
 
 // check looks at what single stages say about their place.

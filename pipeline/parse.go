@@ -142,10 +142,14 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		"weight":      func(v string) { f.Weight = p.number(v, 1, 1, 1000) },
 		"idempotent":  func(v string) { f.Idempotent = p.boolean(v) },
 		"batch":       func(v string) { f.Batch = p.number(v, 0, 1, 4096) },
-		"variant-of":  func(v string) { f.VariantOf = p.name(v) },
-		"accuracy":    func(v string) { f.Accuracy = p.accuracy(v) },
-		"max-length":  func(v string) { f.MaxLength = p.number(v, 0, 1, 1<<30) },
-		"status":      func(string) {}, // what describe shows; a deploy may bring it back
+		"variant-of": func(v string) {
+			if f.VariantOf = p.name(v); f.VariantOf == f.Name {
+				p.fail(p.path, strconv.Quote(v), "another function: a stage is no variant of itself")
+			}
+		},
+		"accuracy":   func(v string) { f.Accuracy = p.accuracy(v) },
+		"max-length": func(v string) { f.MaxLength = p.number(v, 0, 1, 1<<30) },
+		"status":     func(string) {}, // what describe shows; a deploy may bring it back
 	}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		field, ours := strings.CutPrefix(key, Prefix)

@@ -2,7 +2,9 @@ package pipeline
 
 import (
 	"errors"
+	"fmt"
 	"maps"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -47,6 +49,7 @@ func TestParseNamesEachBadField(t *testing.T) {
 		"no pipeline": {nil, map[string]string{"stagecoach.dev/next": "a"}, []string{`annotations["stagecoach.dev/next"]`}, "stagecoach.dev/pipeline beside it"},
 		"twice":       {nil, map[string]string{"stagecoach.dev/pipeline": "p,p"}, []string{`annotations["stagecoach.dev/pipeline"]`}, "once"},
 		"slo":         {nil, map[string]string{"stagecoach.dev/slo": "-3s"}, []string{`annotations["stagecoach.dev/slo"]`}, "above zero"},
+		"own variant": {nil, map[string]string{"stagecoach.dev/variant-of": "f"}, []string{`annotations["stagecoach.dev/variant-of"]`}, "no variant of itself"},
 		"min zero":    {map[string]string{"com.openfaas.scale.min": "0"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "scale.zero"},
 		"min and max": {map[string]string{"com.openfaas.scale.min": "9", "com.openfaas.scale.max": "3"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "at most"},
 		"type":        {map[string]string{"com.openfaas.scale.type": "magic"}, nil, []string{`labels["com.openfaas.scale.type"]`}, "rps"},
@@ -174,13 +177,16 @@ func TestFaultsNameFunctionAndAnnotation(t *testing.T) {
 		want string
 	}{
 		"missing":     {[]Function{stage(t, "a", "gone")}, `function "a", annotation stagecoach.dev/next: got "gone", which is not deployed`},
-		"two entries": {[]Function{stage(t, "a", "c"), stage(t, "b", "c"), stage(t, "c", "")}, "the entries a, b"},
-		"cycle":       {[]Function{stage(t, "a", "b"), stage(t, "b", "c"), stage(t, "c", "b")}, "a cycle among or before b, c"},
+		"two entries": {[]Function{stage(t, "a", "c"), stage(t, "b", "c"), stage(t, "c", "")}, `function "b", annotation stagecoach.dev/pipeline: got "p", which has the entry "a" already`},
+		"the entry":   {[]Function{stage(t, "a", "c"), stage(t, "b", "c", "slo", "1s"), stage(t, "c", "")}, `function "a", annotation stagecoach.dev/pipeline: got "p", which has the entry "b" already`},
+		"cycle":       {[]Function{stage(t, "a", "b"), stage(t, "b", "c"), stage(t, "c", "b")}, `function "b", annotation stagecoach.dev/next: got the cycle b > c > b`},
+		"unreachable": {[]Function{stage(t, "a", ""), stage(t, "b", "c"), stage(t, "c", "b")}, "got the cycle b > c > b"},
+		"behind":      {[]Function{stage(t, "a", "z"), stage(t, "z", "y"), stage(t, "y", "x,b"), stage(t, "x", "z"), stage(t, "b", "")}, "got the cycle x > z > y > x"},
 		"all a cycle": {[]Function{stage(t, "a", "b"), stage(t, "b", "a")}, "no entry"},
 		"join":        {[]Function{stage(t, "a", "b"), stage(t, "b", "", "join", "2")}, `annotation stagecoach.dev/join: got 2, want at most its 1`},
 		"slo":         {[]Function{stage(t, "a", "b"), stage(t, "b", "", "slo", "1s")}, `function "b", annotation stagecoach.dev/slo`},
 		"alien":       {[]Function{stage(t, "a", "alien"), other}, "does not belong to the pipeline"},
-		"name taken":  {[]Function{stage(t, "a", ""), named}, "a function with the pipeline's name"},
+		"name taken":  {[]Function{stage(t, "a", ""), named}, `function "a", annotation stagecoach.dev/pipeline: got "p", which is a function's name too`},
 		"variant":     {[]Function{stage(t, "a", "b"), stage(t, "b", "", "variant-of", "c")}, `a variant of "c"`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -191,10 +197,79 @@ func TestFaultsNameFunctionAndAnnotation(t *testing.T) {
 				if !slices.ContainsFunc(p.Faults, func(f Fault) bool { return strings.Contains(f.String(), tc.want) }) {
 					t.Errorf("faults %v, want one with %q", p.Faults, tc.want)
 				}
+				checkFaults(t, p)
 				return
 			}
 			t.Error("no pipeline p")
 		})
+	}
+}
+
+// checkFaults wants that a pipeline says enough about what is wrong with it.
+func checkFaults(t *testing.T, p Pipeline) {
+	t.Helper()
+	for _, f := range p.Faults {
+		if f.Function == "" || !strings.HasPrefix(f.Annotation, Prefix) || f.Got == "" || f.Want == "" {
+			t.Errorf("pipeline %s: fault %+v, want each field set", p.Name, f)
+		}
+	}
+}
+
+// TestRandomGraphs assembles graphs that are often faulty: without faults, the order is topological and every stage is
+// reached from the entry; with or without, the order in which functions come changes nothing.
+func TestRandomGraphs(t *testing.T) {
+	good := 0
+	for seed := range uint64(3000) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		n := 1 + r.IntN(6)
+		name := r.Perm(n) // names in another order than stages
+		var fns []Function
+		for i := range n {
+			f := Function{Name: fmt.Sprint("s", name[i]), Namespace: "ns", Pipelines: []string{"p"}, Join: r.IntN(8) / 7}
+			for k := range n {
+				if k > i && r.IntN(2) == 0 || k < i && r.IntN(40) == 0 {
+					f.Next = append(f.Next, Edge{To: fmt.Sprint("s", name[k])})
+				}
+			}
+			fns = append(fns, f)
+		}
+		p := Assemble(fns)[0]
+		r.Shuffle(n, func(i, k int) { fns[i], fns[k] = fns[k], fns[i] })
+		if again := Assemble(fns)[0]; !reflect.DeepEqual(p, again) {
+			t.Fatalf("seed %d: another order of the functions gives\n%+v\n%+v", seed, p, again)
+		}
+		checkFaults(t, p)
+		if len(p.Faults) > 0 {
+			continue
+		}
+		good++
+		seen := map[string]bool{p.Entry: true}
+		for i, s := range p.Stages {
+			if i > 0 && !slices.ContainsFunc(s.Prev, func(prev string) bool { return seen[prev] }) {
+				t.Fatalf("seed %d: stage %s is not reached", seed, s.Name)
+			}
+			for _, prev := range s.Prev {
+				if !seen[prev] {
+					t.Fatalf("seed %d: stage %s comes before its predecessor %s", seed, s.Name, prev)
+				}
+			}
+			seen[s.Name] = true
+		}
+	}
+	if good < 100 {
+		t.Errorf("%d graphs without faults, want at least 100 for the test to mean something", good)
+	}
+}
+
+func TestVariantsAndOtherNamespacesAreNoStages(t *testing.T) {
+	far := stage(t, "far", "")
+	far.Namespace = "other"
+	ps := Assemble([]Function{far, stage(t, "b-small", "", "variant-of", "b"), stage(t, "b", ""), stage(t, "a", "b")})
+	if len(ps) != 2 || ps[0].Namespace != "ns" || ps[1].Namespace != "other" {
+		t.Fatalf("pipelines %+v, want p of ns, then p of other", ps)
+	}
+	if n := ps[0]; len(n.Faults) > 0 || len(n.Stages) != 2 || n.Stages[0].Name != "a" || n.Stages[1].Name != "b" {
+		t.Errorf("stages %+v, faults %v, want a and b alone", n.Stages, n.Faults)
 	}
 }
 
@@ -236,10 +311,12 @@ func FuzzParse(f *testing.F) {
 			t.Fatal("Parse changed its arguments")
 		}
 		if err == nil {
-			if s := fn.Scale; s.Max < 1 || s.Min < 0 || s.Min > s.Max && s.Min > 1 || s.ZeroAge <= 0 || fn.SLO < 0 || fn.QueueLimit < 1 {
+			if s := fn.Scale; s.Max < 1 || s.Min < 0 || s.Min > s.Max || s.Min == 0 && !s.Zero || s.ZeroAge <= 0 || fn.SLO < 0 || fn.QueueLimit < 1 {
 				t.Fatalf("accepted %+v", fn)
 			}
-			Assemble([]Function{fn}) // must not panic
+			for _, p := range Assemble([]Function{fn}) {
+				checkFaults(t, p)
+			}
 		}
 	})
 }
