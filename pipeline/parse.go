@@ -200,7 +200,6 @@ func (p *parser) edges(self, v string) []Edge {
 
 func (p *parser) labels(f *Function, labels map[string]string) {
 	s := &f.Scale
-	_, minGiven := labels[scaleLabel+"min"]
 	fields := map[string]func(v string){
 		"min":               func(v string) { s.Min = p.number(v, DefaultMin, 0, 100_000) },
 		"max":               func(v string) { s.Max = p.number(v, DefaultMax, 1, 100_000) },
@@ -225,7 +224,7 @@ func (p *parser) labels(f *Function, labels map[string]string) {
 	switch {
 	case s.Min == 0 && !s.Zero:
 		p.fail(minPath, `"0"`, fmt.Sprintf("at least 1, or %szero: \"true\" beside it", scaleLabel))
-	case s.Max < s.Min && minGiven:
+	case s.Max < s.Min: // never by the defaults alone
 		p.fail(minPath, strconv.Itoa(s.Min), fmt.Sprintf("at most %smax, which is %d", scaleLabel, s.Max))
 	}
 }

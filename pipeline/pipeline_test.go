@@ -153,6 +153,17 @@ func TestDeployOrderDoesNotMatter(t *testing.T) {
 	}
 }
 
+func TestTiesAreOrderedByName(t *testing.T) {
+	p := Assemble([]Function{stage(t, "b", "a,c"), stage(t, "a", ""), stage(t, "c", "")})[0]
+	var got []string
+	for _, s := range p.Stages {
+		got = append(got, s.Name)
+	}
+	if want := []string{"b", "a", "c"}; !slices.Equal(got, want) {
+		t.Errorf("stages %v, want %v: a and c may both come second", got, want)
+	}
+}
+
 func hasDanglingEdge(fns []Function) bool {
 	have := map[string]bool{}
 	for _, f := range fns {
