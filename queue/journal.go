@@ -112,7 +112,7 @@ func (j *Journal) Append(ctx context.Context, id string, data []byte) error {
 // Run gives each record to work, up to Window a shard at a time, until ctx ends, and waits for the workers. A record is
 // done when work returns nil. When it returns an error the record is given out again after a back-off, and becomes a dead
 // letter after the last attempt. work's context ends with ctx; a record that was cut short by that is given out again
-// after AckWait or at the next start.
+// after AckWait.
 func (j *Journal) Run(ctx context.Context, work func(context.Context, Record) error) error {
 	var wg sync.WaitGroup
 	var stops []jetstream.ConsumeContext

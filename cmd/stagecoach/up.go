@@ -145,6 +145,10 @@ func (u *up) openState(context.Context) error {
 // blobLimit bounds the large items of all requests under way, in bytes.
 const blobLimit = 8 << 30
 
+// journalPatience is how long after kill -9 the successor gets the records that were in work; while they run, a third of it
+// passes between signs of life.
+const journalPatience = 5 * time.Second
+
 // openQueue starts NATS and opens what is kept in it.
 func (u *up) openQueue(ctx context.Context) error {
 	var err error
@@ -168,6 +172,7 @@ func (u *up) openQueue(ctx context.Context) error {
 	u.onClose(func() error { u.registry.Close(); return nil })
 	u.journal, err = queue.OpenJournal(ctx, nc, queue.JournalConfig{
 		Bytes: int64(u.cfg.Journal.Bytes), Window: max(1, u.cfg.Journal.Window/4), Attempts: u.cfg.Journal.Attempts, Backoff: u.cfg.Journal.Backoff,
+		AckWait: journalPatience,
 	}, u.log)
 	if err != nil {
 		return err

@@ -1,0 +1,208 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
+	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
+)
+
+// TestOCR is the main job: the repository's stack, deployed in a random order, reads drawn pages.
+func TestOCR(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	stack, err := readStack("../../stack.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, f := range stack.Functions { // map order is random
+		if err := r.deploy(t.Context(), f.deployment(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := page.Draw(page.Options{Seed: 5, Width: 600, Height: 200, Size: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := r.must(http.StatusOK, http.MethodPost, "/function/ocr", string(p.PNG), "Content-Type", "image/png")
+	if cer := ocr.CER(string(a.body), p.Text()); cer > 0.02 {
+		t.Errorf("character error rate %.4f, want at most 0.02: got\n%s\nwant\n%s", cer, a.body, p.Text())
+	}
+	timing := serverTiming(a.header.Get("Server-Timing"))
+	for i, stage := range []string{"ocr-detect", "ocr-recognise", "ocr-text"} {
+		if len(timing) != 3 || timing[i].Stage != stage || timing[i].ServiceMS <= 0 {
+			t.Fatalf("Server-Timing %q, want three stages in order, each with a time", a.header.Get("Server-Timing"))
+		}
+	}
+	if timing[1].Calls < len(p.Lines) || timing[0].Calls != 1 {
+		t.Errorf("%d calls of detect, %d of recognise, want 1, and one a box of %d lines at least", timing[0].Calls, timing[1].Calls, len(p.Lines))
+	}
+	if a.header.Get("X-Call-Id") == "" || a.header.Get("X-Duration-Seconds") == "" {
+		t.Errorf("headers %v, want X-Call-Id and X-Duration-Seconds", a.header)
+	}
+
+	a = r.must(http.StatusOK, http.MethodPost, "/function/ocr", string(p.PNG), "Content-Type", "image/png", "Accept", "application/json")
+	var lines struct{ Lines []ocr.Line }
+	if err := json.Unmarshal(a.body, &lines); err != nil || len(lines.Lines) != len(p.Lines) || !strings.HasPrefix(a.header.Get("Content-Type"), "application/json") {
+		t.Errorf("with Accept: application/json: %v, %d lines of type %q, want %d: %s", err, len(lines.Lines), a.header.Get("Content-Type"), len(p.Lines), a.body)
+	}
+	a = r.must(http.StatusBadRequest, http.MethodPost, "/function/ocr", "no picture", "Content-Type", "image/png")
+	if !strings.Contains(string(a.body), `stage "ocr-detect"`) {
+		t.Errorf("a page that is none: %s, want the stage that refused it", a.body)
+	}
+}
+
+// TestDrain sends SIGTERM under requests: they end well, up does too, and nothing is left.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	const n = 6
+	f := waitFn("hold", "800ms", map[string]string{"max": "2"}, nil)
+	f.env["max_inflight"] = "4"
+	r.deployAll(f)
+	r.must(http.StatusOK, http.MethodPost, "/function/hold", "")
+	answers := make(chan answer, n)
+	for range n {
+		go func() { answers <- r.send(http.MethodPost, "/function/hold", "") }()
+	}
+	r.until(soon, "all requests to run", func() bool { tl := r.line("hold"); return tl.Running+tl.Waiting == n })
+	if len(answers) > 0 {
+		t.Fatal("requests ended before the signal: it proves nothing")
+	}
+	r.stop()
+	for range n {
+		if a := <-answers; a.status != http.StatusOK {
+			t.Errorf("status %d, want 200: %s", a.status, a.body)
+		}
+	}
+	if _, err := r.trySend(http.MethodGet, "/healthz", ""); err == nil {
+		t.Error("somebody still listens")
+	}
+}
+
+// graph is the five stages of TestDeployOrders: a leads to b and c, these to d, and d to e.
+var graph = []fn{
+	{"a", "noop", zero, map[string]string{"pipeline": "five", "next": "b, c", "slo": "2s"}, nil},
+	{"b", "noop", zero, map[string]string{"pipeline": "five", "next": "d"}, nil},
+	{"c", "noop", zero, map[string]string{"pipeline": "five", "next": "d"}, nil},
+	{"d", "noop", zero, map[string]string{"pipeline": "five", "next": "e"}, nil},
+	{"e", "noop", zero, map[string]string{"pipeline": "five"}, nil},
+}
+
+var zero = map[string]string{"min": "0", "zero": "true", "zero-duration": "1m"}
+
+// TestDeployOrders deploys five stages in random orders. Until the graph is whole an invocation says what is missing.
+func TestDeployOrders(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	for round := range 10 {
+		order := rand.Perm(len(graph))
+		t.Logf("round %d: %v", round, order)
+		r.must(http.StatusNotFound, http.MethodPost, "/function/five", "x")
+		here := map[string]bool{}
+		for _, i := range order[:len(order)-1] {
+			r.deployAll(graph[i])
+			here[graph[i].name] = true
+			missing, by := "", ""
+			for _, f := range graph {
+				for next := range strings.SplitSeq(f.annotations["next"], ", ") {
+					if here[f.name] && next != "" && !here[next] && missing == "" {
+						missing, by = next, f.name
+					}
+				}
+			}
+			a := r.send(http.MethodPost, "/function/five", "x")
+			var p struct {
+				Ready  bool
+				Faults []struct{ Function, Annotation, Got, Want string }
+			}
+			if err := r.get(t.Context(), "/system/pipelines/five", &p); err != nil {
+				t.Fatal(err)
+			}
+			if p.Ready != (len(p.Faults) == 0) || p.Ready != (a.status == http.StatusOK) {
+				t.Errorf("after %v: ready %t, faults %v, an invocation answers %d", here, p.Ready, p.Faults, a.status)
+			}
+			if missing == "" {
+				continue // such as e alone, which is whole; package pipeline tests which graphs are
+			}
+			for _, part := range []string{fmt.Sprintf("function %q", by), "annotation stagecoach.dev/next", fmt.Sprintf("got %q, which is not deployed", missing), "want a deployed function"} {
+				if a.status != http.StatusServiceUnavailable || !strings.Contains(string(a.body), part) {
+					t.Errorf("after %v: status %d, %s, want 503 with %q", here, a.status, a.body, part)
+				}
+			}
+			if f := p.Faults[0]; f.Function != by || f.Annotation != "stagecoach.dev/next" || !strings.Contains(f.Got, missing) {
+				t.Errorf("after %v: fault %+v, want one of %s about %s", here, f, by, missing)
+			}
+			if a.header.Get("Retry-After") == "" || a.header.Get("X-Openfaas-Internal") == "" {
+				t.Errorf("503 with headers %v, want Retry-After and X-Openfaas-Internal", a.header)
+			}
+			r.describes("five", "Ready:     false", fmt.Sprintf("Fault:  function %q, stagecoach.dev/next: got %q, which is not deployed", by, missing))
+		}
+		r.deployAll(graph[order[len(order)-1]])
+		if a := r.must(http.StatusOK, http.MethodPost, "/function/five", "x"); string(a.body) != `["x","x"]` {
+			t.Errorf("the whole graph answers %s, want both branches' output", a.body)
+		}
+		r.describes("five", "Ready:     true", "Entry:     a", "SLO:       2s", "b, c")
+		for _, i := range rand.Perm(len(graph)) {
+			r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", fmt.Sprintf(`{"functionName":%q}`, graph[i].name))
+		}
+	}
+}
+
+// describes runs `stagecoach pipeline describe` and looks for parts of what it prints.
+func (r *rig) describes(name string, parts ...string) {
+	r.t.Helper()
+	var out strings.Builder
+	if err := run(r.t.Context(), []string{"pipeline", "describe", "--gateway", r.base, name}, &out); err != nil {
+		r.t.Fatal(err)
+	}
+	for _, part := range parts {
+		if !strings.Contains(out.String(), part) {
+			r.t.Errorf("describe %s: want %q in\n%s", name, part, out.String())
+		}
+	}
+}
+
+// TestZero lets an idle function go to sleep, wakes it by a request, and scales it by hand.
+func TestZero(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.deployAll(waitFn("doze", "10ms", map[string]string{"min": "0", "max": "4", "zero": "true", "zero-duration": "2s"}, nil))
+	asleep := func() bool { return r.shows("doze").Replicas == 0 && len(r.pids("wait", false)) == 0 }
+	r.must(http.StatusOK, http.MethodPost, "/function/doze", "") // from nothing
+	r.until(soon, "the idle function to sleep", asleep)
+	a := r.must(http.StatusOK, http.MethodPost, "/function/doze", "")
+	starts := replicaStarts(r.line("doze").Events)
+	last := starts[len(starts)-1]
+	if len(starts) != 2 || starts[0].path == "fork" || last.path != "fork" {
+		t.Errorf("replicas came up by %+v, want a cold start, then a fork", starts)
+	}
+	t.Logf("cold: ready after %v; woken by a fork: ready after %v, answered in %v", starts[0].ready, last.ready, a.took)
+
+	scale := func(n int) {
+		r.must(http.StatusAccepted, http.MethodPost, "/system/scale-function/doze", fmt.Sprintf(`{"serviceName":"doze","replicas":%d}`, n))
+	}
+	scale(3)
+	r.until(soon, "three replicas", func() bool { s := r.shows("doze"); return s.Replicas == 3 && s.AvailableReplicas == 3 })
+	scale(0)
+	r.until(soon, "no replicas", asleep)
+	r.must(http.StatusBadRequest, http.MethodPost, "/system/scale-function/doze", `{"serviceName":"doze","replicas":5}`)
+	r.must(http.StatusNotFound, http.MethodPost, "/system/scale-function/none", `{"serviceName":"none","replicas":1}`)
+	if s := r.shows("doze"); s.InvocationCount != 2 {
+		t.Errorf("%v invocations, want 2", s.InvocationCount)
+	}
+	for kind, least := range map[string]int{"ordered": 4, "started": 4, "ready": 4, "first answer": 2, "draining": 4, "stopped": 4} {
+		if got := len(r.events("doze", kind)); got < least {
+			t.Errorf("%d events of kind %q in the timeline, want at least %d", got, kind, least)
+		}
+	}
+	if got := slices.Concat(r.events("doze", "lost"), r.events("doze", "failed")); len(got) > 0 {
+		t.Errorf("nothing went wrong, and yet: %+v", got)
+	}
+}

@@ -1,0 +1,234 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// diamond is a pipeline whose answer holds both the request and what a replica under fire says: in leads to same and hold,
+// and these to out.
+func diamond(hold fn) []fn {
+	one := map[string]string{"max": "2"}
+	hold.annotations = map[string]string{"pipeline": "diamond", "next": "out"}
+	return []fn{
+		{"in", "noop", one, map[string]string{"pipeline": "diamond", "next": "same, hold"}, nil},
+		{"same", "noop", one, map[string]string{"pipeline": "diamond", "next": "out"}, nil},
+		hold,
+		{"out", "noop", one, map[string]string{"pipeline": "diamond"}, nil},
+	}
+}
+
+// crossed checks that an answer of diamond is the right one for its request.
+func crossed(body string, a answer) error {
+	var items []string
+	if err := json.Unmarshal(a.body, &items); a.status != http.StatusOK || err != nil || len(items) != 2 ||
+		!strings.HasPrefix(items[0], "waited ") || items[1] != body {
+		return fmt.Errorf("status %d, %q, want 200 and what hold and same say", a.status, a.body)
+	}
+	return nil
+}
+
+// TestKillReplicas kills replicas of every stage under load, again and again: no request is lost or answered wrongly.
+func TestKillReplicas(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.deployAll(diamond(waitFn("hold", "100ms", map[string]string{"min": "4", "max": "6"}, nil))...)
+	r.must(http.StatusOK, http.MethodPost, "/function/diamond", "x")
+	l := r.load(16, "/function/diamond", crossed)
+	kills := 0
+	for range 5 {
+		for _, image := range []string{"wait", "noop"} {
+			l.turn() // no request loses a replica more often than it may
+			r.until(soon, "a replica of "+image+" to kill", func() bool { return len(r.pids(image, false)) > 0 })
+			pids := r.pids(image, false)
+			kill9(t, pids[rand.IntN(len(pids))])
+			kills++
+		}
+	}
+	l.turn()
+	requests, wrong := l.end()
+	for _, w := range wrong {
+		t.Error(w)
+	}
+	lost := 0
+	for _, stage := range []string{"in", "same", "hold", "out"} {
+		for _, e := range r.events(stage, "lost") {
+			lost++
+			if !strings.Contains(e.Cause, "killed by SIGKILL") {
+				t.Errorf("%s lost %s: %q, want killed by SIGKILL", stage, e.Replica, e.Cause)
+			}
+		}
+	}
+	retries := r.value("stagecoach_flow_retries_total")
+	if lost != kills || retries == 0 {
+		t.Errorf("%d replicas lost and %v calls retried, want %d and some", lost, retries, kills)
+	}
+	t.Logf("%d requests, %d kills, %v calls retried, slowest answer %v", requests, kills, retries, l.slowest)
+}
+
+// TestKillZygote kills the zygote, and with it all replicas, under load. Requests wait until it is loaded again.
+func TestKillZygote(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.deployAll(diamond(waitFn("hold", "100ms", map[string]string{"min": "3", "max": "6"}, nil))...)
+	r.must(http.StatusOK, http.MethodPost, "/function/diamond", "x")
+	l := r.load(16, "/function/diamond", crossed)
+	for range 3 {
+		l.turn()
+		replicas, zygotes := r.pids("wait", false), r.pids("wait", true)
+		if len(zygotes) != 1 || len(replicas) < 3 {
+			t.Fatalf("zygotes %v and replicas %v, want one and at least 3", zygotes, replicas)
+		}
+		left := descendants(r.up.cmd.Process.Pid)
+		kill9(t, zygotes[0])
+		gone(t, slices.DeleteFunc(left, func(p process) bool { return p.image != "wait" }))
+	}
+	l.turn()
+	requests, wrong := l.end()
+	for _, w := range wrong {
+		t.Error(w)
+	}
+	cold := 0
+	for _, e := range r.events("hold", "started") {
+		if e.Path == "cold" {
+			cold++
+		}
+	}
+	lost := r.events("hold", "lost")
+	if cold < 4 || len(lost) < 9 || !strings.Contains(lost[0].Cause, "its zygote ended: killed by SIGKILL") {
+		t.Errorf("%d cold starts, lost: %+v, want at least 4 and 9, with the cause", cold, lost)
+	}
+	t.Logf("%d requests, %d replicas lost, %v calls retried, slowest answer %v", requests, len(lost), r.value("stagecoach_flow_retries_total"), l.slowest)
+}
+
+// TestNotIdempotent kills the replica under a call that must not run twice: its client is told, and nothing is retried.
+func TestNotIdempotent(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	f := waitFn("once", "1m", map[string]string{"max": "1"}, map[string]string{"pipeline": "p", "idempotent": "false"})
+	r.deployAll(fn{"before", "noop", zero, map[string]string{"pipeline": "p", "next": "once"}, nil}, f)
+	got := make(chan answer, 1)
+	go func() { got <- r.send(http.MethodPost, "/function/p", "x") }()
+	r.until(soon, "the call to run", func() bool { return r.line("once").Running == 1 })
+	kill9(t, r.pids("wait", false)[0])
+	a := <-got
+	for _, part := range []string{`stage "once"`, "killed by SIGKILL", "not idempotent"} {
+		if a.status != http.StatusBadGateway || !strings.Contains(string(a.body), part) {
+			t.Errorf("status %d: %s, want 502 with %q", a.status, a.body, part)
+		}
+	}
+	if n := r.value("stagecoach_flow_retries_total"); n != 0 {
+		t.Errorf("%v calls retried, want none", n)
+	}
+}
+
+// callbacks is who async requests report to.
+type callbacks struct {
+	mu  sync.Mutex
+	got map[string]int // by the query, which names the request
+	bad []string
+}
+
+func (c *callbacks) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	b, err := io.ReadAll(req.Body)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.got[req.URL.RawQuery]++
+	if s := req.Header.Get("X-Function-Status"); s != "200" || !strings.HasPrefix(string(b), "waited ") || err != nil {
+		c.bad = append(c.bad, fmt.Sprintf("%s: status %s, %q, %v", req.URL.RawQuery, s, b, err))
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (c *callbacks) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.got)
+}
+
+// TestKillUp kills the whole of stagecoach under async requests, twice. Its successor on the same folder knows what is
+// deployed and runs every request that was accepted.
+func TestKillUp(t *testing.T) {
+	t.Parallel()
+	to := &callbacks{got: map[string]int{}}
+	server := httptest.NewServer(to)
+	defer server.Close()
+	r := start(t)
+	r.deployAll(append(graph, waitFn("hold", "25ms", map[string]string{"max": "4"}, nil))...)
+	var before, after []functionStatus
+	if err := r.get(t.Context(), "/system/functions", &before); err != nil {
+		t.Fatal(err)
+	}
+	var accepted []string
+	for run := range 2 {
+		var mu sync.Mutex
+		var clients sync.WaitGroup
+		base := len(accepted)
+		for c := range 4 {
+			clients.Go(func() {
+				pace := time.NewTicker(20 * time.Millisecond)
+				defer pace.Stop()
+				for i := range 500 {
+					<-pace.C
+					name := fmt.Sprintf("%d-%d-%d", run, c, i)
+					a, err := r.trySend(http.MethodPost, "/async-function/hold", "x", "X-Callback-Url", server.URL+"/?"+name)
+					if err != nil {
+						return // killed
+					}
+					if a.status != http.StatusAccepted {
+						t.Errorf("%s: status %d: %s", name, a.status, a.body)
+						return
+					}
+					mu.Lock()
+					accepted = append(accepted, name)
+					mu.Unlock()
+				}
+			})
+		}
+		r.until(soon, "some to be accepted, and some to be done", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(accepted) > base+60 && to.count() > base/2+5
+		})
+		r.kill()
+		clients.Wait()
+		if done := to.count(); done >= len(accepted) {
+			t.Errorf("%d of %d were done before the kill: it proves nothing", done, len(accepted))
+		}
+		r.restart()
+	}
+	if err := r.get(t.Context(), "/system/functions", &after); err != nil {
+		t.Fatal(err)
+	}
+	for i := range before {
+		if len(after) != len(before) || after[i].Name != before[i].Name {
+			t.Errorf("deployed are %+v, want what was: %+v", after, before)
+		}
+	}
+	r.until(2*late, "every accepted request to be called back", func() bool { return to.count() >= len(accepted) })
+	to.mu.Lock()
+	defer to.mu.Unlock()
+	twice := 0
+	for _, name := range accepted {
+		switch n := to.got[name]; {
+		case n == 0:
+			t.Errorf("%s was accepted and never called back", name)
+		case n > 1:
+			twice++
+		}
+	}
+	for _, b := range to.bad {
+		t.Error(b)
+	}
+	t.Logf("%d accepted over two kills, all called back; %d more than once", len(accepted), twice)
+	r.must(http.StatusOK, http.MethodPost, "/function/five", "x")
+}

@@ -1,0 +1,398 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// Limits of waits: generous, because machines that test are slow; a test that works waits for a fraction of them.
+const (
+	soon = 20 * time.Second
+	late = time.Minute
+)
+
+// rig is a running `stagecoach up` and its client.
+type rig struct {
+	*client
+	t     *testing.T
+	up    *child
+	log   *logFile
+	state string
+	args  []string
+}
+
+// logFile collects what up prints.
+type logFile struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logFile) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logFile) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// start runs up on a state folder of its own, with the built images and ONNX Runtime unless flags say otherwise. At the
+// test's end it is stopped, and must end well and leave no process.
+func start(t *testing.T, flags ...string) *rig {
+	t.Helper()
+	r := &rig{t: t, log: &logFile{}, state: t.TempDir()}
+	r.args = append([]string{
+		"up", "--listen", "127.0.0.1:0", "--state", r.state, "--images", proctest.Built(t, "images"),
+		"--ort", proctest.Built(t, "ort", "libonnxruntime.so.1"),
+	}, flags...)
+	t.Cleanup(func() {
+		if r.up != nil {
+			r.stop()
+		}
+		log := r.log.String()
+		if strings.Contains(log, "DATA RACE") || strings.Contains(log, "panic:") {
+			t.Error("a race or panic, see the log")
+		}
+		if t.Failed() {
+			t.Logf("the end of up's log:\n%s", log[max(0, len(log)-6000):])
+		}
+	})
+	r.restart()
+	return r
+}
+
+// restart runs up, again, on the same state folder.
+func (r *rig) restart() {
+	r.t.Helper()
+	var err error
+	if r.up, err = startChild(context.Background(), r.log, r.args...); err != nil { // the test's own context ends before its cleanup
+		r.t.Fatal(err)
+	}
+	r.client = newClient("http://" + r.up.addr)
+}
+
+// stop ends up as an operator does.
+func (r *rig) stop() {
+	r.t.Helper()
+	left := descendants(r.up.cmd.Process.Pid)
+	if err := r.up.stop(); err != nil {
+		r.t.Errorf("up ended with %v, want exit status 0", err)
+	}
+	r.up = nil
+	gone(r.t, left)
+}
+
+// kill ends up as nobody should, and returns when it and all that it had started have gone.
+func (r *rig) kill() {
+	r.t.Helper()
+	left := descendants(r.up.cmd.Process.Pid)
+	if len(left) == 0 {
+		r.t.Error("up has no processes: its end proves nothing")
+	}
+	if err := r.up.cmd.Process.Kill(); err != nil {
+		r.t.Error(err)
+	}
+	<-r.up.done
+	r.up = nil
+	gone(r.t, left)
+}
+
+// process is one that descends from up.
+type process struct {
+	pid, parent int
+	start       string // when, as the kernel has it: a pid alone may be used again
+	image       string // of the function, such as wait
+	zygote      bool
+}
+
+func gone(t *testing.T, all []process) {
+	t.Helper()
+	proctest.Until(t, soon, "no process to be left", func() bool {
+		return !slices.ContainsFunc(all, func(p process) bool {
+			now, err := readProcess(p.pid)
+			return err == nil && now.start == p.start
+		})
+	})
+}
+
+// readProcess reads /proc; a process that has ended and waits for its parent is none.
+func readProcess(pid int) (process, error) {
+	dir := filepath.Join("/proc", strconv.Itoa(pid))
+	b, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return process{}, err
+	}
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // from the third field on
+	if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
+		return process{}, os.ErrProcessDone
+	}
+	p := process{pid: pid, start: f[19]}
+	if p.parent, err = strconv.Atoi(f[1]); err != nil {
+		return process{}, err
+	}
+	if cwd, err := os.Readlink(filepath.Join(dir, "cwd")); err == nil { // IMAGES/stagecoach/NAME/VERSION
+		p.image = filepath.Base(filepath.Dir(cwd))
+	}
+	env, err := os.ReadFile(filepath.Join(dir, "environ"))
+	p.zygote = err == nil && bytes.Contains(env, []byte(wire.EnvZygoteFD+"="))
+	return p, nil
+}
+
+// descendants returns the zygotes and replicas of the up with this pid, sorted by pid. A zygote's child has its environment, so that
+// the parent tells the two apart.
+func descendants(up int) []process {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		panic(err)
+	}
+	var all []process
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			if p, err := readProcess(pid); err == nil {
+				all = append(all, p)
+			}
+		}
+	}
+	var out []process
+	for _, p := range all {
+		if p.parent == up {
+			out = append(out, p)
+			for _, c := range all {
+				if c.parent == p.pid {
+					c.zygote = false
+					out = append(out, c)
+				}
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b process) int { return cmp.Compare(a.pid, b.pid) })
+	return out
+}
+
+// pids returns the processes of an image's zygotes, or its replicas.
+func (r *rig) pids(image string, zygotes bool) []int {
+	var out []int
+	for _, p := range descendants(r.up.cmd.Process.Pid) {
+		if p.image == image && p.zygote == zygotes {
+			out = append(out, p.pid)
+		}
+	}
+	return out
+}
+
+func kill9(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Errorf("kill -9 %d: %v", pid, err)
+	}
+}
+
+// fn is a function of a test: the image NAME is stagecoach/NAME:0.1.0.
+type fn struct {
+	name, image string
+	labels      map[string]string // after com.openfaas.scale.
+	annotations map[string]string // after stagecoach.dev/
+	env         map[string]string
+}
+
+func (f fn) deployment() deployment {
+	d := deployment{Service: f.name, Image: f.image, EnvVars: f.env, Labels: map[string]string{}, Annotations: map[string]string{}}
+	if !strings.Contains(f.image, ":") {
+		d.Image = "stagecoach/" + f.image + ":0.1.0"
+	}
+	for k, v := range f.labels {
+		d.Labels["com.openfaas.scale."+k] = v
+	}
+	for k, v := range f.annotations {
+		d.Annotations["stagecoach.dev/"+k] = v
+	}
+	return d
+}
+
+// waitFn is a function that holds a slot for exactly mean in replicas that are forked from a zygote.
+func waitFn(name, mean string, labels, annotations map[string]string) fn {
+	return fn{name, "wait", labels, annotations, map[string]string{"STAGECOACH_MODEL": "model/rec.onnx", "wait_mean": mean, "wait_cv": "0"}}
+}
+
+func (r *rig) deployAll(fns ...fn) {
+	r.t.Helper()
+	for _, f := range fns {
+		if err := r.deploy(r.t.Context(), f.deployment()); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+// send sends a request with headers, given as name, value, and fails the test when no answer comes at all.
+func (r *rig) send(method, path, body string, header ...string) answer {
+	r.t.Helper()
+	a, err := r.trySend(method, path, body, header...)
+	if err != nil {
+		r.t.Errorf("%s %s: %v", method, path, err)
+	}
+	return a
+}
+
+func (r *rig) trySend(method, path, body string, header ...string) (answer, error) {
+	req, err := http.NewRequest(method, r.base+path, strings.NewReader(body)) // an answer is wanted even when the test has failed
+	if err != nil {
+		return answer{}, err
+	}
+	req.Header.Set("Content-Type", "text/plain")
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	begin := time.Now()
+	resp, err := r.http.Do(req)
+	if err != nil {
+		return answer{}, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	return answer{resp.StatusCode, resp.Header, b, time.Since(begin)}, err
+}
+
+// must sends a request that has to be answered with this status.
+func (r *rig) must(status int, method, path, body string, header ...string) answer {
+	r.t.Helper()
+	a := r.send(method, path, body, header...)
+	if a.status != status {
+		r.t.Fatalf("%s %s: status %d, want %d: %s", method, path, a.status, status, a.body)
+	}
+	return a
+}
+
+// shows returns a function as the API describes it.
+func (r *rig) shows(name string) (s struct {
+	functionStatus
+	Annotations map[string]string
+}) {
+	r.t.Helper()
+	a := r.must(http.StatusOK, http.MethodGet, "/system/function/"+name, "")
+	if err := json.Unmarshal(a.body, &s); err != nil {
+		r.t.Fatal(err)
+	}
+	return s
+}
+
+func (r *rig) line(name string) timeline {
+	r.t.Helper()
+	tl, err := r.timeline(context.Background(), name)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return tl
+}
+
+// events returns those of a kind.
+func (r *rig) events(name, kind string) []event {
+	r.t.Helper()
+	return slices.DeleteFunc(r.line(name).Events, func(e event) bool { return e.Kind != kind })
+}
+
+// until waits for something that is asked over HTTP.
+func (r *rig) until(limit time.Duration, what string, done func() bool) {
+	r.t.Helper()
+	tick := time.NewTicker(50 * time.Millisecond) // each question costs both sides something
+	defer tick.Stop()
+	proctest.Until(r.t, limit, what, func() bool { <-tick.C; return done() })
+}
+
+// value reads a metric's sample by its name with labels.
+func (r *rig) value(sample string) float64 {
+	r.t.Helper()
+	v, err := r.metric(context.Background(), sample+" ")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return v
+}
+
+// load is clients that send one request after another.
+type load struct {
+	t    *testing.T
+	stop chan struct{}
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex
+	done    []int // requests that ended, by client
+	wrong   []string
+	slowest time.Duration
+}
+
+// load begins: each of n clients sends its own bodies and checks each answer.
+func (r *rig) load(n int, path string, check func(body string, a answer) error, header ...string) *load {
+	l := &load{t: r.t, stop: make(chan struct{}), done: make([]int, n)}
+	for c := range n {
+		l.wg.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-l.stop:
+					return
+				default:
+				}
+				body := fmt.Sprintf("request %d of client %d", i, c)
+				a, err := r.trySend(http.MethodPost, path, body, header...)
+				if err == nil {
+					err = check(body, a)
+				}
+				l.mu.Lock()
+				l.done[c]++
+				l.slowest = max(l.slowest, a.took)
+				if err != nil {
+					l.wrong = append(l.wrong, body+": "+err.Error())
+				}
+				l.mu.Unlock()
+			}
+		})
+	}
+	return l
+}
+
+// turn waits until each client has ended a request that it began after now, so that nothing that runs now still does.
+func (l *load) turn() {
+	l.t.Helper()
+	l.mu.Lock()
+	from := slices.Clone(l.done)
+	l.mu.Unlock()
+	proctest.Until(l.t, late, "each client to have two more answers", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for i := range from {
+			if l.done[i] < from[i]+2 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// end stops the clients and returns how many requests they sent, and what was wrong.
+func (l *load) end() (requests int, wrong []string) {
+	close(l.stop)
+	l.wg.Wait()
+	for _, n := range l.done {
+		requests += n
+	}
+	return requests, l.wrong
+}
