@@ -38,4 +38,5 @@ image ocr-detect ocr/detect det.onnx
 image ocr-recognise ocr/recognise rec.onnx keys.txt
 image ocr-text ocr/text
 image noop noop
+image onnx onnx
 image wait wait rec.onnx # forks that carry real parameters

@@ -22,6 +22,7 @@ type Inventory struct {
 
 // ZygoteInfo is a parameter set in memory.
 type ZygoteInfo struct {
+	PID      int
 	Function string // that uses it; the first by name when several do
 	Digest   string // of the image
 	Bytes    int64  // proportional set size once loaded
@@ -46,7 +47,7 @@ func (m *Manager) Inventory() Inventory {
 			continue
 		}
 		inv.MemoryUsed += s.zygote.bytes
-		inv.Zygotes = append(inv.Zygotes, ZygoteInfo{users[k], k.digest, s.zygote.bytes, s.zygote.replicas(), s.zygote.load})
+		inv.Zygotes = append(inv.Zygotes, ZygoteInfo{s.zygote.cmd.Process.Pid, users[k], k.digest, s.zygote.bytes, s.zygote.replicas(), s.zygote.load})
 	}
 	slices.SortFunc(inv.Zygotes, func(a, b ZygoteInfo) int {
 		return cmp.Or(strings.Compare(a.Function, b.Function), strings.Compare(a.Digest, b.Digest))
