@@ -60,11 +60,11 @@ func (c *Core) owner(id uint64) string {
 
 // echoBus answers into a channel, without decoding.
 type echoBus struct {
-	handler func([]byte)
+	handler func([]byte, bool)
 	replies chan struct{}
 }
 
-func (e *echoBus) Tasks(_ string, handler func([]byte)) (func(), error) {
+func (e *echoBus) Tasks(_ string, handler func([]byte, bool)) (func(), error) {
 	e.handler = handler
 	return func() {}, nil
 }
@@ -114,7 +114,7 @@ func BenchmarkShell(b *testing.B) {
 			}
 			submit := func() {
 				in.Task++
-				bus.handler(wire.AppendTask(nil, &in))
+				bus.handler(wire.AppendTask(nil, &in), false)
 			}
 			for range inflight - 1 {
 				submit()

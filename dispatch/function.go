@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"cmp"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,9 @@ type function struct {
 	done    chan struct{}  // closed with the function
 	group   sync.WaitGroup // its goroutines
 	stop    func()         // ends the bus's calls; set before the function can be closed
+
+	gathered  int     // messages since unwritten was flushed; this and unwritten are the bus's calls'
+	unwritten []*link // that have frames to be written
 
 	mu     sync.Mutex
 	core   *Core
@@ -123,39 +127,53 @@ func (f *function) ticks() {
 	}
 }
 
-// handle takes a message from the bus.
-func (f *function) handle(msg []byte) {
-	if err := f.receive(msg); err != nil {
+// gatherLimit is how many messages in a row may leave their frames to be written with those of the next one.
+const gatherLimit = 16
+
+// handle takes a message from the bus. While more follow, replicas' frames are gathered: one system call for several tasks.
+func (f *function) handle(msg []byte, more bool) {
+	if f.gathered++; f.gathered >= gatherLimit {
+		more = false
+	}
+	ev, err := event(msg)
+	if err != nil {
 		f.shell.cfg.Logger.Warn("dropped a message that is no task and no cancel", "function", f.name, "bytes", len(msg), "error", err)
+	} else {
+		f.unwritten = f.advance(ev, f.unwritten, more)
+	}
+	if !more {
+		flush(f.unwritten) // again, for a message that was dropped
+		clear(f.unwritten)
+		f.gathered, f.unwritten = 0, f.unwritten[:0]
 	}
 }
 
-func (f *function) receive(msg []byte) error {
+// event decodes a message.
+func event(msg []byte) (Event, error) {
 	kind, err := wire.EnvelopeKind(msg)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if kind == wire.KindCancel {
 		key, _, err := wire.DecodeCancel(msg)
-		if err == nil {
-			f.step(Cancel{Key: key})
-		}
-		return err
+		return Cancel{Key: key}, err
 	}
 	t, err := wire.DecodeTask(msg) // refuses other kinds
-	if err == nil {
-		f.step(Submit{Task: t})
-	}
-	return err
+	return Submit{Task: t}, err
 }
 
-// step runs the Core on an event and carries out what it wants. Frames are queued with the lock held, in the order of the
-// decisions, and written without it; replies come last, so that a replica has its next batch before the outputs of the one
-// before are stored and sent.
+// step runs the Core on an event and carries out what it wants.
 func (f *function) step(ev Event) {
-	var linkSpace [4]*link
+	var space [4]*link
+	f.advance(ev, space[:0], false)
+}
+
+// advance does what step does, but adds those of the replicas that were given frames to links, and writes the frames unless
+// more follow. Frames are queued with the lock held, in the order of the decisions, and written without it; replies come
+// last, so that a replica has its next batch before the outputs of the one before are stored and sent.
+func (f *function) advance(ev Event, links []*link, more bool) []*link {
 	var replySpace [8]Reply
-	links, replies, wanted := linkSpace[:0], replySpace[:0], false
+	replies, wanted := replySpace[:0], false
 	f.mu.Lock()
 	now := time.Now()
 	for _, e := range f.core.Step(now, ev) {
@@ -190,8 +208,8 @@ func (f *function) step(ev Event) {
 	f.load.replicas.Store(int64(f.core.Replicas()))
 	f.load.service.Store(int64(f.core.Service().Mean))
 	f.mu.Unlock()
-	for _, l := range links {
-		l.out.flush()
+	if !more {
+		flush(links)
 	}
 	for i := range replies {
 		f.reply(&replies[i])
@@ -199,13 +217,20 @@ func (f *function) step(ev Event) {
 	if wanted && f.shell.cfg.OnDemand != nil {
 		f.shell.cfg.OnDemand(f.name)
 	}
+	return links
+}
+
+func flush(links []*link) {
+	for _, l := range links {
+		l.out.flush()
+	}
 }
 
 // queue gives a frame to a replica's outbox and notes that it must be flushed.
 func (f *function) queue(links []*link, replica string, e Effect) []*link {
 	l := f.links[replica]
 	l.out.push(e)
-	if len(links) > 0 && links[len(links)-1] == l {
+	if slices.Contains(links, l) {
 		return links
 	}
 	return append(links, l)

@@ -116,6 +116,45 @@ func TestManySmallInputsInOrder(t *testing.T) {
 	}
 }
 
+// While messages follow each other, frames wait for the last one; for a bounded number, and not for a message that is dropped.
+func TestFramesOfAdjacentMessagesAreGathered(t *testing.T) {
+	r := newRig(t, Spec{})
+	a := attach(t, r.shell, "f-1", 100, 1)
+	n := 0
+	submit := func(more bool) {
+		n++
+		r.bus.sendMore(wire.AppendTask(nil, newTask(fmt.Sprint(n), 0)), more)
+	}
+	out := &r.shell.function("f.ns").link("f-1").out
+	waits := func(want int) {
+		t.Helper()
+		out.mu.Lock()
+		defer out.mu.Unlock()
+		if len(out.queue) != want {
+			t.Fatalf("%d frames wait, want %d", len(out.queue), want)
+		}
+	}
+	submit(true)
+	submit(true)
+	waits(2)
+	submit(false)
+	a.batch("1")
+	a.batch("2")
+	a.batch("3")
+	submit(true)
+	waits(1)
+	r.bus.sendMore([]byte("neither task nor cancel"), false)
+	a.batch("4")
+	for range gatherLimit {
+		submit(true)
+	}
+	for i := range gatherLimit {
+		a.batch(fmt.Sprint(5 + i))
+	}
+	submit(true)
+	waits(1)
+}
+
 func TestUnread(t *testing.T) {
 	var u unread
 	for id := range uint64(4) {

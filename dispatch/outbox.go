@@ -27,6 +27,7 @@ type outbox struct {
 	unread  unread
 	writing bool // someone is; the fields below are theirs
 
+	head     []parcel
 	frame    []byte
 	calls    []wire.Call
 	deadline time.Time
@@ -67,14 +68,19 @@ func (o *outbox) flush() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for len(o.queue) > 0 && !o.writing {
-		if o.queue[0].cost > roomLimit-o.unread.bytes() {
+		n, room := 0, roomLimit-o.unread.bytes()
+		for n < len(o.queue) && o.queue[n].cost <= room {
+			room -= o.queue[n].cost
+			n++
+		}
+		if n == 0 {
 			select {
 			case o.kick <- struct{}{}:
 			default:
 			}
 			return
 		}
-		o.writeHead()
+		o.writeHead(n)
 	}
 }
 
@@ -88,50 +94,64 @@ func (o *outbox) run() {
 		}
 		o.mu.Lock()
 		for len(o.queue) > 0 && !o.writing {
-			o.writeHead()
+			o.writeHead(1)
 		}
 		o.mu.Unlock()
 	}
 }
 
-// writeHead takes the first frame out of the queue and writes it, without holding mu meanwhile.
-func (o *outbox) writeHead() {
-	p := o.queue[0]
-	o.queue = slices.Delete(o.queue, 0, 1)
-	o.unread.add(p)
+// writeHead takes the first n frames out of the queue and writes them, small ones in one system call, without holding mu
+// meanwhile.
+func (o *outbox) writeHead(n int) {
+	o.head = append(o.head[:0], o.queue[:n]...)
+	o.queue = slices.Delete(o.queue, 0, n)
+	for _, p := range o.head {
+		o.unread.add(p)
+	}
 	o.writing = true
 	o.mu.Unlock()
-	if err := o.write(p.effect); errors.Is(err, os.ErrDeadlineExceeded) {
+	if err := o.write(o.head); errors.Is(err, os.ErrDeadlineExceeded) {
 		o.link.fail(fmt.Sprintf("the replica reads no more: %v", err))
 	} else if err != nil {
 		_ = o.link.conn.Close() // the reader sees it and finds out why
 	}
+	clear(o.head)
 	o.mu.Lock()
 	o.writing = false
 }
 
-func (o *outbox) write(e Effect) error {
+func (o *outbox) write(parcels []parcel) error {
 	if now := time.Now(); o.deadline.Sub(now) < o.link.f.shell.bounds.write/2 { // moved seldom, it costs more than a clock
 		o.deadline = now.Add(o.link.f.shell.bounds.write)
 		if err := o.link.conn.SetWriteDeadline(o.deadline); err != nil {
 			return err
 		}
 	}
+	for _, p := range parcels {
+		if err := o.gather(p.effect); err != nil {
+			return err
+		}
+	}
+	return o.link.conn.Flush()
+}
+
+// gather encodes a frame to be written with others.
+func (o *outbox) gather(e Effect) error {
 	switch e := e.(type) {
 	case Send:
 		return o.send(e)
 	case CancelCall:
 		o.frame = wire.Cancel{Index: e.Call}.Append(o.frame[:0])
-		return o.link.conn.Write(wire.Frame{Type: wire.FrameCancel, Batch: e.Batch, Payload: o.frame})
+		return o.link.conn.Gather(wire.Frame{Type: wire.FrameCancel, Batch: e.Batch, Payload: o.frame})
 	case grant:
 		o.frame = wire.Credit{Amount: uint64(e.bytes)}.Append(o.frame[:0])
-		return o.link.conn.Write(wire.Frame{Type: wire.FrameCredit, Payload: o.frame})
+		return o.link.conn.Gather(wire.Frame{Type: wire.FrameCredit, Payload: o.frame})
 	default:
-		return o.link.conn.Write(wire.Frame{Type: wire.FrameDrain})
+		return o.link.conn.Gather(wire.Frame{Type: wire.FrameDrain})
 	}
 }
 
-// send writes a batch. When an input cannot be had, its call is answered and so are the others, which may be tried again.
+// send gathers a batch. When an input cannot be had, its call is answered and so are the others, which may be tried again.
 func (o *outbox) send(e Send) error {
 	var files []*os.File
 	defer func() {
@@ -155,7 +175,7 @@ func (o *outbox) send(e Send) error {
 		o.refuse(e, 0, fmt.Sprintf("a batch of %d bytes, want at most %d: pass fewer or larger items", len(o.frame), wire.MaxFrame))
 		return nil
 	}
-	err := o.link.conn.Write(wire.Frame{Type: wire.FrameBatch, Batch: e.Batch, Payload: o.frame, Files: files})
+	err := o.link.conn.Gather(wire.Frame{Type: wire.FrameBatch, Batch: e.Batch, Payload: o.frame, Files: files})
 	if cap(o.frame) > 1<<20 {
 		o.frame = nil
 	}

@@ -34,11 +34,11 @@ const patience = 20 * time.Second
 // memoryBus is a Bus within the process; process_test.go has the real one.
 type memoryBus struct {
 	mu       sync.Mutex
-	handlers map[string]func([]byte)
+	handlers map[string]func([]byte, bool)
 	replies  chan *task.Reply
 }
 
-func (b *memoryBus) Tasks(function string, handler func([]byte)) (func(), error) {
+func (b *memoryBus) Tasks(function string, handler func([]byte, bool)) (func(), error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if function == "refused.ns" {
@@ -52,11 +52,13 @@ func (b *memoryBus) Tasks(function string, handler func([]byte)) (func(), error)
 	}, nil
 }
 
-func (b *memoryBus) send(msg []byte) {
+func (b *memoryBus) send(msg []byte) { b.sendMore(msg, false) }
+
+func (b *memoryBus) sendMore(msg []byte, more bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if h := b.handlers["f.ns"]; h != nil {
-		h(msg)
+		h(msg, more)
 	}
 }
 
@@ -88,7 +90,7 @@ func newRig(t *testing.T, spec Spec) *rig {
 	}
 	r := &rig{
 		t: t, store: store, metrics: prometheus.NewRegistry(),
-		bus:    &memoryBus{handlers: map[string]func([]byte){}, replies: make(chan *task.Reply, 10_000)},
+		bus:    &memoryBus{handlers: map[string]func([]byte, bool){}, replies: make(chan *task.Reply, 10_000)},
 		wanted: make(chan string, 1000), dropped: make(chan string, 10), first: make(chan First, 10),
 	}
 	r.shell, err = New(Config{

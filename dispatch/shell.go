@@ -21,9 +21,9 @@ import (
 
 // Bus brings the tasks of functions and takes replies; package queue has one over NATS.
 type Bus interface {
-	// Tasks calls handler with each message for function, in order, until stop is called. The handler may keep msg. When
-	// stop returns, handler is not running and will not be called again.
-	Tasks(function string, handler func(msg []byte)) (stop func(), err error)
+	// Tasks calls handler with each message for function, in order, until stop is called. The handler may keep msg; more says
+	// that another call follows at once. When stop returns, handler is not running and will not be called again.
+	Tasks(function string, handler func(msg []byte, more bool)) (stop func(), err error)
 	// Reply sends msg, and does not keep it.
 	Reply(to string, msg []byte) error
 }

@@ -20,16 +20,19 @@ func (b *Bus) Submit(function string, msg []byte) error {
 	return nil
 }
 
-// Tasks calls handler with each task for function, in order, until stop is called. When stop returns, handler is not
-// running and will not be called again.
-func (b *Bus) Tasks(function string, handler func(msg []byte)) (stop func(), err error) {
-	return b.subscribe(taskSubject(function), handler)
+// Tasks calls handler with each task for function, in order, until stop is called; more says that another call follows at
+// once. When stop returns, handler is not running and will not be called again.
+func (b *Bus) Tasks(function string, handler func(msg []byte, more bool)) (stop func(), err error) {
+	return b.subscribe(taskSubject(function), func(m *nats.Msg) {
+		waiting, _, err := m.Sub.Pending() // this one counts until it is handled; an error: the last one
+		handler(m.Data, err == nil && waiting > 1)
+	})
 }
 
 // Inbox makes a subject that nobody else has and calls handler with each message sent there, in order.
 func (b *Bus) Inbox(handler func(msg []byte)) (subject string, stop func(), err error) {
 	subject = nats.NewInbox()
-	stop, err = b.subscribe(subject, handler)
+	stop, err = b.subscribe(subject, func(m *nats.Msg) { handler(m.Data) })
 	return subject, stop, err
 }
 
@@ -41,8 +44,8 @@ func (b *Bus) Reply(to string, msg []byte) error {
 	return nil
 }
 
-func (b *Bus) subscribe(subject string, handler func([]byte)) (func(), error) {
-	sub, err := b.nc.Subscribe(subject, func(m *nats.Msg) { handler(m.Data) })
+func (b *Bus) subscribe(subject string, handler nats.MsgHandler) (func(), error) {
+	sub, err := b.nc.Subscribe(subject, handler)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to %q: %w", subject, err)
 	}

@@ -89,7 +89,9 @@ func TestBusCarriesTasksInOrderAndReplies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stopTasks, err := b.Tasks("ocr.v1.openfaas-fn", func(m []byte) {
+	promised := false
+	stopTasks, err := b.Tasks("ocr.v1.openfaas-fn", func(m []byte, more bool) {
+		promised = more
 		if err := b.Reply(inbox, m); err != nil {
 			t.Error(err)
 		}
@@ -109,6 +111,9 @@ func TestBusCarriesTasksInOrderAndReplies(t *testing.T) {
 	}
 	stopTasks()
 	stopInbox()
+	if promised {
+		t.Error("the last task's handler was told that another one follows")
+	}
 }
 
 func TestKVWatchSeesWhatWasThereAndWhatChanges(t *testing.T) {
@@ -319,7 +324,7 @@ func BenchmarkBusRoundTrip(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer stop()
-	stopTasks, err := bus.Tasks("f", func(m []byte) { _ = bus.Reply(inbox, m) })
+	stopTasks, err := bus.Tasks("f", func(m []byte, _ bool) { _ = bus.Reply(inbox, m) })
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -218,6 +218,73 @@ func TestReceivedFilesAreClosedOnExecAndByRelease(t *testing.T) {
 	}
 }
 
+func TestGatheredFramesGoTogetherAndInOrder(t *testing.T) {
+	a, b := pair(t)
+	tx, rx := NewConn(a), NewConn(b)
+	file, err := sealed([]byte("in a file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	gather := func(n uint64, size int, files ...*os.File) {
+		t.Helper()
+		if err := tx.Gather(Frame{Type: FrameResult, Batch: n, Payload: bytes.Repeat([]byte{byte(n)}, size), Files: files}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	silent := func(what string) {
+		t.Helper()
+		raw, err := b.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var n int
+		if cerr := raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }); n != 0 || err != nil || cerr != nil {
+			t.Fatalf("after %s: %d bytes, %v, %v, want none yet", what, n, err, cerr)
+		}
+	}
+	gather(1, 10)
+	gather(2, 10)
+	if err := tx.Gather(Frame{Type: FrameResult, Payload: make([]byte, MaxFrame+1)}); err == nil {
+		t.Error("a frame over the limit was gathered")
+	}
+	silent("two small frames")
+	if err := tx.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	want := uint64(0)
+	read := func(files int) {
+		t.Helper()
+		f, err := rx.Read()
+		closeAll(f.Files)
+		if want++; err != nil || f.Batch != want || len(f.Files) != files || bytes.Count(f.Payload, []byte{byte(want)}) != len(f.Payload) {
+			t.Fatalf("frame of batch %d, %d bytes, %d files, %v, want batch %d and %d files", f.Batch, len(f.Payload), len(f.Files), err, want, files)
+		}
+	}
+	read(0)
+	if rx.roff == rx.rend {
+		t.Error("the second frame came with another system call")
+	}
+	read(0)
+	gather(3, 10)
+	gather(4, 10, file) // files do not wait
+	read(0)
+	read(1)
+	gather(5, 10)
+	gather(6, copyLimit) // pushes the fifth out
+	read(0)
+	silent("one that fits alone")
+	gather(7, copyLimit+1) // and goes by itself
+	read(0)
+	read(0)
+	gather(8, 10)
+	if err := tx.Write(Frame{Type: FrameResult, Batch: 9, Payload: []byte{9}}); err != nil {
+		t.Fatal(err)
+	}
+	read(0)
+	read(0)
+}
+
 func TestWritersDoNotMixTheirFrames(t *testing.T) {
 	a, b := pair(t)
 	tx, rx := NewConn(a), NewConn(b)
@@ -226,9 +293,13 @@ func TestWritersDoNotMixTheirFrames(t *testing.T) {
 	for i := range writers {
 		wg.Go(func() {
 			for range each {
-				if err := tx.Write(Frame{Type: FrameChunk, Batch: uint64(i), Payload: bytes.Repeat([]byte{byte(i)}, 1000*i)}); err != nil {
+				f := Frame{Type: FrameChunk, Batch: uint64(i), Payload: bytes.Repeat([]byte{byte(i)}, 1000*i)}
+				if err := []func(Frame) error{tx.Write, tx.Gather}[i%2](f); err != nil {
 					t.Error(err)
 				}
+			}
+			if err := tx.Flush(); err != nil {
+				t.Error(err)
 			}
 		})
 	}
