@@ -1,0 +1,260 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+// TestAdmission asks one replica for ten times what it can do: those who would wait too long are refused at once, and the
+// others are answered in time.
+func TestAdmission(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.deployAll(waitFn("busy", "200ms", map[string]string{"max": "1"}, nil))
+	for range 5 { // its service time gets known
+		r.must(http.StatusOK, http.MethodPost, "/function/busy", "x")
+	}
+	count := r.storm("busy", 50, 5*time.Millisecond)
+	if count[http.StatusOK] < 3 || count[http.StatusTooManyRequests] < 25 || count[http.StatusGatewayTimeout] > 3 ||
+		count[http.StatusOK]+count[http.StatusTooManyRequests]+count[http.StatusGatewayTimeout] != 50 {
+		t.Errorf("answers by status: %v, want some 200, most 429, at most three 504 and nothing else", count)
+	}
+	r.must(http.StatusOK, http.MethodPost, "/function/busy", "x", "X-Timeout", "1s") // the replica is free again
+	if n := r.value(`stagecoach_dispatch_service_seconds_count{function="busy.openfaas-fn"}`); n != float64(count[http.StatusOK]+6) {
+		t.Errorf("the replica did %v calls, %d were answered", n, count[http.StatusOK]+6)
+	}
+	t.Logf("answers by status: %v", count)
+}
+
+// TestExpiry lets requests in whose service time nobody knows yet: those that expire in the line never reach a replica.
+func TestExpiry(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.deployAll(waitFn("busy", "400ms", map[string]string{"max": "1"}, nil))
+	r.must(http.StatusOK, http.MethodPost, "/function/busy", "x")
+	count := r.storm("busy", 20, time.Microsecond)
+	begin := time.Now()
+	r.must(http.StatusOK, http.MethodPost, "/function/busy", "x")
+	if took := time.Since(begin); took > 3*time.Second { // 18 in the line would be 7 s
+		t.Errorf("the next request took %v, want no ghosts of the expired before it", took)
+	}
+	if count[http.StatusOK] < 1 || count[http.StatusGatewayTimeout] < 15 || count[http.StatusOK]+count[http.StatusGatewayTimeout] != 20 {
+		t.Errorf("answers by status: %v, want about two 200 and the rest 504", count)
+	}
+	done := r.value(`stagecoach_dispatch_service_seconds_count{function="busy.openfaas-fn"}`)
+	expired := r.value(`stagecoach_dispatch_expired_total{function="busy.openfaas-fn"}`)
+	if done != float64(count[http.StatusOK]+2) || expired > float64(count[http.StatusGatewayTimeout]) {
+		t.Errorf("%v calls done, %v expired, answers %v and two more", done, expired, count)
+	}
+	t.Logf("answers by status: %v", count)
+}
+
+// storm sends n requests, one each gap, that allow a second each, and counts the answers by status.
+func (r *rig) storm(function string, n int, gap time.Duration) map[int]int {
+	r.t.Helper()
+	answers := make(chan answer, n)
+	pace := time.NewTicker(gap)
+	defer pace.Stop()
+	for range n {
+		<-pace.C
+		go func() { answers <- r.send(http.MethodPost, "/function/"+function, "x", "X-Timeout", "1s") }()
+	}
+	count := map[int]int{}
+	for range n {
+		a := <-answers
+		count[a.status]++
+		after, err := strconv.Atoi(a.header.Get("Retry-After"))
+		if a.status == http.StatusTooManyRequests && (err != nil || after < 1 || !strings.Contains(string(a.body), `stage "`+function+`"`)) {
+			r.t.Errorf("429 with Retry-After %q, want a number from 1 on, and the stage: %s", a.header.Get("Retry-After"), a.body)
+		}
+		if a.took > 3*time.Second {
+			r.t.Errorf("status %d after %v, want an answer soon after the deadline of 1 s", a.status, a.took)
+		}
+	}
+	return count
+}
+
+// TestBadDeploys deploys what is wrong in itself: the answer is 400 with the path of the field.
+func TestBadDeploys(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	none := map[string]string(nil)
+	for name, tc := range map[string]struct {
+		f    fn
+		path string // of the field
+		part string // of what is wrong with it
+	}{
+		"annotation": {fn{"f", "noop", none, map[string]string{"nxt": "g"}, none}, `annotations["stagecoach.dev/nxt"]`, "an unknown annotation"},
+		"label":      {fn{"f", "noop", map[string]string{"max": "many"}, none, none}, `labels["com.openfaas.scale.max"]`, "many"},
+		"image":      {fn{"f", "stagecoach/none:1", none, none, none}, "image", "no folder"},
+		"image name": {fn{"f", "../up:1", none, none, none}, "image", ".."},
+		"self-loop":  {fn{"f", "noop", none, map[string]string{"pipeline": "p", "next": "f"}, none}, `annotations["stagecoach.dev/next"]`, "cannot follow itself"},
+		"name":       {fn{"f g", "noop", none, none, none}, "service", "f g"},
+		"env":        {fn{"f", "noop", none, none, map[string]string{"a=b": "c"}}, "envVars", "a=b"},
+	} {
+		body, err := json.Marshal(tc.f.deployment())
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := r.must(http.StatusBadRequest, http.MethodPost, "/system/functions", string(body), "Accept", "application/json")
+		var p struct{ Fields []struct{ Path, Got, Want string } }
+		if err := json.Unmarshal(a.body, &p); err != nil || len(p.Fields) != 1 || p.Fields[0].Path != tc.path || !strings.Contains(string(a.body), tc.part) {
+			t.Errorf("%s: %s, want one field %s with %q", name, a.body, tc.path, tc.part)
+		}
+		if a := r.send(http.MethodPost, "/system/functions", string(body)); !strings.Contains(string(a.body), tc.path) {
+			t.Errorf("%s: as text: %s, want %s", name, a.body, tc.path)
+		}
+	}
+	var all []functionStatus
+	if err := r.get(t.Context(), "/system/functions", &all); err != nil || len(all) != 0 {
+		t.Errorf("deployed are %+v, %v, want none", all, err)
+	}
+}
+
+// TestBrokenFunctions deploys what only running shows to be wrong: callers and the operator are told why, and a good deploy
+// mends it.
+func TestBrokenFunctions(t *testing.T) {
+	t.Parallel()
+	images := t.TempDir()
+	if err := os.Symlink(proctest.Built(t, "images", "stagecoach"), filepath.Join(images, "stagecoach")); err != nil {
+		t.Fatal(err)
+	}
+	dies := filepath.Join(images, "bad", "dies", "1")
+	if err := os.MkdirAll(dies, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dies, "stage"), []byte("#!/bin/sh\necho my disk is full >&2\nexit 3\n"), 0o755); err != nil { //nolint:gosec // to be run
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(images, "bad", "empty", "1"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, "--images", images)
+	for name, tc := range map[string]struct {
+		f     fn
+		cause []string
+	}{
+		"dies":    {fn{name: "f1", image: "bad/dies:1", labels: zero}, []string{"exit status 3", "my disk is full"}},
+		"empty":   {fn{name: "f2", image: "bad/empty:1", labels: zero}, []string{"stage", "no such file"}},
+		"model":   {fn{name: "f3", image: "wait", labels: zero, env: map[string]string{"STAGECOACH_MODEL": "model/none.onnx"}}, []string{"model/none.onnx"}},
+		"setting": {fn{name: "f4", image: "wait", labels: zero, env: map[string]string{"wait_mean": "long"}}, []string{`wait_mean="long"`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := *r
+			r.t = t
+			r.deployAll(tc.f)
+			a := r.must(http.StatusServiceUnavailable, http.MethodPost, "/function/"+tc.f.name, "x")
+			for _, part := range append(tc.cause, fmt.Sprintf("stage %q", tc.f.name)) {
+				if !strings.Contains(string(a.body), part) {
+					t.Errorf("503: %s, want %q in it", a.body, part)
+				}
+			}
+			if a.took > 15*time.Second || a.header.Get("Retry-After") == "" {
+				t.Errorf("answered after %v with headers %v, want soon, with Retry-After", a.took, a.header)
+			}
+			if shown := r.shows(tc.f.name).Annotations["stagecoach.dev/status"]; !strings.Contains(shown, tc.cause[0]) || !strings.Contains(shown, "failed") {
+				t.Errorf("annotation stagecoach.dev/status is %q, want %q in it", shown, tc.cause[0])
+			}
+			r.deployAll(fn{name: tc.f.name, image: "noop", labels: zero})
+			if a := r.must(http.StatusOK, http.MethodPost, "/function/"+tc.f.name, "mended"); string(a.body) != "mended" {
+				t.Errorf("after a good deploy: %q", a.body)
+			}
+			if shown, there := r.shows(tc.f.name).Annotations["stagecoach.dev/status"]; there {
+				t.Errorf("after a good deploy the annotation stagecoach.dev/status is still %q", shown)
+			}
+		})
+	}
+}
+
+// TestUpRefuses starts up with what it must not run with: it ends at once and says why.
+func TestUpRefuses(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	bad := filepath.Join(t.TempDir(), "bad.yml")
+	if err := os.WriteFile(bad, []byte("contol: {tick: 1s}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		args []string
+		want string
+	}{
+		"the state of another":        {[]string{"--state", r.state}, "is in use by another stagecoach"},
+		"the address of another":      {[]string{"--listen", r.up.addr}, "is another stagecoach running?"},
+		"an open door":                {[]string{"--listen", "0.0.0.0:0"}, "without basicAuthDir"},
+		"credentials that are absent": {[]string{"--basic-auth-dir", t.TempDir()}, "basic-auth-user"},
+		"an unknown field":            {[]string{"--config", bad}, "field contol not found"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), soon)
+			defer cancel()
+			args := append([]string{"up", "--listen", "127.0.0.1:0", "--state", t.TempDir()}, tc.args...)
+			var stdout, stderr bytes.Buffer
+			cmd := exec.CommandContext(ctx, os.Args[0], args...)
+			cmd.Stdout, cmd.Stderr = &stdout, &stderr
+			if err := cmd.Run(); err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), tc.want) {
+				t.Errorf("ended with %v, want exit status 1 and %q in\n%s", err, tc.want, stderr.String())
+			}
+			if stdout.Len() > 0 {
+				t.Errorf("printed %q, want nothing", stdout.String())
+			}
+		})
+	}
+	r.must(http.StatusOK, http.MethodGet, "/healthz", "")
+}
+
+// TestBasicAuth wants credentials on the management API and none on the data path.
+func TestBasicAuth(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, text := range map[string]string{"basic-auth-user": "admin\n", "basic-auth-password": "s3cret\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := start(t, "--basic-auth-dir", dir)
+	admin := newClient("http://admin:s3cret@" + r.up.addr)
+	if err := admin.deploy(t.Context(), graph[4].deployment()); err != nil {
+		t.Fatal(err)
+	}
+	for _, route := range []string{
+		"GET /system/functions", "POST /system/functions", "PUT /system/functions", "DELETE /system/functions", "GET /system/function/e",
+		"POST /system/scale-function/e", "GET /system/info", "GET /system/namespaces", "GET /system/pipelines", "GET /system/pipelines/five",
+		"GET /system/timeline/e", "GET /system/secrets", "GET /system/logs", "GET /system/none",
+	} {
+		method, path, _ := strings.Cut(route, " ")
+		for _, c := range []*client{r.client, newClient("http://admin:wrong@" + r.up.addr), newClient("http://nobody:s3cret@" + r.up.addr)} {
+			if a, err := c.do(t.Context(), method, path, "", nil); err != nil || a.status != http.StatusUnauthorized {
+				t.Errorf("%s as %q: status %d, %v, want 401", route, c.user+":"+c.pass, a.status, err)
+			}
+		}
+		if a, err := admin.do(t.Context(), method, path, "", nil); err != nil || a.status == http.StatusUnauthorized {
+			t.Errorf("%s with credentials: status %d, %v", route, a.status, err)
+		}
+	}
+	var p struct{ Stages []struct{ Name string } }
+	if err := admin.get(t.Context(), "/system/pipelines/five", &p); err != nil || len(p.Stages) != 1 {
+		t.Errorf("with credentials: %+v, %v", p, err)
+	}
+	open := []string{"/function/e", "/healthz", "/metrics"}
+	for _, path := range open {
+		method := http.MethodGet
+		if slices.Index(open, path) == 0 {
+			method = http.MethodPost
+		}
+		r.must(http.StatusOK, method, path, "")
+	}
+	r.must(http.StatusAccepted, http.MethodPost, "/async-function/e", "x")
+}
