@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
@@ -17,7 +18,8 @@ type Hooks struct {
 	// Place runs once in each replica, before it takes calls; nil: nothing to do. An error ends the replica.
 	Place func(ctx context.Context, r *Replica) error
 	// Infer runs a batch and returns one result a call, in order. Up to Slots batches run at a time. ctx ends when all calls
-	// of the batch are canceled or past their deadlines.
+	// of the batch are canceled or past their deadlines; each call has its own context besides. A panic is every call's
+	// error, or, with Each, that of the call that caused it, and the replica goes on.
 	Infer func(ctx context.Context, calls []*Call) []Result
 	// Slots is how many batches run at a time; the environment's max_inflight overrides it. Default 1.
 	Slots int
@@ -116,27 +118,44 @@ func Each(f func(c *Call) (tensor.Activation, error)) func(context.Context, []*C
 	return func(_ context.Context, calls []*Call) []Result {
 		out := make([]Result, len(calls))
 		for i, c := range calls {
-			if err := c.ctx.Err(); err != nil {
-				out[i].Err = err
-				continue
-			}
-			out[i].Output, out[i].Err = f(c)
+			out[i].Output, out[i].Err = one(f, c)
 		}
 		return out
 	}
 }
 
-// safely runs Infer; a panic becomes the error of every call, because it is not known which one caused it.
-func safely(infer func(context.Context, []*Call) []Result, ctx context.Context, calls []*Call, log *slog.Logger) (out []Result) {
+// one runs f, unless the call is over already. A panic is that call's error.
+func one(f func(c *Call) (tensor.Activation, error), c *Call) (out tensor.Activation, err error) {
+	if err := c.ctx.Err(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			out, err = nil, panicked{p, debug.Stack()}
+		}
+	}()
+	return f(c)
+}
+
+// panicked is a panic of the function, as an error.
+type panicked struct {
+	value any
+	stack []byte
+}
+
+func (p panicked) Error() string { return fmt.Sprintf("the function panicked: %v", p.value) }
+
+// safely runs Infer and returns a result for each call. A panic becomes the error of every call, because it is not known
+// which one caused it.
+func safely(infer func(context.Context, []*Call) []Result, ctx context.Context, calls []*Call) (out []Result) {
 	defer func() {
 		p := recover()
 		if p == nil && len(out) == len(calls) {
 			return
 		}
-		err := fmt.Errorf("the function answered %d of %d calls", len(out), len(calls))
-		if p != nil {
-			err = fmt.Errorf("the function panicked: %v", p)
-			log.Error("panic in Infer", "panic", p)
+		var err error = panicked{p, debug.Stack()}
+		if p == nil {
+			err = fmt.Errorf("the function returned %d results for %d calls", len(out), len(calls))
 		}
 		out = make([]Result, len(calls))
 		for i := range out {

@@ -49,6 +49,9 @@ func run(ctx context.Context, h Hooks) error {
 		return err
 	}
 	defer c.Close()
+	if h.Infer == nil {
+		return errors.New("no Infer hook, want one")
+	}
 	if h.Slots, h.MaxBatch, err = limits(h, os.Getenv("max_inflight")); err != nil {
 		return err
 	}

@@ -8,8 +8,10 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
@@ -23,47 +25,81 @@ type server struct {
 	hooks Hooks
 	log   *slog.Logger
 
-	running sync.WaitGroup
-	mu      sync.Mutex
-	batches map[uint64]*running
-	credit  chunkCredit
+	drain    chan struct{} // closed when the dispatcher wants nothing more
+	flushing atomic.Bool   // a goroutine is about to send what has been gathered
+	running  sync.WaitGroup
+	mu       sync.Mutex
+	leaving  bool // nothing new is begun
+	batches  map[uint64]*running
+	credit   chunkCredit
 }
 
 // running is a batch at work.
-type running struct{ cancel []context.CancelFunc }
+type running struct {
+	cancel []context.CancelFunc // one a call
+	all    context.CancelFunc   // of the batch's context
+}
 
 // serve says hello, then answers batches until ctx ends, the dispatcher drains it or closes. It returns nil for all of
-// these once what it had taken is answered.
+// these, the first two once what it had taken is answered.
 func serve(ctx context.Context, conn *wire.Conn, hello wire.Hello, hooks Hooks, log *slog.Logger) error {
-	s := &server{conn: conn, hooks: hooks, log: log, batches: map[uint64]*running{}}
+	s := &server{conn: conn, hooks: hooks, log: log, drain: make(chan struct{}), batches: map[uint64]*running{}}
 	s.credit.init()
 	defer conn.Close()
-	if err := s.greet(hello); err != nil {
+	if err := s.greet(ctx, hello); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Now()) })
-	defer stop()
-	err := s.read(hello.Slots)
-	if errors.Is(err, errDrained) || ctx.Err() != nil {
-		s.running.Wait()
-		return nil
-	}
-	s.cancelAll() // nobody is left to answer
+	ended, finished := make(chan struct{}), make(chan bool, 1)
+	go func() { finished <- s.finish(ctx, ended) }()
+	err := s.read()
+	close(ended)
+	_ = conn.Close() // nobody is left to answer: what still runs can stop, and no write waits
+	s.cancelAll()
 	s.credit.close()
 	s.running.Wait()
-	if errors.Is(err, io.EOF) {
+	if <-finished || errors.Is(err, io.EOF) {
 		return nil
 	}
 	return err
 }
 
-func (s *server) greet(hello wire.Hello) error {
+// finish waits until the replica is to leave, answers what it has taken, and then ends the reader, which until then brings
+// cancels and credits. It returns false when the connection ended before.
+func (s *server) finish(ctx context.Context, ended <-chan struct{}) bool {
+	select {
+	case <-ended:
+		return false
+	case <-s.drain:
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	s.leaving = true
+	s.mu.Unlock()
+	if ctx.Err() != nil { // our wish, so the dispatcher does not know it; if it cannot be told, the reader sees why
+		_ = s.conn.Write(wire.Frame{Type: wire.FrameCredit, Payload: wire.Credit{Amount: 0}.Append(nil)})
+	}
+	s.running.Wait()
+	select {
+	case <-ended:
+		return false
+	default:
+		_ = s.conn.SetReadDeadline(time.Unix(1, 0)) // fails when it has just ended
+		return true
+	}
+}
+
+func (s *server) greet(ctx context.Context, hello wire.Hello) error {
 	if err := s.conn.Write(wire.Frame{Type: wire.FrameHello, Payload: hello.Append(nil)}); err != nil {
 		return err
 	}
 	if err := s.conn.SetReadDeadline(time.Now().Add(welcomeTimeout)); err != nil {
 		return err
 	}
+	stop := context.AfterFunc(ctx, func() { _ = s.conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
 	f, err := s.conn.Read()
 	if err != nil {
 		return fmt.Errorf("welcome: %w", err)
@@ -82,11 +118,9 @@ func (s *server) greet(hello wire.Hello) error {
 	return s.conn.SetReadDeadline(time.Time{})
 }
 
-// errDrained says that the dispatcher wants nothing more.
-var errDrained = errors.New("stage: drained")
-
-func (s *server) read(slots int) error {
+func (s *server) read() error {
 	defer s.conn.Release()
+	draining := false
 	for {
 		f, err := s.conn.Read()
 		if err != nil {
@@ -94,7 +128,7 @@ func (s *server) read(slots int) error {
 		}
 		switch f.Type {
 		case wire.FrameBatch:
-			err = s.start(f, slots)
+			err = s.start(f)
 		case wire.FrameCancel:
 			err = s.cancel(f)
 		case wire.FrameCredit:
@@ -103,7 +137,10 @@ func (s *server) read(slots int) error {
 				s.credit.add(c.Amount)
 			}
 		case wire.FrameDrain:
-			return errDrained
+			if !draining {
+				draining = true
+				close(s.drain)
+			}
 		default:
 			err = fmt.Errorf("frame %v, want Batch, Cancel, Credit or Drain", f.Type)
 		}
@@ -117,68 +154,112 @@ func (s *server) read(slots int) error {
 }
 
 // start decodes a batch and runs it beside the others.
-func (s *server) start(f wire.Frame, slots int) error {
+func (s *server) start(f wire.Frame) error {
 	b, err := wire.DecodeBatch(f.Payload)
 	if err != nil {
 		return err
 	}
+	if len(b.Calls) > s.hooks.MaxBatch {
+		return fmt.Errorf("batch %d of %d calls, want at most %d", f.Batch, len(b.Calls), s.hooks.MaxBatch)
+	}
 	for i := range b.Calls {
 		for k := range b.Calls[i].Input {
 			if _, err := wire.Detach(b.Calls[i].Input[k].Items, f.Files); err != nil {
-				return fmt.Errorf("call %d: %w", i, err)
+				return fmt.Errorf("call %d of batch %d: %w", i, f.Batch, err)
 			}
 		}
 	}
-	r := &running{cancel: make([]context.CancelFunc, len(b.Calls))}
-	calls := make([]*Call, len(b.Calls))
-	ctx, cancel := context.WithCancel(context.Background())
-	for i, c := range b.Calls {
-		calls[i] = &Call{Key: c.Key, Deadline: c.Deadline, Traceparent: c.Traceparent, Header: c.Header, Input: c.Input}
-		calls[i].ctx, r.cancel[i] = callContext(ctx, c.Deadline)
-		calls[i].write = func(p []byte) error { return s.chunk(calls[i].ctx, f.Batch, i, p) }
-	}
 	s.mu.Lock()
-	if _, twice := s.batches[f.Batch]; twice || len(s.batches) >= slots {
-		s.mu.Unlock()
-		cancel()
-		return fmt.Errorf("batch %d while %d run, want at most %d and each once", f.Batch, len(s.batches), slots)
+	_, twice := s.batches[f.Batch]
+	n, leaving := len(s.batches), s.leaving
+	if !twice && n < s.hooks.Slots && !leaving {
+		ctx, r, calls := s.calls(f.Batch, b)
+		s.batches[f.Batch] = r
+		s.running.Go(func() { s.run(ctx, f.Batch, r, calls) })
 	}
-	s.batches[f.Batch] = r
 	s.mu.Unlock()
-	s.running.Go(func() {
-		defer cancel()
-		s.run(ctx, f.Batch, r, calls)
-	})
+	switch {
+	case twice || n >= s.hooks.Slots:
+		return fmt.Errorf("batch %d while %d run, want at most %d and each once", f.Batch, n, s.hooks.Slots)
+	case leaving:
+		return s.refuse(f.Batch, len(b.Calls))
+	}
 	return nil
 }
 
-func callContext(ctx context.Context, deadline time.Time) (context.Context, context.CancelFunc) {
-	if deadline.IsZero() {
-		return context.WithCancel(ctx)
+// refuse answers a batch that was on its way when the replica decided to leave: its calls run elsewhere.
+func (s *server) refuse(batch uint64, calls int) error {
+	for i := range calls {
+		m := wire.Error{Index: i, Code: task.ReplicaLost, Message: "the replica was told to end"}
+		if err := s.conn.Write(wire.Frame{Type: wire.FrameError, Batch: batch, Payload: m.Append(nil)}); err != nil {
+			return err
+		}
 	}
-	return context.WithDeadline(ctx, deadline)
+	return nil
+}
+
+// calls makes what Infer gets of a batch. The context ends when all calls' own have ended.
+func (s *server) calls(batch uint64, b wire.Batch) (context.Context, *running, []*Call) {
+	r := &running{cancel: make([]context.CancelFunc, len(b.Calls))}
+	out := make([]*Call, len(b.Calls))
+	for i, c := range b.Calls {
+		var ctx context.Context
+		ctx, r.cancel[i] = callContext(c.Deadline)
+		out[i] = &Call{Key: c.Key, Deadline: c.Deadline, Traceparent: c.Traceparent, Header: c.Header, Input: c.Input, ctx: ctx}
+		out[i].write = func(p []byte) error { return s.chunk(ctx, batch, i, p) }
+	}
+	if len(out) == 1 {
+		r.all = r.cancel[0]
+		return out[0].ctx, r, out
+	}
+	var all context.Context
+	all, r.all = context.WithCancel(context.Background())
+	left := new(atomic.Int64)
+	left.Store(int64(len(out)))
+	for _, c := range out {
+		context.AfterFunc(c.ctx, func() {
+			if left.Add(-1) == 0 {
+				r.all()
+			}
+		})
+	}
+	return all, r, out
+}
+
+func callContext(deadline time.Time) (context.Context, context.CancelFunc) {
+	if deadline.IsZero() {
+		return context.WithCancel(context.Background())
+	}
+	return context.WithDeadline(context.Background(), deadline)
 }
 
 func (s *server) run(ctx context.Context, batch uint64, r *running, calls []*Call) {
 	begin := time.Now()
-	results := safely(s.hooks.Infer, ctx, calls, s.log)
+	results := safely(s.hooks.Infer, ctx, calls)
 	service := time.Since(begin)
 	s.mu.Lock()
 	delete(s.batches, batch) // before the last result leaves: it frees the slot on the other side
 	s.mu.Unlock()
+	for _, cancel := range r.cancel {
+		cancel() // a call that is over can stream no more
+	}
+	r.all()
 	for i, res := range results {
-		r.cancel[i]()
-		if err := s.answer(batch, i, service, res); err != nil {
-			s.log.Debug("result not sent", "batch", batch, "call", i, "error", err) // the reader sees the end of the connection too
-			return
+		if p := (panicked{}); errors.As(res.Err, &p) {
+			s.log.Error("the function panicked", "request", calls[i].Key.Request, "panic", p.value, "stack", string(p.stack))
 		}
+		_ = s.answer(batch, i, service, res) // Flush has the error too
+	}
+	if err := s.conn.Flush(); err != nil {
+		s.log.Debug("results not sent", "batch", batch, "error", err) // the reader sees the end of the connection too
 	}
 }
 
+// answer gathers the end of a call.
 func (s *server) answer(batch uint64, i int, service time.Duration, res Result) error {
 	if res.Err != nil {
 		m := wire.Error{Index: i, Service: service, Code: code(res.Err), Message: res.Err.Error()}
-		return s.conn.Write(wire.Frame{Type: wire.FrameError, Batch: batch, Payload: m.Append(nil)})
+		return s.conn.Gather(wire.Frame{Type: wire.FrameError, Batch: batch, Payload: m.Append(nil)})
 	}
 	out, files, err := wire.Attach(res.Output, 0, refuseRefs)
 	defer func() {
@@ -194,7 +275,7 @@ func (s *server) answer(batch uint64, i int, service time.Duration, res Result) 
 	if len(payload) > wire.MaxFrame {
 		return s.answer(batch, i, service, Result{Err: fmt.Errorf("output of %d bytes in small items, want at most %d", len(payload), wire.MaxFrame)})
 	}
-	return s.conn.Write(wire.Frame{Type: wire.FrameResult, Batch: batch, Payload: payload, Files: files})
+	return s.conn.Gather(wire.Frame{Type: wire.FrameResult, Batch: batch, Payload: payload, Files: files})
 }
 
 func refuseRefs(r tensor.Ref) (*os.File, error) {
@@ -228,66 +309,4 @@ func (s *server) cancelAll() {
 			cancel()
 		}
 	}
-}
-
-// maxChunk is the largest piece of a stream in one frame.
-const maxChunk = 64 << 10
-
-func (s *server) chunk(ctx context.Context, batch uint64, i int, p []byte) error {
-	for len(p) > 0 {
-		n, err := s.credit.take(ctx, min(len(p), maxChunk))
-		if err != nil {
-			return err
-		}
-		m := wire.Chunk{Index: i, Data: p[:n]}
-		if err := s.conn.Write(wire.Frame{Type: wire.FrameChunk, Batch: batch, Payload: m.Append(nil)}); err != nil {
-			return err
-		}
-		p = p[n:]
-	}
-	return nil
-}
-
-// chunkCredit is how many bytes of chunks the dispatcher will take.
-type chunkCredit struct {
-	mu     sync.Mutex
-	more   *sync.Cond
-	left   uint64
-	closed bool
-}
-
-func (c *chunkCredit) init() { c.more = sync.NewCond(&c.mu) }
-
-func (c *chunkCredit) add(n uint64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.left += n
-	c.more.Broadcast()
-}
-
-func (c *chunkCredit) close() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.closed = true
-	c.more.Broadcast()
-}
-
-// take waits for credit and takes up to n bytes of it.
-func (c *chunkCredit) take(ctx context.Context, n int) (int, error) {
-	stop := context.AfterFunc(ctx, func() { c.mu.Lock(); defer c.mu.Unlock(); c.more.Broadcast() })
-	defer stop()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for c.left == 0 {
-		if err := ctx.Err(); err != nil {
-			return 0, err
-		}
-		if c.closed {
-			return 0, io.ErrClosedPipe
-		}
-		c.more.Wait()
-	}
-	n = int(min(uint64(n), c.left))
-	c.left -= uint64(n)
-	return n, nil
 }

@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"reflect"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -21,7 +21,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if hooks, ok := programs()[os.Getenv("STAGE_TEST_PROGRAM")]; ok {
+		Main(hooks)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // dispatcher is the other side of a replica under test.
 type dispatcher struct {
@@ -30,23 +35,35 @@ type dispatcher struct {
 	done chan error // what serve returned
 }
 
-func begin(t *testing.T, h Hooks, welcome wire.Welcome) *dispatcher {
+// ends returns both ends of a stage socket.
+func ends(t *testing.T) (x, y *net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var ends [2]*net.UnixConn
-	for i, fd := range fds {
-		if ends[i], err = connection(fd); err != nil {
-			t.Fatal(err)
-		}
+	if x, err = connection(fds[0]); err != nil {
+		t.Fatal(err)
 	}
+	if y, err = connection(fds[1]); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = x.Close(), y.Close() })
+	return x, y
+}
+
+func begin(t *testing.T, h Hooks, welcome wire.Welcome) *dispatcher {
+	t.Helper()
+	return beginCtx(t, t.Context(), h, welcome)
+}
+
+func beginCtx(t *testing.T, ctx context.Context, h Hooks, welcome wire.Welcome) *dispatcher {
+	t.Helper()
+	x, y := ends(t)
 	h.Slots, h.MaxBatch = max(1, h.Slots), max(1, h.MaxBatch)
-	d := &dispatcher{t: t, conn: wire.NewConn(ends[0]), done: make(chan error, 1)}
+	d := &dispatcher{t: t, conn: wire.NewConn(x), done: make(chan error, 1)}
 	hello := wire.Hello{Oldest: wire.OldestVersion, Newest: wire.Version, Function: "f.ns", Replica: "f-1", Slots: h.Slots, MaxBatch: h.MaxBatch}
-	go func() { d.done <- serve(t.Context(), wire.NewConn(ends[1]), hello, h, slog.New(slog.DiscardHandler)) }()
-	t.Cleanup(func() { _ = d.conn.Close() })
+	go func() { d.done <- serve(ctx, wire.NewConn(y), hello, h, slog.New(slog.DiscardHandler)) }()
 	f := d.read(wire.FrameHello)
 	if got, err := wire.DecodeHello(f.Payload); err != nil || !reflect.DeepEqual(got, hello) {
 		t.Fatalf("hello %+v, %v", got, err)
@@ -161,12 +178,87 @@ func TestEachCallOfABatchHasItsOwnEnd(t *testing.T) {
 }
 
 func TestAPanicLeavesTheReplicaAlive(t *testing.T) {
-	d := begin(t, Hooks{Infer: Each(upper)}, welcome)
-	d.batch(1, time.Time{}, "panic")
+	d := begin(t, Hooks{Infer: Each(upper), MaxBatch: 2}, welcome)
+	d.batch(1, time.Time{}, "panic", "a")
 	d.failure(task.Failed, "panicked: ouch")
+	if m := d.result(); m.Index != 1 || string(m.Output[0].Bytes) != "A" {
+		t.Errorf("beside the panic: %+v", m)
+	}
 	d.batch(2, time.Time{}, "b")
 	if m := d.result(); string(m.Output[0].Bytes) != "B" {
 		t.Errorf("after the panic: %+v", m)
+	}
+}
+
+func TestABatchThatPanicsOrMiscountsFailsWhole(t *testing.T) {
+	for want, infer := range map[string]func(context.Context, []*Call) []Result{
+		"panicked: ouch":               func(context.Context, []*Call) []Result { panic("ouch") },
+		"returned 1 results for 2 cal": func(context.Context, []*Call) []Result { return make([]Result, 1) },
+	} {
+		d := begin(t, Hooks{Infer: infer, MaxBatch: 2}, welcome)
+		d.batch(1, time.Time{}, "a", "b")
+		d.failure(task.Failed, want)
+		d.failure(task.Failed, want)
+	}
+}
+
+// TestABatchEndsWithItsLastCall has a hook that knows only the batch's context.
+func TestABatchEndsWithItsLastCall(t *testing.T) {
+	calls := make(chan []*Call, 3)
+	d := begin(t, Hooks{MaxBatch: 2, Infer: func(ctx context.Context, c []*Call) []Result {
+		calls <- c
+		<-ctx.Done()
+		return []Result{{Err: c[0].Context().Err()}, {Err: c[1].Context().Err()}}
+	}}, welcome)
+	d.batch(1, time.Time{}, "a", "b")
+	c := <-calls
+	d.send(wire.FrameCancel, 1, wire.Cancel{Index: 1}.Append(nil))
+	<-c[1].Context().Done()
+	if err := c[0].Context().Err(); err != nil {
+		t.Errorf("call 0 ended with call 1: %v", err)
+	}
+	d.send(wire.FrameCancel, 1, wire.Cancel{Index: 0}.Append(nil))
+	d.failure(task.Canceled, "canceled")
+	d.failure(task.Canceled, "canceled")
+	d.batch(2, time.Now().Add(10*time.Millisecond), "a", "b")
+	d.failure(task.Expired, "deadline")
+	d.failure(task.Expired, "deadline")
+	d.batch(3, time.Time{}, "a", "b")
+	_ = d.conn.Close()
+	d.ends("") // a hook that waits for its context does not keep the process
+}
+
+func TestLargeInputsRideInFiles(t *testing.T) {
+	d := begin(t, Hooks{Infer: Each(func(c *Call) (tensor.Activation, error) {
+		var n []byte
+		for _, it := range c.Items() {
+			n = fmt.Appendf(n, "%d ", len(it.Bytes))
+		}
+		return tensor.Activation{{Bytes: n}}, nil
+	})}, welcome)
+	large := tensor.Item{ContentType: "x", Bytes: make([]byte, 1<<20)}
+	in := tensor.Input{{From: "a", Items: tensor.Activation{large}}, {From: "b", Items: tensor.Activation{{Bytes: []byte("small")}, large}}}
+	var files []*os.File
+	for i := range in {
+		var more []*os.File
+		var err error
+		if in[i].Items, more, err = wire.Attach(in[i].Items, len(files), nil); err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, more...)
+	}
+	if len(files) != 2 {
+		t.Fatalf("%d files, want 2", len(files))
+	}
+	err := d.conn.Write(wire.Frame{Type: wire.FrameBatch, Batch: 1, Payload: wire.Batch{Calls: []wire.Call{{Input: in}}}.Append(nil), Files: files})
+	for _, f := range files {
+		_ = f.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m := d.result(); string(m.Output[0].Bytes) != "1048576 5 1048576 " {
+		t.Errorf("items of %s bytes", m.Output[0].Bytes)
 	}
 }
 
@@ -182,40 +274,9 @@ func TestCancelAndDeadlineEndACall(t *testing.T) {
 	d.result()
 }
 
-func TestDrainWaitsForWhatRuns(t *testing.T) {
-	release := make(chan struct{})
-	d := begin(t, Hooks{Infer: Each(func(*Call) (tensor.Activation, error) { <-release; return nil, nil })}, welcome)
-	d.batch(1, time.Time{}, "x")
-	d.send(wire.FrameDrain, 0, nil)
-	close(release)
-	d.result()
-	d.ends("")
-}
-
-func TestChunksWaitForCredit(t *testing.T) {
-	d := begin(t, Hooks{Infer: Each(func(c *Call) (tensor.Activation, error) {
-		_, err := c.Write([]byte("0123456789"))
-		return nil, err
-	})}, wire.Welcome{Version: wire.Version, Credit: 4})
-	d.batch(1, time.Time{}, "x")
-	var got []byte
-	chunk := func() {
-		m, err := wire.DecodeChunk(d.read(wire.FrameChunk).Payload)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got = append(got, m.Data...)
-	}
-	chunk()
-	if string(got) != "0123" {
-		t.Fatalf("with a credit of 4 came %q", got)
-	}
-	d.send(wire.FrameCredit, 0, wire.Credit{Amount: 100}.Append(nil))
-	chunk()
-	if string(got) != "0123456789" {
-		t.Errorf("streamed %q", got)
-	}
-	d.result()
+func strayRef() []byte {
+	ref := tensor.Item{Ref: &tensor.Ref{Owner: "fd:", Blob: "0", Size: 1}}
+	return wire.Batch{Calls: []wire.Call{{Input: tensor.Input{{Items: tensor.Activation{ref}}}}}}.Append(nil)
 }
 
 func TestBrokenDispatchersEndTheReplica(t *testing.T) {
@@ -227,6 +288,9 @@ func TestBrokenDispatchersEndTheReplica(t *testing.T) {
 		"garbage":         {func(d *dispatcher) { d.send(wire.FrameBatch, 1, []byte("junk")) }, "batch:"},
 		"wrong frame":     {func(d *dispatcher) { d.send(wire.FrameHello, 0, nil) }, "frame Hello"},
 		"too many":        {func(d *dispatcher) { d.batch(1, time.Time{}, "wait"); d.batch(2, time.Time{}, "wait") }, "want at most 1"},
+		"large batch":     {func(d *dispatcher) { d.batch(1, time.Time{}, "a", "b") }, "batch 1 of 2 calls, want at most 1"},
+		"file not there":  {func(d *dispatcher) { d.send(wire.FrameBatch, 1, strayRef()) }, "call 0 of batch 1: item 0: reference"},
+		"bad while busy":  {func(d *dispatcher) { d.batch(1, time.Time{}, "wait"); d.send(wire.FrameHello, 0, nil) }, "frame Hello"},
 		"same batch":      {func(d *dispatcher) { d.batch(1, time.Time{}, "wait"); d.batch(1, time.Time{}, "wait") }, "batch 1"},
 		"closes, running": {func(d *dispatcher) { d.batch(1, time.Time{}, "wait"); _ = d.conn.Close() }, ""},
 	} {
@@ -238,45 +302,6 @@ func TestBrokenDispatchersEndTheReplica(t *testing.T) {
 	}
 	d := begin(t, Hooks{Infer: Each(upper)}, wire.Welcome{Version: 9})
 	d.ends("version 9")
-}
-
-func TestCreditEndsWithItsContext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := &server{}
-		s.credit.init()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-		defer cancel()
-		if _, err := s.credit.take(ctx, 1); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("take without credit: %v", err)
-		}
-	})
-}
-
-func TestLimits(t *testing.T) {
-	if s, b, err := limits(Hooks{}, ""); s != 1 || b != 1 || err != nil {
-		t.Errorf("defaults: %d slots, batches of %d, %v", s, b, err)
-	}
-	if s, _, err := limits(Hooks{Slots: 3}, "64"); s != 64 || err != nil {
-		t.Errorf("max_inflight=64: %d slots, %v", s, err)
-	}
-	for _, bad := range []string{"x", "0", "-1"} {
-		if _, _, err := limits(Hooks{}, bad); err == nil || !strings.Contains(err.Error(), "max_inflight") {
-			t.Errorf("max_inflight=%s: %v", bad, err)
-		}
-	}
-}
-
-func TestStartedByHandSaysWhatItIs(t *testing.T) {
-	if os.Getenv(wire.EnvStageFD) != "" {
-		t.Skip("this test process has a stage socket")
-	}
-	if _, err := stageSocket(); !errors.Is(err, errByHand) {
-		t.Errorf("got %v", err)
-	}
-	t.Setenv(wire.EnvStageFD, "two")
-	if _, err := stageSocket(); err == nil || !strings.Contains(err.Error(), "want a descriptor") {
-		t.Errorf("got %v", err)
-	}
 }
 
 func FuzzServe(f *testing.F) {

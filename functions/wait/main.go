@@ -1,6 +1,7 @@
 // Command wait is a stage that holds its slot for a drawn time and burns no processor: a stand-in for a device. On a machine
 // with two cores it shows how queues and replicas behave when work is done elsewhere; it says nothing about how fast any
-// real work is, and every figure made with it says so.
+// real work is, and every figure made with it says so. With a model, a replica computes once on a small input before it is
+// ready, so that what starts is as heavy as what it stands for.
 //
 // Environment: wait_mean (default 200ms), wait_cv (coefficient of variation, default 0.5), wait_seed (default: chance).
 package main
@@ -8,9 +9,11 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -31,8 +34,8 @@ func parse(getenv func(string) string) (settings, error) {
 	s := settings{mean: 200 * time.Millisecond, cv: 0.5, seed: rand.Uint64()}
 	var err error
 	if v := getenv("wait_mean"); v != "" {
-		if s.mean, err = time.ParseDuration(v); err != nil || s.mean < 0 {
-			return s, fmt.Errorf("wait_mean=%q, want a duration such as 200ms", v)
+		if s.mean, err = time.ParseDuration(v); err != nil || s.mean < 0 || s.mean > time.Hour {
+			return s, fmt.Errorf("wait_mean=%q, want a duration such as 200ms, at most 1h", v)
 		}
 	}
 	if v := getenv("wait_cv"); v != "" {
@@ -66,7 +69,10 @@ func main() {
 				return err
 			}
 			r = rand.New(rand.NewPCG(s.seed, 0))
-			return touch(rep.Model())
+			if m := rep.Model(); m != nil {
+				touch(m, rep.Log)
+			}
+			return nil
 		},
 		Infer: stage.Each(func(c *stage.Call) (tensor.Activation, error) {
 			mu.Lock()
@@ -85,24 +91,43 @@ func main() {
 	})
 }
 
-// touch runs the model once on the smallest input, so that a replica's first answer includes its parameters. A replica
-// without a model, or with one whose input is not a single FP32 tensor, has nothing to touch.
-func touch(m *zygote.Session) error {
-	if m == nil || len(m.Inputs()) != 1 || m.Inputs()[0].Datatype != "FP32" {
-		return nil
+// touch runs the model once on a small input of zeros, so that a replica's first answer includes its parameters. A model that
+// takes no such input is left alone.
+func touch(m *zygote.Session, log *slog.Logger) {
+	inputs := m.Inputs()
+	if len(inputs) != 1 {
+		log.Info("the model is not touched: it has several inputs", "inputs", len(inputs))
+		return
 	}
-	in := m.Inputs()[0]
-	shape := make([]int64, len(in.Shape))
-	n := int64(1)
-	for i, d := range in.Shape {
-		if shape[i] = d; d < 0 {
-			shape[i] = 1
-			if i >= 2 { // height and width of an image: the smallest that convolutions with strides accept
-				shape[i] = 48
-			}
+	in, ok := smallest(inputs[0])
+	if !ok {
+		log.Info("the model is not touched: no small input is known", "input", inputs[0].Name, "wants", inputs[0].String())
+		return
+	}
+	if _, err := m.Run([]tensor.Tensor{in}); err != nil {
+		log.Warn("the model is not touched", "error", err)
+	}
+}
+
+// smallest returns zeros for an input of FP32: 1 for a free dimension, but 48 for the height and width of an image, which is
+// enough for strided convolutions. It is false for other datatypes, an unknown shape, and above 64 MiB.
+func smallest(in zygote.Info) (tensor.Tensor, bool) {
+	t := tensor.Tensor{Name: in.Name, Datatype: in.Datatype, Shape: slices.Clone(in.Shape)}
+	n := int64(4)
+	for i, d := range t.Shape {
+		switch {
+		case d < 0 && i >= 2 && len(t.Shape) == 4:
+			t.Shape[i] = 48
+		case d < 0:
+			t.Shape[i] = 1
 		}
-		n *= shape[i]
+		if t.Shape[i] > 64<<20 {
+			return t, false
+		}
+		if n *= t.Shape[i]; n == 0 || n > 64<<20 {
+			return t, false
+		}
 	}
-	_, err := m.Run([]tensor.Tensor{{Name: in.Name, Datatype: "FP32", Shape: shape, Data: make([]byte, 4*n)}})
-	return err
+	t.Data = make([]byte, n)
+	return t, in.Datatype == "FP32" && in.Shape != nil
 }

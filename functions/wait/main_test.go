@@ -3,8 +3,11 @@ package main
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/stage/zygote"
 )
 
 func TestDrawHasTheMeanAndVariationAskedFor(t *testing.T) {
@@ -26,7 +29,7 @@ func TestDrawHasTheMeanAndVariationAskedFor(t *testing.T) {
 }
 
 func TestParseNamesTheVariable(t *testing.T) {
-	for k, v := range map[string]string{"wait_mean": "fast", "wait_cv": "-1", "wait_seed": "x"} {
+	for k, v := range map[string]string{"wait_mean": "2h", "wait_cv": "-1", "wait_seed": "x"} {
 		if _, err := parse(func(name string) string { return map[string]string{k: v}[name] }); err == nil {
 			t.Errorf("%s=%q: no error", k, v)
 		}
@@ -34,5 +37,29 @@ func TestParseNamesTheVariable(t *testing.T) {
 	s, err := parse(func(string) string { return "" })
 	if err != nil || s.mean != 200*time.Millisecond || s.cv != 0.5 {
 		t.Errorf("defaults: %+v, %v", s, err)
+	}
+}
+
+func TestSmallestInput(t *testing.T) {
+	for name, tc := range map[string]struct {
+		in    zygote.Info
+		shape []int64 // nil: none
+	}{
+		"image":        {zygote.Info{Datatype: "FP32", Shape: []int64{-1, 3, -1, -1}}, []int64{1, 3, 48, 48}},
+		"sequence":     {zygote.Info{Datatype: "FP32", Shape: []int64{-1, -1, 80}}, []int64{1, 1, 80}},
+		"scalar":       {zygote.Info{Datatype: "FP32", Shape: []int64{}}, []int64{}},
+		"tokens":       {zygote.Info{Datatype: "INT64", Shape: []int64{-1, -1}}, nil},
+		"unknown":      {zygote.Info{Datatype: "FP32"}, nil},
+		"nothing":      {zygote.Info{Datatype: "FP32", Shape: []int64{0, 3}}, nil},
+		"huge":         {zygote.Info{Datatype: "FP32", Shape: []int64{1 << 20, 1 << 20}}, nil},
+		"beyond int64": {zygote.Info{Datatype: "FP32", Shape: []int64{1<<62 + 1}}, nil},
+	} {
+		got, ok := smallest(tc.in)
+		if ok != (tc.shape != nil) || ok && !slices.Equal(got.Shape, tc.shape) {
+			t.Errorf("%s: shape %v, %v, want %v", name, got.Shape, ok, tc.shape)
+		}
+		if ok && got.Validate() != nil {
+			t.Errorf("%s: %v", name, got.Validate())
+		}
 	}
 }

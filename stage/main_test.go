@@ -1,0 +1,148 @@
+package stage
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+func TestLimits(t *testing.T) {
+	if s, b, err := limits(Hooks{}, ""); s != 1 || b != 1 || err != nil {
+		t.Errorf("defaults: %d slots, batches of %d, %v", s, b, err)
+	}
+	if s, _, err := limits(Hooks{Slots: 3}, "64"); s != 64 || err != nil {
+		t.Errorf("max_inflight=64: %d slots, %v", s, err)
+	}
+	for _, bad := range []string{"x", "0", "-1"} {
+		if _, _, err := limits(Hooks{}, bad); err == nil || !strings.Contains(err.Error(), "max_inflight") {
+			t.Errorf("max_inflight=%s: %v", bad, err)
+		}
+	}
+}
+
+func TestStartedByHandSaysWhatItIs(t *testing.T) {
+	if os.Getenv(wire.EnvStageFD) != "" {
+		t.Skip("this test process has a stage socket")
+	}
+	if _, err := stageSocket(); !errors.Is(err, errByHand) {
+		t.Errorf("got %v", err)
+	}
+	t.Setenv(wire.EnvStageFD, "two")
+	if _, err := stageSocket(); err == nil || !strings.Contains(err.Error(), "want a descriptor") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// programs are the stages that this test binary can be.
+func programs() map[string]Hooks {
+	echo := Each(func(c *Call) (tensor.Activation, error) { return c.Items(), nil })
+	return map[string]Hooks{
+		"echo": {Infer: echo, MaxBatch: 3},
+		"name": {Infer: Each(func(*Call) (tensor.Activation, error) {
+			return tensor.Activation{{Bytes: []byte(os.Getenv("greeting"))}}, nil
+		})},
+		"unplaced": {Infer: echo, Place: func(context.Context, *Replica) error { return errors.New("no device of 3 GiB, want one") }},
+		"hookless": {},
+		"patient":  {Infer: Each(func(c *Call) (tensor.Activation, error) { <-c.Context().Done(); return nil, c.Context().Err() })},
+	}
+}
+
+// replica is a stage that runs as a process of its own.
+type replica struct {
+	*dispatcher
+	cmd    *exec.Cmd
+	stderr bytes.Buffer
+}
+
+func start(t *testing.T, program string, env ...string) *replica {
+	t.Helper()
+	x, y := ends(t)
+	theirs, err := y.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	_ = y.Close()
+	r := &replica{dispatcher: &dispatcher{t: t, conn: wire.NewConn(x)}, cmd: exec.CommandContext(t.Context(), os.Args[0])}
+	r.cmd.Env = append(os.Environ(), "STAGE_TEST_PROGRAM="+program, wire.EnvStageFD+"=3", wire.EnvFunction+"=f.ns", wire.EnvReplica+"=f-1")
+	r.cmd.Env = append(r.cmd.Env, env...)
+	r.cmd.ExtraFiles, r.cmd.Stderr = []*os.File{theirs}, &r.stderr
+	if err := r.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// exits waits for the process and checks how it ends.
+func (r *replica) exits(code int, message string) {
+	r.t.Helper()
+	kill := time.AfterFunc(20*time.Second, func() { _ = r.cmd.Process.Kill() })
+	defer kill.Stop()
+	_ = r.cmd.Wait() // the state says how
+	if got := r.cmd.ProcessState.ExitCode(); got != code || !strings.Contains(r.stderr.String(), message) {
+		r.t.Errorf("ended with %v and %q, want code %d and %q", r.cmd.ProcessState, r.stderr.String(), code, message)
+	}
+}
+
+func TestAStageIsAProcess(t *testing.T) {
+	r := start(t, "name", "greeting=hello", "max_inflight=5")
+	hello, err := wire.DecodeHello(r.read(wire.FrameHello).Payload)
+	if err != nil || hello.Function != "f.ns" || hello.Replica != "f-1" || hello.Slots != 5 || hello.MaxBatch != 1 || hello.PID != r.cmd.Process.Pid {
+		t.Errorf("hello %+v, %v", hello, err)
+	}
+	r.send(wire.FrameWelcome, 0, welcome.Append(nil))
+	r.batch(1, time.Time{}, "x")
+	if m := r.result(); string(m.Output[0].Bytes) != "hello" {
+		t.Errorf("answer %q", m.Output[0].Bytes)
+	}
+	r.send(wire.FrameDrain, 0, nil)
+	r.exits(0, "")
+}
+
+func TestAStageEndsWithItsDispatcher(t *testing.T) {
+	r := start(t, "patient")
+	r.read(wire.FrameHello)
+	r.send(wire.FrameWelcome, 0, welcome.Append(nil))
+	r.batch(1, time.Time{}, "x")
+	_ = r.conn.Close()
+	r.exits(0, "")
+}
+
+func TestAStageEndsOnSIGTERM(t *testing.T) {
+	r := start(t, "patient")
+	r.read(wire.FrameHello)
+	r.send(wire.FrameWelcome, 0, welcome.Append(nil))
+	r.batch(1, time.Now().Add(200*time.Millisecond), "x")
+	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	r.read(wire.FrameCredit)
+	m, err := wire.DecodeError(r.read(wire.FrameError).Payload)
+	if err != nil || m.Code != task.Expired && m.Code != task.ReplicaLost { // lost when the signal came before the batch
+		t.Errorf("%+v, %v", m, err)
+	}
+	r.exits(0, "")
+}
+
+func TestAStageSaysWhyItCannotStart(t *testing.T) {
+	start(t, "unplaced").exits(1, "stage: place: no device of 3 GiB, want one\n")
+	start(t, "hookless").exits(1, "no Infer hook")
+	start(t, "echo", "max_inflight=none").exits(1, `max_inflight="none"`)
+	start(t, "echo", wire.EnvStageFD+"=77").exits(1, "stage socket 77")
+	start(t, "echo", wire.EnvStageFD+"=").exits(2, "started without a stage socket")
+	start(t, "echo", wire.EnvModel+"=none.onnx").exits(1, "stage:")
+	r := start(t, "echo")
+	r.read(wire.FrameHello)
+	r.send(wire.FrameWelcome, 0, wire.Welcome{Version: 9}.Append(nil))
+	r.exits(1, "welcome to version 9 of the stage protocol, want 1 to 1")
+}
