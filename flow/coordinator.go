@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -21,7 +23,7 @@ import (
 
 // Bus takes tasks to the owners of functions and brings replies; package queue has one over NATS.
 type Bus interface {
-	// Submit sends msg to the owner of function, and does not keep it.
+	// Submit sends msg to the owner of function, and does not keep it. It does not call an inbox's handler.
 	Submit(function string, msg []byte) error
 	// Inbox makes a subject and calls handler with each message sent there, in order, until stop is called. The handler may
 	// keep msg. When stop returns, handler is not running and will not be called again.
@@ -56,6 +58,8 @@ type Coordinator struct {
 	seed   maphash.Seed
 	shards []*shard
 
+	runs    atomic.Uint64 // makes the ids of runs
+	quit    chan struct{} // closed when Close has waited for long enough
 	mu      sync.Mutex
 	closed  bool
 	pending sync.WaitGroup // Invokes
@@ -67,27 +71,34 @@ type Coordinator struct {
 type shard struct {
 	mu      sync.Mutex
 	core    *Core
-	waiting map[string]chan Finish
+	waiting map[string]*waiter // by run; until its blobs are dropped
 	timer   *time.Timer
 	armed   time.Time // when the timer fires; zero: it does not
 	scratch []byte
 	loads   []task.Load
 }
 
+// waiter is an Invoke.
+type waiter struct {
+	end   chan Finish // has room for the one end
+	blobs bool        // the store may have something of it
+}
+
 // New returns a Coordinator that listens for replies. The caller closes it.
 func New(cfg Config) (*Coordinator, error) {
 	c := &Coordinator{
-		cfg: cfg, seed: maphash.MakeSeed(), shards: make([]*shard, 4*runtime.GOMAXPROCS(0)),
+		cfg: cfg, seed: maphash.MakeSeed(), shards: make([]*shard, 4*runtime.GOMAXPROCS(0)), quit: make(chan struct{}),
 		retries: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "retries_total", Help: "Tasks tried again because their replica was lost."}),
 		refused: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "refused_total", Help: "Requests refused at the entry because they could not be done in time or a line was full."}),
 	}
+	c.runs.Store(uint64(time.Now().UnixNano())) // so that no process before this one had the same runs
 	for _, m := range []prometheus.Collector{c.retries, c.refused} {
 		if err := cfg.Metrics.Register(m); err != nil {
 			return nil, fmt.Errorf("flow: %w", err)
 		}
 	}
 	for i := range c.shards {
-		s := &shard{core: NewCore(), waiting: map[string]chan Finish{}}
+		s := &shard{core: NewCore(), waiting: map[string]*waiter{}}
 		s.timer = time.AfterFunc(time.Hour, func() { c.tick(s) })
 		s.timer.Stop()
 		c.shards[i] = s
@@ -102,19 +113,31 @@ func New(cfg Config) (*Coordinator, error) {
 // ErrClosed is the cause of what a closing coordinator refuses.
 var ErrClosed = errors.New("stagecoach is shutting down; try again")
 
-// Close refuses what comes from now on, waits for what runs until ctx ends, and stops listening. The caller ends what still
-// runs then, by the contexts of its Invokes.
+// Close refuses what comes from now on, waits for what runs until ctx ends, cuts off what is left, and stops listening. Its
+// error says how many requests were cut off.
 func (c *Coordinator) Close(ctx context.Context) error {
 	c.mu.Lock()
+	twice := c.closed
 	c.closed = true
 	c.mu.Unlock()
+	if twice {
+		return nil
+	}
 	done := make(chan struct{})
 	go func() { c.pending.Wait(); close(done) }()
 	var err error
 	select {
 	case <-done:
 	case <-ctx.Done():
-		err = fmt.Errorf("flow: requests still run: %w", ctx.Err())
+		left := 0
+		for _, s := range c.shards {
+			s.mu.Lock()
+			left += s.core.Requests()
+			s.mu.Unlock()
+		}
+		err = fmt.Errorf("flow: %d requests were cut off: %w", left, ctx.Err())
+		close(c.quit)
+		<-done // they only tidy up
 	}
 	c.stop()
 	for _, s := range c.shards {
@@ -125,13 +148,17 @@ func (c *Coordinator) Close(ctx context.Context) error {
 	return err
 }
 
+func closing() *task.Error {
+	return &task.Error{Status: http.StatusServiceUnavailable, Internal: true, Cause: ErrClosed.Error(), RetryAfter: time.Second}
+}
+
 // Invoke runs a request to its end, or until ctx ends. Exactly one of the results is set. The response's output has no
 // references.
 func (c *Coordinator) Invoke(ctx context.Context, r task.Request) (*task.Response, *task.Error) {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		return nil, &task.Error{Status: http.StatusServiceUnavailable, Internal: true, Cause: ErrClosed.Error(), RetryAfter: time.Second}
+		return nil, closing()
 	}
 	c.pending.Add(1)
 	c.mu.Unlock()
@@ -145,13 +172,14 @@ func (c *Coordinator) Invoke(ctx context.Context, r task.Request) (*task.Respons
 	if len(g.Faults) > 0 {
 		return nil, &task.Error{Status: http.StatusServiceUnavailable, Internal: true, Cause: fmt.Sprintf("pipeline %q cannot run: %s", g.Name, g.Faults[0])}
 	}
+	r.ID = c.run(r.ID)
 	input, err := tensor.Externalise(c.cfg.Store, r.ID, r.Input)
 	if err != nil {
 		c.drop(r.ID)
 		return nil, internal(fmt.Errorf("input: %w", err))
 	}
 	r.Input = input
-	end := c.run(ctx, r, g)
+	end := c.walk(ctx, r, g)
 	if end.Error != nil {
 		if end.Error.Status == http.StatusTooManyRequests {
 			c.refused.Inc()
@@ -159,27 +187,30 @@ func (c *Coordinator) Invoke(ctx context.Context, r task.Request) (*task.Respons
 	} else if err := c.resolve(end.Response); err != nil {
 		end.Response, end.Error = nil, internal(fmt.Errorf("output: %w", err))
 	}
-	if end.Blobs {
+	if c.forget(r.ID) || end.Blobs {
 		c.drop(r.ID)
 	}
 	return end.Response, end.Error
 }
 
 func internal(err error) *task.Error {
+	if errors.Is(err, tensor.ErrFull) {
+		return &task.Error{Status: http.StatusServiceUnavailable, Internal: true, Cause: err.Error(), RetryAfter: time.Second}
+	}
 	return &task.Error{Status: http.StatusInternalServerError, Internal: true, Cause: err.Error()}
 }
 
-// run starts the request in its shard and waits for its end.
-func (c *Coordinator) run(ctx context.Context, r task.Request, g pipeline.Pipeline) Finish {
-	s := c.shard(r.ID)
-	end := make(chan Finish, 1)
+// run makes the id of one run of a request. The request's own may come back, from a client that passes its X-Call-Id on or
+// from the journal, and dispatchers drop tasks whose keys they have seen.
+func (c *Coordinator) run(request string) string {
+	return request + "~" + strconv.FormatUint(c.runs.Add(1), 36)
+}
+
+// walk starts the request in its shard and waits for its end.
+func (c *Coordinator) walk(ctx context.Context, r task.Request, g pipeline.Pipeline) Finish {
+	s, w := c.shard(r.ID), &waiter{end: make(chan Finish, 1)}
 	s.mu.Lock()
-	if _, twice := s.waiting[r.ID]; !twice {
-		s.waiting[r.ID] = end
-	} else {
-		s.mu.Unlock()
-		return Finish{Error: &task.Error{Status: http.StatusConflict, Cause: fmt.Sprintf("request %q is already running, want an id that is unique", r.ID)}}
-	}
+	s.waiting[r.ID] = w
 	s.loads = s.loads[:0]
 	for i := range g.Stages {
 		s.loads = append(s.loads, c.cfg.Loads.Load(pipeline.Key(g.Stages[i].Name, g.Namespace)))
@@ -187,14 +218,35 @@ func (c *Coordinator) run(ctx context.Context, r task.Request, g pipeline.Pipeli
 	c.step(s, Start{Request: r, Graph: g, Loads: s.loads})
 	s.mu.Unlock()
 	select {
-	case f := <-end:
+	case f := <-w.end:
 		return f
 	case <-ctx.Done():
-		s.mu.Lock()
-		c.step(s, Canceled{r.ID})
-		s.mu.Unlock()
-		return <-end // Canceled ends it, unless it had ended already
+		return c.cut(s, w, r.ID)
+	case <-c.quit:
+		f := c.cut(s, w, r.ID)
+		if f.Error != nil {
+			f.Error = closing()
+		}
+		return f
 	}
+}
+
+// cut ends a request that nobody waits for any more, unless it has ended already.
+func (c *Coordinator) cut(s *shard, w *waiter, id string) Finish {
+	s.mu.Lock()
+	c.step(s, Canceled{id})
+	s.mu.Unlock()
+	return <-w.end
+}
+
+// forget ends a request's entry and says whether the store may have something of it.
+func (c *Coordinator) forget(id string) bool {
+	s := c.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.waiting[id]
+	delete(s.waiting, id)
+	return w.blobs
 }
 
 func (c *Coordinator) shard(request string) *shard {
@@ -210,8 +262,19 @@ func (c *Coordinator) receive(msg []byte) {
 	}
 	s := c.shard(r.Request)
 	s.mu.Lock()
+	late := false
+	if hasRefs(r.Output) {
+		if w := s.waiting[r.Request]; w != nil {
+			w.blobs = true
+		} else {
+			late = true
+		}
+	}
 	c.step(s, Replied{r})
 	s.mu.Unlock()
+	if late { // its blobs came after the request's were dropped
+		c.drop(r.Request)
+	}
 }
 
 func (c *Coordinator) tick(s *shard) {
@@ -221,16 +284,15 @@ func (c *Coordinator) tick(s *shard) {
 	s.mu.Unlock()
 }
 
-// step runs the core and carries its effects out, with s.mu held. A task that cannot be sent comes back at once as
-// unavailable.
+// step runs the core and carries its effects out, with s.mu held. A task that cannot be sent comes back at once.
 func (c *Coordinator) step(s *shard, ev Event) {
 	var unsent []*task.Reply
 	for {
 		for _, e := range s.core.Step(time.Now(), ev) {
 			switch e := e.(type) {
 			case Submit:
-				if err := c.submit(s, e.Task); err != nil {
-					unsent = append(unsent, &task.Reply{Key: e.Task.Key, Code: task.Unavailable, Message: err.Error()})
+				if r := c.submit(s, e.Task); r != nil {
+					unsent = append(unsent, r)
 				}
 			case Cancel:
 				s.scratch = wire.AppendCancel(s.scratch[:0], e.Key, e.Function)
@@ -238,9 +300,8 @@ func (c *Coordinator) step(s *shard, ev Event) {
 					c.cfg.Log.Warn("cancel not sent, the task runs to its deadline", "function", e.Function, "error", err)
 				}
 			case Finish:
-				if end, ok := s.waiting[e.Request]; ok {
-					delete(s.waiting, e.Request)
-					end <- e // has room for the one end
+				if w := s.waiting[e.Request]; w != nil {
+					w.end <- e
 				}
 			}
 		}
@@ -255,31 +316,46 @@ func (c *Coordinator) step(s *shard, ev Event) {
 	}
 }
 
-// largeTask is the size in bytes of an encoded task above which its inline items are put into the store too. NATS takes
-// somewhat more.
-const largeTask = 4 << 20
+// The sizes in bytes of an encoded task above which its inline items are put into the store too, and above which it is
+// refused: a bus takes somewhat more.
+const (
+	largeTask = 4 << 20
+	maxTask   = 7 << 20
+)
 
-func (c *Coordinator) submit(s *shard, t *task.Task) error {
+// submit sends a task, or returns the reply that says why not.
+func (c *Coordinator) submit(s *shard, t *task.Task) *task.Reply {
 	if t.Attempt > 1 {
 		c.retries.Inc()
 	}
 	t.ReplyTo = c.inbox
 	s.scratch = wire.AppendTask(s.scratch[:0], t)
 	if len(s.scratch) > largeTask {
+		if w := s.waiting[t.Request]; w != nil {
+			w.blobs = true
+		}
 		for i := range t.Input {
 			items, err := tensor.Externalise(c.cfg.Store, t.Request, t.Input[i].Items)
 			if err != nil {
-				return err
+				return &task.Reply{Key: t.Key, Code: task.Unavailable, Message: "input: " + err.Error()}
 			}
 			t.Input[i].Items = items
 		}
 		s.scratch = wire.AppendTask(s.scratch[:0], t)
 	}
+	size := len(s.scratch)
+	if size > maxTask {
+		s.scratch = nil
+		return &task.Reply{Key: t.Key, Code: task.BadInput, Message: fmt.Sprintf("input of %d bytes in small items, want at most %d: pass fewer or larger items", size, maxTask)}
+	}
 	err := c.cfg.Bus.Submit(t.Function, s.scratch)
-	if cap(s.scratch) > largeTask {
+	if size > largeTask {
 		s.scratch = nil
 	}
-	return err
+	if err != nil {
+		return &task.Reply{Key: t.Key, Code: task.Unavailable, Message: err.Error()}
+	}
+	return nil
 }
 
 func (c *Coordinator) resolve(r *task.Response) error {

@@ -40,6 +40,7 @@ func (c *Core) Next() (at time.Time, ok bool) {
 
 // Step takes an event and returns what to do about it. The slice, not its elements, is overwritten by the next Step.
 func (c *Core) Step(now time.Time, ev Event) []Effect {
+	clear(c.out) // the last step's tasks may be large
 	c.out = c.out[:0]
 	switch e := ev.(type) {
 	case Start:
@@ -213,6 +214,7 @@ func (d deadlines) Less(i, j int) bool {
 	a, b := &d[i].req, &d[j].req
 	return a.Deadline.Before(b.Deadline) || a.Deadline.Equal(b.Deadline) && a.ID < b.ID
 }
+
 func (d deadlines) Swap(i, j int) {
 	d[i], d[j] = d[j], d[i]
 	d[i].heapIndex, d[j].heapIndex = i, j
