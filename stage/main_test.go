@@ -74,7 +74,7 @@ func start(t *testing.T, program string, env ...string) *replica {
 	defer theirs.Close()
 	_ = y.Close()
 	r := &replica{dispatcher: &dispatcher{t: t, conn: wire.NewConn(x)}, cmd: exec.CommandContext(t.Context(), os.Args[0])}
-	r.cmd.Env = append(os.Environ(), "STAGE_TEST_PROGRAM="+program, wire.EnvStageFD+"=3", wire.EnvFunction+"=f.ns", wire.EnvReplica+"=f-1")
+	r.cmd.Env = append(os.Environ(), "STAGE_TEST_PROGRAM="+program, wire.EnvStageFD+"=3", wire.EnvFunction+"=f.ns", wire.EnvReplica+"=f-1", "GORACE=atexit_sleep_ms=0")
 	r.cmd.Env = append(r.cmd.Env, env...)
 	r.cmd.ExtraFiles, r.cmd.Stderr = []*os.File{theirs}, &r.stderr
 	if err := r.cmd.Start(); err != nil {

@@ -1,5 +1,4 @@
-// Package pack is the binary encoding under packages tensor and wire: unsigned varints, little-endian 64-bit words and
-// length-prefixed bytes. Encoding appends to a slice; a [Reader] decodes with bounds checks, and its first fault stays, so
+// Package pack is the binary encoding under packages tensor and wire: varints and length-prefixed bytes. Encoding appends to a slice; a [Reader] decodes with bounds checks, and its first fault stays, so
 // that a decoder reads all its fields and asks for the error once.
 package pack
 
@@ -19,9 +18,6 @@ func Uint(b []byte, v uint64) []byte { return binary.AppendUvarint(b, v) }
 
 // Int appends a signed varint.
 func Int(b []byte, v int64) []byte { return binary.AppendVarint(b, v) }
-
-// Word appends eight bytes, little-endian.
-func Word(b []byte, v uint64) []byte { return binary.LittleEndian.AppendUint64(b, v) }
 
 // Reader decodes what the functions above appended. What it returns aliases its buffer. After a fault it returns zero
 // values.
@@ -59,14 +55,6 @@ func (r *Reader) Fail(format string, args ...any) {
 func (r *Reader) Byte() byte {
 	if p := r.Take(1); p != nil {
 		return p[0]
-	}
-	return 0
-}
-
-// Word reads eight bytes.
-func (r *Reader) Word() uint64 {
-	if p := r.Take(8); p != nil {
-		return binary.LittleEndian.Uint64(p)
 	}
 	return 0
 }
