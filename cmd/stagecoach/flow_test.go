@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestRedeploy replaces a stage under load, again and again: no request notices.
+func TestRedeploy(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	hold := waitFn("hold", "50ms", map[string]string{"min": "2", "max": "4"}, nil)
+	r.deployAll(diamond(hold)...)
+	r.must(http.StatusOK, http.MethodPost, "/function/diamond", "x")
+	l := r.load(8, "/function/diamond", crossed)
+	for i := range 4 {
+		l.turn()
+		hold.env["generation"] = fmt.Sprint(i)
+		r.deployAll(diamond(hold)...)
+		r.until(soon, "replicas of the new revision alone", func() bool {
+			s := r.shows("hold")
+			return s.Replicas >= 2 && s.Replicas == s.AvailableReplicas && len(r.events("hold", "stopped")) >= 2*(i+1)
+		})
+	}
+	l.turn()
+	requests, wrong := l.end()
+	for _, w := range wrong {
+		t.Error(w)
+	}
+	if lost := r.events("hold", "lost"); len(lost) > 0 {
+		t.Errorf("lost, want drained: %+v", lost)
+	}
+	t.Logf("%d requests, slowest answer %v", requests, l.slowest)
+}
+
+// TestLargeItems sends bodies through the graph that travel by reference; nothing of them stays behind.
+func TestLargeItems(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.deployAll(graph...)
+	for _, size := range []int{64<<10 - 1, 64<<10 + 1, 5 << 20} {
+		var b strings.Builder
+		for range size {
+			b.WriteByte(byte('a' + rand.IntN(26)))
+		}
+		a := r.must(http.StatusOK, http.MethodPost, "/function/five", b.String())
+		if want := fmt.Sprintf(`[%q,%[1]q]`, b.String()); string(a.body) != want {
+			t.Errorf("%d bytes in, another %d out", size, len(a.body))
+		}
+	}
+	r.must(http.StatusRequestEntityTooLarge, http.MethodPost, "/function/five", strings.Repeat("x", 32<<20+1))
+	files := 0
+	err := filepath.WalkDir(filepath.Join(r.state, "blobs"), func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			files++
+		}
+		return err
+	})
+	if err != nil && !os.IsNotExist(err) || files > 0 {
+		t.Errorf("%d blobs are left, %v", files, err)
+	}
+}
+
+// TestClientLeaves cancels what nobody waits for any more: its slot is free at once.
+func TestClientLeaves(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.deployAll(waitFn("long", "1m", map[string]string{"max": "1"}, nil))
+	ctx, leave := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.do(ctx, http.MethodPost, "/function/long", "", nil)
+		ended <- err
+	}()
+	r.until(soon, "the call to run", func() bool { return r.line("long").Running == 1 })
+	leave()
+	if err := <-ended; err == nil {
+		t.Error("an answer after a second of a minute's work")
+	}
+	r.until(soon, "the call to be canceled", func() bool { tl := r.line("long"); return tl.Running+tl.Waiting == 0 })
+	if lost := r.events("long", "lost"); len(lost) > 0 {
+		t.Errorf("the replica paid for it: %+v", lost)
+	}
+}
+
+// TestTimeout answers 504 at the deadline and names where the request was.
+func TestTimeout(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	hold := waitFn("hold", "1m", map[string]string{"max": "1"}, nil)
+	r.deployAll(diamond(hold)...)
+	a := r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/diamond", "x", "X-Timeout", "3s")
+	if !strings.Contains(string(a.body), "hold") || a.took.Seconds() < 3 || a.took.Seconds() > 6 {
+		t.Errorf("after %v: %s, want the stage hold at 3 s", a.took, a.body)
+	}
+	r.until(soon, "the call to be canceled", func() bool { return r.line("hold").Running == 0 })
+	for value, want := range map[string]int{"0s": 400, "2h": 400, "soon": 400} {
+		if a := r.send(http.MethodPost, "/function/diamond", "x", "X-Timeout", value); a.status != want {
+			t.Errorf("X-Timeout %s: status %d, want %d: %s", value, a.status, want, a.body)
+		}
+	}
+}
+
+// TestRemove deletes a function under a request and finds nothing of it afterwards.
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.deployAll(waitFn("brief", "1m", map[string]string{"max": "1"}, nil))
+	got := make(chan answer, 1)
+	go func() { got <- r.send(http.MethodPost, "/function/brief", "x") }()
+	r.until(soon, "the call to run", func() bool { return r.line("brief").Running == 1 })
+	r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", `{"functionName":"brief"}`)
+	if a := <-got; a.status != http.StatusServiceUnavailable || !strings.Contains(string(a.body), `stage "brief"`) {
+		t.Errorf("the call of a removed function: status %d, %s, want 503 with the stage", a.status, a.body)
+	}
+	r.must(http.StatusNotFound, http.MethodPost, "/function/brief", "x")
+	r.must(http.StatusNotFound, http.MethodGet, "/system/function/brief", "")
+	r.must(http.StatusNotFound, http.MethodGet, "/system/timeline/brief", "")
+	r.until(soon, "its processes to end", func() bool { return len(descendants(r.up.cmd.Process.Pid)) == 0 })
+}
