@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -239,6 +240,7 @@ func (s *server) run(ctx context.Context, batch uint64, r *running, calls []*Cal
 	service := time.Since(begin)
 	s.mu.Lock()
 	delete(s.batches, batch) // before the last result leaves: it frees the slot on the other side
+	others := len(s.batches)
 	s.mu.Unlock()
 	for _, cancel := range r.cancel {
 		cancel() // a call that is over can stream no more
@@ -250,9 +252,26 @@ func (s *server) run(ctx context.Context, batch uint64, r *running, calls []*Cal
 		}
 		_ = s.answer(batch, i, service, res) // Flush has the error too
 	}
-	if err := s.conn.Flush(); err != nil {
+	if err := s.flush(others > 0 && service < quick); err != nil {
 		s.log.Debug("results not sent", "batch", batch, "error", err) // the reader sees the end of the connection too
 	}
+}
+
+// quick is a service time that is not much longer than the system call that sends a result.
+const quick = 100 * time.Microsecond
+
+// flush sends what answers have gathered. When patient, it lets goroutines that are ready to run add theirs first: batches
+// that came together and take no time leave together, in one system call. It waits for nothing: what cannot run now goes
+// later.
+func (s *server) flush(patient bool) error {
+	if patient {
+		if !s.flushing.CompareAndSwap(false, true) {
+			return nil // whoever set it has yet to send
+		}
+		runtime.Gosched()
+		s.flushing.Store(false)
+	}
+	return s.conn.Flush()
 }
 
 // answer gathers the end of a call.

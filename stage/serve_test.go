@@ -319,3 +319,47 @@ func FuzzServe(f *testing.F) {
 		}
 	})
 }
+
+// Results of quick batches that come together are sent by one of them, and none is left behind.
+func TestQuickResultsLeaveTogether(t *testing.T) {
+	x, y := ends(t)
+	s := &server{conn: wire.NewConn(x)}
+	far := wire.NewConn(y)
+	gather := func(batch uint64) {
+		t.Helper()
+		if err := s.conn.Gather(wire.Frame{Type: wire.FrameResult, Batch: batch}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.flushing.Store(true) // another one is about to send
+	gather(1)
+	if err := s.flush(true); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := y.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n int
+	if cerr := raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }); n != 0 || err != nil || cerr != nil {
+		t.Fatalf("%d bytes, %v, %v, want none before the other one sends", n, err, cerr)
+	}
+	s.flushing.Store(false)
+	gather(2)
+	if err := s.flush(true); err != nil {
+		t.Fatal(err)
+	}
+	for want := range uint64(2) {
+		if f, err := far.Read(); err != nil || f.Batch != want+1 {
+			t.Fatalf("result of batch %d, %v, want %d", f.Batch, err, want+1)
+		}
+	}
+
+	d := begin(t, Hooks{Slots: 64, MaxBatch: 1, Infer: Each(upper)}, wire.Welcome{Version: 1})
+	for id := range uint64(64) {
+		d.batch(id+1, time.Time{}, fmt.Sprint("b", id))
+	}
+	for range 64 {
+		d.result()
+	}
+}
