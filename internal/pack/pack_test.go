@@ -21,7 +21,7 @@ func TestRoundTrip(t *testing.T) {
 	if p[0] = 'B'; !bytes.Contains(b, []byte("Bytes")) {
 		t.Error("the bytes are a copy, want them to alias the message")
 	}
-	if p = append(p, '!'); bytes.ContainsRune(b, '!') {
+	if _ = append(p, '!'); bytes.ContainsRune(b, '!') {
 		t.Error("what is appended to a field writes over the next one")
 	}
 }
