@@ -109,15 +109,15 @@ func touch(m *zygote.Session, log *slog.Logger) {
 	}
 }
 
-// smallest returns zeros for an input of FP32: 1 for a free dimension, but 48 for the height and width of an image, which is
-// enough for strided convolutions. It is false for other datatypes, an unknown shape, and above 64 MiB.
+// smallest returns zeros for an input of FP32: 1 for a free dimension, but 64 for the height and width of an image, which
+// halves evenly as often as most models do. It is false for other datatypes, an unknown shape, and above 64 MiB.
 func smallest(in zygote.Info) (tensor.Tensor, bool) {
 	t := tensor.Tensor{Name: in.Name, Datatype: in.Datatype, Shape: slices.Clone(in.Shape)}
 	n := int64(4)
 	for i, d := range t.Shape {
 		switch {
 		case d < 0 && i >= 2 && len(t.Shape) == 4:
-			t.Shape[i] = 48
+			t.Shape[i] = 64
 		case d < 0:
 			t.Shape[i] = 1
 		}

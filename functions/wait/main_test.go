@@ -1,12 +1,15 @@
 package main
 
 import (
+	"bytes"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
 )
 
@@ -45,7 +48,7 @@ func TestSmallestInput(t *testing.T) {
 		in    zygote.Info
 		shape []int64 // nil: none
 	}{
-		"image":        {zygote.Info{Datatype: "FP32", Shape: []int64{-1, 3, -1, -1}}, []int64{1, 3, 48, 48}},
+		"image":        {zygote.Info{Datatype: "FP32", Shape: []int64{-1, 3, -1, -1}}, []int64{1, 3, 64, 64}},
 		"sequence":     {zygote.Info{Datatype: "FP32", Shape: []int64{-1, -1, 80}}, []int64{1, 1, 80}},
 		"scalar":       {zygote.Info{Datatype: "FP32", Shape: []int64{}}, []int64{}},
 		"tokens":       {zygote.Info{Datatype: "INT64", Shape: []int64{-1, -1}}, nil},
@@ -60,6 +63,21 @@ func TestSmallestInput(t *testing.T) {
 		}
 		if ok && got.Validate() != nil {
 			t.Errorf("%s: %v", name, got.Validate())
+		}
+	}
+}
+
+// TestTouchComputes runs the real models that the function is deployed with.
+func TestTouchComputes(t *testing.T) {
+	for _, name := range []string{"rec.onnx", "det.onnx"} {
+		m, err := zygote.OpenSession(proctest.Built(t, "ort", "libonnxruntime.so.1"), proctest.Built(t, "models", "ocr", name), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		var log bytes.Buffer
+		if touch(m, slog.New(slog.NewTextHandler(&log, nil))); log.Len() > 0 {
+			t.Errorf("%s: %s", name, log.String())
 		}
 	}
 }
