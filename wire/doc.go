@@ -24,7 +24,9 @@
 //	   Credit ───────────────────▶          the number of batches that may be in flight changed
 //	          ◀───────────────── Drain      finish, then close
 //
-// A batch is over when each of its calls has a Result or an Error. A canceled call still gets one.
+// A batch is over when each of its calls has a Result or an Error. A canceled call still gets one. After a Drain, a replica
+// still listens to Cancel and Credit until all is answered. One that is told to end by a signal says so with a Credit of 0, and
+// answers what was on its way with an Error of code task.ReplicaLost.
 // A receiver refuses frames above MaxFrame bytes and unknown types of its own version; unknown types of a later version
 // are skipped.
 //
