@@ -349,6 +349,9 @@ func TestQuickResultsLeaveTogether(t *testing.T) {
 	if err := s.flush(true); err != nil {
 		t.Fatal(err)
 	}
+	if s.flushing.Load() {
+		t.Error("it is still said to be about to send")
+	}
 	for want := range uint64(2) {
 		if f, err := far.Read(); err != nil || f.Batch != want+1 {
 			t.Fatalf("result of batch %d, %v, want %d", f.Batch, err, want+1)
