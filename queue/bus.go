@@ -50,16 +50,16 @@ func (b *Bus) subscribe(subject string, handler nats.MsgHandler) (func(), error)
 		return nil, fmt.Errorf("subscribe to %q: %w", subject, err)
 	}
 	done := make(chan struct{})
-	sub.SetClosedHandler(func(string) { close(done) })
-	if err := sub.SetPendingLimits(1<<20, pendingBytes); err != nil {
-		return nil, fmt.Errorf("subscribe to %q: %w", subject, err)
+	sub.SetClosedHandler(func(string) { close(done) }) // when the handler is not running any more
+	if err = sub.SetPendingLimits(1<<20, pendingBytes); err == nil {
+		err = b.nc.Flush() // from here on the server knows the interest
 	}
-	if err := b.nc.Flush(); err != nil { // from here on the server knows the interest
+	if err != nil {
+		_ = sub.Unsubscribe() // the connection may be gone
 		return nil, fmt.Errorf("subscribe to %q: %w", subject, err)
 	}
 	return func() {
-		if sub.Unsubscribe() == nil {
-			<-done
-		}
+		_ = sub.Unsubscribe() // fails when it has ended already
+		<-done
 	}, nil
 }

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,8 +76,9 @@ func (k *KV) Watch(ctx context.Context, f func(Entry)) (stop func(), err error) 
 		return nil, fmt.Errorf("watch bucket: %w", err)
 	}
 	var wg sync.WaitGroup
-	synced := make(chan struct{})
+	synced, ended := make(chan struct{}), make(chan struct{})
 	wg.Go(func() {
+		defer close(ended)
 		first := true
 		for {
 			select {
@@ -103,9 +105,10 @@ func (k *KV) Watch(ctx context.Context, f func(Entry)) (stop func(), err error) 
 	select {
 	case <-synced:
 		return stop, nil
-	case <-ctx.Done():
+	case <-ended:
+		err := cmp.Or(ctx.Err(), nats.ErrConnectionClosed)
 		stop()
-		return nil, fmt.Errorf("watch bucket: %w", ctx.Err())
+		return nil, fmt.Errorf("watch bucket: %w", err)
 	}
 }
 

@@ -9,17 +9,20 @@ import (
 // Token makes a name fit for one token of a subject, a stream's name or a KV key: letters, digits, '-' and '_' stay, every
 // other byte becomes "=XX" in hexadecimal. It is injective; [Name] undoes it.
 func Token(name string) string {
-	var b strings.Builder
+	return string(appendToken(make([]byte, 0, 64), name))
+}
+
+func appendToken(b []byte, name string) []byte {
+	const digits = "0123456789ABCDEF"
 	for i := range len(name) {
-		c := name[i]
-		switch {
+		switch c := name[i]; {
 		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
-			b.WriteByte(c)
+			b = append(b, c)
 		default:
-			fmt.Fprintf(&b, "=%02X", c)
+			b = append(b, '=', digits[c>>4], digits[c&15])
 		}
 	}
-	return b.String()
+	return b
 }
 
 // Name undoes [Token].
@@ -44,4 +47,6 @@ func Name(token string) (string, error) {
 }
 
 // taskSubject is where the tasks of a function go.
-func taskSubject(function string) string { return "task." + Token(function) }
+func taskSubject(function string) string {
+	return string(appendToken(append(make([]byte, 0, 64), "task."...), function))
+}
