@@ -50,7 +50,6 @@ func StartServer(dir string, log *slog.Logger) (*Server, error) {
 // Connect opens a connection of its own. A part of the program that sends and receives much should have one.
 func (s *Server) Connect(name string) (*nats.Conn, error) {
 	nc, err := nats.Connect("", nats.InProcessServer(s.ns), nats.Name(name), nats.MaxReconnects(-1),
-		nats.FlusherTimeout(0), // a timer a write; the server bounds its own, and reads or closes
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
 			subject := ""
 			if sub != nil {
