@@ -93,7 +93,13 @@ func TestEndsOfTheProcessAreNoFailures(t *testing.T) {
 		stop()
 	}
 	done := make(chan Record, 1)
-	stop := work(t, j, func(_ context.Context, r Record) error { done <- r; return nil })
+	stop := work(t, j, func(_ context.Context, r Record) error {
+		if !r.Last {
+			return errors.New("no luck")
+		}
+		done <- r
+		return nil
+	})
 	<-done
 	stop()
 	if len(j.failed) > 0 {
