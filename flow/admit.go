@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
@@ -12,7 +13,8 @@ import (
 
 // admit predicts when a request would be done and refuses it when that is too late, or when a line is full: before it has
 // cost anything. It is optimistic on purpose: capacity is what a stage may be scaled to, because a burst that the autoscaler
-// will absorb must come in, and what is unknown costs nothing. Nil: the request may begin.
+// will absorb must come in, and what is unknown costs nothing. A pipeline's SLO is what policies aim at; only the deadline cuts
+// off. Nil: the request may begin.
 func admit(now time.Time, req *task.Request, g *pipeline.Pipeline, loads []task.Load) *task.Error {
 	if !req.Deadline.IsZero() && !now.Before(req.Deadline) {
 		return &task.Error{Status: http.StatusGatewayTimeout, Internal: true, Cause: "the deadline had passed when the request arrived"}
@@ -28,16 +30,10 @@ func admit(now time.Time, req *task.Request, g *pipeline.Pipeline, loads []task.
 		if wait > worstWait {
 			worst, worstWait = i, wait
 		}
-		var begin time.Duration
-		for _, prev := range g.Stages[i].Prev {
-			for k := range i {
-				if g.Stages[k].Name == prev {
-					begin = max(begin, done[k])
-				}
-			}
+		done[i] = saturated(begin(g, i, done) + wait + l.Service)
+		if len(g.Stages[i].Next) == 0 { // what no sink waits for holds nothing up
+			total = max(total, done[i])
 		}
-		done[i] = begin + wait + l.Service
-		total = max(total, done[i])
 	}
 	if req.Deadline.IsZero() || total <= req.Deadline.Sub(now) {
 		return nil
@@ -47,13 +43,42 @@ func admit(now time.Time, req *task.Request, g *pipeline.Pipeline, loads []task.
 		total.Round(time.Millisecond), left.Round(time.Millisecond)))
 }
 
+// begin is when stage i would have its input: when the last of the predecessors that it waits for is done.
+func begin(g *pipeline.Pipeline, i int, done []time.Duration) time.Duration {
+	s := &g.Stages[i]
+	var ends []time.Duration
+	for k := range i {
+		if slices.Contains(s.Prev, g.Stages[k].Name) {
+			ends = append(ends, done[k])
+		}
+	}
+	if len(ends) == 0 {
+		return 0
+	}
+	slices.Sort(ends)
+	return ends[needed(s)-1]
+}
+
+// needed is how many parts a stage waits for; the entry waits for the request itself.
+func needed(s *pipeline.Stage) int {
+	if s.Join > 0 && s.Join < len(s.Prev) {
+		return s.Join
+	}
+	return max(1, len(s.Prev))
+}
+
+// saturated bounds a prediction, so that sums of a graph's worth of them do not overflow.
+func saturated(d time.Duration) time.Duration { return min(d, forever) }
+
+const forever = 10 * 365 * 24 * time.Hour
+
 // predictedWait is how long a new task would wait in a line at the largest capacity the function may have.
 func predictedWait(l *task.Load) time.Duration {
 	servers := max(l.Servers, l.Max)
 	ahead := l.Waiting + l.Running
 	var wait time.Duration
 	if servers > 0 && ahead >= servers {
-		wait = time.Duration(float64(l.Service) * float64(ahead-servers+1) / float64(servers))
+		wait = time.Duration(min(float64(l.Service)*float64(ahead-servers+1)/float64(servers), float64(forever)))
 	}
 	if l.Servers == 0 {
 		wait = max(wait, l.Start)

@@ -61,10 +61,7 @@ func newWalk(req task.Request, g pipeline.Pipeline) *walk {
 		if w.functions[i] = req.Target; w.name != "" {
 			w.functions[i] = pipeline.Key(s.Name, s.Namespace)
 		}
-		w.stages[i].need = max(1, len(s.Prev)) // the entry waits for the request itself
-		if s.Join > 0 && s.Join < len(s.Prev) {
-			w.stages[i].need = s.Join
-		}
+		w.stages[i].need = needed(s)
 		if s.Name == g.Entry {
 			w.entry = i
 		}
