@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -32,6 +34,7 @@ func (m *Manager) borrow(ctx context.Context, spec Spec, image sandbox.Image) (z
 		m.slots.Add(key, s)
 	}
 	s.users++
+	warm = s.zygote != nil && s.zygote.alive()
 	m.mu.Unlock()
 	release = func() {
 		m.mu.Lock()
@@ -39,16 +42,13 @@ func (m *Manager) borrow(ctx context.Context, spec Spec, image sandbox.Image) (z
 		m.mu.Unlock()
 		m.tidy()
 	}
-	warm = true
 	for {
 		m.mu.Lock()
 		if s.zygote != nil && s.zygote.alive() {
 			z = s.zygote
 			m.mu.Unlock()
-			m.metrics.lookup(warm)
 			return z, warm, release, nil
 		}
-		warm = false
 		m.mourn(key, s)
 		if err := m.mayLoad(s); err != nil {
 			m.mu.Unlock()
@@ -66,7 +66,7 @@ func (m *Manager) borrow(ctx context.Context, spec Spec, image sandbox.Image) (z
 		case <-wait:
 		case <-ctx.Done():
 			release()
-			return nil, false, nil, fmt.Errorf("its zygote still loads: %w", ctx.Err())
+			return nil, false, nil, fmt.Errorf("its zygote still loads: %w", context.Cause(ctx))
 		}
 	}
 }
@@ -161,53 +161,57 @@ func (m *Manager) mourn(key zygoteKey, s *slot) {
 	s.zygote = nil
 }
 
-// tidy ends zygotes that nobody's present spec uses and, above the threshold, idle ones.
+// limit is how many bytes zygotes may take.
+func (m *Manager) limit() int64 { return int64(float64(m.cfg.Memory) * Threshold) }
+
+// cached returns the zygotes that are there, least recently used first, with m.mu held.
+func (m *Manager) cached() []cached {
+	var all []cached
+	for _, k := range m.slots.Keys() {
+		if s, _ := m.slots.Peek(k); s.zygote != nil {
+			all = append(all, cached{key: k, bytes: s.zygote.bytes, busy: s.users > 0 || s.zygote.replicas() > 0, keep: s.keep})
+		}
+	}
+	return all
+}
+
+// tidy ends zygotes that nobody's present spec uses and, above the threshold, idle ones. Their ends are not waited for.
 func (m *Manager) tidy() {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	if m.closed {
-		m.mu.Unlock()
 		return
 	}
 	current := map[zygoteKey]bool{}
 	for _, k := range m.uses {
 		current[k] = true
 	}
-	var all []cached
-	var ended []*zygote
-	for _, k := range m.slots.Keys() { // oldest first
-		s, _ := m.slots.Peek(k)
-		if s.zygote == nil {
-			if !current[k] && s.loading == nil && s.users == 0 {
-				m.slots.Remove(k)
-			}
-			continue
+	for _, k := range m.slots.Keys() {
+		if s, _ := m.slots.Peek(k); !current[k] && s.zygote == nil && s.loading == nil && s.users == 0 {
+			m.slots.Remove(k)
 		}
-		busy := s.users > 0 || s.zygote.replicas() > 0
-		if !current[k] && !busy {
-			ended = append(ended, m.retire(k, s))
-			continue
+	}
+	for _, c := range m.cached() {
+		if !current[c.key] && !c.busy {
+			m.retire(c.key)
 		}
-		all = append(all, cached{key: k, bytes: s.zygote.bytes, busy: busy, keep: s.keep})
 	}
-	for _, k := range evict(all, int64(float64(m.cfg.Memory)*Threshold)) {
-		s, _ := m.slots.Peek(k)
-		ended = append(ended, m.retire(k, s))
-		m.metrics.evictions.Inc()
-	}
-	m.starts.Add(len(ended))
-	m.mu.Unlock()
-	for _, z := range ended {
-		z.stop()
-		m.starts.Done()
+	maps.DeleteFunc(m.sizes, func(k zygoteKey, _ int64) bool { return !current[k] })
+	all := m.cached()
+	for _, k := range evict(all, m.limit()) {
+		i := slices.IndexFunc(all, func(c cached) bool { return c.key == k })
+		m.sizes[k] = all[i].bytes
+		m.counts.Evictions++
+		m.retire(k)
 	}
 }
 
-// retire takes a zygote out of the cache, with m.mu held.
-func (m *Manager) retire(k zygoteKey, s *slot) *zygote {
-	z := s.zygote
+// retire takes a zygote out of the cache and ends it, with m.mu held.
+func (m *Manager) retire(k zygoteKey) {
+	s, _ := m.slots.Peek(k)
+	m.ends.Go(s.zygote.stop)
 	s.zygote = nil
 	m.slots.Remove(k)
-	return z
 }
 
 // Wanted is a function whose parameters should be in memory.
@@ -216,32 +220,64 @@ type Wanted struct {
 	Key  bool // a key stage: evicted last
 }
 
-// Warm loads the zygotes that are wanted and not there, and marks key stages. The list is complete: what is not in it may be
-// evicted when memory is short. Functions without a model are passed over. It waits for the loads until ctx ends.
+// Warm loads the zygotes that are wanted and not there, one after the other, and marks key stages. The list is complete: what
+// is not in it may be evicted when memory is short, and is no key stage. What there is no room for (see Threshold) is left to
+// the first order, in silence; functions without a model are passed over. One that does not load, as the error says, keeps
+// none of the others from it.
 func (m *Manager) Warm(ctx context.Context, wanted []Wanted) error {
 	keep := map[zygoteKey]bool{}
+	load := map[zygoteKey]func() error{}
+	var order []zygoteKey
+	var errs []error
 	for _, w := range wanted {
 		if w.Spec.Env[wire.EnvModel] == "" {
 			continue
 		}
 		image, err := m.cfg.Images.Resolve(w.Spec.Image)
 		if err != nil {
-			return fmt.Errorf("warm %q: %w", w.Spec.Function, err)
+			errs = append(errs, fmt.Errorf("warm %q: %w", w.Spec.Function, err))
+			continue
 		}
-		keep[w.Spec.key(image)] = w.Key
-		_, _, release, err := m.borrow(ctx, w.Spec, image)
-		if err != nil {
-			return fmt.Errorf("warm %q: %w", w.Spec.Function, err)
+		key := w.Spec.key(image)
+		keep[key] = keep[key] || w.Key
+		order = append(order, key)
+		load[key] = func() error {
+			_, _, release, err := m.borrow(ctx, w.Spec, image)
+			if err != nil {
+				return fmt.Errorf("warm %q: %w", w.Spec.Function, err)
+			}
+			release()
+			return nil
 		}
-		release()
 	}
+	m.mark(keep)
+	for _, key := range order {
+		if m.worthLoading(key, keep[key]) {
+			errs = append(errs, load[key]())
+		}
+	}
+	m.mark(keep)
+	return errors.Join(errs...)
+}
+
+// mark says which zygotes are of key stages, and that no others are.
+func (m *Manager) mark(keep map[zygoteKey]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, k := range m.slots.Keys() {
 		s, _ := m.slots.Peek(k)
 		s.keep = keep[k]
 	}
-	return nil
+}
+
+// worthLoading says whether a zygote is neither there nor, loaded now, one that would be evicted again.
+func (m *Manager) worthLoading(key zygoteKey, keep bool) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s, ok := m.slots.Peek(key); ok && s.zygote != nil && s.zygote.alive() {
+		return false
+	}
+	return room(m.cached(), m.sizes[key], keep, m.limit())
 }
 
 // Forget says that a function is no longer deployed: its zygote goes once it has no replicas.

@@ -32,6 +32,17 @@ func evict(all []cached, limit int64) []zygoteKey {
 	return out
 }
 
+// room says whether a zygote of the given size may be loaded ahead of need: into memory that is free, and for a key stage also
+// into what idle zygotes of others take. Nothing else gives way to it, or two that do not fit together would take turns.
+func room(all []cached, bytes int64, keep bool, limit int64) bool {
+	for _, c := range all {
+		if !keep || c.busy || c.keep {
+			bytes += c.bytes
+		}
+	}
+	return bytes <= limit
+}
+
 // The back-off of zygotes that fail.
 const (
 	firstBackoff = 500 * time.Millisecond

@@ -35,11 +35,15 @@ type Config struct {
 	ORT     string // ONNX Runtime's shared library; empty: functions with a model cannot start
 	Cache   string // folder for pre-packed parameters, kept across restarts; empty: none are made
 	Memory  int64  // bytes of the node for zygotes and replicas; 0: the machine's or the cgroup's
-	Threads int    // that a replica computes with; 0: the machine's
-	OnExit  func(Exit)
-	Output  func(replica, stream, line string) // each line that a replica or zygote prints
+	Threads int    // that a replica computes with; 0: as many as this process may run
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
+
+	// OnExit is called once for each replica that Start has started, possibly before Start has returned; nil: nobody is told.
+	OnExit func(Exit)
+	// Output gets each line that a replica or zygote prints to stdout or stderr, at most sandbox.MaxLine bytes of it. It may
+	// be called by many goroutines and must not block for long: who prints is held up.
+	Output func(replica, stream, line string)
 }
 
 // Spec is what a Manager needs to know of a function.
@@ -59,7 +63,7 @@ type Order struct {
 
 // Phase is a part of a start.
 type Phase struct {
-	Name string // load (of a zygote that was not there), fork, spawn
+	Name string // load (of a zygote that was not there), fork (from the order to its answer), spawn
 	Took time.Duration
 }
 
@@ -72,7 +76,8 @@ type Replica struct {
 	Conn   *net.UnixConn
 }
 
-// Exit says that a replica's process has ended, and why.
+// Exit says that a replica's process has ended, and why: "exited", "killed by SIGKILL", "exit status 1: " and its last line on
+// stderr, "its zygote ended: " and why.
 type Exit struct {
 	Replica, Function string
 	PID               int
@@ -83,18 +88,21 @@ type Exit struct {
 type Manager struct {
 	cfg     Config
 	spawner *sandbox.Spawner
-	metrics *metrics
+	seconds *prometheus.HistogramVec // that phases of starts take
 
 	mu        sync.Mutex
 	closed    bool
 	processes map[string]*process
 	slots     *simplelru.LRU[zygoteKey, *slot] // least recently used first
 	uses      map[string]zygoteKey             // by function: the zygote of its present spec
+	sizes     map[zygoteKey]int64              // bytes, of those that were evicted for want of memory
+	counts    Counts
 
-	ctx      context.Context // of loads; ends with Close
-	cancel   context.CancelFunc
-	starts   sync.WaitGroup // Starts, loads and evictions under way
+	ctx      context.Context // of starts and loads; ends with Close
+	cancel   context.CancelCauseFunc
+	starts   sync.WaitGroup // Starts and loads under way
 	watchers sync.WaitGroup // one a zygote
+	ends     sync.WaitGroup // one a process of our own; reports and evictions under way
 }
 
 // slot is the place of a zygote: it loads, is there, or has failed.
@@ -108,8 +116,14 @@ type slot struct {
 	err     error // of the last load
 }
 
-// ErrClosed says that a Manager starts nothing any more.
-var ErrClosed = errors.New("keysmanager: closed")
+// Errors of Start that callers may want to tell apart.
+var (
+	ErrClosed  = errors.New("keysmanager: closed")                           // nothing is started any more
+	ErrRunning = errors.New("a replica of this name starts or runs already") // so an order that comes twice is carried out once
+)
+
+// maxThreads is the most threads that a zygote can be made for.
+const maxThreads = 256
 
 // New returns a Manager without processes. The caller closes it.
 func New(cfg Config) (*Manager, error) {
@@ -117,7 +131,7 @@ func New(cfg Config) (*Manager, error) {
 		cfg.Memory = availableMemory()
 	}
 	if cfg.Threads == 0 {
-		cfg.Threads = runtime.NumCPU()
+		cfg.Threads = min(runtime.GOMAXPROCS(0), maxThreads) // which knows the cgroup's limit
 	}
 	if cfg.ORT != "" {
 		abs, err := filepath.Abs(cfg.ORT)
@@ -130,16 +144,19 @@ func New(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{cfg: cfg, spawner: sandbox.NewSpawner(), processes: map[string]*process{}, slots: slots, uses: map[string]zygoteKey{}}
-	m.ctx, m.cancel = context.WithCancel(context.Background())
-	if m.metrics, err = newMetrics(cfg.Metrics); err != nil {
-		m.spawner.Close()
+	m := &Manager{
+		cfg: cfg, processes: map[string]*process{}, slots: slots, uses: map[string]zygoteKey{}, sizes: map[zygoteKey]int64{},
+	}
+	if m.seconds, err = m.newMetrics(cfg.Metrics); err != nil {
 		return nil, err
 	}
+	m.ctx, m.cancel = context.WithCancelCause(context.Background())
+	m.spawner = sandbox.NewSpawner()
 	return m, nil
 }
 
-// Start starts a replica and returns when its process runs; that it is ready it says on Conn.
+// Start starts a replica and returns when its process runs; that it is ready it says on Conn. When ctx ends first, nothing of
+// it is left. Of a name that is taken nothing is started: ErrRunning.
 func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 	m.mu.Lock()
 	if m.closed {
@@ -148,26 +165,27 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 	}
 	if _, twice := m.processes[o.Replica]; twice {
 		m.mu.Unlock()
-		return nil, fmt.Errorf("replica %q runs already, want a new name", o.Replica)
+		return nil, fmt.Errorf("replica %q: %w", o.Replica, ErrRunning)
 	}
 	m.starts.Add(1)
-	p := &process{replica: o.Replica, function: o.Spec.Function, started: time.Now(), gone: make(chan struct{}), report: m.exited}
+	p := &process{replica: o.Replica, function: o.Spec.Function, started: time.Now(), gone: make(chan struct{}), owner: m}
 	m.processes[o.Replica] = p
 	m.mu.Unlock()
 	defer m.starts.Done()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(m.ctx, func() { cancel(ErrClosed) })()
 
 	r, err := m.start(ctx, o, p)
 	if err != nil {
-		m.mu.Lock()
-		delete(m.processes, o.Replica)
-		m.mu.Unlock()
+		m.remove(p)
 		return nil, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
 	}
 	m.mu.Lock()
 	p.running = true
 	m.mu.Unlock()
 	for _, ph := range r.Phases {
-		m.metrics.start.WithLabelValues(ph.Name, r.Path).Observe(ph.Took.Seconds())
+		m.seconds.WithLabelValues(ph.Name, r.Path).Observe(ph.Took.Seconds())
 	}
 	return r, nil
 }
@@ -195,6 +213,7 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	if env == nil {
 		env = map[string]string{}
 	}
+	delete(env, wire.EnvZygoteFD) // not a function's to say
 	env[wire.EnvReplica], env[wire.EnvFunction] = o.Replica, o.Spec.Function
 	if env[wire.EnvModel] != "" {
 		err = m.fork(ctx, o, p, image, env, theirs)
@@ -204,7 +223,7 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	p.output.Started()
 	if err != nil {
 		_ = conn.Close()
-		p.output.Wait()
+		p.output.Abandon()
 		return nil, err
 	}
 	return &Replica{Name: o.Replica, PID: p.pid, Path: p.path, Phases: p.phases, Conn: conn}, nil
@@ -218,6 +237,7 @@ func (m *Manager) fork(ctx context.Context, o Order, p *process, image sandbox.I
 		return err
 	}
 	defer release()
+	m.count(warm)
 	p.path = "fork"
 	if !warm {
 		p.path = "cold"
@@ -225,9 +245,19 @@ func (m *Manager) fork(ctx context.Context, o Order, p *process, image sandbox.I
 	}
 	p.zygote = z
 	begin = time.Now()
-	_, err = z.fork(ctx, p, m.cfg.Threads, env, [3]*os.File{socket, p.output.Stdout, p.output.Stderr})
+	err = z.fork(ctx, p, m.cfg.Threads, env, [3]*os.File{socket, p.output.Stdout, p.output.Stderr})
 	p.phases = append(p.phases, Phase{"fork", time.Since(begin)})
 	return err
+}
+
+func (m *Manager) count(hit bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if hit {
+		m.counts.Hits++
+	} else {
+		m.counts.Misses++
+	}
 }
 
 // spawn starts p as a process of its own.
@@ -242,26 +272,33 @@ func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string
 	}
 	p.cmd, p.pid, p.path = cmd, cmd.Process.Pid, "process"
 	p.phases = []Phase{{"spawn", time.Since(begin)}}
-	go func() { // ends with the process; p.gone says so
-		_ = cmd.Wait() // the state says how it ended
-		p.end(describeState(cmd.ProcessState))
-	}()
+	m.ends.Go(func() { p.end(describe(sandbox.Wait(cmd))) })
 	return nil
 }
 
 // exited forgets a process and reports it.
 func (m *Manager) exited(p *process, cause string) {
-	m.mu.Lock()
-	delete(m.processes, p.replica)
-	m.mu.Unlock()
+	m.remove(p)
 	if m.cfg.OnExit != nil {
 		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: cause})
 	}
 	m.tidy()
 }
 
-// Stop ends a replica whose Start has returned: SIGTERM, and after grace, or when ctx ends, SIGKILL. It returns when the process has ended and was
-// reported. Stopping what does not run is no error.
+// remove frees the name of a process.
+func (m *Manager) remove(p *process) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.processes[p.replica] == p {
+		delete(m.processes, p.replica)
+	}
+}
+
+// endTimeout is how long the end of what has got SIGKILL is waited for.
+const endTimeout = 10 * time.Second
+
+// Stop ends a replica whose Start has returned: SIGTERM, and after grace, or when ctx ends, SIGKILL. It returns when the
+// process has ended and was reported. Stopping what does not run is no error.
 func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration) error {
 	m.mu.Lock()
 	p := m.processes[replica]
@@ -283,18 +320,28 @@ func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration)
 	select {
 	case <-p.gone:
 		return nil
-	case <-time.After(10 * time.Second):
-		return fmt.Errorf("replica %q, process %d: still there 10 s after SIGKILL", replica, p.pid)
+	case <-time.After(endTimeout):
+		return fmt.Errorf("replica %q: process %d is still there %v after SIGKILL", replica, p.pid, endTimeout)
 	}
 }
 
-// Close ends all processes and returns when they are gone.
+// Close ends all processes and returns when they are gone and reported. What is still there long after SIGKILL is logged.
 func (m *Manager) Close() {
 	m.mu.Lock()
 	m.closed = true
 	m.mu.Unlock()
-	m.cancel()
-	m.starts.Wait()
+	m.cancel(ErrClosed)
+	gone := make(chan struct{})
+	go func() { defer close(gone); m.endAll() }()
+	select {
+	case <-gone:
+	case <-time.After(endTimeout):
+		m.cfg.Log.Error("processes are still there after SIGKILL", "waited", endTimeout, "inventory", m.Inventory())
+	}
+}
+
+func (m *Manager) endAll() {
+	m.starts.Wait() // each ends with m.ctx
 	m.mu.Lock()
 	processes := slices.Collect(maps.Values(m.processes))
 	slots := m.slots.Values()
@@ -307,10 +354,8 @@ func (m *Manager) Close() {
 			s.zygote.stop()
 		}
 	}
-	for _, p := range processes {
-		<-p.gone
-	}
 	m.watchers.Wait()
+	m.ends.Wait()
 	m.spawner.Close()
 }
 

@@ -2,16 +2,14 @@ package keysmanager
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -25,21 +23,36 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if built.dir != "" {
+			_ = os.RemoveAll(built.dir) // a temporary folder
+		}
+		os.Exit(code)
+	}))
+}
 
 // node is a Manager with real images.
 type node struct {
 	*Manager
-	t     *testing.T
-	exits chan Exit
-	mu    sync.Mutex
-	lines map[string][]string // by replica
+	t        *testing.T
+	registry *prometheus.Registry
+	exits    chan Exit
+	mu       sync.Mutex
+	lines    map[string][]string // by replica
 }
 
 var built struct {
 	once sync.Once
 	dir  string
 	err  error
+}
+
+// scripts are what functions without a model may name as their process.
+var scripts = map[string]string{
+	"talk":     "echo out of $STAGECOACH_REPLICA; echo err of $STAGECOACH_REPLICA >&2; exit 3\n",
+	"stubborn": "trap '' TERM; echo ready; while :; do sleep 600; done\n",
+	"litter":   "sleep 600 & echo $!; exit 0\n",
 }
 
 // images builds the image test/wait:1 once: the function wait, with the recogniser's parameters.
@@ -50,16 +63,23 @@ func images(t *testing.T) sandbox.Images {
 		if built.dir, built.err = os.MkdirTemp("", "stagecoach-images-"); built.err != nil { //nolint:usetesting // shared by the tests
 			return
 		}
+		stage := filepath.Join(built.dir, "stage")
+		if out, err := exec.Command("go", "build", "-o", stage, "../functions/wait").CombinedOutput(); err != nil {
+			built.err = fmt.Errorf("%w: %s", err, out)
+			return
+		}
 		for _, tag := range []string{"1", "2"} {
 			dir := filepath.Join(built.dir, "test", "wait", tag)
-			if built.err = os.MkdirAll(dir, 0o755); built.err != nil {
-				return
+			built.err = errors.Join(
+				os.MkdirAll(dir, 0o755),
+				os.Link(stage, filepath.Join(dir, "stage")),
+				os.Symlink(model, filepath.Join(dir, "model.onnx")),
+				os.WriteFile(filepath.Join(dir, "only-in-"+tag), nil, 0o644),
+			)
+			for name, text := range scripts {
+				built.err = errors.Join(built.err, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o755))
 			}
-			if out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "stage"), "../functions/wait").CombinedOutput(); err != nil {
-				built.err = fmt.Errorf("%w: %s", err, out)
-				return
-			}
-			if built.err = os.Symlink(model, filepath.Join(dir, "model.onnx")); built.err != nil {
+			if built.err != nil {
 				return
 			}
 		}
@@ -72,16 +92,16 @@ func images(t *testing.T) sandbox.Images {
 
 func newNode(t *testing.T, change func(*Config)) *node {
 	t.Helper()
-	n := &node{t: t, exits: make(chan Exit, 100), lines: map[string][]string{}}
+	n := &node{t: t, exits: make(chan Exit, 100), lines: map[string][]string{}, registry: prometheus.NewRegistry()}
 	cfg := Config{
 		Node: "n1", Images: images(t), ORT: proctest.Built(t, "ort", "libonnxruntime.so.1"), Threads: 1,
 		OnExit: func(e Exit) { n.exits <- e },
-		Output: func(replica, _, line string) {
+		Output: func(replica, stream, line string) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
-			n.lines[replica] = append(n.lines[replica], line)
+			n.lines[replica] = append(n.lines[replica], stream+": "+line)
 		},
-		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Log: slog.New(slog.DiscardHandler), Metrics: n.registry,
 	}
 	if change != nil {
 		change(&cfg)
@@ -149,17 +169,29 @@ func (n *node) exit() Exit {
 	}
 }
 
-func (n *node) zygotePID() int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.Manager.mu.Lock()
-	defer n.Manager.mu.Unlock()
-	for _, s := range n.slots.Values() {
-		if s.zygote != nil {
-			return s.zygote.cmd.Process.Pid
+// printed waits until a replica has printed a line on stdout and returns the first.
+func (n *node) printed(replica string) string {
+	n.t.Helper()
+	line := ""
+	proctest.Until(n.t, 20*time.Second, replica+" to print a line", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		for _, l := range n.lines[replica] {
+			if rest, ok := strings.CutPrefix(l, "stdout: "); ok && line == "" {
+				line = rest
+			}
 		}
-	}
-	return 0
+		return line != ""
+	})
+	return line
+}
+
+// zygote waits until there is one zygote and returns its process.
+func (n *node) zygote() int {
+	n.t.Helper()
+	var all []ZygoteInfo
+	proctest.Until(n.t, 20*time.Second, "one zygote", func() bool { all = n.Inventory().Zygotes; return len(all) == 1 })
+	return all[0].PID
 }
 
 func TestReplicasForkFromOneZygote(t *testing.T) {
@@ -175,11 +207,28 @@ func TestReplicasForkFromOneZygote(t *testing.T) {
 	if len(inv.Zygotes) != 1 || inv.Zygotes[0].Replicas != 2 || inv.Zygotes[0].Bytes < 1<<20 || inv.Zygotes[0].Function != "f.ns" {
 		t.Errorf("inventory %+v", inv)
 	}
-	if _, err := n.Start(t.Context(), Order{Replica: "a", Spec: withModel}); err == nil || !strings.Contains(err.Error(), "runs already") {
-		t.Errorf("a second replica a: %v", err)
+	if inv.MemoryUsed != inv.Zygotes[0].Bytes || inv.Hits != 1 || inv.Misses != 1 || inv.Node != "n1" || len(inv.Failures) != 0 {
+		t.Errorf("inventory %+v, want a hit and a miss", inv)
 	}
-	if hits := testutil.ToFloat64(n.metrics.lookups.WithLabelValues("hit")); hits != 1 {
-		t.Errorf("%v hits, want 1", hits)
+	if len(inv.Replicas) != 2 || inv.Replicas[0].Name != "a" || inv.Replicas[0].Path != "cold" || len(inv.Replicas[0].Phases) != 2 || inv.Replicas[1].PID != second.PID {
+		t.Errorf("replicas %+v", inv.Replicas)
+	}
+	if _, err := n.Start(t.Context(), Order{Replica: "a", Spec: withModel}); !errors.Is(err, ErrRunning) {
+		t.Errorf("a second replica a: %v, want %v", err, ErrRunning)
+	}
+	want := `# HELP stagecoach_cache_lookups_total Starts that needed a zygote: hit, it was there, or miss.
+# TYPE stagecoach_cache_lookups_total counter
+stagecoach_cache_lookups_total{result="hit"} 1
+stagecoach_cache_lookups_total{result="miss"} 1
+# HELP stagecoach_cache_zygotes Parameter sets in memory.
+# TYPE stagecoach_cache_zygotes gauge
+stagecoach_cache_zygotes 1
+`
+	if err := testutil.GatherAndCompare(n.registry, strings.NewReader(want), "stagecoach_cache_lookups_total", "stagecoach_cache_zygotes"); err != nil {
+		t.Error(err)
+	}
+	if starts := testutil.CollectAndCount(n.seconds); starts != 3 { // load and fork of cold, fork of fork
+		t.Errorf("%d series of phases, want 3", starts)
 	}
 }
 
@@ -223,79 +272,6 @@ func TestWithoutModelAProcess(t *testing.T) {
 	}
 }
 
-func TestEndsAreReportedWithTheirCause(t *testing.T) {
-	n := newNode(t, nil)
-	for name, s := range map[string]Spec{"forked": withModel, "spawned": {Function: "g.ns", Image: "test/wait:1"}} {
-		r := n.start(name, s)
-		n.answers(r)
-		if err := syscall.Kill(r.PID, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		if e := n.exit(); e.Replica != name || e.PID != r.PID || e.Function != s.Function || e.Cause != "killed by SIGKILL" {
-			t.Errorf("exit %+v", e)
-		}
-	}
-	bad := withModel
-	bad.Env = maps.Clone(bad.Env)
-	bad.Env["wait_mean"] = "soon"
-	r := n.start("bad", bad)
-	if e := n.exit(); e.Replica != "bad" || !strings.HasPrefix(e.Cause, "exit status 1: ") || !strings.Contains(e.Cause, `wait_mean="soon"`) {
-		t.Errorf("exit of %d: %+v", r.PID, e)
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if !slices.ContainsFunc(n.lines["bad"], func(l string) bool { return strings.Contains(l, "wait_mean") }) {
-		t.Errorf("lines of the replica: %q", n.lines["bad"])
-	}
-}
-
-func TestADeadZygoteTakesItsReplicasAndComesBack(t *testing.T) {
-	n := newNode(t, nil)
-	a, b := n.start("a", withModel), n.start("b", withModel)
-	n.answers(a)
-	if err := syscall.Kill(n.zygotePID(), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	lost := []string{n.exit().Replica, n.exit().Replica}
-	slices.Sort(lost)
-	if !slices.Equal(lost, []string{"a", "b"}) {
-		t.Errorf("lost %v, want a and b", lost)
-	}
-	var r *Replica
-	refused := ""
-	proctest.Until(t, 20*time.Second, "the zygote to be loaded again", func() bool {
-		var err error
-		if r, err = n.Start(t.Context(), Order{Replica: "c", Spec: withModel}); err != nil {
-			refused = err.Error()
-		}
-		return err == nil
-	})
-	defer r.Conn.Close()
-	if !strings.Contains(refused, "failed 1 times in a row") || !strings.Contains(refused, "SIGKILL") {
-		t.Errorf("during the back-off: %q", refused)
-	}
-	proctest.Gone(t, a.PID)
-	proctest.Gone(t, b.PID)
-	n.answers(r)
-}
-
-func TestLoadingThatFailsSaysWhy(t *testing.T) {
-	n := newNode(t, nil)
-	for want, change := range map[string]func(*Spec){
-		"nosuch.onnx": func(s *Spec) { s.Env["STAGECOACH_MODEL"] = "nosuch.onnx" },
-		"no folder":   func(s *Spec) { s.Image = "test/nosuch:1" },
-		"repository":  func(s *Spec) { s.Image = "../../etc" },
-		"nosuchstage": func(s *Spec) { s.Process = "./nosuchstage" },
-	} {
-		s := withModel
-		s.Env = maps.Clone(s.Env)
-		change(&s)
-		if _, err := n.Start(t.Context(), Order{Replica: "x", Spec: s}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want an error with %q", err, want)
-		}
-	}
-}
-
 func TestARedeployRetiresTheOldZygote(t *testing.T) {
 	n := newNode(t, nil)
 	n.answers(n.start("old", withModel))
@@ -325,69 +301,16 @@ func TestNamespacesShareNoZygote(t *testing.T) {
 	}
 }
 
-func TestIdleZygotesGoWhenMemoryIsShort(t *testing.T) {
-	n := newNode(t, func(c *Config) { c.Memory = 1 }) // everything is too much
-	n.start("a", withModel)
-	if z := n.Inventory().Zygotes; len(z) != 1 {
-		t.Fatalf("a zygote with a replica was evicted: %+v", z)
-	}
-	if err := n.Stop(t.Context(), "a", time.Second); err != nil {
-		t.Fatal(err)
-	}
-	proctest.Until(t, 10*time.Second, "the idle zygote to be evicted", func() bool { return len(n.Inventory().Zygotes) == 0 })
-}
-
-func TestWarmLoadsAhead(t *testing.T) {
-	n := newNode(t, nil)
-	if err := n.Warm(t.Context(), []Wanted{{Spec: withModel, Key: true}}); err != nil {
-		t.Fatal(err)
-	}
-	if r := n.start("a", withModel); r.Path != "fork" {
-		t.Errorf("path %s, want fork", r.Path)
-	}
-}
-
 func TestCloseLeavesNothingBehind(t *testing.T) {
 	n := newNode(t, nil)
 	forked := n.start("a", withModel)
 	spawned := n.start("b", Spec{Function: "g.ns", Image: "test/wait:1"})
-	z := n.zygotePID()
+	z := n.zygote()
 	n.Close()
 	for _, pid := range []int{forked.PID, spawned.PID, z} {
 		proctest.Gone(t, pid)
 	}
 	if _, err := n.Start(t.Context(), Order{Replica: "c", Spec: withModel}); err == nil {
 		t.Error("a closed manager starts")
-	}
-}
-
-func TestEvict(t *testing.T) {
-	k := func(s string) zygoteKey { return zygoteKey{digest: s} }
-	all := []cached{
-		{k("old key"), 40, false, true}, {k("busy"), 40, true, false}, {k("older"), 10, false, false}, {k("newer"), 30, false, false},
-	}
-	for limit, want := range map[int64][]string{
-		120: nil,
-		119: {"older"},
-		110: {"older"},
-		109: {"older", "newer"},
-		79:  {"older", "newer", "old key"},
-		0:   {"older", "newer", "old key"}, // what is busy stays
-	} {
-		var got []string
-		for _, e := range evict(all, limit) {
-			got = append(got, e.digest)
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("limit %d: evicted %q, want %q", limit, got, want)
-		}
-	}
-}
-
-func TestBackoff(t *testing.T) {
-	for n, want := range map[int]time.Duration{0: 0, 1: 500 * time.Millisecond, 3: 2 * time.Second, 100: 30 * time.Second} {
-		if got := backoff(n); got != want {
-			t.Errorf("backoff(%d) = %v, want %v", n, got, want)
-		}
 	}
 }

@@ -4,10 +4,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
@@ -25,28 +28,40 @@ type process struct {
 	zygote *zygote   // its parent, or
 	cmd    *exec.Cmd // itself
 
-	once   sync.Once
-	gone   chan struct{} // closed when it has ended and was reported
-	report func(p *process, cause string)
+	once  sync.Once
+	gone  chan struct{} // closed when it has ended and was reported
+	owner *Manager
 }
+
+// What is done about lines that an ended process has left: its end is reported after a moment, also if something still holds
+// its output, and after a while nobody listens any more.
+const (
+	linesMoment = 100 * time.Millisecond
+	linesWhile  = 2 * time.Second
+)
 
 // end says once why the process has ended. It waits a moment for what the process had still to say.
 func (p *process) end(cause string) {
 	p.once.Do(func() {
-		go func() { // p.gone says when it is done; the manager waits for that
+		finished := make(chan struct{})
+		p.owner.ends.Go(func() { p.output.Finish(linesWhile); close(finished) })
+		p.owner.ends.Go(func() {
 			defer close(p.gone)
-			drained := make(chan struct{})
-			go func() { p.output.Wait(); close(drained) }()
 			select {
-			case <-drained:
-				if last := p.output.LastError(); last != "" && !strings.HasPrefix(cause, "exited") {
-					cause = fmt.Sprintf("%s: %s", cause, last)
-				}
-			case <-time.After(100 * time.Millisecond): // something still holds its output
+			case <-finished:
+			case <-time.After(linesMoment):
 			}
-			p.report(p, cause)
-		}()
+			p.owner.exited(p, because(cause, p.output))
+		})
 	})
+}
+
+// because adds the last line on stderr to the cause of an end that was not a wanted one.
+func because(cause string, o *sandbox.Output) string {
+	if last := o.LastError(); last != "" && cause != exitedWell {
+		return cause + ": " + last
+	}
+	return cause
 }
 
 func (p *process) signal(s syscall.Signal) {
@@ -55,6 +70,19 @@ func (p *process) signal(s syscall.Signal) {
 		return
 	}
 	_ = p.cmd.Process.Signal(s) // an ended process needs none
+}
+
+// exitedWell is the cause of an end with status 0.
+const exitedWell = "exited"
+
+func describe(s unix.WaitStatus) string {
+	switch {
+	case s.Signaled():
+		return "killed by " + unix.SignalName(s.Signal())
+	case s.ExitStatus() == 0:
+		return exitedWell
+	}
+	return "exit status " + strconv.Itoa(s.ExitStatus())
 }
 
 // pss returns the proportional set size of a process in bytes; 0 when it cannot be read.

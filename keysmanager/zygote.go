@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
-	"strconv"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -48,12 +49,7 @@ type zygote struct {
 // forkOrder is an order on its way.
 type forkOrder struct {
 	child *process
-	reply chan forkReply
-}
-
-type forkReply struct {
-	took time.Duration
-	err  error
+	reply chan error // has room for the one that comes when the order leaves pending by the other side's doing
 }
 
 // startZygote starts a zygote process and waits until it has loaded.
@@ -80,15 +76,17 @@ func startZygote(ctx context.Context, sp *sandbox.Spawner, cmd sandbox.Command, 
 	z.output.Started()
 	if err != nil {
 		_ = conn.Close()
-		z.output.Wait()
+		z.output.Abandon()
 		return nil, err
 	}
-	err = z.awaitReady(ctx)
-	if err != nil {
+	if err = z.awaitReady(ctx); err != nil {
 		_ = z.cmd.Process.Kill()
-		_ = z.cmd.Wait() // killed
+		status := sandbox.Wait(z.cmd)
 		_ = conn.Close()
-		z.output.Wait()
+		z.output.Finish(linesMoment)
+		if errors.Is(err, errNotLoaded) {
+			err = fmt.Errorf("%w: %s", err, describe(status))
+		}
 		if last := z.output.LastError(); last != "" {
 			err = fmt.Errorf("%w: %s", err, last)
 		}
@@ -100,6 +98,9 @@ func startZygote(ctx context.Context, sp *sandbox.Spawner, cmd sandbox.Command, 
 	return z, nil
 }
 
+// errNotLoaded says that a zygote ended early. Its status says why: it was set before the socket closed.
+var errNotLoaded = errors.New("zygote ended before it had loaded its parameters")
+
 func (z *zygote) awaitReady(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = z.conn.SetReadDeadline(time.Now()) })
 	defer stop()
@@ -108,7 +109,7 @@ func (z *zygote) awaitReady(ctx context.Context) error {
 	case err != nil && ctx.Err() != nil:
 		return fmt.Errorf("zygote did not load its parameters in time: %w", ctx.Err())
 	case err != nil:
-		return errors.New("zygote ended before it had loaded its parameters")
+		return errNotLoaded
 	case o.Kind == wire.ZygoteError:
 		return fmt.Errorf("zygote: %s", o.Text)
 	case o.Kind != wire.ZygoteReady:
@@ -146,8 +147,9 @@ func (z *zygote) read() {
 	}
 	_ = z.cmd.Process.Kill() // it has ended, or speaks what we do not understand
 	_ = z.conn.Close()
-	_ = z.cmd.Wait() // the state says how it ended
-	cause := "its zygote ended: " + describeState(z.cmd.ProcessState)
+	status := sandbox.Wait(z.cmd)
+	z.output.Finish(linesMoment)
+	cause := because("its zygote ended: "+describe(status), z.output)
 	if errors.Is(fault, wire.ErrVersion) {
 		cause = "its zygote was ended: " + fault.Error()
 	}
@@ -157,94 +159,109 @@ func (z *zygote) read() {
 	z.children, z.pending = nil, nil
 	z.mu.Unlock()
 	for _, f := range pending {
-		f.reply <- forkReply{err: errors.New(cause)}
+		f.reply <- errors.New(cause)
 	}
 	for _, p := range children {
 		p.end(cause)
 	}
-	z.output.Wait()
 }
 
 func (z *zygote) handle(o wire.Order) {
-	z.mu.Lock()
 	switch o.Kind {
 	case wire.ChildForked:
-		f := z.pending[o.ID]
-		delete(z.pending, o.ID)
-		if f == nil {
-			break // its order was given up; dispose of it
+		z.mu.Lock()
+		f := z.take(o.ID)
+		if f != nil {
+			f.child.pid = int(o.PID)
+			z.children[o.PID] = f.child
 		}
-		f.child.pid = int(o.PID)
-		z.children[o.PID] = f.child
 		z.mu.Unlock()
-		f.reply <- forkReply{took: time.Duration(o.Nanos)}
-		return
+		if f == nil { // its order was given up
+			z.signal(int(o.PID), syscall.SIGKILL)
+			return
+		}
+		f.reply <- nil
 	case wire.ZygoteError:
-		f := z.pending[o.ID]
-		delete(z.pending, o.ID)
+		z.mu.Lock()
+		f := z.take(o.ID)
 		z.mu.Unlock()
 		if f != nil {
-			f.reply <- forkReply{err: fmt.Errorf("zygote refused to fork: %s", o.Text)}
+			f.reply <- fmt.Errorf("zygote refused to fork: %s", o.Text)
 		}
-		return
 	case wire.ChildExited:
+		z.mu.Lock()
 		p := z.children[o.PID]
 		delete(z.children, o.PID)
 		z.mu.Unlock()
 		if p != nil {
-			p.end(describeStatus(unix.WaitStatus(o.Status)))
+			p.end(describe(unix.WaitStatus(o.Status)))
 		}
-		return
 	}
-	z.mu.Unlock()
+}
+
+// take takes an order that waits for its answer out, with z.mu held; nil: none of this id waits.
+func (z *zygote) take(id uint32) *forkOrder {
+	f := z.pending[id]
+	delete(z.pending, id)
+	return f
 }
 
 // fork orders a child and waits until it is there. The files are its stage socket, stdout and stderr; they stay the
-// caller's to close.
-func (z *zygote) fork(ctx context.Context, child *process, threads int, env map[string]string, files [3]*os.File) (time.Duration, error) {
+// caller's to close. When ctx ends first, a child that comes later is killed.
+func (z *zygote) fork(ctx context.Context, child *process, threads int, env map[string]string, files [3]*os.File) error {
 	o := wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, Threads: uint16(threads)}
-	for k, v := range env {
-		o.Env = append(o.Env, k+"="+v)
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		o.Env = append(o.Env, k+"="+env[k])
 	}
-	f := &forkOrder{child: child, reply: make(chan forkReply, 1)}
+	f := &forkOrder{child: child, reply: make(chan error, 1)}
 	z.mu.Lock()
 	if z.pending == nil {
 		defer z.mu.Unlock()
-		return 0, errors.New(z.died)
+		return errors.New(z.died)
 	}
 	z.nextID++
 	o.ID = z.nextID
 	z.pending[o.ID] = f
 	z.mu.Unlock()
-	rights := unix.UnixRights(int(files[0].Fd()), int(files[1].Fd()), int(files[2].Fd()))
-	if _, _, err := z.conn.WriteMsgUnix(wire.AppendOrder(nil, o), rights, nil); err != nil {
-		z.mu.Lock()
-		delete(z.pending, o.ID)
-		z.mu.Unlock()
-		return 0, fmt.Errorf("fork order: %w", err)
+	failed := z.send(wire.AppendOrder(nil, o), unix.UnixRights(int(files[0].Fd()), int(files[1].Fd()), int(files[2].Fd())))
+	if failed == nil || errors.Is(failed, unix.EPIPE) || errors.Is(failed, unix.ECONNRESET) || errors.Is(failed, net.ErrClosed) {
+		// Sent, or the zygote has ended: then read answers why.
+		select {
+		case err := <-f.reply:
+			return err
+		case <-ctx.Done():
+			failed = fmt.Errorf("fork order not answered: %w", context.Cause(ctx))
+		}
 	}
-	select {
-	case r := <-f.reply:
-		return r.took, r.err
-	case <-ctx.Done():
-		// The child may come yet. Its stage socket is closed by us, which ends it.
-		z.mu.Lock()
-		delete(z.pending, o.ID)
-		z.mu.Unlock()
-		return 0, fmt.Errorf("fork order not answered: %w", ctx.Err())
+	z.mu.Lock()
+	waits := z.take(o.ID) != nil
+	z.mu.Unlock()
+	if !waits { // the answer came meanwhile
+		return <-f.reply
 	}
+	return failed
+}
+
+// sendTimeout bounds how long a zygote that does not read can hold up its manager.
+const sendTimeout = 5 * time.Second
+
+func (z *zygote) send(message, rights []byte) error {
+	_ = z.conn.SetWriteDeadline(time.Now().Add(sendTimeout)) // fails as the write does
+	if _, _, err := z.conn.WriteMsgUnix(message, rights, nil); err != nil {
+		return fmt.Errorf("order to zygote: %w", err)
+	}
+	return nil
 }
 
 // signal sends a child a signal, unless it has been reaped.
 func (z *zygote) signal(pid int, s syscall.Signal) {
 	o := wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(s), PID: uint32(pid)}
-	_, _ = z.conn.Write(wire.AppendOrder(nil, o)) // fails when the zygote is gone, and its children with it
+	_ = z.send(wire.AppendOrder(nil, o), nil) // fails when the zygote is gone, and its children with it
 }
 
 // stop ends the zygote and its children and waits.
 func (z *zygote) stop() {
-	_ = z.conn.CloseWrite()
-	_ = z.cmd.Process.Kill() // reaped by read alone, so the pid is still ours
+	_ = z.cmd.Process.Kill()
 	<-z.gone
 }
 
@@ -274,21 +291,4 @@ func unixConn(fd int) (*net.UnixConn, error) {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
 	return c.(*net.UnixConn), nil //nolint:forcetypeassert // made by socketpair(AF_UNIX)
-}
-
-func describeStatus(s unix.WaitStatus) string {
-	switch {
-	case s.Signaled():
-		return "killed by " + unix.SignalName(s.Signal())
-	case s.ExitStatus() == 0:
-		return "exited"
-	}
-	return "exit status " + strconv.Itoa(s.ExitStatus())
-}
-
-func describeState(s *os.ProcessState) string {
-	if s == nil {
-		return "unknown"
-	}
-	return describeStatus(unix.WaitStatus(s.Sys().(syscall.WaitStatus))) //nolint:forcetypeassert // on unix
 }

@@ -3,7 +3,6 @@ package sandbox
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -19,8 +18,8 @@ type Images struct{ Dir string }
 // Image is a folder with an executable and its files.
 type Image struct {
 	Name   string
-	Root   string // absolute
-	Digest string // changes when a file's name, size or time of change does
+	Root   string // absolute, links resolved
+	Digest string // of the files' names, sizes and times of change: contents are not read, a gigabyte would take seconds
 }
 
 // Executable is what an image runs when its function names nothing else.
@@ -65,16 +64,30 @@ func (s Images) Resolve(image string) (Image, error) {
 		return Image{}, err
 	}
 	if folder, err = filepath.Abs(folder); err != nil {
-		return Image{}, err
+		return Image{}, fmt.Errorf("image %q: %w", image, err)
 	}
+	if folder, err = filepath.EvalSymlinks(folder); err != nil { // a tag may be a link to another; its files count
+		return Image{}, fmt.Errorf("image %q: %w", image, err)
+	}
+	digest, err := digest(folder)
+	if err != nil {
+		return Image{}, fmt.Errorf("image %q: %w", image, err)
+	}
+	return Image{Name: image, Root: folder, Digest: digest}, nil
+}
+
+// maxFiles bounds what an image may hold, because each start looks at all of it.
+const maxFiles = 10_000
+
+func digest(folder string) (string, error) {
 	h := sha256.New()
 	files := 0
-	err = filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		if files++; files > 10_000 {
-			return errors.New("more than 10000 files")
+		if files++; files > maxFiles {
+			return fmt.Errorf("more than %d files in %s, want fewer", maxFiles, folder)
 		}
 		info, err := os.Stat(path) // of what a link leads to
 		if err != nil {
@@ -87,8 +100,5 @@ func (s Images) Resolve(image string) (Image, error) {
 		fmt.Fprintf(h, "%q %d %d\n", rel, info.Size(), info.ModTime().UnixNano())
 		return nil
 	})
-	if err != nil {
-		return Image{}, fmt.Errorf("image %q: %w", image, err)
-	}
-	return Image{Name: image, Root: folder, Digest: hex.EncodeToString(h.Sum(nil)[:16])}, nil
+	return hex.EncodeToString(h.Sum(nil)[:16]), err
 }

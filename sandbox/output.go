@@ -3,10 +3,12 @@ package sandbox
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strings"
 	"sync"
+	"time"
 )
 
 // MaxLine is the longest line of output in bytes that is kept whole; the rest of a longer one is dropped.
@@ -16,13 +18,14 @@ const MaxLine = 8 << 10
 type Output struct {
 	Stdout, Stderr *os.File // the writing ends, for the process; closed by Started
 
+	ours  []*os.File // the reading ends
 	lines sync.WaitGroup
 	mu    sync.Mutex
 	last  string // non-empty line on stderr
 }
 
 // NewOutput makes the pipes and calls sink with each line, from two goroutines, until the process and all that it gave its
-// ends to have closed them.
+// ends to have closed them. Somebody has to call Finish, or Abandon.
 func NewOutput(sink func(stream, line string)) (*Output, error) {
 	o := &Output{}
 	for _, p := range []struct {
@@ -32,9 +35,11 @@ func NewOutput(sink func(stream, line string)) (*Output, error) {
 		r, w, err := os.Pipe()
 		if err != nil {
 			o.Started()
-			return nil, err
+			o.Abandon()
+			return nil, fmt.Errorf("pipe for %s: %w", p.stream, err)
 		}
 		*p.write = w
+		o.ours = append(o.ours, r)
 		o.lines.Go(func() {
 			defer r.Close()
 			readLines(r, func(line string) {
@@ -59,8 +64,25 @@ func (o *Output) Started() {
 	}
 }
 
-// Wait returns when both ends are closed and all lines were delivered.
-func (o *Output) Wait() { o.lines.Wait() }
+// Finish returns when all lines were delivered: once the process and all that has its ends have closed them, or after limit,
+// when nobody listens to them any more.
+func (o *Output) Finish(limit time.Duration) {
+	t := time.AfterFunc(limit, o.close)
+	defer t.Stop()
+	o.lines.Wait()
+}
+
+// Abandon stops to listen.
+func (o *Output) Abandon() {
+	o.close()
+	o.lines.Wait()
+}
+
+func (o *Output) close() {
+	for _, r := range o.ours {
+		_ = r.Close() // nothing was written through it
+	}
+}
 
 // LastError returns the last line on stderr that was not empty.
 func (o *Output) LastError() string {

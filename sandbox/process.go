@@ -3,13 +3,18 @@ package sandbox
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Command is a process to be started.
@@ -33,8 +38,10 @@ type Spawner struct {
 // ErrClosed says that a Spawner starts nothing any more.
 var ErrClosed = errors.New("sandbox: closed")
 
-// NewSpawner returns a Spawner; the caller closes it, after the processes have ended.
+// NewSpawner returns a Spawner; the caller closes it, after the processes have ended. Descriptors that this process was
+// itself started with are closed in what it starts (from Linux 5.11 on; Go's own always are).
 func NewSpawner() *Spawner {
+	_ = unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC) // older kernels: they stay open
 	s := &Spawner{jobs: make(chan func()), quit: make(chan struct{})}
 	s.done.Go(func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
@@ -56,7 +63,8 @@ func (s *Spawner) Close() {
 	s.done.Wait()
 }
 
-// Start starts the process. The caller waits for it.
+// Start starts the process as the leader of a session, and so of a process group, of its own. The caller waits for it, with
+// [Wait].
 func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
 	argv := strings.Fields(c.Process)
 	if len(argv) == 0 {
@@ -82,13 +90,30 @@ func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
+// Wait returns how a process that a Spawner started has ended, once it has; it is called once, in place of cmd.Wait. What the
+// process has left in its process group is killed: it belonged to it, and nobody else would end it.
+func Wait(cmd *exec.Cmd) unix.WaitStatus {
+	err := error(unix.EINTR)
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+	}
+	if err == nil {
+		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) // not reaped yet, so the group's number is still its own
+	}
+	_ = cmd.Wait() // the state says how it ended
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
+		return unix.WaitStatus(status)
+	}
+	return 0
+}
+
 func environment(env map[string]string) []string {
 	out := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/tmp", "TMPDIR=/tmp"}
 	if dir := os.Getenv("GOCOVERDIR"); dir != "" { // coverage of a stage binary built for it
 		out = append(out, "GOCOVERDIR="+dir)
 	}
-	for k, v := range env {
-		out = append(out, k+"="+v)
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		out = append(out, k+"="+env[k])
 	}
 	return out
 }

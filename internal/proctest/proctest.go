@@ -3,11 +3,12 @@
 package proctest
 
 import (
-	"errors"
+	"bytes"
 	"os"
 	"path/filepath"
 	"runtime"
-	"syscall"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -27,12 +28,40 @@ func Until(t testing.TB, limit time.Duration, what string, done func() bool) {
 	}
 }
 
-// Gone waits until no process has this pid.
+// Gone waits until no process has this pid, or only one that has ended and that its parent has not asked about.
 func Gone(t testing.TB, pid int) {
 	t.Helper()
-	Until(t, 10*time.Second, "process to be gone", func() bool {
-		return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
-	})
+	Until(t, 10*time.Second, "process "+strconv.Itoa(pid)+" to be gone", func() bool { return !runs(pid) })
+}
+
+func runs(pid int) bool {
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return false
+	}
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // behind the name
+	return len(f) > 0 && f[0] != "Z" && f[0] != "X"
+}
+
+// Children returns the processes whose parent is pid.
+func Children(t testing.TB, pid int) []int {
+	t.Helper()
+	tasks, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task", "*", "children"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []int
+	for _, task := range tasks {
+		b, _ := os.ReadFile(task) // a thread that has ended has none
+		for _, f := range strings.Fields(string(b)) {
+			child, err := strconv.Atoi(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, child)
+		}
+	}
+	return out
 }
 
 // Built returns the path of something that `make images` or `make fetch` puts under build/. Where it is missing the test is

@@ -1,0 +1,226 @@
+package keysmanager
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+func TestEndsAreReportedWithTheirCause(t *testing.T) {
+	n := newNode(t, nil)
+	for name, s := range map[string]Spec{"forked": withModel, "spawned": {Function: "g.ns", Image: "test/wait:1"}} {
+		r := n.start(name, s)
+		n.answers(r)
+		if err := syscall.Kill(r.PID, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if e := n.exit(); e.Replica != name || e.PID != r.PID || e.Function != s.Function || e.Cause != "killed by SIGKILL" {
+			t.Errorf("exit %+v", e)
+		}
+	}
+	bad := withModel
+	bad.Env = maps.Clone(bad.Env)
+	bad.Env["wait_mean"] = "soon"
+	r := n.start("bad", bad)
+	if e := n.exit(); e.Replica != "bad" || !strings.HasPrefix(e.Cause, "exit status 1: ") || !strings.Contains(e.Cause, `wait_mean="soon"`) {
+		t.Errorf("exit of %d: %+v", r.PID, e)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !slices.ContainsFunc(n.lines["bad"], func(l string) bool { return strings.Contains(l, "wait_mean") }) {
+		t.Errorf("lines of the replica: %q", n.lines["bad"])
+	}
+}
+
+func TestADeadZygoteTakesItsReplicasAndComesBack(t *testing.T) {
+	n := newNode(t, nil)
+	a, b := n.start("a", withModel), n.start("b", withModel)
+	n.answers(a)
+	if err := syscall.Kill(n.zygote(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	lost := []string{n.exit().Replica, n.exit().Replica}
+	slices.Sort(lost)
+	if !slices.Equal(lost, []string{"a", "b"}) {
+		t.Errorf("lost %v, want a and b", lost)
+	}
+	var r *Replica
+	refused := ""
+	proctest.Until(t, 20*time.Second, "the zygote to be loaded again", func() bool {
+		var err error
+		if r, err = n.Start(t.Context(), Order{Replica: "c", Spec: withModel}); err != nil {
+			refused = err.Error()
+		}
+		return err == nil
+	})
+	defer r.Conn.Close()
+	if !strings.Contains(refused, "failed 1 times in a row") || !strings.Contains(refused, "SIGKILL") {
+		t.Errorf("during the back-off: %q", refused)
+	}
+	proctest.Gone(t, a.PID)
+	proctest.Gone(t, b.PID)
+	n.answers(r)
+}
+
+func TestLoadingThatFailsSaysWhy(t *testing.T) {
+	n := newNode(t, nil)
+	for want, change := range map[string]func(*Spec){
+		"nosuch.onnx": func(s *Spec) { s.Env["STAGECOACH_MODEL"] = "nosuch.onnx" },
+		"no folder":   func(s *Spec) { s.Image = "test/nosuch:1" },
+		"repository":  func(s *Spec) { s.Image = "../../etc" },
+		"nosuchstage": func(s *Spec) { s.Process = "./nosuchstage" },
+	} {
+		s := withModel
+		s.Env = maps.Clone(s.Env)
+		change(&s)
+		if _, err := n.Start(t.Context(), Order{Replica: "x", Spec: s}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want an error with %q", err, want)
+		}
+	}
+}
+
+func TestLinesAreTheirReplicas(t *testing.T) {
+	n := newNode(t, nil)
+	bad := func(text string) Spec {
+		s := withModel
+		s.Env = maps.Clone(s.Env)
+		s.Env["wait_mean"] = text
+		return s
+	}
+	talk := Spec{Function: "t.ns", Image: "test/wait:1", Process: "./talk"}
+	for name, s := range map[string]Spec{"fork-1": bad("one"), "fork-2": bad("two"), "own-1": talk, "own-2": talk} {
+		n.start(name, s)
+	}
+	for range 4 {
+		e := n.exit()
+		if word := map[string]string{"fork-1": "one", "fork-2": "two", "own-1": "err of own-1", "own-2": "err of own-2"}[e.Replica]; !strings.Contains(e.Cause, word) {
+			t.Errorf("%+v, want %q in its cause", e, word)
+		}
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, name := range []string{"own-1", "own-2"} {
+		if got, want := slices.Sorted(slices.Values(n.lines[name])), []string{"stderr: err of " + name, "stdout: out of " + name}; !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	for name, other := range map[string]string{"fork-1": "two", "fork-2": "one"} {
+		if all := strings.Join(n.lines[name], "\n"); !strings.Contains(all, "stderr: ") || strings.Contains(all, other) {
+			t.Errorf("%s: %q, want lines of its own", name, all)
+		}
+	}
+}
+
+func TestStopIsPoliteFirst(t *testing.T) {
+	n := newNode(t, nil)
+	n.start("stubborn", Spec{Function: "s.ns", Image: "test/wait:1", Process: "./stubborn"})
+	n.printed("stubborn") // from now on it does not hear SIGTERM
+	r := n.start("forked", withModel)
+	n.answers(r)
+	for name, want := range map[string]string{"stubborn": "killed by SIGKILL", "forked": exitedWell} {
+		grace := 20 * time.Millisecond
+		if want == exitedWell {
+			grace = time.Minute
+		}
+		if err := n.Stop(t.Context(), name, grace); err != nil {
+			t.Fatal(err)
+		}
+		if e := n.exit(); e.Replica != name || !strings.HasPrefix(e.Cause, want) {
+			t.Errorf("exit %+v, want %s of %s", e, want, name)
+		}
+		if err := n.Stop(t.Context(), name, grace); err != nil {
+			t.Errorf("a second time: %v", err)
+		}
+	}
+	n.start("stubborn", Spec{Function: "s.ns", Image: "test/wait:1", Process: "./stubborn"}) // the name is free again
+	n.printed("stubborn")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := n.Stop(ctx, "stubborn", time.Hour); err != nil { // who cannot wait is not made to
+		t.Fatal(err)
+	}
+}
+
+func TestWhatAReplicaLeavesBehindEnds(t *testing.T) {
+	n := newNode(t, nil)
+	n.start("litter", Spec{Function: "l.ns", Image: "test/wait:1", Process: "./litter"})
+	pid, err := strconv.Atoi(n.printed("litter"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := n.exit(); e.Cause != exitedWell {
+		t.Errorf("exit %+v", e)
+	}
+	proctest.Gone(t, pid)
+}
+
+// TestAnOrderThatIsGivenUpLeavesNothing has a zygote that does not answer in time.
+func TestAnOrderThatIsGivenUpLeavesNothing(t *testing.T) {
+	n := newNode(t, nil)
+	a := n.start("a", withModel)
+	n.answers(a)
+	z := n.zygote()
+	if err := syscall.Kill(z, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := n.Start(ctx, Order{Replica: "late", Spec: withModel}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the context's end", err)
+	}
+	if err := syscall.Kill(z, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	b := n.start("late", withModel) // the name is free; its order comes behind the other
+	n.answers(b)
+	want := []int{a.PID, b.PID}
+	slices.Sort(want)
+	proctest.Until(t, 20*time.Second, "the child that nobody waited for to be gone", func() bool {
+		return slices.Equal(slices.Sorted(slices.Values(proctest.Children(t, z))), want)
+	})
+	if inv := n.Inventory(); inv.Zygotes[0].Replicas != 2 || len(inv.Replicas) != 2 {
+		t.Errorf("inventory %+v, want two replicas", inv)
+	}
+	if len(n.exits) != 0 {
+		t.Errorf("exit %+v of what was never started", <-n.exits)
+	}
+}
+
+func TestALoadOutlivesWhoWaitedForIt(t *testing.T) {
+	n := newNode(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := n.Start(ctx, Order{Replica: "a", Spec: withModel}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want the context's end", err)
+	}
+	n.zygote()
+	if r := n.start("a", withModel); r.Path != "fork" {
+		t.Errorf("path %s, want fork", r.Path)
+	}
+}
+
+func TestCloseEndsALoad(t *testing.T) {
+	n := newNode(t, nil)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := n.Start(context.WithoutCancel(t.Context()), Order{Replica: "a", Spec: withModel})
+		failed <- err
+	}()
+	proctest.Until(t, 20*time.Second, "the load to begin", func() bool {
+		n.Manager.mu.Lock()
+		defer n.Manager.mu.Unlock()
+		return n.slots.Len() == 1
+	})
+	n.Close()
+	if err := <-failed; !errors.Is(err, ErrClosed) {
+		t.Errorf("got %v, want %v", err, ErrClosed)
+	}
+}
