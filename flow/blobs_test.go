@@ -73,6 +73,32 @@ func TestBlobsThatComeLateAreDropped(t *testing.T) {
 	})
 }
 
+// TestBlobsOfAnAttemptGivenUpAreDropped has a first attempt that answers, by reference, after it was given up; what the request
+// ends with has no references.
+func TestBlobsOfAnAttemptGivenUpAreDropped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, graph(t, "a"), nil, nil)
+		defer r.close()
+		r.bus.work = func(k *task.Task) *task.Reply {
+			if k.Attempt == 1 {
+				return &task.Reply{Code: task.ReplicaLost, Replica: "a-1", Message: "killed"}
+			}
+			out, err := tensor.Externalise(r.store, k.Request, texts(strings.Repeat("late", tensor.InlineLimit)))
+			if err != nil {
+				t.Error(err)
+			}
+			first := k.Key
+			first.Attempt = 1
+			r.bus.reply(&task.Reply{Key: first, Output: out})
+			return add(k)
+		}
+		if _, terr := r.Invoke(t.Context(), request("1", "x")); terr != nil {
+			t.Errorf("got %+v", terr)
+		}
+		r.empty()
+	})
+}
+
 func TestManySmallItemsGoByReferenceTooOrAreRefused(t *testing.T) {
 	var inline, refs int
 	r := newRig(t, graph(t, "a>b;b"), nil, nil)

@@ -40,7 +40,7 @@ type Loads interface {
 	Load(function string) task.Load
 }
 
-// Config is what a Coordinator is made of. All fields are needed.
+// Config is what a Coordinator is made of. All fields but InFlight are needed.
 type Config struct {
 	Bus     Bus
 	Graphs  Graphs
@@ -48,6 +48,10 @@ type Config struct {
 	Store   tensor.Store
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
+
+	// InFlight is how many requests may run at a time; more get 429. 0: its callers bound them. It must leave room for what
+	// was accepted already, as async requests are: a run that is refused counts as one of their attempts.
+	InFlight int
 }
 
 // Coordinator runs requests. Its methods are safe for concurrent use.
@@ -63,6 +67,8 @@ type Coordinator struct {
 	mu      sync.Mutex
 	closed  bool
 	pending sync.WaitGroup // Invokes
+
+	inFlight atomic.Int64 // Invokes
 
 	retries, refused prometheus.Counter
 }
@@ -89,7 +95,7 @@ func New(cfg Config) (*Coordinator, error) {
 	c := &Coordinator{
 		cfg: cfg, seed: maphash.MakeSeed(), shards: make([]*shard, 4*runtime.GOMAXPROCS(0)), quit: make(chan struct{}),
 		retries: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "retries_total", Help: "Tasks tried again because their replica was lost."}),
-		refused: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "refused_total", Help: "Requests refused at the entry because they could not be done in time or a line was full."}),
+		refused: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "refused_total", Help: "Requests refused at the entry because they could not be done in time, a line was full or too many were in flight."}),
 	}
 	c.runs.Store(uint64(time.Now().UnixNano())) // so that no process before this one had the same runs
 	for _, m := range []prometheus.Collector{c.retries, c.refused} {
@@ -163,6 +169,14 @@ func (c *Coordinator) Invoke(ctx context.Context, r task.Request) (*task.Respons
 	c.pending.Add(1)
 	c.mu.Unlock()
 	defer c.pending.Done()
+	defer c.inFlight.Add(-1)
+	if n := c.inFlight.Add(1); c.cfg.InFlight > 0 && n > int64(c.cfg.InFlight) {
+		c.refused.Inc()
+		return nil, &task.Error{
+			Status: http.StatusTooManyRequests, RetryAfter: time.Second,
+			Cause: fmt.Sprintf("%d requests are in flight, which is the limit; try again", c.cfg.InFlight),
+		}
+	}
 
 	g, ok := c.cfg.Graphs.Graph(r.Target)
 	if !ok {

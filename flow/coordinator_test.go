@@ -329,6 +329,38 @@ func TestCloseCutsOffWhatDoesNotEnd(t *testing.T) {
 	})
 }
 
+func TestInFlightIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		r := newRig(t, graph(t, "a"), nil, func(k *task.Task) *task.Reply { <-release; return add(k) })
+		defer r.close()
+		r.cfg.InFlight = 2
+		var wg sync.WaitGroup
+		for i := range 2 {
+			wg.Go(func() {
+				if _, terr := r.Invoke(t.Context(), request(fmt.Sprint(i), "x")); terr != nil {
+					t.Errorf("request %d of 2: %+v", i, terr)
+				}
+			})
+		}
+		synctest.Wait()
+		for range 2 { // what is refused takes no place
+			_, terr := r.Invoke(t.Context(), request("more", strings.Repeat("large ", tensor.InlineLimit)))
+			if terr == nil || terr.Status != http.StatusTooManyRequests || terr.RetryAfter < time.Second || !strings.Contains(terr.Cause, "2 requests are in flight") {
+				t.Errorf("got %+v, want 429", terr)
+			}
+		}
+		if got := testutil.ToFloat64(r.refused); got != 2 {
+			t.Errorf("%v refused, want 2", got)
+		}
+		close(release)
+		wg.Wait()
+		if _, terr := r.Invoke(t.Context(), request("later", "x")); terr != nil {
+			t.Errorf("once there is room: %+v", terr)
+		}
+	})
+}
+
 func TestRunsOfOneIDAreTold(t *testing.T) {
 	var mu sync.Mutex
 	seen := map[task.Key]bool{}
