@@ -54,15 +54,20 @@ type Credentials struct{ User, Password string }
 // ReadCredentials reads the files basic-auth-user and basic-auth-password of a folder.
 func ReadCredentials(dir string) (*Credentials, error) {
 	var c Credentials
-	for name, to := range map[string]*string{"basic-auth-user": &c.User, "basic-auth-password": &c.Password} {
-		b, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			return nil, fmt.Errorf("credentials: %w", err)
+	var errs []error
+	for _, f := range []struct {
+		name string
+		to   *string
+	}{{"basic-auth-user", &c.User}, {"basic-auth-password", &c.Password}} {
+		b, err := os.ReadFile(filepath.Join(dir, f.name))
+		*f.to = strings.TrimSpace(string(b))
+		if err == nil && *f.to == "" {
+			err = fmt.Errorf("%s is empty, want a line of text", filepath.Join(dir, f.name))
 		}
-		*to = strings.TrimSpace(string(b))
-		if *to == "" {
-			return nil, fmt.Errorf("credentials: %s is empty, want a line of text", filepath.Join(dir, name))
-		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("credentials: %w", err)
 	}
 	return &c, nil
 }
