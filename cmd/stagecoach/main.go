@@ -1,11 +1,6 @@
 // Command stagecoach serves pipelines of ML stages behind the OpenFaaS API.
 //
-//	stagecoach up                 one process on this machine: API, queues, autoscaler, KeysManager
-//	stagecoach demo               the main job end to end, on real input, with its result shown
-//	stagecoach bench NAME         coldstart, hop
-//	stagecoach pipeline list      the pipelines of a running stagecoach
-//	stagecoach pipeline describe NAME
-//	stagecoach version
+// `stagecoach help` lists its commands; each takes --help.
 package main
 
 import (
@@ -17,22 +12,25 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"syscall"
 )
 
 // command runs with the arguments after its name and writes what was asked for to out, everything else to standard error.
 type command struct {
+	name    string
 	summary string
 	run     func(ctx context.Context, args []string, out io.Writer) error
 }
 
-func commands() map[string]command {
-	return map[string]command{
-		"up":       {"one process on this machine: API, queues, autoscaler, KeysManager", runUp},
-		"demo":     {"the main job end to end, on real input, with its result shown", runDemo},
-		"bench":    {"measure: coldstart, hop", runBench},
-		"pipeline": {"list | describe NAME: pipelines of a running stagecoach and what is wrong with them", runPipeline},
-		"version":  {"print the version", runVersion},
+// commands are in the order in which help lists them.
+func commands() []command {
+	return []command{
+		{"up", "one process on this machine: API, queues, autoscaler, KeysManager", runUp},
+		{"pipeline", "list | describe NAME: pipelines of a running stagecoach and what is wrong with them", runPipeline},
+		{"demo", "the main job end to end, on real input, with its result shown", runDemo},
+		{"bench", "measure: coldstart, hop", runBench},
+		{"version", "print the version", runVersion},
 	}
 }
 
@@ -54,18 +52,19 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		usage(out)
 		return nil
 	}
-	c, ok := commands()[args[0]]
-	if !ok {
+	all := commands()
+	i := slices.IndexFunc(all, func(c command) bool { return c.name == args[0] })
+	if i < 0 {
 		return fmt.Errorf("unknown command %q; `stagecoach help` lists them", args[0])
 	}
-	return c.run(ctx, args[1:], out)
+	return all[i].run(ctx, args[1:], out)
 }
 
 func usage(out io.Writer) {
 	fmt.Fprintln(out, "Stagecoach serves pipelines of ML stages behind the OpenFaaS API.")
 	fmt.Fprintln(out)
-	for _, name := range []string{"up", "demo", "bench", "pipeline", "version"} {
-		fmt.Fprintf(out, "  stagecoach %-10s %s\n", name, commands()[name].summary)
+	for _, c := range commands() {
+		fmt.Fprintf(out, "  stagecoach %-10s %s\n", c.name, c.summary)
 	}
 	fmt.Fprintln(out, "\nEach takes --help.")
 }

@@ -1,0 +1,265 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/stagecoach-serving/stagecoach/cluster"
+	"github.com/stagecoach-serving/stagecoach/control"
+	"github.com/stagecoach-serving/stagecoach/dispatch"
+	"github.com/stagecoach-serving/stagecoach/flow"
+	"github.com/stagecoach-serving/stagecoach/gateway"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// openState locks the state folder: two processes on one journal would lose requests.
+func (u *up) openState(context.Context) error {
+	if err := os.MkdirAll(u.cfg.State, 0o700); err != nil {
+		return fmt.Errorf("state: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(u.cfg.State, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("state: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		return fmt.Errorf("state: folder %s is in use by another stagecoach (%w); stop it, or choose another --state", u.cfg.State, err)
+	}
+	u.onClose(f.Close)
+	u.store, err = tensor.OpenDir(filepath.Join(u.cfg.State, "blobs"), blobLimit)
+	return err
+}
+
+// blobLimit bounds the large items of all requests under way, in bytes.
+const blobLimit = 8 << 30
+
+// journalPatience is how long after kill -9 the successor gets the records that were in work; while they run, a third of it
+// passes between signs of life.
+const journalPatience = 5 * time.Second
+
+// openQueue starts NATS and opens what is kept in it.
+func (u *up) openQueue(ctx context.Context) error {
+	var err error
+	if u.nats, err = queue.StartServer(filepath.Join(u.cfg.State, "nats"), u.log); err != nil {
+		return err
+	}
+	u.onClose(func() error { u.nats.Close(); return nil })
+	nc, err := u.nats.Connect("state")
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { nc.Close(); return nil })
+	kv, err := queue.OpenKV(ctx, nc, "functions")
+	if err != nil {
+		return err
+	}
+	u.specs = specStore{kv}
+	if u.registry, err = provider.OpenRegistry(ctx, u.specs, u.log); err != nil {
+		return err
+	}
+	u.onClose(func() error { u.registry.Close(); return nil })
+	u.journal, err = queue.OpenJournal(ctx, nc, queue.JournalConfig{
+		Bytes: int64(u.cfg.Journal.Bytes), Window: max(1, u.cfg.Journal.Window/4), Attempts: u.cfg.Journal.Attempts, Backoff: u.cfg.Journal.Backoff,
+		AckWait: journalPatience,
+	}, u.log)
+	if err != nil {
+		return err
+	}
+	if err := u.metrics.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Namespace: "stagecoach", Subsystem: "queue", Name: "messages_total", Help: "Messages that the embedded NATS server has received.",
+	}, func() float64 { n, _ := u.nats.Messages(); return float64(n) })); err != nil {
+		return err
+	}
+	u.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return nil
+}
+
+// epoch returns a number higher than that of any process before this one on the same state.
+func (u *up) epoch(ctx context.Context) (uint64, error) {
+	nc, err := u.nats.Connect("epoch")
+	if err != nil {
+		return 0, err
+	}
+	defer nc.Close()
+	kv, err := queue.OpenKV(ctx, nc, "owners")
+	if err != nil {
+		return 0, err
+	}
+	return kv.Put(ctx, "cluster", []byte(u.cfg.Node.Name))
+}
+
+// openReplicas makes what starts replicas and gives them work.
+func (u *up) openReplicas(ctx context.Context) error {
+	var err error
+	u.keys, err = keysmanager.New(keysmanager.Config{
+		Node: u.cfg.Node.Name, Images: sandbox.Images{Dir: u.cfg.imagesDir()}, ORT: u.cfg.ORT,
+		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory),
+		OnExit: func(e keysmanager.Exit) { u.local.Lost(e.Replica, e.Cause) },
+		Output: func(replica, stream, line string) {
+			u.log.Info("output", "replica", replica, "stream", stream, "line", line)
+		},
+		Log: u.log, Metrics: u.metrics,
+	})
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { u.keys.Close(); return nil })
+	nc, err := u.nats.Connect("dispatch")
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { nc.Close(); return nil })
+	u.lines, err = dispatch.New(dispatch.Config{
+		Bus: queue.NewBus(nc), Store: u.store, Logger: u.log, Registerer: u.metrics,
+		OnDemand:    func(string) { u.loop.Poke() },
+		FirstAnswer: func(f dispatch.First) { u.local.Answered(f.Replica, f.After) },
+		Dropped:     func(_, replica, cause string) { u.local.Lost(replica, cause) },
+	})
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { u.lines.Close(); return nil })
+	epoch, err := u.epoch(ctx)
+	if err != nil {
+		return err
+	}
+	u.local, err = cluster.New(cluster.Config{
+		Functions: deployed{u.registry}, Lines: u.lines, Replicas: u.lines, Nodes: []cluster.Node{localNode{u.keys}},
+		Epoch: epoch, Changed: func() { u.loop.Poke() }, Log: u.log, Metrics: u.metrics,
+		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,
+	})
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), u.cfg.Control.DrainTimeout)
+		defer cancel()
+		return u.local.Close(ctx)
+	})
+	return u.metrics.Register(newReplicaCount(u.registry, u.local))
+}
+
+func (u *up) openControl(context.Context) error {
+	var err error
+	u.loop, err = control.New(u.local, u.local, control.Config{Tick: u.cfg.Control.Tick}, u.log, u.metrics)
+	if err != nil {
+		return err
+	}
+	u.background(u.loop.Run)
+	return nil
+}
+
+// background runs f until close, which waits for it.
+func (u *up) background(f func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := f(ctx); err != nil && ctx.Err() == nil {
+			u.log.Error("a part of stagecoach ended by itself", "error", err)
+		}
+	})
+	u.onClose(func() error { cancel(); wg.Wait(); return nil })
+}
+
+func (u *up) openFlow(context.Context) error {
+	nc, err := u.nats.Connect("flow")
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { nc.Close(); return nil })
+	u.flow, err = flow.New(flow.Config{
+		Bus: queue.NewBus(nc), Graphs: u.registry, Loads: u.lines, Store: u.store, Log: u.log, Metrics: u.metrics,
+	})
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), u.cfg.Control.DrainTimeout)
+		defer cancel()
+		return u.flow.Close(ctx)
+	})
+	callbacks := gateway.NewCallbacks(nil)
+	u.onClose(func() error { callbacks.Close(); return nil })
+	u.gateway, err = gateway.New(gateway.Config{
+		Directory: u.registry, Invoker: u.flow, Journal: asyncJournal{u.journal}, Callbacks: callbacks,
+		Timeout: u.cfg.Requests.Timeout, MaxTimeout: u.cfg.Requests.MaxTimeout, MaxBody: int64(u.cfg.Requests.MaxBody),
+		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log,
+	})
+	return err
+}
+
+func (u *up) openHTTP(context.Context) error {
+	var credentials *provider.Credentials
+	if u.cfg.BasicAuthDir != "" {
+		var err error
+		if credentials, err = provider.ReadCredentials(u.cfg.BasicAuthDir); err != nil {
+			return fmt.Errorf("basicAuthDir: %w", err)
+		}
+	} else {
+		u.log.Warn("no credentials: everyone on this machine may deploy; --basic-auth-dir changes that")
+	}
+	st := &status{u.local, u.gateway, u.loop}
+	api, err := provider.New(provider.Config{
+		Store: u.specs, Registry: u.registry, Images: sandbox.Images{Dir: u.cfg.imagesDir()},
+		Status: st, Scaler: u.local, Credentials: credentials, Version: version(), Log: u.log,
+	})
+	if err != nil {
+		return err
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(u.metrics, promhttp.HandlerOpts{Registry: u.metrics}))
+	mux.Handle("GET /system/timeline/{name}", api.Guard(serveTimeline(u.registry, u.local, u.lines, st)))
+	mux.Handle("/", api)
+	u.handler = u.gateway.Handler(mux)
+	return nil
+}
+
+// follow makes the lines of functions follow what is deployed, and starts to work on what the journal has kept.
+func (u *up) follow(context.Context) error {
+	owned := map[string]bool{}
+	update := func() {
+		now := map[string]bool{}
+		for _, f := range u.registry.Functions() {
+			now[f.Key] = true
+			if err := u.lines.Ensure(dispatch.Spec{
+				Function: f.Key, QueueLimit: f.Declared.QueueLimit, MaxReplicas: maxReplicas(f.Declared), Batch: f.Declared.Batch,
+			}); err != nil {
+				u.log.Error("function has no line", "function", f.Key, "error", err)
+			}
+		}
+		for key := range owned {
+			if !now[key] {
+				u.lines.Remove(key)
+				u.keys.Forget(key)
+			}
+		}
+		owned = now
+		u.loop.Poke()
+	}
+	u.registry.OnChange(update)
+	update()
+	u.background(func(ctx context.Context) error {
+		return u.journal.Run(ctx, func(ctx context.Context, r queue.Record) error {
+			var e gateway.Entry
+			if err := e.UnmarshalBinary(r.Data); err != nil {
+				return err
+			}
+			return u.gateway.Work(ctx, e, r.Attempt >= u.cfg.Journal.Attempts)
+		})
+	})
+	return nil
+}
