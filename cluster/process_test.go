@@ -144,7 +144,7 @@ func TestRealParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	bus := queue.NewBus(nc)
+	bus := queue.NewBus(nc, nil)
 	store, err := tensor.OpenDir(t.TempDir(), 1<<30)
 	if err != nil {
 		t.Fatal(err)

@@ -169,7 +169,7 @@ func TestRunEndsWithItsConsumers(t *testing.T) {
 
 func TestStopWaitsForTheHandlerOfAClosedConnection(t *testing.T) {
 	nc := start(t, t.TempDir())
-	b := NewBus(nc)
+	b := NewBus(nc, nil)
 	began, release := make(chan struct{}), make(chan struct{})
 	var events []string
 	stop, err := b.Tasks("f", func([]byte, bool) { close(began); <-release; events = append(events, "handled") })

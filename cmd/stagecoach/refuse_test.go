@@ -110,7 +110,9 @@ func TestBadDeploys(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := r.must(http.StatusBadRequest, http.MethodPost, "/system/functions", string(body), "Accept", "application/json")
-		var p struct{ Fields []struct{ Path, Got, Want string } }
+		var p struct {
+			Fields []struct{ Path, Got, Want string }
+		}
 		if err := json.Unmarshal(a.body, &p); err != nil || len(p.Fields) != 1 || p.Fields[0].Path != tc.path || !strings.Contains(string(a.body), tc.part) {
 			t.Errorf("%s: %s, want one field %s with %q", name, a.body, tc.path, tc.part)
 		}
