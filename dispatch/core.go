@@ -231,6 +231,7 @@ func (c *Core) reply(now time.Time, it *item, r *task.Reply) {
 		r.Replica = b.replica.name
 		r.Wait = b.sent.Sub(it.task.Arrived)
 		r.Service = cmp.Or(r.Service, now.Sub(b.sent))
+		r.Batch, r.BatchSize = b.id, len(b.items)
 	} else {
 		r.Wait = now.Sub(it.task.Arrived)
 	}

@@ -25,8 +25,8 @@ import (
 type Bus interface {
 	// Submit sends msg to the owner of function, and does not keep it. It does not call an inbox's handler.
 	Submit(function string, msg []byte) error
-	// Inbox makes a subject and calls handler with each message sent there, in order, until stop is called. The handler may
-	// keep msg. When stop returns, handler is not running and will not be called again.
+	// Inbox makes a subject and calls handler with each message sent there until stop is called; calls may overlap. The
+	// handler may keep msg. When stop returns, handler is not running and will not be called again.
 	Inbox(handler func(msg []byte)) (subject string, stop func(), err error)
 }
 

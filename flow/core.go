@@ -20,6 +20,7 @@ const EachWindow = 64
 // Core walks requests through graphs. It is not safe for concurrent use. Make one with NewCore.
 type Core struct {
 	walks     map[string]*walk
+	now       time.Time // of the present step
 	deadlines deadlines
 	out       []Effect
 }
@@ -41,7 +42,7 @@ func (c *Core) Next() (at time.Time, ok bool) {
 // Step takes an event and returns what to do about it. The slice, not its elements, is overwritten by the next Step.
 func (c *Core) Step(now time.Time, ev Event) []Effect {
 	clear(c.out) // the last step's tasks may be large
-	c.out = c.out[:0]
+	c.out, c.now = c.out[:0], now
 	switch e := ev.(type) {
 	case Start:
 		c.start(now, e)
@@ -107,7 +108,7 @@ func (c *Core) advance(w *walk) {
 		}
 	}
 	if w.sinksLeft == 0 {
-		c.finish(w, &task.Response{Output: w.output, Header: w.header, Stages: w.timings}, nil)
+		c.finish(w, &task.Response{Output: w.output, Header: w.header}, nil)
 	}
 }
 
@@ -124,6 +125,7 @@ func (c *Core) issue(w *walk, i int) {
 }
 
 func (c *Core) submit(w *walk, k *call) {
+	k.sent = c.now
 	c.out = append(c.out, Submit{w.task(k)})
 }
 
@@ -137,6 +139,7 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 		return // a duplicate, or an attempt given up
 	}
 	stage := &w.graph.Stages[k.stage]
+	w.note(now, k, r)
 	switch {
 	case r.Code == task.OK:
 		w.accept(k, r)
@@ -191,6 +194,7 @@ func (c *Core) finish(w *walk, resp *task.Response, e *task.Error) {
 	for _, k := range w.calls {
 		if !k.done {
 			c.out = append(c.out, Cancel{task.Key{Request: w.req.ID, Task: k.id, Attempt: k.attempt}, w.functions[k.stage]})
+			w.note(c.now, k, &task.Reply{Code: task.Canceled, Message: "nobody waits for it any more"})
 		}
 	}
 	for i := range w.stages {
@@ -202,6 +206,9 @@ func (c *Core) finish(w *walk, resp *task.Response, e *task.Error) {
 	}
 	if resp != nil {
 		slices.SortFunc(resp.Output, byFrom)
+		resp.Stages = w.timings
+	} else {
+		e.Stages = w.timings
 	}
 	c.out = append(c.out, Finish{Request: w.req.ID, Response: resp, Error: e, Blobs: w.blobs})
 }

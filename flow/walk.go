@@ -3,6 +3,7 @@ package flow
 import (
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
@@ -46,6 +47,7 @@ type call struct {
 	item    int
 	attempt uint8
 	done    bool
+	sent    time.Time // the present attempt
 }
 
 func newWalk(req task.Request, g pipeline.Pipeline) *walk {
@@ -102,10 +104,14 @@ func (w *walk) begin(i int) {
 
 // task makes the task of a call's present attempt.
 func (w *walk) task(k *call) *task.Task {
+	trace := w.req.Traceparent
+	if w.req.Traced {
+		trace = task.CallParent(trace, k.id, k.attempt)
+	}
 	return &task.Task{
 		Key:      task.Key{Request: w.req.ID, Task: k.id, Attempt: k.attempt},
 		Function: w.functions[k.stage], Pipeline: w.name, Stage: w.graph.Stages[k.stage].Name,
-		Deadline: w.req.Deadline, Traceparent: w.req.Traceparent, Header: w.req.Header, Input: w.stages[k.stage].inputs[k.item],
+		Deadline: w.req.Deadline, Traceparent: trace, Header: w.req.Header, Input: w.stages[k.stage].inputs[k.item],
 	}
 }
 
@@ -116,11 +122,17 @@ func (w *walk) accept(k *call, r *task.Reply) {
 	s.done++
 	s.results[k.item] = r.Output
 	w.blobs = w.blobs || hasRefs(r.Output)
-	name := w.graph.Stages[k.stage].Name
-	w.timings = append(w.timings, task.Timing{Stage: name, Replica: r.Replica, Attempt: r.Attempt, Wait: r.Wait, Service: r.Service})
 	if len(w.graph.Stages[k.stage].Next) == 0 {
 		w.header = r.Header
 	}
+}
+
+// note writes down what an attempt of a call cost.
+func (w *walk) note(now time.Time, k *call, r *task.Reply) {
+	w.timings = append(w.timings, task.Timing{
+		Stage: w.graph.Stages[k.stage].Name, Function: w.functions[k.stage], Task: k.id, Attempt: k.attempt, Code: r.Code, Message: r.Message,
+		Replica: r.Replica, Batch: r.Batch, BatchSize: r.BatchSize, Start: k.sent, End: now, Wait: r.Wait, Service: r.Service,
+	})
 }
 
 // complete passes a stage's output on once all its calls are done, and says whether it did.

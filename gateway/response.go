@@ -96,7 +96,11 @@ func serverTiming(stages []task.Timing) string {
 	var stack [8]sum
 	sums := stack[:0]
 next:
-	for _, t := range stages {
+	for i := range stages {
+		t := &stages[i]
+		if t.Code != task.OK {
+			continue
+		}
 		for i := range sums {
 			if s := &sums[i]; s.stage == t.Stage {
 				s.wait, s.service, s.calls = s.wait+t.Wait, s.service+t.Service, s.calls+1

@@ -12,7 +12,8 @@ type Request struct {
 	ID          string // X-Call-Id; unique
 	Target      string // pipeline.Key of a function or a pipeline
 	Deadline    time.Time
-	Traceparent string
+	Traceparent string // W3C trace context that its tasks belong to; empty: none
+	Traced      bool   // Traceparent is of a recorded span, below which each call gets one of its own, see [CallParent]
 	Header      []Header
 	Input       tensor.Activation
 }
@@ -21,16 +22,24 @@ type Request struct {
 type Response struct {
 	Output tensor.Input // one part a sink of the graph, by the sink's name
 	Header []Header     // from the last stage
-	Stages []Timing     // one a call that ran, in order of its end
+	Stages []Timing     // one an attempt, in order of their ends
 }
 
-// Timing is what one call of a stage cost.
+// Timing is what one attempt of a call of a stage cost.
 type Timing struct {
-	Stage   string
-	Replica string
-	Attempt uint8
-	Wait    time.Duration // in the stage's line
-	Service time.Duration // on the replica
+	Stage     string
+	Function  string // pipeline.Key
+	Task      uint32
+	Attempt   uint8
+	Code      Code
+	Message   string // why, unless Code is OK
+	Replica   string // empty: it got to none
+	Batch     uint64 // number of its batch, unique within the function; 0: none
+	BatchSize int
+	Start     time.Time     // when the coordinator sent it
+	End       time.Time     // when the coordinator had the reply, or gave it up
+	Wait      time.Duration // in the stage's line
+	Service   time.Duration // on the replica
 }
 
 // Error is a request's bad end: what its client is told.
@@ -40,6 +49,7 @@ type Error struct {
 	Stage      string        // name of the stage; empty: none is to blame
 	Cause      string        // what was got, what was wanted, what to do
 	RetryAfter time.Duration // with 429 and 503; 0: unknown
+	Stages     []Timing      // as a Response has them; those that were still out are [Canceled]
 }
 
 // Error names the stage and the cause.

@@ -60,6 +60,9 @@ type Reply struct {
 	Service time.Duration // on the replica
 	Output  tensor.Activation
 	Header  []Header // for the HTTP response, from the last stage
+
+	Batch     uint64 // number of the batch that it ran in, unique within the function; 0: it ran in none
+	BatchSize int    // tasks that the batch was sent with
 }
 
 // Replica is a dispatcher's knowledge of one replica.

@@ -112,6 +112,8 @@ func AppendReply(b []byte, p *task.Reply) []byte {
 	b = pack.String(b, p.Replica)
 	b = pack.Int(b, int64(p.Wait))
 	b = pack.Int(b, int64(p.Service))
+	b = pack.Uint(b, p.Batch)
+	b = pack.Uint(b, uint64(p.BatchSize))
 	b = appendHeaders(b, p.Header)
 	return tensor.AppendActivation(b, p.Output)
 }
@@ -124,7 +126,8 @@ func DecodeReply(b []byte) (*task.Reply, error) {
 	}
 	p := &task.Reply{
 		Key: readKey(r), Code: task.Code(r.Byte()), Message: r.String(), Replica: r.String(),
-		Wait: time.Duration(r.Int()), Service: time.Duration(r.Int()), Header: readHeaders(r), Output: tensor.ReadActivation(r),
+		Wait: time.Duration(r.Int()), Service: time.Duration(r.Int()), Batch: r.Uint(), BatchSize: small(r),
+		Header: readHeaders(r), Output: tensor.ReadActivation(r),
 	}
 	if p.Code > task.Unavailable {
 		r.Fail("code %d, want at most %d", p.Code, task.Unavailable)

@@ -31,7 +31,7 @@ func TestEnvelopesRoundTrip(t *testing.T) {
 	if got, err := DecodeTask(AppendTask(nil, tk)); err != nil || !reflect.DeepEqual(got, tk) {
 		t.Errorf("task: %v\n got %+v\nwant %+v", err, got, tk)
 	}
-	rep := &task.Reply{Key: someKey, Code: task.Failed, Message: "no", Replica: "r", Wait: 3, Service: 4, Output: someInput[1].Items, Header: someHeader}
+	rep := &task.Reply{Key: someKey, Code: task.Failed, Message: "no", Replica: "r", Wait: 3, Service: 4, Batch: 5, BatchSize: 6, Output: someInput[1].Items, Header: someHeader}
 	if got, err := DecodeReply(AppendReply(nil, rep)); err != nil || !reflect.DeepEqual(got, rep) {
 		t.Errorf("reply: %v\n got %+v\nwant %+v", err, got, rep)
 	}
