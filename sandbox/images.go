@@ -19,7 +19,16 @@ type Images struct{ Dir string }
 type Image struct {
 	Name   string
 	Root   string // absolute, links resolved
-	Digest string // of the files' names, sizes and times of change: contents are not read, a gigabyte would take seconds
+	Digest string // a folder's: of the files' names, sizes and times of change, because reading a gigabyte would take seconds
+
+	Stage bool // it speaks the stage protocol: a folder does when it has an executable ./stage
+
+	// What follows is of OCI images alone.
+	Rootfs     bool     // its processes need Root as their root (Command.Chroot)
+	Entrypoint []string // program and arguments
+	Env        []string // NAME=value, under the function's own
+	WorkDir    string   // absolute, inside Root; empty: /
+	User       string   // user[:group], names of the image's or numbers; empty: root
 }
 
 // Executable is what an image runs when its function names nothing else.
@@ -73,7 +82,12 @@ func (s Images) Resolve(image string) (Image, error) {
 	if err != nil {
 		return Image{}, fmt.Errorf("image %q: %w", image, err)
 	}
-	return Image{Name: image, Root: folder, Digest: digest}, nil
+	return Image{Name: image, Root: folder, Digest: digest, Stage: executable(filepath.Join(folder, Executable))}, nil
+}
+
+func executable(file string) bool {
+	info, err := os.Stat(file)
+	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
 // maxFiles bounds what an image may hold, because each start looks at all of it.
