@@ -37,7 +37,7 @@ type Journal interface {
 // ErrTooLarge says that an entry is too large for a journal.
 var ErrTooLarge = errors.New("gateway: the request is too large for the journal")
 
-// Config is what a [Gateway] is made of. All fields are needed.
+// Config is what a [Gateway] is made of. All fields but Tracer are needed.
 type Config struct {
 	Directory  Directory
 	Invoker    Invoker
@@ -49,6 +49,7 @@ type Config struct {
 	InFlight   int           // requests at a time; more get 429
 	Metrics    prometheus.Registerer
 	Log        *slog.Logger
+	Tracer     Tracer // nil: no spans
 }
 
 // Gateway is the data path.
@@ -124,6 +125,9 @@ type call struct {
 	path  string // after the name
 	id    string // X-Call-Id
 	start time.Time
+	trace Trace         // nil: none
+	calls []task.Timing // what its tasks cost
+	cause string        // why it failed
 }
 
 // serve does what sync and async requests have in common: find the target, count, bound; do answers and returns the status.
@@ -137,11 +141,13 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path strin
 	h["X-Call-Id"] = []string{c.id}
 	var known bool
 	if c.key, known = g.cfg.Directory.Resolve(name); !known {
-		fail(w, &c, &task.Error{Status: http.StatusNotFound, Cause: notFound(name)})
+		code := fail(w, &c, &task.Error{Status: http.StatusNotFound, Cause: notFound(name)})
+		g.ended(nil, "", task.Ended{CallID: c.id, Target: c.name, Status: code, Cause: c.cause, Start: c.start})
 		return
 	}
 	f := g.metrics.function(c.key)
-	f.started.Inc()
+	f.begin()
+	c.trace = g.begin(c.start, r.Header.Get("Traceparent"), r.Header.Get("Tracestate"))
 	defer g.inFlight.Add(-1)
 	var code int
 	switch {
@@ -153,6 +159,11 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path strin
 		code = do(w, r, &c)
 	}
 	f.end(code, time.Since(c.start))
+	e := task.Ended{CallID: c.id, Target: c.key, Method: r.Method, Path: c.path, Status: code, Cause: c.cause, Start: c.start, Calls: c.calls}
+	if code == http.StatusAccepted {
+		e.Async = "accept"
+	}
+	g.ended(c.trace, r.Header.Get("Traceparent"), e)
 }
 
 func notFound(name string) string {

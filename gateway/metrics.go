@@ -88,6 +88,9 @@ func (m *metrics) ended(key string) float64 {
 	return 0
 }
 
+// begin counts a request that began.
+func (f *functionMetrics) begin() { f.started.Inc() }
+
 // end counts a request that ended with status after d.
 func (f *functionMetrics) end(status int, d time.Duration) {
 	i := slices.Index(codes[:], status)

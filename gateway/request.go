@@ -42,6 +42,7 @@ func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task
 	if t := r.Header.Get("Traceparent"); validTrace(t) {
 		req.Traceparent = t
 	}
+	trace(&req, c.trace)
 	return req, timeout, nil
 }
 

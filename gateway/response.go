@@ -15,6 +15,7 @@ const statusClientGone = 499
 
 // succeed writes a response and returns its status.
 func (g *Gateway) succeed(w http.ResponseWriter, c *call, resp *task.Response) int {
+	c.calls = resp.Stages
 	contentType, body, err := tensor.ToHTTP(resp.Output)
 	if err != nil {
 		return fail(w, c, &task.Error{Status: http.StatusInternalServerError, Cause: "output: " + err.Error()})
@@ -53,7 +54,8 @@ func fail(w http.ResponseWriter, c *call, e *task.Error) int {
 		seconds := max(1, (e.RetryAfter+time.Second-1)/time.Second) // rounded up
 		h["Retry-After"] = []string{strconv.FormatInt(int64(seconds), 10)}
 	}
-	text := e.Error() + "\n"
+	c.calls, c.cause = append(c.calls, e.Stages...), e.Error()
+	text := c.cause + "\n"
 	h["Content-Type"] = []string{"text/plain; charset=utf-8"}
 	h["Content-Length"] = []string{strconv.Itoa(len(text))}
 	h["X-Content-Type-Options"] = []string{"nosniff"}
