@@ -23,6 +23,7 @@ type Command struct {
 	Process        string            // as the env fprocess has it: program and arguments by spaces; empty: ./stage
 	Env            map[string]string // all that it gets beside PATH, HOME and TMPDIR
 	Files          []*os.File        // descriptors 3, 4, …; the caller's to close
+	Stdin          *os.File          // nil: empty; the caller's to close
 	Stdout, Stderr *os.File          // the caller's to close
 }
 
@@ -76,6 +77,9 @@ func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
 	}
 	cmd := exec.Command(program, argv[1:]...)
 	cmd.Dir, cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = c.Dir, c.Files, c.Stdout, c.Stderr
+	if c.Stdin != nil { // a nil *os.File is no nil io.Reader
+		cmd.Stdin = c.Stdin
+	}
 	cmd.Env = environment(c.Env)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
 	started := make(chan error, 1)

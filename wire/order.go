@@ -19,6 +19,10 @@ const (
 	// EnvReplica is the name of a replica, EnvFunction its function's key.
 	EnvReplica  = "STAGECOACH_REPLICA"
 	EnvFunction = "STAGECOACH_FUNCTION"
+	// EnvImage is, for `stagecoach watchdog`, the sandbox.Image whose program it runs, as JSON.
+	EnvImage = "STAGECOACH_IMAGE"
+	// EnvReady is, for `stagecoach watchdog`, the HTTP path that says whether the program is ready; empty: see its package.
+	EnvReady = "STAGECOACH_READY_PATH"
 )
 
 // OrderKind tells the messages on a zygote's socket apart. Each is the first byte of its message.
