@@ -144,7 +144,7 @@ func TestRealParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	bus := queue.NewBus(nc, nil)
+	bus := queue.NewBus(nc)
 	store, err := tensor.OpenDir(t.TempDir(), 1<<30)
 	if err != nil {
 		t.Fatal(err)

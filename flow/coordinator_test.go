@@ -433,7 +433,7 @@ func TestOverNATS(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	b := queue.NewBus(nc, nil)
+	b := queue.NewBus(nc)
 	for _, stage := range []string{"a", "b"} {
 		stop, err := b.Tasks(pipeline.Key(stage, "ns"), func(msg []byte, _ bool) {
 			k, err := wire.DecodeTask(msg)

@@ -2,25 +2,19 @@ package queue
 
 import (
 	"fmt"
-	"sync"
 
 	"github.com/nats-io/nats.go"
 )
 
-// Bus carries tasks to the owners of functions and replies back: as core NATS messages, or by hand to who listens in the
-// same process.
-type Bus struct {
-	nc   *nats.Conn
-	near *Neighbours
-}
+// Bus carries tasks to the owners of functions and replies back, as core NATS messages.
+type Bus struct{ nc *nats.Conn }
 
-// NewBus returns a Bus over nc, which stays the caller's to close. Those of one process that are given the same near reach
-// each other without the broker; nil: all messages go through it.
-func NewBus(nc *nats.Conn, near *Neighbours) *Bus { return &Bus{nc, near} }
+// NewBus returns a Bus over nc, which stays the caller's to close.
+func NewBus(nc *nats.Conn) *Bus { return &Bus{nc: nc} }
 
 // Submit sends an encoded task to the owner of function.
 func (b *Bus) Submit(function string, msg []byte) error {
-	if err := b.publish(taskSubject(function), msg); err != nil {
+	if err := b.nc.Publish(taskSubject(function), msg); err != nil {
 		return fmt.Errorf("submit %d bytes to %q: %w", len(msg), function, err)
 	}
 	return nil
@@ -29,44 +23,29 @@ func (b *Bus) Submit(function string, msg []byte) error {
 // Tasks calls handler with each task for function, in order, until stop is called; more says that another call follows at
 // once. When stop returns, handler is not running and will not be called again.
 func (b *Bus) Tasks(function string, handler func(msg []byte, more bool)) (stop func(), err error) {
-	return b.subscribe(taskSubject(function), handler)
+	return b.subscribe(taskSubject(function), func(m *nats.Msg) {
+		waiting, _, err := m.Sub.Pending() // this one counts until it is handled; an error: the last one
+		handler(m.Data, err == nil && waiting > 1)
+	})
 }
 
 // Inbox makes a subject that nobody else has and calls handler with each message sent there, in order.
 func (b *Bus) Inbox(handler func(msg []byte)) (subject string, stop func(), err error) {
 	subject = nats.NewInbox()
-	stop, err = b.subscribe(subject, func(msg []byte, _ bool) { handler(msg) })
+	stop, err = b.subscribe(subject, func(m *nats.Msg) { handler(m.Data) })
 	return subject, stop, err
 }
 
 // Reply sends an encoded reply to an inbox.
 func (b *Bus) Reply(to string, msg []byte) error {
-	if err := b.publish(to, msg); err != nil {
+	if err := b.nc.Publish(to, msg); err != nil {
 		return fmt.Errorf("reply of %d bytes: %w", len(msg), err)
 	}
 	return nil
 }
 
-func (b *Bus) publish(subject string, msg []byte) error {
-	if taken, err := b.near.send(subject, msg); taken {
-		return err
-	}
-	return b.nc.Publish(subject, msg)
-}
-
-// subscribe calls handler with each message to subject. Messages of this process and those from the broker come on
-// goroutines of their own, one at a time.
-func (b *Bus) subscribe(subject string, handler func(msg []byte, more bool)) (stop func(), err error) {
-	var one sync.Mutex
-	alone := func(msg []byte, more bool) {
-		one.Lock()
-		defer one.Unlock()
-		handler(msg, more)
-	}
-	sub, err := b.nc.Subscribe(subject, func(m *nats.Msg) {
-		waiting, _, err := m.Sub.Pending() // this one counts until it is handled; an error: the last one
-		alone(m.Data, err == nil && waiting > 1)
-	})
+func (b *Bus) subscribe(subject string, handler nats.MsgHandler) (func(), error) {
+	sub, err := b.nc.Subscribe(subject, handler)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to %q: %w", subject, err)
 	}
@@ -79,9 +58,7 @@ func (b *Bus) subscribe(subject string, handler func(msg []byte, more bool)) (st
 		_ = sub.Unsubscribe() // the connection may be gone
 		return nil, fmt.Errorf("subscribe to %q: %w", subject, err)
 	}
-	leave := b.near.listen(subject, alone)
 	return func() {
-		leave()
 		_ = sub.Unsubscribe() // fails when it has ended already
 		<-done
 	}, nil

@@ -169,7 +169,7 @@ func TestRunEndsWithItsConsumers(t *testing.T) {
 
 func TestStopWaitsForTheHandlerOfAClosedConnection(t *testing.T) {
 	nc := start(t, t.TempDir())
-	b := NewBus(nc, nil)
+	b := NewBus(nc)
 	began, release := make(chan struct{}), make(chan struct{})
 	var events []string
 	stop, err := b.Tasks("f", func([]byte, bool) { close(began); <-release; events = append(events, "handled") })

@@ -82,7 +82,7 @@ func FuzzToken(f *testing.F) {
 }
 
 func TestBusCarriesTasksInOrderAndReplies(t *testing.T) {
-	b := NewBus(start(t, t.TempDir()), nil)
+	b := NewBus(start(t, t.TempDir()))
 	const n = 1000
 	got := make(chan string, n)
 	inbox, stopInbox, err := b.Inbox(func(m []byte) { got <- string(m) })
@@ -317,7 +317,7 @@ func BenchmarkBusRoundTrip(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer nc.Close()
-	bus := NewBus(nc, nil)
+	bus := NewBus(nc)
 	got := make(chan struct{}, 1)
 	inbox, stop, err := bus.Inbox(func([]byte) { got <- struct{}{} })
 	if err != nil {

@@ -82,7 +82,6 @@ type up struct {
 
 	metrics  *prometheus.Registry
 	nats     *queue.Server
-	near     queue.Neighbours // flow and dispatch
 	specs    specStore
 	registry *provider.Registry
 	store    *tensor.Dir

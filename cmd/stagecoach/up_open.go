@@ -124,7 +124,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 	}
 	u.onClose(func() error { nc.Close(); return nil })
 	u.lines, err = dispatch.New(dispatch.Config{
-		Bus: queue.NewBus(nc, &u.near), Store: u.store, Logger: u.log, Registerer: u.metrics,
+		Bus: queue.NewBus(nc), Store: u.store, Logger: u.log, Registerer: u.metrics,
 		OnDemand:    func(string) { u.loop.Poke() },
 		FirstAnswer: func(f dispatch.First) { u.local.Answered(f.Replica, f.After) },
 		Dropped:     func(_, replica, cause string) { u.local.Lost(replica, cause) },
@@ -182,7 +182,7 @@ func (u *up) openFlow(context.Context) error {
 	}
 	u.onClose(func() error { nc.Close(); return nil })
 	u.flow, err = flow.New(flow.Config{
-		Bus: queue.NewBus(nc, &u.near), Graphs: u.registry, Loads: u.lines, Store: u.store, Log: u.log, Metrics: u.metrics,
+		Bus: queue.NewBus(nc), Graphs: u.registry, Loads: u.lines, Store: u.store, Log: u.log, Metrics: u.metrics,
 	})
 	if err != nil {
 		return err
