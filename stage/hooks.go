@@ -25,6 +25,8 @@ type Hooks struct {
 	Slots int
 	// MaxBatch is how many calls Infer takes at a time. Default 1.
 	MaxBatch int
+
+	timeout time.Duration // of a call, the environment's exec_timeout; 0: its deadline alone
 }
 
 // Replica is this process.
@@ -52,7 +54,7 @@ type Call struct {
 	write func([]byte) error
 }
 
-// Context ends when the call is canceled or past its deadline.
+// Context ends when the call is canceled, past its deadline or running for longer than the environment's exec_timeout.
 func (c *Call) Context() context.Context { return c.ctx }
 
 // Items returns the items of all parts of the input, in the parts' order.

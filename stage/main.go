@@ -26,7 +26,7 @@ var errByHand = errors.New("this is a stage of a Stagecoach pipeline, and it was
 // gone, with 2 when it was started by hand, else with 1.
 func Main(h Hooks) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
-	err := run(ctx, h)
+	err := Run(ctx, h)
 	stop()
 	switch {
 	case errors.Is(err, errByHand):
@@ -39,7 +39,9 @@ func Main(h Hooks) {
 	os.Exit(0)
 }
 
-func run(ctx context.Context, h Hooks) error {
+// Run runs this process as a replica, as [Main] does, until it was drained, its dispatcher is gone, or ctx has ended and what
+// the replica had taken is answered: for programs with something to do after that. It is called once.
+func Run(ctx context.Context, h Hooks) error {
 	fd, err := stageSocket()
 	if err != nil {
 		return err
@@ -53,6 +55,9 @@ func run(ctx context.Context, h Hooks) error {
 		return errors.New("no Infer hook, want one")
 	}
 	if h.Slots, h.MaxBatch, err = limits(h, os.Getenv("max_inflight")); err != nil {
+		return err
+	}
+	if h.timeout, err = Duration("exec_timeout", os.Getenv("exec_timeout")); err != nil {
 		return err
 	}
 	r := &Replica{
@@ -115,12 +120,27 @@ func connection(fd int) (*net.UnixConn, error) {
 // limits returns slots and largest batch: the hooks' or 1, slots overridden by the environment.
 func limits(h Hooks, maxInflight string) (slots, batch int, err error) {
 	slots = max(1, h.Slots)
-	if maxInflight != "" {
+	if maxInflight != "" && maxInflight != "0" {
 		if slots, err = strconv.Atoi(maxInflight); err != nil || slots < 1 || slots > 10_000 {
-			return 0, 0, fmt.Errorf("max_inflight=%q, want 1 to 10000", maxInflight)
+			return 0, 0, fmt.Errorf("max_inflight=%q, want 1 to 10000, or 0 for the function's own", maxInflight)
 		}
 	}
 	return slots, max(1, h.MaxBatch), nil
+}
+
+// Duration reads an environment variable that holds a time as OpenFaaS has it: seconds, or a Go duration. Empty and 0: none.
+func Duration(name, value string) (time.Duration, error) {
+	if value == "" {
+		return 0, nil
+	}
+	d, err := time.ParseDuration(value)
+	if n, e := strconv.ParseUint(value, 10, 31); e == nil {
+		d, err = time.Duration(n)*time.Second, nil
+	}
+	if err != nil || d < 0 {
+		return 0, fmt.Errorf("%s=%q, want seconds or a duration such as 400ms", name, value)
+	}
+	return d, nil
 }
 
 // open takes the inherited session, or opens the model as a cold start does.

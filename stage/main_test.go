@@ -23,7 +23,10 @@ func TestLimits(t *testing.T) {
 	if s, _, err := limits(Hooks{Slots: 3}, "64"); s != 64 || err != nil {
 		t.Errorf("max_inflight=64: %d slots, %v", s, err)
 	}
-	for _, bad := range []string{"x", "0", "-1"} {
+	if s, _, err := limits(Hooks{Slots: 3}, "0"); s != 3 || err != nil {
+		t.Errorf("max_inflight=0: %d slots, %v", s, err)
+	}
+	for _, bad := range []string{"x", "10001", "-1"} {
 		if _, _, err := limits(Hooks{}, bad); err == nil || !strings.Contains(err.Error(), "max_inflight") {
 			t.Errorf("max_inflight=%s: %v", bad, err)
 		}
@@ -116,6 +119,27 @@ func TestAStageEndsWithItsDispatcher(t *testing.T) {
 	r.batch(1, time.Time{}, "x")
 	_ = r.conn.Close()
 	r.exits(0, "")
+}
+
+// TestExecTimeout: a call is bounded by the environment, also when its request is not, and by the nearer of the two.
+func TestExecTimeout(t *testing.T) {
+	r := start(t, "patient", "exec_timeout=50ms")
+	r.read(wire.FrameHello)
+	r.send(wire.FrameWelcome, 0, welcome.Append(nil))
+	r.batch(1, time.Time{}, "x")
+	r.failure(task.Expired, "it ran for longer than exec_timeout, 50ms")
+	r.batch(2, time.Now().Add(time.Hour), "x")
+	r.failure(task.Expired, "exec_timeout")
+	r.batch(3, time.Now().Add(time.Millisecond), "x")
+	r.failure(task.Expired, context.DeadlineExceeded.Error())
+	r.send(wire.FrameDrain, 0, nil)
+	r.exits(0, "")
+	start(t, "echo", "exec_timeout=soon").exits(1, `exec_timeout="soon", want seconds or a duration`)
+	for value, want := range map[string]time.Duration{"": 0, "0": 0, "7": 7 * time.Second, "1m30s": 90 * time.Second} {
+		if d, err := Duration("exec_timeout", value); d != want || err != nil {
+			t.Errorf("exec_timeout=%s: %v, %v", value, d, err)
+		}
+	}
 }
 
 func TestAStageEndsOnSIGTERM(t *testing.T) {

@@ -205,7 +205,7 @@ func (s *server) calls(batch uint64, b wire.Batch) (context.Context, *running, [
 	out := make([]*Call, len(b.Calls))
 	for i, c := range b.Calls {
 		var ctx context.Context
-		ctx, r.cancel[i] = callContext(c.Deadline)
+		ctx, r.cancel[i] = callContext(c.Deadline, s.hooks.timeout)
 		out[i] = &Call{Key: c.Key, Deadline: c.Deadline, Traceparent: c.Traceparent, Header: c.Header, Input: c.Input, ctx: ctx}
 		out[i].write = func(p []byte) error { return s.chunk(ctx, batch, i, p) }
 	}
@@ -227,8 +227,20 @@ func (s *server) calls(batch uint64, b wire.Batch) (context.Context, *running, [
 	return all, r, out
 }
 
-func callContext(deadline time.Time) (context.Context, context.CancelFunc) {
-	if deadline.IsZero() {
+// overtime is the cause of a call's end that ran for longer than the environment's exec_timeout.
+type overtime time.Duration
+
+func (o overtime) Error() string {
+	return fmt.Sprintf("it ran for longer than exec_timeout, %v", time.Duration(o))
+}
+
+func (overtime) Unwrap() error { return context.DeadlineExceeded }
+
+func callContext(deadline time.Time, timeout time.Duration) (context.Context, context.CancelFunc) {
+	switch {
+	case timeout > 0 && (deadline.IsZero() || time.Until(deadline) > timeout):
+		return context.WithTimeoutCause(context.Background(), timeout, overtime(timeout))
+	case deadline.IsZero():
 		return context.WithCancel(context.Background())
 	}
 	return context.WithDeadline(context.Background(), deadline)
@@ -238,6 +250,11 @@ func (s *server) run(ctx context.Context, batch uint64, r *running, calls []*Cal
 	begin := time.Now()
 	results := safely(s.hooks.Infer, ctx, calls)
 	service := time.Since(begin)
+	for i := range results {
+		if late := (overtime)(0); errors.Is(results[i].Err, context.DeadlineExceeded) && errors.As(context.Cause(calls[i].ctx), &late) {
+			results[i].Err = late
+		}
+	}
 	s.mu.Lock()
 	delete(s.batches, batch) // before the last result leaves: it frees the slot on the other side
 	others := len(s.batches)
