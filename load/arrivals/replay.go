@@ -1,0 +1,165 @@
+package arrivals
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// Trace is a recorded load: instants, or counts of a bucket each.
+type Trace struct {
+	Times  []time.Duration // ascending, the first one 0; nil for counts
+	Counts []float64       // arrivals in each bucket
+	Bucket time.Duration   // of a count
+	Length time.Duration   // of it all; an instant's share is left after the last one, so that repetitions do not touch
+}
+
+// Arrivals is how many there are.
+func (t Trace) Arrivals() float64 {
+	if t.Counts == nil {
+		return float64(len(t.Times))
+	}
+	sum := 0.0
+	for _, n := range t.Counts {
+		sum += n
+	}
+	return sum
+}
+
+// Cut returns the part in [from, to), which begins at 0; to 0 is the end. Counts are cut at their buckets.
+func (t Trace) Cut(from, to time.Duration) (Trace, error) {
+	if to == 0 {
+		to = t.Length
+	}
+	if from < 0 || from >= to || from >= t.Length {
+		return Trace{}, fmt.Errorf("trace: cut [%v, %v), want a part of [0, %v)", from, to, t.Length)
+	}
+	to = min(to, t.Length)
+	out := Trace{Bucket: t.Bucket, Length: to - from}
+	if t.Counts != nil {
+		first, last := int(from/t.Bucket), int((to+t.Bucket-1)/t.Bucket)
+		out.Counts = t.Counts[first:min(last, len(t.Counts))]
+		out.Length = time.Duration(len(out.Counts)) * t.Bucket
+	} else {
+		lo, _ := slices.BinarySearch(t.Times, from)
+		hi, _ := slices.BinarySearch(t.Times, to)
+		for _, at := range t.Times[lo:hi] {
+			out.Times = append(out.Times, at-from)
+		}
+	}
+	if out.Arrivals() == 0 {
+		return Trace{}, fmt.Errorf("trace: nothing arrives in [%v, %v)", from, to)
+	}
+	return out, nil
+}
+
+// Spread is how the arrivals of a bucket lie in it.
+type Spread string
+
+// The spreads.
+const (
+	Uniform Spread = "uniform" // as many as were counted, each anywhere: a Poisson process that had this count
+	Even    Spread = "even"    // as many as were counted, at equal distances
+	Poisson Spread = "poisson" // a Poisson process whose mean is the count
+)
+
+// Replay is how a trace is played.
+type Replay struct {
+	Speed  float64 // 10: ten times as fast, which is ten times the rate; 0 is 1
+	Scale  float64 // 0.1: a tenth of the arrivals, drawn by chance; 2: each instant twice, the copy anywhere up to the next; 0 is 1
+	Spread Spread  // of counts; empty is Uniform
+	Loop   bool    // begin again at the end
+}
+
+// Replay plays the trace. With Loop it never ends.
+func (t Trace) Replay(o Replay, seed uint64) (Source, error) {
+	if o.Speed == 0 {
+		o.Speed = 1
+	}
+	if o.Scale == 0 {
+		o.Scale = 1
+	}
+	if o.Spread == "" {
+		o.Spread = Uniform
+	}
+	switch {
+	case !(o.Speed >= 1e-3 && o.Speed <= 1e6):
+		return nil, fmt.Errorf("trace: speed %g, want 0.001 to 1e6", o.Speed)
+	case !(o.Scale >= 1e-6 && o.Scale <= 1e6):
+		return nil, fmt.Errorf("trace: scale %g, want 1e-6 to 1e6", o.Scale)
+	case o.Spread != Uniform && o.Spread != Even && o.Spread != Poisson:
+		return nil, fmt.Errorf("trace: spread %q, want %s, %s or %s", o.Spread, Uniform, Even, Poisson)
+	case t.Arrivals() == 0 || t.Length <= 0:
+		return nil, fmt.Errorf("trace: %g arrivals in %v, want some", t.Arrivals(), t.Length)
+	case t.Counts != nil && t.Bucket <= 0:
+		return nil, fmt.Errorf("trace: counts of %v each, want more than 0", t.Bucket)
+	}
+	return &replay{t: t, o: o, rand: rand.New(rand.NewPCG(seed, 0))}, nil
+}
+
+type replay struct {
+	t     Trace
+	o     Replay
+	rand  *rand.Rand
+	i     int             // of the next count or instant
+	begin time.Duration   // of this repetition, in the trace's time
+	ready []time.Duration // sorted
+	next  int             // of ready
+}
+
+func (r *replay) Next() (time.Duration, bool) {
+	for r.next == len(r.ready) {
+		if r.i == max(len(r.t.Counts), len(r.t.Times)) {
+			if !r.o.Loop {
+				return 0, false
+			}
+			r.i, r.begin = 0, r.begin+r.t.Length
+		}
+		r.ready, r.next = r.ready[:0], 0
+		if r.t.Counts != nil {
+			r.bucket()
+		} else {
+			r.instant()
+		}
+		r.i++
+	}
+	at := r.ready[r.next]
+	r.next++
+	return time.Duration(float64(at) / r.o.Speed), true
+}
+
+func (r *replay) bucket() {
+	from, n := r.begin+time.Duration(r.i)*r.t.Bucket, r.t.Counts[r.i]*r.o.Scale
+	length := float64(r.t.Bucket)
+	if r.o.Spread == Poisson {
+		for at := r.rand.ExpFloat64() * length / n; at < length; at += r.rand.ExpFloat64() * length / n {
+			r.ready = append(r.ready, from+time.Duration(at))
+		}
+		return
+	}
+	whole := int(n + r.rand.Float64()) // rounded by chance, so that the mean stays
+	for k := range whole {
+		at := (float64(k) + 0.5) / float64(whole)
+		if r.o.Spread == Uniform {
+			at = r.rand.Float64()
+		}
+		r.ready = append(r.ready, from+time.Duration(at*length))
+	}
+	slices.Sort(r.ready)
+}
+
+func (r *replay) instant() {
+	at, end := r.t.Times[r.i], r.t.Length
+	if r.i+1 < len(r.t.Times) {
+		end = r.t.Times[r.i+1]
+	}
+	for k := range int(r.o.Scale + r.rand.Float64()) {
+		shift := time.Duration(0)
+		if k > 0 {
+			shift = time.Duration(r.rand.Float64() * float64(end-at))
+		}
+		r.ready = append(r.ready, r.begin+at+shift)
+	}
+	slices.Sort(r.ready)
+}
