@@ -1,0 +1,288 @@
+package stack
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// File is a stack.yml.
+type File struct {
+	Version       string              `yaml:"version"`
+	Provider      Provider            `yaml:"provider"`
+	Functions     map[string]Function `yaml:"functions"`
+	Configuration Configuration       `yaml:"configuration"`
+
+	Dir string `yaml:"-"` // of the file: its relative paths start there
+}
+
+// Provider says where the functions are deployed.
+type Provider struct {
+	Name    string `yaml:"name"` // openfaas
+	Gateway string `yaml:"gateway"`
+	Network string `yaml:"network"` // of old files; nobody reads it
+}
+
+// Function is one of the stack.
+type Function struct {
+	Lang                   string            `yaml:"lang"`    // the template
+	Handler                string            `yaml:"handler"` // its folder
+	Image                  string            `yaml:"image"`
+	FProcess               string            `yaml:"fprocess"`
+	Environment            map[string]string `yaml:"environment"`
+	EnvironmentFile        []string          `yaml:"environment_file"` // YAML files with `environment:`; they win, later ones over earlier
+	Secrets                []string          `yaml:"secrets"`
+	Constraints            []string          `yaml:"constraints"`
+	Labels                 map[string]string `yaml:"labels"`
+	Annotations            map[string]string `yaml:"annotations"`
+	Limits                 *Resources        `yaml:"limits"`
+	Requests               *Resources        `yaml:"requests"`
+	ReadOnlyRootFilesystem bool              `yaml:"readonly_root_filesystem"`
+	Namespace              string            `yaml:"namespace"`
+	SkipBuild              bool              `yaml:"skip_build"`
+	BuildArgs              map[string]string `yaml:"build_args"`
+	BuildOptions           []string          `yaml:"build_options"`
+	BuildSecrets           map[string]string `yaml:"build_secrets"`
+	Platforms              string            `yaml:"platforms"`
+}
+
+// Resources of a function, as Kubernetes writes them: 128Mi, 500m.
+type Resources struct {
+	Memory string `yaml:"memory"`
+	CPU    string `yaml:"cpu"`
+}
+
+// Configuration is for building.
+type Configuration struct {
+	Templates []Template `yaml:"templates"`
+	Copy      []string   `yaml:"copy"` // further paths for the build contexts, relative to the stack file
+}
+
+// Template is where a lang comes from.
+type Template struct {
+	Name   string `yaml:"name"`
+	Source string `yaml:"source"` // a git repository
+}
+
+// MaxSize is the largest stack.yml in bytes: one of thousands of functions is smaller.
+const MaxSize = 4 << 20
+
+// Parse reads a stack.yml. name is for messages; lookup answers for the environment. Each error begins with NAME:LINE.
+func Parse(name string, data []byte, lookup func(string) (string, bool)) (*File, error) {
+	if len(data) > MaxSize {
+		return nil, fmt.Errorf("%s: %d bytes, want at most %d", name, len(data), MaxSize)
+	}
+	text, err := substitute(name, string(data), lookup)
+	if err != nil {
+		return nil, err
+	}
+	var f File
+	if err := decode(name, text, &f); err != nil {
+		return nil, err
+	}
+	var errs []error
+	if f.Provider.Name != "openfaas" {
+		errs = append(errs, fmt.Errorf("%s: provider.name: %q, want openfaas", name, f.Provider.Name))
+	}
+	if f.Version != "" && f.Version != "1.0" {
+		errs = append(errs, fmt.Errorf("%s: version: %q, want 1.0", name, f.Version))
+	}
+	return &f, errors.Join(errs...)
+}
+
+// decode reads YAML into v, a pointer to a struct, and refuses unknown fields.
+func decode(name, text string, v any) error {
+	var root yaml.Node
+	if err := yaml.Unmarshal([]byte(text), &root); err != nil {
+		return located(name, err)
+	}
+	if len(root.Content) == 0 {
+		return fmt.Errorf("%s: empty, want YAML", name)
+	}
+	if err := root.Decode(v); err != nil { // it finds aliases that contain themselves, so that check needs not
+		return located(name, err)
+	}
+	k := keys{name: name, left: maxNodes}
+	k.check(root.Content[0], reflect.TypeOf(v).Elem(), "")
+	return errors.Join(k.errs...)
+}
+
+var lineForm = regexp.MustCompile(`^(?:yaml: )?line (\d+): (.*)$`)
+
+// located turns the YAML package's messages into NAME:LINE: message.
+func located(name string, err error) error {
+	messages := []string{err.Error()}
+	if t := (*yaml.TypeError)(nil); errors.As(err, &t) {
+		messages = t.Errors
+	}
+	var errs []error
+	for _, m := range messages {
+		if part := lineForm.FindStringSubmatch(m); part != nil {
+			errs = append(errs, fmt.Errorf("%s:%s: %s", name, part[1], part[2]))
+		} else {
+			errs = append(errs, fmt.Errorf("%s: %s", name, strings.TrimPrefix(m, "yaml: ")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// maxNodes bounds what aliases may expand to.
+const maxNodes = 1 << 20
+
+// keys looks for fields that a type does not have.
+type keys struct {
+	name string
+	left int
+	errs []error
+}
+
+func (k *keys) check(n *yaml.Node, t reflect.Type, path string) {
+	if k.left--; k.left < 0 {
+		if k.left == -1 {
+			k.errs = append(k.errs, fmt.Errorf("%s: aliases expand to more than %d values", k.name, maxNodes))
+		}
+		return
+	}
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	switch {
+	case t.Kind() == reflect.Slice && n.Kind == yaml.SequenceNode:
+		for i, c := range n.Content {
+			k.check(c, t.Elem(), fmt.Sprintf("%s[%d]", path, i))
+		}
+	case n.Kind != yaml.MappingNode: // what does not fit is said by Decode, with its line
+	case t.Kind() == reflect.Map:
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if n.Content[i].Value == "<<" {
+				k.merged(n.Content[i+1], t, path)
+			} else {
+				k.check(n.Content[i+1], t.Elem(), strings.TrimPrefix(path+"."+n.Content[i].Value, "."))
+			}
+		}
+	case t.Kind() == reflect.Struct:
+		k.fields(n, t, path)
+	}
+}
+
+// merged checks what << brings: a mapping, or a list of them.
+func (k *keys) merged(n *yaml.Node, t reflect.Type, path string) {
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if n.Kind != yaml.SequenceNode {
+		k.check(n, t, path)
+		return
+	}
+	for _, c := range n.Content {
+		k.check(c, t, path)
+	}
+}
+
+func (k *keys) fields(n *yaml.Node, t reflect.Type, path string) {
+	known := map[string]reflect.Type{}
+	for i := range t.NumField() {
+		if tag := t.Field(i).Tag.Get("yaml"); tag != "-" {
+			known[tag] = t.Field(i).Type
+		}
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		at := strings.TrimPrefix(path+"."+key.Value, ".")
+		switch field, ok := known[key.Value]; {
+		case ok:
+			k.check(value, field, at)
+		case key.Value == "<<":
+			k.merged(value, t, path)
+		case path == "" && strings.HasPrefix(key.Value, "x-"): // a place for anchors
+		default:
+			k.errs = append(k.errs, fmt.Errorf("%s:%d: %s: unknown field, want one of %s", k.name, key.Line, at, strings.Join(slices.Sorted(maps.Keys(known)), ", ")))
+		}
+	}
+}
+
+// Read reads the file and lays the functions' environment_file over their environment.
+func Read(file string) (*File, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("stack file: %w", err)
+	}
+	f, err := Parse(file, b, os.LookupEnv)
+	if err != nil {
+		return nil, err
+	}
+	f.Dir = filepath.Dir(file)
+	for name, fn := range f.Functions {
+		if fn.Environment, err = f.environment(fn); err != nil {
+			return nil, fmt.Errorf("%s: functions.%s.environment_file: %w", file, name, err)
+		}
+		f.Functions[name] = fn
+	}
+	return f, nil
+}
+
+func (f *File) environment(fn Function) (map[string]string, error) {
+	env := maps.Clone(fn.Environment)
+	for _, file := range fn.EnvironmentFile {
+		at := f.Path(file)
+		b, err := os.ReadFile(at)
+		if err != nil {
+			return nil, err
+		}
+		var e struct {
+			Environment map[string]string `yaml:"environment"`
+		}
+		if err := decode(at, string(b), &e); err != nil {
+			return nil, err
+		}
+		if env == nil {
+			env = map[string]string{}
+		}
+		maps.Copy(env, e.Environment)
+	}
+	return env, nil
+}
+
+// Path returns where a path of the file leads.
+func (f *File) Path(p string) string {
+	if filepath.IsAbs(p) {
+		return p
+	}
+	return filepath.Join(f.Dir, p)
+}
+
+// Names returns the functions' names in order: those that match filter, in which * stands for anything; "" is all. A filter
+// that matches none is an error.
+func (f *File) Names(filter string) ([]string, error) {
+	all := slices.Sorted(maps.Keys(f.Functions))
+	if len(all) == 0 {
+		return nil, errors.New("the stack has no functions")
+	}
+	names := slices.Clone(all)
+	var bad error
+	names = slices.DeleteFunc(names, func(n string) bool {
+		ok, err := path.Match(cmp.Or(filter, "*"), n)
+		bad = errors.Join(bad, err)
+		return !ok
+	})
+	if bad != nil {
+		return nil, fmt.Errorf("--filter %q: want a name in which * stands for anything", filter)
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("--filter %q matches none of: %s", filter, strings.Join(all, ", "))
+	}
+	return names, nil
+}
