@@ -95,9 +95,8 @@ func (m *Manager) load(key zygoteKey, s *slot, spec Spec, image sandbox.Image, d
 	if folder := m.prepacked(image.Digest); folder != "" {
 		env[envPrepacked] = folder
 	}
-	name := "zygote of " + spec.Function
 	z, err := startZygote(ctx, m.spawner, sandbox.Command{Dir: image.Root, Process: spec.Process, Env: env}, key,
-		func(stream, line string) { m.cfg.Output(name, stream, line) })
+		func(stream, line string) { m.cfg.Output(spec.Function, "zygote", stream, line) })
 	m.mu.Lock()
 	s.loading, s.zygote, s.err = nil, z, err
 	if err != nil {

@@ -41,9 +41,10 @@ type Config struct {
 
 	// OnExit is called once for each replica that Start has started, possibly before Start has returned; nil: nobody is told.
 	OnExit func(Exit)
-	// Output gets each line that a replica or zygote prints to stdout or stderr, at most sandbox.MaxLine bytes of it. It may
-	// be called by many goroutines and must not block for long: who prints is held up.
-	Output func(replica, stream, line string)
+	// Output gets each line that a replica or zygote prints to stdout or stderr, at most sandbox.MaxLine bytes of it, with the
+	// key of its function; a zygote's is the one that it was loaded for. It may be called by many goroutines and must not block
+	// for long: who prints is held up.
+	Output func(function, replica, stream, line string)
 }
 
 // Spec is what a Manager needs to know of a function.
@@ -205,7 +206,7 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	if err != nil {
 		return nil, err
 	}
-	if p.output, err = sandbox.NewOutput(func(stream, line string) { m.cfg.Output(o.Replica, stream, line) }); err != nil {
+	if p.output, err = sandbox.NewOutput(func(stream, line string) { m.cfg.Output(o.Spec.Function, o.Replica, stream, line) }); err != nil {
 		_ = conn.Close()
 		return nil, err
 	}

@@ -96,7 +96,7 @@ func newNode(t *testing.T, change func(*Config)) *node {
 	cfg := Config{
 		Node: "n1", Images: images(t), ORT: proctest.Built(t, "ort", "libonnxruntime.so.1"), Threads: 1,
 		OnExit: func(e Exit) { n.exits <- e },
-		Output: func(replica, stream, line string) {
+		Output: func(_, replica, stream, line string) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
 			n.lines[replica] = append(n.lines[replica], stream+": "+line)

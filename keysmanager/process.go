@@ -1,11 +1,8 @@
 package keysmanager
 
 import (
-	"fmt"
-	"os"
 	"os/exec"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -83,21 +80,4 @@ func describe(s unix.WaitStatus) string {
 		return exitedWell
 	}
 	return "exit status " + strconv.Itoa(s.ExitStatus())
-}
-
-// pss returns the proportional set size of a process in bytes; 0 when it cannot be read.
-func pss(pid int) int64 {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(b)) {
-		var kb int64
-		if rest, ok := strings.CutPrefix(line, "Pss:"); ok {
-			if _, err := fmt.Sscan(rest, &kb); err == nil {
-				return kb << 10
-			}
-		}
-	}
-	return 0
 }

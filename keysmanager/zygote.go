@@ -93,8 +93,8 @@ func startZygote(ctx context.Context, sp *sandbox.Spawner, cmd sandbox.Command, 
 		return nil, err
 	}
 	z.begun, z.load = begin, time.Since(begin)
-	z.bytes = pss(z.cmd.Process.Pid)
-	go z.read() // ends with the process; gone says so
+	z.bytes, _ = sandbox.PSS(z.cmd.Process.Pid) // of one that has ended: 0
+	go z.read()                                 // ends with the process; gone says so
 	return z, nil
 }
 

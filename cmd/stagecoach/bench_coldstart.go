@@ -138,7 +138,7 @@ func (s startSize) prepare(dir, images, ort string) (*startBench, error) {
 	b := &startBench{width: shape.Width, root: root, ort: ort, own: sandbox.NewSpawner()}
 	b.keys, err = keysmanager.New(keysmanager.Config{
 		Node: "bench", Images: sandbox.Images{Dir: filepath.Join(dir, "images")}, ORT: ort, Cache: filepath.Join(dir, "cache"),
-		Output: func(replica, _, line string) { progress("%s: %s", replica, line) },
+		Output: func(_, replica, _, line string) { progress("%s: %s", replica, line) },
 		Log:    slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
 	return b, err
@@ -299,7 +299,7 @@ func (b *startBench) extra(ctx context.Context) (float64, error) {
 	if len(zygotes) != 1 {
 		return 0, fmt.Errorf("%d zygotes, want one", len(zygotes))
 	}
-	alone, err := bench.PSS(zygotes[0].PID)
+	alone, err := sandbox.PSS(zygotes[0].PID)
 	if err != nil {
 		return 0, err
 	}
@@ -312,7 +312,7 @@ func (b *startBench) extra(ctx context.Context) (float64, error) {
 		defer r.end()
 		pids = append(pids, r.pid)
 	}
-	sum, err := bench.PSS(pids...)
+	sum, err := sandbox.PSS(pids...)
 	if err != nil {
 		return 0, err
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/flow"
 	"github.com/stagecoach-serving/stagecoach/gateway"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -73,6 +74,12 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	return cfg, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l})), nil
 }
 
+// Bounds of what replicas have printed, in bytes of memory.
+const (
+	logsPerFunction = 1 << 20
+	logsInAll       = 64 << 20
+)
+
 // up is all of Stagecoach in one process. Its parts are made in newUp, in the order of their needs, and closed the other
 // way round.
 type up struct {
@@ -81,6 +88,7 @@ type up struct {
 	closers []func() error
 
 	metrics  *prometheus.Registry
+	book     *logbook.Book
 	nats     *queue.Server
 	specs    specStore
 	registry *provider.Registry
@@ -96,7 +104,7 @@ type up struct {
 }
 
 func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {
-	u := &up{cfg: cfg, log: log, metrics: prometheus.NewRegistry()}
+	u := &up{cfg: cfg, log: log, metrics: prometheus.NewRegistry(), book: logbook.New(logsPerFunction, logsInAll)}
 	for _, step := range []func(context.Context) error{
 		u.openState, u.openQueue, u.openReplicas, u.openControl, u.openFlow, u.openHTTP, u.follow,
 	} {
@@ -129,6 +137,7 @@ func (u *up) serve(ctx context.Context, out io.Writer) error {
 		ErrorLog: slog.NewLogLogger(u.log.Handler(), slog.LevelWarn),
 	}
 	fmt.Fprintf(out, "%shttp://%s\n", listening, l.Addr())
+	srv.RegisterOnShutdown(u.book.Close) // who follows logs would hold it up
 	failed := make(chan error, 1)
 	go func() { failed <- srv.Serve(l) }()
 	select {

@@ -20,9 +20,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/flow"
 	"github.com/stagecoach-serving/stagecoach/gateway"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
@@ -109,8 +111,9 @@ func (u *up) openReplicas(ctx context.Context) error {
 		Node: u.cfg.Node.Name, Images: sandbox.Images{Dir: u.cfg.imagesDir()}, ORT: u.cfg.ORT,
 		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory),
 		OnExit: func(e keysmanager.Exit) { u.local.Lost(e.Replica, e.Cause) },
-		Output: func(replica, stream, line string) {
-			u.log.Info("output", "replica", replica, "stream", stream, "line", line)
+		Output: func(function, replica, stream, line string) {
+			u.book.Add(function, logbook.Line{At: time.Now().UTC(), Replica: replica, Stream: stream, Text: line})
+			u.log.Debug("output", "function", function, "replica", replica, "stream", stream, "line", line)
 		},
 		Log: u.log, Metrics: u.metrics,
 	})
@@ -125,6 +128,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 	u.onClose(func() error { nc.Close(); return nil })
 	u.lines, err = dispatch.New(dispatch.Config{
 		Bus: queue.NewBus(nc), Store: u.store, Logger: u.log, Registerer: u.metrics,
+		Near:        func(to string, r *task.Reply) bool { return u.flow.Reply(to, r) },
 		OnDemand:    func(string) { u.loop.Poke() },
 		FirstAnswer: func(f dispatch.First) { u.local.Answered(f.Replica, f.After) },
 		Dropped:     func(_, replica, cause string) { u.local.Lost(replica, cause) },
@@ -182,7 +186,7 @@ func (u *up) openFlow(context.Context) error {
 	}
 	u.onClose(func() error { nc.Close(); return nil })
 	u.flow, err = flow.New(flow.Config{
-		Bus: queue.NewBus(nc), Graphs: u.registry, Loads: u.lines, Store: u.store, Log: u.log, Metrics: u.metrics,
+		Bus: queue.NewBus(nc), Near: u.lines, Graphs: u.registry, Loads: u.lines, Store: u.store, Log: u.log, Metrics: u.metrics,
 	})
 	if err != nil {
 		return err

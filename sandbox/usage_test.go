@@ -1,0 +1,94 @@
+package sandbox
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+// child starts a process that lives until the test's end.
+func child(t *testing.T, argv ...string) int {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd.Process.Pid
+}
+
+// TestMeter: a process that does nothing uses nothing, a busy one a core, its children's work counts for it.
+func TestMeter(t *testing.T) {
+	t.Parallel()
+	idle := child(t, "sleep", "100")
+	busy := child(t, "sh", "-c", "(while :; do :; done) & wait")
+	var m Meter
+	var rate float64
+	proctest.Until(t, 20*time.Second, "the busy child's work to show", func() bool {
+		r, bytes, err := m.Measure("busy", []int{busy})
+		if err != nil || bytes < 100<<10 {
+			t.Fatalf("%d bytes, %v", bytes, err)
+		}
+		rate = r
+		return rate > 50 // others want the processor too
+	})
+	if most := 1000 * 1.2; rate > most {
+		t.Errorf("%.0f thousandths, want at most one core", rate)
+	}
+	r, bytes, err := m.Measure("idle", []int{idle})
+	if err != nil || r > 50 || bytes < 10<<10 || bytes > 50<<20 {
+		t.Errorf("idle: %.0f thousandths, %d bytes, %v", r, bytes, err)
+	}
+	before := m.last["busy"][busy]
+	if _, _, err := m.Measure("busy", []int{busy, idle}); err != nil || m.last["busy"][busy] != before && time.Since(before.at) < window/2 {
+		t.Errorf("measured again at once: %v, %+v, want the sample of a moment ago", err, m.last["busy"])
+	}
+	both, err := PSS(idle, busy)
+	if one, _ := PSS(idle); err != nil || both <= one {
+		t.Errorf("%d bytes of both, %d of one (%v)", both, one, err)
+	}
+}
+
+// TestMeterOfWhatEnded: processes that are not there count as nothing, and nothing of them is kept.
+func TestMeterOfWhatEnded(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), "true")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	m := Meter{last: map[string]map[int]sample{"f": {1: {}}, "g": {1: {}}}}
+	if rate, bytes, err := m.Measure("f", []int{cmd.Process.Pid}); rate != 0 || bytes != 0 || err != nil {
+		t.Errorf("%v, %d, %v", rate, bytes, err)
+	}
+	m.Forget("g")
+	if len(m.last) != 0 {
+		t.Errorf("%v is kept", m.last)
+	}
+	if _, err := PSS(cmd.Process.Pid); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("PSS of what has ended: %v", err)
+	}
+}
+
+// TestMeterWindow: the rate is that since the last measurement.
+func TestMeterWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var m Meter
+		me := os.Getpid()
+		if _, _, err := m.Measure("me", []int{me}); err != nil {
+			t.Fatal(err)
+		}
+		s := m.last["me"][me]
+		s.cpu -= 500 * time.Millisecond // as if that much had been used since
+		m.last["me"][me] = s
+		time.Sleep(time.Hour) // which is fake: the processor hardly turns meanwhile
+		rate, _, err := m.Measure("me", []int{me})
+		if want := 1000 * 0.5 / 3600; err != nil || rate < want || rate > 10*want {
+			t.Errorf("%v (%v), want about %v", rate, err, want)
+		}
+	})
+}

@@ -1,0 +1,6 @@
+// Package secret keeps functions' secrets as files, readable by this process's user alone: DIR/secrets/NAMESPACE/NAME, and a
+// folder DIR/secret-mounts/NAMESPACE/FUNCTION for each function with copies of the secrets that it has named. That folder is
+// what a function gets to see.
+//
+// Values are in these files and nowhere else. A [Store] has one owner at a time, who asks for one change after another.
+package secret
