@@ -19,12 +19,32 @@ import (
 
 // Command is a process to be started.
 type Command struct {
-	Dir            string            // where it runs, usually an image's root
+	Dir            string            // where it runs, usually an image's root; with Chroot, a path in there
 	Process        string            // as the env fprocess has it: program and arguments by spaces; empty: ./stage
+	Argv           []string          // program and arguments, in place of Process, when they are known one by one
 	Env            map[string]string // all that it gets beside PATH, HOME and TMPDIR
 	Files          []*os.File        // descriptors 3, 4, …; the caller's to close
 	Stdin          *os.File          // nil: empty; the caller's to close
 	Stdout, Stderr *os.File          // the caller's to close
+
+	// Chroot is the folder that becomes the root of the process; empty: it has ours. What it writes there is kept in memory
+	// and goes with it. It gets a /proc that shows its own processes alone, few devices, /etc/resolv.conf and /etc/hosts of
+	// the machine, a user of the image's and few rights. The network is the machine's. This program has to handle
+	// [InitCommand].
+	Chroot   string
+	Binds    []Bind // with Chroot
+	User     string // with Chroot: user[:group], names of the image's or numbers; empty: root
+	ReadOnly bool   // with Chroot: nothing but /tmp and /dev/shm can be written to
+}
+
+func (c Command) argv() []string {
+	switch fields := strings.Fields(c.Process); {
+	case len(c.Argv) > 0:
+		return c.Argv
+	case len(fields) > 0:
+		return fields
+	}
+	return []string{"./" + Executable}
 }
 
 // Spawner starts processes that end when this process does: the kernel sends them SIGKILL then. It does so when the
@@ -67,31 +87,37 @@ func (s *Spawner) Close() {
 // Start starts the process as the leader of a session, and so of a process group, of its own. The caller waits for it, with
 // [Wait].
 func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
-	argv := strings.Fields(c.Process)
-	if len(argv) == 0 {
-		argv = []string{"./" + Executable}
+	if c.Chroot != "" {
+		return s.startInside(c)
 	}
+	argv := c.argv()
 	program := argv[0]
 	if strings.Contains(program, "/") && !filepath.IsAbs(program) {
 		program = filepath.Join(c.Dir, program)
 	}
 	cmd := exec.Command(program, argv[1:]...)
 	cmd.Dir, cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = c.Dir, c.Files, c.Stdout, c.Stderr
-	if c.Stdin != nil { // a nil *os.File is no nil io.Reader
-		cmd.Stdin = c.Stdin
+	defaults := []string{"HOME=/tmp"}
+	if dir := os.Getenv("GOCOVERDIR"); dir != "" { // coverage of a stage binary built for it
+		defaults = append(defaults, "GOCOVERDIR="+dir)
 	}
-	cmd.Env = environment(c.Env)
+	cmd.Env = environment(c.Env, defaults)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
-	started := make(chan error, 1)
-	select {
-	case s.jobs <- func() { started <- cmd.Start() }:
-	case <-s.quit:
-		return nil, ErrClosed
-	}
-	if err := <-started; err != nil {
+	if err := s.run(cmd); err != nil {
 		return nil, fmt.Errorf("start %s in %s: %w", argv[0], c.Dir, err)
 	}
 	return cmd, nil
+}
+
+// run starts cmd from the thread whose end ends it.
+func (s *Spawner) run(cmd *exec.Cmd) error {
+	started := make(chan error, 1)
+	select {
+	case s.jobs <- func() { started <- cmd.Start() }:
+		return <-started
+	case <-s.quit:
+		return ErrClosed
+	}
 }
 
 // Wait returns how a process that a Spawner started has ended, once it has; it is called once, in place of cmd.Wait. What the
@@ -111,13 +137,16 @@ func Wait(cmd *exec.Cmd) unix.WaitStatus {
 	return 0
 }
 
-func environment(env map[string]string) []string {
-	out := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/tmp", "TMPDIR=/tmp"}
-	if dir := os.Getenv("GOCOVERDIR"); dir != "" { // coverage of a stage binary built for it
-		out = append(out, "GOCOVERDIR="+dir)
-	}
+// environment puts env over defaults and over what every process gets; each name is there once.
+func environment(env map[string]string, defaults []string) []string {
+	all := append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=/tmp"}, defaults...)
+	all = slices.DeleteFunc(all, func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		_, there := env[name]
+		return there
+	})
 	for _, k := range slices.Sorted(maps.Keys(env)) {
-		out = append(out, k+"="+env[k])
+		all = append(all, k+"="+env[k])
 	}
-	return out
+	return all
 }

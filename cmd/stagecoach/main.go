@@ -14,6 +14,8 @@ import (
 	"runtime/debug"
 	"slices"
 	"syscall"
+
+	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
 // command runs with the arguments after its name and writes what was asked for to out, everything else to standard error.
@@ -51,6 +53,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) == 0 || args[0] == "help" || args[0] == "-h" || args[0] == "--help" {
 		usage(out)
 		return nil
+	}
+	if args[0] == sandbox.InitCommand {
+		return sandbox.Init(args[1:])
 	}
 	all := commands()
 	i := slices.IndexFunc(all, func(c command) bool { return c.name == args[0] })

@@ -1,0 +1,292 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sizes in bytes of what a process with a root of its own may write; it counts as its memory.
+const (
+	writable = "512m" // files of its root
+	shm      = "64m"  // /dev/shm
+)
+
+// scratch is where the new root is put together. It is there on every machine, and what is under it is not needed any more.
+const scratch = "/dev"
+
+// devices are those that a process may use.
+var devices = []string{"null", "zero", "full", "random", "urandom"}
+
+// readOnly are the parts of /proc through which root could change the machine; hidden are those that tell of others.
+var (
+	readOnly = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+	hidden   = []string{"/proc/kcore", "/proc/keys", "/proc/timer_list"}
+)
+
+// enter makes in.Root, with a layer over it that takes what is written, the root of this process, and returns who the
+// program is to run as. The process has a mount namespace of its own.
+func enter(in inside) (identity, error) {
+	unix.Umask(0o022)
+	if err := mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return identity{}, err
+	}
+	grafts, err := collect(in.Binds)
+	if err != nil {
+		return identity{}, err
+	}
+	if err := os.Chdir(in.Root); err != nil { // named by "." from here on, wherever it is
+		return identity{}, err
+	}
+	if err := overlay(); err != nil {
+		return identity{}, err
+	}
+	if err := os.Chdir(scratch + "/root"); err != nil {
+		return identity{}, err
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return identity{}, fmt.Errorf("pivot_root: %w", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return identity{}, fmt.Errorf("leave the old root: %w", err)
+	}
+	if err := os.Chdir("/"); err != nil { // links in the image lead no further than this from here on
+		return identity{}, err
+	}
+	if err := furnish(grafts); err != nil {
+		return identity{}, err
+	}
+	who, err := lookup(in.User)
+	if err != nil {
+		return identity{}, err
+	}
+	dir := filepath.Join("/", in.Dir)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return identity{}, err
+	}
+	if in.ReadOnly {
+		if err := closeRoot(); err != nil {
+			return identity{}, err
+		}
+	}
+	return who, os.Chdir(dir)
+}
+
+// overlay mounts the folder "." at scratch/root, with a file system in memory above it.
+func overlay() error {
+	if err := mount("tmpfs", scratch, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size="+writable); err != nil {
+		return err
+	}
+	for _, dir := range []string{"root", "upper", "work"} {
+		if err := os.Mkdir(filepath.Join(scratch, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	return mount("overlay", scratch+"/root", "overlay", unix.MS_NOSUID|unix.MS_NODEV, "lowerdir=.,upperdir="+scratch+"/upper,workdir="+scratch+"/work")
+}
+
+// graft is a part of the old root that is to appear in the new one.
+type graft struct {
+	fd    int
+	to    string
+	isDir bool
+}
+
+// collect opens all that the new root gets of the old one.
+func collect(binds []Bind) ([]graft, error) {
+	const still = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NOEXEC
+	var out []graft
+	add := func(b Bind, attr uint64, optional bool) error {
+		info, err := os.Stat(b.From)
+		if optional && errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("bind %s: %w", b.To, err)
+		}
+		fd, err := unix.OpenTree(unix.AT_FDCWD, b.From, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+		if err == nil {
+			err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: attr})
+		}
+		if err != nil {
+			return fmt.Errorf("bind %s to %s: %w", b.From, b.To, err)
+		}
+		out = append(out, graft{fd, b.To, info.IsDir()})
+		return nil
+	}
+	for _, d := range devices {
+		if err := add(Bind{"/dev/" + d, "/dev/" + d}, still, true); err != nil {
+			return nil, err
+		}
+	}
+	for _, file := range []string{"/etc/resolv.conf", "/etc/hosts"} {
+		if err := add(Bind{file, file}, still|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY, true); err != nil {
+			return nil, err
+		}
+	}
+	for _, b := range binds {
+		if !filepath.IsAbs(b.To) {
+			return nil, fmt.Errorf("bind %s to %q, want an absolute path", b.From, b.To)
+		}
+		if err := add(b, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY, false); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// furnish puts /proc, /dev, /tmp and the grafts into the new root.
+func furnish(grafts []graft) error {
+	const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	for _, m := range []struct {
+		kind, at string
+		flags    uintptr
+		data     string
+	}{
+		{"proc", "/proc", quiet, ""},
+		{"tmpfs", "/dev", unix.MS_NOSUID | unix.MS_NOEXEC, "mode=0755,size=64k"},
+		{"tmpfs", "/dev/shm", quiet, "mode=1777,size=" + shm},
+	} {
+		if err := os.MkdirAll(m.at, 0o755); err != nil {
+			return err
+		}
+		if err := mount(m.kind, m.at, m.kind, m.flags, m.data); err != nil {
+			return err
+		}
+	}
+	for name, to := range map[string]string{"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"} {
+		if err := os.Symlink("/proc/self/fd"+to, "/dev/"+name); err != nil {
+			return err
+		}
+	}
+	if _, err := os.Stat("/tmp"); err != nil {
+		if err := os.MkdirAll("/tmp", 0o755); err != nil {
+			return err
+		}
+		if err := os.Chmod("/tmp", 0o777|fs.ModeSticky); err != nil {
+			return err
+		}
+	}
+	for _, t := range grafts {
+		if err := t.attach(); err != nil {
+			return err
+		}
+	}
+	return guardProc()
+}
+
+func (t graft) attach() error {
+	dir := t.to
+	if !t.isDir {
+		dir = filepath.Dir(t.to)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if !t.isDir {
+		f, err := os.OpenFile(t.to, os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o644)
+		if errors.Is(err, unix.ELOOP) { // a link, such as resolv.conf is in images of whole machines: in its place
+			if err = os.Remove(t.to); err == nil {
+				f, err = os.OpenFile(t.to, os.O_CREATE|os.O_EXCL, 0o644)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		_ = f.Close() // nothing was written
+	}
+	if err := unix.MoveMount(t.fd, "", unix.AT_FDCWD, t.to, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("bind to %s: %w", t.to, err)
+	}
+	return unix.Close(t.fd)
+}
+
+func guardProc() error {
+	for _, p := range readOnly {
+		if err := mount(p, p, "", unix.MS_BIND|unix.MS_REC, ""); errors.Is(err, unix.ENOENT) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		if err := mount("", p, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+			return err
+		}
+	}
+	for _, p := range hidden {
+		if err := mount("/dev/null", p, "", unix.MS_BIND, ""); err != nil && !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+	}
+	return nil
+}
+
+// closeRoot makes all but /tmp and /dev/shm read-only.
+func closeRoot() error {
+	if err := mount("tmpfs", "/tmp", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777,size="+writable); err != nil {
+		return err
+	}
+	return mount("", "/", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "")
+}
+
+func mount(what, at, kind string, flags uintptr, data string) error {
+	err := unix.Mount(what, at, kind, flags, data)
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return fmt.Errorf("mount %s at %s: %w, want the capability SYS_ADMIN and a security profile that lets it mount", strings.TrimSpace(kind+" "+what), at, err)
+	case err != nil:
+		return fmt.Errorf("mount %s at %s: %w", strings.TrimSpace(kind+" "+what), at, err)
+	}
+	return nil
+}
+
+// kept are the capabilities that a program which runs as root keeps: those over its own files and processes.
+var kept = map[uintptr]bool{
+	unix.CAP_CHOWN: true, unix.CAP_DAC_OVERRIDE: true, unix.CAP_FOWNER: true, unix.CAP_FSETID: true, unix.CAP_KILL: true,
+	unix.CAP_SETGID: true, unix.CAP_SETUID: true, unix.CAP_SETPCAP: true, unix.CAP_SETFCAP: true,
+	unix.CAP_NET_BIND_SERVICE: true, unix.CAP_SYS_CHROOT: true, unix.CAP_AUDIT_WRITE: true,
+}
+
+// surrender gives up what the program must not have. Its thread, which it locks, is the one to become the program.
+func surrender(who identity) error {
+	runtime.LockOSThread()
+	for c := uintptr(0); c <= 63; c++ {
+		if kept[c] {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); errors.Is(err, unix.EINVAL) {
+			break // the kernel knows no more
+		} else if err != nil {
+			return fmt.Errorf("drop capability %d: %w", c, err)
+		}
+	}
+	for fd := range 3 { // a program that is not root opens /dev/stdout anew
+		var st unix.Stat_t
+		if unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO {
+			_ = unix.Fchown(fd, who.uid, who.gid) // without it only that opening fails
+		}
+	}
+	if err := syscall.Setgroups(who.groups); err != nil {
+		return fmt.Errorf("groups %v: %w", who.groups, err)
+	}
+	if err := syscall.Setgid(who.gid); err != nil {
+		return fmt.Errorf("group %d: %w", who.gid, err)
+	}
+	if err := syscall.Setuid(who.uid); err != nil {
+		return fmt.Errorf("user %d: %w", who.uid, err)
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("no_new_privs: %w", err)
+	}
+	// A change of the user has taken back what the Spawner had asked for.
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return fmt.Errorf("parent-death signal: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,115 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// identity is who a program runs as.
+type identity struct {
+	uid, gid int
+	groups   []int // further ones
+	home     string
+}
+
+// maxAccounts bounds the size in bytes of an image's list of users or groups.
+const maxAccounts = 1 << 20
+
+// lookup finds out who user is in the present root.
+func lookup(user string) (identity, error) {
+	var lists [2]string
+	for i, file := range []string{"/etc/passwd", "/etc/group"} {
+		info, err := os.Stat(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // an image needs none
+		}
+		if err == nil && (!info.Mode().IsRegular() || info.Size() > maxAccounts) {
+			err = fmt.Errorf("%s: %v of %d bytes, want a file of at most %d", file, info.Mode(), info.Size(), maxAccounts)
+		}
+		if err != nil {
+			return identity{}, err
+		}
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return identity{}, err
+		}
+		lists[i] = string(b)
+	}
+	return identify(user, lists[0], lists[1])
+}
+
+// identify reads user[:group], names or numbers, by the contents of /etc/passwd and /etc/group; an empty user is root.
+func identify(user, passwd, group string) (identity, error) {
+	name, groupName, explicit := strings.Cut(user, ":")
+	if name == "" {
+		name = "0"
+	}
+	id := identity{home: "/"}
+	number, numeric := parseID(name)
+	account := account(passwd, 7, func(f []string) bool { return f[0] == name || numeric && f[2] == strconv.Itoa(number) })
+	switch {
+	case account != nil:
+		uid, ok := parseID(account[2])
+		gid, gok := parseID(account[3])
+		if !ok || !gok {
+			return id, fmt.Errorf("user %q: /etc/passwd has the numbers %q and %q", user, account[2], account[3])
+		}
+		id.uid, id.gid = uid, gid
+		if strings.HasPrefix(account[5], "/") {
+			id.home = account[5]
+		}
+		name = account[0]
+	case numeric:
+		id.uid = number
+	default:
+		return id, fmt.Errorf("user %q: the image's /etc/passwd has no %q", user, name)
+	}
+	if explicit && groupName != "" {
+		number, numeric := parseID(groupName)
+		g := accountOf(group, groupName)
+		if g != nil {
+			number, numeric = parseID(g[2])
+		}
+		if !numeric {
+			return id, fmt.Errorf("user %q: the image's /etc/group has no %q", user, groupName)
+		}
+		id.gid = number
+		return id, nil // a group that was asked for is the only one
+	}
+	for line := range strings.Lines(group) {
+		f := strings.Split(strings.TrimSpace(line), ":")
+		if len(f) != 4 || !slices.Contains(strings.Split(f[3], ","), name) {
+			continue
+		}
+		if n, ok := parseID(f[2]); ok && len(id.groups) < 1024 {
+			id.groups = append(id.groups, n)
+		}
+	}
+	return id, nil
+}
+
+// accountOf returns the group of this name.
+func accountOf(list, name string) []string {
+	return account(list, 4, func(f []string) bool { return f[0] == name })
+}
+
+// account returns the fields of the first line that has n of them and is the one.
+func account(list string, n int, is func(fields []string) bool) []string {
+	for line := range strings.Lines(list) {
+		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) == n && is(f) {
+			return f
+		}
+	}
+	return nil
+}
+
+// parseID reads the number of a user or group; the highest stands for none.
+func parseID(s string) (int, bool) {
+	n, err := strconv.ParseUint(s, 10, 32)
+	return int(n), err == nil && n < 1<<32-1
+}
