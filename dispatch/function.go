@@ -22,9 +22,12 @@ type function struct {
 	done    chan struct{}  // closed with the function
 	group   sync.WaitGroup // its goroutines
 	stop    func()         // ends the bus's calls; set before the function can be closed
+	intake  intake
+	taken   chan struct{} // closed when the intake's goroutine has ended
 
-	gathered  int     // messages since unwritten was flushed; this and unwritten are the bus's calls'
-	unwritten []*link // that have frames to be written
+	taking    sync.Mutex // held while an event of the bus or of a neighbour is taken; guards the next two
+	gathered  int        // events since unwritten was flushed
+	unwritten []*link    // that have frames to be written
 
 	mu     sync.Mutex
 	core   *Core
@@ -54,6 +57,7 @@ func newFunction(s *Shell, spec Spec) *function {
 	f := &function{
 		shell: s, name: spec.Function, metrics: s.metrics.of(spec.Function),
 		wake: make(chan time.Time, 1), done: make(chan struct{}), stop: func() {},
+		intake: intake{wake: make(chan struct{}, 1)}, taken: make(chan struct{}),
 		core: NewCore(CoreConfig{Function: spec.Function}), links: map[string]*link{},
 	}
 	f.set(spec)
@@ -71,9 +75,10 @@ func (f *function) set(spec Spec) {
 	f.load.max.Store(int64(spec.MaxReplicas * max(spec.Slots, 1) * spec.Batch))
 }
 
-// open starts the timer and takes tasks from the bus.
+// open starts the timer and takes tasks from neighbours and from the bus.
 func (f *function) open() error {
 	f.group.Go(f.ticks)
+	f.group.Go(func() { defer close(f.taken); f.intake.run(f.take) })
 	stop, err := f.shell.cfg.Bus.Tasks(f.name, f.handle)
 	if err == nil {
 		f.stop = stop
@@ -84,6 +89,8 @@ func (f *function) open() error {
 // close ends the function and waits for its goroutines.
 func (f *function) close(cause string) {
 	f.stop()
+	f.intake.close()
+	<-f.taken
 	f.mu.Lock()
 	f.closed = true
 	f.mu.Unlock()
@@ -130,15 +137,25 @@ func (f *function) ticks() {
 // gatherLimit is how many messages in a row may leave their frames to be written with those of the next one.
 const gatherLimit = 16
 
-// handle takes a message from the bus. While more follow, replicas' frames are gathered: one system call for several tasks.
+// handle takes a message from the bus.
 func (f *function) handle(msg []byte, more bool) {
-	if f.gathered++; f.gathered >= gatherLimit {
-		more = false
-	}
 	ev, err := event(msg)
 	if err != nil {
 		f.shell.cfg.Logger.Warn("dropped a message that is no task and no cancel", "function", f.name, "bytes", len(msg), "error", err)
-	} else {
+		ev = nil
+	}
+	f.take(ev, more)
+}
+
+// take steps the Core on an event; nil: there is none. While more follow, replicas' frames are gathered: one system call for
+// several tasks.
+func (f *function) take(ev Event, more bool) {
+	f.taking.Lock()
+	defer f.taking.Unlock()
+	if f.gathered++; f.gathered >= gatherLimit {
+		more = false
+	}
+	if ev != nil {
 		f.unwritten = f.advance(ev, f.unwritten, more)
 	}
 	if !more {
@@ -252,6 +269,9 @@ func (f *function) reply(e *Reply) {
 	var err error
 	if r.Output, err = tensor.Externalise(f.shell.cfg.Store, r.Request, r.Output); err != nil {
 		r.Code, r.Message, r.Output = task.Unavailable, "output: "+err.Error(), nil
+	}
+	if near := f.shell.cfg.Near; near != nil && near(e.To, r) {
+		return
 	}
 	buf := f.shell.buffers.Get().(*[]byte)
 	*buf = wire.AppendReply((*buf)[:0], r)

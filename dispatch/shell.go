@@ -43,6 +43,9 @@ type Config struct {
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 
+	// Near takes a reply to a coordinator in this process, undecoded, and returns false if it goes elsewhere: through the bus
+	// then. Nil: all do.
+	Near func(to string, r *task.Reply) bool
 	// OnDemand is called when a task comes or a replica is lost and there is no replica, or more tasks wait than replicas
 	// take at a time; at most ten times a second for each function.
 	OnDemand func(function string)

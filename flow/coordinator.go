@@ -40,9 +40,19 @@ type Loads interface {
 	Load(function string) task.Load
 }
 
-// Config is what a Coordinator is made of. All fields but InFlight are needed.
+// Near is the dispatchers of this process: what goes to them need not be encoded, sent and decoded.
+type Near interface {
+	// Submit takes t, which is not changed from then on, if a line of this process waits for it; false: the bus will find who
+	// does. It calls nobody back before it returns.
+	Submit(t *task.Task) bool
+	// Cancel takes a cancel alike.
+	Cancel(function string, k task.Key) bool
+}
+
+// Config is what a Coordinator is made of. All fields but Near and InFlight are needed.
 type Config struct {
 	Bus     Bus
+	Near    Near // nil: all goes through Bus
 	Graphs  Graphs
 	Loads   Loads
 	Store   tensor.Store
@@ -274,6 +284,19 @@ func (c *Coordinator) receive(msg []byte) {
 		c.cfg.Log.Error("reply not understood", "bytes", len(msg), "error", err)
 		return
 	}
+	c.replied(r)
+}
+
+// Reply takes a reply of a dispatcher in this process, which does not change it from then on; false: it is for another
+// coordinator.
+func (c *Coordinator) Reply(to string, r *task.Reply) bool {
+	if to == c.inbox {
+		c.replied(r)
+	}
+	return to == c.inbox
+}
+
+func (c *Coordinator) replied(r *task.Reply) {
 	s := c.shard(r.Request)
 	s.mu.Lock()
 	late := false
@@ -309,6 +332,9 @@ func (c *Coordinator) step(s *shard, ev Event) {
 					unsent = append(unsent, r)
 				}
 			case Cancel:
+				if c.cfg.Near != nil && c.cfg.Near.Cancel(e.Function, e.Key) {
+					continue
+				}
 				s.scratch = wire.AppendCancel(s.scratch[:0], e.Key, e.Function)
 				if err := c.cfg.Bus.Submit(e.Function, s.scratch); err != nil {
 					c.cfg.Log.Warn("cancel not sent, the task runs to its deadline", "function", e.Function, "error", err)
@@ -343,8 +369,7 @@ func (c *Coordinator) submit(s *shard, t *task.Task) *task.Reply {
 		c.retries.Inc()
 	}
 	t.ReplyTo = c.inbox
-	s.scratch = wire.AppendTask(s.scratch[:0], t)
-	if len(s.scratch) > largeTask {
+	if size(t) > largeTask {
 		if w := s.waiting[t.Request]; w != nil {
 			w.blobs = true
 		}
@@ -355,21 +380,37 @@ func (c *Coordinator) submit(s *shard, t *task.Task) *task.Reply {
 			}
 			t.Input[i].Items = items
 		}
-		s.scratch = wire.AppendTask(s.scratch[:0], t)
+		if n := size(t); n > maxTask {
+			return &task.Reply{Key: t.Key, Code: task.BadInput, Message: fmt.Sprintf("input of %d bytes in small items, want at most %d: pass fewer or larger items", n, maxTask)}
+		}
 	}
-	size := len(s.scratch)
-	if size > maxTask {
-		s.scratch = nil
-		return &task.Reply{Key: t.Key, Code: task.BadInput, Message: fmt.Sprintf("input of %d bytes in small items, want at most %d: pass fewer or larger items", size, maxTask)}
+	if c.cfg.Near != nil && c.cfg.Near.Submit(t) {
+		return nil
 	}
+	s.scratch = wire.AppendTask(s.scratch[:0], t)
 	err := c.cfg.Bus.Submit(t.Function, s.scratch)
-	if size > largeTask {
+	if cap(s.scratch) > largeTask {
 		s.scratch = nil
 	}
 	if err != nil {
 		return &task.Reply{Key: t.Key, Code: task.Unavailable, Message: err.Error()}
 	}
 	return nil
+}
+
+// size is about what a task takes in bytes when it is encoded, rather more than less.
+func size(t *task.Task) int {
+	n := 512 + len(t.Request) + len(t.Function) + len(t.Pipeline) + len(t.Stage) + len(t.ReplyTo) + len(t.Traceparent)
+	for _, h := range t.Header {
+		n += len(h.Name) + len(h.Value) + 8
+	}
+	for _, p := range t.Input {
+		n += len(p.From) + 8
+		for i := range p.Items {
+			n += 64 + 32*len(p.Items[i].Tensors) + p.Items[i].Size() + len(p.Items[i].ContentType)
+		}
+	}
+	return n
 }
 
 func (c *Coordinator) resolve(r *task.Response) error {

@@ -1,0 +1,82 @@
+package flow
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+)
+
+// neighbour is a dispatcher in the same process that owns some functions and echoes.
+type neighbour struct {
+	c     *Coordinator
+	owns  string
+	tasks sync.WaitGroup
+
+	mu       sync.Mutex
+	seen     []string
+	canceled []task.Key
+}
+
+func (n *neighbour) Submit(t *task.Task) bool {
+	if !strings.Contains(n.owns, t.Stage) {
+		return false
+	}
+	n.mu.Lock()
+	n.seen = append(n.seen, t.Stage)
+	n.mu.Unlock()
+	if string(t.Input[0].Items[0].Bytes) != "never" {
+		n.tasks.Go(func() {
+			if n.c.Reply("elsewhere", &task.Reply{Key: t.Key}) || !n.c.Reply(t.ReplyTo, echo(t)) {
+				panic("a reply went to the wrong coordinator")
+			}
+		})
+	}
+	return true
+}
+
+func (n *neighbour) Cancel(function string, k task.Key) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.canceled = append(n.canceled, k)
+	return strings.Contains(n.owns, strings.TrimSuffix(function, ".ns"))
+}
+
+func echo(t *task.Task) *task.Reply { return &task.Reply{Key: t.Key, Output: t.Input[0].Items} }
+
+// TestNeighboursAreAskedFirst: stages whose dispatchers are in this process take no message, the others do.
+func TestNeighboursAreAskedFirst(t *testing.T) {
+	far := make(chan string, 10)
+	r := newRig(t, graph(t, "a>b;b>c;c"), nil, func(x *task.Task) *task.Reply { far <- x.Stage; return echo(x) })
+	near := &neighbour{c: r.Coordinator, owns: "ac"}
+	r.cfg.Near = near // before the first request
+	resp, terr := r.Invoke(t.Context(), request("r", "hello"))
+	if terr != nil || string(resp.Output[0].Items[0].Bytes) != "hello" {
+		t.Fatalf("got %+v, %v", resp, terr)
+	}
+	if got := strings.Join(near.seen, ""); got != "ac" || len(far) != 1 || <-far != "b" {
+		t.Errorf("the neighbour got stages %s, want ac, and the bus b", got)
+	}
+	near.tasks.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan *task.Error, 1)
+	go func() { _, terr := r.Invoke(ctx, request("s", "never")); done <- terr }()
+	for {
+		near.mu.Lock()
+		n := len(near.seen)
+		near.mu.Unlock()
+		if n == 3 {
+			break
+		}
+	}
+	cancel()
+	if terr := <-done; terr == nil {
+		t.Error("a canceled request has a response")
+	}
+	if len(near.canceled) != 1 {
+		t.Errorf("the neighbour got %d cancels, want 1", len(near.canceled))
+	}
+	r.close()
+}
