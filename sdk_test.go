@@ -1,0 +1,77 @@
+package stagecoach_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach"
+)
+
+// TestSDKIsComplete lists, inside the written SDK alone, what a stage binary is made of: it is what it is made of here, needs
+// no module that the SDK does not require, and has no tests. That it compiles and serves is tested with `stagecoach build`.
+func TestSDKIsComplete(t *testing.T) {
+	dir := t.TempDir()
+	if err := stagecoach.WriteSDK(dir); err != nil {
+		t.Fatal(err)
+	}
+	got, want := listed(t, dir), listed(t, ".")
+	if !slices.Equal(got, want) || len(got) < 10 {
+		t.Errorf("the SDK's files:\n%v\nwant those here:\n%v", got, want)
+	}
+	if err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if strings.HasSuffix(path, "_test.go") {
+			t.Errorf("a test in it: %s", path)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// listed returns the files of all packages outside the standard library that package stage is made of, sorted.
+func listed(t *testing.T, dir string) []string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-mod=readonly", "-deps", "-json=ImportPath,Standard,GoFiles,CgoFiles,CFiles,HFiles", "./stage")
+	cmd.Dir = dir
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var all []string
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p struct {
+			ImportPath                        string
+			Standard                          bool
+			GoFiles, CgoFiles, CFiles, HFiles []string
+		}
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if !p.Standard {
+			for _, f := range slices.Concat(p.GoFiles, p.CgoFiles, p.CFiles, p.HFiles) {
+				all = append(all, p.ImportPath+"/"+f)
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+func TestTemplates(t *testing.T) {
+	for _, lang := range []string{"go-stage", "onnx-stage"} {
+		for _, file := range []string{"template.yml", "main.go", "Dockerfile", "README.md", "function/handler.go"} {
+			if _, err := fs.Stat(stagecoach.Templates(), lang+"/"+file); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}

@@ -1,0 +1,79 @@
+// Package templates_test checks what the templates are made of. That they build and serve is tested with `stagecoach build`.
+package templates_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/stagecoach-serving/stagecoach/onnx"
+	"github.com/stagecoach-serving/stagecoach/third_party/onnx/onnxpb"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the files that are made by these tests")
+
+// TestModel makes the model of onnx-stage: y = 2x + 1.
+func TestModel(t *testing.T) {
+	scalar := func(name string, v float32) *onnxpb.TensorProto {
+		raw, _ := binary.Append(nil, binary.LittleEndian, v)
+		return &onnxpb.TensorProto{Name: &name, DataType: proto.Int32(int32(onnxpb.TensorProto_FLOAT)), RawData: raw}
+	}
+	value := func(name string) *onnxpb.ValueInfoProto {
+		return &onnxpb.ValueInfoProto{Name: &name, Type: &onnxpb.TypeProto{Value: &onnxpb.TypeProto_TensorType{TensorType: &onnxpb.TypeProto_Tensor{
+			ElemType: proto.Int32(int32(onnxpb.TensorProto_FLOAT)),
+			Shape: &onnxpb.TensorShapeProto{Dim: []*onnxpb.TensorShapeProto_Dimension{
+				{Value: &onnxpb.TensorShapeProto_Dimension_DimParam{DimParam: "n"}},
+			}},
+		}}}}
+	}
+	m := &onnxpb.ModelProto{
+		IrVersion: proto.Int64(8), OpsetImport: []*onnxpb.OperatorSetIdProto{{Domain: proto.String(""), Version: proto.Int64(17)}},
+		Graph: &onnxpb.GraphProto{
+			Name:  proto.String("y = 2x + 1"),
+			Input: []*onnxpb.ValueInfoProto{value("x")}, Output: []*onnxpb.ValueInfoProto{value("y")},
+			Initializer: []*onnxpb.TensorProto{scalar("two", 2), scalar("one", 1)},
+			Node: []*onnxpb.NodeProto{
+				{OpType: proto.String("Mul"), Input: []string{"x", "two"}, Output: []string{"2x"}},
+				{OpType: proto.String("Add"), Input: []string{"2x", "one"}, Output: []string{"y"}},
+			},
+		},
+	}
+	const file = "onnx-stage/function/model/model.onnx"
+	made := filepath.Join(t.TempDir(), "model.onnx")
+	if *rewrite {
+		made = file
+	}
+	if err := onnx.Write(made, m); err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile(made)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%s (%v) is not what this test makes: go test ./templates -rewrite", file, err)
+	}
+}
+
+// TestSameMain wants the templates to differ in nothing but their handlers.
+func TestSameMain(t *testing.T) {
+	a, err := os.ReadFile("go-stage/main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile("onnx-stage/main.go"); err != nil || !bytes.Equal(a, b) {
+		t.Errorf("main.go of onnx-stage differs (%v)", err)
+	}
+}
+
+// TestPulled wants the folder where faas-cli looks for templates to be this one.
+func TestPulled(t *testing.T) {
+	if to, err := os.Readlink("../template"); err != nil || to != "templates" {
+		t.Errorf("../template leads to %q (%v), want templates", to, err)
+	}
+}
