@@ -51,13 +51,14 @@ func SplitKey(key string) (name, namespace string) {
 func Parse(name, namespace string, labels, annotations map[string]string) (Function, error) {
 	f := Function{
 		Name: name, Namespace: namespace, QueueLimit: DefaultQueueLimit, Weight: 1, Idempotent: true, Accuracy: 1,
-		Scale: Scale{Min: DefaultMin, Max: DefaultMax, ZeroAge: DefaultZeroAge},
+		Scale: Scale{Min: DefaultMin, Max: DefaultMax, ZeroAge: DefaultZeroAge}, Async: defaultAsync(),
 	}
 	p := &parser{}
 	if !ValidName(name) {
 		p.fail("name", strconv.Quote(name), "letters, digits, '-', '_' and '.', at most 253")
 	}
 	p.annotations(&f, annotations)
+	p.retries(&f.Async.Retry, annotations)
 	p.labels(&f, labels)
 	return f, errors.Join(p.errs...)
 }
@@ -135,13 +136,15 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 				f.Join = p.number(v, 0, 1, 1000)
 			}
 		},
-		"slo":         func(v string) { f.SLO = p.duration(v, 0) },
-		"gpu":         func(v string) { f.GPU = p.number(v, 0, 0, 64) },
-		"process":     func(v string) { f.Process = p.name(v) },
-		"queue-limit": func(v string) { f.QueueLimit = p.number(v, DefaultQueueLimit, 1, 1_000_000) },
-		"weight":      func(v string) { f.Weight = p.number(v, 1, 1, 1000) },
-		"idempotent":  func(v string) { f.Idempotent = p.boolean(v) },
-		"batch":       func(v string) { f.Batch = p.number(v, 0, 1, 4096) },
+		"slo":               func(v string) { f.SLO = p.duration(v, 0) },
+		"gpu":               func(v string) { f.GPU = p.number(v, 0, 0, 64) },
+		"process":           func(v string) { f.Process = p.name(v) },
+		"queue-limit":       func(v string) { f.QueueLimit = p.number(v, DefaultQueueLimit, 1, 1_000_000) },
+		"async-concurrency": func(v string) { f.Async.Concurrency = p.number(v, DefaultConcurrency, 1, 1000) },
+		"async-queue-limit": func(v string) { f.Async.QueueLimit = p.number(v, DefaultAsyncQueueLimit, 1, 1_000_000) },
+		"weight":            func(v string) { f.Weight = p.number(v, 1, 1, 1000) },
+		"idempotent":        func(v string) { f.Idempotent = p.boolean(v) },
+		"batch":             func(v string) { f.Batch = p.number(v, 0, 1, 4096) },
 		"variant-of": func(v string) {
 			if f.VariantOf = p.name(v); f.VariantOf == f.Name {
 				p.fail(p.path, strconv.Quote(v), "another function: a stage is no variant of itself")

@@ -23,7 +23,7 @@ func TestParseReadsEveryField(t *testing.T) {
 	want := Function{
 		Name: "ocr-detect", Namespace: "openfaas-fn", Pipelines: []string{"b", "ocr"}, Next: []Edge{{To: "a"}, {To: "z"}},
 		Each: true, Join: 2, SLO: 400 * time.Millisecond, GPU: 1, QueueLimit: 5, Weight: 3, Batch: 4, Accuracy: 0.9,
-		Scale: Scale{Min: 0, Max: 8, Zero: true, ZeroAge: 90 * time.Second},
+		Async: defaultAsync(), Scale: Scale{Min: 0, Max: 8, Zero: true, ZeroAge: 90 * time.Second},
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v, %v\nwant %+v", got, err, want)

@@ -26,6 +26,7 @@ type Function struct {
 	MaxLength  int // tokens
 
 	Scale Scale
+	Async Async
 }
 
 // Edge leads to a successor.
