@@ -1,0 +1,138 @@
+package image
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// ProtocolLabel says, with the value of its version, that an image's entrypoint speaks the stage protocol.
+const (
+	ProtocolLabel   = "dev.stagecoach.protocol"
+	ProtocolVersion = "1"
+)
+
+// Platform is what images are made for and fetched for.
+const Platform = "linux/amd64"
+
+// Kinds of faults; errors of this package wrap one of them when it is theirs.
+var (
+	ErrNoImage     = errors.New("no such image")                    // or none that can be run here: another request would help
+	ErrUnavailable = errors.New("the registry cannot be asked now") // trying again may help
+)
+
+// Config is what an image says of how it is run.
+type Config struct {
+	Entrypoint []string // program and arguments
+	Env        []string // NAME=value
+	WorkDir    string   // absolute; empty: /
+	User       string   // user[:group]; empty: root
+	Labels     map[string]string
+	Port       int    // that it listens on; 0: none
+	Platform   string // operating system and architecture; empty: [Platform]
+}
+
+// Image is an image that was packed, or is in a store or archive. Its files are read when they are needed.
+type Image struct{ v1.Image }
+
+// Digest is that of the image's manifest, such as sha256:0123….
+func (i *Image) Digest() (string, error) {
+	h, err := i.Image.Digest()
+	return h.String(), err
+}
+
+// compose makes an image of layers. Nothing in it depends on when.
+func compose(c Config, layers []*layer) (*Image, error) {
+	platform, err := v1.ParsePlatform(cmp.Or(c.Platform, Platform))
+	if err != nil {
+		return nil, fmt.Errorf("platform %q: %w", c.Platform, err)
+	}
+	adds := make([]mutate.Addendum, len(layers))
+	for i, l := range layers {
+		adds[i] = mutate.Addendum{Layer: l, History: v1.History{CreatedBy: "stagecoach build", Comment: l.what}}
+	}
+	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	img, err := mutate.Append(base, adds...)
+	if err != nil {
+		return nil, err
+	}
+	file, err := img.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	file = file.DeepCopy()
+	file.OS, file.Architecture, file.Variant = platform.OS, platform.Architecture, platform.Variant
+	file.Config = v1.Config{
+		Entrypoint: c.Entrypoint, Env: c.Env, WorkingDir: cmp.Or(c.WorkDir, "/"), User: c.User, Labels: maps.Clone(c.Labels),
+	}
+	if c.Port > 0 {
+		file.Config.ExposedPorts = map[string]struct{}{strconv.Itoa(c.Port) + "/tcp": {}}
+	}
+	img, err = mutate.ConfigFile(img, file)
+	if err != nil {
+		return nil, err
+	}
+	return &Image{img}, nil
+}
+
+// configOf reads how an image is run.
+func configOf(f *v1.ConfigFile) Config {
+	c := f.Config
+	out := Config{
+		Entrypoint: slices.Concat(c.Entrypoint, c.Cmd), Env: c.Env, WorkDir: c.WorkingDir, User: c.User, Labels: c.Labels,
+		Platform: f.OS + "/" + f.Architecture,
+	}
+	for port := range c.ExposedPorts {
+		if n, err := strconv.Atoi(strings.TrimSuffix(port, "/tcp")); err == nil && (out.Port == 0 || n < out.Port) {
+			out.Port = n
+		}
+	}
+	return out
+}
+
+// Ref is an image's name, taken apart.
+type Ref struct {
+	Name   string // [registry/]repository:tag
+	Host   string // the registry's host[:port]; empty: it names none
+	Digest string // sha256:…; empty: it is not pinned
+}
+
+var digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+
+// ParseRef reads [registry/]repository[:tag][@digest]; the tag is latest when there is none.
+func ParseRef(s string) (Ref, error) {
+	full, digest, pinned := strings.Cut(s, "@")
+	if pinned && !digestForm.MatchString(digest) {
+		return Ref{}, fmt.Errorf("image %q: digest %q, want sha256: and 64 hexadecimal digits", s, digest)
+	}
+	if !strings.Contains(full[strings.LastIndexByte(full, '/')+1:], ":") {
+		full += ":latest"
+	}
+	r := Ref{Name: full, Digest: digest}
+	if first, _, ok := strings.Cut(full, "/"); ok && (strings.ContainsAny(first, ".:") || first == "localhost") {
+		r.Host = first
+	}
+	if _, err := name.NewTag(full, name.WithDefaultRegistry("localhost")); err != nil {
+		return Ref{}, fmt.Errorf("image %q: %w, want [registry/]repository[:tag][@sha256:…] in lower case, such as team/ocr:0.1.0", s, err)
+	}
+	return r, nil
+}
+
+// String is the name, pinned when it is.
+func (r Ref) String() string {
+	if r.Digest != "" {
+		return r.Name + "@" + r.Digest
+	}
+	return r.Name
+}

@@ -1,0 +1,360 @@
+package image
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// limits bound what an image may hold, because each of its figures is a stranger's.
+type limits struct {
+	entries int   // files, folders and links of all layers
+	bytes   int64 // of all files, unpacked
+}
+
+var defaultLimits = limits{entries: 1_000_000, bytes: 128 << 30}
+
+// More bounds: of a name in bytes, and of links on the way to a file.
+const (
+	maxName = 4096
+	maxHops = 40
+)
+
+// unpacker lays the layers of an image over each other in a folder. Owners are kept when this process may give files away;
+// bits that change who runs a file, extended attributes, devices and pipes are left out.
+type unpacker struct {
+	ctx    context.Context
+	root   *os.Root
+	shared string // folder in which big files are kept once, whatever number of images has them
+	left   limits
+	chown  bool
+	folder map[string]tar.Header // what a folder will be once all is in it
+	made   map[string]bool       // in this layer
+}
+
+func newUnpacker(ctx context.Context, root *os.Root, shared string, l limits) *unpacker {
+	return &unpacker{ctx: ctx, root: root, shared: shared, left: l, chown: os.Geteuid() == 0, folder: map[string]tar.Header{}}
+}
+
+// layer unpacks an archive and returns the digest of its bytes.
+func (u *unpacker) layer(r io.Reader) (string, error) {
+	u.made = map[string]bool{}
+	h := sha256.New()
+	// Padding and what is behind the end count too: no stream is longer than what is left, headers included.
+	in := io.TeeReader(io.LimitReader(r, u.left.bytes+int64(u.left.entries)*(2<<10)), h)
+	t := tar.NewReader(in)
+	for {
+		if err := u.ctx.Err(); err != nil {
+			return "", err
+		}
+		e, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return "", fmt.Errorf("archive: %w", err)
+		}
+		if u.left.entries--; u.left.entries < 0 {
+			return "", errors.New("more files than an image may have")
+		}
+		if err := u.entry(e, t); err != nil {
+			return "", fmt.Errorf("entry %.200q: %w", e.Name, err)
+		}
+	}
+	if _, err := io.Copy(io.Discard, in); err != nil {
+		return "", err
+	}
+	return sum(h), nil
+}
+
+func sum(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }
+
+// local returns a name of an archive without its leading slashes and dots; empty is the root itself.
+func local(name string) (string, error) {
+	if len(name) > maxName || strings.ContainsRune(name, 0) {
+		return "", fmt.Errorf("a name of %d bytes, want at most %d and no NUL", len(name), maxName)
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		if part == ".." {
+			return "", errors.New("a name with .., want one inside the image")
+		}
+	}
+	return strings.TrimPrefix(path.Clean("/"+name), "/"), nil
+}
+
+func (u *unpacker) entry(e *tar.Header, content io.Reader) error {
+	name, err := local(e.Name)
+	if err != nil {
+		return err
+	}
+	switch {
+	case e.Typeflag == tar.TypeXGlobalHeader:
+		return nil
+	case name == "" && e.Typeflag == tar.TypeDir:
+		u.folder["."] = *e
+		return nil
+	case name == "":
+		return errors.New("something that is no folder for the root")
+	}
+	dir, base := path.Split(name)
+	if hidden, ok := strings.CutPrefix(base, ".wh."); ok {
+		return u.whiteout(dir, hidden)
+	}
+	if dir, err = u.walk(dir, true); err != nil {
+		return err
+	}
+	at := path.Join(dir, base)
+	if info, err := u.root.Lstat(at); err == nil && (!info.IsDir() || e.Typeflag != tar.TypeDir) {
+		if err := u.root.RemoveAll(at); err != nil {
+			return err
+		}
+	}
+	u.made[at] = true
+	switch e.Typeflag {
+	case tar.TypeDir:
+		if err := u.root.Mkdir(at, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		u.folder[at] = *e
+		return nil
+	case tar.TypeReg, tar.TypeGNUSparse:
+		return u.file(at, e, content)
+	case tar.TypeSymlink:
+		if len(e.Linkname) > maxName {
+			return fmt.Errorf("a link of %d bytes, want at most %d", len(e.Linkname), maxName)
+		}
+		if err := u.root.Symlink(e.Linkname, at); err != nil {
+			return err
+		}
+		return u.own(at, e)
+	case tar.TypeLink:
+		return u.link(at, e.Linkname)
+	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
+		return nil
+	}
+	return fmt.Errorf("a thing of type %q, want files, folders and links", e.Typeflag)
+}
+
+// walk returns the folder that a path leads to, as a path without links. Links lead no further than the root, as they will
+// when the image runs. What is missing is made, if it shall be.
+func (u *unpacker) walk(dir string, create bool) (string, error) {
+	todo := strings.FieldsFunc(dir, func(r rune) bool { return r == '/' })
+	at := "."
+	for hops := 0; len(todo) > 0; {
+		part := todo[0]
+		todo = todo[1:]
+		switch part {
+		case ".":
+			continue
+		case "..": // of a link
+			at = path.Dir(at)
+			continue
+		}
+		next := path.Join(at, part)
+		info, err := u.root.Lstat(next)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && create:
+			if u.left.entries--; u.left.entries < 0 {
+				return "", errors.New("more folders than an image may have")
+			}
+			if err := u.root.Mkdir(next, 0o755); err != nil {
+				return "", err
+			}
+			u.made[next] = true
+			at = next
+		case err != nil:
+			return "", err
+		case info.IsDir():
+			at = next
+		case info.Mode()&fs.ModeSymlink == 0:
+			return "", fmt.Errorf("%s is a file, want a folder", next)
+		default:
+			if hops++; hops > maxHops {
+				return "", fmt.Errorf("more than %d links on the way", maxHops)
+			}
+			to, err := u.root.Readlink(next)
+			if err != nil {
+				return "", err
+			}
+			if path.IsAbs(to) {
+				at = "."
+			}
+			todo = append(strings.FieldsFunc(to, func(r rune) bool { return r == '/' }), todo...)
+		}
+	}
+	return at, nil
+}
+
+// whiteout removes what lower layers have: one name, or all in the folder.
+func (u *unpacker) whiteout(dir, name string) error {
+	dir, err := u.walk(dir, false)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case name == ".wh..opq":
+		return u.clear(dir)
+	case strings.HasPrefix(name, ".wh."): // notes of another tool
+		return nil
+	case name == "" || name == "." || name == "..":
+		return errors.New("removes nothing that has a name")
+	}
+	if at := path.Join(dir, name); !u.made[at] {
+		return u.root.RemoveAll(at)
+	}
+	return nil
+}
+
+// clear removes all in a folder that this layer has not made.
+func (u *unpacker) clear(dir string) error {
+	f, err := u.root.Open(dir)
+	if err != nil {
+		return err
+	}
+	entries, err := f.ReadDir(-1)
+	_ = f.Close() // it was only read
+	for _, e := range entries {
+		at := path.Join(dir, e.Name())
+		switch {
+		case !u.made[at]:
+			err = errors.Join(err, u.root.RemoveAll(at))
+		case e.IsDir():
+			err = errors.Join(err, u.clear(at))
+		}
+	}
+	return err
+}
+
+func (u *unpacker) link(at, to string) error {
+	to, err := local(to)
+	if err != nil {
+		return fmt.Errorf("link: %w", err)
+	}
+	dir, base := path.Split(to)
+	if dir, err = u.walk(dir, false); err != nil {
+		return fmt.Errorf("link to %s: %w", to, err)
+	}
+	return u.root.Link(path.Join(dir, base), at)
+}
+
+// shareFrom is the size in bytes from which on files are shared.
+const shareFrom = 1 << 20
+
+func (u *unpacker) file(at string, e *tar.Header, content io.Reader) error {
+	if u.left.bytes -= e.Size; e.Size < 0 || u.left.bytes < 0 {
+		return fmt.Errorf("%d bytes, more than an image may have", e.Size)
+	}
+	f, err := u.root.OpenFile(at, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	h := sha256.New()
+	var w io.Writer = f
+	if e.Size >= shareFrom {
+		w = io.MultiWriter(f, h)
+	}
+	_, err = io.Copy(w, content)
+	if err == nil {
+		err = f.Chmod(mode(e))
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := u.own(at, e); err != nil {
+		return err
+	}
+	if err := u.root.Chtimes(at, e.ModTime, e.ModTime); err != nil {
+		return err
+	}
+	if e.Size >= shareFrom {
+		return u.share(at, fmt.Sprintf("%x-%o-%d-%d-%d", h.Sum(nil), mode(e), e.Uid, e.Gid, e.ModTime.UnixNano()))
+	}
+	return nil
+}
+
+// share makes a file one with those of the same content and properties in other images.
+func (u *unpacker) share(at, id string) error {
+	dir, err := u.root.Open(path.Dir(at)) // a path without links
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	id, base := filepath.Join(u.shared, id), path.Base(at)
+	for range 2 {
+		err = unix.Linkat(int(dir.Fd()), base, unix.AT_FDCWD, id, 0)
+		if err == nil {
+			return nil // the first
+		}
+		if !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("share %s: %w", at, err)
+		}
+		part := base + ".part"
+		err = unix.Linkat(unix.AT_FDCWD, id, int(dir.Fd()), part, 0)
+		if err == nil {
+			return unix.Renameat(int(dir.Fd()), part, int(dir.Fd()), base)
+		}
+		if errors.Is(err, unix.EMLINK) || errors.Is(err, unix.EEXIST) {
+			return nil // then it is a copy
+		}
+	}
+	return fmt.Errorf("share %s: %w", at, err)
+}
+
+// mode is a file's or folder's, without the bits that change who runs it.
+func mode(e *tar.Header) fs.FileMode {
+	m := fs.FileMode(e.Mode) & fs.ModePerm
+	if e.Typeflag == tar.TypeDir {
+		m |= 0o700 // ours to remove, one day
+		if e.Mode&0o1000 != 0 {
+			m |= fs.ModeSticky
+		}
+	}
+	return m
+}
+
+func (u *unpacker) own(at string, e *tar.Header) error {
+	if !u.chown {
+		return nil
+	}
+	return u.root.Lchown(at, e.Uid, e.Gid)
+}
+
+// finish gives folders what they were to have: now that nothing comes into them any more.
+func (u *unpacker) finish() error {
+	for at, e := range u.folder {
+		if parent, err := u.walk(path.Dir(at), false); err != nil || parent != path.Dir(at) {
+			continue // a later layer has put something else in a parent's place
+		}
+		info, err := u.root.Lstat(at)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+			continue // a later layer took it away
+		}
+		if err == nil {
+			err = u.own(at, &e)
+		}
+		if err == nil {
+			err = u.root.Chmod(at, mode(&e))
+		}
+		if err == nil {
+			err = u.root.Chtimes(at, time.Time{}, e.ModTime)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
