@@ -1,0 +1,220 @@
+// Command echo-http is a function of OpenFaaS's kind: a program that listens on the port in the environment and speaks HTTP.
+// Documentation and tests use it; each path shows one thing that HTTP can do.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	if err := run(); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run() error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	ready := time.Now().Add(duration(os.Getenv("ready_after")))
+	srv := &http.Server{Addr: "127.0.0.1:" + os.Getenv("port"), Handler: handler(ready), ReadHeaderTimeout: 10 * time.Second}
+	failed := make(chan error, 1)
+	go func() { failed <- srv.ListenAndServe() }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	if err := srv.Shutdown(context.Background()); err != nil {
+		return err
+	}
+	if err := <-failed; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+func handler(ready time.Time) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/_/ready", func(w http.ResponseWriter, _ *http.Request) {
+		if time.Now().Before(ready) {
+			http.Error(w, "the model is still loading", http.StatusServiceUnavailable)
+		}
+	})
+	mux.HandleFunc("/_/health", func(http.ResponseWriter, *http.Request) {})
+	for path, f := range map[string]http.HandlerFunc{
+		"/echo": echo, "/events": events, "/hints": hints, "/slow": slow, "/status": status, "/trailer": trailer,
+		"/exit": exit, "/panic": panics, "/upgrade": upgrade,
+	} {
+		mux.HandleFunc(path, f)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, pattern := mux.Handler(&http.Request{Method: http.MethodPost, Host: r.Host, URL: r.URL}); pattern != "" && !strings.Contains(r.URL.Path, "..") {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		show(w, r)
+	})
+}
+
+// show answers with all that the function knows of the request and of itself.
+func show(w http.ResponseWriter, r *http.Request) {
+	secrets := map[string]string{}
+	files, _ := filepath.Glob(filepath.Join(os.Getenv("secret_mount_path"), "*")) // a function may have none
+	for _, f := range files {
+		if b, err := os.ReadFile(f); err == nil && os.Getenv("secret_mount_path") != "" {
+			secrets[filepath.Base(f)] = strconv.Itoa(len(b)) + " bytes" // only what proves that it is there
+		}
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, 1<<20))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{ // the client may have left
+		"method": r.Method, "uri": r.RequestURI, "host": r.Host, "header": r.Header, "body": string(body), "env": os.Environ(),
+		"secrets": secrets, "pid": os.Getpid(),
+	})
+}
+
+// echo sends the body back while it comes.
+func echo(w http.ResponseWriter, r *http.Request) {
+	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/1 alone needs it
+	w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
+	_, _ = io.Copy(w, r.Body) // the client may have left
+}
+
+// events sends n server-sent events; each but the first waits for a line of the request's body, or a while.
+func events(w http.ResponseWriter, r *http.Request) {
+	rc := http.NewResponseController(w)
+	_ = rc.EnableFullDuplex()
+	w.Header().Set("Content-Type", "text/event-stream")
+	lines := bufio.NewScanner(r.Body)
+	for i := range number(r, "n", 3) {
+		if i > 0 && r.ContentLength != 0 && !lines.Scan() {
+			return
+		}
+		fmt.Fprintf(w, "data: %d\n\n", i)
+		if rc.Flush() != nil {
+			return
+		}
+		pause(r, duration(r.URL.Query().Get("every")))
+	}
+}
+
+// hints answers 103 before the answer.
+func hints(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Link", "</style.css>; rel=preload")
+	w.WriteHeader(http.StatusEarlyHints)
+	w.Header().Del("Link")
+	fmt.Fprintln(w, "done")
+}
+
+// slow takes its time, and says on standard error whether the client waited for it.
+func slow(w http.ResponseWriter, r *http.Request) {
+	if _, err := io.Copy(io.Discard, r.Body); err != nil {
+		return
+	}
+	if pause(r, duration(r.URL.Query().Get("for"))) {
+		fmt.Fprintln(w, "done")
+		return
+	}
+	log.Print("canceled: ", r.URL.Query().Get("name"))
+}
+
+// pause waits, and tells whether the client did too.
+func pause(r *http.Request, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-r.Context().Done():
+		return false
+	}
+}
+
+func status(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("X-Custom", "kept")
+	w.Header().Set("X-OpenFaaS-Internal", "forged")
+	code := number(r, "code", http.StatusTeapot)
+	w.WriteHeader(code)
+	if code != http.StatusNoContent && code != http.StatusNotModified {
+		fmt.Fprintln(w, "status", code)
+	}
+}
+
+func trailer(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Trailer", "X-Sum")
+	n, _ := io.Copy(w, r.Body)
+	w.Header().Set("X-Sum", strconv.FormatInt(n, 10))
+	w.Header().Set("X-Got", r.Trailer.Get("X-Sent"))
+}
+
+// exit ends the program; with once=FILE, only for the first who makes the file.
+func exit(w http.ResponseWriter, r *http.Request) {
+	if once := r.URL.Query().Get("once"); once != "" {
+		f, err := os.OpenFile(once, os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			fmt.Fprintln(w, "alive")
+			return
+		}
+		_ = f.Close()
+	}
+	if r.URL.Query().Has("begun") {
+		fmt.Fprintln(w, "half")
+		_ = http.NewResponseController(w).Flush()
+	}
+	log.Print("last words")
+	os.Exit(number(r, "code", 3))
+}
+
+func panics(http.ResponseWriter, *http.Request) { panic("on demand") }
+
+// upgrade speaks another protocol: lines come back.
+func upgrade(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("Upgrade") != "lines" {
+		http.Error(w, "want Upgrade: lines", http.StatusUpgradeRequired)
+		return
+	}
+	c, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	defer c.Close()
+	_, _ = rw.WriteString("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\n")
+	for rw.Flush() == nil {
+		line, err := rw.ReadString('\n')
+		if err != nil {
+			return
+		}
+		_, _ = rw.WriteString("got " + line)
+	}
+}
+
+func duration(s string) time.Duration {
+	d, _ := time.ParseDuration(s) // what is none is 0
+	return d
+}
+
+func number(r *http.Request, name string, otherwise int) int {
+	if n, err := strconv.Atoi(r.URL.Query().Get(name)); err == nil {
+		return n
+	}
+	return otherwise
+}
