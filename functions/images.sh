@@ -11,14 +11,19 @@ cd "$(dirname "$0")/.."
 version=0.1.0
 models=build/models/ocr
 
-# image NAME PACKAGE [FILE ...] makes one image; each FILE of the models' folder goes into its folder `model`.
+# image NAME PACKAGE [FILE ...] makes one image, with program=NAME of a function of another kind; each FILE of the models' folder goes into its folder `model`. A package is
+# built once for images that follow each other.
+built=
 image() {
   local to=$images/$1/$version package=$2 file
   shift 2
   mkdir -p "$to/model"
-  ${GO:-go} build -trimpath -buildvcs=false -o "$images/.part" "./functions/$package" # the same source, the same image
-  put "$images/.part" "$to/stage"
-  rm -f "$images/.part"
+  if [ "$package" != "$built" ]; then
+    rm -f "$images/.part" # it may be an image's too
+    ${GO:-go} build -trimpath -buildvcs=false -o "$images/.part" "./functions/$package" # the same source, the same image
+    built=$package
+  fi
+  put "$images/.part" "$to/${program:-stage}"
   for file in "$@"; do
     [ -f "$models/$file" ] || { echo "images: $models/$file is missing: run make fetch" >&2; exit 1; }
     put "$models/$file" "$to/model/$file"
@@ -38,5 +43,11 @@ image ocr-detect ocr/detect det.onnx
 image ocr-recognise ocr/recognise rec.onnx keys.txt
 image ocr-text ocr/text
 image noop noop
-image onnx onnx
+program=echo-http image echo-http echo-http
 image wait wait rec.onnx # forks that carry real parameters
+image onnx onnx
+models=build/models/minilm
+for layer in 1 2 3 4 5 6; do image minilm-layer-$layer onnx layer-$layer.onnx; done
+image minilm-embed minilm/embed embed.onnx vocab.txt
+image minilm-pool minilm/pool pool.onnx
+rm -f "$images/.part"

@@ -2,6 +2,7 @@ package onnx
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 
@@ -45,23 +46,41 @@ type point struct {
 }
 
 // CutPoints returns, in order, the names of the tensors at which m can be cut in two: all that the nodes behind such a
-// tensor need of the inputs goes through it.
-func CutPoints(m *onnxpb.ModelProto) ([]string, error) {
-	if m.GetGraph() == nil {
-		return nil, fmt.Errorf("model without a graph, want an ONNX model")
+// tensor need of the inputs goes through it, but for the carried inputs, which every stage may read. A transformer's mask is
+// one: each layer needs it.
+func CutPoints(m *onnxpb.ModelProto, carried ...string) ([]string, error) {
+	g, err := open(m, carried)
+	if err != nil {
+		return nil, err
 	}
 	var names []string
-	points, _ := analyse(m.GetGraph()).points()
+	points, _ := g.points()
 	for _, p := range points {
 		names = append(names, p.tensor)
 	}
 	return names, nil
 }
 
+func open(m *onnxpb.ModelProto, carried []string) (*graph, error) {
+	if m.GetGraph() == nil {
+		return nil, fmt.Errorf("model without a graph, want an ONNX model")
+	}
+	for _, name := range carried {
+		if !slices.ContainsFunc(m.GetGraph().GetInput(), func(in *onnxpb.ValueInfoProto) bool { return in.GetName() == name }) {
+			return nil, fmt.Errorf("carried %q is no input of the model", name)
+		}
+	}
+	return analyse(m.GetGraph(), carried), nil
+}
+
 // Balanced chooses n−1 of the model's cut points, so that the n stages between them have like shares of its matrix
 // products and convolutions.
-func Balanced(m *onnxpb.ModelProto, n int) ([]string, error) {
-	points, total := analyse(m.GetGraph()).points()
+func Balanced(m *onnxpb.ModelProto, n int, carried ...string) ([]string, error) {
+	g, err := open(m, carried)
+	if err != nil {
+		return nil, err
+	}
+	points, total := g.points()
 	if n < 1 || n > len(points)+1 {
 		return nil, fmt.Errorf("%d stages, want 1..%d: the graph has %d points to cut at", n, len(points)+1, len(points))
 	}
@@ -79,12 +98,17 @@ func Balanced(m *onnxpb.ModelProto, n int) ([]string, error) {
 }
 
 // Cut splits m at the named cut points, in the graph's order, into len(at)+1 models. Stage i computes the tensor at[i] from
-// at[i−1] alone; the first takes m's inputs, the last gives its outputs. Each stage has the parameters that it uses and no
-// others, and computes for itself what depends on no input. The stages share memory with m.
+// at[i−1] and the carried inputs; the first takes m's inputs, the last gives its outputs. A stage that others follow which
+// read a carried input has it among its outputs, unchanged, so that one stage's outputs are the next one's inputs. Each stage
+// has the parameters that it uses and no others, and computes for itself what depends on no other input than carried ones.
+// The stages share memory with m.
 //
 // A tensor whose type m does not state is taken for FP32; ONNX Runtime refuses to load the stage if it is not.
-func Cut(m *onnxpb.ModelProto, at ...string) ([]*onnxpb.ModelProto, error) {
-	g := analyse(m.GetGraph())
+func Cut(m *onnxpb.ModelProto, carried []string, at ...string) ([]*onnxpb.ModelProto, error) {
+	g, err := open(m, carried)
+	if err != nil {
+		return nil, err
+	}
 	points, _ := g.points()
 	for _, name := range at {
 		i := slices.IndexFunc(points, func(p point) bool { return p.tensor == name })
@@ -93,27 +117,33 @@ func Cut(m *onnxpb.ModelProto, at ...string) ([]*onnxpb.ModelProto, error) {
 		}
 		points = points[i+1:]
 	}
-	var inputs []*onnxpb.ValueInfoProto
-	for _, in := range m.GetGraph().GetInput() {
-		if !g.initial[in.GetName()] {
-			inputs = append(inputs, in)
-		}
-	}
-	var stages []*onnxpb.ModelProto
-	for i := range len(at) + 1 {
+	all := slices.DeleteFunc(slices.Clone(m.GetGraph().GetInput()), func(in *onnxpb.ValueInfoProto) bool { return g.initial[in.GetName()] })
+	carry := slices.DeleteFunc(slices.Clone(all), func(in *onnxpb.ValueInfoProto) bool { return !slices.Contains(carried, in.GetName()) })
+	stages := make([]*onnxpb.ModelProto, len(at)+1)
+	later := map[string]bool{} // the carried inputs that stages behind this one read
+	for i := len(at); i >= 0; i-- {
 		outputs := m.GetGraph().GetOutput()
 		if i < len(at) {
 			outputs = []*onnxpb.ValueInfoProto{g.info(at[i])}
 		}
-		stage, err := g.between(inputs, outputs)
+		inputs := all
+		if i > 0 {
+			inputs = append([]*onnxpb.ValueInfoProto{g.info(at[i-1])}, carry...)
+		}
+		part, reads, err := g.between(inputs, outputs)
 		if err != nil {
 			return nil, fmt.Errorf("stage %d of %d: %w", i+1, len(at)+1, err)
 		}
-		stage.Name = proto.String(fmt.Sprintf("%s-%d", m.GetGraph().GetName(), i+1))
-		stages = append(stages, &onnxpb.ModelProto{
-			IrVersion: m.IrVersion, OpsetImport: m.GetOpsetImport(), Functions: m.GetFunctions(), Graph: stage,
-		})
-		inputs = outputs
+		needs := func(of map[string]bool) (out []*onnxpb.ValueInfoProto) {
+			return slices.DeleteFunc(slices.Clone(carry), func(in *onnxpb.ValueInfoProto) bool { return !of[in.GetName()] })
+		}
+		part.Name = proto.String(fmt.Sprintf("%s-%d", m.GetGraph().GetName(), i+1))
+		part.Output = slices.Concat(outputs, needs(later))
+		maps.Copy(later, reads)
+		if part.Input = all; i > 0 {
+			part.Input = append([]*onnxpb.ValueInfoProto{g.info(at[i-1])}, needs(later)...)
+		}
+		stages[i] = &onnxpb.ModelProto{IrVersion: m.IrVersion, OpsetImport: m.GetOpsetImport(), Functions: m.GetFunctions(), Graph: part}
 	}
 	return stages, nil
 }

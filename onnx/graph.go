@@ -13,14 +13,15 @@ type graph struct {
 	proto           *onnxpb.GraphProto
 	nodes           []*onnxpb.NodeProto // in topological order, as ONNX demands
 	uses            [][]string          // of each node: the tensors it reads, also within its subgraphs
-	inputs, outputs []string            // without what has an initializer
+	inputs, outputs []string            // without what has an initializer or is carried
 	initial         map[string]bool     // tensors with an initializer
-	constant        map[string]bool     // tensors that depend on no input
+	constant        map[string]bool     // tensors that depend on no input, or on carried ones alone
 	producer        map[string]int      // the node that a tensor comes from
 	last            map[string]int      // the last node that reads a tensor; the number of nodes for outputs
 }
 
-func analyse(p *onnxpb.GraphProto) *graph {
+// analyse looks at a graph whose carried inputs each stage gets besides the tensor at which it is cut.
+func analyse(p *onnxpb.GraphProto, carried []string) *graph {
 	g := &graph{
 		proto: p, nodes: p.GetNode(),
 		initial: initializers(p), constant: map[string]bool{}, producer: map[string]int{}, last: map[string]int{},
@@ -29,7 +30,10 @@ func analyse(p *onnxpb.GraphProto) *graph {
 		g.constant[name] = true
 	}
 	for _, in := range p.GetInput() {
-		if name := in.GetName(); !g.initial[name] {
+		switch name := in.GetName(); {
+		case slices.Contains(carried, name):
+			g.constant[name] = true
+		case !g.initial[name]:
 			g.inputs = append(g.inputs, name)
 			g.last[name] = -1
 		}
@@ -153,12 +157,14 @@ func (g *graph) info(name string) *onnxpb.ValueInfoProto {
 			return v
 		}
 	}
-	return floats(name, nil)
+	return value(name, onnxpb.TensorProto_FLOAT, nil)
 }
 
-// between returns the part of the graph that computes outputs from inputs.
-func (g *graph) between(inputs, outputs []*onnxpb.ValueInfoProto) (*onnxpb.GraphProto, error) {
+// between returns the part of the graph that computes outputs from inputs, with both still to be stated, and which inputs
+// it reads.
+func (g *graph) between(inputs, outputs []*onnxpb.ValueInfoProto) (part *onnxpb.GraphProto, reads map[string]bool, err error) {
 	given, needed, weights := map[string]bool{}, map[int]bool{}, map[string]bool{}
+	reads = map[string]bool{}
 	for _, in := range inputs {
 		given[in.GetName()] = true
 	}
@@ -170,6 +176,7 @@ func (g *graph) between(inputs, outputs []*onnxpb.ValueInfoProto) (*onnxpb.Graph
 		name := want[len(want)-1]
 		want = want[:len(want)-1]
 		if given[name] {
+			reads[name] = true
 			continue
 		}
 		if g.initial[name] {
@@ -178,14 +185,14 @@ func (g *graph) between(inputs, outputs []*onnxpb.ValueInfoProto) (*onnxpb.Graph
 		}
 		i, ok := g.producer[name]
 		if !ok {
-			return nil, fmt.Errorf("tensor %q comes from nowhere, want a node, an initializer or an input that gives it", name)
+			return nil, nil, fmt.Errorf("tensor %q comes from nowhere, want a node, an initializer or an input that gives it", name)
 		}
 		if !needed[i] {
 			needed[i] = true
 			want = append(want, g.uses[i]...)
 		}
 	}
-	part := &onnxpb.GraphProto{Input: inputs, Output: outputs}
+	part = &onnxpb.GraphProto{}
 	for i, n := range g.nodes {
 		if needed[i] {
 			part.Node = append(part.Node, n)
@@ -201,5 +208,5 @@ func (g *graph) between(inputs, outputs []*onnxpb.ValueInfoProto) (*onnxpb.Graph
 			part.SparseInitializer = append(part.SparseInitializer, t)
 		}
 	}
-	return part, nil
+	return part, reads, nil
 }

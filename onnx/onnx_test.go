@@ -96,7 +96,7 @@ func TestCut(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			stages, err := onnx.Cut(m, at...)
+			stages, err := onnx.Cut(m, nil, at...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -186,14 +186,14 @@ func TestCutPoints(t *testing.T) {
 func TestCutRefuses(t *testing.T) {
 	m := model("x", "y", node("Relu x > a"), node("Relu a > b"), node("Relu b > y"))
 	for name, at := range map[string][]string{"unknown": {"nosuch"}, "out of order": {"b", "a"}, "twice": {"a", "a"}, "the output": {"y"}, "the input": {"x"}} {
-		if _, err := onnx.Cut(m, at...); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", at[len(at)-1])) {
+		if _, err := onnx.Cut(m, nil, at...); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", at[len(at)-1])) {
 			t.Errorf("%s: error %v, want one that names %q", name, err, at[len(at)-1])
 		}
 	}
 	if _, err := onnx.Balanced(m, 4); err == nil {
 		t.Error("four stages of two points: no error")
 	}
-	if _, err := onnx.Cut(model("x", "y", node("Add x ghost > y"))); err == nil || !strings.Contains(err.Error(), "ghost") {
+	if _, err := onnx.Cut(model("x", "y", node("Add x ghost > y")), nil); err == nil || !strings.Contains(err.Error(), "ghost") {
 		t.Errorf("a tensor from nowhere: error %v, want one that names it", err)
 	}
 }

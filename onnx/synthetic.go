@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -51,7 +50,7 @@ func Synthetic(dir string, e Encoder, seed uint64) (path string, bytes int64, er
 		return "", 0, err
 	}
 	defer func() { _ = f.Close() }() // a second time after success
-	b := &builder{w: bufio.NewWriterSize(f, 1<<20), rnd: seed*2 + 1, graph: &onnxpb.GraphProto{Name: proto.String("encoder")}}
+	b := &builder{w: bufio.NewWriterSize(f, 1<<20), rnd: seed*2 + 1, nodes: nodes{&onnxpb.GraphProto{Name: proto.String("encoder")}}}
 	b.encoder(e)
 	if b.err != nil {
 		return "", 0, b.err
@@ -69,25 +68,15 @@ func Synthetic(dir string, e Encoder, seed uint64) (path string, bytes int64, er
 const (
 	weightsFile = "weights.bin"
 	page        = 4096
-	opset       = 17
-	irVersion   = 8
 )
-
-func model(g *onnxpb.GraphProto) *onnxpb.ModelProto {
-	return &onnxpb.ModelProto{
-		IrVersion:   proto.Int64(irVersion),
-		OpsetImport: []*onnxpb.OperatorSetIdProto{{Domain: proto.String(""), Version: proto.Int64(opset)}},
-		Graph:       g,
-	}
-}
 
 // builder appends nodes to a graph and weights to a file. The first error stays.
 type builder struct {
-	graph *onnxpb.GraphProto
-	w     *bufio.Writer
-	off   int64
-	rnd   uint64 // xorshift64 state (Marsaglia 2003); never 0
-	err   error
+	nodes
+	w   *bufio.Writer
+	off int64
+	rnd uint64 // xorshift64 state (Marsaglia 2003); never 0
+	err error
 }
 
 func (b *builder) encoder(e Encoder) {
@@ -191,52 +180,4 @@ func (b *builder) put(p []byte) {
 		_, b.err = b.w.Write(p)
 	}
 	b.off += int64(len(p))
-}
-
-func (b *builder) ints(name string, v ...int64) {
-	var raw []byte
-	for _, x := range v {
-		raw = binary.LittleEndian.AppendUint64(raw, uint64(x))
-	}
-	b.graph.Initializer = append(b.graph.Initializer, &onnxpb.TensorProto{
-		Name: proto.String(name), Dims: []int64{int64(len(v))}, DataType: proto.Int32(int32(onnxpb.TensorProto_INT64)), RawData: raw,
-	})
-}
-
-func (b *builder) float(name string, v float32) {
-	b.graph.Initializer = append(b.graph.Initializer, &onnxpb.TensorProto{
-		Name: proto.String(name), Dims: []int64{1}, DataType: proto.Int32(int32(onnxpb.TensorProto_FLOAT)),
-		RawData: binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)),
-	})
-}
-
-func (b *builder) node(op string, in, out []string, attrs ...*onnxpb.AttributeProto) {
-	b.graph.Node = append(b.graph.Node, &onnxpb.NodeProto{
-		OpType: proto.String(op), Name: proto.String(strings.Join(out, ",")), Input: in, Output: out, Attribute: attrs,
-	})
-}
-
-func intAttr(name string, v int64) *onnxpb.AttributeProto {
-	return &onnxpb.AttributeProto{Name: proto.String(name), Type: onnxpb.AttributeProto_INT.Enum(), I: proto.Int64(v)}
-}
-
-func intsAttr(name string, v ...int64) *onnxpb.AttributeProto {
-	return &onnxpb.AttributeProto{Name: proto.String(name), Type: onnxpb.AttributeProto_INTS.Enum(), Ints: v}
-}
-
-// activation describes a tensor [B,S,d].
-func activation(name string, d int64) *onnxpb.ValueInfoProto {
-	param := func(s string) *onnxpb.TensorShapeProto_Dimension {
-		return &onnxpb.TensorShapeProto_Dimension{Value: &onnxpb.TensorShapeProto_Dimension_DimParam{DimParam: s}}
-	}
-	shape := &onnxpb.TensorShapeProto{Dim: []*onnxpb.TensorShapeProto_Dimension{
-		param("B"), param("S"), {Value: &onnxpb.TensorShapeProto_Dimension_DimValue{DimValue: d}},
-	}}
-	return floats(name, shape)
-}
-
-func floats(name string, shape *onnxpb.TensorShapeProto) *onnxpb.ValueInfoProto {
-	return &onnxpb.ValueInfoProto{Name: proto.String(name), Type: &onnxpb.TypeProto{Value: &onnxpb.TypeProto_TensorType{
-		TensorType: &onnxpb.TypeProto_Tensor{ElemType: proto.Int32(int32(onnxpb.TensorProto_FLOAT)), Shape: shape},
-	}}}
 }

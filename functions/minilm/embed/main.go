@@ -1,0 +1,9 @@
+// Command embed is the minilm pipeline's stage that tokenises texts and embeds the tokens; see package stages.
+package main
+
+import (
+	"github.com/stagecoach-serving/stagecoach/functions/minilm/stages"
+	"github.com/stagecoach-serving/stagecoach/stage"
+)
+
+func main() { stage.Main(stages.Embed()) }

@@ -1,0 +1,193 @@
+package wordpiece
+
+import (
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/text/unicode/norm"
+)
+
+// maxWord is the longest word, in characters, that is looked up piece by piece; a longer one is unknown.
+const maxWord = 100
+
+// Tokenizer has a vocabulary. It never changes and may be used by several goroutines.
+type Tokenizer struct {
+	ids           map[string]int64
+	cls, sep, unk int64
+	special       []string // what is a token wherever it occurs in a text
+}
+
+// New reads a vocabulary: a token a line, whose number, from 0, is its id.
+func New(vocabulary string) (*Tokenizer, error) {
+	t := &Tokenizer{ids: map[string]int64{}, special: []string{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}}
+	for line := range strings.Lines(vocabulary) {
+		token := strings.TrimRight(line, "\r\n")
+		if before, twice := t.ids[token]; twice {
+			return nil, fmt.Errorf("vocabulary: line %d: token %q is there already, in line %d", len(t.ids)+1, token, before+1)
+		}
+		t.ids[token] = int64(len(t.ids))
+	}
+	for _, name := range t.special {
+		if _, ok := t.ids[name]; !ok {
+			return nil, fmt.Errorf("vocabulary of %d lines: no token %s, want BERT's five special tokens in it", len(t.ids), name)
+		}
+	}
+	t.cls, t.sep, t.unk = t.ids["[CLS]"], t.ids["[SEP]"], t.ids["[UNK]"]
+	return t, nil
+}
+
+// IDs returns the tokens of a text between [CLS] and [SEP], at most limit, which is at least 2, together with these: what
+// comes later is cut off, and not looked at.
+func (t *Tokenizer) IDs(text string, limit int) []int64 {
+	w := walk{Tokenizer: t, ids: []int64{t.cls}, most: limit - 1}
+	for len(text) > 0 && !w.full() {
+		at, name := t.nextSpecial(text)
+		w.text(text[:at])
+		if name != "" {
+			w.ids = append(w.ids, t.ids[name])
+		}
+		text = text[at+len(name):]
+	}
+	return append(w.ids[:min(len(w.ids), w.most)], t.sep)
+}
+
+// nextSpecial returns where in text the first special token is, and its name; else the text's end and "".
+func (t *Tokenizer) nextSpecial(text string) (at int, name string) {
+	for at = 0; ; at++ {
+		i := strings.IndexByte(text[at:], '[')
+		if i < 0 {
+			return len(text), ""
+		}
+		at += i
+		for _, name := range t.special {
+			if strings.HasPrefix(text[at:], name) {
+				return at, name
+			}
+		}
+	}
+}
+
+// walk collects a text's tokens.
+type walk struct {
+	*Tokenizer
+	ids  []int64
+	most int
+}
+
+func (w *walk) full() bool { return len(w.ids) >= w.most }
+
+// text takes in text without special tokens.
+func (w *walk) text(s string) {
+	var word []byte
+	end := func() {
+		w.word(string(word))
+		word = word[:0]
+	}
+	for _, r := range s {
+		switch {
+		case isSpace(r):
+			end()
+		case isRemoved(r):
+		case isChinese(r):
+			end()
+			word = utf8.AppendRune(word, r)
+			end()
+		default:
+			word = utf8.AppendRune(word, r)
+		}
+		if w.full() {
+			return
+		}
+	}
+	end()
+}
+
+// word takes in what stands between two spaces: without accents, in small letters, split at punctuation.
+func (w *walk) word(s string) {
+	var part []byte
+	for _, r := range norm.NFD.String(s) {
+		if unicode.Is(unicode.Mn, r) {
+			continue
+		}
+		r = unicode.ToLower(r)
+		if !isPunctuation(r) {
+			part = utf8.AppendRune(part, r)
+			continue
+		}
+		w.pieces(string(part))
+		w.pieces(string(r))
+		if part = part[:0]; w.full() {
+			return
+		}
+	}
+	w.pieces(string(part))
+}
+
+// pieces covers a word with the longest pieces of the vocabulary from its beginning on. Those behind the first are in the
+// vocabulary with ## before them.
+func (w *walk) pieces(s string) {
+	if s == "" || w.full() {
+		return
+	}
+	if utf8.RuneCountInString(s) > maxWord {
+		w.ids = append(w.ids, w.unk)
+		return
+	}
+	begin, prefix := len(w.ids), ""
+	for s != "" {
+		id, n, ok := w.longest(prefix, s)
+		if !ok {
+			w.ids = append(w.ids[:begin], w.unk)
+			return
+		}
+		w.ids = append(w.ids, id)
+		s, prefix = s[n:], "##"
+	}
+}
+
+// longest finds the longest piece that s begins with, and its length in bytes.
+func (w *walk) longest(prefix, s string) (id int64, n int, ok bool) {
+	for n = len(s); n > 0; {
+		if id, ok := w.id(prefix + s[:n]); ok {
+			return id, n, true
+		}
+		_, size := utf8.DecodeLastRuneInString(s[:n])
+		n -= size
+	}
+	return 0, 0, false
+}
+
+func (w *walk) id(piece string) (int64, bool) {
+	id, ok := w.Tokenizer.ids[piece]
+	return id, ok
+}
+
+// isSpace says whether r separates words.
+func isSpace(r rune) bool {
+	return r == '\t' || r == '\n' || r == '\r' || !isRemoved(r) && unicode.IsSpace(r)
+}
+
+// isRemoved says whether r counts for nothing: control and format characters, what is for private use, what stands for
+// broken text.
+func isRemoved(r rune) bool {
+	return r == utf8.RuneError || r != '\t' && r != '\n' && r != '\r' && unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co)
+}
+
+// isPunctuation has besides Unicode's punctuation all that ASCII has besides letters, digits and spaces, such as $ and ~.
+func isPunctuation(r rune) bool {
+	return r > ' ' && r < 0x7f && !('0' <= r && r <= '9' || 'A' <= r && r <= 'Z' || 'a' <= r && r <= 'z') || unicode.Is(unicode.P, r)
+}
+
+// isChinese has the blocks of the CJK ideographs that the reference names; not kana, not hangul.
+func isChinese(r rune) bool {
+	switch {
+	case r < 0x3400:
+		return false
+	case r <= 0x4DBF, 0x4E00 <= r && r <= 0x9FFF, 0xF900 <= r && r <= 0xFAFF,
+		0x20000 <= r && r <= 0x2A6DF, 0x2A700 <= r && r <= 0x2B73F, 0x2B740 <= r && r <= 0x2B81F, 0x2B920 <= r && r <= 0x2CEAF, 0x2F800 <= r && r <= 0x2FA1F:
+		return true
+	}
+	return false
+}
