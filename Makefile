@@ -7,7 +7,7 @@ LINT      := v2.15.0
 FUZZTIME  ?= 30s
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test check lint fmt fuzz bench bench-coldstart bench-hop clean
+.PHONY: help tools fetch build images demo test check lint fmt fuzz bench bench-coldstart bench-hop bench-idle clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,13 +44,16 @@ lint: ## golangci-lint with the rules and reasons of .golangci.yml
 fuzz: images ## run every fuzz target for FUZZTIME (30s) each
 	@GO="$(GO)" FUZZTIME=$(FUZZTIME) scripts/fuzz
 
-bench: bench-coldstart bench-hop ## both benchmarks of the product; figures belong into docs/RESULTS.md
+bench: bench-coldstart bench-hop bench-idle ## the benchmarks of the product; figures belong into docs/RESULTS.md
 
 bench-coldstart: images ## order to first output of a replica, forked and cold
 	@$(BIN)/stagecoach bench coldstart --images $(IMAGES) --ort build/ort/libonnxruntime.so.1
 
 bench-hop: images ## HTTP to replica and back, against a bare echo
 	@$(BIN)/stagecoach bench hop --images $(IMAGES)
+
+bench-idle: images ## what a thousand functions cost that nobody calls
+	@$(BIN)/stagecoach bench idle --images $(IMAGES)
 
 clean: ## remove build/
 	rm -rf build

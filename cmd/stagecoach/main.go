@@ -30,8 +30,9 @@ func commands() []command {
 	return []command{
 		{"up", "one process on this machine: API, queues, autoscaler, KeysManager", runUp},
 		{"pipeline", "list | describe NAME: pipelines of a running stagecoach and what is wrong with them", runPipeline},
+		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog},
 		{"demo", "the main job end to end, on real input, with its result shown", runDemo},
-		{"bench", "measure: coldstart, hop", runBench},
+		{"bench", "measure: coldstart, hop, idle", runBench},
 		{"version", "print the version", runVersion},
 	}
 }
