@@ -120,23 +120,28 @@ func (c *Core) close(now time.Time, cause string) {
 
 // tasks knows what waits or runs, and the keys of what has ended lately.
 type tasks struct {
-	byKey map[task.Key]*item // nil: ended
-	ended []task.Key         // a ring
-	next  int
+	byKey    map[task.Key]*item // nil: ended
+	ended    []task.Key         // a ring once it is full
+	next     int                // in the ring
+	remember int                // keys of what has ended
 }
 
 func newTasks(remember int) tasks {
-	return tasks{byKey: map[task.Key]*item{}, ended: make([]task.Key, remember)}
+	return tasks{byKey: map[task.Key]*item{}, remember: remember}
 }
 
 func (t *tasks) known(k task.Key) bool { _, ok := t.byKey[k]; return ok }
 func (t *tasks) get(k task.Key) *item  { return t.byKey[k] }
 func (t *tasks) add(it *item)          { t.byKey[it.task.Key] = it }
 
-// end remembers the key and forgets the oldest one.
+// end remembers the key, and forgets the oldest one of too many.
 func (t *tasks) end(k task.Key) {
-	delete(t.byKey, t.ended[t.next])
 	t.byKey[k] = nil
+	if len(t.ended) < t.remember {
+		t.ended = append(t.ended, k)
+		return
+	}
+	delete(t.byKey, t.ended[t.next])
 	t.ended[t.next] = k
 	t.next = (t.next + 1) % len(t.ended)
 }
