@@ -88,14 +88,6 @@ func fieldErrors(err error) []*pipeline.FieldError {
 	}
 }
 
-// missing answers 501 for a part of OpenFaaS's API that is not there.
-func missing(what string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		internal(w)
-		writeText(w, http.StatusNotImplemented, "not in this version of stagecoach: "+what)
-	}
-}
-
 // internal marks an answer as the platform's own, not a function's.
 func internal(w http.ResponseWriter) { w.Header().Set("X-OpenFaaS-Internal", "stagecoach") }
 

@@ -15,6 +15,9 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/stagecoach-serving/stagecoach/logbook"
+	"github.com/stagecoach-serving/stagecoach/secret"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -90,6 +93,26 @@ type fakes struct {
 	states map[string]State
 	usage  map[string]Usage
 	scaled map[string]int
+
+	replicas map[string][]Replica
+}
+
+// bookLogs is the logbook as the provider's Logs.
+type bookLogs struct{ *logbook.Book }
+
+func (b bookLogs) Read(q LogQuery) LogReader {
+	return bookReader{b.Book.Read(logbook.Query{Function: q.Key, Replica: q.Replica, Since: q.Since, Tail: q.Tail, Follow: q.Follow})}
+}
+
+type bookReader struct{ *logbook.Reader }
+
+func (r bookReader) Read(ctx context.Context) ([]LogLine, uint64, error) {
+	lines, lost, err := r.Reader.Read(ctx)
+	var out []LogLine
+	for _, l := range lines {
+		out = append(out, LogLine{At: l.At, Replica: l.Replica, Text: l.Text})
+	}
+	return out, lost, err
 }
 
 func (f *fakes) Check(image string) error {
@@ -98,7 +121,8 @@ func (f *fakes) Check(image string) error {
 	}
 	return errors.New("there is stagecoach/echo:1")
 }
-func (f *fakes) State(key string) State { return f.states[key] }
+func (f *fakes) State(key string) State        { return f.states[key] }
+func (f *fakes) Replicas(key string) []Replica { return f.replicas[key] }
 func (f *fakes) Usage(key string) (Usage, bool) {
 	u, ok := f.usage[key]
 	return u, ok
@@ -115,14 +139,16 @@ func (f *fakes) Scale(_ context.Context, key string, replicas int) error {
 // api is a provider under test.
 type api struct {
 	*Provider
-	t     *testing.T
+	t     testing.TB
 	store *memoryStore
 	fakes *fakes
+	state string // folder of the secrets
+	book  *logbook.Book
 	user  string
 	pass  string
 }
 
-func newAPI(t *testing.T, store *memoryStore, c *Credentials) *api {
+func newAPI(t testing.TB, store *memoryStore, c *Credentials) *api {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	reg, err := OpenRegistry(t.Context(), store, log)
@@ -130,14 +156,21 @@ func newAPI(t *testing.T, store *memoryStore, c *Credentials) *api {
 		t.Fatal(err)
 	}
 	t.Cleanup(reg.Close)
-	f := &fakes{map[string]State{}, map[string]Usage{}, map[string]int{}}
+	f := &fakes{map[string]State{}, map[string]Usage{}, map[string]int{}, map[string][]Replica{}}
+	state := t.TempDir()
+	secrets, err := secret.Open(state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = secrets.Close() })
+	book := logbook.New(1<<20, 1<<20)
 	p, err := New(Config{
-		Store: store, Registry: reg, Images: f, Status: f, Scaler: f, Credentials: c, Version: "v0.1.0", Log: log,
+		Store: store, Registry: reg, Images: f, Status: f, Scaler: f, Secrets: secrets, Mounts: secrets, Logs: bookLogs{book}, Credentials: c, Version: "v0.1.0", Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &api{Provider: p, t: t, store: store, fakes: f}
+	return &api{Provider: p, t: t, store: store, fakes: f, state: state, book: book}
 }
 
 // do sends a request; header are pairs.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +26,10 @@ const maxBody = 1 << 20
 // StatusAnnotation is where a described function says what its operator should know, such as why replicas do not start.
 // It is made for the answer; a deploy that brings it along, copied from an answer, has it dropped.
 const StatusAnnotation = pipeline.Prefix + "status"
+
+// ReplicasAnnotation is where it says which replicas it has, on which nodes, and how long each took to start. It is made and
+// dropped as [StatusAnnotation] is.
+const ReplicasAnnotation = pipeline.Prefix + "replicas"
 
 func (p *Provider) deploy(w http.ResponseWriter, r *http.Request) { p.put(w, r, true) }
 
@@ -57,9 +62,15 @@ func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
 	if err != nil {
 		return err
 	}
+	if errs := p.checkSecrets(d.Deployment); len(errs) > 0 { // here, where nobody removes one meanwhile
+		return errors.Join(errs...)
+	}
+	if err := p.Mounts.Mount(d.Declared.Namespace, d.Declared.Name, d.Deployment.Secrets); err != nil {
+		return err
+	}
 	rev, err := p.Store.Put(ctx, d.Key, value)
 	if err != nil {
-		return fmt.Errorf("function %q: %w", d.Key, err)
+		return errors.Join(fmt.Errorf("function %q: %w", d.Key, err), p.Mounts.Mount(d.Declared.Namespace, d.Declared.Name, old.Deployment.Secrets))
 	}
 	p.Log.Info("deployed", "function", d.Key, "image", d.Deployment.Image, "revision", rev)
 	return p.Registry.wait(ctx, rev)
@@ -73,6 +84,7 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 	}
 	d.Namespace = namespaceOf(d.Namespace, r)
 	delete(deref(d.Annotations), StatusAnnotation)
+	delete(deref(d.Annotations), ReplicasAnnotation)
 	fn, err := parse(d)
 	err = errors.Join(err, p.check(d))
 	if err != nil {
@@ -100,10 +112,30 @@ func (p *Provider) check(d types.FunctionDeployment) error {
 			bad("envVars."+name, "a value with NUL", "one without")
 		}
 	}
-	if len(d.Secrets) > 0 {
-		bad("secrets", strings.Join(d.Secrets, ", "), "none: this version of stagecoach has no secrets")
+	if d.Service == "." || d.Service == ".." {
+		bad("service", strconv.Quote(d.Service), "a name that can stand in a URL")
 	}
+	errs = append(errs, p.checkSecrets(d)...)
+	errs = append(errs, checkResources("limits", d.Limits)...)
+	errs = append(errs, checkResources("requests", d.Requests)...)
 	return errors.Join(errs...)
+}
+
+// quantity is how Kubernetes writes numbers of bytes, cores and devices.
+var quantity = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?([mkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,2})?$`)
+
+func checkResources(path string, r *types.FunctionResources) (errs []error) {
+	if r == nil {
+		return nil
+	}
+	for _, f := range []struct{ name, value string }{
+		{"memory", r.Memory}, {"cpu", r.CPU}, {"nvidia.com/gpu", r.NvidiaGPU}, {"amd.com/gpu", r.AmdGPU}, {"intel.com/gpu", r.IntelGPU},
+	} {
+		if f.value != "" && (len(f.value) > 32 || !quantity.MatchString(f.value)) {
+			errs = append(errs, &pipeline.FieldError{Path: path + "." + f.name, Got: quote(f.value), Want: "a quantity such as 128Mi, 0.5 or 100m"})
+		}
+	}
+	return errs
 }
 
 func (p *Provider) remove(w http.ResponseWriter, r *http.Request) {
@@ -119,7 +151,7 @@ func (p *Provider) remove(w http.ResponseWriter, r *http.Request) {
 				return fmt.Errorf("function %q: %w", d.Key, err)
 			}
 			p.Log.Info("deleted", "function", d.Key)
-			return p.Registry.waitGone(ctx, d.Key)
+			return errors.Join(p.Registry.waitGone(ctx, d.Key), p.Mounts.Mount(d.Declared.Namespace, d.Declared.Name, nil))
 		})
 	}
 	if err != nil {
@@ -146,7 +178,8 @@ func (p *Provider) describe(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, err)
 		return
 	}
-	out := p.show(d)
+	out := p.show(&d)
+	annotate(&out, ReplicasAnnotation, replicas(p.Status.Replicas(d.Key)))
 	if usage, _ := strconv.ParseBool(r.URL.Query().Get("usage")); usage {
 		if u, ok := p.Status.Usage(d.Key); ok {
 			out.Usage = &types.FunctionUsage{CPU: u.CPUMilli, TotalMemoryBytes: u.MemoryBytes}
@@ -156,24 +189,53 @@ func (p *Provider) describe(w http.ResponseWriter, r *http.Request) {
 }
 
 // show joins what was deployed and what runs.
-func (p *Provider) show(d Deployed) types.FunctionStatus {
-	s, f := p.Status.State(d.Key), d.Deployment
-	annotations := f.Annotations
-	if s.Detail != "" {
-		with := maps.Clone(deref(annotations))
-		if with == nil {
-			with = map[string]string{}
-		}
-		with[StatusAnnotation] = strings.Join(strings.Fields(s.Detail), " ") // one line: faas-cli prints a table
-		annotations = &with
-	}
-	return types.FunctionStatus{
+func (p *Provider) show(d *Deployed) types.FunctionStatus {
+	s, f := p.Status.State(d.Key), &d.Deployment
+	out := types.FunctionStatus{
 		Name: f.Service, Image: f.Image, Namespace: f.Namespace, EnvProcess: f.EnvProcess, EnvVars: f.EnvVars,
-		Constraints: f.Constraints, Secrets: f.Secrets, Labels: f.Labels, Annotations: annotations,
+		Constraints: f.Constraints, Secrets: f.Secrets, Labels: f.Labels, Annotations: f.Annotations,
 		Limits: f.Limits, Requests: f.Requests, ReadOnlyRootFilesystem: f.ReadOnlyRootFilesystem,
 		InvocationCount: s.Invocations, Replicas: uint64(max(s.Replicas, 0)), AvailableReplicas: uint64(max(s.Available, 0)),
 		CreatedAt: d.CreatedAt,
 	}
+	annotate(&out, StatusAnnotation, strings.Join(strings.Fields(s.Detail), " ")) // one line: faas-cli prints a table
+	return out
+}
+
+// annotate adds an annotation to an answer, unless it says nothing.
+func annotate(s *types.FunctionStatus, name, text string) {
+	if text == "" {
+		return
+	}
+	with := maps.Clone(deref(s.Annotations)) // which is the deployment's
+	if with == nil {
+		with = map[string]string{}
+	}
+	with[name] = text
+	s.Annotations = &with
+}
+
+// replicas says in one line what runs where and how it came up.
+func replicas(all []Replica) string {
+	const most = 50
+	var out []string
+	for _, r := range all[:min(len(all), most)] {
+		text := fmt.Sprintf("%s on %s: %s", r.Name, r.Node, r.State)
+		if r.Path != "" {
+			text += ", " + r.Path
+		}
+		if r.Ready > 0 {
+			text += fmt.Sprintf(", ready after %v", r.Ready.Round(100*time.Microsecond))
+		}
+		if r.Answered > 0 {
+			text += fmt.Sprintf(", first answer after %v", r.Answered.Round(100*time.Microsecond))
+		}
+		out = append(out, text)
+	}
+	if more := len(all) - most; more > 0 {
+		out = append(out, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(out, "; ")
 }
 
 func (p *Provider) scale(w http.ResponseWriter, r *http.Request) {
@@ -230,7 +292,12 @@ func namespaceOf(body string, r *http.Request) string {
 
 // readJSON decodes a request's body, which must be one JSON value.
 func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
+	return readJSONOf(w, r, v, maxBody)
+}
+
+// readJSONOf is readJSON of a body of at most that many bytes.
+func readJSONOf(w http.ResponseWriter, r *http.Request, v any, most int64) error {
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, most))
 	err := d.Decode(v)
 	if err == nil {
 		if _, more := d.Token(); !errors.Is(more, io.EOF) {
@@ -243,7 +310,7 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &tooLarge):
-		return fmt.Errorf("body: more than %d bytes: %w", maxBody, err)
+		return fmt.Errorf("body: more than %d bytes: %w", most, err)
 	case errors.As(err, &wrong):
 		return &pipeline.FieldError{Path: cmp.Or(wrong.Field, "body"), Got: "a JSON " + wrong.Value, Want: wrong.Type.String()}
 	default:

@@ -99,29 +99,6 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 	return out
 }
 
-// namespaceNames returns the default namespace and those that have functions, sorted.
-func (p *Provider) namespaceNames() []string {
-	out := []string{DefaultNamespace}
-	for _, d := range p.Registry.Functions() {
-		out = append(out, d.Declared.Namespace)
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
-}
-
-func (p *Provider) namespaces(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, p.namespaceNames())
-}
-
-func (p *Provider) namespace(w http.ResponseWriter, r *http.Request) {
-	name := r.PathValue("name")
-	if !slices.Contains(p.namespaceNames(), name) {
-		p.fail(w, r, refuse(http.StatusNotFound, fmt.Errorf("no namespace %q", name)))
-		return
-	}
-	writeJSON(w, http.StatusOK, types.FunctionNamespace{Name: name})
-}
-
 func (p *Provider) info(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, types.ProviderInfo{
 		Name: "stagecoach", Orchestration: "stagecoach", Version: &types.VersionInfo{Release: p.Version, SHA: p.Version},

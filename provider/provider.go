@@ -28,6 +28,16 @@ type State struct {
 	Detail      string  // one line for the operator, such as why replicas do not start; empty: nothing to say
 }
 
+// Replica is one running copy of a function.
+type Replica struct {
+	Name     string
+	Node     string
+	State    string        // starting, ready or draining
+	Path     string        // how it was started: fork, cold or process; empty: not yet
+	Ready    time.Duration // from its order until it was ready; 0: not yet
+	Answered time.Duration // from its order until its first answer; 0: not yet
+}
+
 // Usage is what a function's replicas use together.
 type Usage struct {
 	CPUMilli    float64 // thousandths of a core
@@ -38,6 +48,8 @@ type Usage struct {
 type Status interface {
 	// State returns what runs of the function with this key; of an unknown one, the zero State.
 	State(key string) State
+	// Replicas returns its replicas, sorted by name.
+	Replicas(key string) []Replica
 	// Usage measures what its replicas use; false: it cannot be measured.
 	Usage(key string) (Usage, bool)
 }
@@ -79,6 +91,9 @@ type Config struct {
 	Images      Images
 	Status      Status
 	Scaler      Scaler
+	Secrets     Secrets
+	Mounts      Mounts
+	Logs        Logs
 	Credentials *Credentials // nil: the /system routes ask for none
 	Version     string       // of the program, for GET /system/info
 	Log         *slog.Logger
@@ -91,9 +106,10 @@ type Provider struct {
 	change  chan struct{} // a token: who holds it may change the store
 }
 
-// New returns the management API. It is used through [Provider.Handler] or as it is.
+// New returns the management API.
 func New(c Config) (*Provider, error) {
-	if c.Store == nil || c.Registry == nil || c.Images == nil || c.Status == nil || c.Scaler == nil || c.Log == nil {
+	if c.Store == nil || c.Registry == nil || c.Images == nil || c.Status == nil || c.Scaler == nil || c.Log == nil ||
+		c.Secrets == nil || c.Mounts == nil || c.Logs == nil {
 		return nil, errors.New("provider: a field of Config is nil, want all but Credentials")
 	}
 	if c.Credentials != nil && (c.Credentials.User == "" || c.Credentials.Password == "") {
@@ -120,9 +136,15 @@ func (p *Provider) routes() http.Handler {
 	system.HandleFunc("GET /system/namespace/{name}", p.namespace)
 	system.HandleFunc("GET /system/pipelines", p.listPipelines)
 	system.HandleFunc("GET /system/pipelines/{name}", p.describePipeline)
-	system.HandleFunc("/system/namespace/", missing("creating and changing namespaces: a namespace is there as soon as a function is deployed into it"))
-	system.HandleFunc("/system/secrets", missing("secrets"))
-	system.HandleFunc("/system/logs", missing("function logs"))
+	system.HandleFunc("POST /system/namespace/{$}", p.createNamespace)
+	system.HandleFunc("POST /system/namespace/{name}", p.createNamespace)
+	system.HandleFunc("PUT /system/namespace/{name}", p.updateNamespace)
+	system.HandleFunc("DELETE /system/namespace/{name}", p.deleteNamespace)
+	system.HandleFunc("GET /system/secrets", p.listSecrets)
+	system.HandleFunc("POST /system/secrets", p.createSecret)
+	system.HandleFunc("PUT /system/secrets", p.updateSecret)
+	system.HandleFunc("DELETE /system/secrets", p.deleteSecret)
+	system.HandleFunc("GET /system/logs", p.logs)
 
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "OK") })

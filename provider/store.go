@@ -81,6 +81,40 @@ func decode(e Entry) (Deployed, error) {
 	return d, nil
 }
 
+// namespacePrefix begins the keys of namespaces in the store; no function's key can have a slash.
+const namespacePrefix = "namespace/"
+
+// Namespace is a namespace as it was declared. It is shared: its maps must not be changed.
+type Namespace struct {
+	Labels      map[string]string `json:"labels,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// namespaceRecord is the stored form of a namespace.
+type namespaceRecord struct {
+	Version int `json:"version"`
+	Namespace
+}
+
+func encodeNamespace(name string, n Namespace) ([]byte, error) {
+	b, err := json.Marshal(namespaceRecord{recordVersion, n})
+	if err != nil {
+		return nil, fmt.Errorf("namespace %q: %w", name, err)
+	}
+	return b, nil
+}
+
+func decodeNamespace(name string, value []byte) (Namespace, error) {
+	var r namespaceRecord
+	if err := json.Unmarshal(value, &r); err != nil {
+		return Namespace{}, fmt.Errorf("stored namespace %q: %w", name, err)
+	}
+	if r.Version != recordVersion || !namespaceForm.MatchString(name) {
+		return Namespace{}, fmt.Errorf("stored namespace %q: version %d, want %d and a valid name", name, r.Version, recordVersion)
+	}
+	return r.Namespace, nil
+}
+
 // parse reads what the labels and annotations declare.
 func parse(d types.FunctionDeployment) (pipeline.Function, error) {
 	f, err := pipeline.Parse(d.Service, d.Namespace, deref(d.Labels), deref(d.Annotations))
@@ -89,12 +123,24 @@ func parse(d types.FunctionDeployment) (pipeline.Function, error) {
 			e.Path = "service" // as the API has it
 		}
 	}
-	if !namespaceForm.MatchString(d.Namespace) {
-		err = errors.Join(err, &pipeline.FieldError{
-			Path: "namespace", Got: strconv.Quote(d.Namespace), Want: "up to 63 lower-case letters, digits and -, no - at the ends",
-		})
+	return f, errors.Join(err, checkNamespace("namespace", d.Namespace))
+}
+
+// checkNamespace looks at a namespace's name, which came in the field path.
+func checkNamespace(path, name string) error {
+	if namespaceForm.MatchString(name) {
+		return nil
 	}
-	return f, err
+	return &pipeline.FieldError{Path: path, Got: quote(name), Want: "up to 63 lower-case letters, digits and -, no - at the ends"}
+}
+
+// quote shows what somebody sent, within bounds.
+func quote(s string) string {
+	const most = 100
+	if len(s) > most {
+		return strconv.Quote(s[:most]) + "…"
+	}
+	return strconv.Quote(s)
 }
 
 // namespaceForm is a DNS label: without dots, because the last dot of a key is where the namespace begins.

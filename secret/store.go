@@ -15,16 +15,15 @@ import (
 // MaxSize is the size in bytes that a secret may have.
 const MaxSize = 1 << 20
 
+// nameWant says in words what validName wants.
+const nameWant = "up to 253 lower-case letters, digits, '-' and '.', a letter or digit at both ends"
+
 var (
 	nameForm      = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 	namespaceForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 )
 
-// ValidName says whether s can name a secret.
-func ValidName(s string) bool { return len(s) <= 253 && nameForm.MatchString(s) }
-
-// NameForm says in words what [ValidName] wants.
-const NameForm = "up to 253 lower-case letters, digits, '-' and '.', a letter or digit at both ends"
+func validName(s string) bool { return len(s) <= 253 && nameForm.MatchString(s) }
 
 // Store is secrets in a folder.
 type Store struct {
@@ -79,7 +78,7 @@ func (s *Store) List(namespace string) ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries { // sorted
-		if ValidName(e.Name()) { // what a crash has left half-written is not
+		if validName(e.Name()) { // what a crash has left half-written is not
 			names = append(names, e.Name())
 		}
 	}
@@ -121,8 +120,8 @@ func valueFile(namespace, name string) (string, error) {
 	switch {
 	case !namespaceForm.MatchString(namespace):
 		return "", fmt.Errorf("namespace %q, want up to 63 lower-case letters, digits and -, no - at the ends", namespace)
-	case !ValidName(name):
-		return "", fmt.Errorf("name %q, want %s", name, NameForm)
+	case !validName(name):
+		return "", fmt.Errorf("name %q, want %s", name, nameWant)
 	}
 	return filepath.Join(valuesDir, namespace, name), nil
 }

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -13,10 +16,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/gateway"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/secret"
 )
 
 // Shells meet here: each adapter gives one of them what another has, in the first one's words.
@@ -44,17 +50,59 @@ func (j asyncJournal) Append(ctx context.Context, e gateway.Entry) error {
 	return j.Journal.Append(ctx, e.Request.ID, b)
 }
 
+// envSecrets names the folder with a function's secrets, as OpenFaaS's own SDKs read it.
+const envSecrets = "secret_mount_path"
+
+// mountSecrets makes every function see its secrets, as its deploy did; an earlier process's folders are gone. A secret that
+// somebody took away by hand is that function's trouble alone.
+func mountSecrets(s *secret.Store, functions []*provider.Deployed, log *slog.Logger) {
+	for _, f := range functions {
+		if err := s.Mount(f.Declared.Namespace, f.Declared.Name, f.Deployment.Secrets); err != nil {
+			log.Error("function does not see its secrets; create them and deploy it again", "function", f.Key, "error", err)
+		}
+	}
+}
+
+// bookLogs is the logbook as the provider reads it.
+type bookLogs struct{ *logbook.Book }
+
+// Read implements provider.Logs.
+func (b bookLogs) Read(q provider.LogQuery) provider.LogReader {
+	return bookReader{b.Book.Read(logbook.Query{Function: q.Key, Replica: q.Replica, Since: q.Since, Tail: q.Tail, Follow: q.Follow})}
+}
+
+type bookReader struct{ *logbook.Reader }
+
+// Read implements provider.LogReader.
+func (r bookReader) Read(ctx context.Context) ([]provider.LogLine, uint64, error) {
+	lines, lost, err := r.Reader.Read(ctx)
+	out := make([]provider.LogLine, len(lines))
+	for i, l := range lines {
+		out[i] = provider.LogLine{At: l.At, Replica: l.Replica, Text: l.Text}
+	}
+	return out, lost, err
+}
+
 // deployed is what the cluster knows of functions, from the provider's registry.
-type deployed struct{ *provider.Registry }
+type deployed struct {
+	*provider.Registry
+	secrets *secret.Store
+}
 
 // Functions implements cluster.Functions.
 func (d deployed) Functions() []cluster.FunctionSpec {
 	all := d.Registry.Functions()
 	out := make([]cluster.FunctionSpec, len(all))
 	for i, f := range all {
+		env := f.Deployment.EnvVars
+		if len(f.Deployment.Secrets) > 0 {
+			env = map[string]string{}
+			maps.Copy(env, f.Deployment.EnvVars)
+			env[envSecrets] = d.secrets.MountPath(f.Declared.Namespace, f.Declared.Name)
+		}
 		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Declared: f.Declared, Spec: keysmanager.Spec{
 			Function: f.Key, Namespace: f.Declared.Namespace, Image: f.Deployment.Image,
-			Process: f.Deployment.EnvProcess, Env: f.Deployment.EnvVars,
+			Process: f.Deployment.EnvProcess, Env: env,
 		}}
 	}
 	return out
@@ -121,6 +169,9 @@ type status struct {
 	local   *cluster.Local
 	gateway *gateway.Gateway
 	loop    *control.Loop
+	keys    *keysmanager.Manager
+	meter   sandbox.Meter
+	log     *slog.Logger
 }
 
 // State implements provider.Status.
@@ -145,15 +196,56 @@ func (s *status) State(key string) provider.State {
 // want returns the last decision on a function.
 func (s *status) want(key string) (plan.Want, bool) {
 	_, p := s.loop.Last()
-	i := slices.IndexFunc(p.Wants, func(w plan.Want) bool { return w.Function == key })
-	if i < 0 {
+	i, ok := slices.BinarySearchFunc(p.Wants, key, func(w plan.Want, key string) int { return cmp.Compare(w.Function, key) })
+	if !ok {
 		return plan.Want{}, false
 	}
 	return p.Wants[i], true
 }
 
-// Usage implements provider.Status. The process runtime has no limits of its own to measure against yet.
-func (s *status) Usage(string) (provider.Usage, bool) { return provider.Usage{}, false }
+// Usage implements provider.Status.
+func (s *status) Usage(key string) (provider.Usage, bool) {
+	var pids []int
+	for _, r := range s.keys.Inventory().Replicas {
+		if r.Function == key {
+			pids = append(pids, r.PID)
+		}
+	}
+	cpu, memory, err := s.meter.Measure(key, pids)
+	if err != nil {
+		s.log.Warn("usage cannot be measured", "function", key, "error", err)
+		return provider.Usage{}, false
+	}
+	return provider.Usage{CPUMilli: cpu, MemoryBytes: float64(memory)}, true
+}
+
+// Replicas implements provider.Status. How a replica came up is in its function's timeline, as long as that reaches back.
+func (s *status) Replicas(key string) []provider.Replica {
+	all := s.local.Replicas(key)
+	out := make([]provider.Replica, len(all))
+	ordered := map[string]time.Time{}
+	at := map[string]*provider.Replica{}
+	for i, r := range all {
+		out[i] = provider.Replica{Name: r.Name, Node: r.Node, State: r.State.String()}
+		at[r.Name] = &out[i]
+	}
+	for _, e := range s.local.Events(key) {
+		r := at[e.Replica]
+		began, known := ordered[e.Replica]
+		switch {
+		case r == nil:
+		case e.Kind == cluster.Ordered:
+			ordered[e.Replica] = e.At
+		case e.Kind == cluster.Process:
+			r.Path = e.Path
+		case e.Kind == cluster.Ready && known:
+			r.Ready = e.At.Sub(began)
+		case e.Kind == cluster.Answered && known:
+			r.Answered = e.At.Sub(began)
+		}
+	}
+	return out
+}
 
 // replicaCount exports gateway_service_count, as OpenFaaS's gateway does.
 type replicaCount struct {

@@ -23,6 +23,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/secret"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
@@ -92,6 +93,7 @@ type up struct {
 	nats     *queue.Server
 	specs    specStore
 	registry *provider.Registry
+	secrets  *secret.Store
 	store    *tensor.Dir
 	lines    *dispatch.Shell
 	keys     *keysmanager.Manager
@@ -100,6 +102,7 @@ type up struct {
 	flow     *flow.Coordinator
 	journal  *queue.Journal
 	gateway  *gateway.Gateway
+	status   *status
 	handler  http.Handler
 }
 

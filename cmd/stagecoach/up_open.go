@@ -24,6 +24,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/secret"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -42,6 +43,10 @@ func (u *up) openState(context.Context) error {
 		return fmt.Errorf("state: folder %s is in use by another stagecoach (%w); stop it, or choose another --state", u.cfg.State, err)
 	}
 	u.onClose(f.Close)
+	if u.secrets, err = secret.Open(u.cfg.State); err != nil {
+		return err
+	}
+	u.onClose(u.secrets.Close)
 	u.store, err = tensor.OpenDir(filepath.Join(u.cfg.State, "blobs"), blobLimit)
 	return err
 }
@@ -74,6 +79,7 @@ func (u *up) openQueue(ctx context.Context) error {
 		return err
 	}
 	u.onClose(func() error { u.registry.Close(); return nil })
+	mountSecrets(u.secrets, u.registry.Functions(), u.log)
 	u.journal, err = queue.OpenJournal(ctx, nc, queue.JournalConfig{
 		Bytes: int64(u.cfg.Journal.Bytes), Window: max(1, u.cfg.Journal.Window/4), Attempts: u.cfg.Journal.Attempts, Backoff: u.cfg.Journal.Backoff,
 		AckWait: journalPatience,
@@ -142,7 +148,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 		return err
 	}
 	u.local, err = cluster.New(cluster.Config{
-		Functions: deployed{u.registry}, Lines: u.lines, Replicas: u.lines, Nodes: []cluster.Node{localNode{u.keys}},
+		Functions: deployed{u.registry, u.secrets}, Lines: u.lines, Replicas: u.lines, Nodes: []cluster.Node{localNode{u.keys}},
 		Epoch: epoch, Changed: func() { u.loop.Poke() }, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,
 	})
@@ -216,17 +222,17 @@ func (u *up) openHTTP(context.Context) error {
 	} else {
 		u.log.Warn("no credentials: everyone on this machine may deploy; --basic-auth-dir changes that")
 	}
-	st := &status{u.local, u.gateway, u.loop}
+	u.status = &status{local: u.local, gateway: u.gateway, loop: u.loop, keys: u.keys, log: u.log}
 	api, err := provider.New(provider.Config{
 		Store: u.specs, Registry: u.registry, Images: sandbox.Images{Dir: u.cfg.imagesDir()},
-		Status: st, Scaler: u.local, Credentials: credentials, Version: version(), Log: u.log,
+		Status: u.status, Scaler: u.local, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Credentials: credentials, Version: version(), Log: u.log,
 	})
 	if err != nil {
 		return err
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(u.metrics, promhttp.HandlerOpts{Registry: u.metrics}))
-	mux.Handle("GET /system/timeline/{name}", api.Guard(serveTimeline(u.registry, u.local, u.lines, st)))
+	mux.Handle("GET /system/timeline/{name}", api.Guard(serveTimeline(u.registry, u.local, u.lines, u.status)))
 	mux.Handle("/", api)
 	u.handler = u.gateway.Handler(mux)
 	return nil
@@ -234,28 +240,23 @@ func (u *up) openHTTP(context.Context) error {
 
 // follow makes the lines of functions follow what is deployed, and starts to work on what the journal has kept.
 func (u *up) follow(context.Context) error {
-	owned := map[string]bool{}
-	update := func() {
-		now := map[string]bool{}
-		for _, f := range u.registry.Functions() {
-			now[f.Key] = true
-			if err := u.lines.Ensure(dispatch.Spec{
-				Function: f.Key, QueueLimit: f.Declared.QueueLimit, MaxReplicas: maxReplicas(f.Declared), Batch: f.Declared.Batch,
-			}); err != nil {
-				u.log.Error("function has no line", "function", f.Key, "error", err)
-			}
+	update := func(c provider.Change) {
+		if f := c.Function; f == nil {
+			u.lines.Remove(c.Key)
+			u.keys.Forget(c.Key)
+			u.book.Forget(c.Key)
+			u.status.meter.Forget(c.Key)
+		} else if err := u.lines.Ensure(dispatch.Spec{
+			Function: f.Key, QueueLimit: f.Declared.QueueLimit, MaxReplicas: maxReplicas(f.Declared), Batch: f.Declared.Batch,
+		}); err != nil {
+			u.log.Error("function has no line", "function", f.Key, "error", err)
 		}
-		for key := range owned {
-			if !now[key] {
-				u.lines.Remove(key)
-				u.keys.Forget(key)
-			}
-		}
-		owned = now
 		u.loop.Poke()
 	}
-	u.registry.OnChange(update)
-	update()
+	u.registry.OnChange(update) // by then nobody changes anything
+	for _, f := range u.registry.Functions() {
+		update(provider.Change{Key: f.Key, Function: f})
+	}
 	u.background(func(ctx context.Context) error {
 		return u.journal.Run(ctx, func(ctx context.Context, r queue.Record) error {
 			var e gateway.Entry

@@ -1,0 +1,155 @@
+package provider
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/openfaas/faas-provider/types"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+)
+
+// namespaceNames returns the default namespace, those that were created and those that have functions, sorted.
+func (p *Provider) namespaceNames() []string {
+	out := map[string]bool{DefaultNamespace: true}
+	for name := range p.Registry.Namespaces() {
+		out[name] = true
+	}
+	for _, d := range p.Registry.Functions() {
+		out[d.Declared.Namespace] = true
+	}
+	return slices.Sorted(maps.Keys(out))
+}
+
+// functionsOf returns the names of a namespace's functions, sorted.
+func (p *Provider) functionsOf(namespace string) []string {
+	var out []string
+	for _, d := range p.Registry.Functions() {
+		if d.Declared.Namespace == namespace {
+			out = append(out, d.Declared.Name)
+		}
+	}
+	return out
+}
+
+// namespaceThere says whether a namespace was created, has functions, or is the default one.
+func (p *Provider) namespaceThere(name string) bool {
+	_, created := p.Registry.Namespaces()[name]
+	return created || name == DefaultNamespace || len(p.functionsOf(name)) > 0
+}
+
+func (p *Provider) namespaces(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, p.namespaceNames())
+}
+
+func (p *Provider) namespace(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("name")
+	if !p.namespaceThere(name) {
+		p.fail(w, r, noNamespace(name))
+		return
+	}
+	n := p.Registry.Namespaces()[name]
+	writeJSON(w, http.StatusOK, types.FunctionNamespace{Name: name, Labels: n.Labels, Annotations: n.Annotations})
+}
+
+func noNamespace(name string) error {
+	return refuse(http.StatusNotFound, fmt.Errorf("no namespace %s", quote(name)))
+}
+
+// createNamespace takes the name from the body, as faas-cli sends it, or from the path.
+func (p *Provider) createNamespace(w http.ResponseWriter, r *http.Request) {
+	p.changeNamespace(w, r, http.StatusCreated, func(ctx context.Context, n types.FunctionNamespace) error {
+		if p.namespaceThere(n.Name) {
+			return refuse(http.StatusConflict, fmt.Errorf("namespace %q is there already, want a PUT to change it", n.Name))
+		}
+		return p.declare(ctx, n.Name, Namespace{Labels: n.Labels, Annotations: n.Annotations})
+	})
+}
+
+func (p *Provider) updateNamespace(w http.ResponseWriter, r *http.Request) {
+	p.changeNamespace(w, r, http.StatusAccepted, func(ctx context.Context, n types.FunctionNamespace) error {
+		if !p.namespaceThere(n.Name) {
+			return noNamespace(n.Name)
+		}
+		return p.declare(ctx, n.Name, Namespace{Labels: n.Labels, Annotations: n.Annotations})
+	})
+}
+
+// deleteNamespace removes an empty namespace. With functions or secrets in it, it is refused: who means them too says so.
+func (p *Provider) deleteNamespace(w http.ResponseWriter, r *http.Request) {
+	p.changeNamespace(w, r, http.StatusAccepted, func(ctx context.Context, n types.FunctionNamespace) error {
+		secrets, err := p.Secrets.List(n.Name)
+		if err != nil {
+			return err
+		}
+		functions := p.functionsOf(n.Name)
+		switch {
+		case n.Name == DefaultNamespace:
+			return refuse(http.StatusForbidden, fmt.Errorf("namespace %q is the default one and stays", n.Name))
+		case !p.namespaceThere(n.Name):
+			return noNamespace(n.Name)
+		case len(functions)+len(secrets) > 0:
+			return refuse(http.StatusConflict, fmt.Errorf("namespace %q has functions (%s) and secrets (%s), want it empty: remove them first",
+				n.Name, some(functions), some(secrets)))
+		}
+		key := namespacePrefix + n.Name
+		if err := p.Store.Delete(ctx, key); err != nil {
+			return fmt.Errorf("namespace %q: %w", n.Name, err)
+		}
+		p.Log.Info("namespace deleted", "namespace", n.Name)
+		return p.Registry.waitGone(ctx, key)
+	})
+}
+
+// changeNamespace reads a request's namespace and changes it.
+func (p *Provider) changeNamespace(w http.ResponseWriter, r *http.Request, done int, change func(context.Context, types.FunctionNamespace) error) {
+	var n types.FunctionNamespace
+	err := error(nil)
+	if r.Method != http.MethodDelete { // of which a body says nothing more
+		err = readJSON(w, r, &n)
+	}
+	if path := r.PathValue("name"); err == nil && path != "" {
+		if n.Name = cmp.Or(n.Name, path); n.Name != path {
+			err = &pipeline.FieldError{Path: "name", Got: quote(n.Name), Want: quote(path) + " as in the path"}
+		}
+	}
+	if err == nil {
+		err = checkNamespace("name", n.Name)
+	}
+	if err == nil {
+		err = p.changing(r.Context(), func(ctx context.Context) error { return change(ctx, n) })
+	}
+	if err != nil {
+		p.fail(w, r, err)
+		return
+	}
+	writeText(w, done, "namespace "+n.Name)
+}
+
+// declare stores a namespace; the caller holds the right to change.
+func (p *Provider) declare(ctx context.Context, name string, n Namespace) error {
+	value, err := encodeNamespace(name, n)
+	if err != nil {
+		return err
+	}
+	rev, err := p.Store.Put(ctx, namespacePrefix+name, value)
+	if err != nil {
+		return fmt.Errorf("namespace %q: %w", name, err)
+	}
+	p.Log.Info("namespace declared", "namespace", name, "revision", rev)
+	return p.Registry.wait(ctx, rev)
+}
+
+// some shows the first names of many.
+func some(names []string) string {
+	const most = 5
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return cmp.Or(strings.Join(names, ", "), "none")
+}

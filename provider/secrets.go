@@ -1,0 +1,192 @@
+package provider
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+
+	"github.com/openfaas/faas-provider/types"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+)
+
+// Secrets keeps secrets. Changes are asked for one at a time.
+type Secrets interface {
+	// List returns the names of a namespace's secrets, sorted.
+	List(namespace string) ([]string, error)
+	// Put stores a secret, new or not.
+	Put(namespace, name string, value []byte) error
+	// Delete removes a secret; one that is not there is no error.
+	Delete(namespace, name string) error
+}
+
+// Mounts shows functions their secrets.
+type Mounts interface {
+	// Mount makes a function, by its name without namespace, see exactly the secrets of these names with their present values.
+	Mount(namespace, function string, secrets []string) error
+}
+
+// maxSecret is the size in bytes that a secret may have.
+const maxSecret = 1 << 20
+
+var secretForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
+
+// maxSecretBody is the size in bytes that a request with a secret may have: JSON may need six bytes for one of the value.
+const maxSecretBody = 7 << 20
+
+func (p *Provider) listSecrets(w http.ResponseWriter, r *http.Request) {
+	ns := namespaceOf("", r)
+	names, err := []string(nil), checkNamespace("namespace", ns)
+	if err == nil {
+		names, err = p.Secrets.List(ns)
+	}
+	if err != nil {
+		p.fail(w, r, err)
+		return
+	}
+	out := []types.Secret{}
+	for _, name := range names {
+		out = append(out, types.Secret{Name: name, Namespace: ns})
+	}
+	writeJSON(w, http.StatusOK, out)
+}
+
+func (p *Provider) createSecret(w http.ResponseWriter, r *http.Request) {
+	p.changeSecret(w, r, http.StatusCreated, func(ctx context.Context, s types.Secret, there bool) error {
+		if there {
+			return refuse(http.StatusConflict, fmt.Errorf("secret %q is there already in namespace %q, want a PUT to change it", s.Name, s.Namespace))
+		}
+		if !p.namespaceThere(s.Namespace) { // so that it is listed, and deleted when it is empty again
+			if err := p.declare(ctx, s.Namespace, Namespace{}); err != nil {
+				return err
+			}
+		}
+		return p.Secrets.Put(s.Namespace, s.Name, valueOf(s))
+	})
+}
+
+func (p *Provider) updateSecret(w http.ResponseWriter, r *http.Request) {
+	p.changeSecret(w, r, http.StatusAccepted, func(_ context.Context, s types.Secret, there bool) error {
+		if !there {
+			return noSecret(s)
+		}
+		if err := p.Secrets.Put(s.Namespace, s.Name, valueOf(s)); err != nil {
+			return err
+		}
+		for _, d := range p.usersOf(s) {
+			if err := p.Mounts.Mount(s.Namespace, d.Declared.Name, d.Deployment.Secrets); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// deleteSecret removes a secret that no function names: those that do would not start again.
+func (p *Provider) deleteSecret(w http.ResponseWriter, r *http.Request) {
+	p.changeSecret(w, r, http.StatusAccepted, func(_ context.Context, s types.Secret, there bool) error {
+		if !there {
+			return noSecret(s)
+		}
+		var users []string
+		for _, d := range p.usersOf(s) {
+			users = append(users, d.Declared.Name)
+		}
+		if len(users) > 0 {
+			return refuse(http.StatusConflict, fmt.Errorf("secret %q of namespace %q is used by functions (%s), want them deployed without it, or removed, first",
+				s.Name, s.Namespace, some(users)))
+		}
+		return p.Secrets.Delete(s.Namespace, s.Name)
+	})
+}
+
+// changeSecret reads a request's secret and changes it. Nothing of its value is in an answer or the log.
+func (p *Provider) changeSecret(w http.ResponseWriter, r *http.Request, done int, change func(ctx context.Context, s types.Secret, there bool) error) {
+	var s types.Secret
+	err := readJSONOf(w, r, &s, maxSecretBody)
+	if err == nil {
+		s.Namespace = namespaceOf(s.Namespace, r)
+		err = checkSecret(s, r.Method != http.MethodDelete)
+	}
+	if err == nil {
+		err = p.changing(r.Context(), func(ctx context.Context) error {
+			names, err := p.Secrets.List(s.Namespace)
+			if err != nil {
+				return err
+			}
+			return change(ctx, s, slices.Contains(names, s.Name))
+		})
+	}
+	if err != nil {
+		p.fail(w, r, err)
+		return
+	}
+	p.Log.Info("secret changed", "method", r.Method, "secret", s.Name, "namespace", s.Namespace)
+	writeText(w, done, "secret "+s.Name)
+}
+
+func checkSecret(s types.Secret, value bool) error {
+	if err := checkNamespace("namespace", s.Namespace); err != nil {
+		return err
+	}
+	switch n := len(valueOf(s)); {
+	case len(s.Name) > 253 || !secretForm.MatchString(s.Name):
+		return &pipeline.FieldError{
+			Path: "name", Got: quote(s.Name), Want: "up to 253 lower-case letters, digits, '-' and '.', a letter or digit at both ends",
+		}
+	case !value:
+		return nil
+	case n == 0:
+		return &pipeline.FieldError{Path: "value", Got: "nothing", Want: "a value, or one in rawValue (base64)"}
+	case n > maxSecret:
+		return refuse(http.StatusRequestEntityTooLarge, &pipeline.FieldError{
+			Path: "value", Got: fmt.Sprintf("%d bytes", n), Want: fmt.Sprintf("at most %d", maxSecret),
+		})
+	}
+	return nil
+}
+
+// valueOf is a secret's value: rawValue, which may be any bytes and which faas-cli sends beside value for a file, or else value.
+func valueOf(s types.Secret) []byte {
+	if len(s.RawValue) > 0 {
+		return s.RawValue
+	}
+	return []byte(s.Value)
+}
+
+func noSecret(s types.Secret) error {
+	return refuse(http.StatusNotFound, fmt.Errorf("no secret %q in namespace %q", s.Name, s.Namespace))
+}
+
+// usersOf returns the functions that name a secret.
+func (p *Provider) usersOf(s types.Secret) []*Deployed {
+	var out []*Deployed
+	for _, d := range p.Registry.Functions() {
+		if d.Declared.Namespace == s.Namespace && slices.Contains(d.Deployment.Secrets, s.Name) {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// checkSecrets wants each secret that a deployment names to exist.
+func (p *Provider) checkSecrets(d types.FunctionDeployment) (errs []error) {
+	if len(d.Secrets) == 0 {
+		return nil
+	}
+	there, err := p.Secrets.List(d.Namespace)
+	if err != nil {
+		return []error{err}
+	}
+	for i, name := range d.Secrets {
+		if !slices.Contains(there, name) {
+			errs = append(errs, &pipeline.FieldError{
+				Path: fmt.Sprintf("secrets[%d]", i), Got: quote(name),
+				Want: fmt.Sprintf("a secret of namespace %q: it has %s (faas-cli secret create)", d.Namespace, some(there)),
+			})
+		}
+	}
+	return errs
+}
