@@ -1,0 +1,195 @@
+package load
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"time"
+
+	hdr "github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// Schema is the version of a result's JSON form: fields are added, never changed.
+const Schema = "stagecoach.load/1"
+
+// Result is what a run has found. Times are in seconds; t_s counts from the first instant of the run.
+type Result struct {
+	Schema    string     `json:"schema"`
+	Started   time.Time  `json:"started"`
+	Duration  float64    `json:"duration_s"` // of the arrivals: what rates are counted over
+	Gateway   string     `json:"gateway"`    // without credentials
+	Seed      uint64     `json:"seed"`
+	Warnings  []string   `json:"warnings"`
+	Generator Generator  `json:"generator"`
+	Total     Figures    `json:"total"`     // of all targets together
+	Targets   []Figures  `json:"targets"`   // in the scenario's order
+	Functions []Function `json:"functions"` // as the server showed them each second; empty when it did not
+}
+
+// Generator says whether the load was what it should have been.
+type Generator struct {
+	Lag         Latency `json:"lag"` // from a request's instant to its sending
+	MaxInFlight int     `json:"max_in_flight"`
+	Peak        int     `json:"peak_in_flight"`
+	Connections int64   `json:"connections"` // opened
+}
+
+// Figures are those of a target. Offered = Sent + NotSent; Sent = Answered + Failed.
+type Figures struct {
+	Name         string     `json:"name"`
+	Function     string     `json:"function,omitempty"`
+	Process      string     `json:"process,omitempty"`
+	SLO          float64    `json:"slo_s,omitempty"` // 0: none, any good answer is in time
+	Offered      int64      `json:"offered"`
+	Sent         int64      `json:"sent"`
+	NotSent      int64      `json:"not_sent"`
+	Answered     int64      `json:"answered"` // with 2xx
+	Failed       int64      `json:"failed"`
+	Good         int64      `json:"good"` // answered within the objective, counted from the instant
+	OfferedRate  float64    `json:"offered_per_s"`
+	AnsweredRate float64    `json:"answered_per_s"`
+	Goodput      float64    `json:"goodput_per_s"`
+	Attainment   float64    `json:"slo_attainment"` // Good / Offered
+	Latency      Latency    `json:"latency"`        // of answers, from the instant of the request
+	Service      Latency    `json:"service"`        // of answers, from the sending
+	Distribution []Share    `json:"latency_distribution"`
+	Errors       []Kind     `json:"errors"`
+	Stages       []Stage    `json:"stages"`
+	Callbacks    *Callbacks `json:"callbacks,omitempty"` // of an async target
+	Seconds      []Second   `json:"seconds"`
+}
+
+// Latency is a distribution of times in seconds. A quantile that the sample cannot carry is left out: q is there when, with a
+// confidence of 95 %, something of the sample lies above the true q, that is when 1-qⁿ >= 0.95 (Wilks 1941): 59 for p95, 299
+// for p99, 2995 for p99.9.
+type Latency struct {
+	Count int64    `json:"count"`
+	Mean  float64  `json:"mean_s"`
+	P50   *float64 `json:"p50_s,omitempty"`
+	P75   *float64 `json:"p75_s,omitempty"`
+	P90   *float64 `json:"p90_s,omitempty"`
+	P95   *float64 `json:"p95_s,omitempty"`
+	P99   *float64 `json:"p99_s,omitempty"`
+	P999  *float64 `json:"p999_s,omitempty"`
+	Max   float64  `json:"max_s"`
+}
+
+// Share says that this share of the answers took at most Latency.
+type Share struct {
+	Latency float64 `json:"latency_s"`
+	Share   float64 `json:"share"`
+}
+
+// Kind is a kind of failure.
+type Kind struct {
+	Kind    string `json:"kind"` // "status 429", "timeout", "refused", "reset", "not sent", …
+	Count   int64  `json:"count"`
+	Example string `json:"example"` // the first message
+}
+
+// Stage is what the answers' Server-Timing headers said of a stage, a figure a request: its calls summed.
+type Stage struct {
+	Stage    string  `json:"stage"`
+	Requests int64   `json:"requests"`
+	Calls    int64   `json:"calls"`
+	Wait     Latency `json:"wait"`
+	Service  Latency `json:"service"`
+}
+
+// Callbacks counts what became of accepted async requests.
+type Callbacks struct {
+	Accepted   int64 `json:"accepted"` // answered with 202
+	Called     int64 `json:"called_back"`
+	Duplicates int64 `json:"duplicates"` // further callbacks of one request
+	Lost       int64 `json:"lost"`       // accepted, and no callback by the deadline
+}
+
+// Second is one of the run. Requests count in the second of their instant, answers in that of their coming; quantiles are the
+// nearest rank, so that P99 of fewer than 100 answers is the slowest.
+type Second struct {
+	T        int     `json:"t_s"`
+	Offered  int64   `json:"offered"`
+	NotSent  int64   `json:"not_sent"`
+	Answered int64   `json:"answered"`
+	Good     int64   `json:"good"`
+	Failed   int64   `json:"failed"`
+	P50      float64 `json:"p50_s"` // of the answers to the requests of this second; 0: none
+	P99      float64 `json:"p99_s"`
+}
+
+// Function is one over time.
+type Function struct {
+	Function string   `json:"function"`
+	Samples  []Sample `json:"samples"`
+}
+
+// Sample is what the server showed at an instant.
+type Sample struct {
+	T        float64  `json:"t_s"`
+	Replicas int      `json:"replicas"` // ready
+	Waiting  int      `json:"waiting"`  // requests in its line
+	Running  int      `json:"running"`
+	Wait     *float64 `json:"wait_mean_s,omitempty"` // of the calls that began since the sample before
+	Why      string   `json:"why,omitempty"`         // the last decision on its size
+}
+
+// ReadResult reads a result's JSON form.
+func ReadResult(r io.Reader) (Result, error) {
+	var out Result
+	if err := json.NewDecoder(r).Decode(&out); err != nil {
+		return out, err
+	}
+	if out.Schema != Schema {
+		return out, fmt.Errorf("schema %q, want %q", out.Schema, Schema)
+	}
+	return out, nil
+}
+
+// longest is what histograms can hold; anything longer counts as it.
+const longest = 24 * time.Hour
+
+func newHistogram() *hdr.Histogram {
+	return hdr.New(1, longest.Microseconds(), 3)
+}
+
+func record(h *hdr.Histogram, d time.Duration) {
+	_ = h.RecordValue(min(max(d, 0), longest).Microseconds()) // always in range
+}
+
+// carries tells whether n observations can carry the quantile q, see [Latency].
+func carries(n int64, q float64) bool { return 1-math.Pow(q, float64(n)) >= 0.95 }
+
+func latencyOf(h *hdr.Histogram) Latency {
+	l := Latency{Count: h.TotalCount()}
+	if l.Count == 0 {
+		return l
+	}
+	l.Mean, l.Max = h.Mean()/1e6, float64(h.Max())/1e6
+	at := func(q float64) *float64 {
+		if !carries(l.Count, q) {
+			return nil
+		}
+		v := float64(h.ValueAtQuantile(q*100)) / 1e6
+		return &v
+	}
+	l.P50, l.P75, l.P90, l.P95, l.P99, l.P999 = at(0.5), at(0.75), at(0.9), at(0.95), at(0.99), at(0.999)
+	return l
+}
+
+// distributionOf has at most a few hundred points.
+func distributionOf(h *hdr.Histogram) []Share {
+	out := []Share{}
+	n := h.TotalCount()
+	if n == 0 {
+		return out
+	}
+	out = append(out, Share{float64(h.Min()) / 1e6, 0})
+	for _, b := range h.CumulativeDistribution() {
+		s := Share{float64(b.ValueAt) / 1e6, float64(b.Count) / float64(n)}
+		if last := out[len(out)-1]; s.Latency > last.Latency || s.Share > last.Share {
+			out = append(out, s)
+		}
+	}
+	return out
+}
