@@ -112,6 +112,7 @@ func TestOwnedModules(t *testing.T) {
 		"github.com/nats-io/":              {"queue"},
 		"github.com/openfaas/":             {"provider"},
 		"github.com/hashicorp/golang-lru/": {"keysmanager"},
+		"go.opentelemetry.io/":             {"telemetry", "internal/otlptest"},
 	}
 	for name, p := range packages(t) {
 		for _, imp := range p.Imports {

@@ -34,6 +34,7 @@ type Config struct {
 	Epoch     uint64        // of this owner: higher than that of any owner before it
 	NewID     func() string // the last part of a replica's name: short, random, safe in file names; nil: five letters and digits
 	Changed   func()        // called when a replica became ready or ended, so that control looks; must not block; may be nil
+	Event     func(Event)   // gets each line of the timelines, in order; must not block or call back; may be nil
 	Log       *slog.Logger
 	Metrics   prometheus.Registerer
 
@@ -51,7 +52,7 @@ type Local struct {
 	abort   context.CancelCauseFunc
 	group   sync.WaitGroup
 
-	mu        sync.Mutex // never held while another package is called
+	mu        sync.Mutex // never held while another package is called, but for cfg.Event
 	closed    bool
 	observed  uint64 // Rev of the latest Snapshot
 	applied   uint64 // Rev of the latest Plan
@@ -74,6 +75,9 @@ func New(cfg Config) (*Local, error) {
 	cfg.Grace = cmp.Or(cfg.Grace, 2*time.Second)
 	if cfg.Changed == nil {
 		cfg.Changed = func() {}
+	}
+	if cfg.Event == nil {
+		cfg.Event = func(Event) {}
 	}
 	if cfg.NewID == nil {
 		cfg.NewID = func() string { return strings.ToLower(rand.Text()[:5]) }
@@ -210,11 +214,12 @@ func (l *Local) Replicas(function string) []plan.Replica {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var out []plan.Replica
-	for _, r := range l.sorted() {
+	for _, r := range l.replicas {
 		if r.function == function {
 			out = append(out, plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since})
 		}
 	}
+	slices.SortFunc(out, func(a, b plan.Replica) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }
 

@@ -205,6 +205,7 @@ func (l *Local) end(r *replica, failed error) {
 func (l *Local) note(r *replica, e Event) {
 	e.At, e.Function, e.Replica, e.Node = stamp(), r.function, r.name, r.node
 	l.of(r.function).timeline.add(e)
+	l.cfg.Event(e)
 }
 
 // Lost tells that a replica's process ended or that its connection broke, and why. It returns at once; telling it twice, or

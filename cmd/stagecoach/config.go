@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -26,6 +28,29 @@ type Config struct {
 	Requests RequestsConfig `yaml:"requests"`
 	Control  ControlConfig  `yaml:"control"`
 	Journal  JournalConfig  `yaml:"journal"`
+
+	Telemetry TelemetryConfig `yaml:"telemetry"`
+	Log       LogConfig       `yaml:"log"`
+}
+
+// TelemetryConfig says where spans go.
+type TelemetryConfig struct {
+	OTLP string `yaml:"otlp"` // URL of a collector; empty: as OTEL_EXPORTER_OTLP_ENDPOINT says, which is nowhere by default
+}
+
+// LogConfig is what is written to standard error, and how.
+type LogConfig struct {
+	Level  slog.Level `yaml:"level"`
+	Format string     `yaml:"format"` // text, json
+}
+
+// logger returns what writes to w as configured.
+func (c LogConfig) logger(w io.Writer) *slog.Logger {
+	options := &slog.HandlerOptions{Level: c.Level}
+	if c.Format == "json" {
+		return slog.New(slog.NewJSONHandler(w, options))
+	}
+	return slog.New(slog.NewTextHandler(w, options))
 }
 
 // NodeConfig is this machine's share.
@@ -94,6 +119,7 @@ func defaultConfig() Config {
 		},
 		Control: ControlConfig{Tick: time.Second, StartTimeout: time.Minute, DrainTimeout: 30 * time.Second},
 		Journal: JournalConfig{Bytes: 1 << 30, Window: 64, Attempts: 5, Backoff: time.Second},
+		Log:     LogConfig{Format: "text"},
 	}
 }
 
@@ -163,6 +189,12 @@ func (c *Config) Validate() error {
 	count("journal.window", c.Journal.Window, 1, 10_000)
 	count("journal.attempts", c.Journal.Attempts, 1, 100)
 	atLeast("journal.backoff", c.Journal.Backoff, time.Millisecond)
+	if u, err := url.Parse(c.Telemetry.OTLP); c.Telemetry.OTLP != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
+		bad("telemetry.otlp", fmt.Sprintf("%q", c.Telemetry.OTLP), "the URL of a collector, such as http://127.0.0.1:4318")
+	}
+	if c.Log.Format != "text" && c.Log.Format != "json" {
+		bad("log.format", fmt.Sprintf("%q", c.Log.Format), "text or json")
+	}
 	return errors.Join(errs...)
 }
 

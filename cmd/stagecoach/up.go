@@ -23,6 +23,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/telemetry"
 	"github.com/stagecoach-serving/stagecoach/secret"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -44,7 +45,8 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	cfg := defaultConfig()
 	fs := flag.NewFlagSet("up", flag.ContinueOnError)
 	file := fs.String("config", "", "YAML file; see docs/config.md")
-	level := fs.String("log", "info", "debug, info, warn or error")
+	fs.TextVar(&cfg.Log.Level, "log", cfg.Log.Level, "debug, info, warn or error")
+	fs.StringVar(&cfg.Log.Format, "log-format", cfg.Log.Format, "text or json")
 	fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "host:port of the API and the data path")
 	fs.StringVar(&cfg.State, "state", cfg.State, "folder that survives restarts")
 	fs.StringVar(&cfg.Images, "images", cfg.Images, "folder with the images of the process runtime; default STATE/images")
@@ -68,11 +70,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	if err := cfg.Validate(); err != nil {
 		return cfg, nil, err
 	}
-	var l slog.Level
-	if err := l.UnmarshalText([]byte(*level)); err != nil {
-		return cfg, nil, fmt.Errorf("--log: %w", err)
-	}
-	return cfg, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l})), nil
+	return cfg, cfg.Log.logger(os.Stderr), nil
 }
 
 // Bounds of what replicas have printed, in bytes of memory.
@@ -102,6 +100,7 @@ type up struct {
 	flow     *flow.Coordinator
 	journal  *queue.Journal
 	gateway  *gateway.Gateway
+	tracer   *telemetry.Tracer // nil: nobody wants spans
 	status   *status
 	handler  http.Handler
 }
@@ -109,7 +108,7 @@ type up struct {
 func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {
 	u := &up{cfg: cfg, log: log, metrics: prometheus.NewRegistry(), book: logbook.New(logsPerFunction, logsInAll)}
 	for _, step := range []func(context.Context) error{
-		u.openState, u.openQueue, u.openReplicas, u.openControl, u.openFlow, u.openHTTP, u.follow,
+		u.openState, u.openTelemetry, u.openQueue, u.openReplicas, u.openControl, u.openFlow, u.openHTTP, u.follow,
 	} {
 		if err := step(ctx); err != nil {
 			return u, err

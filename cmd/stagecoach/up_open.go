@@ -149,7 +149,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 	}
 	u.local, err = cluster.New(cluster.Config{
 		Functions: deployed{u.registry, u.secrets}, Lines: u.lines, Replicas: u.lines, Nodes: []cluster.Node{localNode{u.keys}},
-		Epoch: epoch, Changed: func() { u.loop.Poke() }, Log: u.log, Metrics: u.metrics,
+		Epoch: epoch, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,
 	})
 	if err != nil {
@@ -207,7 +207,7 @@ func (u *up) openFlow(context.Context) error {
 	u.gateway, err = gateway.New(gateway.Config{
 		Directory: u.registry, Invoker: u.flow, Journal: asyncJournal{u.journal}, Callbacks: callbacks,
 		Timeout: u.cfg.Requests.Timeout, MaxTimeout: u.cfg.Requests.MaxTimeout, MaxBody: int64(u.cfg.Requests.MaxBody),
-		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log,
+		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log, Tracer: u.gatewayTracer(),
 	})
 	return err
 }

@@ -1,0 +1,219 @@
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	api "go.opentelemetry.io/otel/trace"
+)
+
+// Config is what a [Tracer] is made of. All fields but Endpoint are needed.
+type Config struct {
+	Endpoint string // URL of a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; empty: as the environment says
+	Version  string // of the program
+	Node     string
+	Log      *slog.Logger
+	Metrics  prometheus.Registerer
+}
+
+// Bounds of what waits for the collector.
+const (
+	queued        = 1024             // requests and starts whose spans are not made yet
+	batched       = 512              // spans that are sent at once
+	patience      = time.Second      // that spans wait for others to be sent with
+	exportTimeout = 10 * time.Second // of a batch, retries included
+)
+
+// Tracer makes spans and sends them. Its methods are safe for concurrent use.
+type Tracer struct {
+	log      *slog.Logger
+	registry prometheus.Registerer
+	exporter sdk.SpanExporter
+	provider *sdk.TracerProvider
+	tracer   api.Tracer
+	made     *made
+	work     chan func()
+	quit     chan struct{} // closed by Close
+	done     chan struct{}
+	ctx      context.Context // of exports; ends with Close's
+	cancel   context.CancelFunc
+	once     sync.Once
+
+	spans   *prometheus.CounterVec
+	dropped prometheus.Counter
+
+	mu       sync.Mutex
+	replicas map[string]*replica
+}
+
+// wanted says whether somebody has named a collector.
+func wanted(endpoint string) bool {
+	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || os.Getenv("OTEL_TRACES_EXPORTER") == "none" {
+		return false
+	}
+	return endpoint != "" || os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
+}
+
+// Open returns a Tracer, which the caller closes; nil, and no error, when nobody wants spans. The collector need not be there.
+func Open(ctx context.Context, cfg Config) (*Tracer, error) {
+	if !wanted(cfg.Endpoint) {
+		return nil, nil //nolint:nilnil // off is no error
+	}
+	var options []otlptracehttp.Option
+	if cfg.Endpoint != "" {
+		options = append(options, otlptracehttp.WithEndpointURL(strings.TrimSuffix(cfg.Endpoint, "/")+"/v1/traces"))
+	}
+	exporter, err := otlptracehttp.New(ctx, options...)
+	if err != nil {
+		return nil, fmt.Errorf("telemetry: %w", err)
+	}
+	ours := resource.NewSchemaless(
+		attribute.String("service.name", "stagecoach"), attribute.String("service.version", cfg.Version), attribute.String("host.name", cfg.Node),
+	)
+	res, err := resource.Merge(ours, resource.Environment()) // the environment wins
+	if err != nil {
+		return nil, fmt.Errorf("telemetry: %w", err)
+	}
+	t := &Tracer{
+		log: cfg.Log, registry: cfg.Metrics, exporter: exporter, made: &made{}, work: make(chan func(), queued),
+		quit: make(chan struct{}), done: make(chan struct{}), replicas: map[string]*replica{},
+		spans: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "stagecoach", Subsystem: "telemetry", Name: "spans_total", Help: "Spans by result: exported, failed (the collector did not take them).",
+		}, []string{"result"}),
+		dropped: prometheus.NewCounter(prometheus.CounterOpts{
+			Namespace: "stagecoach", Subsystem: "telemetry", Name: "dropped_total",
+			Help: "Sampled requests and replica starts that have no spans, because too much waited for the collector.",
+		}),
+	}
+	t.provider = sdk.NewTracerProvider(sdk.WithResource(res), sdk.WithIDGenerator(ids{}), sdk.WithSpanProcessor(t.made))
+	t.tracer = t.provider.Tracer("github.com/stagecoach-serving/stagecoach")
+	for _, c := range []prometheus.Collector{t.spans, t.dropped} {
+		if err := t.registry.Register(c); err != nil {
+			return nil, fmt.Errorf("telemetry: %w", err)
+		}
+	}
+	t.ctx, t.cancel = context.WithCancel(context.Background())
+	go t.run()
+	return t, nil
+}
+
+// later has f run on the tracer's goroutine, the only one that ends spans, unless too much waits there: then it says so.
+func (t *Tracer) later(f func()) bool {
+	select {
+	case <-t.quit:
+	case t.work <- f:
+		return true
+	default:
+	}
+	t.dropped.Inc()
+	return false
+}
+
+// run makes and sends spans until Close.
+func (t *Tracer) run() {
+	defer close(t.done)
+	tick := time.NewTicker(patience)
+	defer tick.Stop()
+	failing := false
+	send := func() {
+		err := t.send()
+		if (err != nil) != failing {
+			if failing = err != nil; failing {
+				t.log.Warn("spans are not taken by the collector and dropped", "error", err)
+			} else {
+				t.log.Info("spans are taken by the collector again")
+			}
+		}
+	}
+	for {
+		select {
+		case f := <-t.work:
+			f()
+			if len(t.made.spans) >= batched {
+				send()
+			}
+		case <-tick.C:
+			if len(t.made.spans) > 0 {
+				send()
+			}
+		case <-t.quit:
+			for len(t.work) > 0 && t.ctx.Err() == nil {
+				(<-t.work)()
+				if len(t.made.spans) >= batched {
+					send()
+				}
+			}
+			t.dropped.Add(float64(len(t.work)))
+			send()
+			return
+		}
+	}
+}
+
+// send exports what has been made. What the collector does not take is dropped.
+func (t *Tracer) send() error {
+	var errs []error
+	for len(t.made.spans) > 0 {
+		n := min(len(t.made.spans), batched)
+		if t.ctx.Err() != nil {
+			n = len(t.made.spans) // none of them will be taken
+		}
+		ctx, cancel := context.WithTimeout(t.ctx, exportTimeout)
+		err := t.exporter.ExportSpans(ctx, t.made.spans[:n])
+		cancel()
+		result := "exported"
+		if err != nil {
+			result = "failed"
+			errs = append(errs, err)
+		}
+		t.spans.WithLabelValues(result).Add(float64(n))
+		t.made.spans = t.made.spans[n:]
+	}
+	t.made.spans = nil // what was sent may be large
+	return errors.Join(errs...)
+}
+
+// Close sends what waits, until ctx ends, and drops what comes from now on.
+func (t *Tracer) Close(ctx context.Context) error {
+	defer context.AfterFunc(ctx, t.cancel)()
+	defer t.cancel()
+	t.once.Do(func() { close(t.quit) })
+	<-t.done
+	err := errors.Join(t.provider.Shutdown(ctx), t.exporter.Shutdown(ctx))
+	t.registry.Unregister(t.spans)
+	t.registry.Unregister(t.dropped)
+	if err != nil {
+		return fmt.Errorf("telemetry: %w", err)
+	}
+	return nil
+}
+
+// made collects spans that have ended. All end on the tracer's goroutine.
+type made struct{ spans []sdk.ReadOnlySpan }
+
+// OnStart implements sdk.SpanProcessor.
+func (m *made) OnStart(context.Context, sdk.ReadWriteSpan) {}
+
+// OnEnd implements sdk.SpanProcessor.
+func (m *made) OnEnd(s sdk.ReadOnlySpan) {
+	if s.SpanContext().IsSampled() {
+		m.spans = append(m.spans, s)
+	}
+}
+
+// Shutdown implements sdk.SpanProcessor.
+func (m *made) Shutdown(context.Context) error { return nil }
+
+// ForceFlush implements sdk.SpanProcessor.
+func (m *made) ForceFlush(context.Context) error { return nil }
