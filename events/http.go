@@ -1,0 +1,97 @@
+package events
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+// Times of a stream.
+const (
+	heartbeat    = 15 * time.Second // between signs of life, which keep proxies from closing it
+	writeTimeout = 10 * time.Second // for a listener that does not read at all
+)
+
+// ServeHTTP streams events as text/event-stream until the client leaves or the hub is closed. The query's function and
+// namespace choose some; the header Last-Event-ID asks for those since.
+func (h *Hub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	l, replay, gone, open := h.listen(filter{q.Get("function"), q.Get("namespace")}, r.Header.Get("Last-Event-ID"))
+	if !open {
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "stagecoach is shutting down; try again", http.StatusServiceUnavailable)
+		return
+	}
+	defer h.leave(l)
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Accel-Buffering", "no") // a proxy's buffer would hold events back
+	s := stream{w: w, control: http.NewResponseController(w)}
+	s.print(": events of stagecoach\n\n")
+	if gone > 0 {
+		s.missed(gone, "they are not kept any more")
+	}
+	for _, e := range replay {
+		s.event(h.id(e.n), &e.event)
+	}
+	s.flush()
+	alive := time.NewTicker(heartbeat)
+	defer alive.Stop()
+	for s.err == nil {
+		select {
+		case <-r.Context().Done():
+			return
+		case <-alive.C:
+			s.print(": alive\n\n")
+		case e, more := <-l.events:
+			if !more {
+				if n := h.leave(l); n > 0 {
+					s.missed(uint64(n), "it reads too slowly; come back with Last-Event-ID")
+					s.flush()
+				}
+				return
+			}
+			s.event(h.id(e.n), &e.event)
+			for range len(l.events) { // those that are there leave together
+				if e, more := <-l.events; more {
+					s.event(h.id(e.n), &e.event)
+				}
+			}
+		}
+		s.flush()
+	}
+}
+
+// stream writes until the first error, which it keeps.
+type stream struct {
+	w       io.Writer
+	control *http.ResponseController
+	err     error
+}
+
+func (s *stream) print(format string, a ...any) {
+	if s.err == nil {
+		_ = s.control.SetWriteDeadline(time.Now().Add(writeTimeout)) // a recorder in a test has none
+		_, s.err = fmt.Fprintf(s.w, format, a...)
+	}
+}
+
+func (s *stream) event(id string, e *Event) {
+	data, err := json.Marshal(e)
+	if err != nil {
+		return // an Event has nothing that JSON cannot say
+	}
+	s.print("id: %s\nevent: %s\ndata: %s\n\n", id, e.Kind, data)
+}
+
+func (s *stream) missed(n uint64, why string) {
+	s.print("event: missed\ndata: {\"missed\":%d,\"why\":%q}\n\n", n, why)
+}
+
+func (s *stream) flush() {
+	if s.err == nil {
+		s.err = s.control.Flush()
+	}
+}
