@@ -5,6 +5,8 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"net/http/httputil"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -37,7 +39,7 @@ type Journal interface {
 // ErrTooLarge says that an entry is too large for a journal.
 var ErrTooLarge = errors.New("gateway: the request is too large for the journal")
 
-// Config is what a [Gateway] is made of. All fields but Tracer are needed.
+// Config is what a [Gateway] is made of. All fields up to Log are needed.
 type Config struct {
 	Directory  Directory
 	Invoker    Invoker
@@ -50,6 +52,11 @@ type Config struct {
 	Metrics    prometheus.Registerer
 	Log        *slog.Logger
 	Tracer     Tracer // nil: no spans
+
+	// Rendezvous is where functions for which HTTP is true are met; nil: they get their requests as other functions do.
+	Rendezvous *Rendezvous
+	HTTP       func(key string) bool
+	Stall      time.Duration // that a client may send nothing of its body and take nothing of its answer; 0: until the deadline
 }
 
 // Gateway is the data path.
@@ -58,6 +65,7 @@ type Gateway struct {
 	metrics  *metrics
 	ids      ids
 	inFlight atomic.Int64
+	proxy    *httputil.ReverseProxy
 }
 
 // New returns a gateway whose metrics are registered.
@@ -72,7 +80,7 @@ func New(c Config) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Gateway{cfg: c, metrics: m, ids: newIDs()}, nil
+	return &Gateway{cfg: c, metrics: m, ids: newIDs(), proxy: newProxy(c.Log)}, nil
 }
 
 // Invocations returns how many requests for this function or pipeline the gateway has ended.
@@ -81,7 +89,9 @@ func (g *Gateway) Invocations(key string) float64 { return g.metrics.ended(key) 
 // Handler serves /function/ and /async-function/ and leaves all else to next.
 func (g *Gateway) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch way, name, path := split(r.URL.Path); way {
+		w, done := g.paced(w)
+		defer done()
+		switch way, name, path := split(r.URL.EscapedPath()); way {
 		case syncCall:
 			g.serve(w, r, name, path, g.invoke)
 		case asyncCall:
@@ -101,8 +111,8 @@ const (
 	asyncCall
 )
 
-// split takes /function/NAME[/PATH] and /async-function/NAME[/PATH] apart. path starts with a slash. A NAME that no
-// function can have comes out as it is: nobody knows it.
+// split takes /function/NAME[/PATH] and /async-function/NAME[/PATH] apart, as the client has escaped them. path starts with a
+// slash. A NAME that no function can have comes out as it is: nobody knows it.
 func split(urlPath string) (w way, name, path string) {
 	w = syncCall
 	rest, ok := strings.CutPrefix(urlPath, "/function/")
@@ -112,22 +122,26 @@ func split(urlPath string) (w way, name, path string) {
 			return noCall, "", ""
 		}
 	}
+	name, path = rest, "/"
 	if i := strings.IndexByte(rest, '/'); i >= 0 {
-		return w, rest[:i], rest[i:]
+		name, path = rest[:i], rest[i:]
 	}
-	return w, rest, "/"
+	return w, name, path
 }
 
 // call is one request on its way through the gateway.
 type call struct {
 	key   string // of its target
 	name  string // as the URL has it
-	path  string // after the name
+	path  string // after the name, escaped
 	id    string // X-Call-Id
 	start time.Time
 	trace Trace         // nil: none
 	calls []task.Timing // what its tasks cost
 	cause string        // why it failed
+
+	traceparent string // for the function
+	broken      bool   // the answer broke off: the connection has to, too
 }
 
 // serve does what sync and async requests have in common: find the target, count, bound; do answers and returns the status.
@@ -140,7 +154,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path strin
 	}
 	h["X-Call-Id"] = []string{c.id}
 	var known bool
-	if c.key, known = g.cfg.Directory.Resolve(name); !known {
+	if c.key, known = g.resolve(name); !known {
 		code := fail(w, &c, &task.Error{Status: http.StatusNotFound, Cause: notFound(name)})
 		g.ended(nil, "", task.Ended{CallID: c.id, Target: c.name, Status: code, Cause: c.cause, Start: c.start})
 		return
@@ -164,7 +178,23 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path strin
 		e.Async = "accept"
 	}
 	g.ended(c.trace, r.Header.Get("Traceparent"), e)
+	if c.broken {
+		panic(http.ErrAbortHandler)
+	}
 }
+
+// resolve finds the target of a URL's name, which may be escaped.
+func (g *Gateway) resolve(name string) (key string, ok bool) {
+	if strings.IndexByte(name, '%') >= 0 {
+		if plain, err := url.PathUnescape(name); err == nil {
+			name = plain
+		}
+	}
+	return g.cfg.Directory.Resolve(name)
+}
+
+// speaksHTTP tells whether the function with this key is not a stage.
+func (g *Gateway) speaksHTTP(key string) bool { return g.cfg.HTTP != nil && g.cfg.HTTP(key) }
 
 func notFound(name string) string {
 	const most = 100 // of a name that somebody made up, in a message
@@ -176,6 +206,9 @@ func notFound(name string) string {
 
 // invoke runs a request and answers with its result.
 func (g *Gateway) invoke(w http.ResponseWriter, r *http.Request, c *call) int {
+	if g.cfg.Rendezvous != nil && g.speaksHTTP(c.key) {
+		return g.stream(w, r, c)
+	}
 	req, timeout, err := g.request(w, r, c)
 	if err != nil {
 		return fail(w, c, err)

@@ -50,7 +50,7 @@ func TestInvoke(t *testing.T) {
 		for _, h := range f.invoker.last(t).Header {
 			names = append(names, h.Name)
 		}
-		if got := strings.Join(names, " "); got != "Http-Method Http-Path X-Call-Id A B C D" {
+		if got := strings.Join(names, " "); got != "Http-Method Http-Path X-Call-Id X-Forwarded-For X-Forwarded-Host X-Forwarded-Proto A B C D" {
 			t.Fatalf("headers in the order %s", got)
 		}
 	}

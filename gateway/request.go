@@ -35,6 +35,9 @@ func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task
 	if err != nil {
 		return task.Request{}, 0, &task.Error{Status: http.StatusBadRequest, Cause: err.Error()}
 	}
+	if g.speaksHTTP(c.key) {
+		header = append(header, task.Header{Name: task.HeaderDirect})
+	}
 	req := task.Request{ID: c.id, Target: c.key, Header: header, Input: input}
 	if r.Header["X-Call-Id"] != nil { // the client's choice, which may be its choice for another request too
 		req.ID += "." + g.ids.next()
@@ -76,14 +79,18 @@ func (g *Gateway) body(w http.ResponseWriter, r *http.Request, deadline time.Tim
 	if r.ContentLength > g.cfg.MaxBody {
 		return nil, g.tooLarge()
 	}
-	// net/http clears the deadline when the body has been read; a recorder in a test has none to set.
-	_ = http.NewResponseController(w).SetReadDeadline(deadline)
+	rc := http.NewResponseController(w)
 	size := r.ContentLength
 	if size < 0 {
 		size = 4 << 10
 	}
 	b := make([]byte, 0, min(size, smallBody))
 	for {
+		at := deadline
+		if g.cfg.Stall > 0 {
+			at = earlier(at, time.Now().Add(g.cfg.Stall))
+		}
+		_ = rc.SetReadDeadline(at) // net/http clears it when the body has been read; a recorder in a test has none to set
 		n, err := r.Body.Read(b[len(b):cap(b)])
 		b = b[:len(b)+n]
 		switch {
@@ -92,13 +99,20 @@ func (g *Gateway) body(w http.ResponseWriter, r *http.Request, deadline time.Tim
 		case errors.Is(err, io.EOF):
 			return b, nil
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return nil, &task.Error{Status: http.StatusRequestTimeout, Cause: fmt.Sprintf("body: %d bytes came by the deadline, want all of it", len(b))}
+			return nil, &task.Error{Status: http.StatusRequestTimeout, Cause: fmt.Sprintf("body: %d bytes came in time, want all of it by the deadline, and a piece each %v", len(b), g.cfg.Stall)}
 		case err != nil:
 			return nil, &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("body: after %d bytes: %v", len(b), err)}
 		case len(b) == cap(b):
 			b = slices.Grow(b, max(min(len(b), int(size)-len(b)), 512))
 		}
 	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 func (g *Gateway) tooLarge() *task.Error {
@@ -115,7 +129,10 @@ func headerOf(r *http.Request, c *call) ([]task.Header, *task.Error) {
 	if r.URL.RawQuery != "" {
 		out = append(out, task.Header{Name: "Http-Query", Value: r.URL.RawQuery})
 	}
-	out = append(out, task.Header{Name: "X-Call-Id", Value: c.id})
+	from := http.Header{}
+	forward(r, from)
+	out = append(out, task.Header{Name: "X-Call-Id", Value: c.id}, task.Header{Name: "X-Forwarded-For", Value: from.Get("X-Forwarded-For")},
+		task.Header{Name: "X-Forwarded-Host", Value: from.Get("X-Forwarded-Host")}, task.Header{Name: "X-Forwarded-Proto", Value: from.Get("X-Forwarded-Proto")})
 	var stack [16]string
 	names := stack[:0]
 	for name := range r.Header {
@@ -148,7 +165,8 @@ func forTheFunction(canonical string) bool {
 	switch canonical {
 	case "Accept-Encoding", "Connection", "Content-Length", "Content-Type", "Expect", "Http-Method", "Http-Path", "Http-Query",
 		"Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Te", "Traceparent", "Trailer",
-		"Transfer-Encoding", "Upgrade", "X-Call-Id", "X-Callback-Url", "X-Timeout":
+		"Transfer-Encoding", "Upgrade", "X-Call-Id", "X-Callback-Url", "X-Timeout", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto",
+		task.HeaderDirect:
 		return false
 	}
 	return true

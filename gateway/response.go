@@ -35,8 +35,24 @@ func (g *Gateway) succeed(w http.ResponseWriter, c *call, resp *task.Response) i
 		h["Server-Timing"] = []string{serverTiming(resp.Stages)}
 	}
 	stamp(h, c)
-	w.WriteHeader(http.StatusOK)
+	status := statusOf(resp.Header)
+	if status == http.StatusNoContent || status == http.StatusNotModified {
+		delete(h, "Content-Type")
+		delete(h, "Content-Length")
+		body = nil
+	}
+	w.WriteHeader(status)
 	_, _ = w.Write(body) // fails when the client is gone, or for HEAD, whose answer has no body
+	return status
+}
+
+// statusOf returns the status that a function has chosen.
+func statusOf(h []task.Header) int {
+	if s := headerValue(h, task.HeaderStatus); s != "" {
+		if n, err := strconv.Atoi(s); err == nil && n >= 200 && n <= 599 {
+			return n
+		}
+	}
 	return http.StatusOK
 }
 
@@ -67,9 +83,12 @@ func fail(w http.ResponseWriter, c *call, e *task.Error) int {
 
 // stamp says when the request came and how long it took.
 func stamp(h http.Header, c *call) {
-	h["X-Start-Time"] = []string{strconv.FormatInt(c.start.UnixNano(), 10)}
+	h["X-Call-Id"] = []string{c.id}
+	h["X-Start-Time"] = []string{startTime(c)}
 	h["X-Duration-Seconds"] = []string{seconds(time.Since(c.start))}
 }
+
+func startTime(c *call) string { return strconv.FormatInt(c.start.UnixNano(), 10) }
 
 func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', 6, 64) }
 
@@ -77,7 +96,7 @@ func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), '
 func fromTheFunction(canonical string) bool {
 	switch canonical {
 	case "Connection", "Content-Length", "Content-Type", "Keep-Alive", "Proxy-Authenticate", "Proxy-Connection", "Retry-After",
-		"Server-Timing", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "X-Call-Id", "X-Duration-Seconds", "X-Openfaas-Internal",
+		"Server-Timing", "Te", "Trailer", task.HeaderStatus, task.HeaderDirect, "Transfer-Encoding", "Upgrade", "X-Call-Id", "X-Duration-Seconds", "X-Openfaas-Internal",
 		"X-Start-Time":
 		return false
 	}

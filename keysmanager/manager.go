@@ -2,6 +2,7 @@ package keysmanager
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -36,8 +37,10 @@ type Config struct {
 	Cache   string // folder for pre-packed parameters, kept across restarts; empty: none are made
 	Memory  int64  // bytes of the node for zygotes and replicas; 0: the machine's or the cgroup's
 	Threads int    // that a replica computes with; 0: as many as this process may run
-	Log     *slog.Logger
-	Metrics prometheus.Registerer
+	// Watchdog is the command of a program that runs package watchdog, for functions that do not speak the stage protocol.
+	Watchdog []string
+	Log      *slog.Logger
+	Metrics  prometheus.Registerer
 
 	// OnExit is called once for each replica that Start has started, possibly before Start has returned; nil: nobody is told.
 	OnExit func(Exit)
@@ -52,7 +55,8 @@ type Spec struct {
 	Function  string // pipeline.Key
 	Namespace string
 	Image     string
-	Process   string            // the env fprocess; empty: the image's ./stage
+	Process   string            // the env fprocess; empty: the image's ./stage, or its entrypoint
+	Ready     string            // HTTP path that says whether it is ready, of a function that speaks HTTP; empty: see package watchdog
 	Env       map[string]string // of the function; STAGECOACH_MODEL makes it one with parameters
 }
 
@@ -214,7 +218,9 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	if env == nil {
 		env = map[string]string{}
 	}
-	delete(env, wire.EnvZygoteFD) // not a function's to say
+	for _, name := range []string{wire.EnvZygoteFD, wire.EnvImage, wire.EnvReady} {
+		delete(env, name) // not a function's to say
+	}
 	env[wire.EnvReplica], env[wire.EnvFunction] = o.Replica, o.Spec.Function
 	if env[wire.EnvModel] != "" {
 		err = m.fork(ctx, o, p, image, env, theirs)
@@ -265,15 +271,48 @@ func (m *Manager) count(hit bool) {
 func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File) error {
 	begin := time.Now()
 	env[wire.EnvStageFD] = "3"
-	cmd, err := m.spawner.Start(sandbox.Command{
+	command := sandbox.Command{
 		Dir: image.Root, Process: o.Spec.Process, Env: env, Files: []*os.File{socket}, Stdout: p.output.Stdout, Stderr: p.output.Stderr,
-	})
+	}
+	if Watched(image, env) {
+		if err := m.shim(&command, o.Spec, image); err != nil {
+			return err
+		}
+	}
+	cmd, err := m.spawner.Start(command)
 	if err != nil {
 		return err
 	}
 	p.cmd, p.pid, p.path = cmd, cmd.Process.Pid, "process"
 	p.phases = []Phase{{"spawn", time.Since(begin)}}
 	m.ends.Go(func() { p.end(describe(sandbox.Wait(cmd))) })
+	return nil
+}
+
+// Watched tells whether replicas of a function of this image and environment are run by a watchdog, because they do not speak
+// the stage protocol: the image does not, or the environment asks for one of of-watchdog's modes.
+func Watched(image sandbox.Image, env map[string]string) bool {
+	switch env["mode"] {
+	case "http", "streaming", "serializing":
+		return true
+	}
+	return !image.Stage
+}
+
+// shim makes the command of a function that of its watchdog.
+func (m *Manager) shim(c *sandbox.Command, s Spec, image sandbox.Image) error {
+	if len(m.cfg.Watchdog) == 0 {
+		return fmt.Errorf("image %q has no executable ./%s, and this node runs no functions of other kinds", image.Name, sandbox.Executable)
+	}
+	b, err := json.Marshal(image)
+	if err != nil {
+		return fmt.Errorf("image %q: %w", image.Name, err)
+	}
+	c.Env[wire.EnvImage], c.Env[wire.EnvReady] = string(b), s.Ready
+	if s.Process != "" {
+		c.Env["fprocess"] = s.Process
+	}
+	c.Argv = m.cfg.Watchdog
 	return nil
 }
 

@@ -74,7 +74,7 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 
 	cmd := exec.Command("/proc/self/exe", InitCommand, strconv.Itoa(3+len(c.Files)))
 	cmd.ExtraFiles = append(slices.Clone(c.Files), theirs)
-	cmd.Stdout, cmd.Stderr = c.Stdout, c.Stderr
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.stdin(), c.Stdout, c.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true, Pdeathsig: syscall.SIGKILL, Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC,
 	}

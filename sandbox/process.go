@@ -3,6 +3,7 @@ package sandbox
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"os"
@@ -45,6 +46,13 @@ func (c Command) argv() []string {
 		return fields
 	}
 	return []string{"./" + Executable}
+}
+
+func (c Command) stdin() io.Reader {
+	if c.Stdin == nil {
+		return nil // a nil *os.File would be none
+	}
+	return c.Stdin
 }
 
 // Spawner starts processes that end when this process does: the kernel sends them SIGKILL then. It does so when the
@@ -96,7 +104,7 @@ func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
 		program = filepath.Join(c.Dir, program)
 	}
 	cmd := exec.Command(program, argv[1:]...)
-	cmd.Dir, cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = c.Dir, c.Files, c.Stdout, c.Stderr
+	cmd.Dir, cmd.ExtraFiles, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Dir, c.Files, c.stdin(), c.Stdout, c.Stderr
 	defaults := []string{"HOME=/tmp"}
 	if dir := os.Getenv("GOCOVERDIR"); dir != "" { // coverage of a stage binary built for it
 		defaults = append(defaults, "GOCOVERDIR="+dir)

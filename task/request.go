@@ -21,7 +21,7 @@ type Request struct {
 // Header fields between the gateway and functions that speak HTTP. Neither clients nor functions can write HeaderDirect.
 const (
 	// HeaderDirect, of a request, says that its function was invoked by itself, so that its status and headers are the
-	// client's to see. Its value is empty, or "unix PATH TOKEN": at that socket the gateway waits for the replica, which says
+	// client's to see. Its value is empty, or "unix TOKEN PATH": at that socket the gateway waits for the replica, which says
 	// the token and a newline, and is then asked over HTTP on that connection.
 	HeaderDirect = "Stagecoach-Direct"
 	// HeaderStatus, of a response, is the HTTP status that its function answered with, 200 to 599; absent: 200.

@@ -102,10 +102,17 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 		}
 		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Declared: f.Declared, Spec: keysmanager.Spec{
 			Function: f.Key, Namespace: f.Declared.Namespace, Image: f.Deployment.Image,
-			Process: f.Deployment.EnvProcess, Env: env,
+			Process: f.Deployment.EnvProcess, Env: env, Ready: annotation(f, "com.openfaas.ready.http.path"),
 		}}
 	}
 	return out
+}
+
+func annotation(f *provider.Deployed, name string) string {
+	if f.Deployment.Annotations == nil {
+		return ""
+	}
+	return (*f.Deployment.Annotations)[name]
 }
 
 // localNode is this machine's KeysManager as the cluster's node.

@@ -115,7 +115,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 	var err error
 	u.keys, err = keysmanager.New(keysmanager.Config{
 		Node: u.cfg.Node.Name, Images: sandbox.Images{Dir: u.cfg.imagesDir()}, ORT: u.cfg.ORT,
-		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory),
+		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory), Watchdog: watchdogLine[:],
 		OnExit: func(e keysmanager.Exit) { u.local.Lost(e.Replica, e.Cause) },
 		Output: func(function, replica, stream, line string) {
 			u.book.Add(function, logbook.Line{At: time.Now().UTC(), Replica: replica, Stream: stream, Text: line})

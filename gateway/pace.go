@@ -1,0 +1,53 @@
+package gateway
+
+import (
+	"net/http"
+	"time"
+)
+
+// paced is a ResponseWriter whose client has to take what it gets piece by piece, each within a while.
+type paced struct {
+	http.ResponseWriter
+	stall time.Duration
+}
+
+// piece is how many bytes a client has to take at a time.
+const piece = 64 << 10
+
+// paced gives the client of w Config.Stall for each piece of its answer; done does so for the last one, which net/http sends
+// after the handler.
+func (g *Gateway) paced(w http.ResponseWriter) (out http.ResponseWriter, done func()) {
+	if g.cfg.Stall <= 0 {
+		return w, func() {}
+	}
+	p := &paced{ResponseWriter: w, stall: g.cfg.Stall}
+	return p, p.extend
+}
+
+// extend begins a while. A recorder in a test has no deadlines.
+func (p *paced) extend() {
+	_ = http.NewResponseController(p.ResponseWriter).SetWriteDeadline(time.Now().Add(p.stall))
+}
+
+// Write implements io.Writer.
+func (p *paced) Write(b []byte) (n int, err error) {
+	for first := true; err == nil && (first || len(b) > 0); first = false {
+		p.extend()
+		var k int
+		k, err = p.ResponseWriter.Write(b[:min(len(b), piece)])
+		n, b = n+k, b[k:]
+	}
+	return n, err
+}
+
+// Flush implements http.Flusher.
+func (p *paced) Flush() { _ = p.FlushError() }
+
+// FlushError is Flush for http.ResponseController.
+func (p *paced) FlushError() error {
+	p.extend()
+	return http.NewResponseController(p.ResponseWriter).Flush()
+}
+
+// Unwrap is for http.ResponseController.
+func (p *paced) Unwrap() http.ResponseWriter { return p.ResponseWriter }

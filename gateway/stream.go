@@ -1,0 +1,310 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// exchange is one attempt at a request to a function that speaks HTTP.
+type exchange struct {
+	c      *call
+	conn   net.Conn // to the replica; the transport's to close
+	status int      // of the answer; 0: none came
+	err    error    // why none came
+}
+
+type exchangeKey struct{}
+
+// newProxy makes the reverse proxy that runs exchanges; each is in its request's context.
+func newProxy(log *slog.Logger) *httputil.ReverseProxy {
+	of := func(ctx context.Context) *exchange { return ctx.Value(exchangeKey{}).(*exchange) }
+	return &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { rewrite(r, of(r.In.Context()).c) },
+		Transport: &http.Transport{
+			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return of(ctx).conn, nil },
+			DisableKeepAlives: true, DisableCompression: true, WriteBufferSize: 32 << 10, ReadBufferSize: 32 << 10,
+			MaxResponseHeaderBytes: 1 << 20,
+		},
+		ModifyResponse: func(r *http.Response) error {
+			x := of(r.Request.Context())
+			x.status = r.StatusCode
+			for _, name := range [...]string{"X-Openfaas-Internal", "X-Call-Id", "X-Start-Time", "X-Duration-Seconds", task.HeaderDirect} {
+				delete(r.Header, name) // the platform's words
+			}
+			stamp(r.Header, x.c)
+			return nil
+		},
+		ErrorHandler: func(_ http.ResponseWriter, r *http.Request, err error) { of(r.Context()).err = err },
+		ErrorLog:     slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+}
+
+// rewrite makes the request that the function gets: what the client sent, at the path after the function's name.
+func rewrite(r *httputil.ProxyRequest, c *call) {
+	u := r.Out.URL
+	*u = url.URL{Scheme: "http", Host: "function", Path: c.path, RawPath: c.path, RawQuery: r.In.URL.RawQuery}
+	if p, err := url.PathUnescape(c.path); err == nil {
+		u.Path = p
+	}
+	r.Out.Host, r.Out.Trailer = r.In.Host, r.In.Trailer // which comes to be when the body ends
+	for _, name := range [...]string{"Expect", "X-Callback-Url", task.HeaderDirect} {
+		delete(r.Out.Header, name)
+	}
+	forward(r.In, r.Out.Header)
+	r.Out.Header["X-Call-Id"] = []string{c.id}
+	r.Out.Header["X-Start-Time"] = []string{startTime(c)}
+	if c.traceparent != "" {
+		r.Out.Header["Traceparent"] = []string{c.traceparent}
+	}
+}
+
+// forward says where a request came from, as OpenFaaS's gateway does: it goes on with what a proxy before it said.
+func forward(r *http.Request, h http.Header) {
+	from, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		from = r.RemoteAddr
+	}
+	for name, value := range map[string]string{"X-Forwarded-Host": r.Host, "X-Forwarded-Proto": "http"} {
+		if given := r.Header[name]; len(given) > 0 {
+			h[name] = given
+		} else {
+			h[name] = []string{value}
+		}
+	}
+	if given := r.Header["X-Forwarded-For"]; len(given) > 0 {
+		from = given[len(given)-1] + ", " + from
+	}
+	h["X-Forwarded-For"] = []string{from}
+}
+
+// taskEnd is what became of a request's task.
+type taskEnd struct {
+	resp *task.Response
+	err  *task.Error
+}
+
+// settleTime is how long the end of a task is waited for whose exchange has ended.
+const settleTime = 100 * time.Millisecond
+
+// stream runs a request of a function that speaks HTTP. Its task waits for a replica like any other; the replica then comes
+// to the rendezvous, and the HTTP exchange runs there.
+func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
+	timeout, terr := g.timeout(r.Header.Get("X-Timeout"))
+	if terr != nil {
+		return fail(w, c, terr)
+	}
+	meet := g.cfg.Rendezvous.meet()
+	defer meet.close()
+	req := task.Request{
+		ID: c.id + "." + g.ids.next(), Target: c.key, Deadline: c.start.Add(timeout), Input: tensor.Activation{{}},
+		Header: []task.Header{{Name: task.HeaderDirect, Value: meet.address()}, {Name: "X-Call-Id", Value: c.id}},
+	}
+	if t := r.Header.Get("Traceparent"); validTrace(t) {
+		req.Traceparent = t
+	}
+	trace(&req, c.trace)
+	c.traceparent = req.Traceparent
+
+	ctx, cancel := context.WithCancel(r.Context())
+	talk, hush := context.WithCancelCause(r.Context())
+	defer hush(nil)
+	end := make(chan taskEnd, 1)
+	go func() {
+		resp, err := g.cfg.Invoker.Invoke(ctx, req)
+		if err != nil {
+			hush(err) // no answer is wanted any more
+		}
+		end <- taskEnd{resp, err}
+		close(end)
+	}()
+	defer func() { // not before its goroutine
+		cancel()
+		if o, ok := <-end; ok && o.resp != nil {
+			c.calls = o.resp.Stages
+		}
+	}()
+	code := g.talk(talk, w, r, c, meet, end)
+	if !c.broken && code != statusClientGone {
+		_ = http.NewResponseController(w).Flush() // nobody need wait for the bookkeeping; a client that is gone needs none
+		meet.close()
+		settle(end, c)
+	}
+	return code
+}
+
+// settle gives the task's end a moment: the answer was whole, but the replica may be gone, and the task be tried again.
+func settle(end <-chan taskEnd, c *call) {
+	t := time.NewTimer(settleTime)
+	defer t.Stop()
+	select {
+	case o := <-end:
+		if o.resp != nil {
+			c.calls = o.resp.Stages
+		}
+	case <-t.C:
+	}
+}
+
+// talk answers the client with what the replica says that comes to the meeting; with the next one's words when that is lost
+// and nothing of the request is.
+func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Request, c *call, meet *meeting, end <-chan taskEnd) int {
+	_ = http.NewResponseController(w).EnableFullDuplex() // functions may answer while they read
+	body := &source{r: r.Body}
+	if g.cfg.Stall > 0 {
+		body.pace = func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(g.cfg.Stall)) }
+	}
+	for {
+		select {
+		case o := <-end:
+			if r.Context().Err() != nil {
+				return statusClientGone
+			}
+			if o.err == nil {
+				o.err = &task.Error{Status: http.StatusBadGateway, Internal: true, Stage: c.name, Cause: "the replica ended the request without an answer; if the function's image has changed, deploy it again"}
+			}
+			return fail(w, c, o.err)
+		case conn := <-meet.conns:
+			x := &exchange{c: c, conn: conn}
+			g.exchange(ctx, w, r, x, body)
+			if x.err == nil || c.broken {
+				return x.status
+			}
+			if terr := g.missed(ctx, r, x, body); terr != nil {
+				if r.Context().Err() != nil {
+					return statusClientGone
+				}
+				return fail(w, c, terr)
+			}
+		}
+	}
+}
+
+// exchange runs one exchange; afterwards x has its status or why there is none, or the call is broken.
+func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.Request, x *exchange, body *source) {
+	defer func() {
+		if p := recover(); p != nil {
+			if p != http.ErrAbortHandler { //nolint:errorlint // a panic's value is it itself
+				panic(p)
+			}
+			x.c.broken, x.c.cause = true, "the answer broke off"
+			if cause := context.Cause(ctx); cause != nil {
+				x.c.cause += ": " + cause.Error()
+			}
+		}
+		_ = x.conn.Close() // twice, unless the transport never had it
+	}()
+	r = r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
+	if r.Body != nil && r.ContentLength != 0 {
+		again := body.again()
+		defer again.Close()
+		r.Body = again
+	}
+	delete(w.Header(), "X-Call-Id") // the answer brings it
+	g.proxy.ServeHTTP(w, r)
+}
+
+// missed returns what the client is told of an exchange without an answer; nil: the next replica may try.
+func (g *Gateway) missed(ctx context.Context, r *http.Request, x *exchange, body *source) *task.Error {
+	sent, lost, err := body.state()
+	var terr *task.Error
+	switch {
+	case errors.As(context.Cause(ctx), &terr):
+		return terr
+	case r.Context().Err() != nil:
+		return &task.Error{Status: statusClientGone, Cause: "the client is gone"}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return &task.Error{Status: http.StatusRequestTimeout, Cause: fmt.Sprintf("body: nothing came for %v after %d bytes", g.cfg.Stall, sent)}
+	case err != nil:
+		return &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("body: after %d bytes: %v", sent, err)}
+	case lost:
+		return &task.Error{
+			Status: http.StatusBadGateway, Internal: true, Stage: x.c.name,
+			Cause: fmt.Sprintf("the replica was lost after it had got %d bytes of the body, and before it answered: %v; not tried again, because they are gone", sent, x.err),
+		}
+	}
+	return nil
+}
+
+// maxReplay bounds in bytes what is kept of a body, so that another replica can have it.
+const maxReplay = 64 << 10
+
+// source is a request's body, which can be read again from its beginning as long as that is kept.
+type source struct {
+	pace func() // gives the client a while for the next piece; nil: it has time
+
+	mu   sync.Mutex
+	r    io.Reader
+	head []byte
+	sent int64 // bytes that were read of r
+	err  error // that ended it
+}
+
+// state returns how much was read, whether that is more than can be read again, and what is wrong with the body.
+func (s *source) state() (sent int64, lost bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err = s.err
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return s.sent, s.sent > int64(len(s.head)), err
+}
+
+// again returns the body from its beginning. The reader before it must have been closed.
+func (s *source) again() io.ReadCloser { return &reading{s: s} }
+
+// reading is one attempt's view of a source.
+type reading struct {
+	s      *source
+	off    int
+	closed atomic.Bool
+}
+
+// Read implements io.Reader.
+func (b *reading) Read(p []byte) (int, error) {
+	s := b.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b.closed.Load() {
+		return 0, http.ErrBodyReadAfterClose
+	}
+	if b.off < len(s.head) {
+		n := copy(p, s.head[b.off:])
+		b.off += n
+		return n, nil
+	}
+	if s.err != nil {
+		return 0, s.err
+	}
+	if s.pace != nil {
+		s.pace()
+	}
+	n, err := s.r.Read(p)
+	if s.sent == int64(len(s.head)) && len(s.head)+n <= maxReplay {
+		s.head = append(s.head, p[:n]...)
+		b.off += n
+	}
+	s.sent += int64(n)
+	s.err = err
+	return n, err
+}
+
+// Close implements io.Closer. It does not wait for a Read that waits for the client: the next reader does.
+func (b *reading) Close() error {
+	b.closed.Store(true)
+	return nil
+}

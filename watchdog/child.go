@@ -1,0 +1,178 @@
+package watchdog
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+)
+
+// command is how the function's program is started, but for its files.
+func (c *config) command() sandbox.Command {
+	cmd := sandbox.Command{Dir: c.image.Root, Argv: c.process, Env: c.env, Stdout: os.Stdout, Stderr: os.Stderr}
+	if c.image.Rootfs {
+		cmd.Chroot, cmd.Dir, cmd.User = c.image.Root, cmp.Or(c.image.WorkDir, "/"), c.image.User
+	}
+	return cmd
+}
+
+// child is the program of a function in mode http, for as long as the replica lives.
+type child struct {
+	cmd    *exec.Cmd
+	at     url.URL       // where it listens
+	gone   chan struct{} // closed when it has ended; then status is set
+	status unix.WaitStatus
+}
+
+// startChild starts the program and returns before it is ready.
+func startChild(s *sandbox.Spawner, c *config) (*child, error) {
+	command := c.command()
+	p := &child{gone: make(chan struct{})}
+	if c.upstream != nil {
+		p.at = *c.upstream
+		if conn, err := net.DialTimeout("tcp", p.at.Host, time.Second); err == nil {
+			_ = conn.Close()
+			return nil, fmt.Errorf("upstream_url %s: somebody else listens there: have the function listen on the port that the environment port names, or run one replica a node", &p.at)
+		}
+	} else {
+		port, err := freePort()
+		if err != nil {
+			return nil, err
+		}
+		p.at = url.URL{Scheme: "http", Host: net.JoinHostPort("127.0.0.1", port)}
+		command.Env = maps.Clone(c.env)
+		for _, name := range []string{"port", "PORT", "http_port", "HTTP_PORT"} {
+			command.Env[name] = port
+		}
+	}
+	var err error
+	if p.cmd, err = s.Start(command); err != nil {
+		return nil, err
+	}
+	go func() { // ends with the process, which ends with this one
+		p.status = sandbox.Wait(p.cmd)
+		close(p.gone)
+	}()
+	return p, nil
+}
+
+// freePort returns a port of this machine that nobody listens on.
+func freePort() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", fmt.Errorf("a port for the function: %w", err)
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	return port, err
+}
+
+// stop ends the program: SIGTERM, and SIGKILL when ctx ends. It returns when it has ended.
+func (p *child) stop(ctx context.Context) {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	select {
+	case <-p.gone:
+		return
+	case <-ctx.Done():
+	}
+	_ = p.cmd.Process.Kill()
+	<-p.gone
+}
+
+// end says how the program has ended.
+func (p *child) end() string {
+	switch s := p.status; {
+	case s.Signaled():
+		return "it was killed by " + unix.SignalName(s.Signal())
+	default:
+		return "it ended with exit status " + strconv.Itoa(s.ExitStatus())
+	}
+}
+
+// Waits between two looks at a program that starts.
+const (
+	firstLook = 2 * time.Millisecond
+	laterLook = 200 * time.Millisecond
+	lookTime  = 5 * time.Second // for an answer
+)
+
+// wait returns when the program is ready, has ended, or ctx has.
+func (p *child) wait(ctx context.Context, path string) error {
+	client := &http.Client{
+		Transport:     &http.Transport{DisableKeepAlives: true},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Timeout:       lookTime,
+	}
+	var said error // what it answered last
+	for pause := firstLook; ; pause = min(2*pause, laterLook) {
+		ready, err := p.ask(ctx, client, path)
+		if ready {
+			return nil
+		}
+		said = err
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-p.gone:
+			t.Stop()
+			return fmt.Errorf("the function's program was never ready: %s", p.end())
+		case <-ctx.Done():
+			t.Stop()
+			return fmt.Errorf("the function's program was not ready in time: %w", errors.Join(ctx.Err(), said))
+		}
+	}
+}
+
+// ask looks once whether the program is ready.
+func (p *child) ask(ctx context.Context, client *http.Client, path string) (ready bool, err error) {
+	if path != "" {
+		status, err := p.get(ctx, client, path)
+		if err == nil && (status < 200 || status > 299) {
+			err = fmt.Errorf("%s answered %d, want 2xx", path, status)
+		}
+		return err == nil, err
+	}
+	for _, path := range []string{"/_/ready", "/_/health"} {
+		status, err := p.get(ctx, client, path)
+		switch {
+		case err != nil:
+			return false, err
+		case status >= 200 && status <= 299:
+			return true, nil
+		case status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests:
+			return false, fmt.Errorf("%s answered %d", path, status)
+		}
+	}
+	return true, nil // it answers, and knows neither path
+}
+
+func (p *child) get(ctx context.Context, client *http.Client, path string) (status int, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.at.Host+path, nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	_, err = io.CopyN(io.Discard, resp.Body, 64<<10)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return resp.StatusCode, err
+}

@@ -1,0 +1,121 @@
+package watchdog
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/stage"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// The modes, in of-watchdog's words.
+const (
+	modeHTTP        = "http"
+	modeStreaming   = "streaming"
+	modeSerializing = "serializing"
+)
+
+// config is what a replica's environment says.
+type config struct {
+	mode        string
+	image       sandbox.Image
+	process     []string          // program and arguments
+	env         map[string]string // of the program
+	upstream    *url.URL          // where it listens; nil: on a port that it is given
+	ready       string            // path to ask; empty: see the package
+	contentType string            // of what a process a request prints
+	slots       int               // requests at a time
+
+	exec, read, write time.Duration // bounds of a request: all of it, its body's coming, its answer's going; 0: none
+}
+
+// Requests at a time of a function that does not say max_inflight.
+const (
+	slotsHTTP = 100
+	slotsFork = 16
+)
+
+// parse reads an environment, and names all that is wrong with it.
+func parse(environ []string) (config, error) {
+	given := map[string]string{}
+	add := func(list []string) {
+		for _, kv := range list {
+			if k, v, ok := strings.Cut(kv, "="); ok {
+				given[k] = v
+			}
+		}
+	}
+	add(environ)
+	c := config{ready: given[wire.EnvReady]}
+	if err := json.Unmarshal([]byte(given[wire.EnvImage]), &c.image); err != nil {
+		return c, fmt.Errorf("environment %s: %w; a function is started by `stagecoach up`", wire.EnvImage, err)
+	}
+	clear(given)
+	add(c.image.Env) // under the function's own
+	add(environ)
+	maps.DeleteFunc(given, func(k, _ string) bool { return strings.HasPrefix(k, "STAGECOACH_") })
+	c.env = given
+
+	var errs []error
+	duration := func(name string) time.Duration {
+		d, err := stage.Duration(name, given[name])
+		errs = append(errs, err)
+		return d
+	}
+	c.exec, c.read, c.write = duration("exec_timeout"), duration("read_timeout"), duration("write_timeout")
+	c.ready = cmp.Or(c.ready, given["ready_path"])
+	if c.ready != "" && c.ready[0] != '/' {
+		errs = append(errs, fmt.Errorf("ready path %q, want one that starts with a slash", c.ready))
+	}
+	c.contentType = cmp.Or(given["content_type"], "application/octet-stream")
+	c.process = strings.Fields(cmp.Or(given["fprocess"], given["function_process"]))
+	c.mode = given["mode"]
+	if c.mode == "" {
+		c.mode = modeStreaming // as for of-watchdog
+		if len(c.process) == 0 {
+			c.mode = modeHTTP
+		}
+	}
+	if len(c.process) == 0 {
+		c.process = slices.Clone(c.image.Entrypoint)
+	}
+	if len(c.process) == 0 {
+		errs = append(errs, fmt.Errorf("image %q has no executable ./%s and no entrypoint, and the function no fprocess: want one of them", c.image.Name, sandbox.Executable))
+	}
+	c.slots = slotsFork
+	switch c.mode {
+	case modeHTTP:
+		c.slots = slotsHTTP
+		var err error
+		c.upstream, err = upstream(cmp.Or(given["upstream_url"], given["http_upstream_url"]))
+		errs = append(errs, err)
+	case modeStreaming, modeSerializing:
+	default:
+		errs = append(errs, fmt.Errorf("mode=%q, want %s, %s or %s", c.mode, modeHTTP, modeStreaming, modeSerializing))
+	}
+	return c, errors.Join(errs...)
+}
+
+// upstream reads where a program says that it listens; nil: it does not say.
+func upstream(value string) (*url.URL, error) {
+	if value == "" {
+		return nil, nil
+	}
+	u, err := url.Parse(value)
+	if err != nil || u.Scheme != "http" || u.Port() == "" || u.RawQuery != "" {
+		return nil, fmt.Errorf("upstream_url=%q, want http://127.0.0.1:PORT", value)
+	}
+	switch u.Hostname() {
+	case "127.0.0.1", "localhost", "::1":
+		return u, nil
+	}
+	return nil, fmt.Errorf("upstream_url=%q: host %q, want 127.0.0.1: a function answers by itself", value, u.Hostname())
+}

@@ -1,0 +1,200 @@
+package watchdog
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+)
+
+// maxOutput bounds in bytes what is kept of an answer before it goes out.
+const maxOutput = 64 << 20
+
+// forker answers each request with a process of its own.
+type forker struct {
+	c       *config
+	spawner *sandbox.Spawner
+	log     *slog.Logger
+}
+
+func (f *forker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p, err := f.start(w, r)
+	if err != nil {
+		refuse(w, http.StatusInternalServerError, err.Error())
+		return
+	}
+	w.Header().Set("Content-Type", f.c.contentType)
+	out := &answer{w: w}
+	if f.c.mode == modeSerializing {
+		out.kept = &bytes.Buffer{}
+	}
+	_, copied := io.Copy(out, p.stdout)
+	if copied != nil {
+		p.kill() // nobody takes its output
+	}
+	status := p.wait()
+	var late overtime
+	why := fmt.Sprintf("the function's process ended with exit status %d", status.ExitStatus())
+	code := http.StatusInternalServerError
+	switch {
+	case errors.As(context.Cause(r.Context()), &late):
+		code, why = http.StatusGatewayTimeout, late.Error()
+	case copied != nil:
+		why = "the function's output: " + copied.Error()
+	case status.Signaled():
+		why = "the function's process was killed by " + unix.SignalName(status.Signal())
+	case status.ExitStatus() == 0:
+		out.end()
+		return
+	}
+	if last := p.stderr.LastError(); last != "" && !errors.As(context.Cause(r.Context()), &late) {
+		why += ": " + last
+	}
+	if out.begun {
+		f.log.Error("an answer was broken off", "error", why)
+		panic(http.ErrAbortHandler) // the client must not take what came for the whole
+	}
+	refuse(w, code, why)
+}
+
+// answer is what a process prints on its way to the client: at once, or kept until the process has ended well.
+type answer struct {
+	w     http.ResponseWriter
+	kept  *bytes.Buffer
+	begun bool
+}
+
+func (a *answer) Write(b []byte) (int, error) {
+	if a.kept == nil {
+		a.begun = true
+		n, err := a.w.Write(b)
+		if err == nil {
+			_ = http.NewResponseController(a.w).Flush() // what cannot be sent, the next Write tells
+		}
+		return n, err
+	}
+	if a.kept.Len()+len(b) > maxOutput {
+		return 0, fmt.Errorf("more than %d bytes, want mode=%s for it", maxOutput, modeStreaming)
+	}
+	return a.kept.Write(b)
+}
+
+func (a *answer) end() {
+	if a.kept != nil {
+		a.w.Header().Set("Content-Length", strconv.Itoa(a.kept.Len()))
+		_, _ = a.w.Write(a.kept.Bytes()) // fails when the client is gone
+	}
+}
+
+// process is one request's.
+type process struct {
+	cmd    *exec.Cmd
+	stdout *os.File
+	stderr *sandbox.Output
+	fed    chan struct{} // closed when nothing more goes to its stdin
+	ended  chan struct{} // closed when it has ended, and what it had started; then status is set
+	status unix.WaitStatus
+	hurry  func()      // ends a wait for the request's body
+	stop   func() bool // the watch on the request's context
+}
+
+func (f *forker) start(w http.ResponseWriter, r *http.Request) (*process, error) {
+	theirIn, in, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("stdin: %w", err)
+	}
+	defer theirIn.Close()
+	out, theirOut, err := os.Pipe()
+	if err != nil {
+		_ = in.Close()
+		return nil, fmt.Errorf("stdout: %w", err)
+	}
+	defer theirOut.Close()
+	stderr, err := sandbox.NewOutput(func(_, line string) { fmt.Fprintln(os.Stderr, line) })
+	if err != nil {
+		_, _ = in.Close(), out.Close()
+		return nil, err
+	}
+	command := f.c.command()
+	command.Env = variables(f.c.env, r)
+	command.Stdin, command.Stdout, command.Stderr = theirIn, theirOut, stderr.Stderr
+	cmd, err := f.spawner.Start(command)
+	stderr.Started()
+	if err != nil {
+		_, _ = in.Close(), out.Close()
+		stderr.Abandon()
+		return nil, err
+	}
+	p := &process{cmd: cmd, stdout: out, stderr: stderr, fed: make(chan struct{}), ended: make(chan struct{})}
+	p.hurry = func() { _ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) } // a body in memory needs none
+	p.stop = context.AfterFunc(r.Context(), p.kill)
+	go func() { // wait waits for both
+		p.status = sandbox.Wait(cmd)
+		close(p.ended)
+	}()
+	go func() {
+		defer close(p.fed)
+		_, _ = io.Copy(in, r.Body) // a process need not read all of it
+		_ = in.Close()
+	}()
+	return p, nil
+}
+
+// kill ends the process, and with it what it has started.
+func (p *process) kill() { _ = p.cmd.Process.Kill() }
+
+// wait returns how the process has ended, once nothing of it is left.
+func (p *process) wait() unix.WaitStatus {
+	<-p.ended
+	p.stop()
+	select {
+	case <-p.fed:
+	default:
+		p.hurry()
+		<-p.fed
+	}
+	_ = p.stdout.Close() // read-only
+	p.stderr.Finish(lastMoment)
+	return p.status
+}
+
+// variables returns what a process learns of its request, as OpenFaaS's watchdogs say it.
+func variables(env map[string]string, r *http.Request) map[string]string {
+	all := maps.Clone(env)
+	for name, values := range r.Header {
+		all["Http_"+strings.ReplaceAll(name, "-", "_")] = values[0]
+	}
+	path := r.URL.EscapedPath()
+	if p, err := url.PathUnescape(path); err == nil {
+		path = p
+	}
+	for name, value := range map[string]string{
+		"Http_Method": r.Method, "Http_Path": path, "Http_Query": r.URL.RawQuery, "Http_Host": r.Host,
+		"Http_ContentLength": strconv.FormatInt(r.ContentLength, 10), "Http_Content_Length": strconv.FormatInt(r.ContentLength, 10),
+		"Http_Transfer_Encoding": strings.Join(r.TransferEncoding, ","),
+	} {
+		if value != "" {
+			all[name] = value
+		}
+	}
+	for name, value := range all {
+		if strings.ContainsRune(value, 0) {
+			delete(all, name) // an environment has no NULs
+		}
+	}
+	return all
+}

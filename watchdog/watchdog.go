@@ -1,0 +1,134 @@
+package watchdog
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/stage"
+	"github.com/stagecoach-serving/stagecoach/task"
+)
+
+// Bounds of a replica's end, each once its calls are answered.
+const (
+	lastAnswers = 2 * time.Second  // what has been written goes out
+	lastWork    = 10 * time.Second // the program ends by itself; the KeysManager may have less patience
+)
+
+// Run is the replica: it starts the program, says hello when that is ready, and answers calls until ctx ends or its
+// dispatcher wants no more. When the program ends by itself, so does this process, in the same way: it does not return.
+func Run(ctx context.Context) error {
+	c, err := parse(os.Environ())
+	if err != nil {
+		return err
+	}
+	spawner := sandbox.NewSpawner()
+	defer spawner.Close()
+	w := &watchdog{c: &c, spawner: spawner}
+	err = stage.Run(ctx, stage.Hooks{Place: w.place, Infer: w.infer, Slots: c.slots})
+	w.stop()
+	return err
+}
+
+type watchdog struct {
+	c         *config
+	spawner   *sandbox.Spawner
+	child     *child // nil: one process a request
+	stopping  chan struct{}
+	watched   chan struct{} // closed when nobody watches the child any more
+	function  http.Handler
+	forget    func() // idle connections
+	exchanges *exchanges
+}
+
+// place starts the program and waits until it is ready.
+func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
+	w.forget = func() {}
+	if w.c.mode != modeHTTP {
+		w.function = &forker{c: w.c, spawner: w.spawner, log: r.Log}
+	} else {
+		p, err := startChild(w.spawner, w.c)
+		if err != nil {
+			return err
+		}
+		if err := p.wait(ctx, w.c.ready); err != nil {
+			_ = p.cmd.Process.Kill()
+			<-p.gone
+			return err
+		}
+		w.child, w.stopping, w.watched = p, make(chan struct{}), make(chan struct{})
+		go w.watch() // stop waits for it
+		w.function, w.forget = proxy(p, w.c.slots, r.Log)
+	}
+	w.function = bounded(w.c.exec, w.function)
+	w.exchanges = newExchanges(w.function, w.c.read, w.c.write, r.Log)
+	return nil
+}
+
+// watch ends this process when the program ends by itself: a replica without its program is none, and its calls can be
+// tried elsewhere.
+func (w *watchdog) watch() {
+	defer close(w.watched)
+	select {
+	case <-w.stopping:
+	case <-w.child.gone:
+		follow(w.child.status)
+	}
+}
+
+// follow ends this process as another one has ended, so that the cause is reported as if there were no watchdog: the last
+// line on stderr is the program's own.
+func follow(s unix.WaitStatus) {
+	if s.Signaled() {
+		if s.Signal() == unix.SIGKILL {
+			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+		}
+		fmt.Fprintln(os.Stderr, "watchdog: the function's program was killed by "+unix.SignalName(s.Signal()))
+		os.Exit(1)
+	}
+	if s.ExitStatus() == 0 {
+		fmt.Fprintln(os.Stderr, "watchdog: the function's program ended by itself, want it to serve until SIGTERM")
+		os.Exit(1)
+	}
+	os.Exit(s.ExitStatus())
+}
+
+// infer runs one call.
+func (w *watchdog) infer(_ context.Context, calls []*stage.Call) []stage.Result {
+	c := calls[0]
+	direct := false
+	for _, h := range c.Header {
+		if h.Name != task.HeaderDirect {
+			continue
+		}
+		if h.Value != "" {
+			return []stage.Result{{Err: w.exchanges.do(c, h.Value)}}
+		}
+		direct = true
+	}
+	return []stage.Result{call(c, w.function, direct)}
+}
+
+// stop lets the last answers go out and ends the program.
+func (w *watchdog) stop() {
+	if w.exchanges != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), lastAnswers)
+		w.exchanges.close(ctx)
+		cancel()
+	}
+	if w.child != nil {
+		close(w.stopping)
+		<-w.watched
+		ctx, cancel := context.WithTimeout(context.Background(), lastWork)
+		w.child.stop(ctx)
+		cancel()
+	}
+	if w.forget != nil {
+		w.forget()
+	}
+}
