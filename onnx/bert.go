@@ -155,14 +155,14 @@ func (b *bert) attention(p, x string) {
 			perm = []int64{0, 2, 3, 1}
 		}
 		b.op("Reshape", p+c+"1", p+c+"0", "heads")
-		b.node("Transpose", []string{p + c + "1"}, []string{p + c}, intsAttr("perm", perm...))
+		b.node("Transpose", []string{p + c + "1"}, []string{p + c}, permAttr(perm...))
 	}
 	b.op("Mul", p+"q.scaled", p+"q", "scale")
 	b.op("MatMul", p+"products", p+"q.scaled", p+"k")
 	b.op("Add", p+"logits", p+"products", "mask.bias")
 	b.node("Softmax", []string{p + "logits"}, []string{p + "weights"}, intAttr("axis", -1))
 	b.op("MatMul", p+"heads", p+"weights", p+"v")
-	b.node("Transpose", []string{p + "heads"}, []string{p + "side"}, intsAttr("perm", 0, 2, 1, 3))
+	b.node("Transpose", []string{p + "heads"}, []string{p + "side"}, permAttr(0, 2, 1, 3))
 	b.op("Reshape", p+"all", p+"side", "merge")
 }
 

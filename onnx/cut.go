@@ -109,43 +109,51 @@ func Cut(m *onnxpb.ModelProto, carried []string, at ...string) ([]*onnxpb.ModelP
 	if err != nil {
 		return nil, err
 	}
-	points, _ := g.points()
-	for _, name := range at {
-		i := slices.IndexFunc(points, func(p point) bool { return p.tensor == name })
-		if i < 0 {
-			return nil, fmt.Errorf("cut at %q: no such point behind the one before it, want one of %s", name, some(points))
-		}
-		points = points[i+1:]
+	if err := g.follow(at); err != nil {
+		return nil, err
 	}
 	all := slices.DeleteFunc(slices.Clone(m.GetGraph().GetInput()), func(in *onnxpb.ValueInfoProto) bool { return g.initial[in.GetName()] })
-	carry := slices.DeleteFunc(slices.Clone(all), func(in *onnxpb.ValueInfoProto) bool { return !slices.Contains(carried, in.GetName()) })
+	carry := func(read map[string]bool) (out []*onnxpb.ValueInfoProto) {
+		return slices.DeleteFunc(slices.Clone(all), func(in *onnxpb.ValueInfoProto) bool {
+			return !read[in.GetName()] || !slices.Contains(carried, in.GetName())
+		})
+	}
 	stages := make([]*onnxpb.ModelProto, len(at)+1)
-	later := map[string]bool{} // the carried inputs that stages behind this one read
+	later := map[string]bool{} // what the stages behind this one read
 	for i := len(at); i >= 0; i-- {
-		outputs := m.GetGraph().GetOutput()
+		given, outputs := all, m.GetGraph().GetOutput()
+		if i > 0 {
+			given = slices.Concat([]*onnxpb.ValueInfoProto{g.info(at[i-1])}, all)
+		}
 		if i < len(at) {
 			outputs = []*onnxpb.ValueInfoProto{g.info(at[i])}
 		}
-		inputs := all
-		if i > 0 {
-			inputs = append([]*onnxpb.ValueInfoProto{g.info(at[i-1])}, carry...)
-		}
-		part, reads, err := g.between(inputs, outputs)
+		part, reads, err := g.between(given, outputs)
 		if err != nil {
 			return nil, fmt.Errorf("stage %d of %d: %w", i+1, len(at)+1, err)
 		}
-		needs := func(of map[string]bool) (out []*onnxpb.ValueInfoProto) {
-			return slices.DeleteFunc(slices.Clone(carry), func(in *onnxpb.ValueInfoProto) bool { return !of[in.GetName()] })
-		}
 		part.Name = proto.String(fmt.Sprintf("%s-%d", m.GetGraph().GetName(), i+1))
-		part.Output = slices.Concat(outputs, needs(later))
+		part.Output = slices.Concat(outputs, carry(later))
 		maps.Copy(later, reads)
 		if part.Input = all; i > 0 {
-			part.Input = append([]*onnxpb.ValueInfoProto{g.info(at[i-1])}, needs(later)...)
+			part.Input = slices.Concat(given[:1], carry(later))
 		}
 		stages[i] = &onnxpb.ModelProto{IrVersion: m.IrVersion, OpsetImport: m.GetOpsetImport(), Functions: m.GetFunctions(), Graph: part}
 	}
 	return stages, nil
+}
+
+// follow says which of the names is no cut point behind the one before it.
+func (g *graph) follow(at []string) error {
+	points, _ := g.points()
+	for _, name := range at {
+		i := slices.IndexFunc(points, func(p point) bool { return p.tensor == name })
+		if i < 0 {
+			return fmt.Errorf("cut at %q: no such point behind the one before it, want one of %s", name, some(points))
+		}
+		points = points[i+1:]
+	}
+	return nil
 }
 
 func some(points []point) string {

@@ -198,6 +198,115 @@ func TestCutRefuses(t *testing.T) {
 	}
 }
 
+// TestCarried: an input that every stage reads is no obstacle to a cut, and goes along as far as somebody reads it.
+func TestCarried(t *testing.T) {
+	m := model("x m n", "y", node("Relu m > k"), node("Relu x > a"), node("Mul a k > b"), node("Relu b > c"), node("Mul c k > d"), node("Relu d > e"), node("Relu e > y"))
+	if at, err := onnx.CutPoints(m); err != nil || fmt.Sprint(at) != "[d e]" {
+		t.Errorf("points %v, %v, want d, e without carrying", at, err)
+	}
+	if at, err := onnx.CutPoints(m, "m"); err != nil || fmt.Sprint(at) != "[a b c d e]" {
+		t.Errorf("points %v, %v, want a to e", at, err)
+	}
+	stages, err := onnx.Cut(m, []string{"m", "n"}, "a", "b", "d", "e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := func(of []*onnxpb.ValueInfoProto) (s string) {
+		for _, v := range of {
+			s += v.GetName()
+		}
+		return s
+	}
+	var got []string
+	for _, s := range stages {
+		text := names(s.GetGraph().GetInput()) + ":"
+		for _, n := range s.GetGraph().GetNode() {
+			text += n.GetOutput()[0]
+		}
+		got = append(got, text+":"+names(s.GetGraph().GetOutput()))
+	}
+	if want := "[xmn:a:am am:kb:bm bm:kcd:d d:e:e e:y:y]"; fmt.Sprint(got) != want {
+		t.Errorf("stages %v, want %s", got, want)
+	}
+	if _, err := onnx.Cut(m, []string{"ghost"}); err == nil || !strings.Contains(err.Error(), `"ghost"`) {
+		t.Errorf("an unknown input is carried: error %v, want its name", err)
+	}
+}
+
+// TestBert cuts a small encoder at every layer; functions/minilm compares a real one with its reference.
+func TestBert(t *testing.T) {
+	c := onnx.Bert{Layers: 2, Width: 32, Heads: 4, Inner: 64, Vocabulary: 50, Positions: 16, Types: 2, Epsilon: 1e-12}
+	drawn := func(name string, dims ...int64) ([]float32, error) {
+		n := int64(1)
+		for _, d := range dims {
+			n *= d
+		}
+		v := make([]float32, n)
+		for i := range v {
+			v[i] = float32((int64(i)+int64(len(name)))*2654435761%1000)/5000 - 0.1
+		}
+		return v, nil
+	}
+	m, err := c.Sentences(drawn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stages, err := onnx.Cut(m, []string{onnx.BertMask}, c.Hidden(0), c.Hidden(1), c.Hidden(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch := []tensor.Tensor{numbers(onnx.BertIDs, 7, 8, 9, 10, 11, 0), numbers(onnx.BertMask, 1, 1, 1, 1, 1, 0)}
+	want := chain(t, batch, m)[0]
+	got := chain(t, batch, stages...)
+	if len(got) != 1 || got[0].Name != onnx.BertEmbedding || fmt.Sprint(got[0].Shape) != "[2 32]" || !(farthest(got[0], want) <= 1e-6) {
+		t.Errorf("%d outputs, the first %s %v, %g off the whole", len(got), got[0].Name, got[0].Shape, farthest(got[0], want))
+	}
+	// What is padded does not count: the second text alone gives the same.
+	alone := chain(t, []tensor.Tensor{
+		{Name: onnx.BertIDs, Datatype: "INT64", Shape: []int64{1, 2}, Data: batch[0].Data[24:40]},
+		{Name: onnx.BertMask, Datatype: "INT64", Shape: []int64{1, 2}, Data: batch[1].Data[24:40]},
+	}, m)[0]
+	if padded := (tensor.Tensor{Data: want.Data[4*32:]}); !(farthest(alone, padded) <= 1e-6) {
+		t.Errorf("padding changes an embedding by %g", farthest(alone, padded))
+	}
+	if _, err := c.Sentences(func(string, ...int64) ([]float32, error) { return []float32{1}, nil }); err == nil || !strings.Contains(err.Error(), "1 values, want 1600") {
+		t.Errorf("parameters of a wrong size: error %v, want both sizes", err)
+	}
+	c.Heads = 5
+	if _, err := c.Sentences(drawn); err == nil {
+		t.Error("width 32 with 5 heads: no error")
+	}
+}
+
+// numbers is a tensor INT64 [2,3].
+func numbers(name string, of ...uint64) tensor.Tensor {
+	t := tensor.Tensor{Name: name, Datatype: "INT64", Shape: []int64{2, 3}}
+	for _, v := range of {
+		t.Data = binary.LittleEndian.AppendUint64(t.Data, v)
+	}
+	return t
+}
+
+// chain runs models one after the other.
+func chain(t *testing.T, in []tensor.Tensor, models ...*onnxpb.ModelProto) []tensor.Tensor {
+	t.Helper()
+	for _, m := range models {
+		path := filepath.Join(t.TempDir(), "m.onnx")
+		if err := onnx.Write(path, m); err != nil {
+			t.Fatal(err)
+		}
+		s, err := zygote.OpenSession(artefact(t, "ort/libonnxruntime.so.1"), path, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if in, err = s.Run(in); err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+	}
+	return in
+}
+
 func TestSynthetic(t *testing.T) {
 	var path string
 	read := func(seed uint64) []byte {

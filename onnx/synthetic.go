@@ -109,13 +109,13 @@ func (b *builder) layer(p, x, out string, d int64) {
 			perm = []int64{0, 2, 3, 1}
 		}
 		b.node("Reshape", []string{p + c + "0", "heads"}, []string{p + c + "1"})
-		b.node("Transpose", []string{p + c + "1"}, []string{p + c}, intsAttr("perm", perm...))
+		b.node("Transpose", []string{p + c + "1"}, []string{p + c}, permAttr(perm...))
 	}
 	b.node("Mul", []string{p + "q", "scale"}, []string{p + "qs"})
 	b.node("MatMul", []string{p + "qs", p + "k"}, []string{p + "logits"})
 	b.node("Softmax", []string{p + "logits"}, []string{p + "weights"}, intAttr("axis", -1))
 	b.node("MatMul", []string{p + "weights", p + "v"}, []string{p + "c0"})
-	b.node("Transpose", []string{p + "c0"}, []string{p + "c1"}, intsAttr("perm", 0, 2, 1, 3))
+	b.node("Transpose", []string{p + "c0"}, []string{p + "c1"}, permAttr(0, 2, 1, 3))
 	b.node("Reshape", []string{p + "c1", "merge"}, []string{p + "c2"})
 	b.linear(p+"o", p+"c2", d, d)
 	b.node("Add", []string{p + "o", x}, []string{p + "r"})

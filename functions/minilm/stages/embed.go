@@ -21,7 +21,7 @@ import (
 const (
 	MaxTokens   = 256  // of a text, as the model was trained; what comes later is cut off
 	MaxTexts    = 1000 // of a request
-	BatchTokens = 2048 // of a batch, padding included
+	BatchTokens = 512  // of a batch, padding included
 )
 
 // Model computes outputs from inputs; zygote.Session is one.
@@ -106,16 +106,16 @@ func textOf(it tensor.Item) (string, error) {
 	return string(it.Bytes), nil
 }
 
-// batches splits texts, in order, so that each batch, padded to its longest text, has at most BatchTokens tokens.
+// batches splits texts, in order, so that each batch, padded to its longest text, has at most BatchTokens tokens, of which at
+// most a quarter is padding.
 func batches(texts [][]int64) (out [][][]int64) {
-	begin, longest := 0, 0
+	begin, longest, tokens := 0, 0, 0
 	for i, text := range texts {
-		if l := max(longest, len(text)); l*(i+1-begin) <= BatchTokens {
-			longest = l
-			continue
+		longest, tokens = max(longest, len(text)), tokens+len(text)
+		if all := longest * (i + 1 - begin); all > BatchTokens || 4*(all-tokens) > all {
+			out = append(out, texts[begin:i])
+			begin, longest, tokens = i, len(text), len(text)
 		}
-		out = append(out, texts[begin:i])
-		begin, longest = i, len(text)
 	}
 	if begin < len(texts) {
 		out = append(out, texts[begin:])

@@ -159,12 +159,16 @@ func distance(a, b []float32) (far float64) {
 
 func TestBatches(t *testing.T) {
 	for name, tc := range map[string]struct{ texts, want []int }{
-		"nothing":          {nil, nil},
-		"one":              {[]int{256}, []int{1}},
-		"as many as go in": {slices.Repeat([]int{256}, 9), []int{8, 1}},
-		"short ones":       {slices.Repeat([]int{2}, 1000), []int{1000}},
-		"a long one late":  {append(slices.Repeat([]int{10}, 20), 256, 10), []int{20, 2}},
-		"a long one first": {append([]int{256}, slices.Repeat([]int{10}, 8)...), []int{8, 1}},
+		"nothing":            {nil, nil},
+		"one":                {[]int{256}, []int{1}},
+		"as many as go in":   {slices.Repeat([]int{256}, 5), []int{2, 2, 1}},
+		"short ones":         {slices.Repeat([]int{2}, 300), []int{256, 44}},
+		"a quarter of 8":     {[]int{4, 4, 8, 8, 6, 6}, []int{2, 4}},
+		"no more":            {[]int{4, 4, 8, 7}, []int{2, 2}},
+		"a long one late":    {append(slices.Repeat([]int{10}, 20), 256, 10), []int{20, 1, 1}},
+		"short before long":  {[]int{6, 8, 8, 8}, []int{4}},
+		"at the bound":       {slices.Repeat([]int{128}, 4), []int{4}},
+		"longest comes last": {[]int{100, 100, 100, 128, 128}, []int{4, 1}},
 	} {
 		var texts [][]int64
 		for _, n := range tc.texts {
@@ -173,8 +177,12 @@ func TestBatches(t *testing.T) {
 		var got []int
 		for _, b := range batches(texts) {
 			got = append(got, len(b))
-			if n := len(padded(b)[0].Data) / 8; n > BatchTokens {
-				t.Errorf("%s: a batch of %d tokens", name, n)
+			all, real := len(padded(b)[0].Data)/8, 0
+			for _, text := range b {
+				real += len(text)
+			}
+			if all > BatchTokens || 4*(all-real) > all {
+				t.Errorf("%s: a batch of %d tokens, %d without padding", name, all, real)
 			}
 		}
 		if !slices.Equal(got, tc.want) {

@@ -175,9 +175,9 @@ func isRemoved(r rune) bool {
 	return r == utf8.RuneError || r != '\t' && r != '\n' && r != '\r' && unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co)
 }
 
-// isPunctuation has besides Unicode's punctuation all that ASCII has besides letters, digits and spaces, such as $ and ~.
+// isPunctuation has besides Unicode's punctuation the symbols of ASCII, such as $ and ~.
 func isPunctuation(r rune) bool {
-	return r > ' ' && r < 0x7f && !('0' <= r && r <= '9' || 'A' <= r && r <= 'Z' || 'a' <= r && r <= 'z') || unicode.Is(unicode.P, r)
+	return unicode.Is(unicode.P, r) || r < utf8.RuneSelf && unicode.Is(unicode.S, r)
 }
 
 // isChinese has the blocks of the CJK ideographs that the reference names; not kana, not hangul.

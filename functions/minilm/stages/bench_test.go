@@ -1,0 +1,36 @@
+package stages
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/onnx"
+	"github.com/stagecoach-serving/stagecoach/stage/zygote"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// BenchmarkLayer says what a token costs in batches of several shapes, which BatchTokens was chosen by.
+func BenchmarkLayer(b *testing.B) {
+	s, err := zygote.OpenSession(proctest.Built(b, "ort", "libonnxruntime.so.1"), proctest.Built(b, "models", "minilm", "layer-3.onnx"), 1)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(s.Close)
+	for _, shape := range [][]int64{{1, 8}, {8, 8}, {64, 8}, {1, 32}, {16, 32}, {64, 32}, {1, 256}, {2, 256}, {8, 256}} {
+		tokens := shape[0] * shape[1]
+		batch := []tensor.Tensor{
+			{Name: "hidden.2", Datatype: "FP32", Shape: append(shape[:2:2], 384), Data: make([]byte, 4*384*tokens)},
+			{Name: onnx.BertMask, Datatype: "INT64", Shape: shape, Data: bytes.Repeat([]byte{1, 0, 0, 0, 0, 0, 0, 0}, int(tokens))},
+		}
+		b.Run(fmt.Sprintf("texts=%d/tokens=%d", shape[0], shape[1]), func(b *testing.B) {
+			for b.Loop() {
+				if _, err := s.Run(batch); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(int64(b.N)*tokens), "µs/token")
+		})
+	}
+}
