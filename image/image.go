@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
@@ -44,11 +43,11 @@ type Config struct {
 }
 
 // Image is an image that was packed, or is in a store or archive. Its files are read when they are needed.
-type Image struct{ v1.Image }
+type Image struct{ of v1.Image }
 
 // Digest is that of the image's manifest, such as sha256:0123….
 func (i *Image) Digest() (string, error) {
-	h, err := i.Image.Digest()
+	h, err := i.of.Digest()
 	return h.String(), err
 }
 
@@ -108,7 +107,13 @@ type Ref struct {
 	Digest string // sha256:…; empty: it is not pinned
 }
 
-var digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+// Forms of a name's parts.
+var (
+	digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+	hostForm   = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?(:[0-9]{1,5})?$`)
+	partForm   = regexp.MustCompile(`^[a-z0-9]+([._-]+[a-z0-9]+)*$`)
+	tagForm    = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$`)
+)
 
 // ParseRef reads [registry/]repository[:tag][@digest]; the tag is latest when there is none.
 func ParseRef(s string) (Ref, error) {
@@ -120,11 +125,17 @@ func ParseRef(s string) (Ref, error) {
 		full += ":latest"
 	}
 	r := Ref{Name: full, Digest: digest}
-	if first, _, ok := strings.Cut(full, "/"); ok && (strings.ContainsAny(first, ".:") || first == "localhost") {
-		r.Host = first
+	colon := strings.LastIndexByte(full, ':')
+	repository, tag := full[:colon], full[colon+1:]
+	if first, rest, ok := strings.Cut(repository, "/"); ok && (strings.ContainsAny(first, ".:") || first == "localhost") {
+		r.Host, repository = first, rest
 	}
-	if _, err := name.NewTag(full, name.WithDefaultRegistry("localhost")); err != nil {
-		return Ref{}, fmt.Errorf("image %q: %w, want [registry/]repository[:tag][@sha256:…] in lower case, such as team/ocr:0.1.0", s, err)
+	good := tagForm.MatchString(tag) && len(full) <= 255 && (r.Host == "" || hostForm.MatchString(r.Host))
+	for part := range strings.SplitSeq(repository, "/") {
+		good = good && partForm.MatchString(part)
+	}
+	if !good {
+		return Ref{}, fmt.Errorf("image %q: want [registry/]repository[:tag][@sha256:…], the repository in lower case, such as team/ocr:0.1.0", s)
 	}
 	return r, nil
 }

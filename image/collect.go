@@ -1,0 +1,134 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Collect removes what no name stands for, what is not among the digests in use, and what nobody has touched for idle: an
+// image that was just fetched is used in a moment, and one that was just replaced may have replicas for another. It returns
+// the bytes of the disk that are free again.
+func (s *Store) Collect(ctx context.Context, used []string, idle time.Duration) (freed int64, err error) {
+	release, err := s.lock(ctx, "lock", unix.LOCK_EX)
+	if err != nil {
+		return 0, err
+	}
+	defer release()
+	m, err := s.index()
+	if err != nil {
+		return 0, err
+	}
+	roots := used
+	for _, d := range m.Manifests {
+		roots = append(roots[:len(roots):len(roots)], d.Digest.String())
+	}
+	before := time.Now().Add(-idle)
+	if recent, err := filepath.Glob(s.path("roots", "*")); err == nil {
+		for _, r := range recent {
+			if info, err := os.Stat(r); err == nil && info.ModTime().After(before) {
+				roots = append(roots, "sha256:"+filepath.Base(r))
+			}
+		}
+	}
+	keep, err := s.mark(roots)
+	if err != nil {
+		return 0, err
+	}
+	var errs []error
+	for _, kind := range []string{"blobs/sha256", "roots", "files", "tmp"} {
+		n, err := s.sweep(kind, keep, before)
+		freed += n
+		errs = append(errs, err)
+	}
+	return freed, errors.Join(errs...)
+}
+
+// mark returns the names of the blobs and roots that images need.
+func (s *Store) mark(digests []string) (map[string]bool, error) {
+	keep := map[string]bool{}
+	for _, d := range digests {
+		img, err := s.Image(d)
+		if errors.Is(err, ErrNoImage) {
+			continue // of a function that will not start; it says so
+		}
+		if err != nil {
+			return nil, err
+		}
+		m, err := img.of.Manifest()
+		if err != nil {
+			return nil, fmt.Errorf("image %s: %w", d, err)
+		}
+		keep[strings.TrimPrefix(d, "sha256:")] = true
+		keep[m.Config.Digest.Hex] = true
+		for _, l := range m.Layers {
+			keep[l.Digest.Hex] = true
+		}
+	}
+	return keep, nil
+}
+
+// sweep removes from a folder what is not kept: of shared files those that no root has, of what is not yet whole everything,
+// because nobody else is here.
+func (s *Store) sweep(kind string, keep map[string]bool, before time.Time) (freed int64, err error) {
+	entries, err := os.ReadDir(s.path(kind))
+	if err != nil {
+		return 0, fmt.Errorf("image store: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			continue // it has gone by itself
+		}
+		st, ok := info.Sys().(*syscall.Stat_t)
+		switch {
+		case !ok, keep[e.Name()]:
+			continue
+		case kind == "files" && st.Nlink > 1:
+			continue
+		case (kind == "roots" || kind == "blobs/sha256") && info.ModTime().After(before):
+			continue
+		}
+		at := s.path(kind, e.Name())
+		size := usage(at)
+		if kind == "roots" { // no longer whole, so no longer there
+			gone := s.path("tmp", "gone-"+e.Name())
+			if err := os.Rename(at, gone); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			at = gone
+		}
+		if err := os.RemoveAll(at); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		freed += size
+	}
+	return freed, errors.Join(errs...)
+}
+
+// usage is the bytes of the disk that go with a file or folder: files that have other names too stay.
+func usage(at string) (bytes int64) {
+	_ = filepath.WalkDir(at, func(_ string, d fs.DirEntry, err error) error { // what cannot be read is not counted
+		if err != nil {
+			return nil //nolint:nilerr // not counted
+		}
+		if info, err := d.Info(); err == nil {
+			if st, ok := info.Sys().(*syscall.Stat_t); ok && (d.IsDir() || st.Nlink == 1) {
+				bytes += st.Blocks * 512
+			}
+		}
+		return nil
+	})
+	return bytes
+}

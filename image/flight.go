@@ -1,0 +1,71 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// flights are works of which one a key goes on at a time: who asks for what is under way gets its result. A work goes on when
+// they who asked have given up, up to its own deadline, so that the next one finds it done.
+type flights[T any] struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	works  sync.WaitGroup
+
+	mu  sync.Mutex
+	now map[string]*flight[T]
+}
+
+type flight[T any] struct {
+	done  chan struct{}
+	value T
+	err   error
+}
+
+var errClosed = errors.New("image store: closed")
+
+func newFlights[T any]() *flights[T] {
+	f := &flights[T]{now: map[string]*flight[T]{}}
+	f.ctx, f.cancel = context.WithCancel(context.Background())
+	return f
+}
+
+func (f *flights[T]) close() {
+	f.mu.Lock() // nothing begins any more
+	f.cancel()
+	f.mu.Unlock()
+	f.works.Wait()
+}
+
+func (f *flights[T]) do(ctx context.Context, key string, limit time.Duration, work func(context.Context) (T, error)) (T, error) {
+	var none T
+	f.mu.Lock()
+	if f.ctx.Err() != nil {
+		f.mu.Unlock()
+		return none, errClosed
+	}
+	one := f.now[key]
+	if one == nil {
+		one = &flight[T]{done: make(chan struct{})}
+		f.now[key] = one
+		f.works.Go(func() {
+			ctx, cancel := context.WithTimeout(f.ctx, limit)
+			defer cancel()
+			one.value, one.err = work(ctx)
+			f.mu.Lock()
+			delete(f.now, key)
+			f.mu.Unlock()
+			close(one.done)
+		})
+	}
+	f.mu.Unlock()
+	select {
+	case <-one.done:
+		return one.value, one.err
+	case <-ctx.Done():
+		return none, fmt.Errorf("not done in time, it goes on for at most %v: %w", limit, ctx.Err())
+	}
+}

@@ -1,0 +1,315 @@
+package image
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/docker/cli/cli/config"
+	"github.com/docker/cli/cli/config/configfile"
+	dockertypes "github.com/docker/cli/cli/config/types"
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+)
+
+// Registry is how registries are reached. The zero Registry asks those that images name, with the credentials of docker
+// login.
+type Registry struct {
+	Auth     string        // file in the form of ~/.docker/config.json; empty: DOCKER_CONFIG/config.json or that one, if there is one
+	Insecure []string      // hosts[:port] that may be spoken to without TLS; loopback addresses always may
+	Default  string        // host for images that name none; empty: those are in no registry
+	Timeout  time.Duration // for one image; 0: [DefaultTimeout]
+}
+
+// DefaultTimeout is how long an image may take to come or go.
+const DefaultTimeout = 2 * time.Minute
+
+// attempts is how often an image is asked for, as long as trying again may help; what has come is kept between them.
+const attempts = 3
+
+func (r Registry) timeout() time.Duration {
+	if r.Timeout > 0 {
+		return r.Timeout
+	}
+	return DefaultTimeout
+}
+
+// reference is the image's name as a registry has it.
+func (r Registry) reference(image string) (name.Reference, error) {
+	ref, err := ParseRef(image)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoImage, err)
+	}
+	if ref.Host == "" && r.Default == "" {
+		return nil, fmt.Errorf("image %q: %w: it names no registry; want REGISTRY/%s, or a default registry in the configuration (registry.default)", image, ErrNoImage, image)
+	}
+	opts := []name.Option{name.WithDefaultRegistry(r.Default)}
+	if slices.Contains(r.Insecure, ref.Host) || ref.Host == "" && slices.Contains(r.Insecure, r.Default) {
+		opts = append(opts, name.Insecure)
+	}
+	out, err := name.ParseReference(ref.String(), opts...)
+	if err != nil {
+		return nil, fmt.Errorf("image %q: %w: %w", image, ErrNoImage, err)
+	}
+	return out, nil
+}
+
+// Pull fetches an image into a store and returns its digest. The name does not stand for it there: it stands for what the
+// registry says, next time too. Pulls of one image that come together are one.
+func (r Registry) Pull(ctx context.Context, s *Store, image string) (digest string, err error) {
+	ref, err := r.reference(image)
+	if err != nil {
+		return "", err
+	}
+	return s.pulls.do(ctx, ref.Name(), r.timeout(), func(ctx context.Context) (string, error) {
+		var digest string
+		err := r.with(ctx, ref, func(opts []remote.Option) error {
+			var err error
+			for range attempts {
+				if digest, err = pull(ctx, s, ref, opts); err == nil || !again(ctx, err) {
+					return err
+				}
+			}
+			return err
+		})
+		return digest, r.explain(s, image, ref, err)
+	})
+}
+
+// again says whether what has come so far may be followed by the rest.
+func again(ctx context.Context, err error) bool {
+	return ctx.Err() == nil && !errors.Is(err, ErrNoImage) && errors.As(err, new(interrupted))
+}
+
+// interrupted is a fault on the way of an image's parts.
+type interrupted struct{ error }
+
+func (i interrupted) Unwrap() error { return i.error }
+
+func pull(ctx context.Context, s *Store, ref name.Reference, opts []remote.Option) (string, error) {
+	d, err := remote.Get(ref, opts...)
+	if err != nil {
+		return "", err
+	}
+	img, err := theImage(d)
+	if err != nil {
+		return "", err
+	}
+	m, err := img.Manifest()
+	if err != nil {
+		return "", fmt.Errorf("%w: its manifest: %w", ErrNoImage, err)
+	}
+	if m.Config.Size > maxConfig {
+		return "", fmt.Errorf("%w: a configuration of %d bytes, want at most %d", ErrNoImage, m.Config.Size, maxConfig)
+	}
+	if err := runsHere(img, Platform); err != nil {
+		return "", interrupted{err}
+	}
+	digest, err := s.Add(ctx, &Image{img}, "")
+	if err != nil {
+		return "", interrupted{err}
+	}
+	return digest, nil
+}
+
+func theImage(d *remote.Descriptor) (v1.Image, error) {
+	switch {
+	case d.MediaType.IsImage():
+		return d.Image()
+	case d.MediaType.IsIndex():
+		index, err := d.ImageIndex()
+		if err != nil {
+			return nil, err
+		}
+		return forPlatform(index)
+	}
+	return nil, fmt.Errorf("%w: it is a %s", ErrNoImage, d.MediaType)
+}
+
+// Push sends an image of a store to the registry that its name names.
+func (r Registry) Push(ctx context.Context, s *Store, image string) (digest string, err error) {
+	ref, err := r.reference(image)
+	if err != nil {
+		return "", err
+	}
+	if digest, err = s.Resolve(image); err != nil {
+		return "", err
+	}
+	img, err := s.Image(digest)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.timeout())
+	defer cancel()
+	err = r.with(ctx, ref, func(opts []remote.Option) error { return remote.Write(ref, img.of, opts...) })
+	return digest, r.explain(s, image, ref, err)
+}
+
+// with calls f with what it needs to speak to ref's registry.
+func (r Registry) with(ctx context.Context, ref name.Reference, f func([]remote.Option) error) error {
+	who, err := r.credentials(ref.Context())
+	if err != nil {
+		return err
+	}
+	p, err := v1.ParsePlatform(Platform)
+	if err != nil {
+		return err
+	}
+	t := &http.Transport{
+		Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true, TLSHandshakeTimeout: 10 * time.Second,
+		DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext, MaxIdleConnsPerHost: 4, IdleConnTimeout: 10 * time.Second,
+	}
+	defer t.CloseIdleConnections()
+	return f([]remote.Option{
+		remote.WithContext(ctx), remote.WithAuth(who), remote.WithPlatform(*p), remote.WithUserAgent("stagecoach"),
+		remote.WithTransport(guard{t, r.Insecure}), remote.WithJobs(2),
+		remote.WithRetryBackoff(remote.Backoff{Duration: 200 * time.Millisecond, Factor: 3, Jitter: 0.2, Steps: attempts}),
+	})
+}
+
+// guard lets nothing through that is not encrypted, except to hosts for which that is wanted.
+type guard struct {
+	http.RoundTripper
+	insecure []string
+}
+
+var errPlain = errors.New("TLS is wanted")
+
+// RoundTrip implements http.RoundTripper.
+func (g guard) RoundTrip(q *http.Request) (*http.Response, error) {
+	if q.URL.Scheme != "https" && !slices.Contains(g.insecure, q.URL.Host) && !loopback(q.URL.Hostname()) {
+		return nil, fmt.Errorf("%s://%s: %w: list the host among the insecure registries (registry.insecure) if it has none", q.URL.Scheme, q.URL.Host, errPlain)
+	}
+	return g.RoundTripper.RoundTrip(q)
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// auth is the file with credentials; empty: there is none.
+func (r Registry) auth() string {
+	if r.Auth != "" {
+		return r.Auth
+	}
+	dir := os.Getenv("DOCKER_CONFIG")
+	if dir == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return ""
+		}
+		dir = filepath.Join(home, ".docker")
+	}
+	file := filepath.Join(dir, "config.json")
+	if _, err := os.Stat(file); err != nil {
+		return ""
+	}
+	return file
+}
+
+var errCredentials = errors.New("credentials")
+
+// credentials are those for a repository; without any, one asks as nobody.
+func (r Registry) credentials(repo name.Repository) (authn.Authenticator, error) {
+	file := r.auth()
+	if file == "" {
+		return authn.Anonymous, nil
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errCredentials, err)
+	}
+	defer f.Close()
+	all, err := config.LoadFromReader(f)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", errCredentials, file, err)
+	}
+	all.Filename = file
+	c, err := credentialsFor(all, repo)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", errCredentials, file, err)
+	}
+	if c == (dockertypes.AuthConfig{}) {
+		return authn.Anonymous, nil
+	}
+	return authn.FromConfig(authn.AuthConfig{
+		Username: c.Username, Password: c.Password, Auth: c.Auth, IdentityToken: c.IdentityToken, RegistryToken: c.RegistryToken,
+	}), nil
+}
+
+func credentialsFor(all *configfile.ConfigFile, repo name.Repository) (c dockertypes.AuthConfig, err error) {
+	for _, key := range []string{repo.String(), repo.RegistryStr()} {
+		if key == name.DefaultRegistry {
+			key = authn.DefaultAuthKey
+		}
+		if c, err = all.GetAuthConfig(key); err != nil {
+			return c, err
+		}
+		c.ServerAddress = "" // it is always set
+		if c != (dockertypes.AuthConfig{}) {
+			break
+		}
+	}
+	return c, nil
+}
+
+// explain says which image, which registry, what was got and what to do.
+func (r Registry) explain(s *Store, image string, ref name.Reference, err error) error {
+	if err == nil || diskFull(err) {
+		return s.explain(image, err)
+	}
+	var answer *transport.Error
+	var dns *net.DNSError
+	var cert *tls.CertificateVerificationError
+	var authority x509.UnknownAuthorityError
+	host, kind, advice := ref.Context().RegistryStr(), ErrUnavailable, "try again, or load the image from a file (stagecoach image load)"
+	switch {
+	case errors.Is(err, ErrNoImage):
+		kind, advice = ErrNoImage, "build it for this platform, or name another"
+	case errors.Is(err, context.DeadlineExceeded):
+		advice = fmt.Sprintf("it was not done in %v: try again, what has come is kept, or allow more time (registry.timeout)", r.timeout())
+	case errors.As(err, &answer):
+		switch answer.StatusCode {
+		case http.StatusNotFound:
+			kind, advice = ErrNoImage, "push it there, or mend the name and tag"
+		case http.StatusUnauthorized, http.StatusForbidden:
+			kind, advice = ErrNoImage, fmt.Sprintf("log in (docker login %s), or name the file with credentials (--registry-config); asked with %s", host, r.asked(ref))
+		}
+		err = fmt.Errorf("%d %s: %w", answer.StatusCode, http.StatusText(answer.StatusCode), err)
+	case errors.Is(err, errCredentials):
+		advice = "mend the file or name another (--registry-config, registry.auth)"
+	case errors.As(err, &dns):
+		advice = "mend the name of the registry, or the machine's DNS"
+	case errors.Is(err, errPlain), errors.As(err, &cert), errors.As(err, &authority):
+		advice = "give it a certificate that this machine trusts, or list it among the insecure registries (registry.insecure)"
+	case errors.Is(err, errCorrupt):
+		advice = "what came is not what the registry promised: push the image again"
+	}
+	return fmt.Errorf("image %q from %s: %w: %w; %s", image, host, kind, err, advice)
+}
+
+func (r Registry) asked(ref name.Reference) string {
+	who, err := r.credentials(ref.Context())
+	switch file := r.auth(); {
+	case err != nil:
+		return err.Error()
+	case file == "":
+		return "no credentials: there is no such file"
+	case who == authn.Anonymous:
+		return fmt.Sprintf("no credentials: %s has none for %s", file, ref.Context().RegistryStr())
+	default:
+		return "those of " + file
+	}
+}
