@@ -26,7 +26,7 @@ type Registry struct {
 	functions sync.Map // by key: *entry
 	graphs    sync.Map // by key: *pipeline.Pipeline; not those of functions of their own
 	sorted    atomic.Pointer[[]*Deployed]
-	pipelines atomic.Pointer[[]pipeline.Pipeline]
+	pipelines atomic.Pointer[[]pipeline.Pipeline] // those of graphs, sorted; nil: to be sorted when somebody asks
 	declared  atomic.Pointer[map[string]Namespace]
 
 	mu        sync.Mutex
@@ -53,7 +53,6 @@ type Change struct {
 func OpenRegistry(ctx context.Context, s Store, log *slog.Logger) (*Registry, error) {
 	r := &Registry{log: log, changed: make(chan struct{}), assembly: newAssembly(), present: map[string]bool{}}
 	r.sorted.Store(&[]*Deployed{})
-	r.pipelines.Store(&[]pipeline.Pipeline{})
 	r.declared.Store(&map[string]Namespace{})
 	stop, err := s.Watch(ctx, r.apply)
 	if err != nil {
@@ -79,7 +78,23 @@ func (r *Registry) Function(key string) (Deployed, bool) {
 
 // Pipelines returns the pipelines that the functions form, sorted by namespace and name, faulty ones included. The slice is
 // shared and must not be changed.
-func (r *Registry) Pipelines() []pipeline.Pipeline { return *r.pipelines.Load() }
+func (r *Registry) Pipelines() []pipeline.Pipeline {
+	if all := r.pipelines.Load(); all != nil {
+		return *all
+	}
+	r.mu.Lock() // no change meanwhile
+	defer r.mu.Unlock()
+	all := []pipeline.Pipeline{}
+	r.graphs.Range(func(_, p any) bool {
+		all = append(all, *p.(*pipeline.Pipeline))
+		return true
+	})
+	slices.SortFunc(all, func(a, b pipeline.Pipeline) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	r.pipelines.Store(&all)
+	return all
+}
 
 // Graph returns what an invocation of key walks: the function with this key alone, as a pipeline of one stage, or else the
 // pipeline of this name, which may have faults.
@@ -204,28 +219,14 @@ func (r *Registry) reassemble(old *pipeline.Function, c Change) {
 	if len(changed) == 0 {
 		return
 	}
-	all := slices.Clone(r.Pipelines())
 	for _, key := range changed {
-		p, ok := r.assembly.pipeline(key)
-		if ok {
+		if p, ok := r.assembly.pipeline(key); ok {
 			r.graphs.Store(key, &p)
 		} else {
 			r.graphs.Delete(key)
 		}
-		name, namespace := pipeline.SplitKey(key)
-		i, there := slices.BinarySearchFunc(all, pipeline.Pipeline{Name: name, Namespace: namespace}, func(a, b pipeline.Pipeline) int {
-			return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-		})
-		switch {
-		case ok && there:
-			all[i] = p
-		case ok:
-			all = slices.Insert(all, i, p)
-		case there:
-			all = slices.Delete(all, i, i+1)
-		}
 	}
-	r.pipelines.Store(&all)
+	r.pipelines.Store(nil)
 }
 
 // wait returns when revision and, with it, all before it have been applied and every listener knows.
