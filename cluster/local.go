@@ -82,7 +82,8 @@ func New(cfg Config) (*Local, error) {
 	if cfg.NewID == nil {
 		cfg.NewID = func() string { return strings.ToLower(rand.Text()[:5]) }
 	}
-	l := &Local{cfg: cfg, nodes: map[string]*node{}, replicas: map[string]*replica{}, functions: map[string]*function{}, metrics: newMetrics()}
+	l := &Local{cfg: cfg, nodes: map[string]*node{}, replicas: map[string]*replica{}, functions: map[string]*function{}}
+	l.metrics = newMetrics(l)
 	if err := l.metrics.register(cfg.Metrics); err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
@@ -220,6 +221,29 @@ func (l *Local) Replicas(function string) []plan.Replica {
 		}
 	}
 	slices.SortFunc(out, func(a, b plan.Replica) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+// Count is how many replicas a function has in each state.
+type Count struct{ Starting, Ready, Draining int }
+
+// Counts returns the counts of all functions that have replicas.
+func (l *Local) Counts() map[string]Count {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := map[string]Count{}
+	for _, r := range l.replicas {
+		c := out[r.function]
+		switch r.state {
+		case plan.Starting:
+			c.Starting++
+		case plan.Ready:
+			c.Ready++
+		case plan.Draining:
+			c.Draining++
+		}
+		out[r.function] = c
+	}
 	return out
 }
 

@@ -34,7 +34,8 @@ type function struct {
 	spec   Spec
 	links  map[string]*link
 	closed bool
-	wanted time.Time // the latest call of OnDemand
+	wanted time.Time     // the latest call of OnDemand
+	waited time.Duration // of the latest tasks in the line, smoothed
 }
 
 // load is what admission reads, written after each step.
@@ -201,6 +202,9 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 			links = f.queue(links, e.Replica, e)
 		case Reply:
 			replies = append(replies, e)
+			if e.Reply.Code == task.OK {
+				f.waited += (e.Reply.Wait - f.waited) / 16
+			}
 		case Idle:
 			close(f.links[e.Replica].idle)
 		case Evict:
@@ -256,12 +260,12 @@ func (f *function) queue(links []*link, replica string, e Effect) []*link {
 // reply counts a reply and sends it, its large items by reference.
 func (f *function) reply(e *Reply) {
 	r := e.Reply
-	f.metrics.wait.Observe(r.Wait.Seconds())
+	f.metrics.wait().Observe(r.Wait.Seconds())
 	switch r.Code {
 	case task.OK:
-		f.metrics.service.Observe(r.Service.Seconds())
+		f.metrics.service().Observe(r.Service.Seconds())
 	case task.Expired:
-		f.metrics.expired.Inc()
+		f.metrics.expired().Inc()
 	}
 	if e.To == "" {
 		return
@@ -276,7 +280,7 @@ func (f *function) reply(e *Reply) {
 	buf := f.shell.buffers.Get().(*[]byte)
 	*buf = wire.AppendReply((*buf)[:0], r)
 	if err := f.shell.cfg.Bus.Reply(e.To, *buf); err != nil {
-		f.shell.cfg.Logger.Warn("a reply was not sent; its coordinator will try again", "function", f.name, "request", r.Request, "error", err)
+		f.shell.cfg.Logger.Warn("a reply was not sent; its coordinator will try again", "function", f.name, "call", r.Request, "error", err)
 	}
 	f.shell.buffers.Put(buf)
 }

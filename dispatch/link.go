@@ -273,7 +273,7 @@ func (l *link) end(cause string) {
 	if l.left.Load() {
 		return
 	}
-	f.metrics.lost.Inc()
+	f.metrics.lost().Inc()
 	f.shell.cfg.Logger.Warn("replica lost", "function", f.name, "replica", l.name, "cause", cause)
 	if f.shell.cfg.Dropped != nil && !l.told.Load() {
 		f.shell.cfg.Dropped(f.name, l.name, cause)

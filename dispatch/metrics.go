@@ -2,8 +2,12 @@ package dispatch
 
 import (
 	"fmt"
+	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
 // metrics are the dispatcher's figures, all by function. Those that have a state are read when they are asked for, so that
@@ -13,6 +17,8 @@ type metrics struct {
 	registry prometheus.Registerer
 	depth    *prometheus.Desc
 	replicas *prometheus.Desc
+	rate     *prometheus.Desc
+	cv       *prometheus.Desc
 	wait     *prometheus.HistogramVec
 	service  *prometheus.HistogramVec
 	lost     *prometheus.CounterVec
@@ -27,6 +33,8 @@ func newMetrics(r prometheus.Registerer, s *Shell) (*metrics, error) {
 		shell: s, registry: r,
 		depth:    prometheus.NewDesc(name("queue_depth"), "Tasks that wait.", labels, nil),
 		replicas: prometheus.NewDesc(name("replicas"), "Replicas that get tasks.", labels, nil),
+		rate:     prometheus.NewDesc(name("arrivals_per_second"), "Rate of arriving tasks, as control sees it.", labels, nil),
+		cv:       prometheus.NewDesc(name("arrival_cv_ratio"), "Coefficient of variation of the times between arrivals; 0 while they are too few.", labels, nil),
 		wait: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: name("wait_seconds"), Help: "Time from a task's arrival to its replica, or to its end in the line.", Buckets: spans,
 		}, labels),
@@ -65,26 +73,45 @@ func (m *metrics) close() {
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- m.depth
 	ch <- m.replicas
+	ch <- m.rate
+	ch <- m.cv
 }
 
-// Collect reads them.
+// Collect reads them, of functions that have had tasks or replicas: a thousand that nobody calls cost nothing.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for name, f := range *m.shell.functions.Load() {
-		ch <- prometheus.MustNewConstMetric(m.depth, prometheus.GaugeValue, float64(f.load.waiting.Load()), name)
-		ch <- prometheus.MustNewConstMetric(m.replicas, prometheus.GaugeValue, float64(f.load.replicas.Load()), name)
+		demand, waiting, ready := f.demand()
+		if demand.Last.IsZero() && ready == 0 {
+			continue
+		}
+		if demand.Known {
+			ch <- prometheus.MustNewConstMetric(m.rate, prometheus.GaugeValue, demand.Rate, name)
+			ch <- prometheus.MustNewConstMetric(m.cv, prometheus.GaugeValue, demand.CV, name)
+		}
+		ch <- prometheus.MustNewConstMetric(m.depth, prometheus.GaugeValue, float64(waiting), name)
+		ch <- prometheus.MustNewConstMetric(m.replicas, prometheus.GaugeValue, float64(ready), name)
 	}
 }
 
-// functionMetrics are one function's figures, looked up once.
+// demand returns a function's demand, and how many tasks and replicas it has.
+func (f *function) demand() (d plan.Demand, waiting, replicas int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.core.Demand(time.Now()), f.core.Waiting(), f.core.Replicas()
+}
+
+// functionMetrics are one function's figures, each looked up, and made, when it is first used.
 type functionMetrics struct {
-	wait, service prometheus.Observer
-	lost, expired prometheus.Counter
+	wait, service func() prometheus.Observer
+	lost, expired func() prometheus.Counter
 }
 
 func (m *metrics) of(function string) functionMetrics {
 	return functionMetrics{
-		wait: m.wait.WithLabelValues(function), service: m.service.WithLabelValues(function),
-		lost: m.lost.WithLabelValues(function), expired: m.expired.WithLabelValues(function),
+		wait:    sync.OnceValue(func() prometheus.Observer { return m.wait.WithLabelValues(function) }),
+		service: sync.OnceValue(func() prometheus.Observer { return m.service.WithLabelValues(function) }),
+		lost:    sync.OnceValue(func() prometheus.Counter { return m.lost.WithLabelValues(function) }),
+		expired: sync.OnceValue(func() prometheus.Counter { return m.expired.WithLabelValues(function) }),
 	}
 }
 

@@ -216,6 +216,17 @@ func (s *Shell) Load(function string) task.Load {
 	return f.load.read()
 }
 
+// Waited returns how long the latest tasks of a function waited in its line, smoothed over about sixteen.
+func (s *Shell) Waited(function string) time.Duration {
+	f := s.function(function)
+	if f == nil {
+		return 0
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.waited
+}
+
 // Signals returns what control wants to know of a function; zero if this process does not own it.
 func (s *Shell) Signals(function string, now time.Time) (demand plan.Demand, service plan.Service, waiting, running int) {
 	f := s.function(function)

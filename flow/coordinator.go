@@ -426,6 +426,6 @@ func (c *Coordinator) resolve(r *task.Response) error {
 
 func (c *Coordinator) drop(request string) {
 	if err := c.cfg.Store.Drop(request); err != nil {
-		c.cfg.Log.Warn("blobs stay until the next start", "request", request, "error", err)
+		c.cfg.Log.Warn("blobs stay until the next start", "call", request, "error", err)
 	}
 }

@@ -31,7 +31,9 @@ type functionMetrics struct {
 	of      *metrics
 	started prometheus.Counter
 	codes   [len(codes)]atomic.Pointer[outcome]
-	count   atomic.Uint64
+	count   atomic.Uint64 // requests that ended
+	begun   atomic.Uint64
+	recent  recent
 }
 
 // outcome counts the requests that ended with one status.
@@ -89,7 +91,10 @@ func (m *metrics) ended(key string) float64 {
 }
 
 // begin counts a request that began.
-func (f *functionMetrics) begin() { f.started.Inc() }
+func (f *functionMetrics) begin() {
+	f.started.Inc()
+	f.begun.Add(1)
+}
 
 // end counts a request that ended with status after d.
 func (f *functionMetrics) end(status int, d time.Duration) {
@@ -108,5 +113,6 @@ func (f *functionMetrics) end(status int, d time.Duration) {
 	}
 	o.total.Inc()
 	o.seconds.Observe(d.Seconds())
+	f.recent.add(time.Now(), status, d)
 	f.count.Add(1)
 }

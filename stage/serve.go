@@ -251,7 +251,7 @@ func (s *server) run(ctx context.Context, batch uint64, r *running, calls []*Cal
 	results := safely(s.hooks.Infer, ctx, calls)
 	service := time.Since(begin)
 	for i := range results {
-		if late := (overtime)(0); errors.Is(results[i].Err, context.DeadlineExceeded) && errors.As(context.Cause(calls[i].ctx), &late) {
+		if late := overtime(0); errors.Is(results[i].Err, context.DeadlineExceeded) && errors.As(context.Cause(calls[i].ctx), &late) {
 			results[i].Err = late
 		}
 	}
@@ -265,7 +265,7 @@ func (s *server) run(ctx context.Context, batch uint64, r *running, calls []*Cal
 	r.all()
 	for i, res := range results {
 		if p := (panicked{}); errors.As(res.Err, &p) {
-			s.log.Error("the function panicked", "request", calls[i].Key.Request, "panic", p.value, "stack", string(p.stack))
+			s.log.Error("the function panicked", "call", calls[i].Key.Request, "panic", p.value, "stack", string(p.stack))
 		}
 		_ = s.answer(batch, i, service, res) // Flush has the error too
 	}
