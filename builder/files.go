@@ -1,0 +1,220 @@
+package builder
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// maxFolders bounds how deep a handler's folders may lie in each other: links may go in circles.
+const maxFolders = 32
+
+// walk calls f with each file of the handler, and of the stack's further paths, and with its name relative to the handler.
+// Links are followed, names with a leading dot and what `faas-cli build` leaves out are not there.
+func (b *Builder) walk(handler string, f func(file, name string) error) error {
+	if err := walk(handler, "", 0, f); err != nil {
+		return fmt.Errorf("handler: %w", err)
+	}
+	for _, extra := range b.stack.Configuration.Copy {
+		if !filepath.IsLocal(extra) {
+			return fmt.Errorf("configuration.copy: %q, want a path below the stack file's folder", extra)
+		}
+		if err := walk(b.stack.Path(extra), filepath.ToSlash(filepath.Clean(extra)), 0, f); err != nil {
+			return fmt.Errorf("configuration.copy: %w", err)
+		}
+	}
+	return nil
+}
+
+func walk(at, name string, depth int, f func(file, name string) error) error {
+	info, err := os.Stat(at)
+	switch {
+	case err != nil:
+		if to, e := os.Readlink(at); e == nil && errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%s is a link to %s, which is not there; was it made or fetched?", at, to)
+		}
+		return err
+	case info.Mode().IsRegular():
+		return f(at, name)
+	case !info.IsDir():
+		return fmt.Errorf("%s is a %v, want files and folders", at, info.Mode().Type())
+	case depth > maxFolders:
+		return fmt.Errorf("%s lies %d folders deep, want fewer", at, depth)
+	}
+	entries, err := os.ReadDir(at)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		n := e.Name()
+		if strings.HasPrefix(n, ".") || depth == 0 && name == "" && (n == "build" || n == "template") {
+			continue
+		}
+		if err := walk(filepath.Join(at, n), path.Join(name, n), depth+1, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// source says whether a file is for the compiler, or for people, and not for the image.
+func source(name string) bool {
+	if slices.Contains(strings.Split(path.Dir(name), "/"), "testdata") {
+		return true
+	}
+	base := path.Base(name)
+	return slices.Contains([]string{".go", ".c", ".h", ".s", ".md"}, path.Ext(base)) || base == "go.mod" || base == "go.sum"
+}
+
+// assemble makes the image's folder: the binary and the handler's files that are no sources.
+func (b *Builder) assemble(dir, handler, binary string) (size int64, err error) {
+	put := func(file, name string) error {
+		if name != stageFile && source(name) || name == stageFile && file != binary {
+			return nil
+		}
+		n, err := copyFile(file, filepath.Join(dir, filepath.FromSlash(name))) // not a link: who edits a handler must not edit images
+		size += n
+		return err
+	}
+	if err := put(binary, stageFile); err != nil {
+		return 0, err
+	}
+	return size, b.walk(handler, put)
+}
+
+// stageFile is the executable in an image.
+const stageFile = "stage"
+
+// copyFile copies content and permissions to a file that is not there yet, and returns its size.
+func copyFile(from, to string) (size int64, err error) {
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return 0, err
+	}
+	in, err := os.Open(from)
+	if err != nil {
+		return 0, err
+	}
+	defer in.Close()
+	info, err := in.Stat()
+	if err != nil {
+		return 0, err
+	}
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, info.Mode().Perm()|0o600)
+	if err != nil {
+		return 0, err
+	}
+	size, err = io.Copy(out, in)
+	return size, errors.Join(err, out.Close())
+}
+
+// linkFile makes another name for a file, or copies it when that is on another file system.
+func linkFile(from, to string) error {
+	from, err := filepath.EvalSymlinks(from)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	if os.Link(from, to) == nil {
+		return nil
+	}
+	_, err = copyFile(from, to)
+	return err
+}
+
+// part of an image's name that is a folder's name too.
+var part = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]*$`)
+
+// PutFolder makes the files of the folder from the image REPOSITORY:TAG of a folder of images: IMAGES/REPOSITORY/TAG. It
+// replaces what was there at once, changes no file that may be in use, and keeps those whose content is the same, so that an
+// image built again is not a new one.
+func PutFolder(images, image, from string) error {
+	repository, tag, ok := strings.Cut(image, ":")
+	if !ok {
+		tag = "latest"
+	}
+	parts := append(strings.Split(repository, "/"), tag)
+	for _, p := range parts {
+		if !part.MatchString(p) {
+			return fmt.Errorf("image %q: %q, want repository[:tag] of letters, digits, '.', '_' and '-', such as stagecoach/ocr:0.1.0", image, p)
+		}
+	}
+	to := filepath.Join(append([]string{images}, parts...)...)
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	next, err := os.MkdirTemp(filepath.Dir(to), ".new-") // in the same file system, so that it can be renamed
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(next)
+	if err := walk(from, "", 0, func(file, name string) error {
+		name = filepath.FromSlash(name)
+		dest := filepath.Join(next, "image", name)
+		if same(filepath.Join(to, name), file) {
+			return linkFile(filepath.Join(to, name), dest)
+		}
+		_, err := copyFile(file, dest)
+		return err
+	}); err != nil {
+		return err
+	}
+	if err := os.Rename(to, filepath.Join(next, "old")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.Rename(filepath.Join(next, "image"), to)
+}
+
+// same says whether two files have the same content and permissions.
+func same(a, b string) bool {
+	x, err := os.Open(a)
+	if err != nil {
+		return false
+	}
+	defer x.Close()
+	y, err := os.Open(b)
+	if err != nil {
+		return false
+	}
+	defer y.Close()
+	i, err := x.Stat()
+	j, err2 := y.Stat()
+	if err != nil || err2 != nil || i.Mode() != j.Mode() || i.Size() != j.Size() {
+		return false
+	}
+	p, q := make([]byte, 64<<10), make([]byte, 64<<10)
+	for {
+		n, err := io.ReadFull(x, p)
+		m, err2 := io.ReadFull(y, q)
+		if n != m || !bytes.Equal(p[:n], q[:m]) {
+			return false
+		}
+		if err != nil || err2 != nil {
+			return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+		}
+	}
+}
+
+// templateFiles copies a template into a build context, without the handler's code that the user has replaced.
+func templateFiles(template fs.FS, dir string, ownCode bool) error {
+	return fs.WalkDir(template, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || ownCode && path.Dir(name) == "function" && path.Ext(name) == ".go" {
+			return err
+		}
+		b, err := fs.ReadFile(template, name)
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(dir, filepath.FromSlash(name))
+		return errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, b, 0o644))
+	})
+}
