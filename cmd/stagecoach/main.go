@@ -32,6 +32,7 @@ func commands() []command {
 		{"pipeline", "list | describe NAME: pipelines of a running stagecoach and what is wrong with them", runPipeline},
 		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog},
 		{"demo", "the main job end to end, on real input, with its result shown", runDemo},
+		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", runLoad},
 		{"bench", "measure: coldstart, hop, idle", runBench},
 		{"version", "print the version", runVersion},
 	}
