@@ -185,7 +185,7 @@ func distributionOf(h *hdr.Histogram) []Share {
 		return out
 	}
 	out = append(out, Share{float64(h.Min()) / 1e6, 0})
-	for _, b := range h.CumulativeDistribution() {
+	for _, b := range h.CumulativeDistributionWithTicks(20) {
 		s := Share{float64(b.ValueAt) / 1e6, float64(b.Count) / float64(n)}
 		if last := out[len(out)-1]; s.Latency > last.Latency || s.Share > last.Share {
 			out = append(out, s)

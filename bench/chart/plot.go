@@ -78,7 +78,7 @@ func (s scale) ticks(about int) []float64 {
 	if !s.log {
 		step := niceCeil((s.hi - s.lo) / float64(about))
 		for i := math.Ceil(s.lo/step - 1e-9); i*step <= s.hi*(1+1e-9); i++ {
-			out = append(out, i*step)
+			out = append(out, i*step+0) // never -0
 		}
 		return out
 	}

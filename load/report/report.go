@@ -110,14 +110,18 @@ func plots(r load.Result) []chart.Plot {
 	bad := false
 	for _, s := range r.Total.Seconds {
 		t := float64(s.T)
+		offered.X, offered.Y = append(offered.X, t), append(offered.Y, float64(s.Offered))
 		for line, v := range map[*chart.Line]float64{
-			&offered: float64(s.Offered), &answered: float64(s.Answered), &good: float64(s.Good), &failed: float64(s.Failed + s.NotSent), &p50: s.P50, &p99: s.P99,
+			&answered: float64(s.Answered), &good: float64(s.Good), &failed: float64(s.Failed + s.NotSent), &p50: s.P50, &p99: s.P99,
 		} {
-			line.X, line.Y = append(line.X, t), append(line.Y, v)
+			line.X, line.Y = append(line.X, t+0.5), append(line.Y, v) // in the second's middle
 		}
 		bad = bad || s.Failed+s.NotSent > 0
 		rate.Tips = append(rate.Tips, chart.Tip{From: t, To: t + 1, Text: fmt.Sprintf("second %d: %d offered, %d answered, %d good, %d failed, %d not sent", s.T, s.Offered, s.Answered, s.Good, s.Failed, s.NotSent)})
 		quantiles.Tips = append(quantiles.Tips, chart.Tip{From: t, To: t + 1, Text: fmt.Sprintf("second %d: p50 %s, p99 %s", s.T, duration(s.P50), duration(s.P99))})
+	}
+	if n := len(offered.X); n > 0 { // the last second is as wide as the others
+		offered.X, offered.Y = append(offered.X, offered.X[n-1]+1), append(offered.Y, offered.Y[n-1])
 	}
 	rate.Lines = []chart.Line{offered, answered, good}
 	if bad {
@@ -200,6 +204,7 @@ func maybe(seconds *float64) string {
 	return duration(*seconds)
 }
 
+// percent has a decimal where it says something.
 func percent(share float64) string {
-	return fmt.Sprintf("%.*f %%", map[bool]int{true: 0, false: 1}[share == 0 || share*100 == math.Round(share*100)], share*100)
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", share*100), ".0") + " %"
 }

@@ -97,7 +97,7 @@ func TestFigures(t *testing.T) {
 			t.Errorf("duration(%g) = %s, want %s", v, got, want)
 		}
 	}
-	for v, want := range map[float64]string{0: "0 %", 1: "100 %", 0.2: "20 %", 0.9985: "99.9 %", 0.999: "99.9 %"} {
+	for v, want := range map[float64]string{0: "0 %", 1: "100 %", 0.2: "20 %", 0.9984: "99.8 %", 0.999: "99.9 %"} {
 		if got := percent(v); got != want {
 			t.Errorf("percent(%g) = %s, want %s", v, got, want)
 		}
