@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	openloop "github.com/stagecoach-serving/stagecoach/load"
-	process "github.com/stagecoach-serving/stagecoach/load/arrivals"
+	arrive "github.com/stagecoach-serving/stagecoach/load/arrivals"
 	"github.com/stagecoach-serving/stagecoach/load/report"
 )
 
@@ -133,10 +133,13 @@ func loadScenario(args []string) (openloop.Scenario, loadFlags, error) {
 		s.Targets = []openloop.TargetSpec{*t}
 		return s, f, err
 	}
+	if function != "" {
+		return s, f, fmt.Errorf("load: a scenario has targets of its own; want no function beside --scenario, got %q", function)
+	}
 	whole := []string{"scenario", "json", "html", "quiet", "gateway", "duration", "seed", "max-in-flight", "callbacks"}
 	for _, name := range slices.Sorted(maps.Keys(given)) {
-		if !slices.Contains(whole, name) || function != "" {
-			return s, f, fmt.Errorf("load: a scenario has targets of its own; want no function and no --%s beside --scenario", name)
+		if !slices.Contains(whole, name) {
+			return s, f, fmt.Errorf("load: a scenario has targets of its own; want no --%s beside --scenario", name)
 		}
 	}
 	fromFile, err := readLoadScenario(f.scenario)
@@ -180,14 +183,14 @@ func targetFlags(fs *flag.FlagSet) (t *openloop.TargetSpec, body func() (openloo
 	fs.DurationVar(&t.Timeout, "timeout", 0, "from a request's instant to its answer or callback (default 30s)")
 	fs.BoolVar(&t.Async, "async", false, "invoke asynchronously and wait for callbacks")
 	fs.StringVar(&t.Trace.File, "trace", "", "file with a trace, also in $STAGECOACH_DATA")
-	fs.Func("trace-format", fmt.Sprint("one of ", process.Formats(), " (default auto)"), func(v string) error { t.Trace.Format = process.Format(v); return nil })
+	fs.Func("trace-format", fmt.Sprint("one of ", arrive.Formats(), " (default auto)"), func(v string) error { t.Trace.Format = arrive.Format(v); return nil })
 	fs.StringVar(&t.Trace.Column, "trace-column", "", "of counts, or start of a function's name in the trace")
 	fs.DurationVar(&t.Trace.From, "trace-from", 0, "where in the trace to begin")
 	fs.DurationVar(&t.Trace.To, "trace-to", 0, "where in the trace to end")
 	fs.Float64Var(&t.Trace.Speed, "trace-speed", 1, "10: ten times as fast")
 	fs.Float64Var(&t.Trace.Scale, "trace-scale", 1, "0.1: a tenth of the arrivals, by chance")
 	fs.Func("trace-spread", "how a count's arrivals lie in their second: uniform, even or poisson (default uniform)", func(v string) error {
-		t.Trace.Spread = process.Spread(v)
+		t.Trace.Spread = arrive.Spread(v)
 		return nil
 	})
 	fs.BoolVar(&t.Trace.Loop, "trace-loop", false, "begin again at the trace's end, until --duration")
