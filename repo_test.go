@@ -53,6 +53,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		{[]string{"pipeline", "plan", "autoscaler", "placement"}, []string{"os"}, "pure packages do no I/O"}, // task reaches tensor's store of files
 		{[]string{"pipeline", "task", "plan", "autoscaler", "placement"}, []string{"net", "net/http", "log/slog", "math/rand/v2"}, "pure packages do no I/O and draw no chance"},
 		{[]string{"pipeline"}, []string{module}, "pipeline imports the standard library only"},
+		{[]string{"load/arrivals"}, []string{"os", "net", "net/http", "log/slog", module}, "when requests arrive is drawn from a seed alone; simulators use it too"},
 		{[]string{"plan"}, []string{module + "flow", module + "dispatch", module + "queue"}, "policies know no shells"},
 		{[]string{"flow", "dispatch", "gateway", "keysmanager", "control", "cluster", "stage"}, []string{"github.com/nats-io"}, "package queue is the only importer of NATS"},
 		{[]string{"flow", "dispatch", "gateway", "keysmanager", "control", "cluster", "stage", "queue"}, []string{"github.com/openfaas"}, "package provider is the only importer of faas-provider"},
@@ -112,10 +113,12 @@ func TestEachPackageSaysWhatItIsFor(t *testing.T) {
 // TestOwnedModules checks the direct imports of modules that one package owns.
 func TestOwnedModules(t *testing.T) {
 	owners := map[string][]string{
-		"github.com/nats-io/":              {"queue"},
-		"github.com/openfaas/":             {"provider"},
-		"github.com/hashicorp/golang-lru/": {"keysmanager"},
-		"go.opentelemetry.io/":             {"telemetry", "internal/otlptest"},
+		"github.com/nats-io/":                     {"queue"},
+		"github.com/openfaas/":                    {"provider"},
+		"github.com/hashicorp/golang-lru/":        {"keysmanager"},
+		"github.com/google/go-containerregistry/": {"image"},
+		"github.com/docker/cli/":                  {"image"},
+		"go.opentelemetry.io/":                    {"telemetry", "internal/otlptest"},
 	}
 	for name, p := range packages(t) {
 		for _, imp := range p.Imports {
