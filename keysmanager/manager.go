@@ -32,7 +32,7 @@ const Threshold = 0.85
 // Config is what a Manager is made of.
 type Config struct {
 	Node    string
-	Images  sandbox.Images
+	Images  Images
 	ORT     string // ONNX Runtime's shared library; empty: functions with a model cannot start
 	Cache   string // folder for pre-packed parameters, kept across restarts; empty: none are made
 	Memory  int64  // bytes of the node for zygotes and replicas; 0: the machine's or the cgroup's
@@ -50,11 +50,16 @@ type Config struct {
 	Output func(function, replica, stream, line string)
 }
 
+// Images knows where images can be run from; sandbox.Images does.
+type Images interface {
+	Resolve(image string) (sandbox.Image, error)
+}
+
 // Spec is what a Manager needs to know of a function.
 type Spec struct {
 	Function  string // pipeline.Key
 	Namespace string
-	Image     string
+	Image     string            // as Images has it
 	Process   string            // the env fprocess; empty: the image's ./stage, or its entrypoint
 	Ready     string            // HTTP path that says whether it is ready, of a function that speaks HTTP; empty: see package watchdog
 	Env       map[string]string // of the function; STAGECOACH_MODEL makes it one with parameters

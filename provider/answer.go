@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -31,6 +32,10 @@ func status(err error) int {
 		return http.StatusRequestEntityTooLarge
 	case errors.As(err, &field):
 		return http.StatusBadRequest
+	case errors.Is(err, ErrImages) && errors.Is(err, context.DeadlineExceeded):
+		return http.StatusGatewayTimeout
+	case errors.Is(err, ErrImages):
+		return http.StatusBadGateway
 	default: // the store, or what runs the replicas
 		return http.StatusServiceUnavailable
 	}

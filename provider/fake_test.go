@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -115,11 +116,18 @@ func (r bookReader) Read(ctx context.Context) ([]LogLine, uint64, error) {
 	return out, lost, err
 }
 
-func (f *fakes) Check(image string) error {
-	if strings.HasPrefix(image, "stagecoach/") {
-		return nil
+func (f *fakes) Pin(_ context.Context, image string) (string, error) {
+	switch {
+	case strings.HasPrefix(image, "stagecoach/"):
+		return "", nil
+	case strings.HasPrefix(image, "registry/"):
+		return "sha256:of " + image, nil
+	case strings.HasPrefix(image, "slow/"):
+		return "", fmt.Errorf("%w: %w", ErrImages, context.DeadlineExceeded)
+	case strings.HasPrefix(image, "down/"):
+		return "", fmt.Errorf("%w: nobody answers", ErrImages)
 	}
-	return errors.New("there is stagecoach/echo:1")
+	return "", errors.New("there is stagecoach/echo:1")
 }
 func (f *fakes) State(key string) State        { return f.states[key] }
 func (f *fakes) Replicas(key string) []Replica { return f.replicas[key] }
@@ -136,6 +144,10 @@ func (f *fakes) Scale(_ context.Context, key string, replicas int) error {
 	return nil
 }
 
+func newLog(w io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
 // api is a provider under test.
 type api struct {
 	*Provider
@@ -150,7 +162,7 @@ type api struct {
 
 func newAPI(t testing.TB, store *memoryStore, c *Credentials) *api {
 	t.Helper()
-	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	log := newLog(t.Output())
 	reg, err := OpenRegistry(t.Context(), store, log)
 	if err != nil {
 		t.Fatal(err)

@@ -76,7 +76,7 @@ func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
 	return p.Registry.wait(ctx, rev)
 }
 
-// readDeployment reads and checks a deployment; errors name every bad field.
+// readDeployment reads and checks a deployment, and has its image brought here; errors name every bad field.
 func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deployed, error) {
 	var d types.FunctionDeployment
 	if err := readJSON(w, r, &d); err != nil {
@@ -86,11 +86,16 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 	delete(deref(d.Annotations), StatusAnnotation)
 	delete(deref(d.Annotations), ReplicasAnnotation)
 	fn, err := parse(d)
+	out := Deployed{Key: pipeline.Key(fn.Name, fn.Namespace), Deployment: d, Declared: fn, CreatedAt: time.Now().UTC()}
 	err = errors.Join(err, p.check(d))
-	if err != nil {
-		return Deployed{}, err
+	if d.Image != "" {
+		digest, bad := p.Images.Pin(r.Context(), d.Image)
+		if bad != nil && !errors.Is(bad, ErrImages) {
+			bad = &pipeline.FieldError{Path: "image", Got: strconv.Quote(d.Image), Want: "an image that can be run: " + bad.Error()}
+		}
+		out.Digest, err = digest, errors.Join(err, bad)
 	}
-	return Deployed{Key: pipeline.Key(fn.Name, fn.Namespace), Deployment: d, Declared: fn, CreatedAt: time.Now().UTC()}, nil
+	return out, err
 }
 
 // check looks at what package pipeline does not: the fields that are not labels and annotations.
@@ -101,8 +106,6 @@ func (p *Provider) check(d types.FunctionDeployment) error {
 	}
 	if d.Image == "" {
 		bad("image", `""`, "the name of an image")
-	} else if err := p.Images.Check(d.Image); err != nil {
-		bad("image", strconv.Quote(d.Image), "an image that can be run: "+err.Error())
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.EnvVars)) {
 		if name == "" || strings.ContainsAny(name, "=\x00") {

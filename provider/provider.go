@@ -16,9 +16,15 @@ import (
 
 // Images knows which images can be run.
 type Images interface {
-	// Check returns why image cannot be run: what was got, what is wanted. Nil: it can.
-	Check(image string) error
+	// Pin returns the digest of what image stands for now, which is then here and can be run; empty when only its name says
+	// what is run. An error that is ErrImages says that this cannot be found out now; any other, why the image cannot be run:
+	// what was got, what is wanted.
+	Pin(ctx context.Context, image string) (digest string, err error)
 }
+
+// ErrImages says that an image cannot be had now, through no fault of the request: its registry does not answer, the disk is
+// full. Deploys get 502, or 504 when it is a matter of time.
+var ErrImages = errors.New("image not available now")
 
 // State is what runs of a function.
 type State struct {

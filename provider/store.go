@@ -40,6 +40,7 @@ type Deployed struct {
 	Deployment types.FunctionDeployment
 	Declared   pipeline.Function // what the labels and annotations say
 	CreatedAt  time.Time         // of the first deploy; updates keep it
+	Digest     string            // that the image was pinned to at the latest deploy; empty: its name says what is run
 }
 
 // recordVersion is the version of the stored form of a deployment.
@@ -50,10 +51,11 @@ type record struct {
 	Version    int                      `json:"version"`
 	Deployment types.FunctionDeployment `json:"deployment"`
 	CreatedAt  time.Time                `json:"createdAt"`
+	Digest     string                   `json:"digest,omitempty"`
 }
 
 func encode(d Deployed) ([]byte, error) {
-	b, err := json.Marshal(record{recordVersion, d.Deployment, d.CreatedAt})
+	b, err := json.Marshal(record{recordVersion, d.Deployment, d.CreatedAt, d.Digest})
 	if err != nil {
 		return nil, fmt.Errorf("function %q: %w", d.Key, err)
 	}
@@ -69,7 +71,7 @@ func decode(e Entry) (Deployed, error) {
 	if r.Version != recordVersion {
 		return Deployed{}, fmt.Errorf("stored function %q: version %d, want %d; deploy it again", e.Key, r.Version, recordVersion)
 	}
-	d := Deployed{Key: e.Key, Revision: e.Revision, Deployment: r.Deployment, CreatedAt: r.CreatedAt}
+	d := Deployed{Key: e.Key, Revision: e.Revision, Deployment: r.Deployment, CreatedAt: r.CreatedAt, Digest: r.Digest}
 	fn, err := parse(r.Deployment)
 	if err != nil {
 		return Deployed{}, fmt.Errorf("stored function %q: %w", e.Key, err)

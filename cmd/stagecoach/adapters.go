@@ -101,7 +101,7 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 			env[envSecrets] = d.secrets.MountPath(f.Declared.Namespace, f.Declared.Name)
 		}
 		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Declared: f.Declared, Spec: keysmanager.Spec{
-			Function: f.Key, Namespace: f.Declared.Namespace, Image: f.Deployment.Image,
+			Function: f.Key, Namespace: f.Declared.Namespace, Image: pinned(f),
 			Process: f.Deployment.EnvProcess, Env: env, Ready: annotation(f, "com.openfaas.ready.http.path"),
 		}}
 	}

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/stagecoach-serving/stagecoach/image"
 )
 
 // Config is what `stagecoach up` runs with: defaults, then the file, then flags.
@@ -27,6 +29,7 @@ type Config struct {
 	Node     NodeConfig     `yaml:"node"`
 	Requests RequestsConfig `yaml:"requests"`
 	Control  ControlConfig  `yaml:"control"`
+	Registry RegistryConfig `yaml:"registry"`
 	Journal  JournalConfig  `yaml:"journal"`
 
 	Telemetry TelemetryConfig `yaml:"telemetry"`
@@ -65,6 +68,14 @@ type RequestsConfig struct {
 	MaxTimeout time.Duration `yaml:"maxTimeout"` // that a request may ask for with X-Timeout
 	MaxBody    Bytes         `yaml:"maxBody"`
 	InFlight   int           `yaml:"inFlight"` // requests at a time; more get 429
+}
+
+// RegistryConfig is how images are fetched.
+type RegistryConfig struct {
+	Auth     string        `yaml:"auth"`     // file with credentials; empty: ~/.docker/config.json, or DOCKER_CONFIG/config.json
+	Insecure []string      `yaml:"insecure"` // hosts[:port] without TLS; loopback addresses need none
+	Default  string        `yaml:"default"`  // host for images that name none; empty: those are in no registry
+	Timeout  time.Duration `yaml:"timeout"`  // of a deploy whose image is fetched
 }
 
 // ControlConfig is how often and how patiently the cluster is steered.
@@ -117,9 +128,10 @@ func defaultConfig() Config {
 		Requests: RequestsConfig{
 			Timeout: time.Minute, MaxTimeout: time.Hour, MaxBody: 32 << 20, InFlight: 10_000,
 		},
-		Control: ControlConfig{Tick: time.Second, StartTimeout: time.Minute, DrainTimeout: 30 * time.Second},
-		Journal: JournalConfig{Bytes: 1 << 30, Window: 64, Attempts: 5, Backoff: time.Second},
-		Log:     LogConfig{Format: "text"},
+		Registry: RegistryConfig{Timeout: image.DefaultTimeout},
+		Control:  ControlConfig{Tick: time.Second, StartTimeout: time.Minute, DrainTimeout: 30 * time.Second},
+		Journal:  JournalConfig{Bytes: 1 << 30, Window: 64, Attempts: 5, Backoff: time.Second},
+		Log:      LogConfig{Format: "text"},
 	}
 }
 
@@ -180,6 +192,12 @@ func (c *Config) Validate() error {
 		bad("requests.maxBody", int64(c.Requests.MaxBody), "1Ki to 1Gi")
 	}
 	count("requests.inFlight", c.Requests.InFlight, 1, 1_000_000)
+	atLeast("registry.timeout", c.Registry.Timeout, time.Second)
+	for i, host := range append([]string{c.Registry.Default}, c.Registry.Insecure...) {
+		if ref, err := image.ParseRef(host + "/x"); host != "" && (err != nil || ref.Host != host) || host == "" && i > 0 {
+			bad([]string{"registry.default", "registry.insecure"}[min(i, 1)], fmt.Sprintf("%q", host), "a host with a dot or a port, such as registry.example or 10.0.0.7:5000")
+		}
+	}
 	atLeast("control.tick", c.Control.Tick, 100*time.Millisecond)
 	atLeast("control.startTimeout", c.Control.StartTimeout, time.Second)
 	atLeast("control.drainTimeout", c.Control.DrainTimeout, 0)

@@ -23,8 +23,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
-	"github.com/stagecoach-serving/stagecoach/telemetry"
 	"github.com/stagecoach-serving/stagecoach/secret"
+	"github.com/stagecoach-serving/stagecoach/telemetry"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
@@ -50,6 +50,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "host:port of the API and the data path")
 	fs.StringVar(&cfg.State, "state", cfg.State, "folder that survives restarts")
 	fs.StringVar(&cfg.Images, "images", cfg.Images, "folder with the images of the process runtime; default STATE/images")
+	fs.StringVar(&cfg.Registry.Auth, "registry-config", cfg.Registry.Auth, "file with credentials for registries; default ~/.docker/config.json, or DOCKER_CONFIG/config.json")
 	fs.StringVar(&cfg.ORT, "ort", cfg.ORT, "ONNX Runtime's shared library, for functions with a model")
 	fs.StringVar(&cfg.BasicAuthDir, "basic-auth-dir", cfg.BasicAuthDir, "folder with basic-auth-user and basic-auth-password")
 	if err := fs.Parse(args); err != nil {
@@ -87,6 +88,7 @@ type up struct {
 	closers []func() error
 
 	metrics  *prometheus.Registry
+	images   *images
 	book     *logbook.Book
 	nats     *queue.Server
 	specs    specStore
@@ -100,15 +102,15 @@ type up struct {
 	flow     *flow.Coordinator
 	journal  *queue.Journal
 	gateway  *gateway.Gateway
-	tracer   *telemetry.Tracer // nil: nobody wants spans
 	status   *status
+	tracer   *telemetry.Tracer // nil: nobody wants spans
 	handler  http.Handler
 }
 
 func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {
 	u := &up{cfg: cfg, log: log, metrics: prometheus.NewRegistry(), book: logbook.New(logsPerFunction, logsInAll)}
 	for _, step := range []func(context.Context) error{
-		u.openState, u.openTelemetry, u.openQueue, u.openReplicas, u.openControl, u.openFlow, u.openHTTP, u.follow,
+		u.openState, u.openImages, u.openTelemetry, u.openQueue, u.openReplicas, u.openControl, u.openFlow, u.openHTTP, u.follow,
 	} {
 		if err := step(ctx); err != nil {
 			return u, err

@@ -23,7 +23,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
 	"github.com/stagecoach-serving/stagecoach/secret"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -114,7 +113,7 @@ func (u *up) epoch(ctx context.Context) (uint64, error) {
 func (u *up) openReplicas(ctx context.Context) error {
 	var err error
 	u.keys, err = keysmanager.New(keysmanager.Config{
-		Node: u.cfg.Node.Name, Images: sandbox.Images{Dir: u.cfg.imagesDir()}, ORT: u.cfg.ORT,
+		Node: u.cfg.Node.Name, Images: u.images, ORT: u.cfg.ORT,
 		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory), Watchdog: watchdogLine[:],
 		OnExit: func(e keysmanager.Exit) { u.local.Lost(e.Replica, e.Cause) },
 		Output: func(function, replica, stream, line string) {
@@ -224,7 +223,7 @@ func (u *up) openHTTP(context.Context) error {
 	}
 	u.status = &status{local: u.local, gateway: u.gateway, loop: u.loop, keys: u.keys, log: u.log}
 	api, err := provider.New(provider.Config{
-		Store: u.specs, Registry: u.registry, Images: sandbox.Images{Dir: u.cfg.imagesDir()},
+		Store: u.specs, Registry: u.registry, Images: u.images,
 		Status: u.status, Scaler: u.local, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Credentials: credentials, Version: version(), Log: u.log,
 	})
 	if err != nil {
@@ -257,6 +256,7 @@ func (u *up) follow(context.Context) error {
 	for _, f := range u.registry.Functions() {
 		update(provider.Change{Key: f.Key, Function: f})
 	}
+	u.background(u.collectImages)
 	u.background(func(ctx context.Context) error {
 		return u.journal.Run(ctx, func(ctx context.Context, r queue.Record) error {
 			var e gateway.Entry

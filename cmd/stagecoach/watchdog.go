@@ -51,7 +51,7 @@ func (k *kinds) update(functions []provider.Deployed) {
 	for _, f := range functions {
 		was, ok := old[f.Key]
 		if !ok || was.revision != f.Revision {
-			image, err := k.images.Resolve(f.Deployment.Image)
+			image, err := k.images.Resolve(pinned(&f))
 			if err != nil {
 				continue // its replicas do not start either, and tell why
 			}

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+)
+
+// images knows images from where they are looked for, in this order: a folder of folders, for development; a store; the
+// registries that names name.
+type images struct {
+	folders  sandbox.Images
+	store    *image.Store
+	registry image.Registry
+}
+
+// storeIn is the folder of the image store in the folder of images: no image's folder can have its name.
+func storeIn(images string) string { return filepath.Join(images, ".oci") }
+
+// registry is how registries are reached.
+func (c *Config) registry() image.Registry {
+	r := c.Registry
+	return image.Registry{Auth: r.Auth, Insecure: r.Insecure, Default: r.Default, Timeout: r.Timeout}
+}
+
+// openImages opens what knows images.
+func (u *up) openImages(context.Context) error {
+	dir := u.cfg.imagesDir()
+	store, err := image.OpenStore(storeIn(dir))
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { store.Close(); return nil })
+	u.images = &images{sandbox.Images{Dir: dir}, store, u.cfg.registry()}
+	return nil
+}
+
+// Pin implements provider.Images. A folder is what is in it now, and not pinned.
+func (i *images) Pin(ctx context.Context, name string) (string, error) {
+	noFolder := i.folders.Check(name)
+	if noFolder == nil {
+		return "", nil
+	}
+	ref, err := image.ParseRef(name)
+	if err != nil {
+		return "", err
+	}
+	digest, err := i.store.Resolve(name)
+	if errors.Is(err, image.ErrNoImage) {
+		if ref.Host == "" && i.registry.Default == "" {
+			return "", fmt.Errorf("%w; or load it into the store (stagecoach image load); or name its registry, REGISTRY/%s", noFolder, name)
+		}
+		digest, err = i.registry.Pull(ctx, i.store, name)
+	}
+	if err == nil {
+		_, err = i.store.Root(ctx, digest) // so that starts find it unpacked, and the deploy says why it cannot be
+	}
+	if err != nil && !errors.Is(err, image.ErrNoImage) {
+		err = fmt.Errorf("%w: %w", provider.ErrImages, err)
+	}
+	return digest, err
+}
+
+// unpackTimeout bounds a start whose image has to be unpacked again.
+const unpackTimeout = time.Minute
+
+// Resolve implements keysmanager.Images, for names as pinned makes them.
+func (i *images) Resolve(name string) (sandbox.Image, error) {
+	if !strings.Contains(name, "@") {
+		return i.folders.Resolve(name)
+	}
+	ref, err := image.ParseRef(name)
+	if err != nil {
+		return sandbox.Image{}, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), unpackTimeout)
+	defer cancel()
+	root, err := i.store.Root(ctx, ref.Digest)
+	if errors.Is(err, image.ErrNoImage) {
+		err = fmt.Errorf("%w: deploy the function again", err)
+	}
+	if err != nil {
+		return sandbox.Image{}, err
+	}
+	return sandbox.Image{
+		Name: name, Root: root.Dir, Digest: strings.TrimPrefix(root.Digest, "sha256:"), Stage: root.Stage, Rootfs: !root.Stage,
+		Entrypoint: root.Config.Entrypoint, Env: root.Config.Env, WorkDir: root.Config.WorkDir, User: root.Config.User,
+	}, nil
+}
+
+// pinned is the name of a function's image as its latest deploy found it.
+func pinned(f *provider.Deployed) string {
+	ref, err := image.ParseRef(f.Deployment.Image)
+	if f.Digest == "" || err != nil { // a folder's name may be one that no registry has
+		return f.Deployment.Image
+	}
+	ref.Digest = f.Digest
+	return ref.String()
+}
+
+// Images that nothing uses are removed each collectEvery, when nobody has touched them for collectAfter.
+const (
+	collectEvery = time.Hour
+	collectAfter = time.Hour
+)
+
+// collectImages keeps the store from growing with each deploy.
+func (u *up) collectImages(ctx context.Context) error {
+	tick := time.NewTicker(collectEvery)
+	defer tick.Stop()
+	for {
+		var used []string
+		for _, f := range u.registry.Functions() {
+			if f.Digest != "" {
+				used = append(used, f.Digest)
+			}
+		}
+		freed, err := u.images.store.Collect(ctx, used, collectAfter)
+		if err != nil && ctx.Err() == nil {
+			u.log.Warn("images that nothing uses are still there", "error", err)
+		}
+		if freed > 0 {
+			u.log.Info("removed images that nothing uses", "bytes", freed)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
