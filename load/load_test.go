@@ -135,7 +135,7 @@ func TestScenario(t *testing.T) {
 		t.Fatalf("%+v", c)
 	}
 	want := []string{
-		"1.3333333333333333:10s,20:20s/s, cv 4", "0.6666666666666666:10s,10:20s/s, cv 1", "MMPP 5:10s,50:2s, 12.5/s on average",
+		"1.3333333333333333:10s,20:20s per second, cv 4", "0.6666666666666666:10s,10:20s per second, cv 1", "MMPP 5:10s,50:2s, 12.5/s on average",
 		"trace trace.csv from 1s for 2s, speed 2, scale 0.5, 6.5/s on average",
 	}
 	for i, x := range c.Targets {

@@ -192,7 +192,7 @@ func (s Scenario) target(t TargetSpec, weights float64, seed uint64, data string
 	if out.Source, err = arrivals.Renewal(p, cv, seed); err != nil {
 		return out, 0, fmt.Errorf("cv: %w", err)
 	}
-	out.Process = fmt.Sprintf("%s/s, cv %g", p, cv)
+	out.Process = fmt.Sprintf("%s per second, cv %g", p, cv)
 	return out, p.Length(), nil
 }
 

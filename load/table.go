@@ -28,7 +28,7 @@ func (r Result) WriteTable(w io.Writer) error {
 	})
 	p.table("latency\tp50\tp75\tp90\tp95\tp99\tp99.9\tmax\tobjective\t", func(t io.Writer) {
 		for _, f := range all {
-			writeLatency(t, f.Name, f.Latency, duration(f.SLO))
+			writeLatency(t, f.Name, f.Latency, objective(f.SLO))
 			writeLatency(t, "  from its sending", f.Service, "")
 		}
 		writeLatency(t, "lag of the generator", r.Generator.Lag, "")
@@ -160,11 +160,20 @@ func maybe(seconds *float64) string {
 	return duration(*seconds)
 }
 
+func objective(slo float64) string {
+	if slo == 0 {
+		return "-"
+	}
+	return duration(slo)
+}
+
 // duration has three digits.
 func duration(seconds float64) string {
 	switch {
 	case seconds == 0:
 		return "0"
+	case seconds < 1e-3:
+		return fmt.Sprintf("%.*f µs", digits(seconds*1e6), seconds*1e6)
 	case seconds < 1:
 		return fmt.Sprintf("%.*f ms", digits(seconds*1e3), seconds*1e3)
 	default:

@@ -49,7 +49,7 @@ var Palette = [...]string{"#3b82f6", "#e08a1e", "#20a46b", "#c0508f", "#8a6fe0",
 // PlotStyle is the style sheet of plots.
 const PlotStyle = `
 .plot text{font:12px system-ui,sans-serif;fill:var(--muted)}.plot .t{font-size:14px;font-weight:600;fill:var(--text)}
-.plot .g{stroke:var(--line);stroke-width:1}.plot .mark{stroke:var(--muted);stroke-width:1.2;stroke-dasharray:5 4}.plot .tip{fill:transparent}.plot .tip:hover{fill:var(--muted);fill-opacity:.12}
+.plot .g{stroke:var(--line);stroke-width:1}.plot .mark{stroke:var(--muted);stroke-width:1.2;stroke-dasharray:5 4}.plot .tip:hover{fill:var(--muted);fill-opacity:.12}
 `
 
 const (
@@ -164,15 +164,15 @@ func (p Plot) WriteSVG(w io.Writer) error {
 	}
 	for _, m := range p.Marks {
 		if m.Vertical {
-			fmt.Fprintf(&b, `<line class="mark" x1="%.1f" x2="%[1]f" y1="%d" y2="%d"/><text x="%.1f" y="%d" text-anchor="end">%s</text>`, x.at(m.At), plotTop, plotH-plotBottom, x.at(m.At)-4, plotTop+10, html.EscapeString(m.Name))
+			fmt.Fprintf(&b, `<line class="mark" stroke="#808890" x1="%.1f" x2="%[1]f" y1="%d" y2="%d"/><text x="%.1f" y="%d" text-anchor="end">%s</text>`, x.at(m.At), plotTop, plotH-plotBottom, x.at(m.At)-4, plotTop+10, html.EscapeString(m.Name))
 		} else {
-			fmt.Fprintf(&b, `<line class="mark" x1="%d" x2="%d" y1="%.1f" y2="%[3]f"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`, plotL, plotW-plotR, y.at(m.At), plotW-plotR-2, y.at(m.At)-4, html.EscapeString(m.Name))
+			fmt.Fprintf(&b, `<line class="mark" stroke="#808890" x1="%d" x2="%d" y1="%.1f" y2="%[3]f"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`, plotL, plotW-plotR, y.at(m.At), plotW-plotR-2, y.at(m.At)-4, html.EscapeString(m.Name))
 		}
 	}
 	p.legend(&b)
 	for _, t := range p.Tips {
 		from, to := x.at(t.From), x.at(t.To)
-		fmt.Fprintf(&b, `<rect class="tip" x="%.1f" y="%d" width="%.1f" height="%d"><title>%s</title></rect>`, from, plotTop, max(to-from, 0), plotH-plotBottom-plotTop, html.EscapeString(t.Text))
+		fmt.Fprintf(&b, `<rect class="tip" fill="none" pointer-events="all" x="%.1f" y="%d" width="%.1f" height="%d"><title>%s</title></rect>`, from, plotTop, max(to-from, 0), plotH-plotBottom-plotTop, html.EscapeString(t.Text))
 	}
 	b.WriteString("</svg>\n")
 	_, err := io.WriteString(w, b.String())
@@ -187,10 +187,10 @@ func (p Plot) axes(b *strings.Builder, x, y scale) {
 		return html.EscapeString(f(v))
 	}
 	for _, v := range y.ticks(5) {
-		fmt.Fprintf(b, `<line class="g" x1="%d" x2="%d" y1="%.1f" y2="%[3]f"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`, plotL, plotW-plotR, y.at(v), plotL-6, y.at(v)+4, show(p.Unit, v))
+		fmt.Fprintf(b, `<line class="g" stroke="#808890" x1="%d" x2="%d" y1="%.1f" y2="%[3]f"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`, plotL, plotW-plotR, y.at(v), plotL-6, y.at(v)+4, show(p.Unit, v))
 	}
 	for _, v := range x.ticks(7) {
-		fmt.Fprintf(b, `<line class="g" x1="%.1f" x2="%[1]f" y1="%d" y2="%d"/><text x="%.1f" y="%d" text-anchor="middle">%s</text>`, x.at(v), plotH-plotBottom, plotH-plotBottom+4, x.at(v), plotH-plotBottom+18, show(p.XUnit, v))
+		fmt.Fprintf(b, `<line class="g" stroke="#808890" x1="%.1f" x2="%[1]f" y1="%d" y2="%d"/><text x="%.1f" y="%d" text-anchor="middle">%s</text>`, x.at(v), plotH-plotBottom, plotH-plotBottom+4, x.at(v), plotH-plotBottom+18, show(p.XUnit, v))
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"html/template"
 	"io"
-	"math"
+	"strconv"
 	"strings"
 	"time"
 
@@ -189,12 +189,13 @@ func duration(seconds float64) string {
 	return number(seconds) + " s"
 }
 
+// number has three digits, more above 1000.
 func number(v float64) string {
-	if v >= 1000 {
+	if v >= 999.5 {
 		return fmt.Sprintf("%.0f", v)
 	}
-	unit := math.Pow(10, math.Floor(math.Log10(max(math.Abs(v), 1e-9)))-2)
-	return fmt.Sprintf("%g", math.Round(v/unit)*unit)
+	short, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 3, 64), 64) // reads what it has written
+	return strconv.FormatFloat(short, 'f', -1, 64)
 }
 
 func maybe(seconds *float64) string {

@@ -92,7 +92,7 @@ func TestNothingToShow(t *testing.T) {
 }
 
 func TestFigures(t *testing.T) {
-	for v, want := range map[float64]string{0: "0", 0.0000123: "12.3 µs", 0.0999999: "100 ms", 0.25: "250 ms", 1: "1 s", 12.345: "12.3 s", 1234: "1234 s"} {
+	for v, want := range map[float64]string{0: "0", 0.0000123: "12.3 µs", 0.0999999: "100 ms", 0.25: "250 ms", 1: "1 s", 12.345: "12.3 s", 1234: "1234 s", 1.64: "1.64 s", 0.0102: "10.2 ms", 26.9: "26.9 s", 999.9: "1000 s"} {
 		if got := duration(v); got != want {
 			t.Errorf("duration(%g) = %s, want %s", v, got, want)
 		}
