@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/onnx"
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -22,7 +21,7 @@ func BenchmarkLayer(b *testing.B) {
 		tokens := shape[0] * shape[1]
 		batch := []tensor.Tensor{
 			{Name: "hidden.2", Datatype: "FP32", Shape: append(shape[:2:2], 384), Data: make([]byte, 4*384*tokens)},
-			{Name: onnx.BertMask, Datatype: "INT64", Shape: shape, Data: bytes.Repeat([]byte{1, 0, 0, 0, 0, 0, 0, 0}, int(tokens))},
+			{Name: maskName, Datatype: "INT64", Shape: shape, Data: bytes.Repeat([]byte{1, 0, 0, 0, 0, 0, 0, 0}, int(tokens))},
 		}
 		b.Run(fmt.Sprintf("texts=%d/tokens=%d", shape[0], shape[1]), func(b *testing.B) {
 			for b.Loop() {

@@ -7,7 +7,7 @@
 //	minilm-layer-1…6  one such item in (stagecoach.dev/each)          the same with hidden.1 … hidden.6
 //	minilm-pool       those items in                                  application/json: an embedding is 384 numbers
 //
-// A JSON array of strings is answered with an array of embeddings, a body that is no JSON with one embedding.
+// The answer is an array of embeddings, one a text, whether one text came as a plain body or several as a JSON array.
 //
 // Texts that follow each other in a request are padded to a batch, which is one call of a layer, of at most [BatchTokens]
 // tokens with at most a quarter of padding. On a processor a token costs the same, some 50 µs a layer, whether its text is

@@ -11,7 +11,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/stagecoach-serving/stagecoach/functions/minilm/wordpiece"
-	"github.com/stagecoach-serving/stagecoach/onnx"
 	"github.com/stagecoach-serving/stagecoach/stage"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 	"github.com/stagecoach-serving/stagecoach/wire"
@@ -22,6 +21,12 @@ const (
 	MaxTokens   = 256  // of a text, as the model was trained; what comes later is cut off
 	MaxTexts    = 1000 // of a request
 	BatchTokens = 512  // of a batch, padding included
+)
+
+// The model's inputs. Package onnx, which assembled it, has the same names, and no place in a stage binary.
+const (
+	idsName  = "input_ids"
+	maskName = "attention_mask"
 )
 
 // Model computes outputs from inputs; zygote.Session is one.
@@ -139,7 +144,7 @@ func padded(batch [][]int64) []tensor.Tensor {
 		}
 	}
 	return []tensor.Tensor{
-		{Name: onnx.BertIDs, Datatype: "INT64", Shape: shape, Data: ids},
-		{Name: onnx.BertMask, Datatype: "INT64", Shape: shape, Data: mask},
+		{Name: idsName, Datatype: "INT64", Shape: shape, Data: ids},
+		{Name: maskName, Datatype: "INT64", Shape: shape, Data: mask},
 	}
 }

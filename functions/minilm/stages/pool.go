@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/stage"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -29,11 +28,7 @@ func pool(m Model) hook {
 			}
 			all = append(all, rows(out[0])...)
 		}
-		var v any = all
-		if len(all) == 1 && !strings.Contains(c.HeaderValue("Content-Type"), "json") {
-			v = all[0]
-		}
-		b, err := json.Marshal(v)
+		b, err := json.Marshal(all)
 		if err != nil {
 			return nil, fmt.Errorf("embeddings: %w", err)
 		}
