@@ -8,11 +8,10 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
-	"go.yaml.in/yaml/v3"
+	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
 // client talks to a running stagecoach over its HTTP API.
@@ -35,48 +34,41 @@ func newClient(base string) *client {
 	return c
 }
 
-// stackFile is the part of OpenFaaS's stack.yml that a deployment is made from.
-type stackFile struct {
-	Functions map[string]stackFunction `yaml:"functions"`
-}
-
-type stackFunction struct {
-	Image       string            `yaml:"image"`
-	FProcess    string            `yaml:"fprocess"`
-	Environment map[string]string `yaml:"environment"`
-	Labels      map[string]string `yaml:"labels"`
-	Annotations map[string]string `yaml:"annotations"`
-}
-
-func readStack(file string) (stackFile, error) {
-	var s stackFile
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return s, err
-	}
-	if err := yaml.Unmarshal(b, &s); err != nil {
-		return s, fmt.Errorf("%s: %w", file, err)
-	}
-	return s, nil
-}
-
 // deployment is a function as the API takes it.
 type deployment struct {
-	Service     string            `json:"service"`
-	Image       string            `json:"image"`
-	EnvProcess  string            `json:"envProcess,omitempty"`
-	EnvVars     map[string]string `json:"envVars,omitempty"`
-	Labels      map[string]string `json:"labels,omitempty"`
-	Annotations map[string]string `json:"annotations,omitempty"`
+	Service                string            `json:"service"`
+	Image                  string            `json:"image"`
+	Namespace              string            `json:"namespace,omitempty"`
+	EnvProcess             string            `json:"envProcess,omitempty"`
+	EnvVars                map[string]string `json:"envVars,omitempty"`
+	Constraints            []string          `json:"constraints,omitempty"`
+	Secrets                []string          `json:"secrets,omitempty"`
+	Labels                 map[string]string `json:"labels,omitempty"`
+	Annotations            map[string]string `json:"annotations,omitempty"`
+	Limits                 *resources        `json:"limits,omitempty"`
+	Requests               *resources        `json:"requests,omitempty"`
+	ReadOnlyRootFilesystem bool              `json:"readOnlyRootFilesystem,omitempty"`
 }
 
-func (f stackFunction) deployment(name string) deployment {
-	return deployment{name, f.Image, f.FProcess, f.Environment, f.Labels, f.Annotations}
+type resources struct {
+	Memory string `json:"memory,omitempty"`
+	CPU    string `json:"cpu,omitempty"`
+}
+
+// stackDeployment is what a function of a stack file asks for.
+func stackDeployment(name string, f stack.Function) deployment {
+	return deployment{
+		Service: name, Image: f.Image, Namespace: f.Namespace, EnvProcess: f.FProcess, EnvVars: f.Environment, Constraints: f.Constraints,
+		Secrets: f.Secrets, Labels: f.Labels, Annotations: f.Annotations, Limits: (*resources)(f.Limits), Requests: (*resources)(f.Requests),
+		ReadOnlyRootFilesystem: f.ReadOnlyRootFilesystem,
+	}
 }
 
 // functionStatus is a function as the API shows it.
 type functionStatus struct {
 	Name              string  `json:"name"`
+	Image             string  `json:"image,omitempty"`
+	Namespace         string  `json:"namespace,omitempty"`
 	Replicas          int     `json:"replicas"`
 	AvailableReplicas int     `json:"availableReplicas"`
 	InvocationCount   float64 `json:"invocationCount"`
@@ -136,21 +128,41 @@ func (a answer) unexpected(what string) error {
 
 // deploy creates the function or replaces it.
 func (c *client) deploy(ctx context.Context, d deployment) error {
+	_, err := c.put(ctx, d)
+	return err
+}
+
+// put is deploy, and says whether the function is new.
+func (c *client) put(ctx context.Context, d deployment) (created bool, err error) {
 	b, err := json.Marshal(d)
 	if err != nil {
-		return err
+		return false, err
 	}
 	a, err := c.do(ctx, http.MethodPut, "/system/functions", "application/json", b)
 	if err == nil && a.status == http.StatusNotFound {
+		created = true
 		a, err = c.do(ctx, http.MethodPost, "/system/functions", "application/json", b)
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	if a.status >= 300 {
-		return a.unexpected("deploy " + d.Service)
+		return false, a.unexpected("deploy " + d.Service)
 	}
-	return nil
+	return created, nil
+}
+
+// send sends v as JSON; any status but 2xx is an error with the server's message, which begins with what.
+func (c *client) send(ctx context.Context, what, method, path string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	a, err := c.do(ctx, method, path, "application/json", b)
+	if err == nil && a.status >= 300 {
+		err = a.unexpected(what)
+	}
+	return err
 }
 
 // status returns a function's state.

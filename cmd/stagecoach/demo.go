@@ -19,6 +19,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
+	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
 // What the demo wants to see.
@@ -120,14 +121,14 @@ func (d *demo) title(format string, args ...any) {
 
 // deploy deploys the stack's functions in random order, as faas-cli does.
 func (d *demo) deploy(ctx context.Context, file string) error {
-	stack, err := readStack(file)
+	stack, err := stack.Read(file)
 	if err != nil {
 		return err
 	}
 	for name, f := range stack.Functions { // map order is random
 		f.Labels = maps.Clone(f.Labels)
 		f.Labels["com.openfaas.scale.zero-duration"] = demoZeroAge
-		if err := d.api.deploy(ctx, f.deployment(name)); err != nil {
+		if err := d.api.deploy(ctx, stackDeployment(name, f)); err != nil {
 			return err
 		}
 	}

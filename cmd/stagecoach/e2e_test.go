@@ -11,18 +11,19 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
+	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
 // TestOCR is the main job: the repository's stack, deployed in a random order, reads drawn pages.
 func TestOCR(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	stack, err := readStack("../../stack.yml")
+	stack, err := stack.Read("../../stack.yml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, f := range stack.Functions { // map order is random
-		if err := r.deploy(t.Context(), f.deployment(name)); err != nil {
+		if err := r.deploy(t.Context(), stackDeployment(name, f)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -29,6 +29,15 @@ type command struct {
 func commands() []command {
 	return []command{
 		{"up", "one process on this machine: API, queues, autoscaler, KeysManager", runUp},
+		{"build", "make OCI images of a stack's functions, without Docker", runBuild},
+		{"deploy", "create or update a stack's functions", runDeploy},
+		{"remove", "NAME ... | -f FILE: remove functions", runRemove},
+		{"list", "the functions of a running stagecoach", runList},
+		{"describe", "NAME: what is known of a function", runDescribe},
+		{"invoke", "NAME < BODY: call a function or pipeline", runInvoke},
+		{"logs", "NAME: what a function's replicas have printed", runLogs},
+		{"scale", "NAME REPLICAS", runScale},
+		{"secret", "create NAME < VALUE | update NAME | list | remove NAME", runSecret},
 		{"pipeline", "list | describe NAME: pipelines of a running stagecoach and what is wrong with them", runPipeline},
 		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog},
 		{"demo", "the main job end to end, on real input, with its result shown", runDemo},

@@ -1,0 +1,306 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// oneName parses what follows a command that is about one function.
+func oneName(fs *flag.FlagSet, args []string) (string, error) {
+	rest, err := parseMixed(fs, args)
+	if err != nil {
+		return "", err
+	}
+	if len(rest) != 1 {
+		return "", fmt.Errorf("%s: got %q, want one name", fs.Name(), rest)
+	}
+	return rest[0], nil
+}
+
+func runList(ctx context.Context, args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("list", flag.ContinueOnError)
+	api := newAPIFlags(fs)
+	asJSON := fs.Bool("json", false, "print JSON instead of a table")
+	if rest, err := parseMixed(fs, args); err != nil || len(rest) > 0 {
+		return cmp.Or(err, fmt.Errorf("list: got argument %q, want flags alone", rest))
+	}
+	c, err := api.open("")
+	if err != nil {
+		return err
+	}
+	var all []functionStatus
+	if err := c.get(ctx, "/system/functions"+api.query(), &all); err != nil {
+		return err
+	}
+	slices.SortFunc(all, func(a, b functionStatus) int { return strings.Compare(a.Name, b.Name) })
+	if *asJSON {
+		return json.NewEncoder(out).Encode(slices.Concat([]functionStatus{}, all))
+	}
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "FUNCTION\tIMAGE\tINVOCATIONS\tREPLICAS")
+	for _, f := range all {
+		fmt.Fprintf(t, "%s\t%s\t%.0f\t%d/%d\n", f.Name, f.Image, f.InvocationCount, f.AvailableReplicas, f.Replicas)
+	}
+	return t.Flush()
+}
+
+func runDescribe(ctx context.Context, args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("describe", flag.ContinueOnError)
+	api := newAPIFlags(fs)
+	asJSON := fs.Bool("json", false, "print JSON, as the API gives it")
+	name, err := oneName(fs, args)
+	if err != nil {
+		return err
+	}
+	c, err := api.open("")
+	if err != nil {
+		return err
+	}
+	var raw json.RawMessage
+	if err := c.get(ctx, "/system/function/"+url.PathEscape(name)+api.query(), &raw); err != nil {
+		return err
+	}
+	if *asJSON {
+		_, err := fmt.Fprintln(out, string(raw))
+		return err
+	}
+	var f functionStatus
+	var d deployment
+	if err := errors.Join(json.Unmarshal(raw, &f), json.Unmarshal(raw, &d)); err != nil {
+		return fmt.Errorf("describe %s: %w", name, err)
+	}
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "Name:\t%s\nNamespace:\t%s\nImage:\t%s\n", f.Name, f.Namespace, f.Image)
+	fmt.Fprintf(t, "Replicas:\t%d, %d ready\nInvocations:\t%.0f\nURL:\t%s/function/%s\n", f.Replicas, f.AvailableReplicas, f.InvocationCount,
+		c.base, invocationName(f.Name, f.Namespace))
+	if d.EnvProcess != "" {
+		fmt.Fprintf(t, "Process:\t%s\n", d.EnvProcess)
+	}
+	describeMap(t, "Environment", d.EnvVars)
+	describeMap(t, "Labels", d.Labels)
+	describeMap(t, "Annotations", d.Annotations)
+	if len(d.Secrets) > 0 {
+		fmt.Fprintf(t, "Secrets:\t%s\n", strings.Join(d.Secrets, ", "))
+	}
+	if d.Limits != nil {
+		describeMap(t, "Limits", map[string]string{"cpu": d.Limits.CPU, "memory": d.Limits.Memory})
+	}
+	if d.Requests != nil {
+		describeMap(t, "Requests", map[string]string{"cpu": d.Requests.CPU, "memory": d.Requests.Memory})
+	}
+	return t.Flush()
+}
+
+func describeMap(w io.Writer, title string, m map[string]string) {
+	for i, k := range slices.Sorted(maps.Keys(m)) {
+		if i == 0 {
+			title += ":"
+		} else {
+			title = ""
+		}
+		fmt.Fprintf(w, "%s\t%s=%s\n", title, k, m[k])
+	}
+}
+
+func runScale(ctx context.Context, args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("scale", flag.ContinueOnError)
+	api := newAPIFlags(fs)
+	rest, err := parseMixed(fs, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) != 2 {
+		return fmt.Errorf("scale: got %q, want NAME REPLICAS", rest)
+	}
+	n, err := strconv.ParseUint(rest[1], 10, 31)
+	if err != nil {
+		return fmt.Errorf("scale: %q, want a number of replicas", rest[1])
+	}
+	c, err := api.open("")
+	if err != nil {
+		return err
+	}
+	body := struct {
+		Name      string `json:"serviceName"`
+		Replicas  uint64 `json:"replicas"`
+		Namespace string `json:"namespace,omitempty"`
+	}{rest[0], n, api.namespace}
+	if err := c.send(ctx, "scale "+rest[0], http.MethodPost, "/system/scale-function/"+url.PathEscape(rest[0])+api.query(), body); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s: %d replicas wanted\n", rest[0], n)
+	return err
+}
+
+func runLogs(ctx context.Context, args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("logs", flag.ContinueOnError)
+	api := newAPIFlags(fs)
+	follow := fs.Bool("f", false, "go on with what comes, until interrupted")
+	fs.BoolVar(follow, "follow", false, "long for -f")
+	tail := fs.Int("tail", -1, "at most so many lines of before; -1: all that are kept")
+	since := fs.Duration("since", 0, "no older than this, such as 10m")
+	asJSON := fs.Bool("json", false, "print each line as JSON, as the API gives it")
+	name, err := oneName(fs, args)
+	if err != nil {
+		return err
+	}
+	c, err := api.open("")
+	if err != nil {
+		return err
+	}
+	q := url.Values{"name": {name}, "tail": {strconv.Itoa(*tail)}, "follow": {strconv.FormatBool(*follow)}}
+	if api.namespace != "" {
+		q.Set("namespace", api.namespace)
+	}
+	if *since > 0 {
+		q.Set("since", time.Now().Add(-*since).Format(time.RFC3339))
+	}
+	resp, err := c.stream(ctx, http.MethodGet, "/system/logs?"+q.Encode(), nil, nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if err := refused(resp, "logs "+name); err != nil {
+		return err
+	}
+	if *asJSON {
+		_, err = io.Copy(out, resp.Body)
+	} else {
+		err = printLogs(resp.Body, out)
+	}
+	if *follow && ctx.Err() != nil {
+		return nil // that is how it ends
+	}
+	return err
+}
+
+// printLogs prints a line of text for each line of JSON.
+func printLogs(in io.Reader, out io.Writer) error {
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		if len(lines.Bytes()) == 0 {
+			continue
+		}
+		var l struct {
+			Instance, Text string
+			Timestamp      time.Time
+		}
+		if err := json.Unmarshal(lines.Bytes(), &l); err != nil {
+			return fmt.Errorf("logs: %.200q: %w", lines.Text(), err)
+		}
+		if _, err := fmt.Fprintf(out, "%s %s %s\n", l.Timestamp.Format(time.RFC3339), l.Instance, strings.TrimRight(l.Text, "\n")); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+// stream sends a request whose answer may take any time, and returns it with its body unread.
+func (c *client) stream(ctx context.Context, method, path string, header http.Header, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(req.Header, header)
+	if c.user != "" {
+		req.SetBasicAuth(c.user, c.pass)
+	}
+	return (&http.Client{Transport: c.http.Transport}).Do(req)
+}
+
+// refused is an error with the server's message unless the status is 2xx.
+func refused(resp *http.Response, what string) error {
+	if resp.StatusCode < 300 {
+		return nil
+	}
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	a := answer{status: resp.StatusCode, body: b}
+	if after := resp.Header.Get("Retry-After"); after != "" {
+		what += " (again after " + after + " s)"
+	}
+	return errors.Join(a.unexpected(what), err)
+}
+
+// repeated is a flag that may be given several times.
+type repeated []string
+
+func (r *repeated) String() string     { return strings.Join(*r, ", ") }
+func (r *repeated) Set(s string) error { *r = append(*r, s); return nil }
+
+func runInvoke(ctx context.Context, args []string, out io.Writer) error {
+	return invoke(ctx, args, os.Stdin, out)
+}
+
+func invoke(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
+	fs := flag.NewFlagSet("invoke", flag.ContinueOnError)
+	api := newAPIFlags(fs)
+	method := fs.String("m", http.MethodPost, "HTTP method")
+	async := fs.Bool("async", false, "do not wait for the answer: print the call's id")
+	var headers, query repeated
+	fs.Var(&headers, "header", "NAME=VALUE or NAME: VALUE; may be repeated")
+	fs.Var(&query, "query", "NAME=VALUE; may be repeated")
+	name, err := oneName(fs, args)
+	if err != nil {
+		return err
+	}
+	header := http.Header{"Content-Type": {"text/plain"}}
+	for _, h := range headers {
+		i := strings.IndexAny(h, "=:")
+		if i <= 0 {
+			return fmt.Errorf("invoke: --header %q, want NAME=VALUE", h)
+		}
+		header.Set(strings.TrimSpace(h[:i]), strings.TrimSpace(h[i+1:]))
+	}
+	values := url.Values{}
+	for _, q := range query {
+		k, v, _ := strings.Cut(q, "=")
+		values.Add(k, v)
+	}
+	c, err := api.open("")
+	if err != nil {
+		return err
+	}
+	path := "/function/"
+	if *async {
+		path = "/async-function/"
+	}
+	path += invocationName(name, api.namespace)
+	if len(values) > 0 {
+		path += "?" + values.Encode()
+	}
+	if f, ok := in.(*os.File); ok {
+		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 && info.Mode()&os.ModeDevice != 0 && info.Name() != "null" {
+			progress("invoke: reading the request from the terminal, until Ctrl-D")
+		}
+	}
+	resp, err := c.stream(ctx, *method, path, header, io.NopCloser(in))
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if err := refused(resp, "invoke "+name); err != nil {
+		return err
+	}
+	if *async {
+		_, err = fmt.Fprintln(out, resp.Header.Get("X-Call-Id"))
+		return err
+	}
+	_, err = io.Copy(out, resp.Body)
+	return err
+}

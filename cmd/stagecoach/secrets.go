@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+)
+
+func runSecret(ctx context.Context, args []string, out io.Writer) error {
+	return secretCommand(ctx, args, os.Stdin, out)
+}
+
+// secretCommand is create, update, list or remove. A value is in a file, in the command line, or comes from standard input.
+func secretCommand(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
+	methods := map[string]string{"create": http.MethodPost, "update": http.MethodPut, "remove": http.MethodDelete, "list": http.MethodGet}
+	if len(args) == 0 || methods[args[0]] == "" {
+		return fmt.Errorf("secret: got %q, want create NAME, update NAME, list or remove NAME", args)
+	}
+	verb := args[0]
+	fs := flag.NewFlagSet("secret "+verb, flag.ContinueOnError)
+	api := newAPIFlags(fs)
+	literal, file := new(string), new(string)
+	if verb == "create" || verb == "update" {
+		literal = fs.String("from-literal", "", "the value; others on this machine may see it in the list of processes")
+		file = fs.String("from-file", "", "a file with the value; default: standard input")
+	}
+	if verb == "list" {
+		return listSecrets(ctx, fs, api, args[1:], out)
+	}
+	name, err := oneName(fs, args[1:])
+	if err != nil {
+		return err
+	}
+	// faas-provider's form: rawValue is base64 in JSON, and so may hold any bytes.
+	body := struct {
+		Name      string `json:"name"`
+		Namespace string `json:"namespace,omitempty"`
+		Value     string `json:"value,omitempty"`
+		RawValue  []byte `json:"rawValue,omitempty"`
+	}{Name: name, Namespace: api.namespace}
+	switch {
+	case verb == "remove":
+	case *literal != "" && *file != "":
+		return fmt.Errorf("secret %s: got --from-literal and --from-file, want one", verb)
+	case *literal != "":
+		body.RawValue = []byte(*literal)
+	case *file != "":
+		body.RawValue, err = os.ReadFile(*file)
+	default:
+		body.RawValue, err = io.ReadAll(in)
+	}
+	if err != nil {
+		return fmt.Errorf("secret %s: %w", name, err)
+	}
+	body.Value = string(body.RawValue)
+	c, err := api.open("")
+	if err != nil {
+		return err
+	}
+	if err := c.send(ctx, "secret "+verb+" "+name, methods[verb], "/system/secrets", body); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s: %sd\n", name, verb)
+	return err
+}
+
+func listSecrets(ctx context.Context, fs *flag.FlagSet, api *apiFlags, args []string, out io.Writer) error {
+	if rest, err := parseMixed(fs, args); err != nil {
+		return err
+	} else if len(rest) > 0 {
+		return fmt.Errorf("secret list: got argument %q, want flags alone", rest[0])
+	}
+	c, err := api.open("")
+	if err != nil {
+		return err
+	}
+	var all []struct{ Name string }
+	if err := c.get(ctx, "/system/secrets"+api.query(), &all); err != nil {
+		return err
+	}
+	names := make([]string, len(all))
+	for i, s := range all {
+		names[i] = s.Name
+	}
+	slices.Sort(names)
+	for _, n := range names {
+		if _, err := fmt.Fprintln(out, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
