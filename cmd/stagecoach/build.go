@@ -87,7 +87,7 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 	}
 	dest := &destination{folder: *images}
 	if !*folder {
-		if dest.store, err = image.OpenStore(filepath.Join(*images, ".oci")); err != nil {
+		if dest.store, err = image.OpenStore(storeIn(*images)); err != nil {
 			return err
 		}
 		defer dest.store.Close()

@@ -26,14 +26,18 @@ func runPipeline(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("pipeline: got %q, want list or describe NAME", args)
 	}
 	fs := flag.NewFlagSet("pipeline "+args[0], flag.ContinueOnError)
-	gateway := gatewayFlag(fs)
-	if err := fs.Parse(args[1:]); err != nil {
+	flags := newAPIFlags(fs)
+	rest, err := parseMixed(fs, args[1:])
+	if err != nil {
 		return err
 	}
-	api := newClient(*gateway)
+	api, err := flags.open("")
+	if err != nil {
+		return err
+	}
 	if args[0] == "list" {
 		var all []provider.PipelineStatus
-		if err := api.get(ctx, "/system/pipelines", &all); err != nil {
+		if err := api.get(ctx, "/system/pipelines"+flags.query(), &all); err != nil {
 			return err
 		}
 		t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
@@ -43,11 +47,11 @@ func runPipeline(ctx context.Context, args []string, out io.Writer) error {
 		}
 		return t.Flush()
 	}
-	if fs.NArg() != 1 {
-		return fmt.Errorf("pipeline describe: got %q, want one name", fs.Args())
+	if len(rest) != 1 {
+		return fmt.Errorf("pipeline describe: got %q, want one name", rest)
 	}
 	var p provider.PipelineStatus
-	if err := api.get(ctx, "/system/pipelines/"+fs.Arg(0), &p); err != nil {
+	if err := api.get(ctx, "/system/pipelines/"+rest[0]+flags.query(), &p); err != nil {
 		return err
 	}
 	return describePipeline(p, out)
