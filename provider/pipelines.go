@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/http"
+	"runtime"
 	"slices"
 
 	"github.com/openfaas/faas-provider/types"
@@ -99,8 +100,21 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 	return out
 }
 
-func (p *Provider) info(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, types.ProviderInfo{
-		Name: "stagecoach", Orchestration: "stagecoach", Version: &types.VersionInfo{Release: p.Version, SHA: p.Version},
-	})
+// gatewayInfo is how OpenFaaS's gateway answers GET /system/info, and faas-cli reads it.
+type gatewayInfo struct {
+	Arch     string             `json:"arch"`
+	Provider types.ProviderInfo `json:"provider"`
+	Version  types.VersionInfo  `json:"version"`
+}
+
+// info answers as the gateway that Stagecoach is to its clients; and as a provider to a gateway in front of it, which
+// forwards its clients' requests and puts the answer into its own.
+func (p *Provider) info(w http.ResponseWriter, r *http.Request) {
+	version := types.VersionInfo{Release: p.Version, SHA: p.Version}
+	provider := types.ProviderInfo{Name: "stagecoach", Orchestration: "stagecoach", Version: &version}
+	if r.Header.Get("X-Forwarded-Host") != "" {
+		writeJSON(w, http.StatusOK, provider)
+		return
+	}
+	writeJSON(w, http.StatusOK, gatewayInfo{Arch: runtime.GOARCH, Provider: provider, Version: version})
 }
