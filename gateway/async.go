@@ -1,15 +1,21 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -56,19 +62,15 @@ func (e Entry) MarshalBinary() ([]byte, error) {
 
 // UnmarshalBinary undoes [Entry.MarshalBinary]. The entry keeps parts of b.
 func (e *Entry) UnmarshalBinary(b []byte) error {
-	if len(b) == 0 || b[0] != entryVersion {
-		return fmt.Errorf("async request of %d bytes: want version %d first", len(b), entryVersion)
-	}
-	n, k := binary.Uvarint(b[1:])
-	b = b[1+max(k, 0):]
-	if k <= 0 || n > uint64(len(b)) {
-		return fmt.Errorf("async request: head of %d bytes, %d are there", n, len(b))
+	head, rest, err := splitHead(b, entryVersion)
+	if err != nil {
+		return fmt.Errorf("async request: %w", err)
 	}
 	var h entryHead
-	if err := json.Unmarshal(b[:n], &h); err != nil {
+	if err := json.Unmarshal(head, &h); err != nil {
 		return fmt.Errorf("async request: head: %w", err)
 	}
-	input, err := tensor.DecodeActivation(b[n:])
+	input, err := tensor.DecodeActivation(rest)
 	if err != nil {
 		return fmt.Errorf("async request %q: input: %w", h.ID, err)
 	}
@@ -78,6 +80,12 @@ func (e *Entry) UnmarshalBinary(b []byte) error {
 	}
 	return nil
 }
+
+// ErrQueueFull says that one function has as many requests in a journal as it may.
+var ErrQueueFull = errors.New("gateway: too many async requests wait for the function")
+
+// queueFullPause is when a client that got ErrQueueFull may try again.
+const queueFullPause = 5 * time.Second
 
 // appendTimeout bounds how long a client waits for the journal's disk.
 const appendTimeout = 10 * time.Second
@@ -100,10 +108,12 @@ func (g *Gateway) accept(w http.ResponseWriter, r *http.Request, c *call) int {
 	defer cancel()
 	e := Entry{Request: req, CallID: c.id, Name: c.name, Timeout: timeout, Callback: callback, Accepted: c.start}
 	err := g.cfg.Journal.Append(ctx, e)
-	if errors.Is(err, ErrTooLarge) {
+	switch {
+	case errors.Is(err, ErrTooLarge):
 		return fail(w, c, &task.Error{Status: http.StatusRequestEntityTooLarge, Cause: "too large to be kept for later: " + err.Error()})
-	}
-	if err != nil {
+	case errors.Is(err, ErrQueueFull):
+		return fail(w, c, &task.Error{Status: http.StatusTooManyRequests, RetryAfter: queueFullPause, Cause: err.Error() + " (annotation " + pipeline.Prefix + "async-queue-limit)"})
+	case err != nil:
 		g.cfg.Log.Error("async request refused", "function", c.key, "call", c.id, "error", err)
 		return fail(w, c, &task.Error{Status: http.StatusServiceUnavailable, Internal: true, Cause: "the journal cannot take the request; try again later"})
 	}
@@ -117,76 +127,104 @@ func validCallback(s string) bool {
 	return err == nil && len(s) <= 2048 && (u.Scheme == "http" || u.Scheme == "https") && u.Host != ""
 }
 
-// Work runs an entry of the journal and calls back. An error means that it should run again: the platform failed it, not
-// the function. After the last run, the callback tells that too.
-func (g *Gateway) Work(ctx context.Context, e Entry, last bool) error {
+// Retry says which runs of an async request are worth another one, and when.
+type Retry struct {
+	Attempts         int           // runs at most
+	Codes            []int         // HTTP statuses of a result that are worth it
+	Faults           bool          // so are the platform's own faults, whatever their status
+	MinWait, MaxWait time.Duration // before the second run; between two at most
+}
+
+// wait is how long to wait after a failed attempt, counted from 1: about twice as long each time, by chance a half more or
+// less, so that those who failed together do not come back together. What the error says of it counts more.
+func (r Retry) wait(attempt int, said time.Duration) time.Duration {
+	d := min(r.MinWait<<min(attempt-1, 16), r.MaxWait)
+	if said > 0 {
+		d = said
+	}
+	d += rand.N(d+1) - d/2
+	return min(max(d, r.MinWait), r.MaxWait)
+}
+
+// Ending is what becomes of an async request after a run, or after its callback was tried. The zero Ending: it is done.
+type Ending struct {
+	Err    error         // why it failed; for good unless Again
+	Again  bool          // it is tried again,
+	After  time.Duration // from now
+	Busy   bool          // the function has more than it can do
+	Notice *Notice       // tells the result, which may be a failure for good
+}
+
+// Work does run number attempt, from 1, of an entry of the journal. Its function reads the number as X-Attempt. With an
+// ended ctx, the run was cut short and does not count.
+func (g *Gateway) Work(ctx context.Context, e Entry, attempt int, retry Retry) Ending {
 	r, start := e.Request, time.Now()
 	r.Deadline = start.Add(e.Timeout)
-	res := Result{CallID: e.CallID, Name: e.Name, Start: e.Accepted, Status: http.StatusOK}
-	terr := g.run(ctx, r, &res)
+	r.Header = slices.DeleteFunc(slices.Clone(r.Header), func(h task.Header) bool { return strings.EqualFold(h.Name, attemptHeader) })
+	r.Header = append(r.Header, task.Header{Name: attemptHeader, Value: strconv.Itoa(attempt)})
+	res := Result{CallID: e.CallID, Name: e.Name, Start: e.Accepted, Status: http.StatusOK, Attempt: attempt}
+	o := g.run(ctx, r, &res)
 	res.Duration = time.Since(start)
 	if ctx.Err() != nil {
-		return context.Cause(ctx) // it did not end by itself
+		return Ending{Err: context.Cause(ctx)}
 	}
-	var again error
-	if terr != nil && (terr.Internal || terr.Status == http.StatusTooManyRequests) {
-		if again = fmt.Errorf("async request %q for %q: %w", r.ID, r.Target, terr); !last {
-			return again
+	var end Ending
+	if worth := slices.Contains(retry.Codes, res.Status); worth || o.fault || o.unknown { // anything else is an answer
+		end.Err = fmt.Errorf("attempt %d of %d: status %d: %.300s", attempt, retry.Attempts, res.Status, bytes.TrimSpace(res.Body))
+		end.Busy = res.Status == http.StatusTooManyRequests
+		if attempt < retry.Attempts && (worth || o.fault && retry.Faults) {
+			end.Again, end.After = true, retry.wait(attempt, o.retryAfter)
+			return end
 		}
 	}
 	if e.Callback != "" {
-		err := g.cfg.Callbacks.Deliver(ctx, e.Callback, res)
-		if err != nil && ctx.Err() != nil {
-			return err // the process ends: rather twice than never
-		}
-		if err != nil {
-			g.cfg.Log.Warn("callback not delivered", "function", r.Target, "call", e.CallID, "error", err)
-		}
+		end.Notice = &Notice{URL: e.Callback, Result: res}
 	}
-	return again
+	return end
 }
 
-// run invokes and counts. A target that is no longer there is not counted, and not the platform's failure.
-func (g *Gateway) run(ctx context.Context, r task.Request, res *Result) *task.Error {
+// attemptHeader counts the runs of an async request, for its function and its callback.
+const attemptHeader = "X-Attempt"
+
+// runEnd is what a run's result does not tell.
+type runEnd struct {
+	unknown    bool // the target is not there
+	fault      bool // the platform's own
+	retryAfter time.Duration
+}
+
+// run invokes and counts. A target that is no longer there is not counted.
+func (g *Gateway) run(ctx context.Context, r task.Request, res *Result) (o runEnd) {
 	if _, known := g.cfg.Directory.Resolve(r.Target); !known {
-		terr := &task.Error{Status: http.StatusNotFound, Cause: notFound(r.Target)}
-		res.fail(terr)
-		return terr
+		res.fail(&task.Error{Status: http.StatusNotFound, Cause: notFound(r.Target)})
+		return runEnd{unknown: true}
 	}
 	f, start := g.metrics.function(r.Target), time.Now()
-	f.begin()
-	t := g.begin(start, r.Traceparent, headerValue(r.Header, "Tracestate"))
-	trace(&r, t)
-	e := task.Ended{CallID: res.CallID, Target: r.Target, Async: "run", Start: start}
+	f.started.Inc()
 	resp, terr := g.cfg.Invoker.Invoke(ctx, r)
 	if terr == nil {
-		e.Calls = resp.Stages
 		var err error
 		if res.ContentType, res.Body, err = tensor.ToHTTP(resp.Output); err != nil {
 			terr = &task.Error{Status: http.StatusInternalServerError, Cause: "output: " + err.Error()}
+		} else {
+			res.Status, o.retryAfter = statusOf(resp.Header), retryAfter(headerValue(resp.Header, "Retry-After"))
 		}
 	}
 	if terr != nil {
 		res.fail(terr)
-		e.Cause, e.Calls = terr.Error(), append(e.Calls, terr.Stages...)
+		o = runEnd{fault: terr.Internal, retryAfter: terr.RetryAfter}
 	}
 	f.end(res.Status, time.Since(start))
-	e.Status = res.Status
-	g.ended(t, r.Traceparent, e)
-	return terr
+	return o
 }
 
-// Result is the end of an async request, as its callback gets it.
-type Result struct {
-	CallID      string
-	Name        string // of the function, as the client wrote it
-	Status      int    // HTTP status
-	ContentType string
-	Body        []byte
-	Start       time.Time     // when the request was accepted
-	Duration    time.Duration // of its last run
-}
-
-func (r *Result) fail(e *task.Error) {
-	r.Status, r.ContentType, r.Body = e.Status, "text/plain; charset=utf-8", []byte(e.Error()+"\n")
+// retryAfter reads what a function says with the header of that name: seconds, or a date.
+func retryAfter(v string) time.Duration {
+	if n, err := strconv.ParseUint(v, 10, 31); err == nil {
+		return time.Duration(n) * time.Second
+	}
+	if t, err := http.ParseTime(v); err == nil {
+		return max(0, time.Until(t))
+	}
+	return 0
 }

@@ -9,9 +9,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/task"
@@ -62,6 +62,10 @@ func TestAcceptRefuses(t *testing.T) {
 	f.journal.refuse = fmt.Errorf("9 MiB: %w", ErrTooLarge)
 	if w := f.do(http.MethodPost, "/async-function/echo", "x"); w.Code != http.StatusRequestEntityTooLarge {
 		t.Errorf("too large for the journal: status %d", w.Code)
+	}
+	f.journal.refuse = fmt.Errorf("10 wait: %w", ErrQueueFull)
+	if w := f.do(http.MethodPost, "/async-function/echo", "x"); w.Code != http.StatusTooManyRequests || w.Header().Get("Retry-After") != "5" || !strings.Contains(w.Body.String(), "async-queue-limit") {
+		t.Errorf("too many for the journal: status %d, %v, %q", w.Code, w.Header(), w.Body)
 	}
 	f.journal.refuse = errors.New("full: secret detail")
 	w := f.do(http.MethodPost, "/async-function/echo", "x")
@@ -150,53 +154,74 @@ func TestWork(t *testing.T) {
 	fails := func(e task.Error) func(context.Context, task.Request) (*task.Response, *task.Error) {
 		return func(context.Context, task.Request) (*task.Response, *task.Error) { return nil, &e }
 	}
+	says := func(status, after string) func(context.Context, task.Request) (*task.Response, *task.Error) {
+		return func(_ context.Context, r task.Request) (*task.Response, *task.Error) {
+			resp := echo(r)
+			resp.Header = []task.Header{{Name: task.HeaderStatus, Value: status}, {Name: "Retry-After", Value: after}}
+			return resp, nil
+		}
+	}
+	const last = 3
 	for name, tc := range map[string]struct {
-		invoke func(context.Context, task.Request) (*task.Response, *task.Error)
-		target string
-		last   bool
-		again  bool
-		status string // X-Function-Status of the callback; empty: none
-		body   string
+		invoke  func(context.Context, task.Request) (*task.Response, *task.Error)
+		target  string
+		attempt int
+		once    bool // not idempotent
+		again   bool
+		busy    bool
+		dead    string // part of the cause
+		status  int    // that is told; 0: nothing
+		body    string
+		after   time.Duration // at least
 	}{
-		"done":                    {invoke: ok, status: "200", body: "hello"},
-		"function failed":         {invoke: fails(task.Error{Status: 500, Stage: "echo", Cause: "boom"}), status: "500", body: "stage \"echo\": boom\n"},
-		"platform failed":         {invoke: fails(task.Error{Status: 503, Internal: true, Cause: "none"}), again: true},
-		"overloaded":              {invoke: fails(task.Error{Status: 429, Cause: "full"}), again: true},
-		"platform failed, last":   {invoke: fails(task.Error{Status: 503, Internal: true, Cause: "none"}), last: true, again: true, status: "503", body: "none\n"},
-		"deleted in between":      {target: "gone.openfaas-fn", status: "404"},
-		"function failed, last":   {invoke: fails(task.Error{Status: 400, Cause: "bad"}), last: true, status: "400", body: "bad\n"},
-		"done at the last chance": {invoke: ok, last: true, status: "200", body: "hello"},
+		"done":                           {invoke: ok, attempt: 1, status: 200, body: "hello"},
+		"done at the last chance":        {invoke: ok, attempt: last, status: 200, body: "hello"},
+		"an answer not worth another":    {invoke: fails(task.Error{Status: 400, Cause: "bad"}), attempt: 1, status: 400, body: "bad\n"},
+		"failed":                         {invoke: fails(task.Error{Status: 500, Stage: "echo", Cause: "boom"}), attempt: 1, again: true, after: time.Second},
+		"failed for the last time":       {invoke: fails(task.Error{Status: 500, Stage: "echo", Cause: "boom"}), attempt: last, dead: `attempt 3 of 3: status 500: stage "echo": boom`, status: 500, body: "stage \"echo\": boom\n"},
+		"overloaded":                     {invoke: fails(task.Error{Status: 429, Cause: "full", RetryAfter: 40 * time.Second}), attempt: 1, again: true, busy: true, after: 20 * time.Second},
+		"a fault, whatever its status":   {invoke: fails(task.Error{Status: 507, Internal: true, Cause: "disk"}), attempt: 2, again: true, after: time.Second},
+		"a fault for the last time":      {invoke: fails(task.Error{Status: 507, Internal: true, Cause: "disk"}), attempt: last, dead: "disk", status: 507},
+		"a fault of what may run once":   {invoke: fails(task.Error{Status: 507, Internal: true, Cause: "lost"}), attempt: 1, once: true, dead: "lost", status: 507},
+		"deleted in between":             {target: "gone.openfaas-fn", attempt: 1, dead: "no function or pipeline", status: 404},
+		"the function's own status":      {invoke: says("503", "30"), attempt: 1, again: true, after: 15 * time.Second},
+		"the function's own good status": {invoke: says("201", ""), attempt: 1, status: 201, body: "hello"},
+		"the function's own 4xx":         {invoke: says("422", ""), attempt: 1, status: 422, body: "hello"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cb := &receiver{answers: []int{204}}
-			f := newFront(t, func(c *Config) { c.Callbacks = NewCallbacks(cb) })
+			f := newFront(t, nil)
 			f.invoker.f = tc.invoke
 			e := Entry{
-				Request: task.Request{ID: "mine.1", Target: "echo.openfaas-fn", Input: tensor.Activation{{ContentType: "text/plain", Bytes: []byte("hello")}}},
-				CallID:  "mine", Name: "echo", Timeout: time.Minute, Callback: "http://client/cb", Accepted: time.Unix(7, 0),
+				Request: task.Request{
+					ID: "mine.1", Target: "echo.openfaas-fn", Input: tensor.Activation{{ContentType: "text/plain", Bytes: []byte("hello")}},
+					Header: []task.Header{{Name: "X-Attempt", Value: "999"}},
+				},
+				CallID: "mine", Name: "echo", Timeout: time.Minute, Callback: "http://client:81/cb", Accepted: time.Unix(7, 0),
 			}
 			if tc.target != "" {
 				e.Request.Target = tc.target
 			}
-			if err := f.Work(t.Context(), e, tc.last); (err != nil) != tc.again {
-				t.Errorf("Work: %v, again %t", err, tc.again)
+			retry := Retry{Attempts: last, Codes: []int{429, 500, 503}, Faults: !tc.once, MinWait: time.Second, MaxWait: time.Minute}
+			end := f.Work(t.Context(), e, tc.attempt, retry)
+			if end.Again != tc.again || end.Busy != tc.busy || end.After < tc.after || end.After > time.Minute {
+				t.Errorf("%+v, want again %t after %v, busy %t", end, tc.again, tc.after, tc.busy)
 			}
-			if tc.status == "" {
-				if len(cb.posts) != 0 {
-					t.Errorf("callback %v before the last run", cb.posts[0].Header)
+			if (end.Err != nil) != (tc.again || tc.dead != "") || tc.dead != "" && !strings.Contains(end.Err.Error(), tc.dead) {
+				t.Errorf("error %v, want %q", end.Err, tc.dead)
+			}
+			if tc.target == "" {
+				if got := header(f.invoker.last(t), "X-Attempt"); len(got) != 1 || got[0] != strconv.Itoa(tc.attempt) {
+					t.Errorf("the function reads attempts %q, want %d", got, tc.attempt)
 				}
-				return
 			}
-			if len(cb.posts) != 1 {
-				t.Fatalf("%d callbacks, want 1", len(cb.posts))
-			}
-			h := cb.posts[0].Header
-			if h.Get("X-Function-Status") != tc.status || h.Get("X-Call-Id") != "mine" || h.Get("X-Function-Name") != "echo" ||
-				h.Get("X-Start-Time") != "7000000000" || h.Get("X-Duration-Seconds") == "" || !strings.HasPrefix(h.Get("Content-Type"), "text/plain") {
-				t.Errorf("header %v, want status %s", h, tc.status)
-			}
-			if tc.body != "" && cb.bodies[0] != tc.body {
-				t.Errorf("body %q, want %q", cb.bodies[0], tc.body)
+			switch n := end.Notice; {
+			case n == nil:
+				if tc.status != 0 {
+					t.Error("nothing is told")
+				}
+			case n.Status != tc.status || n.CallID != "mine" || n.Name != "echo" || n.URL != e.Callback || n.Host() != "client:81" ||
+				!n.Start.Equal(e.Accepted) || n.Attempt != tc.attempt || tc.body != "" && string(n.Body) != tc.body:
+				t.Errorf("notice %+v", n)
 			}
 		})
 	}
@@ -204,74 +229,117 @@ func TestWork(t *testing.T) {
 
 // TestWorkIsCutShort: an entry whose process ends is not done.
 func TestWorkIsCutShort(t *testing.T) {
-	cb := &receiver{answers: []int{500}}
-	f := newFront(t, func(c *Config) { c.Callbacks = NewCallbacks(cb) })
+	f := newFront(t, nil)
 	ctx, stop := context.WithCancel(t.Context())
 	f.invoker.f = func(context.Context, task.Request) (*task.Response, *task.Error) {
 		stop()
 		return nil, &task.Error{Status: 500}
 	}
 	e := Entry{Request: task.Request{Target: "echo.openfaas-fn"}, Timeout: time.Minute, Callback: "http://client/cb"}
-	if err := f.Work(ctx, e, true); !errors.Is(err, context.Canceled) {
-		t.Errorf("Work: %v, want canceled", err)
-	}
-	if len(cb.posts) != 0 {
-		t.Error("the callback tells a result that there is not")
+	if end := f.Work(ctx, e, 1, Retry{}); !errors.Is(end.Err, context.Canceled) || end.Notice != nil {
+		t.Errorf("%+v, want canceled and nothing told", end)
 	}
 }
 
-func TestDeliver(t *testing.T) {
-	for name, tc := range map[string]struct {
-		answers []int
-		ok      bool
-		at      []time.Duration
-	}{
-		"at once":    {[]int{200}, true, []time.Duration{0}},
-		"refused":    {[]int{404}, false, []time.Duration{0}},
-		"redirected": {[]int{307}, false, []time.Duration{0}},
-		"later":      {[]int{0, 429, 503, 202}, true, []time.Duration{0, 1, 3, 7}},
-		"never":      {[]int{0}, false, []time.Duration{0, 1, 3, 7, 15}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				r, start := &receiver{answers: tc.answers}, time.Now()
-				err := NewCallbacks(r).Deliver(t.Context(), "http://user:pass@client/cb", Result{Status: 200, Body: []byte("x")})
-				if (err == nil) != tc.ok {
-					t.Errorf("Deliver: %v, want ok %t", err, tc.ok)
-				}
-				if err != nil && strings.Contains(err.Error(), "pass@") {
-					t.Errorf("the error tells the password: %v", err)
-				}
-				if len(r.at) != len(tc.at) {
-					t.Fatalf("%d posts, want %d", len(r.at), len(tc.at))
-				}
-				for i, at := range r.at {
-					if got := at.Sub(start); got != tc.at[i]*time.Second || r.bodies[i] != "x" {
-						t.Errorf("post %d after %v with %q, want after %ds", i, got, r.bodies[i], tc.at[i])
-					}
-				}
-			})
-		})
+func TestRetryWait(t *testing.T) {
+	r := Retry{MinWait: time.Second, MaxWait: 10 * time.Second}
+	for attempt, want := range map[int][2]time.Duration{1: {1, 2}, 2: {1, 3}, 3: {2, 6}, 9: {5, 10}, 100: {5, 10}} {
+		for range 100 {
+			if d := r.wait(attempt, 0); d < want[0]*time.Second || d > want[1]*time.Second {
+				t.Errorf("after attempt %d: %v, want %d to %d s", attempt, d, want[0], want[1])
+			}
+		}
 	}
-	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := context.WithTimeout(t.Context(), 2*time.Second)
-		defer stop()
-		r := &receiver{answers: []int{500}}
-		if err := NewCallbacks(r).Deliver(ctx, "http://client", Result{}); !errors.Is(err, context.DeadlineExceeded) || len(r.posts) != 2 {
-			t.Errorf("%v after %d posts, want 2 within 2s", err, len(r.posts))
+	if d := (Retry{}).wait(3, time.Hour); d != 0 {
+		t.Errorf("without waits: %v", d)
+	}
+}
+
+func TestNoticeBinary(t *testing.T) {
+	n := Notice{URL: "http://x/y", Result: Result{
+		CallID: "c", Name: "f", Status: 500, ContentType: "text/plain", Body: []byte("b"), Start: time.Unix(1, 2).UTC(), Duration: 3, Attempt: 4,
+	}}
+	b, err := n.MarshalBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got Notice
+	if err := got.UnmarshalBinary(b); err != nil || !reflect.DeepEqual(got, n) {
+		t.Errorf("got %+v, %v, want %+v", got, err, n)
+	}
+	for i := range len(b) - 1 { // the body may have any length
+		if err := got.UnmarshalBinary(b[:i]); err == nil {
+			t.Errorf("cut to %d of %d bytes: no error", i, len(b))
+		}
+	}
+}
+
+func FuzzNotice(f *testing.F) {
+	b, err := Notice{URL: "http://x", Result: Result{CallID: "a", Body: []byte("x")}}.MarshalBinary()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte{noticeVersion, 2, '{', '}'})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var n, again Notice
+		if n.UnmarshalBinary(b) != nil {
+			return
+		}
+		c, err := n.MarshalBinary()
+		if err != nil {
+			return // a time that JSON does not write
+		}
+		if err := again.UnmarshalBinary(c); err != nil || !bytes.Equal(n.Body, again.Body) || n.URL != again.URL {
+			t.Fatalf("%v after a round trip of %q", err, b)
 		}
 	})
 }
 
-// TestDeliverOverHTTP has the real client and a real receiver.
-func TestDeliverOverHTTP(t *testing.T) {
+func TestTell(t *testing.T) {
+	for name, tc := range map[string]struct {
+		answer, attempt int
+		err, again      bool
+		after           [2]time.Duration
+	}{
+		"taken":               {204, 1, false, false, [2]time.Duration{}},
+		"refused":             {404, 1, true, false, [2]time.Duration{}},
+		"redirected":          {307, 1, true, false, [2]time.Duration{}},
+		"nobody there":        {0, 1, true, true, [2]time.Duration{1, 2}},
+		"too much":            {429, 2, true, true, [2]time.Duration{1, 3}},
+		"broken":              {503, 4, true, true, [2]time.Duration{4, 12}},
+		"broken for too long": {503, 10, true, false, [2]time.Duration{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &receiver{answers: []int{tc.answer}}
+			end := NewCallbacks(r).Tell(t.Context(), Notice{URL: "http://user:pass@client/cb", Result: Result{Status: 200, Attempt: 7, Body: []byte("x")}}, tc.attempt)
+			if (end.Err != nil) != tc.err || end.Again != tc.again || end.After < tc.after[0]*time.Second || end.After > tc.after[1]*time.Second {
+				t.Errorf("%+v, want error %t, again %t after %v s", end, tc.err, tc.again, tc.after)
+			}
+			if end.Err != nil && strings.Contains(end.Err.Error(), "pass@") {
+				t.Errorf("the error tells the password: %v", end.Err)
+			}
+			if len(r.posts) != 1 || r.bodies[0] != "x" || r.posts[0].Header.Get("X-Attempt") != "7" {
+				t.Errorf("%d posts, want one", len(r.posts))
+			}
+		})
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if end := NewCallbacks(&receiver{answers: []int{0}}).Tell(ctx, Notice{URL: "http://client"}, 1); end.Err == nil || end.Again {
+		t.Errorf("cut short: %+v", end)
+	}
+}
+
+// TestTellOverHTTP has the real client and a real receiver.
+func TestTellOverHTTP(t *testing.T) {
 	got := make(chan *http.Request, 1)
 	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got <- r }))
 	defer s.Close()
 	c := NewCallbacks(nil)
 	defer c.Close()
-	if err := c.Deliver(t.Context(), s.URL+"/cb", Result{CallID: "mine", Status: 200, Body: []byte("x")}); err != nil {
-		t.Fatal(err)
+	if end := c.Tell(t.Context(), Notice{URL: s.URL + "/cb", Result: Result{CallID: "mine", Status: 200, Body: []byte("x")}}, 1); end.Err != nil {
+		t.Fatal(end.Err)
 	}
 	if r := <-got; r.Method != http.MethodPost || r.URL.Path != "/cb" || r.Header.Get("X-Call-Id") != "mine" {
 		t.Errorf("received %s %s %v", r.Method, r.URL, r.Header)

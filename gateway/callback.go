@@ -3,27 +3,104 @@ package gateway
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strconv"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// Callbacks delivers the results of async requests. Deliveries to one URL are at least once.
+// Result is the end of an async request, as its callback gets it.
+type Result struct {
+	CallID      string        `json:"callId"`
+	Name        string        `json:"name"`   // of the function, as the client wrote it
+	Status      int           `json:"status"` // HTTP status
+	ContentType string        `json:"contentType,omitempty"`
+	Body        []byte        `json:"-"`
+	Start       time.Time     `json:"start"`    // when the request was accepted
+	Duration    time.Duration `json:"duration"` // of its last run
+	Attempt     int           `json:"attempt"`  // number of its last run
+}
+
+func (r *Result) fail(e *task.Error) {
+	r.Status, r.ContentType, r.Body = e.Status, "text/plain; charset=utf-8", []byte(e.Error()+"\n")
+}
+
+// Notice is a result that is to be told.
+type Notice struct {
+	URL string `json:"url"`
+	Result
+}
+
+// Host is who the notice goes to.
+func (n *Notice) Host() string {
+	u, err := url.Parse(n.URL)
+	if err != nil {
+		return ""
+	}
+	return u.Host
+}
+
+// noticeVersion is the version of a notice's binary form.
+const noticeVersion = 1
+
+// MarshalBinary gives the form in which a journal keeps n: the version, the length of the head (uvarint), the head as JSON,
+// the body.
+func (n Notice) MarshalBinary() ([]byte, error) {
+	head, err := json.Marshal(n)
+	if err != nil {
+		return nil, fmt.Errorf("result of call %q: %w", n.CallID, err)
+	}
+	return append(append(binary.AppendUvarint([]byte{noticeVersion}, uint64(len(head))), head...), n.Body...), nil
+}
+
+// UnmarshalBinary undoes [Notice.MarshalBinary]. The notice keeps parts of b.
+func (n *Notice) UnmarshalBinary(b []byte) error {
+	head, body, err := splitHead(b, noticeVersion)
+	if err != nil {
+		return fmt.Errorf("result of an async request: %w", err)
+	}
+	*n = Notice{}
+	if err := json.Unmarshal(head, n); err != nil {
+		return fmt.Errorf("result of an async request: head: %w", err)
+	}
+	n.Body = body
+	return nil
+}
+
+// splitHead takes a version, a length and a head of that length off b.
+func splitHead(b []byte, version byte) (head, rest []byte, err error) {
+	if len(b) == 0 || b[0] != version {
+		return nil, nil, fmt.Errorf("%d bytes, want version %d first", len(b), version)
+	}
+	n, k := binary.Uvarint(b[1:])
+	b = b[1+max(k, 0):]
+	if k <= 0 || n > uint64(len(b)) {
+		return nil, nil, fmt.Errorf("head of %d bytes, %d are there", n, len(b))
+	}
+	return b[:n], b[n:], nil
+}
+
+// Callbacks delivers the results of async requests, at least once each.
 type Callbacks struct {
 	client *http.Client
 }
 
 var errRefused = errors.New("refused by its receiver")
 
-// The bounds of a callback's delivery: 5 attempts of up to 10 s, with pauses of 1, 2, 4 and 8 s.
-const (
-	callbackAttempts = 5
-	callbackTimeout  = 10 * time.Second
-	callbackPause    = time.Second
-)
+// callbackTimeout bounds one attempt to deliver.
+const callbackTimeout = 10 * time.Second
+
+// callbackRetry is how a result is delivered: 10 attempts over about ten minutes.
+func callbackRetry() Retry {
+	return Retry{Attempts: 10, MinWait: time.Second, MaxWait: 5 * time.Minute}
+}
 
 // NewCallbacks returns a deliverer with a client of its own. A nil transport means one that goes through no proxy.
 func NewCallbacks(transport http.RoundTripper) *Callbacks {
@@ -43,36 +120,34 @@ func NewCallbacks(transport http.RoundTripper) *Callbacks {
 // Close drops idle connections.
 func (c *Callbacks) Close() { c.client.CloseIdleConnections() }
 
-// Deliver posts r to url until somebody takes it with a status of 2xx, or refuses it with another below 500 (429 apart),
-// or the attempts are used up.
-func (c *Callbacks) Deliver(ctx context.Context, url string, r Result) error {
-	for attempt := 1; ; attempt++ {
-		err := c.post(ctx, url, r)
-		if err == nil || attempt == callbackAttempts || errors.Is(err, errRefused) {
-			return err
-		}
-		pause := time.NewTimer(callbackPause << (attempt - 1))
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
-			return fmt.Errorf("callback after attempt %d: %w", attempt, errors.Join(ctx.Err(), err))
-		}
+// Tell does attempt number attempt, from 1, to post n to its URL. A status of 2xx means that somebody has taken it, another
+// one below 500 (429 apart) that nobody ever will. With an ended ctx, the attempt was cut short and does not count.
+func (c *Callbacks) Tell(ctx context.Context, n Notice, attempt int) Ending {
+	err := c.post(ctx, n)
+	if err == nil || ctx.Err() != nil {
+		return Ending{Err: err}
 	}
+	retry := callbackRetry()
+	end := Ending{Err: fmt.Errorf("attempt %d of %d: %w", attempt, retry.Attempts, err)}
+	if attempt < retry.Attempts && !errors.Is(err, errRefused) {
+		end.Again, end.After = true, retry.wait(attempt, 0)
+	}
+	return end
 }
 
-func (c *Callbacks) post(ctx context.Context, url string, r Result) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(r.Body))
+func (c *Callbacks) post(ctx context.Context, n Notice) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, n.URL, bytes.NewReader(n.Body))
 	if err != nil {
 		return fmt.Errorf("callback: %w", errors.Join(errRefused, err))
 	}
 	req.Header = http.Header{
-		"Content-Type":       {r.ContentType},
-		"X-Call-Id":          {r.CallID},
-		"X-Function-Name":    {r.Name},
-		"X-Function-Status":  {strconv.Itoa(r.Status)},
-		"X-Duration-Seconds": {seconds(r.Duration)},
-		"X-Start-Time":       {strconv.FormatInt(r.Start.UnixNano(), 10)},
+		"Content-Type":       {n.ContentType},
+		"X-Call-Id":          {n.CallID},
+		"X-Function-Name":    {n.Name},
+		"X-Function-Status":  {strconv.Itoa(n.Status)},
+		"X-Duration-Seconds": {seconds(n.Duration)},
+		"X-Start-Time":       {strconv.FormatInt(n.Start.UnixNano(), 10)},
+		attemptHeader:        {strconv.Itoa(n.Attempt)},
 	}
 	resp, err := c.client.Do(req)
 	if err != nil {

@@ -1,14 +1,13 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"log/slog"
-	"runtime/debug"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,34 +15,41 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// JournalConfig bounds a journal. The zero value of a field means its default.
+// Kind is what is left to do for a record.
+type Kind uint8
+
+// The kinds of work.
+const (
+	Run      Kind = iota // the request runs
+	Callback             // its result is told to who asked for it
+)
+
+// String names the kind as it is stored and shown.
+func (k Kind) String() string { return [...]string{"run", "callback"}[k] }
+
+// Limits bound one function's part of the journal.
+type Limits struct {
+	Concurrency int // runs in work at a time
+	Queue       int // records, in whatever state; Append refuses more
+}
+
+// JournalConfig is what a [Journal] is made of. The zero value of a field means its default.
 type JournalConfig struct {
-	Shards   int           // streams that share the load; default 4. Fixed for the life of a state folder.
-	Bytes    int64         // kept over all shards; beyond it Append fails; default 1 GiB
-	Window   int           // records in work at a time, a shard; default 64
-	AckWait  time.Duration // a record whose worker shows no sign of life for this long is given out again; default 30 s
-	Attempts int           // runs that may fail before a record becomes a dead letter; default 5
-	Backoff  time.Duration // before the second run, doubled for each further one; default 1 s
+	Blobs  string                       // folder of records above 1 MiB; needed
+	Shards int                          // streams that share the load; default 4. Fixed for the life of a state folder
+	Bytes  int64                        // kept, and as much again of dead letters; default 1 GiB
+	Window int                          // runs in work over all functions; default 1024
+	Limits func(function string) Limits // default: 64 runs and 10,000 records
+	Dead   int                          // dead letters kept; of more the oldest go; default 10,000
 }
 
 func (c JournalConfig) withDefaults() JournalConfig {
-	if c.Shards == 0 {
-		c.Shards = 4
-	}
-	if c.Bytes == 0 {
-		c.Bytes = 1 << 30
-	}
-	if c.Window == 0 {
-		c.Window = 64
-	}
-	if c.AckWait == 0 {
-		c.AckWait = 30 * time.Second
-	}
-	if c.Attempts == 0 {
-		c.Attempts = 5
-	}
-	if c.Backoff == 0 {
-		c.Backoff = time.Second
+	c.Shards = cmp.Or(c.Shards, 4)
+	c.Bytes = cmp.Or(c.Bytes, 1<<30)
+	c.Window = cmp.Or(c.Window, 1024)
+	c.Dead = cmp.Or(c.Dead, 10_000)
+	if c.Limits == nil {
+		c.Limits = func(string) Limits { return Limits{Concurrency: 64, Queue: 10_000} }
 	}
 	return c
 }
@@ -51,265 +57,248 @@ func (c JournalConfig) withDefaults() JournalConfig {
 // Journal keeps accepted async requests on disk until they are done. A record survives kill -9 of every process from the
 // moment Append returns; it survives power loss only once the file system has written it, which JetStream asks for every
 // two minutes.
+//
+// The streams keep the records and the index in memory, which a start rebuilds, says who is next: docs/adr/0014 has the
+// reasons. At most one process may have a journal open.
 type Journal struct {
 	js     jetstream.JetStream
 	cfg    JournalConfig
-	shards []jetstream.Consumer
+	shards []jetstream.Stream
+	blobs  blobs
+	dead   *deadLetters
 	log    *slog.Logger
 
-	mu     sync.Mutex
-	failed map[place]int // runs that failed, by record in work or in back-off: at most Window a shard
+	mu    sync.Mutex
+	lines *lines
+	begin func(*line, item, *message) // starts a record's work; nil: nobody works
+	wake  chan struct{}               // the next delayed record has changed
+	stats Stats
 }
 
-// place is where a record lies.
-type place struct {
-	stream   string
-	sequence uint64
+// Stats counts since the journal was opened, and what is there now.
+type Stats struct {
+	Accepted, Refused    uint64         // by Append
+	Runs, Callbacks      uint64         // ended, whatever their end
+	Retried, Done, Dead  uint64         // ends, of both
+	Resumed              uint64         // records found when it was opened
+	Bytes                int64          // of records now
+	Letters, LetterBytes int64          // dead letters now
+	Pending, Running     map[string]int // records by function; of them in work as runs
 }
 
-// MaxRecord is the largest record in bytes: as a dead letter it carries its cause too.
-const MaxRecord = MaxMessage - 1<<10
+// The errors of Append that are not the disk's.
+var (
+	ErrTooLarge  = errors.New("queue: record too large")
+	ErrQueueFull = errors.New("queue: too many records of one function")
+	ErrFull      = errors.New("queue: the journal is full")
+)
 
-// maxCause is how many bytes of a cause a dead letter carries.
-const maxCause = 512
+// blobAbove is the size in bytes above which a record's content is a file of its own.
+const blobAbove = 1 << 20
 
-// ErrTooLarge says that a record is above MaxRecord.
-var ErrTooLarge = errors.New("queue: record too large")
+// The fields of a stored record; all may be missing.
+const (
+	headKind     = "Kind"       // of work, unless it is a run
+	headTo       = "To"         // the callback's receiver
+	headBlob     = "Blob"       // the file that has the content
+	headSize     = "Size"       // of that file
+	headFailed   = "Failed"     // attempts that failed so far
+	headStarts   = "Starts"     // processes that were given it, beyond the first
+	headAfter    = "Not-Before" // time in unix nanoseconds
+	headCause    = "Cause"      // of a dead letter
+	headAccepted = "Accepted"   // time in unix nanoseconds, of a dead letter and what it was before
+)
 
-// deliveries is how many times as often as it may fail a record is given out. Ends of the process do not count as failures,
-// because they are hardly a record's fault; one that brings the process down each time must end somewhere still.
-const deliveries = 10
-
-// Record is one entry of the journal as it is given to a worker.
-type Record struct {
-	ID      string
-	Data    []byte
-	Attempt int  // from 1; runs cut short by the end of a process do not count, and a new process counts anew
-	Last    bool // it is the last attempt: when it fails, the record becomes a dead letter
-
-	place place
+// message is a record as it is stored.
+type message struct {
+	subject string
+	header  nats.Header
+	data    []byte
+	at      time.Time // stored
 }
 
-// OpenJournal opens the journal's streams, which are made if they do not exist.
+func (m *message) number(field string) int64 {
+	n, _ := strconv.ParseInt(m.header.Get(field), 10, 64) // none: 0
+	return n
+}
+
+func (m *message) set(field, value string) {
+	if m.header == nil {
+		m.header = nats.Header{}
+	}
+	m.header.Set(field, value)
+}
+
+func (m *message) setNumber(field string, n int64) { m.set(field, strconv.FormatInt(n, 10)) }
+
+func (m *message) kind() Kind {
+	if m.header.Get(headKind) == Callback.String() {
+		return Callback
+	}
+	return Run
+}
+
+// OpenJournal opens the journal's streams, which are made if they do not exist, and reads what is in them. Streams of
+// earlier versions are read: their records have no function and wait in a line of their own.
 func OpenJournal(ctx context.Context, nc *nats.Conn, cfg JournalConfig, log *slog.Logger) (*Journal, error) {
 	cfg = cfg.withDefaults()
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(1<<14), jetstream.WithPublishAsyncTimeout(appendTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	j := &Journal{js: js, cfg: cfg, log: log, failed: map[place]int{}}
+	j := &Journal{
+		js: js, cfg: cfg, log: log, wake: make(chan struct{}, 1),
+		lines: newLines(cfg.Window, callbackWindow, cfg.Limits), dead: newDeadLetters(),
+	}
+	if j.blobs, err = openBlobs(cfg.Blobs); err != nil {
+		return nil, err
+	}
 	for i := range cfg.Shards {
 		s, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
-			Name: "JOURNAL-" + strconv.Itoa(i), Subjects: []string{fmt.Sprintf("journal.%d.*", i)},
-			Retention: jetstream.WorkQueuePolicy, Storage: jetstream.FileStorage,
+			Name: "JOURNAL-" + strconv.Itoa(i), Subjects: []string{fmt.Sprintf("journal.%d.>", i)},
+			Retention: jetstream.WorkQueuePolicy, Storage: jetstream.FileStorage, AllowDirect: true,
 			Discard: jetstream.DiscardNew, MaxBytes: cfg.Bytes / int64(cfg.Shards),
+			MaxMsgsPerSubject: 1, // a record's next state takes the place of the one before
 		})
 		if err != nil {
 			return nil, fmt.Errorf("journal shard %d: %w", i, err)
 		}
-		c, err := s.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
-			Durable: "run", AckPolicy: jetstream.AckExplicitPolicy, AckWait: cfg.AckWait, MaxAckPending: cfg.Window,
-		})
-		if err != nil {
-			return nil, fmt.Errorf("journal shard %d: %w", i, err)
-		}
-		j.shards = append(j.shards, c)
+		j.shards = append(j.shards, s)
 	}
-	_, err = js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
-		Name: "DEAD", Subjects: []string{"dead.*"}, Storage: jetstream.FileStorage,
-		MaxBytes: cfg.Bytes, Discard: jetstream.DiscardOld,
-	})
-	if err != nil {
+	if j.dead.stream, err = js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name: "DEAD", Subjects: []string{"dead.>"}, Storage: jetstream.FileStorage, AllowDirect: true,
+		MaxBytes: cfg.Bytes, Discard: jetstream.DiscardOld, MaxMsgsPerSubject: 1,
+	}); err != nil {
 		return nil, fmt.Errorf("dead letters: %w", err)
+	}
+	if err := j.recover(ctx); err != nil {
+		return nil, fmt.Errorf("journal: read what is there: %w", err)
 	}
 	return j, nil
 }
 
-// Append returns once the record is on disk. A record above MaxRecord is refused with ErrTooLarge.
-func (j *Journal) Append(ctx context.Context, id string, data []byte) error {
-	if len(data) > MaxRecord {
-		return fmt.Errorf("journal record %q of %d bytes, want at most %d: %w", id, len(data), MaxRecord, ErrTooLarge)
+// callbackWindow is how many callbacks are in work at a time.
+const callbackWindow = 256
+
+// appendTimeout bounds how long the disk may take to keep a record.
+const appendTimeout = 10 * time.Second
+
+// Append returns once the record is on disk. id must be unique: a second record of the same id takes the place of the first.
+// data is the journal's from now on. An error other than ErrTooLarge, ErrQueueFull and ErrFull does not say that the record
+// is not kept: an answer of the disk that came too late leaves it to the next process.
+func (j *Journal) Append(function, id string, data []byte) error {
+	size := int64(len(data))
+	if most := j.cfg.Bytes / 4; size > most {
+		return j.refused(fmt.Errorf("journal record %q of %d bytes, want at most %d: %w", id, size, most, ErrTooLarge))
 	}
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(id))
-	subject := fmt.Sprintf("journal.%d.%s", h.Sum32()%uint32(j.cfg.Shards), Token(id))
-	if _, err := j.js.Publish(ctx, subject, data); err != nil {
-		return fmt.Errorf("journal record %q of %d bytes: %w", id, len(data), err)
+	limit := j.cfg.Limits(function).Queue
+	j.mu.Lock()
+	a := j.lines.open(function, size)
+	records, bytes := a.records, j.lines.bytes
+	j.mu.Unlock()
+	var err error
+	var seq uint64
+	m := &message{subject: j.subject(function, id), data: data, at: time.Now()}
+	switch {
+	case records > limit:
+		err = fmt.Errorf("%d async requests for %q are accepted and not done: %w", limit, function, ErrQueueFull)
+	case bytes > j.cfg.Bytes/10*9: // the rest is for records that grow
+		err = fmt.Errorf("%d bytes of async requests are accepted and not done, which is the limit: %w", bytes-size, ErrFull)
+	default:
+		seq, err = j.store(m)
 	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if err != nil {
+		j.lines.close(a, size)
+		j.stats.Refused++
+		return err
+	}
+	j.stats.Accepted++
+	it := item{seq: seq, size: size, account: a, shard: j.shard(id)}
+	j.lines.push(lineKey{Run, function}, it, time.Time{}, time.Time{})
+	j.pump(Run, it, m)
 	return nil
 }
 
-// Run gives each record to work, up to Window a shard at a time, until ctx ends, and waits for the workers. A record is
-// done when work returns nil. When it returns an error or panics the record is given out again after a back-off, and becomes
-// a dead letter after the last attempt. work's context ends with ctx; a record that was cut short by that is given out again
-// after AckWait. Run returns an error when a shard can be read no more.
-func (j *Journal) Run(ctx context.Context, work func(context.Context, Record) error) error {
-	running, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	working, cut := context.WithCancel(context.WithoutCancel(ctx)) // ends once nothing is given out any more
-	defer cut()
-	w := &workers{}
-	var consumers []jetstream.ConsumeContext
-	for i, c := range j.shards {
-		cc, err := c.Consume(func(m jetstream.Msg) {
-			w.begin(func() { j.run(working, m, work) }) // bounded by MaxAckPending
-		}, jetstream.PullMaxMessages(j.cfg.Window), jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
-			if running.Err() == nil {
-				j.log.Warn("journal", "shard", i, "error", err)
-			}
-		}))
-		if err != nil {
-			stop(fmt.Errorf("journal shard %d: %w", i, err))
-			break
-		}
-		consumers = append(consumers, cc)
-		w.begin(func() {
-			select {
-			case <-cc.Closed():
-				stop(fmt.Errorf("journal shard %d: its consumer has ended", i))
-			case <-running.Done():
-			}
-		})
-	}
-	<-running.Done()
-	for _, cc := range consumers {
-		cc.Stop()
-		<-cc.Closed()
-	}
-	cut() // a record given back before would come to a consumer that has stopped, and again only after AckWait
-	w.end()
-	if ctx.Err() != nil {
-		return nil
-	}
-	return context.Cause(running)
-}
-
-// workers is a WaitGroup that can be closed: a consumer may hand out one more message after it was stopped.
-type workers struct {
-	mu     sync.Mutex
-	closed bool
-	group  sync.WaitGroup
-}
-
-// begin runs f on a goroutine, unless end was called.
-func (w *workers) begin(f func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.closed {
-		w.group.Go(f)
-	}
-}
-
-// end lets nothing begin any more and waits for what runs.
-func (w *workers) end() {
-	w.mu.Lock()
-	w.closed = true
-	w.mu.Unlock()
-	w.group.Wait()
-}
-
-func (j *Journal) run(ctx context.Context, m jetstream.Msg, work func(context.Context, Record) error) {
-	rec, err := j.record(m)
-	if err != nil {
-		j.bury(ctx, m, rec, err)
-		return
-	}
-	done := make(chan error, 1)
-	go func() { done <- j.try(ctx, rec, work) }() // waited for below
-	alive := time.NewTicker(j.cfg.AckWait / 3)
-	defer alive.Stop()
-	for {
-		select {
-		case <-alive.C:
-			j.warn(rec, "in progress", m.InProgress())
-		case err := <-done:
-			switch {
-			case err == nil:
-				j.warn(rec, "ack", m.Ack())
-				j.settle(rec)
-			case ctx.Err() != nil: // the process ends, the record is not to blame
-				j.warn(rec, "nak", m.Nak())
-			case rec.Last:
-				j.bury(ctx, m, rec, fmt.Errorf("attempt %d of %d: %w", rec.Attempt, j.cfg.Attempts, err))
-			default:
-				j.mu.Lock()
-				j.failed[rec.place] = rec.Attempt
-				j.mu.Unlock()
-				j.warn(rec, "nak", m.NakWithDelay(j.cfg.Backoff<<(rec.Attempt-1)))
-			}
+// pump begins what may run. The content of one record may be at hand already.
+func (j *Journal) pump(kind Kind, it item, m *message) {
+	for j.begin != nil {
+		ln, next, ok := j.lines.next(kind)
+		if !ok {
 			return
 		}
-	}
-}
-
-// try runs work. A panic is an error of the record that caused it, not the end of all others.
-func (j *Journal) try(ctx context.Context, rec Record, work func(context.Context, Record) error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			j.log.Error("panic in the work of a record", "record", rec.ID, "panic", p, "stack", string(debug.Stack()))
-			err = fmt.Errorf("panic: %v", p)
-		}
-	}()
-	return work(ctx, rec)
-}
-
-// settle forgets the failures of a record that is done.
-func (j *Journal) settle(rec Record) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	delete(j.failed, rec.place)
-}
-
-// record reads a message; an error says why it must not run.
-func (j *Journal) record(m jetstream.Msg) (Record, error) {
-	meta, err := m.Metadata()
-	if err != nil {
-		return Record{}, fmt.Errorf("journal record without metadata: %w", err)
-	}
-	rec := Record{Data: m.Data(), place: place{meta.Stream, meta.Sequence.Stream}}
-	subject := m.Subject()
-	if rec.ID, err = Name(subject[lastDot(subject)+1:]); err != nil {
-		return rec, err
-	}
-	if limit := uint64(deliveries * j.cfg.Attempts); meta.NumDelivered > limit {
-		return rec, fmt.Errorf("given out %d times without an end, want at most %d", meta.NumDelivered, limit)
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	rec.Attempt = j.failed[rec.place] + 1
-	rec.Last = rec.Attempt >= j.cfg.Attempts
-	return rec, nil
-}
-
-func lastDot(s string) int {
-	for i := len(s) - 1; i >= 0; i-- {
-		if s[i] == '.' {
-			return i
+		if m != nil && next.seq == it.seq && next.shard == it.shard {
+			j.begin(ln, next, m)
+		} else {
+			j.begin(ln, next, nil)
 		}
 	}
-	return -1
 }
 
-// bury moves m to the dead letters: stored there first, then taken off the journal.
-func (j *Journal) bury(ctx context.Context, m jetstream.Msg, rec Record, cause error) {
-	subject := m.Subject()
-	dead := nats.NewMsg("dead." + subject[lastDot(subject)+1:])
-	dead.Data = m.Data()
-	text := cause.Error()
-	dead.Header.Set("Cause", strings.ToValidUTF8(text[:min(len(text), maxCause)], ""))
-	if _, err := j.js.PublishMsg(ctx, dead); err != nil {
-		j.log.Error("dead letter not stored, the record stays in the journal", "subject", dead.Subject, "error", err)
-		return
-	}
-	j.settle(rec)
-	j.log.Warn("dead letter", "subject", dead.Subject, "cause", cause)
-	if err := m.Ack(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-		j.log.Warn("journal", "verb", "ack", "subject", subject, "error", err)
-	}
+func (j *Journal) refused(err error) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.stats.Refused++
+	return err
 }
 
-func (j *Journal) warn(rec Record, verb string, err error) {
-	if err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-		j.log.Warn("journal", "verb", verb, "record", rec.ID, "error", err)
+func (j *Journal) shard(id string) int32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(id))
+	return int32(h.Sum32() % uint32(j.cfg.Shards))
+}
+
+func (j *Journal) subject(function, id string) string {
+	b := strconv.AppendInt(append(make([]byte, 0, 128), "journal."...), int64(j.shard(id)), 10)
+	return string(appendToken(append(appendToken(append(b, '.'), function), '.'), id))
+}
+
+// store publishes m and returns its sequence once it is on disk. Large data becomes a file before, unless it is one already.
+func (j *Journal) store(m *message) (seq uint64, err error) {
+	made := ""
+	if len(m.data) > blobAbove && m.header.Get(headBlob) == "" {
+		if made, err = j.blobs.put(m.data); err != nil {
+			return 0, fmt.Errorf("large record of %d bytes: %w", len(m.data), err)
+		}
+		m.set(headBlob, made)
+		m.set(headSize, strconv.Itoa(len(m.data)))
 	}
+	msg := &nats.Msg{Subject: m.subject, Header: m.header, Data: m.data}
+	if m.header.Get(headBlob) != "" {
+		msg.Data = nil
+	}
+	f, err := j.js.PublishMsgAsync(msg)
+	if err == nil {
+		select {
+		case ack := <-f.Ok():
+			return ack.Sequence, nil
+		case err = <-f.Err():
+		}
+	}
+	var api *jetstream.APIError
+	if errors.As(err, &api) { // else a late answer may come: the file stays for the next process
+		_ = j.blobs.drop(made) // swept at the next start
+		if api.ErrorCode == errStoreFailed {
+			err = errors.Join(err, ErrFull)
+		}
+	}
+	return 0, fmt.Errorf("record of %d bytes at %s: %w", len(m.data), m.subject, err)
+}
+
+// errStoreFailed is JetStream's code for a message that a stream has no room for.
+const errStoreFailed = 10077
+
+// Stats returns the counts.
+func (j *Journal) Stats() Stats {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	s := j.stats
+	s.Bytes = j.lines.bytes
+	s.Letters, s.LetterBytes = j.dead.count()
+	s.Pending, s.Running = map[string]int{}, map[string]int{}
+	for name, a := range j.lines.accounts {
+		s.Pending[name], s.Running[name] = a.records, a.runs
+	}
+	return s
 }

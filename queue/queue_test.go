@@ -1,18 +1,13 @@
 package queue
 
 import (
-	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
-	"slices"
+	"reflect"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
@@ -168,144 +163,6 @@ func TestKVWatchSeesWhatWasThereAndWhatChanges(t *testing.T) {
 	}
 }
 
-func openJournal(t *testing.T, nc *nats.Conn, cfg JournalConfig) *Journal {
-	t.Helper()
-	j, err := OpenJournal(t.Context(), nc, cfg, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return j
-}
-
-func TestJournalRetriesThenBuries(t *testing.T) {
-	nc := start(t, t.TempDir())
-	j := openJournal(t, nc, JournalConfig{Attempts: 3, Backoff: time.Millisecond})
-	if err := j.Append(t.Context(), "good.1", []byte("x")); err != nil {
-		t.Fatal(err)
-	}
-	if err := j.Append(t.Context(), "bad", []byte("x")); err != nil {
-		t.Fatal(err)
-	}
-	dead, err := nc.SubscribeSync("dead.*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var mu sync.Mutex
-	seen := map[string][]int{}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- j.Run(ctx, func(_ context.Context, r Record) error {
-			mu.Lock()
-			defer mu.Unlock()
-			seen[r.ID] = append(seen[r.ID], r.Attempt)
-			if r.ID == "bad" {
-				return errors.New("no luck")
-			}
-			return nil
-		})
-	}()
-	m, err := dead.NextMsg(10 * time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if c := m.Header.Get("Cause"); !strings.Contains(c, "attempt 3 of 3: no luck") {
-		t.Errorf("cause %q", c)
-	}
-	cancel()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
-	if got := seen["bad"]; !slices.Equal(got, []int{1, 2, 3}) {
-		t.Errorf("attempts of the bad record: %v, want 1 2 3", got)
-	}
-	if got := seen["good.1"]; !slices.Equal(got, []int{1}) {
-		t.Errorf("attempts of the good record: %v, want 1", got)
-	}
-}
-
-func TestJournalRefusesWhatDoesNotFit(t *testing.T) {
-	j := openJournal(t, start(t, t.TempDir()), JournalConfig{Shards: 1, Bytes: 64 << 10})
-	var err error
-	for i := 0; err == nil && i < 10; i++ {
-		err = j.Append(t.Context(), fmt.Sprint(i), make([]byte, 16<<10))
-	}
-	if err == nil || !strings.Contains(err.Error(), "maximum bytes") {
-		t.Fatalf("a full journal answers %v", err)
-	}
-}
-
-// writeJournal is a process of its own: it appends records and prints each id once Append has returned, until it is killed.
-func writeJournal(dir string) {
-	ctx := context.Background()
-	s, err := StartServer(dir, slog.New(slog.DiscardHandler))
-	if err != nil {
-		panic(err)
-	}
-	nc, err := s.Connect("writer")
-	if err != nil {
-		panic(err)
-	}
-	j, err := OpenJournal(ctx, nc, JournalConfig{}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		panic(err)
-	}
-	for i := range 1_000_000 {
-		id := fmt.Sprintf("call-%d", i)
-		if err := j.Append(ctx, id, []byte(id)); err != nil {
-			panic(err)
-		}
-		fmt.Println(id)
-	}
-	os.Exit(3)
-}
-
-func TestJournalSurvivesKill(t *testing.T) {
-	dir := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), "JOURNAL_WRITER="+dir)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	accepted := map[string]bool{}
-	for sc := bufio.NewScanner(out); sc.Scan(); {
-		accepted[sc.Text()] = true
-		if len(accepted) == 500 {
-			if err := cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	_ = cmd.Wait() // killed
-	if len(accepted) < 500 {
-		t.Fatalf("the writer ended by itself after %d records", len(accepted))
-	}
-
-	j := openJournal(t, start(t, dir), JournalConfig{})
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	var mu sync.Mutex
-	if err := j.Run(ctx, func(_ context.Context, r Record) error {
-		mu.Lock()
-		defer mu.Unlock()
-		delete(accepted, r.ID)
-		if len(accepted) == 0 {
-			cancel()
-		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if len(accepted) > 0 {
-		t.Fatalf("%d accepted records are gone", len(accepted))
-	}
-}
-
 func BenchmarkBusRoundTrip(b *testing.B) {
 	s, err := StartServer(b.TempDir(), slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -335,5 +192,30 @@ func BenchmarkBusRoundTrip(b *testing.B) {
 			b.Fatal(err)
 		}
 		<-got
+	}
+}
+func TestStopWaitsForTheHandlerOfAClosedConnection(t *testing.T) {
+	nc := start(t, t.TempDir())
+	b := NewBus(nc)
+	began, release := make(chan struct{}), make(chan struct{})
+	var events []string
+	stop, err := b.Tasks("f", func([]byte, bool) { close(began); <-release; events = append(events, "handled") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Submit("f", nil); err != nil {
+		t.Fatal(err)
+	}
+	<-began
+	nc.Close()
+	go close(release)
+	stop()
+	events = append(events, "stopped")
+	if want := []string{"handled", "stopped"}; !reflect.DeepEqual(events, want) {
+		t.Errorf("%v, want %v", events, want)
+	}
+	stop() // does nothing
+	if _, err := b.Tasks("f", nil); err == nil {
+		t.Error("a closed connection subscribes")
 	}
 }

@@ -35,21 +35,6 @@ func (s specStore) Watch(ctx context.Context, f func(provider.Entry)) (func(), e
 	return s.KV.Watch(ctx, func(e queue.Entry) { f(provider.Entry(e)) })
 }
 
-// asyncJournal is the gateway's journal in NATS.
-type asyncJournal struct{ *queue.Journal }
-
-// Append implements gateway.Journal.
-func (j asyncJournal) Append(ctx context.Context, e gateway.Entry) error {
-	b, err := e.MarshalBinary()
-	if err != nil {
-		return err
-	}
-	if len(b) > queue.MaxMessage-1<<10 { // NATS counts headers too
-		return fmt.Errorf("%d bytes, want at most %d: %w", len(b), queue.MaxMessage-1<<10, gateway.ErrTooLarge)
-	}
-	return j.Journal.Append(ctx, e.Request.ID, b)
-}
-
 // envSecrets names the folder with a function's secrets, as OpenFaaS's own SDKs read it.
 const envSecrets = "secret_mount_path"
 

@@ -87,10 +87,8 @@ type ControlConfig struct {
 
 // JournalConfig bounds async requests.
 type JournalConfig struct {
-	Bytes    Bytes         `yaml:"bytes"`    // kept on disk; beyond it async requests get 503
-	Window   int           `yaml:"window"`   // in work at a time
-	Attempts int           `yaml:"attempts"` // before a dead letter
-	Backoff  time.Duration `yaml:"backoff"`  // before the second attempt, then doubled
+	Bytes  Bytes `yaml:"bytes"`  // kept on disk; beyond it async requests get 503
+	Window int   `yaml:"window"` // in work at a time, over all functions
 }
 
 // Bytes is a size in a file or flag: a number of bytes, or one with the suffix Ki, Mi or Gi.
@@ -130,7 +128,7 @@ func defaultConfig() Config {
 		},
 		Registry: RegistryConfig{Timeout: image.DefaultTimeout},
 		Control:  ControlConfig{Tick: time.Second, StartTimeout: time.Minute, DrainTimeout: 30 * time.Second},
-		Journal:  JournalConfig{Bytes: 1 << 30, Window: 64, Attempts: 5, Backoff: time.Second},
+		Journal:  JournalConfig{Bytes: 1 << 30, Window: 1024},
 		Log:      LogConfig{Format: "text"},
 	}
 }
@@ -205,8 +203,6 @@ func (c *Config) Validate() error {
 		bad("journal.bytes", int64(c.Journal.Bytes), "at least 16Mi")
 	}
 	count("journal.window", c.Journal.Window, 1, 10_000)
-	count("journal.attempts", c.Journal.Attempts, 1, 100)
-	atLeast("journal.backoff", c.Journal.Backoff, time.Millisecond)
 	if u, err := url.Parse(c.Telemetry.OTLP); c.Telemetry.OTLP != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
 		bad("telemetry.otlp", fmt.Sprintf("%q", c.Telemetry.OTLP), "the URL of a collector, such as http://127.0.0.1:4318")
 	}

@@ -87,24 +87,25 @@ type up struct {
 	log     *slog.Logger
 	closers []func() error
 
-	metrics  *prometheus.Registry
-	images   *images
-	book     *logbook.Book
-	nats     *queue.Server
-	specs    specStore
-	registry *provider.Registry
-	secrets  *secret.Store
-	store    *tensor.Dir
-	lines    *dispatch.Shell
-	keys     *keysmanager.Manager
-	local    *cluster.Local
-	loop     *control.Loop
-	flow     *flow.Coordinator
-	journal  *queue.Journal
-	gateway  *gateway.Gateway
-	status   *status
-	tracer   *telemetry.Tracer // nil: nobody wants spans
-	handler  http.Handler
+	metrics   *prometheus.Registry
+	images    *images
+	book      *logbook.Book
+	nats      *queue.Server
+	specs     specStore
+	registry  *provider.Registry
+	secrets   *secret.Store
+	store     *tensor.Dir
+	lines     *dispatch.Shell
+	keys      *keysmanager.Manager
+	local     *cluster.Local
+	loop      *control.Loop
+	flow      *flow.Coordinator
+	journal   *queue.Journal
+	callbacks *gateway.Callbacks
+	gateway   *gateway.Gateway
+	status    *status
+	tracer    *telemetry.Tracer // nil: nobody wants spans
+	handler   http.Handler
 }
 
 func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {

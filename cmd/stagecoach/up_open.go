@@ -53,10 +53,6 @@ func (u *up) openState(context.Context) error {
 // blobLimit bounds the large items of all requests under way, in bytes.
 const blobLimit = 8 << 30
 
-// journalPatience is how long after kill -9 the successor gets the records that were in work; while they run, a third of it
-// passes between signs of life.
-const journalPatience = 5 * time.Second
-
 // openQueue starts NATS and opens what is kept in it.
 func (u *up) openQueue(ctx context.Context) error {
 	var err error
@@ -79,11 +75,10 @@ func (u *up) openQueue(ctx context.Context) error {
 	}
 	u.onClose(func() error { u.registry.Close(); return nil })
 	mountSecrets(u.secrets, u.registry.Functions(), u.log)
-	u.journal, err = queue.OpenJournal(ctx, nc, queue.JournalConfig{
-		Bytes: int64(u.cfg.Journal.Bytes), Window: max(1, u.cfg.Journal.Window/4), Attempts: u.cfg.Journal.Attempts, Backoff: u.cfg.Journal.Backoff,
-		AckWait: journalPatience,
-	}, u.log)
-	if err != nil {
+	if u.journal, err = queue.OpenJournal(ctx, nc, u.journalConfig(), u.log); err != nil {
+		return err
+	}
+	if err := u.metrics.Register(newAsyncCounts(u.journal)); err != nil {
 		return err
 	}
 	if err := u.metrics.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
@@ -201,10 +196,10 @@ func (u *up) openFlow(context.Context) error {
 		defer cancel()
 		return u.flow.Close(ctx)
 	})
-	callbacks := gateway.NewCallbacks(nil)
-	u.onClose(func() error { callbacks.Close(); return nil })
+	u.callbacks = gateway.NewCallbacks(nil)
+	u.onClose(func() error { u.callbacks.Close(); return nil })
 	u.gateway, err = gateway.New(gateway.Config{
-		Directory: u.registry, Invoker: u.flow, Journal: asyncJournal{u.journal}, Callbacks: callbacks,
+		Directory: u.registry, Invoker: u.flow, Journal: asyncJournal{u.journal}, Callbacks: u.callbacks,
 		Timeout: u.cfg.Requests.Timeout, MaxTimeout: u.cfg.Requests.MaxTimeout, MaxBody: int64(u.cfg.Requests.MaxBody),
 		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log, Tracer: u.gatewayTracer(),
 	})
@@ -257,14 +252,6 @@ func (u *up) follow(context.Context) error {
 		update(provider.Change{Key: f.Key, Function: f})
 	}
 	u.background(u.collectImages)
-	u.background(func(ctx context.Context) error {
-		return u.journal.Run(ctx, func(ctx context.Context, r queue.Record) error {
-			var e gateway.Entry
-			if err := e.UnmarshalBinary(r.Data); err != nil {
-				return err
-			}
-			return u.gateway.Work(ctx, e, r.Attempt >= u.cfg.Journal.Attempts)
-		})
-	})
+	u.background(u.async)
 	return nil
 }

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/gateway"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/queue"
+)
+
+// asyncJournal is the gateway's journal in NATS.
+type asyncJournal struct{ *queue.Journal }
+
+// Append implements gateway.Journal.
+func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
+	b, err := e.MarshalBinary()
+	if err != nil {
+		return err
+	}
+	err = j.Journal.Append(e.Request.Target, e.Request.ID, b)
+	for _, as := range [...]struct{ theirs, ours error }{{queue.ErrTooLarge, gateway.ErrTooLarge}, {queue.ErrQueueFull, gateway.ErrQueueFull}} {
+		if errors.Is(err, as.theirs) {
+			return errors.Join(as.ours, err)
+		}
+	}
+	return err
+}
+
+// asyncRules are what annotations say of async work.
+type asyncRules struct{ *provider.Registry }
+
+// entry is the function that speaks for a key: itself, or a pipeline's first stage.
+func (r asyncRules) entry(key string) (f pipeline.Function, idempotent bool) {
+	f, _ = pipeline.Parse("-", "", nil, nil) // of what is not there: the defaults
+	g, _ := r.Graph(key)
+	idempotent = true
+	for _, s := range g.Stages {
+		if s.Name == g.Entry {
+			f = s.Function
+		}
+		idempotent = idempotent && s.Idempotent
+	}
+	return f, idempotent
+}
+
+func (r asyncRules) limits(key string) queue.Limits {
+	f, _ := r.entry(key)
+	return queue.Limits{Concurrency: f.Async.Concurrency, Queue: f.Async.QueueLimit}
+}
+
+// retry is when another run is worth it. What must not run twice runs again by itself only when it has not begun.
+func (r asyncRules) retry(key string) gateway.Retry {
+	f, idempotent := r.entry(key)
+	a := f.Async.Retry
+	out := gateway.Retry{Attempts: a.Attempts, Codes: a.Codes, Faults: idempotent, MinWait: a.MinWait, MaxWait: a.MaxWait}
+	if out.Codes == nil {
+		out.Codes = pipeline.DefaultRetryCodes()
+		if !idempotent {
+			out.Codes = []int{429, 503}
+		}
+	}
+	return out
+}
+
+func (u *up) journalConfig() queue.JournalConfig {
+	return queue.JournalConfig{
+		Blobs: filepath.Join(u.cfg.State, "journal"), Bytes: int64(u.cfg.Journal.Bytes), Window: u.cfg.Journal.Window,
+		Limits: asyncRules{u.registry}.limits,
+	}
+}
+
+// async works on what the journal keeps.
+func (u *up) async(ctx context.Context) error {
+	rules := asyncRules{u.registry}
+	u.journal.Run(ctx, func(ctx context.Context, r queue.Record) queue.End {
+		if r.Kind == queue.Callback {
+			var n gateway.Notice
+			if err := n.UnmarshalBinary(r.Data); err != nil {
+				return queue.End{Err: err}
+			}
+			return ended(u.callbacks.Tell(ctx, n, r.Attempt))
+		}
+		var e gateway.Entry
+		if err := e.UnmarshalBinary(r.Data); err != nil {
+			return queue.End{Err: err}
+		}
+		return ended(u.gateway.Work(ctx, e, r.Attempt, rules.retry(e.Request.Target)))
+	})
+	return nil
+}
+
+// ended is a gateway's ending in the journal's words.
+func ended(e gateway.Ending) queue.End {
+	out := queue.End{Err: e.Err, Again: e.Again, After: e.After, Busy: e.Busy}
+	if e.Notice != nil {
+		b, err := e.Notice.MarshalBinary()
+		if err != nil { // a time that JSON does not write
+			out.Err = errors.Join(out.Err, err)
+			return out
+		}
+		out.Callback, out.To = b, e.Notice.Host()
+	}
+	return out
+}
+
+// asyncCounts exports the journal's counts.
+type asyncCounts struct {
+	journal *queue.Journal
+	pending *prometheus.Desc
+	inWork  *prometheus.Desc
+	others  []asyncCount
+}
+
+type asyncCount struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(queue.Stats) float64
+	label []string
+}
+
+func newAsyncCounts(j *queue.Journal) *asyncCounts {
+	name := func(n string) string { return "stagecoach_async_" + n }
+	c := &asyncCounts{
+		journal: j,
+		pending: prometheus.NewDesc(name("pending"), "Async requests that are accepted and not done, callbacks included.", []string{"function_name"}, nil),
+		inWork:  prometheus.NewDesc(name("in_work"), "Async requests that run.", []string{"function_name"}, nil),
+	}
+	add := func(kind prometheus.ValueType, n, help, label string, values map[string]func(queue.Stats) float64) {
+		var labels []string
+		if label != "" {
+			labels = []string{label}
+		}
+		d := prometheus.NewDesc(name(n), help, labels, nil)
+		for v, f := range values {
+			one := asyncCount{desc: d, kind: kind, value: f}
+			if label != "" {
+				one.label = []string{v}
+			}
+			c.others = append(c.others, one)
+		}
+	}
+	type values = map[string]func(queue.Stats) float64
+	add(prometheus.CounterValue, "requests_total", "Async requests by what became of them at the door.", "result", values{
+		"accepted": func(s queue.Stats) float64 { return float64(s.Accepted) },
+		"refused":  func(s queue.Stats) float64 { return float64(s.Refused) },
+		"resumed":  func(s queue.Stats) float64 { return float64(s.Resumed) },
+	})
+	add(prometheus.CounterValue, "attempts_total", "Attempts that ended: of requests to run, and of results to be told.", "kind", values{
+		"run":      func(s queue.Stats) float64 { return float64(s.Runs) },
+		"callback": func(s queue.Stats) float64 { return float64(s.Callbacks) },
+	})
+	add(prometheus.CounterValue, "retries_total", "Attempts that failed and that another one follows.", "", values{"": func(s queue.Stats) float64 { return float64(s.Retried) }})
+	add(prometheus.CounterValue, "done_total", "Async requests that left the journal.", "", values{"": func(s queue.Stats) float64 { return float64(s.Done) }})
+	add(prometheus.CounterValue, "dead_total", "Dead letters made.", "", values{"": func(s queue.Stats) float64 { return float64(s.Dead) }})
+	add(prometheus.GaugeValue, "dead_letters", "Dead letters kept.", "", values{"": func(s queue.Stats) float64 { return float64(s.Letters) }})
+	add(prometheus.GaugeValue, "bytes", "Content of async requests that are accepted and not done.", "", values{"": func(s queue.Stats) float64 { return float64(s.Bytes) }})
+	return c
+}
+
+// Describe implements prometheus.Collector.
+func (c *asyncCounts) Describe(ch chan<- *prometheus.Desc) {
+	ch <- c.pending
+	ch <- c.inWork
+	for _, o := range c.others {
+		ch <- o.desc
+	}
+}
+
+// Collect implements prometheus.Collector. Functions without async requests have no series.
+func (c *asyncCounts) Collect(ch chan<- prometheus.Metric) {
+	s := c.journal.Stats()
+	for f, n := range s.Pending {
+		ch <- prometheus.MustNewConstMetric(c.pending, prometheus.GaugeValue, float64(n), f)
+		ch <- prometheus.MustNewConstMetric(c.inWork, prometheus.GaugeValue, float64(s.Running[f]), f)
+	}
+	for _, o := range c.others {
+		ch <- prometheus.MustNewConstMetric(o.desc, o.kind, o.value(s), o.label...)
+	}
+}

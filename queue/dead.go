@@ -1,0 +1,307 @@
+package queue
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// DeadLetter is a record that failed for good. Its kind says what failed: the run, or telling its result.
+type DeadLetter struct {
+	ID       string // of the record; of one whose callback failed, with ".callback" behind it
+	Function string
+	Kind     Kind
+	Cause    string // at most 512 bytes
+	Attempts int
+	Accepted time.Time
+	Died     time.Time
+	Size     int64 // of its data, in bytes
+
+	seq  uint64
+	blob string
+}
+
+// ErrNoLetter says that there is no dead letter with an ID.
+var ErrNoLetter = errors.New("no such dead letter")
+
+// maxCause is how many bytes of a cause a dead letter carries.
+const maxCause = 512
+
+// deadLetters is the index of the stream DEAD.
+type deadLetters struct {
+	stream jetstream.Stream
+
+	change sync.Mutex // held while letters come or go
+
+	mu    sync.Mutex
+	all   []*DeadLetter // by sequence
+	byID  map[string]*DeadLetter
+	bytes int64
+}
+
+func newDeadLetters() *deadLetters { return &deadLetters{byID: map[string]*DeadLetter{}} }
+
+func (d *deadLetters) count() (letters, bytes int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return int64(len(d.all)), d.bytes
+}
+
+func (d *deadLetters) add(l *DeadLetter) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.all = append(d.all, l)
+	d.byID[l.ID] = l
+	d.bytes += l.Size
+}
+
+func (d *deadLetters) get(id string) (*DeadLetter, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if l := d.byID[id]; l != nil {
+		return l, nil
+	}
+	return nil, fmt.Errorf("%q: %w", id, ErrNoLetter)
+}
+
+func (d *deadLetters) forget(l *DeadLetter) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if i, ok := slices.BinarySearchFunc(d.all, l.seq, bySequence); ok {
+		d.all = slices.Delete(d.all, i, i+1)
+		d.bytes -= l.Size
+	}
+	if d.byID[l.ID] == l {
+		delete(d.byID, l.ID)
+	}
+}
+
+func bySequence(l *DeadLetter, seq uint64) int { return cmp.Compare(l.seq, seq) }
+
+// oldest returns the one that goes when there are too many.
+func (d *deadLetters) oldest(letters int, bytes int64) *DeadLetter {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.all) > letters || len(d.all) > 1 && d.bytes > bytes {
+		return d.all[0]
+	}
+	return nil
+}
+
+// deadID is a record's ID as a dead letter.
+func deadID(id string, kind Kind) string {
+	const suffix = ".callback"
+	if kind == Callback && !strings.HasSuffix(id, suffix) {
+		return id + suffix
+	}
+	return id
+}
+
+// letter reads a stored dead letter.
+func letter(m *message, seq uint64, size int64) (*DeadLetter, error) {
+	function, id, err := names(m.subject)
+	if err != nil {
+		return nil, err
+	}
+	l := &DeadLetter{
+		ID: id, Function: function, Kind: m.kind(), Cause: m.header.Get(headCause), Attempts: int(m.number(headFailed)),
+		Accepted: time.Unix(0, m.number(headAccepted)), Died: m.at, Size: size, seq: seq, blob: m.header.Get(headBlob),
+	}
+	if m.number(headAccepted) == 0 { // of an earlier version
+		l.Accepted = l.Died
+	}
+	return l, nil
+}
+
+// recoverDead reads the stream. A letter whose record is in the journal, by deadID, was on its way in or out: it goes.
+func (j *Journal) recoverDead(ctx context.Context, there, named map[string]bool) error {
+	return scan(ctx, j.dead.stream, func(f found) {
+		l, err := letter(&f.message, f.seq, f.size)
+		if err != nil {
+			j.log.Error("a dead letter is not ours; it stays", "subject", f.subject, "error", err)
+			return
+		}
+		if there[l.ID] {
+			if err := j.remove(j.dead.stream, l.seq); err == nil {
+				return
+			}
+		}
+		named[l.blob] = true
+		j.dead.add(l)
+	})
+}
+
+// bury stores a record as a dead letter. It stays in the journal too, and its file, if it has one, is the letter's from now on.
+func (j *Journal) bury(m *message, attempts int64, cause error) error {
+	j.dead.change.Lock()
+	defer j.dead.change.Unlock()
+	tokens := strings.Split(m.subject, ".")
+	dead := &message{header: maps.Clone(m.header), data: m.data, at: time.Now()}
+	function, id, err := names(m.subject)
+	switch {
+	case err != nil: // as it is: somebody may know what to do with it
+		dead.subject = "dead." + tokens[len(tokens)-1]
+	case function == "":
+		dead.subject = "dead." + Token(deadID(id, m.kind()))
+	default:
+		dead.subject = "dead." + Token(function) + "." + Token(deadID(id, m.kind()))
+	}
+	text := cause.Error()
+	dead.set(headCause, strings.ToValidUTF8(strings.ReplaceAll(text[:min(len(text), maxCause)], "\n", " "), ""))
+	dead.setNumber(headFailed, attempts)
+	dead.keepAccepted(m)
+	dead.header.Del(headAfter)
+	dead.header.Del(headStarts)
+	seq, err := j.store(dead)
+	if err != nil {
+		return fmt.Errorf("dead letter: %w", err)
+	}
+	l, err := letter(dead, seq, int64(len(m.data)))
+	if err != nil {
+		return fmt.Errorf("dead letter: %w", err)
+	}
+	if before, err := j.dead.get(l.ID); err == nil { // its place is taken
+		j.dead.forget(before)
+		if before.blob != l.blob {
+			_ = j.blobs.drop(before.blob) // swept at the next start
+		}
+	}
+	j.dead.add(l)
+	j.count(nil, &j.stats.Dead)
+	j.log.Warn("dead letter", "function", l.Function, "record", l.ID, "kind", l.Kind.String(), "attempts", attempts, "cause", l.Cause)
+	for l := j.dead.oldest(j.cfg.Dead, j.cfg.Bytes/10*9); l != nil; l = j.dead.oldest(j.cfg.Dead, j.cfg.Bytes/10*9) {
+		j.log.Warn("too many dead letters: the oldest goes", "function", l.Function, "record", l.ID)
+		if err := j.drop(l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// drop deletes a letter.
+func (j *Journal) drop(l *DeadLetter) error {
+	if err := j.remove(j.dead.stream, l.seq); err != nil {
+		return err
+	}
+	j.dead.forget(l)
+	if err := j.blobs.drop(l.blob); err != nil {
+		j.log.Warn("content of a dead letter stays until the next start", "error", err)
+	}
+	return nil
+}
+
+// Dead returns up to limit dead letters, the oldest first: those of function, unless that is empty, that died after the one
+// with the ID after, unless that is empty. more says that there are others.
+func (j *Journal) Dead(function, after string, limit int) (letters []DeadLetter, more bool, err error) {
+	d := j.dead
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	from := 0
+	if after != "" {
+		l := d.byID[after]
+		if l == nil {
+			return nil, false, fmt.Errorf("%q: %w", after, ErrNoLetter)
+		}
+		i, _ := slices.BinarySearchFunc(d.all, l.seq, bySequence)
+		from = i + 1
+	}
+	for _, l := range d.all[from:] {
+		if function != "" && l.Function != function {
+			continue
+		}
+		if len(letters) == limit {
+			return letters, true, nil
+		}
+		letters = append(letters, *l)
+	}
+	return letters, false, nil
+}
+
+// DeadLetter returns one, with its data; or ErrNoLetter.
+func (j *Journal) DeadLetter(ctx context.Context, id string) (DeadLetter, []byte, error) {
+	l, err := j.dead.get(id)
+	if err != nil {
+		return DeadLetter{}, nil, err
+	}
+	m, err := j.load(ctx, j.dead.stream, l.seq)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		j.dead.forget(l)
+		return DeadLetter{}, nil, fmt.Errorf("%q: %w", id, ErrNoLetter)
+	}
+	if err != nil {
+		return *l, nil, err
+	}
+	return *l, m.data, nil
+}
+
+// Redrive puts a dead letter back into the journal, as if it had just been accepted.
+func (j *Journal) Redrive(ctx context.Context, id string) error {
+	j.dead.change.Lock()
+	defer j.dead.change.Unlock()
+	l, err := j.dead.get(id)
+	if err != nil {
+		return err
+	}
+	m, err := j.load(ctx, j.dead.stream, l.seq)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		j.dead.forget(l)
+		return fmt.Errorf("%q: %w", id, ErrNoLetter)
+	}
+	if err != nil {
+		return fmt.Errorf("redrive %q: %w", id, err)
+	}
+	m.subject = j.subject(l.Function, l.ID)
+	if l.Function == "" {
+		m.subject = fmt.Sprintf("journal.%d.%s", j.shard(l.ID), Token(l.ID))
+	}
+	for _, field := range []string{headCause, headFailed, headAfter, headStarts} {
+		m.header.Del(field)
+	}
+	m.at = l.Accepted
+	j.mu.Lock()
+	full := j.lines.bytes+l.Size > j.cfg.Bytes/10*9
+	a := j.lines.open(l.Function, l.Size)
+	j.mu.Unlock()
+	var seq uint64
+	if err = ErrFull; !full {
+		seq, err = j.store(m)
+	}
+	j.mu.Lock()
+	if err != nil {
+		j.lines.close(a, l.Size)
+		j.mu.Unlock()
+		return fmt.Errorf("redrive %q: %w", id, err)
+	}
+	key := lineKey{l.Kind, l.Function}
+	if l.Kind == Callback {
+		key.name = m.header.Get(headTo)
+	}
+	it := item{seq: seq, size: l.Size, account: a, shard: j.shard(l.ID)}
+	j.lines.push(key, it, time.Time{}, time.Time{})
+	j.pump(l.Kind, it, m)
+	j.mu.Unlock()
+	if err := j.remove(j.dead.stream, l.seq); err != nil {
+		return err
+	}
+	j.dead.forget(l)
+	return nil
+}
+
+// DropDead deletes a dead letter; or ErrNoLetter.
+func (j *Journal) DropDead(id string) error {
+	j.dead.change.Lock()
+	defer j.dead.change.Unlock()
+	l, err := j.dead.get(id)
+	if err != nil {
+		return err
+	}
+	return j.drop(l)
+}

@@ -1,0 +1,123 @@
+package queue
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// found is a message of a stream as a start reads it, without its data.
+type found struct {
+	message
+	seq   uint64
+	shard int32
+	size  int64 // of the content
+}
+
+// recover rebuilds the index. What was in work when the process before ended runs at once: nobody else works on it.
+func (j *Journal) recover(ctx context.Context) error {
+	var all []found
+	for i, s := range j.shards {
+		if err := scan(ctx, s, func(f found) { f.shard = int32(i); all = append(all, f) }); err != nil {
+			return err
+		}
+	}
+	slices.SortStableFunc(all, func(a, b found) int { return a.at.Compare(b.at) })
+	now, named, there := time.Now(), map[string]bool{}, map[string]bool{}
+	for i := range all {
+		f := &all[i]
+		function, id, err := names(f.subject)
+		if err != nil {
+			j.log.Error("the journal has a record that is not ours; it stays", "subject", f.subject, "error", err)
+			continue
+		}
+		key := lineKey{f.kind(), function}
+		if key.kind == Callback {
+			key.name = f.header.Get(headTo)
+		}
+		there[deadID(id, key.kind)] = true
+		named[f.header.Get(headBlob)] = true
+		it := item{seq: f.seq, size: f.size, account: j.lines.open(function, f.size), shard: f.shard, old: true}
+		j.lines.push(key, it, time.Unix(0, f.number(headAfter)), now)
+		j.stats.Resumed++
+	}
+	if err := j.recoverDead(ctx, there, named); err != nil {
+		return err
+	}
+	return j.blobs.sweep(named)
+}
+
+// names takes a subject apart: journal.SHARD.FUNCTION.ID or, of earlier versions, journal.SHARD.ID; the same of dead letters.
+func names(subject string) (function, id string, err error) {
+	tokens := strings.Split(subject, ".")
+	if tokens[0] == "journal" && len(tokens) > 1 {
+		tokens = tokens[1:] // the shard
+	}
+	tokens = tokens[1:]
+	if len(tokens) == 0 || len(tokens) > 2 {
+		return "", "", fmt.Errorf("subject %q, want one or two names", subject)
+	}
+	if len(tokens) == 2 {
+		if function, err = Name(tokens[0]); err != nil {
+			return "", "", err
+		}
+	}
+	id, err = Name(tokens[len(tokens)-1])
+	return function, id, err
+}
+
+// scan calls f with each message of a stream, in order.
+func scan(ctx context.Context, s jetstream.Stream, f func(found)) error {
+	var old []string
+	list := s.ConsumerNames(ctx)
+	for name := range list.Name() {
+		old = append(old, name)
+	}
+	if err := list.Err(); err != nil {
+		return err
+	}
+	for _, name := range old { // of an earlier version, or of a start that was cut short
+		if err := s.DeleteConsumer(ctx, name); err != nil {
+			return err
+		}
+	}
+	info, err := s.Info(ctx)
+	if err != nil || info.State.Msgs == 0 {
+		return err
+	}
+	c, err := s.CreateConsumer(ctx, jetstream.ConsumerConfig{
+		AckPolicy: jetstream.AckExplicitPolicy, AckWait: time.Hour, MaxAckPending: -1, HeadersOnly: true, MemoryStorage: true,
+	})
+	if err != nil {
+		return err
+	}
+	for left := info.State.Msgs; left > 0; {
+		batch, err := c.Fetch(int(min(left, 1000)), jetstream.FetchMaxWait(10*time.Second))
+		if err != nil {
+			return err
+		}
+		got := uint64(0)
+		for m := range batch.Messages() {
+			meta, err := m.Metadata()
+			if err != nil {
+				return err
+			}
+			one := found{message: message{subject: m.Subject(), header: m.Headers(), at: meta.Timestamp}, seq: meta.Sequence.Stream}
+			size := cmp.Or(one.header.Get(headSize), one.header.Get("Nats-Msg-Size"))
+			one.size, _ = strconv.ParseInt(size, 10, 64) // the server's, or ours
+			f(one)
+			got++
+		}
+		if batch.Error() != nil || got == 0 {
+			return fmt.Errorf("%d messages were not read: %w", left, cmp.Or(batch.Error(), context.DeadlineExceeded))
+		}
+		left -= min(left, got)
+	}
+	return s.DeleteConsumer(ctx, c.CachedInfo().Name)
+}
