@@ -38,7 +38,7 @@ func pss(file string) (int64, error) {
 			return kb << 10, err
 		}
 	}
-	return 0, fmt.Errorf("%s: no line Pss:", file)
+	return 0, fmt.Errorf("%s: got no Pss, want a line of it", file)
 }
 
 // Meter measures what groups of processes use. Its zero value is ready, its methods are safe for concurrent use.
