@@ -1,0 +1,131 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+// TestDocs runs the examples of the documentation, page by page, in order, as a reader would: each page in a shell of its own
+// beside a running `stagecoach up`. A block of shell code whose fence says "run" is run and must end well; a block that says
+// "output" right after it is what it prints, where … stands for anything. Pages without such blocks are skipped.
+func TestDocs(t *testing.T) {
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("no pages: %v", err)
+	}
+	for _, page := range append(pages, "../../README.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if blocks := examples(t, string(text)); len(blocks) > 0 {
+			t.Run(filepath.Base(page), func(t *testing.T) { follow(t, blocks) })
+		}
+	}
+}
+
+// example is a block that is run and what it should print; empty: anything.
+type example struct {
+	line         int
+	code, output string
+}
+
+var fence = regexp.MustCompile("^```([a-z]*) ?([a-z]*)$")
+
+// examples returns the examples of a page.
+func examples(t *testing.T, page string) []example {
+	t.Helper()
+	var all []example
+	var block *[]string // that the present line belongs to
+	var code, output []string
+	inside := false
+	for n, line := range strings.Split(page, "\n") {
+		m := fence.FindStringSubmatch(line)
+		switch {
+		case m != nil && inside:
+			inside = false
+			switch block {
+			case &code:
+				all = append(all, example{line: n, code: strings.Join(code, "\n")})
+			case &output:
+				all[len(all)-1].output = strings.Join(output, "\n")
+			}
+			block = nil
+		case m != nil:
+			inside = true
+			switch m[2] {
+			case "run":
+				code, block = nil, &code
+			case "output":
+				if len(all) == 0 {
+					t.Fatalf("line %d: output without anything that was run before", n+1)
+				}
+				output, block = nil, &output
+			}
+		case block != nil:
+			*block = append(*block, line)
+		}
+	}
+	return all
+}
+
+// follow runs a page's examples.
+func follow(t *testing.T, page []example) {
+	folder := t.TempDir()
+	images := filepath.Join(folder, ".stagecoach", "images") // the reader's, with the repository's beside them
+	if err := os.MkdirAll(images, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(proctest.Built(t, "images", "stagecoach"), filepath.Join(images, "stagecoach")); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, "--log", "warn", "--images", images)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(folder, ".bin", "stagecoach")
+	if err := os.MkdirAll(filepath.Dir(bin), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(bin, fmt.Appendf(nil, "#!/bin/sh\n%s=1 exec %q \"$@\"\n", actAsMain, self), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range page {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+		code := strings.ReplaceAll(e.code, "http://127.0.0.1:8080", r.base)
+		cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", code)
+		cmd.Dir = folder
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(bin)+":"+os.Getenv("PATH"), "OPENFAAS_URL="+r.base, "HOME="+folder,
+			"REPO="+filepath.Dir(proctest.Built(t)))
+		var stdout, stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		err := cmd.Run()
+		cancel()
+		if err != nil {
+			t.Fatalf("line %d: %v\n%s\nprinted:\n%s%s", e.line, err, e.code, stdout.String(), stderr.String())
+		}
+		if !matches(e.output, stdout.String()) {
+			t.Errorf("line %d:\n%s\nprinted:\n%s\nwant:\n%s", e.line, e.code, stdout.String(), e.output)
+		}
+	}
+}
+
+// matches tells whether text is what pattern says, in which … stands for anything and the number of spaces does not count.
+func matches(pattern, text string) bool {
+	if pattern == "" {
+		return true
+	}
+	quoted := regexp.QuoteMeta(strings.Join(strings.Fields(pattern), " "))
+	return regexp.MustCompile("(?s)^" + strings.ReplaceAll(quoted, "…", ".*") + "$").MatchString(strings.Join(strings.Fields(text), " "))
+}
