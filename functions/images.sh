@@ -11,8 +11,8 @@ cd "$(dirname "$0")/.."
 version=0.1.0
 models=build/models/ocr
 
-# image NAME PACKAGE [FILE ...] makes one image, with program=NAME of a function of another kind; each FILE of the models' folder goes into its folder `model`. A package is
-# built once for images that follow each other.
+# image NAME PACKAGE [FILE ...] makes one image; each FILE of the models' folder goes into its folder `model`. A package is
+# built once for images that follow each other. With program=NAME it is a function of another kind, which is no `stage`.
 built=
 image() {
   local to=$images/$1/$version package=$2 file

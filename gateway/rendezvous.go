@@ -36,8 +36,8 @@ const (
 	tokenSize    = 26 // of rand.Text
 )
 
-// maxPath is the longest path that a unix socket may have.
-const maxPath = 107
+// MaxFolder is the longest path in bytes of a rendezvous's folder: that of a unix socket in it may have 107.
+const MaxFolder = 107 - len("/http")
 
 // NewRendezvous listens in folder, which becomes this user's alone. A socket that a process before this one left there is
 // replaced. The caller closes it.
@@ -47,8 +47,8 @@ func NewRendezvous(folder string, log *slog.Logger) (*Rendezvous, error) {
 		return nil, fmt.Errorf("rendezvous: %w", err)
 	}
 	path := filepath.Join(folder, "http")
-	if len(path) > maxPath || strings.Contains(path, "\n") {
-		return nil, fmt.Errorf("rendezvous: socket %q, want a path of at most %d bytes: choose another folder", path, maxPath)
+	if len(folder) > MaxFolder || strings.Contains(folder, "\n") {
+		return nil, fmt.Errorf("rendezvous: folder %q, want a path of at most %d bytes in one line: choose another folder", folder, MaxFolder)
 	}
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, fmt.Errorf("rendezvous: %w", err)

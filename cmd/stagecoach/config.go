@@ -68,6 +68,7 @@ type RequestsConfig struct {
 	MaxTimeout time.Duration `yaml:"maxTimeout"` // that a request may ask for with X-Timeout
 	MaxBody    Bytes         `yaml:"maxBody"`
 	InFlight   int           `yaml:"inFlight"` // requests at a time; more get 429
+	Stall      time.Duration `yaml:"stall"`    // that a client may send nothing of its body, or take nothing of its answer
 }
 
 // RegistryConfig is how images are fetched.
@@ -124,7 +125,7 @@ func defaultConfig() Config {
 		State:  ".stagecoach",
 		Node:   NodeConfig{Name: host},
 		Requests: RequestsConfig{
-			Timeout: time.Minute, MaxTimeout: time.Hour, MaxBody: 32 << 20, InFlight: 10_000,
+			Timeout: time.Minute, MaxTimeout: time.Hour, MaxBody: 32 << 20, InFlight: 10_000, Stall: 30 * time.Second,
 		},
 		Registry: RegistryConfig{Timeout: image.DefaultTimeout},
 		Control:  ControlConfig{Tick: time.Second, StartTimeout: time.Minute, DrainTimeout: 30 * time.Second},
@@ -189,6 +190,7 @@ func (c *Config) Validate() error {
 	if c.Requests.MaxBody < 1<<10 || c.Requests.MaxBody > 1<<30 {
 		bad("requests.maxBody", int64(c.Requests.MaxBody), "1Ki to 1Gi")
 	}
+	atLeast("requests.stall", c.Requests.Stall, 10*time.Millisecond)
 	count("requests.inFlight", c.Requests.InFlight, 1, 1_000_000)
 	atLeast("registry.timeout", c.Registry.Timeout, time.Second)
 	for i, host := range append([]string{c.Registry.Default}, c.Registry.Insecure...) {

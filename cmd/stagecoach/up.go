@@ -103,6 +103,8 @@ type up struct {
 	journal   *queue.Journal
 	callbacks *gateway.Callbacks
 	gateway   *gateway.Gateway
+	kinds     *kinds
+	meeting   *gateway.Rendezvous
 	status    *status
 	tracer    *telemetry.Tracer // nil: nobody wants spans
 	handler   http.Handler

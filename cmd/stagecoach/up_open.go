@@ -196,12 +196,16 @@ func (u *up) openFlow(context.Context) error {
 		defer cancel()
 		return u.flow.Close(ctx)
 	})
+	if err := u.openRendezvous(); err != nil {
+		return err
+	}
 	u.callbacks = gateway.NewCallbacks(nil)
 	u.onClose(func() error { u.callbacks.Close(); return nil })
 	u.gateway, err = gateway.New(gateway.Config{
 		Directory: u.registry, Invoker: u.flow, Journal: asyncJournal{u.journal}, Callbacks: u.callbacks,
 		Timeout: u.cfg.Requests.Timeout, MaxTimeout: u.cfg.Requests.MaxTimeout, MaxBody: int64(u.cfg.Requests.MaxBody),
 		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log, Tracer: u.gatewayTracer(),
+		Rendezvous: u.meeting, HTTP: u.kinds.HTTP, Stall: u.cfg.Requests.Stall,
 	})
 	return err
 }
@@ -235,6 +239,7 @@ func (u *up) openHTTP(context.Context) error {
 // follow makes the lines of functions follow what is deployed, and starts to work on what the journal has kept.
 func (u *up) follow(context.Context) error {
 	update := func(c provider.Change) {
+		u.kinds.changed(c.Key, c.Function)
 		if f := c.Function; f == nil {
 			u.lines.Remove(c.Key)
 			u.keys.Forget(c.Key)

@@ -4,8 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"sync/atomic"
+	"os"
+	"path/filepath"
+	"sync"
 
+	"github.com/stagecoach-serving/stagecoach/gateway"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
@@ -22,6 +25,25 @@ func runWatchdog(ctx context.Context, args []string, _ io.Writer) error {
 	return watchdog.Run(ctx)
 }
 
+// openRendezvous makes the place where the gateway meets functions that speak HTTP, and what knows which they are.
+func (u *up) openRendezvous() error {
+	u.kinds = &kinds{images: sandbox.Images{Dir: u.cfg.imagesDir()}}
+	folder := filepath.Join(u.cfg.State, "rendezvous")
+	if abs, err := filepath.Abs(folder); err != nil || len(abs) > gateway.MaxFolder { // a socket's path is short
+		var err error
+		if folder, err = os.MkdirTemp("", "stagecoach-"); err != nil {
+			return fmt.Errorf("rendezvous: %w", err)
+		}
+		u.onClose(func() error { return os.RemoveAll(folder) })
+	}
+	var err error
+	if u.meeting, err = gateway.NewRendezvous(folder, u.log); err != nil {
+		return err
+	}
+	u.onClose(func() error { u.meeting.Close(); return nil })
+	return nil
+}
+
 // resolver knows images.
 type resolver interface {
 	Resolve(image string) (sandbox.Image, error)
@@ -30,37 +52,44 @@ type resolver interface {
 // kinds knows which functions speak HTTP themselves. It looks at an image when its function is deployed.
 type kinds struct {
 	images resolver
-	known  atomic.Pointer[map[string]kind]
+	known  sync.Map // pipeline.Key → kind
 }
 
-// kind is a function's, as of a revision.
+// kind is a function's.
 type kind struct {
-	revision uint64
-	http     bool
+	image string
+	env   map[string]string
+	found bool // its image was there to be looked at
+	http  bool
 }
 
-func newKinds(images resolver) *kinds {
-	k := &kinds{images: images}
-	k.known.Store(&map[string]kind{})
-	return k
-}
-
-// update follows what is deployed. Calls come one at a time.
-func (k *kinds) update(functions []provider.Deployed) {
-	old, now := *k.known.Load(), make(map[string]kind, len(functions))
-	for _, f := range functions {
-		was, ok := old[f.Key]
-		if !ok || was.revision != f.Revision {
-			image, err := k.images.Resolve(pinned(&f))
-			if err != nil {
-				continue // its replicas do not start either, and tell why
-			}
-			was = kind{f.Revision, keysmanager.Watched(image, f.Deployment.EnvVars)}
-		}
-		now[f.Key] = was
+func (k *kinds) look(f kind) kind {
+	if image, err := k.images.Resolve(f.image); err == nil {
+		f.found, f.http = true, keysmanager.Watched(image, f.env)
 	}
-	k.known.Store(&now)
+	return f
+}
+
+// changed takes what is deployed under a key now; nil: nothing.
+func (k *kinds) changed(key string, f *provider.Deployed) {
+	if f == nil {
+		k.known.Delete(key)
+		return
+	}
+	k.known.Store(key, k.look(kind{image: f.Deployment.Image, env: f.Deployment.EnvVars}))
 }
 
 // HTTP tells whether the function with this key speaks HTTP itself.
-func (k *kinds) HTTP(key string) bool { return (*k.known.Load())[key].http }
+func (k *kinds) HTTP(key string) bool {
+	v, ok := k.known.Load(key)
+	if !ok {
+		return false // a pipeline
+	}
+	f, _ := v.(kind)
+	if !f.found { // it may have come since
+		if f = k.look(f); f.found {
+			k.known.Store(key, f)
+		}
+	}
+	return f.http
+}
