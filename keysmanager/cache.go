@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
@@ -17,6 +18,23 @@ import (
 
 // loadTimeout bounds the load of a zygote that nobody waits for any more.
 const loadTimeout = 5 * time.Minute
+
+// in returns the spec with what an image that speaks the stage protocol says of its environment, under the function's own:
+// which file is the model, above all. What other images say is their watchdog's business.
+func (s Spec) in(image sandbox.Image) Spec {
+	if !image.Stage || len(image.Env) == 0 {
+		return s
+	}
+	env := map[string]string{}
+	for _, kv := range image.Env {
+		if name, value, ok := strings.Cut(kv, "="); ok && name != "PATH" { // the images of stages share this machine's root
+			env[name] = value
+		}
+	}
+	maps.Copy(env, s.Env)
+	s.Env = env
+	return s
+}
 
 func (s Spec) key(image sandbox.Image) zygoteKey {
 	return zygoteKey{namespace: s.Namespace, digest: image.Digest, model: s.Env[wire.EnvModel], process: s.Process}
@@ -229,10 +247,11 @@ func (m *Manager) Warm(ctx context.Context, wanted []Wanted) error {
 	var order []zygoteKey
 	var errs []error
 	for _, w := range wanted {
+		image, err := m.cfg.Images.Resolve(w.Spec.Image)
+		w.Spec = w.Spec.in(image)
 		if w.Spec.Env[wire.EnvModel] == "" {
 			continue
 		}
-		image, err := m.cfg.Images.Resolve(w.Spec.Image)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("warm %q: %w", w.Spec.Function, err))
 			continue

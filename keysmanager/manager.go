@@ -205,6 +205,7 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	if err != nil {
 		return nil, err
 	}
+	o.Spec = o.Spec.in(image)
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("stage socket: %w", err)
