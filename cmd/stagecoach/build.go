@@ -105,6 +105,7 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 			progress("build: %s: skip_build", name)
 			continue
 		}
+		progress("build: %s: compiling %s", name, fn.Handler)
 		begin := time.Now()
 		done, err := buildOne(ctx, b, name, retag(fn.Image, *tag), dest)
 		if ctx.Err() != nil {
