@@ -105,27 +105,26 @@ func converse(conn net.Conn, in inside) error {
 	if _, err := conn.Write(append(b, '\n')); err != nil {
 		return fmt.Errorf("its first half ended early: %w", err)
 	}
-	for lines := bufio.NewScanner(conn); ; {
-		if !lines.Scan() {
-			if lines.Err() != nil {
-				return fmt.Errorf("its first half: %w", lines.Err())
-			}
-			return errors.New("its first half ended early")
+	lines := bufio.NewScanner(conn)
+	if !lines.Scan() {
+		if lines.Err() != nil {
+			return fmt.Errorf("its first half: %w", lines.Err())
 		}
-		if fault, ok := strings.CutPrefix(lines.Text(), sayFault); ok {
-			return errors.New(fault)
-		}
-		if lines.Text() != sayReady {
-			return fmt.Errorf("its first half says %q, want %s: is this program's %s command handled?", lines.Text(), sayReady, InitCommand)
-		}
-		if _, err := conn.Write([]byte(sayGo + "\n")); err != nil {
-			return fmt.Errorf("its first half ended early: %w", err)
-		}
-		if lines.Scan() {
-			return errors.New(strings.TrimPrefix(lines.Text(), sayFault))
-		}
-		return lines.Err() // nil: closed by the exec
+		return errors.New("its first half ended early")
 	}
+	if fault, ok := strings.CutPrefix(lines.Text(), sayFault); ok {
+		return errors.New(fault)
+	}
+	if lines.Text() != sayReady {
+		return fmt.Errorf("its first half says %q, want %s: is this program's %s command handled?", lines.Text(), sayReady, InitCommand)
+	}
+	if _, err := conn.Write([]byte(sayGo + "\n")); err != nil {
+		return fmt.Errorf("its first half ended early: %w", err)
+	}
+	if lines.Scan() {
+		return errors.New(strings.TrimPrefix(lines.Text(), sayFault))
+	}
+	return lines.Err() // nil: closed by the exec
 }
 
 // Init is the first half of a process with a root of its own: it runs in the process's namespaces, makes the root, gives up
