@@ -17,7 +17,7 @@ import (
 // maxFolders bounds how deep a handler's folders may lie in each other: links may go in circles.
 const maxFolders = 32
 
-// walk calls f with each file of the handler, and of the stack's further paths, and with its name relative to the handler.
+// walk calls f with each file of the handler, and of the stack's further paths (configuration.copy), and with its name relative to the handler.
 // Links are followed, names with a leading dot and what `faas-cli build` leaves out are not there.
 func (b *Builder) walk(handler string, f func(file, name string) error) error {
 	if err := walk(handler, "", 0, f); err != nil {
@@ -25,7 +25,7 @@ func (b *Builder) walk(handler string, f func(file, name string) error) error {
 	}
 	for _, extra := range b.stack.Configuration.Copy {
 		if !filepath.IsLocal(extra) {
-			return fmt.Errorf("configuration.copy: %q, want a path below the stack file's folder", extra)
+			return fmt.Errorf("configuration.copy: %q, want one below the current folder", extra)
 		}
 		if err := walk(b.stack.Path(extra), filepath.ToSlash(filepath.Clean(extra)), 0, f); err != nil {
 			return fmt.Errorf("configuration.copy: %w", err)

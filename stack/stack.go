@@ -23,7 +23,7 @@ type File struct {
 	Functions     map[string]Function `yaml:"functions"`
 	Configuration Configuration       `yaml:"configuration"`
 
-	Dir string `yaml:"-"` // of the file: its relative paths start there
+	Dir string `yaml:"-"` // where relative paths start; empty: in the current folder, as with faas-cli
 }
 
 // Provider says where the functions are deployed.
@@ -65,7 +65,7 @@ type Resources struct {
 // Configuration is for building.
 type Configuration struct {
 	Templates []Template `yaml:"templates"`
-	Copy      []string   `yaml:"copy"` // further paths for the build contexts, relative to the stack file
+	Copy      []string   `yaml:"copy"` // further paths for the build contexts
 }
 
 // Template is where a lang comes from.
@@ -214,7 +214,8 @@ func (k *keys) fields(n *yaml.Node, t reflect.Type, path string) {
 	}
 }
 
-// Read reads the file and lays the functions' environment_file over their environment.
+// Read reads the file and lays the functions' environment_file over their environment. Relative paths in it start in the
+// current folder, wherever the file lies: so they do with faas-cli.
 func Read(file string) (*File, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -224,7 +225,6 @@ func Read(file string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f.Dir = filepath.Dir(file)
 	for name, fn := range f.Functions {
 		if fn.Environment, err = f.environment(fn); err != nil {
 			return nil, fmt.Errorf("%s: functions.%s.environment_file: %w", file, name, err)

@@ -138,22 +138,23 @@ func TestRead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f, err := Read(filepath.Join(dir, "stack.yml"))
+	t.Chdir(dir)
+	f, err := Read("stack.yml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, want := f.Functions["a"].Environment, map[string]string{"A": "stack", "B": "one", "C": "2"}; !maps.Equal(got, want) {
 		t.Errorf("environment %v, want %v", got, want)
 	}
-	if f.Dir != dir || f.Path("a/b") != dir+"/a/b" || f.Path("/a") != "/a" {
-		t.Errorf("dir %q, a/b at %q", f.Dir, f.Path("a/b"))
+	if f.Path("a/b") != "a/b" || f.Path("/a") != "/a" || (&File{Dir: "/d"}).Path("a/b") != "/d/a/b" {
+		t.Errorf("a/b at %q", f.Path("a/b"))
 	}
 	for file, want := range map[string]string{
-		"bad.yml":  "functions.a.environment_file: " + dir + "/three.yml:2: env: unknown field, want one of environment",
-		"gone.yml": "functions.a.environment_file: open " + dir + "/four.yml: no such file",
-		"none.yml": "stack file: open " + dir + "/none.yml: no such file",
+		"bad.yml":  "functions.a.environment_file: three.yml:2: env: unknown field, want one of environment",
+		"gone.yml": "functions.a.environment_file: open four.yml: no such file",
+		"none.yml": "stack file: open none.yml: no such file",
 	} {
-		if _, err := Read(filepath.Join(dir, file)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Read(file); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", file, err, want)
 		}
 	}
