@@ -7,7 +7,7 @@ LINT      := v2.15.0
 FUZZTIME  ?= 30s
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test check lint fmt fuzz bench bench-coldstart bench-hop bench-idle clean
+.PHONY: help tools fetch build images demo test test-kill check lint fmt fuzz bench bench-coldstart bench-hop bench-idle clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ demo: images ## the main job on real input: OCR through three stages, a burst an
 test: images ## what CI runs: every test with the race detector, against the real parts
 	$(GO) vet ./...
 	$(GO) test -race -timeout 15m ./...
+
+test-kill: images ## 200 rounds of kill -9 of everything under async requests; KILL_ROUNDS and KILL_SEED change that
+	KILL_ROUNDS=$${KILL_ROUNDS:-200} $(GO) test -count=1 -timeout 30m -run TestKillAnywhere -v ./cmd/stagecoach
 
 check: fmt lint test ## format, lint, test: before each commit
 

@@ -129,6 +129,12 @@ func (j *Journal) recoverDead(ctx context.Context, there, named map[string]bool)
 			j.log.Error("a dead letter is not ours; it stays", "subject", f.subject, "error", err)
 			return
 		}
+		if before, err := j.dead.get(l.ID); err == nil { // as with records: the later one counts
+			j.dead.forget(before)
+			if err := j.remove(j.dead.stream, before.seq); err != nil {
+				j.log.Warn("dead letter", "record", l.ID, "error", err)
+			}
+		}
 		if there[l.ID] {
 			if err := j.remove(j.dead.stream, l.seq); err == nil {
 				return
@@ -169,6 +175,9 @@ func (j *Journal) bury(m *message, attempts int64, cause error) error {
 		return fmt.Errorf("dead letter: %w", err)
 	}
 	if before, err := j.dead.get(l.ID); err == nil { // its place is taken
+		if err := j.remove(j.dead.stream, before.seq); err != nil {
+			return err
+		}
 		j.dead.forget(before)
 		if before.blob != l.blob {
 			_ = j.blobs.drop(before.blob) // swept at the next start

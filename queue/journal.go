@@ -158,7 +158,7 @@ func OpenJournal(ctx context.Context, nc *nats.Conn, cfg JournalConfig, log *slo
 			Name: "JOURNAL-" + strconv.Itoa(i), Subjects: []string{fmt.Sprintf("journal.%d.>", i)},
 			Retention: jetstream.WorkQueuePolicy, Storage: jetstream.FileStorage, AllowDirect: true,
 			Discard: jetstream.DiscardNew, MaxBytes: cfg.Bytes / int64(cfg.Shards),
-			MaxMsgsPerSubject: 1, // a record's next state takes the place of the one before
+			MaxMsgsPerSubject: -1, // what a limit removes is back after kill -9: only what is deleted is not
 		})
 		if err != nil {
 			return nil, fmt.Errorf("journal shard %d: %w", i, err)
@@ -167,7 +167,7 @@ func OpenJournal(ctx context.Context, nc *nats.Conn, cfg JournalConfig, log *slo
 	}
 	if j.dead.stream, err = js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 		Name: "DEAD", Subjects: []string{"dead.>"}, Storage: jetstream.FileStorage, AllowDirect: true,
-		MaxBytes: cfg.Bytes, Discard: jetstream.DiscardOld, MaxMsgsPerSubject: 1,
+		MaxBytes: cfg.Bytes, Discard: jetstream.DiscardOld, MaxMsgsPerSubject: -1,
 	}); err != nil {
 		return nil, fmt.Errorf("dead letters: %w", err)
 	}

@@ -29,9 +29,19 @@ func (j *Journal) recover(ctx context.Context) error {
 		}
 	}
 	slices.SortStableFunc(all, func(a, b found) int { return a.at.Compare(b.at) })
+	latest := map[string]uint64{} // a record's states lie side by side when a kill came between storing one and deleting the other
+	for _, f := range all {
+		latest[f.subject] = max(latest[f.subject], f.seq)
+	}
 	now, named, there := time.Now(), map[string]bool{}, map[string]bool{}
 	for i := range all {
 		f := &all[i]
+		if f.seq < latest[f.subject] {
+			if err := j.remove(j.shards[f.shard], f.seq); err != nil {
+				return err
+			}
+			continue
+		}
 		function, id, err := names(f.subject)
 		if err != nil {
 			j.log.Error("the journal has a record that is not ours; it stays", "subject", f.subject, "error", err)

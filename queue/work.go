@@ -132,7 +132,7 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 			return j.leave(ctx, back, m, End{Err: fmt.Errorf("%d processes ended while it ran, want fewer than %d", starts, maxStarts)})
 		}
 		m.setNumber(headStarts, starts)
-		if seq, err := j.store(m); err == nil { // else it is not counted this time
+		if seq, err := j.replace(ctx, it, m); err == nil { // else it is not counted this time
 			back.item.seq, back.item.old = seq, false
 		}
 	}
@@ -167,7 +167,7 @@ func (j *Journal) leave(ctx context.Context, from state, m *message, end End) st
 	to := from
 	to.busy = end.Busy
 	err := j.insist(ctx, m, func() (err error) {
-		to, err = j.end(to, m, end)
+		to, err = j.end(ctx, to, m, end)
 		return err
 	})
 	if err != nil {
@@ -176,7 +176,8 @@ func (j *Journal) leave(ctx context.Context, from state, m *message, end End) st
 	return to
 }
 
-func (j *Journal) end(to state, m *message, end End) (state, error) {
+// end stores a record's end once; what of it was stored before an error is stored again.
+func (j *Journal) end(ctx context.Context, to state, m *message, end End) (state, error) {
 	failed := m.number(headFailed) + 1
 	switch {
 	case end.Err != nil && end.Again:
@@ -186,12 +187,14 @@ func (j *Journal) end(to state, m *message, end End) (state, error) {
 		next.setNumber(headAfter, to.at.UnixNano())
 		next.keepAccepted(m)
 		next.header.Del(headStarts)
-		seq, err := j.store(next)
+		seq, err := j.replace(ctx, to.item, next)
 		if errors.Is(err, ErrFull) {
 			end.Again, end.Err = false, fmt.Errorf("%w; no room for another attempt", end.Err)
-			return j.end(to, m, end)
+			return j.end(ctx, to, m, end)
 		}
-		to.item.seq, to.item.old = seq, false
+		if err == nil {
+			to.item.seq, to.item.old = seq, false
+		}
 		j.count(err, &j.stats.Retried)
 		return to, err
 	case end.Err != nil:
@@ -200,7 +203,7 @@ func (j *Journal) end(to state, m *message, end End) (state, error) {
 		}
 	}
 	if end.Callback != nil {
-		return j.callback(to, m, end)
+		return j.callback(ctx, to, m, end)
 	}
 	to.gone = true
 	err := j.remove(j.shards[to.item.shard], to.item.seq)
@@ -212,12 +215,12 @@ func (j *Journal) end(to state, m *message, end End) (state, error) {
 }
 
 // callback replaces a record that has run by its result, which is to be told.
-func (j *Journal) callback(to state, m *message, end End) (state, error) {
+func (j *Journal) callback(ctx context.Context, to state, m *message, end End) (state, error) {
 	next := &message{subject: m.subject, data: end.Callback}
 	next.set(headKind, Callback.String())
 	next.set(headTo, end.To)
 	next.keepAccepted(m)
-	seq, err := j.store(next)
+	seq, err := j.replace(ctx, to.item, next)
 	if errors.Is(err, ErrFull) {
 		if err = j.bury(next, 0, err); err == nil {
 			to.gone = true
@@ -234,6 +237,15 @@ func (j *Journal) callback(to state, m *message, end End) (state, error) {
 	to.key = lineKey{Callback, end.To}
 	to.item.seq, to.item.size, to.item.old = seq, int64(len(end.Callback)), false
 	return to, nil
+}
+
+// replace stores a record's next state and deletes the one before. A kill in between leaves both, of which a start takes the
+// later one.
+func (j *Journal) replace(ctx context.Context, it item, next *message) (seq uint64, err error) {
+	if seq, err = j.store(next); err != nil {
+		return 0, err
+	}
+	return seq, j.insist(ctx, next, func() error { return j.remove(j.shards[it.shard], it.seq) })
 }
 
 func (m *message) keepAccepted(before *message) {

@@ -39,6 +39,7 @@ func commands() []command {
 		{"scale", "NAME REPLICAS", runScale},
 		{"secret", "create NAME < VALUE | update NAME | list | remove NAME", runSecret},
 		{"pipeline", "list | describe NAME: pipelines of a running stagecoach and what is wrong with them", runPipeline},
+		{"dead", "list | show ID | redrive ID | drop ID: async requests and callbacks that failed for good", runDead},
 		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog},
 		{"demo", "the main job end to end, on real input, with its result shown", runDemo},
 		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", runLoad},

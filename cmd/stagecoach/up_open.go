@@ -230,6 +230,9 @@ func (u *up) openHTTP(context.Context) error {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(u.metrics, promhttp.HandlerOpts{Registry: u.metrics}))
+	dead := api.Guard(serveDead(u.journal, u.registry))
+	mux.Handle("/system/dead", dead)
+	mux.Handle("/system/dead/", dead)
 	mux.Handle("GET /system/timeline/{name}", api.Guard(serveTimeline(u.registry, u.local, u.lines, u.status)))
 	mux.Handle("/", api)
 	u.handler = u.gateway.Handler(mux)

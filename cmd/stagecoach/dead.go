@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+func runDead(ctx context.Context, args []string, out io.Writer) error {
+	verbs := []string{"list", "show", "redrive", "drop"}
+	if len(args) == 0 || !slices.Contains(verbs, args[0]) {
+		return fmt.Errorf("dead: got %q, want one of: list, show ID, redrive ID, drop ID", args)
+	}
+	fs := flag.NewFlagSet("dead "+args[0], flag.ContinueOnError)
+	flags := newAPIFlags(fs)
+	asJSON := fs.Bool("json", false, "print JSON instead of a table")
+	function := fs.String("function", "", "of this function or pipeline alone; with redrive and drop: all of its")
+	body := fs.Bool("body", false, "show: print the body instead")
+	if err := fs.Parse(args[1:]); err != nil {
+		return err
+	}
+	api, err := flags.open("")
+	if err != nil {
+		return err
+	}
+	q := url.Values{}
+	if *function != "" {
+		q.Set("function", *function)
+	}
+	if flags.namespace != "" {
+		q.Set("namespace", flags.namespace)
+	}
+	id := fs.Arg(0)
+	switch {
+	case args[0] == "list" && fs.NArg() == 0:
+		return listDead(ctx, api, q, *asJSON, out)
+	case args[0] == "show" && fs.NArg() == 1:
+		return showDead(ctx, api, id, *body, *asJSON, out)
+	case (args[0] == "redrive" || args[0] == "drop") && (fs.NArg() == 1) != (*function != ""):
+		return changeDead(ctx, api, args[0], id, q, *asJSON, out)
+	}
+	return fmt.Errorf("dead %s: got %q, want an ID, or --function NAME for all of its (list takes no ID, flags come first)", args[0], fs.Args())
+}
+
+func listDead(ctx context.Context, api *client, q url.Values, asJSON bool, out io.Writer) error {
+	all := deadPage{Letters: []deadLetter{}}
+	for {
+		var page deadPage
+		if err := api.get(ctx, "/system/dead?"+q.Encode(), &page); err != nil {
+			return err
+		}
+		all.Letters = append(all.Letters, page.Letters...)
+		if page.Next == "" {
+			break
+		}
+		q.Set("after", page.Next)
+	}
+	if asJSON {
+		return json.NewEncoder(out).Encode(all.Letters)
+	}
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "ID\tFUNCTION\tNAMESPACE\tKIND\tATTEMPTS\tDIED\tBYTES\tCAUSE")
+	for _, l := range all.Letters {
+		cause := []rune(l.Cause)
+		if len(cause) > 80 {
+			cause = append(cause[:79], '…')
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%d\t%s\n", l.ID, l.Function, l.Namespace, l.Kind, l.Attempts, l.Died.Format(time.RFC3339), l.Bytes, string(cause))
+	}
+	return t.Flush()
+}
+
+func showDead(ctx context.Context, api *client, id string, body, asJSON bool, out io.Writer) error {
+	path := "/system/dead/" + url.PathEscape(id)
+	if body {
+		a, err := api.do(ctx, http.MethodGet, path+"?body=1", "", nil)
+		if err == nil && a.status != http.StatusOK {
+			err = a.unexpected("dead show " + id)
+		}
+		if err == nil {
+			_, err = out.Write(a.body)
+		}
+		return err
+	}
+	var l deadLetter
+	if err := api.get(ctx, path, &l); err != nil {
+		return err
+	}
+	if asJSON {
+		return json.NewEncoder(out).Encode(l)
+	}
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "ID:\t%s\nCall:\t%s\nFunction:\t%s.%s\nKind:\t%s\nCause:\t%s\nAttempts:\t%d\nAccepted:\t%s\nDied:\t%s\nBytes:\t%d\n",
+		l.ID, l.CallID, l.Function, l.Namespace, l.Kind, l.Cause, l.Attempts, l.Accepted.Format(time.RFC3339), l.Died.Format(time.RFC3339), l.Bytes)
+	for _, f := range [][2]string{{"Callback", l.Callback}, {"Request", l.Request}} {
+		if f[1] != "" {
+			fmt.Fprintf(t, "%s:\t%s\n", f[0], f[1])
+		}
+	}
+	if l.Status != 0 {
+		fmt.Fprintf(t, "Status:\t%d\n", l.Status)
+	}
+	names := make([]string, 0, len(l.Header))
+	for name := range l.Header {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		fmt.Fprintf(t, "Header:\t%s: %s\n", name, strings.Join(l.Header[name], ", "))
+	}
+	return t.Flush()
+}
+
+func changeDead(ctx context.Context, api *client, verb, id string, q url.Values, asJSON bool, out io.Writer) error {
+	method, path := http.MethodDelete, "/system/dead"
+	if id != "" {
+		path += "/" + url.PathEscape(id)
+	}
+	if verb == "redrive" {
+		method, path = http.MethodPost, path+"/redrive"
+	}
+	a, err := api.do(ctx, method, path+"?"+q.Encode(), "", nil)
+	if err != nil {
+		return err
+	}
+	if a.status != http.StatusOK {
+		return a.unexpected("dead " + verb)
+	}
+	var done deadDone
+	if err := json.Unmarshal(a.body, &done); err != nil {
+		return errors.Join(errors.New("dead "+verb), err)
+	}
+	if asJSON {
+		_, err = out.Write(a.body)
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s: %d\n", map[string]string{"redrive": "redriven", "drop": "dropped"}[verb], done.Letters)
+	return err
+}

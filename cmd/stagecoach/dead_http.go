@@ -1,0 +1,258 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/gateway"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// deadLetter is a dead letter as GET /system/dead shows it.
+type deadLetter struct {
+	ID        string    `json:"id"`
+	Function  string    `json:"function"`
+	Namespace string    `json:"namespace"`
+	Kind      string    `json:"kind"` // run or callback: what failed
+	Cause     string    `json:"cause"`
+	Attempts  int       `json:"attempts"`
+	Accepted  time.Time `json:"accepted"`
+	Died      time.Time `json:"died"`
+	Bytes     int64     `json:"bytes"`
+
+	// The rest is of GET /system/dead/ID alone.
+	CallID   string              `json:"callId,omitempty"`
+	Request  string              `json:"request,omitempty"`  // its first line
+	Header   map[string][]string `json:"header,omitempty"`   // without credentials
+	Callback string              `json:"callback,omitempty"` // URL
+	Status   int                 `json:"status,omitempty"`   // that a callback would tell
+}
+
+// deadPage is some of the dead letters, the oldest first.
+type deadPage struct {
+	Letters []deadLetter `json:"letters"`
+	Next    string       `json:"next,omitempty"` // to be asked for with after=; empty: there are no more
+}
+
+// deadDone says how many letters were changed.
+type deadDone struct {
+	Letters int `json:"letters"`
+}
+
+const (
+	deadLimit    = 100  // letters a page, unless asked otherwise
+	maxDeadLimit = 1000 // and at most
+)
+
+// deadAPI serves dead letters:
+//
+//	GET    /system/dead[?function=&namespace=&limit=&after=]
+//	GET    /system/dead/ID[?body=1]
+//	POST   /system/dead/ID/redrive, POST /system/dead/redrive?function=
+//	DELETE /system/dead/ID, DELETE /system/dead?function=
+type deadAPI struct {
+	journal  *queue.Journal
+	registry *provider.Registry
+}
+
+func serveDead(j *queue.Journal, r *provider.Registry) http.Handler {
+	d := deadAPI{j, r}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /system/dead", d.list)
+	mux.HandleFunc("GET /system/dead/{id}", d.show)
+	mux.HandleFunc("POST /system/dead/{id}/redrive", d.one(func(r *http.Request, id string) error { return j.Redrive(r.Context(), id) }))
+	mux.HandleFunc("DELETE /system/dead/{id}", d.one(func(_ *http.Request, id string) error { return j.DropDead(id) }))
+	mux.HandleFunc("POST /system/dead/redrive", d.all(func(r *http.Request, id string) error { return j.Redrive(r.Context(), id) }))
+	mux.HandleFunc("DELETE /system/dead", d.all(func(_ *http.Request, id string) error { return j.DropDead(id) }))
+	return mux
+}
+
+// function reads ?function= and ?namespace=; empty: of all.
+func (d deadAPI) function(r *http.Request) string {
+	q := r.URL.Query()
+	name, ns := q.Get("function"), q.Get("namespace")
+	switch {
+	case name == "":
+		return ""
+	case ns != "":
+		return pipeline.Key(name, ns)
+	}
+	if key, ok := d.registry.Resolve(name); ok {
+		return key
+	}
+	if strings.HasSuffix(name, "."+provider.DefaultNamespace) {
+		return name
+	}
+	return pipeline.Key(name, provider.DefaultNamespace) // it may have been deleted
+}
+
+func (d deadAPI) list(w http.ResponseWriter, r *http.Request) {
+	limit := deadLimit
+	if v := r.URL.Query().Get("limit"); v != "" {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 1 || n > maxDeadLimit {
+			d.fail(w, http.StatusBadRequest, fmt.Errorf("limit: got %.20q, want 1 to %d", v, maxDeadLimit))
+			return
+		}
+		limit = n
+	}
+	letters, more, err := d.journal.Dead(d.function(r), r.URL.Query().Get("after"), limit)
+	if err != nil {
+		d.fail(w, 0, err)
+		return
+	}
+	page := deadPage{Letters: make([]deadLetter, len(letters))}
+	for i, l := range letters {
+		page.Letters[i] = showLetter(l)
+	}
+	if more {
+		page.Next = letters[len(letters)-1].ID
+	}
+	answerJSON(w, page)
+}
+
+func showLetter(l queue.DeadLetter) deadLetter {
+	name, ns := pipeline.SplitKey(l.Function)
+	return deadLetter{
+		ID: l.ID, Function: name, Namespace: ns, Kind: l.Kind.String(), Cause: l.Cause, Attempts: l.Attempts,
+		Accepted: l.Accepted.UTC(), Died: l.Died.UTC(), Bytes: l.Size,
+	}
+}
+
+func (d deadAPI) show(w http.ResponseWriter, r *http.Request) {
+	l, data, err := d.journal.DeadLetter(r.Context(), r.PathValue("id"))
+	if err != nil {
+		d.fail(w, 0, err)
+		return
+	}
+	out, contentType, body, err := openLetter(l, data)
+	if err != nil {
+		out.Cause += fmt.Sprintf(" (its content cannot be read: %v)", err)
+	}
+	if r.URL.Query().Get("body") == "" || err != nil {
+		answerJSON(w, out)
+		return
+	}
+	h := w.Header()
+	h.Set("Content-Type", contentType)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Content-Disposition", "attachment") // a browser shows nothing that a stranger has sent
+	_, _ = w.Write(body)                       // fails only when the client is gone
+}
+
+// openLetter reads a letter's content.
+func openLetter(l queue.DeadLetter, data []byte) (out deadLetter, contentType string, body []byte, err error) {
+	out = showLetter(l)
+	if l.Kind == queue.Callback {
+		var n gateway.Notice
+		if err := n.UnmarshalBinary(data); err != nil {
+			return out, "", nil, err
+		}
+		out.CallID, out.Callback, out.Status = n.CallID, n.URL, n.Status
+		return out, n.ContentType, n.Body, nil
+	}
+	var e gateway.Entry
+	if err := e.UnmarshalBinary(data); err != nil {
+		return out, "", nil, err
+	}
+	out.CallID, out.Callback, out.Header = e.CallID, e.Callback, map[string][]string{}
+	line := map[string]string{}
+	for _, h := range e.Request.Header {
+		switch h.Name {
+		case "Http-Method", "Http-Path", "Http-Query":
+			line[h.Name] = h.Value
+		case task.HeaderDirect:
+		default:
+			if !secretHeader(h.Name) {
+				out.Header[h.Name] = append(out.Header[h.Name], h.Value)
+			}
+		}
+	}
+	out.Request = line["Http-Method"] + " " + line["Http-Path"]
+	if q := line["Http-Query"]; q != "" {
+		out.Request += "?" + q
+	}
+	if out.Function == "" { // of an earlier version
+		out.Function, out.Namespace = pipeline.SplitKey(e.Request.Target)
+	}
+	contentType, body, err = tensor.ToHTTP(tensor.Input{{Items: e.Request.Input}})
+	return out, contentType, body, err
+}
+
+// secretHeader tells whether a header carries what nobody else should know.
+func secretHeader(name string) bool {
+	name = strings.ToLower(name)
+	return name == "cookie" || slices.ContainsFunc([]string{"authorization", "token", "secret", "password", "api-key", "apikey", "signature", "hmac"}, func(part string) bool {
+		return strings.Contains(name, part)
+	})
+}
+
+// one changes the letter that the path names.
+func (d deadAPI) one(f func(r *http.Request, id string) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if err := f(r, r.PathValue("id")); err != nil {
+			d.fail(w, 0, err)
+			return
+		}
+		answerJSON(w, deadDone{1})
+	}
+}
+
+// all changes all letters of a function that are there now.
+func (d deadAPI) all(f func(r *http.Request, id string) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		function := d.function(r)
+		if function == "" {
+			d.fail(w, http.StatusBadRequest, errors.New(`function: got "", want the name of one`))
+			return
+		}
+		letters, _, err := d.journal.Dead(function, "", 1<<30) // the journal has a bound of its own
+		var done deadDone
+		for _, l := range letters {
+			if err == nil {
+				err = f(r, l.ID)
+			}
+			if err == nil {
+				done.Letters++
+			} else if errors.Is(err, queue.ErrNoLetter) { // somebody else was quicker
+				err = nil
+			}
+		}
+		if err != nil {
+			d.fail(w, 0, fmt.Errorf("after %d of %d: %w", done.Letters, len(letters), err))
+			return
+		}
+		answerJSON(w, done)
+	}
+}
+
+// fail answers with an error; a status of 0 is read from it.
+func (d deadAPI) fail(w http.ResponseWriter, status int, err error) {
+	if status == 0 {
+		status = http.StatusServiceUnavailable
+		if errors.Is(err, queue.ErrNoLetter) {
+			status = http.StatusNotFound
+		} else {
+			w.Header().Set("X-OpenFaaS-Internal", "stagecoach")
+			w.Header().Set("Retry-After", "5")
+		}
+	}
+	http.Error(w, err.Error(), status)
+}
+
+func answerJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(v) // our own types encode; a write fails only when the client is gone
+}
