@@ -15,7 +15,8 @@ import (
 const actAsMain = "STAGECOACH_TEST_MAIN"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(actAsMain) != "" {
+	// A child that it starts by itself, such as a watchdog, has an environment of its own: never the tests again in there.
+	if os.Getenv(actAsMain) != "" || len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-test.") {
 		main()
 		return
 	}
