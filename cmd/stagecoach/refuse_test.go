@@ -234,7 +234,7 @@ func TestBasicAuth(t *testing.T) {
 	for _, route := range []string{
 		"GET /system/functions", "POST /system/functions", "PUT /system/functions", "DELETE /system/functions", "GET /system/function/e",
 		"POST /system/scale-function/e", "GET /system/info", "GET /system/namespaces", "GET /system/pipelines", "GET /system/pipelines/five",
-		"GET /system/timeline/e", "GET /system/secrets", "GET /system/logs", "GET /system/none",
+		"GET /system/timeline/e", "GET /system/dead", "DELETE /system/dead?function=f", "POST /system/dead/x/redrive", "GET /system/secrets", "GET /system/logs", "GET /system/none",
 	} {
 		method, path, _ := strings.Cut(route, " ")
 		for _, c := range []*client{r.client, newClient("http://admin:wrong@" + r.up.addr), newClient("http://nobody:s3cret@" + r.up.addr)} {
