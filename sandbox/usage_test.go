@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,14 +12,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// child starts a process that lives until the test's end.
+// child starts a process that lives, with all that it starts, until the test's end.
 func child(t *testing.T, argv ...string) int {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	t.Cleanup(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); _ = cmd.Wait() })
 	return cmd.Process.Pid
 }
 
