@@ -338,6 +338,16 @@ func TestContract(t *testing.T) {
 			t.Errorf("list of %s: %+v, %v", ns, list, err)
 		}
 	}
+	_, err = c.Deploy(ctx, types.FunctionDeployment{ // prints what it is told of the request
+		Service: "shows", Image: "stagecoach/noop:0.1.0", EnvProcess: "env", EnvVars: map[string]string{"mode": "streaming"}, Labels: &labels,
+	})
+	check("deploy", err)
+	a := r.must(http.StatusOK, http.MethodPut, "/function/shows.openfaas-fn/a/b?q=1", "body", "Hmac", "sha256=abc", "X-Custom", "yes")
+	for _, want := range []string{"Http_Method=PUT", "Http_Path=/a/b", "Http_Query=q=1", "Http_Hmac=sha256=abc", "Http_X_Custom=yes"} {
+		if !strings.Contains(string(a.body), want+"\n") {
+			t.Errorf("the function is told\n%s\nwant %s", a.body, want)
+		}
+	}
 	if err := c.DeleteNamespace(ctx, "team-a"); err == nil {
 		t.Error("a namespace with a function is deleted")
 	}
