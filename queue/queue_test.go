@@ -194,6 +194,7 @@ func BenchmarkBusRoundTrip(b *testing.B) {
 		<-got
 	}
 }
+
 func TestStopWaitsForTheHandlerOfAClosedConnection(t *testing.T) {
 	nc := start(t, t.TempDir())
 	b := NewBus(nc)
