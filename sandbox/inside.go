@@ -26,6 +26,7 @@ const InitCommand = "sandbox-init"
 type Bind struct {
 	From string
 	To   string // absolute, in the process's root; made there when it is missing
+	Copy bool   // a folder of small files, such as secrets: what appears is a copy in memory that belongs to the process's user
 }
 
 // inside is what the first half of a process with a root of its own is told.

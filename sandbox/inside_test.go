@@ -81,6 +81,9 @@ func TestAProcessWithARootOfItsOwn(t *testing.T) {
 	dir := root(t)
 	secrets := t.TempDir()
 	write(t, filepath.Join(secrets, "api-key"), "s3cret")
+	if err := os.Chmod(filepath.Join(secrets, "api-key"), 0o400); err != nil {
+		t.Fatal(err)
+	}
 	for _, link := range [][2]string{{"../../../../../etc/passwd", "etc/resolv.conf"}, {"/run", "var/run"}, {"/../../../../tmp", "escape"}} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, link[1])), 0o755); err != nil {
 			t.Fatal(err)
@@ -90,7 +93,7 @@ func TestAProcessWithARootOfItsOwn(t *testing.T) {
 		}
 	}
 	s := newSpawner(t)
-	binds := []Bind{{secrets, "/var/openfaas/secrets"}, {filepath.Join(secrets, "api-key"), "/escape/key"}}
+	binds := []Bind{{From: secrets, To: "/var/openfaas/secrets"}, {From: filepath.Join(secrets, "api-key"), To: "/escape/key"}}
 	resolv, err := os.ReadFile("/etc/resolv.conf")
 	if err != nil {
 		t.Fatal(err)
@@ -127,6 +130,10 @@ func TestAProcessWithARootOfItsOwn(t *testing.T) {
 				"read=/var/openfaas/secrets/api-key: s3cret", "read=/tmp/key: s3cret",
 				"write=/var/openfaas/secrets/new: open /var/openfaas/secrets/new: read-only file system",
 			},
+		},
+		"secrets are the user's": {
+			Command{Argv: []string{"/probe", "read=/run/secrets/api-key", "write=/run/secrets/api-key"}, User: "app", Binds: []Bind{{From: secrets, To: "/run/secrets", Copy: true}}},
+			[]string{"read=/run/secrets/api-key: s3cret", "write=/run/secrets/api-key: open /run/secrets/api-key: read-only file system"},
 		},
 		"what root may not": {
 			Command{Argv: []string{"/probe", "mount=/tmp", "mknod=/tmp/mem", "write=/proc/sys/kernel/core_pattern", "read=/proc/keys"}},
@@ -250,8 +257,8 @@ func TestStartInsideSaysWhatIsMissing(t *testing.T) {
 		"not in PATH":  {Command{Argv: []string{"nosuch"}}, "nosuch: not in the image's PATH"},
 		"no format":    {Command{Argv: []string{"/text"}}, "/text: exec format error"},
 		"no user":      {Command{Argv: []string{"/probe"}, User: "nobody"}, `/etc/passwd has no "nobody"`},
-		"no bind":      {Command{Argv: []string{"/probe"}, Binds: []Bind{{dir + "/nosuch", "/x"}}}, "bind /x: "},
-		"bind nowhere": {Command{Argv: []string{"/probe"}, Binds: []Bind{{dir, "x"}}}, "want an absolute path"},
+		"no bind":      {Command{Argv: []string{"/probe"}, Binds: []Bind{{From: dir + "/nosuch", To: "/x"}}}, "bind /x: "},
+		"bind nowhere": {Command{Argv: []string{"/probe"}, Binds: []Bind{{From: dir, To: "x"}}}, "want an absolute path"},
 		"no root":      {Command{Chroot: dir + "/nosuch", Argv: []string{"/probe"}}, "nosuch: no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -105,7 +105,7 @@ func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
 	}
 	cmd := exec.Command(program, argv[1:]...)
 	cmd.Dir, cmd.ExtraFiles, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Dir, c.Files, c.stdin(), c.Stdout, c.Stderr
-	defaults := []string{"HOME=/tmp"}
+	defaults := []string{"HOME=" + Home}
 	if dir := os.Getenv("GOCOVERDIR"); dir != "" { // coverage of a stage binary built for it
 		defaults = append(defaults, "GOCOVERDIR="+dir)
 	}
@@ -145,9 +145,15 @@ func Wait(cmd *exec.Cmd) unix.WaitStatus {
 	return 0
 }
 
+// Path is the PATH of processes whose environment has none, and Home the HOME of those without a root of their own.
+const (
+	Path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	Home = "/tmp"
+)
+
 // environment puts env over defaults and over what every process gets; each name is there once.
 func environment(env map[string]string, defaults []string) []string {
-	all := append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=/tmp"}, defaults...)
+	all := append([]string{"PATH=" + Path, "TMPDIR=/tmp"}, defaults...)
 	all = slices.DeleteFunc(all, func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
 		_, there := env[name]

@@ -67,6 +67,13 @@ func enter(in inside) (identity, error) {
 	if err != nil {
 		return identity{}, err
 	}
+	for _, g := range grafts {
+		if g.files != nil {
+			if err := g.plant(who); err != nil {
+				return identity{}, fmt.Errorf("copy to %s: %w", g.to, err)
+			}
+		}
+	}
 	dir := filepath.Join("/", in.Dir)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return identity{}, err
@@ -97,6 +104,52 @@ type graft struct {
 	fd    int
 	to    string
 	isDir bool
+	files map[string][]byte // in place of fd, of a copy
+}
+
+// maxCopies bounds the files of a copied folder, in bytes.
+const maxCopies = 8 << 20
+
+// read reads the files of a folder.
+func read(folder string) (map[string][]byte, error) {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return nil, err
+	}
+	out, size := map[string][]byte{}, 0
+	for _, e := range entries {
+		info, err := os.Stat(filepath.Join(folder, e.Name()))
+		if err != nil || !info.Mode().IsRegular() {
+			continue // it has gone, or is no file
+		}
+		if info.Size() > int64(maxCopies-size) {
+			return nil, fmt.Errorf("%s: more than %d bytes in it", folder, maxCopies)
+		}
+		b, err := os.ReadFile(filepath.Join(folder, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		out[e.Name()], size = b, size+len(b)
+	}
+	return out, nil
+}
+
+// plant makes a copy appear.
+func (t graft) plant(who identity) error {
+	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	if err := os.MkdirAll(t.to, 0o755); err != nil {
+		return err
+	}
+	if err := mount("tmpfs", t.to, "tmpfs", flags, "mode=0755"); err != nil {
+		return err
+	}
+	for name, b := range t.files {
+		at := filepath.Join(t.to, name)
+		if err := errors.Join(os.WriteFile(at, b, 0o400), os.Chown(at, who.uid, who.gid)); err != nil {
+			return err
+		}
+	}
+	return mount("", t.to, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|flags, "")
 }
 
 // collect opens all that the new root gets of the old one.
@@ -118,22 +171,30 @@ func collect(binds []Bind) ([]graft, error) {
 		if err != nil {
 			return fmt.Errorf("bind %s to %s: %w", b.From, b.To, err)
 		}
-		out = append(out, graft{fd, b.To, info.IsDir()})
+		out = append(out, graft{fd: fd, to: b.To, isDir: info.IsDir()})
 		return nil
 	}
 	for _, d := range devices {
-		if err := add(Bind{"/dev/" + d, "/dev/" + d}, still, true); err != nil {
+		if err := add(Bind{From: "/dev/" + d, To: "/dev/" + d}, still, true); err != nil {
 			return nil, err
 		}
 	}
 	for _, file := range []string{"/etc/resolv.conf", "/etc/hosts"} {
-		if err := add(Bind{file, file}, still|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY, true); err != nil {
+		if err := add(Bind{From: file, To: file}, still|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY, true); err != nil {
 			return nil, err
 		}
 	}
 	for _, b := range binds {
 		if !filepath.IsAbs(b.To) {
 			return nil, fmt.Errorf("bind %s to %q, want an absolute path", b.From, b.To)
+		}
+		if b.Copy {
+			files, err := read(b.From)
+			if err != nil {
+				return nil, fmt.Errorf("bind %s: %w", b.To, err)
+			}
+			out = append(out, graft{to: b.To, files: files})
+			continue
 		}
 		if err := add(b, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY, false); err != nil {
 			return nil, err
@@ -175,6 +236,9 @@ func furnish(grafts []graft) error {
 		}
 	}
 	for _, t := range grafts {
+		if t.files != nil {
+			continue // when it is known whose it is
+		}
 		if err := t.attach(); err != nil {
 			return err
 		}

@@ -26,9 +26,20 @@ func (c *config) command() sandbox.Command {
 	cmd := sandbox.Command{Dir: c.image.Root, Argv: c.process, Env: c.env, Stdout: os.Stdout, Stderr: os.Stderr}
 	if c.image.Rootfs {
 		cmd.Chroot, cmd.Dir, cmd.User = c.image.Root, cmp.Or(c.image.WorkDir, "/"), c.image.User
+		if secrets := c.env[envSecrets]; secrets != "" {
+			cmd.Binds = []sandbox.Bind{{From: secrets, To: secretsFolder, Copy: true}}
+			cmd.Env = maps.Clone(c.env)
+			cmd.Env[envSecrets] = secretsFolder
+		}
 	}
 	return cmd
 }
+
+// envSecrets names the folder with a function's secrets; in a root of its own that is where OpenFaaS has it.
+const (
+	envSecrets    = "secret_mount_path"
+	secretsFolder = "/var/openfaas/secrets"
+)
 
 // child is the program of a function in mode http, for as long as the replica lives.
 type child struct {
@@ -54,7 +65,7 @@ func startChild(s *sandbox.Spawner, c *config) (*child, error) {
 			return nil, err
 		}
 		p.at = url.URL{Scheme: "http", Host: net.JoinHostPort("127.0.0.1", port)}
-		command.Env = maps.Clone(c.env)
+		command.Env = maps.Clone(command.Env)
 		for _, name := range []string{"port", "PORT", "http_port", "HTTP_PORT"} {
 			command.Env[name] = port
 		}

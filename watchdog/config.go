@@ -59,8 +59,10 @@ func parse(environ []string) (config, error) {
 		return c, fmt.Errorf("environment %s: %w; a function is started by `stagecoach up`", wire.EnvImage, err)
 	}
 	clear(given)
-	add(c.image.Env) // under the function's own
-	add(environ)
+	add(c.image.Env)                                                    // under the function's own
+	add(slices.DeleteFunc(slices.Clone(environ), func(kv string) bool { // what this process was given is not for another root
+		return c.image.Rootfs && (kv == "PATH="+sandbox.Path || kv == "HOME="+sandbox.Home)
+	}))
 	maps.DeleteFunc(given, func(k, _ string) bool { return strings.HasPrefix(k, "STAGECOACH_") })
 	c.env = given
 

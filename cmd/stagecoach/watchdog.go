@@ -27,7 +27,7 @@ func runWatchdog(ctx context.Context, args []string, _ io.Writer) error {
 
 // openRendezvous makes the place where the gateway meets functions that speak HTTP, and what knows which they are.
 func (u *up) openRendezvous() error {
-	u.kinds = &kinds{images: sandbox.Images{Dir: u.cfg.imagesDir()}}
+	u.kinds = &kinds{images: u.images}
 	folder := filepath.Join(u.cfg.State, "rendezvous")
 	if abs, err := filepath.Abs(folder); err != nil || len(abs) > gateway.MaxFolder { // a socket's path is short
 		var err error
@@ -76,7 +76,7 @@ func (k *kinds) changed(key string, f *provider.Deployed) {
 		k.known.Delete(key)
 		return
 	}
-	k.known.Store(key, k.look(kind{image: f.Deployment.Image, env: f.Deployment.EnvVars}))
+	k.known.Store(key, k.look(kind{image: pinned(f), env: f.Deployment.EnvVars}))
 }
 
 // HTTP tells whether the function with this key speaks HTTP itself.

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+
+	"github.com/stagecoach-serving/stagecoach/image"
+)
+
+// rootProgram answers like a CGI program: with its argument, who it is, what is in its root and its secret.
+const rootProgram = `package main
+
+import ("fmt"; "os")
+
+func main() {
+	entries, _ := os.ReadDir("/")
+	names := ""
+	for _, e := range entries { names += " " + e.Name() }
+	secret, err := os.ReadFile("/var/openfaas/secrets/key")
+	fmt.Printf("%s uid=%d pid=%d root=%s secret=%s %v", os.Getenv("VERSION"), os.Getuid(), os.Getpid(), names, secret, err)
+}
+`
+
+// TestImagesFromARegistry deploys an image that a registry has, moves its tag, and takes the registry away.
+func TestImagesFromARegistry(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the image is no stage")
+	}
+	t.Parallel()
+	reg := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	defer reg.Close()
+	name := strings.TrimPrefix(reg.URL, "http://") + "/team/who:1"
+	build := t.TempDir()
+	if err := os.WriteFile(filepath.Join(build, "main.go"), []byte(rootProgram), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	files := t.TempDir()
+	cmd := exec.Command("go", "build", "-o", filepath.Join(files, "who"), filepath.Join(build, "main.go"))
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	push := func(version string) {
+		t.Helper()
+		s, err := image.OpenStore(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		img, err := image.Pack(files, image.Config{Entrypoint: []string{"/who"}, Env: []string{"VERSION=" + version, "fprocess=/who"}, User: "1000"})
+		if err == nil {
+			_, err = s.Add(t.Context(), img, name)
+		}
+		if err == nil {
+			_, err = (image.Registry{}).Push(t.Context(), s, name)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := start(t)
+	r.must(http.StatusCreated, http.MethodPost, "/system/secrets", `{"name":"key","value":"s3cret"}`, "Content-Type", "application/json")
+	put := func(method string, status int) answer {
+		t.Helper()
+		return r.must(status, method, "/system/functions", fmt.Sprintf(`{"service":"who","image":%q,"secrets":["key"]}`, name), "Content-Type", "application/json")
+	}
+	says := func(version string) {
+		t.Helper()
+		got := string(r.must(http.StatusOK, http.MethodPost, "/function/who", "x").body)
+		if want := version + " uid=1000 pid=1 root= dev etc proc tmp var who secret=s3cret <nil>"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	put(http.MethodPost, http.StatusBadRequest) // nothing of this name there yet
+	push("one")
+	put(http.MethodPost, http.StatusAccepted)
+	says("one")
+	push("two") // the tag moves: nothing changes until the next deploy
+	r.stop()
+	r.restart()
+	says("one")
+	put(http.MethodPut, http.StatusAccepted)
+	r.until(soon, "the new image to answer", func() bool {
+		return strings.HasPrefix(string(r.send(http.MethodPost, "/function/who", "x").body), "two ")
+	})
+	says("two")
+	reg.Close()
+	if a := put(http.MethodPut, http.StatusBadGateway); a.header.Get("X-OpenFaaS-Internal") == "" || !strings.Contains(string(a.body), "connection refused") {
+		t.Errorf("without its registry: %v %s", a.header, a.body)
+	}
+	says("two")
+}
