@@ -51,6 +51,7 @@ func dir(name string) tar.Header { return tar.Header{Typeflag: tar.TypeDir, Name
 func link(name, to string) tar.Header {
 	return tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: to}
 }
+
 func hard(name, to string) tar.Header {
 	return tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: to}
 }
