@@ -18,7 +18,9 @@ func Model(before func(c *Call, it tensor.Item) ([]tensor.Tensor, error), after 
 		before = tensors
 	}
 	if after == nil {
-		after = func(_ *Call, out []tensor.Tensor) (tensor.Item, error) { return tensor.Item{Tensors: out}, nil }
+		after = func(_ *Call, out []tensor.Tensor) (tensor.Item, error) { //nolint:unparam // others fail
+			return tensor.Item{Tensors: out}, nil
+		}
 	}
 	var model *zygote.Session
 	return Hooks{

@@ -99,8 +99,10 @@ func TestBurstFigures(t *testing.T) {
 	b := burst{
 		function: "f", length: 2500 * time.Millisecond,
 		calls: []call{
-			{s / 2, 10 * time.Millisecond, http.StatusOK}, {s, 30 * time.Millisecond, http.StatusOK},
-			{s + 1, 20 * time.Millisecond, http.StatusTooManyRequests}, {2 * s, 40 * time.Millisecond, 0},
+			{s / 2, 10 * time.Millisecond, http.StatusOK},
+			{s, 30 * time.Millisecond, http.StatusOK},
+			{s + 1, 20 * time.Millisecond, http.StatusTooManyRequests},
+			{2 * s, 40 * time.Millisecond, 0},
 		},
 		samples: []sample{{s / 4, 3, 1}, {s / 2, 1, 2}, {2 * s, 0, 4}, {9 * s, 99, 99}}, // the last one after the burst
 	}

@@ -286,7 +286,8 @@ func (r *rig) must(status int, method, path, body string, header ...string) answ
 func (r *rig) shows(name string) (s struct {
 	functionStatus
 	Annotations map[string]string
-}) {
+},
+) {
 	r.t.Helper()
 	a := r.must(http.StatusOK, http.MethodGet, "/system/function/"+name, "")
 	if err := json.Unmarshal(a.body, &s); err != nil {

@@ -159,6 +159,6 @@ func (u *up) serve(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		err = fmt.Errorf("requests were cut off after %v: %w", u.cfg.Control.DrainTimeout, errors.Join(err, srv.Close()))
 	}
-	_ = <-failed // http.ErrServerClosed
+	<-failed // http.ErrServerClosed
 	return err
 }
