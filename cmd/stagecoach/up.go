@@ -159,6 +159,8 @@ func (u *up) serve(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		err = fmt.Errorf("requests were cut off after %v: %w", u.cfg.Control.DrainTimeout, errors.Join(err, srv.Close()))
 	}
-	<-failed // http.ErrServerClosed
+	if cause := <-failed; !errors.Is(cause, http.ErrServerClosed) {
+		err = errors.Join(err, cause)
+	}
 	return err
 }
