@@ -42,7 +42,7 @@ func refuse(w http.ResponseWriter, status int, text string) {
 const idle = time.Second
 
 // lastMoment is how long a program that broke a connection is given to end.
-const lastMoment = 500 * time.Millisecond
+const lastMoment = 200 * time.Millisecond
 
 // proxy hands requests to the program as they are.
 func proxy(p *child, slots int, log *slog.Logger) (h http.Handler, done func()) {

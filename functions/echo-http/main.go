@@ -178,6 +178,7 @@ func exit(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Has("begun") {
 		fmt.Fprintln(w, "half")
 		_ = http.NewResponseController(w).Flush()
+		pause(r, 300*time.Millisecond) // it is with the client by then
 	}
 	log.Print("last words")
 	os.Exit(number(r, "code", 3))

@@ -1,0 +1,439 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// httpFn is the function echo-http, with more environment given as name, value.
+func httpFn(name string, labels map[string]string, env ...string) fn {
+	f := fn{name, "echo-http", labels, nil, map[string]string{"fprocess": "./echo-http", "mode": "http"}}
+	for i := 0; i < len(env); i += 2 {
+		f.env[env[i]] = env[i+1]
+	}
+	return f
+}
+
+// TestHTTPFunction is about what HTTP can do and what a queue cannot carry.
+func TestHTTPFunction(t *testing.T) {
+	t.Parallel()
+	r := start(t, "--log", "debug")
+	r.deployAll(
+		httpFn("web", map[string]string{"min": "1"}),
+		httpFn("brief", map[string]string{"min": "1"}, "exec_timeout", "300ms"),
+	)
+	t.Run("request", func(t *testing.T) { r.sees(t) })
+	t.Run("answer", func(t *testing.T) { r.answers(t) })
+	t.Run("large", func(t *testing.T) {
+		big := make([]byte, 20<<20)
+		_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
+		resp, err := r.http.Post(r.base+"/function/web/echo", "application/octet-stream", bytes.NewReader(big))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if got, err := io.ReadAll(resp.Body); err != nil || !bytes.Equal(got, big) {
+			t.Errorf("%d bytes of %d came back, %v", len(got), len(big), err)
+		}
+	})
+	t.Run("events", func(t *testing.T) { r.events2(t) })
+	t.Run("upgrade", func(t *testing.T) { r.upgrades(t) })
+	t.Run("client leaves", func(t *testing.T) {
+		ctx, leave := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			_, err := r.do(ctx, http.MethodPost, "/function/web/slow?for=1m&name=gone", "", nil)
+			ended <- err
+		}()
+		r.until(soon, "the call to run", func() bool { return r.line("web").Running == 1 })
+		leave()
+		if err := <-ended; err == nil {
+			t.Error("an answer after a second of a minute's work")
+		}
+		r.until(soon, "the function to know", func() bool { return strings.Contains(r.log.String(), "canceled: gone") })
+		r.until(soon, "the slot to be free", func() bool { return r.line("web").Running == 0 })
+	})
+	t.Run("timeouts", func(t *testing.T) {
+		a := r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/brief/slow?for=1m&name=brief", "x")
+		if !strings.Contains(string(a.body), "exec_timeout, 300ms") {
+			t.Errorf("%s", a.body)
+		}
+		r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/web/slow?for=1m&name=late", "x", "X-Timeout", "300ms")
+		for _, name := range []string{"brief", "late"} {
+			r.until(soon, "the function to know", func() bool { return strings.Contains(r.log.String(), "canceled: "+name) })
+		}
+	})
+}
+
+// sees checks what the function gets of a request.
+func (r *rig) sees(t *testing.T) {
+	for target, want := range map[string]string{
+		"/function/web":                       "/",
+		"/function/web/":                      "/",
+		"/function/web/a%2Fb/%2e%2e/../c?x=%": "/a%2Fb/%2e%2e/../c?x=%",
+		"/function/web.openfaas-fn//x?a;b":    "//x?a;b",
+		"/function/web/../../system/info":     "/../../system/info",
+	} {
+		head, body := r.raw(t, "PATCH "+target+" HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 2\r\nX-Forwarded-For: 10.0.0.1\r\n"+
+			"Stagecoach-Direct: unix x /y\r\nConnection: close, X-Hop\r\nX-Hop: 1\r\nX-Call-Id: mine\r\n\r\nhi")
+		var got struct {
+			Method, URI, Host, Body string
+			Header                  http.Header
+		}
+		if err := json.Unmarshal([]byte(body), &got); err != nil {
+			t.Fatalf("%s: %v in %s %s", target, err, head, body)
+		}
+		if got.Method != "PATCH" || got.URI != want || got.Host != "shop.example" || got.Body != "hi" {
+			t.Errorf("%s: the function sees %s %s at %s with %q", target, got.Method, got.URI, got.Host, got.Body)
+		}
+		h := got.Header
+		if h.Get("X-Forwarded-For") != "10.0.0.1, 127.0.0.1" || h.Get("X-Forwarded-Host") != "shop.example" || h.Get("X-Call-Id") != "mine" ||
+			h.Get("X-Hop") != "" || h.Get("Stagecoach-Direct") != "" || h.Get("X-Timeout") == "" {
+			t.Errorf("%s: header %v", target, h)
+		}
+	}
+}
+
+// answers checks what the client gets of an answer.
+func (r *rig) answers(t *testing.T) {
+	for code, want := range map[int]int{200: 200, 204: 204, 302: 302, 418: 418, 503: 503} {
+		resp, err := http.DefaultTransport.RoundTrip(request(t, http.MethodGet, fmt.Sprintf("%s/function/web/status?code=%d", r.base, code), nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+		if h := resp.Header; resp.StatusCode != want || h.Get("X-Custom") != "kept" || h.Get("X-Openfaas-Internal") != "" || len(h["X-Call-Id"]) != 1 {
+			t.Errorf("status %d: got %d, %v", code, resp.StatusCode, h)
+		}
+	}
+	a := r.send(http.MethodHead, "/function/web/status?code=200", "")
+	if a.status != 200 || len(a.body) != 0 || a.header.Get("Content-Length") != "11" {
+		t.Errorf("HEAD: %d, %v, %q", a.status, a.header, a.body)
+	}
+	var early []int
+	req := request(t, http.MethodGet, r.base+"/function/web/hints", nil)
+	req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+		if h.Get("Link") != "" {
+			early = append(early, code)
+		}
+		return nil
+	}}))
+	resp, err := r.http.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 200 || len(early) != 1 || early[0] != 103 {
+		t.Errorf("status %d after %v, want 200 after 103", resp.StatusCode, early)
+	}
+	req = request(t, http.MethodPost, r.base+"/function/web/trailer", strings.NewReader("12345"))
+	req.ContentLength, req.Trailer = -1, http.Header{"X-Sent": {"yes"}}
+	if resp, err = r.http.Do(req); err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if string(body) != "12345" || err != nil || resp.Trailer.Get("X-Sum") != "5" {
+		t.Errorf("body %q, trailer %v, %v", body, resp.Trailer, err)
+	}
+	if a := r.must(http.StatusBadGateway, http.MethodGet, "/function/web/panic", ""); !strings.Contains(string(a.body), "broke the connection") {
+		t.Errorf("%s", a.body)
+	}
+}
+
+func request(t *testing.T, method, url string, body io.Reader) *http.Request {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return req
+}
+
+// events2 has each event wait for what the client says after the one before: neither direction is held back.
+func (r *rig) events2(t *testing.T) {
+	body, say := io.Pipe()
+	req := request(t, http.MethodPost, r.base+"/function/web/events?n=3", body)
+	resp, err := r.http.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	for i := range 3 {
+		if !lines.Scan() || lines.Text() != fmt.Sprint("data: ", i) || !lines.Scan() {
+			t.Fatalf("event %d: %q, %v", i, lines.Text(), lines.Err())
+		}
+		if i < 2 {
+			if _, err := say.Write([]byte("next\n")); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	say.Close()
+}
+
+func (r *rig) upgrades(t *testing.T) {
+	c, err := net.Dial("tcp", r.up.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(soon))
+	fmt.Fprint(c, "GET /function/web/upgrade HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\n")
+	b := bufio.NewReader(c)
+	resp, err := http.ReadResponse(b, nil)
+	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatalf("%v, %v", resp, err)
+	}
+	for _, line := range []string{"one\n", "two\n"} {
+		fmt.Fprint(c, line)
+		if got, err := b.ReadString('\n'); got != "got "+line || err != nil {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+}
+
+// raw sends bytes and returns the status line and the body of what comes until the server closes.
+func (r *rig) raw(t *testing.T, text string) (status, body string) {
+	t.Helper()
+	c, err := net.Dial("tcp", r.up.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(soon))
+	if _, err := io.WriteString(c, text); err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(c)
+	if err != nil && len(b) == 0 {
+		t.Fatalf("%.60q: %v", text, err)
+	}
+	head, body, _ := strings.Cut(string(b), "\r\n\r\n")
+	status, _, _ = strings.Cut(head, "\r\n")
+	return strings.TrimPrefix(status, "HTTP/1.1 "), body
+}
+
+// TestSmuggling: what two servers could read in two ways is refused, or read in one way and passed on anew.
+func TestSmuggling(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.deployAll(httpFn("web", map[string]string{"min": "1"}), fn{name: "noop", image: "noop", labels: map[string]string{"min": "1"}})
+	const after = "GET /function/web/status?code=418 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+	for name, tc := range map[string]struct{ text, want string }{
+		"two lengths":          {"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", "400"},
+		"length list":          {"Content-Length: 3, 4\r\n\r\nabcd", "400"},
+		"length with sign":     {"Content-Length: +3\r\n\r\nabc", "400"},
+		"odd coding":           {"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", "501"},
+		"two codings":          {"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n", "501"},
+		"spaced name":          {"Content-Length : 3\r\n\r\nabc", "400"},
+		"folded header":        {"X-A: b\r\n c: d\r\nConnection: close\r\nContent-Length: 0\r\n\r\n", "200"}, // joined by a space, as the standard allows
+		"NUL in a header":      {"X-A: b\x00c\r\n\r\n", "400"},
+		"CR in a header":       {"X-A: b\rc\r\n\r\n", "400"},
+		"odd chunk size":       {"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\nzz\r\nabc\r\n0\r\n\r\n", "400"},
+		"chunk without end":    {"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n3\r\nabcd\r\n0\r\n\r\n", "400"},
+		"no host":              {"\x00", "400"},
+		"length and chunks":    {"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + after, "200"}, // the chunks count, for the function too
+		"a head that is large": {"X-A: " + strings.Repeat("a", 100<<10) + "\r\n\r\n", "431"},
+	} {
+		for _, function := range []string{"web", "noop"} {
+			text := "POST /function/" + function + "/seen HTTP/1.1\r\nHost: x\r\n" + tc.text
+			if name == "no host" {
+				text = "POST /function/" + function + " HTTP/1.1\r\nConnection: close\r\n\r\n"
+			}
+			if status, body := r.raw(t, text); !strings.HasPrefix(status, tc.want) || strings.HasSuffix(tc.text, after) != strings.Contains(body, "HTTP/1.1 418 ") {
+				t.Errorf("%s to %s: %s, %q", name, function, status, body)
+			}
+		}
+	}
+	status, _ := r.raw(t, "GET http://elsewhere/function/web/status?code=418 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+	if !strings.HasPrefix(status, "418") {
+		t.Errorf("absolute form: %s", status)
+	}
+}
+
+// TestHTTPReplicaLost: a request whose function ends under it is tried elsewhere, unless something of it is gone.
+func TestHTTPReplicaLost(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.deployAll(httpFn("web", map[string]string{"min": "1"}))
+	once := func() string { return filepath.Join(t.TempDir(), "once") }
+	if a := r.must(http.StatusOK, http.MethodPost, "/function/web/exit?once="+once(), "small"); string(a.body) != "alive\n" {
+		t.Errorf("%q", a.body)
+	}
+	a := r.must(http.StatusBadGateway, http.MethodPost, "/function/web/exit?once="+once(), strings.Repeat("x", 8<<20))
+	if s := string(a.body); !strings.Contains(s, `stage "web"`) || !strings.Contains(s, "bytes of the body") || a.header.Get("X-Openfaas-Internal") == "" {
+		t.Errorf("%v %s", a.header, s)
+	}
+	if a, err := r.trySend(http.MethodPost, "/function/web/exit?begun&once="+once(), ""); err == nil {
+		t.Errorf("half an answer is whole: %d %q", a.status, a.body)
+	}
+	a = r.must(http.StatusBadGateway, http.MethodPost, "/function/web/exit", "")
+	if !strings.Contains(string(a.body), "attempt 3 of 3: exit status 3") || !strings.Contains(string(a.body), "last words") {
+		t.Errorf("%s", a.body)
+	}
+}
+
+// TestHTTPFromZero: the first requests of many clients wait for a function that says when it is ready, or are told to come
+// again; none fails.
+func TestHTTPFromZero(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.deployAll(httpFn("web", map[string]string{"min": "0", "zero": "true", "max": "2"}, "ready_after", "700ms"))
+	const clients = 1000
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	codes := map[int]int{}
+	fastest := time.Hour
+	for range clients {
+		wg.Go(func() {
+			a, err := r.trySend(http.MethodPost, "/function/web/echo", "x", "X-Timeout", "1m")
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				t.Error(err)
+			}
+			codes[a.status]++
+			if a.status == http.StatusOK {
+				fastest = min(fastest, a.took)
+			} else if a.status != http.StatusTooManyRequests || a.header.Get("Retry-After") == "" {
+				t.Errorf("status %d %v %s", a.status, a.header, a.body)
+			}
+		})
+	}
+	wg.Wait()
+	if codes[http.StatusOK] < clients/2 || fastest < 700*time.Millisecond {
+		t.Errorf("statuses %v, the first after %v, want most 200, from 700ms on", codes, fastest)
+	}
+	t.Log(codes, fastest)
+}
+
+// TestHTTPRedeploy replaces a function under load, again and again: no request notices.
+func TestHTTPRedeploy(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	web := httpFn("web", map[string]string{"min": "2", "max": "4"})
+	r.deployAll(web)
+	l := r.load(8, "/function/web/echo", func(body string, a answer) error {
+		if a.status != http.StatusOK || string(a.body) != body {
+			return fmt.Errorf("status %d: %s", a.status, a.body)
+		}
+		return nil
+	})
+	for i := range 3 {
+		l.turn()
+		web.env = maps.Clone(web.env)
+		web.env["generation"] = fmt.Sprint(i)
+		r.deployAll(web)
+		r.until(soon, "replicas of the new revision alone", func() bool {
+			s := r.shows("web")
+			return s.Replicas >= 2 && s.Replicas == s.AvailableReplicas && len(r.events("web", "stopped")) >= 2*(i+1)
+		})
+	}
+	l.turn()
+	requests, wrong := l.end()
+	for _, w := range wrong {
+		t.Error(w)
+	}
+	t.Logf("%d requests, slowest answer %v", requests, l.slowest)
+}
+
+// TestOtherKinds: a process a request, stages of a pipeline and async requests that are functions of other kinds.
+func TestOtherKinds(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	process := func(name, mode, command string) fn {
+		return fn{name, "echo-http", map[string]string{"max": "1"}, nil, map[string]string{"fprocess": command, "mode": mode}}
+	}
+	first, second := httpFn("first", nil), httpFn("second", nil)
+	first.annotations = map[string]string{"pipeline": "both", "next": "second"}
+	second.annotations = map[string]string{"pipeline": "both"}
+	r.deployAll(first, second,
+		process("cat", "streaming", "cat"), process("sort", "serializing", "sort"), process("env", "", "env"),
+		process("bad", "serializing", "ls /nosuch"), process("long", "streaming", "sleep 60"),
+	)
+	for path, want := range map[string]string{"/function/cat": "b\na\n", "/function/sort": "a\nb\n", "/function/both/echo": "b\na\n"} {
+		if a := r.must(http.StatusOK, http.MethodPost, path, "b\na\n"); string(a.body) != want {
+			t.Errorf("%s: %q, want %q", path, a.body, want)
+		}
+	}
+	a := r.must(http.StatusOK, http.MethodPut, "/function/env/a%20b?q=1", "x", "X-Custom", "v")
+	for _, want := range []string{"Http_Method=PUT\n", "Http_Path=/a b\n", "Http_Query=q=1\n", "Http_X_Custom=v\n", "fprocess=env\n"} {
+		if !strings.Contains(string(a.body), want) {
+			t.Errorf("no %q in %s", want, a.body)
+		}
+	}
+	if strings.Contains(string(a.body), "STAGECOACH_") || strings.Contains(string(a.body), r.state) {
+		t.Errorf("the platform's words are in %s", a.body)
+	}
+	if a := r.must(http.StatusInternalServerError, http.MethodPost, "/function/bad", ""); !strings.Contains(string(a.body), "exit status 2: ls: ") {
+		t.Errorf("%s", a.body)
+	}
+	r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/long", "", "X-Timeout", "2s")
+	r.until(soon, "the process to be ended", func() bool { return r.line("long").Running == 0 })
+	a = r.must(http.StatusBadRequest, http.MethodPost, "/function/both/status?code=422", "x")
+	if !strings.Contains(string(a.body), `stage "first": the function answered 422: status 422`) {
+		t.Errorf("%s", a.body)
+	}
+	broken := fn{name: "broken", image: "echo-http", labels: map[string]string{"max": "1"}}
+	r.deployAll(broken)
+	a = r.send(http.MethodPost, "/function/broken", "", "X-Timeout", "5s")
+	if a.status < 500 || !strings.Contains(string(a.body), "no fprocess") {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+}
+
+// TestStall: a client that neither sends nor takes is cut off, and holds nothing any more.
+func TestStall(t *testing.T) {
+	t.Parallel()
+	config := filepath.Join(t.TempDir(), "config.yml")
+	if err := os.WriteFile(config, []byte("requests: {stall: 500ms}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, "--config", config)
+	r.deployAll(httpFn("web", map[string]string{"min": "1"}), fn{name: "noop", image: "noop", labels: map[string]string{"min": "1"}})
+	for _, function := range []string{"web/echo", "noop"} {
+		if status, _ := r.raw(t, "POST /function/"+function+" HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc"); !strings.HasPrefix(status, "408") && function == "noop" {
+			t.Errorf("%s: a body that does not come: %s", function, status)
+		}
+	}
+	c, err := net.Dial("tcp", r.up.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(soon))
+	const size = 64 << 20
+	fmt.Fprintf(c, "POST /function/web/echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", size)
+	_, err = io.CopyN(c, zeros{}, size) // nobody reads the answer, so at some point nobody reads this
+	if err == nil {
+		_, err = io.Copy(io.Discard, c)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("a client that does not read is still connected")
+	}
+	r.until(soon, "the slot to be free", func() bool { return r.line("web").Running == 0 })
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
