@@ -54,7 +54,7 @@ func (e *exchanges) close(ctx context.Context) {
 	if e.srv.Shutdown(ctx) != nil {
 		_ = e.srv.Close()
 	}
-	<-e.served
+	_ = <-e.served // http.ErrServerClosed
 }
 
 // Accept implements net.Listener.
