@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
@@ -23,28 +24,29 @@ type command struct {
 	name    string
 	summary string
 	run     func(ctx context.Context, args []string, out io.Writer) error
+	verbs   []string // what the first argument may be, with what follows it; each verb takes --help
 }
 
 // commands are in the order in which help lists them.
 func commands() []command {
 	return []command{
-		{"up", "one process on this machine: API, queues, autoscaler, KeysManager", runUp},
-		{"build", "make OCI images of a stack's functions, without Docker", runBuild},
-		{"deploy", "create or update a stack's functions", runDeploy},
-		{"remove", "NAME ... | -f FILE: remove functions", runRemove},
-		{"list", "the functions of a running stagecoach", runList},
-		{"describe", "NAME: what is known of a function", runDescribe},
-		{"invoke", "NAME < BODY: call a function or pipeline", runInvoke},
-		{"logs", "NAME: what a function's replicas have printed", runLogs},
-		{"scale", "NAME REPLICAS", runScale},
-		{"secret", "create NAME < VALUE | update NAME | list | remove NAME", runSecret},
-		{"pipeline", "list | describe NAME: pipelines of a running stagecoach and what is wrong with them", runPipeline},
-		{"dead", "list | show ID | redrive ID | drop ID: async requests and callbacks that failed for good", runDead},
-		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog},
-		{"demo", "the main job end to end, on real input, with its result shown", runDemo},
-		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", runLoad},
-		{"bench", "measure: coldstart, hop, idle", runBench},
-		{"version", "print the version", runVersion},
+		{"up", "one process on this machine: API, queues, autoscaler, KeysManager", runUp, nil},
+		{"build", "make OCI images of a stack's functions, without Docker", runBuild, nil},
+		{"deploy", "create or update a stack's functions", runDeploy, nil},
+		{"remove", "NAME ... | -f FILE: remove functions", runRemove, nil},
+		{"list", "the functions of a running stagecoach", runList, nil},
+		{"describe", "NAME: what is known of a function", runDescribe, nil},
+		{"invoke", "NAME < BODY: call a function or pipeline", runInvoke, nil},
+		{"logs", "NAME: what a function's replicas have printed", runLogs, nil},
+		{"scale", "NAME REPLICAS", runScale, nil},
+		{"secret", "what functions find in files and nobody else sees", runSecret, []string{"create NAME < VALUE", "update NAME < VALUE", "list", "remove NAME"}},
+		{"pipeline", "pipelines of a running stagecoach and what is wrong with them", runPipeline, []string{"list", "describe NAME"}},
+		{"dead", "async requests and callbacks that failed for good", runDead, []string{"list", "show ID", "redrive ID", "drop ID"}},
+		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog, nil},
+		{"demo", "the main job end to end, on real input, with its result shown", runDemo, nil},
+		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", runLoad, nil},
+		{"bench", "measure", runBench, []string{"coldstart", "hop", "idle"}},
+		{"version", "print the version", runVersion, nil},
 	}
 }
 
@@ -74,6 +76,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if i < 0 {
 		return fmt.Errorf("unknown command %q; `stagecoach help` lists them", args[0])
 	}
+	if c := all[i]; len(c.verbs) > 0 && len(args) > 1 && slices.Contains([]string{"help", "-h", "-help", "--help"}, args[1]) {
+		for _, v := range c.verbs {
+			fmt.Fprintf(out, "stagecoach %s %s\n", c.name, v)
+		}
+		return nil
+	}
 	return all[i].run(ctx, args[1:], out)
 }
 
@@ -81,7 +89,11 @@ func usage(out io.Writer) {
 	fmt.Fprintln(out, "Stagecoach serves pipelines of ML stages behind the OpenFaaS API.")
 	fmt.Fprintln(out)
 	for _, c := range commands() {
-		fmt.Fprintf(out, "  stagecoach %-10s %s\n", c.name, c.summary)
+		summary := c.summary
+		if len(c.verbs) > 0 {
+			summary = strings.Join(c.verbs, " | ") + ": " + summary
+		}
+		fmt.Fprintf(out, "  stagecoach %-10s %s\n", c.name, summary)
 	}
 	fmt.Fprintln(out, "\nEach takes --help.")
 }

@@ -49,7 +49,7 @@ func TestRun(t *testing.T) {
 		"pipeline of what":  {[]string{"pipeline", "x"}, "", "want list or describe NAME"},
 		"describe nothing":  {[]string{"pipeline", "describe"}, "", "want one name"},
 		"up with arguments": {[]string{"up", "x"}, "", `got argument "x"`},
-		"up and log":        {[]string{"up", "--log", "loud"}, "", "--log: "},
+		"up and log":        {[]string{"up", "--log", "loud"}, "", "flag -log: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -19,8 +20,12 @@ import (
 var watchdogLine = [...]string{"/proc/self/exe", "watchdog"}
 
 func runWatchdog(ctx context.Context, args []string, _ io.Writer) error {
-	if len(args) > 0 {
-		return fmt.Errorf("watchdog: got argument %q, want none: `stagecoach up` starts it, and says in its environment what to run", args[0])
+	fs := flag.NewFlagSet("watchdog", flag.ContinueOnError)
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	if fs.NArg() > 0 {
+		return fmt.Errorf("watchdog: got argument %q, want none: `stagecoach up` starts it, and says in its environment what to run", fs.Arg(0))
 	}
 	return watchdog.Run(ctx)
 }
