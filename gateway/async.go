@@ -200,9 +200,13 @@ func (g *Gateway) run(ctx context.Context, r task.Request, res *Result) (o runEn
 		return runEnd{unknown: true}
 	}
 	f, start := g.metrics.function(r.Target), time.Now()
-	f.started.Inc()
+	f.begin()
+	t := g.begin(start, r.Traceparent, headerValue(r.Header, "Tracestate"))
+	trace(&r, t)
+	e := task.Ended{CallID: res.CallID, Target: r.Target, Async: "run", Start: start}
 	resp, terr := g.cfg.Invoker.Invoke(ctx, r)
 	if terr == nil {
+		e.Calls = resp.Stages
 		var err error
 		if res.ContentType, res.Body, err = tensor.ToHTTP(resp.Output); err != nil {
 			terr = &task.Error{Status: http.StatusInternalServerError, Cause: "output: " + err.Error()}
@@ -212,9 +216,12 @@ func (g *Gateway) run(ctx context.Context, r task.Request, res *Result) (o runEn
 	}
 	if terr != nil {
 		res.fail(terr)
+		e.Cause, e.Calls = terr.Error(), append(e.Calls, terr.Stages...)
 		o = runEnd{fault: terr.Internal, retryAfter: terr.RetryAfter}
 	}
 	f.end(res.Status, time.Since(start))
+	e.Status = res.Status
+	g.ended(t, r.Traceparent, e)
 	return o
 }
 

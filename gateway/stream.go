@@ -167,7 +167,8 @@ func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	if g.cfg.Stall > 0 {
 		body.pace = func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(g.cfg.Stall)) }
 	}
-	for {
+	parent := c.traceparent
+	for attempt := uint8(1); ; attempt++ {
 		select {
 		case o := <-end:
 			if r.Context().Err() != nil {
@@ -179,6 +180,9 @@ func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Reque
 			return fail(w, c, o.err)
 		case conn := <-meet.conns:
 			x := &exchange{c: c, conn: conn}
+			if c.trace != nil {
+				c.traceparent = task.CallParent(parent, 1, attempt) // that of the request's one call
+			}
 			g.exchange(ctx, w, r, x, body)
 			if x.err == nil || c.broken {
 				return x.status

@@ -219,8 +219,22 @@ func (m *Manager) tidy() {
 		i := slices.IndexFunc(all, func(c cached) bool { return c.key == k })
 		m.sizes[k] = all[i].bytes
 		m.counts.Evictions++
+		if m.cfg.OnEvict != nil {
+			m.cfg.OnEvict(m.userOf(k), all[i].bytes)
+		}
 		m.retire(k)
 	}
+}
+
+// userOf is the function that uses a zygote, the first by name when several do, with m.mu held.
+func (m *Manager) userOf(k zygoteKey) string {
+	first := ""
+	for f, used := range m.uses {
+		if used == k && (first == "" || f < first) {
+			first = f
+		}
+	}
+	return first
 }
 
 // retire takes a zygote out of the cache and ends it, with m.mu held.

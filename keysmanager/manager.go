@@ -44,6 +44,9 @@ type Config struct {
 
 	// OnExit is called once for each replica that Start has started, possibly before Start has returned; nil: nobody is told.
 	OnExit func(Exit)
+	// OnEvict is called for each zygote that is ended for want of memory, with its function and its size in bytes. It must
+	// not block or call back; nil: nobody is told.
+	OnEvict func(function string, bytes int64)
 	// Output gets each line that a replica or zygote prints to stdout or stderr, at most sandbox.MaxLine bytes of it, with the
 	// key of its function; a zygote's is the one that it was loaded for. It may be called by many goroutines and must not block
 	// for long: who prints is held up.

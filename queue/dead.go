@@ -186,6 +186,7 @@ func (j *Journal) bury(m *message, attempts int64, cause error) error {
 	j.dead.add(l)
 	j.count(nil, &j.stats.Dead)
 	j.log.Warn("dead letter", "function", l.Function, "record", l.ID, "kind", l.Kind.String(), "attempts", attempts, "cause", l.Cause)
+	j.cfg.Died(*l)
 	for l := j.dead.oldest(j.cfg.Dead, j.cfg.Bytes/10*9); l != nil; l = j.dead.oldest(j.cfg.Dead, j.cfg.Bytes/10*9) {
 		j.log.Warn("too many dead letters: the oldest goes", "function", l.Function, "record", l.ID)
 		if err := j.drop(l); err != nil {

@@ -41,6 +41,7 @@ type JournalConfig struct {
 	Window int                          // runs in work over all functions; default 1024
 	Limits func(function string) Limits // default: 64 runs and 10,000 records
 	Dead   int                          // dead letters kept; of more the oldest go; default 10,000
+	Died   func(DeadLetter)             // is told of each new dead letter; must not block or call back; default: nobody
 }
 
 func (c JournalConfig) withDefaults() JournalConfig {
@@ -48,6 +49,9 @@ func (c JournalConfig) withDefaults() JournalConfig {
 	c.Bytes = cmp.Or(c.Bytes, 1<<30)
 	c.Window = cmp.Or(c.Window, 1024)
 	c.Dead = cmp.Or(c.Dead, 10_000)
+	if c.Died == nil {
+		c.Died = func(DeadLetter) {}
+	}
 	if c.Limits == nil {
 		c.Limits = func(string) Limits { return Limits{Concurrency: 64, Queue: 10_000} }
 	}

@@ -70,7 +70,7 @@ func (r asyncRules) retry(key string) gateway.Retry {
 func (u *up) journalConfig() queue.JournalConfig {
 	return queue.JournalConfig{
 		Blobs: filepath.Join(u.cfg.State, "journal"), Bytes: int64(u.cfg.Journal.Bytes), Window: u.cfg.Journal.Window,
-		Limits: asyncRules{u.registry}.limits,
+		Limits: asyncRules{u.registry}.limits, Died: u.deadLetter,
 	}
 }
 

@@ -2,10 +2,16 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/cluster"
+	"github.com/stagecoach-serving/stagecoach/events"
 	"github.com/stagecoach-serving/stagecoach/gateway"
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/queue"
 	"github.com/stagecoach-serving/stagecoach/telemetry"
 )
 
@@ -47,6 +53,10 @@ func (t requestTracer) Begin(start time.Time, traceparent, tracestate string) ga
 
 // replicaEvent takes a step in a replica's life to whoever wants to know.
 func (u *up) replicaEvent(e cluster.Event) {
+	u.events.Publish(events.Event{
+		At: e.At, Kind: "replica." + strings.ReplaceAll(string(e.Kind), " ", "-"), Function: e.Function, Replica: e.Replica, Node: e.Node,
+		Path: e.Path, Phases: phases(e.Phases), Why: e.Cause,
+	})
 	if u.tracer == nil {
 		return
 	}
@@ -55,4 +65,59 @@ func (u *up) replicaEvent(e cluster.Event) {
 		out.Phases = append(out.Phases, telemetry.Phase(p))
 	}
 	u.tracer.Replica(out)
+}
+
+// phases are the parts of a start by name.
+func phases(all []cluster.Phase) map[string]string {
+	if len(all) == 0 {
+		return nil
+	}
+	out := map[string]string{}
+	for _, p := range all {
+		out[p.Name] = p.Took.String()
+	}
+	return out
+}
+
+// evicted tells that a zygote was ended for want of memory.
+func (u *up) evicted(function string, bytes int64) {
+	u.events.Publish(events.Event{Kind: "zygote.evicted", Function: function, Node: u.cfg.Node.Name, Why: fmt.Sprintf("%d MiB for others", bytes>>20)})
+}
+
+// deadLetter tells that an async request, or its callback, has failed for good.
+func (u *up) deadLetter(l queue.DeadLetter) {
+	u.events.Publish(events.Event{At: l.Died, Kind: "request.dead", Function: l.Function, Call: l.ID, Why: l.Cause})
+}
+
+// deployed tells of a function's deployment or removal.
+func (u *up) deployed(c provider.Change) {
+	e := events.Event{Kind: "function.removed", Function: c.Key}
+	if f := c.Function; f != nil {
+		e.Kind, e.Why = "function.deployed", fmt.Sprintf("revision %d, image %s", f.Revision, f.Deployment.Image)
+	}
+	u.events.Publish(e)
+}
+
+// announcer applies plans and tells what they change in the functions' scale, and why.
+type announcer struct {
+	*cluster.Local
+	events *events.Hub
+	wants  map[string]int // replicas, by function; control's goroutine alone
+}
+
+// Apply implements control.Applier.
+func (a *announcer) Apply(ctx context.Context, p plan.Plan) error {
+	if err := a.Local.Apply(ctx, p); err != nil {
+		return err
+	}
+	next := make(map[string]int, len(p.Wants))
+	for _, w := range p.Wants {
+		from, to := a.wants[w.Function], len(w.Slots)
+		next[w.Function] = to
+		if from != to {
+			a.events.Publish(events.Event{Kind: "function.scaled", Function: w.Function, From: &from, To: &to, Why: w.Why})
+		}
+	}
+	a.wants = next
+	return nil
 }

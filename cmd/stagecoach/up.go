@@ -17,6 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/cluster"
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/dispatch"
+	"github.com/stagecoach-serving/stagecoach/events"
 	"github.com/stagecoach-serving/stagecoach/flow"
 	"github.com/stagecoach-serving/stagecoach/gateway"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
@@ -107,11 +108,12 @@ type up struct {
 	meeting   *gateway.Rendezvous
 	status    *status
 	tracer    *telemetry.Tracer // nil: nobody wants spans
+	events    *events.Hub
 	handler   http.Handler
 }
 
 func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {
-	u := &up{cfg: cfg, log: log, metrics: prometheus.NewRegistry(), book: logbook.New(logsPerFunction, logsInAll)}
+	u := &up{cfg: cfg, log: log, events: events.New(uint64(time.Now().UnixNano())), metrics: prometheus.NewRegistry(), book: logbook.New(logsPerFunction, logsInAll)}
 	for _, step := range []func(context.Context) error{
 		u.openState, u.openImages, u.openTelemetry, u.openQueue, u.openReplicas, u.openControl, u.openFlow, u.openHTTP, u.follow,
 	} {
@@ -145,6 +147,7 @@ func (u *up) serve(ctx context.Context, out io.Writer) error {
 	}
 	fmt.Fprintf(out, "%shttp://%s\n", listening, l.Addr())
 	srv.RegisterOnShutdown(u.book.Close) // who follows logs would hold it up
+	srv.RegisterOnShutdown(u.events.Close)
 	failed := make(chan error, 1)
 	go func() { failed <- srv.Serve(l) }()
 	select {

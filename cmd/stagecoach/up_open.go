@@ -110,7 +110,8 @@ func (u *up) openReplicas(ctx context.Context) error {
 	u.keys, err = keysmanager.New(keysmanager.Config{
 		Node: u.cfg.Node.Name, Images: u.images, ORT: u.cfg.ORT,
 		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory), Watchdog: watchdogLine[:],
-		OnExit: func(e keysmanager.Exit) { u.local.Lost(e.Replica, e.Cause) },
+		OnExit:  func(e keysmanager.Exit) { u.local.Lost(e.Replica, e.Cause) },
+		OnEvict: u.evicted,
 		Output: func(function, replica, stream, line string) {
 			u.book.Add(function, logbook.Line{At: time.Now().UTC(), Replica: replica, Stream: stream, Text: line})
 			u.log.Debug("output", "function", function, "replica", replica, "stream", stream, "line", line)
@@ -159,7 +160,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 
 func (u *up) openControl(context.Context) error {
 	var err error
-	u.loop, err = control.New(u.local, u.local, control.Config{Tick: u.cfg.Control.Tick}, u.log, u.metrics)
+	u.loop, err = control.New(u.local, &announcer{Local: u.local, events: u.events, wants: map[string]int{}}, control.Config{Tick: u.cfg.Control.Tick}, u.log, u.metrics)
 	if err != nil {
 		return err
 	}
@@ -234,6 +235,8 @@ func (u *up) openHTTP(context.Context) error {
 	mux.Handle("/system/dead", dead)
 	mux.Handle("/system/dead/", dead)
 	mux.Handle("GET /system/timeline/{name}", api.Guard(serveTimeline(u.registry, u.local, u.lines, u.status)))
+	mux.Handle("GET /system/events", api.Guard(u.events))
+	mux.Handle("GET /system/top", api.Guard(http.HandlerFunc(u.serveTop)))
 	mux.Handle("/", api)
 	u.handler = u.gateway.Handler(mux)
 	return nil
@@ -255,7 +258,7 @@ func (u *up) follow(context.Context) error {
 		}
 		u.loop.Poke()
 	}
-	u.registry.OnChange(update) // by then nobody changes anything
+	u.registry.OnChange(func(c provider.Change) { update(c); u.deployed(c) }) // by then nobody changes anything
 	for _, f := range u.registry.Functions() {
 		update(provider.Change{Key: f.Key, Function: f})
 	}
