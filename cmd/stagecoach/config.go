@@ -193,10 +193,16 @@ func (c *Config) Validate() error {
 	atLeast("requests.stall", c.Requests.Stall, 10*time.Millisecond)
 	count("requests.inFlight", c.Requests.InFlight, 1, 1_000_000)
 	atLeast("registry.timeout", c.Registry.Timeout, time.Second)
-	for i, host := range append([]string{c.Registry.Default}, c.Registry.Insecure...) {
-		if ref, err := image.ParseRef(host + "/x"); host != "" && (err != nil || ref.Host != host) || host == "" && i > 0 {
-			bad([]string{"registry.default", "registry.insecure"}[min(i, 1)], fmt.Sprintf("%q", host), "a host with a dot or a port, such as registry.example or 10.0.0.7:5000")
+	isHost := func(path, host string) {
+		if ref, err := image.ParseRef(host + "/x"); err != nil || ref.Host != host || host == "" {
+			bad(path, fmt.Sprintf("%q", host), "a host with a dot or a port, such as registry.example or 10.0.0.7:5000")
 		}
+	}
+	if c.Registry.Default != "" {
+		isHost("registry.default", c.Registry.Default)
+	}
+	for _, host := range c.Registry.Insecure {
+		isHost("registry.insecure", host)
 	}
 	atLeast("control.tick", c.Control.Tick, 100*time.Millisecond)
 	atLeast("control.startTimeout", c.Control.StartTimeout, time.Second)

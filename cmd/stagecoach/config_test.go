@@ -75,9 +75,11 @@ func errorText(err error) string {
 func TestValidateKnowsEveryField(t *testing.T) {
 	free := map[string]string{
 		"images": "any folder may come to be there later", "basicAuthDir": "read, and complained about, when up opens it",
+		"registry.auth": "read, and complained about, when a registry asks for it", "log.level": "its type knows what is a level",
 	}
 	// A value that is wrong wherever it is.
 	c := Config{Listen: "x", Node: NodeConfig{Memory: 1}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1}}
+	c.Registry.Default, c.Registry.Insecure, c.Telemetry.OTLP = "x", []string{"y"}, "z"
 	text := errorText(c.Validate())
 	var walk func(prefix string, of reflect.Type)
 	walk = func(prefix string, of reflect.Type) {

@@ -150,7 +150,7 @@ func TestBrokenFunctions(t *testing.T) {
 		cause []string
 	}{
 		"dies":    {fn{name: "f1", image: "bad/dies:1", labels: zero}, []string{"exit status 3", "my disk is full"}},
-		"empty":   {fn{name: "f2", image: "bad/empty:1", labels: zero}, []string{"stage", "no such file"}},
+		"empty":   {fn{name: "f2", image: "bad/empty:1", labels: zero}, []string{"no executable ./stage and no entrypoint", "no fprocess"}},
 		"model":   {fn{name: "f3", image: "wait", labels: zero, env: map[string]string{"STAGECOACH_MODEL": "model/none.onnx"}}, []string{"model/none.onnx"}},
 		"setting": {fn{name: "f4", image: "wait", labels: zero, env: map[string]string{"wait_mean": "long"}}, []string{`wait_mean="long"`}},
 	} {
