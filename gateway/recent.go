@@ -8,7 +8,7 @@ import (
 )
 
 // The window over a function's latest requests: so many seconds, and in each a count by latency. Bounds grow by a fifth, so
-// that a quantile is off by less than a tenth.
+// that a quantile is off by less than that.
 const (
 	recentSeconds = 15
 	latencyBounds = 76 // 1 ms * 1.2^75: a quarter of an hour
