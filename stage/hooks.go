@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,6 +53,16 @@ type Call struct {
 
 	ctx   context.Context
 	write func([]byte) error
+	log   *slog.Logger
+}
+
+// Log returns the replica's logger with the call's id, by which its lines are found together with the platform's.
+func (c *Call) Log() *slog.Logger {
+	id := c.HeaderValue("X-Call-Id")
+	if id == "" {
+		id = c.Key.Request
+	}
+	return cmp.Or(c.log, slog.Default()).With("call", id) // a test's call has none
 }
 
 // Context ends when the call is canceled, past its deadline or running for longer than the environment's exec_timeout.

@@ -206,7 +206,7 @@ func (s *server) calls(batch uint64, b wire.Batch) (context.Context, *running, [
 	for i, c := range b.Calls {
 		var ctx context.Context
 		ctx, r.cancel[i] = callContext(c.Deadline, s.hooks.timeout)
-		out[i] = &Call{Key: c.Key, Deadline: c.Deadline, Traceparent: c.Traceparent, Header: c.Header, Input: c.Input, ctx: ctx}
+		out[i] = &Call{Key: c.Key, Deadline: c.Deadline, Traceparent: c.Traceparent, Header: c.Header, Input: c.Input, ctx: ctx, log: s.log}
 		out[i].write = func(p []byte) error { return s.chunk(ctx, batch, i, p) }
 	}
 	if len(out) == 1 {

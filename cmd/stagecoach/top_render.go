@@ -91,7 +91,7 @@ func (s *topSection) draw(width int) []string {
 		lines = append(lines, strings.TrimRight(fit(b.String(), width), " "))
 	}
 	if rest != "" {
-		lines = append(lines, rest)
+		lines = append(lines, fit(rest, width))
 	}
 	return lines
 }
