@@ -150,6 +150,11 @@ func TestTemplates(t *testing.T) {
 	c.run("^key\n$", "", "secret", "list")
 	c.run("key: removed", "", "secret", "remove", "key")
 	c.run("^$", "", "secret", "list")
+	c.run("team: created", "", "namespace", "create", "team")
+	c.refuse("namespace create team: status 409", "", "namespace", "create", "team")
+	c.run("^openfaas-fn\nteam\n$", "", "namespace", "list")
+	c.run("team: removed", "", "namespace", "remove", "team")
+	c.run("^openfaas-fn\n$", "", "namespace", "list")
 
 	c.run("double: removed\nlines: removed\n", "", "remove", "double", "lines")
 	c.refuse("remove double: status 404", "", "remove", "double")
@@ -200,6 +205,7 @@ func TestCommandsRefuse(t *testing.T) {
 		"scale: .*, want NAME REPLICAS":             {"scale", "a"},
 		`scale: "x", want a number`:                 {"scale", "a", "x"},
 		"secret: got .*, want create NAME":          {"secret"},
+		"namespace: got .*, want list":              {"namespace", "x"},
 		"want one: an archive":                      {"build", "--folder", "--out", "x"},
 		"connection refused":                        {"list"},
 		"want one of the two":                       {"remove", "a", "-f", "stack.yml"},

@@ -82,6 +82,16 @@ type answer struct {
 	took   time.Duration
 }
 
+// url is the gateway's, with the credentials in it.
+func (c *client) url() string {
+	u, err := url.Parse(c.base)
+	if err != nil || c.user == "" {
+		return c.base
+	}
+	u.User = url.UserPassword(c.user, c.pass)
+	return u.String()
+}
+
 // do sends a request and reads the answer, whatever its status.
 func (c *client) do(ctx context.Context, method, path, contentType string, body []byte) (answer, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))

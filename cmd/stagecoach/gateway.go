@@ -36,7 +36,17 @@ func (f *apiFlags) open(inStack string) (*client, error) {
 	if inStack == defaultGateway {
 		inStack = ""
 	}
-	c := newClient(cmp.Or(f.gateway, inStack, os.Getenv("OPENFAAS_URL"), defaultGateway))
+	return dial(cmp.Or(f.gateway, inStack, os.Getenv("OPENFAAS_URL"), defaultGateway))
+}
+
+// gatewayFlag is the gateway of commands that take no namespace.
+func gatewayFlag(fs *flag.FlagSet) *string {
+	return fs.String("gateway", cmp.Or(os.Getenv("OPENFAAS_URL"), defaultGateway), "URL of a running stagecoach; user:password@ for one with credentials")
+}
+
+// dial returns a client for a gateway, with the credentials in its URL, or else those of `faas-cli login`.
+func dial(gateway string) (*client, error) {
+	c := newClient(gateway)
 	if c.user != "" {
 		return c, nil
 	}

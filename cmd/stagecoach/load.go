@@ -41,6 +41,11 @@ func runLoad(ctx context.Context, args []string, out io.Writer) error {
 	if data == "" {
 		data = "../shared/data"
 	}
+	api, err := dial(s.Gateway)
+	if err != nil {
+		return err
+	}
+	s.Gateway = api.url()
 	cfg, err := s.Config(data)
 	if err != nil {
 		return fmt.Errorf("load: %w", err)

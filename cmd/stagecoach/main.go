@@ -41,6 +41,7 @@ func commands() []command {
 		{"scale", "NAME REPLICAS", runScale, nil},
 		{"secret", "what functions find in files and nobody else sees", runSecret, []string{"create NAME < VALUE", "update NAME < VALUE", "list", "remove NAME"}},
 		{"top", "pipelines, queues, replicas and what happens, live in a terminal", runTop, nil},
+		{"namespace", "where functions and secrets are apart from those of others", runNamespace, []string{"create NAME", "list", "remove NAME"}},
 		{"pipeline", "pipelines of a running stagecoach and what is wrong with them", runPipeline, []string{"list", "describe NAME"}},
 		{"dead", "async requests and callbacks that failed for good", runDead, []string{"list", "show ID", "redrive ID", "drop ID"}},
 		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog, nil},

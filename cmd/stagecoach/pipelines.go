@@ -5,21 +5,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
-
-// gatewayFlag is where a running stagecoach is: the flag, or faas-cli's variable, or the default.
-func gatewayFlag(fs *flag.FlagSet) *string {
-	def := os.Getenv("OPENFAAS_URL")
-	if def == "" {
-		def = "http://127.0.0.1:8080"
-	}
-	return fs.String("gateway", def, "URL of a running stagecoach; user:password@ for one with credentials")
-}
 
 func runPipeline(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) == 0 || args[0] != "list" && args[0] != "describe" {

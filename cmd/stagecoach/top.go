@@ -153,7 +153,10 @@ func runTop(ctx context.Context, args []string, out io.Writer) error {
 	if fs.NArg() > 0 {
 		return fmt.Errorf("top: got argument %q, want flags alone", fs.Arg(0))
 	}
-	api := newClient(*gateway)
+	api, err := dial(*gateway)
+	if err != nil {
+		return err
+	}
 	api.http.Timeout = 5 * time.Second
 	var v topView
 	if err := api.get(ctx, "/system/top", &v); err != nil {

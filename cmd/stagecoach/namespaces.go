@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+)
+
+// runNamespace lists, creates and removes namespaces.
+func runNamespace(ctx context.Context, args []string, out io.Writer) error {
+	methods := map[string]string{"list": http.MethodGet, "create": http.MethodPost, "remove": http.MethodDelete}
+	if len(args) == 0 || methods[args[0]] == "" {
+		return fmt.Errorf("namespace: got %q, want list, create NAME or remove NAME", args)
+	}
+	verb := args[0]
+	fs := flag.NewFlagSet("namespace "+verb, flag.ContinueOnError)
+	gateway := gatewayFlag(fs)
+	if verb == "list" {
+		return listNamespaces(ctx, fs, gateway, args[1:], out)
+	}
+	name, err := oneName(fs, args[1:])
+	if err != nil {
+		return err
+	}
+	c, err := dial(*gateway)
+	if err != nil {
+		return err
+	}
+	body := struct {
+		Name string `json:"name"`
+	}{name}
+	if err := c.send(ctx, "namespace "+verb+" "+name, methods[verb], "/system/namespace/"+name, body); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s: %sd\n", name, verb)
+	return err
+}
+
+func listNamespaces(ctx context.Context, fs *flag.FlagSet, gateway *string, args []string, out io.Writer) error {
+	if rest, err := parseMixed(fs, args); err != nil {
+		return err
+	} else if len(rest) > 0 {
+		return fmt.Errorf("namespace list: got argument %q, want flags alone", rest[0])
+	}
+	c, err := dial(*gateway)
+	if err != nil {
+		return err
+	}
+	var all []string
+	if err := c.get(ctx, "/system/namespaces", &all); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(slices.Values(all)) {
+		if _, err := fmt.Fprintln(out, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
