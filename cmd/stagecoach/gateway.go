@@ -36,17 +36,18 @@ func (f *apiFlags) open(inStack string) (*client, error) {
 	if inStack == defaultGateway {
 		inStack = ""
 	}
-	return dial(cmp.Or(f.gateway, inStack, os.Getenv("OPENFAAS_URL"), defaultGateway))
+	return dial(cmp.Or(f.gateway, inStack))
 }
 
 // gatewayFlag is the gateway of commands that take no namespace.
 func gatewayFlag(fs *flag.FlagSet) *string {
-	return fs.String("gateway", cmp.Or(os.Getenv("OPENFAAS_URL"), defaultGateway), "URL of a running stagecoach; user:password@ for one with credentials")
+	return fs.String("gateway", "", "URL of a running stagecoach; default: $OPENFAAS_URL, then "+defaultGateway)
 }
 
-// dial returns a client for a gateway, with the credentials in its URL, or else those of `faas-cli login`.
+// dial returns a client for a gateway, by default the environment's, with the credentials in its URL, or else those of
+// `faas-cli login`.
 func dial(gateway string) (*client, error) {
-	c := newClient(gateway)
+	c := newClient(cmp.Or(gateway, os.Getenv("OPENFAAS_URL"), defaultGateway))
 	if c.user != "" {
 		return c, nil
 	}
