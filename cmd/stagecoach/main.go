@@ -32,6 +32,7 @@ func commands() []command {
 	return []command{
 		{"up", "one process on this machine: API, queues, autoscaler, KeysManager", runUp, nil},
 		{"build", "make OCI images of a stack's functions, without Docker", runBuild, nil},
+		{"image", "the store of OCI images that `build` fills and `up` runs from", runImage, imageVerbs()},
 		{"deploy", "create or update a stack's functions", runDeploy, nil},
 		{"remove", "NAME ... | -f FILE: remove functions", runRemove, nil},
 		{"list", "the functions of a running stagecoach", runList, nil},

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/stagecoach-serving/stagecoach/image"
+)
+
+// imageCommand is what `stagecoach image` may be asked.
+type imageCommand struct {
+	store    *image.Store
+	registry image.Registry
+	name     string // for an archive that names none
+	asJSON   bool
+	out      io.Writer
+}
+
+// imageVerbs are the verbs of `stagecoach image`, with what follows them.
+func imageVerbs() []string {
+	return []string{"list", "load FILE", "save FILE NAME ...", "push NAME ...", "remove NAME ..."}
+}
+
+// runImage works on the store of OCI images in a folder, whether or not a stagecoach runs on it.
+func runImage(ctx context.Context, args []string, out io.Writer) error {
+	known := slices.IndexFunc(imageVerbs(), func(v string) bool { return len(args) > 0 && strings.Fields(v)[0] == args[0] })
+	if known < 0 {
+		return fmt.Errorf("image: got %q, want one of: %s", args, strings.Join(imageVerbs(), ", "))
+	}
+	verb, form := args[0], imageVerbs()[known]
+	fs := flag.NewFlagSet("image "+verb, flag.ContinueOnError)
+	folder := fs.String("images", filepath.Join(defaultConfig().State, "images"), "the folder that `up --images` has")
+	c := imageCommand{out: out}
+	switch verb {
+	case "list":
+		fs.BoolVar(&c.asJSON, "json", false, "print JSON instead of a table")
+	case "load":
+		fs.StringVar(&c.name, "name", "", "of the only image of an archive that names none")
+	case "push":
+		fs.StringVar(&c.registry.Auth, "registry-config", "", "file with credentials for registries; default ~/.docker/config.json, or DOCKER_CONFIG/config.json")
+		fs.Var((*repeated)(&c.registry.Insecure), "insecure", "host[:port] of a registry without TLS; may be repeated; loopback addresses need none")
+	}
+	rest, err := parseMixed(fs, args[1:])
+	if err != nil {
+		return err
+	}
+	if least := map[string]int{"load": 1, "save": 2, "push": 1, "remove": 1}[verb]; len(rest) < least || verb == "list" && len(rest) > 0 || verb == "load" && len(rest) > 1 {
+		return fmt.Errorf("image %s: got %q, want: stagecoach image %s", verb, rest, form)
+	}
+	if c.store, err = image.OpenStore(storeIn(*folder)); err != nil {
+		return err
+	}
+	defer c.store.Close()
+	switch verb {
+	case "list":
+		return c.list()
+	case "load":
+		return c.load(ctx, rest[0])
+	case "save":
+		return c.save(ctx, rest[0], rest[1:])
+	case "push":
+		return c.push(ctx, rest)
+	default:
+		return c.remove(ctx, rest)
+	}
+}
+
+func (c *imageCommand) list() error {
+	all, err := c.store.List()
+	if err != nil {
+		return err
+	}
+	if c.asJSON {
+		type entry struct {
+			Image  string `json:"image"`
+			Digest string `json:"digest"`
+			Size   int64  `json:"size"` // bytes
+		}
+		out := []entry{}
+		for _, e := range all {
+			out = append(out, entry{e.Name, e.Digest, e.Size})
+		}
+		return json.NewEncoder(c.out).Encode(out)
+	}
+	t := tabwriter.NewWriter(c.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "IMAGE\tSIZE\tDIGEST")
+	for _, e := range all {
+		fmt.Fprintf(t, "%s\t%s\t%.19s\n", e.Name, sizeText(e.Size), e.Digest)
+	}
+	return t.Flush()
+}
+
+func (c *imageCommand) load(ctx context.Context, file string) error {
+	all, err := c.store.Load(ctx, file, c.name)
+	for _, e := range all { // those that came before the one that is wrong
+		fmt.Fprintf(c.out, "%s: loaded, %s\n", e.Name, e.Digest)
+	}
+	return err
+}
+
+// save writes an archive: all of it, or no file.
+func (c *imageCommand) save(ctx context.Context, file string, names []string) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(file), ".stagecoach-image-")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	if err = errors.Join(c.store.Save(ctx, f, names...), f.Chmod(0o644), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), file)
+}
+
+func (c *imageCommand) push(ctx context.Context, names []string) error {
+	var errs []error
+	for _, name := range names {
+		digest, err := c.registry.Push(ctx, c.store, name)
+		if err == nil {
+			fmt.Fprintf(c.out, "%s: pushed, %s\n", name, digest)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (c *imageCommand) remove(ctx context.Context, names []string) error {
+	var errs []error
+	for _, name := range names {
+		err := c.store.Remove(ctx, name)
+		if err == nil {
+			fmt.Fprintf(c.out, "%s: removed\n", name)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
