@@ -4,6 +4,10 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-containerregistry/pkg/registry"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
@@ -31,7 +37,11 @@ func TestDocs(t *testing.T) {
 		if blocks := examples(t, string(text)); len(blocks) > 0 {
 			t.Run(filepath.Base(page), func(t *testing.T) {
 				t.Parallel() // pages wait a lot
-				follow(t, blocks)
+				folder := t.TempDir()
+				if filepath.Base(page) == "README.md" { // whose reader is in a clone
+					folder = filepath.Dir(page)
+				}
+				follow(t, folder, blocks)
 			})
 		}
 	}
@@ -82,22 +92,29 @@ func examples(t *testing.T, page string) []example {
 	return all
 }
 
-// follow runs a page's examples.
-func follow(t *testing.T, page []example) {
-	folder := t.TempDir()
-	images := filepath.Join(folder, ".stagecoach", "images") // the reader's, with the repository's beside them
+// follow runs a page's examples in a folder.
+func follow(t *testing.T, folder string, page []example) {
+	home := folder
+	if strings.HasPrefix(folder, "..") {
+		home = t.TempDir()
+	}
+	images := filepath.Join(home, ".stagecoach", "images") // the reader's, with the repository's beside them
 	if err := os.MkdirAll(images, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink(proctest.Built(t, "images", "stagecoach"), filepath.Join(images, "stagecoach")); err != nil {
 		t.Fatal(err)
 	}
-	r := start(t, "--log", "warn", "--images", images)
+	store := registryOf("reader", "s3cret")
+	t.Cleanup(store.Close)
+	r := start(t, "--log", "warn", "--images", images, "--registry-config", filepath.Join(home, ".docker", "config.json"))
+	here := strings.NewReplacer(defaultGateway, r.base, "127.0.0.1:5000", store.Listener.Addr().String())
+	there := strings.NewReplacer(r.base, defaultGateway, store.Listener.Addr().String(), "127.0.0.1:5000")
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	bin := filepath.Join(folder, ".bin", "stagecoach")
+	bin := filepath.Join(home, ".bin", "stagecoach")
 	if err := os.MkdirAll(filepath.Dir(bin), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -111,10 +128,9 @@ func follow(t *testing.T, page []example) {
 	}
 	for _, e := range page {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-		code := strings.ReplaceAll(e.code, defaultGateway, r.base)
-		cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", code)
+		cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", here.Replace(e.code))
 		cmd.Dir = folder
-		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(bin)+":"+os.Getenv("PATH"), "OPENFAAS_URL="+r.base, "HOME="+folder,
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(bin)+":"+os.Getenv("PATH"), "OPENFAAS_URL="+r.base, "HOME="+home,
 			"REPO="+filepath.Dir(proctest.Built(t)), "GOCACHE="+cache[0], "GOMODCACHE="+cache[1])
 		var stdout, stderr bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -123,10 +139,23 @@ func follow(t *testing.T, page []example) {
 		if err != nil {
 			t.Fatalf("line %d: %v\n%s\nprinted:\n%s%s", e.line, err, e.code, stdout.String(), stderr.String())
 		}
-		if got := strings.ReplaceAll(stdout.String(), r.base, defaultGateway); !matches(e.output, got) {
+		if got := there.Replace(stdout.String()); !matches(e.output, got) {
 			t.Errorf("line %d:\n%s\nprinted:\n%s\nwant:\n%s", e.line, e.code, got, e.output)
 		}
 	}
+}
+
+// registryOf is a registry that one user may use.
+func registryOf(user, password string) *httptest.Server {
+	all := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if u, p, _ := r.BasicAuth(); u != user || p != password {
+			w.Header().Set("WWW-Authenticate", `Basic realm="registry"`)
+			http.Error(w, "who are you?", http.StatusUnauthorized)
+			return
+		}
+		all.ServeHTTP(w, r)
+	}))
 }
 
 // matches tells whether text is what pattern says, in which … stands for anything and the number of spaces does not count.
