@@ -142,14 +142,14 @@ func (u *up) serve(ctx context.Context, out io.Writer) error {
 		return fmt.Errorf("listen: %w; is another stagecoach running?", err)
 	}
 	srv := &http.Server{
-		Handler: u.handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		Handler: u.handler, ConnState: gateway.Unframed, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(u.log.Handler(), slog.LevelWarn),
 	}
 	fmt.Fprintf(out, "%shttp://%s\n", listening, l.Addr())
 	srv.RegisterOnShutdown(u.book.Close) // who follows logs would hold it up
 	srv.RegisterOnShutdown(u.events.Close)
 	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(l) }()
+	go func() { failed <- srv.Serve(gateway.Strict(l.(*net.TCPListener))) }()
 	select {
 	case err := <-failed:
 		return fmt.Errorf("serve: %w", err)
