@@ -18,6 +18,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // oneName parses what follows a command that is about one function.
@@ -285,7 +287,7 @@ func invoke(ctx context.Context, args []string, in io.Reader, out io.Writer) err
 		path += "?" + values.Encode()
 	}
 	if f, ok := in.(*os.File); ok {
-		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 && info.Mode()&os.ModeDevice != 0 && info.Name() != "null" {
+		if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err == nil {
 			progress("invoke: reading the request from the terminal, until Ctrl-D")
 		}
 	}
