@@ -251,6 +251,29 @@ type Wanted struct {
 	Key  bool // a key stage: evicted last
 }
 
+// lookEvery is how often Warm looks at an image. What is told every second need not be read from the disk as often; each start
+// looks for itself.
+const lookEvery = 15 * time.Second
+
+// looked is what an image was.
+type looked struct {
+	image sandbox.Image
+	err   error
+	at    time.Time
+}
+
+// look resolves an image, unless the latest Warm has done so a moment ago.
+func (m *Manager) look(image string, now time.Time) looked {
+	m.mu.Lock()
+	l, ok := m.looked[image]
+	m.mu.Unlock()
+	if !ok || l.err != nil || now.Sub(l.at) >= lookEvery {
+		l.image, l.err = m.cfg.Images.Resolve(image)
+		l.at = now
+	}
+	return l
+}
+
 // Warm loads the zygotes that are wanted and not there, one after the other, and marks key stages. The list is complete: what
 // is not in it may be evicted when memory is short, and is no key stage. What there is no room for (see Threshold) is left to
 // the first order, in silence; functions without a model are passed over. One that does not load, as the error says, keeps
@@ -260,8 +283,14 @@ func (m *Manager) Warm(ctx context.Context, wanted []Wanted) error {
 	load := map[zygoteKey]func() error{}
 	var order []zygoteKey
 	var errs []error
+	now, seen := time.Now(), map[string]looked{}
 	for _, w := range wanted {
-		image, err := m.cfg.Images.Resolve(w.Spec.Image)
+		l, ok := seen[w.Spec.Image]
+		if !ok {
+			l = m.look(w.Spec.Image, now)
+			seen[w.Spec.Image] = l
+		}
+		image, err := l.image, l.err
 		w.Spec = w.Spec.in(image)
 		if w.Spec.Env[wire.EnvModel] == "" {
 			continue
@@ -282,6 +311,9 @@ func (m *Manager) Warm(ctx context.Context, wanted []Wanted) error {
 			return nil
 		}
 	}
+	m.mu.Lock()
+	m.looked = seen
+	m.mu.Unlock()
 	m.mark(keep)
 	for _, key := range order {
 		if m.worthLoading(key, keep[key]) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
 func TestEvict(t *testing.T) {
@@ -101,6 +102,34 @@ func TestWarmLoadsAhead(t *testing.T) {
 	}
 	if r := n.start("a", withModel); r.Path != "fork" {
 		t.Errorf("path %s, want fork", r.Path)
+	}
+}
+
+// countingImages counts how often each image is looked at.
+type countingImages struct {
+	Images
+	looks map[string]int
+}
+
+func (c countingImages) Resolve(image string) (sandbox.Image, error) {
+	c.looks[image]++
+	return c.Images.Resolve(image)
+}
+
+// TestWarmLooksSeldom: what is told every second is not read from the disk as often, unless it could not be read.
+func TestWarmLooksSeldom(t *testing.T) {
+	looks := map[string]int{}
+	n := newNode(t, func(c *Config) { c.Images = countingImages{c.Images, looks} })
+	twin, gone := withModel, withModel
+	twin.Function, gone.Function, gone.Image = "twin.ns", "gone.ns", "test/nosuch:1"
+	for range 3 {
+		_ = n.Warm(t.Context(), []Wanted{{Spec: withModel}, {Spec: twin}, {Spec: gone}}) // gone's error
+	}
+	if looks[withModel.Image] != 1 || looks[gone.Image] != 3 {
+		t.Errorf("looked %v, want once at what is there and each time at what is not", looks)
+	}
+	if _ = n.Warm(t.Context(), nil); len(n.looked) != 0 {
+		t.Errorf("%v are remembered, want none that nobody wants", n.looked)
 	}
 }
 

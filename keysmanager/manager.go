@@ -110,6 +110,7 @@ type Manager struct {
 	uses      map[string]zygoteKey             // by function: the zygote of its present spec
 	sizes     map[zygoteKey]int64              // bytes, of those that were evicted for want of memory
 	counts    Counts
+	looked    map[string]looked // by image, as the latest Warm saw it
 
 	ctx      context.Context // of starts and loads; ends with Close
 	cancel   context.CancelCauseFunc
