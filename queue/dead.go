@@ -132,7 +132,7 @@ func (j *Journal) recoverDead(ctx context.Context, there, named map[string]bool)
 		if before, err := j.dead.get(l.ID); err == nil { // as with records: the later one counts
 			j.dead.forget(before)
 			if err := j.remove(j.dead.stream, before.seq); err != nil {
-				j.log.Warn("dead letter", "record", l.ID, "error", err)
+				j.log.Warn("dead letter", "call", l.ID, "error", err)
 			}
 		}
 		if there[l.ID] {
@@ -185,10 +185,10 @@ func (j *Journal) bury(m *message, attempts int64, cause error) error {
 	}
 	j.dead.add(l)
 	j.count(nil, &j.stats.Dead)
-	j.log.Warn("dead letter", "function", l.Function, "record", l.ID, "kind", l.Kind.String(), "attempts", attempts, "cause", l.Cause)
+	j.log.Warn("dead letter", "function", l.Function, "call", l.ID, "kind", l.Kind.String(), "attempts", attempts, "cause", l.Cause)
 	j.cfg.Died(*l)
 	for l := j.dead.oldest(j.cfg.Dead, j.cfg.Bytes/10*9); l != nil; l = j.dead.oldest(j.cfg.Dead, j.cfg.Bytes/10*9) {
-		j.log.Warn("too many dead letters: the oldest goes", "function", l.Function, "record", l.ID)
+		j.log.Warn("too many dead letters: the oldest goes", "function", l.Function, "call", l.ID)
 		if err := j.drop(l); err != nil {
 			return err
 		}

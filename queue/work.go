@@ -155,7 +155,7 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 func (j *Journal) try(ctx context.Context, rec Record, work func(context.Context, Record) End) (end End) {
 	defer func() {
 		if p := recover(); p != nil {
-			j.log.Error("panic in the work of a record", "record", rec.ID, "panic", p, "stack", string(debug.Stack()))
+			j.log.Error("panic in the work of a record", "call", rec.ID, "panic", p, "stack", string(debug.Stack()))
 			end = End{Err: fmt.Errorf("panic: %v", p)}
 		}
 	}()

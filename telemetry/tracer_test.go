@@ -85,6 +85,7 @@ func TestTree(t *testing.T) {
 		Calls: []task.Timing{
 			{Stage: "f", Function: "f.openfaas-fn", Task: 1, Attempt: 1, Code: task.ReplicaLost, Message: "killed", Replica: "f-0", Start: at(1), End: at(10), Wait: time.Millisecond},
 			{Stage: "f", Function: "f.openfaas-fn", Task: 1, Attempt: 2, Replica: "f-1", Batch: 3, BatchSize: 2, Start: at(10), End: at(61), Wait: 31 * time.Millisecond, Service: 19 * time.Millisecond},
+			{Stage: "f", Function: "f.openfaas-fn", Task: 2, Attempt: 1, Code: task.Failed, Replica: "f-1", Start: at(50), End: at(60), Wait: 3 * time.Millisecond},
 		},
 	})
 	step(80, "lost", "")
@@ -96,8 +97,13 @@ func TestTree(t *testing.T) {
 		if a := s.Attributes["stagecoach.attempt"]; a != "" {
 			name += " " + a
 		}
-		if name == "queue" && s.Start.Equal(at(1)) {
+		switch {
+		case name == "queue" && s.Start.Equal(at(1)):
 			name = "first queue"
+		case name == "queue" && s.Start.Equal(at(50)):
+			name = "last queue"
+		case s.Attributes["stagecoach.task"] == "2":
+			name = "second call"
 		}
 		spans[name] = s
 	}
@@ -111,6 +117,8 @@ func TestTree(t *testing.T) {
 		{"call f 2", "POST /function/f", 10, 61},
 		{"queue", "call f 2", 10, 41},
 		{"inference", "call f 2", 42, 61},
+		{"second call", "POST /function/f", 50, 60},
+		{"last queue", "second call", 50, 53},
 		{"replica start", "", 12, 40},
 		{"load", "replica start", 12, 26},
 		{"fork", "replica start", 26, 30},
@@ -142,7 +150,7 @@ func TestTree(t *testing.T) {
 	if e := spans["call f 1"]; e.Error != "killed" || e.Attributes["stagecoach.outcome"] != "replica lost" {
 		t.Errorf("first attempt %+v, want an error", e)
 	}
-	if l := spans["queue"].Links; len(l) != 1 || l[0] != spans["replica start"].ID || len(spans["first queue"].Links) != 0 {
+	if l := spans["queue"].Links; len(l) != 1 || l[0] != spans["replica start"].ID || len(spans["first queue"].Links)+len(spans["last queue"].Links) != 0 {
 		t.Errorf("links %v, want one to the start that it waited for", l)
 	}
 	if spans["replica start"].Error != "" || spans["replica start"].Trace == root.Trace {

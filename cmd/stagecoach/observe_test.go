@@ -22,7 +22,8 @@ import (
 func three() []fn {
 	slow := waitFn("hold", "150ms", map[string]string{"max": "2"}, map[string]string{"pipeline": "three", "next": "last"})
 	return []fn{
-		{"first", "noop", nil, map[string]string{"pipeline": "three", "next": "hold", "slo": "5s"}, nil}, slow,
+		{"first", "noop", nil, map[string]string{"pipeline": "three", "next": "hold", "slo": "5s"}, nil},
+		slow,
 		{"last", "noop", nil, map[string]string{"pipeline": "three"}, nil},
 	}
 }
