@@ -66,8 +66,16 @@ func (d *Dir) Put(name string, item []byte) (Ref, error) {
 	if err != nil {
 		return Ref{}, err
 	}
-	if err = d.write(ref, item); err != nil {
-		_ = os.Remove(d.file(ref)) // it may not be there
+	if err := d.finish(&ref, o, d.write(ref, item)); err != nil {
+		return Ref{}, err
+	}
+	return ref, nil
+}
+
+// finish ends a Put or Stream, which err has come to.
+func (d *Dir) finish(ref *Ref, o *owner, err error) error {
+	if err != nil {
+		_ = os.Remove(d.file(*ref)) // it may not be there
 	}
 	d.mu.Lock()
 	if err != nil {
@@ -79,14 +87,14 @@ func (d *Dir) Put(name string, item []byte) (Ref, error) {
 	d.mu.Unlock()
 	if dropped {
 		if last {
-			_ = d.remove(name, o) // the next OpenDir does
+			_ = d.remove(ref.Owner, o) // the next OpenDir does
 		}
 		err = ErrDropped
 	}
 	if err != nil {
-		return Ref{}, fmt.Errorf("blob of %q: %w", name, err)
+		return fmt.Errorf("blob of %q: %w", ref.Owner, err)
 	}
-	return ref, nil
+	return nil
 }
 
 // reserve takes room for an item.
@@ -111,14 +119,25 @@ func (d *Dir) reserve(ref Ref) (*owner, error) {
 }
 
 func (d *Dir) write(ref Ref, item []byte) error {
-	err := os.WriteFile(d.file(ref), item, 0o600)
+	f, err := d.create(ref)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(item)
+	return errors.Join(err, f.Close())
+}
+
+// create makes the file of a blob, and the folder of an owner who has none.
+func (d *Dir) create(ref Ref) (*os.File, error) {
+	const flags = os.O_WRONLY | os.O_CREATE | os.O_TRUNC
+	f, err := os.OpenFile(d.file(ref), flags, 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := os.Mkdir(d.folder(ref.Owner), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
+			return nil, err
 		}
-		err = os.WriteFile(d.file(ref), item, 0o600)
+		f, err = os.OpenFile(d.file(ref), flags, 0o600)
 	}
-	return err
+	return f, err
 }
 
 // Get reads the file.
