@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // blobs are the contents of large records, a file each. A file is on disk before the message that names it, and goes after
@@ -48,6 +50,18 @@ func (b blobs) sync() error {
 		return err
 	}
 	return errors.Join(d.Sync(), d.Close())
+}
+
+// room says with ErrFull when the disk has fewer free bytes than wanted.
+func (b blobs) room(want int64) error {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(b.dir, &disk); err != nil {
+		return fmt.Errorf("disk of %s: %w", b.dir, err)
+	}
+	if free := int64(disk.Bavail) * disk.Bsize; free < want {
+		return fmt.Errorf("the disk of %s has %d bytes left, want %d: %w", b.dir, free, want, ErrFull)
+	}
+	return nil
 }
 
 func (b blobs) get(name string) ([]byte, error) {

@@ -281,7 +281,10 @@ func (j *Journal) Redrive(ctx context.Context, id string) error {
 	a := j.lines.open(l.Function, l.Size)
 	j.mu.Unlock()
 	var seq uint64
-	if err = ErrFull; !full {
+	if err = j.blobs.room(l.Size + diskReserve); full {
+		err = ErrFull
+	}
+	if err == nil {
 		seq, err = j.store(m)
 	}
 	j.mu.Lock()

@@ -187,9 +187,13 @@ const callbackWindow = 256
 // appendTimeout bounds how long the disk may take to keep a record.
 const appendTimeout = 10 * time.Second
 
+// diskReserve is how many bytes of the disk Append leaves free: for what has been accepted, which is retried, told and
+// deleted by writing. A stream whose write fails once takes nothing more until the process starts again.
+const diskReserve = 64 << 20
+
 // Append returns once the record is on disk. id must be unique: a second record of the same id takes the place of the first.
 // data is the journal's from now on. An error other than ErrTooLarge, ErrQueueFull and ErrFull does not say that the record
-// is not kept: an answer of the disk that came too late leaves it to the next process.
+// is not kept: an answer of the disk that came too late leaves it to the next process. ErrFull is of the disk too.
 func (j *Journal) Append(function, id string, data []byte) error {
 	size := int64(len(data))
 	if most := j.cfg.Bytes / 4; size > most {
@@ -200,10 +204,11 @@ func (j *Journal) Append(function, id string, data []byte) error {
 	a := j.lines.open(function, size)
 	records, bytes := a.records, j.lines.bytes
 	j.mu.Unlock()
-	var err error
+	err := j.blobs.room(size + diskReserve)
 	var seq uint64
 	m := &message{subject: j.subject(function, id), data: data, at: time.Now()}
 	switch {
+	case err != nil:
 	case records > limit:
 		err = fmt.Errorf("%d async requests for %q are accepted and not done: %w", limit, function, ErrQueueFull)
 	case bytes > j.cfg.Bytes/10*9: // the rest is for records that grow
@@ -286,6 +291,8 @@ func (j *Journal) store(m *message) (seq uint64, err error) {
 		if api.ErrorCode == errStoreFailed {
 			err = errors.Join(err, ErrFull)
 		}
+	} else if errors.Is(err, jetstream.ErrAsyncPublishTimeout) {
+		err = fmt.Errorf("%w; if its disk was full or failed, start stagecoach again once that is mended", err)
 	}
 	return 0, fmt.Errorf("record of %d bytes at %s: %w", len(m.data), m.subject, err)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -30,10 +31,13 @@ func StartServer(dir string, log *slog.Logger) (*Server, error) {
 		DontListen: true,
 		JetStream:  true,
 		StoreDir:   dir,
-		MaxPayload: MaxMessage,
-		MaxPending: pendingBytes,
-		NoSigs:     true,
-		NoLog:      true,
+		// Else it is a share of what is free now, and a start on a disk that is nearly full fails: streams may be larger in sum.
+		// Who stores much looks at the disk.
+		JetStreamMaxStore: math.MaxInt64,
+		MaxPayload:        MaxMessage,
+		MaxPending:        pendingBytes,
+		NoSigs:            true,
+		NoLog:             true,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("nats server with store %s: %w", dir, err)
