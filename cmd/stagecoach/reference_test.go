@@ -192,23 +192,30 @@ func TestAnnotationsReference(t *testing.T) {
 				if len(row) < 5 {
 					continue // made by the platform
 				}
-				parse := func(value string) error {
+				parse := func(values ...string) (pipeline.Function, error) {
 					labels, annotations := map[string]string{}, map[string]string{pipeline.Prefix + "pipeline": "p"}
-					if strings.Contains(heading, "Labels") {
-						labels[key] = value
-					} else {
-						annotations[key] = value
+					for _, value := range values {
+						if strings.Contains(heading, "Labels") {
+							labels[key] = value
+						} else {
+							annotations[key] = value
+						}
 					}
-					_, err := pipeline.Parse("f", "ns", labels, annotations)
-					return err
+					f, err := pipeline.Parse("f", "ns", labels, annotations)
+					f.Batch = max(f.Batch, 1)
+					if f.Async.Retry.Codes == nil {
+						f.Async.Retry.Codes = pipeline.DefaultRetryCodes()
+					}
+					return f, err
 				}
+				without, _ := parse()
 				for _, value := range codes(row[2]) {
-					if err := parse(value); err != nil {
-						t.Errorf("%s: its default: %v", key, err)
+					if with, err := parse(value); err != nil || !reflect.DeepEqual(with, without) {
+						t.Errorf("%s: with the default of the page %+v, %v, want %+v", key, with, err, without)
 					}
 				}
 				for _, value := range codes(row[4]) {
-					if err := parse(value); err == nil || !strings.Contains(err.Error(), key) {
+					if _, err := parse(value); err == nil || !strings.Contains(err.Error(), key) {
 						t.Errorf("%s: %q is refused, says the page; got %v", key, value, err)
 					}
 				}
