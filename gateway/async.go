@@ -15,7 +15,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -84,7 +83,10 @@ func (e *Entry) UnmarshalBinary(b []byte) error {
 // ErrQueueFull says that one function has as many requests in a journal as it may.
 var ErrQueueFull = errors.New("gateway: too many async requests wait for the function")
 
-// queueFullPause is when a client that got ErrQueueFull may try again.
+// ErrFull says that a journal, or its disk, has no room for anybody's request.
+var ErrFull = errors.New("gateway: the journal is full")
+
+// queueFullPause is when a client that got ErrQueueFull or ErrFull may try again.
 const queueFullPause = 5 * time.Second
 
 // appendTimeout bounds how long a client waits for the journal's disk.
@@ -112,7 +114,9 @@ func (g *Gateway) accept(w http.ResponseWriter, r *http.Request, c *call) int {
 	case errors.Is(err, ErrTooLarge):
 		return fail(w, c, &task.Error{Status: http.StatusRequestEntityTooLarge, Cause: "too large to be kept for later: " + err.Error()})
 	case errors.Is(err, ErrQueueFull):
-		return fail(w, c, &task.Error{Status: http.StatusTooManyRequests, RetryAfter: queueFullPause, Cause: err.Error() + " (annotation " + pipeline.Prefix + "async-queue-limit)"})
+		return fail(w, c, &task.Error{Status: http.StatusTooManyRequests, RetryAfter: queueFullPause, Cause: err.Error()})
+	case errors.Is(err, ErrFull): // not logged: it would be a line a request
+		return fail(w, c, &task.Error{Status: http.StatusServiceUnavailable, Internal: true, RetryAfter: queueFullPause, Cause: err.Error()})
 	case err != nil:
 		g.cfg.Log.Error("async request refused", "function", c.key, "call", c.id, "error", err)
 		return fail(w, c, &task.Error{Status: http.StatusServiceUnavailable, Internal: true, Cause: "the journal cannot take the request; try again later"})

@@ -63,9 +63,13 @@ func TestAcceptRefuses(t *testing.T) {
 	if w := f.do(http.MethodPost, "/async-function/echo", "x"); w.Code != http.StatusRequestEntityTooLarge {
 		t.Errorf("too large for the journal: status %d", w.Code)
 	}
-	f.journal.refuse = fmt.Errorf("10 wait: %w", ErrQueueFull)
+	f.journal.refuse = fmt.Errorf("10 wait, see async-queue-limit: %w", ErrQueueFull)
 	if w := f.do(http.MethodPost, "/async-function/echo", "x"); w.Code != http.StatusTooManyRequests || w.Header().Get("Retry-After") != "5" || !strings.Contains(w.Body.String(), "async-queue-limit") {
 		t.Errorf("too many for the journal: status %d, %v, %q", w.Code, w.Header(), w.Body)
+	}
+	f.journal.refuse = fmt.Errorf("the disk of x: %w", ErrFull)
+	if w := f.do(http.MethodPost, "/async-function/echo", "x"); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "5" || !strings.Contains(w.Body.String(), "the disk of x") {
+		t.Errorf("a full journal: status %d, %v, %q", w.Code, w.Header(), w.Body)
 	}
 	f.journal.refuse = errors.New("full: secret detail")
 	w := f.do(http.MethodPost, "/async-function/echo", "x")

@@ -37,7 +37,7 @@ type Limits struct {
 type JournalConfig struct {
 	Blobs  string                       // folder of records above 1 MiB; needed
 	Shards int                          // streams that share the load; default 4. Fixed for the life of a state folder
-	Bytes  int64                        // kept, and as much again of dead letters; default 1 GiB
+	Bytes  int64                        // of content kept, at most half of one function's, and as much again of dead letters; default 1 GiB
 	Window int                          // runs in work over all functions; default 1024
 	Limits func(function string) Limits // default: 64 runs and 10,000 records
 	Dead   int                          // dead letters kept; of more the oldest go; default 10,000
@@ -94,6 +94,7 @@ type Stats struct {
 var (
 	ErrTooLarge  = errors.New("queue: record too large")
 	ErrQueueFull = errors.New("queue: too many records of one function")
+	ErrShare     = errors.New("queue: the records of one function are too large together")
 	ErrFull      = errors.New("queue: the journal is full")
 )
 
@@ -161,7 +162,9 @@ func OpenJournal(ctx context.Context, nc *nats.Conn, cfg JournalConfig, log *slo
 		s, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 			Name: "JOURNAL-" + strconv.Itoa(i), Subjects: []string{fmt.Sprintf("journal.%d.>", i)},
 			Retention: jetstream.WorkQueuePolicy, Storage: jetstream.FileStorage, AllowDirect: true,
-			Discard: jetstream.DiscardNew, MaxBytes: cfg.Bytes / int64(cfg.Shards),
+			// Append bounds the contents. This has room for names and headers too, and for shards that are not alike: a retry
+			// that a stream refuses is a dead letter.
+			Discard: jetstream.DiscardNew, MaxBytes: 2 * cfg.Bytes / int64(cfg.Shards),
 			MaxMsgsPerSubject: -1, // what a limit removes is back after kill -9: only what is deleted is not
 		})
 		if err != nil {
@@ -192,7 +195,7 @@ const appendTimeout = 10 * time.Second
 const diskReserve = 64 << 20
 
 // Append returns once the record is on disk. id must be unique: a second record of the same id takes the place of the first.
-// data is the journal's from now on. An error other than ErrTooLarge, ErrQueueFull and ErrFull does not say that the record
+// data is the journal's from now on. An error other than ErrTooLarge, ErrQueueFull, ErrShare and ErrFull does not say that the record
 // is not kept: an answer of the disk that came too late leaves it to the next process. ErrFull is of the disk too.
 func (j *Journal) Append(function, id string, data []byte) error {
 	size := int64(len(data))
@@ -202,7 +205,7 @@ func (j *Journal) Append(function, id string, data []byte) error {
 	limit := j.cfg.Limits(function).Queue
 	j.mu.Lock()
 	a := j.lines.open(function, size)
-	records, bytes := a.records, j.lines.bytes
+	records, own, bytes := a.records, a.bytes, j.lines.bytes
 	j.mu.Unlock()
 	err := j.blobs.room(size + diskReserve)
 	var seq uint64
@@ -211,6 +214,8 @@ func (j *Journal) Append(function, id string, data []byte) error {
 	case err != nil:
 	case records > limit:
 		err = fmt.Errorf("%d async requests for %q are accepted and not done: %w", limit, function, ErrQueueFull)
+	case own > j.cfg.Bytes/2: // so that no function alone fills it
+		err = fmt.Errorf("%d bytes of async requests for %q are accepted and not done, want at most %d, half of the journal: %w", own-size, function, j.cfg.Bytes/2, ErrShare)
 	case bytes > j.cfg.Bytes/10*9: // the rest is for records that grow
 		err = fmt.Errorf("%d bytes of async requests are accepted and not done, which is the limit: %w", bytes-size, ErrFull)
 	default:

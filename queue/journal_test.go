@@ -306,6 +306,47 @@ func TestLimits(t *testing.T) {
 	empty(t, j)
 }
 
+// TestNoFunctionFillsTheJournal: half of its bytes at most are one function's, results that wait to be told included.
+func TestNoFunctionFillsTheJournal(t *testing.T) {
+	j := openJournal(t, start(t, t.TempDir()), JournalConfig{Bytes: 1 << 20, Shards: 1})
+	enter(t, j, "f", "0", strings.Repeat("x", 200<<10))
+	stop := work(t, j, func(_ context.Context, r Record) End {
+		if r.Kind == Callback {
+			return End{Err: errors.New("nobody there"), Again: true, After: time.Hour}
+		}
+		return End{Callback: make([]byte, 300<<10), To: "host"}
+	})
+	until(t, "the result to wait", func() bool { return j.Stats().Retried == 1 })
+	stop()
+	enter(t, j, "f", "1", strings.Repeat("x", 200<<10))
+	if err := j.Append("f", "2", make([]byte, 13<<10)); !errors.Is(err, ErrShare) || !strings.Contains(err.Error(), `512000 bytes of async requests for "f"`) {
+		t.Errorf("beyond half of it: %v", err)
+	}
+	enter(t, j, "f", "3", "small")
+	enter(t, j, "g", "4", strings.Repeat("x", 200<<10))
+}
+
+// TestBackOffAndClock: what a wrong clock has written holds up nobody for long.
+func TestBackOffAndClock(t *testing.T) {
+	stored := time.Unix(1_000_000, 0)
+	end := stored.Add(time.Minute).UnixNano()
+	for name, tc := range map[string]struct {
+		now  time.Duration // after it was stored
+		want time.Duration
+	}{
+		"20 s later":        {20 * time.Second, 40 * time.Second},
+		"over":              {time.Hour, 0},
+		"the clock is back": {-24 * 365 * time.Hour, time.Minute},
+	} {
+		if got := backOff(end, stored, stored.Add(tc.now)); got != tc.want {
+			t.Errorf("%s: %v are left, want %v", name, got, tc.want)
+		}
+	}
+	if got := backOff(0, stored, stored); got != 0 {
+		t.Errorf("of a record without back-off %v are left", got)
+	}
+}
+
 // TestLargeRecords are files, which go with their records.
 func TestLargeRecords(t *testing.T) {
 	nc := start(t, t.TempDir())

@@ -64,6 +64,7 @@ type item struct {
 type account struct {
 	function string
 	records  int
+	bytes    int64
 	runs     int // of them in work as runs
 }
 
@@ -102,16 +103,24 @@ func (l *lines) open(function string, size int64) *account {
 		l.accounts[function] = a
 	}
 	a.records++
+	a.bytes += size
 	l.bytes += size
 	return a
 }
 
 // close counts a record out.
 func (l *lines) close(a *account, size int64) {
+	a.bytes -= size
 	l.bytes -= size
 	if a.records--; a.records == 0 {
 		delete(l.accounts, a.function)
 	}
+}
+
+// resize says that a record counted in has another size now.
+func (l *lines) resize(a *account, by int64) {
+	a.bytes += by
+	l.bytes += by
 }
 
 func (l *lines) line(key lineKey) *line {

@@ -54,13 +54,20 @@ func (j *Journal) recover(ctx context.Context) error {
 		there[deadID(id, key.kind)] = true
 		named[f.header.Get(headBlob)] = true
 		it := item{seq: f.seq, size: f.size, account: j.lines.open(function, f.size), shard: f.shard, old: true}
-		j.lines.push(key, it, time.Unix(0, f.number(headAfter)), now)
+		j.lines.push(key, it, now.Add(backOff(f.number(headAfter), f.at, now)), now)
 		j.stats.Resumed++
 	}
 	if err := j.recoverDead(ctx, there, named); err != nil {
 		return err
 	}
 	return j.blobs.sweep(named)
+}
+
+// backOff is what is left of a record's back-off, given when it ends in unix nanoseconds: never more than there was when the
+// record was stored, whatever has been done to the clock since.
+func backOff(end int64, stored, now time.Time) time.Duration {
+	at := time.Unix(0, end)
+	return max(0, min(at.Sub(now), at.Sub(stored)))
 }
 
 // names takes a subject apart: journal.SHARD.FUNCTION.ID or, of earlier versions, journal.SHARD.ID; the same of dead letters.

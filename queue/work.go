@@ -90,7 +90,7 @@ func (j *Journal) finish(ln *line, it item, to state) {
 	if to.gone {
 		j.lines.close(it.account, it.size)
 	} else {
-		j.lines.bytes += to.item.size - it.size
+		j.lines.resize(it.account, to.item.size-it.size)
 		j.lines.push(to.key, to.item, to.at, time.Now())
 	}
 	j.lines.settle(ln)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,10 +24,15 @@ func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
 		return err
 	}
 	err = j.Journal.Append(e.Request.Target, e.Request.ID, b)
-	for _, as := range [...]struct{ theirs, ours error }{{queue.ErrTooLarge, gateway.ErrTooLarge}, {queue.ErrQueueFull, gateway.ErrQueueFull}} {
-		if errors.Is(err, as.theirs) {
-			return errors.Join(as.ours, err)
-		}
+	switch {
+	case errors.Is(err, queue.ErrTooLarge):
+		return fmt.Errorf("%w (journal.bytes): %w", gateway.ErrTooLarge, err)
+	case errors.Is(err, queue.ErrQueueFull):
+		return fmt.Errorf("%w (annotation %sasync-queue-limit): %w", gateway.ErrQueueFull, pipeline.Prefix, err)
+	case errors.Is(err, queue.ErrShare):
+		return fmt.Errorf("%w (journal.bytes): %w", gateway.ErrQueueFull, err)
+	case errors.Is(err, queue.ErrFull):
+		return fmt.Errorf("%w (journal.bytes, or the disk): %w", gateway.ErrFull, err)
 	}
 	return err
 }
