@@ -19,6 +19,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/dispatch"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/queue"
@@ -252,6 +253,8 @@ func TestRealParts(t *testing.T) {
 	until("lost", func() bool {
 		return strings.Contains(fmt.Sprint(l.Events("f.ns")), string(Lost)+"  [] signal: killed")
 	})
+	// The line hears of it a moment later; a task that is sent there until then would be tried again by its coordinator.
+	proctest.Until(t, patience, "the line without its replica", func() bool { return shell.Load("f.ns").Servers == 0 })
 	submit("f.ns", "again")
 	if second := answered("AGAIN").Replica; second == first {
 		t.Errorf("%q answered after it was killed", second)
