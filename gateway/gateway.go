@@ -48,6 +48,8 @@ type Config struct {
 	Timeout    time.Duration // of a request that names none
 	MaxTimeout time.Duration // that a request may ask for with X-Timeout
 	MaxBody    int64         // bytes
+	BodyMemory int64         // bytes that bodies may have of memory together; more get 503; 0: no bound
+	Spool      Spool         // of bodies above 1 MiB that nobody has to look into; nil: memory
 	InFlight   int           // requests at a time; more get 429
 	Metrics    prometheus.Registerer
 	Log        *slog.Logger
@@ -65,6 +67,7 @@ type Gateway struct {
 	metrics  *metrics
 	ids      ids
 	inFlight atomic.Int64
+	memory   atomic.Int64 // of bodies, in bytes
 	proxy    *httputil.ReverseProxy
 }
 
@@ -142,6 +145,10 @@ type call struct {
 
 	traceparent string // for the function
 	broken      bool   // the answer broke off: the connection has to, too
+
+	spools  bool   // a large body may go to the spool
+	spooled string // the body's owner there; empty: none
+	memory  int64  // that the body has
 }
 
 // serve does what sync and async requests have in common: find the target, count, bound; do answers and returns the status.
@@ -163,6 +170,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path strin
 	f.begin()
 	c.trace = g.begin(c.start, r.Header.Get("Traceparent"), r.Header.Get("Tracestate"))
 	defer g.inFlight.Add(-1)
+	defer g.forget(&c)
 	var code int
 	switch {
 	case g.inFlight.Add(1) > int64(g.cfg.InFlight):
@@ -209,6 +217,7 @@ func (g *Gateway) invoke(w http.ResponseWriter, r *http.Request, c *call) int {
 	if g.cfg.Rendezvous != nil && g.speaksHTTP(c.key) {
 		return g.stream(w, r, c)
 	}
+	c.spools = true
 	req, timeout, err := g.request(w, r, c)
 	if err != nil {
 		return fail(w, c, err)

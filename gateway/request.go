@@ -2,11 +2,8 @@ package gateway
 
 import (
 	"crypto/rand"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,7 +11,6 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/task"
-	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
 // request reads what the client sent. The deadline is left to the caller.
@@ -27,13 +23,9 @@ func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task
 	if terr != nil {
 		return task.Request{}, 0, terr
 	}
-	body, terr := g.body(w, r, c.start.Add(timeout))
+	input, terr := g.input(w, r, c, c.start.Add(timeout))
 	if terr != nil {
 		return task.Request{}, 0, terr
-	}
-	input, err := tensor.ItemsFromHTTP(r.Header.Get("Content-Type"), body)
-	if err != nil {
-		return task.Request{}, 0, &task.Error{Status: http.StatusBadRequest, Cause: err.Error()}
 	}
 	if g.speaksHTTP(c.key) {
 		header = append(header, task.Header{Name: task.HeaderDirect})
@@ -66,57 +58,6 @@ func (g *Gateway) timeout(value string) (time.Duration, *task.Error) {
 
 func badHeader(name, got, want string) *task.Error {
 	return &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("header %s: got %.200q, want %s", name, got, want)}
-}
-
-// smallBody is the size in bytes up to which a body's memory is taken before the body has come.
-const smallBody = 1 << 20
-
-// body reads the request's body, which has to be there by the deadline.
-func (g *Gateway) body(w http.ResponseWriter, r *http.Request, deadline time.Time) ([]byte, *task.Error) {
-	if r.ContentLength == 0 {
-		return nil, nil
-	}
-	if r.ContentLength > g.cfg.MaxBody {
-		return nil, g.tooLarge()
-	}
-	rc := http.NewResponseController(w)
-	size := r.ContentLength
-	if size < 0 {
-		size = 4 << 10
-	}
-	b := make([]byte, 0, min(size, smallBody))
-	for {
-		at := deadline
-		if g.cfg.Stall > 0 {
-			at = earlier(at, time.Now().Add(g.cfg.Stall))
-		}
-		_ = rc.SetReadDeadline(at) // net/http clears it when the body has been read; a recorder in a test has none to set
-		n, err := r.Body.Read(b[len(b):cap(b)])
-		b = b[:len(b)+n]
-		switch {
-		case int64(len(b)) > g.cfg.MaxBody:
-			return nil, g.tooLarge()
-		case errors.Is(err, io.EOF):
-			return b, nil
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return nil, &task.Error{Status: http.StatusRequestTimeout, Cause: fmt.Sprintf("body: %d bytes came in time, want all of it by the deadline, and a piece each %v", len(b), g.cfg.Stall)}
-		case err != nil:
-			return nil, &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("body: after %d bytes: %v", len(b), err)}
-		case len(b) == cap(b):
-			b = slices.Grow(b, max(min(len(b), int(size)-len(b)), 512))
-		}
-	}
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
-
-func (g *Gateway) tooLarge() *task.Error {
-	return &task.Error{Status: http.StatusRequestEntityTooLarge, Cause: fmt.Sprintf("body: want at most %d bytes", g.cfg.MaxBody)}
 }
 
 // maxHeader bounds in bytes what goes to the function of the request line and the headers.

@@ -163,7 +163,13 @@ func settle(end <-chan taskEnd, c *call) {
 // and nothing of the request is.
 func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Request, c *call, meet *meeting, end <-chan taskEnd) int {
 	_ = http.NewResponseController(w).EnableFullDuplex() // functions may answer while they read
-	body := &source{r: r.Body}
+	body := &source{r: r.Body, keep: maxReplay}
+	if r.ContentLength >= 0 {
+		body.keep = min(r.ContentLength, maxReplay)
+	}
+	if g.takeMemory(c, body.keep) != nil {
+		body.keep = 0 // it goes on, and cannot be tried again
+	}
 	if g.cfg.Stall > 0 {
 		body.pace = func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(g.cfg.Stall)) }
 	}
@@ -249,6 +255,7 @@ const maxReplay = 64 << 10
 // source is a request's body, which can be read again from its beginning as long as that is kept.
 type source struct {
 	pace func() // gives the client a while for the next piece; nil: it has time
+	keep int64  // bytes at most
 
 	mu   sync.Mutex
 	r    io.Reader
@@ -298,7 +305,7 @@ func (b *reading) Read(p []byte) (int, error) {
 		s.pace()
 	}
 	n, err := s.r.Read(p)
-	if s.sent == int64(len(s.head)) && len(s.head)+n <= maxReplay {
+	if s.sent == int64(len(s.head)) && s.sent+int64(n) <= s.keep {
 		s.head = append(s.head, p[:n]...)
 		b.off += n
 	}

@@ -67,6 +67,7 @@ type RequestsConfig struct {
 	Timeout    time.Duration `yaml:"timeout"`    // of a request that names none
 	MaxTimeout time.Duration `yaml:"maxTimeout"` // that a request may ask for with X-Timeout
 	MaxBody    Bytes         `yaml:"maxBody"`
+	BodyMemory Bytes         `yaml:"bodyMemory"` // of all bodies together; more get 503
 	InFlight   int           `yaml:"inFlight"` // requests at a time; more get 429
 	Stall      time.Duration `yaml:"stall"`    // that a client may send nothing of its body, or take nothing of its answer
 }
@@ -125,7 +126,7 @@ func defaultConfig() Config {
 		State:  ".stagecoach",
 		Node:   NodeConfig{Name: host},
 		Requests: RequestsConfig{
-			Timeout: time.Minute, MaxTimeout: time.Hour, MaxBody: 32 << 20, InFlight: 10_000, Stall: 30 * time.Second,
+			Timeout: time.Minute, MaxTimeout: time.Hour, MaxBody: 32 << 20, BodyMemory: 512 << 20, InFlight: 10_000, Stall: 30 * time.Second,
 		},
 		Registry: RegistryConfig{Timeout: image.DefaultTimeout},
 		Control:  ControlConfig{Tick: time.Second, StartTimeout: time.Minute, DrainTimeout: 30 * time.Second},
@@ -189,6 +190,9 @@ func (c *Config) Validate() error {
 	atLeast("requests.maxTimeout", c.Requests.MaxTimeout, c.Requests.Timeout)
 	if c.Requests.MaxBody < 1<<10 || c.Requests.MaxBody > 1<<30 {
 		bad("requests.maxBody", int64(c.Requests.MaxBody), "1Ki to 1Gi")
+	}
+	if c.Requests.BodyMemory < 1<<20 {
+		bad("requests.bodyMemory", int64(c.Requests.BodyMemory), "at least 1Mi")
 	}
 	atLeast("requests.stall", c.Requests.Stall, 10*time.Millisecond)
 	count("requests.inFlight", c.Requests.InFlight, 1, 1_000_000)

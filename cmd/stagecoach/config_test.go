@@ -31,6 +31,7 @@ func TestValidateNamesEachField(t *testing.T) {
 		"ort":                  {func(c *Config) { c.ORT = "/none" }, []string{"ort: ", "libonnxruntime.so"}},
 		"requests.timeout":     {func(c *Config) { c.Requests.Timeout = 0 }, []string{"requests.timeout: 0s, want at least 1ms"}},
 		"requests.maxTimeout":  {func(c *Config) { c.Requests.MaxTimeout = time.Second }, []string{"requests.maxTimeout: 1s, want at least 1m0s"}},
+		"requests.bodyMemory":  {func(c *Config) { c.Requests.BodyMemory = 5 }, []string{"requests.bodyMemory: 5, want at least 1Mi"}},
 		"requests.maxBody":     {func(c *Config) { c.Requests.MaxBody = 1 << 31 }, []string{"requests.maxBody: 2147483648, want 1Ki to 1Gi"}},
 		"requests.inFlight":    {func(c *Config) { c.Requests.InFlight = 0 }, []string{"requests.inFlight: 0, want 1 to 1000000"}},
 		"control.tick":         {func(c *Config) { c.Control.Tick = time.Millisecond }, []string{"control.tick: 1ms, want at least 100ms"}},

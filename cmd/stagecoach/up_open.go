@@ -205,6 +205,7 @@ func (u *up) openFlow(context.Context) error {
 	u.gateway, err = gateway.New(gateway.Config{
 		Directory: u.registry, Invoker: u.flow, Journal: asyncJournal{u.journal}, Callbacks: u.callbacks,
 		Timeout: u.cfg.Requests.Timeout, MaxTimeout: u.cfg.Requests.MaxTimeout, MaxBody: int64(u.cfg.Requests.MaxBody),
+		BodyMemory: int64(u.cfg.Requests.BodyMemory), Spool: u.store,
 		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log, Tracer: u.gatewayTracer(),
 		Rendezvous: u.meeting, HTTP: u.kinds.HTTP, Stall: u.cfg.Requests.Stall,
 	})

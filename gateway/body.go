@@ -1,0 +1,204 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// Spool keeps large bodies outside of memory; tensor.Dir is one.
+type Spool interface {
+	// Stream keeps what r has as one item. It wraps r's errors.
+	Stream(owner, contentType string, r io.Reader) (tensor.Ref, error)
+	// Drop forgets all that owner has.
+	Drop(owner string) error
+}
+
+// Sizes of bodies in bytes.
+const (
+	smallBody = 1 << 20 // up to which a body's memory is taken before the body has come, and above which it is spooled
+	firstRoom = 4 << 10 // for one that does not say how large it is
+)
+
+// input reads the request's body, which has to be there by the deadline.
+func (g *Gateway) input(w http.ResponseWriter, r *http.Request, c *call, deadline time.Time) (tensor.Activation, *task.Error) {
+	if r.ContentLength > g.cfg.MaxBody {
+		return nil, g.tooLarge()
+	}
+	contentType := r.Header.Get("Content-Type")
+	in := &incoming{g: g, rc: http.NewResponseController(w), r: r.Body, deadline: deadline}
+	var b []byte
+	var err error
+	if r.ContentLength != 0 {
+		spools := c.spools && g.cfg.Spool != nil && !tensor.Parsed(contentType)
+		if !spools || r.ContentLength <= smallBody {
+			b, err = g.collect(in, c, r.ContentLength, spools)
+		}
+		if spools && (r.ContentLength > smallBody || errors.Is(err, errLarge)) {
+			return g.spool(in, c, contentType, b)
+		}
+	}
+	if err != nil {
+		return nil, asError(err)
+	}
+	input, err := tensor.ItemsFromHTTP(contentType, b)
+	if err != nil {
+		return nil, &task.Error{Status: http.StatusBadRequest, Cause: err.Error()}
+	}
+	return input, nil
+}
+
+// errLarge says that there is more of a body than memory is for.
+var errLarge = errors.New("the body is large")
+
+// collect reads a body into memory; size is what it says of itself. One that spools ends with errLarge once it is large.
+func (g *Gateway) collect(in *incoming, c *call, size int64, spools bool) ([]byte, error) {
+	left := func(n int) int64 { // of what it says
+		if size < 0 {
+			return max(int64(n), firstRoom)
+		}
+		return size - int64(n)
+	}
+	room := min(left(0), smallBody)
+	if err := g.takeMemory(c, room); err != nil {
+		return nil, err
+	}
+	b := make([]byte, 0, room)
+	for {
+		n, err := in.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		switch {
+		case errors.Is(err, io.EOF):
+			return b, nil
+		case err != nil:
+			return nil, err
+		case len(b) < cap(b):
+			continue
+		case spools && len(b) >= smallBody:
+			return b, errLarge
+		}
+		room = max(min(int64(len(b)), left(len(b))), 512)
+		if err := g.takeMemory(c, room); err != nil {
+			return nil, err
+		}
+		b = append(make([]byte, 0, int64(len(b))+room), b...)
+	}
+}
+
+// spool puts a body into the store, the part that has been read first.
+func (g *Gateway) spool(in *incoming, c *call, contentType string, read []byte) (tensor.Activation, *task.Error) {
+	c.spooled = "body-" + g.ids.next() // a call's own id may come twice
+	body := &rest{head: read, r: in, done: func() { g.giveMemory(c) }}
+	ref, err := g.cfg.Spool.Stream(c.spooled, contentType, body)
+	if err != nil {
+		return nil, asError(err)
+	}
+	return tensor.Activation{{Ref: &ref}}, nil
+}
+
+// rest reads a head and then the rest of a body.
+type rest struct {
+	head []byte
+	r    io.Reader
+	done func() // with the head
+}
+
+// Read implements io.Reader.
+func (b *rest) Read(p []byte) (int, error) {
+	if len(b.head) == 0 {
+		return b.r.Read(p)
+	}
+	n := copy(p, b.head)
+	if b.head = b.head[n:]; len(b.head) == 0 {
+		b.head = nil
+		b.done()
+	}
+	return n, nil
+}
+
+// takeMemory counts bytes of a call's body until it ends.
+func (g *Gateway) takeMemory(c *call, n int64) error {
+	if now := g.memory.Add(n); g.cfg.BodyMemory > 0 && now > g.cfg.BodyMemory {
+		g.memory.Add(-n)
+		return &task.Error{
+			Status: http.StatusServiceUnavailable, Internal: true, RetryAfter: time.Second,
+			Cause: fmt.Sprintf("bodies of requests take %d bytes of memory, which may have %d (requests.bodyMemory); try again later", now-n, g.cfg.BodyMemory),
+		}
+	}
+	c.memory += n
+	return nil
+}
+
+func (g *Gateway) giveMemory(c *call) {
+	g.memory.Add(-c.memory)
+	c.memory = 0
+}
+
+// forget gives back what a call's body has taken.
+func (g *Gateway) forget(c *call) {
+	g.giveMemory(c)
+	if c.spooled == "" {
+		return
+	}
+	if err := g.cfg.Spool.Drop(c.spooled); err != nil {
+		g.cfg.Log.Warn("a body stays until the next start", "call", c.id, "error", err)
+	}
+}
+
+// incoming reads what the client sends, with its bounds. Its errors are *task.Error, but for io.EOF.
+type incoming struct {
+	g        *Gateway
+	rc       *http.ResponseController
+	r        io.Reader
+	deadline time.Time
+	n        int64 // bytes that came
+}
+
+// Read implements io.Reader.
+func (b *incoming) Read(p []byte) (int, error) {
+	at, stall := b.deadline, b.g.cfg.Stall
+	if stall > 0 {
+		at = earlier(at, time.Now().Add(stall))
+	}
+	_ = b.rc.SetReadDeadline(at) // net/http clears it when the body has been read; a recorder in a test has none to set
+	n, err := b.r.Read(p)
+	b.n += int64(n)
+	switch {
+	case b.n > b.g.cfg.MaxBody:
+		return 0, b.g.tooLarge()
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return n, &task.Error{Status: http.StatusRequestTimeout, Cause: fmt.Sprintf("body: %d bytes came in time, want all of it by the deadline, and a piece each %v", b.n, stall)}
+	case err != nil && !errors.Is(err, io.EOF):
+		return n, &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("body: after %d bytes: %v", b.n, err)}
+	}
+	return n, err
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func (g *Gateway) tooLarge() *task.Error {
+	return &task.Error{Status: http.StatusRequestEntityTooLarge, Cause: fmt.Sprintf("body: want at most %d bytes", g.cfg.MaxBody)}
+}
+
+// asError is what the client is told of a body that could not be kept.
+func asError(err error) *task.Error {
+	var terr *task.Error
+	switch {
+	case errors.As(err, &terr):
+		return terr
+	case errors.Is(err, tensor.ErrFull):
+		return &task.Error{Status: http.StatusServiceUnavailable, Internal: true, RetryAfter: time.Second, Cause: "body: " + err.Error()}
+	}
+	return &task.Error{Status: http.StatusInternalServerError, Internal: true, Cause: "body: " + err.Error()}
+}
