@@ -20,8 +20,10 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	if err := os.Setenv(actAsMain, "1"); err != nil {
-		panic(err)
+	for name, value := range map[string]string{actAsMain: "1", "GORACE": "atexit_sleep_ms=0"} { // with -race a program sleeps for a second at its end
+		if err := os.Setenv(name, value); err != nil {
+			panic(err)
+		}
 	}
 	goleak.VerifyTestMain(tests{m})
 }
