@@ -68,8 +68,8 @@ type RequestsConfig struct {
 	MaxTimeout time.Duration `yaml:"maxTimeout"` // that a request may ask for with X-Timeout
 	MaxBody    Bytes         `yaml:"maxBody"`
 	BodyMemory Bytes         `yaml:"bodyMemory"` // of all bodies together; more get 503
-	InFlight   int           `yaml:"inFlight"` // requests at a time; more get 429
-	Stall      time.Duration `yaml:"stall"`    // that a client may send nothing of its body, or take nothing of its answer
+	InFlight   int           `yaml:"inFlight"`   // requests at a time; more get 429
+	Stall      time.Duration `yaml:"stall"`      // that a client may send nothing of its body, or take nothing of its answer
 }
 
 // RegistryConfig is how images are fetched.
