@@ -730,3 +730,41 @@ func BenchmarkJournal(b *testing.B) {
 	empty(b, j)
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "/s")
 }
+
+// TestStatesSideBySide has a kill between storing a record's next state and deleting the one before: the later one counts,
+// and the record runs once.
+func TestStatesSideBySide(t *testing.T) {
+	nc := start(t, t.TempDir())
+	cfg := JournalConfig{Blobs: t.TempDir()}
+	j := openJournal(t, nc, cfg)
+	for _, id := range []string{"retried", "told"} {
+		enter(t, j, "f", id, "x")
+	}
+	retried := &message{subject: j.subject("f", "retried"), data: []byte("x")}
+	retried.setNumber(headFailed, 3)
+	told := &message{subject: j.subject("f", "told"), data: []byte("result")}
+	told.set(headKind, Callback.String())
+	told.set(headTo, "host")
+	for _, m := range []*message{retried, told} {
+		if _, err := j.store(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j = openJournal(t, nc, cfg)
+	if s := j.Stats(); s.Resumed != 2 || s.Pending["f"] != 2 {
+		t.Errorf("after the kill %+v, want 2 records", s)
+	}
+	var mu sync.Mutex
+	var got []string
+	work(t, j, func(_ context.Context, r Record) End {
+		mu.Lock()
+		defer mu.Unlock()
+		got = append(got, fmt.Sprint(r.Kind, r.ID, r.Attempt, string(r.Data)))
+		return End{}
+	})
+	empty(t, j)
+	slices.Sort(got)
+	if want := []string{"callback" + "told1result", "run" + "retried4x"}; !slices.Equal(got, want) {
+		t.Errorf("worked on %q, want %q", got, want)
+	}
+}
