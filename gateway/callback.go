@@ -38,6 +38,15 @@ type Notice struct {
 	Result
 }
 
+// Where is a callback's URL without what may be a secret: user, password and query. It is for logs and operators.
+func Where(callback string) string {
+	u, err := url.Parse(callback)
+	if err != nil {
+		return ""
+	}
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
+}
+
 // Host is who the notice goes to.
 func (n *Notice) Host() string {
 	u, err := url.Parse(n.URL)
@@ -138,7 +147,7 @@ func (c *Callbacks) Tell(ctx context.Context, n Notice, attempt int) Ending {
 func (c *Callbacks) post(ctx context.Context, n Notice) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, n.URL, bytes.NewReader(n.Body))
 	if err != nil {
-		return fmt.Errorf("callback: %w", errors.Join(errRefused, err))
+		return fmt.Errorf("callback to %s: no URL to post to: %w", Where(n.URL), errRefused)
 	}
 	req.Header = http.Header{
 		"Content-Type":       {n.ContentType},
@@ -151,7 +160,11 @@ func (c *Callbacks) post(ctx context.Context, n Notice) error {
 	}
 	resp, err := c.client.Do(req)
 	if err != nil {
-		return fmt.Errorf("callback: %w", err)
+		var u *url.Error
+		if errors.As(err, &u) { // which has the URL with its query
+			err = u.Err
+		}
+		return fmt.Errorf("callback to %s: %w", Where(n.URL), err)
 	}
 	defer func() { _ = resp.Body.Close() }()       // nothing is left to lose
 	_, _ = io.CopyN(io.Discard, resp.Body, 64<<10) // so that the connection can be used again
@@ -159,8 +172,8 @@ func (c *Callbacks) post(ctx context.Context, n Notice) error {
 	case s < 300:
 		return nil
 	case s < 500 && s != http.StatusTooManyRequests:
-		return fmt.Errorf("callback to %s: status %d: %w", req.URL.Redacted(), s, errRefused)
+		return fmt.Errorf("callback to %s: status %d: %w", Where(n.URL), s, errRefused)
 	default:
-		return fmt.Errorf("callback to %s: status %d, want 2xx", req.URL.Redacted(), s)
+		return fmt.Errorf("callback to %s: status %d, want 2xx", Where(n.URL), s)
 	}
 }

@@ -34,7 +34,7 @@ type deadLetter struct {
 	CallID   string              `json:"callId,omitempty"`
 	Request  string              `json:"request,omitempty"`  // its first line
 	Header   map[string][]string `json:"header,omitempty"`   // without credentials
-	Callback string              `json:"callback,omitempty"` // URL
+	Callback string              `json:"callback,omitempty"` // URL, without user and query
 	Status   int                 `json:"status,omitempty"`   // that a callback would tell
 }
 
@@ -158,14 +158,14 @@ func openLetter(l queue.DeadLetter, data []byte) (out deadLetter, contentType st
 		if err := n.UnmarshalBinary(data); err != nil {
 			return out, "", nil, err
 		}
-		out.CallID, out.Callback, out.Status = n.CallID, n.URL, n.Status
+		out.CallID, out.Callback, out.Status = n.CallID, gateway.Where(n.URL), n.Status
 		return out, n.ContentType, n.Body, nil
 	}
 	var e gateway.Entry
 	if err := e.UnmarshalBinary(data); err != nil {
 		return out, "", nil, err
 	}
-	out.CallID, out.Callback, out.Header = e.CallID, e.Callback, map[string][]string{}
+	out.CallID, out.Callback, out.Header = e.CallID, gateway.Where(e.Callback), map[string][]string{}
 	line := map[string]string{}
 	for _, h := range e.Request.Header {
 		switch h.Name {
@@ -213,7 +213,7 @@ func (d deadAPI) all(f func(r *http.Request, id string) error) http.HandlerFunc 
 	return func(w http.ResponseWriter, r *http.Request) {
 		function := d.function(r)
 		if function == "" {
-			d.fail(w, http.StatusBadRequest, errors.New(`function: got "", want the name of one`))
+			d.fail(w, http.StatusBadRequest, errors.New(`function: got "", want ?function= with the name of one`))
 			return
 		}
 		letters, _, err := d.journal.Dead(function, "", 1<<30) // the journal has a bound of its own
