@@ -27,6 +27,7 @@ type Command struct {
 	Files          []*os.File        // descriptors 3, 4, …; the caller's to close
 	Stdin          *os.File          // nil: empty; the caller's to close
 	Stdout, Stderr *os.File          // the caller's to close
+	Stays          bool              // in the caller's process group, and ends with that; without Chroot
 
 	// Chroot is the folder that becomes the root of the process; empty: it has ours. What it writes there is kept in memory
 	// and goes with it. It gets a /proc that shows its own processes alone, few devices, /etc/resolv.conf and /etc/hosts of
@@ -92,7 +93,7 @@ func (s *Spawner) Close() {
 	s.done.Wait()
 }
 
-// Start starts the process as the leader of a session, and so of a process group, of its own. The caller waits for it, with
+// Start starts the process as the leader of a session, and so of a process group, of its own, unless it stays. The caller waits for it, with
 // [Wait].
 func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
 	if c.Chroot != "" {
@@ -110,7 +111,7 @@ func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
 		defaults = append(defaults, "GOCOVERDIR="+dir)
 	}
 	cmd.Env = environment(c.Env, defaults)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: !c.Stays, Pdeathsig: syscall.SIGKILL}
 	if err := s.run(cmd); err != nil {
 		return nil, fmt.Errorf("start %s in %s: %w", argv[0], c.Dir, err)
 	}

@@ -52,6 +52,7 @@ type child struct {
 // startChild starts the program and returns before it is ready.
 func startChild(s *sandbox.Spawner, c *config) (*child, error) {
 	command := c.command()
+	command.Stays = true // what it starts ends with this process, however that ends
 	p := &child{gone: make(chan struct{})}
 	if c.upstream != nil {
 		p.at = *c.upstream

@@ -54,7 +54,7 @@ func (e *exchanges) close(ctx context.Context) {
 	if e.srv.Shutdown(ctx) != nil {
 		_ = e.srv.Close()
 	}
-	_ = <-e.served // http.ErrServerClosed
+	<-e.served // http.ErrServerClosed
 }
 
 // Accept implements net.Listener.
