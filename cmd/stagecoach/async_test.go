@@ -140,7 +140,7 @@ func TestDeadLetters(t *testing.T) {
 	if table := r.dead("list"); !strings.Contains(table, l.ID) || len(strings.Split(table, "\n")) != 3 {
 		t.Errorf("after a kill:\n%s", table)
 	}
-	if shown := r.dead("show", l.ID); !strings.Contains(shown, "Call:      mine") || !strings.Contains(shown, to.URL+"/?large") || !strings.Contains(shown, "Status:    200") {
+	if shown := r.dead("show", l.ID); !strings.Contains(shown, "Call:      mine") || !strings.Contains(shown, to.URL+"/") || strings.Contains(shown, "?large") || !strings.Contains(shown, "Status:    200") {
 		t.Errorf("shown:\n%s", shown)
 	}
 	if body := r.dead("show", "--body", l.ID); body != large {
