@@ -22,7 +22,7 @@ type exchanges struct {
 	conns       chan net.Conn // to the server
 	closed      chan struct{}
 	once        sync.Once
-	served      chan error
+	served      chan struct{}
 }
 
 // Times that an exchange on one machine, with a gateway that waits for it, never takes.
@@ -37,7 +37,7 @@ const maxHead = 128 << 10
 func newExchanges(function http.Handler, read, write time.Duration, log *slog.Logger) *exchanges {
 	e := &exchanges{
 		function: function, read: read, write: write,
-		conns: make(chan net.Conn), closed: make(chan struct{}), served: make(chan error, 1),
+		conns: make(chan net.Conn), closed: make(chan struct{}), served: make(chan struct{}),
 	}
 	e.srv = &http.Server{
 		Handler: e, ReadHeaderTimeout: askTimeout, MaxHeaderBytes: maxHead,
@@ -45,7 +45,10 @@ func newExchanges(function http.Handler, read, write time.Duration, log *slog.Lo
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 	}
 	e.srv.SetKeepAlivesEnabled(false)
-	go func() { e.served <- e.srv.Serve(e) }() // close waits for it
+	go func() { // close waits for it
+		defer close(e.served)
+		_ = e.srv.Serve(e) // http.ErrServerClosed
+	}()
 	return e
 }
 
@@ -54,7 +57,7 @@ func (e *exchanges) close(ctx context.Context) {
 	if e.srv.Shutdown(ctx) != nil {
 		_ = e.srv.Close()
 	}
-	<-e.served // http.ErrServerClosed
+	<-e.served
 }
 
 // Accept implements net.Listener.
