@@ -23,6 +23,8 @@ type hopCase struct {
 	addr string
 	path string
 	c    int
+	size int    // bytes of the body
+	of   string // name of the direct case to compare with
 
 	rate     []float64       // requests per second, one a round
 	p50      []time.Duration // one a round
@@ -30,13 +32,14 @@ type hopCase struct {
 	messages float64 // NATS messages a request
 }
 
-// benchHop measures HTTP → provider → queue → a no-op replica process → back, beside a bare net/http echo. Load comes from
+// benchHop measures HTTP → provider → queue → a no-op replica process → back, and HTTP → rendezvous → a function that speaks
+// HTTP → back, with bodies of several sizes, beside a bare net/http echo with the same body. Load comes from
 // a process of its own; the cases take turns, so that what disturbs the machine disturbs them alike.
 func benchHop(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench hop", flag.ContinueOnError)
 	asJSON, images := reportFlags(fs)
-	rounds := fs.Int("rounds", 7, "turns of every case")
-	window := fs.Duration("window", 2*time.Second, "of load in a turn")
+	rounds := fs.Int("rounds", 5, "turns of every case")
+	window := fs.Duration("window", 1500*time.Millisecond, "of load in a turn")
 	client := fs.String("client", string(bench.NetHTTP), "that sends the load: net/http, or lean, which costs less and shows more of the servers' difference")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -61,13 +64,26 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 	if err := deployHop(ctx, api); err != nil {
 		return err
 	}
+	const usual = 64
 	cases := []*hopCase{
-		{name: "direct_c1", addr: echo.addr, path: "/function/noop", c: 1},
-		{name: "function_c1", addr: up.addr, path: "/function/noop", c: 1},
-		{name: "direct_c16", addr: echo.addr, path: "/function/noop", c: 16},
-		{name: "function_c16", addr: up.addr, path: "/function/noop", c: 16},
-		{name: "stages3_c16", addr: up.addr, path: "/function/three", c: 16},
-		{name: "function_async_c16", addr: up.addr, path: "/async-function/noop", c: 16}, // accepted: on disk, not yet run
+		{name: "direct_c1", addr: echo.addr, path: "/function/noop", c: 1, size: usual, of: "direct_c1"},
+		{name: "function_c1", addr: up.addr, path: "/function/noop", c: 1, size: usual, of: "direct_c1"},
+		{name: "direct_c16", addr: echo.addr, path: "/function/noop", c: 16, size: usual, of: "direct_c16"},
+		{name: "function_c16", addr: up.addr, path: "/function/noop", c: 16, size: usual, of: "direct_c16"},
+		{name: "stages3_c16", addr: up.addr, path: "/function/three", c: 16, size: usual, of: "direct_c16"},
+		{name: "http_c16", addr: up.addr, path: "/function/web/echo", c: 16, size: usual, of: "direct_c16"},
+		{name: "function_async_c16", addr: up.addr, path: "/async-function/noop", c: 16, size: usual, of: "direct_c16"}, // accepted: on disk, not yet run
+	}
+	for _, b := range []struct {
+		name string
+		size int
+	}{{"1KB", 1 << 10}, {"64KB", 64 << 10}, {"4MB", 4 << 20}} {
+		direct := "direct_" + b.name + "_c16"
+		cases = append(cases,
+			&hopCase{name: direct, addr: echo.addr, path: "/function/noop", c: 16, size: b.size, of: direct},
+			&hopCase{name: "function_" + b.name + "_c16", addr: up.addr, path: "/function/noop", c: 16, size: b.size, of: direct},
+			&hopCase{name: "http_" + b.name + "_c16", addr: up.addr, path: "/function/web/echo", c: 16, size: b.size, of: direct},
+		)
 	}
 	for r := range *rounds + 1 { // the first round warms up
 		for _, c := range cases {
@@ -84,12 +100,9 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 		report.Add(c.name, "p50_ms", float64(c.p50[len(c.p50)/2])/float64(time.Millisecond), c.requests)
 		report.Add(c.name, "messages_per_request", c.messages, c.requests)
 	}
-	for i, c := range cases { // each case's share of the direct case before it
-		direct := cases[i/2*2]
-		if i > 3 {
-			direct = cases[2]
-		}
-		report.Add(c.name, "share_of_direct", c.rate[len(c.rate)/2]/direct.rate[len(direct.rate)/2], *rounds)
+	for _, c := range cases { // rates are medians of rounds
+		i := slices.IndexFunc(cases, func(d *hopCase) bool { return d.name == c.of })
+		report.Add(c.name, "share_of_direct", c.rate[len(c.rate)/2]/cases[i].rate[len(c.rate)/2], *rounds)
 	}
 	return printReport(report, *asJSON, out)
 }
@@ -100,6 +113,9 @@ func deployHop(ctx context.Context, api *client) error {
 	labels := map[string]string{"com.openfaas.scale.min": "1", "com.openfaas.scale.max": "1"}
 	env := map[string]string{"max_inflight": "64", "GOMAXPROCS": "1"}
 	fns := []deployment{{Service: "noop", Image: image, Labels: labels, EnvVars: env, Annotations: map[string]string{"stagecoach.dev/async-queue-limit": "1000000"}}}
+	fns = append(fns, deployment{
+		Service: "web", Image: "stagecoach/echo-http:0.1.0", Labels: labels, EnvProcess: "./echo-http", EnvVars: map[string]string{"mode": "http", "max_inflight": "64"},
+	})
 	for i := 1; i <= 3; i++ {
 		a := map[string]string{"stagecoach.dev/pipeline": "three"}
 		if i < 3 {
@@ -112,7 +128,7 @@ func deployHop(ctx context.Context, api *client) error {
 			return err
 		}
 	}
-	for _, name := range []string{"noop", "three"} { // the first request waits for the replicas
+	for _, name := range []string{"noop", "three", "web"} { // the first request waits for the replicas
 		if _, err := api.invoke(ctx, name, "text/plain", []byte("up?")); err != nil {
 			return err
 		}
@@ -130,7 +146,7 @@ func (c *hopCase) turn(ctx context.Context, api *client, loader string, window t
 		return err
 	}
 	var stdout bytes.Buffer
-	cmd := exec.CommandContext(ctx, self, "bench", "load", "--client", loader, "--addr", c.addr, "--path", c.path, "--c", strconv.Itoa(c.c), "--duration", window.String())
+	cmd := exec.CommandContext(ctx, self, "bench", "load", "--client", loader, "--addr", c.addr, "--path", c.path, "--c", strconv.Itoa(c.c), "--duration", window.String(), "--size", strconv.Itoa(c.size))
 	cmd.Stdout, cmd.Stderr = &stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("load of %s: %w", c.name, err)
