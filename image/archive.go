@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -115,7 +116,7 @@ func (s *Store) archive(ctx context.Context, w io.Writer, index v1.IndexManifest
 		if err != nil {
 			return fmt.Errorf("write archive: %w", err)
 		}
-		_, err = io.Copy(t, f)
+		_, err = io.Copy(t, whileWanted{ctx, f})
 		_ = f.Close() // it was only read
 		if err != nil {
 			return fmt.Errorf("write archive: %w", err)
@@ -127,6 +128,11 @@ func (s *Store) archive(ctx context.Context, w io.Writer, index v1.IndexManifest
 // Load takes the images of an archive in: one that [Store.Save] or docker save wrote, or any OCI layout in an uncompressed
 // tar. as is the name for the only image of an archive that names none; it is needed then alone. It returns what it took.
 func (s *Store) Load(ctx context.Context, file, as string) ([]Entry, error) {
+	release, err := s.use(ctx) // what is not yet whole is swept too
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	tmp, err := os.MkdirTemp(s.path("tmp"), "load")
 	if err != nil {
 		return nil, fmt.Errorf("image store: %w", err)
@@ -201,7 +207,7 @@ func (s *Store) open(ctx context.Context, file, tmp string) ([]found, error) {
 		if left -= e.Size; left < 0 || table && e.Size > maxIndex {
 			return nil, fmt.Errorf("%s: %d bytes, more than it may have", name, e.Size)
 		}
-		if err := extract(filepath.Join(tmp, name), t); err != nil { // a name of the forms above
+		if err := extract(ctx, filepath.Join(tmp, name), t); err != nil { // a name of the forms above
 			return nil, err
 		}
 		has[name] = true
@@ -215,13 +221,26 @@ func (s *Store) open(ctx context.Context, file, tmp string) ([]found, error) {
 	return nil, errors.New("neither index.json nor manifest.json in it, want one from docker save, or an OCI layout")
 }
 
-func extract(to string, r io.Reader) error {
+func extract(ctx context.Context, to string, r io.Reader) error {
 	f, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, r)
+	_, err = io.Copy(f, whileWanted{ctx, r})
 	return errors.Join(err, f.Close())
+}
+
+// whileWanted reads until its context ends.
+type whileWanted struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (w whileWanted) Read(p []byte) (int, error) {
+	if err := w.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return w.r.Read(p)
 }
 
 func fromLayout(dir string, docker bool) ([]found, error) {
@@ -249,12 +268,18 @@ func fromLayout(dir string, docker bool) ([]found, error) {
 	}
 	var out []found
 	for _, d := range m.Manifests {
-		img, err := imageOf(index, d)
+		if err := small(dir, d.Digest); err != nil {
+			return nil, err
+		}
+		img, err := imageOf(dir, index, d)
 		if err != nil {
 			return nil, err
 		}
 		manifest, err := img.Manifest()
 		if err != nil {
+			return nil, err
+		}
+		if err := small(dir, manifest.Config.Digest); err != nil {
 			return nil, err
 		}
 		all := names[blobPath(manifest.Config.Digest)]
@@ -271,8 +296,20 @@ func fromLayout(dir string, docker bool) ([]found, error) {
 	return out, nil
 }
 
+// small says that a blob of a layout may be read into memory.
+func small(dir string, h v1.Hash) error {
+	if !blobForm.MatchString(blobPath(h)) {
+		return fmt.Errorf("digest %q, want a SHA-256", h)
+	}
+	info, err := os.Stat(filepath.Join(dir, blobPath(h)))
+	if err == nil && info.Size() > maxConfig {
+		err = fmt.Errorf("%s: %d bytes, want at most %d in a manifest or configuration", h, info.Size(), maxConfig)
+	}
+	return err
+}
+
 // imageOf returns what a descriptor describes: an image, or that of an index which runs here.
-func imageOf(index v1.ImageIndex, d v1.Descriptor) (v1.Image, error) {
+func imageOf(dir string, index v1.ImageIndex, d v1.Descriptor) (v1.Image, error) {
 	switch {
 	case d.MediaType.IsImage():
 		return index.Image(d.Digest)
@@ -280,6 +317,15 @@ func imageOf(index v1.ImageIndex, d v1.Descriptor) (v1.Image, error) {
 		inner, err := index.ImageIndex(d.Digest)
 		if err != nil {
 			return nil, err
+		}
+		m, err := inner.IndexManifest()
+		if err != nil {
+			return nil, err
+		}
+		for _, d := range m.Manifests { // those of other platforms may be missing
+			if err := small(dir, d.Digest); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return nil, err
+			}
 		}
 		return forPlatform(inner)
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -276,6 +277,96 @@ func TestStoresOfManyAtOnce(t *testing.T) {
 	}
 }
 
+// TestProcessesAtOnce has stores of one folder, as processes have, build, load, remove and collect at the same time.
+func TestProcessesAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	same, file := packed(t, folder(t), stageConfig), filepath.Join(t.TempDir(), "same.tar")
+	from := store(t, t.TempDir())
+	add(t, from, same, "loaded:1")
+	f, err := os.Create(file)
+	if err == nil {
+		err = errors.Join(from.Save(t.Context(), f, "loaded:1"), f.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for i := range 4 {
+		s, other := store(t, dir), packed(t, folder(t), Config{User: strconv.Itoa(i)})
+		wg.Go(func() {
+			d, err := s.Add(t.Context(), same, "same:1")
+			if err == nil {
+				_, err = s.Root(t.Context(), d)
+			}
+			if err == nil {
+				_, err = s.Add(t.Context(), other, fmt.Sprintf("gone:%d", i))
+			}
+			if err == nil {
+				_, err = s.Add(t.Context(), other, fmt.Sprintf("other:%d", i))
+			}
+			if err == nil {
+				err = s.Remove(t.Context(), fmt.Sprintf("gone:%d", i))
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Go(func() {
+			if _, err := store(t, dir).Load(t.Context(), file, ""); err != nil {
+				t.Errorf("load: %v", err)
+			}
+		})
+		wg.Go(func() {
+			c := store(t, dir)
+			for range 20 {
+				if _, err := c.Collect(t.Context(), nil, time.Hour); err != nil {
+					t.Errorf("collect: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	all, err := store(t, dir).List()
+	if err != nil || len(all) != 6 { // loaded:1, other:0 to 3, same:1
+		t.Fatalf("list %v, %v, want 6", all, err)
+	}
+	for _, e := range all {
+		if _, err := store(t, dir).Root(t.Context(), e.Digest); err != nil {
+			t.Errorf("%s: %v", e.Name, err)
+		}
+	}
+}
+
+// TestTwiceIsOnce adds the same image again: nothing is stored a second time, and the hour begins anew. Names keep an image
+// that no function has, however old it is.
+func TestTwiceIsOnce(t *testing.T) {
+	s := store(t, t.TempDir())
+	src := folder(t)
+	d := add(t, s, packed(t, src, stageConfig), "built:1")
+	blobs := len(tree(t, s.path("blobs/sha256")))
+	long := time.Now().Add(-48 * time.Hour)
+	for name := range tree(t, s.path("blobs/sha256")) {
+		if err := os.Chtimes(s.path("blobs/sha256", name), long, long); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := s.Collect(t.Context(), nil, time.Hour); n != 0 || err != nil {
+		t.Errorf("freed %d, %v of an old image with a name, want nothing", n, err)
+	}
+	if again := add(t, s, packed(t, src, stageConfig), "built:1"); again != d {
+		t.Errorf("digest %s, then %s", d, again)
+	}
+	if got := len(tree(t, s.path("blobs/sha256"))); got != blobs {
+		t.Errorf("%d blobs, then %d", blobs, got)
+	}
+	if err := s.Remove(t.Context(), "built:1"); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := s.Collect(t.Context(), nil, time.Hour); n != 0 || err != nil {
+		t.Errorf("freed %d, %v of what has just come, want nothing", n, err)
+	}
+}
+
 func TestCollect(t *testing.T) {
 	s := store(t, t.TempDir())
 	named := add(t, s, packed(t, folder(t), Config{User: "1"}), "named:1")
@@ -333,7 +424,7 @@ func TestSaveAndLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := to.Load(t.Context(), file, "")
-	if want := fmt.Sprint([]Entry{{"team/ocr:1", d, 0}, {"registry.example:5000/two:2", e, 0}}); err != nil || fmt.Sprint(got) != want {
+	if want := fmt.Sprint([]Entry{{Name: "team/ocr:1", Digest: d}, {Name: "registry.example:5000/two:2", Digest: e}}); err != nil || fmt.Sprint(got) != want {
 		t.Errorf("loaded %v, %v, want %s", got, err, want)
 	}
 	if _, err := to.Root(t.Context(), d); err != nil {

@@ -125,7 +125,7 @@ func (s *Store) index() (*v1.IndexManifest, error) {
 	return &m, nil
 }
 
-// change changes the index while nobody else does.
+// change changes the index while nobody else does; the caller keeps the store in use.
 func (s *Store) change(ctx context.Context, f func(*v1.IndexManifest)) error {
 	release, err := s.lock(ctx, "index.lock", unix.LOCK_EX)
 	if err != nil {
@@ -232,7 +232,8 @@ func (s *Store) blob(digest string) string {
 type Entry struct {
 	Name   string
 	Digest string
-	Size   int64 // of its layers as they are stored, in bytes
+	Size   int64     // of its layers as they are stored, in bytes
+	Added  time.Time // when it came in, from a build, an archive or a registry, the last time
 }
 
 // List returns the images that have names, sorted by name.
@@ -251,7 +252,11 @@ func (s *Store) List() ([]Entry, error) {
 		if err != nil {
 			return nil, fmt.Errorf("image %s: %w", d.Digest, err)
 		}
-		e := Entry{Name: d.Annotations[refName], Digest: d.Digest.String()}
+		info, err := os.Stat(s.blob(d.Digest.String()))
+		if err != nil {
+			return nil, fmt.Errorf("image %s: %w", d.Digest, err)
+		}
+		e := Entry{Name: d.Annotations[refName], Digest: d.Digest.String(), Added: info.ModTime()}
 		for _, l := range manifest.Layers {
 			e.Size += l.Size
 		}
@@ -263,11 +268,16 @@ func (s *Store) List() ([]Entry, error) {
 
 // Remove takes a name away. The image goes with the next [Store.Collect], unless it is used.
 func (s *Store) Remove(ctx context.Context, name string) error {
-	if _, err := s.Resolve(name); err != nil {
-		return err
-	}
 	ref, err := ParseRef(name)
 	if err != nil {
+		return err
+	}
+	release, err := s.use(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if _, err := s.Resolve(ref.Name); err != nil {
 		return err
 	}
 	return s.change(ctx, func(m *v1.IndexManifest) { m.Manifests = slices.DeleteFunc(m.Manifests, named(ref.Name)) })
