@@ -11,19 +11,19 @@ cd "$(dirname "$0")/.."
 version=0.1.0
 models=build/models/ocr
 
-# image NAME PACKAGE [FILE ...] makes one image; each FILE of the models' folder goes into its folder `model`. A package is
-# built once for images that follow each other. With program=NAME it is a function of another kind, which is no `stage`.
-built=
+# The same source gives the same program; one that is up to date is not linked again.
+programs=build/functions
+packages=(ocr/detect ocr/recognise ocr/text noop echo-http wait onnx minilm/embed minilm/pool)
+mkdir -p "$programs"
+${GO:-go} build -trimpath -buildvcs=false -o "$programs/" "${packages[@]/#/./functions/}"
+
+# image NAME PROGRAM [FILE ...] makes one image; each FILE of the models' folder goes into its folder `model`. A program is
+# named by its package's last part. With as=NAME it is a function of another kind, which is no `stage`.
 image() {
-  local to=$images/$1/$version package=$2 file
+  local to=$images/$1/$version program=$2 file
   shift 2
   mkdir -p "$to/model"
-  if [ "$package" != "$built" ]; then
-    rm -f "$images/.part" # it may be an image's too
-    ${GO:-go} build -trimpath -buildvcs=false -o "$images/.part" "./functions/$package" # the same source, the same image
-    built=$package
-  fi
-  put "$images/.part" "$to/${program:-stage}"
+  put "$programs/$program" "$to/${as:-stage}"
   for file in "$@"; do
     [ -f "$models/$file" ] || { echo "images: $models/$file is missing: run make fetch" >&2; exit 1; }
     put "$models/$file" "$to/model/$file"
@@ -39,15 +39,14 @@ put() {
   fi
 }
 
-image ocr-detect ocr/detect det.onnx
-image ocr-recognise ocr/recognise rec.onnx keys.txt
-image ocr-text ocr/text
+image ocr-detect detect det.onnx
+image ocr-recognise recognise rec.onnx keys.txt
+image ocr-text text
 image noop noop
-program=echo-http image echo-http echo-http
+as=echo-http image echo-http echo-http
 image wait wait rec.onnx # forks that carry real parameters
 image onnx onnx
 models=build/models/minilm
 for layer in 1 2 3 4 5 6; do image minilm-layer-$layer onnx layer-$layer.onnx; done
-image minilm-embed minilm/embed embed.onnx vocab.txt
-image minilm-pool minilm/pool pool.onnx
-rm -f "$images/.part"
+image minilm-embed embed embed.onnx vocab.txt
+image minilm-pool pool pool.onnx
