@@ -11,10 +11,12 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -22,9 +24,10 @@ import (
 // exchange is one attempt at a request to a function that speaks HTTP.
 type exchange struct {
 	c      *call
-	conn   net.Conn // to the replica; the transport's to close
-	status int      // of the answer; 0: none came
-	err    error    // why none came
+	conn   net.Conn      // to the replica; the transport's to close
+	wait   time.Duration // for it
+	status int           // of the answer; 0: none came
+	err    error         // why none came
 }
 
 type exchangeKey struct{}
@@ -33,10 +36,11 @@ type exchangeKey struct{}
 func newProxy(log *slog.Logger) *httputil.ReverseProxy {
 	of := func(ctx context.Context) *exchange { return ctx.Value(exchangeKey{}).(*exchange) }
 	return &httputil.ReverseProxy{
-		Rewrite: func(r *httputil.ProxyRequest) { rewrite(r, of(r.In.Context()).c) },
+		BufferPool: &buffers{},
+		Rewrite:    func(r *httputil.ProxyRequest) { rewrite(r, of(r.In.Context()).c) },
 		Transport: &http.Transport{
 			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return of(ctx).conn, nil },
-			DisableKeepAlives: true, DisableCompression: true, WriteBufferSize: 32 << 10, ReadBufferSize: 32 << 10,
+			DisableKeepAlives: true, DisableCompression: true, // its buffers are a connection's, so a request's: small
 			MaxResponseHeaderBytes: 1 << 20,
 		},
 		ModifyResponse: func(r *http.Response) error {
@@ -46,12 +50,30 @@ func newProxy(log *slog.Logger) *httputil.ReverseProxy {
 				delete(r.Header, name) // the platform's words
 			}
 			stamp(r.Header, x.c)
+			name, _ := pipeline.SplitKey(x.c.key)
+			timing := serverTiming([]task.Timing{{Stage: name, Wait: x.wait}})
+			timing, _, _ = strings.Cut(timing, ", ")                                           // how long it works is not known yet
+			r.Header["Server-Timing"] = append([]string{timing}, r.Header["Server-Timing"]...) // the function's own stays
 			return nil
 		},
 		ErrorHandler: func(_ http.ResponseWriter, r *http.Request, err error) { of(r.Context()).err = err },
 		ErrorLog:     slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 }
+
+// buffers are what proxies copy with.
+type buffers struct{ sync.Pool }
+
+// Get implements httputil.BufferPool.
+func (b *buffers) Get() []byte {
+	if p, ok := b.Pool.Get().(*[]byte); ok {
+		return *p
+	}
+	return make([]byte, 32<<10)
+}
+
+// Put implements httputil.BufferPool.
+func (b *buffers) Put(p []byte) { b.Pool.Put(&p) }
 
 // rewrite makes the request that the function gets: what the client sent, at the path after the function's name.
 func rewrite(r *httputil.ProxyRequest, c *call) {
@@ -185,7 +207,7 @@ func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Reque
 			}
 			return fail(w, c, o.err)
 		case conn := <-meet.conns:
-			x := &exchange{c: c, conn: conn}
+			x := &exchange{c: c, conn: conn, wait: time.Since(c.start)}
 			if c.trace != nil {
 				c.traceparent = task.CallParent(parent, 1, attempt) // that of the request's one call
 			}

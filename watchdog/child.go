@@ -26,6 +26,7 @@ func (c *config) command() sandbox.Command {
 	cmd := sandbox.Command{Dir: c.image.Root, Argv: c.process, Env: c.env, Stdout: os.Stdout, Stderr: os.Stderr}
 	if c.image.Rootfs {
 		cmd.Chroot, cmd.Dir, cmd.User = c.image.Root, cmp.Or(c.image.WorkDir, "/"), c.image.User
+		cmd.ReadOnly = c.image.ReadOnly
 		if secrets := c.env[envSecrets]; secrets != "" {
 			cmd.Binds = []sandbox.Bind{{From: secrets, To: secretsFolder, Copy: true}}
 			cmd.Env = maps.Clone(c.env)

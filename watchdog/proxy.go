@@ -9,6 +9,7 @@ import (
 	"net/http/httputil"
 	"os"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -51,6 +52,7 @@ func proxy(p *child, slots int, log *slog.Logger) (h http.Handler, done func()) 
 	}
 	prefix := strings.TrimSuffix(p.at.EscapedPath(), "/")
 	return &httputil.ReverseProxy{
+		BufferPool: &buffers{},
 		Rewrite: func(r *httputil.ProxyRequest) {
 			u := r.Out.URL
 			u.Scheme, u.Host, u.RawQuery, r.Out.Host = "http", p.at.Host, r.In.URL.RawQuery, r.In.Host
@@ -94,3 +96,17 @@ func (p *child) failed(w http.ResponseWriter, r *http.Request, err error) {
 		<-r.Context().Done() // this process ends too, and with it the call, which can then be tried elsewhere
 	}
 }
+
+// buffers are what proxies copy with.
+type buffers struct{ sync.Pool }
+
+// Get implements httputil.BufferPool.
+func (b *buffers) Get() []byte {
+	if p, ok := b.Pool.Get().(*[]byte); ok {
+		return *p
+	}
+	return make([]byte, 32<<10)
+}
+
+// Put implements httputil.BufferPool.
+func (b *buffers) Put(p []byte) { b.Pool.Put(&p) }

@@ -120,7 +120,8 @@ func (r *rig) answers(t *testing.T) {
 		}
 		_, _ = io.Copy(io.Discard, resp.Body)
 		resp.Body.Close()
-		if h := resp.Header; resp.StatusCode != want || h.Get("X-Custom") != "kept" || h.Get("X-Openfaas-Internal") != "" || len(h["X-Call-Id"]) != 1 {
+		if h := resp.Header; resp.StatusCode != want || h.Get("X-Custom") != "kept" || h.Get("X-Openfaas-Internal") != "" || len(h["X-Call-Id"]) != 1 ||
+			!strings.HasPrefix(h.Get("Server-Timing"), "web.wait;dur=") {
 			t.Errorf("status %d: got %d, %v", code, resp.StatusCode, h)
 		}
 	}
