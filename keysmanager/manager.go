@@ -66,6 +66,7 @@ type Spec struct {
 	Process   string            // the env fprocess; empty: the image's ./stage, or its entrypoint
 	Ready     string            // HTTP path that says whether it is ready, of a function that speaks HTTP; empty: see package watchdog
 	Env       map[string]string // of the function; STAGECOACH_MODEL makes it one with parameters
+	ReadOnly  bool              // its program writes to /tmp alone, when its image is its root
 }
 
 // Order asks for a replica.
@@ -314,6 +315,7 @@ func (m *Manager) shim(c *sandbox.Command, s Spec, image sandbox.Image) error {
 	if len(m.cfg.Watchdog) == 0 {
 		return fmt.Errorf("image %q has no executable ./%s, and this node runs no functions of other kinds", image.Name, sandbox.Executable)
 	}
+	image.ReadOnly = s.ReadOnly
 	b, err := json.Marshal(image)
 	if err != nil {
 		return fmt.Errorf("image %q: %w", image.Name, err)

@@ -29,6 +29,7 @@ type Image struct {
 	Env        []string // NAME=value, under the function's own
 	WorkDir    string   // absolute, inside Root; empty: /
 	User       string   // user[:group], names of the image's or numbers; empty: root
+	ReadOnly   bool     // with Rootfs, and the function's wish: Command.ReadOnly
 }
 
 // Executable is what an image runs when its function names nothing else.
@@ -58,7 +59,7 @@ func (s Images) Check(image string) error {
 		return err
 	}
 	if info, err := os.Stat(folder); err != nil || !info.IsDir() {
-		return fmt.Errorf("image %q: no folder %s; build the function there (make images), or start with --images", image, folder)
+		return fmt.Errorf("image %q: no folder %s; build it (stagecoach build), or start with the --images that has it", image, folder)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/image"
 )
@@ -27,7 +28,7 @@ type imageCommand struct {
 
 // imageVerbs are the verbs of `stagecoach image`, with what follows them.
 func imageVerbs() []string {
-	return []string{"list", "load FILE", "save FILE NAME ...", "push NAME ...", "remove NAME ..."}
+	return []string{"list", "load FILE", "save FILE NAME ...", "pull NAME ...", "push NAME ...", "remove NAME ..."}
 }
 
 // runImage works on the store of OCI images in a folder, whether or not a stagecoach runs on it.
@@ -45,7 +46,7 @@ func runImage(ctx context.Context, args []string, out io.Writer) error {
 		fs.BoolVar(&c.asJSON, "json", false, "print JSON instead of a table")
 	case "load":
 		fs.StringVar(&c.name, "name", "", "of the only image of an archive that names none")
-	case "push":
+	case "pull", "push":
 		fs.StringVar(&c.registry.Auth, "registry-config", "", "file with credentials for registries; default ~/.docker/config.json, or DOCKER_CONFIG/config.json")
 		fs.Var((*repeated)(&c.registry.Insecure), "insecure", "host[:port] of a registry without TLS; may be repeated; loopback addresses need none")
 	}
@@ -53,7 +54,7 @@ func runImage(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if least := map[string]int{"load": 1, "save": 2, "push": 1, "remove": 1}[verb]; len(rest) < least || verb == "list" && len(rest) > 0 || verb == "load" && len(rest) > 1 {
+	if least := map[string]int{"load": 1, "save": 2, "pull": 1, "push": 1, "remove": 1}[verb]; len(rest) < least || verb == "list" && len(rest) > 0 || verb == "load" && len(rest) > 1 {
 		return fmt.Errorf("image %s: got %q, want: stagecoach image %s", verb, rest, form)
 	}
 	if c.store, err = image.OpenStore(storeIn(*folder)); err != nil {
@@ -67,6 +68,8 @@ func runImage(ctx context.Context, args []string, out io.Writer) error {
 		return c.load(ctx, rest[0])
 	case "save":
 		return c.save(ctx, rest[0], rest[1:])
+	case "pull":
+		return c.pull(ctx, rest)
 	case "push":
 		return c.push(ctx, rest)
 	default:
@@ -81,20 +84,21 @@ func (c *imageCommand) list() error {
 	}
 	if c.asJSON {
 		type entry struct {
-			Image  string `json:"image"`
-			Digest string `json:"digest"`
-			Size   int64  `json:"size"` // bytes
+			Image  string    `json:"image"`
+			Digest string    `json:"digest"`
+			Size   int64     `json:"size"` // bytes
+			Added  time.Time `json:"added"`
 		}
 		out := []entry{}
 		for _, e := range all {
-			out = append(out, entry{e.Name, e.Digest, e.Size})
+			out = append(out, entry{e.Name, e.Digest, e.Size, e.Added.UTC().Truncate(time.Second)})
 		}
 		return json.NewEncoder(c.out).Encode(out)
 	}
 	t := tabwriter.NewWriter(c.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "IMAGE\tSIZE\tDIGEST")
+	fmt.Fprintln(t, "IMAGE\tSIZE\tDIGEST\tADDED")
 	for _, e := range all {
-		fmt.Fprintf(t, "%s\t%s\t%.19s\n", e.Name, sizeText(e.Size), e.Digest)
+		fmt.Fprintf(t, "%s\t%s\t%.19s\t%s\n", e.Name, sizeText(e.Size), e.Digest, e.Added.UTC().Format(time.RFC3339))
 	}
 	return t.Flush()
 }
@@ -122,6 +126,26 @@ func (c *imageCommand) save(ctx context.Context, file string, names []string) (e
 		return err
 	}
 	return os.Rename(f.Name(), file)
+}
+
+// pull fetches images; from then on their names stand for them here, and deploys ask no registry.
+func (c *imageCommand) pull(ctx context.Context, names []string) error {
+	var errs []error
+	for _, name := range names {
+		digest, err := c.registry.Pull(ctx, c.store, name)
+		var img *image.Image
+		if err == nil {
+			img, err = c.store.Image(digest)
+		}
+		if err == nil {
+			_, err = c.store.Add(ctx, img, name)
+		}
+		if err == nil {
+			fmt.Fprintf(c.out, "%s: pulled, %s\n", name, digest)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 func (c *imageCommand) push(ctx context.Context, names []string) error {

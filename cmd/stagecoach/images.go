@@ -55,7 +55,7 @@ func (i *images) Pin(ctx context.Context, name string) (string, error) {
 	digest, err := i.store.Resolve(name)
 	if errors.Is(err, image.ErrNoImage) {
 		if ref.Host == "" && i.registry.Default == "" {
-			return "", fmt.Errorf("%w; or load it into the store (stagecoach image load); or name its registry, REGISTRY/%s", noFolder, name)
+			return "", fmt.Errorf("%w; or bring it into the store (stagecoach image load FILE, stagecoach image pull NAME); or name its registry, REGISTRY/%s", noFolder, name)
 		}
 		digest, err = i.registry.Pull(ctx, i.store, name)
 	}
