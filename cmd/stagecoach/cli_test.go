@@ -121,6 +121,7 @@ func TestTemplates(t *testing.T) {
 
 	c.refuse(`image "example/shout:latest"`, "", "deploy", "--filter", "shout") // not built yet
 	c.run(`double +example/double:latest +2\.\d MiB +sha256:[0-9a-f]{12}`, "", "build", "--images", images)
+	c.throughAFile(images)
 	c.run(`double: created, http://127.*/function/double\n(?s:.*)shout: ready with 1 replicas`, "", "deploy", "--wait")
 	c.run("shout: updated", "", "deploy", "--filter", "shout", "-f", "stack.yaml")
 

@@ -23,6 +23,10 @@ const rootProgram = `package main
 import ("fmt"; "os")
 
 func main() {
+	if os.Getenv("WRITES") != "" {
+		fmt.Print(os.WriteFile("/home", nil, 0o600), ", ", os.WriteFile("/tmp/x", nil, 0o600))
+		return
+	}
 	entries, _ := os.ReadDir("/")
 	names := ""
 	for _, e := range entries { names += " " + e.Name() }
@@ -30,6 +34,48 @@ func main() {
 	fmt.Printf("%s uid=%d pid=%d root=%s secret=%s %v", os.Getenv("VERSION"), os.Getuid(), os.Getpid(), names, secret, err)
 }
 `
+
+// throughAFile saves what was built, removes it, and loads it again, beside an up on the same store.
+func (c *cli) throughAFile(images string) {
+	c.t.Helper()
+	const name = "example/double:latest"
+	c.run(`IMAGE +SIZE +DIGEST +ADDED\n`+name+` +2\.\d MiB +sha256:[0-9a-f]{12} +20\S+Z\n`, "", "image", "list", "--images", images)
+	c.run("", "", "image", "save", "double.tar", name, "--images", images)
+	c.run(name+": removed", "", "image", "remove", name, "--images", images)
+	c.refuse("stagecoach build.*stagecoach image load.*stagecoach image pull", "", "deploy", "--filter", "double")
+	c.refuse("no such image", "", "image", "remove", name, "--images", images)
+	c.run(name+": loaded, sha256:", "", "image", "load", "double.tar", "--images", images)
+}
+
+// closed deploys an image with and without a root that it may write to.
+func closed(r *rig, name string) {
+	r.t.Helper()
+	for readOnly, want := range map[bool]string{
+		true:  "open /home: read-only file system, <nil>",
+		false: "open /home: permission denied, <nil>", // the root's folder is not the user's
+	} {
+		service := fmt.Sprintf("writes-%t", readOnly)
+		r.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(
+			`{"service":%q,"image":%q,"envVars":{"WRITES":"1"},"readOnlyRootFilesystem":%t}`, service, name, readOnly), "Content-Type", "application/json")
+		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/"+service, "x").body); got != want {
+			r.t.Errorf("read-only %t: got %q, want %q", readOnly, got, want)
+		}
+	}
+}
+
+// stored pulls an image into a store, where its name stands for it from then on.
+func stored(t *testing.T, name string) {
+	t.Helper()
+	images := t.TempDir()
+	var out strings.Builder
+	if err := runImage(t.Context(), []string{"pull", name, "--images", images}, &out); err != nil || !strings.Contains(out.String(), name+": pulled, sha256:") {
+		t.Errorf("pull: %v, %q", err, out.String())
+	}
+	out.Reset()
+	if err := runImage(t.Context(), []string{"list", "--json", "--images", images}, &out); err != nil || !strings.Contains(out.String(), `[{"image":"`+name+`","digest":"sha256:`) {
+		t.Errorf("list: %v, %q", err, out.String())
+	}
+}
 
 // TestImagesFromARegistry deploys an image that a registry has, moves its tag, and takes the registry away.
 func TestImagesFromARegistry(t *testing.T) {
@@ -94,6 +140,8 @@ func TestImagesFromARegistry(t *testing.T) {
 		return strings.HasPrefix(string(r.send(http.MethodPost, "/function/who", "x").body), "two ")
 	})
 	says("two")
+	closed(r, name)
+	stored(t, name)
 	reg.Close()
 	if a := put(http.MethodPut, http.StatusBadGateway); a.header.Get("X-OpenFaaS-Internal") == "" || !strings.Contains(string(a.body), "connection refused") {
 		t.Errorf("without its registry: %v %s", a.header, a.body)
