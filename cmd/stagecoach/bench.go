@@ -42,7 +42,7 @@ func printReport(r *bench.Report, asJSON bool, out io.Writer) error {
 func benchEcho(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench echo", flag.ContinueOnError)
 	listen := fs.String("listen", "127.0.0.1:0", "host:port")
-	if err := fs.Parse(args); err != nil {
+	if err := parseFlags(fs, args); err != nil {
 		return err
 	}
 	l, err := net.Listen("tcp", *listen)
@@ -61,7 +61,7 @@ func benchLoad(ctx context.Context, args []string, out io.Writer) error {
 	d := fs.Duration("duration", time.Second, "")
 	client := fs.String("client", string(bench.NetHTTP), "net/http or lean")
 	size := fs.Int("size", 64, "bytes of the body")
-	if err := fs.Parse(args); err != nil {
+	if err := parseFlags(fs, args); err != nil {
 		return err
 	}
 	body := make([]byte, *size)

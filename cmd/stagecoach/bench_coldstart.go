@@ -41,7 +41,7 @@ func benchColdstart(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench coldstart", flag.ContinueOnError)
 	asJSON, images := reportFlags(fs)
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
-	if err := fs.Parse(args); err != nil {
+	if err := parseFlags(fs, args); err != nil {
 		return err
 	}
 	report := bench.NewReport("coldstart", os.Stderr)

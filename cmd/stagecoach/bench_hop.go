@@ -41,7 +41,7 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 	rounds := fs.Int("rounds", 5, "turns of every case")
 	window := fs.Duration("window", 1500*time.Millisecond, "of load in a turn")
 	client := fs.String("client", string(bench.NetHTTP), "that sends the load: net/http, or lean, which costs less and shows more of the servers' difference")
-	if err := fs.Parse(args); err != nil {
+	if err := parseFlags(fs, args); err != nil {
 		return err
 	}
 	report := bench.NewReport("hop", os.Stderr)

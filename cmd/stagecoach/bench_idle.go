@@ -19,7 +19,7 @@ func benchIdle(ctx context.Context, args []string, out io.Writer) error {
 	asJSON, images := reportFlags(fs)
 	functions := fs.Int("functions", 1000, "that are deployed, at zero replicas")
 	window := fs.Duration("window", 20*time.Second, "of idleness that is measured")
-	if err := fs.Parse(args); err != nil {
+	if err := parseFlags(fs, args); err != nil {
 		return err
 	}
 	report := bench.NewReport("idle", os.Stderr)

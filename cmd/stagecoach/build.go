@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -73,10 +72,8 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 	folder := fs.Bool("folder", false, "put them there as folders REPOSITORY/TAG, for development, and not into the store of OCI images")
 	archive := fs.String("out", "", "a file to write the OCI images to as well, for another machine")
 	asJSON := fs.Bool("json", false, "print JSON instead of a table")
-	if rest, err := parseMixed(fs, args); err != nil {
+	if err := parseFlags(fs, args); err != nil {
 		return err
-	} else if len(rest) > 0 {
-		return fmt.Errorf("build: got argument %q, want flags alone; --filter chooses functions", rest[0])
 	}
 	f, names, err := openStack(*file, *filter)
 	if err != nil {
@@ -163,7 +160,7 @@ func (d *destination) save(ctx context.Context, file string, all []built) (err e
 
 func printBuilt(all []built, asJSON bool, out io.Writer) error {
 	if asJSON {
-		return json.NewEncoder(out).Encode(slices.Concat([]built{}, all)) // [] and not null
+		return json.NewEncoder(out).Encode(append([]built{}, all...)) // [] and not null
 	}
 	if len(all) == 0 {
 		return nil
@@ -185,21 +182,6 @@ func sizeText(n int64) string {
 		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
 	}
 	return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
-}
-
-// parseMixed parses flags before, between and after arguments, and returns the arguments. What follows -- is arguments.
-func parseMixed(fs *flag.FlagSet, args []string) ([]string, error) {
-	var rest []string
-	for {
-		if err := fs.Parse(args); err != nil {
-			return nil, err
-		}
-		left := fs.Args()
-		if n := len(args) - len(left); len(left) == 0 || n > 0 && args[n-1] == "--" {
-			return append(rest, left...), nil
-		}
-		rest, args = append(rest, left[0]), left[1:]
-	}
 }
 
 // buildOne makes the image of one function and puts it where it belongs.

@@ -25,7 +25,8 @@ func runDead(ctx context.Context, args []string, out io.Writer) error {
 	asJSON := fs.Bool("json", false, "print JSON instead of a table")
 	function := fs.String("function", "", "of this function or pipeline alone; with redrive and drop: all of its")
 	body := fs.Bool("body", false, "show: print the body instead")
-	if err := fs.Parse(args[1:]); err != nil {
+	rest, err := parseMixed(fs, args[1:])
+	if err != nil {
 		return err
 	}
 	api, err := flags.open("")
@@ -39,16 +40,16 @@ func runDead(ctx context.Context, args []string, out io.Writer) error {
 	if flags.namespace != "" {
 		q.Set("namespace", flags.namespace)
 	}
-	id := fs.Arg(0)
+	id := strings.Join(rest, " ") // one, as is checked below
 	switch {
-	case args[0] == "list" && fs.NArg() == 0:
+	case args[0] == "list" && len(rest) == 0:
 		return listDead(ctx, api, q, *asJSON, out)
-	case args[0] == "show" && fs.NArg() == 1:
+	case args[0] == "show" && len(rest) == 1:
 		return showDead(ctx, api, id, *body, *asJSON, out)
-	case (args[0] == "redrive" || args[0] == "drop") && (fs.NArg() == 1) != (*function != ""):
+	case (args[0] == "redrive" || args[0] == "drop") && (len(rest) == 1) != (*function != ""):
 		return changeDead(ctx, api, args[0], id, q, *asJSON, out)
 	}
-	return fmt.Errorf("dead %s: got %q, want an ID, or --function NAME for all of its (list takes no ID, flags come first)", args[0], fs.Args())
+	return fmt.Errorf("dead %s: got %q, want an ID, or --function NAME for all of its (list takes no ID)", args[0], rest)
 }
 
 func listDead(ctx context.Context, api *client, q url.Values, asJSON bool, out io.Writer) error {

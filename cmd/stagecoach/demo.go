@@ -39,7 +39,7 @@ func runDemo(ctx context.Context, args []string, out io.Writer) error {
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
 	stack := fs.String("stack", "stack.yml", "what is deployed")
 	dir := fs.String("out", "build/demo", "folder for the log, the pages, the chart and the figures as JSON")
-	if err := fs.Parse(args); err != nil {
+	if err := parseFlags(fs, args); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(*dir, 0o755); err != nil {

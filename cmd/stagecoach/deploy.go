@@ -20,10 +20,8 @@ func runDeploy(ctx context.Context, args []string, out io.Writer) error {
 	api := newAPIFlags(fs)
 	tag := fs.String("tag", "", "tag of the images, in place of that in the stack file")
 	wait := fs.Bool("wait", false, "return when each function has the replicas that its label com.openfaas.scale.min asks for")
-	if rest, err := parseMixed(fs, args); err != nil {
+	if err := parseFlags(fs, args); err != nil {
 		return err
-	} else if len(rest) > 0 {
-		return fmt.Errorf("deploy: got argument %q, want flags alone; --filter chooses functions", rest[0])
 	}
 	f, names, err := openStack(*file, *filter)
 	if err != nil {

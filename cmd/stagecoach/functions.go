@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -38,8 +37,8 @@ func runList(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("list", flag.ContinueOnError)
 	api := newAPIFlags(fs)
 	asJSON := fs.Bool("json", false, "print JSON instead of a table")
-	if rest, err := parseMixed(fs, args); err != nil || len(rest) > 0 {
-		return cmp.Or(err, fmt.Errorf("list: got argument %q, want flags alone", rest))
+	if err := parseFlags(fs, args); err != nil {
+		return err
 	}
 	c, err := api.open("")
 	if err != nil {
@@ -51,7 +50,7 @@ func runList(ctx context.Context, args []string, out io.Writer) error {
 	}
 	slices.SortFunc(all, func(a, b functionStatus) int { return strings.Compare(a.Name, b.Name) })
 	if *asJSON {
-		return json.NewEncoder(out).Encode(slices.Concat([]functionStatus{}, all))
+		return json.NewEncoder(out).Encode(append([]functionStatus{}, all...)) // [] and not null
 	}
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "FUNCTION\tIMAGE\tINVOCATIONS\tREPLICAS")

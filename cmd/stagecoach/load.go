@@ -110,18 +110,14 @@ func loadScenario(args []string) (openloop.Scenario, loadFlags, error) {
 	fs.IntVar(&s.MaxInFlight, "max-in-flight", 0, "requests at a time; what is above it is counted as not sent (default 1000)")
 	fs.StringVar(&s.Callbacks, "callbacks", "", "host:port where callbacks are received (default 127.0.0.1:0)")
 	t, body, headers, cv := targetFlags(fs)
-	function := ""
-	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
-		function, args = args[0], args[1:]
-	}
-	if err := fs.Parse(args); err != nil {
+	rest, err := parseMixed(fs, args)
+	if err != nil {
 		return s, f, err
 	}
-	if function == "" && fs.NArg() == 1 {
-		function = fs.Arg(0)
-	} else if fs.NArg() > 0 {
-		return s, f, fmt.Errorf("load: got %q, want one function, then flags", fs.Args())
+	if len(rest) > 1 {
+		return s, f, fmt.Errorf("load: got %q, want one function", rest)
 	}
+	function := strings.Join(rest, "")
 	given := map[string]bool{}
 	fs.Visit(func(x *flag.Flag) { given[x.Name] = true })
 	s.Gateway = *gateway
@@ -133,7 +129,6 @@ func loadScenario(args []string) (openloop.Scenario, loadFlags, error) {
 		if given["cv"] {
 			t.CV = cv
 		}
-		var err error
 		t.Body, err = body()
 		s.Targets = []openloop.TargetSpec{*t}
 		return s, f, err

@@ -57,9 +57,6 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:], os.Stdout)
 	stop()
-	if errors.Is(err, flag.ErrHelp) {
-		os.Exit(2)
-	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "stagecoach:", err)
 		os.Exit(1)
@@ -85,7 +82,11 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 		return nil
 	}
-	return all[i].run(ctx, args[1:], out)
+	err := all[i].run(ctx, args[1:], out)
+	if help := (helpAsked{}); errors.As(err, &help) {
+		_, err = fmt.Fprint(out, help.text)
+	}
+	return err
 }
 
 func usage(out io.Writer) {
@@ -101,7 +102,10 @@ func usage(out io.Writer) {
 	fmt.Fprintln(out, "\nEach takes --help.")
 }
 
-func runVersion(_ context.Context, _ []string, out io.Writer) error {
+func runVersion(_ context.Context, args []string, out io.Writer) error {
+	if err := parseFlags(flag.NewFlagSet("version", flag.ContinueOnError), args); err != nil {
+		return err
+	}
 	_, err := fmt.Fprintln(out, "stagecoach", version())
 	return err
 }

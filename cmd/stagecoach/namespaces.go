@@ -40,10 +40,8 @@ func runNamespace(ctx context.Context, args []string, out io.Writer) error {
 }
 
 func listNamespaces(ctx context.Context, fs *flag.FlagSet, gateway *string, args []string, out io.Writer) error {
-	if rest, err := parseMixed(fs, args); err != nil {
+	if err := parseFlags(fs, args); err != nil {
 		return err
-	} else if len(rest) > 0 {
-		return fmt.Errorf("namespace list: got argument %q, want flags alone", rest[0])
 	}
 	c, err := dial(*gateway)
 	if err != nil {

@@ -69,10 +69,8 @@ func secretCommand(ctx context.Context, args []string, in io.Reader, out io.Writ
 }
 
 func listSecrets(ctx context.Context, fs *flag.FlagSet, api *apiFlags, args []string, out io.Writer) error {
-	if rest, err := parseMixed(fs, args); err != nil {
+	if err := parseFlags(fs, args); err != nil {
 		return err
-	} else if len(rest) > 0 {
-		return fmt.Errorf("secret list: got argument %q, want flags alone", rest[0])
 	}
 	c, err := api.open("")
 	if err != nil {

@@ -147,11 +147,8 @@ func runTop(ctx context.Context, args []string, out io.Writer) error {
 	gateway := gatewayFlag(fs)
 	once := fs.Bool("once", false, "print it once and end, as when the output is no terminal")
 	asJSON := fs.Bool("json", false, "print what GET /system/top answers, once")
-	if err := fs.Parse(args); err != nil {
+	if err := parseFlags(fs, args); err != nil {
 		return err
-	}
-	if fs.NArg() > 0 {
-		return fmt.Errorf("top: got argument %q, want flags alone", fs.Arg(0))
 	}
 	api, err := dial(*gateway)
 	if err != nil {

@@ -54,7 +54,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	fs.StringVar(&cfg.Registry.Auth, "registry-config", cfg.Registry.Auth, "file with credentials for registries; default ~/.docker/config.json, or DOCKER_CONFIG/config.json")
 	fs.StringVar(&cfg.ORT, "ort", cfg.ORT, "ONNX Runtime's shared library, for functions with a model")
 	fs.StringVar(&cfg.BasicAuthDir, "basic-auth-dir", cfg.BasicAuthDir, "folder with basic-auth-user and basic-auth-password")
-	if err := fs.Parse(args); err != nil {
+	if err := parseFlags(fs, args); err != nil {
 		return cfg, nil, err
 	}
 	if *file != "" {
@@ -62,12 +62,9 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 		if err := cfg.readConfig(*file); err != nil {
 			return cfg, nil, err
 		}
-		if err := fs.Parse(args); err != nil { // again, over the file
+		if err := parseFlags(fs, args); err != nil { // again, over the file
 			return cfg, nil, err
 		}
-	}
-	if fs.NArg() > 0 {
-		return cfg, nil, fmt.Errorf("up: got argument %q, want flags alone", fs.Arg(0))
 	}
 	if err := cfg.Validate(); err != nil {
 		return cfg, nil, err

@@ -21,11 +21,8 @@ var watchdogLine = [...]string{"/proc/self/exe", "watchdog"}
 
 func runWatchdog(ctx context.Context, args []string, _ io.Writer) error {
 	fs := flag.NewFlagSet("watchdog", flag.ContinueOnError)
-	if err := fs.Parse(args); err != nil {
-		return err
-	}
-	if fs.NArg() > 0 {
-		return fmt.Errorf("watchdog: got argument %q, want none: `stagecoach up` starts it, and says in its environment what to run", fs.Arg(0))
+	if err := parseFlags(fs, args); err != nil {
+		return fmt.Errorf("%w (`stagecoach up` starts it, and says in its environment what to run)", err)
 	}
 	return watchdog.Run(ctx)
 }

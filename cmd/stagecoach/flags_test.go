@@ -1,0 +1,48 @@
+package main
+
+import (
+	"bytes"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// TestFlags wants help on standard output and no error, and one line for a flag or an argument that is wrong.
+func TestFlags(t *testing.T) {
+	for args, want := range map[string]struct{ out, err string }{
+		"list --help":       {out: "Usage of list:\n  -gateway string"},
+		"load --help":       {out: "stagecoach load FUNCTION --rate 20"},
+		"up -h":             {out: "-basic-auth-dir"},
+		"list --bogus":      {err: "list: flag provided but not defined: -bogus; `stagecoach list --help` lists the flags"},
+		"secret list --x 1": {err: "secret list: flag provided but not defined: -x; `stagecoach secret list --help` lists the flags"},
+		"list x":            {err: `list: got argument "x", want flags alone`},
+		"demo x":            {err: `demo: got argument "x", want flags alone`},
+		"version x":         {err: `version: got argument "x", want flags alone`},
+		"load --slo 1s a b": {err: `load: got ["a" "b"], want one function`},
+		"dead show":         {err: "dead show: got [], want an ID"},
+	} {
+		var out bytes.Buffer
+		err := run(t.Context(), strings.Fields(args), &out)
+		if want.err == "" && (err != nil || !strings.Contains(out.String(), want.out)) {
+			t.Errorf("%s: error %v, printed %q, want %q", args, err, out.String(), want.out)
+		}
+		if want.err != "" && (err == nil || !strings.HasPrefix(err.Error(), want.err) || strings.Contains(err.Error(), "\n")) {
+			t.Errorf("%s: error %v, want %q", args, err, want.err)
+		}
+	}
+}
+
+// TestNothingAsJSON wants an empty list to be one, and not null.
+func TestNothingAsJSON(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("[]")) }))
+	defer s.Close()
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"list", "--json", "--gateway", s.URL}, &out); err != nil || out.String() != "[]\n" {
+		t.Errorf("list: %v, printed %q", err, out.String())
+	}
+	out.Reset()
+	if err := printBuilt(nil, true, &out); err != nil || out.String() != "[]\n" {
+		t.Errorf("build: %v, printed %q", err, out.String())
+	}
+}
