@@ -186,7 +186,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path strin
 		e.Async = "accept"
 	}
 	g.ended(c.trace, r.Header.Get("Traceparent"), e)
-	if c.broken {
+	if c.broken || code == statusClientGone { // an empty answer would be one
 		panic(http.ErrAbortHandler)
 	}
 }

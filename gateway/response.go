@@ -70,6 +70,9 @@ func fail(w http.ResponseWriter, c *call, e *task.Error) int {
 		seconds := max(1, (e.RetryAfter+time.Second-1)/time.Second) // rounded up
 		h["Retry-After"] = []string{strconv.FormatInt(int64(seconds), 10)}
 	}
+	if status == http.StatusRequestTimeout {
+		h["Connection"] = []string{"close"} // the rest of the body may still come
+	}
 	c.calls, c.cause = append(c.calls, e.Stages...), e.Error()
 	text := c.cause + "\n"
 	h["Content-Type"] = []string{"text/plain; charset=utf-8"}

@@ -216,7 +216,7 @@ func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Reque
 				return x.status
 			}
 			if terr := g.missed(ctx, r, x, body); terr != nil {
-				if r.Context().Err() != nil {
+				if terr.Status == statusClientGone {
 					return statusClientGone
 				}
 				return fail(w, c, terr)
@@ -256,10 +256,10 @@ func (g *Gateway) missed(ctx context.Context, r *http.Request, x *exchange, body
 	switch {
 	case errors.As(context.Cause(ctx), &terr):
 		return terr
+	case errors.Is(err, os.ErrDeadlineExceeded): // which ends the request's context too
+		return &task.Error{Status: http.StatusRequestTimeout, Cause: fmt.Sprintf("body: nothing came for %v after %d bytes", g.cfg.Stall, sent)}
 	case r.Context().Err() != nil:
 		return &task.Error{Status: statusClientGone, Cause: "the client is gone"}
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return &task.Error{Status: http.StatusRequestTimeout, Cause: fmt.Sprintf("body: nothing came for %v after %d bytes", g.cfg.Stall, sent)}
 	case err != nil:
 		return &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("body: after %d bytes: %v", sent, err)}
 	case lost:
