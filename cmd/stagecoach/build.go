@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/builder"
@@ -165,7 +164,7 @@ func printBuilt(all []built, asJSON bool, out io.Writer) error {
 	if len(all) == 0 {
 		return nil
 	}
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	t := newTable(out)
 	fmt.Fprintln(t, "FUNCTION\tIMAGE\tSIZE\tDIGEST")
 	for _, b := range all {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%.19s\n", b.Function, b.Image, sizeText(b.Size), b.Digest)

@@ -4,12 +4,16 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"strings"
+	"syscall"
+	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/stagecoach-serving/stagecoach/stack"
 )
@@ -92,6 +96,30 @@ func (c *client) url() string {
 	return u.String()
 }
 
+// newTable returns a table whose cells do nothing to a terminal, whatever a server has put into them.
+func newTable(w io.Writer) *tabwriter.Writer {
+	return tabwriter.NewWriter(harmlessWriter{w}, 0, 0, 2, ' ', 0)
+}
+
+type harmlessWriter struct{ io.Writer }
+
+func (w harmlessWriter) Write(p []byte) (int, error) {
+	if _, err := io.WriteString(w.Writer, harmless(string(p))); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// harmless leaves lines and columns, and makes question marks of what would control a terminal.
+func harmless(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r != '\n' && r != '\t' && !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
 // do sends a request and reads the answer, whatever its status.
 func (c *client) do(ctx context.Context, method, path, contentType string, body []byte) (answer, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
@@ -107,7 +135,7 @@ func (c *client) do(ctx context.Context, method, path, contentType string, body 
 	start := time.Now()
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return answer{}, err
+		return answer{}, unreachable(err)
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
@@ -115,6 +143,14 @@ func (c *client) do(ctx context.Context, method, path, contentType string, body 
 		return answer{}, fmt.Errorf("%s %s: %w", method, path, err)
 	}
 	return answer{resp.StatusCode, resp.Header, b, time.Since(start)}, nil
+}
+
+// unreachable says what to do about a gateway that is not there.
+func unreachable(err error) error {
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("%w; want a running `stagecoach up` there, or its URL in --gateway or $OPENFAAS_URL", err)
+	}
+	return err
 }
 
 // get decodes a 200's JSON into v.
@@ -133,7 +169,7 @@ func (c *client) get(ctx context.Context, path string, v any) error {
 }
 
 func (a answer) unexpected(what string) error {
-	return fmt.Errorf("%s: status %d: %s", what, a.status, strings.TrimSpace(string(a.body)))
+	return fmt.Errorf("%s: status %d: %s", what, a.status, harmless(strings.TrimSpace(string(a.body))))
 }
 
 // deploy creates the function or replaces it.
@@ -178,7 +214,7 @@ func (c *client) send(ctx context.Context, what, method, path string, v any) err
 // status returns a function's state.
 func (c *client) status(ctx context.Context, name string) (functionStatus, error) {
 	var s functionStatus
-	return s, c.get(ctx, "/system/function/"+name, &s)
+	return s, c.get(ctx, "/system/function/"+url.PathEscape(name), &s)
 }
 
 // invoke posts body to a function or pipeline; any status but 200 is an error.

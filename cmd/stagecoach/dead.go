@@ -11,7 +11,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 )
 
@@ -68,7 +67,7 @@ func listDead(ctx context.Context, api *client, q url.Values, asJSON bool, out i
 	if asJSON {
 		return json.NewEncoder(out).Encode(all.Letters)
 	}
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	t := newTable(out)
 	fmt.Fprintln(t, "ID\tFUNCTION\tNAMESPACE\tKIND\tATTEMPTS\tDIED\tBYTES\tCAUSE")
 	for _, l := range all.Letters {
 		cause := []rune(l.Cause)
@@ -99,7 +98,7 @@ func showDead(ctx context.Context, api *client, id string, body, asJSON bool, ou
 	if asJSON {
 		return json.NewEncoder(out).Encode(l)
 	}
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	t := newTable(out)
 	fmt.Fprintf(t, "ID:\t%s\nCall:\t%s\nFunction:\t%s.%s\nKind:\t%s\nCause:\t%s\nAttempts:\t%d\nAccepted:\t%s\nDied:\t%s\nBytes:\t%d\n",
 		l.ID, l.CallID, l.Function, l.Namespace, l.Kind, l.Cause, l.Attempts, l.Accepted.Format(time.RFC3339), l.Died.Format(time.RFC3339), l.Bytes)
 	for _, f := range [][2]string{{"Callback", l.Callback}, {"Request", l.Request}} {

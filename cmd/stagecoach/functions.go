@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -52,7 +51,7 @@ func runList(ctx context.Context, args []string, out io.Writer) error {
 	if *asJSON {
 		return json.NewEncoder(out).Encode(append([]functionStatus{}, all...)) // [] and not null
 	}
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	t := newTable(out)
 	fmt.Fprintln(t, "FUNCTION\tIMAGE\tINVOCATIONS\tREPLICAS")
 	for _, f := range all {
 		fmt.Fprintf(t, "%s\t%s\t%.0f\t%d/%d\n", f.Name, f.Image, f.InvocationCount, f.AvailableReplicas, f.Replicas)
@@ -85,7 +84,7 @@ func runDescribe(ctx context.Context, args []string, out io.Writer) error {
 	if err := errors.Join(json.Unmarshal(raw, &f), json.Unmarshal(raw, &d)); err != nil {
 		return fmt.Errorf("describe %s: %w", name, err)
 	}
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	t := newTable(out)
 	fmt.Fprintf(t, "Name:\t%s\nNamespace:\t%s\nImage:\t%s\n", f.Name, f.Namespace, f.Image)
 	fmt.Fprintf(t, "Replicas:\t%d, %d ready\nInvocations:\t%.0f\nURL:\t%s/function/%s\n", f.Replicas, f.AvailableReplicas, f.InvocationCount,
 		c.base, invocationName(f.Name, f.Namespace))
@@ -222,7 +221,11 @@ func (c *client) stream(ctx context.Context, method, path string, header http.He
 	if c.user != "" {
 		req.SetBasicAuth(c.user, c.pass)
 	}
-	return (&http.Client{Transport: c.http.Transport}).Do(req)
+	resp, err := (&http.Client{Transport: c.http.Transport}).Do(req)
+	if err != nil {
+		return nil, unreachable(err)
+	}
+	return resp, nil
 }
 
 // refused is an error with the server's message unless the status is 2xx.
@@ -281,7 +284,7 @@ func invoke(ctx context.Context, args []string, in io.Reader, out io.Writer) err
 	if *async {
 		path = "/async-function/"
 	}
-	path += invocationName(name, api.namespace)
+	path += (&url.URL{Path: invocationName(name, api.namespace)}).EscapedPath() // with what follows a name after a slash
 	if len(values) > 0 {
 		path += "?" + values.Encode()
 	}

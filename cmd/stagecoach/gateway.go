@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,7 +48,15 @@ func gatewayFlag(fs *flag.FlagSet) *string {
 // dial returns a client for a gateway, by default the environment's, with the credentials in its URL, or else those of
 // `faas-cli login`.
 func dial(gateway string) (*client, error) {
-	c := newClient(cmp.Or(gateway, os.Getenv("OPENFAAS_URL"), defaultGateway))
+	gateway = cmp.Or(gateway, os.Getenv("OPENFAAS_URL"), defaultGateway)
+	if !strings.Contains(gateway, "://") { // as faas-cli takes it
+		gateway = "http://" + gateway
+	}
+	if u, err := url.Parse(gateway); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		_, shown, _ := strings.Cut("@"+gateway, "@") // no password
+		return nil, fmt.Errorf("gateway %q, want a URL such as %s", shown[strings.LastIndexByte(shown, '@')+1:], defaultGateway)
+	}
+	c := newClient(gateway)
 	if c.user != "" {
 		return c, nil
 	}
@@ -59,7 +68,7 @@ func (f *apiFlags) query() string {
 	if f.namespace == "" {
 		return ""
 	}
-	return "?namespace=" + f.namespace
+	return "?namespace=" + url.QueryEscape(f.namespace)
 }
 
 // login takes the credentials that `faas-cli login` has left for this gateway; there may be none.

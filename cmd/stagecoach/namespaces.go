@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"slices"
 )
 
@@ -32,7 +33,7 @@ func runNamespace(ctx context.Context, args []string, out io.Writer) error {
 	body := struct {
 		Name string `json:"name"`
 	}{name}
-	if err := c.send(ctx, "namespace "+verb+" "+name, methods[verb], "/system/namespace/"+name, body); err != nil {
+	if err := c.send(ctx, "namespace "+verb+" "+name, methods[verb], "/system/namespace/"+url.PathEscape(name), body); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "%s: %sd\n", name, verb)

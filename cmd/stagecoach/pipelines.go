@@ -5,8 +5,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net/url"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
@@ -30,7 +30,7 @@ func runPipeline(ctx context.Context, args []string, out io.Writer) error {
 		if err := api.get(ctx, "/system/pipelines"+flags.query(), &all); err != nil {
 			return err
 		}
-		t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		t := newTable(out)
 		fmt.Fprintln(t, "PIPELINE\tNAMESPACE\tREADY\tSTAGES\tENTRY\tSLO")
 		for _, p := range all {
 			fmt.Fprintf(t, "%s\t%s\t%t\t%d\t%s\t%s\n", p.Name, p.Namespace, p.Ready, len(p.Stages), p.Entry, p.SLO)
@@ -41,14 +41,14 @@ func runPipeline(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("pipeline describe: got %q, want one name", rest)
 	}
 	var p provider.PipelineStatus
-	if err := api.get(ctx, "/system/pipelines/"+rest[0]+flags.query(), &p); err != nil {
+	if err := api.get(ctx, "/system/pipelines/"+url.PathEscape(rest[0])+flags.query(), &p); err != nil {
 		return err
 	}
 	return describePipeline(p, out)
 }
 
 func describePipeline(p provider.PipelineStatus, out io.Writer) error {
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	t := newTable(out)
 	fmt.Fprintf(t, "Pipeline:\t%s.%s\nReady:\t%t\nEntry:\t%s\nSLO:\t%s\n\nSTAGE\tREPLICAS\tEACH\tNEXT\tSTATUS\n", p.Name, p.Namespace, p.Ready, p.Entry, p.SLO)
 	for _, s := range p.Stages {
 		var next []string

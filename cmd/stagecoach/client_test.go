@@ -1,0 +1,83 @@
+package main
+
+import (
+	"bytes"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+func TestDial(t *testing.T) {
+	t.Setenv("OPENFAAS_CONFIG", t.TempDir())
+	for gateway, want := range map[string]string{
+		"":                              defaultGateway,
+		"127.0.0.1:9":                   "http://127.0.0.1:9",
+		"localhost:9/":                  "http://localhost:9",
+		"https://user:secret@host/base": "https://host/base",
+	} {
+		t.Setenv("OPENFAAS_URL", "")
+		if c, err := dial(gateway); err != nil || c.base != want {
+			t.Errorf("%q: %+v, %v, want %s", gateway, c, err, want)
+		}
+	}
+	for _, gateway := range []string{"ftp://user:secret@host", "http://", "http://user:secret@host:port", "http://a b"} {
+		if c, err := dial(gateway); err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "want a URL such as http://127.0.0.1:8080") {
+			t.Errorf("%q: %+v, %v", gateway, c, err)
+		}
+	}
+	err := run(t.Context(), []string{"list", "--gateway", "http://127.0.0.1:1"}, &bytes.Buffer{})
+	if err == nil || !strings.Contains(err.Error(), "want a running `stagecoach up` there") {
+		t.Errorf("nobody listens: %v", err)
+	}
+}
+
+// TestNamesInPaths wants names to stay names, whatever is in them.
+func TestNamesInPaths(t *testing.T) {
+	var got string
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got = r.URL.EscapedPath() + "?" + r.URL.RawQuery
+		_, _ = w.Write([]byte("{}"))
+	}))
+	defer s.Close()
+	for command, want := range map[string]string{
+		"namespace create|a/b?c":       "/system/namespace/a%2Fb%3Fc?",
+		"pipeline describe|a/b":        "/system/pipelines/a%2Fb?",
+		"describe|a/b|-n|x y&function": "/system/function/a%2Fb?namespace=x+y%26function",
+		"invoke|a b?c/d":               "/function/a%20b%3Fc/d?",
+	} {
+		verbs, rest, _ := strings.Cut(command, "|")
+		args := append(strings.Fields(verbs), strings.Split(rest, "|")...)
+		if err := run(t.Context(), append(args, "--gateway", s.URL), &bytes.Buffer{}); err != nil || got != want {
+			t.Errorf("%q: asked for %s (%v), want %s", args, got, err, want)
+		}
+	}
+}
+
+// TestHarmless wants no escape sequences of a server in a user's terminal.
+func TestHarmless(t *testing.T) {
+	const evil = "a\u001b]0;title\u0007\u009b2Jß"
+	status := http.StatusOK
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(status)
+		one := `{"name":"` + strings.NewReplacer("\x1b", `\u001b`, "\x07", `\u0007`).Replace(evil) + `"}`
+		if r.URL.Path == "/system/functions" || r.URL.Path == "/system/pipelines" {
+			one = "[" + one + "]"
+		}
+		_, _ = w.Write([]byte(one))
+	}))
+	defer s.Close()
+	for _, command := range []string{"list", "describe f", "pipeline list", "pipeline describe p"} {
+		for _, status = range []int{http.StatusOK, http.StatusTeapot} {
+			var out bytes.Buffer
+			err := run(t.Context(), append(strings.Fields(command), "--gateway", s.URL), &out)
+			text := out.String()
+			if err != nil {
+				text += err.Error()
+			}
+			if strings.ContainsAny(text, "\x1b\x07\u009b") || !strings.Contains(text, "ß") {
+				t.Errorf("%s, status %d: printed %q", command, status, text)
+			}
+		}
+	}
+}
