@@ -98,6 +98,10 @@ func main() {
 		"bare":   {Lang: "onnx-stage", Handler: "bare"},
 		"main":   {Lang: "go-stage", Handler: "main"},
 		"module": {Lang: "go-stage", Handler: "repo/functions/module"},
+		// Names of what is in the Builder's folder.
+		"bin":      {Lang: "go-stage", Handler: "code"},
+		"function": {Lang: "go-stage", Handler: "code"},
+		"images":   {Lang: "go-stage", Handler: "code"},
 	}
 	want := map[string][]string{
 		"code":   {"data/words.txt", "stage"},
@@ -105,6 +109,10 @@ func main() {
 		"bare":   {"model/model.onnx", "stage"},
 		"main":   {"stage", "words.txt"},
 		"module": {"stage"},
+
+		"bin":      {"data/words.txt", "stage"},
+		"function": {"data/words.txt", "stage"},
+		"images":   {"data/words.txt", "stage"},
 	}
 	digests := map[string]string{}
 	for round := range 2 {
@@ -125,7 +133,8 @@ func main() {
 		})
 		before := list(t, dir)
 		b := open(t, dir, functions)
-		for name, files := range want {
+		for _, name := range slices.Sorted(maps.Keys(want)) {
+			files := want[name]
 			if round > 0 && name != "code" && name != "module" { // one of each way
 				continue
 			}
@@ -149,7 +158,8 @@ func main() {
 			t.Errorf("the build has left files among the handlers: %v, before %v", after, before)
 		}
 	}
-	if len(slices.Compact(slices.Sorted(maps.Values(digests)))) != len(want)-1 || digests["model"] != digests["bare"] { // the template's hooks are the default
+	different := slices.Compact(slices.Sorted(maps.Values(digests)))
+	if len(different) != 4 || digests["model"] != digests["bare"] || digests["code"] != digests["images"] { // the template's hooks are the default
 		t.Errorf("digests %v", digests)
 	}
 }

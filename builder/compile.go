@@ -40,7 +40,7 @@ func (b *Builder) compile(ctx context.Context, name, handler string, template fs
 	if pkg != "" && root != "" {
 		return b.compileInModule(ctx, name, handler, root, pkg, template, binary)
 	}
-	dir := filepath.Join(b.work, name)
+	dir := filepath.Join(b.work, "context", name)
 	if err := b.shrinkwrap(dir, handler, pkg != "", template); err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (b *Builder) workspace(name, root string, gomod []byte) (string, error) {
 	if regexp.MustCompile(`(?m)^\s*(replace\s+)?` + regexp.QuoteMeta(stagecoach.Module) + `(\s+v\S+)?\s+=>`).Match(gomod) {
 		return "off", nil
 	}
-	dir := filepath.Join(b.work, name+".work")
+	dir := filepath.Join(b.work, "workspace", name)
 	if err := stagecoach.WriteSDK(filepath.Join(dir, "sdk")); err != nil {
 		return "", err
 	}
@@ -137,7 +137,7 @@ func (b *Builder) workspace(name, root string, gomod []byte) (string, error) {
 
 // overlay makes a file appear where there is none.
 func (b *Builder) overlay(name, at string, text []byte) (string, error) {
-	dir := filepath.Join(b.work, name+".overlay")
+	dir := filepath.Join(b.work, "overlay", name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
