@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path"
@@ -97,8 +98,16 @@ func Parse(name string, data []byte, lookup func(string) (string, bool)) (*File,
 	if f.Version != "" && f.Version != "1.0" {
 		errs = append(errs, fmt.Errorf("%s: version: %q, want 1.0", name, f.Version))
 	}
+	for _, n := range slices.Sorted(maps.Keys(f.Functions)) {
+		if !functionName.MatchString(n) || n == "." || n == ".." {
+			errs = append(errs, fmt.Errorf("%s: functions: %q, want a name of letters, digits, '-', '_' and '.', at most 253", name, n))
+		}
+	}
 	return &f, errors.Join(errs...)
 }
+
+// functionName is what the API takes, and a folder's name too.
+var functionName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,253}$`)
 
 // decode reads YAML into v, a pointer to a struct, and refuses unknown fields.
 func decode(name, text string, v any) error {
@@ -217,7 +226,7 @@ func (k *keys) fields(n *yaml.Node, t reflect.Type, path string) {
 // Read reads the file and lays the functions' environment_file over their environment. Relative paths in it start in the
 // current folder, wherever the file lies: so they do with faas-cli.
 func Read(file string) (*File, error) {
-	b, err := os.ReadFile(file)
+	b, err := read(file)
 	if err != nil {
 		return nil, fmt.Errorf("stack file: %w", err)
 	}
@@ -234,11 +243,25 @@ func Read(file string) (*File, error) {
 	return f, nil
 }
 
+// read reads a file of at most MaxSize bytes, also one whose size is not known before.
+func read(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, MaxSize+1))
+	if err == nil && len(b) > MaxSize {
+		err = fmt.Errorf("%s: want at most %d bytes", name, MaxSize)
+	}
+	return b, err
+}
+
 func (f *File) environment(fn Function) (map[string]string, error) {
 	env := maps.Clone(fn.Environment)
 	for _, file := range fn.EnvironmentFile {
 		at := f.Path(file)
-		b, err := os.ReadFile(at)
+		b, err := read(at)
 		if err != nil {
 			return nil, err
 		}

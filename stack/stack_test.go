@@ -88,6 +88,10 @@ func TestParseRefuses(t *testing.T) {
 		"a list for a map":    {head + "functions:\n  a:\n    labels: [x]", "stack.yml:5: cannot unmarshal"},
 		"twice":               {head + "functions:\n  a: {}\n  a: {}", "stack.yml:5: mapping key"},
 		"an alias of itself":  {head + "functions: {a: {labels: &l {b: *l}}}", "stack.yml:3: cannot unmarshal"},
+		"a name with a path":  {head + "functions: {../a: {}}", `stack.yml: functions: "../a", want a name of letters, digits`},
+		"a folder's name":     {head + "functions: {..: {}}", `stack.yml: functions: "..", want a name`},
+		"no name of a key":    {head + "functions: {'': {}}", `stack.yml: functions: "", want a name`},
+		"an umlaut":           {head + "functions: {grün: {}}", `stack.yml: functions: "grün", want a name`},
 		"provider":            {"provider: {name: faas}", `stack.yml: provider.name: "faas", want openfaas`},
 		"version":             {"version: 2\nprovider: {name: openfaas}", `stack.yml: version: "2", want 1.0`},
 		"open variable":       {head + "functions: # ${TAG", "stack.yml:3: unknown operation on TAG"},
@@ -157,6 +161,20 @@ func TestRead(t *testing.T) {
 		if _, err := Read(file); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", file, err, want)
 		}
+	}
+}
+
+// TestReadBounds reads no more than it may of what has no end.
+func TestReadBounds(t *testing.T) {
+	if _, err := Read("/dev/zero"); err == nil || !strings.Contains(err.Error(), "/dev/zero: want at most 4194304 bytes") {
+		t.Errorf("stack file: %v", err)
+	}
+	file := filepath.Join(t.TempDir(), "stack.yml")
+	if err := os.WriteFile(file, []byte(head+"functions: {a: {environment_file: [/dev/zero]}}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(file); err == nil || !strings.Contains(err.Error(), "functions.a.environment_file: /dev/zero: want at most") {
+		t.Errorf("environment_file: %v", err)
 	}
 }
 
