@@ -140,18 +140,25 @@ func TestASlowFunctionHoldsUpItselfAlone(t *testing.T) {
 		}
 		return End{}
 	})
+	let := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(let) // before work's end, which waits for the slow one also when this test has failed
 	for i := range 50 {
 		enter(t, j, "slow", fmt.Sprint("s", i), "")
 	}
 	until(t, "the slow one to have its share", func() bool { return j.Stats().Running["slow"] == 3 })
 	enter(t, j, "quick", "q", "")
-	if id := <-quick; id != "q" {
-		t.Errorf("%q ran", id)
+	select {
+	case id := <-quick:
+		if id != "q" {
+			t.Errorf("%q ran", id)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the quick one waits for the slow one")
 	}
 	if s := j.Stats(); s.Running["slow"] != 3 || s.Pending["slow"] != 50 {
 		t.Errorf("%d of the slow function in work and %d there, want 3 of 50", s.Running["slow"], s.Pending["slow"])
 	}
-	close(release)
+	let()
 	empty(t, j)
 }
 
