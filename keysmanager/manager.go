@@ -64,6 +64,7 @@ type Spec struct {
 	Namespace string
 	Image     string            // as Images has it
 	Process   string            // the env fprocess; empty: the image's ./stage, or its entrypoint
+	Health    string            // of such a function: wire.EnvHealth
 	Ready     string            // HTTP path that says whether it is ready, of a function that speaks HTTP; empty: see package watchdog
 	Env       map[string]string // of the function; STAGECOACH_MODEL makes it one with parameters
 	ReadOnly  bool              // its program writes to /tmp alone, when its image is its root
@@ -229,7 +230,7 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	if env == nil {
 		env = map[string]string{}
 	}
-	for _, name := range []string{wire.EnvZygoteFD, wire.EnvImage, wire.EnvReady} {
+	for _, name := range []string{wire.EnvZygoteFD, wire.EnvImage, wire.EnvReady, wire.EnvHealth} {
 		delete(env, name) // not a function's to say
 	}
 	env[wire.EnvReplica], env[wire.EnvFunction] = o.Replica, o.Spec.Function
@@ -320,7 +321,7 @@ func (m *Manager) shim(c *sandbox.Command, s Spec, image sandbox.Image) error {
 	if err != nil {
 		return fmt.Errorf("image %q: %w", image.Name, err)
 	}
-	c.Env[wire.EnvImage], c.Env[wire.EnvReady] = string(b), s.Ready
+	c.Env[wire.EnvImage], c.Env[wire.EnvReady], c.Env[wire.EnvHealth] = string(b), s.Ready, s.Health
 	if s.Process != "" {
 		c.Env["fprocess"] = s.Process
 	}

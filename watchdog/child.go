@@ -125,11 +125,7 @@ const (
 
 // wait returns when the program is ready, has ended, or ctx has.
 func (p *child) wait(ctx context.Context, path string) error {
-	client := &http.Client{
-		Transport:     &http.Transport{DisableKeepAlives: true},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Timeout:       lookTime,
-	}
+	client := looker()
 	var said error // what it answered last
 	for pause := firstLook; ; pause = min(2*pause, laterLook) {
 		ready, err := p.ask(ctx, client, path)
@@ -147,6 +143,38 @@ func (p *child) wait(ctx context.Context, path string) error {
 			t.Stop()
 			return fmt.Errorf("the function's program was not ready in time: %w", errors.Join(ctx.Err(), said))
 		}
+	}
+}
+
+// failures is after how many looks in a row that found it ill a program is given up, as Kubernetes does.
+const failures = 3
+
+// check looks at the program's health until ctx ends, which is no error, or until the program is given up.
+func (p *child) check(ctx context.Context, path string, delay, period time.Duration) error {
+	client := looker()
+	t := time.NewTimer(delay)
+	defer t.Stop()
+	for bad := 0; ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+		t.Reset(period)
+		if _, err := p.ask(ctx, client, path); err == nil {
+			bad = 0
+		} else if bad++; bad == failures && ctx.Err() == nil {
+			return fmt.Errorf("the function's program is given up, its health was bad %d times in a row: %w", bad, err)
+		}
+	}
+}
+
+// looker is a client that looks at programs.
+func looker() *http.Client {
+	return &http.Client{
+		Transport:     &http.Transport{DisableKeepAlives: true},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Timeout:       lookTime,
 	}
 }
 

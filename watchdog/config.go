@@ -31,11 +31,16 @@ type config struct {
 	env         map[string]string // of the program
 	upstream    *url.URL          // where it listens; nil: on a port that it is given
 	ready       string            // path to ask; empty: see the package
+	health      string            // path to ask while it serves; empty: none
 	contentType string            // of what a process a request prints
 	slots       int               // requests at a time
 
+	delay, period     time.Duration // before the first and between two looks at its health
 	exec, read, write time.Duration // bounds of a request: all of it, its body's coming, its answer's going; 0: none
 }
+
+// healthPeriodDefault is the time between two looks at a program's health.
+const healthPeriodDefault = 2 * time.Second
 
 // Requests at a time of a function that does not say max_inflight.
 const (
@@ -58,6 +63,9 @@ func parse(environ []string) (config, error) {
 	if err := json.Unmarshal([]byte(given[wire.EnvImage]), &c.image); err != nil {
 		return c, fmt.Errorf("environment %s: %w; a function is started by `stagecoach up`", wire.EnvImage, err)
 	}
+	var times string
+	c.health, times, _ = strings.Cut(given[wire.EnvHealth], ",")
+	healthDelay, healthPeriod, _ := strings.Cut(times, ",")
 	clear(given)
 	add(c.image.Env)                                                    // under the function's own
 	add(slices.DeleteFunc(slices.Clone(environ), func(kv string) bool { // what this process was given is not for another root
@@ -73,6 +81,14 @@ func parse(environ []string) (config, error) {
 		return d
 	}
 	c.exec, c.read, c.write = duration("exec_timeout"), duration("read_timeout"), duration("write_timeout")
+	var err [2]error
+	c.delay, err[0] = stage.Duration("com.openfaas.health.http.initialDelay", healthDelay)
+	c.period, err[1] = stage.Duration("com.openfaas.health.http.periodSeconds", healthPeriod)
+	c.period = cmp.Or(c.period, healthPeriodDefault)
+	errs = append(errs, err[:]...)
+	if c.health != "" && c.health[0] != '/' {
+		errs = append(errs, fmt.Errorf("health path %q, want one that starts with a slash", c.health))
+	}
 	c.ready = cmp.Or(c.ready, given["ready_path"])
 	if c.ready != "" && c.ready[0] != '/' {
 		errs = append(errs, fmt.Errorf("ready path %q, want one that starts with a slash", c.ready))

@@ -10,6 +10,8 @@
 // ready_path answers 2xx. Without either /_/ready is asked, then /_/health: 2xx is ready, 429 and 503 are not yet, and to a
 // program that answers anything else there is nothing to ask: it is ready once it accepts connections.
 //
+// After that com.openfaas.health.http.path is asked, if the function has it; three bad answers in a row end the replica.
+//
 // A call that is a request of its own brings the address of a rendezvous (task.HeaderDirect): the replica dials it, and the
 // HTTP exchange runs on that connection, past the queue, with all that HTTP has. The call ends with the exchange, so that
 // slots, deadlines, cancellation and drains are those of any stage. Other calls bring their input along.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -74,10 +75,25 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 // tried elsewhere.
 func (w *watchdog) watch() {
 	defer close(w.watched)
+	ctx, cancel := context.WithCancel(context.Background())
+	ill := make(chan error, 1)
+	var checks sync.WaitGroup
+	defer checks.Wait() // after cancel
+	defer cancel()
+	if w.c.health != "" {
+		checks.Go(func() {
+			if err := w.child.check(ctx, w.c.health, w.c.delay, w.c.period); err != nil {
+				ill <- err
+			}
+		})
+	}
 	select {
 	case <-w.stopping:
 	case <-w.child.gone:
 		follow(w.child.status)
+	case err := <-ill:
+		fmt.Fprintln(os.Stderr, "watchdog:", err)
+		os.Exit(1)
 	}
 }
 

@@ -105,6 +105,27 @@ func at(t *testing.T, where string) *child {
 	return &child{at: *u, gone: make(chan struct{})}
 }
 
+// TestHealth: a program is given up when it was ill three times in a row, and not before.
+func TestHealth(t *testing.T) {
+	t.Parallel()
+	answers := []int{500, 500, 200, 404, 503, 204, 500, 500, 500}
+	asked := 0
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(answers[asked])
+		asked++
+	}))
+	defer s.Close()
+	err := at(t, s.URL).check(t.Context(), "/up", 0, time.Millisecond)
+	if err == nil || !strings.Contains(err.Error(), "bad 3 times in a row: /up answered 500, want 2xx") || asked != len(answers) {
+		t.Errorf("after %d looks: %v", asked, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := at(t, s.URL).check(ctx, "/up", time.Hour, time.Hour); err != nil {
+		t.Errorf("%v", err)
+	}
+}
+
 // TestReadySlow: one who accepts and does not answer is not ready, and one who does not listen yet is not either.
 func TestReadySlow(t *testing.T) {
 	t.Parallel()

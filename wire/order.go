@@ -23,6 +23,9 @@ const (
 	EnvImage = "STAGECOACH_IMAGE"
 	// EnvReady is, for `stagecoach watchdog`, the HTTP path that says whether the program is ready; empty: see its package.
 	EnvReady = "STAGECOACH_READY_PATH"
+	// EnvHealth is, for `stagecoach watchdog`, how its program is asked whether it is still well: PATH,DELAY,PERIOD. An empty
+	// path: not at all; empty times: defaults.
+	EnvHealth = "STAGECOACH_HEALTH"
 )
 
 // OrderKind tells the messages on a zygote's socket apart. Each is the first byte of its message.

@@ -7,6 +7,28 @@ import (
 	"testing"
 )
 
+// TestHealth: a replica whose health stays bad after it was ready is ended, with that as the cause.
+func TestHealth(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	ill := httpFn("ill", map[string]string{"min": "1"}).deployment()
+	ill.Annotations = map[string]string{"com.openfaas.health.http.path": "/status?code=500", "com.openfaas.health.http.initialDelay": "300ms", "com.openfaas.health.http.periodSeconds": "100ms"}
+	well := httpFn("well", map[string]string{"min": "1"}).deployment()
+	well.Annotations = map[string]string{"com.openfaas.health.http.path": "/_/health", "com.openfaas.health.http.periodSeconds": "100ms"}
+	for _, d := range []deployment{ill, well} {
+		if err := r.deploy(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.must(http.StatusOK, http.MethodPost, "/function/well/echo", "x")
+	r.until(soon, "the replica to be given up", func() bool {
+		return strings.Contains(r.log.String(), "its health was bad 3 times in a row: /status?code=500 answered 500, want 2xx")
+	})
+	if n := len(r.events("well", "lost")); n != 0 {
+		t.Errorf("the healthy one was lost %d times", n)
+	}
+}
+
 // TestAsyncHTTP: an async request of a function that speaks HTTP has the function's own status and body, is tried again for the
 // codes that its annotation names alone, and tells the function which attempt it is.
 func TestAsyncHTTP(t *testing.T) {
