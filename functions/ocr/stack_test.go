@@ -2,6 +2,7 @@ package ocr_test
 
 import (
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -42,7 +43,7 @@ func TestStack(t *testing.T) {
 		if _, err := os.Stat("../../" + f.Handler + "/main.go"); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		made := "image " + name + " " + strings.TrimPrefix(f.Handler, "./functions/")
+		made := "image " + name + " " + path.Base(f.Handler)
 		if model, ok := f.Environment["STAGECOACH_MODEL"]; ok {
 			made += " " + strings.TrimPrefix(model, "model/")
 		}
