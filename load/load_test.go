@@ -91,14 +91,15 @@ func TestBodies(t *testing.T) {
 		}
 	}
 	for want, b := range map[string]Body{
-		"want one of":     {Text: "a", Random: 1},
-		"order":           {Text: "a", Order: "turn"},
-		"-1 bytes":        {Random: -1},
-		"no such file":    {File: filepath.Join(dir, "c")},
-		"no files":        {Folder: t.TempDir()},
-		"not defined":     {Template: "{{nothing}}"},
-		"ascending":       {Template: "{{int 4 3}}"},
-		"want 0 to 10000": {Template: "{{words -1}}"},
+		"want one of":                            {Text: "a", Random: 1},
+		"order":                                  {Text: "a", Order: "turn"},
+		"-1 bytes":                               {Random: -1},
+		"no such file":                           {File: filepath.Join(dir, "c")},
+		"no files":                               {Folder: t.TempDir()},
+		"not defined":                            {Template: "{{nothing}}"},
+		"/dev/zero: want at most 67108864 bytes": {File: "/dev/zero"},
+		"ascending":                              {Template: "{{int 4 3}}"},
+		"want 0 to 10000":                        {Template: "{{words -1}}"},
 	} {
 		if _, err := b.payload(1); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", b, err, want)

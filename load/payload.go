@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"mime"
 	"net/http"
@@ -81,14 +82,16 @@ func (b Body) same(body []byte, name string) payload {
 }
 
 func readBody(name string) ([]byte, error) {
-	info, err := os.Stat(name)
+	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
 	}
-	if info.Size() > maxBody {
-		return nil, fmt.Errorf("%s: %d bytes, want at most %d", name, info.Size(), maxBody)
+	defer f.Close()
+	body, err := io.ReadAll(io.LimitReader(f, maxBody+1))
+	if err == nil && len(body) > maxBody {
+		err = fmt.Errorf("%s: want at most %d bytes", name, maxBody)
 	}
-	return os.ReadFile(name)
+	return body, err
 }
 
 func (b Body) folder(r *rand.Rand) (payload, error) {

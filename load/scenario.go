@@ -203,7 +203,7 @@ func (t TraceSpec) open(out *Target, seed uint64, data string) (time.Duration, e
 		f, err = os.Open(filepath.Join(data, t.File))
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%w (relative paths are looked for in %q too: STAGECOACH_DATA)", err, data)
+		return 0, fmt.Errorf("%w (relative paths are looked for in $STAGECOACH_DATA too, which is %q)", err, data)
 	}
 	defer f.Close()
 	tr, err := arrivals.ReadTrace(f, t.Format, t.Column)

@@ -37,16 +37,12 @@ func runLoad(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	data := os.Getenv("STAGECOACH_DATA")
-	if data == "" {
-		data = "../shared/data"
-	}
 	api, err := dial(s.Gateway)
 	if err != nil {
 		return err
 	}
 	s.Gateway = api.url()
-	cfg, err := s.Config(data)
+	cfg, err := s.Config(os.Getenv("STAGECOACH_DATA"))
 	if err != nil {
 		return fmt.Errorf("load: %w", err)
 	}

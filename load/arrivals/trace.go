@@ -85,6 +85,9 @@ func ReadTrace(r io.Reader, f Format, column string) (Trace, error) {
 			return Trace{}, fmt.Errorf("trace: more than %d arrivals", maxArrivals)
 		}
 	}
+	if errors.Is(sc.Err(), bufio.ErrTooLong) {
+		return Trace{}, fmt.Errorf("trace, line %d: longer than %d bytes, want text, gzipped or not", p.line, maxLine)
+	}
 	if err := sc.Err(); err != nil {
 		return Trace{}, fmt.Errorf("trace, line %d: %w", p.line, err)
 	}
