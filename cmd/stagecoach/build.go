@@ -70,7 +70,7 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 	images := fs.String("images", filepath.Join(defaultConfig().State, "images"), "where they go: the folder that `up --images` has")
 	folder := fs.Bool("folder", false, "put them there as folders REPOSITORY/TAG, for development, and not into the store of OCI images")
 	archive := fs.String("out", "", "a file to write the OCI images to as well, for another machine")
-	asJSON := fs.Bool("json", false, "print JSON instead of a table")
+	asJSON := jsonFlag(fs)
 	if err := parseFlags(fs, args); err != nil {
 		return err
 	}

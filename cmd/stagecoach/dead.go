@@ -21,7 +21,7 @@ func runDead(ctx context.Context, args []string, out io.Writer) error {
 	}
 	fs := flag.NewFlagSet("dead "+args[0], flag.ContinueOnError)
 	flags := newAPIFlags(fs)
-	asJSON := fs.Bool("json", false, "print JSON instead of a table")
+	asJSON := jsonFlag(fs)
 	function := fs.String("function", "", "of this function or pipeline alone; with redrive and drop: all of its")
 	body := fs.Bool("body", false, "show: print the body instead")
 	rest, err := parseMixed(fs, args[1:])

@@ -32,6 +32,9 @@ func parseMixed(fs *flag.FlagSet, args []string) ([]string, error) {
 	}
 }
 
+// jsonFlag is of all commands that list or describe something.
+func jsonFlag(fs *flag.FlagSet) *bool { return fs.Bool("json", false, "print JSON instead of a table") }
+
 // parseFlags parses the arguments of a command that takes flags alone.
 func parseFlags(fs *flag.FlagSet, args []string) error {
 	rest, err := parseMixed(fs, args)

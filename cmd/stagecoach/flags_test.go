@@ -12,6 +12,7 @@ import (
 func TestFlags(t *testing.T) {
 	for args, want := range map[string]struct{ out, err string }{
 		"list --help":       {out: "Usage of list:\n  -gateway string"},
+		"--version":         {out: "stagecoach "},
 		"load --help":       {out: "stagecoach load FUNCTION --rate 20"},
 		"up -h":             {out: "-basic-auth-dir"},
 		"list --bogus":      {err: "list: flag provided but not defined: -bogus; `stagecoach list --help` lists the flags"},
@@ -40,6 +41,12 @@ func TestNothingAsJSON(t *testing.T) {
 	var out bytes.Buffer
 	if err := run(t.Context(), []string{"list", "--json", "--gateway", s.URL}, &out); err != nil || out.String() != "[]\n" {
 		t.Errorf("list: %v, printed %q", err, out.String())
+	}
+	for _, command := range []string{"secret list", "namespace list", "pipeline list"} {
+		out.Reset()
+		if err := run(t.Context(), append(strings.Fields(command), "--json", "--gateway", s.URL), &out); err != nil || out.String() != "[]\n" {
+			t.Errorf("%s: %v, printed %q", command, err, out.String())
+		}
 	}
 	out.Reset()
 	if err := printBuilt(nil, true, &out); err != nil || out.String() != "[]\n" {

@@ -35,7 +35,7 @@ func oneName(fs *flag.FlagSet, args []string) (string, error) {
 func runList(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("list", flag.ContinueOnError)
 	api := newAPIFlags(fs)
-	asJSON := fs.Bool("json", false, "print JSON instead of a table")
+	asJSON := jsonFlag(fs)
 	if err := parseFlags(fs, args); err != nil {
 		return err
 	}

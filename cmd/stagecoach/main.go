@@ -71,6 +71,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if args[0] == sandbox.InitCommand {
 		return sandbox.Init(args[1:])
 	}
+	if args[0] == "--version" {
+		args = []string{"version"}
+	}
 	all := commands()
 	i := slices.IndexFunc(all, func(c command) bool { return c.name == args[0] })
 	if i < 0 {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -41,6 +42,7 @@ func runNamespace(ctx context.Context, args []string, out io.Writer) error {
 }
 
 func listNamespaces(ctx context.Context, fs *flag.FlagSet, gateway *string, args []string, out io.Writer) error {
+	asJSON := jsonFlag(fs)
 	if err := parseFlags(fs, args); err != nil {
 		return err
 	}
@@ -52,10 +54,18 @@ func listNamespaces(ctx context.Context, fs *flag.FlagSet, gateway *string, args
 	if err := c.get(ctx, "/system/namespaces", &all); err != nil {
 		return err
 	}
-	for _, name := range slices.Sorted(slices.Values(all)) {
-		if _, err := fmt.Fprintln(out, name); err != nil {
-			return err
-		}
+	return printNames(all, *asJSON, out)
+}
+
+// printNames prints names in order, one a line, or a list in JSON.
+func printNames(names []string, asJSON bool, out io.Writer) error {
+	slices.Sort(names)
+	if asJSON {
+		return json.NewEncoder(out).Encode(append([]string{}, names...)) // [] and not null
 	}
-	return nil
+	t := newTable(out)
+	for _, n := range names {
+		fmt.Fprintln(t, n)
+	}
+	return t.Flush()
 }

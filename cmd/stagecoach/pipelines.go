@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ func runPipeline(ctx context.Context, args []string, out io.Writer) error {
 	}
 	fs := flag.NewFlagSet("pipeline "+args[0], flag.ContinueOnError)
 	flags := newAPIFlags(fs)
+	asJSON := jsonFlag(fs)
 	rest, err := parseMixed(fs, args[1:])
 	if err != nil {
 		return err
@@ -29,6 +31,9 @@ func runPipeline(ctx context.Context, args []string, out io.Writer) error {
 		var all []provider.PipelineStatus
 		if err := api.get(ctx, "/system/pipelines"+flags.query(), &all); err != nil {
 			return err
+		}
+		if *asJSON {
+			return json.NewEncoder(out).Encode(append([]provider.PipelineStatus{}, all...)) // [] and not null
 		}
 		t := newTable(out)
 		fmt.Fprintln(t, "PIPELINE\tNAMESPACE\tREADY\tSTAGES\tENTRY\tSLO")
@@ -43,6 +48,9 @@ func runPipeline(ctx context.Context, args []string, out io.Writer) error {
 	var p provider.PipelineStatus
 	if err := api.get(ctx, "/system/pipelines/"+url.PathEscape(rest[0])+flags.query(), &p); err != nil {
 		return err
+	}
+	if *asJSON {
+		return json.NewEncoder(out).Encode(p)
 	}
 	return describePipeline(p, out)
 }

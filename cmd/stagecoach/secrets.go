@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"slices"
 )
 
 func runSecret(ctx context.Context, args []string, out io.Writer) error {
@@ -69,6 +68,7 @@ func secretCommand(ctx context.Context, args []string, in io.Reader, out io.Writ
 }
 
 func listSecrets(ctx context.Context, fs *flag.FlagSet, api *apiFlags, args []string, out io.Writer) error {
+	asJSON := jsonFlag(fs)
 	if err := parseFlags(fs, args); err != nil {
 		return err
 	}
@@ -84,11 +84,5 @@ func listSecrets(ctx context.Context, fs *flag.FlagSet, api *apiFlags, args []st
 	for i, s := range all {
 		names[i] = s.Name
 	}
-	slices.Sort(names)
-	for _, n := range names {
-		if _, err := fmt.Fprintln(out, n); err != nil {
-			return err
-		}
-	}
-	return nil
+	return printNames(names, *asJSON, out)
 }
