@@ -92,8 +92,10 @@ func TestParseRefuses(t *testing.T) {
 		"a folder's name":     {head + "functions: {..: {}}", `stack.yml: functions: "..", want a name`},
 		"no name of a key":    {head + "functions: {'': {}}", `stack.yml: functions: "", want a name`},
 		"an umlaut":           {head + "functions: {grün: {}}", `stack.yml: functions: "grün", want a name`},
-		"many by aliases": {head + "functions:\n  a: {constraints: &a [" + strings.Repeat("x,", 300_000) + "]}\n  b: {constraints: *a}\n  c: {constraints: *a}\n  d: {constraints: *a}",
-			"stack.yml: aliases expand to more than 1048576 values"},
+		"many by aliases": {
+			head + "functions:\n  a: {constraints: &a [" + strings.Repeat("x,", 300_000) + "]}\n  b: {constraints: *a}\n  c: {constraints: *a}\n  d: {constraints: *a}",
+			"stack.yml: aliases expand to more than 1048576 values",
+		},
 		"provider":          {"provider: {name: faas}", `stack.yml: provider.name: "faas", want openfaas`},
 		"version":           {"version: 2\nprovider: {name: openfaas}", `stack.yml: version: "2", want 1.0`},
 		"open variable":     {head + "functions: # ${TAG", "stack.yml:3: unknown operation on TAG"},
