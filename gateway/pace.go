@@ -9,7 +9,11 @@ import (
 type paced struct {
 	http.ResponseWriter
 	stall time.Duration
+	kept  int // bytes that net/http keeps back until the handler ends
 }
+
+// keeps is how many bytes of an answer net/http gathers before it sends any.
+const keeps = 2048
 
 // piece is how many bytes a client has to take at a time.
 const piece = 64 << 10
@@ -31,6 +35,9 @@ func (p *paced) extend() {
 
 // Write implements io.Writer.
 func (p *paced) Write(b []byte) (n int, err error) {
+	if p.kept += len(b); p.kept <= keeps {
+		return p.ResponseWriter.Write(b) // done is in time for it
+	}
 	for first := true; err == nil && (first || len(b) > 0); first = false {
 		p.extend()
 		var k int
@@ -45,6 +52,7 @@ func (p *paced) Flush() { _ = p.FlushError() }
 
 // FlushError is Flush for http.ResponseController.
 func (p *paced) FlushError() error {
+	p.kept += keeps
 	p.extend()
 	return http.NewResponseController(p.ResponseWriter).Flush()
 }

@@ -65,15 +65,14 @@ const maxHeader = 16 << 10
 
 // headerOf returns what a function gets to read: the request line, the call's id, the client's headers by name.
 func headerOf(r *http.Request, c *call) ([]task.Header, *task.Error) {
-	out := make([]task.Header, 0, 4+len(r.Header))
+	out := make([]task.Header, 0, 7+len(r.Header))
 	out = append(out, task.Header{Name: "Http-Method", Value: r.Method}, task.Header{Name: "Http-Path", Value: c.path})
 	if r.URL.RawQuery != "" {
 		out = append(out, task.Header{Name: "Http-Query", Value: r.URL.RawQuery})
 	}
-	from := http.Header{}
-	forward(r, from)
-	out = append(out, task.Header{Name: "X-Call-Id", Value: c.id}, task.Header{Name: "X-Forwarded-For", Value: from.Get("X-Forwarded-For")},
-		task.Header{Name: "X-Forwarded-Host", Value: from.Get("X-Forwarded-Host")}, task.Header{Name: "X-Forwarded-Proto", Value: from.Get("X-Forwarded-Proto")})
+	from := origin(r)
+	out = append(out, task.Header{Name: "X-Call-Id", Value: c.id}, task.Header{Name: "X-Forwarded-For", Value: from.client},
+		task.Header{Name: "X-Forwarded-Host", Value: from.host}, task.Header{Name: "X-Forwarded-Proto", Value: from.proto})
 	var stack [16]string
 	names := stack[:0]
 	for name := range r.Header {

@@ -86,7 +86,10 @@ func rewrite(r *httputil.ProxyRequest, c *call) {
 	for _, name := range [...]string{"Expect", "X-Callback-Url", task.HeaderDirect} {
 		delete(r.Out.Header, name)
 	}
-	forward(r.In, r.Out.Header)
+	from := origin(r.In)
+	r.Out.Header["X-Forwarded-For"] = []string{from.client}
+	r.Out.Header["X-Forwarded-Host"] = []string{from.host}
+	r.Out.Header["X-Forwarded-Proto"] = []string{from.proto}
 	r.Out.Header["X-Call-Id"] = []string{c.id}
 	r.Out.Header["X-Start-Time"] = []string{startTime(c)}
 	if c.traceparent != "" {
@@ -94,23 +97,25 @@ func rewrite(r *httputil.ProxyRequest, c *call) {
 	}
 }
 
-// forward says where a request came from, as OpenFaaS's gateway does: it goes on with what a proxy before it said.
-func forward(r *http.Request, h http.Header) {
-	from, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		from = r.RemoteAddr
-	}
-	for name, value := range map[string]string{"X-Forwarded-Host": r.Host, "X-Forwarded-Proto": "http"} {
-		if given := r.Header[name]; len(given) > 0 {
-			h[name] = given
-		} else {
-			h[name] = []string{value}
-		}
+// forwarded is where a request came from, as OpenFaaS's gateway says it.
+type forwarded struct{ client, host, proto string }
+
+// origin goes on with what a proxy before us said.
+func origin(r *http.Request) forwarded {
+	f := forwarded{r.RemoteAddr, r.Host, "http"}
+	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
+		f.client = host
 	}
 	if given := r.Header["X-Forwarded-For"]; len(given) > 0 {
-		from = given[len(given)-1] + ", " + from
+		f.client = given[len(given)-1] + ", " + f.client
 	}
-	h["X-Forwarded-For"] = []string{from}
+	if given := r.Header["X-Forwarded-Host"]; len(given) > 0 {
+		f.host = given[0]
+	}
+	if given := r.Header["X-Forwarded-Proto"]; len(given) > 0 {
+		f.proto = given[0]
+	}
+	return f
 }
 
 // taskEnd is what became of a request's task.
