@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,6 +30,9 @@ type loadFlags struct {
 	quiet                        bool
 }
 
+// defaultData is the folder of traces beside a clone of the repository.
+const defaultData = "../shared/data"
+
 func runLoad(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) > 0 && args[0] == "compare" {
 		return compareLoads(args[1:], out)
@@ -42,7 +46,7 @@ func runLoad(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	s.Gateway = api.url()
-	cfg, err := s.Config(os.Getenv("STAGECOACH_DATA"))
+	cfg, err := s.Config(cmp.Or(os.Getenv("STAGECOACH_DATA"), defaultData))
 	if err != nil {
 		return fmt.Errorf("load: %w", err)
 	}
@@ -178,7 +182,7 @@ func targetFlags(fs *flag.FlagSet) (t *openloop.TargetSpec, body func() (openloo
 	fs.DurationVar(&t.SLO, "slo", 0, "objective of the latency; answers in time are good ones")
 	fs.DurationVar(&t.Timeout, "timeout", 0, "from a request's instant to its answer or callback (default 30s)")
 	fs.BoolVar(&t.Async, "async", false, "invoke asynchronously and wait for callbacks")
-	fs.StringVar(&t.Trace.File, "trace", "", "file with a trace, also in $STAGECOACH_DATA")
+	fs.StringVar(&t.Trace.File, "trace", "", "file with a trace, also in $STAGECOACH_DATA (default "+defaultData+")")
 	fs.Func("trace-format", fmt.Sprint("one of ", arrive.Formats(), " (default auto)"), func(v string) error { t.Trace.Format = arrive.Format(v); return nil })
 	fs.StringVar(&t.Trace.Column, "trace-column", "", "of counts, or start of a function's name in the trace")
 	fs.DurationVar(&t.Trace.From, "trace-from", 0, "where in the trace to begin")

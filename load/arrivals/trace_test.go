@@ -2,6 +2,7 @@ package arrivals
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"os"
 	"path/filepath"
@@ -146,9 +147,9 @@ func FuzzParseProfile(f *testing.F) {
 
 // TestRealTraces reads the published traces where they are, and compares with what their descriptions say.
 func TestRealTraces(t *testing.T) {
-	dir := os.Getenv("STAGECOACH_DATA")
-	if dir == "" {
-		t.Skip("no traces: set STAGECOACH_DATA to their folder")
+	dir := cmp.Or(os.Getenv("STAGECOACH_DATA"), "../../../shared/data")
+	if _, err := os.Stat(dir); err != nil {
+		t.Skipf("no traces: set STAGECOACH_DATA to their folder: %v", err)
 	}
 	for file, tc := range map[string]struct {
 		format Format
