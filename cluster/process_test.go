@@ -135,7 +135,7 @@ const patience = 30 * time.Second
 // TestRealParts has processes, NATS, the dispatcher, and the loop of control: wake, answer, survive a kill, sleep.
 func TestRealParts(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
-	server, err := queue.StartServer(t.TempDir(), log)
+	server, err := queue.StartServer(queue.ServerConfig{Dir: t.TempDir(), Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,7 +74,7 @@ func process(t *testing.T, s *Shell, name string) *os.Process {
 // TestRealParts has no fakes: stage processes, NATS, files.
 func TestRealParts(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
-	server, err := queue.StartServer(t.TempDir(), log)
+	server, err := queue.StartServer(queue.ServerConfig{Dir: t.TempDir(), Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}

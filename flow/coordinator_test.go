@@ -423,7 +423,7 @@ func TestThousandsAtOnce(t *testing.T) {
 }
 
 func TestOverNATS(t *testing.T) {
-	srv, err := queue.StartServer(t.TempDir(), slog.New(slog.DiscardHandler))
+	srv, err := queue.StartServer(queue.ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

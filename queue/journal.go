@@ -59,8 +59,8 @@ func (c JournalConfig) withDefaults() JournalConfig {
 }
 
 // Journal keeps accepted async requests on disk until they are done. A record survives kill -9 of every process from the
-// moment Append returns; it survives power loss only once the file system has written it, which JetStream asks for every
-// two minutes.
+// moment Append returns; it survives power loss only once the file system has written it, which happens as
+// often as ServerConfig.Sync says.
 //
 // The streams keep the records and the index in memory, which a start rebuilds, says who is next: docs/adr/0014 has the
 // reasons. At most one process may have a journal open.

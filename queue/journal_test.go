@@ -603,7 +603,7 @@ func TestMovesCutShort(t *testing.T) {
 
 // writeJournal is a process of its own: it appends records and prints each id once Append has returned, until it is killed.
 func writeJournal(dir string) {
-	s, err := StartServer(dir, slog.New(slog.DiscardHandler))
+	s, err := StartServer(ServerConfig{Dir: dir, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		panic(err)
 	}
@@ -676,7 +676,7 @@ func TestJournalSurvivesKill(t *testing.T) {
 func BenchmarkJournalAppend(b *testing.B) {
 	for _, size := range []int{300, 4 << 10} {
 		b.Run(fmt.Sprint("bytes=", size), func(b *testing.B) {
-			s, err := StartServer(b.TempDir(), slog.New(slog.DiscardHandler))
+			s, err := StartServer(ServerConfig{Dir: b.TempDir(), Log: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -708,7 +708,7 @@ func BenchmarkJournalAppend(b *testing.B) {
 
 // BenchmarkJournal has them worked on at the same time; /s is records done.
 func BenchmarkJournal(b *testing.B) {
-	s, err := StartServer(b.TempDir(), slog.New(slog.DiscardHandler))
+	s, err := StartServer(ServerConfig{Dir: b.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		b.Fatal(err)
 	}

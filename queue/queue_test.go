@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 
 func start(t *testing.T, dir string) *nats.Conn {
 	t.Helper()
-	s, err := StartServer(dir, slog.New(slog.DiscardHandler))
+	s, err := StartServer(ServerConfig{Dir: dir, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestBusCarriesTasksInOrderAndReplies(t *testing.T) {
 func TestKVWatchSeesWhatWasThereAndWhatChanges(t *testing.T) {
 	ctx := t.Context()
 	dir := t.TempDir()
-	s, err := StartServer(dir, slog.New(slog.DiscardHandler))
+	s, err := StartServer(ServerConfig{Dir: dir, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func TestKVWatchSeesWhatWasThereAndWhatChanges(t *testing.T) {
 }
 
 func BenchmarkBusRoundTrip(b *testing.B) {
-	s, err := StartServer(b.TempDir(), slog.New(slog.DiscardHandler))
+	s, err := StartServer(ServerConfig{Dir: b.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -218,5 +218,22 @@ func TestStopWaitsForTheHandlerOfAClosedConnection(t *testing.T) {
 	stop() // does nothing
 	if _, err := b.Tasks("f", nil); err == nil {
 		t.Error("a closed connection subscribes")
+	}
+}
+
+// TestSync: how often the disk is forced reaches the server; what it then does is NATS's.
+func TestSync(t *testing.T) {
+	for wish, want := range map[time.Duration]struct {
+		every  time.Duration
+		always bool
+	}{0: {2 * time.Minute, false}, time.Second: {time.Second, false}, -1: {2 * time.Minute, true}} {
+		s, err := StartServer(ServerConfig{Dir: t.TempDir(), Sync: wish, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := s.ns.JetStreamConfig(); c.SyncInterval != want.every || c.SyncAlways != want.always {
+			t.Errorf("sync %v: every %v, always %v, want %+v", wish, c.SyncInterval, c.SyncAlways, want)
+		}
+		s.Close()
 	}
 }

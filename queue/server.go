@@ -24,31 +24,40 @@ type Server struct {
 	log *slog.Logger
 }
 
-// StartServer starts a server that keeps its streams under dir.
-func StartServer(dir string, log *slog.Logger) (*Server, error) {
+// ServerConfig is what a Server is made of.
+type ServerConfig struct {
+	Dir  string        // where its streams are
+	Sync time.Duration // how often what was written is forced to the disk; 0: every two minutes; below: with each write
+	Log  *slog.Logger
+}
+
+// StartServer starts a server.
+func StartServer(c ServerConfig) (*Server, error) {
 	ns, err := server.NewServer(&server.Options{
 		ServerName: "stagecoach",
 		DontListen: true,
 		JetStream:  true,
-		StoreDir:   dir,
+		StoreDir:   c.Dir,
 		// Else it is a share of what is free now, and a start on a disk that is nearly full fails: streams may be larger in sum.
 		// Who stores much looks at the disk.
 		JetStreamMaxStore: math.MaxInt64,
 		MaxPayload:        MaxMessage,
 		MaxPending:        pendingBytes,
+		SyncInterval:      max(c.Sync, 0),
+		SyncAlways:        c.Sync < 0,
 		NoSigs:            true,
 		NoLog:             true,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("nats server with store %s: %w", dir, err)
+		return nil, fmt.Errorf("nats server with store %s: %w", c.Dir, err)
 	}
 	ns.Start()
 	const limit = 30 * time.Second // a large journal is read back first
 	if !ns.ReadyForConnections(limit) {
 		ns.Shutdown()
-		return nil, fmt.Errorf("nats server with store %s: not ready after %v; is another process using the folder?", dir, limit)
+		return nil, fmt.Errorf("nats server with store %s: not ready after %v; is another process using the folder?", c.Dir, limit)
 	}
-	return &Server{ns: ns, log: log}, nil
+	return &Server{ns: ns, log: c.Log}, nil
 }
 
 // Connect opens a connection of its own. A part of the program that sends and receives much should have one.

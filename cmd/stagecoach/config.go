@@ -89,8 +89,9 @@ type ControlConfig struct {
 
 // JournalConfig bounds async requests.
 type JournalConfig struct {
-	Bytes  Bytes `yaml:"bytes"`  // kept on disk; beyond it async requests get 503
-	Window int   `yaml:"window"` // in work at a time, over all functions
+	Bytes  Bytes         `yaml:"bytes"`  // kept on disk; beyond it async requests get 503
+	Sync   time.Duration `yaml:"sync"`   // how often they are forced to the disk; 0: each before its 202
+	Window int           `yaml:"window"` // in work at a time, over all functions
 }
 
 // Bytes is a size in a file or flag: a number of bytes, or one with the suffix Ki, Mi or Gi.
@@ -130,7 +131,7 @@ func defaultConfig() Config {
 		},
 		Registry: RegistryConfig{Timeout: image.DefaultTimeout},
 		Control:  ControlConfig{Tick: time.Second, StartTimeout: time.Minute, DrainTimeout: 30 * time.Second},
-		Journal:  JournalConfig{Bytes: 1 << 30, Window: 1024},
+		Journal:  JournalConfig{Bytes: 1 << 30, Sync: 2 * time.Minute, Window: 1024},
 		Log:      LogConfig{Format: "text"},
 	}
 }
@@ -214,6 +215,7 @@ func (c *Config) Validate() error {
 	if c.Journal.Bytes < 16<<20 {
 		bad("journal.bytes", int64(c.Journal.Bytes), "at least 16Mi")
 	}
+	atLeast("journal.sync", c.Journal.Sync, 0)
 	count("journal.window", c.Journal.Window, 1, 10_000)
 	if u, err := url.Parse(c.Telemetry.OTLP); c.Telemetry.OTLP != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
 		bad("telemetry.otlp", fmt.Sprintf("%q", c.Telemetry.OTLP), "the URL of a collector, such as http://127.0.0.1:4318")

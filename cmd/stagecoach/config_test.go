@@ -38,6 +38,7 @@ func TestValidateNamesEachField(t *testing.T) {
 		"control.startTimeout": {func(c *Config) { c.Control.StartTimeout = 0 }, []string{"control.startTimeout: "}},
 		"control.drainTimeout": {func(c *Config) { c.Control.DrainTimeout = -1 }, []string{"control.drainTimeout: "}},
 		"journal.bytes":        {func(c *Config) { c.Journal.Bytes = 0 }, []string{"journal.bytes: 0, want at least 16Mi"}},
+		"journal.sync":         {func(c *Config) { c.Journal.Sync = -1 }, []string{"journal.sync: "}},
 		"journal.window":       {func(c *Config) { c.Journal.Window = 0 }, []string{"journal.window: "}},
 		"three at once": {
 			func(c *Config) { c.State, c.Control.Tick, c.Journal.Window = "", 0, -1 },
@@ -79,7 +80,7 @@ func TestValidateKnowsEveryField(t *testing.T) {
 		"registry.auth": "read, and complained about, when a registry asks for it", "log.level": "its type knows what is a level",
 	}
 	// A value that is wrong wherever it is.
-	c := Config{Listen: "x", Node: NodeConfig{Memory: 1}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1}}
+	c := Config{Listen: "x", Node: NodeConfig{Memory: 1}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1}, Journal: JournalConfig{Sync: -1}}
 	c.Registry.Default, c.Registry.Insecure, c.Telemetry.OTLP = "x", []string{"y"}, "z"
 	text := errorText(c.Validate())
 	var walk func(prefix string, of reflect.Type)

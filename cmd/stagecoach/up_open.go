@@ -56,7 +56,11 @@ const blobLimit = 8 << 30
 // openQueue starts NATS and opens what is kept in it.
 func (u *up) openQueue(ctx context.Context) error {
 	var err error
-	if u.nats, err = queue.StartServer(filepath.Join(u.cfg.State, "nats"), u.log); err != nil {
+	sync := u.cfg.Journal.Sync
+	if sync == 0 {
+		sync = -1 // with each write
+	}
+	if u.nats, err = queue.StartServer(queue.ServerConfig{Dir: filepath.Join(u.cfg.State, "nats"), Sync: sync, Log: u.log}); err != nil {
 		return err
 	}
 	u.onClose(func() error { u.nats.Close(); return nil })
