@@ -200,7 +200,7 @@ func TestCommandsRefuse(t *testing.T) {
 		`functions.a: lang: "dockerfile" is built`:  {"build"},
 		`got argument "a", want flags alone`:        {"build", "a"},
 		"deploy: got argument":                      {"deploy", "a"},
-		`list: got argument \["a"\]`:                {"list", "a"},
+		`list: got argument "a"`:                    {"list", "a"},
 		"describe: got .*, want one name":           {"describe"},
 		"invoke: --header .*, want NAME=VALUE":      {"invoke", "a", "--header", "x"},
 		"scale: .*, want NAME REPLICAS":             {"scale", "a"},

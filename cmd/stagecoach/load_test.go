@@ -116,7 +116,7 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 		want string
 	}{
 		"nothing":           {nil, "got no function"},
-		"two functions":     {[]string{"a", "b"}, `got ["b"]`},
+		"two functions":     {[]string{"a", "b"}, `got ["a" "b"]`},
 		"no rate":           {[]string{"a"}, "targets[0].rate: got none"},
 		"rate of what":      {[]string{"a", "--rate", "x"}, `rate "x"`},
 		"no such file":      {[]string{"a", "--rate", "1", "--body", "@/none"}, "--body: stat /none"},
