@@ -68,14 +68,6 @@ func (p *parser) retries(r *Retry, annotations map[string]string) {
 	}
 }
 
-// wait is a duration that may be zero.
-func (p *parser) wait(v string, fallback time.Duration) time.Duration {
-	if d, err := time.ParseDuration(strings.TrimSpace(v)); err == nil && d == 0 {
-		return 0
-	}
-	return p.duration(v, fallback)
-}
-
 // codes reads a comma-separated list of HTTP statuses that are errors; an empty one: none is worth another run.
 func (p *parser) codes(v string) []int {
 	out := []int{}

@@ -59,6 +59,7 @@ func Parse(name, namespace string, labels, annotations map[string]string) (Funct
 	}
 	p.annotations(&f, annotations)
 	p.retries(&f.Async.Retry, annotations)
+	p.probes(annotations)
 	p.labels(&f, labels)
 	return f, errors.Join(p.errs...)
 }

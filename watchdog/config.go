@@ -63,9 +63,9 @@ func parse(environ []string) (config, error) {
 	if err := json.Unmarshal([]byte(given[wire.EnvImage]), &c.image); err != nil {
 		return c, fmt.Errorf("environment %s: %w; a function is started by `stagecoach up`", wire.EnvImage, err)
 	}
-	var times string
-	c.health, times, _ = strings.Cut(given[wire.EnvHealth], ",")
-	healthDelay, healthPeriod, _ := strings.Cut(times, ",")
+	healthDelay, rest, _ := strings.Cut(given[wire.EnvHealth], ",")
+	var healthPeriod string
+	healthPeriod, c.health, _ = strings.Cut(rest, ",")
 	clear(given)
 	add(c.image.Env)                                                    // under the function's own
 	add(slices.DeleteFunc(slices.Clone(environ), func(kv string) bool { // what this process was given is not for another root

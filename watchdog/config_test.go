@@ -37,10 +37,10 @@ func TestParse(t *testing.T) {
 		"upstream":              {[]string{"upstream_url=http://127.0.0.1:5000/base"}, func(c config) bool { return c.upstream.Host == "127.0.0.1:5000" && c.upstream.Path == "/base" }},
 		"ready_path":            {[]string{"ready_path=/up"}, func(c config) bool { return c.ready == "/up" }},
 		"the annotation's path": {[]string{"ready_path=/up", "STAGECOACH_READY_PATH=/annotated"}, func(c config) bool { return c.ready == "/annotated" }},
-		"health": {[]string{"STAGECOACH_HEALTH=/up,30s,5"}, func(c config) bool {
-			return c.health == "/up" && c.delay == 30*time.Second && c.period == 5*time.Second
+		"health": {[]string{"STAGECOACH_HEALTH=30s,5,/up,down"}, func(c config) bool {
+			return c.health == "/up,down" && c.delay == 30*time.Second && c.period == 5*time.Second
 		}},
-		"health's defaults": {[]string{"STAGECOACH_HEALTH=/up,,"}, func(c config) bool { return c.delay == 0 && c.period == 2*time.Second }},
+		"health's defaults": {[]string{"STAGECOACH_HEALTH=,,/up"}, func(c config) bool { return c.delay == 0 && c.period == 2*time.Second }},
 		"content type":      {[]string{"content_type=text/html"}, func(c config) bool { return c.contentType == "text/html" }},
 	} {
 		if c, err := parse(append([]string{someImage}, tc.env...)); err != nil || !tc.check(c) {
@@ -54,8 +54,8 @@ func TestParseNamesTheFault(t *testing.T) {
 	for want, env := range map[string][]string{
 		"started by `stagecoach up`":                         {},
 		`mode="lambda", want http, streaming`:                {someImage, "mode=lambda"},
-		"health path \"up\", want":                           {someImage, "STAGECOACH_HEALTH=up,,"},
-		"com.openfaas.health.http.initialDelay":              {someImage, "STAGECOACH_HEALTH=/up,soon,"},
+		"health path \"up\", want":                           {someImage, "STAGECOACH_HEALTH=,,up"},
+		"com.openfaas.health.http.initialDelay":              {someImage, "STAGECOACH_HEALTH=soon,,/up"},
 		"no fprocess":                                        {`STAGECOACH_IMAGE={"Name":"a"}`},
 		"exec_timeout":                                       {someImage, "exec_timeout=soon"},
 		`ready path "up", want one that starts`:              {someImage, "ready_path=up"},

@@ -23,7 +23,7 @@ const (
 	EnvImage = "STAGECOACH_IMAGE"
 	// EnvReady is, for `stagecoach watchdog`, the HTTP path that says whether the program is ready; empty: see its package.
 	EnvReady = "STAGECOACH_READY_PATH"
-	// EnvHealth is, for `stagecoach watchdog`, how its program is asked whether it is still well: PATH,DELAY,PERIOD. An empty
+	// EnvHealth is, for `stagecoach watchdog`, how its program is asked whether it is still well: DELAY,PERIOD,PATH. An empty
 	// path: not at all; empty times: defaults.
 	EnvHealth = "STAGECOACH_HEALTH"
 )

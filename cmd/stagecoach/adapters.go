@@ -88,7 +88,7 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Declared: f.Declared, Spec: keysmanager.Spec{
 			Function: f.Key, Namespace: f.Declared.Namespace, Image: pinned(f),
 			Process: f.Deployment.EnvProcess, Env: env, Ready: annotation(f, "com.openfaas.ready.http.path"),
-			Health:   annotation(f, "com.openfaas.health.http.path") + "," + annotation(f, "com.openfaas.health.http.initialDelay") + "," + annotation(f, "com.openfaas.health.http.periodSeconds"),
+			Health:   annotation(f, "com.openfaas.health.http.initialDelay") + "," + annotation(f, "com.openfaas.health.http.periodSeconds") + "," + annotation(f, "com.openfaas.health.http.path"),
 			ReadOnly: f.Deployment.ReadOnlyRootFilesystem,
 		}}
 	}

@@ -274,6 +274,7 @@ func TestHTTPRedeploy(t *testing.T) {
 	r := start(t)
 	web := httpFn("web", map[string]string{"min": "2", "max": "4"})
 	r.deployAll(web)
+	r.until(soon, "two replicas", func() bool { return r.shows("web").AvailableReplicas == 2 }) // one that is replaced while it starts does not stop
 	l := r.load(8, "/function/web/echo", func(body string, a answer) error {
 		if a.status != http.StatusOK || string(a.body) != body {
 			return fmt.Errorf("status %d: %s", a.status, a.body)
