@@ -198,17 +198,7 @@ func (c *Config) Validate() error {
 	atLeast("requests.stall", c.Requests.Stall, 10*time.Millisecond)
 	count("requests.inFlight", c.Requests.InFlight, 1, 1_000_000)
 	atLeast("registry.timeout", c.Registry.Timeout, time.Second)
-	isHost := func(path, host string) {
-		if ref, err := image.ParseRef(host + "/x"); err != nil || ref.Host != host || host == "" {
-			bad(path, fmt.Sprintf("%q", host), "a host with a dot or a port, such as registry.example or 10.0.0.7:5000")
-		}
-	}
-	if c.Registry.Default != "" {
-		isHost("registry.default", c.Registry.Default)
-	}
-	for _, host := range c.Registry.Insecure {
-		isHost("registry.insecure", host)
-	}
+	c.Registry.validate(bad)
 	atLeast("control.tick", c.Control.Tick, 100*time.Millisecond)
 	atLeast("control.startTimeout", c.Control.StartTimeout, time.Second)
 	atLeast("control.drainTimeout", c.Control.DrainTimeout, 0)
@@ -224,6 +214,20 @@ func (c *Config) Validate() error {
 		bad("log.format", fmt.Sprintf("%q", c.Log.Format), "text or json")
 	}
 	return errors.Join(errs...)
+}
+
+func (c *RegistryConfig) validate(bad func(path string, got any, want string)) {
+	isHost := func(path, host string) {
+		if ref, err := image.ParseRef(host + "/x"); err != nil || ref.Host != host || host == "" {
+			bad(path, fmt.Sprintf("%q", host), "a host with a dot or a port, such as registry.example or 10.0.0.7:5000")
+		}
+	}
+	if c.Default != "" {
+		isHost("registry.default", c.Default)
+	}
+	for _, host := range c.Insecure {
+		isHost("registry.insecure", host)
+	}
 }
 
 func loopback(host string) bool {

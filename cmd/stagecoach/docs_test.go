@@ -164,5 +164,6 @@ func matches(pattern, text string) bool {
 		return true
 	}
 	quoted := regexp.QuoteMeta(strings.Join(strings.Fields(pattern), " "))
+	quoted = strings.NewReplacer(" … ", "…", " …", "…", "… ", "…").Replace(quoted) // anything is also nothing
 	return regexp.MustCompile("(?s)^" + strings.ReplaceAll(quoted, "…", ".*") + "$").MatchString(strings.Join(strings.Fields(text), " "))
 }
