@@ -48,7 +48,7 @@ func (l *Local) apply(p plan.Plan, specs map[string]FunctionSpec) (failed []hope
 	mine := map[string][]*replica{}
 	for _, r := range l.sorted() {
 		if _, ok := specs[r.function]; !ok {
-			r.release(errors.New("the function was removed"))
+			r.release(errRemoved)
 			continue
 		}
 		mine[r.function] = append(mine[r.function], r)

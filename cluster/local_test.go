@@ -210,6 +210,23 @@ func TestARemovedFunctionIsDrained(t *testing.T) {
 	})
 }
 
+// TestTheLineGoesFirst: replicas of a removed function lose their connections before the next plan, and that is no failure.
+func TestTheLineGoesFirst(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.want(1)
+		w.set(func() { w.specs = nil })
+		l.Lost("f-00001", "exited")
+		synctest.Wait()
+		w.expect("removed", w.states(), "")
+		if count, _, cause := l.Failure("f.ns"); count != 0 {
+			t.Errorf("%d failures (%s), want none", count, cause)
+		}
+		if got := l.Events("f.ns"); len(got) == 0 || got[len(got)-1].Kind != Stopped || got[len(got)-1].Cause != "the function was removed" {
+			t.Errorf("the last of %v, want stopped because of the removal", got)
+		}
+	})
+}
+
 func TestCloseWithoutPatience(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, l := newWorld(t, "a", "b")

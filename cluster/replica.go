@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
@@ -153,14 +154,24 @@ func (l *Local) stop(n Node, r *replica) {
 	}
 }
 
+var errRemoved = errors.New("the function was removed")
+
+// removed tells whether a function is not deployed any more.
+func (l *Local) removed(function string) bool {
+	return !slices.ContainsFunc(l.cfg.Functions.Functions(), func(f FunctionSpec) bool { return f.Key == function })
+}
+
 // end forgets the replica and accounts for how it ended; failed is why it did not start.
 func (l *Local) end(r *replica, failed error) {
+	removed := (failed != nil || r.alive.Err() != nil) && l.removed(r.function)
 	l.mu.Lock()
 	at := stamp()
 	e, cause := Event{Kind: Stopped}, ""
 	switch {
 	case l.ctx.Err() != nil:
 		e.Cause = ErrClosed.Error()
+	case removed: // its line went first, and its connection with it
+		e.Cause = errRemoved.Error()
 	case failed != nil && r.wanted.Err() != nil && r.alive.Err() == nil: // taken back before it was ready: no failure
 		e.Cause = context.Cause(r.wanted).Error()
 	case failed != nil:
