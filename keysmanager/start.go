@@ -1,0 +1,173 @@
+package keysmanager
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// Start starts a replica and returns when its process runs; that it is ready it says on Conn. When ctx ends first, nothing of
+// it is left. Of a name that is taken nothing is started: ErrRunning.
+func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil, ErrClosed
+	}
+	if _, twice := m.processes[o.Replica]; twice {
+		m.mu.Unlock()
+		return nil, fmt.Errorf("replica %q: %w", o.Replica, ErrRunning)
+	}
+	m.starts.Add(1)
+	p := &process{replica: o.Replica, function: o.Spec.Function, started: time.Now(), gone: make(chan struct{}), owner: m}
+	m.processes[o.Replica] = p
+	m.mu.Unlock()
+	defer m.starts.Done()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(m.ctx, func() { cancel(ErrClosed) })()
+
+	r, err := m.start(ctx, o, p)
+	if err != nil {
+		m.remove(p)
+		return nil, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
+	}
+	m.mu.Lock()
+	p.running = true
+	m.mu.Unlock()
+	for _, ph := range r.Phases {
+		m.seconds.WithLabelValues(ph.Name, r.Path).Observe(ph.Took.Seconds())
+	}
+	return r, nil
+}
+
+func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, error) {
+	image, err := m.cfg.Images.Resolve(o.Spec.Image)
+	if err != nil {
+		return nil, err
+	}
+	o.Spec = o.Spec.in(image)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("stage socket: %w", err)
+	}
+	theirs := os.NewFile(uintptr(fds[1]), "stage")
+	defer theirs.Close()
+	conn, err := unixConn(fds[0])
+	if err != nil {
+		return nil, err
+	}
+	if p.output, err = sandbox.NewOutput(func(stream, line string) { m.cfg.Output(o.Spec.Function, o.Replica, stream, line) }); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	env := maps.Clone(o.Spec.Env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	for _, name := range []string{wire.EnvZygoteFD, wire.EnvImage, wire.EnvReady, wire.EnvHealth} {
+		delete(env, name) // not a function's to say
+	}
+	env[wire.EnvReplica], env[wire.EnvFunction] = o.Replica, o.Spec.Function
+	if env[wire.EnvModel] != "" {
+		err = m.fork(ctx, o, p, image, env, theirs)
+	} else {
+		err = m.spawn(o, p, image, env, theirs)
+	}
+	p.output.Started()
+	if err != nil {
+		_ = conn.Close()
+		p.output.Abandon()
+		return nil, err
+	}
+	return &Replica{Name: o.Replica, PID: p.pid, Path: p.path, Phases: p.phases, Conn: conn}, nil
+}
+
+// fork starts p from its function's zygote.
+func (m *Manager) fork(ctx context.Context, o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File) error {
+	begin := time.Now()
+	z, warm, release, err := m.borrow(ctx, o.Spec, image)
+	if err != nil {
+		return err
+	}
+	defer release()
+	m.count(warm)
+	p.path = "fork"
+	if !warm {
+		p.path = "cold"
+		p.phases = append(p.phases, Phase{"load", time.Since(begin)})
+	}
+	p.zygote = z
+	begin = time.Now()
+	err = z.fork(ctx, p, m.cfg.Threads, env, [3]*os.File{socket, p.output.Stdout, p.output.Stderr})
+	p.phases = append(p.phases, Phase{"fork", time.Since(begin)})
+	return err
+}
+
+func (m *Manager) count(hit bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if hit {
+		m.counts.Hits++
+	} else {
+		m.counts.Misses++
+	}
+}
+
+// spawn starts p as a process of its own.
+func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File) error {
+	begin := time.Now()
+	env[wire.EnvStageFD] = "3"
+	command := sandbox.Command{
+		Dir: image.Root, Process: o.Spec.Process, Env: env, Files: []*os.File{socket}, Stdout: p.output.Stdout, Stderr: p.output.Stderr,
+	}
+	if Watched(image, env) {
+		if err := m.shim(&command, o.Spec, image); err != nil {
+			return err
+		}
+	}
+	cmd, err := m.spawner.Start(command)
+	if err != nil {
+		return err
+	}
+	p.cmd, p.pid, p.path = cmd, cmd.Process.Pid, "process"
+	p.phases = []Phase{{"spawn", time.Since(begin)}}
+	m.ends.Go(func() { p.end(describe(sandbox.Wait(cmd))) })
+	return nil
+}
+
+// Watched tells whether replicas of a function of this image and environment are run by a watchdog, because they do not speak
+// the stage protocol: the image does not, or the environment asks for one of of-watchdog's modes.
+func Watched(image sandbox.Image, env map[string]string) bool {
+	switch env["mode"] {
+	case "http", "streaming", "serializing":
+		return true
+	}
+	return !image.Stage
+}
+
+// shim makes the command of a function that of its watchdog.
+func (m *Manager) shim(c *sandbox.Command, s Spec, image sandbox.Image) error {
+	if len(m.cfg.Watchdog) == 0 {
+		return fmt.Errorf("image %q has no executable ./%s, and this node runs no functions of other kinds", image.Name, sandbox.Executable)
+	}
+	image.ReadOnly = s.ReadOnly
+	b, err := json.Marshal(image)
+	if err != nil {
+		return fmt.Errorf("image %q: %w", image.Name, err)
+	}
+	c.Env[wire.EnvImage], c.Env[wire.EnvReady], c.Env[wire.EnvHealth] = string(b), s.Ready, s.Health
+	if s.Process != "" {
+		c.Env["fprocess"] = s.Process
+	}
+	c.Argv = m.cfg.Watchdog
+	return nil
+}
