@@ -15,8 +15,9 @@ type neighbour struct {
 	owns  string
 	tasks sync.WaitGroup
 
+	asked chan string // stages, as they are submitted
+
 	mu       sync.Mutex
-	seen     []string
 	canceled []task.Key
 }
 
@@ -24,9 +25,7 @@ func (n *neighbour) Submit(t *task.Task) bool {
 	if !strings.Contains(n.owns, t.Stage) {
 		return false
 	}
-	n.mu.Lock()
-	n.seen = append(n.seen, t.Stage)
-	n.mu.Unlock()
+	n.asked <- t.Stage
 	if string(t.Input[0].Items[0].Bytes) != "never" {
 		n.tasks.Go(func() {
 			if n.c.Reply("elsewhere", &task.Reply{Key: t.Key}) || !n.c.Reply(t.ReplyTo, echo(t)) {
@@ -50,27 +49,20 @@ func echo(t *task.Task) *task.Reply { return &task.Reply{Key: t.Key, Output: t.I
 func TestNeighboursAreAskedFirst(t *testing.T) {
 	far := make(chan string, 10)
 	r := newRig(t, graph(t, "a>b;b>c;c"), nil, func(x *task.Task) *task.Reply { far <- x.Stage; return echo(x) })
-	near := &neighbour{c: r.Coordinator, owns: "ac"}
+	near := &neighbour{c: r.Coordinator, owns: "ac", asked: make(chan string, 10)}
 	r.cfg.Near = near // before the first request
 	resp, terr := r.Invoke(t.Context(), request("r", "hello"))
 	if terr != nil || string(resp.Output[0].Items[0].Bytes) != "hello" {
 		t.Fatalf("got %+v, %v", resp, terr)
 	}
-	if got := strings.Join(near.seen, ""); got != "ac" || len(far) != 1 || <-far != "b" {
-		t.Errorf("the neighbour got stages %s, want ac, and the bus b", got)
+	if len(near.asked) != 2 || <-near.asked != "a" || <-near.asked != "c" || len(far) != 1 || <-far != "b" {
+		t.Errorf("the neighbour got %d more stages, want a and c alone, and the bus b", len(near.asked))
 	}
 	near.tasks.Wait()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan *task.Error, 1)
 	go func() { _, terr := r.Invoke(ctx, request("s", "never")); done <- terr }()
-	for {
-		near.mu.Lock()
-		n := len(near.seen)
-		near.mu.Unlock()
-		if n == 3 {
-			break
-		}
-	}
+	<-near.asked
 	cancel()
 	if terr := <-done; terr == nil {
 		t.Error("a canceled request has a response")
