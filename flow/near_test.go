@@ -56,7 +56,7 @@ func TestNeighboursAreAskedFirst(t *testing.T) {
 		t.Fatalf("got %+v, %v", resp, terr)
 	}
 	if len(near.asked) != 2 || <-near.asked != "a" || <-near.asked != "c" || len(far) != 1 || <-far != "b" {
-		t.Errorf("the neighbour got %d more stages, want a and c alone, and the bus b", len(near.asked))
+		t.Fatalf("the neighbour got %d more stages, want a and c alone, and the bus b", len(near.asked))
 	}
 	near.tasks.Wait()
 	ctx, cancel := context.WithCancel(t.Context())
