@@ -1,0 +1,337 @@
+package queue
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+func TestEndsOfTheProcessAreNoFailures(t *testing.T) {
+	nc := start(t, t.TempDir())
+	cfg := JournalConfig{Blobs: t.TempDir()}
+	enter(t, openJournal(t, nc, cfg), "f", "r", "x")
+	for range maxStarts - 1 {
+		j := openJournal(t, nc, cfg)
+		began := make(chan Record, 1)
+		stop := work(t, j, func(ctx context.Context, r Record) End { began <- r; <-ctx.Done(); return End{Err: ctx.Err()} })
+		if r := <-began; r.Attempt != 1 || string(r.Data) != "x" {
+			t.Fatalf("record %+v after runs cut short, want attempt 1", r)
+		}
+		stop()
+	}
+	j := openJournal(t, nc, cfg) // what brings every process down must end somewhere
+	work(t, j, func(context.Context, Record) End { t.Error("it runs once more"); return End{} })
+	empty(t, j)
+	if all := letters(t, j); len(all) != 1 || !strings.Contains(all[0].Cause, "50 processes ended while it ran") {
+		t.Errorf("dead letters %+v", all)
+	}
+}
+
+// TestAttemptsSurviveTheProcess: neither the count nor the back-off begins anew.
+func TestAttemptsSurviveTheProcess(t *testing.T) {
+	nc := start(t, t.TempDir())
+	cfg := JournalConfig{Blobs: t.TempDir()}
+	j := openJournal(t, nc, cfg)
+	stop := work(t, j, func(_ context.Context, r Record) End {
+		return End{Err: errors.New("no"), Again: true, After: time.Hour * time.Duration(r.Attempt)}
+	})
+	enter(t, j, "f", "r", "x")
+	until(t, "the back-off", func() bool { return j.Stats().Retried == 1 })
+	stop()
+	j = openJournal(t, nc, cfg)
+	if len(j.lines.delayed) != 1 || time.Until(j.lines.delayed[0].at) < 50*time.Minute {
+		t.Fatalf("delayed %+v, want one for an hour", j.lines.delayed)
+	}
+	j.lines.delayed[0].at = time.Now()
+	got := make(chan int, 1)
+	work(t, j, func(_ context.Context, r Record) End { got <- r.Attempt; return End{} })
+	if n := <-got; n != 2 {
+		t.Errorf("attempt %d, want 2", n)
+	}
+	empty(t, j)
+}
+
+// TestEarlierVersions opens a state folder as the first version left it: subjects without a function, a durable consumer a
+// shard, dead letters without a function.
+func TestEarlierVersions(t *testing.T) {
+	nc := start(t, t.TempDir())
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	for i := range 4 {
+		s, err := js.CreateStream(ctx, jetstream.StreamConfig{
+			Name: fmt.Sprint("JOURNAL-", i), Subjects: []string{fmt.Sprintf("journal.%d.*", i)},
+			Retention: jetstream.WorkQueuePolicy, Storage: jetstream.FileStorage, Discard: jetstream.DiscardNew, MaxBytes: 1 << 28,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := s.CreateConsumer(ctx, jetstream.ConsumerConfig{Durable: "run", AckPolicy: jetstream.AckExplicitPolicy, AckWait: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := js.Publish(ctx, fmt.Sprintf("journal.%d.old=2E%d", i, i), []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 { // it was in work
+			if _, err := c.Next(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "DEAD", Subjects: []string{"dead.*"}, MaxBytes: 1 << 30}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.PublishMsg(ctx, &nats.Msg{Subject: "dead.d=2E1", Data: []byte("y"), Header: nats.Header{"Cause": {"why"}}}); err != nil {
+		t.Fatal(err)
+	}
+	j := openJournal(t, nc, JournalConfig{})
+	if all := letters(t, j); len(all) != 1 || all[0].ID != "d.1" || all[0].Cause != "why" || all[0].Function != "" {
+		t.Errorf("dead letters %+v", all)
+	}
+	if err := j.Redrive(ctx, "d.1"); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan string, 10)
+	work(t, j, func(_ context.Context, r Record) End {
+		if r.Attempt == 1 {
+			return End{Err: errors.New("again"), Again: true}
+		}
+		got <- r.ID + string(r.Data)
+		return End{}
+	})
+	var ids []string
+	for range 5 {
+		ids = append(ids, <-got)
+	}
+	slices.Sort(ids)
+	if want := []string{"d.1y", "old.0x", "old.1x", "old.2x", "old.3x"}; !slices.Equal(ids, want) {
+		t.Errorf("ran %v, want %v", ids, want)
+	}
+	empty(t, j)
+}
+
+func TestDeadLetters(t *testing.T) {
+	nc := start(t, t.TempDir())
+	cfg := JournalConfig{Blobs: t.TempDir(), Dead: 6}
+	j := openJournal(t, nc, cfg)
+	var mu sync.Mutex
+	broken := true
+	ran := map[string]int{}
+	work(t, j, func(_ context.Context, r Record) End {
+		mu.Lock()
+		defer mu.Unlock()
+		if broken {
+			return End{Err: errors.New("broken")}
+		}
+		ran[r.ID] = r.Attempt
+		return End{}
+	})
+	for i := range 8 {
+		enter(t, j, []string{"f", "g"}[i%2], fmt.Sprint("r", i), "x")
+		empty(t, j) // one after another, for the order
+	}
+	ids := func(all []DeadLetter) (out []string) {
+		for _, l := range all {
+			out = append(out, l.ID)
+		}
+		return out
+	}
+	if got := ids(letters(t, j)); !slices.Equal(got, []string{"r2", "r3", "r4", "r5", "r6", "r7"}) {
+		t.Errorf("letters %v, want the latest 6", got)
+	}
+	page, more, err := j.Dead("f", "", 2)
+	if got := ids(page); err != nil || !more || !slices.Equal(got, []string{"r2", "r4"}) {
+		t.Errorf("first page %v, more %t, %v", got, more, err)
+	}
+	page, more, err = j.Dead("f", "r4", 2)
+	if got := ids(page); err != nil || more || !slices.Equal(got, []string{"r6"}) {
+		t.Errorf("second page %v, more %t, %v", got, more, err)
+	}
+	if _, _, err := j.Dead("", "r0", 2); !errors.Is(err, ErrNoLetter) {
+		t.Errorf("after one that is not there: %v", err)
+	}
+	if err := j.DropDead("r2"); err != nil {
+		t.Error(err)
+	}
+	for _, err := range []error{j.DropDead("r2"), j.Redrive(t.Context(), "r2")} {
+		if !errors.Is(err, ErrNoLetter) {
+			t.Errorf("a dropped one: %v", err)
+		}
+	}
+	if err := j.Redrive(t.Context(), "r3"); err != nil { // still broken: it dies again
+		t.Error(err)
+	}
+	empty(t, j)
+	if got := ids(letters(t, j)); !slices.Equal(got, []string{"r4", "r5", "r6", "r7", "r3"}) {
+		t.Errorf("letters %v, want r3 behind", got)
+	}
+	mu.Lock()
+	broken = false
+	mu.Unlock()
+	for _, id := range []string{"r3", "r7"} {
+		if err := j.Redrive(t.Context(), id); err != nil {
+			t.Error(err)
+		}
+	}
+	empty(t, j)
+	if want := map[string]int{"r3": 1, "r7": 1}; !reflect.DeepEqual(ran, want) {
+		t.Errorf("ran %v, want %v", ran, want)
+	}
+	if got := ids(letters(t, openJournal(t, nc, cfg))); !slices.Equal(got, []string{"r4", "r5", "r6"}) {
+		t.Errorf("after a restart %v", got)
+	}
+}
+
+// TestMovesCutShort: a record that lies both in the journal and among the dead letters is the journal's.
+func TestMovesCutShort(t *testing.T) {
+	nc := start(t, t.TempDir())
+	cfg := JournalConfig{Blobs: t.TempDir()}
+	j := openJournal(t, nc, cfg)
+	large := strings.Repeat("x", blobAbove+1)
+	enter(t, j, "f", "r", large)
+	var m *message
+	if raw, err := j.load(t.Context(), j.shards[j.shard("r")], 1); err == nil {
+		m = raw
+	} else {
+		t.Fatal(err)
+	}
+	if err := j.bury(m, 1, errors.New("why")); err != nil { // and then the process ends
+		t.Fatal(err)
+	}
+	j = openJournal(t, nc, cfg)
+	if all := letters(t, j); len(all) != 0 {
+		t.Errorf("dead letters %+v, want none", all)
+	}
+	got := make(chan int, 1)
+	work(t, j, func(_ context.Context, r Record) End { got <- len(r.Data); return End{} })
+	if n := <-got; n != len(large) {
+		t.Errorf("%d bytes, want %d", n, len(large))
+	}
+	empty(t, j)
+}
+
+// writeJournal is a process of its own: it appends records and prints each id once Append has returned, until it is killed.
+func writeJournal(dir string) {
+	s, err := StartServer(ServerConfig{Dir: dir, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		panic(err)
+	}
+	nc, err := s.Connect("writer")
+	if err != nil {
+		panic(err)
+	}
+	j, err := OpenJournal(context.Background(), nc, JournalConfig{Blobs: filepath.Join(dir, "blobs"), Limits: func(string) Limits { return Limits{1, 1 << 30} }}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		panic(err)
+	}
+	var wg sync.WaitGroup
+	for w := range 8 {
+		wg.Go(func() {
+			for i := range 1_000_000 {
+				id := fmt.Sprintf("call-%d-%d", w, i)
+				if err := j.Append("f", id, []byte(id)); err != nil {
+					panic(err)
+				}
+				fmt.Println(id)
+			}
+		})
+	}
+	wg.Wait()
+	os.Exit(3)
+}
+
+func TestJournalSurvivesKill(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), "JOURNAL_WRITER="+dir)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	accepted := map[string]bool{}
+	for sc := bufio.NewScanner(out); sc.Scan(); {
+		accepted[sc.Text()] = true
+		if len(accepted) == 2000 {
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	_ = cmd.Wait() // killed
+	if len(accepted) < 2000 {
+		t.Fatalf("the writer ended by itself after %d records", len(accepted))
+	}
+	j := openJournal(t, start(t, dir), JournalConfig{Blobs: filepath.Join(dir, "blobs")})
+	var mu sync.Mutex
+	work(t, j, func(_ context.Context, r Record) End {
+		mu.Lock()
+		defer mu.Unlock()
+		delete(accepted, r.ID)
+		return End{}
+	})
+	empty(t, j)
+	for id := range accepted {
+		if strings.Count(id, "-") == 2 && !strings.HasSuffix(id, "-") { // the kill may cut the last line
+			t.Errorf("accepted record %s is gone", id)
+		}
+	}
+}
+
+// TestStatesSideBySide has a kill between storing a record's next state and deleting the one before: the later one counts,
+// and the record runs once.
+func TestStatesSideBySide(t *testing.T) {
+	nc := start(t, t.TempDir())
+	cfg := JournalConfig{Blobs: t.TempDir()}
+	j := openJournal(t, nc, cfg)
+	for _, id := range []string{"retried", "told"} {
+		enter(t, j, "f", id, "x")
+	}
+	retried := &message{subject: j.subject("f", "retried"), data: []byte("x")}
+	retried.setNumber(headFailed, 3)
+	told := &message{subject: j.subject("f", "told"), data: []byte("result")}
+	told.set(headKind, Callback.String())
+	told.set(headTo, "host")
+	for _, m := range []*message{retried, told} {
+		if _, err := j.store(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j = openJournal(t, nc, cfg)
+	if s := j.Stats(); s.Resumed != 2 || s.Pending["f"] != 2 {
+		t.Errorf("after the kill %+v, want 2 records", s)
+	}
+	var mu sync.Mutex
+	var got []string
+	work(t, j, func(_ context.Context, r Record) End {
+		mu.Lock()
+		defer mu.Unlock()
+		got = append(got, fmt.Sprint(r.Kind, r.ID, r.Attempt, string(r.Data)))
+		return End{}
+	})
+	empty(t, j)
+	slices.Sort(got)
+	if want := []string{"callback" + "told1result", "run" + "retried4x"}; !slices.Equal(got, want) {
+		t.Errorf("worked on %q, want %q", got, want)
+	}
+}
