@@ -220,7 +220,7 @@ func TestHTTPReplicaLost(t *testing.T) {
 	if a := r.must(http.StatusOK, http.MethodPost, "/function/web/exit?once="+once(), "small"); string(a.body) != "alive\n" {
 		t.Errorf("%q", a.body)
 	}
-	a := r.must(http.StatusBadGateway, http.MethodPost, "/function/web/exit?once="+once(), strings.Repeat("x", 8<<20))
+	a := r.must(http.StatusBadGateway, http.MethodPost, "/function/web/exit?read&once="+once(), strings.Repeat("x", 8<<20))
 	if s := string(a.body); !strings.Contains(s, `stage "web"`) || !strings.Contains(s, "bytes of the body") || a.header.Get("X-Openfaas-Internal") == "" {
 		t.Errorf("%v %s", a.header, s)
 	}

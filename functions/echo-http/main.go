@@ -165,7 +165,8 @@ func trailer(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Got", r.Trailer.Get("X-Sent"))
 }
 
-// exit ends the program; with once=FILE, only for the first who makes the file.
+// exit ends the program; with once=FILE, only for the first who makes the file; with read, once some of the body is here;
+// with begun, once half an answer is gone.
 func exit(w http.ResponseWriter, r *http.Request) {
 	if once := r.URL.Query().Get("once"); once != "" {
 		f, err := os.OpenFile(once, os.O_CREATE|os.O_EXCL, 0o600)
@@ -174,6 +175,9 @@ func exit(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		_ = f.Close()
+	}
+	if r.URL.Query().Has("read") {
+		_, _ = r.Body.Read(make([]byte, 1))
 	}
 	if r.URL.Query().Has("begun") {
 		fmt.Fprintln(w, "half")
