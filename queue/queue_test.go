@@ -164,38 +164,6 @@ func TestKVWatchSeesWhatWasThereAndWhatChanges(t *testing.T) {
 	}
 }
 
-func BenchmarkBusRoundTrip(b *testing.B) {
-	s, err := StartServer(ServerConfig{Dir: b.TempDir(), Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer s.Close()
-	nc, err := s.Connect("bench")
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer nc.Close()
-	bus := NewBus(nc)
-	got := make(chan struct{}, 1)
-	inbox, stop, err := bus.Inbox(func([]byte) { got <- struct{}{} })
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer stop()
-	stopTasks, err := bus.Tasks("f", func(m []byte, _ bool) { _ = bus.Reply(inbox, m) })
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer stopTasks()
-	msg := make([]byte, 200)
-	for b.Loop() {
-		if err := bus.Submit("f", msg); err != nil {
-			b.Fatal(err)
-		}
-		<-got
-	}
-}
-
 func TestStopWaitsForTheHandlerOfAClosedConnection(t *testing.T) {
 	nc := start(t, t.TempDir())
 	b := NewBus(nc)
