@@ -211,7 +211,8 @@ func (r *rig) upgrades(t *testing.T) {
 	}
 }
 
-// TestHTTPReplicaLost: a request whose function ends under it is tried elsewhere, unless something of it is gone.
+// TestHTTPReplicaLost: a request whose function ends under it is tried elsewhere, unless something of it is gone: of a large
+// body, all that the gateway does not keep.
 func TestHTTPReplicaLost(t *testing.T) {
 	t.Parallel()
 	r := start(t)

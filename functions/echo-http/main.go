@@ -165,7 +165,7 @@ func trailer(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Got", r.Trailer.Get("X-Sent"))
 }
 
-// exit ends the program; with once=FILE, only for the first who makes the file; with read, once some of the body is here;
+// exit ends the program; with once=FILE, only for the first who makes the file; with read, once a MiB of the body is here;
 // with begun, once half an answer is gone.
 func exit(w http.ResponseWriter, r *http.Request) {
 	if once := r.URL.Query().Get("once"); once != "" {
@@ -177,7 +177,7 @@ func exit(w http.ResponseWriter, r *http.Request) {
 		_ = f.Close()
 	}
 	if r.URL.Query().Has("read") {
-		_, _ = r.Body.Read(make([]byte, 1))
+		_, _ = io.CopyN(io.Discard, r.Body, 1<<20)
 	}
 	if r.URL.Query().Has("begun") {
 		fmt.Fprintln(w, "half")
