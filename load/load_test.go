@@ -3,6 +3,7 @@ package load
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -223,5 +224,23 @@ func TestReadResult(t *testing.T) {
 	}
 	if r, err := ReadResult(strings.NewReader(`{"schema": "stagecoach.load/1", "duration_s": 3, "new": 1}`)); err != nil || r.Duration != 3 {
 		t.Error(err)
+	}
+}
+
+func TestKindsBeyondTheBoundAreOthers(t *testing.T) {
+	a, total := newRecorder("a", 0), newRecorder("total", 0)
+	for i := range 2 * maxKinds {
+		a.ended(outcome{kind: fmt.Sprintf("callback with status %d", i)})
+	}
+	b := newRecorder("b", 0)
+	b.ended(outcome{kind: "status 599"})
+	total.merge(a)
+	total.merge(b)
+	sum := int64(0)
+	for _, k := range total.kinds() {
+		sum += k.Count
+	}
+	if n := len(total.errors); n > maxKinds+1 || sum != 2*maxKinds+1 {
+		t.Errorf("%d kinds of %d failures, want at most %d of %d", n, sum, maxKinds+1, 2*maxKinds+1)
 	}
 }

@@ -71,7 +71,7 @@ func (r *recorder) offered(at time.Duration, sent bool) {
 	}
 	r.f.NotSent++
 	s.NotSent++
-	r.kind("not sent", "as many requests were in flight as may be")
+	r.kind("not sent", "as many requests were in flight as may be", 1)
 }
 
 // outcome is what became of a request that was sent.
@@ -99,7 +99,7 @@ func (r *recorder) ended(o outcome) {
 	if o.kind != "" {
 		r.f.Failed++
 		came.Failed++
-		r.kind(o.kind, o.example)
+		r.kind(o.kind, o.example, 1)
 		return
 	}
 	took := o.end - o.at
@@ -122,7 +122,8 @@ func (r *recorder) ended(o outcome) {
 	}
 }
 
-func (r *recorder) kind(kind, example string) {
+// kind counts failures of a kind.
+func (r *recorder) kind(kind, example string, n int64) {
 	k := r.errors[kind]
 	if k == nil {
 		if len(r.errors) >= maxKinds {
@@ -133,7 +134,7 @@ func (r *recorder) kind(kind, example string) {
 			r.errors[kind] = k
 		}
 	}
-	k.Count++
+	k.Count += n
 }
 
 func (r *recorder) stage(t StageTime) {
@@ -163,8 +164,7 @@ func (r *recorder) merge(o *recorder) {
 	r.latency.Merge(o.latency)
 	r.service.Merge(o.service)
 	for _, k := range o.kinds() {
-		r.kind(k.Kind, k.Example)
-		r.errors[k.Kind].Count += k.Count - 1
+		r.kind(k.Kind, k.Example, k.Count)
 	}
 	for _, s := range o.stages {
 		i := slices.IndexFunc(r.stages, func(x *stageRecorder) bool { return x.Stage.Stage == s.Stage.Stage })
