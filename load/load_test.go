@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -243,4 +245,20 @@ func TestKindsBeyondTheBoundAreOthers(t *testing.T) {
 	if n := len(total.errors); n > maxKinds+1 || sum != 2*maxKinds+1 {
 		t.Errorf("%d kinds of %d failures, want at most %d of %d", n, sum, maxKinds+1, 2*maxKinds+1)
 	}
+}
+
+func TestATargetsContentTypeIsSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := Target{Name: "a", Function: "f", Source: even(t, "1"), Timeout: time.Second, Header: http.Header{"Content-Type": {"x/y"}}}
+		cfg := config(t, "http://bubble", a)
+		cfg.Transport = server(func(r *http.Request) (*http.Response, error) {
+			if ct := r.Header.Get("Content-Type"); r.Method == http.MethodPost && ct != "x/y" {
+				t.Errorf("content type %q, want that of the target", ct)
+			}
+			return says(200, ""), nil
+		})
+		if r := must(t, cfg); r.Total.Answered == 0 {
+			t.Errorf("%+v", r.Total)
+		}
+	})
 }

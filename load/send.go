@@ -27,7 +27,7 @@ func (r *run) send(ctx context.Context, t *Target, at time.Duration, body []byte
 	for name, values := range t.Header {
 		req.Header[name] = values
 	}
-	if len(body) > 0 {
+	if len(body) > 0 && req.Header.Get("Content-Type") == "" {
 		req.Header.Set("Content-Type", contentType)
 	}
 	if u := r.cfg.Gateway.User; u != nil {
