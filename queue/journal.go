@@ -292,7 +292,11 @@ func (j *Journal) store(m *message) (seq uint64, err error) {
 	}
 	var api *jetstream.APIError
 	if errors.As(err, &api) { // else a late answer may come: the file stays for the next process
-		_ = j.blobs.drop(made) // swept at the next start
+		if made != "" {
+			_ = j.blobs.drop(made) // swept at the next start
+			m.header.Del(headBlob)
+			m.header.Del(headSize)
+		}
 		if api.ErrorCode == errStoreFailed {
 			err = errors.Join(err, ErrFull)
 		}

@@ -241,6 +241,27 @@ func TestAFailedRunIsToldAndDies(t *testing.T) {
 	}
 }
 
+// TestAResultWithoutRoomKeepsItsContent has a stream that others have filled to the last byte, so that a large result dies.
+func TestAResultWithoutRoomKeepsItsContent(t *testing.T) {
+	j := openJournal(t, start(t, t.TempDir()), JournalConfig{Shards: 1, Bytes: 1 << 20})
+	enter(t, j, "f", "r", "x")
+	for size := 1 << 20; size > 0; size /= 2 {
+		for err := error(nil); err == nil; {
+			_, err = j.js.Publish(t.Context(), "journal.0.other.r", make([]byte, size))
+		}
+	}
+	large := strings.Repeat("y", blobAbove+1)
+	work(t, j, func(context.Context, Record) End { return End{Callback: []byte(large), To: "host"} })
+	until(t, "a dead letter", func() bool { return j.Stats().Dead == 1 })
+	all := letters(t, j)
+	if len(all) != 1 || all[0].ID != "r.callback" {
+		t.Fatalf("dead letters %+v", all)
+	}
+	if _, data, err := j.DeadLetter(t.Context(), all[0].ID); err != nil || string(data) != large {
+		t.Errorf("the letter has %d bytes, %v, want %d", len(data), err, len(large))
+	}
+}
+
 func TestBusyShrinksTheLine(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{Limits: func(string) Limits { return Limits{Concurrency: 16, Queue: 1000} }})
 	var mu sync.Mutex
