@@ -24,6 +24,7 @@ func TestEndsOfTheProcessAreNoFailures(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir()}
 	enter(t, openJournal(t, nc, cfg), "f", "r", "x")
+	accepted := time.Now()
 	for range maxStarts - 1 {
 		j := openJournal(t, nc, cfg)
 		began := make(chan Record, 1)
@@ -38,6 +39,8 @@ func TestEndsOfTheProcessAreNoFailures(t *testing.T) {
 	empty(t, j)
 	if all := letters(t, j); len(all) != 1 || !strings.Contains(all[0].Cause, "50 processes ended while it ran") {
 		t.Errorf("dead letters %+v", all)
+	} else if all[0].Accepted.After(accepted) {
+		t.Errorf("accepted %v after it was", all[0].Accepted.Sub(accepted))
 	}
 }
 

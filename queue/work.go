@@ -132,6 +132,7 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 			return j.leave(ctx, back, m, End{Err: fmt.Errorf("%d processes ended while it ran, want fewer than %d", starts, maxStarts)})
 		}
 		m.setNumber(headStarts, starts)
+		m.keepAccepted(m)
 		if seq, err := j.replace(ctx, it, m); err == nil { // else it is not counted this time
 			back.item.seq, back.item.old = seq, false
 		}
