@@ -40,7 +40,7 @@ type function struct {
 
 // load is what admission reads, written after each step.
 type load struct {
-	waiting, running, servers, replicas, max, limit, service, start atomic.Int64
+	waiting, running, servers, max, limit, service, start atomic.Int64
 }
 
 func (l *load) read() task.Load {
@@ -226,7 +226,6 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 	f.load.waiting.Store(int64(f.core.Waiting()))
 	f.load.running.Store(int64(f.core.Running()))
 	f.load.servers.Store(int64(f.core.Servers()))
-	f.load.replicas.Store(int64(f.core.Replicas()))
 	f.load.service.Store(int64(f.core.Service().Mean))
 	f.mu.Unlock()
 	if !more {
