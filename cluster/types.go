@@ -19,7 +19,7 @@ type FunctionSpec struct {
 	Spec     any // what a [Node] needs to start it: image, environment; opaque here
 }
 
-// Functions knows what is deployed. Both are sorted by key, at any time.
+// Functions knows what is deployed, at any time.
 type Functions interface {
 	Functions() []FunctionSpec
 	Pipelines() []pipeline.Pipeline
