@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -288,6 +289,49 @@ func TestALaggingGeneratorSaysSo(t *testing.T) {
 		r := must(t, cfg)
 		if r.Total.Offered != 100 || r.Generator.Lag.Max < 4 || r.Total.Latency.Max < 4 || r.Total.Service.Max > 0.01 || !strings.Contains(strings.Join(r.Warnings, "\n"), "the generator lagged") {
 			t.Errorf("%+v, %+v, %q", r.Generator.Lag, r.Total.Latency, r.Warnings)
+		}
+	})
+}
+
+func TestATimeoutCountsFromTheInstant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := Target{Name: "f", Function: "f", Source: even(t, "10"), Timeout: 2 * time.Second}
+		f.payload = func() ([]byte, string, error) { return nil, "", pause(t.Context(), 150*time.Millisecond) }
+		cfg := config(t, "http://bubble", f)
+		cfg.Transport = server(func(r *http.Request) (*http.Response, error) {
+			return says(200, ""), pause(r.Context(), time.Millisecond)
+		})
+		r := must(t, cfg) // the generator's lag grows by 50 ms a request
+		if e := r.Total.Errors; len(e) != 1 || e[0].Kind != "timeout" || e[0].Count < 55 || e[0].Count > 65 {
+			t.Errorf("%+v, want about 60 timeouts of 100", e)
+		}
+	})
+}
+
+func TestWaitsOfTheCallsSinceTheSampleBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config(t, "http://bubble", Target{Name: "f", Function: "f", Source: even(t, "10"), Timeout: time.Second})
+		scrapes := 0
+		cfg.Transport = server(func(r *http.Request) (*http.Response, error) {
+			switch r.URL.Path {
+			case "/metrics":
+				scrapes++ // the calls of each second wait 250 ms, those before the run waited 10 s
+				return says(200, fmt.Sprintf("gateway_service_count{function_name=\"f.openfaas-fn\"} 1\n"+
+					"stagecoach_dispatch_wait_seconds_sum{function=\"f.openfaas-fn\"} %g\nstagecoach_dispatch_wait_seconds_count{function=\"f.openfaas-fn\"} %d\n",
+					1000+2.5*float64(scrapes), 100+10*scrapes)), nil
+			case "/function/f":
+				return says(200, ""), nil
+			}
+			return says(404, ""), nil
+		})
+		r := must(t, cfg)
+		if len(r.Functions) != 1 || len(r.Functions[0].Samples) < 9 {
+			t.Fatalf("%+v", r.Functions)
+		}
+		for i, s := range r.Functions[0].Samples {
+			if i == 0 && s.Wait != nil || i > 0 && (s.Wait == nil || *s.Wait != 0.25) {
+				t.Errorf("sample %d: %+v", i, s)
+			}
 		}
 	})
 }

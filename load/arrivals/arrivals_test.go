@@ -198,6 +198,10 @@ func TestReplay(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
 		}
 	}
+	s, err := times.Replay(Replay{Scale: 100}, 1)
+	if n := per(take(t, s, err, 4*sec), sec, 4); n[0] != 100 || n[1]+n[2] != 200 || n[2] < 25 || n[2] > 75 || n[3] != 100 {
+		t.Errorf("each instant a hundred times: %v a second, want the copies anywhere up to the next", n)
+	}
 	for _, o := range []Replay{{Scale: 0.1, Loop: true}, {Spread: Poisson, Scale: 0.1, Loop: true}} {
 		s, err := counts.Replay(o, 1)
 		if n := len(take(t, s, err, 10_000*sec)); math.Abs(float64(n)-4_000) > 4*math.Sqrt(4_000) {
