@@ -54,7 +54,7 @@ type resolver interface {
 // kinds knows which functions speak HTTP themselves. It looks at an image when its function is deployed.
 type kinds struct {
 	images resolver
-	known  sync.Map // pipeline.Key → kind
+	known  sync.Map // pipeline.Key → *kind
 }
 
 // kind is a function's.
@@ -65,11 +65,11 @@ type kind struct {
 	http  bool
 }
 
-func (k *kinds) look(f kind) kind {
+func (k *kinds) look(f kind) *kind {
 	if image, err := k.images.Resolve(f.image); err == nil {
 		f.found, f.http = true, keysmanager.Watched(image, f.env)
 	}
-	return f
+	return &f
 }
 
 // changed takes what is deployed under a key now; nil: nothing.
@@ -87,11 +87,13 @@ func (k *kinds) HTTP(key string) bool {
 	if !ok {
 		return false // a pipeline
 	}
-	f, _ := v.(kind)
-	if !f.found { // it may have come since
-		if f = k.look(f); f.found {
-			k.known.Store(key, f)
-		}
+	f, _ := v.(*kind)
+	if f.found {
+		return f.http
 	}
-	return f.http
+	now := k.look(*f) // it may have come since
+	if now.found && !k.known.CompareAndSwap(key, v, now) {
+		return k.HTTP(key) // something else was deployed meanwhile
+	}
+	return now.http
 }

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/openfaas/faas-provider/types"
+
+	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+)
+
+// resolverFunc is a resolver.
+type resolverFunc func(image string) (sandbox.Image, error)
+
+func (f resolverFunc) Resolve(image string) (sandbox.Image, error) { return f(image) }
+
+func TestKindsOfAFunctionDeployedMeanwhile(t *testing.T) {
+	deployed := func(image string) *provider.Deployed {
+		return &provider.Deployed{Deployment: types.FunctionDeployment{Image: image}}
+	}
+	for name, next := range map[string]*provider.Deployed{"deployed": deployed("example/server:1"), "removed": nil} {
+		t.Run(name, func(t *testing.T) {
+			var k *kinds
+			looks := 0
+			k = &kinds{images: resolverFunc(func(image string) (sandbox.Image, error) {
+				if image == "example/server:1" {
+					return sandbox.Image{Rootfs: true}, nil
+				}
+				if looks++; looks == 1 {
+					return sandbox.Image{}, errors.New("not there yet")
+				}
+				k.changed("f.ns", next) // while somebody looks
+				return sandbox.Image{Stage: true}, nil
+			})}
+			k.changed("f.ns", deployed("example/stage:1"))
+			for range 2 {
+				if got := k.HTTP("f.ns"); got != (next != nil) {
+					t.Errorf("HTTP: %t", got)
+				}
+			}
+			if _, ok := k.known.Load("f.ns"); ok != (next != nil) {
+				t.Errorf("known: %t", ok)
+			}
+		})
+	}
+}
