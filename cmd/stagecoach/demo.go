@@ -10,15 +10,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
+	openloop "github.com/stagecoach-serving/stagecoach/load"
 	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
@@ -174,29 +173,11 @@ func (d *demo) pages(ctx context.Context) error {
 
 func indent(s string) string { return "  | " + strings.ReplaceAll(s, "\n", "\n  | ") }
 
-var timingForm = regexp.MustCompile(`([^,; ]+)\.(wait|service);dur=([0-9.]+)(?:;desc="(\d+) calls")?`)
-
 // serverTiming reads a response's Server-Timing header.
 func serverTiming(header string) []stageFigure {
 	var out []stageFigure
-	for _, m := range timingForm.FindAllStringSubmatch(header, -1) {
-		i := slices.IndexFunc(out, func(f stageFigure) bool { return f.Stage == m[1] })
-		if i < 0 {
-			i = len(out)
-			out = append(out, stageFigure{Stage: m[1], Calls: 1})
-		}
-		ms, err := strconv.ParseFloat(m[3], 64)
-		if err != nil {
-			continue
-		}
-		if n, err := strconv.Atoi(m[4]); err == nil {
-			out[i].Calls = n
-		}
-		if m[2] == "wait" {
-			out[i].WaitMS = ms
-		} else {
-			out[i].ServiceMS = ms
-		}
+	for _, s := range openloop.ServerTiming(header) {
+		out = append(out, stageFigure{s.Stage, s.Calls, float64(s.Wait) / float64(time.Millisecond), float64(s.Service) / float64(time.Millisecond)})
 	}
 	return out
 }
