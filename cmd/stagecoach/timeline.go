@@ -108,14 +108,7 @@ func serveTimeline(reg *provider.Registry, local *cluster.Local, lines *dispatch
 			t.Why = want.Why
 		}
 		for _, e := range local.Events(key) {
-			out := event{At: e.At, Replica: e.Replica, Kind: string(e.Kind), Path: e.Path, Cause: e.Cause}
-			for _, p := range e.Phases {
-				if out.Phases == nil {
-					out.Phases = map[string]string{}
-				}
-				out.Phases[p.Name] = p.Took.String()
-			}
-			t.Events = append(t.Events, out)
+			t.Events = append(t.Events, event{At: e.At, Replica: e.Replica, Kind: string(e.Kind), Path: e.Path, Phases: phases(e.Phases), Cause: e.Cause})
 		}
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(t) // the client may be gone
