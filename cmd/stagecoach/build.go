@@ -43,11 +43,12 @@ func openStack(file, filter string) (*stack.File, []string, error) {
 	return f, names, nil
 }
 
-// retag gives an image another tag; "" leaves it.
+// retag gives an image another tag, in place of its tag and digest; "" leaves it.
 func retag(image, tag string) string {
 	if tag == "" || image == "" {
 		return image
 	}
+	image, _, _ = strings.Cut(image, "@")
 	if i := strings.LastIndexByte(image, ':'); i > strings.LastIndexByte(image, '/') {
 		image = image[:i]
 	}
@@ -144,17 +145,12 @@ func (d *destination) put(ctx context.Context, r builder.Result, ref string) (di
 }
 
 // save writes the images to a file.
-func (d *destination) save(ctx context.Context, file string, all []built) (err error) {
-	out, err := os.Create(file)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, out.Close()) }()
+func (d *destination) save(ctx context.Context, file string, all []built) error {
 	names := make([]string, len(all))
 	for i, b := range all {
 		names[i] = b.Image
 	}
-	return d.store.Save(ctx, out, names...)
+	return saveImages(ctx, d.store, file, names)
 }
 
 func printBuilt(all []built, asJSON bool, out io.Writer) error {

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/image"
@@ -67,7 +66,7 @@ func runImage(ctx context.Context, args []string, out io.Writer) error {
 	case "load":
 		return c.load(ctx, rest[0])
 	case "save":
-		return c.save(ctx, rest[0], rest[1:])
+		return saveImages(ctx, c.store, rest[0], rest[1:])
 	case "pull":
 		return c.pull(ctx, rest)
 	case "push":
@@ -95,7 +94,7 @@ func (c *imageCommand) list() error {
 		}
 		return json.NewEncoder(c.out).Encode(out)
 	}
-	t := tabwriter.NewWriter(c.out, 0, 0, 2, ' ', 0)
+	t := newTable(c.out)
 	fmt.Fprintln(t, "IMAGE\tSIZE\tDIGEST\tADDED")
 	for _, e := range all {
 		fmt.Fprintf(t, "%s\t%s\t%.19s\t%s\n", e.Name, sizeText(e.Size), e.Digest, e.Added.UTC().Format(time.RFC3339))
@@ -111,8 +110,8 @@ func (c *imageCommand) load(ctx context.Context, file string) error {
 	return err
 }
 
-// save writes an archive: all of it, or no file.
-func (c *imageCommand) save(ctx context.Context, file string, names []string) (err error) {
+// saveImages writes an archive: all of it, or no file.
+func saveImages(ctx context.Context, store *image.Store, file string, names []string) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(file), ".stagecoach-image-")
 	if err != nil {
 		return err
@@ -122,7 +121,7 @@ func (c *imageCommand) save(ctx context.Context, file string, names []string) (e
 			err = errors.Join(err, os.Remove(f.Name()))
 		}
 	}()
-	if err = errors.Join(c.store.Save(ctx, f, names...), f.Chmod(0o644), f.Close()); err != nil {
+	if err = errors.Join(store.Save(ctx, f, names...), f.Chmod(0o644), f.Close()); err != nil {
 		return err
 	}
 	return os.Rename(f.Name(), file)
