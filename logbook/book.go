@@ -39,8 +39,9 @@ type entry struct {
 	line Line
 }
 
-// pages are the lines of one function.
+// pages are the lines of one function. They go when they are empty and nobody reads them.
 type pages struct {
+	of      string          // the function
 	lines   []*list.Element // oldest first; values are *entry
 	first   uint64          // number of lines[0]; numbers grow by one from the function's first line on
 	bytes   int64
@@ -79,7 +80,7 @@ func (b *Book) Add(function string, l Line) {
 func (b *Book) of(function string) *pages {
 	p := b.functions[function]
 	if p == nil {
-		p = &pages{}
+		p = &pages{of: function}
 		b.functions[function] = p
 	}
 	return p
@@ -93,6 +94,14 @@ func (b *Book) drop(p *pages) {
 	p.first++
 	p.bytes -= e.line.size()
 	b.bytes -= e.line.size()
+	b.tidy(p)
+}
+
+// tidy lets p go when it has no lines and no readers; b.mu is held.
+func (b *Book) tidy(p *pages) {
+	if p.readers == 0 && len(p.lines) == 0 && b.functions[p.of] == p {
+		delete(b.functions, p.of)
+	}
 }
 
 func (p *pages) wake() {
@@ -151,7 +160,6 @@ func (b *Book) Read(q Query) *Reader {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	r := &Reader{b: b, q: q, p: b.of(q.Function)}
-	r.next = r.p.first
 	r.p.readers++
 	return r
 }
@@ -160,9 +168,8 @@ func (b *Book) Read(q Query) *Reader {
 func (r *Reader) Close() {
 	r.b.mu.Lock()
 	defer r.b.mu.Unlock()
-	if r.p.readers--; r.p.readers == 0 && len(r.p.lines) == 0 && r.b.functions[r.q.Function] == r.p && r.p.first == 0 {
-		delete(r.b.functions, r.q.Function) // of a function that never said anything
-	}
+	r.p.readers--
+	r.b.tidy(r.p)
 }
 
 // maxRead is how many lines come at a time.

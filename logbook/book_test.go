@@ -91,7 +91,12 @@ func TestBounds(t *testing.T) {
 	if got := all(t, b, Query{Function: "huge"}); got != "" {
 		t.Error("a line larger than the bound is kept")
 	}
-	for _, f := range []string{"loud", "second", "third", "huge"} {
+	fill(b, "last", 3)
+	fill(b, "other", 2)
+	if len(b.functions) != 2 {
+		t.Errorf("%d functions, want those two that have lines", len(b.functions))
+	}
+	for _, f := range []string{"loud", "second", "third", "huge", "last", "other"} {
 		b.Forget(f)
 	}
 	if b.bytes != 0 || b.order.Len() != 0 || len(b.functions) != 0 {
