@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/onnx"
 	"github.com/stagecoach-serving/stagecoach/third_party/onnx/onnxpb"
 )
@@ -68,6 +69,16 @@ func TestSameMain(t *testing.T) {
 	}
 	if b, err := os.ReadFile("onnx-stage/main.go"); err != nil || !bytes.Equal(a, b) {
 		t.Errorf("main.go of onnx-stage differs (%v)", err)
+	}
+}
+
+// TestDockerSaysStage wants the images that Docker makes to say what those of `stagecoach build` do: that they are stages.
+func TestDockerSaysStage(t *testing.T) {
+	for _, file := range []string{"go-stage/Dockerfile", "onnx-stage/Dockerfile"} {
+		want := "\nLABEL " + image.ProtocolLabel + "=" + image.ProtocolVersion + "\n"
+		if b, err := os.ReadFile(file); err != nil || !bytes.Contains(b, []byte(want)) {
+			t.Errorf("%s has no line %q (%v)", file, want, err)
+		}
 	}
 }
 
