@@ -330,6 +330,41 @@ func TestLimits(t *testing.T) {
 	empty(t, j)
 }
 
+// TestWorkIsBoundedInBytes: what is in work of one line, and of all, is not more than its bound by more than a record.
+func TestWorkIsBoundedInBytes(t *testing.T) {
+	l := newLines(1024, 1024, func(string) Limits { return Limits{Concurrency: 1024} })
+	begin := func() (n int, ln *line, it item) {
+		for {
+			next, record, ok := l.next(Run)
+			if !ok {
+				return n, ln, it
+			}
+			n, ln, it = n+1, next, record
+		}
+	}
+	enter := func(function string, records int) {
+		for range records {
+			it := item{size: lineBytes / 2, account: l.open(function, lineBytes/2)}
+			l.push(lineKey{Run, function}, it, time.Time{}, time.Time{})
+		}
+	}
+	enter("f", 5)
+	n, ln, it := begin()
+	if n != 2 {
+		t.Errorf("%d records of one line in work, want 2", n)
+	}
+	for i := range 2 * kindBytes / lineBytes {
+		enter(fmt.Sprint("g", i), 2)
+	}
+	if n, _, _ := begin(); n != 2*kindBytes/lineBytes-2 {
+		t.Errorf("%d more of all lines, want %d", n, 2*kindBytes/lineBytes-2)
+	}
+	l.end(ln, it, false)
+	if n, _, _ := begin(); n != 1 {
+		t.Errorf("%d records begin at the end of one, want 1", n)
+	}
+}
+
 // TestNoFunctionFillsTheJournal: half of its bytes at most are one function's, results that wait to be told included.
 func TestNoFunctionFillsTheJournal(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{Bytes: 1 << 20, Shards: 1})

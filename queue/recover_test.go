@@ -202,6 +202,53 @@ func TestDeadLetters(t *testing.T) {
 	}
 }
 
+// TestALetterThatIsBuriedTwice: the disk may fail between a letter and what comes after it, and then all is done again.
+func TestALetterThatIsBuriedTwice(t *testing.T) {
+	j := openJournal(t, start(t, t.TempDir()), JournalConfig{})
+	large := strings.Repeat("x", blobAbove+1)
+	m := &message{subject: j.subject("f", "r"), data: []byte(large), at: time.Now()}
+	if _, err := j.store(m); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := j.bury(m, 1, errors.New("no")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all := letters(t, j); len(all) != 1 {
+		t.Errorf("dead letters %+v, want one", all)
+	}
+	if _, data, err := j.DeadLetter(t.Context(), "r"); err != nil || string(data) != large {
+		t.Errorf("it has %d bytes, %v, want %d", len(data), err, len(large))
+	}
+}
+
+// TestAFullJournalTakesNoLetterBack: it stays a letter until there is room.
+func TestAFullJournalTakesNoLetterBack(t *testing.T) {
+	j := openJournal(t, start(t, t.TempDir()), JournalConfig{Bytes: 1 << 20})
+	data := strings.Repeat("x", 200<<10)
+	stop := work(t, j, func(context.Context, Record) End { return End{Err: errors.New("no")} })
+	enter(t, j, "f", "r", data)
+	empty(t, j)
+	stop()
+	for i := range 4 {
+		enter(t, j, fmt.Sprint("g", i), fmt.Sprint(i), data)
+	}
+	before := j.Stats().Bytes
+	if err := j.Redrive(t.Context(), "r"); !errors.Is(err, ErrFull) {
+		t.Errorf("redrive: %v, want ErrFull", err)
+	}
+	if all := letters(t, j); len(all) != 1 || j.Stats().Bytes != before {
+		t.Errorf("dead letters %+v and %d bytes of records, want one and %d", all, j.Stats().Bytes, before)
+	}
+	work(t, j, func(context.Context, Record) End { return End{} })
+	empty(t, j)
+	if err := j.Redrive(t.Context(), "r"); err != nil {
+		t.Error(err)
+	}
+	empty(t, j)
+}
+
 // TestMovesCutShort: a record that lies both in the journal and among the dead letters is the journal's.
 func TestMovesCutShort(t *testing.T) {
 	nc := start(t, t.TempDir())
