@@ -102,6 +102,11 @@ func TestConnectionLostMidBatch(t *testing.T) {
 		a.batch("a")
 		r.shell.Lost("f.ns", "f-1", "exit status 3") // a child of its own may still hold the socket
 		r.reply("a", task.ReplicaLost, "exit status 3")
+		r.shell.bounds.cause = ms
+		_ = attach(t, r.shell, "f-2", 1, 1).conn.Close()
+		if got := receive(t, r.dropped, "drop"); got != "f-2: connection closed" {
+			t.Errorf("dropped %q, want no news of what was told", got)
+		}
 	})
 	t.Run("without a report", func(t *testing.T) {
 		r := newRig(t, Spec{})
