@@ -83,7 +83,7 @@ func (r Registry) Pull(ctx context.Context, s *Store, image string) (digest stri
 			}
 			return err
 		})
-		return digest, r.explain(s, image, ref, err)
+		return digest, r.explain(ctx, s, image, ref, err)
 	})
 }
 
@@ -153,7 +153,7 @@ func (r Registry) Push(ctx context.Context, s *Store, image string) (digest stri
 	ctx, cancel := context.WithTimeout(ctx, r.timeout())
 	defer cancel()
 	err = r.with(ctx, ref, func(opts []remote.Option) error { return remote.Write(ref, img.of, opts...) })
-	return digest, r.explain(s, image, ref, err)
+	return digest, r.explain(ctx, s, image, ref, err)
 }
 
 // with calls f with what it needs to speak to ref's registry.
@@ -266,7 +266,7 @@ func credentialsFor(all *configfile.ConfigFile, repo name.Repository) (c dockert
 }
 
 // explain says which image, which registry, what was got and what to do.
-func (r Registry) explain(s *Store, image string, ref name.Reference, err error) error {
+func (r Registry) explain(ctx context.Context, s *Store, image string, ref name.Reference, err error) error {
 	if err == nil || diskFull(err) {
 		return s.explain(image, err)
 	}
@@ -278,7 +278,7 @@ func (r Registry) explain(s *Store, image string, ref name.Reference, err error)
 	switch {
 	case errors.Is(err, ErrNoImage):
 		kind, advice = ErrNoImage, "build it for this platform, or name another"
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(ctx.Err(), context.DeadlineExceeded): // a connection that is not made in time is such an error too
 		advice = fmt.Sprintf("it was not done in %v: try again, what has come is kept, or allow more time (registry.timeout)", r.timeout())
 	case errors.As(err, &answer):
 		switch answer.StatusCode {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -216,6 +217,20 @@ func TestPullSaysWhatIsWrong(t *testing.T) {
 				t.Errorf("left over: %v", left)
 			}
 		})
+	}
+}
+
+// TestAHostThatDoesNotAnswer is not one that was too slow: more time would not help.
+func TestAHostThatDoesNotAnswer(t *testing.T) {
+	_, late := (&net.Dialer{Timeout: time.Nanosecond}).DialContext(t.Context(), "tcp", "127.0.0.1:1")
+	r := Registry{}
+	ref, err := r.reference("registry.example/a:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := r.explain(t.Context(), store(t, t.TempDir()), "registry.example/a:1", ref, late)
+	if !errors.Is(late, context.DeadlineExceeded) || !errors.Is(got, ErrUnavailable) || strings.Contains(got.Error(), "not done in") {
+		t.Errorf("%v of %v, want nothing of the pull's time", got, late)
 	}
 }
 
