@@ -113,6 +113,12 @@ func TestUnpack(t *testing.T) {
 			[][]byte{archive(t, file("target", "1"), link("l", "/target")), archive(t, file("l", "2"))},
 			map[string]string{"target": "-rw-r--r-- 1", "l": "-rw-r--r-- 2"},
 		},
+		"a link in a folder's place": {
+			[][]byte{
+				archive(t, dir("a"), tar.Header{Typeflag: tar.TypeDir, Name: "a/x", Mode: 0o700}, dir("b"), dir("b/x")), archive(t, link("a", "/b")),
+			},
+			map[string]string{"a": "Lrwxrwxrwx -> /b", "b": "drwxr-xr-x", "b/x": "drwxr-xr-x"},
+		},
 		"no rights, no devices": {
 			[][]byte{archive(t,
 				tar.Header{Typeflag: tar.TypeReg, Name: "su", Linkname: "x", Mode: 0o6755}, tar.Header{Typeflag: tar.TypeChar, Name: "dev/mem", Devmajor: 1, Devminor: 1},
