@@ -155,7 +155,7 @@ func TestDeadLetters(t *testing.T) {
 	}
 
 	for range 3 {
-		r.must(http.StatusAccepted, http.MethodPost, "/async-function/slow/p?q=2", "body", "X-Callback-Url", to.URL+"/?slow", "Authorization", "Bearer secret", "X-Mine", "yes", "X-Timeout", "1s")
+		r.must(http.StatusAccepted, http.MethodPost, "/async-function/slow/p?q=2", "body", "X-Callback-Url", to.URL+"/?slow", "Authorization", "Bearer secret", "Cookie", "session=secret", "X-Mine", "yes", "X-Timeout", "1s")
 	}
 	r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", `{"functionName":"slow"}`)
 	r.until(late, "three letters of what is not there", func() bool { return len(r.letters("--function", "slow")) == 3 })
@@ -176,6 +176,9 @@ func TestDeadLetters(t *testing.T) {
 	}
 	if body := r.dead("show", "--body", all[0].ID); body != "body" {
 		t.Errorf("body %q", body)
+	}
+	if h := r.must(http.StatusOK, http.MethodGet, "/system/dead/"+all[0].ID+"?body=1", "").header; h.Get("Content-Disposition") != "attachment" || h.Get("X-Content-Type-Options") != "nosniff" {
+		t.Errorf("a browser would show the body: %v", h)
 	}
 	r.dead("drop", all[0].ID)
 	r.must(http.StatusNotFound, http.MethodGet, "/system/dead/"+all[0].ID, "")

@@ -53,6 +53,19 @@ func TestAsyncHTTP(t *testing.T) {
 			t.Errorf("%s: %s after %s: %q, want %v", path, got.status, got.attempt, got.body, want)
 		}
 	}
+	once := httpFn("once", map[string]string{"min": "1"}).deployment()
+	once.Annotations = map[string]string{
+		"stagecoach.dev/idempotent": "false", "com.openfaas.retry.attempts": "2", "com.openfaas.retry.min_wait": "10ms", "com.openfaas.retry.max_wait": "50ms",
+	}
+	if err := r.deploy(t.Context(), once); err != nil {
+		t.Fatal(err)
+	}
+	for code, attempt := range map[string]string{"500": "1", "504": "1", "503": "2"} { // of these 503 alone says that it has not begun
+		r.must(http.StatusAccepted, http.MethodPost, "/async-function/once/status?code="+code, "x", "X-Callback-Url", to.URL)
+		if got := to.next(t); got.status != code || got.attempt != attempt {
+			t.Errorf("what must not run twice: %s after %s, want %s after %s", got.status, got.attempt, code, attempt)
+		}
+	}
 	big := strings.Repeat("0123456789abcdef", 3<<16) // 3 MiB: larger than a message, and than what is spooled of sync ones
 	r.must(http.StatusAccepted, http.MethodPost, "/async-function/web/echo", big, "X-Callback-Url", to.URL)
 	if got := to.next(t); got.status != "200" || got.body != big {

@@ -226,6 +226,11 @@ func TestEvents(t *testing.T) {
 			t.Errorf("top --json: %v: %s", err, out.String())
 		}
 	}
+	for _, e := range v.Events {
+		if e.Kind == "function.scaled" && *e.From == *e.To {
+			t.Errorf("%s was scaled from %d to %d", e.Function, *e.From, *e.To)
+		}
+	}
 }
 
 // official are names that OpenFaaS has chosen, which the linter would not.
