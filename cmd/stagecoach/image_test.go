@@ -151,8 +151,13 @@ func TestImagesFromARegistry(t *testing.T) {
 
 func TestRetag(t *testing.T) {
 	for _, tc := range [][3]string{
-		{"example/a:1", "", "example/a:1"}, {"example/a:1", "2", "example/a:2"}, {"", "2", ""}, {"10.0.0.7:5000/a", "2", "10.0.0.7:5000/a:2"},
-		{"10.0.0.7:5000/a:1", "2", "10.0.0.7:5000/a:2"}, {"example/a@sha256:0123", "2", "example/a:2"}, {"example/a:1@sha256:0123", "2", "example/a:2"},
+		{"example/a:1", "", "example/a:1"},
+		{"example/a:1", "2", "example/a:2"},
+		{"", "2", ""},
+		{"10.0.0.7:5000/a", "2", "10.0.0.7:5000/a:2"},
+		{"10.0.0.7:5000/a:1", "2", "10.0.0.7:5000/a:2"},
+		{"example/a@sha256:0123", "2", "example/a:2"},
+		{"example/a:1@sha256:0123", "2", "example/a:2"},
 	} {
 		if got := retag(tc[0], tc[1]); got != tc[2] {
 			t.Errorf("retag(%q, %q) = %q, want %q", tc[0], tc[1], got, tc[2])
