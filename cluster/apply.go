@@ -91,14 +91,9 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica) (missing []p
 		}
 		keep[slot.Replica] = true
 	}
-	successor, coming := false, false
-	for _, r := range have {
-		if r.spec.Revision == w.Revision && r.state != plan.Draining {
-			successor, coming = successor || r.state == plan.Ready, true
-		}
-	}
+	successor := slices.ContainsFunc(have, func(r *replica) bool { return r.spec.Revision == w.Revision && r.state == plan.Ready })
 	// Replicas of an old revision serve until one of the new one does, and step aside when it finds no room.
-	stepAside := successor || len(w.Slots) == 0 || w.Short != "" && !coming
+	stepAside := successor || len(w.Slots) == 0
 	for _, r := range have {
 		switch {
 		case r.released || keep[r.name]:

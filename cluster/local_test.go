@@ -145,6 +145,24 @@ func TestARollingRedeploy(t *testing.T) {
 	})
 }
 
+// TestARedeployWithLittleRoom: where one of two finds room, the old ones serve until that one does.
+func TestARedeployWithLittleRoom(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.want(2)
+		w.set(func() { w.specs, w.attach = []FunctionSpec{spec("f", 2)}, after(time.Second) })
+		for _, want := range []string{"f-00001 ready, f-00002 ready, f-00003 starting", "f-00003 ready"} {
+			p, _ := w.plan(1)
+			p.Wants[0].Short = "no room for the second"
+			if err := l.Apply(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			w.expect("with a successor", w.states(), want)
+			time.Sleep(time.Second)
+		}
+	})
+}
+
 // TestASleeperIsNotWokenByARedeploy: nothing is wanted, so there is no successor to wait for.
 func TestASleeperIsNotWokenByARedeploy(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
