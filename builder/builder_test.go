@@ -234,7 +234,7 @@ func TestBuildRefuses(t *testing.T) {
 func TestPutFolder(t *testing.T) {
 	dir := t.TempDir()
 	from, images := filepath.Join(dir, "from"), filepath.Join(dir, "images")
-	tree(t, from, map[string]string{"stage": "one", "model/a": "a", "gone": "x"})
+	tree(t, from, map[string]string{"stage": "one", "model/a": "a", "gone": "x", "build/.b": "b"})
 	put := func() (stage, model os.FileInfo) {
 		t.Helper()
 		if err := PutFolder(images, "team/f:1", from); err != nil {
@@ -266,6 +266,12 @@ func TestPutFolder(t *testing.T) {
 	stage2, model2 := put()
 	if os.SameFile(stage, stage2) || !os.SameFile(model, model2) {
 		t.Error("want another stage, and the model that was there")
+	}
+	if err := os.Chmod(filepath.Join(from, "stage"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if stage3, _ := put(); stage3.Mode().Perm() != 0o755 {
+		t.Errorf("mode %v, want that of the new one", stage3.Mode())
 	}
 	var b [8]byte
 	if n, _ := open.Read(b[:]); string(b[:n]) != "one" {

@@ -157,13 +157,19 @@ func PutFolder(images, image, from string) error {
 		return err
 	}
 	defer os.RemoveAll(next)
-	if err := walk(from, "", 0, func(file, name string) error {
-		name = filepath.FromSlash(name)
+	if err := filepath.WalkDir(from, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(from, file)
+		if err != nil {
+			return err
+		}
 		dest := filepath.Join(next, "image", name)
 		if same(filepath.Join(to, name), file) {
 			return linkFile(filepath.Join(to, name), dest)
 		}
-		_, err := copyFile(file, dest)
+		_, err = copyFile(file, dest)
 		return err
 	}); err != nil {
 		return err
