@@ -78,7 +78,8 @@ type Template struct {
 // MaxSize is the largest stack.yml in bytes: one of thousands of functions is smaller.
 const MaxSize = 4 << 20
 
-// Parse reads a stack.yml. name is for messages; lookup answers for the environment. Each error begins with NAME:LINE.
+// Parse reads a stack.yml. name is for messages; lookup answers for the environment. Each error begins with NAME, and :LINE
+// where it has one.
 func Parse(name string, data []byte, lookup func(string) (string, bool)) (*File, error) {
 	if len(data) > MaxSize {
 		return nil, fmt.Errorf("%s: %d bytes, want at most %d", name, len(data), MaxSize)
