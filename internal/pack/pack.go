@@ -1,5 +1,6 @@
-// Package pack is the binary encoding under packages tensor and wire: varints and length-prefixed bytes. Encoding appends to a slice; a [Reader] decodes with bounds checks, and its first fault stays, so
-// that a decoder reads all its fields and asks for the error once.
+// Package pack is the binary encoding under packages tensor and wire: varints and length-prefixed bytes. Encoding appends to a
+// slice; a [Reader] decodes with bounds checks, and its first fault stays, so that a decoder reads all its fields and asks for
+// the error once.
 package pack
 
 import (
