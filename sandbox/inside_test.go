@@ -147,8 +147,8 @@ func TestAProcessWithARootOfItsOwn(t *testing.T) {
 			strings.Split("read=/etc/resolv.conf: "+strings.TrimSpace(string(resolv)), "\n"),
 		},
 		"a root that is closed": {
-			Command{Argv: []string{"/probe", "write=/new", "write=/tmp/new", "write=/dev/shm/new", "write=/proc/self/comm"}, ReadOnly: true},
-			[]string{"write=/new: open /new: read-only file system"},
+			Command{Argv: []string{"/probe", "write=/new", "write=/dev/new", "write=/tmp/new", "write=/dev/shm/new", "write=/dev/null", "write=/proc/self/comm"}, ReadOnly: true},
+			[]string{"write=/new: open /new: read-only file system", "write=/dev/new: open /dev/new: read-only file system"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

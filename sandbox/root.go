@@ -296,7 +296,11 @@ func closeRoot() error {
 	if err := mount("tmpfs", "/tmp", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777,size="+writable); err != nil {
 		return err
 	}
-	return mount("", "/", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "")
+	const closed = unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY | unix.MS_NOSUID
+	if err := mount("", "/dev", "", closed|unix.MS_NOEXEC, ""); err != nil { // the devices in it are mounts of their own
+		return err
+	}
+	return mount("", "/", "", closed|unix.MS_NODEV, "")
 }
 
 func mount(what, at, kind string, flags uintptr, data string) error {
