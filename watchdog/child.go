@@ -132,7 +132,9 @@ func (p *child) wait(ctx context.Context, path string) error {
 		if ready {
 			return nil
 		}
-		said = err
+		if said == nil || ctx.Err() == nil { // one that was cut short says nothing
+			said = err
+		}
 		t := time.NewTimer(pause)
 		select {
 		case <-t.C:

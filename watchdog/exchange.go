@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -29,6 +30,7 @@ type exchanges struct {
 const (
 	dialTimeout = 5 * time.Second
 	askTimeout  = 10 * time.Second
+	lingerTime  = 500 * time.Millisecond
 )
 
 // maxHead bounds a request's head in bytes: the gateway's bound and room for what it adds.
@@ -88,10 +90,20 @@ type conn struct {
 
 func (c *conn) end() { c.once.Do(func() { close(c.over) }) }
 
-// Close implements net.Conn.
+// Close implements net.Conn, for the server. The gateway may still send of a body that nobody wants, and would take it for the
+// replica's loss, and the answer for lost, if it could not: it closes first.
 func (c *conn) Close() error {
 	c.end()
+	if s, ok := c.Conn.(interface{ CloseWrite() error }); ok && s.CloseWrite() == nil && c.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
+		_, _ = io.Copy(io.Discard, c.Conn)
+	}
 	return c.Conn.Close()
+}
+
+// abort closes at once what is not to go on.
+func (c *conn) abort() {
+	c.end()
+	_ = c.Conn.Close()
 }
 
 // do dials the call's rendezvous and returns when the exchange there has ended.
@@ -108,15 +120,15 @@ func (e *exchanges) do(call *stage.Call, address string) error {
 		return fmt.Errorf("rendezvous with the gateway: %w", err)
 	}
 	c := &conn{Conn: raw, call: call, over: make(chan struct{})}
-	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	defer context.AfterFunc(ctx, c.abort)()
 	if _, err := raw.Write([]byte(token + "\n")); err != nil {
-		_ = c.Close()
+		c.abort()
 		return fmt.Errorf("rendezvous with the gateway: %w", err)
 	}
 	select {
 	case e.conns <- c:
 	case <-e.closed:
-		_ = c.Close()
+		c.abort()
 		return errors.New("the replica ends")
 	}
 	<-c.over // the server, or the end of ctx, sees to it

@@ -67,10 +67,14 @@ func TestReady(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), soon)
+			defer cancel()
 			var asked atomic.Int64
 			calls := map[string]int{} // one after the other
 			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				asked.Add(1)
+				if asked.Add(1) > int64(tc.asked) && tc.want != "" {
+					cancel()
+				}
 				list := tc.statuses[r.URL.Path]
 				status := list[min(calls[r.URL.Path], len(list)-1)]
 				calls[r.URL.Path]++
@@ -78,12 +82,6 @@ func TestReady(t *testing.T) {
 				w.WriteHeader(status)
 			}))
 			defer s.Close()
-			limit := soon
-			if tc.want != "" {
-				limit = 200 * time.Millisecond
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), limit)
-			defer cancel()
 			err := at(t, s.URL).wait(ctx, tc.path)
 			if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
 				t.Errorf("%v, want %q", err, tc.want)

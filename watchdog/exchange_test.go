@@ -1,0 +1,62 @@
+package watchdog
+
+import (
+	"bufio"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/stage"
+)
+
+// TestBodyAfterTheAnswer: a function answers without reading its input, which the gateway sends later than that.
+func TestBodyAfterTheAnswer(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "gateway"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	raw, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	gateway, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer gateway.Close()
+	_ = gateway.SetDeadline(time.Now().Add(soon))
+	spawner := sandbox.NewSpawner()
+	defer spawner.Close()
+	log := slog.New(slog.DiscardHandler)
+	e := newExchanges(&forker{c: shell(modeStreaming, "echo done"), spawner: spawner, log: log}, 0, 0, log)
+	defer e.close(t.Context())
+	defer gateway.Close() // before the server is waited for
+	c := &conn{Conn: raw, call: &stage.Call{}, over: make(chan struct{})}
+	e.conns <- c
+
+	if _, err := io.WriteString(gateway, "POST / HTTP/1.1\r\nHost: f\r\nContent-Length: 1\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	in := bufio.NewReader(gateway)
+	resp, err := http.ReadResponse(in, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(resp.Body); string(b) != "done\n" || err != nil {
+		t.Errorf("%q, %v", b, err)
+	}
+	if _, err := in.ReadByte(); err != io.EOF {
+		t.Errorf("after the answer: %v, want its end", err)
+	}
+	if _, err := io.WriteString(gateway, "x"); err != nil {
+		t.Errorf("the body, after the answer: %v", err)
+	}
+	<-c.over
+}
