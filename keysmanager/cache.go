@@ -168,7 +168,7 @@ func (m *Manager) mourn(key zygoteKey, s *slot) {
 	if s.zygote == nil || s.zygote.alive() || m.closed {
 		return
 	}
-	if time.Since(s.zygote.begun) > lastBackoff {
+	if time.Since(s.zygote.loaded) > lastBackoff {
 		s.fails = 0 // it had lived for long enough
 	}
 	s.fails++

@@ -1,6 +1,7 @@
 package keysmanager
 
 import (
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -63,6 +64,24 @@ func TestBackoff(t *testing.T) {
 	for n, want := range map[int]time.Duration{0: 0, 1: 500 * time.Millisecond, 3: 2 * time.Second, 100: 30 * time.Second} {
 		if got := backoff(n); got != want {
 			t.Errorf("backoff(%d) = %v, want %v", n, got, want)
+		}
+	}
+}
+
+// TestALongLifeIsNoFailureInARow has zygotes that end after their fifth failure in a row.
+func TestALongLifeIsNoFailureInARow(t *testing.T) {
+	m := &Manager{cfg: Config{Log: slog.New(slog.DiscardHandler)}}
+	for name, tc := range map[string]struct {
+		life time.Duration
+		want int
+	}{
+		"soon after it was loaded": {time.Second, 6},
+		"after a long life":        {time.Hour, 1},
+	} {
+		s := &slot{fails: 5, zygote: &zygote{loaded: time.Now().Add(-tc.life), died: "killed"}}
+		m.mourn(zygoteKey{}, s)
+		if s.fails != tc.want || s.zygote != nil {
+			t.Errorf("%s: %d failures in a row, want %d", name, s.fails, tc.want)
 		}
 	}
 }

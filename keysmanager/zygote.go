@@ -33,9 +33,9 @@ type zygote struct {
 	cmd    *exec.Cmd
 	conn   *net.UnixConn // SOCK_SEQPACKET
 	output *sandbox.Output
-	begun  time.Time
-	load   time.Duration
-	bytes  int64 // proportional set size once loaded
+	loaded time.Time     // when it was
+	load   time.Duration // how long that took
+	bytes  int64         // proportional set size once loaded
 
 	mu       sync.Mutex
 	nextID   uint32
@@ -92,7 +92,7 @@ func startZygote(ctx context.Context, sp *sandbox.Spawner, cmd sandbox.Command, 
 		}
 		return nil, err
 	}
-	z.begun, z.load = begin, time.Since(begin)
+	z.loaded, z.load = time.Now(), time.Since(begin)
 	z.bytes, _ = sandbox.PSS(z.cmd.Process.Pid) // of one that has ended: 0
 	go z.read()                                 // ends with the process; gone says so
 	return z, nil
