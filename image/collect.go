@@ -99,8 +99,7 @@ func (s *Store) sweep(kind string, keep map[string]bool, before time.Time) (free
 			continue
 		}
 		at := s.path(kind, e.Name())
-		size := usage(at)
-		if kind == "roots" { // no longer whole, so no longer there
+		if kind == "roots" { // no longer whole, so no longer there; at once, because a start that finds it waits for no lock
 			gone := s.path("tmp", "gone-"+e.Name())
 			if err := os.Rename(at, gone); err != nil {
 				errs = append(errs, err)
@@ -108,6 +107,7 @@ func (s *Store) sweep(kind string, keep map[string]bool, before time.Time) (free
 			}
 			at = gone
 		}
+		size := usage(at)
 		if err := os.RemoveAll(at); err != nil {
 			errs = append(errs, err)
 			continue
