@@ -208,9 +208,9 @@ func (j *Journal) drop(l *DeadLetter) error {
 	return nil
 }
 
-// Dead returns up to limit dead letters, the oldest first: those of function, unless that is empty, that died after the one
-// with the ID after, unless that is empty. more says that there are others.
-func (j *Journal) Dead(function, after string, limit int) (letters []DeadLetter, more bool, err error) {
+// Dead returns up to limit dead letters, the oldest first: those of the functions that of picks, or of all when it is nil, that
+// died after the one with the ID after, unless that is empty. more says that there are others.
+func (j *Journal) Dead(of func(function string) bool, after string, limit int) (letters []DeadLetter, more bool, err error) {
 	d := j.dead
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -224,7 +224,7 @@ func (j *Journal) Dead(function, after string, limit int) (letters []DeadLetter,
 		from = i + 1
 	}
 	for _, l := range d.all[from:] {
-		if function != "" && l.Function != function {
+		if of != nil && !of(l.Function) {
 			continue
 		}
 		if len(letters) == limit {

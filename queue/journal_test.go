@@ -76,7 +76,7 @@ func empty(t testing.TB, j *Journal) {
 
 func letters(t testing.TB, j *Journal) []DeadLetter {
 	t.Helper()
-	all, more, err := j.Dead("", "", 1000)
+	all, more, err := j.Dead(nil, "", 1000)
 	if err != nil || more {
 		t.Fatal(more, err)
 	}

@@ -159,15 +159,16 @@ func TestDeadLetters(t *testing.T) {
 	if got := ids(letters(t, j)); !slices.Equal(got, []string{"r2", "r3", "r4", "r5", "r6", "r7"}) {
 		t.Errorf("letters %v, want the latest 6", got)
 	}
-	page, more, err := j.Dead("f", "", 2)
+	ofF := func(function string) bool { return function == "f" }
+	page, more, err := j.Dead(ofF, "", 2)
 	if got := ids(page); err != nil || !more || !slices.Equal(got, []string{"r2", "r4"}) {
 		t.Errorf("first page %v, more %t, %v", got, more, err)
 	}
-	page, more, err = j.Dead("f", "r4", 2)
+	page, more, err = j.Dead(ofF, "r4", 2)
 	if got := ids(page); err != nil || more || !slices.Equal(got, []string{"r6"}) {
 		t.Errorf("second page %v, more %t, %v", got, more, err)
 	}
-	if _, _, err := j.Dead("", "r0", 2); !errors.Is(err, ErrNoLetter) {
+	if _, _, err := j.Dead(nil, "r0", 2); !errors.Is(err, ErrNoLetter) {
 		t.Errorf("after one that is not there: %v", err)
 	}
 	if err := j.DropDead("r2"); err != nil {

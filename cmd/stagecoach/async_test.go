@@ -165,6 +165,9 @@ func TestDeadLetters(t *testing.T) {
 		}
 	}
 	all := r.letters("--function", "slow")
+	if here, elsewhere := r.letters("-n", "openfaas-fn"), r.letters("-n", "fn"); len(here) != 3 || len(elsewhere) != 0 {
+		t.Errorf("in its namespace %d letters, in another %d", len(here), len(elsewhere))
+	}
 	shown := r.dead("show", all[0].ID)
 	for _, want := range []string{"Request:   POST /p?q=2", "X-Mine: yes", "no function or pipeline"} {
 		if !strings.Contains(shown, want) {

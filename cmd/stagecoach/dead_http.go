@@ -77,7 +77,7 @@ func serveDead(j *queue.Journal, r *provider.Registry) http.Handler {
 	return mux
 }
 
-// function reads ?function= and ?namespace=; empty: of all.
+// function is the key of ?function=, of ?namespace= if that is there; empty: none is asked for.
 func (d deadAPI) function(r *http.Request) string {
 	q := r.URL.Query()
 	name, ns := q.Get("function"), q.Get("namespace")
@@ -96,6 +96,17 @@ func (d deadAPI) function(r *http.Request) string {
 	return pipeline.Key(name, provider.DefaultNamespace) // it may have been deleted
 }
 
+// wanted picks the functions that a request is about; nil: all.
+func (d deadAPI) wanted(r *http.Request) func(function string) bool {
+	if key := d.function(r); key != "" {
+		return func(function string) bool { return function == key }
+	}
+	if ns := r.URL.Query().Get("namespace"); ns != "" {
+		return func(function string) bool { return strings.HasSuffix(function, "."+ns) }
+	}
+	return nil
+}
+
 func (d deadAPI) list(w http.ResponseWriter, r *http.Request) {
 	limit := deadLimit
 	if v := r.URL.Query().Get("limit"); v != "" {
@@ -106,7 +117,7 @@ func (d deadAPI) list(w http.ResponseWriter, r *http.Request) {
 		}
 		limit = n
 	}
-	letters, more, err := d.journal.Dead(d.function(r), r.URL.Query().Get("after"), limit)
+	letters, more, err := d.journal.Dead(d.wanted(r), r.URL.Query().Get("after"), limit)
 	if err != nil {
 		d.fail(w, 0, err)
 		return
@@ -216,7 +227,7 @@ func (d deadAPI) all(f func(r *http.Request, id string) error) http.HandlerFunc 
 			d.fail(w, http.StatusBadRequest, errors.New(`function: got "", want ?function= with the name of one`))
 			return
 		}
-		letters, _, err := d.journal.Dead(function, "", 1<<30) // the journal has a bound of its own
+		letters, _, err := d.journal.Dead(d.wanted(r), "", 1<<30) // the journal has a bound of its own
 		var done deadDone
 		for _, l := range letters {
 			if err == nil {
