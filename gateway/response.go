@@ -26,9 +26,6 @@ func (g *Gateway) succeed(w http.ResponseWriter, c *call, resp *task.Response) i
 			h[name] = append(h[name], f.Value)
 		}
 	}
-	if contentType == "" {
-		contentType = "application/octet-stream"
-	}
 	h["Content-Type"] = []string{contentType}
 	h["Content-Length"] = []string{strconv.Itoa(len(body))}
 	if len(resp.Stages) > 0 {
