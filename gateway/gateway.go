@@ -58,7 +58,7 @@ type Config struct {
 	// Rendezvous is where functions for which HTTP is true are met; nil: they get their requests as other functions do.
 	Rendezvous *Rendezvous
 	HTTP       func(key string) bool
-	Stall      time.Duration // that a client may send nothing of its body and take nothing of its answer; 0: until the deadline
+	Stall      time.Duration // that a client may send nothing of its body and take nothing of its answer; 0: as long as it likes
 }
 
 // Gateway is the data path.

@@ -25,7 +25,7 @@ func TestInvoke(t *testing.T) {
 	f := newFront(t, nil)
 	const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	w := f.do(http.MethodPut, "/function/echo.openfaas-fn/a/b?q=1&q=2", "hello", "Content-Type", "text/plain", "X-Custom", "yes",
-		"Traceparent", trace, "Connection", "keep-alive", "X-Timeout", "5", "Http-Method", "forged")
+		"Traceparent", trace, "Connection", "keep-alive", "Proxy-Authorization", "Basic c2VjcmV0", "X-Timeout", "5", "Http-Method", "forged")
 	if w.Code != http.StatusOK || w.Body.String() != "hello" || w.Header().Get("Content-Type") != "text/plain" {
 		t.Fatalf("status %d, body %q, header %v", w.Code, w.Body, w.Header())
 	}
@@ -54,7 +54,7 @@ func TestInvoke(t *testing.T) {
 			t.Fatalf("headers in the order %s", got)
 		}
 	}
-	for _, name := range []string{"Connection", "X-Timeout", "Traceparent", "Content-Type"} {
+	for _, name := range []string{"Connection", "Proxy-Authorization", "X-Timeout", "Traceparent", "Content-Type"} {
 		if got := header(r, name); got != nil {
 			t.Errorf("the function gets %s %q, want none", name, got)
 		}

@@ -25,7 +25,7 @@ type recent struct {
 type recentSlot struct {
 	second int64 // since 1970; of another one, the slot is stale
 	ended  uint32
-	failed uint32                // for which the client is not to blame
+	failed uint32                // 5xx, 429, and clients that did not wait for the answer
 	good   [latencyBounds]uint32 // the others, by latency
 }
 
@@ -66,7 +66,7 @@ func bound(i int) float64 {
 type Recent struct {
 	InFlight int     // requests now
 	Rate     float64 // ended requests per second
-	Failed   float64 // share of them that were not the client's fault; 0 of none
+	Failed   float64 // share of them that ended with 5xx or 429, or without their client; 0 of none
 	P50, P99 time.Duration
 	Within   float64 // share of all that were good within the objective; 1 of none
 }
