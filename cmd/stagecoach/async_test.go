@@ -130,7 +130,9 @@ func TestDeadLetters(t *testing.T) {
 	to.refuses(true)
 	large := strings.Repeat("large ", 400_000) // more than a message takes with others
 	r.must(http.StatusAccepted, http.MethodPost, "/async-function/quick/path?q=1", large, "X-Callback-Url", to.URL+"/?large", "X-Call-Id", "mine")
-	r.until(late, "the callback's letter", func() bool { return len(r.letters()) == 1 })
+	r.until(late, "the callback's letter, and its record out of the journal", func() bool {
+		return len(r.letters()) == 1 && r.value("stagecoach_async_done_total") == 1
+	})
 	l := r.letters()[0]
 	if l.Kind != "callback" || l.Function != "quick" || l.Namespace != "openfaas-fn" || l.Attempts != 1 || !strings.Contains(l.Cause, "status 404") || !strings.HasPrefix(l.ID, "mine.") {
 		t.Errorf("letter %+v", l)
