@@ -159,6 +159,7 @@ func TestARedeployWithLittleRoom(t *testing.T) {
 			synctest.Wait()
 			w.expect("with a successor", w.states(), want)
 			time.Sleep(time.Second)
+			synctest.Wait()
 		}
 	})
 }
