@@ -37,8 +37,10 @@ type Config struct {
 	Threads int    // that a replica computes with; 0: as many as this process may run
 	// Watchdog is the command of a program that runs package watchdog, for functions that do not speak the stage protocol.
 	Watchdog []string
-	Log      *slog.Logger
-	Metrics  prometheus.Registerer
+	// Groups makes the cgroups of replicas and zygotes; nil: there are none, and so no limits of functions.
+	Groups  Groups
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
 
 	// OnExit is called once for each replica that Start has started, possibly before Start has returned; nil: nobody is told.
 	OnExit func(Exit)
@@ -66,12 +68,15 @@ type Spec struct {
 	Ready     string            // HTTP path that says whether it is ready, of a function that speaks HTTP; empty: see package watchdog
 	Env       map[string]string // of the function; STAGECOACH_MODEL makes it one with parameters
 	ReadOnly  bool              // its program writes to /tmp alone, when its image is its root
+	Memory    int64             // bytes that a replica may use (limits.memory); 0: not bounded
+	CPUMilli  int               // thousandths of a core that a replica may use (limits.cpu); 0: not bounded
 }
 
 // Order asks for a replica.
 type Order struct {
-	Replica string // its name, unique on the node
-	Spec    Spec
+	Replica  string // its name, unique on the node
+	Spec     Spec
+	CPUMilli int // thousandths of a core, in place of the Spec's; 0: as that says
 }
 
 // Phase is a part of a start.

@@ -27,6 +27,7 @@ type Command struct {
 	Files          []*os.File        // descriptors 3, 4, …; the caller's to close
 	Stdin          *os.File          // nil: empty; the caller's to close
 	Stdout, Stderr *os.File          // the caller's to close
+	Groups         []*os.File        // files opened for writing that it enters its cgroups with, before its first instruction; the caller's to close
 	Stays          bool              // in the caller's process group, and ends with that; without Chroot
 
 	// Chroot is the folder that becomes the root of the process; empty: it has ours. What it writes there is kept in memory
