@@ -16,6 +16,7 @@ type Inventory struct {
 	Memory     int64 // bytes for zygotes and replicas
 	MemoryUsed int64 // by zygotes
 	CPUMilli   int
+	Devices    []DeviceInfo // sorted by ID
 	Zygotes    []ZygoteInfo
 	Failures   []Failure
 	Replicas   []ReplicaInfo
@@ -52,6 +53,7 @@ type ReplicaInfo struct {
 	Name, Function string
 	PID            int
 	Path           string // as Replica has it
+	Device         string // as Order has it
 	Started        time.Time
 	Phases         []Phase
 }
@@ -79,7 +81,7 @@ func (m *Manager) Inventory() Inventory {
 	}
 	for _, p := range m.processes {
 		if p.running {
-			inv.Replicas = append(inv.Replicas, ReplicaInfo{p.replica, p.function, p.pid, p.path, p.started, p.phases})
+			inv.Replicas = append(inv.Replicas, ReplicaInfo{p.replica, p.function, p.pid, p.path, p.device, p.started, p.phases})
 		}
 	}
 	slices.SortFunc(inv.Zygotes, func(a, b ZygoteInfo) int {

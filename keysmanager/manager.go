@@ -38,7 +38,9 @@ type Config struct {
 	// Watchdog is the command of a program that runs package watchdog, for functions that do not speak the stage protocol.
 	Watchdog []string
 	// Groups makes the cgroups of replicas and zygotes; nil: there are none, and so no limits of functions.
-	Groups  Groups
+	Groups Groups
+	// Devices returns the node's accelerators as they were seen last; it must not block. nil: there are none.
+	Devices func() []Device
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 
@@ -70,13 +72,16 @@ type Spec struct {
 	ReadOnly  bool              // its program writes to /tmp alone, when its image is its root
 	Memory    int64             // bytes that a replica may use (limits.memory); 0: not bounded
 	CPUMilli  int               // thousandths of a core that a replica may use (limits.cpu); 0: not bounded
+	// DeviceMemory is what a replica may use of each of its devices, in bytes; 0: all of it, and nobody else uses the device.
+	DeviceMemory int64
 }
 
 // Order asks for a replica.
 type Order struct {
 	Replica  string // its name, unique on the node
 	Spec     Spec
-	CPUMilli int // thousandths of a core, in place of the Spec's; 0: as that says
+	CPUMilli int    // thousandths of a core, in place of the Spec's; 0: as that says
+	Device   string // UUIDs of the devices that it gets, by commas; empty: none
 }
 
 // Phase is a part of a start.

@@ -17,6 +17,7 @@ type process struct {
 	replica, function string
 	pid               int
 	path              string
+	device            string // as Order has it
 	phases            []Phase
 	started           time.Time
 	output            *sandbox.Output

@@ -27,7 +27,7 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 		return nil, fmt.Errorf("replica %q: %w", o.Replica, ErrRunning)
 	}
 	m.starts.Add(1)
-	p := &process{replica: o.Replica, function: o.Spec.Function, started: time.Now(), gone: make(chan struct{}), owner: m}
+	p := &process{replica: o.Replica, function: o.Spec.Function, device: o.Device, started: time.Now(), gone: make(chan struct{}), owner: m}
 	m.processes[o.Replica] = p
 	m.mu.Unlock()
 	defer m.starts.Done()
