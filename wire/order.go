@@ -1,7 +1,7 @@
 package wire
 
 // OrderVersion is the version of the messages between a KeysManager and a zygote.
-const OrderVersion = 1
+const OrderVersion = 2
 
 // The environment that a KeysManager gives a zygote or a replica that it starts as an ordinary process.
 const (
@@ -35,19 +35,30 @@ type OrderKind byte
 // stage/zygote/zygote.c holds the same layouts in C.
 const (
 	// OrderFork, manager to zygote: u8 kind, u8 version, u16 threads, u32 id, then KEY=VALUE strings, each ended by a NUL,
-	// for the child's environment. Three descriptors ride along: stage socket, stdout, stderr.
+	// for the child's environment. Descriptors ride along: stage socket, stdout, stderr, then at most [MaxGroups] files, opened
+	// for writing, by which the child enters its cgroups: it writes "0" to each before it does anything else. A child that
+	// cannot enter one says so on stderr and ends with status 1.
 	OrderFork OrderKind = 'F'
 	// OrderKill, manager to zygote: u8 kind, u8 version, u16 signal, u32 pid. Only a child not yet reaped is signalled.
 	OrderKill OrderKind = 'K'
+	// OrderList, manager to zygote: u8 kind, u8 version, u16 0, u32 id. Which children live? They are told by a ChildLives each;
+	// the same message, back, ends the list.
+	OrderList OrderKind = 'L'
 	// ZygoteReady, zygote to manager: u8 kind, u8 version, u16 recorded pool threads, u32 pid, u64 load time in ns.
 	ZygoteReady OrderKind = 'R'
 	// ChildForked, zygote to manager: u8 kind, u8 version, u16 0, u32 id, u32 pid, u32 0, u64 fork time in ns.
 	ChildForked OrderKind = 'C'
 	// ChildExited, zygote to manager: u8 kind, u8 version, u16 0, u32 pid, u32 status as from wait(2).
 	ChildExited OrderKind = 'X'
+	// ChildLives, zygote to manager: u8 kind, u8 version, u16 0, u32 id of its fork order, u32 pid, then its replica's name as
+	// EnvReplica in its fork order had it.
+	ChildLives OrderKind = 'A'
 	// ZygoteError, zygote to manager: u8 kind, u8 version, u16 0, u32 id (0: loading failed and the zygote ends), text.
 	ZygoteError OrderKind = 'E'
 )
+
+// MaxGroups is how many descriptors of cgroups may ride with a fork order.
+const MaxGroups = 8
 
 // Order is any message on a zygote's socket, decoded. Fields that a kind does not have are zero.
 type Order struct {
@@ -60,5 +71,5 @@ type Order struct {
 	Threads uint16 // OrderFork, ZygoteReady
 	Nanos   uint64 // ZygoteReady, ChildForked
 	Env     []string
-	Text    string
+	Text    string // ZygoteError; ChildLives: the replica's name
 }

@@ -36,6 +36,14 @@ func AppendOrder(b []byte, o Order) []byte {
 		b = le.AppendUint16(b, 0)
 		b = le.AppendUint32(b, o.PID)
 		b = le.AppendUint32(b, o.Status)
+	case OrderList:
+		b = le.AppendUint16(b, 0)
+		b = le.AppendUint32(b, o.ID)
+	case ChildLives:
+		b = le.AppendUint16(b, 0)
+		b = le.AppendUint32(b, o.ID)
+		b = le.AppendUint32(b, o.PID)
+		b = append(b, o.Text...)
 	case ZygoteError:
 		b = le.AppendUint16(b, 0)
 		b = le.AppendUint32(b, o.ID)
@@ -47,9 +55,9 @@ func AppendOrder(b []byte, o Order) []byte {
 // size is the length of the fixed part of a message; 0: there is no such kind.
 func (k OrderKind) size() int {
 	switch k {
-	case OrderFork, OrderKill, ZygoteError:
+	case OrderFork, OrderKill, OrderList, ZygoteError:
 		return 8
-	case ChildExited:
+	case ChildExited, ChildLives:
 		return 12
 	case ZygoteReady:
 		return 16
@@ -68,7 +76,7 @@ func DecodeOrder(b []byte) (Order, error) {
 	size := o.Kind.size()
 	switch {
 	case size == 0:
-		return Order{}, fmt.Errorf("order of kind %q, want one of F K R C X E", b[0])
+		return Order{}, fmt.Errorf("order of kind %q, want one of F K L R C X A E", b[0])
 	case o.Version != OrderVersion:
 		return Order{}, fmt.Errorf("order %c of version %d, want %d: %w", o.Kind, o.Version, OrderVersion, ErrVersion)
 	case len(b) < size:
@@ -95,6 +103,11 @@ func DecodeOrder(b []byte) (Order, error) {
 		o.ID, o.PID, o.Nanos = word, le.Uint32(b[8:]), le.Uint64(b[16:])
 	case ChildExited:
 		o.PID, o.Status = word, le.Uint32(b[8:])
+	case OrderList:
+		o.ID = word
+	case ChildLives:
+		o.ID, o.PID, o.Text = word, le.Uint32(b[8:]), string(b[12:])
+		return o, nil
 	case ZygoteError:
 		o.ID, o.Text = word, string(b[8:])
 		return o, nil

@@ -60,6 +60,8 @@ func TestOrdersRoundTrip(t *testing.T) {
 		{Kind: ZygoteReady, PID: 4, Threads: 1, Nanos: 1 << 40},
 		{Kind: ChildForked, ID: 3, PID: 5, Nanos: 77},
 		{Kind: ChildExited, PID: 5, Status: 9},
+		{Kind: OrderList, ID: 8},
+		{Kind: ChildLives, ID: 3, PID: 5, Text: "f-1"},
 		{Kind: ZygoteError, ID: 0, Text: "no model"},
 	} {
 		o.Version = OrderVersion
@@ -141,7 +143,9 @@ func TestNegotiate(t *testing.T) {
 func FuzzDecoders(f *testing.F) {
 	f.Add(AppendTask(nil, &task.Task{Key: someKey, Input: someInput, Header: someHeader}))
 	f.Add(AppendReply(nil, &task.Reply{Key: someKey, Output: someInput[1].Items}))
-	f.Add(AppendOrder(nil, Order{Kind: OrderFork, Version: 1, Env: []string{"A=1"}}))
+	f.Add(AppendOrder(nil, Order{Kind: OrderFork, Version: OrderVersion, Env: []string{"A=1"}}))
+	f.Add(AppendOrder(nil, Order{Kind: OrderList, Version: OrderVersion, ID: 7}))
+	f.Add(AppendOrder(nil, Order{Kind: ChildLives, Version: OrderVersion, ID: 7, PID: 9, Text: "f-1"}))
 	f.Add(Hello{Oldest: 1, Newest: 1, Slots: 1, MaxBatch: 1}.Append(nil))
 	f.Add(Batch{Calls: []Call{{Key: someKey, Input: someInput}}}.Append(nil))
 	f.Add(Result{Index: 1, Output: someInput[0].Items}.Append(nil))

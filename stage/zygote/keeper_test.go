@@ -141,6 +141,12 @@ type replica struct {
 // fork orders a child and waits until the zygote has said so.
 func (k *keeper) fork(threads uint16, env ...string) *replica {
 	k.t.Helper()
+	return k.forkInto(nil, threads, env...)
+}
+
+// forkInto does so with the files of cgroups.
+func (k *keeper) forkInto(groups []*os.File, threads uint16, env ...string) *replica {
+	k.t.Helper()
 	socket, there := pair(k.t, unix.SOCK_STREAM)
 	r := &replica{t: k.t, socket: socket, ask: gob.NewEncoder(socket), answers: gob.NewDecoder(socket)}
 	for _, f := range []**os.File{&r.stdout, &r.stderr} {
@@ -150,7 +156,7 @@ func (k *keeper) fork(threads uint16, env ...string) *replica {
 		}
 		k.t.Cleanup(func() { (*f).Close() })
 	}
-	k.send(encode(wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, Threads: threads, ID: 77, Env: env}), there, r.stdout, r.stderr)
+	k.send(encode(wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, Threads: threads, ID: 77, Env: env}), append([]*os.File{there, r.stdout, r.stderr}, groups...)...)
 	there.Close()
 	o := k.want(wire.ChildForked)
 	if o.ID != 77 || o.PID == 0 || o.Nanos == 0 {

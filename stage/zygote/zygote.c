@@ -28,18 +28,21 @@
 #define ENV_MODEL "STAGECOACH_MODEL"
 #define ENV_ORT "STAGECOACH_ORT_LIB"
 #define ENV_THREADS "STAGECOACH_POOL_THREADS"
+#define ENV_REPLICA "STAGECOACH_REPLICA"
 #define ENV_PREPACKED "STAGECOACH_PREPACKED"
 
 enum {
-  VERSION = 1,
+  VERSION = 2,
   HEADER = 8,             // bytes of an order before its environment
   MAX_MESSAGE = 64 << 10, // bytes of an order
   MAX_CHILDREN = 1024,
   ORDER_FDS = 3,  // stage socket, stdout, stderr
-  MAX_FDS = 16,   // received with one order, then closed if it should have been 3
+  MAX_GROUPS = 8, // of a fork order: descriptors of cgroups, behind these
+  MAX_FDS = 16,   // received with one order, then closed if it should have been less
   STAGE_FD = 3,   // where a child finds its stage socket
   NO_ID = -1,     // of an error that belongs to no fork order
-  MAX_ERROR = 512 // bytes of an error's text
+  MAX_ERROR = 512, // bytes of an error's text
+  MAX_NAME = 1024  // bytes of a replica's name, as a list tells it
 };
 
 int sc_child_fd = -1;
@@ -49,7 +52,13 @@ sc_session *sc_inherited;
 
 static int control = -1, children_signal = -1;
 static sigset_t original_mask;
-static pid_t children[MAX_CHILDREN];
+
+// A child that has not been reaped.
+static struct child {
+  pid_t pid;
+  uint32_t id; // of its fork order
+  char *name;  // of its replica
+} children[MAX_CHILDREN];
 static int n_children;
 static char order[MAX_MESSAGE];
 
@@ -103,8 +112,9 @@ static void reap(void) {
   int status;
   for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
     int i = 0;
-    while (i < n_children && children[i] != pid) i++;
+    while (i < n_children && children[i].pid != pid) i++;
     if (i == n_children) continue;
+    free(children[i].name);
     children[i] = children[--n_children];
     unsigned char m[12] = {'X', VERSION};
     put(m + 4, (uint32_t)pid, 4);
@@ -118,12 +128,17 @@ static void end_child(const char *what) {
   _exit(1);
 }
 
-// become_replica makes a fresh child a process of its own: it ends with its zygote, has no descriptors but stdin, stdout,
+// become_replica makes a fresh child a process of its own: it ends with its zygote, is in its cgroups, has no descriptors but stdin, stdout,
 // stderr and its stage socket, the signal mask that the zygote was started with, random seeds that no sibling has (the
 // kernel gave them to the zygote at AT_RANDOM, the Go runtime reads them there), and its share of the pool's threads.
-static void become_replica(pid_t zygote, const int *fds, int threads) {
+static void become_replica(pid_t zygote, const int *fds, int n_fds, int threads) {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) end_child("parent-death signal");
   if (getppid() != zygote) _exit(1); // it died before the signal was set
+  for (int i = ORDER_FDS; i < n_fds; i++) {
+    if (write(fds[i], "0", 1) == 1) continue;
+    dprintf(fds[2], "zygote: new replica: enter cgroup %d of %d: %s\n", i - ORDER_FDS + 1, n_fds - ORDER_FDS, strerror(errno));
+    _exit(1);
+  }
   if (dup2(fds[1], STDOUT_FILENO) < 0 || dup2(fds[2], STDERR_FILENO) < 0) end_child("stdout and stderr");
   if (fds[0] != STAGE_FD && dup3(fds[0], STAGE_FD, O_CLOEXEC) < 0) end_child("stage socket");
   if (syscall(SYS_close_range, STAGE_FD + 1, ~0u, 0) < 0) end_child("close_range, which needs Linux 5.9 or later");
@@ -138,12 +153,22 @@ static void become_replica(pid_t zygote, const int *fds, int threads) {
   sc_child_fd = STAGE_FD;
 }
 
+// replica_name is what the environment of an order of n bytes calls the replica, or "".
+static const char *replica_name(size_t n) {
+  static const char name[] = ENV_REPLICA "=";
+  for (const char *at = order + HEADER; at < order + n; at += strlen(at) + 1) {
+    if (strncmp(at, name, sizeof name - 1) == 0) return at + sizeof name - 1;
+  }
+  return "";
+}
+
 // fork_replica carries out a fork order; it is true in the child.
 static int fork_replica(size_t n, const int *fds, int n_fds) {
   uint64_t start = now();
   uint32_t id = get(order + 4, 4);
-  if (n_fds != ORDER_FDS) {
-    refuse(id, sc_message("fork: %d descriptors, want %d: stage socket, stdout, stderr", n_fds, ORDER_FDS));
+  if (n_fds < ORDER_FDS || n_fds > ORDER_FDS + MAX_GROUPS) {
+    refuse(id, sc_message("fork: %d descriptors, want %d: stage socket, stdout, stderr, and at most %d of cgroups", n_fds, ORDER_FDS,
+                          MAX_GROUPS));
     return 0;
   }
   if (n > HEADER && order[n - 1] != 0) {
@@ -161,12 +186,12 @@ static int fork_replica(size_t n, const int *fds, int n_fds) {
     return 0;
   }
   if (pid == 0) {
-    become_replica(self, fds, (int)get(order + 2, 2));
+    become_replica(self, fds, n_fds, (int)get(order + 2, 2));
     sc_child_env = order + HEADER;
     sc_child_env_bytes = n - HEADER;
     return 1;
   }
-  children[n_children++] = pid;
+  children[n_children++] = (struct child){.pid = pid, .id = id, .name = strdup(replica_name(n))};
   unsigned char m[24] = {'C', VERSION};
   put(m + 4, id, 4);
   put(m + 8, (uint32_t)pid, 4);
@@ -181,10 +206,26 @@ static void kill_replica(void) {
   int signal = (int)get(order + 2, 2);
   pid_t pid = (pid_t)get(order + 4, 4);
   for (int i = 0; i < n_children; i++) {
-    if (children[i] == pid && kill(pid, signal) < 0) {
+    if (children[i].pid == pid && kill(pid, signal) < 0) {
       refuse(NO_ID, sc_message("kill %d with signal %d: %s", (int)pid, signal, strerror(errno)));
     }
   }
+}
+
+// list_children tells of every child that has not been reaped.
+static void list_children(void) {
+  for (int i = 0; i < n_children; i++) {
+    unsigned char m[12 + MAX_NAME] = {'A', VERSION};
+    const char *name = children[i].name ? children[i].name : "";
+    size_t n = strnlen(name, MAX_NAME);
+    put(m + 4, children[i].id, 4);
+    put(m + 8, (uint32_t)children[i].pid, 4);
+    memcpy(m + 12, name, n);
+    tell(m, 12 + n);
+  }
+  unsigned char m[HEADER] = {'L', VERSION};
+  memcpy(m + 4, order + 4, 4);
+  tell(m, sizeof m);
 }
 
 // obey carries out an order of n bytes; it is true in a new child.
@@ -201,8 +242,10 @@ static int obey(size_t n, int cut, const int *fds, int n_fds) {
     return fork_replica(n, fds, n_fds);
   } else if (order[0] == 'K' && n == HEADER) {
     kill_replica();
+  } else if (order[0] == 'L' && n == HEADER) {
+    list_children();
   } else {
-    refuse(id, sc_message("order: kind %d of %zu bytes, want F or K", order[0], n));
+    refuse(id, sc_message("order: kind %d of %zu bytes, want F, K or L", order[0], n));
   }
   return 0;
 }

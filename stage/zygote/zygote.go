@@ -22,8 +22,9 @@
 //
 // # A child
 //
-// It has stdin, stdout, stderr and its stage socket open and no other descriptor, the zygote's environment, arguments and
-// folder, and dies with the zygote (SIGKILL). Its random seeds are its own; its address layout is its siblings', so one
+// It is in the cgroups whose descriptors came with its order, entered before anything else. It has stdin, stdout, stderr and
+// its stage socket open and no other descriptor, the zygote's environment, arguments and folder, and dies with the zygote
+// (SIGKILL). Its random seeds are its own; its address layout is its siblings', so one
 // zygote never serves two tenants.
 //
 // Threads do not survive a fork. The zygote's session is made for N threads, the calling one included, and the starts of

@@ -2,6 +2,7 @@ package zygote_test
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -121,7 +122,7 @@ func TestExits(t *testing.T) {
 		want func(unix.WaitStatus) bool
 	}{
 		"killed by order": {func(r *replica) {
-			k.send(encode(wire.Order{Kind: wire.OrderKill, Version: 1, Signal: uint16(syscall.SIGKILL), PID: uint32(r.pid)}))
+			k.send(encode(wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(syscall.SIGKILL), PID: uint32(r.pid)}))
 		}, func(s unix.WaitStatus) bool { return s.Signaled() && s.Signal() == syscall.SIGKILL }},
 		"killed by someone": {func(r *replica) {
 			if err := syscall.Kill(r.pid, syscall.SIGKILL); err != nil {
@@ -129,7 +130,7 @@ func TestExits(t *testing.T) {
 			}
 		}, func(s unix.WaitStatus) bool { return s.Signaled() && s.Signal() == syscall.SIGKILL }},
 		"asked to end": {func(r *replica) {
-			k.send(encode(wire.Order{Kind: wire.OrderKill, Version: 1, Signal: uint16(syscall.SIGTERM), PID: uint32(r.pid)}))
+			k.send(encode(wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(syscall.SIGTERM), PID: uint32(r.pid)}))
 		}, func(s unix.WaitStatus) bool { return s.Signaled() && s.Signal() == syscall.SIGTERM }},
 		"socket closed": {func(r *replica) { r.socket.Close() }, func(s unix.WaitStatus) bool { return s.Exited() && s.ExitStatus() == 0 }},
 		"exit status":   {func(r *replica) { _ = r.ask.Encode(question{Do: "exit"}) }, func(s unix.WaitStatus) bool { return s.Exited() && s.ExitStatus() == 7 }},
@@ -140,11 +141,81 @@ func TestExits(t *testing.T) {
 		if o := k.want(wire.ChildExited); int(o.PID) != r.pid || !tc.want(unix.WaitStatus(o.Status)) {
 			t.Errorf("%s: %+v of pid %d", name, o, r.pid)
 		}
-		k.send(encode(wire.Order{Kind: wire.OrderKill, Version: 1, Signal: uint16(syscall.SIGKILL), PID: uint32(r.pid)})) // too late: silence
+		k.send(encode(wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(syscall.SIGKILL), PID: uint32(r.pid)})) // too late: silence
 	}
 	// A kill for a process that is no child of the zygote is passed over: this test would end.
-	k.send(encode(wire.Order{Kind: wire.OrderKill, Version: 1, Signal: uint16(syscall.SIGKILL), PID: uint32(os.Getpid())}))
+	k.send(encode(wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(syscall.SIGKILL), PID: uint32(os.Getpid())}))
 	k.fork(1)
+}
+
+// TestGroups has children enter their cgroups, for which files stand: each gets a "0" before anything else happens.
+func TestGroups(t *testing.T) {
+	k := start(t)
+	k.want(wire.ZygoteReady)
+	var groups []*os.File
+	for range wire.MaxGroups {
+		g, err := os.CreateTemp(t.TempDir(), "tasks")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Close()
+		groups = append(groups, g)
+	}
+	r := k.forkInto(groups, 1)
+	if a := r.do(question{Do: "look"}); len(a.FDs) != 4 {
+		t.Errorf("descriptors %v, want 0 to 3", a.FDs)
+	}
+	for i, g := range groups {
+		if got := content(t, g); got != "0" {
+			t.Errorf("to group %d the child wrote %q, want 0", i, got)
+		}
+	}
+	closed, err := os.Open(os.DevNull) // not for writing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closed.Close()
+	r = k.forkInto([]*os.File{groups[0], closed}, 1)
+	r.gone()
+	if got := content(t, r.stderr); !strings.Contains(got, "enter cgroup 2 of 2: Bad file descriptor") {
+		t.Errorf("a child that cannot enter its group said %q", got)
+	}
+	if o := k.want(wire.ChildExited); int(o.PID) != r.pid || unix.WaitStatus(o.Status).ExitStatus() != 1 {
+		t.Errorf("it ended with %+v, want status 1", o)
+	}
+}
+
+// TestList asks which children live.
+func TestList(t *testing.T) {
+	k := start(t)
+	k.want(wire.ZygoteReady)
+	list := func() map[uint32]string {
+		t.Helper()
+		k.send(encode(wire.Order{Kind: wire.OrderList, Version: wire.OrderVersion, ID: 9}))
+		all := map[uint32]string{}
+		for {
+			switch o := k.read(); {
+			case o.Kind == wire.OrderList && o.ID == 9:
+				return all
+			case o.Kind == wire.ChildLives && o.ID == 77:
+				all[o.PID] = o.Text
+			default:
+				t.Fatalf("in a list: %+v", o)
+			}
+		}
+	}
+	if got := list(); len(got) != 0 {
+		t.Errorf("before any fork: %v", got)
+	}
+	a, b := k.fork(1, "A=1", wire.EnvReplica+"=f-1", "B=2"), k.fork(1)
+	if got, want := list(), map[uint32]string{uint32(a.pid): "f-1", uint32(b.pid): ""}; !maps.Equal(got, want) {
+		t.Errorf("children %v, want %v", got, want)
+	}
+	a.socket.Close()
+	k.want(wire.ChildExited)
+	if got, want := list(), map[uint32]string{uint32(b.pid): ""}; !maps.Equal(got, want) {
+		t.Errorf("after the first has ended: %v, want %v", got, want)
+	}
 }
 
 func TestManyEndAtOnce(t *testing.T) {
@@ -210,7 +281,7 @@ func TestRefusedOrders(t *testing.T) {
 	}
 	defer null.Close()
 	fds := func(n int) []*os.File { return slices.Repeat([]*os.File{null}, n) }
-	fork := encode(wire.Order{Kind: wire.OrderFork, Version: 1, ID: 5, Env: []string{"A=1"}})
+	fork := encode(wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, ID: 5, Env: []string{"A=1"}})
 	const none = 1<<32 - 1
 	for name, tc := range map[string]struct {
 		message []byte
@@ -219,14 +290,15 @@ func TestRefusedOrders(t *testing.T) {
 		text    string
 	}{
 		"too short":              {[]byte("F"), 3, none, "1 bytes"},
-		"unknown kind":           {append([]byte{'?', 1}, fork[2:]...), 3, none, "kind 63"},
+		"unknown kind":           {append([]byte{'?', wire.OrderVersion}, fork[2:]...), 3, none, "kind 63"},
 		"other version":          {append([]byte{'F', 9}, fork[2:]...), 3, 5, "version 9"},
 		"no descriptors":         {fork, 0, 5, "0 descriptors, want 3"},
-		"four descriptors":       {fork, 4, 5, "4 descriptors"},
+		"nine cgroups":           {fork, 12, 5, "12 descriptors"},
 		"too many descriptors":   {fork, 40, 5, "16 descriptors"},
 		"unended environment":    {fork[:len(fork)-1], 3, 5, "no end"},
 		"too long":               {append(slices.Clone(fork), make([]byte, 70<<10)...), 3, 5, "65536 bytes"},
-		"kill with bytes behind": {[]byte{'K', 1, 9, 0, 1, 0, 0, 0, 0}, 0, none, "kind 75 of 9 bytes"},
+		"list with bytes behind": {[]byte{'L', wire.OrderVersion, 0, 0, 1, 0, 0, 0, 0}, 0, none, "kind 76 of 9 bytes"},
+		"kill with bytes behind": {[]byte{'K', wire.OrderVersion, 9, 0, 1, 0, 0, 0, 0}, 0, none, "kind 75 of 9 bytes"},
 	} {
 		k.send(tc.message, fds(tc.fds)...)
 		if o := k.want(wire.ZygoteError); o.ID != tc.id || !strings.Contains(o.Text, tc.text) {
@@ -234,7 +306,7 @@ func TestRefusedOrders(t *testing.T) {
 		}
 	}
 	r := k.fork(1)
-	k.send([]byte{'K', 1, 200, 0, byte(r.pid), byte(r.pid >> 8), byte(r.pid >> 16), byte(r.pid >> 24)})
+	k.send([]byte{'K', wire.OrderVersion, 200, 0, byte(r.pid), byte(r.pid >> 8), byte(r.pid >> 16), byte(r.pid >> 24)})
 	if o := k.want(wire.ZygoteError); o.ID != none || !strings.Contains(o.Text, "signal 200") {
 		t.Errorf("kill with signal 200: %+v", o)
 	}
