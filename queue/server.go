@@ -1,10 +1,13 @@
 package queue
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math"
+	"net"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -18,10 +21,12 @@ const MaxMessage = 8 << 20
 // is far above what admission lets in.
 const pendingBytes = 512 << 20
 
-// Server is an embedded nats-server with JetStream that listens nowhere: connections are made in process.
+// Server is an embedded nats-server with JetStream. Connections are made in process; when it listens, also by those who have
+// its token, see [Connect].
 type Server struct {
-	ns  *server.Server
-	log *slog.Logger
+	ns       *server.Server
+	password string // of connections in process; empty: they need none, because there are no others
+	log      *slog.Logger
 }
 
 // ServerConfig is what a Server is made of.
@@ -29,11 +34,48 @@ type ServerConfig struct {
 	Dir  string        // where its streams are
 	Sync time.Duration // how often what was written is forced to the disk; 0: every two minutes; below: with each write
 	Log  *slog.Logger
+
+	// Listen is the host:port where it listens for nodes that have the Token; port 0: any. Empty: nowhere. They may send and
+	// hear the messages of nodes, and nothing else.
+	Listen, Token string
 }
+
+// listen makes a server that would listen nowhere listen for nodes, and returns the password of those who may do all.
+func (c ServerConfig) listen(o *server.Options) (password string, err error) {
+	host, port, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return "", err
+	}
+	if c.Token == "" {
+		return "", errors.New("no token: everyone could join")
+	}
+	if o.Port, err = strconv.Atoi(port); err != nil {
+		return "", fmt.Errorf("port %q, want a number", port)
+	}
+	if o.Port == 0 {
+		o.Port = server.RANDOM_PORT
+	}
+	l, err := net.Listen("tcp", c.Listen) // the server itself would say nothing
+	if err != nil {
+		return "", err
+	}
+	_ = l.Close()
+	o.Host, o.DontListen = host, false
+	password = rand.Text()
+	nodes := &server.SubjectPermission{Allow: []string{NodeSubjects + ".>"}}
+	o.Users = []*server.User{
+		{Username: insideUser, Password: password},
+		{Username: nodeUser, Password: c.Token, Permissions: &server.Permissions{Publish: nodes, Subscribe: nodes}},
+	}
+	return password, nil
+}
+
+// insideUser is the user of connections in process, when there are others.
+const insideUser = "up"
 
 // StartServer starts a server.
 func StartServer(c ServerConfig) (*Server, error) {
-	ns, err := server.NewServer(&server.Options{
+	options := &server.Options{
 		ServerName: "stagecoach",
 		DontListen: true,
 		JetStream:  true,
@@ -47,7 +89,15 @@ func StartServer(c ServerConfig) (*Server, error) {
 		SyncAlways:        c.Sync < 0,
 		NoSigs:            true,
 		NoLog:             true,
-	})
+	}
+	password := ""
+	var err error
+	if c.Listen != "" {
+		if password, err = c.listen(options); err != nil {
+			return nil, fmt.Errorf("nats server on %q: %w", c.Listen, err)
+		}
+	}
+	ns, err := server.NewServer(options)
 	if err != nil {
 		return nil, fmt.Errorf("nats server with store %s: %w", c.Dir, err)
 	}
@@ -57,12 +107,20 @@ func StartServer(c ServerConfig) (*Server, error) {
 		ns.Shutdown()
 		return nil, fmt.Errorf("nats server with store %s: not ready after %v; is another process using the folder?", c.Dir, limit)
 	}
-	return &Server{ns: ns, log: c.Log}, nil
+	return &Server{ns: ns, password: password, log: c.Log}, nil
+}
+
+// URL is where it listens; empty: nowhere.
+func (s *Server) URL() string {
+	if a := s.ns.Addr(); a != nil {
+		return "nats://" + a.String()
+	}
+	return ""
 }
 
 // Connect opens a connection of its own. A part of the program that sends and receives much should have one.
 func (s *Server) Connect(name string) (*nats.Conn, error) {
-	nc, err := nats.Connect("", nats.InProcessServer(s.ns), nats.Name(name), nats.MaxReconnects(-1),
+	nc, err := nats.Connect("", nats.InProcessServer(s.ns), nats.UserInfo(insideUser, s.password), nats.Name(name), nats.MaxReconnects(-1),
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
 			subject := ""
 			if sub != nil {
