@@ -39,20 +39,35 @@ func NewOutput(sink func(stream, line string)) (*Output, error) {
 			return nil, fmt.Errorf("pipe for %s: %w", p.stream, err)
 		}
 		*p.write = w
-		o.ours = append(o.ours, r)
-		o.lines.Go(func() {
-			defer r.Close()
-			readLines(r, func(line string) {
-				if p.stream == "stderr" && strings.TrimSpace(line) != "" {
-					o.mu.Lock()
-					o.last = line
-					o.mu.Unlock()
-				}
-				sink(p.stream, line)
-			})
-		})
+		o.listen(p.stream, r, sink)
 	}
 	return o, nil
+}
+
+// ResumeOutput goes on with what another Output has left off reading: stdout and stderr are its Readers, which it takes over.
+func ResumeOutput(stdout, stderr *os.File, sink func(stream, line string)) *Output {
+	o := &Output{}
+	o.listen("stdout", stdout, sink)
+	o.listen("stderr", stderr, sink)
+	return o
+}
+
+// Readers returns the reading ends of stdout and stderr.
+func (o *Output) Readers() []*os.File { return o.ours }
+
+func (o *Output) listen(stream string, r *os.File, sink func(stream, line string)) {
+	o.ours = append(o.ours, r)
+	o.lines.Go(func() {
+		defer r.Close()
+		readLines(r, func(line string) {
+			if stream == "stderr" && strings.TrimSpace(line) != "" {
+				o.mu.Lock()
+				o.last = line
+				o.mu.Unlock()
+			}
+			sink(stream, line)
+		})
+	})
 }
 
 // Started closes our copies of the writing ends. It is called once the process has its own, or will never be started.
