@@ -58,6 +58,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		{[]string{"flow", "dispatch", "gateway", "keysmanager", "control", "cluster", "stage"}, []string{"github.com/nats-io"}, "package queue is the only importer of NATS"},
 		{[]string{"flow", "dispatch", "gateway", "keysmanager", "control", "cluster", "stage", "queue"}, []string{"github.com/openfaas"}, "package provider is the only importer of faas-provider"},
 		{[]string{"flow", "dispatch", "queue", "keysmanager", "sandbox", "secret", "logbook", "control", "wire", "tensor", "events", "telemetry"}, []string{module + "gateway", module + "provider", module + "cluster"}, "shells meet in cmd"},
+		{[]string{"cgroup"}, []string{module}, "cgroup knows the kernel's files and nothing of who uses them"},
 		{[]string{"stack"}, []string{module, "net", "net/http"}, "stack reads files and nothing else"},
 		{[]string{"builder"}, []string{module + "gateway", module + "provider", module + "queue", module + "keysmanager", module + "flow", module + "dispatch"}, "images are built without a running stagecoach"},
 		{[]string{"stage"}, []string{module + "dispatch", module + "flow", module + "keysmanager", "github.com/prometheus"}, "a stage binary is small"},
@@ -115,6 +116,8 @@ func TestOwnedModules(t *testing.T) {
 	owners := map[string][]string{
 		"github.com/nats-io/":                     {"queue"},
 		"github.com/openfaas/":                    {"provider"},
+		"github.com/containerd/cgroups/":          {"cgroup"},
+		"github.com/opencontainers/runtime-spec/": {"cgroup"},
 		"github.com/hashicorp/golang-lru/":        {"keysmanager"},
 		"github.com/google/go-containerregistry/": {"image"},
 		"github.com/docker/cli/":                  {"image"},

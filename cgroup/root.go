@@ -1,0 +1,341 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/cgroups/v3/cgroup1"
+	"github.com/containerd/cgroups/v3/cgroup2"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// The names of folders: of all of Stagecoach's groups, and of the one that a v2 group's own processes move to, since a group
+// with groups in it may have none.
+const (
+	above = "stagecoach"
+	leaf  = "stagecoach.daemon"
+)
+
+// Root is where the groups of a node are. Its methods are safe for concurrent use on groups of different names.
+type Root struct {
+	unified bool
+	places  map[string]place // by controller
+	node    string
+	lacks   []string
+}
+
+// Limits bound the processes of a group together; 0: not at all.
+type Limits struct {
+	Memory   int64 // bytes; none of it is swapped
+	CPUMilli int   // thousandths of a core
+	PIDs     int   // processes and threads
+}
+
+// Open makes the folder for the groups of a node, below the cgroup of this process. The caller closes it.
+func Open(node string) (*Root, error) { return open(real, node) }
+
+func open(s system, node string) (*Root, error) {
+	if err := checkName(node); err != nil {
+		return nil, fmt.Errorf("cgroup: node %w", err)
+	}
+	places, unified, err := s.find()
+	if err != nil {
+		return nil, fmt.Errorf("cgroup: %w", err)
+	}
+	r := &Root{unified: unified, places: places, node: node}
+	if unified {
+		err = r.delegate()
+	} else {
+		err = r.enterV1()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cgroup: %w", err)
+	}
+	for _, c := range []string{cpu, memory, pids} {
+		if _, ok := r.places[c]; !ok {
+			r.lacks = append(r.lacks, c)
+		}
+	}
+	if len(r.places) == 0 {
+		return nil, errors.New("cgroup: none of the controllers cpu, memory and pids may be used here")
+	}
+	return r, nil
+}
+
+// Lacks returns those of the controllers cpu, memory and pids that may not be used here: what they would bound is not bounded.
+func (r *Root) Lacks() []string { return r.lacks }
+
+// enterV1 makes the node's folders, and forgets the controllers where it cannot.
+func (r *Root) enterV1() error {
+	var errs []error
+	for _, c := range slices.Sorted(maps.Keys(r.places)) {
+		err := os.MkdirAll(r.folder(c), 0o755)
+		if here, there := filepath.Join(filepath.Dir(r.places[c].mount), c), r.places[c].mount; err == nil && !same(here, there) {
+			err = fmt.Errorf("%s is mounted on %s, want a folder or link of the controller's name beside it", c, there)
+		}
+		if err != nil {
+			errs = append(errs, err)
+			delete(r.places, c)
+		}
+	}
+	if len(r.places) == 0 {
+		return errors.Join(errs...)
+	}
+	return nil
+}
+
+func same(a, b string) bool {
+	x, err := os.Stat(a)
+	y, err2 := os.Stat(b)
+	return err == nil && err2 == nil && os.SameFile(x, y)
+}
+
+// delegate makes the node's folder and hands the controllers down to it.
+func (r *Root) delegate() error {
+	if len(r.places) == 0 {
+		return errors.New("this process's group has none of the controllers cpu, memory and pids: want a group that was delegated, " +
+			"as by systemd-run --scope -p Delegate=yes")
+	}
+	var home string
+	for _, p := range r.places {
+		home = p.dir()
+	}
+	folder := filepath.Join(home, above, r.node)
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	wanted := slices.Sorted(maps.Keys(r.places))
+	err := enable(home, wanted)
+	if errors.Is(err, unix.EBUSY) {
+		if err = evacuate(home); err == nil {
+			err = enable(home, wanted)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%w: want a group of its own that was delegated, as by systemd-run --scope -p Delegate=yes", err)
+	}
+	if err := enable(filepath.Join(home, above), wanted); err != nil {
+		return err
+	}
+	return enable(folder, wanted)
+}
+
+// enable hands controllers down to the groups in a folder.
+func enable(folder string, controllers []string) error {
+	return os.WriteFile(filepath.Join(folder, "cgroup.subtree_control"), []byte("+"+strings.Join(controllers, " +")), 0)
+}
+
+// evacuate moves the processes of a v2 group to a group in it, which is how it may have others in it as well. It does so only
+// when they are ours, or all those of a container, whose own group looks like the root.
+func evacuate(home string) error {
+	procs, err := readPIDs(filepath.Join(home, "cgroup.procs"))
+	if err != nil {
+		return err
+	}
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return err
+	}
+	container := strings.Contains("\n"+string(own), "\n0::/\n")
+	for _, pid := range procs {
+		if !container && !descends(pid, os.Getpid()) {
+			return fmt.Errorf("%s has processes that are not ours, such as %d", home, pid)
+		}
+	}
+	to := filepath.Join(home, leaf)
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	for _, pid := range procs {
+		err := os.WriteFile(filepath.Join(to, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("process %d: %w", pid, err)
+		}
+	}
+	return nil
+}
+
+// folder is where a controller's groups of this node are.
+func (r *Root) folder(controller string) string {
+	return filepath.Join(r.places[controller].dir(), above, r.node)
+}
+
+// folders are those of all hierarchies, each once.
+func (r *Root) folders() []string {
+	var all []string
+	for c := range r.places {
+		all = append(all, r.folder(c))
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// Create makes an empty group with these limits. What is left of an earlier one of this name is killed and removed.
+func (r *Root) Create(name string, l Limits) (*Group, error) {
+	if err := checkName(name); err != nil {
+		return nil, fmt.Errorf("cgroup: %w", err)
+	}
+	g := r.group(name)
+	if err := g.Remove(); err != nil {
+		return nil, err
+	}
+	g = r.group(name)
+	var err error
+	if r.unified {
+		g.v2, err = cgroup2.NewManager(r.folders()[0], "/"+name, r.resourcesV2(l))
+	} else {
+		g.v1, err = cgroup1.New(r.pathV1(name), r.resourcesV1(l), cgroup1.WithHierarchy(r.hierarchyV1))
+	}
+	if err != nil {
+		_ = g.Remove() // of what there is of it
+		return nil, fmt.Errorf("cgroup %s: %w", name, err)
+	}
+	if l.CPUMilli > 0 {
+		if err := g.SetCPU(l.CPUMilli); err != nil {
+			_ = g.Remove()
+			return nil, err
+		}
+	}
+	return g, nil
+}
+
+// Adopt returns a group that an earlier process has made, with the limits that it has.
+func (r *Root) Adopt(name string) (*Group, error) {
+	if err := checkName(name); err != nil {
+		return nil, fmt.Errorf("cgroup: %w", err)
+	}
+	g := r.group(name)
+	for _, dir := range g.dirs() {
+		if _, err := os.Stat(dir); err != nil {
+			return nil, fmt.Errorf("cgroup: %w", err)
+		}
+	}
+	var err error
+	if r.unified {
+		g.v2, err = cgroup2.Load("/"+name, cgroup2.WithMountpoint(r.folders()[0]))
+	} else {
+		g.v1, err = cgroup1.Load(r.pathV1(name), cgroup1.WithHierarchy(r.hierarchyV1))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cgroup %s: %w", name, err)
+	}
+	return g, nil
+}
+
+// Names returns the groups that there are, sorted.
+func (r *Root) Names() ([]string, error) {
+	var all []string
+	for _, folder := range r.folders() {
+		entries, err := os.ReadDir(folder)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("cgroup: %w", err)
+		}
+		for _, e := range entries {
+			if e.IsDir() {
+				all = append(all, e.Name())
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all), nil
+}
+
+// Retain kills and removes all groups but those of these names.
+func (r *Root) Retain(names []string) error {
+	have, err := r.Names()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range have {
+		if !slices.Contains(names, name) {
+			errs = append(errs, r.group(name).Remove())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close removes the folders of this node, if they are empty.
+func (r *Root) Close() error {
+	for _, folder := range r.folders() {
+		if os.Remove(folder) == nil {
+			_ = os.Remove(filepath.Dir(folder)) // fails while other nodes have groups
+		}
+	}
+	return nil
+}
+
+func (r *Root) group(name string) *Group { return &Group{root: r, name: name} }
+
+// checkName keeps what comes from elsewhere to one folder.
+func checkName(name string) error {
+	if name == "" || len(name) > 200 || name[0] == '.' || strings.ContainsAny(name, "/\x00\n") {
+		return fmt.Errorf("name %q: want one of at most 200 bytes without slashes that does not begin with a dot", name)
+	}
+	return nil
+}
+
+// pathV1 is a group as the library wants it: its path below each controller's mount.
+func (r *Root) pathV1(name string) cgroup1.Path {
+	return func(c cgroup1.Name) (string, error) {
+		p, ok := r.places[string(c)]
+		if !ok {
+			return "", cgroup1.ErrControllerNotActive
+		}
+		return filepath.Join(p.home, above, r.node, name), nil
+	}
+}
+
+// hierarchyV1 are the controllers of v1 that may be used.
+func (r *Root) hierarchyV1() ([]cgroup1.Subsystem, error) {
+	var all []cgroup1.Subsystem
+	for c, p := range r.places {
+		switch root := filepath.Dir(p.mount); c {
+		case cpu:
+			all = append(all, cgroup1.NewCpu(root))
+		case cpuacct:
+			all = append(all, cgroup1.NewCpuacct(root))
+		case memory:
+			all = append(all, cgroup1.NewMemory(root, cgroup1.OptionalSwap()))
+		case pids:
+			all = append(all, cgroup1.NewPids(root))
+		}
+	}
+	return all, nil
+}
+
+func (r *Root) resourcesV1(l Limits) *specs.LinuxResources {
+	res := &specs.LinuxResources{}
+	if l.Memory > 0 {
+		res.Memory = &specs.LinuxMemory{Limit: &l.Memory, Swappiness: new(uint64)}
+		if _, err := os.Stat(filepath.Join(r.folder(memory), "memory.memsw.limit_in_bytes")); err == nil {
+			res.Memory.Swap = &l.Memory // of both together
+		}
+	}
+	if n := int64(l.PIDs); n > 0 {
+		res.Pids = &specs.LinuxPids{Limit: &n}
+	}
+	return res
+}
+
+func (r *Root) resourcesV2(l Limits) *cgroup2.Resources {
+	res := &cgroup2.Resources{}
+	if _, ok := r.places[memory]; ok && l.Memory > 0 {
+		res.Memory = &cgroup2.Memory{Max: &l.Memory}
+		if _, err := os.Stat(filepath.Join(r.folder(memory), "memory.swap.max")); err == nil {
+			res.Memory.Swap = new(int64)
+		}
+	}
+	if _, ok := r.places[pids]; ok && l.PIDs > 0 {
+		res.Pids = &cgroup2.Pids{Max: int64(l.PIDs)}
+	}
+	return res
+}
