@@ -58,7 +58,6 @@ func (o *Output) Readers() []*os.File { return o.ours }
 func (o *Output) listen(stream string, r *os.File, sink func(stream, line string)) {
 	o.ours = append(o.ours, r)
 	o.lines.Go(func() {
-		defer r.Close()
 		readLines(r, func(line string) {
 			if stream == "stderr" && strings.TrimSpace(line) != "" {
 				o.mu.Lock()
@@ -85,6 +84,7 @@ func (o *Output) Finish(limit time.Duration) {
 	t := time.AfterFunc(limit, o.close)
 	defer t.Stop()
 	o.lines.Wait()
+	o.close()
 }
 
 // Abandon stops to listen.
