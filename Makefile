@@ -6,6 +6,10 @@ IMAGES    := build/images
 LINT      := v2.15.0
 FUZZTIME  ?= 30s
 
+# NVML is opened when the program runs. Where compilers bind all symbols at the start (Ubuntu's does), a program that is linked
+# without this does not start on machines that have no such library.
+export GOFLAGS := $(GOFLAGS) -ldflags=-extldflags=-Wl,-z,lazy
+
 .DEFAULT_GOAL := help
 .PHONY: help tools fetch build images demo test test-kill check lint fmt fuzz bench bench-coldstart bench-hop bench-idle clean
 

@@ -3,6 +3,7 @@ module github.com/stagecoach-serving/stagecoach
 go 1.26.0
 
 require (
+	github.com/NVIDIA/go-nvml v0.13.2-0
 	github.com/HdrHistogram/hdrhistogram-go v1.4.0
 	github.com/containerd/cgroups/v3 v3.1.3
 	github.com/docker/cli v29.7.2+incompatible
@@ -28,7 +29,6 @@ require (
 )
 
 require (
-	github.com/NVIDIA/go-nvml v0.13.2-0 // indirect
 	github.com/antithesishq/antithesis-sdk-go v0.8.0-default-no-op // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/cenkalti/backoff/v5 v5.0.3 // indirect

@@ -59,6 +59,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		{[]string{"flow", "dispatch", "gateway", "keysmanager", "control", "cluster", "stage", "queue"}, []string{"github.com/openfaas"}, "package provider is the only importer of faas-provider"},
 		{[]string{"flow", "dispatch", "queue", "keysmanager", "sandbox", "secret", "logbook", "control", "wire", "tensor", "events", "telemetry"}, []string{module + "gateway", module + "provider", module + "cluster"}, "shells meet in cmd"},
 		{[]string{"cgroup"}, []string{module}, "cgroup knows the kernel's files and nothing of who uses them"},
+		{[]string{"device"}, []string{module}, "what a machine has, anybody may ask"},
 		{[]string{"stack"}, []string{module, "net", "net/http"}, "stack reads files and nothing else"},
 		{[]string{"builder"}, []string{module + "gateway", module + "provider", module + "queue", module + "keysmanager", module + "flow", module + "dispatch"}, "images are built without a running stagecoach"},
 		{[]string{"stage"}, []string{module + "dispatch", module + "flow", module + "keysmanager", "github.com/prometheus"}, "a stage binary is small"},
@@ -121,6 +122,7 @@ func TestOwnedModules(t *testing.T) {
 		"github.com/hashicorp/golang-lru/":        {"keysmanager"},
 		"github.com/google/go-containerregistry/": {"image"},
 		"github.com/docker/cli/":                  {"image"},
+		"github.com/NVIDIA/":                      {"device"},
 		"go.opentelemetry.io/":                    {"telemetry", "internal/otlptest"},
 	}
 	for name, p := range packages(t) {

@@ -1,0 +1,134 @@
+package device
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// quarantine is how long a device is not used after a critical error.
+const quarantine = 10 * time.Minute
+
+// applicationErrors are the XIDs that a program's own fault gives: its replica has them, its device is well. NVIDIA's plugin for
+// Kubernetes passes over the same: illegal instruction or access, page fault, a channel that was stopped or cleaned up, video
+// decoder, a context that did not yield.
+var applicationErrors = []uint64{13, 31, 43, 45, 68, 109}
+
+// anyInstance is in place of the id of a GPU instance when the whole GPU is meant.
+const anyInstance = 0xFFFFFFFF
+
+// eventsAtOnce bounds how many events are taken in a look.
+const eventsAtOnce = 256
+
+// trouble is a critical error that a device has reported.
+type trouble struct {
+	xid uint64
+	at  time.Time
+}
+
+func troubleKey(gpu string, instance int) string { return fmt.Sprintf("%s/%d", gpu, instance) }
+
+// troubled says which critical error a GPU, or an instance of it, has reported of late.
+func (r *reader) troubled(gpu string, instance int, now time.Time) string {
+	t, ok := r.trouble[troubleKey(gpu, instance)]
+	if !ok {
+		return ""
+	}
+	left := t.at.Add(quarantine).Sub(now)
+	if left <= 0 {
+		delete(r.trouble, troubleKey(gpu, instance))
+		return ""
+	}
+	return fmt.Sprintf("critical error XID %d at %s; it is used again %v later if there is no other", t.xid, t.at.UTC().Format(time.TimeOnly), quarantine)
+}
+
+// register asks to be told of critical errors. A device that cannot tell is judged by the rest.
+func (r *reader) register() {
+	set, ret := r.lib.EventSetCreate()
+	if ret != nvml.SUCCESS {
+		r.log.Info("critical errors of devices are not told", "error", ret.Error())
+		return
+	}
+	r.events = set
+	n, _ := r.lib.DeviceGetCount() // 0 when it fails
+	for i := range n {
+		if h, ret := r.lib.DeviceGetHandleByIndex(i); ret == nvml.SUCCESS {
+			_ = h.RegisterEvents(nvml.EventTypeXidCriticalError, set) // not supported by all
+		}
+	}
+}
+
+// watchEvents takes the critical errors that there were since the last look.
+func (r *reader) watchEvents(now time.Time) {
+	if r.events == nil {
+		return
+	}
+	for range eventsAtOnce {
+		e, ret := r.events.Wait(0)
+		if ret != nvml.SUCCESS {
+			return // there are no more, or a GPU is lost, which it says itself
+		}
+		if e.EventType != nvml.EventTypeXidCriticalError || slices.Contains(applicationErrors, e.EventData) {
+			continue
+		}
+		if gpu, ret := e.Device.GetUUID(); ret == nvml.SUCCESS {
+			r.trouble[troubleKey(gpu, int(e.GpuInstanceId))] = trouble{e.EventData, now}
+		}
+	}
+}
+
+// health asks a GPU what is wrong with it; empty: nothing. What it does not support is not asked for.
+func (r *reader) health(h nvml.Device) string {
+	n, ret := h.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
+	switch {
+	case isFault(ret):
+		return why("its memory errors", ret)
+	case ret == nvml.SUCCESS && n > 0:
+		return fmt.Sprintf("%d uncorrected memory errors (ECC) since it was reset; reset it", n)
+	}
+	if !r.has("nvmlDeviceGetRemappedRows") {
+		return ""
+	}
+	_, _, pending, failed, ret := h.GetRemappedRows()
+	switch {
+	case isFault(ret):
+		return why("its remapped rows", ret)
+	case ret == nvml.SUCCESS && failed:
+		return "a row of its memory could not be remapped; have it replaced"
+	case ret == nvml.SUCCESS && pending:
+		return "a row of its memory waits to be remapped; reset it"
+	}
+	return ""
+}
+
+// isFault tells a failure from a question that a device does not know.
+func isFault(ret nvml.Return) bool {
+	switch ret {
+	case nvml.SUCCESS, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NO_PERMISSION, nvml.ERROR_INVALID_ARGUMENT:
+		return false
+	}
+	return true
+}
+
+// why says what an answer other than success means.
+func why(what string, ret nvml.Return) string {
+	switch ret {
+	case nvml.ERROR_GPU_IS_LOST:
+		return "it is lost: it has fallen off the bus"
+	case nvml.ERROR_RESET_REQUIRED:
+		return "it has to be reset"
+	}
+	return what + " cannot be read: " + ret.Error()
+}
+
+// first returns the first of the texts that is not empty.
+func first(all ...string) string {
+	for _, s := range all {
+		if s != "" {
+			return s
+		}
+	}
+	return ""
+}

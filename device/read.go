@@ -1,0 +1,229 @@
+package device
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// reopenEvery is how often the library is opened anew while a device is lost: what it knows of one that was reset is of no use.
+const reopenEvery = 30 * time.Second
+
+// reader calls the library. It belongs to one goroutine.
+type reader struct {
+	lib   Library
+	share Share
+	log   *slog.Logger
+
+	open   bool
+	opened time.Time
+	events nvml.EventSet // nil: none are told
+	known  map[string]known
+	order  []string // of known, as they were first seen
+
+	trouble map[string]trouble // by troubleKey
+}
+
+// known is a device that was there once.
+type known struct {
+	Info
+	gpu string // the UUID of the GPU that it is, or is a part of
+}
+
+// read looks at all devices of the share. The first time, the library stays closed if it is not there.
+func (r *reader) read(now time.Time) []Info {
+	lost := false
+	for _, k := range r.known {
+		lost = lost || k.Unhealthy != ""
+	}
+	if r.open && lost && now.Sub(r.opened) >= reopenEvery {
+		r.shutdown()
+	}
+	fault := ""
+	if !r.open {
+		fault = r.init(now)
+	}
+	if r.open {
+		r.watchEvents(now)
+		fault = r.readAll(now)
+	}
+	out := []Info{}
+	for _, uuid := range r.order {
+		k := r.known[uuid]
+		if fault != "" {
+			k.Unhealthy = fault
+			r.known[uuid] = k
+		}
+		if r.share.has(k.Info, k.gpu) {
+			out = append(out, k.Info)
+		}
+	}
+	return out
+}
+
+// init opens the library and says why it cannot.
+func (r *reader) init(now time.Time) (fault string) {
+	r.opened = now
+	switch ret := r.lib.Init(); {
+	case ret == nvml.SUCCESS:
+		r.open = true
+		r.register()
+		return ""
+	case len(r.order) > 0:
+		return "NVML does not start: " + ret.Error()
+	case ret == nvml.ERROR_LIBRARY_NOT_FOUND:
+		r.log.Info("no devices: this machine has no NVIDIA driver")
+	default:
+		r.log.Warn("no devices: NVML does not start", "error", ret.Error())
+	}
+	return ""
+}
+
+func (r *reader) shutdown() {
+	if r.events != nil {
+		_ = r.events.Free() // with the library goes what is left of it
+		r.events = nil
+	}
+	_ = r.lib.Shutdown()
+	r.open = false
+}
+
+// has tells whether the library has a function: calling one that is not there would end the process.
+func (r *reader) has(symbol string) bool { return r.lib.Extensions().LookupSymbol(symbol) == nil }
+
+// readAll looks at each GPU.
+func (r *reader) readAll(now time.Time) (fault string) {
+	n, ret := r.lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return "NVML counts no devices: " + ret.Error()
+	}
+	seen := map[string]bool{} // GPUs that answered
+	there := map[string]bool{}
+	for i := range n {
+		gpu, all := r.readGPU(i, now)
+		seen[gpu] = gpu != ""
+		for _, d := range all {
+			there[d.UUID] = true
+			r.keep(known{d, gpu})
+		}
+	}
+	order := r.order[:0]
+	for _, uuid := range r.order {
+		k := r.known[uuid]
+		switch {
+		case there[uuid]:
+		case seen[k.gpu]: // the GPU was divided, or is no more
+			delete(r.known, uuid)
+			continue
+		default:
+			k.Unhealthy, k.Utilisation, k.Processes = "it is lost: it does not answer any more", unknown, nil
+			r.known[uuid] = k
+		}
+		order = append(order, uuid)
+	}
+	r.order = order
+	return ""
+}
+
+func (r *reader) keep(k known) {
+	if _, old := r.known[k.UUID]; !old {
+		r.order = append(r.order, k.UUID)
+	}
+	r.known[k.UUID] = k
+}
+
+// unknown is a utilisation that the driver does not tell.
+const unknown = -1
+
+// readGPU looks at the GPU with an index and returns its UUID and the devices that it is. One that does not say who it is has
+// neither.
+func (r *reader) readGPU(index int, now time.Time) (gpu string, all []Info) {
+	h, ret := r.lib.DeviceGetHandleByIndex(index)
+	if ret == nvml.SUCCESS {
+		gpu, ret = h.GetUUID()
+	}
+	if ret != nvml.SUCCESS {
+		return "", nil
+	}
+	fault := r.health(h)
+	whole := r.describe(h, strconv.Itoa(index), fault)
+	if whole.UUID == "" { // lost between two questions
+		whole.UUID = gpu
+	}
+	if mode, _, ret := r.migMode(h); ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE {
+		whole.Unhealthy = first(whole.Unhealthy, r.troubled(gpu, anyInstance, now))
+		return gpu, []Info{whole}
+	}
+	count, _ := h.GetMaxMigDeviceCount() // 0 when it fails
+	for i := range count {
+		mig, ret := h.GetMigDeviceHandleByIndex(i)
+		if ret != nvml.SUCCESS {
+			continue // a place without an instance
+		}
+		d := r.describe(mig, fmt.Sprintf("%d:%d", index, i), fault)
+		if d.UUID == "" {
+			continue
+		}
+		id, ret := mig.GetGpuInstanceId()
+		if ret != nvml.SUCCESS {
+			id = anyInstance
+		}
+		d.Unhealthy = first(d.Unhealthy, whole.Unhealthy, r.troubled(gpu, anyInstance, now), r.troubled(gpu, id, now))
+		all = append(all, d)
+	}
+	return gpu, all
+}
+
+func (r *reader) migMode(h nvml.Device) (current, pending int, ret nvml.Return) {
+	if !r.has("nvmlDeviceGetMigMode") {
+		return 0, 0, nvml.ERROR_NOT_SUPPORTED
+	}
+	return h.GetMigMode()
+}
+
+// describe asks a device, or an instance, for all but its health; fault is what is known of that.
+func (r *reader) describe(h nvml.Device, index, fault string) Info {
+	d := Info{Index: index, Utilisation: unknown, Unhealthy: fault}
+	fail := func(what string, ret nvml.Return) {
+		if ret != nvml.SUCCESS {
+			d.Unhealthy = first(d.Unhealthy, why(what, ret))
+		}
+	}
+	var ret nvml.Return
+	d.UUID, ret = h.GetUUID()
+	fail("its UUID", ret)
+	d.Name, ret = h.GetName()
+	fail("its name", ret)
+	d.Memory, d.Used, ret = r.memory(h)
+	fail("its memory", ret)
+	if rates, ret := h.GetUtilizationRates(); ret == nvml.SUCCESS {
+		d.Utilisation = min(float64(rates.Gpu)/100, 1)
+	}
+	if processes, ret := h.GetComputeRunningProcesses(); ret == nvml.SUCCESS {
+		d.Processes = map[int]int64{}
+		for _, p := range processes {
+			bytes := p.UsedGpuMemory
+			if bytes > math.MaxInt64 { // the driver does not tell
+				bytes = 0
+			}
+			d.Processes[int(p.Pid)] += int64(bytes)
+		}
+	}
+	return d
+}
+
+// memory returns what processes may use of a device and what they do. What the driver keeps for itself counts as neither, where it
+// is told apart.
+func (r *reader) memory(h nvml.Device) (total, used int64, ret nvml.Return) {
+	if r.has("nvmlDeviceGetMemoryInfo_v2") {
+		if m, ret := h.GetMemoryInfo_v2(); ret == nvml.SUCCESS {
+			return int64(m.Total - min(m.Reserved, m.Total)), int64(m.Used), ret
+		}
+	}
+	m, ret := h.GetMemoryInfo()
+	return int64(m.Total), int64(m.Used), ret
+}

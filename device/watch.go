@@ -1,0 +1,161 @@
+package device
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// Info is a device as it was seen last.
+type Info struct {
+	UUID        string // GPU-… or MIG-…
+	Index       string // of the GPU on the machine, such as 2; of an instance GPU:INSTANCE, such as 2:0
+	Name        string
+	Memory      int64         // bytes that processes may use
+	Used        int64         // bytes that they use
+	Utilisation float64       // share of the latest moments in which it computed, 0 to 1; -1: unknown
+	Processes   map[int]int64 // bytes by pid, where the driver tells; not to be changed
+	Unhealthy   string        // why nothing may run on it; empty: it is well
+}
+
+// Library is what of NVML is used; nvml.New() has it.
+type Library interface {
+	Init() nvml.Return
+	Shutdown() nvml.Return
+	Extensions() nvml.ExtendedInterface
+	DeviceGetCount() (int, nvml.Return)
+	DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return)
+	EventSetCreate() (nvml.EventSet, nvml.Return)
+}
+
+// Config is what Open needs.
+type Config struct {
+	Share   Share
+	Library Library       // nil: the machine's
+	Every   time.Duration // between two looks; 0: 3 s
+	Timeout time.Duration // of a look; 0: 10 s
+	Log     *slog.Logger
+}
+
+// Watch looks at the devices again and again. Its methods are safe for concurrent use.
+type Watch struct {
+	cfg  Config
+	quit chan struct{}
+	once sync.Once
+	done chan struct{} // closed when the library's owner has ended
+
+	mu    sync.Mutex
+	seen  []Info    // sorted by index
+	began time.Time // of the look that is under way; zero: none is
+}
+
+// Open begins to watch and returns when the devices have been looked at once, or after the time that a look may take. The caller
+// closes it.
+func Open(cfg Config) *Watch {
+	cfg.Every = cmp.Or(cfg.Every, 3*time.Second)
+	cfg.Timeout = cmp.Or(cfg.Timeout, 10*time.Second)
+	w := &Watch{cfg: cfg, quit: make(chan struct{}), done: make(chan struct{})}
+	if cfg.Share.none {
+		close(w.done)
+		return w
+	}
+	if cfg.Library == nil {
+		w.cfg.Library = nvml.New()
+	}
+	looked := make(chan struct{})
+	go w.own(looked) // Close waits for it
+	select {
+	case <-looked:
+	case <-time.After(cfg.Timeout):
+	}
+	return w
+}
+
+// Devices returns the devices of the share as they were seen last, by index. It does not wait.
+func (w *Watch) Devices() []Info {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := slices.Clone(w.seen)
+	if since := time.Since(w.began); !w.began.IsZero() && since > w.cfg.Timeout {
+		for i := range out {
+			out[i].Unhealthy = fmt.Sprintf("NVML has not answered for %v", since.Round(time.Second))
+		}
+	}
+	return out
+}
+
+// Close ends the watch. A library that does not answer is left behind.
+func (w *Watch) Close() {
+	w.once.Do(func() { close(w.quit) })
+	select {
+	case <-w.done:
+	case <-time.After(w.cfg.Timeout):
+		w.cfg.Log.Warn("NVML does not answer, and is left behind", "waited", w.cfg.Timeout)
+	}
+}
+
+// own owns the library: nobody else calls it.
+func (w *Watch) own(looked chan<- struct{}) {
+	defer close(w.done)
+	r := &reader{lib: w.cfg.Library, share: w.cfg.Share, log: w.cfg.Log, known: map[string]known{}, trouble: map[string]trouble{}}
+	w.look(r)
+	if !r.open { // at the first look: there is nothing to watch
+		close(looked)
+		return
+	}
+	w.log(nil)
+	for _, name := range w.cfg.Share.names {
+		if !slices.ContainsFunc(w.seen, func(d Info) bool { return (Share{names: []string{name}}).has(d, r.known[d.UUID].gpu) }) {
+			w.cfg.Log.Warn("no such device; it is used once it is there", "device", name)
+		}
+	}
+	close(looked)
+	tick := time.NewTicker(w.cfg.Every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-w.quit:
+			r.shutdown()
+			return
+		case <-tick.C:
+			before := w.seen // written by this goroutine alone
+			w.look(r)
+			w.log(before)
+		}
+	}
+}
+
+// look takes a look at all devices.
+func (w *Watch) look(r *reader) {
+	w.mu.Lock()
+	w.began = time.Now()
+	w.mu.Unlock()
+	late := time.AfterFunc(w.cfg.Timeout, func() {
+		w.cfg.Log.Error("NVML does not answer: no device is used until it does", "waited", w.cfg.Timeout)
+	})
+	seen := r.read(time.Now())
+	late.Stop()
+	w.mu.Lock()
+	w.seen, w.began = seen, time.Time{}
+	w.mu.Unlock()
+}
+
+// log says which devices have changed.
+func (w *Watch) log(before []Info) {
+	for _, d := range w.seen {
+		i := slices.IndexFunc(before, func(b Info) bool { return b.UUID == d.UUID })
+		switch {
+		case i < 0 && d.Unhealthy == "":
+			w.cfg.Log.Info("device", "index", d.Index, "uuid", d.UUID, "name", d.Name, "bytes", d.Memory)
+		case d.Unhealthy != "" && (i < 0 || before[i].Unhealthy == ""):
+			w.cfg.Log.Error("device is not used until it is well again", "index", d.Index, "uuid", d.UUID, "error", d.Unhealthy)
+		case i >= 0 && before[i].Unhealthy != "" && d.Unhealthy == "":
+			w.cfg.Log.Info("device is well again", "index", d.Index, "uuid", d.UUID)
+		}
+	}
+}
