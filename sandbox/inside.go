@@ -79,7 +79,7 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true, Pdeathsig: syscall.SIGKILL, Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC,
 	}
-	if err := s.run(cmd); err != nil {
+	if err := s.run(cmd, c.Groups); err != nil {
 		if errors.Is(err, unix.EPERM) {
 			err = fmt.Errorf("%w: an image with a root of its own needs namespaces, want the capability SYS_ADMIN (run as root)", err)
 		}

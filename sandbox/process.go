@@ -113,17 +113,17 @@ func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
 	}
 	cmd.Env = environment(c.Env, defaults)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: !c.Stays, Pdeathsig: syscall.SIGKILL}
-	if err := s.run(cmd); err != nil {
+	if err := s.run(cmd, c.Groups); err != nil {
 		return nil, fmt.Errorf("start %s in %s: %w", argv[0], c.Dir, err)
 	}
 	return cmd, nil
 }
 
-// run starts cmd from the thread whose end ends it.
-func (s *Spawner) run(cmd *exec.Cmd) error {
+// run starts cmd from the thread whose end ends it, in cgroups if there are any.
+func (s *Spawner) run(cmd *exec.Cmd, groups []*os.File) error {
 	started := make(chan error, 1)
 	select {
-	case s.jobs <- func() { started <- cmd.Start() }:
+	case s.jobs <- func() { started <- startIn(cmd, groups) }:
 		return <-started
 	case <-s.quit:
 		return ErrClosed

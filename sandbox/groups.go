@@ -1,0 +1,170 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// startIn starts cmd in the cgroups that groups enter, on the thread that it runs on: the process is in them from its first
+// instruction on. In v2 the kernel starts it there. In v1 this thread goes there, starts it, and comes back.
+func startIn(cmd *exec.Cmd, groups []*os.File) error {
+	var threaded []*os.File
+	var unified *os.File
+	for _, f := range groups {
+		var s unix.Statfs_t
+		if err := unix.Fstatfs(int(f.Fd()), &s); err != nil {
+			return fmt.Errorf("cgroup: %w", err)
+		}
+		if s.Type != unix.CGROUP2_SUPER_MAGIC {
+			threaded = append(threaded, f)
+			continue
+		}
+		unified = f
+	}
+	home, err := homes(threaded)
+	if err != nil {
+		return err
+	}
+	defer closeAll(home)
+	err = enterAll(threaded)
+	if err == nil {
+		err = startUnified(cmd, unified)
+	}
+	if back := enterAll(home); back != nil { // this thread may do no work in there, and the group could not be removed
+		err = errors.Join(err, fmt.Errorf("the way back: %w", back))
+		if cmd.Process != nil {
+			_ = cmd.Process.Kill()
+			Wait(cmd)
+		}
+	}
+	return err
+}
+
+// startUnified starts cmd in a group of v2, given its file cgroup.procs; nil: in ours.
+func startUnified(cmd *exec.Cmd, procs *os.File) error {
+	if procs == nil {
+		return cmd.Start()
+	}
+	folder, err := os.Open(filepath.Dir(nameOf(procs)))
+	if err != nil {
+		return fmt.Errorf("cgroup: %w", err)
+	}
+	defer folder.Close()
+	cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(folder.Fd())
+	err = cmd.Start()
+	if !errors.Is(err, unix.ENOSYS) {
+		return err
+	}
+	// This kernel, or a filter on system calls, has no clone3: then it is put there as soon as it is known.
+	cmd.SysProcAttr.UseCgroupFD = false
+	*cmd = exec.Cmd{
+		Path: cmd.Path, Args: cmd.Args, Env: cmd.Env, Dir: cmd.Dir, Stdin: cmd.Stdin, Stdout: cmd.Stdout, Stderr: cmd.Stderr,
+		ExtraFiles: cmd.ExtraFiles, SysProcAttr: cmd.SysProcAttr,
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if _, err := procs.WriteString(strconv.Itoa(cmd.Process.Pid)); err != nil && !errors.Is(err, unix.ESRCH) {
+		_ = cmd.Process.Kill()
+		Wait(cmd)
+		return fmt.Errorf("cgroup: %w", err)
+	}
+	return nil
+}
+
+// enterAll moves this thread to groups of v1, by their files tasks.
+func enterAll(files []*os.File) error {
+	var errs []error
+	for _, f := range files {
+		if _, err := syscall.Write(int(f.Fd()), []byte("0")); err != nil { // "0" is who writes
+			errs = append(errs, fmt.Errorf("cgroup %s: %w", nameOf(f), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// homes opens the files tasks of the groups that this thread is in now, in the hierarchies of these files. The caller closes
+// them.
+func homes(files []*os.File) ([]*os.File, error) {
+	if len(files) == 0 {
+		return nil, nil
+	}
+	own, err := os.ReadFile("/proc/thread-self/cgroup")
+	if err != nil {
+		return nil, fmt.Errorf("cgroup: %w", err)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("cgroup: %w", err)
+	}
+	var all []*os.File
+	for _, f := range files {
+		var home *os.File
+		var s unix.Stat_t
+		if err = unix.Fstat(int(f.Fd()), &s); err == nil {
+			device := fmt.Sprintf("%d:%d", unix.Major(s.Dev), unix.Minor(s.Dev)) //nolint:unconvert // of another width on other machines
+			home, err = openHome(device, string(own), string(mounts))
+		}
+		if err != nil {
+			closeAll(all)
+			return nil, fmt.Errorf("cgroup %s: %w", nameOf(f), err)
+		}
+		all = append(all, home)
+	}
+	return all, nil
+}
+
+// openHome opens the file tasks of the group that a /proc/PID/cgroup tells of, in the hierarchy that is mounted from a device.
+func openHome(device, own, mounts string) (*os.File, error) {
+	dir, err := homeIn(device, own, mounts)
+	if err != nil {
+		return nil, err
+	}
+	return os.OpenFile(filepath.Join(dir, "tasks"), os.O_WRONLY, 0)
+}
+
+// homeIn returns the folder of that group; see cgroups(7) and proc_pid_mountinfo(5).
+func homeIn(device, own, mounts string) (string, error) {
+	for line := range strings.Lines(mounts) {
+		f := strings.Fields(line)
+		dash := slices.Index(f, "-")
+		if dash < 6 || len(f) < dash+4 || f[2] != device {
+			continue
+		}
+		options := strings.Split(f[dash+3], ",")
+		for line := range strings.Lines(own) {
+			part := strings.SplitN(strings.TrimSpace(line), ":", 3)
+			if len(part) < 3 || !slices.Contains(options, strings.Split(part[1], ",")[0]) {
+				continue
+			}
+			rel, err := filepath.Rel(f[3], part[2])
+			if err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+				return filepath.Join(f[4], rel), nil
+			}
+		}
+	}
+	return "", errors.New("the group that this process is in cannot be seen here")
+}
+
+// nameOf is the path of a descriptor, which may have come from another process.
+func nameOf(f *os.File) string {
+	if path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd())); err == nil {
+		return path
+	}
+	return f.Name()
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}
