@@ -74,7 +74,7 @@ func (m *Manager) Inventory() Inventory {
 		switch {
 		case s.zygote != nil && s.zygote.alive():
 			inv.MemoryUsed += s.zygote.bytes
-			inv.Zygotes = append(inv.Zygotes, ZygoteInfo{s.zygote.cmd.Process.Pid, users[k], k.digest, s.zygote.bytes, s.zygote.replicas(), s.zygote.load})
+			inv.Zygotes = append(inv.Zygotes, ZygoteInfo{s.zygote.pid, users[k], k.digest, s.zygote.bytes, s.zygote.replicas(), s.zygote.load})
 		case s.err != nil:
 			inv.Failures = append(inv.Failures, Failure{users[k], k.digest, s.fails, s.retry, s.err.Error()})
 		}

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/warden"
 )
 
 // Threshold is the share of the node's memory that zygotes may take before idle ones are evicted (QUART, §5).
@@ -37,6 +38,9 @@ type Config struct {
 	Threads int    // that a replica computes with; 0: as many as this process may run
 	// Watchdog is the command of a program that runs package watchdog, for functions that do not speak the stage protocol.
 	Watchdog []string
+	// Warden is the parent of the node's processes, and has what an earlier Manager has left to it; it stays the caller's to
+	// close. nil: one inside this process.
+	Warden *warden.Client
 	// Groups makes the cgroups of replicas and zygotes; nil: there are none, and so no limits of functions.
 	Groups Groups
 	// Devices returns the node's accelerators as they were seen last; it must not block. nil: there are none.
@@ -110,7 +114,7 @@ type Exit struct {
 // Manager is a node's KeysManager. Its methods are safe for concurrent use.
 type Manager struct {
 	cfg     Config
-	spawner *sandbox.Spawner
+	warden  *warden.Client
 	seconds *prometheus.HistogramVec // that phases of starts take
 
 	mu        sync.Mutex
@@ -120,8 +124,10 @@ type Manager struct {
 	uses      map[string]zygoteKey             // by function: the zygote of its present spec
 	sizes     map[zygoteKey]int64              // bytes, of those that were evicted for want of memory
 	counts    Counts
-	looked    map[string]looked // by image, as the latest Warm saw it
+	awaited   map[string]chan<- warden.Exit // by name of the warden's entry: who waits for the end of a process
+	looked    map[string]looked             // by image, as the latest Warm saw it
 
+	detached chan struct{}   // closed by Detach: what runs is left to the warden
 	ctx      context.Context // of starts and loads; ends with Close
 	cancel   context.CancelCauseFunc
 	starts   sync.WaitGroup // Starts and loads under way
@@ -149,7 +155,7 @@ var (
 // maxThreads is the most threads that a zygote can be made for.
 const maxThreads = 256
 
-// New returns a Manager without processes. The caller closes it.
+// New returns a Manager with what runs under its warden, which is nothing when it has none. The caller closes or detaches it.
 func New(cfg Config) (*Manager, error) {
 	if cfg.Memory == 0 {
 		cfg.Memory = availableMemory()
@@ -169,13 +175,20 @@ func New(cfg Config) (*Manager, error) {
 		return nil, err
 	}
 	m := &Manager{
-		cfg: cfg, processes: map[string]*process{}, slots: slots, uses: map[string]zygoteKey{}, sizes: map[zygoteKey]int64{},
+		cfg: cfg, warden: cfg.Warden, processes: map[string]*process{}, slots: slots, awaited: map[string]chan<- warden.Exit{},
+		detached: make(chan struct{}), uses: map[string]zygoteKey{}, sizes: map[zygoteKey]int64{},
 	}
 	if m.seconds, err = m.newMetrics(cfg.Metrics); err != nil {
 		return nil, err
 	}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
-	m.spawner = sandbox.NewSpawner()
+	if m.warden == nil {
+		m.warden = warden.InProcess()
+	}
+	if err := m.adopt(); err != nil {
+		m.cancel(err)
+		return nil, fmt.Errorf("keysmanager: %w", err)
+	}
 	return m, nil
 }
 
@@ -185,6 +198,7 @@ func (m *Manager) exited(p *process, cause string) {
 	if m.cfg.OnExit != nil {
 		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: cause})
 	}
+	m.drop(p.entry) // now that it has been heard of
 	m.tidy()
 }
 
@@ -259,7 +273,13 @@ func (m *Manager) endAll() {
 	}
 	m.watchers.Wait()
 	m.ends.Wait()
-	m.spawner.Close()
+	if m.cfg.Warden == nil {
+		m.warden.Close()
+		return
+	}
+	if err := m.warden.Release(); err != nil {
+		m.cfg.Log.Warn("warden is not released", "error", err)
+	}
 }
 
 // availableMemory is the cgroup's limit or the machine's memory in bytes, whichever is lower.

@@ -1,7 +1,6 @@
 package keysmanager
 
 import (
-	"os/exec"
 	"strconv"
 	"sync"
 	"syscall"
@@ -10,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/warden"
 )
 
 // process is a replica's process: a zygote's child, or one of our own.
@@ -23,12 +23,13 @@ type process struct {
 	output            *sandbox.Output
 	running           bool // its Start has returned; guarded by the manager's mutex
 
-	zygote *zygote   // its parent, or
-	cmd    *exec.Cmd // itself
+	entry  string  // of the warden
+	zygote *zygote // its parent; nil: the warden
 
-	once  sync.Once
-	gone  chan struct{} // closed when it has ended and was reported
-	owner *Manager
+	once   sync.Once
+	placed chan struct{} // closed when its Start is done with it
+	gone   chan struct{} // closed when it has ended and was reported
+	owner  *Manager
 }
 
 // What is done about lines that an ended process has left: its end is reported after a moment, also if something still holds
@@ -49,6 +50,7 @@ func (p *process) end(cause string) {
 			case <-finished:
 			case <-time.After(linesMoment):
 			}
+			<-p.placed
 			p.owner.exited(p, because(cause, p.output))
 		})
 	})
@@ -67,18 +69,21 @@ func (p *process) signal(s syscall.Signal) {
 		p.zygote.signal(p.pid, s)
 		return
 	}
-	_ = p.cmd.Process.Signal(s) // an ended process needs none
+	_ = p.owner.warden.Signal(p.entry, s) // fails when the warden is gone, and the process with it
 }
 
 // exitedWell is the cause of an end with status 0.
 const exitedWell = "exited"
 
-func describe(s unix.WaitStatus) string {
-	switch {
+func describe(e warden.Exit) string {
+	switch s := e.Status; {
+	case e.Err != nil:
+		return e.Err.Error()
 	case s.Signaled():
 		return "killed by " + unix.SignalName(s.Signal())
 	case s.ExitStatus() == 0:
 		return exitedWell
+	default:
+		return "exit status " + strconv.Itoa(s.ExitStatus())
 	}
-	return "exit status " + strconv.Itoa(s.ExitStatus())
 }

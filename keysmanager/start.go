@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/warden"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
@@ -27,10 +28,12 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 		return nil, fmt.Errorf("replica %q: %w", o.Replica, ErrRunning)
 	}
 	m.starts.Add(1)
-	p := &process{replica: o.Replica, function: o.Spec.Function, device: o.Device, started: time.Now(), gone: make(chan struct{}), owner: m}
+	p := &process{replica: o.Replica, function: o.Spec.Function, device: o.Device, started: time.Now(), owner: m,
+		entry: newEntry("replica"), placed: make(chan struct{}), gone: make(chan struct{})}
 	m.processes[o.Replica] = p
 	m.mu.Unlock()
 	defer m.starts.Done()
+	defer close(p.placed)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(m.ctx, func() { cancel(ErrClosed) })()
@@ -61,7 +64,9 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	}
 	theirs := os.NewFile(uintptr(fds[1]), "stage")
 	defer theirs.Close()
-	conn, err := unixConn(fds[0])
+	ours := os.NewFile(uintptr(fds[0]), "dispatcher's end")
+	conn, err := unixConn(ours)
+	_ = ours.Close() // conn has its own
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +114,13 @@ func (m *Manager) fork(ctx context.Context, o Order, p *process, image sandbox.I
 	begin = time.Now()
 	err = z.fork(ctx, p, m.cfg.Threads, env, [3]*os.File{socket, p.output.Stdout, p.output.Stderr})
 	p.phases = append(p.phases, Phase{"fork", time.Since(begin)})
-	return err
+	if err != nil {
+		return err
+	}
+	if err := m.warden.Put(p.entry, p.meta(), p.output.Readers()...); err != nil {
+		m.cfg.Log.Warn("replica would not be adopted by another daemon", "replica", p.replica, "error", err)
+	}
+	return nil
 }
 
 func (m *Manager) count(hit bool) {
@@ -134,13 +145,16 @@ func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string
 			return err
 		}
 	}
-	cmd, err := m.spawner.Start(command)
+	p.path = "process"
+	ended := m.await(p.entry)
+	pid, err := m.warden.Start(warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
 	if err != nil {
+		m.forgo(p.entry)
 		return err
 	}
-	p.cmd, p.pid, p.path = cmd, cmd.Process.Pid, "process"
+	p.pid = pid
 	p.phases = []Phase{{"spawn", time.Since(begin)}}
-	m.ends.Go(func() { p.end(describe(sandbox.Wait(cmd))) })
+	m.ends.Go(func() { m.mourned(p, ended) })
 	return nil
 }
 

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net"
 	"os"
-	"os/exec"
 	"slices"
 	"sync"
 	"syscall"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/warden"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
@@ -30,7 +30,10 @@ type zygoteKey struct {
 // zygote is the manager's side of a zygote process.
 type zygote struct {
 	key    zygoteKey
-	cmd    *exec.Cmd
+	owner  *Manager
+	entry  string // of the warden
+	pid    int
+	ended  <-chan warden.Exit
 	conn   *net.UnixConn // SOCK_SEQPACKET
 	output *sandbox.Output
 	loaded time.Time     // when it was
@@ -52,38 +55,44 @@ type forkOrder struct {
 	reply chan error // has room for the one that comes when the order leaves pending by the other side's doing
 }
 
-// startZygote starts a zygote process and waits until it has loaded.
-func startZygote(ctx context.Context, sp *sandbox.Spawner, cmd sandbox.Command, key zygoteKey, sink func(stream, line string)) (*zygote, error) {
+// startZygote starts a zygote process for a function and waits until it has loaded.
+func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygoteKey, function string) (*zygote, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("zygote's socket: %w", err)
 	}
 	theirs := os.NewFile(uintptr(fds[1]), "zygote")
 	defer theirs.Close()
-	conn, err := unixConn(fds[0])
-	if err != nil {
+	ours := os.NewFile(uintptr(fds[0]), "zygote's manager")
+	defer ours.Close()
+	z := m.newZygote(key, newEntry("zygote"))
+	if z.conn, err = unixConn(ours); err != nil {
 		return nil, err
 	}
-	z := &zygote{key: key, conn: conn, pending: map[uint32]*forkOrder{}, children: map[uint32]*process{}, gone: make(chan struct{})}
-	if z.output, err = sandbox.NewOutput(sink); err != nil {
-		_ = conn.Close()
+	if z.output, err = sandbox.NewOutput(m.zygoteOutput(function)); err != nil {
+		_ = z.conn.Close()
 		return nil, err
 	}
 	cmd.Env[wire.EnvZygoteFD] = "3"
 	cmd.Files, cmd.Stdout, cmd.Stderr = []*os.File{theirs}, z.output.Stdout, z.output.Stderr
 	begin := time.Now()
-	z.cmd, err = sp.Start(cmd)
+	z.ended = m.await(z.entry)
+	z.pid, err = m.warden.Start(warden.Process{
+		Name: z.entry, Meta: z.meta(function), Command: cmd, Keep: append([]*os.File{ours}, z.output.Readers()...), Idle: true,
+	})
 	z.output.Started()
 	if err != nil {
-		_ = conn.Close()
+		m.forgo(z.entry)
+		_ = z.conn.Close()
 		z.output.Abandon()
 		return nil, err
 	}
 	if err = z.awaitReady(ctx); err != nil {
-		_ = z.cmd.Process.Kill()
-		status := sandbox.Wait(z.cmd)
-		_ = conn.Close()
+		z.kill()
+		status := <-z.ended
+		_ = z.conn.Close()
 		z.output.Finish(linesMoment)
+		m.drop(z.entry)
 		if errors.Is(err, errNotLoaded) {
 			err = fmt.Errorf("%w: %s", err, describe(status))
 		}
@@ -93,10 +102,28 @@ func startZygote(ctx context.Context, sp *sandbox.Spawner, cmd sandbox.Command, 
 		return nil, err
 	}
 	z.loaded, z.load = time.Now(), time.Since(begin)
-	z.bytes, _ = sandbox.PSS(z.cmd.Process.Pid) // of one that has ended: 0
-	go z.read()                                 // ends with the process; gone says so
+	z.bytes, _ = sandbox.PSS(z.pid) // of one that has ended: 0
+	if err := m.warden.Put(z.entry, z.meta(function)); err != nil {
+		m.cfg.Log.Warn("zygote would not be adopted by another daemon", "function", function, "error", err)
+	}
+	go z.read() // ends with the process, or with Detach; gone says so
 	return z, nil
 }
+
+func (m *Manager) newZygote(key zygoteKey, entry string) *zygote {
+	return &zygote{
+		key: key, owner: m, entry: entry,
+		pending: map[uint32]*forkOrder{}, children: map[uint32]*process{}, gone: make(chan struct{}),
+	}
+}
+
+// zygoteOutput takes what the zygote of a function prints.
+func (m *Manager) zygoteOutput(function string) func(stream, line string) {
+	return func(stream, line string) { m.cfg.Output(function, "zygote", stream, line) }
+}
+
+// kill ends the process. It fails when the warden is gone, and the zygote with it.
+func (z *zygote) kill() { _ = z.owner.warden.Signal(z.entry, syscall.SIGKILL) }
 
 // errNotLoaded says that a zygote ended early. Its status says why: it was set before the socket closed.
 var errNotLoaded = errors.New("zygote ended before it had loaded its parameters")
@@ -132,7 +159,8 @@ func (z *zygote) receive(buf []byte) (wire.Order, error) {
 	return wire.DecodeOrder(buf[:n])
 }
 
-// read handles the zygote's messages until it ends, and then reports the children that ended with it.
+// read handles the zygote's messages until it ends, and then reports the children that ended with it, or until it is left to
+// the warden.
 func (z *zygote) read() {
 	defer close(z.gone)
 	buf := make([]byte, maxOrder)
@@ -145,9 +173,15 @@ func (z *zygote) read() {
 		}
 		z.handle(o)
 	}
-	_ = z.cmd.Process.Kill() // it has ended, or speaks what we do not understand
+	select {
+	case <-z.owner.detached:
+		z.output.Abandon()
+		return
+	default:
+	}
+	z.kill() // it has ended, or speaks what we do not understand
 	_ = z.conn.Close()
-	status := sandbox.Wait(z.cmd)
+	status := <-z.ended
 	z.output.Finish(linesMoment)
 	cause := because("its zygote ended: "+describe(status), z.output)
 	if errors.Is(fault, wire.ErrVersion) {
@@ -164,6 +198,7 @@ func (z *zygote) read() {
 	for _, p := range children {
 		p.end(cause)
 	}
+	z.owner.drop(z.entry)
 }
 
 func (z *zygote) handle(o wire.Order) {
@@ -194,7 +229,7 @@ func (z *zygote) handle(o wire.Order) {
 		delete(z.children, o.PID)
 		z.mu.Unlock()
 		if p != nil {
-			p.end(describe(unix.WaitStatus(o.Status)))
+			p.end(describe(warden.Exit{Status: unix.WaitStatus(o.Status)}))
 		}
 	}
 }
@@ -261,7 +296,7 @@ func (z *zygote) signal(pid int, s syscall.Signal) {
 
 // stop ends the zygote and its children and waits.
 func (z *zygote) stop() {
-	_ = z.cmd.Process.Kill()
+	z.kill()
 	<-z.gone
 }
 
@@ -282,13 +317,16 @@ func (z *zygote) alive() bool {
 	}
 }
 
-// unixConn takes a descriptor over as a unix socket.
-func unixConn(fd int) (*net.UnixConn, error) {
-	f := os.NewFile(uintptr(fd), "socket")
+// unixConn returns a connection with a descriptor of its own for the same socket.
+func unixConn(f *os.File) (*net.UnixConn, error) {
 	c, err := net.FileConn(f)
-	_ = f.Close() // FileConn has its own
 	if err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
-	return c.(*net.UnixConn), nil //nolint:forcetypeassert // made by socketpair(AF_UNIX)
+	conn, ok := c.(*net.UnixConn)
+	if !ok {
+		_ = c.Close()
+		return nil, fmt.Errorf("socket: got a %T, want a unix socket", c)
+	}
+	return conn, nil
 }
