@@ -13,10 +13,12 @@ import (
 // Inventory is what a node is and has. Slices are sorted by function, then digest or name.
 type Inventory struct {
 	Node       string
-	Memory     int64 // bytes for zygotes and replicas
-	MemoryUsed int64 // by zygotes
+	Memory     int64  // bytes, of the bound that leaves least room
+	MemoryUsed int64  // of it: really used now, as it is counted for that bound
+	Threshold  int64  // of it: above this, idle zygotes are evicted; see [Threshold]
+	Bound      string // which one it is: --memory, cgroup or machine
+	Free       int64  // bytes that a load finds without eviction, under the thresholds of all bounds
 	CPUMilli   int
-	Devices    []DeviceInfo // sorted by ID
 	Zygotes    []ZygoteInfo
 	Failures   []Failure
 	Replicas   []ReplicaInfo
@@ -25,18 +27,42 @@ type Inventory struct {
 
 // Counts are of what happened since the start.
 type Counts struct {
-	Hits, Misses uint64 // starts that found their zygote, and that did not
-	Evictions    uint64 // for want of memory
+	Hits, Misses uint64  // starts that found their zygote, and that did not
+	Evictions    uint64  // for want of memory: Evicted.Memory and Evicted.Pressure
+	Refused      uint64  // loads that could not fit
+	Evicted      Evicted // zygotes that were ended, by reason
 }
+
+// Evicted counts zygotes that were ended, by reason.
+type Evicted struct {
+	Memory      uint64 // to make room for another, or because this node's processes passed the threshold of --memory
+	Pressure    uint64 // because the machine or the cgroup passed its threshold
+	Invalidated uint64 // by Invalidate, a redeploy with other parameters, or Forget
+	Asked       uint64 // by Evict
+}
+
+// The states of a [ZygoteInfo].
+const (
+	Loading  = "loading"
+	Ready    = "ready"
+	Retiring = "retiring" // nothing starts from it any more; it goes once its replicas have gone
+)
 
 // ZygoteInfo is a parameter set in memory.
 type ZygoteInfo struct {
-	PID      int
-	Function string // that uses it; the first by name when several do
-	Digest   string // of the image
-	Bytes    int64  // proportional set size once loaded
-	Replicas int
-	Load     time.Duration
+	PID        int    // 0 while it loads
+	Function   string // that uses it, the first by name when several do; of one that retires, the one that it was loaded for
+	Digest     string // of the image
+	Bytes      int64  // proportional set size once loaded; while it loads, what it is expected to take
+	Replicas   int
+	Load       time.Duration
+	Namespace  string
+	Model      string // of the image
+	Generation uint64 // how often these parameters have been invalidated
+	State      string
+	Key        bool      // a key stage's: evicted last
+	Path       string    // how replicas start from it
+	LastUsed   time.Time // by a start; zero: by none
 }
 
 // Failure is a zygote that did not load or that ended, and is loaded again at the next order after Retry.
@@ -71,10 +97,12 @@ func (m *Manager) Inventory() Inventory {
 	}
 	for _, k := range m.slots.Keys() {
 		s, _ := m.slots.Peek(k)
+		z := ZygoteInfo{Function: users[k], Digest: k.digest, Namespace: k.namespace, Model: k.model, Key: s.keep, State: Ready}
 		switch {
 		case s.zygote != nil && s.zygote.alive():
-			inv.MemoryUsed += s.zygote.bytes
-			inv.Zygotes = append(inv.Zygotes, ZygoteInfo{s.zygote.pid, users[k], k.digest, s.zygote.bytes, s.zygote.replicas(), s.zygote.load})
+			z.PID, z.Bytes, z.Replicas, z.Load = s.zygote.pid, s.zygote.bytes, s.zygote.replicas(), s.zygote.load
+			inv.MemoryUsed += z.Bytes
+			inv.Zygotes = append(inv.Zygotes, z)
 		case s.err != nil:
 			inv.Failures = append(inv.Failures, Failure{users[k], k.digest, s.fails, s.retry, s.err.Error()})
 		}
