@@ -19,6 +19,7 @@ type Inventory struct {
 	Bound      string // which one it is: --memory, cgroup or machine
 	Free       int64  // bytes that a load finds without eviction, under the thresholds of all bounds
 	CPUMilli   int
+	Devices    []DeviceInfo // sorted by ID
 	Zygotes    []ZygoteInfo
 	Failures   []Failure
 	Replicas   []ReplicaInfo
