@@ -46,12 +46,16 @@ func (l *Local) apply(p plan.Plan, specs map[string]FunctionSpec) (failed []hope
 	}
 	l.applied = p.Rev
 	mine := map[string][]*replica{}
+	hidden := map[string][]*replica{} // which a plan knows nothing of
 	for _, r := range l.sorted() {
-		if _, ok := specs[r.function]; !ok {
+		switch _, ok := specs[r.function]; {
+		case !ok:
 			r.release(errRemoved)
-			continue
+		case r.hidden:
+			hidden[r.function] = append(hidden[r.function], r)
+		default:
+			mine[r.function] = append(mine[r.function], r)
 		}
-		mine[r.function] = append(mine[r.function], r)
 	}
 	for _, w := range p.Wants {
 		spec, ok := specs[w.Function]
@@ -62,7 +66,7 @@ func (l *Local) apply(p plan.Plan, specs map[string]FunctionSpec) (failed []hope
 		failure := &l.of(w.Function).failure
 		failure.follow(spec.Revision)
 		if now.Before(failure.Until) {
-			if cause := noHope(spec, failure.Failure, mine[w.Function]); cause != "" {
+			if cause := noHope(spec, failure.Failure, slices.Concat(mine[w.Function], hidden[w.Function])); cause != "" {
 				failed = append(failed, hopelessFunction{w.Function, cause})
 			}
 			continue
@@ -96,7 +100,10 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica) (missing []p
 	stepAside := successor || len(w.Slots) == 0
 	for _, r := range have {
 		switch {
-		case r.released || keep[r.name]:
+		case r.released:
+		case keep[r.name]:
+			r.wantCPU(w.CPUMilli)
+		case r.ordered < rev && (r.seen == 0 || r.seen > rev): // it came back into sight after the plan's snapshot
 		case r.spec.Revision != w.Revision:
 			if stepAside {
 				r.release(fmt.Errorf("replaced by revision %d", w.Revision))

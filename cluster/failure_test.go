@@ -34,7 +34,7 @@ func TestStartsThatFail(t *testing.T) {
 			t.Errorf("tried after %s, want %s", got, want)
 		}
 		// Two side by side are one failure; from then on one is tried at a time.
-		if n := l.nodes["a"].Node.(*fakeNode).starts; n != len(tries)+1 {
+		if n := l.nodes["a"].hands.(*fakeNode).starts; n != len(tries)+1 {
 			t.Errorf("%d starts, want %d", n, len(tries)+1)
 		}
 		count, until, cause := l.Failure("f.ns")
@@ -146,7 +146,7 @@ func TestAReplicaIsLost(t *testing.T) {
 		}
 		time.Sleep(firstBackoff)
 		w.want(1)
-		l.Answered("f-00003", time.Millisecond)
+		l.Answered("f-00003", time.Millisecond, time.Millisecond)
 		l.Lost("f-00003", "exit status 5")
 		synctest.Wait()
 		if count, _, _ := l.Failure("f.ns"); count != 0 {

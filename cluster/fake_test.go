@@ -41,6 +41,9 @@ type world struct {
 	start     func(ctx context.Context, o Order) error     // nil: at once
 	stop      func(ctx context.Context, replica string) error
 	ids       int
+	threads   map[string]int
+	cpu       map[string]int             // by replica
+	setCPU    func(replica string) error // nil: done
 }
 
 // fakeNode keeps the names of what runs on it.
@@ -99,6 +102,18 @@ func (n *fakeNode) Warm(ctx context.Context, list []WarmOrder) error {
 	return nil
 }
 
+func (n *fakeNode) SetCPU(_ context.Context, replica string, milli int) error {
+	n.w.mu.Lock()
+	defer n.w.mu.Unlock()
+	if n.w.setCPU != nil {
+		if err := n.w.setCPU(replica); err != nil {
+			return err
+		}
+	}
+	n.w.cpu[replica] = milli
+	return nil
+}
+
 func (n *fakeNode) Inventory() plan.Node { return plan.Node{Name: n.name, Memory: 1 << 30} }
 
 func (w *world) Functions() []FunctionSpec {
@@ -126,7 +141,7 @@ func (w *world) Fail(function, cause string) {
 	w.waiting[function] = 0
 }
 
-func (w *world) Attach(ctx context.Context, _, replica string, conn *net.UnixConn) (wire.Hello, error) {
+func (w *world) Attach(ctx context.Context, _, replica string, _ uint64, conn *net.UnixConn) (wire.Hello, error) {
 	w.mu.Lock()
 	attach := w.attach
 	w.mu.Unlock()
@@ -166,6 +181,16 @@ func (w *world) Lost(_, replica, cause string) {
 	w.lost[replica] = cause
 }
 
+func (w *world) Threads(_, replica string, n int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.attached[replica] {
+		return errors.New("not attached")
+	}
+	w.threads[replica] = n
+	return nil
+}
+
 func spec(name string, revision uint64) FunctionSpec {
 	return FunctionSpec{Key: name + ".ns", Revision: revision, Declared: pipeline.Function{
 		Name: name, Namespace: "ns", Scale: pipeline.Scale{Min: 1, Max: 10, ZeroAge: time.Minute},
@@ -185,7 +210,7 @@ func bubble(t *testing.T, f func(t *testing.T, w *world, l *Local)) {
 			t.Error(err)
 		}
 		for name, n := range l.nodes {
-			if n := n.Node.(*fakeNode); len(n.running) > 0 {
+			if n := n.hands.(*fakeNode); len(n.running) > 0 {
 				t.Errorf("node %q still runs %v after Close", name, n.running)
 			}
 		}
@@ -199,7 +224,7 @@ func newWorld(t *testing.T, nodes ...string) (*world, *Local) {
 	t.Helper()
 	w := &world{
 		t: t, specs: []FunctionSpec{spec("f", 1)}, waiting: map[string]int{}, last: map[string]time.Time{},
-		attached: map[string]bool{}, lost: map[string]string{},
+		attached: map[string]bool{}, lost: map[string]string{}, threads: map[string]int{}, cpu: map[string]int{},
 	}
 	cfg := Config{
 		Functions: w, Lines: w, Replicas: w, Epoch: 1, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),

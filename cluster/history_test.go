@@ -155,7 +155,7 @@ func (w *world) settled(counts map[string]int) {
 	defer w.mu.Unlock()
 	running := map[string]bool{}
 	for _, n := range w.l.nodes {
-		maps.Copy(running, n.Node.(*fakeNode).running)
+		maps.Copy(running, n.hands.(*fakeNode).running)
 	}
 	if !maps.Equal(names, running) || !maps.Equal(names, w.attached) {
 		w.t.Errorf("replicas %v, running %v, with work %v, want them the same", names, running, w.attached)

@@ -30,7 +30,7 @@ type Config struct {
 	Functions Functions
 	Lines     Lines
 	Replicas  Replicas
-	Nodes     []Node
+	Nodes     []Node        // that are there from the start; others join
 	Epoch     uint64        // of this owner: higher than that of any owner before it
 	NewID     func() string // the last part of a replica's name: short, random, safe in file names; nil: five letters and digits
 	Changed   func()        // called when a replica became ready or ended, so that control looks; must not block; may be nil
@@ -89,10 +89,7 @@ func New(cfg Config) (*Local, error) {
 	}
 	l.ctx, l.abort = context.WithCancelCause(context.Background())
 	for _, n := range cfg.Nodes {
-		name := n.Inventory().Name
-		n := &node{Node: n, name: name, wanted: make(chan []WarmOrder, 1)}
-		l.nodes[name] = n
-		l.group.Go(func() { l.warm(n) })
+		l.join(n, n.Inventory().Name, false)
 	}
 	return l, nil
 }
@@ -101,7 +98,7 @@ func New(cfg Config) (*Local, error) {
 func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	now := stamp()
 	s := plan.Snapshot{At: now, Epoch: l.cfg.Epoch}
-	for _, n := range l.nodes {
+	for _, n := range l.present() {
 		s.Nodes = append(s.Nodes, n.Inventory())
 	}
 	slices.SortFunc(s.Nodes, func(a, b plan.Node) int { return cmp.Compare(a.Name, b.Name) })
@@ -146,11 +143,16 @@ func pipe(p pipeline.Pipeline) plan.Pipeline {
 
 // fill adds to s what l itself knows. Memory of replicas that are still starting counts as taken; l.mu is held.
 func (l *Local) fill(s *plan.Snapshot) {
+	there := map[string]bool{}
+	for i := range s.Nodes {
+		there[s.Nodes[i].Name] = true
+	}
 	for _, r := range l.sorted() {
 		f, ok := s.Function(r.function)
-		if !ok {
+		if !ok || r.hidden || !there[r.node] {
 			continue
 		}
+		r.seen = cmp.Or(r.seen, s.Rev)
 		f.Replicas = append(f.Replicas, plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since})
 		if r.state == plan.Ready {
 			l.of(r.function).failure.settled(r.since, s.At)
@@ -210,22 +212,33 @@ func (l *Local) Events(function string) []Event {
 	return nil
 }
 
-// Replicas returns the replicas of a function, sorted by name.
-func (l *Local) Replicas(function string) []plan.Replica {
+// Replica is a replica as [Local.Replicas] tells of it.
+type Replica struct {
+	plan.Replica
+	Hidden bool          // its node is silent
+	Path   string        // how it came to be, as Started has it; empty: it is starting
+	Phases []Phase       // of its start, in order, as far as it has come
+	Total  time.Duration // from its order to its being ready; 0: it is not
+}
+
+// Replicas returns the replicas of a function, sorted by name, also those that are out of sight.
+func (l *Local) Replicas(function string) []Replica {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var out []plan.Replica
-	for _, r := range l.replicas {
+	var out []Replica
+	for _, r := range l.sorted() {
 		if r.function == function {
-			out = append(out, plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since})
+			out = append(out, Replica{
+				plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since},
+				r.hidden, r.path, slices.Clone(r.phases), r.total,
+			})
 		}
 	}
-	slices.SortFunc(out, func(a, b plan.Replica) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }
 
-// Count is how many replicas a function has in each state.
-type Count struct{ Starting, Ready, Draining int }
+// Count is how many replicas a function has in each state. Those whose node is silent are Hidden, whatever their state.
+type Count struct{ Starting, Ready, Draining, Hidden int }
 
 // Counts returns the counts of all functions that have replicas.
 func (l *Local) Counts() map[string]Count {
@@ -234,12 +247,14 @@ func (l *Local) Counts() map[string]Count {
 	out := map[string]Count{}
 	for _, r := range l.replicas {
 		c := out[r.function]
-		switch r.state {
-		case plan.Starting:
+		switch {
+		case r.hidden:
+			c.Hidden++
+		case r.state == plan.Starting:
 			c.Starting++
-		case plan.Ready:
+		case r.state == plan.Ready:
 			c.Ready++
-		case plan.Draining:
+		default:
 			c.Draining++
 		}
 		out[r.function] = c

@@ -34,7 +34,7 @@ func TestAReplicasLife(t *testing.T) {
 		if w.changed != 1 {
 			t.Errorf("changed %d times, want once", w.changed)
 		}
-		l.Answered("f-00001", 30*time.Millisecond)
+		l.Answered("f-00001", 30*time.Millisecond, time.Millisecond)
 		w.want(1)
 		w.expect("kept", w.states(), "f-00001 ready")
 		w.want(0)

@@ -15,12 +15,12 @@ type metrics struct {
 
 func newMetrics(l *Local) metrics {
 	return metrics{
-		states: stateCounts{l, prometheus.NewDesc("stagecoach_cluster_replicas", "Replicas of a function by state: starting, ready, draining.", []string{"function", "state"}, nil)},
+		states: stateCounts{l, prometheus.NewDesc("stagecoach_cluster_replicas", "Replicas of a function by state: starting, ready, draining; hidden: their node is silent.", []string{"function", "state"}, nil)},
 		starts: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "stagecoach", Subsystem: "cluster", Name: "start_seconds",
-			Help:    "Time from a replica's order to its being ready, by path: fork, cold, process.",
-			Buckets: prometheus.ExponentialBucketsRange(0.005, 60, 16),
-		}, []string{"path"}),
+			Help:    "How long a phase of a replica's start took, by path; total: from its order to its being ready.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 18),
+		}, []string{"phase", "path"}),
 		ends: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "stagecoach", Subsystem: "cluster", Name: "replica_ends_total",
 			Help: "Replicas that are gone, by how: stopped, lost, failed (to start).",
@@ -44,8 +44,10 @@ func (c stateCounts) Describe(ch chan<- *prometheus.Desc) { ch <- c.desc }
 // Collect implements prometheus.Collector.
 func (c stateCounts) Collect(ch chan<- prometheus.Metric) {
 	for function, n := range c.local.Counts() {
-		for state, n := range map[plan.State]int{plan.Starting: n.Starting, plan.Ready: n.Ready, plan.Draining: n.Draining} {
-			ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n), function, state.String())
+		for state, n := range map[string]int{
+			plan.Starting.String(): n.Starting, plan.Ready.String(): n.Ready, plan.Draining.String(): n.Draining, "hidden": n.Hidden,
+		} {
+			ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n), function, state)
 		}
 	}
 }

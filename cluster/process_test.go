@@ -3,6 +3,7 @@ package cluster
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -108,8 +109,9 @@ func (n *processNode) Stop(ctx context.Context, replica string, grace time.Durat
 	}
 }
 
-func (n *processNode) Warm(context.Context, []WarmOrder) error { return nil }
-func (n *processNode) Inventory() plan.Node                    { return plan.Node{Name: "a", Memory: 1 << 30} }
+func (n *processNode) Warm(context.Context, []WarmOrder) error   { return nil }
+func (n *processNode) SetCPU(context.Context, string, int) error { return errors.ErrUnsupported }
+func (n *processNode) Inventory() plan.Node                      { return plan.Node{Name: "a", Memory: 1 << 30} }
 
 // kill ends one of the running processes and returns its name.
 func (n *processNode) kill(t *testing.T) string {
@@ -156,7 +158,7 @@ func TestRealParts(t *testing.T) {
 	shell, err := dispatch.New(dispatch.Config{
 		Bus: bus, Store: store, Logger: log, Registerer: prometheus.NewRegistry(),
 		OnDemand:    func(string) { loop.Poke() },
-		FirstAnswer: func(f dispatch.First) { l.Answered(f.Replica, f.After) },
+		FirstAnswer: func(f dispatch.First) { l.Answered(f.Replica, f.After, f.Call) },
 		Dropped:     func(_, replica, cause string) { l.Lost(replica, cause) },
 	})
 	if err != nil {

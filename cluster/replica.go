@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // causeWait is how long a node has to say how a process ended whose connection broke.
@@ -26,8 +27,16 @@ type replica struct {
 	wanted context.Context // until it is released, or not alive
 	letGo  context.CancelCauseFunc
 	gone   chan struct{} // closed at its end
+	kick   chan struct{} // cpuWant was changed
 
 	// With Local.mu held:
+	hidden   bool   // its node is silent
+	seen     uint64 // Rev of the first Snapshot that had it since it came into sight; 0: none has
+	cpuWant  int    // thousandths of a core that it should be able to use; 0: as declared
+	cpu      int    // that it may use, as far as the node was told
+	path     string
+	phases   []Phase
+	total    time.Duration
 	state    plan.State
 	since    time.Time
 	released bool
@@ -43,12 +52,13 @@ func (r *replica) release(cause error) {
 // order makes a replica and starts its life; l.mu is held.
 func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot) {
 	n, ok := l.nodes[slot.Node]
-	if !ok {
-		return // its next plan will not have that node
+	if !ok || n.presence != here {
+		return // the next plan will not have that node
 	}
 	r := &replica{
 		function: spec.Key, spec: spec, node: slot.Node, device: slot.Device, ordered: rev,
-		begun: stamp(), since: stamp(), gone: make(chan struct{}),
+		begun: stamp(), since: stamp(), gone: make(chan struct{}), kick: make(chan struct{}, 1),
+		cpu: w.CPUMilli, cpuWant: w.CPUMilli,
 	}
 	for range 100 {
 		if r.name = spec.Declared.Name + "-" + l.cfg.NewID(); l.replicas[r.name] == nil {
@@ -64,19 +74,20 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 	l.replicas[r.name] = r
 	l.note(r, Event{Kind: Ordered, Cause: w.Why})
 	o := Order{Replica: r.name, Function: spec, Device: slot.Device, CPUMilli: w.CPUMilli}
-	l.group.Go(func() { l.live(n, r, o) })
+	hands := n.hands
+	l.group.Go(func() { l.live(n, hands, r, o) })
 }
 
 // live takes a replica through its life. It is the replica's only goroutine.
-func (l *Local) live(n Node, r *replica, o Order) {
+func (l *Local) live(n *node, hands Node, r *replica, o Order) {
 	defer close(r.gone)
 	defer r.lose(nil) // frees the contexts
-	if err := l.start(n, r, o); err != nil {
+	if err := l.start(hands, r, o); err != nil {
 		l.stop(n, r)
-		l.end(r, err)
+		l.end(n, r, err)
 		return
 	}
-	<-r.wanted.Done()
+	l.serve(n, r)
 	if r.alive.Err() == nil {
 		l.drain(r)
 	}
@@ -84,7 +95,7 @@ func (l *Local) live(n Node, r *replica, o Order) {
 		l.cfg.Replicas.Lost(r.function, r.name, context.Cause(r.alive).Error())
 	}
 	l.stop(n, r)
-	l.end(r, nil)
+	l.end(n, r, nil)
 }
 
 // start brings the replica to Ready.
@@ -96,10 +107,16 @@ func (l *Local) start(n Node, r *replica, o Order) error {
 	if err != nil {
 		return because(ctx, fmt.Errorf("start: %w", err))
 	}
+	began := time.Now()
+	phases := append([]Phase{{"order", began.Sub(begin)}}, started.Phases...)
+	for _, p := range started.Phases {
+		phases[0].Took = max(phases[0].Took-p.Took, 0)
+	}
 	l.mu.Lock()
+	r.path, r.phases = started.Path, phases
 	l.note(r, Event{Kind: Process, Path: started.Path, Phases: started.Phases})
 	l.mu.Unlock()
-	hello, err := l.cfg.Replicas.Attach(ctx, r.function, r.name, started.Conn)
+	hello, err := l.cfg.Replicas.Attach(ctx, r.function, r.name, r.spec.Revision, started.Conn)
 	if err != nil {
 		select { // a broken connection is seen before the end of the process that explains it
 		case <-ctx.Done():
@@ -111,15 +128,31 @@ func (l *Local) start(n Node, r *replica, o Order) error {
 		l.cfg.Replicas.Lost(r.function, r.name, err.Error())
 		return err
 	}
-	l.metrics.starts.WithLabelValues(started.Path).Observe(time.Since(begin).Seconds())
+	l.ready(r, hello, begin, began)
+	l.cfg.Changed()
+	return nil
+}
+
+// ready notes that the replica has said that it is; begin is when it was ordered, began when its process ran.
+func (l *Local) ready(r *replica, hello wire.Hello, begin, began time.Time) {
+	now := time.Now()
+	place := Phase{"place", now.Sub(began)}
 	l.mu.Lock()
+	defer l.mu.Unlock()
+	if hello.Load > 0 { // in the replica itself: it has no zygote
+		load := min(hello.Load, place.Took)
+		r.phases = append(r.phases, Phase{"load", load})
+		place.Took -= load
+	}
+	r.phases, r.total = append(r.phases, place), now.Sub(begin)
+	for _, p := range r.phases {
+		l.metrics.starts.WithLabelValues(p.Name, r.path).Observe(p.Took.Seconds())
+	}
+	l.metrics.starts.WithLabelValues("total", r.path).Observe(r.total.Seconds())
 	r.state, r.since = plan.Ready, stamp()
 	f := l.of(r.function)
 	f.slots, f.batch = hello.Slots, hello.MaxBatch
-	l.note(r, Event{Kind: Ready, Path: started.Path, Phases: []Phase{{"load", hello.Load}, {"place", hello.Place}}})
-	l.mu.Unlock()
-	l.cfg.Changed()
-	return nil
+	l.note(r, Event{Kind: Ready, Path: r.path, Phases: []Phase{{"load", hello.Load}, {"place", hello.Place}}})
 }
 
 // because adds why ctx ended, if it did, to what that led to.
@@ -145,11 +178,20 @@ func (l *Local) drain(r *replica) {
 	}
 }
 
-// stop makes sure that no process is left, also when l is being aborted.
-func (l *Local) stop(n Node, r *replica) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), l.cfg.Grace+5*time.Second)
+// stopMargin is how long a node may take to stop a replica, beyond the grace.
+const stopMargin = 5 * time.Second
+
+// stop makes sure that no process is left, also when l is being aborted. What may be left on a node that is away is stopped
+// when it returns.
+func (l *Local) stop(n *node, r *replica) {
+	hands := l.reach(n)
+	if hands == nil {
+		l.cfg.Log.Info("replica ends with its connection; its node is silent", "function", r.function, "replica", r.name, "node", r.node)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), l.cfg.Grace+stopMargin)
 	defer cancel()
-	if err := n.Stop(ctx, r.name, l.cfg.Grace); err != nil {
+	if err := hands.Stop(ctx, r.name, l.cfg.Grace); err != nil {
 		l.cfg.Log.Error("replica's process may still run", "function", r.function, "replica", r.name, "node", r.node, "error", err)
 	}
 }
@@ -162,7 +204,7 @@ func (l *Local) removed(function string) bool {
 }
 
 // end forgets the replica and accounts for how it ended; failed is why it did not start.
-func (l *Local) end(r *replica, failed error) {
+func (l *Local) end(n *node, r *replica, failed error) {
 	removed := (failed != nil || r.alive.Err() != nil) && l.removed(r.function)
 	l.mu.Lock()
 	at := stamp()
@@ -187,6 +229,7 @@ func (l *Local) end(r *replica, failed error) {
 		}
 	}
 	delete(l.replicas, r.name)
+	l.dropLocked(n)
 	l.note(r, e)
 	f := l.of(r.function)
 	noHopeWhy := ""
@@ -229,13 +272,18 @@ func (l *Local) Lost(replica, cause string) {
 	}
 }
 
-// Answered tells that a replica gave its first answer, some time after it was attached.
-func (l *Local) Answered(replica string, after time.Duration) {
+// Answered tells that a replica gave its first answer, some time after it was attached, and how long that call took.
+func (l *Local) Answered(replica string, after, call time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r := l.replicas[replica]; r != nil {
 		r.answered = true
+		r.phases = append(r.phases, Phase{firstInference, call})
+		l.metrics.starts.WithLabelValues(firstInference, r.path).Observe(call.Seconds())
 		l.of(r.function).failure.worked(r.since)
-		l.note(r, Event{Kind: Answered, Phases: []Phase{{"since attached", after}}})
+		l.note(r, Event{Kind: Answered, Phases: []Phase{{"since attached", after}, {firstInference, call}}})
 	}
 }
+
+// firstInference is the last phase of a start. It comes after the total, since a replica may have nothing to do for long.
+const firstInference = "first inference"

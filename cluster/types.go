@@ -35,12 +35,15 @@ type Lines interface {
 
 // Replicas gives replicas work; dispatch.Shell does.
 type Replicas interface {
-	// Attach takes over conn, also when it fails, and returns when the replica has said that it is ready.
-	Attach(ctx context.Context, function, replica string, conn *net.UnixConn) (wire.Hello, error)
+	// Attach takes over conn, also when it fails, and returns when the replica has said that it is ready. Revision is of the
+	// function's spec that it was started from.
+	Attach(ctx context.Context, function, replica string, revision uint64, conn *net.UnixConn) (wire.Hello, error)
 	// Drain gives a replica nothing new and returns when it has nothing left, or was lost.
 	Drain(ctx context.Context, function, replica string) error
 	// Lost tells why a replica's process ended. It is no error to tell it of one that is not attached.
 	Lost(function, replica, cause string)
+	// Threads asks a replica to compute with n threads. One that has as many, or cannot have more, changes nothing.
+	Threads(function, replica string, n int) error
 }
 
 // Node is a machine's KeysManager.
@@ -49,6 +52,9 @@ type Node interface {
 	Start(ctx context.Context, o Order) (Started, error)
 	// Stop ends a replica's process, first politely, after grace by force. Stopping what does not run is no error.
 	Stop(ctx context.Context, replica string, grace time.Duration) error
+	// SetCPU lets a replica use so many thousandths of a core from now on; 0: as declared. Asking twice changes nothing. A node
+	// that does not limit CPU says so with [errors.ErrUnsupported].
+	SetCPU(ctx context.Context, replica string, milli int) error
 	// Warm brings parameters up, and lets others go, as wanted; it is the whole list, told again with every plan.
 	Warm(ctx context.Context, wanted []WarmOrder) error
 	// Inventory returns what the node is and has, at any time. Its name does not change.
@@ -97,6 +103,11 @@ const (
 	Stopped  Kind = "stopped"
 	Lost     Kind = "lost"   // it ended unasked: Cause
 	Failed   Kind = "failed" // it did not start: Cause
+	CPU      Kind = "cpu"    // what it may use was changed: Cause says from what to what
+	Hidden   Kind = "out of sight"
+	Back     Kind = "back in sight"
+	Joined   Kind = "joined" // of a node, in no timeline: it takes part
+	Left     Kind = "left"   // likewise: it is silent
 )
 
 // Event is a line of a function's timeline.

@@ -9,13 +9,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// node is a Node with its mailbox of warm orders.
-type node struct {
-	Node
-	name   string
-	wanted chan []WarmOrder // the latest list; written with Local.mu held
-}
-
 // warmAll tells each node what to keep warm; l.mu is held.
 func (l *Local) warmAll(p plan.Plan, specs map[string]FunctionSpec) {
 	lists := map[string][]WarmOrder{}
@@ -25,6 +18,9 @@ func (l *Local) warmAll(p plan.Plan, specs map[string]FunctionSpec) {
 		}
 	}
 	for name, n := range l.nodes {
+		if n.presence != here {
+			continue
+		}
 		select { // a list that the node has not looked at is superseded
 		case <-n.wanted:
 		default:
@@ -33,24 +29,24 @@ func (l *Local) warmAll(p plan.Plan, specs map[string]FunctionSpec) {
 	}
 }
 
-// warm passes lists on to a node until l ends. A list that failed is passed on again later and later, until it changes.
-func (l *Local) warm(n *node) {
+// warm passes lists on to a node until ctx ends, with l or because the node leaves. A list that failed is passed on again later and later, until it changes.
+func (l *Local) warm(ctx context.Context, n *node) {
 	var failed string // the list that failed latest
 	var failures int
 	var until time.Time
 	for {
 		select {
-		case <-l.ctx.Done():
+		case <-ctx.Done():
 			return
 		case list := <-n.wanted:
 			is := signature(list)
 			if is == failed && time.Now().Before(until) {
 				continue
 			}
-			ctx, cancel := context.WithTimeout(l.ctx, l.cfg.StartTimeout)
-			err := n.Warm(ctx, list)
-			cancel()
+			err := l.tellWarm(ctx, n, list)
 			switch {
+			case ctx.Err() != nil:
+				return
 			case err == nil:
 				failed, failures = "", 0
 				continue
@@ -62,6 +58,16 @@ func (l *Local) warm(n *node) {
 			until = time.Now().Add(Backoff(failures))
 		}
 	}
+}
+
+func (l *Local) tellWarm(ctx context.Context, n *node, list []WarmOrder) error {
+	hands := l.reach(n)
+	if hands == nil {
+		return nil // it is told again when it is back
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.StartTimeout)
+	defer cancel()
+	return hands.Warm(ctx, list)
 }
 
 // signature tells lists apart.

@@ -20,6 +20,7 @@ type Cancel struct{ Key task.Key }
 type ReplicaUp struct {
 	Name            string
 	Slots, MaxBatch int
+	Revision        uint64 // of the function's spec that it was started from
 }
 
 // ReplicaDrain lets a replica finish what it has and gives it nothing new. [Idle] follows.

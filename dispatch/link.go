@@ -40,7 +40,7 @@ var (
 )
 
 // attach makes c a replica of the function.
-func (f *function) attach(ctx context.Context, name string, c *net.UnixConn) (wire.Hello, error) {
+func (f *function) attach(ctx context.Context, name string, revision uint64, c *net.UnixConn) (wire.Hello, error) {
 	l := &link{
 		f: f, name: name, conn: wire.NewConn(c), cause: make(chan string, 1),
 		idle: make(chan struct{}), gone: make(chan struct{}),
@@ -62,7 +62,7 @@ func (f *function) attach(ctx context.Context, name string, c *net.UnixConn) (wi
 	spec := f.spec
 	l.attached, l.waited, l.start = time.Now(), f.core.Waiting() > 0, hello.Load+hello.Place
 	f.mu.Unlock()
-	f.step(ReplicaUp{Name: name, Slots: spec.slots(uint64(hello.Slots)), MaxBatch: min(hello.MaxBatch, spec.Batch)})
+	f.step(ReplicaUp{Name: name, Revision: revision, Slots: spec.slots(uint64(hello.Slots)), MaxBatch: min(hello.MaxBatch, spec.Batch)})
 	if !l.run() { // only now, so that its end comes after its beginning
 		l.delist()
 		return wire.Hello{}, errRemoved
@@ -218,7 +218,7 @@ func (l *link) answer(batch uint64, call int, r *task.Reply) {
 		l.f.load.start.Store(int64(start))
 	}
 	if tell := l.f.shell.cfg.FirstAnswer; tell != nil {
-		tell(First{Function: l.f.name, Replica: l.name, After: after, Waited: l.waited})
+		tell(First{Function: l.f.name, Replica: l.name, After: after, Call: r.Service, Waited: l.waited})
 	}
 }
 

@@ -40,7 +40,7 @@ func TestAttachRefuses(t *testing.T) {
 			}
 			near, far := pair(t)
 			tc.play(&actor{t, wire.NewConn(far)})
-			if _, err := r.shell.Attach(t.Context(), tc.function, tc.replica, near); err == nil || !strings.Contains(err.Error(), tc.want) {
+			if _, err := r.shell.Attach(t.Context(), tc.function, tc.replica, 1, near); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want %q", err, tc.want)
 			}
 			if _, err := near.Write([]byte{0}); err == nil {
@@ -52,7 +52,7 @@ func TestAttachRefuses(t *testing.T) {
 		near, _ := pair(t)
 		ctx, stop := context.WithCancelCause(t.Context())
 		stop(errors.New("changed my mind"))
-		if _, err := r.shell.Attach(ctx, "f.ns", "f-1", near); err == nil || !strings.Contains(err.Error(), "changed my mind") {
+		if _, err := r.shell.Attach(ctx, "f.ns", "f-1", 1, near); err == nil || !strings.Contains(err.Error(), "changed my mind") {
 			t.Errorf("error %v, want the context's cause", err)
 		}
 	})
@@ -61,7 +61,7 @@ func TestAttachRefuses(t *testing.T) {
 		r.shell.bounds.cause = patience
 		done := make(chan error, 1)
 		go func() {
-			_, err := r.shell.Attach(t.Context(), "f.ns", "f-1", near)
+			_, err := r.shell.Attach(t.Context(), "f.ns", "f-1", 1, near)
 			done <- err
 		}()
 		for r.shell.function("f.ns").link("f-1") == nil {

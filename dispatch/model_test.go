@@ -87,7 +87,7 @@ func (m *model) event() Event {
 	case n == 50:
 		return Fail{"chance"}
 	case n < 54 && len(m.names) < 5:
-		return ReplicaUp{fmt.Sprintf("r%d", m.rnd.IntN(8)), m.rnd.IntN(4), m.rnd.IntN(4)}
+		return ReplicaUp{fmt.Sprintf("r%d", m.rnd.IntN(8)), m.rnd.IntN(4), m.rnd.IntN(4), 0}
 	case n < 57 && len(m.names) > 0:
 		return ReplicaDrain{m.any()}
 	case n < 60 && len(m.names) > 0:

@@ -65,7 +65,7 @@ func process(t *testing.T, s *Shell, name string) *os.Process {
 		_ = cmd.Process.Kill() // it may have ended
 		<-ended
 	})
-	if _, err := s.Attach(t.Context(), "f.ns", name, near); err != nil {
+	if _, err := s.Attach(t.Context(), "f.ns", name, 1, near); err != nil {
 		t.Fatal(err)
 	}
 	return cmd.Process

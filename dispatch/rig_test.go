@@ -192,7 +192,7 @@ func attach(t testing.TB, s *Shell, name string, slots, maxBatch int) *actor {
 	a.write(wire.FrameHello, 0, wire.Hello{
 		Oldest: 1, Newest: 1, PID: 1, Function: "f.ns", Replica: name, Slots: slots, MaxBatch: maxBatch, Place: 7 * ms,
 	}.Append(nil))
-	hello, err := s.Attach(t.Context(), "f.ns", name, near)
+	hello, err := s.Attach(t.Context(), "f.ns", name, 1, near)
 	if err != nil || hello.Slots != slots {
 		t.Fatalf("attach: %+v, %v", hello, err)
 	}

@@ -60,6 +60,7 @@ type Config struct {
 type First struct {
 	Function, Replica string
 	After             time.Duration // from its attachment to its first answer
+	Call              time.Duration // that its first call took
 	Waited            bool          // tasks waited for it when it came, so that After has no idle time in it
 }
 
@@ -158,14 +159,15 @@ func (s *Shell) remove(name, cause string) {
 }
 
 // Attach takes over c, the near end of a new replica's socket: it waits for the replica's Hello, until ctx ends or a minute
-// has passed, welcomes it and gives it work. On error c is closed.
-func (s *Shell) Attach(ctx context.Context, function, replica string, c *net.UnixConn) (wire.Hello, error) {
+// has passed, welcomes it and gives it work. Revision is of the function's spec that the replica was started from. On error c
+// is closed.
+func (s *Shell) Attach(ctx context.Context, function, replica string, revision uint64, c *net.UnixConn) (wire.Hello, error) {
 	f := s.function(function)
 	if f == nil {
 		_ = c.Close() // nothing was sent
 		return wire.Hello{}, fmt.Errorf("attach replica %q: no function %q", replica, function)
 	}
-	hello, err := f.attach(ctx, replica, c)
+	hello, err := f.attach(ctx, replica, revision, c)
 	if err != nil {
 		return wire.Hello{}, fmt.Errorf("attach replica %q of %q: %w", replica, function, err)
 	}

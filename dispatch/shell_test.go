@@ -237,7 +237,7 @@ func TestRemove(t *testing.T) {
 	near, _ := pair(t)
 	attached := make(chan error, 1)
 	go func() {
-		_, err := r.shell.Attach(t.Context(), "f.ns", "f-2", near)
+		_, err := r.shell.Attach(t.Context(), "f.ns", "f-2", 1, near)
 		attached <- err
 	}()
 	for r.shell.function("f.ns").link("f-2") == nil {

@@ -130,6 +130,11 @@ func (n localNode) Start(ctx context.Context, o cluster.Order) (cluster.Started,
 	return out, nil
 }
 
+// SetCPU implements cluster.Node.
+func (localNode) SetCPU(context.Context, string, int) error {
+	return fmt.Errorf("cpu of a replica: not supported: %w", errors.ErrUnsupported)
+}
+
 // Warm implements cluster.Node.
 func (n localNode) Warm(ctx context.Context, wanted []cluster.WarmOrder) error {
 	var list []keysmanager.Wanted

@@ -135,7 +135,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 		Bus: queue.NewBus(nc), Store: u.store, Logger: u.log, Registerer: u.metrics,
 		Near:        func(to string, r *task.Reply) bool { return u.flow.Reply(to, r) },
 		OnDemand:    func(string) { u.loop.Poke() },
-		FirstAnswer: func(f dispatch.First) { u.local.Answered(f.Replica, f.After) },
+		FirstAnswer: func(f dispatch.First) { u.local.Answered(f.Replica, f.After, f.Call) },
 		Dropped:     func(_, replica, cause string) { u.local.Lost(replica, cause) },
 	})
 	if err != nil {

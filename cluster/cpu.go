@@ -1,0 +1,86 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// setCPUTimeout bounds one attempt to change what a replica may use.
+const setCPUTimeout = 5 * time.Second
+
+// wantCPU notes what the replica should be able to use; Local.mu is held.
+func (r *replica) wantCPU(milli int) {
+	if r.cpuWant == milli {
+		return
+	}
+	r.cpuWant = milli
+	select {
+	case r.kick <- struct{}{}:
+	default: // its goroutine has not looked since the last change
+	}
+}
+
+// serve gives the replica the CPU that it should have, until it is let go or lost. What fails is tried again later and later.
+func (l *Local) serve(n *node, r *replica) {
+	retry := time.NewTimer(time.Hour)
+	retry.Stop()
+	defer retry.Stop()
+	failures := 0
+	for {
+		select {
+		case <-r.wanted.Done():
+			return
+		case <-r.kick:
+		case <-retry.C:
+		}
+		l.mu.Lock()
+		from, to := r.cpu, r.cpuWant
+		l.mu.Unlock()
+		if from == to {
+			continue
+		}
+		note, err := l.setCPU(n, r, from, to)
+		if err != nil {
+			if failures++; failures == 1 && r.wanted.Err() == nil {
+				l.cfg.Log.Warn("replica's CPU is not as wanted; tried again", "function", r.function, "replica", r.name, "wanted", milli(to), "error", err)
+			}
+			retry.Reset(Backoff(failures))
+			continue
+		}
+		failures = 0
+		l.mu.Lock()
+		r.cpu = to
+		l.note(r, Event{Kind: CPU, Cause: milli(from) + " → " + milli(to) + note})
+		l.mu.Unlock()
+	}
+}
+
+// setCPU changes a replica's limit, and its threads when it may use more.
+func (l *Local) setCPU(n *node, r *replica, from, to int) (note string, err error) {
+	hands := l.reach(n)
+	if hands == nil {
+		return "", fmt.Errorf("node %q is silent", n.name)
+	}
+	ctx, cancel := context.WithTimeout(r.wanted, setCPUTimeout)
+	defer cancel()
+	switch err := hands.SetCPU(ctx, r.name, to); {
+	case errors.Is(err, errors.ErrUnsupported):
+		note = ", in threads alone: the node does not limit CPU"
+	case err != nil:
+		return "", fmt.Errorf("node %q: %w", n.name, err)
+	}
+	if to <= from {
+		return note, nil
+	}
+	return note, l.cfg.Replicas.Threads(r.function, r.name, (to+999)/1000)
+}
+
+// milli writes thousandths of a core as specs do.
+func milli(n int) string {
+	if n == 0 {
+		return "as declared"
+	}
+	return fmt.Sprintf("%dm", n)
+}
