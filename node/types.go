@@ -26,6 +26,7 @@ type Inventory struct {
 	Embedded bool   `json:"embedded,omitempty"` // it is part of `stagecoach up`, and no daemon
 	Socket   string `json:"socket,omitempty"`   // path of the daemon's unix socket
 	Leaving  bool   `json:"leaving,omitempty"`  // it takes no orders to start; who has replicas there drains them
+	Gone     bool   `json:"gone,omitempty"`     // its last one
 	Events   uint64 `json:"events"`             // the number of the latest event
 
 	Memory     Memory    `json:"memory"`
@@ -112,7 +113,7 @@ type Replica struct {
 
 // Usage is what a replica takes.
 type Usage struct {
-	CPUMilli  float64       `json:"cpuMilli"`  // since the last look
+	CPUMilli  int           `json:"cpuMilli"`  // since the last look
 	Memory    int64         `json:"memory"`    // bytes
 	Throttled time.Duration `json:"throttled"` // since its start, in nanoseconds
 }
@@ -143,12 +144,14 @@ const (
 	OrderForget     = "forget"     // Function
 	OrderCancel     = "cancel"     // Target: an order that nobody waits for any more
 	OrderEvents     = "events"     // Since: events that were missed
+	OrderRefuse     = "refuse"     // Cause: why the node cannot be used; its daemon ends
 )
 
 // Order asks a node for something. One that comes again under its id is not carried out again.
 type Order struct {
 	V      int           `json:"v"`
 	ID     string        `json:"id"`
+	To     string        `json:"to,omitempty"` // the daemon's id; an order for an earlier one is refused. Not of OrderWho
 	Kind   string        `json:"kind"`
 	Within time.Duration `json:"within"` // nanoseconds left to carry it out
 
@@ -162,6 +165,7 @@ type Order struct {
 	Digest   string          `json:"digest,omitempty"`
 	Target   string          `json:"target,omitempty"`
 	Since    uint64          `json:"since,omitempty"`
+	Cause    string          `json:"cause,omitempty"`
 }
 
 // Wanted is a function whose parameters should be in memory.

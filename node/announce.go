@@ -1,0 +1,137 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// claimTimeout is how long the holder of a name has to say that it is there.
+const claimTimeout = 2 * time.Second
+
+// claimAgain is the pause between questions for it.
+const claimAgain = 250 * time.Millisecond
+
+// Run makes the node known and takes orders until ctx ends, and says then that the node is gone. It waits for a bus that is not
+// there yet, and goes on without one that has gone. It ends with ErrTaken when another daemon has the node's name.
+func (s *Server) Run(ctx context.Context) error {
+	if err := s.claim(ctx); err != nil {
+		return err
+	}
+	for kind, f := range map[string]func(string, string, []byte){
+		kindInventory: func(_, _ string, data []byte) { s.hearRival(data) },
+		kindOrder:     func(_, reply string, data []byte) { s.receive(reply, data) },
+	} {
+		stop, err := s.cfg.Bus.Listen(s.cfg.Me.Name, kind, f)
+		if err != nil {
+			return fmt.Errorf("node %q: %w", s.cfg.Me.Name, err)
+		}
+		defer stop()
+	}
+	every := time.NewTicker(s.cfg.Announce)
+	defer every.Stop()
+	for {
+		_ = s.send(kindInventory, s.inventory()) // the next one is on its way
+		again := time.NewTimer(coalesce)
+		for waiting := true; waiting; {
+			changed := s.changed
+			if again != nil {
+				changed = nil // not so soon
+			}
+			select {
+			case <-ctx.Done():
+				inv := Inventory{V: Version, Identity: s.cfg.Me, Gone: true}
+				_ = s.send(kindInventory, inv)
+				return nil
+			case err := <-s.failed:
+				return err
+			case <-timerC(again):
+				again = nil
+			case <-changed:
+				waiting = false
+			case <-every.C:
+				waiting = false
+			}
+		}
+	}
+}
+
+func timerC(t *time.Timer) <-chan time.Time {
+	if t == nil {
+		return nil
+	}
+	return t.C
+}
+
+// inventory is the next announcement.
+func (s *Server) inventory() Inventory {
+	inv := s.cfg.Worker.Inventory()
+	inv.V, inv.Identity, inv.Socket, inv.OutputLost = Version, s.cfg.Me, s.socket.path, s.out.dropped()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	inv.Leaving, inv.Events = s.leaving, s.number
+	return inv
+}
+
+// claim asks who has the node's name, and returns when nobody does.
+func (s *Server) claim(ctx context.Context) error {
+	answers := make(chan Answer, 1)
+	kind := kindAnswer + s.cfg.Me.ID
+	stop, err := s.cfg.Bus.Listen(s.cfg.Me.Name, kind, func(_, _ string, data []byte) {
+		var a Answer // of nobody: the zero one
+		if len(data) > 0 {
+			if a, err := DecodeAnswer(data); err != nil || a.ID != s.cfg.Me.ID {
+				return
+			}
+			_ = json.Unmarshal(data, &a) // it has been decoded just now
+		}
+		select {
+		case answers <- a:
+		default:
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("node %q: %w", s.cfg.Me.Name, err)
+	}
+	defer stop()
+	who, err := json.Marshal(Order{V: Version, ID: s.cfg.Me.ID, Kind: OrderWho, Within: claimTimeout})
+	if err != nil {
+		return err
+	}
+	again := time.NewTicker(claimAgain)
+	defer again.Stop()
+	var limit <-chan time.Time // from when the question could first be sent
+	for {
+		if err := s.cfg.Bus.Send(s.cfg.Me.Name, kindOrder, kind, who); err == nil && limit == nil {
+			limit = time.After(claimTimeout)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case a := <-answers:
+			if a.ID == "" {
+				return nil
+			}
+			return s.taken(a.From)
+		case <-limit:
+			return nil
+		case <-again.C:
+		}
+	}
+}
+
+// hearRival gives up when another daemon that announces this node has the better right to it; else that one will.
+func (s *Server) hearRival(data []byte) {
+	inv, err := DecodeInventory(data)
+	if err != nil || inv.ID == s.cfg.Me.ID || inv.Gone {
+		return
+	}
+	if inv.before(s.cfg.Me) {
+		s.fail(s.taken(inv.Identity))
+	}
+}
+
+func (s *Server) taken(holder Identity) error {
+	return fmt.Errorf("%w: %q is held by %s; choose another --node, or stop that one", ErrTaken, s.cfg.Me.Name, holder)
+}

@@ -1,0 +1,128 @@
+package node
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// dialSocket asks a daemon for something and returns the connection after its answer, with what it has sent beside that.
+func dialSocket(ctx context.Context, path string, req socketRequest) (c *net.UnixConn, r *bufio.Reader, fd int, err error) {
+	short, done, err := shorten(path)
+	if err != nil {
+		return nil, nil, -1, err
+	}
+	defer done()
+	ctx, cancel := context.WithTimeout(ctx, socketTimeout)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", short)
+	if err != nil {
+		return nil, nil, -1, fmt.Errorf("node's socket %s: %w", path, err)
+	}
+	c = conn.(*net.UnixConn) //nolint:forcetypeassert // dialled as unix
+	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Now()) })()
+	rights := &rightsReader{c: c, fd: -1}
+	r = bufio.NewReaderSize(rights, maxLineBytes)
+	if err = ask(c, r, req); err != nil {
+		rights.drop()
+		_ = c.Close()
+		return nil, nil, -1, fmt.Errorf("node's socket %s: %w", path, err)
+	}
+	return c, r, rights.fd, nil
+}
+
+func ask(c *net.UnixConn, r *bufio.Reader, req socketRequest) error {
+	if err := knownPeer(c); err != nil {
+		return err
+	}
+	req.V = Version
+	if err := json.NewEncoder(c).Encode(req); err != nil {
+		return err
+	}
+	line, err := r.ReadSlice('\n')
+	if err != nil {
+		return err
+	}
+	return readReply(line)
+}
+
+func readReply(line []byte) error {
+	var reply socketReply
+	if err := open(line, &reply); err != nil {
+		return fmt.Errorf("answer: %w", err)
+	}
+	if reply.Error != "" {
+		return errors.New(reply.Error)
+	}
+	return nil
+}
+
+// rightsReader reads from a socket and keeps the first descriptor that comes along.
+type rightsReader struct {
+	c  *net.UnixConn
+	fd int
+}
+
+// Read implements io.Reader.
+func (r *rightsReader) Read(b []byte) (int, error) {
+	oob := make([]byte, unix.CmsgSpace(4*8))
+	n, oobn, _, _, err := r.c.ReadMsgUnix(b, oob)
+	if err != nil {
+		return n, err
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil {
+		return n, err
+	}
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			return n, err
+		}
+		for _, fd := range fds {
+			if r.fd >= 0 {
+				_ = unix.Close(fd)
+				continue
+			}
+			r.fd = fd
+		}
+	}
+	return n, nil
+}
+
+func (r *rightsReader) drop() {
+	if r.fd >= 0 {
+		_ = unix.Close(r.fd)
+	}
+}
+
+// claim takes over the stage socket of a replica that an order has started.
+func claim(ctx context.Context, path, replica, order string) (*net.UnixConn, error) {
+	c, _, fd, err := dialSocket(ctx, path, socketRequest{Want: wantSocket, Replica: replica, Order: order})
+	if err != nil {
+		return nil, err
+	}
+	_ = c.Close()
+	if fd < 0 {
+		return nil, fmt.Errorf("node's socket %s: no descriptor came with the answer", path)
+	}
+	f := os.NewFile(uintptr(fd), "stage")
+	defer f.Close() // FileConn has its own
+	conn, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("stage socket: %w", err)
+	}
+	stage, ok := conn.(*net.UnixConn)
+	if !ok {
+		_ = conn.Close()
+		return nil, fmt.Errorf("stage socket: got a %T", conn)
+	}
+	return stage, nil
+}

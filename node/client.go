@@ -1,0 +1,177 @@
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// How often a [Client] sends an order again, under its id: until the daemon has said that it came, and then for an answer that
+// may have been lost.
+const (
+	sendAgain = 250 * time.Millisecond
+	askAgain  = time.Second
+)
+
+// orderTimeout bounds orders of callers who have no deadline.
+const orderTimeout = time.Minute
+
+// Client gives orders to a node's daemon. A [Directory] makes it. Its methods are safe for concurrent use.
+type Client struct {
+	name string
+	bus  Bus
+	me   string // the kind of answers to us
+	stop func() // listening to them
+
+	mu      sync.Mutex
+	inv     Inventory
+	waiting map[string]chan Answer // by the order's id
+}
+
+// newClient listens for answers about a node.
+func newClient(bus Bus, name string) (*Client, error) {
+	c := &Client{name: name, bus: bus, me: kindAnswer + rand.Text(), waiting: map[string]chan Answer{}}
+	var err error
+	c.stop, err = bus.Listen(name, c.me, func(_, _ string, data []byte) { c.answered(data) })
+	return c, err
+}
+
+// Name is the node's.
+func (c *Client) Name() string { return c.name }
+
+// Inventory is the node's latest announcement.
+func (c *Client) Inventory() Inventory {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.inv
+}
+
+// answered passes an answer on to who waits for it.
+func (c *Client) answered(data []byte) {
+	a, err := DecodeAnswer(data)
+	if err != nil {
+		return // nobody's, or from someone whose announcements say that we do not understand him
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case c.waiting[a.ID] <- a: // of nobody: a nil channel
+	default: // who waits is slow; the last answer can be asked for again
+	}
+}
+
+// Start starts a replica, and claims its stage socket. When ctx ends first, nothing of it is left. The order's id, addressee
+// and time are filled in here; progress may be nil.
+func (c *Client) Start(ctx context.Context, o Order, progress func(Phase)) (Started, error) {
+	o.Kind = OrderStart
+	a, o, err := c.do(ctx, o, progress)
+	if err != nil {
+		return Started{}, err
+	}
+	conn, err := claim(ctx, c.Inventory().Socket, o.Replica, o.ID)
+	if err != nil {
+		c.cancel(o)
+		return Started{}, fmt.Errorf("node %q: replica %q has started, but its socket does not come over: %w", c.name, o.Replica, err)
+	}
+	return Started{PID: a.PID, Path: a.Path, Phases: a.Phases, Conn: conn}, nil
+}
+
+// Do carries out any other order. When ctx ends first, the daemon is told to give it up.
+func (c *Client) Do(ctx context.Context, o Order) error {
+	_, _, err := c.do(ctx, o, nil)
+	return err
+}
+
+// do sends an order, again and again under one id, until it is answered or ctx ends.
+func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer, Order, error) {
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, orderTimeout)
+		defer cancel()
+	}
+	until, _ := ctx.Deadline()
+	o.V, o.ID, o.To = Version, rand.Text(), c.Inventory().ID
+	answers := make(chan Answer, 64)
+	c.mu.Lock()
+	c.waiting[o.ID] = answers
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		delete(c.waiting, o.ID)
+		c.mu.Unlock()
+	}()
+	var sent error // why the latest attempt was not sent
+	accepted := false
+	send := func() error {
+		o.Within = min(max(time.Until(until), time.Millisecond), maxWithin)
+		b, err := json.Marshal(o)
+		if err == nil {
+			sent = c.bus.Send(c.name, kindOrder, c.me, b)
+		}
+		return err
+	}
+	again := time.NewTicker(sendAgain)
+	defer again.Stop()
+	if err := send(); err != nil {
+		return Answer{}, o, fmt.Errorf("node %q: order to %s: %w", c.name, o.Kind, err)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			c.cancel(o)
+			return Answer{}, o, fmt.Errorf("node %q: order to %s: %s: %w", c.name, o.Kind, unanswered(accepted, sent), context.Cause(ctx))
+		case <-again.C:
+			_ = send() // it could be encoded
+		case a := <-answers:
+			switch {
+			case a.Done && a.Error != "":
+				return a, o, fmt.Errorf("node %q: %w", c.name, errors.New(a.Error))
+			case a.Done:
+				return a, o, nil
+			case !accepted:
+				accepted = true
+				again.Reset(askAgain)
+			}
+			if a.Phase != nil && progress != nil {
+				progress(*a.Phase)
+			}
+		}
+	}
+}
+
+// unanswered says how far an order has come.
+func unanswered(accepted bool, sent error) string {
+	switch {
+	case sent != nil:
+		return "not sent: " + sent.Error()
+	case accepted:
+		return "the daemon has it and has not answered yet"
+	}
+	return "the daemon does not answer"
+}
+
+// cancel says that nobody waits for an order any more. If that is lost, the order's own time ends it.
+func (c *Client) cancel(o Order) {
+	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: o.To, Kind: OrderCancel, Within: time.Second, Target: o.ID})
+	if err == nil {
+		_ = c.bus.Send(c.name, kindOrder, "", b)
+	}
+}
+
+// missed asks for events after a number.
+func (c *Client) missed(ctx context.Context, since uint64) ([]Event, error) {
+	a, _, err := c.do(ctx, Order{Kind: OrderEvents, Since: since}, nil)
+	return a.Events, err
+}
+
+// refuse tells the daemon that its node is not used, and why.
+func refuse(bus Bus, to Identity, cause string) {
+	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: to.ID, Kind: OrderRefuse, Within: time.Second, Cause: cause})
+	if err == nil {
+		_ = bus.Send(to.Name, kindOrder, "", b)
+	}
+}

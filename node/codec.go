@@ -1,0 +1,148 @@
+package node
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// ErrVersion says that a message is of a version of the protocol that is not understood here.
+var ErrVersion = errors.New("node protocol")
+
+// What messages may be at most.
+const (
+	maxWithin = time.Hour // of an order
+	maxName   = 253       // bytes of a node's or replica's name
+	maxID     = 64        // bytes of an id
+)
+
+// open reads a message's version before the rest: nothing else can be relied upon.
+func open(b []byte, into any) error {
+	var v struct{ V int }
+	if err := json.Unmarshal(b, &v); err != nil {
+		return fmt.Errorf("%d bytes, want a JSON object: %w", len(b), err)
+	}
+	if v.V != Version {
+		return fmt.Errorf("%w: version %d, want %d: run the same release of stagecoach everywhere", ErrVersion, v.V, Version)
+	}
+	return json.Unmarshal(b, into)
+}
+
+// DecodeInventory reads an announcement. Fields that it does not know are passed over.
+func DecodeInventory(b []byte) (Inventory, error) {
+	var inv Inventory
+	if err := open(b, &inv); err != nil {
+		return Inventory{}, fmt.Errorf("inventory: %w", err)
+	}
+	if err := errors.Join(isName("name", inv.Name), isID("id", inv.ID)); err != nil {
+		return Inventory{}, fmt.Errorf("inventory: %w", err)
+	}
+	return inv, nil
+}
+
+// DecodeOrder reads an order. What it does not know it refuses: an order that is carried out in part is none.
+func DecodeOrder(b []byte) (Order, error) {
+	var o Order
+	err := open(b, &o)
+	if err == nil {
+		d := json.NewDecoder(bytes.NewReader(b))
+		d.DisallowUnknownFields()
+		o = Order{}
+		err = d.Decode(&o)
+	}
+	if err == nil {
+		err = o.validate()
+	}
+	if err != nil {
+		return Order{}, fmt.Errorf("order: %w", err)
+	}
+	return o, nil
+}
+
+func (o Order) validate() error {
+	errs := []error{isID("id", o.ID)}
+	if o.Within <= 0 || o.Within > maxWithin {
+		errs = append(errs, fmt.Errorf("within: %v, want more than 0 and at most %v", o.Within, maxWithin))
+	}
+	need := func(field string, there bool) {
+		if !there {
+			errs = append(errs, fmt.Errorf("%s: missing in an order to %s", field, o.Kind))
+		}
+	}
+	switch o.Kind {
+	case OrderWho, OrderWarm, OrderEvents, OrderRefuse:
+	case OrderStart:
+		errs = append(errs, isName("replica", o.Replica))
+		need("spec", len(o.Spec) > 0)
+	case OrderStop, OrderSetCPU:
+		errs = append(errs, isName("replica", o.Replica))
+	case OrderLoad:
+		need("spec", len(o.Spec) > 0)
+	case OrderEvict:
+		need("function or digest", o.Function != "" || o.Digest != "")
+	case OrderInvalidate, OrderForget:
+		need("function", o.Function != "")
+	case OrderCancel:
+		errs = append(errs, isID("target", o.Target))
+	default:
+		errs = append(errs, fmt.Errorf("kind: %q is none that this release knows", o.Kind))
+	}
+	if o.Kind != OrderWho {
+		errs = append(errs, isID("to", o.To))
+	}
+	if o.CPUMilli < 0 {
+		errs = append(errs, fmt.Errorf("cpuMilli: %d, want 0 or more", o.CPUMilli))
+	}
+	return errors.Join(errs...)
+}
+
+// DecodeAnswer reads an answer to an order.
+func DecodeAnswer(b []byte) (Answer, error) {
+	var a Answer
+	err := open(b, &a)
+	if err == nil {
+		err = isID("id", a.ID)
+	}
+	if err != nil {
+		return Answer{}, fmt.Errorf("answer: %w", err)
+	}
+	return a, nil
+}
+
+// DecodeEvent reads an event.
+func DecodeEvent(b []byte) (Event, error) {
+	var e Event
+	err := open(b, &e)
+	if err == nil {
+		err = isID("id", e.ID)
+	}
+	if err == nil && e.Number == 0 {
+		err = errors.New("number: 0, want 1 or more")
+	}
+	if err != nil {
+		return Event{}, fmt.Errorf("event: %w", err)
+	}
+	return e, nil
+}
+
+func isName(field, s string) error {
+	if s == "" || len(s) > maxName || strings.ContainsAny(s, " \t\r\n/") {
+		return fmt.Errorf("%s: %q, want a name without spaces and slashes", field, s)
+	}
+	return nil
+}
+
+func isID(field, s string) error {
+	if s == "" || len(s) > maxID {
+		return fmt.Errorf("%s: %q, want 1 to %d bytes", field, s, maxID)
+	}
+	for i := range len(s) {
+		if c := s[i]; (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') {
+			return fmt.Errorf("%s: %q, want letters and digits", field, s)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,351 @@
+package node
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// DirectoryConfig is what a Directory is made of. Its functions are called one at a time and must not block for long.
+type DirectoryConfig struct {
+	Bus  Bus
+	Boot string // of this machine, see BootID
+	Log  *slog.Logger
+
+	Joined func(*Client)                // a node has come, or is back
+	Left   func(node, cause string)     // it is silent, or has said that it goes
+	Heard  func(*Client)                // it has announced itself; after Joined
+	Event  func(node string, e Event)   // each once, in order
+	Line   func(node string, line Line) // what replicas print; may be called beside the others
+
+	Silence time.Duration // after which a node has left; 0: 2.5 s
+}
+
+// Directory knows the nodes whose daemons are heard.
+type Directory struct {
+	cfg    DirectoryConfig
+	inbox  chan func() // what happens, for run
+	ctx    context.Context
+	cancel context.CancelFunc
+	group  sync.WaitGroup
+	stops  []func()
+
+	mu    sync.Mutex
+	nodes map[string]*member // written by run alone
+}
+
+// member is a node that was ever heard. Its fields are run's, but for the client and joined, which change with Directory.mu held.
+type member struct {
+	client  *Client
+	heard   time.Time
+	joined  bool
+	leave   context.CancelFunc // ends what follows the node's lines; nil: nothing does
+	seen    uint64             // number of the latest event of this daemon
+	asking  bool               // for events that were missed
+	refused string             // id of the daemon that was refused
+}
+
+// Bounds of a Directory.
+const (
+	inboxLength = 4096
+	maxNodes    = 1024
+	lookEvery   = 100 * time.Millisecond  // how often silence is noticed
+	lostDaemon  = 1500 * time.Millisecond // of silence, after which another may have its name
+	followAgain = 250 * time.Millisecond
+)
+
+// OpenDirectory listens to announcements until Close.
+func OpenDirectory(cfg DirectoryConfig) (*Directory, error) {
+	if cfg.Silence == 0 {
+		cfg.Silence = 2500 * time.Millisecond
+	}
+	d := &Directory{cfg: cfg, inbox: make(chan func(), inboxLength), nodes: map[string]*member{}}
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	d.group.Go(d.run)
+	for kind, f := range map[string]func(string, []byte){kindInventory: d.announced, kindEvent: d.told} {
+		stop, err := cfg.Bus.Listen("", kind, func(name, _ string, data []byte) { d.post(func() { f(name, data) }) })
+		if err != nil {
+			d.Close()
+			return nil, fmt.Errorf("nodes: %w", err)
+		}
+		d.stops = append(d.stops, stop)
+	}
+	return d, nil
+}
+
+// Close stops listening. No function of the configuration runs when it has returned.
+func (d *Directory) Close() {
+	d.cancel()
+	for _, stop := range d.stops {
+		stop()
+	}
+	d.group.Wait()
+	for _, m := range d.nodes {
+		m.client.stop()
+	}
+}
+
+// Clients returns those of the nodes that are heard, by name.
+func (d *Directory) Clients() []*Client {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var out []*Client
+	for _, name := range slices.Sorted(maps.Keys(d.nodes)) {
+		if m := d.nodes[name]; m.joined {
+			out = append(out, m.client)
+		}
+	}
+	return out
+}
+
+// post has f run in turn.
+func (d *Directory) post(f func()) {
+	select {
+	case d.inbox <- f:
+	case <-d.ctx.Done():
+	}
+}
+
+func (d *Directory) run() {
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-d.ctx.Done():
+			return
+		case f := <-d.inbox:
+			f()
+		case <-look.C:
+			now := time.Now()
+			if late := now.Sub(last) - lookEvery; late > lookEvery { // it is us who slept: what they said meanwhile comes now
+				for _, m := range d.nodes {
+					m.heard = m.heard.Add(late)
+				}
+			}
+			last = now
+			for name, m := range d.nodes {
+				if silent := now.Sub(m.heard); m.leave != nil && silent > d.cfg.Silence {
+					d.left(name, m, fmt.Sprintf("its daemon is silent for %v", silent.Round(lookEvery)))
+				}
+			}
+		}
+	}
+}
+
+// announced takes an announcement.
+func (d *Directory) announced(name string, data []byte) {
+	inv, err := DecodeInventory(data)
+	if err == nil && inv.Name != name {
+		err = fmt.Errorf("inventory of %q", inv.Name)
+	}
+	if err != nil {
+		d.cfg.Log.Warn("announcement not understood", "node", name, "error", err)
+		return
+	}
+	m := d.nodes[name]
+	if m == nil {
+		if m, err = d.meet(name); err != nil {
+			d.cfg.Log.Error("node cannot join", "node", name, "error", err)
+			return
+		}
+	}
+	was := m.client.Inventory()
+	now := time.Now()
+	switch {
+	case inv.Gone && inv.ID == was.ID:
+		m.heard = time.Time{} // another may have the name now
+		if m.leave != nil {
+			d.left(name, m, "its daemon has ended")
+		}
+		return
+	case inv.Gone:
+		return
+	case inv.Boot != d.cfg.Boot:
+		if m.refused != inv.ID {
+			m.refused = inv.ID
+			cause := fmt.Sprintf("node %q is on another machine (host %s): replicas' sockets cannot be handed from there; start its KeysManager on the machine of `stagecoach up`", name, inv.Host)
+			d.cfg.Log.Error("node refused", "node", name, "error", cause)
+			refuse(d.cfg.Bus, inv.Identity, cause)
+		}
+		return
+	case was.ID != "" && inv.ID != was.ID:
+		if now.Sub(m.heard) < lostDaemon {
+			return // two daemons have the name; one gives up
+		}
+		m.seen, m.asking = 0, false
+	}
+	m.heard = now
+	m.client.mu.Lock()
+	m.client.inv = inv
+	m.client.mu.Unlock()
+	switch {
+	case m.joined:
+		d.cfg.Heard(m.client)
+	case m.leave == nil:
+		d.follow(m)
+	}
+	if inv.Events > m.seen && !m.asking {
+		d.catchUp(m)
+	}
+}
+
+// meet makes the member for a new name.
+func (d *Directory) meet(name string) (*member, error) {
+	if len(d.nodes) >= maxNodes {
+		return nil, fmt.Errorf("%d nodes were heard, want at most %d", len(d.nodes), maxNodes)
+	}
+	c, err := newClient(d.cfg.Bus, name)
+	if err != nil {
+		return nil, err
+	}
+	m := &member{client: c}
+	d.mu.Lock()
+	d.nodes[name] = m
+	d.mu.Unlock()
+	return m, nil
+}
+
+// joined makes a node one of the cluster: its socket has answered.
+func (d *Directory) joined(m *member) {
+	if m.joined || m.leave == nil {
+		return
+	}
+	d.mu.Lock()
+	m.joined = true
+	d.mu.Unlock()
+	d.cfg.Log.Info("node joined", "node", m.client.name, "daemon", m.client.Inventory().Identity.String())
+	d.cfg.Joined(m.client)
+	d.cfg.Heard(m.client)
+}
+
+func (d *Directory) left(name string, m *member, cause string) {
+	m.leave()
+	m.leave = nil
+	if !m.joined {
+		return // its socket has never answered
+	}
+	d.mu.Lock()
+	m.joined = false
+	d.mu.Unlock()
+	d.cfg.Log.Warn("node left", "node", name, "cause", cause)
+	d.cfg.Left(name, cause)
+}
+
+// told takes an event.
+func (d *Directory) told(name string, data []byte) {
+	e, err := DecodeEvent(data)
+	m := d.nodes[name]
+	if err != nil || m == nil || e.ID != m.client.Inventory().ID {
+		return
+	}
+	switch {
+	case e.Number == m.seen+1:
+		m.seen++
+		d.cfg.Event(name, e)
+	case e.Number > m.seen && !m.asking:
+		d.catchUp(m)
+	}
+}
+
+// catchUp asks for the events that were missed.
+func (d *Directory) catchUp(m *member) {
+	m.asking = true
+	id, since := m.client.Inventory().ID, m.seen
+	d.group.Go(func() {
+		ctx, cancel := context.WithTimeout(d.ctx, socketTimeout)
+		defer cancel()
+		events, err := m.client.missed(ctx, since)
+		d.post(func() {
+			if m.client.Inventory().ID != id {
+				return
+			}
+			m.asking = false
+			if err != nil {
+				return // the next announcement asks again
+			}
+			for _, e := range events {
+				if e.Number > m.seen {
+					m.seen = e.Number
+					d.cfg.Event(m.client.name, e)
+				}
+			}
+		})
+	})
+}
+
+// follow takes what a node's replicas print, from its socket, until it leaves. It joins when that answers.
+func (d *Directory) follow(m *member) {
+	ctx, cancel := context.WithCancel(d.ctx)
+	m.leave = cancel
+	d.group.Go(func() {
+		defer cancel()
+		said := ""
+		for ctx.Err() == nil {
+			err := d.lines(ctx, m)
+			if err != nil && ctx.Err() == nil && err.Error() != said {
+				said = err.Error()
+				d.cfg.Log.Warn("node's lines do not come", "node", m.client.name, "error", err)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(followAgain):
+			}
+		}
+	})
+}
+
+// lines passes on what comes over one connection.
+func (d *Directory) lines(ctx context.Context, m *member) error {
+	c, r, _, err := dialSocket(ctx, m.client.Inventory().Socket, socketRequest{Want: wantLines})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	d.post(func() {
+		if ctx.Err() == nil {
+			d.joined(m)
+		}
+	})
+	for {
+		b, err := r.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) {
+			return fmt.Errorf("a line of more than %d bytes", maxLineBytes)
+		}
+		if err != nil {
+			return nil // the daemon has ended: its silence says so, or its successor is there
+		}
+		l, err := decodeLine(b)
+		if err != nil {
+			return err
+		}
+		d.cfg.Line(m.client.name, l)
+	}
+}
+
+func decodeLine(b []byte) (Line, error) {
+	var l Line
+	if err := json.Unmarshal(b, &l); err != nil {
+		return Line{}, fmt.Errorf("line of output: %w", err)
+	}
+	return l, nil
+}
+
+// Inventories returns the latest announcements of the nodes that are heard, by name.
+func (d *Directory) Inventories() []Inventory {
+	var out []Inventory
+	for _, c := range d.Clients() {
+		out = append(out, c.Inventory())
+	}
+	slices.SortFunc(out, func(a, b Inventory) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}

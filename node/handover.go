@@ -1,0 +1,138 @@
+package node
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// serveConn answers a connection's one request.
+func (s *Server) serveConn(c *net.UnixConn) {
+	_ = c.SetDeadline(time.Now().Add(socketTimeout))
+	reply := socketReply{V: Version, Node: s.cfg.Me.ID}
+	fail := func(err error) {
+		reply.Error = err.Error()
+		_ = json.NewEncoder(c).Encode(reply) // who asks may have gone
+		s.cfg.Log.Warn("request on the node's socket refused", "error", err)
+	}
+	if err := knownPeer(c); err != nil {
+		fail(err)
+		return
+	}
+	req, err := readRequest(c)
+	if err != nil {
+		fail(err)
+		return
+	}
+	switch req.Want {
+	case wantSocket:
+		k, err := s.claimed(req.Replica, req.Order)
+		if err != nil {
+			fail(err)
+			return
+		}
+		err = handOver(c, reply, k.conn)
+		_ = k.conn.Close() // theirs now; else the replica sees that it has nobody
+		if err != nil {
+			s.cfg.Log.Warn("replica's socket could not be handed over; the replica is stopped", "replica", k.replica, "error", err)
+			s.end(k.replica)
+		}
+	case wantLines:
+		s.serveLines(c, reply)
+	default:
+		fail(fmt.Errorf("want: %q, want %s or %s", req.Want, wantSocket, wantLines))
+	}
+}
+
+func readRequest(c *net.UnixConn) (socketRequest, error) {
+	line, err := bufio.NewReaderSize(c, maxRequest).ReadSlice('\n')
+	if err != nil {
+		return socketRequest{}, fmt.Errorf("request of %d bytes: %w, want a line of at most %d", len(line), err, maxRequest)
+	}
+	return decodeRequest(line)
+}
+
+func decodeRequest(line []byte) (socketRequest, error) {
+	var req socketRequest
+	if err := open(line, &req); err != nil {
+		return socketRequest{}, fmt.Errorf("request: %w", err)
+	}
+	return req, nil
+}
+
+// handOver sends a reply with a descriptor of conn beside it.
+func handOver(c *net.UnixConn, reply socketReply, conn *net.UnixConn) error {
+	b, err := json.Marshal(reply)
+	if err != nil {
+		return err
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	if err := raw.Control(func(fd uintptr) { _, _, failed = c.WriteMsgUnix(append(b, '\n'), unix.UnixRights(int(fd)), nil) }); err != nil {
+		return err
+	}
+	return failed
+}
+
+// serveLines sends lines until the other side, or its successor, ends that.
+func (s *Server) serveLines(c *net.UnixConn, reply socketReply) {
+	if json.NewEncoder(c).Encode(reply) != nil {
+		return
+	}
+	_ = c.SetDeadline(time.Time{})
+	s.follow(c)
+	ended := make(chan struct{})
+	s.socket.loops.Go(func() { // it says nothing any more; its end is heard
+		defer close(ended)
+		_, _ = c.Read(make([]byte, 1))
+	})
+	w := bufio.NewWriterSize(c, 64<<10)
+	e := json.NewEncoder(w)
+	for {
+		select {
+		case <-ended:
+			return
+		case <-s.out.wake:
+		}
+		if !s.follows(c) {
+			s.out.rouse() // it was meant for the successor
+			return
+		}
+		lines := s.out.take()
+		_ = c.SetWriteDeadline(time.Now().Add(socketTimeout))
+		var err error
+		for _, l := range lines {
+			err = errors.Join(err, e.Encode(l))
+		}
+		if err = errors.Join(err, w.Flush()); err != nil {
+			s.out.missed(lines)
+			_ = c.Close()
+			<-ended
+			return
+		}
+	}
+}
+
+// follow makes c the one connection that gets lines.
+func (s *Server) follow(c *net.UnixConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.follower != nil {
+		_ = s.follower.Close()
+	}
+	s.follower = c
+}
+
+func (s *Server) follows(c *net.UnixConn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.follower == c
+}

@@ -1,0 +1,202 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+)
+
+// Worker is the KeysManager that a [Server] serves.
+type Worker interface {
+	// Start starts a replica, with nothing left of it when ctx ends first; progress is told of each phase that has ended.
+	Start(ctx context.Context, o Order, progress func(Phase)) (Started, error)
+	// Do carries out an order of any other kind.
+	Do(ctx context.Context, o Order) error
+	// Inventory returns what the node has. Who it is the server adds.
+	Inventory() Inventory
+}
+
+// Started is a replica's process. Conn is the near end of its stage socket, the taker's to close.
+type Started struct {
+	PID    int
+	Path   string // fork, forkheap, map, cold, process
+	Phases []Phase
+	Conn   *net.UnixConn
+}
+
+// ServerConfig is what a Server is made of.
+type ServerConfig struct {
+	Me     Identity // see Identify
+	Bus    Bus
+	Worker Worker
+	Socket string // path of the unix socket; its folder is made, and becomes nobody else's
+	Log    *slog.Logger
+
+	Announce  time.Duration // between announcements when nothing changes; 0: a second
+	Unclaimed time.Duration // that a started replica's socket is kept for who ordered it; 0: 10 s
+}
+
+// Bounds of what a Server keeps.
+const (
+	answersKept = 4096
+	eventsKept  = 4096
+	maxRunning  = 4096                   // orders under way
+	coalesce    = 100 * time.Millisecond // between announcements at least
+)
+
+// Errors of Run that callers may want to tell apart.
+var (
+	ErrTaken   = errors.New("node: another daemon has this name")
+	ErrRefused = errors.New("node: refused by who steers the cluster")
+)
+
+// Server is the daemon's side of the protocol. Its methods are safe for concurrent use.
+type Server struct {
+	cfg    ServerConfig
+	socket *socket
+	out    outbox
+
+	changed chan struct{}
+	failed  chan error
+
+	ctx    context.Context // of orders
+	cancel context.CancelCauseFunc
+	work   sync.WaitGroup // orders and what follows from them
+
+	mu      sync.Mutex
+	closed  bool
+	leaving bool
+	running map[string]*task               // by the order's id
+	answers *simplelru.LRU[string, Answer] // of orders that have ended, by id
+	kept    map[string]*kept               // by replica: sockets that nobody has claimed yet
+	events  []Event                        // the latest, in order
+	number  uint64                         // of the latest
+}
+
+// task is an order under way.
+type task struct {
+	cancel  context.CancelCauseFunc
+	givenUp bool
+	reply   string
+}
+
+// kept is a started replica's socket that waits for who ordered it.
+type kept struct {
+	order, replica string
+	conn           *net.UnixConn
+	timer          *time.Timer
+}
+
+// NewServer opens the unix socket. Run makes the node known.
+func NewServer(cfg ServerConfig) (*Server, error) {
+	if err := isName("node", cfg.Me.Name); err != nil {
+		return nil, fmt.Errorf("node: %w", err)
+	}
+	if cfg.Announce == 0 {
+		cfg.Announce = time.Second
+	}
+	if cfg.Unclaimed == 0 {
+		cfg.Unclaimed = 10 * time.Second
+	}
+	answers, err := simplelru.NewLRU[string, Answer](answersKept, nil)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		cfg: cfg, changed: make(chan struct{}, 1), failed: make(chan error, 1),
+		running: map[string]*task{}, answers: answers, kept: map[string]*kept{}, out: newOutbox(),
+	}
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	if s.socket, err = listen(cfg.Socket, s.serveConn); err != nil {
+		s.cancel(nil)
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close cancels the orders under way, closes what nobody has claimed and returns when nothing of the server runs any more.
+// What the orders have started is the Worker's.
+func (s *Server) Close() {
+	s.mu.Lock()
+	s.closed = true
+	waiting := s.kept
+	s.kept = map[string]*kept{}
+	s.mu.Unlock()
+	s.cancel(errors.New("the daemon ends"))
+	for _, k := range waiting {
+		k.timer.Stop()
+		_ = k.conn.Close()
+	}
+	s.socket.close()
+	s.work.Wait()
+}
+
+// Changed makes the next announcement come soon.
+func (s *Server) Changed() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Leave announces that the node takes no replicas any more and that those that it has are to be drained.
+func (s *Server) Leave() {
+	s.mu.Lock()
+	s.leaving = true
+	s.mu.Unlock()
+	s.Changed()
+}
+
+// Line takes a line that a replica or zygote has printed. It does not block: what nobody takes in time is dropped and counted.
+func (s *Server) Line(l Line) { s.out.add(l) }
+
+// Tell numbers an event and sends it to whoever listens. Those who do not can ask for it later.
+func (s *Server) Tell(e Event) {
+	s.mu.Lock()
+	s.number++
+	e.V, e.ID, e.Number, e.At = Version, s.cfg.Me.ID, s.number, time.Now().UTC()
+	if len(s.events) == eventsKept {
+		s.events = s.events[:copy(s.events, s.events[1:])]
+	}
+	s.events = append(s.events, e)
+	_ = s.send(kindEvent, e) // in order; the next announcement says that there is one
+	s.mu.Unlock()
+	s.Changed()
+}
+
+// since returns the events after a number.
+func (s *Server) since(number uint64) []Event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, e := range s.events {
+		if e.Number > number {
+			return append([]Event{}, s.events[i:]...)
+		}
+	}
+	return nil
+}
+
+// send encodes and sends a message. An error is nothing to act upon: whatever matters comes again.
+func (s *Server) send(kind string, message any) error {
+	b, err := json.Marshal(message)
+	if err != nil {
+		s.cfg.Log.Error("message cannot be encoded", "node", s.cfg.Me.Name, "kind", kind, "error", err)
+		return err
+	}
+	return s.cfg.Bus.Send(s.cfg.Me.Name, kind, "", b)
+}
+
+// fail ends Run.
+func (s *Server) fail(err error) {
+	select {
+	case s.failed <- err:
+	default:
+	}
+}

@@ -1,0 +1,164 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// What is asked for on a daemon's unix socket: a line of JSON, answered by one, with a descriptor beside it or lines after it.
+const (
+	wantSocket = "socket" // the stage socket of Replica, as Order has started it
+	wantLines  = "lines"  // all lines from now on; who asked before is cut off
+)
+
+type socketRequest struct {
+	V       int    `json:"v"`
+	Want    string `json:"want"`
+	Replica string `json:"replica,omitempty"`
+	Order   string `json:"order,omitempty"`
+}
+
+type socketReply struct {
+	V     int    `json:"v"`
+	Node  string `json:"node,omitempty"` // the daemon's id
+	Error string `json:"error,omitempty"`
+}
+
+const (
+	maxRequest    = 4 << 10         // bytes
+	maxLineBytes  = 256 << 10       // of a line in JSON
+	socketTimeout = 5 * time.Second // of a request, an answer, a write
+	maxConns      = 1024            // at a time; more wait
+)
+
+// socket is a unix socket that is served.
+type socket struct {
+	path  string
+	l     *net.UnixListener
+	loops sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	conns  map[*net.UnixConn]bool
+}
+
+// listen serves the connections of processes of this user, or root, on a socket at path.
+func listen(path string, serve func(*net.UnixConn)) (*socket, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("node's socket: %w", err)
+	}
+	dir := filepath.Dir(path)
+	if err = os.MkdirAll(dir, 0o700); err == nil {
+		err = os.Chmod(dir, 0o700)
+	}
+	if err == nil {
+		if err = os.Remove(path); errors.Is(err, os.ErrNotExist) {
+			err = nil
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("node's socket: %w", err)
+	}
+	short, done, err := shorten(path)
+	if err != nil {
+		return nil, fmt.Errorf("node's socket: %w", err)
+	}
+	defer done()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: short, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("node's socket: %w", err)
+	}
+	l.SetUnlinkOnClose(false) // the name may not be valid any more
+	if err := os.Chmod(path, 0o600); err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("node's socket: %w", err)
+	}
+	s := &socket{path: path, l: l, conns: map[*net.UnixConn]bool{}}
+	s.loops.Go(func() { s.accept(serve) })
+	return s, nil
+}
+
+func (s *socket) accept(serve func(*net.UnixConn)) {
+	room := make(chan struct{}, maxConns)
+	for {
+		room <- struct{}{}
+		c, err := s.l.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // no descriptor is free, perhaps
+			<-room
+			time.Sleep(acceptAgain)
+			continue
+		}
+		s.mu.Lock()
+		if s.closed {
+			s.mu.Unlock()
+			_ = c.Close()
+			return
+		}
+		s.conns[c] = true
+		s.mu.Unlock()
+		s.loops.Go(func() {
+			serve(c)
+			_ = c.Close()
+			s.mu.Lock()
+			delete(s.conns, c)
+			s.mu.Unlock()
+			<-room
+		})
+	}
+}
+
+func (s *socket) close() {
+	s.mu.Lock()
+	s.closed = true
+	for c := range s.conns {
+		_ = c.Close()
+	}
+	s.mu.Unlock()
+	_ = s.l.Close()
+	s.loops.Wait()
+	_ = os.Remove(s.path)
+}
+
+// shorten returns a path that is short enough for a socket, until done is called.
+func shorten(path string) (short string, done func(), err error) {
+	const most = 100 // sun_path has 108
+	if len(path) <= most {
+		return path, func() {}, nil
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return "", nil, err
+	}
+	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)), func() { _ = dir.Close() }, nil
+}
+
+// knownPeer returns an error unless the process at the other end is of this user, or root.
+func knownPeer(c *net.UnixConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var failed error
+	if err := raw.Control(func(fd uintptr) { cred, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return err
+	}
+	if failed != nil {
+		return fmt.Errorf("peer's credentials: %w", failed)
+	}
+	if uid := uint32(os.Geteuid()); cred.Uid != uid && cred.Uid != 0 {
+		return fmt.Errorf("process %d of user %d, want one of user %d, or root: run up and the KeysManagers as the same user", cred.Pid, cred.Uid, uid)
+	}
+	return nil
+}
