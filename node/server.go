@@ -70,14 +70,15 @@ type Server struct {
 	cancel context.CancelCauseFunc
 	work   sync.WaitGroup // orders and what follows from them
 
-	mu      sync.Mutex
-	closed  bool
-	leaving bool
-	running map[string]*task               // by the order's id
-	answers *simplelru.LRU[string, Answer] // of orders that have ended, by id
-	kept    map[string]*kept               // by replica: sockets that nobody has claimed yet
-	events  []Event                        // the latest, in order
-	number  uint64                         // of the latest
+	mu       sync.Mutex
+	closed   bool
+	leaving  bool
+	follower *net.UnixConn                  // that gets lines; nil: none
+	running  map[string]*task               // by the order's id
+	answers  *simplelru.LRU[string, Answer] // of orders that have ended, by id
+	kept     map[string]*kept               // by replica: sockets that nobody has claimed yet
+	events   []Event                        // the latest, in order
+	number   uint64                         // of the latest
 }
 
 // task is an order under way.

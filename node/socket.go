@@ -32,10 +32,11 @@ type socketReply struct {
 }
 
 const (
-	maxRequest    = 4 << 10         // bytes
-	maxLineBytes  = 256 << 10       // of a line in JSON
-	socketTimeout = 5 * time.Second // of a request, an answer, a write
-	maxConns      = 1024            // at a time; more wait
+	maxRequest    = 4 << 10               // bytes
+	maxLineBytes  = 256 << 10             // of a line in JSON
+	socketTimeout = 5 * time.Second       // of a request, an answer, a write
+	maxConns      = 1024                  // at a time; more wait
+	acceptAgain   = 50 * time.Millisecond // after an error
 )
 
 // socket is a unix socket that is served.
