@@ -58,7 +58,7 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 		return nil, fmt.Errorf("root %s: %w", c.Chroot, err)
 	}
 	in := inside{
-		Root: root, Dir: c.Dir, Argv: c.argv(), Env: environment(c.Env, nil), User: c.User, Binds: c.Binds, ReadOnly: c.ReadOnly,
+		Root: root, Dir: c.Dir, Argv: c.argv(), Env: environment(c.Env, []string{"TMPDIR=/tmp"}), User: c.User, Binds: c.Binds, ReadOnly: c.ReadOnly,
 	}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true, Pdeathsig: syscall.SIGKILL, Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC,
 	}
-	if err := s.run(cmd, c.Groups); err != nil {
+	if err := s.run(cmd, c); err != nil {
 		if errors.Is(err, unix.EPERM) {
 			err = fmt.Errorf("%w: an image with a root of its own needs namespaces, want the capability SYS_ADMIN (run as root)", err)
 		}

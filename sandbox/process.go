@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -29,6 +28,13 @@ type Command struct {
 	Stdout, Stderr *os.File          // the caller's to close
 	Groups         []*os.File        // files opened for writing that it enters its cgroups with, before its first instruction; the caller's to close
 	Stays          bool              // in the caller's process group, and ends with that; without Chroot
+
+	// As is who the process runs as, without Chroot; nil: as this one. It then reaches only what everybody does, Dir, and what
+	// Reads and Writes name by absolute paths, under these, wherever they lie: Writes is its user's, the rest is read-only.
+	As        *Account
+	Reads     []string
+	Writes    []string
+	Processes int // with As: how many processes and threads its user may have; 0: MaxProcesses
 
 	// Chroot is the folder that becomes the root of the process; empty: it has ours. What it writes there is kept in memory
 	// and goes with it. It gets a /proc that shows its own processes alone, few devices, /etc/resolv.conf and /etc/hosts of
@@ -64,6 +70,11 @@ type Spawner struct {
 	done sync.WaitGroup
 	once sync.Once
 	quit chan struct{}
+
+	// Of its thread alone.
+	home     int   // descriptor of its mount namespace
+	untraced bool  // this machine has no ptrace for us: limits come a moment late
+	fault    error // why it starts nothing any more
 }
 
 // ErrClosed says that a Spawner starts nothing any more.
@@ -75,15 +86,18 @@ func NewSpawner() *Spawner {
 	_ = unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC) // older kernels: they stay open
 	s := &Spawner{jobs: make(chan func()), quit: make(chan struct{})}
 	s.done.Go(func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
-		for {
-			select {
-			case job := <-s.jobs:
-				job()
-			case <-s.quit:
-				return
+		onThread(func() {
+			s.home, s.fault = prepare()
+			for {
+				select {
+				case job := <-s.jobs:
+					job()
+				case <-s.quit:
+					_ = unix.Close(s.home) // of a namespace
+					return
+				}
 			}
-		}
+		})
 	})
 	return s
 }
@@ -100,34 +114,90 @@ func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
 	if c.Chroot != "" {
 		return s.startInside(c)
 	}
-	argv := c.argv()
-	program := argv[0]
-	if strings.Contains(program, "/") && !filepath.IsAbs(program) {
-		program = filepath.Join(c.Dir, program)
+	cmd, err := c.cmd()
+	if err == nil {
+		err = s.run(cmd, c)
 	}
-	cmd := exec.Command(program, argv[1:]...)
-	cmd.Dir, cmd.ExtraFiles, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Dir, c.Files, c.stdin(), c.Stdout, c.Stderr
-	defaults := []string{"HOME=" + Home}
-	if dir := os.Getenv("GOCOVERDIR"); dir != "" { // coverage of a stage binary built for it
-		defaults = append(defaults, "GOCOVERDIR="+dir)
-	}
-	cmd.Env = environment(c.Env, defaults)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: !c.Stays, Pdeathsig: syscall.SIGKILL}
-	if err := s.run(cmd, c.Groups); err != nil {
-		return nil, fmt.Errorf("start %s in %s: %w", argv[0], c.Dir, err)
+	if err != nil {
+		return nil, fmt.Errorf("start %s in %s: %w", c.argv()[0], c.Dir, err)
 	}
 	return cmd, nil
 }
 
-// run starts cmd from the thread whose end ends it, in cgroups if there are any.
-func (s *Spawner) run(cmd *exec.Cmd, groups []*os.File) error {
+// cmd is the command without a root of its own.
+func (c Command) cmd() (*exec.Cmd, error) {
+	argv := c.argv()
+	program, home := argv[0], Home
+	if strings.Contains(program, "/") && !filepath.IsAbs(program) {
+		program = filepath.Join(c.Dir, program)
+	}
+	if c.As != nil {
+		home = c.As.Home
+	}
+	defaults := []string{"HOME=" + home, "TMPDIR=" + home}
+	if dir := os.Getenv("GOCOVERDIR"); dir != "" { // coverage of a stage binary built for it
+		defaults = append(defaults, "GOCOVERDIR="+dir)
+	}
+	env := environment(c.Env, defaults)
+	if c.As != nil {
+		var err error
+		if program, err = find(program, env); err != nil { // in its PATH: ours may lead where it cannot go
+			return nil, err
+		}
+	}
+	cmd := exec.Command(program, argv[1:]...)
+	cmd.ExtraFiles, cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Env = c.Files, c.stdin(), c.Stdout, c.Stderr, env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: !c.Stays, Pdeathsig: syscall.SIGKILL}
+	if c.As == nil {
+		cmd.Dir = c.Dir
+		return cmd, nil
+	}
+	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(c.As.UID), Gid: uint32(c.As.GID)} // and no further groups
+	return cmd, nil
+}
+
+// run starts cmd from the thread whose end ends it.
+func (s *Spawner) run(cmd *exec.Cmd, c Command) error {
 	started := make(chan error, 1)
 	select {
-	case s.jobs <- func() { started <- startIn(cmd, groups) }:
+	case s.jobs <- func() { started <- s.begin(cmd, c) }:
 		return <-started
 	case <-s.quit:
 		return ErrClosed
 	}
+}
+
+// begin starts cmd on the thread that it runs on.
+func (s *Spawner) begin(cmd *exec.Cmd, c Command) error {
+	if s.fault != nil {
+		return s.fault
+	}
+	if c.As != nil {
+		leave, err := look(c, s.home)
+		if err != nil {
+			return err
+		}
+		defer func() { s.fault = leave() }()
+	}
+	first := *cmd
+	cmd.SysProcAttr.Ptrace = !s.untraced // so that it stops before its first instruction
+	err := startIn(cmd, c.Groups)
+	if errors.Is(err, unix.EPERM) && !s.untraced {
+		*cmd = first
+		cmd.SysProcAttr.Ptrace = false
+		if err = startIn(cmd, c.Groups); err == nil {
+			s.untraced = true
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if err := bound(cmd.Process.Pid, c, cmd.SysProcAttr.Ptrace); err != nil {
+		_ = cmd.Process.Kill()
+		Wait(cmd)
+		return err
+	}
+	return nil
 }
 
 // Wait returns how a process that a Spawner started has ended, once it has; it is called once, in place of cmd.Wait. What the
@@ -147,7 +217,7 @@ func Wait(cmd *exec.Cmd) unix.WaitStatus {
 	return 0
 }
 
-// Path is the PATH of processes whose environment has none, and Home the HOME of those without a root of their own.
+// Path is the PATH of processes whose environment has none, and Home the HOME and TMPDIR of those without a root or an account of their own.
 const (
 	Path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	Home = "/tmp"
@@ -155,7 +225,7 @@ const (
 
 // environment puts env over defaults and over what every process gets; each name is there once.
 func environment(env map[string]string, defaults []string) []string {
-	all := append([]string{"PATH=" + Path, "TMPDIR=/tmp"}, defaults...)
+	all := append([]string{"PATH=" + Path}, defaults...)
 	all = slices.DeleteFunc(all, func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
 		_, there := env[name]

@@ -1,0 +1,417 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Account is who a process runs as that has no root of its own: a user that nobody else is at the time, with no rights.
+type Account struct {
+	UID, GID int
+	Home     string // a folder of its own, its HOME and TMPDIR
+}
+
+// Accounts gives out users and groups. All Stagecoach processes of a machine share the numbers, through files in a folder that
+// the machine's next start empties.
+type Accounts struct {
+	numbers Range
+	file    *os.File // whose bytes are locked, one a user: the locks end with the process that holds them
+	table   string   // file with the groups
+	homes   string
+
+	mu    sync.Mutex
+	next  int
+	taken map[int]bool // a process's locks do not stand in its own way
+}
+
+// ErrNoAccounts says that this process cannot start others as users of their own.
+var ErrNoAccounts = errors.New("stages run as the user of this process, and can do what that can")
+
+// RunFolder is where the numbers in use lie, and where homes do, when nothing else is asked for.
+const (
+	RunFolder  = "/run/stagecoach"
+	HomeFolder = "/tmp/stagecoach-homes"
+)
+
+// wanted are the capabilities without which there are no accounts.
+var wanted = []struct {
+	number int
+	name   string
+}{
+	{unix.CAP_CHOWN, "CHOWN"}, {unix.CAP_KILL, "KILL"}, {unix.CAP_SETGID, "SETGID"}, {unix.CAP_SETUID, "SETUID"},
+	{unix.CAP_SYS_ADMIN, "SYS_ADMIN"}, {unix.CAP_SYS_CHROOT, "SYS_CHROOT"}, {unix.CAP_SYS_RESOURCE, "SYS_RESOURCE"},
+}
+
+// OpenAccounts returns the accounts with these numbers, kept in folder run, with homes in folder homes; both are made and have to
+// be root's. The caller closes it. The error is ErrNoAccounts with the reason when this process has not the rights.
+func OpenAccounts(run, homes string, numbers Range) (*Accounts, error) {
+	if err := mayChange(numbers); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoAccounts, err)
+	}
+	for _, dir := range []string{run, homes} {
+		if err := ownFolder(dir); err != nil {
+			return nil, fmt.Errorf("users for stages: %w", err)
+		}
+	}
+	file, err := os.OpenFile(filepath.Join(run, "users"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("users for stages: %w", err)
+	}
+	users := numbers.users()
+	a := &Accounts{
+		numbers: numbers, file: file, table: filepath.Join(run, "groups"), homes: homes,
+		next: users.First + rand.IntN(users.size()), taken: map[int]bool{}, // #nosec G404: only not to use one soon again
+	}
+	a.sweep()
+	return a, nil
+}
+
+// Close lets go of all accounts that are still taken; their processes go on.
+func (a *Accounts) Close() error { return a.file.Close() }
+
+// mayChange says what keeps this process from becoming these users.
+func mayChange(numbers Range) error {
+	if os.Geteuid() != 0 {
+		return errors.New("it is not root")
+	}
+	for _, file := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if !mapped(string(b), numbers) {
+			return fmt.Errorf("%s has not all of the numbers %v: choose others (isolation.uids)", file, numbers)
+		}
+	}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0]); err != nil {
+		return fmt.Errorf("capabilities: %w", err)
+	}
+	var missing []string
+	for _, c := range wanted {
+		if data[c.number/32].Effective&(1<<(c.number%32)) == 0 {
+			missing = append(missing, c.name)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("it has not the capabilities %s", strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// mapped tells whether one line of a /proc/PID/uid_map has all of the numbers.
+func mapped(text string, numbers Range) bool {
+	for line := range strings.Lines(text) {
+		var first, outside, count uint64
+		if n, _ := fmt.Sscan(line, &first, &outside, &count); n == 3 && count <= 1<<32 && first <= uint64(numbers.First) && first+count > uint64(numbers.Last) {
+			return true
+		}
+	}
+	return false
+}
+
+// ownFolder makes a folder that all can go through and nobody but this user can change.
+func ownFolder(dir string) error {
+	if err := os.Mkdir(dir, 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.IsDir() || int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("%s: %v of user %d, want a folder that only user %d can change: remove it", dir, info.Mode(), st.Uid, os.Geteuid())
+	}
+	return os.Chmod(dir, 0o711) //nolint:gosec // others pass through it
+}
+
+// lock reserves a user on this machine; it is false when somebody else has it.
+func (a *Accounts) lock(uid int) bool {
+	l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(uid), Len: 1}
+	return !a.taken[uid] && unix.FcntlFlock(a.file.Fd(), unix.F_OFD_SETLK, &l) == nil
+}
+
+func (a *Accounts) unlock(uid int) {
+	l := unix.Flock_t{Type: unix.F_UNLCK, Start: int64(uid), Len: 1}
+	_ = unix.FcntlFlock(a.file.Fd(), unix.F_OFD_SETLK, &l) // a closed file has none
+}
+
+// Take returns an account of a user that nobody has and nothing runs as, in a group that [Accounts.Group] has given; 0: in
+// one of its own. The caller releases it.
+func (a *Accounts) Take(gid int) (*Lease, error) {
+	if gid != 0 && !a.numbers.groups().holds(gid) {
+		return nil, fmt.Errorf("group %d of a namespace, want 0 or one of %v", gid, a.numbers.groups())
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	busy, err := owners()
+	if err != nil {
+		return nil, err
+	}
+	users := a.numbers.users()
+	for range users.size() {
+		uid := a.next
+		if a.next++; a.next > users.Last {
+			a.next = users.First
+		}
+		if busy[uid] > 0 || !a.lock(uid) {
+			continue
+		}
+		l := &Lease{Account: Account{UID: uid, GID: gid, Home: a.home(uid)}, accounts: a}
+		if gid == 0 {
+			l.GID = uid
+		}
+		if err := l.makeHome(); err != nil {
+			a.unlock(uid)
+			return nil, fmt.Errorf("user %d: %w", uid, err)
+		}
+		a.taken[uid] = true
+		return l, nil
+	}
+	return nil, fmt.Errorf("all users of %v have processes, want fewer replicas or more users (isolation.uids)", users)
+}
+
+// Adopt takes over the account of a process that an earlier owner has started.
+func (a *Accounts) Adopt(account Account) (*Lease, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	account.Home = a.home(account.UID)
+	if !a.numbers.users().holds(account.UID) || !a.lock(account.UID) {
+		return nil, fmt.Errorf("user %d is somebody else's, or none of %v", account.UID, a.numbers.users())
+	}
+	a.taken[account.UID] = true
+	return &Lease{Account: account, accounts: a}, nil
+}
+
+func (a *Accounts) home(uid int) string { return filepath.Join(a.homes, strconv.Itoa(uid)) }
+
+// sweep removes the homes that owners have left who were killed.
+func (a *Accounts) sweep() {
+	busy, err := owners()
+	entries, _ := os.ReadDir(a.homes) // what cannot be read stays
+	for _, e := range entries {
+		uid, ok := parseID(e.Name())
+		if err != nil || !ok || !a.numbers.users().holds(uid) || busy[uid] > 0 || !a.lock(uid) {
+			continue
+		}
+		_ = os.RemoveAll(a.home(uid)) // made anew for the next
+		a.unlock(uid)
+	}
+}
+
+// owners counts the machine's processes by their user.
+func owners() (map[int]int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	out := map[int]int{}
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Stat("/proc/"+e.Name(), &st) == nil { // else it has ended
+			out[int(st.Uid)]++
+		}
+	}
+	return out, nil
+}
+
+// Lease is an account that is taken.
+type Lease struct {
+	Account
+	accounts *Accounts
+}
+
+func (l *Lease) makeHome() error {
+	if err := os.RemoveAll(l.Home); err != nil { // an earlier user's of this number
+		return err
+	}
+	if err := os.Mkdir(l.Home, 0o700); err != nil {
+		return err
+	}
+	return os.Chown(l.Home, l.UID, l.GID)
+}
+
+// Kill ends all that runs as this user, also what has left its process group, and says how many threads that were: as many as
+// it may have when it had forked all it could.
+func (l *Lease) Kill() (int, error) {
+	n := threads(l.UID)
+	if n == 0 {
+		return 0, nil
+	}
+	return n, killAll(l.UID, l.accounts.numbers)
+}
+
+// Release ends what still runs as this user, removes its home and gives the number back.
+func (l *Lease) Release() error {
+	_, err := l.Kill()
+	err = errors.Join(err, os.RemoveAll(l.Home))
+	l.accounts.mu.Lock()
+	defer l.accounts.mu.Unlock()
+	delete(l.accounts.taken, l.UID)
+	l.accounts.unlock(l.UID)
+	if err != nil {
+		return fmt.Errorf("user %d: %w", l.UID, err)
+	}
+	return nil
+}
+
+// threads counts what runs as a user.
+func threads(uid int) int {
+	entries, _ := os.ReadDir("/proc") // always there
+	n := 0
+	for _, e := range entries {
+		var st unix.Stat_t
+		if _, err := strconv.Atoi(e.Name()); err != nil || unix.Stat("/proc/"+e.Name(), &st) != nil || int(st.Uid) != uid {
+			continue
+		}
+		tasks, _ := os.ReadDir("/proc/" + e.Name() + "/task") // of one that has ended: none
+		n += len(tasks)
+	}
+	return n
+}
+
+// killAll sends SIGKILL to all processes of a user, in one step that no fork gets past: with kill(-1) of a thread that may
+// signal that user's processes alone. Its real and saved user is one that has no processes, so that those cannot signal it.
+func killAll(uid int, numbers Range) error {
+	if !numbers.users().holds(uid) || uid <= 0 {
+		return fmt.Errorf("kill processes of user %d, want one of %v", uid, numbers.users())
+	}
+	var err error
+	onThread(func() {
+		nobody := numbers.nobody()
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(nobody), uintptr(uid), uintptr(nobody)); e != 0 {
+			err = fmt.Errorf("become user %d: %w", uid, e)
+			return
+		}
+		if unix.Geteuid() != uid || unix.Getuid() != nobody { // as root it would be everything
+			err = fmt.Errorf("user %d and %d, want %d and %d", unix.Geteuid(), unix.Getuid(), uid, nobody)
+			return
+		}
+		if _, _, e := unix.RawSyscall(unix.SYS_KILL, ^uintptr(0), uintptr(unix.SIGKILL), 0); e != 0 && e != unix.ESRCH {
+			err = fmt.Errorf("kill the processes of user %d: %w", uid, e)
+		}
+	})
+	return err
+}
+
+// groupsVersion is that of the file with the groups.
+const groupsVersion = 1
+
+// groupTable is the file with the groups.
+type groupTable struct {
+	Version int            `json:"version"`
+	Groups  map[string]int `json:"groups"`
+}
+
+// maxTable bounds the file with the groups, in bytes.
+const maxTable = 16 << 20
+
+// readGroups reads a table of groups among numbers.
+func readGroups(b []byte, numbers Range) (groupTable, error) {
+	t := groupTable{Version: groupsVersion}
+	if len(b) > 0 {
+		if err := json.Unmarshal(b, &t); err != nil {
+			return t, err
+		}
+	}
+	if t.Version != groupsVersion {
+		return t, fmt.Errorf("version %d, want %d", t.Version, groupsVersion)
+	}
+	seen := map[int]string{}
+	for tenant, gid := range t.Groups {
+		if other, twice := seen[gid]; twice {
+			return t, fmt.Errorf("group %d of both %q and %q", gid, min(other, tenant), max(other, tenant))
+		}
+		if gid <= 0 {
+			return t, fmt.Errorf("group %d of %q", gid, tenant)
+		}
+		seen[gid] = tenant
+	}
+	if t.Groups == nil {
+		t.Groups = map[string]int{}
+	}
+	return t, nil
+}
+
+// add returns the group of a tenant, and whether it is new.
+func (t *groupTable) add(tenant string, numbers Range) (gid int, added bool, err error) {
+	if gid, ok := t.Groups[tenant]; ok && numbers.holds(gid) {
+		return gid, false, nil
+	}
+	used := map[int]bool{}
+	for _, gid := range t.Groups {
+		used[gid] = true
+	}
+	for gid := numbers.First; gid <= numbers.Last; gid++ {
+		if !used[gid] {
+			t.Groups[tenant] = gid
+			return gid, true, nil
+		}
+	}
+	return 0, false, fmt.Errorf("%d namespaces have had a group since the machine was started, want a wider range (isolation.uids)", numbers.size())
+}
+
+// Group returns the group of a tenant, such as a namespace of a state folder: always the same one, and nobody else's, until the
+// machine is started again.
+func (a *Accounts) Group(tenant string) (int, error) {
+	gid, err := a.group(tenant)
+	if err != nil {
+		return 0, fmt.Errorf("group of %q: %s: %w", tenant, a.table, err)
+	}
+	return gid, nil
+}
+
+func (a *Accounts) group(tenant string) (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	f, err := os.OpenFile(a.table, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil { // held by others for as long as this takes
+		return 0, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	if info.Size() > maxTable {
+		return 0, fmt.Errorf("%d bytes, want at most %d", info.Size(), maxTable)
+	}
+	b := make([]byte, info.Size())
+	if _, err := f.ReadAt(b, 0); err != nil && len(b) > 0 {
+		return 0, err
+	}
+	t, err := readGroups(b, a.numbers.groups())
+	if err != nil {
+		return 0, err
+	}
+	gid, added, err := t.add(tenant, a.numbers.groups())
+	if err != nil || !added {
+		return gid, err
+	}
+	if b, err = json.Marshal(t); err != nil {
+		return 0, err
+	}
+	if _, err := f.WriteAt(slices.Concat(b, []byte("\n")), 0); err != nil { // it only grows
+		return 0, err
+	}
+	return gid, nil
+}

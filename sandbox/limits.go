@@ -1,0 +1,60 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limits of a process, and of each that descends from it.
+const (
+	MaxFiles     = 16 << 10 // descriptors
+	MaxFileSize  = 64 << 30 // bytes of a file that it writes
+	MaxLocked    = 8 << 20  // bytes of memory that stays
+	MaxProcesses = 1024     // processes and threads of an [Account] together, unless its Command says otherwise
+)
+
+// bound bounds a process that has just become its program, and lets it go.
+func bound(pid int, c Command, traced bool) error {
+	if traced { // it stops before its first instruction
+		err := error(unix.EINTR)
+		for errors.Is(err, unix.EINTR) {
+			err = unix.Waitid(unix.P_PID, pid, nil, unix.WSTOPPED|unix.WEXITED|unix.WNOWAIT, nil)
+		}
+		if err != nil {
+			return fmt.Errorf("wait for its start: %w", err)
+		}
+	}
+	limits := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: MaxFiles, unix.RLIMIT_FSIZE: MaxFileSize, unix.RLIMIT_MEMLOCK: MaxLocked}
+	if c.As != nil {
+		limits[unix.RLIMIT_NPROC] = MaxProcesses
+		if c.Processes > 0 {
+			limits[unix.RLIMIT_NPROC] = uint64(c.Processes)
+		}
+	}
+	for resource, most := range limits {
+		if err := lower(pid, resource, most); err != nil {
+			return fmt.Errorf("limit %d to %d: %w", resource, most, err)
+		}
+	}
+	if traced {
+		if err := unix.PtraceDetach(pid); err != nil && !errors.Is(err, unix.ESRCH) { // it may have been killed
+			return fmt.Errorf("let it run: %w", err)
+		}
+	}
+	return nil
+}
+
+// lower makes a limit of a process at most so much.
+func lower(pid, resource int, most uint64) error {
+	var now unix.Rlimit
+	if err := unix.Prlimit(pid, resource, nil, &now); err != nil {
+		return err
+	}
+	if now.Max <= most && now.Cur <= most {
+		return nil
+	}
+	most = min(most, now.Max)
+	return unix.Prlimit(pid, resource, &unix.Rlimit{Cur: most, Max: most}, nil)
+}

@@ -1,0 +1,180 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// view is what one process gets to see under the names that it has for this one, too.
+type view struct {
+	path  string // absolute, without links
+	write bool
+	tree  int // a mount of it that is nowhere yet
+	isDir bool
+}
+
+// look gives the calling thread a mount namespace in which c's user reaches what c was given, and goes to c.Dir; leave takes
+// the thread back to home, a descriptor of its own namespace.
+//
+// What is given appears as a mount at its own path, read-only unless c writes to it. A folder on the way there that others
+// cannot pass, such as /root, is covered: in its place is an empty one with the rest of the way.
+func look(c Command, home int) (leave func() error, err error) {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return nil, fmt.Errorf("mount namespace: %w", err)
+	}
+	leave = func() error {
+		if err := unix.Setns(home, unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("leave the mount namespace of a process: %w", err)
+		}
+		return nil
+	}
+	if err = c.show(); err == nil {
+		if err = unix.Chdir(c.Dir); err != nil {
+			err = fmt.Errorf("folder %s: %w", c.Dir, err)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, leave())
+	}
+	return leave, nil
+}
+
+func (c Command) show() error {
+	if err := mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return err
+	}
+	views, err := c.views()
+	defer func() {
+		for _, v := range views {
+			_ = unix.Close(v.tree)
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	var covers []string
+	for _, v := range views {
+		at, err := closed(v.path, c.As)
+		if err != nil {
+			return err
+		}
+		if at == "" || slices.Contains(covers, at) {
+			continue
+		}
+		const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+		if err := mount("tmpfs", at, "tmpfs", quiet, "mode=0711,size=64k,nr_inodes=1k"); err != nil {
+			return err
+		}
+		covers = append(covers, at)
+	}
+	for _, v := range views {
+		if err := v.put(); err != nil {
+			return err
+		}
+	}
+	for _, at := range covers {
+		const still = unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+		if err := mount("", at, "", still, ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// views opens what c was given, outer folders first.
+func (c Command) views() ([]view, error) {
+	given := map[string]bool{c.Dir: false}
+	for _, p := range c.Reads {
+		given[p] = false
+	}
+	for _, p := range c.Writes {
+		given[p] = true
+	}
+	var out []view
+	for p, write := range given {
+		path, err := filepath.EvalSymlinks(p)
+		if err != nil {
+			return out, err
+		}
+		if !filepath.IsAbs(path) || path == "/" {
+			return out, fmt.Errorf("%q, want the absolute path of a file or folder", p)
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			return out, err
+		}
+		if need := fs.FileMode(0o004); !write && info.Mode().Perm()&need == 0 {
+			return out, fmt.Errorf("%s has mode %v: its process runs as a user of its own, want it readable by all (chmod -R a+rX)", path, info.Mode().Perm())
+		}
+		tree, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+		if err != nil {
+			return out, fmt.Errorf("mount of %s: %w", path, err)
+		}
+		out = append(out, view{path: path, write: write, tree: tree, isDir: info.IsDir()})
+		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
+		if !write {
+			attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
+		}
+		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
+			return out, fmt.Errorf("mount of %s: %w", path, err)
+		}
+	}
+	slices.SortFunc(out, func(a, b view) int { return strings.Compare(a.path, b.path) })
+	return out, nil
+}
+
+// put makes the view appear at its path, where there may be nothing in a folder that covers another.
+func (v view) put() error {
+	if _, err := os.Lstat(v.path); errors.Is(err, fs.ErrNotExist) {
+		dir := v.path
+		if !v.isDir {
+			dir = filepath.Dir(v.path)
+		}
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return err
+		}
+		if !v.isDir {
+			if err := os.WriteFile(v.path, nil, 0o600); err != nil {
+				return err
+			}
+		}
+	}
+	if err := unix.MoveMount(v.tree, "", unix.AT_FDCWD, v.path, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("mount at %s: %w", v.path, err)
+	}
+	return nil
+}
+
+// closed returns the outermost folder on the way to path that as cannot pass; empty: there is none.
+func closed(path string, as *Account) (string, error) {
+	for i := 1; i < len(path); i++ {
+		if path[i] != '/' {
+			continue
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(path[:i], &st); err != nil {
+			return "", fmt.Errorf("%s: %w", path[:i], err)
+		}
+		if !passes(st, as) {
+			return path[:i], nil
+		}
+	}
+	return "", nil
+}
+
+func passes(st unix.Stat_t, as *Account) bool {
+	switch {
+	case int(st.Uid) == as.UID:
+		return st.Mode&0o100 != 0
+	case int(st.Gid) == as.GID:
+		return st.Mode&0o010 != 0
+	}
+	return st.Mode&0o001 != 0
+}
