@@ -32,14 +32,15 @@ type zygoteMeta struct {
 
 // replicaMeta is what a daemon has to know to go on with a replica. Its descriptors are its stdout and stderr.
 type replicaMeta struct {
-	Replica  string    `json:"replica"`
-	Function string    `json:"function"`
-	Path     string    `json:"path"`
-	Device   string    `json:"device,omitempty"`
-	Phases   []Phase   `json:"phases,omitempty"`
-	Started  time.Time `json:"started"`
-	Zygote   string    `json:"zygote,omitempty"` // its parent's entry; empty: its parent is the warden
-	PID      int       `json:"pid,omitempty"`    // of a zygote's child
+	Replica  string           `json:"replica"`
+	Function string           `json:"function"`
+	Path     string           `json:"path"`
+	Device   string           `json:"device,omitempty"`
+	Reserved map[string]int64 `json:"reserved,omitempty"` // bytes by device
+	Phases   []Phase          `json:"phases,omitempty"`
+	Started  time.Time        `json:"started"`
+	Zygote   string           `json:"zygote,omitempty"` // its parent's entry; empty: its parent is the warden
+	PID      int              `json:"pid,omitempty"`    // of a zygote's child
 }
 
 func (z *zygote) meta(function string) []byte {
@@ -51,7 +52,7 @@ func (z *zygote) meta(function string) []byte {
 
 func (p *process) meta() []byte {
 	r := &replicaMeta{
-		Replica: p.replica, Function: p.function, Path: p.path, Device: p.device, Phases: p.phases, Started: p.started, PID: p.pid,
+		Replica: p.replica, Function: p.function, Path: p.path, Device: p.device, Reserved: p.reserved, Phases: p.phases, Started: p.started, PID: p.pid,
 	}
 	if p.zygote != nil {
 		r.Zygote = p.zygote.entry

@@ -4,8 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
@@ -19,19 +20,19 @@ type Device struct {
 	ID          string // its UUID
 	Index       string // of the GPU on the machine, such as 2; of a part GPU:PART, such as 2:0
 	Name        string
-	Memory      int64   // bytes
-	Used        int64   // bytes, by all processes of the machine
-	Utilisation float64 // share of the latest seconds in which it computed; negative: unknown
-	Unhealthy   string  // why nothing may run on it; empty: it is well
-	Processes   map[int]int64
+	Memory      int64         // bytes
+	Used        int64         // bytes, by all processes of the machine
+	Utilisation float64       // share of the latest seconds in which it computed; negative: unknown
+	Unhealthy   string        // why nothing may run on it; empty: it is well
+	Processes   map[int]int64 // bytes by pid, where they are known; not changed
 }
 
 // DeviceInfo is a device and who has it.
 type DeviceInfo struct {
 	Device
-	Reserved int64    // bytes, by this node's replicas
-	Free     int64    // bytes that may still be reserved: what neither replicas have reserved nor others use
-	Replicas []string // that have reserved some of it, sorted
+	Reserved int64    // bytes, for this node's replicas
+	Free     int64    // bytes that may still be reserved: what is neither reserved nor used by others
+	Replicas []string // for which some of it is reserved, sorted
 }
 
 // ErrDevice is the error of a replica for which there is no device, or too little memory on it.
@@ -41,83 +42,33 @@ var ErrDevice = errors.New("no room on its device")
 // is what displays and the driver itself take.
 const wholeShare = 16
 
-// reservations is how much of which device replicas have reserved. It has no lock: the manager's guards it.
-type reservations map[string]reservation // by replica
-
-// reservation is a replica's.
-type reservation struct {
-	pid     int              // of its process; 0: not yet known
-	devices map[string]int64 // bytes, by device
+// holder is a replica's process and what is reserved for it.
+type holder struct {
+	replica  string
+	pid      int              // 0: not yet known
+	reserved map[string]int64 // bytes by device
 }
 
-// take reserves bytes on each of the devices for a replica, or on none. 0 bytes is a whole device: all that is free of one that
-// no other replica has.
-func (r reservations) take(seen []Device, replica string, ids []string, bytes int64, parent func(pid int) int) error {
-	got := map[string]int64{}
-	all := r.look(seen, parent)
-	for _, id := range ids {
-		i := slices.IndexFunc(all, func(d DeviceInfo) bool { return d.ID == id })
-		if i < 0 {
-			return fmt.Errorf("device %q: %w: not one of this node's (%s)", id, ErrDevice, strings.Join(names(all), ", "))
-		}
-		d := all[i]
-		need := bytes
-		if need == 0 {
-			need = d.Memory - d.Memory/wholeShare
-		}
-		switch {
-		case d.Unhealthy != "":
-			return fmt.Errorf("device %q: %w: it is not well: %s", id, ErrDevice, d.Unhealthy)
-		case got[id] > 0:
-			return fmt.Errorf("device %q: %w: asked for twice", id, ErrDevice)
-		case need > d.Free:
-			return fmt.Errorf("device %q: %w: it has %s free of %s, want %s: replicas have reserved %s, and %s are in use",
-				id, ErrDevice, plan.Size(d.Free), plan.Size(d.Memory), plan.Size(need), plan.Size(d.Reserved), plan.Size(d.Used))
-		case bytes == 0:
-			need = d.Free
-		}
-		got[id] = need
-	}
-	if len(got) > 0 {
-		r[replica] = reservation{devices: got}
-	}
-	return nil
-}
-
-func names(all []DeviceInfo) (out []string) {
-	for _, d := range all {
-		out = append(out, d.ID)
-	}
-	return out
-}
-
-// started says which process is the replica's, so that what it uses is not taken for another's.
-func (r reservations) started(replica string, pid int) {
-	if own, ok := r[replica]; ok {
-		own.pid = pid
-		r[replica] = own
-	}
-}
-
-// look says what is free of each device. What a replica uses beyond what it has reserved is not free either, and what cannot be
-// told to be a replica's counts as somebody else's: too much is taken as used then, never too little. parent returns the parent of
-// a process, 0 when it has none, so that a replica's children are its own; nil: children are not looked for.
-func (r reservations) look(seen []Device, parent func(pid int) int) []DeviceInfo {
+// survey says what is free of each device. What a replica uses beyond what is reserved for it is not free either, and use that
+// cannot be told to be a replica's counts as somebody else's: too much is taken for used then, never too little. parent returns
+// the parent of a process, so that a replica's children are its own.
+func survey(seen []Device, holders []holder, parent func(pid int) int) []DeviceInfo {
 	out := make([]DeviceInfo, 0, len(seen))
 	for _, d := range seen {
 		info := DeviceInfo{Device: d}
-		used := r.usage(d, parent)
+		used := usage(d, holders, parent)
 		taken, ours := int64(0), int64(0)
-		for _, replica := range slices.Sorted(maps.Keys(r)) {
-			bytes, ok := r[replica].devices[d.ID]
-			if !ok {
-				continue
+		for i, h := range holders {
+			ours += used[i]
+			if bytes, ok := h.reserved[d.ID]; ok {
+				info.Replicas = append(info.Replicas, h.replica)
+				info.Reserved += bytes
+				taken += max(bytes, used[i])
+			} else {
+				taken += used[i]
 			}
-			info.Replicas = append(info.Replicas, replica)
-			info.Reserved += bytes
-			taken += max(bytes, used[replica])
-			ours += used[replica]
 		}
+		slices.Sort(info.Replicas)
 		info.Free = max(d.Memory-taken-max(d.Used-ours, 0), 0)
 		out = append(out, info)
 	}
@@ -125,27 +76,94 @@ func (r reservations) look(seen []Device, parent func(pid int) int) []DeviceInfo
 	return out
 }
 
-// usage returns how many bytes of a device the processes of each replica use.
-func (r reservations) usage(d Device, parent func(pid int) int) map[string]int64 {
-	owner := map[int]string{}
-	for replica, own := range r {
-		if own.pid > 0 {
-			owner[own.pid] = replica
+// usage returns how many bytes of a device the processes of each holder use.
+func usage(d Device, holders []holder, parent func(pid int) int) []int64 {
+	owner := map[int]int{}
+	for i, h := range holders {
+		if h.pid > 0 {
+			owner[h.pid] = i
 		}
 	}
 	const generations = 16
-	used := map[string]int64{}
+	used := make([]int64, len(holders))
 	for pid, bytes := range d.Processes {
 		for range generations {
-			if replica, ok := owner[pid]; ok {
-				used[replica] += bytes
+			if i, ok := owner[pid]; ok {
+				used[i] += bytes
 				break
 			}
-			if parent == nil || pid <= 1 {
+			if pid = parent(pid); pid <= 1 {
 				break
 			}
-			pid = parent(pid)
 		}
 	}
 	return used
+}
+
+// reserve returns what a replica is to get of each of the devices: bytes of each, or when that is 0 all that is free of devices
+// that no other replica has.
+func reserve(all []DeviceInfo, ids []string, bytes int64) (map[string]int64, error) {
+	got := map[string]int64{}
+	for _, id := range ids {
+		i := slices.IndexFunc(all, func(d DeviceInfo) bool { return d.ID == id })
+		if i < 0 {
+			return nil, fmt.Errorf("device %q: %w: this node does not have it", id, ErrDevice)
+		}
+		d, need := all[i], bytes
+		if need == 0 {
+			need = d.Memory - d.Memory/wholeShare
+		}
+		_, twice := got[id]
+		switch {
+		case d.Unhealthy != "":
+			return nil, fmt.Errorf("device %q: %w: it is not well: %s", id, ErrDevice, d.Unhealthy)
+		case twice:
+			return nil, fmt.Errorf("device %q: %w: it is asked for twice", id, ErrDevice)
+		case need > d.Free || bytes == 0 && len(d.Replicas) > 0:
+			return nil, fmt.Errorf("device %q: %w: want %s, and %s of %s are free: %s are reserved for %d replicas, %s are in use",
+				id, ErrDevice, plan.Size(need), plan.Size(d.Free), plan.Size(d.Memory), plan.Size(d.Reserved), len(d.Replicas), plan.Size(d.Used))
+		case bytes == 0:
+			need = d.Free
+		}
+		got[id] = need
+	}
+	return got, nil
+}
+
+// devices returns the node's devices and what is free of them, with m.mu held.
+func (m *Manager) devices() []DeviceInfo {
+	if m.cfg.Devices == nil {
+		return nil
+	}
+	var holders []holder
+	for _, p := range m.processes {
+		h := holder{replica: p.replica, reserved: p.reserved}
+		if p.running {
+			h.pid = p.pid
+		}
+		holders = append(holders, h)
+	}
+	return survey(m.cfg.Devices(), holders, parentOf)
+}
+
+// equip reserves for p what its order wants of devices, with m.mu held. It is given back when p is forgotten.
+func (m *Manager) equip(p *process, o Order) (err error) {
+	if o.Device != "" {
+		p.reserved, err = reserve(m.devices(), strings.Split(o.Device, ","), o.Spec.DeviceMemory)
+	}
+	return err
+}
+
+// parentOf returns the parent of a process; 0: it has ended.
+func parentOf(pid int) int {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:])) // state, parent, …
+	if len(fields) < 2 {
+		return 0
+	}
+	parent, _ := strconv.Atoi(fields[1]) // 0 when it is no number
+	return parent
 }

@@ -89,7 +89,7 @@ type ReplicaInfo struct {
 func (m *Manager) Inventory() Inventory {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	inv := Inventory{Node: m.cfg.Node, Memory: m.cfg.Memory, CPUMilli: 1000 * runtime.GOMAXPROCS(0), Counts: m.counts}
+	inv := Inventory{Node: m.cfg.Node, Memory: m.cfg.Memory, CPUMilli: 1000 * runtime.GOMAXPROCS(0), Devices: m.devices(), Counts: m.counts}
 	users := map[zygoteKey]string{}
 	for f, k := range m.uses {
 		if first, ok := users[k]; !ok || f < first {

@@ -17,7 +17,8 @@ type process struct {
 	replica, function string
 	pid               int
 	path              string
-	device            string // as Order has it
+	device            string           // as Order has it
+	reserved          map[string]int64 // bytes by device, see devices.go
 	phases            []Phase
 	started           time.Time
 	output            *sandbox.Output

@@ -27,10 +27,14 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 		m.mu.Unlock()
 		return nil, fmt.Errorf("replica %q: %w", o.Replica, ErrRunning)
 	}
-	m.starts.Add(1)
 	p := &process{replica: o.Replica, function: o.Spec.Function, device: o.Device, started: time.Now(), owner: m,
 		entry: newEntry("replica"), placed: make(chan struct{}), gone: make(chan struct{})}
+	if err := m.equip(p, o); err != nil {
+		m.mu.Unlock()
+		return nil, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
+	}
 	m.processes[o.Replica] = p
+	m.starts.Add(1)
 	m.mu.Unlock()
 	defer m.starts.Done()
 	defer close(p.placed)
@@ -81,7 +85,7 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	for _, name := range []string{wire.EnvZygoteFD, wire.EnvImage, wire.EnvReady, wire.EnvHealth} {
 		delete(env, name) // not a function's to say
 	}
-	env[wire.EnvReplica], env[wire.EnvFunction] = o.Replica, o.Spec.Function
+	env[wire.EnvReplica], env[wire.EnvFunction], env[envDevices] = o.Replica, o.Spec.Function, o.Device
 	if env[wire.EnvModel] != "" {
 		err = m.fork(ctx, o, p, image, env, theirs)
 	} else {
