@@ -80,10 +80,10 @@ func (c *Client) Start(ctx context.Context, o Order, progress func(Phase)) (Star
 	return Started{PID: a.PID, Path: a.Path, Phases: a.Phases, Conn: conn}, nil
 }
 
-// Do carries out any other order. When ctx ends first, the daemon is told to give it up.
-func (c *Client) Do(ctx context.Context, o Order) error {
-	_, _, err := c.do(ctx, o, nil)
-	return err
+// Do has any other order carried out, and returns how many bytes of memory were loaded or evicted. When ctx ends first, the daemon is told to give it up.
+func (c *Client) Do(ctx context.Context, o Order) (bytes int64, err error) {
+	a, _, err := c.do(ctx, o, nil)
+	return a.Bytes, err
 }
 
 // do sends an order, again and again under one id, until it is answered or ctx ends.
@@ -128,8 +128,10 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 			_ = send() // it could be encoded
 		case a := <-answers:
 			switch {
+			case a.Done && a.Code == CodeUnsupported:
+				return a, o, fmt.Errorf("node %q: %s: %w", c.name, a.Error, errors.ErrUnsupported)
 			case a.Done && a.Error != "":
-				return a, o, fmt.Errorf("node %q: %w", c.name, errors.New(a.Error))
+				return a, o, fmt.Errorf("node %q: %s", c.name, a.Error)
 			case a.Done:
 				return a, o, nil
 			case !accepted:

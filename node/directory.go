@@ -18,6 +18,7 @@ import (
 type DirectoryConfig struct {
 	Bus  Bus
 	Boot string // of this machine, see BootID
+	Own  string // a node's name that no daemon may have, because it is ours; empty: none
 	Log  *slog.Logger
 
 	Joined func(*Client)                // a node has come, or is back
@@ -169,12 +170,11 @@ func (d *Directory) announced(name string, data []byte) {
 		return
 	case inv.Gone:
 		return
-	case inv.Boot != d.cfg.Boot:
+	case d.unfit(inv) != "":
 		if m.refused != inv.ID {
 			m.refused = inv.ID
-			cause := fmt.Sprintf("node %q is on another machine (host %s): replicas' sockets cannot be handed from there; start its KeysManager on the machine of `stagecoach up`", name, inv.Host)
-			d.cfg.Log.Error("node refused", "node", name, "error", cause)
-			refuse(d.cfg.Bus, inv.Identity, cause)
+			d.cfg.Log.Error("node refused", "node", name, "error", d.unfit(inv))
+			refuse(d.cfg.Bus, inv.Identity, d.unfit(inv))
 		}
 		return
 	case was.ID != "" && inv.ID != was.ID:
@@ -196,6 +196,18 @@ func (d *Directory) announced(name string, data []byte) {
 	if inv.Events > m.seen && !m.asking {
 		d.catchUp(m)
 	}
+}
+
+// unfit says why a node cannot be used; empty: it can.
+func (d *Directory) unfit(inv Inventory) string {
+	switch {
+	case inv.Name == d.cfg.Own:
+		return fmt.Sprintf("node %q is a part of `stagecoach up` itself; choose another --node, or run `stagecoach up --no-node`", inv.Name)
+	case inv.Boot != d.cfg.Boot:
+		return fmt.Sprintf("node %q is on another machine (host %s, boot %s, want %s): replicas' sockets cannot be handed over from there; "+
+			"start its KeysManager on the machine of `stagecoach up`", inv.Name, inv.Host, inv.Boot, d.cfg.Boot)
+	}
+	return ""
 }
 
 // meet makes the member for a new name.

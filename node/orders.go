@@ -89,10 +89,13 @@ func (s *Server) carryOut(ctx context.Context, o Order, t *task) {
 		})
 		a.PID, a.Path, a.Phases = started.PID, started.Path, started.Phases
 	} else {
-		err = s.cfg.Worker.Do(ctx, o)
+		a.Bytes, err = s.cfg.Worker.Do(ctx, o)
 	}
 	if err != nil {
 		a.Error = err.Error()
+		if errors.Is(err, errors.ErrUnsupported) {
+			a.Code = CodeUnsupported
+		}
 	}
 	s.mu.Lock()
 	delete(s.running, o.ID)
@@ -172,7 +175,7 @@ const endTimeout = 15 * time.Second
 func (s *Server) end(replica string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), endTimeout)
 	defer cancel()
-	if err := s.cfg.Worker.Do(ctx, Order{V: Version, Kind: OrderStop, Replica: replica, Grace: time.Second}); err != nil {
+	if _, err := s.cfg.Worker.Do(ctx, Order{V: Version, Kind: OrderStop, Replica: replica, Grace: time.Second}); err != nil {
 		s.cfg.Log.Error("replica that nobody wants may still run", "replica", replica, "error", err)
 	}
 	s.Changed()

@@ -17,8 +17,8 @@ import (
 type Worker interface {
 	// Start starts a replica, with nothing left of it when ctx ends first; progress is told of each phase that has ended.
 	Start(ctx context.Context, o Order, progress func(Phase)) (Started, error)
-	// Do carries out an order of any other kind.
-	Do(ctx context.Context, o Order) error
+	// Do carries out an order of any other kind. What it returns is how many bytes of memory were loaded or evicted.
+	Do(ctx context.Context, o Order) (int64, error)
 	// Inventory returns what the node has. Who it is the server adds.
 	Inventory() Inventory
 }

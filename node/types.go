@@ -184,11 +184,16 @@ type Answer struct {
 
 	// Of the last one:
 	Error  string  `json:"error,omitempty"`
+	Code   string  `json:"code,omitempty"` // of an Error that callers may want to tell apart: CodeUnsupported
 	PID    int     `json:"pid,omitempty"`
 	Path   string  `json:"path,omitempty"`
 	Phases []Phase `json:"phases,omitempty"`
+	Bytes  int64   `json:"bytes,omitempty"` // that what was loaded takes, or what was evicted took
 	Events []Event `json:"events,omitempty"`
 }
+
+// CodeUnsupported is the code of an error of a node that cannot do what is asked; to callers it is [errors.ErrUnsupported].
+const CodeUnsupported = "unsupported"
 
 // The kinds of an [Event].
 const (
