@@ -52,18 +52,18 @@ type CPU struct {
 	Used  int `json:"used"` // promised to replicas
 }
 
-// Device is an accelerator.
+// Device is an accelerator, or a part of one (MIG).
 type Device struct {
 	UUID        string  `json:"uuid"`
-	Index       int     `json:"index"`
-	Name        string  `json:"name"`
-	Memory      int64   `json:"memory"`   // bytes
-	Used        int64   `json:"used"`     // bytes, as the driver says
-	Reserved    int64   `json:"reserved"` // bytes, promised to replicas
-	Utilisation float64 `json:"utilisation"`
+	Index       string  `json:"index"`       // of the GPU on the machine, such as 2; of a part GPU:PART, such as 2:0
+	Name        string  `json:"name"`        // of a part, with its profile
+	Memory      int64   `json:"memory"`      // bytes
+	Used        int64   `json:"used"`        // bytes, by all processes of the machine
+	Reserved    int64   `json:"reserved"`    // bytes, promised to replicas
+	Free        int64   `json:"free"`        // bytes that may still be promised
+	Utilisation float64 `json:"utilisation"` // 0 to 1; negative: unknown
 	Healthy     bool    `json:"healthy"`
 	Cause       string  `json:"cause,omitempty"` // why it is not healthy
-	MIG         string  `json:"mig,omitempty"`   // the profile of a part of a device; empty: a whole one
 }
 
 // The states of a [Zygote].

@@ -1,20 +1,90 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
 
+	"github.com/stagecoach-serving/stagecoach/cluster"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
 // nodeList is the nodes of a running stagecoach: its own KeysManager, if it has one, and daemons that have joined.
 type nodeList interface {
 	// Inventories returns what each node that is heard is and has, sorted by name.
 	Inventories() []node.Inventory
-	// Load brings a function's parameters into the memory of a node; Evict takes them, by function or digest, out of it, as
-	// soon as no replica needs them. Both return when that is done.
-	Load(ctx context.Context, node string, spec keysmanager.Spec) error
-	Evict(ctx context.Context, node, what string) error
+	// Load brings a function's parameters into the memory of a node; Evict takes them, by function or digest, out of it, when
+	// no replica needs them. Both return how many bytes that were, when it is done.
+	Load(ctx context.Context, node string, spec keysmanager.Spec) (bytes int64, err error)
+	Evict(ctx context.Context, node, what string) (bytes int64, err error)
+}
+
+// nodes implements nodeList.
+type nodes struct {
+	self   node.Identity        // of this process
+	keys   *keysmanager.Manager // nil: it is no node itself
+	joined *node.Directory      // nil: it does not listen for others
+}
+
+// Inventories implements nodeList.
+func (n *nodes) Inventories() []node.Inventory {
+	var out []node.Inventory
+	if n.joined != nil {
+		out = n.joined.Inventories()
+	}
+	if n.keys != nil {
+		own := inventoryOf(n.keys.Inventory())
+		own.Identity, own.Embedded = n.self, true
+		out = append(out, own)
+	}
+	slices.SortFunc(out, func(a, b node.Inventory) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+// Load implements nodeList.
+func (n *nodes) Load(ctx context.Context, name string, spec keysmanager.Spec) (int64, error) {
+	if n.keys != nil && name == n.self.Name {
+		z, err := n.keys.Load(ctx, spec)
+		return z.Bytes, err
+	}
+	b, err := json.Marshal(spec)
+	if err != nil {
+		return 0, err
+	}
+	return n.order(ctx, name, node.Order{Kind: node.OrderLoad, Spec: b})
+}
+
+// Evict implements nodeList.
+func (n *nodes) Evict(ctx context.Context, name, what string) (int64, error) {
+	if n.keys != nil && name == n.self.Name {
+		return n.keys.Evict(ctx, what)
+	}
+	return n.order(ctx, name, node.Order{Kind: node.OrderEvict, Function: what})
+}
+
+// order has a daemon do something.
+func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, error) {
+	if n.joined != nil {
+		for _, c := range n.joined.Clients() {
+			if c.Name() == name {
+				return c.Do(ctx, o)
+			}
+		}
+	}
+	return 0, fmt.Errorf("node %q: there is none of this name now", name)
+}
+
+// forget tells all nodes that a function is no longer deployed. Daemons that do not hear it are told again, see [up.heard].
+func (n *nodes) forget(function string) {
+	if n.keys != nil {
+		n.keys.Forget(function)
+	}
 }
 
 // inventoryOf is what a KeysManager has, as the node protocol says it. Who it is the caller adds.
@@ -22,14 +92,15 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 	out := node.Inventory{
 		V:        node.Version,
 		Identity: node.Identity{Name: inv.Node},
-		Memory:   node.Memory{Total: inv.Memory, Used: inv.MemoryUsed, Threshold: int64(float64(inv.Memory) * keysmanager.Threshold)},
+		Memory:   node.Memory{Total: inv.Memory, Used: inv.MemoryUsed, Threshold: inv.Threshold},
 		CPU:      node.CPU{Total: inv.CPUMilli},
 		Devices:  []node.Device{}, Zygotes: []node.Zygote{}, Failures: []node.Failure{}, Replicas: []node.Replica{}, // JSON lists, not null
 		Counts: node.Counts{Hits: inv.Hits, Misses: inv.Misses, Evictions: inv.Evictions},
 	}
 	for _, z := range inv.Zygotes {
 		out.Zygotes = append(out.Zygotes, node.Zygote{
-			Function: z.Function, Digest: z.Digest, PID: z.PID, Bytes: z.Bytes, Replicas: z.Replicas, State: node.Ready, Load: z.Load,
+			Function: z.Function, Namespace: z.Namespace, Digest: z.Digest, Model: z.Model, PID: z.PID, Bytes: z.Bytes, Path: z.Path,
+			Replicas: z.Replicas, Key: z.Key, State: z.State, Load: z.Load, LastUsed: z.LastUsed,
 		})
 	}
 	for _, f := range inv.Failures {
@@ -37,7 +108,13 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 	}
 	for _, r := range inv.Replicas {
 		out.Replicas = append(out.Replicas, node.Replica{
-			Name: r.Name, Function: r.Function, PID: r.PID, Path: r.Path, Phases: phasesOf(r.Phases), Started: r.Started,
+			Name: r.Name, Function: r.Function, PID: r.PID, Path: r.Path, Device: r.Device, Phases: phasesOf(r.Phases), Started: r.Started,
+		})
+	}
+	for _, d := range inv.Devices {
+		out.Devices = append(out.Devices, node.Device{
+			UUID: d.ID, Index: d.Index, Name: d.Name, Memory: d.Memory, Used: d.Used, Reserved: d.Reserved, Free: d.Free,
+			Utilisation: d.Utilisation, Healthy: d.Unhealthy == "", Cause: d.Unhealthy,
 		})
 	}
 	return out
@@ -47,6 +124,89 @@ func phasesOf(phases []keysmanager.Phase) []node.Phase {
 	out := []node.Phase{}
 	for _, p := range phases {
 		out = append(out, node.Phase(p))
+	}
+	return out
+}
+
+// remoteNode is a daemon as the cluster's node.
+type remoteNode struct{ *node.Client }
+
+// specJSON is a function's spec as it travels.
+func specJSON(f cluster.FunctionSpec) (json.RawMessage, error) {
+	s, err := spec(f)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(s)
+}
+
+// Start implements cluster.Node.
+func (n remoteNode) Start(ctx context.Context, o cluster.Order) (cluster.Started, error) {
+	s, err := specJSON(o.Function)
+	if err != nil {
+		return cluster.Started{}, err
+	}
+	r, err := n.Client.Start(ctx, node.Order{Replica: o.Replica, Spec: s, CPUMilli: o.CPUMilli, Device: o.Device}, nil)
+	if err != nil {
+		return cluster.Started{}, err
+	}
+	out := cluster.Started{PID: r.PID, Conn: r.Conn, Path: r.Path}
+	for _, p := range r.Phases {
+		out.Phases = append(out.Phases, cluster.Phase(p))
+	}
+	return out, nil
+}
+
+// stopMargin is what an order to stop may take beyond the replica's grace.
+const stopMargin = 5 * time.Second
+
+// Stop implements cluster.Node.
+func (n remoteNode) Stop(ctx context.Context, replica string, grace time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, grace+stopMargin)
+	defer cancel()
+	_, err := n.Do(ctx, node.Order{Kind: node.OrderStop, Replica: replica, Grace: grace})
+	return err
+}
+
+// SetCPU implements cluster.Node.
+func (n remoteNode) SetCPU(ctx context.Context, replica string, milli int) error {
+	_, err := n.Do(ctx, node.Order{Kind: node.OrderSetCPU, Replica: replica, CPUMilli: milli})
+	return err
+}
+
+// Warm implements cluster.Node.
+func (n remoteNode) Warm(ctx context.Context, wanted []cluster.WarmOrder) error {
+	o := node.Order{Kind: node.OrderWarm}
+	var errs []error
+	for _, w := range wanted {
+		if w.Warmth < plan.Host {
+			continue // on disk it is already
+		}
+		s, err := specJSON(w.Function)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		o.Wanted = append(o.Wanted, node.Wanted{Spec: s, Key: w.Key})
+	}
+	_, err := n.Do(ctx, o)
+	return errors.Join(append(errs, err)...)
+}
+
+// Inventory implements cluster.Node.
+func (n remoteNode) Inventory() plan.Node {
+	inv := n.Client.Inventory()
+	out := plan.Node{Name: inv.Name, Memory: inv.Memory.Total, MemoryUsed: inv.Memory.Used, CPUMilli: inv.CPU.Total}
+	for _, z := range inv.Zygotes {
+		if z.State == node.Ready {
+			out.Zygotes = append(out.Zygotes, plan.Zygote{Function: z.Function, Digest: z.Digest, Bytes: z.Bytes, Replicas: z.Replicas})
+		}
+	}
+	for _, d := range inv.Devices {
+		out.Devices = append(out.Devices, plan.Device{ID: d.UUID, Memory: d.Memory, MemoryUsed: d.Memory - d.Free, Unavailable: d.Cause})
+	}
+	if inv.Leaving {
+		out.Unavailable = "its KeysManager is being stopped"
 	}
 	return out
 }
