@@ -168,7 +168,7 @@ type status struct {
 	local   *cluster.Local
 	gateway *gateway.Gateway
 	loop    *control.Loop
-	keys    *keysmanager.Manager
+	nodes   *nodes
 	meter   sandbox.Meter
 	log     *slog.Logger
 }
@@ -205,9 +205,11 @@ func (s *status) want(key string) (plan.Want, bool) {
 // Usage implements provider.Status.
 func (s *status) Usage(key string) (provider.Usage, bool) {
 	var pids []int
-	for _, r := range s.keys.Inventory().Replicas {
-		if r.Function == key {
-			pids = append(pids, r.PID)
+	for _, inv := range s.nodes.Inventories() { // all of this machine
+		for _, r := range inv.Replicas {
+			if r.Function == key {
+				pids = append(pids, r.PID)
+			}
 		}
 	}
 	cpu, memory, err := s.meter.Measure(key, pids)

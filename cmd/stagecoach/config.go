@@ -31,6 +31,7 @@ type Config struct {
 	Control  ControlConfig  `yaml:"control"`
 	Registry RegistryConfig `yaml:"registry"`
 	Journal  JournalConfig  `yaml:"journal"`
+	NATS     NATSConfig     `yaml:"nats"`
 
 	Telemetry TelemetryConfig `yaml:"telemetry"`
 	Log       LogConfig       `yaml:"log"`
@@ -60,6 +61,12 @@ func (c LogConfig) logger(w io.Writer) *slog.Logger {
 type NodeConfig struct {
 	Name   string `yaml:"name"`   // default: the host's
 	Memory Bytes  `yaml:"memory"` // for zygotes and replicas; default: the machine's or the cgroup's
+	None   bool   `yaml:"none"`   // this process is no node: replicas run on those that join
+}
+
+// NATSConfig is how nodes reach this process.
+type NATSConfig struct {
+	Listen string `yaml:"listen"` // host:port where `stagecoach keysmanager` joins, with the token in STATE/nats-token; empty: nowhere
 }
 
 // RequestsConfig bounds what clients may ask for.
@@ -186,6 +193,12 @@ func (c *Config) Validate() error {
 	}
 	if c.Node.Memory != 0 && c.Node.Memory < 64<<20 {
 		bad("node.memory", int64(c.Node.Memory), "at least 64Mi, or 0 for what the machine has")
+	}
+	if host, port, err := net.SplitHostPort(c.NATS.Listen); c.NATS.Listen != "" && (err != nil || port == "" || !loopback(host)) {
+		bad("nats.listen", fmt.Sprintf("%q", c.NATS.Listen), "a loopback address and a port, such as 127.0.0.1:4222: nodes join from this machine alone")
+	}
+	if c.Node.None && c.NATS.Listen == "" {
+		bad("node.none", true, "nats.listen too: else there is no node that could run replicas")
 	}
 	atLeast("requests.timeout", c.Requests.Timeout, time.Millisecond)
 	atLeast("requests.maxTimeout", c.Requests.MaxTimeout, c.Requests.Timeout)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/cluster"
@@ -30,6 +31,20 @@ type nodes struct {
 	self   node.Identity        // of this process
 	keys   *keysmanager.Manager // nil: it is no node itself
 	joined *node.Directory      // nil: it does not listen for others
+
+	ctx    context.Context // of what is told to daemons in passing
+	cancel context.CancelFunc
+	group  sync.WaitGroup
+
+	mu         sync.Mutex
+	forgetting map[string]bool // nodes and functions that they are being told to forget
+}
+
+// close stops listening to daemons.
+func (n *nodes) close() {
+	n.joined.Close()
+	n.cancel()
+	n.group.Wait()
 }
 
 // Inventories implements nodeList.
@@ -80,11 +95,33 @@ func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, er
 	return 0, fmt.Errorf("node %q: there is none of this name now", name)
 }
 
-// forget tells all nodes that a function is no longer deployed. Daemons that do not hear it are told again, see [up.heard].
+// forget tells our own node that a function is no longer deployed. Daemons are told when they announce that they have it.
 func (n *nodes) forget(function string) {
 	if n.keys != nil {
 		n.keys.Forget(function)
 	}
+}
+
+// forgetTimeout bounds an order to forget a function.
+const forgetTimeout = 5 * time.Second
+
+// forgetThere tells a daemon that a function is no longer deployed, unless it is being told.
+func (n *nodes) forgetThere(c *node.Client, function string) {
+	what := c.Name() + " " + function
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.forgetting[what] {
+		return
+	}
+	n.forgetting[what] = true
+	n.group.Go(func() {
+		ctx, cancel := context.WithTimeout(n.ctx, forgetTimeout)
+		defer cancel()
+		_, _ = c.Do(ctx, node.Order{Kind: node.OrderForget, Function: function}) // its next announcement says whether it did
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.forgetting, what)
+	})
 }
 
 // inventoryOf is what a KeysManager has, as the node protocol says it. Who it is the caller adds.

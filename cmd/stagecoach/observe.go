@@ -79,9 +79,9 @@ func phases(all []cluster.Phase) map[string]string {
 	return out
 }
 
-// evicted tells that a zygote was ended for want of memory.
-func (u *up) evicted(function string, bytes int64) {
-	u.events.Publish(events.Event{Kind: "zygote.evicted", Function: function, Node: u.cfg.Node.Name, Why: fmt.Sprintf("%d MiB for others", bytes>>20)})
+// evicted tells that a node has ended a zygote for want of memory.
+func (u *up) evicted(node, function string, bytes int64) {
+	u.events.Publish(events.Event{Kind: "zygote.evicted", Function: function, Node: node, Why: fmt.Sprintf("%d MiB for others", bytes>>20)})
 }
 
 // deadLetter tells that an async request, or its callback, has failed for good.

@@ -20,7 +20,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/events"
 	"github.com/stagecoach-serving/stagecoach/flow"
 	"github.com/stagecoach-serving/stagecoach/gateway"
-	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
@@ -53,6 +52,8 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	fs.StringVar(&cfg.Images, "images", cfg.Images, "folder with the images of the process runtime; default STATE/images")
 	fs.StringVar(&cfg.Registry.Auth, "registry-config", cfg.Registry.Auth, "file with credentials for registries; default ~/.docker/config.json, or DOCKER_CONFIG/config.json")
 	fs.StringVar(&cfg.ORT, "ort", cfg.ORT, "ONNX Runtime's shared library, for functions with a model")
+	fs.StringVar(&cfg.NATS.Listen, "nats-listen", cfg.NATS.Listen, "host:port where nodes of this machine join (stagecoach keysmanager); default nowhere")
+	fs.BoolVar(&cfg.Node.None, "no-node", cfg.Node.None, "run no replicas in this process; nodes that join do")
 	fs.StringVar(&cfg.BasicAuthDir, "basic-auth-dir", cfg.BasicAuthDir, "folder with basic-auth-user and basic-auth-password")
 	if err := parseFlags(fs, args); err != nil {
 		return cfg, nil, err
@@ -94,7 +95,7 @@ type up struct {
 	secrets   *secret.Store
 	store     *tensor.Dir
 	lines     *dispatch.Shell
-	keys      *keysmanager.Manager
+	nodes     *nodes
 	local     *cluster.Local
 	loop      *control.Loop
 	flow      *flow.Coordinator

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -19,8 +18,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/dispatch"
 	"github.com/stagecoach-serving/stagecoach/flow"
 	"github.com/stagecoach-serving/stagecoach/gateway"
-	"github.com/stagecoach-serving/stagecoach/keysmanager"
-	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
 	"github.com/stagecoach-serving/stagecoach/secret"
@@ -60,8 +57,15 @@ func (u *up) openQueue(ctx context.Context) error {
 	if sync == 0 {
 		sync = -1 // with each write
 	}
-	if u.nats, err = queue.StartServer(queue.ServerConfig{Dir: filepath.Join(u.cfg.State, "nats"), Sync: sync, Log: u.log}); err != nil {
+	server := queue.ServerConfig{Dir: filepath.Join(u.cfg.State, "nats"), Sync: sync, Log: u.log, Listen: u.cfg.NATS.Listen}
+	if server.Token, err = u.natsToken(); err != nil {
 		return err
+	}
+	if u.nats, err = queue.StartServer(server); err != nil {
+		return err
+	}
+	if url := u.nats.URL(); url != "" {
+		u.log.Info("nodes can join", "url", url, "token", u.tokenFile())
 	}
 	u.onClose(func() error { u.nats.Close(); return nil })
 	nc, err := u.nats.Connect("state")
@@ -111,21 +115,14 @@ func (u *up) epoch(ctx context.Context) (uint64, error) {
 // openReplicas makes what starts replicas and gives them work.
 func (u *up) openReplicas(ctx context.Context) error {
 	var err error
-	u.keys, err = keysmanager.New(keysmanager.Config{
-		Node: u.cfg.Node.Name, Images: u.images, ORT: u.cfg.ORT,
-		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory), Watchdog: watchdogLine[:],
-		OnExit:  func(e keysmanager.Exit) { u.local.Lost(e.Replica, e.Cause) },
-		OnEvict: u.evicted,
-		Output: func(function, replica, stream, line string) {
-			u.book.Add(function, logbook.Line{At: time.Now().UTC(), Replica: replica, Stream: stream, Text: line})
-			u.log.Debug("output", "function", function, "replica", replica, "stream", stream, "line", line)
-		},
-		Log: u.log, Metrics: u.metrics,
-	})
-	if err != nil {
+	if u.nodes, err = newNodes(u.cfg.Node.Name); err != nil {
 		return err
 	}
-	u.onClose(func() error { u.keys.Close(); return nil })
+	if !u.cfg.Node.None {
+		if err := u.openNode(); err != nil {
+			return err
+		}
+	}
 	nc, err := u.nats.Connect("dispatch")
 	if err != nil {
 		return err
@@ -147,7 +144,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 		return err
 	}
 	u.local, err = cluster.New(cluster.Config{
-		Functions: deployed{u.registry, u.secrets}, Lines: u.lines, Replicas: u.lines, Nodes: []cluster.Node{localNode{u.keys}},
+		Functions: deployed{u.registry, u.secrets}, Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(),
 		Epoch: epoch, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,
 	})
@@ -159,6 +156,9 @@ func (u *up) openReplicas(ctx context.Context) error {
 		defer cancel()
 		return u.local.Close(ctx)
 	})
+	if err := u.openNodes(); err != nil {
+		return err
+	}
 	return u.metrics.Register(newReplicaCount(u.registry, u.local))
 }
 
@@ -226,7 +226,7 @@ func (u *up) openHTTP(context.Context) error {
 	} else {
 		u.log.Warn("no credentials: everyone on this machine may deploy; --basic-auth-dir changes that")
 	}
-	u.status = &status{local: u.local, gateway: u.gateway, loop: u.loop, keys: u.keys, log: u.log}
+	u.status = &status{local: u.local, gateway: u.gateway, loop: u.loop, nodes: u.nodes, log: u.log}
 	api, err := provider.New(provider.Config{
 		Store: u.specs, Registry: u.registry, Images: u.images,
 		Status: u.status, Scaler: u.local, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Credentials: credentials, Version: version(), Log: u.log,
@@ -253,7 +253,7 @@ func (u *up) follow(context.Context) error {
 		u.kinds.changed(c.Key, c.Function)
 		if f := c.Function; f == nil {
 			u.lines.Remove(c.Key)
-			u.keys.Forget(c.Key)
+			u.nodes.forget(c.Key)
 			u.book.Forget(c.Key)
 			u.status.meter.Forget(c.Key)
 		} else if err := u.lines.Ensure(dispatch.Spec{

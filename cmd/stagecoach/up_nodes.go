@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/cluster"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/logbook"
+	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/queue"
+)
+
+// newNodes returns no nodes.
+func newNodes(name string) (*nodes, error) {
+	self, err := node.Identify(name, version())
+	n := &nodes{self: self, forgetting: map[string]bool{}}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	return n, err
+}
+
+// own is this process as the cluster's first node, if it is one.
+func (n *nodes) own() []cluster.Node {
+	if n.keys == nil {
+		return nil
+	}
+	return []cluster.Node{localNode{n.keys}}
+}
+
+// openNode makes this process a node.
+func (u *up) openNode() error {
+	var err error
+	u.nodes.keys, err = keysmanager.New(keysmanager.Config{
+		Node: u.cfg.Node.Name, Images: u.images, ORT: u.cfg.ORT,
+		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory), Watchdog: watchdogLine[:],
+		OnExit:  func(e keysmanager.Exit) { u.local.Lost(e.Replica, e.Cause) },
+		OnEvict: func(function string, bytes int64) { u.evicted(u.cfg.Node.Name, function, bytes) },
+		Output: func(function, replica, stream, line string) {
+			u.printed(function, logbook.Line{At: time.Now().UTC(), Replica: replica, Stream: stream, Text: line})
+		},
+		Log: u.log, Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": u.cfg.Node.Name}, u.metrics),
+	})
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { u.nodes.keys.Close(); return nil })
+	return nil
+}
+
+// printed takes a line that a replica or zygote has printed.
+func (u *up) printed(function string, l logbook.Line) {
+	u.book.Add(function, l)
+	u.log.Debug("output", "function", function, "replica", l.Replica, "stream", l.Stream, "line", l.Text)
+}
+
+func (u *up) tokenFile() string { return filepath.Join(u.cfg.State, "nats-token") }
+
+// natsToken returns what nodes have to know to join, which is made at the first start; empty: none can.
+func (u *up) natsToken() (string, error) {
+	if u.cfg.NATS.Listen == "" {
+		return "", nil
+	}
+	token, err := readToken(u.tokenFile())
+	if errors.Is(err, os.ErrNotExist) {
+		token = rand.Text()
+		err = os.WriteFile(u.tokenFile(), []byte(token+"\n"), 0o600)
+	}
+	if err != nil {
+		return "", fmt.Errorf("token of nodes: %w", err)
+	}
+	return token, nil
+}
+
+func readToken(file string) (string, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	token := strings.TrimSpace(string(b))
+	if token == "" {
+		return "", fmt.Errorf("%s is empty, want a token", file)
+	}
+	return token, nil
+}
+
+// openNodes lets daemons join.
+func (u *up) openNodes() error {
+	if u.cfg.NATS.Listen == "" {
+		return nil
+	}
+	nc, err := u.nats.Connect("nodes")
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { nc.Close(); return nil })
+	own := ""
+	if u.nodes.keys != nil {
+		own = u.nodes.self.Name
+	}
+	u.nodes.joined, err = node.OpenDirectory(node.DirectoryConfig{
+		Bus: queue.NewLink(nc), Boot: u.nodes.self.Boot, Own: own, Log: u.log,
+		Joined: func(c *node.Client) { u.local.Join(remoteNode{c}) },
+		Left:   func(name, _ string) { u.local.Leave(name) },
+		Heard:  u.heard,
+		Event:  u.nodeEvent,
+		Line: func(name string, l node.Line) {
+			if l.Lost > 0 {
+				u.log.Warn("lines of replicas were lost: they printed faster than was read", "node", name, "lines", l.Lost)
+				return
+			}
+			u.printed(l.Function, logbook.Line{At: l.At, Replica: l.Replica, Stream: l.Stream, Text: l.Text})
+		},
+	})
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { u.nodes.close(); return nil })
+	return nil
+}
+
+// heard takes what a daemon says of itself: what it runs, and what it holds parameters of.
+func (u *up) heard(c *node.Client) {
+	inv := c.Inventory()
+	running := make([]string, len(inv.Replicas))
+	for i, r := range inv.Replicas {
+		running[i] = r.Name
+	}
+	u.local.Running(inv.Name, running)
+	for _, z := range inv.Zygotes {
+		if _, ok := u.registry.Function(z.Function); ok || z.Function == "" || z.State != node.Ready {
+			continue
+		}
+		u.nodes.forgetThere(c, z.Function)
+	}
+}
+
+// nodeEvent takes what a daemon tells.
+func (u *up) nodeEvent(name string, e node.Event) {
+	switch e.Kind {
+	case node.EventExit:
+		u.local.Lost(e.Replica, e.Cause)
+	case node.EventEvict:
+		u.evicted(name, e.Function, e.Bytes)
+	}
+}
