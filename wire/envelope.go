@@ -21,8 +21,12 @@ const (
 	KindReply  Kind = 'R'
 )
 
-// EnvelopeVersion is the second byte of a message over NATS.
-const EnvelopeVersion = 1
+// EnvelopeVersion is the second byte of a message over NATS, OldestEnvelope the oldest that is still understood. Version 2 has
+// revisions at the end of tasks and replies.
+const (
+	EnvelopeVersion = 2
+	OldestEnvelope  = 1
+)
 
 // ErrVersion says that a message or frame is of a version that this program does not speak.
 var ErrVersion = errors.New("wire: unknown version")
@@ -35,8 +39,8 @@ func EnvelopeKind(b []byte) (Kind, error) {
 	switch k := Kind(b[0]); {
 	case k != KindTask && k != KindCancel && k != KindReply:
 		return 0, fmt.Errorf("message of kind %q, want %c, %c or %c", b[0], KindTask, KindCancel, KindReply)
-	case b[1] != EnvelopeVersion:
-		return 0, fmt.Errorf("message of version %d, want %d: %w", b[1], EnvelopeVersion, ErrVersion)
+	case b[1] < OldestEnvelope || b[1] > EnvelopeVersion:
+		return 0, fmt.Errorf("message of version %d, want %d to %d: %w", b[1], OldestEnvelope, EnvelopeVersion, ErrVersion)
 	default:
 		return k, nil
 	}
@@ -64,7 +68,12 @@ func AppendTask(b []byte, t *task.Task) []byte {
 	b = appendTime(b, t.Deadline)
 	b = pack.String(b, t.Traceparent)
 	b = appendHeaders(b, t.Header)
-	return tensor.AppendInput(b, t.Input)
+	b = tensor.AppendInput(b, t.Input)
+	b = pack.Uint(b, t.Revision)
+	if t.Together {
+		return append(b, 1)
+	}
+	return append(b, 0)
 }
 
 // DecodeTask decodes a message of KindTask. The task's input aliases b.
@@ -76,6 +85,9 @@ func DecodeTask(b []byte) (*task.Task, error) {
 	t := &task.Task{
 		Key: readKey(r), Function: r.String(), Pipeline: r.String(), Stage: r.String(), ReplyTo: r.String(),
 		Deadline: readTime(r), Traceparent: r.String(), Header: readHeaders(r), Input: tensor.ReadInput(r),
+	}
+	if b[1] > 1 {
+		t.Revision, t.Together = r.Uint(), r.Byte() == 1
 	}
 	if err := r.End(); err != nil {
 		return nil, fmt.Errorf("task: %w", err)
@@ -115,7 +127,8 @@ func AppendReply(b []byte, p *task.Reply) []byte {
 	b = pack.Uint(b, p.Batch)
 	b = pack.Uint(b, uint64(p.BatchSize))
 	b = appendHeaders(b, p.Header)
-	return tensor.AppendActivation(b, p.Output)
+	b = tensor.AppendActivation(b, p.Output)
+	return pack.Uint(b, p.Revision)
 }
 
 // DecodeReply decodes a message of KindReply. The reply's output aliases b.
@@ -129,8 +142,11 @@ func DecodeReply(b []byte) (*task.Reply, error) {
 		Wait: time.Duration(r.Int()), Service: time.Duration(r.Int()), Batch: r.Uint(), BatchSize: small(r),
 		Header: readHeaders(r), Output: tensor.ReadActivation(r),
 	}
-	if p.Code > task.Unavailable {
-		r.Fail("code %d, want at most %d", p.Code, task.Unavailable)
+	if b[1] > 1 {
+		p.Revision = r.Uint()
+	}
+	if p.Code > task.Redeployed {
+		r.Fail("code %d, want at most %d", p.Code, task.Redeployed)
 	}
 	if err := r.End(); err != nil {
 		return nil, fmt.Errorf("reply: %w", err)

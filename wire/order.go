@@ -16,6 +16,14 @@ const (
 	// EnvPoolThreads is the number of intra-op threads that a zygote's session is made for; their starts are recorded,
 	// and a child starts as many as its order says.
 	EnvPoolThreads = "STAGECOACH_POOL_THREADS"
+	// EnvThreads is how many of these a replica that is no zygote's child starts with.
+	EnvThreads = "STAGECOACH_THREADS"
+	// EnvPrepacked is the folder for a model's pre-packed form, see package stage/zygote.
+	EnvPrepacked = "STAGECOACH_PREPACKED"
+	// EnvPack, when set, makes a stage binary write its model's pre-packed form to descriptors 4 and 5 and end. EnvMapped, when
+	// set, says that a replica has that form there.
+	EnvPack   = "STAGECOACH_PACK"
+	EnvMapped = "STAGECOACH_MAPPED"
 	// EnvReplica is the name of a replica, EnvFunction its function's key.
 	EnvReplica  = "STAGECOACH_REPLICA"
 	EnvFunction = "STAGECOACH_FUNCTION"
@@ -44,7 +52,8 @@ const (
 	// OrderList, manager to zygote: u8 kind, u8 version, u16 0, u32 id. Which children live? They are told by a ChildLives each;
 	// the same message, back, ends the list.
 	OrderList OrderKind = 'L'
-	// ZygoteReady, zygote to manager: u8 kind, u8 version, u16 recorded pool threads, u32 pid, u64 load time in ns.
+	// ZygoteReady, zygote to manager: u8 kind, u8 version, u16 recorded pool threads, u32 pid, u64 load time in ns, u32 flags (1: the
+	// weights are mapped from their pre-packed form), u32 0.
 	ZygoteReady OrderKind = 'R'
 	// ChildForked, zygote to manager: u8 kind, u8 version, u16 0, u32 id, u32 pid, u32 0, u64 fork time in ns.
 	ChildForked OrderKind = 'C'
@@ -53,7 +62,8 @@ const (
 	// ChildLives, zygote to manager: u8 kind, u8 version, u16 0, u32 id of its fork order, u32 pid, then its replica's name as
 	// EnvReplica in its fork order had it.
 	ChildLives OrderKind = 'A'
-	// ZygoteError, zygote to manager: u8 kind, u8 version, u16 0, u32 id (0: loading failed and the zygote ends), text.
+	// ZygoteError, zygote to manager: u8 kind, u8 version, u16 reason (1: the model loads, but a process that has loaded it
+	// cannot be forked), u32 id (0: loading failed and the zygote ends), text.
 	ZygoteError OrderKind = 'E'
 )
 
@@ -71,5 +81,7 @@ type Order struct {
 	Threads uint16 // OrderFork, ZygoteReady
 	Nanos   uint64 // ZygoteReady, ChildForked
 	Env     []string
-	Text    string // ZygoteError; ChildLives: the replica's name
+	// Prepacked, of ZygoteReady: its weights are mapped, not in its heap. Unforkable, of ZygoteError: another start path works.
+	Prepacked, Unforkable bool
+	Text                  string // ZygoteError; ChildLives: the replica's name
 }

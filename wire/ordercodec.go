@@ -26,6 +26,7 @@ func AppendOrder(b []byte, o Order) []byte {
 		b = le.AppendUint16(b, o.Threads)
 		b = le.AppendUint32(b, o.PID)
 		b = le.AppendUint64(b, o.Nanos)
+		b = le.AppendUint64(b, flag(o.Prepacked))
 	case ChildForked:
 		b = le.AppendUint16(b, 0)
 		b = le.AppendUint32(b, o.ID)
@@ -45,7 +46,7 @@ func AppendOrder(b []byte, o Order) []byte {
 		b = le.AppendUint32(b, o.PID)
 		b = append(b, o.Text...)
 	case ZygoteError:
-		b = le.AppendUint16(b, 0)
+		b = le.AppendUint16(b, uint16(flag(o.Unforkable)))
 		b = le.AppendUint32(b, o.ID)
 		b = append(b, o.Text...)
 	}
@@ -59,10 +60,15 @@ func (k OrderKind) size() int {
 		return 8
 	case ChildExited, ChildLives:
 		return 12
-	case ZygoteReady:
-		return 16
-	case ChildForked:
+	case ZygoteReady, ChildForked:
 		return 24
+	}
+	return 0
+}
+
+func flag(on bool) uint64 {
+	if on {
+		return 1
 	}
 	return 0
 }
@@ -98,7 +104,7 @@ func DecodeOrder(b []byte) (Order, error) {
 	case OrderKill:
 		o.Signal, o.PID = half, word
 	case ZygoteReady:
-		o.Threads, o.PID, o.Nanos = half, word, le.Uint64(b[8:])
+		o.Threads, o.PID, o.Nanos, o.Prepacked = half, word, le.Uint64(b[8:]), b[16]&1 != 0
 	case ChildForked:
 		o.ID, o.PID, o.Nanos = word, le.Uint32(b[8:]), le.Uint64(b[16:])
 	case ChildExited:
@@ -109,7 +115,7 @@ func DecodeOrder(b []byte) (Order, error) {
 		o.ID, o.PID, o.Text = word, le.Uint32(b[8:]), string(b[12:])
 		return o, nil
 	case ZygoteError:
-		o.ID, o.Text = word, string(b[8:])
+		o.Unforkable, o.ID, o.Text = half == 1, word, string(b[8:])
 		return o, nil
 	}
 	if len(b) != size {

@@ -58,6 +58,8 @@ func TestOrdersRoundTrip(t *testing.T) {
 		{Kind: OrderFork, ID: 3, Threads: 2, Env: []string{"A=1", "B="}},
 		{Kind: OrderKill, PID: 44, Signal: 9},
 		{Kind: ZygoteReady, PID: 4, Threads: 1, Nanos: 1 << 40},
+		{Kind: ZygoteReady, PID: 4, Prepacked: true},
+		{Kind: ZygoteError, Unforkable: true, Text: "2 threads"},
 		{Kind: ChildForked, ID: 3, PID: 5, Nanos: 77},
 		{Kind: ChildExited, PID: 5, Status: 9},
 		{Kind: OrderList, ID: 8},

@@ -38,8 +38,8 @@ static int write_prepacked(const sc_options *plain, const char *dir) {
   if (pid == 0) {
     sc_options o = *plain;
     sc_session *s;
-    o.record = 0;
     o.write = sc_message("%s/model.onnx", partial);
+    o.weights = "weights.bin";
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != self) _exit(1);
     char *err = sc_open(&o, &s);
@@ -77,25 +77,27 @@ static void populate(const char *dir) {
   if (maps) fclose(maps);
 }
 
-sc_session *sc_open_prepacked(const char *parent, const char *version, const sc_options *plain) {
+sc_session *sc_open_prepacked(const char *parent, const char *version, const sc_options *plain, int may_write) {
   if (!parent || !*parent) return NULL;
   const char *name = strrchr(plain->model, '/');
   char *dir = sc_message("%s/%s.ort-%s.prepacked", parent, name ? name + 1 : plain->model, version);
   char *file = sc_message("%s/model.onnx", dir);
   sc_session *session = NULL;
-  if (access(file, R_OK) == 0 || write_prepacked(plain, dir)) {
+  if (access(file, R_OK) == 0 || (may_write && write_prepacked(plain, dir))) {
     sc_options o = *plain;
     o.model = file;
     o.as_is = 1;
     char *err = sc_open(&o, &session);
     if (err) {
-      dprintf(STDERR_FILENO, "zygote: pre-packed weights: %s; removed, and loading %s itself\n", err, plain->model);
-      remove_prepacked(dir);
+      dprintf(STDERR_FILENO, "zygote: pre-packed weights: %s; %sloading %s itself\n", err, may_write ? "removed, and " : "",
+              plain->model);
+      if (may_write) remove_prepacked(dir);
       free(err);
     } else {
       populate(dir);
       free(session->model);
       session->model = strdup(plain->model); // what messages name
+      session->prepacked = 1;
     }
   }
   free(file);

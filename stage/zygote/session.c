@@ -79,14 +79,17 @@ struct thread {
   int started;
 };
 
-static struct thread recorded[SC_MAX_THREADS];
-static int n_recorded;
+struct sc_threads {
+  pthread_mutex_t lock; // of starts
+  int recorded, started;
+  struct thread all[SC_MAX_THREADS];
+};
 
-static OrtCustomThreadHandle record(void *unused, OrtThreadWorkerFn work, void *argument) {
-  (void)unused;
-  if (n_recorded == SC_MAX_THREADS) return NULL; // ONNX Runtime makes an error of it
-  recorded[n_recorded] = (struct thread){.work = work, .argument = argument};
-  return (OrtCustomThreadHandle)&recorded[n_recorded++];
+static OrtCustomThreadHandle record(void *pool, OrtThreadWorkerFn work, void *argument) {
+  struct sc_threads *p = pool;
+  if (p->recorded == SC_MAX_THREADS) return NULL; // ONNX Runtime makes an error of it
+  p->all[p->recorded] = (struct thread){.work = work, .argument = argument};
+  return (OrtCustomThreadHandle)&p->all[p->recorded++];
 }
 
 static void join(OrtCustomThreadHandle handle) {
@@ -101,35 +104,40 @@ static void *run_thread(void *argument) {
   return NULL;
 }
 
-int sc_recorded(void) { return n_recorded; }
+int sc_recorded(const sc_session *s) { return s ? s->pool->recorded : 0; }
 
 // The threads block every signal: those are the Go runtime's.
-char *sc_start_threads(int n) {
+char *sc_start_threads(sc_session *s, int n, int *running) {
+  struct sc_threads *p = s->pool;
   sigset_t all, before;
   sigfillset(&all);
+  pthread_mutex_lock(&p->lock);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int err = 0;
-  for (int i = 0; i < n && i < n_recorded && err == 0; i++) {
-    err = pthread_create(&recorded[i].id, NULL, run_thread, &recorded[i]);
-    recorded[i].started = err == 0;
+  while (p->started < n && p->started < p->recorded && err == 0) {
+    struct thread *t = &p->all[p->started];
+    err = pthread_create(&t->id, NULL, run_thread, t);
+    t->started = err == 0;
+    p->started += t->started;
   }
   pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (running) *running = p->started;
+  pthread_mutex_unlock(&p->lock);
   return err == 0 ? NULL : sc_message("start %d pool threads: %s", n, strerror(err));
 }
 
-static char *configure(OrtSessionOptions *to, const sc_options *from) {
+static char *configure(OrtSessionOptions *to, const sc_options *from, struct sc_threads *pool) {
   char *err;
   TRY(api->SetIntraOpNumThreads(to, from->threads));
   TRY(api->SetInterOpNumThreads(to, 1));
   TRY(api->SetSessionGraphOptimizationLevel(to, from->as_is ? ORT_DISABLE_ALL : ORT_ENABLE_ALL));
   TRY(api->AddSessionConfigEntry(to, "session.intra_op.allow_spinning", "0"));
-  if (from->record) {
-    TRY(api->SessionOptionsSetCustomCreateThreadFn(to, record));
-    TRY(api->SessionOptionsSetCustomJoinThreadFn(to, join));
-  }
+  TRY(api->SessionOptionsSetCustomCreateThreadFn(to, record));
+  TRY(api->SessionOptionsSetCustomThreadCreationOptions(to, pool));
+  TRY(api->SessionOptionsSetCustomJoinThreadFn(to, join));
   if (from->write) {
     TRY(api->SetOptimizedModelFilePath(to, from->write));
-    TRY(api->AddSessionConfigEntry(to, "session.optimized_model_external_initializers_file_name", "weights.bin"));
+    TRY(api->AddSessionConfigEntry(to, "session.optimized_model_external_initializers_file_name", from->weights));
     TRY(api->AddSessionConfigEntry(to, "session.save_external_prepacked_constant_initializers", "1"));
     // ONNX Runtime aligns only weights above 1 MiB in the file. Smaller ones, mapped where they happen to lie, crash kernels
     // that load vectors aligned (the recogniser of PP-OCRv4 does), so they stay in the model and go to the heap.
@@ -193,8 +201,10 @@ char *sc_open(const sc_options *options, sc_session **session) {
   OrtSessionOptions *o = NULL;
   char *err;
   s->model = strdup(options->model);
+  s->pool = calloc(1, sizeof *s->pool);
+  pthread_mutex_init(&s->pool->lock, NULL);
   TRY(api->CreateSessionOptions(&o));
-  if ((err = configure(o, options)) != NULL) goto end;
+  if ((err = configure(o, options, s->pool)) != NULL) goto end;
   TRY(api->CreateSession(env, options->model, o, &s->ort));
   if ((err = describe_all(s)) != NULL) goto end;
   *session = s;
@@ -218,6 +228,7 @@ void sc_close(sc_session *s) {
   free_all(s->inputs, s->n_inputs);
   free_all(s->outputs, s->n_outputs);
   if (s->ort) api->ReleaseSession(s->ort);
+  free(s->pool); // its threads have been joined
   free(s->model);
   free(s);
 }

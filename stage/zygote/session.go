@@ -41,25 +41,69 @@ const maxRank = C.SC_MAX_RANK
 // ErrClosed is what Run returns after Close.
 var ErrClosed = errors.New("session is closed")
 
-// OpenSession loads a model with all of ONNX Runtime's optimisations, for an ordinary process. Threads is the number that
-// one Run computes with, at least 1. The library is opened once a process.
-func OpenSession(library, model string, threads int) (*Session, error) {
-	if threads < 1 || threads > C.SC_MAX_THREADS {
-		return nil, fmt.Errorf("model %s: %d threads, want 1..%d", model, threads, C.SC_MAX_THREADS)
+// Options say how a process loads a model by itself.
+type Options struct {
+	Library string // ONNX Runtime's
+	Model   string // the file
+	Threads int    // that one Run can compute with, 1 to 256, the calling one included
+	Start   int    // of these, how many there are from the start; the others come with AddThreads. At least 1
+	// Prepacked is the folder of the model's pre-packed form, see the package comment. If it is there it is loaded; it is not
+	// written. Empty: the model itself.
+	Prepacked string
+	// Mapped says that the pre-packed form lies in the files at descriptors 4 and 5, see the package comment.
+	Mapped bool
+}
+
+// Open loads a model in an ordinary process. The library is opened once a process.
+func Open(o Options) (*Session, error) {
+	if o.Threads < 1 || o.Threads > C.SC_MAX_THREADS {
+		return nil, fmt.Errorf("model %s: %d threads, want 1..%d", o.Model, o.Threads, C.SC_MAX_THREADS)
 	}
-	path := C.CString(library)
-	defer C.free(unsafe.Pointer(path))
-	if message := C.sc_load(path, nil); message != nil {
+	library, model, folder := C.CString(o.Library), C.CString(o.Model), C.CString(o.Prepacked)
+	defer C.free(unsafe.Pointer(library))
+	defer C.free(unsafe.Pointer(model))
+	defer C.free(unsafe.Pointer(folder))
+	var version *C.char
+	if message := C.sc_load(library, &version); message != nil {
 		return nil, errors.New(goError(message))
 	}
-	name := C.CString(model)
-	defer C.free(unsafe.Pointer(name))
-	options := C.sc_options{model: name, threads: C.int(threads)}
+	options := C.sc_options{model: model, threads: C.int(o.Threads)}
 	var session *C.sc_session
-	if message := C.sc_open(&options, &session); message != nil {
-		return nil, fmt.Errorf("model %s: %s", model, goError(message))
+	var message *C.char
+	if o.Mapped {
+		message = C.sc_open_mapped(&options, &session)
+	} else if session = C.sc_open_prepacked(folder, version, &options, 0); session == nil {
+		message = C.sc_open(&options, &session)
 	}
-	return newSession(session), nil
+	if message != nil {
+		return nil, fmt.Errorf("model %s: %s", o.Model, goError(message))
+	}
+	s := newSession(session)
+	if _, err := s.AddThreads(o.Start); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// OpenSession loads a model itself, with all of ONNX Runtime's optimisations, and all threads at once.
+func OpenSession(library, model string, threads int) (*Session, error) {
+	return Open(Options{Library: library, Model: model, Threads: threads, Start: threads})
+}
+
+// AddThreads makes total threads, the calling one included, compute one Run, or as many as the session was made for, and
+// returns how many there are. Those that are there stay: a total below that changes nothing.
+func (s *Session) AddThreads(total int) (int, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.c == nil {
+		return 0, fmt.Errorf("model %s: %w", s.model, ErrClosed)
+	}
+	var running C.int
+	if message := C.sc_start_threads(s.c, C.int(min(total, C.SC_MAX_THREADS)-1), &running); message != nil {
+		return int(running) + 1, fmt.Errorf("model %s: %s", s.model, goError(message))
+	}
+	return int(running) + 1, nil
 }
 
 func newSession(c *C.sc_session) *Session {

@@ -134,7 +134,7 @@ func TestPrepackedModelsOfOthers(t *testing.T) {
 			in.Shape[2], in.Data = 48, in.Data[:4*3*48*320]
 		}
 		want := cold(t, model, 1, in)
-		k := start(t, wire.EnvORT+"="+library(t), wire.EnvModel+"="+model, wire.EnvPoolThreads+"=2", zygote.EnvPrepacked+"="+t.TempDir())
+		k := start(t, wire.EnvORT+"="+library(t), wire.EnvModel+"="+model, wire.EnvPoolThreads+"=2", wire.EnvPrepacked+"="+t.TempDir())
 		k.want(wire.ZygoteReady)
 		a := k.fork(2).do(question{Do: "run", Inputs: []tensor.Tensor{in}})
 		if a.Error != "" {
@@ -148,7 +148,7 @@ func TestPrepackedModelsOfOthers(t *testing.T) {
 func TestPrepacked(t *testing.T) {
 	model, in, dir := encoder(t), sequence(64), t.TempDir()
 	want := cold(t, model, 1, in)
-	env := []string{wire.EnvORT + "=" + library(t), wire.EnvModel + "=" + model, wire.EnvPoolThreads + "=2", zygote.EnvPrepacked + "=" + dir}
+	env := []string{wire.EnvORT + "=" + library(t), wire.EnvModel + "=" + model, wire.EnvPoolThreads + "=2", wire.EnvPrepacked + "=" + dir}
 	var written time.Time
 	for try := range 2 {
 		k := start(t, env...)
@@ -190,7 +190,7 @@ func TestPrepackedIsNoCondition(t *testing.T) {
 	broken := t.TempDir()
 	for name, dir := range map[string]string{"no such folder": "/nosuch", "broken file": broken} {
 		t.Run(name, func(t *testing.T) {
-			env := []string{wire.EnvORT + "=" + library(t), wire.EnvModel + "=" + model, zygote.EnvPrepacked + "=" + dir}
+			env := []string{wire.EnvORT + "=" + library(t), wire.EnvModel + "=" + model, wire.EnvPrepacked + "=" + dir}
 			if dir == broken {
 				first := start(t, env...)
 				first.want(wire.ZygoteReady)

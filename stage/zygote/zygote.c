@@ -29,6 +29,7 @@
 #define ENV_ORT "STAGECOACH_ORT_LIB"
 #define ENV_THREADS "STAGECOACH_POOL_THREADS"
 #define ENV_REPLICA "STAGECOACH_REPLICA"
+#define ENV_PACK "STAGECOACH_PACK"
 #define ENV_PREPACKED "STAGECOACH_PREPACKED"
 
 enum {
@@ -85,9 +86,10 @@ static void tell(const void *message, size_t n) {
   }
 }
 
-static void tell_error(uint32_t id, const char *text) {
+static void tell_error(uint32_t id, int why, const char *text) {
   unsigned char m[HEADER + MAX_ERROR] = {'E', VERSION};
   size_t n = strnlen(text, MAX_ERROR);
+  put(m + 2, (uint64_t)why, 2);
   put(m + 4, id, 4);
   memcpy(m + HEADER, text, n);
   tell(m, HEADER + n);
@@ -95,12 +97,13 @@ static void tell_error(uint32_t id, const char *text) {
 
 // refuse says why an order is not carried out; it takes text.
 static void refuse(uint32_t id, char *text) {
-  tell_error(id, text);
+  tell_error(id, 0, text);
   free(text);
 }
 
-__attribute__((noreturn)) static void give_up(const char *text) {
-  tell_error(0, text);
+// give_up ends the zygote. why is 1 when only the fork is impossible, else 0.
+__attribute__((noreturn)) static void give_up(int why, const char *text) {
+  tell_error(0, why, text);
   _exit(1);
 }
 
@@ -145,7 +148,7 @@ static void become_replica(pid_t zygote, const int *fds, int n_fds, int threads)
   void *seed = (void *)getauxval(AT_RANDOM);
   if (seed && getrandom(seed, 16, 0) != 16) end_child("random seed");
   sigprocmask(SIG_SETMASK, &original_mask, NULL);
-  char *err = sc_start_threads(threads - 1);
+  char *err = sc_inherited ? sc_start_threads(sc_inherited, threads - 1, NULL) : NULL;
   if (err) {
     dprintf(STDERR_FILENO, "zygote: new replica: %s\n", err);
     _exit(1);
@@ -282,13 +285,15 @@ static void serve(void) {
   }
 }
 
-static int pool_threads(void) {
+// pool_threads is the most threads that a session is to compute with, or, after a message, 0.
+static int pool_threads(char **err) {
   const char *text = getenv(ENV_THREADS);
   if (text && *text) {
     char *rest;
     long n = strtol(text, &rest, 10);
     if (*rest || n < 1 || n > SC_MAX_THREADS) {
-      give_up(sc_message("%s=%s, want a number of 1..%d", ENV_THREADS, text, SC_MAX_THREADS));
+      *err = sc_message("%s=%s, want a number of 1..%d", ENV_THREADS, text, SC_MAX_THREADS);
+      return 0;
     }
     return (int)n;
   }
@@ -305,19 +310,44 @@ static int count_threads(void) {
   return n;
 }
 
-static void load_model(const char *model) {
-  const char *library = getenv(ENV_ORT), *version;
-  if (!library || !*library) give_up("no " ENV_ORT ", want the path of ONNX Runtime's library, to load " ENV_MODEL);
-  sc_options o = {.model = model, .threads = pool_threads(), .record = 1};
-  char *err = sc_load(library, &version);
-  if (!err) sc_inherited = sc_open_prepacked(getenv(ENV_PREPACKED), version, &o);
-  if (!err && !sc_inherited) err = sc_open(&o, &sc_inherited);
-  if (err) give_up(err);
-  malloc_trim(0); // what loading no longer needs would be copied page tables in each fork
+// open_library opens what loads the model that the environment names, and says how.
+static char *open_library(const char *model, sc_options *o, const char **version) {
+  const char *library = getenv(ENV_ORT);
+  if (!library || !*library) return sc_message("no %s, want the path of ONNX Runtime's library, to load %s", ENV_ORT, ENV_MODEL);
+  char *err = NULL;
+  *o = (sc_options){.model = model, .threads = pool_threads(&err)};
+  return err ? err : sc_load(library, version);
+}
+
+// check_threads ends a zygote whose library has started threads: they would be missing in its children.
+static void check_threads(const char *version) {
   int threads = count_threads();
   if (threads > 1) {
-    give_up(sc_message("%d threads after loading, want 1: ONNX Runtime %s starts some of its own, use 1.24", threads, version));
+    give_up(1, sc_message("%d threads after loading, want 1: ONNX Runtime %s starts some of its own, 1.24 does not", threads, version));
   }
+}
+
+static void load_model(const char *model) {
+  const char *version;
+  sc_options o;
+  char *err = open_library(model, &o, &version);
+  if (err) give_up(0, err);
+  check_threads(version); // before the model costs time
+  sc_inherited = sc_open_prepacked(getenv(ENV_PREPACKED), version, &o, 1);
+  if (!sc_inherited) err = sc_open(&o, &sc_inherited);
+  if (err) give_up(0, err);
+  malloc_trim(0); // what loading no longer needs would be copied page tables in each fork
+  check_threads(version);
+}
+
+// pack_model writes the pre-packed form of the model to the descriptors that wait for it, and ends.
+__attribute__((noreturn)) static void pack_model(const char *model) {
+  const char *version;
+  sc_options o;
+  char *err = model && *model ? open_library(model, &o, &version) : sc_message("no %s", ENV_MODEL);
+  if (!err) err = sc_pack(&o);
+  if (err) dprintf(STDERR_FILENO, "zygote: pack %s: %s\n", model ? model : "", err);
+  _exit(err ? 1 : 0);
 }
 
 // drop takes a variable out of the environment where it lies, on the stack: the Go runtime reads it there.
@@ -349,19 +379,21 @@ static int take_control(char **envp) {
 __attribute__((constructor)) static void zygote(int argc, char **argv, char **envp) {
   (void)argc, (void)argv;
   uint64_t start = now();
-  if (!take_control(envp)) return;
   const char *model = getenv(ENV_MODEL);
+  if (getenv(ENV_PACK)) pack_model(model);
+  if (!take_control(envp)) return;
   if (model && *model) load_model(model);
   sigset_t child;
   sigemptyset(&child);
   sigaddset(&child, SIGCHLD);
   sigprocmask(SIG_BLOCK, &child, &original_mask);
   children_signal = signalfd(-1, &child, SFD_NONBLOCK | SFD_CLOEXEC);
-  if (children_signal < 0) give_up(sc_message("signalfd: %s", strerror(errno)));
-  unsigned char m[16] = {'R', VERSION};
-  put(m + 2, (uint64_t)sc_recorded(), 2);
+  if (children_signal < 0) give_up(0, sc_message("signalfd: %s", strerror(errno)));
+  unsigned char m[24] = {'R', VERSION};
+  put(m + 2, (uint64_t)sc_recorded(sc_inherited), 2);
   put(m + 4, (uint32_t)getpid(), 4);
   put(m + 8, now() - start, 8);
+  put(m + 16, sc_inherited && sc_inherited->prepacked, 4);
   tell(m, sizeof m);
   serve();
 }

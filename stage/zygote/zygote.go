@@ -10,7 +10,7 @@
 //		session := zygote.Inherited() // nil when the zygote has no model
 //		… serve requests on the stage socket fd
 //	}
-//	session, err := zygote.OpenSession(library, model, threads) // an ordinary, cold start
+//	session, err := zygote.Open(zygote.Options{…}) // an ordinary process
 //
 // # Environment of a zygote
 //
@@ -27,21 +27,32 @@
 // (SIGKILL). Its random seeds are its own; its address layout is its siblings', so one
 // zygote never serves two tenants.
 //
-// Threads do not survive a fork. The zygote's session is made for N threads, the calling one included, and the starts of
-// the other N−1 are recorded instead of done. An order for k threads starts min(k, N)−1 of them in the child, so that k
-// threads compute: k = 0 and k = 1 start none. What the others would have done the calling thread does.
+// # Threads
+//
+// Threads do not survive a fork. A session is made for N threads, the calling one included, and the starts of the other N−1
+// are recorded instead of done. An order for k threads starts min(k, N)−1 of them in the child, so that k threads compute:
+// k = 0 and k = 1 start none. What the others would have done the calling thread does. [Session.AddThreads] starts more of
+// them later. None are taken back: that is left to a cgroup's quota.
 //
 // # Pre-packed models
 //
 // In the folder that STAGECOACH_PREPACKED names, the zygote finds, or writes first, NAME.ort-VERSION.prepacked: the model
 // as ONNX Runtime optimised it for this processor, its weights as the kernels want them, to be mapped instead of copied to
 // the heap. The folder must hold what belongs to one model content on one kind of machine: the caller sees to that. When
-// the file cannot be written or read, a line on stderr says why, and the model itself is loaded.
+// the file cannot be written or read, a line on stderr says why, and the model itself is loaded. ZygoteReady says which.
+//
+// Where no process can be forked, because its libraries start threads of their own, ordinary processes can share a
+// pre-packed model too: one with STAGECOACH_PACK in its environment, and with STAGECOACH_MODEL, STAGECOACH_ORT_LIB and
+// STAGECOACH_POOL_THREADS as a zygote, writes it to two empty files, memfds, that it has as descriptors 4 (the graph) and 5
+// (the weights), and ends: 0, or another status and a line on stderr that says why. Then the files are sealed, and
+// [Options.Mapped] in a process that has them as the same descriptors loads from them. What is not used of them takes no
+// memory. ONNX Runtime maps the weights privately: as long as nobody writes, the pages are shared.
 //
 // # Messages that are refused
 //
-// ZygoteError carries the id of the fork order that it is about, 0 when loading failed and the zygote ends, and 2³²−1 for
-// an order that was no fork order or too short to tell. A kill of a child that has been reaped is passed over in silence.
+// ZygoteError carries the id of the fork order that it is about, 0 when loading failed and the zygote ends (with reason 1 when
+// only the fork is impossible), and 2³²−1 for an order that was no fork order or too short to tell. A kill of a child that has
+// been reaped is passed over in silence.
 package zygote
 
 /*
@@ -56,9 +67,6 @@ import (
 	"strings"
 	"unsafe"
 )
-
-// EnvPrepacked is the environment variable that names the folder for pre-packed models, see the package comment.
-const EnvPrepacked = "STAGECOACH_PREPACKED"
 
 // Child says whether this process was forked by a zygote, and what its fork order gave it: the descriptor of its stage
 // socket and its environment as KEY=VALUE strings. The Go runtime does not see that environment by itself.

@@ -1,5 +1,5 @@
-// The C side of package zygote: sessions of ONNX Runtime (session.c), and the constructor that makes a stage binary a
-// zygote (zygote.c). A function that can fail returns NULL, or a message that the caller frees.
+// The C side of package zygote: sessions of ONNX Runtime (session.c), pre-packed models in files (prepacked.c) and in memory
+// (mapped.c), and the constructor that makes a stage binary a zygote (zygote.c). A function that can fail returns NULL, or a message that the caller frees.
 #ifndef STAGECOACH_ZYGOTE_H
 #define STAGECOACH_ZYGOTE_H
 
@@ -25,7 +25,9 @@ typedef struct {
 // sc_session is a loaded model.
 typedef struct {
   struct OrtSession *ort;
-  char *model; // the path it was asked for
+  char *model;    // the path it was asked for
+  int prepacked;  // its weights are mapped
+  struct sc_threads *pool;
   sc_tensor *inputs, *outputs;
   size_t n_inputs, n_outputs;
 } sc_session;
@@ -34,20 +36,26 @@ typedef struct {
 typedef struct {
   const char *model; // the file
   int threads;       // intra-op threads, the calling thread included
-  int record;        // record the starts of the pool's threads; sc_start_threads makes up for them
   int as_is;         // the file is already optimised
-  const char *write; // not NULL: also write the optimised model to this file, its pre-packed weights to weights.bin beside it
+  const char *write; // not NULL: also write the optimised model to this file,
+  const char *weights; // and its pre-packed weights to this one, a name in the same folder
 } sc_options;
 
 // sc_load opens ONNX Runtime's library, once a process. *version, when wanted, is the library's own text.
 char *sc_load(const char *library, const char **version);
 
-// sc_open loads a model.
+// sc_open loads a model. The starts of its pool's threads are recorded, see sc_start_threads.
 char *sc_open(const sc_options *options, sc_session **session);
 
-// sc_open_prepacked loads a model from its pre-packed form in folder parent, where it writes that first if need be. NULL:
-// no parent, or it did not work, as stderr says. Only for a process with one thread.
-sc_session *sc_open_prepacked(const char *parent, const char *version, const sc_options *plain);
+// sc_open_prepacked loads a model from its pre-packed form in folder parent, where it writes that first if need be and may:
+// only a process with one thread may. NULL: no parent, or it did not work, as stderr says.
+sc_session *sc_open_prepacked(const char *parent, const char *version, const sc_options *plain, int may_write);
+
+// sc_pack writes the pre-packed form of a model to the empty files at the descriptors SC_GRAPH_FD and SC_WEIGHTS_FD.
+// sc_open_mapped loads it from there. plain->model is what messages name.
+enum { SC_GRAPH_FD = 4, SC_WEIGHTS_FD = 5 };
+char *sc_pack(const sc_options *plain);
+char *sc_open_mapped(const sc_options *plain, sc_session **session);
 
 // sc_run runs the model; it may be called from several threads. On success each of out has its type, rank, dims and data
 // set, and sc_release must follow.
@@ -57,9 +65,10 @@ void sc_release(size_t n_out, sc_tensor *out);
 // sc_close frees the session and ends its pool's threads.
 void sc_close(sc_session *session);
 
-// sc_recorded is the number of thread starts recorded. sc_start_threads starts the first n of them.
-int sc_recorded(void);
-char *sc_start_threads(int n);
+// sc_recorded is the number of threads of the session's pool. sc_start_threads starts them until n run, or all; *running, when
+// wanted, is how many do.
+int sc_recorded(const sc_session *session);
+char *sc_start_threads(sc_session *session, int n, int *running);
 
 // sc_message formats a message that the caller frees.
 char *sc_message(const char *format, ...) __attribute__((format(printf, 1, 2)));
