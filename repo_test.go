@@ -60,6 +60,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		{[]string{"flow", "dispatch", "queue", "keysmanager", "sandbox", "secret", "logbook", "control", "wire", "tensor", "events", "telemetry"}, []string{module + "gateway", module + "provider", module + "cluster"}, "shells meet in cmd"},
 		{[]string{"cgroup"}, []string{module}, "cgroup knows the kernel's files and nothing of who uses them"},
 		{[]string{"device"}, []string{module}, "what a machine has, anybody may ask"},
+		{[]string{"warden"}, []string{module + "keysmanager", module + "queue", "net/http", "github.com/prometheus"}, "what outlives all else knows nothing of it"},
 		{[]string{"stack"}, []string{module, "net", "net/http"}, "stack reads files and nothing else"},
 		{[]string{"builder"}, []string{module + "gateway", module + "provider", module + "queue", module + "keysmanager", module + "flow", module + "dispatch"}, "images are built without a running stagecoach"},
 		{[]string{"stage"}, []string{module + "dispatch", module + "flow", module + "keysmanager", "github.com/prometheus"}, "a stage binary is small"},

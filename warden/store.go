@@ -3,7 +3,6 @@ package warden
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -60,20 +59,17 @@ func (s *store) attach(onExit func(Exit)) ([]Kept, error) {
 	}
 	var out []Kept
 	for _, e := range s.entries {
-		e.drain.stop()
-		k := Kept{Name: e.name, Meta: e.meta, Ended: e.ended, Status: e.status, Lost: e.drain.lost}
-		if e.cmd != nil {
-			k.PID = e.cmd.Process.Pid
-		}
-		var err error
-		if k.Files, err = duplicates(e.files); err != nil {
+		files, err := duplicates(e.files)
+		if err != nil {
 			closeAll(out)
 			return nil, fmt.Errorf("warden: entry %q: %w", e.name, err)
 		}
-		out = append(out, k)
+		out = append(out, Kept{Name: e.name, Meta: e.meta, Files: files, PID: e.pid(), Ended: e.ended, Status: e.status})
 	}
-	for _, e := range s.entries {
-		e.drain.lost = 0
+	for i := range out {
+		e := s.entries[out[i].Name]
+		e.drain.stop()
+		out[i].Lost, e.drain.lost = e.drain.lost, 0
 	}
 	s.onExit = onExit
 	slices.SortFunc(out, func(a, b Kept) int { return cmp.Compare(a.Name, b.Name) })
@@ -135,6 +131,9 @@ func (s *store) start(p Process) (int, error) {
 		return 0, err
 	}
 	e.cmd = cmd
+	if s.onExit == nil {
+		e.drain.start(e.files)
+	}
 	if s.closed {
 		_ = cmd.Process.Kill()
 	}
@@ -211,7 +210,7 @@ func (s *store) drop(name string) error {
 	switch {
 	case e == nil:
 		return nil
-	case e.starts || e.cmd != nil && !e.ended:
+	case e.runs():
 		return fmt.Errorf("warden: drop of %q: its process runs, want it ended", name)
 	}
 	delete(s.entries, name)
@@ -248,19 +247,39 @@ func (s *store) close() {
 	s.entries = nil
 }
 
-// idle returns the names of processes that are of no use without a manager; running is how many there are of any kind.
-func (s *store) living() (idle []string, running int) {
+// count says how many processes run, and how many entries there are.
+func (s *store) count() (running, entries int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name, e := range maps.All(s.entries) {
-		if e.starts || e.cmd != nil && !e.ended {
+	for _, e := range s.entries {
+		if e.runs() {
 			running++
-			if e.idle && e.cmd != nil && !hasChildren(e.cmd.Process.Pid) {
-				idle = append(idle, name)
-			}
 		}
 	}
-	return idle, running
+	return running, len(s.entries)
+}
+
+// endIdle ends processes that are of no use without a manager, unless there is one, and returns their names.
+func (s *store) endIdle() (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, e := range s.entries {
+		if s.onExit == nil && e.idle && e.runs() && e.cmd != nil && !hasChildren(e.pid()) {
+			_ = e.cmd.Process.Kill() // fails when it has ended this moment
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// runs tells whether the entry has a process that has not ended, or that is being started.
+func (e *entry) runs() bool { return e.starts || e.cmd != nil && !e.ended }
+
+func (e *entry) pid() int {
+	if e.cmd == nil {
+		return 0
+	}
+	return e.cmd.Process.Pid
 }
 
 // check bounds what is kept.

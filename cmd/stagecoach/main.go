@@ -46,6 +46,7 @@ func commands() []command {
 		{"pipeline", "pipelines of a running stagecoach and what is wrong with them", runPipeline, []string{"list", "describe NAME"}},
 		{"dead", "async requests and callbacks that failed for good", runDead, []string{"list", "show ID", "redrive ID", "drop ID"}},
 		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog, nil},
+		{"warden", "what `keysmanager` starts processes with, so that they outlive it", runWarden, nil},
 		{"demo", "the main job end to end, on real input, with its result shown", runDemo, nil},
 		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", runLoad, nil},
 		{"bench", "measure", runBench, []string{"coldstart", "hop", "idle"}},

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/warden"
+)
+
+// wardenLine starts this program as a warden, also when its file was replaced since.
+var wardenLine = [...]string{"/proc/self/exe", "warden"}
+
+// wardenLinger is for how long a node's processes may be without a KeysManager before the useless ones end.
+const wardenLinger = time.Minute
+
+// launchWarden returns the way to the warden of a node whose state is in a folder, and starts one if there is none.
+func launchWarden(ctx context.Context, state string) (*warden.Client, error) {
+	folder := filepath.Join(state, "warden")
+	return warden.Launch(ctx, warden.Launcher{
+		Socket: filepath.Join(folder, "socket"), Command: wardenLine[:], Log: filepath.Join(folder, "log"),
+	})
+}
+
+func runWarden(ctx context.Context, args []string, _ io.Writer) error {
+	fs := flag.NewFlagSet("warden", flag.ContinueOnError)
+	linger := fs.Duration("linger", wardenLinger, "for how long there may be no KeysManager before processes that are no use to anybody end")
+	if err := parseFlags(fs, args); err != nil {
+		return fmt.Errorf("%w (`stagecoach keysmanager` starts it)", err)
+	}
+	f := os.NewFile(warden.ListenFD, "socket")
+	l, err := net.FileListener(f)
+	_ = f.Close() // the listener has its own
+	if err != nil {
+		return fmt.Errorf("warden: descriptor %d: %w, want the socket that `stagecoach keysmanager` starts it with", warden.ListenFD, err)
+	}
+	listener, ok := l.(*net.UnixListener)
+	if !ok {
+		return errors.Join(fmt.Errorf("warden: descriptor %d is a %T, want a unix socket", warden.ListenFD, l), l.Close())
+	}
+	return warden.Serve(ctx, warden.Server{Listener: listener, Linger: *linger, Log: slog.New(slog.NewJSONHandler(os.Stderr, nil))})
+}
