@@ -51,7 +51,7 @@ var wanted = []struct {
 	name   string
 }{
 	{unix.CAP_CHOWN, "CHOWN"}, {unix.CAP_KILL, "KILL"}, {unix.CAP_SETGID, "SETGID"}, {unix.CAP_SETUID, "SETUID"},
-	{unix.CAP_SYS_ADMIN, "SYS_ADMIN"}, {unix.CAP_SYS_CHROOT, "SYS_CHROOT"}, {unix.CAP_SYS_RESOURCE, "SYS_RESOURCE"},
+	{unix.CAP_SYS_ADMIN, "SYS_ADMIN"}, {unix.CAP_SYS_CHROOT, "SYS_CHROOT"},
 }
 
 // OpenAccounts returns the accounts with these numbers, kept in folder run, with homes in folder homes; both are made and have to
@@ -322,8 +322,8 @@ type groupTable struct {
 // maxTable bounds the file with the groups, in bytes.
 const maxTable = 16 << 20
 
-// readGroups reads a table of groups among numbers.
-func readGroups(b []byte, numbers Range) (groupTable, error) {
+// readGroups reads a table of groups.
+func readGroups(b []byte) (groupTable, error) {
 	t := groupTable{Version: groupsVersion}
 	if len(b) > 0 {
 		if err := json.Unmarshal(b, &t); err != nil {
@@ -399,7 +399,7 @@ func (a *Accounts) group(tenant string) (int, error) {
 	if _, err := f.ReadAt(b, 0); err != nil && len(b) > 0 {
 		return 0, err
 	}
-	t, err := readGroups(b, a.numbers.groups())
+	t, err := readGroups(b)
 	if err != nil {
 		return 0, err
 	}

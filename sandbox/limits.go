@@ -33,10 +33,20 @@ func bound(pid int, c Command, traced bool) error {
 			limits[unix.RLIMIT_NPROC] = uint64(c.Processes)
 		}
 	}
-	for resource, most := range limits {
-		if err := lower(pid, resource, most); err != nil {
-			return fmt.Errorf("limit %d to %d: %w", resource, most, err)
+	lowerAll := func() error {
+		for resource, most := range limits {
+			if err := lower(pid, resource, most); err != nil {
+				return fmt.Errorf("limit %d to %d: %w", resource, most, err)
+			}
 		}
+		return nil
+	}
+	if c.As != nil {
+		if err := asReal(c.As, lowerAll); err != nil {
+			return err
+		}
+	} else if err := lowerAll(); err != nil {
+		return err
 	}
 	if traced {
 		if err := unix.PtraceDetach(pid); err != nil && !errors.Is(err, unix.ESRCH) { // it may have been killed
@@ -57,4 +67,22 @@ func lower(pid, resource int, most uint64) error {
 	}
 	most = min(most, now.Max)
 	return unix.Prlimit(pid, resource, &unix.Rlimit{Cur: most, Max: most}, nil)
+}
+
+// asReal runs f while the calling thread's real user and group are as's: who may set the limits of as's processes. What the
+// thread may do is not changed.
+func asReal(as *Account, f func() error) error {
+	uid, gid := unix.Getuid(), unix.Getgid()
+	if err := errors.Join(setReal(unix.SYS_SETRESGID, as.GID), setReal(unix.SYS_SETRESUID, as.UID)); err != nil {
+		return errors.Join(fmt.Errorf("become user %d: %w", as.UID, err), setReal(unix.SYS_SETRESUID, uid), setReal(unix.SYS_SETRESGID, gid))
+	}
+	return errors.Join(f(), setReal(unix.SYS_SETRESUID, uid), setReal(unix.SYS_SETRESGID, gid))
+}
+
+func setReal(call uintptr, id int) error {
+	const same = ^uintptr(0)
+	if _, _, err := unix.RawSyscall(call, uintptr(id), same, same); err != 0 { // of this thread alone
+		return err
+	}
+	return nil
 }

@@ -65,14 +65,15 @@ func (c Command) show() error {
 		if err != nil {
 			return err
 		}
-		if at == "" || slices.Contains(covers, at) {
-			continue
+		if at != "" && !slices.Contains(covers, at) {
+			covers = append(covers, at)
 		}
-		const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	}
+	const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	for _, at := range covers {
 		if err := mount("tmpfs", at, "tmpfs", quiet, "mode=0711,size=64k,nr_inodes=1k"); err != nil {
 			return err
 		}
-		covers = append(covers, at)
 	}
 	for _, v := range views {
 		if err := v.put(); err != nil {
@@ -80,8 +81,7 @@ func (c Command) show() error {
 		}
 	}
 	for _, at := range covers {
-		const still = unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-		if err := mount("", at, "", still, ""); err != nil {
+		if err := mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|quiet, ""); err != nil {
 			return err
 		}
 	}

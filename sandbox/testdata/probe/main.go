@@ -4,12 +4,16 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
+	"unsafe"
 )
 
 func main() {
@@ -70,6 +74,39 @@ func say(what, of string) error {
 		}
 		_, err = os.NewFile(uintptr(n), "fd").WriteString("through the descriptor\n")
 		return err
+	case "kill", "ptrace":
+		pid, err := strconv.Atoi(of)
+		if err != nil {
+			return err
+		}
+		if what == "kill" {
+			return syscall.Kill(pid, syscall.SIGKILL)
+		}
+		runtime.LockOSThread()
+		return syscall.PtraceAttach(pid)
+	case "dial":
+		c, err := net.Dial("unix", of)
+		if err == nil {
+			_ = c.Close()
+		}
+		return err
+	case "limits":
+		return limits()
+	case "death":
+		return death()
+	case "temp":
+		f, err := os.CreateTemp("", "")
+		if err != nil {
+			return err
+		}
+		info, err := os.Stat(os.TempDir())
+		fmt.Println("temp:", filepath.Dir(f.Name()), info.Mode(), err)
+	case "bomb":
+		return bomb()
+	case "sealed": // against others of its user, as package stage/zygote does it
+		if _, _, err := syscall.Syscall(syscall.SYS_PRCTL, syscall.PR_SET_DUMPABLE, 0, 0); err != 0 {
+			return err
+		}
 	case "wait":
 		end := make(chan os.Signal, 1)
 		signal.Notify(end, syscall.SIGTERM)
@@ -77,4 +114,48 @@ func say(what, of string) error {
 		fmt.Println(<-end)
 	}
 	return nil
+}
+
+func limits() error {
+	for name, n := range map[string]int{"core": syscall.RLIMIT_CORE, "fsize": syscall.RLIMIT_FSIZE, "nproc": 6} {
+		var l syscall.Rlimit
+		if err := syscall.Getrlimit(n, &l); err != nil {
+			return err
+		}
+		fmt.Println("limit:", name, l.Cur, l.Max)
+	}
+	b, err := os.ReadFile("/proc/self/limits") // a Go program has raised its own
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 4 && f[1] == "open" {
+			fmt.Println("limit: files", f[4])
+		}
+	}
+	return err
+}
+
+// death says which signal this process gets when its parent ends.
+func death() error {
+	var s int32
+	if _, _, err := syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_GET_PDEATHSIG, uintptr(unsafe.Pointer(&s)), 0); err != 0 {
+		return err
+	}
+	fmt.Println("death:", s)
+	return nil
+}
+
+// bomb starts processes in sessions of their own, which do the same, until it cannot, and says why.
+func bomb() error {
+	for {
+		c := exec.Command("/proc/self/exe", "bomb")
+		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if err := c.Start(); err != nil {
+			if os.Getenv("QUIET") == "" {
+				fmt.Println("bomb:", err)
+			}
+			end := make(chan os.Signal, 1)
+			signal.Notify(end, syscall.SIGTERM)
+			<-end
+			return nil
+		}
+	}
 }

@@ -1,0 +1,417 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+// testNumbers are not those of a Stagecoach that may run on this machine.
+var testNumbers = Range{300_000, 304_095}
+
+func openAccounts(t *testing.T) *Accounts {
+	t.Helper()
+	if os.Getuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("needs root")
+		}
+		t.Skip("needs root")
+	}
+	dir, err := os.MkdirTemp("", "accounts-") //nolint:usetesting // a folder that others pass
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	a, err := OpenAccounts(filepath.Join(dir, "run"), filepath.Join(dir, "homes"), testNumbers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = a.Close() })
+	return a
+}
+
+func take(t *testing.T, a *Accounts, tenant string) *Lease {
+	t.Helper()
+	gid, err := a.Group(tenant)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := a.Take(gid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Release() })
+	return l
+}
+
+// private returns an image with the program probe, and a file beside it, below a folder that only root can pass.
+func private(t *testing.T) (image, beside string) {
+	t.Helper()
+	program, err := probe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "private")
+	image, beside = filepath.Join(dir, "images", "f", "1"), filepath.Join(dir, "other", "file")
+	write(t, filepath.Join(image, "stage"), string(program))
+	write(t, filepath.Join(image, "model", "m.onnx"), "parameters")
+	write(t, beside, "given")
+	write(t, filepath.Join(dir, "token"), "not given")
+	for path, mode := range map[string]os.FileMode{dir: 0o700, filepath.Join(image, "model", "m.onnx"): 0o666, filepath.Join(dir, "token"): 0o444} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return image, beside
+}
+
+// TestAProcessWithAUserOfItsOwn: it is nobody else's, may do nothing, and reaches what it was given wherever that lies.
+func TestAProcessWithAUserOfItsOwn(t *testing.T) {
+	a := openAccounts(t)
+	image, beside := private(t)
+	l := take(t, a, "ns")
+	own := filepath.Join(filepath.Dir(filepath.Dir(beside)), "written")
+	if err := errors.Join(os.Mkdir(own, 0o700), os.Chown(own, l.UID, l.GID)); err != nil {
+		t.Fatal(err)
+	}
+	state := filepath.Dir(filepath.Dir(beside))
+	argv := []string{
+		"./stage", "id", "dir", "limits", "death", "temp", "status=NoNewPrivs", "status=CapPrm", "status=CapBnd", "status=CapAmb", "status=Groups",
+		"read=model/m.onnx", "read=" + image + "/model/m.onnx", "read=" + beside, "list=" + state,
+		"write=model/m.onnx", "write=new", "write=" + beside, "write=" + state + "/new", "read=" + state + "/token", "write=" + own + "/mine", "mount=/tmp",
+	}
+	got := finished(t, newSpawner(t), Command{
+		Dir: image, Argv: argv, As: &l.Account, Reads: []string{beside}, Writes: []string{own}, Processes: 64, Env: map[string]string{"GODEBUG": ""},
+	})
+	bound, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(bound), "CapBnd:\t")
+	want := []string{
+		fmt.Sprintf("id: %d %d [] <nil>", l.UID, l.GID), "dir: " + image + " <nil>",
+		"limit: core 0 0", fmt.Sprintf("limit: fsize %d %[1]d", MaxFileSize), "limit: nproc 64 64", fmt.Sprintf("limit: files %d", MaxFiles), "death: 9",
+		"temp: " + l.Home + " drwx------ <nil>", "NoNewPrivs: 1", "CapPrm: 0000000000000000", "CapAmb: 0000000000000000", "Groups:",
+		"CapBnd: " + after[:16],
+		"read=model/m.onnx: parameters", "read=" + image + "/model/m.onnx: parameters", "read=" + beside + ": given",
+		"list: " + state + " [] open " + state + ": permission denied",
+		"write=model/m.onnx: open model/m.onnx: read-only file system", "write=new: open new: read-only file system",
+		"write=" + beside + ": open " + beside + ": read-only file system",
+		"write=" + state + "/new: open " + state + "/new: read-only file system",
+		"read=" + state + "/token: open " + state + "/token: no such file or directory", "mount=/tmp: operation not permitted",
+	}
+	for i := range want {
+		want[i] = "stdout: " + want[i]
+	}
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	open := finished(t, newSpawner(t), Command{Dir: image, Process: "ls /proc/self/fd", As: &l.Account, Reads: []string{beside}})
+	if want := []string{"stdout: 0", "stdout: 1", "stdout: 2", "stdout: 3"}; !slices.Equal(open, want) { // 3 is ls's own
+		t.Errorf("descriptors %q, want %q", open, want)
+	}
+	for file, want := range map[string]string{filepath.Join(image, "model/m.onnx"): "parameters", filepath.Join(own, "mine"): "x"} {
+		if b, err := os.ReadFile(file); err != nil || string(b) != want {
+			t.Errorf("%s: %q, %v, want %q", file, b, err, want)
+		}
+	}
+	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), state) {
+		t.Errorf("a process's mounts are there for all (%v)", err)
+	}
+}
+
+// TestProcessesOfTwoUsers: one cannot look into, stop or signal the other, or reach what is its namespace's.
+func TestProcessesOfTwoUsers(t *testing.T) {
+	a, s := openAccounts(t), newSpawner(t)
+	image, _ := private(t)
+	victim, hostile := take(t, a, "a"), take(t, a, "b")
+	given, err := os.Open("/dev/zero")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer given.Close()
+	run := t.TempDir()
+	for dir := run; dir != os.TempDir(); dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o711); err != nil {
+			t.Fatal(err)
+		}
+	}
+	secrets, socket := filepath.Join(run, "secrets"), filepath.Join(run, "daemon")
+	write(t, filepath.Join(secrets, "key"), "s3cret")
+	socketOf(t, socket)
+	if err := errors.Join(
+		os.Chown(secrets, 0, victim.GID), os.Chmod(secrets, 0o750), os.Chown(filepath.Join(secrets, "key"), 0, victim.GID),
+		os.Chmod(filepath.Join(secrets, "key"), 0o440),
+	); err != nil {
+		t.Fatal(err)
+	}
+	p, o, l := start(t, s, Command{Dir: image, Argv: []string{"./stage", "read=" + secrets + "/key", "wait"}, As: &victim.Account, Files: []*os.File{given}})
+	proctest.Until(t, 10*time.Second, "the victim to wait", func() bool { return slices.Contains(l.sorted(), "stdout: waiting") })
+	if !slices.Contains(l.sorted(), "stdout: read="+secrets+"/key: s3cret") {
+		t.Errorf("%q: its own secret is missing", l.sorted())
+	}
+	proc := fmt.Sprintf("/proc/%d/", p.Process.Pid)
+	attacks := map[string]string{
+		"read=" + proc + "fd/3": "permission denied", "read=" + proc + "environ": "permission denied", "list=" + proc + "root/": "permission denied",
+		fmt.Sprintf("kill=%d", p.Process.Pid): "operation not permitted", fmt.Sprintf("ptrace=%d", p.Process.Pid): "operation not permitted",
+		fmt.Sprintf("kill=%d", os.Getpid()): "operation not permitted", "read=" + secrets + "/key": "permission denied",
+		"write=" + victim.Home + "/x": "permission denied", "list=" + victim.Home: "permission denied", "dial=" + socket: "permission denied",
+	}
+	for attack, want := range attacks {
+		got := finished(t, s, Command{Dir: image, Argv: []string{"./stage", attack}, As: &hostile.Account})
+		if len(got) != 1 || !strings.Contains(got[0], want) {
+			t.Errorf("%s: %q, want %s", attack, got, want)
+		}
+	}
+	// One of its own user can signal it, but not look into it when it has sealed itself.
+	q, qo, ql := start(t, s, Command{Dir: image, Argv: []string{"./stage", "sealed", "wait"}, As: &victim.Account, Files: []*os.File{given}})
+	proctest.Until(t, 10*time.Second, "the sibling to wait", func() bool { return slices.Contains(ql.sorted(), "stdout: waiting") })
+	for _, attack := range []string{fmt.Sprintf("read=/proc/%d/fd/3", q.Process.Pid), fmt.Sprintf("ptrace=%d", q.Process.Pid)} {
+		if got := finished(t, s, Command{Dir: image, Argv: []string{"./stage", attack}, As: &victim.Account}); len(got) != 1 || !strings.Contains(got[0], "denied") && !strings.Contains(got[0], "not permitted") {
+			t.Errorf("%s on a sibling: %q", attack, got)
+		}
+	}
+	for _, one := range []*exec.Cmd{p, q} {
+		if err := one.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Error(err)
+		}
+		Wait(one)
+	}
+	o.Finish(time.Second)
+	qo.Finish(time.Second)
+}
+
+// socketOf listens at path, as a daemon does.
+func socketOf(t *testing.T, path string) {
+	t.Helper()
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	if err := os.Chmod(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAForkBombIsBoundedAndGoesWhole: it gets no further than its limit, in sessions of its own or not, nobody else is in its
+// way, and nothing of it is left.
+func TestAForkBombIsBoundedAndGoesWhole(t *testing.T) {
+	a, s := openAccounts(t), newSpawner(t)
+	image, _ := private(t)
+	bomber, other := take(t, a, "a"), take(t, a, "a")
+	p, o, l := start(t, s, Command{Dir: image, Argv: []string{"./stage", "bomb"}, As: &bomber.Account, Processes: 100})
+	proctest.Until(t, 30*time.Second, "the bomb to meet its limit", func() bool {
+		return slices.ContainsFunc(l.sorted(), func(line string) bool {
+			return strings.Contains(line, "resource temporarily unavailable") || strings.Contains(line, "fork") || strings.Contains(line, "newosproc")
+		})
+	})
+	if n := threads(bomber.UID); n < 50 || n > 100 {
+		t.Errorf("%d threads, want about the limit of 100", n)
+	}
+	if got := finished(t, s, Command{Dir: image, Argv: []string{"./stage", "id"}, As: &other.Account, Processes: 100}); len(got) != 1 {
+		t.Errorf("another one: %q", got)
+	}
+	n, err := bomber.Kill()
+	if err != nil || n < 50 {
+		t.Errorf("killed %d threads, %v", n, err)
+	}
+	if status := Wait(p); status.Signal() != syscall.SIGKILL {
+		t.Errorf("status %#x, want SIGKILL", status)
+	}
+	proctest.Until(t, 10*time.Second, "nothing to be left", func() bool { return threads(bomber.UID) == 0 })
+	o.Finish(10 * time.Second)
+}
+
+func TestAccountsAreOnesOwn(t *testing.T) {
+	a := openAccounts(t)
+	b, err := OpenAccounts(filepath.Dir(a.table), a.homes, testNumbers) // another process of this machine, as good as
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	seen := map[int]bool{}
+	for i := range 40 {
+		l := take(t, []*Accounts{a, b}[i%2], "x")
+		b.next = a.next - i%3 // they meet
+		if seen[l.UID] || !testNumbers.users().holds(l.UID) {
+			t.Fatalf("user %d is given twice, or none of %v", l.UID, testNumbers.users())
+		}
+		seen[l.UID] = true
+		if info, err := os.Stat(l.Home); err != nil || info.Mode().Perm() != 0o700 || int(info.Sys().(*syscall.Stat_t).Uid) != l.UID {
+			t.Fatalf("home: %v, %v", info, err)
+		}
+	}
+	// The number of one that runs is nobody's until it has ended, whoever has started it.
+	image, _ := private(t)
+	l := take(t, a, "x")
+	p, o, _ := start(t, newSpawner(t), Command{Dir: image, Argv: []string{"./stage", "wait"}, As: &l.Account})
+	if err := a.Close(); err != nil { // its owner is gone
+		t.Fatal(err)
+	}
+	b.next = l.UID
+	if next := take(t, b, "x"); next.UID == l.UID {
+		t.Errorf("user %d is given away while processes have it", l.UID)
+	}
+	adopted, err := b.Adopt(l.Account)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Adopt(l.Account); err == nil {
+		t.Error("adopted twice")
+	}
+	if err := adopted.Release(); err != nil {
+		t.Error(err)
+	}
+	if Wait(p).Signal() != syscall.SIGKILL {
+		t.Error("a process outlives its account")
+	}
+	o.Finish(time.Second)
+	if _, err := os.Stat(l.Home); err == nil {
+		t.Error("its home is left")
+	}
+	b.next = l.UID
+	if next := take(t, b, "x"); next.UID != l.UID {
+		t.Errorf("user %d is not given again, but %d", l.UID, next.UID)
+	}
+	if _, err := b.Take(0); err != nil {
+		t.Error(err)
+	}
+	for _, gid := range []int{1, testNumbers.users().First, testNumbers.Last} {
+		if _, err := b.Take(gid); err == nil {
+			t.Errorf("group %d is taken for one of a namespace", gid)
+		}
+	}
+}
+
+func TestGroupsStay(t *testing.T) {
+	a := openAccounts(t)
+	seen := map[int]string{}
+	for range 2 {
+		for i := range 20 {
+			tenant := "ns" + strconv.Itoa(i)
+			gid, err := a.Group(tenant)
+			if err != nil || !testNumbers.groups().holds(gid) || seen[gid] != "" && seen[gid] != tenant {
+				t.Fatalf("group of %s: %d, %v, and %q", tenant, gid, err, seen[gid])
+			}
+			seen[gid] = tenant
+		}
+		b, err := OpenAccounts(filepath.Dir(a.table), a.homes, testNumbers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = a.Close()
+		a = b
+	}
+	defer a.Close()
+	if len(seen) != 20 {
+		t.Errorf("%d groups of 20 namespaces", len(seen))
+	}
+	full := groupTable{Groups: map[string]int{"a": 1000, "b": 1001}}
+	if _, _, err := full.add("c", Range{1000, 1001}); err == nil || !strings.Contains(err.Error(), "isolation.uids") {
+		t.Errorf("a full table: %v", err)
+	}
+	if err := os.WriteFile(a.table, []byte(`{"version":2}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Group("x"); err == nil || !strings.Contains(err.Error(), "version 2, want 1") || !strings.Contains(err.Error(), a.table) {
+		t.Errorf("another version: %v", err)
+	}
+}
+
+func TestAccountsSayWhatIsMissing(t *testing.T) {
+	a := openAccounts(t)
+	open := filepath.Join(filepath.Dir(a.homes), "open")
+	if err := errors.Join(os.Mkdir(open, 0o700), os.Chmod(open, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenAccounts(open, a.homes, testNumbers); err == nil || !strings.Contains(err.Error(), open) || errors.Is(err, ErrNoAccounts) {
+		t.Errorf("a folder that all can write to: %v", err)
+	}
+	if mapped("0 0 65536\n", DefaultRange) || !mapped("  0   100000 65536\n 65536 1 4294901760", DefaultRange) || mapped("x", DefaultRange) || mapped("", DefaultRange) {
+		t.Error("a map of users is misread")
+	}
+	image, beside := private(t)
+	l := take(t, a, "x")
+	s := newSpawner(t)
+	if err := os.Chmod(beside, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for want, c := range map[string]Command{
+		"chmod -R a+rX":  {Dir: image, As: &l.Account, Reads: []string{beside}},
+		"no such file":   {Dir: image + "x", As: &l.Account},
+		"nosuch: not in": {Dir: image, Process: "nosuch", As: &l.Account},
+		"absolute path":  {Dir: image, As: &l.Account, Reads: []string{"/"}},
+	} {
+		if _, err := s.Start(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %s", c, err, want)
+		}
+	}
+	if got := finished(t, s, Command{Dir: image, Argv: []string{"./stage", "id"}}); len(got) != 1 || !strings.HasPrefix(got[0], "stdout: id: 0 0 ") {
+		t.Errorf("after failures %q, want a process as ever", got)
+	}
+}
+
+func TestRange(t *testing.T) {
+	for text, want := range map[string]string{
+		"200000-265535": "", "1000-2023": "", "1000-2022": "at least", "0-65535": "from 1000 on", "a": "FIRST-LAST", "5000-4000": "FIRST-LAST", "1000-4294967295": "FIRST-LAST", "": "FIRST-LAST",
+	} {
+		var r Range
+		err := r.UnmarshalText([]byte(text))
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) || err == nil && r.String() != text {
+			t.Errorf("%q: %v, %v, want %q", text, r, err, want)
+		}
+		if err == nil && (r.users().size()+r.groups().size()+1 != r.size() || r.users().holds(r.nobody()) || r.groups().holds(r.users().First)) {
+			t.Errorf("%q: users %v, groups %v, nobody %d", text, r.users(), r.groups(), r.nobody())
+		}
+	}
+	for _, uid := range []int{0, -1, 1, unix.Getuid(), testNumbers.nobody(), testNumbers.First} {
+		if killAll(uid, testNumbers) == nil {
+			t.Fatalf("all processes of user %d are killed", uid)
+		}
+	}
+}
+
+// FuzzGroups checks that whatever lies in the file, a group is one tenant's and stays that.
+func FuzzGroups(f *testing.F) {
+	for _, s := range []string{"", `{"version":1,"groups":{"a":1000}}`, `{"version":1,"groups":{"a":1000,"b":1000}}`, `{"version":1,"groups":{"a":-1}}`, `{}`, `[`} {
+		f.Add([]byte(s), "a")
+	}
+	f.Fuzz(func(t *testing.T, b []byte, tenant string) {
+		numbers := Range{1000, 1255}
+		table, err := readGroups(b)
+		if err != nil {
+			return
+		}
+		gid, _, err := table.add(tenant, numbers)
+		if err != nil {
+			return
+		}
+		again, added, err := table.add(tenant, numbers)
+		if err != nil || added || again != gid || !numbers.holds(gid) {
+			t.Fatalf("%d, then %d, %v, %v", gid, again, added, err)
+		}
+		for other, n := range table.Groups {
+			if n == gid && other != tenant {
+				t.Fatalf("%d is of %q and %q", gid, other, tenant)
+			}
+		}
+	})
+}
