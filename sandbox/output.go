@@ -20,12 +20,15 @@ type Output struct {
 
 	ours  []*os.File // the reading ends
 	lines sync.WaitGroup
-	mu    sync.Mutex
-	last  string // non-empty line on stderr
+
+	mu       sync.Mutex
+	last     string // non-empty line on stderr
+	throttle throttle
 }
 
 // NewOutput makes the pipes and calls sink with each line, from two goroutines, until the process and all that it gave its
-// ends to have closed them. Somebody has to call Finish, or Abandon.
+// ends to have closed them. Of one that prints without end lines are dropped, which lines on stderr tell (see LinesPerSecond).
+// Somebody has to call Finish, or Abandon.
 func NewOutput(sink func(stream, line string)) (*Output, error) {
 	o := &Output{}
 	for _, p := range []struct {
@@ -59,14 +62,37 @@ func (o *Output) listen(stream string, r *os.File, sink func(stream, line string
 	o.ours = append(o.ours, r)
 	o.lines.Go(func() {
 		readLines(r, func(line string) {
-			if stream == "stderr" && strings.TrimSpace(line) != "" {
-				o.mu.Lock()
-				o.last = line
-				o.mu.Unlock()
+			if o.admit(stream, line, sink) {
+				sink(stream, line)
 			}
-			sink(stream, line)
 		})
+		o.mu.Lock()
+		dropped := o.throttle.dropped
+		o.throttle.dropped = 0
+		o.mu.Unlock()
+		tellDropped(dropped, sink)
 	})
+}
+
+// admit takes note of a line and says whether it is passed on.
+func (o *Output) admit(stream, line string, sink func(stream, line string)) bool {
+	o.mu.Lock()
+	if stream == "stderr" && strings.TrimSpace(line) != "" {
+		o.last = line
+	}
+	ok, first, dropped := o.throttle.pass(time.Now(), len(line))
+	o.mu.Unlock()
+	if first {
+		sink("stderr", fmt.Sprintf("stagecoach: lines are dropped from here on: it prints more than %d lines or %d bytes a second", LinesPerSecond, BytesPerSecond))
+	}
+	tellDropped(dropped, sink)
+	return ok
+}
+
+func tellDropped(n int, sink func(stream, line string)) {
+	if n > 0 {
+		sink("stderr", fmt.Sprintf("stagecoach: %d lines were dropped here", n))
+	}
 }
 
 // Started closes our copies of the writing ends. It is called once the process has its own, or will never be started.
@@ -108,13 +134,21 @@ func (o *Output) LastError() string {
 
 func readLines(r io.Reader, f func(string)) {
 	b := bufio.NewReaderSize(r, MaxLine)
+	var p pace
+	look := func() (line []byte, err error) {
+		line, err = b.ReadSlice('\n')
+		if d := p.pause(time.Now(), len(line)); d > 0 {
+			time.Sleep(d)
+		}
+		return line, err
+	}
 	for {
-		line, err := b.ReadSlice('\n')
+		line, err := look()
 		if len(line) > 0 {
 			f(strings.TrimRight(string(line), "\r\n"))
 		}
 		for errors.Is(err, bufio.ErrBufferFull) { // the rest of a line that is too long
-			_, err = b.ReadSlice('\n')
+			_, err = look()
 		}
 		if err != nil {
 			return
