@@ -4,10 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -27,16 +25,9 @@ import (
 
 // openState locks the state folder: two processes on one journal would lose requests.
 func (u *up) openState(context.Context) error {
-	if err := os.MkdirAll(u.cfg.State, 0o700); err != nil {
-		return fmt.Errorf("state: %w", err)
-	}
-	f, err := os.OpenFile(filepath.Join(u.cfg.State, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := lockState(u.cfg.State)
 	if err != nil {
-		return fmt.Errorf("state: %w", err)
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = f.Close()
-		return fmt.Errorf("state: folder %s is in use by another stagecoach (%w); stop it, or choose another --state", u.cfg.State, err)
+		return err
 	}
 	u.onClose(f.Close)
 	if u.secrets, err = secret.Open(u.cfg.State); err != nil {

@@ -1,0 +1,273 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+)
+
+// keysManagerConfig is what `stagecoach keysmanager` runs with.
+type keysManagerConfig struct {
+	node, nats, token          string
+	memory                     Bytes
+	cpus                       int
+	devices                    string // UUIDs or indices, by commas; "all", "none"
+	images, ort, state, listen string
+	drain                      time.Duration
+	log                        LogConfig
+}
+
+func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
+	c := keysManagerConfig{log: LogConfig{Format: "text"}}
+	defaults := defaultConfig()
+	fs := flag.NewFlagSet("keysmanager", flag.ContinueOnError)
+	fs.StringVar(&c.node, "node", defaults.Node.Name, "name of the node; unique in the cluster")
+	fs.StringVar(&c.nats, "nats", "nats://127.0.0.1:4222", "where `stagecoach up --nats-listen` listens")
+	fs.StringVar(&c.token, "nats-token", filepath.Join(defaults.State, "nats-token"), "file with its token")
+	fs.Func("memory", "for zygotes and replicas, such as 4Gi; default: what the machine or the cgroup has", func(s string) error {
+		return c.memory.UnmarshalText([]byte(s))
+	})
+	fs.IntVar(&c.cpus, "cpus", 0, "cores that are its share; 0: what this process may run on")
+	fs.StringVar(&c.devices, "devices", "all", "accelerators that are its share, by index or UUID, with commas between; all or none")
+	fs.StringVar(&c.images, "images", "", "folder with the images, the same as that of up; default .stagecoach/images")
+	fs.StringVar(&c.ort, "ort", "", "ONNX Runtime's shared library, for functions with a model")
+	fs.StringVar(&c.state, "state", "", "folder that survives restarts; default .stagecoach/nodes/NODE")
+	fs.StringVar(&c.listen, "metrics", "", "host:port of its metrics; default nowhere")
+	fs.DurationVar(&c.drain, "drain", defaults.Control.DrainTimeout, "that replicas have, on SIGTERM, to finish what they do elsewhere")
+	fs.TextVar(&c.log.Level, "log", c.log.Level, "debug, info, warn or error")
+	fs.StringVar(&c.log.Format, "log-format", c.log.Format, "text or json")
+	if err := parseFlags(fs, args); err != nil {
+		return c, err
+	}
+	if c.images == "" {
+		c.images = defaults.imagesDir()
+	}
+	if c.state == "" {
+		c.state = filepath.Join(defaults.State, "nodes", c.node)
+	}
+	return c, c.validate()
+}
+
+// validate reports every bad flag.
+func (c *keysManagerConfig) validate() error {
+	var errs []error
+	bad := func(flag string, got any, want string) {
+		errs = append(errs, fmt.Errorf("--%s: %v, want %s", flag, got, want))
+	}
+	if c.node == "" || strings.ContainsAny(c.node, " \t\n/") {
+		bad("node", fmt.Sprintf("%q", c.node), "a name without spaces and slashes")
+	}
+	if c.memory != 0 && c.memory < 64<<20 {
+		bad("memory", int64(c.memory), "at least 64Mi, or 0 for what the machine has")
+	}
+	if most := runtime.NumCPU(); c.cpus < 0 || c.cpus > most {
+		bad("cpus", c.cpus, fmt.Sprintf("1 to %d, or 0 for what there is", most))
+	}
+	if c.drain < 0 {
+		bad("drain", c.drain, "0 or more")
+	}
+	if c.ort != "" {
+		if _, err := os.Stat(c.ort); err != nil {
+			bad("ort", err, "the path of libonnxruntime.so")
+		}
+	}
+	if c.log.Format != "text" && c.log.Format != "json" {
+		bad("log-format", fmt.Sprintf("%q", c.log.Format), "text or json")
+	}
+	return errors.Join(errs...)
+}
+
+// daemon is a node's KeysManager in a process of its own. Its parts are made in newDaemon and closed the other way round.
+type daemon struct {
+	cfg     keysManagerConfig
+	log     *slog.Logger
+	metrics *prometheus.Registry
+	closers []func()
+
+	keys   *keysmanager.Manager
+	server *node.Server
+}
+
+func runKeysManager(ctx context.Context, args []string, out io.Writer) error {
+	cfg, err := readKeysManagerConfig(args)
+	if err != nil {
+		return err
+	}
+	if cfg.cpus > 0 {
+		runtime.GOMAXPROCS(cfg.cpus) // what is computed with, and announced, follows from it
+	}
+	d := &daemon{cfg: cfg, log: cfg.log.logger(os.Stderr), metrics: prometheus.NewRegistry()}
+	defer d.close()
+	if err := d.open(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%s%s\n", listening, d.socket())
+	return d.run(ctx)
+}
+
+func (d *daemon) close() {
+	for i := len(d.closers) - 1; i >= 0; i-- {
+		d.closers[i]()
+	}
+}
+
+func (d *daemon) onClose(f func()) { d.closers = append(d.closers, f) }
+
+func (d *daemon) socket() string { return filepath.Join(d.cfg.state, "run", "node.sock") }
+
+// open makes the daemon's parts.
+func (d *daemon) open(ctx context.Context) error {
+	lock, err := lockState(d.cfg.state)
+	if err != nil {
+		return err
+	}
+	d.onClose(func() { _ = lock.Close() })
+	token, err := readToken(d.cfg.token)
+	if err != nil {
+		return fmt.Errorf("--nats-token: %w; `stagecoach up --nats-listen` makes it, in its state folder", err)
+	}
+	nc, err := queue.Connect(d.cfg.nats, token, "node "+d.cfg.node, d.log)
+	if err != nil {
+		return err
+	}
+	d.onClose(nc.Close)
+	me, err := node.Identify(d.cfg.node, version())
+	if err != nil {
+		return err
+	}
+	worker := &keysWorker{} // which nobody needs before run
+	d.server, err = node.NewServer(node.ServerConfig{Me: me, Bus: queue.NewLink(nc), Worker: worker, Socket: d.socket(), Log: d.log})
+	if err != nil {
+		return err
+	}
+	d.onClose(d.server.Close)
+	if err := d.openKeys(ctx); err != nil {
+		return err
+	}
+	worker.Manager = d.keys
+	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return d.openMetrics()
+}
+
+// openKeys makes the KeysManager, with what an earlier one has left.
+func (d *daemon) openKeys(ctx context.Context) error {
+	store, err := image.OpenStore(storeIn(d.cfg.images))
+	if err != nil {
+		return err
+	}
+	d.onClose(store.Close)
+	processes, err := launchWarden(ctx, d.cfg.state)
+	if err != nil {
+		return err
+	}
+	d.onClose(processes.Close)
+	d.keys, err = keysmanager.New(keysmanager.Config{
+		Node: d.cfg.node, Images: &images{folders: sandbox.Images{Dir: d.cfg.images}, store: store}, ORT: d.cfg.ort,
+		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: watchdogLine[:], Warden: processes,
+		OnExit: func(e keysmanager.Exit) {
+			d.server.Tell(node.Event{Kind: node.EventExit, Replica: e.Replica, Function: e.Function, PID: e.PID, Cause: e.Cause})
+		},
+		OnEvict: func(function string, bytes int64) {
+			d.server.Tell(node.Event{Kind: node.EventEvict, Function: function, Bytes: bytes})
+		},
+		Output: func(function, replica, stream, line string) {
+			d.server.Line(node.Line{At: time.Now().UTC(), Function: function, Replica: replica, Stream: stream, Text: line})
+			d.log.Debug("output", "function", function, "replica", replica, "stream", stream, "line", line)
+		},
+		Log: d.log, Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": d.cfg.node}, d.metrics),
+	})
+	if err != nil {
+		return err
+	}
+	d.onClose(d.keys.Close)
+	return nil
+}
+
+// openMetrics serves the daemon's metrics.
+func (d *daemon) openMetrics() error {
+	if d.cfg.listen == "" {
+		return nil
+	}
+	l, err := net.Listen("tcp", d.cfg.listen)
+	if err != nil {
+		return fmt.Errorf("--metrics: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(d.metrics, promhttp.HandlerOpts{Registry: d.metrics}))
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelWarn)}
+	var served sync.WaitGroup
+	served.Go(func() { _ = srv.Serve(l) }) // ends with Close
+	d.onClose(func() { _ = srv.Close(); served.Wait() })
+	d.log.Info("metrics", "url", fmt.Sprintf("http://%s/metrics", l.Addr()))
+	return nil
+}
+
+// run serves until ctx ends; replicas are drained then, as long as --drain allows, before all ends.
+func (d *daemon) run(ctx context.Context) error {
+	serve, end := context.WithCancel(context.Background())
+	defer end()
+	ended := make(chan error, 1)
+	go func() { ended <- d.server.Run(serve) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	d.server.Leave()
+	limit := time.NewTimer(d.cfg.drain)
+	defer limit.Stop()
+	look := time.NewTicker(50 * time.Millisecond)
+	defer look.Stop()
+	for left := len(d.keys.Inventory().Replicas); left > 0; left = len(d.keys.Inventory().Replicas) {
+		select {
+		case err := <-ended:
+			return err
+		case <-limit.C:
+			d.log.Warn("replicas are stopped before they were drained", "replicas", left, "waited", d.cfg.drain)
+			left = 0
+		case <-look.C:
+			continue
+		}
+		break
+	}
+	end()
+	return <-ended
+}
+
+// lockState makes a state folder this process's alone, until the file is closed.
+func lockState(folder string) (*os.File, error) {
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return nil, fmt.Errorf("state: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(folder, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("state: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("state: folder %s is in use by another stagecoach (%w); stop it, or choose another --state", folder, err)
+	}
+	return f, nil
+}
