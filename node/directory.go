@@ -234,7 +234,7 @@ func (d *Directory) joined(m *member) {
 	d.mu.Lock()
 	m.joined = true
 	d.mu.Unlock()
-	d.cfg.Log.Info("node joined", "node", m.client.name, "daemon", m.client.Inventory().Identity.String())
+	d.cfg.Log.Debug("daemon joined", "node", m.client.name, "daemon", m.client.Inventory().Identity.String())
 	d.cfg.Joined(m.client)
 	d.cfg.Heard(m.client)
 }
@@ -248,7 +248,7 @@ func (d *Directory) left(name string, m *member, cause string) {
 	d.mu.Lock()
 	m.joined = false
 	d.mu.Unlock()
-	d.cfg.Log.Warn("node left", "node", name, "cause", cause)
+	d.cfg.Log.Debug("daemon left", "node", name, "cause", cause)
 	d.cfg.Left(name, cause)
 }
 
