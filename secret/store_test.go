@@ -2,10 +2,13 @@ package secret
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -122,6 +125,64 @@ func TestMounts(t *testing.T) {
 	sees("") // an earlier owner's
 	must(t, s.Mount("ns", "v1.fn", []string{"x"}))
 	sees("x=x1")
+}
+
+// TestSharedMounts: the values stay this user's alone; copies are for the namespace's group to read, and for nobody else.
+func TestSharedMounts(t *testing.T) {
+	if os.Getuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("needs root")
+		}
+		t.Skip("needs root")
+	}
+	dir, groups := t.TempDir(), map[string]int{"a": 4001, "b": 4002}
+	mounts := filepath.Join(dir, "mounts")
+	must(t, os.MkdirAll(filepath.Join(dir, "s", mountsDir, "old"), 0o700))
+	var s *Store
+	for range 2 { // an earlier owner's are gone
+		var err error
+		s, err = OpenShared(filepath.Join(dir, "s"), mounts, func(ns string) (int, error) {
+			if gid, ok := groups[ns]; ok {
+				return gid, nil
+			}
+			return 0, errors.New("no group")
+		})
+		must(t, err)
+		t.Cleanup(func() { _ = s.Close() })
+		if _, err := os.Stat(s.MountPath("a", "f")); err == nil {
+			t.Error("a mount of an earlier owner is left")
+		}
+		for ns := range groups {
+			must(t, s.Put(ns, "key", []byte("of "+ns)))
+			must(t, s.Mount(ns, "f", []string{"key"}))
+		}
+	}
+	must(t, s.Put("c", "key", nil))
+	if err := s.Mount("c", "f", []string{"key"}); err == nil || !strings.Contains(err.Error(), "no group") {
+		t.Errorf("without a group: %v", err)
+	}
+	must(t, s.Put("a", "key", []byte("new")))
+	must(t, s.Mount("a", "f", []string{"key"}))
+	for path, want := range map[string]string{
+		"mounts": "drwx--x--x 0", "mounts/a": "drwxr-x--- 4001", "mounts/a/f": "drwxr-x--- 4001", "mounts/a/f/key": "-r--r----- 4001",
+		"mounts/b/f/key": "-r--r----- 4002", "s/secrets/a/key": "-r-------- 0", "s/secrets": "drwx------ 0",
+	} {
+		info, err := os.Stat(filepath.Join(dir, path))
+		must(t, err)
+		if got := fmt.Sprintf("%v %d", info.Mode(), info.Sys().(*syscall.Stat_t).Gid); got != want {
+			t.Errorf("%s: %s, want %s", path, got, want)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "s", mountsDir)); err == nil {
+		t.Error("the mounts of one who shared none are left")
+	}
+	if b, err := os.ReadFile(filepath.Join(s.MountPath("a", "f"), "key")); err != nil || string(b) != "new" {
+		t.Errorf("%q, %v", b, err)
+	}
+	must(t, s.Mount("a", "f", nil))
+	if entries, err := os.ReadDir(mounts); err != nil || len(entries) != 1 {
+		t.Errorf("%v, %v, want b alone", entries, err)
+	}
 }
 
 func TestBadNames(t *testing.T) {
