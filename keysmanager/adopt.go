@@ -1,83 +1,28 @@
 package keysmanager
 
 import (
-	"crypto/rand"
-	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/sandbox"
 	"github.com/stagecoach-serving/stagecoach/warden"
+	"github.com/stagecoach-serving/stagecoach/wire"
 )
-
-// metaVersion is the version of what is kept by the warden beside descriptors and processes.
-const metaVersion = 1
-
-// meta describes an entry of the warden: a zygote's or a replica's.
-type meta struct {
-	Version int          `json:"version"`
-	Zygote  *zygoteMeta  `json:"zygote,omitempty"`
-	Replica *replicaMeta `json:"replica,omitempty"`
-}
-
-// zygoteMeta is what a daemon has to know to go on with a zygote. Its descriptors are its control socket, stdout, stderr.
-type zygoteMeta struct {
-	Namespace string        `json:"namespace"`
-	Digest    string        `json:"digest"`
-	Model     string        `json:"model"`
-	Process   string        `json:"process,omitempty"`
-	Function  string        `json:"function"` // that it was loaded for
-	Bytes     int64         `json:"bytes,omitempty"`
-	Loaded    time.Time     `json:"loaded,omitzero"` // zero: not yet
-	Load      time.Duration `json:"load,omitempty"`
-}
-
-// replicaMeta is what a daemon has to know to go on with a replica. Its descriptors are its stdout and stderr.
-type replicaMeta struct {
-	Replica  string           `json:"replica"`
-	Function string           `json:"function"`
-	Path     string           `json:"path"`
-	Device   string           `json:"device,omitempty"`
-	Reserved map[string]int64 `json:"reserved,omitempty"` // bytes by device
-	Phases   []Phase          `json:"phases,omitempty"`
-	Started  time.Time        `json:"started"`
-	Zygote   string           `json:"zygote,omitempty"` // its parent's entry; empty: its parent is the warden
-	PID      int              `json:"pid,omitempty"`    // of a zygote's child
-}
-
-func (z *zygote) meta(function string) []byte {
-	return encode(meta{Zygote: &zygoteMeta{
-		Namespace: z.key.namespace, Digest: z.key.digest, Model: z.key.model, Process: z.key.process, Function: function,
-		Bytes: z.bytes, Loaded: z.loaded, Load: z.load,
-	}})
-}
-
-func (p *process) meta() []byte {
-	r := &replicaMeta{
-		Replica: p.replica, Function: p.function, Path: p.path, Device: p.device, Reserved: p.reserved, Phases: p.phases, Started: p.started, PID: p.pid,
-	}
-	if p.zygote != nil {
-		r.Zygote = p.zygote.entry
-	}
-	return encode(meta{Replica: r})
-}
-
-func encode(m meta) []byte {
-	m.Version = metaVersion
-	b, err := json.Marshal(m)
-	if err != nil {
-		panic(err) // of strings and numbers
-	}
-	return b
-}
-
-// newEntry returns a name for an entry of the warden that no other has, also of an earlier daemon.
-func newEntry(kind string) string { return kind + "-" + rand.Text() }
 
 // await returns where the end of a process will be told.
 func (m *Manager) await(entry string) <-chan warden.Exit {
 	ch := make(chan warden.Exit, 1)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.awaited[entry] = ch
+	if e, ok := m.early[entry]; ok {
+		ch <- e
+	} else {
+		m.awaited[entry] = ch
+	}
 	return ch
 }
 
@@ -93,6 +38,9 @@ func (m *Manager) ended(e warden.Exit) {
 	m.mu.Lock()
 	ch := m.awaited[e.Name]
 	delete(m.awaited, e.Name)
+	if ch == nil && m.early != nil {
+		m.early[e.Name] = e
+	}
 	m.mu.Unlock()
 	if ch != nil {
 		ch <- e // has room for the only one
@@ -116,8 +64,246 @@ func (m *Manager) drop(entry string) {
 	}
 }
 
-// adopt takes over what an earlier daemon has left to the warden.
+// away says when what cannot be told any more has happened.
+const away = "while no KeysManager ran"
+
+// listTimeout is how long zygotes may take, all together, to say which children they have.
+const listTimeout = 5 * time.Second
+
+// adopt takes over what an earlier daemon has left to the warden: zygotes, replicas, and ends that nobody has heard of. What
+// was half made is ended.
 func (m *Manager) adopt() error {
-	_, err := m.warden.Attach(m.ended)
-	return err
+	m.early = map[string]warden.Exit{}
+	kept, err := m.warden.Attach(m.ended)
+	if err != nil {
+		return err
+	}
+	for _, k := range kept {
+		if k.Ended {
+			m.mu.Lock()
+			m.early[k.Name] = warden.Exit{Name: k.Name, PID: k.PID, Status: k.Status}
+			m.mu.Unlock()
+		}
+	}
+	zygotes := map[string]*zygote{} // by entry
+	type leftReplica struct {
+		k warden.Kept
+		d replicaMeta
+	}
+	var replicas []leftReplica
+	var order []*zygote
+	for _, k := range kept {
+		switch d, err := decode(k.Meta); {
+		case err != nil:
+			m.discard(k, err)
+		case d.Replica != nil:
+			replicas = append(replicas, leftReplica{k, *d.Replica})
+		case d.Zygote.Loaded.IsZero():
+			m.discard(k, fmt.Errorf("zygote of %q had not loaded", d.Zygote.Function))
+		default:
+			z, err := m.adoptZygote(k, *d.Zygote)
+			if err != nil {
+				m.discard(k, err)
+				continue
+			}
+			zygotes[k.Name] = z
+			order = append(order, z)
+		}
+	}
+	slices.SortFunc(replicas, func(a, b leftReplica) int { return a.d.Started.Compare(b.d.Started) }) // of one name, the latest is it
+	for _, r := range replicas {
+		if err := m.adoptReplica(r.k, r.d, zygotes[r.d.Zygote]); err != nil {
+			m.discard(r.k, err)
+		}
+	}
+	slices.SortFunc(order, func(a, b *zygote) int { return a.loaded.Compare(b.loaded) })
+	for _, z := range order { // the latest comes last: it is the present one of its function
+		m.install(z)
+	}
+	m.mu.Lock()
+	m.early = nil
+	m.mu.Unlock()
+	m.awaitLists(order)
+	if len(kept) > 0 {
+		m.cfg.Log.Info("adopted what an earlier KeysManager has left", "zygotes", len(order), "replicas", len(replicas))
+	}
+	return nil
+}
+
+// adoptZygote makes a zygote of what was kept of it. Nothing is read from it yet.
+func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
+	if len(k.Files) != 3 || k.PID == 0 {
+		return nil, fmt.Errorf("zygote of %q: process %d and %d descriptors, want 3: control socket, stdout, stderr", d.Function, k.PID, len(k.Files))
+	}
+	conn, err := unixConn(k.Files[0])
+	if err != nil {
+		return nil, fmt.Errorf("zygote of %q: %w", d.Function, err)
+	}
+	_ = k.Files[0].Close() // conn has its own
+	z := m.newZygote(zygoteKey{namespace: d.Namespace, digest: d.Digest, model: d.Model, process: d.Process}, k.Name, d.Function)
+	z.conn, z.pid, z.bytes, z.loaded, z.load = conn, k.PID, d.Bytes, d.Loaded, d.Load
+	z.nextID = rand.Uint32() // answers to an earlier daemon's orders may still come
+	z.ended = m.await(k.Name)
+	z.unlisted, z.listed = map[uint32]bool{}, make(chan struct{})
+	z.output = sandbox.ResumeOutput(k.Files[1], k.Files[2], m.zygoteOutput(d.Function))
+	m.missed(k, d.Function, "zygote")
+	return z, nil
+}
+
+// adoptReplica makes a replica of what was kept of it. One whose zygote is unknown has ended with that.
+func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
+	if own := d.Zygote == ""; len(k.Files) != 2 || own != (k.PID != 0) || !own && d.PID == 0 {
+		return fmt.Errorf("replica %q: process %d and %d descriptors, want 2: stdout, stderr", d.Replica, max(k.PID, d.PID), len(k.Files))
+	}
+	p := &process{
+		replica: d.Replica, function: d.Function, pid: max(k.PID, d.PID), path: d.Path, device: d.Device, reserved: d.Reserved,
+		phases: d.Phases, started: d.Started, running: true, owner: m, entry: k.Name, zygote: z,
+		placed: make(chan struct{}), gone: make(chan struct{}),
+	}
+	close(p.placed)
+	p.output = sandbox.ResumeOutput(k.Files[0], k.Files[1], func(stream, line string) { m.cfg.Output(d.Function, d.Replica, stream, line) })
+	m.missed(k, d.Function, d.Replica)
+	m.mu.Lock()
+	m.processes[d.Replica] = p
+	m.mu.Unlock()
+	switch {
+	case z != nil:
+		z.children[uint32(p.pid)], z.unlisted[uint32(p.pid)] = p, true
+	case d.Zygote != "":
+		p.end("its zygote ended " + away)
+	default:
+		ended := m.await(k.Name)
+		m.ends.Go(func() { m.mourned(p, ended) })
+	}
+	return nil
+}
+
+// install puts an adopted zygote into its place and begins to read from it.
+func (m *Manager) install(z *zygote) {
+	m.mu.Lock()
+	s, ok := m.slots.Get(z.key)
+	if !ok {
+		s = &slot{}
+		m.slots.Add(z.key, s)
+	}
+	before := s.zygote
+	s.zygote = z
+	m.uses[z.function] = z.key
+	for _, p := range z.children {
+		m.uses[p.function] = z.key
+	}
+	m.mu.Unlock()
+	if before != nil {
+		before.kill() // it had been given up
+	}
+	list := wire.Order{Kind: wire.OrderList, Version: wire.OrderVersion, ID: z.nextID}
+	_ = z.send(wire.AppendOrder(nil, list), nil) // fails when the zygote has ended
+	go z.read()                                  // ends with the process, or with Detach; gone says so
+	m.watchers.Go(func() { m.watch(z.key, s, z) })
+}
+
+// lives takes the answers to an adoption's question: one a child that lives, and then the list's end.
+func (z *zygote) lives(o wire.Order) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.listed == nil {
+		return // nobody has asked
+	}
+	if o.Kind == wire.ChildLives {
+		delete(z.unlisted, o.PID)
+		if z.children[o.PID] == nil { // forked in the daemon's last instant
+			z.owner.ends.Go(func() { z.signal(int(o.PID), unix.SIGKILL) })
+		}
+		return
+	}
+	for pid := range z.unlisted {
+		if p := z.children[pid]; p != nil {
+			delete(z.children, pid)
+			p.end("ended " + away)
+		}
+	}
+	close(z.listed)
+	z.listed, z.unlisted = nil, nil
+}
+
+// awaitLists waits until it is known which replicas live.
+func (m *Manager) awaitLists(all []*zygote) {
+	timeout := time.After(listTimeout)
+	for _, z := range all {
+		z.mu.Lock()
+		listed := z.listed
+		z.mu.Unlock()
+		if listed == nil {
+			continue
+		}
+		select {
+		case <-listed:
+		case <-z.gone:
+		case <-timeout:
+			m.cfg.Log.Warn("zygote does not say which children it has", "model", z.key.model, "pid", z.pid, "waited", listTimeout)
+			return
+		}
+	}
+}
+
+// missed says that output was lost.
+func (m *Manager) missed(k warden.Kept, function, replica string) {
+	if k.Lost > 0 {
+		m.cfg.Output(function, replica, "stderr", fmt.Sprintf("%d bytes of output were lost %s", k.Lost, away))
+	}
+}
+
+// discard ends what cannot be adopted.
+func (m *Manager) discard(k warden.Kept, why error) {
+	m.cfg.Log.Warn("left by an earlier KeysManager and not adopted", "entry", k.Name, "pid", k.PID, "why", why)
+	for _, f := range k.Files {
+		_ = f.Close() // nothing was written through it
+	}
+	if k.PID == 0 {
+		m.drop(k.Name)
+		return
+	}
+	ended := m.await(k.Name)
+	m.ends.Go(func() {
+		_ = m.warden.Signal(k.Name, unix.SIGKILL) // fails when the warden is gone, and the process with it
+		select {
+		case <-ended:
+			m.drop(k.Name)
+		case <-m.detached:
+		}
+	})
+}
+
+// Detach leaves all processes to the warden, for the next Manager to adopt, and returns when nothing of this one runs any
+// more. What is being started or loaded is ended. After Close it does nothing.
+func (m *Manager) Detach() { m.over.Do(m.detach) }
+
+func (m *Manager) detach() {
+	m.mu.Lock()
+	m.closed = true
+	m.mu.Unlock()
+	m.cancel(ErrClosed)
+	m.starts.Wait()
+	close(m.detached)
+	m.mu.Lock()
+	for _, s := range m.slots.Values() {
+		if s.zygote != nil {
+			_ = s.zygote.conn.Close() // read ends
+		}
+	}
+	m.mu.Unlock()
+	m.watchers.Wait()
+	m.ends.Wait()
+	m.release()
+}
+
+// release leaves the warden.
+func (m *Manager) release() {
+	if m.cfg.Warden == nil {
+		m.warden.Close()
+		return
+	}
+	if err := m.warden.Release(); err != nil {
+		m.cfg.Log.Warn("warden is not released", "error", err)
+	}
 }

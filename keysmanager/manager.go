@@ -48,7 +48,8 @@ type Config struct {
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 
-	// OnExit is called once for each replica that Start has started, possibly before Start has returned; nil: nobody is told.
+	// OnExit is called once for each replica that Start has started, possibly before Start has returned, and for each that
+	// was adopted, possibly before New has; nil: nobody is told.
 	OnExit func(Exit)
 	// OnEvict is called for each zygote that is ended for want of memory, with its function and its size in bytes. It must
 	// not block or call back; nil: nobody is told.
@@ -125,8 +126,10 @@ type Manager struct {
 	sizes     map[zygoteKey]int64              // bytes, of those that were evicted for want of memory
 	counts    Counts
 	awaited   map[string]chan<- warden.Exit // by name of the warden's entry: who waits for the end of a process
+	early     map[string]warden.Exit        // ends that were told during an adoption; nil: there is none
 	looked    map[string]looked             // by image, as the latest Warm saw it
 
+	over     sync.Once       // Close or Detach
 	detached chan struct{}   // closed by Detach: what runs is left to the warden
 	ctx      context.Context // of starts and loads; ends with Close
 	cancel   context.CancelCauseFunc
@@ -230,6 +233,8 @@ func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration)
 	select {
 	case <-p.gone:
 		return nil
+	case <-m.detached:
+		return ErrClosed
 	case <-t.C:
 	case <-ctx.Done():
 	}
@@ -237,13 +242,18 @@ func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration)
 	select {
 	case <-p.gone:
 		return nil
+	case <-m.detached:
+		return ErrClosed
 	case <-time.After(endTimeout):
 		return fmt.Errorf("replica %q: process %d is still there %v after SIGKILL", replica, p.pid, endTimeout)
 	}
 }
 
-// Close ends all processes and returns when they are gone and reported. What is still there long after SIGKILL is logged.
-func (m *Manager) Close() {
+// Close ends all processes and returns when they are gone and reported. What is still there long after SIGKILL is logged. After
+// Detach it does nothing.
+func (m *Manager) Close() { m.over.Do(m.close) }
+
+func (m *Manager) close() {
 	m.mu.Lock()
 	m.closed = true
 	m.mu.Unlock()
@@ -273,13 +283,7 @@ func (m *Manager) endAll() {
 	}
 	m.watchers.Wait()
 	m.ends.Wait()
-	if m.cfg.Warden == nil {
-		m.warden.Close()
-		return
-	}
-	if err := m.warden.Release(); err != nil {
-		m.cfg.Log.Warn("warden is not released", "error", err)
-	}
+	m.release()
 }
 
 // availableMemory is the cgroup's limit or the machine's memory in bytes, whichever is lower.

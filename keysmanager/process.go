@@ -44,14 +44,14 @@ const (
 func (p *process) end(cause string) {
 	p.once.Do(func() {
 		finished := make(chan struct{})
-		p.owner.ends.Go(func() { p.output.Finish(linesWhile); close(finished) })
+		p.owner.ends.Go(func() { <-p.placed; p.output.Finish(linesWhile); close(finished) })
 		p.owner.ends.Go(func() {
 			defer close(p.gone)
+			<-p.placed
 			select {
 			case <-finished:
 			case <-time.After(linesMoment):
 			}
-			<-p.placed
 			p.owner.exited(p, because(cause, p.output))
 		})
 	})

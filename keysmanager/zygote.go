@@ -29,22 +29,25 @@ type zygoteKey struct {
 
 // zygote is the manager's side of a zygote process.
 type zygote struct {
-	key    zygoteKey
-	owner  *Manager
-	entry  string // of the warden
-	pid    int
-	ended  <-chan warden.Exit
-	conn   *net.UnixConn // SOCK_SEQPACKET
-	output *sandbox.Output
-	loaded time.Time     // when it was
-	load   time.Duration // how long that took
-	bytes  int64         // proportional set size once loaded
+	key      zygoteKey
+	owner    *Manager
+	entry    string // of the warden
+	pid      int
+	ended    <-chan warden.Exit
+	conn     *net.UnixConn // SOCK_SEQPACKET
+	output   *sandbox.Output
+	loaded   time.Time     // when it was
+	load     time.Duration // how long that took
+	function string        // that it was loaded for
+	bytes    int64         // proportional set size once loaded
 
 	mu       sync.Mutex
 	nextID   uint32
 	pending  map[uint32]*forkOrder
 	children map[uint32]*process // by pid
 	died     string              // why; empty: it lives
+	listed   chan struct{}       // closed when an adopted one has said which children it has; nil: it has, or is not
+	unlisted map[uint32]bool     // children of an adopted one that it has not yet said to live
 
 	gone chan struct{} // closed when the process has ended and its children are reported
 }
@@ -65,7 +68,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 	defer theirs.Close()
 	ours := os.NewFile(uintptr(fds[0]), "zygote's manager")
 	defer ours.Close()
-	z := m.newZygote(key, newEntry("zygote"))
+	z := m.newZygote(key, newEntry("zygote"), function)
 	if z.conn, err = unixConn(ours); err != nil {
 		return nil, err
 	}
@@ -78,7 +81,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 	begin := time.Now()
 	z.ended = m.await(z.entry)
 	z.pid, err = m.warden.Start(warden.Process{
-		Name: z.entry, Meta: z.meta(function), Command: cmd, Keep: append([]*os.File{ours}, z.output.Readers()...), Idle: true,
+		Name: z.entry, Meta: z.meta(), Command: cmd, Keep: append([]*os.File{ours}, z.output.Readers()...), Idle: true,
 	})
 	z.output.Started()
 	if err != nil {
@@ -103,16 +106,16 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 	}
 	z.loaded, z.load = time.Now(), time.Since(begin)
 	z.bytes, _ = sandbox.PSS(z.pid) // of one that has ended: 0
-	if err := m.warden.Put(z.entry, z.meta(function)); err != nil {
+	if err := m.warden.Put(z.entry, z.meta()); err != nil {
 		m.cfg.Log.Warn("zygote would not be adopted by another daemon", "function", function, "error", err)
 	}
 	go z.read() // ends with the process, or with Detach; gone says so
 	return z, nil
 }
 
-func (m *Manager) newZygote(key zygoteKey, entry string) *zygote {
+func (m *Manager) newZygote(key zygoteKey, entry, function string) *zygote {
 	return &zygote{
-		key: key, owner: m, entry: entry,
+		key: key, owner: m, entry: entry, function: function,
 		pending: map[uint32]*forkOrder{}, children: map[uint32]*process{}, gone: make(chan struct{}),
 	}
 }
@@ -173,11 +176,8 @@ func (z *zygote) read() {
 		}
 		z.handle(o)
 	}
-	select {
-	case <-z.owner.detached:
-		z.output.Abandon()
+	if z.leftBehind() {
 		return
-	default:
 	}
 	z.kill() // it has ended, or speaks what we do not understand
 	_ = z.conn.Close()
@@ -201,8 +201,27 @@ func (z *zygote) read() {
 	z.owner.drop(z.entry)
 }
 
+// leftBehind tells whether the zygote is left to the warden, and then stops to listen to it and its children.
+func (z *zygote) leftBehind() bool {
+	select {
+	case <-z.owner.detached:
+	default:
+		return false
+	}
+	_ = z.conn.Close() // nobody reads it any more
+	z.output.Abandon()
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	for _, p := range z.children {
+		p.output.Abandon()
+	}
+	return true
+}
+
 func (z *zygote) handle(o wire.Order) {
 	switch o.Kind {
+	case wire.ChildLives, wire.OrderList:
+		z.lives(o)
 	case wire.ChildForked:
 		z.mu.Lock()
 		f := z.take(o.ID)

@@ -1,0 +1,88 @@
+package keysmanager
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// metaVersion is the version of what is kept by the warden beside descriptors and processes.
+const metaVersion = 1
+
+// meta describes an entry of the warden: a zygote's or a replica's.
+type meta struct {
+	Version int          `json:"version"`
+	Zygote  *zygoteMeta  `json:"zygote,omitempty"`
+	Replica *replicaMeta `json:"replica,omitempty"`
+}
+
+// zygoteMeta is what a daemon has to know to go on with a zygote. Its descriptors are its control socket, stdout, stderr.
+type zygoteMeta struct {
+	Namespace string        `json:"namespace"`
+	Digest    string        `json:"digest"`
+	Model     string        `json:"model"`
+	Process   string        `json:"process,omitempty"`
+	Function  string        `json:"function"` // that it was loaded for
+	Bytes     int64         `json:"bytes,omitempty"`
+	Loaded    time.Time     `json:"loaded,omitzero"` // zero: not yet
+	Load      time.Duration `json:"load,omitempty"`
+}
+
+// replicaMeta is what a daemon has to know to go on with a replica. Its descriptors are its stdout and stderr.
+type replicaMeta struct {
+	Replica  string           `json:"replica"`
+	Function string           `json:"function"`
+	Path     string           `json:"path"`
+	Device   string           `json:"device,omitempty"`
+	Reserved map[string]int64 `json:"reserved,omitempty"` // bytes by device
+	Phases   []Phase          `json:"phases,omitempty"`
+	Started  time.Time        `json:"started"`
+	Zygote   string           `json:"zygote,omitempty"` // its parent's entry; empty: its parent is the warden
+	PID      int              `json:"pid,omitempty"`    // of a zygote's child
+}
+
+func (z *zygote) meta() []byte {
+	return encode(meta{Zygote: &zygoteMeta{
+		Namespace: z.key.namespace, Digest: z.key.digest, Model: z.key.model, Process: z.key.process, Function: z.function,
+		Bytes: z.bytes, Loaded: z.loaded, Load: z.load,
+	}})
+}
+
+func (p *process) meta() []byte {
+	r := &replicaMeta{
+		Replica: p.replica, Function: p.function, Path: p.path, Device: p.device, Reserved: p.reserved, Phases: p.phases, Started: p.started, PID: p.pid,
+	}
+	if p.zygote != nil {
+		r.Zygote = p.zygote.entry
+	}
+	return encode(meta{Replica: r})
+}
+
+func encode(m meta) []byte {
+	m.Version = metaVersion
+	b, err := json.Marshal(m)
+	if err != nil {
+		panic(err) // of strings and numbers
+	}
+	return b
+}
+
+// newEntry returns a name for an entry of the warden that no other has, also of an earlier daemon.
+func newEntry(kind string) string { return kind + "-" + rand.Text() }
+
+// decode reads the description of an entry.
+func decode(b []byte) (meta, error) {
+	var m meta
+	if err := json.Unmarshal(b, &m); err != nil {
+		return m, fmt.Errorf("description: %w", err)
+	}
+	switch {
+	case m.Version != metaVersion:
+		return m, fmt.Errorf("description of version %d, want %d", m.Version, metaVersion)
+	case (m.Zygote == nil) == (m.Replica == nil):
+		return m, errors.New("description of neither a zygote nor a replica, or of both")
+	}
+	return m, nil
+}
