@@ -27,7 +27,8 @@ type Hooks struct {
 	// MaxBatch is how many calls Infer takes at a time. Default 1.
 	MaxBatch int
 
-	timeout time.Duration // of a call, the environment's exec_timeout; 0: its deadline alone
+	threads func(total int) // makes that many compute; nil: nobody can
+	timeout time.Duration   // of a call, the environment's exec_timeout; 0: its deadline alone
 }
 
 // Replica is this process.

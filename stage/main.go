@@ -64,8 +64,12 @@ func Run(ctx context.Context, h Hooks) error {
 		Name: os.Getenv(wire.EnvReplica), Function: os.Getenv(wire.EnvFunction),
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
-	if err := r.open(); err != nil {
+	threads, err := r.open()
+	if err != nil {
 		return err
+	}
+	if r.model != nil {
+		h.threads = r.addThreads
 	}
 	begin := time.Now()
 	if h.Place != nil {
@@ -75,7 +79,7 @@ func Run(ctx context.Context, h Hooks) error {
 	}
 	return serve(ctx, wire.NewConn(c), wire.Hello{
 		Oldest: wire.OldestVersion, Newest: wire.Version, PID: os.Getpid(), Function: r.Function, Replica: r.Name,
-		Slots: h.Slots, MaxBatch: h.MaxBatch, Threads: runtime.GOMAXPROCS(0), Load: r.load, Place: time.Since(begin),
+		Slots: h.Slots, MaxBatch: h.MaxBatch, Threads: threads, Load: r.load, Place: time.Since(begin),
 	}, h, r.Log)
 }
 
@@ -143,20 +147,49 @@ func Duration(name, value string) (time.Duration, error) {
 	return d, nil
 }
 
-// open takes the inherited session, or opens the model as a cold start does.
-func (r *Replica) open() error {
+// open takes the inherited session, or opens the model by itself, and returns how many threads compute.
+func (r *Replica) open() (threads int, err error) {
 	if r.model = zygote.Inherited(); r.model != nil {
-		return nil
+		return r.model.AddThreads(1)
 	}
+	threads = runtime.GOMAXPROCS(0)
 	model := os.Getenv(wire.EnvModel)
 	if _, _, forked := zygote.Child(); forked || model == "" {
-		return nil
+		return threads, nil
+	}
+	o := zygote.Options{
+		Library: os.Getenv(wire.EnvORT), Model: model, Prepacked: os.Getenv(wire.EnvPrepacked), Mapped: os.Getenv(wire.EnvMapped) != "",
+	}
+	if o.Threads, err = number(wire.EnvPoolThreads, threads); err != nil {
+		return 0, err
+	}
+	if o.Start, err = number(wire.EnvThreads, o.Threads); err != nil {
+		return 0, err
 	}
 	begin := time.Now()
-	s, err := zygote.OpenSession(os.Getenv(wire.EnvORT), model, runtime.GOMAXPROCS(0))
-	if err != nil {
-		return err
+	if r.model, err = zygote.Open(o); err != nil {
+		return 0, err
 	}
-	r.model, r.load = s, time.Since(begin)
-	return nil
+	r.load = time.Since(begin)
+	return r.model.AddThreads(1)
+}
+
+// addThreads has the model computed with more threads than before.
+func (r *Replica) addThreads(total int) {
+	if _, err := r.model.AddThreads(total); err != nil {
+		r.Log.Warn("the replica goes on with the threads that it has", "wanted", total, "error", err)
+	}
+}
+
+// number reads a number of threads from the environment; not there: otherwise.
+func number(name string, otherwise int) (int, error) {
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("%s=%q, want a number from 1 on", name, text)
+	}
+	return n, nil
 }

@@ -169,5 +169,5 @@ func TestAStageSaysWhyItCannotStart(t *testing.T) {
 	r := start(t, "echo")
 	r.read(wire.FrameHello)
 	r.send(wire.FrameWelcome, 0, wire.Welcome{Version: 9}.Append(nil))
-	r.exits(1, "welcome to version 9 of the stage protocol, want 1 to 1")
+	r.exits(1, "welcome to version 9 of the stage protocol, want 1 to 2")
 }

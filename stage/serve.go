@@ -137,13 +137,18 @@ func (s *server) read() error {
 			if c, err = wire.DecodeCredit(f.Payload); err == nil {
 				s.credit.add(c.Amount)
 			}
+		case wire.FrameThreads:
+			var m wire.Threads
+			if m, err = wire.DecodeThreads(f.Payload); err == nil && s.hooks.threads != nil {
+				s.hooks.threads(int(m.Total))
+			}
 		case wire.FrameDrain:
 			if !draining {
 				draining = true
 				close(s.drain)
 			}
 		default:
-			err = fmt.Errorf("frame %v, want Batch, Cancel, Credit or Drain", f.Type)
+			err = fmt.Errorf("frame %v, want Batch, Cancel, Credit, Threads or Drain", f.Type)
 		}
 		for _, file := range f.Files {
 			_ = file.Close() // read-only

@@ -366,3 +366,23 @@ func TestQuickResultsLeaveTogether(t *testing.T) {
 		d.result()
 	}
 }
+
+func TestThreadsAreAskedFor(t *testing.T) {
+	asked := make(chan int, 2)
+	h := Hooks{Infer: Each(upper), threads: func(total int) { asked <- total }}
+	d := begin(t, h, welcome)
+	d.send(wire.FrameThreads, 0, wire.Threads{Total: 3}.Append(nil))
+	d.batch(1, time.Time{}, "a")
+	d.result() // the frame before it was read
+	if got := <-asked; got != 3 {
+		t.Errorf("asked for %d threads, want 3", got)
+	}
+	d.send(wire.FrameThreads, 0, []byte{1})
+	d.ends("threads: 1 bytes, want 2")
+
+	h.threads = nil // a stage without a model
+	d = begin(t, h, welcome)
+	d.send(wire.FrameThreads, 0, wire.Threads{Total: 3}.Append(nil))
+	d.batch(1, time.Time{}, "a")
+	d.result()
+}

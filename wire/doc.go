@@ -22,6 +22,7 @@
 //	   Error  ───────────────────▶          call i: code, message
 //	          ◀───────────────── Cancel     call i, or all of the batch
 //	   Credit ───────────────────▶          the number of batches that may be in flight changed
+//	          ◀───────────────── Threads    so many threads compute from now on, at the least; version 2
 //	          ◀───────────────── Drain      finish, then close
 //
 // A batch is over when each of its calls has a Result or an Error. A canceled call still gets one. After a Drain, a replica

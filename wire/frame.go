@@ -8,7 +8,7 @@ import (
 
 // Version is the version of the stage protocol that this package speaks; OldestVersion the oldest it still understands.
 const (
-	Version       = 1
+	Version       = 2
 	OldestVersion = 1
 )
 
@@ -32,13 +32,14 @@ const (
 	FrameCredit  FrameType = 7
 	FrameCancel  FrameType = 8
 	FrameDrain   FrameType = 9
+	FrameThreads FrameType = 10 // from version 2 on; an older replica skips it
 )
 
-func (t FrameType) known() bool { return t >= FrameHello && t <= FrameDrain }
+func (t FrameType) known() bool { return t >= FrameHello && t <= FrameThreads }
 
 // String returns the frame's name.
 func (t FrameType) String() string {
-	names := [...]string{"0", "Hello", "Welcome", "Batch", "Result", "Error", "Chunk", "Credit", "Cancel", "Drain"}
+	names := [...]string{"0", "Hello", "Welcome", "Batch", "Result", "Error", "Chunk", "Credit", "Cancel", "Drain", "Threads"}
 	if t.known() {
 		return names[t]
 	}
@@ -92,7 +93,7 @@ func decodeHeader(b *[headerSize]byte) (header, error) {
 	case h.files > MaxFiles || (b[5]&flagFiles != 0) != (h.files > 0):
 		return h, fmt.Errorf("frame %v with flags %#x and %d descriptors, want at most %d and bit 0 set when there are any", h.kind, b[5], h.files, MaxFiles)
 	case !h.kind.known() && version <= Version:
-		return h, fmt.Errorf("frame of type %d in version %d, want %d to %d", h.kind, version, FrameHello, FrameDrain)
+		return h, fmt.Errorf("frame of type %d in version %d, want %d to %d", h.kind, version, FrameHello, FrameThreads)
 	}
 	h.skip = !h.kind.known()
 	return h, nil

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"time"
@@ -205,6 +206,21 @@ func DecodeCancelFrame(b []byte) (Cancel, error) {
 	r := pack.NewReader(b)
 	m := Cancel{Index: small(r)}
 	return m, end("cancel", r)
+}
+
+// Threads asks a replica to compute with so many threads, the calling one included. It adds what it lacks and can have; a
+// number that is not above what it has changes nothing, and so does 0. It is not answered.
+type Threads struct{ Total uint16 }
+
+// Append appends the payload of a FrameThreads.
+func (m Threads) Append(b []byte) []byte { return binary.LittleEndian.AppendUint16(b, m.Total) }
+
+// DecodeThreads decodes the payload of a FrameThreads.
+func DecodeThreads(b []byte) (Threads, error) {
+	if len(b) != 2 {
+		return Threads{}, fmt.Errorf("threads: %d bytes, want 2", len(b))
+	}
+	return Threads{Total: binary.LittleEndian.Uint16(b)}, nil
 }
 
 // small reads a count or index that fits into 31 bits.

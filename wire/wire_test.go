@@ -110,6 +110,8 @@ func TestPayloadsRoundTrip(t *testing.T) {
 	check(Chunk{Index: 3, Data: []byte("piece")}, ch, err)
 	cr, err := DecodeCredit(Credit{Amount: 9}.Append(nil))
 	check(Credit{Amount: 9}, cr, err)
+	th, err := DecodeThreads(Threads{Total: 300}.Append(nil))
+	check(Threads{Total: 300}, th, err)
 	ca, err := DecodeCancelFrame(Cancel{Index: CancelAll}.Append(nil))
 	check(Cancel{Index: CancelAll}, ca, err)
 }
@@ -124,6 +126,7 @@ func TestHostilePayloadsAreNamed(t *testing.T) {
 		"code 0, want 1 to":                     func() { _, err = DecodeError(Error{}.Append(nil)) },
 		"code 99, want 1 to":                    func() { _, err = DecodeError(Error{Code: 99}.Append(nil)) },
 		"want at most 2147483647":               func() { _, err = DecodeChunk(Chunk{Index: 1 << 40}.Append(nil)) },
+		"threads: 1 bytes, want 2":              func() { _, err = DecodeThreads([]byte{1}) },
 		"1 bytes left over":                     func() { _, err = DecodeCredit(append(Credit{}.Append(nil), 1)) },
 		"item of kind 9":                        func() { _, err = DecodeResult([]byte{0, 0, 0, 1, 9, 9}) },
 	} {
@@ -181,6 +184,7 @@ func FuzzDecoders(f *testing.F) {
 		_, _ = DecodeChunk(b)
 		_, _ = DecodeCredit(b)
 		_, _ = DecodeCancelFrame(b)
+		_, _ = DecodeThreads(b)
 	})
 }
 

@@ -2,6 +2,7 @@ package zygote_test
 
 import (
 	"encoding/gob"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -22,8 +23,18 @@ import (
 
 // TestMain is where a forked child of the test binary arrives: the constructor has run before it, in every process.
 func TestMain(m *testing.M) {
-	if fd, env, ok := zygote.Child(); ok {
-		if err := child(fd, env); err != nil {
+	fd, env, ok := zygote.Child()
+	session := zygote.Inherited()
+	if o := os.Getenv(openEnv); !ok && o != "" {
+		var err error
+		if session, err = openHere(o); err != nil {
+			fmt.Fprintln(os.Stderr, "open:", err)
+			os.Exit(3)
+		}
+		fd, ok = 3, true
+	}
+	if ok {
+		if err := child(fd, env, session); err != nil {
 			fmt.Fprintln(os.Stderr, "child:", err)
 			os.Exit(3)
 		}
@@ -32,10 +43,22 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// openEnv makes this test binary an ordinary process that answers questions on descriptor 3: its zygote.Options, as JSON.
+const openEnv = "ZYGOTE_TEST_OPEN"
+
+func openHere(options string) (*zygote.Session, error) {
+	var o zygote.Options
+	if err := json.Unmarshal([]byte(options), &o); err != nil {
+		return nil, err
+	}
+	return zygote.Open(o)
+}
+
 // question is what a test asks a child over its stage socket; answer what it gets.
 type question struct {
-	Do     string // look, run, run in parallel, close, print, exit
+	Do     string // look, run, run in parallel, add threads, close, print, exit
 	Inputs []tensor.Tensor
+	Total  int // add threads
 }
 
 type answer struct {
@@ -51,15 +74,15 @@ type answer struct {
 	Inputs  []zygote.Info
 	Tensors []tensor.Tensor
 	Busy    int // threads of the pool that have computed
+	Threads int // that add threads has returned
 	Error   string
 }
 
 // child answers questions until its socket closes.
-func child(fd int, env []string) error {
+func child(fd int, env []string, session *zygote.Session) error {
 	seeds := fmt.Sprint(maphash.String(maphash.MakeSeed(), "x"), rand.Uint64()) // before anything else draws
 	socket := os.NewFile(uintptr(fd), "stage socket")
 	in, out := gob.NewDecoder(socket), gob.NewEncoder(socket)
-	session := zygote.Inherited()
 	for {
 		var q question
 		if err := in.Decode(&q); errors.Is(err, io.EOF) {
@@ -90,6 +113,8 @@ func child(fd int, env []string) error {
 			}
 		case "run in parallel":
 			err = inParallel(session, q)
+		case "add threads":
+			a.Threads, err = session.AddThreads(q.Total)
 		case "close":
 			session.Close()
 			_, err = session.Run(q.Inputs)

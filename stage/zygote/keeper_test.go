@@ -3,6 +3,7 @@ package zygote_test
 import (
 	"bytes"
 	"encoding/gob"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -16,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/stage/zygote"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
@@ -148,14 +150,7 @@ func (k *keeper) fork(threads uint16, env ...string) *replica {
 func (k *keeper) forkInto(groups []*os.File, threads uint16, env ...string) *replica {
 	k.t.Helper()
 	socket, there := pair(k.t, unix.SOCK_STREAM)
-	r := &replica{t: k.t, socket: socket, ask: gob.NewEncoder(socket), answers: gob.NewDecoder(socket)}
-	for _, f := range []**os.File{&r.stdout, &r.stderr} {
-		var err error
-		if *f, err = os.CreateTemp(k.t.TempDir(), "std"); err != nil {
-			k.t.Fatal(err)
-		}
-		k.t.Cleanup(func() { (*f).Close() })
-	}
+	r := newReplica(k.t, socket)
 	k.send(encode(wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, Threads: threads, ID: 77, Env: env}), append([]*os.File{there, r.stdout, r.stderr}, groups...)...)
 	there.Close()
 	o := k.want(wire.ChildForked)
@@ -163,6 +158,40 @@ func (k *keeper) forkInto(groups []*os.File, threads uint16, env ...string) *rep
 		k.t.Fatalf("forked %+v, want id 77, a pid and a time", o)
 	}
 	r.pid = int(o.PID)
+	return r
+}
+
+func newReplica(t *testing.T, socket *net.UnixConn) *replica {
+	t.Helper()
+	r := &replica{t: t, socket: socket, ask: gob.NewEncoder(socket), answers: gob.NewDecoder(socket)}
+	for _, f := range []**os.File{&r.stdout, &r.stderr} {
+		var err error
+		if *f, err = os.CreateTemp(t.TempDir(), "std"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { (*f).Close() })
+	}
+	return r
+}
+
+// process starts an ordinary process that opens a model as the options say, with these files as descriptors 4, 5, ….
+func process(t *testing.T, o zygote.Options, files ...*os.File) *replica {
+	t.Helper()
+	socket, there := pair(t, unix.SOCK_STREAM)
+	r := newReplica(t, socket)
+	options, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = []string{openEnv + "=" + string(options), "GOCOVERDIR=" + t.TempDir(), "PATH=" + os.Getenv("PATH")}
+	cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = append([]*os.File{there}, files...), r.stdout, r.stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	there.Close()
+	r.pid = cmd.Process.Pid
+	t.Cleanup(func() { socket.Close(); _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	return r
 }
 

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
@@ -72,6 +74,9 @@ func Open(o Options) (*Session, error) {
 	var message *C.char
 	if o.Mapped {
 		message = C.sc_open_mapped(&options, &session)
+		for _, fd := range []int{C.SC_GRAPH_FD, C.SC_WEIGHTS_FD} { // mapped is mapped, and what this process starts needs neither
+			_ = unix.Close(fd)
+		}
 	} else if session = C.sc_open_prepacked(folder, version, &options, 0); session == nil {
 		message = C.sc_open(&options, &session)
 	}

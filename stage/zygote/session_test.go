@@ -105,6 +105,38 @@ func TestForkedEqualsCold(t *testing.T) {
 	}
 }
 
+// TestThreadsAreAdded has a replica compute with more threads than it was started with, forked and opened by itself.
+func TestThreadsAreAdded(t *testing.T) {
+	model, in := encoder(t), sequence(512)
+	want := cold(t, model, 1, in)
+	k := start(t, wire.EnvORT+"="+library(t), wire.EnvModel+"="+model, wire.EnvPoolThreads+"=3")
+	k.want(wire.ZygoteReady)
+	for name, r := range map[string]*replica{
+		"forked":  k.fork(1),
+		"process": process(t, zygote.Options{Library: library(t), Model: model, Threads: 3, Start: 1}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, tc := range []struct{ total, threads int }{{1, 1}, {2, 2}, {2, 2}, {1, 2}, {0, 2}, {9, 3}, {65535, 3}} {
+				a := r.do(question{Do: "add threads", Total: tc.total})
+				if a.Error != "" || a.Threads != tc.threads {
+					t.Errorf("asked for %d threads: %d and %q, want %d", tc.total, a.Threads, a.Error, tc.threads)
+				}
+				a = r.do(question{Do: "run", Inputs: []tensor.Tensor{in}})
+				same(t, a.Tensors, want)
+				for range 100 { // on a loaded machine a thread may come too late for a run
+					if a.Busy == tc.threads-1 {
+						break
+					}
+					a = r.do(question{Do: "run", Inputs: []tensor.Tensor{in}})
+				}
+				if a.Pool != tc.threads-1 || a.Busy != tc.threads-1 {
+					t.Errorf("asked for %d threads: %d in the pool beside the caller, %d computed, want %d", tc.total, a.Pool, a.Busy, tc.threads-1)
+				}
+			}
+		})
+	}
+}
+
 func TestSessionsOfAChild(t *testing.T) {
 	model := encoder(t)
 	k := start(t, wire.EnvORT+"="+library(t), wire.EnvModel+"="+model, wire.EnvPoolThreads+"=2")

@@ -323,7 +323,7 @@ static char *open_library(const char *model, sc_options *o, const char **version
 static void check_threads(const char *version) {
   int threads = count_threads();
   if (threads > 1) {
-    give_up(1, sc_message("%d threads after loading, want 1: ONNX Runtime %s starts some of its own, 1.24 does not", threads, version));
+    give_up(1, sc_message("%d threads after loading, want 1: ONNX Runtime %s has started some of its own", threads, version));
   }
 }
 

@@ -45,8 +45,8 @@
 // pre-packed model too: one with STAGECOACH_PACK in its environment, and with STAGECOACH_MODEL, STAGECOACH_ORT_LIB and
 // STAGECOACH_POOL_THREADS as a zygote, writes it to two empty files, memfds, that it has as descriptors 4 (the graph) and 5
 // (the weights), and ends: 0, or another status and a line on stderr that says why. Then the files are sealed, and
-// [Options.Mapped] in a process that has them as the same descriptors loads from them. What is not used of them takes no
-// memory. ONNX Runtime maps the weights privately: as long as nobody writes, the pages are shared.
+// [Options.Mapped] in a process that has them as the same descriptors loads from them. ONNX Runtime maps the weights
+// privately: as long as nobody writes, the pages are shared.
 //
 // # Messages that are refused
 //
