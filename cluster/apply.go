@@ -113,7 +113,7 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica) (missing []p
 				missing = slices.Delete(missing, i, i+1)
 			}
 		default:
-			r.release(errors.New(cmp.Or(w.Why, "not wanted")))
+			r.release(errors.New(cmp.Or(r.unfit, w.Why, "not wanted")))
 		}
 	}
 	return missing

@@ -52,6 +52,7 @@ type fakeNode struct {
 	name    string
 	running map[string]bool
 	starts  int
+	devices []plan.Device
 }
 
 func (n *fakeNode) Start(ctx context.Context, o Order) (Started, error) {
@@ -114,7 +115,11 @@ func (n *fakeNode) SetCPU(_ context.Context, replica string, milli int) error {
 	return nil
 }
 
-func (n *fakeNode) Inventory() plan.Node { return plan.Node{Name: n.name, Memory: 1 << 30} }
+func (n *fakeNode) Inventory() plan.Node {
+	n.w.mu.Lock()
+	defer n.w.mu.Unlock()
+	return plan.Node{Name: n.name, Memory: 1 << 30, Devices: n.devices}
+}
 
 func (w *world) Functions() []FunctionSpec {
 	w.mu.Lock()

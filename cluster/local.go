@@ -109,7 +109,7 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	specs := l.cfg.Functions.Functions()
 	for _, spec := range specs {
 		f := plan.Function{
-			Name: spec.Key, Revision: spec.Revision, Memory: spec.Memory, GPU: spec.Declared.GPU,
+			Name: spec.Key, Revision: spec.Revision, Memory: spec.Memory, GPU: spec.Declared.GPU, DeviceMemory: spec.Declared.GPUMemory,
 			Min: spec.Declared.Scale.Min, Max: spec.Declared.Scale.Max, Zero: spec.Declared.Scale.Zero, ZeroAge: spec.Declared.Scale.ZeroAge,
 			Slots: 1, Batch: spec.Declared.Batch, // fill completes them
 		}
@@ -158,8 +158,13 @@ func (l *Local) fill(s *plan.Snapshot) {
 			l.of(r.function).failure.settled(r.since, s.At)
 		}
 		for i := range s.Nodes {
-			if r.state == plan.Starting && s.Nodes[i].Name == r.node {
+			if s.Nodes[i].Name != r.node {
+				continue
+			}
+			r.unfit = s.Nodes[i].Unfit(r.device)
+			if r.state == plan.Starting {
 				s.Nodes[i].MemoryUsed += f.Memory
+				promise(&s.Nodes[i], plan.Slot{Device: r.device}.Devices(), f.DeviceMemory)
 			}
 		}
 	}
@@ -172,6 +177,20 @@ func (l *Local) fill(s *plan.Snapshot) {
 			k.grant(f)
 		}
 		f.Batch = max(f.Batch, 1)
+	}
+}
+
+// promise counts memory of devices as taken that a replica has not yet reserved, or has; for the moment of its start it may
+// count twice.
+func promise(n *plan.Node, devices []string, bytes int64) {
+	if len(devices) == 0 {
+		return
+	}
+	n.Devices = slices.Clone(n.Devices) // the node's own
+	for i := range n.Devices {
+		if d := &n.Devices[i]; slices.Contains(devices, d.ID) {
+			d.MemoryUsed = min(d.MemoryUsed+plan.DeviceNeed(bytes, d.Memory), d.Memory)
+		}
 	}
 }
 

@@ -31,6 +31,7 @@ type replica struct {
 
 	// With Local.mu held:
 	hidden   bool   // its node is silent
+	unfit    string // why it cannot stay on its devices, as the latest Snapshot had them
 	seen     uint64 // Rev of the first Snapshot that had it since it came into sight; 0: none has
 	cpuWant  int    // thousandths of a core that it should be able to use; 0: as declared
 	cpu      int    // that it may use, as far as the node was told

@@ -74,6 +74,20 @@ func (p *parser) fail(path, got, want string) {
 	p.errs = append(p.errs, &FieldError{path, got, want})
 }
 
+// bytes reads a size as Kubernetes writes it, in whole binary units.
+func (p *parser) bytes(v string) int64 {
+	text := strings.TrimSpace(v)
+	for i, unit := range []string{"Ki", "Mi", "Gi", "Ti"} {
+		if digits, ok := strings.CutSuffix(text, unit); ok {
+			if n, err := strconv.ParseInt(digits, 10, 64); err == nil && n > 0 && n <= 1<<20 {
+				return n << (10 * (i + 1))
+			}
+		}
+	}
+	p.fail(p.path, strconv.Quote(v), "a size such as 512Mi or 8Gi")
+	return 0
+}
+
 func (p *parser) number(v string, fallback, least, most int) int {
 	n, err := strconv.Atoi(strings.TrimSpace(v))
 	if err != nil || n < least || n > most {
@@ -139,6 +153,7 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		},
 		"slo":               func(v string) { f.SLO = p.duration(v, 0) },
 		"gpu":               func(v string) { f.GPU = p.number(v, 0, 0, 64) },
+		"gpu-memory":        func(v string) { f.GPUMemory = p.bytes(v) },
 		"process":           func(v string) { f.Process = p.name(v) },
 		"queue-limit":       func(v string) { f.QueueLimit = p.number(v, DefaultQueueLimit, 1, 1_000_000) },
 		"async-concurrency": func(v string) { f.Async.Concurrency = p.number(v, DefaultConcurrency, 1, 1000) },
@@ -167,6 +182,9 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 			continue
 		}
 		read(annotations[key])
+	}
+	if f.GPU == 0 && f.GPUMemory > 0 {
+		p.fail(fmt.Sprintf("annotations[%q]", Prefix+"gpu-memory"), strconv.Quote(annotations[Prefix+"gpu-memory"]), "an annotation "+Prefix+"gpu beside it")
 	}
 	if len(f.Pipelines) == 0 && len(f.Next) > 0 {
 		p.fail(fmt.Sprintf("annotations[%q]", Prefix+"next"), strconv.Quote(annotations[Prefix+"next"]), "an annotation "+Prefix+"pipeline beside it")

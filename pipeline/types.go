@@ -16,6 +16,7 @@ type Function struct {
 	Join       int      // predecessors to wait for; 0: all
 	SLO        time.Duration
 	GPU        int    // devices a replica needs
+	GPUMemory  int64  // bytes it takes of each; 0: all, and nobody else has the device
 	Process    string // stages with the same name share a worker process; empty: its own
 	QueueLimit int    // requests that may wait
 	Weight     int    // fair share among the pipelines that share it

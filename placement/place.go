@@ -50,7 +50,9 @@ func prefer(x, y bool) int {
 type node struct {
 	*plan.Node
 	free     int64            // bytes
-	device   map[string]int64 // free bytes
+	device   map[string]int64 // free bytes, of those that are well
+	size     map[string]int64 // bytes, of all
+	occupied map[string]bool  // devices that replicas have, or will
 	replicas map[string]int   // by function, draining ones not counted
 	zygotes  map[string]bool  // functions that have one, or will
 	taken    map[string]bool  // function/device: two replicas of a function on a device are not two servers
@@ -62,9 +64,10 @@ func nodes(s *plan.Snapshot) map[string]*node {
 		p := &s.Nodes[i]
 		n := &node{
 			Node: p, free: p.Memory - p.MemoryUsed,
-			device: map[string]int64{}, replicas: map[string]int{}, zygotes: map[string]bool{}, taken: map[string]bool{},
+			device: map[string]int64{}, size: map[string]int64{}, occupied: map[string]bool{}, replicas: map[string]int{}, zygotes: map[string]bool{}, taken: map[string]bool{},
 		}
 		for _, d := range p.Devices {
+			n.size[d.ID] = d.Memory
 			if d.Unavailable == "" {
 				n.device[d.ID] = d.Memory - d.MemoryUsed
 			}
@@ -79,6 +82,7 @@ func nodes(s *plan.Snapshot) map[string]*node {
 			if n := all[r.Node]; n != nil {
 				for _, id := range (plan.Slot{Device: r.Device}).Devices() {
 					n.taken[s.Functions[i].Name+"/"+id] = true
+					n.occupied[id] = true
 				}
 			}
 		}
@@ -120,11 +124,12 @@ func place(s plan.Snapshot, a plan.Alloc, better func(*plan.Function, *node, *no
 }
 
 // keep returns up to count slots for replicas that exist: ones on nodes that are fit first, then ready before starting,
-// then the oldest.
+// then the oldest. One whose device is not well is let go.
 func keep(f *plan.Function, count int, all map[string]*node) []plan.Slot {
 	var have []plan.Replica
 	for _, r := range f.Replicas {
-		if r.State != plan.Draining && r.Revision == f.Revision && all[r.Node] != nil {
+		n := all[r.Node]
+		if r.State != plan.Draining && r.Revision == f.Revision && n != nil && n.Unfit(r.Device) == "" {
 			have = append(have, r)
 		}
 	}
@@ -160,8 +165,11 @@ func add(f *plan.Function, zygote int64, all map[string]*node, better func(*plan
 	best.replicas[f.Name]++
 	ids := best.devices(f)
 	for _, id := range ids {
-		best.device[id] -= f.Memory
-		best.taken[f.Name+"/"+id] = true
+		best.device[id] -= f.DeviceMemory
+		if f.DeviceMemory == 0 {
+			best.device[id] = 0
+		}
+		best.taken[f.Name+"/"+id], best.occupied[id] = true, true
 	}
 	return plan.Slot{Node: best.Name, Device: strings.Join(ids, ",")}, true
 }
@@ -186,7 +194,8 @@ func (n *node) devices(f *plan.Function) []string {
 		return nil
 	}
 	for id, free := range n.device {
-		if free >= max(f.Memory, 1) && !n.taken[f.Name+"/"+id] {
+		whole := f.DeviceMemory == 0
+		if free >= max(plan.DeviceNeed(f.DeviceMemory, n.size[id]), 1) && !n.taken[f.Name+"/"+id] && !(whole && n.occupied[id]) {
 			ids = append(ids, id)
 		}
 	}
@@ -224,7 +233,15 @@ func shortage(f *plan.Function, zygote int64, want, placed int, all map[string]*
 	}
 	need := plan.Size(all[name].cost(f, zygote))
 	if f.GPU > 0 {
-		need += fmt.Sprintf(" and %d free devices with %s each", f.GPU, plan.Size(f.Memory))
+		need += fmt.Sprintf(" and %d devices with %s free each", f.GPU, plan.Size(f.DeviceMemory))
+		if f.DeviceMemory == 0 {
+			need = strings.TrimSuffix(need, " with 0 B free each") + " of its own"
+		}
+		devices, well := 0, 0
+		for _, n := range all {
+			devices, well = devices+len(n.Devices), well+len(n.device)
+		}
+		need += fmt.Sprintf(", of %d that are there, %d of them well", devices, well)
 	}
 	return fmt.Sprintf("%d of %d placed: one more needs %s; of %d nodes, %s has the most free memory, %s",
 		placed, want, need, fit, name, plan.Size(max(most, 0)))

@@ -97,7 +97,7 @@ func TestPlace(t *testing.T) {
 			}
 		}, 1, 0, "", "0 of 1 placed: none of 3 nodes takes a replica"},
 		"devices": {first, func(s *plan.Snapshot) {
-			s.Functions[0].GPU = 2
+			s.Functions[0].GPU, s.Functions[0].DeviceMemory = 2, 30
 			s.Nodes[1].Devices = []plan.Device{
 				{ID: "g0", Memory: 90},
 				{ID: "g1", Memory: 90, MemoryUsed: 70},
@@ -105,7 +105,26 @@ func TestPlace(t *testing.T) {
 				{ID: "g3", Memory: 90, Unavailable: "lost"},
 				{ID: "g4", Memory: 90, MemoryUsed: 10},
 			}
-		}, 2, 0, "+@b/g0,g4", "1 of 2 placed: one more needs 30 B and 2 free devices with 30 B each"},
+		}, 2, 0, "+@b/g0,g4", "1 of 2 placed: one more needs 30 B and 2 devices with 30 B free each, of 5 that are there, 4 of them well; of 3 nodes"},
+		"whole devices": {first, func(s *plan.Snapshot) {
+			s.Functions[0].GPU = 1
+			s.Functions[1].GPU, s.Functions[1].DeviceMemory = 1, 1
+			s.Nodes[1].Devices = []plan.Device{
+				{ID: "g0", Memory: 160, MemoryUsed: 11},
+				{ID: "g1", Memory: 160, MemoryUsed: 10},
+				{ID: "g2", Memory: 160},
+			}
+			s.Functions[1].Replicas = []plan.Replica{{Name: "small", Node: "b", Device: "g2", State: plan.Draining}}
+		}, 2, 1, "+@b/g1", "1 of 2 placed: one more needs 30 B and 1 devices of its own, of 3 that are there, 3 of them well"},
+		"devices that are not well": {first, func(s *plan.Snapshot) {
+			s.Functions[0].GPU = 1
+			s.Nodes[1].Devices = []plan.Device{{ID: "g0", Memory: 90, Unavailable: "lost"}, {ID: "g1", Memory: 90, MemoryUsed: 90}, {ID: "g2", Memory: 90}}
+			for i, device := range []string{"g0", "g1", "g9"} {
+				r := replica(fmt.Sprint("r", i), "b", plan.Ready, 9)
+				r.Device = device
+				s.Functions[0].Replicas = append(s.Functions[0].Replicas, r)
+			}
+		}, 2, 0, "r1@b/g1 +@b/g2", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := world()

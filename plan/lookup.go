@@ -40,6 +40,34 @@ func (f *Function) Bounds() (least, most int) {
 	return least, max(f.Max, least)
 }
 
+// wholeShare: what wants a device for itself puts up with what others use of it up to this part of its memory: displays and the
+// driver itself take some.
+const wholeShare = 16
+
+// DeviceNeed is how many bytes of a device of this size have to be free for a replica that takes so many of it; 0 is a whole
+// device, of which a sixteenth may be in use by others.
+func DeviceNeed(takes, size int64) int64 {
+	if takes == 0 {
+		return size - size/wholeShare
+	}
+	return takes
+}
+
+// Unfit says why a replica cannot be on these devices of n, whether it is there already or not; device is as Slot has it. Empty:
+// it can.
+func (n *Node) Unfit(device string) string {
+	for _, id := range (Slot{Device: device}).Devices() {
+		i := slices.IndexFunc(n.Devices, func(d Device) bool { return d.ID == id })
+		switch {
+		case i < 0:
+			return fmt.Sprintf("device %s of node %s is no more", id, n.Name)
+		case n.Devices[i].Unavailable != "":
+			return fmt.Sprintf("device %s of node %s is not well: %s", id, n.Name, n.Devices[i].Unavailable)
+		}
+	}
+	return ""
+}
+
 // Devices are the devices of a slot; a replica that needs several has their names joined by commas.
 func (s Slot) Devices() []string {
 	if s.Device == "" {

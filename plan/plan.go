@@ -27,8 +27,8 @@ type Node struct {
 // Device is an accelerator of a node.
 type Device struct {
 	ID                 string
-	Memory, MemoryUsed int64
-	Unavailable        string
+	Memory, MemoryUsed int64  // bytes; used: reserved for replicas, or in use by others
+	Unavailable        string // why no replica may be there, not even one that is; empty: it is well
 }
 
 // Zygote is a parameter set held warm on a node.
@@ -46,10 +46,12 @@ type Function struct {
 	Min, Max int
 	Zero     bool          // may have no replica
 	ZeroAge  time.Duration // after this long without a request
-	GPU      int
-	Memory   int64 // bytes a replica adds; 0: unknown
-	Batch    int   // largest batch; at least 1
-	Slots    int   // batches a replica takes at a time; at least 1
+	GPU      int           // devices a replica needs
+	Memory   int64         // bytes a replica adds; 0: unknown
+	// DeviceMemory is what a replica takes of each of its devices, in bytes; 0: all, and no other replica is there.
+	DeviceMemory int64
+	Batch        int // largest batch; at least 1
+	Slots        int // batches a replica takes at a time; at least 1
 
 	// Demand and service as measured. A function that was never asked, or never answered, says so by Known fields being
 	// false: it is not zero.

@@ -24,7 +24,7 @@ func snapshot() Snapshot {
 				{Name: "detect-2", Revision: 2, Node: "a", State: Ready, Since: start},
 				{Name: "detect-3", Revision: 3, Node: "a", State: Draining, Since: start},
 			}},
-			{Name: "gpu.ns", Revision: 1, Zero: true, Max: 2, GPU: 1, Memory: 30, Batch: 4, Slots: 2},
+			{Name: "gpu.ns", Revision: 1, Zero: true, Max: 2, GPU: 1, Memory: 30, DeviceMemory: 30, Batch: 4, Slots: 2},
 		},
 		Pipelines: []Pipeline{{Name: "ocr.ns", Stages: []string{"detect.ns", "missing.ns"}, SLO: time.Second}},
 	}
@@ -195,4 +195,21 @@ func FuzzPlanJSON(f *testing.F) {
 		}
 		_ = p.Validate(snapshot())
 	})
+}
+
+func TestDevices(t *testing.T) {
+	if got := DeviceNeed(30, 160); got != 30 {
+		t.Errorf("30 bytes of a device: %d", got)
+	}
+	if got := DeviceNeed(0, 160); got != 150 {
+		t.Errorf("a whole device of 160 bytes needs %d, want 150: others may use a sixteenth", got)
+	}
+	n := Node{Name: "a", Devices: []Device{{ID: "gpu0"}, {ID: "gpu1", Unavailable: "lost"}}}
+	for device, want := range map[string]string{
+		"": "", "gpu0": "", "gpu0,gpu1": "device gpu1 of node a is not well: lost", "gpu2": "device gpu2 of node a is no more",
+	} {
+		if got := n.Unfit(device); got != want {
+			t.Errorf("%q: %q, want %q", device, got, want)
+		}
+	}
 }

@@ -126,7 +126,7 @@ func (v *validator) slot(f *Function, slot Slot) {
 		case n.Devices[i].Unavailable != "":
 			v.add("function %q: device %q of node %q takes nothing new: %s", f.Name, id, n.Name, n.Devices[i].Unavailable)
 		}
-		v.used[n.Name+"/"+id] += f.Memory
+		v.used[n.Name+"/"+id] += DeviceNeed(f.DeviceMemory, n.Devices[i].Memory)
 	}
 }
 

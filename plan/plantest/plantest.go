@@ -159,7 +159,7 @@ func anywhere(s plan.Snapshot, a plan.Alloc) []plan.Want {
 }
 
 // RunPlacer checks a placer: one want a line, a plan of them valid, as many slots as the line says or why there are fewer,
-// everything kept that can be; the same arguments give the same wants, also when the nodes come in another order.
+// everything kept that can be, and nothing on devices that are not well; the same arguments give the same wants, also when the nodes come in another order.
 func RunPlacer(t *testing.T, p plan.Placer) {
 	for seed := range uint64(histories) {
 		w := NewWorld(seed)
@@ -192,6 +192,16 @@ func RunPlacer(t *testing.T, p plan.Placer) {
 	}
 }
 
+// unfit says why a replica cannot be on these devices of a node.
+func unfit(s plan.Snapshot, node, device string) string {
+	for i := range s.Nodes {
+		if s.Nodes[i].Name == node {
+			return s.Nodes[i].Unfit(device)
+		}
+	}
+	return "there is no node"
+}
+
 func randomAlloc(s plan.Snapshot, rng *rand.Rand) plan.Alloc {
 	var a plan.Alloc
 	for _, f := range s.Functions {
@@ -215,14 +225,21 @@ func checkWants(t *testing.T, s plan.Snapshot, a plan.Alloc, wants []plan.Want) 
 			t.Errorf("function %q: %d slots, short %q, want %d or why there are fewer", l.Function, len(w.Slots), w.Short, l.Count)
 		}
 		f, _ := s.Function(l.Function)
-		ready, starting := f.Current()
-		kept := 0
+		fit, kept := 0, 0
+		for _, r := range f.Replicas {
+			if r.State != plan.Draining && r.Revision == f.Revision && unfit(s, r.Node, r.Device) == "" {
+				fit++
+			}
+		}
 		for _, slot := range w.Slots {
 			if slot.Replica != "" {
 				kept++
 			}
+			if why := unfit(s, slot.Node, slot.Device); why != "" {
+				t.Errorf("function %q: a slot where %s", l.Function, why)
+			}
 		}
-		if want := min(ready+starting, l.Count); kept != want {
+		if want := min(fit, l.Count); kept != want {
 			t.Errorf("function %q: %d replicas kept, want %d", l.Function, kept, want)
 		}
 	}

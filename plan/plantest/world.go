@@ -36,6 +36,7 @@ func NewWorld(seed uint64) *World {
 		f.Memory = int64(w.rng.IntN(512)) << 20
 		if w.rng.IntN(4) == 0 {
 			f.GPU = 1 + w.rng.IntN(2)
+			f.DeviceMemory = int64(w.rng.IntN(3)*w.rng.IntN(9)) << 30 // 0: whole devices
 		}
 		w.s.Functions = append(w.s.Functions, f)
 	}
@@ -148,7 +149,7 @@ func (w *World) account() {
 				n.MemoryUsed += f.Memory
 				for _, id := range (plan.Slot{Device: r.Device}).Devices() {
 					d := slices.IndexFunc(n.Devices, func(d plan.Device) bool { return d.ID == id })
-					n.Devices[d].MemoryUsed += f.Memory
+					n.Devices[d].MemoryUsed += plan.DeviceNeed(f.DeviceMemory, n.Devices[d].Memory)
 				}
 			}
 			if here > 0 {
