@@ -38,10 +38,6 @@ type DeviceInfo struct {
 // ErrDevice is the error of a replica for which there is no device, or too little memory on it.
 var ErrDevice = errors.New("no room on its device")
 
-// wholeShare: a replica that wants a device to itself puts up with what others use of it up to this part of its memory, which
-// is what displays and the driver itself take.
-const wholeShare = 16
-
 // holder is a replica's process and what is reserved for it.
 type holder struct {
 	replica  string
@@ -109,10 +105,8 @@ func reserve(all []DeviceInfo, ids []string, bytes int64) (map[string]int64, err
 		if i < 0 {
 			return nil, fmt.Errorf("device %q: %w: this node does not have it", id, ErrDevice)
 		}
-		d, need := all[i], bytes
-		if need == 0 {
-			need = d.Memory - d.Memory/wholeShare
-		}
+		d := all[i]
+		need := plan.DeviceNeed(bytes, d.Memory)
 		_, twice := got[id]
 		switch {
 		case d.Unhealthy != "":
