@@ -13,6 +13,7 @@ import (
 // CoreConfig is what a [Core] is made for. Policies left nil are [FIFO], [LeastLoaded] and [Fill].
 type CoreConfig struct {
 	Function    string        // pipeline.Key
+	Revision    uint64        // of its spec: what replicas are started from
 	QueueLimit  int           // tasks that may wait; 0: 1000
 	CancelGrace time.Duration // how long a canceled call may go on before its replica is given up; 0: a minute
 	Remember    int           // how many ended tasks are known, to drop their duplicates; 0: 4096
@@ -30,14 +31,21 @@ type Core struct {
 	line     heap       // what waits
 	timers   heap       // what has a due time, waiting or not
 	tasks    tasks
-	seq      uint64    // of the latest arrival
-	batches  uint64    // number of the latest batch
-	onBoard  int       // calls that replicas have not answered
-	held     time.Time // until when the batcher wants to wait; zero: it does not
-	armed    time.Time // when a Tick comes; zero: none was asked for
-	fewer    bool      // replicas were lost in this step
-	closed   string    // why nothing is taken any more
-	head     []*item   // scratch
+	seq      uint64          // of the latest arrival
+	batches  uint64          // number of the latest batch
+	onBoard  int             // calls that replicas have not answered
+	pins     map[string]*pin // by request
+	only     uint64          // the revision of the replicas, when strict is false
+	strict   bool            // it matters which task goes to which replica
+	draining int             // replicas that drain
+	lingers  time.Time       // when one of them that is idle may go; zero: none waits for that
+	masked   task.View       // scratch of mask
+	blocked  []uint64        // scratch of dispatchStrict
+	held     time.Time       // until when the batcher wants to wait; zero: it does not
+	armed    time.Time       // when a Tick comes; zero: none was asked for
+	fewer    bool            // replicas were lost in this step
+	closed   string          // why nothing is taken any more
+	head     []*item         // scratch
 	offer    []*task.Task
 	fx       []Effect
 	demand   arrivals
@@ -47,8 +55,10 @@ type Core struct {
 // replica is one that the Core may send to, or waits for.
 type replica struct {
 	name     string
+	revision uint64
 	batches  []*batch
-	answered bool // its first batch is over; that one is not representative
+	together time.Time // when it answered a task of several latest
+	answered bool      // its first batch is over; that one is not representative
 }
 
 // NewCore returns a function's dispatcher with an empty line and no replicas.
@@ -65,6 +75,7 @@ func NewCore(cfg CoreConfig) *Core {
 		line:   heap{by: byKey},
 		timers: heap{by: byDue},
 		tasks:  newTasks(cfg.Remember),
+		pins:   map[string]*pin{},
 	}
 }
 
@@ -120,7 +131,7 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 	case ReplicaUp:
 		c.up(now, ev)
 	case ReplicaDrain:
-		c.drain(ev.Name)
+		c.drain(now, ev.Name)
 	case ReplicaDown:
 		c.down(now, ev.Name, ev.Cause)
 	case Result:
@@ -129,6 +140,9 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 		if i, ok := c.find(ev.Replica); ok {
 			c.view.Replicas[i].Slots = max(ev.Slots, 0)
 		}
+	case Deployed:
+		c.cfg.Revision = ev.Revision
+		c.survey(now)
 	case Fail:
 		c.fail(now, ev.Cause)
 	case Tick:
@@ -137,7 +151,14 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 		c.close(now, ev.Cause)
 	}
 	c.expire(now)
-	c.dispatch(now)
+	if c.strict {
+		c.dispatchStrict(now)
+	} else {
+		c.dispatch(now)
+	}
+	if c.draining > 0 {
+		c.release(now)
+	}
 	_, more := ev.(Submit)
 	if (more || c.fewer) && c.line.len() > 0 && c.line.len() > c.Servers() {
 		c.do(Wanted{})
@@ -167,10 +188,13 @@ func (c *Core) submit(now time.Time, t *task.Task) {
 		c.end(now, it, task.Unavailable, c.closed)
 	case !t.Deadline.IsZero() && !t.Deadline.After(now):
 		c.end(now, it, task.Expired, "the deadline had passed when the task came")
+	case c.gone(t.Revision):
+		c.end(now, it, task.Redeployed, redeployed)
 	case c.line.len() >= c.cfg.QueueLimit:
 		c.end(now, it, task.Overloaded, fmt.Sprintf("function %q: %d tasks wait, the limit is %d", c.cfg.Function, c.line.len(), c.cfg.QueueLimit))
 	default:
 		c.tasks.add(it)
+		c.join(it)
 		c.rank(now, it)
 	}
 }
@@ -228,7 +252,7 @@ func (c *Core) end(now time.Time, it *item, code task.Code, message string) {
 func (c *Core) reply(now time.Time, it *item, r *task.Reply) {
 	r.Key = it.task.Key
 	if b := it.batch; b != nil {
-		r.Replica = b.replica.name
+		r.Replica, r.Revision = b.replica.name, b.replica.revision
 		r.Wait = b.sent.Sub(it.task.Arrived)
 		r.Service = cmp.Or(r.Service, now.Sub(b.sent))
 		r.Batch, r.BatchSize = b.id, len(b.items)
@@ -240,6 +264,9 @@ func (c *Core) reply(now time.Time, it *item, r *task.Reply) {
 		c.timers.drop(it)
 	}
 	it.state = ended
+	if it.pin != nil {
+		c.part(now, it)
+	}
 	c.tasks.end(it.task.Key)
 	c.do(Reply{To: it.task.ReplyTo, Reply: r})
 }
@@ -268,7 +295,7 @@ func (c *Core) expire(now time.Time) {
 	}
 }
 
-// dispatch gives the head of the line to replicas until a policy holds it.
+// dispatch gives the head of the line to replicas until a policy holds it. All replicas are of one revision.
 func (c *Core) dispatch(now time.Time) {
 	c.held = time.Time{}
 	for c.line.len() > 0 {
@@ -278,7 +305,7 @@ func (c *Core) dispatch(now time.Time) {
 		case task.Drop:
 			c.end(now, it, task.Overloaded, choice.Reason)
 		case task.Bind:
-			if !c.free(choice.Replica) || !c.load(now, choice.Replica) {
+			if !c.free(choice.Replica, 0) || !c.load(now, choice.Replica) {
 				return
 			}
 		default:
@@ -287,13 +314,13 @@ func (c *Core) dispatch(now time.Time) {
 	}
 }
 
-// free says whether the i-th replica may get a batch, so that no policy can overload one.
-func (c *Core) free(i int) bool {
+// free says whether the i-th replica may get a batch of tasks for a revision, so that no policy can overload one or mix them.
+func (c *Core) free(i int, revision uint64) bool {
 	if i < 0 || i >= len(c.replicas) {
 		return false
 	}
 	r := &c.view.Replicas[i]
-	return !r.Draining && r.Busy < r.Slots
+	return r.Busy < r.Slots && c.fits(revision, i)
 }
 
 // load sends the i-th replica as much of the head of the line as the batcher says, and whether it was anything.
@@ -302,12 +329,17 @@ func (c *Core) load(now time.Time, i int) bool {
 	c.head, c.offer = c.head[:0], c.offer[:0]
 	for len(c.head) < r.MaxBatch && c.line.len() > 0 {
 		it := c.line.items[0]
+		if c.strict {
+			if it = c.first(i); it == nil {
+				break
+			}
+		}
 		c.line.drop(it)
 		c.head, c.offer = append(c.head, it), append(c.offer, it.task)
 	}
 	n, wait := c.cfg.Batcher.Batch(&c.view, r, c.offer)
 	if n <= 0 && wait > 0 {
-		c.held = now.Add(wait)
+		c.held = earlier(c.held, now.Add(wait))
 	} else {
 		n = min(max(n, 1), len(c.head))
 	}
@@ -330,6 +362,9 @@ func (c *Core) send(now time.Time, i int, items []*item) {
 	for call, it := range items {
 		tasks[call] = it.task
 		it.state, it.batch, it.call, it.due = running, b, call, it.task.Deadline
+		if it.pin != nil {
+			it.pin.revision = cmp.Or(it.pin.revision, r.revision)
+		}
 		c.schedule(it)
 	}
 	r.batches = append(r.batches, b)
@@ -340,7 +375,7 @@ func (c *Core) send(now time.Time, i int, items []*item) {
 
 // arm asks for a Tick when something becomes due before the one already asked for.
 func (c *Core) arm() {
-	next := c.held
+	next := earlier(c.held, c.lingers)
 	if c.timers.len() > 0 {
 		next = earlier(next, c.timers.items[0].due)
 	}

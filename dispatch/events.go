@@ -7,7 +7,7 @@ import (
 )
 
 // Event is something that happened to a function: one of [Submit], [Cancel], [ReplicaUp], [ReplicaDrain], [ReplicaDown],
-// [Result], [Credit], [Fail], [Tick] and [Close].
+// [Result], [Credit], [Deployed], [Fail], [Tick] and [Close].
 type Event interface{ event() }
 
 // Submit brings a task. The Core keeps it until its end and sets its Arrived.
@@ -23,7 +23,8 @@ type ReplicaUp struct {
 	Revision        uint64 // of the function's spec that it was started from
 }
 
-// ReplicaDrain lets a replica finish what it has and gives it nothing new. [Idle] follows.
+// ReplicaDrain lets a replica finish what it has and gives it nothing new, but for tasks of requests that have begun on its
+// revision and have no other replica to go to. [Idle] follows.
 type ReplicaDrain struct{ Name string }
 
 // ReplicaDown ends a replica; its tasks are answered [task.ReplicaLost] with the cause.
@@ -44,6 +45,10 @@ type Credit struct {
 	Slots   int
 }
 
+// Deployed says which revision of the function's spec is wanted from now on. Tasks that must have another one end when its last
+// replica is gone.
+type Deployed struct{ Revision uint64 }
+
 // Fail answers what waits, and not what runs, [task.Unavailable] with the cause: no replica can be had for it.
 type Fail struct{ Cause string }
 
@@ -60,6 +65,7 @@ func (ReplicaDrain) event() {}
 func (ReplicaDown) event()  {}
 func (Result) event()       {}
 func (Credit) event()       {}
+func (Deployed) event()     {}
 func (Fail) event()         {}
 func (Tick) event()         {}
 func (Close) event()        {}

@@ -22,10 +22,11 @@ type item struct {
 	key   float64   // its place in the line; lower first
 	until time.Time // the key's last instant; zero: for ever
 	due   time.Time // when the timers look at it next
-	pos   [2]int    // index in each heap plus 1; 0: not in it
+	pos   [2]int32  // index in each heap plus 1; 0: not in it
 	state state
 	batch *batch // while running or ended
 	call  int
+	pin   *pin // nil: it may run apart from what else its request has here
 }
 
 // batch is what a replica runs in one slot.
@@ -62,7 +63,7 @@ func (h *heap) len() int { return len(h.items) }
 
 // set puts the item where its order says, whether it is in the heap or not.
 func (h *heap) set(it *item) {
-	i := it.pos[h.by] - 1
+	i := int(it.pos[h.by]) - 1
 	if i < 0 {
 		h.items = append(h.items, it)
 		i = len(h.items) - 1
@@ -72,7 +73,7 @@ func (h *heap) set(it *item) {
 
 // drop takes the item out, if it is in.
 func (h *heap) drop(it *item) {
-	i := it.pos[h.by] - 1
+	i := int(it.pos[h.by]) - 1
 	if i < 0 {
 		return
 	}
@@ -115,5 +116,5 @@ func (h *heap) settle(it *item, i int) {
 
 func (h *heap) put(it *item, i int) {
 	h.items[i] = it
-	it.pos[h.by] = i + 1
+	it.pos[h.by] = int32(i + 1)
 }

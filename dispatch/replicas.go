@@ -15,29 +15,42 @@ func (c *Core) up(now time.Time, ev ReplicaUp) {
 	}
 	c.down(now, ev.Name, "another replica of the same name came")
 	i, _ := c.find(ev.Name)
-	c.replicas = slices.Insert(c.replicas, i, &replica{name: ev.Name})
+	c.replicas = slices.Insert(c.replicas, i, &replica{name: ev.Name, revision: ev.Revision})
 	c.view.Replicas = slices.Insert(c.view.Replicas, i,
 		task.Replica{Name: ev.Name, Slots: max(ev.Slots, 1), MaxBatch: max(ev.MaxBatch, 1)})
+	c.survey(now)
 }
 
-func (c *Core) drain(name string) {
-	i, ok := c.find(name)
-	if !ok {
-		return
+func (c *Core) drain(now time.Time, name string) {
+	if i, ok := c.find(name); ok && !c.view.Replicas[i].Draining {
+		c.view.Replicas[i].Draining = true
+		c.draining++
+		c.survey(now)
 	}
-	c.view.Replicas[i].Draining = true
-	c.release(i)
 }
 
-// release forgets the i-th replica when it drains and has nothing left.
-func (c *Core) release(i int) {
-	if r := &c.view.Replicas[i]; r.Draining && r.Busy == 0 {
+// release forgets the draining replicas that have nothing left and that no request needs.
+func (c *Core) release(now time.Time) {
+	c.lingers = time.Time{}
+	before := len(c.replicas)
+	for i := 0; i < len(c.replicas); {
+		r := &c.view.Replicas[i]
+		if !r.Draining || r.Busy > 0 || c.needed(now, i) {
+			i++
+			continue
+		}
 		c.do(Idle{Replica: r.Name})
 		c.forget(i)
+	}
+	if len(c.replicas) < before {
+		c.survey(now)
 	}
 }
 
 func (c *Core) forget(i int) {
+	if c.view.Replicas[i].Draining {
+		c.draining--
+	}
 	c.replicas = slices.Delete(c.replicas, i, i+1)
 	c.view.Replicas = slices.Delete(c.view.Replicas, i, i+1)
 }
@@ -65,6 +78,7 @@ func (c *Core) lose(now time.Time, name string, code task.Code, cause string) {
 			}
 		}
 	}
+	c.survey(now)
 }
 
 func (c *Core) evict(now time.Time, name, cause string) {
@@ -101,7 +115,6 @@ func (c *Core) result(now time.Time, ev Result) {
 	r.answered = true
 	r.batches = slices.Delete(r.batches, at, at+1)
 	c.view.Replicas[i].Busy--
-	c.release(i)
 }
 
 func (c *Core) fail(now time.Time, cause string) {

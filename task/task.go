@@ -30,6 +30,9 @@ type Task struct {
 	Traceparent string    // W3C trace context; empty: none
 	Header      []Header  // of the request, for the function to read
 	Input       tensor.Input
+
+	Revision uint64 // of the function's spec whose replicas alone may run it; 0: any
+	Together bool   // it is one of several of its request for this function, all of which one revision must run
 }
 
 // Header is one header field of a request or a reply.
@@ -48,6 +51,7 @@ const (
 	Overloaded       // the line is full: 429
 	Canceled         // the coordinator asked for it
 	Unavailable      // no replica could be started: 503
+	Redeployed       // there is no replica left of the revision that its request must have: 503, or retried while none was used
 )
 
 // Reply is the end of one attempt of a task.
@@ -63,6 +67,7 @@ type Reply struct {
 
 	Batch     uint64 // number of the batch that it ran in, unique within the function; 0: it ran in none
 	BatchSize int    // tasks that the batch was sent with
+	Revision  uint64 // of the replica; 0: it got to none, or nobody knows
 }
 
 // Replica is a dispatcher's knowledge of one replica.
