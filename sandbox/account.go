@@ -33,7 +33,8 @@ type Accounts struct {
 
 	mu    sync.Mutex
 	next  int
-	taken map[int]bool // a process's locks do not stand in its own way
+	taken map[int]bool   // a process's locks do not stand in its own way
+	known map[string]int // groups that it has asked for
 }
 
 // ErrNoAccounts says that this process cannot start others as users of their own.
@@ -72,7 +73,7 @@ func OpenAccounts(run, homes string, numbers Range) (*Accounts, error) {
 	users := numbers.users()
 	a := &Accounts{
 		numbers: numbers, file: file, table: filepath.Join(run, "groups"), homes: homes,
-		next: users.First + rand.IntN(users.size()), taken: map[int]bool{}, // #nosec G404: only not to use one soon again
+		next: users.First + rand.IntN(users.size()), taken: map[int]bool{}, known: map[string]int{},
 	}
 	a.sweep()
 	return a, nil
@@ -184,16 +185,23 @@ func (a *Accounts) Take(gid int) (*Lease, error) {
 	return nil, fmt.Errorf("all users of %v have processes, want fewer replicas or more users (isolation.uids)", users)
 }
 
-// Adopt takes over the account of a process that an earlier owner has started.
-func (a *Accounts) Adopt(account Account) (*Lease, error) {
+// Adopt takes over the account of a process that an earlier owner has started; nil: it has none.
+func (a *Accounts) Adopt(pid int) (*Lease, error) {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/"+strconv.Itoa(pid), &st); err != nil {
+		return nil, fmt.Errorf("user of process %d: %w", pid, err)
+	}
+	uid := int(st.Uid)
+	if !a.numbers.users().holds(uid) {
+		return nil, nil //nolint:nilnil // as it says
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	account.Home = a.home(account.UID)
-	if !a.numbers.users().holds(account.UID) || !a.lock(account.UID) {
-		return nil, fmt.Errorf("user %d is somebody else's, or none of %v", account.UID, a.numbers.users())
+	if !a.lock(uid) {
+		return nil, fmt.Errorf("user %d of process %d is somebody else's", uid, pid)
 	}
-	a.taken[account.UID] = true
-	return &Lease{Account: account, accounts: a}, nil
+	a.taken[uid] = true
+	return &Lease{Account: Account{UID: uid, GID: int(st.Gid), Home: a.home(uid)}, accounts: a}, nil
 }
 
 func (a *Accounts) home(uid int) string { return filepath.Join(a.homes, strconv.Itoa(uid)) }
@@ -370,16 +378,20 @@ func (t *groupTable) add(tenant string, numbers Range) (gid int, added bool, err
 // Group returns the group of a tenant, such as a namespace of a state folder: always the same one, and nobody else's, until the
 // machine is started again.
 func (a *Accounts) Group(tenant string) (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if gid, ok := a.known[tenant]; ok {
+		return gid, nil
+	}
 	gid, err := a.group(tenant)
 	if err != nil {
 		return 0, fmt.Errorf("group of %q: %s: %w", tenant, a.table, err)
 	}
+	a.known[tenant] = gid
 	return gid, nil
 }
 
 func (a *Accounts) group(tenant string) (int, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	f, err := os.OpenFile(a.table, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return 0, err

@@ -270,12 +270,15 @@ func TestAccountsAreOnesOwn(t *testing.T) {
 	if next := take(t, b, "x"); next.UID == l.UID {
 		t.Errorf("user %d is given away while processes have it", l.UID)
 	}
-	adopted, err := b.Adopt(l.Account)
-	if err != nil {
-		t.Fatal(err)
+	adopted, err := b.Adopt(p.Process.Pid)
+	if err != nil || adopted == nil || adopted.Account != l.Account {
+		t.Fatalf("%+v, %v, want %+v", adopted, err, l.Account)
 	}
-	if _, err := b.Adopt(l.Account); err == nil {
+	if _, err := b.Adopt(p.Process.Pid); err == nil {
 		t.Error("adopted twice")
+	}
+	if none, err := b.Adopt(os.Getpid()); none != nil || err != nil {
+		t.Errorf("of one without an account: %+v, %v", none, err)
 	}
 	if err := adopted.Release(); err != nil {
 		t.Error(err)
