@@ -31,6 +31,7 @@
 #define ENV_REPLICA "STAGECOACH_REPLICA"
 #define ENV_PACK "STAGECOACH_PACK"
 #define ENV_PREPACKED "STAGECOACH_PREPACKED"
+#define ENV_SEALED "STAGECOACH_SEALED"
 
 enum {
   VERSION = 2,
@@ -379,6 +380,7 @@ static int take_control(char **envp) {
 __attribute__((constructor)) static void zygote(int argc, char **argv, char **envp) {
   (void)argc, (void)argv;
   uint64_t start = now();
+  if (getenv(ENV_SEALED)) prctl(PR_SET_DUMPABLE, 0); // its children inherit it, and cannot look into each other
   const char *model = getenv(ENV_MODEL);
   if (getenv(ENV_PACK)) pack_model(model);
   if (!take_control(envp)) return;

@@ -19,6 +19,8 @@
 //	STAGECOACH_ORT_LIB       ONNX Runtime's shared library, 1.24
 //	STAGECOACH_POOL_THREADS  N, the most threads that one of its replicas can compute with; default: the CPUs it may use
 //	STAGECOACH_PREPACKED     a folder for the model's pre-packed form, see below; empty: the model itself is loaded
+//	STAGECOACH_SEALED        when set, processes of the same user cannot look into the zygote and its children, nor into any
+//	                         other process of such a program
 //
 // # A child
 //
