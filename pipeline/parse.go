@@ -168,7 +168,12 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		},
 		"accuracy":   func(v string) { f.Accuracy = p.accuracy(v) },
 		"max-length": func(v string) { f.MaxLength = p.number(v, 0, 1, 1<<30) },
-		"status":     func(string) {}, // what describe shows; a deploy may bring it back
+		"start": func(v string) {
+			if f.Start = strings.TrimSpace(v); !slices.Contains(starts, f.Start) {
+				p.fail(p.path, strconv.Quote(v), "auto, fork, heap, map or cold")
+			}
+		},
+		"status": func(string) {}, // what describe shows; a deploy may bring it back
 	}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		field, ours := strings.CutPrefix(key, Prefix)
@@ -190,6 +195,9 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		p.fail(fmt.Sprintf("annotations[%q]", Prefix+"next"), strconv.Quote(annotations[Prefix+"next"]), "an annotation "+Prefix+"pipeline beside it")
 	}
 }
+
+// starts are the ways in which replicas of a function with a model can be asked to start.
+var starts = []string{"auto", "fork", "heap", "map", "cold"}
 
 func (p *parser) accuracy(v string) float64 {
 	a, err := strconv.ParseFloat(strings.TrimSpace(v), 64)

@@ -17,12 +17,12 @@ func TestParseReadsEveryField(t *testing.T) {
 		map[string]string{"com.openfaas.scale.min": "0", "com.openfaas.scale.max": "8", "com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "90", "app": "x"},
 		map[string]string{
 			"stagecoach.dev/pipeline": "ocr, b", "stagecoach.dev/next": "z , a", "stagecoach.dev/each": "true", "stagecoach.dev/join": "2",
-			"stagecoach.dev/slo": "400ms", "stagecoach.dev/gpu": "1", "stagecoach.dev/queue-limit": "5", "stagecoach.dev/weight": "3",
+			"stagecoach.dev/slo": "400ms", "stagecoach.dev/gpu": "1", "stagecoach.dev/start": "map", "stagecoach.dev/queue-limit": "5", "stagecoach.dev/weight": "3",
 			"stagecoach.dev/idempotent": "false", "stagecoach.dev/batch": "4", "stagecoach.dev/accuracy": "0.9", "other/x": "y",
 		})
 	want := Function{
 		Name: "ocr-detect", Namespace: "openfaas-fn", Pipelines: []string{"b", "ocr"}, Next: []Edge{{To: "a"}, {To: "z"}},
-		Each: true, Join: 2, SLO: 400 * time.Millisecond, GPU: 1, QueueLimit: 5, Weight: 3, Batch: 4, Accuracy: 0.9,
+		Each: true, Join: 2, SLO: 400 * time.Millisecond, GPU: 1, Start: "map", QueueLimit: 5, Weight: 3, Batch: 4, Accuracy: 0.9,
 		Async: defaultAsync(), Scale: Scale{Min: 0, Max: 8, Zero: true, ZeroAge: 90 * time.Second},
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
@@ -49,6 +49,7 @@ func TestParseNamesEachBadField(t *testing.T) {
 		"no pipeline": {nil, map[string]string{"stagecoach.dev/next": "a"}, []string{`annotations["stagecoach.dev/next"]`}, "stagecoach.dev/pipeline beside it"},
 		"twice":       {nil, map[string]string{"stagecoach.dev/pipeline": "p,p"}, []string{`annotations["stagecoach.dev/pipeline"]`}, "once"},
 		"slo":         {nil, map[string]string{"stagecoach.dev/slo": "-3s"}, []string{`annotations["stagecoach.dev/slo"]`}, "above zero"},
+		"start":       {nil, map[string]string{"stagecoach.dev/start": "warm"}, []string{`annotations["stagecoach.dev/start"]`}, "auto, fork, heap, map or cold"},
 		"own variant": {nil, map[string]string{"stagecoach.dev/variant-of": "f"}, []string{`annotations["stagecoach.dev/variant-of"]`}, "no variant of itself"},
 		"min zero":    {map[string]string{"com.openfaas.scale.min": "0"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "scale.zero"},
 		"min and max": {map[string]string{"com.openfaas.scale.min": "9", "com.openfaas.scale.max": "3"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "at most"},

@@ -17,6 +17,7 @@ type Function struct {
 	SLO        time.Duration
 	GPU        int    // devices a replica needs
 	GPUMemory  int64  // bytes it takes of each; 0: all, and nobody else has the device
+	Start      string // how its replicas get their model: auto, fork, heap, map, cold; empty: auto
 	Process    string // stages with the same name share a worker process; empty: its own
 	QueueLimit int    // requests that may wait
 	Weight     int    // fair share among the pipelines that share it
