@@ -59,7 +59,7 @@ func newFunction(s *Shell, spec Spec) *function {
 		shell: s, name: spec.Function, metrics: s.metrics.of(spec.Function),
 		wake: make(chan time.Time, 1), done: make(chan struct{}), stop: func() {},
 		intake: intake{wake: make(chan struct{}, 1)}, taken: make(chan struct{}),
-		core: NewCore(CoreConfig{Function: spec.Function}), links: map[string]*link{},
+		core: NewCore(CoreConfig{Function: spec.Function, Revision: spec.Revision}), links: map[string]*link{},
 	}
 	f.set(spec)
 	return f

@@ -35,7 +35,7 @@ type outbox struct {
 
 // parcel is a frame to write.
 type parcel struct {
-	effect Effect // Send, CancelCall, leaving or grant
+	effect Effect // Send, CancelCall, leaving, grant or moreThreads
 	cost   int
 }
 
@@ -146,6 +146,9 @@ func (o *outbox) gather(e Effect) error {
 	case grant:
 		o.frame = wire.Credit{Amount: uint64(e.bytes)}.Append(o.frame[:0])
 		return o.link.conn.Gather(wire.Frame{Type: wire.FrameCredit, Payload: o.frame})
+	case moreThreads:
+		o.frame = wire.Threads{Total: e.total}.Append(o.frame[:0])
+		return o.link.conn.Gather(wire.Frame{Type: wire.FrameThreads, Payload: o.frame})
 	default:
 		return o.link.conn.Gather(wire.Frame{Type: wire.FrameDrain})
 	}

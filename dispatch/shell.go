@@ -67,6 +67,7 @@ type First struct {
 // Spec is what a function's owner asked for, as far as its line is concerned.
 type Spec struct {
 	Function    string // pipeline.Key
+	Revision    uint64 // of the function's spec
 	QueueLimit  int    // tasks that may wait; 0: 1000
 	MaxReplicas int    // at the largest scale allowed
 	Slots       int    // batches a replica takes at a time, at most; 0: as many as it says
@@ -115,6 +116,7 @@ func (s *Shell) Ensure(spec Spec) error {
 	defer s.mu.Unlock()
 	if f := s.function(spec.Function); f != nil {
 		f.set(spec)
+		f.step(Deployed{Revision: spec.Revision})
 		return nil
 	}
 	f := newFunction(s, spec)

@@ -1,15 +1,40 @@
 package dispatch
 
 import (
-	"errors"
 	"fmt"
+	"math"
 )
 
-// Threads asks a replica to compute with n threads, at least one. One that has as many, or cannot have more, changes nothing.
+// moreThreads is a frame that the Core does not ask for: Threads.
+type moreThreads struct{ total uint16 }
+
+func (moreThreads) effect() {}
+
+// Threads asks a replica to compute with n threads. One that has as many, or cannot have more, changes nothing; one that is older
+// than this request does not understand it, and changes nothing either.
 func (s *Shell) Threads(function, replica string, n int) error {
-	f := s.function(function)
-	if f == nil || f.link(replica) == nil {
+	if n < 1 || n > math.MaxUint16 {
+		return fmt.Errorf("threads of replica %q of %q: %d, want 1 to %d", replica, function, n, math.MaxUint16)
+	}
+	l := s.greeted(function, replica)
+	if l == nil {
 		return fmt.Errorf("threads of replica %q of %q: it is not attached", replica, function)
 	}
-	return errors.ErrUnsupported
+	l.out.push(moreThreads{uint16(n)})
+	l.out.flush()
+	return nil
+}
+
+// greeted returns the link of a replica that has been welcomed; nil: there is none.
+func (s *Shell) greeted(function, replica string) *link {
+	f := s.function(function)
+	if f == nil {
+		return nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if l := f.links[replica]; l != nil && !l.attached.IsZero() {
+		return l
+	}
+	return nil
 }

@@ -141,16 +141,25 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 	stage := &w.graph.Stages[k.stage]
 	w.note(now, k, r)
 	switch {
+	case r.Code == task.OK && w.mixes(k, r): // it was tried again while the first answer was on its way
+		k.done = true
+		c.fail(w, failure(stage.Name, stage.Idempotent, k.attempt, &task.Reply{Code: task.Redeployed}))
 	case r.Code == task.OK:
 		w.accept(k, r)
 		c.advance(w)
-	case r.Code == task.ReplicaLost && k.attempt < Attempts && mayRunAgain(stage.Idempotent, r) && beforeDeadline(now, w):
+	case w.elsewhere(k, r) && k.attempt < Attempts && mayRunAgain(stage.Idempotent, r) && beforeDeadline(now, w):
 		k.attempt++
 		c.submit(w, k)
 	default:
 		k.done = true // its dispatcher needs no cancel
 		c.fail(w, failure(stage.Name, stage.Idempotent, k.attempt, r))
 	}
+}
+
+// elsewhere says whether another replica may do what this one did not: its own was lost, or there is none left of the revision
+// that the request has begun with, and nothing of that revision was used.
+func (w *walk) elsewhere(k *call, r *task.Reply) bool {
+	return r.Code == task.ReplicaLost || r.Code == task.Redeployed && w.stages[k.stage].revision == 0
 }
 
 // mayRunAgain says whether a task whose replica was lost may be tried elsewhere: the stage allows it, or it never got there.
@@ -180,6 +189,9 @@ func failure(stage string, idempotent bool, attempt uint8, r *task.Reply) *task.
 		e.Status, e.Internal, e.RetryAfter = http.StatusTooManyRequests, false, time.Second
 	case task.Unavailable:
 		e.Status, e.RetryAfter = http.StatusServiceUnavailable, time.Second
+	case task.Redeployed:
+		e.Status, e.RetryAfter = http.StatusServiceUnavailable, time.Second
+		e.Cause = fmt.Sprintf("function %q was redeployed while the request ran; try again", stage)
 	default:
 		e.Status = http.StatusInternalServerError
 		e.Cause = fmt.Sprintf("ended with code %d, which nobody asked for: %s", r.Code, r.Message)

@@ -8,6 +8,7 @@
 // [Coordinator] is the shell: shards of cores behind mutexes, tasks out over a [Bus], replies in, and a caller that waits in
 // [Coordinator.Invoke].
 //
-// What is promised: each request ends exactly once, by its deadline at the latest. A task is tried again only when its
-// replica was lost, at most three times in all, and only if the stage may run twice.
+// What is promised: each request ends exactly once, by its deadline at the latest. What several calls of a stage answer comes
+// from one revision of its function. A task is tried again only when its replica was lost, at most three times in all, and only
+// if the stage may run twice.
 package flow

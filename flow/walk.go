@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -38,6 +39,8 @@ type stage struct {
 	issued  int
 	done    int
 	passed  bool // its output has gone on
+
+	revision uint64 // of the function, of the first of several calls that was answered well; 0: none was, or nobody knows
 }
 
 // call is one task and its attempts.
@@ -112,7 +115,14 @@ func (w *walk) task(k *call) *task.Task {
 		Key:      task.Key{Request: w.req.ID, Task: k.id, Attempt: k.attempt},
 		Function: w.functions[k.stage], Pipeline: w.name, Stage: w.graph.Stages[k.stage].Name,
 		Deadline: w.req.Deadline, Traceparent: trace, Header: w.req.Header, Input: w.stages[k.stage].inputs[k.item],
+		Revision: w.stages[k.stage].revision, Together: len(w.stages[k.stage].inputs) > 1,
 	}
+}
+
+// mixes says whether a good reply comes from another revision of its function than those before it in the same stage.
+func (w *walk) mixes(k *call, r *task.Reply) bool {
+	s := &w.stages[k.stage]
+	return r.Revision != 0 && s.revision != 0 && r.Revision != s.revision
 }
 
 // accept takes a good reply.
@@ -121,6 +131,9 @@ func (w *walk) accept(k *call, r *task.Reply) {
 	k.done = true
 	s.done++
 	s.results[k.item] = r.Output
+	if len(s.inputs) > 1 {
+		s.revision = cmp.Or(s.revision, r.Revision)
+	}
 	w.blobs = w.blobs || hasRefs(r.Output)
 	if len(w.graph.Stages[k.stage].Next) == 0 {
 		w.header = r.Header

@@ -150,6 +150,9 @@ func (u *up) openReplicas(ctx context.Context) error {
 	if err := u.openNodes(); err != nil {
 		return err
 	}
+	if err := u.metrics.Register(newDeviceGauges(u.nodes)); err != nil {
+		return err
+	}
 	return u.metrics.Register(newReplicaCount(u.registry, u.local))
 }
 
@@ -248,7 +251,7 @@ func (u *up) follow(context.Context) error {
 			u.book.Forget(c.Key)
 			u.status.meter.Forget(c.Key)
 		} else if err := u.lines.Ensure(dispatch.Spec{
-			Function: f.Key, QueueLimit: f.Declared.QueueLimit, MaxReplicas: maxReplicas(f.Declared), Batch: f.Declared.Batch,
+			Function: f.Key, Revision: f.Revision, QueueLimit: f.Declared.QueueLimit, MaxReplicas: maxReplicas(f.Declared), Batch: f.Declared.Batch,
 		}); err != nil {
 			u.log.Error("function has no line", "function", f.Key, "error", err)
 		}
