@@ -75,7 +75,7 @@ func (r *rightsReader) Read(b []byte) (int, error) {
 	oob := make([]byte, unix.CmsgSpace(4*8))
 	n, oobn, _, _, err := r.c.ReadMsgUnix(b, oob)
 	if err != nil {
-		return n, err
+		return max(n, 0), err
 	}
 	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
 	if err != nil {
