@@ -348,5 +348,6 @@ func (m *Manager) Forget(function string) {
 	m.mu.Lock()
 	delete(m.uses, function)
 	m.mu.Unlock()
+	m.totals.forget(function)
 	m.tidy()
 }

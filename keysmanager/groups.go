@@ -1,8 +1,16 @@
 package keysmanager
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
 // Groups makes cgroups for the processes of a node: one for each replica and each zygote, by name. Package cgroup has them.
@@ -29,9 +37,9 @@ type Group interface {
 
 // GroupLimits bound a group's processes together; 0: not at all.
 type GroupLimits struct {
-	Memory   int64 // bytes, without swap
-	CPUMilli int   // thousandths of a core
-	PIDs     int   // processes and threads
+	Memory   int64 `json:"memory,omitempty"`   // bytes, without swap
+	CPUMilli int   `json:"cpuMilli,omitempty"` // thousandths of a core
+	PIDs     int   `json:"pids,omitempty"`     // processes and threads
 }
 
 // GroupUsage is what the processes of a group have used.
@@ -43,4 +51,254 @@ type GroupUsage struct {
 	ThrottledIn  uint64        // of these, those in which they had to wait
 	OOMKills     uint64        // processes killed because of the limit on memory
 	ForksRefused uint64        // because of the limit on processes
+}
+
+// Usage is what a replica or zygote uses, all that it has started included.
+type Usage struct {
+	GroupUsage
+	At       time.Time // of the measurement
+	CPUMilli float64   // thousandths of a core: since the measurement before, a second earlier at least, or since the start
+}
+
+// maxProcesses bounds the processes and threads of a replica or zygote.
+const maxProcesses = 1024
+
+// measureEvery is the least time between two measurements of a group, whoever asks.
+const measureEvery = time.Second
+
+// enclosure is the group of a replica or zygote, and what was seen of it. That of a node without groups is nil.
+type enclosure struct {
+	group          Group
+	name, function string
+	replica        bool // a replica's: its use counts in its function's totals
+	done           bool // it does already; guarded by the mutex of totals
+	limits         GroupLimits
+	began          time.Time
+
+	setting sync.Mutex   // held while cpu is set
+	cpu     atomic.Int64 // the limit on the processor, in thousandths of a core; 0: none
+
+	mu     sync.Mutex
+	latest Usage // At is zero: none yet
+	told   GroupUsage
+}
+
+// enclose makes a group. The caller closes the files by which a process enters it, and calls bound once it has.
+func (m *Manager) enclose(name, function string, replica bool, l GroupLimits) (*enclosure, []*os.File, error) {
+	if m.cfg.Groups == nil {
+		return nil, nil, nil
+	}
+	l.PIDs = maxProcesses
+	first := l
+	first.CPUMilli = 0 // the processor is not bounded while it is started, by threads that others wait for as well
+	g, err := m.cfg.Groups.Create(name, first)
+	if err != nil {
+		return nil, nil, err
+	}
+	e := &enclosure{group: g, name: name, function: function, limits: l, began: time.Now(), replica: replica}
+	m.totals.began(e)
+	files, err := g.Files()
+	if err != nil {
+		m.disclose(e)
+		return nil, nil, err
+	}
+	return e, files, nil
+}
+
+// adoptGroup takes over a group that an earlier daemon has made with these limits; nil when it cannot be.
+func (m *Manager) adoptGroup(name, function string, replica bool, l GroupLimits, began time.Time) *enclosure {
+	if m.cfg.Groups == nil {
+		return nil
+	}
+	g, err := m.cfg.Groups.Adopt(name)
+	if err != nil {
+		m.cfg.Log.Warn("what runs is neither bounded nor measured: its cgroup is not there", "name", name, "error", err)
+		return nil
+	}
+	e := &enclosure{group: g, name: name, function: function, limits: l, began: began, replica: replica}
+	m.totals.began(e)
+	return e
+}
+
+// retainGroups removes the groups of an earlier daemon that were not adopted.
+func (m *Manager) retainGroups() {
+	if m.cfg.Groups == nil {
+		return
+	}
+	var names []string
+	for _, e := range m.enclosures() {
+		names = append(names, e.name)
+	}
+	if err := m.cfg.Groups.Retain(names); err != nil {
+		m.cfg.Log.Warn("cgroups of an earlier KeysManager are left", "error", err)
+	}
+}
+
+// zygoteLimits bound a zygote: by what all zygotes may take.
+func (m *Manager) zygoteLimits() GroupLimits {
+	return GroupLimits{Memory: m.cfg.Memory, PIDs: maxProcesses}
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close() // nothing was written through it
+	}
+}
+
+// bound sets the limit on the processor, once the process runs; 0: as declared.
+func (e *enclosure) bound(milli int) error {
+	if e == nil {
+		return nil
+	}
+	if milli == 0 {
+		milli = e.limits.CPUMilli
+	}
+	e.setting.Lock()
+	defer e.setting.Unlock()
+	if err := e.group.SetCPU(milli); err != nil {
+		return err
+	}
+	e.cpu.Store(int64(milli))
+	return nil
+}
+
+// milli is the limit on the processor as it is now; 0: none.
+func (e *enclosure) milli() int {
+	if e == nil {
+		return 0
+	}
+	return int(e.cpu.Load())
+}
+
+// cause adds to the cause of an end which limit it has to do with, if any.
+func (e *enclosure) cause(cause string) string {
+	if e == nil || cause == exitedWell {
+		return cause
+	}
+	u, err := e.group.Usage()
+	if err != nil {
+		return cause
+	}
+	switch reason := e.outOfMemory(); {
+	case u.OOMKills == 0:
+	case strings.HasSuffix(cause, "killed by SIGKILL"):
+		cause = strings.TrimSuffix(cause, "killed by SIGKILL") + "killed: " + reason
+	default:
+		cause += fmt.Sprintf(", %d of its processes killed: %s", u.OOMKills, reason)
+	}
+	if u.ForksRefused > 0 {
+		cause += fmt.Sprintf(", %d starts of processes refused: its limit is %d processes and threads", u.ForksRefused, e.limits.PIDs)
+	}
+	return cause
+}
+
+func (e *enclosure) outOfMemory() string {
+	if e.limits.Memory == 0 || !e.replica {
+		return "out of memory, that of the machine or of all this node's processes"
+	}
+	return "out of memory, its limit is " + plan.Size(e.limits.Memory) + " (limits.memory)"
+}
+
+// disclose removes a group whose process has ended, kills what that has left in it, and counts what it has used.
+func (m *Manager) disclose(e *enclosure) {
+	if e == nil {
+		return
+	}
+	if err := e.group.Remove(); err != nil {
+		m.cfg.Log.Warn("cgroup is left", "name", e.name, "error", err)
+	}
+	u, err := e.group.Usage()
+	if err != nil {
+		u = e.usage().GroupUsage
+	}
+	m.totals.ended(e, u)
+}
+
+// usage returns what was seen of it last; the zero Usage: nothing.
+func (e *enclosure) usage() Usage {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.latest
+}
+
+// info is usage for an inventory.
+func (e *enclosure) info() *Usage {
+	if e == nil {
+		return nil
+	}
+	u := e.usage()
+	if u.At.IsZero() {
+		return nil
+	}
+	return &u
+}
+
+// measure looks at the group, unless that was done a moment ago, and returns what its limits have kept it from since it was
+// last asked.
+func (e *enclosure) measure(now time.Time) (news string, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if now.Sub(e.latest.At) < measureEvery {
+		return "", nil
+	}
+	u, err := e.group.Usage()
+	if err != nil {
+		return "", err
+	}
+	before := e.latest
+	if before.At.IsZero() {
+		before.At = e.began
+	}
+	e.latest = Usage{GroupUsage: u, At: now}
+	if d := now.Sub(before.At); d > 0 {
+		e.latest.CPUMilli = max(0, 1000*(u.CPU-before.CPU).Seconds()/d.Seconds())
+	}
+	if n := u.ForksRefused; n > 0 && e.told.ForksRefused == 0 {
+		news = fmt.Sprintf("a process was not started: the limit is %d processes and threads", e.limits.PIDs)
+	}
+	if u.OOMKills > e.told.OOMKills {
+		news = "a process was killed: " + e.outOfMemory()
+	}
+	e.told = u
+	return news, nil
+}
+
+// measure looks at all groups, so that an inventory has what they use. One that is just being removed is passed over.
+func (m *Manager) measure() {
+	if m.cfg.Groups == nil || !m.measuring.TryLock() {
+		return
+	}
+	defer m.measuring.Unlock()
+	now := time.Now()
+	for _, e := range m.enclosures() {
+		news, err := e.measure(now)
+		switch {
+		case err != nil:
+			m.cfg.Log.Debug("usage cannot be measured", "name", e.name, "error", err)
+		case news != "":
+			m.cfg.Log.Warn("a limit was hit", "function", e.function, "name", e.name, "what", news)
+			m.cfg.Output(e.function, e.name, "stderr", "stagecoach: "+news)
+		}
+	}
+}
+
+// ErrUnknown is the error of a replica that does not run here.
+var ErrUnknown = errors.New("no replica of this name runs here")
+
+// SetCPU sets how much of the processor a replica may use from now on, in thousandths of a core; 0: as its function says. On a
+// node without cgroups the error is errors.ErrUnsupported.
+func (m *Manager) SetCPU(_ context.Context, replica string, milli int) error {
+	m.mu.Lock()
+	p := m.processes[replica]
+	runs := p != nil && p.running
+	m.mu.Unlock()
+	switch {
+	case !runs:
+		return fmt.Errorf("replica %q: %w", replica, ErrUnknown)
+	case p.group == nil:
+		return fmt.Errorf("replica %q: its processor cannot be bounded without cgroups: %w", replica, errors.ErrUnsupported)
+	case milli < 0:
+		return fmt.Errorf("replica %q: cpu %dm, want none below 0", replica, milli)
+	}
+	return p.group.bound(milli)
 }

@@ -64,6 +64,7 @@ type ZygoteInfo struct {
 	Key        bool      // a key stage's: evicted last
 	Path       string    // how replicas start from it
 	LastUsed   time.Time // by a start; zero: by none
+	Usage      *Usage    // nil: not measured
 }
 
 // Failure is a zygote that did not load or that ended, and is loaded again at the next order after Retry.
@@ -83,10 +84,13 @@ type ReplicaInfo struct {
 	Device         string // as Order has it
 	Started        time.Time
 	Phases         []Phase
+	CPUMilli       int    // that it may use; 0: all there is
+	Usage          *Usage // nil: not measured
 }
 
 // Inventory returns what the node has now.
 func (m *Manager) Inventory() Inventory {
+	m.measure()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	inv := Inventory{Node: m.cfg.Node, Memory: m.cfg.Memory, CPUMilli: 1000 * runtime.GOMAXPROCS(0), Devices: m.devices(), Counts: m.counts}
@@ -101,6 +105,7 @@ func (m *Manager) Inventory() Inventory {
 		z := ZygoteInfo{Function: users[k], Digest: k.digest, Namespace: k.namespace, Model: k.model, Key: s.keep, State: Ready}
 		switch {
 		case s.zygote != nil && s.zygote.alive():
+			z.Usage = s.zygote.group.info()
 			z.PID, z.Bytes, z.Replicas, z.Load = s.zygote.pid, s.zygote.bytes, s.zygote.replicas(), s.zygote.load
 			inv.MemoryUsed += z.Bytes
 			inv.Zygotes = append(inv.Zygotes, z)
@@ -110,7 +115,7 @@ func (m *Manager) Inventory() Inventory {
 	}
 	for _, p := range m.processes {
 		if p.running {
-			inv.Replicas = append(inv.Replicas, ReplicaInfo{p.replica, p.function, p.pid, p.path, p.device, p.started, p.phases})
+			inv.Replicas = append(inv.Replicas, ReplicaInfo{p.replica, p.function, p.pid, p.path, p.device, p.started, p.phases, p.group.milli(), p.group.info()})
 		}
 	}
 	slices.SortFunc(inv.Zygotes, func(a, b ZygoteInfo) int {
@@ -152,6 +157,9 @@ func (m *Manager) newMetrics(r prometheus.Registerer) (*prometheus.HistogramVec,
 	counter("evictions_total", "Idle zygotes ended because memory was short.", nil, func(c Counts) uint64 { return c.Evictions })
 	gauge("zygotes", "Parameter sets in memory.", func(inv Inventory) float64 { return float64(len(inv.Zygotes)) })
 	gauge("bytes", "Memory that zygotes take.", func(inv Inventory) float64 { return float64(inv.MemoryUsed) })
+	if m.cfg.Groups != nil {
+		all = append(all, newUsageMetrics(m))
+	}
 	for _, c := range all {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("keysmanager: %w", err)

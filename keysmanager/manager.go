@@ -118,6 +118,9 @@ type Manager struct {
 	warden  *warden.Client
 	seconds *prometheus.HistogramVec // that phases of starts take
 
+	measuring sync.Mutex // held while usage is measured
+	totals    totals     // of usage
+
 	mu        sync.Mutex
 	closed    bool
 	processes map[string]*process
@@ -192,11 +195,13 @@ func New(cfg Config) (*Manager, error) {
 		m.cancel(err)
 		return nil, fmt.Errorf("keysmanager: %w", err)
 	}
+	m.retainGroups()
 	return m, nil
 }
 
 // exited forgets a process and reports it.
 func (m *Manager) exited(p *process, cause string) {
+	m.disclose(p.group) // before another may have its name
 	m.remove(p)
 	if m.cfg.OnExit != nil {
 		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: cause})

@@ -41,6 +41,7 @@ type replicaMeta struct {
 	Started  time.Time        `json:"started"`
 	Zygote   string           `json:"zygote,omitempty"` // its parent's entry; empty: its parent is the warden
 	PID      int              `json:"pid,omitempty"`    // of a zygote's child
+	Limits   GroupLimits      `json:"limits,omitzero"`  // of its cgroup
 }
 
 func (z *zygote) meta() []byte {
@@ -53,6 +54,9 @@ func (z *zygote) meta() []byte {
 func (p *process) meta() []byte {
 	r := &replicaMeta{
 		Replica: p.replica, Function: p.function, Path: p.path, Device: p.device, Reserved: p.reserved, Phases: p.phases, Started: p.started, PID: p.pid,
+	}
+	if p.group != nil {
+		r.Limits = p.group.limits
 	}
 	if p.zygote != nil {
 		r.Zygote = p.zygote.entry

@@ -24,8 +24,9 @@ type process struct {
 	output            *sandbox.Output
 	running           bool // its Start has returned; guarded by the manager's mutex
 
-	entry  string  // of the warden
-	zygote *zygote // its parent; nil: the warden
+	group  *enclosure // nil: none
+	entry  string     // of the warden
+	zygote *zygote    // its parent; nil: the warden
 
 	once   sync.Once
 	placed chan struct{} // closed when its Start is done with it
@@ -52,7 +53,7 @@ func (p *process) end(cause string) {
 			case <-finished:
 			case <-time.After(linesMoment):
 			}
-			p.owner.exited(p, because(cause, p.output))
+			p.owner.exited(p, because(p.group.cause(cause), p.output))
 		})
 	})
 }

@@ -74,8 +74,17 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	if err != nil {
 		return nil, err
 	}
+	limits := GroupLimits{Memory: o.Spec.Memory, CPUMilli: o.Spec.CPUMilli}
+	group, groups, err := m.enclose(o.Replica, o.Spec.Function, true, limits)
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	defer closeFiles(groups)
+	p.group = group
 	if p.output, err = sandbox.NewOutput(func(stream, line string) { m.cfg.Output(o.Spec.Function, o.Replica, stream, line) }); err != nil {
 		_ = conn.Close()
+		m.disclose(group)
 		return nil, err
 	}
 	env := maps.Clone(o.Spec.Env)
@@ -87,21 +96,25 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	}
 	env[wire.EnvReplica], env[wire.EnvFunction], env[envDevices] = o.Replica, o.Spec.Function, o.Device
 	if env[wire.EnvModel] != "" {
-		err = m.fork(ctx, o, p, image, env, theirs)
+		err = m.fork(ctx, o, p, image, env, theirs, groups)
 	} else {
-		err = m.spawn(o, p, image, env, theirs)
+		err = m.spawn(o, p, image, env, theirs, groups)
 	}
 	p.output.Started()
 	if err != nil {
 		_ = conn.Close()
 		p.output.Abandon()
+		m.disclose(group)
 		return nil, err
+	}
+	if err := group.bound(o.CPUMilli); err != nil {
+		m.cfg.Log.Warn("replica's processor is not bounded", "replica", o.Replica, "error", err)
 	}
 	return &Replica{Name: o.Replica, PID: p.pid, Path: p.path, Phases: p.phases, Conn: conn}, nil
 }
 
 // fork starts p from its function's zygote.
-func (m *Manager) fork(ctx context.Context, o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File) error {
+func (m *Manager) fork(ctx context.Context, o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File, groups []*os.File) error {
 	begin := time.Now()
 	z, warm, release, err := m.borrow(ctx, o.Spec, image)
 	if err != nil {
@@ -116,15 +129,20 @@ func (m *Manager) fork(ctx context.Context, o Order, p *process, image sandbox.I
 	}
 	p.zygote = z
 	begin = time.Now()
-	err = z.fork(ctx, p, m.cfg.Threads, env, [3]*os.File{socket, p.output.Stdout, p.output.Stderr})
+	err = z.fork(ctx, p, m.cfg.Threads, env, append([]*os.File{socket, p.output.Stdout, p.output.Stderr}, groups...))
 	p.phases = append(p.phases, Phase{"fork", time.Since(begin)})
 	if err != nil {
 		return err
 	}
-	if err := m.warden.Put(p.entry, p.meta(), p.output.Readers()...); err != nil {
-		m.cfg.Log.Warn("replica would not be adopted by another daemon", "replica", p.replica, "error", err)
-	}
+	m.keep(p, p.output.Readers()...)
 	return nil
+}
+
+// keep describes p to the warden.
+func (m *Manager) keep(p *process, files ...*os.File) {
+	if err := m.warden.Put(p.entry, p.meta(), files...); err != nil {
+		m.cfg.Log.Warn("replica would not be adopted as it is by another daemon", "replica", p.replica, "error", err)
+	}
 }
 
 func (m *Manager) count(hit bool) {
@@ -138,11 +156,12 @@ func (m *Manager) count(hit bool) {
 }
 
 // spawn starts p as a process of its own.
-func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File) error {
+func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File, groups []*os.File) error {
 	begin := time.Now()
 	env[wire.EnvStageFD] = "3"
 	command := sandbox.Command{
 		Dir: image.Root, Process: o.Spec.Process, Env: env, Files: []*os.File{socket}, Stdout: p.output.Stdout, Stderr: p.output.Stderr,
+		Groups: groups,
 	}
 	if Watched(image, env) {
 		if err := m.shim(&command, o.Spec, image); err != nil {
@@ -158,6 +177,7 @@ func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string
 	}
 	p.pid = pid
 	p.phases = []Phase{{"spawn", time.Since(begin)}}
+	m.keep(p)
 	m.ends.Go(func() { m.mourned(p, ended) })
 	return nil
 }

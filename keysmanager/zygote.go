@@ -33,6 +33,7 @@ type zygote struct {
 	owner    *Manager
 	entry    string // of the warden
 	pid      int
+	group    *enclosure // nil: none
 	ended    <-chan warden.Exit
 	conn     *net.UnixConn // SOCK_SEQPACKET
 	output   *sandbox.Output
@@ -76,6 +77,15 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 		_ = z.conn.Close()
 		return nil, err
 	}
+	var groups []*os.File
+	if z.group, groups, err = m.enclose(z.entry, function, false, m.zygoteLimits()); err != nil {
+		_ = z.conn.Close()
+		z.output.Started()
+		z.output.Abandon()
+		return nil, err
+	}
+	defer closeFiles(groups)
+	cmd.Groups = groups
 	cmd.Env[wire.EnvZygoteFD] = "3"
 	cmd.Files, cmd.Stdout, cmd.Stderr = []*os.File{theirs}, z.output.Stdout, z.output.Stderr
 	begin := time.Now()
@@ -88,6 +98,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 		m.forgo(z.entry)
 		_ = z.conn.Close()
 		z.output.Abandon()
+		m.disclose(z.group)
 		return nil, err
 	}
 	if err = z.awaitReady(ctx); err != nil {
@@ -97,8 +108,9 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 		z.output.Finish(linesMoment)
 		m.drop(z.entry)
 		if errors.Is(err, errNotLoaded) {
-			err = fmt.Errorf("%w: %s", err, describe(status))
+			err = fmt.Errorf("%w: %s", err, z.group.cause(describe(status)))
 		}
+		m.disclose(z.group)
 		if last := z.output.LastError(); last != "" {
 			err = fmt.Errorf("%w: %s", err, last)
 		}
@@ -183,7 +195,8 @@ func (z *zygote) read() {
 	_ = z.conn.Close()
 	status := <-z.ended
 	z.output.Finish(linesMoment)
-	cause := because("its zygote ended: "+describe(status), z.output)
+	cause := because("its zygote ended: "+z.group.cause(describe(status)), z.output)
+	z.owner.disclose(z.group)
 	if errors.Is(fault, wire.ErrVersion) {
 		cause = "its zygote was ended: " + fault.Error()
 	}
@@ -260,9 +273,9 @@ func (z *zygote) take(id uint32) *forkOrder {
 	return f
 }
 
-// fork orders a child and waits until it is there. The files are its stage socket, stdout and stderr; they stay the
+// fork orders a child and waits until it is there. The files are its stage socket, stdout, stderr and its cgroups'; they stay the
 // caller's to close. When ctx ends first, a child that comes later is killed.
-func (z *zygote) fork(ctx context.Context, child *process, threads int, env map[string]string, files [3]*os.File) error {
+func (z *zygote) fork(ctx context.Context, child *process, threads int, env map[string]string, files []*os.File) error {
 	o := wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, Threads: uint16(threads)}
 	for _, k := range slices.Sorted(maps.Keys(env)) {
 		o.Env = append(o.Env, k+"="+env[k])
@@ -277,7 +290,11 @@ func (z *zygote) fork(ctx context.Context, child *process, threads int, env map[
 	o.ID = z.nextID
 	z.pending[o.ID] = f
 	z.mu.Unlock()
-	failed := z.send(wire.AppendOrder(nil, o), unix.UnixRights(int(files[0].Fd()), int(files[1].Fd()), int(files[2].Fd())))
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = int(f.Fd())
+	}
+	failed := z.send(wire.AppendOrder(nil, o), unix.UnixRights(fds...))
 	if failed == nil || errors.Is(failed, unix.EPIPE) || errors.Is(failed, unix.ECONNRESET) || errors.Is(failed, net.ErrClosed) {
 		// Sent, or the zygote has ended: then read answers why.
 		select {
