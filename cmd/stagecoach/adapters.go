@@ -89,7 +89,7 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 			Function: f.Key, Namespace: f.Declared.Namespace, Image: pinned(f),
 			Process: f.Deployment.EnvProcess, Env: env, Ready: annotation(f, "com.openfaas.ready.http.path"),
 			Health:   annotation(f, "com.openfaas.health.http.initialDelay") + "," + annotation(f, "com.openfaas.health.http.periodSeconds") + "," + annotation(f, "com.openfaas.health.http.path"),
-			ReadOnly: f.Deployment.ReadOnlyRootFilesystem,
+			ReadOnly: f.Deployment.ReadOnlyRootFilesystem, DeviceMemory: f.Declared.GPUMemory,
 		}}
 	}
 	return out
@@ -119,7 +119,7 @@ func (n localNode) Start(ctx context.Context, o cluster.Order) (cluster.Started,
 	if err != nil {
 		return cluster.Started{}, err
 	}
-	r, err := n.Manager.Start(ctx, keysmanager.Order{Replica: o.Replica, Spec: s})
+	r, err := n.Manager.Start(ctx, keysmanager.Order{Replica: o.Replica, Spec: s, Device: o.Device})
 	if err != nil {
 		return cluster.Started{}, err
 	}
@@ -159,6 +159,9 @@ func (n localNode) Inventory() plan.Node {
 	out := plan.Node{Name: inv.Node, Memory: inv.Memory, MemoryUsed: inv.MemoryUsed, CPUMilli: inv.CPUMilli}
 	for _, z := range inv.Zygotes {
 		out.Zygotes = append(out.Zygotes, plan.Zygote{Function: z.Function, Digest: z.Digest, Bytes: z.Bytes, Replicas: z.Replicas})
+	}
+	for _, d := range inv.Devices {
+		out.Devices = append(out.Devices, plan.Device{ID: d.ID, Memory: d.Memory, MemoryUsed: d.Memory - d.Free, Unavailable: d.Unhealthy})
 	}
 	return out
 }

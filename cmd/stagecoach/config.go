@@ -15,6 +15,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/stagecoach-serving/stagecoach/device"
 	"github.com/stagecoach-serving/stagecoach/image"
 )
 
@@ -59,9 +60,10 @@ func (c LogConfig) logger(w io.Writer) *slog.Logger {
 
 // NodeConfig is this machine's share.
 type NodeConfig struct {
-	Name   string `yaml:"name"`   // default: the host's
-	Memory Bytes  `yaml:"memory"` // for zygotes and replicas; default: the machine's or the cgroup's
-	None   bool   `yaml:"none"`   // this process is no node: replicas run on those that join
+	Name    string `yaml:"name"`    // default: the host's
+	Memory  Bytes  `yaml:"memory"`  // for zygotes and replicas; default: the machine's or the cgroup's
+	Devices string `yaml:"devices"` // accelerators that are its share: all, none, or UUIDs and indices with commas between
+	None    bool   `yaml:"none"`    // this process is no node: replicas run on those that join
 }
 
 // NATSConfig is how nodes reach this process.
@@ -132,7 +134,7 @@ func defaultConfig() Config {
 	return Config{
 		Listen: "127.0.0.1:8080",
 		State:  ".stagecoach",
-		Node:   NodeConfig{Name: host},
+		Node:   NodeConfig{Name: host, Devices: "all"},
 		Requests: RequestsConfig{
 			Timeout: time.Minute, MaxTimeout: time.Hour, MaxBody: 32 << 20, BodyMemory: 512 << 20, InFlight: 10_000, Stall: 30 * time.Second,
 		},
@@ -199,6 +201,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Node.None && c.NATS.Listen == "" {
 		bad("node.none", true, "nats.listen too: else there is no node that could run replicas")
+	}
+	if _, err := device.ParseShare(c.Node.Devices); err != nil {
+		errs = append(errs, fmt.Errorf("node.devices: %w", err))
 	}
 	atLeast("requests.timeout", c.Requests.Timeout, time.Millisecond)
 	atLeast("requests.maxTimeout", c.Requests.MaxTimeout, c.Requests.Timeout)

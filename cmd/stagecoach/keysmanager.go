@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/stagecoach-serving/stagecoach/device"
 	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/node"
@@ -84,6 +85,9 @@ func (c *keysManagerConfig) validate() error {
 	}
 	if most := runtime.NumCPU(); c.cpus < 0 || c.cpus > most {
 		bad("cpus", c.cpus, fmt.Sprintf("1 to %d, or 0 for what there is", most))
+	}
+	if _, err := device.ParseShare(c.devices); err != nil {
+		errs = append(errs, fmt.Errorf("--devices: %w", err))
 	}
 	if c.drain < 0 {
 		bad("drain", c.drain, "0 or more")
@@ -183,9 +187,14 @@ func (d *daemon) openKeys(ctx context.Context) error {
 		return err
 	}
 	d.onClose(processes.Close)
+	devices, done, err := openDevices(d.cfg.devices, d.log)
+	if err != nil {
+		return fmt.Errorf("--devices: %w", err)
+	}
+	d.onClose(done)
 	d.keys, err = keysmanager.New(keysmanager.Config{
 		Node: d.cfg.node, Images: &images{folders: sandbox.Images{Dir: d.cfg.images}, store: store}, ORT: d.cfg.ort,
-		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: watchdogLine[:], Warden: processes,
+		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: watchdogLine[:], Warden: processes, Devices: devices,
 		OnExit: func(e keysmanager.Exit) {
 			d.server.Tell(node.Event{Kind: node.EventExit, Replica: e.Replica, Function: e.Function, PID: e.PID, Cause: e.Cause})
 		},

@@ -37,10 +37,14 @@ func (n *nodes) own() []cluster.Node {
 
 // openNode makes this process a node.
 func (u *up) openNode() error {
-	var err error
+	devices, done, err := openDevices(u.cfg.Node.Devices, u.log)
+	if err != nil {
+		return fmt.Errorf("node.devices: %w", err)
+	}
+	u.onClose(func() error { done(); return nil })
 	u.nodes.keys, err = keysmanager.New(keysmanager.Config{
 		Node: u.cfg.Node.Name, Images: u.images, ORT: u.cfg.ORT,
-		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory), Watchdog: watchdogLine[:],
+		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory), Watchdog: watchdogLine[:], Devices: devices,
 		OnExit:  func(e keysmanager.Exit) { u.local.Lost(e.Replica, e.Cause) },
 		OnEvict: func(function string, bytes int64) { u.evicted(u.cfg.Node.Name, function, bytes) },
 		Output: func(function, replica, stream, line string) {

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/device"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
+)
+
+// openDevices watches the share of the machine's accelerators that a flag or field names. The caller ends it with close.
+func openDevices(share string, log *slog.Logger) (devices func() []keysmanager.Device, done func(), err error) {
+	s, err := device.ParseShare(share)
+	if err != nil {
+		return nil, nil, err
+	}
+	w := device.Open(device.Config{Share: s, Log: log})
+	return func() []keysmanager.Device {
+		var out []keysmanager.Device
+		for _, d := range w.Devices() {
+			out = append(out, keysmanager.Device{
+				ID: d.UUID, Index: d.Index, Name: d.Name, Memory: d.Memory, Used: d.Used, Utilisation: d.Utilisation,
+				Unhealthy: d.Unhealthy, Processes: d.Processes,
+			})
+		}
+		return out
+	}, w.Close, nil
+}
+
+// deviceGauges exports the devices of all nodes.
+type deviceGauges struct {
+	nodes                                         nodeList
+	memory, used, reserved, utilisation, wellness *prometheus.Desc
+}
+
+func newDeviceGauges(n nodeList) *deviceGauges {
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("stagecoach_device_"+name, help, []string{"node", "uuid"}, nil)
+	}
+	return &deviceGauges{
+		nodes:       n,
+		memory:      desc("memory_bytes", "Memory of an accelerator."),
+		used:        desc("used_bytes", "Memory of an accelerator that processes use, whoever they are."),
+		reserved:    desc("reserved_bytes", "Memory of an accelerator that is reserved for replicas."),
+		utilisation: desc("utilisation_ratio", "Share of the latest seconds in which an accelerator computed, where it is known."),
+		wellness:    desc("healthy", "1 when replicas may run on an accelerator, 0 when it is not well."),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (g *deviceGauges) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{g.memory, g.used, g.reserved, g.utilisation, g.wellness} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (g *deviceGauges) Collect(ch chan<- prometheus.Metric) {
+	for _, n := range g.nodes.Inventories() {
+		for _, d := range n.Devices {
+			gauge := func(desc *prometheus.Desc, v float64) {
+				ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, v, n.Name, d.UUID)
+			}
+			well := 0.0
+			if d.Healthy {
+				well = 1
+			}
+			gauge(g.memory, float64(d.Memory))
+			gauge(g.used, float64(d.Used))
+			gauge(g.reserved, float64(d.Reserved))
+			gauge(g.wellness, well)
+			if d.Utilisation >= 0 {
+				gauge(g.utilisation, d.Utilisation)
+			}
+		}
+	}
+}
