@@ -1,0 +1,256 @@
+package keysmanager
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/warden"
+)
+
+// after makes a Manager of the same warden.
+func after(t *testing.T, c *warden.Client) *node {
+	return newNode(t, func(cfg *Config) { cfg.Warden = c })
+}
+
+// wardenOf returns a warden that ends with the test, after its managers.
+func wardenOf(t *testing.T) *warden.Client {
+	c := warden.InProcess()
+	t.Cleanup(c.Close)
+	return c
+}
+
+// names are those of the replicas that a node has.
+func (n *node) names() (out []string) {
+	for _, r := range n.Inventory().Replicas {
+		out = append(out, r.Name)
+	}
+	return out
+}
+
+func TestWhatIsDetachedIsAdopted(t *testing.T) {
+	w := wardenOf(t)
+	old := after(t, w)
+	plain := Spec{Function: "g.ns", Namespace: "ns", Image: "test/wait:1"}
+	all := []*Replica{old.start("a", withModel), old.start("b", withModel), old.start("p", plain)}
+	want := old.Inventory()
+	old.Detach()
+	if _, err := old.Start(t.Context(), Order{Replica: "x", Spec: plain}); err == nil {
+		t.Error("a detached manager starts")
+	}
+	n := after(t, w)
+	got := n.Inventory()
+	if len(got.Zygotes) != 1 || got.Zygotes[0].PID != want.Zygotes[0].PID || got.Zygotes[0].Bytes != want.Zygotes[0].Bytes ||
+		got.Zygotes[0].Function != "f.ns" || got.Zygotes[0].Replicas != 2 || got.Zygotes[0].Load != want.Zygotes[0].Load {
+		t.Errorf("adopted %+v, want %+v", got.Zygotes, want.Zygotes)
+	}
+	if len(got.Replicas) != 3 {
+		t.Fatalf("adopted %+v, want %+v", got.Replicas, want.Replicas)
+	}
+	for i, g := range got.Replicas {
+		w := want.Replicas[i]
+		if g.Name != w.Name || g.Function != w.Function || g.PID != w.PID || g.Path != w.Path || !g.Started.Equal(w.Started) || !slices.Equal(g.Phases, w.Phases) {
+			t.Errorf("adopted %+v, want %+v", g, w)
+		}
+	}
+	for _, r := range all {
+		n.answers(r)
+	}
+	if r := n.start("c", withModel); r.Path != "fork" {
+		t.Errorf("path %s, want a fork from the adopted zygote", r.Path)
+	}
+	for _, name := range []string{"a", "p", "c"} {
+		if err := n.Stop(t.Context(), name, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if e := n.exit(); e.Replica != name {
+			t.Errorf("exit %+v of %s", e, name)
+		}
+	}
+	if got := n.names(); !slices.Equal(got, []string{"b"}) {
+		t.Errorf("%v run, want b", got)
+	}
+	if len(old.exits) != 0 {
+		t.Errorf("the detached manager is told of %+v", <-old.exits)
+	}
+}
+
+func TestEndsThatNobodyHasHeardOf(t *testing.T) {
+	w := wardenOf(t)
+	old := after(t, w)
+	killed, plain := old.start("killed", withModel), old.start("plain", Spec{Function: "g.ns", Image: "test/wait:1"})
+	quits := old.start("quits", withModel)
+	old.answers(quits)
+	stays := old.start("stays", withModel)
+	old.Detach()
+	for _, pid := range []int{killed.PID, plain.PID} {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = quits.Conn.Close() // so it ends by itself
+	for _, pid := range []int{killed.PID, plain.PID, quits.PID} {
+		proctest.Gone(t, pid)
+	}
+	n := after(t, w)
+	causes := map[string]string{}
+	for range 3 {
+		e := n.exit()
+		causes[e.Replica] = e.Cause
+	}
+	for name, want := range map[string]string{"killed": "killed by SIGKILL", "plain": "killed by SIGKILL", "quits": exitedWell} {
+		if !strings.HasPrefix(causes[name], want) {
+			t.Errorf("%s ended: %q, want %q", name, causes[name], want)
+		}
+	}
+	if got := n.names(); !slices.Equal(got, []string{"stays"}) {
+		t.Errorf("%v run, want stays", got)
+	}
+	n.answers(stays)
+	n.Detach()
+	next := after(t, w) // they are told once
+	if got := next.names(); !slices.Equal(got, []string{"stays"}) || len(next.exits) != 0 {
+		t.Errorf("%v run and %d exits, want stays and none", got, len(next.exits))
+	}
+}
+
+func TestAZygoteThatEndedMeanwhile(t *testing.T) {
+	w := wardenOf(t)
+	old := after(t, w)
+	a, b := old.start("a", withModel), old.start("b", withModel)
+	z := old.zygote()
+	old.Detach()
+	if err := syscall.Kill(b.PID, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	proctest.Gone(t, b.PID)
+	if err := syscall.Kill(z, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range []int{z, a.PID} {
+		proctest.Gone(t, pid)
+	}
+	n := after(t, w)
+	causes := map[string]string{}
+	for range 2 {
+		e := n.exit()
+		causes[e.Replica] = e.Cause
+	}
+	if got := causes["a"]; !strings.HasPrefix(got, "its zygote ended: killed by SIGKILL") {
+		t.Errorf("a ended: %q", got)
+	}
+	if got := causes["b"]; strings.Contains(got, "zygote") {
+		t.Errorf("b, which had ended before, ended: %q", got)
+	}
+	if inv := n.Inventory(); len(inv.Zygotes)+len(inv.Replicas) != 0 {
+		t.Errorf("inventory %+v", inv)
+	}
+}
+
+// TestHalfMadeThingsAreEnded leaves what a daemon leaves that is killed between two steps.
+func TestHalfMadeThingsAreEnded(t *testing.T) {
+	w := wardenOf(t)
+	old := after(t, w)
+	a, untold := old.start("a", withModel), old.start("untold", withModel)
+	old.answers(a)
+	zygote := old.zygote()
+	old.mu.Lock()
+	entry, half := old.processes["untold"].entry, old.slots.Values()[0].zygote
+	old.mu.Unlock()
+	old.Detach()
+	kept, err := w.Attach(func(warden.Exit) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range kept {
+		for _, f := range k.Files {
+			_ = f.Close()
+		}
+	}
+	nobody, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nobody.Close()
+	loading := warden.Process{Name: "zygote-loading", Meta: encode(meta{Zygote: &zygoteMeta{Function: "l.ns"}})}
+	loading.Command.Argv = []string{"/bin/sleep", "600"}
+	strange := loading
+	strange.Name, strange.Meta = "zygote-strange", []byte(`{"version":99}`)
+	var pids []int
+	for _, p := range []warden.Process{loading, strange} {
+		pid, err := w.Start(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	gone := &replicaMeta{Replica: "gone", Function: "f.ns", Started: time.Now(), Zygote: half.entry, PID: 1 << 22}
+	for _, err := range []error{
+		w.Drop(entry), // as if it had not yet been put
+		w.Put("replica-gone", encode(meta{Replica: gone}), nobody, nobody),
+		w.Put("replica-bad", encode(meta{Replica: &replicaMeta{Replica: "bad"}})),
+		w.Put("replica-worse", []byte("{")),
+		w.Release(),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := after(t, w)
+	if e := n.exit(); e.Replica != "gone" || e.Cause != "ended "+away {
+		t.Errorf("exit %+v, want that of gone", e)
+	}
+	for _, pid := range append(pids, untold.PID) {
+		proctest.Gone(t, pid)
+	}
+	if got := n.names(); !slices.Equal(got, []string{"a"}) || n.zygote() != zygote {
+		t.Errorf("%v run, want a", got)
+	}
+	n.Close()
+	proctest.Gone(t, zygote)
+	kept, err = w.Attach(func(warden.Exit) {})
+	if err != nil || len(kept) != 0 {
+		t.Errorf("kept after the end of all: %+v, %v", kept, err)
+	}
+}
+
+func TestOutputWhileNoManagerRuns(t *testing.T) {
+	w, dir := wardenOf(t), t.TempDir()
+	old := after(t, w)
+	old.start("chatty", Spec{Function: "c.ns", Image: "test/wait:1", Process: "./chatty", Env: map[string]string{"FILES": dir}})
+	old.printed("chatty")
+	old.Detach()
+	touch := func(name string) {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	touch("go")
+	proctest.Until(t, 20*time.Second, "200 KB to be printed, three times what a pipe holds", func() bool {
+		_, err := os.Stat(filepath.Join(dir, "done"))
+		return err == nil
+	})
+	n := after(t, w)
+	touch("on")
+	lines := func(prefix string) (found string) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		for _, l := range n.lines["chatty"] {
+			if strings.HasPrefix(l, prefix) {
+				found = l
+			}
+		}
+		return found
+	}
+	proctest.Until(t, 20*time.Second, "what it prints now", func() bool { return lines("stdout: after") != "" })
+	var lost int
+	if _, err := fmt.Sscanf(lines("stderr: "), "stderr: %d bytes of output were lost "+away, &lost); err != nil || lost < 100_000 || lost > 200_001 {
+		t.Errorf("it is said that %q: %v", lines("stderr: "), err)
+	}
+}
