@@ -59,6 +59,7 @@ func (m *Manager) mourned(p *process, ended <-chan warden.Exit) {
 
 // drop has the warden forget an entry.
 func (m *Manager) drop(entry string) {
+	m.vacate(entry)
 	if err := m.warden.Drop(entry); err != nil {
 		m.cfg.Log.Warn("warden keeps what has ended", "error", err)
 	}
@@ -93,6 +94,7 @@ func (m *Manager) adopt() error {
 	var replicas []leftReplica
 	var order []*zygote
 	for _, k := range kept {
+		m.adoptAccount(k)
 		switch d, err := decode(k.Meta); {
 		case err != nil:
 			m.discard(k, err)

@@ -113,7 +113,7 @@ func (m *Manager) load(key zygoteKey, s *slot, spec Spec, image sandbox.Image, d
 	if folder := m.prepacked(image.Digest); folder != "" {
 		env[envPrepacked] = folder
 	}
-	z, err := m.startZygote(ctx, sandbox.Command{Dir: image.Root, Process: spec.Process, Env: env}, key, spec.Function)
+	z, err := m.startZygote(ctx, sandbox.Command{Dir: image.Root, Process: spec.Process, Env: env}, key, spec)
 	m.mu.Lock()
 	s.loading, s.zygote, s.err = nil, z, err
 	if err != nil {

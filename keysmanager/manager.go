@@ -41,6 +41,8 @@ type Config struct {
 	// Warden is the parent of the node's processes, and has what an earlier Manager has left to it; it stays the caller's to
 	// close. nil: one inside this process.
 	Warden *warden.Client
+	// Accounts are who processes run as that have no root of their own; nil: as this one. They stay the caller's to close.
+	Accounts Accounts
 	// Groups makes the cgroups of replicas and zygotes; nil: there are none, and so no limits of functions.
 	Groups Groups
 	// Devices returns the node's accelerators as they were seen last; it must not block. nil: there are none.
@@ -69,6 +71,7 @@ type Images interface {
 type Spec struct {
 	Function  string // pipeline.Key
 	Namespace string
+	Group     int               // of users, that its namespace's functions run in where they have accounts; 0: each in one of its own
 	Image     string            // as Images has it
 	Process   string            // the env fprocess; empty: the image's ./stage, or its entrypoint
 	Health    string            // of such a function: wire.EnvHealth
@@ -114,9 +117,8 @@ type Exit struct {
 
 // Manager is a node's KeysManager. Its methods are safe for concurrent use.
 type Manager struct {
-	cfg     Config
-	warden  *warden.Client
-	seconds *prometheus.HistogramVec // that phases of starts take
+	cfg    Config
+	warden *warden.Client
 
 	measuring sync.Mutex // held while usage is measured
 	totals    totals     // of usage
@@ -130,6 +132,7 @@ type Manager struct {
 	counts    Counts
 	awaited   map[string]chan<- warden.Exit // by name of the warden's entry: who waits for the end of a process
 	early     map[string]warden.Exit        // ends that were told during an adoption; nil: there is none
+	lodgings  map[string]*lodging           // by entry of the warden, of processes with an account
 	looked    map[string]looked             // by image, as the latest Warm saw it
 
 	over     sync.Once       // Close or Detach
@@ -184,7 +187,7 @@ func New(cfg Config) (*Manager, error) {
 		cfg: cfg, warden: cfg.Warden, processes: map[string]*process{}, slots: slots, awaited: map[string]chan<- warden.Exit{},
 		detached: make(chan struct{}), uses: map[string]zygoteKey{}, sizes: map[zygoteKey]int64{},
 	}
-	if m.seconds, err = m.newMetrics(cfg.Metrics); err != nil {
+	if err = m.newMetrics(cfg.Metrics); err != nil {
 		return nil, err
 	}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())

@@ -50,9 +50,6 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 	m.mu.Lock()
 	p.running = true
 	m.mu.Unlock()
-	for _, ph := range r.Phases {
-		m.seconds.WithLabelValues(ph.Name, r.Path).Observe(ph.Took.Seconds())
-	}
 	return r, nil
 }
 
@@ -91,7 +88,7 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	if env == nil {
 		env = map[string]string{}
 	}
-	for _, name := range []string{wire.EnvZygoteFD, wire.EnvImage, wire.EnvReady, wire.EnvHealth} {
+	for _, name := range []string{wire.EnvZygoteFD, wire.EnvImage, wire.EnvAccount, wire.EnvReady, wire.EnvHealth} {
 		delete(env, name) // not a function's to say
 	}
 	env[wire.EnvReplica], env[wire.EnvFunction], env[envDevices] = o.Replica, o.Spec.Function, o.Device
@@ -163,14 +160,18 @@ func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string
 		Dir: image.Root, Process: o.Spec.Process, Env: env, Files: []*os.File{socket}, Stdout: p.output.Stdout, Stderr: p.output.Stderr,
 		Groups: groups,
 	}
+	who := itself
 	if Watched(image, env) {
+		if who = itsPrograms; image.Rootfs {
+			who = nobody
+		}
 		if err := m.shim(&command, o.Spec, image); err != nil {
 			return err
 		}
 	}
 	p.path = "process"
 	ended := m.await(p.entry)
-	pid, err := m.warden.Start(warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
+	pid, err := m.begin(o.Spec, who, warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
 	if err != nil {
 		m.forgo(p.entry)
 		return err

@@ -59,8 +59,9 @@ type forkOrder struct {
 	reply chan error // has room for the one that comes when the order leaves pending by the other side's doing
 }
 
-// startZygote starts a zygote process for a function and waits until it has loaded.
-func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygoteKey, function string) (*zygote, error) {
+// startZygote starts a zygote process for the function of a spec and waits until it has loaded.
+func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygoteKey, spec Spec) (*zygote, error) {
+	function := spec.Function
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("zygote's socket: %w", err)
@@ -90,7 +91,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 	cmd.Files, cmd.Stdout, cmd.Stderr = []*os.File{theirs}, z.output.Stdout, z.output.Stderr
 	begin := time.Now()
 	z.ended = m.await(z.entry)
-	z.pid, err = m.warden.Start(warden.Process{
+	z.pid, err = m.begin(spec, itself, warden.Process{
 		Name: z.entry, Meta: z.meta(), Command: cmd, Keep: append([]*os.File{ours}, z.output.Readers()...), Idle: true,
 	})
 	z.output.Started()
@@ -117,6 +118,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 		return nil, err
 	}
 	z.loaded, z.load = time.Now(), time.Since(begin)
+	m.settle(z.entry)
 	z.bytes, _ = sandbox.PSS(z.pid) // of one that has ended: 0
 	if err := m.warden.Put(z.entry, z.meta()); err != nil {
 		m.cfg.Log.Warn("zygote would not be adopted by another daemon", "function", function, "error", err)

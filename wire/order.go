@@ -29,6 +29,8 @@ const (
 	EnvFunction = "STAGECOACH_FUNCTION"
 	// EnvImage is, for `stagecoach watchdog`, the sandbox.Image whose program it runs, as JSON.
 	EnvImage = "STAGECOACH_IMAGE"
+	// EnvAccount is, for `stagecoach watchdog`, the sandbox.Account that the program runs as, as JSON; empty: as the watchdog.
+	EnvAccount = "STAGECOACH_ACCOUNT"
 	// EnvReady is, for `stagecoach watchdog`, the HTTP path that says whether the program is ready; empty: see its package.
 	EnvReady = "STAGECOACH_READY_PATH"
 	// EnvHealth is, for `stagecoach watchdog`, how its program is asked whether it is still well: DELAY,PERIOD,PATH. An empty
