@@ -17,12 +17,12 @@ func TestParseReadsEveryField(t *testing.T) {
 		map[string]string{"com.openfaas.scale.min": "0", "com.openfaas.scale.max": "8", "com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "90", "app": "x"},
 		map[string]string{
 			"stagecoach.dev/pipeline": "ocr, b", "stagecoach.dev/next": "z , a", "stagecoach.dev/each": "true", "stagecoach.dev/join": "2",
-			"stagecoach.dev/slo": "400ms", "stagecoach.dev/gpu": "1", "stagecoach.dev/start": "map", "stagecoach.dev/queue-limit": "5", "stagecoach.dev/weight": "3",
+			"stagecoach.dev/slo": "400ms", "stagecoach.dev/gpu": "1", "stagecoach.dev/gpu-memory": "8Gi", "stagecoach.dev/start": "map", "stagecoach.dev/queue-limit": "5", "stagecoach.dev/weight": "3",
 			"stagecoach.dev/idempotent": "false", "stagecoach.dev/batch": "4", "stagecoach.dev/accuracy": "0.9", "other/x": "y",
 		})
 	want := Function{
 		Name: "ocr-detect", Namespace: "openfaas-fn", Pipelines: []string{"b", "ocr"}, Next: []Edge{{To: "a"}, {To: "z"}},
-		Each: true, Join: 2, SLO: 400 * time.Millisecond, GPU: 1, Start: "map", QueueLimit: 5, Weight: 3, Batch: 4, Accuracy: 0.9,
+		Each: true, Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", QueueLimit: 5, Weight: 3, Batch: 4, Accuracy: 0.9,
 		Async: defaultAsync(), Scale: Scale{Min: 0, Max: 8, Zero: true, ZeroAge: 90 * time.Second},
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
@@ -50,6 +50,9 @@ func TestParseNamesEachBadField(t *testing.T) {
 		"twice":       {nil, map[string]string{"stagecoach.dev/pipeline": "p,p"}, []string{`annotations["stagecoach.dev/pipeline"]`}, "once"},
 		"slo":         {nil, map[string]string{"stagecoach.dev/slo": "-3s"}, []string{`annotations["stagecoach.dev/slo"]`}, "above zero"},
 		"start":       {nil, map[string]string{"stagecoach.dev/start": "warm"}, []string{`annotations["stagecoach.dev/start"]`}, "auto, fork, heap, map or cold"},
+		"gpu memory":  {nil, map[string]string{"stagecoach.dev/gpu": "1", "stagecoach.dev/gpu-memory": "8GB"}, []string{`annotations["stagecoach.dev/gpu-memory"]`}, "a size such as 512Mi or 8Gi"},
+		"too much":    {nil, map[string]string{"stagecoach.dev/gpu": "1", "stagecoach.dev/gpu-memory": "9999999Ti"}, []string{`annotations["stagecoach.dev/gpu-memory"]`}, "a size such as"},
+		"no gpu":      {nil, map[string]string{"stagecoach.dev/gpu-memory": "8Gi"}, []string{`annotations["stagecoach.dev/gpu-memory"]`}, "stagecoach.dev/gpu beside it"},
 		"own variant": {nil, map[string]string{"stagecoach.dev/variant-of": "f"}, []string{`annotations["stagecoach.dev/variant-of"]`}, "no variant of itself"},
 		"min zero":    {map[string]string{"com.openfaas.scale.min": "0"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "scale.zero"},
 		"min and max": {map[string]string{"com.openfaas.scale.min": "9", "com.openfaas.scale.max": "3"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "at most"},
