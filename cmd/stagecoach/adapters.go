@@ -119,7 +119,7 @@ func (n localNode) Start(ctx context.Context, o cluster.Order) (cluster.Started,
 	if err != nil {
 		return cluster.Started{}, err
 	}
-	r, err := n.Manager.Start(ctx, keysmanager.Order{Replica: o.Replica, Spec: s, Device: o.Device})
+	r, err := n.Manager.Start(ctx, keysmanager.Order{Replica: o.Replica, Spec: s, CPUMilli: o.CPUMilli, Device: o.Device})
 	if err != nil {
 		return cluster.Started{}, err
 	}
@@ -128,11 +128,6 @@ func (n localNode) Start(ctx context.Context, o cluster.Order) (cluster.Started,
 		out.Phases = append(out.Phases, cluster.Phase(p))
 	}
 	return out, nil
-}
-
-// SetCPU implements cluster.Node.
-func (localNode) SetCPU(context.Context, string, int) error {
-	return fmt.Errorf("cpu of a replica: not supported: %w", errors.ErrUnsupported)
 }
 
 // Warm implements cluster.Node.

@@ -47,7 +47,7 @@ func (w *keysWorker) Do(ctx context.Context, o node.Order) (int64, error) {
 	case node.OrderStop:
 		return 0, w.Stop(ctx, o.Replica, o.Grace)
 	case node.OrderSetCPU:
-		return 0, fmt.Errorf("cpu of a replica: not supported: %w", errors.ErrUnsupported)
+		return 0, w.SetCPU(ctx, o.Replica, o.CPUMilli)
 	case node.OrderWarm:
 		return 0, w.warm(ctx, o.Wanted)
 	case node.OrderLoad:

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"path/filepath"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/cgroup"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
+)
+
+// nodeGroups are the cgroups of a node as its KeysManager has them.
+type nodeGroups struct{ *cgroup.Root }
+
+type nodeGroup struct{ *cgroup.Group }
+
+// Create implements keysmanager.Groups.
+func (g nodeGroups) Create(name string, l keysmanager.GroupLimits) (keysmanager.Group, error) {
+	made, err := g.Root.Create(name, cgroup.Limits(l))
+	if err != nil {
+		return nil, err
+	}
+	return nodeGroup{made}, nil
+}
+
+// Adopt implements keysmanager.Groups.
+func (g nodeGroups) Adopt(name string) (keysmanager.Group, error) {
+	found, err := g.Root.Adopt(name)
+	if err != nil {
+		return nil, err
+	}
+	return nodeGroup{found}, nil
+}
+
+// Usage implements keysmanager.Group.
+func (g nodeGroup) Usage() (keysmanager.GroupUsage, error) {
+	u, err := g.Group.Usage()
+	return keysmanager.GroupUsage(u), err
+}
+
+// openGroups returns the cgroups of a node, told from those of another of the same name by its state folder. Where none may be
+// made there are none, and one warning.
+func openGroups(node, state string, log *slog.Logger) (keysmanager.Groups, func()) {
+	abs, err := filepath.Abs(state)
+	if err != nil {
+		abs = state
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(abs)) // never fails
+	root, err := cgroup.Open(fmt.Sprintf("%s-%08x", node, h.Sum32()))
+	if err != nil {
+		log.Warn("no cgroups: limits of functions bound nothing, and usage is estimated", "error", err)
+		return nil, func() {}
+	}
+	if lacks := root.Lacks(); len(lacks) > 0 {
+		log.Warn("some cgroup controllers may not be used here: what they would bound is not bounded", "controllers", strings.Join(lacks, ", "))
+	}
+	return nodeGroups{root}, func() { _ = root.Close() } // only folders are left
+}
