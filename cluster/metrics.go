@@ -17,7 +17,7 @@ func newMetrics(l *Local) metrics {
 	return metrics{
 		states: stateCounts{l, prometheus.NewDesc("stagecoach_cluster_replicas", "Replicas of a function by state: starting, ready, draining; hidden: their node is silent.", []string{"function", "state"}, nil)},
 		starts: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Namespace: "stagecoach", Subsystem: "cluster", Name: "start_seconds",
+			Namespace: "stagecoach", Subsystem: "replica", Name: "start_seconds",
 			Help:    "How long a phase of a replica's start took, by path; total: from its order to its being ready.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 18),
 		}, []string{"phase", "path"}),

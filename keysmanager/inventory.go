@@ -130,13 +130,9 @@ func (m *Manager) Inventory() Inventory {
 	return inv
 }
 
-// newMetrics registers what the node exports and returns the histogram of starts; all else is read from the inventory.
-func (m *Manager) newMetrics(r prometheus.Registerer) (*prometheus.HistogramVec, error) {
-	starts := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Namespace: "stagecoach", Subsystem: "replica", Name: "start_seconds", Help: "How long a phase of a replica's start took, by path.",
-		Buckets: prometheus.ExponentialBuckets(0.0005, 2, 16),
-	}, []string{"phase", "path"})
-	all := []prometheus.Collector{starts}
+// newMetrics registers what the node exports, all of it read from the inventory.
+func (m *Manager) newMetrics(r prometheus.Registerer) error {
+	var all []prometheus.Collector
 	counter := func(name, help string, labels prometheus.Labels, read func(Counts) uint64) {
 		all = append(all, prometheus.NewCounterFunc(
 			prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "cache", Name: name, Help: help, ConstLabels: labels},
@@ -162,8 +158,8 @@ func (m *Manager) newMetrics(r prometheus.Registerer) (*prometheus.HistogramVec,
 	}
 	for _, c := range all {
 		if err := r.Register(c); err != nil {
-			return nil, fmt.Errorf("keysmanager: %w", err)
+			return fmt.Errorf("keysmanager: %w", err)
 		}
 	}
-	return starts, nil
+	return nil
 }
