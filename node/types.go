@@ -87,6 +87,7 @@ type Zygote struct {
 	State     string        `json:"state"`
 	Load      time.Duration `json:"load"` // how long it took, in nanoseconds
 	LastUsed  time.Time     `json:"lastUsed,omitzero"`
+	Usage     *Usage        `json:"usage,omitempty"` // nil: not measured
 }
 
 // Failure is a zygote that did not load or that ended, and is loaded again at the next order after Retry.
@@ -111,7 +112,7 @@ type Replica struct {
 	Usage    *Usage    `json:"usage,omitempty"` // nil: not measured
 }
 
-// Usage is what a replica takes.
+// Usage is what a replica or zygote takes.
 type Usage struct {
 	CPUMilli  int           `json:"cpuMilli"`  // since the last look
 	Memory    int64         `json:"memory"`    // bytes
@@ -129,6 +130,7 @@ type Counts struct {
 	Hits      uint64 `json:"hits"` // starts that found their zygote
 	Misses    uint64 `json:"misses"`
 	Evictions uint64 `json:"evictions"` // for want of memory
+	Refused   uint64 `json:"refused"`   // loads that could not fit
 }
 
 // The kinds of an [Order].

@@ -53,9 +53,12 @@ func DeviceNeed(takes, size int64) int64 {
 	return takes
 }
 
-// Unfit says why a replica cannot be on these devices of n, whether it is there already or not; device is as Slot has it. Empty:
+// Unfit says why a replica cannot be on n and these devices of it, whether it is there already or not; device is as Slot has it. Empty:
 // it can.
 func (n *Node) Unfit(device string) string {
+	if n.Leaving {
+		return fmt.Sprintf("node %s is leaving: %s", n.Name, n.Unavailable)
+	}
 	for _, id := range (Slot{Device: device}).Devices() {
 		i := slices.IndexFunc(n.Devices, func(d Device) bool { return d.ID == id })
 		switch {

@@ -22,6 +22,7 @@ type Node struct {
 	Devices     []Device
 	Zygotes     []Zygote
 	Unavailable string // why nothing new may be placed here; empty: fit
+	Leaving     bool   // replicas that are here are let go, too
 }
 
 // Device is an accelerator of a node.

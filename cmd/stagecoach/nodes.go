@@ -132,12 +132,12 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 		Memory:   node.Memory{Total: inv.Memory, Used: inv.MemoryUsed, Threshold: inv.Threshold},
 		CPU:      node.CPU{Total: inv.CPUMilli},
 		Devices:  []node.Device{}, Zygotes: []node.Zygote{}, Failures: []node.Failure{}, Replicas: []node.Replica{}, // JSON lists, not null
-		Counts: node.Counts{Hits: inv.Hits, Misses: inv.Misses, Evictions: inv.Evictions},
+		Counts: node.Counts{Hits: inv.Hits, Misses: inv.Misses, Evictions: inv.Evictions, Refused: inv.Refused},
 	}
 	for _, z := range inv.Zygotes {
 		out.Zygotes = append(out.Zygotes, node.Zygote{
 			Function: z.Function, Namespace: z.Namespace, Digest: z.Digest, Model: z.Model, PID: z.PID, Bytes: z.Bytes, Path: z.Path,
-			Replicas: z.Replicas, Key: z.Key, State: z.State, Load: z.Load, LastUsed: z.LastUsed,
+			Replicas: z.Replicas, Key: z.Key, State: z.State, Load: z.Load, LastUsed: z.LastUsed, Usage: usageOf(z.Usage),
 		})
 	}
 	for _, f := range inv.Failures {
@@ -146,7 +146,9 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 	for _, r := range inv.Replicas {
 		out.Replicas = append(out.Replicas, node.Replica{
 			Name: r.Name, Function: r.Function, PID: r.PID, Path: r.Path, Device: r.Device, Phases: phasesOf(r.Phases), Started: r.Started,
+			CPUMilli: r.CPUMilli, Usage: usageOf(r.Usage),
 		})
+		out.CPU.Used += r.CPUMilli
 	}
 	for _, d := range inv.Devices {
 		out.Devices = append(out.Devices, node.Device{
@@ -155,6 +157,13 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 		})
 	}
 	return out
+}
+
+func usageOf(u *keysmanager.Usage) *node.Usage {
+	if u == nil {
+		return nil
+	}
+	return &node.Usage{CPUMilli: int(u.CPUMilli), Memory: u.Memory, Throttled: u.Throttled}
 }
 
 func phasesOf(phases []keysmanager.Phase) []node.Phase {
@@ -243,7 +252,7 @@ func (n remoteNode) Inventory() plan.Node {
 		out.Devices = append(out.Devices, plan.Device{ID: d.UUID, Memory: d.Memory, MemoryUsed: d.Memory - d.Free, Unavailable: d.Cause})
 	}
 	if inv.Leaving {
-		out.Unavailable = "its KeysManager is being stopped"
+		out.Unavailable, out.Leaving = "its KeysManager is being stopped", true
 	}
 	return out
 }
