@@ -23,9 +23,9 @@ import (
 
 // command is how the function's program is started, but for its files.
 func (c *config) command() sandbox.Command {
-	cmd := sandbox.Command{Dir: c.image.Root, Argv: c.process, Env: c.env, Stdout: os.Stdout, Stderr: os.Stderr}
+	cmd := sandbox.Command{Dir: c.image.Root, Argv: c.process, Env: c.env, Stdout: os.Stdout, Stderr: os.Stderr, As: c.account}
 	if c.image.Rootfs {
-		cmd.Chroot, cmd.Dir, cmd.User = c.image.Root, cmp.Or(c.image.WorkDir, "/"), c.image.User
+		cmd.Chroot, cmd.As, cmd.Dir, cmd.User = c.image.Root, nil, cmp.Or(c.image.WorkDir, "/"), c.image.User
 		cmd.ReadOnly = c.image.ReadOnly
 		if secrets := c.env[envSecrets]; secrets != "" {
 			cmd.Binds = []sandbox.Bind{{From: secrets, To: secretsFolder, Copy: true}}

@@ -27,6 +27,7 @@ const (
 type config struct {
 	mode        string
 	image       sandbox.Image
+	account     *sandbox.Account  // who the program runs as without a root of its own; nil: as this process
 	process     []string          // program and arguments
 	env         map[string]string // of the program
 	upstream    *url.URL          // where it listens; nil: on a port that it is given
@@ -63,13 +64,18 @@ func parse(environ []string) (config, error) {
 	if err := json.Unmarshal([]byte(given[wire.EnvImage]), &c.image); err != nil {
 		return c, fmt.Errorf("environment %s: %w; a function is started by `stagecoach up`", wire.EnvImage, err)
 	}
+	if account := given[wire.EnvAccount]; account != "" {
+		if err := json.Unmarshal([]byte(account), &c.account); err != nil {
+			return c, fmt.Errorf("environment %s: %w", wire.EnvAccount, err)
+		}
+	}
 	healthDelay, rest, _ := strings.Cut(given[wire.EnvHealth], ",")
 	var healthPeriod string
 	healthPeriod, c.health, _ = strings.Cut(rest, ",")
 	clear(given)
 	add(c.image.Env)                                                    // under the function's own
-	add(slices.DeleteFunc(slices.Clone(environ), func(kv string) bool { // what this process was given is not for another root
-		return c.image.Rootfs && (kv == "PATH="+sandbox.Path || kv == "HOME="+sandbox.Home)
+	add(slices.DeleteFunc(slices.Clone(environ), func(kv string) bool { // what this process was given is not for another root or user
+		return (c.image.Rootfs || c.account != nil) && slices.Contains([]string{"PATH=" + sandbox.Path, "HOME=" + sandbox.Home, "TMPDIR=" + sandbox.Home}, kv)
 	}))
 	maps.DeleteFunc(given, func(k, _ string) bool { return strings.HasPrefix(k, "STAGECOACH_") })
 	c.env = given
