@@ -58,7 +58,7 @@ func TestSDKFunctions(t *testing.T) {
 		d := types.FunctionDeployment{
 			Service: "echo", Image: "stagecoach/echo:1", Namespace: ns, EnvProcess: "cat", EnvVars: map[string]string{"K": "v"},
 			Constraints: []string{"node.platform.os == linux"}, Labels: &map[string]string{"l": "1"}, Annotations: &map[string]string{"a": "2"},
-			Limits: &types.FunctionResources{Memory: "128Mi", CPU: "100m"}, Requests: &types.FunctionResources{Memory: "64M", CPU: "0.5"}, ReadOnlyRootFilesystem: true,
+			Limits: &types.FunctionResources{Memory: "128Mi", CPU: "100m"}, Requests: &types.FunctionResources{Memory: "64M", CPU: "0.05"}, ReadOnlyRootFilesystem: true,
 		}
 		if code, err := r.Update(ctx, d); code != http.StatusNotFound || err == nil {
 			t.Errorf("update of nothing: %d, %v, want 404, on which faas-cli creates", code, err)

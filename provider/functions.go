@@ -9,7 +9,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -121,24 +120,8 @@ func (p *Provider) check(d types.FunctionDeployment) error {
 	errs = append(errs, p.checkSecrets(d)...)
 	errs = append(errs, checkResources("limits", d.Limits)...)
 	errs = append(errs, checkResources("requests", d.Requests)...)
+	errs = append(errs, checkRequests(d.Limits, d.Requests)...)
 	return errors.Join(errs...)
-}
-
-// quantity is how Kubernetes writes numbers of bytes, cores and devices.
-var quantity = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?([mkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,2})?$`)
-
-func checkResources(path string, r *types.FunctionResources) (errs []error) {
-	if r == nil {
-		return nil
-	}
-	for _, f := range []struct{ name, value string }{
-		{"memory", r.Memory}, {"cpu", r.CPU}, {"nvidia.com/gpu", r.NvidiaGPU}, {"amd.com/gpu", r.AmdGPU}, {"intel.com/gpu", r.IntelGPU},
-	} {
-		if f.value != "" && (len(f.value) > 32 || !quantity.MatchString(f.value)) {
-			errs = append(errs, &pipeline.FieldError{Path: path + "." + f.name, Got: quote(f.value), Want: "a quantity such as 128Mi, 0.5 or 100m"})
-		}
-	}
-	return errs
 }
 
 func (p *Provider) remove(w http.ResponseWriter, r *http.Request) {
@@ -224,11 +207,21 @@ func replicas(all []Replica) string {
 	var out []string
 	for _, r := range all[:min(len(all), most)] {
 		text := fmt.Sprintf("%s on %s: %s", r.Name, r.Node, r.State)
+		if r.Hidden {
+			text += ", its node is silent"
+		}
 		if r.Path != "" {
 			text += ", " + r.Path
 		}
 		if r.Ready > 0 {
 			text += fmt.Sprintf(", ready after %v", r.Ready.Round(100*time.Microsecond))
+		}
+		if len(r.Phases) > 0 {
+			var phases []string
+			for _, p := range r.Phases {
+				phases = append(phases, fmt.Sprintf("%s %v", p.Name, p.Took.Round(100*time.Microsecond)))
+			}
+			text += " (" + strings.Join(phases, ", ") + ")"
 		}
 		if r.Answered > 0 {
 			text += fmt.Sprintf(", first answer after %v", r.Answered.Round(100*time.Microsecond))

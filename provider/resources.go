@@ -1,0 +1,133 @@
+package provider
+
+import (
+	"fmt"
+	"math/big"
+	"regexp"
+	"strings"
+
+	"github.com/openfaas/faas-provider/types"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+)
+
+// Resources is what a deployment's limits and requests say, a replica. 0: nothing.
+type Resources struct {
+	MemoryLimit, MemoryRequest int64 // bytes
+	CPULimit, CPURequest       int   // thousandths of a core
+}
+
+// Resources returns what the function's limits and requests say. As in Kubernetes, a request that is not there is the limit.
+func (d *Deployed) Resources() Resources {
+	var r Resources
+	if l := d.Deployment.Limits; l != nil {
+		r.MemoryLimit, r.CPULimit = amount(l.Memory, 1), int(amount(l.CPU, 1000))
+	}
+	r.MemoryRequest, r.CPURequest = r.MemoryLimit, r.CPULimit
+	if q := d.Deployment.Requests; q != nil {
+		if q.Memory != "" {
+			r.MemoryRequest = amount(q.Memory, 1)
+		}
+		if q.CPU != "" {
+			r.CPURequest = int(amount(q.CPU, 1000))
+		}
+	}
+	return r
+}
+
+// quantity is how Kubernetes writes numbers of bytes, cores and devices.
+var quantity = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)([mkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,2})?$`)
+
+// Bounds of quantities, for numbers that mean something.
+const (
+	maxMemory = 1 << 50 // bytes
+	maxCPU    = 1 << 20 // thousandths of a core
+)
+
+// parseQuantity returns a quantity in units of 1/scale, rounded up as Kubernetes does.
+func parseQuantity(s string, scale int64) (*big.Int, bool) {
+	m := quantity.FindStringSubmatch(s)
+	if m == nil || len(s) > 32 {
+		return nil, false
+	}
+	n, ok := new(big.Rat).SetString(m[1])
+	if !ok {
+		return nil, false
+	}
+	factor := "1"
+	switch suffix := m[2]; {
+	case suffix == "":
+	case suffix == "m":
+		factor = "1/1000"
+	case strings.HasSuffix(suffix, "i"):
+		power := strings.Index("KMGTPE", suffix[:1]) + 1
+		factor = new(big.Int).Lsh(big.NewInt(1), uint(10*power)).String()
+	case len(suffix) == 1:
+		power := strings.Index("kMGTPE", suffix) + 1
+		factor = fmt.Sprintf("1e%d", 3*power)
+	default:
+		factor = "1" + suffix
+	}
+	f, ok := new(big.Rat).SetString(factor)
+	if !ok {
+		return nil, false
+	}
+	n.Mul(n, f).Mul(n, new(big.Rat).SetInt64(scale))
+	whole, rest := new(big.Int).QuoRem(n.Num(), n.Denom(), new(big.Int))
+	if rest.Sign() > 0 {
+		whole.Add(whole, big.NewInt(1))
+	}
+	return whole, true
+}
+
+// amount is a quantity that a deploy has checked; 0 otherwise.
+func amount(s string, scale int64) int64 {
+	if n, ok := parseQuantity(s, scale); ok && n.IsInt64() {
+		return n.Int64()
+	}
+	return 0
+}
+
+// checkResources reports every quantity that is none or out of bounds.
+func checkResources(path string, r *types.FunctionResources) (errs []error) {
+	if r == nil {
+		return nil
+	}
+	for _, f := range []struct {
+		name, value string
+		scale, most int64
+		want        string
+	}{
+		{"memory", r.Memory, 1, maxMemory, "a quantity such as 128Mi or 1.5Gi, at most 1Pi"},
+		{"cpu", r.CPU, 1000, maxCPU, "a quantity such as 0.5 or 100m, at most 1048 cores"},
+		{"nvidia.com/gpu", r.NvidiaGPU, 1, maxCPU, "a number of devices"},
+		{"amd.com/gpu", r.AmdGPU, 1, maxCPU, "a number of devices"},
+		{"intel.com/gpu", r.IntelGPU, 1, maxCPU, "a number of devices"},
+	} {
+		if f.value == "" {
+			continue
+		}
+		if n, ok := parseQuantity(f.value, f.scale); !ok || n.Cmp(big.NewInt(f.most)) > 0 {
+			errs = append(errs, &pipeline.FieldError{Path: path + "." + f.name, Got: quote(f.value), Want: f.want})
+		}
+	}
+	return errs
+}
+
+// checkRequests reports requests that are above their limits.
+func checkRequests(limits, requests *types.FunctionResources) (errs []error) {
+	if limits == nil || requests == nil {
+		return nil
+	}
+	for _, f := range []struct {
+		name, limit, request string
+		scale                int64
+	}{{"memory", limits.Memory, requests.Memory, 1}, {"cpu", limits.CPU, requests.CPU, 1000}} {
+		limit, ok := parseQuantity(f.limit, f.scale)
+		request, ok2 := parseQuantity(f.request, f.scale)
+		if ok && ok2 && limit.Sign() > 0 && request.Cmp(limit) > 0 {
+			errs = append(errs, &pipeline.FieldError{Path: "requests." + f.name, Got: quote(f.request), Want: "at most limits." + f.name + ", " + f.limit})
+		}
+	}
+	return errs
+}
