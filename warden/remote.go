@@ -49,12 +49,10 @@ func greet(conn *net.UnixConn, deadline time.Time) (*remote, error) {
 	if err := conn.SetReadDeadline(deadline); err != nil {
 		return nil, err
 	}
-	if err := r.wire.send(message{Op: opHello}); err != nil {
-		return nil, err
-	}
+	sent := r.wire.send(message{Op: opHello}) // fails when it has refused us already
 	m, err := r.wire.receive()
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(sent, err)
 	}
 	defer m.close()
 	if m.Version != Version {

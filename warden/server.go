@@ -156,9 +156,6 @@ func (s *server) serve(conn *net.UnixConn) error {
 
 // enter makes a connection the manager's.
 func (s *server) enter(w *wire, peer *unix.Ucred) error {
-	if uid := os.Geteuid(); int(peer.Uid) != uid && peer.Uid != 0 {
-		return fmt.Errorf("process %d is of user %d, want %d", peer.Pid, peer.Uid, uid)
-	}
 	if err := w.conn.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
 		return err
 	}
@@ -167,7 +164,9 @@ func (s *server) enter(w *wire, peer *unix.Ucred) error {
 		return err
 	}
 	m.close()
-	switch {
+	switch uid := os.Geteuid(); {
+	case int(peer.Uid) != uid && peer.Uid != 0: // only now: what was not read would keep it from reading why
+		return fmt.Errorf("process %d is of user %d, want %d", peer.Pid, peer.Uid, uid)
 	case m.Version != Version:
 		return fmt.Errorf("version %d of process %d is not known, want %d", m.Version, peer.Pid, Version)
 	case m.Op != opHello:
@@ -288,6 +287,9 @@ func (c *connection) do(m message, keep []*os.File) (pid int, err error) {
 		if err != nil {
 			return 0, fmt.Errorf("warden: process %q: %w", m.Name, err)
 		}
+		if err := blocking(m.files[:len(m.files)-m.Keep]); err != nil {
+			return 0, fmt.Errorf("warden: process %q: %w", m.Name, err)
+		}
 		return c.store.start(Process{Name: m.Name, Meta: m.Meta, Command: command, Keep: keep, Idle: m.Idle})
 	case opSignal:
 		return 0, c.store.signal(m.Name, syscall.Signal(m.Signal))
@@ -297,6 +299,25 @@ func (c *connection) do(m message, keep []*os.File) (pid int, err error) {
 		return 0, c.store.drop(m.Name)
 	}
 	return 0, fmt.Errorf("warden: request %q is not known", m.Op)
+}
+
+// blocking makes descriptors wait as programs expect it of them. What came over a socket stays as it was sent; os/exec does
+// this for files that were opened here.
+func blocking(files []*os.File) error {
+	for _, f := range files {
+		raw, err := f.SyscallConn()
+		if err != nil {
+			return err
+		}
+		var failed error
+		if err := raw.Control(func(fd uintptr) { failed = unix.SetNonblock(int(fd), false) }); err != nil {
+			return err
+		}
+		if failed != nil {
+			return failed
+		}
+	}
+	return nil
 }
 
 // attach answers with all that is kept. Exits come behind it.
