@@ -234,10 +234,11 @@ func (l *Local) Events(function string) []Event {
 // Replica is a replica as [Local.Replicas] tells of it.
 type Replica struct {
 	plan.Replica
-	Hidden bool          // its node is silent
-	Path   string        // how it came to be, as Started has it; empty: it is starting
-	Phases []Phase       // of its start, in order, as far as it has come
-	Total  time.Duration // from its order to its being ready; 0: it is not
+	Hidden   bool          // its node is silent
+	Path     string        // how it came to be, as Started has it; empty: it is starting
+	Phases   []Phase       // of its start, in order, as far as it has come
+	Total    time.Duration // from its order to its being ready; 0: it is not
+	Answered time.Duration // from its order to its first answer; 0: it has given none
 }
 
 // Replicas returns the replicas of a function, sorted by name, also those that are out of sight.
@@ -249,7 +250,7 @@ func (l *Local) Replicas(function string) []Replica {
 		if r.function == function {
 			out = append(out, Replica{
 				plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since},
-				r.hidden, r.path, slices.Clone(r.phases), r.total,
+				r.hidden, r.path, slices.Clone(r.phases), r.total, r.answered,
 			})
 		}
 	}

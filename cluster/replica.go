@@ -41,7 +41,7 @@ type replica struct {
 	state    plan.State
 	since    time.Time
 	released bool
-	answered bool
+	answered time.Duration // from its order to its first answer; 0: it has given none
 }
 
 // release tells the replica that it is not wanted any more; Local.mu is held.
@@ -225,7 +225,7 @@ func (l *Local) end(n *node, r *replica, failed error) {
 		}
 	case r.alive.Err() != nil:
 		e = Event{Kind: Lost, Cause: context.Cause(r.alive).Error()}
-		if lived := at.Sub(r.since); !r.answered && lived < settle {
+		if lived := at.Sub(r.since); r.answered == 0 && lived < settle {
 			cause = fmt.Sprintf("lost %v after it was ready: %s", lived.Round(time.Millisecond), e.Cause)
 		}
 	}
@@ -278,7 +278,7 @@ func (l *Local) Answered(replica string, after, call time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r := l.replicas[replica]; r != nil {
-		r.answered = true
+		r.answered = max(stamp().Sub(r.begun), 1)
 		r.phases = append(r.phases, Phase{firstInference, call})
 		l.metrics.starts.WithLabelValues(firstInference, r.path).Observe(call.Seconds())
 		l.of(r.function).failure.worked(r.since)

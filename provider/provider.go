@@ -39,9 +39,17 @@ type Replica struct {
 	Name     string
 	Node     string
 	State    string        // starting, ready or draining
-	Path     string        // how it was started: fork, cold or process; empty: not yet
+	Hidden   bool          // its node is silent; it serves as long as its connection holds
+	Path     string        // how it was started: fork, forkheap, map, cold or process; empty: not yet
+	Phases   []Phase       // of its start, in order, as far as it has come
 	Ready    time.Duration // from its order until it was ready; 0: not yet
 	Answered time.Duration // from its order until its first answer; 0: not yet
+}
+
+// Phase is a part of a replica's start.
+type Phase struct {
+	Name string // order, load, fork or spawn, place, first inference
+	Took time.Duration
 }
 
 // Usage is what a function's replicas use together.

@@ -218,29 +218,16 @@ func (s *status) Usage(key string) (provider.Usage, bool) {
 	return provider.Usage{CPUMilli: cpu, MemoryBytes: float64(memory)}, true
 }
 
-// Replicas implements provider.Status. How a replica came up is in its function's timeline, as long as that reaches back.
+// Replicas implements provider.Status.
 func (s *status) Replicas(key string) []provider.Replica {
 	all := s.local.Replicas(key)
 	out := make([]provider.Replica, len(all))
-	ordered := map[string]time.Time{}
-	at := map[string]*provider.Replica{}
 	for i, r := range all {
-		out[i] = provider.Replica{Name: r.Name, Node: r.Node, State: r.State.String()}
-		at[r.Name] = &out[i]
-	}
-	for _, e := range s.local.Events(key) {
-		r := at[e.Replica]
-		began, known := ordered[e.Replica]
-		switch {
-		case r == nil:
-		case e.Kind == cluster.Ordered:
-			ordered[e.Replica] = e.At
-		case e.Kind == cluster.Process:
-			r.Path = e.Path
-		case e.Kind == cluster.Ready && known:
-			r.Ready = e.At.Sub(began)
-		case e.Kind == cluster.Answered && known:
-			r.Answered = e.At.Sub(began)
+		out[i] = provider.Replica{
+			Name: r.Name, Node: r.Node, State: r.State.String(), Hidden: r.Hidden, Path: r.Path, Ready: r.Total, Answered: r.Answered,
+		}
+		for _, p := range r.Phases {
+			out[i].Phases = append(out[i].Phases, provider.Phase(p))
 		}
 	}
 	return out

@@ -196,7 +196,7 @@ func TestUsage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	replica := regexp.MustCompile(`^used-[a-z0-9]+ on ` + regexp.QuoteMeta(host) + `: ready, (cold|fork), ready after [0-9.]+m?s$`)
+	replica := regexp.MustCompile(`^used-[a-z0-9]+ on ` + regexp.QuoteMeta(host) + `: ready, (cold|fork|forkheap), ready after [0-9.]+[mµ]?s \((order|load|fork|place) [^()]+\)$`)
 	var shown string
 	r.until(late, "two replicas in the description", func() bool {
 		s, err := c.GetFunction(t.Context(), "used", "")

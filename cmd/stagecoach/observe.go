@@ -51,13 +51,17 @@ func (t requestTracer) Begin(start time.Time, traceparent, tracestate string) ga
 	return t.Tracer.Begin(start, traceparent, tracestate)
 }
 
-// replicaEvent takes a step in a replica's life to whoever wants to know.
+// replicaEvent takes a step in the life of a replica or a node to whoever wants to know.
 func (u *up) replicaEvent(e cluster.Event) {
+	of := "replica."
+	if e.Replica == "" {
+		of = "node."
+	}
 	u.events.Publish(events.Event{
-		At: e.At, Kind: "replica." + strings.ReplaceAll(string(e.Kind), " ", "-"), Function: e.Function, Replica: e.Replica, Node: e.Node,
+		At: e.At, Kind: of + strings.ReplaceAll(string(e.Kind), " ", "-"), Function: e.Function, Replica: e.Replica, Node: e.Node,
 		Path: e.Path, Phases: phases(e.Phases), Why: e.Cause,
 	})
-	if u.tracer == nil {
+	if u.tracer == nil || e.Replica == "" {
 		return
 	}
 	out := telemetry.ReplicaEvent{At: e.At, Function: e.Function, Replica: e.Replica, Node: e.Node, Kind: string(e.Kind), Path: e.Path, Cause: e.Cause}
