@@ -71,7 +71,7 @@ func (r bookReader) Read(ctx context.Context) ([]provider.LogLine, uint64, error
 // deployed is what the cluster knows of functions, from the provider's registry.
 type deployed struct {
 	*provider.Registry
-	secrets *secret.Store
+	secrets namedSecrets
 }
 
 // Functions implements cluster.Functions.
@@ -86,7 +86,7 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 			env[envSecrets] = d.secrets.MountPath(f.Declared.Namespace, f.Declared.Name)
 		}
 		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Declared: f.Declared, Spec: keysmanager.Spec{
-			Function: f.Key, Namespace: f.Declared.Namespace, Image: pinned(f),
+			Function: f.Key, Namespace: f.Declared.Namespace, Group: d.secrets.group(f.Declared.Namespace), Image: pinned(f),
 			Process: f.Deployment.EnvProcess, Env: env, Ready: annotation(f, "com.openfaas.ready.http.path"),
 			Health:   annotation(f, "com.openfaas.health.http.initialDelay") + "," + annotation(f, "com.openfaas.health.http.periodSeconds") + "," + annotation(f, "com.openfaas.health.http.path"),
 			ReadOnly: f.Deployment.ReadOnlyRootFilesystem, DeviceMemory: f.Declared.GPUMemory,

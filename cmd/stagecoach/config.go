@@ -17,6 +17,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/device"
 	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
 // Config is what `stagecoach up` runs with: defaults, then the file, then flags.
@@ -34,6 +35,7 @@ type Config struct {
 	Journal  JournalConfig  `yaml:"journal"`
 	NATS     NATSConfig     `yaml:"nats"`
 
+	Isolation IsolationConfig `yaml:"isolation"`
 	Telemetry TelemetryConfig `yaml:"telemetry"`
 	Log       LogConfig       `yaml:"log"`
 }
@@ -138,10 +140,11 @@ func defaultConfig() Config {
 		Requests: RequestsConfig{
 			Timeout: time.Minute, MaxTimeout: time.Hour, MaxBody: 32 << 20, BodyMemory: 512 << 20, InFlight: 10_000, Stall: 30 * time.Second,
 		},
-		Registry: RegistryConfig{Timeout: image.DefaultTimeout},
-		Control:  ControlConfig{Tick: time.Second, StartTimeout: time.Minute, DrainTimeout: 30 * time.Second},
-		Journal:  JournalConfig{Bytes: 1 << 30, Sync: 2 * time.Minute, Window: 1024},
-		Log:      LogConfig{Format: "text"},
+		Registry:  RegistryConfig{Timeout: image.DefaultTimeout},
+		Control:   ControlConfig{Tick: time.Second, StartTimeout: time.Minute, DrainTimeout: 30 * time.Second},
+		Journal:   JournalConfig{Bytes: 1 << 30, Sync: 2 * time.Minute, Window: 1024},
+		Log:       LogConfig{Format: "text"},
+		Isolation: IsolationConfig{UIDs: sandbox.DefaultRange},
 	}
 }
 

@@ -36,6 +36,7 @@ type keysManagerConfig struct {
 	cpus                       int
 	devices                    string // UUIDs or indices, by commas; "all", "none"
 	images, ort, state, listen string
+	uids                       sandbox.Range
 	drain                      time.Duration
 	log                        LogConfig
 }
@@ -57,6 +58,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	fs.StringVar(&c.state, "state", "", "folder that survives restarts; default .stagecoach/nodes/NODE")
 	fs.StringVar(&c.listen, "metrics", "", "host:port of its metrics; default nowhere")
 	fs.DurationVar(&c.drain, "drain", defaults.Control.DrainTimeout, "that replicas have, on SIGTERM, to finish what they do elsewhere")
+	fs.TextVar(&c.uids, "uids", defaults.Isolation.UIDs, "numbers of users and groups that functions run as, when this process is root")
 	fs.TextVar(&c.log.Level, "log", c.log.Level, "debug, info, warn or error")
 	fs.StringVar(&c.log.Format, "log-format", c.log.Format, "text or json")
 	if err := parseFlags(fs, args); err != nil {
@@ -187,6 +189,11 @@ func (d *daemon) openKeys(ctx context.Context) error {
 		return err
 	}
 	d.onClose(processes.Close)
+	users, err := openAccounts(d.cfg.uids, d.log)
+	if err != nil {
+		return err
+	}
+	d.onClose(func() { _ = users.close() })
 	devices, done, err := openDevices(d.cfg.devices, d.log)
 	if err != nil {
 		return fmt.Errorf("--devices: %w", err)
@@ -196,7 +203,7 @@ func (d *daemon) openKeys(ctx context.Context) error {
 	d.onClose(done)
 	d.keys, err = keysmanager.New(keysmanager.Config{
 		Node: d.cfg.node, Images: &images{folders: sandbox.Images{Dir: d.cfg.images}, store: store}, ORT: d.cfg.ort,
-		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: watchdogLine[:], Warden: processes, Devices: devices, Groups: groups,
+		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: watchdogLine[:], Warden: processes, Accounts: users.forKeys(), Devices: devices, Groups: groups,
 		OnExit: func(e keysmanager.Exit) {
 			d.server.Tell(node.Event{Kind: node.EventExit, Replica: e.Replica, Function: e.Function, PID: e.PID, Cause: e.Cause})
 		},

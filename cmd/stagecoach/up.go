@@ -23,7 +23,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
-	"github.com/stagecoach-serving/stagecoach/secret"
 	"github.com/stagecoach-serving/stagecoach/telemetry"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -92,7 +91,8 @@ type up struct {
 	nats      *queue.Server
 	specs     specStore
 	registry  *provider.Registry
-	secrets   *secret.Store
+	accounts  accounts
+	secrets   namedSecrets
 	store     *tensor.Dir
 	lines     *dispatch.Shell
 	nodes     *nodes

@@ -18,7 +18,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/gateway"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
-	"github.com/stagecoach-serving/stagecoach/secret"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -30,7 +29,11 @@ func (u *up) openState(context.Context) error {
 		return err
 	}
 	u.onClose(f.Close)
-	if u.secrets, err = secret.Open(u.cfg.State); err != nil {
+	if u.accounts, err = openAccounts(u.cfg.Isolation.UIDs, u.log); err != nil {
+		return err
+	}
+	u.onClose(u.accounts.close)
+	if err := u.openSecrets(); err != nil {
 		return err
 	}
 	u.onClose(u.secrets.Close)
@@ -73,7 +76,7 @@ func (u *up) openQueue(ctx context.Context) error {
 		return err
 	}
 	u.onClose(func() error { u.registry.Close(); return nil })
-	mountSecrets(u.secrets, u.registry.Functions(), u.log)
+	mountSecrets(u.secrets.Store, u.registry.Functions(), u.log)
 	if u.journal, err = queue.OpenJournal(ctx, nc, u.journalConfig(), u.log); err != nil {
 		return err
 	}
