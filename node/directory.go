@@ -25,7 +25,7 @@ type DirectoryConfig struct {
 	Left   func(node, cause string)     // it is silent, or has said that it goes
 	Heard  func(*Client)                // it has announced itself; after Joined
 	Event  func(node string, e Event)   // each once, in order
-	Line   func(node string, line Line) // what replicas print; may be called beside the others
+	Line   func(node string, line Line) // what replicas print; may be called beside the others. nil: somebody else takes that
 
 	Silence time.Duration // after which a node has left; 0: 2.5 s
 }
@@ -298,6 +298,10 @@ func (d *Directory) catchUp(m *member) {
 func (d *Directory) follow(m *member) {
 	ctx, cancel := context.WithCancel(d.ctx)
 	m.leave = cancel
+	if d.cfg.Line == nil {
+		d.joined(m)
+		return
+	}
 	d.group.Go(func() {
 		defer cancel()
 		said := ""

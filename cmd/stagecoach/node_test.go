@@ -1,0 +1,396 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/queue"
+)
+
+// nodesRig is a running `stagecoach up` that is no node, and daemons that are.
+type nodesRig struct {
+	*rig
+	url   string // of its NATS
+	watch *node.Directory
+}
+
+// keysDaemon is a running `stagecoach keysmanager`.
+type keysDaemon struct {
+	*child
+	name  string
+	state string
+	args  []string
+	log   *logFile
+}
+
+var joinURL = regexp.MustCompile(`msg="nodes can join" url=(\S+)`)
+
+func startNodes(t *testing.T, flags ...string) *nodesRig {
+	t.Helper()
+	n := &nodesRig{rig: start(t, append([]string{"--nats-listen", "127.0.0.1:0"}, flags...)...)}
+	n.findURL()
+	token, err := readToken(n.token())
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := queue.Connect(n.url, token, "test", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	boot, err := node.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.watch, err = node.OpenDirectory(node.DirectoryConfig{ // beside up's own; it takes no lines, which are up's
+		Bus: queue.NewLink(nc), Boot: boot, Log: slog.New(slog.DiscardHandler),
+		Joined: func(*node.Client) {}, Left: func(string, string) {}, Heard: func(*node.Client) {}, Event: func(string, node.Event) {},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.watch.Close)
+	return n
+}
+
+func (n *nodesRig) findURL() {
+	n.t.Helper()
+	all := joinURL.FindAllStringSubmatch(n.log.String(), -1)
+	if len(all) == 0 {
+		n.t.Fatalf("up does not say where nodes join:\n%s", n.log)
+	}
+	n.url = all[len(all)-1][1]
+}
+
+func (n *nodesRig) token() string { return filepath.Join(n.state, "nats-token") }
+
+// daemon starts a node. At the test's end it is stopped, and must leave no process.
+func (n *nodesRig) daemon(name string, flags ...string) *keysDaemon {
+	n.t.Helper()
+	d := &keysDaemon{name: name, state: n.t.TempDir(), log: &logFile{}}
+	d.args = append([]string{
+		"keysmanager", "--node", name, "--nats", n.url, "--nats-token", n.token(), "--state", d.state, "--memory", "1Gi", "--cpus", "1",
+		"--devices", "none", "--images", proctest.Built(n.t, "images"), "--ort", proctest.Built(n.t, "ort", "libonnxruntime.so.1"),
+	}, flags...)
+	n.restartDaemon(d)
+	n.t.Cleanup(func() {
+		left := n.processes(name)
+		if d.child != nil {
+			if err := d.stop(); err != nil {
+				n.t.Errorf("%s ended with %v, want exit status 0", name, err)
+			}
+		}
+		gone(n.t, left)
+		if log := d.log.String(); n.t.Failed() || strings.Contains(log, "DATA RACE") || strings.Contains(log, "panic:") {
+			n.t.Errorf("the end of %s's log:\n%s", name, log[max(0, len(log)-4000):])
+		}
+	})
+	return d
+}
+
+// restartDaemon starts a daemon, again, on the same folder, and returns when it has joined.
+func (n *nodesRig) restartDaemon(d *keysDaemon) {
+	n.t.Helper()
+	var err error
+	if d.child, err = startChild(context.Background(), d.log, d.args...); err != nil {
+		n.t.Fatalf("%v\n%s", err, d.log)
+	}
+	pid := d.cmd.Process.Pid
+	n.until(soon, d.name+" to be heard", func() bool { i, ok := n.inventory(d.name); return ok && i.PID == pid })
+}
+
+// inventory is the latest announcement of a node that is heard.
+func (n *nodesRig) inventory(name string) (node.Inventory, bool) {
+	all := n.watch.Inventories()
+	i := slices.IndexFunc(all, func(i node.Inventory) bool { return i.Name == name })
+	if i < 0 {
+		return node.Inventory{}, false
+	}
+	return all[i], true
+}
+
+// processes are those that a node has announced.
+func (n *nodesRig) processes(name string) []process {
+	inv, _ := n.inventory(name)
+	var out []process
+	for _, z := range inv.Zygotes {
+		if p, err := readProcess(z.PID); err == nil {
+			out = append(out, p)
+		}
+	}
+	for _, r := range inv.Replicas {
+		if p, err := readProcess(r.PID); err == nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// running are the names of a function's replicas on a node.
+func (n *nodesRig) running(name, function string) []string {
+	inv, _ := n.inventory(name)
+	var out []string
+	for _, r := range inv.Replicas {
+		if strings.HasPrefix(r.Function, function+".") {
+			out = append(out, r.Name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func waited(_ string, a answer) error {
+	if a.status != http.StatusOK || !strings.HasPrefix(string(a.body), "waited ") {
+		return fmt.Errorf("status %d, %q", a.status, a.body)
+	}
+	return nil
+}
+
+// steady returns when all replicas of a function are ready: so many, over the nodes.
+func (n *nodesRig) steady(function string, want int, names ...string) {
+	n.t.Helper()
+	n.until(late, fmt.Sprintf("%d replicas of %s on %v", want, function, names), func() bool {
+		there := 0
+		for _, name := range names {
+			there += len(n.running(name, function))
+		}
+		return there == want && n.shows(function).AvailableReplicas == want
+	})
+}
+
+// TestNodes runs replicas on two daemons: one falls silent and returns, one is killed and started again, one is stopped as
+// operators do. Requests come all the time, and none of them fails.
+func TestNodes(t *testing.T) {
+	t.Parallel()
+	n := startNodes(t, "--no-node")
+	d1, d2 := n.daemon("n1"), n.daemon("n2")
+	n.deployAll(waitFn("hold", "20ms", map[string]string{"min": "8", "max": "8"}, nil), fn{"echo", "noop", map[string]string{"min": "1", "max": "1"}, nil, nil})
+	n.steady("hold", 8, "n1", "n2")
+	on1, on2 := n.running("n1", "hold"), n.running("n2", "hold")
+	if len(on1) != 4 || len(on2) != 4 {
+		t.Errorf("replicas %v on n1 and %v on n2, want four on each", on1, on2)
+	}
+	if a := n.must(http.StatusOK, http.MethodPost, "/function/echo", "hello"); string(a.body) != "hello" {
+		t.Errorf("echo answers %q", a.body)
+	}
+	l := n.load(4, "/function/hold", waited)
+	l.turn()
+
+	t.Log("a node falls silent")
+	if err := d2.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stopped := time.Now()
+	n.until(soon, "n2's replicas to be out of sight", func() bool { return len(n.events("hold", "out of sight")) == 4 })
+	t.Logf("out of sight after %v", n.events("hold", "out of sight")[0].At.Sub(stopped))
+	l.turn()
+	if err := d2.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	n.until(soon, "n2's replicas to be back", func() bool { return len(n.events("hold", "back in sight")) == 4 })
+	n.steady("hold", 8, "n1", "n2")
+	l.turn()
+
+	t.Log("a daemon is killed")
+	before := n.running("n1", "hold")
+	zygote := n.processes("n1")[0]
+	kill9(t, d1.cmd.Process.Pid)
+	<-d1.done
+	l.turn()
+	n.restartDaemon(d1)
+	if got := n.running("n1", "hold"); !slices.Equal(got, before) {
+		t.Errorf("the new daemon runs %v, want those that it has adopted: %v", got, before)
+	}
+	if now, err := readProcess(zygote.pid); err != nil || now.start != zygote.start {
+		t.Errorf("the zygote %d has ended: %v", zygote.pid, err)
+	}
+	l.turn()
+	n.steady("hold", 8, "n1", "n2")
+
+	t.Log("a node is stopped")
+	left := n.processes("n2")
+	if err := d2.stop(); err != nil {
+		t.Errorf("n2 ended with %v, want exit status 0", err)
+	}
+	d2.child = nil
+	gone(t, left)
+	n.steady("hold", 8, "n1")
+	l.turn()
+	requests, wrong := l.end()
+	for _, w := range wrong {
+		t.Error(w)
+	}
+	if lost := n.events("hold", "lost"); len(lost) > 0 {
+		t.Errorf("replicas were lost: %+v", lost)
+	}
+	t.Logf("%d requests, slowest answer %v, %v calls retried", requests, l.slowest, n.value("stagecoach_flow_retries_total"))
+}
+
+// TestStrayReplica starts a replica behind up's back: it is stopped.
+func TestStrayReplica(t *testing.T) {
+	t.Parallel()
+	n := startNodes(t)
+	n.daemon("n1")
+	spec, err := json.Marshal(keysmanager.Spec{Function: "stray.openfaas-fn", Namespace: "openfaas-fn", Image: "stagecoach/noop:0.1.0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	all := n.watch.Clients()
+	started, err := all[0].Start(ctx, node.Order{Replica: "stray-1", Spec: spec}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer started.Conn.Close()
+	p, err := readProcess(started.PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone(t, []process{p})
+	if !strings.Contains(n.log.String(), "replica=stray-1") {
+		t.Error("up does not say that it has stopped stray-1")
+	}
+}
+
+// TestNodeNames starts daemons under names that others have.
+func TestNodeNames(t *testing.T) {
+	t.Parallel()
+	n := startNodes(t)
+	d := n.daemon("n1")
+	host := defaultConfig().Node.Name
+	for name, want := range map[string]string{
+		"n1": fmt.Sprintf("is held by process %d", d.cmd.Process.Pid),
+		host: "is a part of `stagecoach up` itself",
+	} {
+		var log logFile
+		args := []string{"keysmanager", "--node", name, "--nats", n.url, "--nats-token", n.token(), "--state", t.TempDir(), "--images", proctest.Built(t, "images")}
+		c, err := startChild(t.Context(), &log, args...)
+		if err == nil {
+			err = <-c.done
+		}
+		if err == nil || !strings.Contains(log.String(), want) {
+			t.Errorf("a second daemon of %s ended with %v and says %s, want %q", name, err, &log, want)
+		}
+	}
+	var log logFile
+	if c, err := startChild(t.Context(), &log, append(d.args, "--node", "n3")...); err == nil {
+		t.Error("a second daemon on a folder comes up", c.stop())
+	} else if !strings.Contains(log.String(), "is in use by another stagecoach") {
+		t.Errorf("a second daemon on a folder says %s", &log)
+	}
+}
+
+// gap is a way to NATS that can be cut.
+type gap struct {
+	l      net.Listener
+	to     string
+	group  sync.WaitGroup
+	mu     sync.Mutex
+	cut    bool
+	closed []net.Conn
+}
+
+func newGap(t *testing.T, to string) *gap {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &gap{l: l, to: strings.TrimPrefix(to, "nats://")}
+	g.group.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			g.group.Go(func() { g.carry(c) })
+		}
+	})
+	t.Cleanup(func() { g.set(true); _ = l.Close(); g.group.Wait() })
+	return g
+}
+
+func (g *gap) carry(c net.Conn) {
+	defer c.Close()
+	g.mu.Lock()
+	cut := g.cut
+	g.mu.Unlock()
+	if cut {
+		return
+	}
+	d, err := net.Dial("tcp", g.to)
+	if err != nil {
+		return
+	}
+	defer d.Close()
+	g.mu.Lock()
+	if g.cut {
+		g.mu.Unlock()
+		return
+	}
+	g.closed = append(g.closed, c, d)
+	g.mu.Unlock()
+	var both sync.WaitGroup
+	both.Go(func() { _, _ = io.Copy(c, d); _ = c.Close() })
+	both.Go(func() { _, _ = io.Copy(d, c); _ = d.Close() })
+	both.Wait()
+}
+
+func (g *gap) set(cut bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.cut = cut; cut {
+		for _, c := range g.closed {
+			_ = c.Close()
+		}
+		g.closed = nil
+	}
+}
+
+// TestNATSOutage cuts a node off from NATS under load: its replicas go on, and are known again afterwards.
+func TestNATSOutage(t *testing.T) {
+	t.Parallel()
+	n := startNodes(t, "--no-node")
+	g := newGap(t, n.url)
+	n.daemon("n1", "--nats", "nats://"+g.l.Addr().String())
+	n.deployAll(waitFn("hold", "20ms", map[string]string{"min": "2", "max": "2"}, nil))
+	n.steady("hold", 2, "n1")
+	inv, _ := n.inventory("n1")
+	before := inv.Replicas
+	l := n.load(4, "/function/hold", waited)
+	l.turn()
+	g.set(true)
+	n.until(soon, "n1's replicas to be out of sight", func() bool { return len(n.events("hold", "out of sight")) == 2 })
+	l.turn()
+	kill9(t, before[1].PID)
+	n.until(soon, "the dispatcher to see that one has ended", func() bool { return len(n.events("hold", "lost")) == 1 })
+	l.turn()
+	g.set(false)
+	n.until(soon, "n1 to be back", func() bool { return len(n.events("hold", "back in sight")) == 1 })
+	n.steady("hold", 2, "n1")
+	l.turn()
+	requests, wrong := l.end()
+	for _, w := range wrong {
+		t.Error(w)
+	}
+	if got := n.running("n1", "hold"); !slices.Contains(got, before[0].Name) {
+		t.Errorf("n1 runs %v, want %s still", got, before[0].Name)
+	}
+	t.Logf("%d requests, slowest answer %v", requests, l.slowest)
+}
