@@ -237,6 +237,10 @@ func (u *up) openHTTP(context.Context) error {
 	mux.Handle("/system/dead", dead)
 	mux.Handle("/system/dead/", dead)
 	mux.Handle("GET /system/timeline/{name}", api.Guard(serveTimeline(u.registry, u.local, u.lines, u.status)))
+	cache := api.Guard(serveNodes(u.nodes, deployed{u.registry, u.secrets}))
+	for _, path := range []string{"/system/nodes", "/system/nodes/", "/system/cache", "/system/cache/"} {
+		mux.Handle(path, cache)
+	}
 	mux.Handle("GET /system/events", api.Guard(u.events))
 	mux.Handle("GET /system/top", api.Guard(http.HandlerFunc(u.serveTop)))
 	mux.Handle("/", api)

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+func runNode(ctx context.Context, args []string, out io.Writer) error {
+	if len(args) == 0 || args[0] != "list" && args[0] != "describe" {
+		return fmt.Errorf("node: got %q, want list or describe NAME", args)
+	}
+	fs := flag.NewFlagSet("node "+args[0], flag.ContinueOnError)
+	gateway := gatewayFlag(fs)
+	asJSON := jsonFlag(fs)
+	rest, err := parseMixed(fs, args[1:])
+	if err != nil {
+		return err
+	}
+	api, err := dial(*gateway)
+	if err != nil {
+		return err
+	}
+	if args[0] == "list" {
+		if len(rest) > 0 {
+			return fmt.Errorf("node list: got argument %q, want flags alone", rest[0])
+		}
+		all := []node.Inventory{}
+		if err := api.get(ctx, "/system/nodes", &all); err != nil {
+			return err
+		}
+		if *asJSON {
+			return json.NewEncoder(out).Encode(all)
+		}
+		return listNodes(all, out)
+	}
+	if len(rest) != 1 {
+		return fmt.Errorf("node describe: got %q, want one name", rest)
+	}
+	var n node.Inventory
+	if err := api.get(ctx, "/system/nodes/"+url.PathEscape(rest[0]), &n); err != nil {
+		return err
+	}
+	if *asJSON {
+		return json.NewEncoder(out).Encode(n)
+	}
+	return describeNode(n, time.Now(), out)
+}
+
+func listNodes(all []node.Inventory, out io.Writer) error {
+	t := newTable(out)
+	fmt.Fprintln(t, "NODE\tKIND\tCPU\tMEMORY\tUSED\tDEVICES\tCACHED\tREPLICAS\tHITS\tMISSES")
+	for _, n := range all {
+		devices, ill := fmt.Sprint(len(n.Devices)), 0
+		for _, d := range n.Devices {
+			if !d.Healthy {
+				ill++
+			}
+		}
+		if ill > 0 {
+			devices += fmt.Sprintf(" (%d not well)", ill)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%dm\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n",
+			n.Name, nodeKind(n), n.CPU.Total, plan.Size(n.Memory.Total), plan.Size(n.Memory.Used), devices, len(n.Zygotes), len(n.Replicas), n.Counts.Hits, n.Counts.Misses)
+	}
+	return t.Flush()
+}
+
+// nodeKind says as what a node runs.
+func nodeKind(n node.Inventory) string {
+	kind := "daemon"
+	if n.Embedded {
+		kind = "up"
+	}
+	if n.Leaving {
+		kind += ", leaving"
+	}
+	return kind
+}
+
+func describeNode(n node.Inventory, now time.Time, out io.Writer) error {
+	t := newTable(out)
+	fmt.Fprintf(t, "Node:\t%s\nKind:\t%s\nProcess:\t%d on %s, version %s, for %s\n", n.Name, nodeKind(n), n.PID, n.Host, n.Version, age(n.Started, now))
+	fmt.Fprintf(t, "CPU:\t%dm, %dm promised\n", n.CPU.Total, n.CPU.Used)
+	fmt.Fprintf(t, "Memory:\t%s, %s used; idle parameters go above %s\n", plan.Size(n.Memory.Total), plan.Size(n.Memory.Used), plan.Size(n.Memory.Threshold))
+	fmt.Fprintf(t, "Cache:\t%d hits, %d misses, %d evictions\n", n.Counts.Hits, n.Counts.Misses, n.Counts.Evictions)
+	if len(n.Devices) > 0 {
+		fmt.Fprintln(t, "\nDEVICE\tUUID\tNAME\tMEMORY\tUSED\tRESERVED\tFREE\tBUSY\tSTATE")
+	}
+	for _, d := range n.Devices {
+		busy := "?"
+		if d.Utilisation >= 0 {
+			busy = fmt.Sprintf("%.0f%%", 100*d.Utilisation)
+		}
+		state := "well"
+		if !d.Healthy {
+			state = d.Cause
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Index, d.UUID, d.Name, plan.Size(d.Memory), plan.Size(d.Used), plan.Size(d.Reserved), plan.Size(d.Free), busy, state)
+	}
+	if len(n.Zygotes) > 0 {
+		fmt.Fprintln(t, "\nCACHED FOR\t"+zygoteHead)
+	}
+	for _, z := range n.Zygotes {
+		zygoteRow(t, z, now)
+	}
+	if len(n.Failures) > 0 {
+		fmt.Fprintln(t, "\nNOT LOADED FOR\tFAILURES\tNEXT TRY\tCAUSE")
+	}
+	for _, f := range n.Failures {
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\n", f.Function, f.Count, f.Retry.UTC().Format(time.TimeOnly), f.Cause)
+	}
+	if len(n.Replicas) > 0 {
+		fmt.Fprintln(t, "\nREPLICA\tPID\tPATH\tDEVICE\tCPU\tMEMORY\tAGE")
+	}
+	for _, r := range n.Replicas {
+		replicaRow(t, r, now)
+	}
+	return t.Flush()
+}
+
+func replicaRow(t *tabwriter.Writer, r node.Replica, now time.Time) {
+	cpu, memory := "?", "?"
+	if r.Usage != nil {
+		cpu, memory = fmt.Sprintf("%vm", r.Usage.CPUMilli), plan.Size(r.Usage.Memory)
+	}
+	if r.CPUMilli > 0 {
+		cpu += fmt.Sprintf(" of %dm", r.CPUMilli)
+	}
+	fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", r.Name, r.PID, r.Path, cmp.Or(r.Device, "-"), cpu, memory, age(r.Started, now))
+}
+
+const zygoteHead = "DIGEST\tSIZE\tREPLICAS\tSTATE\tPATH\tKEY\tLAST USED"
+
+func zygoteRow(t *tabwriter.Writer, z node.Zygote, now time.Time) {
+	used := "never"
+	if !z.LastUsed.IsZero() {
+		used = age(z.LastUsed, now) + " ago"
+	}
+	digest := strings.TrimPrefix(z.Digest, "sha256:")
+	fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%t\t%s\n", z.Function, digest[:min(len(digest), shortDigest)], plan.Size(z.Bytes), z.Replicas, z.State, cmp.Or(z.Path, "?"), z.Key, used)
+}
+
+// shortDigest is how much of a digest tables show, in digits.
+const shortDigest = 12
+
+// age is how long ago something was, in the unit that suits it.
+func age(then, now time.Time) string {
+	d := now.Sub(then)
+	switch {
+	case d < time.Minute:
+		return max(d, 0).Round(time.Second).String()
+	case d < time.Hour:
+		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+	case d < 48*time.Hour:
+		return strings.TrimSuffix(d.Round(time.Hour).String(), "0m0s")
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+func runCache(ctx context.Context, args []string, out io.Writer) error {
+	verbs := []string{"list", "warm", "evict"}
+	if len(args) == 0 || !slices.Contains(verbs, args[0]) {
+		return fmt.Errorf("cache: got %q, want one of: list, warm FUNCTION, evict FUNCTION|DIGEST", args)
+	}
+	fs := flag.NewFlagSet("cache "+args[0], flag.ContinueOnError)
+	flags := newAPIFlags(fs)
+	asJSON := jsonFlag(fs)
+	name := fs.String("node", "", "on this node alone")
+	rest, err := parseMixed(fs, args[1:])
+	if err != nil {
+		return err
+	}
+	api, err := flags.open("")
+	if err != nil {
+		return err
+	}
+	switch {
+	case args[0] == "list" && len(rest) == 0:
+		return listCache(ctx, api, *name, *asJSON, out)
+	case args[0] != "list" && len(rest) == 1:
+		o := cacheOrder{Function: rest[0], Namespace: flags.namespace, Node: *name}
+		if args[0] == "evict" && len(rest[0]) >= shortDigest && digestForm.MatchString(rest[0]) {
+			o.Function, o.Digest = "", rest[0]
+		}
+		return changeCache(ctx, api, args[0], o, *asJSON, out)
+	}
+	return fmt.Errorf("cache %s: got %q, want one FUNCTION, or with evict a DIGEST (list takes none)", args[0], rest)
+}
+
+func listCache(ctx context.Context, api *client, name string, asJSON bool, out io.Writer) error {
+	all := []cached{}
+	path := "/system/cache"
+	if name != "" {
+		path += "?" + url.Values{"node": {name}}.Encode()
+	}
+	if err := api.get(ctx, path, &all); err != nil {
+		return err
+	}
+	if asJSON {
+		return json.NewEncoder(out).Encode(all)
+	}
+	t := newTable(out)
+	fmt.Fprintln(t, "NODE\tFUNCTION\t"+zygoteHead)
+	for _, c := range all {
+		fmt.Fprint(t, c.Node+"\t")
+		zygoteRow(t, c.Zygote, time.Now())
+	}
+	return t.Flush()
+}
+
+func changeCache(ctx context.Context, api *client, verb string, o cacheOrder, asJSON bool, out io.Writer) error {
+	b, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	a, err := api.do(ctx, http.MethodPost, "/system/cache/"+verb, "application/json", b)
+	if err != nil {
+		return err
+	}
+	if a.status != http.StatusOK {
+		return a.unexpected("cache " + verb)
+	}
+	if asJSON {
+		_, err = io.Copy(out, bytes.NewReader(a.body))
+		return err
+	}
+	var done []cacheDone
+	if err := json.Unmarshal(a.body, &done); err != nil {
+		return fmt.Errorf("cache %s: %w", verb, err)
+	}
+	what := map[string]string{"warm": "in memory", "evict": "freed"}[verb]
+	for _, d := range done {
+		fmt.Fprintf(out, "%s: %s %s\n", harmless(d.Node), plan.Size(d.Bytes), what)
+	}
+	return nil
+}

@@ -1,0 +1,286 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+)
+
+// cached is a parameter set in a node's memory, as GET /system/cache shows it.
+type cached struct {
+	Node string `json:"node"`
+	node.Zygote
+}
+
+// cacheOrder is the body of POST /system/cache/warm and /system/cache/evict.
+type cacheOrder struct {
+	Function  string `json:"function,omitempty"`
+	Namespace string `json:"namespace,omitempty"`
+	Digest    string `json:"digest,omitempty"` // evict: of an image, or its beginning, in place of a function
+	Node      string `json:"node,omitempty"`   // empty: warm: each node; evict: each that has it
+}
+
+// cacheDone says what became of a cacheOrder on a node.
+type cacheDone struct {
+	Node  string `json:"node"`
+	Bytes int64  `json:"bytes"` // that came into memory, or were there, or went
+}
+
+// cacheAPI serves nodes and what they hold in memory:
+//
+//	GET  /system/nodes, /system/nodes/NAME
+//	GET  /system/cache[?node=&function=&namespace=]
+//	POST /system/cache/warm, /system/cache/evict
+type cacheAPI struct {
+	nodes     nodeList
+	functions functionSpecs
+}
+
+// functionSpecs knows what is deployed.
+type functionSpecs interface {
+	// Key is the key of what a request calls name, in a namespace that may be empty; empty: nothing of this name is deployed.
+	Key(name, namespace string) string
+	// Spec is what a node starts the function of a key from.
+	Spec(key string) (keysmanager.Spec, bool)
+}
+
+// Key implements functionSpecs.
+func (d deployed) Key(name, namespace string) string {
+	if namespace != "" {
+		name = pipeline.Key(name, namespace)
+	}
+	key, ok := d.Resolve(name)
+	if !ok {
+		return ""
+	}
+	return key
+}
+
+// Spec implements functionSpecs.
+func (d deployed) Spec(key string) (keysmanager.Spec, bool) {
+	for _, f := range d.Functions() {
+		if s, ok := f.Spec.(keysmanager.Spec); ok && f.Key == key {
+			return s, true
+		}
+	}
+	return keysmanager.Spec{}, false
+}
+
+func serveNodes(n nodeList, f functionSpecs) http.Handler {
+	c := cacheAPI{n, f}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /system/nodes", func(w http.ResponseWriter, _ *http.Request) {
+		answerJSON(w, append([]node.Inventory{}, n.Inventories()...)) // [] and not null
+	})
+	mux.HandleFunc("GET /system/nodes/{name}", c.node)
+	mux.HandleFunc("GET /system/cache", c.list)
+	mux.HandleFunc("POST /system/cache/warm", c.change(c.warm))
+	mux.HandleFunc("POST /system/cache/evict", c.change(c.evict))
+	return mux
+}
+
+func (c cacheAPI) node(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("name")
+	all := c.nodes.Inventories()
+	i := slices.IndexFunc(all, func(n node.Inventory) bool { return n.Name == name })
+	if i < 0 {
+		http.Error(w, c.noNode(name).Error(), http.StatusNotFound)
+		return
+	}
+	answerJSON(w, all[i])
+}
+
+// errNoNode is the error of a node that is not there.
+var errNoNode = errors.New("no node of this name")
+
+func (c cacheAPI) noNode(name string) error {
+	var names []string
+	for _, n := range c.nodes.Inventories() {
+		names = append(names, n.Name)
+	}
+	return fmt.Errorf("node %q: %w, want one of: %s", name, errNoNode, strings.Join(names, ", "))
+}
+
+func (c cacheAPI) list(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	key := ""
+	if name := q.Get("function"); name != "" {
+		if key = c.functions.Key(name, q.Get("namespace")); key == "" {
+			http.Error(w, fmt.Sprintf("function %q: not deployed", name), http.StatusNotFound)
+			return
+		}
+	}
+	if name := q.Get("node"); name != "" && !slices.ContainsFunc(c.nodes.Inventories(), func(n node.Inventory) bool { return n.Name == name }) {
+		http.Error(w, c.noNode(name).Error(), http.StatusNotFound)
+		return
+	}
+	out := []cached{}
+	for _, n := range c.nodes.Inventories() {
+		for _, z := range n.Zygotes {
+			if (q.Get("node") == "" || q.Get("node") == n.Name) && (key == "" || key == z.Function) {
+				out = append(out, cached{n.Name, z})
+			}
+		}
+	}
+	answerJSON(w, out)
+}
+
+// maxCacheOrder bounds the body of an order in bytes.
+const maxCacheOrder = 64 << 10
+
+// change answers an order with what has become of it on each node that it is for.
+func (c cacheAPI) change(do func(context.Context, cacheOrder) ([]cacheDone, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var o cacheOrder
+		d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxCacheOrder))
+		d.DisallowUnknownFields()
+		err := d.Decode(&o)
+		if err != nil {
+			err = &pipeline.FieldError{Path: "body", Got: err.Error(), Want: `a JSON object with "function" and, if need be, "namespace", "node" or "digest"`}
+		}
+		var done []cacheDone
+		if err == nil {
+			done, err = do(r.Context(), o)
+		}
+		if err != nil {
+			c.fail(w, err)
+			return
+		}
+		answerJSON(w, done)
+	}
+}
+
+// function is the key of the one that an order is about.
+func (c cacheAPI) function(o cacheOrder) (string, error) {
+	if !pipeline.ValidName(o.Function) {
+		return "", &pipeline.FieldError{Path: "function", Got: strconv.Quote(o.Function), Want: "the name of a function"}
+	}
+	key := c.functions.Key(o.Function, o.Namespace)
+	if key == "" {
+		return "", fmt.Errorf("function %q: %w", o.Function, errNotDeployed)
+	}
+	return key, nil
+}
+
+// errNotDeployed is the error of an order about a function that is not there.
+var errNotDeployed = errors.New("not deployed")
+
+func (c cacheAPI) warm(ctx context.Context, o cacheOrder) ([]cacheDone, error) {
+	if o.Digest != "" {
+		return nil, &pipeline.FieldError{Path: "digest", Got: strconv.Quote(o.Digest), Want: "none: what is to be loaded is a function's"}
+	}
+	key, err := c.function(o)
+	if err != nil {
+		return nil, err
+	}
+	spec, ok := c.functions.Spec(key)
+	if !ok {
+		return nil, fmt.Errorf("function %q: %w; it is a pipeline, want one of its stages", o.Function, errNotDeployed)
+	}
+	return c.each(o.Node, func(name string) (int64, error) { return c.nodes.Load(ctx, name, spec) })
+}
+
+// digestForm is what an image's digest looks like, or its beginning.
+var digestForm = regexp.MustCompile(`^(sha256:)?[0-9a-f]{8,64}$`)
+
+func (c cacheAPI) evict(ctx context.Context, o cacheOrder) ([]cacheDone, error) {
+	if (o.Function == "") == (o.Digest == "") {
+		return nil, &pipeline.FieldError{Path: "function", Got: strconv.Quote(o.Function), Want: "the name of a function, or a digest and no function"}
+	}
+	what, err := "", error(nil)
+	if o.Digest != "" {
+		what, err = c.digest(o.Digest)
+	} else {
+		what, err = c.function(o)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.each(o.Node, func(name string) (int64, error) { return c.nodes.Evict(ctx, name, what) })
+}
+
+// digest completes the beginning of the digest of parameters that are in memory.
+func (c cacheAPI) digest(beginning string) (string, error) {
+	if !digestForm.MatchString(beginning) {
+		return "", &pipeline.FieldError{Path: "digest", Got: strconv.Quote(beginning), Want: "eight or more of an image's hexadecimal digits, as the cache's list has them"}
+	}
+	found := ""
+	for _, n := range c.nodes.Inventories() {
+		for _, z := range n.Zygotes {
+			short := strings.TrimPrefix(z.Digest, "sha256:")
+			if !strings.HasPrefix(short, strings.TrimPrefix(beginning, "sha256:")) || z.Digest == found {
+				continue
+			}
+			if found != "" {
+				return "", &pipeline.FieldError{Path: "digest", Got: strconv.Quote(beginning), Want: "more of it: several begin so"}
+			}
+			found = z.Digest
+		}
+	}
+	if found == "" {
+		return "", fmt.Errorf("digest %q: %w", beginning, keysmanager.ErrNotCached)
+	}
+	return found, nil
+}
+
+// each does something on the node of a name, or, one after the other, on all: then one that has nothing in memory is passed over
+// if another has.
+func (c cacheAPI) each(name string, do func(name string) (int64, error)) ([]cacheDone, error) {
+	var done []cacheDone
+	var errs, without []error
+	for _, n := range c.nodes.Inventories() {
+		if name != "" && n.Name != name {
+			continue
+		}
+		bytes, err := do(n.Name)
+		switch {
+		case err == nil:
+			done = append(done, cacheDone{n.Name, bytes})
+		case isKind(err, keysmanager.ErrNotCached):
+			without = append(without, fmt.Errorf("node %q: %w", n.Name, err))
+		default:
+			errs = append(errs, fmt.Errorf("node %q: %w", n.Name, err))
+		}
+	}
+	switch {
+	case len(errs) > 0 || len(done) > 0:
+		return done, errors.Join(errs...)
+	case len(without) > 0:
+		return nil, errors.Join(without...)
+	case name != "":
+		return nil, c.noNode(name)
+	}
+	return nil, errors.New("there is no node: start `stagecoach keysmanager`")
+}
+
+// isKind tells what an error is. One of another process has come as text.
+func isKind(err, kind error) bool {
+	return errors.Is(err, kind) || strings.Contains(err.Error(), kind.Error())
+}
+
+func (c cacheAPI) fail(w http.ResponseWriter, err error) {
+	is := func(kind error) bool { return isKind(err, kind) }
+	var field *pipeline.FieldError
+	status := http.StatusServiceUnavailable
+	switch {
+	case errors.As(err, &field), is(keysmanager.ErrNoModel):
+		status = http.StatusBadRequest
+	case is(errNoNode), is(errNotDeployed), is(keysmanager.ErrNotCached):
+		status = http.StatusNotFound
+	case is(keysmanager.ErrBusy):
+		status = http.StatusConflict
+	default:
+		w.Header().Set("X-OpenFaaS-Internal", "stagecoach")
+	}
+	http.Error(w, err.Error(), status)
+}
