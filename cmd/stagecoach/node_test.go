@@ -189,6 +189,11 @@ func TestNodes(t *testing.T) {
 	if a := n.must(http.StatusOK, http.MethodPost, "/function/echo", "hello"); string(a.body) != "hello" {
 		t.Errorf("echo answers %q", a.body)
 	}
+	for _, name := range []string{"n1", "n2"} {
+		if got := n.value(fmt.Sprintf(`stagecoach_cache_zygotes{node=%q}`, name)); got != 1 {
+			t.Errorf("the metrics say that %s has %v zygotes, want 1", name, got)
+		}
+	}
 	l := n.load(4, "/function/hold", waited)
 	l.turn()
 

@@ -129,7 +129,7 @@ func (u *up) openNodes() error {
 		return err
 	}
 	u.onClose(func() error { u.nodes.close(); return nil })
-	return nil
+	return u.metrics.Register(cacheMetrics{u.nodes})
 }
 
 // heard takes what a daemon says of itself: what it runs, and what it holds parameters of.
