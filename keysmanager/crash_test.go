@@ -1,0 +1,328 @@
+package keysmanager
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+	"github.com/stagecoach-serving/stagecoach/warden"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// actAs, as the first argument, makes this test's binary a warden or a daemon that can be killed.
+const actAs = "act-as"
+
+func act(role string, args []string) {
+	var err error
+	switch role {
+	case "warden":
+		err = actWarden()
+	case "daemon":
+		err = actDaemon(args[0], args[1], args[2])
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, role+":", err)
+		os.Exit(1)
+	}
+}
+
+func actWarden() error {
+	l, err := net.FileListener(os.NewFile(warden.ListenFD, "socket"))
+	if err != nil {
+		return err
+	}
+	return warden.Serve(context.Background(), warden.Server{Listener: l.(*net.UnixListener), Linger: time.Minute, Log: slog.New(slog.DiscardHandler)})
+}
+
+func launcherAt(folder string) warden.Launcher {
+	return warden.Launcher{Socket: filepath.Join(folder, "socket"), Command: []string{"/proc/self/exe", actAs, "warden"}}
+}
+
+// actDaemon starts eight replicas, hands their stage sockets over descriptor 3 to the test, and waits to be killed.
+func actDaemon(images, ort, folder string) error {
+	c, err := warden.Launch(context.Background(), launcherAt(folder))
+	if err != nil {
+		return err
+	}
+	m, err := New(Config{
+		Node: "n1", Images: sandbox.Images{Dir: images}, ORT: ort, Threads: 1, Warden: c,
+		Output: func(_, _, _, _ string) {}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+	})
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(3, "test")
+	out, err := unixConn(f)
+	if err != nil {
+		return err
+	}
+	for i := range 8 {
+		s := withModel
+		if i >= 6 {
+			s = Spec{Function: "g.ns", Namespace: "ns", Image: "test/wait:1", Env: map[string]string{"wait_mean": "1ms"}}
+		}
+		r, err := m.Start(context.Background(), Order{Replica: fmt.Sprint("r", i), Spec: s})
+		if err != nil {
+			return err
+		}
+		b, err := json.Marshal(r)
+		if err != nil {
+			return err
+		}
+		conn, err := r.Conn.File()
+		if err != nil {
+			return err
+		}
+		if _, _, err := out.WriteMsgUnix(b, unix.UnixRights(int(conn.Fd())), nil); err != nil {
+			return err
+		}
+		_ = conn.Close()
+		_ = r.Conn.Close() // as when the node has handed it over
+	}
+	select {}
+}
+
+// daemon starts one in a process of its own and returns the replicas that it has started.
+func daemon(t *testing.T, folder string) (cmd *exec.Cmd, replicas []*Replica) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "test"), os.NewFile(uintptr(fds[1]), "daemon")
+	in, err := unixConn(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	_ = ours.Close()
+	cmd = exec.CommandContext(t.Context(), "/proc/self/exe", actAs, "daemon", images(t).Dir, proctest.Built(t, "ort", "libonnxruntime.so.1"), folder)
+	cmd.ExtraFiles, cmd.Stderr = []*os.File{theirs}, os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_ = theirs.Close()
+	_ = in.SetReadDeadline(time.Now().Add(time.Minute))
+	for range 8 {
+		b, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
+		n, oob, _, _, err := in.ReadMsgUnix(b, rights)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r Replica
+		if err := json.Unmarshal(b[:n], &r); err != nil {
+			t.Fatal(err)
+		}
+		c, err := unix.ParseSocketControlMessage(rights[:oob])
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := unix.ParseUnixRights(&c[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := os.NewFile(uintptr(got[0]), "stage")
+		if r.Conn, err = unixConn(f); err != nil {
+			t.Fatal(err)
+		}
+		_ = f.Close()
+		t.Cleanup(func() { _ = r.Conn.Close() })
+		replicas = append(replicas, &r)
+	}
+	return cmd, replicas
+}
+
+// load has a replica answer calls until it is told to stop.
+type load struct {
+	stop, answered atomic.Int64
+	done           sync.WaitGroup
+	err            error
+}
+
+func (l *load) run(r *Replica) {
+	b := wire.Batch{Calls: []wire.Call{{Input: tensor.Input{{Items: tensor.Activation{{Bytes: []byte("x")}}}}}}}
+	l.done.Go(func() {
+		c := wire.NewConn(r.Conn)
+		_, l.err = c.Read() // Hello
+		if l.err == nil {
+			l.err = c.Write(wire.Frame{Type: wire.FrameWelcome, Payload: wire.Welcome{Version: 1}.Append(nil)})
+		}
+		for id := uint64(1); l.err == nil && l.stop.Load() == 0; id++ {
+			_ = r.Conn.SetDeadline(time.Now().Add(time.Minute))
+			if l.err = c.Write(wire.Frame{Type: wire.FrameBatch, Batch: id, Payload: b.Append(nil)}); l.err != nil {
+				return
+			}
+			var f wire.Frame
+			if f, l.err = c.Read(); l.err == nil && f.Type != wire.FrameResult {
+				l.err = fmt.Errorf("answered with %v %q", f.Type, f.Payload)
+			}
+			l.answered.Add(1)
+		}
+	})
+}
+
+// more waits for calls that are answered from now on.
+func (l *load) more(t *testing.T, name string) {
+	t.Helper()
+	from := l.answered.Load()
+	proctest.Until(t, time.Minute, name+" to answer", func() bool { return l.answered.Load() > from+10 })
+}
+
+// TestADaemonThatIsKilledUnderLoad has eight replicas that go on answering, and another daemon that adopts them.
+func TestADaemonThatIsKilledUnderLoad(t *testing.T) {
+	folder, err := os.MkdirTemp("", "kept-") //nolint:usetesting // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	cmd, replicas := daemon(t, folder)
+	loads := map[string]*load{}
+	for _, r := range replicas {
+		loads[r.Name] = &load{}
+		loads[r.Name].run(r)
+	}
+	for name, l := range loads {
+		l.more(t, name)
+	}
+	if _, err := warden.Connect(t.Context(), filepath.Join(folder, "socket")); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d is the manager", cmd.Process.Pid)) {
+		t.Errorf("a second manager: %v", err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	for name, l := range loads {
+		l.more(t, name)
+	}
+	for _, i := range []int{1, 7} { // one forked and one of its own end meanwhile, and one by itself
+		if err := syscall.Kill(replicas[i].PID, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		proctest.Gone(t, replicas[i].PID)
+	}
+	loads["r2"].stop.Store(1)
+	loads["r2"].done.Wait()
+	_ = replicas[2].Conn.Close()
+	proctest.Gone(t, replicas[2].PID)
+
+	c, err := warden.Launch(t.Context(), launcherAt(folder))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	n := after(t, c)
+	causes := map[string]string{}
+	for range 3 {
+		e := n.exit()
+		causes[e.Replica] = e.Cause
+	}
+	for name, want := range map[string]string{"r1": "killed by SIGKILL", "r7": "killed by SIGKILL", "r2": exitedWell} {
+		if !strings.HasPrefix(causes[name], want) {
+			t.Errorf("%s ended: %q, want %q", name, causes[name], want)
+		}
+	}
+	inv := n.Inventory()
+	if got, want := n.names(), []string{"r0", "r3", "r4", "r5", "r6"}; !slices.Equal(got, want) || len(inv.Zygotes) != 1 || inv.Zygotes[0].Replicas != 4 {
+		t.Errorf("adopted %v and %+v, want %v", got, inv.Zygotes, want)
+	}
+	pids := []int{inv.Zygotes[0].PID}
+	for _, r := range inv.Replicas {
+		i := slices.IndexFunc(replicas, func(x *Replica) bool { return x.Name == r.Name })
+		if replicas[i].PID != r.PID || replicas[i].Path != r.Path || !slices.Equal(replicas[i].Phases, r.Phases) {
+			t.Errorf("adopted %+v, want %+v", r, replicas[i])
+		}
+		loads[r.Name].more(t, r.Name)
+		pids = append(pids, r.PID)
+	}
+	if r := n.start("r9", withModel); r.Path == "cold" {
+		t.Errorf("path %s, want one from the adopted zygote", r.Path)
+	}
+	for name, l := range loads {
+		if l.stop.Store(1); name == "r1" || name == "r7" {
+			continue
+		}
+		if l.done.Wait(); l.err != nil {
+			t.Errorf("%s: %v", name, l.err)
+		}
+	}
+	parent := parentOf(pids[0])
+	n.Close()
+	if left := proctest.Children(t, parent); len(left) != 0 {
+		t.Errorf("the warden has children %v after the end of all", left)
+	}
+	c.Close()
+	for _, pid := range append(pids, parent) { // the warden has nothing left to do
+		proctest.Gone(t, pid)
+	}
+	for _, l := range loads {
+		l.done.Wait()
+	}
+}
+
+func TestAWardenThatDies(t *testing.T) {
+	folder, err := os.MkdirTemp("", "kept-") //nolint:usetesting // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	c, err := warden.Launch(t.Context(), launcherAt(folder))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	n := after(t, c)
+	forked, own := n.start("forked", withModel), n.start("own", Spec{Function: "g.ns", Image: "test/wait:1"})
+	n.answers(forked)
+	z := n.zygote()
+	if err := syscall.Kill(parentOf(z), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	causes := map[string]string{}
+	for range 2 {
+		e := n.exit()
+		causes[e.Replica] = e.Cause
+	}
+	for _, name := range []string{"forked", "own"} {
+		if !strings.Contains(causes[name], warden.ErrLost.Error()) {
+			t.Errorf("%s ended: %q, want %q in it", name, causes[name], warden.ErrLost)
+		}
+	}
+	for _, pid := range []int{z, forked.PID, own.PID} {
+		proctest.Gone(t, pid)
+	}
+	n.answers(n.start("own", Spec{Function: "g.ns", Image: "test/wait:1"})) // by another warden
+	proctest.Until(t, time.Minute, "the zygote to be loaded again", func() bool {
+		r, err := n.Start(t.Context(), Order{Replica: "forked", Spec: withModel})
+		if err != nil {
+			return false
+		}
+		defer r.Conn.Close()
+		n.answers(r)
+		return true
+	})
+	next := parentOf(n.zygote())
+	n.Close()
+	c.Close()
+	proctest.Gone(t, next)
+	if _, err := unix.Wait4(next, nil, 0, nil); err != nil { // it was a child of ours
+		t.Error(err)
+	}
+}
