@@ -41,6 +41,8 @@ type world struct {
 	start     func(ctx context.Context, o Order) error     // nil: at once
 	stop      func(ctx context.Context, replica string) error
 	ids       int
+	nodes     map[string]*fakeNode
+	events    []Event // all, in order
 	threads   map[string]int
 	cpu       map[string]int             // by replica
 	setCPU    func(replica string) error // nil: done
@@ -229,11 +231,16 @@ func newWorld(t *testing.T, nodes ...string) (*world, *Local) {
 	t.Helper()
 	w := &world{
 		t: t, specs: []FunctionSpec{spec("f", 1)}, waiting: map[string]int{}, last: map[string]time.Time{},
-		attached: map[string]bool{}, lost: map[string]string{}, threads: map[string]int{}, cpu: map[string]int{},
+		attached: map[string]bool{}, lost: map[string]string{}, threads: map[string]int{}, cpu: map[string]int{}, nodes: map[string]*fakeNode{},
 	}
 	cfg := Config{
 		Functions: w, Lines: w, Replicas: w, Epoch: 1, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 		NewID: func() string { w.ids++; return fmt.Sprintf("%05d", w.ids) },
+		Event: func(e Event) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.events = append(w.events, e)
+		},
 		Changed: func() {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -241,7 +248,7 @@ func newWorld(t *testing.T, nodes ...string) (*world, *Local) {
 		},
 	}
 	for _, n := range nodes {
-		cfg.Nodes = append(cfg.Nodes, &fakeNode{w: w, name: n, running: map[string]bool{}})
+		cfg.Nodes = append(cfg.Nodes, w.node(n))
 	}
 	l, err := New(cfg)
 	if err != nil {
@@ -288,6 +295,13 @@ func (w *world) plan(n int) (plan.Plan, plan.Snapshot) {
 		p.Wants = append(p.Wants, want)
 	}
 	return p, s
+}
+
+// told returns all events so far.
+func (w *world) told() []Event {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.events)
 }
 
 // states writes the replicas of f.ns as "name state".

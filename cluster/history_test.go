@@ -154,8 +154,8 @@ func (w *world) settled(counts map[string]int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	running := map[string]bool{}
-	for _, n := range w.l.nodes {
-		maps.Copy(running, n.hands.(*fakeNode).running)
+	for _, n := range w.nodes {
+		maps.Copy(running, n.running)
 	}
 	if !maps.Equal(names, running) || !maps.Equal(names, w.attached) {
 		w.t.Errorf("replicas %v, running %v, with work %v, want them the same", names, running, w.attached)

@@ -154,7 +154,7 @@ func (l *Local) running(name string, replicas []string) (changed bool) {
 		}
 		gone := r.state == plan.Ready && !r.released && !there[r.name]
 		switch {
-		case gone && back && r.since.Before(left):
+		case gone && back && !r.since.After(left):
 			r.lose(fmt.Errorf("it ended while its node %q was away", name))
 			continue
 		case gone:

@@ -15,7 +15,7 @@ func snapshot() Snapshot {
 	return Snapshot{
 		Rev: 7, At: start, Epoch: 2,
 		Nodes: []Node{
-			{Name: "a", Memory: 100, MemoryUsed: 40, Devices: []Device{{ID: "gpu0", Memory: 50, MemoryUsed: 10}, {ID: "gpu1", Memory: 50, Unavailable: "lost"}}},
+			{Name: "a", Memory: 100, MemoryUsed: 40, CPUMilli: 4000, Devices: []Device{{ID: "gpu0", Memory: 50, MemoryUsed: 10}, {ID: "gpu1", Memory: 50, Unavailable: "lost"}}},
 			{Name: "b", Memory: 100, Unavailable: "cordoned"},
 		},
 		Functions: []Function{
@@ -57,6 +57,8 @@ func TestValidate(t *testing.T) {
 		"unknown function": {func(p *Plan) { p.Wants[1].Function = "other.ns" }, []string{`"other.ns": unknown`, `"gpu.ns": no want`}},
 		"old revision":     {func(p *Plan) { p.Wants[0].Revision = 2 }, []string{"revision 2, want 3"}},
 		"unknown node":     {func(p *Plan) { p.Wants[0].Slots[1].Node = "c" }, []string{`node "c"`}},
+		"cpu too little":   {func(p *Plan) { p.Wants[0].CPUMilli = 9 }, []string{"cpu 9m, want 0, as declared, or at least 10m"}},
+		"cpu too much":     {func(p *Plan) { p.Wants[0].CPUMilli = 4001 }, []string{`cpu 4001m a replica, want at most what node "a" has, 4000m`}},
 		"cordoned node":    {func(p *Plan) { p.Wants[0].Slots[1].Node = "b" }, []string{"cordoned"}},
 		"too many": {func(p *Plan) {
 			p.Wants[0].Slots = append(p.Wants[0].Slots, Slot{Node: "a"}, Slot{Node: "a"}, Slot{Node: "a"})

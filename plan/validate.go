@@ -47,6 +47,10 @@ func (p Plan) Validate(s Snapshot) error {
 	return errors.Join(v.errs...)
 }
 
+// LeastCPU is the least that a replica can be limited to, in thousandths of a core: the kernel's shortest quota, 1 ms, of the
+// 100 ms that quotas are of.
+const LeastCPU = 10
+
 type validator struct {
 	s    *Snapshot
 	errs []error
@@ -87,8 +91,14 @@ func (v *validator) want(w Want) {
 	if w.CPUMilli < 0 || w.Batch < 0 {
 		v.add("function %q: cpu %dm, batch %d, want neither negative", f.Name, w.CPUMilli, w.Batch)
 	}
+	if w.CPUMilli > 0 && w.CPUMilli < LeastCPU {
+		v.add("function %q: cpu %dm, want 0, as declared, or at least %dm", f.Name, w.CPUMilli, LeastCPU)
+	}
 	for _, slot := range w.Slots {
 		v.slot(f, slot)
+		if n := v.node(slot.Node); n != nil && n.CPUMilli > 0 && w.CPUMilli > n.CPUMilli {
+			v.add("function %q: cpu %dm a replica, want at most what node %q has, %dm", f.Name, w.CPUMilli, n.Name, n.CPUMilli)
+		}
 	}
 }
 
