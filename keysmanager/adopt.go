@@ -148,7 +148,7 @@ func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
 	z.ended = m.await(k.Name)
 	z.unlisted, z.listed = map[uint32]bool{}, make(chan struct{})
 	z.output = sandbox.ResumeOutput(k.Files[1], k.Files[2], m.zygoteOutput(d.Function))
-	z.group = m.adoptGroup(k.Name, d.Function, false, m.zygoteLimits(), d.Loaded.Add(-d.Load))
+	z.group = m.adoptGroup(k.Name, d.Function, false, m.zygoteLimits(), 0, d.Loaded.Add(-d.Load))
 	m.missed(k, d.Function, "zygote")
 	return z, nil
 }
@@ -165,7 +165,7 @@ func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
 	}
 	close(p.placed)
 	p.output = sandbox.ResumeOutput(k.Files[0], k.Files[1], func(stream, line string) { m.cfg.Output(d.Function, d.Replica, stream, line) })
-	p.group = m.adoptGroup(d.Replica, d.Function, true, d.Limits, d.Started)
+	p.group = m.adoptGroup(d.Replica, d.Function, true, d.Limits, d.CPUMilli, d.Started)
 	m.missed(k, d.Function, d.Replica)
 	m.mu.Lock()
 	m.processes[d.Replica] = p

@@ -1,6 +1,7 @@
 package keysmanager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,8 +84,8 @@ type enclosure struct {
 	told   GroupUsage
 }
 
-// enclose makes a group. The caller closes the files by which a process enters it, and calls bound once it has.
-func (m *Manager) enclose(name, function string, replica bool, l GroupLimits) (*enclosure, []*os.File, error) {
+// enclose makes a group. The caller closes the files by which a process enters it, and calls bound with milli once it has.
+func (m *Manager) enclose(name, function string, replica bool, l GroupLimits, milli int) (*enclosure, []*os.File, error) {
 	if m.cfg.Groups == nil {
 		return nil, nil, nil
 	}
@@ -96,6 +97,7 @@ func (m *Manager) enclose(name, function string, replica bool, l GroupLimits) (*
 		return nil, nil, err
 	}
 	e := &enclosure{group: g, name: name, function: function, limits: l, began: time.Now(), replica: replica}
+	e.cpu.Store(int64(cmp.Or(milli, l.CPUMilli)))
 	m.totals.began(e)
 	files, err := g.Files()
 	if err != nil {
@@ -105,8 +107,9 @@ func (m *Manager) enclose(name, function string, replica bool, l GroupLimits) (*
 	return e, files, nil
 }
 
-// adoptGroup takes over a group that an earlier daemon has made with these limits; nil when it cannot be.
-func (m *Manager) adoptGroup(name, function string, replica bool, l GroupLimits, began time.Time) *enclosure {
+// adoptGroup takes over a group that an earlier daemon has made with these limits, and given milli of the processor since; nil
+// when it cannot be.
+func (m *Manager) adoptGroup(name, function string, replica bool, l GroupLimits, milli int, began time.Time) *enclosure {
 	if m.cfg.Groups == nil {
 		return nil
 	}
@@ -116,6 +119,7 @@ func (m *Manager) adoptGroup(name, function string, replica bool, l GroupLimits,
 		return nil
 	}
 	e := &enclosure{group: g, name: name, function: function, limits: l, began: began, replica: replica}
+	e.cpu.Store(int64(milli))
 	m.totals.began(e)
 	return e
 }
@@ -150,9 +154,7 @@ func (e *enclosure) bound(milli int) error {
 	if e == nil {
 		return nil
 	}
-	if milli == 0 {
-		milli = e.limits.CPUMilli
-	}
+	milli = cmp.Or(milli, e.limits.CPUMilli)
 	e.setting.Lock()
 	defer e.setting.Unlock()
 	if err := e.group.SetCPU(milli); err != nil {
@@ -300,5 +302,9 @@ func (m *Manager) SetCPU(_ context.Context, replica string, milli int) error {
 	case milli < 0:
 		return fmt.Errorf("replica %q: cpu %dm, want none below 0", replica, milli)
 	}
-	return p.group.bound(milli)
+	if err := p.group.bound(milli); err != nil {
+		return err
+	}
+	m.keep(p)
+	return nil
 }

@@ -39,9 +39,10 @@ type replicaMeta struct {
 	Reserved map[string]int64 `json:"reserved,omitempty"` // bytes by device
 	Phases   []Phase          `json:"phases,omitempty"`
 	Started  time.Time        `json:"started"`
-	Zygote   string           `json:"zygote,omitempty"` // its parent's entry; empty: its parent is the warden
-	PID      int              `json:"pid,omitempty"`    // of a zygote's child
-	Limits   GroupLimits      `json:"limits,omitzero"`  // of its cgroup
+	Zygote   string           `json:"zygote,omitempty"`   // its parent's entry; empty: its parent is the warden
+	PID      int              `json:"pid,omitempty"`      // of a zygote's child
+	Limits   GroupLimits      `json:"limits,omitzero"`    // of its cgroup
+	CPUMilli int              `json:"cpuMilli,omitempty"` // of the processor that it may use now; 0: not bounded
 }
 
 func (z *zygote) meta() []byte {
@@ -56,7 +57,7 @@ func (p *process) meta() []byte {
 		Replica: p.replica, Function: p.function, Path: p.path, Device: p.device, Reserved: p.reserved, Phases: p.phases, Started: p.started, PID: p.pid,
 	}
 	if p.group != nil {
-		r.Limits = p.group.limits
+		r.Limits, r.CPUMilli = p.group.limits, p.group.milli()
 	}
 	if p.zygote != nil {
 		r.Zygote = p.zygote.entry

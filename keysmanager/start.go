@@ -72,7 +72,7 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 		return nil, err
 	}
 	limits := GroupLimits{Memory: o.Spec.Memory, CPUMilli: o.Spec.CPUMilli}
-	group, groups, err := m.enclose(o.Replica, o.Spec.Function, true, limits)
+	group, groups, err := m.enclose(o.Replica, o.Spec.Function, true, limits, o.CPUMilli)
 	if err != nil {
 		_ = conn.Close()
 		return nil, err

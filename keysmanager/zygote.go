@@ -79,7 +79,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 		return nil, err
 	}
 	var groups []*os.File
-	if z.group, groups, err = m.enclose(z.entry, function, false, m.zygoteLimits()); err != nil {
+	if z.group, groups, err = m.enclose(z.entry, function, false, m.zygoteLimits(), 0); err != nil {
 		_ = z.conn.Close()
 		z.output.Started()
 		z.output.Abandon()

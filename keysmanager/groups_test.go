@@ -1,0 +1,240 @@
+package keysmanager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/stagecoach-serving/stagecoach/cgroup"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+// realGroups are this machine's cgroups, as cmd adapts them.
+type realGroups struct{ *cgroup.Root }
+
+type realGroup struct{ *cgroup.Group }
+
+func (g realGroups) Create(name string, l GroupLimits) (Group, error) {
+	made, err := g.Root.Create(name, cgroup.Limits(l))
+	return realGroup{made}, err
+}
+
+func (g realGroups) Adopt(name string) (Group, error) {
+	found, err := g.Root.Adopt(name)
+	return realGroup{found}, err
+}
+
+func (g realGroup) Usage() (GroupUsage, error) {
+	u, err := g.Group.Usage()
+	return GroupUsage(u), err
+}
+
+// groups returns this machine's. Where tests of real parts have to run, one without them fails.
+func groups(t *testing.T) realGroups {
+	t.Helper()
+	root, err := cgroup.Open("test-" + strings.ToLower(t.Name()))
+	if err == nil && len(root.Lacks()) > 0 {
+		err = fmt.Errorf("no controllers %v", root.Lacks())
+	}
+	if err != nil && os.Getenv("CI") == "true" {
+		t.Fatalf("CI has to be where cgroups may be made: %v", err)
+	}
+	if err != nil {
+		t.Skipf("no cgroups may be made here (root may, on most machines): %v", err)
+	}
+	t.Cleanup(func() {
+		if names, err := root.Names(); err != nil || len(names) > 0 {
+			t.Errorf("cgroups %v are left, %v, want none", names, err)
+		}
+		_ = root.Retain(nil)
+		_ = root.Close()
+	})
+	return realGroups{root}
+}
+
+// grouped is a node with cgroups. What must be left of them when it is closed is nothing.
+func grouped(t *testing.T) *node {
+	g := groups(t)
+	return newNode(t, func(c *Config) { c.Groups = g })
+}
+
+// script is a function without a model that runs a shell's script.
+func script(t *testing.T, text string) Spec {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return Spec{Function: "s.ns", Namespace: "ns", Image: "test/wait:1", Process: "/bin/sh " + file}
+}
+
+func TestAnEndNamesTheLimit(t *testing.T) {
+	n := grouped(t)
+	for name, tc := range map[string]struct {
+		script string
+		spec   Spec
+		want   []string
+	}{
+		"eats":      {"exec dd if=/dev/zero of=/dev/null bs=256M count=1", Spec{Memory: 32 << 20}, []string{"killed: out of memory, its limit is 32 MiB (limits.memory)"}},
+		"feeds":     {"dd if=/dev/zero of=/dev/null bs=256M count=1; exit 7", Spec{Memory: 32 << 20}, []string{"exit status 7, 1 of its processes killed: out of memory, its limit is 32 MiB"}},
+		"bombs":     {"while :; do sleep 1000 & done", Spec{}, []string{"exit status 2, ", " starts of processes refused: its limit is 1024 processes and threads", "fork"}},
+		"is killed": {"kill -9 $$", Spec{Memory: 32 << 20}, []string{"killed by SIGKILL"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n.t = t
+			s := script(t, tc.script)
+			s.Memory = tc.spec.Memory
+			n.start(name, s)
+			e := n.exit()
+			for _, want := range tc.want {
+				if !strings.Contains(e.Cause, want) {
+					t.Errorf("%q, want %q in it", e.Cause, want)
+				}
+			}
+			if name == "is killed" && strings.Contains(e.Cause, "memory") {
+				t.Errorf("%q, want nothing of memory in it", e.Cause)
+			}
+		})
+	}
+}
+
+// TestWhatALimitOnMemoryMeans has a replica forked whose limit is below what its zygote takes: what they share is the zygote's.
+func TestWhatALimitOnMemoryMeans(t *testing.T) {
+	n := grouped(t)
+	s := withModel
+	s.Memory, s.CPUMilli = 12<<20, 900
+	r := n.start("a", s)
+	n.answers(r)
+	var inv Inventory
+	proctest.Until(t, 20*time.Second, "measurements", func() bool {
+		inv = n.Inventory()
+		return len(inv.Zygotes) == 1 && inv.Zygotes[0].Usage != nil && len(inv.Replicas) == 1 && inv.Replicas[0].Usage != nil
+	})
+	z, own := inv.Zygotes[0].Usage.Memory, inv.Replicas[0].Usage.Memory
+	if z <= s.Memory || own <= 0 || own > s.Memory {
+		t.Errorf("the zygote takes %d bytes and the replica %d, want more and less than its limit of %d", z, own, s.Memory)
+	}
+	if inv.Replicas[0].CPUMilli != 900 {
+		t.Errorf("the replica may use %dm, want 900m", inv.Replicas[0].CPUMilli)
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", r.PID))
+	if in := strings.Count(string(b), "/stagecoach/test-"+strings.ToLower(t.Name())+"/a\n"); err != nil || in < 3 {
+		t.Errorf("the replica is in its group in %d hierarchies, %v, want 3 at least:\n%s", in, err, b)
+	}
+}
+
+func TestSetCPU(t *testing.T) {
+	n := grouped(t)
+	s := script(t, "echo on; while :; do :; done")
+	s.CPUMilli = 400
+	n.start("spins", s)
+	n.printed("spins")
+	milli := func() int { return n.Inventory().Replicas[0].CPUMilli }
+	for _, tc := range []struct{ set, want int }{{200, 200}, {0, 400}, {150, 150}} {
+		if err := n.SetCPU(t.Context(), "spins", tc.set); err != nil {
+			t.Error(err)
+		} else if got := milli(); got != tc.want {
+			t.Errorf("SetCPU(%d): it may use %dm, want %dm", tc.set, got, tc.want)
+		}
+	}
+	if err := n.SetCPU(t.Context(), "spins", -1); err == nil || milli() != 150 {
+		t.Errorf("SetCPU(-1): %v, and %dm, want an error and 150m", err, milli())
+	}
+	if err := n.SetCPU(t.Context(), "nobody", 100); !errors.Is(err, ErrUnknown) {
+		t.Errorf("SetCPU of what does not run: %v, want ErrUnknown", err)
+	}
+	proctest.Until(t, 30*time.Second, "throttling", func() bool {
+		u := n.Inventory().Replicas[0].Usage
+		return u != nil && u.Throttled > 0 && u.CPUMilli > 0
+	})
+	for _, want := range []string{"stagecoach_replica_cpu_seconds_total", "stagecoach_replica_memory_bytes", "stagecoach_replica_throttled_seconds_total"} {
+		if c, err := testutil.GatherAndCount(n.registry, want); err != nil || c != 1 {
+			t.Errorf("%s: %d series, %v, want one", want, c, err)
+		}
+	}
+	if err := n.Stop(t.Context(), "spins", 0); err != nil {
+		t.Error(err)
+	}
+	if u := n.used()["s.ns"]; u.cpu == 0 || u.throttled == 0 || u.memory != 0 {
+		t.Errorf("after its end %+v, want what it has used, and no memory", u)
+	}
+	n.Forget("s.ns")
+	if c, err := testutil.GatherAndCount(n.registry, "stagecoach_replica_cpu_seconds_total"); err != nil || c != 0 {
+		t.Errorf("%d series of a function that is gone, %v, want none", c, err)
+	}
+	plain := newNode(t, nil)
+	plain.start("p", script(t, "echo on; sleep 1000"))
+	if err := plain.SetCPU(t.Context(), "p", 100); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("SetCPU without cgroups: %v, want ErrUnsupported", err)
+	}
+}
+
+// TestGroupsOfAnEarlierLife adopts a replica with its group, and finds what a killed daemon has left removed.
+func TestGroupsOfAnEarlierLife(t *testing.T) {
+	g, w := groups(t), wardenOf(t)
+	change := func(c *Config) { c.Groups, c.Warden = g, w }
+	first := newNode(t, change)
+	s := script(t, "echo on; while :; do :; done")
+	s.CPUMilli = 300
+	first.start("kept", s)
+	first.printed("kept")
+	if err := first.SetCPU(t.Context(), "kept", 250); err != nil {
+		t.Fatal(err)
+	}
+	first.Detach()
+	if _, err := g.Create("left", GroupLimits{}); err != nil {
+		t.Fatal(err)
+	}
+	second := newNode(t, change)
+	if names, err := g.Names(); err != nil || !slices.Equal(names, []string{"kept"}) {
+		t.Errorf("groups %v, %v, want the adopted one's", names, err)
+	}
+	if got := second.Inventory().Replicas[0].CPUMilli; got != 250 {
+		t.Errorf("the adopted one may use %dm, want 250m as before", got)
+	}
+	if err := second.SetCPU(t.Context(), "kept", 0); err != nil {
+		t.Error(err)
+	}
+	if got := second.Inventory().Replicas[0].CPUMilli; got != 300 {
+		t.Errorf("the adopted one may use %dm as declared, want 300m", got)
+	}
+	if err := second.Stop(t.Context(), "kept", 0); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNoGroupIsLeft starts and stops replicas, and has starts given up.
+func TestNoGroupIsLeft(t *testing.T) {
+	n := grouped(t)
+	n.answers(n.start("first", withModel))
+	for i := range 100 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if i%4 == 0 {
+			cancel() // before it has begun
+		}
+		name := fmt.Sprint("r", i)
+		r, err := n.Start(ctx, Order{Replica: name, Spec: withModel})
+		cancel()
+		if err == nil {
+			_ = r.Conn.Close()
+			err = n.Stop(t.Context(), name, 0)
+		} else if errors.Is(err, context.Canceled) {
+			err = nil
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	proctest.Until(t, 20*time.Second, "the groups of the first replica and its zygote alone", func() bool {
+		names, err := n.cfg.Groups.(realGroups).Names()
+		return err == nil && len(names) == 2
+	})
+}
