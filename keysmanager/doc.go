@@ -8,6 +8,7 @@
 // used goes, key stages last. One that forks or has replicas is never evicted. A crashed zygote is loaded again on demand,
 // after a back-off; its replicas are reported lost.
 //
-// In this form a Manager lives in the process that steers the cluster, and nothing outlives it: a zygote ends when its
-// control socket closes, and its replicas end with it.
+// Processes and their descriptors are the warden's (package warden), with a description of each. When that is in a process of
+// its own, they outlive the Manager: [Manager.Detach] leaves them, as its death does, and the next Manager adopts them in
+// [New]. A warden inside this process ends with it, and all its processes.
 package keysmanager

@@ -9,7 +9,9 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/warden"
@@ -35,6 +37,9 @@ func runWarden(ctx context.Context, args []string, _ io.Writer) error {
 	if err := parseFlags(fs, args); err != nil {
 		return fmt.Errorf("%w (`stagecoach keysmanager` starts it)", err)
 	}
+	pipes := make(chan os.Signal, 1)
+	signal.Notify(pipes, syscall.SIGPIPE) // a log that nobody reads must not end it
+	defer signal.Stop(pipes)
 	f := os.NewFile(warden.ListenFD, "socket")
 	l, err := net.FileListener(f)
 	_ = f.Close() // the listener has its own
