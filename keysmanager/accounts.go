@@ -85,13 +85,13 @@ func (l *lodging) furnish(c *sandbox.Command, who lodger, namespace string) erro
 	if library := c.Env[wire.EnvORT]; library != "" {
 		c.Reads = append(c.Reads, library)
 	}
-	folder := c.Env[envPrepacked]
+	folder := c.Env[wire.EnvPrepacked]
 	if folder == "" {
 		return nil
 	}
 	l.packed = filepath.Join(folder, namespace) // what one namespace has written, no other one maps
 	if _, err := os.Stat(l.packed); err == nil {
-		c.Env[envPrepacked] = l.packed
+		c.Env[wire.EnvPrepacked] = l.packed
 		c.Reads = append(c.Reads, l.packed)
 		return nil
 	}
@@ -102,7 +102,7 @@ func (l *lodging) furnish(c *sandbox.Command, who lodger, namespace string) erro
 	if err := os.Mkdir(l.packing, 0o700); err != nil {
 		return err
 	}
-	c.Env[envPrepacked] = l.packing
+	c.Env[wire.EnvPrepacked] = l.packing
 	c.Writes = append(c.Writes, l.packing)
 	return os.Chown(l.packing, l.lease.UID, l.lease.GID)
 }

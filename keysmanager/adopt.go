@@ -1,6 +1,7 @@
 package keysmanager
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -114,7 +115,7 @@ func (m *Manager) adopt() error {
 	}
 	slices.SortFunc(replicas, func(a, b leftReplica) int { return a.d.Started.Compare(b.d.Started) }) // of one name, the latest is it
 	for _, r := range replicas {
-		if err := m.adoptReplica(r.k, r.d, zygotes[r.d.Zygote]); err != nil {
+		if err := m.adoptReplica(r.k, r.d, zygotes[cmp.Or(r.d.Zygote, r.d.Mapped)]); err != nil {
 			m.discard(r.k, err)
 		}
 	}
@@ -134,6 +135,11 @@ func (m *Manager) adopt() error {
 
 // adoptZygote makes a zygote of what was kept of it. Nothing is read from it yet.
 func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
+	if d.Form == formMap && len(k.Files) == 2 {
+		z := m.newZygote(d.key(), k.Name, d.Function)
+		z.memory, z.bytes, z.loaded, z.load = k.Files, d.Bytes, d.Loaded, d.Load
+		return z, nil
+	}
 	if len(k.Files) != 3 || k.PID == 0 {
 		return nil, fmt.Errorf("zygote of %q: process %d and %d descriptors, want 3: control socket, stdout, stderr", d.Function, k.PID, len(k.Files))
 	}
@@ -142,8 +148,8 @@ func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
 		return nil, fmt.Errorf("zygote of %q: %w", d.Function, err)
 	}
 	_ = k.Files[0].Close() // conn has its own
-	z := m.newZygote(zygoteKey{namespace: d.Namespace, digest: d.Digest, model: d.Model, process: d.Process}, k.Name, d.Function)
-	z.conn, z.pid, z.bytes, z.loaded, z.load = conn, k.PID, d.Bytes, d.Loaded, d.Load
+	z := m.newZygote(d.key(), k.Name, d.Function)
+	z.conn, z.pid, z.prepacked, z.bytes, z.loaded, z.load = conn, k.PID, d.Prepacked, d.Bytes, d.Loaded, d.Load
 	z.nextID = rand.Uint32() // answers to an earlier daemon's orders may still come
 	z.ended = m.await(k.Name)
 	z.unlisted, z.listed = map[uint32]bool{}, make(chan struct{})
@@ -153,14 +159,18 @@ func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
 	return z, nil
 }
 
-// adoptReplica makes a replica of what was kept of it. One whose zygote is unknown has ended with that.
+func (d zygoteMeta) key() zygoteKey {
+	return zygoteKey{namespace: d.Namespace, digest: d.Digest, model: d.Model, process: d.Process, form: d.Form}
+}
+
+// adoptReplica makes a replica of what was kept of it, which started from z. One whose zygote is unknown has ended with that.
 func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
 	if own := d.Zygote == ""; len(k.Files) != 2 || own != (k.PID != 0) || !own && d.PID == 0 {
 		return fmt.Errorf("replica %q: process %d and %d descriptors, want 2: stdout, stderr", d.Replica, max(k.PID, d.PID), len(k.Files))
 	}
 	p := &process{
 		replica: d.Replica, function: d.Function, pid: max(k.PID, d.PID), path: d.Path, device: d.Device, reserved: d.Reserved,
-		phases: d.Phases, started: d.Started, running: true, owner: m, entry: k.Name, zygote: z,
+		phases: d.Phases, started: d.Started, running: true, owner: m, entry: k.Name,
 		placed: make(chan struct{}), gone: make(chan struct{}),
 	}
 	close(p.placed)
@@ -171,11 +181,14 @@ func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
 	m.processes[d.Replica] = p
 	m.mu.Unlock()
 	switch {
-	case z != nil:
-		z.children[uint32(p.pid)], z.unlisted[uint32(p.pid)] = p, true
+	case d.Zygote != "" && z != nil:
+		p.zygote, z.children[uint32(p.pid)], z.unlisted[uint32(p.pid)] = z, p, true
 	case d.Zygote != "":
 		p.end("its zygote ended " + away)
 	default:
+		if z != nil {
+			p.mapped, z.children[uint32(p.pid)] = z, p
+		}
 		ended := m.await(k.Name)
 		m.ends.Go(func() { m.mourned(p, ended) })
 	}
@@ -193,6 +206,9 @@ func (m *Manager) install(z *zygote) {
 	before := s.zygote
 	s.zygote = z
 	m.uses[z.function] = z.key
+	if z.key.form == formMap {
+		m.instead[z.key.zygotes()] = formMap
+	}
 	for _, p := range z.children {
 		m.uses[p.function] = z.key
 	}
@@ -200,9 +216,11 @@ func (m *Manager) install(z *zygote) {
 	if before != nil {
 		before.kill() // it had been given up
 	}
-	list := wire.Order{Kind: wire.OrderList, Version: wire.OrderVersion, ID: z.nextID}
-	_ = z.send(wire.AppendOrder(nil, list), nil) // fails when the zygote has ended
-	go z.read()                                  // ends with the process, or with Detach; gone says so
+	if z.memory == nil {
+		list := wire.Order{Kind: wire.OrderList, Version: wire.OrderVersion, ID: z.nextID}
+		_ = z.send(wire.AppendOrder(nil, list), nil) // fails when the zygote has ended
+		go z.read()                                  // ends with the process, or with Detach; gone says so
+	}
 	m.watchers.Go(func() { m.watch(z.key, s, z) })
 }
 
@@ -292,7 +310,7 @@ func (m *Manager) detach() {
 	m.mu.Lock()
 	for _, s := range m.slots.Values() {
 		if s.zygote != nil {
-			_ = s.zygote.conn.Close() // read ends
+			s.zygote.leave()
 		}
 	}
 	m.mu.Unlock()

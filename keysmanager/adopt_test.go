@@ -62,7 +62,7 @@ func TestWhatIsDetachedIsAdopted(t *testing.T) {
 	for _, r := range all {
 		n.answers(r)
 	}
-	if r := n.start("c", withModel); r.Path != "fork" {
+	if r := n.start("c", withModel); r.Path != PathHeap {
 		t.Errorf("path %s, want a fork from the adopted zygote", r.Path)
 	}
 	for _, name := range []string{"a", "p", "c"} {

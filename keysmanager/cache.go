@@ -36,14 +36,9 @@ func (s Spec) in(image sandbox.Image) Spec {
 	return s
 }
 
-func (s Spec) key(image sandbox.Image) zygoteKey {
-	return zygoteKey{namespace: s.Namespace, digest: image.Digest, model: s.Env[wire.EnvModel], process: s.Process}
-}
-
-// borrow returns the zygote of a function, loaded if it was not there, and keeps it from eviction until release is called.
+// borrow returns the zygote of a key, loaded if it was not there, and keeps it from eviction until release is called.
 // warm says that it was there.
-func (m *Manager) borrow(ctx context.Context, spec Spec, image sandbox.Image) (z *zygote, warm bool, release func(), err error) {
-	key := spec.key(image)
+func (m *Manager) borrow(ctx context.Context, key zygoteKey, spec Spec, image sandbox.Image) (z *zygote, warm bool, release func(), err error) {
 	m.mu.Lock()
 	m.uses[spec.Function] = key
 	s, ok := m.slots.Get(key) // now the most recently used
@@ -95,7 +90,7 @@ func (m *Manager) mayLoad(s *slot) error {
 	case m.closed:
 		return ErrClosed
 	case m.cfg.ORT == "":
-		return fmt.Errorf("the function has a model (%s) and ONNX Runtime is not configured: start with --ort", wire.EnvModel)
+		return errNoORT
 	case s.loading == nil && s.fails > 0 && left > 0:
 		return fmt.Errorf("its zygote failed %d times in a row, next try in %v: %w", s.fails, left.Round(time.Millisecond), s.err)
 	}
@@ -110,10 +105,10 @@ func (m *Manager) load(key zygoteKey, s *slot, spec Spec, image sandbox.Image, d
 	env := map[string]string{
 		wire.EnvModel: key.model, wire.EnvORT: m.cfg.ORT, wire.EnvPoolThreads: strconv.Itoa(m.cfg.Threads), "ORT_DISABLE_TELEMETRY": "1",
 	}
-	if folder := m.prepacked(image.Digest); folder != "" {
-		env[envPrepacked] = folder
+	if folder := m.prepacked(image.Digest); folder != "" && key.form == formFork {
+		env[wire.EnvPrepacked] = folder
 	}
-	z, err := m.startZygote(ctx, sandbox.Command{Dir: image.Root, Process: spec.Process, Env: env}, key, spec)
+	z, err := m.bring(ctx, sandbox.Command{Dir: image.Root, Process: spec.Process, Env: env}, key, spec)
 	m.mu.Lock()
 	s.loading, s.zygote, s.err = nil, z, err
 	if err != nil {
@@ -124,6 +119,7 @@ func (m *Manager) load(key zygoteKey, s *slot, spec Spec, image sandbox.Image, d
 	m.mu.Unlock()
 	close(done)
 	switch {
+	case spec.choice() && errors.As(err, new(impossible)): // fallBack says so
 	case err != nil:
 		m.cfg.Log.Warn("zygote does not load", "function", spec.Function, "error", err)
 	case closing:
@@ -134,9 +130,6 @@ func (m *Manager) load(key zygoteKey, s *slot, spec Spec, image sandbox.Image, d
 	}
 	m.tidy()
 }
-
-// envPrepacked names the folder for a model's pre-packed form, see package stage/zygote.
-const envPrepacked = "STAGECOACH_PREPACKED"
 
 // prepacked returns the folder for the pre-packed parameters of an image's model; empty when none can be kept.
 func (m *Manager) prepacked(digest string) string {
@@ -198,10 +191,11 @@ func (m *Manager) tidy() {
 	if m.closed {
 		return
 	}
-	current := map[zygoteKey]bool{}
+	current, variants := map[zygoteKey]bool{}, map[zygoteKey]bool{}
 	for _, k := range m.uses {
-		current[k] = true
+		current[k], variants[k.zygotes()] = true, true
 	}
+	maps.DeleteFunc(m.instead, func(k zygoteKey, _ form) bool { return !variants[k] })
 	for _, k := range m.slots.Keys() {
 		if s, _ := m.slots.Peek(k); !current[k] && s.zygote == nil && s.loading == nil && s.users == 0 {
 			m.slots.Remove(k)
@@ -298,15 +292,18 @@ func (m *Manager) Warm(ctx context.Context, wanted []Wanted) error {
 			errs = append(errs, fmt.Errorf("warm %q: %w", w.Spec.Function, err))
 			continue
 		}
-		key := w.Spec.key(image)
+		m.mu.Lock()
+		key := m.key(w.Spec, image)
+		m.mu.Unlock()
+		if key.form == formNone {
+			continue
+		}
 		keep[key] = keep[key] || w.Key
 		order = append(order, key)
 		load[key] = func() error {
-			_, _, release, err := m.borrow(ctx, w.Spec, image)
-			if err != nil {
+			if err := m.loaded(ctx, w.Spec, image, nil); err != nil {
 				return fmt.Errorf("warm %q: %w", w.Spec.Function, err)
 			}
-			release()
 			return nil
 		}
 	}

@@ -202,7 +202,7 @@ func TestALoadOutlivesWhoWaitedForIt(t *testing.T) {
 		t.Errorf("got %v, want the context's end", err)
 	}
 	n.zygote()
-	if r := n.start("a", withModel); r.Path != "fork" {
+	if r := n.start("a", withModel); r.Path != PathHeap {
 		t.Errorf("path %s, want fork", r.Path)
 	}
 }

@@ -35,17 +35,19 @@ func (m *Manager) Load(ctx context.Context, spec Spec) (ZygoteInfo, error) {
 	if spec = spec.in(image); spec.Env[wire.EnvModel] == "" {
 		return ZygoteInfo{}, fmt.Errorf("function %q: %w", spec.Function, ErrNoModel)
 	}
-	z, _, release, err := m.borrow(ctx, spec, image)
-	if err != nil {
-		return ZygoteInfo{}, fmt.Errorf("load %q: %w", spec.Function, err)
-	}
-	defer release()
-	all := m.Inventory().Zygotes
-	i := slices.IndexFunc(all, func(i ZygoteInfo) bool {
-		return i.Digest == z.key.digest && i.Namespace == z.key.namespace && i.Model == z.key.model
+	var all []ZygoteInfo
+	i := -1
+	err = m.loaded(ctx, spec, image, func(z *zygote) {
+		all = m.Inventory().Zygotes
+		i = slices.IndexFunc(all, func(i ZygoteInfo) bool {
+			return i.Digest == z.key.digest && i.Namespace == z.key.namespace && i.Model == z.key.model && i.Path == z.path()
+		})
 	})
-	if i < 0 {
-		return ZygoteInfo{}, fmt.Errorf("load %q: its zygote has ended again", spec.Function)
+	switch {
+	case err != nil:
+		return ZygoteInfo{}, fmt.Errorf("load %q: %w", spec.Function, err)
+	case i < 0:
+		return ZygoteInfo{}, fmt.Errorf("load %q: its zygote has ended again, or each replica loads its parameters by itself (stagecoach.dev/start: cold)", spec.Function)
 	}
 	return all[i], nil
 }

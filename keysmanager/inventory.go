@@ -106,7 +106,7 @@ func (m *Manager) Inventory() Inventory {
 		switch {
 		case s.zygote != nil && s.zygote.alive():
 			z.Usage = s.zygote.group.info()
-			z.PID, z.Bytes, z.Replicas, z.Load = s.zygote.pid, s.zygote.bytes, s.zygote.replicas(), s.zygote.load
+			z.PID, z.Bytes, z.Replicas, z.Load, z.Path = s.zygote.pid, s.zygote.bytes, s.zygote.replicas(), s.zygote.load, s.zygote.path()
 			inv.MemoryUsed += z.Bytes
 			inv.Zygotes = append(inv.Zygotes, z)
 		case s.err != nil:

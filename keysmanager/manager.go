@@ -77,6 +77,7 @@ type Spec struct {
 	Health    string            // of such a function: wire.EnvHealth
 	Ready     string            // HTTP path that says whether it is ready, of a function that speaks HTTP; empty: see package watchdog
 	Env       map[string]string // of the function; STAGECOACH_MODEL makes it one with parameters
+	Start     string            // on which path: auto, fork, heap, map, cold (docs/adr/0023); empty: auto
 	ReadOnly  bool              // its program writes to /tmp alone, when its image is its root
 	Memory    int64             // bytes that a replica may use (limits.memory); 0: not bounded
 	CPUMilli  int               // thousandths of a core that a replica may use (limits.cpu); 0: not bounded
@@ -94,7 +95,9 @@ type Order struct {
 
 // Phase is a part of a start.
 type Phase struct {
-	Name string // load (of a zygote that was not there), fork (from the order to its answer), spawn
+	// Name is order (from Start to the order to the process, without load), load (of parameters that were not there), fork
+	// (from that order to its answer) or spawn (of a process).
+	Name string
 	Took time.Duration
 }
 
@@ -102,7 +105,7 @@ type Phase struct {
 type Replica struct {
 	Name   string
 	PID    int
-	Path   string // fork: from a zygote that was there; cold: from one that had to be loaded; process: without a zygote
+	Path   string // PathFork, …
 	Phases []Phase
 	Conn   *net.UnixConn
 }
@@ -129,6 +132,7 @@ type Manager struct {
 	slots     *simplelru.LRU[zygoteKey, *slot] // least recently used first
 	uses      map[string]zygoteKey             // by function: the zygote of its present spec
 	sizes     map[zygoteKey]int64              // bytes, of those that were evicted for want of memory
+	instead   map[zygoteKey]form               // of variants whose zygote, of formFork, is impossible
 	counts    Counts
 	awaited   map[string]chan<- warden.Exit // by name of the warden's entry: who waits for the end of a process
 	early     map[string]warden.Exit        // ends that were told during an adoption; nil: there is none
@@ -185,7 +189,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{
 		cfg: cfg, warden: cfg.Warden, processes: map[string]*process{}, slots: slots, awaited: map[string]chan<- warden.Exit{},
-		detached: make(chan struct{}), uses: map[string]zygoteKey{}, sizes: map[zygoteKey]int64{},
+		detached: make(chan struct{}), uses: map[string]zygoteKey{}, sizes: map[zygoteKey]int64{}, instead: map[zygoteKey]form{},
 	}
 	if err = m.newMetrics(cfg.Metrics); err != nil {
 		return nil, err
@@ -206,6 +210,9 @@ func New(cfg Config) (*Manager, error) {
 func (m *Manager) exited(p *process, cause string) {
 	m.disclose(p.group) // before another may have its name
 	m.remove(p)
+	if p.mapped != nil {
+		p.mapped.unmap(p)
+	}
 	if m.cfg.OnExit != nil {
 		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: cause})
 	}

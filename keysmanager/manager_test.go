@@ -199,12 +199,22 @@ func (n *node) zygote() int {
 	return all[0].PID
 }
 
+// phase is how long a part of a start took; 0: it has none.
+func phase(r *Replica, name string) time.Duration {
+	for _, p := range r.Phases {
+		if p.Name == name {
+			return p.Took
+		}
+	}
+	return 0
+}
+
 func TestReplicasForkFromOneZygote(t *testing.T) {
 	n := newNode(t, nil)
 	first := n.start("a", withModel)
 	second := n.start("b", withModel)
-	if first.Path != "cold" || second.Path != "fork" {
-		t.Errorf("paths %s and %s, want cold and fork", first.Path, second.Path)
+	if first.Path != PathHeap || second.Path != PathHeap || phase(first, "load") == 0 || phase(second, "load") != 0 {
+		t.Errorf("paths %s %v and %s %v, want both forked, and a load for the first", first.Path, first.Phases, second.Path, second.Phases)
 	}
 	n.answers(first)
 	n.answers(second)
@@ -215,7 +225,7 @@ func TestReplicasForkFromOneZygote(t *testing.T) {
 	if inv.MemoryUsed != inv.Zygotes[0].Bytes || inv.Hits != 1 || inv.Misses != 1 || inv.Node != "n1" || len(inv.Failures) != 0 {
 		t.Errorf("inventory %+v, want a hit and a miss", inv)
 	}
-	if len(inv.Replicas) != 2 || inv.Replicas[0].Name != "a" || inv.Replicas[0].Path != "cold" || len(inv.Replicas[0].Phases) != 2 || inv.Replicas[1].PID != second.PID {
+	if len(inv.Replicas) != 2 || inv.Replicas[0].Name != "a" || inv.Replicas[0].Path != PathHeap || len(inv.Replicas[0].Phases) != 3 || inv.Replicas[1].PID != second.PID {
 		t.Errorf("replicas %+v", inv.Replicas)
 	}
 	if _, err := n.Start(t.Context(), Order{Replica: "a", Spec: withModel}); !errors.Is(err, ErrRunning) {

@@ -18,12 +18,15 @@ type meta struct {
 	Replica *replicaMeta `json:"replica,omitempty"`
 }
 
-// zygoteMeta is what a daemon has to know to go on with a zygote. Its descriptors are its control socket, stdout, stderr.
+// zygoteMeta is what a daemon has to know to go on with a zygote. Its descriptors are its control socket, stdout,
+// stderr; of memory in its place, graph and weights.
 type zygoteMeta struct {
 	Namespace string        `json:"namespace"`
 	Digest    string        `json:"digest"`
 	Model     string        `json:"model"`
 	Process   string        `json:"process,omitempty"`
+	Form      form          `json:"form,omitempty"`
+	Prepacked bool          `json:"prepacked,omitempty"`
 	Function  string        `json:"function"` // that it was loaded for
 	Bytes     int64         `json:"bytes,omitempty"`
 	Loaded    time.Time     `json:"loaded,omitzero"` // zero: not yet
@@ -40,6 +43,7 @@ type replicaMeta struct {
 	Phases   []Phase          `json:"phases,omitempty"`
 	Started  time.Time        `json:"started"`
 	Zygote   string           `json:"zygote,omitempty"`   // its parent's entry; empty: its parent is the warden
+	Mapped   string           `json:"mapped,omitempty"`   // the entry of the memory that it maps
 	PID      int              `json:"pid,omitempty"`      // of a zygote's child
 	Limits   GroupLimits      `json:"limits,omitzero"`    // of its cgroup
 	CPUMilli int              `json:"cpuMilli,omitempty"` // of the processor that it may use now; 0: not bounded
@@ -47,7 +51,7 @@ type replicaMeta struct {
 
 func (z *zygote) meta() []byte {
 	return encode(meta{Zygote: &zygoteMeta{
-		Namespace: z.key.namespace, Digest: z.key.digest, Model: z.key.model, Process: z.key.process, Function: z.function,
+		Namespace: z.key.namespace, Digest: z.key.digest, Model: z.key.model, Process: z.key.process, Form: z.key.form, Prepacked: z.prepacked, Function: z.function,
 		Bytes: z.bytes, Loaded: z.loaded, Load: z.load,
 	}})
 }
@@ -61,6 +65,9 @@ func (p *process) meta() []byte {
 	}
 	if p.zygote != nil {
 		r.Zygote = p.zygote.entry
+	}
+	if p.mapped != nil {
+		r.Mapped = p.mapped.entry
 	}
 	return encode(meta{Replica: r})
 }

@@ -27,6 +27,7 @@ type process struct {
 	group  *enclosure // nil: none
 	entry  string     // of the warden
 	zygote *zygote    // its parent; nil: the warden
+	mapped *zygote    // whose memory it maps; nil: none
 
 	once   sync.Once
 	placed chan struct{} // closed when its Start is done with it

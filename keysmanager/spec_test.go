@@ -16,8 +16,8 @@ func TestSpecInImage(t *testing.T) {
 	if want := map[string]string{"STAGECOACH_MODEL": "model/model.onnx", "A": "function"}; !maps.Equal(got.Env, want) {
 		t.Errorf("environment %v, want %v", got.Env, want)
 	}
-	if len(spec.Env) != 1 || got.key(image).model != "model/model.onnx" {
-		t.Errorf("the function's own environment is %v now, the zygote's model %q", spec.Env, got.key(image).model)
+	if key := new(Manager).key(got, image); len(spec.Env) != 1 || key.model != "model/model.onnx" {
+		t.Errorf("the function's own environment is %v now, the zygote's model %q", spec.Env, key.model)
 	}
 	image.Stage = false
 	if got := spec.in(image); !maps.Equal(got.Env, spec.Env) {

@@ -53,6 +53,12 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 	return r, nil
 }
 
+// notTheirs is not a function's to say.
+var notTheirs = []string{
+	wire.EnvZygoteFD, wire.EnvImage, wire.EnvAccount, wire.EnvReady, wire.EnvHealth, wire.EnvORT, wire.EnvPoolThreads, wire.EnvThreads,
+	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped,
+}
+
 func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, error) {
 	image, err := m.cfg.Images.Resolve(o.Spec.Image)
 	if err != nil {
@@ -88,14 +94,15 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	if env == nil {
 		env = map[string]string{}
 	}
-	for _, name := range []string{wire.EnvZygoteFD, wire.EnvImage, wire.EnvAccount, wire.EnvReady, wire.EnvHealth} {
-		delete(env, name) // not a function's to say
+	for _, name := range notTheirs {
+		delete(env, name)
 	}
 	env[wire.EnvReplica], env[wire.EnvFunction], env[envDevices] = o.Replica, o.Spec.Function, o.Device
 	if env[wire.EnvModel] != "" {
-		err = m.fork(ctx, o, p, image, env, theirs, groups)
+		err = m.place(ctx, o, p, image, env, theirs, groups)
 	} else {
-		err = m.spawn(o, p, image, env, theirs, groups)
+		p.path, p.phases = PathProcess, []Phase{{"order", time.Since(p.started)}}
+		err = m.spawn(o, p, image, env, []*os.File{theirs}, groups)
 	}
 	p.output.Started()
 	if err != nil {
@@ -108,31 +115,6 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 		m.cfg.Log.Warn("replica's processor is not bounded", "replica", o.Replica, "error", err)
 	}
 	return &Replica{Name: o.Replica, PID: p.pid, Path: p.path, Phases: p.phases, Conn: conn}, nil
-}
-
-// fork starts p from its function's zygote.
-func (m *Manager) fork(ctx context.Context, o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File, groups []*os.File) error {
-	begin := time.Now()
-	z, warm, release, err := m.borrow(ctx, o.Spec, image)
-	if err != nil {
-		return err
-	}
-	defer release()
-	m.count(warm)
-	p.path = "fork"
-	if !warm {
-		p.path = "cold"
-		p.phases = append(p.phases, Phase{"load", time.Since(begin)})
-	}
-	p.zygote = z
-	begin = time.Now()
-	err = z.fork(ctx, p, m.cfg.Threads, env, append([]*os.File{socket, p.output.Stdout, p.output.Stderr}, groups...))
-	p.phases = append(p.phases, Phase{"fork", time.Since(begin)})
-	if err != nil {
-		return err
-	}
-	m.keep(p, p.output.Readers()...)
-	return nil
 }
 
 // keep describes p to the warden.
@@ -152,12 +134,12 @@ func (m *Manager) count(hit bool) {
 	}
 }
 
-// spawn starts p as a process of its own.
-func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File, groups []*os.File) error {
+// spawn starts p as a process of its own. Its files, from descriptor 3 on, begin with its stage socket.
+func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string]string, files, groups []*os.File) error {
 	begin := time.Now()
 	env[wire.EnvStageFD] = "3"
 	command := sandbox.Command{
-		Dir: image.Root, Process: o.Spec.Process, Env: env, Files: []*os.File{socket}, Stdout: p.output.Stdout, Stderr: p.output.Stderr,
+		Dir: image.Root, Process: o.Spec.Process, Env: env, Files: files, Stdout: p.output.Stdout, Stderr: p.output.Stderr,
 		Groups: groups,
 	}
 	who := itself
@@ -169,7 +151,6 @@ func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string
 			return err
 		}
 	}
-	p.path = "process"
 	ended := m.await(p.entry)
 	pid, err := m.begin(o.Spec, who, warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
 	if err != nil {
@@ -177,7 +158,7 @@ func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string
 		return err
 	}
 	p.pid = pid
-	p.phases = []Phase{{"spawn", time.Since(begin)}}
+	p.phases = append(p.phases, Phase{"spawn", time.Since(begin)})
 	m.keep(p)
 	m.ends.Go(func() { m.mourned(p, ended) })
 	return nil

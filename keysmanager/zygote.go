@@ -25,9 +25,10 @@ type zygoteKey struct {
 	digest    string // of the image
 	model     string
 	process   string
+	form      form
 }
 
-// zygote is the manager's side of a zygote process.
+// zygote is the manager's side of a zygote process, or, in its place, of memory that replicas map.
 type zygote struct {
 	key      zygoteKey
 	owner    *Manager
@@ -42,10 +43,14 @@ type zygote struct {
 	function string        // that it was loaded for
 	bytes    int64         // proportional set size once loaded
 
+	prepacked bool       // its weights are mapped from a file
+	memory    []*os.File // graph and weights, sealed; nil: it is a process
+	once      sync.Once  // of the end of memory
+
 	mu       sync.Mutex
 	nextID   uint32
 	pending  map[uint32]*forkOrder
-	children map[uint32]*process // by pid
+	children map[uint32]*process // by pid; of memory, who maps it
 	died     string              // why; empty: it lives
 	listed   chan struct{}       // closed when an adopted one has said which children it has; nil: it has, or is not
 	unlisted map[uint32]bool     // children of an adopted one that it has not yet said to live
@@ -140,7 +145,13 @@ func (m *Manager) zygoteOutput(function string) func(stream, line string) {
 }
 
 // kill ends the process. It fails when the warden is gone, and the zygote with it.
-func (z *zygote) kill() { _ = z.owner.warden.Signal(z.entry, syscall.SIGKILL) }
+func (z *zygote) kill() {
+	if z.memory != nil {
+		z.free(false)
+		return
+	}
+	_ = z.owner.warden.Signal(z.entry, syscall.SIGKILL)
+}
 
 // errNotLoaded says that a zygote ended early. Its status says why: it was set before the socket closed.
 var errNotLoaded = errors.New("zygote ended before it had loaded its parameters")
@@ -154,6 +165,8 @@ func (z *zygote) awaitReady(ctx context.Context) error {
 		return fmt.Errorf("zygote did not load its parameters in time: %w", ctx.Err())
 	case err != nil:
 		return errNotLoaded
+	case o.Kind == wire.ZygoteError && o.Unforkable:
+		return impossible{o.Text}
 	case o.Kind == wire.ZygoteError:
 		return fmt.Errorf("zygote: %s", o.Text)
 	case o.Kind != wire.ZygoteReady:
@@ -162,6 +175,7 @@ func (z *zygote) awaitReady(ctx context.Context) error {
 	if !stop() {
 		return ctx.Err()
 	}
+	z.prepacked = o.Prepacked
 	return z.conn.SetReadDeadline(time.Time{})
 }
 

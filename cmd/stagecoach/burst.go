@@ -13,6 +13,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
 // phase is a stretch of Poisson arrivals.
@@ -130,10 +131,10 @@ func (b burst) failed() int {
 	return n
 }
 
-// forked returns, for each replica that the burst brought up by a fork, the times from its order to its hello and to its
+// forked returns, for each replica that the burst brought up by a fork of a zygote that was there, the times from its order to its hello and to its
 // first answer.
 func (b burst) forked() []replicaStart {
-	return slices.DeleteFunc(replicaStarts(b.events), func(r replicaStart) bool { return r.path != "fork" || r.answered == 0 })
+	return slices.DeleteFunc(replicaStarts(b.events), func(r replicaStart) bool { return r.path != keysmanager.PathFork || r.loaded || r.answered == 0 })
 }
 
 // second is a row of the burst's table.

@@ -69,18 +69,19 @@ func TestReplicaStarts(t *testing.T) {
 	e := func(ms int, replica, kind, path string) event {
 		return event{At: begin.Add(time.Duration(ms) * time.Millisecond), Replica: replica, Kind: kind, Path: path}
 	}
+	loads := func(e event) event { e.Phases = map[string]string{"load": "80ms"}; return e }
 	events := []event{
 		e(0, "old", "ready", "fork"), // ordered before what is looked at
 		e(5, "a", "ordered", ""), e(10, "b", "ordered", ""), e(11, "c", "ordered", ""),
-		e(20, "a", "started", "cold"), e(21, "b", "started", "fork"),
-		e(30, "b", "ready", "fork"), e(105, "a", "ready", "cold"),
+		loads(e(20, "a", "started", "fork")), e(21, "b", "started", "fork"),
+		e(30, "b", "ready", "fork"), e(105, "a", "ready", "fork"),
 		e(130, "b", "first answer", ""), e(200, "a", "draining", ""), e(210, "a", "stopped", ""),
 		e(300, "c", "failed", ""),
 	}
 	want := []replicaStart{
-		{"a", "cold", 100 * time.Millisecond, 0},
-		{"b", "fork", 20 * time.Millisecond, 120 * time.Millisecond},
-		{"c", "", 0, 0},
+		{"a", "fork", true, 100 * time.Millisecond, 0},
+		{"b", "fork", false, 20 * time.Millisecond, 120 * time.Millisecond},
+		{"c", "", false, 0, 0},
 	}
 	if got := replicaStarts(events); !slices.Equal(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)

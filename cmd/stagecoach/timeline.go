@@ -45,6 +45,7 @@ func (c *client) timeline(ctx context.Context, function string) (timeline, error
 type replicaStart struct {
 	replica  string
 	path     string
+	loaded   bool // its parameters, first
 	ready    time.Duration
 	answered time.Duration // 0: not yet
 }
@@ -66,7 +67,7 @@ func replicaStarts(events []event) []replicaStart {
 		since := e.At.Sub(ordered[e.Replica])
 		switch e.Kind {
 		case string(cluster.Process):
-			out[i].path = e.Path
+			out[i].path, out[i].loaded = e.Path, e.Phases["load"] != ""
 		case string(cluster.Ready):
 			out[i].ready = since
 		case string(cluster.Answered):

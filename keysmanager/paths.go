@@ -1,0 +1,221 @@
+package keysmanager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// The paths on which a replica comes up, those of functions with a model in order of preference (docs/adr/0023).
+const (
+	PathFork    = "fork"     // forked by a zygote whose weights are mapped from their pre-packed file
+	PathHeap    = "forkheap" // forked by a zygote that has them in its heap
+	PathMap     = "map"      // a process that maps them from sealed memory
+	PathCold    = "cold"     // a process that loads them by itself
+	PathProcess = "process"  // a process of a function without a model
+)
+
+// form is what is kept of a variant's parameters, for its replicas to start from.
+type form string
+
+const (
+	formFork form = ""     // a zygote, with pre-packed weights if it can have them
+	formHeap form = "heap" // a zygote that is not to write any
+	formMap  form = "map"  // sealed memory
+	formNone form = "cold" // nothing
+)
+
+// next is the form that takes the place of one that is impossible, when the function leaves the choice to us.
+var next = map[form]form{formFork: formMap, formMap: formNone}
+
+// impossible says that a variant's parameters cannot be kept in a form.
+type impossible struct{ why string }
+
+func (e impossible) Error() string { return e.why }
+
+// choice tells whether a function leaves its path to us.
+func (s Spec) choice() bool { return s.Start == "" || s.Start == "auto" }
+
+// key says where the parameters of a spec are kept now, with m.mu held.
+func (m *Manager) key(s Spec, image sandbox.Image) zygoteKey {
+	k := zygoteKey{namespace: s.Namespace, digest: image.Digest, model: s.Env[wire.EnvModel], process: s.Process}
+	switch {
+	case s.choice():
+		k.form = m.instead[k]
+	case s.Start != "fork":
+		k.form = form(s.Start)
+	}
+	return k
+}
+
+// threads is how many threads a replica computes with at first: as many as its share of the processor has use for.
+func (m *Manager) threads(o Order) int {
+	milli := o.CPUMilli
+	if milli == 0 {
+		milli = o.Spec.CPUMilli
+	}
+	if milli <= 0 {
+		return m.cfg.Threads
+	}
+	return min((milli+999)/1000, m.cfg.Threads)
+}
+
+// zygotes is the key of the same variant in the form that is tried first.
+func (k zygoteKey) zygotes() zygoteKey {
+	k.form = formFork
+	return k
+}
+
+// possibly does something with a function's parameters in the first form that is possible.
+func (m *Manager) possibly(s Spec, image sandbox.Image, do func(zygoteKey) error) error {
+	for {
+		m.mu.Lock()
+		key := m.key(s, image)
+		m.uses[s.Function] = key
+		m.mu.Unlock()
+		err := do(key)
+		var no impossible
+		if !errors.As(err, &no) || !s.choice() {
+			return err
+		}
+		m.fallBack(s.Function, key, no)
+	}
+}
+
+// place starts p from its function's parameters.
+func (m *Manager) place(ctx context.Context, o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File, groups []*os.File) error {
+	return m.possibly(o.Spec, image, func(key zygoteKey) error {
+		if key.form == formNone {
+			return m.cold(o, p, image, env, socket, groups)
+		}
+		return m.share(ctx, key, o, p, image, env, socket, groups)
+	})
+}
+
+// loaded brings a function's parameters into memory, unless they are there or its replicas share none, and calls do, if not
+// nil, before they may be evicted again.
+func (m *Manager) loaded(ctx context.Context, s Spec, image sandbox.Image, do func(*zygote)) error {
+	return m.possibly(s, image, func(key zygoteKey) error {
+		if key.form == formNone {
+			return nil
+		}
+		z, _, release, err := m.borrow(ctx, key, s, image)
+		if err != nil {
+			return err
+		}
+		defer release()
+		if do != nil {
+			do(z)
+		}
+		return nil
+	})
+}
+
+// fallBack has a variant's replicas start on another path from now on, until its parameters are invalidated.
+func (m *Manager) fallBack(function string, key zygoteKey, why impossible) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	to := next[key.form]
+	if m.instead[key.zygotes()] != key.form {
+		return // another start was faster
+	}
+	m.instead[key.zygotes()] = to
+	m.cfg.Log.Warn("replicas of a function start on another path", "function", function, "path", string(to), "why", why.why)
+}
+
+// share starts p from what is kept of its function's parameters, and brings that into memory first if need be.
+func (m *Manager) share(ctx context.Context, key zygoteKey, o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File, groups []*os.File) error {
+	begin := time.Now()
+	z, warm, release, err := m.borrow(ctx, key, o.Spec, image)
+	if err != nil {
+		return err
+	}
+	defer release()
+	m.count(warm)
+	load := time.Since(begin)
+	p.phases = []Phase{{"order", time.Since(p.started) - load}}
+	if !warm {
+		p.phases = append(p.phases, Phase{"load", load})
+	}
+	p.path = z.path()
+	switch {
+	case z.memory != nil:
+		return m.mapMemory(z, o, p, image, env, socket, groups)
+	case o.Spec.Start == "fork" && p.path != PathFork:
+		return errors.New("its parameters could not be pre-packed, as the lines of its zygote say, and annotation stagecoach.dev/start is fork: with auto it starts all the same")
+	}
+	p.zygote = z
+	begin = time.Now()
+	err = z.fork(ctx, p, m.threads(o), env, append([]*os.File{socket, p.output.Stdout, p.output.Stderr}, groups...))
+	p.phases = append(p.phases, Phase{"fork", time.Since(begin)})
+	if err != nil {
+		return err
+	}
+	m.keep(p, p.output.Readers()...)
+	return nil
+}
+
+// cold starts p as a process that loads the parameters by itself.
+func (m *Manager) cold(o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File, groups []*os.File) error {
+	if m.cfg.ORT == "" {
+		return errNoORT
+	}
+	m.count(false)
+	p.path, p.phases = PathCold, []Phase{{"order", time.Since(p.started)}}
+	return m.spawn(o, p, image, m.loads(o, env), []*os.File{socket}, groups)
+}
+
+// mapMemory starts p as a process that maps the parameters.
+func (m *Manager) mapMemory(z *zygote, o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File, groups []*os.File) error {
+	env = m.loads(o, env)
+	env[wire.EnvMapped] = "1"
+	p.mapped = z
+	if err := m.spawn(o, p, image, env, slices.Concat([]*os.File{socket}, z.memory), groups); err != nil {
+		return err
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.children[uint32(p.pid)] = p // its end comes later: it waits for this start
+	return nil
+}
+
+// loads is the environment of a replica that loads its model.
+func (m *Manager) loads(o Order, env map[string]string) map[string]string {
+	env = maps.Clone(env)
+	env[wire.EnvORT], env["ORT_DISABLE_TELEMETRY"] = m.cfg.ORT, "1"
+	env[wire.EnvPoolThreads], env[wire.EnvThreads] = strconv.Itoa(m.cfg.Threads), strconv.Itoa(m.threads(o))
+	return env
+}
+
+// path is that of replicas that start from z.
+func (z *zygote) path() string {
+	switch {
+	case z.memory != nil:
+		return PathMap
+	case z.prepacked:
+		return PathFork
+	}
+	return PathHeap
+}
+
+// bring brings a function's parameters into memory, in the form of the key.
+func (m *Manager) bring(ctx context.Context, cmd sandbox.Command, key zygoteKey, s Spec) (*zygote, error) {
+	if key.form != formMap {
+		return m.startZygote(ctx, cmd, key, s)
+	}
+	z, err := m.pack(ctx, cmd, key, s)
+	if err != nil && ctx.Err() == nil {
+		return nil, impossible{err.Error()}
+	}
+	return z, err
+}
+
+var errNoORT = fmt.Errorf("the function has a model (%s) and ONNX Runtime is not configured: start with --ort", wire.EnvModel)
