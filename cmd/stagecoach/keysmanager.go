@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -45,7 +46,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	c := keysManagerConfig{log: LogConfig{Format: "text"}}
 	defaults := defaultConfig()
 	fs := flag.NewFlagSet("keysmanager", flag.ContinueOnError)
-	fs.StringVar(&c.node, "node", defaults.Node.Name, "name of the node; unique in the cluster")
+	fs.StringVar(&c.node, "node", "", "name of the node, which no other daemon has; default the host's")
 	fs.StringVar(&c.nats, "nats", "nats://127.0.0.1:4222", "where `stagecoach up --nats-listen` listens")
 	fs.StringVar(&c.token, "nats-token", filepath.Join(defaults.State, "nats-token"), "file with its token")
 	fs.Func("memory", "for zygotes and replicas, such as 4Gi; default: what the machine or the cgroup has", func(s string) error {
@@ -64,6 +65,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	if err := parseFlags(fs, args); err != nil {
 		return c, err
 	}
+	c.node = cmp.Or(c.node, defaults.Node.Name)
 	if c.images == "" {
 		c.images = defaults.imagesDir()
 	}
