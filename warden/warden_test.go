@@ -57,7 +57,7 @@ func serve() error {
 }
 
 // launcher is of a warden in a process of its own: this test's binary.
-func launcher(t *testing.T, linger time.Duration) Launcher {
+func launcher(t testing.TB, linger time.Duration) Launcher {
 	t.Setenv(actAs, "warden")
 	dir, err := os.MkdirTemp("", "warden-") //nolint:usetesting // a socket's path is short
 	if err != nil {

@@ -1,0 +1,42 @@
+package warden
+
+import (
+	"os"
+	"testing"
+	"time"
+)
+
+// BenchmarkPut is what a warden adds to each fork: a description and two pipes put, and dropped again.
+func BenchmarkPut(b *testing.B) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	for name, c := range map[string]*Client{"inside": InProcess(), "outside": outside(b)} {
+		b.Run(name, func(b *testing.B) {
+			if _, err := c.Attach(func(Exit) {}); err != nil {
+				b.Fatal(err)
+			}
+			for b.Loop() {
+				if err := c.Put("a", make([]byte, 300), r, r); err != nil {
+					b.Fatal(err)
+				}
+				if err := c.Drop("a"); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		c.Close()
+	}
+}
+
+func outside(b *testing.B) *Client {
+	b.Helper()
+	c, err := Launch(b.Context(), launcher(b, time.Minute))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return c
+}
