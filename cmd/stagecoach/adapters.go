@@ -85,11 +85,13 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 			maps.Copy(env, f.Deployment.EnvVars)
 			env[envSecrets] = d.secrets.MountPath(f.Declared.Namespace, f.Declared.Name)
 		}
-		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Declared: f.Declared, Spec: keysmanager.Spec{
+		res := f.Resources()
+		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Memory: res.MemoryRequest, Declared: f.Declared, Spec: keysmanager.Spec{
 			Function: f.Key, Namespace: f.Declared.Namespace, Group: d.secrets.group(f.Declared.Namespace), Image: pinned(f),
 			Process: f.Deployment.EnvProcess, Env: env, Ready: annotation(f, "com.openfaas.ready.http.path"),
 			Health:   annotation(f, "com.openfaas.health.http.initialDelay") + "," + annotation(f, "com.openfaas.health.http.periodSeconds") + "," + annotation(f, "com.openfaas.health.http.path"),
-			ReadOnly: f.Deployment.ReadOnlyRootFilesystem, DeviceMemory: f.Declared.GPUMemory,
+			ReadOnly: f.Deployment.ReadOnlyRootFilesystem, DeviceMemory: f.Declared.GPUMemory, Start: f.Declared.Start,
+			Memory: res.MemoryLimit, CPUMilli: res.CPULimit,
 		}}
 	}
 	return out
@@ -203,9 +205,15 @@ func (s *status) want(key string) (plan.Want, bool) {
 // Usage implements provider.Status.
 func (s *status) Usage(key string) (provider.Usage, bool) {
 	var pids []int
+	var known provider.Usage
 	for _, inv := range s.nodes.Inventories() { // all of this machine
 		for _, r := range inv.Replicas {
-			if r.Function == key {
+			switch {
+			case r.Function != key:
+			case r.Usage != nil: // by its cgroup
+				known.CPUMilli += float64(r.Usage.CPUMilli)
+				known.MemoryBytes += float64(r.Usage.Memory)
+			default:
 				pids = append(pids, r.PID)
 			}
 		}
@@ -215,7 +223,7 @@ func (s *status) Usage(key string) (provider.Usage, bool) {
 		s.log.Warn("usage cannot be measured", "function", key, "error", err)
 		return provider.Usage{}, false
 	}
-	return provider.Usage{CPUMilli: cpu, MemoryBytes: float64(memory)}, true
+	return provider.Usage{CPUMilli: known.CPUMilli + cpu, MemoryBytes: known.MemoryBytes + float64(memory)}, true
 }
 
 // Replicas implements provider.Status.
