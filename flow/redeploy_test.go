@@ -1,0 +1,302 @@
+package flow
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/dispatch"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// deployment is a function with its real dispatcher and replicas that answer with their revision.
+type deployment struct {
+	core     *dispatch.Core
+	revision uint64
+	replicas map[string]*copyOf
+	wake     time.Time
+	in       []dispatch.Event // tasks and cancels on their way, in order
+	made     int
+}
+
+// copyOf is a replica.
+type copyOf struct {
+	revision uint64
+	draining time.Time // since when; zero: it does not
+	batches  []dispatch.Send
+}
+
+// theatre plays real cores of both kinds against each other, with messages that take their time.
+type theatre struct {
+	t     *testing.T
+	seed  uint64
+	r     *rand.Rand
+	now   time.Time
+	flow  *Core
+	lines map[string]*deployment
+	back  []*task.Reply // on their way, in order
+	ends  map[string]*Finish
+	drain time.Duration // that a replica may take
+	rough bool          // replicas die, too
+}
+
+func (w *theatre) fatalf(format string, args ...any) {
+	w.t.Helper()
+	w.t.Fatalf("seed %d: %s", w.seed, fmt.Sprintf(format, args...))
+}
+
+func (w *theatre) coordinate(ev Event) {
+	for _, e := range w.flow.Step(w.now, ev) {
+		switch e := e.(type) {
+		case Submit:
+			w.check(e.Task)
+			w.lines[e.Task.Function].in = append(w.lines[e.Task.Function].in, dispatch.Submit{Task: e.Task})
+		case Cancel:
+			w.lines[e.Function].in = append(w.lines[e.Function].in, dispatch.Cancel{Key: e.Key})
+		case Finish:
+			if w.ends[e.Request] != nil {
+				w.fatalf("request %s ends twice", e.Request)
+			}
+			w.ends[e.Request] = &e
+			if e.Error == nil {
+				for _, p := range e.Response.Output {
+					w.same(e.Request, p.From, p.Items)
+				}
+			}
+		}
+	}
+}
+
+// check holds the input of a task against what is promised of the stages before it.
+func (w *theatre) check(t *task.Task) {
+	for _, p := range t.Input {
+		if p.From != "" {
+			w.same(t.Request, p.From, p.Items)
+		}
+	}
+}
+
+func (w *theatre) same(request, stage string, items tensor.Activation) {
+	for _, it := range items {
+		if string(it.Bytes) != string(items[0].Bytes) {
+			w.fatalf("request %s has answers of %s and %s from stage %s", request, items[0].Bytes, it.Bytes, stage)
+		}
+	}
+}
+
+func (w *theatre) serve(d *deployment, ev dispatch.Event) {
+	for _, e := range d.core.Step(w.now, ev) {
+		switch e := e.(type) {
+		case dispatch.Send:
+			d.replicas[e.Replica].batches = append(d.replicas[e.Replica].batches, e)
+		case dispatch.Reply:
+			w.back = append(w.back, e.Reply)
+		case dispatch.Idle:
+			delete(d.replicas, e.Replica)
+		case dispatch.Evict:
+			w.fatalf("evicted: %s", e.Cause)
+		case dispatch.Wake:
+			d.wake = e.At
+		}
+	}
+}
+
+// up starts a replica of the present revision.
+func (w *theatre) up(d *deployment) {
+	d.made++
+	name := fmt.Sprintf("r%03d", d.made)
+	d.replicas[name] = &copyOf{revision: d.revision}
+	w.serve(d, dispatch.ReplicaUp{Name: name, Slots: 1 + w.r.IntN(2), MaxBatch: 1 + w.r.IntN(4), Revision: d.revision})
+}
+
+// pass lets time go by.
+func (w *theatre) pass() {
+	w.now = w.now.Add(time.Duration(w.r.IntN(20)) * time.Millisecond)
+	w.coordinate(Tick{})
+	for _, name := range slices.Sorted(maps.Keys(w.lines)) {
+		d := w.lines[name]
+		if !d.wake.IsZero() && !d.wake.After(w.now) {
+			d.wake = time.Time{}
+			w.serve(d, dispatch.Tick{})
+		}
+		w.keep(d)
+	}
+}
+
+// keep is what a cluster does: it starts what is missing, drains what is old once something new is there, and does not wait
+// for ever.
+func (w *theatre) keep(d *deployment) {
+	fresh := 0
+	for _, c := range d.replicas {
+		if c.revision == d.revision {
+			fresh++
+		}
+	}
+	if fresh == 0 && w.r.IntN(10) == 0 || fresh < 3 && w.r.IntN(100) == 0 {
+		w.up(d)
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.replicas)) {
+		switch c := d.replicas[name]; {
+		case c == nil: // it has just gone
+		case c.draining.IsZero() && c.revision != d.revision && fresh > 0:
+			c.draining = w.now
+			w.serve(d, dispatch.ReplicaDrain{Name: name})
+		case !c.draining.IsZero() && w.now.Sub(c.draining) > w.drain, w.rough && w.r.IntN(2000) == 0:
+			delete(d.replicas, name)
+			w.serve(d, dispatch.ReplicaDown{Name: name, Cause: "chance"})
+		}
+	}
+}
+
+// answer has a replica answer a call.
+func (w *theatre) answer() {
+	for _, fn := range slices.Sorted(maps.Keys(w.lines)) {
+		d := w.lines[fn]
+		for _, name := range slices.Sorted(maps.Keys(d.replicas)) {
+			c := d.replicas[name]
+			if c == nil || len(c.batches) == 0 || w.r.IntN(3) > 0 {
+				continue
+			}
+			b := c.batches[0]
+			c.batches = c.batches[1:]
+			for i, t := range b.Tasks {
+				n := 1
+				if t.Stage == "a" {
+					n = w.r.IntN(2 * EachWindow)
+				}
+				out := make(tensor.Activation, n)
+				for k := range out {
+					out[k] = tensor.Item{Bytes: fmt.Appendf(nil, "%s@%d", t.Stage, c.revision)}
+				}
+				w.serve(d, dispatch.Result{Replica: name, Batch: b.Batch, Call: i, Reply: &task.Reply{Output: out}})
+			}
+		}
+	}
+}
+
+// post delivers messages that are on their way.
+func (w *theatre) post() {
+	for _, fn := range slices.Sorted(maps.Keys(w.lines)) {
+		d := w.lines[fn]
+		for range w.r.IntN(len(d.in)/2 + 2) {
+			if len(d.in) > 0 {
+				ev := d.in[0]
+				d.in = d.in[1:]
+				w.serve(d, ev)
+			}
+		}
+	}
+	for range w.r.IntN(len(w.back)/2 + 2) {
+		if len(w.back) > 0 {
+			r := w.back[0]
+			w.back = w.back[1:]
+			w.coordinate(Replied{r})
+		}
+	}
+}
+
+// play runs requests through redeploys and returns how they ended, by status; 0: well.
+func (w *theatre) play(g pipeline.Pipeline, requests int) map[int]int {
+	for i := range g.Stages {
+		key := pipeline.Key(g.Stages[i].Name, g.Namespace)
+		w.lines[key] = &deployment{core: dispatch.NewCore(dispatch.CoreConfig{Function: key, Revision: 1, QueueLimit: 1 << 20}), revision: 1, replicas: map[string]*copyOf{}}
+		w.up(w.lines[key])
+	}
+	started := 0
+	for steps := 0; len(w.ends) < requests; steps++ {
+		if steps > 300_000 {
+			w.fatalf("%d of %d requests have ended", len(w.ends), requests)
+		}
+		if started < requests && w.r.IntN(20) == 0 {
+			r := task.Request{ID: fmt.Sprint("q", started), Target: pipeline.Key(g.Name, g.Namespace), Input: texts("x")}
+			started++
+			w.coordinate(Start{Request: r, Graph: g, Loads: make([]task.Load, len(g.Stages))})
+		}
+		if w.r.IntN(300) == 0 {
+			d := w.lines["b.ns"]
+			d.revision++
+			w.serve(d, dispatch.Deployed{Revision: d.revision})
+		}
+		w.pass()
+		w.answer()
+		w.post()
+	}
+	ends := map[int]int{}
+	for _, f := range w.ends {
+		if f.Error == nil {
+			ends[0]++
+			continue
+		}
+		ends[f.Error.Status]++
+		if f.Error.Status == http.StatusServiceUnavailable && !strings.Contains(f.Error.Cause, `function "b" was redeployed while the request ran`) {
+			w.fatalf("request ended with %+v", f.Error)
+		}
+	}
+	w.emptied()
+	return ends
+}
+
+// emptied checks that all old replicas go once nobody needs them.
+func (w *theatre) emptied() {
+	for range 1000 {
+		w.pass()
+		w.answer()
+		w.post()
+	}
+	for fn, d := range w.lines {
+		for name, c := range d.replicas {
+			if c.revision != d.revision {
+				w.fatalf("replica %s of %s is of revision %d and still there, want %d: %+v", name, fn, c.revision, d.revision, c)
+			}
+		}
+		if d.core.Waiting()+d.core.Running() > 0 {
+			w.fatalf("%s: %d wait and %d run", fn, d.core.Waiting(), d.core.Running())
+		}
+	}
+}
+
+func newTheatre(t *testing.T, seed uint64) *theatre {
+	return &theatre{
+		t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 21)), now: t0, flow: NewCore(),
+		lines: map[string]*deployment{}, ends: map[string]*Finish{}, drain: time.Hour,
+	}
+}
+
+// TestRedeploysUnderLoad: a function is redeployed again and again while requests have many calls of it; each request's answers
+// come from one revision, and none fails, as long as old replicas may take the time that they need.
+func TestRedeploysUnderLoad(t *testing.T) {
+	g := graph(t, "a>b;b*>c;c")
+	for seed := range uint64(12) {
+		w := newTheatre(t, seed)
+		if ends := w.play(g, 60); ends[0] != 60 {
+			t.Fatalf("seed %d: ends %v, want 60 well", seed, ends)
+		}
+		if d := w.lines["b.ns"]; d.revision < 3 {
+			t.Errorf("seed %d: revision %d at the end, want some redeploys", seed, d.revision)
+		}
+	}
+}
+
+// TestRoughRedeploys: replicas die as well, and old ones are not given the time. Requests may fail, and never mix.
+func TestRoughRedeploys(t *testing.T) {
+	g := graph(t, "a>b;b*>c;c")
+	all := map[int]int{}
+	for seed := range uint64(24) {
+		w := newTheatre(t, seed)
+		w.rough, w.drain = true, time.Duration(w.r.IntN(3000))*time.Millisecond
+		for status, n := range w.play(g, 60) {
+			all[status] += n
+		}
+	}
+	if all[0] < 800 || all[http.StatusServiceUnavailable] < 20 {
+		t.Errorf("ends %v, want most of them well and some redeployed", all)
+	}
+	t.Log(all)
+}
