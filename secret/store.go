@@ -87,9 +87,12 @@ func (s *Store) openAt(dir string) error {
 	return err
 }
 
-// Close lets the folders go; the files stay.
+// Close lets the folders go; the files stay, but for shared mounts.
 func (s *Store) Close() error {
 	var errs []error
+	if s.groups != nil && s.mounts != nil {
+		errs = append(errs, os.RemoveAll(s.at))
+	}
 	for _, r := range []*os.Root{s.root, s.mounts} {
 		if r != nil {
 			errs = append(errs, r.Close())

@@ -148,7 +148,6 @@ func TestSharedMounts(t *testing.T) {
 			return 0, errors.New("no group")
 		})
 		must(t, err)
-		t.Cleanup(func() { _ = s.Close() })
 		if _, err := os.Stat(s.MountPath("a", "f")); err == nil {
 			t.Error("a mount of an earlier owner is left")
 		}
@@ -182,6 +181,10 @@ func TestSharedMounts(t *testing.T) {
 	must(t, s.Mount("a", "f", nil))
 	if entries, err := os.ReadDir(mounts); err != nil || len(entries) != 1 {
 		t.Errorf("%v, %v, want b alone", entries, err)
+	}
+	must(t, s.Close())
+	if _, err := os.Stat(mounts); err == nil {
+		t.Error("the mounts outlive their owner")
 	}
 }
 
