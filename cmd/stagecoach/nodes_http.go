@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"regexp"
 	"slices"
@@ -94,7 +95,7 @@ func (c cacheAPI) node(w http.ResponseWriter, r *http.Request) {
 	all := c.nodes.Inventories()
 	i := slices.IndexFunc(all, func(n node.Inventory) bool { return n.Name == name })
 	if i < 0 {
-		http.Error(w, c.noNode(name).Error(), http.StatusNotFound)
+		c.fail(w, r, c.noNode(name))
 		return
 	}
 	answerJSON(w, all[i])
@@ -116,12 +117,12 @@ func (c cacheAPI) list(w http.ResponseWriter, r *http.Request) {
 	key := ""
 	if name := q.Get("function"); name != "" {
 		if key = c.functions.Key(name, q.Get("namespace")); key == "" {
-			http.Error(w, fmt.Sprintf("function %q: not deployed", name), http.StatusNotFound)
+			c.fail(w, r, fmt.Errorf("function %q: %w", name, errNotDeployed))
 			return
 		}
 	}
 	if name := q.Get("node"); name != "" && !slices.ContainsFunc(c.nodes.Inventories(), func(n node.Inventory) bool { return n.Name == name }) {
-		http.Error(w, c.noNode(name).Error(), http.StatusNotFound)
+		c.fail(w, r, c.noNode(name))
 		return
 	}
 	out := []cached{}
@@ -141,23 +142,37 @@ const maxCacheOrder = 64 << 10
 // change answers an order with what has become of it on each node that it is for.
 func (c cacheAPI) change(do func(context.Context, cacheOrder) ([]cacheDone, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		var o cacheOrder
-		d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxCacheOrder))
-		d.DisallowUnknownFields()
-		err := d.Decode(&o)
-		if err != nil {
-			err = &pipeline.FieldError{Path: "body", Got: err.Error(), Want: `a JSON object with "function" and, if need be, "namespace", "node" or "digest"`}
-		}
+		o, err := readCacheOrder(http.MaxBytesReader(w, r.Body, maxCacheOrder))
 		var done []cacheDone
 		if err == nil {
 			done, err = do(r.Context(), o)
 		}
 		if err != nil {
-			c.fail(w, err)
+			c.fail(w, r, err)
 			return
 		}
 		answerJSON(w, done)
 	}
+}
+
+// readCacheOrder reads the body of an order; what is wrong with it is a *pipeline.FieldError, unless it is too large.
+func readCacheOrder(body io.Reader) (o cacheOrder, err error) {
+	d := json.NewDecoder(body)
+	d.DisallowUnknownFields()
+	err = d.Decode(&o)
+	const fields = "function, namespace, node and digest"
+	var wrong *json.UnmarshalTypeError
+	var tooLarge *http.MaxBytesError
+	switch {
+	case err == nil, errors.As(err, &tooLarge):
+		return o, err
+	case errors.As(err, &wrong) && wrong.Field != "":
+		return o, &pipeline.FieldError{Path: wrong.Field, Got: "a " + wrong.Value, Want: "a string"}
+	}
+	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+		return o, &pipeline.FieldError{Path: strings.Trim(name, `"`), Got: "an unknown field", Want: "one of " + fields}
+	}
+	return o, &pipeline.FieldError{Path: "body", Got: err.Error(), Want: "a JSON object with " + fields + ", as they are needed"}
 }
 
 // function is the key of the one that an order is about.
@@ -268,11 +283,15 @@ func isKind(err, kind error) bool {
 	return errors.Is(err, kind) || strings.Contains(err.Error(), kind.Error())
 }
 
-func (c cacheAPI) fail(w http.ResponseWriter, err error) {
+// fail answers with an error: text, or JSON for who asks for it with Accept.
+func (c cacheAPI) fail(w http.ResponseWriter, r *http.Request, err error) {
 	is := func(kind error) bool { return isKind(err, kind) }
 	var field *pipeline.FieldError
+	var tooLarge *http.MaxBytesError
 	status := http.StatusServiceUnavailable
 	switch {
+	case errors.As(err, &tooLarge):
+		status = http.StatusRequestEntityTooLarge
 	case errors.As(err, &field), is(keysmanager.ErrNoModel):
 		status = http.StatusBadRequest
 	case is(errNoNode), is(errNotDeployed), is(keysmanager.ErrNotCached):
@@ -282,5 +301,23 @@ func (c cacheAPI) fail(w http.ResponseWriter, err error) {
 	default:
 		w.Header().Set("X-OpenFaaS-Internal", "stagecoach")
 	}
-	http.Error(w, err.Error(), status)
+	if !strings.Contains(r.Header.Get("Accept"), "application/json") {
+		http.Error(w, err.Error(), status)
+		return
+	}
+	type wrong struct {
+		Path string `json:"path"`
+		Got  string `json:"got"`
+		Want string `json:"want"`
+	}
+	body := struct {
+		Error  string  `json:"error"`
+		Fields []wrong `json:"fields,omitempty"`
+	}{Error: err.Error()}
+	if field != nil {
+		body.Fields = []wrong{wrong(*field)}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body) // fails only when the client is gone
 }
