@@ -217,7 +217,7 @@ func TestHTTPReplicaLost(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.deployAll(httpFn("web", map[string]string{"min": "1"}), httpFn("doomed", map[string]string{"min": "3"}))
-	once := func() string { return filepath.Join(t.TempDir(), "once") }
+	once := func() string { return filepath.Join(openFolder(t), "once") }
 	if a := r.must(http.StatusOK, http.MethodPost, "/function/web/exit?once="+once(), "small"); string(a.body) != "alive\n" {
 		t.Errorf("%q", a.body)
 	}

@@ -1,0 +1,262 @@
+package main
+
+import (
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+)
+
+// openFolder returns a folder that all can write to, as functions may not do to a test's own.
+func openFolder(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "open-") //nolint:usetesting // others cannot pass a test's folders
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o777|fs.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("needs root")
+		}
+		t.Skip("needs root")
+	}
+}
+
+// who is a process's user and group, if it has no more rights than these, gains none, and lets no other of its user look into it.
+func who(t *testing.T, pid int) (uid, gid int) {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := map[string][]string{}
+	for line := range strings.Lines(string(b)) {
+		name, value, _ := strings.Cut(line, ":")
+		fields[name] = strings.Fields(value)
+	}
+	for name, want := range map[string]string{"NoNewPrivs": "1", "CapEff": "0000000000000000", "CapPrm": "0000000000000000", "CapAmb": "0000000000000000", "Groups": ""} {
+		if got := strings.Join(fields[name], " "); got != want {
+			t.Errorf("process %d: %s is %q, want %q", pid, name, got, want)
+		}
+	}
+	if info, err := os.Stat(fmt.Sprintf("/proc/%d/fd", pid)); err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 {
+		t.Errorf("process %d: others of its user may look into it (%v)", pid, err)
+	}
+	id := func(name string) int {
+		all := fields[name]
+		if len(slices.Compact(slices.Clone(all))) != 1 {
+			t.Errorf("process %d: %s %q, want the same four times", pid, name, all)
+		}
+		n, err := strconv.Atoi(all[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	return id("Uid"), id("Gid")
+}
+
+// TestReplicasAreUsersOfTheirOwn: one a zygote, with the namespace's group, and nobody changes what is mapped.
+func TestReplicasAreUsersOfTheirOwn(t *testing.T) {
+	needRoot(t)
+	t.Parallel()
+	r := start(t)
+	users, groups := map[int]string{}, map[string]int{}
+	for _, f := range []struct{ name, namespace, image string }{
+		{"a", "openfaas-fn", "noop"}, {"b", "openfaas-fn", "wait"}, {"a", "other", "ocr-text"}, {"b", "other", "ocr-recognise"},
+	} {
+		r.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(
+			`{"service":%q,"namespace":%q,"image":"stagecoach/%s:0.1.0","envVars":%s,"labels":{"com.openfaas.scale.min":"1"}}`, f.name, f.namespace, f.image,
+			map[bool]string{true: `{"STAGECOACH_MODEL":"model/rec.onnx"}`, false: `{}`}[f.image == "wait" || f.image == "ocr-recognise"]))
+		r.until(late, "a replica of "+f.image, func() bool { return r.shows(f.name+"?namespace="+f.namespace).AvailableReplicas == 1 })
+		pids := r.pids(f.image, false)
+		if len(pids) != 1 {
+			t.Fatalf("%d replicas of %s", len(pids), f.image)
+		}
+		uid, gid := who(t, pids[0])
+		if other := users[uid]; other != "" || !within(uid) || !within(gid) {
+			t.Errorf("%s runs as %d:%d, as does %q; want numbers of %v", f.image, uid, gid, other, sandbox.DefaultRange)
+		}
+		users[uid] = f.image
+		if g, ok := groups[f.namespace]; ok && g != gid {
+			t.Errorf("%s is in group %d, another of its namespace in %d", f.image, gid, g)
+		}
+		groups[f.namespace] = gid
+		for _, z := range r.pids(f.image, true) {
+			if zuid, zgid := who(t, z); zuid != uid || zgid != gid {
+				t.Errorf("zygote of %s runs as %d:%d, its replica as %d:%d", f.image, zuid, zgid, uid, gid)
+			}
+		}
+	}
+	if groups["openfaas-fn"] == groups["other"] {
+		t.Error("two namespaces are one group")
+	}
+	weights := 0
+	if err := filepath.WalkDir(filepath.Join(r.state, "cache"), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		weights++
+		if st := info.Sys().(*syscall.Stat_t); st.Uid != 0 || info.Mode() != 0o444 {
+			t.Errorf("%s: %v of user %d, want it to be nobody's to change", path, info.Mode(), st.Uid)
+		}
+		return nil
+	}); err != nil || weights == 0 {
+		t.Errorf("%d files are packed: %v", weights, err)
+	}
+	homes := func() int {
+		entries, err := os.ReadDir(sandbox.HomeFolder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for _, e := range entries {
+			if uid, err := strconv.Atoi(e.Name()); err == nil && users[uid] != "" {
+				n++
+			}
+		}
+		return n
+	}
+	if n := homes(); n != len(users) {
+		t.Errorf("%d homes of %d users", n, len(users))
+	}
+	r.stop()
+	if n := homes(); n != 0 {
+		t.Errorf("%d homes are left", n)
+	}
+}
+
+func within(n int) bool { return n >= sandbox.DefaultRange.First && n <= sandbox.DefaultRange.Last }
+
+// TestAHostileFunction is one that runs what it is sent, and is sent attacks.
+func TestAHostileFunction(t *testing.T) {
+	needRoot(t)
+	t.Parallel()
+	r := start(t, "--nats-listen", "127.0.0.1:0")
+	r.must(http.StatusCreated, http.MethodPost, "/system/secrets", `{"name":"key","value":"of-the-victim"}`)
+	r.must(http.StatusCreated, http.MethodPost, "/system/secrets", `{"name":"key","namespace":"hostile","value":"its-own"}`)
+	r.must(http.StatusAccepted, http.MethodPost, "/system/functions", `{"service":"victim","image":"stagecoach/noop:0.1.0","secrets":["key"]}`)
+	r.must(http.StatusAccepted, http.MethodPost, "/system/functions", `{"service":"shell","namespace":"hostile","image":"stagecoach/echo-http:0.1.0",
+		"envProcess":"/bin/sh","envVars":{"mode":"streaming","exec_timeout":"60s"},"secrets":["key"],"labels":{"com.openfaas.scale.max":"1"}}`)
+	r.must(http.StatusOK, http.MethodPost, "/function/victim", "x")
+	victims := r.pids("noop", false)
+	if len(victims) != 1 {
+		t.Fatalf("%d replicas of the victim", len(victims))
+	}
+	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", victims[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(env), "secret_mount_path=")
+	mount, _, _ := strings.Cut(rest, "\x00")
+	image, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", victims[0]))
+	if err != nil || mount == "" {
+		t.Fatalf("mount %q, image %q, %v", mount, image, err)
+	}
+	run := func(script string) string {
+		t.Helper()
+		return string(r.must(http.StatusOK, http.MethodPost, "/function/shell.hostile", script+"\nexit 0\n").body)
+	}
+	if got := run(`cat "$secret_mount_path/key"; id -u; id -G; stat -c ' %a' "$HOME"; touch "$TMPDIR/x" && echo wrote`); !strings.HasPrefix(got, "its-own") || !strings.HasSuffix(got, " 700\nwrote\n") {
+		t.Errorf("what it may do: %q", got)
+	}
+	for attack, denied := range map[string]string{
+		"cat " + mount + "/key 2>&1":                             "Permission denied",
+		"ls " + filepath.Dir(mount) + " 2>&1":                    "Permission denied",
+		"cat " + r.state + "/nats-token 2>&1":                    "cannot|denied",
+		"ls " + r.state + "/secrets 2>&1":                        "cannot|denied",
+		"ls " + r.state + "/nats 2>&1":                           "cannot|denied",
+		fmt.Sprintf("kill -9 %d 2>&1", victims[0]):               "not permitted",
+		fmt.Sprintf("kill -9 %d 2>&1", r.up.cmd.Process.Pid):     "not permitted",
+		fmt.Sprintf("cat /proc/%d/environ 2>&1", victims[0]):     "Permission denied",
+		fmt.Sprintf("cat /proc/%d/mem 2>&1", victims[0]):         "Permission denied",
+		fmt.Sprintf("head -c1 < /proc/%d/fd/3 2>&1", victims[0]): "",
+		fmt.Sprintf("ls /proc/%d/fd 2>&1", r.up.cmd.Process.Pid): "Permission denied",
+		"echo x 2>&1 >> " + image + "/stage":                     "",
+		"echo x 2>&1 >> echo-http":                               "",
+		"ls -A " + sandbox.RunFolder + " 2>&1":                   "Permission denied",
+		"cat " + sandbox.RunFolder + "/groups 2>&1":              "Permission denied",
+		"echo x 2>&1 > /sys/fs/cgroup/pids/cgroup.procs":         "",
+		"mount -t tmpfs none /tmp 2>&1":                          "denied|permitted|superuser|only root",
+	} {
+		got := run(attack)
+		if denied == "" && got == "" { // the shell itself has refused, on stderr
+			continue
+		}
+		if !slices.ContainsFunc(strings.Split(denied, "|"), func(s string) bool { return strings.Contains(got, s) }) {
+			t.Errorf("%s: %q, want %s", attack, got, denied)
+		}
+	}
+	for _, file := range []string{filepath.Join(image, "stage"), proctest.Built(t, "images", "stagecoach", "echo-http", "0.1.0", "echo-http")} {
+		if b, err := os.ReadFile(file); err != nil || strings.HasSuffix(string(b), "x\n") {
+			t.Fatalf("%s was written to (%v)", file, err)
+		}
+	}
+	// A bomb, in sessions of its own: it stops at the limit of its user, and goes with the replica. The others answer meanwhile.
+	bomb := make(chan struct{})
+	go func() {
+		defer close(bomb)
+		_, _ = r.trySend(http.MethodPost, "/function/shell.hostile", "b() { setsid sh -c \"$B\" & b; }\nexport B='while :; do setsid sh -c \"$B\" & done'\nsh -c \"$B\"\n")
+	}()
+	uid := 0
+	proctest.Until(t, late, "the bomb to have gone off", func() bool {
+		counts := processesOf()
+		for u, n := range counts {
+			if n > 100 {
+				uid = u
+			}
+		}
+		return uid != 0
+	})
+	for range 3 {
+		r.must(http.StatusOK, http.MethodPost, "/function/victim", "x")
+	}
+	if n := processesOf()[uid]; n > sandbox.MaxProcesses {
+		t.Errorf("user %d has %d processes, want %d at most", uid, n, sandbox.MaxProcesses)
+	}
+	r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", `{"functionName":"shell","namespace":"hostile"}`)
+	proctest.Until(t, late, "nothing of the bomb to be left", func() bool { return processesOf()[uid] == 0 })
+	<-bomb
+	if now := r.pids("noop", false); !slices.Equal(now, victims) {
+		t.Errorf("the victim's replicas are %v, were %v", now, victims)
+	}
+}
+
+// processesOf counts processes by their user, of those that functions run as.
+func processesOf() map[int]int {
+	entries, _ := os.ReadDir("/proc")
+	out := map[int]int{}
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		if info, err := os.Stat("/proc/" + e.Name()); err == nil {
+			if uid := int(info.Sys().(*syscall.Stat_t).Uid); within(uid) {
+				out[uid]++
+			}
+		}
+	}
+	return out
+}
