@@ -14,6 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/node"
 	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/queue"
 )
 
 // nodeList is the nodes of a running stagecoach: its own KeysManager, if it has one, and daemons that have joined.
@@ -30,7 +31,8 @@ type nodeList interface {
 type nodes struct {
 	self   node.Identity        // of this process
 	keys   *keysmanager.Manager // nil: it is no node itself
-	joined *node.Directory      // nil: it does not listen for others
+	bus    *queue.Link          // to daemons; nil: it does not listen for them
+	joined *node.Directory      // likewise
 
 	ctx    context.Context // of what is told to daemons in passing
 	cancel context.CancelFunc
@@ -42,8 +44,10 @@ type nodes struct {
 
 // close stops listening to daemons.
 func (n *nodes) close() {
-	n.joined.Close()
 	n.cancel()
+	if n.joined != nil {
+		n.joined.Close()
+	}
 	n.group.Wait()
 }
 

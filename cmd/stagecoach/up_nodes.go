@@ -97,8 +97,8 @@ func readToken(file string) (string, error) {
 	return token, nil
 }
 
-// openNodes lets daemons join.
-func (u *up) openNodes() error {
+// connectNodes makes the way to daemons. It is there for as long as there are replicas to be stopped.
+func (u *up) connectNodes() error {
 	if u.cfg.NATS.Listen == "" {
 		return nil
 	}
@@ -107,12 +107,23 @@ func (u *up) openNodes() error {
 		return err
 	}
 	u.onClose(func() error { nc.Close(); return nil })
+	u.onClose(func() error { u.nodes.close(); return nil })
+	u.nodes.bus = queue.NewLink(nc)
+	return nil
+}
+
+// openNodes lets daemons join. By then there is all that has to know of them.
+func (u *up) openNodes(context.Context) error {
+	if u.nodes.bus == nil {
+		return nil
+	}
 	own := ""
 	if u.nodes.keys != nil {
 		own = u.nodes.self.Name
 	}
+	var err error
 	u.nodes.joined, err = node.OpenDirectory(node.DirectoryConfig{
-		Bus: queue.NewLink(nc), Boot: u.nodes.self.Boot, Own: own, Log: u.log,
+		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Own: own, Log: u.log,
 		Joined: func(c *node.Client) { u.local.Join(remoteNode{c}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
 		Heard:  u.heard,
@@ -128,7 +139,6 @@ func (u *up) openNodes() error {
 	if err != nil {
 		return err
 	}
-	u.onClose(func() error { u.nodes.close(); return nil })
 	return u.metrics.Register(cacheMetrics{u.nodes})
 }
 

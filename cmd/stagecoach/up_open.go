@@ -117,6 +117,9 @@ func (u *up) openReplicas(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := u.connectNodes(); err != nil {
+		return err
+	}
 	nc, err := u.nats.Connect("dispatch")
 	if err != nil {
 		return err
@@ -150,9 +153,6 @@ func (u *up) openReplicas(ctx context.Context) error {
 		defer cancel()
 		return u.local.Close(ctx)
 	})
-	if err := u.openNodes(); err != nil {
-		return err
-	}
 	if err := u.metrics.Register(newDeviceGauges(u.nodes)); err != nil {
 		return err
 	}
