@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 	"github.com/stagecoach-serving/stagecoach/warden"
@@ -18,6 +19,8 @@ type Accounts interface {
 	Take(gid int) (*sandbox.Lease, error)
 	// Adopt returns the account of a process that an earlier daemon has started; nil: it has none.
 	Adopt(pid int) (*sandbox.Lease, error)
+	// Resume returns that of a user whom an earlier daemon had taken.
+	Resume(uid, gid int) (*sandbox.Lease, error)
 }
 
 // lodger is who of a process has an account.
@@ -158,6 +161,9 @@ func (m *Manager) adoptAccount(k warden.Kept) {
 		return
 	}
 	lease, err := m.cfg.Accounts.Adopt(k.PID)
+	if program := programAccount(k.PID); err == nil && lease == nil && program != nil {
+		lease, err = m.cfg.Accounts.Resume(program.UID, program.GID)
+	}
 	if err != nil {
 		m.cfg.Log.Warn("what runs has a user that is not its own", "entry", k.Name, "pid", k.PID, "error", err)
 		return
@@ -165,4 +171,19 @@ func (m *Manager) adoptAccount(k warden.Kept) {
 	if lease != nil {
 		m.lodge(k.Name, &lodging{lease: lease, most: maxFamily})
 	}
+}
+
+// programAccount is that of the programs of a watchdog, as its environment has it; nil: it has none.
+func programAccount(pid int) *sandbox.Account {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil {
+		return nil // it has ended
+	}
+	for kv := range strings.SplitSeq(string(b), "\x00") {
+		var a sandbox.Account
+		if text, ok := strings.CutPrefix(kv, wire.EnvAccount+"="); ok && json.Unmarshal([]byte(text), &a) == nil {
+			return &a
+		}
+	}
+	return nil
 }

@@ -51,8 +51,12 @@ var wanted = []struct {
 	number int
 	name   string
 }{
-	{unix.CAP_CHOWN, "CHOWN"}, {unix.CAP_KILL, "KILL"}, {unix.CAP_SETGID, "SETGID"}, {unix.CAP_SETUID, "SETUID"},
-	{unix.CAP_SYS_ADMIN, "SYS_ADMIN"}, {unix.CAP_SYS_CHROOT, "SYS_CHROOT"},
+	{unix.CAP_CHOWN, "CHOWN"},
+	{unix.CAP_KILL, "KILL"},
+	{unix.CAP_SETGID, "SETGID"},
+	{unix.CAP_SETUID, "SETUID"},
+	{unix.CAP_SYS_ADMIN, "SYS_ADMIN"},
+	{unix.CAP_SYS_CHROOT, "SYS_CHROOT"},
 }
 
 // OpenAccounts returns the accounts with these numbers, kept in folder run, with homes in folder homes; both are made and have to
@@ -191,17 +195,21 @@ func (a *Accounts) Adopt(pid int) (*Lease, error) {
 	if err := unix.Stat("/proc/"+strconv.Itoa(pid), &st); err != nil {
 		return nil, fmt.Errorf("user of process %d: %w", pid, err)
 	}
-	uid := int(st.Uid)
-	if !a.numbers.users().holds(uid) {
-		return nil, nil //nolint:nilnil // as it says
+	if !a.numbers.users().holds(int(st.Uid)) {
+		return nil, nil
 	}
+	return a.Resume(int(st.Uid), int(st.Gid))
+}
+
+// Resume takes over the account of a user whom an earlier owner had taken.
+func (a *Accounts) Resume(uid, gid int) (*Lease, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.lock(uid) {
-		return nil, fmt.Errorf("user %d of process %d is somebody else's", uid, pid)
+	if !a.numbers.users().holds(uid) || !a.lock(uid) {
+		return nil, fmt.Errorf("user %d is somebody else's, or none of %v", uid, a.numbers.users())
 	}
 	a.taken[uid] = true
-	return &Lease{Account: Account{UID: uid, GID: int(st.Gid), Home: a.home(uid)}, accounts: a}, nil
+	return &Lease{Account: Account{UID: uid, GID: gid, Home: a.home(uid)}, accounts: a}, nil
 }
 
 func (a *Accounts) home(uid int) string { return filepath.Join(a.homes, strconv.Itoa(uid)) }

@@ -367,6 +367,12 @@ func TestAccountsSayWhatIsMissing(t *testing.T) {
 			t.Errorf("%+v: %v, want %s", c, err, want)
 		}
 	}
+	if err := os.Chmod(filepath.Join(image, "stage"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Start(Command{Dir: image, As: &l.Account}); err == nil || !strings.Contains(err.Error(), "chmod -R a+rX") {
+		t.Errorf("a program that is its owner's alone: %v", err)
+	}
 	if got := finished(t, s, Command{Dir: image, Argv: []string{"./stage", "id"}}); len(got) != 1 || !strings.HasPrefix(got[0], "stdout: id: 0 0 ") {
 		t.Errorf("after failures %q, want a process as ever", got)
 	}

@@ -118,6 +118,9 @@ func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
 	if err == nil {
 		err = s.run(cmd, c)
 	}
+	if errors.Is(err, unix.EACCES) && c.As != nil {
+		err = fmt.Errorf("%w; it runs as a user of its own, want its files readable by all (chmod -R a+rX)", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("start %s in %s: %w", c.argv()[0], c.Dir, err)
 	}

@@ -61,13 +61,8 @@ func parse(environ []string) (config, error) {
 	}
 	add(environ)
 	c := config{ready: given[wire.EnvReady]}
-	if err := json.Unmarshal([]byte(given[wire.EnvImage]), &c.image); err != nil {
-		return c, fmt.Errorf("environment %s: %w; a function is started by `stagecoach up`", wire.EnvImage, err)
-	}
-	if account := given[wire.EnvAccount]; account != "" {
-		if err := json.Unmarshal([]byte(account), &c.account); err != nil {
-			return c, fmt.Errorf("environment %s: %w", wire.EnvAccount, err)
-		}
+	if err := c.identify(given); err != nil {
+		return c, err
 	}
 	healthDelay, rest, _ := strings.Cut(given[wire.EnvHealth], ",")
 	var healthPeriod string
@@ -126,6 +121,21 @@ func parse(environ []string) (config, error) {
 		errs = append(errs, fmt.Errorf("mode=%q, want %s, %s or %s", c.mode, modeHTTP, modeStreaming, modeSerializing))
 	}
 	return c, errors.Join(errs...)
+}
+
+// identify reads what the program is and who it runs as.
+func (c *config) identify(given map[string]string) error {
+	if err := json.Unmarshal([]byte(given[wire.EnvImage]), &c.image); err != nil {
+		return fmt.Errorf("environment %s: %w; a function is started by `stagecoach up`", wire.EnvImage, err)
+	}
+	account := given[wire.EnvAccount]
+	if account == "" {
+		return nil
+	}
+	if err := json.Unmarshal([]byte(account), &c.account); err != nil {
+		return fmt.Errorf("environment %s: %w", wire.EnvAccount, err)
+	}
+	return nil
 }
 
 // upstream reads where a program says that it listens; nil: it does not say.
