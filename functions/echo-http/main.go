@@ -57,7 +57,7 @@ func handler(ready time.Time) http.Handler {
 	mux.HandleFunc("/_/health", func(http.ResponseWriter, *http.Request) {})
 	for path, f := range map[string]http.HandlerFunc{
 		"/echo": echo, "/events": events, "/hints": hints, "/slow": slow, "/status": status, "/trailer": trailer,
-		"/exit": exit, "/panic": panics, "/upgrade": upgrade,
+		"/exit": exit, "/panic": panics, "/upgrade": upgrade, "/eat": eat, "/spin": spin,
 	} {
 		mux.HandleFunc(path, f)
 	}
@@ -163,6 +163,24 @@ func trailer(w http.ResponseWriter, r *http.Request) {
 	n, _ := io.Copy(w, r.Body)
 	w.Header().Set("X-Sum", strconv.FormatInt(n, 10))
 	w.Header().Set("X-Got", r.Trailer.Get("X-Sent"))
+}
+
+// eat touches mb MiB of memory, and answers how much that was.
+func eat(w http.ResponseWriter, r *http.Request) {
+	mb, _ := strconv.Atoi(r.URL.Query().Get("mb")) // none is none
+	food := make([]byte, mb<<20)
+	for i := 0; i < len(food); i += 4096 {
+		food[i] = 1
+	}
+	fmt.Fprintln(w, len(food)>>20)
+}
+
+// spin keeps a core busy for some time.
+func spin(w http.ResponseWriter, r *http.Request) {
+	n := 0
+	for until := time.Now().Add(duration(r.URL.Query().Get("for"))); time.Now().Before(until); n++ {
+	}
+	fmt.Fprintln(w, n)
 }
 
 // exit ends the program; with once=FILE, only for the first who makes the file; with read, once a MiB of the body is here;

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/cgroup"
+)
+
+// needGroups skips a test where no cgroups may be made. Where tests of real parts have to run, it fails there.
+func needGroups(t *testing.T) {
+	t.Helper()
+	root, err := cgroup.Open("test-" + strings.ToLower(t.Name()))
+	if err == nil {
+		_ = root.Close() // empty
+		return
+	}
+	if os.Getenv("CI") == "true" {
+		t.Fatalf("CI has to be where cgroups may be made: %v", err)
+	}
+	t.Skipf("no cgroups may be made here (root may, on most machines): %v", err)
+}
+
+// limited is the function echo-http with limits.
+func (r *rig) limited(name string, l resources) {
+	r.t.Helper()
+	d := httpFn(name, map[string]string{"min": "1", "max": "1"}).deployment()
+	d.Limits = &l
+	if err := r.deploy(r.t.Context(), d); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// TestLimits: who asks a function for more memory than it may have is told so, and a function that may have less of a core
+// is seen to wait for it.
+func TestLimits(t *testing.T) {
+	needGroups(t)
+	t.Parallel()
+	r := start(t)
+	r.limited("eats", resources{Memory: "96Mi"})
+	r.limited("spins", resources{CPU: "100m"})
+	t.Run("memory", func(t *testing.T) {
+		if a := r.must(http.StatusOK, http.MethodPost, "/function/eats/eat?mb=8", ""); string(a.body) != "8\n" {
+			t.Errorf("%q, want 8", a.body)
+		}
+		a := r.must(http.StatusBadGateway, http.MethodPost, "/function/eats/eat?mb=512", "")
+		if want := "killed: out of memory, its limit is 96 MiB (limits.memory)"; !strings.Contains(string(a.body), want) {
+			t.Errorf("%q, want %q in it", a.body, want)
+		}
+		r.until(soon, "the function to serve again", func() bool {
+			return r.send(http.MethodPost, "/function/eats/eat?mb=8", "").status == http.StatusOK
+		})
+	})
+	t.Run("cpu", func(t *testing.T) {
+		r.must(http.StatusOK, http.MethodPost, "/function/spins/spin?for=1s", "")
+		const sample = `stagecoach_replica_throttled_seconds_total{function="spins.openfaas-fn",node="`
+		r.until(soon, "throttling in the metrics", func() bool {
+			for line := range strings.Lines(string(r.must(http.StatusOK, http.MethodGet, "/metrics", "").body)) {
+				if strings.HasPrefix(line, sample) && !strings.HasSuffix(line, " 0\n") {
+					return true
+				}
+			}
+			return false
+		})
+		r.until(soon, "throttling in the inventory", func() bool {
+			a := r.must(http.StatusOK, http.MethodGet, "/system/nodes/"+r.node(), "")
+			var n struct {
+				Replicas []struct {
+					Function string
+					CPUMilli int
+					Usage    *struct{ Throttled, Memory int64 }
+				}
+			}
+			if err := json.Unmarshal(a.body, &n); err != nil {
+				t.Fatal(err)
+			}
+			for _, x := range n.Replicas {
+				if x.Function == "spins.openfaas-fn" && x.Usage != nil {
+					return x.CPUMilli == 100 && x.Usage.Throttled > 0 && x.Usage.Memory > 0
+				}
+			}
+			return false
+		})
+		var s struct {
+			Usage struct{ TotalMemoryBytes float64 }
+		}
+		a := r.must(http.StatusOK, http.MethodGet, "/system/function/spins?usage=1", "")
+		if err := json.Unmarshal(a.body, &s); err != nil || s.Usage.TotalMemoryBytes < 1<<20 || s.Usage.TotalMemoryBytes > 96<<20 {
+			t.Errorf("%s, %v, want the memory of one replica", a.body, err)
+		}
+	})
+	r.stop()
+	r.restart() // with the groups of no earlier life
+	r.must(http.StatusOK, http.MethodPost, "/function/eats/eat?mb=8", "")
+}
+
+// node is the only node's name.
+func (r *rig) node() string {
+	r.t.Helper()
+	name, err := os.Hostname()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return name
+}
