@@ -50,6 +50,7 @@ func show(e Effect) string {
 var codeNames = map[task.Code]string{
 	task.OK: "ok", task.BadInput: "bad", task.Failed: "failed", task.ReplicaLost: "lost",
 	task.Expired: "expired", task.Overloaded: "overloaded", task.Canceled: "canceled", task.Unavailable: "unavailable",
+	task.Redeployed: "redeployed",
 }
 
 type step struct {
@@ -274,19 +275,21 @@ func TestScenarios(t *testing.T) {
 			{0, submit("a", 0), "wanted"}, // forgotten
 		}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			tc.cfg.Function = "f.ns"
-			c := NewCore(tc.cfg)
-			for i, s := range tc.steps {
-				var got []string
-				for _, e := range c.Step(at(s.at), s.ev) {
-					got = append(got, show(e))
-				}
-				if got := strings.Join(got, "; "); got != s.want {
-					t.Fatalf("step %d at %v, %T:\n got %q\nwant %q", i, s.at, s.ev, got, s.want)
-				}
-			}
-		})
+		tc.cfg.Function = "f.ns"
+		t.Run(name, func(t *testing.T) { run(t, NewCore(tc.cfg), tc.steps) })
+	}
+}
+
+func run(t *testing.T, c *Core, steps []step) {
+	t.Helper()
+	for i, s := range steps {
+		var got []string
+		for _, e := range c.Step(at(s.at), s.ev) {
+			got = append(got, show(e))
+		}
+		if got := strings.Join(got, "; "); got != s.want {
+			t.Fatalf("step %d at %v, %T:\n got %q\nwant %q", i, s.at, s.ev, got, s.want)
+		}
 	}
 }
 

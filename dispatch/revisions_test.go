@@ -1,0 +1,150 @@
+package dispatch
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+)
+
+// together makes the n-th task of a request that has several, for a revision; 0: any.
+func together(request string, n uint32, revision uint64) Submit {
+	t := newTask(request, 0)
+	t.Task, t.Together, t.Revision = n, true, revision
+	return Submit{t}
+}
+
+func TestRevisions(t *testing.T) {
+	up := func(name string, revision uint64) ReplicaUp {
+		return ReplicaUp{Name: name, Slots: 1, MaxBatch: 1, Revision: revision}
+	}
+	for name, tc := range map[string]struct {
+		cfg   CoreConfig
+		steps []step
+	}{
+		"those of one request wait for its revision, others pass them": {CoreConfig{Revision: 1}, []step{
+			{0, up("old", 1), ""},
+			{0, together("a", 1, 0), "send old #1 a"},
+			{0, together("a", 2, 0), ""},
+			{0, submit("b", 0), "wanted"},
+			{1 * ms, Deployed{2}, ""},
+			{1 * ms, up("new", 2), "send new #2 b"},
+			{2 * ms, answer("new", 2, 0), "reply b ok wait=1ms service=1ms"},
+			{3 * ms, answer("old", 1, 0), "reply a ok wait=0s service=3ms; send old #3 a"},
+		}},
+		"what nobody has begun goes to the new one": {CoreConfig{Revision: 1}, []step{
+			{0, together("a", 1, 0), "wanted"},
+			{0, together("a", 2, 0), "wanted"},
+			{1 * ms, Deployed{2}, ""},
+			{1 * ms, up("new", 2), "send new #1 a"},
+		}},
+		"a draining one takes what has nowhere else to go, and waits for the next": {CoreConfig{Revision: 1}, []step{
+			{0, up("old", 1), ""},
+			{0, together("a", 1, 0), "send old #1 a"},
+			{0, together("a", 2, 0), ""},
+			{0, submit("b", 0), "wanted"},
+			{1 * ms, Deployed{2}, ""},
+			{1 * ms, ReplicaDrain{"old"}, ""},
+			{2 * ms, answer("old", 1, 0), "reply a ok wait=0s service=2ms; send old #2 a"},
+			{3 * ms, answer("old", 2, 0), "reply a ok wait=2ms service=1ms; wake 503ms"},
+			{4 * ms, together("a", 3, 1), "send old #3 a; wanted"},
+			{5 * ms, answer("old", 3, 0), "reply a ok wait=0s service=1ms"},
+			{503 * ms, Tick{}, "wake 505ms"},
+			{505 * ms, Tick{}, "idle old"},
+			{506 * ms, together("a", 4, 1), "reply a redeployed wait=0s service=0s; wanted"},
+		}},
+		"one that is not alone does not wait": {CoreConfig{Revision: 1}, []step{
+			{0, up("one", 1), ""},
+			{0, up("two", 1), ""},
+			{0, together("a", 1, 0), "send one #1 a"},
+			{1 * ms, ReplicaDrain{"one"}, ""},
+			{1 * ms, together("a", 2, 0), "send two #2 a"},
+			{2 * ms, answer("one", 1, 0), "reply a ok wait=0s service=2ms; idle one"},
+		}},
+		"the last of an old revision goes, and with it what needs it": {CoreConfig{Revision: 1}, []step{
+			{0, up("old", 1), ""},
+			{0, together("a", 1, 0), "send old #1 a"},
+			{0, together("a", 2, 0), ""},
+			{0, together("a", 3, 0), "wanted"},
+			{1 * ms, Deployed{2}, ""},
+			{2 * ms, ReplicaDown{"old", "died"}, "reply a lost wait=0s service=2ms; reply a redeployed wait=2ms service=0s; " +
+				"reply a redeployed wait=2ms service=0s"},
+		}},
+		"the last of the present revision goes: its like is waited for": {CoreConfig{Revision: 1}, []step{
+			{0, up("one", 1), ""},
+			{0, together("a", 1, 0), "send one #1 a"},
+			{0, together("a", 2, 0), ""},
+			{1 * ms, ReplicaDown{"one", "died"}, "reply a lost wait=0s service=1ms; wanted"},
+			{2 * ms, together("a", 3, 1), "wanted"},
+			{3 * ms, up("two", 1), "send two #2 a"},
+			{4 * ms, Deployed{2}, ""},
+			{5 * ms, ReplicaDown{"two", "died"}, "reply a lost wait=3ms service=2ms; reply a redeployed wait=3ms service=0s"},
+		}},
+		"a redeploy ends what waits for a revision that has nobody": {CoreConfig{Revision: 1}, []step{
+			{0, together("a", 1, 1), "wanted"},
+			{1 * ms, Deployed{2}, "reply a redeployed wait=1ms service=0s"},
+		}},
+		"a batch is of one revision": {CoreConfig{Revision: 2}, []step{
+			{0, ReplicaUp{"old", 1, 4, 1}, ""},
+			{0, ReplicaUp{"new", 1, 4, 2}, ""},
+			{0, together("a", 1, 1), "send old #1 a"},
+			{0, together("b", 1, 2), "send new #2 b"},
+			{1 * ms, together("a", 2, 1), ""},
+			{1 * ms, together("b", 2, 2), ""},
+			{1 * ms, submit("c", 0), ""},
+			{1 * ms, together("a", 3, 1), ""},
+			{2 * ms, answer("old", 1, 0), "reply a ok wait=0s service=2ms; send old #3 a+c+a"},
+			{2 * ms, answer("new", 2, 0), "reply b ok wait=0s service=2ms; send new #4 b"},
+		}},
+		"canceled ones need nothing": {CoreConfig{Revision: 1}, []step{
+			{0, up("old", 1), ""},
+			{0, together("a", 1, 0), "send old #1 a"},
+			{0, together("a", 2, 0), ""},
+			{1 * ms, Deployed{2}, ""},
+			{1 * ms, ReplicaDrain{"old"}, ""},
+			{2 * ms, answer("old", 1, 0), "reply a ok wait=0s service=2ms; send old #2 a"},
+			{3 * ms, Cancel{task.Key{Request: "a", Task: 2, Attempt: 1}}, "cancel old #2.0; reply a canceled wait=2ms service=1ms; wake 1m0.003s"},
+			{4 * ms, answer("old", 2, 0), "wake 503ms"},
+			{503 * ms, Tick{}, "idle old"},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) { run(t, NewCore(tc.cfg), tc.steps) })
+	}
+}
+
+// BenchmarkStepTogether is BenchmarkStep for requests with 64 tasks, and while replicas of two revisions serve.
+func BenchmarkStepTogether(b *testing.B) {
+	for _, revisions := range []int{1, 2} {
+		b.Run(fmt.Sprintf("revisions=%d", revisions), func(b *testing.B) {
+			c := NewCore(CoreConfig{Function: "f.ns", QueueLimit: 1000, Revision: uint64(revisions)})
+			for i := range 10 {
+				c.Step(epoch, ReplicaUp{Name: fmt.Sprint("r", i), Slots: 1, MaxBatch: 1, Revision: uint64(1 + i%revisions)})
+			}
+			now, n := epoch, uint32(0)
+			var running []Send
+			step := func(ev Event) {
+				now = now.Add(time.Microsecond)
+				for _, e := range c.Step(now, ev) {
+					if s, ok := e.(Send); ok {
+						running = append(running, s)
+					}
+				}
+			}
+			submit := func() {
+				n++
+				step(Submit{&task.Task{Key: task.Key{Request: fmt.Sprint(n / 64), Task: n, Attempt: 1}, Deadline: now.Add(time.Minute), Together: true}})
+			}
+			for range 110 {
+				submit()
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				submit()
+				s := running[0]
+				running = running[1:]
+				step(Result{Replica: s.Replica, Batch: s.Batch, Reply: &task.Reply{}})
+			}
+		})
+	}
+}
