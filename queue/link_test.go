@@ -1,0 +1,217 @@
+package queue
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// waitLimit bounds waits of a test that works in a fraction of it.
+const waitLimit = 20 * time.Second
+
+func listening(t *testing.T, dir, listen string) *Server {
+	t.Helper()
+	s, err := StartServer(ServerConfig{Dir: dir, Log: slog.New(slog.DiscardHandler), Listen: listen, Token: "secret"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func foreign(t *testing.T, url, token string, log *slog.Logger) *nats.Conn {
+	t.Helper()
+	nc, err := Connect(url, token, t.Name(), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+// heard is what a listener gets.
+type heard struct{ node, reply, data string }
+
+// listen returns a channel of a link's messages.
+func listen(t *testing.T, l *Link, node, kind string) <-chan heard {
+	t.Helper()
+	got := make(chan heard, 16)
+	stop, err := l.Listen(node, kind, func(node, reply string, data []byte) { got <- heard{node, reply, string(data)} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	return got
+}
+
+func next(t *testing.T, from <-chan heard) heard {
+	t.Helper()
+	select {
+	case m := <-from:
+		return m
+	case <-time.After(waitLimit):
+		t.Fatalf("no message within %v", waitLimit)
+		return heard{}
+	}
+}
+
+// TestLink sends both ways between a foreign connection and one inside, by a name that has to be escaped, and asks where nobody
+// listens.
+func TestLink(t *testing.T) {
+	s := listening(t, t.TempDir(), "127.0.0.1:0")
+	t.Cleanup(s.Close)
+	in, out := NewLink(connect(t, s)), NewLink(foreign(t, s.URL(), "secret", slog.New(slog.DiscardHandler)))
+	all, one := listen(t, in, "", "inventory"), listen(t, out, "box.example", "order")
+	answers := listen(t, in, "box.example", "answer.A")
+	if err := out.Send("box.example", "inventory", "", []byte("1")); err != nil {
+		t.Fatal(err)
+	}
+	if m := next(t, all); m != (heard{"box.example", "", "1"}) {
+		t.Errorf("got %+v", m)
+	}
+	if err := in.Send("box.example", "order", "answer.A", []byte("2")); err != nil {
+		t.Fatal(err)
+	}
+	m := next(t, one)
+	if m != (heard{"box.example", "answer.A", "2"}) {
+		t.Errorf("got %+v", m)
+	}
+	if err := out.Send(m.node, m.reply, "", []byte("3")); err != nil {
+		t.Fatal(err)
+	}
+	if m := next(t, answers); m.data != "3" {
+		t.Errorf("got %+v, want the answer", m)
+	}
+	if err := in.Send("box.example", "nobody", "answer.A", []byte("4")); err != nil {
+		t.Fatal(err)
+	}
+	if m := next(t, answers); m.data != "" {
+		t.Errorf("got %+v, want an empty message: nobody listens there", m)
+	}
+}
+
+// TestForeignRights tries what a node must not: another's subjects, JetStream, a wrong token.
+func TestForeignRights(t *testing.T) {
+	s := listening(t, t.TempDir(), "127.0.0.1:0")
+	t.Cleanup(s.Close)
+	inside := connect(t, s)
+	tasks := make(chan []byte, 1)
+	stop, err := NewBus(inside).Tasks("f.ns", func(msg []byte, _ bool) { tasks <- msg })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	nc := foreign(t, s.URL(), "secret", slog.New(slog.DiscardHandler))
+	refused := make(chan error, 4)
+	nc.SetErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err })
+	attempts := map[string]func() error{
+		"a task":            func() error { return nc.Publish(taskSubject("f.ns"), []byte("x")) },
+		"all subjects":      func() error { _, err := nc.SubscribeSync(">"); return err },
+		"inboxes of others": func() error { _, err := nc.SubscribeSync("_INBOX.>"); return err },
+	}
+	for what, try := range attempts {
+		if err := errors.Join(try(), nc.Flush()); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-refused:
+			if !errors.Is(err, nats.ErrPermissionViolation) {
+				t.Errorf("%s: %v, want a violation of permissions", what, err)
+			}
+		case <-tasks:
+			t.Errorf("%s: it came", what)
+		case <-time.After(waitLimit):
+			t.Errorf("%s: not refused", what)
+		}
+	}
+	log := lockedBuffer{wrote: make(chan struct{}, 1)}
+	wrong := foreign(t, s.URL(), "guess", slog.New(slog.NewTextHandler(&log, nil)))
+	deadline := time.After(waitLimit)
+	for !strings.Contains(strings.ToLower(log.String()), "authorization violation") {
+		select {
+		case <-log.wrote:
+		case <-deadline:
+			t.Fatalf("a wrong token is not told; log: %s", log.String())
+		}
+	}
+	if wrong.IsConnected() {
+		t.Error("a wrong token connects")
+	}
+}
+
+// TestServerComesBack stops the server and starts it again at its address: connections and what they listen to are there again.
+func TestServerComesBack(t *testing.T) {
+	dir := t.TempDir()
+	s := listening(t, dir, "127.0.0.1:0")
+	url := s.URL()
+	out := NewLink(foreign(t, url, "secret", slog.New(slog.DiscardHandler)))
+	orders := listen(t, out, "n", "order")
+	s.Close()
+	s = listening(t, dir, strings.TrimPrefix(url, "nats://"))
+	defer func() { s.Close() }()
+	in := NewLink(connect(t, s))
+	answers := listen(t, in, "n", "answer.A")
+	deadline := time.Now().Add(waitLimit)
+	for { // until the other one is back, nobody listens
+		if err := in.Send("n", "order", "answer.A", []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-orders:
+			return
+		case m := <-answers:
+			if m.data != "" || time.Now().After(deadline) {
+				t.Fatalf("got %+v, want the order to come within %v", m, waitLimit)
+			}
+		}
+	}
+}
+
+// TestListenRefused checks the messages of servers that cannot listen.
+func TestListenRefused(t *testing.T) {
+	s := listening(t, t.TempDir(), "127.0.0.1:0")
+	t.Cleanup(s.Close)
+	for name, tc := range map[string]struct{ listen, token, want string }{
+		"taken":    {strings.TrimPrefix(s.URL(), "nats://"), "x", "address already in use"},
+		"no token": {"127.0.0.1:0", "", "everyone could join"},
+		"no port":  {"127.0.0.1", "x", "missing port"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := StartServer(ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Listen: tc.listen, Token: tc.token})
+			if err == nil {
+				s.Close()
+			}
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// lockedBuffer is a log that is read while it is written.
+type lockedBuffer struct {
+	mu    sync.Mutex
+	b     bytes.Buffer
+	wrote chan struct{} // has one when there is something new
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case l.wrote <- struct{}{}:
+	default:
+	}
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
