@@ -132,6 +132,7 @@ type Manager struct {
 	slots     *simplelru.LRU[zygoteKey, *slot] // least recently used first
 	uses      map[string]zygoteKey             // by function: the zygote of its present spec
 	sizes     map[zygoteKey]int64              // bytes, of those that were evicted for want of memory
+	gates     map[string]*gate                 // by function, of those that are launched
 	instead   map[zygoteKey]form               // of variants whose zygote, of formFork, is impossible
 	counts    Counts
 	awaited   map[string]chan<- warden.Exit // by name of the warden's entry: who waits for the end of a process
@@ -189,7 +190,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{
 		cfg: cfg, warden: cfg.Warden, processes: map[string]*process{}, slots: slots, awaited: map[string]chan<- warden.Exit{},
-		detached: make(chan struct{}), uses: map[string]zygoteKey{}, sizes: map[zygoteKey]int64{}, instead: map[zygoteKey]form{},
+		detached: make(chan struct{}), uses: map[string]zygoteKey{}, sizes: map[zygoteKey]int64{}, instead: map[zygoteKey]form{}, gates: map[string]*gate{},
 	}
 	if err = m.newMetrics(cfg.Metrics); err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -91,13 +92,36 @@ func (m *Manager) possibly(s Spec, image sandbox.Image, do func(zygoteKey) error
 }
 
 // place starts p from its function's parameters.
-func (m *Manager) place(ctx context.Context, o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File, groups []*os.File) error {
-	return m.possibly(o.Spec, image, func(key zygoteKey) error {
+func (m *Manager) place(ctx context.Context, o Order, p *process, image sandbox.Image, env map[string]string) (conn *net.UnixConn, err error) {
+	err = m.possibly(o.Spec, image, func(key zygoteKey) (err error) {
 		if key.form == formNone {
-			return m.cold(o, p, image, env, socket, groups)
+			conn, err = m.cold(ctx, o, p, image, env)
+			return err
 		}
-		return m.share(ctx, key, o, p, image, env, socket, groups)
+		begin := time.Now()
+		z, warm, release, err := m.borrow(ctx, key, o.Spec, image)
+		if err != nil {
+			return err
+		}
+		defer release()
+		m.count(warm)
+		load := time.Duration(0)
+		if !warm {
+			load = time.Since(begin)
+		}
+		if p.path = z.path(); o.Spec.Start == "fork" && p.path != PathFork {
+			return errNotPacked
+		}
+		conn, err = m.launch(ctx, o, p, func(socket *os.File, groups []*os.File) error {
+			p.ordered(load)
+			if z.memory != nil {
+				return m.mapMemory(z, o, p, image, env, socket, groups)
+			}
+			return m.fork(ctx, z, o, p, env, socket, groups)
+		})
+		return err
 	})
+	return conn, err
 }
 
 // loaded brings a function's parameters into memory, unless they are there or its replicas share none, and calls do, if not
@@ -131,30 +155,11 @@ func (m *Manager) fallBack(function string, key zygoteKey, why impossible) {
 	m.cfg.Log.Warn("replicas of a function start on another path", "function", function, "path", string(to), "why", why.why)
 }
 
-// share starts p from what is kept of its function's parameters, and brings that into memory first if need be.
-func (m *Manager) share(ctx context.Context, key zygoteKey, o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File, groups []*os.File) error {
+// fork starts p as a child of a zygote.
+func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, env map[string]string, socket *os.File, groups []*os.File) error {
 	begin := time.Now()
-	z, warm, release, err := m.borrow(ctx, key, o.Spec, image)
-	if err != nil {
-		return err
-	}
-	defer release()
-	m.count(warm)
-	load := time.Since(begin)
-	p.phases = []Phase{{"order", time.Since(p.started) - load}}
-	if !warm {
-		p.phases = append(p.phases, Phase{"load", load})
-	}
-	p.path = z.path()
-	switch {
-	case z.memory != nil:
-		return m.mapMemory(z, o, p, image, env, socket, groups)
-	case o.Spec.Start == "fork" && p.path != PathFork:
-		return errors.New("its parameters could not be pre-packed, as the lines of its zygote say, and annotation stagecoach.dev/start is fork: with auto it starts all the same")
-	}
 	p.zygote = z
-	begin = time.Now()
-	err = z.fork(ctx, p, m.threads(o), env, append([]*os.File{socket, p.output.Stdout, p.output.Stderr}, groups...))
+	err := z.fork(ctx, p, m.threads(o), env, append([]*os.File{socket, p.output.Stdout, p.output.Stderr}, groups...))
 	p.phases = append(p.phases, Phase{"fork", time.Since(begin)})
 	if err != nil {
 		return err
@@ -164,13 +169,16 @@ func (m *Manager) share(ctx context.Context, key zygoteKey, o Order, p *process,
 }
 
 // cold starts p as a process that loads the parameters by itself.
-func (m *Manager) cold(o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File, groups []*os.File) error {
+func (m *Manager) cold(ctx context.Context, o Order, p *process, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
 	if m.cfg.ORT == "" {
-		return errNoORT
+		return nil, errNoORT
 	}
 	m.count(false)
-	p.path, p.phases = PathCold, []Phase{{"order", time.Since(p.started)}}
-	return m.spawn(o, p, image, m.loads(o, env), []*os.File{socket}, groups)
+	p.path = PathCold
+	return m.launch(ctx, o, p, func(socket *os.File, groups []*os.File) error {
+		p.ordered(0)
+		return m.spawn(o, p, image, m.loads(o, env), []*os.File{socket}, groups)
+	})
 }
 
 // mapMemory starts p as a process that maps the parameters.
@@ -217,5 +225,8 @@ func (m *Manager) bring(ctx context.Context, cmd sandbox.Command, key zygoteKey,
 	}
 	return z, err
 }
+
+var errNotPacked = errors.New("its parameters could not be pre-packed, as the lines of its zygote say, and annotation " +
+	"stagecoach.dev/start is fork: with auto or heap it starts all the same")
 
 var errNoORT = fmt.Errorf("the function has a model (%s) and ONNX Runtime is not configured: start with --ort", wire.EnvModel)

@@ -5,10 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 	"github.com/stagecoach-serving/stagecoach/warden"
@@ -65,31 +64,6 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 		return nil, err
 	}
 	o.Spec = o.Spec.in(image)
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("stage socket: %w", err)
-	}
-	theirs := os.NewFile(uintptr(fds[1]), "stage")
-	defer theirs.Close()
-	ours := os.NewFile(uintptr(fds[0]), "dispatcher's end")
-	conn, err := unixConn(ours)
-	_ = ours.Close() // conn has its own
-	if err != nil {
-		return nil, err
-	}
-	limits := GroupLimits{Memory: o.Spec.Memory, CPUMilli: o.Spec.CPUMilli}
-	group, groups, err := m.enclose(o.Replica, o.Spec.Function, true, limits, o.CPUMilli)
-	if err != nil {
-		_ = conn.Close()
-		return nil, err
-	}
-	defer closeFiles(groups)
-	p.group = group
-	if p.output, err = sandbox.NewOutput(func(stream, line string) { m.cfg.Output(o.Spec.Function, o.Replica, stream, line) }); err != nil {
-		_ = conn.Close()
-		m.disclose(group)
-		return nil, err
-	}
 	env := maps.Clone(o.Spec.Env)
 	if env == nil {
 		env = map[string]string{}
@@ -98,20 +72,20 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 		delete(env, name)
 	}
 	env[wire.EnvReplica], env[wire.EnvFunction], env[envDevices] = o.Replica, o.Spec.Function, o.Device
+	var conn *net.UnixConn
 	if env[wire.EnvModel] != "" {
-		err = m.place(ctx, o, p, image, env, theirs, groups)
+		conn, err = m.place(ctx, o, p, image, env)
 	} else {
-		p.path, p.phases = PathProcess, []Phase{{"order", time.Since(p.started)}}
-		err = m.spawn(o, p, image, env, []*os.File{theirs}, groups)
+		p.path = PathProcess
+		conn, err = m.launch(ctx, o, p, func(socket *os.File, groups []*os.File) error {
+			p.ordered(0)
+			return m.spawn(o, p, image, env, []*os.File{socket}, groups)
+		})
 	}
-	p.output.Started()
 	if err != nil {
-		_ = conn.Close()
-		p.output.Abandon()
-		m.disclose(group)
 		return nil, err
 	}
-	if err := group.bound(o.CPUMilli); err != nil {
+	if err := p.group.bound(o.CPUMilli); err != nil {
 		m.cfg.Log.Warn("replica's processor is not bounded", "replica", o.Replica, "error", err)
 	}
 	return &Replica{Name: o.Replica, PID: p.pid, Path: p.path, Phases: p.phases, Conn: conn}, nil

@@ -1,0 +1,109 @@
+package keysmanager
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+)
+
+// maxLaunches is how many replicas of one function are launched at a time. The others wait for their turn, in the order in
+// which they came and without descriptors; other functions do not wait for them.
+const maxLaunches = 16
+
+// gate lets maxLaunches launches of a function through.
+type gate struct {
+	turns chan struct{}
+	users int // who have asked for it; guarded by the manager's mutex
+}
+
+// enter waits for a turn of a function, which ends with leave.
+func (m *Manager) enter(ctx context.Context, function string) (leave func(), err error) {
+	m.mu.Lock()
+	g := m.gates[function]
+	if g == nil {
+		g = &gate{turns: make(chan struct{}, maxLaunches)}
+		m.gates[function] = g
+	}
+	g.users++
+	m.mu.Unlock()
+	gone := func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if g.users--; g.users == 0 {
+			delete(m.gates, function)
+		}
+	}
+	select {
+	case g.turns <- struct{}{}: // who has waited longest is served first
+		return func() { <-g.turns; gone() }, nil
+	case <-ctx.Done():
+		gone()
+		return nil, fmt.Errorf("%d starts of the function are before it: %w", maxLaunches, context.Cause(ctx))
+	}
+}
+
+// launch makes what a replica's process gets, has run start it, and returns the dispatcher's end of its stage socket.
+func (m *Manager) launch(ctx context.Context, o Order, p *process, run func(socket *os.File, groups []*os.File) error) (*net.UnixConn, error) {
+	leave, err := m.enter(ctx, o.Spec.Function)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	conn, theirs, err := stageSocket()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	limits := GroupLimits{Memory: o.Spec.Memory, CPUMilli: o.Spec.CPUMilli}
+	group, groups, err := m.enclose(o.Replica, o.Spec.Function, true, limits, o.CPUMilli)
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	defer closeFiles(groups)
+	p.group = group
+	if p.output, err = sandbox.NewOutput(func(stream, line string) { m.cfg.Output(o.Spec.Function, o.Replica, stream, line) }); err != nil {
+		_ = conn.Close()
+		m.disclose(group)
+		return nil, err
+	}
+	err = run(theirs, groups)
+	p.output.Started()
+	if err != nil {
+		_ = conn.Close()
+		p.output.Abandon()
+		m.disclose(group)
+		return nil, err
+	}
+	return conn, nil
+}
+
+// stageSocket makes both ends of a replica's stage socket.
+func stageSocket() (ours *net.UnixConn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("stage socket: %w", err)
+	}
+	theirs = os.NewFile(uintptr(fds[1]), "stage")
+	file := os.NewFile(uintptr(fds[0]), "dispatcher's end")
+	defer file.Close() // ours has its own
+	if ours, err = unixConn(file); err != nil {
+		_ = theirs.Close()
+		return nil, nil, err
+	}
+	return ours, theirs, nil
+}
+
+// ordered notes how long it took until p's process was ordered, less what its parameters took to load; 0: they were there.
+func (p *process) ordered(load time.Duration) {
+	p.phases = []Phase{{"order", time.Since(p.started) - load}}
+	if load > 0 {
+		p.phases = append(p.phases, Phase{"load", load})
+	}
+}
