@@ -160,16 +160,19 @@ func (l Launcher) start(ctx context.Context) (*remote, error) {
 		return nil, err
 	}
 	defer f.Close()
-	if err := l.run(f); err != nil {
+	p, err := l.run(f)
+	if err != nil {
 		return nil, err
 	}
 	_ = listener.Close() // now the warden alone has it: when it ends, so does a connection that it has not taken
 	_ = f.Close()
 	r, err := connect(ctx, l.Socket)
-	if err != nil {
-		return nil, fmt.Errorf("%s was started and does not answer (%s): %w", l.Command[0], l.where(), err)
+	if absent(err) {
+		_ = p.Kill() // fails when it has ended
+		state, _ := p.Wait()
+		return nil, fmt.Errorf("%s was started and does not answer: %s, %s", l.Command[0], state, l.where())
 	}
-	return r, nil
+	return r, errors.Join(err, p.Release()) // else its connection says when it has ended
 }
 
 func (l Launcher) where() string {
@@ -179,8 +182,8 @@ func (l Launcher) where() string {
 	return "see " + l.Log
 }
 
-// run starts the program. Its end is noticed by its connection.
-func (l Launcher) run(listener *os.File) error {
+// run starts the program.
+func (l Launcher) run(listener *os.File) (*os.Process, error) {
 	_ = unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC) // older kernels: what we were started with stays open in it
 	cmd := exec.Command(l.Command[0], l.Command[1:]...)
 	cmd.ExtraFiles, cmd.Stderr = []*os.File{listener}, os.Stderr
@@ -188,15 +191,15 @@ func (l Launcher) run(listener *os.File) error {
 	if l.Log != "" {
 		f, err := os.OpenFile(l.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		defer f.Close()
 		cmd.Stderr = f
 	}
 	if err := cmd.Start(); err != nil {
-		return err
+		return nil, err
 	}
-	return cmd.Process.Release()
+	return cmd.Process, nil
 }
 
 // relaunched is the way to the warden of a socket, whichever it is at the time.

@@ -210,7 +210,7 @@ func (r *remote) ask(m message) (message, []Kept, error) {
 	r.pending[m.ID] = q
 	r.mu.Unlock()
 	if err := r.wire.send(m); err != nil {
-		if errors.Is(err, errTooLarge) {
+		if errors.Is(err, errTooLarge) || errors.Is(err, os.ErrDeadlineExceeded) { // nothing of it was sent
 			r.mu.Lock()
 			delete(r.pending, m.ID)
 			r.mu.Unlock()

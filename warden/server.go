@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -241,6 +242,17 @@ type connection struct {
 	wire  *wire
 	slots chan struct{}
 	group sync.WaitGroup
+
+	attached atomic.Bool
+}
+
+// say sends a message, however long the manager does not read. It fails when that has gone.
+func (c *connection) say(m message) error {
+	for {
+		if err := c.wire.send(m); !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+	}
 }
 
 // run returns when the manager has gone and all that it asked for is done.
@@ -275,12 +287,13 @@ func (c *connection) obey(m message) {
 	if err != nil {
 		a.fail(err)
 	}
-	_ = c.wire.send(a) // fails when the manager has gone
+	_ = c.say(a) // else the next manager is told
 }
 
 func (c *connection) do(m message, keep []*os.File) (pid int, err error) {
 	switch m.Op {
 	case opRelease:
+		defer c.attached.Store(false)
 		return 0, c.store.release()
 	case opStart:
 		command, err := m.command()
@@ -320,12 +333,18 @@ func blocking(files []*os.File) error {
 	return nil
 }
 
-// attach answers with all that is kept. Exits come behind it.
+// attach answers with all that is kept. Exits come behind it: nothing else is sent meanwhile.
 func (c *connection) attach(m message) {
+	a := message{Op: opAnswer, ID: m.ID}
+	if !c.attached.CompareAndSwap(false, true) { // an exit that is just being told would wait for us, and we for it
+		a.fail(errManaged)
+		_ = c.say(a) // as above
+		return
+	}
 	c.wire.sending.Lock()
 	defer c.wire.sending.Unlock()
 	all, err := c.store.attach(func(e Exit) {
-		_ = c.wire.send(message{Op: opExit, Name: e.Name, PID: e.PID, Status: uint32(e.Status)}) // else the next manager is told
+		_ = c.say(message{Op: opExit, Name: e.Name, PID: e.PID, Status: uint32(e.Status)}) // as above
 	})
 	defer closeAll(all)
 	for _, k := range all {
@@ -335,9 +354,10 @@ func (c *connection) attach(m message) {
 			})
 		}
 	}
-	a := message{Op: opAnswer, ID: m.ID}
 	if err != nil {
 		a.fail(err)
 	}
-	_ = c.wire.sendLocked(a) // fails when the manager has gone
+	if err := c.wire.sendLocked(a); err != nil {
+		_ = c.wire.conn.Close() // it knows half of what is kept
+	}
 }

@@ -2,6 +2,7 @@ package warden
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -55,7 +56,7 @@ func (s *store) attach(onExit func(Exit)) ([]Kept, error) {
 	case s.closed:
 		return nil, ErrClosed
 	case s.onExit != nil:
-		return nil, fmt.Errorf("warden: it has a manager already, want one at a time")
+		return nil, errManaged
 	}
 	var out []Kept
 	for _, e := range s.entries {
@@ -75,6 +76,9 @@ func (s *store) attach(onExit func(Exit)) ([]Kept, error) {
 	slices.SortFunc(out, func(a, b Kept) int { return cmp.Compare(a.Name, b.Name) })
 	return out, nil
 }
+
+// errManaged refuses a second manager.
+var errManaged = errors.New("warden: it has a manager already, want one at a time")
 
 func closeAll(all []Kept) {
 	for _, k := range all {

@@ -167,6 +167,9 @@ func TestProcesses(t *testing.T) {
 		if e := m.exit(); e.Name != "a" || e.PID != pid || e.Err != nil || e.Status.ExitStatus() != 7 {
 			t.Errorf("exit %+v", e)
 		}
+		if _, err := m.Attach(nil); err == nil || !strings.Contains(err.Error(), "one at a time") {
+			t.Errorf("a second manager: %v", err)
+		}
 		if _, err := m.Start(Process{Name: "a", Command: script("")}); !errors.Is(err, ErrTaken) {
 			t.Errorf("a second one: %v, want %v", err, ErrTaken)
 		}
@@ -392,6 +395,9 @@ func TestWhoMayConnect(t *testing.T) {
 	}
 	if _, err := Launch(t.Context(), open); err == nil || !strings.Contains(err.Error(), "chmod 700") {
 		t.Errorf("a folder that is open to others: %v", err)
+	}
+	if _, err := Launch(t.Context(), Launcher{Socket: l.Socket + "2", Command: []string{"/bin/false"}}); err == nil || !strings.Contains(err.Error(), "/bin/false was started and does not answer") {
+		t.Errorf("a program that is no warden: %v", err)
 	}
 	long := Launcher{Socket: "/tmp/" + strings.Repeat("x", 110), Command: l.Command}
 	if _, err := Launch(t.Context(), long); err == nil || !strings.Contains(err.Error(), "want at most 107") {
