@@ -174,8 +174,8 @@ func (n *nodesRig) steady(function string, want int, names ...string) {
 	})
 }
 
-// TestNodes runs replicas on two daemons: one falls silent and returns, one is killed and started again, one is stopped as
-// operators do. Requests come all the time, and none of them fails.
+// TestNodes runs replicas on two daemons: one falls silent and returns, and is stopped as operators do; the other, which has all
+// replicas then, is killed and started again. Requests come all the time, and none of them fails.
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")
@@ -212,9 +212,22 @@ func TestNodes(t *testing.T) {
 	n.steady("hold", 8, "n1", "n2")
 	l.turn()
 
+	t.Log("a node is stopped")
+	left := n.processes("n2")
+	if err := d2.stop(); err != nil {
+		t.Errorf("n2 ended with %v, want exit status 0", err)
+	}
+	d2.child = nil
+	gone(t, left)
+	n.steady("hold", 8, "n1")
+	l.turn()
+
 	t.Log("a daemon is killed")
 	before := n.running("n1", "hold")
 	zygote := n.processes("n1")[0]
+	if len(before) != 8 {
+		t.Fatalf("n1 runs %v, want 8 replicas", before)
+	}
 	kill9(t, d1.cmd.Process.Pid)
 	<-d1.done
 	l.turn()
@@ -226,17 +239,7 @@ func TestNodes(t *testing.T) {
 		t.Errorf("the zygote %d has ended: %v", zygote.pid, err)
 	}
 	l.turn()
-	n.steady("hold", 8, "n1", "n2")
-
-	t.Log("a node is stopped")
-	left := n.processes("n2")
-	if err := d2.stop(); err != nil {
-		t.Errorf("n2 ended with %v, want exit status 0", err)
-	}
-	d2.child = nil
-	gone(t, left)
 	n.steady("hold", 8, "n1")
-	l.turn()
 	requests, wrong := l.end()
 	for _, w := range wrong {
 		t.Error(w)
@@ -245,6 +248,33 @@ func TestNodes(t *testing.T) {
 		t.Errorf("replicas were lost: %+v", lost)
 	}
 	t.Logf("%d requests, slowest answer %v, %v calls retried", requests, l.slowest, n.value("stagecoach_flow_retries_total"))
+}
+
+// TestUpUnderNodes kills up and starts it again under a daemon: the replicas have gone with it, the parameters have not.
+func TestUpUnderNodes(t *testing.T) {
+	t.Parallel()
+	n := startNodes(t, "--no-node")
+	n.args = append(n.args, "--nats-listen", strings.TrimPrefix(n.url, "nats://")) // where the daemon looks for it again
+	n.daemon("n1")
+	n.deployAll(waitFn("hold", "20ms", map[string]string{"min": "3", "max": "3"}, nil))
+	n.steady("hold", 3, "n1")
+	before := n.processes("n1")
+	kill9(t, n.up.cmd.Process.Pid)
+	<-n.up.done
+	gone(t, before[1:])
+	n.restart()
+	n.steady("hold", 3, "n1")
+	n.must(http.StatusOK, http.MethodPost, "/function/hold", "x")
+	if after := n.processes("n1"); after[0] != before[0] {
+		t.Errorf("the zygote is %+v, want the one that was there: %+v", after[0], before[0])
+	}
+	for _, e := range n.events("hold", "started") {
+		if e.Path == "cold" {
+			t.Errorf("%+v, want forks of the zygote that was there", e)
+		}
+	}
+	n.must(http.StatusAccepted, http.MethodDelete, "/system/functions", `{"functionName":"hold"}`)
+	gone(t, before[:1]) // nobody needs it any more
 }
 
 // TestStrayReplica starts a replica behind up's back: it is stopped.
