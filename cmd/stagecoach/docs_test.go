@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -12,7 +13,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -107,8 +110,16 @@ func follow(t *testing.T, folder string, page []example) {
 	}
 	store := registryOf("reader", "s3cret")
 	t.Cleanup(store.Close)
-	r := start(t, "--log", "warn", "--images", images, "--registry-config", filepath.Join(home, ".docker", "config.json"))
-	here := strings.NewReplacer(defaultGateway, r.base, "127.0.0.1:5000", store.Listener.Addr().String())
+	r := start(t, "--nats-listen", "127.0.0.1:0", "--images", images, "--registry-config", filepath.Join(home, ".docker", "config.json"))
+	if err := os.Symlink(filepath.Join(r.state, "nats-token"), filepath.Join(home, ".stagecoach", "nats-token")); err != nil {
+		t.Fatal(err)
+	}
+	joins := joinURL.FindStringSubmatch(r.log.String())
+	if joins == nil {
+		t.Fatalf("up does not say where nodes join:\n%s", r.log)
+	}
+	t.Cleanup(func() { endBackground(t, folder) })
+	here := strings.NewReplacer(defaultGateway, r.base, "nats://127.0.0.1:4222", joins[1], "127.0.0.1:5000", store.Listener.Addr().String())
 	there := strings.NewReplacer(r.base, defaultGateway, store.Listener.Addr().String(), "127.0.0.1:5000")
 	self, err := os.Executable()
 	if err != nil {
@@ -141,6 +152,24 @@ func follow(t *testing.T, folder string, page []example) {
 		}
 		if got := there.Replace(stdout.String()); !matches(e.output, got) {
 			t.Errorf("line %d:\n%s\nprinted:\n%s\nwant:\n%s", e.line, e.code, got, e.output)
+		}
+	}
+}
+
+// endBackground ends what examples have left running: each has written its pid into a file.
+func endBackground(t *testing.T, folder string) {
+	t.Helper()
+	files, _ := filepath.Glob(filepath.Join(folder, "*.pid")) // the pattern is good
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		pid, bad := strconv.Atoi(strings.TrimSpace(string(b)))
+		if err := errors.Join(err, bad); err != nil {
+			t.Errorf("%s: %v", file, err)
+			continue
+		}
+		if cwd, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "cwd")); err == nil && cwd == folder {
+			t.Errorf("%s: process %d of the page still runs", file, pid)
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may end by itself just now
 		}
 	}
 }

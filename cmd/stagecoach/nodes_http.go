@@ -262,9 +262,9 @@ func (c cacheAPI) each(name string, do func(name string) (int64, error)) ([]cach
 		case err == nil:
 			done = append(done, cacheDone{n.Name, bytes})
 		case isKind(err, keysmanager.ErrNotCached):
-			without = append(without, fmt.Errorf("node %q: %w", n.Name, err))
+			without = append(without, on(n.Name, err))
 		default:
-			errs = append(errs, fmt.Errorf("node %q: %w", n.Name, err))
+			errs = append(errs, on(n.Name, err))
 		}
 	}
 	switch {
@@ -276,6 +276,15 @@ func (c cacheAPI) each(name string, do func(name string) (int64, error)) ([]cach
 		return nil, c.noNode(name)
 	}
 	return nil, errors.New("there is no node: start `stagecoach keysmanager`")
+}
+
+// on says where an error is from, unless it says so itself, as those of daemons do.
+func on(node string, err error) error {
+	prefix := fmt.Sprintf("node %q: ", node)
+	if strings.HasPrefix(err.Error(), prefix) {
+		return err
+	}
+	return fmt.Errorf("%s%w", prefix, err)
 }
 
 // isKind tells what an error is. One of another process has come as text.
