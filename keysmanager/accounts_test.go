@@ -1,0 +1,139 @@
+package keysmanager
+
+import (
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+)
+
+// accountsIn opens accounts that no Stagecoach on this machine has.
+func accountsIn(t *testing.T, dir string) *sandbox.Accounts {
+	t.Helper()
+	a, err := sandbox.OpenAccounts(filepath.Join(dir, "run"), filepath.Join(dir, "homes"), sandbox.Range{First: 310_000, Last: 314_095})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = a.Close() })
+	return a
+}
+
+func openDir(t *testing.T) string {
+	t.Helper()
+	if os.Getuid() != 0 {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("needs root")
+		}
+		t.Skip("needs root")
+	}
+	dir, err := os.MkdirTemp("", "accounts-") //nolint:usetesting // a folder that others pass
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func userOf(t *testing.T, pid int) int {
+	t.Helper()
+	info, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(info.Sys().(*syscall.Stat_t).Uid)
+}
+
+// TestAccounts: a zygote and its replicas are one user, others are others; what is packed is a namespace's, and nobody's to
+// change; a daemon that comes later has the same accounts, and in the end none is left.
+func TestAccounts(t *testing.T) {
+	dir, cache, w := openDir(t), t.TempDir(), wardenOf(t)
+	first := accountsIn(t, dir)
+	with := func(a *sandbox.Accounts) func(*Config) {
+		return func(c *Config) { c.Accounts, c.Cache, c.Warden = a, cache, w }
+	}
+	old := newNode(t, with(first))
+	group, err := first.Group("ns")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine, others, plain := withModel, withModel, Spec{Function: "p.ns", Namespace: "ns", Group: group, Image: "test/wait:1"}
+	mine.Group = group
+	others.Function, others.Namespace = "f.other", "other"
+	a, b, c, p := old.start("a", mine), old.start("b", mine), old.start("c", others), old.start("p", plain)
+	for _, r := range []*Replica{a, b, c, p} {
+		old.answers(r)
+	}
+	users := map[int]bool{userOf(t, a.PID): true, userOf(t, c.PID): true, userOf(t, p.PID): true}
+	if len(users) != 3 || userOf(t, b.PID) != userOf(t, a.PID) || users[0] {
+		t.Errorf("users %v, and %d of a's sibling", slices.Sorted(maps.Keys(users)), userOf(t, b.PID))
+	}
+	var packed []string
+	if err := filepath.WalkDir(cache, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if st := info.Sys().(*syscall.Stat_t); st.Uid != 0 || info.Mode().Perm()&0o222 != 0 && !d.IsDir() || info.Mode().Perm()&0o022 != 0 {
+			t.Errorf("%s: %v of user %d", path, info.Mode(), st.Uid)
+		}
+		if d.Name() == "weights.bin" {
+			packed = append(packed, filepath.Base(filepath.Dir(filepath.Dir(path))))
+		}
+		return nil
+	}); err != nil || !slices.Equal(packed, []string{"ns", "other"}) {
+		t.Errorf("packed are %q (%v), want ns and other", packed, err)
+	}
+	second := mine
+	second.Function, second.Env = "g.ns", map[string]string{"STAGECOACH_MODEL": "./model.onnx", "wait_mean": "1ms"} // of the same file
+	if r := old.start("d", second); r.Path != "cold" && !strings.HasPrefix(r.Path, "fork") {
+		t.Errorf("path %q", r.Path)
+	}
+	if left, err := filepath.Glob(filepath.Join(cache, "*", "*.*")); err != nil || len(left) > 0 {
+		t.Errorf("half packed: %q, %v", left, err)
+	}
+	old.Detach()
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	later := accountsIn(t, dir)
+	n := newNode(t, with(later))
+	for range 50 { // none that is in use
+		l, err := later.Take(0)
+		if err != nil || users[l.UID] {
+			t.Fatalf("%+v, %v, in use are %v", l, err, users)
+		}
+		if err := l.Release(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	home := filepath.Join(dir, "homes", fmt.Sprint(userOf(t, p.PID)))
+	if _, err := os.Stat(home); err != nil {
+		t.Error(err)
+	}
+	if err := n.Stop(t.Context(), "p", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(home); err == nil {
+		t.Errorf("%s outlives its user", home)
+	}
+	n.Close()
+	proctest.Until(t, 10*time.Second, "no home to be left", func() bool {
+		entries, err := os.ReadDir(filepath.Join(dir, "homes"))
+		return err == nil && len(entries) == 0
+	})
+}
