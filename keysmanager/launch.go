@@ -102,8 +102,17 @@ func stageSocket() (ours *net.UnixConn, theirs *os.File, err error) {
 
 // ordered notes how long it took until p's process was ordered, less what its parameters took to load; 0: they were there.
 func (p *process) ordered(load time.Duration) {
-	p.phases = []Phase{{"order", time.Since(p.started) - load}}
+	p.phases = nil // an attempt on another path may have had some
+	p.phase("order", time.Since(p.started)-load)
 	if load > 0 {
-		p.phases = append(p.phases, Phase{"load", load})
+		p.phase("load", load)
+	}
+}
+
+// phase notes a part of p's start, and tells it to who has asked for that.
+func (p *process) phase(name string, took time.Duration) {
+	p.phases = append(p.phases, Phase{name, took})
+	if p.told != nil {
+		p.told(Phase{name, took})
 	}
 }

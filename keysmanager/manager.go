@@ -69,20 +69,20 @@ type Images interface {
 
 // Spec is what a Manager needs to know of a function.
 type Spec struct {
-	Function  string // pipeline.Key
-	Namespace string
-	Group     int               // of users, that its namespace's functions run in where they have accounts; 0: each in one of its own
-	Image     string            // as Images has it
-	Process   string            // the env fprocess; empty: the image's ./stage, or its entrypoint
-	Health    string            // of such a function: wire.EnvHealth
-	Ready     string            // HTTP path that says whether it is ready, of a function that speaks HTTP; empty: see package watchdog
-	Env       map[string]string // of the function; STAGECOACH_MODEL makes it one with parameters
-	Start     string            // on which path: auto, fork, heap, map, cold (docs/adr/0023); empty: auto
-	ReadOnly  bool              // its program writes to /tmp alone, when its image is its root
-	Memory    int64             // bytes that a replica may use (limits.memory); 0: not bounded
-	CPUMilli  int               // thousandths of a core that a replica may use (limits.cpu); 0: not bounded
+	Function  string            `json:"function"` // pipeline.Key
+	Namespace string            `json:"namespace"`
+	Group     int               `json:"group,omitempty"`    // of users, that its namespace's functions run in where they have accounts; 0: each in one of its own
+	Image     string            `json:"image"`              // as Images has it
+	Process   string            `json:"process,omitempty"`  // the env fprocess; empty: the image's ./stage, or its entrypoint
+	Health    string            `json:"health,omitempty"`   // of such a function: wire.EnvHealth
+	Ready     string            `json:"ready,omitempty"`    // HTTP path that says whether it is ready, of a function that speaks HTTP; empty: see package watchdog
+	Env       map[string]string `json:"env,omitempty"`      // of the function; STAGECOACH_MODEL makes it one with parameters
+	Start     string            `json:"start,omitempty"`    // on which path: auto, fork, heap, map, cold (docs/adr/0023); empty: auto
+	ReadOnly  bool              `json:"readOnly,omitempty"` // its program writes to /tmp alone, when its image is its root
+	Memory    int64             `json:"memory,omitempty"`   // bytes that a replica may use (limits.memory); 0: not bounded
+	CPUMilli  int               `json:"cpuMilli,omitempty"` // thousandths of a core that a replica may use (limits.cpu); 0: not bounded
 	// DeviceMemory is what a replica may use of each of its devices, in bytes; 0: all of it, and nobody else uses the device.
-	DeviceMemory int64
+	DeviceMemory int64 `json:"deviceMemory,omitempty"`
 }
 
 // Order asks for a replica.
@@ -91,6 +91,8 @@ type Order struct {
 	Spec     Spec
 	CPUMilli int    // thousandths of a core, in place of the Spec's; 0: as that says
 	Device   string // UUIDs of the devices that it gets, by commas; empty: none
+	// Phase is told of each part of the start when it has ended; it must not block. nil: nobody is.
+	Phase func(Phase)
 }
 
 // Phase is a part of a start.

@@ -77,11 +77,14 @@ func (k zygoteKey) zygotes() zygoteKey {
 
 // possibly does something with a function's parameters in the first form that is possible.
 func (m *Manager) possibly(s Spec, image sandbox.Image, do func(zygoteKey) error) error {
-	for {
+	for again := false; ; again = true {
 		m.mu.Lock()
 		key := m.key(s, image)
 		m.uses[s.Function] = key
 		m.mu.Unlock()
+		if again {
+			m.tidy() // what failed
+		}
 		err := do(key)
 		var no impossible
 		if !errors.As(err, &no) || !s.choice() {
@@ -160,7 +163,7 @@ func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, env 
 	begin := time.Now()
 	p.zygote = z
 	err := z.fork(ctx, p, m.threads(o), env, append([]*os.File{socket, p.output.Stdout, p.output.Stderr}, groups...))
-	p.phases = append(p.phases, Phase{"fork", time.Since(begin)})
+	p.phase("fork", time.Since(begin))
 	if err != nil {
 		return err
 	}

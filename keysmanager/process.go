@@ -20,6 +20,7 @@ type process struct {
 	device            string           // as Order has it
 	reserved          map[string]int64 // bytes by device, see devices.go
 	phases            []Phase
+	told              func(Phase) // as Order.Phase; nil: nobody
 	started           time.Time
 	output            *sandbox.Output
 	running           bool // its Start has returned; guarded by the manager's mutex

@@ -26,7 +26,7 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 		m.mu.Unlock()
 		return nil, fmt.Errorf("replica %q: %w", o.Replica, ErrRunning)
 	}
-	p := &process{replica: o.Replica, function: o.Spec.Function, device: o.Device, started: time.Now(), owner: m,
+	p := &process{replica: o.Replica, function: o.Spec.Function, device: o.Device, started: time.Now(), told: o.Phase, owner: m,
 		entry: newEntry("replica"), placed: make(chan struct{}), gone: make(chan struct{})}
 	if err := m.equip(p, o); err != nil {
 		m.mu.Unlock()
@@ -132,7 +132,7 @@ func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string
 		return err
 	}
 	p.pid = pid
-	p.phases = append(p.phases, Phase{"spawn", time.Since(begin)})
+	p.phase("spawn", time.Since(begin))
 	m.keep(p)
 	m.ends.Go(func() { m.mourned(p, ended) })
 	return nil

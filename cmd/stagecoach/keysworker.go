@@ -29,12 +29,13 @@ func specOf(b json.RawMessage) (keysmanager.Spec, error) {
 }
 
 // Start implements node.Worker.
-func (w *keysWorker) Start(ctx context.Context, o node.Order, _ func(node.Phase)) (node.Started, error) {
+func (w *keysWorker) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
 	s, err := specOf(o.Spec)
 	if err != nil {
 		return node.Started{}, err
 	}
-	r, err := w.Manager.Start(ctx, keysmanager.Order{Replica: o.Replica, Spec: s, CPUMilli: o.CPUMilli, Device: o.Device})
+	r, err := w.Manager.Start(ctx, keysmanager.Order{Replica: o.Replica, Spec: s, CPUMilli: o.CPUMilli, Device: o.Device,
+		Phase: func(p keysmanager.Phase) { progress(node.Phase(p)) }})
 	if err != nil {
 		return node.Started{}, err
 	}
