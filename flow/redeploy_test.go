@@ -300,3 +300,75 @@ func TestRoughRedeploys(t *testing.T) {
 	}
 	t.Log(all)
 }
+
+func (w *world) okOf(t *task.Task, revision uint64) {
+	w.t.Helper()
+	w.step(Replied{&task.Reply{Key: t.Key, Replica: "r1", Revision: revision, Output: texts("x")}})
+}
+
+func (w *world) redeployed(t *task.Task) {
+	w.t.Helper()
+	w.step(Replied{&task.Reply{Key: t.Key, Code: task.Redeployed}})
+}
+
+func TestARequestGoesOnWithTheRevisionThatItBeganWith(t *testing.T) {
+	w := newWorld(t)
+	w.start(graph(t, "a*>b;b"), slices.Repeat([]string{"x"}, EachWindow+2)...)
+	first := w.take("a")
+	if first.Revision != 0 || !first.Together {
+		t.Errorf("first task %+v, want any revision, and together", first)
+	}
+	w.okOf(first, 7)
+	next := w.tasks[len(w.tasks)-1]
+	if next.Task != EachWindow+1 || next.Revision != 7 {
+		t.Errorf("next task %d of revision %d, want %d of 7", next.Task, next.Revision, EachWindow+1)
+	}
+	lost := w.take("a")
+	w.lost(lost)
+	if again := w.tasks[len(w.tasks)-1]; again.Task != lost.Task || again.Revision != 7 {
+		t.Errorf("again %+v, want task %d of revision 7", again, lost.Task)
+	}
+	for len(w.tasks) > 0 && w.tasks[0].Stage == "a" {
+		w.okOf(w.take("a"), 7)
+	}
+	if b := w.take("b"); b.Revision != 0 || b.Together {
+		t.Errorf("task of b %+v, want any revision, and alone", b)
+	}
+}
+
+func TestARedeployedTask(t *testing.T) {
+	const cause = `function "a" was redeployed while the request ran; try again`
+	t.Run("is tried on the new one while nothing was used", func(t *testing.T) {
+		w := newWorld(t)
+		w.start(graph(t, "a?*"), "x", "y") // never placed, so that it may run again although it may not run twice
+		w.redeployed(w.take("a"))
+		w.okOf(w.take("a"), 8)
+		w.okOf(w.take("a"), 8)
+		w.output("a=x x")
+	})
+	t.Run("ends the request when something was", func(t *testing.T) {
+		w := newWorld(t)
+		w.start(graph(t, "a*"), "x", "y")
+		w.okOf(w.take("a"), 7)
+		w.redeployed(w.take("a"))
+		w.failed(http.StatusServiceUnavailable, "a", cause)
+		if e := w.end.Error; !e.Internal || e.RetryAfter != time.Second {
+			t.Errorf("%+v, want the platform's fault, and to be tried again", e)
+		}
+	})
+	t.Run("is not tried for ever", func(t *testing.T) {
+		w := newWorld(t)
+		w.start(graph(t, "a*"), "x", "y")
+		for range Attempts {
+			w.redeployed(w.tasks[len(w.tasks)-1])
+		}
+		w.failed(http.StatusServiceUnavailable, "a", cause)
+	})
+	t.Run("answers of two revisions end the request", func(t *testing.T) {
+		w := newWorld(t)
+		w.start(graph(t, "a*"), "x", "y")
+		w.okOf(w.take("a"), 7)
+		w.okOf(w.take("a"), 8)
+		w.failed(http.StatusServiceUnavailable, "a", cause)
+	})
+}

@@ -27,16 +27,26 @@ var (
 )
 
 func TestEnvelopesRoundTrip(t *testing.T) {
-	tk := &task.Task{Key: someKey, Function: "f.ns", Pipeline: "p.ns", Stage: "f", ReplyTo: "_INBOX.x", Deadline: time.Unix(5, 6), Traceparent: "00-1", Header: someHeader, Input: someInput}
+	tk := &task.Task{Key: someKey, Function: "f.ns", Pipeline: "p.ns", Stage: "f", ReplyTo: "_INBOX.x", Deadline: time.Unix(5, 6), Traceparent: "00-1", Header: someHeader, Input: someInput, Revision: 300, Together: true}
 	if got, err := DecodeTask(AppendTask(nil, tk)); err != nil || !reflect.DeepEqual(got, tk) {
 		t.Errorf("task: %v\n got %+v\nwant %+v", err, got, tk)
 	}
-	rep := &task.Reply{Key: someKey, Code: task.Failed, Message: "no", Replica: "r", Wait: 3, Service: 4, Batch: 5, BatchSize: 6, Output: someInput[1].Items, Header: someHeader}
+	rep := &task.Reply{Key: someKey, Code: task.Failed, Message: "no", Replica: "r", Wait: 3, Service: 4, Batch: 5, BatchSize: 6, Output: someInput[1].Items, Header: someHeader, Revision: 300}
 	if got, err := DecodeReply(AppendReply(nil, rep)); err != nil || !reflect.DeepEqual(got, rep) {
 		t.Errorf("reply: %v\n got %+v\nwant %+v", err, got, rep)
 	}
 	if k, fn, err := DecodeCancel(AppendCancel(nil, someKey, "f.ns")); err != nil || k != someKey || fn != "f.ns" {
 		t.Errorf("cancel: %v %q %v", k, fn, err)
+	}
+	first := AppendTask(nil, tk) // without what version 2 added: a revision of two bytes, and whether there are others
+	first, first[1] = first[:len(first)-3], 1
+	if got, err := DecodeTask(first); err != nil || got.Function != tk.Function || got.Revision != 0 || got.Together {
+		t.Errorf("a task of version 1: %+v, %v", got, err)
+	}
+	first = AppendReply(nil, rep)
+	first, first[1] = first[:len(first)-2], 1
+	if got, err := DecodeReply(first); err != nil || got.Replica != rep.Replica || got.Revision != 0 {
+		t.Errorf("a reply of version 1: %+v, %v", got, err)
 	}
 	b := AppendTask(nil, tk)
 	b[1] = 99
