@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 )
@@ -106,6 +107,7 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 	}()
 	var sent error // why the latest attempt was not sent
 	accepted := false
+	var done []string // phases that have ended
 	send := func() error {
 		o.Within = min(max(time.Until(until), time.Millisecond), maxWithin)
 		b, err := json.Marshal(o)
@@ -123,7 +125,7 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 		select {
 		case <-ctx.Done():
 			c.cancel(o)
-			return Answer{}, o, fmt.Errorf("node %q: order to %s: %s: %w", c.name, o.Kind, unanswered(accepted, sent), context.Cause(ctx))
+			return Answer{}, o, fmt.Errorf("node %q: order to %s: %s: %w", c.name, o.Kind, unanswered(accepted, done, sent), context.Cause(ctx))
 		case <-again.C:
 			_ = send() // it could be encoded
 		case a := <-answers:
@@ -138,6 +140,9 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 				accepted = true
 				again.Reset(askAgain)
 			}
+			if a.Phase != nil {
+				done = append(done, a.Phase.Name)
+			}
 			if a.Phase != nil && progress != nil {
 				progress(*a.Phase)
 			}
@@ -146,10 +151,12 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 }
 
 // unanswered says how far an order has come.
-func unanswered(accepted bool, sent error) string {
+func unanswered(accepted bool, done []string, sent error) string {
 	switch {
 	case sent != nil:
 		return "not sent: " + sent.Error()
+	case len(done) > 0:
+		return "not ended, after " + strings.Join(done, ", ")
 	case accepted:
 		return "the daemon has it and has not answered yet"
 	}

@@ -81,9 +81,14 @@ func TestInventoryOfAnother(t *testing.T) {
 // FuzzDecode decodes anything: nothing panics, and what is accepted means the same when it is sent on.
 func FuzzDecode(f *testing.F) {
 	for _, v := range []any{
-		validOrder, Order{V: 1, ID: "A", Kind: OrderWho, Within: 1}, Inventory{V: 1, Identity: Identity{Name: "n", ID: "A"}},
-		Answer{V: 1, ID: "A", Done: true, Phases: []Phase{{"load", 1}}}, Event{V: 1, ID: "A", Number: 1, Kind: EventExit},
-		socketRequest{V: 1, Want: wantSocket, Replica: "r", Order: "A"}, socketReply{V: 1, Error: "no"}, Line{Text: "x", Lost: 3},
+		validOrder,
+		Order{V: 1, ID: "A", Kind: OrderWho, Within: 1},
+		Inventory{V: 1, Identity: Identity{Name: "n", ID: "A"}},
+		Answer{V: 1, ID: "A", Done: true, Phases: []Phase{{"load", 1}}},
+		Event{V: 1, ID: "A", Number: 1, Kind: EventExit},
+		socketRequest{V: 1, Want: wantSocket, Replica: "r", Order: "A"},
+		socketReply{V: 1, Error: "no"},
+		Line{Text: "x", Lost: 3},
 	} {
 		b, err := json.Marshal(v)
 		if err != nil {

@@ -234,7 +234,7 @@ func (d *Directory) joined(m *member) {
 	d.mu.Lock()
 	m.joined = true
 	d.mu.Unlock()
-	d.cfg.Log.Debug("daemon joined", "node", m.client.name, "daemon", m.client.Inventory().Identity.String())
+	d.cfg.Log.Debug("daemon joined", "node", m.client.name, "daemon", m.client.Inventory().String())
 	d.cfg.Joined(m.client)
 	d.cfg.Heard(m.client)
 }

@@ -36,7 +36,6 @@ type worker struct {
 	changed chan struct{}       // closed and made anew with each change
 
 	hold chan struct{} // a start waits until it is closed; nil: it does not
-	slow time.Duration // and then so long, whatever its context says
 }
 
 func newWorker() *worker {

@@ -158,7 +158,12 @@ func knownPeer(c *net.UnixConn) error {
 	if failed != nil {
 		return fmt.Errorf("peer's credentials: %w", failed)
 	}
-	if uid := uint32(os.Geteuid()); cred.Uid != uid && cred.Uid != 0 {
+	return known(*cred, uint32(os.Geteuid()))
+}
+
+// known returns an error unless a process is one of the user uid, or of root.
+func known(cred unix.Ucred, uid uint32) error {
+	if cred.Uid != uid && cred.Uid != 0 {
 		return fmt.Errorf("process %d of user %d, want one of user %d, or root: run up and the KeysManagers as the same user", cred.Pid, cred.Uid, uid)
 	}
 	return nil

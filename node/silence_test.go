@@ -1,0 +1,93 @@
+package node
+
+import (
+	"encoding/json"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// table is a Bus within a process: what is sent is handled when Send returns.
+type table struct {
+	mu  sync.Mutex
+	all map[string][]func(node, reply string, data []byte)
+}
+
+func (b *table) Send(name, kind, reply string, data []byte) error {
+	b.mu.Lock()
+	fs := append(append([]func(string, string, []byte){}, b.all[name+" "+kind]...), b.all[" "+kind]...)
+	b.mu.Unlock()
+	for _, f := range fs {
+		f(name, reply, data)
+	}
+	return nil
+}
+
+func (b *table) Listen(name, kind string, f func(node, reply string, data []byte)) (func(), error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.all[name+" "+kind] = append(b.all[name+" "+kind], f)
+	return func() {}, nil
+}
+
+// TestSilentWithinThreeSeconds measures, in the time of a bubble, how long a node that falls silent is still thought to be there;
+// a pause of a bit more than two seconds is none; and what we have slept ourselves is not its silence.
+func TestSilentWithinThreeSeconds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bus := &table{all: map[string][]func(string, string, []byte){}}
+		joins, lefts := 0, 0
+		var left time.Time
+		d, err := OpenDirectory(DirectoryConfig{
+			Bus: bus, Boot: "b", Log: slog.New(slog.DiscardHandler),
+			Joined: func(*Client) { joins++ }, Heard: func(*Client) {}, Event: func(string, Event) {},
+			Left: func(string, string) { lefts, left = lefts+1, time.Now() },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		announce := func() time.Time {
+			b, err := json.Marshal(Inventory{V: Version, Identity: Identity{Name: "n", ID: "A", Boot: "b"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = bus.Send("n", kindInventory, "", b)
+			synctest.Wait()
+			return time.Now()
+		}
+		announce()
+		for range 5 {
+			time.Sleep(2300 * time.Millisecond) // one announcement was lost and one is late
+			announce()
+		}
+		if joins != 1 || lefts != 0 {
+			t.Fatalf("joined %d times and left %d times, want 1 and 0", joins, lefts)
+		}
+		last := announce()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if after := left.Sub(last); lefts != 1 || after > 3*time.Second {
+			t.Errorf("left %d times, %v after its last announcement, want once, within 3 s", lefts, after)
+		}
+		announce()
+		if joins != 2 || len(d.Clients()) != 1 {
+			t.Errorf("joined %d times, want again", joins)
+		}
+	})
+}
+
+// TestKnown says who may ask a daemon for a replica's socket.
+func TestKnown(t *testing.T) {
+	for _, tc := range []struct {
+		peer, me uint32
+		ok       bool
+	}{{7, 7, true}, {0, 7, true}, {0, 0, true}, {8, 7, false}, {7, 0, false}} {
+		if err := known(unix.Ucred{Pid: 1, Uid: tc.peer}, tc.me); (err == nil) != tc.ok {
+			t.Errorf("user %d at a process of user %d: %v, want it allowed: %v", tc.peer, tc.me, err, tc.ok)
+		}
+	}
+}
