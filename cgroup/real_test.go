@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -39,9 +40,7 @@ func open(t *testing.T) *cgroup.Root {
 		if err := root.Retain(nil); err != nil {
 			t.Error(err)
 		}
-		if err := root.Close(); err != nil {
-			t.Error(err)
-		}
+		_ = root.Close() // a test may have done so
 	})
 	return root
 }
@@ -293,6 +292,12 @@ func TestEarlierLife(t *testing.T) {
 	old := create(t, root, "old", cgroup.Limits{})
 	cmd, _ := start(t, s, old, "sleep 1000")
 
+	if _, err := cgroup.Open("test-" + strings.ToLower(t.Name())); err == nil {
+		t.Error("a node that is open was opened again")
+	}
+	if err := root.Close(); err != nil { // as its process's end would
+		t.Error(err)
+	}
 	later, err := cgroup.Open("test-" + strings.ToLower(t.Name()))
 	if err != nil {
 		t.Fatal(err)
@@ -321,6 +326,57 @@ func TestEarlierLife(t *testing.T) {
 	if u := usage(t, create(t, later, "kept", cgroup.Limits{})); u.CPU > time.Second {
 		t.Errorf("a new group has used %v already", u.CPU)
 	}
+
+	// What a node that is no more has left is removed by another when it is empty.
+	full := create(t, later, "full", cgroup.Limits{})
+	cmd, _ = start(t, s, full, "sleep 1000")
+	if err := later.Close(); err != nil {
+		t.Error(err)
+	}
+	other, err := cgroup.Open("test-other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if names, err := later.Names(); err != nil || !slices.Equal(names, []string{"full"}) {
+		t.Errorf("groups of a node that is no more: %v, %v, want the full one alone", names, err)
+	}
+	if err := full.Remove(); err != nil {
+		t.Error(err)
+	}
+	sandbox.Wait(cmd)
+	if err := other.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestManyNodesComeAndGo opens and closes nodes at once, each of which sweeps and removes what it shares with others.
+func TestManyNodesComeAndGo(t *testing.T) {
+	open(t)
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for range 30 {
+				root, err := cgroup.Open(fmt.Sprint("test-many-", i))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				g, err := root.Create("g", cgroup.Limits{PIDs: 5})
+				if err != nil {
+					t.Error(err)
+				} else if err := g.Remove(); err != nil {
+					t.Error(err)
+				}
+				if lacks := root.Lacks(); len(lacks) > 0 {
+					t.Errorf("lacks %v, want nothing", lacks)
+				}
+				if err := root.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // TestGroupsWithinGroups removes what a replica with rights has made in its own group.

@@ -30,6 +30,7 @@ type Root struct {
 	places  map[string]place // by controller
 	node    string
 	lacks   []string
+	lock    *os.File // the node's folder, locked: somebody is there
 }
 
 // Limits bound the processes of a group together; 0: not at all.
@@ -39,7 +40,8 @@ type Limits struct {
 	PIDs     int   // processes and threads
 }
 
-// Open makes the folder for the groups of a node, below the cgroup of this process. The caller closes it.
+// Open makes the folder for the groups of a node, below the cgroup of this process, and removes empty ones that nodes which are
+// no more have left. A node that is open already is an error. The caller closes it.
 func Open(node string) (*Root, error) { return open(real, node) }
 
 func open(s system, node string) (*Root, error) {
@@ -51,12 +53,7 @@ func open(s system, node string) (*Root, error) {
 		return nil, fmt.Errorf("cgroup: %w", err)
 	}
 	r := &Root{unified: unified, places: places, node: node}
-	if unified {
-		err = r.delegate()
-	} else {
-		err = r.enterV1()
-	}
-	if err != nil {
+	if err := r.settle(); err != nil {
 		return nil, fmt.Errorf("cgroup: %w", err)
 	}
 	for _, c := range []string{cpu, memory, pids} {
@@ -64,10 +61,52 @@ func open(s system, node string) (*Root, error) {
 			r.lacks = append(r.lacks, c)
 		}
 	}
-	if len(r.places) == 0 {
-		return nil, errors.New("cgroup: none of the controllers cpu, memory and pids may be used here")
-	}
+	r.sweep()
 	return r, nil
+}
+
+// settle makes the node's folders and locks them. Between the two, one who sweeps may remove them again.
+func (r *Root) settle() error {
+	enter := r.enterV1
+	if r.unified {
+		enter = r.delegate
+	}
+	for range 100 {
+		if err := enter(); err != nil {
+			return err
+		}
+		lock, err := claim(r.folders()[0], claimWait)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // swept, which the next one is not again
+		}
+		if err != nil {
+			return err
+		}
+		if err := enter(); err != nil {
+			_ = lock.Close()
+			return err
+		}
+		there, err := lock.Stat()
+		here, err2 := os.Stat(r.folders()[0])
+		if err == nil && err2 == nil && os.SameFile(there, here) {
+			r.lock = lock
+			return nil
+		}
+		_ = lock.Close()
+	}
+	return fmt.Errorf("%s is removed again and again", r.folders()[0])
+}
+
+// mkdirAll is os.MkdirAll while others may remove folders on the way, which are empty for an instant.
+func mkdirAll(folder string) error {
+	err := os.MkdirAll(folder, 0o755)
+	for range 100 {
+		if !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		err = os.MkdirAll(folder, 0o755)
+	}
+	return err
 }
 
 // Lacks returns those of the controllers cpu, memory and pids that may not be used here: what they would bound is not bounded.
@@ -77,7 +116,7 @@ func (r *Root) Lacks() []string { return r.lacks }
 func (r *Root) enterV1() error {
 	var errs []error
 	for _, c := range slices.Sorted(maps.Keys(r.places)) {
-		err := os.MkdirAll(r.folder(c), 0o755)
+		err := mkdirAll(r.folder(c))
 		if here, there := filepath.Join(filepath.Dir(r.places[c].mount), c), r.places[c].mount; err == nil && !same(here, there) {
 			err = fmt.Errorf("%s is mounted on %s, want a folder or link of the controller's name beside it", c, there)
 		}
@@ -109,7 +148,7 @@ func (r *Root) delegate() error {
 		home = p.dir()
 	}
 	folder := filepath.Join(home, above, r.node)
-	if err := os.MkdirAll(folder, 0o755); err != nil {
+	if err := mkdirAll(folder); err != nil {
 		return err
 	}
 	wanted := slices.Sorted(maps.Keys(r.places))
@@ -263,8 +302,9 @@ func (r *Root) Retain(names []string) error {
 	return errors.Join(errs...)
 }
 
-// Close removes the folders of this node, if they are empty.
+// Close removes the folders of this node, if they are empty, and lets others open it.
 func (r *Root) Close() error {
+	defer r.lock.Close()
 	for _, folder := range r.folders() {
 		if os.Remove(folder) == nil {
 			_ = os.Remove(filepath.Dir(folder)) // fails while other nodes have groups
