@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/openfaas/faas-provider/types"
 )
@@ -262,6 +263,18 @@ func TestDescribeShowsWhatRuns(t *testing.T) {
 	}
 	if s.Usage == nil || *s.Usage != (types.FunctionUsage{CPU: 250, TotalMemoryBytes: 1 << 20}) {
 		t.Errorf("usage %+v", s.Usage)
+	}
+	a.fakes.replicas[key] = []Replica{
+		{Name: "echo-a", Node: "n1", State: "ready", Path: "fork", Ready: 8800 * time.Microsecond, Answered: time.Second, Phases: []Phase{
+			{"order", 300 * time.Microsecond}, {"fork", 4200 * time.Microsecond}, {"place", 4300 * time.Microsecond}, {"first inference", 7 * time.Millisecond},
+		}},
+		{Name: "echo-b", Node: "n2", State: "starting", Hidden: true},
+	}
+	const replicas = "echo-a on n1: ready, fork, ready after 8.8ms (order 300µs, fork 4.2ms, place 4.3ms, first inference 7ms), first answer after 1s; " +
+		"echo-b on n2: starting, its node is silent"
+	s = decodeJSON[types.FunctionStatus](t, a.must(http.StatusOK, get, "/system/function/echo", ""))
+	if got := (*s.Annotations)[ReplicasAnnotation]; got != replicas {
+		t.Errorf("replicas %q, want %q", got, replicas)
 	}
 	if got := (*s.Annotations)[StatusAnnotation]; got != "node n1: no model.onnx" || (*s.Annotations)["a"] != "b" {
 		t.Errorf("annotations %v", *s.Annotations)
