@@ -244,36 +244,46 @@ func (d *daemon) openMetrics() error {
 	return nil
 }
 
-// run serves until ctx ends; replicas are drained then, as long as --drain allows, before all ends.
+// run serves until ctx ends; replicas are drained then before all ends.
 func (d *daemon) run(ctx context.Context) error {
 	serve, end := context.WithCancel(context.Background())
 	defer end()
-	ended := make(chan error, 1)
-	go func() { ended <- d.server.Run(serve) }()
+	var served error
+	done := make(chan struct{})
+	go func() { defer close(done); served = d.server.Run(serve) }()
 	select {
-	case err := <-ended:
-		return err
+	case <-done:
+		return served
 	case <-ctx.Done():
 	}
+	d.log.Info("draining", "at most", d.cfg.drain)
 	d.server.Leave()
+	d.drain(done)
+	end()
+	<-done
+	return served
+}
+
+// drain waits until no replica is left, as long as --drain allows, unless done comes first.
+func (d *daemon) drain(done <-chan struct{}) {
 	limit := time.NewTimer(d.cfg.drain)
 	defer limit.Stop()
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
-	for left := len(d.keys.Inventory().Replicas); left > 0; left = len(d.keys.Inventory().Replicas) {
+	for {
+		left := len(d.keys.Inventory().Replicas)
+		if left == 0 {
+			return
+		}
 		select {
-		case err := <-ended:
-			return err
+		case <-done:
+			return
 		case <-limit.C:
 			d.log.Warn("replicas are stopped before they were drained", "replicas", left, "waited", d.cfg.drain)
-			left = 0
+			return
 		case <-look.C:
-			continue
 		}
-		break
 	}
-	end()
-	return <-ended
 }
 
 // lockState makes a state folder this process's alone, until the file is closed.
