@@ -137,7 +137,7 @@ func (m *Manager) adopt() error {
 func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
 	if d.Form == formMap && len(k.Files) == 2 {
 		z := m.newZygote(d.key(), k.Name, d.Function)
-		z.memory, z.bytes, z.loaded, z.load = k.Files, d.Bytes, d.Loaded, d.Load
+		z.memory, z.bytes, z.loaded, z.load, z.replaced = k.Files, d.Bytes, d.Loaded, d.Load, d.Replaced
 		return z, nil
 	}
 	if len(k.Files) != 3 || k.PID == 0 {
@@ -149,7 +149,7 @@ func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
 	}
 	_ = k.Files[0].Close() // conn has its own
 	z := m.newZygote(d.key(), k.Name, d.Function)
-	z.conn, z.pid, z.prepacked, z.bytes, z.loaded, z.load = conn, k.PID, d.Prepacked, d.Bytes, d.Loaded, d.Load
+	z.conn, z.pid, z.prepacked, z.bytes, z.loaded, z.load, z.replaced = conn, k.PID, d.Prepacked, d.Bytes, d.Loaded, d.Load, d.Replaced
 	z.nextID = rand.Uint32() // answers to an earlier daemon's orders may still come
 	z.ended = m.await(k.Name)
 	z.unlisted, z.listed = map[uint32]bool{}, make(chan struct{})
@@ -160,7 +160,7 @@ func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
 }
 
 func (d zygoteMeta) key() zygoteKey {
-	return zygoteKey{namespace: d.Namespace, digest: d.Digest, model: d.Model, process: d.Process, form: d.Form}
+	return zygoteKey{namespace: d.Namespace, digest: d.Digest, model: d.Model, process: d.Process, form: d.Form, generation: d.Generation}
 }
 
 // adoptReplica makes a replica of what was kept of it, which started from z. One whose zygote is unknown has ended with that.
@@ -205,12 +205,20 @@ func (m *Manager) install(z *zygote) {
 	}
 	before := s.zygote
 	s.zygote = z
-	m.uses[z.function] = z.key
-	if z.key.form == formMap {
-		m.instead[z.key.zygotes()] = formMap
+	variant, next := z.key.variant(), z.key.generation
+	if z.replaced {
+		next++ // its own is not wanted any more
+	} else {
+		m.uses[z.function] = z.key
+		for _, p := range z.children {
+			m.uses[p.function] = z.key
+		}
 	}
-	for _, p := range z.children {
-		m.uses[p.function] = z.key
+	if next > 0 {
+		m.generations[variant] = max(m.generations[variant], next)
+	}
+	if z.key.form == formMap {
+		m.instead[variant] = formMap
 	}
 	m.mu.Unlock()
 	if before != nil {

@@ -1,13 +1,11 @@
 package keysmanager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// loadTimeout bounds the load of a zygote that nobody waits for any more.
+// loadTimeout bounds the load of a zygote, also when nobody waits for it any more.
 const loadTimeout = 5 * time.Minute
 
 // in returns the spec with what an image that speaks the stage protocol says of its environment, under the function's own:
@@ -36,51 +34,65 @@ func (s Spec) in(image sandbox.Image) Spec {
 	return s
 }
 
-// borrow returns the zygote of a key, loaded if it was not there, and keeps it from eviction until release is called.
-// warm says that it was there.
+// borrow returns the zygote of a key, loaded if it was not there, and keeps it from eviction until release is called; of
+// parameters that are invalidated meanwhile it is that of the next generation. warm says that it was there.
 func (m *Manager) borrow(ctx context.Context, key zygoteKey, spec Spec, image sandbox.Image) (z *zygote, warm bool, release func(), err error) {
 	m.mu.Lock()
-	m.uses[spec.Function] = key
-	s, ok := m.slots.Get(key) // now the most recently used
-	if !ok {
-		s = &slot{}
-		m.slots.Add(key, s)
-	}
-	s.users++
+	s := m.hold(key)
 	warm = s.zygote != nil && s.zygote.alive()
 	m.mu.Unlock()
 	release = func() {
 		m.mu.Lock()
-		s.users--
+		m.letGo(s)
 		m.mu.Unlock()
 		m.tidy()
 	}
 	for {
 		m.mu.Lock()
+		if s.settled != nil { // invalidated meanwhile: what comes after it is another
+			m.letGo(s)
+			key = m.newest(key)
+			s = m.hold(key)
+		}
 		if s.zygote != nil && s.zygote.alive() {
 			z = s.zygote
 			m.mu.Unlock()
 			return z, warm, release, nil
 		}
 		m.mourn(key, s)
-		if err := m.mayLoad(s); err != nil {
-			m.mu.Unlock()
+		err, wait := m.mayLoad(s), s.loading
+		m.mu.Unlock()
+		if err == nil && wait == nil {
+			wait, err = m.beginLoad(key, s, spec, image)
+		}
+		if err != nil {
 			release()
 			return nil, false, nil, err
 		}
-		if s.loading == nil {
-			s.loading = make(chan struct{})
-			m.starts.Add(1)
-			go m.load(key, s, spec, image, s.loading) // Close waits for it through m.starts
-		}
-		wait := s.loading
-		m.mu.Unlock()
 		select {
 		case <-wait:
 		case <-ctx.Done():
 			release()
 			return nil, false, nil, fmt.Errorf("its zygote still loads: %w", context.Cause(ctx))
 		}
+	}
+}
+
+// hold returns the slot of a key, now the most recently used, and keeps its zygote from eviction until letGo, with m.mu held.
+func (m *Manager) hold(key zygoteKey) *slot {
+	s, ok := m.slots.Get(key)
+	if !ok {
+		s = &slot{}
+		m.slots.Add(key, s)
+	}
+	s.users++
+	return s
+}
+
+// letGo undoes one hold, with m.mu held.
+func (m *Manager) letGo(s *slot) {
+	if s.users--; s.users == 0 && s.settled != nil {
+		close(s.settled)
 	}
 }
 
@@ -97,11 +109,80 @@ func (m *Manager) mayLoad(s *slot) error {
 	return nil
 }
 
-// load starts a slot's zygote and tells those who wait. It goes on when they have given up: what is loaded is cached.
-func (m *Manager) load(key zygoteKey, s *slot, spec Spec, image sandbox.Image, done chan struct{}) {
+// nothing is what needs no waiting for.
+func nothing() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
+// beginLoad makes room for a slot's zygote and begins to load it, and returns what is closed when that has ended. What does not fit is
+// refused, which is no failure of the zygote's.
+func (m *Manager) beginLoad(key zygoteKey, s *slot, spec Spec, image sandbox.Image) (done chan struct{}, err error) {
+	n, err := m.need(key, image)
+	now := m.lockWeighed(0)
+	defer m.mu.Unlock()
+	if s.loading != nil || s.settled != nil || s.zygote != nil {
+		return nothing(), nil // somebody was faster
+	}
+	if err := m.mayLoad(s); err != nil {
+		return nil, err
+	}
+	if err != nil {
+		m.failed(s, err)
+		return nil, err
+	}
+	victims, missing := fit(m.cached(), m.memory(now), n.bytes)
+	if missing > 0 {
+		m.counts.Refused++
+		return nil, m.refuse(spec.Function, n, now)
+	}
+	var gone []<-chan struct{}
+	for _, k := range victims {
+		gone = append(gone, m.evictOne(k, &m.counts.Evicted.Memory))
+	}
+	ctx, cancel := context.WithCancelCause(m.ctx)
+	s.loading, s.need, s.cancel, s.function = make(chan struct{}), n, cancel, spec.Function
+	m.starts.Add(1)
+	go m.load(ctx, key, s, spec, image, gone) // Close waits for it through m.starts
+	return s.loading, nil
+}
+
+// refuse says why parameters do not fit, with m.mu held.
+func (m *Manager) refuse(function string, n need, now sample) error {
+	var busy, loading []keeper
+	for _, k := range m.slots.Keys() {
+		switch s, _ := m.slots.Peek(k); {
+		case s.loading != nil:
+			loading = append(loading, keeper{s.function, s.need.bytes})
+		case s.zygote != nil && (s.users > 0 || s.zygote.replicas() > 0):
+			busy = append(busy, keeper{m.nameOf(k, s), s.zygote.bytes})
+		}
+	}
+	return refusal(function, n, m.memory(now), now.own, busy, loading)
+}
+
+// failed counts a failure of a slot's zygote, with m.mu held.
+func (m *Manager) failed(s *slot, err error) {
+	s.fails++
+	s.err, s.retry = err, time.Now().Add(backoff(s.fails))
+}
+
+// load starts a slot's zygote, once those that give way to it have gone, and tells those who wait. It goes on when they have given up:
+// what is loaded is cached.
+func (m *Manager) load(ctx context.Context, key zygoteKey, s *slot, spec Spec, image sandbox.Image, gone []<-chan struct{}) {
 	defer m.starts.Done()
-	ctx, cancel := context.WithTimeout(m.ctx, loadTimeout)
+	defer s.cancel(nil)
+	limit := cmp.Or(m.cfg.LoadTimeout, loadTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it has not loaded after %v", limit))
 	defer cancel()
+	m.changed()
+	for _, g := range gone {
+		select {
+		case <-g:
+		case <-ctx.Done():
+		}
+	}
 	env := map[string]string{
 		wire.EnvModel: key.model, wire.EnvORT: m.cfg.ORT, wire.EnvPoolThreads: strconv.Itoa(m.cfg.Threads), "ORT_DISABLE_TELEMETRY": "1",
 	}
@@ -110,49 +191,41 @@ func (m *Manager) load(key zygoteKey, s *slot, spec Spec, image sandbox.Image, d
 	}
 	z, err := m.bring(ctx, sandbox.Command{Dir: image.Root, Process: spec.Process, Env: env}, key, spec)
 	m.mu.Lock()
-	s.loading, s.zygote, s.err = nil, z, err
-	if err != nil {
-		s.fails++
-		s.retry = time.Now().Add(backoff(s.fails))
+	stale := m.closed || s.settled != nil
+	if !stale {
+		if s.zygote = z; err != nil {
+			m.failed(s, err)
+		} else {
+			key.generation = 0
+			m.sizes[key] = z.bytes
+			m.epoch++
+		}
 	}
-	closing := m.closed
+	close(s.loading)
+	s.loading, s.cancel = nil, nil
 	m.mu.Unlock()
-	close(done)
 	switch {
-	case spec.choice() && errors.As(err, new(impossible)): // fallBack says so
+	case err != nil && (stale || spec.choice() && errors.As(err, new(impossible))): // fallBack says so
 	case err != nil:
 		m.cfg.Log.Warn("zygote does not load", "function", spec.Function, "error", err)
-	case closing:
+	case stale:
 		z.stop()
 	default:
 		m.cfg.Log.Info("zygote loaded", "function", spec.Function, "took", z.load.Round(time.Millisecond), "bytes", z.bytes)
-		m.watchers.Go(func() { m.watch(key, s, z) })
+		m.watchers.Go(func() { m.watch(z.key, s, z) })
 	}
 	m.tidy()
-}
-
-// prepacked returns the folder for the pre-packed parameters of an image's model; empty when none can be kept.
-func (m *Manager) prepacked(digest string) string {
-	if m.cfg.Cache == "" {
-		return ""
-	}
-	folder, err := filepath.Abs(filepath.Join(m.cfg.Cache, digest))
-	if err == nil {
-		err = os.MkdirAll(folder, 0o700)
-	}
-	if err != nil {
-		m.cfg.Log.Warn("parameters are not pre-packed", "error", err)
-		return ""
-	}
-	return folder
+	m.changed()
 }
 
 // watch notices the end of a zygote.
 func (m *Manager) watch(key zygoteKey, s *slot, z *zygote) {
 	<-z.gone
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.mourn(key, s)
+	m.mu.Unlock()
+	m.tidy()
+	m.changed()
 }
 
 // mourn empties the slot of a zygote that ended unasked, which counts as a failure, with m.mu held.
@@ -163,15 +236,11 @@ func (m *Manager) mourn(key zygoteKey, s *slot) {
 	if time.Since(s.zygote.loaded) > lastBackoff {
 		s.fails = 0 // it had lived for long enough
 	}
-	s.fails++
-	s.err = errors.New(s.zygote.died)
-	s.retry = time.Now().Add(backoff(s.fails))
+	m.failed(s, errors.New(s.zygote.died))
 	m.cfg.Log.Warn("zygote ended", "model", key.model, "cause", s.zygote.died)
 	s.zygote = nil
+	m.epoch++
 }
-
-// limit is how many bytes zygotes may take.
-func (m *Manager) limit() int64 { return int64(float64(m.cfg.Memory) * Threshold) }
 
 // cached returns the zygotes that are there, least recently used first, with m.mu held.
 func (m *Manager) cached() []cached {
@@ -184,58 +253,119 @@ func (m *Manager) cached() []cached {
 	return all
 }
 
-// tidy ends zygotes that nobody's present spec uses and, above the threshold, idle ones. Their ends are not waited for.
+// tidy ends zygotes that nobody's present spec uses and, when memory is short, idle ones. Their ends are not waited for.
 func (m *Manager) tidy() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	now := m.lockWeighed(sampleFresh)
 	if m.closed {
+		m.mu.Unlock()
 		return
 	}
-	current, variants := map[zygoteKey]bool{}, map[zygoteKey]bool{}
-	for _, k := range m.uses {
-		current[k], variants[k.zygotes()] = true, true
+	ended := m.dropUnused()
+	all, mem := m.cached(), m.memory(now)
+	victims, pressed := evict(all, mem)
+	counter := &m.counts.Evicted.Pressure
+	if b, _ := mem.tightest(calmBelow); b.name == boundOwn {
+		counter = &m.counts.Evicted.Memory
 	}
-	maps.DeleteFunc(m.instead, func(k zygoteKey, _ form) bool { return !variants[k] })
-	for _, k := range m.slots.Keys() {
-		if s, _ := m.slots.Peek(k); !current[k] && s.zygote == nil && s.loading == nil && s.users == 0 {
-			m.slots.Remove(k)
-		}
+	for _, k := range victims {
+		m.evictOne(k, counter)
 	}
-	for _, c := range m.cached() {
-		if !current[c.key] && !c.busy {
-			m.retire(c.key)
-		}
+	if m.pressed = pressed; pressed || len(victims) > 0 {
+		m.calm = time.Now().Add(calmFor)
 	}
-	maps.DeleteFunc(m.sizes, func(k zygoteKey, _ int64) bool { return !current[k] })
-	all := m.cached()
-	for _, k := range evict(all, m.limit()) {
-		i := slices.IndexFunc(all, func(c cached) bool { return c.key == k })
-		m.sizes[k] = all[i].bytes
-		m.counts.Evictions++
-		if m.cfg.OnEvict != nil {
-			m.cfg.OnEvict(m.userOf(k), all[i].bytes)
-		}
-		m.retire(k)
+	m.mu.Unlock()
+	if ended || len(victims) > 0 {
+		m.changed()
 	}
 }
 
-// userOf is the function that uses a zygote, the first by name when several do, with m.mu held.
-func (m *Manager) userOf(k zygoteKey) string {
+// calmFor is how long after memory was short nothing is loaded ahead of need.
+const calmFor = 10 * time.Second
+
+// dropUnused ends idle zygotes that nobody's present spec uses, and forgets what belongs to them, with m.mu held.
+func (m *Manager) dropUnused() (ended bool) {
+	current, variants := map[zygoteKey]bool{}, map[zygoteKey]bool{}
+	for _, k := range m.uses {
+		current[k], variants[k.variant()] = true, true
+	}
+	for _, k := range m.slots.Keys() {
+		s, _ := m.slots.Peek(k)
+		switch {
+		case current[k]:
+			s.since = time.Time{}
+		case s.users > 0 || s.loading != nil || s.zygote != nil && s.zygote.replicas() > 0:
+			if s.since.IsZero() {
+				s.since = time.Now()
+			}
+		case s.zygote == nil:
+			m.slots.Remove(k)
+			continue
+		default:
+			m.counts.Evicted.Invalidated++
+			m.retire(k)
+			ended = true
+			continue
+		}
+		variants[k.variant()] = true
+	}
+	maps.DeleteFunc(m.sizes, func(k zygoteKey, _ int64) bool { return !variants[k.variant()] })
+	maps.DeleteFunc(m.generations, func(k zygoteKey, _ uint64) bool { return !variants[k] })
+	maps.DeleteFunc(m.instead, func(k zygoteKey, _ form) bool { return !variants[k] })
+	return ended
+}
+
+// nameOf is the function that uses a zygote, the first by name when several do, or else the one that it was loaded for, with
+// m.mu held.
+func (m *Manager) nameOf(k zygoteKey, s *slot) string {
 	first := ""
 	for f, used := range m.uses {
 		if used == k && (first == "" || f < first) {
 			first = f
 		}
 	}
-	return first
+	if s.zygote != nil {
+		return cmp.Or(first, s.zygote.function)
+	}
+	return cmp.Or(first, s.function)
+}
+
+// evictOne ends a zygote for want of memory, with m.mu held.
+func (m *Manager) evictOne(k zygoteKey, counter *uint64) (gone <-chan struct{}) {
+	s, _ := m.slots.Peek(k)
+	*counter++
+	m.counts.Evictions++
+	if m.cfg.OnEvict != nil {
+		m.cfg.OnEvict(m.nameOf(k, s), s.zygote.bytes)
+	}
+	return m.retire(k)
 }
 
 // retire takes a zygote out of the cache and ends it, with m.mu held.
-func (m *Manager) retire(k zygoteKey) {
+func (m *Manager) retire(k zygoteKey) (gone <-chan struct{}) {
 	s, _ := m.slots.Peek(k)
-	m.ends.Go(s.zygote.stop)
+	z := s.zygote
+	m.going[z] = true
+	m.epoch++
+	m.ends.Go(func() {
+		z.stop()
+		m.mu.Lock()
+		delete(m.going, z)
+		m.mu.Unlock()
+		if !s.since.IsZero() {
+			m.retired.Observe(time.Since(s.since).Seconds())
+		}
+		m.changed()
+	})
 	s.zygote = nil
 	m.slots.Remove(k)
+	return z.gone
+}
+
+// changed tells that the inventory is another; it must be called without m.mu.
+func (m *Manager) changed() {
+	if m.cfg.OnChange != nil {
+		m.cfg.OnChange()
+	}
 }
 
 // Wanted is a function whose parameters should be in memory.
@@ -273,11 +403,22 @@ func (m *Manager) look(image string, now time.Time) looked {
 // none of the others from it.
 func (m *Manager) Warm(ctx context.Context, wanted []Wanted) error {
 	keep := map[zygoteKey]bool{}
-	load := map[zygoteKey]func() error{}
+	load, images := map[zygoteKey]func() error{}, map[zygoteKey]sandbox.Image{}
 	var order []zygoteKey
 	var errs []error
 	now, seen := time.Now(), map[string]looked{}
+	var asks []*asking
+	m.mu.Lock()
 	for _, w := range wanted {
+		asks = append(asks, m.ask(w.Spec.Function))
+	}
+	m.mu.Unlock()
+	defer func() {
+		for _, a := range asks {
+			m.asked(a)
+		}
+	}()
+	for i, w := range wanted {
 		l, ok := seen[w.Spec.Image]
 		if !ok {
 			l = m.look(w.Spec.Image, now)
@@ -300,8 +441,13 @@ func (m *Manager) Warm(ctx context.Context, wanted []Wanted) error {
 		}
 		keep[key] = keep[key] || w.Key
 		order = append(order, key)
+		images[key] = image
 		load[key] = func() error {
-			if err := m.loaded(ctx, w.Spec, image, nil); err != nil {
+			err := m.loaded(ctx, asks[i], w.Spec, image, nil)
+			if errors.Is(err, ErrNoRoom) || errors.Is(err, errForgotten) {
+				return nil // left to the first order, or not wanted any more
+			}
+			if err != nil {
 				return fmt.Errorf("warm %q: %w", w.Spec.Function, err)
 			}
 			return nil
@@ -312,7 +458,7 @@ func (m *Manager) Warm(ctx context.Context, wanted []Wanted) error {
 	m.mu.Unlock()
 	m.mark(keep)
 	for _, key := range order {
-		if m.worthLoading(key, keep[key]) {
+		if m.worthLoading(key, images[key], keep[key]) {
 			errs = append(errs, load[key]())
 		}
 	}
@@ -326,25 +472,29 @@ func (m *Manager) mark(keep map[zygoteKey]bool) {
 	defer m.mu.Unlock()
 	for _, k := range m.slots.Keys() {
 		s, _ := m.slots.Peek(k)
-		s.keep = keep[k]
+		newest := k == m.newest(k)
+		k.generation = 0
+		s.keep = keep[k] && newest
 	}
 }
 
 // worthLoading says whether a zygote is neither there nor, loaded now, one that would be evicted again.
-func (m *Manager) worthLoading(key zygoteKey, keep bool) bool {
+func (m *Manager) worthLoading(key zygoteKey, image sandbox.Image, keep bool) bool {
+	there := func() bool {
+		s, ok := m.slots.Peek(m.newest(key))
+		return ok && s.zygote != nil && s.zygote.alive()
+	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s, ok := m.slots.Peek(key); ok && s.zygote != nil && s.zygote.alive() {
+	ready := there()
+	m.mu.Unlock()
+	if ready {
 		return false
 	}
-	return room(m.cached(), m.sizes[key], keep, m.limit())
-}
-
-// Forget says that a function is no longer deployed: its zygote goes once it has no replicas.
-func (m *Manager) Forget(function string) {
-	m.mu.Lock()
-	delete(m.uses, function)
-	m.mu.Unlock()
-	m.totals.forget(function)
-	m.tidy()
+	n, err := m.need(key, image)
+	if err != nil {
+		return true // loading says why
+	}
+	now := m.lockWeighed(sampleFresh)
+	defer m.mu.Unlock()
+	return !there() && room(m.cached(), m.memory(now), n.bytes, keep)
 }

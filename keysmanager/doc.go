@@ -4,9 +4,11 @@
 // binary that has loaded the parameters and forks replicas of itself, which share them copy-on-write. [Manager.Start] forks
 // from it, and loads it first when it is not there. A function without a model is an ordinary process a replica.
 //
-// Zygotes without replicas stay as a cache until the memory that zygotes take passes a threshold; then the least recently
-// used goes, key stages last. One that forks or has replicas is never evicted. A crashed zygote is loaded again on demand,
-// after a back-off; its replicas are reported lost.
+// Zygotes without replicas stay as a cache until more than 85 % of the node's memory is in use: of the machine's, the
+// cgroup's, or the share that it was given, whichever leaves least. Then the least recently used go, key stages last. One
+// that loads, forks or has replicas is never evicted, and a load that cannot fit is refused. Parameters that a redeploy or
+// [Manager.Invalidate] has replaced serve the replicas that they have, and go with the last of them. A crashed zygote is
+// loaded again on demand, after a back-off; its replicas are reported lost.
 //
 // Processes and their descriptors are the warden's (package warden), with a description of each. When that is in a process of
 // its own, they outlive the Manager: [Manager.Detach] leaves them, as its death does, and the next Manager adopts them in

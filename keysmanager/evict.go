@@ -2,6 +2,57 @@ package keysmanager
 
 import "time"
 
+// The shares of a bound between which memory is kept.
+const (
+	// Threshold is the share of the node's memory that may be in use before idle zygotes are evicted (QUART, §5).
+	Threshold = 0.85
+	// calmBelow is the share at which an eviction that has begun ends, so that one byte more does not begin the next.
+	calmBelow = 0.80
+)
+
+// The names of bounds, as Inventory.Bound has them.
+const (
+	boundOwn     = "--memory"
+	boundCgroup  = "cgroup"
+	boundMachine = "machine"
+)
+
+// bound is one of the limits on what a node may use, in bytes.
+type bound struct {
+	name  string
+	total int64
+	used  int64 // counted as the limit counts, without what gives way when memory is short
+}
+
+func (b bound) below(share float64) int64 { return int64(float64(b.total)*share) - b.used }
+
+// memory is what eviction may know of a node's memory. One without bounds has no end.
+type memory struct {
+	bounds  []bound
+	coming  int64 // bytes that loads under way are expected to take
+	pressed bool  // an eviction has begun and has not come to its end: hysteresis
+	short   bool  // it was so a moment ago: nothing is loaded ahead of need
+}
+
+// tightest returns the bound with the least room below a share of it, and that room; it is negative when the share is passed.
+func (m memory) tightest(share float64) (b bound, room int64) {
+	for i, other := range m.bounds {
+		if r := other.below(share); i == 0 || r < room {
+			b, room = other, r
+		}
+	}
+	if len(m.bounds) == 0 {
+		return bound{}, 1 << 62
+	}
+	return b, room
+}
+
+// free is how many bytes a load finds without eviction; negative: none, and so many have to go.
+func (m memory) free() int64 {
+	_, room := m.tightest(Threshold)
+	return room - m.coming
+}
+
 // cached is what eviction may know of a zygote.
 type cached struct {
 	key   zygoteKey
@@ -10,37 +61,53 @@ type cached struct {
 	keep  bool // a key stage: evicted last
 }
 
-// evict returns which zygotes to end so that what is left takes at most limit bytes: idle ones, in the given order (least
-// recently used first), key stages only when nothing else is idle. What is busy stays, also when that is too much.
-func evict(all []cached, limit int64) []zygoteKey {
-	used := int64(0)
-	for _, c := range all {
-		used += c.bytes
+// evict returns which zygotes to end: none until more than [Threshold] of a bound is in use, and then as many as it takes to come
+// down to calmBelow of every bound. Key stages go when nothing else is idle, of others the first in the given order (least recently
+// used first); what is busy stays, also when that is too much. pressed says that memory is still short then.
+func evict(all []cached, m memory) (out []zygoteKey, pressed bool) {
+	if _, room := m.tightest(Threshold); room >= 0 && !m.pressed {
+		return nil, false
 	}
-	var out []zygoteKey
-	for _, keyStages := range []bool{false, true} {
-		for _, c := range all {
-			if used <= limit {
-				return out
-			}
-			if !c.busy && c.keep == keyStages {
-				out = append(out, c.key)
-				used -= c.bytes
-			}
-		}
+	_, room := m.tightest(calmBelow)
+	out, missing := takeIdle(all, -room, true)
+	return out, missing > 0
+}
+
+// fit returns which idle zygotes have to go, in the same order, so that one of so many bytes can be loaded, and how many bytes
+// are missing even then; when any are, none has to go.
+func fit(all []cached, m memory, bytes int64) (out []zygoteKey, missing int64) {
+	if out, missing = takeIdle(all, bytes-m.free(), true); missing > 0 {
+		return nil, missing
 	}
-	return out
+	return out, 0
 }
 
 // room says whether a zygote of the given size may be loaded ahead of need: into memory that is free, and for a key stage also
-// into what idle zygotes of others take. Nothing else gives way to it, or two that do not fit together would take turns.
-func room(all []cached, bytes int64, keep bool, limit int64) bool {
-	for _, c := range all {
-		if !keep || c.busy || c.keep {
-			bytes += c.bytes
+// into what idle zygotes of others take. Nothing else gives way to it, or two that do not fit together would take turns; and
+// while memory is short nothing is loaded ahead.
+func room(all []cached, m memory, bytes int64, keep bool) bool {
+	missing := bytes - m.free()
+	if keep {
+		_, missing = takeIdle(all, missing, false)
+	}
+	return !m.pressed && !m.short && missing <= 0
+}
+
+// takeIdle returns the first idle zygotes whose sizes make up the given number of bytes, those of key stages only if they may be taken,
+// and how many bytes are missing then.
+func takeIdle(all []cached, bytes int64, keyToo bool) (out []zygoteKey, missing int64) {
+	for _, keyStages := range []bool{false, true} {
+		for _, c := range all {
+			if bytes <= 0 {
+				return out, 0
+			}
+			if !c.busy && c.keep == keyStages && (keyToo || !keyStages) {
+				out = append(out, c.key)
+				bytes -= c.bytes
+			}
 		}
 	}
-	return bytes <= limit
+	return out, max(bytes, 0)
 }
 
 // The back-off of zygotes that fail.

@@ -2,7 +2,6 @@ package keysmanager
 
 import (
 	"log/slog"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,55 +9,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
-
-func TestEvict(t *testing.T) {
-	k := func(s string) zygoteKey { return zygoteKey{digest: s} }
-	all := []cached{
-		{k("old key"), 40, false, true}, {k("busy"), 40, true, false}, {k("older"), 10, false, false}, {k("newer"), 30, false, false},
-	}
-	for limit, want := range map[int64][]string{
-		120: nil,
-		119: {"older"},
-		110: {"older"},
-		109: {"older", "newer"},
-		79:  {"older", "newer", "old key"},
-		0:   {"older", "newer", "old key"}, // what is busy stays
-	} {
-		var got []string
-		for _, e := range evict(all, limit) {
-			got = append(got, e.digest)
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("limit %d: evicted %q, want %q", limit, got, want)
-		}
-	}
-}
-
-func TestRoom(t *testing.T) {
-	all := []cached{{bytes: 10}, {bytes: 20, busy: true}, {bytes: 30, keep: true}}
-	for name, tc := range map[string]struct {
-		bytes int64
-		keep  bool
-		limit int64
-		want  bool
-	}{
-		"free memory":                   {40, false, 100, true},
-		"one byte short":                {41, false, 100, false},
-		"a key stage takes idle ones'":  {50, true, 100, true},
-		"but no busy or key one's":      {51, true, 100, false},
-		"of unknown size, and room":     {0, false, 60, true},
-		"of unknown size, and no room":  {0, false, 59, false},
-		"nothing is there, and too big": {101, true, 100, false},
-	} {
-		given := all
-		if strings.HasPrefix(name, "nothing") {
-			given = nil
-		}
-		if got := room(given, tc.bytes, tc.keep, tc.limit); got != tc.want {
-			t.Errorf("%s: %v, want %v", name, got, tc.want)
-		}
-	}
-}
 
 func TestBackoff(t *testing.T) {
 	for n, want := range map[int]time.Duration{0: 0, 1: 500 * time.Millisecond, 3: 2 * time.Second, 100: 30 * time.Second} {
@@ -84,18 +34,6 @@ func TestALongLifeIsNoFailureInARow(t *testing.T) {
 			t.Errorf("%s: %d failures in a row, want %d", name, s.fails, tc.want)
 		}
 	}
-}
-
-func TestIdleZygotesGoWhenMemoryIsShort(t *testing.T) {
-	n := newNode(t, func(c *Config) { c.Memory = 1 }) // everything is too much
-	n.start("a", withModel)
-	if z := n.Inventory().Zygotes; len(z) != 1 {
-		t.Fatalf("a zygote with a replica was evicted: %+v", z)
-	}
-	if err := n.Stop(t.Context(), "a", time.Second); err != nil {
-		t.Fatal(err)
-	}
-	proctest.Until(t, 10*time.Second, "the idle zygote to be evicted", func() bool { return len(n.Inventory().Zygotes) == 0 })
 }
 
 func TestWarmLoadsAhead(t *testing.T) {
@@ -166,44 +104,6 @@ func TestWarmIsNoUse(t *testing.T) {
 	}
 	if oldest, _, _ := n.slots.GetOldest(); oldest.namespace != "other" {
 		t.Errorf("least recently used is %q's, want other's", oldest.namespace)
-	}
-}
-
-// TestWarmEndsInPeace has memory for one zygote and two that are wanted.
-func TestWarmEndsInPeace(t *testing.T) {
-	n := newNode(t, nil)
-	if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}}); err != nil {
-		t.Fatal(err)
-	}
-	bytes := n.Inventory().Zygotes[0].Bytes
-	n.Close()
-
-	n = newNode(t, func(c *Config) { c.Memory = int64(1.2 * float64(bytes) / Threshold) })
-	other := withModel
-	other.Namespace, other.Function = "other", "f.other"
-	warm := func(key bool) Inventory {
-		t.Helper()
-		if err := n.Warm(t.Context(), []Wanted{{Spec: withModel, Key: key}, {Spec: other}}); err != nil {
-			t.Fatal(err)
-		}
-		return n.Inventory()
-	}
-	first := warm(false)
-	if len(first.Zygotes) != 1 || first.Evictions != 1 {
-		t.Fatalf("%+v, want one zygote and one eviction", first)
-	}
-	for range 3 {
-		if inv := warm(false); inv.Evictions != 1 || inv.Zygotes[0].PID != first.Zygotes[0].PID {
-			t.Fatalf("%+v, want the zygote that was there", inv)
-		}
-	}
-	for range 3 {
-		if inv := warm(true); inv.Evictions != 2 || inv.Zygotes[0].Function != "f.ns" {
-			t.Fatalf("%+v, want the key stage's zygote", inv)
-		}
-	}
-	if r := n.start("a", other); r.Path != PathHeap || phase(r, "load") == 0 { // who needs one gets it
-		t.Errorf("path %s with phases %v, want one that was loaded", r.Path, r.Phases)
 	}
 }
 

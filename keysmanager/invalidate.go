@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
@@ -26,8 +27,64 @@ var (
 	ErrBusy      = errors.New("its parameters are in use")
 )
 
+var errForgotten = errors.New("the function was removed meanwhile")
+
+// asking is a function that something is under way for: a start, a load.
+type asking struct {
+	function  string
+	count     int
+	forgotten bool // Forget came after it had begun
+}
+
+// ask says that something begins for a function, with m.mu held; its owner calls asked when it has ended. What Forget has
+// meanwhile taken away it does not bring back.
+func (m *Manager) ask(function string) *asking {
+	a := m.asks[function]
+	if a == nil {
+		a = &asking{function: function}
+		m.asks[function] = a
+	}
+	a.count++
+	return a
+}
+
+func (m *Manager) asked(a *asking) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if a.count--; a.count == 0 && m.asks[a.function] == a {
+		delete(m.asks, a.function)
+	}
+}
+
+// unuse says that a function has no model now; what an earlier deploy of it had goes with its replicas.
+func (m *Manager) unuse(a *asking) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !a.forgotten {
+		delete(m.uses, a.function)
+	}
+}
+
+// Forget says that a function is no longer deployed: its zygote goes once it has no replicas.
+func (m *Manager) Forget(function string) {
+	m.mu.Lock()
+	if a := m.asks[function]; a != nil {
+		a.forgotten = true
+		delete(m.asks, function)
+	}
+	delete(m.uses, function)
+	m.mu.Unlock()
+	m.totals.forget(function)
+	m.tidy()
+	m.changed()
+}
+
 // Load brings the parameters of a function into memory, unless they are there, and returns what is there.
 func (m *Manager) Load(ctx context.Context, spec Spec) (ZygoteInfo, error) {
+	m.mu.Lock()
+	a := m.ask(spec.Function)
+	m.mu.Unlock()
+	defer m.asked(a)
 	image, err := m.cfg.Images.Resolve(spec.Image)
 	if err != nil {
 		return ZygoteInfo{}, err
@@ -35,21 +92,21 @@ func (m *Manager) Load(ctx context.Context, spec Spec) (ZygoteInfo, error) {
 	if spec = spec.in(image); spec.Env[wire.EnvModel] == "" {
 		return ZygoteInfo{}, fmt.Errorf("function %q: %w", spec.Function, ErrNoModel)
 	}
-	var all []ZygoteInfo
-	i := -1
-	err = m.loaded(ctx, spec, image, func(z *zygote) {
-		all = m.Inventory().Zygotes
-		i = slices.IndexFunc(all, func(i ZygoteInfo) bool {
-			return i.Digest == z.key.digest && i.Namespace == z.key.namespace && i.Model == z.key.model && i.Path == z.path()
-		})
-	})
-	switch {
-	case err != nil:
+	var z ZygoteInfo
+	there := false
+	if err := m.loaded(ctx, a, spec, image, func(of *zygote) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if s, ok := m.slots.Peek(of.key); ok && s.zygote == of {
+			z, there = m.info(of.key, s), true
+		}
+	}); err != nil {
 		return ZygoteInfo{}, fmt.Errorf("load %q: %w", spec.Function, err)
-	case i < 0:
+	}
+	if !there {
 		return ZygoteInfo{}, fmt.Errorf("load %q: its zygote has ended again, or each replica loads its parameters by itself (stagecoach.dev/start: cold)", spec.Function)
 	}
-	return all[i], nil
+	return z, nil
 }
 
 // Evict ends the idle zygotes of a function, or of an image's digest, and returns how many bytes they took, when they are
@@ -59,15 +116,18 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 	var idle []zygoteKey
 	for _, k := range m.slots.Keys() {
 		s, _ := m.slots.Peek(k)
-		if used, ok := m.uses[what]; k.digest != what && (!ok || used != k) || s.zygote == nil {
+		if used, ok := m.uses[what]; k.digest != what && (!ok || used != k) || s.zygote == nil && s.loading == nil {
 			continue
 		}
-		if s.users > 0 || s.zygote.replicas() > 0 {
-			names := strings.Join(m.replicasOf(s.zygote), ", ")
+		if why := m.busyWith(s); why != "" {
 			m.mu.Unlock()
-			return 0, fmt.Errorf("evict %q: %w: replicas run from it (%s); scale the function down first", what, ErrBusy, names)
+			return 0, fmt.Errorf("evict %q: %w: %s", what, ErrBusy, why)
 		}
 		idle = append(idle, k)
+	}
+	if len(idle) == 0 {
+		m.mu.Unlock()
+		return 0, fmt.Errorf("evict %q: %w; the node's inventory lists what is", what, ErrNotCached)
 	}
 	var ends []<-chan struct{}
 	for _, k := range idle {
@@ -78,9 +138,7 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 		m.retire(k)
 	}
 	m.mu.Unlock()
-	if len(idle) == 0 {
-		return 0, fmt.Errorf("evict %q: %w; the node's inventory lists what is", what, ErrNotCached)
-	}
+	m.changed()
 	for _, gone := range ends {
 		select {
 		case <-gone:
@@ -91,11 +149,25 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 	return bytes, nil
 }
 
+// busyWith says what keeps a slot's zygote from being ended, with m.mu held; empty: nothing.
+func (m *Manager) busyWith(s *slot) string {
+	if s.loading != nil {
+		return "it loads; wait for it"
+	}
+	if names := m.replicasOf(s.zygote); len(names) > 0 {
+		return fmt.Sprintf("%d replicas run from it (%s); scale the function down first", len(names), strings.Join(names, ", "))
+	}
+	if s.users > 0 || s.zygote.replicas() > 0 {
+		return "replicas are being forked from it; try again"
+	}
+	return ""
+}
+
 // replicasOf returns the names of the replicas that a zygote has, sorted, with m.mu held.
 func (m *Manager) replicasOf(z *zygote) []string {
 	var names []string
 	for name, p := range m.processes {
-		if p.zygote == z && p.running {
+		if (p.zygote == z || p.mapped == z) && p.running {
 			names = append(names, name)
 		}
 	}
@@ -106,21 +178,90 @@ func (m *Manager) replicasOf(z *zygote) []string {
 // Invalidate says that a function's parameters are not what they were, though its image is: when it has returned, nothing
 // starts from them any more, and the next start loads them afresh. Their zygote ends with the last of its replicas, which
 // the caller ends. Functions that share the parameters are meant too.
-func (m *Manager) Invalidate(_ context.Context, function string) (Invalidation, error) {
+func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation, error) {
 	begin := time.Now()
 	m.mu.Lock()
-	key := m.uses[function]
-	out := Invalidation{Digest: key.digest}
-	if s, ok := m.slots.Peek(key); ok && s.zygote != nil {
-		out.Replicas = m.replicasOf(s.zygote)
+	key, ok := m.uses[function]
+	if !ok {
+		m.mu.Unlock()
+		return Invalidation{Took: time.Since(begin)}, nil
 	}
+	next := key
+	next.generation = m.renew(key)
 	for f, used := range m.uses {
 		if used == key {
-			delete(m.uses, f)
+			m.uses[f] = next
 		}
 	}
+	out := Invalidation{Digest: key.digest, Generation: next.generation}
+	s, ok := m.slots.Peek(key)
+	if !ok {
+		m.mu.Unlock()
+		out.Took = time.Since(begin)
+		return out, nil
+	}
+	z, settled := s.zygote, m.retiring(s)
+	if z != nil {
+		z.replaced = true
+	}
 	m.mu.Unlock()
+	if z != nil {
+		if err := m.warden.Put(z.entry, z.meta()); err != nil && z.alive() {
+			m.cfg.Log.Warn("another daemon would not know that parameters were invalidated", "function", function, "error", err)
+		}
+	}
 	m.tidy()
+	m.changed()
+	select {
+	case <-settled:
+	case <-ctx.Done():
+		return out, fmt.Errorf("invalidate %q: starts that had begun before still fork: %w", function, context.Cause(ctx))
+	}
+	if z == nil {
+		out.Took = time.Since(begin)
+		return out, nil
+	}
+	m.mu.Lock()
+	out.Replicas = m.replicasOf(z)
+	m.mu.Unlock()
+	if m.tidy(); z.replicas() == 0 {
+		select {
+		case <-z.gone:
+		case <-ctx.Done():
+			return out, fmt.Errorf("invalidate %q: its old zygote, process of %s, still ends: %w", function, plan.Size(z.bytes), context.Cause(ctx))
+		}
+	}
 	out.Took = time.Since(begin)
 	return out, nil
 }
+
+// renew makes a new generation of a variant's parameters, which may be kept in another form, and returns its number, with m.mu held.
+func (m *Manager) renew(key zygoteKey) uint64 {
+	key = key.variant()
+	delete(m.instead, key)
+	m.generations[key]++
+	return m.generations[key]
+}
+
+// newest is a key of the present generation, with m.mu held.
+func (m *Manager) newest(key zygoteKey) zygoteKey {
+	key.generation = m.generations[key.variant()]
+	return key
+}
+
+// retiring keeps everything from starting from a slot's zygote, with m.mu held, and returns what is closed when the starts
+// that had already begun to have forked or gone elsewhere. A load under way is given up.
+func (m *Manager) retiring(s *slot) <-chan struct{} {
+	if s.settled == nil {
+		s.settled, s.since = make(chan struct{}), time.Now()
+		if s.cancel != nil {
+			s.cancel(errInvalid)
+		}
+		if s.users == 0 {
+			close(s.settled)
+		}
+	}
+	return s.settled
+}
+
+var errInvalid = errors.New("the parameters were invalidated meanwhile")

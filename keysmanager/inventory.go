@@ -91,26 +91,22 @@ type ReplicaInfo struct {
 // Inventory returns what the node has now.
 func (m *Manager) Inventory() Inventory {
 	m.measure()
+	now := m.weigh(sampleFresh)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	inv := Inventory{Node: m.cfg.Node, Memory: m.cfg.Memory, CPUMilli: 1000 * runtime.GOMAXPROCS(0), Devices: m.devices(), Counts: m.counts}
-	users := map[zygoteKey]string{}
-	for f, k := range m.uses {
-		if first, ok := users[k]; !ok || f < first {
-			users[k] = f
-		}
+	mem := m.memory(now)
+	b, _ := mem.tightest(Threshold)
+	inv := Inventory{
+		Node: m.cfg.Node, Memory: b.total, MemoryUsed: b.used, Threshold: int64(float64(b.total) * Threshold), Bound: b.name,
+		Free: max(0, mem.free()), CPUMilli: 1000 * runtime.GOMAXPROCS(0), Devices: m.devices(),
+		Counts: m.counts,
 	}
 	for _, k := range m.slots.Keys() {
 		s, _ := m.slots.Peek(k)
-		z := ZygoteInfo{Function: users[k], Digest: k.digest, Namespace: k.namespace, Model: k.model, Key: s.keep, State: Ready}
-		switch {
-		case s.zygote != nil && s.zygote.alive():
-			z.Usage = s.zygote.group.info()
-			z.PID, z.Bytes, z.Replicas, z.Load, z.Path = s.zygote.pid, s.zygote.bytes, s.zygote.replicas(), s.zygote.load, s.zygote.path()
-			inv.MemoryUsed += z.Bytes
-			inv.Zygotes = append(inv.Zygotes, z)
-		case s.err != nil:
-			inv.Failures = append(inv.Failures, Failure{users[k], k.digest, s.fails, s.retry, s.err.Error()})
+		if s.loading != nil || s.zygote != nil && s.zygote.alive() {
+			inv.Zygotes = append(inv.Zygotes, m.info(k, s))
+		} else if s.err != nil {
+			inv.Failures = append(inv.Failures, Failure{m.nameOf(k, s), k.digest, s.fails, s.retry, s.err.Error()})
 		}
 	}
 	for _, p := range m.processes {
@@ -130,9 +126,32 @@ func (m *Manager) Inventory() Inventory {
 	return inv
 }
 
-// newMetrics registers what the node exports, all of it read from the inventory.
+// info describes a slot whose zygote is there or loads, with m.mu held.
+func (m *Manager) info(k zygoteKey, s *slot) ZygoteInfo {
+	z := ZygoteInfo{
+		Function: m.nameOf(k, s), Digest: k.digest, Namespace: k.namespace, Model: k.model, Generation: k.generation,
+		State: Ready, Key: s.keep, LastUsed: s.used,
+	}
+	switch {
+	case s.loading != nil:
+		z.State, z.Bytes = Loading, s.need.bytes
+	case !s.since.IsZero():
+		z.State = Retiring
+	}
+	if s.zygote != nil {
+		z.Usage = s.zygote.group.info()
+		z.PID, z.Bytes, z.Replicas, z.Load, z.Path = s.zygote.pid, s.zygote.bytes, s.zygote.replicas(), s.zygote.load, s.zygote.path()
+	}
+	return z
+}
+
+// newMetrics registers what the node exports; all but a histogram is read from the inventory.
 func (m *Manager) newMetrics(r prometheus.Registerer) error {
-	var all []prometheus.Collector
+	m.retired = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Namespace: "stagecoach", Subsystem: "cache", Name: "retire_seconds",
+		Help: "How long replaced parameters stayed in memory, for their last replicas, until they were gone.", Buckets: prometheus.ExponentialBuckets(0.001, 4, 12),
+	})
+	all := []prometheus.Collector{m.retired}
 	counter := func(name, help string, labels prometheus.Labels, read func(Counts) uint64) {
 		all = append(all, prometheus.NewCounterFunc(
 			prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "cache", Name: name, Help: help, ConstLabels: labels},
@@ -150,9 +169,22 @@ func (m *Manager) newMetrics(r prometheus.Registerer) error {
 	const lookups = "Starts that needed a zygote: hit, it was there, or miss."
 	counter("lookups_total", lookups, prometheus.Labels{"result": "hit"}, func(c Counts) uint64 { return c.Hits })
 	counter("lookups_total", lookups, prometheus.Labels{"result": "miss"}, func(c Counts) uint64 { return c.Misses })
-	counter("evictions_total", "Idle zygotes ended because memory was short.", nil, func(c Counts) uint64 { return c.Evictions })
+	const evictions = "Zygotes that were ended, by reason: memory, pressure, invalidated or asked."
+	reason := func(name string) prometheus.Labels { return prometheus.Labels{"reason": name} }
+	counter("evictions_total", evictions, reason("memory"), func(c Counts) uint64 { return c.Evicted.Memory })
+	counter("evictions_total", evictions, reason("pressure"), func(c Counts) uint64 { return c.Evicted.Pressure })
+	counter("evictions_total", evictions, reason("invalidated"), func(c Counts) uint64 { return c.Evicted.Invalidated })
+	counter("evictions_total", evictions, reason("asked"), func(c Counts) uint64 { return c.Evicted.Asked })
+	counter("refused_total", "Loads that did not fit into the node's memory.", nil, func(c Counts) uint64 { return c.Refused })
 	gauge("zygotes", "Parameter sets in memory.", func(inv Inventory) float64 { return float64(len(inv.Zygotes)) })
-	gauge("bytes", "Memory that zygotes take.", func(inv Inventory) float64 { return float64(inv.MemoryUsed) })
+	gauge("bytes", "Memory that parameter sets take.", func(inv Inventory) float64 {
+		sum := int64(0)
+		for _, z := range inv.Zygotes {
+			sum += z.Bytes
+		}
+		return float64(sum)
+	})
+	gauge("free_bytes", "Memory that parameters can be loaded into without an eviction.", func(inv Inventory) float64 { return float64(inv.Free) })
 	if m.cfg.Groups != nil {
 		all = append(all, newUsageMetrics(m))
 	}

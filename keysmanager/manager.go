@@ -11,22 +11,16 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 	"github.com/stagecoach-serving/stagecoach/warden"
 )
-
-// Threshold is the share of the node's memory that zygotes may take before idle ones are evicted (QUART, §5).
-const Threshold = 0.85
 
 // Config is what a Manager is made of.
 type Config struct {
@@ -34,7 +28,7 @@ type Config struct {
 	Images  Images
 	ORT     string // ONNX Runtime's shared library; empty: functions with a model cannot start
 	Cache   string // folder for pre-packed parameters, kept across restarts; empty: none are made
-	Memory  int64  // bytes of the node for zygotes and replicas; 0: the machine's or the cgroup's
+	Memory  int64  // bytes of the node for zygotes and replicas, in all; the machine's and the cgroup's memory bound it anyway. 0: they alone
 	Threads int    // that a replica computes with; 0: as many as this process may run
 	// Watchdog is the command of a program that runs package watchdog, for functions that do not speak the stage protocol.
 	Watchdog []string
@@ -49,6 +43,8 @@ type Config struct {
 	Devices func() []Device
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
+	// LoadTimeout bounds how long a zygote may take to load; 0: five minutes.
+	LoadTimeout time.Duration
 
 	// OnExit is called once for each replica that Start has started, possibly before Start has returned, and for each that
 	// was adopted, possibly before New has; nil: nobody is told.
@@ -56,10 +52,14 @@ type Config struct {
 	// OnEvict is called for each zygote that is ended for want of memory, with its function and its size in bytes. It must
 	// not block or call back; nil: nobody is told.
 	OnEvict func(function string, bytes int64)
+	// OnChange is called when the inventory has changed; it must not block. nil: nobody is told.
+	OnChange func()
 	// Output gets each line that a replica or zygote prints to stdout or stderr, at most sandbox.MaxLine bytes of it, with the
 	// key of its function; a zygote's is the one that it was loaded for. It may be called by many goroutines and must not block
 	// for long: who prints is held up.
 	Output func(function, replica, stream, line string)
+
+	meter meter // nil: this machine's
 }
 
 // Images knows where images can be run from; sandbox.Images does.
@@ -133,7 +133,7 @@ type Manager struct {
 	processes map[string]*process
 	slots     *simplelru.LRU[zygoteKey, *slot] // least recently used first
 	uses      map[string]zygoteKey             // by function: the zygote of its present spec
-	sizes     map[zygoteKey]int64              // bytes, of those that were evicted for want of memory
+	sizes     map[zygoteKey]int64              // bytes that zygotes took, by key without generation
 	gates     map[string]*gate                 // by function, of those that are launched
 	instead   map[zygoteKey]form               // of variants whose zygote, of formFork, is impossible
 	counts    Counts
@@ -141,6 +141,21 @@ type Manager struct {
 	early     map[string]warden.Exit        // ends that were told during an adoption; nil: there is none
 	lodgings  map[string]*lodging           // by entry of the warden, of processes with an account
 	looked    map[string]looked             // by image, as the latest Warm saw it
+
+	asks        map[string]*asking   // by function: what is under way for it
+	generations map[zygoteKey]uint64 // how often parameters have been invalidated, by key without generation
+	going       map[*zygote]bool     // that are being ended
+	epoch       uint64               // grows when a zygote comes or goes: a sample from before does not count it
+	pressed     bool                 // as evict has it
+	calm        time.Time            // until then nothing is loaded ahead of need
+
+	sampling sync.Mutex // guards what follows; taken before mu
+	sample   sample     // the latest
+	exact    struct {   // the latest exact measurement
+		own  int64
+		next time.Time // not before
+	}
+	retired prometheus.Histogram // seconds that replaced parameters have stayed
 
 	over     sync.Once       // Close or Detach
 	detached chan struct{}   // closed by Detach: what runs is left to the warden
@@ -153,13 +168,20 @@ type Manager struct {
 
 // slot is the place of a zygote: it loads, is there, or has failed.
 type slot struct {
-	loading chan struct{} // closed when the load has ended; nil: none is under way
-	zygote  *zygote       // nil: none
-	users   int           // orders that will fork from it
-	keep    bool          // a key stage
-	fails   int           // in a row
-	retry   time.Time
-	err     error // of the last load
+	loading  chan struct{}           // closed when the load has ended; nil: none is under way
+	cancel   context.CancelCauseFunc // gives that load up
+	need     need                    // of that load
+	function string                  // that it was loaded for
+	zygote   *zygote                 // nil: none
+	users    int                     // orders that will fork from it
+	used     time.Time               // by a start, the latest
+	keep     bool                    // a key stage
+	fails    int                     // in a row
+	retry    time.Time
+	err      error // of the last load
+
+	settled chan struct{} // invalidated: closed when no order will fork from it any more; nil: it is not
+	since   time.Time     // when it was replaced; zero: it was not
 }
 
 // Errors of Start that callers may want to tell apart.
@@ -173,8 +195,8 @@ const maxThreads = 256
 
 // New returns a Manager with what runs under its warden, which is nothing when it has none. The caller closes or detaches it.
 func New(cfg Config) (*Manager, error) {
-	if cfg.Memory == 0 {
-		cfg.Memory = availableMemory()
+	if cfg.meter == nil {
+		cfg.meter = kernel{page: int64(os.Getpagesize())}
 	}
 	if cfg.Threads == 0 {
 		cfg.Threads = min(runtime.GOMAXPROCS(0), maxThreads) // which knows the cgroup's limit
@@ -192,7 +214,8 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{
 		cfg: cfg, warden: cfg.Warden, processes: map[string]*process{}, slots: slots, awaited: map[string]chan<- warden.Exit{},
-		detached: make(chan struct{}), uses: map[string]zygoteKey{}, sizes: map[zygoteKey]int64{}, instead: map[zygoteKey]form{}, gates: map[string]*gate{},
+		detached: make(chan struct{}), uses: map[string]zygoteKey{}, sizes: map[zygoteKey]int64{},
+		instead: map[zygoteKey]form{}, asks: map[string]*asking{}, generations: map[zygoteKey]uint64{}, gates: map[string]*gate{}, going: map[*zygote]bool{},
 	}
 	if err = m.newMetrics(cfg.Metrics); err != nil {
 		return nil, err
@@ -206,6 +229,7 @@ func New(cfg Config) (*Manager, error) {
 		return nil, fmt.Errorf("keysmanager: %w", err)
 	}
 	m.retainGroups()
+	m.watchers.Go(m.watchMemory)
 	return m, nil
 }
 
@@ -221,6 +245,7 @@ func (m *Manager) exited(p *process, cause string) {
 	}
 	m.drop(p.entry) // now that it has been heard of
 	m.tidy()
+	m.changed()
 }
 
 // remove frees the name of a process.
@@ -302,21 +327,4 @@ func (m *Manager) endAll() {
 	m.watchers.Wait()
 	m.ends.Wait()
 	m.release()
-}
-
-// availableMemory is the cgroup's limit or the machine's memory in bytes, whichever is lower.
-func availableMemory() int64 {
-	most := int64(1) << 62
-	for _, file := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		if b, err := os.ReadFile(file); err == nil {
-			if n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64); err == nil {
-				most = min(most, n)
-			}
-		}
-	}
-	var info unix.Sysinfo_t
-	if unix.Sysinfo(&info) == nil {
-		most = min(most, int64(info.Totalram)*int64(info.Unit))
-	}
-	return most
 }

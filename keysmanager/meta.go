@@ -31,6 +31,9 @@ type zygoteMeta struct {
 	Bytes     int64         `json:"bytes,omitempty"`
 	Loaded    time.Time     `json:"loaded,omitzero"` // zero: not yet
 	Load      time.Duration `json:"load,omitempty"`
+
+	Generation uint64 `json:"generation,omitempty"` // of the parameters
+	Replaced   bool   `json:"replaced,omitempty"`   // they have been invalidated
 }
 
 // replicaMeta is what a daemon has to know to go on with a replica. Its descriptors are its stdout and stderr.
@@ -52,7 +55,7 @@ type replicaMeta struct {
 func (z *zygote) meta() []byte {
 	return encode(meta{Zygote: &zygoteMeta{
 		Namespace: z.key.namespace, Digest: z.key.digest, Model: z.key.model, Process: z.key.process, Form: z.key.form, Prepacked: z.prepacked, Function: z.function,
-		Bytes: z.bytes, Loaded: z.loaded, Load: z.load,
+		Bytes: z.bytes, Loaded: z.loaded, Load: z.load, Generation: z.key.generation, Replaced: z.replaced,
 	}})
 }
 

@@ -69,17 +69,21 @@ func (m *Manager) threads(o Order) int {
 	return min((milli+999)/1000, m.cfg.Threads)
 }
 
-// zygotes is the key of the same variant in the form that is tried first.
-func (k zygoteKey) zygotes() zygoteKey {
-	k.form = formFork
+// variant is the key of the same variant in the form that is tried first and of the first generation.
+func (k zygoteKey) variant() zygoteKey {
+	k.form, k.generation = formFork, 0
 	return k
 }
 
 // possibly does something with a function's parameters in the first form that is possible.
-func (m *Manager) possibly(s Spec, image sandbox.Image, do func(zygoteKey) error) error {
+func (m *Manager) possibly(a *asking, s Spec, image sandbox.Image, do func(zygoteKey) error) error {
 	for again := false; ; again = true {
 		m.mu.Lock()
-		key := m.key(s, image)
+		if a.forgotten {
+			m.mu.Unlock()
+			return errForgotten
+		}
+		key := m.newest(m.key(s, image))
 		m.uses[s.Function] = key
 		m.mu.Unlock()
 		if again {
@@ -96,7 +100,7 @@ func (m *Manager) possibly(s Spec, image sandbox.Image, do func(zygoteKey) error
 
 // place starts p from its function's parameters.
 func (m *Manager) place(ctx context.Context, o Order, p *process, image sandbox.Image, env map[string]string) (conn *net.UnixConn, err error) {
-	err = m.possibly(o.Spec, image, func(key zygoteKey) (err error) {
+	err = m.possibly(p.asking, o.Spec, image, func(key zygoteKey) (err error) {
 		if key.form == formNone {
 			conn, err = m.cold(ctx, o, p, image, env)
 			return err
@@ -107,7 +111,7 @@ func (m *Manager) place(ctx context.Context, o Order, p *process, image sandbox.
 			return err
 		}
 		defer release()
-		m.count(warm)
+		m.count(z.key, warm)
 		load := time.Duration(0)
 		if !warm {
 			load = time.Since(begin)
@@ -129,8 +133,8 @@ func (m *Manager) place(ctx context.Context, o Order, p *process, image sandbox.
 
 // loaded brings a function's parameters into memory, unless they are there or its replicas share none, and calls do, if not
 // nil, before they may be evicted again.
-func (m *Manager) loaded(ctx context.Context, s Spec, image sandbox.Image, do func(*zygote)) error {
-	return m.possibly(s, image, func(key zygoteKey) error {
+func (m *Manager) loaded(ctx context.Context, a *asking, s Spec, image sandbox.Image, do func(*zygote)) error {
+	return m.possibly(a, s, image, func(key zygoteKey) error {
 		if key.form == formNone {
 			return nil
 		}
@@ -151,10 +155,10 @@ func (m *Manager) fallBack(function string, key zygoteKey, why impossible) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	to := next[key.form]
-	if m.instead[key.zygotes()] != key.form {
+	if m.instead[key.variant()] != key.form {
 		return // another start was faster
 	}
-	m.instead[key.zygotes()] = to
+	m.instead[key.variant()] = to
 	m.cfg.Log.Warn("replicas of a function start on another path", "function", function, "path", string(to), "why", why.why)
 }
 
@@ -176,7 +180,7 @@ func (m *Manager) cold(ctx context.Context, o Order, p *process, image sandbox.I
 	if m.cfg.ORT == "" {
 		return nil, errNoORT
 	}
-	m.count(false)
+	m.count(zygoteKey{}, false)
 	p.path = PathCold
 	return m.launch(ctx, o, p, func(socket *os.File, groups []*os.File) error {
 		p.ordered(0)

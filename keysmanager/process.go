@@ -29,6 +29,7 @@ type process struct {
 	entry  string     // of the warden
 	zygote *zygote    // its parent; nil: the warden
 	mapped *zygote    // whose memory it maps; nil: none
+	asking *asking    // by its Start
 
 	once   sync.Once
 	placed chan struct{} // closed when its Start is done with it

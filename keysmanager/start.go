@@ -34,8 +34,10 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 	}
 	m.processes[o.Replica] = p
 	m.starts.Add(1)
+	p.asking = m.ask(o.Spec.Function)
 	m.mu.Unlock()
 	defer m.starts.Done()
+	defer m.asked(p.asking)
 	defer close(p.placed)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -49,6 +51,7 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 	m.mu.Lock()
 	p.running = true
 	m.mu.Unlock()
+	m.changed()
 	return r, nil
 }
 
@@ -76,6 +79,7 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	if env[wire.EnvModel] != "" {
 		conn, err = m.place(ctx, o, p, image, env)
 	} else {
+		m.unuse(p.asking)
 		p.path = PathProcess
 		conn, err = m.launch(ctx, o, p, func(socket *os.File, groups []*os.File) error {
 			p.ordered(0)
@@ -98,9 +102,13 @@ func (m *Manager) keep(p *process, files ...*os.File) {
 	}
 }
 
-func (m *Manager) count(hit bool) {
+// count counts a start that needed a zygote.
+func (m *Manager) count(key zygoteKey, hit bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if s, ok := m.slots.Peek(key); ok {
+		s.used = time.Now()
+	}
 	if hit {
 		m.counts.Hits++
 	} else {

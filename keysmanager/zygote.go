@@ -26,6 +26,8 @@ type zygoteKey struct {
 	model     string
 	process   string
 	form      form
+
+	generation uint64 // of the parameters: how often they have been invalidated
 }
 
 // zygote is the manager's side of a zygote process, or, in its place, of memory that replicas map.
@@ -55,7 +57,8 @@ type zygote struct {
 	listed   chan struct{}       // closed when an adopted one has said which children it has; nil: it has, or is not
 	unlisted map[uint32]bool     // children of an adopted one that it has not yet said to live
 
-	gone chan struct{} // closed when the process has ended and its children are reported
+	gone     chan struct{} // closed when the process has ended and its children are reported
+	replaced bool          // its parameters have been invalidated; guarded by the manager's mutex
 }
 
 // forkOrder is an order on its way.
@@ -100,6 +103,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 		Name: z.entry, Meta: z.meta(), Command: cmd, Keep: append([]*os.File{ours}, z.output.Readers()...), Idle: true,
 	})
 	z.output.Started()
+	_ = theirs.Close() // so that the zygote's end is heard
 	if err != nil {
 		m.forgo(z.entry)
 		_ = z.conn.Close()
@@ -162,7 +166,7 @@ func (z *zygote) awaitReady(ctx context.Context) error {
 	o, err := z.receive(make([]byte, maxOrder))
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return fmt.Errorf("zygote did not load its parameters in time: %w", ctx.Err())
+		return fmt.Errorf("zygote was ended: %w", context.Cause(ctx))
 	case err != nil:
 		return errNotLoaded
 	case o.Kind == wire.ZygoteError && o.Unforkable:

@@ -1,0 +1,108 @@
+package keysmanager
+
+import (
+	"cmp"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// prepacked returns the folder for the pre-packed parameters of an image's model; empty when none can be kept.
+func (m *Manager) prepacked(digest string) string {
+	if m.cfg.Cache == "" {
+		return ""
+	}
+	folder, err := filepath.Abs(filepath.Join(m.cfg.Cache, digest))
+	if err == nil {
+		err = os.MkdirAll(folder, 0o700)
+	}
+	if err != nil {
+		m.cfg.Log.Warn("parameters are not pre-packed", "error", err)
+		return ""
+	}
+	now := time.Now()
+	_ = os.Chtimes(folder, now, now) // the order in which folders go; of a used one it does not matter
+	m.trim()
+	return folder
+}
+
+// diskFree is the share of a disk that pre-packed parameters leave free, if they can: those that nobody uses go until it is.
+const diskFree = 0.10
+
+// removed begins the name of a folder of parameters that is being removed.
+const removed = ".removed-"
+
+// trim removes the pre-packed parameters that no function uses, least recently used first, while the disk is nearly full.
+func (m *Manager) trim() {
+	for _, folder := range m.packed() {
+		if full, err := nearlyFull(m.cfg.Cache); err != nil || !full {
+			return
+		}
+		if gone := m.takeAway(folder); gone != "" {
+			if err := os.RemoveAll(gone); err != nil {
+				m.cfg.Log.Warn("pre-packed parameters that nobody uses stay", "error", err)
+				return
+			}
+			m.cfg.Log.Info("pre-packed parameters removed: the disk is nearly full", "digest", folder)
+		}
+	}
+}
+
+// packed returns the names of the folders with parameters, least recently used first; what an earlier removal has left comes first.
+func (m *Manager) packed() []string {
+	entries, err := os.ReadDir(m.cfg.Cache)
+	if err != nil {
+		return nil // it is not there yet
+	}
+	at := map[string]time.Time{}
+	var names []string
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || !e.IsDir() {
+			continue
+		}
+		names = append(names, e.Name())
+		if !strings.HasPrefix(e.Name(), removed) {
+			at[e.Name()] = info.ModTime()
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(at[a].Compare(at[b]), cmp.Compare(a, b)) })
+	return names
+}
+
+// takeAway gives a folder a name by which nobody finds it, and returns its path; empty: it is used.
+func (m *Manager) takeAway(name string) (path string) {
+	path = filepath.Join(m.cfg.Cache, name)
+	if strings.HasPrefix(name, removed) {
+		return path
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, k := range m.uses {
+		if k.digest == name {
+			return ""
+		}
+	}
+	for _, k := range m.slots.Keys() {
+		if k.digest == name {
+			return ""
+		}
+	}
+	gone := filepath.Join(m.cfg.Cache, removed+name)
+	if os.Rename(path, gone) != nil {
+		return ""
+	}
+	return gone
+}
+
+func nearlyFull(folder string) (bool, error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(folder, &s); err != nil {
+		return false, err
+	}
+	return float64(s.Bavail) < diskFree*float64(s.Blocks), nil
+}

@@ -1,0 +1,346 @@
+package keysmanager
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+)
+
+// meter reads what memory there is and what processes take of it. Sizes are in bytes.
+type meter interface {
+	// bounds returns the machine's and the cgroup's memory; used is without what the kernel can give back, as far as that is a file's.
+	bounds() []bound
+	// resident returns what a process has in memory: of its own, and of files.
+	resident(pid int) (anonymous, files int64)
+	// exact returns the proportional set size of a process. It takes some 12 ms for each gigabyte.
+	exact(pid int) (int64, error)
+}
+
+// kernel is the meter of this machine.
+type kernel struct {
+	root string // where /proc and /sys are; empty: at the root
+	page int64
+}
+
+func (k kernel) read(path ...string) []byte {
+	b, _ := os.ReadFile(filepath.Join(append([]string{k.root, "/"}, path...)...)) // what cannot be read bounds nothing
+	return b
+}
+
+func (k kernel) bounds() []bound {
+	var all []bound
+	info := k.read("proc/meminfo")
+	total, known := field(info, "MemTotal:")
+	available, ok := field(info, "MemAvailable:")
+	if known && ok {
+		all = append(all, bound{boundMachine, total << 10, (total - available) << 10})
+	}
+	// Each cgroup around this process bounds it. The tightest one counts.
+	var inner *bound
+	for _, dir := range groupFolders(string(k.read("proc/self/cgroup")), string(k.read("proc/self/mountinfo"))) {
+		if b, ok := k.group(dir); ok && (inner == nil || b.below(Threshold) < inner.below(Threshold)) {
+			inner = &b
+		}
+	}
+	if inner != nil {
+		all = append(all, *inner)
+	}
+	return all
+}
+
+// group reads a cgroup's limit and use; false: it has none.
+func (k kernel) group(dir string) (bound, bool) {
+	limit, usage, files := "memory.max", "memory.current", [2]string{"active_file", "inactive_file"}
+	if k.read(dir, limit) == nil { // version 1
+		limit, usage, files = "memory.limit_in_bytes", "memory.usage_in_bytes", [2]string{"total_active_file", "total_inactive_file"}
+	}
+	total, err := strconv.ParseInt(strings.TrimSpace(string(k.read(dir, limit))), 10, 64)
+	if err != nil || total >= 1<<60 { // "max", or version 1's word for it
+		return bound{}, false
+	}
+	used, err := strconv.ParseInt(strings.TrimSpace(string(k.read(dir, usage))), 10, 64)
+	if err != nil {
+		return bound{}, false
+	}
+	stat := k.read(dir, "memory.stat")
+	for _, name := range files {
+		n, _ := field(stat, name)
+		used -= n
+	}
+	return bound{boundCgroup, total, max(used, 0)}, true
+}
+
+func (k kernel) resident(pid int) (anonymous, files int64) {
+	f := strings.Fields(string(k.read("proc", strconv.Itoa(pid), "statm")))
+	if len(f) < 3 {
+		return 0, 0 // it has ended
+	}
+	all, _ := strconv.ParseInt(f[1], 10, 64)
+	shared, _ := strconv.ParseInt(f[2], 10, 64)
+	return (all - shared) * k.page, shared * k.page
+}
+
+func (k kernel) exact(pid int) (int64, error) { return sandbox.PSS(pid) }
+
+// field finds the number that follows a name at the start of a line.
+func field(text []byte, name string) (int64, bool) {
+	for line := range bytes.Lines(text) {
+		if rest, ok := bytes.CutPrefix(line, []byte(name)); ok && len(rest) > 0 && (rest[0] == ' ' || rest[0] == '\t') {
+			n, err := strconv.ParseInt(string(bytes.Fields(rest)[0]), 10, 64)
+			return n, err == nil
+		}
+	}
+	return 0, false
+}
+
+// groupFolders returns the folders of the cgroups that bound the memory of a process, innermost first: its own and those around
+// it, of version 1 and 2, as its /proc/self/cgroup and mountinfo say.
+func groupFolders(cgroup, mountinfo string) []string {
+	var out []string
+	for line := range strings.Lines(cgroup) {
+		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		kind := "cgroup"
+		if parts[1] == "" {
+			kind = "cgroup2"
+		} else if !hasWord(parts[1], "memory") {
+			continue
+		}
+		for mount := range strings.Lines(mountinfo) {
+			root, at, ok := cgroupMount(mount, kind)
+			if !ok {
+				continue
+			}
+			rel, err := filepath.Rel(root, parts[2])
+			if err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
+				rel = "." // what is mounted is not above the process's: the mount is all that is seen of it
+			}
+			for range 64 { // deeper than anybody nests
+				out = append(out, filepath.Join(at, rel))
+				if rel == "." {
+					break
+				}
+				rel = filepath.Dir(rel)
+			}
+			break
+		}
+	}
+	return out
+}
+
+// cgroupMount takes a line of mountinfo apart when it is the mount of a kind of cgroup, of version 1 the memory controller's.
+func cgroupMount(line, kind string) (root, at string, ok bool) {
+	before, after, found := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
+	f, tail := strings.Fields(before), strings.Fields(after)
+	if !found || len(f) < 5 || len(tail) < 3 || tail[0] != kind || kind == "cgroup" && !hasWord(tail[2], "memory") {
+		return "", "", false
+	}
+	return f[3], f[4], true
+}
+
+// hasWord says whether a list by commas has a word.
+func hasWord(list, word string) bool {
+	for w := range strings.SplitSeq(list, ",") {
+		if w == word {
+			return true
+		}
+	}
+	return false
+}
+
+// Bounds of how often memory is looked at.
+const (
+	sampleEvery = 500 * time.Millisecond // by the watcher
+	sampleFresh = 100 * time.Millisecond // a sample that is not older is not taken again
+	exactShare  = 100                    // exact measurements take at most one part in so many of the time
+)
+
+// sample is what memory looked like at some time.
+type sample struct {
+	at     time.Time
+	bounds []bound
+	own    int64  // by this node's zygotes and replicas
+	epoch  uint64 // Manager.epoch, of what was counted
+}
+
+// family is a zygote with its replicas as they are counted.
+type family struct {
+	zygote   int   // pid; 0: memory that they map, or none
+	bytes    int64 // of the zygote, as it was measured once it had loaded
+	replicas []copied
+}
+
+// copied is a replica as it is counted.
+type copied struct {
+	pid   int
+	bytes int64 // of its own, as its cgroup says; -1: it has none
+}
+
+// families returns what runs, with m.mu held, and the processes of zygotes that are being ended.
+func (m *Manager) families() (all []family, going []int) {
+	byZygote := map[*zygote]int{}
+	for _, k := range m.slots.Keys() {
+		if s, _ := m.slots.Peek(k); s.zygote != nil {
+			byZygote[s.zygote] = len(all)
+			all = append(all, family{zygote: s.zygote.pid, bytes: s.zygote.bytes})
+		}
+	}
+	var alone family
+	for _, p := range m.processes {
+		if !p.running {
+			continue
+		}
+		c := copied{p.pid, -1}
+		if u := p.group.info(); u != nil {
+			c.bytes = u.Memory
+		}
+		of := p.zygote
+		if of == nil {
+			of = p.mapped
+		}
+		if i, ok := byZygote[of]; ok && of != nil {
+			all[i].replicas = append(all[i].replicas, c)
+		} else if of == nil {
+			alone.replicas = append(alone.replicas, c)
+		}
+	}
+	for z := range m.going {
+		going = append(going, z.pid)
+	}
+	return append(all, alone), going
+}
+
+// weigh samples the memory, unless that was done a moment ago. It must be called without m.mu.
+func (m *Manager) weigh(fresh time.Duration) sample {
+	m.sampling.Lock()
+	defer m.sampling.Unlock()
+	if time.Since(m.sample.at) < fresh {
+		return m.sample
+	}
+	m.mu.Lock()
+	all, going := m.families()
+	s := sample{epoch: m.epoch}
+	m.mu.Unlock()
+	mt := m.cfg.meter
+	s.bounds = mt.bounds()
+	var mapped, leaving, most int64
+	for _, f := range all {
+		var anonymous int64
+		if f.zygote != 0 {
+			var files int64
+			anonymous, files = mt.resident(f.zygote)
+			mapped += files
+		}
+		s.own += f.bytes
+		most += f.bytes
+		for _, r := range f.replicas {
+			if r.bytes >= 0 {
+				s.own += r.bytes
+				most += r.bytes
+				continue
+			}
+			own, _ := mt.resident(r.pid)
+			s.own += max(0, own-anonymous) // what a fork has not changed is its zygote's
+			most += own                    // unless it has changed all of it, which only an exact look tells
+		}
+	}
+	for _, pid := range going {
+		own, _ := mt.resident(pid)
+		leaving += own
+	}
+	if m.cfg.Memory > 0 && bound.below(bound{total: m.cfg.Memory, used: most}, calmBelow) < 0 {
+		s.own = m.exactly(all, s.own)
+	}
+	for i := range s.bounds {
+		s.bounds[i].used += mapped - leaving
+	}
+	if m.cfg.Memory > 0 {
+		s.bounds = append([]bound{{boundOwn, m.cfg.Memory, s.own}}, s.bounds...)
+	}
+	s.at = time.Now()
+	m.sample = s
+	return s
+}
+
+// lockWeighed locks m.mu and returns a sample that counts the zygotes that there are now.
+func (m *Manager) lockWeighed(fresh time.Duration) sample {
+	for tries := 0; ; tries++ {
+		s := m.weigh(fresh)
+		m.mu.Lock()
+		if s.epoch == m.epoch || tries == maxWeighed {
+			return s
+		}
+		m.mu.Unlock()
+		fresh = 0
+	}
+}
+
+// maxWeighed bounds how often memory is measured again because zygotes come and go meanwhile.
+const maxWeighed = 10
+
+// exactly measures families exactly, or returns what that gave last when it was done too recently for what it takes; else is
+// returned when it cannot be done.
+func (m *Manager) exactly(all []family, otherwise int64) int64 {
+	begin := time.Now()
+	if begin.Before(m.exact.next) {
+		return max(m.exact.own, otherwise)
+	}
+	sum := int64(0)
+	for _, f := range all {
+		n, changed := int64(0), int64(0)
+		for _, r := range f.replicas {
+			if r.bytes >= 0 {
+				changed += r.bytes
+				continue
+			}
+			one, err := m.cfg.meter.exact(r.pid)
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				return otherwise
+			}
+			n += one
+		}
+		if n > 0 && f.zygote != 0 { // which has its part of what it shares with them
+			one, err := m.cfg.meter.exact(f.zygote)
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				return otherwise
+			}
+			n += one
+		}
+		sum += max(n, f.bytes) + changed // what has given way of a file is read in again
+	}
+	m.exact.own, m.exact.next = sum, time.Now().Add(exactShare*time.Since(begin))
+	return sum
+}
+
+// memory is the sample as eviction sees it, with m.mu held.
+func (m *Manager) memory(s sample) memory {
+	out := memory{bounds: s.bounds, pressed: m.pressed, short: time.Now().Before(m.calm)}
+	for _, k := range m.slots.Keys() {
+		if s, _ := m.slots.Peek(k); s.loading != nil {
+			out.coming += s.need.bytes
+		}
+	}
+	return out
+}
+
+// watchMemory evicts as soon as memory is short, until ctx ends.
+func (m *Manager) watchMemory() {
+	t := time.NewTicker(sampleEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-t.C:
+			m.tidy()
+		}
+	}
+}

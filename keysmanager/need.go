@@ -1,0 +1,141 @@
+package keysmanager
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/onnx"
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+)
+
+// ErrNoRoom says that parameters do not fit into a node's memory, now or ever.
+var ErrNoRoom = errors.New("no room")
+
+// need is what a zygote takes in memory.
+type need struct {
+	bytes int64
+	of    string // where the number comes from
+}
+
+// What a zygote takes beside its parameters: the program, ONNX Runtime and the graph; the latter grows with the model.
+const (
+	needBase  = 32 << 20
+	needShare = 32 // one part in so many of the parameters
+)
+
+// need returns what the zygote of an image is going to take: what it took before, or else by the sizes of its model's files. A model that
+// is not there, or not all of it, is an error here already.
+func (m *Manager) need(key zygoteKey, image sandbox.Image) (need, error) {
+	key.generation = 0
+	m.mu.Lock()
+	known, ok := m.sizes[key]
+	m.mu.Unlock()
+	if ok {
+		return need{known, "as it took before"}, nil
+	}
+	bytes, of, err := parameters(image.Root, key.model)
+	if err != nil {
+		return need{}, fmt.Errorf("image %q: %w", image.Name, err)
+	}
+	return need{bytes + bytes/needShare + needBase, of}, nil
+}
+
+// parameters returns how many bytes the files of a model have, and says which ones they are. Of what is no ONNX model by its
+// name, it is the size of the file or folder.
+func parameters(root, model string) (bytes int64, of string, err error) {
+	path := model
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(root, path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, "", fmt.Errorf("model %s: %w", model, err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return 0, "", fmt.Errorf("model %s: %w", model, err)
+	}
+	bytes, of = info.Size(), "model file "+plan.Size(info.Size())
+	if info.IsDir() || filepath.Ext(path) != ".onnx" {
+		return bytes, of, nil
+	}
+	files, err := onnx.External(f, info.Size())
+	if err != nil {
+		return 0, "", fmt.Errorf("model %s: %w; build the image again", model, err)
+	}
+	var faults []error
+	outside := int64(0)
+	for _, e := range files {
+		there, err := os.Stat(filepath.Join(filepath.Dir(path), e.Location))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			faults = append(faults, fmt.Errorf("its external data %s are not there, want %d bytes in the model's folder", e.Location, e.Bytes))
+		case err != nil:
+			faults = append(faults, fmt.Errorf("its external data: %w", err))
+		case there.Size() < e.Bytes:
+			faults = append(faults, fmt.Errorf("its external data %s have %d bytes, want at least %d", e.Location, there.Size(), e.Bytes))
+		default:
+			outside += there.Size()
+		}
+	}
+	if len(faults) > 0 {
+		return 0, "", fmt.Errorf("model %s: %w; build the image again", model, errors.Join(faults...))
+	}
+	if outside > 0 {
+		of += fmt.Sprintf(" and %s of external data", plan.Size(outside))
+	}
+	return bytes + outside, of, nil
+}
+
+// keeper is who has memory.
+type keeper struct {
+	name  string
+	bytes int64
+}
+
+// refusal says why a zygote is not loaded: what it needs, what is there, and who has it.
+func refusal(function string, n need, m memory, own int64, busy, loading []keeper) error {
+	b, room := m.tightest(Threshold)
+	limit := int64(float64(b.total) * Threshold)
+	var s strings.Builder
+	fmt.Fprintf(&s, "zygote of %q needs about %s (%s), ", function, plan.Size(n.bytes), n.of)
+	free := max(0, room-m.coming)
+	fmt.Fprintf(&s, "%s are free of %s (%.0f %% of %s, %s)", plan.Size(free), plan.Size(limit), 100*Threshold, plan.Size(b.total), b.name)
+	held := func(what string, by []keeper) {
+		slices.SortFunc(by, func(x, y keeper) int { return cmp.Or(cmp.Compare(y.bytes, x.bytes), cmp.Compare(x.name, y.name)) })
+		sum, names := int64(0), []string{}
+		for i, h := range by {
+			sum += h.bytes
+			if i < 5 {
+				names = append(names, fmt.Sprintf("%s %s", h.name, plan.Size(h.bytes)))
+			} else if i == 5 {
+				names = append(names, "…")
+			}
+		}
+		if len(by) > 0 {
+			fmt.Fprintf(&s, "; %s are %s: %s", plan.Size(sum), what, strings.Join(names, ", "))
+		}
+	}
+	held("held by zygotes with replicas", busy)
+	held("kept for loads under way", loading)
+	if others := b.used - own; b.name != boundOwn && others > 0 {
+		fmt.Fprintf(&s, "; %s are used by other processes", plan.Size(others))
+	}
+	switch {
+	case n.bytes > limit:
+		fmt.Fprintf(&s, "; it can never fit here: use a node with more memory")
+	case b.name == boundOwn:
+		s.WriteString("; scale other functions down, or raise --memory")
+	default:
+		s.WriteString("; scale other functions down, or use a node with more memory")
+	}
+	return fmt.Errorf("%w: %s", ErrNoRoom, s.String())
+}

@@ -1,0 +1,232 @@
+package keysmanager
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+)
+
+const gb = 1 << 30
+
+// gauge is a meter that says what a test wants.
+type gauge struct {
+	meter
+	mu  sync.Mutex
+	all []bound
+}
+
+func (g *gauge) set(all ...bound) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.all = all
+}
+
+func (g *gauge) bounds() []bound {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return append([]bound(nil), g.all...)
+}
+
+// newGauged is a node whose machine has 100 GB, and uses what the test says.
+func newGauged(t *testing.T, change func(*Config)) (*node, *gauge) {
+	t.Helper()
+	g := &gauge{meter: kernel{page: int64(os.Getpagesize())}}
+	g.set(bound{boundMachine, 100 * gb, gb})
+	return newNode(t, func(c *Config) {
+		if c.meter = g; change != nil {
+			change(c)
+		}
+	}), g
+}
+
+// press sets what the machine uses and has the node see it.
+func (n *node) press(g *gauge, used int64) Inventory {
+	g.set(bound{boundMachine, 100 * gb, used})
+	n.weigh(0)
+	n.tidy()
+	return n.Inventory()
+}
+
+func TestPressureFromOutside(t *testing.T) {
+	evicted := map[string]int64{}
+	n, g := newGauged(t, func(c *Config) { c.OnEvict = func(f string, bytes int64) { evicted[f] = bytes } })
+	other := withModel
+	other.Namespace, other.Function = "other", "f.other"
+	n.start("a", withModel)
+	if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}, {Spec: other, Key: true}}); err != nil {
+		t.Fatal(err)
+	}
+	if inv := n.press(g, 84*gb); len(inv.Zygotes) != 2 || inv.Bound != boundMachine || inv.Threshold != 85*gb || inv.Free <= 0 || inv.Free > gb {
+		t.Errorf("below the threshold: %+v", inv)
+	}
+	inv := n.press(g, 90*gb)
+	if len(inv.Zygotes) != 1 || inv.Zygotes[0].Function != "f.ns" || inv.Zygotes[0].Replicas != 1 {
+		t.Errorf("zygotes %+v, want the one with a replica", inv.Zygotes)
+	}
+	if inv.Evicted.Pressure != 1 || inv.Evicted.Memory != 0 || inv.Evictions != 1 || len(evicted) != 1 || evicted["f.other"] < 1<<20 || inv.Free != 0 {
+		t.Errorf("inventory %+v, told %v, want one eviction under pressure", inv, evicted)
+	}
+	for _, used := range []int64{82 * gb, gb} { // not yet calm; calm for a moment only
+		n.press(g, used)
+		if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}, {Spec: other, Key: true}}); err != nil {
+			t.Fatal(err)
+		}
+		if inv := n.Inventory(); len(inv.Zygotes) != 1 {
+			t.Errorf("at %d bytes it was loaded ahead of need: %+v", used, inv.Zygotes)
+		}
+	}
+	n.Manager.mu.Lock()
+	n.calm = time.Time{} // a while later
+	n.Manager.mu.Unlock()
+	if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}, {Spec: other}}); err != nil || len(n.Inventory().Zygotes) != 2 {
+		t.Errorf("%v, %+v, want it loaded again", err, n.Inventory().Zygotes)
+	}
+	n.press(g, 81*gb)
+	if inv := n.press(g, 86*gb); len(inv.Zygotes) != 1 {
+		t.Errorf("zygotes %+v", inv.Zygotes)
+	}
+	if r := n.start("b", withModel); r.PID == 0 { // a fork of what is there is never refused
+		t.Error("no process")
+	}
+	if err := n.Stop(t.Context(), "a", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Stop(t.Context(), "b", time.Minute); err != nil { // and what becomes idle goes
+		t.Fatal(err)
+	}
+	proctest.Until(t, 20*time.Second, "the zygote that became idle to go", func() bool { return len(n.Inventory().Zygotes) == 0 })
+}
+
+func TestWhatCannotFitIsRefused(t *testing.T) {
+	n, g := newGauged(t, nil)
+	n.start("a", withModel)
+	other := withModel
+	other.Namespace, other.Function = "other", "f.other"
+	n.press(g, 85*gb-(4<<20))
+	_, err := n.Start(t.Context(), Order{Replica: "b", Spec: other})
+	if !errors.Is(err, ErrNoRoom) {
+		t.Fatalf("got %v, want %v", err, ErrNoRoom)
+	}
+	for _, want := range []string{`zygote of "f.other" needs about`, "model file 10.3 MiB", "of 85 GiB (85 % of 100 GiB, machine)", "held by zygotes with replicas: f.ns", "used by other processes"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q in it", err, want)
+		}
+	}
+	if err := n.Warm(t.Context(), []Wanted{{Spec: other}}); err != nil {
+		t.Errorf("what is not loaded ahead of need is no error: %v", err)
+	}
+	if inv := n.Inventory(); inv.Refused != 1 || len(inv.Failures) != 0 || len(inv.Replicas) != 1 {
+		t.Errorf("inventory %+v, want one refusal and no failure", inv)
+	}
+	n.press(g, 10*gb)
+	n.start("b", other) // without a back-off
+}
+
+// TestRoomIsMadeForWhoNeedsIt has memory of its own for one zygote and two that are wanted.
+func TestRoomIsMadeForWhoNeedsIt(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Memory = 60 << 20 })
+	other := withModel
+	other.Namespace, other.Function = "other", "f.other"
+	large := func() { // more than half of the memory, whatever they are found to be
+		n.Manager.mu.Lock()
+		defer n.Manager.mu.Unlock()
+		image, err := n.cfg.Images.Resolve(withModel.Image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range []Spec{withModel, other} {
+			n.sizes[n.key(s, image)] = 45 << 20
+		}
+	}
+	warm := func(key bool) Inventory {
+		t.Helper()
+		large()
+		if err := n.Warm(t.Context(), []Wanted{{Spec: withModel, Key: key}, {Spec: other}}); err != nil {
+			t.Fatal(err)
+		}
+		return n.Inventory()
+	}
+	first := warm(false)
+	if len(first.Zygotes) != 1 || first.Evictions != 0 || first.Bound != boundOwn || first.Memory != 60<<20 {
+		t.Fatalf("%+v, want one zygote and no eviction", first)
+	}
+	for range 3 {
+		if inv := warm(false); inv.Evictions != 0 || inv.Zygotes[0].PID != first.Zygotes[0].PID {
+			t.Fatalf("%+v, want the zygote that was there", inv)
+		}
+	}
+	large()
+	n.start("a", other) // who needs it gets it
+	inv := n.Inventory()
+	if len(inv.Zygotes) != 1 || inv.Zygotes[0].Function != "f.other" || inv.Evicted.Memory != 1 {
+		t.Fatalf("%+v, want f.other's zygote alone", inv)
+	}
+	large()
+	if _, err := n.Start(t.Context(), Order{Replica: "b", Spec: withModel}); !errors.Is(err, ErrNoRoom) || !strings.Contains(err.Error(), "(85 % of 60 MiB, --memory)") {
+		t.Errorf("beside one with a replica: %v, want %v", err, ErrNoRoom)
+	}
+	if err := n.Stop(t.Context(), "a", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if inv := warm(true); len(inv.Zygotes) != 1 || inv.Zygotes[0].Function != "f.ns" || !inv.Zygotes[0].Key || inv.Evicted.Memory != 2 {
+			t.Fatalf("%+v, want the key stage's zygote", inv)
+		}
+	}
+}
+
+// TestABalloonTakesTheMemory has a replica that grows until the node's share is short.
+func TestABalloonTakesTheMemory(t *testing.T) {
+	all := images(t)
+	s, dir := bad(t, all, "balloon")
+	const script = "#!/bin/sh\nf=$(mktemp -u); mkfifo $f; { rm $f; head -c 130000000 /dev/zero; sleep 600; } >$f & exec tail -c 130000000 <$f\n"
+	if err := os.WriteFile(filepath.Join(dir, "balloon"), []byte(script), 0o755); err != nil { //nolint:gosec // to be run
+		t.Fatal(err)
+	}
+	s.Process, s.Env = "./balloon", nil
+	n := newNode(t, func(c *Config) {
+		c.Memory, c.Images = 160<<20, twoFolders{all, sandbox.Images{Dir: filepath.Dir(filepath.Dir(filepath.Dir(dir)))}}
+	})
+	if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}}); err != nil {
+		t.Fatal(err)
+	}
+	n.zygote()
+	n.start("balloon", s)
+	proctest.Until(t, 20*time.Second, "the idle zygote to go", func() bool { return len(n.Inventory().Zygotes) == 0 })
+	if inv := n.Inventory(); inv.Evicted.Memory != 1 || inv.MemoryUsed < 100<<20 || len(inv.Replicas) != 1 {
+		t.Errorf("inventory %+v, want an eviction, and the balloon", inv)
+	}
+}
+
+// TestForksThatChangeAllCount has replicas that look as if they had changed all of their zygote's memory, and then do.
+func TestForksThatChangeAllCount(t *testing.T) {
+	f := &faker{own: map[int]int64{1: 900, 2: 900, 3: 900}, all: map[int]int64{1: 300, 2: 300, 3: 320}}
+	m := &Manager{cfg: Config{Memory: 2000, meter: f}}
+	families := []family{{zygote: 1, bytes: 1000, replicas: []copied{{2, -1}, {3, -1}}}, {replicas: []copied{{4, 50}}}}
+	if got := m.exactly(families, 7); got != 1050 {
+		t.Errorf("nothing changed: %d bytes, want the zygote's 1000 and the 50 that a cgroup says", got)
+	}
+	f.all = map[int]int64{1: 900, 2: 900, 3: 900}
+	if got := m.exactly(families, 7); got != 1050 {
+		t.Errorf("a moment later: %d bytes, want what was measured", got)
+	}
+	m.exact.next = time.Time{}
+	if got := m.exactly(families, 7); got != 2750 {
+		t.Errorf("all changed: %d bytes, want 2750", got)
+	}
+}
+
+// faker is a meter of processes that are not.
+type faker struct {
+	meter
+	own, all map[int]int64
+}
+
+func (f *faker) exact(pid int) (int64, error) { return f.all[pid], nil }
