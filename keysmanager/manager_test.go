@@ -54,10 +54,11 @@ var built struct {
 
 // scripts are what functions without a model may name as their process.
 var scripts = map[string]string{
-	"talk":     "echo out of $STAGECOACH_REPLICA; echo err of $STAGECOACH_REPLICA >&2; exit 3\n",
-	"stubborn": "trap '' TERM; echo ready; while :; do sleep 600; done\n",
-	"litter":   "sleep 600 & echo $!; exit 0\n",
-	"chatty":   "echo ready; until [ -e $FILES/go ]; do sleep 0.02; done; head -c 200000 /dev/zero | tr '\\0' x; echo; : >$FILES/done; until [ -e $FILES/on ]; do sleep 0.02; done; echo after; sleep 600\n",
+	"talk":       "echo out of $STAGECOACH_REPLICA; echo err of $STAGECOACH_REPLICA >&2; exit 3\n",
+	"stubborn":   "trap '' TERM; echo ready; while :; do sleep 600; done\n",
+	"litter":     "sleep 600 & echo $!; exit 0\n",
+	"unpackable": "if [ -n \"$STAGECOACH_PACK\" ]; then echo it does not pack >&2; exit 9; fi; exec ./stage\n",
+	"chatty":     "echo ready; until [ -e $FILES/go ]; do sleep 0.02; done; head -c 200000 /dev/zero | tr '\\0' x; echo; : >$FILES/done; until [ -e $FILES/on ]; do sleep 0.02; done; echo after; sleep 600\n",
 }
 
 // images builds the image test/wait:1 once: the function wait, with the recogniser's parameters.
