@@ -11,7 +11,7 @@ FUZZTIME  ?= 30s
 export GOFLAGS := $(GOFLAGS) -ldflags=-extldflags=-Wl,-z,lazy
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-kill check lint fmt fuzz bench bench-coldstart bench-hop bench-idle clean
+.PHONY: help tools fetch build images demo test test-kill test-faults check lint fmt fuzz bench bench-coldstart bench-hop bench-idle clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ test: images ## what CI runs: every test with the race detector, against the rea
 
 test-kill: images ## 200 rounds of kill -9 of everything under async requests; KILL_ROUNDS and KILL_SEED change that
 	KILL_ROUNDS=$${KILL_ROUNDS:-200} $(GO) test -count=1 -timeout 30m -run TestKillAnywhere -v ./cmd/stagecoach
+
+test-faults: images ## faults at their real length: NATS gone for 30 s
+	NATS_OUTAGE=$${NATS_OUTAGE:-30s} $(GO) test -count=1 -timeout 10m -run TestNATSOutage -v ./cmd/stagecoach
 
 check: fmt lint test ## format, lint, test: before each commit
 

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -398,7 +399,8 @@ func (g *gap) set(cut bool) {
 	}
 }
 
-// TestNATSOutage cuts a node off from NATS under load: its replicas go on, and are known again afterwards.
+// TestNATSOutage cuts a node off from NATS under load: its replicas go on, and are known again afterwards. NATS_OUTAGE is how long
+// that lasts once it was noticed; see `make test-faults`.
 func TestNATSOutage(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")
@@ -413,6 +415,14 @@ func TestNATSOutage(t *testing.T) {
 	g.set(true)
 	n.until(soon, "n1's replicas to be out of sight", func() bool { return len(n.events("hold", "out of sight")) == 2 })
 	l.turn()
+	if lasts := os.Getenv("NATS_OUTAGE"); lasts != "" {
+		outage, err := time.ParseDuration(lasts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(outage)
+		l.turn()
+	}
 	kill9(t, before[1].PID)
 	n.until(soon, "the dispatcher to see that one has ended", func() bool { return len(n.events("hold", "lost")) == 1 })
 	l.turn()
