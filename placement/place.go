@@ -195,7 +195,7 @@ func (n *node) devices(f *plan.Function) []string {
 	}
 	for id, free := range n.device {
 		whole := f.DeviceMemory == 0
-		if free >= max(plan.DeviceNeed(f.DeviceMemory, n.size[id]), 1) && !n.taken[f.Name+"/"+id] && !(whole && n.occupied[id]) {
+		if free >= max(plan.DeviceNeed(f.DeviceMemory, n.size[id]), 1) && !n.taken[f.Name+"/"+id] && (!whole || !n.occupied[id]) {
 			ids = append(ids, id)
 		}
 	}

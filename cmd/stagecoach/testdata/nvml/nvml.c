@@ -1,0 +1,63 @@
+// A library in place of NVIDIA's, for TestDevices: two GPUs of 10 GiB, of which each is lost while the folder FAKE_NVML has a file of
+// its index. What it leaves out is what an old driver lacks.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, SMALL = 7, LOST = 15, GPUS = 2 };
+
+typedef struct { unsigned version; unsigned long long total, reserved, available, used; } memory;
+typedef struct { unsigned gpu, memory; } rates;
+
+static int state(void *device) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/%d", getenv("FAKE_NVML"), (int)(size_t)device - 1);
+  return access(path, F_OK) == 0 ? LOST : SUCCESS;
+}
+
+int nvmlInit_v2(void) { return SUCCESS; }
+int nvmlShutdown(void) { return SUCCESS; }
+const char *nvmlErrorString(int result) { return result == LOST ? "GPU is lost" : "error"; }
+
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = GPUS; return SUCCESS; }
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+  if (index >= GPUS) return INVALID;
+  *device = (void *)(size_t)(index + 1);
+  return SUCCESS;
+}
+
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned size) {
+  if (state(device) != SUCCESS) return LOST;
+  snprintf(uuid, size, "GPU-0000000%d-aaaa", (int)(size_t)device - 1);
+  return SUCCESS;
+}
+
+int nvmlDeviceGetName(void *device, char *name, unsigned size) {
+  snprintf(name, size, "Fake GPU");
+  return state(device);
+}
+
+int nvmlDeviceGetMemoryInfo_v2(void *device, memory *m) {
+  m->total = 11ull << 30, m->reserved = 1ull << 30, m->available = 10ull << 30, m->used = 0;
+  return state(device);
+}
+
+int nvmlDeviceGetUtilizationRates(void *device, rates *r) {
+  r->gpu = 25, r->memory = 0;
+  return state(device);
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, void *processes) {
+  (void)processes;
+  *count = 0;
+  return state(device);
+}
+
+int nvmlDeviceGetTotalEccErrors(void *device, int type, int counter, unsigned long long *count) {
+  (void)type, (void)counter, (void)count;
+  return state(device) == SUCCESS ? NOT_SUPPORTED : LOST;
+}
+
+int nvmlEventSetCreate(void **set) { (void)set; return NOT_SUPPORTED; }
