@@ -109,7 +109,7 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	specs := l.cfg.Functions.Functions()
 	for _, spec := range specs {
 		f := plan.Function{
-			Name: spec.Key, Revision: spec.Revision, Memory: spec.Memory, GPU: spec.Declared.GPU, DeviceMemory: spec.Declared.GPUMemory,
+			Name: spec.Key, Revision: spec.Revision, Memory: spec.Memory, CPUMilli: spec.CPUMilli, GPU: spec.Declared.GPU, DeviceMemory: spec.Declared.GPUMemory,
 			Min: spec.Declared.Scale.Min, Max: spec.Declared.Scale.Max, Zero: spec.Declared.Scale.Zero, ZeroAge: spec.Declared.Scale.ZeroAge,
 			Slots: 1, Batch: spec.Declared.Batch, // fill completes them
 		}

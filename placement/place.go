@@ -50,6 +50,7 @@ func prefer(x, y bool) int {
 type node struct {
 	*plan.Node
 	free     int64            // bytes
+	cpu      int              // thousandths of a core that no replica is promised
 	device   map[string]int64 // free bytes, of those that are well
 	size     map[string]int64 // bytes, of all
 	occupied map[string]bool  // devices that replicas have, or will
@@ -63,7 +64,7 @@ func nodes(s *plan.Snapshot) map[string]*node {
 	for i := range s.Nodes {
 		p := &s.Nodes[i]
 		n := &node{
-			Node: p, free: p.Memory - p.MemoryUsed,
+			Node: p, free: p.Memory - p.MemoryUsed, cpu: p.CPUMilli,
 			device: map[string]int64{}, size: map[string]int64{}, occupied: map[string]bool{}, replicas: map[string]int{}, zygotes: map[string]bool{}, taken: map[string]bool{},
 		}
 		for _, d := range p.Devices {
@@ -80,6 +81,9 @@ func nodes(s *plan.Snapshot) map[string]*node {
 	for i := range s.Functions {
 		for _, r := range s.Functions[i].Replicas {
 			if n := all[r.Node]; n != nil {
+				if f := &s.Functions[i]; r.Revision == f.Revision && r.State != plan.Draining { // others make room
+					n.cpu -= f.CPUMilli
+				}
 				for _, id := range (plan.Slot{Device: r.Device}).Devices() {
 					n.taken[s.Functions[i].Name+"/"+id] = true
 					n.occupied[id] = true
@@ -161,6 +165,7 @@ func add(f *plan.Function, zygote int64, all map[string]*node, better func(*plan
 		return plan.Slot{}, false
 	}
 	best.free -= best.cost(f, zygote)
+	best.cpu -= f.CPUMilli
 	best.zygotes[f.Name] = true
 	best.replicas[f.Name]++
 	ids := best.devices(f)
@@ -182,9 +187,11 @@ func (n *node) cost(f *plan.Function, zygote int64) int64 {
 	return f.Memory + zygote
 }
 
-// fits says whether one more replica of f has room. One of unknown size needs a node that is not full.
+// fits says whether one more replica of f has room. One of unknown size needs a node that is not full; one that is promised nothing
+// of the processor gets what is left over, and a node of unknown processors promises nothing.
 func (n *node) fits(f *plan.Function, zygote int64) bool {
-	return n.Unavailable == "" && n.free > 0 && n.cost(f, zygote) <= n.free && len(n.devices(f)) == f.GPU
+	return n.Unavailable == "" && n.free > 0 && n.cost(f, zygote) <= n.free && len(n.devices(f)) == f.GPU &&
+		(f.CPUMilli == 0 || f.CPUMilli <= n.cpu)
 }
 
 // devices returns the f.GPU devices with the most free memory that f can have, by name; fewer when there are not as many.
@@ -232,6 +239,15 @@ func shortage(f *plan.Function, zygote int64, want, placed int, all map[string]*
 		return fmt.Sprintf("%d of %d placed: none of %d nodes takes a replica", placed, want, len(all))
 	}
 	need := plan.Size(all[name].cost(f, zygote))
+	if f.CPUMilli > 0 {
+		most, of := 0, 0
+		for _, n := range all {
+			if n.Unavailable == "" && (n.cpu > most || n.cpu == most && n.CPUMilli > of) {
+				most, of = n.cpu, n.CPUMilli
+			}
+		}
+		need += fmt.Sprintf(" and %dm of a processor, of which at most %dm of %dm are not promised to others", f.CPUMilli, max(most, 0), of)
+	}
 	if f.GPU > 0 {
 		need += fmt.Sprintf(" and %d devices with %s free each", f.GPU, plan.Size(f.DeviceMemory))
 		if f.DeviceMemory == 0 {

@@ -49,6 +49,7 @@ type Function struct {
 	ZeroAge  time.Duration // after this long without a request
 	GPU      int           // devices a replica needs
 	Memory   int64         // bytes a replica adds; 0: unknown
+	CPUMilli int           // thousandths of a core that a replica is promised; 0: nothing
 	// DeviceMemory is what a replica takes of each of its devices, in bytes; 0: all, and no other replica is there.
 	DeviceMemory int64
 	Batch        int // largest batch; at least 1
