@@ -34,7 +34,7 @@ func Connect(url, token, name string, log *slog.Logger) (*nats.Conn, error) {
 	nc, err := nats.Connect(url, nats.UserInfo(nodeUser, token), nats.Name(name),
 		nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(0, 0),
 		nats.IgnoreAuthErrorAbort(), nats.ReconnectBufSize(-1), nats.PingInterval(2*time.Second), nats.MaxPingsOutstanding(2),
-		nats.Timeout(2*time.Second), nats.NoCallbacksAfterClientClose(),
+		nats.Timeout(2*time.Second), nats.FlusherTimeout(2*time.Second), nats.NoCallbacksAfterClientClose(),
 		nats.ConnectHandler(func(*nats.Conn) { changed(""); log.Info("nats: connected", "url", url) }),
 		nats.ReconnectHandler(func(*nats.Conn) { changed(""); log.Info("nats: connected", "url", url) }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { log.Warn("nats: connection lost", "url", url, "error", err) }),
