@@ -1,6 +1,8 @@
 package keysmanager
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -252,5 +254,27 @@ func TestOutputWhileNoManagerRuns(t *testing.T) {
 	var lost int
 	if _, err := fmt.Sscanf(lines("stderr: "), "stderr: %d bytes of output were lost "+away, &lost); err != nil || lost < 100_000 || lost > 200_001 {
 		t.Errorf("it is said that %q: %v", lines("stderr: "), err)
+	}
+}
+
+func TestDetachEndsALoad(t *testing.T) {
+	w := wardenOf(t)
+	old := after(t, w)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := old.Start(context.WithoutCancel(t.Context()), Order{Replica: "a", Spec: withModel})
+		failed <- err
+	}()
+	proctest.Until(t, 20*time.Second, "the load to begin", func() bool {
+		old.Manager.mu.Lock()
+		defer old.Manager.mu.Unlock()
+		return old.slots.Len() == 1
+	})
+	old.Detach()
+	if err := <-failed; !errors.Is(err, ErrClosed) {
+		t.Errorf("got %v, want %v", err, ErrClosed)
+	}
+	if kept, err := w.Attach(func(warden.Exit) {}); err != nil || len(kept) != 0 {
+		t.Errorf("kept %+v, %v", kept, err)
 	}
 }

@@ -1,6 +1,7 @@
 package keysmanager
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -36,7 +37,9 @@ func act(role string, args []string) {
 	case "warden":
 		err = actWarden()
 	case "daemon":
-		err = actDaemon(args[0], args[1], args[2])
+		err = actDaemon(args[0], args[1], args[2], hand)
+	case "churn":
+		err = actDaemon(args[0], args[1], args[2], churn)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, role+":", err)
@@ -53,11 +56,11 @@ func actWarden() error {
 }
 
 func launcherAt(folder string) warden.Launcher {
-	return warden.Launcher{Socket: filepath.Join(folder, "socket"), Command: []string{"/proc/self/exe", actAs, "warden"}}
+	return warden.Launcher{Socket: filepath.Join(folder, "socket"), Log: filepath.Join(folder, "log"), Command: []string{"/proc/self/exe", actAs, "warden"}}
 }
 
-// actDaemon starts eight replicas, hands their stage sockets over descriptor 3 to the test, and waits to be killed.
-func actDaemon(images, ort, folder string) error {
+// actDaemon is a daemon that does something and waits to be killed.
+func actDaemon(images, ort, folder string, do func(*Manager) error) error {
 	c, err := warden.Launch(context.Background(), launcherAt(folder))
 	if err != nil {
 		return err
@@ -66,18 +69,27 @@ func actDaemon(images, ort, folder string) error {
 		Node: "n1", Images: sandbox.Images{Dir: images}, ORT: ort, Threads: 1, Warden: c,
 		Output: func(_, _, _, _ string) {}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
+	if err == nil {
+		err = do(m)
+	}
 	if err != nil {
 		return err
 	}
-	f := os.NewFile(3, "test")
-	out, err := unixConn(f)
+	select {}
+}
+
+var withoutModel = Spec{Function: "g.ns", Namespace: "ns", Image: "test/wait:1", Env: map[string]string{"wait_mean": "1ms"}}
+
+// hand starts eight replicas and hands their stage sockets to the test, over descriptor 3.
+func hand(m *Manager) error {
+	out, err := unixConn(os.NewFile(3, "test"))
 	if err != nil {
 		return err
 	}
 	for i := range 8 {
 		s := withModel
 		if i >= 6 {
-			s = Spec{Function: "g.ns", Namespace: "ns", Image: "test/wait:1", Env: map[string]string{"wait_mean": "1ms"}}
+			s = withoutModel
 		}
 		r, err := m.Start(context.Background(), Order{Replica: fmt.Sprint("r", i), Spec: s})
 		if err != nil {
@@ -97,7 +109,36 @@ func actDaemon(images, ort, folder string) error {
 		_ = conn.Close()
 		_ = r.Conn.Close() // as when the node has handed it over
 	}
-	select {}
+	return nil
+}
+
+// churn starts and stops replicas without an end, and prints a line for each; the first has the zygote loaded.
+func churn(m *Manager) error {
+	r, err := m.Start(context.Background(), Order{Replica: fmt.Sprint("first-", os.Getpid()), Spec: withModel})
+	if err != nil {
+		return err
+	}
+	fmt.Println(r.PID)
+	for i := range 4 {
+		go func() {
+			for j := 0; ; j++ {
+				o := Order{Replica: fmt.Sprintf("c%d-%d-%d", os.Getpid(), i, j), Spec: withModel}
+				if j%4 == 3 {
+					o.Spec = withoutModel
+				}
+				r, err := m.Start(context.Background(), o)
+				if err == nil && j%3 != 0 {
+					err = m.Stop(context.Background(), o.Replica, 0)
+				}
+				if err != nil {
+					fmt.Fprintln(os.Stderr, err)
+					os.Exit(1)
+				}
+				fmt.Println(r.PID)
+			}
+		}()
+	}
+	return nil
 }
 
 // daemon starts one in a process of its own and returns the replicas that it has started.
@@ -324,5 +365,56 @@ func TestAWardenThatDies(t *testing.T) {
 	proctest.Gone(t, next)
 	if _, err := unix.Wait4(next, nil, 0, nil); err != nil { // it was a child of ours
 		t.Error(err)
+	}
+}
+
+// TestDaemonsThatAreKilledAtAnyMoment has four of them, one after the other, in the midst of starts and stops. The stage sockets'
+// other ends die with them, so that no replica may be left, and nothing that was half made.
+func TestDaemonsThatAreKilledAtAnyMoment(t *testing.T) {
+	folder, err := os.MkdirTemp("", "kept-") //nolint:usetesting // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	dir, ort := images(t).Dir, proctest.Built(t, "ort", "libonnxruntime.so.1")
+	for _, lines := range []int{1, 7, 20, 41} {
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", actAs, "churn", dir, ort, folder)
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		said := bufio.NewScanner(out)
+		for range lines {
+			if !said.Scan() {
+				t.Fatalf("the daemon has ended: %v", cmd.Wait())
+			}
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	c, err := warden.Launch(t.Context(), launcherAt(folder))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	n := after(t, c)
+	proctest.Until(t, 20*time.Second, "all replicas to be gone", func() bool { return len(n.Inventory().Replicas) == 0 })
+	z := n.zygote()
+	for _, pid := range []int{z, parentOf(z)} {
+		proctest.Until(t, 20*time.Second, "its children to be those of the inventory", func() bool {
+			left := proctest.Children(t, pid)
+			return len(left) == 0 || slices.Equal(left, []int{z})
+		})
+	}
+	if r := n.start("last", withModel); r.Path == "cold" {
+		t.Errorf("path %s, want one from the adopted zygote", r.Path)
+	}
+	n.Close()
+	if kept, err := c.Attach(func(warden.Exit) {}); err != nil || len(kept) != 0 {
+		t.Errorf("%d entries are kept after the end of all, %v: %+v", len(kept), err, kept)
 	}
 }
