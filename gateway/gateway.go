@@ -89,6 +89,14 @@ func New(c Config) (*Gateway, error) {
 // Invocations returns how many requests for this function or pipeline the gateway has ended.
 func (g *Gateway) Invocations(key string) float64 { return g.metrics.ended(key) }
 
+// Tidy drops the figures of functions and pipelines that are not there any more.
+func (g *Gateway) Tidy() {
+	g.metrics.tidy(func(key string) bool {
+		now, ok := g.cfg.Directory.Resolve(key)
+		return ok && now == key
+	})
+}
+
 // Handler serves /function/ and /async-function/ and leaves all else to next.
 func (g *Gateway) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -34,6 +34,7 @@ type functionMetrics struct {
 	count   atomic.Uint64 // requests that ended
 	begun   atomic.Uint64
 	recent  recent
+	gone    bool // with of.mu held: nothing new is exported of it
 }
 
 // outcome counts the requests that ended with one status.
@@ -82,6 +83,25 @@ func (m *metrics) function(key string) *functionMetrics {
 	return f
 }
 
+// tidy drops those that exist says no of.
+func (m *metrics) tidy(exists func(key string) bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := maps.Clone(*m.functions.Load())
+	maps.DeleteFunc(all, func(key string, f *functionMetrics) bool {
+		if exists(key) {
+			return false
+		}
+		f.gone = true
+		of := prometheus.Labels{"function_name": key}
+		m.started.DeletePartialMatch(of)
+		m.total.DeletePartialMatch(of)
+		m.seconds.DeletePartialMatch(of)
+		return true
+	})
+	m.functions.Store(&all)
+}
+
 // ended returns how many requests for key have ended.
 func (m *metrics) ended(key string) float64 {
 	if f := (*m.functions.Load())[key]; f != nil {
@@ -107,12 +127,25 @@ func (f *functionMetrics) end(status int, d time.Duration) {
 	}
 	o := f.codes[i].Load()
 	if o == nil {
-		code := strconv.Itoa(codes[i])
-		o = &outcome{f.of.total.WithLabelValues(f.key, code), f.of.seconds.WithLabelValues(f.key, code)}
-		f.codes[i].Store(o) // a second one made at the same time has the same children
+		o = f.outcome(i)
 	}
-	o.total.Inc()
-	o.seconds.Observe(d.Seconds())
+	if o != nil {
+		o.total.Inc()
+		o.seconds.Observe(d.Seconds())
+	}
 	f.recent.add(time.Now(), status, d)
 	f.count.Add(1)
+}
+
+// outcome makes the i-th; nil: the function has gone.
+func (f *functionMetrics) outcome(i int) *outcome {
+	f.of.mu.Lock()
+	defer f.of.mu.Unlock()
+	if f.gone {
+		return nil
+	}
+	code := strconv.Itoa(codes[i])
+	o := &outcome{f.of.total.WithLabelValues(f.key, code), f.of.seconds.WithLabelValues(f.key, code)}
+	f.codes[i].Store(o)
+	return o
 }

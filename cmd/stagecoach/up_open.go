@@ -257,6 +257,7 @@ func (u *up) follow(context.Context) error {
 			u.nodes.forget(c.Key)
 			u.book.Forget(c.Key)
 			u.status.meter.Forget(c.Key)
+			u.gateway.Tidy()
 		} else if err := u.lines.Ensure(dispatch.Spec{
 			Function: f.Key, Revision: f.Revision, QueueLimit: f.Declared.QueueLimit, MaxReplicas: maxReplicas(f.Declared), Batch: f.Declared.Batch,
 		}); err != nil {
