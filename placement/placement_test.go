@@ -72,7 +72,7 @@ func TestPlace(t *testing.T) {
 			}
 			s.Functions[0].CPUMilli = 600
 			s.Functions[0].Replicas = []plan.Replica{replica("r1", "a", plan.Ready, 1), replica("old", "b", plan.Draining, 9)}
-		}, 6, 0, "r1@a +@b +@b +@b", "4 of 6 placed: one more needs 30 B and 600m of a processor, of which at most 400m of 1000m are not promised to others; of 3 nodes, c has the most free memory, 100 B"},
+		}, 6, 0, "r1@a +@b +@b +@b", "4 of 6 placed: one more needs 30 B and 600m of a processor, of which at most 400m of 1000m are not promised to others; of 3 nodes, a has the most free memory, 100 B"},
 		"more memory decides a tie": {spread, func(s *plan.Snapshot) { s.Nodes[0].MemoryUsed = 20 }, 1, 0, "+@b", ""},
 		"newest dropped, draining not kept": {spread, func(s *plan.Snapshot) {
 			s.Functions[0].Replicas = []plan.Replica{
