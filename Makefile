@@ -8,7 +8,7 @@ FUZZTIME  ?= 30s
 
 # NVML is opened when the program runs. Where compilers bind all symbols at the start (Ubuntu's does), a program that is linked
 # without this does not start on machines that have no such library.
-export GOFLAGS := $(GOFLAGS) -ldflags=-extldflags=-Wl,-z,lazy
+LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 
 .DEFAULT_GOAL := help
 .PHONY: help tools fetch build images demo test test-kill test-faults check lint fmt fuzz bench bench-coldstart bench-hop bench-idle clean
@@ -24,7 +24,7 @@ fetch: tools ## fetch ONNX Runtime and the models into build/
 
 build: tools ## build the stagecoach binary into build/bin
 	@mkdir -p $(BIN)
-	@$(GO) build -o $(BIN)/stagecoach ./cmd/stagecoach
+	@$(GO) build $(LAZY) -o $(BIN)/stagecoach ./cmd/stagecoach
 
 images: fetch build ## build the functions' images into build/images
 	@functions/images.sh $(IMAGES)
@@ -34,13 +34,13 @@ demo: images ## the main job on real input: OCR through three stages, a burst an
 
 test: images ## what CI runs: every test with the race detector, against the real parts
 	$(GO) vet ./...
-	$(GO) test -race -timeout 10m ./...
+	$(GO) test $(LAZY) -race -timeout 10m ./...
 
 test-kill: images ## 200 rounds of kill -9 of everything under async requests; KILL_ROUNDS and KILL_SEED change that
-	KILL_ROUNDS=$${KILL_ROUNDS:-200} $(GO) test -count=1 -timeout 30m -run TestKillAnywhere -v ./cmd/stagecoach
+	KILL_ROUNDS=$${KILL_ROUNDS:-200} $(GO) test $(LAZY) -count=1 -timeout 30m -run TestKillAnywhere -v ./cmd/stagecoach
 
 test-faults: images ## faults at their real length: NATS gone for 30 s
-	NATS_OUTAGE=$${NATS_OUTAGE:-30s} $(GO) test -count=1 -timeout 10m -run TestNATSOutage -v ./cmd/stagecoach
+	NATS_OUTAGE=$${NATS_OUTAGE:-30s} $(GO) test $(LAZY) -count=1 -timeout 10m -run TestNATSOutage -v ./cmd/stagecoach
 
 check: fmt lint test ## format, lint, test: before each commit
 
@@ -52,7 +52,7 @@ lint: ## golangci-lint with the rules and reasons of .golangci.yml
 	@$(BIN)/golangci-lint-$(LINT) run ./...
 
 fuzz: images ## run every fuzz target for FUZZTIME (30s) each
-	@GO="$(GO)" FUZZTIME=$(FUZZTIME) scripts/fuzz
+	@GO="$(GO)" GOFLAGS="$$GOFLAGS $(LAZY)" FUZZTIME=$(FUZZTIME) scripts/fuzz
 
 bench: bench-coldstart bench-hop bench-idle ## the benchmarks of the product; figures belong into docs/RESULTS.md
 
