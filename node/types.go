@@ -41,9 +41,11 @@ type Inventory struct {
 
 // Memory is in bytes.
 type Memory struct {
-	Total     int64 `json:"total"`     // for zygotes and replicas
-	Used      int64 `json:"used"`      // by zygotes
-	Threshold int64 `json:"threshold"` // above which idle zygotes are evicted
+	Bound     string `json:"bound"`     // what leaves least: --memory, cgroup or machine
+	Total     int64  `json:"total"`     // of that
+	Used      int64  `json:"used"`      // of it, now
+	Threshold int64  `json:"threshold"` // of it, above which idle zygotes are evicted
+	Free      int64  `json:"free"`      // that a load finds without an eviction
 }
 
 // CPU is in thousandths of a core.
@@ -88,6 +90,8 @@ type Zygote struct {
 	Load      time.Duration `json:"load"` // how long it took, in nanoseconds
 	LastUsed  time.Time     `json:"lastUsed,omitzero"`
 	Usage     *Usage        `json:"usage,omitempty"` // nil: not measured
+
+	Generation uint64 `json:"generation,omitempty"` // how often the parameters have been invalidated
 }
 
 // Failure is a zygote that did not load or that ended, and is loaded again at the next order after Retry.
@@ -131,6 +135,16 @@ type Counts struct {
 	Misses    uint64 `json:"misses"`
 	Evictions uint64 `json:"evictions"` // for want of memory
 	Refused   uint64 `json:"refused"`   // loads that could not fit
+
+	Evicted Evicted `json:"evicted"`
+}
+
+// Evicted counts zygotes that were ended, by reason.
+type Evicted struct {
+	Memory      uint64 `json:"memory"`      // to make room for another, or because the node's processes took too much
+	Pressure    uint64 `json:"pressure"`    // because the machine or the cgroup was short of memory
+	Invalidated uint64 `json:"invalidated"` // by an order, a redeploy or a removal
+	Asked       uint64 `json:"asked"`       // by an order to evict
 }
 
 // The kinds of an [Order].

@@ -155,6 +155,9 @@ func (n localNode) Inventory() plan.Node {
 	inv := n.Manager.Inventory()
 	out := plan.Node{Name: inv.Node, Memory: inv.Memory, MemoryUsed: inv.MemoryUsed, CPUMilli: inv.CPUMilli}
 	for _, z := range inv.Zygotes {
+		if z.State == keysmanager.Retiring {
+			continue // nothing starts from it
+		}
 		out.Zygotes = append(out.Zygotes, plan.Zygote{Function: z.Function, Digest: z.Digest, Bytes: z.Bytes, Replicas: z.Replicas})
 	}
 	for _, d := range inv.Devices {

@@ -37,7 +37,7 @@ type keysManagerConfig struct {
 	cpus                       int
 	devices                    string // UUIDs or indices, by commas; "all", "none"
 	images, ort, state, listen string
-	uids                       sandbox.Range
+	uids                       string
 	drain                      time.Duration
 	log                        LogConfig
 }
@@ -59,7 +59,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	fs.StringVar(&c.state, "state", "", "folder that survives restarts; default .stagecoach/nodes/NODE")
 	fs.StringVar(&c.listen, "metrics", "", "host:port of its metrics; default nowhere")
 	fs.DurationVar(&c.drain, "drain", defaults.Control.DrainTimeout, "that replicas have, on SIGTERM, to finish what they do elsewhere")
-	fs.TextVar(&c.uids, "uids", defaults.Isolation.UIDs, "numbers of users and groups that functions run as, when this process is root")
+	fs.StringVar(&c.uids, "uids", defaults.Isolation.UIDs, "numbers of users and groups that functions run as, when this process is root")
 	fs.TextVar(&c.log.Level, "log", c.log.Level, "debug, info, warn or error")
 	fs.StringVar(&c.log.Format, "log-format", c.log.Format, "text or json")
 	if err := parseFlags(fs, args); err != nil {
@@ -212,6 +212,7 @@ func (d *daemon) openKeys(ctx context.Context) error {
 		OnEvict: func(function string, bytes int64) {
 			d.server.Tell(node.Event{Kind: node.EventEvict, Function: function, Bytes: bytes})
 		},
+		OnChange: d.server.Changed,
 		Output: func(function, replica, stream, line string) {
 			d.server.Line(node.Line{At: time.Now().UTC(), Function: function, Replica: replica, Stream: stream, Text: line})
 			d.log.Debug("output", "function", function, "replica", replica, "stream", stream, "line", line)

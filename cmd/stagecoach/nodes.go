@@ -133,15 +133,15 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 	out := node.Inventory{
 		V:        node.Version,
 		Identity: node.Identity{Name: inv.Node},
-		Memory:   node.Memory{Total: inv.Memory, Used: inv.MemoryUsed, Threshold: inv.Threshold},
+		Memory:   node.Memory{Bound: inv.Bound, Total: inv.Memory, Used: inv.MemoryUsed, Threshold: inv.Threshold, Free: inv.Free},
 		CPU:      node.CPU{Total: inv.CPUMilli},
 		Devices:  []node.Device{}, Zygotes: []node.Zygote{}, Failures: []node.Failure{}, Replicas: []node.Replica{}, // JSON lists, not null
-		Counts: node.Counts{Hits: inv.Hits, Misses: inv.Misses, Evictions: inv.Evictions, Refused: inv.Refused},
+		Counts: node.Counts{Hits: inv.Hits, Misses: inv.Misses, Evictions: inv.Evictions, Refused: inv.Refused, Evicted: node.Evicted(inv.Evicted)},
 	}
 	for _, z := range inv.Zygotes {
 		out.Zygotes = append(out.Zygotes, node.Zygote{
 			Function: z.Function, Namespace: z.Namespace, Digest: z.Digest, Model: z.Model, PID: z.PID, Bytes: z.Bytes, Path: z.Path,
-			Replicas: z.Replicas, Key: z.Key, State: z.State, Load: z.Load, LastUsed: z.LastUsed, Usage: usageOf(z.Usage),
+			Replicas: z.Replicas, Key: z.Key, State: z.State, Load: z.Load, LastUsed: z.LastUsed, Usage: usageOf(z.Usage), Generation: z.Generation,
 		})
 	}
 	for _, f := range inv.Failures {
@@ -248,6 +248,9 @@ func (n remoteNode) Inventory() plan.Node {
 	inv := n.Client.Inventory()
 	out := plan.Node{Name: inv.Name, Memory: inv.Memory.Total, MemoryUsed: inv.Memory.Used, CPUMilli: inv.CPU.Total}
 	for _, z := range inv.Zygotes {
+		if z.State == node.Retiring {
+			continue // nothing starts from it
+		}
 		if z.State == node.Ready {
 			out.Zygotes = append(out.Zygotes, plan.Zygote{Function: z.Function, Digest: z.Digest, Bytes: z.Bytes, Replicas: z.Replicas})
 		}

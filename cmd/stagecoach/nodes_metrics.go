@@ -27,8 +27,18 @@ func (c cacheMetrics) Collect(ch chan<- prometheus.Metric) {
 		const lookups = "Starts that needed a zygote: hit, it was there, or miss."
 		send("lookups_total", lookups, prometheus.CounterValue, float64(inv.Counts.Hits), "result", "hit")
 		send("lookups_total", lookups, prometheus.CounterValue, float64(inv.Counts.Misses), "result", "miss")
-		send("evictions_total", "Idle zygotes ended because memory was short.", prometheus.CounterValue, float64(inv.Counts.Evictions))
+		const evictions = "Zygotes that were ended, by reason: memory, pressure, invalidated or asked."
+		e := inv.Counts.Evicted
+		for reason, n := range map[string]uint64{"memory": e.Memory, "pressure": e.Pressure, "invalidated": e.Invalidated, "asked": e.Asked} {
+			send("evictions_total", evictions, prometheus.CounterValue, float64(n), "reason", reason)
+		}
+		send("refused_total", "Loads that did not fit into the node's memory.", prometheus.CounterValue, float64(inv.Counts.Refused))
 		send("zygotes", "Parameter sets in memory.", prometheus.GaugeValue, float64(len(inv.Zygotes)))
-		send("bytes", "Memory that zygotes take.", prometheus.GaugeValue, float64(inv.Memory.Used))
+		bytes := int64(0)
+		for _, z := range inv.Zygotes {
+			bytes += z.Bytes
+		}
+		send("bytes", "Memory that parameter sets take.", prometheus.GaugeValue, float64(bytes))
+		send("free_bytes", "Memory that parameters can be loaded into without an eviction.", prometheus.GaugeValue, float64(inv.Memory.Free))
 	}
 }
