@@ -80,7 +80,7 @@ func (l *lodging) furnish(c *sandbox.Command, who lodger, namespace string) erro
 		c.Env[wire.EnvAccount] = string(b)
 		return err
 	}
-	c.As = &l.lease.Account
+	c.As, c.Env[wire.EnvSealed] = &l.lease.Account, "1"
 	if c.Env[wire.EnvZygoteFD] != "" {
 		l.most = maxFamily
 		c.Processes = maxFamily

@@ -147,9 +147,11 @@ func (c Command) cmd() (*exec.Cmd, error) {
 		if program, err = find(program, env); err != nil { // in its PATH: ours may lead where it cannot go
 			return nil, err
 		}
-		env = append(slices.DeleteFunc(env, func(e string) bool { return strings.HasPrefix(e, EnvSealed+"=") }), EnvSealed+"=1")
 	}
 	cmd := exec.Command(program, argv[1:]...)
+	if !strings.Contains(argv[0], "/") {
+		cmd.Args[0] = argv[0]
+	}
 	cmd.ExtraFiles, cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Env = c.Files, c.stdin(), c.Stdout, c.Stderr, env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: !c.Stays, Pdeathsig: syscall.SIGKILL}
 	if c.As == nil {
@@ -226,10 +228,6 @@ const (
 	Path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	Home = "/tmp"
 )
-
-// EnvSealed is set for processes with an account. Those that share theirs with others, as a zygote's children do, and see it make
-// themselves such that others of their user cannot look into them (prctl PR_SET_DUMPABLE).
-const EnvSealed = "STAGECOACH_SEALED"
 
 // environment puts env over defaults and over what every process gets; each name is there once.
 func environment(env map[string]string, defaults []string) []string {

@@ -31,6 +31,8 @@ const (
 	EnvImage = "STAGECOACH_IMAGE"
 	// EnvAccount is, for `stagecoach watchdog`, the sandbox.Account that the program runs as, as JSON; empty: as the watchdog.
 	EnvAccount = "STAGECOACH_ACCOUNT"
+	// EnvSealed, when set, has a stage binary let no other process of its user look into it.
+	EnvSealed = "STAGECOACH_SEALED"
 	// EnvReady is, for `stagecoach watchdog`, the HTTP path that says whether the program is ready; empty: see its package.
 	EnvReady = "STAGECOACH_READY_PATH"
 	// EnvHealth is, for `stagecoach watchdog`, how its program is asked whether it is still well: DELAY,PERIOD,PATH. An empty

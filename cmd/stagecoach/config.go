@@ -144,7 +144,7 @@ func defaultConfig() Config {
 		Control:   ControlConfig{Tick: time.Second, StartTimeout: time.Minute, DrainTimeout: 30 * time.Second},
 		Journal:   JournalConfig{Bytes: 1 << 30, Sync: 2 * time.Minute, Window: 1024},
 		Log:       LogConfig{Format: "text"},
-		Isolation: IsolationConfig{UIDs: sandbox.DefaultRange},
+		Isolation: IsolationConfig{UIDs: sandbox.DefaultRange.String()},
 	}
 }
 
@@ -230,6 +230,9 @@ func (c *Config) Validate() error {
 	count("journal.window", c.Journal.Window, 1, 10_000)
 	if u, err := url.Parse(c.Telemetry.OTLP); c.Telemetry.OTLP != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
 		bad("telemetry.otlp", fmt.Sprintf("%q", c.Telemetry.OTLP), "the URL of a collector, such as http://127.0.0.1:4318")
+	}
+	if err := new(sandbox.Range).UnmarshalText([]byte(c.Isolation.UIDs)); err != nil {
+		bad("isolation.uids", fmt.Sprintf("%q", c.Isolation.UIDs), "FIRST-LAST, such as "+sandbox.DefaultRange.String()+", 1024 numbers at least and none below 1000")
 	}
 	if c.Log.Format != "text" && c.Log.Format != "json" {
 		bad("log.format", fmt.Sprintf("%q", c.Log.Format), "text or json")

@@ -40,6 +40,7 @@ func TestValidateNamesEachField(t *testing.T) {
 		"journal.bytes":        {func(c *Config) { c.Journal.Bytes = 0 }, []string{"journal.bytes: 0, want at least 16Mi"}},
 		"journal.sync":         {func(c *Config) { c.Journal.Sync = -1 }, []string{"journal.sync: "}},
 		"journal.window":       {func(c *Config) { c.Journal.Window = 0 }, []string{"journal.window: "}},
+		"isolation.uids":       {func(c *Config) { c.Isolation.UIDs = "0-9" }, []string{`isolation.uids: "0-9", want FIRST-LAST`}},
 		"three at once": {
 			func(c *Config) { c.State, c.Control.Tick, c.Journal.Window = "", 0, -1 },
 			[]string{"state: ", "\ncontrol.tick: ", "\njournal.window: -1"},

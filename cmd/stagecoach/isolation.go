@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 
@@ -14,13 +15,17 @@ import (
 
 // IsolationConfig is who functions run as.
 type IsolationConfig struct {
-	UIDs sandbox.Range `yaml:"uids"` // numbers of users and groups that nobody else on the machine has
+	UIDs string `yaml:"uids"` // FIRST-LAST, numbers of users and groups that nobody else on the machine has
 }
 
 // accounts are who functions run as that have no root of their own; where there are none, they are this process's user.
 type accounts struct{ open *sandbox.Accounts }
 
-func openAccounts(numbers sandbox.Range, log *slog.Logger) (accounts, error) {
+func openAccounts(uids string, log *slog.Logger) (accounts, error) {
+	var numbers sandbox.Range
+	if err := numbers.UnmarshalText([]byte(uids)); err != nil {
+		return accounts{}, fmt.Errorf("isolation.uids: %w", err)
+	}
 	a, err := sandbox.OpenAccounts(sandbox.RunFolder, sandbox.HomeFolder, numbers)
 	if errors.Is(err, sandbox.ErrNoAccounts) {
 		log.Info("functions are not isolated from each other", "why", err)
