@@ -36,7 +36,7 @@ type DeviceInfo struct {
 }
 
 // ErrDevice is the error of a replica for which there is no device, or too little memory on it.
-var ErrDevice = errors.New("no room on its device")
+var ErrDevice = errors.New("cannot be reserved")
 
 // holder is a replica's process and what is reserved for it.
 type holder struct {

@@ -55,7 +55,7 @@ func TestReserve(t *testing.T) {
 		"whole, but somebody else uses it":  {[]Device{used(3*gib, nil)}, nil, "GPU-a", 0, 0, "want 37.5 GiB, and 37 GiB of 40 GiB are free"},
 		"whole, but a small one is there":   {[]Device{gpu}, []holder{has("r", 0, 1)}, "GPU-a", 0, 0, "reserved for 1 replicas"},
 		"beside one that has it whole":      {[]Device{gpu}, []holder{has("r", 0, 40*gib)}, "GPU-a", 1, 0, "0 B of 40 GiB are free"},
-		"not there":                         {[]Device{gpu}, nil, "GPU-x", 1, 0, `device "GPU-x": no room on its device: this node does not have it`},
+		"not there":                         {[]Device{gpu}, nil, "GPU-x", 1, 0, `device "GPU-x": cannot be reserved: this node does not have it`},
 		"not well":                          {[]Device{gpu, ill}, nil, "GPU-b", 1, 0, "it is not well: it is lost"},
 		"twice":                             {[]Device{gpu}, nil, "GPU-a,GPU-a", 1, 0, "asked for twice"},
 		"one of two is not well":            {[]Device{gpu, ill}, nil, "GPU-a,GPU-b", 1, 0, "not well"},

@@ -307,7 +307,10 @@ func (c cacheAPI) fail(w http.ResponseWriter, r *http.Request, err error) {
 		status = http.StatusNotFound
 	case is(keysmanager.ErrBusy):
 		status = http.StatusConflict
-	default:
+	case is(keysmanager.ErrNoRoom):
+		status = http.StatusInsufficientStorage
+	}
+	if status >= http.StatusInternalServerError {
 		w.Header().Set("X-OpenFaaS-Internal", "stagecoach")
 	}
 	if !strings.Contains(r.Header.Get("Accept"), "application/json") {

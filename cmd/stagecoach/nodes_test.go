@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -29,7 +30,7 @@ func TestNodesAndCache(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.run(`^NODE +KIND +CPU +MEMORY +USED +DEVICES +CACHED +REPLICAS +HITS +MISSES\n`+host+` +up +\d+m +[\d.]+ GiB +0 B +0 +0 +0 +0 +0\n$`, "", "node", "list")
+	c.run(`^NODE +KIND +CPU +MEMORY +USED +DEVICES +CACHED +REPLICAS +HITS +MISSES\n`+host+` +up +\d+m +[\d.]+ GiB +[\d.]+ [MG]iB +0 +0 +0 +0 +0\n$`, "", "node", "list")
 	c.run(`^NODE +FUNCTION +DIGEST +SIZE .*\n$`, "", "cache", "list")
 	if out := c.run("", "", "cache", "list", "--json"); strings.TrimSpace(out) != "[]" {
 		t.Errorf("cache list --json prints %q, want []", out)
@@ -54,7 +55,7 @@ func TestNodesAndCache(t *testing.T) {
 		t.Errorf("the node's inventory is %+v", n)
 	}
 	replica := n.Replicas[i].Name
-	c.refuse(`cache evict: status 409: node "`+host+`": evict "asleep.openfaas-fn": its parameters are in use: replicas run from it \(`+replica+`\); scale the function down first`, "", "cache", "evict", "asleep")
+	c.refuse(`cache evict: status 409: node "`+host+`": evict "asleep.openfaas-fn": its parameters are in use: 1 replicas run from it \(`+replica+`\); scale the function down first`, "", "cache", "evict", "asleep")
 	digest := n.Zygotes[0].Digest
 	c.refuse("status 409: .*"+replica, "", "cache", "evict", digest)
 	c.run(host+` +asleep.openfaas-fn +`+digest[:12], "", "cache", "list", "--node", host)
@@ -152,6 +153,7 @@ func TestCacheAPI(t *testing.T) {
 		"busy":               {errors.New("from afar: " + keysmanager.ErrBusy.Error()), "evict", `{"function": "f"}`, 409, "its parameters are in use", false, false},
 		"nowhere":            {keysmanager.ErrNotCached, "evict", `{"function": "f"}`, 404, "no parameters", false, false},
 		"no model":           {keysmanager.ErrNoModel, "warm", `{"function": "f"}`, 400, "no model", false, false},
+		"no room":            {fmt.Errorf("%w: 3 GiB", keysmanager.ErrNoRoom), "warm", `{"function": "f"}`, 507, `node "a": no room: 3 GiB`, true, false},
 		"the platform's own": {errors.New("disk on fire"), "warm", `{"function": "f"}`, 503, `node "a": disk on fire`, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
