@@ -15,15 +15,17 @@ import (
 )
 
 func TestInvalidate(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
 	n := newNode(t, nil)
-	if got, err := n.Invalidate(t.Context(), "f.ns"); err != nil || got.Digest != "" {
+	if got, err := n.Invalidate(ctx, "f.ns"); err != nil || got.Digest != "" {
 		t.Errorf("of what is unknown: %+v, %v", got, err)
 	}
 	if _, err := n.Load(t.Context(), withModel); err != nil {
 		t.Fatal(err)
 	}
 	z := n.zygote()
-	got, err := n.Invalidate(t.Context(), "f.ns")
+	got, err := n.Invalidate(ctx, "f.ns")
 	if err != nil || got.Generation != 1 || got.Digest == "" || len(got.Replicas) != 0 || got.Took <= 0 {
 		t.Errorf("idle: %+v, %v", got, err)
 	}
@@ -34,7 +36,7 @@ func TestInvalidate(t *testing.T) {
 	old := n.start("old", withModel)
 	n.answers(old)
 	z = n.zygote()
-	if got, err = n.Invalidate(t.Context(), "f.ns"); err != nil || got.Generation != 2 || !slices.Equal(got.Replicas, []string{"old"}) {
+	if got, err = n.Invalidate(ctx, "f.ns"); err != nil || got.Generation != 2 || !slices.Equal(got.Replicas, []string{"old"}) {
 		t.Errorf("with a replica: %+v, %v", got, err)
 	}
 	if inv := n.Inventory(); len(inv.Zygotes) != 1 || inv.Zygotes[0].State != Retiring || inv.Zygotes[0].Generation != 1 || inv.Zygotes[0].Function != "f.ns" {
@@ -57,10 +59,12 @@ func TestInvalidate(t *testing.T) {
 
 // TestInvalidateDuringALoad: what is being loaded is not what is wanted; who waits for it gets what is.
 func TestInvalidateDuringALoad(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 20*time.Second)
+	defer cancel()
 	n := newNode(t, nil)
 	started := make(chan *Replica, 1)
 	go func() {
-		r, err := n.Start(context.WithoutCancel(t.Context()), Order{Replica: "a", Spec: withModel})
+		r, err := n.Start(ctx, Order{Replica: "a", Spec: withModel})
 		if err != nil {
 			t.Error(err)
 		}
@@ -70,7 +74,7 @@ func TestInvalidateDuringALoad(t *testing.T) {
 		z := n.Inventory().Zygotes
 		return len(z) == 1 && z[0].State == Loading && z[0].Bytes > 1<<20 && z[0].Function == "f.ns"
 	})
-	got, err := n.Invalidate(t.Context(), "f.ns")
+	got, err := n.Invalidate(ctx, "f.ns")
 	if err != nil || got.Generation != 1 {
 		t.Errorf("%+v, %v", got, err)
 	}

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"maps"
 	"net"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -196,7 +195,7 @@ const maxThreads = 256
 // New returns a Manager with what runs under its warden, which is nothing when it has none. The caller closes or detaches it.
 func New(cfg Config) (*Manager, error) {
 	if cfg.meter == nil {
-		cfg.meter = kernel{page: int64(os.Getpagesize())}
+		cfg.meter = newKernel("")
 	}
 	if cfg.Threads == 0 {
 		cfg.Threads = min(runtime.GOMAXPROCS(0), maxThreads) // which knows the cgroup's limit

@@ -24,8 +24,16 @@ type meter interface {
 
 // kernel is the meter of this machine.
 type kernel struct {
-	root string // where /proc and /sys are; empty: at the root
-	page int64
+	root   string // where /proc and /sys are; empty: at the root
+	page   int64
+	groups []string // folders of the cgroups around this process, innermost first
+}
+
+// newKernel looks where this process is. That stays so: who moves a process to another cgroup does it before it has much memory.
+func newKernel(root string) kernel {
+	k := kernel{root: root, page: int64(os.Getpagesize())}
+	k.groups = groupFolders(string(k.read("proc/self/cgroup")), string(k.read("proc/self/mountinfo")))
+	return k
 }
 
 func (k kernel) read(path ...string) []byte {
@@ -43,7 +51,7 @@ func (k kernel) bounds() []bound {
 	}
 	// Each cgroup around this process bounds it. The tightest one counts.
 	var inner *bound
-	for _, dir := range groupFolders(string(k.read("proc/self/cgroup")), string(k.read("proc/self/mountinfo"))) {
+	for _, dir := range k.groups {
 		if b, ok := k.group(dir); ok && (inner == nil || b.below(Threshold) < inner.below(Threshold)) {
 			inner = &b
 		}

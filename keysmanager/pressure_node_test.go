@@ -37,7 +37,7 @@ func (g *gauge) bounds() []bound {
 // newGauged is a node whose machine has 100 GB, and uses what the test says.
 func newGauged(t *testing.T, change func(*Config)) (*node, *gauge) {
 	t.Helper()
-	g := &gauge{meter: kernel{page: int64(os.Getpagesize())}}
+	g := &gauge{meter: newKernel("")}
 	g.set(bound{boundMachine, 100 * gb, gb})
 	return newNode(t, func(c *Config) {
 		if c.meter = g; change != nil {

@@ -253,7 +253,7 @@ func TestKernelReads(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got := (kernel{root: root}).bounds(); !slices.Equal(got, tc.want) {
+		if got := newKernel(root).bounds(); !slices.Equal(got, tc.want) {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
 		}
 	}
@@ -264,9 +264,9 @@ func TestKernelReads(t *testing.T) {
 	if err := os.WriteFile(root+"/proc/7/statm", []byte(statm), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	k := kernel{root: root, page: 4096}
-	if own, files := k.resident(7); own != 300*4096 || files != 200*4096 {
-		t.Errorf("%d of its own and %d of files, want %d and %d", own, files, 300*4096, 200*4096)
+	k := newKernel(root)
+	if own, files := k.resident(7); own != 300*k.page || files != 200*k.page {
+		t.Errorf("%d of its own and %d of files, want %d and %d", own, files, 300*k.page, 200*k.page)
 	}
 	if own, files := k.resident(8); own != 0 || files != 0 {
 		t.Errorf("of a process that has ended: %d, %d", own, files)
@@ -275,7 +275,7 @@ func TestKernelReads(t *testing.T) {
 
 // TestKernelIsThisOne reads the machine that the test runs on.
 func TestKernelIsThisOne(t *testing.T) {
-	k := kernel{page: int64(os.Getpagesize())}
+	k := newKernel("")
 	b := k.bounds()
 	if len(b) == 0 || b[0].name != boundMachine || b[0].total < 64<<20 || b[0].used <= 0 || b[0].used > b[0].total {
 		t.Errorf("bounds %+v, want the machine's memory first", b)

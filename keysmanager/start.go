@@ -26,8 +26,10 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 		m.mu.Unlock()
 		return nil, fmt.Errorf("replica %q: %w", o.Replica, ErrRunning)
 	}
-	p := &process{replica: o.Replica, function: o.Spec.Function, device: o.Device, started: time.Now(), told: o.Phase, owner: m,
-		entry: newEntry("replica"), placed: make(chan struct{}), gone: make(chan struct{})}
+	p := &process{
+		replica: o.Replica, function: o.Spec.Function, device: o.Device, started: time.Now(), told: o.Phase, owner: m,
+		entry: newEntry("replica"), placed: make(chan struct{}), gone: make(chan struct{}),
+	}
 	if err := m.equip(p, o); err != nil {
 		m.mu.Unlock()
 		return nil, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)

@@ -39,12 +39,16 @@ func everywhere() *onnxpb.GraphProto {
 	sparse := &onnxpb.SparseTensorProto{Values: outside("values.bin", "", "1"), Indices: outside("indices.bin", "", "2")}
 	return &onnxpb.GraphProto{
 		Initializer: []*onnxpb.TensorProto{
-			{Name: proto.String("inline"), RawData: make([]byte, 100_000)}, outside("weights.bin", "4096", "1000"), outside("weights.bin", "0", "4000"),
+			{Name: proto.String("inline"), RawData: make([]byte, 100_000)},
+			outside("weights.bin", "4096", "1000"), outside("weights.bin", "0", "4000"),
 			outside("dir/all.bin", "", ""),
 		},
 		SparseInitializer: []*onnxpb.SparseTensorProto{sparse},
 		Node: []*onnxpb.NodeProto{{Attribute: []*onnxpb.AttributeProto{
-			{T: outside("t.bin", "", "3")}, {Tensors: []*onnxpb.TensorProto{outside("ts.bin", "", "4")}}, {G: sub}, {Graphs: []*onnxpb.GraphProto{sub}},
+			{T: outside("t.bin", "", "3")},
+			{Tensors: []*onnxpb.TensorProto{outside("ts.bin", "", "4")}},
+			{G: sub},
+			{Graphs: []*onnxpb.GraphProto{sub}},
 			{SparseTensor: &onnxpb.SparseTensorProto{Values: outside("s.bin", "", "5")}},
 		}}},
 	}
