@@ -192,6 +192,10 @@ func failure(stage string, idempotent bool, attempt uint8, r *task.Reply) *task.
 	case task.Redeployed:
 		e.Status, e.RetryAfter = http.StatusServiceUnavailable, time.Second
 		e.Cause = fmt.Sprintf("function %q was redeployed while the request ran; try again", stage)
+		if !idempotent { // 503 would say that it has not begun
+			e.Status, e.RetryAfter = http.StatusBadGateway, 0
+			e.Cause = fmt.Sprintf("function %q was redeployed while the request ran, and the stage is declared not idempotent", stage)
+		}
 	default:
 		e.Status = http.StatusInternalServerError
 		e.Cause = fmt.Sprintf("ended with code %d, which nobody asked for: %s", r.Code, r.Message)
