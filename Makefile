@@ -54,10 +54,13 @@ lint: ## golangci-lint with the rules and reasons of .golangci.yml
 fuzz: images ## run every fuzz target for FUZZTIME (30s) each
 	@GO="$(GO)" GOFLAGS="$$GOFLAGS $(LAZY)" FUZZTIME=$(FUZZTIME) scripts/fuzz
 
-bench: bench-coldstart bench-hop bench-idle ## the benchmarks of the product; figures belong into docs/RESULTS.md
+bench: bench-coldstart bench-keysmanager bench-hop bench-idle ## the benchmarks of the product; figures belong into docs/RESULTS.md
 
-bench-coldstart: images ## order to first output of a replica, forked and cold
-	@$(BIN)/stagecoach bench coldstart --images $(IMAGES) --ort build/ort/libonnxruntime.so.1
+bench-coldstart: images ## order to first output of a replica on every start path; BENCH=--full for 4 GB, and 32 replicas
+	@$(BIN)/stagecoach bench coldstart --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 $(BENCH)
+
+bench-keysmanager: images ## forks a second, a thousand orders at once, an idle daemon, a request from zero
+	@$(BIN)/stagecoach bench keysmanager --images $(IMAGES) --ort build/ort/libonnxruntime.so.1
 
 bench-hop: images ## HTTP to replica and back, against a bare echo
 	@$(BIN)/stagecoach bench hop --images $(IMAGES)

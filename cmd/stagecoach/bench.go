@@ -15,14 +15,15 @@ import (
 
 func runBench(ctx context.Context, args []string, out io.Writer) error {
 	benches := map[string]func(context.Context, []string, io.Writer) error{
-		"coldstart": benchColdstart,
-		"hop":       benchHop,
-		"idle":      benchIdle,
-		"echo":      benchEcho, // a server that hop compares with
-		"load":      benchLoad, // a process that hop takes its load from
+		"coldstart":   benchColdstart,
+		"keysmanager": benchKeysManager,
+		"hop":         benchHop,
+		"idle":        benchIdle,
+		"echo":        benchEcho, // a server that hop compares with
+		"load":        benchLoad, // a process that hop takes its load from
 	}
 	if len(args) == 0 || benches[args[0]] == nil {
-		return fmt.Errorf("bench: got %q, want one of: coldstart, hop, idle", args)
+		return fmt.Errorf("bench: got %q, want one of: coldstart, hop, idle, keysmanager", args)
 	}
 	return benches[args[0]](ctx, args[1:], out)
 }

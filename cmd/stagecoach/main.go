@@ -52,7 +52,7 @@ func commands() []command {
 		{"warden", "what `keysmanager` starts processes with, so that they outlive it", runWarden, nil},
 		{"demo", "the main job end to end, on real input, with its result shown", runDemo, nil},
 		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", runLoad, nil},
-		{"bench", "measure", runBench, []string{"coldstart", "hop", "idle"}},
+		{"bench", "measure", runBench, []string{"coldstart", "hop", "idle", "keysmanager"}},
 		{"version", "print the version", runVersion, nil},
 	}
 }
