@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"strings"
 	"sync"
@@ -38,8 +39,9 @@ func TestStart(t *testing.T) {
 	if _, err := c.node("n.1").Do(within(t), node.Order{Kind: node.OrderStop, Replica: "r-1", Grace: time.Second}); err != nil {
 		t.Error(err)
 	}
-	if n, err := started.Conn.Read(make([]byte, 1)); err == nil {
-		t.Errorf("read %d bytes of a replica that was stopped: somebody still holds its end", n)
+	_ = started.Conn.SetReadDeadline(time.Now().Add(limit))
+	if n, err := started.Conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("%v: read %d bytes of a replica that was stopped: somebody still holds its end", err, n)
 	}
 	c.until(c.mark(), "heard n.1 []")
 }
@@ -285,8 +287,7 @@ func TestTaken(t *testing.T) {
 	first := b.join("n1", newWorker())
 	c.node("n1")
 	second := b.join("n1", newWorker())
-	err := <-second.ended
-	second.ended <- err
+	err := second.end(t)
 	if !errors.Is(err, node.ErrTaken) || !strings.Contains(err.Error(), first.me.String()) {
 		t.Errorf("the later daemon ends with %v, want who has the name: %v", err, first.me)
 	}
@@ -311,8 +312,7 @@ func TestTakenAtOnce(t *testing.T) {
 			cfg.Me.Started, cfg.Me.ID = early, id
 		}))
 	}
-	err := <-both[1].ended
-	both[1].ended <- err
+	err := both[1].end(t)
 	if !errors.Is(err, node.ErrTaken) {
 		t.Errorf("the later daemon ends with %v", err)
 	}
@@ -347,8 +347,7 @@ func TestRefused(t *testing.T) {
 			b := startBroker(t)
 			c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Own = "mine" })
 			d := b.join("n1", newWorker(), tc.change)
-			err := <-d.ended
-			d.ended <- err
+			err := d.end(t)
 			if !errors.Is(err, node.ErrRefused) || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("the daemon ends with %v, want %q", err, tc.want)
 			}

@@ -223,6 +223,19 @@ func (b *broker) join(name string, w *worker, change ...func(*node.ServerConfig)
 	return d
 }
 
+// end waits for the daemon's own end.
+func (d *daemon) end(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-d.ended:
+		d.ended <- err
+		return err
+	case <-time.After(limit):
+		t.Fatalf("the daemon has not ended by itself within %v", limit)
+		return nil
+	}
+}
+
 // cluster is who listens to nodes, and what it was told, in order.
 type cluster struct {
 	*node.Directory
