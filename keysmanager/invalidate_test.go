@@ -15,7 +15,7 @@ import (
 )
 
 func TestInvalidate(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	n := newNode(t, nil)
 	if got, err := n.Invalidate(ctx, "f.ns"); err != nil || got.Digest != "" {
@@ -59,7 +59,7 @@ func TestInvalidate(t *testing.T) {
 
 // TestInvalidateDuringALoad: what is being loaded is not what is wanted; who waits for it gets what is.
 func TestInvalidateDuringALoad(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 	defer cancel()
 	n := newNode(t, nil)
 	started := make(chan *Replica, 1)
