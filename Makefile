@@ -11,7 +11,7 @@ FUZZTIME  ?= 30s
 LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-kill test-faults check lint fmt fuzz bench bench-coldstart bench-hop bench-idle clean
+.PHONY: help tools fetch build images demo test test-kill test-faults check lint fmt fuzz bench bench-coldstart bench-keysmanager bench-hop bench-idle clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

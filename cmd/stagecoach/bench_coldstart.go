@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
-// startSize is a synthetic stage to be started. How often is that of the fast paths; a slow one is started a tenth as often.
+// startSize is a synthetic stage to be started. How often is that of the fast paths; a slow one is started a fifth as often.
 type startSize struct {
 	name  string
 	bytes int64
@@ -124,7 +124,7 @@ func (s startSize) group(ctx context.Context, report *bench.Report, b *benchStag
 	}
 	for i := range s.often {
 		for _, c := range cases {
-			if c.slow && i%10 != 0 {
+			if c.slow && i%5 != 0 {
 				continue
 			}
 			if err := samples[c.name].add(ctx, b, c.how(b)); err != nil {

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,5 +49,6 @@ char *sc_open_mapped(const sc_options *plain, sc_session **session) {
   free((*session)->model);
   (*session)->model = strdup(plain->model);
   (*session)->prepacked = 1;
+  malloc_trim(0); // what was packed to be compared
   return NULL;
 }
