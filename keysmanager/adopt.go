@@ -177,20 +177,23 @@ func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
 	p.output = sandbox.ResumeOutput(k.Files[0], k.Files[1], func(stream, line string) { m.cfg.Output(d.Function, d.Replica, stream, line) })
 	p.group = m.adoptGroup(d.Replica, d.Function, true, d.Limits, d.CPUMilli, d.Started)
 	m.missed(k, d.Function, d.Replica)
+	if z != nil {
+		z.mu.Lock()
+		z.children[uint32(p.pid)] = p
+		if p.mapped = z; d.Zygote != "" {
+			p.zygote, p.mapped, z.unlisted[uint32(p.pid)] = z, nil, true
+		}
+		z.mu.Unlock()
+	}
 	m.mu.Lock()
 	m.processes[d.Replica] = p
 	m.mu.Unlock()
 	switch {
-	case d.Zygote != "" && z != nil:
-		p.zygote, z.children[uint32(p.pid)], z.unlisted[uint32(p.pid)] = z, p, true
-	case d.Zygote != "":
-		p.end("its zygote ended " + away)
-	default:
-		if z != nil {
-			p.mapped, z.children[uint32(p.pid)] = z, p
-		}
+	case d.Zygote == "":
 		ended := m.await(k.Name)
 		m.ends.Go(func() { m.mourned(p, ended) })
+	case z == nil:
+		p.end("its zygote ended " + away)
 	}
 	return nil
 }
@@ -210,9 +213,11 @@ func (m *Manager) install(z *zygote) {
 		next++ // its own is not wanted any more
 	} else {
 		m.uses[z.function] = z.key
+		z.mu.Lock()
 		for _, p := range z.children {
 			m.uses[p.function] = z.key
 		}
+		z.mu.Unlock()
 	}
 	if next > 0 {
 		m.generations[variant] = max(m.generations[variant], next)
