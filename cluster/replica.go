@@ -109,9 +109,12 @@ func (l *Local) start(n Node, r *replica, o Order) error {
 		return because(ctx, fmt.Errorf("start: %w", err))
 	}
 	began := time.Now()
-	phases := append([]Phase{{"order", began.Sub(begin)}}, started.Phases...)
+	phases := []Phase{{"order", began.Sub(begin)}} // on its way and in the node's queue: what the other phases leave
 	for _, p := range started.Phases {
-		phases[0].Took = max(phases[0].Took-p.Took, 0)
+		if p.Name != phases[0].Name {
+			phases[0].Took = max(phases[0].Took-p.Took, 0)
+			phases = append(phases, p)
+		}
 	}
 	l.mu.Lock()
 	r.path, r.phases = started.Path, phases
@@ -142,7 +145,11 @@ func (l *Local) ready(r *replica, hello wire.Hello, begin, began time.Time) {
 	defer l.mu.Unlock()
 	if hello.Load > 0 { // in the replica itself: it has no zygote
 		load := min(hello.Load, place.Took)
-		r.phases = append(r.phases, Phase{"load", load})
+		if i := slices.IndexFunc(r.phases, func(p Phase) bool { return p.Name == "load" }); i >= 0 {
+			r.phases[i].Took += load // of what it maps, before
+		} else {
+			r.phases = append(r.phases, Phase{"load", load})
+		}
 		place.Took -= load
 	}
 	r.phases, r.total = append(r.phases, place), now.Sub(begin)
