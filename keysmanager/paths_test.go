@@ -153,6 +153,14 @@ func TestWhatCannotForkMaps(t *testing.T) {
 			t.Errorf("%s maps no memory: %v", r.Name, err)
 		}
 	}
+	for _, f := range n.slots.Values()[0].zygote.memory {
+		if _, err := f.WriteAt([]byte("x"), 0); !errors.Is(err, syscall.EPERM) {
+			t.Errorf("%s can be written to: %v", f.Name(), err)
+		}
+		if err := f.Truncate(1 << 30); !errors.Is(err, syscall.EPERM) {
+			t.Errorf("%s can grow: %v", f.Name(), err)
+		}
+	}
 	inv := n.Inventory()
 	if len(inv.Zygotes) != 1 || inv.Zygotes[0].Path != PathMap || inv.Zygotes[0].Replicas != 2 || len(inv.Failures) != 0 {
 		t.Errorf("inventory %+v", inv)
