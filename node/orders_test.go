@@ -42,7 +42,7 @@ func (w *stubborn) done() []string {
 func (w *stubborn) Start(_ context.Context, o Order, _ func(Phase)) (Started, error) {
 	w.note("start " + o.Replica)
 	<-w.let
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // deadlines need the last
 	if err != nil {
 		return Started{}, err
 	}
@@ -71,6 +71,7 @@ type bare struct {
 	*stubborn
 	t       *testing.T
 	answers chan Answer
+	free    func() // lets starts end
 }
 
 func newBare(t *testing.T) *bare {
@@ -96,7 +97,9 @@ func newBare(t *testing.T) *bare {
 	if err != nil {
 		t.Fatal(err)
 	}
+	b.free = sync.OnceFunc(func() { close(b.let) })
 	t.Cleanup(func() {
+		b.free()
 		b.Close()
 		for _, f := range b.fars {
 			_ = f.Close()
@@ -142,7 +145,7 @@ func TestAgain(t *testing.T) {
 	o := b.start("A", "r-1")
 	b.give(o)
 	b.give(o)
-	close(b.let)
+	b.free()
 	first := b.last("A")
 	b.give(o)
 	again := b.last("A")
@@ -175,19 +178,19 @@ func TestCancelled(t *testing.T) {
 		"under way": {func(b *bare) {
 			b.give(b.start("A", "r-1"))
 			b.give(Order{ID: "B", To: b.cfg.Me.ID, Kind: OrderCancel, Target: "A"})
-			close(b.let)
+			b.free()
 			if a := b.last("A"); a.Error == "" {
 				b.t.Error("a cancelled start succeeds")
 			}
 		}, []string{"start r-1", "stop r-1"}},
 		"unclaimed": {func(b *bare) {
-			close(b.let)
+			b.free()
 			b.give(b.start("A", "r-1"))
 			b.last("A")
 			b.give(Order{ID: "B", To: b.cfg.Me.ID, Kind: OrderCancel, Target: "A"})
 		}, []string{"start r-1", "stop r-1"}},
 		"to come": {func(b *bare) {
-			close(b.let)
+			b.free()
 			b.give(Order{ID: "B", To: b.cfg.Me.ID, Kind: OrderCancel, Target: "A"})
 			b.give(b.start("A", "r-1"))
 			if a := b.last("A"); !strings.Contains(a.Error, "cancelled before it came") {
@@ -218,7 +221,7 @@ func TestCancelled(t *testing.T) {
 // TestCloseUnclaimed closes a server with a replica whose socket nobody has claimed: the replica sees that it is alone.
 func TestCloseUnclaimed(t *testing.T) {
 	b := newBare(t)
-	close(b.let)
+	b.free()
 	b.give(b.start("A", "r-1"))
 	b.last("A")
 	b.Close()

@@ -91,7 +91,7 @@ func (w *worker) Start(ctx context.Context, o node.Order, progress func(node.Pha
 			return node.Started{}, context.Cause(ctx)
 		}
 	}
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return node.Started{}, err
 	}
