@@ -50,7 +50,7 @@ func SplitKey(key string) (name, namespace string) {
 // error joins a *FieldError for each field that is wrong.
 func Parse(name, namespace string, labels, annotations map[string]string) (Function, error) {
 	f := Function{
-		Name: name, Namespace: namespace, QueueLimit: DefaultQueueLimit, Weight: 1, Idempotent: true, Accuracy: 1,
+		Name: name, Namespace: namespace, QueueLimit: DefaultQueueLimit, Weight: 1, Idempotent: true, Accuracy: 1, Start: "auto",
 		Scale: Scale{Min: DefaultMin, Max: DefaultMax, ZeroAge: DefaultZeroAge}, Async: defaultAsync(),
 	}
 	p := &parser{}
@@ -196,7 +196,7 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 	}
 }
 
-// starts are the ways in which replicas of a function with a model can be asked to start.
+// starts, "auto" by default, are the ways in which replicas of a function with a model can be asked to start.
 var starts = []string{"auto", "fork", "heap", "map", "cold"}
 
 func (p *parser) accuracy(v string) float64 {

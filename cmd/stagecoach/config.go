@@ -188,25 +188,17 @@ func (c *Config) Validate() error {
 	if c.State == "" {
 		bad("state", `""`, "a folder")
 	}
-	if c.Node.Name == "" || strings.ContainsAny(c.Node.Name, " \t\n/") {
-		bad("node.name", fmt.Sprintf("%q", c.Node.Name), "a name without spaces and slashes")
-	}
+	c.Node.validate(bad)
 	if c.ORT != "" {
 		if _, err := os.Stat(c.ORT); err != nil {
 			bad("ort", err, "the path of libonnxruntime.so")
 		}
-	}
-	if c.Node.Memory != 0 && c.Node.Memory < 64<<20 {
-		bad("node.memory", int64(c.Node.Memory), "at least 64Mi, or 0 for what the machine has")
 	}
 	if host, port, err := net.SplitHostPort(c.NATS.Listen); c.NATS.Listen != "" && (err != nil || port == "" || !loopback(host)) {
 		bad("nats.listen", fmt.Sprintf("%q", c.NATS.Listen), "a loopback address and a port, such as 127.0.0.1:4222: nodes join from this machine alone")
 	}
 	if c.Node.None && c.NATS.Listen == "" {
 		bad("node.none", true, "nats.listen too: else there is no node that could run replicas")
-	}
-	if _, err := device.ParseShare(c.Node.Devices); err != nil {
-		errs = append(errs, fmt.Errorf("node.devices: %w", err))
 	}
 	atLeast("requests.timeout", c.Requests.Timeout, time.Millisecond)
 	atLeast("requests.maxTimeout", c.Requests.MaxTimeout, c.Requests.Timeout)
@@ -238,6 +230,19 @@ func (c *Config) Validate() error {
 		bad("log.format", fmt.Sprintf("%q", c.Log.Format), "text or json")
 	}
 	return errors.Join(errs...)
+}
+
+// validate reports the bad fields of node.
+func (n *NodeConfig) validate(bad func(path string, got any, want string)) {
+	if n.Name == "" || strings.ContainsAny(n.Name, " \t\n/") {
+		bad("node.name", fmt.Sprintf("%q", n.Name), "a name without spaces and slashes")
+	}
+	if n.Memory != 0 && n.Memory < 64<<20 {
+		bad("node.memory", int64(n.Memory), "at least 64Mi, or 0 for what the machine has")
+	}
+	if _, err := device.ParseShare(n.Devices); err != nil {
+		bad("node.devices", fmt.Sprintf("%q", n.Devices), "all, none, or UUIDs and indices with commas between, such as 0,2 or GPU-5f…")
+	}
 }
 
 func (c *RegistryConfig) validate(bad func(path string, got any, want string)) {

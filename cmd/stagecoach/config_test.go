@@ -81,9 +81,11 @@ func TestValidateKnowsEveryField(t *testing.T) {
 		"registry.auth": "read, and complained about, when a registry asks for it", "log.level": "its type knows what is a level",
 	}
 	// A value that is wrong wherever it is.
-	c := Config{Listen: "x", Node: NodeConfig{Memory: 1}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1}, Journal: JournalConfig{Sync: -1}}
+	c := Config{Listen: "x", Node: NodeConfig{Memory: 1, None: true, Devices: "-1"}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1}, Journal: JournalConfig{Sync: -1}}
 	c.Registry.Default, c.Registry.Insecure, c.Telemetry.OTLP = "x", []string{"y"}, "z"
 	text := errorText(c.Validate())
+	c.NATS.Listen = "x" // without which node.none is wrong
+	text += "\n" + errorText(c.Validate())
 	var walk func(prefix string, of reflect.Type)
 	walk = func(prefix string, of reflect.Type) {
 		for i := range of.NumField() {

@@ -34,8 +34,10 @@ func (w *keysWorker) Start(ctx context.Context, o node.Order, progress func(node
 	if err != nil {
 		return node.Started{}, err
 	}
-	r, err := w.Manager.Start(ctx, keysmanager.Order{Replica: o.Replica, Spec: s, CPUMilli: o.CPUMilli, Device: o.Device,
-		Phase: func(p keysmanager.Phase) { progress(node.Phase(p)) }})
+	r, err := w.Manager.Start(ctx, keysmanager.Order{
+		Replica: o.Replica, Spec: s, CPUMilli: o.CPUMilli, Device: o.Device,
+		Phase: func(p keysmanager.Phase) { progress(node.Phase(p)) },
+	})
 	if err != nil {
 		return node.Started{}, err
 	}

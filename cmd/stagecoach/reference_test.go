@@ -188,6 +188,9 @@ func TestAnnotationsReference(t *testing.T) {
 	for heading, rows := range tables {
 		for _, row := range rows {
 			for _, key := range codes(row[0]) {
+				if !strings.Contains(key, ".") {
+					continue // a value of one of them
+				}
 				documented = append(documented, key)
 				if len(row) < 5 {
 					continue // made by the platform

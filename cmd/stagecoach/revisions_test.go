@@ -18,7 +18,9 @@ func TestNoRequestMeetsTwoRevisions(t *testing.T) {
 	r := start(t)
 	const items, clients, redeploys = 40, 4, 4
 	says := fn{
-		"says", "echo-http", map[string]string{"min": "2", "max": "4"}, map[string]string{"pipeline": "many", "each": "true"},
+		"says", "echo-http",
+		map[string]string{"min": "2", "max": "4"},
+		map[string]string{"pipeline": "many", "each": "true"},
 		map[string]string{"fprocess": "env", "content_type": "text/plain", "generation": "0"}, // a process a call prints its environment
 	}
 	r.deployAll(says)
