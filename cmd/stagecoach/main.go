@@ -99,12 +99,16 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 func usage(out io.Writer) {
 	fmt.Fprintln(out, "Stagecoach serves pipelines of ML stages behind the OpenFaaS API.")
 	fmt.Fprintln(out)
+	width := 0
+	for _, c := range commands() {
+		width = max(width, len(c.name))
+	}
 	for _, c := range commands() {
 		summary := c.summary
 		if len(c.verbs) > 0 {
 			summary = strings.Join(c.verbs, " | ") + ": " + summary
 		}
-		fmt.Fprintf(out, "  stagecoach %-10s %s\n", c.name, summary)
+		fmt.Fprintf(out, "  stagecoach %-*s  %s\n", width, c.name, summary)
 	}
 	fmt.Fprintln(out, "\nEach takes --help.")
 }

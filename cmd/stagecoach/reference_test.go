@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"maps"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/stagecoach-serving/stagecoach/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
@@ -141,6 +143,9 @@ func TestCLIReference(t *testing.T) {
 			for _, row := range rows {
 				for _, f := range codes(row[0]) {
 					f = strings.TrimLeft(f, "-")
+					if slices.Contains(flags, f) {
+						t.Errorf("%s --%s is on the page twice", name, f)
+					}
 					flags = append(flags, f)
 					if got := strings.Join(codes(row[1]), " "); known[f] != "" && got != known[f] {
 						t.Errorf("%s --%s: the page says that its default is %q, want %q", name, f, got, known[f])
@@ -298,6 +303,39 @@ func TestConfigReference(t *testing.T) {
 	}
 	sameNames(t, "fields", documented, slices.Sorted(maps.Keys(known)))
 	sameNames(t, "flags", append(flags, "config"), slices.Sorted(maps.Keys(helpOf(t, "up"))))
+}
+
+// TestProtocolReference holds docs/node-protocol.md against package node: orders, fields of all messages, examples.
+func TestProtocolReference(t *testing.T) {
+	t.Parallel()
+	tables, text := reference(t, "node-protocol.md")
+	source, err := os.ReadFile("../../node/types.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var documented, known []string
+	for _, row := range tables["Orders"][1:] {
+		documented = append(documented, codes(row[0])...)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^\tOrder\w+ += "(\w+)"`).FindAllSubmatch(source, -1) {
+		known = append(known, string(m[1]))
+	}
+	sameNames(t, "orders", documented, known)
+	for _, m := range regexp.MustCompile(`json:"(\w+)`).FindAllSubmatch(source, -1) {
+		if field := string(m[1]); !regexp.MustCompile("[\"`]" + field + "[\"`:]").MatchString(text) {
+			t.Errorf("the page says nothing of the field %q", field)
+		}
+	}
+	for heading, of := range map[string]any{"Announcements": &node.Inventory{}, "Orders": &node.Order{}} {
+		_, section, _ := strings.Cut(text, "\n## "+heading)
+		_, example, _ := strings.Cut(section, "```json\n")
+		example, _, _ = strings.Cut(example, "```")
+		d := json.NewDecoder(strings.NewReader(example))
+		d.DisallowUnknownFields()
+		if err := d.Decode(of); err != nil {
+			t.Errorf("%s: %v in\n%s", heading, err, example)
+		}
+	}
 }
 
 // TestLinks follows the links between the pages and to files of this repository.
