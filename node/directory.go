@@ -38,12 +38,13 @@ type Directory struct {
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 	stops  []func()
+	said   string // run's: why the latest announcement that could not be used was of no use
 
 	mu    sync.Mutex
 	nodes map[string]*member // written by run alone
 }
 
-// member is a node that was ever heard. Its fields are run's, but for the client and joined, which change with Directory.mu held.
+// member is a node that was heard. Its fields are run's, but for the client and joined, which change with Directory.mu held.
 type member struct {
 	client  *Client
 	heard   time.Time
@@ -127,13 +128,12 @@ func (d *Directory) run() {
 			f()
 		case <-look.C:
 			now := time.Now()
-			if late := now.Sub(last) - lookEvery; late > lookEvery { // it is us who slept: what they said meanwhile comes now
-				for _, m := range d.nodes {
-					m.heard = m.heard.Add(late)
-				}
-			}
+			late := now.Sub(last) - lookEvery // it is us who slept: what they said meanwhile comes now
 			last = now
 			for name, m := range d.nodes {
+				if late > lookEvery && now.Sub(m.heard) > late {
+					m.heard = m.heard.Add(late)
+				}
 				if silent := now.Sub(m.heard); m.leave != nil && silent > d.cfg.Silence {
 					d.left(name, m, fmt.Sprintf("its daemon is silent for %v", silent.Round(lookEvery)))
 				}
@@ -148,16 +148,16 @@ func (d *Directory) announced(name string, data []byte) {
 	if err == nil && inv.Name != name {
 		err = fmt.Errorf("inventory of %q", inv.Name)
 	}
-	if err != nil {
-		d.cfg.Log.Warn("announcement not understood", "node", name, "error", err)
-		return
-	}
 	m := d.nodes[name]
-	if m == nil {
-		if m, err = d.meet(name); err != nil {
+	if err == nil && m == nil {
+		m, err = d.meet(name)
+	}
+	if err != nil {
+		if said := name + ": " + err.Error(); said != d.said { // it comes every second
+			d.said = said
 			d.cfg.Log.Error("node cannot join", "node", name, "error", err)
-			return
 		}
+		return
 	}
 	was := m.client.Inventory()
 	now := time.Now()
@@ -212,8 +212,8 @@ func (d *Directory) unfit(inv Inventory) string {
 
 // meet makes the member for a new name.
 func (d *Directory) meet(name string) (*member, error) {
-	if len(d.nodes) >= maxNodes {
-		return nil, fmt.Errorf("%d nodes were heard, want at most %d", len(d.nodes), maxNodes)
+	if len(d.nodes) >= maxNodes && !d.dropAway() {
+		return nil, fmt.Errorf("%d nodes are there, want at most %d", len(d.nodes), maxNodes)
 	}
 	c, err := newClient(d.cfg.Bus, name)
 	if err != nil {
@@ -224,6 +224,24 @@ func (d *Directory) meet(name string) (*member, error) {
 	d.nodes[name] = m
 	d.mu.Unlock()
 	return m, nil
+}
+
+// dropAway forgets the node that has been away for longest.
+func (d *Directory) dropAway() bool {
+	var oldest *member
+	for _, m := range d.nodes {
+		if m.leave == nil && (oldest == nil || m.heard.Before(oldest.heard)) {
+			oldest = m
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	oldest.client.stop()
+	d.mu.Lock()
+	delete(d.nodes, oldest.client.name)
+	d.mu.Unlock()
+	return true
 }
 
 // joined makes a node one of the cluster: its socket has answered.

@@ -2,8 +2,10 @@ package node
 
 import (
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -78,6 +80,95 @@ func TestSilentWithinThreeSeconds(t *testing.T) {
 			t.Errorf("joined %d times, want again", joins)
 		}
 	})
+}
+
+// TestSleep has the listener itself stand still, as with a laptop that sleeps: no node has left when it wakes up, and one that
+// falls silent then is found as soon as ever.
+func TestSleep(t *testing.T) {
+	for range 8 { // what comes first on waking up is chance
+		synctest.Test(t, func(t *testing.T) {
+			bus := &table{all: map[string][]func(string, string, []byte){}}
+			sleep := make(chan time.Duration, 1)
+			var left time.Time
+			d, err := OpenDirectory(DirectoryConfig{
+				Bus: bus, Boot: "b", Log: slog.New(slog.DiscardHandler), Joined: func(*Client) {}, Event: func(string, Event) {},
+				Heard: func(*Client) {
+					select {
+					case long := <-sleep:
+						time.Sleep(long)
+					default:
+					}
+				},
+				Left: func(string, string) { left = time.Now() },
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			b, err := json.Marshal(Inventory{V: Version, Identity: Identity{Name: "n", ID: "A", Boot: "b"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			announce := func() { _ = bus.Send("n", kindInventory, "", b) }
+			announce()
+			synctest.Wait()
+			sleep <- 10 * time.Second
+			announce()
+			announce() // waits
+			time.Sleep(10*time.Second + 2*lookEvery)
+			synctest.Wait()
+			if !left.IsZero() {
+				t.Fatal("a node has left while we slept")
+			}
+			awake := time.Now()
+			time.Sleep(20 * time.Second)
+			synctest.Wait()
+			if after := left.Sub(awake); left.IsZero() || after > 3*time.Second {
+				t.Fatalf("left %v after we woke up, want within 3 s", after)
+			}
+		})
+	}
+}
+
+// TestManyNames has more nodes come and go than are kept: the next can still join, unless all of them are there.
+func TestManyNames(t *testing.T) {
+	bus := &table{all: map[string][]func(string, string, []byte){}}
+	var joins atomic.Int64
+	d, err := OpenDirectory(DirectoryConfig{
+		Bus: bus, Boot: "b", Log: slog.New(slog.DiscardHandler), Joined: func(*Client) { joins.Add(1) },
+		Heard: func(*Client) {}, Event: func(string, Event) {}, Left: func(string, string) {},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	announce := func(i int, gone bool) {
+		name := fmt.Sprintf("n%d", i)
+		b, err := json.Marshal(Inventory{V: Version, Identity: Identity{Name: name, ID: "A", Boot: "b"}, Gone: gone})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = bus.Send(name, kindInventory, "", b)
+	}
+	for i := range maxNodes + 5 {
+		announce(i, false)
+		if i >= maxNodes-10 {
+			continue
+		}
+		announce(i, true)
+	}
+	for i := range maxNodes { // all that is not there makes room
+		announce(2*maxNodes+i, false)
+	}
+	done := make(chan struct{})
+	d.post(func() { close(done) })
+	<-done
+	if got := len(d.Clients()); got != maxNodes || len(d.nodes) != maxNodes {
+		t.Errorf("%d nodes are there and %d are kept, want %d", got, len(d.nodes), maxNodes)
+	}
+	if got := joins.Load(); got != 2*maxNodes-10 {
+		t.Errorf("joined %d times, want %d", got, 2*maxNodes-10)
+	}
 }
 
 // TestKnown says who may ask a daemon for a replica's socket.
