@@ -231,8 +231,8 @@ func (m *Manager) install(z *zygote) {
 	}
 	if z.memory == nil {
 		list := wire.Order{Kind: wire.OrderList, Version: wire.OrderVersion, ID: z.nextID}
-		_ = z.send(wire.AppendOrder(nil, list), nil) // fails when the zygote has ended
 		go z.read()                                  // ends with the process, or with Detach; gone says so
+		_ = z.send(wire.AppendOrder(nil, list), nil) // fails when the zygote has ended; it may first have much to tell
 	}
 	m.watchers.Go(func() { m.watch(z.key, s, z) })
 }
@@ -247,7 +247,7 @@ func (z *zygote) lives(o wire.Order) {
 	if o.Kind == wire.ChildLives {
 		delete(z.unlisted, o.PID)
 		if z.children[o.PID] == nil { // forked in the daemon's last instant
-			z.owner.ends.Go(func() { z.signal(int(o.PID), unix.SIGKILL) })
+			z.disown(o.PID)
 		}
 		return
 	}

@@ -224,3 +224,33 @@ func TestCloseEndsALoad(t *testing.T) {
 		t.Errorf("got %v, want %v", err, ErrClosed)
 	}
 }
+
+// TestAZygoteThatDoesNotListen: its replicas can be ended all the same, also when no order reaches it any more.
+func TestAZygoteThatDoesNotListen(t *testing.T) {
+	n := newNode(t, nil)
+	a, b := n.start("a", withModel), n.start("b", withModel)
+	n.answers(a)
+	n.answers(b)
+	z := n.zygote()
+	if err := syscall.Kill(z, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = syscall.Kill(z, syscall.SIGCONT) }()
+	stopped := make(chan error, 2)
+	for name, grace := range map[string]time.Duration{"a": 0, "b": time.Minute} {
+		go func() { stopped <- n.Stop(context.WithoutCancel(t.Context()), name, grace) }()
+	}
+	proctest.Gone(t, a.PID)
+	proctest.Gone(t, b.PID)
+	if err := syscall.Kill(z, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := <-stopped; err != nil {
+			t.Error(err)
+		}
+		if e := n.exit(); e.Cause != exitedWell && e.Cause != "killed by SIGKILL" {
+			t.Errorf("exit %+v", e)
+		}
+	}
+}

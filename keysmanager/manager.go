@@ -256,8 +256,8 @@ func (m *Manager) remove(p *process) {
 	}
 }
 
-// endTimeout is how long the end of what has got SIGKILL is waited for.
-const endTimeout = 10 * time.Second
+// endTimeout is how long the end of what has got SIGKILL is waited for, and longer than that its cgroup may take to be removed.
+const endTimeout = 30 * time.Second
 
 // Stop ends a replica whose Start has returned: SIGTERM, and after grace, or when ctx ends, SIGKILL. It returns when the
 // process has ended and was reported. Stopping what does not run is no error.
