@@ -1,6 +1,7 @@
 package keysmanager
 
 import (
+	"errors"
 	"strconv"
 	"sync"
 	"syscall"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 	"github.com/stagecoach-serving/stagecoach/warden"
+	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // process is a replica's process: a zygote's child, or one of our own.
@@ -75,6 +77,37 @@ func (p *process) signal(s syscall.Signal) {
 		return
 	}
 	_ = p.owner.warden.Signal(p.entry, s) // fails when the warden is gone, and the process with it
+}
+
+// signal sends a child a signal, unless it has been reaped: by itself, because a zygote may be slow to hear, or even held up by
+// what it has to tell. Only where that is not possible the zygote is asked to.
+func (z *zygote) signal(pid int, s syscall.Signal) {
+	if err := signalChild(z.pid, pid, s); err == nil || errors.Is(err, unix.ESRCH) {
+		return
+	}
+	o := wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(s), PID: uint32(pid)}
+	_ = z.send(wire.AppendOrder(nil, o), nil) // fails when the zygote is gone, and its children with it
+}
+
+// signalChild signals a process if that is its parent; otherwise it has ended, and its number is somebody else's.
+func signalChild(parent, pid int, s syscall.Signal) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	switch parentOf(pid) { // asked only now: if it is, the descriptor is of this child, or of one that has ended
+	case parent:
+		return unix.PidfdSendSignal(fd, s, nil, 0)
+	case 0:
+		return unix.EPERM // it has ended just now, or /proc hides it
+	}
+	return unix.ESRCH
+}
+
+// disown ends a child that nobody wants. It does not wait: what reads from a zygote must never wait for it.
+func (z *zygote) disown(pid uint32) {
+	z.owner.ends.Go(func() { z.signal(int(pid), syscall.SIGKILL) })
 }
 
 // exitedWell is the cause of an end with status 0.

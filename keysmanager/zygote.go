@@ -286,11 +286,6 @@ func (z *zygote) handle(o wire.Order) {
 	}
 }
 
-// disown ends a child that nobody wants. It does not wait: what reads from a zygote must never wait for it.
-func (z *zygote) disown(pid uint32) {
-	z.owner.ends.Go(func() { z.signal(int(pid), syscall.SIGKILL) })
-}
-
 // take takes an order that waits for its answer out, with z.mu held; nil: none of this id waits.
 func (z *zygote) take(id uint32) *forkOrder {
 	f := z.pending[id]
@@ -347,32 +342,6 @@ func (z *zygote) send(message, rights []byte) error {
 		return fmt.Errorf("order to zygote: %w", err)
 	}
 	return nil
-}
-
-// signal sends a child a signal, unless it has been reaped: by itself, because a zygote may be slow to hear, or even held up by
-// what it has to tell. Only where that is not possible the zygote is asked to.
-func (z *zygote) signal(pid int, s syscall.Signal) {
-	if err := signalChild(z.pid, pid, s); err == nil || errors.Is(err, unix.ESRCH) {
-		return
-	}
-	o := wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(s), PID: uint32(pid)}
-	_ = z.send(wire.AppendOrder(nil, o), nil) // fails when the zygote is gone, and its children with it
-}
-
-// signalChild signals a process if that is its parent; otherwise it has ended, and its number is somebody else's.
-func signalChild(parent, pid int, s syscall.Signal) error {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	switch parentOf(pid) { // asked only now: if it is, the descriptor is of this child, or of one that has ended
-	case parent:
-		return unix.PidfdSendSignal(fd, s, nil, 0)
-	case 0:
-		return unix.EPERM // it has ended just now, or /proc hides it
-	}
-	return unix.ESRCH
 }
 
 // stop ends the zygote and its children and waits.
