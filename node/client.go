@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -23,10 +22,11 @@ const orderTimeout = time.Minute
 
 // Client gives orders to a node's daemon. A [Directory] makes it. Its methods are safe for concurrent use.
 type Client struct {
-	name string
-	bus  Bus
-	me   string // the kind of answers to us
-	stop func() // listening to them
+	name  string
+	bus   Bus
+	codes Codes
+	me    string // the kind of answers to us
+	stop  func() // listening to them
 
 	mu      sync.Mutex
 	inv     Inventory
@@ -34,8 +34,8 @@ type Client struct {
 }
 
 // newClient listens for answers about a node.
-func newClient(bus Bus, name string) (*Client, error) {
-	c := &Client{name: name, bus: bus, me: kindAnswer + rand.Text(), waiting: map[string]chan Answer{}}
+func newClient(bus Bus, name string, codes Codes) (*Client, error) {
+	c := &Client{name: name, bus: bus, codes: codes, me: kindAnswer + rand.Text(), waiting: map[string]chan Answer{}}
 	var err error
 	c.stop, err = bus.Listen(name, c.me, func(_, _ string, data []byte) { c.answered(data) })
 	return c, err
@@ -130,10 +130,8 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 			_ = send() // it could be encoded
 		case a := <-answers:
 			switch {
-			case a.Done && a.Code == CodeUnsupported:
-				return a, o, fmt.Errorf("node %q: %s: %w", c.name, a.Error, errors.ErrUnsupported)
 			case a.Done && a.Error != "":
-				return a, o, fmt.Errorf("node %q: %s", c.name, a.Error)
+				return a, o, &answered{fmt.Sprintf("node %q: %s", c.name, a.Error), c.codes[a.Code]}
 			case a.Done:
 				return a, o, nil
 			case !accepted:

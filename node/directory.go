@@ -16,10 +16,11 @@ import (
 
 // DirectoryConfig is what a Directory is made of. Its functions are called one at a time and must not block for long.
 type DirectoryConfig struct {
-	Bus  Bus
-	Boot string // of this machine, see BootID
-	Own  string // a node's name that no daemon may have, because it is ours; empty: none
-	Log  *slog.Logger
+	Bus   Bus
+	Boot  string // of this machine, see BootID
+	Own   string // a node's name that no daemon may have, because it is ours; empty: none
+	Codes Codes  // of daemons' errors
+	Log   *slog.Logger
 
 	Joined func(*Client)                // a node has come, or is back
 	Left   func(node, cause string)     // it is silent, or has said that it goes
@@ -215,7 +216,7 @@ func (d *Directory) meet(name string) (*member, error) {
 	if len(d.nodes) >= maxNodes && !d.dropAway() {
 		return nil, fmt.Errorf("%d nodes are there, want at most %d", len(d.nodes), maxNodes)
 	}
-	c, err := newClient(d.cfg.Bus, name)
+	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes)
 	if err != nil {
 		return nil, err
 	}

@@ -58,7 +58,10 @@ func TestAnswers(t *testing.T) {
 	if _, err := n.Do(within(t), node.Order{Kind: node.OrderSetCPU, Replica: "r-1", CPUMilli: 100}); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "no cgroups") {
 		t.Errorf("set CPU: %v, want what the worker says, and errors.ErrUnsupported", err)
 	}
-	if _, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: json.RawMessage(`{"broken":1}`)}, nil); err == nil || !strings.Contains(err.Error(), `node "n1": its image is broken`) {
+	if _, err := n.Do(within(t), node.Order{Kind: node.OrderLoad, Spec: json.RawMessage(`{"large":1}`)}); !errors.Is(err, errFull) || err.Error() != `node "n1": load: full: 3 GiB` {
+		t.Errorf("load: %v, want what the worker says, and which error it is", err)
+	}
+	if _, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: json.RawMessage(`{"broken":1}`)}, nil); errors.Is(err, errFull) || err == nil || !strings.Contains(err.Error(), `node "n1": its image is broken`) {
 		t.Errorf("start: %v, want what the worker says", err)
 	}
 	if _, err := n.Do(within(t), node.Order{Kind: node.OrderEvict}); err == nil || !strings.Contains(err.Error(), "function or digest") {

@@ -92,10 +92,7 @@ func (s *Server) carryOut(ctx context.Context, o Order, t *task) {
 		a.Bytes, err = s.cfg.Worker.Do(ctx, o)
 	}
 	if err != nil {
-		a.Error = err.Error()
-		if errors.Is(err, errors.ErrUnsupported) {
-			a.Code = CodeUnsupported
-		}
+		a.Error, a.Code = err.Error(), s.cfg.Codes.of(err)
 	}
 	s.mu.Lock()
 	delete(s.running, o.ID)

@@ -28,6 +28,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // limit bounds waits: a test that works needs a fraction of it, also on a busy machine.
 const limit = 30 * time.Second
 
+// errFull is an error that both sides know.
+var errFull = errors.New("full")
+
+var codes = node.Codes{node.CodeUnsupported: errors.ErrUnsupported, node.CodeNoRoom: errFull}
+
 // worker is a KeysManager whose replicas are pipes: what it was asked, and what runs.
 type worker struct {
 	mu      sync.Mutex
@@ -117,6 +122,9 @@ func (w *worker) Do(_ context.Context, o node.Order) (int64, error) {
 	if far != nil {
 		return 0, far.Close()
 	}
+	if o.Kind == node.OrderLoad && strings.Contains(string(o.Spec), "large") {
+		return 0, fmt.Errorf("load: %w: 3 GiB", errFull)
+	}
 	if o.Kind == node.OrderSetCPU {
 		return 0, fmt.Errorf("no cgroups: %w", errors.ErrUnsupported)
 	}
@@ -194,7 +202,7 @@ func (b *broker) join(name string, w *worker, change ...func(*node.ServerConfig)
 		b.t.Fatal(err)
 	}
 	cfg := node.ServerConfig{
-		Me: me, Bus: b.link(name), Worker: w, Socket: filepath.Join(b.t.TempDir(), "run", "node.sock"), Log: slog.New(slog.DiscardHandler),
+		Codes: codes, Me: me, Bus: b.link(name), Worker: w, Socket: filepath.Join(b.t.TempDir(), "run", "node.sock"), Log: slog.New(slog.DiscardHandler),
 		Announce: 100 * time.Millisecond,
 	}
 	for _, f := range change {
@@ -255,7 +263,7 @@ func (b *broker) watch(change ...func(*node.DirectoryConfig)) *cluster {
 	}
 	c := &cluster{t: b.t, clients: map[string]*node.Client{}, changed: make(chan struct{})}
 	cfg := node.DirectoryConfig{
-		Bus: b.link("cluster"), Boot: boot, Log: slog.New(slog.DiscardHandler),
+		Codes: codes, Bus: b.link("cluster"), Boot: boot, Log: slog.New(slog.DiscardHandler),
 		Joined: func(n *node.Client) {
 			c.mu.Lock()
 			c.clients[n.Name()] = n

@@ -36,6 +36,7 @@ type ServerConfig struct {
 	Me     Identity // see Identify
 	Bus    Bus
 	Worker Worker
+	Codes  Codes  // of the Worker's errors
 	Socket string // path of the unix socket; its folder is made, and becomes nobody else's
 	Log    *slog.Logger
 

@@ -2,6 +2,9 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -200,7 +203,7 @@ type Answer struct {
 
 	// Of the last one:
 	Error  string  `json:"error,omitempty"`
-	Code   string  `json:"code,omitempty"` // of an Error that callers may want to tell apart: CodeUnsupported
+	Code   string  `json:"code,omitempty"` // of an Error that callers may want to tell apart, such as CodeUnsupported
 	PID    int     `json:"pid,omitempty"`
 	Path   string  `json:"path,omitempty"`
 	Phases []Phase `json:"phases,omitempty"`
@@ -208,8 +211,37 @@ type Answer struct {
 	Events []Event `json:"events,omitempty"`
 }
 
-// CodeUnsupported is the code of an error of a node that cannot do what is asked; to callers it is [errors.ErrUnsupported].
-const CodeUnsupported = "unsupported"
+// The codes of an [Answer]'s Error. What is none of them has no code.
+const (
+	CodeUnsupported = "unsupported" // the node cannot do what is asked
+	CodeBusy        = "busy"        // what is to go is in use
+	CodeNoModel     = "noModel"     // the function has no parameters
+	CodeNoRoom      = "noRoom"      // they do not fit into the node's memory
+	CodeNotCached   = "notCached"   // they are not in its memory
+)
+
+// Codes has the errors of both sides' own by code: a daemon answers one of them with its code, and to callers of [Client] an answer
+// with a code is that error.
+type Codes map[string]error
+
+// of returns the code of an error; empty: it has none.
+func (c Codes) of(err error) string {
+	for _, code := range slices.Sorted(maps.Keys(c)) {
+		if errors.Is(err, c[code]) {
+			return code
+		}
+	}
+	return ""
+}
+
+// answered is an error that a daemon has answered.
+type answered struct {
+	text string
+	kind error // nil: of no code
+}
+
+func (e *answered) Error() string { return e.text }
+func (e *answered) Unwrap() error { return e.kind }
 
 // The kinds of an [Event].
 const (

@@ -166,7 +166,9 @@ func (d *daemon) open(ctx context.Context) error {
 		return err
 	}
 	worker := &keysWorker{} // which nobody needs before run
-	d.server, err = node.NewServer(node.ServerConfig{Me: me, Bus: queue.NewLink(nc), Worker: worker, Socket: d.socket(), Log: d.log})
+	d.server, err = node.NewServer(node.ServerConfig{
+		Me: me, Bus: queue.NewLink(nc), Worker: worker, Codes: errorCodes(), Socket: d.socket(), Log: d.log,
+	})
 	if err != nil {
 		return err
 	}

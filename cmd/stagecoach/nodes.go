@@ -87,6 +87,14 @@ func (n *nodes) Evict(ctx context.Context, name, what string) (int64, error) {
 	return n.order(ctx, name, node.Order{Kind: node.OrderEvict, Function: what})
 }
 
+// errorCodes are those of a KeysManager's errors that say more than that something has failed.
+func errorCodes() node.Codes {
+	return node.Codes{
+		node.CodeUnsupported: errors.ErrUnsupported, node.CodeBusy: keysmanager.ErrBusy, node.CodeNoModel: keysmanager.ErrNoModel,
+		node.CodeNoRoom: keysmanager.ErrNoRoom, node.CodeNotCached: keysmanager.ErrNotCached,
+	}
+}
+
 // order has a daemon do something.
 func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, error) {
 	if n.joined != nil {
@@ -96,7 +104,7 @@ func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, er
 			}
 		}
 	}
-	return 0, fmt.Errorf("node %q: there is none of this name now", name)
+	return 0, fmt.Errorf("node %q: %w now", name, errNoNode)
 }
 
 // forget tells our own node that a function is no longer deployed. Daemons are told when they announce that they have it.
@@ -248,9 +256,6 @@ func (n remoteNode) Inventory() plan.Node {
 	inv := n.Client.Inventory()
 	out := plan.Node{Name: inv.Name, Memory: inv.Memory.Total, MemoryUsed: inv.Memory.Used, CPUMilli: inv.CPU.Total}
 	for _, z := range inv.Zygotes {
-		if z.State == node.Retiring {
-			continue // nothing starts from it
-		}
 		if z.State == node.Ready {
 			out.Zygotes = append(out.Zygotes, plan.Zygote{Function: z.Function, Digest: z.Digest, Bytes: z.Bytes, Replicas: z.Replicas})
 		}

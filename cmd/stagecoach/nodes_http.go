@@ -261,7 +261,7 @@ func (c cacheAPI) each(name string, do func(name string) (int64, error)) ([]cach
 		switch {
 		case err == nil:
 			done = append(done, cacheDone{n.Name, bytes})
-		case isKind(err, keysmanager.ErrNotCached):
+		case errors.Is(err, keysmanager.ErrNotCached):
 			without = append(without, on(n.Name, err))
 		default:
 			errs = append(errs, on(n.Name, err))
@@ -287,14 +287,9 @@ func on(node string, err error) error {
 	return fmt.Errorf("%s%w", prefix, err)
 }
 
-// isKind tells what an error is. One of another process has come as text.
-func isKind(err, kind error) bool {
-	return errors.Is(err, kind) || strings.Contains(err.Error(), kind.Error())
-}
-
 // fail answers with an error: text, or JSON for who asks for it with Accept.
 func (c cacheAPI) fail(w http.ResponseWriter, r *http.Request, err error) {
-	is := func(kind error) bool { return isKind(err, kind) }
+	is := func(kind error) bool { return errors.Is(err, kind) }
 	var field *pipeline.FieldError
 	var tooLarge *http.MaxBytesError
 	status := http.StatusServiceUnavailable

@@ -123,7 +123,7 @@ func (u *up) openNodes(context.Context) error {
 	}
 	var err error
 	u.nodes.joined, err = node.OpenDirectory(node.DirectoryConfig{
-		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Own: own, Log: u.log,
+		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Own: own, Codes: errorCodes(), Log: u.log,
 		Joined: func(c *node.Client) { u.local.Join(remoteNode{c}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
 		Heard:  u.heard,
