@@ -305,7 +305,7 @@ func TestConfigReference(t *testing.T) {
 	sameNames(t, "flags", append(flags, "config"), slices.Sorted(maps.Keys(helpOf(t, "up"))))
 }
 
-// TestProtocolReference holds docs/node-protocol.md against package node: orders, fields of all messages, examples.
+// TestProtocolReference holds docs/node-protocol.md against package node: orders, codes of errors, fields of all messages, examples.
 func TestProtocolReference(t *testing.T) {
 	t.Parallel()
 	tables, text := reference(t, "node-protocol.md")
@@ -313,14 +313,16 @@ func TestProtocolReference(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var documented, known []string
-	for _, row := range tables["Orders"][1:] {
-		documented = append(documented, codes(row[0])...)
+	for heading, prefix := range map[string]string{"Orders": "Order", "Answers": "Code"} {
+		var documented, known []string
+		for _, row := range tables[heading][1:] {
+			documented = append(documented, codes(row[0])...)
+		}
+		for _, m := range regexp.MustCompile(`(?m)^\t`+prefix+`\w+ += "(\w+)"`).FindAllSubmatch(source, -1) {
+			known = append(known, string(m[1]))
+		}
+		sameNames(t, heading, documented, known)
 	}
-	for _, m := range regexp.MustCompile(`(?m)^\tOrder\w+ += "(\w+)"`).FindAllSubmatch(source, -1) {
-		known = append(known, string(m[1]))
-	}
-	sameNames(t, "orders", documented, known)
 	for _, m := range regexp.MustCompile(`json:"(\w+)`).FindAllSubmatch(source, -1) {
 		if field := string(m[1]); !regexp.MustCompile("[\"`]" + field + "[\"`:]").MatchString(text) {
 			t.Errorf("the page says nothing of the field %q", field)
