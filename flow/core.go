@@ -143,7 +143,7 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 	switch {
 	case r.Code == task.OK && w.mixes(k, r): // it was tried again while the first answer was on its way
 		k.done = true
-		c.fail(w, failure(stage.Name, stage.Idempotent, k.attempt, &task.Reply{Code: task.Redeployed}))
+		c.fail(w, w.failure(k, &task.Reply{Code: task.Redeployed}))
 	case r.Code == task.OK:
 		w.accept(k, r)
 		c.advance(w)
@@ -152,7 +152,7 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 		c.submit(w, k)
 	default:
 		k.done = true // its dispatcher needs no cancel
-		c.fail(w, failure(stage.Name, stage.Idempotent, k.attempt, r))
+		c.fail(w, w.failure(k, r))
 	}
 }
 
@@ -169,7 +169,25 @@ func beforeDeadline(now time.Time, w *walk) bool {
 	return w.req.Deadline.IsZero() || now.Before(w.req.Deadline)
 }
 
-// failure is how a task's bad end is told to the client.
+// failure is how the bad end of a call is told to the client. 429 and 503 say that the request may be made again: not of one in
+// which something may have run that may not run twice.
+func (w *walk) failure(k *call, r *task.Reply) *task.Error {
+	stage := &w.graph.Stages[k.stage]
+	e := failure(stage.Name, stage.Idempotent, k.attempt, r)
+	if e.Status != http.StatusTooManyRequests && e.Status != http.StatusServiceUnavailable {
+		return e
+	}
+	for _, other := range w.calls {
+		if s := &w.graph.Stages[other.stage]; !s.Idempotent && (other != k || r.Replica != "") {
+			e.Status, e.Internal, e.RetryAfter = http.StatusBadGateway, true, 0
+			e.Cause += fmt.Sprintf("; stage %q, which is declared not idempotent, may have run", s.Name)
+			break
+		}
+	}
+	return e
+}
+
+// failure is how a task's bad end is told, whatever else its request has done.
 func failure(stage string, idempotent bool, attempt uint8, r *task.Reply) *task.Error {
 	e := &task.Error{Stage: stage, Cause: r.Message, Internal: true}
 	switch r.Code {
@@ -191,11 +209,7 @@ func failure(stage string, idempotent bool, attempt uint8, r *task.Reply) *task.
 		e.Status, e.RetryAfter = http.StatusServiceUnavailable, time.Second
 	case task.Redeployed:
 		e.Status, e.RetryAfter = http.StatusServiceUnavailable, time.Second
-		e.Cause = fmt.Sprintf("function %q was redeployed while the request ran; try again", stage)
-		if !idempotent { // 503 would say that it has not begun
-			e.Status, e.RetryAfter = http.StatusBadGateway, 0
-			e.Cause = fmt.Sprintf("function %q was redeployed while the request ran, and the stage is declared not idempotent", stage)
-		}
+		e.Cause = fmt.Sprintf("function %q was redeployed while the request ran", stage)
 	default:
 		e.Status = http.StatusInternalServerError
 		e.Cause = fmt.Sprintf("ended with code %d, which nobody asked for: %s", r.Code, r.Message)

@@ -283,6 +283,37 @@ func TestEndsOfTasksAreEndsOfRequests(t *testing.T) {
 	}
 }
 
+// 429 and 503 have clients and the journal make a request again: only while nothing has run that may not run twice.
+func TestWhatMayHaveRunIsNotMadeAgain(t *testing.T) {
+	refused := func(w *world, name, replica string) {
+		w.step(Replied{&task.Reply{Key: w.take(name).Key, Code: task.Unavailable, Replica: replica, Message: "why"}})
+	}
+	for name, tc := range map[string]struct {
+		graph  string
+		play   func(w *world)
+		status int
+		stage  string
+		cause  string
+	}{
+		"never got to a replica": {"a?", func(w *world) { refused(w, "a", "") }, 503, "a", "why"},
+		"got to one":             {"a?", func(w *world) { refused(w, "a", "r1") }, 502, "a", `why; stage "a", which is declared not idempotent, may have run`},
+		"one before it has run":  {"a?>b;b", func(w *world) { w.ok(w.take("a"), "x"); refused(w, "b", "") }, 502, "b", `stage "a"`},
+		"one beside it may have": {"a>b,c;b;c?", func(w *world) { w.ok(w.take("a"), "x"); refused(w, "b", "") }, 502, "b", `stage "c"`},
+		"its siblings may have":  {"a?*", func(w *world) { refused(w, "a", "") }, 502, "a", `stage "a"`},
+		"one after it has not":   {"a>b;b>c;c?", func(w *world) { w.ok(w.take("a"), "x"); refused(w, "b", "r1") }, 503, "b", "why"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.start(graph(t, tc.graph), "x", "y")
+			tc.play(w)
+			w.failed(tc.status, tc.stage, tc.cause)
+			if e := w.end.Error; (e.RetryAfter > 0) != (tc.status == http.StatusServiceUnavailable) || !e.Internal {
+				t.Errorf("%+v, want Retry-After with 503 alone, and the platform's fault", e)
+			}
+		})
+	}
+}
+
 func TestDeadlineAndCancelEndARequestInEveryPhase(t *testing.T) {
 	for phase := range 3 {
 		for _, byClient := range []bool{true, false} {

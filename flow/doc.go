@@ -10,5 +10,6 @@
 //
 // What is promised: each request ends exactly once, by its deadline at the latest. What several calls of a stage answer comes
 // from one revision of its function. A task is tried again only when its replica was lost, at most three times in all, and only
-// if the stage may run twice.
+// if the stage may run twice. A request ends with 429 or 503, for which it is made again, only while nothing has run that may not
+// run twice.
 package flow
