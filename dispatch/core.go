@@ -40,7 +40,7 @@ type Core struct {
 	draining int             // replicas that drain
 	lingers  time.Time       // when one of them that is idle may go; zero: none waits for that
 	masked   task.View       // scratch of mask
-	blocked  []uint64        // scratch of dispatchStrict
+	blocked  []uint64        // revisions whose tasks are passed; scratch of dispatch
 	held     time.Time       // until when the batcher wants to wait; zero: it does not
 	armed    time.Time       // when a Tick comes; zero: none was asked for
 	fewer    bool            // replicas were lost in this step
@@ -151,11 +151,7 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 		c.close(now, ev.Cause)
 	}
 	c.expire(now)
-	if c.strict {
-		c.dispatchStrict(now)
-	} else {
-		c.dispatch(now)
-	}
+	c.dispatch(now)
 	if c.draining > 0 {
 		c.release(now)
 	}
@@ -295,19 +291,26 @@ func (c *Core) expire(now time.Time) {
 	}
 }
 
-// dispatch gives the head of the line to replicas until a policy holds it. All replicas are of one revision.
+// dispatch gives what waits to replicas, the head of the line first, until a policy holds it. Where it matters which task goes to
+// which replica, later tasks of other revisions pass one that is held.
 func (c *Core) dispatch(now time.Time) {
 	c.held = time.Time{}
-	for c.line.len() > 0 {
-		it := c.line.items[0]
-		v := c.look(now)
-		switch choice := c.cfg.Router.Route(struct{}{}, v, it.task); choice.Action {
-		case task.Drop:
+	c.blocked = c.blocked[:0]
+	for {
+		it := c.first(-1)
+		if it == nil {
+			return
+		}
+		v, revision := c.look(now), it.revision()
+		if c.strict {
+			v = c.mask(revision)
+		}
+		switch choice := c.cfg.Router.Route(struct{}{}, v, it.task); {
+		case choice.Action == task.Drop:
 			c.end(now, it, task.Overloaded, choice.Reason)
-		case task.Bind:
-			if !c.free(choice.Replica, 0) || !c.load(now, choice.Replica) {
-				return
-			}
+		case choice.Action == task.Bind && c.free(choice.Replica, revision) && c.load(now, choice.Replica):
+		case c.strict && len(c.pins) > 0 && c.vacant():
+			c.blocked = append(c.blocked, revision)
 		default:
 			return
 		}
@@ -327,12 +330,10 @@ func (c *Core) free(i int, revision uint64) bool {
 func (c *Core) load(now time.Time, i int) bool {
 	r := &c.view.Replicas[i]
 	c.head, c.offer = c.head[:0], c.offer[:0]
-	for len(c.head) < r.MaxBatch && c.line.len() > 0 {
-		it := c.line.items[0]
-		if c.strict {
-			if it = c.first(i); it == nil {
-				break
-			}
+	for len(c.head) < r.MaxBatch {
+		it := c.first(i)
+		if it == nil {
+			break
 		}
 		c.line.drop(it)
 		c.head, c.offer = append(c.head, it), append(c.offer, it.task)

@@ -152,7 +152,7 @@ func (l *link) read() {
 	for err == nil {
 		err = l.next()
 	}
-	l.f.step(ReplicaDrain{Name: l.name}) // nothing more goes there while we ask why
+	l.f.step(Credit{Replica: l.name}) // nothing more goes there while we ask why
 	l.end(l.why(err))
 }
 

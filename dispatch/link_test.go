@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
@@ -168,5 +169,25 @@ func TestUnread(t *testing.T) {
 		if u.answered(tc.answered); u.bytes() != tc.want {
 			t.Errorf("%d bytes may be unread after the answer to %d, want %d", u.bytes(), tc.answered, tc.want)
 		}
+	}
+}
+
+// What only the replicas of one revision may run waits for another one while it is asked why the last one's connection ended.
+func TestNothingMoreGoesToALostReplica(t *testing.T) {
+	r := newRig(t, Spec{Revision: 1})
+	r.shell.bounds.cause = patience
+	a := attach(t, r.shell, "f-1", 2, 1)
+	r.bus.send(wire.AppendTask(nil, together("a", 1, 0).Task))
+	a.batch("a")
+	_ = a.conn.Close()
+	proctest.Until(t, patience, "the line without its replica", func() bool { return r.shell.Load("f.ns").Servers == 0 })
+	r.bus.send(wire.AppendTask(nil, together("a", 2, 1).Task))
+	r.shell.Lost("f.ns", "f-1", "exit status 2")
+	if lost := r.reply("a", task.ReplicaLost, "exit status 2"); lost.Task != 1 {
+		t.Errorf("task %d was lost, want 1", lost.Task)
+	}
+	b := attach(t, r.shell, "f-2", 1, 1)
+	if _, calls := b.batch("a"); calls[0].Key.Task != 2 {
+		t.Errorf("task %d, want 2", calls[0].Key.Task)
 	}
 }

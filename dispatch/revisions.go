@@ -23,7 +23,7 @@ const redeployed = "the function was redeployed, and no replica is left of the r
 
 // join makes the item one of its request's.
 func (c *Core) join(it *item) {
-	if it.task.Together {
+	if it.task.Together || it.task.Revision != 0 {
 		p := c.pins[it.task.Request]
 		if p == nil {
 			p = &pin{}
@@ -124,50 +124,34 @@ func (c *Core) needed(now time.Time, i int) bool {
 	return true
 }
 
-// dispatchStrict is dispatch when replicas differ: tasks that no replica fits, or that a policy holds, let later ones of other
-// revisions pass. It looks at the whole line for each batch, which a redeploy is short enough for.
-func (c *Core) dispatchStrict(now time.Time) {
-	c.held = time.Time{}
-	c.blocked = c.blocked[:0]
-	for c.vacant() {
-		it := c.first(-1)
-		if it == nil {
-			return
-		}
-		revision := it.revision()
-		switch choice := c.cfg.Router.Route(struct{}{}, c.mask(now, revision), it.task); {
-		case choice.Action == task.Drop:
-			c.end(now, it, task.Overloaded, choice.Reason)
-		case choice.Action == task.Bind && c.free(choice.Replica, revision) && c.load(now, choice.Replica):
-		default:
-			c.blocked = append(c.blocked, revision)
-		}
-	}
-}
-
 // vacant says whether some replica has a free slot.
 func (c *Core) vacant() bool {
 	return slices.ContainsFunc(c.view.Replicas, func(r task.Replica) bool { return r.Busy < r.Slots })
 }
 
-// first returns the first in the line of a revision that is not blocked, and that fits the i-th replica unless i is negative.
-func (c *Core) first(i int) *item {
-	var best *item
-	for _, it := range c.line.items {
-		if best != nil && !c.line.less(it, best) {
-			continue
-		}
-		if r := it.revision(); !slices.Contains(c.blocked, r) && (i < 0 || c.fits(r, i)) {
-			best = it
-		}
+// first returns the first in the line of a revision that is not blocked, and that fits the i-th replica unless i is negative; nil:
+// there is none. It looks no further than it must: where nothing is pinned, at the head alone.
+func (c *Core) first(i int) *item { return c.search(0, i, nil) }
+
+// search is first below a place in the line's heap, if that is before best.
+func (c *Core) search(at, i int, best *item) *item {
+	if at >= c.line.len() {
+		return best
 	}
-	return best
+	it := c.line.items[at]
+	if best != nil && !c.line.less(it, best) {
+		return best
+	}
+	if r := it.revision(); !slices.Contains(c.blocked, r) && (i < 0 || c.fits(r, i)) {
+		return it
+	}
+	return c.search(2*at+2, i, c.search(2*at+1, i, best))
 }
 
 // mask is the view of a task that must have a revision: replicas that it does not fit seem to drain, and others do not.
-func (c *Core) mask(now time.Time, revision uint64) *task.View {
+func (c *Core) mask(revision uint64) *task.View {
 	replicas := append(c.masked.Replicas[:0], c.view.Replicas...)
-	c.masked = *c.look(now)
+	c.masked = c.view
 	for i := range replicas {
 		replicas[i].Draining = !c.fits(revision, i)
 	}
