@@ -68,7 +68,7 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("build", flag.ContinueOnError)
 	file, filter := stackFlags(fs)
 	tag := fs.String("tag", "", "tag of the images, in place of that in the stack file")
-	images := fs.String("images", filepath.Join(defaultConfig().State, "images"), "where they go: the folder that `up --images` has")
+	images := fs.String("images", filepath.Join(defaultConfig().State, "images"), "where they go: the folder that up --images has")
 	folder := fs.Bool("folder", false, "put them there as folders REPOSITORY/TAG, for development, and not into the store of OCI images")
 	archive := fs.String("out", "", "a file to write the OCI images to as well, for another machine")
 	asJSON := jsonFlag(fs)

@@ -11,7 +11,9 @@ import (
 // TestFlags wants help on standard output and no error, and one line for a flag or an argument that is wrong.
 func TestFlags(t *testing.T) {
 	for args, want := range map[string]struct{ out, err string }{
-		"list --help":       {out: "Usage of list:\n  -gateway string"},
+		"list --help":       {out: "stagecoach list: the functions of a running stagecoach\n  -gateway string"},
+		"describe --help":   {out: "stagecoach describe NAME: what is known of a function\n  -gateway string"},
+		"cache warm --help": {out: "stagecoach cache warm FUNCTION\n  -gateway string"},
 		"--version":         {out: "stagecoach "},
 		"load --help":       {out: "stagecoach load FUNCTION --rate 20"},
 		"up -h":             {out: "-basic-auth-dir"},
@@ -42,7 +44,7 @@ func TestNothingAsJSON(t *testing.T) {
 	if err := run(t.Context(), []string{"list", "--json", "--gateway", s.URL}, &out); err != nil || out.String() != "[]\n" {
 		t.Errorf("list: %v, printed %q", err, out.String())
 	}
-	for _, command := range []string{"secret list", "namespace list", "pipeline list"} {
+	for _, command := range []string{"secret list", "namespace list", "pipeline list", "node list", "cache list"} {
 		out.Reset()
 		if err := run(t.Context(), append(strings.Fields(command), "--json", "--gateway", s.URL), &out); err != nil || out.String() != "[]\n" {
 			t.Errorf("%s: %v, printed %q", command, err, out.String())

@@ -38,7 +38,7 @@ func runImage(ctx context.Context, args []string, out io.Writer) error {
 	}
 	verb, form := args[0], imageVerbs()[known]
 	fs := flag.NewFlagSet("image "+verb, flag.ContinueOnError)
-	folder := fs.String("images", filepath.Join(defaultConfig().State, "images"), "the folder that `up --images` has")
+	folder := fs.String("images", filepath.Join(defaultConfig().State, "images"), "the folder that up --images has")
 	c := imageCommand{out: out}
 	switch verb {
 	case "list":

@@ -47,7 +47,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	defaults := defaultConfig()
 	fs := flag.NewFlagSet("keysmanager", flag.ContinueOnError)
 	fs.StringVar(&c.node, "node", "", "name of the node, which no other daemon has; default the host's")
-	fs.StringVar(&c.nats, "nats", "nats://127.0.0.1:4222", "where `stagecoach up --nats-listen` listens")
+	fs.StringVar(&c.nats, "nats", "nats://127.0.0.1:4222", "URL where stagecoach up --nats-listen listens")
 	fs.StringVar(&c.token, "nats-token", filepath.Join(defaults.State, "nats-token"), "file with its token")
 	fs.Func("memory", "for zygotes and replicas, such as 4Gi; default: what the machine or the cgroup has", func(s string) error {
 		return c.memory.UnmarshalText([]byte(s))
@@ -178,6 +178,9 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	worker.Manager = d.keys
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if err := registerNodeMetrics(d.metrics, func() []node.Inventory { return []node.Inventory{worker.Inventory()} }); err != nil {
+		return err
+	}
 	return d.openMetrics()
 }
 

@@ -40,7 +40,7 @@ func commands() []command {
 		{"describe", "NAME: what is known of a function", runDescribe, nil},
 		{"invoke", "NAME < BODY: call a function or pipeline", runInvoke, nil},
 		{"logs", "NAME: what a function's replicas have printed", runLogs, nil},
-		{"scale", "NAME REPLICAS", runScale, nil},
+		{"scale", "NAME REPLICAS: have so many, now", runScale, nil},
 		{"secret", "what functions find in files and nobody else sees", runSecret, []string{"create NAME < VALUE", "update NAME < VALUE", "list", "remove NAME"}},
 		{"top", "pipelines, queues, replicas and what happens, live in a terminal", runTop, nil},
 		{"namespace", "where functions and secrets are apart from those of others", runNamespace, []string{"create NAME", "list", "remove NAME"}},
@@ -91,9 +91,28 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	err := all[i].run(ctx, args[1:], out)
 	if help := (helpAsked{}); errors.As(err, &help) {
-		_, err = fmt.Fprint(out, help.text)
+		_, err = fmt.Fprint(out, all[i].help(args[1:], help.text))
 	}
 	return err
+}
+
+// help is what --help prints: what the command takes beside flags, in place of the first line of package flag, and the flags.
+func (c command) help(args []string, flags string) string {
+	flags, plain := strings.CutPrefix(flags, "Usage of ")
+	if !plain {
+		return flags // it says all of it
+	}
+	_, flags, _ = strings.Cut(flags, "\n")
+	line := ": " + c.summary
+	if c.summary[0] <= 'Z' { // what it takes comes first
+		line = " " + c.summary
+	}
+	for _, v := range c.verbs {
+		if strings.Fields(v)[0] == args[0] {
+			line = " " + v
+		}
+	}
+	return fmt.Sprintf("stagecoach %s%s\n%s", c.name, line, flags)
 }
 
 func usage(out io.Writer) {

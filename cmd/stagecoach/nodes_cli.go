@@ -190,7 +190,7 @@ func runCache(ctx context.Context, args []string, out io.Writer) error {
 	}
 	switch {
 	case args[0] == "list" && len(rest) == 0:
-		return listCache(ctx, api, *name, *asJSON, out)
+		return listCache(ctx, api, flags.namespace, *name, *asJSON, out)
 	case args[0] != "list" && len(rest) == 1:
 		o := cacheOrder{Function: rest[0], Namespace: flags.namespace, Node: *name}
 		if args[0] == "evict" && len(rest[0]) >= shortDigest && digestForm.MatchString(rest[0]) {
@@ -198,16 +198,13 @@ func runCache(ctx context.Context, args []string, out io.Writer) error {
 		}
 		return changeCache(ctx, api, args[0], o, *asJSON, out)
 	}
-	return fmt.Errorf("cache %s: got %q, want one FUNCTION, or with evict a DIGEST (list takes none)", args[0], rest)
+	want := map[string]string{"list": "flags alone", "warm": "one FUNCTION", "evict": "one FUNCTION, or the DIGEST of its image"}
+	return fmt.Errorf("cache %s: got %q, want %s", args[0], rest, want[args[0]])
 }
 
-func listCache(ctx context.Context, api *client, name string, asJSON bool, out io.Writer) error {
+func listCache(ctx context.Context, api *client, namespace, name string, asJSON bool, out io.Writer) error {
 	all := []cached{}
-	path := "/system/cache"
-	if name != "" {
-		path += "?" + url.Values{"node": {name}}.Encode()
-	}
-	if err := api.get(ctx, path, &all); err != nil {
+	if err := api.get(ctx, "/system/cache?"+url.Values{"node": {name}, "namespace": {namespace}}.Encode(), &all); err != nil {
 		return err
 	}
 	if asJSON {

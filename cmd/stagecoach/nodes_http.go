@@ -126,9 +126,10 @@ func (c cacheAPI) list(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	out := []cached{}
+	wanted := func(filter, is string) bool { return filter == "" || filter == is }
 	for _, n := range c.nodes.Inventories() {
 		for _, z := range n.Zygotes {
-			if (q.Get("node") == "" || q.Get("node") == n.Name) && (key == "" || key == z.Function) {
+			if wanted(q.Get("node"), n.Name) && wanted(q.Get("namespace"), z.Namespace) && wanted(key, z.Function) {
 				out = append(out, cached{n.Name, z})
 			}
 		}

@@ -107,7 +107,7 @@ func (fakeSpecs) Spec(string) (keysmanager.Spec, bool) {
 
 func twoNodes() fakeNodes {
 	zygote := func(digest string) node.Zygote {
-		return node.Zygote{Function: "f.ns", Digest: digest, State: node.Ready, Bytes: 3 << 20}
+		return node.Zygote{Function: "f.ns", Namespace: "ns", Digest: digest, State: node.Ready, Bytes: 3 << 20}
 	}
 	return fakeNodes{all: []node.Inventory{
 		{
@@ -176,6 +176,23 @@ func TestCacheAPI(t *testing.T) {
 	}
 }
 
+// TestCacheList filters what nodes hold.
+func TestCacheList(t *testing.T) {
+	t.Parallel()
+	for query, want := range map[string]int{"": 2, "?node=b": 1, "?namespace=ns": 2, "?namespace=other": 0, "?function=f&namespace=ns": 2, "?function=f.ns": 404, "?node=c": 404} {
+		w := httptest.NewRecorder()
+		serveNodes(twoNodes(), fakeSpecs{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/system/cache"+query, nil))
+		var got []cached
+		if w.Code != http.StatusOK {
+			if w.Code != want {
+				t.Errorf("%s: status %d: %s, want %d", query, w.Code, w.Body, want)
+			}
+		} else if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || len(got) != want {
+			t.Errorf("%s: %s, %v, want %d", query, w.Body, err, want)
+		}
+	}
+}
+
 func TestNodeTables(t *testing.T) {
 	t.Parallel()
 	n := twoNodes()
@@ -207,7 +224,7 @@ func TestNodeTables(t *testing.T) {
 func TestDeviceMetrics(t *testing.T) {
 	t.Parallel()
 	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(newDeviceGauges(twoNodes()))
+	r.MustRegister(newDeviceGauges(twoNodes().Inventories))
 	const want = `
 # HELP stagecoach_device_healthy 1 when replicas may run on an accelerator, 0 when it is not well.
 # TYPE stagecoach_device_healthy gauge
