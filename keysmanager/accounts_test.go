@@ -137,3 +137,19 @@ func TestAccounts(t *testing.T) {
 		return err == nil && len(entries) == 0
 	})
 }
+
+// TestAWatchdogHasNothingOfTheFunction in its environment: it may be root.
+func TestAWatchdogHasNothingOfTheFunction(t *testing.T) {
+	m := &Manager{cfg: Config{Watchdog: []string{"stagecoach", "watchdog"}}}
+	c := sandbox.Command{Env: map[string]string{"LD_PRELOAD": "/x.so", "PATH": "/x", "STAGECOACH_STAGE_FD": "3", "mode": "http"}}
+	if err := m.shim(&c, Spec{Process: "cat"}, sandbox.Image{Name: "x"}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"STAGECOACH_ENV_LD_PRELOAD", "STAGECOACH_ENV_PATH", "STAGECOACH_ENV_fprocess", "STAGECOACH_ENV_mode",
+		"STAGECOACH_HEALTH", "STAGECOACH_IMAGE", "STAGECOACH_READY_PATH", "STAGECOACH_STAGE_FD",
+	}
+	if got := slices.Sorted(maps.Keys(c.Env)); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -168,10 +168,18 @@ func (m *Manager) shim(c *sandbox.Command, s Spec, image sandbox.Image) error {
 	if err != nil {
 		return fmt.Errorf("image %q: %w", image.Name, err)
 	}
-	c.Env[wire.EnvImage], c.Env[wire.EnvReady], c.Env[wire.EnvHealth] = string(b), s.Ready, s.Health
 	if s.Process != "" {
 		c.Env["fprocess"] = s.Process
 	}
-	c.Argv = m.cfg.Watchdog
+	own := map[string]string{wire.EnvImage: string(b), wire.EnvReady: s.Ready, wire.EnvHealth: s.Health}
+	for name, value := range c.Env {
+		switch name {
+		case wire.EnvStageFD, wire.EnvReplica, wire.EnvFunction:
+			own[name] = value
+		default:
+			own[wire.EnvProgram+name] = value
+		}
+	}
+	c.Env, c.Argv = own, m.cfg.Watchdog
 	return nil
 }

@@ -68,10 +68,12 @@ func parse(environ []string) (config, error) {
 	var healthPeriod string
 	healthPeriod, c.health, _ = strings.Cut(rest, ",")
 	clear(given)
-	add(c.image.Env)                                                    // under the function's own
-	add(slices.DeleteFunc(slices.Clone(environ), func(kv string) bool { // what this process was given is not for another root or user
-		return (c.image.Rootfs || c.account != nil) && slices.Contains([]string{"PATH=" + sandbox.Path, "HOME=" + sandbox.Home, "TMPDIR=" + sandbox.Home}, kv)
-	}))
+	add(c.image.Env) // under the function's own
+	for _, kv := range environ {
+		if kv, ok := strings.CutPrefix(kv, wire.EnvProgram); ok { // what else this process has is its own
+			add([]string{kv})
+		}
+	}
 	maps.DeleteFunc(given, func(k, _ string) bool { return strings.HasPrefix(k, "STAGECOACH_") })
 	c.env = given
 

@@ -28,6 +28,11 @@ func Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	for _, name := range []string{"max_inflight", "exec_timeout"} { // which a stage reads
+		if err := os.Setenv(name, c.env[name]); err != nil {
+			return err
+		}
+	}
 	spawner := sandbox.NewSpawner()
 	defer spawner.Close()
 	w := &watchdog{c: &c, spawner: spawner}

@@ -31,6 +31,9 @@ const (
 	EnvImage = "STAGECOACH_IMAGE"
 	// EnvAccount is, for `stagecoach watchdog`, the sandbox.Account that the program runs as, as JSON; empty: as the watchdog.
 	EnvAccount = "STAGECOACH_ACCOUNT"
+	// EnvProgram begins the names of its program's environment: a watchdog may be root, and what the function's says is not
+	// for a process that is (LD_PRELOAD).
+	EnvProgram = "STAGECOACH_ENV_"
 	// EnvSealed, when set, has a stage binary let no other process of its user look into it.
 	EnvSealed = "STAGECOACH_SEALED"
 	// EnvReady is, for `stagecoach watchdog`, the HTTP path that says whether the program is ready; empty: see its package.
