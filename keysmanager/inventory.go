@@ -145,46 +145,13 @@ func (m *Manager) info(k zygoteKey, s *slot) ZygoteInfo {
 	return z
 }
 
-// newMetrics registers what the node exports; all but a histogram is read from the inventory.
+// newMetrics registers what the node's inventory does not say.
 func (m *Manager) newMetrics(r prometheus.Registerer) error {
 	m.retired = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Namespace: "stagecoach", Subsystem: "cache", Name: "retire_seconds",
 		Help: "How long replaced parameters stayed in memory, for their last replicas, until they were gone.", Buckets: prometheus.ExponentialBuckets(0.001, 4, 12),
 	})
 	all := []prometheus.Collector{m.retired}
-	counter := func(name, help string, labels prometheus.Labels, read func(Counts) uint64) {
-		all = append(all, prometheus.NewCounterFunc(
-			prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "cache", Name: name, Help: help, ConstLabels: labels},
-			func() float64 {
-				m.mu.Lock()
-				defer m.mu.Unlock()
-				return float64(read(m.counts))
-			}))
-	}
-	gauge := func(name, help string, read func(Inventory) float64) {
-		all = append(all, prometheus.NewGaugeFunc(
-			prometheus.GaugeOpts{Namespace: "stagecoach", Subsystem: "cache", Name: name, Help: help},
-			func() float64 { return read(m.Inventory()) }))
-	}
-	const lookups = "Starts that needed a zygote: hit, it was there, or miss."
-	counter("lookups_total", lookups, prometheus.Labels{"result": "hit"}, func(c Counts) uint64 { return c.Hits })
-	counter("lookups_total", lookups, prometheus.Labels{"result": "miss"}, func(c Counts) uint64 { return c.Misses })
-	const evictions = "Zygotes that were ended, by reason: memory, pressure, invalidated or asked."
-	reason := func(name string) prometheus.Labels { return prometheus.Labels{"reason": name} }
-	counter("evictions_total", evictions, reason("memory"), func(c Counts) uint64 { return c.Evicted.Memory })
-	counter("evictions_total", evictions, reason("pressure"), func(c Counts) uint64 { return c.Evicted.Pressure })
-	counter("evictions_total", evictions, reason("invalidated"), func(c Counts) uint64 { return c.Evicted.Invalidated })
-	counter("evictions_total", evictions, reason("asked"), func(c Counts) uint64 { return c.Evicted.Asked })
-	counter("refused_total", "Loads that did not fit into the node's memory.", nil, func(c Counts) uint64 { return c.Refused })
-	gauge("zygotes", "Parameter sets in memory.", func(inv Inventory) float64 { return float64(len(inv.Zygotes)) })
-	gauge("bytes", "Memory that parameter sets take.", func(inv Inventory) float64 {
-		sum := int64(0)
-		for _, z := range inv.Zygotes {
-			sum += z.Bytes
-		}
-		return float64(sum)
-	})
-	gauge("free_bytes", "Memory that parameters can be loaded into without an eviction.", func(inv Inventory) float64 { return float64(inv.Free) })
 	if m.cfg.Groups != nil {
 		all = append(all, newUsageMetrics(m))
 	}

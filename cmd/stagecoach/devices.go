@@ -7,6 +7,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/device"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/node"
 )
 
 // openDevices watches the share of the machine's accelerators that a flag or field names. The caller ends it with close.
@@ -28,18 +29,18 @@ func openDevices(share string, log *slog.Logger) (devices func() []keysmanager.D
 	}, w.Close, nil
 }
 
-// deviceGauges exports the devices of all nodes.
+// deviceGauges exports the devices of nodes.
 type deviceGauges struct {
-	nodes                                         nodeList
+	inventories                                   func() []node.Inventory
 	memory, used, reserved, utilisation, wellness *prometheus.Desc
 }
 
-func newDeviceGauges(n nodeList) *deviceGauges {
+func newDeviceGauges(inventories func() []node.Inventory) *deviceGauges {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc("stagecoach_device_"+name, help, []string{"node", "uuid"}, nil)
 	}
 	return &deviceGauges{
-		nodes:       n,
+		inventories: inventories,
 		memory:      desc("memory_bytes", "Memory of an accelerator."),
 		used:        desc("used_bytes", "Memory of an accelerator that processes use, whoever they are."),
 		reserved:    desc("reserved_bytes", "Memory of an accelerator that is reserved for replicas."),
@@ -57,7 +58,7 @@ func (g *deviceGauges) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (g *deviceGauges) Collect(ch chan<- prometheus.Metric) {
-	for _, n := range g.nodes.Inventories() {
+	for _, n := range g.inventories() {
 		for _, d := range n.Devices {
 			gauge := func(desc *prometheus.Desc, v float64) {
 				ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, v, n.Name, d.UUID)

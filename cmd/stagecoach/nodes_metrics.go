@@ -2,43 +2,65 @@ package main
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/node"
 )
 
-// cacheMetrics exports the caches of daemons as their KeysManagers do themselves, from what they announce: who scrapes up has all
-// nodes. Ours exports its own.
-type cacheMetrics struct{ nodes nodeList }
+// cacheMetrics exports what nodes hold in memory.
+type cacheMetrics struct {
+	inventories                                            func() []node.Inventory
+	lookups, evictions, refused, zygotes, bytes, freeBytes *prometheus.Desc
+}
 
-// Describe implements prometheus.Collector. It says nothing: the names are also those of our own KeysManager.
-func (cacheMetrics) Describe(chan<- *prometheus.Desc) {}
+func newCacheMetrics(inventories func() []node.Inventory) *cacheMetrics {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("stagecoach_cache_"+name, help, append([]string{"node"}, labels...), nil)
+	}
+	return &cacheMetrics{
+		inventories: inventories,
+		lookups:     desc("lookups_total", "Starts that needed a zygote: hit, it was there, or miss.", "result"),
+		evictions:   desc("evictions_total", "Zygotes that were ended, by reason: memory, pressure, invalidated or asked.", "reason"),
+		refused:     desc("refused_total", "Loads that did not fit into the node's memory."),
+		zygotes:     desc("zygotes", "Parameter sets in memory."),
+		bytes:       desc("bytes", "Memory that parameter sets take."),
+		freeBytes:   desc("free_bytes", "Memory that parameters can be loaded into without an eviction."),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *cacheMetrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.lookups, c.evictions, c.refused, c.zygotes, c.bytes, c.freeBytes} {
+		ch <- d
+	}
+}
 
 // Collect implements prometheus.Collector.
-func (c cacheMetrics) Collect(ch chan<- prometheus.Metric) {
-	for _, inv := range c.nodes.Inventories() {
-		if inv.Embedded {
-			continue
+func (c *cacheMetrics) Collect(ch chan<- prometheus.Metric) {
+	for _, inv := range c.inventories() {
+		send := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(d, kind, v, append([]string{inv.Name}, labels...)...)
 		}
-		send := func(name, help string, kind prometheus.ValueType, v float64, labels ...string) {
-			all := prometheus.Labels{"node": inv.Name}
-			for i := 0; i < len(labels); i += 2 {
-				all[labels[i]] = labels[i+1]
-			}
-			ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("stagecoach_cache_"+name, help, nil, all), kind, v)
-		}
-		const lookups = "Starts that needed a zygote: hit, it was there, or miss."
-		send("lookups_total", lookups, prometheus.CounterValue, float64(inv.Counts.Hits), "result", "hit")
-		send("lookups_total", lookups, prometheus.CounterValue, float64(inv.Counts.Misses), "result", "miss")
-		const evictions = "Zygotes that were ended, by reason: memory, pressure, invalidated or asked."
+		send(c.lookups, prometheus.CounterValue, float64(inv.Counts.Hits), "hit")
+		send(c.lookups, prometheus.CounterValue, float64(inv.Counts.Misses), "miss")
 		e := inv.Counts.Evicted
 		for reason, n := range map[string]uint64{"memory": e.Memory, "pressure": e.Pressure, "invalidated": e.Invalidated, "asked": e.Asked} {
-			send("evictions_total", evictions, prometheus.CounterValue, float64(n), "reason", reason)
+			send(c.evictions, prometheus.CounterValue, float64(n), reason)
 		}
-		send("refused_total", "Loads that did not fit into the node's memory.", prometheus.CounterValue, float64(inv.Counts.Refused))
-		send("zygotes", "Parameter sets in memory.", prometheus.GaugeValue, float64(len(inv.Zygotes)))
+		send(c.refused, prometheus.CounterValue, float64(inv.Counts.Refused))
+		send(c.zygotes, prometheus.GaugeValue, float64(len(inv.Zygotes)))
 		bytes := int64(0)
 		for _, z := range inv.Zygotes {
 			bytes += z.Bytes
 		}
-		send("bytes", "Memory that parameter sets take.", prometheus.GaugeValue, float64(bytes))
-		send("free_bytes", "Memory that parameters can be loaded into without an eviction.", prometheus.GaugeValue, float64(inv.Memory.Free))
+		send(c.bytes, prometheus.GaugeValue, float64(bytes))
+		send(c.freeBytes, prometheus.GaugeValue, float64(inv.Memory.Free))
 	}
+}
+
+// registerNodeMetrics exports the memory and the devices of nodes.
+func registerNodeMetrics(r prometheus.Registerer, inventories func() []node.Inventory) error {
+	if err := r.Register(newCacheMetrics(inventories)); err != nil {
+		return err
+	}
+	return r.Register(newDeviceGauges(inventories))
 }

@@ -136,10 +136,7 @@ func (u *up) openNodes(context.Context) error {
 			u.printed(l.Function, logbook.Line{At: l.At, Replica: l.Replica, Stream: l.Stream, Text: l.Text})
 		},
 	})
-	if err != nil {
-		return err
-	}
-	return u.metrics.Register(cacheMetrics{u.nodes})
+	return err
 }
 
 // heard takes what a daemon says of itself: what it runs, and what it holds parameters of.

@@ -153,7 +153,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 		defer cancel()
 		return u.local.Close(ctx)
 	})
-	if err := u.metrics.Register(newDeviceGauges(u.nodes)); err != nil {
+	if err := registerNodeMetrics(u.metrics, u.nodes.Inventories); err != nil {
 		return err
 	}
 	return u.metrics.Register(newReplicaCount(u.registry, u.local))
