@@ -21,12 +21,8 @@ const (
 	KindReply  Kind = 'R'
 )
 
-// EnvelopeVersion is the second byte of a message over NATS, OldestEnvelope the oldest that is still understood. Version 2 has
-// revisions at the end of tasks and replies.
-const (
-	EnvelopeVersion = 2
-	OldestEnvelope  = 1
-)
+// EnvelopeVersion is the second byte of a message over NATS. These are not kept anywhere, so that no other version is understood.
+const EnvelopeVersion = 2
 
 // ErrVersion says that a message or frame is of a version that this program does not speak.
 var ErrVersion = errors.New("wire: unknown version")
@@ -39,8 +35,8 @@ func EnvelopeKind(b []byte) (Kind, error) {
 	switch k := Kind(b[0]); {
 	case k != KindTask && k != KindCancel && k != KindReply:
 		return 0, fmt.Errorf("message of kind %q, want %c, %c or %c", b[0], KindTask, KindCancel, KindReply)
-	case b[1] < OldestEnvelope || b[1] > EnvelopeVersion:
-		return 0, fmt.Errorf("message of version %d, want %d to %d: %w", b[1], OldestEnvelope, EnvelopeVersion, ErrVersion)
+	case b[1] != EnvelopeVersion:
+		return 0, fmt.Errorf("message of version %d, want %d: %w", b[1], EnvelopeVersion, ErrVersion)
 	default:
 		return k, nil
 	}
@@ -85,9 +81,7 @@ func DecodeTask(b []byte) (*task.Task, error) {
 	t := &task.Task{
 		Key: readKey(r), Function: r.String(), Pipeline: r.String(), Stage: r.String(), ReplyTo: r.String(),
 		Deadline: readTime(r), Traceparent: r.String(), Header: readHeaders(r), Input: tensor.ReadInput(r),
-	}
-	if b[1] > 1 {
-		t.Revision, t.Together = r.Uint(), r.Byte() == 1
+		Revision: r.Uint(), Together: r.Byte() == 1,
 	}
 	if err := r.End(); err != nil {
 		return nil, fmt.Errorf("task: %w", err)
@@ -140,10 +134,7 @@ func DecodeReply(b []byte) (*task.Reply, error) {
 	p := &task.Reply{
 		Key: readKey(r), Code: task.Code(r.Byte()), Message: r.String(), Replica: r.String(),
 		Wait: time.Duration(r.Int()), Service: time.Duration(r.Int()), Batch: r.Uint(), BatchSize: small(r),
-		Header: readHeaders(r), Output: tensor.ReadActivation(r),
-	}
-	if b[1] > 1 {
-		p.Revision = r.Uint()
+		Header: readHeaders(r), Output: tensor.ReadActivation(r), Revision: r.Uint(),
 	}
 	if p.Code > task.Redeployed {
 		r.Fail("code %d, want at most %d", p.Code, task.Redeployed)
