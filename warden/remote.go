@@ -17,10 +17,12 @@ const answerTimeout = time.Minute
 
 // remote is the way to a warden in another process.
 type remote struct {
-	wire  *wire
-	pid   int // of the warden
-	pidfd int
-	done  chan struct{} // closed when nothing is read any more
+	wire     *wire
+	pid      int // of the warden
+	pidfd    int
+	patience time.Duration  // as answerTimeout
+	done     chan struct{}  // closed when nothing is read any more
+	orders   sync.WaitGroup // that nobody waits for the answers of
 
 	attaching sync.Mutex
 
@@ -28,7 +30,7 @@ type remote struct {
 	nextID  uint64
 	pending map[uint64]*request
 	running map[string]int  // pids of processes whose end has not been told, by name
-	late    map[string]bool // starts that were given up before they were answered
+	late    map[string]bool // those whose start was given up before it was answered
 	onExit  func(Exit)
 	closed  bool
 	lost    error // why there is no warden any more; nil: there is
@@ -39,12 +41,14 @@ type request struct {
 	op, name string
 	kept     []Kept // of attach
 	answer   chan message
+	ended    bool // the process that it starts has ended already
+	late     bool // nobody waits any more
 }
 
 // greet makes the connection to a warden that of its manager.
 func greet(conn *net.UnixConn, deadline time.Time) (*remote, error) {
 	r := &remote{
-		wire: newWire(conn), done: make(chan struct{}), pending: map[uint64]*request{}, running: map[string]int{}, late: map[string]bool{},
+		wire: newWire(conn), patience: answerTimeout, done: make(chan struct{}), pending: map[uint64]*request{}, running: map[string]int{}, late: map[string]bool{},
 	}
 	if err := conn.SetReadDeadline(deadline); err != nil {
 		return nil, err
@@ -79,6 +83,7 @@ func (r *remote) read() {
 		m, err := r.wire.receive()
 		if err != nil {
 			r.end(err)
+			r.orders.Wait()
 			return
 		}
 		switch m.Op {
@@ -98,24 +103,29 @@ func (r *remote) read() {
 func (r *remote) answered(m message) {
 	m.close()
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	q := r.pending[m.ID]
 	delete(r.pending, m.ID)
-	if q != nil && q.op == opStart && m.Error == "" {
+	if q == nil {
+		return
+	}
+	started := q.op == opStart && m.Error == ""
+	if started && !q.ended {
 		r.running[q.name] = m.PID
 	}
-	late := q != nil && r.late[q.name]
-	if late && m.Error != "" {
-		delete(r.late, q.name)
-	}
-	r.mu.Unlock()
 	switch {
-	case q == nil:
-	case late && m.Error == "":
-		_ = r.wire.send(message{Op: opSignal, Name: q.name, Signal: int(unix.SIGKILL)}) // fails when the warden is gone
-	case !late:
+	case !q.late:
 		q.answer <- m // has room for the only one
+	case started && q.ended:
+		r.order(message{Op: opDrop, Name: q.name})
+	case started:
+		r.late[q.name] = true
+		r.order(message{Op: opSignal, Name: q.name, Signal: int(unix.SIGKILL)})
 	}
 }
+
+// order sends what nobody waits for, without holding up who reads. It fails when the warden is gone.
+func (r *remote) order(m message) { r.orders.Go(func() { _ = r.wire.send(m) }) }
 
 func (r *remote) listed(m message) {
 	r.mu.Lock()
@@ -135,19 +145,26 @@ func (r *remote) listed(m message) {
 
 func (r *remote) exited(e Exit) {
 	r.mu.Lock()
+	_, known := r.running[e.Name]
 	late, tell := r.late[e.Name], r.onExit
 	delete(r.running, e.Name)
 	delete(r.late, e.Name)
+	for _, q := range r.pending {
+		if !known && q.op == opStart && q.name == e.Name {
+			q.ended = true // its answer comes behind
+		}
+	}
 	r.mu.Unlock()
 	switch {
 	case late:
-		_ = r.wire.send(message{Op: opDrop, Name: e.Name}) // fails when the warden is gone
+		r.order(message{Op: opDrop, Name: e.Name})
 	case tell != nil:
 		tell(e)
 	}
 }
 
-// end says that there is no warden any more, and sees to it: what it has started ends with it.
+// end says that there is no warden any more, and sees to it: what it has started ends with it, as the kernel sees to, and what that
+// has left in its process groups.
 func (r *remote) end(why error) {
 	r.mu.Lock()
 	closed := r.closed
@@ -177,7 +194,13 @@ func (r *remote) end(why error) {
 		q.answer <- m
 	}
 	for name, pid := range running {
-		if tell != nil && !closed {
+		if closed {
+			break
+		}
+		if pid > 1 {
+			_ = unix.Kill(-pid, unix.SIGKILL) // fails when nothing is left; else the number is still the group's
+		}
+		if tell != nil {
 			tell(Exit{Name: name, PID: pid, Err: lost})
 		}
 	}
@@ -218,7 +241,7 @@ func (r *remote) ask(m message) (message, []Kept, error) {
 		}
 		_ = r.wire.conn.Close() // then read says what has happened
 	}
-	t := time.NewTimer(answerTimeout)
+	t := time.NewTimer(r.patience)
 	defer t.Stop()
 	select {
 	case a := <-q.answer:
@@ -226,11 +249,14 @@ func (r *remote) ask(m message) (message, []Kept, error) {
 	case <-t.C:
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if m.Op == opStart && r.lost == nil {
-		r.late[m.Name] = true
+	_, waits := r.pending[m.ID]
+	q.late = waits
+	r.mu.Unlock()
+	if !waits { // it came this moment
+		a := <-q.answer
+		return a, q.kept, a.err()
 	}
-	return message{}, nil, fmt.Errorf("warden: %s %q: not answered within %v", m.Op, m.Name, answerTimeout)
+	return message{}, nil, fmt.Errorf("warden: %s %q: not answered within %v", m.Op, m.Name, r.patience)
 }
 
 func (r *remote) attach(onExit func(Exit)) ([]Kept, error) {

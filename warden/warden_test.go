@@ -554,10 +554,19 @@ func TestAWardenThatIsKilled(t *testing.T) {
 		name := strconv.Itoa(i)
 		pids[name] = m.start(Process{Name: name, Command: script("exec sleep 600")})
 	}
+	file := filepath.Join(t.TempDir(), "child")
+	parent := script("sleep 600 & echo $! >" + file + "; exec sleep 600")
+	pids["parent"] = m.start(Process{Name: "parent", Command: parent})
+	child := 0
+	proctest.Until(t, 20*time.Second, "its child", func() bool {
+		b, _ := os.ReadFile(file)
+		child, _ = strconv.Atoi(strings.TrimSpace(string(b)))
+		return child > 0
+	})
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	for range 3 {
+	for range 4 {
 		e := m.exit()
 		if !errors.Is(e.Err, ErrLost) || e.PID != pids[e.Name] || !strings.Contains(e.Err.Error(), strconv.Itoa(pid)) {
 			t.Errorf("exit %+v, want one with %v", e, ErrLost)
@@ -565,6 +574,7 @@ func TestAWardenThatIsKilled(t *testing.T) {
 		delete(pids, e.Name)
 		proctest.Gone(t, e.PID)
 	}
+	proctest.Gone(t, child)
 	for err := range map[error]bool{m.Signal("0", syscall.SIGTERM): true, m.Put("x", nil): true} {
 		if !errors.Is(err, ErrLost) {
 			t.Errorf("got %v, want %v", err, ErrLost)

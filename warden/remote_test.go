@@ -1,0 +1,112 @@
+package warden
+
+import (
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// slow is a client of a warden that the test plays, and that may answer when the client waits no more.
+func slow(t *testing.T) (r *remote, told chan Exit, warden *wire) {
+	t.Helper()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, warden := pairOf(t, pair)
+	t.Cleanup(func() { _ = warden.conn.Close() })
+	cmd := exec.CommandContext(t.Context(), "sleep", "600") // whose number is the warden's
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if err := warden.send(message{Op: opAnswer, PID: cmd.Process.Pid}); err != nil {
+		t.Fatal(err)
+	}
+	if r, err = greet(ours.conn, time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.close)
+	r.patience = 10 * time.Millisecond
+	told = make(chan Exit, 10)
+	r.onExit = func(e Exit) { told <- e }
+	_ = warden.conn.SetReadDeadline(time.Now().Add(time.Minute))
+	if m, err := warden.receive(); err != nil || m.Op != opHello {
+		t.Fatalf("%+v, %v, want hello", m, err)
+	}
+	return r, told, warden
+}
+
+// startedLate has a start given up, and returns its request.
+func startedLate(t *testing.T, r *remote, w *wire, name string) message {
+	t.Helper()
+	if _, err := r.start(Process{Name: name}); err == nil || !strings.Contains(err.Error(), `start "`+name+`": not answered within`) {
+		t.Fatalf("got %v, want that nobody has answered", err)
+	}
+	m, err := w.receive()
+	if err != nil || m.Op != opStart || m.Name != name {
+		t.Fatalf("%+v, %v, want the order to start it", m, err)
+	}
+	return m
+}
+
+// TestAStartThatIsAnsweredTooLate: its process is killed and forgotten, whichever comes first, answer or end.
+func TestAStartThatIsAnsweredTooLate(t *testing.T) {
+	r, told, w := slow(t)
+	say := func(m message) {
+		t.Helper()
+		if err := w.send(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(op, name string, signal syscall.Signal) {
+		t.Helper()
+		m, err := w.receive()
+		if err != nil || m.Op != op || m.Name != name || m.Signal != int(signal) {
+			t.Fatalf("%+v, %v, want %s of %s", m, err, op, name)
+		}
+	}
+	a := startedLate(t, r, w, "a")
+	say(message{Op: opAnswer, ID: a.ID, PID: 1 << 22})
+	want(opSignal, "a", syscall.SIGKILL)
+	say(message{Op: opExit, Name: "a", PID: 1 << 22, Status: 9})
+	want(opDrop, "a", 0)
+
+	b := startedLate(t, r, w, "b")
+	say(message{Op: opExit, Name: "b", PID: 1 << 22, Status: 9})
+	say(message{Op: opAnswer, ID: b.ID, PID: 1 << 22})
+	want(opDrop, "b", 0)
+
+	c := startedLate(t, r, w, "c")
+	say(message{Op: opAnswer, ID: c.ID, Error: "it cannot"})
+	r.patience = time.Minute
+	started := make(chan error, 1)
+	go func() {
+		_, err := r.start(Process{Name: "d"}) // in time, though it ends at once
+		started <- err
+	}()
+	d, err := w.receive()
+	if err != nil || d.Op != opStart || d.Name != "d" {
+		t.Fatalf("%+v, %v, want nothing more of c, and the order to start d", d, err)
+	}
+	say(message{Op: opExit, Name: "d", PID: 1 << 22, Status: 9})
+	say(message{Op: opAnswer, ID: d.ID, PID: 1 << 22})
+	if err := <-started; err != nil {
+		t.Error(err)
+	}
+	if e := <-told; e.Name != "b" {
+		t.Errorf("told of %+v first, want b", e)
+	}
+	if e := <-told; e.Name != "d" || len(told) > 0 {
+		t.Errorf("told of %+v and %d more, want d", e, len(told))
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.pending)+len(r.running)+len(r.late) != 0 {
+		t.Errorf("left are %v, %v, %v, want nothing", r.pending, r.running, r.late)
+	}
+}
