@@ -2,31 +2,32 @@ package warden
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"strconv"
-	"strings"
 )
 
-// hasChildren tells whether a process has children that live: neither ended nor waiting to be reaped.
-func hasChildren(pid int) bool {
+// parents returns the processes that have children that live: neither ended nor waiting to be reaped.
+func parents() (map[int]bool, error) {
 	all, err := os.ReadDir("/proc")
 	if err != nil {
-		return true // who knows
+		return nil, err
 	}
+	out := map[int]bool{}
 	for _, d := range all {
 		if _, err := strconv.Atoi(d.Name()); err != nil {
 			continue
 		}
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%s/stat", d.Name()))
+		stat, err := os.ReadFile("/proc/" + d.Name() + "/stat")
 		if err != nil {
 			continue // it has ended
 		}
-		_, rest, _ := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" ")) // the name before it may hold anything
-		fields := strings.Fields(string(rest))
-		if len(fields) > 1 && fields[1] == strconv.Itoa(pid) && fields[0] != "Z" && fields[0] != "X" {
-			return true
+		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // the name before it may hold anything; state, parent, …
+		if len(fields) < 2 || fields[0][0] == 'Z' || fields[0][0] == 'X' {
+			continue
+		}
+		if parent, err := strconv.Atoi(string(fields[1])); err == nil {
+			out[parent] = true
 		}
 	}
-	return false
+	return out, nil
 }

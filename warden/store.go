@@ -267,10 +267,23 @@ func (s *store) count() (running, entries int) {
 func (s *store) endIdle() (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name, e := range s.entries {
-		if s.onExit == nil && e.idle && e.runs() && e.cmd != nil && !hasChildren(e.pid()) {
+	var idle []*entry
+	for _, e := range s.entries {
+		if s.onExit == nil && e.idle && e.runs() && e.cmd != nil {
+			idle = append(idle, e)
+		}
+	}
+	if len(idle) == 0 {
+		return nil
+	}
+	busy, err := parents()
+	if err != nil {
+		return nil // who knows
+	}
+	for _, e := range idle {
+		if !busy[e.pid()] {
 			_ = e.cmd.Process.Kill() // fails when it has ended this moment
-			names = append(names, name)
+			names = append(names, e.name)
 		}
 	}
 	return names
@@ -341,6 +354,13 @@ type drain struct {
 	lost    int64 // bytes; guarded by mu while readers run
 }
 
+// What a pipe is read away with: a process that prints without end takes no core of ours, as with sandbox.Output; and a
+// thousand silent ones take 16 MB.
+const (
+	drainBytes = 8 << 10
+	drainPause = time.Millisecond
+)
+
 // start begins with those of the files that are pipes.
 func (d *drain) start(files []*os.File) {
 	d.stop()
@@ -351,7 +371,7 @@ func (d *drain) start(files []*os.File) {
 		}
 		d.pipes = append(d.pipes, f)
 		d.readers.Go(func() {
-			for buf := make([]byte, 16<<10); ; {
+			for buf := make([]byte, drainBytes); ; time.Sleep(drainPause) {
 				n, err := f.Read(buf)
 				d.mu.Lock()
 				d.lost += int64(n)
