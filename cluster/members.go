@@ -21,6 +21,7 @@ type node struct {
 	unwarm   context.CancelFunc   // ends its goroutine of warm orders
 	missing  map[string]time.Time // ready replicas that its announcements lack, since when
 	stopping map[string]bool      // replicas that nobody knows and that are being stopped
+	stopped  map[string]time.Time // replicas that it has been told to stop lately, and when
 }
 
 // presence is whether a node can be reached.
@@ -33,8 +34,8 @@ const (
 )
 
 const (
-	// missingFor is how long announcements must lack a ready replica before it counts as lost. What an announcement says may be
-	// older than what is known here, and a connection that breaks tells sooner.
+	// missingFor is how long announcements must lack a ready replica before it counts as lost, and how long they may have one that
+	// was stopped. What an announcement says may be older than what is known here, and a connection that breaks tells sooner.
 	missingFor = 2 * time.Second
 	// stopsAtATime bounds how many replicas that nobody knows are being stopped on a node. The next announcement has the others.
 	stopsAtATime = 8
@@ -60,7 +61,7 @@ func (l *Local) join(n Node, name string, tell bool) bool {
 	}
 	m := l.nodes[name]
 	if m == nil {
-		m = &node{name: name, wanted: make(chan []WarmOrder, 1), presence: here, stopping: map[string]bool{}}
+		m = &node{name: name, wanted: make(chan []WarmOrder, 1), presence: here, stopping: map[string]bool{}, stopped: map[string]time.Time{}}
 		l.nodes[name] = m
 	} else if m.presence == away {
 		m.presence = returning
@@ -134,7 +135,7 @@ func (l *Local) Running(name string, replicas []string) {
 }
 
 func (l *Local) running(name string, replicas []string) (changed bool) {
-	now := stamp()
+	now := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.nodes[name]
@@ -180,6 +181,9 @@ func (l *Local) running(name string, replicas []string) (changed bool) {
 func (l *Local) stopUnknown(n *node, replicas []string) {
 	for _, name := range slices.Sorted(slices.Values(replicas)) {
 		if r := l.replicas[name]; r != nil && r.node == n.name || n.stopping[name] || len(n.stopping) >= stopsAtATime {
+			continue
+		}
+		if at, ok := n.stopped[name]; ok && time.Since(at) < missingFor {
 			continue
 		}
 		n.stopping[name] = true

@@ -188,6 +188,43 @@ func TestWhatNobodyKnowsIsStoppedOnceAtATime(t *testing.T) {
 	})
 }
 
+func TestAnAnnouncementFromBeforeAStopIsOld(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		stops := map[string]int{}
+		fails := true
+		w.stop = func(_ context.Context, replica string) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if stops[replica]++; replica == "f-00002" && fails {
+				fails = false
+				return errors.New("the order was lost")
+			}
+			return nil
+		}
+		expect := func(what string, first, second int) {
+			t.Helper()
+			synctest.Wait()
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if stops["f-00001"] != first || stops["f-00002"] != second {
+				t.Errorf("%s: stops %v, want %d and %d", what, stops, first, second)
+			}
+		}
+		w.want(2)
+		old := w.runs("a")
+		w.want(0)
+		expect("let go", 1, 1)
+		l.Running("a", old)
+		expect("at once", 1, 1)
+		time.Sleep(missingFor)
+		l.Running("a", w.runs("a"))
+		expect("what still runs after a while", 1, 2)
+		if left := w.runs("a"); len(left) > 0 {
+			t.Errorf("%v still run", left)
+		}
+	})
+}
+
 func TestCloseWithNodesAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, l := newWorld(t, "a", "b")

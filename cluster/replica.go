@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -202,6 +203,11 @@ func (l *Local) stop(n *node, r *replica) {
 	if err := hands.Stop(ctx, r.name, l.cfg.Grace); err != nil {
 		l.cfg.Log.Error("replica's process may still run", "function", r.function, "replica", r.name, "node", r.node, "error", err)
 	}
+	now := time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(n.stopped, func(_ string, at time.Time) bool { return now.Sub(at) >= missingFor })
+	n.stopped[r.name] = now
 }
 
 var errRemoved = errors.New("the function was removed")
