@@ -76,6 +76,10 @@ type functionStatus struct {
 	Replicas          int     `json:"replicas"`
 	AvailableReplicas int     `json:"availableReplicas"`
 	InvocationCount   float64 `json:"invocationCount"`
+	Usage             *struct {
+		CPU              float64 `json:"cpu"` // thousandths of a core
+		TotalMemoryBytes float64 `json:"totalMemoryBytes"`
+	} `json:"usage,omitempty"`
 }
 
 // answer is a response with its body read.

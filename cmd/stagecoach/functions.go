@@ -18,6 +18,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/provider"
 )
 
 // oneName parses what follows a command that is about one function.
@@ -71,8 +74,12 @@ func runDescribe(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	q := url.Values{"usage": {"1"}}
+	if api.namespace != "" {
+		q.Set("namespace", api.namespace)
+	}
 	var raw json.RawMessage
-	if err := c.get(ctx, "/system/function/"+url.PathEscape(name)+api.query(), &raw); err != nil {
+	if err := c.get(ctx, "/system/function/"+url.PathEscape(name)+"?"+q.Encode(), &raw); err != nil {
 		return err
 	}
 	if *asJSON {
@@ -84,26 +91,46 @@ func runDescribe(ctx context.Context, args []string, out io.Writer) error {
 	if err := errors.Join(json.Unmarshal(raw, &f), json.Unmarshal(raw, &d)); err != nil {
 		return fmt.Errorf("describe %s: %w", name, err)
 	}
+	return describeFunction(f, d, c.base, out)
+}
+
+func describeFunction(f functionStatus, d deployment, gateway string, out io.Writer) error {
 	t := newTable(out)
 	fmt.Fprintf(t, "Name:\t%s\nNamespace:\t%s\nImage:\t%s\n", f.Name, f.Namespace, f.Image)
-	fmt.Fprintf(t, "Replicas:\t%d, %d ready\nInvocations:\t%.0f\nURL:\t%s/function/%s\n", f.Replicas, f.AvailableReplicas, f.InvocationCount,
-		c.base, invocationName(f.Name, f.Namespace))
+	fmt.Fprintf(t, "Replicas:\t%d, %d ready\n", f.Replicas, f.AvailableReplicas)
+	if all := d.Annotations[provider.ReplicasAnnotation]; all != "" {
+		fmt.Fprintf(t, "\t%s\n", strings.ReplaceAll(all, "; ", "\n\t")) // a line each
+	}
+	if why := d.Annotations[provider.StatusAnnotation]; why != "" {
+		fmt.Fprintf(t, "Status:\t%s\n", why)
+	}
+	if f.Usage != nil {
+		fmt.Fprintf(t, "Usage:\t%.0fm CPU, %s\n", f.Usage.CPU, plan.Size(int64(f.Usage.TotalMemoryBytes)))
+	}
+	fmt.Fprintf(t, "Invocations:\t%.0f\nURL:\t%s/function/%s\n", f.InvocationCount, gateway, invocationName(f.Name, f.Namespace))
 	if d.EnvProcess != "" {
 		fmt.Fprintf(t, "Process:\t%s\n", d.EnvProcess)
 	}
 	describeMap(t, "Environment", d.EnvVars)
 	describeMap(t, "Labels", d.Labels)
+	delete(d.Annotations, provider.ReplicasAnnotation)
+	delete(d.Annotations, provider.StatusAnnotation)
 	describeMap(t, "Annotations", d.Annotations)
 	if len(d.Secrets) > 0 {
 		fmt.Fprintf(t, "Secrets:\t%s\n", strings.Join(d.Secrets, ", "))
 	}
-	if d.Limits != nil {
-		describeMap(t, "Limits", map[string]string{"cpu": d.Limits.CPU, "memory": d.Limits.Memory})
-	}
-	if d.Requests != nil {
-		describeMap(t, "Requests", map[string]string{"cpu": d.Requests.CPU, "memory": d.Requests.Memory})
-	}
+	describeResources(t, "Limits", d.Limits)
+	describeResources(t, "Requests", d.Requests)
 	return t.Flush()
+}
+
+func describeResources(w io.Writer, title string, r *resources) {
+	if r == nil {
+		return
+	}
+	m := map[string]string{"cpu": r.CPU, "memory": r.Memory}
+	maps.DeleteFunc(m, func(_, v string) bool { return v == "" })
+	describeMap(w, title, m)
 }
 
 func describeMap(w io.Writer, title string, m map[string]string) {

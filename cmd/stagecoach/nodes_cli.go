@@ -95,8 +95,8 @@ func describeNode(n node.Inventory, now time.Time, out io.Writer) error {
 	t := newTable(out)
 	fmt.Fprintf(t, "Node:\t%s\nKind:\t%s\nProcess:\t%d on %s, version %s, for %s\n", n.Name, nodeKind(n), n.PID, n.Host, n.Version, age(n.Started, now))
 	fmt.Fprintf(t, "CPU:\t%dm, %dm promised\n", n.CPU.Total, n.CPU.Used)
-	fmt.Fprintf(t, "Memory:\t%s, %s used; idle parameters go above %s\n", plan.Size(n.Memory.Total), plan.Size(n.Memory.Used), plan.Size(n.Memory.Threshold))
-	fmt.Fprintf(t, "Cache:\t%d hits, %d misses, %d evictions\n", n.Counts.Hits, n.Counts.Misses, n.Counts.Evictions)
+	fmt.Fprintf(t, "Memory:\t%s (%s), %s used; idle parameters go above %s\n", plan.Size(n.Memory.Total), n.Memory.Bound, plan.Size(n.Memory.Used), plan.Size(n.Memory.Threshold))
+	fmt.Fprintf(t, "Cache:\t%d hits, %d misses, %d evictions, %d refused\n", n.Counts.Hits, n.Counts.Misses, n.Counts.Evictions, n.Counts.Refused)
 	if len(n.Devices) > 0 {
 		fmt.Fprintln(t, "\nDEVICE\tUUID\tNAME\tMEMORY\tUSED\tRESERVED\tFREE\tBUSY\tSTATE")
 	}
@@ -124,7 +124,7 @@ func describeNode(n node.Inventory, now time.Time, out io.Writer) error {
 		fmt.Fprintf(t, "%s\t%d\t%s\t%s\n", f.Function, f.Count, f.Retry.UTC().Format(time.TimeOnly), f.Cause)
 	}
 	if len(n.Replicas) > 0 {
-		fmt.Fprintln(t, "\nREPLICA\tPID\tPATH\tDEVICE\tCPU\tMEMORY\tAGE")
+		fmt.Fprintln(t, "\nREPLICA\tPID\tPATH\tDEVICE\tCPU\tTHROTTLED\tMEMORY\tAGE")
 	}
 	for _, r := range n.Replicas {
 		replicaRow(t, r, now)
@@ -133,14 +133,14 @@ func describeNode(n node.Inventory, now time.Time, out io.Writer) error {
 }
 
 func replicaRow(t *tabwriter.Writer, r node.Replica, now time.Time) {
-	cpu, memory := "?", "?"
+	cpu, throttled, memory := "?", "?", "?"
 	if r.Usage != nil {
-		cpu, memory = fmt.Sprintf("%vm", r.Usage.CPUMilli), plan.Size(r.Usage.Memory)
+		cpu, throttled, memory = fmt.Sprintf("%dm", r.Usage.CPUMilli), r.Usage.Throttled.Round(time.Millisecond).String(), plan.Size(r.Usage.Memory)
 	}
 	if r.CPUMilli > 0 {
 		cpu += fmt.Sprintf(" of %dm", r.CPUMilli)
 	}
-	fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", r.Name, r.PID, r.Path, cmp.Or(r.Device, "-"), cpu, memory, age(r.Started, now))
+	fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Name, r.PID, r.Path, cmp.Or(r.Device, "-"), cpu, throttled, memory, age(r.Started, now))
 }
 
 const zygoteHead = "DIGEST\tSIZE\tREPLICAS\tSTATE\tPATH\tKEY\tLAST USED"

@@ -117,7 +117,8 @@ func twoNodes() fakeNodes {
 				{UUID: "MIG-2", Index: "1:0", Name: "A100 MIG 1g.5gb", Memory: 5 << 30, Free: 5 << 30, Utilisation: -1, Cause: "it is lost"},
 			},
 			Failures: []node.Failure{{Function: "g.ns", Count: 3, Retry: time.Unix(0, 0), Cause: "no\tsuch\x1b[2Jfile"}},
-			Replicas: []node.Replica{{Name: "f-1", PID: 7, Path: "fork", Device: "GPU-1", CPUMilli: 500, Usage: &node.Usage{CPUMilli: 250, Memory: 3 << 20}}},
+			Replicas: []node.Replica{{Name: "f-1", PID: 7, Path: "fork", Device: "GPU-1", CPUMilli: 500, Usage: &node.Usage{CPUMilli: 250, Memory: 3 << 20, Throttled: 1500 * time.Millisecond}}},
+			Memory:   node.Memory{Bound: "cgroup"}, Counts: node.Counts{Hits: 1, Misses: 2, Evictions: 3, Refused: 4},
 		},
 		{Identity: node.Identity{Name: "b"}, Zygotes: []node.Zygote{zygote("sha256:aaaabbbb22")}, Leaving: true},
 	}}
@@ -200,14 +201,14 @@ func TestNodeTables(t *testing.T) {
 	if err := errors.Join(listNodes(n.all, &list), describeNode(n.all[0], time.Unix(90, 0), &one)); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"a daemon 0m 0 B 0 B 2 (1 not well) 1 1 0 0", "b daemon, leaving 0m 0 B 0 B 0 1 0 0 0"} {
+	for _, want := range []string{"a daemon 0m 0 B 0 B 2 (1 not well) 1 1 1 2", "b daemon, leaving 0m 0 B 0 B 0 1 0 0 0"} {
 		if !matches("…"+want+"…", list.String()) {
 			t.Errorf("want %q in\n%s", want, list.String())
 		}
 	}
 	for _, want := range []string{
 		"0 GPU-1 A100 40 GiB 1 GiB 8 GiB 31 GiB 50% well", "1:0 MIG-2 A100 MIG 1g.5gb 5 GiB 0 B 0 B 5 GiB ? it is lost",
-		"f.ns aaaabbbb11 3 MiB 0 ready ? false never", "g.ns 3 00:00:00 no such?[2Jfile", "f-1 7 fork GPU-1 250m of 500m 3 MiB",
+		"f.ns aaaabbbb11 3 MiB 0 ready ? false never", "g.ns 3 00:00:00 no such?[2Jfile", "f-1 7 fork GPU-1 250m of 500m 1.5s 3 MiB", "Memory: 0 B (cgroup), 0 B used;", "Cache: 1 hits, 2 misses, 3 evictions, 4 refused",
 	} {
 		if !matches("…"+want+"…", one.String()) {
 			t.Errorf("want %q in\n%s", want, one.String())
