@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -110,6 +112,63 @@ func TestOnce(t *testing.T) {
 	if got := len(w.of(node.OrderStart)); got != many || len(w.running) != many {
 		t.Errorf("%d starts were carried out and %d run, want %d of each", got, len(w.running), many)
 	}
+}
+
+// TestThousandAtOnce has a thousand starts under way at the same time: each is carried out once and hands its socket over, other
+// orders get through meanwhile, and no descriptor is left.
+func TestThousandAtOnce(t *testing.T) {
+	b := startBroker(t)
+	w := newWorker()
+	w.hold = make(chan struct{})
+	b.join("n1", w, func(cfg *node.ServerConfig) { cfg.Unclaimed = limit })
+	c := b.watch()
+	n := c.node("n1")
+	before := descriptors(t)
+	const many = 1000
+	var wg sync.WaitGroup
+	for i := range many {
+		wg.Go(func() {
+			started, err := n.Start(within(t), node.Order{Replica: fmt.Sprintf("r-%d", i), Spec: spec}, nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer started.Conn.Close()
+			w.mu.Lock()
+			far := w.running[fmt.Sprintf("r-%d", i)]
+			w.mu.Unlock()
+			alive(t, started.Conn, far)
+			if _, err := n.Do(within(t), node.Order{Kind: node.OrderStop, Replica: fmt.Sprintf("r-%d", i)}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	w.until(t, "all starts to be under way", func() bool { return len(w.of(node.OrderStart)) == many })
+	if _, err := n.Do(within(t), node.Order{Kind: node.OrderEvict, Function: "f.ns"}); err != nil {
+		t.Errorf("another order meanwhile: %v", err)
+	}
+	close(w.hold)
+	wg.Wait()
+	w.until(t, "nothing to run", func() bool { return len(w.running) == 0 })
+	if got := len(w.of(node.OrderStart)); got != many {
+		t.Errorf("%d starts were carried out, want %d", got, many)
+	}
+	deadline := time.Now().Add(limit)
+	for descriptors(t) > before { // the daemon closes its ends after ours
+		if time.Now().After(deadline) {
+			t.Fatalf("%d descriptors are open, want %d", descriptors(t), before)
+		}
+		runtime.Gosched()
+	}
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
 }
 
 // TestStartGivenUp lets the time of a start end: while it runs, and after it has ended unheard. Nothing is left either way.
