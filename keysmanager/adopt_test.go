@@ -83,6 +83,37 @@ func TestWhatIsDetachedIsAdopted(t *testing.T) {
 	}
 }
 
+// TestWhatWasInvalidatedIsAdoptedAsThat: it serves the replicas that it has, and nothing starts from it.
+func TestWhatWasInvalidatedIsAdoptedAsThat(t *testing.T) {
+	w := wardenOf(t)
+	n := after(t, w)
+	old := n.start("old", withModel)
+	z := n.zygote()
+	if _, err := n.Invalidate(t.Context(), "f.ns"); err != nil {
+		t.Fatal(err)
+	}
+	n.Detach()
+	n = after(t, w)
+	if inv := n.Inventory(); len(inv.Zygotes) != 1 || inv.Zygotes[0].PID != z || inv.Zygotes[0].State != Retiring || inv.Zygotes[0].Replicas != 1 {
+		t.Fatalf("adopted %+v, want the old zygote to retire", inv.Zygotes)
+	}
+	n.answers(old)
+	r := n.start("new", withModel)
+	i := slices.IndexFunc(n.Inventory().Zygotes, func(i ZygoteInfo) bool { return i.State == Ready })
+	if inv := n.Inventory(); len(inv.Zygotes) != 2 || i < 0 || inv.Zygotes[i].PID == z || inv.Zygotes[i].Generation != 1 || inv.Zygotes[i].Replicas != 1 {
+		t.Fatalf("zygotes %+v, want another one, of the next generation", inv.Zygotes)
+	}
+	n.answers(r)
+	if err := n.Stop(t.Context(), "old", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	proctest.Gone(t, z)
+	got, err := n.Invalidate(t.Context(), "f.ns")
+	if err != nil || got.Generation != 2 {
+		t.Errorf("%+v, %v, want the generations to go on", got, err)
+	}
+}
+
 func TestEndsThatNobodyHasHeardOf(t *testing.T) {
 	w := wardenOf(t)
 	old := after(t, w)

@@ -38,6 +38,7 @@ func (s Spec) in(image sandbox.Image) Spec {
 // parameters that are invalidated meanwhile it is that of the next generation. warm says that it was there.
 func (m *Manager) borrow(ctx context.Context, key zygoteKey, spec Spec, image sandbox.Image) (z *zygote, warm bool, release func(), err error) {
 	m.mu.Lock()
+	key = m.newest(key) // what is settled is held by nobody any more
 	s := m.hold(key)
 	warm = s.zygote != nil && s.zygote.alive()
 	m.mu.Unlock()

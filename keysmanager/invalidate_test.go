@@ -87,6 +87,31 @@ func TestInvalidateDuringALoad(t *testing.T) {
 	}
 }
 
+// TestAnInvalidationOvertakesAStart has one come after a start has looked which parameters it wants and before it has asked for
+// them, while a replica keeps the old ones.
+func TestAnInvalidationOvertakesAStart(t *testing.T) {
+	n := newNode(t, nil)
+	n.start("old", withModel)
+	n.Manager.mu.Lock()
+	seen := n.uses["f.ns"]
+	n.Manager.mu.Unlock()
+	if _, err := n.Invalidate(t.Context(), "f.ns"); err != nil {
+		t.Fatal(err)
+	}
+	image, err := n.cfg.Images.Resolve(withModel.Image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	z, _, release, err := n.borrow(t.Context(), seen, withModel, image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if z.key.generation != seen.generation+1 {
+		t.Errorf("it got generation %d, want %d", z.key.generation, seen.generation+1)
+	}
+}
+
 // TestStartsNeverForkFromWhatWasReplaced has starts, invalidations and removals at once.
 func TestStartsNeverForkFromWhatWasReplaced(t *testing.T) {
 	n := newNode(t, nil)
