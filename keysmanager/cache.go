@@ -190,7 +190,11 @@ func (m *Manager) load(ctx context.Context, key zygoteKey, s *slot, spec Spec, i
 	if folder := m.prepacked(image.Digest); folder != "" && key.form == formFork {
 		env[wire.EnvPrepacked] = folder
 	}
-	z, err := m.bring(ctx, sandbox.Command{Dir: image.Root, Process: spec.Process, Env: env}, key, spec)
+	z, err := m.bring(ctx, sandbox.Command{Dir: image.Root, Process: spec.Process, Env: env}, key, spec, func(pid int) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		s.pid = pid
+	})
 	m.mu.Lock()
 	stale := m.closed || s.settled != nil
 	if !stale {
@@ -203,7 +207,7 @@ func (m *Manager) load(ctx context.Context, key zygoteKey, s *slot, spec Spec, i
 		}
 	}
 	close(s.loading)
-	s.loading, s.cancel = nil, nil
+	s.loading, s.cancel, s.pid = nil, nil, 0
 	m.mu.Unlock()
 	switch {
 	case err != nil && (stale || spec.choice() && errors.As(err, new(impossible))): // fallBack says so

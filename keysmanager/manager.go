@@ -151,8 +151,8 @@ type Manager struct {
 	sampling sync.Mutex // guards what follows; taken before mu
 	sample   sample     // the latest
 	exact    struct {   // the latest exact measurement
-		own  int64
-		next time.Time // not before
+		beyond map[*zygote]int64 // bytes that families take beyond what it seemed
+		next   time.Time         // not before
 	}
 	retired prometheus.Histogram // seconds that replaced parameters have stayed
 
@@ -170,6 +170,7 @@ type slot struct {
 	loading  chan struct{}           // closed when the load has ended; nil: none is under way
 	cancel   context.CancelCauseFunc // gives that load up
 	need     need                    // of that load
+	pid      int                     // of its process; 0: it has not begun
 	function string                  // that it was loaded for
 	zygote   *zygote                 // nil: none
 	users    int                     // orders that will fork from it

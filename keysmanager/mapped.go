@@ -20,14 +20,14 @@ const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_
 
 // pack has a process of the function's own program write the pre-packed form of its parameters to memory, and seals that.
 // What it returns is no process: its replicas are processes of the warden's that map the memory.
-func (m *Manager) pack(ctx context.Context, cmd sandbox.Command, key zygoteKey, s Spec) (*zygote, error) {
+func (m *Manager) pack(ctx context.Context, cmd sandbox.Command, key zygoteKey, s Spec, began func(pid int)) (*zygote, error) {
 	z := m.newZygote(key, newEntry("zygote"), s.Function)
 	memory, err := newMemory()
 	if err != nil {
 		return nil, err
 	}
 	begin := time.Now()
-	if err := m.runPacker(ctx, z, s, cmd, memory); err != nil {
+	if err := m.runPacker(ctx, z, s, cmd, memory, began); err != nil {
 		closeFiles(memory)
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func newMemory() ([]*os.File, error) {
 }
 
 // runPacker runs the process that packs, to its end.
-func (m *Manager) runPacker(ctx context.Context, z *zygote, s Spec, cmd sandbox.Command, memory []*os.File) error {
+func (m *Manager) runPacker(ctx context.Context, z *zygote, s Spec, cmd sandbox.Command, memory []*os.File, began func(pid int)) error {
 	null, err := os.Open(os.DevNull) // where a replica has its stage socket
 	if err != nil {
 		return err
@@ -87,13 +87,14 @@ func (m *Manager) runPacker(ctx context.Context, z *zygote, s Spec, cmd sandbox.
 	cmd.Env[wire.EnvPack] = "1"
 	cmd.Files, cmd.Groups, cmd.Stdout, cmd.Stderr = slices.Concat([]*os.File{null}, memory), groups, output.Stdout, output.Stderr
 	ended := m.await(z.entry)
-	_, err = m.begin(s, itself, warden.Process{Name: z.entry, Meta: z.meta(), Command: cmd, Keep: output.Readers(), Idle: true})
+	pid, err := m.begin(s, itself, warden.Process{Name: z.entry, Meta: z.meta(), Command: cmd, Keep: output.Readers(), Idle: true})
 	output.Started()
 	if err != nil {
 		m.forgo(z.entry)
 		output.Abandon()
 		return err
 	}
+	began(pid)
 	stop := context.AfterFunc(ctx, z.kill)
 	end := <-ended
 	stop()

@@ -181,9 +181,10 @@ type sample struct {
 
 // family is a zygote with its replicas as they are counted.
 type family struct {
-	zygote   int   // pid; 0: memory that they map, or none
-	bytes    int64 // of the zygote, as it was measured once it had loaded
+	of       *zygote // nil: none
 	replicas []copied
+	// Bytes: as it seems, and if the replicas have changed all that they were forked with.
+	seems, most int64
 }
 
 // copied is a replica as it is counted.
@@ -192,13 +193,17 @@ type copied struct {
 	bytes int64 // of its own, as its cgroup says; -1: it has none
 }
 
-// families returns what runs, with m.mu held, and the processes of zygotes that are being ended.
-func (m *Manager) families() (all []family, going []int) {
-	byZygote := map[*zygote]int{}
-	for _, k := range m.slots.Keys() {
-		if s, _ := m.slots.Peek(k); s.zygote != nil {
+// families returns what runs, with m.mu held, by the process of a load that is under way what that is expected to take, and the
+// processes of zygotes that are being ended.
+func (m *Manager) families() (all []family, coming map[int]int64, going []int) {
+	byZygote, coming := map[*zygote]int{}, map[int]int64{}
+	for _, s := range m.slots.Values() {
+		switch {
+		case s.zygote != nil:
 			byZygote[s.zygote] = len(all)
-			all = append(all, family{zygote: s.zygote.pid, bytes: s.zygote.bytes})
+			all = append(all, family{of: s.zygote})
+		case s.pid != 0:
+			coming[s.pid] = s.need.bytes
 		}
 	}
 	var alone family
@@ -223,7 +228,7 @@ func (m *Manager) families() (all []family, going []int) {
 	for z := range m.going {
 		going = append(going, z.pid)
 	}
-	return append(all, alone), going
+	return append(all, alone), coming, going
 }
 
 // weigh samples the memory, unless that was done a moment ago. It must be called without m.mu.
@@ -234,41 +239,31 @@ func (m *Manager) weigh(fresh time.Duration) sample {
 		return m.sample
 	}
 	m.mu.Lock()
-	all, going := m.families()
+	all, coming, going := m.families()
 	s := sample{epoch: m.epoch}
 	m.mu.Unlock()
 	mt := m.cfg.meter
 	s.bounds = mt.bounds()
-	var mapped, leaving, most int64
-	for _, f := range all {
-		var anonymous int64
-		if f.zygote != 0 {
-			var files int64
-			anonymous, files = mt.resident(f.zygote)
-			mapped += files
-		}
-		s.own += f.bytes
-		most += f.bytes
-		for _, r := range f.replicas {
-			if r.bytes >= 0 {
-				s.own += r.bytes
-				most += r.bytes
-				continue
-			}
-			own, _ := mt.resident(r.pid)
-			s.own += max(0, own-anonymous) // what a fork has not changed is its zygote's
-			most += own                    // unless it has changed all of it, which only an exact look tells
-		}
-	}
-	for _, pid := range going {
-		own, _ := mt.resident(pid)
-		leaving += own
+	var mapped, most int64
+	for i := range all {
+		mapped += all[i].weigh(mt)
+		s.own += all[i].seems
+		most += all[i].most
 	}
 	if m.cfg.Memory > 0 && bound.below(bound{total: m.cfg.Memory, used: most}, calmBelow) < 0 {
-		s.own = m.exactly(all, s.own)
+		s.own += m.beyond(all)
+	}
+	twice := int64(0) // what leaves, and what is counted as coming already
+	for _, pid := range going {
+		own, _ := mt.resident(pid)
+		twice += own
+	}
+	for pid, bytes := range coming {
+		own, _ := mt.resident(pid)
+		twice += min(own, bytes)
 	}
 	for i := range s.bounds {
-		s.bounds[i].used += mapped - leaving
+		s.bounds[i].used += mapped - twice
 	}
 	if m.cfg.Memory > 0 {
 		s.bounds = append([]bound{{boundOwn, m.cfg.Memory, s.own}}, s.bounds...)
@@ -294,38 +289,63 @@ func (m *Manager) lockWeighed(fresh time.Duration) sample {
 // maxWeighed bounds how often memory is measured again because zygotes come and go meanwhile.
 const maxWeighed = 10
 
-// exactly measures families exactly, or returns what that gave last when it was done too recently for what it takes; else is
-// returned when it cannot be done.
-func (m *Manager) exactly(all []family, otherwise int64) int64 {
-	begin := time.Now()
-	if begin.Before(m.exact.next) {
-		return max(m.exact.own, otherwise)
+// weigh says what a family takes, and returns how much of it are pages of a file that its zygote alone maps.
+func (f *family) weigh(mt meter) (mapped int64) {
+	var anonymous, files int64
+	if f.of != nil {
+		f.seems = f.of.bytes
+		if f.of.pid != 0 {
+			anonymous, files = mt.resident(f.of.pid)
+			mapped = min(files, max(0, f.of.bytes-anonymous)) // the rest is libraries, which all share
+		}
 	}
-	sum := int64(0)
+	f.most = f.seems
+	for _, r := range f.replicas {
+		if r.bytes >= 0 {
+			f.seems += r.bytes
+			f.most += r.bytes
+			continue
+		}
+		own, _ := mt.resident(r.pid)
+		f.seems += max(0, own-anonymous) // what a fork has not changed is its zygote's
+		f.most += own                    // unless it has changed all of it, which only an exact look tells
+	}
+	return mapped
+}
+
+// beyond returns how much more families take than it seems, as an exact look tells, or told when the latest was too recent for what
+// it takes.
+func (m *Manager) beyond(all []family) (bytes int64) {
+	if begin := time.Now(); !begin.Before(m.exact.next) {
+		m.exact.beyond = map[*zygote]int64{}
+		for _, f := range all {
+			if f.most > f.seems {
+				m.exact.beyond[f.of] = max(0, f.exactly(m.cfg.meter)-f.seems)
+			}
+		}
+		m.exact.next = time.Now().Add(exactShare * time.Since(begin))
+	}
 	for _, f := range all {
-		n, changed := int64(0), int64(0)
-		for _, r := range f.replicas {
-			if r.bytes >= 0 {
-				changed += r.bytes
-				continue
-			}
-			one, err := m.cfg.meter.exact(r.pid)
-			if err != nil && !errors.Is(err, os.ErrNotExist) {
-				return otherwise
-			}
-			n += one
-		}
-		if n > 0 && f.zygote != 0 { // which has its part of what it shares with them
-			one, err := m.cfg.meter.exact(f.zygote)
-			if err != nil && !errors.Is(err, os.ErrNotExist) {
-				return otherwise
-			}
-			n += one
-		}
-		sum += max(n, f.bytes) + changed // what has given way of a file is read in again
+		bytes += min(m.exact.beyond[f.of], f.most-f.seems) // of replicas that have ended meanwhile nothing
 	}
-	m.exact.own, m.exact.next = sum, time.Now().Add(exactShare*time.Since(begin))
-	return sum
+	return bytes
+}
+
+// exactly measures a zygote's family; 0: it cannot be done.
+func (f *family) exactly(mt meter) int64 {
+	n, changed := int64(0), int64(0)
+	for _, r := range append([]copied{{f.of.pid, -1}}, f.replicas...) { // the zygote has its part of what it shares with them
+		if r.bytes >= 0 {
+			changed += r.bytes
+			continue
+		}
+		one, err := mt.exact(r.pid)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return 0
+		}
+		n += one
+	}
+	return max(n, f.of.bytes) + changed // what has given way of a file is read in again
 }
 
 // memory is the sample as eviction sees it, with m.mu held.

@@ -221,12 +221,12 @@ func (z *zygote) path() string {
 	return PathHeap
 }
 
-// bring brings a function's parameters into memory, in the form of the key.
-func (m *Manager) bring(ctx context.Context, cmd sandbox.Command, key zygoteKey, s Spec) (*zygote, error) {
+// bring brings a function's parameters into memory, in the form of the key. began is told of the process that does it.
+func (m *Manager) bring(ctx context.Context, cmd sandbox.Command, key zygoteKey, s Spec, began func(pid int)) (*zygote, error) {
 	if key.form != formMap {
-		return m.startZygote(ctx, cmd, key, s)
+		return m.startZygote(ctx, cmd, key, s, began)
 	}
-	z, err := m.pack(ctx, cmd, key, s)
+	z, err := m.pack(ctx, cmd, key, s, began)
 	if err != nil && ctx.Err() == nil {
 		return nil, impossible{err.Error()}
 	}

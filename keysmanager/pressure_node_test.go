@@ -2,6 +2,7 @@ package keysmanager
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -207,26 +208,66 @@ func TestABalloonTakesTheMemory(t *testing.T) {
 
 // TestForksThatChangeAllCount has replicas that look as if they had changed all of their zygote's memory, and then do.
 func TestForksThatChangeAllCount(t *testing.T) {
-	f := &faker{own: map[int]int64{1: 900, 2: 900, 3: 900}, all: map[int]int64{1: 300, 2: 300, 3: 320}}
+	f := &faker{own: map[int]int64{1: 900, 2: 900, 3: 900, 5: 600}, all: map[int]int64{1: 300, 2: 300, 3: 320}}
 	m := &Manager{cfg: Config{Memory: 2000, meter: f}}
-	families := []family{{zygote: 1, bytes: 1000, replicas: []copied{{2, -1}, {3, -1}}}, {replicas: []copied{{4, 50}}}}
-	if got := m.exactly(families, 7); got != 1050 {
-		t.Errorf("nothing changed: %d bytes, want the zygote's 1000 and the 50 that a cgroup says", got)
+	z, idle := &zygote{pid: 1, bytes: 1000}, &zygote{pid: 5, bytes: 700}
+	both, one := []copied{{2, -1}, {3, -1}}, []copied{{2, -1}}
+	check := func(what string, forks []copied, want int64, beside ...family) {
+		t.Helper()
+		all := append(beside, family{of: z, replicas: forks}, family{replicas: []copied{{4, 50}}})
+		got := int64(0)
+		for i := range all {
+			all[i].weigh(f)
+			got += all[i].seems
+		}
+		if got += m.beyond(all); got != want {
+			t.Errorf("%s: %d bytes, want %d", what, got, want)
+		}
 	}
-	f.all = map[int]int64{1: 900, 2: 900, 3: 900}
-	if got := m.exactly(families, 7); got != 1050 {
-		t.Errorf("a moment later: %d bytes, want what was measured", got)
-	}
+	check("nothing changed", both, 1050)
+	f.all = map[int]int64{1: 900, 2: 900, 3: 900, 5: 700}
+	check("a moment later", both, 1050)
 	m.exact.next = time.Time{}
-	if got := m.exactly(families, 7); got != 2750 {
-		t.Errorf("all changed: %d bytes, want 2750", got)
+	check("all changed", both, 3450, family{of: idle})
+	m.exact.next = time.Now().Add(time.Hour)
+	check("another one was evicted a moment ago", both, 2750)
+	check("and a replica has ended", one, 1950)
+	check("and the other one", nil, 1050)
+}
+
+// TestALoadCountsOnce: what it has already taken of the machine is not kept for it as well.
+func TestALoadCountsOnce(t *testing.T) {
+	n, g := newGauged(t, nil)
+	g.meter = &faker{own: map[int]int64{7: 3 * gb, 8: 3 * gb}}
+	n.Manager.mu.Lock()
+	for pid, bytes := range map[int]int64{7: 4 * gb, 8: 2 * gb, 0: gb} {
+		n.slots.Add(zygoteKey{model: fmt.Sprint(pid)}, &slot{pid: pid, loading: make(chan struct{}), need: need{bytes: bytes}})
+	}
+	n.Manager.mu.Unlock()
+	if inv := n.press(g, 20*gb); inv.Free != (85-20+3+2-4-2-1)*gb || inv.MemoryUsed != (20-3-2)*gb {
+		t.Errorf("%d bytes are free and %d used, want %d and %d", inv.Free, inv.MemoryUsed, 63*gb, 15*gb)
+	}
+	n.Manager.mu.Lock()
+	n.slots.Purge()
+	n.Manager.mu.Unlock()
+}
+
+// TestLibrariesAreNotParameters: of the files that a zygote maps, only its parameters are taken for memory that is not to give way.
+func TestLibrariesAreNotParameters(t *testing.T) {
+	f := &faker{own: map[int]int64{1: 100}, files: map[int]int64{1: 500}}
+	for bytes, want := range map[int64]int64{90: 0, 430: 330, 900: 500} {
+		if got := (&family{of: &zygote{pid: 1, bytes: bytes}}).weigh(f); got != want {
+			t.Errorf("of %d bytes %d are mapped, want %d", bytes, got, want)
+		}
 	}
 }
 
 // faker is a meter of processes that are not.
 type faker struct {
 	meter
-	own, all map[int]int64
+	own, files, all map[int]int64
 }
+
+func (f *faker) resident(pid int) (anonymous, files int64) { return f.own[pid], f.files[pid] }
 
 func (f *faker) exact(pid int) (int64, error) { return f.all[pid], nil }

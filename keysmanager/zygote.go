@@ -68,7 +68,7 @@ type forkOrder struct {
 }
 
 // startZygote starts a zygote process for the function of a spec and waits until it has loaded.
-func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygoteKey, spec Spec) (*zygote, error) {
+func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygoteKey, spec Spec, began func(pid int)) (*zygote, error) {
 	function := spec.Function
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -111,6 +111,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 		m.disclose(z.group)
 		return nil, err
 	}
+	began(z.pid)
 	if err = z.awaitReady(ctx); err != nil {
 		z.kill()
 		status := <-z.ended
