@@ -94,6 +94,7 @@ func (m *Manager) adopt() error {
 	}
 	var replicas []leftReplica
 	var order []*zygote
+	var loading []<-chan struct{} // closed when they have ended
 	for _, k := range kept {
 		m.adoptAccount(k)
 		switch d, err := decode(k.Meta); {
@@ -102,7 +103,7 @@ func (m *Manager) adopt() error {
 		case d.Replica != nil:
 			replicas = append(replicas, leftReplica{k, *d.Replica})
 		case d.Zygote.Loaded.IsZero():
-			m.discard(k, fmt.Errorf("zygote of %q had not loaded", d.Zygote.Function))
+			loading = append(loading, m.discard(k, fmt.Errorf("zygote of %q had not loaded", d.Zygote.Function)))
 		default:
 			z, err := m.adoptZygote(k, *d.Zygote)
 			if err != nil {
@@ -127,6 +128,7 @@ func (m *Manager) adopt() error {
 	m.early = nil
 	m.mu.Unlock()
 	m.awaitLists(order)
+	m.sweepHalfPacked(loading)
 	if len(kept) > 0 {
 		m.cfg.Log.Info("adopted what an earlier KeysManager has left", "zygotes", len(order), "replicas", len(replicas))
 	}
@@ -290,18 +292,19 @@ func (m *Manager) missed(k warden.Kept, function, replica string) {
 	}
 }
 
-// discard ends what cannot be adopted.
-func (m *Manager) discard(k warden.Kept, why error) {
+// discard ends what cannot be adopted. What it returns is closed when it has ended.
+func (m *Manager) discard(k warden.Kept, why error) <-chan struct{} {
 	m.cfg.Log.Warn("left by an earlier KeysManager and not adopted", "entry", k.Name, "pid", k.PID, "why", why)
 	for _, f := range k.Files {
 		_ = f.Close() // nothing was written through it
 	}
 	if k.PID == 0 {
 		m.drop(k.Name)
-		return
+		return nothing()
 	}
-	ended := m.await(k.Name)
+	ended, gone := m.await(k.Name), make(chan struct{})
 	m.ends.Go(func() {
+		defer close(gone)
 		_ = m.warden.Signal(k.Name, unix.SIGKILL) // fails when the warden is gone, and the process with it
 		select {
 		case <-ended:
@@ -309,6 +312,7 @@ func (m *Manager) discard(k warden.Kept, why error) {
 		case <-m.detached:
 		}
 	})
+	return gone
 }
 
 // Detach leaves all processes to the warden, for the next Manager to adopt, and returns when nothing of this one runs any

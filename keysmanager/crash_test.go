@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -38,8 +39,12 @@ func act(role string, args []string) {
 		err = actWarden()
 	case "daemon":
 		err = actDaemon(args[0], args[1], args[2], hand)
+	case "zygote":
+		err = actZygote(args[0])
 	case "churn":
 		err = actDaemon(args[0], args[1], args[2], churn)
+	case "loads":
+		err = actDaemon(args[0], args[1], args[2], loads)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, role+":", err)
@@ -67,7 +72,7 @@ func actDaemon(images, ort, folder string, do func(*Manager) error) error {
 	}
 	m, err := New(Config{
 		Node: "n1", Images: sandbox.Images{Dir: images}, ORT: ort, Threads: 1, Warden: c,
-		Output: func(_, _, _, _ string) {}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Cache: filepath.Join(folder, "cache"), Output: func(_, _, _, _ string) {}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
 	if err == nil {
 		err = do(m)
@@ -139,6 +144,14 @@ func churn(m *Manager) error {
 		}()
 	}
 	return nil
+}
+
+// loads loads parameters without an end.
+func loads(m *Manager) error {
+	s := withModel
+	s.Process = "./packs"
+	_, err := m.Start(context.Background(), Order{Replica: "never", Spec: s})
+	return err
 }
 
 // daemon starts one in a process of its own and returns the replicas that it has started.
@@ -413,6 +426,49 @@ func TestDaemonsThatAreKilledAtAnyMoment(t *testing.T) {
 	if r := n.start("last", withModel); r.Path == "cold" {
 		t.Errorf("path %s, want one from the adopted zygote", r.Path)
 	}
+	n.Close()
+	if kept, err := c.Attach(func(warden.Exit) {}); err != nil || len(kept) != 0 {
+		t.Errorf("%d entries are kept after the end of all, %v: %+v", len(kept), err, kept)
+	}
+}
+
+// TestADaemonThatIsKilledDuringALoad: nothing is left of the load, neither its process nor what it had written.
+func TestADaemonThatIsKilledDuringALoad(t *testing.T) {
+	folder, err := os.MkdirTemp("", "kept-") //nolint:usetesting // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", actAs, "loads", images(t).Dir, proctest.Built(t, "ort", "libonnxruntime.so.1"), folder)
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	half := func() []string {
+		found, err := filepath.Glob(filepath.Join(folder, "cache", "*", "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	proctest.Until(t, time.Minute, "half of a packed model", func() bool { return len(half()) == 1 })
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	pid, err := strconv.Atoi(strings.TrimPrefix(filepath.Ext(half()[0]), "."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := warden.Launch(t.Context(), launcherAt(folder))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	n := newNode(t, func(cfg *Config) { cfg.Warden, cfg.Cache = c, filepath.Join(folder, "cache") })
+	proctest.Gone(t, pid)
+	if left := half(); len(left) != 0 {
+		t.Errorf("left are %v, want nothing", left)
+	}
+	n.answers(n.start("a", withModel))
 	n.Close()
 	if kept, err := c.Attach(func(warden.Exit) {}); err != nil || len(kept) != 0 {
 		t.Errorf("%d entries are kept after the end of all, %v: %+v", len(kept), err, kept)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -48,6 +49,33 @@ func (m *Manager) trim() {
 				return
 			}
 			m.cfg.Log.Info("pre-packed parameters removed: the disk is nearly full", "digest", folder)
+		}
+	}
+}
+
+// sweepHalfPacked removes what the loads of an earlier daemon have left half packed, once they have ended: folders whose names end
+// with the number of the process or user that packed.
+func (m *Manager) sweepHalfPacked(loading []<-chan struct{}) {
+	timeout := time.After(endTimeout)
+	for _, gone := range loading {
+		select {
+		case <-gone:
+		case <-timeout:
+			return // the next daemon does it
+		}
+	}
+	for _, digest := range m.packed() {
+		entries, err := os.ReadDir(filepath.Join(m.cfg.Cache, digest))
+		if err != nil {
+			continue // it has just been removed
+		}
+		for _, e := range entries {
+			if _, err := strconv.Atoi(strings.TrimPrefix(filepath.Ext(e.Name()), ".")); err != nil {
+				continue
+			}
+			if err := os.RemoveAll(filepath.Join(m.cfg.Cache, digest, e.Name())); err != nil {
+				m.cfg.Log.Warn("half packed parameters stay", "error", err)
+			}
 		}
 	}
 }
