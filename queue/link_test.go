@@ -111,6 +111,9 @@ func TestForeignRights(t *testing.T) {
 	nc.SetErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err })
 	attempts := map[string]func() error{
 		"a task":            func() error { return nc.Publish(taskSubject("f.ns"), []byte("x")) },
+		"JetStream":         func() error { return nc.Publish("$JS.API.STREAM.DELETE.KV_functions", nil) },
+		"the journal":       func() error { _, err := nc.SubscribeSync("$KV.>"); return err },
+		"the system's":      func() error { _, err := nc.SubscribeSync("$SYS.>"); return err },
 		"all subjects":      func() error { _, err := nc.SubscribeSync(">"); return err },
 		"inboxes of others": func() error { _, err := nc.SubscribeSync("_INBOX.>"); return err },
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -54,6 +55,33 @@ func TestSpecRefused(t *testing.T) {
 				t.Errorf("%v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// TestToken: it is made once, and its owner's alone whatever somebody has made of the file.
+func TestToken(t *testing.T) {
+	c := defaultConfig()
+	c.State, c.NATS.Listen = t.TempDir(), "127.0.0.1:0"
+	u := &up{cfg: c}
+	first, err := u.natsToken()
+	if err != nil || len(first) < 20 {
+		t.Fatalf("token %q, %v", first, err)
+	}
+	if err := os.Chmod(u.tokenFile(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	second, err := u.natsToken()
+	if err != nil || second != first {
+		t.Errorf("token %q, %v, want the same again, %q", second, err, first)
+	}
+	if info, err := os.Stat(u.tokenFile()); err != nil || info.Mode() != 0o600 {
+		t.Errorf("mode %v, %v, want 0600", info.Mode(), err)
+	}
+	if err := os.WriteFile(u.tokenFile(), []byte("\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := u.natsToken(); err == nil || !strings.Contains(err.Error(), u.tokenFile()+" is empty") {
+		t.Errorf("an empty file: %v", err)
 	}
 }
 

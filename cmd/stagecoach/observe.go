@@ -84,8 +84,8 @@ func phases(all []cluster.Phase) map[string]string {
 }
 
 // evicted tells that a node has ended a zygote for want of memory.
-func (u *up) evicted(node, function string, bytes int64) {
-	u.events.Publish(events.Event{Kind: "zygote.evicted", Function: function, Node: node, Why: fmt.Sprintf("%d MiB for others", bytes>>20)})
+func (u *up) evicted(at time.Time, node, function string, bytes int64) {
+	u.events.Publish(events.Event{At: at, Kind: "zygote.evicted", Function: function, Node: node, Why: fmt.Sprintf("%d MiB for others", bytes>>20)})
 }
 
 // deadLetter tells that an async request, or its callback, has failed for good.

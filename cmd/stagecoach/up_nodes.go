@@ -48,7 +48,7 @@ func (u *up) openNode() error {
 		Node: u.cfg.Node.Name, Images: u.images, ORT: u.cfg.ORT,
 		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory), Watchdog: watchdogLine[:], Devices: devices, Groups: groups, Accounts: u.accounts.forKeys(),
 		OnExit:  func(e keysmanager.Exit) { u.local.Lost(e.Replica, e.Cause) },
-		OnEvict: func(function string, bytes int64) { u.evicted(u.cfg.Node.Name, function, bytes) },
+		OnEvict: func(function string, bytes int64) { u.evicted(time.Time{}, u.cfg.Node.Name, function, bytes) },
 		Output: func(function, replica, stream, line string) {
 			u.printed(function, logbook.Line{At: time.Now().UTC(), Replica: replica, Stream: stream, Text: line})
 		},
@@ -78,6 +78,9 @@ func (u *up) natsToken() (string, error) {
 	if errors.Is(err, os.ErrNotExist) {
 		token = rand.Text()
 		err = os.WriteFile(u.tokenFile(), []byte(token+"\n"), 0o600)
+	}
+	if err == nil {
+		err = os.Chmod(u.tokenFile(), 0o600) // also one that was put there
 	}
 	if err != nil {
 		return "", fmt.Errorf("token of nodes: %w", err)
@@ -161,6 +164,6 @@ func (u *up) nodeEvent(name string, e node.Event) {
 	case node.EventExit:
 		u.local.Lost(e.Replica, e.Cause)
 	case node.EventEvict:
-		u.evicted(name, e.Function, e.Bytes)
+		u.evicted(e.At, name, e.Function, e.Bytes) // perhaps before we were there
 	}
 }
