@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/registry"
 
 	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
 // rootProgram answers like a CGI program: with its argument, who it is, what is in its root and its secret.
@@ -147,6 +148,26 @@ func TestImagesFromARegistry(t *testing.T) {
 		t.Errorf("without its registry: %v %s", a.header, a.body)
 	}
 	says("two")
+}
+
+// TestADigestThatIsNotThere: an order for an image that a node's store does not have, or by what is no digest, says so.
+func TestADigestThatIsNotThere(t *testing.T) {
+	store, err := image.OpenStore(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	i := &images{folders: sandbox.Images{Dir: t.TempDir()}, store: store}
+	digest := "sha256:" + strings.Repeat("0", 64)
+	for name, want := range map[string]string{
+		"team/ocr:1@" + digest: "give each node the --images that up has",
+		"team/ocr:1@sha256:12": "64 hexadecimal",
+		"team/ocr:1":           `"team/ocr:1"`,
+	} {
+		if _, err := i.Resolve(name); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
 }
 
 func TestRetag(t *testing.T) {

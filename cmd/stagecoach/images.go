@@ -84,7 +84,7 @@ func (i *images) Resolve(name string) (sandbox.Image, error) {
 	defer cancel()
 	root, err := i.store.Root(ctx, ref.Digest)
 	if errors.Is(err, image.ErrNoImage) {
-		err = fmt.Errorf("%w: deploy the function again", err)
+		err = fmt.Errorf("%w; deploy the function again, and give each node the --images that up has", err)
 	}
 	if err != nil {
 		return sandbox.Image{}, err
