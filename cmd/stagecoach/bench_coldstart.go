@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -64,12 +65,14 @@ func benchColdstart(ctx context.Context, args []string, out io.Writer) error {
 	}
 	cases := slices.DeleteFunc(startCases(), func(c startCase) bool { return c.full && !*full })
 	report := bench.NewReport("coldstart", os.Stderr)
+	var failed error
 	for _, size := range sizes {
 		if err := size.measure(ctx, report, cases, *images, *ort); err != nil {
-			return fmt.Errorf("%s: %w", size.name, err)
+			failed = fmt.Errorf("%s: %w", size.name, err)
+			break
 		}
 	}
-	return printReport(report, *asJSON, out)
+	return errors.Join(failed, printReport(report, *asJSON, out)) // what was measured is not lost
 }
 
 func (s startSize) measure(ctx context.Context, report *bench.Report, cases []startCase, images, ort string) error {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -230,8 +231,8 @@ func (b *benchStage) forksPerSecond(ctx context.Context, n int) (float64, error)
 	return float64(n) / all.Seconds(), err
 }
 
-// atOnce orders n replicas of the stage from so many goroutines and returns when each was there, since the beginning. They end
-// at once.
+// atOnce orders n replicas of the stage from so many goroutines and tells when each was there, since the beginning. They end at
+// once, and it returns when they have.
 func (b *benchStage) atOnce(ctx context.Context, n, goroutines int) ([]time.Duration, error) {
 	took := make([]time.Duration, n)
 	next := make(chan int, n)
@@ -243,11 +244,12 @@ func (b *benchStage) atOnce(ctx context.Context, n, goroutines int) ([]time.Dura
 	var once sync.Once
 	var failed error
 	b.n++
+	name := func(i int) string { return fmt.Sprintf("%d-%s-%d", b.n, atOnce, i) }
 	begin := time.Now()
 	for range goroutines {
 		wg.Go(func() {
 			for i := range next {
-				r, err := b.keys.Start(ctx, keysmanager.Order{Replica: fmt.Sprintf("%d-%s-%d", b.n, atOnce, i), Spec: b.spec("fork")})
+				r, err := b.keys.Start(ctx, keysmanager.Order{Replica: name(i), Spec: b.spec("fork")})
 				if err != nil {
 					once.Do(func() { failed = err })
 					return
@@ -258,5 +260,10 @@ func (b *benchStage) atOnce(ctx context.Context, n, goroutines int) ([]time.Dura
 		})
 	}
 	wg.Wait()
+	for i := range n {
+		if err := b.keys.Stop(ctx, name(i), time.Minute); err != nil {
+			return took, errors.Join(failed, err)
+		}
+	}
 	return took, failed
 }
