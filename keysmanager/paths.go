@@ -166,7 +166,16 @@ func (m *Manager) fallBack(function string, key zygoteKey, why impossible) {
 func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, env map[string]string, socket *os.File, groups []*os.File) error {
 	begin := time.Now()
 	p.zygote = z
-	err := z.fork(ctx, p, m.threads(o), env, append([]*os.File{socket, p.output.Stdout, p.output.Stderr}, groups...))
+	gate, theirs, err := stageSocket()
+	if err != nil {
+		return err
+	}
+	defer gate.Close()
+	defer theirs.Close()
+	err = z.fork(ctx, p, m.threads(o), env, []*os.File{socket, p.output.Stdout, p.output.Stderr, theirs})
+	if err == nil {
+		err = z.admit(p, groups, gate)
+	}
 	p.phase("fork", time.Since(begin))
 	if err != nil {
 		return err

@@ -2,6 +2,9 @@ package keysmanager
 
 import (
 	"errors"
+	"fmt"
+	"io"
+	"os"
 	"strconv"
 	"sync"
 	"syscall"
@@ -108,6 +111,34 @@ func signalChild(parent, pid int, s syscall.Signal) error {
 // disown ends a child that nobody wants. It does not wait: what reads from a zygote must never wait for it.
 func (z *zygote) disown(pid uint32) {
 	z.owner.ends.Go(func() { z.signal(int(pid), syscall.SIGKILL) })
+}
+
+// admit moves a child, which waits at its gate, to its cgroups, and lets it go on. The files by which one enters them are no
+// zygote's: whoever has them can move any process of the machine there.
+func (z *zygote) admit(p *process, groups []*os.File, gate io.Writer) error {
+	err := func() error {
+		if parent := parentOf(p.pid); parent != z.pid {
+			if parent == 0 && p.pid != 1 {
+				return fmt.Errorf("process %d ended before it was let go on", p.pid)
+			}
+			z.kill()
+			return fmt.Errorf("zygote was ended: it says that process %d is its child, whose parent is %d", p.pid, parent)
+		}
+		for _, g := range groups {
+			if _, err := g.WriteString(strconv.Itoa(p.pid)); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("cgroup of process %d: %w", p.pid, err)
+			}
+		}
+		_, _ = gate.Write([]byte{1}) // fails when it has ended
+		return nil
+	}()
+	if err != nil {
+		z.mu.Lock()
+		delete(z.children, uint32(p.pid)) // none of ours
+		z.mu.Unlock()
+		z.disown(uint32(p.pid))
+	}
+	return err
 }
 
 // exitedWell is the cause of an end with status 0.

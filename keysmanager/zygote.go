@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -45,9 +47,10 @@ type zygote struct {
 	function string        // that it was loaded for
 	bytes    int64         // proportional set size once loaded
 
-	prepacked bool       // its weights are mapped from a file
-	memory    []*os.File // graph and weights, sealed; nil: it is a process
-	once      sync.Once  // of the end of memory
+	prepacked bool         // its weights are mapped from a file
+	memory    []*os.File   // graph and weights, sealed; nil: it is a process
+	once      sync.Once    // of the end of memory
+	owed      atomic.Int64 // messages that it may still send
 
 	mu       sync.Mutex
 	nextID   uint32
@@ -203,6 +206,9 @@ func (z *zygote) read() {
 	var fault error
 	for {
 		o, err := z.receive(buf)
+		if z.owed.Add(-1) < -unasked && err == nil {
+			err = errors.New("it says more than it was asked")
+		}
 		if err != nil {
 			fault = err
 			break
@@ -218,7 +224,7 @@ func (z *zygote) read() {
 	z.output.Finish(linesMoment)
 	cause := because("its zygote ended: "+z.group.cause(describe(status)), z.output)
 	z.owner.disclose(z.group)
-	if errors.Is(fault, wire.ErrVersion) {
+	if op := (*net.OpError)(nil); !errors.As(fault, &op) && !errors.Is(fault, io.EOF) {
 		cause = "its zygote was ended: " + fault.Error()
 	}
 	z.mu.Lock()
@@ -294,7 +300,7 @@ func (z *zygote) take(id uint32) *forkOrder {
 	return f
 }
 
-// fork orders a child and waits until it is there. The files are its stage socket, stdout, stderr and its cgroups'; they stay the
+// fork orders a child and waits until it is there. The files are its stage socket, stdout, stderr and gate; they stay the
 // caller's to close. When ctx ends first, a child that comes later is killed.
 func (z *zygote) fork(ctx context.Context, child *process, threads int, env map[string]string, files []*os.File) error {
 	o := wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, Threads: uint16(threads)}
@@ -311,6 +317,7 @@ func (z *zygote) fork(ctx context.Context, child *process, threads int, env map[
 	o.ID = z.nextID
 	z.pending[o.ID] = f
 	z.mu.Unlock()
+	z.owed.Add(answers)
 	fds := make([]int, len(files))
 	for i, f := range files {
 		fds[i] = int(f.Fd())
@@ -336,6 +343,13 @@ func (z *zygote) fork(ctx context.Context, child *process, threads int, env map[
 
 // sendTimeout bounds how long a zygote that does not read can hold up its manager.
 const sendTimeout = 5 * time.Second
+
+// A fork order has so many answers at most, and a zygote may say so much more, for what an earlier daemon has ordered. One that says
+// more than that is ended: it would keep us busy.
+const (
+	answers = 2 // that a child is there, and that it has ended
+	unasked = 4096
+)
 
 func (z *zygote) send(message, rights []byte) error {
 	_ = z.conn.SetWriteDeadline(time.Now().Add(sendTimeout)) // fails as the write does

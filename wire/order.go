@@ -50,9 +50,9 @@ type OrderKind byte
 // stage/zygote/zygote.c holds the same layouts in C.
 const (
 	// OrderFork, manager to zygote: u8 kind, u8 version, u16 threads, u32 id, then KEY=VALUE strings, each ended by a NUL,
-	// for the child's environment. Descriptors ride along: stage socket, stdout, stderr, then at most [MaxGroups] files, opened
-	// for writing, by which the child enters its cgroups: it writes "0" to each before it does anything else. A child that
-	// cannot enter one says so on stderr and ends with status 1.
+	// for the child's environment. Descriptors ride along: stage socket, stdout, stderr, and at most one more, from which the
+	// child reads a byte before it does anything else: by then the manager has moved it to its cgroups. At its end of file the
+	// child ends with status 1.
 	OrderFork OrderKind = 'F'
 	// OrderKill, manager to zygote: u8 kind, u8 version, u16 signal, u32 pid. Only a child not yet reaped is signalled.
 	OrderKill OrderKind = 'K'
@@ -73,9 +73,6 @@ const (
 	// cannot be forked), u32 id (0: loading failed and the zygote ends), text.
 	ZygoteError OrderKind = 'E'
 )
-
-// MaxGroups is how many descriptors of cgroups may ride with a fork order.
-const MaxGroups = 8
 
 // Order is any message on a zygote's socket, decoded. Fields that a kind does not have are zero.
 type Order struct {

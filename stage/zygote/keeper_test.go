@@ -143,15 +143,19 @@ type replica struct {
 // fork orders a child and waits until the zygote has said so.
 func (k *keeper) fork(threads uint16, env ...string) *replica {
 	k.t.Helper()
-	return k.forkInto(nil, threads, env...)
+	return k.forkBehind(nil, threads, env...)
 }
 
-// forkInto does so with the files of cgroups.
-func (k *keeper) forkInto(groups []*os.File, threads uint16, env ...string) *replica {
+// forkBehind orders a child that waits until it may read from gate; nil: one that does not wait.
+func (k *keeper) forkBehind(gate *os.File, threads uint16, env ...string) *replica {
 	k.t.Helper()
 	socket, there := pair(k.t, unix.SOCK_STREAM)
 	r := newReplica(k.t, socket)
-	k.send(encode(wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, Threads: threads, ID: 77, Env: env}), append([]*os.File{there, r.stdout, r.stderr}, groups...)...)
+	files := []*os.File{there, r.stdout, r.stderr}
+	if gate != nil {
+		files = append(files, gate)
+	}
+	k.send(encode(wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, Threads: threads, ID: 77, Env: env}), files...)
 	there.Close()
 	o := k.want(wire.ChildForked)
 	if o.ID != 77 || o.PID == 0 || o.Nanos == 0 {

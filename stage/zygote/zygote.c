@@ -39,7 +39,7 @@ enum {
   MAX_MESSAGE = 64 << 10, // bytes of an order
   MAX_CHILDREN = 1024,
   ORDER_FDS = 3,  // stage socket, stdout, stderr
-  MAX_GROUPS = 8, // of a fork order: descriptors of cgroups, behind these
+  GATE = 3,       // behind these, if there is one: from which a child reads when it may go on
   MAX_FDS = 16,   // received with one order, then closed if it should have been less
   STAGE_FD = 3,   // where a child finds its stage socket
   NO_ID = -1,     // of an error that belongs to no fork order
@@ -132,16 +132,21 @@ static void end_child(const char *what) {
   _exit(1);
 }
 
-// become_replica makes a fresh child a process of its own: it ends with its zygote, is in its cgroups, has no descriptors but stdin, stdout,
+// become_replica makes a fresh child a process of its own: it ends with its zygote, waits to be let go on, has no descriptors but stdin, stdout,
 // stderr and its stage socket, the signal mask that the zygote was started with, random seeds that no sibling has (the
 // kernel gave them to the zygote at AT_RANDOM, the Go runtime reads them there), and its share of the pool's threads.
 static void become_replica(pid_t zygote, const int *fds, int n_fds, int threads) {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) end_child("parent-death signal");
   if (getppid() != zygote) _exit(1); // it died before the signal was set
-  for (int i = ORDER_FDS; i < n_fds; i++) {
-    if (write(fds[i], "0", 1) == 1) continue;
-    dprintf(fds[2], "zygote: new replica: enter cgroup %d of %d: %s\n", i - ORDER_FDS + 1, n_fds - ORDER_FDS, strerror(errno));
-    _exit(1);
+  if (n_fds > GATE) {
+    char go;
+    ssize_t n;
+    while ((n = read(fds[GATE], &go, 1)) < 0 && errno == EINTR) {
+    }
+    if (n != 1) {
+      dprintf(fds[2], "zygote: new replica: it was not let go on\n");
+      _exit(1);
+    }
   }
   if (dup2(fds[1], STDOUT_FILENO) < 0 || dup2(fds[2], STDERR_FILENO) < 0) end_child("stdout and stderr");
   if (fds[0] != STAGE_FD && dup3(fds[0], STAGE_FD, O_CLOEXEC) < 0) end_child("stage socket");
@@ -170,9 +175,8 @@ static const char *replica_name(size_t n) {
 static int fork_replica(size_t n, const int *fds, int n_fds) {
   uint64_t start = now();
   uint32_t id = get(order + 4, 4);
-  if (n_fds < ORDER_FDS || n_fds > ORDER_FDS + MAX_GROUPS) {
-    refuse(id, sc_message("fork: %d descriptors, want %d: stage socket, stdout, stderr, and at most %d of cgroups", n_fds, ORDER_FDS,
-                          MAX_GROUPS));
+  if (n_fds < ORDER_FDS || n_fds > GATE + 1) {
+    refuse(id, sc_message("fork: %d descriptors, want %d: stage socket, stdout, stderr, and at most one to wait for", n_fds, ORDER_FDS));
     return 0;
   }
   if (n > HEADER && order[n - 1] != 0) {

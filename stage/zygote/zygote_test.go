@@ -148,37 +148,42 @@ func TestExits(t *testing.T) {
 	k.fork(1)
 }
 
-// TestGroups has children enter their cgroups, for which files stand: each gets a "0" before anything else happens.
-func TestGroups(t *testing.T) {
+// TestGate has a child wait until it is let go on, and end when nobody is there any more who could.
+func TestGate(t *testing.T) {
 	k := start(t)
 	k.want(wire.ZygoteReady)
-	var groups []*os.File
-	for range wire.MaxGroups {
-		g, err := os.CreateTemp(t.TempDir(), "tasks")
+	gate := func() (ours, theirs *os.File) {
+		theirs, ours, err := os.Pipe()
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer g.Close()
-		groups = append(groups, g)
+		t.Cleanup(func() { ours.Close(); theirs.Close() })
+		return ours, theirs
 	}
-	r := k.forkInto(groups, 1)
+	ours, theirs := gate()
+	r := k.forkBehind(theirs, 1)
+	waits := func() bool { // it is no program of Go's yet, which has threads
+		all, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", r.pid))
+		return err == nil && len(all) == 1
+	}
+	if !waits() {
+		t.Error("a child goes on before it may")
+	}
+	if _, err := ours.Write([]byte{1}); err != nil {
+		t.Fatal(err)
+	}
 	if a := r.do(question{Do: "look"}); len(a.FDs) != 4 {
 		t.Errorf("descriptors %v, want 0 to 3", a.FDs)
 	}
-	for i, g := range groups {
-		if got := content(t, g); got != "0" {
-			t.Errorf("to group %d the child wrote %q, want 0", i, got)
-		}
+	if waits() {
+		t.Error("the number of threads says nothing")
 	}
-	closed, err := os.Open(os.DevNull) // not for writing
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer closed.Close()
-	r = k.forkInto([]*os.File{groups[0], closed}, 1)
+	ours, theirs = gate()
+	r = k.forkBehind(theirs, 1)
+	_ = ours.Close()
 	r.gone()
-	if got := content(t, r.stderr); !strings.Contains(got, "enter cgroup 2 of 2: Bad file descriptor") {
-		t.Errorf("a child that cannot enter its group said %q", got)
+	if got := content(t, r.stderr); !strings.Contains(got, "it was not let go on") {
+		t.Errorf("a child that nobody lets go on said %q", got)
 	}
 	if o := k.want(wire.ChildExited); int(o.PID) != r.pid || unix.WaitStatus(o.Status).ExitStatus() != 1 {
 		t.Errorf("it ended with %+v, want status 1", o)
@@ -293,7 +298,7 @@ func TestRefusedOrders(t *testing.T) {
 		"unknown kind":           {append([]byte{'?', wire.OrderVersion}, fork[2:]...), 3, none, "kind 63"},
 		"other version":          {append([]byte{'F', 9}, fork[2:]...), 3, 5, "version 9"},
 		"no descriptors":         {fork, 0, 5, "0 descriptors, want 3"},
-		"nine cgroups":           {fork, 12, 5, "12 descriptors"},
+		"two gates":              {fork, 5, 5, "5 descriptors"},
 		"too many descriptors":   {fork, 40, 5, "16 descriptors"},
 		"unended environment":    {fork[:len(fork)-1], 3, 5, "no end"},
 		"too long":               {append(slices.Clone(fork), make([]byte, 70<<10)...), 3, 5, "65536 bytes"},

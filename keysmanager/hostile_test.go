@@ -1,0 +1,140 @@
+package keysmanager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// actZygote is a zygote that lies.
+func actZygote(how string) error {
+	fd, err := strconv.Atoi(os.Getenv(wire.EnvZygoteFD))
+	if err != nil {
+		return err
+	}
+	c, err := net.FileConn(os.NewFile(uintptr(fd), "control"))
+	if err != nil {
+		return err
+	}
+	conn := c.(*net.UnixConn)
+	say := func(o wire.Order) {
+		o.Version = wire.OrderVersion
+		if _, err := conn.Write(wire.AppendOrder(nil, o)); err != nil {
+			os.Exit(1) // ended
+		}
+	}
+	say(wire.Order{Kind: wire.ZygoteReady, PID: uint32(os.Getpid())})
+	buf, oob := make([]byte, maxOrder), make([]byte, unix.CmsgSpace(4*32))
+	for {
+		n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
+		if err != nil {
+			return err
+		}
+		o, err := wire.DecodeOrder(buf[:n])
+		if err != nil {
+			return err
+		}
+		kind, number, _ := strings.Cut(how, "=")
+		pid, _ := strconv.Atoi(number)
+		switch {
+		case o.Kind != wire.OrderFork:
+		case kind == "child": // somebody else's process
+			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(pid)})
+		case kind == "files": // tells what it was given
+			say(wire.Order{Kind: wire.ZygoteError, ID: o.ID, Text: given(oob[:oobn])})
+		case kind == "flood":
+			for {
+				say(wire.Order{Kind: wire.ChildForked, ID: 1 << 30, PID: 1 << 31})
+			}
+		}
+	}
+}
+
+// given says what descriptors stand for.
+func given(oob []byte) string {
+	var all []string
+	messages, _ := unix.ParseSocketControlMessage(oob)
+	for _, m := range messages {
+		fds, _ := unix.ParseUnixRights(&m)
+		for _, fd := range fds {
+			link, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+			all = append(all, link)
+			if err != nil {
+				all = append(all, err.Error())
+			}
+		}
+	}
+	return strings.Join(all, " ")
+}
+
+// hostile starts a replica of a zygote that lies, which must fail, and returns how. The zygote is left with no replica.
+func (n *node) hostile(how string) error {
+	n.t.Helper()
+	s := withModel
+	s.Process, s.Start = os.Args[0]+" "+actAs+" zygote "+how, "heap"
+	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
+	defer cancel()
+	r, err := n.Start(ctx, Order{Replica: "x", Spec: s})
+	if err == nil {
+		n.t.Fatalf("%s: replica %+v", how, r)
+	}
+	if ctx.Err() != nil {
+		n.t.Fatalf("%s: %v", how, err)
+	}
+	return err
+}
+
+// TestAZygoteThatLies: nobody but itself has anything of it.
+func TestAZygoteThatLies(t *testing.T) {
+	n := grouped(t)
+	victim := exec.Command("sleep", "600")
+	if err := victim.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = victim.Process.Kill(), victim.Wait() }()
+	before, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", victim.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range []int{victim.Process.Pid, os.Getpid(), 1} {
+		if err := n.hostile(fmt.Sprintf("child=%d", pid)); !strings.Contains(err.Error(), fmt.Sprintf("it says that process %d is its child", pid)) {
+			t.Errorf("child %d: %v", pid, err)
+		}
+		proctest.Until(t, 20*time.Second, "the zygote to be ended", func() bool { return len(n.Inventory().Zygotes) == 0 })
+	}
+	after, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", victim.Process.Pid))
+	if err != nil || string(after) != string(before) {
+		t.Errorf("somebody else's process is in the cgroups\n%s%v, was in\n%s", after, err, before)
+	}
+	for _, pid := range []string{"0", "4294967295"} { // of nobody
+		if err := n.hostile("child=" + pid); err == nil {
+			t.Errorf("child %s is taken", pid)
+		}
+	}
+	if err := victim.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("somebody else's process: %v", err)
+	}
+	// What it is given is nothing by which it reaches others: a cgroup's file, opened by root, moves any process there.
+	if err := n.hostile("files"); !strings.Contains(err.Error(), "socket:") || strings.Contains(err.Error(), "cgroup") {
+		t.Errorf("it was given %v", err)
+	}
+	if err := n.hostile("flood"); !strings.Contains(err.Error(), "more than it was asked") {
+		t.Errorf("a zygote that talks without end: %v", err)
+	}
+	if _, err := n.Start(t.Context(), Order{Replica: "x", Spec: withModel}); err != nil && !errors.Is(err, ErrRunning) {
+		t.Errorf("another one: %v", err)
+	}
+}
