@@ -2,6 +2,7 @@ package keysmanager
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -88,10 +89,6 @@ func (m *Manager) adopt() error {
 		}
 	}
 	zygotes := map[string]*zygote{} // by entry
-	type leftReplica struct {
-		k warden.Kept
-		d replicaMeta
-	}
 	var replicas []leftReplica
 	var order []*zygote
 	var loading []<-chan struct{} // closed when they have ended
@@ -114,12 +111,7 @@ func (m *Manager) adopt() error {
 			order = append(order, z)
 		}
 	}
-	slices.SortFunc(replicas, func(a, b leftReplica) int { return a.d.Started.Compare(b.d.Started) }) // of one name, the latest is it
-	for _, r := range replicas {
-		if err := m.adoptReplica(r.k, r.d, zygotes[cmp.Or(r.d.Zygote, r.d.Mapped)]); err != nil {
-			m.discard(r.k, err)
-		}
-	}
+	m.adoptReplicas(replicas, zygotes)
 	slices.SortFunc(order, func(a, b *zygote) int { return a.loaded.Compare(b.loaded) })
 	for _, z := range order { // the latest comes last: it is the present one of its function
 		m.install(z)
@@ -134,6 +126,30 @@ func (m *Manager) adopt() error {
 	}
 	return nil
 }
+
+// leftReplica is what was kept of a replica.
+type leftReplica struct {
+	k warden.Kept
+	d replicaMeta
+}
+
+// adoptReplicas adopts replicas, whose zygotes were, by entry.
+func (m *Manager) adoptReplicas(replicas []leftReplica, zygotes map[string]*zygote) {
+	slices.SortFunc(replicas, func(a, b leftReplica) int { return a.d.Started.Compare(b.d.Started) }) 
+	for i, r := range replicas {
+		// Of one name, the latest is it.
+		if slices.ContainsFunc(replicas[i+1:], func(next leftReplica) bool { return next.d.Replica == r.d.Replica }) {
+			m.discard(r.k, errSucceeded)
+			continue
+		}
+		if err := m.adoptReplica(r.k, r.d, zygotes[cmp.Or(r.d.Zygote, r.d.Mapped)]); err != nil {
+			m.discard(r.k, err)
+		}
+	}
+}
+
+// errSucceeded says that an entry's replica has ended, and was reported: its cgroup is another's, too.
+var errSucceeded = errors.New("another replica has its name since")
 
 // adoptZygote makes a zygote of what was kept of it. Nothing is read from it yet.
 func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {

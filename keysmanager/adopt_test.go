@@ -224,9 +224,11 @@ func TestHalfMadeThingsAreEnded(t *testing.T) {
 		pids = append(pids, pid)
 	}
 	gone := &replicaMeta{Replica: "gone", Function: "f.ns", Started: time.Now(), Zygote: half.entry, PID: 1 << 22}
+	told := &replicaMeta{Replica: "a", Function: "f.ns", Started: time.Unix(1, 0), Zygote: half.entry, PID: 1<<22 + 1} // or another would not have its name
 	for _, err := range []error{
 		w.Drop(entry), // as if it had not yet been put
 		w.Put("replica-gone", encode(meta{Replica: gone}), nobody, nobody),
+		w.Put("replica-told", encode(meta{Replica: told}), nobody, nobody),
 		w.Put("replica-bad", encode(meta{Replica: &replicaMeta{Replica: "bad"}})),
 		w.Put("replica-worse", []byte("{")),
 		w.Release(),
@@ -244,6 +246,9 @@ func TestHalfMadeThingsAreEnded(t *testing.T) {
 	}
 	if got := n.names(); !slices.Equal(got, []string{"a"}) || n.zygote() != zygote {
 		t.Errorf("%v run, want a", got)
+	}
+	if len(n.exits) != 0 {
+		t.Errorf("exit %+v, want no more", <-n.exits)
 	}
 	n.Close()
 	proctest.Gone(t, zygote)
