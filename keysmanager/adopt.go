@@ -135,7 +135,7 @@ type leftReplica struct {
 
 // adoptReplicas adopts replicas, whose zygotes were, by entry.
 func (m *Manager) adoptReplicas(replicas []leftReplica, zygotes map[string]*zygote) {
-	slices.SortFunc(replicas, func(a, b leftReplica) int { return a.d.Started.Compare(b.d.Started) }) 
+	slices.SortFunc(replicas, func(a, b leftReplica) int { return a.d.Started.Compare(b.d.Started) })
 	for i, r := range replicas {
 		// Of one name, the latest is it.
 		if slices.ContainsFunc(replicas[i+1:], func(next leftReplica) bool { return next.d.Replica == r.d.Replica }) {
