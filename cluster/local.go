@@ -250,7 +250,7 @@ func (l *Local) Replicas(function string) []Replica {
 		if r.function == function {
 			out = append(out, Replica{
 				plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since},
-				r.hidden, r.path, slices.Clone(r.phases), r.total, r.answered,
+				r.hidden, r.path, r.started(), r.total, r.answered,
 			})
 		}
 	}

@@ -326,6 +326,14 @@ func TestPhasesOfAStart(t *testing.T) {
 		if n := testutil.CollectAndCount(l.metrics.starts); n != 5 {
 			t.Errorf("%d series, want order, fork, place, first inference and total", n)
 		}
+		w.attach = func(_ context.Context, name string) error {
+			l.Answered(name, time.Millisecond, 7*time.Millisecond) // what had waited for it was quick
+			time.Sleep(10 * time.Millisecond)
+			return nil
+		}
+		w.want(2)
+		time.Sleep(time.Second)
+		w.expect("phases", fmt.Sprint(l.Replicas("f.ns")[1].Phases), "[{order 4ms} {fork 1ms} {place 10ms} {first inference 7ms}]")
 	})
 }
 

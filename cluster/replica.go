@@ -43,6 +43,7 @@ type replica struct {
 	since    time.Time
 	released bool
 	answered time.Duration // from its order to its first answer; 0: it has given none
+	first    time.Duration // that its first call took
 }
 
 // release tells the replica that it is not wanted any more; Local.mu is held.
@@ -291,8 +292,7 @@ func (l *Local) Answered(replica string, after, call time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r := l.replicas[replica]; r != nil {
-		r.answered = max(stamp().Sub(r.begun), 1)
-		r.phases = append(r.phases, Phase{firstInference, call})
+		r.answered, r.first = max(stamp().Sub(r.begun), 1), call
 		l.metrics.starts.WithLabelValues(firstInference, r.path).Observe(call.Seconds())
 		l.of(r.function).failure.worked(r.since)
 		l.note(r, Event{Kind: Answered, Phases: []Phase{{"since attached", after}, {firstInference, call}}})
@@ -301,3 +301,13 @@ func (l *Local) Answered(replica string, after, call time.Duration) {
 
 // firstInference is the last phase of a start. It comes after the total, since a replica may have nothing to do for long.
 const firstInference = "first inference"
+
+// started returns the phases of the start as far as it has come; Local.mu is held. A first answer may be known before what came
+// before it.
+func (r *replica) started() []Phase {
+	all := slices.Clone(r.phases)
+	if r.answered > 0 {
+		all = append(all, Phase{firstInference, r.first})
+	}
+	return all
+}
