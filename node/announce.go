@@ -33,7 +33,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer every.Stop()
 	for {
 		_ = s.send(kindInventory, s.inventory()) // the next one is on its way
-		again := time.NewTimer(coalesce)
+		again := time.After(coalesce)
 		for waiting := true; waiting; {
 			changed := s.changed
 			if again != nil {
@@ -46,7 +46,7 @@ func (s *Server) Run(ctx context.Context) error {
 				return nil
 			case err := <-s.failed:
 				return err
-			case <-timerC(again):
+			case <-again:
 				again = nil
 			case <-changed:
 				waiting = false
@@ -55,13 +55,6 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 		}
 	}
-}
-
-func timerC(t *time.Timer) <-chan time.Time {
-	if t == nil {
-		return nil
-	}
-	return t.C
 }
 
 // inventory is the next announcement.
@@ -81,10 +74,10 @@ func (s *Server) claim(ctx context.Context) error {
 	stop, err := s.cfg.Bus.Listen(s.cfg.Me.Name, kind, func(_, _ string, data []byte) {
 		var a Answer // of nobody: the zero one
 		if len(data) > 0 {
-			if a, err := DecodeAnswer(data); err != nil || a.ID != s.cfg.Me.ID {
+			var err error
+			if a, err = DecodeAnswer(data); err != nil || a.ID != s.cfg.Me.ID {
 				return
 			}
-			_ = json.Unmarshal(data, &a) // it has been decoded just now
 		}
 		select {
 		case answers <- a:
