@@ -152,6 +152,7 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 	}
 	c.expire(now)
 	c.dispatch(now)
+	c.lingers = time.Time{}
 	if c.draining > 0 {
 		c.release(now)
 	}

@@ -64,6 +64,7 @@ func (f *function) attach(ctx context.Context, name string, revision uint64, c *
 	f.mu.Unlock()
 	f.step(ReplicaUp{Name: name, Revision: revision, Slots: spec.slots(uint64(hello.Slots)), MaxBatch: min(hello.MaxBatch, spec.Batch)})
 	if !l.run() { // only now, so that its end comes after its beginning
+		f.step(ReplicaDown{Name: name, Cause: errRemoved.Error()}) // while it is listed, the Core may send to it
 		l.delist()
 		return wire.Hello{}, errRemoved
 	}

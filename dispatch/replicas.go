@@ -31,7 +31,6 @@ func (c *Core) drain(now time.Time, name string) {
 
 // release forgets the draining replicas that have nothing left and that no request needs.
 func (c *Core) release(now time.Time) {
-	c.lingers = time.Time{}
 	before := len(c.replicas)
 	for i := 0; i < len(c.replicas); {
 		r := &c.view.Replicas[i]

@@ -54,6 +54,14 @@ func TestRevisions(t *testing.T) {
 			{505 * ms, Tick{}, "idle old"},
 			{506 * ms, together("a", 4, 1), "reply a redeployed wait=0s service=0s; wanted"},
 		}},
+		"one that dies while it waits leaves no timer": {CoreConfig{Revision: 1}, []step{
+			{0, up("old", 1), ""},
+			{0, together("a", 1, 0), "send old #1 a"},
+			{1 * ms, ReplicaDrain{"old"}, ""},
+			{2 * ms, answer("old", 1, 0), "reply a ok wait=0s service=2ms; wake 502ms"},
+			{3 * ms, ReplicaDown{"old", "died"}, ""},
+			{502 * ms, Tick{}, ""},
+		}},
 		"one that is not alone does not wait": {CoreConfig{Revision: 1}, []step{
 			{0, up("one", 1), ""},
 			{0, up("two", 1), ""},
