@@ -49,7 +49,9 @@ func prefer(x, y bool) int {
 // node is a node while a plan is made.
 type node struct {
 	*plan.Node
-	free     int64            // bytes
+	free     int64            // bytes; negative: so many have to give way
+	idle     map[string]int64 // bytes of zygotes that give way to others, by function
+	reserve  int64            // bytes that no zygote is loaded into
 	cpu      int              // thousandths of a core that no replica is promised
 	device   map[string]int64 // free bytes, of those that are well
 	size     map[string]int64 // bytes, of all
@@ -64,8 +66,11 @@ func nodes(s *plan.Snapshot) map[string]*node {
 	for i := range s.Nodes {
 		p := &s.Nodes[i]
 		n := &node{
-			Node: p, free: p.Memory - p.MemoryUsed, cpu: p.CPUMilli,
+			Node: p, free: p.Memory - p.MemoryUsed, idle: map[string]int64{}, cpu: p.CPUMilli,
 			device: map[string]int64{}, size: map[string]int64{}, occupied: map[string]bool{}, replicas: map[string]int{}, zygotes: map[string]bool{}, taken: map[string]bool{},
+		}
+		if p.Threshold > 0 {
+			n.reserve = p.Memory - p.Threshold
 		}
 		for _, d := range p.Devices {
 			n.size[d.ID] = d.Memory
@@ -75,6 +80,9 @@ func nodes(s *plan.Snapshot) map[string]*node {
 		}
 		for _, z := range p.Zygotes {
 			n.zygotes[z.Function] = true
+			if z.Idle {
+				n.idle[z.Function] += z.Bytes
+			}
 		}
 		all[p.Name] = n
 	}
@@ -167,6 +175,7 @@ func add(f *plan.Function, zygote int64, all map[string]*node, better func(*plan
 	best.free -= best.cost(f, zygote)
 	best.cpu -= f.CPUMilli
 	best.zygotes[f.Name] = true
+	delete(best.idle, f.Name)
 	best.replicas[f.Name]++
 	ids := best.devices(f)
 	for _, id := range ids {
@@ -187,10 +196,24 @@ func (n *node) cost(f *plan.Function, zygote int64) int64 {
 	return f.Memory + zygote
 }
 
+// room is the memory that one more replica of f finds, when idle zygotes of others give way. A zygote that is loaded for it finds less.
+func (n *node) room(f *plan.Function, zygote int64) int64 {
+	bytes := n.free
+	for name, idle := range n.idle {
+		if name != f.Name {
+			bytes += idle
+		}
+	}
+	if zygote > 0 && !n.zygotes[f.Name] {
+		bytes -= n.reserve
+	}
+	return bytes
+}
+
 // fits says whether one more replica of f has room. One of unknown size needs a node that is not full; one that is promised nothing
 // of the processor gets what is left over, and a node of unknown processors promises nothing.
 func (n *node) fits(f *plan.Function, zygote int64) bool {
-	return n.Unavailable == "" && n.free > 0 && n.cost(f, zygote) <= n.free && len(n.devices(f)) == f.GPU &&
+	return n.Unavailable == "" && n.room(f, zygote) >= max(n.cost(f, zygote), 1) && len(n.devices(f)) == f.GPU &&
 		(f.CPUMilli == 0 || f.CPUMilli <= n.cpu)
 }
 
@@ -231,8 +254,8 @@ func shortage(f *plan.Function, zygote int64, want, placed int, all map[string]*
 			continue
 		}
 		fit++
-		if name == "" || n.free > most || n.free == most && n.Name < name {
-			most, name = n.free, n.Name
+		if free := n.room(f, zygote); name == "" || free > most || free == most && n.Name < name {
+			most, name = free, n.Name
 		}
 	}
 	if fit == 0 {

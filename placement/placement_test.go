@@ -98,6 +98,23 @@ func TestPlace(t *testing.T) {
 			s.Nodes[2].Zygotes = []plan.Zygote{{Function: "f", Bytes: 50}}
 			s.Nodes[2].MemoryUsed = 90
 		}, 3, 0, "+@a +@b", "2 of 3 placed: one more needs 30 B"},
+		"idle zygotes give way, but not to their own replicas": {first, func(s *plan.Snapshot) {
+			s.Nodes = s.Nodes[:1]
+			s.Nodes[0].MemoryUsed = 95
+			s.Nodes[0].Zygotes = []plan.Zygote{{Function: "f", Bytes: 50, Idle: true}, {Function: "g", Bytes: 25, Idle: true}, {Function: "h", Bytes: 20}}
+		}, 2, 0, "+@a", "1 of 2 placed: one more needs 30 B; of 1 nodes, a has the most free memory, 0 B"},
+		"a zygote gives way once": {first, func(s *plan.Snapshot) {
+			s.Nodes = s.Nodes[:1]
+			s.Nodes[0].MemoryUsed = 100
+			s.Nodes[0].Zygotes = []plan.Zygote{{Function: "g", Bytes: 40, Idle: true}}
+		}, 2, 0, "+@a", "1 of 2 placed: one more needs 30 B; of 1 nodes, a has the most free memory, 10 B"},
+		"a zygote is loaded up to the threshold, a replica beyond": {first, func(s *plan.Snapshot) {
+			for i := range s.Nodes {
+				s.Nodes[i].Threshold = 85
+			}
+			s.Nodes[0].MemoryUsed = 20
+			s.Nodes[2].Zygotes, s.Nodes[2].MemoryUsed = []plan.Zygote{{Function: "f", Bytes: 50}}, 70
+		}, 4, 0, "+@c +@b", "2 of 4 placed: one more needs 80 B; of 3 nodes, a has the most free memory, 65 B"},
 		"no node": {spread, func(s *plan.Snapshot) {
 			for i := range s.Nodes {
 				s.Nodes[i].Unavailable = "gone"
@@ -172,6 +189,15 @@ func TestKeyStages(t *testing.T) {
 			s.Nodes[1].Zygotes, s.Nodes[1].MemoryUsed = []plan.Zygote{{Function: "f", Bytes: 100}}, 100
 		}, []plan.Want{{Function: "f"}, {Function: "g"}}, "f@b"},
 		"asleep, most memory": {func(s *plan.Snapshot) { s.Functions[0].Zero, s.Nodes[0].MemoryUsed = true, 1 }, []plan.Want{{Function: "f"}}, "f@b"},
+		"asleep, nothing gives way to it": {func(s *plan.Snapshot) {
+			s.Functions[0].Zero, s.Nodes = true, s.Nodes[:2]
+			s.Nodes[0].Zygotes, s.Nodes[0].MemoryUsed = []plan.Zygote{{Function: "g", Bytes: 90, Idle: true}}, 90
+			s.Nodes[1].MemoryUsed, s.Nodes[1].Threshold = 50, 81
+		}, []plan.Want{{Function: "f"}}, "f@b"},
+		"asleep, above the threshold": {func(s *plan.Snapshot) {
+			s.Functions[0].Zero, s.Nodes = true, s.Nodes[:1]
+			s.Nodes[0].MemoryUsed, s.Nodes[0].Threshold = 50, 79
+		}, []plan.Want{{Function: "f"}}, ""},
 		"asleep, no memory": {func(s *plan.Snapshot) {
 			s.Functions[0].Zero, s.Nodes = true, s.Nodes[:1]
 			s.Nodes[0].MemoryUsed = 50

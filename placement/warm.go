@@ -60,11 +60,11 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 }
 
 // bed returns the node that keeps a sleeping function's zygote: one that has it, else the one with the most free memory
-// that has room for it and a replica; nil: none has.
+// that has room for it and a replica without anything giving way; nil: none has.
 func bed(f *plan.Function, zygote int64, all map[string]*node) *node {
 	var best *node
 	for _, n := range all {
-		if n.Unavailable != "" || !n.zygotes[f.Name] && (n.free <= 0 || n.cost(f, zygote) > n.free) {
+		if n.Unavailable != "" || !n.zygotes[f.Name] && n.free-n.reserve < max(n.cost(f, zygote), 1) {
 			continue
 		}
 		if best == nil || cmp.Or(prefer(n.zygotes[f.Name], best.zygotes[f.Name]), cmp.Compare(best.free, n.free), cmp.Compare(n.Name, best.Name)) < 0 {

@@ -17,7 +17,8 @@ type Snapshot struct {
 type Node struct {
 	Name        string
 	Memory      int64 // bytes that replicas and zygotes may use
-	MemoryUsed  int64 // replicas that are starting included
+	MemoryUsed  int64 // what is starting or loading included
+	Threshold   int64 // of Memory: no zygote is loaded that would pass it; 0: Memory
 	CPUMilli    int
 	Devices     []Device
 	Zygotes     []Zygote
@@ -37,7 +38,7 @@ type Zygote struct {
 	Function string
 	Digest   string
 	Bytes    int64
-	Replicas int
+	Idle     bool // nothing runs from it: it gives way when memory is short
 }
 
 // Function is what is known of one function: what its owner asked for, what its users demand, what runs.

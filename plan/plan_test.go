@@ -113,6 +113,17 @@ func TestAFullNodeMayKeepWhatItHas(t *testing.T) {
 	}
 }
 
+func TestIdleZygotesGiveWay(t *testing.T) {
+	p, s := good(), snapshot()
+	s.Nodes[0].MemoryUsed = 100
+	for _, idle := range []bool{true, false} {
+		s.Nodes[0].Zygotes = []Zygote{{Function: "gpu.ns", Bytes: 30, Idle: idle}}
+		if err := p.Validate(s); (err == nil) != idle {
+			t.Errorf("idle %v: %v", idle, err)
+		}
+	}
+}
+
 func TestDomains(t *testing.T) {
 	s := Snapshot{}
 	for _, n := range []string{"a", "b", "c", "d", "e", "f"} {

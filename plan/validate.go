@@ -162,11 +162,17 @@ func (v *validator) keep(f *Function, slot Slot) {
 }
 
 // capacity checks the sums of new replicas against what is free. Memory of replicas that the plan lets go counts as taken:
-// it is free only once they have gone.
+// it is free only once they have gone. Idle zygotes give way at once.
 func (v *validator) capacity() {
 	for _, n := range v.s.Nodes {
-		if need := v.used[n.Name]; need > 0 && n.MemoryUsed+need > n.Memory {
-			v.add("node %q: %s in new replicas, want at most %s", n.Name, Size(need), Size(n.Memory-n.MemoryUsed))
+		free := n.Memory - n.MemoryUsed
+		for _, z := range n.Zygotes {
+			if z.Idle {
+				free += z.Bytes
+			}
+		}
+		if need := v.used[n.Name]; need > 0 && need > free {
+			v.add("node %q: %s in new replicas, want at most %s", n.Name, Size(need), Size(free))
 		}
 		for _, d := range n.Devices {
 			if need := v.used[n.Name+"/"+d.ID]; need > 0 && d.MemoryUsed+need > d.Memory {

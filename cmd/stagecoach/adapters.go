@@ -151,20 +151,7 @@ func (n localNode) Warm(ctx context.Context, wanted []cluster.WarmOrder) error {
 }
 
 // Inventory implements cluster.Node.
-func (n localNode) Inventory() plan.Node {
-	inv := n.Manager.Inventory()
-	out := plan.Node{Name: inv.Node, Memory: inv.Memory, MemoryUsed: inv.MemoryUsed, CPUMilli: inv.CPUMilli}
-	for _, z := range inv.Zygotes {
-		if z.State == keysmanager.Retiring {
-			continue // nothing starts from it
-		}
-		out.Zygotes = append(out.Zygotes, plan.Zygote{Function: z.Function, Digest: z.Digest, Bytes: z.Bytes, Replicas: z.Replicas})
-	}
-	for _, d := range inv.Devices {
-		out.Devices = append(out.Devices, plan.Device{ID: d.ID, Memory: d.Memory, MemoryUsed: d.Memory - d.Free, Unavailable: d.Unhealthy})
-	}
-	return out
-}
+func (n localNode) Inventory() plan.Node { return planned(inventoryOf(n.Manager.Inventory())) }
 
 // status is what the provider shows of functions that run.
 type status struct {

@@ -252,13 +252,19 @@ func (n remoteNode) Warm(ctx context.Context, wanted []cluster.WarmOrder) error 
 }
 
 // Inventory implements cluster.Node.
-func (n remoteNode) Inventory() plan.Node {
-	inv := n.Client.Inventory()
-	out := plan.Node{Name: inv.Name, Memory: inv.Memory.Total, MemoryUsed: inv.Memory.Used, CPUMilli: inv.CPU.Total}
+func (n remoteNode) Inventory() plan.Node { return planned(n.Client.Inventory()) }
+
+// planned is a node as policies see it.
+func planned(inv node.Inventory) plan.Node {
+	out := plan.Node{Name: inv.Name, Memory: inv.Memory.Total, MemoryUsed: inv.Memory.Used, Threshold: inv.Memory.Threshold, CPUMilli: inv.CPU.Total}
 	for _, z := range inv.Zygotes {
-		if z.State == node.Ready {
-			out.Zygotes = append(out.Zygotes, plan.Zygote{Function: z.Function, Digest: z.Digest, Bytes: z.Bytes, Replicas: z.Replicas})
+		switch z.State {
+		case node.Retiring:
+			continue // nothing starts from it
+		case node.Loading:
+			out.MemoryUsed += z.Bytes // what it has taken so far is not in it
 		}
+		out.Zygotes = append(out.Zygotes, plan.Zygote{Function: z.Function, Digest: z.Digest, Bytes: z.Bytes, Idle: z.State == node.Ready && z.Replicas == 0})
 	}
 	for _, d := range inv.Devices {
 		out.Devices = append(out.Devices, plan.Device{ID: d.UUID, Memory: d.Memory, MemoryUsed: d.Memory - d.Free, Unavailable: d.Cause})

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
 // TestNodesAndCache looks at a node through a function's life: its replica and its parameters are there; warm brings them, so that the
@@ -178,6 +180,28 @@ func TestCacheAPI(t *testing.T) {
 }
 
 // TestCacheList filters what nodes hold.
+// TestWhatPoliciesSeeOfANode: what gives way is told apart, and what is being loaded is taken.
+func TestWhatPoliciesSeeOfANode(t *testing.T) {
+	got := planned(inventoryOf(keysmanager.Inventory{
+		Node: "n", Memory: 1000, MemoryUsed: 300, Threshold: 850, CPUMilli: 2000,
+		Zygotes: []keysmanager.ZygoteInfo{
+			{Function: "busy", Bytes: 50, Replicas: 1, State: keysmanager.Ready},
+			{Function: "idle", Bytes: 60, State: keysmanager.Ready},
+			{Function: "loads", Bytes: 70, State: keysmanager.Loading},
+			{Function: "old", Bytes: 80, State: keysmanager.Retiring},
+		},
+		Devices: []keysmanager.DeviceInfo{{Device: keysmanager.Device{ID: "g", Memory: 100, Unhealthy: "lost"}, Free: 30}},
+	}))
+	want := plan.Node{
+		Name: "n", Memory: 1000, MemoryUsed: 370, Threshold: 850, CPUMilli: 2000,
+		Zygotes: []plan.Zygote{{Function: "busy", Bytes: 50}, {Function: "idle", Bytes: 60, Idle: true}, {Function: "loads", Bytes: 70}},
+		Devices: []plan.Device{{ID: "g", Memory: 100, MemoryUsed: 70, Unavailable: "lost"}},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
 func TestCacheList(t *testing.T) {
 	t.Parallel()
 	for query, want := range map[string]int{"": 2, "?node=b": 1, "?namespace=ns": 2, "?namespace=other": 0, "?function=f&namespace=ns": 2, "?function=f.ns": 404, "?node=c": 404} {

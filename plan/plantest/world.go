@@ -153,7 +153,7 @@ func (w *World) account() {
 				}
 			}
 			if here > 0 {
-				n.Zygotes = append(n.Zygotes, plan.Zygote{Function: f.Name, Digest: "d", Bytes: f.Memory, Replicas: here})
+				n.Zygotes = append(n.Zygotes, plan.Zygote{Function: f.Name, Digest: "d", Bytes: f.Memory})
 				n.MemoryUsed += f.Memory
 			}
 		}
