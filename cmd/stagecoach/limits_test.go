@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"os"
 	"strings"
@@ -95,6 +97,16 @@ func TestLimits(t *testing.T) {
 	r.stop()
 	r.restart() // with the groups of no earlier life
 	r.must(http.StatusOK, http.MethodPost, "/function/eats/eat?mb=8", "")
+}
+
+// TestNoGroups: where no cgroup may be made there is one warning, and the KeysManager is told that there are none.
+func TestNoGroups(t *testing.T) {
+	var log bytes.Buffer
+	groups, done := openGroups("\x00", t.TempDir(), slog.New(slog.NewTextHandler(&log, nil))) // a name that no folder can have
+	done()
+	if said := log.String(); groups != nil || strings.Count(said, "\n") != 1 || !strings.Contains(said, `level=WARN msg="no cgroups: limits of functions bound nothing`) {
+		t.Errorf("got %v, and it says %q, want none and one warning", groups, said)
+	}
 }
 
 // node is the only node's name.
