@@ -53,6 +53,9 @@ func actZygote(how string) error {
 		case o.Kind != wire.OrderFork:
 		case kind == "child": // somebody else's process
 			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(pid)})
+		case kind == "gone": // one that has ended
+			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: 1 << 22})
+			say(wire.Order{Kind: wire.ChildExited, PID: 1 << 22, Status: 9})
 		case kind == "files": // tells what it was given
 			say(wire.Order{Kind: wire.ZygoteError, ID: o.ID, Text: given(oob[:oobn])})
 		case kind == "flood":
@@ -136,5 +139,27 @@ func TestAZygoteThatLies(t *testing.T) {
 	}
 	if _, err := n.Start(t.Context(), Order{Replica: "x", Spec: withModel}); err != nil && !errors.Is(err, ErrRunning) {
 		t.Errorf("another one: %v", err)
+	}
+}
+
+// TestAChildThatHasEndedAlready: either its start fails, or its end is reported.
+func TestAChildThatHasEndedAlready(t *testing.T) {
+	n := newNode(t, nil)
+	s := withModel
+	s.Process, s.Start = os.Args[0]+" "+actAs+" zygote gone", "heap"
+	for i := range 20 {
+		name := strconv.Itoa(i)
+		r, err := n.Start(t.Context(), Order{Replica: name, Spec: s})
+		if err != nil {
+			continue
+		}
+		_ = r.Conn.Close()
+		if e := n.exit(); e.Replica != name || e.Cause != "killed by SIGKILL" {
+			t.Errorf("exit %+v, want that of %s", e, name)
+		}
+	}
+	n.Close()
+	if len(n.exits) > 0 {
+		t.Errorf("exit %+v of what was not started", <-n.exits)
 	}
 }

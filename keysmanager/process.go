@@ -114,31 +114,59 @@ func (z *zygote) disown(pid uint32) {
 }
 
 // admit moves a child, which waits at its gate, to its cgroups, and lets it go on. The files by which one enters them are no
-// zygote's: whoever has them can move any process of the machine there.
+// zygote's: whoever has them can move any process of the machine there. A child whose end was told meanwhile is reported as any.
 func (z *zygote) admit(p *process, groups []*os.File, gate io.Writer) error {
-	err := func() error {
-		if parent := parentOf(p.pid); parent != z.pid {
-			if parent == 0 && p.pid != 1 {
-				return fmt.Errorf("process %d ended before it was let go on", p.pid)
-			}
-			z.kill()
-			return fmt.Errorf("zygote was ended: it says that process %d is its child, whose parent is %d", p.pid, parent)
-		}
-		for _, g := range groups {
-			if _, err := g.WriteString(strconv.Itoa(p.pid)); err != nil && !errors.Is(err, unix.ESRCH) {
-				return fmt.Errorf("cgroup of process %d: %w", p.pid, err)
-			}
-		}
-		_, _ = gate.Write([]byte{1}) // fails when it has ended
+	parent := parentOf(p.pid)
+	lies := parent != z.pid && (parent != 0 || p.pid == 1)
+	err := error(nil)
+	switch {
+	case lies && hasEnded(z.pid): // then what it leaves has another parent, and is told to have ended with it
 		return nil
-	}()
-	if err != nil {
-		z.mu.Lock()
-		delete(z.children, uint32(p.pid)) // none of ours
-		z.mu.Unlock()
+	case lies:
+		err = fmt.Errorf("zygote was ended: it says that process %d is its child, whose parent is %d", p.pid, parent)
+	case parent == 0:
+		err = fmt.Errorf("process %d ended before it was let go on", p.pid)
+	default:
+		err = letGoOn(p.pid, groups, gate)
+	}
+	if err == nil {
+		return nil
+	}
+	z.mu.Lock()
+	_, awaited := z.children[uint32(p.pid)]
+	delete(z.children, uint32(p.pid)) // none of ours
+	z.mu.Unlock()
+	switch {
+	case !awaited:
+		return nil
+	case lies:
+		z.kill()
+	default:
 		z.disown(uint32(p.pid))
 	}
 	return err
+}
+
+// letGoOn moves a process to cgroups and opens its gate. One that has ended needs neither.
+func letGoOn(pid int, groups []*os.File, gate io.Writer) error {
+	for _, g := range groups {
+		if _, err := g.WriteString(strconv.Itoa(pid)); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("cgroup of process %d: %w", pid, err)
+		}
+	}
+	_, _ = gate.Write([]byte{1}) // fails when it has ended
+	return nil
+}
+
+// hasEnded tells whether a process has ended, reaped or not.
+func hasEnded(pid int) bool {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return errors.Is(err, unix.ESRCH)
+	}
+	defer unix.Close(fd)
+	n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) // fails: it is not known to have
+	return n > 0
 }
 
 // exitedWell is the cause of an end with status 0.
