@@ -2,6 +2,8 @@ package dispatch
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -118,6 +120,41 @@ func TestRevisions(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) { run(t, NewCore(tc.cfg), tc.steps) })
+	}
+}
+
+// shuffled gives tasks places in the line that have nothing to do with their arrival.
+type shuffled struct{ *rand.Rand }
+
+func (o shuffled) Key(*task.View, *task.Task) (float64, time.Time) { return float64(o.IntN(10)), time.Time{} }
+
+// TestFirst holds the search of the line against a look at all of it.
+func TestFirst(t *testing.T) {
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(seed, 5))
+		c := NewCore(CoreConfig{Revision: 3, Orderer: shuffled{rng}})
+		for i := range 4 {
+			name := fmt.Sprint("r", i)
+			c.Step(epoch, ReplicaUp{Name: name, Slots: 1, MaxBatch: 1, Revision: uint64(1 + i/2)})
+			c.Step(epoch, Credit{Replica: name}) // so that all wait
+		}
+		for n := range uint32(40) {
+			c.Step(epoch, together(fmt.Sprint("q", n%13), n, rng.Uint64N(4)))
+		}
+		c.Step(epoch, ReplicaDrain{fmt.Sprint("r", rng.IntN(4))})
+		c.blocked = []uint64{rng.Uint64N(6), rng.Uint64N(6)}
+		for i := -1; i < len(c.replicas); i++ {
+			var want *item
+			for _, it := range c.line.items {
+				r := it.revision()
+				if !slices.Contains(c.blocked, r) && (i < 0 || c.fits(r, i)) && (want == nil || c.line.less(it, want)) {
+					want = it
+				}
+			}
+			if got := c.first(i); got != want {
+				t.Fatalf("seed %d, replica %d, blocked %v: %+v, want %+v", seed, i, c.blocked, got, want)
+			}
+		}
 	}
 }
 
