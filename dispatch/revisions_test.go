@@ -126,7 +126,9 @@ func TestRevisions(t *testing.T) {
 // shuffled gives tasks places in the line that have nothing to do with their arrival.
 type shuffled struct{ *rand.Rand }
 
-func (o shuffled) Key(*task.View, *task.Task) (float64, time.Time) { return float64(o.IntN(10)), time.Time{} }
+func (o shuffled) Key(*task.View, *task.Task) (float64, time.Time) {
+	return float64(o.IntN(10)), time.Time{}
+}
 
 // TestFirst holds the search of the line against a look at all of it.
 func TestFirst(t *testing.T) {
