@@ -12,14 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
 // accountsIn opens accounts that no Stagecoach on this machine has.
 func accountsIn(t *testing.T, dir string) *sandbox.Accounts {
 	t.Helper()
-	a, err := sandbox.OpenAccounts(filepath.Join(dir, "run"), filepath.Join(dir, "homes"), sandbox.Range{First: 310_000, Last: 314_095})
+	a, err := sandbox.OpenAccounts(filepath.Join(dir, "run"), sandbox.Range{First: 310_000, Last: 314_095})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,21 +120,10 @@ func TestAccounts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	home := filepath.Join(dir, "homes", fmt.Sprint(userOf(t, p.PID)))
-	if _, err := os.Stat(home); err != nil {
-		t.Error(err)
-	}
 	if err := n.Stop(t.Context(), "p", time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(home); err == nil {
-		t.Errorf("%s outlives its user", home)
-	}
 	n.Close()
-	proctest.Until(t, 10*time.Second, "no home to be left", func() bool {
-		entries, err := os.ReadDir(filepath.Join(dir, "homes"))
-		return err == nil && len(entries) == 0
-	})
 }
 
 // TestAWatchdogHasNothingOfTheFunction in its environment: it may be root.

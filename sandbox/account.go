@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,7 +21,6 @@ import (
 // Account is who a process runs as that has no root of its own: a user that nobody else is at the time, with no rights.
 type Account struct {
 	UID, GID int
-	Home     string // a folder of its own, its HOME and TMPDIR
 }
 
 // Accounts gives out users and groups. All Stagecoach processes of a machine share the numbers, through files in a folder that
@@ -29,7 +29,6 @@ type Accounts struct {
 	numbers Range
 	file    *os.File // whose bytes are locked, one a user: the locks end with the process that holds them
 	table   string   // file with the groups
-	homes   string
 
 	mu    sync.Mutex
 	next  int
@@ -40,11 +39,8 @@ type Accounts struct {
 // ErrNoAccounts says that this process cannot start others as users of their own.
 var ErrNoAccounts = errors.New("stages run as the user of this process, and can do what that can")
 
-// RunFolder is where the numbers in use lie, and where homes do, when nothing else is asked for.
-const (
-	RunFolder  = "/run/stagecoach"
-	HomeFolder = "/tmp/stagecoach-homes"
-)
+// RunFolder is where the numbers in use lie, when nothing else is asked for.
+const RunFolder = "/run/stagecoach"
 
 // wanted are the capabilities without which there are no accounts.
 var wanted = []struct {
@@ -59,28 +55,24 @@ var wanted = []struct {
 	{unix.CAP_SYS_CHROOT, "SYS_CHROOT"},
 }
 
-// OpenAccounts returns the accounts with these numbers, kept in folder run, with homes in folder homes; both are made and have to
-// be root's. The caller closes it. The error is ErrNoAccounts with the reason when this process has not the rights.
-func OpenAccounts(run, homes string, numbers Range) (*Accounts, error) {
+// OpenAccounts returns the accounts with these numbers, kept in folder run, which is made and has to be root's. The caller closes
+// it. The error is ErrNoAccounts with the reason when this process has not the rights.
+func OpenAccounts(run string, numbers Range) (*Accounts, error) {
 	if err := mayChange(numbers); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoAccounts, err)
 	}
-	for _, dir := range []string{run, homes} {
-		if err := ownFolder(dir); err != nil {
-			return nil, fmt.Errorf("users for stages: %w", err)
-		}
+	if err := ownFolder(run); err != nil {
+		return nil, fmt.Errorf("users for stages: %w", err)
 	}
 	file, err := os.OpenFile(filepath.Join(run, "users"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("users for stages: %w", err)
 	}
 	users := numbers.users()
-	a := &Accounts{
-		numbers: numbers, file: file, table: filepath.Join(run, "groups"), homes: homes,
+	return &Accounts{
+		numbers: numbers, file: file, table: filepath.Join(run, "groups"),
 		next: users.First + rand.IntN(users.size()), taken: map[int]bool{}, known: map[string]int{},
-	}
-	a.sweep()
-	return a, nil
+	}, nil
 }
 
 // Close lets go of all accounts that are still taken; their processes go on.
@@ -175,16 +167,8 @@ func (a *Accounts) Take(gid int) (*Lease, error) {
 		if busy[uid] > 0 || !a.lock(uid) {
 			continue
 		}
-		l := &Lease{Account: Account{UID: uid, GID: gid, Home: a.home(uid)}, accounts: a}
-		if gid == 0 {
-			l.GID = uid
-		}
-		if err := l.makeHome(); err != nil {
-			a.unlock(uid)
-			return nil, fmt.Errorf("user %d: %w", uid, err)
-		}
 		a.taken[uid] = true
-		return l, nil
+		return &Lease{Account: Account{UID: uid, GID: cmp.Or(gid, uid)}, accounts: a}, nil
 	}
 	return nil, fmt.Errorf("all users of %v have processes, want fewer replicas or more users (isolation.uids)", users)
 }
@@ -209,23 +193,7 @@ func (a *Accounts) Resume(uid, gid int) (*Lease, error) {
 		return nil, fmt.Errorf("user %d is somebody else's, or none of %v", uid, a.numbers.users())
 	}
 	a.taken[uid] = true
-	return &Lease{Account: Account{UID: uid, GID: gid, Home: a.home(uid)}, accounts: a}, nil
-}
-
-func (a *Accounts) home(uid int) string { return filepath.Join(a.homes, strconv.Itoa(uid)) }
-
-// sweep removes the homes that owners have left who were killed.
-func (a *Accounts) sweep() {
-	busy, err := owners()
-	entries, _ := os.ReadDir(a.homes) // what cannot be read stays
-	for _, e := range entries {
-		uid, ok := parseID(e.Name())
-		if err != nil || !ok || !a.numbers.users().holds(uid) || busy[uid] > 0 || !a.lock(uid) {
-			continue
-		}
-		_ = os.RemoveAll(a.home(uid)) // made anew for the next
-		a.unlock(uid)
-	}
+	return &Lease{Account: Account{UID: uid, GID: gid}, accounts: a}, nil
 }
 
 // owners counts the machine's processes by their user.
@@ -253,30 +221,16 @@ type Lease struct {
 	accounts *Accounts
 }
 
-func (l *Lease) makeHome() error {
-	if err := os.RemoveAll(l.Home); err != nil { // an earlier user's of this number
-		return err
-	}
-	if err := os.Mkdir(l.Home, 0o700); err != nil {
-		return err
-	}
-	return os.Chown(l.Home, l.UID, l.GID)
-}
-
 // Kill ends all that runs as this user, also what has left its process group, and says how many threads that were: as many as
 // it may have when it had forked all it could.
 func (l *Lease) Kill() (int, error) {
-	n := threads(l.UID)
-	if n == 0 {
-		return 0, nil
-	}
+	n := threads(l.UID) // one that forks and ends all the time may hide from that
 	return n, killAll(l.UID, l.accounts.numbers)
 }
 
-// Release ends what still runs as this user, removes its home and gives the number back.
+// Release ends what still runs as this user and gives the number back.
 func (l *Lease) Release() error {
 	_, err := l.Kill()
-	err = errors.Join(err, os.RemoveAll(l.Home))
 	l.accounts.mu.Lock()
 	defer l.accounts.mu.Unlock()
 	delete(l.accounts.taken, l.UID)

@@ -30,7 +30,19 @@ func openAccounts(t *testing.T) *Accounts {
 		}
 		t.Skip("needs root")
 	}
-	dir, err := os.MkdirTemp("", "accounts-") //nolint:usetesting // a folder that others pass
+	dir := outside(t)
+	a, err := OpenAccounts(filepath.Join(dir, "run"), testNumbers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = a.Close() })
+	return a
+}
+
+// outside makes a folder that others pass and that no process has its own of, as of /tmp.
+func outside(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/run", "stagecoach-test-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,12 +50,7 @@ func openAccounts(t *testing.T) *Accounts {
 	if err := os.Chmod(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	a, err := OpenAccounts(filepath.Join(dir, "run"), filepath.Join(dir, "homes"), testNumbers)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = a.Close() })
-	return a
+	return dir
 }
 
 func take(t *testing.T, a *Accounts, tenant string) *Lease {
@@ -67,7 +74,7 @@ func private(t *testing.T) (image, beside string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := filepath.Join(t.TempDir(), "private")
+	dir := filepath.Join(outside(t), "private")
 	image, beside = filepath.Join(dir, "images", "f", "1"), filepath.Join(dir, "other", "file")
 	write(t, filepath.Join(image, "stage"), string(program))
 	write(t, filepath.Join(image, "model", "m.onnx"), "parameters")
@@ -107,7 +114,7 @@ func TestAProcessWithAUserOfItsOwn(t *testing.T) {
 	want := []string{
 		fmt.Sprintf("id: %d %d [] <nil>", l.UID, l.GID), "dir: " + image + " <nil>",
 		"limit: core 0 0", fmt.Sprintf("limit: fsize %d %[1]d", MaxFileSize), "limit: nproc 64 64", fmt.Sprintf("limit: files %d", MaxFiles), "death: 9",
-		"temp: " + l.Home + " drwx------ <nil>", "NoNewPrivs: 1", "CapPrm: 0000000000000000", "CapAmb: 0000000000000000", "Groups:",
+		"temp: /tmp dtrwxrwxrwx <nil>", "NoNewPrivs: 1", "CapPrm: 0000000000000000", "CapAmb: 0000000000000000", "Groups:",
 		"CapBnd: " + after[:16],
 		"read=model/m.onnx: parameters", "read=" + image + "/model/m.onnx: parameters", "read=" + beside + ": given",
 		"list: " + state + " [] open " + state + ": permission denied",
@@ -147,12 +154,7 @@ func TestProcessesOfTwoUsers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer given.Close()
-	run := t.TempDir()
-	for dir := run; dir != os.TempDir(); dir = filepath.Dir(dir) {
-		if err := os.Chmod(dir, 0o711); err != nil {
-			t.Fatal(err)
-		}
-	}
+	run := outside(t)
 	secrets, socket := filepath.Join(run, "secrets"), filepath.Join(run, "daemon")
 	write(t, filepath.Join(secrets, "key"), "s3cret")
 	socketOf(t, socket)
@@ -172,7 +174,7 @@ func TestProcessesOfTwoUsers(t *testing.T) {
 		"read=" + proc + "fd/3": "permission denied", "read=" + proc + "environ": "permission denied", "list=" + proc + "root/": "permission denied",
 		fmt.Sprintf("kill=%d", p.Process.Pid): "operation not permitted", fmt.Sprintf("ptrace=%d", p.Process.Pid): "operation not permitted",
 		fmt.Sprintf("kill=%d", os.Getpid()): "operation not permitted", "read=" + secrets + "/key": "permission denied",
-		"write=" + victim.Home + "/x": "permission denied", "list=" + victim.Home: "permission denied", "dial=" + socket: "permission denied",
+		"dial=" + socket: "permission denied",
 	}
 	for attack, want := range attacks {
 		got := finished(t, s, Command{Dir: image, Argv: []string{"./stage", attack}, As: &hostile.Account})
@@ -196,6 +198,52 @@ func TestProcessesOfTwoUsers(t *testing.T) {
 	}
 	o.Finish(time.Second)
 	qo.Finish(time.Second)
+}
+
+// TestWhatAProcessWritesIsItsOwn: it reaches nobody, fills no disk, and is gone with it.
+func TestWhatAProcessWritesIsItsOwn(t *testing.T) {
+	a, s := openAccounts(t), newSpawner(t)
+	image, _ := private(t)
+	open := outside(t)
+	if err := os.Chmod(open, 0o777); err != nil { //nolint:gosec // as /tmp is
+		t.Fatal(err)
+	}
+	const name = "/stagecoach-sandbox-test"
+	argv, want := []string{"./stage", "write=" + open + "/x"}, []string{"stdout: write=" + open + "/x: open " + open + "/x: read-only file system"}
+	for _, o := range own {
+		if _, err := os.Stat(o.at); err != nil {
+			continue
+		}
+		argv = append(argv, "write="+o.at+name, "read="+o.at+name)
+		want = append(want, "stdout: read="+o.at+name+": x")
+		defer os.Remove(o.at + name)
+	}
+	slices.Sort(want)
+	if got := finished(t, s, Command{Dir: image, Argv: argv, As: &take(t, a, "a").Account}); !slices.Equal(got, want) {
+		t.Errorf("it got %q, want %q", got, want)
+	}
+	other := Command{Dir: image, Argv: []string{"./stage", "read=/tmp" + name, "read=/dev/shm" + name}, As: &take(t, a, "a").Account}
+	for _, line := range finished(t, s, other) {
+		if !strings.Contains(line, "no such file") {
+			t.Errorf("another one finds %s", line)
+		}
+	}
+	for _, o := range own {
+		if _, err := os.Stat(o.at + name); err == nil {
+			t.Errorf("%s is left", o.at+name)
+		}
+	}
+	sizes := finished(t, s, Command{Dir: image, Argv: []string{"df", "--output=size", "/tmp", "/dev/shm"}, As: other.As})
+	if got := strings.Join(strings.Fields(strings.Join(sizes, " ")), " "); got != "stdout: 65536 stdout: 524288 stdout: 1K-blocks" {
+		t.Errorf("sizes of /dev/shm and /tmp: %q", got)
+	}
+	ours, err := os.Readlink("/proc/self/ns/ipc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := finished(t, s, Command{Dir: image, Process: "readlink /proc/self/ns/ipc", As: other.As}); len(got) != 1 || !strings.Contains(got[0], "ipc:[") || strings.Contains(got[0], ours) {
+		t.Errorf("its System V memory is in %q, ours in %s", got, ours)
+	}
 }
 
 // socketOf listens at path, as a daemon does.
@@ -242,7 +290,7 @@ func TestAForkBombIsBoundedAndGoesWhole(t *testing.T) {
 
 func TestAccountsAreOnesOwn(t *testing.T) {
 	a := openAccounts(t)
-	b, err := OpenAccounts(filepath.Dir(a.table), a.homes, testNumbers) // another process of this machine, as good as
+	b, err := OpenAccounts(filepath.Dir(a.table), testNumbers) // another process of this machine, as good as
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,9 +303,6 @@ func TestAccountsAreOnesOwn(t *testing.T) {
 			t.Fatalf("user %d is given twice, or none of %v", l.UID, testNumbers.users())
 		}
 		seen[l.UID] = true
-		if info, err := os.Stat(l.Home); err != nil || info.Mode().Perm() != 0o700 || int(info.Sys().(*syscall.Stat_t).Uid) != l.UID {
-			t.Fatalf("home: %v, %v", info, err)
-		}
 	}
 	// The number of one that runs is nobody's until it has ended, whoever has started it.
 	image, _ := private(t)
@@ -287,9 +332,6 @@ func TestAccountsAreOnesOwn(t *testing.T) {
 		t.Error("a process outlives its account")
 	}
 	o.Finish(time.Second)
-	if _, err := os.Stat(l.Home); err == nil {
-		t.Error("its home is left")
-	}
 	b.next = l.UID
 	if next := take(t, b, "x"); next.UID != l.UID {
 		t.Errorf("user %d is not given again, but %d", l.UID, next.UID)
@@ -316,7 +358,7 @@ func TestGroupsStay(t *testing.T) {
 			}
 			seen[gid] = tenant
 		}
-		b, err := OpenAccounts(filepath.Dir(a.table), a.homes, testNumbers)
+		b, err := OpenAccounts(filepath.Dir(a.table), testNumbers)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -341,11 +383,11 @@ func TestGroupsStay(t *testing.T) {
 
 func TestAccountsSayWhatIsMissing(t *testing.T) {
 	a := openAccounts(t)
-	open := filepath.Join(filepath.Dir(a.homes), "open")
+	open := filepath.Join(filepath.Dir(filepath.Dir(a.table)), "open")
 	if err := errors.Join(os.Mkdir(open, 0o700), os.Chmod(open, 0o777)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OpenAccounts(open, a.homes, testNumbers); err == nil || !strings.Contains(err.Error(), open) || errors.Is(err, ErrNoAccounts) {
+	if _, err := OpenAccounts(open, testNumbers); err == nil || !strings.Contains(err.Error(), open) || errors.Is(err, ErrNoAccounts) {
 		t.Errorf("a folder that all can write to: %v", err)
 	}
 	if mapped("0 0 65536\n", DefaultRange) || !mapped("  0   100000 65536\n 65536 1 4294901760", DefaultRange) || mapped("x", DefaultRange) || mapped("", DefaultRange) {

@@ -30,7 +30,8 @@ type Command struct {
 	Stays          bool              // in the caller's process group, and ends with that; without Chroot
 
 	// As is who the process runs as, without Chroot; nil: as this one. It then reaches only what everybody does, Dir, and what
-	// Reads and Writes name by absolute paths, under these, wherever they lie: Writes is its user's, the rest is read-only.
+	// Reads and Writes name by absolute paths, under these, wherever they lie: Writes is its user's, the rest is read-only. Its /tmp,
+	// /var/tmp and /dev/shm are memory of its own.
 	As        *Account
 	Reads     []string
 	Writes    []string
@@ -130,14 +131,11 @@ func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
 // cmd is the command without a root of its own.
 func (c Command) cmd() (*exec.Cmd, error) {
 	argv := c.argv()
-	program, home := argv[0], Home
+	program := argv[0]
 	if strings.Contains(program, "/") && !filepath.IsAbs(program) {
 		program = filepath.Join(c.Dir, program)
 	}
-	if c.As != nil {
-		home = c.As.Home
-	}
-	defaults := []string{"HOME=" + home, "TMPDIR=" + home}
+	defaults := []string{"HOME=" + Home, "TMPDIR=" + Home}
 	if dir := os.Getenv("GOCOVERDIR"); dir != "" { // coverage of a stage binary built for it
 		defaults = append(defaults, "GOCOVERDIR="+dir)
 	}
@@ -158,6 +156,7 @@ func (c Command) cmd() (*exec.Cmd, error) {
 		cmd.Dir = c.Dir
 		return cmd, nil
 	}
+	cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWIPC                                                 // shared memory that nobody removes goes with it
 	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(c.As.UID), Gid: uint32(c.As.GID)} // and no further groups
 	return cmd, nil
 }
@@ -223,7 +222,7 @@ func Wait(cmd *exec.Cmd) unix.WaitStatus {
 	return 0
 }
 
-// Path is the PATH of processes whose environment has none, and Home the HOME and TMPDIR of those without a root or an account of their own.
+// Path is the PATH of processes whose environment has none, and Home the HOME and TMPDIR of those without a root of their own.
 const (
 	Path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	Home = "/tmp"

@@ -23,8 +23,8 @@ type view struct {
 // look gives the calling thread a mount namespace in which c's user reaches what c was given, and goes to c.Dir; leave takes
 // the thread back to home, a descriptor of its own namespace.
 //
-// What is given appears as a mount at its own path, read-only unless c writes to it. A folder on the way there that others
-// cannot pass, such as /root, is covered: in its place is an empty one with the rest of the way.
+// What is given appears as a mount at its own path. A folder on the way there that others cannot pass, such as /root, is covered:
+// in its place is an empty one with the rest of the way. All is read-only but what c writes to and the folders in own.
 func look(c Command, home int) (leave func() error, err error) {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return nil, fmt.Errorf("mount namespace: %w", err)
@@ -46,6 +46,20 @@ func look(c Command, home int) (leave func() error, err error) {
 	return leave, nil
 }
 
+// own are folders that everybody writes to, and the sizes of those that are there in their place: file systems in memory, which end with
+// the last process that has them.
+var own = []struct{ at, size string }{{"/tmp", writable}, {"/var/tmp", writable}, {"/dev/shm", shm}}
+
+// within tells whether a path is in one of the folders in own.
+func within(path string) bool {
+	for _, o := range own {
+		if strings.HasPrefix(path, o.at+"/") {
+			return true
+		}
+	}
+	return false
+}
+
 func (c Command) show() error {
 	if err := mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return err
@@ -61,12 +75,25 @@ func (c Command) show() error {
 	}
 	var covers []string
 	for _, v := range views {
+		if within(v.path) {
+			continue
+		}
 		at, err := closed(v.path, c.As)
 		if err != nil {
 			return err
 		}
 		if at != "" && !slices.Contains(covers, at) {
 			covers = append(covers, at)
+		}
+	}
+	still := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
+	if err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &still); err != nil {
+		return fmt.Errorf("make all read-only: %w", err)
+	}
+	for _, o := range own {
+		err := mount("tmpfs", o.at, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777,size="+o.size)
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return err
 		}
 	}
 	const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC

@@ -26,7 +26,7 @@ func openAccounts(uids string, log *slog.Logger) (accounts, error) {
 	if err := numbers.UnmarshalText([]byte(uids)); err != nil {
 		return accounts{}, fmt.Errorf("isolation.uids: %w", err)
 	}
-	a, err := sandbox.OpenAccounts(sandbox.RunFolder, sandbox.HomeFolder, numbers)
+	a, err := sandbox.OpenAccounts(sandbox.RunFolder, numbers)
 	if errors.Is(err, sandbox.ErrNoAccounts) {
 		log.Info("functions are not isolated from each other", "why", err)
 		return accounts{}, nil

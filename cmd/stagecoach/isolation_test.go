@@ -126,26 +126,6 @@ func TestReplicasAreUsersOfTheirOwn(t *testing.T) {
 	}); err != nil || weights == 0 {
 		t.Errorf("%d files are packed: %v", weights, err)
 	}
-	homes := func() int {
-		entries, err := os.ReadDir(sandbox.HomeFolder)
-		if err != nil {
-			t.Fatal(err)
-		}
-		n := 0
-		for _, e := range entries {
-			if uid, err := strconv.Atoi(e.Name()); err == nil && users[uid] != "" {
-				n++
-			}
-		}
-		return n
-	}
-	if n := homes(); n != len(users) {
-		t.Errorf("%d homes of %d users", n, len(users))
-	}
-	r.stop()
-	if n := homes(); n != 0 {
-		t.Errorf("%d homes are left", n)
-	}
 }
 
 func within(n int) bool { return n >= sandbox.DefaultRange.First && n <= sandbox.DefaultRange.Last }
