@@ -34,12 +34,17 @@ type benchStage struct {
 	ort    string
 	images sandbox.Images
 	keys   *keysmanager.Manager
+	users  accounts
+	done   func() // with its cgroups
 	own    *sandbox.Spawner
 	n      int // replicas so far
 }
 
-// benchImage is the name of its image.
-const benchImage = "bench/onnx:1"
+// benchImage is the name of its image, benchNamespace that of its functions.
+const (
+	benchImage     = "bench/onnx:1"
+	benchNamespace = "bench"
+)
 
 // newBenchStage writes a model of about so many bytes, and its image, into a folder of its own. The caller closes it.
 func newBenchStage(bytes int64, images, ort string) (*benchStage, error) {
@@ -86,22 +91,31 @@ func (b *benchStage) prepare(bytes int64, images, ort string) (err error) {
 	return err
 }
 
-// manage makes the KeysManager, once the page cache is as it should be.
+// manage makes the KeysManager, with users and cgroups as the product has them, once the page cache is as it should be.
 func (b *benchStage) manage() (err error) {
 	cache := filepath.Join(b.dir, "cache")
 	image, err := b.images.Resolve(benchImage)
 	if err != nil {
 		return err
 	}
+	log := slog.New(slog.DiscardHandler)
+	if b.users, err = openAccounts(sandbox.DefaultRange.String(), log); err != nil {
+		return err
+	}
+	var groups keysmanager.Groups
+	groups, b.done = openGroups("bench", b.dir, log)
 	b.cache = filepath.Join(cache, image.Digest)
+	if b.users.open != nil {
+		b.cache = filepath.Join(b.cache, benchNamespace) // which has its own
+	}
 	b.keys, err = keysmanager.New(keysmanager.Config{
-		Node: "bench", Images: b.images, ORT: b.ort, Cache: cache,
+		Node: "bench", Images: b.images, ORT: b.ort, Cache: cache, Accounts: b.users.forKeys(), Groups: groups,
 		Output: func(_, replica, _, line string) {
 			if !strings.Contains(replica, atOnce) { // those are given up as soon as they are there, and say so
 				progress("%s: %s", replica, line)
 			}
 		},
-		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Log: log, Metrics: prometheus.NewRegistry(),
 	})
 	return err
 }
@@ -110,6 +124,10 @@ func (b *benchStage) close() {
 	if b.keys != nil {
 		b.keys.Close()
 	}
+	if b.done != nil {
+		b.done()
+	}
+	_ = b.users.close() // nobody has one any more
 	b.own.Close()
 	_ = os.RemoveAll(b.dir) // a temporary folder
 }
@@ -136,7 +154,7 @@ type launched struct {
 // spec is what the KeysManager knows of the stage, on a start path.
 func (b *benchStage) spec(path string) keysmanager.Spec {
 	return keysmanager.Spec{
-		Function: path + ".bench", Namespace: "bench", Image: benchImage, Env: map[string]string{wire.EnvModel: "model.onnx"}, Start: path,
+		Function: path + "." + benchNamespace, Namespace: benchNamespace, Image: benchImage, Env: map[string]string{wire.EnvModel: "model.onnx"}, Start: path,
 	}
 }
 
