@@ -10,6 +10,9 @@ FUZZTIME  ?= 30s
 # without this does not start on machines that have no such library.
 LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 
+# Go's binding of NVML calls functions that its header calls deprecated. Package stage/zygote, which has our C, asks for the warning again.
+export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
+
 .DEFAULT_GOAL := help
 .PHONY: help tools fetch build images demo test test-kill test-faults check lint fmt fuzz bench bench-coldstart bench-keysmanager bench-hop bench-idle clean
 
