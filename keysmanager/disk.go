@@ -53,8 +53,7 @@ func (m *Manager) trim() {
 	}
 }
 
-// sweepHalfPacked removes what the loads of an earlier daemon have left half packed, once they have ended: folders whose names end
-// with the number of the process or user that packed.
+// sweepHalfPacked removes what the loads of an earlier daemon have left half packed, once they have ended.
 func (m *Manager) sweepHalfPacked(loading []<-chan struct{}) {
 	timeout := time.After(endTimeout)
 	for _, gone := range loading {
@@ -65,17 +64,24 @@ func (m *Manager) sweepHalfPacked(loading []<-chan struct{}) {
 		}
 	}
 	for _, digest := range m.packed() {
-		entries, err := os.ReadDir(filepath.Join(m.cfg.Cache, digest))
-		if err != nil {
-			continue // it has just been removed
+		m.removeHalfPacked(filepath.Join(m.cfg.Cache, digest), 0)
+	}
+}
+
+// removeHalfPacked removes, from a folder of an image's parameters, what a process has left half packed that was killed, or 0: all of
+// them have. Its name ends with the number of the process, or of its user.
+func (m *Manager) removeHalfPacked(folder string, pid int) {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return // there is none
+	}
+	for _, e := range entries {
+		n, err := strconv.Atoi(strings.TrimPrefix(filepath.Ext(e.Name()), "."))
+		if err != nil || pid != 0 && n != pid {
+			continue
 		}
-		for _, e := range entries {
-			if _, err := strconv.Atoi(strings.TrimPrefix(filepath.Ext(e.Name()), ".")); err != nil {
-				continue
-			}
-			if err := os.RemoveAll(filepath.Join(m.cfg.Cache, digest, e.Name())); err != nil {
-				m.cfg.Log.Warn("half packed parameters stay", "error", err)
-			}
+		if err := os.RemoveAll(filepath.Join(folder, e.Name())); err != nil {
+			m.cfg.Log.Warn("half packed parameters stay", "error", err)
 		}
 	}
 }

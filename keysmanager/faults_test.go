@@ -135,6 +135,19 @@ func TestLoadsThatDoNotEnd(t *testing.T) {
 	}
 }
 
+// TestAZygoteIsKilledWhilePacking: what it had written goes.
+func TestAZygoteIsKilledWhilePacking(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Cache = t.TempDir() })
+	s := withModel
+	s.Process = "./packs-some"
+	if _, err := n.Start(t.Context(), Order{Replica: "x", Spec: s}); err == nil || !strings.Contains(err.Error(), "killed by SIGKILL") {
+		t.Errorf("got %v, want that it was killed", err)
+	}
+	if left, err := filepath.Glob(filepath.Join(n.cfg.Cache, "*", "*")); err != nil || len(left) > 0 {
+		t.Errorf("left are %v, %v, want nothing", left, err)
+	}
+}
+
 // disk mounts a small file system.
 func disk(t *testing.T, size string) string {
 	t.Helper()

@@ -58,6 +58,7 @@ var scripts = map[string]string{
 	"litter":     "sleep 600 & echo $!; exit 0\n",
 	"unpackable": "if [ -n \"$STAGECOACH_PACK\" ]; then echo it does not pack >&2; exit 9; fi; exec ./stage\n",
 	"packs":      "mkdir $STAGECOACH_PREPACKED/model.onnx.ort-1.prepacked.$$; exec sleep 600\n",
+	"packs-some": "mkdir $STAGECOACH_PREPACKED/model.onnx.ort-1.prepacked.$$; kill -9 $$\n",
 	"chatty":     "echo ready; until [ -e $FILES/go ]; do sleep 0.02; done; head -c 200000 /dev/zero | tr '\\0' x; echo; : >$FILES/done; until [ -e $FILES/on ]; do sleep 0.02; done; echo after; sleep 600\n",
 }
 

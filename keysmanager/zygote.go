@@ -121,6 +121,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 		_ = z.conn.Close()
 		z.output.Finish(linesMoment)
 		m.drop(z.entry)
+		m.removeHalfPacked(cmd.Env[wire.EnvPrepacked], z.pid)
 		if errors.Is(err, errNotLoaded) {
 			err = fmt.Errorf("%w: %s", err, z.group.cause(describe(status)))
 		}
