@@ -17,10 +17,11 @@ static const char graph[] = OPEN_FILES "4", weights[] = "5";
 _Static_assert(SC_GRAPH_FD == 4 && SC_WEIGHTS_FD == 5, "the names say these numbers");
 
 // realpath is called by ONNX Runtime for the file of a model's weights, to see that it lies in the model's folder. A memfd has
-// no path, so that the C library's realpath fails for it: here the name of an open file is its path. All else is the C
-// library's.
+// no path, so that the C library's realpath fails for it: here the name of an open file, and nothing behind it, is its path. All
+// else is the C library's.
 char *realpath(const char *restrict path, char *restrict to) {
-  if (path && !to && strncmp(path, OPEN_FILES, sizeof OPEN_FILES - 1) == 0) return strdup(path);
+  size_t n = sizeof OPEN_FILES - 1;
+  if (path && !to && strncmp(path, OPEN_FILES, n) == 0 && path[n + strspn(path + n, "0123456789")] == 0) return strdup(path);
   char *(*real)(const char *, char *) = (char *(*)(const char *, char *))dlsym(RTLD_NEXT, "realpath");
   return real(path, to);
 }
