@@ -1,6 +1,7 @@
 package keysmanager
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"os"
@@ -123,7 +124,7 @@ func TestLoadsThatDoNotEnd(t *testing.T) {
 		"./stubborn": {200 * time.Millisecond, "it has not loaded after 200ms"},
 		"./talk":     {time.Minute, "exit status 3: err of"},
 	} {
-		n := newNode(t, func(c *Config) { c.LoadTimeout = tc.limit })
+		n := newNode(t, func(c *Config) { c.loadTimeout = tc.limit })
 		s := withModel
 		s.Process = process
 		if _, err := n.Start(t.Context(), Order{Replica: "x", Spec: s}); err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -145,6 +146,16 @@ func TestAZygoteIsKilledWhilePacking(t *testing.T) {
 	}
 	if left, err := filepath.Glob(filepath.Join(n.cfg.Cache, "*", "*")); err != nil || len(left) > 0 {
 		t.Errorf("left are %v, %v, want nothing", left, err)
+	}
+}
+
+// TestALoadMayTakeAsLongAsItsStart: whoever gives his start more time gives it to the load.
+func TestALoadMayTakeAsLongAsItsStart(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.loadTimeout = time.Nanosecond })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := n.Load(ctx, withModel); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -212,18 +223,19 @@ func TestADiskThatFillsUpIsTrimmed(t *testing.T) {
 		}
 		return names
 	}
-	put("in-use", 2<<20, 9*time.Hour)
+	used := zygoteKey{digest: "in-use", model: "model.onnx"}
+	put(used.folder(), 2<<20, 9*time.Hour)
 	put("older", 2<<20, 3*time.Hour)
 	put("newer", 2<<20, time.Hour)
 	n.Manager.mu.Lock()
-	n.uses["f.ns"] = zygoteKey{digest: "in-use"}
+	n.uses["f.ns"] = used
 	n.Manager.mu.Unlock()
 	if n.trim(); len(left()) != 3 {
 		t.Errorf("left are %v, want all while there is room", left())
 	}
 	put(removed+"half", 1<<20, 0)
 	put("newest", 49<<20/10, 0)
-	if n.trim(); strings.Join(left(), " ") != "in-use newer newest" {
+	if n.trim(); strings.Join(left(), " ") != used.folder()+" newer newest" {
 		t.Errorf("left are %v, want what is used and the newer ones", left())
 	}
 	n.Close()

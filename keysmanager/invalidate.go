@@ -113,6 +113,10 @@ func (m *Manager) Load(ctx context.Context, spec Spec) (ZygoteInfo, error) {
 // gone. When one of them is busy it ends none, and the error says what it is busy with.
 func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err error) {
 	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return 0, ErrClosed
+	}
 	var idle []zygoteKey
 	for _, k := range m.slots.Keys() {
 		s, _ := m.slots.Peek(k)

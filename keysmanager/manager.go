@@ -42,8 +42,6 @@ type Config struct {
 	Devices func() []Device
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
-	// LoadTimeout bounds how long a zygote may take to load; 0: five minutes.
-	LoadTimeout time.Duration
 
 	// OnExit is called once for each replica that Start has started, possibly before Start has returned, and for each that
 	// was adopted, possibly before New has; nil: nobody is told.
@@ -58,7 +56,8 @@ type Config struct {
 	// for long: who prints is held up.
 	Output func(function, replica, stream, line string)
 
-	meter meter // nil: this machine's
+	meter       meter         // nil: this machine's
+	loadTimeout time.Duration // 0: as the constant
 }
 
 // Images knows where images can be run from; sandbox.Images does.
@@ -314,15 +313,21 @@ func (m *Manager) endAll() {
 	m.starts.Wait() // each ends with m.ctx
 	m.mu.Lock()
 	processes := slices.Collect(maps.Values(m.processes))
-	slots := m.slots.Values()
+	var zygotes []*zygote
+	for _, s := range m.slots.Values() {
+		if s.zygote != nil {
+			zygotes = append(zygotes, s.zygote)
+		}
+	}
 	m.mu.Unlock()
 	for _, p := range processes {
 		p.signal(syscall.SIGKILL)
 	}
-	for _, s := range slots {
-		if s.zygote != nil {
-			s.zygote.stop()
-		}
+	for _, z := range zygotes {
+		z.kill()
+	}
+	for _, z := range zygotes {
+		<-z.gone
 	}
 	m.watchers.Wait()
 	m.ends.Wait()
