@@ -248,8 +248,14 @@ type connection struct {
 
 // say sends a message, however long the manager does not read. It fails when that has gone.
 func (c *connection) say(m message) error {
+	c.wire.sending.Lock()
+	defer c.wire.sending.Unlock()
+	return c.sayLocked(m)
+}
+
+func (c *connection) sayLocked(m message) error {
 	for {
-		if err := c.wire.send(m); !errors.Is(err, os.ErrDeadlineExceeded) {
+		if err := c.wire.sendLocked(m); !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
 		}
 	}
@@ -349,7 +355,7 @@ func (c *connection) attach(m message) {
 	defer closeAll(all)
 	for _, k := range all {
 		if err == nil {
-			err = c.wire.sendLocked(message{
+			err = c.sayLocked(message{
 				Op: opKept, ID: m.ID, Name: k.Name, Meta: k.Meta, PID: k.PID, Ended: k.Ended, Status: uint32(k.Status), Lost: k.Lost, files: k.Files,
 			})
 		}
@@ -357,7 +363,7 @@ func (c *connection) attach(m message) {
 	if err != nil {
 		a.fail(err)
 	}
-	if err := c.wire.sendLocked(a); err != nil {
+	if err := c.sayLocked(a); err != nil {
 		_ = c.wire.conn.Close() // it knows half of what is kept
 	}
 }
