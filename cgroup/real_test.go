@@ -57,6 +57,12 @@ func create(t *testing.T, root *cgroup.Root, name string, l cgroup.Limits) *cgro
 // start runs a shell's script in a group. What it prints can be read line by line.
 func start(t *testing.T, s *sandbox.Spawner, g *cgroup.Group, script string) (*exec.Cmd, *bufio.Scanner) {
 	t.Helper()
+	return startAs(t, s, g, script, nil)
+}
+
+// startAs is start as another user, who sees the machine's files in a way of its own.
+func startAs(t *testing.T, s *sandbox.Spawner, g *cgroup.Group, script string, as *sandbox.Account) (*exec.Cmd, *bufio.Scanner) {
+	t.Helper()
 	var files []*os.File
 	if g != nil {
 		var err error
@@ -75,7 +81,7 @@ func start(t *testing.T, s *sandbox.Spawner, g *cgroup.Group, script string) (*e
 	}
 	t.Cleanup(func() { _ = r.Close() })
 	defer w.Close()
-	cmd, err := s.Start(sandbox.Command{Dir: "/", Argv: []string{"/bin/sh", "-c", script}, Groups: files, Stdout: w, Stderr: w})
+	cmd, err := s.Start(sandbox.Command{Dir: "/usr", Argv: []string{"/bin/sh", "-c", script}, Groups: files, Stdout: w, Stderr: w, As: as})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,6 +151,11 @@ func TestEntersBeforeItsFirstInstruction(t *testing.T) {
 		cmd, out := start(t, s, g, "exec cat /proc/self/cgroup")
 		if in := count(out); in != hierarchies {
 			t.Errorf("the process is in the group in %d hierarchies, want %d", in, hierarchies)
+		}
+		sandbox.Wait(cmd)
+		cmd, out = startAs(t, s, g, "exec cat /proc/self/cgroup", &sandbox.Account{UID: 199998, GID: 199998})
+		if in := count(out); in != hierarchies {
+			t.Errorf("a process with a user of its own is in the group in %d hierarchies, want %d", in, hierarchies)
 		}
 		sandbox.Wait(cmd)
 		cmd, out = start(t, s, nil, "exec cat /proc/self/cgroup")

@@ -14,32 +14,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// startIn starts cmd in the cgroups that groups enter, on the thread that it runs on: the process is in them from its first
-// instruction on. In v2 the kernel starts it there. In v1 this thread goes there, starts it, and comes back.
-func startIn(cmd *exec.Cmd, groups []*os.File) error {
-	var threaded []*os.File
-	var unified *os.File
+// entry is the way of this thread into a process's cgroups, where it starts the process, and back. It is opened before the thread
+// sees what the process will, which cannot write to any group.
+type entry struct {
+	groups, home []*os.File // files tasks, v1: of the process, which are its owner's to close, and those that this thread is in
+	unified      *os.File   // file cgroup.procs of v2, likewise; nil: there is none
+}
+
+func openEntry(groups []*os.File) (e entry, err error) {
 	for _, f := range groups {
 		var s unix.Statfs_t
 		if err := unix.Fstatfs(int(f.Fd()), &s); err != nil {
-			return fmt.Errorf("cgroup: %w", err)
+			return e, fmt.Errorf("cgroup: %w", err)
 		}
 		if s.Type != unix.CGROUP2_SUPER_MAGIC {
-			threaded = append(threaded, f)
+			e.groups = append(e.groups, f)
 			continue
 		}
-		unified = f
+		e.unified = f
 	}
-	home, err := homes(threaded)
-	if err != nil {
-		return err
-	}
-	defer closeAll(home)
-	err = enterAll(threaded)
+	e.home, err = homes(e.groups)
+	return e, err
+}
+
+func (e entry) close() { closeAll(e.home) }
+
+// start starts cmd, which is in the groups from its first instruction on. In v2 the kernel starts it there. In v1 this thread
+// goes there, starts it, and comes back.
+func (e entry) start(cmd *exec.Cmd) error {
+	err := enterAll(e.groups)
 	if err == nil {
-		err = startUnified(cmd, unified)
+		err = startUnified(cmd, e.unified)
 	}
-	if back := enterAll(home); back != nil { // this thread may do no work in there, and the group could not be removed
+	if back := enterAll(e.home); back != nil { // this thread may do no work in there, and the group could not be removed
 		err = errors.Join(err, fmt.Errorf("the way back: %w", back))
 		if cmd.Process != nil {
 			_ = cmd.Process.Kill()

@@ -177,6 +177,11 @@ func (s *Spawner) begin(cmd *exec.Cmd, c Command) error {
 	if s.fault != nil {
 		return s.fault
 	}
+	groups, err := openEntry(c.Groups)
+	if err != nil {
+		return err
+	}
+	defer groups.close()
 	if c.As != nil {
 		leave, err := look(c, s.home)
 		if err != nil {
@@ -186,11 +191,11 @@ func (s *Spawner) begin(cmd *exec.Cmd, c Command) error {
 	}
 	first := *cmd
 	cmd.SysProcAttr.Ptrace = !s.untraced // so that it stops before its first instruction
-	err := startIn(cmd, c.Groups)
+	err = groups.start(cmd)
 	if errors.Is(err, unix.EPERM) && !s.untraced {
 		*cmd = first
 		cmd.SysProcAttr.Ptrace = false
-		if err = startIn(cmd, c.Groups); err == nil {
+		if err = groups.start(cmd); err == nil {
 			s.untraced = true
 		}
 	}
