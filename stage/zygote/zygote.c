@@ -141,8 +141,7 @@ static void become_replica(pid_t zygote, const int *fds, int n_fds, int threads)
   if (n_fds > GATE) {
     char go;
     ssize_t n;
-    while ((n = read(fds[GATE], &go, 1)) < 0 && errno == EINTR) {
-    }
+    while ((n = read(fds[GATE], &go, 1)) < 0 && errno == EINTR) continue;
     if (n != 1) {
       dprintf(fds[2], "zygote: new replica: it was not let go on\n");
       _exit(1);
@@ -175,22 +174,18 @@ static const char *replica_name(size_t n) {
 static int fork_replica(size_t n, const int *fds, int n_fds) {
   uint64_t start = now();
   uint32_t id = get(order + 4, 4);
-  if (n_fds < ORDER_FDS || n_fds > GATE + 1) {
-    refuse(id, sc_message("fork: %d descriptors, want %d: stage socket, stdout, stderr, and at most one to wait for", n_fds, ORDER_FDS));
-    return 0;
-  }
-  if (n > HEADER && order[n - 1] != 0) {
-    refuse(id, sc_message("fork: the environment's last string has no end, want KEY=VALUE strings, each ended by a NUL"));
-    return 0;
-  }
-  if (n_children == MAX_CHILDREN) {
-    refuse(id, sc_message("fork: %d replicas live, want fewer", n_children));
-    return 0;
-  }
-  pid_t self = getpid();
-  pid_t pid = fork();
-  if (pid < 0) {
-    refuse(id, sc_message("fork: %s", strerror(errno)));
+  pid_t self = getpid(), pid = 0;
+  char *err = NULL;
+  if (n_fds < ORDER_FDS || n_fds > GATE + 1)
+    err = sc_message("fork: %d descriptors, want %d: stage socket, stdout, stderr, and at most one to wait for", n_fds, ORDER_FDS);
+  else if (n > HEADER && order[n - 1] != 0)
+    err = sc_message("fork: the environment's last string has no end, want KEY=VALUE strings, each ended by a NUL");
+  else if (n_children == MAX_CHILDREN)
+    err = sc_message("fork: %d replicas live, want fewer", n_children);
+  else if ((pid = fork()) < 0)
+    err = sc_message("fork: %s", strerror(errno));
+  if (err) {
+    refuse(id, err);
     return 0;
   }
   if (pid == 0) {
