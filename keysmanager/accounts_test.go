@@ -1,6 +1,7 @@
 package keysmanager
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
@@ -124,6 +126,50 @@ func TestAccounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.Close()
+}
+
+// TestModelsOfOneName are packed each for itself, also when they are of one image.
+func TestModelsOfOneName(t *testing.T) {
+	dir := openDir(t)
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // an image
+		t.Fatal(err)
+	}
+	image := filepath.Join(dir, "images", "test", "two", "1")
+	for _, model := range []string{"det", "rec"} {
+		if err := errors.Join(
+			os.MkdirAll(filepath.Join(image, model), 0o755),
+			os.Link(filepath.Join(images(t).Dir, "stage"), filepath.Join(image, "stage")),
+			os.Symlink(proctest.Built(t, "models", "ocr", model+".onnx"), filepath.Join(image, model, "model.onnx")),
+		); err != nil && !errors.Is(err, fs.ErrExist) {
+			t.Fatal(err)
+		}
+	}
+	for name, accounts := range map[string]Accounts{"of the same user": nil, "of users of their own": accountsIn(t, dir)} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, func(c *Config) {
+				c.Images, c.Accounts, c.Cache = sandbox.Images{Dir: filepath.Join(dir, "images")}, accounts, t.TempDir()
+			})
+			for _, model := range []string{"det", "rec"} {
+				s := withModel
+				s.Function, s.Image, s.Start, s.Env = model+".ns", "test/two:1", "fork", map[string]string{"STAGECOACH_MODEL": model + "/model.onnx"}
+				n.answers(n.start(model, s))
+			}
+			packed := map[int64]bool{}
+			if err := filepath.WalkDir(n.cfg.Cache, func(path string, d fs.DirEntry, err error) error {
+				if err != nil || d.Name() != "model.onnx" {
+					return err
+				}
+				info, err := d.Info()
+				if err == nil {
+					packed[info.Size()] = true
+				}
+				return err
+			}); err != nil || len(packed) != 2 {
+				t.Errorf("packed models of sizes %v (%v), want those of two models", packed, err)
+			}
+			n.Close()
+		})
+	}
 }
 
 // TestAWatchdogHasNothingOfTheFunction in its environment: it may be root.

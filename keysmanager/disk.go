@@ -2,6 +2,8 @@ package keysmanager
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,12 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// folder is the name of that of a model's pre-packed parameters. An image may have several models, also of one name in its folders.
+func (k zygoteKey) folder() string {
+	sum := sha256.Sum256([]byte(filepath.Clean(k.model)))
+	return k.digest + "-" + hex.EncodeToString(sum[:8])
+}
+
 // prepacked returns the folder for the pre-packed parameters of an image's model; empty when none can be kept.
-func (m *Manager) prepacked(digest string) string {
+func (m *Manager) prepacked(key zygoteKey) string {
 	if m.cfg.Cache == "" {
 		return ""
 	}
-	folder, err := filepath.Abs(filepath.Join(m.cfg.Cache, digest))
+	folder, err := filepath.Abs(filepath.Join(m.cfg.Cache, key.folder()))
 	if err == nil {
 		err = os.MkdirAll(folder, 0o700)
 	}
@@ -48,7 +56,7 @@ func (m *Manager) trim() {
 				m.cfg.Log.Warn("pre-packed parameters that nobody uses stay", "error", err)
 				return
 			}
-			m.cfg.Log.Info("pre-packed parameters removed: the disk is nearly full", "digest", folder)
+			m.cfg.Log.Info("pre-packed parameters removed: the disk is nearly full", "folder", folder)
 		}
 	}
 }
@@ -117,12 +125,12 @@ func (m *Manager) takeAway(name string) (path string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, k := range m.uses {
-		if k.digest == name {
+		if k.folder() == name {
 			return ""
 		}
 	}
 	for _, k := range m.slots.Keys() {
-		if k.digest == name {
+		if k.folder() == name {
 			return ""
 		}
 	}

@@ -104,7 +104,7 @@ func (b *benchStage) manage() (err error) {
 	}
 	var groups keysmanager.Groups
 	groups, b.done = openGroups("bench", b.dir, log)
-	b.cache = filepath.Join(cache, image.Digest)
+	b.cache = filepath.Join(cache, image.Digest+"-*") // of its only model
 	if b.users.open != nil {
 		b.cache = filepath.Join(b.cache, benchNamespace) // which has its own
 	}
@@ -172,7 +172,16 @@ func (b *benchStage) order(path string) func(context.Context) (launched, error) 
 }
 
 // prepacked starts a process of its own over the weights that a zygote has pre-packed.
-func (b *benchStage) prepacked(context.Context) (launched, error) { return b.process(b.cache) }
+func (b *benchStage) prepacked(context.Context) (launched, error) {
+	found, err := filepath.Glob(b.cache)
+	if err == nil && len(found) != 1 {
+		err = fmt.Errorf("folders %q of packed parameters %q, want one", b.cache, found)
+	}
+	if err != nil {
+		return launched{}, err
+	}
+	return b.process(found[0])
+}
 
 // fromDisk starts a process of its own whose files are not in memory.
 func (b *benchStage) fromDisk(context.Context) (launched, error) {
