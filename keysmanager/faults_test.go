@@ -84,6 +84,9 @@ func TestBadModels(t *testing.T) {
 			})
 			return errors.Join(err, os.WriteFile(filepath.Join(dir, "model.onnx"), b, 0o600))
 		}, []string{"NoSuchOperator"}},
+		"a pipe": {func(_ *testing.T, dir string) error {
+			return syscall.Mkfifo(filepath.Join(dir, "model.onnx"), 0o600)
+		}, []string{"model model.onnx", "want a file or folder"}},
 		"weights missing":   {func(t *testing.T, dir string) error { return os.Remove(synthetic(t, dir)) }, []string{"its external data weights.bin are not there"}},
 		"weights too short": {func(t *testing.T, dir string) error { return os.Truncate(synthetic(t, dir), 1000) }, []string{"weights.bin have 1000 bytes, want at least"}},
 		"too large": {func(t *testing.T, dir string) error { return os.Truncate(synthetic(t, dir), 1<<40) }, []string{

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stagecoach-serving/stagecoach/onnx"
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
@@ -54,19 +56,22 @@ func parameters(root, model string) (bytes int64, of string, err error) {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(root, path)
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return 0, "", fmt.Errorf("model %s: %w", model, err)
-	}
-	defer f.Close()
-	info, err := f.Stat()
+	info, err := os.Stat(path)
 	if err != nil {
 		return 0, "", fmt.Errorf("model %s: %w", model, err)
 	}
 	bytes, of = info.Size(), "model file "+plan.Size(info.Size())
+	if !info.IsDir() && !info.Mode().IsRegular() { // a function names it: opening a pipe would wait, a device may do anything
+		return 0, "", fmt.Errorf("model %s: %v, want a file or folder", model, info.Mode())
+	}
 	if info.IsDir() || filepath.Ext(path) != ".onnx" {
 		return bytes, of, nil
 	}
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return 0, "", fmt.Errorf("model %s: %w", model, err)
+	}
+	defer f.Close()
 	files, err := onnx.External(f, info.Size())
 	if err != nil {
 		return 0, "", fmt.Errorf("model %s: %w; build the image again", model, err)
