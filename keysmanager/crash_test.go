@@ -2,11 +2,7 @@ package keysmanager
 
 import (
 	"bufio"
-	"context"
-	"encoding/json"
 	"fmt"
-	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,190 +15,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 	"github.com/stagecoach-serving/stagecoach/warden"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
-
-// actAs, as the first argument, makes this test's binary a warden or a daemon that can be killed.
-const actAs = "act-as"
-
-func act(role string, args []string) {
-	var err error
-	switch role {
-	case "warden":
-		err = actWarden()
-	case "daemon":
-		err = actDaemon(args[0], args[1], args[2], hand)
-	case "zygote":
-		err = actZygote(args[0])
-	case "churn":
-		err = actDaemon(args[0], args[1], args[2], churn)
-	case "loads":
-		err = actDaemon(args[0], args[1], args[2], loads)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, role+":", err)
-		os.Exit(1)
-	}
-}
-
-func actWarden() error {
-	l, err := net.FileListener(os.NewFile(warden.ListenFD, "socket"))
-	if err != nil {
-		return err
-	}
-	return warden.Serve(context.Background(), warden.Server{Listener: l.(*net.UnixListener), Linger: time.Minute, Log: slog.New(slog.DiscardHandler)})
-}
-
-func launcherAt(folder string) warden.Launcher {
-	return warden.Launcher{Socket: filepath.Join(folder, "socket"), Log: filepath.Join(folder, "log"), Command: []string{"/proc/self/exe", actAs, "warden"}}
-}
-
-// actDaemon is a daemon that does something and waits to be killed.
-func actDaemon(images, ort, folder string, do func(*Manager) error) error {
-	c, err := warden.Launch(context.Background(), launcherAt(folder))
-	if err != nil {
-		return err
-	}
-	m, err := New(Config{
-		Node: "n1", Images: sandbox.Images{Dir: images}, ORT: ort, Threads: 1, Warden: c,
-		Cache: filepath.Join(folder, "cache"), Output: func(_, _, _, _ string) {}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
-	})
-	if err == nil {
-		err = do(m)
-	}
-	if err != nil {
-		return err
-	}
-	select {}
-}
-
-var withoutModel = Spec{Function: "g.ns", Namespace: "ns", Image: "test/wait:1", Env: map[string]string{"wait_mean": "1ms"}}
-
-// hand starts eight replicas and hands their stage sockets to the test, over descriptor 3.
-func hand(m *Manager) error {
-	out, err := unixConn(os.NewFile(3, "test"))
-	if err != nil {
-		return err
-	}
-	for i := range 8 {
-		s := withModel
-		if i >= 6 {
-			s = withoutModel
-		}
-		r, err := m.Start(context.Background(), Order{Replica: fmt.Sprint("r", i), Spec: s})
-		if err != nil {
-			return err
-		}
-		b, err := json.Marshal(r)
-		if err != nil {
-			return err
-		}
-		conn, err := r.Conn.File()
-		if err != nil {
-			return err
-		}
-		if _, _, err := out.WriteMsgUnix(b, unix.UnixRights(int(conn.Fd())), nil); err != nil {
-			return err
-		}
-		_ = conn.Close()
-		_ = r.Conn.Close() // as when the node has handed it over
-	}
-	return nil
-}
-
-// churn starts and stops replicas without an end, and prints a line for each; the first has the zygote loaded.
-func churn(m *Manager) error {
-	r, err := m.Start(context.Background(), Order{Replica: fmt.Sprint("first-", os.Getpid()), Spec: withModel})
-	if err != nil {
-		return err
-	}
-	fmt.Println(r.PID)
-	for i := range 4 {
-		go func() {
-			for j := 0; ; j++ {
-				o := Order{Replica: fmt.Sprintf("c%d-%d-%d", os.Getpid(), i, j), Spec: withModel}
-				if j%4 == 3 {
-					o.Spec = withoutModel
-				}
-				r, err := m.Start(context.Background(), o)
-				if err == nil && j%3 != 0 {
-					err = m.Stop(context.Background(), o.Replica, 0)
-				}
-				if err != nil {
-					fmt.Fprintln(os.Stderr, err)
-					os.Exit(1)
-				}
-				fmt.Println(r.PID)
-			}
-		}()
-	}
-	return nil
-}
-
-// loads loads parameters without an end.
-func loads(m *Manager) error {
-	s := withModel
-	s.Process = "./packs"
-	_, err := m.Start(context.Background(), Order{Replica: "never", Spec: s})
-	return err
-}
-
-// daemon starts one in a process of its own and returns the replicas that it has started.
-func daemon(t *testing.T, folder string) (cmd *exec.Cmd, replicas []*Replica) {
-	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ours, theirs := os.NewFile(uintptr(fds[0]), "test"), os.NewFile(uintptr(fds[1]), "daemon")
-	in, err := unixConn(ours)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer in.Close()
-	_ = ours.Close()
-	cmd = exec.CommandContext(t.Context(), "/proc/self/exe", actAs, "daemon", images(t).Dir, proctest.Built(t, "ort", "libonnxruntime.so.1"), folder)
-	cmd.ExtraFiles, cmd.Stderr = []*os.File{theirs}, os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	_ = theirs.Close()
-	_ = in.SetReadDeadline(time.Now().Add(time.Minute))
-	for range 8 {
-		b, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
-		n, oob, _, _, err := in.ReadMsgUnix(b, rights)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var r Replica
-		if err := json.Unmarshal(b[:n], &r); err != nil {
-			t.Fatal(err)
-		}
-		c, err := unix.ParseSocketControlMessage(rights[:oob])
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := unix.ParseUnixRights(&c[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		f := os.NewFile(uintptr(got[0]), "stage")
-		if r.Conn, err = unixConn(f); err != nil {
-			t.Fatal(err)
-		}
-		_ = f.Close()
-		t.Cleanup(func() { _ = r.Conn.Close() })
-		replicas = append(replicas, &r)
-	}
-	return cmd, replicas
-}
 
 // load has a replica answer calls until it is told to stop.
 type load struct {
