@@ -114,8 +114,9 @@ type daemon struct {
 	metrics *prometheus.Registry
 	closers []func()
 
-	keys   *keysmanager.Manager
-	server *node.Server
+	keys    *keysmanager.Manager
+	server  *node.Server
+	stopped bool // as an operator does: nothing is to be left for the next daemon
 }
 
 func runKeysManager(ctx context.Context, args []string, out io.Writer) error {
@@ -227,7 +228,13 @@ func (d *daemon) openKeys(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.onClose(d.keys.Close)
+	d.onClose(func() {
+		if d.stopped {
+			d.keys.Close()
+			return
+		}
+		d.keys.Detach() // what it has adopted serves on
+	})
 	return nil
 }
 
@@ -262,6 +269,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return served
 	case <-ctx.Done():
 	}
+	d.stopped = true
 	d.log.Info("draining", "at most", d.cfg.drain)
 	d.server.Leave()
 	d.drain(done)

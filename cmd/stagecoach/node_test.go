@@ -223,7 +223,7 @@ func TestNodes(t *testing.T) {
 	n.steady("hold", 8, "n1")
 	l.turn()
 
-	t.Log("a daemon is killed")
+	t.Log("a daemon is killed, and the next one cannot start")
 	before := n.running("n1", "hold")
 	zygote := n.processes("n1")[0]
 	if len(before) != 8 {
@@ -231,6 +231,9 @@ func TestNodes(t *testing.T) {
 	}
 	kill9(t, d1.cmd.Process.Pid)
 	<-d1.done
+	if c, err := startChild(t.Context(), d1.log, append(d1.args, "--metrics", strings.TrimPrefix(n.base, "http://"))...); err == nil {
+		t.Error("a daemon starts whose --metrics are up's own address", c.stop())
+	}
 	l.turn()
 	n.restartDaemon(d1)
 	if got := n.running("n1", "hold"); !slices.Equal(got, before) {
@@ -251,7 +254,8 @@ func TestNodes(t *testing.T) {
 	t.Logf("%d requests, slowest answer %v, %v calls retried", requests, l.slowest, n.value("stagecoach_flow_retries_total"))
 }
 
-// TestUpUnderNodes kills up and starts it again under a daemon: the replicas have gone with it, the parameters have not.
+// TestUpUnderNodes has up stand still under a daemon, as on a laptop that sleeps: all is as it was afterwards. Then it kills up and
+// starts it again: the replicas have gone with it, the parameters have not.
 func TestUpUnderNodes(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")
@@ -259,7 +263,19 @@ func TestUpUnderNodes(t *testing.T) {
 	n.daemon("n1")
 	n.deployAll(waitFn("hold", "20ms", map[string]string{"min": "3", "max": "3"}, nil))
 	n.steady("hold", 3, "n1")
-	before := n.processes("n1")
+	before, names := n.processes("n1"), n.running("n1", "hold")
+	if err := n.up.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	<-time.After(4 * time.Second) // longer than a node may be silent
+	if err := n.up.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	n.must(http.StatusOK, http.MethodPost, "/function/hold", "x")
+	n.steady("hold", 3, "n1")
+	if got := n.running("n1", "hold"); !slices.Equal(got, names) || len(n.events("hold", "lost")) > 0 {
+		t.Errorf("n1 runs %v after up stood still, lost were %v, want %v still", got, n.events("hold", "lost"), names)
+	}
 	kill9(t, n.up.cmd.Process.Pid)
 	<-n.up.done
 	gone(t, before[1:])
@@ -305,11 +321,34 @@ func TestStrayReplica(t *testing.T) {
 	}
 }
 
+// exports checks that a daemon's own metrics have a line.
+func (d *keysDaemon) exports(t *testing.T, line string) {
+	t.Helper()
+	at := regexp.MustCompile(`msg=metrics url=(\S+)`).FindStringSubmatch(d.log.String())
+	if at == nil {
+		t.Fatalf("%s does not say where its metrics are:\n%s", d.name, d.log)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at[1], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK || !slices.Contains(strings.Split(string(b), "\n"), line) {
+		t.Errorf("%s's metrics: status %d, %v, want %s in\n%s", d.name, resp.StatusCode, err, line, b)
+	}
+}
+
 // TestNodeNames starts daemons under names that others have.
 func TestNodeNames(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t)
-	d := n.daemon("n1")
+	d := n.daemon("n1", "--metrics", "127.0.0.1:0")
+	d.exports(t, `stagecoach_cache_zygotes{node="n1"} 0`)
 	host := defaultConfig().Node.Name
 	for name, want := range map[string]string{
 		"n1": fmt.Sprintf("is held by process %d", d.cmd.Process.Pid),
