@@ -225,6 +225,10 @@ func TestForksThatChangeAllCount(t *testing.T) {
 		}
 	}
 	check("nothing changed", both, 1050)
+	if m.exact.next.IsZero() {
+		t.Error("the next exact look may be at once")
+	}
+	m.exact.next = time.Now().Add(time.Hour)
 	f.all = map[int]int64{1: 900, 2: 900, 3: 900, 5: 700}
 	check("a moment later", both, 1050)
 	m.exact.next = time.Time{}
