@@ -100,6 +100,20 @@ func stageSocket() (ours *net.UnixConn, theirs *os.File, err error) {
 	return ours, theirs, nil
 }
 
+// unixConn returns a connection with a descriptor of its own for the same socket.
+func unixConn(f *os.File) (*net.UnixConn, error) {
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	conn, ok := c.(*net.UnixConn)
+	if !ok {
+		_ = c.Close()
+		return nil, fmt.Errorf("socket: got a %T, want a unix socket", c)
+	}
+	return conn, nil
+}
+
 // ordered notes how long it took until p's process was ordered, less what its parameters took to load; 0: they were there.
 func (p *process) ordered(load time.Duration) {
 	p.phases = nil // an attempt on another path may have had some

@@ -72,7 +72,6 @@ type forkOrder struct {
 
 // startZygote starts a zygote process for the function of a spec and waits until it has loaded.
 func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygoteKey, spec Spec, began func(pid int)) (*zygote, error) {
-	function := spec.Function
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("zygote's socket: %w", err)
@@ -81,16 +80,16 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 	defer theirs.Close()
 	ours := os.NewFile(uintptr(fds[0]), "zygote's manager")
 	defer ours.Close()
-	z := m.newZygote(key, newEntry("zygote"), function)
+	z := m.newZygote(key, newEntry("zygote"), spec.Function)
 	if z.conn, err = unixConn(ours); err != nil {
 		return nil, err
 	}
-	if z.output, err = sandbox.NewOutput(m.zygoteOutput(function)); err != nil {
+	if z.output, err = sandbox.NewOutput(m.zygoteOutput(spec.Function)); err != nil {
 		_ = z.conn.Close()
 		return nil, err
 	}
 	var groups []*os.File
-	if z.group, groups, err = m.enclose(z.entry, function, false, m.zygoteLimits(), 0); err != nil {
+	if z.group, groups, err = m.enclose(z.entry, spec.Function, false, m.zygoteLimits(), 0); err != nil {
 		_ = z.conn.Close()
 		z.output.Started()
 		z.output.Abandon()
@@ -116,29 +115,35 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 	}
 	began(z.pid)
 	if err = z.awaitReady(ctx); err != nil {
-		z.kill()
-		status := <-z.ended
-		_ = z.conn.Close()
-		z.output.Finish(linesMoment)
-		m.drop(z.entry)
+		err = z.failed(err)
 		m.removeHalfPacked(cmd.Env[wire.EnvPrepacked], z.pid)
-		if errors.Is(err, errNotLoaded) {
-			err = fmt.Errorf("%w: %s", err, z.group.cause(describe(status)))
-		}
-		m.disclose(z.group)
-		if last := z.output.LastError(); last != "" {
-			err = fmt.Errorf("%w: %s", err, last)
-		}
 		return nil, err
 	}
 	z.loaded, z.load = time.Now(), time.Since(begin)
 	m.settle(z.entry)
 	z.bytes, _ = sandbox.PSS(z.pid) // of one that has ended: 0
 	if err := m.warden.Put(z.entry, z.meta()); err != nil {
-		m.cfg.Log.Warn("zygote would not be adopted by another daemon", "function", function, "error", err)
+		m.cfg.Log.Warn("zygote would not be adopted by another daemon", "function", spec.Function, "error", err)
 	}
 	go z.read() // ends with the process, or with Detach; gone says so
 	return z, nil
+}
+
+// failed ends a zygote that does not load, and says why.
+func (z *zygote) failed(err error) error {
+	z.kill()
+	status := <-z.ended
+	_ = z.conn.Close()
+	z.output.Finish(linesMoment)
+	z.owner.drop(z.entry)
+	if errors.Is(err, errNotLoaded) {
+		err = fmt.Errorf("%w: %s", err, z.group.cause(describe(status)))
+	}
+	z.owner.disclose(z.group)
+	if last := z.output.LastError(); last != "" {
+		err = fmt.Errorf("%w: %s", err, last)
+	}
+	return err
 }
 
 func (m *Manager) newZygote(key zygoteKey, entry, function string) *zygote {
@@ -381,18 +386,4 @@ func (z *zygote) alive() bool {
 		defer z.mu.Unlock()
 		return z.died == ""
 	}
-}
-
-// unixConn returns a connection with a descriptor of its own for the same socket.
-func unixConn(f *os.File) (*net.UnixConn, error) {
-	c, err := net.FileConn(f)
-	if err != nil {
-		return nil, fmt.Errorf("socket: %w", err)
-	}
-	conn, ok := c.(*net.UnixConn)
-	if !ok {
-		_ = c.Close()
-		return nil, fmt.Errorf("socket: got a %T, want a unix socket", c)
-	}
-	return conn, nil
 }
