@@ -82,18 +82,25 @@ func (l *Local) join(n Node, name string, tell bool) bool {
 // Leave says that a node is silent. It is in no Snapshot until it joins again, and its replicas are out of sight: they serve
 // as long as their connections hold, are not counted and not let go, and what starts there goes on until its timeout.
 func (l *Local) Leave(name string) {
-	if l.leave(name) {
-		l.cfg.Log.Warn("node left; its replicas are out of sight until it returns", "node", name)
-		l.cfg.Changed()
+	hidden, ok := l.leave(name)
+	switch {
+	case !ok:
+		return
+	case hidden > 0:
+		l.cfg.Log.Warn("node left; its replicas are out of sight until it returns", "node", name, "replicas", hidden)
+	default:
+		l.cfg.Log.Info("node left", "node", name)
 	}
+	l.cfg.Changed()
 }
 
-func (l *Local) leave(name string) bool {
+// leave returns how many replicas are out of sight now, unless the node was away.
+func (l *Local) leave(name string) (hidden int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.nodes[name]
 	if n == nil || n.presence == away || l.closed {
-		return false
+		return 0, false
 	}
 	n.presence, n.left = away, stamp()
 	n.unwarm()
@@ -105,11 +112,12 @@ func (l *Local) leave(name string) bool {
 	for _, r := range l.sorted() {
 		if r.node == name && !r.hidden {
 			r.hidden, r.seen = true, 0
+			hidden++
 			l.note(r, Event{Kind: Hidden, Cause: "its node is silent"})
 		}
 	}
 	l.dropLocked(n)
-	return true
+	return hidden, true
 }
 
 // dropLocked forgets a node that is away and has no replicas; l.mu is held.

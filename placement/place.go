@@ -258,6 +258,9 @@ func shortage(f *plan.Function, zygote int64, want, placed int, all map[string]*
 			most, name = free, n.Name
 		}
 	}
+	if len(all) == 0 {
+		return fmt.Sprintf("%d of %d placed: there is no node; start `stagecoach keysmanager`", placed, want)
+	}
 	if fit == 0 {
 		return fmt.Sprintf("%d of %d placed: none of %d nodes takes a replica", placed, want, len(all))
 	}

@@ -115,7 +115,8 @@ func TestPlace(t *testing.T) {
 			s.Nodes[0].MemoryUsed = 20
 			s.Nodes[2].Zygotes, s.Nodes[2].MemoryUsed = []plan.Zygote{{Function: "f", Bytes: 50}}, 70
 		}, 4, 0, "+@c +@b", "2 of 4 placed: one more needs 80 B; of 3 nodes, a has the most free memory, 65 B"},
-		"no node": {spread, func(s *plan.Snapshot) {
+		"no node": {spread, func(s *plan.Snapshot) { s.Nodes = nil }, 1, 0, "", "0 of 1 placed: there is no node; start `stagecoach keysmanager`"},
+		"no node that takes one": {spread, func(s *plan.Snapshot) {
 			for i := range s.Nodes {
 				s.Nodes[i].Unavailable = "gone"
 			}

@@ -104,7 +104,7 @@ func describeFunction(f functionStatus, d deployment, gateway string, out io.Wri
 	if why := d.Annotations[provider.StatusAnnotation]; why != "" {
 		fmt.Fprintf(t, "Status:\t%s\n", why)
 	}
-	if f.Usage != nil {
+	if f.Usage != nil && f.AvailableReplicas > 0 {
 		fmt.Fprintf(t, "Usage:\t%.0fm CPU, %s\n", f.Usage.CPU, plan.Size(int64(f.Usage.TotalMemoryBytes)))
 	}
 	fmt.Fprintf(t, "Invocations:\t%.0f\nURL:\t%s/function/%s\n", f.InvocationCount, gateway, invocationName(f.Name, f.Namespace))

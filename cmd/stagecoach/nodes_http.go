@@ -109,6 +109,9 @@ func (c cacheAPI) noNode(name string) error {
 	for _, n := range c.nodes.Inventories() {
 		names = append(names, n.Name)
 	}
+	if len(names) == 0 {
+		return fmt.Errorf("node %q: %w: there is none, start `stagecoach keysmanager`", name, errNoNode)
+	}
 	return fmt.Errorf("node %q: %w, want one of: %s", name, errNoNode, strings.Join(names, ", "))
 }
 
