@@ -42,7 +42,7 @@ func openAccounts(t *testing.T) *Accounts {
 // outside makes a folder that others pass and that no process has its own of, as of /tmp.
 func outside(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/run", "stagecoach-test-")
+	dir, err := os.MkdirTemp("/run", "stagecoach-test-") //nolint:usetesting // not in /tmp
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,6 +37,7 @@ type inside struct {
 	Env      []string
 	User     string
 	Binds    []Bind
+	GPUs     bool
 	ReadOnly bool
 }
 
@@ -58,7 +59,7 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 		return nil, fmt.Errorf("root %s: %w", c.Chroot, err)
 	}
 	in := inside{
-		Root: root, Dir: c.Dir, Argv: c.argv(), Env: environment(c.Env, []string{"TMPDIR=/tmp"}), User: c.User, Binds: c.Binds, ReadOnly: c.ReadOnly,
+		Root: root, Dir: c.Dir, Argv: c.argv(), Env: environment(c.Env, []string{"TMPDIR=/tmp"}), User: c.User, Binds: c.Binds, GPUs: c.GPUs, ReadOnly: c.ReadOnly,
 	}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -17,6 +17,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
@@ -162,6 +164,34 @@ func TestAProcessWithARootOfItsOwn(t *testing.T) {
 				t.Errorf("says\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 			}
 		})
+	}
+}
+
+// TestRootInsideIsNoRoot: not by a user namespace either, and the machine's root's keys are not its.
+func TestRootInsideIsNoRoot(t *testing.T) {
+	got := finished(t, newSpawner(t), Command{Chroot: root(t), Argv: []string{"/probe", "child", "userns", "unshare", "keys"}})
+	want := []string{
+		"stdout: keys: operation not permitted", "stdout: unshare: operation not permitted",
+		"stdout: userns: fork/exec /proc/self/exe: operation not permitted",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestDevicesOfGPUs are in the root of a process that has some, and of no other. A device that every machine has stands for one.
+func TestDevicesOfGPUs(t *testing.T) {
+	dir := root(t)
+	const node = "/dev/nvidia-stagecoach-test"
+	if err := unix.Mknod(node, unix.S_IFCHR|0o644, int(unix.Mkdev(1, 5))); err != nil {
+		t.Skipf("no device can be made here: %v", err)
+	}
+	defer os.Remove(node)
+	for gpus, want := range map[bool]string{true: "stdout: stat: Dcrw-r--r--", false: "stdout: stat=" + node + ": stat " + node + ": no such file or directory"} {
+		c := Command{Chroot: dir, Argv: []string{"/probe", "stat=" + node}, GPUs: gpus}
+		if got := finished(t, newSpawner(t), c); len(got) != 1 || got[0] != want {
+			t.Errorf("with GPUs %t: %q, want %s", gpus, got, want)
+		}
 	}
 }
 

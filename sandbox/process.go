@@ -43,6 +43,7 @@ type Command struct {
 	// [InitCommand].
 	Chroot   string
 	Binds    []Bind // with Chroot
+	GPUs     bool   // with Chroot: the devices of NVIDIA's driver are in its /dev, all of them; CUDA_VISIBLE_DEVICES says which are meant
 	User     string // with Chroot: user[:group], names of the image's or numbers; empty: root
 	ReadOnly bool   // with Chroot: nothing but /tmp and /dev/shm can be written to
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -23,7 +24,7 @@ const (
 const scratch = "/dev"
 
 // devices are those that a process may use.
-var devices = []string{"null", "zero", "full", "random", "urandom"}
+var devices = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
 
 // readOnly are the parts of /proc through which root could change the machine; hidden are those that tell of others.
 var (
@@ -38,7 +39,7 @@ func enter(in inside) (identity, error) {
 	if err := mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return identity{}, err
 	}
-	grafts, err := collect(in.Binds)
+	grafts, err := collect(in.Binds, in.GPUs)
 	if err != nil {
 		return identity{}, err
 	}
@@ -152,8 +153,18 @@ func (t graft) plant(who identity) error {
 	return mount("", t.to, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|flags, "")
 }
 
+// gpuDevices finds the devices of NVIDIA's driver.
+func gpuDevices() []string {
+	whole, _ := filepath.Glob("/dev/nvidia*") // the patterns are well-formed
+	parts, _ := filepath.Glob("/dev/nvidia-caps/*")
+	return slices.DeleteFunc(append(whole, parts...), func(path string) bool {
+		info, err := os.Stat(path)
+		return err != nil || info.Mode()&fs.ModeCharDevice == 0 // a folder
+	})
+}
+
 // collect opens all that the new root gets of the old one.
-func collect(binds []Bind) ([]graft, error) {
+func collect(binds []Bind, gpus bool) ([]graft, error) {
 	const still = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NOEXEC
 	var out []graft
 	add := func(b Bind, attr uint64, optional bool) error {
@@ -174,8 +185,12 @@ func collect(binds []Bind) ([]graft, error) {
 		out = append(out, graft{fd: fd, to: b.To, isDir: info.IsDir()})
 		return nil
 	}
-	for _, d := range devices {
-		if err := add(Bind{From: "/dev/" + d, To: "/dev/" + d}, still, true); err != nil {
+	nodes := slices.Clone(devices)
+	if gpus {
+		nodes = append(nodes, gpuDevices()...)
+	}
+	for _, d := range nodes {
+		if err := add(Bind{From: d, To: d}, still, true); err != nil {
 			return nil, err
 		}
 	}
@@ -351,6 +366,9 @@ func surrender(who identity) error {
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no_new_privs: %w", err)
+	}
+	if err := noUserNamespaces(); err != nil {
+		return err
 	}
 	// A change of the user has taken back what the Spawner had asked for.
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {

@@ -26,7 +26,7 @@ func (c *config) command() sandbox.Command {
 	cmd := sandbox.Command{Dir: c.image.Root, Argv: c.process, Env: c.env, Stdout: os.Stdout, Stderr: os.Stderr, As: c.account}
 	if c.image.Rootfs {
 		cmd.Chroot, cmd.As, cmd.Dir, cmd.User = c.image.Root, nil, cmp.Or(c.image.WorkDir, "/"), c.image.User
-		cmd.ReadOnly = c.image.ReadOnly
+		cmd.ReadOnly, cmd.GPUs = c.image.ReadOnly, c.env["CUDA_VISIBLE_DEVICES"] != "" // the order's, not the function's
 		if secrets := c.env[envSecrets]; secrets != "" {
 			cmd.Binds = []sandbox.Bind{{From: secrets, To: secretsFolder, Copy: true}}
 			cmd.Env = maps.Clone(c.env)

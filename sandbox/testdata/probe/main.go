@@ -51,6 +51,12 @@ func say(what, of string) error {
 			names = append(names, e.Name())
 		}
 		fmt.Println("list:", of, names, err)
+	case "stat":
+		info, err := os.Stat(of)
+		if err != nil {
+			return err
+		}
+		fmt.Println("stat:", info.Mode())
 	case "write":
 		return os.WriteFile(of, []byte("x"), 0o644)
 	case "status":
@@ -92,6 +98,18 @@ func say(what, of string) error {
 		return err
 	case "limits":
 		return limits()
+	case "userns": // of a child
+		c := exec.Command("/proc/self/exe", "id")
+		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER}
+		return c.Run()
+	case "unshare":
+		return syscall.Unshare(syscall.CLONE_NEWUSER)
+	case "child":
+		return exec.Command("/proc/self/exe", "id").Run()
+	case "keys":
+		if _, _, err := syscall.Syscall(syscall.SYS_KEYCTL, 0, ^uintptr(3), 1); err != 0 { // its user's
+			return err
+		}
 	case "death":
 		return death()
 	case "temp":
