@@ -121,6 +121,8 @@ func (r *remote) answered(m message) {
 	case started:
 		r.late[q.name] = true
 		r.order(message{Op: opSignal, Name: q.name, Signal: int(unix.SIGKILL)})
+	default:
+		closeAll(q.kept)
 	}
 }
 
