@@ -86,13 +86,8 @@ func (r *Root) settle() error {
 			_ = lock.Close()
 			return err
 		}
-		there, err := lock.Stat()
-		here, err2 := os.Stat(r.folders()[0])
-		if err == nil && err2 == nil && os.SameFile(there, here) {
-			r.lock = lock
-			return nil
-		}
-		_ = lock.Close()
+		r.lock = lock
+		return nil
 	}
 	return fmt.Errorf("%s is removed again and again", r.folders()[0])
 }

@@ -3,6 +3,7 @@ package cgroup
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -14,7 +15,7 @@ import (
 const claimWait = time.Second
 
 // claim locks a folder for as long as the file is open, also against others of this process. The kernel unlocks it when its owner
-// dies.
+// dies. One that was removed meanwhile, even if there is another of its name by now, is fs.ErrNotExist.
 func claim(folder string, wait time.Duration) (*os.File, error) {
 	f, err := os.Open(folder)
 	if err != nil {
@@ -23,7 +24,13 @@ func claim(folder string, wait time.Duration) (*os.File, error) {
 	for until := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) { // nobody tells of its end
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return f, nil
+			there, err := f.Stat()
+			here, err2 := os.Stat(folder)
+			if err == nil && err2 == nil && os.SameFile(there, here) {
+				return f, nil
+			}
+			_ = f.Close()
+			return nil, fmt.Errorf("%s: %w", folder, fs.ErrNotExist)
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) || !time.Now().Before(until) {
 			_ = f.Close()
