@@ -156,7 +156,8 @@ func follow(t *testing.T, folder string, page []example) {
 	}
 }
 
-// endBackground ends what examples have left running: each has written its pid into a file.
+// endBackground wants nothing to be left of what examples have had running in the background, once it has had time to end: each has
+// written its pid into a file.
 func endBackground(t *testing.T, folder string) {
 	t.Helper()
 	files, _ := filepath.Glob(filepath.Join(folder, "*.pid")) // the pattern is good
@@ -167,9 +168,17 @@ func endBackground(t *testing.T, folder string) {
 			t.Errorf("%s: %v", file, err)
 			continue
 		}
-		if cwd, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "cwd")); err == nil && cwd == folder {
-			t.Errorf("%s: process %d of the page still runs", file, pid)
-			_ = syscall.Kill(pid, syscall.SIGKILL) // it may end by itself just now
+		ours := func() bool {
+			cwd, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "cwd"))
+			return err == nil && cwd == folder
+		}
+		defer func() {
+			if ours() {
+				_ = syscall.Kill(pid, syscall.SIGKILL) // it may end by itself just now
+			}
+		}()
+		if !t.Failed() { // else the page was not followed to its end
+			proctest.Until(t, soon, file+"'s process to end", func() bool { return !ours() })
 		}
 	}
 }
