@@ -229,7 +229,6 @@ func (m *Manager) install(z *zygote) {
 	variant, next := z.key.variant(), z.key.generation
 	if z.replaced {
 		next++ // its own is not wanted any more
-		s.since = time.Now()
 		m.retiring(s)
 	} else {
 		m.uses[z.function] = z.key
