@@ -98,11 +98,16 @@ func TestPlace(t *testing.T) {
 			s.Nodes[2].Zygotes = []plan.Zygote{{Function: "f", Bytes: 50}}
 			s.Nodes[2].MemoryUsed = 90
 		}, 3, 0, "+@a +@b", "2 of 3 placed: one more needs 30 B"},
-		"idle zygotes give way, but not to their own replicas": {first, func(s *plan.Snapshot) {
+		"idle zygotes give way": {first, func(s *plan.Snapshot) {
 			s.Nodes = s.Nodes[:1]
 			s.Nodes[0].MemoryUsed = 95
 			s.Nodes[0].Zygotes = []plan.Zygote{{Function: "f", Bytes: 50, Idle: true}, {Function: "g", Bytes: 25, Idle: true}, {Function: "h", Bytes: 20}}
 		}, 2, 0, "+@a", "1 of 2 placed: one more needs 30 B; of 1 nodes, a has the most free memory, 0 B"},
+		"a zygote does not give way to its own replica": {first, func(s *plan.Snapshot) {
+			s.Nodes = s.Nodes[:1]
+			s.Nodes[0].MemoryUsed = 95
+			s.Nodes[0].Zygotes = []plan.Zygote{{Function: "f", Bytes: 50, Idle: true}, {Function: "g", Bytes: 24, Idle: true}}
+		}, 1, 0, "", "0 of 1 placed: one more needs 30 B; of 1 nodes, a has the most free memory, 29 B"},
 		"a zygote gives way once": {first, func(s *plan.Snapshot) {
 			s.Nodes = s.Nodes[:1]
 			s.Nodes[0].MemoryUsed = 100
