@@ -20,6 +20,6 @@
 // # What is promised
 //
 // Each attempt of a task that is submitted gets exactly one reply. No replica has more batches than slots, whatever a
-// policy says. A task that has expired costs no replica. Every wait has a bound: a call that is not answered long after it
-// was canceled costs its replica the connection.
+// policy says. Tasks that a request has together run on replicas of one revision. A task that has expired costs no replica.
+// Every wait has a bound: a call that is not answered long after it was canceled costs its replica the connection.
 package dispatch
