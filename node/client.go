@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// How often a [Client] sends an order again, under its id: until the daemon has said that it came, and then for an answer that
-// may have been lost.
+// When a [Client] sends an order again, under its id: at first soon, then twice as late each time, because a daemon that is slow has
+// enough to do. What could not be sent is not what makes it slow.
 const (
 	sendAgain = 250 * time.Millisecond
-	askAgain  = time.Second
+	mostAgain = 4 * time.Second
 )
 
 // orderTimeout bounds orders of callers who have no deadline.
@@ -116,7 +116,8 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 		}
 		return err
 	}
-	again := time.NewTicker(sendAgain)
+	pause := sendAgain
+	again := time.NewTimer(pause)
 	defer again.Stop()
 	if err := send(); err != nil {
 		return Answer{}, o, fmt.Errorf("node %q: order to %s: %w", c.name, o.Kind, err)
@@ -128,16 +129,18 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 			return Answer{}, o, fmt.Errorf("node %q: order to %s: %s: %w", c.name, o.Kind, unanswered(accepted, done, sent), context.Cause(ctx))
 		case <-again.C:
 			_ = send() // it could be encoded
+			if sent == nil {
+				pause = min(2*pause, mostAgain)
+			}
+			again.Reset(pause)
 		case a := <-answers:
 			switch {
 			case a.Done && a.Error != "":
 				return a, o, &answered{fmt.Sprintf("node %q: %s", c.name, a.Error), c.codes[a.Code]}
 			case a.Done:
 				return a, o, nil
-			case !accepted:
-				accepted = true
-				again.Reset(askAgain)
 			}
+			accepted = true
 			if a.Phase != nil {
 				done = append(done, a.Phase.Name)
 			}

@@ -89,7 +89,7 @@ func TestSleep(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			bus := &table{all: map[string][]func(string, string, []byte){}}
 			sleep := make(chan time.Duration, 1)
-			var left time.Time
+			left := make(chan time.Time, 2)
 			d, err := OpenDirectory(DirectoryConfig{
 				Bus: bus, Boot: "b", Log: slog.New(slog.DiscardHandler), Joined: func(*Client) {}, Event: func(string, Event) {},
 				Heard: func(*Client) {
@@ -99,7 +99,7 @@ func TestSleep(t *testing.T) {
 					default:
 					}
 				},
-				Left: func(string, string) { left = time.Now() },
+				Left: func(string, string) { left <- time.Now() },
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -117,13 +117,16 @@ func TestSleep(t *testing.T) {
 			announce() // waits
 			time.Sleep(10*time.Second + 2*lookEvery)
 			synctest.Wait()
-			if !left.IsZero() {
+			if len(left) > 0 {
 				t.Fatal("a node has left while we slept")
 			}
 			awake := time.Now()
 			time.Sleep(20 * time.Second)
 			synctest.Wait()
-			if after := left.Sub(awake); left.IsZero() || after > 3*time.Second {
+			if len(left) != 1 {
+				t.Fatalf("left %d times since we woke up, want once", len(left))
+			}
+			if after := (<-left).Sub(awake); after > 3*time.Second {
 				t.Fatalf("left %v after we woke up, want within 3 s", after)
 			}
 		})
