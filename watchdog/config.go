@@ -69,11 +69,7 @@ func parse(environ []string) (config, error) {
 	healthPeriod, c.health, _ = strings.Cut(rest, ",")
 	clear(given)
 	add(c.image.Env) // under the function's own
-	for _, kv := range environ {
-		if kv, ok := strings.CutPrefix(kv, wire.EnvProgram); ok { // what else this process has is its own
-			add([]string{kv})
-		}
-	}
+	add(program(environ))
 	maps.DeleteFunc(given, func(k, _ string) bool { return strings.HasPrefix(k, "STAGECOACH_") })
 	c.env = given
 
@@ -123,6 +119,16 @@ func parse(environ []string) (config, error) {
 		errs = append(errs, fmt.Errorf("mode=%q, want %s, %s or %s", c.mode, modeHTTP, modeStreaming, modeSerializing))
 	}
 	return c, errors.Join(errs...)
+}
+
+// program returns the variables that are its program's; what else this process has is its own.
+func program(environ []string) (own []string) {
+	for _, kv := range environ {
+		if kv, ok := strings.CutPrefix(kv, wire.EnvProgram); ok {
+			own = append(own, kv)
+		}
+	}
+	return own
 }
 
 // identify reads what the program is and who it runs as.

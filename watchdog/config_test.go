@@ -11,8 +11,8 @@ import (
 
 const someImage = `STAGECOACH_IMAGE={"Name":"a/b:1","Root":"/images/b","Entrypoint":["/main","-v"],"Env":["A=image","B=image"]}`
 
-// program makes variables those of a function's program, but for the platform's.
-func program(env []string) (out []string) {
+// given makes variables those of a function's program, but for the platform's.
+func given(env []string) (out []string) {
 	for _, kv := range env {
 		if !strings.HasPrefix(kv, "STAGECOACH_") {
 			kv = wire.EnvProgram + kv
@@ -57,7 +57,7 @@ func TestParse(t *testing.T) {
 		"health's defaults": {[]string{"STAGECOACH_HEALTH=,,/up"}, func(c config) bool { return c.delay == 0 && c.period == 2*time.Second }},
 		"content type":      {[]string{"content_type=text/html"}, func(c config) bool { return c.contentType == "text/html" }},
 	} {
-		if c, err := parse(append([]string{someImage, "LD_PRELOAD=/ours", "PATH=/ours"}, program(tc.env)...)); err != nil || !tc.check(c) {
+		if c, err := parse(append([]string{someImage, "LD_PRELOAD=/ours", "PATH=/ours"}, given(tc.env)...)); err != nil || !tc.check(c) {
 			t.Errorf("%s: %+v, %v", name, c, err)
 		}
 	}
@@ -77,11 +77,11 @@ func TestParseNamesTheFault(t *testing.T) {
 		`host "10.0.0.1", want 127.0.0.1`:                    {someImage, "upstream_url=http://10.0.0.1:5000"},
 		"upstream_url=\"https://127.0.0.1:5000\", want http": {someImage, "upstream_url=https://127.0.0.1:5000"},
 	} {
-		if _, err := parse(program(env)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := parse(given(env)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", env, err, want)
 		}
 	}
-	_, err := parse(program([]string{someImage, "mode=lambda", "exec_timeout=soon", "ready_path=up"}))
+	_, err := parse(given([]string{someImage, "mode=lambda", "exec_timeout=soon", "ready_path=up"}))
 	if err == nil || strings.Count(err.Error(), "\n") != 2 {
 		t.Errorf("%v, want all three faults", err)
 	}
@@ -92,7 +92,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(someImage + "\nmode=http\nupstream_url=http://[::1]:80/%zz\nexec_timeout=1h")
 	f.Add(someImage + "\nfprocess= \nready_path=\n=\nmax_inflight=-1")
 	f.Fuzz(func(t *testing.T, environ string) {
-		c, err := parse(program(strings.Split(environ, "\n")))
+		c, err := parse(given(strings.Split(environ, "\n")))
 		if err != nil {
 			return
 		}
