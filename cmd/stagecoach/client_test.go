@@ -43,7 +43,7 @@ func TestNamesInPaths(t *testing.T) {
 	for command, want := range map[string]string{
 		"namespace create|a/b?c":       "/system/namespace/a%2Fb%3Fc?",
 		"pipeline describe|a/b":        "/system/pipelines/a%2Fb?",
-		"describe|a/b|-n|x y&function": "/system/function/a%2Fb?namespace=x+y%26function",
+		"describe|a/b|-n|x y&function": "/system/function/a%2Fb?namespace=x+y%26function&usage=1",
 		"invoke|a b?c/d":               "/function/a%20b%3Fc/d?",
 	} {
 		verbs, rest, _ := strings.Cut(command, "|")

@@ -183,16 +183,19 @@ func spin(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintln(w, n)
 }
 
-// exit ends the program; with once=FILE, only for the first who makes the file; with read, once a MiB of the body is here;
-// with begun, once half an answer is gone.
+// exit ends the program; with once=URL, only if that answers 201, as for the first who asks; with read, once a MiB of the body is
+// here; with begun, once half an answer is gone.
 func exit(w http.ResponseWriter, r *http.Request) {
 	if once := r.URL.Query().Get("once"); once != "" {
-		f, err := os.OpenFile(once, os.O_CREATE|os.O_EXCL, 0o600)
+		first, err := asksFirst(r.Context(), once)
 		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		if !first {
 			fmt.Fprintln(w, "alive")
 			return
 		}
-		_ = f.Close()
 	}
 	if r.URL.Query().Has("read") {
 		_, _ = io.CopyN(io.Discard, r.Body, 1<<20)
@@ -204,6 +207,19 @@ func exit(w http.ResponseWriter, r *http.Request) {
 	}
 	log.Print("last words")
 	os.Exit(number(r, "code", 3))
+}
+
+// asksFirst tells whether a URL answers 201.
+func asksFirst(ctx context.Context, url string) (bool, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
+	if err != nil {
+		return false, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false, err
+	}
+	return resp.StatusCode == http.StatusCreated, resp.Body.Close()
 }
 
 func panics(http.ResponseWriter, *http.Request) { panic("on demand") }
