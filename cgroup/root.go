@@ -300,7 +300,7 @@ func (r *Root) Retain(names []string) error {
 // Close removes the folders of this node, if they are empty, and lets others open it.
 func (r *Root) Close() error {
 	defer r.lock.Close()
-	for _, folder := range r.folders() {
+	for _, folder := range slices.Backward(r.folders()) { // the one that is locked goes last
 		if os.Remove(folder) == nil {
 			_ = os.Remove(filepath.Dir(folder)) // fails while other nodes have groups
 		}

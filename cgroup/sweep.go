@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -55,7 +56,7 @@ func (r *Root) sweep() {
 		if err != nil {
 			continue // somebody is there
 		}
-		for _, folder := range r.folders() {
+		for _, folder := range slices.Backward(r.folders()) { // the one that is locked goes last: then another can have the name
 			dir := filepath.Join(filepath.Dir(folder), n.Name())
 			groups, _ := os.ReadDir(dir) // of none, nothing is removed
 			for _, g := range groups {
