@@ -27,7 +27,7 @@ func TestBrokenModels(t *testing.T) {
 	}
 	image := func(name string) (dir string) {
 		dir = filepath.Join(images, "bad", name, "1")
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.Symlink(stage, filepath.Join(dir, "stage"))); err != nil {
+		if err := errors.Join(os.MkdirAll(dir, 0o755), proctest.Copy(stage, filepath.Join(dir, "stage"))); err != nil {
 			t.Fatal(err)
 		}
 		return dir

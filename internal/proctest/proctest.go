@@ -78,3 +78,17 @@ func Built(t testing.TB, path ...string) string {
 	}
 	return full
 }
+
+// Copy copies a file with its mode. Links out of an image are no use: where functions are users of their own, they do not see
+// what lies in this machine's /tmp, and the repository may.
+func Copy(from, to string) error {
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, b, info.Mode().Perm()) //nolint:gosec // a file of a test
+}
