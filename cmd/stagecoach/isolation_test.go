@@ -16,20 +16,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
-// openFolder returns a folder that all can write to, as functions may not do to a test's own.
-func openFolder(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "open-") //nolint:usetesting // others cannot pass a test's folders
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o777|fs.ModeSticky); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
-
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Getuid() != 0 {
