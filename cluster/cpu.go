@@ -1,9 +1,11 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -38,7 +40,7 @@ func (l *Local) serve(n *node, r *replica) {
 		l.mu.Lock()
 		from, to := r.cpu, r.cpuWant
 		l.mu.Unlock()
-		if from == to {
+		if from == to && failures == 0 { // else the node may have done what failed
 			continue
 		}
 		note, err := l.setCPU(n, r, from, to)
@@ -71,10 +73,19 @@ func (l *Local) setCPU(n *node, r *replica, from, to int) (note string, err erro
 	case err != nil:
 		return "", fmt.Errorf("node %q: %w", n.name, err)
 	}
-	if to <= from {
-		return note, nil
+	threads := r.spec.threads(to)
+	if threads <= r.spec.threads(from) {
+		return note, nil // what has begun is not ended; the limit holds for all of them
 	}
-	return note, l.cfg.Replicas.Threads(r.function, r.name, (to+999)/1000)
+	return note, l.cfg.Replicas.Threads(r.function, r.name, threads)
+}
+
+// threads is how many threads have something to do with so many thousandths of a core; 0: as declared.
+func (f FunctionSpec) threads(milli int) int {
+	if milli = cmp.Or(milli, f.CPULimit); milli == 0 {
+		return math.MaxUint16 // as many as the replica's session was made for
+	}
+	return (milli + 999) / 1000
 }
 
 // milli writes thousandths of a core as specs do.

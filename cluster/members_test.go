@@ -250,69 +250,6 @@ func TestCloseWithNodesAway(t *testing.T) {
 	})
 }
 
-func TestCPUFollowsThePlan(t *testing.T) {
-	bubble(t, func(_ *testing.T, w *world, l *Local) {
-		apply := func(milli int) {
-			t.Helper()
-			p, s := w.plan(1)
-			p.Wants[0].CPUMilli = milli
-			if err := p.Validate(s); err != nil {
-				t.Fatal(err)
-			}
-			for range 2 {
-				if err := l.Apply(t.Context(), p); err != nil {
-					t.Fatal(err)
-				}
-			}
-			synctest.Wait()
-		}
-		is := func(milli, threads int) {
-			t.Helper()
-			w.set(func() {
-				if w.cpu["f-00001"] != milli || w.threads["f-00001"] != threads {
-					t.Errorf("cpu %v, threads %v, want %d and %d", w.cpu, w.threads, milli, threads)
-				}
-			})
-		}
-		apply(500)
-		is(0, 0) // it was started so
-		apply(1500)
-		is(1500, 2)
-		apply(1000)
-		is(1000, 2)
-		tries := 0
-		w.setCPU = func(string) error {
-			if tries++; tries < 4 {
-				return errors.New("no")
-			}
-			return nil
-		}
-		apply(3000)
-		is(1000, 2)
-		l.Leave("a")
-		time.Sleep(10 * time.Second)
-		is(1000, 2)
-		l.Join(w.node("a"))
-		l.Running("a", w.runs("a"))
-		time.Sleep(time.Minute)
-		is(3000, 3)
-		if tries != 4 {
-			t.Errorf("%d tries, want 4", tries)
-		}
-		w.setCPU = func(string) error { return fmt.Errorf("no cgroups: %w", errors.ErrUnsupported) }
-		apply(4000)
-		is(3000, 4)
-		var causes []string
-		for _, e := range l.Events("f.ns") {
-			if e.Kind == CPU {
-				causes = append(causes, e.Cause)
-			}
-		}
-		w.expect("events", strings.Join(causes, "; "),
-			"500m → 1500m; 1500m → 1000m; 1000m → 3000m; 3000m → 4000m, in threads alone: the node does not limit CPU")
-	})
-}
-
 func TestPhasesOfAStart(t *testing.T) {
 	bubble(t, func(_ *testing.T, w *world, l *Local) {
 		w.start = func(ctx context.Context, _ Order) error { return after(5*time.Millisecond)(ctx, "") }

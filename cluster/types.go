@@ -16,6 +16,7 @@ type FunctionSpec struct {
 	Revision uint64 // grows with each change
 	Memory   int64  // bytes a replica adds to a node that has the zygote; 0: unknown
 	CPUMilli int    // thousandths of a core that a replica is promised; 0: nothing
+	CPULimit int    // thousandths of a core that a replica may use, unless a plan says otherwise; 0: all there are
 	Declared pipeline.Function
 	Spec     any // what a [Node] needs to start it: image, environment; opaque here
 }

@@ -132,13 +132,15 @@ func TestCPUOfARunningReplica(t *testing.T) {
 	}
 	most := min(2000, 1000*runtime.GOMAXPROCS(0))
 	for _, tc := range []struct{ give, want, threads int }{
-		{250, 250, 0}, {most, most, most/1000 - 1}, {0, 600, most/1000 - 1}, // what has begun is not ended
+		{250, 250, 0}, {0, 600, 0}, {most, most, most/1000 - 1}, {0, 600, most/1000 - 1}, // what has begun is not ended
 	} {
 		proctest.Until(t, soon, fmt.Sprintf("the quota and threads of %dm", tc.give), func() bool {
 			give(tc.give) // again, for the loop's own plans may come between while the replica is new
 			return quota(t, r.PID) == tc.want && poolThreads(r.PID) == tc.threads
 		})
-		call()
+		if call(); poolThreads(r.PID) != tc.threads { // what it was asked for before it has by then
+			t.Errorf("given %dm it computes with %d threads of the pool, want %d", tc.give, poolThreads(r.PID), tc.threads)
+		}
 	}
 	if now := u.nodes.Inventories()[0].Replicas; len(now) != 1 || now[0].Name != r.Name || now[0].CPUMilli != 600 {
 		t.Errorf("replicas %+v, want %s still, with 600m", now, r.Name)
