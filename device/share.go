@@ -36,17 +36,6 @@ func ParseShare(s string) (Share, error) {
 	return out, nil
 }
 
-// String is what ParseShare reads.
-func (s Share) String() string {
-	switch {
-	case s.none:
-		return "none"
-	case len(s.names) == 0:
-		return "all"
-	}
-	return strings.Join(s.names, ",")
-}
-
 // has tells whether a device is meant, of the GPU with this UUID.
 func (s Share) has(d Info, gpu string) bool {
 	if s.none || len(s.names) == 0 {

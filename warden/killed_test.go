@@ -21,10 +21,11 @@ import (
 
 // manage is a manager in a process of its own: it starts what it is told and says so, and then waits to be killed.
 func manage() error {
-	c, err := Connect(context.Background(), os.Args[1])
+	r, err := connect(context.Background(), os.Args[1])
 	if err != nil {
 		return err
 	}
+	c := &Client{r}
 	if _, err := c.Attach(func(Exit) {}); err != nil {
 		return err
 	}

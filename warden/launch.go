@@ -38,15 +38,6 @@ func Launch(ctx context.Context, l Launcher) (*Client, error) {
 	return &Client{&relaunched{launcher: l, now: r}}, nil
 }
 
-// Connect returns the way to the warden of a socket that is there.
-func Connect(ctx context.Context, socket string) (*Client, error) {
-	r, err := connect(ctx, socket)
-	if err != nil {
-		return nil, fmt.Errorf("warden %s: %w", socket, err)
-	}
-	return &Client{r}, nil
-}
-
 func connect(ctx context.Context, socket string) (*remote, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unixpacket", socket)
