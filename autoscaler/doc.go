@@ -2,7 +2,7 @@
 //
 // [Sizer] is the default plan.Allocator. It is a function of its arguments: a plan.Snapshot and what it remembered go in,
 // a count for each function comes out, with one line for the operator that says which term asked for it. Below it lies
-// the M/M/c queue ([ErlangB], [ErlangC], [Wait], [Sojourn], [Servers]).
+// the M/M/c queue ([Servers]).
 //
 // Queues are as the textbooks have them: Kleinrock, Queueing Systems I (1975), ch. 3; Harchol-Balter, Performance Modeling
 // and Design of Computer Systems (2013), ch. 14. QUART (ICDCS'24) uses the same model in its Eq. 1, but as printed that

@@ -79,13 +79,6 @@ func AppendInput(b []byte, in Input) []byte {
 	return b
 }
 
-// DecodeInput decodes all of b as an input, which aliases b.
-func DecodeInput(b []byte) (Input, error) {
-	r := pack.NewReader(b)
-	in := ReadInput(r)
-	return in, wrap("input", r.End())
-}
-
 // ReadItem reads an item that is part of a larger message.
 func ReadItem(r *pack.Reader) Item {
 	switch kind := r.Byte(); kind {

@@ -8,6 +8,9 @@ import (
 	"time"
 )
 
+// constant is a rate that never changes, per second.
+func constant(rate float64) Profile { return Profile{{0, rate, rate}} }
+
 func take(t *testing.T, s Source, err error, end time.Duration) []time.Duration {
 	t.Helper()
 	if err != nil {
@@ -47,7 +50,7 @@ func TestRenewal(t *testing.T) {
 	end := time.Duration(n / rate * float64(time.Second))
 	for _, cv := range []float64{0, 0.25, 0.5, 1, 2, 4, 13} {
 		for seed := range uint64(3) {
-			s, err := Renewal(Constant(rate), cv, seed)
+			s, err := Renewal(constant(rate), cv, seed)
 			at := take(t, s, err, end)
 			if off := math.Abs(float64(len(at)) - n); off > 4*cv*math.Sqrt(n)+1 {
 				t.Errorf("cv %g, seed %d: %d arrivals, want about %d", cv, seed, len(at), int(n))
@@ -57,14 +60,14 @@ func TestRenewal(t *testing.T) {
 			if _, got := meanCV(at); math.Abs(got-cv) > cv*limit*2+0.001 {
 				t.Errorf("cv %g, seed %d: gaps vary by %.3f", cv, seed, got)
 			}
-			again, err := Renewal(Constant(rate), cv, seed)
+			again, err := Renewal(constant(rate), cv, seed)
 			if !slices.Equal(at, take(t, again, err, end)) {
 				t.Errorf("cv %g: a seed gives two runs", cv)
 			}
 		}
 	}
-	a, _ := Renewal(Constant(rate), 1, 1)
-	b, _ := Renewal(Constant(rate), 1, 2)
+	a, _ := Renewal(constant(rate), 1, 1)
+	b, _ := Renewal(constant(rate), 1, 2)
 	if x, _ := a.Next(); x == first(b) {
 		t.Error("two seeds give one run")
 	}
@@ -79,7 +82,7 @@ func TestRenewalIsExactInTheMeanFromTheStart(t *testing.T) {
 	for _, cv := range []float64{0.5, 1, 4} {
 		sum := 0
 		for seed := range uint64(runs) {
-			s, err := Renewal(Constant(rate), cv, seed)
+			s, err := Renewal(constant(rate), cv, seed)
 			sum += len(take(t, s, err, time.Second))
 		}
 		mean := float64(sum) / runs
@@ -101,7 +104,7 @@ func TestRateChangesKeepTheCount(t *testing.T) {
 			for _, end := range []time.Duration{time.Second, 6 * time.Second, 9 * time.Second, 14 * time.Second, 30 * time.Second} {
 				s, err := Renewal(p, cv, 7)
 				got := take(t, s, err, end)
-				one, err := Renewal(Constant(1), cv, 7)
+				one, err := Renewal(constant(1), cv, 7)
 				want := take(t, one, err, time.Duration(p.Expected(end)*float64(time.Second)))
 				if d := len(got) - len(want); d < -1 || d > 1 { // one on the border, by rounding to nanoseconds
 					t.Errorf("%v, cv %g: %d arrivals in %v, want the %d of rate one in Λ = %.2f", p, cv, len(got), end, len(want), p.Expected(end))
@@ -116,7 +119,7 @@ func TestRateChangesKeepTheCount(t *testing.T) {
 }
 
 func TestEven(t *testing.T) {
-	s, err := Renewal(Constant(2), 0, 9)
+	s, err := Renewal(constant(2), 0, 9)
 	ms := time.Millisecond
 	if got := take(t, s, err, 2*time.Second); !slices.Equal(got, []time.Duration{250 * ms, 750 * ms, 1250 * ms, 1750 * ms}) {
 		t.Errorf("2/s, cv 0: %v", got)
@@ -254,7 +257,7 @@ func TestParse(t *testing.T) {
 			t.Errorf("mmpp %q: %v, want %q", text, err, want)
 		}
 	}
-	if _, err := Renewal(Constant(1), 31, 1); err == nil {
+	if _, err := Renewal(constant(1), 31, 1); err == nil {
 		t.Error("cv 31: no error")
 	}
 }

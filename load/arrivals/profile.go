@@ -18,9 +18,6 @@ type Segment struct {
 // Profile is a rate over time: segments one after another. After the last one its To holds for ever.
 type Profile []Segment
 
-// Constant is a rate that never changes, per second.
-func Constant(rate float64) Profile { return Profile{{0, rate, rate}} }
-
 // maxRate bounds rates, per second: the gaps of higher ones have no nanoseconds left to differ in.
 const maxRate = 1e7
 
