@@ -132,22 +132,26 @@ func (n localNode) Start(ctx context.Context, o cluster.Order) (cluster.Started,
 	return out, nil
 }
 
-// Warm implements cluster.Node.
-func (n localNode) Warm(ctx context.Context, wanted []cluster.WarmOrder) error {
-	var list []keysmanager.Wanted
-	var errs []error
-	for _, w := range wanted {
+// wantedOf is what a node should have in memory. A function whose spec is of another kind is left out, as the error says.
+func wantedOf(orders []cluster.WarmOrder) (list []keysmanager.Wanted, err error) {
+	for _, w := range orders {
 		if w.Warmth < plan.Host {
 			continue // on disk it is already
 		}
-		s, err := spec(w.Function)
-		if err != nil {
-			errs = append(errs, err)
+		s, bad := spec(w.Function)
+		if bad != nil {
+			err = errors.Join(err, bad)
 			continue
 		}
 		list = append(list, keysmanager.Wanted{Spec: s, Key: w.Key})
 	}
-	return errors.Join(append(errs, n.Manager.Warm(ctx, list))...)
+	return list, err
+}
+
+// Warm implements cluster.Node.
+func (n localNode) Warm(ctx context.Context, orders []cluster.WarmOrder) error {
+	list, err := wantedOf(orders)
+	return errors.Join(err, n.Manager.Warm(ctx, list))
 }
 
 // Inventory implements cluster.Node.

@@ -233,22 +233,18 @@ func (n remoteNode) SetCPU(ctx context.Context, replica string, milli int) error
 }
 
 // Warm implements cluster.Node.
-func (n remoteNode) Warm(ctx context.Context, wanted []cluster.WarmOrder) error {
+func (n remoteNode) Warm(ctx context.Context, orders []cluster.WarmOrder) error {
+	list, err := wantedOf(orders)
 	o := node.Order{Kind: node.OrderWarm}
-	var errs []error
-	for _, w := range wanted {
-		if w.Warmth < plan.Host {
-			continue // on disk it is already
-		}
-		s, err := specJSON(w.Function)
-		if err != nil {
-			errs = append(errs, err)
-			continue
+	for _, w := range list {
+		s, bad := json.Marshal(w.Spec)
+		if bad != nil {
+			return errors.Join(err, bad)
 		}
 		o.Wanted = append(o.Wanted, node.Wanted{Spec: s, Key: w.Key})
 	}
-	_, err := n.Do(ctx, o)
-	return errors.Join(append(errs, err)...)
+	_, bad := n.Do(ctx, o)
+	return errors.Join(err, bad)
 }
 
 // Inventory implements cluster.Node.

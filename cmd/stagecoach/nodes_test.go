@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/stagecoach-serving/stagecoach/cluster"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/node"
 	"github.com/stagecoach-serving/stagecoach/plan"
@@ -179,7 +180,6 @@ func TestCacheAPI(t *testing.T) {
 	}
 }
 
-// TestCacheList filters what nodes hold.
 // TestWhatPoliciesSeeOfANode: what gives way is told apart, and what is being loaded is taken.
 func TestWhatPoliciesSeeOfANode(t *testing.T) {
 	got := planned(inventoryOf(keysmanager.Inventory{
@@ -202,6 +202,24 @@ func TestWhatPoliciesSeeOfANode(t *testing.T) {
 	}
 }
 
+// TestWhatANodeKeepsWarm: what is to be in memory, with the rest of it also when one of them is no function of ours.
+func TestWhatANodeKeepsWarm(t *testing.T) {
+	f := func(name string) cluster.FunctionSpec {
+		return cluster.FunctionSpec{Key: name, Spec: keysmanager.Spec{Function: name}}
+	}
+	got, err := wantedOf([]cluster.WarmOrder{
+		{Function: f("disk"), Warmth: plan.File},
+		{Function: cluster.FunctionSpec{Key: "other", Spec: 7}, Warmth: plan.Host},
+		{Function: f("key"), Warmth: plan.Host, Key: true},
+		{Function: f("host"), Warmth: plan.Host},
+	})
+	want := []keysmanager.Wanted{{Spec: keysmanager.Spec{Function: "key"}, Key: true}, {Spec: keysmanager.Spec{Function: "host"}}}
+	if !reflect.DeepEqual(got, want) || err == nil || !strings.Contains(err.Error(), `"other"`) {
+		t.Errorf("got %+v and %v, want %+v and an error that names the other", got, err, want)
+	}
+}
+
+// TestCacheList filters what nodes hold.
 func TestCacheList(t *testing.T) {
 	t.Parallel()
 	for query, want := range map[string]int{"": 2, "?node=b": 1, "?namespace=ns": 2, "?namespace=other": 0, "?function=f&namespace=ns": 2, "?function=f.ns": 404, "?node=c": 404} {
