@@ -1,13 +1,16 @@
 package gateway
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/task"
 )
@@ -78,6 +81,32 @@ func BenchmarkHandler(b *testing.B) {
 				clear(w.h)
 				h.ServeHTTP(w, r)
 			}
+		})
+	}
+}
+
+// BenchmarkStream is the data path of a function that speaks HTTP, over real connections on both sides.
+func BenchmarkStream(b *testing.B) {
+	for name, n := range map[string]int{"none": 0, "small": 64, "large": 1 << 20} {
+		b.Run(name, func(b *testing.B) {
+			s := newStage(b, time.Minute, func(c net.Conn, in *bufio.Reader) {
+				if r, err := http.ReadRequest(in); err == nil {
+					_, _ = io.Copy(io.Discard, r.Body)
+					_, _ = io.WriteString(c, ok)
+				}
+			})
+			transport := &http.Transport{}
+			payload := bytes.Repeat([]byte("x"), n)
+			b.ReportAllocs()
+			for b.Loop() {
+				resp, err := (&http.Client{Transport: transport}).Post("http://"+s.addr+"/function/echo", "text/plain", bytes.NewReader(payload))
+				if err != nil {
+					b.Fatal(err)
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+			transport.CloseIdleConnections()
 		})
 	}
 }

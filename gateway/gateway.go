@@ -151,8 +151,9 @@ type call struct {
 	calls []task.Timing // what its tasks cost
 	cause string        // why it failed
 
-	traceparent string // for the function
-	broken      bool   // the answer broke off: the connection has to, too
+	traceparent string  // for the function
+	broken      bool    // the answer broke off: the connection has to, too
+	body        *source // that may still be read; nil: none
 
 	spools  bool   // a large body may go to the spool
 	spooled string // the body's owner there; empty: none
@@ -177,9 +178,10 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path strin
 	f := g.metrics.function(c.key)
 	f.begin()
 	c.trace = g.begin(c.start, r.Header.Get("Traceparent"), r.Header.Get("Tracestate"))
+	var code int
+	defer func() { c.endBody(w, r, code) }() // at last: the request has ended, and takes nobody's place
 	defer g.inFlight.Add(-1)
 	defer g.forget(&c)
-	var code int
 	switch {
 	case g.inFlight.Add(1) > int64(g.cfg.InFlight):
 		code = fail(w, &c, &task.Error{Status: http.StatusTooManyRequests, Internal: true, Cause: "too many requests in flight; try again later"})

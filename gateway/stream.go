@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -13,7 +12,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
@@ -190,16 +188,7 @@ func settle(end <-chan taskEnd, c *call) {
 // and nothing of the request is.
 func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Request, c *call, meet *meeting, end <-chan taskEnd) int {
 	_ = http.NewResponseController(w).EnableFullDuplex() // functions may answer while they read
-	body := &source{r: r.Body, keep: maxReplay}
-	if r.ContentLength >= 0 {
-		body.keep = min(r.ContentLength, maxReplay)
-	}
-	if g.takeMemory(c, body.keep) != nil {
-		body.keep = 0 // it goes on, and cannot be tried again
-	}
-	if g.cfg.Stall > 0 {
-		body.pace = func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(g.cfg.Stall)) }
-	}
+	body := g.source(w, r, c)
 	parent := c.traceparent
 	for attempt := uint8(1); ; attempt++ {
 		select {
@@ -248,6 +237,7 @@ func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.R
 	if r.Body != nil && r.ContentLength != 0 {
 		again := body.again()
 		defer again.Close()
+		defer context.AfterFunc(ctx, body.cut)()
 		r.Body = again
 	}
 	delete(w.Header(), "X-Call-Id") // the answer brings it
@@ -256,11 +246,12 @@ func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.R
 
 // missed returns what the client is told of an exchange without an answer; nil: the next replica may try.
 func (g *Gateway) missed(ctx context.Context, r *http.Request, x *exchange, body *source) *task.Error {
-	sent, lost, err := body.state()
 	var terr *task.Error
+	if errors.As(context.Cause(ctx), &terr) {
+		return terr // whatever became of the body
+	}
+	sent, lost, err := body.state()
 	switch {
-	case errors.As(context.Cause(ctx), &terr):
-		return terr
 	case errors.Is(err, os.ErrDeadlineExceeded): // which ends the request's context too
 		return &task.Error{Status: http.StatusRequestTimeout, Cause: fmt.Sprintf("body: nothing came for %v after %d bytes", g.cfg.Stall, sent)}
 	case r.Context().Err() != nil:
@@ -273,76 +264,5 @@ func (g *Gateway) missed(ctx context.Context, r *http.Request, x *exchange, body
 			Cause: fmt.Sprintf("the replica was lost after it had got %d bytes of the body, and before it answered: %v; not tried again, because they are gone", sent, x.err),
 		}
 	}
-	return nil
-}
-
-// maxReplay bounds in bytes what is kept of a body, so that another replica can have it.
-const maxReplay = 64 << 10
-
-// source is a request's body, which can be read again from its beginning as long as that is kept.
-type source struct {
-	pace func() // gives the client a while for the next piece; nil: it has time
-	keep int64  // bytes at most
-
-	mu   sync.Mutex
-	r    io.Reader
-	head []byte
-	sent int64 // bytes that were read of r
-	err  error // that ended it
-}
-
-// state returns how much was read, whether that is more than can be read again, and what is wrong with the body.
-func (s *source) state() (sent int64, lost bool, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	err = s.err
-	if errors.Is(err, io.EOF) {
-		err = nil
-	}
-	return s.sent, s.sent > int64(len(s.head)), err
-}
-
-// again returns the body from its beginning. The reader before it must have been closed.
-func (s *source) again() io.ReadCloser { return &reading{s: s} }
-
-// reading is one attempt's view of a source.
-type reading struct {
-	s      *source
-	off    int
-	closed atomic.Bool
-}
-
-// Read implements io.Reader.
-func (b *reading) Read(p []byte) (int, error) {
-	s := b.s
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if b.closed.Load() {
-		return 0, http.ErrBodyReadAfterClose
-	}
-	if b.off < len(s.head) {
-		n := copy(p, s.head[b.off:])
-		b.off += n
-		return n, nil
-	}
-	if s.err != nil {
-		return 0, s.err
-	}
-	if s.pace != nil {
-		s.pace()
-	}
-	n, err := s.r.Read(p)
-	if s.sent == int64(len(s.head)) && s.sent+int64(n) <= s.keep {
-		s.head = append(s.head, p[:n]...)
-		b.off += n
-	}
-	s.sent += int64(n)
-	s.err = err
-	return n, err
-}
-
-// Close implements io.Closer. It does not wait for a Read that waits for the client: the next reader does.
-func (b *reading) Close() error {
-	b.closed.Store(true)
 	return nil
 }
