@@ -152,9 +152,9 @@ type call struct {
 	cause string        // why it failed
 
 	traceparent string  // for the function
-	broken      bool    // the answer broke off: the connection has to, too
 	body        *source // that may still be read; nil: none
 
+	broken  bool   // the answer broke off: the connection has to, too
 	spools  bool   // a large body may go to the spool
 	spooled string // the body's owner there; empty: none
 	memory  int64  // that the body has

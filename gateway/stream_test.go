@@ -262,3 +262,24 @@ func TestTimeoutWhileBodyIsAwaited(t *testing.T) {
 		t.Errorf("%q, %v, want the end", b, err)
 	}
 }
+
+// TestFailedWithoutBody: an error that comes before anybody wanted the body leaves the connection to the next request.
+func TestFailedWithoutBody(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, time.Minute, nil)
+	s.front.invoker.f = func(context.Context, task.Request) (*task.Response, *task.Error) {
+		return nil, &task.Error{Status: http.StatusServiceUnavailable, Cause: "full"}
+	}
+	c := s.dial(t)
+	for i := range 20 {
+		c.send(post + "Content-Length: 5\r\n\r\nab")
+		if status, b := c.answer(); status != http.StatusServiceUnavailable || !strings.Contains(b, "full") {
+			t.Fatalf("request %d: %d %q", i, status, b)
+		}
+		c.send("cde" + chunked)
+		if status, b := c.answer(); status != http.StatusServiceUnavailable || !strings.Contains(b, "full") {
+			t.Fatalf("request %d in chunks: %d %q", i, status, b)
+		}
+		c.send("5\r\nabcde\r\n0\r\n\r\n")
+	}
+}
