@@ -148,7 +148,7 @@ func (m *Manager) adoptReplicas(replicas []leftReplica, zygotes map[string]*zygo
 	}
 }
 
-// errSucceeded says that an entry's replica has ended, and was reported: its cgroup is another's, too.
+// errSucceeded says that an entry's replica has ended, and was reported.
 var errSucceeded = errors.New("another replica has its name since")
 
 // adoptZygote makes a zygote of what was kept of it. Nothing is read from it yet.
@@ -172,7 +172,8 @@ func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
 	z.ended = m.await(k.Name)
 	z.unlisted, z.listed = map[uint32]bool{}, make(chan struct{})
 	z.output = sandbox.ResumeOutput(k.Files[1], k.Files[2], m.zygoteOutput(d.Function))
-	z.group = m.adoptGroup(k.Name, d.Function, false, m.zygoteLimits(), 0, d.Loaded.Add(-d.Load))
+	z.limits = d.Limits
+	z.group = m.adoptGroup(k.Name, d.Function, "", m.zygoteLimits(), 0, d.Loaded.Add(-d.Load))
 	m.missed(k, d.Function, "zygote")
 	return z, nil
 }
@@ -193,7 +194,7 @@ func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
 	}
 	close(p.placed)
 	p.output = sandbox.ResumeOutput(k.Files[0], k.Files[1], func(stream, line string) { m.cfg.Output(d.Function, d.Replica, stream, line) })
-	p.group = m.adoptGroup(d.Replica, d.Function, true, d.Limits, d.CPUMilli, d.Started)
+	p.group = m.adoptGroup(d.Group, d.Function, d.Replica, d.Limits, d.CPUMilli, d.Started)
 	m.missed(k, d.Function, d.Replica)
 	if z != nil {
 		z.mu.Lock()
@@ -253,6 +254,7 @@ func (m *Manager) install(z *zygote) {
 		go z.read()                                  // ends with the process, or with Detach; gone says so
 		_ = z.send(wire.AppendOrder(nil, list), nil) // fails when the zygote has ended; it may first have much to tell
 	}
+	m.provide(z)
 	m.watchers.Go(func() { m.watch(z.key, s, z) })
 }
 

@@ -163,6 +163,10 @@ func TestAZygoteThatEndedMeanwhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	proctest.Gone(t, b.PID)
+	proctest.Until(t, 20*time.Second, "the zygote to have told that, and to wait again", func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", z))
+		return err == nil && strings.Contains(string(stat), ") S ")
+	})
 	if err := syscall.Kill(z, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

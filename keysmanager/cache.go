@@ -220,6 +220,7 @@ func (m *Manager) load(ctx context.Context, limit time.Duration, key zygoteKey, 
 		z.stop()
 	default:
 		m.cfg.Log.Info("zygote loaded", "function", spec.Function, "took", z.load.Round(time.Millisecond), "bytes", z.bytes)
+		m.provide(z)
 		m.watchers.Go(func() { m.watch(z.key, s, z) })
 	}
 	m.tidy()

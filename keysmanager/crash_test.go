@@ -236,10 +236,9 @@ func TestDaemonsThatAreKilledAtAnyMoment(t *testing.T) {
 	n := after(t, c)
 	proctest.Until(t, 20*time.Second, "all replicas to be gone", func() bool { return len(n.Inventory().Replicas) == 0 })
 	z := n.zygote()
-	for _, pid := range []int{z, parentOf(z)} {
+	for pid, want := range map[int]int{z: n.spare(z), parentOf(z): z} {
 		proctest.Until(t, 20*time.Second, "its children to be those of the inventory", func() bool {
-			left := proctest.Children(t, pid)
-			return len(left) == 0 || slices.Equal(left, []int{z})
+			return slices.Equal(proctest.Children(t, pid), []int{want})
 		})
 	}
 	if r := n.start("last", withModel); r.Path == "cold" {

@@ -168,9 +168,12 @@ func TestAnOrderThatIsGivenUpLeavesNothing(t *testing.T) {
 	a := n.start("a", withModel)
 	n.answers(a)
 	z := n.zygote()
+	n.spare(z)
 	if err := syscall.Kill(z, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	spare := n.start("spare", withModel) // which needs no zygote
+	n.answers(spare)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := n.Start(ctx, Order{Replica: "late", Spec: withModel}); !errors.Is(err, context.DeadlineExceeded) {
@@ -181,13 +184,13 @@ func TestAnOrderThatIsGivenUpLeavesNothing(t *testing.T) {
 	}
 	b := n.start("late", withModel) // the name is free; its order comes behind the other
 	n.answers(b)
-	want := []int{a.PID, b.PID}
+	want := []int{a.PID, b.PID, spare.PID, n.spare(z)}
 	slices.Sort(want)
 	proctest.Until(t, 20*time.Second, "the child that nobody waited for to be gone", func() bool {
 		return slices.Equal(slices.Sorted(slices.Values(proctest.Children(t, z))), want)
 	})
-	if inv := n.Inventory(); inv.Zygotes[0].Replicas != 2 || len(inv.Replicas) != 2 {
-		t.Errorf("inventory %+v, want two replicas", inv)
+	if inv := n.Inventory(); inv.Zygotes[0].Replicas != 3 || len(inv.Replicas) != 3 {
+		t.Errorf("inventory %+v, want three replicas", inv)
 	}
 	if len(n.exits) != 0 {
 		t.Errorf("exit %+v of what was never started", <-n.exits)

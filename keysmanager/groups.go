@@ -14,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Groups makes cgroups for the processes of a node: one for each replica and each zygote, by name. Package cgroup has them.
+// Groups makes cgroups for the processes of a node: one for each replica and each zygote. Package cgroup has them.
 type Groups interface {
 	// Create makes an empty group with these limits. What is left of an earlier one of this name is killed and removed.
 	Create(name string, l GroupLimits) (Group, error)
@@ -70,9 +70,10 @@ const measureEvery = time.Second
 // enclosure is the group of a replica or zygote, and what was seen of it. That of a node without groups is nil.
 type enclosure struct {
 	group          Group
-	name, function string
-	replica        bool // a replica's: its use counts in its function's totals
-	done           bool // it does already; guarded by the mutex of totals
+	id             string // of the group, unlike any other
+	name, function string // of the replica, or of what has none yet or is none
+	replica        bool   // a replica's: its use counts in its function's totals
+	done           bool   // it does already; guarded by the mutex of totals
 	limits         GroupLimits
 	began          time.Time
 
@@ -84,21 +85,19 @@ type enclosure struct {
 	told   GroupUsage
 }
 
-// enclose makes a group. The caller closes the files by which a process enters it, and calls bound with milli once it has.
-func (m *Manager) enclose(name, function string, replica bool, l GroupLimits, milli int) (*enclosure, []*os.File, error) {
+// enclose makes a group for a zygote, or for what becomes a replica later. The caller closes the files by which a process enters
+// it, and calls bound once it has.
+func (m *Manager) enclose(id, function string, l GroupLimits) (*enclosure, []*os.File, error) {
 	if m.cfg.Groups == nil {
 		return nil, nil, nil
 	}
-	l.PIDs = maxProcesses
 	first := l
 	first.CPUMilli = 0 // the processor is not bounded while it is started, by threads that others wait for as well
-	g, err := m.cfg.Groups.Create(name, first)
+	g, err := m.cfg.Groups.Create(id, first)
 	if err != nil {
 		return nil, nil, err
 	}
-	e := &enclosure{group: g, name: name, function: function, limits: l, began: time.Now(), replica: replica}
-	e.cpu.Store(int64(cmp.Or(milli, l.CPUMilli)))
-	m.totals.began(e)
+	e := &enclosure{group: g, id: id, name: id, function: function, limits: l, began: time.Now()}
 	files, err := g.Files()
 	if err != nil {
 		m.disclose(e)
@@ -107,18 +106,28 @@ func (m *Manager) enclose(name, function string, replica bool, l GroupLimits, mi
 	return e, files, nil
 }
 
-// adoptGroup takes over a group that an earlier daemon has made with these limits, and given milli of the processor since; nil
-// when it cannot be.
-func (m *Manager) adoptGroup(name, function string, replica bool, l GroupLimits, milli int, began time.Time) *enclosure {
+// become says that a group is that of an ordered replica. It must not be known to others yet.
+func (e *enclosure) become(m *Manager, o Order) {
+	if e == nil {
+		return
+	}
+	e.name, e.function, e.replica, e.began = o.Replica, o.Spec.Function, true, time.Now()
+	e.cpu.Store(int64(cmp.Or(o.CPUMilli, e.limits.CPUMilli)))
+	m.totals.began(e)
+}
+
+// adoptGroup takes over a group that an earlier daemon has made with these limits, for a zygote or for the replica of this name, and
+// given milli of the processor since; nil when it cannot be.
+func (m *Manager) adoptGroup(id, function, replica string, l GroupLimits, milli int, began time.Time) *enclosure {
 	if m.cfg.Groups == nil {
 		return nil
 	}
-	g, err := m.cfg.Groups.Adopt(name)
+	g, err := m.cfg.Groups.Adopt(id)
 	if err != nil {
-		m.cfg.Log.Warn("what runs is neither bounded nor measured: its cgroup is not there", "name", name, "error", err)
+		m.cfg.Log.Warn("what runs is neither bounded nor measured: its cgroup is not there", "name", cmp.Or(replica, id), "error", err)
 		return nil
 	}
-	e := &enclosure{group: g, name: name, function: function, limits: l, began: began, replica: replica}
+	e := &enclosure{group: g, id: id, name: cmp.Or(replica, id), function: function, limits: l, began: began, replica: replica != ""}
 	e.cpu.Store(int64(milli))
 	m.totals.began(e)
 	return e
@@ -131,7 +140,7 @@ func (m *Manager) retainGroups() {
 	}
 	var names []string
 	for _, e := range m.enclosures() {
-		names = append(names, e.name)
+		names = append(names, e.id)
 	}
 	if err := m.cfg.Groups.Retain(names); err != nil {
 		m.cfg.Log.Warn("cgroups of an earlier KeysManager are left", "error", err)
@@ -141,6 +150,11 @@ func (m *Manager) retainGroups() {
 // zygoteLimits bound a zygote: by what all zygotes may take.
 func (m *Manager) zygoteLimits() GroupLimits {
 	return GroupLimits{Memory: m.cfg.Memory, PIDs: maxProcesses}
+}
+
+// limits bound a replica.
+func (s Spec) limits() GroupLimits {
+	return GroupLimits{Memory: s.Memory, CPUMilli: s.CPUMilli, PIDs: maxProcesses}
 }
 
 func closeFiles(files []*os.File) {

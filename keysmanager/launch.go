@@ -48,50 +48,40 @@ func (m *Manager) enter(ctx context.Context, function string) (leave func(), err
 	}
 }
 
-// launch makes what a replica's process gets, has run start it, and returns the dispatcher's end of its stage socket.
-func (m *Manager) launch(ctx context.Context, o Order, p *process, run func(socket *os.File, groups []*os.File) error) (*net.UnixConn, error) {
+// launch makes what a replica's process gets, has run start it in its cgroup, and returns the dispatcher's end of its stage socket.
+func (m *Manager) launch(ctx context.Context, o Order, p *process, run func(socket *os.File) error) (*net.UnixConn, error) {
 	leave, err := m.enter(ctx, o.Spec.Function)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	conn, theirs, err := stageSocket()
+	conn, theirs, err := socketpair(unix.SOCK_STREAM)
 	if err != nil {
 		return nil, err
 	}
 	defer theirs.Close()
-	limits := GroupLimits{Memory: o.Spec.Memory, CPUMilli: o.Spec.CPUMilli}
-	group, groups, err := m.enclose(o.Replica, o.Spec.Function, true, limits, o.CPUMilli)
-	if err != nil {
-		_ = conn.Close()
-		return nil, err
-	}
-	defer closeFiles(groups)
-	p.group = group
 	if p.output, err = sandbox.NewOutput(func(stream, line string) { m.cfg.Output(o.Spec.Function, o.Replica, stream, line) }); err != nil {
 		_ = conn.Close()
-		m.disclose(group)
 		return nil, err
 	}
-	err = run(theirs, groups)
+	err = run(theirs)
 	p.output.Started()
 	if err != nil {
 		_ = conn.Close()
 		p.output.Abandon()
-		m.disclose(group)
 		return nil, err
 	}
 	return conn, nil
 }
 
-// stageSocket makes both ends of a replica's stage socket.
-func stageSocket() (ours *net.UnixConn, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+// socketpair makes a stage socket or a gate: our end of it, and the process's.
+func socketpair(kind int) (ours *net.UnixConn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, nil, fmt.Errorf("stage socket: %w", err)
+		return nil, nil, fmt.Errorf("socket: %w", err)
 	}
-	theirs = os.NewFile(uintptr(fds[1]), "stage")
-	file := os.NewFile(uintptr(fds[0]), "dispatcher's end")
+	theirs = os.NewFile(uintptr(fds[1]), "process's end")
+	file := os.NewFile(uintptr(fds[0]), "our end")
 	defer file.Close() // ours has its own
 	if ours, err = unixConn(file); err != nil {
 		_ = theirs.Close()

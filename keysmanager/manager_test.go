@@ -201,6 +201,26 @@ func (n *node) zygote() int {
 	return all[0].PID
 }
 
+// spare waits until a zygote has a spare child, and returns its process.
+func (n *node) spare(zygote int) (pid int) {
+	n.t.Helper()
+	proctest.Until(n.t, 20*time.Second, "a spare child", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		for _, s := range n.slots.Values() {
+			if z := s.zygote; z != nil && z.pid == zygote {
+				z.mu.Lock()
+				if z.spare != nil {
+					pid = z.spare.pid
+				}
+				z.mu.Unlock()
+			}
+		}
+		return pid != 0
+	})
+	return pid
+}
+
 // phase is how long a part of a start took; 0: it has none.
 func phase(r *Replica, name string) time.Duration {
 	for _, p := range r.Phases {

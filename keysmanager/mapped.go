@@ -76,7 +76,7 @@ func (m *Manager) runPacker(ctx context.Context, z *zygote, s Spec, cmd sandbox.
 	if err != nil {
 		return err
 	}
-	group, groups, err := m.enclose(z.entry, z.function, false, m.zygoteLimits(), 0)
+	group, groups, err := m.enclose(z.entry, z.function, m.zygoteLimits())
 	if err != nil {
 		output.Started()
 		output.Abandon()

@@ -201,7 +201,7 @@ func (m *Manager) families() (all []family, coming map[int]int64, going []int) {
 		switch {
 		case s.zygote != nil:
 			byZygote[s.zygote] = len(all)
-			all = append(all, family{of: s.zygote})
+			all = append(all, family{of: s.zygote, replicas: s.zygote.spares()})
 		case s.pid != 0:
 			coming[s.pid] = s.need.bytes
 		}

@@ -9,7 +9,7 @@ import (
 )
 
 // metaVersion is the version of what is kept by the warden beside descriptors and processes.
-const metaVersion = 1
+const metaVersion = 2
 
 // meta describes an entry of the warden: a zygote's or a replica's.
 type meta struct {
@@ -34,6 +34,8 @@ type zygoteMeta struct {
 
 	Generation uint64 `json:"generation,omitempty"` // of the parameters
 	Replaced   bool   `json:"replaced,omitempty"`   // they have been invalidated
+
+	Limits GroupLimits `json:"limits,omitzero"` // of its next replica's cgroup
 }
 
 // replicaMeta is what a daemon has to know to go on with a replica. Its descriptors are its stdout and stderr.
@@ -48,14 +50,17 @@ type replicaMeta struct {
 	Zygote   string           `json:"zygote,omitempty"`   // its parent's entry; empty: its parent is the warden
 	Mapped   string           `json:"mapped,omitempty"`   // the entry of the memory that it maps
 	PID      int              `json:"pid,omitempty"`      // of a zygote's child
-	Limits   GroupLimits      `json:"limits,omitzero"`    // of its cgroup
+	Group    string           `json:"group,omitempty"`    // its cgroup
+	Limits   GroupLimits      `json:"limits,omitzero"`    // of that
 	CPUMilli int              `json:"cpuMilli,omitempty"` // of the processor that it may use now; 0: not bounded
 }
 
 func (z *zygote) meta() []byte {
+	z.mu.Lock()
+	defer z.mu.Unlock()
 	return encode(meta{Zygote: &zygoteMeta{
 		Namespace: z.key.namespace, Digest: z.key.digest, Model: z.key.model, Process: z.key.process, Form: z.key.form, Prepacked: z.prepacked, Function: z.function,
-		Bytes: z.bytes, Loaded: z.loaded, Load: z.load, Generation: z.key.generation, Replaced: z.replaced,
+		Bytes: z.bytes, Loaded: z.loaded, Load: z.load, Generation: z.key.generation, Replaced: z.replaced, Limits: z.limits,
 	}})
 }
 
@@ -64,7 +69,7 @@ func (p *process) meta() []byte {
 		Replica: p.replica, Function: p.function, Path: p.path, Device: p.device, Reserved: p.reserved, Phases: p.phases, Started: p.started, PID: p.pid,
 	}
 	if p.group != nil {
-		r.Limits, r.CPUMilli = p.group.limits, p.group.milli()
+		r.Group, r.Limits, r.CPUMilli = p.group.id, p.group.limits, p.group.milli()
 	}
 	if p.zygote != nil {
 		r.Zygote = p.zygote.entry

@@ -119,12 +119,12 @@ func (m *Manager) place(ctx context.Context, o Order, p *process, image sandbox.
 		if p.path = z.path(); o.Spec.Start == "fork" && p.path != PathFork {
 			return errNotPacked
 		}
-		conn, err = m.launch(ctx, o, p, func(socket *os.File, groups []*os.File) error {
+		conn, err = m.launch(ctx, o, p, func(socket *os.File) error {
 			p.ordered(load)
 			if z.memory != nil {
-				return m.mapMemory(z, o, p, image, env, socket, groups)
+				return m.mapMemory(z, o, p, image, env, socket)
 			}
-			return m.fork(ctx, z, o, p, env, socket, groups)
+			return m.fork(ctx, z, o, p, env, socket)
 		})
 		return err
 	})
@@ -163,24 +163,39 @@ func (m *Manager) fallBack(function string, key zygoteKey, why impossible) {
 }
 
 // fork starts p as a child of a zygote.
-func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, env map[string]string, socket *os.File, groups []*os.File) error {
+func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, env map[string]string, socket *os.File) error {
 	begin := time.Now()
 	p.zygote = z
-	gate, theirs, err := stageSocket()
+	if ctx.Err() != nil { // a spare child needs no waiting for
+		return context.Cause(ctx)
+	}
+	message, err := beginning(m.threads(o), env)
 	if err != nil {
 		return err
 	}
-	defer gate.Close()
-	defer theirs.Close()
-	err = z.fork(ctx, p, m.threads(o), env, []*os.File{socket, p.output.Stdout, p.output.Stderr, theirs})
-	if err == nil {
-		err = z.admit(p, groups, gate)
+	files := []*os.File{socket, p.output.Stdout, p.output.Stderr}
+	c := z.claim(o.Spec.limits())
+	for spare := c != nil; ; spare = false {
+		if !spare {
+			if c, err = m.bear(ctx, z, o.Spec.limits(), false); err != nil {
+				break
+			}
+		}
+		c.group.become(m, o)
+		if err = z.begin(c, p, message, files); err == nil {
+			break
+		}
+		m.dispose(c)
+		if !spare || !errors.Is(err, errChildEnded) {
+			break
+		}
 	}
 	p.phase("fork", time.Since(begin))
 	if err != nil {
 		return err
 	}
 	m.keep(p, p.output.Readers()...)
+	m.provide(z)
 	return nil
 }
 
@@ -191,18 +206,18 @@ func (m *Manager) cold(ctx context.Context, o Order, p *process, image sandbox.I
 	}
 	m.count(zygoteKey{}, false)
 	p.path = PathCold
-	return m.launch(ctx, o, p, func(socket *os.File, groups []*os.File) error {
+	return m.launch(ctx, o, p, func(socket *os.File) error {
 		p.ordered(0)
-		return m.spawn(o, p, image, m.loads(o, env), []*os.File{socket}, groups)
+		return m.spawn(o, p, image, m.loads(o, env), []*os.File{socket})
 	})
 }
 
 // mapMemory starts p as a process that maps the parameters.
-func (m *Manager) mapMemory(z *zygote, o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File, groups []*os.File) error {
+func (m *Manager) mapMemory(z *zygote, o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File) error {
 	env = m.loads(o, env)
 	env[wire.EnvMapped] = "1"
 	p.mapped = z
-	if err := m.spawn(o, p, image, env, slices.Concat([]*os.File{socket}, z.memory), groups); err != nil {
+	if err := m.spawn(o, p, image, env, slices.Concat([]*os.File{socket}, z.memory)); err != nil {
 		return err
 	}
 	z.mu.Lock()

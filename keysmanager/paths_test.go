@@ -259,6 +259,7 @@ func TestAThousandOrdersAtOnce(t *testing.T) {
 	n.answers(n.start("other", other))
 	zygote := n.Inventory().Zygotes[slices.IndexFunc(n.Inventory().Zygotes, func(z ZygoteInfo) bool { return z.Path == PathFork })].PID
 	proctest.Until(t, 20*time.Second, "their ends", func() bool { return n.Stop(t.Context(), "warm", 0) == nil && ended.Load() == 1 })
+	n.spare(zygote)
 	ours, theirs := descriptors(t, os.Getpid()), descriptors(t, zygote)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -298,8 +299,8 @@ func TestAThousandOrdersAtOnce(t *testing.T) {
 		t.Errorf("%d replicas and %d gates are left, want the other function's and none", len(got.Replicas), len(n.gates))
 	}
 	proctest.Until(t, 20*time.Second, "descriptors and children to be gone", func() bool {
-		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", zygote, zygote))
-		return descriptors(t, os.Getpid()) <= ours && descriptors(t, zygote) == theirs && len(children) == 0
+		spare := n.spare(zygote)
+		return descriptors(t, os.Getpid()) <= ours && descriptors(t, zygote) == theirs && slices.Equal(proctest.Children(t, zygote), []int{spare})
 	})
 	t.Logf("at most %d descriptors open here", most.Load())
 }

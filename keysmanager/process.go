@@ -2,9 +2,6 @@ package keysmanager
 
 import (
 	"errors"
-	"fmt"
-	"io"
-	"os"
 	"strconv"
 	"sync"
 	"syscall"
@@ -14,7 +11,6 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 	"github.com/stagecoach-serving/stagecoach/warden"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // process is a replica's process: a zygote's child, or one of our own.
@@ -80,82 +76,6 @@ func (p *process) signal(s syscall.Signal) {
 		return
 	}
 	_ = p.owner.warden.Signal(p.entry, s) // fails when the warden is gone, and the process with it
-}
-
-// signal sends a child a signal, unless it has been reaped: by itself, because a zygote may be slow to hear, or even held up by
-// what it has to tell. Only where that is not possible the zygote is asked to.
-func (z *zygote) signal(pid int, s syscall.Signal) {
-	if err := signalChild(z.pid, pid, s); err == nil || errors.Is(err, unix.ESRCH) {
-		return
-	}
-	o := wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(s), PID: uint32(pid)}
-	_ = z.send(wire.AppendOrder(nil, o), nil) // fails when the zygote is gone, and its children with it
-}
-
-// signalChild signals a process if that is its parent; otherwise it has ended, and its number is somebody else's.
-func signalChild(parent, pid int, s syscall.Signal) error {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	switch parentOf(pid) { // asked only now: if it is, the descriptor is of this child, or of one that has ended
-	case parent:
-		return unix.PidfdSendSignal(fd, s, nil, 0)
-	case 0:
-		return unix.EPERM // it has ended just now, or /proc hides it
-	}
-	return unix.ESRCH
-}
-
-// disown ends a child that nobody wants. It does not wait: what reads from a zygote must never wait for it.
-func (z *zygote) disown(pid uint32) {
-	z.owner.ends.Go(func() { z.signal(int(pid), syscall.SIGKILL) })
-}
-
-// admit moves a child, which waits at its gate, to its cgroups, and lets it go on. The files by which one enters them are no
-// zygote's: whoever has them can move any process of the machine there. A child whose end was told meanwhile is reported as any.
-func (z *zygote) admit(p *process, groups []*os.File, gate io.Writer) error {
-	parent := parentOf(p.pid)
-	lies := parent != z.pid && (parent != 0 || p.pid == 1)
-	err := error(nil)
-	switch {
-	case lies && hasEnded(z.pid): // then what it leaves has another parent, and is told to have ended with it
-		return nil
-	case lies:
-		err = fmt.Errorf("zygote was ended: it says that process %d is its child, whose parent is %d", p.pid, parent)
-	case parent == 0:
-		err = fmt.Errorf("process %d ended before it was let go on", p.pid)
-	default:
-		err = letGoOn(p.pid, groups, gate)
-	}
-	if err == nil {
-		return nil
-	}
-	z.mu.Lock()
-	_, awaited := z.children[uint32(p.pid)]
-	delete(z.children, uint32(p.pid)) // none of ours
-	z.mu.Unlock()
-	switch {
-	case !awaited:
-		return nil
-	case lies:
-		z.kill()
-	default:
-		z.disown(uint32(p.pid))
-	}
-	return err
-}
-
-// letGoOn moves a process to cgroups and opens its gate. One that has ended needs neither.
-func letGoOn(pid int, groups []*os.File, gate io.Writer) error {
-	for _, g := range groups {
-		if _, err := g.WriteString(strconv.Itoa(pid)); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("cgroup of process %d: %w", pid, err)
-		}
-	}
-	_, _ = gate.Write([]byte{1}) // fails when it has ended
-	return nil
 }
 
 // hasEnded tells whether a process has ended, reaped or not.

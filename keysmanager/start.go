@@ -83,9 +83,9 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	} else {
 		m.unuse(p.asking)
 		p.path = PathProcess
-		conn, err = m.launch(ctx, o, p, func(socket *os.File, groups []*os.File) error {
+		conn, err = m.launch(ctx, o, p, func(socket *os.File) error {
 			p.ordered(0)
-			return m.spawn(o, p, image, env, []*os.File{socket}, groups)
+			return m.spawn(o, p, image, env, []*os.File{socket})
 		})
 	}
 	if err != nil {
@@ -119,8 +119,20 @@ func (m *Manager) count(key zygoteKey, hit bool) {
 }
 
 // spawn starts p as a process of its own. Its files, from descriptor 3 on, begin with its stage socket.
-func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string]string, files, groups []*os.File) error {
+func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) (err error) {
 	begin := time.Now()
+	group, groups, err := m.enclose(p.entry, o.Spec.Function, o.Spec.limits())
+	if err != nil {
+		return err
+	}
+	defer closeFiles(groups)
+	defer func() {
+		if err != nil {
+			m.disclose(group)
+		}
+	}()
+	group.become(m, o)
+	p.group = group
 	env[wire.EnvStageFD] = "3"
 	command := sandbox.Command{
 		Dir: image.Root, Process: o.Spec.Process, Env: env, Files: files, Stdout: p.output.Stdout, Stderr: p.output.Stderr,

@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -52,22 +50,21 @@ type zygote struct {
 	once      sync.Once    // of the end of memory
 	owed      atomic.Int64 // messages that it may still send
 
-	mu       sync.Mutex
-	nextID   uint32
-	pending  map[uint32]*forkOrder
-	children map[uint32]*process // by pid; of memory, who maps it
-	died     string              // why; empty: it lives
-	listed   chan struct{}       // closed when an adopted one has said which children it has; nil: it has, or is not
-	unlisted map[uint32]bool     // children of an adopted one that it has not yet said to live
+	mu        sync.Mutex
+	nextID    uint32
+	pending   map[uint32]*forkOrder
+	waiting   map[uint32]*child   // at their gates, by pid; nil: it has ended, or is left
+	spare     *child              // one of these that nobody has ordered yet; nil: none
+	limits    GroupLimits         // of the next spare's cgroup: those of the latest replica
+	children  map[uint32]*process // by pid; of memory, who maps it
+	lie       error               // for which it was ended; nil: none
+	died      string              // why; empty: it lives
+	providing bool                // a spare is on its way
+	listed    chan struct{}       // closed when an adopted one has said which children it has; nil: it has, or is not
+	unlisted  map[uint32]bool     // children of an adopted one that it has not yet said to live
 
 	gone     chan struct{} // closed when the process has ended and its children are reported
 	replaced bool          // its parameters have been invalidated; guarded by the manager's mutex
-}
-
-// forkOrder is an order on its way.
-type forkOrder struct {
-	child *process
-	reply chan error // has room for the one that comes when the order leaves pending by the other side's doing
 }
 
 // startZygote starts a zygote process for the function of a spec and waits until it has loaded.
@@ -81,6 +78,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 	ours := os.NewFile(uintptr(fds[0]), "zygote's manager")
 	defer ours.Close()
 	z := m.newZygote(key, newEntry("zygote"), spec.Function)
+	z.limits = spec.limits()
 	if z.conn, err = unixConn(ours); err != nil {
 		return nil, err
 	}
@@ -89,7 +87,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 		return nil, err
 	}
 	var groups []*os.File
-	if z.group, groups, err = m.enclose(z.entry, spec.Function, false, m.zygoteLimits(), 0); err != nil {
+	if z.group, groups, err = m.enclose(z.entry, spec.Function, m.zygoteLimits()); err != nil {
 		_ = z.conn.Close()
 		z.output.Started()
 		z.output.Abandon()
@@ -149,7 +147,7 @@ func (z *zygote) failed(err error) error {
 func (m *Manager) newZygote(key zygoteKey, entry, function string) *zygote {
 	return &zygote{
 		key: key, owner: m, entry: entry, function: function,
-		pending: map[uint32]*forkOrder{}, children: map[uint32]*process{}, gone: make(chan struct{}),
+		pending: map[uint32]*forkOrder{}, waiting: map[uint32]*child{}, children: map[uint32]*process{}, gone: make(chan struct{}),
 	}
 }
 
@@ -230,14 +228,19 @@ func (z *zygote) read() {
 	z.output.Finish(linesMoment)
 	cause := because("its zygote ended: "+z.group.cause(describe(status)), z.output)
 	z.owner.disclose(z.group)
-	if op := (*net.OpError)(nil); !errors.As(fault, &op) && !errors.Is(fault, io.EOF) {
+	z.mu.Lock()
+	if op := (*net.OpError)(nil); z.lie != nil {
+		cause = "its zygote was ended: " + z.lie.Error()
+	} else if !errors.As(fault, &op) && !errors.Is(fault, io.EOF) {
 		cause = "its zygote was ended: " + fault.Error()
 	}
-	z.mu.Lock()
 	z.died = cause
-	children, pending := z.children, z.pending
-	z.children, z.pending = nil, nil
+	children, pending, spare := z.children, z.pending, z.spare
+	z.children, z.pending, z.waiting, z.spare = nil, nil, nil, nil
 	z.mu.Unlock()
+	if spare != nil {
+		z.owner.dispose(spare)
+	}
 	for _, f := range pending {
 		f.reply <- errors.New(cause)
 	}
@@ -257,9 +260,14 @@ func (z *zygote) leftBehind() bool {
 	_ = z.conn.Close() // nobody reads it any more
 	z.output.Abandon()
 	z.mu.Lock()
-	defer z.mu.Unlock()
+	spare := z.spare
+	z.waiting, z.spare = nil, nil
 	for _, p := range z.children {
 		p.output.Abandon()
+	}
+	z.mu.Unlock()
+	if spare != nil {
+		z.owner.dispose(spare) // the next daemon has it make another
 	}
 	return true
 }
@@ -273,7 +281,7 @@ func (z *zygote) handle(o wire.Order) {
 		f := z.take(o.ID)
 		if f != nil {
 			f.child.pid = int(o.PID)
-			z.children[o.PID] = f.child
+			z.waiting[o.PID] = f.child
 		}
 		z.mu.Unlock()
 		if f == nil { // its order was given up
@@ -290,9 +298,18 @@ func (z *zygote) handle(o wire.Order) {
 		}
 	case wire.ChildExited:
 		z.mu.Lock()
-		p := z.children[o.PID]
+		p, spare := z.children[o.PID], z.spare
 		delete(z.children, o.PID)
+		delete(z.waiting, o.PID)
+		if spare != nil && spare.pid == int(o.PID) {
+			z.spare = nil
+		} else {
+			spare = nil
+		}
 		z.mu.Unlock()
+		if spare != nil { // the next start has another forked
+			z.owner.ends.Go(func() { z.owner.dispose(spare) })
+		}
 		if p != nil {
 			p.end(describe(warden.Exit{Status: unix.WaitStatus(o.Status)}))
 		}
@@ -304,47 +321,6 @@ func (z *zygote) take(id uint32) *forkOrder {
 	f := z.pending[id]
 	delete(z.pending, id)
 	return f
-}
-
-// fork orders a child and waits until it is there. The files are its stage socket, stdout, stderr and gate; they stay the
-// caller's to close. When ctx ends first, a child that comes later is killed.
-func (z *zygote) fork(ctx context.Context, child *process, threads int, env map[string]string, files []*os.File) error {
-	o := wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, Threads: uint16(threads)}
-	for _, k := range slices.Sorted(maps.Keys(env)) {
-		o.Env = append(o.Env, k+"="+env[k])
-	}
-	f := &forkOrder{child: child, reply: make(chan error, 1)}
-	z.mu.Lock()
-	if z.pending == nil {
-		defer z.mu.Unlock()
-		return errors.New(z.died)
-	}
-	z.nextID++
-	o.ID = z.nextID
-	z.pending[o.ID] = f
-	z.mu.Unlock()
-	z.owed.Add(answers)
-	fds := make([]int, len(files))
-	for i, f := range files {
-		fds[i] = int(f.Fd())
-	}
-	failed := z.send(wire.AppendOrder(nil, o), unix.UnixRights(fds...))
-	if failed == nil || errors.Is(failed, unix.EPIPE) || errors.Is(failed, unix.ECONNRESET) || errors.Is(failed, net.ErrClosed) {
-		// Sent, or the zygote has ended: then read answers why.
-		select {
-		case err := <-f.reply:
-			return err
-		case <-ctx.Done():
-			failed = fmt.Errorf("fork order not answered: %w", context.Cause(ctx))
-		}
-	}
-	z.mu.Lock()
-	waits := z.take(o.ID) != nil
-	z.mu.Unlock()
-	if !waits { // the answer came meanwhile
-		return <-f.reply
-	}
-	return failed
 }
 
 // sendTimeout bounds how long a zygote that does not read can hold up its manager.
@@ -371,10 +347,17 @@ func (z *zygote) stop() {
 	<-z.gone
 }
 
+// replicas is how many a zygote has or is about to have; one that is about to be forked as a spare is none.
 func (z *zygote) replicas() int {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	return len(z.children) + len(z.pending)
+	n := len(z.children)
+	for _, f := range z.pending {
+		if !f.spare {
+			n++
+		}
+	}
+	return n
 }
 
 func (z *zygote) alive() bool {

@@ -1,7 +1,7 @@
 package wire
 
 // OrderVersion is the version of the messages between a KeysManager and a zygote.
-const OrderVersion = 2
+const OrderVersion = 3
 
 // The environment that a KeysManager gives a zygote or a replica that it starts as an ordinary process.
 const (
@@ -46,14 +46,16 @@ const (
 // OrderKind tells the messages on a zygote's socket apart. Each is the first byte of its message.
 type OrderKind byte
 
-// The messages on a zygote's SOCK_SEQPACKET socket. All integers are little-endian; text runs to the message's end.
+// The messages on a zygote's SOCK_SEQPACKET socket, and on a child's gate. All integers are little-endian; text runs to the message's end.
 // stage/zygote/zygote.c holds the same layouts in C.
 const (
-	// OrderFork, manager to zygote: u8 kind, u8 version, u16 threads, u32 id, then KEY=VALUE strings, each ended by a NUL,
-	// for the child's environment. Descriptors ride along: stage socket, stdout, stderr, and at most one more, from which the
-	// child reads a byte before it does anything else: by then the manager has moved it to its cgroups. At its end of file the
-	// child ends with status 1.
+	// OrderFork, manager to zygote: u8 kind, u8 version, u16 0, u32 id. One descriptor rides along: the child's end of its gate, a
+	// SOCK_SEQPACKET socket. The child has no other descriptors than that and the zygote's stdin, stdout and stderr, and waits at
+	// its gate for an OrderBegin; at the gate's end of file it ends with status 0. By then the manager has moved it to its cgroups.
 	OrderFork OrderKind = 'F'
+	// OrderBegin, manager to child, on its gate: u8 kind, u8 version, u16 threads, u32 0, then KEY=VALUE strings, each ended by a NUL,
+	// for its environment. Descriptors ride along: stage socket, stdout, stderr. It says who the child is; the gate is closed.
+	OrderBegin OrderKind = 'B'
 	// OrderKill, manager to zygote: u8 kind, u8 version, u16 signal, u32 pid. Only a child not yet reaped is signalled.
 	OrderKill OrderKind = 'K'
 	// OrderList, manager to zygote: u8 kind, u8 version, u16 0, u32 id. Which children live? They are told by a ChildLives each;
@@ -66,8 +68,7 @@ const (
 	ChildForked OrderKind = 'C'
 	// ChildExited, zygote to manager: u8 kind, u8 version, u16 0, u32 pid, u32 status as from wait(2).
 	ChildExited OrderKind = 'X'
-	// ChildLives, zygote to manager: u8 kind, u8 version, u16 0, u32 id of its fork order, u32 pid, then its replica's name as
-	// EnvReplica in its fork order had it.
+	// ChildLives, zygote to manager: u8 kind, u8 version, u16 0, u32 id of its fork order, u32 pid.
 	ChildLives OrderKind = 'A'
 	// ZygoteError, zygote to manager: u8 kind, u8 version, u16 reason (1: the model loads, but a process that has loaded it
 	// cannot be forked), u32 id (0: loading failed and the zygote ends), text.
@@ -80,12 +81,12 @@ type Order struct {
 	Version byte
 	ID      uint32
 	PID     uint32
-	Status  uint32 // ChildExited
-	Signal  uint16 // OrderKill
-	Threads uint16 // OrderFork, ZygoteReady
-	Nanos   uint64 // ZygoteReady, ChildForked
-	Env     []string
+	Status  uint32   // ChildExited
+	Signal  uint16   // OrderKill
+	Threads uint16   // OrderBegin, ZygoteReady
+	Nanos   uint64   // ZygoteReady, ChildForked
+	Env     []string // OrderBegin
 	// Prepacked, of ZygoteReady: its weights are mapped, not in its heap. Unforkable, of ZygoteError: another start path works.
 	Prepacked, Unforkable bool
-	Text                  string // ZygoteError; ChildLives: the replica's name
+	Text                  string // ZygoteError
 }

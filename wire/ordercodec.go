@@ -12,9 +12,12 @@ func AppendOrder(b []byte, o Order) []byte {
 	le := binary.LittleEndian
 	b = append(b, byte(o.Kind), o.Version)
 	switch o.Kind {
-	case OrderFork:
-		b = le.AppendUint16(b, o.Threads)
+	case OrderFork, OrderList:
+		b = le.AppendUint16(b, 0)
 		b = le.AppendUint32(b, o.ID)
+	case OrderBegin:
+		b = le.AppendUint16(b, o.Threads)
+		b = le.AppendUint32(b, 0)
 		for _, kv := range o.Env {
 			kv, _, _ = strings.Cut(kv, "\x00") // else what follows would be a variable of its own
 			b = append(append(b, kv...), 0)
@@ -37,14 +40,10 @@ func AppendOrder(b []byte, o Order) []byte {
 		b = le.AppendUint16(b, 0)
 		b = le.AppendUint32(b, o.PID)
 		b = le.AppendUint32(b, o.Status)
-	case OrderList:
-		b = le.AppendUint16(b, 0)
-		b = le.AppendUint32(b, o.ID)
 	case ChildLives:
 		b = le.AppendUint16(b, 0)
 		b = le.AppendUint32(b, o.ID)
 		b = le.AppendUint32(b, o.PID)
-		b = append(b, o.Text...)
 	case ZygoteError:
 		b = le.AppendUint16(b, uint16(flag(o.Unforkable)))
 		b = le.AppendUint32(b, o.ID)
@@ -56,7 +55,7 @@ func AppendOrder(b []byte, o Order) []byte {
 // size is the length of the fixed part of a message; 0: there is no such kind.
 func (k OrderKind) size() int {
 	switch k {
-	case OrderFork, OrderKill, OrderList, ZygoteError:
+	case OrderFork, OrderBegin, OrderKill, OrderList, ZygoteError:
 		return 8
 	case ChildExited, ChildLives:
 		return 12
@@ -73,7 +72,7 @@ func flag(on bool) uint64 {
 	return 0
 }
 
-// DecodeOrder decodes one message from a zygote's socket.
+// DecodeOrder decodes one message from a zygote's socket, or a gate.
 func DecodeOrder(b []byte) (Order, error) {
 	if len(b) < 2 {
 		return Order{}, fmt.Errorf("order of %d bytes, want a kind and a version", len(b))
@@ -82,7 +81,7 @@ func DecodeOrder(b []byte) (Order, error) {
 	size := o.Kind.size()
 	switch {
 	case size == 0:
-		return Order{}, fmt.Errorf("order of kind %q, want one of F K L R C X A E", b[0])
+		return Order{}, fmt.Errorf("order of kind %q, want one of F B K L R C X A E", b[0])
 	case o.Version != OrderVersion:
 		return Order{}, fmt.Errorf("order %c of version %d, want %d: %w", o.Kind, o.Version, OrderVersion, ErrVersion)
 	case len(b) < size:
@@ -91,12 +90,14 @@ func DecodeOrder(b []byte) (Order, error) {
 	le := binary.LittleEndian
 	half, word := le.Uint16(b[2:]), le.Uint32(b[4:])
 	switch o.Kind {
-	case OrderFork:
-		o.Threads, o.ID = half, word
+	case OrderFork, OrderList:
+		o.ID = word
+	case OrderBegin:
+		o.Threads = half
 		for rest := b[8:]; len(rest) > 0; {
 			kv, after, ok := bytes.Cut(rest, []byte{0})
 			if !ok {
-				return Order{}, fmt.Errorf("order F: environment ends in %q, want a NUL after each entry", rest)
+				return Order{}, fmt.Errorf("order B: environment ends in %q, want a NUL after each entry", rest)
 			}
 			o.Env, rest = append(o.Env, string(kv)), after
 		}
@@ -109,11 +110,8 @@ func DecodeOrder(b []byte) (Order, error) {
 		o.ID, o.PID, o.Nanos = word, le.Uint32(b[8:]), le.Uint64(b[16:])
 	case ChildExited:
 		o.PID, o.Status = word, le.Uint32(b[8:])
-	case OrderList:
-		o.ID = word
 	case ChildLives:
-		o.ID, o.PID, o.Text = word, le.Uint32(b[8:]), string(b[12:])
-		return o, nil
+		o.ID, o.PID = word, le.Uint32(b[8:])
 	case ZygoteError:
 		o.Unforkable, o.ID, o.Text = half == 1, word, string(b[8:])
 		return o, nil

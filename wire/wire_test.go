@@ -55,7 +55,8 @@ func TestEnvelopesRoundTrip(t *testing.T) {
 
 func TestOrdersRoundTrip(t *testing.T) {
 	for _, o := range []Order{
-		{Kind: OrderFork, ID: 3, Threads: 2, Env: []string{"A=1", "B="}},
+		{Kind: OrderFork, ID: 3},
+		{Kind: OrderBegin, Threads: 2, Env: []string{"A=1", "B="}},
 		{Kind: OrderKill, PID: 44, Signal: 9},
 		{Kind: ZygoteReady, PID: 4, Threads: 1, Nanos: 1 << 40},
 		{Kind: ZygoteReady, PID: 4, Prepacked: true},
@@ -63,7 +64,7 @@ func TestOrdersRoundTrip(t *testing.T) {
 		{Kind: ChildForked, ID: 3, PID: 5, Nanos: 77},
 		{Kind: ChildExited, PID: 5, Status: 9},
 		{Kind: OrderList, ID: 8},
-		{Kind: ChildLives, ID: 3, PID: 5, Text: "f-1"},
+		{Kind: ChildLives, ID: 3, PID: 5},
 		{Kind: ZygoteError, ID: 0, Text: "no model"},
 	} {
 		o.Version = OrderVersion
@@ -79,7 +80,7 @@ func TestOrdersRoundTrip(t *testing.T) {
 			t.Errorf("%c of a later version: %v, want ErrVersion", o.Kind, err)
 		}
 	}
-	smuggled := AppendOrder(nil, Order{Kind: OrderFork, Version: OrderVersion, Env: []string{"A=1\x00B=2", "C=3"}})
+	smuggled := AppendOrder(nil, Order{Kind: OrderBegin, Version: OrderVersion, Env: []string{"A=1\x00B=2", "C=3"}})
 	if got, err := DecodeOrder(smuggled); err != nil || !slices.Equal(got.Env, []string{"A=1", "C=3"}) {
 		t.Errorf("a variable with a NUL became %q, %v", got.Env, err)
 	}
@@ -148,9 +149,10 @@ func TestNegotiate(t *testing.T) {
 func FuzzDecoders(f *testing.F) {
 	f.Add(AppendTask(nil, &task.Task{Key: someKey, Input: someInput, Header: someHeader}))
 	f.Add(AppendReply(nil, &task.Reply{Key: someKey, Output: someInput[1].Items}))
-	f.Add(AppendOrder(nil, Order{Kind: OrderFork, Version: OrderVersion, Env: []string{"A=1"}}))
+	f.Add(AppendOrder(nil, Order{Kind: OrderBegin, Version: OrderVersion, Env: []string{"A=1"}}))
 	f.Add(AppendOrder(nil, Order{Kind: OrderList, Version: OrderVersion, ID: 7}))
-	f.Add(AppendOrder(nil, Order{Kind: ChildLives, Version: OrderVersion, ID: 7, PID: 9, Text: "f-1"}))
+	f.Add(AppendOrder(nil, Order{Kind: ChildLives, Version: OrderVersion, ID: 7, PID: 9}))
+	f.Add(AppendOrder(nil, Order{Kind: OrderFork, Version: OrderVersion, ID: 7}))
 	f.Add(Hello{Oldest: 1, Newest: 1, Slots: 1, MaxBatch: 1}.Append(nil))
 	f.Add(Batch{Calls: []Call{{Key: someKey, Input: someInput}}}.Append(nil))
 	f.Add(Result{Index: 1, Output: someInput[0].Items}.Append(nil))

@@ -121,12 +121,18 @@ func (k *keeper) want(kind wire.OrderKind) wire.Order {
 
 func (k *keeper) send(message []byte, files ...*os.File) {
 	k.t.Helper()
+	say(k.t, k.socket, message, files...)
+}
+
+// say sends a message with descriptors.
+func say(t *testing.T, to *net.UnixConn, message []byte, files ...*os.File) {
+	t.Helper()
 	var fds []int
 	for _, f := range files {
 		fds = append(fds, int(f.Fd()))
 	}
-	if _, _, err := k.socket.WriteMsgUnix(message, unix.UnixRights(fds...), nil); err != nil {
-		k.t.Fatal(err)
+	if _, _, err := to.WriteMsgUnix(message, unix.UnixRights(fds...), nil); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -140,29 +146,31 @@ type replica struct {
 	stdout, stderr *os.File // what it writes, to be read from the start
 }
 
-// fork orders a child and waits until the zygote has said so.
+// fork orders a child, waits until the zygote has said so, and begins it.
 func (k *keeper) fork(threads uint16, env ...string) *replica {
 	k.t.Helper()
-	return k.forkBehind(nil, threads, env...)
-}
-
-// forkBehind orders a child that waits until it may read from gate; nil: one that does not wait.
-func (k *keeper) forkBehind(gate *os.File, threads uint16, env ...string) *replica {
-	k.t.Helper()
+	pid, gate := k.spare()
 	socket, there := pair(k.t, unix.SOCK_STREAM)
 	r := newReplica(k.t, socket)
-	files := []*os.File{there, r.stdout, r.stderr}
-	if gate != nil {
-		files = append(files, gate)
-	}
-	k.send(encode(wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, Threads: threads, ID: 77, Env: env}), files...)
+	r.pid = pid
+	begin := encode(wire.Order{Kind: wire.OrderBegin, Version: wire.OrderVersion, Threads: threads, Env: env})
+	say(k.t, gate, begin, there, r.stdout, r.stderr)
+	gate.Close()
 	there.Close()
+	return r
+}
+
+// spare orders a child, which waits at its gate.
+func (k *keeper) spare() (pid int, gate *net.UnixConn) {
+	k.t.Helper()
+	gate, theirs := pair(k.t, unix.SOCK_SEQPACKET)
+	k.send(encode(wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, ID: 77}), theirs)
+	theirs.Close()
 	o := k.want(wire.ChildForked)
 	if o.ID != 77 || o.PID == 0 || o.Nanos == 0 {
 		k.t.Fatalf("forked %+v, want id 77, a pid and a time", o)
 	}
-	r.pid = int(o.PID)
-	return r
+	return int(o.PID), gate
 }
 
 func newReplica(t *testing.T, socket *net.UnixConn) *replica {

@@ -28,23 +28,20 @@
 #define ENV_MODEL "STAGECOACH_MODEL"
 #define ENV_ORT "STAGECOACH_ORT_LIB"
 #define ENV_THREADS "STAGECOACH_POOL_THREADS"
-#define ENV_REPLICA "STAGECOACH_REPLICA"
 #define ENV_PACK "STAGECOACH_PACK"
 #define ENV_PREPACKED "STAGECOACH_PREPACKED"
 #define ENV_SEALED "STAGECOACH_SEALED"
 
 enum {
-  VERSION = 2,
+  VERSION = 3,
   HEADER = 8,             // bytes of an order before its environment
   MAX_MESSAGE = 64 << 10, // bytes of an order
   MAX_CHILDREN = 1024,
-  ORDER_FDS = 3,  // stage socket, stdout, stderr
-  GATE = 3,       // behind these, if there is one: from which a child reads when it may go on
-  MAX_FDS = 16,   // received with one order, then closed if it should have been less
-  STAGE_FD = 3,   // where a child finds its stage socket
-  NO_ID = -1,     // of an error that belongs to no fork order
+  BEGIN_FDS = 3, // stage socket, stdout, stderr
+  MAX_FDS = 16,  // received with one order, then closed if it should have been less
+  STAGE_FD = 3,  // where a child has its gate, and then its stage socket
+  NO_ID = -1,    // of an error that belongs to no fork order
   MAX_ERROR = 512, // bytes of an error's text
-  MAX_NAME = 1024  // bytes of a replica's name, as a list tells it
 };
 
 int sc_child_fd = -1;
@@ -59,7 +56,6 @@ static sigset_t original_mask;
 static struct child {
   pid_t pid;
   uint32_t id; // of its fork order
-  char *name;  // of its replica
 } children[MAX_CHILDREN];
 static int n_children;
 static char order[MAX_MESSAGE];
@@ -118,7 +114,6 @@ static void reap(void) {
     int i = 0;
     while (i < n_children && children[i].pid != pid) i++;
     if (i == n_children) continue;
-    free(children[i].name);
     children[i] = children[--n_children];
     unsigned char m[12] = {'X', VERSION};
     put(m + 4, (uint32_t)pid, 4);
@@ -127,47 +122,67 @@ static void reap(void) {
   }
 }
 
-static void end_child(const char *what) {
+__attribute__((noreturn)) static void end_child(const char *what) {
   dprintf(STDERR_FILENO, "zygote: new replica: %s: %s\n", what, strerror(errno));
   _exit(1);
 }
 
-// become_replica makes a fresh child a process of its own: it ends with its zygote, waits to be let go on, has no descriptors but stdin, stdout,
-// stderr and its stage socket, the signal mask that the zygote was started with, random seeds that no sibling has (the
-// kernel gave them to the zygote at AT_RANDOM, the Go runtime reads them there), and its share of the pool's threads.
-static void become_replica(pid_t zygote, const int *fds, int n_fds, int threads) {
+// A message from a socket: n bytes of order, and what rode along.
+struct received {
+  ssize_t n;
+  int cut; // not all of it was received
+  int fds[MAX_FDS], n_fds;
+};
+
+static struct received receive_from(int socket) {
+  union {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(sizeof(int) * MAX_FDS)];
+  } rights;
+  struct iovec piece = {order, sizeof order};
+  struct msghdr m = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &rights, .msg_controllen = sizeof rights};
+  struct received r = {.n = recvmsg(socket, &m, MSG_CMSG_CLOEXEC)};
+  if (r.n <= 0) return r;
+  r.cut = m.msg_flags & (MSG_TRUNC | MSG_CTRUNC);
+  for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    r.n_fds = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+    memcpy(r.fds, CMSG_DATA(c), sizeof(int) * (size_t)r.n_fds);
+  }
+  return r;
+}
+
+// leave_zygote makes a fresh child a process of its own: it ends with its zygote, and has no descriptors but stdin, stdout and
+// stderr and its gate, the signal mask that the zygote was started with, and random seeds that no sibling has (the kernel gave
+// them to the zygote at AT_RANDOM, the Go runtime reads them there).
+static void leave_zygote(pid_t zygote, int gate) {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) end_child("parent-death signal");
   if (getppid() != zygote) _exit(1); // it died before the signal was set
-  if (n_fds > GATE) {
-    char go;
-    ssize_t n;
-    while ((n = read(fds[GATE], &go, 1)) < 0 && errno == EINTR) continue;
-    if (n != 1) {
-      dprintf(fds[2], "zygote: new replica: it was not let go on\n");
-      _exit(1);
-    }
-  }
-  if (dup2(fds[1], STDOUT_FILENO) < 0 || dup2(fds[2], STDERR_FILENO) < 0) end_child("stdout and stderr");
-  if (fds[0] != STAGE_FD && dup3(fds[0], STAGE_FD, O_CLOEXEC) < 0) end_child("stage socket");
+  if (gate != STAGE_FD && dup3(gate, STAGE_FD, O_CLOEXEC) < 0) end_child("gate");
   if (syscall(SYS_close_range, STAGE_FD + 1, ~0u, 0) < 0) end_child("close_range, which needs Linux 5.9 or later");
   void *seed = (void *)getauxval(AT_RANDOM);
   if (seed && getrandom(seed, 16, 0) != 16) end_child("random seed");
   sigprocmask(SIG_SETMASK, &original_mask, NULL);
-  char *err = sc_inherited ? sc_start_threads(sc_inherited, threads - 1, NULL) : NULL;
+}
+
+// become_replica waits at its gate until it is told who it is. A gate that is closed says that it is nobody any more.
+static void become_replica(void) {
+  struct received r;
+  while ((r = receive_from(STAGE_FD)).n < 0 && errno == EINTR) continue;
+  if (r.n == 0) _exit(0);
+  if (r.n < 0) end_child("gate");
+  errno = EPROTO;
+  if (r.cut || r.n < HEADER || order[0] != 'B' || order[1] != VERSION || r.n_fds != BEGIN_FDS) end_child("what its gate says");
+  if (r.n > HEADER && order[r.n - 1] != 0) end_child("environment, whose last string has no end");
+  if (dup2(r.fds[1], STDOUT_FILENO) < 0 || dup2(r.fds[2], STDERR_FILENO) < 0) end_child("stdout and stderr");
+  if (dup3(r.fds[0], STAGE_FD, O_CLOEXEC) < 0) end_child("stage socket");
+  syscall(SYS_close_range, STAGE_FD + 1, ~0u, 0);
+  char *err = sc_inherited ? sc_start_threads(sc_inherited, (int)get(order + 2, 2) - 1, NULL) : NULL;
   if (err) {
     dprintf(STDERR_FILENO, "zygote: new replica: %s\n", err);
     _exit(1);
   }
-  sc_child_fd = STAGE_FD;
-}
-
-// replica_name is what the environment of an order of n bytes calls the replica, or "".
-static const char *replica_name(size_t n) {
-  static const char name[] = ENV_REPLICA "=";
-  for (const char *at = order + HEADER; at < order + n; at += strlen(at) + 1) {
-    if (strncmp(at, name, sizeof name - 1) == 0) return at + sizeof name - 1;
-  }
-  return "";
+  sc_child_fd = STAGE_FD, sc_child_env = order + HEADER, sc_child_env_bytes = (size_t)r.n - HEADER;
 }
 
 // fork_replica carries out a fork order; it is true in the child.
@@ -176,10 +191,10 @@ static int fork_replica(size_t n, const int *fds, int n_fds) {
   uint32_t id = get(order + 4, 4);
   pid_t self = getpid(), pid = 0;
   char *err = NULL;
-  if (n_fds < ORDER_FDS || n_fds > GATE + 1)
-    err = sc_message("fork: %d descriptors, want %d: stage socket, stdout, stderr, and at most one to wait for", n_fds, ORDER_FDS);
-  else if (n > HEADER && order[n - 1] != 0)
-    err = sc_message("fork: the environment's last string has no end, want KEY=VALUE strings, each ended by a NUL");
+  if (n_fds != 1)
+    err = sc_message("fork: %d descriptors, want 1: the gate", n_fds);
+  else if (n != HEADER)
+    err = sc_message("fork: %zu bytes, want %d", n, HEADER);
   else if (n_children == MAX_CHILDREN)
     err = sc_message("fork: %d replicas live, want fewer", n_children);
   else if ((pid = fork()) < 0)
@@ -189,12 +204,11 @@ static int fork_replica(size_t n, const int *fds, int n_fds) {
     return 0;
   }
   if (pid == 0) {
-    become_replica(self, fds, n_fds, (int)get(order + 2, 2));
-    sc_child_env = order + HEADER;
-    sc_child_env_bytes = n - HEADER;
+    leave_zygote(self, fds[0]);
+    become_replica();
     return 1;
   }
-  children[n_children++] = (struct child){.pid = pid, .id = id, .name = strdup(replica_name(n))};
+  children[n_children++] = (struct child){.pid = pid, .id = id};
   unsigned char m[24] = {'C', VERSION};
   put(m + 4, id, 4);
   put(m + 8, (uint32_t)pid, 4);
@@ -218,13 +232,10 @@ static void kill_replica(void) {
 // list_children tells of every child that has not been reaped.
 static void list_children(void) {
   for (int i = 0; i < n_children; i++) {
-    unsigned char m[12 + MAX_NAME] = {'A', VERSION};
-    const char *name = children[i].name ? children[i].name : "";
-    size_t n = strnlen(name, MAX_NAME);
+    unsigned char m[12] = {'A', VERSION};
     put(m + 4, children[i].id, 4);
     put(m + 8, (uint32_t)children[i].pid, 4);
-    memcpy(m + 12, name, n);
-    tell(m, 12 + n);
+    tell(m, sizeof m);
   }
   unsigned char m[HEADER] = {'L', VERSION};
   memcpy(m + 4, order + 4, 4);
@@ -255,23 +266,11 @@ static int obey(size_t n, int cut, const int *fds, int n_fds) {
 
 // receive takes one order from the control socket, whose end of file ends the zygote; it is true in a new child.
 static int receive(void) {
-  union {
-    struct cmsghdr header;
-    char bytes[CMSG_SPACE(sizeof(int) * MAX_FDS)];
-  } rights;
-  struct iovec piece = {order, sizeof order};
-  struct msghdr m = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &rights, .msg_controllen = sizeof rights};
-  ssize_t n = recvmsg(control, &m, MSG_CMSG_CLOEXEC);
-  if (n < 0 && errno == EINTR) return 0;
-  if (n <= 0) _exit(0);
-  int fds[MAX_FDS], n_fds = 0;
-  for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
-    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-    n_fds = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-    memcpy(fds, CMSG_DATA(c), sizeof(int) * (size_t)n_fds);
-  }
-  if (obey((size_t)n, m.msg_flags & (MSG_TRUNC | MSG_CTRUNC), fds, n_fds)) return 1;
-  for (int i = 0; i < n_fds; i++) close(fds[i]);
+  struct received r = receive_from(control);
+  if (r.n < 0 && errno == EINTR) return 0;
+  if (r.n <= 0) _exit(0);
+  if (obey((size_t)r.n, r.cut, r.fds, r.n_fds)) return 1;
+  for (int i = 0; i < r.n_fds; i++) close(r.fds[i]);
   return 0;
 }
 

@@ -2,14 +2,15 @@ package zygote_test
 
 import (
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -148,45 +149,62 @@ func TestExits(t *testing.T) {
 	k.fork(1)
 }
 
-// TestGate has a child wait until it is let go on, and end when nobody is there any more who could.
+// TestGate has a child wait until it is told who it is, and end when nobody is there any more who could, or talks nonsense.
 func TestGate(t *testing.T) {
 	k := start(t)
 	k.want(wire.ZygoteReady)
-	gate := func() (ours, theirs *os.File) {
-		theirs, ours, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { ours.Close(); theirs.Close() })
-		return ours, theirs
-	}
-	ours, theirs := gate()
-	r := k.forkBehind(theirs, 1)
+	pid, gate := k.spare()
 	waits := func() bool { // it is no program of Go's yet, which has threads
-		all, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", r.pid))
+		all, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 		return err == nil && len(all) == 1
 	}
 	if !waits() {
 		t.Error("a child goes on before it may")
 	}
-	if _, err := ours.Write([]byte{1}); err != nil {
-		t.Fatal(err)
-	}
-	if a := r.do(question{Do: "look"}); len(a.FDs) != 4 {
-		t.Errorf("descriptors %v, want 0 to 3", a.FDs)
+	socket, there := pair(t, unix.SOCK_STREAM)
+	r := newReplica(t, socket)
+	say(t, gate, encode(wire.Order{Kind: wire.OrderBegin, Version: wire.OrderVersion, Env: []string{"A=1"}}), there, r.stdout, r.stderr)
+	if a := r.do(question{Do: "look"}); len(a.FDs) != 4 || !slices.Equal(a.Env, []string{"A=1"}) {
+		t.Errorf("descriptors %v, want 0 to 3; environment %v, want A=1", a.FDs, a.Env)
 	}
 	if waits() {
 		t.Error("the number of threads says nothing")
 	}
-	ours, theirs = gate()
-	r = k.forkBehind(theirs, 1)
-	_ = ours.Close()
-	r.gone()
-	if got := content(t, r.stderr); !strings.Contains(got, "it was not let go on") {
-		t.Errorf("a child that nobody lets go on said %q", got)
-	}
-	if o := k.want(wire.ChildExited); int(o.PID) != r.pid || unix.WaitStatus(o.Status).ExitStatus() != 1 {
-		t.Errorf("it ended with %+v, want status 1", o)
+	there.Close()
+	socket.Close()
+	k.want(wire.ChildExited)
+
+	begin := encode(wire.Order{Kind: wire.OrderBegin, Version: wire.OrderVersion, Env: []string{"A=1"}})
+	for name, tc := range map[string]struct {
+		message []byte // nil: none
+		files   []*os.File
+		status  int
+		stderr  string
+	}{
+		"closed":              {nil, nil, 0, ""},
+		"another kind":        {[]byte{'K', wire.OrderVersion, 0, 0, 0, 0, 0, 0}, []*os.File{r.stdout, r.stdout, r.stderr}, 1, "what its gate says"},
+		"another version":     {append([]byte{'B', 9}, begin[2:]...), []*os.File{r.stdout, r.stdout, r.stderr}, 1, "what its gate says"},
+		"short":               {begin[:7], []*os.File{r.stdout, r.stdout, r.stderr}, 1, "what its gate says"},
+		"too few descriptors": {begin, []*os.File{r.stdout, r.stderr}, 1, "what its gate says"},
+		"too long":            {append(slices.Clone(begin), make([]byte, 70<<10)...), []*os.File{r.stdout, r.stdout, r.stderr}, 1, "what its gate says"},
+		"unended environment": {begin[:len(begin)-1], []*os.File{r.stdout, r.stdout, r.stderr}, 1, "no end"},
+	} {
+		pid, gate := k.spare()
+		said := len(k.stderr.String())
+		if tc.message != nil {
+			say(t, gate, tc.message, tc.files...)
+		}
+		gate.Close()
+		if o := k.want(wire.ChildExited); int(o.PID) != pid || unix.WaitStatus(o.Status).ExitStatus() != tc.status {
+			t.Errorf("%s: it ended with %+v, want pid %d and status %d", name, o, pid, tc.status)
+		}
+		deadline := time.Now().Add(patience)
+		for !strings.Contains(k.stderr.String()[said:], tc.stderr) && time.Now().Before(deadline) {
+			runtime.Gosched() // its last line is on its way through the test's pipe
+		}
+		if got := k.stderr.String()[said:]; !strings.Contains(got, tc.stderr) || tc.stderr == "" && got != "" {
+			t.Errorf("%s: it said %q, want %q", name, got, tc.stderr)
+		}
 	}
 }
 
@@ -194,16 +212,17 @@ func TestGate(t *testing.T) {
 func TestList(t *testing.T) {
 	k := start(t)
 	k.want(wire.ZygoteReady)
-	list := func() map[uint32]string {
+	list := func() []int {
 		t.Helper()
 		k.send(encode(wire.Order{Kind: wire.OrderList, Version: wire.OrderVersion, ID: 9}))
-		all := map[uint32]string{}
+		var all []int
 		for {
 			switch o := k.read(); {
 			case o.Kind == wire.OrderList && o.ID == 9:
+				slices.Sort(all)
 				return all
 			case o.Kind == wire.ChildLives && o.ID == 77:
-				all[o.PID] = o.Text
+				all = append(all, int(o.PID))
 			default:
 				t.Fatalf("in a list: %+v", o)
 			}
@@ -212,14 +231,16 @@ func TestList(t *testing.T) {
 	if got := list(); len(got) != 0 {
 		t.Errorf("before any fork: %v", got)
 	}
-	a, b := k.fork(1, "A=1", wire.EnvReplica+"=f-1", "B=2"), k.fork(1)
-	if got, want := list(), map[uint32]string{uint32(a.pid): "f-1", uint32(b.pid): ""}; !maps.Equal(got, want) {
+	a, b := k.fork(1), k.fork(1)
+	want := []int{a.pid, b.pid}
+	slices.Sort(want)
+	if got := list(); !slices.Equal(got, want) {
 		t.Errorf("children %v, want %v", got, want)
 	}
 	a.socket.Close()
 	k.want(wire.ChildExited)
-	if got, want := list(), map[uint32]string{uint32(b.pid): ""}; !maps.Equal(got, want) {
-		t.Errorf("after the first has ended: %v, want %v", got, want)
+	if got := list(); !slices.Equal(got, []int{b.pid}) {
+		t.Errorf("after the first has ended: %v, want %d", got, b.pid)
 	}
 }
 
@@ -286,7 +307,7 @@ func TestRefusedOrders(t *testing.T) {
 	}
 	defer null.Close()
 	fds := func(n int) []*os.File { return slices.Repeat([]*os.File{null}, n) }
-	fork := encode(wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, ID: 5, Env: []string{"A=1"}})
+	fork := encode(wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, ID: 5})
 	const none = 1<<32 - 1
 	for name, tc := range map[string]struct {
 		message []byte
@@ -294,14 +315,14 @@ func TestRefusedOrders(t *testing.T) {
 		id      uint32
 		text    string
 	}{
-		"too short":              {[]byte("F"), 3, none, "1 bytes"},
-		"unknown kind":           {append([]byte{'?', wire.OrderVersion}, fork[2:]...), 3, none, "kind 63"},
-		"other version":          {append([]byte{'F', 9}, fork[2:]...), 3, 5, "version 9"},
-		"no descriptors":         {fork, 0, 5, "0 descriptors, want 3"},
-		"two gates":              {fork, 5, 5, "5 descriptors"},
+		"too short":              {[]byte("F"), 1, none, "1 bytes"},
+		"unknown kind":           {append([]byte{'?', wire.OrderVersion}, fork[2:]...), 1, none, "kind 63"},
+		"other version":          {append([]byte{'F', 9}, fork[2:]...), 1, 5, "version 9"},
+		"no descriptor":          {fork, 0, 5, "0 descriptors, want 1"},
+		"two gates":              {fork, 2, 5, "2 descriptors"},
 		"too many descriptors":   {fork, 40, 5, "16 descriptors"},
-		"unended environment":    {fork[:len(fork)-1], 3, 5, "no end"},
-		"too long":               {append(slices.Clone(fork), make([]byte, 70<<10)...), 3, 5, "65536 bytes"},
+		"fork with bytes behind": {append(slices.Clone(fork), 0), 1, 5, "9 bytes, want 8"},
+		"too long":               {append(slices.Clone(fork), make([]byte, 70<<10)...), 1, 5, "65536 bytes"},
 		"list with bytes behind": {[]byte{'L', wire.OrderVersion, 0, 0, 1, 0, 0, 0, 0}, 0, none, "kind 76 of 9 bytes"},
 		"kill with bytes behind": {[]byte{'K', wire.OrderVersion, 9, 0, 1, 0, 0, 0, 0}, 0, none, "kind 75 of 9 bytes"},
 	} {

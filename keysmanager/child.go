@@ -1,0 +1,275 @@
+package keysmanager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// child is a process that a zygote has forked and that waits at its gate to be told which replica it is. It is in its cgroup.
+//
+// A zygote has one that is spare, ahead of need: to enter a cgroup takes longer than to fork and to become a replica together
+// (docs/adr/0029).
+type child struct {
+	pid   int
+	gate  *net.UnixConn // SOCK_SEQPACKET; closed, the child ends by itself
+	group *enclosure    // nil: none
+}
+
+// spareTimeout bounds how long a spare child may take to be there.
+const spareTimeout = 10 * time.Second
+
+// provide has a zygote have a spare child soon, unless it has one. m.starts or New must be waited for by who closes m.ends.
+func (m *Manager) provide(z *zygote) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.spare != nil || z.providing || z.waiting == nil || z.memory != nil {
+		return
+	}
+	z.providing = true
+	limits := z.limits
+	m.ends.Go(func() {
+		ctx, cancel := context.WithTimeoutCause(m.ctx, spareTimeout, fmt.Errorf("no spare child after %v", spareTimeout))
+		defer cancel()
+		c, err := m.bear(ctx, z, limits, true)
+		z.mu.Lock()
+		z.providing = false
+		if err == nil && z.waiting[uint32(c.pid)] == c {
+			z.spare, c = c, nil
+		}
+		z.mu.Unlock()
+		switch {
+		case err != nil && m.ctx.Err() == nil:
+			m.cfg.Log.Debug("no spare child", "function", z.function, "error", err) // the next start has one forked, and says why not
+		case c != nil:
+			z.dismiss(c)
+		}
+	})
+}
+
+// claim returns a zygote's spare child, if it has one with these limits, which is no spare any more. One with others is dismissed.
+func (z *zygote) claim(limits GroupLimits) *child {
+	z.mu.Lock()
+	c := z.spare
+	z.spare, z.limits = nil, limits
+	z.mu.Unlock()
+	if c == nil || c.group == nil || c.group.limits == limits {
+		return c
+	}
+	z.dismiss(c)
+	return nil
+}
+
+// bear has a zygote fork a child, which waits at its gate, in a cgroup with these limits.
+func (m *Manager) bear(ctx context.Context, z *zygote, limits GroupLimits, spare bool) (c *child, err error) {
+	c = &child{}
+	var theirs *os.File
+	if c.gate, theirs, err = socketpair(unix.SOCK_SEQPACKET); err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	var groups []*os.File
+	if c.group, groups, err = m.enclose(newEntry("child"), z.function, limits); err == nil {
+		defer closeFiles(groups)
+		if err = z.fork(ctx, c, theirs, spare); err == nil {
+			err = z.admit(c, groups)
+		}
+	}
+	if err != nil {
+		z.dismiss(c)
+		return nil, err
+	}
+	return c, nil
+}
+
+// forkOrder is an order on its way.
+type forkOrder struct {
+	child *child
+	spare bool
+	reply chan error // has room for the one that comes when the order leaves pending by the other side's doing
+}
+
+// fork orders a child and waits until it is there, at its gate, whose other end stays the caller's to close. When ctx ends first,
+// a child that comes later is killed.
+func (z *zygote) fork(ctx context.Context, c *child, gate *os.File, spare bool) error {
+	o := wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion}
+	f := &forkOrder{child: c, spare: spare, reply: make(chan error, 1)}
+	z.mu.Lock()
+	if z.pending == nil {
+		defer z.mu.Unlock()
+		return errors.New(z.died)
+	}
+	z.nextID++
+	o.ID = z.nextID
+	z.pending[o.ID] = f
+	z.mu.Unlock()
+	z.owed.Add(answers)
+	failed := z.send(wire.AppendOrder(nil, o), unix.UnixRights(int(gate.Fd())))
+	if failed == nil || errors.Is(failed, unix.EPIPE) || errors.Is(failed, unix.ECONNRESET) || errors.Is(failed, net.ErrClosed) {
+		// Sent, or the zygote has ended: then read answers why.
+		select {
+		case err := <-f.reply:
+			return err
+		case <-ctx.Done():
+			failed = fmt.Errorf("fork order not answered: %w", context.Cause(ctx))
+		}
+	}
+	z.mu.Lock()
+	waits := z.take(o.ID) != nil
+	z.mu.Unlock()
+	if !waits { // the answer came meanwhile
+		return <-f.reply
+	}
+	return failed
+}
+
+// dismiss ends a child that is to be no replica.
+func (z *zygote) dismiss(c *child) {
+	z.mu.Lock()
+	waits := z.waiting[uint32(c.pid)] == c
+	if waits {
+		delete(z.waiting, uint32(c.pid))
+	}
+	z.mu.Unlock()
+	if waits {
+		z.disown(uint32(c.pid))
+	}
+	z.owner.dispose(c)
+}
+
+// dispose gives back what is held of a child that has ended or will.
+func (m *Manager) dispose(c *child) {
+	_ = c.gate.Close() // nothing is on its way
+	m.disclose(c.group)
+}
+
+// spares are a zygote's children without a replica, as they are counted.
+func (z *zygote) spares() (all []copied) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	for pid := range z.waiting {
+		all = append(all, copied{int(pid), -1})
+	}
+	return all
+}
+
+// errChildEnded says that a child ended at its gate.
+var errChildEnded = errors.New("its process ended before it was told which replica it is")
+
+// begin tells a child that it is p. One that has just ended has been begun, too: its end is p's.
+func (z *zygote) begin(c *child, p *process, message []byte, files []*os.File) error {
+	z.mu.Lock()
+	switch {
+	case z.died != "":
+		defer z.mu.Unlock()
+		return errors.New(z.died)
+	case z.waiting[uint32(c.pid)] != c:
+		z.mu.Unlock()
+		return errChildEnded
+	}
+	delete(z.waiting, uint32(c.pid))
+	p.pid, p.group = c.pid, c.group
+	z.children[uint32(c.pid)] = p
+	z.mu.Unlock()
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = int(f.Fd())
+	}
+	_ = c.gate.SetWriteDeadline(time.Now().Add(sendTimeout)) // fails as the write does
+	_, _, err := c.gate.WriteMsgUnix(message, unix.UnixRights(fds...), nil)
+	_ = c.gate.Close() // it has been said
+	if err == nil || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+		return nil
+	}
+	z.mu.Lock()
+	awaited := z.children[uint32(c.pid)] == p
+	if awaited {
+		delete(z.children, uint32(c.pid))
+	}
+	z.mu.Unlock()
+	if !awaited { // its end has been told meanwhile
+		return nil
+	}
+	z.disown(uint32(c.pid))
+	return fmt.Errorf("process %d could not be told which replica it is: %w", c.pid, err)
+}
+
+// beginning is the message that makes a child a replica.
+func beginning(threads int, env map[string]string) ([]byte, error) {
+	o := wire.Order{Kind: wire.OrderBegin, Version: wire.OrderVersion, Threads: uint16(threads)}
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		o.Env = append(o.Env, k+"="+env[k])
+	}
+	b := wire.AppendOrder(nil, o)
+	if len(b) > maxOrder {
+		return nil, fmt.Errorf("its environment has %d bytes, want at most %d", len(b), maxOrder)
+	}
+	return b, nil
+}
+
+// admit moves a child, which waits at its gate, to its cgroups. The files by which one enters them are no zygote's: whoever has
+// them can move any process of the machine there.
+func (z *zygote) admit(c *child, groups []*os.File) error {
+	switch parent := parentOf(c.pid); {
+	case parent != z.pid && (parent != 0 || c.pid == 1):
+		if hasEnded(z.pid) { // then what it leaves has another parent, and is told to have ended with it
+			return nil
+		}
+		lie := fmt.Errorf("it says that process %d is its child, whose parent is %d", c.pid, parent)
+		z.mu.Lock()
+		z.lie = lie
+		z.mu.Unlock()
+		z.kill()
+		return fmt.Errorf("zygote was ended: %w", lie)
+	case parent == 0:
+		return fmt.Errorf("process %d: %w", c.pid, errChildEnded)
+	}
+	for _, g := range groups {
+		if _, err := g.WriteString(strconv.Itoa(c.pid)); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("cgroup of process %d: %w", c.pid, err)
+		}
+	}
+	return nil
+}
+
+// signal sends a child a signal, unless it has been reaped: by itself, because a zygote may be slow to hear, or even held up by
+// what it has to tell. Only where that is not possible the zygote is asked to.
+func (z *zygote) signal(pid int, s syscall.Signal) {
+	if err := signalChild(z.pid, pid, s); err == nil || errors.Is(err, unix.ESRCH) {
+		return
+	}
+	o := wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(s), PID: uint32(pid)}
+	_ = z.send(wire.AppendOrder(nil, o), nil) // fails when the zygote is gone, and its children with it
+}
+
+// signalChild signals a process if that is its parent; otherwise it has ended, and its number is somebody else's.
+func signalChild(parent, pid int, s syscall.Signal) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	switch parentOf(pid) { // asked only now: if it is, the descriptor is of this child, or of one that has ended
+	case parent:
+		return unix.PidfdSendSignal(fd, s, nil, 0)
+	case 0:
+		return unix.EPERM // it has ended just now, or /proc hides it
+	}
+	return unix.ESRCH
+}
+
+// disown ends a child that nobody wants. It does not wait: what reads from a zygote must never wait for it.
+func (z *zygote) disown(pid uint32) {
+	z.owner.ends.Go(func() { z.signal(int(pid), syscall.SIGKILL) })
+}
