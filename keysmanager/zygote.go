@@ -175,6 +175,8 @@ func (z *zygote) awaitReady(ctx context.Context) error {
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return fmt.Errorf("zygote was ended: %w", context.Cause(ctx))
+	case errors.Is(err, wire.ErrVersion):
+		return fmt.Errorf("zygote: %w; build its image again", err)
 	case err != nil:
 		return errNotLoaded
 	case o.Kind == wire.ZygoteError && o.Unforkable:

@@ -174,10 +174,9 @@ func (s startSize) memory(ctx context.Context, report *bench.Report, b *benchSta
 	alone, pids := all[i].Bytes, []int(nil)
 	if pid := all[i].PID; pid != 0 {
 		var err error
-		if alone, _, err = sharedMemory([]int{pid}); err != nil {
+		if alone, _, err = sharedMemory(family(pid)); err != nil {
 			return err
 		}
-		pids = append(pids, pid)
 	}
 	live := 0
 	for _, n := range s.alive {
@@ -190,6 +189,9 @@ func (s startSize) memory(ctx context.Context, report *bench.Report, b *benchSta
 			pids = append(pids, r.pid)
 		}
 		progress("bench coldstart: %s_%s: memory of %d replicas", s.name, c.name, n)
+		if pid := all[i].PID; pid != 0 {
+			pids = family(pid)
+		}
 		pss, memfds, err := sharedMemory(pids)
 		if err != nil {
 			return err

@@ -330,6 +330,18 @@ func expect(conn *wire.Conn, want wire.FrameType) error {
 	return nil
 }
 
+// family is a zygote and its children: its replicas and a spare one.
+func family(zygote int) []int {
+	pids := []int{zygote}
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", zygote, zygote)) // of one that has ended there are none
+	for _, f := range strings.Fields(string(b)) {
+		if pid, err := strconv.Atoi(f); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
 // sharedMemory returns the proportional set sizes of processes in bytes, added up, and the part of it that is memory without a
 // file, which of replicas on the map path is their parameters.
 func sharedMemory(pids []int) (pss, memfds int64, err error) {
