@@ -9,9 +9,11 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/task"
@@ -169,7 +171,7 @@ func TestBodyEndsAfterAnswer(t *testing.T) {
 // comes later is no request, and the server reads no more of it than it has to.
 func TestBodyNeverEnds(t *testing.T) {
 	t.Parallel()
-	const stall, is200, is400 = 50 * time.Millisecond, "HTTP/1.1 200 ", "HTTP/1.1 400 "
+	const stall, is200 = 50 * time.Millisecond, "HTTP/1.1 200 "
 	for name, tc := range map[string]struct {
 		sent, answer string
 		stall        time.Duration
@@ -179,7 +181,7 @@ func TestBodyNeverEnds(t *testing.T) {
 		"its answer's end":  {chunked + "1\r\na\r\n", okay, 0, is200},
 		"a length":          {post + "Content-Length: 5\r\n\r\nab", ok, stall, is200},
 		"too large":         {post + "Content-Length: 1000000\r\n\r\nab", ok, 0, is200},
-		"a bad chunk":       {chunked + "1\r\na\r\n0x1\r\n", ok, 0, is400},
+		"a bad chunk":       {chunked + "1\r\na\r\n0x1\r\n", ok, 0, "HTTP/1.1 "},
 		"Expect":            {post + "Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n", ok, 0, "HTTP/1.1 100 Continue\r\n\r\n" + is200},
 		"Connection: close": {post + "Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n", ok, 0, is200},
 		"HTTP/1.0":          {strings.Replace(post, "1.1", "1.0", 1) + "Content-Length: 5\r\n\r\nab", okay, 0, "HTTP/1.0 200 "},
@@ -281,5 +283,51 @@ func TestFailedWithoutBody(t *testing.T) {
 			t.Fatalf("request %d in chunks: %d %q", i, status, b)
 		}
 		c.send("5\r\nabcde\r\n0\r\n\r\n")
+	}
+}
+
+// TestCutStays: no Read gives the client time again once nobody is to wait for it.
+func TestCutStays(t *testing.T) {
+	t.Parallel()
+	for name, stop := range map[string]func(*source){"cut": (*source).cut, "end": func(s *source) { s.end(longAgo) }} {
+		w := &timed{ResponseWriter: httptest.NewRecorder()}
+		s := &source{rc: http.NewResponseController(w), stall: time.Minute, r: strings.NewReader("abc"), keep: 3}
+		b := s.again()
+		if _, err := b.Read(make([]byte, 1)); err != nil || time.Until(w.deadline) < 0 {
+			t.Errorf("%s: %v, a deadline at %v", name, err, w.deadline)
+		}
+		stop(s)
+		_, _ = b.Read(make([]byte, 1))
+		if !w.deadline.Equal(longAgo) {
+			t.Errorf("%s: a deadline at %v, want one that has passed", name, w.deadline)
+		}
+		if s.end(time.Now().Add(time.Hour)) {
+			t.Errorf("%s: all was read", name)
+		}
+	}
+}
+
+// timed is a ResponseWriter with a deadline.
+type timed struct {
+	http.ResponseWriter
+	deadline time.Time
+}
+
+// SetReadDeadline is for http.ResponseController.
+func (w *timed) SetReadDeadline(at time.Time) error {
+	w.deadline = at
+	return nil
+}
+
+// TestRecorder: a ResponseWriter without deadlines and connection gets its answer, whatever is left of the body.
+func TestRecorder(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, time.Minute, early(ok))
+	r := httptest.NewRequest(http.MethodPost, "/function/echo", io.MultiReader(strings.NewReader("a"), iotest.ErrReader(io.ErrUnexpectedEOF)))
+	r.ContentLength = 100
+	w := httptest.NewRecorder()
+	s.front.handler.ServeHTTP(w, r)
+	if w.Code != http.StatusOK && w.Code != http.StatusBadRequest { // whichever comes first
+		t.Errorf("%d %s", w.Code, w.Body)
 	}
 }
