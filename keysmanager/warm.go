@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
@@ -39,20 +40,18 @@ func (m *Manager) look(image string, now time.Time) looked {
 	return l
 }
 
-// Warm loads the zygotes that are wanted and not there, one after the other, and marks key stages. The list is complete: what
+// warmAtOnce is how many zygotes Warm loads at a time, and so how many that hang it takes to hold up the others.
+const warmAtOnce = 4
+
+// Warm loads the zygotes that are wanted and not there, a few at a time, and marks key stages. The list is complete: what
 // is not in it may be evicted when memory is short, and is no key stage. What there is no room for (see Threshold) is left to
 // the first order, in silence; functions without a model are passed over. One that does not load, as the error says, keeps
-// none of the others from it.
+// none of the others from it. When ctx ends nothing more is begun, and nothing waited for; what has begun goes on.
 func (m *Manager) Warm(ctx context.Context, wanted []Wanted) error {
-	keep := map[zygoteKey]bool{}
-	load, images := map[zygoteKey]func() error{}, map[zygoteKey]sandbox.Image{}
-	var order []zygoteKey
-	var errs []error
-	now, seen := time.Now(), map[string]looked{}
-	var asks []*asking
 	m.mu.Lock()
-	for _, w := range wanted {
-		asks = append(asks, m.ask(w.Spec.Function))
+	asks := make([]*asking, len(wanted))
+	for i, w := range wanted {
+		asks[i] = m.ask(w.Spec.Function)
 	}
 	m.mu.Unlock()
 	defer func() {
@@ -60,52 +59,122 @@ func (m *Manager) Warm(ctx context.Context, wanted []Wanted) error {
 			m.asked(a)
 		}
 	}()
+	wishes, err := m.wishes(wanted, asks)
+	keep := map[zygoteKey]bool{}
+	for _, w := range wishes {
+		keep[w.key] = w.keep
+	}
+	m.mark(keep)
+	return errors.Join(err, m.loadAhead(ctx, wishes, func() { m.mark(keep) }))
+}
+
+// wish is a zygote that is wanted, for one of the functions that want it.
+type wish struct {
+	key    zygoteKey
+	spec   Spec
+	image  sandbox.Image
+	asking *asking
+	keep   bool // it is of a key stage
+}
+
+// wishes returns what zygotes are wanted, each once, and what cannot be told of which functions.
+func (m *Manager) wishes(wanted []Wanted, asks []*asking) (out []*wish, err error) {
+	now, seen, byKey := time.Now(), map[string]looked{}, map[zygoteKey]*wish{}
 	for i, w := range wanted {
 		l, ok := seen[w.Spec.Image]
 		if !ok {
 			l = m.look(w.Spec.Image, now)
 			seen[w.Spec.Image] = l
 		}
-		image, err := l.image, l.err
-		w.Spec = w.Spec.in(image)
-		if w.Spec.Env[wire.EnvModel] == "" {
+		s := w.Spec.in(l.image)
+		if s.Env[wire.EnvModel] == "" {
 			continue
 		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("warm %q: %w", w.Spec.Function, err))
+		if l.err != nil {
+			err = errors.Join(err, fmt.Errorf("warm %q: %w", s.Function, l.err))
 			continue
 		}
 		m.mu.Lock()
-		key := m.key(w.Spec, image)
+		key := m.key(s, l.image)
 		m.mu.Unlock()
 		if key.form == formNone {
 			continue
 		}
-		keep[key] = keep[key] || w.Key
-		order = append(order, key)
-		images[key] = image
-		load[key] = func() error {
-			err := m.loaded(ctx, asks[i], w.Spec, image, nil)
-			if errors.Is(err, ErrNoRoom) || errors.Is(err, errForgotten) {
-				return nil // left to the first order, or not wanted any more
-			}
-			if err != nil {
-				return fmt.Errorf("warm %q: %w", w.Spec.Function, err)
-			}
-			return nil
+		if byKey[key] == nil {
+			byKey[key] = &wish{key: key, spec: s, image: l.image, asking: asks[i]}
+			out = append(out, byKey[key])
 		}
+		byKey[key].keep = byKey[key].keep || w.Key
 	}
 	m.mu.Lock()
 	m.looked = seen
 	m.mu.Unlock()
-	m.mark(keep)
-	for _, key := range order {
-		if m.worthLoading(key, images[key], keep[key]) {
-			errs = append(errs, load[key]())
+	return out, err
+}
+
+// loadAhead loads what is not there and has room, in order, and calls loaded after each.
+func (m *Manager) loadAhead(ctx context.Context, wishes []*wish, loaded func()) error {
+	errs := make([]error, len(wishes))
+	var loads sync.WaitGroup
+	turns := make(chan struct{}, warmAtOnce)
+	for i, w := range wishes {
+		select {
+		case turns <- struct{}{}:
+		case <-ctx.Done():
 		}
+		if ctx.Err() != nil {
+			errs[i] = fmt.Errorf("warm %q: not begun: %w", w.spec.Function, context.Cause(ctx))
+			break
+		}
+		if !m.worthLoading(w.key, w.image, w.keep) {
+			<-turns
+			continue
+		}
+		begun := make(chan struct{})
+		loads.Go(func() {
+			defer func() { <-turns }()
+			if err := m.fulfil(ctx, w, sync.OnceFunc(func() { close(begun) })); err != nil {
+				errs[i] = fmt.Errorf("warm %q: %w", w.spec.Function, err)
+			}
+			loaded()
+		})
+		<-begun // and its memory is kept for it: what comes next is decided knowing that
 	}
-	m.mark(keep)
+	loads.Wait()
 	return errors.Join(errs...)
+}
+
+// fulfil loads a zygote, and calls begun when that has begun or does not. One that there is no room for any more, or that is not
+// wanted any more, is no error.
+func (m *Manager) fulfil(ctx context.Context, w *wish, begun func()) error {
+	defer begun()
+	err := m.possibly(w.asking, w.spec, w.image, func(key zygoteKey) error {
+		if key.form == formNone {
+			return nil
+		}
+		m.mu.Lock()
+		key = m.newest(key)
+		s := m.hold(key)
+		m.mu.Unlock()
+		_, err := m.beginLoad(ctx, key, s, w.spec, w.image)
+		m.mu.Lock()
+		m.letGo(s) // what loads is not let go of, nor what its function uses
+		m.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		begun()
+		_, _, release, err := m.borrow(ctx, key, w.spec, w.image)
+		if err != nil {
+			return err
+		}
+		release()
+		return nil
+	})
+	if errors.Is(err, ErrNoRoom) || errors.Is(err, errForgotten) {
+		return nil // left to the first order
+	}
+	return err
 }
 
 // mark says which zygotes are of key stages, and that no others are.

@@ -1,0 +1,114 @@
+package keysmanager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+// hangs is a function whose zygote never says that it has loaded.
+func hangs(name string) Spec {
+	s := withModel
+	s.Function, s.Namespace, s.Process = "f."+name, name, "./stubborn"
+	return s
+}
+
+// wish says how many bytes the zygote of a function is taken to need.
+func (n *node) wish(s Spec, bytes int64) {
+	n.t.Helper()
+	image, err := n.cfg.Images.Resolve(s.Image)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.Manager.mu.Lock()
+	defer n.Manager.mu.Unlock()
+	key := n.key(s, image)
+	n.uses[s.Function], n.sizes[key] = key, bytes // what nobody uses is forgotten at any time
+}
+
+// states returns the states of the zygotes by function, "" for one that is not there.
+func (n *node) states() map[string]string {
+	out := map[string]string{}
+	for _, z := range n.Inventory().Zygotes {
+		out[z.Function] = z.State
+	}
+	return out
+}
+
+// warming runs Warm and returns what ends it, with its error.
+func (n *node) warming(wanted ...Wanted) (end func() error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.t.Context()), time.Minute)
+	done := make(chan error, 1)
+	go func() { done <- n.Warm(ctx, wanted) }()
+	n.t.Cleanup(cancel)
+	return func() error {
+		cancel()
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(time.Minute):
+			return errors.New("Warm has not returned a minute after its context ended")
+		}
+	}
+}
+
+// TestALoadThatHangsHoldsUpNoOther, and what is loaded beside it is what there is room for while it hangs: an idle zygote is not evicted
+// for what nobody has asked for.
+func TestALoadThatHangsHoldsUpNoOther(t *testing.T) {
+	n, g := newGauged(t, nil)
+	idle, large, small := withModel, withModel, withModel
+	idle.Function, idle.Namespace = "f.idle", "idle"
+	large.Function, large.Namespace = "f.large", "large"
+	small.Function, small.Namespace = "f.small", "small"
+	hung := hangs("hung")
+	if err := n.Warm(t.Context(), []Wanted{{Spec: idle}}); err != nil {
+		t.Fatal(err)
+	}
+	bytes := n.Inventory().Zygotes[0].Bytes
+	n.wish(hung, 10*bytes)
+	n.wish(large, bytes+bytes/2) // there is room for it beside the hung one if the idle one goes
+	n.wish(small, 1)
+	n.press(g, 85*gb-10*bytes-bytes*9/10)
+	end := n.warming(Wanted{Spec: hung}, Wanted{Spec: large}, Wanted{Spec: small})
+	proctest.Until(t, 20*time.Second, "the small one to be loaded", func() bool { return n.states()["f.small"] == Ready })
+	if now := n.states(); now["f.hung"] != Loading || now["f.idle"] != Ready || now["f.large"] != "" {
+		t.Errorf("zygotes %v, want the hung one loading, the idle one there, and not the large one", now)
+	}
+	if err := end(); err == nil || !strings.Contains(err.Error(), `warm "f.hung": its zygote still loads`) || strings.Contains(err.Error(), "f.large") {
+		t.Errorf("got %v, want that the hung one loads", err)
+	}
+	if inv := n.Inventory(); inv.Evictions != 0 || inv.Refused != 0 {
+		t.Errorf("%d evictions, %d refused, want none", inv.Evictions, inv.Refused)
+	}
+}
+
+// TestWarmLoadsAFewAtATime, each once, whoever wants it.
+func TestWarmLoadsAFewAtATime(t *testing.T) {
+	n := newNode(t, nil)
+	var wanted []Wanted
+	for i := range warmAtOnce + 1 {
+		s := hangs(fmt.Sprint("h", i))
+		twin := s
+		twin.Function += "-twin"
+		wanted = append(wanted, Wanted{Spec: s}, Wanted{Spec: twin})
+	}
+	end := n.warming(wanted...)
+	proctest.Until(t, 20*time.Second, "loads to begin", func() bool { return len(n.states()) >= warmAtOnce })
+	last := fmt.Sprintf("f.h%d", warmAtOnce)
+	if err := end(); err == nil || !strings.Contains(err.Error(), `warm "`+last+`": not begun`) || strings.Contains(err.Error(), "twin") {
+		t.Errorf("got %v, want that %s was not begun", err, last)
+	}
+	for f, state := range n.states() {
+		if state != Loading || f == last || strings.HasSuffix(f, "twin") {
+			t.Errorf("%s is %s, want the first %d, loading", f, state, warmAtOnce)
+		}
+	}
+	if k := len(n.states()); k != warmAtOnce {
+		t.Errorf("%d load, want %d", k, warmAtOnce)
+	}
+}
