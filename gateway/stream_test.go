@@ -132,6 +132,8 @@ func early(answer string) func(net.Conn, *bufio.Reader) {
 		}
 		_, _ = r.Body.Read(make([]byte, 1))
 		_, _ = io.WriteString(c, answer)
+		_ = c.(*net.UnixConn).CloseWrite()
+		_, _ = io.Copy(io.Discard, c) // what is left unread would take the answer with it
 	}
 }
 
