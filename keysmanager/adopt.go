@@ -254,7 +254,6 @@ func (m *Manager) install(z *zygote) {
 		go z.read()                                  // ends with the process, or with Detach; gone says so
 		_ = z.send(wire.AppendOrder(nil, list), nil) // fails when the zygote has ended; it may first have much to tell
 	}
-	m.provide(z)
 	m.watchers.Go(func() { m.watch(z.key, s, z) })
 }
 

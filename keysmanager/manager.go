@@ -228,6 +228,13 @@ func New(cfg Config) (*Manager, error) {
 		return nil, fmt.Errorf("keysmanager: %w", err)
 	}
 	m.retainGroups()
+	m.mu.Lock()
+	for _, s := range m.slots.Values() { // what was adopted, now that groups of its children are no more taken for left ones
+		if s.zygote != nil {
+			m.provide(s.zygote)
+		}
+	}
+	m.mu.Unlock()
 	m.watchers.Go(m.watchMemory)
 	return m, nil
 }
