@@ -9,8 +9,10 @@ const (
 	EnvZygoteFD = "STAGECOACH_ZYGOTE_FD"
 	// EnvStageFD is the descriptor of a replica's stage socket.
 	EnvStageFD = "STAGECOACH_STAGE_FD"
-	// EnvModel is the ONNX file, relative to the working directory; empty: the stage has no model.
+	// EnvModel is the file or folder of the model, relative to the working directory; empty: the stage has no model.
 	EnvModel = "STAGECOACH_MODEL"
+	// EnvRuntime is what the stage's processes compute with: onnx, or empty, for ONNX Runtime in a Go program; python.
+	EnvRuntime = "STAGECOACH_RUNTIME"
 	// EnvORT is the path of ONNX Runtime's shared library.
 	EnvORT = "STAGECOACH_ORT_LIB"
 	// EnvPoolThreads is the number of intra-op threads that a zygote's session is made for; their starts are recorded,
