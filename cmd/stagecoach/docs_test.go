@@ -95,6 +95,9 @@ func examples(t *testing.T, page string) []example {
 	return all
 }
 
+// patience is how long an example, or what it has stopped, may take on a machine that has much else to do.
+const patience = 3 * time.Minute
+
 // follow runs a page's examples in a folder.
 func follow(t *testing.T, folder string, page []example) {
 	home := folder
@@ -138,7 +141,7 @@ func follow(t *testing.T, folder string, page []example) {
 		t.Fatalf("go env: %q, %v", caches, err)
 	}
 	for _, e := range page {
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", here.Replace(e.code))
 		cmd.Dir = folder
 		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(bin)+":"+os.Getenv("PATH"), "OPENFAAS_URL="+r.base, "HOME="+home,
@@ -178,7 +181,7 @@ func endBackground(t *testing.T, folder string) {
 			}
 		}()
 		if !t.Failed() { // else the page was not followed to its end
-			proctest.Until(t, soon, file+"'s process to end", func() bool { return !ours() })
+			proctest.Until(t, patience, file+"'s process to end", func() bool { return !ours() })
 		}
 	}
 }
