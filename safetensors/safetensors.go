@@ -1,10 +1,8 @@
 package safetensors
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -13,35 +11,39 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// maxHeader is the longest header in bytes that the format allows.
-const maxHeader = 100_000_000
+// Bounds of what a file may be. The format has the first alone.
+const (
+	maxHeader  = 100_000_000 // bytes
+	maxTensors = 1 << 18     // of a file, and of a model
+	maxRank    = 64          // dimensions; no library has more
+	maxFile    = 1 << 56     // bytes
+)
+
+// Info is a tensor as the header describes it.
+type Info struct {
+	Name   string
+	Dtype  Dtype
+	Shape  []int64
+	Offset int64 // of its first byte in the file
+	Bytes  int64
+}
+
+// Aligned says whether its elements lie where they can be used without a copy when the file is mapped.
+func (i Info) Aligned() bool { return i.Offset%i.Dtype.align() == 0 }
 
 // File is a file whose header has been read. Its methods may be called by several goroutines if its reader's may.
 type File struct {
-	r       io.ReaderAt
-	base    int64 // where the data begins
-	tensors map[string]place
-}
-
-// place is where a tensor lies within the data.
-type place struct {
-	datatype   tensor.Datatype
-	shape      []int64
-	begin, end int64
-}
-
-// entry is a tensor in the header.
-type entry struct {
-	Dtype   string   `json:"dtype"`
-	Shape   []int64  `json:"shape"`
-	Offsets [2]int64 `json:"data_offsets"`
+	r        io.ReaderAt
+	tensors  []Info // by place
+	byName   map[string]int
+	metadata map[string]string
 }
 
 // Read reads the header of a file of size bytes. Together its tensors must fill the data, without holes and overlaps.
 func Read(r io.ReaderAt, size int64) (*File, error) {
 	var length [8]byte
-	if size < int64(len(length)) {
-		return nil, fmt.Errorf("safetensors: %d bytes, want at least the 8 of the header's length", size)
+	if size < int64(len(length)) || size > maxFile {
+		return nil, fmt.Errorf("safetensors: %d bytes, want at least the 8 of the header's length, and at most %d", size, int64(maxFile))
 	}
 	if _, err := r.ReadAt(length[:], 0); err != nil {
 		return nil, fmt.Errorf("safetensors: header's length: %w", err)
@@ -51,13 +53,13 @@ func Read(r io.ReaderAt, size int64) (*File, error) {
 		return nil, fmt.Errorf("safetensors: a header of %d bytes, want at most %d and no more than the file of %d bytes has", n, maxHeader, size)
 	}
 	header := make([]byte, n)
-	if _, err := r.ReadAt(header, 8); err != nil {
+	if _, err := r.ReadAt(header, 8); err != nil && n > 0 {
 		return nil, fmt.Errorf("safetensors: header: %w", err)
 	}
-	f := &File{r: r, base: 8 + int64(n)}
+	f := &File{r: r}
 	var err error
-	if f.tensors, err = parse(header); err == nil {
-		err = f.check(size - f.base)
+	if f.tensors, f.metadata, err = parse(header); err == nil {
+		err = f.check(8+int64(n), size)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("safetensors: header: %w", err)
@@ -65,87 +67,27 @@ func Read(r io.ReaderAt, size int64) (*File, error) {
 	return f, nil
 }
 
-// parse reads the header, token by token: encoding/json would let a name that comes twice pass.
-func parse(header []byte) (map[string]place, error) {
-	d := json.NewDecoder(bytes.NewReader(header))
-	d.DisallowUnknownFields()
-	if open, err := d.Token(); err != nil || open != json.Delim('{') {
-		return nil, fmt.Errorf("%.40q, want a JSON object", header)
-	}
-	all := map[string]place{}
-	for d.More() {
-		key, err := d.Token()
-		if err != nil {
-			return nil, err
-		}
-		name, _ := key.(string) // a key of an object is one
-		if name == "__metadata__" {
-			if err := d.Decode(&map[string]string{}); err != nil {
-				return nil, fmt.Errorf("__metadata__: %w", err)
-			}
-			continue
-		}
-		if _, twice := all[name]; twice {
-			return nil, fmt.Errorf("tensor %q: it is there twice", name)
-		}
-		var e entry
-		if err := d.Decode(&e); err != nil {
-			return nil, fmt.Errorf("tensor %q: %w", name, err)
-		}
-		datatype, ok := datatypeOf(e.Dtype)
-		if !ok {
-			return nil, fmt.Errorf("tensor %q: dtype %q, want one of BOOL, U8 … U64, I8 … I64, F16, BF16, F32, F64", name, e.Dtype)
-		}
-		all[name] = place{datatype, e.Shape, e.Offsets[0], e.Offsets[1]}
-	}
-	if _, err := d.Token(); err != nil { // the closing brace
-		return nil, err
-	}
-	if rest := bytes.TrimRight(header[d.InputOffset():], " "); len(rest) > 0 {
-		return nil, fmt.Errorf("%.40q behind its end, want spaces or nothing", rest)
-	}
-	return all, nil
-}
-
-// datatypeOf translates a datatype into the name that the rest of the program has for it.
-func datatypeOf(dtype string) (tensor.Datatype, bool) {
-	switch dtype {
-	case "BOOL", "BF16":
-		return tensor.Datatype(dtype), true
-	case "U8", "U16", "U32", "U64":
-		return tensor.Datatype("UINT" + dtype[1:]), true
-	case "I8", "I16", "I32", "I64":
-		return tensor.Datatype("INT" + dtype[1:]), true
-	case "F16", "F32", "F64":
-		return tensor.Datatype("FP" + dtype[1:]), true
-	}
-	return "", false
-}
-
 // check wants the tensors to lie one behind the other from the data's first byte to its last, each with as many bytes as its
-// shape needs.
-func (f *File) check(size int64) error {
-	byPlace := slices.SortedFunc(maps.Keys(f.tensors), func(a, b string) int {
-		x, y := f.tensors[a], f.tensors[b]
-		return cmp.Or(cmp.Compare(x.begin, y.begin), cmp.Compare(x.end, y.end), cmp.Compare(a, b))
+// shape needs, and makes of places in the data places in the file.
+func (f *File) check(base, size int64) error {
+	slices.SortFunc(f.tensors, func(a, b Info) int {
+		return cmp.Or(cmp.Compare(a.Offset, b.Offset), cmp.Compare(a.Bytes, b.Bytes), cmp.Compare(a.Name, b.Name))
 	})
+	f.byName = make(map[string]int, len(f.tensors))
+	size -= base
 	var at int64
-	for _, name := range byPlace {
-		p := f.tensors[name]
-		if p.begin != at || p.end < p.begin || p.end > size {
-			return fmt.Errorf("tensor %q: data_offsets [%d,%d], want a begin of %d, where the one before it ends, and an end of at most %d", name, p.begin, p.end, at, size)
+	for i, t := range f.tensors {
+		if t.Offset != at || t.Bytes < 0 || t.Bytes > size-at {
+			return fmt.Errorf("tensor %q: data_offsets [%d,%d], want a begin of %d, where the one before it ends, and an end of at most %d",
+				t.Name, t.Offset, t.Offset+t.Bytes, at, size)
 		}
-		want := int64(p.datatype.Size())
-		for _, d := range p.shape {
-			if d < 0 || d > 0 && want > size/d {
-				return fmt.Errorf("tensor %q: shape %v, want dimensions of at least 0 and no more than its data of %d bytes holds", name, p.shape, p.end-p.begin)
-			}
-			want *= d
+		bits, ok := t.Dtype.sizeOf(t.Shape, 8*size)
+		if !ok || bits != 8*t.Bytes {
+			return fmt.Errorf("tensor %q: %d bytes of data, want what %s of shape %v needs", t.Name, t.Bytes, t.Dtype, t.Shape)
 		}
-		if want != p.end-p.begin {
-			return fmt.Errorf("tensor %q: %d bytes of data, want %d for %s %v", name, p.end-p.begin, want, p.datatype, p.shape)
-		}
-		at = p.end
+		f.byName[t.Name] = i
+		f.tensors[i].Offset += base
+		at += t.Bytes
 	}
 	if at != size {
 		return fmt.Errorf("%d bytes of data belong to no tensor, want all %d to belong to one", size-at, size)
@@ -153,20 +95,54 @@ func (f *File) check(size int64) error {
 	return nil
 }
 
-// Names returns the tensors' names, sorted.
-func (f *File) Names() []string { return slices.Sorted(maps.Keys(f.tensors)) }
-
-// Tensor reads a tensor.
-func (f *File) Tensor(name string) (tensor.Tensor, error) {
-	p, ok := f.tensors[name]
-	if !ok {
-		return tensor.Tensor{}, fmt.Errorf("safetensors: no tensor %q among the %d of the file", name, len(f.tensors))
+// sizeOf returns how many bits elements of a shape have; false: more than limit.
+func (d Dtype) sizeOf(shape []int64, limit int64) (bits int64, ok bool) {
+	if slices.Contains(shape, 0) {
+		return 0, true
 	}
-	t := tensor.Tensor{Name: name, Datatype: p.datatype, Shape: slices.Clone(p.shape), Data: make([]byte, p.end-p.begin)}
+	bits = int64(d.Bits())
+	for _, n := range shape {
+		if bits > limit/n {
+			return 0, false
+		}
+		bits *= n
+	}
+	return bits, true
+}
+
+// Names returns the tensors' names, sorted.
+func (f *File) Names() []string { return slices.Sorted(maps.Keys(f.byName)) }
+
+// Tensors returns the tensors in the order in which they lie in the file. The caller does not change them.
+func (f *File) Tensors() []Info { return f.tensors }
+
+// Metadata returns what the file says about itself; nil if nothing. The caller does not change it.
+func (f *File) Metadata() map[string]string { return f.metadata }
+
+// Info returns a tensor's description.
+func (f *File) Info(name string) (Info, error) {
+	i, ok := f.byName[name]
+	if !ok {
+		return Info{}, fmt.Errorf("safetensors: no tensor %q among the %d of the file", name, len(f.tensors))
+	}
+	return f.tensors[i], nil
+}
+
+// Tensor reads a tensor. One of a datatype that no stage can be sent, such as F8_E4M3, is an error.
+func (f *File) Tensor(name string) (tensor.Tensor, error) {
+	i, err := f.Info(name)
+	if err != nil {
+		return tensor.Tensor{}, err
+	}
+	datatype, ok := i.Dtype.Datatype()
+	if !ok {
+		return tensor.Tensor{}, fmt.Errorf("safetensors: tensor %q: dtype %s, want one of BOOL, U8 … U64, I8 … I64, F16, BF16, F32, F64", name, i.Dtype)
+	}
+	t := tensor.Tensor{Name: name, Datatype: datatype, Shape: slices.Clone(i.Shape), Data: make([]byte, i.Bytes)}
 	if len(t.Data) == 0 {
 		return t, nil
 	}
-	if _, err := f.r.ReadAt(t.Data, f.base+p.begin); err != nil {
+	if _, err := f.r.ReadAt(t.Data, i.Offset); err != nil {
 		return tensor.Tensor{}, fmt.Errorf("safetensors: tensor %q: %w", name, err)
 	}
 	return t, nil

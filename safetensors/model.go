@@ -1,0 +1,226 @@
+package safetensors
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// ErrNone says that a path is neither a file of this format by its name, nor a folder with one.
+var ErrNone = errors.New("no *.safetensors")
+
+// Part is a file of a model.
+type Part struct {
+	Name    string // in its folder
+	Bytes   int64
+	Tensors []Info // in the order in which they lie in the file
+}
+
+// Model is what a model's files have, without their data.
+type Model struct {
+	Folder  string
+	Parts   []Part // sorted by name
+	Tensors int
+	Bytes   int64 // of the files: what the model takes in memory once it is mapped and read
+	Data    int64 // of the tensors alone: what it takes on a device
+}
+
+// The names of a model's files, by their ends.
+const (
+	fileName  = ".safetensors"
+	indexName = ".safetensors.index.json"
+)
+
+// maxParts is more than any model has files.
+const maxParts = 1000
+
+// Inspect reads and checks the headers of a model's files, which the package's comment says how to find. It maps nothing and reads no
+// data, so that it takes milliseconds also for gigabytes. A path without such files is an ErrNone.
+func Inspect(path string) (Model, error) {
+	folder, names, index, err := files(path)
+	if err != nil {
+		return Model{}, err
+	}
+	m := Model{Folder: folder}
+	owner := map[string]string{}
+	for _, name := range names {
+		p, err := inspect(filepath.Join(folder, name))
+		if err != nil {
+			return Model{}, err
+		}
+		for _, t := range p.Tensors {
+			if other, twice := owner[t.Name]; twice {
+				return Model{}, fmt.Errorf("%s: tensor %q: it is in %s and %s, want it once", folder, t.Name, other, name)
+			}
+			owner[t.Name] = name
+			m.Data += t.Bytes
+		}
+		if m.Tensors += len(p.Tensors); m.Tensors > maxTensors {
+			return Model{}, fmt.Errorf("%s: more than %d tensors", folder, maxTensors)
+		}
+		m.Bytes += p.Bytes
+		m.Parts = append(m.Parts, p)
+	}
+	if index == nil || maps.Equal(index, owner) {
+		return m, nil
+	}
+	return Model{}, fmt.Errorf("%s: %s; want both of the same download", folder, difference(index, owner))
+}
+
+// inspect reads the header of a file.
+func inspect(path string) (Part, error) {
+	f, size, err := regular(path)
+	if err != nil {
+		return Part{}, err
+	}
+	defer f.Close()
+	file, err := Read(f, size)
+	if err != nil {
+		return Part{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return Part{Name: filepath.Base(path), Bytes: size, Tensors: file.tensors}, nil
+}
+
+// files returns the folder and names of a model's files, and which tensor its index says is where, if it has one.
+func files(path string) (folder string, names []string, index map[string]string, err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", nil, nil, err
+	}
+	if !info.IsDir() {
+		folder, name := filepath.Split(path)
+		switch {
+		case strings.HasSuffix(name, indexName):
+			names, index, err = readIndex(path)
+			return folder, names, index, err
+		case strings.HasSuffix(name, fileName):
+			return folder, []string{name}, nil, nil
+		}
+		return "", nil, nil, fmt.Errorf("%s: %w", path, ErrNone)
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return "", nil, nil, err
+	}
+	var indexes []string
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case strings.HasPrefix(name, "."):
+		case strings.HasSuffix(name, indexName):
+			indexes = append(indexes, name)
+		case strings.HasSuffix(name, fileName):
+			names = append(names, name)
+		}
+	}
+	switch {
+	case len(indexes) > 1:
+		return "", nil, nil, fmt.Errorf("%s: the indexes %s, want one: name it as the model", path, strings.Join(indexes, " and "))
+	case len(indexes) == 1:
+		names, index, err = readIndex(filepath.Join(path, indexes[0]))
+		return path, names, index, err
+	case len(names) == 0:
+		return "", nil, nil, fmt.Errorf("%s: %w", path, ErrNone)
+	case len(names) > maxParts:
+		return "", nil, nil, fmt.Errorf("%s: %d files, want at most %d", path, len(names), maxParts)
+	}
+	return path, names, nil, nil
+}
+
+// readIndex reads which file has which tensor.
+func readIndex(path string) (names []string, index map[string]string, err error) {
+	f, size, err := regular(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	if size > maxHeader {
+		return nil, nil, fmt.Errorf("%s: %d bytes, want at most %d", path, size, maxHeader)
+	}
+	b := make([]byte, size)
+	if _, err := io.ReadFull(f, b); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", path, err)
+	}
+	var all map[string]json.RawMessage // a struct's fields would be found in any case
+	if err := json.Unmarshal(b, &all); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if err := json.Unmarshal(all["weight_map"], &index); err != nil || len(index) == 0 {
+		return nil, nil, fmt.Errorf("%s: weight_map: %.40q, want an object of tensors' names with their files'", path, all["weight_map"])
+	}
+	names = slices.Compact(slices.Sorted(maps.Values(index)))
+	for _, name := range names {
+		if name != filepath.Base(name) || !strings.HasSuffix(name, fileName) || strings.HasPrefix(name, ".") {
+			return nil, nil, fmt.Errorf("%s: weight_map: file %.80q, want the name of a *%s beside it", path, name, fileName)
+		}
+	}
+	if len(names) > maxParts {
+		return nil, nil, fmt.Errorf("%s: weight_map: %d files, want at most %d", path, len(names), maxParts)
+	}
+	return names, index, nil
+}
+
+// difference says how an index and what the files have are not the same.
+func difference(index, owner map[string]string) string {
+	for _, name := range slices.Sorted(maps.Keys(index)) {
+		if owner[name] != index[name] {
+			return fmt.Sprintf("tensor %q: the index has it in %s, the files in %q", name, index[name], owner[name])
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(owner)) {
+		if _, ok := index[name]; !ok {
+			return fmt.Sprintf("tensor %q: it is in %s, and not in the index", name, owner[name])
+		}
+	}
+	return ""
+}
+
+// Digest returns a sha256 of the names and contents of a model's files. It reads them whole, until ctx ends.
+func (m Model) Digest(ctx context.Context) (string, error) {
+	h := sha256.New()
+	for _, p := range m.Parts {
+		var frame [16]byte
+		binary.LittleEndian.PutUint64(frame[:], uint64(len(p.Name)))
+		binary.LittleEndian.PutUint64(frame[8:], uint64(p.Bytes))
+		h.Write(append(frame[:], p.Name...))
+		if err := m.hash(ctx, h, p); err != nil {
+			return "", fmt.Errorf("digest of %s: %w", filepath.Join(m.Folder, p.Name), err)
+		}
+	}
+	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// hash adds a file's content.
+func (m Model) hash(ctx context.Context, to io.Writer, p Part) error {
+	f, _, err := regular(filepath.Join(m.Folder, p.Name))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	const step = 4 << 20
+	buf := make([]byte, step)
+	for left := p.Bytes; left > 0; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := io.ReadFull(f, buf[:min(left, step)])
+		if err != nil {
+			return fmt.Errorf("%d bytes less than before: %w", left-int64(n), err)
+		}
+		to.Write(buf[:n])
+		left -= int64(n)
+	}
+	if n, err := f.Read(buf[:1]); n > 0 || !errors.Is(err, io.EOF) {
+		return fmt.Errorf("more than the %d bytes it had before", p.Bytes)
+	}
+	return nil
+}
