@@ -1,0 +1,135 @@
+"""The handler's module: importing it, running load and place, and saying what is wrong with it in words for its author."""
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import os
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Callable, NoReturn
+
+from . import device
+from ._model import Model
+from ._types import Replica, StageError
+
+HANDLER = "handler"  # the module's name
+
+
+@dataclass
+class Hooks:
+    """What the handler's module has."""
+
+    infer: Callable[[Any, list], Any]
+    load: Callable[[Model], Any] | None = None
+    place: Callable[[Any, Replica], Any] | None = None
+    max_batch: int = 1  # calls that infer takes at a time
+    slots: int = 1  # batches at a time
+
+
+@dataclass
+class Loaded:
+    """A handler whose load hook has run: all that replicas share."""
+
+    hooks: Hooks
+    model: Model
+    state: Any  # what load returned, else the model
+    nanos: int  # that importing the handler and loading took
+
+
+def load() -> Loaded:
+    """Import the handler and run its load hook. What is wrong is a :class:`StageError`; its traceback is on stderr."""
+    begin = time.monotonic_ns()
+    hooks = _hooks(_handler())
+    if not logging.getLogger().handlers:  # the handler has set nothing up
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    model = Model.from_environment()
+    state = model
+    if hooks.load is not None:
+        try:
+            state = hooks.load(model)
+        except Exception as err:
+            _fail("load", err)
+    return Loaded(hooks, model, state, time.monotonic_ns() - begin)
+
+
+def place(loaded: Loaded, replica: Replica) -> Any:
+    """Run the place hook, or else put what is PyTorch's onto the replica's device; returns infer's state."""
+    try:
+        if loaded.hooks.place is not None:
+            return loaded.hooks.place(loaded.state, replica)
+        return device.place(loaded.state, replica.device)
+    except Exception as err:
+        _fail("place", err)
+
+
+def _handler() -> ModuleType:
+    try:
+        return importlib.import_module(HANDLER)
+    except ModuleNotFoundError as err:
+        if err.name == HANDLER:
+            raise StageError(f"no {HANDLER}.py in {os.getcwd()}, want one with a function infer") from err
+        traceback.print_exc()
+        raise StageError(missing(str(err.name), "the handler")) from err
+    except SyntaxError as err:
+        raise StageError(f"{err.filename}, line {err.lineno}: {err.msg}") from err
+    except SystemExit as err:
+        raise StageError(f"the handler ended the process while it was imported (sys.exit({err.code!r}))") from err
+    except Exception as err:
+        _fail("import of the handler", err)
+
+
+def missing(module: str, who: str) -> str:
+    """Say that an interpreter lacks a module, and what to do."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    top = module.partition(".")[0]
+    package = {"PIL": "pil", "cv2": "opencv", "sklearn": "sklearn", "yaml": "yaml"}.get(top, top.replace("_", "-").lower())
+    return (f"{who} needs the module {module!r}, which {sys.executable} (Python {version}) does not have: put it into "
+            f"requirements.txt and build again, or install it on the machine (apt-get install python3-{package}), or name "
+            "another interpreter in the function's fprocess (/opt/venv/bin/python ./stage)")
+
+
+def _hooks(module: ModuleType) -> Hooks:
+    def hook(name: str, arguments: int) -> Callable[..., Any] | None:
+        f = getattr(module, name, None)
+        if f is None:
+            return None
+        if not callable(f):
+            raise StageError(f"{HANDLER}.{name} is {type(f).__name__}, want a function")
+        try:
+            inspect.signature(f).bind(*[None] * arguments)
+        except TypeError as err:
+            raise StageError(f"{HANDLER}.{name}{inspect.signature(f)}: {err}, want it to take {arguments}") from err
+        except ValueError:  # of C code: nobody knows what it takes
+            pass
+        return f
+
+    def number(name: str) -> int:
+        n = getattr(module, name, 1)
+        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= 10_000:
+            raise StageError(f"{HANDLER}.{name} = {n!r}, want a number from 1 to 10000")
+        return n
+
+    infer = hook("infer", 2)
+    if infer is None:
+        raise StageError(f"{module.__file__} has no function infer, want infer(state, calls)")
+    return Hooks(infer, hook("load", 1), hook("place", 2), number("MAX_BATCH"), number("SLOTS"))
+
+
+def _fail(what: str, err: Exception) -> NoReturn:
+    """Say which hook failed, with the handler's innermost line; the traceback goes to stderr."""
+    if isinstance(err, StageError):
+        raise err
+    traceback.print_exception(type(err), err, err.__traceback__)
+    if isinstance(err, ModuleNotFoundError):
+        raise StageError(f"{what}: {missing(str(err.name), 'it')}") from err
+    ours = os.path.dirname(os.path.abspath(__file__))
+    at = ""
+    for frame in traceback.extract_tb(err.__traceback__):
+        if frame.filename.startswith(os.getcwd()) and not os.path.abspath(frame.filename).startswith(ours):
+            at = f" (at {os.path.relpath(frame.filename)}:{frame.lineno})"
+    text = str(err)
+    raise StageError(f"{what}: {type(err).__name__}{': ' + text if text else ''}{at}") from err
