@@ -179,7 +179,10 @@ func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
 }
 
 func (d zygoteMeta) key() zygoteKey {
-	return zygoteKey{namespace: d.Namespace, digest: d.Digest, model: d.Model, process: d.Process, form: d.Form, generation: d.Generation}
+	return zygoteKey{
+		namespace: d.Namespace, digest: d.Digest, model: d.Model, process: d.Process, form: d.Form, engineName: d.Runtime, environment: d.Seen,
+		generation: d.Generation,
+	}
 }
 
 // adoptReplica makes a replica of what was kept of it, which started from z. One whose zygote is unknown has ended with that.

@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // loadTimeout bounds the load of a zygote, also when nobody waits for it any more, unless who began it would have waited for longer.
@@ -61,7 +59,7 @@ func (m *Manager) borrow(ctx context.Context, key zygoteKey, spec Spec, image sa
 			return z, warm, release, nil
 		}
 		m.mourn(key, s)
-		err, wait := m.mayLoad(s), s.loading
+		err, wait := m.mayLoad(key, s), s.loading
 		m.mu.Unlock()
 		if err == nil && wait == nil {
 			wait, err = m.beginLoad(ctx, key, s, spec, image)
@@ -98,12 +96,12 @@ func (m *Manager) letGo(s *slot) {
 }
 
 // mayLoad says why a zygote is not loaded now, with m.mu held.
-func (m *Manager) mayLoad(s *slot) error {
-	switch left := time.Until(s.retry); {
+func (m *Manager) mayLoad(key zygoteKey, s *slot) error {
+	switch left, err := time.Until(s.retry), m.loadable(key.engine()); {
 	case m.closed:
 		return ErrClosed
-	case m.cfg.ORT == "":
-		return errNoORT
+	case err != nil:
+		return err
 	case s.loading == nil && s.fails > 0 && left > 0:
 		return fmt.Errorf("its zygote failed %d times in a row, next try in %v: %w", s.fails, left.Round(time.Millisecond), s.err)
 	}
@@ -126,7 +124,7 @@ func (m *Manager) beginLoad(ctx context.Context, key zygoteKey, s *slot, spec Sp
 	if s.loading != nil || s.settled != nil || s.zygote != nil {
 		return nothing(), nil // somebody was faster
 	}
-	if err := m.mayLoad(s); err != nil {
+	if err := m.mayLoad(key, s); err != nil {
 		return nil, err
 	}
 	if err != nil {
@@ -187,13 +185,8 @@ func (m *Manager) load(ctx context.Context, limit time.Duration, key zygoteKey, 
 		case <-ctx.Done():
 		}
 	}
-	env := map[string]string{
-		wire.EnvModel: key.model, wire.EnvORT: m.cfg.ORT, wire.EnvPoolThreads: strconv.Itoa(m.cfg.Threads), "ORT_DISABLE_TELEMETRY": "1",
-	}
-	if folder := m.prepacked(key); folder != "" && key.form == formFork {
-		env[wire.EnvPrepacked] = folder
-	}
-	z, err := m.bring(ctx, sandbox.Command{Dir: image.Root, Process: spec.Process, Env: env}, key, spec, func(pid int) {
+	command := sandbox.Command{Dir: image.Root, Process: spec.Process, Env: m.zygoteEnvironment(key, spec)}
+	z, err := m.bring(ctx, command, key, spec, func(pid int) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		s.pid = pid

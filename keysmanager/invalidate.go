@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // Invalidation is what Invalidate has done.
@@ -89,12 +88,17 @@ func (m *Manager) Load(ctx context.Context, spec Spec) (ZygoteInfo, error) {
 	if err != nil {
 		return ZygoteInfo{}, err
 	}
-	if spec = spec.in(image); spec.Env[wire.EnvModel] == "" {
+	spec = spec.in(image)
+	e, err := spec.engine(image)
+	if err != nil {
+		return ZygoteInfo{}, fmt.Errorf("load %q: %w", spec.Function, err)
+	}
+	if !e.keeps(spec) {
 		return ZygoteInfo{}, fmt.Errorf("function %q: %w", spec.Function, ErrNoModel)
 	}
 	var z ZygoteInfo
 	there := false
-	if err := m.loaded(ctx, a, spec, image, func(of *zygote) {
+	if err := m.loaded(ctx, a, spec, e, image, func(of *zygote) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if s, ok := m.slots.Peek(of.key); ok && s.zygote == of {

@@ -26,6 +26,8 @@ type zygoteMeta struct {
 	Model     string        `json:"model"`
 	Process   string        `json:"process,omitempty"`
 	Form      form          `json:"form,omitempty"`
+	Runtime   string        `json:"runtime,omitempty"`
+	Seen      string        `json:"seen,omitempty"` // of the function's environment
 	Prepacked bool          `json:"prepacked,omitempty"`
 	Function  string        `json:"function"` // that it was loaded for
 	Bytes     int64         `json:"bytes,omitempty"`
@@ -60,6 +62,7 @@ func (z *zygote) meta() []byte {
 	defer z.mu.Unlock()
 	return encode(meta{Zygote: &zygoteMeta{
 		Namespace: z.key.namespace, Digest: z.key.digest, Model: z.key.model, Process: z.key.process, Form: z.key.form, Prepacked: z.prepacked, Function: z.function,
+		Runtime: z.key.engineName, Seen: z.key.environment,
 		Bytes: z.bytes, Loaded: z.loaded, Load: z.load, Generation: z.key.generation, Replaced: z.replaced, Limits: z.limits,
 	}})
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/onnx"
 	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/safetensors"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
@@ -26,11 +27,8 @@ type need struct {
 	of    string // where the number comes from
 }
 
-// What a zygote takes beside its parameters: the program, ONNX Runtime and the graph; the latter grows with the model.
-const (
-	needBase  = 32 << 20
-	needShare = 32 // one part in so many of the parameters
-)
+// needShare is what a zygote takes with its parameters and its engine's base: one part in so many of the former.
+const needShare = 32
 
 // need returns what the zygote of an image is going to take: what it took before, or else by the sizes of its model's files. A model that
 // is not there, or not all of it, is an error here already.
@@ -42,15 +40,19 @@ func (m *Manager) need(key zygoteKey, image sandbox.Image) (need, error) {
 	if ok {
 		return need{known, "as it took before"}, nil
 	}
+	base := key.engine().base
+	if key.model == "" {
+		return need{base, "no model"}, nil
+	}
 	bytes, of, err := parameters(image.Root, key.model)
 	if err != nil {
 		return need{}, fmt.Errorf("image %q: %w", image.Name, err)
 	}
-	return need{bytes + bytes/needShare + needBase, of}, nil
+	return need{bytes + bytes/needShare + base, of}, nil
 }
 
-// parameters returns how many bytes the files of a model have, and says which ones they are. Of what is no ONNX model by its
-// name, it is the size of the file or folder.
+// parameters returns how many bytes the files of a model have, and says which ones they are. Of what is by its name neither an
+// ONNX model nor safetensors, it is the size of the file or folder.
 func parameters(root, model string) (bytes int64, of string, err error) {
 	path := model
 	if !filepath.IsAbs(path) {
@@ -65,6 +67,12 @@ func parameters(root, model string) (bytes int64, of string, err error) {
 		return 0, "", fmt.Errorf("model %s: %v, want a file or folder", model, info.Mode())
 	}
 	if info.IsDir() || filepath.Ext(path) != ".onnx" {
+		switch m, err := safetensors.Inspect(path); {
+		case err == nil:
+			return m.Bytes, fmt.Sprintf("%d model files %s", len(m.Parts), plan.Size(m.Bytes)), nil
+		case !errors.Is(err, safetensors.ErrNone):
+			return 0, "", fmt.Errorf("model %s: %w; build the image again", model, err)
+		}
 		return bytes, of, nil
 	}
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
@@ -34,9 +32,6 @@ const (
 	formNone form = "cold" // nothing
 )
 
-// next is the form that takes the place of one that is impossible, when the function leaves the choice to us.
-var next = map[form]form{formFork: formMap, formMap: formNone}
-
 // impossible says that a variant's parameters cannot be kept in a form.
 type impossible struct{ why string }
 
@@ -46,13 +41,13 @@ func (e impossible) Error() string { return e.why }
 func (s Spec) choice() bool { return s.Start == "" || s.Start == "auto" }
 
 // key says where the parameters of a spec are kept now, with m.mu held.
-func (m *Manager) key(s Spec, image sandbox.Image) zygoteKey {
-	k := zygoteKey{namespace: s.Namespace, digest: image.Digest, model: s.Env[wire.EnvModel], process: s.Process}
-	switch {
-	case s.choice():
+func (m *Manager) key(s Spec, e engine, image sandbox.Image) zygoteKey {
+	k := zygoteKey{
+		namespace: s.Namespace, digest: image.Digest, model: s.Env[wire.EnvModel], process: s.Process, engineName: e.name, environment: e.seen(s),
+	}
+	k.form = e.starts[s.form()]
+	if s.choice() {
 		k.form = m.instead[k]
-	case s.Start != "fork":
-		k.form = form(s.Start)
 	}
 	return k
 }
@@ -76,14 +71,17 @@ func (k zygoteKey) variant() zygoteKey {
 }
 
 // possibly does something with a function's parameters in the first form that is possible.
-func (m *Manager) possibly(a *asking, s Spec, image sandbox.Image, do func(zygoteKey) error) error {
+func (m *Manager) possibly(a *asking, s Spec, e engine, image sandbox.Image, do func(zygoteKey) error) error {
+	if err := e.can(s); err != nil {
+		return err
+	}
 	for again := false; ; again = true {
 		m.mu.Lock()
 		if a.forgotten {
 			m.mu.Unlock()
 			return errForgotten
 		}
-		key := m.newest(m.key(s, image))
+		key := m.newest(m.key(s, e, image))
 		m.uses[s.Function] = key
 		m.mu.Unlock()
 		if again {
@@ -99,10 +97,10 @@ func (m *Manager) possibly(a *asking, s Spec, image sandbox.Image, do func(zygot
 }
 
 // place starts p from its function's parameters.
-func (m *Manager) place(ctx context.Context, o Order, p *process, image sandbox.Image, env map[string]string) (conn *net.UnixConn, err error) {
-	err = m.possibly(p.asking, o.Spec, image, func(key zygoteKey) (err error) {
+func (m *Manager) place(ctx context.Context, o Order, p *process, e engine, image sandbox.Image, env map[string]string) (conn *net.UnixConn, err error) {
+	err = m.possibly(p.asking, o.Spec, e, image, func(key zygoteKey) (err error) {
 		if key.form == formNone {
-			conn, err = m.cold(ctx, o, p, image, env)
+			conn, err = m.cold(ctx, o, p, e, image, env)
 			return err
 		}
 		begin := time.Now()
@@ -116,13 +114,13 @@ func (m *Manager) place(ctx context.Context, o Order, p *process, image sandbox.
 		if !warm {
 			load = time.Since(begin)
 		}
-		if p.path = z.path(); o.Spec.Start == "fork" && p.path != PathFork {
+		if p.path = z.path(); o.Spec.Start == "fork" && p.path != PathFork && e.library {
 			return errNotPacked
 		}
 		conn, err = m.launch(ctx, o, p, func(socket *os.File) error {
 			p.ordered(load)
 			if z.memory != nil {
-				return m.mapMemory(z, o, p, image, env, socket)
+				return m.mapMemory(z, o, p, e, image, env, socket)
 			}
 			return m.fork(ctx, z, o, p, env, socket)
 		})
@@ -133,8 +131,8 @@ func (m *Manager) place(ctx context.Context, o Order, p *process, image sandbox.
 
 // loaded brings a function's parameters into memory, unless they are there or its replicas share none, and calls do, if not
 // nil, before they may be evicted again.
-func (m *Manager) loaded(ctx context.Context, a *asking, s Spec, image sandbox.Image, do func(*zygote)) error {
-	return m.possibly(a, s, image, func(key zygoteKey) error {
+func (m *Manager) loaded(ctx context.Context, a *asking, s Spec, e engine, image sandbox.Image, do func(*zygote)) error {
+	return m.possibly(a, s, e, image, func(key zygoteKey) error {
 		if key.form == formNone {
 			return nil
 		}
@@ -154,7 +152,7 @@ func (m *Manager) loaded(ctx context.Context, a *asking, s Spec, image sandbox.I
 func (m *Manager) fallBack(function string, key zygoteKey, why impossible) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	to := next[key.form]
+	to := key.engine().next[key.form]
 	if m.instead[key.variant()] != key.form {
 		return // another start was faster
 	}
@@ -200,21 +198,21 @@ func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, env 
 }
 
 // cold starts p as a process that loads the parameters by itself.
-func (m *Manager) cold(ctx context.Context, o Order, p *process, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
-	if m.cfg.ORT == "" {
-		return nil, errNoORT
+func (m *Manager) cold(ctx context.Context, o Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
+	if err := m.loadable(e); err != nil {
+		return nil, err
 	}
 	m.count(zygoteKey{}, false)
 	p.path = PathCold
 	return m.launch(ctx, o, p, func(socket *os.File) error {
 		p.ordered(0)
-		return m.spawn(o, p, image, m.loads(o, env), []*os.File{socket})
+		return m.spawn(o, p, image, m.loads(e, env, m.threads(o)), []*os.File{socket})
 	})
 }
 
 // mapMemory starts p as a process that maps the parameters.
-func (m *Manager) mapMemory(z *zygote, o Order, p *process, image sandbox.Image, env map[string]string, socket *os.File) error {
-	env = m.loads(o, env)
+func (m *Manager) mapMemory(z *zygote, o Order, p *process, e engine, image sandbox.Image, env map[string]string, socket *os.File) error {
+	env = m.loads(e, env, m.threads(o))
 	env[wire.EnvMapped] = "1"
 	p.mapped = z
 	if err := m.spawn(o, p, image, env, slices.Concat([]*os.File{socket}, z.memory)); err != nil {
@@ -224,14 +222,6 @@ func (m *Manager) mapMemory(z *zygote, o Order, p *process, image sandbox.Image,
 	defer z.mu.Unlock()
 	z.children[uint32(p.pid)] = p // its end comes later: it waits for this start
 	return nil
-}
-
-// loads is the environment of a replica that loads its model.
-func (m *Manager) loads(o Order, env map[string]string) map[string]string {
-	env = maps.Clone(env)
-	env[wire.EnvORT], env["ORT_DISABLE_TELEMETRY"] = m.cfg.ORT, "1"
-	env[wire.EnvPoolThreads], env[wire.EnvThreads] = strconv.Itoa(m.cfg.Threads), strconv.Itoa(m.threads(o))
-	return env
 }
 
 // path is that of replicas that start from z.

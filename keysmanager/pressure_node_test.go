@@ -143,7 +143,7 @@ func TestRoomIsMadeForWhoNeedsIt(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, s := range []Spec{withModel, other} {
-			n.sizes[n.key(s, image)] = 45 << 20
+			n.sizes[n.key(s, onnxRuntime, image)] = 45 << 20
 		}
 	}
 	warm := func(key bool) Inventory {

@@ -16,7 +16,7 @@ func TestSpecInImage(t *testing.T) {
 	if want := map[string]string{"STAGECOACH_MODEL": "model/model.onnx", "A": "function"}; !maps.Equal(got.Env, want) {
 		t.Errorf("environment %v, want %v", got.Env, want)
 	}
-	if key := new(Manager).key(got, image); len(spec.Env) != 1 || key.model != "model/model.onnx" {
+	if key := new(Manager).key(got, onnxRuntime, image); len(spec.Env) != 1 || key.model != "model/model.onnx" {
 		t.Errorf("the function's own environment is %v now, the zygote's model %q", spec.Env, key.model)
 	}
 	image.Stage = false

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"time"
@@ -69,17 +68,15 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 		return nil, err
 	}
 	o.Spec = o.Spec.in(image)
-	env := maps.Clone(o.Spec.Env)
-	if env == nil {
-		env = map[string]string{}
+	e, err := o.Spec.engine(image)
+	if err != nil {
+		return nil, err
 	}
-	for _, name := range notTheirs {
-		delete(env, name)
-	}
+	env := o.Spec.environment()
 	env[wire.EnvReplica], env[wire.EnvFunction], env[envDevices] = o.Replica, o.Spec.Function, o.Device
 	var conn *net.UnixConn
-	if env[wire.EnvModel] != "" {
-		conn, err = m.place(ctx, o, p, image, env)
+	if e.keeps(o.Spec) {
+		conn, err = m.place(ctx, o, p, e, image, env)
 	} else {
 		m.unuse(p.asking)
 		p.path = PathProcess

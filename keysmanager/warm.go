@@ -1,6 +1,7 @@
 package keysmanager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,6 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // Wanted is a function whose parameters should be in memory.
@@ -72,6 +72,7 @@ func (m *Manager) Warm(ctx context.Context, wanted []Wanted) error {
 type wish struct {
 	key    zygoteKey
 	spec   Spec
+	engine engine
 	image  sandbox.Image
 	asking *asking
 	keep   bool // it is of a key stage
@@ -87,21 +88,22 @@ func (m *Manager) wishes(wanted []Wanted, asks []*asking) (out []*wish, err erro
 			seen[w.Spec.Image] = l
 		}
 		s := w.Spec.in(l.image)
-		if s.Env[wire.EnvModel] == "" {
+		e, fault := s.engine(l.image)
+		if fault == nil && !e.keeps(s) {
 			continue
 		}
-		if l.err != nil {
-			err = errors.Join(err, fmt.Errorf("warm %q: %w", s.Function, l.err))
+		if fault = cmp.Or(l.err, fault); fault != nil {
+			err = errors.Join(err, fmt.Errorf("warm %q: %w", s.Function, fault))
 			continue
 		}
 		m.mu.Lock()
-		key := m.key(s, l.image)
+		key := m.key(s, e, l.image)
 		m.mu.Unlock()
 		if key.form == formNone {
 			continue
 		}
 		if byKey[key] == nil {
-			byKey[key] = &wish{key: key, spec: s, image: l.image, asking: asks[i]}
+			byKey[key] = &wish{key: key, spec: s, engine: e, image: l.image, asking: asks[i]}
 			out = append(out, byKey[key])
 		}
 		byKey[key].keep = byKey[key].keep || w.Key
@@ -148,7 +150,7 @@ func (m *Manager) loadAhead(ctx context.Context, wishes []*wish, loaded func()) 
 // wanted any more, is no error.
 func (m *Manager) fulfil(ctx context.Context, w *wish, begun func()) error {
 	defer begun()
-	err := m.possibly(w.asking, w.spec, w.image, func(key zygoteKey) error {
+	err := m.possibly(w.asking, w.spec, w.engine, w.image, func(key zygoteKey) error {
 		if key.form == formNone {
 			return nil
 		}

@@ -27,7 +27,7 @@ func (n *node) wish(s Spec, bytes int64) {
 	}
 	n.Manager.mu.Lock()
 	defer n.Manager.mu.Unlock()
-	key := n.key(s, image)
+	key := n.key(s, onnxRuntime, image)
 	n.uses[s.Function], n.sizes[key] = key, bytes // what nobody uses is forgotten at any time
 }
 

@@ -27,6 +27,9 @@ type zygoteKey struct {
 	process   string
 	form      form
 
+	engineName  string // as engine has it
+	environment string // that a zygote knows of, as engine.seen has it
+
 	generation uint64 // of the parameters: how often they have been invalidated
 }
 

@@ -1,0 +1,141 @@
+package keysmanager
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// engine is what a stage's processes compute with, as its wire.EnvRuntime says: all in which the Manager tells functions of
+// one from those of another (docs/adr/0031).
+type engine struct {
+	name    string        // of a variant's key; empty: ONNX Runtime
+	always  bool          // functions without a model have zygotes, too: a fork saves them their imports
+	library bool          // its processes load Config.ORT
+	author  bool          // its zygotes run the author's code, and so have the function's environment
+	base    int64         // bytes that a zygote takes beside its parameters and a needShare of these
+	starts  map[form]form // by what the annotation stagecoach.dev/start asks for: in which form parameters are kept then
+	next    map[form]form // that takes the place of one that is impossible, when the function leaves the choice to us
+}
+
+var (
+	// onnxRuntime: a Go program over package stage. It has a graph, which grows with the model, in its heap.
+	onnxRuntime = engine{
+		library: true, base: 32 << 20,
+		starts: map[form]form{formFork: formFork, formHeap: formHeap, formMap: formMap, formNone: formNone},
+		next:   map[form]form{formFork: formMap, formMap: formNone},
+	}
+	// python: the template python3-stage. What its zygote's replicas share is the hooks' to decide. base is the interpreter with
+	// PyTorch.
+	python = engine{
+		name: "python", always: true, author: true, base: 256 << 20,
+		starts: map[form]form{formFork: formFork, formHeap: formFork, formNone: formNone},
+		next:   map[form]form{formFork: formNone},
+	}
+)
+
+// engine returns what a function of this image computes with.
+func (s Spec) engine(image sandbox.Image) (engine, error) {
+	switch name := s.Env[wire.EnvRuntime]; {
+	case name == "" || name == "onnx" || Watched(image, s.Env):
+		return onnxRuntime, nil
+	case name == python.name:
+		return python, nil
+	default:
+		return engine{}, fmt.Errorf("%s=%q, want onnx or python; build the image again, or use a newer Stagecoach", wire.EnvRuntime, name)
+	}
+}
+
+// engine returns what a variant computes with.
+func (k zygoteKey) engine() engine {
+	if k.engineName == python.name {
+		return python
+	}
+	return onnxRuntime
+}
+
+// keeps tells whether something is kept of a function that its replicas start from.
+func (e engine) keeps(s Spec) bool { return e.always || s.Env[wire.EnvModel] != "" }
+
+// can says why a function's replicas cannot start as it asks for; nil: they can.
+func (e engine) can(s Spec) error {
+	if _, ok := e.starts[s.form()]; !ok {
+		return fmt.Errorf("annotation stagecoach.dev/start is %s, which stages of %s=%s have not; want auto, fork, heap or cold", s.Start, wire.EnvRuntime, e.name)
+	}
+	return nil
+}
+
+// form is what a function asks for.
+func (s Spec) form() form {
+	if s.choice() || s.Start == "fork" {
+		return formFork
+	}
+	return form(s.Start)
+}
+
+// environment is the function's, without what is not its own to say.
+func (s Spec) environment() map[string]string {
+	env := maps.Clone(s.Env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	for _, name := range notTheirs {
+		delete(env, name)
+	}
+	return env
+}
+
+// seen is what a zygote of the engine knows of a function's environment, as text that tells two that differ apart; empty: nothing.
+func (e engine) seen(s Spec) string {
+	if !e.author {
+		return ""
+	}
+	env := s.environment()
+	h := sha256.New()
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		fmt.Fprintf(h, "%q=%q\n", name, env[name])
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8])
+}
+
+// loads is the environment of a process that loads its model: a zygote's, whose own is empty or, of the author's code, the
+// function's; a replica's. threads is how many it computes with at first; 0: as its replicas are told.
+func (m *Manager) loads(e engine, env map[string]string, threads int) map[string]string {
+	env = maps.Clone(env)
+	if e.library {
+		env[wire.EnvORT], env["ORT_DISABLE_TELEMETRY"] = m.cfg.ORT, "1"
+	}
+	env[wire.EnvPoolThreads] = strconv.Itoa(m.cfg.Threads)
+	if threads > 0 {
+		env[wire.EnvThreads] = strconv.Itoa(threads)
+	}
+	return env
+}
+
+// zygoteEnvironment is that of a zygote, or of the process that packs in its place.
+func (m *Manager) zygoteEnvironment(key zygoteKey, s Spec) map[string]string {
+	e, env := key.engine(), map[string]string{wire.EnvModel: key.model}
+	if e.author {
+		env = s.environment()
+		env[envDevices] = "" // no zygote has a device: it could not be forked
+		env[wire.EnvFunction] = s.Function
+	}
+	if folder := m.prepacked(key); e.library && folder != "" && key.form == formFork {
+		env[wire.EnvPrepacked] = folder
+	}
+	return m.loads(e, env, 0)
+}
+
+// loadable says why no process can load a variant's parameters; nil: one can.
+func (m *Manager) loadable(e engine) error {
+	if e.library && m.cfg.ORT == "" {
+		return errNoORT
+	}
+	return nil
+}
