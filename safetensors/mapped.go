@@ -2,6 +2,7 @@ package safetensors
 
 import (
 	"fmt"
+	"io"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -46,10 +47,14 @@ func (m *Mapped) View(name string) ([]byte, error) {
 
 // ReadAt reads from the file; see [io.ReaderAt].
 func (m *Mapped) ReadAt(p []byte, off int64) (int, error) {
-	if n := copy(p, m.all[min(max(off, 0), int64(len(m.all))):]); n < len(p) {
-		return n, fmt.Errorf("byte %d of %d bytes, want less", off+int64(len(p)), len(m.all))
+	if off < 0 || off > int64(len(m.all)) {
+		return 0, fmt.Errorf("byte %d of %d: %w", off, len(m.all), io.EOF)
 	}
-	return len(p), nil
+	n := copy(p, m.all[off:])
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
 }
 
 // Close takes the file out of memory.

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"maps"
 	"os"
@@ -150,21 +151,30 @@ func readIndex(path string) (names []string, index map[string]string, err error)
 	if _, err := io.ReadFull(f, b); err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", path, err)
 	}
-	var all map[string]json.RawMessage // a struct's fields would be found in any case
-	if err := json.Unmarshal(b, &all); err != nil {
+	names, index, err = parseIndex(b)
+	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", path, err)
 	}
+	return names, index, nil
+}
+
+// parseIndex returns the files that an index names, sorted, and which of them has which tensor.
+func parseIndex(b []byte) (names []string, index map[string]string, err error) {
+	var all map[string]json.RawMessage // a struct's fields would be found in any case
+	if err := json.Unmarshal(b, &all); err != nil {
+		return nil, nil, err
+	}
 	if err := json.Unmarshal(all["weight_map"], &index); err != nil || len(index) == 0 {
-		return nil, nil, fmt.Errorf("%s: weight_map: %.40q, want an object of tensors' names with their files'", path, all["weight_map"])
+		return nil, nil, fmt.Errorf("weight_map: %.40q, want an object of tensors' names with their files'", all["weight_map"])
 	}
 	names = slices.Compact(slices.Sorted(maps.Values(index)))
 	for _, name := range names {
 		if name != filepath.Base(name) || !strings.HasSuffix(name, fileName) || strings.HasPrefix(name, ".") {
-			return nil, nil, fmt.Errorf("%s: weight_map: file %.80q, want the name of a *%s beside it", path, name, fileName)
+			return nil, nil, fmt.Errorf("weight_map: file %.80q, want the name of a *%s beside it", name, fileName)
 		}
 	}
 	if len(names) > maxParts {
-		return nil, nil, fmt.Errorf("%s: weight_map: %d files, want at most %d", path, len(names), maxParts)
+		return nil, nil, fmt.Errorf("weight_map: %d files, want at most %d", len(names), maxParts)
 	}
 	return names, index, nil
 }
@@ -200,7 +210,7 @@ func (m Model) Digest(ctx context.Context) (string, error) {
 }
 
 // hash adds a file's content.
-func (m Model) hash(ctx context.Context, to io.Writer, p Part) error {
+func (m Model) hash(ctx context.Context, to hash.Hash, p Part) error {
 	f, _, err := regular(filepath.Join(m.Folder, p.Name))
 	if err != nil {
 		return err

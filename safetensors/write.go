@@ -67,7 +67,7 @@ func header(metadata map[string]string, tensors []Source) (head []byte, sizes []
 			return nil, nil, fmt.Errorf("tensor %q: %s of shape %v, want whole bytes, at most %d", t.Name, t.Dtype, t.Shape, int64(maxFile))
 		}
 		end := at + bits/8
-		fmt.Fprintf(b, `%s:{"dtype":%q,"shape":%s,"data_offsets":[%d,%d]},`, encode(t.Name), t.Dtype, encode(slices.Concat([]int64{}, t.Shape)), at, end)
+		fmt.Fprintf(b, `%s:{"dtype":%q,"shape":%s,"data_offsets":[%d,%d]},`, encode(t.Name), t.Dtype, encode(append([]int64{}, t.Shape...)), at, end)
 		sizes = append(sizes, end-at)
 		at = end
 	}
