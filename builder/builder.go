@@ -1,6 +1,6 @@
-// Package builder makes OCI images of the functions of a stack, without Docker: it lays a template and a handler together,
-// compiles them with the Go toolchain against the SDK that this program carries, and packs the result. The same sources give
-// the same image, wherever they lie.
+// Package builder makes OCI images of the functions of a stack, without Docker: it lays a template and a handler together with
+// the SDK that this program carries, compiles them with the Go toolchain, or checks them with a Python interpreter whose pip
+// brings what they require, and packs the result. The same sources give the same image, wherever they lie.
 //
 //	b, err := builder.New(stackFile)
 //	defer b.Close()
@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -27,6 +28,9 @@ import (
 
 // Builder builds the functions of one stack, one after the other.
 type Builder struct {
+	// Output is where it is shown what pip does, which may take minutes; nil: nowhere.
+	Output io.Writer
+
 	stack *stack.File
 	work  string // scratch
 	tools bool   // they were found
@@ -68,42 +72,76 @@ func (b *Builder) Build(ctx context.Context, name string) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	binary := filepath.Join(b.work, "bin", name)
-	if err := b.compile(ctx, name, handler, template, binary); err != nil {
-		return Result{}, err
-	}
 	r := Result{Dir: filepath.Join(b.work, "images", name)}
 	if err := os.RemoveAll(r.Dir); err != nil {
 		return Result{}, err
 	}
-	if r.Size, err = b.assemble(r.Dir, handler, binary); err != nil {
-		return Result{}, err
+	if language == python3Stage {
+		err = b.pythonStage(ctx, fn, handler, template, r.Dir)
+	} else {
+		err = b.goStage(ctx, name, handler, template, r.Dir)
 	}
-	r.Image, err = image.Pack(r.Dir, config(language))
+	if err == nil {
+		r.Size, err = size(r.Dir)
+	}
+	if err == nil {
+		r.Image, err = image.Pack(r.Dir, config(language, r.Dir))
+	}
 	return r, err
 }
 
-// config says that the image speaks the stage protocol and, for a template of models, which file is the model unless the
-// function says otherwise.
-func config(language string) image.Config {
+// goStage makes the files of a compiled stage's image.
+func (b *Builder) goStage(ctx context.Context, name, handler string, template fs.FS, dir string) error {
+	binary := filepath.Join(b.work, "bin", name)
+	if err := b.compile(ctx, name, handler, template, binary); err != nil {
+		return err
+	}
+	return b.assemble(dir, handler, binary)
+}
+
+// config says that the image in a folder speaks the stage protocol, what runs it if that is no binary and, where there is a
+// model, which unless the function says otherwise.
+func config(language, dir string) image.Config {
 	c := image.Config{Entrypoint: []string{"/" + stageFile}, Labels: map[string]string{image.ProtocolLabel: image.ProtocolVersion}}
-	if language == onnxStage {
+	switch language {
+	case onnxStage:
 		c.Env = []string{wire.EnvModel + "=model/model.onnx"}
+	case python3Stage:
+		c.Env = []string{wire.EnvRuntime + "=python"}
+		if m := pythonModel(dir); m != "" {
+			c.Env = append(c.Env, wire.EnvModel+"="+m)
+		}
 	}
 	return c
 }
 
+// pythonModel finds the parameters of a Python stage: a file, or the folder model when there are, or may be, several.
+func pythonModel(dir string) string {
+	for _, m := range []struct{ pattern, model string }{
+		{"model.safetensors", "model.safetensors"}, {"model/*.safetensors", "model"}, {"model/model.onnx", "model/model.onnx"},
+	} {
+		if found, _ := filepath.Glob(filepath.Join(dir, m.pattern)); len(found) > 0 { // the patterns are good
+			return m.model
+		}
+	}
+	return ""
+}
+
 const (
-	goStage   = "go-stage"
-	onnxStage = "onnx-stage"
+	goStage      = "go-stage"
+	onnxStage    = "onnx-stage"
+	python3Stage = "python3-stage"
 )
+
+// languages are the templates that need no Docker.
+var languages = []string{goStage, onnxStage, python3Stage}
 
 // template finds the folder of a lang, pulled beside the stack file, or the one that this program carries, and what it says that
 // it is.
 func (b *Builder) template(lang string) (t fs.FS, language string, err error) {
 	docker := func() error {
-		return fmt.Errorf("lang: %q is built with Docker (faas-cli build); without it, want %s or %s, or a template whose template.yml has one of them as its language",
-			lang, goStage, onnxStage)
+		return fmt.Errorf("lang: %q is built with Docker (faas-cli build); without it, want %s, or a template whose template.yml has one of them as its language",
+			lang, strings.Join(languages, ", "))
 	}
 	if !fs.ValidPath(lang) || strings.Contains(lang, "/") || lang == "." {
 		return nil, "", docker()
@@ -125,7 +163,7 @@ func (b *Builder) template(lang string) (t fs.FS, language string, err error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("lang: %s/template.yml: %w", lang, err)
 	}
-	if !slices.Contains([]string{goStage, onnxStage}, said.Language) {
+	if !slices.Contains(languages, said.Language) {
 		return nil, "", docker()
 	}
 	return t, said.Language, nil

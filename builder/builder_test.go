@@ -165,8 +165,10 @@ func main() {
 }
 
 func TestConfig(t *testing.T) {
-	for language, want := range map[string][]string{"go-stage": nil, "onnx-stage": {"STAGECOACH_MODEL=model/model.onnx"}} {
-		if c := config(language); !slices.Equal(c.Env, want) || !slices.Equal(c.Entrypoint, []string{"/stage"}) || c.Labels["dev.stagecoach.protocol"] != "1" {
+	for language, want := range map[string][]string{
+		"go-stage": nil, "onnx-stage": {"STAGECOACH_MODEL=model/model.onnx"}, "python3-stage": {"STAGECOACH_RUNTIME=python"},
+	} {
+		if c := config(language, t.TempDir()); !slices.Equal(c.Env, want) || !slices.Equal(c.Entrypoint, []string{"/stage"}) || c.Labels["dev.stagecoach.protocol"] != "1" {
 			t.Errorf("%s: %+v, want the environment %v", language, c, want)
 		}
 	}
@@ -195,7 +197,7 @@ func TestBuildRefuses(t *testing.T) {
 		"no handler":       {stack.Function{Lang: "go-stage"}, []string{"handler: none"}},
 		"handler missing":  {stack.Function{Lang: "go-stage", Handler: "./none"}, []string{"handler: stat ", "/none: no such file"}},
 		"handler a file":   {stack.Function{Lang: "go-stage", Handler: "file"}, []string{"is a file, want a folder"}},
-		"dockerfile":       {stack.Function{Lang: "dockerfile", Handler: "code"}, []string{`lang: "dockerfile" is built with Docker (faas-cli build); without it, want go-stage or onnx-stage`}},
+		"dockerfile":       {stack.Function{Lang: "dockerfile", Handler: "code"}, []string{`lang: "dockerfile" is built with Docker (faas-cli build); without it, want go-stage, onnx-stage, python3-stage, or a template`}},
 		"no lang":          {stack.Function{Handler: "code"}, []string{`lang: "" is built with Docker`}},
 		"lang with a path": {stack.Function{Lang: "../go-stage", Handler: "code"}, []string{`lang: "../go-stage" is built`}},
 		"another template": {stack.Function{Lang: "mine", Handler: "code"}, []string{`lang: "mine" is built with Docker`}},

@@ -75,44 +75,57 @@ func source(name string) bool {
 }
 
 // assemble makes the image's folder: the binary and the handler's files that are no sources.
-func (b *Builder) assemble(dir, handler, binary string) (size int64, err error) {
+func (b *Builder) assemble(dir, handler, binary string) error {
 	put := func(file, name string) error {
 		if name != stageFile && source(name) || name == stageFile && file != binary {
 			return nil
 		}
-		n, err := copyFile(file, filepath.Join(dir, filepath.FromSlash(name))) // not a link: who edits a handler must not edit images
-		size += n
-		return err
+		return copyFile(file, filepath.Join(dir, filepath.FromSlash(name))) // not a link: who edits a handler must not edit images
 	}
 	if err := put(binary, stageFile); err != nil {
-		return 0, err
+		return err
 	}
-	return size, b.walk(handler, put)
+	return b.walk(handler, put)
+}
+
+// size returns the bytes of all files in a folder.
+func size(dir string) (n int64, err error) {
+	err = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			n += info.Size()
+		}
+		return err
+	})
+	return n, err
 }
 
 // stageFile is the executable in an image.
 const stageFile = "stage"
 
-// copyFile copies content and permissions to a file that is not there yet, and returns its size.
-func copyFile(from, to string) (size int64, err error) {
+// copyFile copies content and permissions to a file that is not there yet.
+func copyFile(from, to string) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return 0, err
+		return err
 	}
 	in, err := os.Open(from)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer in.Close()
 	info, err := in.Stat()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, info.Mode().Perm()|0o600)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	size, err = io.Copy(out, in)
-	return size, errors.Join(err, out.Close())
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
 }
 
 // linkFile makes another name for a file, or copies it when that is on another file system.
@@ -127,8 +140,7 @@ func linkFile(from, to string) error {
 	if os.Link(from, to) == nil {
 		return nil
 	}
-	_, err = copyFile(from, to)
-	return err
+	return copyFile(from, to)
 }
 
 // part of an image's name that is a folder's name too.
@@ -169,8 +181,7 @@ func PutFolder(images, image, from string) error {
 		if same(filepath.Join(to, name), file) {
 			return linkFile(filepath.Join(to, name), dest)
 		}
-		_, err = copyFile(file, dest)
-		return err
+		return copyFile(file, dest)
 	}); err != nil {
 		return err
 	}

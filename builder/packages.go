@@ -1,0 +1,157 @@
+package builder
+
+import (
+	"cmp"
+	"context"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+const requirementsFile = "requirements.txt"
+
+// install has the interpreter's pip install what the handler's requirements.txt names, as the user has configured pip, and says
+// what that does as it goes on.
+func (p *python) install(ctx context.Context, handler, to string) error {
+	text, err := os.ReadFile(filepath.Join(handler, requirementsFile))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !requires(string(text)) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", requirementsFile, err)
+	}
+	cmd := p.cmd(ctx, "-m", "pip", "install", "--target", to, "--no-compile", "--no-user", "--disable-pip-version-check", "--no-input", "-r", requirementsFile)
+	cmd.Dir = handler                                                                         // where its relative paths start
+	cmd.Env = append(os.Environ(), "PIP_REQUIRE_VIRTUALENV=0", "PIP_ROOT_USER_ACTION=ignore") // it changes no environment
+	said := &tail{to: cmp.Or[io.Writer](p.builder.Output, io.Discard)}
+	cmd.Stdout, cmd.Stderr = said, said
+	err = cmd.Run()
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case strings.Contains(said.String(), "No module named pip"):
+		return fmt.Errorf("%s: %s has no pip, which installs it (Debian: apt-get install python3-pip; elsewhere: %s -m ensurepip)", requirementsFile, p.what, strings.Join(p.command, " "))
+	}
+	return fmt.Errorf("%s: pip of %s: %w\n%s", requirementsFile, p.what, err, said)
+}
+
+// requires tells whether a requirements.txt has more than comments.
+func requires(text string) bool {
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			return true
+		}
+	}
+	return false
+}
+
+// tail passes on what is written to it and remembers the end.
+type tail struct {
+	to  io.Writer
+	end []byte
+}
+
+// What is remembered at most.
+const (
+	tailBytes = 4 << 10
+	tailLines = 15
+)
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.end = append(t.end, p...)
+	t.end = slices.Clone(t.end[max(0, len(t.end)-tailBytes):])
+	return t.to.Write(p)
+}
+
+func (t *tail) String() string {
+	lines := strings.Split(strings.TrimSpace(string(t.end)), "\n")
+	return strings.Join(lines[max(0, len(lines)-tailLines):], "\n")
+}
+
+// normalise takes out of a folder of installed packages what says where, by whom and from where they were installed, and what no
+// stage uses: programs, which begin with the path of the interpreter, and what somebody else has compiled.
+func normalise(site string) error {
+	var caches, records []string
+	err := filepath.WalkDir(site, func(file string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && d.Name() == "__pycache__":
+			caches = append(caches, file)
+			return fs.SkipDir
+		case !d.IsDir() && d.Name() == "RECORD" && strings.HasSuffix(filepath.Dir(file), ".dist-info"):
+			records = append(records, file)
+		}
+		return nil
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // nothing was installed
+	}
+	if err != nil {
+		return err
+	}
+	for _, c := range caches {
+		if err := os.RemoveAll(c); err != nil {
+			return err
+		}
+	}
+	for _, r := range records {
+		if err := record(site, r); err != nil {
+			return fmt.Errorf("%s: %w", filepath.Base(filepath.Dir(r)), err)
+		}
+	}
+	_ = os.Remove(filepath.Join(site, "bin")) // fails when a package has files of its own there
+	return nil
+}
+
+// record rewrites a package's list of files: those that the image has, in order. Its programs go.
+func record(site, file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	reader := csv.NewReader(strings.NewReader(string(text)))
+	reader.FieldsPerRecord = -1
+	rows, err := reader.ReadAll()
+	if err != nil {
+		return fmt.Errorf("RECORD: %w", err)
+	}
+	const direct = "direct_url.json" // the path or address of what requirements.txt does not name by version
+	var kept [][]string
+	for _, row := range rows {
+		name := row[0]
+		if folder, program := filepath.Split(name); folder == "../../bin/" { // as pip names them before it moves them to --target
+			if err := remove(filepath.Join(site, "bin", program)); err != nil {
+				return err
+			}
+		}
+		if filepath.IsLocal(name) && filepath.Base(name) != direct && !strings.Contains(name, "__pycache__/") {
+			kept = append(kept, row)
+		}
+	}
+	if err := remove(filepath.Join(filepath.Dir(file), direct)); err != nil {
+		return err
+	}
+	slices.SortFunc(kept, slices.Compare[[]string])
+	var out strings.Builder
+	w := csv.NewWriter(&out)
+	if err := w.WriteAll(kept); err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(out.String()), 0o644)
+}
+
+func remove(file string) error {
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
