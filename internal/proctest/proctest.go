@@ -4,7 +4,10 @@ package proctest
 
 import (
 	"bytes"
+	"cmp"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -77,6 +80,46 @@ func Built(t testing.TB, path ...string) string {
 		t.Skipf("%v: run make images first", err)
 	}
 	return full
+}
+
+// Python returns an interpreter of version 3.9 or later that has numpy: Torch's, or the first python3 in PATH. Where there is none the
+// test is skipped, and with CI=true it fails.
+func Python(t testing.TB) string {
+	t.Helper()
+	return interpreter(t, "import sys, numpy; assert sys.version_info >= (3, 9)", "python3-numpy", torchPython(), "python3")
+}
+
+// Torch returns an interpreter that has PyTorch: $STAGECOACH_TORCH_PYTHON, else /usr/bin/python3. Where it has none the test is
+// skipped, and with CI=true it fails.
+func Torch(t testing.TB) string {
+	t.Helper()
+	return interpreter(t, "import torch, numpy", "python3-torch python3-numpy", torchPython())
+}
+
+func torchPython() string { return cmp.Or(os.Getenv("STAGECOACH_TORCH_PYTHON"), "/usr/bin/python3") }
+
+// interpreter returns the path of the first of candidates that runs code.
+func interpreter(t testing.TB, code, packages string, candidates ...string) string {
+	t.Helper()
+	var why []byte
+	for _, c := range candidates {
+		path, err := exec.LookPath(c)
+		if err != nil {
+			why = append(why, err.Error()+"\n"...)
+			continue
+		}
+		out, err := exec.CommandContext(t.Context(), path, "-c", code).CombinedOutput()
+		if err == nil {
+			return path
+		}
+		why = append(why, fmt.Sprintf("%s: %v\n%s", path, err, out)...)
+	}
+	const missing = "no interpreter for this test (Debian: apt-get install %s; another one: STAGECOACH_TORCH_PYTHON):\n%s"
+	if os.Getenv("CI") == "true" {
+		t.Fatalf(missing, packages, why)
+	}
+	t.Skipf(missing, packages, why)
+	return ""
 }
 
 // Copy copies a file with its mode. Links out of an image are no use: where functions are users of their own, they do not see
