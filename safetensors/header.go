@@ -25,6 +25,9 @@ func parse(header []byte) (tensors []Info, metadata map[string]string, err error
 		}
 		seen[name] = true
 		if name == "__metadata__" {
+			if s.null() { // as writers have it that know a field, and have nothing to say
+				return nil
+			}
 			if metadata, err = s.texts(); err != nil {
 				return fmt.Errorf("__metadata__: %w", err)
 			}
@@ -112,6 +115,16 @@ func (s *scanner) texts() (map[string]string, error) {
 		all[key] = v
 		return nil
 	})
+}
+
+// null passes over a null, if that is the next.
+func (s *scanner) null() bool {
+	s.space()
+	if !strings.HasPrefix(string(s.b[s.at:min(s.at+4, len(s.b))]), "null") {
+		return false
+	}
+	s.at += 4
+	return true
 }
 
 // object reads an object whose values each reads.

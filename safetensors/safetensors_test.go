@@ -44,6 +44,9 @@ func TestRead(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	if f, err := read(file(`{"__metadata__": null}`, "")); err != nil || f.Metadata() != nil {
+		t.Errorf("no metadata: %v", err)
+	}
 	if _, err := f.Tensor("c"); err == nil || !strings.Contains(err.Error(), `"c"`) {
 		t.Errorf("a tensor that is not there: error %v, want its name", err)
 	}
