@@ -52,8 +52,8 @@ type OrderKind byte
 // stage/zygote/zygote.c holds the same layouts in C.
 const (
 	// OrderFork, manager to zygote: u8 kind, u8 version, u16 0, u32 id. One descriptor rides along: the child's end of its gate, a
-	// SOCK_SEQPACKET socket. The child has no other descriptors than that and the zygote's stdin, stdout and stderr, and waits at
-	// its gate for an OrderBegin; at the gate's end of file it ends with status 0. By then the manager has moved it to its cgroups.
+	// SOCK_SEQPACKET socket. The child has no other descriptors than that and the zygote's stdin, stdout and stderr, is named
+	// spare, as ps shows, and waits at its gate for an OrderBegin; at the gate's end of file it ends with status 0. By then the manager has moved it to its cgroups.
 	OrderFork OrderKind = 'F'
 	// OrderBegin, manager to child, on its gate: u8 kind, u8 version, u16 threads, u32 0, then KEY=VALUE strings, each ended by a NUL,
 	// for its environment. Descriptors ride along: stage socket, stdout, stderr. It says who the child is; the gate is closed.

@@ -158,6 +158,12 @@ func readProcess(pid int) (process, error) {
 	return p, nil
 }
 
+// spare tells a zygote's child that is no replica yet.
+func spare(pid int) bool {
+	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return err == nil && string(comm) == "spare\n"
+}
+
 // descendants returns the zygotes and replicas of the up with this pid, sorted by pid. A zygote's child has its environment, so that
 // the parent tells the two apart.
 func descendants(up int) []process {
@@ -178,7 +184,7 @@ func descendants(up int) []process {
 		if p.parent == up {
 			out = append(out, p)
 			for _, c := range all {
-				if c.parent == p.pid {
+				if c.parent == p.pid && !spare(c.pid) {
 					c.zygote = false
 					out = append(out, c)
 				}

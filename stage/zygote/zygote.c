@@ -48,9 +48,9 @@ int sc_child_fd = -1;
 const char *sc_child_env;
 size_t sc_child_env_bytes;
 sc_session *sc_inherited;
-
 static int control = -1, children_signal = -1;
 static sigset_t original_mask;
+static char own_name[16]; // of the program, as ps shows it
 
 // A child that has not been reaped.
 static struct child {
@@ -130,8 +130,7 @@ __attribute__((noreturn)) static void end_child(const char *what) {
 // A message from a socket: n bytes of order, and what rode along.
 struct received {
   ssize_t n;
-  int cut; // not all of it was received
-  int fds[MAX_FDS], n_fds;
+  int cut, fds[MAX_FDS], n_fds; // cut: not all of it was received
 };
 
 static struct received receive_from(int socket) {
@@ -152,7 +151,7 @@ static struct received receive_from(int socket) {
   return r;
 }
 
-// leave_zygote makes a fresh child a process of its own: it ends with its zygote, and has no descriptors but stdin, stdout and
+// leave_zygote makes a fresh child a process of its own: it ends with its zygote, is called spare until it is told who it is, and has no descriptors but stdin, stdout and
 // stderr and its gate, the signal mask that the zygote was started with, and random seeds that no sibling has (the kernel gave
 // them to the zygote at AT_RANDOM, the Go runtime reads them there).
 static void leave_zygote(pid_t zygote, int gate) {
@@ -177,6 +176,7 @@ static void become_replica(void) {
   if (dup2(r.fds[1], STDOUT_FILENO) < 0 || dup2(r.fds[2], STDERR_FILENO) < 0) end_child("stdout and stderr");
   if (dup3(r.fds[0], STAGE_FD, O_CLOEXEC) < 0) end_child("stage socket");
   syscall(SYS_close_range, STAGE_FD + 1, ~0u, 0);
+  prctl(PR_SET_NAME, own_name);
   char *err = sc_inherited ? sc_start_threads(sc_inherited, (int)get(order + 2, 2) - 1, NULL) : NULL;
   if (err) {
     dprintf(STDERR_FILENO, "zygote: new replica: %s\n", err);
@@ -197,17 +197,16 @@ static int fork_replica(size_t n, const int *fds, int n_fds) {
     err = sc_message("fork: %zu bytes, want %d", n, HEADER);
   else if (n_children == MAX_CHILDREN)
     err = sc_message("fork: %d replicas live, want fewer", n_children);
-  else if ((pid = fork()) < 0)
-    err = sc_message("fork: %s", strerror(errno));
+  else {
+    prctl(PR_SET_NAME, "spare"); // so is the child named from its first instant
+    if ((pid = fork()) != 0) prctl(PR_SET_NAME, own_name);
+    if (pid < 0) err = sc_message("fork: %s", strerror(errno));
+  }
   if (err) {
     refuse(id, err);
     return 0;
   }
-  if (pid == 0) {
-    leave_zygote(self, fds[0]);
-    become_replica();
-    return 1;
-  }
+  if (pid == 0) return leave_zygote(self, fds[0]), become_replica(), 1;
   children[n_children++] = (struct child){.pid = pid, .id = id};
   unsigned char m[24] = {'C', VERSION};
   put(m + 4, id, 4);
@@ -302,8 +301,8 @@ static int pool_threads(char **err) {
 }
 
 static int count_threads(void) {
-  DIR *d = opendir("/proc/self/task");
   int n = 0;
+  DIR *d = opendir("/proc/self/task");
   for (struct dirent *e; d && (e = readdir(d));) n += e->d_name[0] != '.';
   if (d) closedir(d);
   return n;
@@ -383,6 +382,7 @@ __attribute__((constructor)) static void zygote(int argc, char **argv, char **en
   if (getenv(ENV_PACK)) pack_model(model);
   if (!take_control(envp)) return;
   if (model && *model) load_model(model);
+  prctl(PR_GET_NAME, own_name);
   sigset_t child;
   sigemptyset(&child);
   sigaddset(&child, SIGCHLD);

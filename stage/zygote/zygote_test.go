@@ -161,14 +161,25 @@ func TestGate(t *testing.T) {
 	if !waits() {
 		t.Error("a child goes on before it may")
 	}
+	comm := func(pid int) string {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	own := comm(k.cmd.Process.Pid)
+	if got := comm(pid); got != "spare\n" || own == got {
+		t.Errorf("it is called %q and its zygote %q, want spare and not", got, own)
+	}
 	socket, there := pair(t, unix.SOCK_STREAM)
 	r := newReplica(t, socket)
 	say(t, gate, encode(wire.Order{Kind: wire.OrderBegin, Version: wire.OrderVersion, Env: []string{"A=1"}}), there, r.stdout, r.stderr)
 	if a := r.do(question{Do: "look"}); len(a.FDs) != 4 || !slices.Equal(a.Env, []string{"A=1"}) {
 		t.Errorf("descriptors %v, want 0 to 3; environment %v, want A=1", a.FDs, a.Env)
 	}
-	if waits() {
-		t.Error("the number of threads says nothing")
+	if got := comm(pid); waits() || got != own {
+		t.Errorf("the replica is called %q, want %q as its zygote; or the number of threads says nothing", got, own)
 	}
 	there.Close()
 	socket.Close()
