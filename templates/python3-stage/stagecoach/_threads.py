@@ -1,0 +1,50 @@
+"""How many threads a process computes with: PyTorch's, and those of the BLAS under it and under numpy."""
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from typing import Any
+
+# Read by the libraries when they are loaded.
+VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+# What builds of OpenBLAS call it: Debian's, numpy's wheels.
+_SETTERS = ("openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
+            "scipy_openblas_set_num_threads64_")
+
+
+def compute_with(total: int) -> None:
+    """Have so many threads compute from now on, the calling one included, in the libraries that are loaded. What is loaded
+    later goes by the environment's :data:`VARIABLES`."""
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "set_num_threads") and torch.get_num_threads() != total:
+        torch.set_num_threads(total)
+    for setter in _openblas():
+        setter(total)
+
+
+@functools.lru_cache(maxsize=1)
+def _openblas() -> list[Any]:
+    """The function that sets the number of threads, of each OpenBLAS that this process has loaded by the first call."""
+    found = []
+    for path in sorted({path for _, _, path in mappings() if "openblas" in path}):
+        try:
+            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        except OSError:  # a file of that name that is no library
+            continue
+        found += [getattr(library, name) for name in _SETTERS if hasattr(library, name)][:1]
+    return found
+
+
+def mappings() -> list[tuple[int, int, str]]:
+    """The files that this process has mapped: start and end in memory, path."""
+    out = []
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as f:
+        for line in f:
+            fields = line.rstrip("\n").split(maxsplit=5)
+            if len(fields) == 6 and fields[5].startswith("/"):
+                start, _, end = fields[0].partition("-")
+                out.append((int(start, 16), int(end, 16), fields[5]))
+    return out

@@ -1,0 +1,396 @@
+"""The zygote: loads the handler and its parameters once, then forks a replica an order.
+
+It is the twin of stage/zygote/zygote.c, with the same messages (package wire, order.go) and refusals. What is forked must
+have one thread, because the others would be missing in a child, with their locks held: libraries are told to start none
+before the handler is imported, and one that has started some all the same makes the zygote say that it cannot be forked.
+So does a handler that has used CUDA: a context does not survive a fork. From the first order on nothing of the handler
+runs here, and nothing is collected: reference counts that change are pages that each child has for itself.
+
+A child keeps what the handler has left open; the zygote's own descriptors it has not.
+"""
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import os
+import random
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from typing import NamedTuple, NoReturn
+
+from . import _main, _stage, _threads
+from ._types import StageError
+
+ENV_THREADS = "STAGECOACH_THREADS"
+
+VERSION = 3
+HEADER = 8  # bytes of an order before its environment
+MAX_MESSAGE = 64 << 10  # bytes of an order
+MAX_CHILDREN = 1024
+BEGIN_FDS = 3  # stage socket, stdout, stderr
+MAX_FDS = 16  # received with one order, then closed if it should have been less
+NO_ID = 0xFFFFFFFF  # of an error that belongs to no fork order
+MAX_ERROR = 2000  # bytes of an error's text
+FAILED, UNFORKABLE = 0, 1  # reasons of an error
+
+PR_SET_PDEATHSIG = 1
+SFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
+MADV_WILLNEED, MADV_POPULATE_READ = 3, 22  # the latter from Linux 5.14 on
+
+# What keeps libraries from starting threads, or from using CUDA, while the handler is imported and loads.
+SINGLE = {**{name: "1" for name in _threads.VARIABLES}, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "",
+          "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Unforkable(Exception):
+    """The handler loads, but a process that has loaded it cannot be forked."""
+
+
+class Begin(NamedTuple):
+    """What a child is told at its gate, with the descriptor of its stage socket."""
+
+    fd: int
+    threads: int
+    env: list[str]
+
+
+class Received(NamedTuple):
+    """A message from a socket, and what rode along."""
+
+    data: bytes
+    cut: bool  # not all of it was received
+    fds: list[int]
+
+
+def run(fd: int) -> NoReturn:
+    """Be a zygote on the control socket fd until that closes; in its children, be a replica."""
+    begin = time.monotonic_ns()
+    control = _control(fd)
+    before = {name: os.environ.get(name) for name in SINGLE}
+    os.environ.update(SINGLE)
+    try:
+        loaded, mapped = _load()
+    except StageError as err:
+        _give_up(control, FAILED, str(err))
+    except Unforkable as err:
+        _give_up(control, UNFORKABLE, str(err))
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    _libc.fflush(None)  # else each child would print it again
+    zygote = Zygote(control)
+    zygote.tell(struct.pack("<cBHIQII", b"R", VERSION, 0, os.getpid(), time.monotonic_ns() - begin, mapped, 0))
+    told = zygote.serve()
+    try:
+        _become(told, before)
+    except Exception as err:
+        _end_child(str(err))
+    _main.replica(loaded, told.fd)
+
+
+def _control(fd: int) -> socket.socket:
+    """Adopt the control socket, once."""
+    os.environ.pop(_main.ENV_ZYGOTE_FD, None)
+    try:
+        os.set_blocking(fd, True)
+        os.set_inheritable(fd, False)
+        return socket.socket(fileno=fd)
+    except OSError as err:
+        raise SystemExit(f"zygote: {_main.ENV_ZYGOTE_FD}={fd}: {err}, want the number of an open SOCK_SEQPACKET socket")
+
+
+def _give_up(control: socket.socket, why: int, text: str) -> NoReturn:
+    """End the zygote, which has not loaded."""
+    try:
+        control.send(_error(0, why, text), socket.MSG_NOSIGNAL)
+    except OSError:  # nobody wants to know
+        pass
+    _main.leave(1)
+
+
+def _error(order: int, why: int, text: str) -> bytes:
+    encoded = text.encode(errors="replace")[:MAX_ERROR].decode(errors="ignore").encode()
+    return struct.pack("<cBHI", b"E", VERSION, why, order) + encoded
+
+
+def _load() -> tuple[_stage.Loaded, bool]:
+    """Load what replicas share, and bring its parameters into memory. Also returns whether these are mapped from files, and
+    not in the heap."""
+    _stage._handler()
+    _check()  # before the model costs time
+    before = _heap()
+    loaded = _stage.load()
+    _threads.compute_with(1)
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    if hasattr(_libc, "malloc_trim"):  # of glibc
+        _libc.malloc_trim(0)  # what loading no longer needs would be copied page tables in each fork
+    mapped = _populate(loaded.model.path)
+    _check()
+    return loaded, mapped > 0 and _heap() - before < mapped / 2
+
+
+def _heap() -> int:
+    """How many bytes this process has of its own."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as f:
+        return next((int(line.split()[1]) << 10 for line in f if line.startswith("RssAnon:")), 0)
+
+
+def _populate(path: str) -> int:
+    """Bring what is mapped of the model's files into memory: it is read when it is first touched, which would be in the
+    replicas. Returns its bytes."""
+    total = 0
+    for start, end, file in _threads.mappings() if path else []:
+        if file == path or file.startswith(path + "/"):
+            at, size = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
+            if _libc.madvise(at, size, MADV_POPULATE_READ) != 0:
+                _libc.madvise(at, size, MADV_WILLNEED)
+            total += end - start
+    return total
+
+
+def _check() -> None:
+    """Raise :class:`Unforkable` when this process has more than one thread, or CUDA."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        raise Unforkable("CUDA was initialised while the handler was imported or loaded, and does not survive a fork: leave "
+                         "what needs a device to the place hook")
+    for _ in range(100):  # one that has just been joined may be there for a moment
+        others = [int(t) for t in os.listdir("/proc/self/task") if int(t) != os.getpid()]
+        if not others:
+            return
+        time.sleep(0.01)
+    names = {t.native_id: repr(t.name) for t in threading.enumerate()}
+    who = ", ".join(sorted(names.get(t, _comm(t)) for t in others)[:8])
+    raise Unforkable(f"{len(others) + 1} threads after loading, want 1: {who}; the handler, or a library that it uses, has started "
+                     "threads of its own, which the place hook may, or load ends them")
+
+
+def _comm(task: int) -> str:
+    try:
+        with open(f"/proc/self/task/{task}/comm", encoding="utf-8", errors="replace") as f:
+            return f"{f.read().strip()} (not of Python)"
+    except OSError:
+        return "one that has just ended"
+
+
+class Zygote:
+    """Serves fork orders on its control socket."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._buffer = bytearray(MAX_MESSAGE)
+        self._children: dict[int, int] = {}  # not yet reaped: the id of its fork order by pid
+        self._handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, ends would be lost
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        self._ends = _signalfd(signal.SIGCHLD)
+
+    def tell(self, message: bytes) -> None:
+        """Send one message. A manager that is gone ends the zygote, and with it its children."""
+        try:
+            self._control.send(message, socket.MSG_NOSIGNAL)
+        except OSError:
+            os._exit(0)
+
+    def serve(self) -> Begin:
+        """Carry out orders until the control socket closes, which ends the process. It returns in children alone, once they
+        have been told who they are."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._ends, select.POLLIN)
+        while True:
+            ready = dict(poll.poll())
+            if self._ends in ready:
+                self._reap()
+            if self._control.fileno() in ready:
+                told = self._receive()
+                if told is not None:
+                    return told
+
+    def _reap(self) -> None:
+        """Wait for every child that has ended and report each."""
+        try:
+            while os.read(self._ends, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._children.pop(pid, None) is not None:
+                self.tell(struct.pack("<cBHII", b"X", VERSION, 0, pid, status))
+
+    def _receive(self) -> Begin | None:
+        """Take one order; returns in a new child what that is told."""
+        try:
+            r = _receive_from(self._control, self._buffer)
+        except OSError:
+            os._exit(0)
+        if not r.data:
+            os._exit(0)
+        told = self._obey(r)
+        if told is None:
+            _close(r.fds)
+        return told
+
+    def _obey(self, r: Received) -> Begin | None:
+        kind, n = r.data[:1], len(r.data)
+        order = NO_ID
+        if n >= HEADER and kind == b"F":
+            order = _word(r.data)
+        if r.cut:
+            self._refuse(order, f"order: above {MAX_MESSAGE} bytes or {MAX_FDS} descriptors, want less")
+        elif n < HEADER:
+            self._refuse(order, f"order: {n} bytes, want at least {HEADER}")
+        elif r.data[1] != VERSION:
+            self._refuse(order, f"order: version {r.data[1]}, want {VERSION}")
+        elif kind == b"F":
+            return self._fork(order, r)
+        elif kind == b"K" and n == HEADER:
+            self._kill(_word(r.data), r.data[2] | r.data[3] << 8)
+        elif kind == b"L" and n == HEADER:
+            self._list(r.data[4:8])
+        else:
+            self._refuse(order, f"order: kind {kind[0]} of {n} bytes, want F, K or L")
+        return None
+
+    def _refuse(self, order: int, text: str) -> None:
+        """Say why an order is not carried out."""
+        self.tell(_error(order, FAILED, text))
+
+    def _fork(self, order: int, r: Received) -> Begin | None:
+        begin = time.monotonic_ns()
+        me = os.getpid()
+        if len(r.fds) != 1:
+            return self._refuse(order, f"fork: {len(r.fds)} descriptors, want 1: the gate")
+        if len(r.data) != HEADER:
+            return self._refuse(order, f"fork: {len(r.data)} bytes, want {HEADER}")
+        if len(self._children) == MAX_CHILDREN:
+            return self._refuse(order, f"fork: {MAX_CHILDREN} replicas live, want fewer")
+        try:
+            pid = os.fork()
+        except OSError as err:
+            return self._refuse(order, f"fork: {err.strerror}")
+        if pid == 0:
+            try:
+                self._leave(me, r.fds[0])
+                return self._told()
+            except BaseException as err:  # what a child raises must not reach the zygote's loop
+                _end_child(str(err))
+        self._children[pid] = order
+        self.tell(struct.pack("<cBHIIIQ", b"C", VERSION, 0, order, pid, 0, time.monotonic_ns() - begin))
+        return None
+
+    def _kill(self, pid: int, number: int) -> None:
+        """Signal a child that has not been reaped, whose pid therefore is still its own. It is silent about others: their end
+        has been reported."""
+        if pid in self._children:
+            try:
+                os.kill(pid, number)
+            except OSError as err:
+                self._refuse(NO_ID, f"kill {pid} with signal {number}: {err.strerror}")
+
+    def _list(self, order: bytes) -> None:
+        """Tell of every child that has not been reaped."""
+        for pid, fork in self._children.items():
+            self.tell(struct.pack("<cBHII", b"A", VERSION, 0, fork, pid))
+        self.tell(struct.pack("<cBH", b"L", VERSION, 0) + order)
+
+    def _leave(self, zygote: int, gate: int) -> None:
+        """Make a fresh child a process of its own, which ends with its zygote. Its gate takes the control socket's place."""
+        if _libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0) < 0:
+            raise OSError("parent-death signal: " + os.strerror(ctypes.get_errno()))
+        if os.getppid() != zygote:  # it died before the signal was set
+            os._exit(1)
+        os.dup2(gate, self._control.fileno(), inheritable=False)
+        _close([gate, self._ends])
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _told(self) -> Begin:
+        """Wait at the gate until the child is told who it is. A gate that is closed says that it is nobody any more."""
+        r = _receive_from(self._control, self._buffer)
+        if not r.data:
+            os._exit(0)
+        if r.cut or len(r.data) < HEADER or r.data[:1] != b"B" or r.data[1] != VERSION or len(r.fds) != BEGIN_FDS:
+            raise OSError("what its gate says: " + os.strerror(71))
+        if len(r.data) > HEADER and r.data[-1] != 0:
+            raise OSError("environment, whose last string has no end")
+        fd = self._control.detach()
+        os.dup2(r.fds[1], 1)
+        os.dup2(r.fds[2], 2)
+        os.dup2(r.fds[0], fd, inheritable=False)
+        _close(r.fds)
+        if self._handler is not None and self._handler is not signal.SIG_DFL:
+            signal.signal(signal.SIGCHLD, self._handler)
+        return Begin(fd, r.data[2] | r.data[3] << 8, [os.fsdecode(kv) for kv in r.data[HEADER:].split(b"\0") if kv])
+
+
+def _become(told: Begin, before: dict[str, str | None]) -> None:
+    """Make a child the replica that it was told to be: its environment, its threads, random seeds that no sibling has.
+    before is what the zygote's environment was before it was made one for a single thread."""
+    threads = max(1, told.threads)
+    for name, value in before.items():
+        if value is None and name in _threads.VARIABLES:
+            value = str(threads)  # for libraries that are loaded from now on
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    for kv in told.env:
+        name, _, value = kv.partition("=")
+        os.environ[name] = value
+    os.environ[ENV_THREADS] = str(threads)
+    _threads.compute_with(threads)
+    random.seed()
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed()
+    if torch is not None:
+        torch.seed()
+    gc.enable()
+
+
+def _end_child(what: str) -> NoReturn:
+    os.write(2, f"zygote: new replica: {what}\n".encode(errors="replace"))
+    os._exit(1)
+
+
+def _signalfd(number: int) -> int:
+    """Return a descriptor that is readable when the signal, which is blocked, has come."""
+    mask = (ctypes.c_ulong * (1024 // (8 * ctypes.sizeof(ctypes.c_ulong))))()
+    _libc.sigemptyset(mask)
+    _libc.sigaddset(mask, int(number))
+    fd = _libc.signalfd(-1, mask, SFD_FLAGS)
+    if fd < 0:
+        raise OSError("signalfd: " + os.strerror(ctypes.get_errno()))
+    return fd
+
+
+def _receive_from(sock: socket.socket, buffer: bytearray) -> Received:
+    n, ancillary, flags, _ = sock.recvmsg_into([buffer], socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[:len(data) - len(data) % fds.itemsize])
+    return Received(bytes(buffer[:n]), bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)), list(fds))
+
+
+def _word(data: bytes) -> int:
+    return int.from_bytes(data[4:8], "little")
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
