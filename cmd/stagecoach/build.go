@@ -94,6 +94,7 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	defer b.Close()
+	b.Output = os.Stderr
 	var all []built
 	var failed []error
 	for _, name := range names {
