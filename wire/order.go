@@ -58,6 +58,12 @@ const (
 	// OrderBegin, manager to child, on its gate: u8 kind, u8 version, u16 threads, u32 0, then KEY=VALUE strings, each ended by a NUL,
 	// for its environment. Descriptors ride along: stage socket, stdout, stderr. It says who the child is; the gate is closed.
 	OrderBegin OrderKind = 'B'
+	// OrderPark, manager to child, on its gate before OrderBegin: u8 kind, u8 version, u16 0, u32 0, then KEY=VALUE strings as OrderBegin
+	// has them, of which CUDA_VISIBLE_DEVICES names its device by UUID. The child makes itself ready on that device, as far as it can without
+	// parameters, and answers with a ChildParked, or with a ZygoteError and its end. Zygotes without devices do not know it.
+	OrderPark OrderKind = 'P'
+	// ChildParked, child to manager, on its gate: u8 kind, u8 version, u16 0, u32 0, u64 time in ns that it took.
+	ChildParked OrderKind = 'D'
 	// OrderKill, manager to zygote: u8 kind, u8 version, u16 signal, u32 pid. Only a child not yet reaped is signalled.
 	OrderKill OrderKind = 'K'
 	// OrderList, manager to zygote: u8 kind, u8 version, u16 0, u32 id. Which children live? They are told by a ChildLives each;
@@ -87,7 +93,7 @@ type Order struct {
 	Signal  uint16   // OrderKill
 	Threads uint16   // OrderBegin, ZygoteReady
 	Nanos   uint64   // ZygoteReady, ChildForked
-	Env     []string // OrderBegin
+	Env     []string // OrderBegin, OrderPark
 	// Prepacked, of ZygoteReady: its weights are mapped, not in its heap. Unforkable, of ZygoteError: another start path works.
 	Prepacked, Unforkable bool
 	Text                  string // ZygoteError

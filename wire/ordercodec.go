@@ -15,7 +15,7 @@ func AppendOrder(b []byte, o Order) []byte {
 	case OrderFork, OrderList:
 		b = le.AppendUint16(b, 0)
 		b = le.AppendUint32(b, o.ID)
-	case OrderBegin:
+	case OrderBegin, OrderPark:
 		b = le.AppendUint16(b, o.Threads)
 		b = le.AppendUint32(b, 0)
 		for _, kv := range o.Env {
@@ -30,6 +30,10 @@ func AppendOrder(b []byte, o Order) []byte {
 		b = le.AppendUint32(b, o.PID)
 		b = le.AppendUint64(b, o.Nanos)
 		b = le.AppendUint64(b, flag(o.Prepacked))
+	case ChildParked:
+		b = le.AppendUint16(b, 0)
+		b = le.AppendUint32(b, 0)
+		b = le.AppendUint64(b, o.Nanos)
 	case ChildForked:
 		b = le.AppendUint16(b, 0)
 		b = le.AppendUint32(b, o.ID)
@@ -55,10 +59,12 @@ func AppendOrder(b []byte, o Order) []byte {
 // size is the length of the fixed part of a message; 0: there is no such kind.
 func (k OrderKind) size() int {
 	switch k {
-	case OrderFork, OrderBegin, OrderKill, OrderList, ZygoteError:
+	case OrderFork, OrderBegin, OrderPark, OrderKill, OrderList, ZygoteError:
 		return 8
 	case ChildExited, ChildLives:
 		return 12
+	case ChildParked:
+		return 16
 	case ZygoteReady, ChildForked:
 		return 24
 	}
@@ -81,7 +87,7 @@ func DecodeOrder(b []byte) (Order, error) {
 	size := o.Kind.size()
 	switch {
 	case size == 0:
-		return Order{}, fmt.Errorf("order of kind %q, want one of F B K L R C X A E", b[0])
+		return Order{}, fmt.Errorf("order of kind %q, want one of F B P K L R C D X A E", b[0])
 	case o.Version != OrderVersion:
 		return Order{}, fmt.Errorf("order %c of version %d, want %d: %w", o.Kind, o.Version, OrderVersion, ErrVersion)
 	case len(b) < size:
@@ -92,12 +98,12 @@ func DecodeOrder(b []byte) (Order, error) {
 	switch o.Kind {
 	case OrderFork, OrderList:
 		o.ID = word
-	case OrderBegin:
+	case OrderBegin, OrderPark:
 		o.Threads = half
 		for rest := b[8:]; len(rest) > 0; {
 			kv, after, ok := bytes.Cut(rest, []byte{0})
 			if !ok {
-				return Order{}, fmt.Errorf("order B: environment ends in %q, want a NUL after each entry", rest)
+				return Order{}, fmt.Errorf("order %c: environment ends in %q, want a NUL after each entry", o.Kind, rest)
 			}
 			o.Env, rest = append(o.Env, string(kv)), after
 		}
@@ -106,6 +112,8 @@ func DecodeOrder(b []byte) (Order, error) {
 		o.Signal, o.PID = half, word
 	case ZygoteReady:
 		o.Threads, o.PID, o.Nanos, o.Prepacked = half, word, le.Uint64(b[8:]), b[16]&1 != 0
+	case ChildParked:
+		o.Nanos = le.Uint64(b[8:])
 	case ChildForked:
 		o.ID, o.PID, o.Nanos = word, le.Uint32(b[8:]), le.Uint64(b[16:])
 	case ChildExited:

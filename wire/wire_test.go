@@ -56,6 +56,8 @@ func TestEnvelopesRoundTrip(t *testing.T) {
 func TestOrdersRoundTrip(t *testing.T) {
 	for _, o := range []Order{
 		{Kind: OrderFork, ID: 3},
+		{Kind: OrderPark, Env: []string{"A=1"}},
+		{Kind: ChildParked, Nanos: 9},
 		{Kind: OrderBegin, Threads: 2, Env: []string{"A=1", "B="}},
 		{Kind: OrderKill, PID: 44, Signal: 9},
 		{Kind: ZygoteReady, PID: 4, Threads: 1, Nanos: 1 << 40},
