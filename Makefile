@@ -14,7 +14,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-kill test-faults check lint fmt fuzz bench bench-coldstart bench-keysmanager bench-hop bench-idle clean
+.PHONY: help tools fetch build images demo test test-python test-kill test-faults check lint fmt fuzz bench bench-coldstart bench-keysmanager bench-hop bench-idle clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,11 @@ demo: images ## the main job on real input: OCR through three stages, a burst an
 test: images ## what CI runs: every test with the race detector, against the real parts
 	$(GO) vet ./...
 	$(GO) test $(LAZY) -race -timeout 10m ./...
+
+test-python: images ## stages in Python: their own tests, and the Go tests that run them with real PyTorch
+	@scripts/tools --torch
+	scripts/test-python
+	$(GO) test $(LAZY) -race -timeout 10m ./templates/... ./functions/torch/... ./keysmanager
 
 test-kill: images ## 200 rounds of kill -9 of everything under async requests; KILL_ROUNDS and KILL_SEED change that
 	KILL_ROUNDS=$${KILL_ROUNDS:-200} $(GO) test $(LAZY) -count=1 -timeout 30m -run TestKillAnywhere -v ./cmd/stagecoach

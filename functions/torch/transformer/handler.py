@@ -1,0 +1,148 @@
+"""A stage of a decoder of which tokens are bytes, cut between its blocks into as many stages as there are files.
+
+What a stage does is in the names of its parameters: the one that has ``embedding`` takes text, the one that has ``head``
+answers with what may come next, and between them FP32 ``hidden`` [1, bytes, width] goes from stage to stage. With the
+parameters of all stages it is the whole model. ../synthetic makes the parameters, which are random numbers.
+"""
+from __future__ import annotations
+
+import math
+from typing import Mapping
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import stagecoach as sc
+
+MAX_BATCH = 8
+CONTEXT = 256  # bytes of a text that count: its last ones
+HEAD = 64  # the width of a head of attention
+TOP = 5  # bytes that an answer has
+
+
+class Block(nn.Module):
+    """Attention to what came before, and a network; each adds to its normalised input."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        meta = {"device": "meta"}  # parameters without memory: those of the file take their place
+        self.norm1 = nn.LayerNorm(width, **meta)
+        self.attention = nn.Linear(width, 3 * width, **meta)
+        self.merge = nn.Linear(width, width, **meta)
+        self.norm2 = nn.LayerNorm(width, **meta)
+        self.inner = nn.Linear(width, inner, **meta)
+        self.outer = nn.Linear(inner, width, **meta)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """x: [texts, bytes, width], mask: [bytes, bytes], which is added to what attention weighs."""
+        texts, length, width = x.shape
+        heads = self.attention(self.norm1(x)).view(texts, length, 3, width // HEAD, HEAD)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        weights = torch.softmax(query @ key.transpose(-1, -2) / math.sqrt(HEAD) + mask, -1)
+        x = x + self.merge((weights @ value).transpose(1, 2).reshape(x.shape))
+        return x + self.outer(functional.gelu(self.inner(self.norm2(x))))
+
+
+class Stage(nn.Module):
+    """The part of the model that a set of parameters is for."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        numbers = sorted({int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")})
+        if not numbers or numbers != list(range(numbers[0], numbers[-1] + 1)):
+            raise ValueError(f"blocks {numbers}, want some that follow each other: is each file of the model there?")
+        inner, width = tensors[f"blocks.{numbers[0]}.inner.weight"].shape
+        self.width = width
+        self.blocks = nn.ModuleDict({str(n): Block(width, inner) for n in numbers})
+        self.embedding = nn.Embedding(256, width, device="meta") if "embedding.weight" in tensors else None
+        self.norm = nn.LayerNorm(width, device="meta") if "norm.weight" in tensors else None
+        self.head = nn.Linear(width, 256, device="meta") if "head.weight" in tensors else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: bytes [texts, bytes] if this is the first stage, else hidden [texts, bytes, width]. The last stage returns how
+        likely each byte is to come next, as logarithms [texts, 256], all others hidden."""
+        if self.embedding is not None:
+            x = self.embedding(x) + places(x.shape[1], self.width, x.device)
+        any_block = next(iter(self.blocks.values()))
+        x = x.to(any_block.inner.weight.dtype)
+        mask = torch.full((x.shape[1], x.shape[1]), -math.inf, dtype=x.dtype, device=x.device).triu(1)
+        for block in self.blocks.values():
+            x = block(x, mask)
+        if self.head is not None:
+            x = self.head(self.norm(x[:, -1])).log_softmax(-1)
+        return x.float()
+
+
+def places(length: int, width: int, device: torch.device) -> torch.Tensor:
+    """What tells places apart: sines and cosines [length, width] (Vaswani et al. 2017)."""
+    rates = torch.exp(torch.arange(0, width, 2, device=device) * (-math.log(10_000) / width))
+    angles = torch.arange(length, device=device)[:, None] * rates
+    return torch.stack((angles.sin(), angles.cos()), -1).view(length, width)
+
+
+def assign(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Make tensors the parameters of module, without a copy. It is ``load_state_dict(tensors, assign=True)``, which PyTorch has from
+    2.1 on."""
+    wanted = dict(module.named_parameters())
+    if wanted.keys() != tensors.keys():
+        raise ValueError(f"parameters {sorted(wanted.keys() - tensors.keys())} are missing, "
+                         f"{sorted(tensors.keys() - wanted.keys())} are too many: is the file for this model?")
+    for name, tensor in tensors.items():
+        if wanted[name].shape != tensor.shape:
+            raise ValueError(f"parameter {name}: shape {list(tensor.shape)}, want {list(wanted[name].shape)}")
+        at, _, last = name.rpartition(".")
+        setattr(module.get_submodule(at), last, nn.Parameter(tensor, requires_grad=False))
+    return module.eval()
+
+
+def load(model: sc.Model) -> nn.Module:
+    """Make the stage of the parameters, which stay where they are: in the mapped file."""
+    tensors = model.torch()
+    return assign(Stage(tensors), tensors)
+
+
+def infer(stage: nn.Module, calls: list[sc.Call]) -> list[sc.Output | Exception]:
+    """Compute what has the same length together, whichever calls it is from."""
+    results: list[list | Exception] = []
+    rows: dict[int, list[tuple[int, int, torch.Tensor]]] = {}  # by length: call, item, input
+    for i, call in enumerate(calls):
+        try:
+            call.check()
+            inputs = [read(stage, item) for item in call.items]
+        except Exception as err:
+            results.append(err)
+            continue
+        results.append([None] * len(inputs))
+        for j, x in enumerate(inputs):
+            rows.setdefault(x.shape[1], []).append((i, j, x))
+    device = next(stage.parameters()).device
+    for same in rows.values():
+        out = stage(torch.cat([x for _, _, x in same]).to(device)).cpu()
+        for (i, j, _), y in zip(same, out.split(1)):
+            results[i][j] = answer(stage, y)
+    return [r if isinstance(r, Exception) else sc.Output(*r) for r in results]
+
+
+def read(stage: Stage, item: sc.Item) -> torch.Tensor:
+    """Take what the stage computes with out of an item."""
+    if stage.embedding is not None:
+        text = item.text().encode()[-CONTEXT:]
+        if not text:
+            raise sc.BadInput("an empty text, want at least a byte")
+        return torch.tensor([list(text)])
+    x = item.torch("hidden")
+    if x.dtype != torch.float32 or x.dim() != 3 or x.shape[0] != 1 or not 1 <= x.shape[1] <= CONTEXT or x.shape[2] != stage.width:
+        raise sc.BadInput(f"hidden {x.dtype} {list(x.shape)}, want float32 [1, 1 to {CONTEXT}, {stage.width}]")
+    return x
+
+
+def answer(stage: Stage, y: torch.Tensor) -> dict:
+    """Make an item of what the stage has computed for a text."""
+    if stage.head is None:
+        return {"hidden": y}
+    likely = y[0].exp().topk(TOP)
+    return {
+        "next": [{"byte": b, "probability": round(p, 6)} for b, p in zip(likely.indices.tolist(), likely.values.tolist())],
+        "synthetic": "random parameters: this model has learnt nothing",
+    }

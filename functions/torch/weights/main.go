@@ -1,0 +1,80 @@
+// Command weights makes the parameters of functions/torch/transformer: random numbers, of a size that one wants to try.
+//
+//	weights [--stages 8] [--stage-size 8M] [--dtype F32] [--seed 1] FOLDER
+//
+// FOLDER gets a file a stage, 1.safetensors and so on. What is there already is not made again.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
+	"github.com/stagecoach-serving/stagecoach/safetensors"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	switch err := run(ctx, os.Args[1:], os.Stdout); {
+	case errors.Is(err, flag.ErrHelp):
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "weights:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	flags := flag.NewFlagSet("weights", flag.ContinueOnError)
+	stages := flags.Int("stages", 8, "how many stages the model is cut into")
+	size := flags.String("stage-size", "8M", "what the parameters of each stage take, in bytes, or with M or G: 700M, 5.4G")
+	dtype := flags.String("dtype", "F32", "their datatype: F32 or BF16")
+	seed := flags.Uint64("seed", 1, "what they are drawn from")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() != 1 {
+		return fmt.Errorf("%d arguments, want FOLDER", flags.NArg())
+	}
+	bytes, err := parseSize(*size)
+	if err != nil {
+		return fmt.Errorf("--stage-size: %w", err)
+	}
+	t, err := synthetic.Of(*stages, bytes, safetensors.Dtype(*dtype))
+	if err != nil {
+		return err
+	}
+	all, least, most := t.Sizes()
+	fmt.Fprintf(out, "weights: %d stages of %d blocks, %d wide, %s: %.1f to %.1f MB each, %.1f MB together; random, they have learnt nothing\n",
+		t.Stages, t.Blocks, t.Width, t.Dtype, float64(least)/1e6, float64(most)/1e6, float64(all)/1e6)
+	return t.Write(ctx, flags.Arg(0), *seed, func(path string, done int64) {
+		if done > 0 {
+			fmt.Fprintf(out, "weights: %s\n", path)
+		}
+	})
+}
+
+// parseSize reads a number of bytes, such as 5.4G: powers of 1000, as disks are counted.
+func parseSize(s string) (int64, error) {
+	number, unit := strings.TrimSuffix(s, "B"), 1.0
+	switch {
+	case strings.HasSuffix(number, "M"):
+		number, unit = number[:len(number)-1], 1e6
+	case strings.HasSuffix(number, "G"):
+		number, unit = number[:len(number)-1], 1e9
+	}
+	v, err := strconv.ParseFloat(number, 64)
+	if err != nil || !(v > 0 && v*unit < math.MaxInt64) {
+		return 0, fmt.Errorf("%q, want bytes, such as 700M or 5.4G", s)
+	}
+	return int64(v * unit), nil
+}
