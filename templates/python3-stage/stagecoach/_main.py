@@ -3,12 +3,18 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
 import sys
 import time
+from dataclasses import replace
 from typing import NoReturn
 
+from . import _threads, device
+from ._serve import serve
 from ._stage import Loaded, load, place
 from ._types import Replica, StageError
+from ._wire import WireError
 
 ENV_ZYGOTE_FD = "STAGECOACH_ZYGOTE_FD"
 ENV_STAGE_FD = "STAGECOACH_STAGE_FD"
@@ -28,31 +34,97 @@ def main() -> NoReturn:
         seal()
     lines()
     if os.environ.get(ENV_ZYGOTE_FD):
-        from ._zygote import run  # serves fork orders on that descriptor; its children call replica()
+        from . import _zygote  # serves fork orders on that descriptor; its children call replica()
 
-        run(descriptor(ENV_ZYGOTE_FD))
+        _zygote.run(descriptor(ENV_ZYGOTE_FD))
     if not os.environ.get(ENV_STAGE_FD):
         print(BY_HAND, file=sys.stderr)
         leave(2)
     try:
-        fd = descriptor(ENV_STAGE_FD)
+        sock = connection(descriptor(ENV_STAGE_FD))
+        threads = number(ENV_THREADS)
+        if threads:
+            os.environ.update({name: str(threads) for name in _threads.VARIABLES})  # read when what has them is imported
         loaded = load()
+        if threads:
+            _threads.compute_with(threads)
     except StageError as err:
         fail(err)
-    replica(loaded, fd, loaded.nanos)
+    run(loaded, sock, loaded.nanos)
+
+
+def number(name: str) -> int:
+    """Read a number of threads from the environment; not there: 0."""
+    text = os.environ.get(name, "")
+    if text and (not text.isdigit() or int(text) < 1):
+        raise StageError(f'{name}="{text}", want a number from 1 on')
+    return int(text or 0)
 
 
 def replica(loaded: Loaded, fd: int, load_ns: int = 0) -> NoReturn:
-    """Run this process as a replica on the stage socket fd, and end it. load_ns: what loading took in this process; 0: it
-    is inherited. Environment, threads and seeds are as they are to be."""
-    raise NotImplementedError
+    """Run this process as a replica on the stage socket fd, and end it. load_ns is what loading took in this process, 0: it is
+    inherited. Environment, threads and seeds are as they are to be."""
+    try:
+        sock = connection(fd)
+    except StageError as err:
+        fail(err)
+    run(loaded, sock, load_ns)
+
+
+def run(loaded: Loaded, sock: socket.socket, load_ns: int) -> NoReturn:
+    """Run this process as a replica on sock, and end it."""
+    try:
+        hooks = replace(loaded.hooks, slots=slots(loaded.hooks.slots, os.environ.get("max_inflight", "")))
+        timeout = duration("exec_timeout", os.environ.get("exec_timeout", ""))
+        threads = number(ENV_THREADS) or len(os.sched_getaffinity(0))
+        me = Replica(os.environ.get(ENV_REPLICA, ""), os.environ.get(ENV_FUNCTION, ""), device.name(), threads)
+        begin = time.monotonic_ns()
+        state = place(loaded, me)
+        serve(sock, hooks, state, me, load_ns, time.monotonic_ns() - begin, timeout)
+    except (StageError, WireError, OSError) as err:
+        fail(err)
+    leave(0)
+
+
+def connection(fd: int) -> socket.socket:
+    """Take the stage socket over."""
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError as err:
+        raise StageError(f"stage socket {fd}: {err}") from err
+    if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
+        raise StageError(f"stage socket {fd} is of {sock.family!r} and {sock.type!r}, want a unix stream socket")
+    sock.set_inheritable(False)
+    return sock
+
+
+def slots(own: int, max_inflight: str) -> int:
+    """How many batches run at a time: the handler's number, or the environment's max_inflight."""
+    if max_inflight in ("", "0"):
+        return own
+    if not max_inflight.isdigit() or not 1 <= int(max_inflight) <= 10_000:
+        raise StageError(f'max_inflight="{max_inflight}", want 1 to 10000, or 0 for the function\'s own')
+    return int(max_inflight)
+
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def duration(name: str, value: str) -> float:
+    """Read a time as OpenFaaS has it, in seconds: "7", "400ms", "1m30s". Empty and 0: none."""
+    parts = re.findall(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|\u00b5s|ms|s|m|h)", value)
+    if value.isdigit():
+        return float(value)
+    if value and "".join(map("".join, parts)) != value:
+        raise StageError(f'{name}="{value}", want seconds or a duration such as 400ms')
+    return sum(float(n) * _UNITS[unit] for n, unit in parts)
 
 
 def descriptor(name: str) -> int:
     """Read a descriptor from the environment."""
     text = os.environ.get(name, "")
     if not text.isdigit() or int(text) < 3:
-        raise StageError(f"{name}={text!r}, want a descriptor from 3 on")
+        raise StageError(f'{name}="{text}", want a descriptor from 3 on')
     return int(text)
 
 
