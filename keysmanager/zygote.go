@@ -141,7 +141,7 @@ func (z *zygote) failed(err error) error {
 		err = fmt.Errorf("%w: %s", err, z.group.cause(describe(status)))
 	}
 	z.owner.disclose(z.group)
-	if last := z.output.LastError(); last != "" {
+	if last := z.output.LastError(); last != "" && !errors.As(err, new(said)) && !errors.As(err, new(impossible)) {
 		err = fmt.Errorf("%w: %s", err, last)
 	}
 	return err
@@ -171,6 +171,11 @@ func (z *zygote) kill() {
 // errNotLoaded says that a zygote ended early. Its status says why: it was set before the socket closed.
 var errNotLoaded = errors.New("zygote ended before it had loaded its parameters")
 
+// said is why a zygote does not load, in its own words.
+type said struct{ text string }
+
+func (e said) Error() string { return "zygote: " + e.text }
+
 func (z *zygote) awaitReady(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = z.conn.SetReadDeadline(time.Now()) })
 	defer stop()
@@ -185,7 +190,7 @@ func (z *zygote) awaitReady(ctx context.Context) error {
 	case o.Kind == wire.ZygoteError && o.Unforkable:
 		return impossible{o.Text}
 	case o.Kind == wire.ZygoteError:
-		return fmt.Errorf("zygote: %s", o.Text)
+		return said{o.Text}
 	case o.Kind != wire.ZygoteReady:
 		return fmt.Errorf("zygote's first message is %c, want %c", o.Kind, wire.ZygoteReady)
 	}

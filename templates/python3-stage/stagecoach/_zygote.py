@@ -39,7 +39,7 @@ NO_ID = 0xFFFFFFFF  # of an error that belongs to no fork order
 MAX_ERROR = 2000  # bytes of an error's text
 FAILED, UNFORKABLE = 0, 1  # reasons of an error
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_GET_NAME = 1, 15, 16
 SFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 MADV_WILLNEED, MADV_POPULATE_READ = 3, 22  # the latter from Linux 5.14 on
 
@@ -148,6 +148,7 @@ def _populate(path: str) -> int:
     """Bring what is mapped of the model's files into memory: it is read when it is first touched, which would be in the
     replicas. Returns its bytes."""
     total = 0
+    path = os.path.realpath(path) if path else ""
     for start, end, file in _threads.mappings() if path else []:
         if file == path or file.startswith(path + "/"):
             at, size = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
@@ -192,6 +193,8 @@ class Zygote:
         self._handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, ends would be lost
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         self._ends = _signalfd(signal.SIGCHLD)
+        self._name = ctypes.create_string_buffer(16)  # of the program, as ps shows it
+        _libc.prctl(PR_GET_NAME, self._name, 0, 0, 0)
 
     def tell(self, message: bytes) -> None:
         """Send one message. A manager that is gone ends the zygote, and with it its children."""
@@ -279,16 +282,16 @@ class Zygote:
             return self._refuse(order, f"fork: {len(r.data)} bytes, want {HEADER}")
         if len(self._children) == MAX_CHILDREN:
             return self._refuse(order, f"fork: {MAX_CHILDREN} replicas live, want fewer")
+        _libc.prctl(PR_SET_NAME, b"spare", 0, 0, 0)  # so is the child named from its first instant, until it is told who it is
         try:
             pid = os.fork()
+            if pid == 0:
+                return self._born(me, r.fds[0])
         except OSError as err:
             return self._refuse(order, f"fork: {err.strerror}")
-        if pid == 0:
-            try:
-                self._leave(me, r.fds[0])
-                return self._told()
-            except BaseException as err:  # what a child raises must not reach the zygote's loop
-                _end_child(str(err))
+        finally:
+            if os.getpid() == me:
+                _libc.prctl(PR_SET_NAME, self._name, 0, 0, 0)
         self._children[pid] = order
         self.tell(struct.pack("<cBHIIIQ", b"C", VERSION, 0, order, pid, 0, time.monotonic_ns() - begin))
         return None
@@ -307,6 +310,16 @@ class Zygote:
         for pid, fork in self._children.items():
             self.tell(struct.pack("<cBHII", b"A", VERSION, 0, fork, pid))
         self.tell(struct.pack("<cBH", b"L", VERSION, 0) + order)
+
+    def _born(self, zygote: int, gate: int) -> Begin:
+        """Be a fresh child. What it raises must not reach the zygote's loop."""
+        try:
+            self._leave(zygote, gate)
+            told = self._told()
+            _libc.prctl(PR_SET_NAME, self._name, 0, 0, 0)
+            return told
+        except BaseException as err:
+            _end_child(str(err))
 
     def _leave(self, zygote: int, gate: int) -> None:
         """Make a fresh child a process of its own, which ends with its zygote. Its gate takes the control socket's place."""

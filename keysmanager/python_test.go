@@ -1,0 +1,389 @@
+package keysmanager
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/safetensors"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// Handlers of Python stages.
+const (
+	// pyProbe says what a replica is.
+	pyProbe = `
+import gc, json, os, random, signal, sys
+import stagecoach as sc
+
+LOADED, AT = os.getpid(), dict(os.environ)
+gc.collect()
+
+def load(model):
+    print("loads")
+    return {"file": open(__file__)}
+
+def infer(state, calls):
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    out = {"pid": os.getpid(), "loaded": LOADED, "env": dict(os.environ), "at": AT, "random": [random.random()], "gc": gc.isenabled(),
+           "open": state["file"].fileno(), "blocked": [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, [])]}
+    if numpy: out["random"].append(float(numpy.random.rand()))
+    if torch: out["random"].append(float(torch.rand(1))); out["threads"] = torch.get_num_threads()
+    return [out for c in calls]
+`
+	pyMapped = "import torch\n" + pyProbe + `
+def load(model):
+    return {"file": open(__file__), "weights": model.torch()}
+`
+	pyCopied = "import torch\n" + pyProbe + `
+def load(model):
+    return {"file": open(__file__), "weights": {k: v.clone() for k, v in model.torch().items()}}
+`
+	pyThreads = pyProbe + `
+import threading
+def load(model):
+    threading.Thread(target=threading.Event().wait, name="poller", daemon=True).start()
+    return {"file": open(__file__)}
+`
+	pyCuda = "import torch\n" + pyProbe + `
+torch.cuda._initialized = True  # as the first tensor on a device has it
+`
+)
+
+// pyNode is a node whose images are Python stages with these handlers, by name; it has no ONNX Runtime.
+func pyNode(t *testing.T, dir string, handlers map[string]string, change func(*Config)) *node {
+	t.Helper()
+	for name, text := range handlers {
+		root := filepath.Join(dir, "py", name, "1")
+		if err := errors.Join(os.CopyFS(root, os.DirFS("../templates/python3-stage")), os.WriteFile(filepath.Join(root, "handler.py"), []byte(text), 0o644),
+			os.Chmod(filepath.Join(root, "stage"), 0o755), weights(filepath.Join(root, "model.safetensors"), 32<<20)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return newNode(t, func(c *Config) {
+		c.Images, c.ORT, c.Threads = sandbox.Images{Dir: dir}, "", 2
+		if change != nil {
+			change(c)
+		}
+	})
+}
+
+// weights writes a model of so many bytes.
+func weights(path string, size int64) error {
+	var b bytes.Buffer
+	err := safetensors.Write(&b, nil, []safetensors.Source{{Name: "w", Dtype: "F32", Shape: []int64{size / 4}, Data: bytes.NewReader(make([]byte, size))}})
+	return errors.Join(err, os.WriteFile(path, b.Bytes(), 0o644))
+}
+
+// pySpec is a function of such an image.
+func pySpec(python, name string, env ...string) Spec {
+	s := Spec{Function: name + ".ns", Namespace: "ns", Image: "py/" + name + ":1", Process: python + " ./stage", Env: map[string]string{wire.EnvRuntime: "python"}}
+	for _, kv := range env {
+		k, v, _ := strings.Cut(kv, "=")
+		s.Env[k] = v
+	}
+	return s
+}
+
+// probed is what a probe says.
+type probed struct {
+	PID, Loaded, Threads int
+	Env, At              map[string]string
+	Random               []float64
+	GC                   bool
+	Open                 int
+	Blocked              []int
+}
+
+// probe makes a replica do its first call.
+func (n *node) probe(r *Replica) (p probed) {
+	n.t.Helper()
+	c := wire.NewConn(r.Conn)
+	if err := r.Conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		n.t.Fatal(err)
+	}
+	f, err := c.Read()
+	if err != nil || f.Type != wire.FrameHello {
+		n.t.Fatalf("%s: %v, %v, want Hello; it printed %q", r.Name, f.Type, err, n.printedBy(r.Name))
+	}
+	b := wire.Batch{Calls: []wire.Call{{Input: tensor.Input{{Items: tensor.Activation{{Bytes: []byte("x")}}}}}}}
+	err = errors.Join(c.Write(wire.Frame{Type: wire.FrameWelcome, Payload: wire.Welcome{Version: wire.Version}.Append(nil)}),
+		c.Write(wire.Frame{Type: wire.FrameBatch, Batch: 1, Payload: b.Append(nil)}))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if f, err = c.Read(); err != nil || f.Type != wire.FrameResult {
+		n.t.Fatalf("%s answers %v %q, %v; it printed %q", r.Name, f.Type, f.Payload, err, n.printedBy(r.Name))
+	}
+	res, err := wire.DecodeResult(f.Payload)
+	if err == nil {
+		err = json.Unmarshal(res.Output[0].Bytes, &p)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return p
+}
+
+// printedBy is what a replica, or "zygote", has printed.
+func (n *node) printedBy(replica string) []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.lines[replica])
+}
+
+// TestPythonPaths: real PyTorch forks, with its parameters mapped or in the heap, and starts cold; each replica has its own environment,
+// threads and chance.
+func TestPythonPaths(t *testing.T) {
+	python := proctest.Torch(t)
+	n := pyNode(t, t.TempDir(), map[string]string{"mapped": pyMapped, "copied": pyCopied}, nil)
+	for _, tc := range []struct{ image, start, path string }{
+		{"mapped", "auto", PathFork}, {"copied", "fork", PathHeap}, {"mapped", "cold", PathCold},
+	} {
+		t.Run(tc.image+" "+tc.start, func(t *testing.T) {
+			s := pySpec(python, tc.image, "STAGECOACH_MODEL=model.safetensors", "OWN=1", wire.EnvStageFD+"=77", wire.EnvThreads+"=9")
+			s.Start, s.Function = tc.start, tc.start+".ns"
+			chance := map[float64]bool{}
+			for i, cpus := range []int{2000, 1000} {
+				r, err := n.Start(t.Context(), Order{Replica: fmt.Sprint(tc.start, i), Spec: s, CPUMilli: cpus})
+				if err != nil {
+					t.Fatal(err)
+				}
+				p := n.probe(r)
+				_ = r.Conn.Close()
+				if r.Path != tc.path || p.PID != r.PID || (p.PID == p.Loaded) != (tc.path == PathCold) || p.Threads != cpus/1000 {
+					t.Errorf("path %s, process %d of %d with %d threads; want %s and %d threads", r.Path, p.PID, p.Loaded, p.Threads, tc.path, cpus/1000)
+				}
+				if got := phase(r, "load"); tc.path != PathCold && (got != 0) != (i == 0) {
+					t.Errorf("start %d: phases %v", i, r.Phases)
+				}
+				if p.At["OWN"] != "1" || p.Env["OWN"] != "1" || p.Env[wire.EnvReplica] != r.Name || p.Env["OMP_NUM_THREADS"] != fmt.Sprint(cpus/1000) ||
+					p.Env[wire.EnvZygoteFD] != "" || p.Env["TOKENIZERS_PARALLELISM"] != "" || tc.path != PathCold && p.At["OMP_NUM_THREADS"] != "1" {
+					t.Errorf("environment when imported %v\nand now %v", p.At, p.Env)
+				}
+				if !p.GC || len(p.Blocked) != 0 || p.Open < 3 || len(p.Random) != 3 {
+					t.Errorf("%+v", p)
+				}
+				for _, x := range p.Random {
+					if chance[x] {
+						t.Errorf("two replicas draw %v", x)
+					}
+					chance[x] = true
+				}
+			}
+		})
+	}
+	s := pySpec(python, "mapped", "STAGECOACH_MODEL=model.safetensors")
+	if s.Start = "map"; startError(t, n, s) == "" || !strings.Contains(startError(t, n, s), "want auto, fork, heap or cold") {
+		t.Errorf("start map: %s", startError(t, n, s))
+	}
+}
+
+func startError(t *testing.T, n *node, s Spec) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if r, err := n.Start(ctx, Order{Replica: "x", Spec: s}); err != nil {
+		return err.Error()
+	} else if err := errors.Join(r.Conn.Close(), n.Stop(t.Context(), "x", time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	return ""
+}
+
+// TestPythonFaults: what is wrong with a handler is said, once.
+func TestPythonFaults(t *testing.T) {
+	python := proctest.Python(t)
+	n := pyNode(t, t.TempDir(), map[string]string{
+		"missing": "import no_such_module\n" + pyProbe, "raises": pyProbe + "\ndef load(model): raise ValueError('bad shape')\n",
+		"leaves": pyProbe + "\ndef load(model): import os; os._exit(7)\n", "killed": pyProbe + "\ndef load(model): os.kill(os.getpid(), 9)\n",
+		"syntax": "def infer(:\n", "place": pyProbe + "\ndef place(state, replica): raise OSError('no place')\n",
+	}, nil)
+	for name, want := range map[string][]string{
+		"missing": {"the module 'no_such_module'", "requirements.txt", "(Python 3."}, "raises": {"load: ValueError: bad shape", "handler.py:"},
+		"leaves": {"before it had loaded", "exit status 7"}, "killed": {"killed by SIGKILL"}, "syntax": {"handler.py", "line 1"},
+	} {
+		got := startError(t, n, pySpec(python, name))
+		for _, w := range want {
+			if strings.Count(got, w) != 1 {
+				t.Errorf("%s: %q, want %q in it once", name, got, w)
+			}
+		}
+	}
+	if got := startError(t, n, pySpec(python, "missing")); !strings.Contains(got, "next try in") {
+		t.Errorf("at once again: %q", got)
+	}
+	s := pySpec("/no/such/python", "raises")
+	if got := startError(t, n, s); !strings.Contains(got, "/no/such/python") {
+		t.Errorf("without an interpreter: %q", got)
+	}
+	s = pySpec(python, "raises", wire.EnvRuntime+"=perl")
+	if got := startError(t, n, s); !strings.Contains(got, `="perl", want onnx or python`) {
+		t.Errorf("of another runtime: %q", got)
+	}
+	r := n.start("p", pySpec(python, "place"))
+	if e := n.exit(); e.Replica != r.Name || !strings.Contains(e.Cause, "exit status 1: stage: place: OSError: no place") {
+		t.Errorf("exit %+v", e)
+	}
+}
+
+// TestPythonThatCannotFork starts cold, and says why, unless a fork is asked for by name.
+func TestPythonThatCannotFork(t *testing.T) {
+	python := proctest.Torch(t)
+	log := &lockedLog{}
+	n := pyNode(t, t.TempDir(), map[string]string{"threads": pyThreads, "cuda": pyCuda}, func(c *Config) { c.Log = slog.New(slog.NewTextHandler(log, nil)) })
+	for name, why := range map[string]string{"threads": "poller", "cuda": "CUDA was initialised"} {
+		r := n.start(name, pySpec(python, name))
+		if p := n.probe(r); r.Path != PathCold || p.PID != p.Loaded {
+			t.Errorf("%s: path %s, process %d of %d", name, r.Path, p.PID, p.Loaded)
+		}
+		if log.count(why) != 1 || log.count("path=cold") == 0 {
+			t.Errorf("%s: the log has %q %d times", name, why, log.count(why))
+		}
+		s := pySpec(python, name)
+		if s.Start = "heap"; !strings.Contains(startError(t, n, s), why) {
+			t.Errorf("%s by name: %s", name, startError(t, n, s))
+		}
+	}
+}
+
+// TestPythonEnds: ends of children and zygotes are told, parameters that are invalidated go, and a node that comes later forks
+// from what it finds.
+func TestPythonEnds(t *testing.T) {
+	python, w, dir := proctest.Python(t), wardenOf(t), t.TempDir()
+	n := pyNode(t, dir, map[string]string{"probe": pyProbe}, func(c *Config) { c.Warden = w })
+	s := pySpec(python, "probe")
+	a, b := n.start("a", s), n.start("b", s)
+	z := n.probe(a).Loaded
+	if got := n.probe(b).Loaded; got != z || n.zygote() != z {
+		t.Errorf("b is loaded by %d, a by %d", got, z)
+	}
+	if err := syscall.Kill(a.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if e := n.exit(); e.Replica != "a" || e.Cause != "killed by SIGKILL" {
+		t.Errorf("exit %+v", e)
+	}
+	spare, of := n.spare(z), n.only()
+	if err := syscall.Kill(spare, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	proctest.Until(t, 20*time.Second, "the spare child's end to be heard of", func() bool {
+		of.mu.Lock()
+		defer of.mu.Unlock()
+		return of.waiting[uint32(spare)] == nil
+	})
+	n.probe(n.start("c", s))
+	if err := n.Stop(t.Context(), "c", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if e := n.exit(); e.Replica != "c" || e.Cause != exitedWell {
+		t.Errorf("exit %+v", e)
+	}
+
+	n.Detach()
+	drain(n)
+	n = pyNode(t, dir, nil, func(c *Config) { c.Warden = w })
+	if got := n.probe(n.start("d", s)).Loaded; got != z {
+		t.Errorf("a later daemon forks from %d, want %d", got, z)
+	}
+	other := s
+	other.Function, other.Env = "other.ns", maps.Clone(s.Env)
+	other.Env["OWN"] = "2"
+	if p := n.probe(n.start("e", other)); p.Loaded == z || p.At["OWN"] != "2" {
+		t.Errorf("another environment: loaded by %d with OWN=%q", p.Loaded, p.At["OWN"])
+	}
+	if out, err := n.Invalidate(t.Context(), s.Function); err != nil || out.Generation != 1 || !slices.Equal(out.Replicas, []string{"b", "d"}) {
+		t.Errorf("invalidated: %+v, %v", out, err)
+	}
+	if p := n.probe(n.start("f", s)); p.Loaded == z {
+		t.Error("a replica starts from parameters that were invalidated")
+	}
+	if err := syscall.Kill(z, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if e := n.exit(); e.Replica != "b" && e.Replica != "d" || !strings.HasPrefix(e.Cause, "its zygote ended: killed by SIGKILL") {
+			t.Errorf("exit %+v", e)
+		}
+	}
+	proctest.Gone(t, b.PID)
+}
+
+// drain takes what a node has told.
+func drain(n *node) {
+	for len(n.exits) > 0 {
+		<-n.exits
+	}
+}
+
+// TestPythonUnderAnAccount: PyTorch runs as a user of its own among files that it cannot change, and nobody looks into it.
+func TestPythonUnderAnAccount(t *testing.T) {
+	python, dir := proctest.Torch(t), openDir(t)
+	images := filepath.Join(dir, "images")
+	look := "import torch\n" + pyProbe + `
+def infer(state, calls):
+    import ctypes, multiprocessing, subprocess, tempfile
+    x = torch.nn.Linear(64, 64)(torch.rand(8, 64)).sum()  # with an operator's own threads
+    tempfile.NamedTemporaryFile().write(b"x")
+    open("/dev/shm/x", "w").close()
+    env = {"dumpable": str(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)), "home": os.path.expanduser("~"), "lock": str(multiprocessing.Lock()),
+           "child": subprocess.run(["/bin/echo", "-n", "child"], capture_output=True, text=True).stdout}
+    try: open("written", "w")
+    except OSError as err: env["write"] = err.strerror
+    return [{"pid": os.getpid(), "loaded": LOADED, "env": env} for c in calls]
+`
+	n := pyNode(t, images, map[string]string{"look": look}, func(c *Config) { c.Accounts = accountsIn(t, dir) })
+	if err := os.Chmod(images, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"dumpable": "0", "home": "/tmp", "child": "child", "write": "Read-only file system"}
+	for _, start := range []string{"auto", "cold"} {
+		s := pySpec(python, "look")
+		s.Start, s.Function = start, start+".ns"
+		r := n.start(start, s)
+		p := n.probe(r)
+		delete(p.Env, "lock")
+		if !maps.Equal(p.Env, want) || userOf(t, r.PID) == 0 || (start == "cold") != (r.Path == PathCold) {
+			t.Errorf("%s: path %s, user %d, %v, want %v", start, r.Path, userOf(t, r.PID), p.Env, want)
+		}
+	}
+	if got, _ := filepath.Glob(filepath.Join(images, "py", "look", "1", "*", "__pycache__")); len(got) > 0 {
+		t.Errorf("the image has %q", got)
+	}
+}
+
+// TestPythonNeeds: what a zygote is going to take is known by its files.
+func TestPythonNeeds(t *testing.T) {
+	m := &Manager{sizes: map[zygoteKey]int64{}}
+	root := t.TempDir()
+	if err := errors.Join(os.Mkdir(filepath.Join(root, "model"), 0o755), weights(filepath.Join(root, "model", "a.safetensors"), 8<<20),
+		os.WriteFile(filepath.Join(root, "bad.safetensors"), []byte("x"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	for model, want := range map[string]int64{"": python.base, "model": python.base + 8<<20 + 8<<20/needShare} {
+		got, err := m.need(zygoteKey{model: model, engineName: python.name}, sandbox.Image{Root: root})
+		if err != nil || got.bytes < want || got.bytes > want+4096 {
+			t.Errorf("%q: %+v, %v, want about %d", model, got, err, want)
+		}
+	}
+	for _, model := range []string{"bad.safetensors", "none"} {
+		if _, err := m.need(zygoteKey{model: model, engineName: python.name}, sandbox.Image{Root: root}); err == nil || !strings.Contains(err.Error(), model) {
+			t.Errorf("%s: %v", model, err)
+		}
+	}
+}
