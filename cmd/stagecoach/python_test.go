@@ -1,0 +1,150 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+const pythonHandler = `"""Greets by name."""
+import greetings
+import stagecoach as sc
+
+MAX_BATCH = 4
+
+
+def load(model: sc.Model) -> str:
+    print("loading", model.path)
+    return greetings.HELLO
+
+
+@sc.each
+def infer(state: str, call: sc.Call) -> str:
+    name = call.input.text()
+    if name == "nobody":
+        raise sc.BadInput("nobody, want a name")
+    if name == "fails":
+        raise RuntimeError("no words")
+    if name == "streams":
+        call.send(state)
+        return ""
+    print("greeting", name)
+    return f"{state}, {name}"
+`
+
+const pythonStack = `version: 1.0
+provider: {name: openfaas, gateway: "http://127.0.0.1:8080"}
+functions:
+  greet:
+    lang: python3-stage
+    handler: ./greet
+    image: example/greet:latest
+    fprocess: %[1]s ./stage
+    labels: {com.openfaas.scale.min: "0", com.openfaas.scale.zero: "true"}
+  misses:
+    lang: python3-stage
+    handler: ./misses
+    image: example/misses:latest
+    fprocess: %[1]s ./stage
+    labels: {com.openfaas.scale.min: "0", com.openfaas.scale.zero: "true"}
+  starter: {lang: python3-stage, handler: ./starter, image: "example/starter:latest", fprocess: %[1]s ./stage}
+`
+
+// TestPythonStage goes the way of an author in Python: a handler with a package from requirements.txt is built without a network,
+// deployed, called in every way, put to sleep and woken from its zygote; one whose module is missing says so.
+func TestPythonStage(t *testing.T) {
+	t.Parallel()
+	py := proctest.Python(t)
+	if out, err := exec.CommandContext(t.Context(), py, "-m", "pip", "--version").CombinedOutput(); err != nil {
+		t.Fatalf("%s has no pip (Debian: apt-get install python3-pip): %s", py, out)
+	}
+	images := t.TempDir()
+	r := start(t, "--images", images, "--ort", "")
+	c := &cli{t, t.TempDir(), r.base}
+	for name, text := range map[string]string{
+		"greet/handler.py": pythonHandler, "greet/requirements.txt": "./greetings-1.0-py3-none-any.whl\n",
+		"misses/handler.py": "import no_such_module\n\ninfer = no_such_module.infer\n",
+	} {
+		if err := os.MkdirAll(filepath.Join(c.dir, filepath.Dir(name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		c.write(name, text)
+	}
+	proctest.Wheel(t, filepath.Join(c.dir, "greet"), "greetings", "1.0", map[string]string{"greetings.py": "HELLO = 'Hello'\n"})
+	c.handler("starter", "python3-stage")
+	c.write("stack.yml", fmt.Sprintf(pythonStack, py))
+
+	built := c.run(`greet +example/greet:latest +\S+ KiB +sha256:[0-9a-f]{12}`, "", "build", "--images", images)
+	if !strings.Contains(built, "Processing ./greetings-1.0-py3-none-any.whl") {
+		t.Errorf("a build does not show what pip does:\n%s", built)
+	}
+	digest := regexp.MustCompile(`greet:latest .*(sha256:\S+)`)
+	if again := c.run("", "", "build", "--images", images); digest.FindStringSubmatch(again)[1] != digest.FindStringSubmatch(built)[1] {
+		t.Errorf("built again:\n%s\nbefore:\n%s", again, built)
+	}
+	c.run(`starter: ready with 1 replicas`, "", "deploy", "--wait", "--filter", "starter")
+	c.run("greet: created", "", "deploy", "--filter", "greet")
+	c.run("^You said: hello\n$", "hello", "invoke", "starter")
+
+	c.run("^Hello, Ann$", "Ann", "invoke", "greet")
+	c.run("^Hello$", "streams", "invoke", "greet")
+	c.refuse("status 400: .*nobody, want a name", "nobody", "invoke", "greet")
+	c.refuse("status 500: .*no words", "fails", "invoke", "greet")
+	c.refuse("status 400: .*want bytes", `{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}`, "invoke", "greet", "--header", "Content-Type=application/json")
+	r.together("greet")
+	to := newReceiver(t)
+	r.must(http.StatusAccepted, http.MethodPost, "/async-function/greet", "Ben", "X-Callback-Url", to.URL)
+	if got := to.next(t); got.status != "200" || got.body != "Hello, Ben" {
+		t.Errorf("callback %+v", got)
+	}
+	r.until(soon, "the handler's lines in the logs", func() bool {
+		out, err := c.try("", "logs", "greet")
+		return err == nil && strings.Contains(out, "loading") && strings.Contains(out, "greeting Ann") && strings.Contains(out, "greeting Ben") &&
+			strings.Contains(out, "RuntimeError: no words") // where it was raised
+	})
+
+	r.must(http.StatusAccepted, http.MethodPost, "/system/scale-function/greet", `{"serviceName":"greet","replicas":0}`)
+	r.until(soon, "no replica", func() bool { return r.shows("greet").AvailableReplicas == 0 && r.line("greet").Ready == 0 })
+	c.run("^Hello, Cleo$", "Cleo", "invoke", "greet")
+	starts := replicaStarts(r.line("greet").Events)
+	if last := starts[len(starts)-1]; len(starts) < 2 || last.loaded || !strings.HasPrefix(last.path, "fork") {
+		t.Errorf("starts %+v, want the last one to be forked by a zygote that was there", starts)
+	}
+	r.until(soon, "the last call's line", func() bool {
+		out, err := c.try("", "logs", "greet")
+		return err == nil && strings.Contains(out, "greeting Cleo")
+	})
+	if out := c.run("", "", "logs", "greet"); strings.Count(out, "loading") != 1 {
+		t.Errorf("loaded again for a replica:\n%s", out)
+	}
+
+	c.run("misses: created", "", "deploy", "--filter", "misses")
+	c.refuse(`status 503: .*no_such_module.*`+regexp.QuoteMeta(py), "x", "invoke", "misses")
+	c.run(`Status: .*no_such_module.*\(Python 3\.\d+\.\d+\).*requirements\.txt.*fprocess`, "", "describe", "misses")
+}
+
+// together sends good and bad calls at the same time: each gets its own answer.
+func (r *rig) together(function string) {
+	r.t.Helper()
+	var wg sync.WaitGroup
+	for i := range 16 {
+		name, status, want := fmt.Sprintf("caller %d", i), http.StatusOK, fmt.Sprintf("Hello, caller %d", i)
+		if i%3 == 0 {
+			name, status, want = "nobody", http.StatusBadRequest, "nobody, want a name"
+		}
+		wg.Go(func() {
+			if a, err := r.trySend(http.MethodPost, "/function/"+function, name); err != nil || a.status != status || !strings.Contains(string(a.body), want) {
+				r.t.Errorf("%s: %v, %d %s, want %d %s", name, err, a.status, a.body, status, want)
+			}
+		})
+	}
+	wg.Wait()
+}
