@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/task"
@@ -61,7 +62,7 @@ func serve(ctx context.Context, conn *wire.Conn, hello wire.Hello, hooks Hooks, 
 	s.cancelAll()
 	s.credit.close()
 	s.running.Wait()
-	if <-finished || errors.Is(err, io.EOF) {
+	if <-finished || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) { // the latter: with answers unread
 		return nil
 	}
 	return err

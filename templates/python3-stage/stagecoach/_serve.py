@@ -177,6 +177,8 @@ class _Server:
     def _read_all(self) -> None:
         try:
             self._read()
+        except ConnectionResetError:  # closed, with answers unread
+            pass
         except Exception as err:  # whatever it is, the replica ends with it
             self.fault = err if isinstance(err, WireError) else WireError(f"{type(err).__name__}: {err}")
         self.conn.shut()  # what still runs can stop, and no write waits

@@ -69,7 +69,7 @@ class Item:
             self._wire = [encode(name, value) for name, value in tensors.items()]
             self._body, self.content_type = b"", ""
         elif isinstance(body, str):
-            self._body, self.content_type = body.encode(), content_type or TEXT
+            self._body, self.content_type = _utf8(body), content_type or TEXT
         else:
             self._body, self.content_type = body, content_type or BINARY
 
@@ -144,6 +144,11 @@ class Item:
         return f"Item({len(self._body)} bytes, {self.content_type!r})"
 
 
+def _utf8(text: str) -> bytes:
+    """Encode text. What came as other bytes, in a header field for instance, goes out as it came."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 class Part(NamedTuple):
     """The share of a call's input that came from one predecessor in the pipeline; the client's own comes from ""."""
 
@@ -178,7 +183,7 @@ def item_of(value: Any) -> Item:
     if isinstance(value, Item):
         return value
     if isinstance(value, str):
-        return Item(value.encode(), TEXT)
+        return Item(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return Item(bytes(value))
     if is_array(value):
@@ -277,7 +282,7 @@ class Call:
         :class:`Cancelled` or :class:`Expired` when the call is over."""
         self.check()
         if self._link is not None:
-            self._link.send(self, data.encode() if isinstance(data, str) else data)
+            self._link.send(self, _utf8(data) if isinstance(data, str) else data)
 
 
 class _CallLog(logging.LoggerAdapter):
