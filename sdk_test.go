@@ -67,8 +67,11 @@ func listed(t *testing.T, dir string) []string {
 }
 
 func TestTemplates(t *testing.T) {
-	for _, lang := range []string{"go-stage", "onnx-stage"} {
-		for _, file := range []string{"template.yml", "main.go", "Dockerfile", "README.md", "function/handler.go"} {
+	compiled := []string{"main.go", "function/handler.go"}
+	for lang, own := range map[string][]string{
+		"go-stage": compiled, "onnx-stage": compiled, "python3-stage": {"stage", "stagecoach/__init__.py", "function/handler.py", "function/requirements.txt"},
+	} {
+		for _, file := range append([]string{"template.yml", "Dockerfile", "README.md"}, own...) {
 			if _, err := fs.Stat(stagecoach.Templates(), lang+"/"+file); err != nil {
 				t.Error(err)
 			}

@@ -74,7 +74,7 @@ func TestSameMain(t *testing.T) {
 
 // TestDockerSaysStage wants the images that Docker makes to say what those of `stagecoach build` do: that they are stages.
 func TestDockerSaysStage(t *testing.T) {
-	for _, file := range []string{"go-stage/Dockerfile", "onnx-stage/Dockerfile"} {
+	for _, file := range []string{"go-stage/Dockerfile", "onnx-stage/Dockerfile", "python3-stage/Dockerfile"} {
 		want := "\nLABEL " + image.ProtocolLabel + "=" + image.ProtocolVersion + "\n"
 		if b, err := os.ReadFile(file); err != nil || !bytes.Contains(b, []byte(want)) {
 			t.Errorf("%s has no line %q (%v)", file, want, err)
