@@ -11,7 +11,9 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
 const pythonHandler = `"""Greets by name."""
@@ -147,4 +149,64 @@ func (r *rig) together(function string) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestPythonFromDocker runs an image as the template's Dockerfile makes it, with an interpreter of its own that does not fit this machine:
+// it speaks the stage protocol, and so is run among the machine's files by the machine's. A program that does not is no Python stage,
+// whatever it says.
+func TestPythonFromDocker(t *testing.T) {
+	t.Parallel()
+	py := proctest.Python(t)
+	images := t.TempDir()
+	c := &cli{t: t, dir: t.TempDir()}
+	c.handler("starter", "python3-stage")
+	c.write("stack.yml", fmt.Sprintf(pythonStack, py))
+	c.run("starter", "", "build", "--images", images, "--folder", "--filter", "starter")
+	made := filepath.Join(images, "example/starter/latest")
+	if err := os.MkdirAll(filepath.Join(made, "usr/local/bin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(made, "usr/local/bin/python3"), []byte("for another machine"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	img, err := image.Pack(made, image.Config{
+		Entrypoint: []string{"/stage"}, Labels: map[string]string{image.ProtocolLabel: image.ProtocolVersion},
+		Env: []string{"PATH=/usr/local/bin", "PYTHON_VERSION=3.99.0", "LANG=C.UTF-8", "STAGECOACH_RUNTIME=python"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := image.OpenStore(storeIn(images))
+	if err == nil {
+		_, err = store.Add(t.Context(), img, "example/docker:1")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	store.Close()
+	if err := os.Symlink(proctest.Built(t, "images", "stagecoach"), filepath.Join(images, "stagecoach")); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, "--images", images)
+	const deploy = `{"service":%q,"image":%q,"envProcess":"%s ./stage","envVars":{%s}}`
+	for _, of := range []struct{ name, image, env, path string }{
+		{"docker", "example/docker:1", "", "fork"},
+		{"folder", "example/starter:latest", `"STAGECOACH_RUNTIME":"python"`, "fork"},
+		{"silent", "example/starter:latest", "", keysmanager.PathProcess}, // a folder says nothing of itself
+	} {
+		r.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(deploy, of.name, of.image, py, of.env), "Content-Type", "application/json")
+		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/"+of.name, "hello").body); got != "You said: hello\n" {
+			t.Errorf("%s: got %q", of.name, got)
+		}
+		if starts := replicaStarts(r.line(of.name).Events); len(starts) == 0 || !strings.HasPrefix(starts[0].path, of.path) {
+			t.Errorf("%s: starts %+v, want path %s", of.name, starts, of.path)
+		}
+	}
+
+	web := httpFn("web", nil, "STAGECOACH_RUNTIME", "python")
+	r.deployAll(web)
+	r.must(http.StatusOK, http.MethodPost, "/function/web", "hello")
+	if starts := replicaStarts(r.line("web").Events); len(starts) == 0 || starts[0].path != keysmanager.PathProcess {
+		t.Errorf("starts %+v, want a process", starts)
+	}
 }
