@@ -13,7 +13,7 @@ models=build/models/ocr
 
 # The same source gives the same program; one that is up to date is not linked again.
 programs=build/functions
-packages=(ocr/detect ocr/recognise ocr/text noop echo-http wait onnx minilm/embed minilm/pool)
+packages=(ocr/detect ocr/recognise ocr/text noop echo-http wait onnx minilm/embed minilm/pool torch/weights)
 mkdir -p "$programs"
 ${GO:-go} build -trimpath -buildvcs=false -o "$programs/" "${packages[@]/#/./functions/}"
 
@@ -50,3 +50,24 @@ models=build/models/minilm
 for layer in 1 2 3 4 5 6; do image minilm-layer-$layer onnx layer-$layer.onnx; done
 image minilm-embed embed embed.onnx vocab.txt
 image minilm-pool pool pool.onnx
+
+# Stages in Python are checked and compiled for the machine's interpreter, by the platform's own command.
+"$programs/weights" build/models/transformer >/dev/null
+# python FOLDER NAMES makes the images of functions/torch/FOLDER/stack.yml that have such names, unless they are of these
+# sources already.
+python() {
+  local folder=functions/torch/$1 stamp=$programs/$1.stamp
+  state() {
+    echo "$images"
+    cat builder/*.{go,py} "$folder"/{handler.py,stack.yml} templates/python3-stage/stage templates/python3-stage/stagecoach/*.py | sha256sum
+    stat -L -c '%n %s %Y' "$folder"/*/*/model.safetensors
+    stat -c '%n %Y' "$images"/$2/$version/stage
+  }
+  [ -f "$stamp" ] && [ "$(state "$@" 2>/dev/null)" = "$(cat "$stamp")" ] && return
+  [ -x build/bin/stagecoach ] || { echo "images: build/bin/stagecoach is missing: run make build" >&2; exit 1; }
+  build/bin/stagecoach build -folder -images "$(dirname "$images")" -f "$folder/stack.yml" -filter "$2" >/dev/null
+  state "$@" >"$stamp.part"
+  mv "$stamp.part" "$stamp"
+}
+python transformer 'transformer-*'
+python minilm 'minilm-torch-layer-*'
