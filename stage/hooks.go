@@ -114,9 +114,21 @@ func (b badInput) Unwrap() error { return b.error }
 // BadInput marks err as caused by the call's input: the client gets 400 instead of 500, and nothing is retried.
 func BadInput(err error) error { return badInput{err} }
 
+// outOfMemory marks an error as the device's.
+type outOfMemory struct{ error }
+
+func (o outOfMemory) Unwrap() error { return o.error }
+
+// OutOfMemory marks err as caused by a device that has not the memory that the call takes: it is tried again by a replica on other
+// devices, and this replica is replaced by one elsewhere. Of Place, the function is not started on this device again for a while.
+// The message should say which device, how much was wanted and how much is free.
+func OutOfMemory(err error) error { return outOfMemory{err} }
+
 // code says which outcome an error of a hook is.
 func code(err error) task.Code {
 	switch {
+	case errors.As(err, new(outOfMemory)):
+		return task.OutOfMemory
 	case errors.As(err, new(badInput)):
 		return task.BadInput
 	case errors.Is(err, context.Canceled):

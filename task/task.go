@@ -52,6 +52,7 @@ const (
 	Canceled         // the coordinator asked for it
 	Unavailable      // no replica could be started: 503
 	Redeployed       // there is no replica left of the revision that its request must have: 503, or retried while none was used
+	OutOfMemory      // the replica's device has not the memory that it takes: retried on a replica on other devices, else 503
 )
 
 // Reply is the end of one attempt of a task.

@@ -136,8 +136,8 @@ func DecodeReply(b []byte) (*task.Reply, error) {
 		Wait: time.Duration(r.Int()), Service: time.Duration(r.Int()), Batch: r.Uint(), BatchSize: small(r),
 		Header: readHeaders(r), Output: tensor.ReadActivation(r), Revision: r.Uint(),
 	}
-	if p.Code > task.Redeployed {
-		r.Fail("code %d, want at most %d", p.Code, task.Redeployed)
+	if p.Code > task.OutOfMemory {
+		r.Fail("code %d, want at most %d", p.Code, task.OutOfMemory)
 	}
 	if err := r.End(); err != nil {
 		return nil, fmt.Errorf("reply: %w", err)

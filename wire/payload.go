@@ -156,8 +156,8 @@ func (m Error) Append(b []byte) []byte {
 func DecodeError(b []byte) (Error, error) {
 	r := pack.NewReader(b)
 	m := Error{Index: small(r), Service: time.Duration(r.Int()), Code: task.Code(r.Byte()), Message: r.String()}
-	if m.Code == task.OK || m.Code > task.Unavailable {
-		r.Fail("code %d, want 1 to %d", m.Code, task.Unavailable)
+	if m.Code == task.OK || m.Code > task.Unavailable && m.Code != task.OutOfMemory {
+		r.Fail("code %d, want 1 to %d, or %d", m.Code, task.Unavailable, task.OutOfMemory)
 	}
 	return m, end("error", r)
 }
