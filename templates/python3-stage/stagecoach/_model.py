@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import os
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Mapping
 
+from . import _safetensors
 from ._types import StageError
 
 if TYPE_CHECKING:
@@ -12,35 +14,113 @@ if TYPE_CHECKING:
 
 ENV_MODEL = "STAGECOACH_MODEL"
 
+# numpy's and PyTorch's names of the format's datatypes. What numpy lacks is its bits.
+_NUMPY = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "BF16": "<u2", "U32": "<u4", "I32": "<i4",
+          "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8", "C64": "<c8"}
+_TORCH = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "F16": "float16", "BF16": "bfloat16",
+          "U32": "uint32", "I32": "int32", "F32": "float32", "U64": "uint64", "I64": "int64", "F64": "float64", "C64": "complex64",
+          "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+          "F8_E5M2FNUZ": "float8_e5m2fnuz"}
+
 
 class Model:
     """The parameters of a function, in the file or folder that STAGECOACH_MODEL names.
 
     Reading it is the load hook's: nothing is opened before it is asked for. What :attr:`tensors` and :meth:`torch` return
-    lies in pages of the files, which all replicas of all functions share; a write to one is a private copy of that page.
+    lies in pages of the files, which all replicas share; a write to one is a private copy of that page.
     """
 
     def __init__(self, path: str = "") -> None:
         self.path = os.path.abspath(path) if path else ""  # of a file or a folder; "": the function has no model
-        self._files: list[Any] | None = None
+        self._entries: dict[str, _safetensors.Entry] | None = None
 
     @classmethod
     def from_environment(cls) -> Model:
         """The model that the process was started for."""
         return cls(os.environ.get(ENV_MODEL, ""))
 
+    def _read(self) -> dict[str, _safetensors.Entry]:
+        if self._entries is None:
+            self._entries = _safetensors.read(self._there())
+        return self._entries
+
+    def _there(self) -> str:
+        if not self.path:
+            raise StageError(f"no model: put model.safetensors, or a folder model, beside handler.py, or set {ENV_MODEL} in the "
+                             "function's environment to a file or folder of the image")
+        if not os.path.exists(self.path):
+            raise StageError(f"{ENV_MODEL}: no {self.path}, want a file or folder of the image")
+        return self.path
+
     @property
     def tensors(self) -> Mapping[str, numpy.ndarray]:
         """The parameters by name, mapped, read-only. What numpy has no datatype for comes as its bits: BF16 as uint16, F8
         as uint8; see :meth:`torch`."""
-        raise NotImplementedError
+        import numpy
+
+        out = {}
+        for name, e in self._read().items():
+            array = numpy.ndarray(e.shape, _NUMPY.get(e.dtype, "u1"), e.data, e.begin)
+            array.flags.writeable = False
+            out[name] = array
+        return MappingProxyType(out)
 
     def torch(self) -> dict[str, torch.Tensor]:
-        """The parameters by name for PyTorch, mapped: ``module.load_state_dict(model.torch(), assign=True)`` (torch from
-        2.1 on) copies nothing."""
-        raise NotImplementedError
+        """The parameters by name for PyTorch, mapped: nothing is copied, as long as they are used as they are. With
+        :meth:`fill`, or from PyTorch 2.1 on ``module.load_state_dict(model.torch(), assign=True)``, that is so."""
+        import torch
+
+        out = {}
+        for name, e in self._read().items():
+            dtype = getattr(torch, _TORCH[e.dtype], None)
+            if dtype is None:
+                raise StageError(f"{e.file}: tensor {name!r}: {e.dtype}, which PyTorch {torch.__version__} lacks, want a later one")
+            size = _safetensors.SIZES[e.dtype]
+            if e.begin == e.end:
+                out[name] = torch.empty(e.shape, dtype=dtype)
+            elif e.begin % size:  # not where PyTorch may want it: a copy
+                out[name] = torch.frombuffer(bytearray(e.data[e.begin:e.end]), dtype=dtype).reshape(e.shape)
+            else:
+                out[name] = torch.frombuffer(e.data, dtype=dtype, count=(e.end - e.begin) // size, offset=e.begin).reshape(e.shape)
+        return out
+
+    def fill(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Make the tensors the parameters and buffers of module, without a copy, and return it, set to evaluate. Names and shapes
+        have to be those of its state_dict; one of several names of the same parameter is enough. (PyTorch from 2.0 on makes a
+        module without parameters of its own: ``with torch.device("meta"): module = ...``)"""
+        import torch
+
+        tensors, state = self.torch(), module.state_dict(keep_vars=True)
+        shared = {id(state[name]): tensor for name, tensor in tensors.items() if name in state}
+        missing = [name for name, v in state.items() if id(v) not in shared]
+        unknown = [name for name in tensors if name not in state]
+        if missing or unknown:
+            raise StageError(f"{self.path}: parameters {missing[:8]} are missing, {unknown[:8]} are too many, want those of "
+                             f"{type(module).__name__}")
+        for name, old in state.items():
+            tensor = shared[id(old)]
+            if old.shape != tensor.shape:
+                raise StageError(f"{self.path}: tensor {name!r}: shape {list(tensor.shape)}, want {list(old.shape)}")
+            at, _, last = name.rpartition(".")
+            owner = module.get_submodule(at)
+            if isinstance(old, torch.nn.Parameter):
+                if not isinstance(tensor, torch.nn.Parameter):
+                    tensor = shared[id(old)] = torch.nn.Parameter(tensor, requires_grad=False)
+                owner._parameters[last] = tensor
+            else:
+                owner._buffers[last] = tensor
+        return module.eval()
 
     def onnx(self, **options: Any) -> Any:
         """An onnxruntime.InferenceSession of the model's ONNX file, with one thread unless ``sess_options`` says otherwise.
-        It starts threads of its own, so that it belongs into the place hook."""
-        raise NotImplementedError
+        More threads than one do not survive a fork: make such a session in the place hook."""
+        import onnxruntime
+
+        path = self._there()
+        if os.path.isdir(path):
+            path = os.path.join(path, "model.onnx")
+        if "sess_options" not in options:
+            options["sess_options"] = onnxruntime.SessionOptions()
+            options["sess_options"].intra_op_num_threads = options["sess_options"].inter_op_num_threads = 1
+        options.setdefault("providers", ["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(path, **options)
