@@ -128,7 +128,7 @@ func record(site, file string) error {
 	var kept [][]string
 	for _, row := range rows {
 		name := row[0]
-		if folder, program := filepath.Split(name); folder == "../../bin/" { // as pip names them before it moves them to --target
+		if folder, program := filepath.Split(name); folder == "../../bin/" && filepath.IsLocal(program) { // as pip names them before it moves them to --target
 			if err := remove(filepath.Join(site, "bin", program)); err != nil {
 				return err
 			}

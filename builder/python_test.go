@@ -3,6 +3,8 @@ package builder
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/csv"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -56,8 +58,14 @@ func TestPython(t *testing.T) {
 			"f/README.md": "r", "f/.hidden": "h", "f/testdata/x": "x",
 		})
 		greet(t, filepath.Join(dir, "f"))
-		if round > 0 { // as after a test that somebody has run
+		if round > 0 { // as after a test that somebody has run, and for one with other habits
 			tree(t, dir, map[string]string{"f/__pycache__/handler.cpython-311.pyc": "old"})
+			for name, value := range map[string]string{
+				"PIP_USER": "1", "PIP_REQUIRE_VIRTUALENV": "1", "PYTHONHASHSEED": "5", "PYTHONOPTIMIZE": "2", "PYTHONDONTWRITEBYTECODE": "1",
+				"PYTHONPYCACHEPREFIX": t.TempDir(), "SOURCE_DATE_EPOCH": "1000000000", "LC_ALL": "C", "TZ": "Asia/Tokyo",
+			} {
+				t.Setenv(name, value)
+			}
 		}
 		before := list(t, dir)
 		b := open(t, dir, map[string]stack.Function{"f": {Lang: "python3-stage", Handler: "f", FProcess: py + " ./stage"}})
@@ -307,6 +315,37 @@ func TestNormalise(t *testing.T) {
 	if err := normalise(site); err == nil || !strings.Contains(err.Error(), "b-1.dist-info: RECORD: ") {
 		t.Errorf("got %v, want the package's name", err)
 	}
+}
+
+// FuzzRecord wants a list of files, whatever a package brings: sorted, with none outside, and nothing removed but programs.
+func FuzzRecord(f *testing.F) {
+	for _, seed := range []string{"", "b.py,sha256=x,1\n", "../../bin/a,,\n", "../../bin/,,\n../../bin/..,,\n", "\"a,\nb\",,\n", "a\n,,\n", "/etc/passwd,,\r\n../x,,"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		site := filepath.Join(t.TempDir(), "site-packages")
+		file := filepath.Join(site, "a-1.dist-info/RECORD")
+		tree(t, site, map[string]string{"a-1.dist-info/RECORD": text, "b.py": "", "bin/a": ""})
+		if record(site, file) != nil {
+			return
+		}
+		if got := list(t, site); !slices.Contains(got, "b.py") || len(got) < 2 {
+			t.Errorf("%q: left are %v", text, got)
+		}
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows, err := csv.NewReader(bytes.NewReader(b)).ReadAll()
+		if err != nil && !errors.Is(err, csv.ErrFieldCount) || !slices.IsSortedFunc(rows, slices.Compare[[]string]) {
+			t.Errorf("%q became %q: %v", text, b, err)
+		}
+		for _, row := range rows {
+			if !filepath.IsLocal(row[0]) {
+				t.Errorf("%q: has %q", text, row[0])
+			}
+		}
+	})
 }
 
 func TestTail(t *testing.T) {
