@@ -1,0 +1,409 @@
+package templates_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+const patience = 30 * time.Second // for what takes milliseconds when nothing is wrong
+
+// idle is a handler that ignores its children's ends, as one may, and whose replicas say who they are.
+const idle = `
+import os, signal, sys, threading, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+def place(state, replica):
+    print("placed", replica.name, threading.active_count(), flush=True)
+    print("placed", replica.name, file=sys.stderr, flush=True)
+    if replica.name == "leaves":
+        sys.exit(5)
+
+def infer(state, calls):
+    return calls
+`
+
+// keeper is the manager's end of a Python stage's zygote.
+type keeper struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	socket *net.UnixConn
+	stderr *lockedBuffer
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// pair makes a socket pair of which one end is a connection and the other a file to pass on.
+func pair(t *testing.T, kind int) (*net.UnixConn, *os.File) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, there := os.NewFile(uintptr(fds[0]), "here"), os.NewFile(uintptr(fds[1]), "there")
+	c, err := net.FileConn(here)
+	here.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close(); there.Close() })
+	return c.(*net.UnixConn), there
+}
+
+// zygote starts one of the handler idle, which is ready.
+func zygote(t *testing.T) *keeper {
+	t.Helper()
+	root := t.TempDir()
+	if err := errors.Join(os.CopyFS(root, os.DirFS("python3-stage")), os.WriteFile(filepath.Join(root, "handler.py"), []byte(idle), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	socket, there := pair(t, unix.SOCK_SEQPACKET)
+	k := &keeper{t: t, socket: socket, stderr: &lockedBuffer{}}
+	k.cmd = exec.Command(proctest.Python(t), "stage")
+	k.cmd.Dir, k.cmd.Env, k.cmd.ExtraFiles, k.cmd.Stderr = root, []string{wire.EnvZygoteFD + "=3", "PATH=" + os.Getenv("PATH")}, []*os.File{there}, k.stderr
+	k.cmd.WaitDelay = patience // for what has its stderr, and should have ended with it
+	if err := k.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	there.Close()
+	t.Cleanup(func() {
+		if k.cmd.ProcessState == nil {
+			socket.Close()
+			_ = k.cmd.Process.Kill()
+			_ = k.cmd.Wait()
+		}
+		if t.Failed() {
+			t.Logf("zygote's stderr:\n%s", k.stderr)
+		}
+	})
+	if o := k.want(wire.ZygoteReady); int(o.PID) != k.cmd.Process.Pid || o.Nanos == 0 || o.Prepacked || o.Threads != 0 {
+		t.Errorf("ready: %+v", o)
+	}
+	return k
+}
+
+// want reads the next message and checks its kind.
+func (k *keeper) want(kind wire.OrderKind) wire.Order {
+	k.t.Helper()
+	b := make([]byte, 4096)
+	n, err := k.socket.Read(b)
+	if err != nil {
+		k.t.Fatalf("read from zygote: %v; stderr: %s", err, k.stderr)
+	}
+	o, err := wire.DecodeOrder(b[:n])
+	if err != nil || o.Kind != kind {
+		k.t.Fatalf("message %+v, %v, want kind %c", o, err, kind)
+	}
+	return o
+}
+
+// say sends a message with descriptors.
+func (k *keeper) say(to *net.UnixConn, message []byte, files ...*os.File) {
+	k.t.Helper()
+	var fds []int
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
+	}
+	if _, _, err := to.WriteMsgUnix(message, unix.UnixRights(fds...), nil); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// fork has a child forked, which waits at its gate.
+func (k *keeper) fork(id uint32) (pid int, gate *net.UnixConn) {
+	k.t.Helper()
+	gate, there := pair(k.t, unix.SOCK_SEQPACKET)
+	k.say(k.socket, encode(wire.Order{Kind: wire.OrderFork, ID: id}), there)
+	there.Close()
+	o := k.want(wire.ChildForked)
+	if o.ID != id || o.Nanos == 0 {
+		k.t.Errorf("forked: %+v, want id %d", o, id)
+	}
+	return int(o.PID), gate
+}
+
+func encode(o wire.Order) []byte {
+	o.Version = wire.OrderVersion
+	return wire.AppendOrder(nil, o)
+}
+
+// began tells a child which replica it is, and returns its stage socket and what it prints.
+func (k *keeper) began(gate *net.UnixConn, env ...string) (stage *net.UnixConn, stdout, stderr *os.File) {
+	k.t.Helper()
+	stage, there := pair(k.t, unix.SOCK_STREAM)
+	files := []*os.File{there}
+	var out []*os.File
+	for range 2 {
+		r, w, err := os.Pipe()
+		if err != nil {
+			k.t.Fatal(err)
+		}
+		k.t.Cleanup(func() { _ = r.Close() })
+		if err := r.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			k.t.Fatal(err)
+		}
+		files, out = append(files, w), append(out, r)
+	}
+	k.say(gate, encode(wire.Order{Kind: wire.OrderBegin, Threads: 1, Env: env}), files...)
+	for _, f := range files {
+		f.Close()
+	}
+	gate.Close()
+	return stage, out[0], out[1]
+}
+
+// alive tells which processes live, as the zygote says.
+func (k *keeper) alive() (all []int) {
+	k.t.Helper()
+	k.say(k.socket, encode(wire.Order{Kind: wire.OrderList, ID: 9}))
+	for {
+		b := make([]byte, 4096)
+		n, err := k.socket.Read(b)
+		if err != nil {
+			k.t.Fatal(err)
+		}
+		switch o, err := wire.DecodeOrder(b[:n]); {
+		case err == nil && o.Kind == wire.OrderList && o.ID == 9:
+			slices.Sort(all)
+			return all
+		case err == nil && o.Kind == wire.ChildLives && o.ID == 77:
+			all = append(all, int(o.PID))
+		default:
+			k.t.Fatalf("in a list: %+v, %v", o, err)
+		}
+	}
+}
+
+// descriptors are those of a process, by number, and where they lead.
+func descriptors(pid int) (all []string) {
+	folder := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, _ := os.ReadDir(folder) // of one that has ended: none
+	for _, e := range entries {
+		to, _ := os.Readlink(filepath.Join(folder, e.Name()))
+		all = append(all, e.Name()+" "+to)
+	}
+	return all
+}
+
+func comm(t *testing.T, pid int) string {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// TestPythonGate: a child waits until it is told who it is, then is that; it ends with its gate, or with what that says when it is
+// nonsense.
+func TestPythonGate(t *testing.T) {
+	k := zygote(t)
+	own := comm(t, k.cmd.Process.Pid)
+	pid, gate := k.fork(1)
+	if got := comm(t, pid); got != "spare\n" || got == own {
+		t.Errorf("it is called %q and its zygote %q, want spare and not", got, own)
+	}
+	proctest.Until(t, patience, "it to have the gate in place of its zygote's own descriptors, and no signal blocked", func() bool {
+		want := slices.DeleteFunc(descriptors(k.cmd.Process.Pid), func(fd string) bool { return strings.Contains(fd, "signalfd") })
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		return err == nil && len(descriptors(pid)) == len(want) && !slices.Equal(descriptors(pid), want) && bytes.Contains(status, []byte("SigBlk:\t0000000000000000\n"))
+	})
+	stage, stdout, stderr := k.began(gate, wire.EnvReplica+"=me")
+	for _, f := range []*os.File{stdout, stderr} {
+		b := make([]byte, 100)
+		n, err := f.Read(b)
+		if got := string(b[:n]); err != nil || !strings.HasPrefix(got, "placed me") || f == stdout && got != "placed me 1\n" {
+			t.Errorf("it prints %q, %v", got, err)
+		}
+	}
+	if _, err := stage.Read(make([]byte, 1)); err != nil {
+		t.Errorf("no hello: %v", err)
+	}
+	if got := comm(t, pid); got != own {
+		t.Errorf("the replica is called %q, want %q as its zygote", got, own)
+	}
+	begin := encode(wire.Order{Kind: wire.OrderBegin, Env: []string{"A=1"}})
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	for name, tc := range map[string]struct {
+		message []byte
+		files   int
+		status  int
+		stderr  string
+	}{
+		"closed":              {nil, 0, 0, ""},
+		"another kind":        {[]byte{'K', wire.OrderVersion, 0, 0, 0, 0, 0, 0}, 3, 1, "what its gate says"},
+		"another version":     {append([]byte{'B', 9}, begin[2:]...), 3, 1, "what its gate says"},
+		"short":               {begin[:7], 3, 1, "what its gate says"},
+		"too few descriptors": {begin, 2, 1, "what its gate says"},
+		"too long":            {append(slices.Clone(begin), make([]byte, 70<<10)...), 3, 1, "what its gate says"},
+		"unended environment": {begin[:len(begin)-1], 3, 1, "no end"},
+	} {
+		pid, gate := k.fork(2)
+		said := len(k.stderr.String())
+		if tc.message != nil {
+			k.say(gate, tc.message, slices.Repeat([]*os.File{null}, tc.files)...)
+		}
+		gate.Close()
+		if o := k.want(wire.ChildExited); int(o.PID) != pid || unix.WaitStatus(o.Status).ExitStatus() != tc.status {
+			t.Errorf("%s: it ended with %+v, want pid %d and status %d", name, o, pid, tc.status)
+		}
+		deadline := time.Now().Add(patience)
+		for !strings.Contains(k.stderr.String()[said:], tc.stderr) && time.Now().Before(deadline) {
+			runtime.Gosched() // its last line is on its way through the test's pipe
+		}
+		if got := k.stderr.String()[said:]; !strings.Contains(got, tc.stderr) || tc.stderr == "" && got != "" {
+			t.Errorf("%s: it said %q, want %q", name, got, tc.stderr)
+		}
+	}
+}
+
+// TestPythonChildren: every end is told once, however many there are and whatever the handler does about them; who lives is told,
+// and only those are killed.
+func TestPythonChildren(t *testing.T) {
+	k := zygote(t)
+	if got := k.alive(); len(got) != 0 {
+		t.Errorf("before any fork: %v", got)
+	}
+	live, gates := map[uint32]bool{}, []*net.UnixConn{}
+	var pids []int
+	for range 30 {
+		pid, gate := k.fork(77)
+		live[uint32(pid)], pids, gates = true, append(pids, pid), append(gates, gate)
+	}
+	slices.Sort(pids)
+	if got := k.alive(); !slices.Equal(got, pids) {
+		t.Errorf("children %v, want %v", got, pids)
+	}
+	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGTERM), PID: uint32(pids[0])}))
+	if o := k.want(wire.ChildExited); int(o.PID) != pids[0] || unix.WaitStatus(o.Status).Signal() != syscall.SIGTERM {
+		t.Errorf("killed: %+v", o)
+	}
+	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGTERM), PID: uint32(os.Getpid())})) // no child: silence
+	for _, pid := range pids[1:] {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Error(err)
+		}
+	}
+	delete(live, uint32(pids[0]))
+	for range pids[1:] {
+		o := k.want(wire.ChildExited)
+		if !live[o.PID] {
+			t.Errorf("pid %d: not known or reported twice", o.PID)
+		}
+		delete(live, o.PID)
+	}
+	for _, g := range gates {
+		g.Close()
+	}
+	pid, gate := k.fork(1)
+	k.began(gate, wire.EnvReplica+"=leaves")
+	if o := k.want(wire.ChildExited); int(o.PID) != pid || unix.WaitStatus(o.Status).ExitStatus() != 5 {
+		t.Errorf("a hook that leaves: %+v", o)
+	}
+}
+
+// TestPythonZygoteEnds: with its control socket, and its children with it, however it ends.
+func TestPythonZygoteEnds(t *testing.T) {
+	for name, end := range map[string]func(k *keeper){
+		"control socket closed": func(k *keeper) { k.socket.Close() },
+		"killed":                func(k *keeper) { _ = k.cmd.Process.Kill() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := zygote(t)
+			spare, _ := k.fork(1)
+			replica, gate := k.fork(2)
+			stage, _, _ := k.began(gate)
+			if _, err := stage.Read(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+			end(k)
+			if err := k.cmd.Wait(); name == "killed" != (err != nil) {
+				t.Errorf("the zygote ended with %v", err)
+			}
+			proctest.Gone(t, spare)
+			proctest.Gone(t, replica)
+		})
+	}
+}
+
+// TestPythonRefusals: orders that are none are refused as stage/zygote's are, and leave nothing open.
+func TestPythonRefusals(t *testing.T) {
+	k := zygote(t)
+	open := func() int { return len(descriptors(k.cmd.Process.Pid)) }
+	before := open()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	fork := encode(wire.Order{Kind: wire.OrderFork, ID: 5})
+	const none = 1<<32 - 1
+	for name, tc := range map[string]struct {
+		message []byte
+		fds     int
+		id      uint32
+		text    string
+	}{
+		"too short":              {[]byte("F"), 1, none, "1 bytes"},
+		"unknown kind":           {append([]byte{'?', wire.OrderVersion}, fork[2:]...), 1, none, "kind 63"},
+		"other version":          {append([]byte{'F', 9}, fork[2:]...), 1, 5, "version 9"},
+		"no descriptor":          {fork, 0, 5, "0 descriptors, want 1"},
+		"two gates":              {fork, 2, 5, "2 descriptors"},
+		"too many descriptors":   {fork, 40, 5, "16 descriptors"},
+		"fork with bytes behind": {append(slices.Clone(fork), 0), 1, 5, "9 bytes, want 8"},
+		"too long":               {append(slices.Clone(fork), make([]byte, 70<<10)...), 1, 5, "65536 bytes"},
+		"list with bytes behind": {[]byte{'L', wire.OrderVersion, 0, 0, 1, 0, 0, 0, 0}, 0, none, "kind 76 of 9 bytes"},
+		"kill with bytes behind": {[]byte{'K', wire.OrderVersion, 9, 0, 1, 0, 0, 0, 0}, 0, none, "kind 75 of 9 bytes"},
+	} {
+		k.say(k.socket, tc.message, slices.Repeat([]*os.File{null}, tc.fds)...)
+		if o := k.want(wire.ZygoteError); o.ID != tc.id || !strings.Contains(o.Text, tc.text) {
+			t.Errorf("%s: error %d %q, want %d and %q", name, o.ID, o.Text, tc.id, tc.text)
+		}
+	}
+	pid, _ := k.fork(1)
+	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: 200, PID: uint32(pid)}))
+	if o := k.want(wire.ZygoteError); o.ID != none || !strings.Contains(o.Text, "signal 200") {
+		t.Errorf("kill with signal 200: %+v", o)
+	}
+	if after := open(); after != before {
+		t.Errorf("the zygote has %d descriptors open, want %d as before", after, before)
+	}
+}
