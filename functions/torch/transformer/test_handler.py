@@ -106,6 +106,25 @@ class TestTransformer(unittest.TestCase):
             long, short = (handler.infer(self.stages[0], [sc.Call(text)])[0].items[0].torch("hidden") for text in ("abcdef", "abc"))
         torch.testing.assert_close(long[:, :3], short)
 
+    def test_places_differ(self) -> None:
+        first, second = run(self.stages, ["abc", "bac"])  # what looks back at the same bytes in another order
+        self.assertNotEqual(first, second)
+
+    def test_block_is_an_encoder_layer(self) -> None:
+        """A block is what PyTorch itself has for one, with two heads here."""
+        width, inner, length = 2 * handler.HEAD, 96, 7
+        theirs = torch.nn.TransformerEncoderLayer(width, 2, inner, dropout=0, activation="gelu", batch_first=True, norm_first=True).eval()
+        for p in theirs.parameters():
+            torch.nn.init.normal_(p, std=0.1)
+        attention = theirs.self_attn
+        tensors = {"attention.weight": attention.in_proj_weight, "attention.bias": attention.in_proj_bias}
+        for name, module in {"norm1": theirs.norm1, "merge": attention.out_proj, "norm2": theirs.norm2,
+                             "inner": theirs.linear1, "outer": theirs.linear2}.items():
+            tensors.update({name + ".weight": module.weight, name + ".bias": module.bias})
+        ours = handler.assign(handler.Block(width, inner), {name: t.detach() for name, t in tensors.items()})
+        x, mask = torch.randn(3, length, width), torch.full((length, length), -torch.inf).triu(1)
+        torch.testing.assert_close(ours(x, mask), theirs(x, mask).detach(), atol=1e-5, rtol=1e-5)
+
     def test_parameters_are_mapped(self) -> None:
         model = sc.Model(str(Path(self.folder.name, "3.safetensors")))
         tensors = model.torch()
