@@ -40,6 +40,9 @@ func TestDocs(t *testing.T) {
 		if blocks := examples(t, string(text)); len(blocks) > 0 {
 			t.Run(filepath.Base(page), func(t *testing.T) {
 				t.Parallel() // pages wait a lot
+				if bytes.Contains(text, []byte("import torch")) {
+					proctest.Torch(t)
+				}
 				folder := t.TempDir()
 				if filepath.Base(page) == "README.md" { // whose reader is in a clone
 					folder = filepath.Dir(page)
