@@ -26,7 +26,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        meta = {"device": "meta"}  # parameters without memory: those of the file take their place
+        meta = {"device": "meta"}  # parameters without memory: load puts the file's in their place
         self.norm1 = nn.LayerNorm(width, **meta)
         self.attention = nn.Linear(width, 3 * width, **meta)
         self.merge = nn.Linear(width, width, **meta)
@@ -81,25 +81,9 @@ def places(length: int, width: int, device: torch.device) -> torch.Tensor:
     return torch.stack((angles.sin(), angles.cos()), -1).view(length, width)
 
 
-def assign(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Make tensors the parameters of module, without a copy. It is ``load_state_dict(tensors, assign=True)``, which PyTorch has from
-    2.1 on."""
-    wanted = dict(module.named_parameters())
-    if wanted.keys() != tensors.keys():
-        raise ValueError(f"parameters {sorted(wanted.keys() - tensors.keys())} are missing, "
-                         f"{sorted(tensors.keys() - wanted.keys())} are too many: is the file for this model?")
-    for name, tensor in tensors.items():
-        if wanted[name].shape != tensor.shape:
-            raise ValueError(f"parameter {name}: shape {list(tensor.shape)}, want {list(wanted[name].shape)}")
-        at, _, last = name.rpartition(".")
-        setattr(module.get_submodule(at), last, nn.Parameter(tensor, requires_grad=False))
-    return module.eval()
-
-
 def load(model: sc.Model) -> nn.Module:
     """Make the stage of the parameters, which stay where they are: in the mapped file."""
-    tensors = model.torch()
-    return assign(Stage(tensors), tensors)
+    return model.fill(Stage(model.torch()))
 
 
 def infer(stage: nn.Module, calls: list[sc.Call]) -> list[sc.Output | Exception]:
