@@ -136,12 +136,12 @@ func place(s plan.Snapshot, a plan.Alloc, better func(*plan.Function, *node, *no
 }
 
 // keep returns up to count slots for replicas that exist: ones on nodes that are fit first, then ready before starting,
-// then the oldest. One whose device is not well is let go.
+// then the oldest. One whose device is not well, or barred to f, is let go.
 func keep(f *plan.Function, count int, all map[string]*node) []plan.Slot {
 	var have []plan.Replica
 	for _, r := range f.Replicas {
 		n := all[r.Node]
-		if r.State != plan.Draining && r.Revision == f.Revision && n != nil && n.Unfit(r.Device) == "" {
+		if r.State != plan.Draining && r.Revision == f.Revision && n != nil && n.Unfit(r.Device) == "" && f.Barred(r.Node, r.Device) == "" {
 			have = append(have, r)
 		}
 	}
@@ -225,7 +225,8 @@ func (n *node) devices(f *plan.Function) []string {
 	}
 	for id, free := range n.device {
 		whole := f.DeviceMemory == 0
-		if free >= max(plan.DeviceNeed(f.DeviceMemory, n.size[id]), 1) && !n.taken[f.Name+"/"+id] && (!whole || !n.occupied[id]) {
+		if free >= max(plan.DeviceNeed(f.DeviceMemory, n.size[id]), 1) && !n.taken[f.Name+"/"+id] && (!whole || !n.occupied[id]) &&
+			f.Barred(n.Name, id) == "" {
 			ids = append(ids, id)
 		}
 	}
@@ -285,6 +286,10 @@ func shortage(f *plan.Function, zygote int64, want, placed int, all map[string]*
 		}
 		need += fmt.Sprintf(", of %d that are there, %d of them well", devices, well)
 	}
-	return fmt.Sprintf("%d of %d placed: one more needs %s; of %d nodes, %s has the most free memory, %s",
-		placed, want, need, fit, name, plan.Size(max(most, 0)))
+	barred := ""
+	for i := range f.Bars {
+		barred += "; " + f.Barred(f.Bars[i].Node, f.Bars[i].Device)
+	}
+	return fmt.Sprintf("%d of %d placed: one more needs %s; of %d nodes, %s has the most free memory, %s%s",
+		placed, want, need, fit, name, plan.Size(max(most, 0)), barred)
 }

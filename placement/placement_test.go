@@ -155,6 +155,22 @@ func TestPlace(t *testing.T) {
 				s.Functions[0].Replicas = append(s.Functions[0].Replicas, r)
 			}
 		}, 2, 0, "r1@b/g1 +@b/g2", ""},
+		"devices that are barred": {first, func(s *plan.Snapshot) {
+			s.Functions[0].GPU, s.Functions[1].GPU = 1, 1
+			s.Nodes[1].Devices = []plan.Device{{ID: "g0", Memory: 90}, {ID: "g1", Memory: 90}}
+			s.Nodes[2].Devices = []plan.Device{{ID: "g0", Memory: 90}}
+			s.Functions[0].Bars = []plan.Bar{{Node: "b", Device: "g0", Until: t0.Add(time.Minute), Cause: "want 80 B"}}
+			r := replica("r0", "b", plan.Ready, 9)
+			r.Device = "g0"
+			s.Functions[0].Replicas = []plan.Replica{r}
+		}, 3, 0, "+@b/g1 +@c/g0", "2 of 3 placed: one more needs 30 B and 1 devices of its own, of 3 that are there, 3 of them well; of 3 nodes, a has the most free memory, 100 B; device g0 of node b is not tried until 12:01:00: want 80 B"},
+		"a bar is one function's, and one node's": {first, func(s *plan.Snapshot) {
+			s.Functions[0].GPU, s.Functions[1].GPU = 1, 1
+			s.Functions[0].DeviceMemory, s.Functions[1].DeviceMemory = 10, 10
+			s.Nodes[1].Devices = []plan.Device{{ID: "g0", Memory: 90}}
+			s.Nodes[2].Devices = []plan.Device{{ID: "g0", Memory: 90}}
+			s.Functions[0].Bars = []plan.Bar{{Node: "b", Device: "g0", Until: t0.Add(time.Minute), Cause: "x"}}
+		}, 1, 2, "+@c/g0", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := world()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Function finds a function by name; ok is false when the snapshot has none of that name. The pointer is into s: read only.
@@ -66,6 +67,17 @@ func (n *Node) Unfit(device string) string {
 			return fmt.Sprintf("device %s of node %s is no more", id, n.Name)
 		case n.Devices[i].Unavailable != "":
 			return fmt.Sprintf("device %s of node %s is not well: %s", id, n.Name, n.Devices[i].Unavailable)
+		}
+	}
+	return ""
+}
+
+// Barred says why no replica of f may be on any of these devices of a node; device is as Slot has it. Empty: it may.
+func (f *Function) Barred(node, device string) string {
+	ids := (Slot{Device: device}).Devices()
+	for _, b := range f.Bars {
+		if b.Node == node && slices.Contains(ids, b.Device) {
+			return fmt.Sprintf("device %s of node %s is not tried until %s: %s", b.Device, b.Node, b.Until.UTC().Format(time.TimeOnly), b.Cause)
 		}
 	}
 	return ""

@@ -66,6 +66,7 @@ type Function struct {
 
 	Replicas []Replica
 	Failing  Failure
+	Bars     []Bar // that hold, sorted by node, then device
 }
 
 // Demand is how requests arrive at a function, over a sliding window.
@@ -88,6 +89,14 @@ type Failure struct {
 	Count int       // in a row
 	Until time.Time // nothing is started before
 	Cause string
+}
+
+// Bar keeps a function from a device for a while, because its replicas were out of memory there: none of them may be there.
+type Bar struct {
+	Node, Device string
+	Count        int // in a row
+	Until        time.Time
+	Cause        string
 }
 
 // State is where a replica is in its life.

@@ -136,6 +136,9 @@ func (v *validator) slot(f *Function, slot Slot) {
 		case n.Devices[i].Unavailable != "":
 			v.add("function %q: device %q of node %q takes nothing new: %s", f.Name, id, n.Name, n.Devices[i].Unavailable)
 		}
+		if why := f.Barred(n.Name, id); why != "" {
+			v.add("function %q: new replica where %s", f.Name, why)
+		}
 		v.used[n.Name+"/"+id] += DeviceNeed(f.DeviceMemory, n.Devices[i].Memory)
 	}
 }

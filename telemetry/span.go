@@ -122,7 +122,7 @@ func (s *Span) call(c *task.Timing) {
 }
 
 // outcomes are the names of task.Code's values.
-var outcomes = [...]string{"ok", "bad input", "failed", "replica lost", "expired", "overloaded", "canceled", "unavailable", "unknown"}
+var outcomes = [...]string{"ok", "bad input", "failed", "replica lost", "expired", "overloaded", "canceled", "unavailable", "redeployed", "out of memory", "unknown"}
 
 // callID is the id that the function knows its call's span by.
 func callID(parent string, number uint32, attempt uint8) api.SpanID {

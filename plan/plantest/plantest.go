@@ -159,7 +159,7 @@ func anywhere(s plan.Snapshot, a plan.Alloc) []plan.Want {
 }
 
 // RunPlacer checks a placer: one want a line, a plan of them valid, as many slots as the line says or why there are fewer,
-// everything kept that can be, and nothing on devices that are not well; the same arguments give the same wants, also when the nodes come in another order.
+// everything kept that can be, and nothing on devices that are not well or barred; the same arguments give the same wants, also when the nodes come in another order.
 func RunPlacer(t *testing.T, p plan.Placer) {
 	for seed := range uint64(histories) {
 		w := NewWorld(seed)
@@ -192,11 +192,11 @@ func RunPlacer(t *testing.T, p plan.Placer) {
 	}
 }
 
-// unfit says why a replica cannot be on these devices of a node.
-func unfit(s plan.Snapshot, node, device string) string {
+// unfit says why a replica of f cannot be on these devices of a node.
+func unfit(s plan.Snapshot, f *plan.Function, node, device string) string {
 	for i := range s.Nodes {
 		if s.Nodes[i].Name == node {
-			return s.Nodes[i].Unfit(device)
+			return cmp.Or(s.Nodes[i].Unfit(device), f.Barred(node, device))
 		}
 	}
 	return "there is no node"
@@ -227,7 +227,7 @@ func checkWants(t *testing.T, s plan.Snapshot, a plan.Alloc, wants []plan.Want) 
 		f, _ := s.Function(l.Function)
 		fit, kept := 0, 0
 		for _, r := range f.Replicas {
-			if r.State != plan.Draining && r.Revision == f.Revision && unfit(s, r.Node, r.Device) == "" {
+			if r.State != plan.Draining && r.Revision == f.Revision && unfit(s, f, r.Node, r.Device) == "" {
 				fit++
 			}
 		}
@@ -235,7 +235,7 @@ func checkWants(t *testing.T, s plan.Snapshot, a plan.Alloc, wants []plan.Want) 
 			if slot.Replica != "" {
 				kept++
 			}
-			if why := unfit(s, slot.Node, slot.Device); why != "" {
+			if why := unfit(s, f, slot.Node, slot.Device); why != "" {
 				t.Errorf("function %q: a slot where %s", l.Function, why)
 			}
 		}

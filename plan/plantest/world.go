@@ -67,6 +67,7 @@ func (w *World) Step() {
 	for i := range w.s.Functions {
 		w.load(&w.s.Functions[i])
 		w.replicas(&w.s.Functions[i])
+		w.bars(&w.s.Functions[i])
 	}
 	w.account()
 }
@@ -105,6 +106,18 @@ func (w *World) replicas(f *plan.Function) {
 	f.Replicas = kept
 	if w.rng.IntN(30) == 0 {
 		f.Revision++
+	}
+}
+
+// bars keeps a function that needs devices from some of them.
+func (w *World) bars(f *plan.Function) {
+	f.Bars = nil
+	for _, n := range w.s.Nodes {
+		for _, d := range n.Devices {
+			if f.GPU > 0 && w.rng.IntN(5) == 0 {
+				f.Bars = append(f.Bars, plan.Bar{Node: n.Name, Device: d.ID, Count: 1, Until: w.s.At.Add(time.Minute), Cause: "out of memory"})
+			}
+		}
 	}
 }
 
@@ -166,7 +179,7 @@ func clone(s plan.Snapshot) plan.Snapshot {
 		s.Nodes[i].Devices, s.Nodes[i].Zygotes = slices.Clone(s.Nodes[i].Devices), slices.Clone(s.Nodes[i].Zygotes)
 	}
 	for i := range s.Functions {
-		s.Functions[i].Replicas = slices.Clone(s.Functions[i].Replicas)
+		s.Functions[i].Replicas, s.Functions[i].Bars = slices.Clone(s.Functions[i].Replicas), slices.Clone(s.Functions[i].Bars)
 	}
 	for i := range s.Pipelines {
 		s.Pipelines[i].Stages = slices.Clone(s.Pipelines[i].Stages)
