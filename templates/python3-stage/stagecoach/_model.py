@@ -39,6 +39,10 @@ class Model:
         """The model that the process was started for."""
         return cls(os.environ.get(ENV_MODEL, ""))
 
+    def release(self) -> None:
+        """Let go of the files whose tensors nobody has. They are mapped again when they are asked for."""
+        self._entries = None
+
     def _read(self) -> dict[str, _safetensors.Entry]:
         if self._entries is None:
             self._entries = _safetensors.read(self._there())

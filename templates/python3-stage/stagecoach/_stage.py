@@ -44,8 +44,10 @@ def load() -> Loaded:
     """Import the handler and run its load hook. What is wrong is a :class:`StageError`; its traceback is on stderr."""
     begin = time.monotonic_ns()
     hooks = _hooks(_handler())
-    if not logging.getLogger().handlers:  # the handler has set nothing up
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")  # if it has set up none
+    log = logging.getLogger("stagecoach")
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
     model = Model.from_environment()
     state = model
     if hooks.load is not None:
@@ -53,6 +55,8 @@ def load() -> Loaded:
             state = hooks.load(model)
         except Exception as err:
             _fail("load", err)
+        if sys.getrefcount(model) <= 2:  # nobody has it but this function
+            model.release()
     return Loaded(hooks, model, state, time.monotonic_ns() - begin)
 
 

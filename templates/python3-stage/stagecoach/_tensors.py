@@ -99,7 +99,7 @@ def encode(name: str, value: Any) -> Tensor:
         return Tensor(name, "BYTES", array.shape, memoryview(b"".join(map(_element, array.reshape(-1).tolist()))))
     datatype = DATATYPES.get(array.dtype.newbyteorder("<"))
     if datatype is None:
-        raise TypeError(f"tensor {name!r}: numpy's {array.dtype}, want one of {', '.join(DATATYPES)}")
+        raise TypeError(f"tensor {name!r}: numpy's {array.dtype}, want one of {', '.join(DATATYPES.values())}")
     return Tensor(name, datatype, array.shape, _octets(array))
 
 
