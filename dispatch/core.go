@@ -59,6 +59,7 @@ type replica struct {
 	batches  []*batch
 	together time.Time // when it answered a task of several latest
 	answered bool      // its first batch is over; that one is not representative
+	full     bool      // its device was out of memory: it gets nothing more, whoever asks
 }
 
 // NewCore returns a function's dispatcher with an empty line and no replicas.

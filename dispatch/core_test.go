@@ -37,6 +37,8 @@ func show(e Effect) string {
 		return fmt.Sprintf("reply %s %v wait=%v service=%v", e.To, codeNames[e.Reply.Code], e.Reply.Wait, e.Reply.Service)
 	case Idle:
 		return "idle " + e.Replica
+	case Exhausted:
+		return "exhausted " + e.Replica
 	case Evict:
 		return "evict " + e.Replica
 	case Wanted:
@@ -50,7 +52,7 @@ func show(e Effect) string {
 var codeNames = map[task.Code]string{
 	task.OK: "ok", task.BadInput: "bad", task.Failed: "failed", task.ReplicaLost: "lost",
 	task.Expired: "expired", task.Overloaded: "overloaded", task.Canceled: "canceled", task.Unavailable: "unavailable",
-	task.Redeployed: "redeployed",
+	task.Redeployed: "redeployed", task.OutOfMemory: "memory",
 }
 
 type step struct {
@@ -65,6 +67,10 @@ func submit(name string, timeout time.Duration) Submit { return Submit{newTask(n
 
 func answer(replica string, batch uint64, call int) Result {
 	return Result{Replica: replica, Batch: batch, Call: call, Reply: &task.Reply{}}
+}
+
+func memory(replica string, batch uint64, call int) Result {
+	return Result{Replica: replica, Batch: batch, Call: call, Reply: &task.Reply{Code: task.OutOfMemory, Message: "want 2 GiB"}}
 }
 
 func cancelOf(name string) Cancel { return Cancel{newTask(name, 0).Key} }
@@ -194,6 +200,28 @@ func TestScenarios(t *testing.T) {
 			{4 * ms, up, "send r1 #2 b"},
 			{4 * ms, answer("r1", 2, 0), "reply b ok wait=4ms service=0s"},
 			{5 * ms, ReplicaDrain{"r1"}, "idle r1"},
+		}},
+		"out of memory": {CoreConfig{}, []step{
+			{0, ReplicaUp{Name: "r1", Slots: 2, MaxBatch: 2}, ""},
+			{0, submit("a", 0), "send r1 #1 a"},
+			{0, submit("b", 0), "send r1 #2 b"},
+			{0, submit("c", 0), ""},
+			{0, submit("d", 0), ""},
+			{1 * ms, memory("r1", 1, 0), "exhausted r1; reply a memory wait=0s service=1ms"}, // c and d do not go there, nor does a again
+			{2 * ms, memory("r1", 2, 0), "reply b memory wait=0s service=2ms; idle r1"},
+			{3 * ms, ReplicaUp{Name: "r2", Slots: 1, MaxBatch: 2}, "send r2 #3 c+d"},
+		}},
+		"out of memory under one that is canceled": {CoreConfig{}, []step{
+			{0, up, ""},
+			{0, submit("a", 0), "send r1 #1 a"},
+			{1 * ms, cancelOf("a"), "cancel r1 #1.0; reply a canceled wait=0s service=1ms; wake 1m0.001s"},
+			{2 * ms, memory("r1", 1, 0), "exhausted r1; idle r1"},
+		}},
+		"out of memory while it drains": {CoreConfig{}, []step{
+			{0, up, ""},
+			{0, submit("a", 0), "send r1 #1 a"},
+			{1 * ms, ReplicaDrain{"r1"}, ""},
+			{2 * ms, memory("r1", 1, 0), "exhausted r1; reply a memory wait=0s service=2ms; idle r1"},
 		}},
 		"answers nobody waits for": {CoreConfig{}, []step{
 			{0, ReplicaUp{Name: "r1", Slots: 2}, ""},

@@ -70,8 +70,8 @@ func (Fail) event()         {}
 func (Tick) event()         {}
 func (Close) event()        {}
 
-// Effect is something that the Core wants done: one of [Send], [CancelCall], [Reply], [Idle], [Evict], [Wanted] and
-// [Wake]. Those that name a replica are carried out in order.
+// Effect is something that the Core wants done: one of [Send], [CancelCall], [Reply], [Idle], [Evict], [Exhausted],
+// [Wanted] and [Wake]. Those that name a replica are carried out in order.
 type Effect interface{ effect() }
 
 // Send gives a replica a batch. Its number is unique within the function; calls are numbered by their place in Tasks.
@@ -100,6 +100,10 @@ type Idle struct{ Replica string }
 // Evict says that a replica broke its side of the protocol. The Core has forgotten it and answered its tasks.
 type Evict struct{ Replica, Cause string }
 
+// Exhausted says that a replica answered a call with [task.OutOfMemory]. It drains, and gets not even tasks of requests that have
+// begun on its revision; once for each replica.
+type Exhausted struct{ Replica, Cause string }
+
 // Wanted says that more replicas would help: a task came, or a replica was lost, and more tasks wait than the replicas that
 // are left take at a time; none, when there is none.
 type Wanted struct{}
@@ -112,5 +116,6 @@ func (CancelCall) effect() {}
 func (Reply) effect()      {}
 func (Idle) effect()       {}
 func (Evict) effect()      {}
+func (Exhausted) effect()  {}
 func (Wanted) effect()     {}
 func (Wake) effect()       {}

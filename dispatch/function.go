@@ -192,6 +192,7 @@ func (f *function) step(ev Event) {
 func (f *function) advance(ev Event, links []*link, more bool) []*link {
 	var replySpace [8]Reply
 	replies, wanted := replySpace[:0], false
+	var exhausted *Exhausted // a step has one result, and so one of them at most
 	f.mu.Lock()
 	now := time.Now()
 	for _, e := range f.core.Step(now, ev) {
@@ -211,6 +212,8 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 			if l := f.links[e.Replica]; l != nil {
 				l.fail(e.Cause)
 			}
+		case Exhausted:
+			exhausted = &e
 		case Wake:
 			select { // an earlier one that the timer has not seen is superseded
 			case <-f.wake:
@@ -230,6 +233,12 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 	f.mu.Unlock()
 	if !more {
 		flush(links)
+	}
+	if exhausted != nil {
+		f.shell.cfg.Logger.Warn("a device is out of memory", "function", f.name, "replica", exhausted.Replica, "cause", exhausted.Cause)
+		if tell := f.shell.cfg.OutOfMemory; tell != nil {
+			tell(f.name, exhausted.Replica, exhausted.Cause)
+		}
 	}
 	for i := range replies {
 		f.reply(&replies[i])

@@ -107,7 +107,7 @@ func (m *model) event() Event {
 		id := r.order[m.rnd.IntN(len(r.order))]
 		for i, t := range r.batches[id] {
 			if t != nil {
-				return Result{name, id, i, &task.Reply{Code: task.Code(m.rnd.IntN(3))}}
+				return Result{name, id, i, &task.Reply{Code: []task.Code{task.OK, task.OK, task.BadInput, task.Failed, task.OutOfMemory}[m.rnd.IntN(5)]}}
 			}
 		}
 	}
@@ -150,6 +150,7 @@ func (m *model) step(ev Event) {
 	case Result:
 		r := m.replicas[ev.Replica]
 		r.batches[ev.Batch][ev.Call] = nil
+		r.draining = r.draining || ev.Reply.Code == task.OutOfMemory
 		if !slices.ContainsFunc(r.batches[ev.Batch], func(t *task.Task) bool { return t != nil }) {
 			delete(r.batches, ev.Batch)
 			r.order = slices.DeleteFunc(r.order, func(id uint64) bool { return id == ev.Batch })

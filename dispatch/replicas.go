@@ -29,6 +29,17 @@ func (c *Core) drain(now time.Time, name string) {
 	}
 }
 
+// exhausted gives a replica nothing more, because its device was out of memory.
+func (c *Core) exhausted(now time.Time, i int, cause string) {
+	r := c.replicas[i]
+	if r.full {
+		return
+	}
+	r.full = true
+	c.do(Exhausted{Replica: r.name, Cause: cause})
+	c.drain(now, r.name)
+}
+
 // release forgets the draining replicas that have nothing left and that no request needs.
 func (c *Core) release(now time.Time) {
 	before := len(c.replicas)
@@ -102,6 +113,9 @@ func (c *Core) result(now time.Time, ev Result) {
 	b.left--
 	c.onBoard--
 	c.timers.drop(it)
+	if ev.Reply.Code == task.OutOfMemory {
+		c.exhausted(now, i, ev.Reply.Message)
+	}
 	if it.state == running {
 		c.reply(now, it, ev.Reply)
 	}

@@ -98,6 +98,9 @@ func (c *Core) serving(revision uint64) bool {
 // fits says whether a task that must have a revision, or any for 0, may go to the i-th replica. One that drains takes those that
 // have nowhere else to go.
 func (c *Core) fits(revision uint64, i int) bool {
+	if c.replicas[i].full {
+		return false
+	}
 	draining := c.view.Replicas[i].Draining
 	if revision == 0 {
 		return !draining
@@ -108,7 +111,7 @@ func (c *Core) fits(revision uint64, i int) bool {
 // needed says whether requests may still have tasks for the i-th replica, which drains and is idle.
 func (c *Core) needed(now time.Time, i int) bool {
 	r := c.replicas[i]
-	if c.serving(r.revision) {
+	if r.full || c.serving(r.revision) {
 		return false
 	}
 	for _, p := range c.pins {

@@ -107,6 +107,22 @@ func TestRevisions(t *testing.T) {
 			{2 * ms, answer("old", 1, 0), "reply a ok wait=0s service=2ms; send old #3 a+c+a"},
 			{2 * ms, answer("new", 2, 0), "reply b ok wait=0s service=2ms; send new #4 b"},
 		}},
+		"one that is out of memory takes nothing, whoever needs its revision": {CoreConfig{Revision: 1}, []step{
+			{0, up("old", 1), ""},
+			{0, together("a", 1, 0), "send old #1 a"},
+			{0, together("a", 2, 0), ""},
+			{1 * ms, Deployed{2}, ""},
+			{1 * ms, memory("old", 1, 0), "exhausted old; reply a memory wait=0s service=1ms; idle old; reply a redeployed wait=1ms service=0s"},
+		}},
+		"the present revision's tasks wait for another one of it": {CoreConfig{Revision: 1}, []step{
+			{0, ReplicaUp{"one", 2, 1, 1}, ""},
+			{0, together("a", 1, 0), "send one #1 a"},
+			{0, together("a", 2, 0), "send one #2 a"},
+			{0, together("a", 3, 0), ""},
+			{1 * ms, memory("one", 1, 0), "exhausted one; reply a memory wait=0s service=1ms"},
+			{2 * ms, up("two", 1), "send two #3 a"},
+			{3 * ms, answer("one", 2, 0), "reply a ok wait=0s service=3ms; idle one"},
+		}},
 		"canceled ones need nothing": {CoreConfig{Revision: 1}, []step{
 			{0, up("old", 1), ""},
 			{0, together("a", 1, 0), "send old #1 a"},

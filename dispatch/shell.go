@@ -51,6 +51,9 @@ type Config struct {
 	OnDemand func(function string)
 	// FirstAnswer is called when a replica has answered its first call.
 	FirstAnswer func(First)
+	// OutOfMemory is called when a replica has answered a call with task.OutOfMemory, before the call's reply goes out. It gets
+	// nothing more; who is told lets it go with [Shell.Drain].
+	OutOfMemory func(function, replica, cause string)
 	// Dropped is called when a replica was given up for a reason that [Shell.Lost] did not tell: its connection closed, or it
 	// broke the protocol. Its process may still run.
 	Dropped func(function, replica, cause string)

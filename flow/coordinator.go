@@ -104,7 +104,7 @@ type waiter struct {
 func New(cfg Config) (*Coordinator, error) {
 	c := &Coordinator{
 		cfg: cfg, seed: maphash.MakeSeed(), shards: make([]*shard, 4*runtime.GOMAXPROCS(0)), quit: make(chan struct{}),
-		retries: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "retries_total", Help: "Tasks tried again because their replica was lost."}),
+		retries: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "retries_total", Help: "Tasks tried again because their replica was lost, or its device out of memory."}),
 		refused: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "refused_total", Help: "Requests refused at the entry because they could not be done in time, a line was full or too many were in flight."}),
 	}
 	c.runs.Store(uint64(time.Now().UnixNano())) // so that no process before this one had the same runs

@@ -156,10 +156,11 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 	}
 }
 
-// elsewhere says whether another replica may do what this one did not: its own was lost, or there is none left of the revision
+// elsewhere says whether another replica may do what this one did not: its own was lost, its device was out of memory, so that it
+// takes nothing more, or there is none left of the revision
 // that the request has begun with, and nothing of that revision was used.
 func (w *walk) elsewhere(k *call, r *task.Reply) bool {
-	return r.Code == task.ReplicaLost || r.Code == task.Redeployed && w.stages[k.stage].revision == 0
+	return r.Code == task.ReplicaLost || r.Code == task.OutOfMemory || r.Code == task.Redeployed && w.stages[k.stage].revision == 0
 }
 
 // mayRunAgain says whether a task whose replica was lost may be tried elsewhere: the stage allows it, or it never got there.
@@ -201,6 +202,9 @@ func failure(stage string, idempotent bool, attempt uint8, r *task.Reply) *task.
 		if !idempotent {
 			e.Cause += "; not tried again, because the stage is declared not idempotent"
 		}
+	case task.OutOfMemory:
+		e.Status, e.RetryAfter = http.StatusServiceUnavailable, time.Second
+		e.Cause = fmt.Sprintf("out of memory in attempt %d of %d: %s; %s", attempt, Attempts, r.Message, task.MoreMemory)
 	case task.Expired:
 		e.Status = http.StatusGatewayTimeout
 	case task.Overloaded:

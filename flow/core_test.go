@@ -259,6 +259,38 @@ func TestALostReplicaIsTriedAgainThreeTimesInAll(t *testing.T) {
 	w.failed(http.StatusBadGateway, "b", "attempt 3 of 3: killed by SIGKILL")
 }
 
+// A replica whose device is out of memory takes nothing more: what it could not do is tried on others.
+func TestOutOfMemoryIsTriedAgainThreeTimesInAll(t *testing.T) {
+	short := func(w *world, k *task.Task, replica string) {
+		w.step(Replied{&task.Reply{Key: k.Key, Replica: replica, Code: task.OutOfMemory, Message: "device GPU-1: want 2 GiB, 1 GiB of 40 GiB free"}})
+	}
+	w := newWorld(t)
+	w.start(graph(t, "a>b;b"), "x")
+	w.ok(w.take("a"), "y")
+	short(w, w.take("b"), "r1")
+	if second := w.take("b"); second.Attempt != 2 || show(second.Input[0].Items) != "y" {
+		t.Errorf("second attempt %+v", second)
+	} else {
+		w.ok(second, "z")
+	}
+	w.output("b=z")
+
+	w = newWorld(t)
+	w.start(graph(t, "a"), "x")
+	for range Attempts {
+		short(w, w.take("a"), "r1")
+	}
+	w.failed(http.StatusServiceUnavailable, "a", "out of memory in attempt 3 of 3: device GPU-1: want 2 GiB, 1 GiB of 40 GiB free; if that lasts, reserve what it takes with the annotation stagecoach.dev/gpu-memory")
+	if e := w.end.Error; e.RetryAfter == 0 || !e.Internal {
+		t.Errorf("%+v, want Retry-After and the platform's fault", e)
+	}
+
+	w = newWorld(t)
+	w.start(graph(t, "a?"), "x")
+	short(w, w.take("a"), "r1")
+	w.failed(http.StatusBadGateway, "a", "declared not idempotent, may have run")
+}
+
 func TestWhatMayNotRunTwiceDoesNot(t *testing.T) {
 	w := newWorld(t)
 	w.start(graph(t, "a?"), "x")

@@ -55,6 +55,10 @@ const (
 	OutOfMemory      // the replica's device has not the memory that it takes: retried on a replica on other devices, else 503
 )
 
+// MoreMemory says what to do about [OutOfMemory].
+const MoreMemory = "if that lasts, reserve what it takes with the annotation stagecoach.dev/gpu-memory, make inputs or batches smaller " +
+	"(stagecoach.dev/batch), or use devices with more memory"
+
 // Reply is the end of one attempt of a task.
 type Reply struct {
 	Key
