@@ -10,13 +10,14 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
 // TestPythonDockerfile runs what the Dockerfile of python3-stage runs, without Docker, on the context that faas-cli makes: its
 // image has the files, and says of itself, what that of `stagecoach build` does.
 func TestPythonDockerfile(t *testing.T) {
-	py := pip(t)
+	py := proctest.Pip(t)
 	dir := t.TempDir()
 	template, err := fs.Sub(stagecoach.Templates(), python3Stage)
 	if err != nil {

@@ -20,19 +20,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
-// pip returns an interpreter that has pip. Where there is none the test is skipped, and with CI=true it fails.
-func pip(t *testing.T) string {
-	t.Helper()
-	py := proctest.Python(t)
-	if out, err := exec.CommandContext(t.Context(), py, "-m", "pip", "--version").CombinedOutput(); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("%s has no pip (Debian: apt-get install python3-pip): %s", py, out)
-		}
-		t.Skipf("%s has no pip (Debian: apt-get install python3-pip): %s", py, out)
-	}
-	return py
-}
-
 // greet writes the wheel of a package into a handler's folder, which requires it. Its sets and strings have tempted compilers to
 // depend on chance.
 func greet(t *testing.T, handler string) {
@@ -47,7 +34,7 @@ func greet(t *testing.T, handler string) {
 
 // TestPython builds an image with packages and a model twice, from different folders: the same image, which names neither.
 func TestPython(t *testing.T) {
-	py := pip(t)
+	py := proctest.Pip(t)
 	digests := map[string]bool{}
 	for round := range 2 {
 		dir := t.TempDir()
@@ -210,7 +197,7 @@ func TestPythonModel(t *testing.T) {
 }
 
 func TestPythonRefuses(t *testing.T) {
-	py := pip(t)
+	py := proctest.Pip(t)
 	dir := t.TempDir()
 	const infer = "def infer(state, calls):\n    return calls\n"
 	bare := filepath.Join(dir, "bare") // an interpreter without pip

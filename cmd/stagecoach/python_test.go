@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -64,10 +63,7 @@ functions:
 // deployed, called in every way, put to sleep and woken from its zygote; one whose module is missing says so.
 func TestPythonStage(t *testing.T) {
 	t.Parallel()
-	py := proctest.Python(t)
-	if out, err := exec.CommandContext(t.Context(), py, "-m", "pip", "--version").CombinedOutput(); err != nil {
-		t.Fatalf("%s has no pip (Debian: apt-get install python3-pip): %s", py, out)
-	}
+	py := proctest.Pip(t)
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
 	c := &cli{t, t.TempDir(), r.base}

@@ -89,6 +89,12 @@ func Python(t testing.TB) string {
 	return interpreter(t, "import sys, numpy; assert sys.version_info >= (3, 9)", "python3-numpy", torchPython(), "python3")
 }
 
+// Pip returns such an interpreter that has pip, too.
+func Pip(t testing.TB) string {
+	t.Helper()
+	return interpreter(t, "import sys, numpy, pip; assert sys.version_info >= (3, 9)", "python3-numpy python3-pip", torchPython(), "python3")
+}
+
 // Torch returns an interpreter that has PyTorch: $STAGECOACH_TORCH_PYTHON, else /usr/bin/python3. Where it has none the test is
 // skipped, and with CI=true it fails.
 func Torch(t testing.TB) string {
