@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
+	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
@@ -74,13 +75,21 @@ func Run(ctx context.Context, h Hooks) error {
 	begin := time.Now()
 	if h.Place != nil {
 		if err := h.Place(ctx, r); err != nil {
-			return fmt.Errorf("place: %w", err)
+			return fmt.Errorf("place: %w", onDevice(err))
 		}
 	}
 	return serve(ctx, wire.NewConn(c), wire.Hello{
 		Oldest: wire.OldestVersion, Newest: wire.Version, PID: os.Getpid(), Function: r.Function, Replica: r.Name,
 		Slots: h.Slots, MaxBatch: h.MaxBatch, Threads: threads, Load: r.load, Place: time.Since(begin),
 	}, h, r.Log)
+}
+
+// onDevice names the devices of an error of Place that is marked as OutOfMemory, so that the platform sees which they are.
+func onDevice(err error) error {
+	if code(err) != task.OutOfMemory || strings.Contains(err.Error(), wire.OutOfMemoryOn) {
+		return err
+	}
+	return fmt.Errorf("%s%s: %w", wire.OutOfMemoryOn, os.Getenv("CUDA_VISIBLE_DEVICES"), err)
 }
 
 // stageSocket returns the descriptor that this process was given, and makes a forked child's environment Go's own.

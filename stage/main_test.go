@@ -55,6 +55,9 @@ func programs() map[string]Hooks {
 			return tensor.Activation{{Bytes: []byte(os.Getenv("greeting"))}}, nil
 		})},
 		"unplaced": {Infer: echo, Place: func(context.Context, *Replica) error { return errors.New("no device of 3 GiB, want one") }},
+		"crowded": {Infer: echo, Place: func(context.Context, *Replica) error {
+			return OutOfMemory(errors.New("want 2 GiB, 1 GiB of 40 GiB free"))
+		}},
 		"hookless": {},
 		"patient":  {Infer: Each(func(c *Call) (tensor.Activation, error) { <-c.Context().Done(); return nil, c.Context().Err() })},
 	}
@@ -161,6 +164,7 @@ func TestAStageEndsOnSIGTERM(t *testing.T) {
 
 func TestAStageSaysWhyItCannotStart(t *testing.T) {
 	start(t, "unplaced").exits(1, "stage: place: no device of 3 GiB, want one\n")
+	start(t, "crowded", "CUDA_VISIBLE_DEVICES=GPU-1").exits(1, "stage: place: out of memory on device GPU-1: want 2 GiB, 1 GiB of 40 GiB free\n")
 	start(t, "hookless").exits(1, "no Infer hook")
 	start(t, "echo", "max_inflight=none").exits(1, `max_inflight="none"`)
 	start(t, "echo", wire.EnvStageFD+"=77").exits(1, "stage socket 77")

@@ -150,6 +150,8 @@ func upper(c *Call) (tensor.Activation, error) {
 		return nil, BadInput(errors.New("got bad, want good"))
 	case "fail":
 		return nil, errors.New("broken")
+	case "memory":
+		return nil, fmt.Errorf("layer 3: %w", OutOfMemory(errors.New("want 2 GiB, 1 GiB of 40 GiB free")))
 	case "panic":
 		panic("ouch")
 	case "large":
@@ -163,8 +165,8 @@ func upper(c *Call) (tensor.Activation, error) {
 }
 
 func TestEachCallOfABatchHasItsOwnEnd(t *testing.T) {
-	d := begin(t, Hooks{Infer: Each(upper), MaxBatch: 4}, welcome)
-	d.batch(1, time.Time{}, "a", "bad", "fail", "large")
+	d := begin(t, Hooks{Infer: Each(upper), MaxBatch: 5}, welcome)
+	d.batch(1, time.Time{}, "a", "bad", "fail", "large", "memory")
 	if m := d.result(); m.Index != 0 || string(m.Output[0].Bytes) != "A" {
 		t.Errorf("result %+v", m)
 	}
@@ -173,6 +175,7 @@ func TestEachCallOfABatchHasItsOwnEnd(t *testing.T) {
 	if m := d.result(); m.Index != 3 || len(m.Output[0].Bytes) != 1<<20 {
 		t.Errorf("large result: call %d, %d bytes", m.Index, len(m.Output[0].Bytes))
 	}
+	d.failure(task.OutOfMemory, "layer 3: want 2 GiB, 1 GiB of 40 GiB free")
 	d.send(wire.FrameDrain, 0, nil)
 	d.ends("")
 }

@@ -28,6 +28,8 @@
 // A batch is over when each of its calls has a Result or an Error. A canceled call still gets one. After a Drain, a replica
 // still listens to Cancel and Credit until all is answered. One that is told to end by a signal says so with a Credit of 0, and
 // answers what was on its way with an Error of code task.ReplicaLost.
+// A call for which the replica's device has not the memory gets an Error of code task.OutOfMemory; the replica is drained then. One
+// that cannot come up for that reason ends, and its last line on stderr has OutOfMemoryOn in it.
 // A receiver refuses frames above MaxFrame bytes and unknown types of its own version; unknown types of a later version
 // are skipped.
 //

@@ -18,6 +18,10 @@ const MaxFrame = 64 << 20
 // MaxFiles is how many descriptors may ride with one frame.
 const MaxFiles = 64
 
+// OutOfMemoryOn is in the last line on stderr of a replica that ends because a device has not the memory that it takes. The device's
+// UUID follows, a colon, and what was wanted and is free: "out of memory on device GPU-5f…: want 2 GiB, 1.5 GiB of 40 GiB free".
+const OutOfMemoryOn = "out of memory on device "
+
 // FrameType tells frames apart. Its numbers are part of the protocol.
 type FrameType uint8
 

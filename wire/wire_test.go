@@ -35,6 +35,10 @@ func TestEnvelopesRoundTrip(t *testing.T) {
 	if got, err := DecodeReply(AppendReply(nil, rep)); err != nil || !reflect.DeepEqual(got, rep) {
 		t.Errorf("reply: %v\n got %+v\nwant %+v", err, got, rep)
 	}
+	rep.Code = task.OutOfMemory // the last one
+	if got, err := DecodeReply(AppendReply(nil, rep)); err != nil || !reflect.DeepEqual(got, rep) {
+		t.Errorf("reply: %v\n got %+v\nwant %+v", err, got, rep)
+	}
 	if k, fn, err := DecodeCancel(AppendCancel(nil, someKey, "f.ns")); err != nil || k != someKey || fn != "f.ns" {
 		t.Errorf("cancel: %v %q %v", k, fn, err)
 	}
@@ -109,6 +113,9 @@ func TestPayloadsRoundTrip(t *testing.T) {
 	fault := Error{Index: 2, Service: 6, Code: task.BadInput, Message: "no"}
 	e, err := DecodeError(fault.Append(nil))
 	check(fault, e, err)
+	fault.Code = task.OutOfMemory
+	e, err = DecodeError(fault.Append(nil))
+	check(fault, e, err)
 	ch, err := DecodeChunk(Chunk{Index: 3, Data: []byte("piece")}.Append(nil))
 	check(Chunk{Index: 3, Data: []byte("piece")}, ch, err)
 	cr, err := DecodeCredit(Credit{Amount: 9}.Append(nil))
@@ -128,6 +135,8 @@ func TestHostilePayloadsAreNamed(t *testing.T) {
 		"0 slots and batches of 1, want at lea": func() { _, err = DecodeHello(Hello{MaxBatch: 1}.Append(nil)) },
 		"code 0, want 1 to":                     func() { _, err = DecodeError(Error{}.Append(nil)) },
 		"code 99, want 1 to":                    func() { _, err = DecodeError(Error{Code: 99}.Append(nil)) },
+		"code 8, want 1 to":                     func() { _, err = DecodeError(Error{Code: task.Redeployed}.Append(nil)) }, // not a replica's to say
+		"code 10, want at most 9":               func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Code: task.OutOfMemory + 1})) },
 		"want at most 2147483647":               func() { _, err = DecodeChunk(Chunk{Index: 1 << 40}.Append(nil)) },
 		"threads: 1 bytes, want 2":              func() { _, err = DecodeThreads([]byte{1}) },
 		"1 bytes left over":                     func() { _, err = DecodeCredit(append(Credit{}.Append(nil), 1)) },
