@@ -172,7 +172,7 @@ func TestPythonPaths(t *testing.T) {
 					t.Errorf("start %d: phases %v", i, r.Phases)
 				}
 				if p.At["OWN"] != "1" || p.Env["OWN"] != "1" || p.Env[wire.EnvReplica] != r.Name || p.Env["OMP_NUM_THREADS"] != fmt.Sprint(cpus/1000) ||
-					p.Env[wire.EnvZygoteFD] != "" || p.Env["TOKENIZERS_PARALLELISM"] != "" || tc.path != PathCold && p.At["OMP_NUM_THREADS"] != "1" {
+					p.Env[wire.EnvZygoteFD] != "" || p.Env["TOKENIZERS_PARALLELISM"] != "" || p.Env["OMP_WAIT_POLICY"] != "PASSIVE" || tc.path != PathCold && p.At["OMP_NUM_THREADS"] != "1" {
 					t.Errorf("environment when imported %v\nand now %v", p.At, p.Env)
 				}
 				if !p.GC || len(p.Blocked) != 0 || p.Open < 3 || len(p.Random) != 3 {

@@ -33,6 +33,8 @@ def main() -> NoReturn:
     if os.environ.get(ENV_SEALED):
         seal()
     lines()
+    # Threads that wait for the next piece of work sleep: ones that spin take the cores of other replicas, and of their own.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if os.environ.get(ENV_ZYGOTE_FD):
         from . import _zygote  # serves fork orders on that descriptor; its children call replica()
 
