@@ -2,7 +2,8 @@
 //
 // A function with a model has a zygote, one for each (namespace, image digest, model): a process of the function's own
 // binary that has loaded the parameters and forks replicas of itself, which share them copy-on-write. [Manager.Start] forks
-// from it, and loads it first when it is not there. A function without a model is an ordinary process a replica.
+// from it, and loads it first when it is not there. A function without a model is an ordinary process a replica. A stage in
+// Python has a zygote in any case: its imports are what a fork saves (docs/adr/0031).
 //
 // Zygotes without replicas stay as a cache until more than 85 % of the node's memory is in use: of the machine's, the
 // cgroup's, or the share that it was given, whichever leaves least. Then the least recently used go, key stages last. One

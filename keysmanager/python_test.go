@@ -59,6 +59,13 @@ def load(model):
     threading.Thread(target=threading.Event().wait, name="poller", daemon=True).start()
     return {"file": open(__file__)}
 `
+	pyJoined = pyProbe + `
+from concurrent.futures import ThreadPoolExecutor
+def load(model):
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(str, range(100)))
+    return {"file": open(__file__)}
+`
 	pyCuda = "import torch\n" + pyProbe + `
 torch.cuda._initialized = True  # as the first tensor on a device has it
 `
@@ -245,7 +252,7 @@ func TestPythonFaults(t *testing.T) {
 func TestPythonThatCannotFork(t *testing.T) {
 	python := proctest.Torch(t)
 	log := &lockedLog{}
-	n := pyNode(t, t.TempDir(), map[string]string{"threads": pyThreads, "cuda": pyCuda}, func(c *Config) { c.Log = slog.New(slog.NewTextHandler(log, nil)) })
+	n := pyNode(t, t.TempDir(), map[string]string{"threads": pyThreads, "cuda": pyCuda, "joined": pyJoined}, func(c *Config) { c.Log = slog.New(slog.NewTextHandler(log, nil)) })
 	for name, why := range map[string]string{"threads": "poller", "cuda": "CUDA was initialised"} {
 		r := n.start(name, pySpec(python, name))
 		if p := n.probe(r); r.Path != PathCold || p.PID != p.Loaded {
@@ -258,6 +265,9 @@ func TestPythonThatCannotFork(t *testing.T) {
 		if s.Start = "heap"; !strings.Contains(startError(t, n, s), why) {
 			t.Errorf("%s by name: %s", name, startError(t, n, s))
 		}
+	}
+	if r := n.start("joined", pySpec(python, "joined")); r.Path != PathHeap {
+		t.Errorf("with threads that have ended: path %s", r.Path)
 	}
 }
 
@@ -335,7 +345,7 @@ func drain(n *node) {
 func TestPythonUnderAnAccount(t *testing.T) {
 	python, dir := proctest.Torch(t), openDir(t)
 	images := filepath.Join(dir, "images")
-	look := "import torch\n" + pyProbe + `
+	look := pyMapped + `
 def infer(state, calls):
     import ctypes, multiprocessing, subprocess, tempfile
     x = torch.nn.Linear(64, 64)(torch.rand(8, 64)).sum()  # with an operator's own threads
@@ -353,12 +363,12 @@ def infer(state, calls):
 	}
 	want := map[string]string{"dumpable": "0", "home": "/tmp", "child": "child", "write": "Read-only file system"}
 	for _, start := range []string{"auto", "cold"} {
-		s := pySpec(python, "look")
+		s := pySpec(python, "look", "STAGECOACH_MODEL=model.safetensors")
 		s.Start, s.Function = start, start+".ns"
 		r := n.start(start, s)
 		p := n.probe(r)
 		delete(p.Env, "lock")
-		if !maps.Equal(p.Env, want) || userOf(t, r.PID) == 0 || (start == "cold") != (r.Path == PathCold) {
+		if !maps.Equal(p.Env, want) || userOf(t, r.PID) == 0 || r.Path != map[string]string{"auto": PathFork, "cold": PathCold}[start] {
 			t.Errorf("%s: path %s, user %d, %v, want %v", start, r.Path, userOf(t, r.PID), p.Env, want)
 		}
 	}

@@ -315,6 +315,7 @@ class Zygote:
         """Be a fresh child. What it raises must not reach the zygote's loop."""
         try:
             self._leave(zygote, gate)
+            _seed()
             told = self._told()
             _libc.prctl(PR_SET_NAME, self._name, 0, 0, 0)
             return told
@@ -351,7 +352,7 @@ class Zygote:
 
 
 def _become(told: Begin, before: dict[str, str | None]) -> None:
-    """Make a child the replica that it was told to be: its environment, its threads, random seeds that no sibling has.
+    """Make a child the replica that it was told to be: its environment and its threads.
     before is what the zygote's environment was before it was made one for a single thread."""
     threads = max(1, told.threads)
     for name, value in before.items():
@@ -366,13 +367,17 @@ def _become(told: Begin, before: dict[str, str | None]) -> None:
         os.environ[name] = value
     os.environ[ENV_THREADS] = str(threads)
     _threads.compute_with(threads)
+    gc.enable()
+
+
+def _seed() -> None:
+    """Give this process random seeds that no sibling has. It is done ahead of need: a spare child has the time."""
     random.seed()
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         numpy.random.seed()
     if torch is not None:
         torch.seed()
-    gc.enable()
 
 
 def _end_child(what: str) -> NoReturn:
