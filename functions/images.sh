@@ -52,7 +52,10 @@ image minilm-embed embed embed.onnx vocab.txt
 image minilm-pool pool pool.onnx
 
 # Stages in Python are checked and compiled for the machine's interpreter, by the platform's own command.
-"$programs/weights" build/models/transformer >/dev/null
+# Parameters that are there stay: somebody may have made them of another size.
+for stage in 1 2 3 4 5 6 7 8; do
+  [ -f build/models/transformer/$stage.safetensors ] || "$programs/weights" build/models/transformer
+done
 # python FOLDER NAMES makes the images of functions/torch/FOLDER/stack.yml that have such names, unless they are of these
 # sources already.
 python() {
