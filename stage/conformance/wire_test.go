@@ -123,7 +123,11 @@ func seeds() [][]byte {
 	task32 := append([]byte{1, 1, 'r'}, binary.AppendUvarint(nil, 1<<32)...)
 	return [][]byte{
 		append(task32, 1, 0, 0, 0, 0), append([]byte{1, 1, 'r', 1, 1, 0, 0, 0, 1, 0, 1, 0, 0}, binary.AppendUvarint(nil, 1<<64-1)...),
-		{}, {0}, {1}, {0x80}, batch(never, "a"), wire.Batch{Calls: []wire.Call{all, past, all}}.Append(nil),
+		{},
+		{0},
+		{1},
+		{0x80},
+		batch(never, "a"), wire.Batch{Calls: []wire.Call{all, past, all}}.Append(nil),
 		bytes.Repeat([]byte{0xff}, 12), append([]byte{1, 0, 1, 1, 0, 0, 0}, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 2), append([]byte{1, 0}, bytes.Repeat([]byte{0x80}, 9)...),
 	}
 }

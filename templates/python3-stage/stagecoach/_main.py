@@ -1,6 +1,7 @@
 """What a stage's process does: it is a zygote, or a replica, by the environment that it was started with."""
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -82,6 +83,7 @@ def run(loaded: Loaded, sock: socket.socket, load_ns: int) -> NoReturn:
         me = Replica(os.environ.get(ENV_REPLICA, ""), os.environ.get(ENV_FUNCTION, ""), device.name(), threads)
         begin = time.monotonic_ns()
         state = place(loaded, me)
+        gc.freeze()  # what is there by now stays: no collection has to look at it
         serve(sock, hooks, state, me, load_ns, time.monotonic_ns() - begin, timeout)
     except (StageError, WireError, OSError) as err:
         fail(err)

@@ -180,7 +180,7 @@ class _Server:
         except ConnectionResetError:  # closed, with answers unread
             pass
         except Exception as err:  # whatever it is, the replica ends with it
-            self.fault = err if isinstance(err, WireError) else WireError(f"{type(err).__name__}: {err}")
+            self.fault = self.fault or (err if isinstance(err, WireError) else WireError(f"{type(err).__name__}: {err}"))
         self.conn.shut()  # what still runs can stop, and no write waits
         with self.change:
             self.closed = True
@@ -290,6 +290,9 @@ class _Server:
             self._send(batch, service, results)
         except OSError as err:
             self.log.debug("results of batch %d not sent: %s", batch, err)  # the reader sees the end of the connection too
+        except BaseException as err:  # no memory, for instance: nobody would wait for them in vain
+            self.fault = WireError(f"results of batch {batch}: {type(err).__name__}: {err}")
+            self.conn.shut()
         with self.lock:
             self.running -= 1
             if self.leaving:

@@ -53,7 +53,7 @@ def load() -> Loaded:
     if hooks.load is not None:
         try:
             state = hooks.load(model)
-        except Exception as err:
+        except (Exception, SystemExit) as err:
             _fail("load", err)
         if sys.getrefcount(model) <= 2:  # nobody has it but this function
             model.release()
@@ -66,7 +66,7 @@ def place(loaded: Loaded, replica: Replica) -> Any:
         if loaded.hooks.place is not None:
             return loaded.hooks.place(loaded.state, replica)
         return device.place(loaded.state, replica.device)
-    except Exception as err:
+    except (Exception, SystemExit) as err:
         _fail("place", err)
 
 
@@ -80,9 +80,7 @@ def _handler() -> ModuleType:
         raise StageError(missing(str(err.name), "the handler")) from err
     except SyntaxError as err:
         raise StageError(f"{err.filename}, line {err.lineno}: {err.msg}") from err
-    except SystemExit as err:
-        raise StageError(f"the handler ended the process while it was imported (sys.exit({err.code!r}))") from err
-    except Exception as err:
+    except (Exception, SystemExit) as err:
         _fail("import of the handler", err)
 
 
@@ -123,7 +121,7 @@ def _hooks(module: ModuleType) -> Hooks:
     return Hooks(infer, hook("load", 1), hook("place", 2), number("MAX_BATCH"), number("SLOTS"))
 
 
-def _fail(what: str, err: Exception) -> NoReturn:
+def _fail(what: str, err: BaseException) -> NoReturn:
     """Say which hook failed, with the handler's innermost line; the traceback goes to stderr."""
     if isinstance(err, StageError):
         raise err

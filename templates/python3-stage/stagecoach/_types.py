@@ -71,12 +71,12 @@ class Item:
         elif isinstance(body, str):
             self._body, self.content_type = _utf8(body), content_type or TEXT
         else:
-            self._body, self.content_type = body, content_type or BINARY
+            self._body, self.content_type = bytes(body), content_type or BINARY
 
     @classmethod
     def received(cls, body: bytes, content_type: str, wire: list[Tensor] | None) -> Item:
         """Make an item of what came over the wire, which is looked at when it is asked for."""
-        it = cls.__new__(cls)
+        it = object.__new__(cls)
         it._body, it.content_type, it._wire, it._arrays = body, content_type, wire, None
         return it
 
@@ -168,7 +168,9 @@ class Output:
 
     def __init__(self, *items: Any, header: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> None:
         self.items: list[Item] = [it if type(it) is Item else item_of(it) for it in items]
-        self.header: list[tuple[str, str]] = list(header.items() if isinstance(header, Mapping) else header)
+        if header:
+            header = [(str(k), str(v)) for k, v in (header.items() if isinstance(header, Mapping) else header)]
+        self.header: list[tuple[str, str]] = header or []
 
     @classmethod
     def of(cls, result: Any) -> Output:
@@ -215,23 +217,21 @@ class Link(Protocol):
 class Call:
     """One call of a batch."""
 
-    __slots__ = ("key", "deadline", "traceparent", "header", "parts", "index", "batch", "_link", "_cancelled", "_until", "_overtime")
+    index = batch = 0  # where the call is; package-private, as all that begins with "_"
+    _link: Link | None = None
+    _cancelled = False
+    _overtime = ""  # what to say when exec_timeout was nearer than the deadline
 
-    def __init__(self, parts: list[Part] | Any = (), header: Iterable[tuple[str, str]] = (), deadline: float | None = None,
-                 key: Key = Key("", 0, 1), traceparent: str = "", link: Link | None = None) -> None:
+    def __init__(self, parts: list[Part] | Any = (), header: list[tuple[str, str]] | None = None, deadline: float | None = None,
+                 key: Key = Key("", 0, 1), traceparent: str = "") -> None:
         """Make a call, also for a handler's own tests: ``Call("text")`` has what :class:`Output` takes as its input."""
-        if not isinstance(parts, (list, tuple)):
-            parts = [Part("", [item_of(parts)])]
+        if type(parts) is not list:
+            parts = [Part("", [item_of(parts)])] if parts != () else []
         self.parts: list[Part] = parts  # one a predecessor, sorted by its name
-        self.header: list[tuple[str, str]] = list(header)  # of the request
-        self.deadline = deadline  # seconds since 1970; None: there is none
+        self.header: list[tuple[str, str]] = header or []  # of the request
+        self.deadline = self._until = deadline  # seconds since 1970; None: there is none. _until: what exec_timeout makes of it
         self.key = key
         self.traceparent = traceparent  # W3C trace context; "": none
-        self.index = self.batch = 0
-        self._link = link
-        self._cancelled = False
-        self._until = deadline  # when it is over: the deadline, or what exec_timeout makes of it
-        self._overtime = ""  # what to say when exec_timeout was nearer than the deadline
 
     @property
     def items(self) -> list[Item]:
