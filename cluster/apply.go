@@ -63,10 +63,15 @@ func (l *Local) apply(p plan.Plan, specs map[string]FunctionSpec) (failed []hope
 			continue
 		}
 		missing := l.reconcile(p.Rev, w, mine[w.Function])
-		failure := &l.of(w.Function).failure
+		all := slices.Concat(mine[w.Function], hidden[w.Function])
+		bars, failure := &l.of(w.Function).bars, &l.of(w.Function).failure
+		bars.follow(spec.Revision)
 		failure.follow(spec.Revision)
+		if cause := nowhere(spec, w, bars.now(now), all); cause != "" {
+			failed = append(failed, hopelessFunction{w.Function, cause})
+		}
 		if now.Before(failure.Until) {
-			if cause := noHope(spec, failure.Failure, slices.Concat(mine[w.Function], hidden[w.Function])); cause != "" {
+			if cause := noHope(spec, failure.Failure, all); cause != "" {
 				failed = append(failed, hopelessFunction{w.Function, cause})
 			}
 			continue
@@ -121,7 +126,7 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica) (missing []p
 
 // noHope returns why a function has no replica and will not have one soon; empty: it has or may have.
 func noHope(spec FunctionSpec, failing plan.Failure, have []*replica) (cause string) {
-	if failing.Count < hopeless || slices.ContainsFunc(have, func(r *replica) bool { return r.state != plan.Draining && !r.released }) {
+	if failing.Count < hopeless || alive(have) {
 		return ""
 	}
 	return fmt.Sprintf("function %q: no replica starts, %d failed in a row, the next is tried at %s; the last one: %s",

@@ -63,6 +63,7 @@ type Local struct {
 // function is what is known of a function beyond its spec.
 type function struct {
 	failure      failure
+	bars         bars
 	slots, batch int // as its latest replica said; 0: none has
 	timeline     timeline
 	wish         *wish
@@ -147,6 +148,12 @@ func (l *Local) fill(s *plan.Snapshot) {
 	for i := range s.Nodes {
 		there[s.Nodes[i].Name] = true
 	}
+	for i := range s.Functions {
+		if k := l.functions[s.Functions[i].Name]; k != nil {
+			k.bars.follow(s.Functions[i].Revision)
+			s.Functions[i].Bars = k.bars.now(s.At)
+		}
+	}
 	for _, r := range l.sorted() {
 		f, ok := s.Function(r.function)
 		if !ok || r.hidden || !there[r.node] {
@@ -161,7 +168,7 @@ func (l *Local) fill(s *plan.Snapshot) {
 			if s.Nodes[i].Name != r.node {
 				continue
 			}
-			r.unfit = s.Nodes[i].Unfit(r.device)
+			r.unfit = cmp.Or(s.Nodes[i].Unfit(r.device), f.Barred(r.node, r.device))
 			if r.state == plan.Starting {
 				s.Nodes[i].MemoryUsed += f.Memory
 				promise(&s.Nodes[i], plan.Slot{Device: r.device}.Devices(), f.DeviceMemory)

@@ -11,6 +11,7 @@ type metrics struct {
 	states stateCounts
 	starts *prometheus.HistogramVec
 	ends   *prometheus.CounterVec
+	memory *prometheus.CounterVec
 }
 
 func newMetrics(l *Local) metrics {
@@ -25,11 +26,15 @@ func newMetrics(l *Local) metrics {
 			Namespace: "stagecoach", Subsystem: "cluster", Name: "replica_ends_total",
 			Help: "Replicas that are gone, by how: stopped, lost, failed (to start).",
 		}, []string{"how"}),
+		memory: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "stagecoach", Subsystem: "device", Name: "out_of_memory_total",
+			Help: "Replicas that did not get the memory of an accelerator that they wanted, as they started or for a call.",
+		}, []string{"node", "uuid"}),
 	}
 }
 
 func (m metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.starts, m.ends, m.states}
+	return []prometheus.Collector{m.starts, m.ends, m.memory, m.states}
 }
 
 // stateCounts counts replicas when it is asked to. A function without any has no series.

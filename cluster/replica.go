@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
@@ -42,6 +43,7 @@ type replica struct {
 	state    plan.State
 	since    time.Time
 	released bool
+	starved  bool          // it was out of memory on its device
 	answered time.Duration // from its order to its first answer; 0: it has given none
 	first    time.Duration // that its first call took
 }
@@ -248,6 +250,14 @@ func (l *Local) end(n *node, r *replica, failed error) {
 	l.note(r, e)
 	f := l.of(r.function)
 	noHopeWhy := ""
+	why := cause
+	if e.Kind == Lost {
+		why = e.Cause
+	}
+	if r.device != "" && strings.Contains(why, wire.OutOfMemoryOn) { // the device's trouble, not the function's
+		l.bar(r, at, why)
+		cause = ""
+	}
 	if cause != "" {
 		f.failure.add(r.spec.Revision, r.begun, at, cause)
 		var rest []*replica

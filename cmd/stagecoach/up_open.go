@@ -130,6 +130,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 		Near:        func(to string, r *task.Reply) bool { return u.flow.Reply(to, r) },
 		OnDemand:    func(string) { u.loop.Poke() },
 		FirstAnswer: func(f dispatch.First) { u.local.Answered(f.Replica, f.After, f.Call) },
+		OutOfMemory: func(_, replica, cause string) { u.local.OutOfMemory(replica, cause) },
 		Dropped:     func(_, replica, cause string) { u.local.Lost(replica, cause) },
 	})
 	if err != nil {

@@ -1,0 +1,171 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// The pace at which a function is tried on a device that had not the memory for it.
+const (
+	firstBar = 30 * time.Second
+	lastBar  = 10 * time.Minute
+	// causeSize bounds what is kept of a cause, which a function may have written.
+	causeSize = 400
+)
+
+// BarFor returns for how long a function is kept from a device after the count-th time in a row that it was out of memory there:
+// half a minute, then twice as long each time, up to ten minutes.
+func BarFor(count int) time.Duration {
+	if count < 1 {
+		return 0
+	}
+	return min(firstBar<<min(count-1, 16), lastBar)
+}
+
+// bars are the devices that one revision of a function is kept from, or was of late.
+type bars struct {
+	revision uint64
+	all      []bar // by node, then device
+}
+
+type bar struct {
+	plan.Bar
+	at time.Time // the latest
+}
+
+// add keeps a function from devices of a node after a replica that was ordered at begun was out of memory at now. What was ordered
+// before the latest time counts with it; older revisions do not matter any more. It returns the devices and for how long.
+func (b *bars) add(revision uint64, node string, devices []string, begun, now time.Time, cause string) (barred []string, until time.Time) {
+	if revision < b.revision {
+		return nil, until
+	}
+	b.follow(revision)
+	for _, id := range devices {
+		i, known := slices.BinarySearchFunc(b.all, plan.Bar{Node: node, Device: id}, func(x bar, want plan.Bar) int {
+			return cmp.Or(cmp.Compare(x.Node, want.Node), cmp.Compare(x.Device, want.Device))
+		})
+		if !known {
+			b.all = slices.Insert(b.all, i, bar{Bar: plan.Bar{Node: node, Device: id}})
+		}
+		x := &b.all[i]
+		if x.Count > 0 && !begun.After(x.at) {
+			continue
+		}
+		if x.past(now) {
+			x.Count = 0
+		}
+		x.Count++
+		x.at, x.Until, x.Cause = now, now.Add(BarFor(x.Count)), cause
+		barred, until = append(barred, id), x.Until
+	}
+	return barred, until
+}
+
+// past says whether the bar has been over for so long that the next one is the first.
+func (b *bar) past(now time.Time) bool { return now.Sub(b.Until) >= lastBar }
+
+// follow forgets all when the function has a newer revision.
+func (b *bars) follow(revision uint64) {
+	if revision > b.revision {
+		*b = bars{revision: revision}
+	}
+}
+
+// now returns the bars that hold, and forgets those that are past.
+func (b *bars) now(now time.Time) []plan.Bar {
+	var hold []plan.Bar
+	b.all = slices.DeleteFunc(b.all, func(x bar) bool { return x.past(now) })
+	for _, x := range b.all {
+		if x.Until.After(now) {
+			hold = append(hold, x.Bar)
+		}
+	}
+	return hold
+}
+
+// blamed returns those of a replica's devices that a cause names; all, when it names none.
+func blamed(devices []string, cause string) []string {
+	named := slices.DeleteFunc(slices.Clone(devices), func(id string) bool { return !strings.Contains(cause, id) })
+	if len(named) == 0 {
+		return devices
+	}
+	return named
+}
+
+// memoryCause is what of a cause says which memory was short, if anything does.
+func memoryCause(cause string) string {
+	if _, rest, ok := strings.Cut(cause, wire.OutOfMemoryOn); ok {
+		cause = wire.OutOfMemoryOn + rest
+	}
+	return strings.ToValidUTF8(cause[:min(len(cause), causeSize)], "")
+}
+
+// OutOfMemory tells that a replica had not the memory on its device for a call, and why. It is let go, and its function is kept from
+// the device for a while; without a device it counts as a failed start. It returns at once, and does nothing for a replica that is not there.
+func (l *Local) OutOfMemory(replica, cause string) {
+	l.mu.Lock()
+	r := l.replicas[replica]
+	if r != nil {
+		if r.device == "" {
+			l.of(r.function).failure.add(r.spec.Revision, r.begun, stamp(), memoryCause(cause))
+		}
+		l.bar(r, stamp(), cause)
+		r.release(fmt.Errorf("out of memory: %s", memoryCause(cause)))
+	}
+	l.mu.Unlock()
+	if r != nil {
+		l.cfg.Changed()
+	}
+}
+
+// bar keeps r's function from its devices, once for each replica; l.mu is held.
+func (l *Local) bar(r *replica, now time.Time, cause string) {
+	if r.starved || r.device == "" {
+		return
+	}
+	r.starved = true
+	cause = memoryCause(cause)
+	devices := blamed(plan.Slot{Device: r.device}.Devices(), cause)
+	for _, id := range devices {
+		l.metrics.memory.WithLabelValues(r.node, id).Inc()
+	}
+	barred, until := l.of(r.function).bars.add(r.spec.Revision, r.node, devices, r.begun, now, cause)
+	if len(barred) == 0 {
+		return
+	}
+	what := fmt.Sprintf("%s not tried for %v: %s", strings.Join(barred, " and "), until.Sub(now), cause)
+	l.note(r, Event{Kind: Barred, Cause: what})
+	l.cfg.Log.Warn("a function was out of memory on a device and is kept from it", "function", r.function, "replica", r.name, "node", r.node, "cause", what)
+}
+
+// Bars returns the devices that a function is kept from now, sorted by node, then device.
+func (l *Local) Bars(function string) []plan.Bar {
+	now := stamp()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f := l.functions[function]; f != nil {
+		return f.bars.now(now)
+	}
+	return nil
+}
+
+// nowhere returns why what waits for a function gets an answer now: there is no replica of it, and there is no device for one while
+// it is kept from some; empty: there is, or may be.
+func nowhere(spec FunctionSpec, w plan.Want, bars []plan.Bar, have []*replica) (cause string) {
+	if len(bars) == 0 || len(w.Slots) > 0 || w.Short == "" || alive(have) {
+		return ""
+	}
+	return fmt.Sprintf("function %q was out of memory, and there is no other device for it: %s; %s", spec.Key, w.Short, task.MoreMemory)
+}
+
+// alive says whether some of the replicas serve or may.
+func alive(have []*replica) bool {
+	return slices.ContainsFunc(have, func(r *replica) bool { return r.state != plan.Draining && !r.released })
+}
