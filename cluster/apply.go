@@ -65,7 +65,6 @@ func (l *Local) apply(p plan.Plan, specs map[string]FunctionSpec) (failed []hope
 		missing := l.reconcile(p.Rev, w, mine[w.Function])
 		all := slices.Concat(mine[w.Function], hidden[w.Function])
 		bars, failure := &l.of(w.Function).bars, &l.of(w.Function).failure
-		bars.follow(spec.Revision)
 		failure.follow(spec.Revision)
 		if cause := nowhere(spec, w, bars.now(now), all); cause != "" {
 			failed = append(failed, hopelessFunction{w.Function, cause})

@@ -168,7 +168,7 @@ func (l *Local) fill(s *plan.Snapshot) {
 			if s.Nodes[i].Name != r.node {
 				continue
 			}
-			r.unfit = cmp.Or(s.Nodes[i].Unfit(r.device), f.Barred(r.node, r.device))
+			r.unfit = s.Nodes[i].Unfit(r.device)
 			if r.state == plan.Starting {
 				s.Nodes[i].MemoryUsed += f.Memory
 				promise(&s.Nodes[i], plan.Slot{Device: r.device}.Devices(), f.DeviceMemory)
