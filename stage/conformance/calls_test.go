@@ -321,3 +321,33 @@ func TestManyAtATime(t *testing.T) {
 		r.drained()
 	})
 }
+
+// TestDescriptorsAreClosed counts a replica's descriptors before and after many that rode along, both ways.
+func TestDescriptorsAreClosed(t *testing.T) {
+	each(t, func(t *testing.T, s sdk) {
+		r := s.begin(t, "noop")
+		count := func() int {
+			open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", r.cmd.Process.Pid))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(open)
+		}
+		item := tensor.Item{Bytes: make([]byte, tensor.InlineLimit+1)}
+		var before int
+		for i := range 100 {
+			r.files(uint64(i), tensor.Input{{Items: tensor.Activation{item, item}}})
+			if m := r.result(); len(m.Output) != 2 || len(m.Output[0].Bytes) != len(item.Bytes) {
+				t.Fatalf("%d items", len(m.Output))
+			}
+			if i == 1 {
+				before = count()
+			}
+		}
+		r.ask(1000, "what was before is over")
+		if after := count(); after > before {
+			t.Errorf("%d descriptors after 98 batches, %d before", after, before)
+		}
+		r.drained()
+	})
+}
