@@ -51,7 +51,7 @@ def load(model):
 `
 	pyCopied = "import torch\n" + pyProbe + `
 def load(model):
-    return {"file": open(__file__), "weights": {k: v.clone() for k, v in model.torch().items()}}
+    return {"file": open(__file__), "model": model, "weights": {k: v.clone() for k, v in model.torch().items()}}
 `
 	pyThreads = pyProbe + `
 import threading
