@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -180,10 +181,21 @@ func (s *status) State(key string) provider.State {
 	}
 	if n, until, cause := s.local.Failure(key); n > 0 {
 		st.Detail = fmt.Sprintf("%d starts in a row failed, next try %s: %s", n, until.UTC().Format(time.TimeOnly), cause)
-	} else if w, ok := s.want(key); ok {
+	} else if w, ok := s.want(key); ok && w.Short != "" {
 		st.Detail = w.Short
+	} else {
+		st.Detail = barred(s.local.Bars(key))
 	}
 	return st
+}
+
+// barred says which devices a function is kept from that has found others; when it has not, its Short does.
+func barred(bars []plan.Bar) string {
+	var out []string
+	for _, b := range bars {
+		out = append(out, fmt.Sprintf("device %s of node %s is not tried until %s: %s", b.Device, b.Node, b.Until.UTC().Format(time.TimeOnly), b.Cause))
+	}
+	return strings.Join(out, "; ")
 }
 
 // want returns the last decision on a function.

@@ -11,19 +11,31 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/node"
 )
 
-// TestDevices runs up beside a library in place of NVIDIA's, with two GPUs: replicas have one each and see no other, what is
-// reserved is nobody else's, a GPU that is lost is drained and used again when it is back.
-func TestDevices(t *testing.T) {
+// The devices of twoGPUs.
+const gpu0, gpu1 = "GPU-00000000-aaaa", "GPU-00000001-aaaa"
+
+// twoGPUs has programs that the test starts find a library in place of NVIDIA's. Of the two GPUs that it knows one is lost while the
+// folder has a file of its index.
+func twoGPUs(t *testing.T) (lost string) {
+	t.Helper()
 	lib, lost := t.TempDir(), t.TempDir()
 	if out, err := exec.Command("cc", "-shared", "-fPIC", "-o", filepath.Join(lib, "libnvidia-ml.so.1"), "testdata/nvml/nvml.c").CombinedOutput(); err != nil {
 		t.Fatalf("cc: %v\n%s", err, out)
 	}
 	t.Setenv("LD_LIBRARY_PATH", lib)
 	t.Setenv("FAKE_NVML", lost)
+	return lost
+}
+
+// TestDevices runs up beside a library in place of NVIDIA's, with two GPUs: replicas have one each and see no other, what is
+// reserved is nobody else's, a GPU that is lost is drained and used again when it is back.
+func TestDevices(t *testing.T) {
+	lost := twoGPUs(t)
 	r := start(t)
 	c := &cli{t, t.TempDir(), r.base}
 	host, err := os.Hostname()
@@ -54,7 +66,6 @@ func TestDevices(t *testing.T) {
 		slices.Sort(devices)
 		return devices
 	}
-	const gpu0, gpu1 = "GPU-00000000-aaaa", "GPU-00000001-aaaa"
 	both := func() bool { return slices.Equal(holds(), []string{gpu0, gpu1}) }
 	r.until(late, "a replica on each device", both)
 	c.run(`(?m)^0 +`+gpu0+` +Fake GPU +10 GiB +0 B +10 GiB +0 B +25% +well$`, "", "node", "describe", host)
@@ -93,4 +104,79 @@ func TestDevices(t *testing.T) {
 
 func onDevice(function, device string) func(node.Replica) bool {
 	return func(r node.Replica) bool { return strings.HasPrefix(r.Function, function+".") && r.Device == device }
+}
+
+// TestOutOfMemory has stages that find their device too full, for a call or to come up: both run on the other one, and what fits on
+// none says so and is not tried in a loop.
+func TestOutOfMemory(t *testing.T) {
+	twoGPUs(t)
+	images := t.TempDir()
+	stage := filepath.Join(images, "test", "crowded", "1", "stage")
+	if out, err := exec.Command("go", "build", "-o", stage, "./testdata/crowded").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	r := start(t, "--images", images)
+	c := &cli{t, t.TempDir(), r.base}
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	small := map[string]string{"gpu": "1", "gpu-memory": "1Gi"}
+	deploy := func(name, kind, devices string) {
+		t.Helper()
+		r.deployAll(fn{name, "test/crowded:1", nil, small, map[string]string{kind: devices}})
+	}
+	// wantBarred checks that a function was kept from these devices, in this order.
+	wantBarred := func(name string, devices ...string) {
+		t.Helper()
+		var got []string
+		for _, e := range r.events(name, "barred") {
+			device, _, _ := strings.Cut(e.Cause, " ")
+			got = append(got, device)
+		}
+		if !slices.Equal(got, devices) {
+			t.Errorf("%s was kept from %q, want %q: %+v", name, got, devices, r.line(name).Events)
+		}
+	}
+	memory := func(device string) float64 {
+		return r.value(`stagecoach_device_out_of_memory_total{node="` + host + `",uuid="` + device + `"}`)
+	}
+
+	deploy("calls", "short", gpu0)
+	for range 2 {
+		if a := r.must(http.StatusOK, http.MethodPost, "/function/calls", "x"); string(a.body) != gpu1 {
+			t.Errorf("answered by a replica on %q, want %s", a.body, gpu1)
+		}
+	}
+	wantBarred("calls", gpu0)
+	c.run(`Status: +device `+gpu0+` of node `+host+` is not tried until \d\d:\d\d:\d\d: want 2 GiB, 1 GiB of 10 GiB free`, "", "describe", "calls")
+	if n, retries := memory(gpu0), r.value("stagecoach_flow_retries_total"); n != 1 || retries != 1 {
+		t.Errorf("%v replicas out of memory and %v retries, want one each", n, retries)
+	}
+
+	deploy("starts", "full", gpu0)
+	if a := r.must(http.StatusOK, http.MethodPost, "/function/starts", "x"); string(a.body) != gpu1 {
+		t.Errorf("answered by a replica on %q, want %s", a.body, gpu1)
+	}
+	wantBarred("starts", gpu0)
+	c.run(`Status: .*`+gpu0+`.*: out of memory on device `+gpu0+`: want 2 GiB, 1 GiB of 10 GiB free`, "", "describe", "starts")
+
+	for kind, name := range map[string]string{"short": "nocalls", "full": "nostarts"} {
+		deploy(name, kind, gpu0+","+gpu1)
+		for range 2 {
+			a := r.must(http.StatusServiceUnavailable, http.MethodPost, "/function/"+name, "x")
+			for _, part := range []string{"out of memory", gpu0, gpu1, "want 2 GiB, 1 GiB of 10 GiB free", "stagecoach.dev/gpu-memory"} {
+				if !strings.Contains(string(a.body), part) {
+					t.Errorf("%s: 503: %s, want %q in it", name, a.body, part)
+				}
+			}
+			if a.took > 15*time.Second || a.header.Get("Retry-After") == "" {
+				t.Errorf("%s: answered after %v with headers %v, want soon, with Retry-After", name, a.took, a.header)
+			}
+		}
+		wantBarred(name, gpu0, gpu1)
+		if n := len(replicaStarts(r.line(name).Events)); n != 2 {
+			t.Errorf("%s: %d starts, want one a device", name, n)
+		}
+	}
 }
