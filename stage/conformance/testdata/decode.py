@@ -1,5 +1,8 @@
-"""Decodes batches of the stage protocol, for package conformance to compare with what Go makes of them: on stdin a length of
-4 bytes and a payload, on stdout the same, of a description or of an error, and a byte in front of it that says which."""
+"""Decodes batches of the stage protocol, for package conformance to compare with what Go makes of them: on stdin a
+length of 4 bytes and a payload, on stdout the same, of a description or of an error, and a byte in front of it that
+says which.
+"""
+
 from __future__ import annotations
 
 import struct
@@ -39,7 +42,10 @@ def describe(payload: bytes) -> bytes:
 
     for call in _wire.decode_batch(payload, detach):
         at = 0 if call.deadline is None else round(call.deadline)
-        out.append(b"call %s %d %d %d %s" % (field(call.key.request), call.key.task, call.key.attempt, at, field(call.traceparent)))
+        out.append(
+            b"call %s %d %d %d %s"
+            % (field(call.key.request), call.key.task, call.key.attempt, at, field(call.traceparent))
+        )
         for name, value in call.header:
             out.append(b"header %s %s" % (field(name), field(value)))
         for source, items in call.parts:

@@ -1,4 +1,5 @@
 """The test stage of package conformance, as program_test.go has it in Go."""
+
 from __future__ import annotations
 
 import os
@@ -70,7 +71,10 @@ def show(call: sc.Call) -> str:
     for name, value in call.header:
         out += f"|{name}={value}"
     for source, items in call.parts:
-        kinds = sorted(f"{it.content_type}0 {len(it.tensors)}" if it.has_tensors else f"{it.content_type}{len(it.body)} 0" for it in items)
+        kinds = sorted(
+            f"{it.content_type}0 {len(it.tensors)}" if it.has_tensors else f"{it.content_type}{len(it.body)} 0"
+            for it in items
+        )
         out += f"|{source}:{','.join(kinds)}"
     return out
 

@@ -1,4 +1,5 @@
 """A test stage of what Python's SDK alone has; see python_test.go."""
+
 from __future__ import annotations
 
 import logging

@@ -11,18 +11,19 @@ A stage is a module ``handler`` (handler.py) with up to three hooks::
     def place(state: State, replica: sc.Replica): ...  # optional; in each replica: parameters onto its device
     def infer(state, calls: list[sc.Call]): ...     # one result a call, in order
 
-``load`` runs in a process with one thread, which replicas are forked from: no threads, no device there. Without ``load``
-the state is the :class:`Model`; without ``place`` PyTorch's modules and tensors go to the replica's device and all else
-stays as it is.
+``load`` runs in a process with one thread, which replicas are forked from: no threads, no device there. Without
+``load`` the state is the :class:`Model`; without ``place`` PyTorch's modules and tensors go to the replica's device and
+all else stays as it is.
 
-A call's result is what :class:`Output` takes, an exception (that call's error), or a generator, whose pieces are streamed
-and whose return value is the output. What ``infer`` raises is every call's error. :func:`each` makes ``infer`` of a
-function for one call. Errors: :class:`BadInput` is the client's (400), :class:`Cancelled` and :class:`Expired` say that
-the call was over before, every other one is a 500.
+A call's result is what :class:`Output` takes, an exception (that call's error), or a generator, whose pieces are
+streamed and whose return value is the output. What ``infer`` raises is every call's error. :func:`each` makes ``infer``
+of a function for one call. Errors: :class:`BadInput` is the client's (400), :class:`Cancelled` and :class:`Expired` say
+that the call was over before, every other one is a 500.
 
-``print`` and :mod:`logging` go where the platform takes logs. PyTorch records no gradients in ``infer``, unless that asks
-for it (``torch.enable_grad()``).
+``print`` and :mod:`logging` go where the platform takes logs. PyTorch records no gradients in ``infer``, unless that
+asks for it (``torch.enable_grad()``).
 """
+
 from __future__ import annotations
 
 from ._main import main
@@ -30,5 +31,17 @@ from ._model import Model
 from ._types import BadInput, Call, Cancelled, Expired, Item, Key, Output, Part, Replica, StageError, each
 
 __all__ = [
-    "BadInput", "Call", "Cancelled", "Expired", "Item", "Key", "Model", "Output", "Part", "Replica", "StageError", "each", "main",
+    "BadInput",
+    "Call",
+    "Cancelled",
+    "Expired",
+    "Item",
+    "Key",
+    "Model",
+    "Output",
+    "Part",
+    "Replica",
+    "StageError",
+    "each",
+    "main",
 ]

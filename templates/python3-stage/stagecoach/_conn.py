@@ -1,4 +1,5 @@
 """Frames over a unix stream socket, with the descriptors that ride along (SCM_RIGHTS)."""
+
 from __future__ import annotations
 
 import array
@@ -44,7 +45,9 @@ class Conn:
             self._at += 16
             payload = self._payload(kind, length)
             if len(self._files) < files:
-                raise WireError(f"frame {_wire.name_of(kind)} came with {len(self._files)} descriptors, its header says {files}")
+                raise WireError(
+                    f"frame {_wire.name_of(kind)} came with {len(self._files)} descriptors, its header says {files}"
+                )
             mine, self._files = self._files[:files], self._files[files:]
             if not skip:
                 return Frame(kind, batch, payload, mine)
@@ -54,14 +57,14 @@ class Conn:
         if length <= _BUFFER:
             if self._end - self._at < length and not self._fill(length):
                 raise WireError(f"frame {_wire.name_of(kind)} of {length} bytes: unexpected end")
-            payload = bytes(self._buf[self._at:self._at + length])
+            payload = bytes(self._buf[self._at : self._at + length])
             self._at += length
             return payload
-        pieces = [bytes(self._buf[self._at:self._end])]
+        pieces = [bytes(self._buf[self._at : self._end])]
         left = length - len(pieces[0])
         self._at = self._end = 0
         while left > 0:
-            n = self._receive(self._buf[:min(left, _BUFFER)])
+            n = self._receive(self._buf[: min(left, _BUFFER)])
             if n == 0:
                 raise WireError(f"frame {_wire.name_of(kind)} of {length} bytes: unexpected end")
             pieces.append(bytes(self._buf[:n]))
@@ -73,11 +76,11 @@ class Conn:
         if self._at == self._end:
             self._at = self._end = 0
         elif _BUFFER - self._at < want:
-            rest = bytes(self._buf[self._at:self._end])
-            self._buf[:len(rest)] = rest
+            rest = bytes(self._buf[self._at : self._end])
+            self._buf[: len(rest)] = rest
             self._at, self._end = 0, len(rest)
         while self._end - self._at < want:
-            n = self._receive(self._buf[self._end:])
+            n = self._receive(self._buf[self._end :])
             if n == 0:
                 return False
             self._end += n
@@ -90,10 +93,12 @@ class Conn:
             for level, kind, data in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     fds = array.array("i")
-                    fds.frombytes(data[:len(data) - len(data) % fds.itemsize])
+                    fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
                     self._files += fds
             if len(self._files) > 2 * MAX_FILES:
-                raise WireError(f"{len(self._files)} descriptors that no frame has claimed, want at most {2 * MAX_FILES}")
+                raise WireError(
+                    f"{len(self._files)} descriptors that no frame has claimed, want at most {2 * MAX_FILES}"
+                )
         if flags & socket.MSG_CTRUNC:
             raise WireError(f"more than {MAX_FILES} descriptors at a time")
         return n
@@ -156,10 +161,12 @@ def close_all(fds: Sequence[int]) -> None:
 
 
 def detach(files: list[int], owner: bytes, blob: bytes, size: int) -> Item:
-    """Read an item of size bytes from the file that rides with its frame. It is a copy: a sender that writes to the file
-    later changes nothing."""
+    """Read an item of size bytes from the file that rides with its frame. It is a copy: a sender that writes to the
+    file later changes nothing."""
     if owner != _wire.FILE_OWNER or not blob.isdigit() or len(blob) > 3 or int(blob) >= len(files):
-        raise WireError(f"reference to {blob!r} of {owner!r}, want a file that rides with the frame, which has {len(files)}")
+        raise WireError(
+            f"reference to {blob!r} of {owner!r}, want a file that rides with the frame, which has {len(files)}"
+        )
     fd = files[int(blob)]
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode) or info.st_size < size:  # a read of anything else could wait for ever
@@ -184,7 +191,7 @@ def _detach_body(fd: int, size: int, head: bytes) -> Item:
     n, i = _wire.read_uvarint(head, 1)
     if i + n + 10 > len(head):  # a content type of that length
         head = os.pread(fd, min(size, i + n + 10), 0)
-    content_type = head[i:i + n].decode("utf-8", "surrogateescape")
+    content_type = head[i : i + n].decode("utf-8", "surrogateescape")
     m, i = _wire.read_uvarint(head, i + n)
     if i + m != size:
         raise _wire.Fault(i, f"an item of {m} bytes with {size - i} left")
@@ -229,7 +236,7 @@ def _sealed(pieces: list[Any]) -> int:
         for piece in pieces:
             view = memoryview(piece)
             while len(view):
-                view = view[os.write(fd, view):]
+                view = view[os.write(fd, view) :]
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)

@@ -1,4 +1,5 @@
 """What a stage's process does: it is a zygote, or a replica, by the environment that it was started with."""
+
 from __future__ import annotations
 
 import gc
@@ -24,13 +25,15 @@ ENV_FUNCTION = "STAGECOACH_FUNCTION"
 ENV_THREADS = "STAGECOACH_THREADS"
 ENV_SEALED = "STAGECOACH_SEALED"
 
-BY_HAND = ("this is a stage of a Stagecoach pipeline, and it was started without a stage socket: "
-           "deploy it (faas-cli deploy) and let `stagecoach up` start it")
+BY_HAND = (
+    "this is a stage of a Stagecoach pipeline, and it was started without a stage socket: "
+    "deploy it (faas-cli deploy) and let `stagecoach up` start it"
+)
 
 
 def main() -> NoReturn:
-    """Run this process as the stage, and do not return. It ends with 0 when the replica was drained or its dispatcher is
-    gone, with 2 when it was started by hand, else with 1."""
+    """Run this process as the stage, and do not return. It ends with 0 when the replica was drained or its dispatcher
+    is gone, with 2 when it was started by hand, else with 1."""
     if os.environ.get(ENV_SEALED):
         seal()
     lines()
@@ -46,8 +49,8 @@ def main() -> NoReturn:
     try:
         sock = connection(descriptor(ENV_STAGE_FD))
         threads = number(ENV_THREADS)
-        if threads:
-            os.environ.update({name: str(threads) for name in _threads.VARIABLES})  # read when what has them is imported
+        if threads:  # the libraries read these when they are loaded
+            os.environ.update({name: str(threads) for name in _threads.VARIABLES})
         loaded = load()
         if threads:
             _threads.compute_with(threads)
@@ -65,8 +68,8 @@ def number(name: str) -> int:
 
 
 def replica(loaded: Loaded, fd: int, load_ns: int = 0) -> NoReturn:
-    """Run this process as a replica on the stage socket fd, and end it. load_ns is what loading took in this process, 0: it is
-    inherited. Environment, threads and seeds are as they are to be."""
+    """Run this process as a replica on the stage socket fd, and end it. load_ns is what loading took in this process,
+    0: it is inherited. Environment, threads and seeds are as they are to be."""
     try:
         sock = connection(fd)
     except StageError as err:

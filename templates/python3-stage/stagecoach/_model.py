@@ -1,4 +1,5 @@
 """The function's model: files of the image, mapped and not read."""
+
 from __future__ import annotations
 
 import os
@@ -15,19 +16,50 @@ if TYPE_CHECKING:
 ENV_MODEL = "STAGECOACH_MODEL"
 
 # numpy's and PyTorch's names of the format's datatypes. What numpy lacks is its bits.
-_NUMPY = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "BF16": "<u2", "U32": "<u4", "I32": "<i4",
-          "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8", "C64": "<c8"}
-_TORCH = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "F16": "float16", "BF16": "bfloat16",
-          "U32": "uint32", "I32": "int32", "F32": "float32", "U64": "uint64", "I64": "int64", "F64": "float64", "C64": "complex64",
-          "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
-          "F8_E5M2FNUZ": "float8_e5m2fnuz"}
+_NUMPY = {
+    "BOOL": "?",
+    "U8": "u1",
+    "I8": "i1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "F32": "<f4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F64": "<f8",
+    "C64": "<c8",
+}
+_TORCH = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U32": "uint32",
+    "I32": "int32",
+    "F32": "float32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
 
 
 class Model:
     """The parameters of a function, in the file or folder that STAGECOACH_MODEL names.
 
-    Reading it is the load hook's: nothing is opened before it is asked for. What :attr:`tensors` and :meth:`torch` return
-    lies in pages of the files, which all replicas share; a write to one is a private copy of that page.
+    Reading it is the load hook's: nothing is opened before it is asked for. What :attr:`tensors` and :meth:`torch`
+    return lies in pages of the files, which all replicas share; a write to one is a private copy of that page.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -50,16 +82,18 @@ class Model:
 
     def _there(self) -> str:
         if not self.path:
-            raise StageError(f"no model: put model.safetensors, or a folder model, beside handler.py, or set {ENV_MODEL} in the "
-                             "function's environment to a file or folder of the image")
+            raise StageError(
+                f"no model: put model.safetensors, or a folder model, beside handler.py, or set {ENV_MODEL} in the "
+                "function's environment to a file or folder of the image"
+            )
         if not os.path.exists(self.path):
             raise StageError(f"{ENV_MODEL}: no {self.path}, want a file or folder of the image")
         return self.path
 
     @property
     def tensors(self) -> Mapping[str, numpy.ndarray]:
-        """The parameters by name, mapped, read-only. What numpy has no datatype for comes as its bits: BF16 as uint16, F8
-        as uint8; see :meth:`torch`."""
+        """The parameters by name, mapped, read-only. What numpy has no datatype for comes as its bits: BF16 as uint16,
+        F8 as uint8; see :meth:`torch`."""
         import numpy
 
         out = {}
@@ -78,20 +112,24 @@ class Model:
         for name, e in self._read().items():
             dtype = getattr(torch, _TORCH[e.dtype], None)
             if dtype is None:
-                raise StageError(f"{e.file}: tensor {name!r}: {e.dtype}, which PyTorch {torch.__version__} lacks, want a later one")
+                raise StageError(
+                    f"{e.file}: tensor {name!r}: {e.dtype}, which PyTorch {torch.__version__} lacks, want a later one"
+                )
             size = _safetensors.SIZES[e.dtype]
             if e.begin == e.end:
                 out[name] = torch.empty(e.shape, dtype=dtype)
             elif e.begin % size:  # not where PyTorch may want it: a copy
-                out[name] = torch.frombuffer(bytearray(e.data[e.begin:e.end]), dtype=dtype).reshape(e.shape)
+                out[name] = torch.frombuffer(bytearray(e.data[e.begin : e.end]), dtype=dtype).reshape(e.shape)
             else:
-                out[name] = torch.frombuffer(e.data, dtype=dtype, count=(e.end - e.begin) // size, offset=e.begin).reshape(e.shape)
+                out[name] = torch.frombuffer(
+                    e.data, dtype=dtype, count=(e.end - e.begin) // size, offset=e.begin
+                ).reshape(e.shape)
         return out
 
     def fill(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Make the tensors the parameters and buffers of module, without a copy, and return it, set to evaluate. Names and shapes
-        have to be those of its state_dict; one of several names of the same parameter is enough. (PyTorch from 2.0 on makes a
-        module without parameters of its own: ``with torch.device("meta"): module = ...``)"""
+        """Make the tensors the parameters and buffers of module, without a copy, and return it, set to evaluate. Names
+        and shapes have to be those of its state_dict; one of several names of the same parameter is enough. (PyTorch
+        from 2.0 on makes a module without parameters of its own: ``with torch.device("meta"): module = ...``)"""
         import torch
 
         tensors, state = self.torch(), module.state_dict(keep_vars=True)
@@ -99,8 +137,10 @@ class Model:
         missing = [name for name, v in state.items() if id(v) not in shared]
         unknown = [name for name in tensors if name not in state]
         if missing or unknown:
-            raise StageError(f"{self.path}: parameters {missing[:8]} are missing, {unknown[:8]} are too many, want those of "
-                             f"{type(module).__name__}")
+            raise StageError(
+                f"{self.path}: parameters {missing[:8]} are missing, {unknown[:8]} are too many, want those of "
+                f"{type(module).__name__}"
+            )
         for name, old in state.items():
             tensor = shared[id(old)]
             if old.shape != tensor.shape:
@@ -116,8 +156,8 @@ class Model:
         return module.eval()
 
     def onnx(self, **options: Any) -> Any:
-        """An onnxruntime.InferenceSession of the model's ONNX file, with one thread unless ``sess_options`` says otherwise.
-        More threads than one do not survive a fork: make such a session in the place hook."""
+        """An onnxruntime.InferenceSession of the model's ONNX file, with one thread unless ``sess_options`` says
+        otherwise. More threads than one do not survive a fork: make such a session in the place hook."""
         import onnxruntime
 
         path = self._there()

@@ -1,6 +1,7 @@
-"""safetensors: a length of 8 bytes, a JSON header that names each tensor with its datatype, shape and place, then the tensors'
-bytes, little-endian and row by row. A file is mapped, not read; its header is checked as a whole before any of it is
-believed, as the platform's own reader (Go package safetensors) does it."""
+"""safetensors: a length of 8 bytes, a JSON header that names each tensor with its datatype, shape and place, then the
+tensors' bytes, little-endian and row by row. A file is mapped, not read; its header is checked as a whole before any of
+it is believed, as the platform's own reader (Go package safetensors) does it."""
+
 from __future__ import annotations
 
 import json
@@ -17,8 +18,27 @@ MAX_PARTS = 1000  # files of a model
 METADATA = "__metadata__"
 
 # The bytes of an element.
-SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "U16": 2,
-         "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8}
+SIZES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2FNUZ": 1,
+    "U16": 2,
+    "I16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "U32": 4,
+    "I32": 4,
+    "F32": 4,
+    "U64": 8,
+    "I64": 8,
+    "F64": 8,
+    "C64": 8,
+}
 
 
 class Entry(NamedTuple):
@@ -33,8 +53,8 @@ class Entry(NamedTuple):
 
 
 def find(path: str) -> tuple[list[str], dict[str, str] | None]:
-    """Find a model's files: path is one, or an index of several, or a folder with either. Returns the files, and which of them
-    the index says has which tensor, if there is one."""
+    """Find a model's files: path is one, or an index of several, or a folder with either. Returns the files, and which
+    of them the index says has which tensor, if there is one."""
     if path.endswith(INDEX):
         return _index(path)
     if not os.path.isdir(path):
@@ -78,14 +98,18 @@ def read(path: str) -> dict[str, Entry]:
     for file in files:
         for name, entry in _read(file).items():
             if name in tensors:
-                raise StageError(f"{path}: tensor {name!r}: it is in {tensors[name].file} and {entry.file}, want it once")
+                raise StageError(
+                    f"{path}: tensor {name!r}: it is in {tensors[name].file} and {entry.file}, want it once"
+                )
             tensors[name] = entry
     if index is not None:
         for name in index.keys() | tensors.keys():
             there = os.path.basename(tensors[name].file) if name in tensors else "none"
             if index.get(name) != there:
-                raise StageError(f"{path}: tensor {name!r}: the index has it in {index.get(name)}, the files in {there}; want both of "
-                                 "the same download")
+                raise StageError(
+                    f"{path}: tensor {name!r}: the index has it in {index.get(name)}, the files in {there}; "
+                    "want both of the same download"
+                )
     return tensors
 
 
@@ -101,8 +125,11 @@ def _read(path: str) -> dict[str, Entry]:
             data = mmap.mmap(f.fileno(), info.st_size, access=mmap.ACCESS_COPY)
         length = int.from_bytes(data[:8], "little")
         if length > min(info.st_size - 8, MAX_HEADER):
-            raise ValueError(f"a header of {length} bytes, want at most {MAX_HEADER} and no more than the file of {info.st_size} bytes has")
-        return check(data[8:8 + length], data, 8 + length, info.st_size, path)
+            raise ValueError(
+                f"a header of {length} bytes, want at most {MAX_HEADER} and no more than the file of {info.st_size} bytes "
+                "has"
+            )
+        return check(data[8 : 8 + length], data, 8 + length, info.st_size, path)
     except (OSError, ValueError, RecursionError) as err:
         raise StageError(f"{path}: {err}") from err
 
@@ -116,8 +143,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check(header: bytes, data: Any, base: int, size: int, file: str = "") -> dict[str, Entry]:
-    """Check a header of a file of size bytes whose data begins at base, and return its tensors by name: one behind the other
-    from the data's first byte to its last, each with as many bytes as its shape needs. ValueError if not."""
+    """Check a header of a file of size bytes whose data begins at base, and return its tensors by name: one behind the
+    other from the data's first byte to its last, each with as many bytes as its shape needs. ValueError if not."""
     text = header.decode()
     if not text.startswith("{"):
         raise ValueError(f"header {text[:40]!r}, want a JSON object")
@@ -129,13 +156,17 @@ def check(header: bytes, data: Any, base: int, size: int, file: str = "") -> dic
     at = base
     for name, e in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if e.begin != at or not at <= e.end <= size:
-            raise ValueError(f"tensor {name!r}: data_offsets [{e.begin - base},{e.end - base}], want a begin of {at - base}, where the "
-                             f"one before it ends, and an end of at most {size - base}")
+            raise ValueError(
+                f"tensor {name!r}: data_offsets [{e.begin - base},{e.end - base}], want a begin of {at - base}, where "
+                f"the one before it ends, and an end of at most {size - base}"
+            )
         want = SIZES[e.dtype]
         for d in e.shape:
             want *= d
         if want != e.end - e.begin:
-            raise ValueError(f"tensor {name!r}: {e.end - e.begin} bytes of data, want {want} for {e.dtype} of shape {list(e.shape)}")
+            raise ValueError(
+                f"tensor {name!r}: {e.end - e.begin} bytes of data, want {want} for {e.dtype} of shape {list(e.shape)}"
+            )
         at = e.end
     if at != size:
         raise ValueError(f"{size - at} bytes of data belong to no tensor, want all {size - base} to belong to one")

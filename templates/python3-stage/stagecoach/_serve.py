@@ -1,9 +1,11 @@
-"""A replica's side of the stage protocol: it says hello, then answers batches until it is drained, told to end, or alone.
+"""A replica's side of the stage protocol: it says hello, then answers batches until it is drained, told to end, or
+alone.
 
-Threads: the main one runs infer, as it has run load and place, so that what belongs to a thread stays there; a reader takes
-what the dispatcher sends; a finisher waits for the end (a Drain, SIGTERM) and sees that what was taken is answered. With
-more slots than one there are more workers, started when they are needed.
+Threads: the main one runs infer, as it has run load and place, so that what belongs to a thread stays there; a reader
+takes what the dispatcher sends; a finisher waits for the end (a Drain, SIGTERM) and sees that what was taken is
+answered. With more slots than one there are more workers, started when they are needed.
 """
+
 from __future__ import annotations
 
 import logging
@@ -31,15 +33,19 @@ _DRAIN, _END = b"\0", b"\xff"  # what the finisher is told; other bytes are numb
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(sock: socket.socket, hooks: Hooks, state: Any, replica: Replica, load: int = 0, place: int = 0,
-          timeout: float = 0) -> None:
+def serve(
+    sock: socket.socket, hooks: Hooks, state: Any, replica: Replica, load: int = 0, place: int = 0, timeout: float = 0
+) -> None:
     """Answer batches with ``hooks.infer(state, calls)`` over sock, which it closes.
 
-    load and place are how many ns these have taken; timeout is how many seconds a call may run besides its deadline, 0: as
-    many as it likes. It returns when the dispatcher has drained the replica or is gone, or after SIGTERM when what was taken
-    is answered; a dispatcher that breaks the protocol is a :class:`WireError`. To be called in the main thread.
+    load and place are how many ns these have taken; timeout is how many seconds a call may run besides its deadline, 0:
+    as many as it likes. It returns when the dispatcher has drained the replica or is gone, or after SIGTERM when what
+    was taken is answered; a dispatcher that breaks the protocol is a :class:`WireError`. To be called in the main
+    thread.
     """
-    hello = _wire.hello(os.getpid(), replica.function, replica.name, hooks.slots, hooks.max_batch, replica.threads, load, place)
+    hello = _wire.hello(
+        os.getpid(), replica.function, replica.name, hooks.slots, hooks.max_batch, replica.threads, load, place
+    )
     server = _Server(_conn.Conn(sock), hooks, state, replica.threads, timeout)
     try:
         server.serve(hello)
@@ -121,7 +127,10 @@ class _Server:
                 raise WireError(f"frame {_wire.name_of(frame.kind)}, want Welcome")
             version, credit = _wire.decode_welcome(frame.payload)
             if not _wire.OLDEST_VERSION <= version <= _wire.VERSION:
-                raise WireError(f"welcome to version {version} of the stage protocol, want {_wire.OLDEST_VERSION} to {_wire.VERSION}")
+                raise WireError(
+                    f"welcome to version {version} of the stage protocol, want {_wire.OLDEST_VERSION} to "
+                    f"{_wire.VERSION}"
+                )
         except socket.timeout as err:
             raise WireError(f"welcome: none within {WELCOME_TIMEOUT:g} s") from err
         except OSError as err:
@@ -143,8 +152,8 @@ class _Server:
             worker.join()
 
     def _finish(self, wake: socket.socket) -> None:
-        """Wait until the replica is to leave, answer what it has taken, and then end the reader, which until then brings
-        cancels and credits."""
+        """Wait until the replica is to leave, answer what it has taken, and then end the reader, which until then
+        brings cancels and credits."""
         told = 0
         while True:
             what = wake.recv(1)
@@ -180,7 +189,9 @@ class _Server:
         except ConnectionResetError:  # closed, with answers unread
             pass
         except Exception as err:  # whatever it is, the replica ends with it
-            self.fault = self.fault or (err if isinstance(err, WireError) else WireError(f"{type(err).__name__}: {err}"))
+            self.fault = self.fault or (
+                err if isinstance(err, WireError) else WireError(f"{type(err).__name__}: {err}")
+            )
         self.conn.shut()  # what still runs can stop, and no write waits
         with self.change:
             self.closed = True
@@ -289,7 +300,9 @@ class _Server:
         try:
             self._send(batch, service, results)
         except OSError as err:
-            self.log.debug("results of batch %d not sent: %s", batch, err)  # the reader sees the end of the connection too
+            self.log.debug(
+                "results of batch %d not sent: %s", batch, err
+            )  # the reader sees the end of the connection too
         except BaseException as err:  # no memory, for instance: nobody would wait for them in vain
             self.fault = WireError(f"results of batch {batch}: {type(err).__name__}: {err}")
             self.conn.shut()
@@ -392,7 +405,9 @@ class _Server:
         end = None if timeout is None else time.monotonic() + timeout
         with self.change:
             while not call.cancelled():
-                bounds = [b for b in (call.remaining(), None if end is None else end - time.monotonic()) if b is not None]
+                bounds = [
+                    b for b in (call.remaining(), None if end is None else end - time.monotonic()) if b is not None
+                ]
                 if bounds and min(bounds) <= 0:
                     break
                 self.change.wait(min(bounds, default=None))
@@ -402,7 +417,9 @@ class _Server:
 def _listed(results: Any) -> list[Any]:
     """Make a list of what infer returned: any iterable, but none that is a single result by mistake."""
     if isinstance(results, (str, bytes, bytearray, dict, Output)) or not isinstance(results, Iterable):
-        raise TypeError(f"infer returned {type(results).__name__}, want one result a call, in a list or another iterable")
+        raise TypeError(
+            f"infer returned {type(results).__name__}, want one result a call, in a list or another iterable"
+        )
     return list(results)
 
 

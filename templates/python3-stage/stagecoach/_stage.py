@@ -1,4 +1,6 @@
-"""The handler's module: importing it, running load and place, and saying what is wrong with it in words for its author."""
+"""The handler's module: importing it, running load and place, and saying what is wrong with it in words for its
+author."""
+
 from __future__ import annotations
 
 import importlib
@@ -44,7 +46,9 @@ def load() -> Loaded:
     """Import the handler and run its load hook. What is wrong is a :class:`StageError`; its traceback is on stderr."""
     begin = time.monotonic_ns()
     hooks = _hooks(_handler())
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")  # if it has set up none
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )  # if it has set up none
     log = logging.getLogger("stagecoach")
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)
@@ -88,10 +92,14 @@ def missing(module: str, who: str) -> str:
     """Say that an interpreter lacks a module, and what to do."""
     version = ".".join(map(str, sys.version_info[:3]))
     top = module.partition(".")[0]
-    package = {"PIL": "pil", "cv2": "opencv", "sklearn": "sklearn", "yaml": "yaml"}.get(top, top.replace("_", "-").lower())
-    return (f"{who} needs the module {module!r}, which {sys.executable} (Python {version}) does not have: put it into "
-            f"requirements.txt and build again, or install it on the machine (apt-get install python3-{package}), or name "
-            "another interpreter in the function's fprocess (/opt/venv/bin/python ./stage)")
+    package = {"PIL": "pil", "cv2": "opencv", "sklearn": "sklearn", "yaml": "yaml"}.get(
+        top, top.replace("_", "-").lower()
+    )
+    return (
+        f"{who} needs the module {module!r}, which {sys.executable} (Python {version}) does not have: put it into "
+        f"requirements.txt and build again, or install it on the machine (apt-get install python3-{package}), or name "
+        "another interpreter in the function's fprocess (/opt/venv/bin/python ./stage)"
+    )
 
 
 def _hooks(module: ModuleType) -> Hooks:

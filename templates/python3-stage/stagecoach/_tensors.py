@@ -1,5 +1,6 @@
-"""Tensors between the wire's form and numpy's and PyTorch's. PyTorch is used where the handler uses it, never imported first
-here but for :func:`to_torch`, which the handler asks for."""
+"""Tensors between the wire's form and numpy's and PyTorch's. PyTorch is used where the handler uses it, never imported
+first here but for :func:`to_torch`, which the handler asks for."""
+
 from __future__ import annotations
 
 import math
@@ -15,9 +16,18 @@ if TYPE_CHECKING:
 
 # The datatypes of the Open Inference Protocol v2 and numpy's, little-endian. BF16, which numpy lacks, is its bits.
 DTYPES = {
-    "BOOL": numpy.dtype("?"), "UINT8": numpy.dtype("u1"), "UINT16": numpy.dtype("<u2"), "UINT32": numpy.dtype("<u4"),
-    "UINT64": numpy.dtype("<u8"), "INT8": numpy.dtype("i1"), "INT16": numpy.dtype("<i2"), "INT32": numpy.dtype("<i4"),
-    "INT64": numpy.dtype("<i8"), "FP16": numpy.dtype("<f2"), "FP32": numpy.dtype("<f4"), "FP64": numpy.dtype("<f8"),
+    "BOOL": numpy.dtype("?"),
+    "UINT8": numpy.dtype("u1"),
+    "UINT16": numpy.dtype("<u2"),
+    "UINT32": numpy.dtype("<u4"),
+    "UINT64": numpy.dtype("<u8"),
+    "INT8": numpy.dtype("i1"),
+    "INT16": numpy.dtype("<i2"),
+    "INT32": numpy.dtype("<i4"),
+    "INT64": numpy.dtype("<i8"),
+    "FP16": numpy.dtype("<f2"),
+    "FP32": numpy.dtype("<f4"),
+    "FP64": numpy.dtype("<f8"),
     "BF16": numpy.dtype("<u2"),
 }
 DATATYPES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
@@ -26,15 +36,20 @@ MAX_RANK = 32  # numpy's
 
 
 def check(t: Tensor) -> int:
-    """Check that shape and datatype account for the data, and return the number of elements; :class:`BadInput` if not."""
+    """Check that shape and datatype account for the data, and return the number of elements; :class:`BadInput` if
+    not."""
     if t.datatype != "BYTES" and t.datatype not in DTYPES:
         raise BadInput(f"tensor {t.name!r}: datatype {t.datatype!r}, want one of {', '.join(DTYPES)}, BYTES")
     n = math.prod(t.shape)
     if n > MAX_ELEMENTS or max(t.shape, default=0) > MAX_ELEMENTS or len(t.shape) > MAX_RANK:
-        raise BadInput(f"tensor {t.name!r}: shape {list(t.shape)}, want at most {MAX_RANK} dimensions and 2^40 elements")
+        raise BadInput(
+            f"tensor {t.name!r}: shape {list(t.shape)}, want at most {MAX_RANK} dimensions and 2^40 elements"
+        )
     if t.datatype != "BYTES" and len(t.data) != n * DTYPES[t.datatype].itemsize:
-        raise BadInput(f"tensor {t.name!r}: {len(t.data)} bytes of data, want {n * DTYPES[t.datatype].itemsize} for "
-                       f"{t.datatype}{list(t.shape)}")
+        raise BadInput(
+            f"tensor {t.name!r}: {len(t.data)} bytes of data, want {n * DTYPES[t.datatype].itemsize} for "
+            f"{t.datatype}{list(t.shape)}"
+        )
     return n
 
 
@@ -77,10 +92,10 @@ def _elements(t: Tensor, n: int) -> numpy.ndarray:
     while i < len(data):
         if i + 4 > len(data):
             raise BadInput(f"tensor {t.name!r}: {len(data) - i} bytes at its end, want a length of 4 bytes")
-        size = int.from_bytes(data[i:i + 4], "little")
+        size = int.from_bytes(data[i : i + 4], "little")
         if size > len(data) - i - 4:
             raise BadInput(f"tensor {t.name!r}: an element of {size} bytes with {len(data) - i - 4} left")
-        out.append(bytes(data[i + 4:i + 4 + size]))
+        out.append(bytes(data[i + 4 : i + 4 + size]))
         i += 4 + size
     if len(out) != n:
         raise BadInput(f"tensor {t.name!r}: {len(out)} elements of BYTES, want {n} for shape {list(t.shape)}")
@@ -90,8 +105,9 @@ def _elements(t: Tensor, n: int) -> numpy.ndarray:
 
 
 def encode(name: str, value: Any) -> Tensor:
-    """Make a tensor to send of a numpy array, a scalar, or a torch tensor, which may be on a device. An array in one piece
-    is not copied, so that it must not change before the call is over. Arrays of str, bytes or objects are BYTES."""
+    """Make a tensor to send of a numpy array, a scalar, or a torch tensor, which may be on a device. An array in one
+    piece is not copied, so that it must not change before the call is over. Arrays of str, bytes or objects are
+    BYTES."""
     if not isinstance(value, (numpy.ndarray, numpy.generic)):
         return _encode_torch(name, value)
     array = numpy.asarray(value)

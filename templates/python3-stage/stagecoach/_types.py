@@ -1,4 +1,5 @@
 """The types that hooks see. Nothing here does I/O; what a call does beyond its data, its ``_Link`` does."""
+
 from __future__ import annotations
 
 import functools
@@ -53,13 +54,16 @@ class Tensor(NamedTuple):
 class Item:
     """One element of what a call receives or answers: a set of named tensors, or else bytes with a content type.
 
-    ``body`` and ``content_type`` are of an item of bytes, ``tensors``, ``torch`` and ``datatype`` of one of tensors. Asking
-    a received item for the kind that it is not raises :class:`BadInput`: the client gets 400 with a text that says so.
+    ``body`` and ``content_type`` are of an item of bytes, ``tensors``, ``torch`` and ``datatype`` of one of tensors.
+    Asking a received item for the kind that it is not raises :class:`BadInput`: the client gets 400 with a text that
+    says so.
     """
 
     __slots__ = ("content_type", "_body", "_wire", "_arrays")
 
-    def __init__(self, body: bytes | str = b"", content_type: str = "", tensors: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, body: bytes | str = b"", content_type: str = "", tensors: Mapping[str, Any] | None = None
+    ) -> None:
         """Make an item to answer: of a body, or of tensors by name, each a numpy array or a torch tensor."""
         self._wire: list[Tensor] | None = None
         self._arrays: dict[str, numpy.ndarray] | None = None
@@ -128,8 +132,9 @@ class Item:
 
     def _wired(self) -> list[Tensor]:
         if self._wire is None:
-            raise BadInput(f"content type {self.content_type!r}, want tensors: "
-                           '{"inputs":[{"name","datatype","shape","data"}]}')
+            raise BadInput(
+                f"content type {self.content_type!r}, want tensors: " '{"inputs":[{"name","datatype","shape","data"}]}'
+            )
         return self._wire
 
     def _named(self, name: str) -> Tensor:
@@ -160,8 +165,8 @@ class Output:
     """The good end of a call: items, and header fields for the HTTP response when this is the pipeline's last stage.
 
     Each item is an :class:`Item`, or what one is made of: bytes; a str (text/plain); a dict of numpy arrays or torch
-    tensors by name, or a single one, which is named "output"; anything else that is JSON. As a call's result, what one item is made
-    of stands for an Output of that item, and None for one without items.
+    tensors by name, or a single one, which is named "output"; anything else that is JSON, with numpy's numbers. As a
+    call's result, what one item is made of stands for an Output of that item, and None for one without items.
     """
 
     __slots__ = ("items", "header")
@@ -193,15 +198,24 @@ def item_of(value: Any) -> Item:
     if isinstance(value, Mapping) and value and all(is_array(v) for v in value.values()):
         return Item(tensors=value)
     try:
-        return Item(json.dumps(value, ensure_ascii=False, allow_nan=False).encode(), JSON)
+        return Item(json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain).encode(), JSON)
     except (TypeError, ValueError, RecursionError) as err:
-        raise TypeError(f"a result of {type(value).__name__}: {err}; want bytes, str, numpy arrays or torch tensors by name, "
-                        "JSON, or Output(item, ...) of several of these") from err
+        raise TypeError(
+            f"a result of {type(value).__name__}: {err}; want bytes, str, numpy arrays or torch tensors by name, "
+            "JSON, or Output(item, ...) of several of these"
+        ) from err
 
 
 def is_array(value: Any) -> bool:
-    """Whether value is a numpy array (or scalar) or a torch tensor, without importing either."""
-    return any(t.__module__ in ("numpy", "torch") and t.__name__ in ("ndarray", "generic", "Tensor") for t in type(value).__mro__)
+    """Whether value is a numpy array or a torch tensor, without importing either."""
+    return any(t.__module__ in ("numpy", "torch") and t.__name__ in ("ndarray", "Tensor") for t in type(value).__mro__)
+
+
+def _plain(value: Any) -> Any:
+    """Make a number of numpy's one of Python's, for JSON."""
+    if any(t.__module__ == "numpy" and t.__name__ == "generic" for t in type(value).__mro__):
+        return value.item()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 class Link(Protocol):
@@ -222,14 +236,22 @@ class Call:
     _cancelled = False
     _overtime = ""  # what to say when exec_timeout was nearer than the deadline
 
-    def __init__(self, parts: list[Part] | Any = (), header: list[tuple[str, str]] | None = None, deadline: float | None = None,
-                 key: Key = Key("", 0, 1), traceparent: str = "") -> None:
+    def __init__(
+        self,
+        parts: list[Part] | Any = (),
+        header: list[tuple[str, str]] | None = None,
+        deadline: float | None = None,
+        key: Key = Key("", 0, 1),
+        traceparent: str = "",
+    ) -> None:
         """Make a call, also for a handler's own tests: ``Call("text")`` has what :class:`Output` takes as its input."""
         if type(parts) is not list:
             parts = [Part("", [item_of(parts)])] if parts != () else []
         self.parts: list[Part] = parts  # one a predecessor, sorted by its name
         self.header: list[tuple[str, str]] = header or []  # of the request
-        self.deadline = self._until = deadline  # seconds since 1970; None: there is none. _until: what exec_timeout makes of it
+        self.deadline = self._until = (
+            deadline  # seconds since 1970; None: there is none. _until: what exec_timeout makes of it
+        )
         self.key = key
         self.traceparent = traceparent  # W3C trace context; "": none
 

@@ -4,6 +4,7 @@ truth; here is what a replica needs of it. Decoding checks every length before i
 
 A batch is decoded in one pass over its bytes, written out without helpers where each call passes: this is the hot path.
 """
+
 from __future__ import annotations
 
 import struct
@@ -47,16 +48,18 @@ def name_of(kind: int) -> str:
 
 
 def decode_header(head: bytes | memoryview, at: int = 0) -> tuple[int, int, int, int, bool]:
-    """Decode the 16 bytes in front of a payload: its length, type, descriptors, batch, and whether the frame is of a type
-    that only a later version knows, to be skipped."""
+    """Decode the 16 bytes in front of a payload: its length, type, descriptors, batch, and whether the frame is of a
+    type that only a later version knows, to be skipped."""
     length, kind, flags, files, version, batch = HEADER.unpack_from(head, at)
     if version < OLDEST_VERSION:
         raise WireError(f"frame of version {version}, want {OLDEST_VERSION} or later")
     if length > MAX_FRAME:
         raise WireError(f"frame {name_of(kind)} of {length} bytes, want at most {MAX_FRAME}")
     if files > MAX_FILES or (flags & 1 != 0) != (files > 0):
-        raise WireError(f"frame {name_of(kind)} with flags {flags:#x} and {files} descriptors, want at most {MAX_FILES} and "
-                        "bit 0 set when there are any")
+        raise WireError(
+            f"frame {name_of(kind)} with flags {flags:#x} and {files} descriptors, want at most {MAX_FILES} and "
+            "bit 0 set when there are any"
+        )
     known = HELLO <= kind <= THREADS
     if not known and version <= VERSION:
         raise WireError(f"frame of type {kind} in version {version}, want {HELLO} to {THREADS}")
@@ -96,7 +99,7 @@ _SHIFTS = range(0, 70, 7)
 def read_uvarint(b: bytes, i: int) -> tuple[int, int]:
     """Decode an unsigned varint at b[i]; returns it and where it ends."""
     v = 0
-    for shift, c in zip(_SHIFTS, b[i:i + 10]):
+    for shift, c in zip(_SHIFTS, b[i : i + 10]):
         if c < 0x80:
             v |= c << shift
             if v > 0xFFFFFFFFFFFFFFFF:
@@ -119,12 +122,12 @@ def _count(b: bytes, i: int, size: int) -> tuple[int, int]:
 
 def _bytes(b: bytes, i: int) -> tuple[bytes, int]:
     n, i = _count(b, i, 1)
-    return b[i:i + n], i + n
+    return b[i : i + n], i + n
 
 
 def _text(b: bytes, i: int) -> tuple[str, int]:
     n, i = _count(b, i, 1)
-    return b[i:i + n].decode("utf-8", "surrogateescape"), i + n
+    return b[i : i + n].decode("utf-8", "surrogateescape"), i + n
 
 
 def _small(b: bytes, i: int) -> tuple[int, int]:
@@ -149,14 +152,28 @@ def _decode(what: str, b: bytes, read: Callable[[bytes], tuple]) -> tuple:
         raise WireError(f"{what}: at byte {len(b)} of {len(b)}: more bytes wanted, none left") from None
 
 
-def hello(pid: int, function: str, replica: str, slots: int, max_batch: int, threads: int, load: int, place: int) -> bytes:
+def hello(
+    pid: int, function: str, replica: str, slots: int, max_batch: int, threads: int, load: int, place: int
+) -> bytes:
     """Encode a Hello: load and place are ns."""
-    return b"".join((bytes((OLDEST_VERSION, VERSION)), uvarint(pid), string(function), string(replica), uvarint(slots),
-                     uvarint(max_batch), uvarint(threads), varint(load), varint(place)))
+    return b"".join(
+        (
+            bytes((OLDEST_VERSION, VERSION)),
+            uvarint(pid),
+            string(function),
+            string(replica),
+            uvarint(slots),
+            uvarint(max_batch),
+            uvarint(threads),
+            varint(load),
+            varint(place),
+        )
+    )
 
 
 def decode_welcome(b: bytes) -> tuple[int, int]:
     """Decode a Welcome: the version that both speak, and bytes of chunks that may be sent."""
+
     def read(b: bytes) -> tuple[int, int]:
         version = b[0]
         credit, i = read_uvarint(b, 1)
@@ -168,6 +185,7 @@ def decode_welcome(b: bytes) -> tuple[int, int]:
 
 def decode_number(what: str, b: bytes) -> int:
     """Decode a Credit."""
+
     def read(b: bytes) -> tuple[int]:
         v, i = read_uvarint(b, 0)
         _end(b, i)
@@ -178,6 +196,7 @@ def decode_number(what: str, b: bytes) -> int:
 
 def decode_cancel(b: bytes) -> int:
     """Decode a Cancel: the call's index, or CANCEL_ALL."""
+
     def read(b: bytes) -> tuple[int]:
         v, i = _small(b, 0)
         _end(b, i)
@@ -344,7 +363,7 @@ def _read_tensor(b: bytes, i: int) -> tuple[Tensor, int]:
         d, i = read_uvarint(b, i)
         shape.append(d & 0x7FFFFFFFFFFFFFFF)
     n, i = _count(b, i, 1)
-    return Tensor(name, datatype, tuple(shape), memoryview(b)[i:i + n]), i + n
+    return Tensor(name, datatype, tuple(shape), memoryview(b)[i : i + n]), i + n
 
 
 def item_size(it: Item) -> int:
@@ -360,7 +379,14 @@ def item(it: Item) -> list[bytes]:
         return [b"\0", string(it.content_type), uvarint(len(it._body)), it._body]
     out = [b"\1", uvarint(len(it._wire))]
     for t in it._wire:
-        out += (string(t.name), string(t.datatype), uvarint(len(t.shape)), *map(uvarint, t.shape), uvarint(len(t.data)), t.data)
+        out += (
+            string(t.name),
+            string(t.datatype),
+            uvarint(len(t.shape)),
+            *map(uvarint, t.shape),
+            uvarint(len(t.data)),
+            t.data,
+        )
     return out
 
 

@@ -1,4 +1,5 @@
 """Where a replica computes, and how a state's parameters get there."""
+
 from __future__ import annotations
 
 import os
@@ -12,8 +13,8 @@ def name() -> str:
 
 
 def place(state: Any, device: str) -> Any:
-    """Return state with PyTorch's modules and tensors, also those in dicts, lists and tuples, on the device. On the CPU, and
-    without PyTorch, it is the state itself."""
+    """Return state with PyTorch's modules and tensors, also those in dicts, lists and tuples, on the device. On the
+    CPU, and without PyTorch, it is the state itself."""
     torch = sys.modules.get("torch")
     if device == "cpu" or torch is None:
         return state
