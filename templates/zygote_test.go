@@ -33,7 +33,7 @@ def place(state, replica):
     print("placed", replica.name, threading.active_count(), flush=True)
     print("placed", replica.name, file=sys.stderr, flush=True)
     if replica.name == "leaves":
-        sys.exit(5)
+        os._exit(5)
 
 def infer(state, calls):
     return calls
