@@ -229,6 +229,15 @@ func TestAReplicaThatDiesOutOfMemory(t *testing.T) {
 			t.Errorf("bars %+v", bars)
 		}
 	})
+	bubble(t, func(t *testing.T, w *world, l *Local) { // its answer is there before it is known to be ready
+		w.twoDevices()
+		w.attach = func(_ context.Context, name string) error { l.OutOfMemory(name, "want 2 GiB"); return nil }
+		w.stop = func(_ context.Context, name string) error { l.Lost(name, "killed by SIGTERM"); return nil }
+		w.place(1)
+		if n, _, cause := l.Failure("f.ns"); n != 0 || len(l.Bars("f.ns")) != 1 {
+			t.Errorf("%d failed starts, %s, want none and a bar: %+v", n, cause, l.Bars("f.ns"))
+		}
+	})
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
 		time.Sleep(time.Minute)

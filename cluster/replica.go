@@ -14,7 +14,7 @@ import (
 )
 
 // causeWait is how long a node has to say how a process ended whose connection broke.
-const causeWait = 250 * time.Millisecond
+const causeWait = time.Second
 
 // replica is one copy of a function, from its order to its end.
 type replica struct {
@@ -30,6 +30,7 @@ type replica struct {
 	letGo  context.CancelCauseFunc
 	gone   chan struct{} // closed at its end
 	kick   chan struct{} // cpuWant was changed
+	back   bool          // it was taken back before it was ready; of its goroutine
 
 	// With Local.mu held:
 	hidden   bool   // its node is silent
@@ -88,6 +89,7 @@ func (l *Local) live(n *node, hands Node, r *replica, o Order) {
 	defer close(r.gone)
 	defer r.lose(nil) // frees the contexts
 	if err := l.start(hands, r, o); err != nil {
+		r.back = r.wanted.Err() != nil && r.alive.Err() == nil // before its end, which comes of that
 		l.stop(n, r)
 		l.end(n, r, err)
 		return
@@ -231,7 +233,7 @@ func (l *Local) end(n *node, r *replica, failed error) {
 		e.Cause = ErrClosed.Error()
 	case removed: // its line went first, and its connection with it
 		e.Cause = errRemoved.Error()
-	case failed != nil && r.wanted.Err() != nil && r.alive.Err() == nil: // taken back before it was ready: no failure
+	case r.back: // no failure
 		e.Cause = context.Cause(r.wanted).Error()
 	case failed != nil:
 		e, cause = Event{Kind: Failed, Cause: failed.Error()}, failed.Error()
