@@ -75,6 +75,9 @@ func TestEachCallOfABatchHasItsOwnEnd(t *testing.T) {
 		if m.Index != 3 || len(m.Output) != 2 || len(m.Output[0].Bytes) != 1<<20 || m.Output[0].ContentType != "x/y" || string(m.Output[1].Bytes) != "small" {
 			t.Errorf("large result of call %d: %d items", m.Index, len(m.Output))
 		}
+		r.batch(2, never, "crowded", "a")
+		r.failure(task.OutOfMemory, "want 2 GiB, 1 GiB is free")
+		r.result()
 		r.batch(1, never, "nothing")
 		if m := r.result(); len(m.Output) != 0 {
 			t.Errorf("no items: %+v", m)

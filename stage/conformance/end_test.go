@@ -123,6 +123,7 @@ func TestAStageSaysWhyItCannotStart(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		s.launch(t, "unplaced").exits(1, "no device of 3 GiB, want one")
 		s.launch(t, "hookless").exits(1, "nfer")
+		s.launch(t, "crowded", "CUDA_VISIBLE_DEVICES=GPU-5f").exits(1, wire.OutOfMemoryOn+"GPU-5f: want 3 GiB, 1 GiB is free\n")
 		for env, want := range map[string]string{
 			"max_inflight=none":      `max_inflight="none"`,
 			"max_inflight=10001":     `max_inflight="10001"`,

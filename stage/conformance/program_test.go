@@ -37,6 +37,9 @@ func programs() map[string]stage.Hooks {
 		"few":      {Infer: func(context.Context, []*stage.Call) []stage.Result { return make([]stage.Result, 1) }, MaxBatch: maxBatch},
 		"broken":   {Infer: func(context.Context, []*stage.Call) []stage.Result { panic("ouch") }, MaxBatch: maxBatch},
 		"unplaced": {Infer: noop, Place: func(context.Context, *stage.Replica) error { return errors.New("no device of 3 GiB, want one") }},
+		"crowded": {Infer: noop, Place: func(context.Context, *stage.Replica) error {
+			return stage.OutOfMemory(errors.New("want 3 GiB, 1 GiB is free"))
+		}},
 		"hookless": {},
 	}
 }
@@ -62,6 +65,8 @@ func (p *program) call(c *stage.Call) (tensor.Activation, error) {
 		return nil, stage.BadInput(errors.New("got bad, want good"))
 	case text == "fail":
 		return nil, errors.New("broken")
+	case text == "crowded":
+		return nil, stage.OutOfMemory(errors.New("want 2 GiB, 1 GiB is free"))
 	case text == "panic":
 		panic("ouch")
 	case text == "large":

@@ -18,6 +18,8 @@ def load(model: sc.Model) -> dict:
 def place(state: dict, replica: sc.Replica) -> dict:
     if PROGRAM == "unplaced":
         raise ValueError("no device of 3 GiB, want one")
+    if PROGRAM == "crowded":
+        raise sc.OutOfMemory("want 3 GiB, 1 GiB is free")
     return state
 
 
@@ -30,6 +32,8 @@ def each(state: dict, call: sc.Call) -> object:
         raise sc.BadInput("got bad, want good")
     if text == "fail":
         raise OSError("broken")
+    if text == "crowded":
+        raise sc.OutOfMemory("want 2 GiB, 1 GiB is free")
     if text == "panic":
         raise RuntimeError("ouch")
     if text == "large":

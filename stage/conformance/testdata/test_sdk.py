@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
+import logging
 import os
 import struct
 import tempfile
 import unittest
+import weakref
 
 import numpy
 
 import stagecoach as sc
-from stagecoach import _main, _safetensors, _tensors
+from stagecoach import _ends, _main, _safetensors, _tensors
 from stagecoach._types import Tensor
 
 TORCH = importlib.util.find_spec("torch") is not None
@@ -90,6 +93,47 @@ class Types(unittest.TestCase):
         for bad in ("soon", "-1", "s", "1m 3s", "1x", "ms1"):
             with self.assertRaisesRegex(sc.StageError, "want seconds or a duration"):
                 _main.duration("x", bad)
+
+
+class Ends(unittest.TestCase):
+    def test_an_error_keeps_nothing_alive(self) -> None:
+        kept: list[weakref.ref] = []
+
+        @sc.each
+        def infer(state: object, call: sc.Call) -> object:
+            array = numpy.ones(1)
+            kept.append(weakref.ref(array))
+            raise BAD[len(kept) - 1]
+
+        def whole(state: object, calls: list[sc.Call]) -> object:
+            return infer(state, calls)[0].missing
+
+        logging.disable()
+        self.addCleanup(logging.disable, logging.NOTSET)
+        gc.collect()
+        gc.disable()
+        self.addCleanup(gc.enable)
+        BAD = [sc.BadInput("x"), ValueError("x"), sc.Expired("x"), KeyError("x")]
+        self.assertEqual(len(_ends.run(infer, None, [sc.Call("a"), sc.Call("b")])), 2)
+        del BAD[:2]
+        kept_before, kept[:] = kept[:], []
+        self.assertEqual([type(e) for e in _ends.run(whole, None, [sc.Call("a")])], [AttributeError])
+        self.assertEqual([ref() for ref in kept_before], [None, None])
+
+    def test_out_of_memory(self) -> None:
+        class OutOfMemoryError(RuntimeError):
+            """As PyTorch has it."""
+
+        for err, code in [
+            (sc.OutOfMemory("x"), 9),
+            (OutOfMemoryError("CUDA out of memory."), 9),
+            (MemoryError(), 2),
+            (RuntimeError("CUDA error: out of memory"), 9),
+            (RuntimeError("cuBLAS: CUBLAS_STATUS_ALLOC_FAILED, CUDA error"), 9),
+            (RuntimeError("out of memory"), 2),
+            (ValueError("CUDA out of memory"), 2),
+        ]:
+            self.assertEqual(_ends._code(err), code, err)
 
 
 class Tensors(unittest.TestCase):

@@ -18,7 +18,7 @@ all else stays as it is.
 A call's result is what :class:`Output` takes, an exception (that call's error), or a generator, whose pieces are
 streamed and whose return value is the output. What ``infer`` raises is every call's error. :func:`each` makes ``infer``
 of a function for one call. Errors: :class:`BadInput` is the client's (400), :class:`Cancelled` and :class:`Expired` say
-that the call was over before, every other one is a 500.
+that the call was over before, :class:`OutOfMemory` has it tried elsewhere, every other one is a 500.
 
 ``print`` and :mod:`logging` go where the platform takes logs. PyTorch records no gradients in ``infer``, unless that
 asks for it (``torch.enable_grad()``).
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from ._main import main
 from ._model import Model
-from ._types import BadInput, Call, Cancelled, Expired, Item, Key, Output, Part, Replica, StageError, each
+from ._types import BadInput, Call, Cancelled, Expired, Item, Key, OutOfMemory, Output, Part, Replica, StageError, each
 
 __all__ = [
     "BadInput",
@@ -38,6 +38,7 @@ __all__ = [
     "Item",
     "Key",
     "Model",
+    "OutOfMemory",
     "Output",
     "Part",
     "Replica",

@@ -137,7 +137,7 @@ def descriptor(name: str) -> int:
 
 def fail(err: Exception) -> NoReturn:
     """End the process because of err, which is said on stderr."""
-    print("stage:", err, file=sys.stderr)
+    print("stage:", " ".join(str(err).split()), file=sys.stderr)  # one line, the last: the platform tells it
     leave(1)
 
 

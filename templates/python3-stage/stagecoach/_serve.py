@@ -16,17 +16,15 @@ import socket
 import sys
 import threading
 import time
-from types import GeneratorType
-from typing import Any, Iterable
+from typing import Any
 
-from . import _conn, _threads, _wire
+from . import _conn, _ends, _threads, _wire
 from ._stage import Hooks
-from ._types import BadInput, Call, Cancelled, Expired, Output, Replica
+from ._types import Call, Cancelled, Output, Replica
 from ._wire import WireError
 
 WELCOME_TIMEOUT = 30.0  # seconds
 MAX_CHUNK = 64 << 10  # bytes of a stream in one frame
-MAX_MESSAGE = 64 << 10  # characters of an error
 LOST = "the replica was told to end"
 
 _DRAIN, _END = b"\0", b"\xff"  # what the finisher is told; other bytes are numbers of signals
@@ -229,6 +227,7 @@ class _Server:
             finally:
                 if files:
                     _conn.close_all(files)
+            frame = payload = None  # they can go before the next frame comes
 
     def _start(self, batch: int, payload: bytes, files: list[int]) -> None:
         """Decode a batch and have it run."""
@@ -288,10 +287,11 @@ class _Server:
                 threads = self.threads
                 _threads.compute_with(threads)
             self._run(*job)
+            job = None  # its inputs can go before the next batch comes
 
     def _run(self, batch: int, calls: list[Call]) -> None:
         begin = time.monotonic_ns()
-        results = self._results(calls)
+        results = _ends.run(self.infer, self.state, calls)
         service = time.monotonic_ns() - begin
         with self.lock:
             del self.batches[batch]  # before the last result leaves: it frees the slot on the other side
@@ -311,64 +311,12 @@ class _Server:
             if self.leaving:
                 self.change.notify_all()
 
-    def _results(self, calls: list[Call]) -> list[Output | BaseException]:
-        """Run infer; each call gets its output or error."""
-        try:
-            results = self.infer(self.state, calls)
-            if type(results) is not list:
-                results = _listed(results)
-            if len(results) != len(calls):
-                raise ValueError(f"infer returned {len(results)} results for {len(calls)} calls")
-        except BaseException as err:  # also sys.exit: a function does not end its replica
-            self._told(calls[0], err)
-            return [err] * len(calls)
-        for r in results:
-            if type(r) is GeneratorType:
-                results = self._streamed(calls, results)
-                break
-        out: list[Output | BaseException] = []
-        for call, r in zip(calls, results):
-            try:
-                if isinstance(r, BaseException):
-                    raise r
-                out.append(Output.of(r))
-            except BaseException as err:
-                self._told(call, err)
-                out.append(err)
-        return out
-
-    def _streamed(self, calls: list[Call], results: list[Any]) -> list[Any]:
-        """Take turns in asking the calls' generators for a piece, and send it; what they return are the results."""
-        results = list(results)
-        live = [i for i, r in enumerate(results) if type(r) is GeneratorType]
-        while live:
-            for i in tuple(live):
-                generator = results[i]
-                try:
-                    calls[i].send(next(generator))
-                    continue
-                except StopIteration as end:
-                    results[i] = end.value
-                except BaseException as err:
-                    results[i] = err
-                    try:
-                        generator.close()
-                    except BaseException as late:
-                        self._told(calls[i], late)
-                live.remove(i)
-        return results
-
-    def _told(self, call: Call, err: BaseException) -> None:
-        """Log an error that is not the call's own."""
-        if not isinstance(err, (BadInput, Cancelled, Expired)):
-            call.log.error("the function raised", exc_info=(type(err), err, err.__traceback__))
-
     def _send(self, batch: int, service: int, results: list[Output | BaseException]) -> None:
         """Send the ends of a batch's calls, the small ones together."""
         pending: list[bytes] = []
         size = 0
         for index, r in enumerate(results):
-            kind, payload, files = _encoded(index, service, r)
+            kind, payload, files = _ends.encoded(index, service, r)
             pending.append(_conn.frame(kind, batch, payload, len(files)))
             size += len(payload)
             if files or size > _conn.COPY_LIMIT:
@@ -412,41 +360,3 @@ class _Server:
                     break
                 self.change.wait(min(bounds, default=None))
             return call.cancelled()
-
-
-def _listed(results: Any) -> list[Any]:
-    """Make a list of what infer returned: any iterable, but none that is a single result by mistake."""
-    if isinstance(results, (str, bytes, bytearray, dict, Output)) or not isinstance(results, Iterable):
-        raise TypeError(
-            f"infer returned {type(results).__name__}, want one result a call, in a list or another iterable"
-        )
-    return list(results)
-
-
-def _code(err: BaseException) -> int:
-    if isinstance(err, BadInput):
-        return _wire.BAD_INPUT
-    if isinstance(err, Cancelled):
-        return _wire.CANCELED
-    return _wire.EXPIRED if isinstance(err, Expired) else _wire.FAILED
-
-
-def _encoded(index: int, service: int, r: Output | BaseException) -> tuple[int, bytes, list[int]]:
-    """Encode the end of a call: frame type, payload, and the files that ride along."""
-    if isinstance(r, BaseException):
-        text = str(r)
-        if not isinstance(r, (BadInput, Cancelled, Expired)):
-            text = f"{type(r).__name__}: {text}" if text else type(r).__name__
-        return _wire.ERROR, _wire.error(index, service, _code(r), (text or type(r).__name__)[:MAX_MESSAGE]), []
-    try:
-        items, files = _conn.attach(r.items)
-        try:
-            payload = _wire.result(index, service, r.header, items)
-            if len(payload) > _wire.MAX_FRAME:
-                raise ValueError(f"{len(payload)} bytes in small items, want at most {_wire.MAX_FRAME}")
-        except BaseException:
-            _conn.close_all(files)
-            raise
-        return _wire.RESULT, payload, files
-    except Exception as err:
-        return _encoded(index, service, RuntimeError(f"output: {err}"))

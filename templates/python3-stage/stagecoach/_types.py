@@ -30,6 +30,12 @@ class Expired(Exception):
     """The call's deadline has passed, or it ran for longer than the environment's exec_timeout."""
 
 
+class OutOfMemory(Exception):
+    """The replica's device has not the memory that the call takes: it is tried again by a replica on other devices, and
+    this replica is replaced by one elsewhere. Raised by the place hook, the function is not started on this device
+    again for a while. What PyTorch raises when a device is out of memory counts as this."""
+
+
 class StageError(Exception):
     """Why a stage cannot start, for people: which thing, what was got, what to do."""
 
@@ -204,6 +210,14 @@ def item_of(value: Any) -> Item:
             f"a result of {type(value).__name__}: {err}; want bytes, str, numpy arrays or torch tensors by name, "
             "JSON, or Output(item, ...) of several of these"
         ) from err
+
+
+def out_of_memory(err: BaseException) -> bool:
+    """Whether an error is of a device that has not the memory: :class:`OutOfMemory`, or what PyTorch raises."""
+    if isinstance(err, OutOfMemory) or any(t.__name__ == "OutOfMemoryError" for t in type(err).__mro__):
+        return True  # from PyTorch 1.13 on
+    text = str(err)
+    return isinstance(err, RuntimeError) and "CUDA" in text and ("out of memory" in text or "ALLOC_FAILED" in text)
 
 
 def is_array(value: Any) -> bool:

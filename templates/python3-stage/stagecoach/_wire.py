@@ -23,7 +23,7 @@ NAMES = ("0", "Hello", "Welcome", "Batch", "Result", "Error", "Chunk", "Credit",
 CANCEL_ALL = 0x7FFFFFFF  # the index of a Cancel that means the whole batch
 
 # Outcomes of a call.
-BAD_INPUT, FAILED, REPLICA_LOST, EXPIRED, CANCELED = 1, 2, 3, 4, 6
+BAD_INPUT, FAILED, REPLICA_LOST, EXPIRED, CANCELED, OUT_OF_MEMORY = 1, 2, 3, 4, 6, 9
 
 HEADER = struct.Struct("<IBBBBQ")  # length, type, flags, descriptors, version, batch
 FILE_OWNER = b"fd:"  # of a reference to a file that rides with the frame
