@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -338,6 +339,49 @@ func TestPythonEnds(t *testing.T) {
 func drain(n *node) {
 	for len(n.exits) > 0 {
 		<-n.exits
+	}
+}
+
+// TestPythonIsKeptWarm: stages in Python without a model are loaded ahead of need, too, once for all starts at a time, and evicted.
+func TestPythonIsKeptWarm(t *testing.T) {
+	python := proctest.Python(t)
+	n := pyNode(t, t.TempDir(), map[string]string{"probe": pyProbe}, nil)
+	s := pySpec(python, "probe")
+	if err := n.Warm(t.Context(), []Wanted{{Spec: s, Key: true}}); err != nil {
+		t.Fatal(err)
+	}
+	z := n.zygote()
+	if info, err := n.Load(t.Context(), s); err != nil || info.PID != z || !info.Key || info.Path != PathHeap || info.Bytes < 1<<20 {
+		t.Errorf("loaded: %+v, %v", info, err)
+	}
+	var starts sync.WaitGroup
+	for i := range 20 {
+		starts.Go(func() {
+			r, err := n.Start(t.Context(), Order{Replica: fmt.Sprint("r", i), Spec: s})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if p := n.probe(r); p.Loaded != z || p.PID != r.PID {
+				t.Errorf("%s: process %d of %d, want %d of %d", r.Name, p.PID, p.Loaded, r.PID, z)
+			}
+			_ = r.Conn.Close()
+		})
+	}
+	starts.Wait()
+	for range 20 {
+		if e := n.exit(); e.Cause != exitedWell {
+			t.Errorf("exit %+v", e)
+		}
+	}
+	if bytes, err := n.Evict(t.Context(), s.Function); err != nil || bytes < 1<<20 {
+		t.Errorf("evicted: %d, %v", bytes, err)
+	}
+	proctest.Gone(t, z)
+	s.Env = maps.Clone(s.Env)
+	s.Env[wire.EnvRuntime] = "perl"
+	if err := n.Warm(t.Context(), []Wanted{{Spec: s}}); err == nil || !strings.Contains(err.Error(), "want onnx or python") {
+		t.Errorf("of another runtime: %v", err)
 	}
 }
 
