@@ -174,6 +174,10 @@ func TestFilesThatAreRefused(t *testing.T) {
 		for range 3 {
 			r.bytes(raw(0, wire.FrameCancel, 0, 0, 2, 1, nil)[:5], many...)
 		}
-		r.exits(1, "")
+		r.exits(1, "descriptors that no frame has claimed, want at most 128")
+
+		r = s.begin(t, "each")
+		r.bytes(raw(0, wire.FrameCancel, 0, 0, 2, 1, nil)[:5], append(many, many...)...)
+		r.exits(1, "more than 64 descriptors at a time")
 	})
 }
