@@ -32,6 +32,7 @@ type gpu struct {
 	ecc                   uint64
 	used                  uint64
 	busy                  uint32 // per cent
+	celsius, milliwatts   uint32 // 0: it does not tell
 	processes             []nvml.ProcessInfo
 	instances             []*mock.Device
 	asked                 nvml.Return // what it answers when asked for its errors; 0: the number
@@ -94,6 +95,16 @@ func (f *fleet) open(g *gpu) {
 		return nvml.Memory_v2{Total: 40 * gib, Reserved: gib, Used: g.used, Free: 39*gib - g.used}, lostOr(g.lost)
 	}
 	g.GetUtilizationRatesFunc = func() (nvml.Utilization, nvml.Return) { return nvml.Utilization{Gpu: g.busy}, f.of(g) }
+	tell := func(v *uint32) (uint32, nvml.Return) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if *v == 0 {
+			return 0, nvml.ERROR_NOT_SUPPORTED
+		}
+		return *v, lostOr(g.lost)
+	}
+	g.GetTemperatureFunc = func(nvml.TemperatureSensors) (uint32, nvml.Return) { return tell(&g.celsius) }
+	g.GetPowerUsageFunc = func() (uint32, nvml.Return) { return tell(&g.milliwatts) }
 	g.GetComputeRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) {
 		f.mu.Lock()
 		defer f.mu.Unlock()

@@ -121,6 +121,7 @@ func (r *reader) readAll(now time.Time) (fault string) {
 			continue
 		default:
 			k.Unhealthy, k.Utilisation, k.Processes = "it is lost: it does not answer any more", unknown, nil
+			k.Temperature, k.Power = 0, 0
 			r.known[uuid] = k
 		}
 		order = append(order, uuid)
@@ -151,6 +152,7 @@ func (r *reader) readGPU(index int, now time.Time) (gpu string, all []Info) {
 	}
 	fault := r.health(h)
 	whole := r.describe(h, strconv.Itoa(index), fault)
+	r.feel(h, &whole)
 	if whole.UUID == "" { // lost between two questions
 		whole.UUID = gpu
 	}
@@ -214,6 +216,20 @@ func (r *reader) describe(h nvml.Device, index, fault string) Info {
 		}
 	}
 	return d
+}
+
+// feel asks a GPU how warm it is and what it draws. One that does not tell is no worse for that.
+func (r *reader) feel(h nvml.Device, d *Info) {
+	if r.has("nvmlDeviceGetTemperature") {
+		if celsius, ret := h.GetTemperature(nvml.TEMPERATURE_GPU); ret == nvml.SUCCESS {
+			d.Temperature = int(celsius)
+		}
+	}
+	if r.has("nvmlDeviceGetPowerUsage") {
+		if milliwatts, ret := h.GetPowerUsage(); ret == nvml.SUCCESS {
+			d.Power = float64(milliwatts) / 1000
+		}
+	}
 }
 
 // memory returns what processes may use of a device and what they do. What the driver keeps for itself counts as neither, where it

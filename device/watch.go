@@ -19,6 +19,8 @@ type Info struct {
 	Memory      int64         // bytes that processes may use
 	Used        int64         // bytes that they use
 	Utilisation float64       // share of the latest moments in which it computed, 0 to 1; -1: unknown
+	Temperature int           // degrees Celsius; 0: unknown, as of an instance
+	Power       float64       // watts that it draws; 0: unknown, as of an instance
 	Processes   map[int]int64 // bytes by pid, where the driver tells; not to be changed
 	Unhealthy   string        // why nothing may run on it; empty: it is well
 }

@@ -62,7 +62,7 @@ func wantIll(t *testing.T, w *Watch, want map[string]string) {
 func TestDiscovery(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fleet) {
 		g := f.gpus[3]
-		g.used, g.busy = 10*gib, 75
+		g.used, g.busy, g.celsius, g.milliwatts = 10*gib, 75, 41, 61_500
 		g.processes = []nvml.ProcessInfo{{Pid: 100, UsedGpuMemory: 7 * gib}, {Pid: 101, UsedGpuMemory: ^uint64(0)}}
 		w, logged := open(t, f, "all")
 		all := w.Devices()
@@ -70,7 +70,7 @@ func TestDiscovery(t *testing.T) {
 			t.Fatalf("%d devices, want 8: %+v", len(all), all)
 		}
 		d := all[3]
-		if d.UUID != g.UUID || d.Index != "3" || d.Name != "Mock NVIDIA A100-SXM4-40GB" || d.Memory != 39*gib || d.Used != 10*gib || d.Utilisation != 0.75 {
+		if d.UUID != g.UUID || d.Index != "3" || d.Name != "Mock NVIDIA A100-SXM4-40GB" || d.Memory != 39*gib || d.Used != 10*gib || d.Utilisation != 0.75 || d.Temperature != 41 || d.Power != 61.5 {
 			t.Errorf("device 3: %+v", d)
 		}
 		if !maps.Equal(d.Processes, map[int]int64{100: 7 * gib, 101: 0}) {
@@ -80,9 +80,12 @@ func TestDiscovery(t *testing.T) {
 		if n := strings.Count(logged(), "msg=device "); n != 8 {
 			t.Errorf("%d devices in the log, want 8:\n%s", n, logged())
 		}
-		f.set(func() { g.used, g.busy = 0, 0 })
+		if d := all[4]; d.Temperature != 0 || d.Power != 0 || d.Unhealthy != "" {
+			t.Errorf("device 4, which does not tell: %+v", d)
+		}
+		f.set(func() { g.used, g.busy, g.celsius = 0, 0, 0 })
 		look()
-		if d := w.Devices()[3]; d.Used != 0 || d.Utilisation != 0 {
+		if d := w.Devices()[3]; d.Used != 0 || d.Utilisation != 0 || d.Temperature != 0 || d.Power != 61.5 {
 			t.Errorf("device 3 a look later: %+v", d)
 		}
 		w.Close()
@@ -98,6 +101,7 @@ func TestOldDriver(t *testing.T) {
 		f.LookupSymbolFunc = func(string) error { return nvml.ERROR_FUNCTION_NOT_FOUND }
 		for _, g := range f.gpus {
 			g.GetMemoryInfo_v2Func, g.GetRemappedRowsFunc, g.GetMigModeFunc = nil, nil, nil // calling one panics
+			g.GetTemperatureFunc, g.GetPowerUsageFunc = nil, nil
 			g.MemoryInfo.Used = gib
 		}
 		w, _ := open(t, f, "")

@@ -23,6 +23,8 @@ type Device struct {
 	Memory      int64         // bytes
 	Used        int64         // bytes, by all processes of the machine
 	Utilisation float64       // share of the latest seconds in which it computed; negative: unknown
+	Temperature int           // degrees Celsius; 0: unknown
+	Power       float64       // watts that it draws; 0: unknown
 	Unhealthy   string        // why nothing may run on it; empty: it is well
 	Processes   map[int]int64 // bytes by pid, where they are known; not changed
 }

@@ -60,13 +60,15 @@ type CPU struct {
 // Device is an accelerator, or a part of one (MIG).
 type Device struct {
 	UUID        string  `json:"uuid"`
-	Index       string  `json:"index"`       // of the GPU on the machine, such as 2; of a part GPU:PART, such as 2:0
-	Name        string  `json:"name"`        // of a part, with its profile
-	Memory      int64   `json:"memory"`      // bytes
-	Used        int64   `json:"used"`        // bytes, by all processes of the machine
-	Reserved    int64   `json:"reserved"`    // bytes, promised to replicas
-	Free        int64   `json:"free"`        // bytes that may still be promised
-	Utilisation float64 `json:"utilisation"` // 0 to 1; negative: unknown
+	Index       string  `json:"index"`                 // of the GPU on the machine, such as 2; of a part GPU:PART, such as 2:0
+	Name        string  `json:"name"`                  // of a part, with its profile
+	Memory      int64   `json:"memory"`                // bytes
+	Used        int64   `json:"used"`                  // bytes, by all processes of the machine
+	Reserved    int64   `json:"reserved"`              // bytes, promised to replicas
+	Free        int64   `json:"free"`                  // bytes that may still be promised
+	Utilisation float64 `json:"utilisation"`           // 0 to 1; negative: unknown
+	Temperature int     `json:"temperature,omitempty"` // degrees Celsius; 0: unknown, as of a part
+	Power       float64 `json:"power,omitempty"`       // watts that it draws; 0: unknown, as of a part
 	Healthy     bool    `json:"healthy"`
 	Cause       string  `json:"cause,omitempty"` // why it is not healthy
 }

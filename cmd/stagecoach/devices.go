@@ -22,7 +22,7 @@ func openDevices(share string, log *slog.Logger) (devices func() []keysmanager.D
 		for _, d := range w.Devices() {
 			out = append(out, keysmanager.Device{
 				ID: d.UUID, Index: d.Index, Name: d.Name, Memory: d.Memory, Used: d.Used, Utilisation: d.Utilisation,
-				Unhealthy: d.Unhealthy, Processes: d.Processes,
+				Temperature: d.Temperature, Power: d.Power, Unhealthy: d.Unhealthy, Processes: d.Processes,
 			})
 		}
 		return out
@@ -31,8 +31,8 @@ func openDevices(share string, log *slog.Logger) (devices func() []keysmanager.D
 
 // deviceGauges exports the devices of nodes.
 type deviceGauges struct {
-	inventories                                   func() []node.Inventory
-	memory, used, reserved, utilisation, wellness *prometheus.Desc
+	inventories                                                       func() []node.Inventory
+	memory, used, reserved, utilisation, temperature, power, wellness *prometheus.Desc
 }
 
 func newDeviceGauges(inventories func() []node.Inventory) *deviceGauges {
@@ -45,13 +45,15 @@ func newDeviceGauges(inventories func() []node.Inventory) *deviceGauges {
 		used:        desc("used_bytes", "Memory of an accelerator that processes use, whoever they are."),
 		reserved:    desc("reserved_bytes", "Memory of an accelerator that is reserved for replicas."),
 		utilisation: desc("utilisation_ratio", "Share of the latest seconds in which an accelerator computed, where it is known."),
+		temperature: desc("temperature_celsius", "Temperature of an accelerator, where it is known."),
+		power:       desc("power_watts", "Power that an accelerator draws, where it is known."),
 		wellness:    desc("healthy", "1 when replicas may run on an accelerator, 0 when it is not well."),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (g *deviceGauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{g.memory, g.used, g.reserved, g.utilisation, g.wellness} {
+	for _, d := range []*prometheus.Desc{g.memory, g.used, g.reserved, g.utilisation, g.temperature, g.power, g.wellness} {
 		ch <- d
 	}
 }
@@ -73,6 +75,12 @@ func (g *deviceGauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(g.wellness, well)
 			if d.Utilisation >= 0 {
 				gauge(g.utilisation, d.Utilisation)
+			}
+			if d.Temperature > 0 {
+				gauge(g.temperature, float64(d.Temperature))
+			}
+			if d.Power > 0 {
+				gauge(g.power, d.Power)
 			}
 		}
 	}

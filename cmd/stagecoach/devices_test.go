@@ -68,7 +68,7 @@ func TestDevices(t *testing.T) {
 	}
 	both := func() bool { return slices.Equal(holds(), []string{gpu0, gpu1}) }
 	r.until(late, "a replica on each device", both)
-	c.run(`(?m)^0 +`+gpu0+` +Fake GPU +10 GiB +0 B +10 GiB +0 B +25% +well$`, "", "node", "describe", host)
+	c.run(`(?m)^0 +`+gpu0+` +Fake GPU +10 GiB +0 B +10 GiB +0 B +25% +41 °C +62 W +well$`, "", "node", "describe", host)
 	r.must(http.StatusOK, http.MethodPost, "/function/whole", "x")
 
 	r.deployAll(fn{"part", "noop", nil, map[string]string{"gpu": "1", "gpu-memory": "1Gi"}, nil})
@@ -138,8 +138,12 @@ func TestOutOfMemory(t *testing.T) {
 			t.Errorf("%s was kept from %q in %d starts, want %q and %d others: %+v", name, got, n, devices, others, r.line(name).Events)
 		}
 	}
+	const counter = "stagecoach_device_out_of_memory_total"
+	if d := documentedMetrics(t)[counter]; d.kind != "counter" || !slices.Equal(d.labels, []string{"node", "uuid"}) {
+		t.Errorf("%s: docs/metrics.md says %+v, want a counter by node and uuid", counter, d)
+	}
 	memory := func(device string) float64 {
-		return r.value(`stagecoach_device_out_of_memory_total{node="` + host + `",uuid="` + device + `"}`)
+		return r.value(counter + `{node="` + host + `",uuid="` + device + `"}`)
 	}
 
 	deploy("calls", "short", gpu0)

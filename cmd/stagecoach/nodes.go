@@ -165,7 +165,7 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 	for _, d := range inv.Devices {
 		out.Devices = append(out.Devices, node.Device{
 			UUID: d.ID, Index: d.Index, Name: d.Name, Memory: d.Memory, Used: d.Used, Reserved: d.Reserved, Free: d.Free,
-			Utilisation: d.Utilisation, Healthy: d.Unhealthy == "", Cause: d.Unhealthy,
+			Utilisation: d.Utilisation, Temperature: d.Temperature, Power: d.Power, Healthy: d.Unhealthy == "", Cause: d.Unhealthy,
 		})
 	}
 	return out

@@ -98,18 +98,24 @@ func describeNode(n node.Inventory, now time.Time, out io.Writer) error {
 	fmt.Fprintf(t, "Memory:\t%s (%s), %s used; idle parameters go above %s\n", plan.Size(n.Memory.Total), n.Memory.Bound, plan.Size(n.Memory.Used), plan.Size(n.Memory.Threshold))
 	fmt.Fprintf(t, "Cache:\t%d hits, %d misses, %d evictions, %d refused\n", n.Counts.Hits, n.Counts.Misses, n.Counts.Evictions, n.Counts.Refused)
 	if len(n.Devices) > 0 {
-		fmt.Fprintln(t, "\nDEVICE\tUUID\tNAME\tMEMORY\tUSED\tRESERVED\tFREE\tBUSY\tSTATE")
+		fmt.Fprintln(t, "\nDEVICE\tUUID\tNAME\tMEMORY\tUSED\tRESERVED\tFREE\tBUSY\tTEMPERATURE\tPOWER\tSTATE")
 	}
 	for _, d := range n.Devices {
-		busy := "?"
+		busy, warmth, power := "?", "?", "?"
 		if d.Utilisation >= 0 {
 			busy = fmt.Sprintf("%.0f%%", 100*d.Utilisation)
+		}
+		if d.Temperature > 0 {
+			warmth = fmt.Sprintf("%d °C", d.Temperature)
+		}
+		if d.Power > 0 {
+			power = fmt.Sprintf("%.0f W", d.Power)
 		}
 		state := "well"
 		if !d.Healthy {
 			state = d.Cause
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Index, d.UUID, d.Name, plan.Size(d.Memory), plan.Size(d.Used), plan.Size(d.Reserved), plan.Size(d.Free), busy, state)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Index, d.UUID, d.Name, plan.Size(d.Memory), plan.Size(d.Used), plan.Size(d.Reserved), plan.Size(d.Free), busy, warmth, power, state)
 	}
 	if len(n.Zygotes) > 0 {
 		fmt.Fprintln(t, "\nCACHED FOR\t"+zygoteHead)
