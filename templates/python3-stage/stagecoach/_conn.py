@@ -115,8 +115,9 @@ class Conn:
             try:
                 if files:
                     n = self._sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
-                    data = memoryview(data)[n:]
-                self._sock.sendall(data)
+                    self._sock.sendall(memoryview(data)[n:])
+                else:
+                    self._sock.sendall(data)
             except OSError as err:
                 self._error = err
                 raise

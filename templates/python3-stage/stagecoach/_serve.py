@@ -227,7 +227,7 @@ class _Server:
             finally:
                 if files:
                     _conn.close_all(files)
-            frame = payload = None  # they can go before the next frame comes
+            del frame, payload  # they can go before the next frame comes
 
     def _start(self, batch: int, payload: bytes, files: list[int]) -> None:
         """Decode a batch and have it run."""

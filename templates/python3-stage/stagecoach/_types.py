@@ -179,9 +179,8 @@ class Output:
 
     def __init__(self, *items: Any, header: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> None:
         self.items: list[Item] = [it if type(it) is Item else item_of(it) for it in items]
-        if header:
-            header = [(str(k), str(v)) for k, v in (header.items() if isinstance(header, Mapping) else header)]
-        self.header: list[tuple[str, str]] = header or []
+        fields = header.items() if isinstance(header, Mapping) else header
+        self.header: list[tuple[str, str]] = [(str(k), str(v)) for k, v in fields] if header else []
 
     @classmethod
     def of(cls, result: Any) -> Output:
@@ -325,7 +324,7 @@ class _CallLog(logging.LoggerAdapter):
     """Puts the call's id behind each line."""
 
     def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
-        return f"{msg} call={self.extra['call']}", kwargs
+        return f"{msg} call={(self.extra or {})['call']}", kwargs
 
 
 @dataclass

@@ -8,7 +8,7 @@ A batch is decoded in one pass over its bytes, written out without helpers where
 from __future__ import annotations
 
 import struct
-from typing import Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 from ._types import Call, Item, Key, Part, Tensor
 
@@ -96,7 +96,7 @@ class Fault(Exception):
 _SHIFTS = range(0, 70, 7)
 
 
-def read_uvarint(b: bytes, i: int) -> tuple[int, int]:
+def read_uvarint(b: bytes | bytearray, i: int) -> tuple[int, int]:
     """Decode an unsigned varint at b[i]; returns it and where it ends."""
     v = 0
     for shift, c in zip(_SHIFTS, b[i : i + 10]):
@@ -109,7 +109,7 @@ def read_uvarint(b: bytes, i: int) -> tuple[int, int]:
     raise Fault(i, "no varint, want one of at most 10 bytes")
 
 
-def _count(b: bytes, i: int, size: int) -> tuple[int, int]:
+def _count(b: bytes | bytearray, i: int, size: int) -> tuple[int, int]:
     """Decode the number of elements that follow, each of at least size bytes."""
     n = b[i]
     i += 1
@@ -125,7 +125,7 @@ def _bytes(b: bytes, i: int) -> tuple[bytes, int]:
     return b[i : i + n], i + n
 
 
-def _text(b: bytes, i: int) -> tuple[str, int]:
+def _text(b: bytes | bytearray, i: int) -> tuple[str, int]:
     n, i = _count(b, i, 1)
     return b[i : i + n].decode("utf-8", "surrogateescape"), i + n
 
@@ -142,7 +142,7 @@ def _end(b: bytes, i: int) -> None:
         raise Fault(i, f"{len(b) - i} bytes left over, want the end")
 
 
-def _decode(what: str, b: bytes, read: Callable[[bytes], tuple]) -> tuple:
+def _decode(what: str, b: bytes, read: Callable[[bytes], Any]) -> Any:
     try:
         return read(b)
     except Fault as err:
@@ -218,7 +218,7 @@ Detach = Callable[[bytes, bytes, int], Item]  # of a reference's owner, blob and
 
 def decode_batch(b: bytes, detach: Detach) -> list[Call]:
     """Decode a Batch, whose items in files detach reads."""
-    return _decode("batch", b, lambda b: _read_batch(b, detach))  # type: ignore[return-value]
+    return _decode("batch", b, lambda b: _read_batch(b, detach))
 
 
 def _read_batch(b: bytes, detach: Detach) -> list[Call]:
@@ -326,7 +326,7 @@ def _read_activation(b: bytes, i: int, call: int, detach: Detach) -> tuple[list[
     return items, i
 
 
-def read_item(b: bytes, i: int) -> tuple[Item, int]:
+def read_item(b: bytes | bytearray, i: int) -> tuple[Item, int]:
     """Decode an item that is no reference; returns it and where it ends."""
     kind = b[i]
     i += 1
@@ -343,7 +343,7 @@ def read_item(b: bytes, i: int) -> tuple[Item, int]:
         e = k + m
         if e > len(b):
             raise Fault(i, f"an item of {n} and {m} bytes, {len(b) - i} left")
-        return Item.received(b[k:e], b[i:j].decode("utf-8", "surrogateescape"), None), e
+        return Item.received(bytes(b[k:e]), b[i:j].decode("utf-8", "surrogateescape"), None), e
     if kind == 1:
         n, i = _count(b, i, 4)
         wire = []
@@ -354,7 +354,7 @@ def read_item(b: bytes, i: int) -> tuple[Item, int]:
     raise Fault(i - 1, f"item of kind {kind}, want 0, 1 or 2")
 
 
-def _read_tensor(b: bytes, i: int) -> tuple[Tensor, int]:
+def _read_tensor(b: bytes | bytearray, i: int) -> tuple[Tensor, int]:
     name, i = _text(b, i)
     datatype, i = _text(b, i)
     rank, i = _count(b, i, 1)
