@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -75,6 +76,7 @@ func TestInspectRefuses(t *testing.T) {
 		"a tensor nowhere":      {map[string]string{"1.safetensors": one, index: `{"weight_map":{"a":"1.safetensors","c":"1.safetensors"}}`}, `"c": the index has it in 1.safetensors, the files in ""`},
 		"a tensor not in it":    {map[string]string{"1.safetensors": string(file(`{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"b":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}`, "")), index: `{"weight_map":{"a":"1.safetensors"}}`}, `"b": it is in 1.safetensors, and not in the index`},
 		"a way out":             {map[string]string{index: `{"weight_map":{"a":"../1.safetensors"}}`}, `file "../1.safetensors", want the name`},
+		"a folder":              {map[string]string{index: `{"weight_map":{"a":"b/1.safetensors"}}`}, `file "b/1.safetensors", want the name`},
 		"another file":          {map[string]string{index: `{"weight_map":{"a":"passwd"}}`}, `file "passwd", want the name`},
 	} {
 		if m, err := safetensors.Inspect(folder(t, tc.files)); err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -93,8 +95,15 @@ func TestInspectRefuses(t *testing.T) {
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := safetensors.Inspect(pipe); err == nil || !strings.Contains(err.Error(), "want a regular file") {
-		t.Errorf("a pipe: error %v", err)
+	done := make(chan error, 1)
+	go func() { _, err := safetensors.Inspect(pipe); done <- err }()
+	select {
+	case err := <-done:
+		if err == nil || !strings.Contains(err.Error(), "want a regular file") {
+			t.Errorf("a pipe: error %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("a pipe: it waits for somebody to write")
 	}
 }
 

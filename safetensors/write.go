@@ -26,7 +26,7 @@ type Source struct {
 // the same tensors give the same bytes. Nothing but the header is held in memory. Metadata is what the file says about itself; it may be nil.
 func Write(w io.Writer, metadata map[string]string, tensors []Source) error {
 	tensors = slices.SortedFunc(slices.Values(tensors), func(a, b Source) int {
-		return cmp.Or(cmp.Compare(b.Dtype.align(), a.Dtype.align()), cmp.Compare(b.Dtype.Bits(), a.Dtype.Bits()), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(b.Dtype.Bits(), a.Dtype.Bits()), cmp.Compare(a.Name, b.Name))
 	})
 	header, sizes, err := header(metadata, tensors)
 	if err != nil {
