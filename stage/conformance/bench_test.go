@@ -1,7 +1,11 @@
 package conformance
 
 import (
+	"bytes"
 	"fmt"
+	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -9,7 +13,7 @@ import (
 )
 
 // BenchmarkNoop is what it costs to have a stage do nothing, per call: one batch at a time of one call and of 16, and 8
-// batches at a time. Go and Python in one run: go test -bench Noop -run '^$' ./stage/conformance
+// batches at a time; as time goes by, and as the stage's time on its cores. Go and Python in one run: go test -bench Noop -run '^$' ./stage/conformance
 func BenchmarkNoop(b *testing.B) {
 	for _, tc := range []struct{ slots, batch int }{{1, 1}, {1, 16}, {8, 1}} {
 		for _, s := range []sdk{{"go", goStage}, {"python", pythonStage}} {
@@ -27,6 +31,7 @@ func BenchmarkNoop(b *testing.B) {
 				for id := range left {
 					left[id] = tc.batch
 				}
+				busy := cpu(b, r.cmd.Process.Pid)
 				b.ResetTimer()
 				for range b.N * tc.batch {
 					f, err := r.conn.Read()
@@ -39,7 +44,27 @@ func BenchmarkNoop(b *testing.B) {
 					}
 				}
 				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*tc.batch), "ns/call")
+				b.ReportMetric(float64((cpu(b, r.cmd.Process.Pid)-busy).Nanoseconds())/float64(b.N*tc.batch), "stage-cpu-ns/call")
 			})
 		}
 	}
+}
+
+// cpu is how long a process has been on its cores, to 10 ms.
+func cpu(b *testing.B, pid int) time.Duration {
+	b.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // behind the name; from the third field on
+	var ticks int
+	for _, n := range f[11:13] { // utime, stime
+		t, err := strconv.Atoi(n)
+		if err != nil {
+			b.Fatal(err)
+		}
+		ticks += t
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
 }
