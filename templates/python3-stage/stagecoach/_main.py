@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import NoReturn
 
-from . import _threads, device
+from . import _linux, _threads, device
 from ._serve import serve
 from ._stage import Loaded, load, place
 from ._types import Replica, StageError
@@ -35,7 +35,7 @@ def main() -> NoReturn:
     """Run this process as the stage, and do not return. It ends with 0 when the replica was drained or its dispatcher
     is gone, with 2 when it was started by hand, else with 1."""
     if os.environ.get(ENV_SEALED):
-        seal()
+        _linux.seal()
     lines()
     # Threads that wait for the next piece of work sleep: ones that spin take the cores of other replicas, and of their own.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -157,10 +157,3 @@ def lines() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
-
-
-def seal() -> None:
-    """Let no other process of the same user look into this one and its children (PR_SET_DUMPABLE)."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)

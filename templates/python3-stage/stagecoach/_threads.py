@@ -16,8 +16,8 @@ _SETTERS = ("openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_op
 
 
 def compute_with(total: int) -> None:
-    """Have so many threads compute from now on, the calling one included, in the libraries that are loaded. What is loaded
-    later goes by the environment's :data:`VARIABLES`."""
+    """Have so many threads compute from now on, the calling one included, in the libraries that are loaded. What is
+    loaded later goes by the environment's :data:`VARIABLES`."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads") and torch.get_num_threads() != total:
         torch.set_num_threads(total)

@@ -1,8 +1,9 @@
 """The zygote: loads the handler and its parameters once, then forks a replica an order.
 
-It is the twin of stage/zygote/zygote.c, with the same messages (package wire, order.go) and refusals. What is forked must
-have one thread, because the others would be missing in a child, with their locks held: libraries are told to start none
-before the handler is imported, and one that has started some all the same makes the zygote say that it cannot be forked.
+It is the twin of stage/zygote/zygote.c, with the same messages (package wire, order.go) and refusals. What is forked
+must have one thread, because the others would be missing in a child, with their locks held: libraries are told to start
+none before the handler is imported, and one that has started some all the same makes the zygote say that it cannot be
+forked.
 So does a handler that has used CUDA: a context does not survive a fork. From the first order on nothing of the handler
 runs here, and nothing is collected: reference counts that change are pages that each child has for itself.
 
@@ -11,7 +12,6 @@ A child keeps what the handler has left open; the zygote's own descriptors it ha
 from __future__ import annotations
 
 import array
-import ctypes
 import gc
 import os
 import random
@@ -24,7 +24,7 @@ import threading
 import time
 from typing import NamedTuple, NoReturn
 
-from . import _main, _stage, _threads
+from . import _linux, _main, _stage, _threads
 from ._types import StageError
 
 ENV_THREADS = "STAGECOACH_THREADS"
@@ -39,16 +39,9 @@ NO_ID = 0xFFFFFFFF  # of an error that belongs to no fork order
 MAX_ERROR = 2000  # bytes of an error's text
 FAILED, UNFORKABLE = 0, 1  # reasons of an error
 
-PR_SET_PDEATHSIG, PR_SET_NAME, PR_GET_NAME = 1, 15, 16
-SFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
-MADV_WILLNEED, MADV_POPULATE_READ = 3, 22  # the latter from Linux 5.14 on
-
 # What keeps libraries from starting threads, or from using CUDA, while the handler is imported and loads.
 SINGLE = {**{name: "1" for name in _threads.VARIABLES}, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "",
           "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 class Unforkable(Exception):
     """The handler loads, but a process that has loaded it cannot be forked."""
@@ -83,8 +76,7 @@ def run(fd: int) -> NoReturn:
     except Unforkable as err:
         _give_up(control, UNFORKABLE, str(err))
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    _libc.fflush(None)  # else each child would print it again
+        stream.flush()  # else each child would print it again
     zygote = Zygote(control)
     zygote.tell(struct.pack("<cBHIQII", b"R", VERSION, 0, os.getpid(), time.monotonic_ns() - begin, mapped, 0))
     told = zygote.serve()
@@ -121,8 +113,8 @@ def _error(order: int, why: int, text: str) -> bytes:
 
 
 def _load() -> tuple[_stage.Loaded, bool]:
-    """Load what replicas share, and bring its parameters into memory. Also returns whether these are mapped from files, and
-    not in the heap."""
+    """Load what replicas share, and bring its parameters into memory. Also returns whether these are mapped from files,
+    and not in the heap."""
     _stage._handler()
     _check()  # before the model costs time
     before = _heap()
@@ -131,8 +123,7 @@ def _load() -> tuple[_stage.Loaded, bool]:
     gc.collect()
     gc.disable()
     gc.freeze()
-    if hasattr(_libc, "malloc_trim"):  # of glibc
-        _libc.malloc_trim(0)  # what loading no longer needs would be copied page tables in each fork
+    _linux.trim()  # what loading no longer needs would be copied page tables in each fork
     mapped = _populate(loaded.model.path)
     _check()
     return loaded, mapped > 0 and _heap() - before < mapped / 2
@@ -151,9 +142,7 @@ def _populate(path: str) -> int:
     path = os.path.realpath(path) if path else ""
     for start, end, file in _threads.mappings() if path else []:
         if file == path or file.startswith(path + "/"):
-            at, size = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
-            if _libc.madvise(at, size, MADV_POPULATE_READ) != 0:
-                _libc.madvise(at, size, MADV_WILLNEED)
+            _linux.populate(start, end)
             total += end - start
     return total
 
@@ -162,8 +151,8 @@ def _check() -> None:
     """Raise :class:`Unforkable` when this process has more than one thread, or CUDA."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized():
-        raise Unforkable("CUDA was initialised while the handler was imported or loaded, and does not survive a fork: leave "
-                         "what needs a device to the place hook")
+        raise Unforkable("CUDA was initialised while the handler was imported or loaded, and does not survive a fork: "
+                         "leave what needs a device to the place hook")
     for _ in range(100):  # one that has just been joined may be there for a moment
         others = [int(t) for t in os.listdir("/proc/self/task") if int(t) != os.getpid()]
         if not others:
@@ -171,8 +160,9 @@ def _check() -> None:
         time.sleep(0.01)
     names = {t.native_id: repr(t.name) for t in threading.enumerate()}
     who = ", ".join(sorted(names.get(t, _comm(t)) for t in others)[:8])
-    raise Unforkable(f"{len(others) + 1} threads after loading, want 1: {who}; the handler, or a library that it uses, has started "
-                     "threads of its own, which the place hook may, or load ends them")
+    raise Unforkable(f"{len(others) + 1} threads after loading, want 1: {who}; the handler, or a library that "
+                     "it uses, has started threads; start them in the place hook, or end them in load, so that "
+                     "replicas can be forked")
 
 
 def _comm(task: int) -> str:
@@ -192,9 +182,8 @@ class Zygote:
         self._children: dict[int, int] = {}  # not yet reaped: the id of its fork order by pid
         self._handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, ends would be lost
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-        self._ends = _signalfd(signal.SIGCHLD)
-        self._name = ctypes.create_string_buffer(16)  # of the program, as ps shows it
-        _libc.prctl(PR_GET_NAME, self._name, 0, 0, 0)
+        self._ends = _linux.signalfd(signal.SIGCHLD)
+        self._name = _linux.name()
 
     def tell(self, message: bytes) -> None:
         """Send one message. A manager that is gone ends the zygote, and with it its children."""
@@ -204,8 +193,8 @@ class Zygote:
             os._exit(0)
 
     def serve(self) -> Begin:
-        """Carry out orders until the control socket closes, which ends the process. It returns in children alone, once they
-        have been told who they are."""
+        """Carry out orders until the control socket closes, which ends the process. It returns in children alone, once
+        they have been told who they are."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._ends, select.POLLIN)
@@ -282,7 +271,7 @@ class Zygote:
             return self._refuse(order, f"fork: {len(r.data)} bytes, want {HEADER}")
         if len(self._children) == MAX_CHILDREN:
             return self._refuse(order, f"fork: {MAX_CHILDREN} replicas live, want fewer")
-        _libc.prctl(PR_SET_NAME, b"spare", 0, 0, 0)  # so is the child named from its first instant, until it is told who it is
+        _linux.rename(b"spare")  # so is the child named from its first instant, until it is told who it is
         try:
             pid = os.fork()
             if pid == 0:
@@ -291,14 +280,14 @@ class Zygote:
             return self._refuse(order, f"fork: {err.strerror}")
         finally:
             if os.getpid() == me:
-                _libc.prctl(PR_SET_NAME, self._name, 0, 0, 0)
+                _linux.rename(self._name)
         self._children[pid] = order
         self.tell(struct.pack("<cBHIIIQ", b"C", VERSION, 0, order, pid, 0, time.monotonic_ns() - begin))
         return None
 
     def _kill(self, pid: int, number: int) -> None:
-        """Signal a child that has not been reaped, whose pid therefore is still its own. It is silent about others: their end
-        has been reported."""
+        """Signal a child that has not been reaped, whose pid therefore is still its own. It is silent about others:
+        their end has been reported."""
         if pid in self._children:
             try:
                 os.kill(pid, number)
@@ -317,15 +306,15 @@ class Zygote:
             self._leave(zygote, gate)
             _seed()
             told = self._told()
-            _libc.prctl(PR_SET_NAME, self._name, 0, 0, 0)
+            _linux.rename(self._name)
             return told
         except BaseException as err:
             _end_child(str(err))
 
     def _leave(self, zygote: int, gate: int) -> None:
-        """Make a fresh child a process of its own, which ends with its zygote. Its gate takes the control socket's place."""
-        if _libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0) < 0:
-            raise OSError("parent-death signal: " + os.strerror(ctypes.get_errno()))
+        """Make a fresh child a process of its own, which ends with its zygote. Its gate takes the control socket's
+        place."""
+        _linux.end_with_parent()
         if os.getppid() != zygote:  # it died before the signal was set
             os._exit(1)
         os.dup2(gate, self._control.fileno(), inheritable=False)
@@ -383,17 +372,6 @@ def _seed() -> None:
 def _end_child(what: str) -> NoReturn:
     os.write(2, f"zygote: new replica: {what}\n".encode(errors="replace"))
     os._exit(1)
-
-
-def _signalfd(number: int) -> int:
-    """Return a descriptor that is readable when the signal, which is blocked, has come."""
-    mask = (ctypes.c_ulong * (1024 // (8 * ctypes.sizeof(ctypes.c_ulong))))()
-    _libc.sigemptyset(mask)
-    _libc.sigaddset(mask, int(number))
-    fd = _libc.signalfd(-1, mask, SFD_FLAGS)
-    if fd < 0:
-        raise OSError("signalfd: " + os.strerror(ctypes.get_errno()))
-    return fd
 
 
 def _receive_from(sock: socket.socket, buffer: bytearray) -> Received:

@@ -1,0 +1,64 @@
+"""What Linux has and Python's standard library lacks, through the C library."""
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_GET_NAME = 1, 4, 15, 16
+SFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
+MADV_WILLNEED, MADV_POPULATE_READ = 3, 22  # the latter from Linux 5.14 on
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(what: int, argument: object, name: str) -> None:
+    if _libc.prctl(what, argument, 0, 0, 0) < 0:
+        raise OSError(f"{name}: {os.strerror(ctypes.get_errno())}")
+
+
+def seal() -> None:
+    """Let no other process of the same user look into this one and its children."""
+    _prctl(PR_SET_DUMPABLE, ctypes.c_ulong(0), "dumpable")
+
+
+def end_with_parent() -> None:
+    """Have this process killed when its parent ends."""
+    _prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), "parent-death signal")
+
+
+def name() -> bytes:
+    """The name of this process, as ps shows it."""
+    out = ctypes.create_string_buffer(16)
+    _prctl(PR_GET_NAME, out, "name")
+    return out.value
+
+
+def rename(to: bytes) -> None:
+    """Name this process, with at most 15 bytes."""
+    _prctl(PR_SET_NAME, ctypes.c_char_p(to), "name")
+
+
+def signalfd(number: int) -> int:
+    """A descriptor that is readable when the signal, which is blocked, has come."""
+    mask = (ctypes.c_ulong * (1024 // (8 * ctypes.sizeof(ctypes.c_ulong))))()
+    _libc.sigemptyset(mask)
+    _libc.sigaddset(mask, int(number))
+    fd = _libc.signalfd(-1, mask, SFD_FLAGS)
+    if fd < 0:
+        raise OSError(f"signalfd: {os.strerror(ctypes.get_errno())}")
+    return fd
+
+
+def populate(start: int, end: int) -> None:
+    """Read what is mapped from a file between two addresses into memory. An older kernel is asked to read it soon."""
+    at, size = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
+    if _libc.madvise(at, size, MADV_POPULATE_READ) != 0:
+        _libc.madvise(at, size, MADV_WILLNEED)  # which is advice
+
+
+def trim() -> None:
+    """Give memory that was freed back to the kernel, and write what C code has printed."""
+    if hasattr(_libc, "malloc_trim"):  # of glibc
+        _libc.malloc_trim(0)
+    _libc.fflush(None)
