@@ -79,6 +79,7 @@ type rig struct {
 	metrics *prometheus.Registry
 	wanted  chan string
 	dropped chan string
+	full    chan string
 	first   chan First
 }
 
@@ -91,12 +92,13 @@ func newRig(t *testing.T, spec Spec) *rig {
 	r := &rig{
 		t: t, store: store, metrics: prometheus.NewRegistry(),
 		bus:    &memoryBus{handlers: map[string]func([]byte, bool){}, replies: make(chan *task.Reply, 10_000)},
-		wanted: make(chan string, 1000), dropped: make(chan string, 10), first: make(chan First, 10),
+		wanted: make(chan string, 1000), dropped: make(chan string, 10), full: make(chan string, 10), first: make(chan First, 10),
 	}
 	r.shell, err = New(Config{
 		Bus: r.bus, Store: store, Logger: slog.New(slog.DiscardHandler), Registerer: r.metrics,
 		OnDemand:    func(f string) { r.wanted <- f },
 		Dropped:     func(_, replica, cause string) { r.dropped <- replica + ": " + cause },
+		OutOfMemory: func(_, replica, cause string) { r.full <- replica + ": " + cause },
 		FirstAnswer: func(f First) { r.first <- f },
 	})
 	if err != nil {

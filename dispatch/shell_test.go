@@ -228,6 +228,40 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestOutOfMemoryIsTold: who places replicas hears of it before the caller does, and the replica gets nothing more while it is let go.
+func TestOutOfMemoryIsTold(t *testing.T) {
+	r := newRig(t, Spec{})
+	a := attach(t, r.shell, "f-1", 2, 1)
+	r.submit("a")
+	r.submit("b")
+	first, _ := a.batch("a")
+	second, _ := a.batch("b")
+	a.write(wire.FrameError, first, wire.Error{Code: task.OutOfMemory, Message: "want 2 GiB"}.Append(nil))
+	r.reply("a", task.OutOfMemory, "want 2 GiB")
+	select {
+	case got := <-r.full:
+		if got != "f-1: want 2 GiB" {
+			t.Errorf("told %q", got)
+		}
+	default:
+		t.Error("nobody was told before the reply")
+	}
+	r.submit("c")
+	b := attach(t, r.shell, "f-2", 1, 1)
+	third, _ := b.batch("c")
+	b.answer(third, 0)
+	r.reply("c", task.OK, "")
+	a.write(wire.FrameError, second, wire.Error{Code: task.OutOfMemory, Message: "want 3 GiB"}.Append(nil))
+	r.reply("b", task.OutOfMemory, "want 3 GiB")
+	if err := r.shell.Drain(t.Context(), "f.ns", "f-1"); err != nil {
+		t.Error(err)
+	}
+	a.read(wire.FrameDrain)
+	if len(r.full) > 0 {
+		t.Errorf("told again: %s", <-r.full)
+	}
+}
+
 func TestRemove(t *testing.T) {
 	r := newRig(t, Spec{})
 	a := attach(t, r.shell, "f-1", 1, 1)
