@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"runtime"
@@ -21,10 +22,12 @@ import (
 
 // Report is what a benchmark prints.
 type Report struct {
-	Bench   string   `json:"bench"`
-	Host    Host     `json:"host"`
-	Load    float64  `json:"load_average"` // over a minute, when the benchmark began
-	Results []Result `json:"results"`
+	Bench string  `json:"bench"`
+	Host  Host    `json:"host"`
+	Load  float64 `json:"load_average"` // over a minute, when the benchmark began
+	// Versions are of what was measured with, by name.
+	Versions map[string]string `json:"versions,omitempty"`
+	Results  []Result          `json:"results"`
 }
 
 // Host is the machine that was measured.
@@ -65,6 +68,14 @@ func (r *Report) Add(c, metric string, value float64, n int) {
 	r.Results = append(r.Results, Result{c, metric, value, n})
 }
 
+// With says which version of something was measured with.
+func (r *Report) With(name, version string) {
+	if r.Versions == nil {
+		r.Versions = map[string]string{}
+	}
+	r.Versions[name] = version
+}
+
 // AddMillis appends the q-quantile of sample in milliseconds, unless the sample is too small to carry it.
 func (r *Report) AddMillis(c, metric string, sample []time.Duration, q float64) {
 	if v, ok := Quantile(sample, q); ok {
@@ -92,7 +103,11 @@ func (r *Report) WriteTable(w io.Writer) error {
 		}
 		values[[2]string{x.Case, x.Metric}] = fmt.Sprintf("%.4g (n=%d)", x.Value, x.N)
 	}
-	fmt.Fprintf(w, "%s on %s, %d cores, %s, load %.2f, %s\n", r.Bench, r.Host.CPU, r.Host.Cores, r.Host.Go, r.Load, r.Host.Date)
+	fmt.Fprintf(w, "%s on %s, %d cores, %s, load %.2f, %s", r.Bench, r.Host.CPU, r.Host.Cores, r.Host.Go, r.Load, r.Host.Date)
+	for _, name := range slices.Sorted(maps.Keys(r.Versions)) {
+		fmt.Fprintf(w, ", %s %s", name, r.Versions[name])
+	}
+	fmt.Fprintln(w)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(t, "case\t%s\t\n", strings.Join(metrics, "\t"))
 	for _, c := range cases {

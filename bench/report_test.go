@@ -30,12 +30,13 @@ func TestTableHasALineACase(t *testing.T) {
 	r := &Report{Bench: "x"}
 	r.Add("a", "m1", 1, 3)
 	r.Add("b", "m2", 2.5, 4)
+	r.With("torch", "1.13")
 	var b strings.Builder
 	if err := r.WriteTable(&b); err != nil {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
-	if len(lines) != 4 || !strings.Contains(lines[3], "2.5 (n=4)") {
+	if len(lines) != 4 || !strings.Contains(lines[3], "2.5 (n=4)") || !strings.HasSuffix(lines[0], ", torch 1.13") {
 		t.Errorf("table:\n%s", b.String())
 	}
 }

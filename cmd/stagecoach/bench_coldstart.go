@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,66 +19,133 @@ import (
 
 // startSize is a synthetic stage to be started. How often is that of the fast paths; a slow one is started a fifth as often.
 type startSize struct {
-	name  string
+	kind  *startKind
+	size  string
 	bytes int64
 	often int
 	alive []int // how many replicas are alive when their memory is measured
 }
 
+// startKind is what stages compute with.
+type startKind struct {
+	name  string
+	stage func(ctx context.Context, bytes int64) (*benchStage, error)
+	cases []startCase
+}
+
 // startCase is a way to start a replica.
 type startCase struct {
-	name string
-	slow bool
-	full bool // only with --full
-	how  func(*benchStage) func(context.Context) (launched, error)
-	path string // of the KeysManager, whose replicas share memory; empty: they do not
+	name   string
+	path   string // of the KeysManager; empty: it is one of the stage's others
+	shares bool   // replicas share memory
+	slow   bool
+	full   bool // only with --full
 }
 
-func startCases() []startCase {
-	ordered := func(path string) func(*benchStage) func(context.Context) (launched, error) {
-		return func(b *benchStage) func(context.Context) (launched, error) { return b.order(path) }
-	}
+func onnxCases() []startCase {
 	return []startCase{
-		{name: "fork", how: ordered("fork"), path: "fork"},
-		{name: "forkheap", how: ordered("heap"), path: "heap"},
-		{name: "map", slow: true, how: ordered("map"), path: "map"},
-		{name: "cold", slow: true, how: ordered("cold")},
-		{name: "coldprepacked", slow: true, full: true, how: func(b *benchStage) func(context.Context) (launched, error) { return b.prepacked }},
-		{name: "colddisk", slow: true, full: true, how: func(b *benchStage) func(context.Context) (launched, error) { return b.fromDisk }},
+		{name: "fork", path: "fork", shares: true},
+		{name: "forkheap", path: "heap", shares: true},
+		{name: "map", path: "map", shares: true, slow: true},
+		{name: "cold", path: "cold", slow: true},
+		{name: "coldprepacked", slow: true, full: true},
+		{name: "colddisk", slow: true, full: true},
 	}
 }
 
-// benchColdstart measures order → hello and → first output of replicas of synthetic ONNX stages, on each start path, what each
-// of several live ones adds to the memory, and how often one zygote forks.
+func torchCases() []startCase {
+	return []startCase{
+		{name: "fork", path: "fork", shares: true},
+		{name: "cold", path: "cold", slow: true},
+		{name: "plain", slow: true}, // torch.load by hand, without Stagecoach
+	}
+}
+
+// coldstart is what the flags say.
+type coldstart struct {
+	images, ort, python, match string
+	full                       bool
+}
+
+// benchColdstart measures order → hello and → first output of replicas of synthetic stages in ONNX and PyTorch, on each start path,
+// what each of several live ones adds to the memory, and how often one zygote forks.
 func benchColdstart(ctx context.Context, args []string, out io.Writer) error {
+	var c coldstart
 	fs := flag.NewFlagSet("bench coldstart", flag.ContinueOnError)
 	asJSON, images := reportFlags(fs)
-	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
-	full := fs.Bool("full", false, "4 GB too, more cases and more starts; takes about half an hour, 20 GB of memory and 16 GB of disk")
+	fs.StringVar(&c.ort, "ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
+	fs.StringVar(&c.python, "python", "", "interpreter with PyTorch; default: python3, or else /usr/bin/python3")
+	fs.StringVar(&c.match, "match", "", "only stages whose name begins so, such as torch or onnx_1GB")
+	fs.BoolVar(&c.full, "full", false, "4 GB too, more cases and more starts; takes about half an hour, 20 GB of memory and 16 GB of disk")
 	if err := parseFlags(fs, args); err != nil {
 		return err
 	}
-	sizes := []startSize{{"onnx_100MB", 100 << 20, 20, []int{8}}, {"onnx_1GB", 1 << 30, 20, []int{8}}}
-	if *full {
-		sizes = []startSize{
-			{"onnx_100MB", 100 << 20, 200, []int{1, 8, 32}}, {"onnx_1GB", 1 << 30, 100, []int{1, 8, 32}}, {"onnx_4GB", 4 << 30, 30, []int{1, 8, 32}},
-		}
-	}
-	cases := slices.DeleteFunc(startCases(), func(c startCase) bool { return c.full && !*full })
+	c.images = *images
 	report := bench.NewReport("coldstart", os.Stderr)
+	sizes, err := c.sizes(ctx, report)
+	if err != nil {
+		return err
+	}
 	var failed error
 	for _, size := range sizes {
-		if err := size.measure(ctx, report, cases, *images, *ort); err != nil {
-			failed = fmt.Errorf("%s: %w", size.name, err)
+		if err := size.measure(ctx, report); err != nil {
+			failed = fmt.Errorf("%s: %w", size.name(), err)
 			break
 		}
 	}
 	return errors.Join(failed, printReport(report, *asJSON, out)) // what was measured is not lost
 }
 
-func (s startSize) measure(ctx context.Context, report *bench.Report, cases []startCase, images, ort string) error {
-	progress("bench coldstart: %s: generating weights", s.name)
-	b, err := newBenchStage(s.bytes, images, ort)
+// sizes are the stages to be measured. Those in PyTorch are passed over where no interpreter has it, unless one was named.
+func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []startSize, err error) {
+	ofONNX := &startKind{"onnx", func(_ context.Context, bytes int64) (*benchStage, error) { return newONNXStage(bytes, c.images, c.ort) }, onnxCases()}
+	ofTorch := &startKind{"torch", nil, torchCases()}
+	out = []startSize{
+		{ofONNX, "100MB", 100 << 20, 20, []int{8}},
+		{ofONNX, "1GB", 1 << 30, 20, []int{8}},
+		{ofTorch, "100MB", 100e6, 20, []int{8}},
+		{ofTorch, "1GB", 1e9, 20, []int{8}},
+	}
+	if c.full {
+		some := []int{1, 8, 32}
+		out = []startSize{
+			{ofONNX, "100MB", 100 << 20, 200, some},
+			{ofONNX, "1GB", 1 << 30, 100, some},
+			{ofONNX, "4GB", 4 << 30, 30, some},
+			{ofTorch, "100MB", 100e6, 100, some},
+			{ofTorch, "1GB", 1e9, 50, some},
+		}
+	}
+	for _, k := range []*startKind{ofONNX, ofTorch} {
+		k.cases = slices.DeleteFunc(k.cases, func(s startCase) bool { return s.full && !c.full })
+	}
+	out = slices.DeleteFunc(out, func(s startSize) bool { return !strings.HasPrefix(s.name(), c.match) })
+	if len(out) == 0 {
+		return nil, fmt.Errorf("bench coldstart: --match %q: no stage's name begins so, want torch, onnx_1GB, …", c.match)
+	}
+	if !slices.ContainsFunc(out, func(s startSize) bool { return s.kind == ofTorch }) {
+		return out, nil
+	}
+	py, err := findTorch(ctx, c.python)
+	if err != nil && c.python == "" && c.match == "" {
+		progress("bench coldstart: no stages in PyTorch: %v", err)
+		return slices.DeleteFunc(out, func(s startSize) bool { return s.kind == ofTorch }), nil
+	}
+	if err == nil {
+		py.tell(report)
+	}
+	ofTorch.stage = func(ctx context.Context, bytes int64) (*benchStage, error) {
+		return newTorchStage(ctx, py, bytes, "F32")
+	}
+	return out, err
+}
+
+func (s startSize) name() string { return s.kind.name + "_" + s.size }
+
+func (s startSize) measure(ctx context.Context, report *bench.Report) error {
+	cases := s.kind.cases
+	progress("bench coldstart: %s: generating weights", s.name())
+	b, err := s.kind.stage(ctx, s.bytes)
 	if err != nil {
 		return err
 	}
@@ -88,7 +156,7 @@ func (s startSize) measure(ctx context.Context, report *bench.Report, cases []st
 	// What all paths keep in memory at once is about nine times the weights; with less, they are measured one after the other.
 	groups := [][]startCase{cases}
 	if available := memAvailable(); 10*s.bytes > available {
-		progress("bench coldstart: %s: %d MB of memory are not enough to take turns, so the cases follow one another", s.name, available>>20)
+		progress("bench coldstart: %s: %d MB of memory are not enough to take turns, so the cases follow one another", s.name(), available>>20)
 		groups = nil
 		for _, c := range cases {
 			groups = append(groups, []startCase{c})
@@ -104,22 +172,35 @@ func (s startSize) measure(ctx context.Context, report *bench.Report, cases []st
 		}
 	}
 	for _, c := range cases {
-		samples[c.name].report(report, s.name+"_"+c.name)
+		samples[c.name].report(report, s.name()+"_"+c.name)
+	}
+	for _, c := range cases {
+		if said, want := samples[c.name].said, samples[cases[0].name].said; said != want {
+			return fmt.Errorf("%s answers %q, and %s %q", c.name, said, cases[0].name, want)
+		}
 	}
 	cold, ok := bench.Quantile(samples["cold"].first, 0.5)
 	for _, c := range cases {
 		if p50, has := bench.Quantile(samples[c.name].first, 0.5); ok && has && c.name != "cold" {
-			report.Add(s.name+"_"+c.name, "speedup_over_cold", float64(cold)/float64(p50), len(samples["cold"].first))
+			report.Add(s.name()+"_"+c.name, "speedup_over_cold", float64(cold)/float64(p50), len(samples["cold"].first))
 		}
 	}
 	return nil
 }
 
+// way returns what starts replicas in a case.
+func (b *benchStage) way(c startCase) starter {
+	if c.path == "" {
+		return b.others[c.name]
+	}
+	return b.on(c.path)
+}
+
 // group measures cases in turns, then their memory, and frees it.
 func (s startSize) group(ctx context.Context, report *bench.Report, b *benchStage, cases []startCase, samples map[string]*startSamples) error {
 	for _, c := range cases {
-		progress("bench coldstart: %s_%s: the first start, which loads what the others share", s.name, c.name)
-		r, err := b.start(ctx, c.how(b)) // colddisk included: the disk's own cache is as warm for the first as for the others
+		progress("bench coldstart: %s_%s: the first start, which loads what the others share", s.name(), c.name)
+		r, err := b.way(c)(ctx) // colddisk included: the disk's own cache is as warm for the first as for the others
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
@@ -130,31 +211,32 @@ func (s startSize) group(ctx context.Context, report *bench.Report, b *benchStag
 			if c.slow && i%5 != 0 {
 				continue
 			}
-			if err := samples[c.name].add(ctx, b, c.how(b)); err != nil {
+			if err := samples[c.name].add(ctx, b.way(c)); err != nil {
 				return fmt.Errorf("%s: %w", c.name, err)
 			}
 		}
 		if (i+1)%10 == 0 {
-			progress("bench coldstart: %s: %d of %d rounds", s.name, i+1, s.often)
+			progress("bench coldstart: %s: %d of %d rounds", s.name(), i+1, s.often)
 		}
 	}
 	for _, c := range cases {
-		if c.path == "" {
+		if !c.shares {
 			continue
 		}
 		if err := s.memory(ctx, report, b, c); err != nil {
 			return fmt.Errorf("%s: memory: %w", c.name, err)
 		}
 		if c.path == "fork" {
-			rate, err := b.forksPerSecond(ctx, 200)
+			forks := min(200, 10*s.often)
+			rate, err := b.forksPerSecond(ctx, forks)
 			if err != nil {
 				return err
 			}
-			report.Add(s.name+"_fork", "forks_per_second", rate, 200)
+			report.Add(s.name()+"_fork", "forks_per_second", rate, forks)
 		}
 	}
 	for _, c := range cases {
-		if c.path != "" {
+		if c.shares {
 			if _, err := b.keys.Evict(ctx, b.spec(c.path).Function); err != nil {
 				return err
 			}
@@ -181,14 +263,14 @@ func (s startSize) memory(ctx context.Context, report *bench.Report, b *benchSta
 	live := 0
 	for _, n := range s.alive {
 		for ; live < n; live++ {
-			r, err := b.start(ctx, c.how(b))
+			r, err := b.way(c)(ctx)
 			if err != nil {
 				return err
 			}
 			defer r.end()
 			pids = append(pids, r.pid)
 		}
-		progress("bench coldstart: %s_%s: memory of %d replicas", s.name, c.name, n)
+		progress("bench coldstart: %s_%s: memory of %d replicas", s.name(), c.name, n)
 		if pid := all[i].PID; pid != 0 {
 			pids = family(pid)
 		}
@@ -199,8 +281,8 @@ func (s startSize) memory(ctx context.Context, report *bench.Report, b *benchSta
 		if all[i].PID == 0 {
 			pss += alone - memfds // all of it, also what nobody maps
 		}
-		report.Add(s.name+"_"+c.name, fmt.Sprintf("extra_per_replica_at_%d_mb", n), float64(pss-alone)/float64(n)/1e6, n)
-		report.Add(s.name+"_"+c.name, fmt.Sprintf("all_at_%d_mb", n), float64(pss)/1e6, n)
+		report.Add(s.name()+"_"+c.name, fmt.Sprintf("extra_per_replica_at_%d_mb", n), float64(pss-alone)/float64(n)/1e6, n)
+		report.Add(s.name()+"_"+c.name, fmt.Sprintf("all_at_%d_mb", n), float64(pss)/1e6, n)
 	}
 	return nil
 }
@@ -216,17 +298,27 @@ func memAvailable() int64 {
 
 // startSamples is what several starts took.
 type startSamples struct {
-	hello, first, again []time.Duration
-	phases              map[string][]time.Duration
+	hello, place, first, again []time.Duration
+	said                       string // by all
+	phases                     map[string][]time.Duration
 }
 
-func (s *startSamples) add(ctx context.Context, b *benchStage, how func(context.Context) (launched, error)) error {
-	r, err := b.start(ctx, how)
+func (s *startSamples) add(ctx context.Context, how starter) error {
+	r, err := how(ctx)
 	if err != nil {
 		return err
 	}
 	r.end()
-	s.hello, s.first, s.again = append(s.hello, r.hello), append(s.first, r.first), append(s.again, r.again)
+	if s.said == "" {
+		s.said = r.said
+	}
+	if r.said != s.said {
+		return fmt.Errorf("it answers %q, and before %q", r.said, s.said)
+	}
+	s.first, s.again = append(s.first, r.first), append(s.again, r.again)
+	if r.conn != nil {
+		s.hello, s.place = append(s.hello, r.hello), append(s.place, r.place)
+	}
 	if s.phases == nil {
 		s.phases = map[string][]time.Duration{}
 	}

@@ -32,7 +32,7 @@ func benchKeysManager(ctx context.Context, args []string, out io.Writer) error {
 	}
 	report := bench.NewReport("keysmanager", os.Stderr)
 	progress("bench keysmanager: generating a stage of 100 MB")
-	b, err := newBenchStage(100<<20, *images, *ort)
+	b, err := newONNXStage(100<<20, *images, *ort)
 	if err != nil {
 		return err
 	}
@@ -180,11 +180,12 @@ func (b *benchStage) body() ([]byte, error) {
 		Shape    []int     `json:"shape"`
 		Data     []float32 `json:"data"`
 	}
-	data := make([]float32, b.width)
+	width := int(b.input.Tensors[0].Shape[2])
+	data := make([]float32, width)
 	for i := range data {
 		data[i] = float32(i%7)/7 - 0.5
 	}
-	return json.Marshal(map[string][]input{"inputs": {{"x", "FP32", []int{1, 1, b.width}, data}}})
+	return json.Marshal(map[string][]input{"inputs": {{"x", "FP32", []int{1, 1, width}, data}}})
 }
 
 // asleep waits until a function has no replicas, and evicts its parameters if that is wanted: once their processes have ended,

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/safetensors"
 )
@@ -236,4 +237,20 @@ func (t Transformer) Sizes() (all, least, most int64) {
 		all += sizes[stage]
 	}
 	return all, slices.Min(sizes), slices.Max(sizes)
+}
+
+// ParseSize reads a number of bytes, such as 5.4G: powers of 1000, as disks are counted.
+func ParseSize(s string) (int64, error) {
+	number, unit := strings.TrimSuffix(s, "B"), 1.0
+	switch {
+	case strings.HasSuffix(number, "M"):
+		number, unit = number[:len(number)-1], 1e6
+	case strings.HasSuffix(number, "G"):
+		number, unit = number[:len(number)-1], 1e9
+	}
+	v, err := strconv.ParseFloat(number, 64)
+	if err != nil || !(v > 0 && v*unit < math.MaxInt64) {
+		return 0, fmt.Errorf("%q, want bytes, such as 700M or 5.4G", s)
+	}
+	return int64(v * unit), nil
 }

@@ -11,11 +11,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/signal"
-	"strconv"
-	"strings"
 	"syscall"
 
 	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
@@ -45,7 +42,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if flags.NArg() != 1 {
 		return fmt.Errorf("%d arguments, want FOLDER", flags.NArg())
 	}
-	bytes, err := parseSize(*size)
+	bytes, err := synthetic.ParseSize(*size)
 	if err != nil {
 		return fmt.Errorf("--stage-size: %w", err)
 	}
@@ -61,20 +58,4 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			fmt.Fprintf(out, "weights: %s\n", path)
 		}
 	})
-}
-
-// parseSize reads a number of bytes, such as 5.4G: powers of 1000, as disks are counted.
-func parseSize(s string) (int64, error) {
-	number, unit := strings.TrimSuffix(s, "B"), 1.0
-	switch {
-	case strings.HasSuffix(number, "M"):
-		number, unit = number[:len(number)-1], 1e6
-	case strings.HasSuffix(number, "G"):
-		number, unit = number[:len(number)-1], 1e9
-	}
-	v, err := strconv.ParseFloat(number, 64)
-	if err != nil || !(v > 0 && v*unit < math.MaxInt64) {
-		return 0, fmt.Errorf("%q, want bytes, such as 700M or 5.4G", s)
-	}
-	return int64(v * unit), nil
 }

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/onnx"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// newONNXStage writes a model of about so many bytes, and its image. The caller closes it.
+func newONNXStage(bytes int64, images, ort string) (*benchStage, error) {
+	return newBenchStage(func(b *benchStage) error {
+		if err := roomFor(b.dir, 4*bytes); err != nil {
+			return err
+		}
+		if err := os.MkdirAll(b.root, 0o755); err != nil {
+			return err
+		}
+		shape := onnx.EncoderOf(bytes)
+		if _, _, err := onnx.Synthetic(b.root, shape, 1); err != nil {
+			return err
+		}
+		stage, err := filepath.Abs(filepath.Join(images, "stagecoach", "onnx", "0.1.0", sandbox.Executable))
+		if err != nil {
+			return err
+		}
+		program, err := os.ReadFile(stage)
+		if err != nil {
+			return fmt.Errorf("%w: run make images", err)
+		}
+		if err := os.WriteFile(filepath.Join(b.root, sandbox.Executable), program, 0o755); err != nil { //nolint:gosec // a program
+			return err
+		}
+		b.env = map[string]string{wire.EnvModel: "model.onnx"}
+		b.input = tensor.Item{Tensors: []tensor.Tensor{positions(shape.Width)}}
+		b.others = map[string]starter{
+			"coldprepacked": func(ctx context.Context) (started, error) { return b.start(ctx, b.prepacked) },
+			"colddisk":      func(ctx context.Context) (started, error) { return b.start(ctx, b.fromDisk) },
+		}
+		b.ort, err = filepath.Abs(ort)
+		return err
+	})
+}
+
+// sequence is how many positions the input of a call has.
+const sequence = 16
+
+// positions are what a call brings.
+func positions(width int) tensor.Tensor {
+	n := sequence * width
+	data := make([]byte, 0, 4*n)
+	for i := range n {
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(float32(i*2654435761%1000)/500-1))
+	}
+	return tensor.Tensor{Name: "x", Datatype: "FP32", Shape: []int64{1, sequence, int64(width)}, Data: data}
+}
+
+// prepacked starts a process of its own over the weights that a zygote has pre-packed.
+func (b *benchStage) prepacked(context.Context) (launched, error) {
+	image, err := b.images.Resolve(benchImage)
+	if err != nil {
+		return launched{}, err
+	}
+	folder := filepath.Join(b.cache(), image.Digest+"-*") // of its only model
+	if b.users.open != nil {
+		folder = filepath.Join(folder, benchNamespace) // which has its own
+	}
+	found, err := filepath.Glob(folder)
+	if err == nil && len(found) != 1 {
+		err = fmt.Errorf("folders %q of packed parameters %q, want one", folder, found)
+	}
+	if err != nil {
+		return launched{}, err
+	}
+	return b.spawn(found[0])
+}
+
+// fromDisk starts a process of its own whose files are not in memory.
+func (b *benchStage) fromDisk(context.Context) (launched, error) {
+	if err := forget(b.root); err != nil {
+		return launched{}, err
+	}
+	return b.spawn("")
+}
+
+// forget drops the files of a folder from the page cache.
+func forget(dir string) error {
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range files {
+		f, err := os.Open(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return err
+		}
+		if err = f.Sync(); err == nil { // what is not on disk is not dropped
+			err = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+		}
+		_ = f.Close()
+		if err != nil {
+			return fmt.Errorf("page cache of %s: %w", e.Name(), err)
+		}
+	}
+	return nil
+}
+
+// spawn starts a process of its own.
+func (b *benchStage) spawn(prepacked string) (launched, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return launched{}, err
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "ours"), os.NewFile(uintptr(fds[1]), "theirs")
+	defer ours.Close()
+	defer theirs.Close()
+	cmd, err := b.own.Start(sandbox.Command{
+		Dir: b.root, Files: []*os.File{theirs}, Stdout: os.Stderr, Stderr: os.Stderr,
+		Env: map[string]string{
+			wire.EnvStageFD: "3", wire.EnvModel: "model.onnx", wire.EnvORT: b.ort, wire.EnvPrepacked: prepacked, "ORT_DISABLE_TELEMETRY": "1",
+		},
+	})
+	if err != nil {
+		return launched{}, err
+	}
+	end := func() { endProcess(cmd) }
+	c, err := net.FileConn(ours)
+	if err != nil {
+		end()
+		return launched{}, err
+	}
+	conn, ok := c.(*net.UnixConn)
+	if !ok {
+		end()
+		return launched{}, fmt.Errorf("stage socket is a %T", c)
+	}
+	return launched{conn, cmd.Process.Pid, "", nil, end}, nil
+}
+
+func endProcess(cmd *exec.Cmd) {
+	_ = cmd.Process.Kill()
+	sandbox.Wait(cmd)
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+// figures are the names of a report's figures, as CASE METRIC.
+func figures(r *bench.Report) []string {
+	var out []string
+	for _, f := range r.Results {
+		if f.Value > 0 {
+			out = append(out, f.Case+" "+f.Metric)
+		}
+	}
+	return out
+}
+
+// TestBenchColdstartTorch measures a small stage with real PyTorch: each case answers the same and has its figures.
+func TestBenchColdstartTorch(t *testing.T) {
+	t.Parallel()
+	py, err := findTorch(t.Context(), proctest.Torch(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cases := torchCases()
+	for i := range cases {
+		cases[i].slow = false // each as often
+	}
+	kind := &startKind{"torch", func(ctx context.Context, bytes int64) (*benchStage, error) {
+		return newTorchStage(ctx, py, bytes, "F32")
+	}, cases}
+	var warnings bytes.Buffer
+	report := bench.NewReport("coldstart", &warnings)
+	if err := (startSize{kind, "2MB", 2e6, 2, []int{2}}).measure(t.Context(), report); err != nil {
+		t.Fatal(err)
+	}
+	got := figures(report)
+	for _, want := range []string{
+		"fork first_output_p50_ms", "fork hello_p50_ms", "fork inference_p50_ms", "fork extra_per_replica_at_2_mb", "fork forks_per_second", "fork speedup_over_cold",
+		"cold first_output_p50_ms", "cold hello_p50_ms", "plain first_output_p50_ms", "plain inference_p50_ms", "plain speedup_over_cold",
+	} {
+		if !slices.Contains(got, "torch_2MB_"+want) {
+			t.Errorf("no figure %q in %q", want, got)
+		}
+	}
+	if slices.Contains(got, "torch_2MB_plain hello_p50_ms") {
+		t.Error("a process that speaks no stage protocol says hello")
+	}
+}
+
+// TestBenchRefuses: what cannot be measured is said in a line.
+func TestBenchRefuses(t *testing.T) {
+	for _, tc := range []struct{ args, want string }{
+		{"coldstart --match quick", `--match "quick": no stage`},
+		{"coldstart --match torch --python /no/such/python", "apt-get install python3-torch"},
+	} {
+		var out bytes.Buffer
+		err := run(t.Context(), append([]string{"bench"}, strings.Fields(tc.args)...), &out)
+		if err == nil || !strings.Contains(err.Error(), tc.want) || out.Len() > 0 {
+			t.Errorf("bench %s: error %v, want %q in it; printed %q", tc.args, err, tc.want, out.String())
+		}
+	}
+}

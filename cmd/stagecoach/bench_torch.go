@@ -1,0 +1,207 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/builder"
+	"github.com/stagecoach-serving/stagecoach/functions/torch"
+	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
+	"github.com/stagecoach-serving/stagecoach/safetensors"
+	"github.com/stagecoach-serving/stagecoach/stack"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// torchPython is an interpreter with PyTorch.
+type torchPython struct {
+	Program string `json:"program"` // absolute
+	Python  string `json:"python"`  // versions
+	Torch   string `json:"torch"`
+}
+
+// findTorch finds an interpreter with PyTorch: the one that was named, else the first that has it.
+func findTorch(ctx context.Context, named string) (torchPython, error) {
+	candidates := []string{"python3", "/usr/bin/python3"}
+	if named != "" {
+		candidates = []string{named}
+	}
+	const code = `import json, platform, sys, numpy, torch
+print(json.dumps({"program": sys.executable, "python": platform.python_version(), "torch": torch.__version__}))`
+	var faults []error
+	for _, name := range candidates {
+		out, err := exec.CommandContext(ctx, name, "-c", code).Output()
+		if err != nil {
+			var exit *exec.ExitError
+			if errors.As(err, &exit) {
+				lines := strings.Split(strings.TrimSpace(string(exit.Stderr)), "\n")
+				err = fmt.Errorf("%w: %s", err, lines[len(lines)-1])
+			}
+			faults = append(faults, fmt.Errorf("%s: %w", name, err))
+			continue
+		}
+		var py torchPython
+		if err := json.Unmarshal(out, &py); err != nil {
+			return torchPython{}, fmt.Errorf("%s printed %q: %w", name, out, err)
+		}
+		return py, nil
+	}
+	return torchPython{}, fmt.Errorf("no interpreter with PyTorch: install it (Debian: apt-get install python3-torch python3-numpy) or name another with --python: %w",
+		errors.Join(faults...))
+}
+
+// tell has a report say what was measured with.
+func (p torchPython) tell(r *bench.Report) { r.With("python", p.Python); r.With("torch", p.Torch) }
+
+// torchText is what a call of a stage in PyTorch brings: as many positions as one of an ONNX stage.
+const torchText = "to be, or not to"
+
+// newTorchStage builds the image of a transformer with parameters of about so many bytes, and saves the same model as torch.save
+// does, for those who load it by hand. The caller closes it.
+func newTorchStage(ctx context.Context, py torchPython, bytes int64, dtype safetensors.Dtype) (*benchStage, error) {
+	shape, err := synthetic.Of(1, bytes, dtype)
+	if err != nil {
+		return nil, err
+	}
+	return newBenchStage(func(b *benchStage) error {
+		if err := roomFor(b.dir, 2*bytes+bytes/8); err != nil {
+			return err
+		}
+		b.process = py.Program + " ./stage"
+		if err := buildTorch(ctx, b); err != nil {
+			return err
+		}
+		if err := shape.Write(ctx, b.root, 1, func(string, int64) {}); err != nil {
+			return err
+		}
+		if err := os.Rename(filepath.Join(b.root, "1.safetensors"), filepath.Join(b.root, "model.safetensors")); err != nil {
+			return err
+		}
+		b.env = map[string]string{wire.EnvRuntime: "python", wire.EnvModel: "model.safetensors"}
+		for _, name := range []string{"PYTHONPATH", "LD_LIBRARY_PATH"} { // what this interpreter may need
+			if v := os.Getenv(name); v != "" {
+				b.env[name] = v
+			}
+		}
+		b.input = tensor.Item{ContentType: "text/plain", Bytes: []byte(torchText)}
+		b.reads = nextByte
+		p := &plain{py: py, dir: b.dir, root: b.root, device: "cpu"}
+		b.others = map[string]starter{"plain": p.start}
+		return p.pack(ctx)
+	})
+}
+
+// nextByte reads which byte a transformer says is the most likely to come next.
+func nextByte(answer []byte) string {
+	var said struct{ Next []struct{ Byte int } }
+	if err := json.Unmarshal(answer, &said); err != nil || len(said.Next) == 0 {
+		return fmt.Sprintf("%.200q, want bytes that come next", answer)
+	}
+	return strconv.Itoa(said.Next[0].Byte)
+}
+
+// buildTorch makes the stage's image, without its parameters, as `stagecoach build -folder` does.
+func buildTorch(ctx context.Context, b *benchStage) error {
+	handler := filepath.Join(b.dir, "handler")
+	if err := os.MkdirAll(handler, 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(handler, "handler.py"), torch.TransformerHandler, 0o644); err != nil {
+		return err
+	}
+	name := "bench"
+	builds, err := builder.New(&stack.File{Functions: map[string]stack.Function{name: {Lang: "python3-stage", Handler: handler, FProcess: b.process}}})
+	if err != nil {
+		return err
+	}
+	defer builds.Close()
+	r, err := builds.Build(ctx, name)
+	if err != nil {
+		return err
+	}
+	return builder.PutFolder(b.images.Dir, benchImage, r.Dir)
+}
+
+//go:embed bench_plain.py
+var plainPython []byte
+
+// plain loads and runs a stage's model by hand, without Stagecoach.
+type plain struct {
+	py        torchPython
+	dir, root string // for its files; the stage's image
+	device    string // as PyTorch names it
+	visible   string // CUDA_VISIBLE_DEVICES
+}
+
+func (p *plain) script() string { return filepath.Join(p.dir, "plain.py") }
+func (p *plain) model() string  { return filepath.Join(p.dir, "model.pt") }
+
+func (p *plain) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, p.py.Program, append([]string{p.script()}, args...)...)
+	cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+p.visible, "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Stderr = os.Stderr
+	cmd.WaitDelay = 5 * time.Second
+	return cmd
+}
+
+// pack saves the model as torch.save does.
+func (p *plain) pack(ctx context.Context) error {
+	if err := os.WriteFile(p.script(), plainPython, 0o644); err != nil {
+		return err
+	}
+	if out, err := p.command(ctx, "pack", p.root, filepath.Join(p.root, "model.safetensors"), p.model()).Output(); err != nil {
+		return fmt.Errorf("torch.save of the model: %w: %s", err, out)
+	}
+	return nil
+}
+
+// start starts a process, and returns when it has done its second call.
+func (p *plain) start(ctx context.Context) (started, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	begin := time.Now()
+	cmd := p.command(ctx, "run", p.root, p.model(), p.device, torchText)
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return started{}, err
+	}
+	if err := cmd.Start(); err != nil {
+		return started{}, err
+	}
+	lines := bufio.NewReader(stdout)
+	line, err := lines.ReadString('\n')
+	s := started{first: time.Since(begin), launched: launched{pid: cmd.Process.Pid, end: func() {}}}
+	var said struct {
+		Next        int     // the byte that is most likely to come next
+		Load, Again float64 // seconds
+	}
+	if err == nil {
+		err = json.Unmarshal([]byte(line), &said)
+	}
+	if err == nil {
+		line, err = lines.ReadString('\n')
+	}
+	if err == nil {
+		err = json.Unmarshal([]byte(line), &said)
+	}
+	_, drained := io.Copy(io.Discard, lines)
+	if err := cmp.Or(errors.Join(cmd.Wait(), drained), err); err != nil {
+		return started{}, fmt.Errorf("torch.load by hand: %w", err)
+	}
+	s.load, s.again = time.Duration(said.Load*1e9), time.Duration(said.Again*1e9)
+	s.said = strconv.Itoa(said.Next)
+	return s, nil
+}
