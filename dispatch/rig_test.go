@@ -3,6 +3,7 @@ package dispatch
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -98,7 +99,9 @@ func newRig(t *testing.T, spec Spec) *rig {
 		Bus: r.bus, Store: store, Logger: slog.New(slog.DiscardHandler), Registerer: r.metrics,
 		OnDemand:    func(f string) { r.wanted <- f },
 		Dropped:     func(_, replica, cause string) { r.dropped <- replica + ": " + cause },
-		OutOfMemory: func(_, replica, cause string) { r.full <- replica + ": " + cause },
+		OutOfMemory: func(_, replica, cause string) {
+			r.full <- fmt.Sprintf("%s: %s, %d replies before", replica, cause, len(r.bus.replies))
+		},
 		FirstAnswer: func(f First) { r.first <- f },
 	})
 	if err != nil {

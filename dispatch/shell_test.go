@@ -238,13 +238,8 @@ func TestOutOfMemoryIsTold(t *testing.T) {
 	second, _ := a.batch("b")
 	a.write(wire.FrameError, first, wire.Error{Code: task.OutOfMemory, Message: "want 2 GiB"}.Append(nil))
 	r.reply("a", task.OutOfMemory, "want 2 GiB")
-	select {
-	case got := <-r.full:
-		if got != "f-1: want 2 GiB" {
-			t.Errorf("told %q", got)
-		}
-	default:
-		t.Error("nobody was told before the reply")
+	if got := receive(t, r.full, "word of it"); got != "f-1: want 2 GiB, 0 replies before" {
+		t.Errorf("told %q", got)
 	}
 	r.submit("c")
 	b := attach(t, r.shell, "f-2", 1, 1)
