@@ -11,6 +11,8 @@ A stage is a module ``handler`` (handler.py) with up to three hooks::
     def place(state: State, replica: sc.Replica): ...  # optional; in each replica: parameters onto its device
     def infer(state, calls: list[sc.Call]): ...     # one result a call, in order
 
+Threads of Python take turns: more ``SLOTS`` than one help hooks that wait, a larger ``MAX_BATCH`` those that compute.
+
 ``load`` runs in a process with one thread, which replicas are forked from: no threads, no device there. Without
 ``load`` the state is the :class:`Model`; without ``place`` PyTorch's modules and tensors go to the replica's device and
 all else stays as it is.
