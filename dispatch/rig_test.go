@@ -97,8 +97,8 @@ func newRig(t *testing.T, spec Spec) *rig {
 	}
 	r.shell, err = New(Config{
 		Bus: r.bus, Store: store, Logger: slog.New(slog.DiscardHandler), Registerer: r.metrics,
-		OnDemand:    func(f string) { r.wanted <- f },
-		Dropped:     func(_, replica, cause string) { r.dropped <- replica + ": " + cause },
+		OnDemand: func(f string) { r.wanted <- f },
+		Dropped:  func(_, replica, cause string) { r.dropped <- replica + ": " + cause },
 		OutOfMemory: func(_, replica, cause string) {
 			r.full <- fmt.Sprintf("%s: %s, %d replies before", replica, cause, len(r.bus.replies))
 		},

@@ -237,10 +237,10 @@ func TestOutOfMemoryIsTold(t *testing.T) {
 	first, _ := a.batch("a")
 	second, _ := a.batch("b")
 	a.write(wire.FrameError, first, wire.Error{Code: task.OutOfMemory, Message: "want 2 GiB"}.Append(nil))
-	r.reply("a", task.OutOfMemory, "want 2 GiB")
 	if got := receive(t, r.full, "word of it"); got != "f-1: want 2 GiB, 0 replies before" {
 		t.Errorf("told %q", got)
 	}
+	r.reply("a", task.OutOfMemory, "want 2 GiB")
 	r.submit("c")
 	b := attach(t, r.shell, "f-2", 1, 1)
 	third, _ := b.batch("c")
