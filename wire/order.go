@@ -9,6 +9,13 @@ const (
 	EnvZygoteFD = "STAGECOACH_ZYGOTE_FD"
 	// EnvStageFD is the descriptor of a replica's stage socket.
 	EnvStageFD = "STAGECOACH_STAGE_FD"
+	// EnvWorker, when set beside EnvZygoteFD, makes a Python stage binary a worker: a process that its device's context is made in, and
+	// whose children are threads of its own. To it each word on children below is one of a thread, whose pid is the thread's id; the
+	// thread takes descriptors and environment for itself alone, and ends with status 0, or 256 when its stage has failed. A worker
+	// that cannot end a thread after an OrderKill with SIGKILL ends itself.
+	EnvWorker = "STAGECOACH_WORKER"
+	// EnvStageRoot is, in the OrderBegin of a worker's thread, the absolute path of the root of its stage's image.
+	EnvStageRoot = "STAGECOACH_STAGE_ROOT"
 	// EnvModel is the file or folder of the model, relative to the working directory; empty: the stage has no model.
 	EnvModel = "STAGECOACH_MODEL"
 	// EnvRuntime is what the stage's processes compute with: onnx, or empty, for ONNX Runtime in a Go program; python.
@@ -50,6 +57,14 @@ type OrderKind byte
 
 // The messages on a zygote's SOCK_SEQPACKET socket, and on a child's gate. All integers are little-endian; text runs to the message's end.
 // stage/zygote/zygote.c holds the same layouts in C.
+//
+// A worker (EnvWorker) answers as a zygote does, with these differences. It loads no stage before it is ready, but its device is: the
+// one that its own CUDA_VISIBLE_DEVICES names, if any. A thread that is begun imports, loads and places the stage of EnvStageRoot, which
+// becomes its working directory, and then serves its stage socket; CUDA_VISIBLE_DEVICES in its order means nothing. A ChildExited has the
+// status that the stage would have ended with as a process: 0, drained or its stage socket closed; 1<<8, not loaded or not placed,
+// or its dispatcher broke the protocol, and the last line on its stderr says why; SIGKILL, killed. OrderKill with SIGTERM or SIGINT drains a
+// stage, with any other signal it ends the stage: one that has not let go two seconds later takes the worker with it, which ends with status 1.
+// At a worker's gates there is no OrderPark.
 const (
 	// OrderFork, manager to zygote: u8 kind, u8 version, u16 0, u32 id. One descriptor rides along: the child's end of its gate, a
 	// SOCK_SEQPACKET socket. The child has no other descriptors than that and the zygote's stdin, stdout and stderr, is named
