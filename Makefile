@@ -42,7 +42,7 @@ test: images ## what CI runs: every test with the race detector, against the rea
 test-python: images ## stages in Python: their own tests, and the Go tests that run them with real PyTorch
 	@scripts/tools --torch
 	scripts/test-python
-	$(GO) test $(LAZY) -race -timeout 10m ./templates/... ./functions/torch/... ./keysmanager
+	$(GO) test $(LAZY) -race -timeout 10m ./templates/... ./functions/torch/... ./stage/conformance ./keysmanager
 
 test-kill: images ## 200 rounds of kill -9 of everything under async requests; KILL_ROUNDS and KILL_SEED change that
 	KILL_ROUNDS=$${KILL_ROUNDS:-200} $(GO) test $(LAZY) -count=1 -timeout 30m -run TestKillAnywhere -v ./cmd/stagecoach
