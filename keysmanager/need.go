@@ -52,7 +52,7 @@ func (m *Manager) need(key zygoteKey, image sandbox.Image) (need, error) {
 }
 
 // parameters returns how many bytes the files of a model have, and says which ones they are. Of what is by its name neither an
-// ONNX model nor safetensors, it is the size of the file or folder.
+// ONNX model nor safetensors, it is the size of the file or of a folder's files.
 func parameters(root, model string) (bytes int64, of string, err error) {
 	path := model
 	if !filepath.IsAbs(path) {
@@ -72,8 +72,10 @@ func parameters(root, model string) (bytes int64, of string, err error) {
 			return m.Bytes, fmt.Sprintf("%d model files %s", len(m.Parts), plan.Size(m.Bytes)), nil
 		case !errors.Is(err, safetensors.ErrNone):
 			return 0, "", fmt.Errorf("model %s: %w; build the image again", model, err)
+		case info.IsDir():
+			bytes = inFolder(path)
 		}
-		return bytes, of, nil
+		return bytes, "model " + plan.Size(bytes), nil
 	}
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -106,6 +108,17 @@ func parameters(root, model string) (bytes int64, of string, err error) {
 		of += fmt.Sprintf(" and %s of external data", plan.Size(outside))
 	}
 	return bytes + outside, of, nil
+}
+
+// inFolder returns how many bytes the files of a folder have.
+func inFolder(path string) (bytes int64) {
+	entries, _ := os.ReadDir(path) // what cannot be read is found when it is loaded
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && info.Mode().IsRegular() {
+			bytes += info.Size()
+		}
+	}
+	return bytes
 }
 
 // keeper is who has memory.
