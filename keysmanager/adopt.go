@@ -171,17 +171,18 @@ func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
 	z.nextID = rand.Uint32() // answers to an earlier daemon's orders may still come
 	z.ended = m.await(k.Name)
 	z.unlisted, z.listed = map[uint32]bool{}, make(chan struct{})
-	z.output = sandbox.ResumeOutput(k.Files[1], k.Files[2], m.zygoteOutput(d.Function))
+	z.output = sandbox.ResumeOutput(k.Files[1], k.Files[2], m.zygoteOutput(z.key, d.Function))
+	z.measureShared()
 	z.limits = d.Limits
 	z.group = m.adoptGroup(k.Name, d.Function, "", m.zygoteLimits(), 0, d.Loaded.Add(-d.Load))
-	m.missed(k, d.Function, "zygote")
+	m.missed(k, d.Function, z.key.what())
 	return z, nil
 }
 
 func (d zygoteMeta) key() zygoteKey {
 	return zygoteKey{
 		namespace: d.Namespace, digest: d.Digest, model: d.Model, process: d.Process, form: d.Form, engineName: d.Runtime, environment: d.Seen,
-		generation: d.Generation,
+		generation: d.Generation, worker: d.Worker, device: d.Device,
 	}
 }
 
@@ -191,7 +192,7 @@ func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
 		return fmt.Errorf("replica %q: process %d and %d descriptors, want 2: stdout, stderr", d.Replica, max(k.PID, d.PID), len(k.Files))
 	}
 	p := &process{
-		replica: d.Replica, function: d.Function, pid: max(k.PID, d.PID), path: d.Path, device: d.Device, reserved: d.Reserved,
+		replica: d.Replica, function: d.Function, pid: max(k.PID, d.PID), task: cmp.Or(d.Task, k.PID, d.PID), path: d.Path, device: d.Device, reserved: d.Reserved,
 		phases: d.Phases, started: d.Started, running: true, owner: m, entry: k.Name,
 		placed: make(chan struct{}), gone: make(chan struct{}),
 	}
@@ -201,9 +202,9 @@ func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
 	m.missed(k, d.Function, d.Replica)
 	if z != nil {
 		z.mu.Lock()
-		z.children[uint32(p.pid)] = p
+		z.children[uint32(p.task)] = p
 		if p.mapped = z; d.Zygote != "" {
-			p.zygote, p.mapped, z.unlisted[uint32(p.pid)] = z, nil, true
+			p.zygote, p.mapped, z.unlisted[uint32(p.task)] = z, nil, true
 		}
 		z.mu.Unlock()
 	}
@@ -215,7 +216,7 @@ func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
 		ended := m.await(k.Name)
 		m.ends.Go(func() { m.mourned(p, ended) })
 	case z == nil:
-		p.end("its zygote ended " + away)
+		p.end("its zygote or worker ended " + away)
 	}
 	return nil
 }
@@ -234,7 +235,7 @@ func (m *Manager) install(z *zygote) {
 	if z.replaced {
 		next++ // its own is not wanted any more
 		m.retiring(s)
-	} else {
+	} else if !z.works() {
 		m.uses[z.function] = z.key
 		z.mu.Lock()
 		for _, p := range z.children {

@@ -208,11 +208,11 @@ func (m *Manager) load(ctx context.Context, limit time.Duration, key zygoteKey, 
 	switch {
 	case err != nil && (stale || spec.choice() && errors.As(err, new(impossible))): // fallBack says so
 	case err != nil:
-		m.cfg.Log.Warn("zygote does not load", "function", spec.Function, "error", err)
+		m.cfg.Log.Warn(key.what()+" does not load", "function", spec.Function, "error", err)
 	case stale:
 		z.stop()
 	default:
-		m.cfg.Log.Info("zygote loaded", "function", spec.Function, "took", z.load.Round(time.Millisecond), "bytes", z.bytes)
+		m.cfg.Log.Info(key.what()+" loaded", "function", spec.Function, "took", z.load.Round(time.Millisecond), "bytes", z.bytes)
 		m.provide(z)
 		m.watchers.Go(func() { m.watch(z.key, s, z) })
 	}
@@ -239,7 +239,7 @@ func (m *Manager) mourn(key zygoteKey, s *slot) {
 		s.fails = 0 // it had lived for long enough
 	}
 	m.failed(s, errors.New(s.zygote.died))
-	m.cfg.Log.Warn("zygote ended", "model", key.model, "cause", s.zygote.died)
+	m.cfg.Log.Warn(key.what()+" ended", "function", s.zygote.function, "model", key.model, "cause", s.zygote.died)
 	s.zygote = nil
 	m.epoch++
 }
@@ -293,6 +293,10 @@ func (m *Manager) dropUnused() (ended bool) {
 	for _, k := range m.slots.Keys() {
 		s, _ := m.slots.Peek(k)
 		switch {
+		case k.form == formWorker:
+			if !m.rest(k, s) {
+				continue
+			}
 		case current[k]:
 			s.since = time.Time{}
 		case s.users > 0 || s.loading != nil || s.zygote != nil && s.zygote.replicas() > 0:

@@ -22,7 +22,7 @@ import (
 // A zygote has one that is spare, ahead of need: to enter a cgroup takes longer than to fork and to become a replica together
 // (docs/adr/0029).
 type child struct {
-	pid   int
+	pid   int           // in a worker its thread's id
 	gate  *net.UnixConn // SOCK_SEQPACKET; closed, the child ends by itself
 	group *enclosure    // nil: none
 }
@@ -34,7 +34,7 @@ const spareTimeout = 10 * time.Second
 func (m *Manager) provide(z *zygote) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if z.spare != nil || z.providing || z.waiting == nil || z.memory != nil {
+	if z.spare != nil || z.providing || z.waiting == nil || z.memory != nil || z.works() {
 		return
 	}
 	z.providing = true
@@ -80,9 +80,12 @@ func (m *Manager) bear(ctx context.Context, z *zygote, limits GroupLimits, spare
 	}
 	defer theirs.Close()
 	var groups []*os.File
-	if c.group, groups, err = m.enclose(newEntry("child"), z.function, limits); err == nil {
+	if !z.works() { // whose threads are in its own
+		c.group, groups, err = m.enclose(newEntry("child"), z.function, limits)
+	}
+	if err == nil {
 		defer closeFiles(groups)
-		if err = z.fork(ctx, c, theirs, spare); err == nil {
+		if err = z.fork(ctx, c, theirs, spare); err == nil && !z.works() {
 			err = z.admit(c, groups)
 		}
 	}
@@ -159,6 +162,9 @@ func (z *zygote) spares() (all []copied) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	for pid := range z.waiting {
+		if z.works() {
+			break // its threads are counted with it
+		}
 		all = append(all, copied{int(pid), -1})
 	}
 	return all
@@ -179,7 +185,10 @@ func (z *zygote) begin(c *child, p *process, message []byte, files []*os.File) e
 		return errChildEnded
 	}
 	delete(z.waiting, uint32(c.pid))
-	p.pid, p.group = c.pid, c.group
+	p.pid, p.task, p.group = c.pid, c.pid, c.group
+	if z.works() {
+		p.pid = z.pid
+	}
 	z.children[uint32(c.pid)] = p
 	z.mu.Unlock()
 	fds := make([]int, len(files))
@@ -246,8 +255,10 @@ func (z *zygote) admit(c *child, groups []*os.File) error {
 // signal sends a child a signal, unless it has been reaped: by itself, because a zygote may be slow to hear, or even held up by
 // what it has to tell. Only where that is not possible the zygote is asked to.
 func (z *zygote) signal(pid int, s syscall.Signal) {
-	if err := signalChild(z.pid, pid, s); err == nil || errors.Is(err, unix.ESRCH) {
-		return
+	if !z.works() {
+		if err := signalChild(z.pid, pid, s); err == nil || errors.Is(err, unix.ESRCH) {
+			return
+		}
 	}
 	o := wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(s), PID: uint32(pid)}
 	_ = z.send(wire.AppendOrder(nil, o), nil) // fails when the zygote is gone, and its children with it

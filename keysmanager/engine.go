@@ -121,7 +121,9 @@ func (m *Manager) loads(e engine, env map[string]string, threads int) map[string
 // zygoteEnvironment is that of a zygote, or of the process that packs in its place.
 func (m *Manager) zygoteEnvironment(key zygoteKey, s Spec) map[string]string {
 	e, env := key.engine(), map[string]string{wire.EnvModel: key.model}
-	if e.author {
+	if key.form == formWorker {
+		env = map[string]string{wire.EnvRuntime: e.name, wire.EnvWorker: "1", envDevices: key.device}
+	} else if e.author {
 		env = s.environment()
 		env[envDevices] = "" // no zygote has a device: it could not be forked
 		env[wire.EnvFunction] = s.Function

@@ -93,6 +93,9 @@ func (m *Manager) Load(ctx context.Context, spec Spec) (ZygoteInfo, error) {
 	if err != nil {
 		return ZygoteInfo{}, fmt.Errorf("load %q: %w", spec.Function, err)
 	}
+	if spec.Worker != "" {
+		return ZygoteInfo{}, fmt.Errorf("function %q: each replica loads its parameters into worker %q: %w", spec.Function, spec.Worker, ErrNoModel)
+	}
 	if !e.keeps(spec) {
 		return ZygoteInfo{}, fmt.Errorf("function %q: %w", spec.Function, ErrNoModel)
 	}

@@ -25,6 +25,7 @@ import (
 type Config struct {
 	Node    string
 	Images  Images
+	Shelf   string // folder in which all images' roots lie, which workers with an account may read; empty: they read what everybody may
 	ORT     string // ONNX Runtime's shared library; empty: functions with a model cannot start
 	Cache   string // folder for pre-packed parameters, kept across restarts; empty: none are made
 	Memory  int64  // bytes of the node for zygotes and replicas, in all; the machine's and the cgroup's memory bound it anyway. 0: they alone
@@ -58,6 +59,7 @@ type Config struct {
 
 	meter       meter         // nil: this machine's
 	loadTimeout time.Duration // 0: as the constant
+	workerRests time.Duration // 0: as the constant
 }
 
 // Images knows where images can be run from; sandbox.Images does.
@@ -76,6 +78,7 @@ type Spec struct {
 	Ready     string            `json:"ready,omitempty"`    // HTTP path that says whether it is ready, of a function that speaks HTTP; empty: see package watchdog
 	Env       map[string]string `json:"env,omitempty"`      // of the function; STAGECOACH_MODEL makes it one with parameters
 	Start     string            `json:"start,omitempty"`    // on which path: auto, fork, heap, map, cold (docs/adr/0023); empty: auto
+	Worker    string            `json:"worker,omitempty"`   // the name of the process that it shares with others of its namespace on a device (docs/adr/0033); empty: none
 	ReadOnly  bool              `json:"readOnly,omitempty"` // its program writes to /tmp alone, when its image is its root
 	Memory    int64             `json:"memory,omitempty"`   // bytes that a replica may use (limits.memory); 0: not bounded
 	CPUMilli  int               `json:"cpuMilli,omitempty"` // thousandths of a core that a replica may use (limits.cpu); 0: not bounded
@@ -181,6 +184,7 @@ type slot struct {
 
 	settled chan struct{} // invalidated: closed when no order will fork from it any more; nil: it is not
 	since   time.Time     // when it was replaced; zero: it was not
+	idle    time.Time     // since when a worker has had no replicas; zero: it has some
 }
 
 // Errors of Start that callers may want to tell apart.

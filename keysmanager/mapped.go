@@ -72,7 +72,7 @@ func (m *Manager) runPacker(ctx context.Context, z *zygote, s Spec, cmd sandbox.
 		return err
 	}
 	defer null.Close()
-	output, err := sandbox.NewOutput(m.zygoteOutput(z.function))
+	output, err := sandbox.NewOutput(m.zygoteOutput(z.key, z.function))
 	if err != nil {
 		return err
 	}

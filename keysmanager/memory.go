@@ -208,7 +208,7 @@ func (m *Manager) families() (all []family, coming map[int]int64, going []int) {
 	}
 	var alone family
 	for _, p := range m.processes {
-		if !p.running {
+		if !p.running || p.zygote.works() { // a worker's replicas are counted with it
 			continue
 		}
 		c := copied{p.pid, -1}
@@ -296,7 +296,10 @@ func (f *family) weigh(mt meter) (mapped int64) {
 		f.seems = f.of.bytes
 		if f.of.pid != 0 {
 			anonymous, files = mt.resident(f.of.pid)
-			mapped = min(files, max(0, f.of.bytes-anonymous)) // the rest is libraries, which all share
+			if f.of.works() { // it has grown by its replicas' parameters
+				f.seems = max(f.seems, anonymous+files-f.of.shared)
+			}
+			mapped = min(files, max(0, f.seems-anonymous)) // the rest is libraries, which all share
 		}
 	}
 	f.most = f.seems

@@ -37,6 +37,9 @@ type zygoteMeta struct {
 	Generation uint64 `json:"generation,omitempty"` // of the parameters
 	Replaced   bool   `json:"replaced,omitempty"`   // they have been invalidated
 
+	Worker string `json:"worker,omitempty"` // its name, when it is one
+	Device string `json:"device,omitempty"` // of that
+
 	Limits GroupLimits `json:"limits,omitzero"` // of its next replica's cgroup
 }
 
@@ -52,6 +55,7 @@ type replicaMeta struct {
 	Zygote   string           `json:"zygote,omitempty"`   // its parent's entry; empty: its parent is the warden
 	Mapped   string           `json:"mapped,omitempty"`   // the entry of the memory that it maps
 	PID      int              `json:"pid,omitempty"`      // of a zygote's child
+	Task     int              `json:"task,omitempty"`     // of a worker's thread, its id
 	Group    string           `json:"group,omitempty"`    // its cgroup
 	Limits   GroupLimits      `json:"limits,omitzero"`    // of that
 	CPUMilli int              `json:"cpuMilli,omitempty"` // of the processor that it may use now; 0: not bounded
@@ -62,7 +66,7 @@ func (z *zygote) meta() []byte {
 	defer z.mu.Unlock()
 	return encode(meta{Zygote: &zygoteMeta{
 		Namespace: z.key.namespace, Digest: z.key.digest, Model: z.key.model, Process: z.key.process, Form: z.key.form, Prepacked: z.prepacked, Function: z.function,
-		Runtime: z.key.engineName, Seen: z.key.environment,
+		Runtime: z.key.engineName, Seen: z.key.environment, Worker: z.key.worker, Device: z.key.device,
 		Bytes: z.bytes, Loaded: z.loaded, Load: z.load, Generation: z.key.generation, Replaced: z.replaced, Limits: z.limits,
 	}})
 }
@@ -76,6 +80,9 @@ func (p *process) meta() []byte {
 	}
 	if p.zygote != nil {
 		r.Zygote = p.zygote.entry
+		if p.zygote.works() {
+			r.Task = p.task
+		}
 	}
 	if p.mapped != nil {
 		r.Mapped = p.mapped.entry

@@ -20,6 +20,8 @@ const (
 	PathMap     = "map"      // a process that maps them from sealed memory
 	PathCold    = "cold"     // a process that loads them by itself
 	PathProcess = "process"  // a process of a function without a model
+	// A thread of a worker, a process that stages of one name share on a device (docs/adr/0033).
+	PathResident = "resident"
 )
 
 // form is what is kept of a variant's parameters, for its replicas to start from.
@@ -30,6 +32,8 @@ const (
 	formHeap form = "heap" // a zygote that is not to write any
 	formMap  form = "map"  // sealed memory
 	formNone form = "cold" // nothing
+	// A worker: what keeps no parameters but a device's context, and has the replicas themselves.
+	formWorker form = "worker"
 )
 
 // impossible says that a variant's parameters cannot be kept in a form.
@@ -122,7 +126,7 @@ func (m *Manager) place(ctx context.Context, o Order, p *process, e engine, imag
 			if z.memory != nil {
 				return m.mapMemory(z, o, p, e, image, env, socket)
 			}
-			return m.fork(ctx, z, o, p, env, socket)
+			return m.fork(ctx, z, o, p, image.Root, env, socket)
 		})
 		return err
 	})
@@ -160,12 +164,15 @@ func (m *Manager) fallBack(function string, key zygoteKey, why impossible) {
 	m.cfg.Log.Warn("replicas of a function start on another path", "function", function, "path", string(to), "why", why.why)
 }
 
-// fork starts p as a child of a zygote.
-func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, env map[string]string, socket *os.File) error {
+// fork starts p, of an image with this root, as a child of a zygote.
+func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, root string, env map[string]string, socket *os.File) error {
 	begin := time.Now()
 	p.zygote = z
 	if ctx.Err() != nil { // a spare child needs no waiting for
 		return context.Cause(ctx)
+	}
+	if z.works() {
+		env[wire.EnvStageRoot] = root
 	}
 	message, err := beginning(m.threads(o), env)
 	if err != nil {
@@ -227,6 +234,8 @@ func (m *Manager) mapMemory(z *zygote, o Order, p *process, e engine, image sand
 // path is that of replicas that start from z.
 func (z *zygote) path() string {
 	switch {
+	case z.works():
+		return PathResident
 	case z.memory != nil:
 		return PathMap
 	case z.prepacked:

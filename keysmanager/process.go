@@ -17,6 +17,7 @@ import (
 type process struct {
 	replica, function string
 	pid               int
+	task              int // by which its zygote knows it: its pid, or in a worker its thread's id
 	path              string
 	device            string           // as Order has it
 	reserved          map[string]int64 // bytes by device, see devices.go
@@ -72,7 +73,7 @@ func because(cause string, o *sandbox.Output) string {
 
 func (p *process) signal(s syscall.Signal) {
 	if p.zygote != nil {
-		p.zygote.signal(p.pid, s)
+		p.zygote.signal(p.task, s)
 		return
 	}
 	_ = p.owner.warden.Signal(p.entry, s) // fails when the warden is gone, and the process with it

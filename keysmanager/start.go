@@ -59,7 +59,7 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 // notTheirs is not a function's to say.
 var notTheirs = []string{
 	wire.EnvZygoteFD, wire.EnvImage, wire.EnvAccount, wire.EnvReady, wire.EnvHealth, wire.EnvORT, wire.EnvPoolThreads, wire.EnvThreads,
-	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped,
+	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot,
 }
 
 func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, error) {
@@ -75,9 +75,12 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	env := o.Spec.environment()
 	env[wire.EnvReplica], env[wire.EnvFunction], env[envDevices] = o.Replica, o.Spec.Function, o.Device
 	var conn *net.UnixConn
-	if e.keeps(o.Spec) {
+	switch {
+	case o.Spec.Worker != "":
+		conn, err = m.reside(ctx, o, p, e, image, env)
+	case e.keeps(o.Spec):
 		conn, err = m.place(ctx, o, p, e, image, env)
-	} else {
+	default:
 		m.unuse(p.asking)
 		p.path = PathProcess
 		conn, err = m.launch(ctx, o, p, func(socket *os.File) error {

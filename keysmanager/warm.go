@@ -88,6 +88,9 @@ func (m *Manager) wishes(wanted []Wanted, asks []*asking) (out []*wish, err erro
 			seen[w.Spec.Image] = l
 		}
 		s := w.Spec.in(l.image)
+		if s.Worker != "" {
+			continue // which keeps nothing that its stages would start from
+		}
 		e, fault := s.engine(l.image)
 		if fault == nil && !e.keeps(s) {
 			continue

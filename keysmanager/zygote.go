@@ -31,6 +31,8 @@ type zygoteKey struct {
 	environment string // that a zygote knows of, as engine.seen has it
 
 	generation uint64 // of the parameters: how often they have been invalidated
+
+	worker, device string // of a worker: its name, and its device; empty: the CPU
 }
 
 // zygote is the manager's side of a zygote process, or, in its place, of memory that replicas map.
@@ -47,6 +49,7 @@ type zygote struct {
 	load     time.Duration // how long that took
 	function string        // that it was loaded for
 	bytes    int64         // proportional set size once loaded
+	shared   int64         // of a worker: bytes that are resident in it, and others' part of what it shares
 
 	prepacked bool         // its weights are mapped from a file
 	memory    []*os.File   // graph and weights, sealed; nil: it is a process
@@ -85,7 +88,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 	if z.conn, err = unixConn(ours); err != nil {
 		return nil, err
 	}
-	if z.output, err = sandbox.NewOutput(m.zygoteOutput(spec.Function)); err != nil {
+	if z.output, err = sandbox.NewOutput(m.zygoteOutput(key, spec.Function)); err != nil {
 		_ = z.conn.Close()
 		return nil, err
 	}
@@ -123,6 +126,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 	z.loaded, z.load = time.Now(), time.Since(begin)
 	m.settle(z.entry)
 	z.bytes, _ = sandbox.PSS(z.pid) // of one that has ended: 0
+	z.measureShared()
 	if err := m.warden.Put(z.entry, z.meta()); err != nil {
 		m.cfg.Log.Warn("zygote would not be adopted by another daemon", "function", spec.Function, "error", err)
 	}
@@ -155,8 +159,8 @@ func (m *Manager) newZygote(key zygoteKey, entry, function string) *zygote {
 }
 
 // zygoteOutput takes what the zygote of a function prints.
-func (m *Manager) zygoteOutput(function string) func(stream, line string) {
-	return func(stream, line string) { m.cfg.Output(function, "zygote", stream, line) }
+func (m *Manager) zygoteOutput(key zygoteKey, function string) func(stream, line string) {
+	return func(stream, line string) { m.cfg.Output(function, key.what(), stream, line) }
 }
 
 // kill ends the process. It fails when the warden is gone, and the zygote with it.
@@ -236,13 +240,13 @@ func (z *zygote) read() {
 	_ = z.conn.Close()
 	status := <-z.ended
 	z.output.Finish(linesMoment)
-	cause := because("its zygote ended: "+z.group.cause(describe(status)), z.output)
+	cause := because("its "+z.key.what()+" ended: "+z.group.cause(describe(status)), z.output)
 	z.owner.disclose(z.group)
 	z.mu.Lock()
 	if op := (*net.OpError)(nil); z.lie != nil {
-		cause = "its zygote was ended: " + z.lie.Error()
+		cause = "its " + z.key.what() + " was ended: " + z.lie.Error()
 	} else if !errors.As(fault, &op) && !errors.Is(fault, io.EOF) {
-		cause = "its zygote was ended: " + fault.Error()
+		cause = "its " + z.key.what() + " was ended: " + fault.Error()
 	}
 	z.died = cause
 	children, pending, spare := z.children, z.pending, z.spare

@@ -1,0 +1,103 @@
+package keysmanager
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// A worker is a process whose children are threads, and they are the replicas of functions with one name in their annotation
+// stagecoach.dev/process: what a device's context takes in time and memory, it takes once (docs/adr/0033). It is a zygote in all
+// but what follows from that.
+
+// workerRests is how long a worker without replicas waits for others.
+const workerRests = 5 * time.Minute
+
+// what is kept under a key, as text.
+func (k zygoteKey) what() string {
+	if k.form == formWorker {
+		return "worker"
+	}
+	return "zygote"
+}
+
+// works tells whether a zygote, which may be nil, is a worker.
+func (z *zygote) works() bool { return z != nil && z.key.form == formWorker }
+
+// residence is the worker that an order's replica belongs into.
+func (o Order) residence(e engine) (zygoteKey, error) {
+	s := o.Spec
+	switch what := "annotation stagecoach.dev/process is " + s.Worker; {
+	case e.name != python.name:
+		return zygoteKey{}, fmt.Errorf("%s: %w: stages of %s=%s have a process each, want none", what, errors.ErrUnsupported, wire.EnvRuntime, cmp.Or(e.name, "onnx"))
+	case !s.choice():
+		return zygoteKey{}, fmt.Errorf("%s and stagecoach.dev/start is %s, want auto: its stages start in that process", what, s.Start)
+	case strings.Contains(o.Device, ","):
+		return zygoteKey{}, fmt.Errorf("%s and its replica gets the devices %s, want one: that process has one", what, o.Device)
+	}
+	return zygoteKey{namespace: s.Namespace, process: s.Process, form: formWorker, engineName: e.name, worker: s.Worker, device: o.Device}, nil
+}
+
+// reside starts p in the worker that its function names, and that first, unless it is there.
+func (m *Manager) reside(ctx context.Context, o Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
+	key, err := o.residence(e)
+	if err != nil {
+		return nil, err
+	}
+	m.unuse(p.asking)
+	begin := time.Now()
+	z, warm, release, err := m.borrow(ctx, key, o.Spec, image)
+	if err != nil {
+		return nil, fmt.Errorf("worker %q: %w", o.Spec.Worker, err)
+	}
+	defer release()
+	m.count(z.key, warm)
+	load := time.Duration(0)
+	if !warm {
+		load = time.Since(begin)
+	}
+	p.path = z.path()
+	return m.launch(ctx, o, p, func(socket *os.File) error {
+		p.ordered(load)
+		return m.fork(ctx, z, o, p, image.Root, env, socket)
+	})
+}
+
+// rest ends a worker that has had no replicas for a while, with m.mu held. It returns whether the slot is still there.
+func (m *Manager) rest(k zygoteKey, s *slot) bool {
+	switch {
+	case s.users > 0 || s.loading != nil || s.zygote != nil && s.zygote.replicas() > 0:
+		s.idle = time.Time{}
+		return true
+	case s.idle.IsZero():
+		s.idle = time.Now()
+		return true
+	case time.Since(s.idle) < cmp.Or(m.cfg.workerRests, workerRests):
+		return true
+	case s.zygote != nil:
+		m.cfg.Log.Info("worker ends: it has had no replicas for a while", "worker", k.worker, "device", k.device)
+		m.retire(k)
+	default:
+		m.slots.Remove(k)
+	}
+	return false
+}
+
+// measureShared notes how much of what seems to be a worker's is others': only what it grows by is its own.
+func (z *zygote) measureShared() {
+	if !z.works() {
+		return
+	}
+	anonymous, files := z.owner.cfg.meter.resident(z.pid)
+	if bytes, err := sandbox.PSS(z.pid); err == nil {
+		z.shared = max(0, anonymous+files-bytes)
+	}
+}
