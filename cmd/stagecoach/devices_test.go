@@ -115,12 +115,22 @@ func TestOutOfMemory(t *testing.T) {
 	if out, err := exec.Command("go", "build", "-o", stage, "./testdata/crowded").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	r := start(t, "--images", images)
+	t.Run("in up", func(t *testing.T) {
+		host, err := os.Hostname()
+		if err != nil {
+			t.Fatal(err)
+		}
+		testOutOfMemory(t, start(t, "--images", images), host)
+	})
+	t.Run("in a daemon", func(t *testing.T) {
+		n := startNodes(t, "--no-node", "--images", images)
+		n.daemon("n1", "--images", images, "--devices", "all")
+		testOutOfMemory(t, n.rig, "n1")
+	})
+}
+
+func testOutOfMemory(t *testing.T, r *rig, host string) {
 	c := &cli{t, t.TempDir(), r.base}
-	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
 	small := map[string]string{"gpu": "1", "gpu-memory": "1Gi"}
 	deploy := func(name, kind, devices string) {
 		t.Helper()
