@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 	"github.com/stagecoach-serving/stagecoach/wire"
@@ -348,9 +349,7 @@ func TestDescriptorsAreClosed(t *testing.T) {
 			}
 		}
 		r.ask(1000, "what was before is over")
-		if after := count(); after > before {
-			t.Errorf("%d descriptors after 98 batches, %d before", after, before)
-		}
+		proctest.Until(t, patience, "as few descriptors as before", func() bool { return count() <= before }) // the last may be closed a moment later
 		r.drained()
 	})
 }
