@@ -65,6 +65,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		{[]string{"stack"}, []string{module, "net", "net/http"}, "stack reads files and nothing else"},
 		{[]string{"builder"}, []string{module + "gateway", module + "provider", module + "queue", module + "keysmanager", module + "flow", module + "dispatch"}, "images are built without a running stagecoach"},
 		{[]string{"stage"}, []string{module + "dispatch", module + "flow", module + "keysmanager", "github.com/prometheus"}, "a stage binary is small"},
+		{[]string{"safetensors"}, []string{module + "wire", module + "stage", module + "sandbox", module + "keysmanager", "net", "net/http"}, "who reads a model needs nobody who serves it"},
 		{[]string{"functions/minilm/stages", "functions/ocr/stages"}, []string{module + "onnx", module + "safetensors", "google.golang.org/protobuf"}, "what builds a model has no place in its stages"},
 	}
 	for _, rule := range forbidden {
