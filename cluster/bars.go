@@ -16,6 +16,9 @@ import (
 const (
 	firstBar = 30 * time.Second
 	lastBar  = 10 * time.Minute
+	// spared is how many times replicas that had answered before may be out of memory before their device is barred: a call may have been too
+	// large, which is no reason to keep the others waiting.
+	spared = 2
 	// causeSize bounds what is kept of a cause, which a function may have written.
 	causeSize = 400
 )
@@ -37,12 +40,14 @@ type bars struct {
 
 type bar struct {
 	plan.Bar
-	at time.Time // the latest
+	at     time.Time // the latest
+	spared int       // times that barred nothing
 }
 
 // add keeps a function from devices of a node after a replica that was ordered at begun was out of memory at now. What was ordered
-// before the latest time counts with it; older revisions do not matter any more. It returns the devices and for how long.
-func (b *bars) add(revision uint64, node string, devices []string, begun, now time.Time, cause string) (barred []string, until time.Time) {
+// before the latest time counts with it; older revisions do not matter any more. call says that the replica had answered others before, and
+// lives. It returns the devices and for how long.
+func (b *bars) add(revision uint64, node string, devices []string, call bool, begun, now time.Time, cause string) (barred []string, until time.Time) {
 	if revision < b.revision {
 		return nil, until
 	}
@@ -55,11 +60,16 @@ func (b *bars) add(revision uint64, node string, devices []string, begun, now ti
 			b.all = slices.Insert(b.all, i, bar{Bar: plan.Bar{Node: node, Device: id}})
 		}
 		x := &b.all[i]
-		if x.Count > 0 && !begun.After(x.at) {
+		if !x.at.IsZero() && !begun.After(x.at) {
 			continue
 		}
 		if x.past(now) {
-			x.Count = 0
+			x.Count, x.spared = 0, 0
+		}
+		if call && x.spared < spared {
+			x.spared++
+			x.at, x.Until = now, now
+			continue
 		}
 		x.Count++
 		x.at, x.Until, x.Cause = now, now.Add(BarFor(x.Count)), cause
@@ -116,7 +126,7 @@ func (l *Local) OutOfMemory(replica, cause string) {
 		if r.device == "" {
 			l.of(r.function).failure.add(r.spec.Revision, r.begun, stamp(), memoryCause(cause))
 		}
-		l.bar(r, stamp(), cause)
+		l.bar(r, r.answered > 0, stamp(), cause)
 		r.release(fmt.Errorf("out of memory: %s", memoryCause(cause)))
 	}
 	l.mu.Unlock()
@@ -125,8 +135,8 @@ func (l *Local) OutOfMemory(replica, cause string) {
 	}
 }
 
-// bar keeps r's function from its devices, once for each replica; l.mu is held.
-func (l *Local) bar(r *replica, now time.Time, cause string) {
+// bar keeps r's function from its devices, once for each replica, call as add has it; l.mu is held.
+func (l *Local) bar(r *replica, call bool, now time.Time, cause string) {
 	if r.starved || r.device == "" {
 		return
 	}
@@ -136,7 +146,7 @@ func (l *Local) bar(r *replica, now time.Time, cause string) {
 	for _, id := range devices {
 		l.metrics.memory.WithLabelValues(r.node, id).Inc()
 	}
-	barred, until := l.of(r.function).bars.add(r.spec.Revision, r.node, devices, r.begun, now, cause)
+	barred, until := l.of(r.function).bars.add(r.spec.Revision, r.node, devices, call, r.begun, now, cause)
 	if len(barred) == 0 {
 		return
 	}

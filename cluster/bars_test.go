@@ -20,8 +20,8 @@ func TestBars(t *testing.T) {
 	at := func(s int) time.Time { return t0.Add(time.Duration(s) * time.Second) }
 	type add struct {
 		revision   uint64
-		devices    string
-		begun, now int // seconds
+		devices    string // with a ! before: of a replica that had answered
+		begun, now int    // seconds
 		want       string
 	}
 	for name, tc := range map[string][]add{
@@ -35,6 +35,9 @@ func TestBars(t *testing.T) {
 			{1, "g0", 1900, 1901, "g0 10m0s"},
 		},
 		"devices have their own":             {{1, "g0", 0, 1, "g0 30s"}, {1, "g1", 0, 1, "g1 30s"}, {1, "g0", 40, 41, "g0 1m0s"}},
+		"a call may have been too large":     {{1, "!g0", 0, 1, ""}, {1, "!g0", 40, 41, ""}, {1, "!g0", 80, 81, "g0 30s"}, {1, "!g0", 120, 121, "g0 1m0s"}},
+		"which is forgotten":                 {{1, "!g0", 0, 1, ""}, {1, "!g0", 40, 41, ""}, {1, "!g0", 640, 641, ""}},
+		"not while it comes up":              {{1, "!g0", 0, 1, ""}, {1, "g0", 40, 41, "g0 30s"}},
 		"all of a replica":                   {{1, "g0,g1", 0, 1, "g0,g1 30s"}},
 		"what began before counts with it":   {{1, "g0", 0, 1, "g0 30s"}, {1, "g0", 1, 2, ""}},
 		"another revision begins anew":       {{1, "g0", 0, 1, "g0 30s"}, {2, "g0", 40, 41, "g0 30s"}, {1, "g0", 80, 81, ""}},
@@ -44,7 +47,7 @@ func TestBars(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var b bars
 			for i, a := range tc {
-				barred, until := b.add(a.revision, "n", strings.Split(a.devices, ","), at(a.begun), at(a.now), "why")
+				barred, until := b.add(a.revision, "n", strings.Split(strings.TrimPrefix(a.devices, "!"), ","), a.devices[0] == '!', at(a.begun), at(a.now), "why")
 				got := ""
 				if len(barred) > 0 {
 					got = fmt.Sprint(strings.Join(barred, ","), " ", until.Sub(at(a.now)))
@@ -56,8 +59,8 @@ func TestBars(t *testing.T) {
 		})
 	}
 	var b bars
-	b.add(1, "n2", []string{"g0"}, at(0), at(1), "why")
-	b.add(1, "n1", []string{"g1", "g0"}, at(0), at(2), "why")
+	b.add(1, "n2", []string{"g0"}, false, at(0), at(1), "why")
+	b.add(1, "n1", []string{"g1", "g0"}, false, at(0), at(2), "why")
 	var where []string
 	for _, x := range b.now(at(3)) {
 		where = append(where, x.Node+"/"+x.Device)

@@ -257,7 +257,7 @@ func (l *Local) end(n *node, r *replica, failed error) {
 		why = e.Cause
 	}
 	if r.device != "" && strings.Contains(why, wire.OutOfMemoryOn) { // the device's trouble, not the function's
-		l.bar(r, at, why)
+		l.bar(r, false, at, why)
 		cause = ""
 	}
 	if cause != "" {
