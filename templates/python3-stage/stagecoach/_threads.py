@@ -18,11 +18,11 @@ _SETTERS = ("openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_op
 def compute_with(total: int) -> None:
     """Have so many threads compute from now on, the calling one included, in the libraries that are loaded. What is
     loaded later goes by the environment's :data:`VARIABLES`."""
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "set_num_threads") and torch.get_num_threads() != total:
-        torch.set_num_threads(total)
     for setter in _openblas():
         setter(total)
+    torch = sys.modules.get("torch")  # comes last: an OpenBLAS over OpenMP takes its number along
+    if torch is not None and hasattr(torch, "set_num_threads") and torch.get_num_threads() != total:
+        torch.set_num_threads(total)
 
 
 @functools.lru_cache(maxsize=1)
