@@ -131,7 +131,12 @@ func (m *Manager) beginLoad(ctx context.Context, key zygoteKey, s *slot, spec Sp
 		m.failed(s, err)
 		return nil, err
 	}
-	victims, missing := fit(m.cached(), m.memory(now), n.bytes)
+	mem := m.memory(now)
+	victims, missing := fit(m.cached(), mem, n.bytes)
+	if len(victims) > 0 || missing > 0 {
+		mem.coming -= m.unparkAll()
+		victims, missing = fit(m.cached(), mem, n.bytes)
+	}
 	if missing > 0 {
 		m.counts.Refused++
 		return nil, m.refuse(spec.Function, n, now)
@@ -213,7 +218,7 @@ func (m *Manager) load(ctx context.Context, limit time.Duration, key zygoteKey, 
 		z.stop()
 	default:
 		m.cfg.Log.Info(key.what()+" loaded", "function", spec.Function, "took", z.load.Round(time.Millisecond), "bytes", z.bytes)
-		m.provide(z)
+		m.provide(z, "")
 		m.watchers.Go(func() { m.watch(z.key, s, z) })
 	}
 	m.tidy()
@@ -265,6 +270,11 @@ func (m *Manager) tidy() {
 	ended := m.dropUnused()
 	all, mem := m.cached(), m.memory(now)
 	victims, pressed := evict(all, mem)
+	short := pressed || len(victims) > 0
+	if short && len(m.parkedZygotes()) > 0 { // they go first
+		m.unparkAll()
+		victims = nil
+	}
 	counter := &m.counts.Evicted.Pressure
 	if b, _ := mem.tightest(calmBelow); b.name == boundOwn {
 		counter = &m.counts.Evicted.Memory
@@ -272,7 +282,7 @@ func (m *Manager) tidy() {
 	for _, k := range victims {
 		m.evictOne(k, counter)
 	}
-	if m.pressed = pressed; pressed || len(victims) > 0 {
+	if m.pressed = pressed; short {
 		m.calm = time.Now().Add(calmFor)
 	}
 	m.mu.Unlock()

@@ -20,49 +20,143 @@ import (
 // child is a process that a zygote has forked and that waits at its gate to be told which replica it is. It is in its cgroup.
 //
 // A zygote has one that is spare, ahead of need: to enter a cgroup takes longer than to fork and to become a replica together
-// (docs/adr/0029).
+// (docs/adr/0029). It may have others that are parked, each on a device (docs/adr/0033).
 type child struct {
 	pid   int           // in a worker its thread's id
 	gate  *net.UnixConn // SOCK_SEQPACKET; closed, the child ends by itself
 	group *enclosure    // nil: none
 }
 
-// spareTimeout bounds how long a spare child may take to be there.
-const spareTimeout = 10 * time.Second
+// berth is where a zygote's spare child waits.
+type berth struct {
+	child  *child // nil: none
+	coming bool   // one is on its way: it is not there, or not yet parked
+	failed failures
+}
 
-// provide has a zygote have a spare child soon, unless it has one. m.starts or New must be waited for by who closes m.ends.
-func (m *Manager) provide(z *zygote) {
+// failures are those to park a child, or to keep it, in a row.
+type failures struct {
+	count int
+	retry time.Time // not before
+}
+
+func (f *failures) add() {
+	f.count++
+	f.retry = time.Now().Add(backoff(f.count))
+}
+
+// The most that a spare child may take to be there, and one that makes itself ready on a device.
+const (
+	spareTimeout = 10 * time.Second
+	parkTimeout  = time.Minute
+)
+
+// provide has a zygote have a spare child soon, parked on a device unless that is empty, if it has none there. m.starts or New must be
+// waited for by who closes m.ends, or m.mu be held.
+func (m *Manager) provide(z *zygote, device string) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if z.spare != nil || z.providing || z.waiting == nil || z.memory != nil || z.works() {
+	b := z.berths[device]
+	if b == nil {
+		b = &berth{}
+		z.berths[device] = b
+	}
+	if b.child != nil || b.coming || z.waiting == nil || z.memory != nil || z.works() || time.Now().Before(b.failed.retry) {
 		return
 	}
-	z.providing = true
-	limits := z.limits
+	b.coming = true
+	limits, most := z.limits, spareTimeout
+	if device != "" {
+		most = parkTimeout
+	}
 	m.ends.Go(func() {
-		ctx, cancel := context.WithTimeoutCause(m.ctx, spareTimeout, fmt.Errorf("no spare child after %v", spareTimeout))
+		ctx, cancel := context.WithTimeoutCause(m.ctx, most, fmt.Errorf("no spare child after %v", most))
 		defer cancel()
 		c, err := m.bear(ctx, z, limits, true)
+		if err == nil {
+			err = z.moor(ctx, c, b, device)
+		}
 		z.mu.Lock()
-		z.providing = false
-		if err == nil && z.waiting[uint32(c.pid)] == c {
-			z.spare, c = c, nil
+		if err != nil || device != "" { // else it may be another by now that is on its way
+			b.coming = false
+		}
+		if err != nil && device != "" {
+			b.failed.add()
 		}
 		z.mu.Unlock()
-		switch {
-		case err != nil && m.ctx.Err() == nil:
-			m.cfg.Log.Debug("no spare child", "function", z.function, "error", err) // the next start has one forked, and says why not
-		case c != nil:
-			z.dismiss(c)
+		if err != nil && m.ctx.Err() == nil {
+			m.cfg.Log.Debug("no spare child", "function", z.function, "device", device, "error", err) // the next start has one forked, and says why not
 		}
 	})
 }
 
-// claim returns a zygote's spare child, if it has one with these limits, which is no spare any more. One with others is dismissed.
-func (z *zygote) claim(limits GroupLimits) *child {
+// moor has a child wait at a berth, on a device unless that is empty. What does not is dismissed.
+func (z *zygote) moor(ctx context.Context, c *child, b *berth, device string) error {
 	z.mu.Lock()
-	c := z.spare
-	z.spare, z.limits = nil, limits
+	there := z.waiting[uint32(c.pid)] == c
+	if there {
+		b.child, b.coming = c, device != ""
+	}
+	z.mu.Unlock()
+	err := errChildEnded
+	if there {
+		if device == "" {
+			return nil
+		}
+		if err = c.park(ctx, device); err == nil {
+			return nil
+		}
+		z.mu.Lock()
+		there = z.unberth(c) == c
+		z.mu.Unlock()
+		if !there { // it was dismissed meanwhile
+			return err
+		}
+	}
+	z.dismiss(c)
+	return err
+}
+
+// unberth takes a child from its berth, with z.mu held, and returns it; nil: it is at none.
+func (z *zygote) unberth(c *child) *child {
+	for _, b := range z.berths {
+		if c != nil && b.child == c {
+			b.child = nil
+			return c
+		}
+	}
+	return nil
+}
+
+// lost is unberth of a child that has ended by itself.
+func (z *zygote) lost(c *child) *child {
+	for device, b := range z.berths {
+		if c != nil && b.child == c && device != "" {
+			b.failed.add()
+		}
+	}
+	return z.unberth(c)
+}
+
+// unberthed takes all children from their berths, with z.mu held.
+func (z *zygote) unberthed() (all []*child) {
+	for _, b := range z.berths {
+		if b.child != nil {
+			all = append(all, b.child)
+			b.child = nil
+		}
+	}
+	return all
+}
+
+// claim returns a zygote's spare child that waits on a device, or on none, if it has one with these limits, which is no spare any more.
+// One with others is dismissed.
+func (z *zygote) claim(limits GroupLimits, device string) (c *child) {
+	z.mu.Lock()
+	z.limits = limits
+	if b := z.berths[device]; b != nil && !b.coming {
+		c, b.child, b.failed = b.child, nil, failures{}
+	}
 	z.mu.Unlock()
 	if c == nil || c.group == nil || c.group.limits == limits {
 		return c

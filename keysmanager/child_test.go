@@ -60,7 +60,7 @@ func TestASpareChildThatEnds(t *testing.T) {
 		spare := n.spare(z.pid)
 		var claimed *child
 		if !known { // its end comes between the claim and the beginning
-			claimed = z.claim(withModel.limits())
+			claimed = z.claim(withModel.limits(), "")
 		}
 		if err := syscall.Kill(spare, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
@@ -72,7 +72,7 @@ func TestASpareChildThatEnds(t *testing.T) {
 		})
 		if claimed != nil {
 			z.mu.Lock()
-			z.spare = claimed
+			z.berths[""].child = claimed
 			z.mu.Unlock()
 		}
 		r := n.start(fmt.Sprint("known ", known), withModel)
@@ -110,7 +110,7 @@ func TestASpareChildHasTheLimits(t *testing.T) {
 	proctest.Gone(t, spare)
 	n.spare(z.pid)
 	z.mu.Lock()
-	got := z.spare.group.limits
+	got := z.berths[""].child.group.limits
 	z.mu.Unlock()
 	if want := s.limits(); got != want {
 		t.Errorf("the next spare child is limited to %+v, want %+v as the latest replica", got, want)

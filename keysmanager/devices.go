@@ -35,16 +35,23 @@ type DeviceInfo struct {
 	Reserved int64    // bytes, for this node's replicas
 	Free     int64    // bytes that may still be reserved: what is neither reserved nor used by others
 	Replicas []string // for which some of it is reserved, sorted
+
+	Parked    int64    // bytes of Free that children take who wait on it, and give back when they are wanted
+	ParkedFor []string // whose children these are, by function, sorted
 }
 
 // ErrDevice is the error of a replica for which there is no device, or too little memory on it.
 var ErrDevice = errors.New("cannot be reserved")
 
-// holder is a replica's process and what is reserved for it.
+// contextOverhead is what a process takes of a device's memory beside parameters, in bytes, until that is measured.
+const contextOverhead = 512 << 20
+
+// holder is a process and what is reserved for it: a replica's, or a part of a worker's. Holders may have a process together.
 type holder struct {
-	replica  string
+	replica  string           // empty: a worker's context, or a parked child
 	pid      int              // 0: not yet known
 	reserved map[string]int64 // bytes by device
+	parked   string           // the function whose child is parked; empty: it is none
 }
 
 // survey says what is free of each device. What a replica uses beyond what is reserved for it is not free either, and use that
@@ -58,15 +65,20 @@ func survey(seen []Device, holders []holder, parent func(pid int) int) []DeviceI
 		taken, ours := int64(0), int64(0)
 		for i, h := range holders {
 			ours += used[i]
-			if bytes, ok := h.reserved[d.ID]; ok {
+			bytes, ok := h.reserved[d.ID]
+			switch {
+			case ok && h.parked != "":
+				info.ParkedFor = append(info.ParkedFor, h.parked)
+				info.Parked += max(bytes, used[i])
+				continue
+			case ok && h.replica != "":
 				info.Replicas = append(info.Replicas, h.replica)
-				info.Reserved += bytes
-				taken += max(bytes, used[i])
-			} else {
-				taken += used[i]
 			}
+			info.Reserved += bytes
+			taken += max(bytes, used[i])
 		}
 		slices.Sort(info.Replicas)
+		slices.Sort(info.ParkedFor)
 		info.Free = max(d.Memory-taken-max(d.Used-ours, 0), 0)
 		out = append(out, info)
 	}
@@ -77,7 +89,7 @@ func survey(seen []Device, holders []holder, parent func(pid int) int) []DeviceI
 // usage returns how many bytes of a device the processes of each holder use.
 func usage(d Device, holders []holder, parent func(pid int) int) []int64 {
 	owner := map[int]int{}
-	for i, h := range holders {
+	for i, h := range slices.Backward(holders) {
 		if h.pid > 0 {
 			owner[h.pid] = i
 		}
@@ -93,6 +105,12 @@ func usage(d Device, holders []holder, parent func(pid int) int) []int64 {
 			if pid = parent(pid); pid <= 1 {
 				break
 			}
+		}
+	}
+	for i, h := range holders { // of a process's use each of its holders has as much as is reserved for it, and the first the rest
+		if first, ok := owner[h.pid]; ok && first != i {
+			used[i] = min(h.reserved[d.ID], max(0, used[first]-holders[first].reserved[d.ID]))
+			used[first] -= used[i]
 		}
 	}
 	return used
@@ -138,6 +156,11 @@ func (m *Manager) devices() []DeviceInfo {
 			h.pid = p.pid
 		}
 		holders = append(holders, h)
+	}
+	for _, k := range m.slots.Keys() {
+		if s, _ := m.slots.Peek(k); s.zygote != nil || s.loading != nil {
+			holders = append(holders, m.holders(k, s)...)
+		}
 	}
 	return survey(m.cfg.Devices(), holders, parentOf)
 }

@@ -31,7 +31,7 @@ func TestReserve(t *testing.T) {
 		return d
 	}
 	has := func(replica string, pid int, bytes int64) holder {
-		return holder{replica, pid, map[string]int64{"GPU-a": bytes}}
+		return holder{replica: replica, pid: pid, reserved: map[string]int64{"GPU-a": bytes}}
 	}
 	for name, tc := range map[string]struct {
 		seen    []Device
@@ -49,7 +49,7 @@ func TestReserve(t *testing.T) {
 		"a replica uses more than it may":   {[]Device{used(35*gib, map[int]int64{7: 35 * gib})}, []holder{has("r", 7, 30*gib)}, "GPU-a", 6 * gib, 0, "5 GiB of 40 GiB are free"},
 		"somebody else uses it":             {[]Device{used(20*gib, map[int]int64{9: 20 * gib})}, []holder{has("r", 7, 15*gib)}, "GPU-a", 6 * gib, 0, "5 GiB of 40 GiB are free"},
 		"nobody is said to use it":          {[]Device{used(20*gib, nil)}, []holder{has("r", 7, 15*gib)}, "GPU-a", 6 * gib, 0, "5 GiB of 40 GiB are free"},
-		"one without a reservation uses it": {[]Device{used(20*gib, map[int]int64{7: 20 * gib})}, []holder{{"r", 7, nil}}, "GPU-a", 21 * gib, 0, "20 GiB of 40 GiB are free"},
+		"one without a reservation uses it": {[]Device{used(20*gib, map[int]int64{7: 20 * gib})}, []holder{{replica: "r", pid: 7}}, "GPU-a", 21 * gib, 0, "20 GiB of 40 GiB are free"},
 		"whole":                             {[]Device{gpu}, nil, "GPU-a", 0, 40 * gib, ""},
 		"whole, but for a display":          {[]Device{used(2*gib, nil)}, nil, "GPU-a", 0, 38 * gib, ""},
 		"whole, but somebody else uses it":  {[]Device{used(3*gib, nil)}, nil, "GPU-a", 0, 0, "want 37.5 GiB, and 37 GiB of 40 GiB are free"},
@@ -76,7 +76,7 @@ func TestReserve(t *testing.T) {
 func TestChildrenOfReplicas(t *testing.T) {
 	parents := map[int]int{30: 20, 20: 7, 99: 1}
 	seen := []Device{{ID: "GPU-a", Memory: 40 * gib, Used: 12 * gib, Processes: map[int]int64{30: 10 * gib, 99: 2 * gib}}}
-	all := survey(seen, []holder{{"r", 7, map[string]int64{"GPU-a": 10 * gib}}}, func(pid int) int { return parents[pid] })
+	all := survey(seen, []holder{{replica: "r", pid: 7, reserved: map[string]int64{"GPU-a": 10 * gib}}}, func(pid int) int { return parents[pid] })
 	if got, want := all[0].Free, 28*gib; got != want {
 		t.Errorf("%d bytes free, want %d: the child's 10 GiB are reserved, 2 GiB are another's", got, want)
 	}
@@ -140,7 +140,7 @@ func TestNeverOverbooked(t *testing.T) {
 					continue
 				}
 				started++
-				holders = append(holders, holder{fmt.Sprint("r", step), 1000 + step, got})
+				holders = append(holders, holder{replica: fmt.Sprint("r", step), pid: 1000 + step, reserved: got})
 			}
 			for _, d := range seen {
 				if sum := foreign[d.ID] + promised(d.ID); sum > d.Memory {

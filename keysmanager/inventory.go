@@ -63,6 +63,8 @@ type ZygoteInfo struct {
 	State      string
 	Key        bool      // a key stage's: evicted last
 	Path       string    // how replicas start from it
+	Worker     string    // its name, of a worker; empty: it is none, but a zygote
+	Device     string    // of a worker; empty: the CPU
 	LastUsed   time.Time // by a start; zero: by none
 	Usage      *Usage    // nil: not measured
 }
@@ -111,11 +113,11 @@ func (m *Manager) Inventory() Inventory {
 	}
 	for _, p := range m.processes {
 		if p.running {
-			inv.Replicas = append(inv.Replicas, ReplicaInfo{p.replica, p.function, p.pid, p.path, p.device, p.started, p.phases, p.group.milli(), p.group.info()})
+			inv.Replicas = append(inv.Replicas, ReplicaInfo{p.replica, p.function, p.pid, p.path, p.device, p.started, p.phases, p.group.milli(), p.usage()})
 		}
 	}
 	slices.SortFunc(inv.Zygotes, func(a, b ZygoteInfo) int {
-		return cmp.Or(cmp.Compare(a.Function, b.Function), cmp.Compare(a.Digest, b.Digest))
+		return cmp.Or(cmp.Compare(a.Function, b.Function), cmp.Compare(a.Digest, b.Digest), cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Device, b.Device))
 	})
 	slices.SortFunc(inv.Failures, func(a, b Failure) int {
 		return cmp.Or(cmp.Compare(a.Function, b.Function), cmp.Compare(a.Digest, b.Digest))
@@ -129,7 +131,7 @@ func (m *Manager) Inventory() Inventory {
 // info describes a slot whose zygote is there or loads, with m.mu held.
 func (m *Manager) info(k zygoteKey, s *slot) ZygoteInfo {
 	z := ZygoteInfo{
-		Function: m.nameOf(k, s), Digest: k.digest, Namespace: k.namespace, Model: k.model, Generation: k.generation,
+		Function: m.nameOf(k, s), Digest: k.digest, Namespace: k.namespace, Worker: k.worker, Device: k.device, Model: k.model, Generation: k.generation,
 		State: Ready, Key: s.keep, LastUsed: s.used,
 	}
 	switch {

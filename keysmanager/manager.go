@@ -82,6 +82,7 @@ type Spec struct {
 	ReadOnly  bool              `json:"readOnly,omitempty"` // its program writes to /tmp alone, when its image is its root
 	Memory    int64             `json:"memory,omitempty"`   // bytes that a replica may use (limits.memory); 0: not bounded
 	CPUMilli  int               `json:"cpuMilli,omitempty"` // thousandths of a core that a replica may use (limits.cpu); 0: not bounded
+	Devices   int               `json:"devices,omitempty"`  // that a replica gets; of one that gets one, children may be parked
 	// DeviceMemory is what a replica may use of each of its devices, in bytes; 0: all of it, and nobody else uses the device.
 	DeviceMemory int64 `json:"deviceMemory,omitempty"`
 }
@@ -177,7 +178,7 @@ type slot struct {
 	zygote   *zygote                 // nil: none
 	users    int                     // orders that will fork from it
 	used     time.Time               // by a start, the latest
-	keep     bool                    // a key stage
+	keeping                          // of a key stage
 	fails    int                     // in a row
 	retry    time.Time
 	err      error // of the last load
@@ -203,6 +204,13 @@ func New(cfg Config) (*Manager, error) {
 	}
 	if cfg.Threads == 0 {
 		cfg.Threads = min(runtime.GOMAXPROCS(0), maxThreads) // which knows the cgroup's limit
+	}
+	if cfg.Shelf != "" {
+		abs, err := filepath.Abs(cfg.Shelf)
+		if err != nil {
+			return nil, fmt.Errorf("keysmanager: %w", err)
+		}
+		cfg.Shelf = abs
 	}
 	if cfg.ORT != "" {
 		abs, err := filepath.Abs(cfg.ORT)
@@ -235,7 +243,7 @@ func New(cfg Config) (*Manager, error) {
 	m.mu.Lock()
 	for _, s := range m.slots.Values() { // what was adopted, now that groups of its children are no more taken for left ones
 		if s.zygote != nil {
-			m.provide(s.zygote)
+			m.provide(s.zygote, "")
 		}
 	}
 	m.mu.Unlock()

@@ -210,8 +210,8 @@ func (n *node) spare(zygote int) (pid int) {
 		for _, s := range n.slots.Values() {
 			if z := s.zygote; z != nil && z.pid == zygote {
 				z.mu.Lock()
-				if z.spare != nil {
-					pid = z.spare.pid
+				if b := z.berths[""]; b != nil && b.child != nil {
+					pid = b.child.pid
 				}
 				z.mu.Unlock()
 			}

@@ -372,6 +372,7 @@ func (m *Manager) watchMemory() {
 			return
 		case <-t.C:
 			m.tidy()
+			m.parkAhead()
 		}
 	}
 }

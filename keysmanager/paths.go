@@ -20,6 +20,8 @@ const (
 	PathMap     = "map"      // a process that maps them from sealed memory
 	PathCold    = "cold"     // a process that loads them by itself
 	PathProcess = "process"  // a process of a function without a model
+	// Told who it is when it was ready on its device, but for its parameters: a fork that was parked there (docs/adr/0033).
+	PathParked = "parked"
 	// A thread of a worker, a process that stages of one name share on a device (docs/adr/0033).
 	PathResident = "resident"
 )
@@ -179,8 +181,12 @@ func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, root
 		return err
 	}
 	files := []*os.File{socket, p.output.Stdout, p.output.Stderr}
-	c := z.claim(o.Spec.limits())
-	for spare := c != nil; ; spare = false {
+	c := z.claim(o.Spec.limits(), o.Device)
+	parked := c != nil && o.Device != ""
+	if c == nil && o.Device != "" {
+		c = z.claim(o.Spec.limits(), "")
+	}
+	for spare := c != nil; ; spare, parked = false, false {
 		if !spare {
 			if c, err = m.bear(ctx, z, o.Spec.limits(), false); err != nil {
 				break
@@ -199,8 +205,11 @@ func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, root
 	if err != nil {
 		return err
 	}
+	if parked {
+		p.path = PathParked
+	}
 	m.keep(p, p.output.Readers()...)
-	m.provide(z)
+	m.provide(z, "")
 	return nil
 }
 

@@ -34,6 +34,7 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 		return nil, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
 	}
 	m.processes[o.Replica] = p
+	m.yield(o)
 	m.starts.Add(1)
 	p.asking = m.ask(o.Spec.Function)
 	m.mu.Unlock()

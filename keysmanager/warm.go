@@ -60,9 +60,9 @@ func (m *Manager) Warm(ctx context.Context, wanted []Wanted) error {
 		}
 	}()
 	wishes, err := m.wishes(wanted, asks)
-	keep := map[zygoteKey]bool{}
+	keep := map[zygoteKey]keeping{}
 	for _, w := range wishes {
-		keep[w.key] = w.keep
+		keep[w.key] = w.keeping
 	}
 	m.mark(keep)
 	return errors.Join(err, m.loadAhead(ctx, wishes, func() { m.mark(keep) }))
@@ -75,7 +75,7 @@ type wish struct {
 	engine engine
 	image  sandbox.Image
 	asking *asking
-	keep   bool // it is of a key stage
+	keeping
 }
 
 // wishes returns what zygotes are wanted, each once, and what cannot be told of which functions.
@@ -109,7 +109,9 @@ func (m *Manager) wishes(wanted []Wanted, asks []*asking) (out []*wish, err erro
 			byKey[key] = &wish{key: key, spec: s, engine: e, image: l.image, asking: asks[i]}
 			out = append(out, byKey[key])
 		}
-		byKey[key].keep = byKey[key].keep || w.Key
+		if w.Key && !byKey[key].parks {
+			byKey[key].keeping = s.keeping(e)
+		}
 	}
 	m.mu.Lock()
 	m.looked = seen
@@ -183,14 +185,16 @@ func (m *Manager) fulfil(ctx context.Context, w *wish, begun func()) error {
 }
 
 // mark says which zygotes are of key stages, and that no others are.
-func (m *Manager) mark(keep map[zygoteKey]bool) {
+func (m *Manager) mark(keep map[zygoteKey]keeping) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, k := range m.slots.Keys() {
 		s, _ := m.slots.Peek(k)
 		newest := k == m.newest(k)
 		k.generation = 0
-		s.keep = keep[k] && newest
+		if s.keeping = keep[k]; !newest {
+			s.keeping = keeping{}
+		}
 	}
 }
 

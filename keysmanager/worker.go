@@ -71,6 +71,19 @@ func (m *Manager) reside(ctx context.Context, o Order, p *process, e engine, ima
 	})
 }
 
+// usage is what a replica uses, for an inventory: in a worker an equal share of what that does, as nobody can tell more.
+func (p *process) usage() *Usage {
+	if !p.zygote.works() {
+		return p.group.info()
+	}
+	u, n := p.zygote.group.info(), max(1, p.zygote.replicas())
+	if u != nil {
+		u.CPU, u.Throttled = u.CPU/time.Duration(n), u.Throttled/time.Duration(n)
+		u.CPUMilli, u.Memory = u.CPUMilli/float64(n), u.Memory/int64(n)
+	}
+	return u
+}
+
 // rest ends a worker that has had no replicas for a while, with m.mu held. It returns whether the slot is still there.
 func (m *Manager) rest(k zygoteKey, s *slot) bool {
 	switch {

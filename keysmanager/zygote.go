@@ -56,18 +56,17 @@ type zygote struct {
 	once      sync.Once    // of the end of memory
 	owed      atomic.Int64 // messages that it may still send
 
-	mu        sync.Mutex
-	nextID    uint32
-	pending   map[uint32]*forkOrder
-	waiting   map[uint32]*child   // at their gates, by pid; nil: it has ended, or is left
-	spare     *child              // one of these that nobody has ordered yet; nil: none
-	limits    GroupLimits         // of the next spare's cgroup: those of the latest replica
-	children  map[uint32]*process // by pid; of memory, who maps it
-	lie       error               // for which it was ended; nil: none
-	died      string              // why; empty: it lives
-	providing bool                // a spare is on its way
-	listed    chan struct{}       // closed when an adopted one has said which children it has; nil: it has, or is not
-	unlisted  map[uint32]bool     // children of an adopted one that it has not yet said to live
+	mu       sync.Mutex
+	nextID   uint32
+	pending  map[uint32]*forkOrder
+	waiting  map[uint32]*child   // at their gates, by pid; nil: it has ended, or is left
+	berths   map[string]*berth   // for those that nobody has ordered yet, by the device that they wait on; empty: none
+	limits   GroupLimits         // of the next spare's cgroup: those of the latest replica
+	children map[uint32]*process // by pid; of memory, who maps it
+	lie      error               // for which it was ended; nil: none
+	died     string              // why; empty: it lives
+	listed   chan struct{}       // closed when an adopted one has said which children it has; nil: it has, or is not
+	unlisted map[uint32]bool     // children of an adopted one that it has not yet said to live
 
 	gone     chan struct{} // closed when the process has ended and its children are reported
 	replaced bool          // its parameters have been invalidated; guarded by the manager's mutex
@@ -154,7 +153,7 @@ func (z *zygote) failed(err error) error {
 func (m *Manager) newZygote(key zygoteKey, entry, function string) *zygote {
 	return &zygote{
 		key: key, owner: m, entry: entry, function: function,
-		pending: map[uint32]*forkOrder{}, waiting: map[uint32]*child{}, children: map[uint32]*process{}, gone: make(chan struct{}),
+		berths: map[string]*berth{}, pending: map[uint32]*forkOrder{}, waiting: map[uint32]*child{}, children: map[uint32]*process{}, gone: make(chan struct{}),
 	}
 }
 
@@ -209,11 +208,7 @@ func (z *zygote) awaitReady(ctx context.Context) error {
 const maxOrder = 64 << 10
 
 func (z *zygote) receive(buf []byte) (wire.Order, error) {
-	n, err := z.conn.Read(buf)
-	if err != nil {
-		return wire.Order{}, err
-	}
-	return wire.DecodeOrder(buf[:n])
+	return receiveFrom(z.conn, buf)
 }
 
 // read handles the zygote's messages until it ends, and then reports the children that ended with it, or until it is left to
@@ -249,11 +244,11 @@ func (z *zygote) read() {
 		cause = "its " + z.key.what() + " was ended: " + fault.Error()
 	}
 	z.died = cause
-	children, pending, spare := z.children, z.pending, z.spare
-	z.children, z.pending, z.waiting, z.spare = nil, nil, nil, nil
+	children, pending, spares := z.children, z.pending, z.unberthed()
+	z.children, z.pending, z.waiting = nil, nil, nil
 	z.mu.Unlock()
-	if spare != nil {
-		z.owner.dispose(spare)
+	for _, c := range spares {
+		z.owner.dispose(c)
 	}
 	for _, f := range pending {
 		f.reply <- errors.New(cause)
@@ -274,14 +269,14 @@ func (z *zygote) leftBehind() bool {
 	_ = z.conn.Close() // nobody reads it any more
 	z.output.Abandon()
 	z.mu.Lock()
-	spare := z.spare
-	z.waiting, z.spare = nil, nil
+	spares := z.unberthed()
+	z.waiting = nil
 	for _, p := range z.children {
 		p.output.Abandon()
 	}
 	z.mu.Unlock()
-	if spare != nil {
-		z.owner.dispose(spare) // the next daemon has it make another
+	for _, c := range spares {
+		z.owner.dispose(c) // the next daemon has it make others
 	}
 	return true
 }
@@ -312,14 +307,9 @@ func (z *zygote) handle(o wire.Order) {
 		}
 	case wire.ChildExited:
 		z.mu.Lock()
-		p, spare := z.children[o.PID], z.spare
+		p, spare := z.children[o.PID], z.lost(z.waiting[o.PID])
 		delete(z.children, o.PID)
 		delete(z.waiting, o.PID)
-		if spare != nil && spare.pid == int(o.PID) {
-			z.spare = nil
-		} else {
-			spare = nil
-		}
 		z.mu.Unlock()
 		if spare != nil { // the next start has another forked
 			z.owner.ends.Go(func() { z.owner.dispose(spare) })

@@ -65,12 +65,15 @@ type Device struct {
 	Memory      int64   `json:"memory"`                // bytes
 	Used        int64   `json:"used"`                  // bytes, by all processes of the machine
 	Reserved    int64   `json:"reserved"`              // bytes, promised to replicas
+	Parked      int64   `json:"parked,omitempty"`      // bytes of Free that parked children take, and give back when they are wanted
 	Free        int64   `json:"free"`                  // bytes that may still be promised
 	Utilisation float64 `json:"utilisation"`           // 0 to 1; negative: unknown
 	Temperature int     `json:"temperature,omitempty"` // degrees Celsius; 0: unknown, as of a part
 	Power       float64 `json:"power,omitempty"`       // watts that it draws; 0: unknown, as of a part
 	Healthy     bool    `json:"healthy"`
 	Cause       string  `json:"cause,omitempty"` // why it is not healthy
+
+	ParkedFor []string `json:"parkedFor,omitempty"` // whose children are parked on it, by function, sorted
 }
 
 // The states of a [Zygote].
@@ -95,6 +98,9 @@ type Zygote struct {
 	Load      time.Duration `json:"load"` // how long it took, in nanoseconds
 	LastUsed  time.Time     `json:"lastUsed,omitzero"`
 	Usage     *Usage        `json:"usage,omitempty"` // nil: not measured
+
+	Worker string `json:"worker,omitempty"` // its name, of a worker, which keeps no parameters but those of its replicas
+	Device string `json:"device,omitempty"` // of that
 
 	Generation uint64 `json:"generation,omitempty"` // how often the parameters have been invalidated
 }

@@ -191,8 +191,21 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 	if f.GPU == 0 && f.GPUMemory > 0 {
 		p.fail(fmt.Sprintf("annotations[%q]", Prefix+"gpu-memory"), strconv.Quote(annotations[Prefix+"gpu-memory"]), "an annotation "+Prefix+"gpu beside it")
 	}
+	p.process(f, annotations)
 	if len(f.Pipelines) == 0 && len(f.Next) > 0 {
 		p.fail(fmt.Sprintf("annotations[%q]", Prefix+"next"), strconv.Quote(annotations[Prefix+"next"]), "an annotation "+Prefix+"pipeline beside it")
+	}
+}
+
+// process checks what goes with a worker process, which stages share on one device.
+func (p *parser) process(f *Function, annotations map[string]string) {
+	path := func(name string) string { return fmt.Sprintf("annotations[%q]", Prefix+name) }
+	switch {
+	case f.Process == "":
+	case f.GPU > 1:
+		p.fail(path("gpu"), strconv.Quote(annotations[Prefix+"gpu"]), "0 or 1 beside "+Prefix+"process: that process has one device")
+	case f.Start != "" && f.Start != "auto":
+		p.fail(path("start"), strconv.Quote(f.Start), "auto beside "+Prefix+"process: its stages start in that process")
 	}
 }
 

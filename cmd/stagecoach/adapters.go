@@ -91,7 +91,7 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 			Function: f.Key, Namespace: f.Declared.Namespace, Group: d.secrets.group(f.Declared.Namespace), Image: pinned(f),
 			Process: f.Deployment.EnvProcess, Env: env, Ready: annotation(f, "com.openfaas.ready.http.path"),
 			Health:   annotation(f, "com.openfaas.health.http.initialDelay") + "," + annotation(f, "com.openfaas.health.http.periodSeconds") + "," + annotation(f, "com.openfaas.health.http.path"),
-			ReadOnly: f.Deployment.ReadOnlyRootFilesystem, DeviceMemory: f.Declared.GPUMemory, Start: f.Declared.Start,
+			ReadOnly: f.Deployment.ReadOnlyRootFilesystem, Devices: f.Declared.GPU, DeviceMemory: f.Declared.GPUMemory, Start: f.Declared.Start, Worker: f.Declared.Process,
 			Memory: res.MemoryLimit, CPUMilli: res.CPULimit,
 		}}
 	}
@@ -213,9 +213,12 @@ func (s *status) Usage(key string) (provider.Usage, bool) {
 	var pids []int
 	var known provider.Usage
 	for _, inv := range s.nodes.Inventories() { // all of this machine
+		counted := map[int]bool{} // processes: a worker's is counted once, for the first of its replicas
 		for _, r := range inv.Replicas {
+			first := !counted[r.PID]
+			counted[r.PID] = true
 			switch {
-			case r.Function != key:
+			case r.Function != key || r.Usage == nil && !first:
 			case r.Usage != nil: // by its cgroup
 				known.CPUMilli += float64(r.Usage.CPUMilli)
 				known.MemoryBytes += float64(r.Usage.Memory)

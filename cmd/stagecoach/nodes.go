@@ -150,6 +150,7 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 		out.Zygotes = append(out.Zygotes, node.Zygote{
 			Function: z.Function, Namespace: z.Namespace, Digest: z.Digest, Model: z.Model, PID: z.PID, Bytes: z.Bytes, Path: z.Path,
 			Replicas: z.Replicas, Key: z.Key, State: z.State, Load: z.Load, LastUsed: z.LastUsed, Usage: usageOf(z.Usage), Generation: z.Generation,
+			Worker: z.Worker, Device: z.Device,
 		})
 	}
 	for _, f := range inv.Failures {
@@ -164,7 +165,7 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 	}
 	for _, d := range inv.Devices {
 		out.Devices = append(out.Devices, node.Device{
-			UUID: d.ID, Index: d.Index, Name: d.Name, Memory: d.Memory, Used: d.Used, Reserved: d.Reserved, Free: d.Free,
+			UUID: d.ID, Index: d.Index, Name: d.Name, Memory: d.Memory, Used: d.Used, Reserved: d.Reserved, Free: d.Free, Parked: d.Parked, ParkedFor: d.ParkedFor,
 			Utilisation: d.Utilisation, Temperature: d.Temperature, Power: d.Power, Healthy: d.Unhealthy == "", Cause: d.Unhealthy,
 		})
 	}
@@ -259,6 +260,9 @@ func planned(inv node.Inventory) plan.Node {
 			continue // nothing starts from it
 		case node.Loading:
 			out.MemoryUsed += z.Bytes // what it has taken so far is not in it
+		}
+		if z.Worker != "" {
+			continue // no parameters wait in it
 		}
 		out.Zygotes = append(out.Zygotes, plan.Zygote{Function: z.Function, Digest: z.Digest, Bytes: z.Bytes, Idle: z.State == node.Ready && z.Replicas == 0})
 	}

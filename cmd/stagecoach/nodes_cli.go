@@ -98,7 +98,7 @@ func describeNode(n node.Inventory, now time.Time, out io.Writer) error {
 	fmt.Fprintf(t, "Memory:\t%s (%s), %s used; idle parameters go above %s\n", plan.Size(n.Memory.Total), n.Memory.Bound, plan.Size(n.Memory.Used), plan.Size(n.Memory.Threshold))
 	fmt.Fprintf(t, "Cache:\t%d hits, %d misses, %d evictions, %d refused\n", n.Counts.Hits, n.Counts.Misses, n.Counts.Evictions, n.Counts.Refused)
 	if len(n.Devices) > 0 {
-		fmt.Fprintln(t, "\nDEVICE\tUUID\tNAME\tMEMORY\tUSED\tRESERVED\tFREE\tBUSY\tTEMPERATURE\tPOWER\tSTATE")
+		fmt.Fprintln(t, "\nDEVICE\tUUID\tNAME\tMEMORY\tUSED\tRESERVED\tPARKED\tFREE\tBUSY\tTEMPERATURE\tPOWER\tSTATE")
 	}
 	for _, d := range n.Devices {
 		busy, warmth, power := "?", "?", "?"
@@ -115,7 +115,11 @@ func describeNode(n node.Inventory, now time.Time, out io.Writer) error {
 		if !d.Healthy {
 			state = d.Cause
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Index, d.UUID, d.Name, plan.Size(d.Memory), plan.Size(d.Used), plan.Size(d.Reserved), plan.Size(d.Free), busy, warmth, power, state)
+		parked := plan.Size(d.Parked)
+		if len(d.ParkedFor) > 0 {
+			parked += " (" + strings.Join(d.ParkedFor, ", ") + ")"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Index, d.UUID, d.Name, plan.Size(d.Memory), plan.Size(d.Used), plan.Size(d.Reserved), parked, plan.Size(d.Free), busy, warmth, power, state)
 	}
 	if len(n.Zygotes) > 0 {
 		fmt.Fprintln(t, "\nCACHED FOR\t"+zygoteHead)
@@ -155,6 +159,9 @@ func zygoteRow(t *tabwriter.Writer, z node.Zygote, now time.Time) {
 	used := "never"
 	if !z.LastUsed.IsZero() {
 		used = age(z.LastUsed, now) + " ago"
+	}
+	if z.Worker != "" {
+		z.Function, z.Digest = fmt.Sprintf("worker %s, %s", z.Worker, z.Namespace), cmp.Or(z.Device, "-")
 	}
 	digest := strings.TrimPrefix(z.Digest, "sha256:")
 	fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%t\t%s\n", z.Function, digest[:min(len(digest), shortDigest)], plan.Size(z.Bytes), z.Replicas, z.State, cmp.Or(z.Path, "?"), z.Key, used)
