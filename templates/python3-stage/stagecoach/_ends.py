@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import GeneratorType
 from typing import Any, Callable, Iterable
 
-from . import _conn, _wire
+from . import _conn, _wire, device
 from ._types import BadInput, Call, Cancelled, Expired, OutOfMemory, Output, out_of_memory
 
 MAX_MESSAGE = 64 << 10  # characters of an error
@@ -24,7 +24,7 @@ def run(infer: Infer, state: Any, calls: list[Call]) -> list[Output | BaseExcept
             raise ValueError(f"infer returned {len(results)} results for {len(calls)} calls")
     except BaseException as err:  # also sys.exit: a function does not end its replica
         _told(calls[0], err)
-        return [err] * len(calls)
+        return device.relieved([err] * len(calls))
     for r in results:
         if type(r) is GeneratorType:
             results = _streamed(calls, results)
@@ -38,7 +38,7 @@ def run(infer: Infer, state: Any, calls: list[Call]) -> list[Output | BaseExcept
         except BaseException as err:
             _told(call, err)
             out.append(err)
-    return out
+    return device.relieved(out)
 
 
 def _streamed(calls: list[Call], results: list[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from . import _linux, _threads, device
-from ._serve import serve
+from ._serve import Orders, serve
 from ._stage import Loaded, load, place
 from ._types import Replica, StageError
 from ._wire import WireError
@@ -67,30 +67,43 @@ def number(name: str) -> int:
     return int(text or 0)
 
 
-def replica(loaded: Loaded, fd: int, load_ns: int = 0) -> NoReturn:
-    """Run this process as a replica on the stage socket fd, and end it. load_ns is what loading took in this process,
-    0: it is inherited. Environment, threads and seeds are as they are to be."""
+def replica(loaded: Loaded, fd: int, spot: device.Device | None = None) -> NoReturn:
+    """Run this process as a replica on the stage socket fd, and end it. What was loaded is inherited; spot is the device,
+    if it is ready. Environment, threads and seeds are as they are to be."""
     try:
         sock = connection(fd)
     except StageError as err:
         fail(err)
-    run(loaded, sock, load_ns)
+    run(loaded, sock, 0, spot)
 
 
-def run(loaded: Loaded, sock: socket.socket, load_ns: int) -> NoReturn:
-    """Run this process as a replica on sock, and end it."""
+def run(loaded: Loaded, sock: socket.socket, load_ns: int, spot: device.Device | None = None) -> NoReturn:
+    """Run this process as a replica on sock, and end it. load_ns is what loading took in this process."""
     try:
-        hooks = replace(loaded.hooks, slots=slots(loaded.hooks.slots, os.environ.get("max_inflight", "")))
-        timeout = duration("exec_timeout", os.environ.get("exec_timeout", ""))
-        threads = number(ENV_THREADS) or len(os.sched_getaffinity(0))
-        me = Replica(os.environ.get(ENV_REPLICA, ""), os.environ.get(ENV_FUNCTION, ""), device.name(), threads)
-        begin = time.monotonic_ns()
-        state = place(loaded, me)
-        gc.freeze()  # what is there by now stays: no collection has to look at it
-        serve(sock, hooks, state, me, load_ns, time.monotonic_ns() - begin, timeout)
+        answer(loaded, sock, load_ns, spot or device.Device(device.name()))
     except (StageError, WireError, OSError) as err:
         fail(err)
     leave(0)
+
+
+def answer(
+    loaded: Loaded, sock: socket.socket, load_ns: int, spot: device.Device, orders: Orders | None = None
+) -> None:
+    """Place a stage on the device spot and answer batches over sock, which it closes, until the stage is drained or its
+    dispatcher gone. orders is what it is told by in place of signals: it is one of several in this process."""
+    with sock:
+        hooks = replace(loaded.hooks, slots=slots(loaded.hooks.slots, os.environ.get("max_inflight", "")))
+        timeout = duration("exec_timeout", os.environ.get("exec_timeout", ""))
+        threads = number(ENV_THREADS) or len(os.sched_getaffinity(0))
+        me = Replica(
+            os.environ.get(ENV_REPLICA, ""), os.environ.get(ENV_FUNCTION, ""), spot.name, threads, spot.place
+        )
+        begin = time.monotonic_ns()
+        state = place(loaded, me)
+        spot.placed()
+        if orders is None:
+            gc.freeze()  # what is there by now stays: no collection has to look at it
+        serve(sock, hooks, state, me, load_ns, time.monotonic_ns() - begin, timeout, orders)
 
 
 def connection(fd: int) -> socket.socket:

@@ -8,6 +8,7 @@ answered. With more slots than one there are more workers, started when they are
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
 import queue
@@ -16,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Callable
 
 from . import _conn, _ends, _threads, _wire
 from ._stage import Hooks
@@ -31,22 +32,52 @@ _DRAIN, _END = b"\0", b"\xff"  # what the finisher is told; other bytes are numb
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+class Orders:
+    """How a stage is told to end that has no process of its own, and so no signals."""
+
+    def __init__(self) -> None:
+        self.theirs, self.ours = socket.socketpair()
+        self.ours.setblocking(False)
+
+    def send(self, what: bytes) -> None:
+        """Tell it a signal's number."""
+        try:
+            self.ours.send(what)
+        except OSError:  # full of what says the same, or over
+            pass
+
+    def close(self) -> None:
+        """Nobody is told anything any more."""
+        self.theirs.close()
+        self.ours.close()
+
+
 def serve(
-    sock: socket.socket, hooks: Hooks, state: Any, replica: Replica, load: int = 0, place: int = 0, timeout: float = 0
+    sock: socket.socket,
+    hooks: Hooks,
+    state: Any,
+    replica: Replica,
+    load: int = 0,
+    place: int = 0,
+    timeout: float = 0,
+    orders: Orders | None = None,
 ) -> None:
     """Answer batches with ``hooks.infer(state, calls)`` over sock, which it closes.
 
     load and place are how many ns these have taken; timeout is how many seconds a call may run besides its deadline, 0:
     as many as it likes. It returns when the dispatcher has drained the replica or is gone, or after SIGTERM when what
     was taken is answered; a dispatcher that breaks the protocol is a :class:`WireError`. To be called in the main
-    thread.
+    thread, or else with orders, which take the place of signals.
     """
     hello = _wire.hello(
         os.getpid(), replica.function, replica.name, hooks.slots, hooks.max_batch, replica.threads, load, place
     )
     server = _Server(_conn.Conn(sock), hooks, state, replica.threads, timeout)
     try:
-        server.serve(hello)
+        if orders is None:
+            server.serve_signalled(hello)
+        else:
+            server.serve(hello, orders)
     finally:
         server.conn.close()
 
@@ -76,38 +107,41 @@ class _Server:
         self.closed = False  # nobody is left to answer
         self.fault: Exception | None = None  # why the reader has ended; None: the other side has closed
 
-    def serve(self, hello: bytes) -> None:
+    def serve_signalled(self, hello: bytes) -> None:
         """Greet and answer, with the signals' handlers set."""
-        theirs, ours = socket.socketpair()  # wakes the finisher
-        ours.setblocking(False)
-        self.wake = ours
+        orders = Orders()  # wakes the finisher
 
         def handler(number: int, _: Any) -> None:
-            self._poke(bytes((number,)))  # when something of the handler's took the descriptor for wake-ups
+            orders.send(bytes((number,)))  # when something of the handler's took the descriptor for wake-ups
 
         old = {s: signal.signal(s, handler) for s in _SIGNALS}
-        fd = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)
-        finisher = threading.Thread(target=self._finish, args=(theirs,), name="stagecoach-finish", daemon=True)
+        fd = signal.set_wakeup_fd(orders.ours.fileno(), warn_on_full_buffer=False)
+        try:
+            self.serve(hello, orders)
+        finally:
+            signal.set_wakeup_fd(fd)
+            for s, h in old.items():
+                signal.signal(s, h)
+            orders.close()
+
+    def serve(self, hello: bytes, orders: Orders) -> None:
+        """Greet and answer."""
+        self.orders = orders
+        finisher = self._thread(self._finish, (orders.theirs,), "stagecoach-finish")
         finisher.start()
         try:
             if self._greet(hello):
                 self._answer_all()
         finally:
-            self._poke(_END)
+            orders.send(_END)
             finisher.join()
-            signal.set_wakeup_fd(fd)
-            for s, h in old.items():
-                signal.signal(s, h)
-            theirs.close()
-            ours.close()
         if self.fault is not None and not self.finished:
             raise self.fault
 
-    def _poke(self, what: bytes) -> None:
-        try:
-            self.wake.send(what)
-        except OSError:  # full of what says the same, or over
-            pass
+    def _thread(self, target: Callable[..., None], args: tuple, name: str) -> threading.Thread:
+        """A thread that belongs to the stage which this one belongs to."""
+        run = contextvars.copy_context().run
+        return threading.Thread(target=run, args=(target, *args), name=name, daemon=True)
 
     def _greet(self, hello: bytes) -> bool:
         """Say hello and wait for the welcome; False when the replica was told to end meanwhile."""
@@ -142,7 +176,7 @@ class _Server:
             return not self.leaving
 
     def _answer_all(self) -> None:
-        reader = threading.Thread(target=self._read_all, name="stagecoach-read", daemon=True)
+        reader = self._thread(self._read_all, (), "stagecoach-read")
         reader.start()
         self._work(self.threads)
         reader.join()
@@ -221,7 +255,7 @@ class _Server:
                     with self.lock:
                         self.threads = max(self.threads, total)
                 elif kind == _wire.DRAIN:
-                    self._poke(_DRAIN)
+                    self.orders.send(_DRAIN)
                 else:
                     raise WireError(f"frame {_wire.name_of(kind)}, want Batch, Cancel, Credit, Threads or Drain")
             finally:
@@ -256,7 +290,7 @@ class _Server:
                 self.conn.write(_wire.ERROR, batch, _wire.error(index, 0, _wire.REPLICA_LOST, LOST))
             return
         if n > len(self.workers):  # every worker that there is has a batch
-            worker = threading.Thread(target=self._work, args=(0,), name=f"stagecoach-{n}", daemon=True)
+            worker = self._thread(self._work, (0,), f"stagecoach-{n}")
             try:
                 worker.start()
                 self.workers.append(worker)

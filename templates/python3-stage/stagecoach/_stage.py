@@ -16,10 +16,9 @@ from typing import Any, Callable, NoReturn
 
 from . import device
 from ._model import Model
-from ._types import OutOfMemory, Replica, StageError, out_of_memory
+from ._types import Replica, StageError, out_of_memory
 
 HANDLER = "handler"  # the module's name
-OUT_OF_MEMORY_ON = "out of memory on device "  # the device's UUID, a colon and the rest follow; package wire has it
 
 
 @dataclass
@@ -70,12 +69,10 @@ def place(loaded: Loaded, replica: Replica) -> Any:
     try:
         if loaded.hooks.place is not None:
             return loaded.hooks.place(loaded.state, replica)
-        return device.place(loaded.state, replica.device)
+        return replica.to_device(loaded.state)
     except (Exception, SystemExit) as err:
-        if out_of_memory(err) and OUT_OF_MEMORY_ON not in str(err):  # so that the platform sees which device
-            err = OutOfMemory(f"{OUT_OF_MEMORY_ON}{os.environ.get('CUDA_VISIBLE_DEVICES', '')}: {err}").with_traceback(
-                err.__traceback__
-            )
+        if out_of_memory(err) and device.OUT_OF_MEMORY_ON not in str(err):  # so that the platform sees which device
+            err = device.lack(err).with_traceback(err.__traceback__)
         _fail("place", err)
 
 

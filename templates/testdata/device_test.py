@@ -1,0 +1,371 @@
+"""Tests of placing a state on a device, on a stand-in of one whose copies are done as late as they may be."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from typing import Any, NamedTuple
+
+import torch
+
+import stagecoach as sc
+from stagecoach import _ends, _move, _ring, _safetensors, _stage, device
+from stagecoach._model import Model
+
+GPU = "GPU-0"
+
+
+class Stream:
+    """Does what it is told when somebody waits for it, in that order."""
+
+    def __init__(self) -> None:
+        self.work: list[tuple[Any, Any]] = []
+        self.lock = threading.Lock()
+
+
+class Event:
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.mark = stream, len(stream.work)
+
+    def synchronize(self) -> None:
+        with self.stream.lock:
+            for i, job in enumerate(self.stream.work[: self.mark]):
+                if job is not None:
+                    job[0].copy_(job[1])
+                    self.stream.work[i] = None
+
+
+class StandIn:
+    """A device that is in host memory. What has no place yet is full of a pattern."""
+
+    def __init__(self, room: int = 1 << 30) -> None:
+        self.room = room
+        self.contexts = self.copies = self.allocated = 0
+        self.pinned_now: list[Any] = []
+        self.warmed: set[Any] = set()
+        self.fail_at = -1  # the copy that fails
+
+    def context(self) -> None:
+        self.contexts += 1
+
+    def warm(self, dtypes: set[Any]) -> None:
+        self.warmed |= dtypes
+
+    def memory(self) -> tuple[int, int]:
+        return self.room, 1 << 30
+
+    def pinned(self, size: int) -> Any:
+        b = torch.full((size,), 0xEE, dtype=torch.uint8)
+        self.pinned_now.append(b)
+        return b
+
+    def unpin(self, buffers: Any) -> None:
+        for b in buffers:
+            self.pinned_now = [p for p in self.pinned_now if p is not b]
+
+    def allocate(self, size: int) -> Any:
+        if size > self.room:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 9.00 GiB")
+        self.allocated += 1
+        return torch.full((size,), 0xDD, dtype=torch.uint8)
+
+    def now(self) -> Event:
+        return Event(Stream())
+
+    def stream(self) -> Stream:
+        return Stream()
+
+    def follow(self, stream: Stream, event: Event) -> None:
+        event.synchronize()
+
+    def copy(self, stream: Stream, to: Any, buffer: Any) -> Event:
+        self.copies += 1
+        if self.copies == self.fail_at:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        with stream.lock:
+            stream.work.append((to, buffer))
+        return Event(stream)
+
+
+def placed(state: Any, backend: StandIn | None = None, piece: int = 1 << 12, lanes: int = 3) -> Any:
+    d = device.Device("cuda:0", backend=backend or StandIn())
+    d._ring = _ring.Ring(d._backend, lanes, piece)
+    try:
+        return d.place(state)
+    finally:
+        d.placed()
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(40, 40)
+        self.b = torch.nn.Linear(40, 40, bias=False)
+        self.b.weight = self.a.weight
+        self.register_buffer("ids", torch.arange(7))
+        self.register_buffer("again", self.ids)
+        self.rnn = torch.nn.LSTM(40, 40, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.rnn(self.b(self.a(x)))[0] + self.ids[0]
+
+
+class Pair(NamedTuple):
+    one: Any
+    two: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    table: Any
+    name: str
+
+
+class Layout(unittest.TestCase):
+    def test_all_kinds(self) -> None:
+        base = torch.randn(50, 60)
+        odd = torch.arange(1001, dtype=torch.uint8)
+        state = {
+            "float": base,
+            "rows": base[3:9],
+            "column": base[:, 7],
+            "turned": base.t(),
+            "one of many": torch.randn(4000, 50)[:, :2],
+            "stretched": torch.randn(1, 30).expand(20, 30),
+            "bytes": odd,
+            "inside": odd[1:9],
+            "bool": torch.tensor([True, False, True]),
+            "half": torch.randn(33).half(),
+            "brain": torch.randn(33).bfloat16(),
+            "complex": torch.randn(9, dtype=torch.complex64),
+            "conjugate": torch.randn(9, dtype=torch.complex64).conj(),
+            "scalar": torch.tensor(3.5),
+            "none": torch.empty(0, 4),
+            "sparse": torch.eye(4).to_sparse(),
+            "number": 5,
+        }
+        out = placed(state)
+        for name, t in state.items():
+            if name == "number":
+                self.assertEqual(out[name], 5)
+                continue
+            self.assertTrue(out[name] is not t or name in ("conjugate", "none", "sparse"), name)
+            self.assertEqual((out[name].dtype, out[name].shape), (t.dtype, t.shape), name)
+            self.assertTrue(torch.equal(out[name].to_dense() if t.is_sparse else out[name], t.to_dense() if t.is_sparse else t), name)
+        out["float"][4, 7] = 99
+        self.assertEqual((out["rows"][1, 7], out["column"][4], out["turned"][7, 4]), (99, 99, 99), "no more of the same memory")
+        self.assertNotEqual(base[4, 7], 99)
+        self.assertEqual(out["turned"].stride(), base.t().stride())
+        self.assertEqual(out["half"].data_ptr() % 2, 0)
+
+    def test_places(self) -> None:
+        tensors = [torch.randn(n) for n in (1, 63, 64, 65, 1000)]
+        slots, sources, size = _move.layout(torch, tensors)
+        self.assertTrue(all(slots[id(t)].at % 256 == 0 for t in tensors))
+        self.assertEqual([s.at for s in sources], sorted(s.at for s in sources))
+        self.assertEqual(sum(s.size for s in sources), 4 * (1 + 63 + 64 + 65 + 1000))
+        self.assertLess(size, 4 * (1 + 63 + 64 + 65 + 1000) + 5 * 256)
+        few = torch.randn(1000, 1000)[:, :3]
+        self.assertEqual(_move.layout(torch, [few])[2], 12000)
+
+    def test_modules(self) -> None:
+        net = Net().eval()
+        x = torch.randn(2, 3, 40)
+        with torch.no_grad():
+            want = net(x)
+        before, weight = {k: v.clone() for k, v in net.state_dict().items()}, net.a.weight
+        at = weight.data_ptr()
+        backend = StandIn()
+        state = {"net": net, "weight": net.a.weight, "list": [net.ids, {"deep": (net.a.bias, 1)}]}
+        out = placed(state, backend)
+        self.assertIs(out["net"], net)
+        self.assertIs(net.a.weight, weight)
+        self.assertIs(net.b.weight, net.a.weight)
+        self.assertIs(net.ids, net.again)
+        self.assertNotEqual(weight.data_ptr(), at)
+        self.assertEqual(out["weight"].data_ptr(), weight.data_ptr())
+        self.assertIs(out["list"][0], net.ids)
+        self.assertEqual(out["list"][1]["deep"][0].data_ptr(), net.a.bias.data_ptr())
+        self.assertTrue(weight.requires_grad)
+        self.assertEqual((backend.allocated, backend.contexts, backend.warmed), (1, 0, {torch.float32}))
+        for k, v in net.state_dict().items():
+            self.assertTrue(torch.equal(v, before[k]), k)
+        with torch.no_grad():
+            self.assertTrue(torch.equal(net(x), want))
+
+    def test_containers(self) -> None:
+        t = torch.randn(5)
+        loop: list[Any] = [t]
+        loop.append(loop)
+        plain = [1, {"a": 2}]
+        state = {
+            "pair": Pair(t, 1),
+            "config": Config(t, "x"),
+            "ordered": collections.OrderedDict(a=t, b=2),
+            "loop": loop,
+            "plain": plain,
+            "class": Config,
+        }
+        out = placed(state)
+        self.assertIsInstance(out["pair"], Pair)
+        self.assertIsNot(out["pair"].one, t)
+        for same in (out["config"].table, out["ordered"]["a"], out["loop"][0]):
+            self.assertIs(same, out["pair"].one)
+        self.assertIs(out["loop"][1], out["loop"])
+        self.assertIs(out["plain"], plain)
+        self.assertIs(state["config"].table, t)
+        self.assertEqual((out["config"].name, list(out["ordered"])), ("x", ["a", "b"]))
+
+    def test_nothing_to_move(self) -> None:
+        backend = StandIn()
+        d = device.Device("cuda:0", backend=backend)
+        for state in (None, 7, {"a": [1]}, (), Config(1, "x")):
+            self.assertIs(d.place(state), state)
+        d.placed()
+        self.assertEqual((backend.contexts, backend.allocated), (0, 0))
+        t = {"a": torch.ones(3)}
+        self.assertIs(device.Device("cpu").place(t), t)
+
+
+class Ring(unittest.TestCase):
+    def test_many_sizes(self) -> None:
+        for piece in (256, 1000, 1 << 12, 1 << 20):
+            for lanes in (1, 2, 7):
+                state = {i: torch.randint(0, 255, (n,), dtype=torch.uint8) for i, n in enumerate((1, 255, 256, 257, 5000, 3, 70000))}
+                backend = StandIn()
+                out = placed(state, backend, piece, lanes)
+                for i, t in state.items():
+                    self.assertTrue(torch.equal(out[i], t), (piece, lanes, i))
+                self.assertEqual(backend.pinned_now, [])
+
+    def test_buffers_are_few(self) -> None:
+        backend = StandIn()
+        ring = _ring.Ring(backend, 2, 1000)
+        ring.prepare()
+        self.assertEqual(len(backend.pinned_now), 4)
+        t = torch.randint(0, 255, (100_000,), dtype=torch.uint8)
+        for _ in range(2):  # it can be used again
+            flat = backend.allocate(t.numel())
+            ring.copy([_ring.Source(0, t.numel(), t.data_ptr())], flat)
+            self.assertTrue(torch.equal(flat, t))
+        self.assertEqual(len(backend.pinned_now), 4)
+        ring.close()
+        self.assertEqual(backend.pinned_now, [])
+
+    def test_a_copy_fails(self) -> None:
+        backend = StandIn()
+        backend.fail_at = 5
+        t = torch.randn(50_000)
+        with self.assertRaisesRegex(RuntimeError, "illegal memory access"):
+            placed([t], backend)
+        self.assertLess(backend.copies, 15, "others went on")
+        self.assertEqual(backend.pinned_now, [])
+        self.assertEqual([x for x in threading.enumerate() if "lane" in x.name], [])
+
+    def test_kernels_fail(self) -> None:
+        backend = StandIn()
+        backend.warm = lambda dtypes: (_ for _ in ()).throw(RuntimeError("no kernel"))  # type: ignore[method-assign]
+        with self.assertRaisesRegex(RuntimeError, "no kernel"):
+            placed([torch.randn(50_000)], backend)
+        self.assertEqual(backend.pinned_now, [])
+
+    def test_files(self) -> None:
+        import json
+
+        n = 3 << 20
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "m.safetensors")
+            header = json.dumps({k: {"dtype": "U8", "shape": [n], "data_offsets": [i * n, (i + 1) * n]} for i, k in enumerate("abc")}).encode()
+            with open(path, "wb") as f:
+                f.write(len(header).to_bytes(8, "little") + header + os.urandom(3 * n))
+            model = Model(path)
+            tensors = model.torch()
+            sources = [_ring.Source(0, n, tensors["b"].data_ptr())]
+
+            def files(s: list[_ring.Source]) -> list[_ring.Source]:
+                found, fds = _ring.opened(s)
+                for fd in fds:
+                    os.close(fd)
+                return found
+
+            (found,) = files(sources)
+            self.assertGreaterEqual(found.file, 0)
+            self.assertEqual(found.offset, 8 + len(header) + n)
+            for piece in (1 << 20, 1000_003):
+                out = placed(dict(tensors), piece=piece)
+                for k in "abc":
+                    self.assertTrue(torch.equal(out[k], tensors[k]), k)
+            own = torch.randint(0, 255, (n,), dtype=torch.uint8)
+            self.assertEqual(files([_ring.Source(0, n, own.data_ptr())])[0].file, -1)
+            other = os.path.join(folder, "other")
+            with open(other, "wb") as f:
+                f.write(bytes(os.path.getsize(path)))
+            self.assertEqual(_ring._open(path, os.stat(other).st_ino), -1, "another file of that name is taken for it")
+            tensors["a"][5] = 1 ^ int(tensors["a"][5])  # a page of this process's own
+            self.assertEqual(files(sources)[0].file, -1, "what was written since is not in the file")
+            self.assertTrue(torch.equal(placed(dict(tensors))["a"], tensors["a"]))
+            tensors = Model(path).torch()
+            os.replace(other, path)
+            self.assertEqual(files([_ring.Source(0, n, tensors["b"].data_ptr())])[0].file, -1, "the file is another by now")
+
+    def test_file_is_cut(self) -> None:
+        with tempfile.TemporaryFile() as f:
+            f.write(b"x" * 1000)
+            f.flush()
+            flat = torch.zeros(2000, dtype=torch.uint8)
+            with self.assertRaisesRegex(OSError, "has become shorter"):
+                _ring.Ring(StandIn(), 1, 4096).copy([_ring.Source(0, 2000, 0, f.fileno())], flat)
+
+
+class Told(unittest.TestCase):
+    def test_out_of_memory_in_place(self) -> None:
+        os.environ[device.VISIBLE] = GPU
+        backend = StandIn(room=1000)
+        state = [torch.randn(500_000_000 // 4)]
+        d = device.Device("cuda:0", backend=backend)
+        me = sc.Replica(device="cuda:0", _place=d.place)
+        loaded = _stage.Loaded(_stage.Hooks(infer=lambda s, c: c), Model(), state, 0)
+        with self.assertRaisesRegex(sc.OutOfMemory, "^out of memory on device GPU-0: want 0.50 GB, 0.00 of 1.07 GB free") as got:
+            d.place(state)
+        self.assertEqual(backend.copies, 0)
+        with self.assertRaisesRegex(sc.StageError, "place: OutOfMemory: out of memory on device GPU-0: want 0.50 GB"):
+            _stage.place(loaded, me)
+        self.assertIsInstance(got.exception, sc.OutOfMemory)
+        self.assertIs(me.to_device(None), None)
+
+    def test_out_of_memory_in_infer(self) -> None:
+        os.environ[device.VISIBLE] = GPU
+        failed = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 39.59 GiB total capacity)")
+        own = sc.OutOfMemory("this many do not fit")
+        calls = [sc.Call(b"x"), sc.Call(b"y"), sc.Call(b"z")]
+        results = _ends.run(lambda s, c: [failed, "fine", own], None, calls)
+        self.assertIsInstance(results[0], sc.OutOfMemory)
+        self.assertIn("out of memory on device GPU-0: want 2.00 GiB, ", str(results[0]))
+        self.assertIsInstance(results[1], sc.Output)
+        self.assertIs(results[2], own)
+
+    def test_times(self) -> None:
+        os.environ[device.VISIBLE] = GPU
+        backend = StandIn()
+        d = device.Device("cuda:0", backend=backend)
+        with self.assertLogs("stagecoach", logging.INFO) as log:
+            d.ready()
+            self.assertEqual((backend.contexts, len(backend.warmed)), (1, 3))
+            before = len(backend.pinned_now)
+            d.place([torch.randn(1000)])
+            d.placed()
+        self.assertGreater(before, 0)
+        self.assertEqual((backend.contexts, backend.pinned_now), (1, []))
+        self.assertRegex(log.output[0], r"device GPU-0 is ready: context 0\.\d+ s, first kernels 0\.\d+ s")
+        self.assertRegex(log.output[1], r"device GPU-0 has its parameters: 0\.000 GB copied in 0\.\d+ s \(\d+\.\d GB/s\)$")
+
+
+if __name__ == "__main__":
+    unittest.main()
