@@ -32,6 +32,10 @@ func act(role string, args []string) {
 		err = actDaemon(args[0], args[1], args[2], hand)
 	case "zygote":
 		err = actZygote(args[0])
+	case "parks":
+		err = actParks()
+	case "parked":
+		err = actParked()
 	case "churn":
 		err = actDaemon(args[0], args[1], args[2], churn)
 	case "loads":

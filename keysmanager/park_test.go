@@ -1,0 +1,380 @@
+package keysmanager
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// actParks is a zygote whose children know devices, of which GPU-bad is out of memory.
+func actParks() error {
+	fd, err := strconv.Atoi(os.Getenv(wire.EnvZygoteFD))
+	if err != nil {
+		return err
+	}
+	conn, err := unixConn(os.NewFile(uintptr(fd), "control"))
+	if err != nil {
+		return err
+	}
+	say := func(o wire.Order) {
+		o.Version = wire.OrderVersion
+		_, _ = conn.Write(wire.AppendOrder(nil, o)) // fails when nobody listens
+	}
+	say(wire.Order{Kind: wire.ZygoteReady, PID: uint32(os.Getpid()), Prepacked: true})
+	for {
+		o, files, err := receiveFiles(conn)
+		if err != nil {
+			return err
+		}
+		if o.Kind != wire.OrderFork {
+			continue
+		}
+		c := exec.Command("/proc/self/exe", actAs, "parked")
+		c.ExtraFiles, c.Stderr, c.SysProcAttr = files, os.Stderr, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := c.Start(); err != nil {
+			return err
+		}
+		closeFiles(files)
+		say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(c.Process.Pid)})
+		go func() { // ends with the child
+			_ = c.Wait()
+			say(wire.Order{Kind: wire.ChildExited, PID: uint32(c.Process.Pid), Status: uint32(c.ProcessState.Sys().(syscall.WaitStatus))})
+		}()
+	}
+}
+
+// actParked is a child at its gate, descriptor 3. What it becomes waits for the end of its stage socket.
+func actParked() error {
+	gate, err := unixConn(os.NewFile(3, "gate"))
+	if err != nil {
+		return err
+	}
+	for {
+		o, files, err := receiveFiles(gate)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case o.Kind == wire.OrderBegin:
+			fmt.Fprintln(files[1], slices.DeleteFunc(o.Env, func(kv string) bool { return !strings.HasPrefix(kv, envDevices+"=") }))
+			_, _ = io.Copy(io.Discard, files[0])
+			return nil
+		}
+		answer := wire.Order{Kind: wire.ChildParked, Version: wire.OrderVersion, Nanos: 1}
+		if slices.Contains(o.Env, envDevices+"=GPU-bad") {
+			answer = wire.Order{Kind: wire.ZygoteError, Version: wire.OrderVersion, Text: "out of memory on device GPU-bad"}
+		}
+		if _, err := gate.Write(wire.AppendOrder(nil, answer)); err != nil || answer.Kind == wire.ZygoteError {
+			return err
+		}
+	}
+}
+
+// receiveFiles reads a message with what rides along.
+func receiveFiles(conn *net.UnixConn) (wire.Order, []*os.File, error) {
+	buf, oob := make([]byte, maxOrder), make([]byte, unix.CmsgSpace(4*8))
+	n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
+	if err == nil && n == 0 {
+		err = io.EOF
+	}
+	if err != nil {
+		return wire.Order{}, nil, err
+	}
+	var files []*os.File
+	messages, _ := unix.ParseSocketControlMessage(oob[:oobn])
+	for _, m := range messages {
+		fds, _ := unix.ParseUnixRights(&m)
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "received"))
+		}
+	}
+	o, err := wire.DecodeOrder(buf[:n])
+	return o, files, err
+}
+
+// rack is devices that a test changes.
+type rack struct {
+	mu  sync.Mutex
+	all []Device
+}
+
+func (r *rack) look() []Device {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.all)
+}
+
+func (r *rack) change(id string, f func(*Device)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f(&r.all[slices.IndexFunc(r.all, func(d Device) bool { return d.ID == id })])
+}
+
+// parking is a node with such devices of 10 GiB, and a function of which a replica takes 4.
+func parking(t *testing.T, change func(*Config), ids ...string) (*node, *rack, Spec) {
+	t.Helper()
+	r := &rack{}
+	for _, id := range ids {
+		r.all = append(r.all, Device{ID: id, Memory: 10 * gib})
+	}
+	root := t.TempDir()
+	n := newNode(t, func(c *Config) {
+		c.Images, c.ORT, c.Devices = anyImage{root}, "", r.look
+		if change != nil {
+			change(c)
+		}
+	})
+	return n, r, Spec{
+		Function: "f.ns", Namespace: "ns", Image: "i", Process: os.Args[0] + " " + actAs + " parks", Env: map[string]string{wire.EnvRuntime: "python"},
+		Devices: 1, DeviceMemory: 4 * gib,
+	}
+}
+
+// keyStages says that these are key stages, and no others are.
+func (n *node) keyStages(specs ...Spec) {
+	n.t.Helper()
+	var wanted []Wanted
+	for _, s := range specs {
+		wanted = append(wanted, Wanted{Spec: s, Key: true})
+	}
+	if err := n.Warm(n.t.Context(), wanted); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// parkedOn waits until children are parked on exactly these devices, and returns their processes.
+func (n *node) parkedOn(devices ...string) (pids map[string]int) {
+	n.t.Helper()
+	proctest.Until(n.t, 20*time.Second, fmt.Sprintf("children to be parked on %q", devices), func() bool {
+		pids = map[string]int{}
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		for _, z := range n.parkedZygotes() {
+			z.mu.Lock()
+			for device, b := range z.berths {
+				if device != "" && b.child != nil && !b.coming {
+					pids[device] = b.child.pid
+				}
+			}
+			z.mu.Unlock()
+		}
+		return len(pids) == len(devices) && !slices.ContainsFunc(devices, func(id string) bool { return pids[id] == 0 })
+	})
+	return pids
+}
+
+func (n *node) on(replica, device string, s Spec) *Replica {
+	n.t.Helper()
+	r, err := n.Start(n.t.Context(), Order{Replica: replica, Spec: s, Device: device})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() { _ = r.Conn.Close() })
+	return r
+}
+
+// TestParkedChildren wait on each device that has room for a replica, become it, and give way.
+func TestParkedChildren(t *testing.T) {
+	n, r, s := parking(t, nil, "GPU-a", "GPU-b")
+	n.keyStages(s)
+	pids := n.parkedOn("GPU-a", "GPU-b")
+	for _, d := range n.Inventory().Devices {
+		if d.Parked != contextOverhead || !slices.Equal(d.ParkedFor, []string{"f.ns"}) || d.Reserved != 0 || d.Free != 10*gib {
+			t.Errorf("device %+v, want a parked child's %d of all that is free", d, contextOverhead)
+		}
+	}
+	first := n.on("first", "GPU-a", s)
+	if first.Path != PathParked || first.PID != pids["GPU-a"] || n.printed("first") != "[CUDA_VISIBLE_DEVICES=GPU-a]" {
+		t.Errorf("path %s, process %d, want the parked child %d", first.Path, first.PID, pids["GPU-a"])
+	}
+	next := n.parkedOn("GPU-a", "GPU-b")
+	if second := n.on("second", "GPU-a", s); second.PID != next["GPU-a"] || second.Path != PathParked {
+		t.Errorf("path %s, process %d, want the parked child %d", second.Path, second.PID, next["GPU-a"])
+	}
+	n.parkedOn("GPU-b") // 2 GiB are left on the other
+	if got := n.Inventory().Replicas[0]; got.Path != PathParked || got.Device != "GPU-a" {
+		t.Errorf("replica %+v", got)
+	}
+	if info := n.Inventory().Devices[0]; info.Reserved != 8*gib || info.Free != 2*gib || info.Parked != 0 {
+		t.Errorf("device %+v", info)
+	}
+	other := s // that is no key stage, and takes all of a device
+	other.Function, other.DeviceMemory = "g.ns", 0
+	if whole := n.on("whole", "GPU-b", other); whole.Path != PathFork {
+		t.Errorf("path %s of another function", whole.Path)
+	}
+	proctest.Gone(t, pids["GPU-b"])
+	n.parkedOn()
+	if err := n.Stop(t.Context(), "whole", time.Second); err != nil {
+		t.Fatal(err)
+	}
+	pids = n.parkedOn("GPU-b")
+	r.change("GPU-b", func(d *Device) { d.Unhealthy = "it is lost" })
+	proctest.Gone(t, pids["GPU-b"])
+	r.change("GPU-b", func(d *Device) { d.Unhealthy = "" })
+	pids = n.parkedOn("GPU-b")
+	n.keyStages() // it is none any more
+	proctest.Gone(t, pids["GPU-b"])
+	if n.spare(n.zygote()) == 0 || len(n.exits) != 1 {
+		t.Errorf("%d ends were told, want that of one replica", len(n.exits))
+	}
+}
+
+// TestParkedChildrenOfOrders: who is not parked where, or as, an order wants is not what it gets.
+func TestParkedChildrenOfOrders(t *testing.T) {
+	n, _, s := parking(t, nil, "GPU-a", "GPU-b")
+	n.keyStages(s)
+	pids := n.parkedOn("GPU-a", "GPU-b")
+	if r := n.on("both", "GPU-a,GPU-b", s); r.Path != PathFork {
+		t.Errorf("on two devices: path %s", r.Path)
+	}
+	if err := syscall.Kill(pids["GPU-a"], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	proctest.Until(t, 20*time.Second, "its end to be heard of", func() bool {
+		z := n.only()
+		z.mu.Lock()
+		defer z.mu.Unlock()
+		return z.waiting[uint32(pids["GPU-a"])] == nil
+	})
+	next := n.parkedOn("GPU-a", "GPU-b")
+	if next["GPU-a"] == pids["GPU-a"] || next["GPU-b"] != pids["GPU-b"] {
+		t.Errorf("parked %v after %v", next, pids)
+	}
+	if r := n.on("one", "GPU-b", s); r.PID != pids["GPU-b"] {
+		t.Errorf("process %d, want %d", r.PID, pids["GPU-b"])
+	}
+	if len(n.exits) > 0 {
+		t.Errorf("exit %+v", <-n.exits)
+	}
+}
+
+// TestADeviceWithoutRoomForAContext: a child cannot be parked, and replicas start without.
+func TestADeviceWithoutRoomForAContext(t *testing.T) {
+	n, _, s := parking(t, nil, "GPU-bad", "GPU-good")
+	n.keyStages(s)
+	n.parkedOn("GPU-good")
+	z := n.only()
+	proctest.Until(t, 20*time.Second, "it to have failed twice", func() bool {
+		z.mu.Lock()
+		defer z.mu.Unlock()
+		b := z.berths["GPU-bad"]
+		return b != nil && b.failed.count >= 2 && !b.coming && time.Until(b.failed.retry) > 0
+	})
+	if r := n.on("r", "GPU-bad", s); r.Path != PathFork {
+		t.Errorf("path %s", r.Path)
+	}
+}
+
+// TestParkedChildrenGoFirst when memory is short, and before anybody's zygote.
+func TestParkedChildrenGoFirst(t *testing.T) {
+	g := &gauge{meter: newKernel("")}
+	g.set(bound{boundMachine, 100 * gb, gb})
+	n, _, s := parking(t, func(c *Config) { c.meter = g }, "GPU-a")
+	n.keyStages(s)
+	pid := n.parkedOn("GPU-a")["GPU-a"]
+	if inv := n.press(g, 86*gb); len(inv.Zygotes) != 1 || inv.Evictions != 0 {
+		t.Errorf("inventory %+v, want the zygote", inv)
+	}
+	proctest.Gone(t, pid)
+	n.parkedOn()
+	if inv := n.press(g, 87*gb); inv.Evicted.Pressure != 1 {
+		t.Errorf("inventory %+v, want its zygote evicted now", inv)
+	}
+}
+
+// TestParkedChildrenAreNotAdopted: they end with their manager, and the next has others once it knows what it is to keep.
+func TestParkedChildrenAreNotAdopted(t *testing.T) {
+	g, w := groups(t), wardenOf(t)
+	change := func(c *Config) { c.Groups, c.Warden = g, w }
+	n, _, s := parking(t, change, "GPU-a")
+	n.keyStages(s)
+	n.parkedOn("GPU-a")
+	r := n.on("kept", "GPU-a", s)
+	next := n.parkedOn("GPU-a")["GPU-a"]
+	n.Detach()
+	proctest.Gone(t, next)
+	n, _, s = parking(t, change, "GPU-a")
+	if got := n.Inventory().Replicas; len(got) != 1 || got[0].PID != r.PID || got[0].Path != PathParked {
+		t.Errorf("adopted %+v, want process %d", got, r.PID)
+	}
+	n.spare(n.zygote())
+	n.parkedOn()
+	n.keyStages(s)
+	n.parkedOn("GPU-a")
+	proctest.Until(t, 20*time.Second, "the groups of a zygote, a replica, a spare and a parked child", func() bool {
+		names, err := g.Names()
+		return err == nil && len(names) == 4
+	})
+}
+
+// TestWhoHasADevice: parked children give way, and a worker's context and replicas share what their process uses.
+func TestWhoHasADevice(t *testing.T) {
+	reserved := func(bytes int64) map[string]int64 { return map[string]int64{"GPU-a": bytes} }
+	for name, tc := range map[string]struct {
+		used                   map[int]int64
+		holders                []holder
+		reserved, free, parked int64
+		names                  []string
+	}{
+		"a parked child":                   {nil, []holder{{pid: 7, reserved: reserved(gib), parked: "f"}}, 0, 40 * gib, gib, nil},
+		"one that uses more":               {map[int]int64{7: 2 * gib}, []holder{{pid: 7, reserved: reserved(gib), parked: "f"}}, 0, 40 * gib, 2 * gib, nil},
+		"beside a stranger":                {map[int]int64{7: 2 * gib, 9: gib}, []holder{{pid: 7, reserved: reserved(gib), parked: "f"}}, 0, 39 * gib, 2 * gib, nil},
+		"a worker":                         {nil, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 5 * gib, 35 * gib, 0, []string{"r"}},
+		"a worker that uses what it may":   {map[int]int64{7: 9 * gib}, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {replica: "s", pid: 7, reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 9 * gib, 31 * gib, 0, []string{"r", "s"}},
+		"a worker that uses more":          {map[int]int64{7: 12 * gib}, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {replica: "s", pid: 7, reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 9 * gib, 28 * gib, 0, []string{"r", "s"}},
+		"a worker without replicas":        {map[int]int64{7: gib / 2}, []holder{{pid: 7, reserved: reserved(gib)}}, gib, 39 * gib, 0, nil},
+		"a worker one of whose is to come": {map[int]int64{7: 5 * gib}, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {replica: "s", reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 9 * gib, 31 * gib, 0, []string{"r", "s"}},
+	} {
+		d := Device{ID: "GPU-a", Memory: 40 * gib, Processes: tc.used}
+		for _, bytes := range tc.used {
+			d.Used += bytes
+		}
+		got := survey([]Device{d}, tc.holders, orphan)[0]
+		if got.Reserved != tc.reserved || got.Free != tc.free || got.Parked != tc.parked || !slices.Equal(got.Replicas, tc.names) {
+			t.Errorf("%s: reserved %s, free %s, parked %s, replicas %q; want %s, %s, %s, %q", name, plan.Size(got.Reserved), plan.Size(got.Free), plan.Size(got.Parked), got.Replicas,
+				plan.Size(tc.reserved), plan.Size(tc.free), plan.Size(tc.parked), tc.names)
+		}
+	}
+}
+
+// TestWhereChildrenMayPark: on devices that are well, where a replica fits beside what is there.
+func TestWhereChildrenMayPark(t *testing.T) {
+	for name, tc := range map[string]struct {
+		d     DeviceInfo
+		bytes int64
+		want  bool
+	}{
+		"free":                     {DeviceInfo{Free: 40 * gib}, 30 * gib, true},
+		"too little":               {DeviceInfo{Free: 20 * gib}, 30 * gib, false},
+		"beside others":            {DeviceInfo{Free: 20 * gib, Replicas: []string{"r"}}, 20 * gib, true},
+		"whole":                    {DeviceInfo{Free: 40 * gib}, 0, true},
+		"whole, and somebody's":    {DeviceInfo{Free: 39 * gib, Replicas: []string{"r"}}, 0, false},
+		"ill":                      {DeviceInfo{Device: Device{Unhealthy: "lost"}, Free: 40 * gib}, gib, false},
+		"full of those who parked": {DeviceInfo{Free: gib, Parked: gib - 1}, 1, false},
+		"room for one more":        {DeviceInfo{Free: 2 * gib, Parked: gib}, gib, true},
+	} {
+		tc.d.Memory = 40 * gib
+		if got := tc.d.takes(tc.bytes); got != tc.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
