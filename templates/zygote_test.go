@@ -84,17 +84,29 @@ func pair(t *testing.T, kind int) (*net.UnixConn, *os.File) {
 	return c.(*net.UnixConn), there
 }
 
+// imaged makes the root of an image of the handler.
+func imaged(t *testing.T, handler string) string {
+	t.Helper()
+	root := t.TempDir()
+	if err := errors.Join(os.CopyFS(root, os.DirFS("python3-stage")), os.WriteFile(filepath.Join(root, "handler.py"), []byte(handler), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
 // zygote starts one of the handler idle, which is ready.
 func zygote(t *testing.T) *keeper {
 	t.Helper()
-	root := t.TempDir()
-	if err := errors.Join(os.CopyFS(root, os.DirFS("python3-stage")), os.WriteFile(filepath.Join(root, "handler.py"), []byte(idle), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	return started(t, proctest.Python(t), imaged(t, idle))
+}
+
+// started starts the stage in the folder root as a zygote, or as what env makes of it, and returns when that is ready.
+func started(t *testing.T, python, root string, env ...string) *keeper {
+	t.Helper()
 	socket, there := pair(t, unix.SOCK_SEQPACKET)
 	k := &keeper{t: t, socket: socket, stderr: &lockedBuffer{}}
-	k.cmd = exec.Command(proctest.Python(t), "stage")
-	k.cmd.Dir, k.cmd.Env, k.cmd.ExtraFiles, k.cmd.Stderr = root, []string{wire.EnvZygoteFD + "=3", "PATH=" + os.Getenv("PATH")}, []*os.File{there}, k.stderr
+	k.cmd = exec.Command(python, "stage")
+	k.cmd.Dir, k.cmd.Env, k.cmd.ExtraFiles, k.cmd.Stderr = root, append([]string{wire.EnvZygoteFD + "=3", "PATH=" + os.Getenv("PATH")}, env...), []*os.File{there}, k.stderr
 	k.cmd.WaitDelay = patience // for what has its stderr, and should have ended with it
 	if err := k.cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -24,7 +24,7 @@ import threading
 import time
 from typing import NamedTuple, NoReturn
 
-from . import _linux, _main, _stage, _threads
+from . import _linux, _main, _stage, _threads, device
 from ._types import StageError
 
 ENV_THREADS = "STAGECOACH_THREADS"
@@ -53,6 +53,7 @@ class Begin(NamedTuple):
     fd: int
     threads: int
     env: list[str]
+    spot: device.Device | None  # of a parked child, ready
 
 
 class Received(NamedTuple):
@@ -84,7 +85,7 @@ def run(fd: int) -> NoReturn:
         _become(told, before)
     except Exception as err:
         _end_child(str(err))
-    _main.replica(loaded, told.fd)
+    _main.replica(loaded, told.fd, told.spot)
 
 
 def _control(fd: int) -> socket.socket:
@@ -322,14 +323,15 @@ class Zygote:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _told(self) -> Begin:
-        """Wait at the gate until the child is told who it is. A gate that is closed says that it is nobody any more."""
-        r = _receive_from(self._control, self._buffer)
-        if not r.data:
-            os._exit(0)
-        if r.cut or len(r.data) < HEADER or r.data[:1] != b"B" or r.data[1] != VERSION or len(r.fds) != BEGIN_FDS:
+        """Wait at the gate until the child is told who it is."""
+        r, spot, env = self._at_gate(), None, []
+        if r.data[:1] == b"P" and not r.fds:
+            env = environment(r.data)
+            spot = self._park(env)
+            r = self._at_gate()
+        if r.data[:1] != b"B" or len(r.fds) != BEGIN_FDS:
             raise OSError("what its gate says: " + os.strerror(71))
-        if len(r.data) > HEADER and r.data[-1] != 0:
-            raise OSError("environment, whose last string has no end")
+        env += environment(r.data)
         fd = self._control.detach()
         os.dup2(r.fds[1], 1)
         os.dup2(r.fds[2], 2)
@@ -337,13 +339,39 @@ class Zygote:
         _close(r.fds)
         if self._handler is not None and self._handler is not signal.SIG_DFL:
             signal.signal(signal.SIGCHLD, self._handler)
-        return Begin(fd, r.data[2] | r.data[3] << 8, [os.fsdecode(kv) for kv in r.data[HEADER:].split(b"\0") if kv])
+        return Begin(fd, threads_of(r.data), env, spot)
+
+    def _at_gate(self) -> Received:
+        """A message at the gate. One that is closed says that the child is nobody any more."""
+        r = _receive_from(self._control, self._buffer)
+        if not r.data:
+            os._exit(0)
+        if r.cut or len(r.data) < HEADER or r.data[1] != VERSION:
+            raise OSError("what its gate says: " + os.strerror(71))
+        return r
+
+    def _park(self, env: list[str]) -> device.Device:
+        """Have the device ready that the child is told ahead of need."""
+        begin = time.monotonic_ns()
+        os.environ.update(kv.partition("=")[::2] for kv in env)
+        try:
+            spot = device.Device(device.name())
+            spot.ready()
+            told = struct.pack("<cBHIQ", b"D", VERSION, 0, 0, time.monotonic_ns() - begin)
+        except Exception as err:
+            self._control.send(_error(0, FAILED, str(err) or type(err).__name__), socket.MSG_NOSIGNAL)
+            raise
+        try:
+            self._control.send(told, socket.MSG_NOSIGNAL)
+        except OSError:  # nobody wants it any more
+            os._exit(0)
+        return spot
 
 
 def _become(told: Begin, before: dict[str, str | None]) -> None:
     """Make a child the replica that it was told to be: its environment and its threads.
     before is what the zygote's environment was before it was made one for a single thread."""
-    threads = max(1, told.threads)
+    threads = told.threads
     for name, value in before.items():
         if value is None and name in _threads.VARIABLES:
             value = str(threads)  # for libraries that are loaded from now on
@@ -381,6 +409,18 @@ def _receive_from(sock: socket.socket, buffer: bytearray) -> Received:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[:len(data) - len(data) % fds.itemsize])
     return Received(bytes(buffer[:n]), bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)), list(fds))
+
+
+def environment(data: bytes) -> list[str]:
+    """The environment in an order."""
+    if len(data) > HEADER and data[-1] != 0:
+        raise OSError("environment, whose last string has no end")
+    return [os.fsdecode(kv) for kv in data[HEADER:].split(b"\0") if kv]
+
+
+def threads_of(data: bytes) -> int:
+    """The number of threads in an order to begin."""
+    return max(1, data[2] | data[3] << 8)
 
 
 def _word(data: bytes) -> int:

@@ -76,9 +76,12 @@ class Device:
             return
         with self._lock:
             used = _used()
-            backend, ring = self._open(torch)
-            ring.prepare()
-            self._kernels(backend, {torch.float32, torch.float16, torch.bfloat16})
+            try:
+                backend, ring = self._open(torch)
+                ring.prepare()
+                self._kernels(backend, {torch.float32, torch.float16, torch.bfloat16})
+            except Exception as err:
+                raise lack(err, self._backend) if out_of_memory(err) else err
             after = _used()
             self._log(f"is ready and {(after - used) / 1e9:.2f} GB of it taken" if 0 <= used < after else "is ready")
 
@@ -162,6 +165,7 @@ class _Cuda(_ring.Cuda):
         if getattr(cuda, "_is_in_bad_fork", lambda: False)():
             raise StageError("CUDA was asked for devices while the handler was imported or loaded, and is of no use after a "
                              "fork: leave torch.cuda to the place hook")
+        cuda.init()
         cuda.set_device(0)
         self._torch.empty(1, device=self._device)
 
