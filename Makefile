@@ -14,7 +14,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-kill test-faults check lint fmt fuzz bench bench-coldstart bench-keysmanager bench-hop bench-idle clean
+.PHONY: help tools fetch build images demo test test-python test-kill test-faults check lint fmt fuzz bench bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ bench: bench-coldstart bench-keysmanager bench-hop bench-idle ## the benchmarks 
 
 bench-coldstart: images ## order to first output of a replica on every start path; BENCH=--full for 4 GB, and 32 replicas
 	@$(BIN)/stagecoach bench coldstart --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 $(BENCH)
+
+bench-gpu: build ## order to first output of stages in PyTorch on a GPU, which this machine needs to have
+	@$(BIN)/stagecoach bench gpu $(BENCH)
 
 bench-keysmanager: images ## forks a second, a thousand orders at once, an idle daemon, a request from zero
 	@$(BIN)/stagecoach bench keysmanager --images $(IMAGES) --ort build/ort/libonnxruntime.so.1

@@ -22,12 +22,19 @@ import (
 
 // Report is what a benchmark prints.
 type Report struct {
-	Bench string  `json:"bench"`
-	Host  Host    `json:"host"`
-	Load  float64 `json:"load_average"` // over a minute, when the benchmark began
-	// Versions are of what was measured with, by name.
-	Versions map[string]string `json:"versions,omitempty"`
+	Bench    string            `json:"bench"`
+	Host     Host              `json:"host"`
+	Load     float64           `json:"load_average"`       // over a minute, when the benchmark began
+	Versions map[string]string `json:"versions,omitempty"` // of what was measured with, by name
 	Results  []Result          `json:"results"`
+	Goals    []Goal            `json:"goals,omitempty"`
+}
+
+// Goal is what was wanted of a figure of the report.
+type Goal struct {
+	Goal   string  `json:"goal"` // such as "5.4G fork: ms from order to first output: at most 1000"
+	Figure float64 `json:"figure"`
+	Met    bool    `json:"met"`
 }
 
 // Host is the machine that was measured.
@@ -90,7 +97,7 @@ func (r *Report) WriteJSON(w io.Writer) error {
 	return e.Encode(r)
 }
 
-// WriteTable prints one line a case and one column a metric.
+// WriteTable prints one line a case and one column a metric, then one line a goal.
 func (r *Report) WriteTable(w io.Writer) error {
 	var cases, metrics []string
 	values := map[[2]string]string{}
@@ -117,7 +124,17 @@ func (r *Report) WriteTable(w io.Writer) error {
 		}
 		fmt.Fprint(t, "\t\n")
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, g := range r.Goals {
+		verdict := "missed"
+		if g.Met {
+			verdict = "met"
+		}
+		fmt.Fprintf(w, "goal: %s: %.4g, %s\n", g.Goal, g.Figure, verdict)
+	}
+	return nil
 }
 
 // Quantile returns the q-quantile (0 < q < 1) of sample by the nearest rank. ok is false when fewer than one observation

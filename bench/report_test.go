@@ -31,12 +31,14 @@ func TestTableHasALineACase(t *testing.T) {
 	r.Add("a", "m1", 1, 3)
 	r.Add("b", "m2", 2.5, 4)
 	r.With("torch", "1.13")
+	r.Goals = []Goal{{"at least 2", 2.5, true}, {"at least 3", 2.5, false}}
 	var b strings.Builder
 	if err := r.WriteTable(&b); err != nil {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
-	if len(lines) != 4 || !strings.Contains(lines[3], "2.5 (n=4)") || !strings.HasSuffix(lines[0], ", torch 1.13") {
+	if len(lines) != 6 || !strings.Contains(lines[3], "2.5 (n=4)") || !strings.HasSuffix(lines[0], ", torch 1.13") ||
+		lines[4] != "goal: at least 2: 2.5, met" || lines[5] != "goal: at least 3: 2.5, missed" {
 		t.Errorf("table:\n%s", b.String())
 	}
 }

@@ -33,17 +33,23 @@ type torchPython struct {
 	Torch   string `json:"torch"`
 }
 
-// findTorch finds an interpreter with PyTorch: the one that was named, else the first that has it.
-func findTorch(ctx context.Context, named string) (torchPython, error) {
+// findTorch finds an interpreter with PyTorch, and with CUDA if that is wanted: the one that was named, else the first that has it.
+func findTorch(ctx context.Context, named string, cuda bool) (torchPython, error) {
 	candidates := []string{"python3", "/usr/bin/python3"}
 	if named != "" {
 		candidates = []string{named}
 	}
 	const code = `import json, platform, sys, numpy, torch
+if "cuda" in sys.argv and not torch.cuda.is_available():
+    sys.exit("its PyTorch " + torch.__version__ + " finds no CUDA device")
 print(json.dumps({"program": sys.executable, "python": platform.python_version(), "torch": torch.__version__}))`
+	args, what := []string{"-c", code}, "PyTorch"
+	if cuda {
+		args, what = append(args, "cuda"), "PyTorch that finds a CUDA device"
+	}
 	var faults []error
 	for _, name := range candidates {
-		out, err := exec.CommandContext(ctx, name, "-c", code).Output()
+		out, err := exec.CommandContext(ctx, name, args...).Output()
 		if err != nil {
 			var exit *exec.ExitError
 			if errors.As(err, &exit) {
@@ -59,20 +65,43 @@ print(json.dumps({"program": sys.executable, "python": platform.python_version()
 		}
 		return py, nil
 	}
-	return torchPython{}, fmt.Errorf("no interpreter with PyTorch: install it (Debian: apt-get install python3-torch python3-numpy) or name another with --python: %w",
-		errors.Join(faults...))
+	return torchPython{}, fmt.Errorf("no interpreter with %s: install it (Debian: apt-get install python3-torch python3-numpy; with CUDA: pip install torch) or name another with --python: %w",
+		what, errors.Join(faults...))
 }
 
 // tell has a report say what was measured with.
 func (p torchPython) tell(r *bench.Report) { r.With("python", p.Python); r.With("torch", p.Torch) }
 
+// process is the env fprocess of stages that it runs, with what of our environment it may find its modules and libraries by.
+func (p torchPython) process() string {
+	words := []string{}
+	for _, name := range []string{"PYTHONPATH", "LD_LIBRARY_PATH"} {
+		if v := os.Getenv(name); v != "" && len(strings.Fields(v)) == 1 {
+			words = append(words, name+"="+v)
+		}
+	}
+	if len(words) > 0 {
+		words = append([]string{"/usr/bin/env"}, words...)
+	}
+	return strings.Join(append(words, p.Program, "./stage"), " ")
+}
+
 // torchText is what a call of a stage in PyTorch brings: as many positions as one of an ONNX stage.
 const torchText = "to be, or not to"
 
+// torchDevice is where stages compute.
+type torchDevice struct {
+	name  string            // as PyTorch has it: cpu or cuda:0
+	id    string            // UUID, for CUDA_VISIBLE_DEVICES
+	dtype safetensors.Dtype // of parameters
+}
+
+var onCPU = torchDevice{name: "cpu", id: "none", dtype: "F32"}
+
 // newTorchStage builds the image of a transformer with parameters of about so many bytes, and saves the same model as torch.save
 // does, for those who load it by hand. The caller closes it.
-func newTorchStage(ctx context.Context, py torchPython, bytes int64, dtype safetensors.Dtype) (*benchStage, error) {
-	shape, err := synthetic.Of(1, bytes, dtype)
+func newTorchStage(ctx context.Context, py torchPython, bytes int64, at torchDevice) (*benchStage, error) {
+	shape, err := synthetic.Of(1, bytes, at.dtype)
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +109,7 @@ func newTorchStage(ctx context.Context, py torchPython, bytes int64, dtype safet
 		if err := roomFor(b.dir, 2*bytes+bytes/8); err != nil {
 			return err
 		}
-		b.process = py.Program + " ./stage"
+		b.process = py.process()
 		if err := buildTorch(ctx, b); err != nil {
 			return err
 		}
@@ -91,14 +120,9 @@ func newTorchStage(ctx context.Context, py torchPython, bytes int64, dtype safet
 			return err
 		}
 		b.env = map[string]string{wire.EnvRuntime: "python", wire.EnvModel: "model.safetensors"}
-		for _, name := range []string{"PYTHONPATH", "LD_LIBRARY_PATH"} { // what this interpreter may need
-			if v := os.Getenv(name); v != "" {
-				b.env[name] = v
-			}
-		}
 		b.input = tensor.Item{ContentType: "text/plain", Bytes: []byte(torchText)}
 		b.reads = nextByte
-		p := &plain{py: py, dir: b.dir, root: b.root, device: "cpu"}
+		p := &plain{py: py, dir: b.dir, root: b.root, at: at}
 		b.others = map[string]starter{"plain": p.start}
 		return p.pack(ctx)
 	})
@@ -142,8 +166,7 @@ var plainPython []byte
 type plain struct {
 	py        torchPython
 	dir, root string // for its files; the stage's image
-	device    string // as PyTorch names it
-	visible   string // CUDA_VISIBLE_DEVICES
+	at        torchDevice
 }
 
 func (p *plain) script() string { return filepath.Join(p.dir, "plain.py") }
@@ -151,7 +174,7 @@ func (p *plain) model() string  { return filepath.Join(p.dir, "model.pt") }
 
 func (p *plain) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.py.Program, append([]string{p.script()}, args...)...)
-	cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+p.visible, "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+p.at.id, "PYTHONDONTWRITEBYTECODE=1")
 	cmd.Stderr = os.Stderr
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
@@ -173,7 +196,7 @@ func (p *plain) start(ctx context.Context) (started, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	begin := time.Now()
-	cmd := p.command(ctx, "run", p.root, p.model(), p.device, torchText)
+	cmd := p.command(ctx, "run", p.root, p.model(), p.at.name, torchText)
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		return started{}, err

@@ -52,7 +52,7 @@ func commands() []command {
 		{"warden", "what `keysmanager` starts processes with, so that they outlive it", runWarden, nil},
 		{"demo", "the main job end to end, on real input, with its result shown", runDemo, nil},
 		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", runLoad, nil},
-		{"bench", "measure", runBench, []string{"coldstart", "hop", "idle", "keysmanager"}},
+		{"bench", "measure", runBench, []string{"coldstart", "gpu", "hop", "idle", "keysmanager"}},
 		{"version", "print the version", runVersion, nil},
 	}
 }
@@ -63,8 +63,25 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "stagecoach:", err)
-		os.Exit(1)
+		os.Exit(statusOf(err))
 	}
+}
+
+// exitError is an error that the program ends with a status of its own for.
+type exitError struct {
+	status int
+	error
+}
+
+func (e exitError) Unwrap() error { return e.error }
+
+// statusOf is the program's status when it ends with an error.
+func statusOf(err error) int {
+	var e exitError
+	if errors.As(err, &e) {
+		return e.status
+	}
+	return 1
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
