@@ -34,6 +34,8 @@ func act(role string, args []string) {
 		err = actZygote(args[0])
 	case "parks":
 		err = actParks()
+	case "works":
+		err = actWorks(args[0])
 	case "parked":
 		err = actParked()
 	case "churn":

@@ -72,7 +72,7 @@ func (m *Manager) borrow(ctx context.Context, key zygoteKey, spec Spec, image sa
 		case <-wait:
 		case <-ctx.Done():
 			release()
-			return nil, false, nil, fmt.Errorf("its zygote still loads: %w", context.Cause(ctx))
+			return nil, false, nil, fmt.Errorf("its %s still loads: %w", key.what(), context.Cause(ctx))
 		}
 	}
 }
@@ -103,7 +103,7 @@ func (m *Manager) mayLoad(key zygoteKey, s *slot) error {
 	case err != nil:
 		return err
 	case s.loading == nil && s.fails > 0 && left > 0:
-		return fmt.Errorf("its zygote failed %d times in a row, next try in %v: %w", s.fails, left.Round(time.Millisecond), s.err)
+		return fmt.Errorf("its %s failed %d times in a row, next try in %v: %w", key.what(), s.fails, left.Round(time.Millisecond), s.err)
 	}
 	return nil
 }

@@ -1,0 +1,297 @@
+package keysmanager
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// actWorks is a worker, whose threads wait for the end of their stage sockets. Their ids begin with the given one.
+func actWorks(first string) error {
+	fd, err := strconv.Atoi(os.Getenv(wire.EnvZygoteFD))
+	if err != nil || os.Getenv(wire.EnvWorker) == "" {
+		return fmt.Errorf("a zygote: %w", err)
+	}
+	conn, err := unixConn(os.NewFile(uintptr(fd), "control"))
+	if err != nil {
+		return err
+	}
+	id, err := strconv.Atoi(first)
+	if err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	stages, killed := map[uint32]net.Conn{}, map[uint32]bool{} // by id
+	say := func(o wire.Order) {
+		o.Version = wire.OrderVersion
+		_, _ = conn.Write(wire.AppendOrder(nil, o)) // fails when nobody listens
+	}
+	serve := func(id uint32, gate *net.UnixConn) {
+		defer gate.Close()
+		status := uint32(0)
+		if o, files, err := receiveFiles(gate); err == nil {
+			fmt.Fprintln(files[1], slices.DeleteFunc(o.Env, func(kv string) bool { return !strings.HasPrefix(kv, wire.EnvStageRoot+"=") }))
+			stage, err := unixConn(files[0])
+			if err != nil {
+				panic(err)
+			}
+			closeFiles(files)
+			mu.Lock()
+			if stages[id] = stage; killed[id] {
+				_ = stage.Close()
+			}
+			mu.Unlock()
+			if _, err = io.Copy(io.Discard, stage); err != nil {
+				status = uint32(syscall.SIGKILL)
+			}
+		}
+		say(wire.Order{Kind: wire.ChildExited, PID: id, Status: status})
+	}
+	say(wire.Order{Kind: wire.ZygoteReady, PID: uint32(os.Getpid())})
+	for {
+		o, files, err := receiveFiles(conn)
+		switch {
+		case err != nil:
+			return err
+		case o.Kind == wire.OrderKill:
+			mu.Lock()
+			killed[o.PID] = true
+			if c := stages[o.PID]; c != nil {
+				_ = c.Close()
+			}
+			mu.Unlock()
+		case o.Kind == wire.OrderFork:
+			gate, err := unixConn(files[0])
+			if err != nil {
+				return err
+			}
+			closeFiles(files)
+			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(id)})
+			go serve(uint32(id), gate) // ends with the worker at the latest
+			id++
+		}
+	}
+}
+
+// workers is a node with two devices of 10 GiB, and a function whose replicas are in a worker.
+func workers(t *testing.T, change func(*Config)) (*node, *rack, Spec) {
+	t.Helper()
+	n, r, s := parking(t, change, "GPU-a", "GPU-b")
+	s.Worker, s.Process = "shared", os.Args[0]+" "+actAs+" works 4194400"
+	return n, r, s
+}
+
+// worker waits until there is one worker on a device, and returns it.
+func (n *node) worker(device string) (z ZygoteInfo) {
+	n.t.Helper()
+	proctest.Until(n.t, 20*time.Second, "one worker on "+device, func() bool {
+		count := 0
+		for _, one := range n.Inventory().Zygotes {
+			if one.Worker != "" && one.Device == device && one.State == Ready {
+				z = one
+				count++
+			}
+		}
+		return count == 1
+	})
+	return z
+}
+
+// TestResidents are threads of one process a device and name, for all functions of their namespace that name it.
+func TestResidents(t *testing.T) {
+	n, _, s := workers(t, nil)
+	other := s
+	other.Function = "g.ns"
+	a, b, c := n.on("a", "GPU-a", s), n.on("b", "GPU-a", other), n.on("c", "GPU-b", s)
+	if a.PID != b.PID || a.PID == c.PID || a.Path != PathResident || c.Path != PathResident {
+		t.Errorf("processes %d, %d, %d, path %s, want one for each device", a.PID, b.PID, c.PID, a.Path)
+	}
+	root, err := n.cfg.Images.Resolve("i")
+	if err != nil || n.printed("a") != "["+wire.EnvStageRoot+"="+root.Root+"]" {
+		t.Errorf("it is told %s, want its image's root; %v", n.printed("a"), err)
+	}
+	z := n.worker("GPU-a")
+	if z.PID != a.PID || z.Replicas != 2 || z.Path != PathResident || z.Namespace != "ns" || z.Worker != "shared" || z.Digest != "" {
+		t.Errorf("worker %+v", z)
+	}
+	d := n.Inventory().Devices[0]
+	if want := 8*gib + int64(contextOverhead); d.Reserved != want || d.Free != 10*gib-want || !slices.Equal(d.Replicas, []string{"a", "b"}) {
+		t.Errorf("device %+v, want %s reserved: two replicas and one context", d, plan.Size(want))
+	}
+	if _, err := n.Start(t.Context(), Order{Replica: "d", Spec: s, Device: "GPU-a"}); !errors.Is(err, ErrDevice) {
+		t.Errorf("a third one: %v", err)
+	}
+	if err := n.SetCPU(t.Context(), "a", 500); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), `worker "shared"`) {
+		t.Errorf("its processor: %v", err)
+	}
+	if err := n.Stop(t.Context(), "a", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if e := n.exit(); e.Replica != "a" || e.PID != a.PID {
+		t.Errorf("exit %+v", e)
+	}
+	if z := n.worker("GPU-a"); z.PID != b.PID || z.Replicas != 1 {
+		t.Errorf("worker %+v, want it to go on", z)
+	}
+	if err := b.Conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if e := n.exit(); e.Replica != "b" || e.Cause != exitedWell {
+		t.Errorf("exit %+v", e)
+	}
+	if d := n.Inventory().Devices[0]; d.Reserved != contextOverhead || len(d.Replicas) != 0 {
+		t.Errorf("device %+v, want its context reserved", d)
+	}
+	if err := syscall.Kill(c.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if e := n.exit(); e.Replica != "c" || e.Cause != "its worker ended: killed by SIGKILL" {
+		t.Errorf("exit %+v", e)
+	}
+}
+
+// TestAWorkerRestsBeforeItEnds, and gives its device back then.
+func TestAWorkerRestsBeforeItEnds(t *testing.T) {
+	n, _, s := workers(t, func(c *Config) { c.workerRests = time.Nanosecond })
+	r := n.on("a", "GPU-a", s)
+	n.tidy()
+	n.tidy()
+	if n.worker("GPU-a").PID != r.PID {
+		t.Error("a worker with replicas has ended")
+	}
+	if err := n.Stop(t.Context(), "a", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	proctest.Gone(t, r.PID)
+	proctest.Until(t, 20*time.Second, "nothing to be left", func() bool {
+		inv := n.Inventory()
+		return len(inv.Zygotes) == 0 && inv.Devices[0].Reserved == 0
+	})
+	if n.Inventory().Counts != (Counts{Misses: 1}) {
+		t.Errorf("counts %+v", n.Inventory().Counts)
+	}
+	lasting, g := newGauged(t, func(c *Config) { *c = configOf(*c, n.cfg) })
+	lasting.on("b", "", s)
+	if err := lasting.Stop(t.Context(), "b", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	lasting.tidy()
+	lasting.worker("")
+	if inv := lasting.press(g, 90*gb); len(inv.Zygotes) != 0 || inv.Evicted.Pressure != 1 {
+		t.Errorf("memory is short: %+v", inv)
+	}
+}
+
+// configOf is a configuration with another's images and devices.
+func configOf(c, other Config) Config {
+	c.Images, c.Devices, c.ORT = other.Images, other.Devices, ""
+	return c
+}
+
+// TestResidences: who may share a process, and who has none.
+func TestResidences(t *testing.T) {
+	s := Spec{Function: "f.ns", Namespace: "ns", Worker: "w", Process: "p"}
+	base, err := Order{Spec: s, Device: "d"}.residence(python)
+	if err != nil || base.what() != "worker" || base.engine().name != python.name {
+		t.Fatal(base, err)
+	}
+	for name, change := range map[string]func(*Order){
+		"namespace": func(o *Order) { o.Spec.Namespace = "other" }, "name": func(o *Order) { o.Spec.Worker = "x" },
+		"interpreter": func(o *Order) { o.Spec.Process = "/opt/python ./stage" }, "device": func(o *Order) { o.Device = "" },
+	} {
+		o := Order{Spec: s, Device: "d"}
+		change(&o)
+		if key, err := o.residence(python); err != nil || key == base {
+			t.Errorf("another %s: the same worker; %v", name, err)
+		}
+	}
+	same := Order{Spec: s, Device: "d"}
+	same.Spec.Function, same.Spec.Image, same.Spec.Env, same.Spec.DeviceMemory = "g.ns", "j", map[string]string{"A": "1"}, 7
+	if key, err := same.residence(python); err != nil || key != base {
+		t.Errorf("another function: %+v, %v", key, err)
+	}
+	start := s
+	start.Start = "cold"
+	for want, refused := range map[string]func() (zygoteKey, error){
+		"a process each": func() (zygoteKey, error) { return same.residence(onnxRuntime) },
+		"want auto":      func() (zygoteKey, error) { return Order{Spec: start}.residence(python) },
+		"want one":       func() (zygoteKey, error) { return Order{Spec: s, Device: "a,b"}.residence(python) },
+	} {
+		if _, err := refused(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "stagecoach.dev/process is w") {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// TestAWorkerThatLies: it names a process of somebody else's as its thread, which gets no signal.
+func TestAWorkerThatLies(t *testing.T) {
+	victim := exec.Command("sleep", "600")
+	if err := victim.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = victim.Process.Kill(), victim.Wait() }()
+	n, _, s := workers(t, func(c *Config) { c.Groups = groups(t) })
+	s.Process = fmt.Sprintf("%s %s works %d", os.Args[0], actAs, victim.Process.Pid)
+	before, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", victim.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := n.on("a", "", s)
+	if r.PID == victim.Process.Pid || n.Inventory().Replicas[0].PID == victim.Process.Pid {
+		t.Errorf("the replica is process %d", r.PID)
+	}
+	if err := n.Stop(t.Context(), "a", 0); err != nil {
+		t.Fatal(err)
+	}
+	if hasEnded(victim.Process.Pid) {
+		t.Error("somebody else's process has ended")
+	}
+	after, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", victim.Process.Pid))
+	if err != nil || string(after) != string(before) {
+		t.Errorf("it is in %s%v", after, err)
+	}
+	if names, err := n.cfg.Groups.(realGroups).Names(); err != nil || len(names) != 1 {
+		t.Errorf("groups %q, %v, want the worker's", names, err)
+	}
+}
+
+// TestAWorkerIsCountedOnce whatever its replicas are.
+func TestAWorkerIsCountedOnce(t *testing.T) {
+	n, g := newGauged(t, nil)
+	z := n.newZygote(zygoteKey{form: formWorker}, "e", "f.ns")
+	z.pid, z.bytes, z.shared = os.Getpid(), 0, 0
+	f := family{of: z}
+	f.weigh(g)
+	anonymous, files := g.resident(os.Getpid())
+	if got, want := f.seems, anonymous+files; got < want/2 || got > 2*want {
+		t.Errorf("it seems to take %d, want about %d", got, want)
+	}
+	z.measureShared()
+	if z.shared <= 0 || z.shared >= anonymous+files {
+		t.Errorf("%d of %d bytes are others'", z.shared, anonymous+files)
+	}
+	n.mu.Lock()
+	n.processes["a"] = &process{replica: "a", zygote: z, pid: z.pid, running: true}
+	all, _, _ := n.families()
+	delete(n.processes, "a")
+	n.mu.Unlock()
+	for _, f := range all {
+		if len(f.replicas) > 0 {
+			t.Errorf("a family of %d replicas, want the worker's counted with it", len(f.replicas))
+		}
+	}
+}
