@@ -6,6 +6,7 @@ import os
 import signal
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_GET_NAME = 1, 4, 15, 16
+CLONE_FS = 0x200
 SFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 MADV_WILLNEED, MADV_POPULATE_READ = 3, 22  # the latter from Linux 5.14 on
 
@@ -48,6 +49,12 @@ def signalfd(number: int) -> int:
     if fd < 0:
         raise OSError(f"signalfd: {os.strerror(ctypes.get_errno())}")
     return fd
+
+
+def own_folder() -> None:
+    """Give the calling thread a working directory of its own, which threads that it starts share."""
+    if _libc.unshare(CLONE_FS) < 0:
+        raise OSError(f"unshare: {os.strerror(ctypes.get_errno())}")
 
 
 def populate(start: int, end: int) -> None:

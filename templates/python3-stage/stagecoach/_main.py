@@ -19,6 +19,7 @@ from ._types import Replica, StageError
 from ._wire import WireError
 
 ENV_ZYGOTE_FD = "STAGECOACH_ZYGOTE_FD"
+ENV_WORKER = "STAGECOACH_WORKER"
 ENV_STAGE_FD = "STAGECOACH_STAGE_FD"
 ENV_REPLICA = "STAGECOACH_REPLICA"
 ENV_FUNCTION = "STAGECOACH_FUNCTION"
@@ -39,6 +40,10 @@ def main() -> NoReturn:
     lines()
     # Threads that wait for the next piece of work sleep: ones that spin take the cores of other replicas, and of their own.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if os.environ.get(ENV_ZYGOTE_FD) and os.environ.get(ENV_WORKER):
+        from . import _worker  # serves such orders too, with threads in place of children
+
+        _worker.run(descriptor(ENV_ZYGOTE_FD))
     if os.environ.get(ENV_ZYGOTE_FD):
         from . import _zygote  # serves fork orders on that descriptor; its children call replica()
 
@@ -150,8 +155,13 @@ def descriptor(name: str) -> int:
 
 def fail(err: Exception) -> NoReturn:
     """End the process because of err, which is said on stderr."""
-    print("stage:", " ".join(str(err).split()), file=sys.stderr)  # one line, the last: the platform tells it
+    say(err)
     leave(1)
+
+
+def say(err: Exception) -> None:
+    """Say on stderr why a stage ends: one line, the last, which the platform tells."""
+    print("stage:", " ".join(str(err).split()), file=sys.stderr)
 
 
 def leave(status: int) -> NoReturn:

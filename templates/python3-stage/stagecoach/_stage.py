@@ -46,12 +46,7 @@ def load() -> Loaded:
     """Import the handler and run its load hook. What is wrong is a :class:`StageError`; its traceback is on stderr."""
     begin = time.monotonic_ns()
     hooks = _hooks(_handler())
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )  # if it has set up none
-    log = logging.getLogger("stagecoach")
-    if log.level == logging.NOTSET:
-        log.setLevel(logging.INFO)
+    logs()
     model = Model.from_environment()
     state = model
     if hooks.load is not None:
@@ -62,6 +57,14 @@ def load() -> Loaded:
         if sys.getrefcount(model) <= 2:  # nobody has it but this function
             model.release()
     return Loaded(hooks, model, state, time.monotonic_ns() - begin)
+
+
+def logs() -> None:
+    """Have the process log, if the handler has not set that up."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    log = logging.getLogger("stagecoach")
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
 
 
 def place(loaded: Loaded, replica: Replica) -> Any:

@@ -174,17 +174,13 @@ def _comm(task: int) -> str:
         return "one that has just ended"
 
 
-class Zygote:
-    """Serves fork orders on its control socket."""
+class Orders:
+    """Takes the orders that come over a control socket."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._buffer = bytearray(MAX_MESSAGE)
         self._children: dict[int, int] = {}  # not yet reaped: the id of its fork order by pid
-        self._handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, ends would be lost
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-        self._ends = _linux.signalfd(signal.SIGCHLD)
-        self._name = _linux.name()
 
     def tell(self, message: bytes) -> None:
         """Send one message. A manager that is gone ends the zygote, and with it its children."""
@@ -192,6 +188,75 @@ class Zygote:
             self._control.send(message, socket.MSG_NOSIGNAL)
         except OSError:
             os._exit(0)
+
+    def _receive(self) -> Begin | None:
+        """Take one order; returns in a new child what that is told."""
+        try:
+            r = _receive_from(self._control, self._buffer)
+        except OSError:
+            os._exit(0)
+        if not r.data:
+            os._exit(0)
+        told = self._obey(r)
+        if told is None:
+            _close(r.fds)
+        return told
+
+    def _obey(self, r: Received) -> Begin | None:
+        kind, n = r.data[:1], len(r.data)
+        order = NO_ID
+        if n >= HEADER and kind == b"F":
+            order = _word(r.data)
+        if r.cut:
+            self._refuse(order, f"order: above {MAX_MESSAGE} bytes or {MAX_FDS} descriptors, want less")
+        elif n < HEADER:
+            self._refuse(order, f"order: {n} bytes, want at least {HEADER}")
+        elif r.data[1] != VERSION:
+            self._refuse(order, f"order: version {r.data[1]}, want {VERSION}")
+        elif kind == b"F" and len(r.fds) != 1:
+            self._refuse(order, f"fork: {len(r.fds)} descriptors, want 1: the gate")
+        elif kind == b"F" and n != HEADER:
+            self._refuse(order, f"fork: {n} bytes, want {HEADER}")
+        elif kind == b"F" and len(self._children) == MAX_CHILDREN:
+            self._refuse(order, f"fork: {MAX_CHILDREN} replicas live, want fewer")
+        elif kind == b"F":
+            return self._fork(order, r)
+        elif kind == b"K" and n == HEADER:
+            self._kill(_word(r.data), r.data[2] | r.data[3] << 8)
+        elif kind == b"L" and n == HEADER:
+            self._list(r.data[4:8])
+        else:
+            self._refuse(order, f"order: kind {kind[0]} of {n} bytes, want F, K or L")
+        return None
+
+    def _refuse(self, order: int, text: str) -> None:
+        """Say why an order is not carried out."""
+        self.tell(_error(order, FAILED, text))
+
+    def _fork(self, order: int, r: Received) -> Begin | None:
+        """Have a child born. In that child alone it returns what it is told at its gate."""
+        raise NotImplementedError
+
+    def _kill(self, pid: int, number: int) -> None:
+        """Have a child end by a signal."""
+        raise NotImplementedError
+
+    def _list(self, order: bytes) -> None:
+        """Tell of every child that has not been reaped."""
+        for pid, fork in self._children.items():
+            self.tell(struct.pack("<cBHII", b"A", VERSION, 0, fork, pid))
+        self.tell(struct.pack("<cBH", b"L", VERSION, 0) + order)
+
+
+class Zygote(Orders):
+    """Serves fork orders on its control socket."""
+
+    def __init__(self, control: socket.socket) -> None:
+        super().__init__(control)
+        self._handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, ends would be lost
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        self._ends = _linux.signalfd(signal.SIGCHLD)
+        self._name = _linux.name()
 
     def serve(self) -> Begin:
         """Carry out orders until the control socket closes, which ends the process. It returns in children alone, once
@@ -225,53 +290,9 @@ class Zygote:
             if self._children.pop(pid, None) is not None:
                 self.tell(struct.pack("<cBHII", b"X", VERSION, 0, pid, status))
 
-    def _receive(self) -> Begin | None:
-        """Take one order; returns in a new child what that is told."""
-        try:
-            r = _receive_from(self._control, self._buffer)
-        except OSError:
-            os._exit(0)
-        if not r.data:
-            os._exit(0)
-        told = self._obey(r)
-        if told is None:
-            _close(r.fds)
-        return told
-
-    def _obey(self, r: Received) -> Begin | None:
-        kind, n = r.data[:1], len(r.data)
-        order = NO_ID
-        if n >= HEADER and kind == b"F":
-            order = _word(r.data)
-        if r.cut:
-            self._refuse(order, f"order: above {MAX_MESSAGE} bytes or {MAX_FDS} descriptors, want less")
-        elif n < HEADER:
-            self._refuse(order, f"order: {n} bytes, want at least {HEADER}")
-        elif r.data[1] != VERSION:
-            self._refuse(order, f"order: version {r.data[1]}, want {VERSION}")
-        elif kind == b"F":
-            return self._fork(order, r)
-        elif kind == b"K" and n == HEADER:
-            self._kill(_word(r.data), r.data[2] | r.data[3] << 8)
-        elif kind == b"L" and n == HEADER:
-            self._list(r.data[4:8])
-        else:
-            self._refuse(order, f"order: kind {kind[0]} of {n} bytes, want F, K or L")
-        return None
-
-    def _refuse(self, order: int, text: str) -> None:
-        """Say why an order is not carried out."""
-        self.tell(_error(order, FAILED, text))
-
     def _fork(self, order: int, r: Received) -> Begin | None:
         begin = time.monotonic_ns()
         me = os.getpid()
-        if len(r.fds) != 1:
-            return self._refuse(order, f"fork: {len(r.fds)} descriptors, want 1: the gate")
-        if len(r.data) != HEADER:
-            return self._refuse(order, f"fork: {len(r.data)} bytes, want {HEADER}")
-        if len(self._children) == MAX_CHILDREN:
-            return self._refuse(order, f"fork: {MAX_CHILDREN} replicas live, want fewer")
         _linux.rename(b"spare")  # so is the child named from its first instant, until it is told who it is
         try:
             pid = os.fork()
@@ -294,12 +315,6 @@ class Zygote:
                 os.kill(pid, number)
             except OSError as err:
                 self._refuse(NO_ID, f"kill {pid} with signal {number}: {err.strerror}")
-
-    def _list(self, order: bytes) -> None:
-        """Tell of every child that has not been reaped."""
-        for pid, fork in self._children.items():
-            self.tell(struct.pack("<cBHII", b"A", VERSION, 0, fork, pid))
-        self.tell(struct.pack("<cBH", b"L", VERSION, 0) + order)
 
     def _born(self, zygote: int, gate: int) -> Begin:
         """Be a fresh child. What it raises must not reach the zygote's loop."""

@@ -1,0 +1,361 @@
+"""The worker: one process on a device that takes stage after stage, each in a thread of its own.
+
+What a device's context takes in time and memory, it takes once; a stage that comes is imported, loaded and placed, and that
+is all. To its manager the worker is a zygote whose children are threads (package wire, order.go).
+
+What stages share here that have a process each elsewhere: the interpreter, with the libraries that are loaded, those of
+site-packages too, of which the first one stays; the settings of these libraries; and the end, when one of them crashes. A stage
+has for itself: its handler and the other modules of its image's root, its environment (os.environ), its working directory,
+what it prints and logs. Modules of the root are found while the handler is imported and loads, and not later. A thread that
+the handler starts prints to the worker's own output, unless it runs in a copy of the context (contextvars). Signals'
+handlers cannot be set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import gc
+import io
+import os
+import queue
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, MutableMapping
+from types import ModuleType
+from typing import Any, NoReturn, TextIO
+
+from . import _linux, _main, _stage, _threads, device
+from ._serve import Orders
+from ._types import StageError
+from ._wire import WireError
+from ._zygote import (
+    BEGIN_FDS,
+    FAILED,
+    HEADER,
+    MAX_MESSAGE,
+    VERSION,
+    Received,
+    _close,
+    _control,
+    _error,
+    _give_up,
+    _receive_from,
+    _word,
+    environment,
+    threads_of,
+)
+from ._zygote import Orders as ControlOrders
+
+ENV_ROOT = "STAGECOACH_STAGE_ROOT"
+
+ENDED, BROKEN = 0, 1 << 8  # how a stage has ended, as wait(2) says it
+GRACE = 2.0  # seconds for a stage that is killed to let go
+
+_DRAINS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Tenant:
+    """A stage in the worker, or who waits at a gate to be told which one it is."""
+
+    def __init__(self, order: int, gate: socket.socket) -> None:
+        self.order = order
+        self.gate = gate
+        self.orders = Orders()
+        self.thread = threading.Thread()
+        self.sock: socket.socket | None = None  # its stage socket
+        self.env: dict[str, str] = {}
+        self.out: list[TextIO] = []  # its stdout and stderr
+        self.modules: dict[str, ModuleType] = {}  # which are its own
+        self.libraries = ""  # their folder, once it is on sys.path
+        self.draining = self.killed = False
+
+    def end(self, number: int) -> None:
+        """Have it end as by a signal: one of those that ask it to, or at once."""
+        if number in _DRAINS:
+            self.draining = True
+            self.orders.send(bytes((number,)))
+        else:
+            self.killed = True
+            self._shut(self.sock)
+        self._shut(self.gate)
+
+    def shut_if_ended(self) -> None:
+        """Its stage socket has just come: if it is to end by now, that is not to be waited for."""
+        if self.killed:
+            self._shut(self.sock)
+
+    @staticmethod
+    def _shut(sock: socket.socket | None) -> None:
+        try:
+            if sock is not None:
+                sock.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it is closed
+            pass
+
+
+_here: contextvars.ContextVar[Tenant | None] = contextvars.ContextVar("tenant", default=None)
+
+
+class Environment(MutableMapping[str, str]):
+    """os.environ: a stage's own in its threads, else the process's."""
+
+    def __init__(self, process: MutableMapping[str, str]) -> None:
+        self._process = process
+
+    def _mine(self) -> MutableMapping[str, str]:
+        tenant = _here.get()
+        return self._process if tenant is None else tenant.env
+
+    def __getitem__(self, name: str) -> str:
+        return self._mine()[name]
+
+    def __setitem__(self, name: str, value: str) -> None:
+        self._mine()[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._mine()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._mine()))
+
+    def __len__(self) -> int:
+        return len(self._mine())
+
+    def copy(self) -> dict[str, str]:
+        """The environment as a dict."""
+        return dict(self._mine())
+
+    def __or__(self, other: Mapping[str, str]) -> dict[str, str]:
+        return {**self.copy(), **other}
+
+
+class Stream(io.TextIOBase):
+    """sys.stdout or sys.stderr: a stage's own in its threads, else the process's."""
+
+    def __init__(self, process: TextIO, index: int) -> None:
+        self._process, self._index = process, index
+
+    def _mine(self) -> TextIO:
+        tenant = _here.get()
+        own = tenant.out[self._index] if tenant is not None and tenant.out else self._process
+        return self._process if own.closed else own
+
+    def write(self, text: str) -> int:
+        return self._mine().write(text)
+
+    def flush(self) -> None:
+        self._mine().flush()
+
+    def fileno(self) -> int:
+        return self._mine().fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def buffer(self) -> Any:
+        return self._mine().buffer
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._mine().encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self._mine().errors
+
+
+def run(fd: int) -> NoReturn:
+    """Be a worker on the control socket fd until that closes."""
+    begin = time.monotonic_ns()
+    control = _control(fd)
+    os.environ.pop(_main.ENV_WORKER, None)
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path[:] = [p for p in sys.path if os.path.abspath(p) != root]  # one stage's modules are none of another's
+    spot = device.Device(device.name(), keep=True)
+    os.environ = Environment(os.environ)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = Stream(sys.stdout, 0), Stream(sys.stderr, 1)
+    _stage.logs()
+    try:
+        if spot.name != "cpu":
+            with contextlib.suppress(ImportError):  # stages without it have nothing to place
+                import torch  # noqa: F401
+        spot.ready()
+    except Exception as err:
+        _give_up(control, FAILED, str(err) or type(err).__name__)
+    worker = Worker(control, spot)
+    worker.tell(struct.pack("<cBHIQII", b"R", VERSION, 0, os.getpid(), time.monotonic_ns() - begin, 0, 0))
+    worker.serve_all()
+
+
+class Worker(ControlOrders):
+    """Serves orders on its control socket; its children are threads."""
+
+    def __init__(self, control: socket.socket, spot: device.Device) -> None:
+        super().__init__(control)
+        self._spot = spot
+        self._tenants: dict[int, Tenant] = {}  # by thread id
+        self._killed: dict[int, float] = {}  # until when they may take to end
+        self._over: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()  # thread id and status
+        self._woken, self._wake = socket.socketpair()
+        self._importing = threading.Lock()  # sys.path and sys.modules are the process's
+
+    def serve_all(self) -> NoReturn:
+        """Carry out orders until the control socket closes, which ends the process."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        while True:
+            until = min(self._killed.values(), default=None)
+            ready = dict(poll.poll(None if until is None else max(0.0, until - time.monotonic()) * 1000 + 1))
+            if self._woken.fileno() in ready:
+                self._woken.recv(4096)
+            while not self._over.empty():
+                self._reap(*self._over.get())
+            if self._control.fileno() in ready:
+                self._receive()
+            for tid, late in self._killed.items():
+                if time.monotonic() >= late:
+                    self._abandon(tid)
+
+    def _abandon(self, tid: int) -> NoReturn:
+        """A stage does not let go: end with it."""
+        name = self._tenants[tid].env.get(_main.ENV_REPLICA, "")
+        os.write(2, f"worker: replica {name} does not end {GRACE:g} s after it was killed: all of this process ends\n".encode())
+        os._exit(1)
+
+    def _reap(self, tid: int, status: int) -> None:
+        """Report the end of a stage, once its thread is gone."""
+        tenant = self._tenants.pop(tid)
+        tenant.thread.join()
+        tenant.orders.close()
+        self._children.pop(tid)
+        self._killed.pop(tid, None)
+        self.tell(struct.pack("<cBHII", b"X", VERSION, 0, tid, int(signal.SIGKILL) if tenant.killed else status))
+
+    def _fork(self, order: int, r: Received) -> None:
+        begin = time.monotonic_ns()
+        tenant = Tenant(order, socket.socket(fileno=r.fds.pop()))
+        tenant.thread = threading.Thread(target=self._live, args=(tenant,), name="stagecoach-stage", daemon=True)
+        try:
+            tenant.thread.start()
+        except RuntimeError as err:
+            tenant.gate.close()
+            tenant.orders.close()
+            return self._refuse(order, f"fork: {err}")
+        tid = tenant.thread.native_id or 0
+        self._tenants[tid], self._children[tid] = tenant, order
+        self.tell(struct.pack("<cBHIIIQ", b"C", VERSION, 0, order, tid, 0, time.monotonic_ns() - begin))
+
+    def _kill(self, pid: int, number: int) -> None:
+        tenant = self._tenants.get(pid)
+        if tenant is not None:
+            tenant.end(number)
+            if tenant.killed:
+                self._killed.setdefault(pid, time.monotonic() + GRACE)
+
+    # What follows runs in the tenants' threads.
+
+    def _live(self, tenant: Tenant) -> None:
+        """Be a thread that waits at its gate, and then a stage."""
+        status = BROKEN
+        try:
+            _here.set(tenant)
+            _linux.rename(b"spare")
+            r = _receive_from(tenant.gate, bytearray(MAX_MESSAGE))
+            status = self._begun(tenant, r) if r.data else ENDED
+        except BaseException as err:
+            os.write(2, f"worker: new replica: {err}\n".encode(errors="replace"))
+        finally:
+            self._forget(tenant)
+            self._over.put((threading.get_native_id(), status))
+            self._wake.send(b"x")
+
+    def _begun(self, tenant: Tenant, r: Received) -> int:
+        """Be the stage that the message says; returns how it has ended."""
+        if r.cut or len(r.data) < HEADER or r.data[:1] != b"B" or r.data[1] != VERSION or len(r.fds) != BEGIN_FDS:
+            _close(r.fds)
+            raise OSError("what its gate says: " + os.strerror(71))
+        tenant.gate.close()
+        threads = threads_of(r.data)
+        told = dict(kv.partition("=")[::2] for kv in environment(r.data) if not kv.startswith(device.VISIBLE + "="))
+        tenant.env = {**self._process(), **told, _main.ENV_THREADS: str(threads)}
+        tenant.out = [open(f, "w", buffering=1, encoding="utf-8", errors="backslashreplace") for f in r.fds[1:]]
+        try:
+            tenant.sock = _main.connection(r.fds[0])
+            tenant.shut_if_ended()
+            self._stage(tenant, threads)
+            return ENDED
+        except (StageError, WireError, OSError) as err:
+            _main.say(err)
+        except Exception as err:
+            _main.say(RuntimeError(f"{type(err).__name__}: {err}"))
+        return BROKEN
+
+    @staticmethod
+    def _process() -> dict[str, str]:
+        """The process's own environment."""
+        return contextvars.Context().run(lambda: dict(os.environ))
+
+    def _stage(self, tenant: Tenant, threads: int) -> None:
+        root = tenant.env.get(ENV_ROOT, "")
+        if not os.path.isabs(root) or not os.path.isdir(root):
+            raise StageError(f'{ENV_ROOT}="{root}", want the folder of the stage\'s image')
+        _linux.rename(tenant.env.get(_main.ENV_REPLICA, "stage").encode()[-15:])
+        try:
+            _linux.own_folder()
+            os.chdir(root)
+        except OSError as err:
+            raise StageError(f"a working directory of its own, {root}: {err}; without that the stage needs a process of its own: "
+                             "remove the annotation stagecoach.dev/process") from err
+        while not self._importing.acquire(timeout=0.1):
+            if tenant.killed or tenant.draining:
+                return
+        try:
+            with self._modules(root, tenant):
+                loaded = _stage.load()
+        finally:
+            self._importing.release()
+        _threads.compute_with(threads)
+        if tenant.sock is not None and not (tenant.killed or tenant.draining):
+            _main.answer(loaded, tenant.sock, loaded.nanos, self._spot, tenant.orders)
+
+    @contextlib.contextmanager
+    def _modules(self, root: str, tenant: Tenant) -> Iterator[None]:
+        """Have modules found in an image's root, and then its site-packages. Those of the root become the tenant's own."""
+        libraries = os.path.join(root, "site-packages")
+        sys.path[:0] = [root, libraries]
+        try:
+            yield
+        finally:
+            sys.path.remove(root)
+            sys.path.remove(libraries)
+            sys.path.append(libraries)  # they import when they please
+            tenant.libraries = libraries
+            for name, module in list(sys.modules.items()):
+                where = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
+                if where.startswith(root + os.sep) and not where.startswith(libraries + os.sep):
+                    tenant.modules[name] = sys.modules.pop(name)
+
+    def _forget(self, tenant: Tenant) -> None:
+        """Let go of all that a stage had, here and on the device. Its memory is free when this returns."""
+        tenant.modules.clear()
+        if tenant.libraries:
+            with self._importing:
+                del sys.path[len(sys.path) - 1 - sys.path[::-1].index(tenant.libraries)]
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and self._spot.name != "cpu":
+            torch.cuda.empty_cache()
+        for out in tenant.out:
+            with contextlib.suppress(OSError):  # nobody reads it
+                out.close()
+        for sock in (tenant.gate, tenant.sock):
+            if sock is not None:
+                sock.close()

@@ -1,0 +1,236 @@
+package templates_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// tenant is a handler of a stage in a worker: it says what it sees, and does what its name says.
+const tenant = `
+import logging, os, sys, threading, time, weakref
+import part
+
+WORD = "%s"
+alive = []
+
+class State:
+    pass
+
+def load(model):
+    import part as again
+    print("load", WORD, part.WORD, again is part, model.path)
+    if WORD == "broken":
+        raise ValueError("no good")
+    if WORD == "stays":
+        threading.Event().wait()
+    return State()
+
+def place(state, replica):
+    print("place", replica.name, replica.device, os.environ["NAME"], os.getenv("CUDA_VISIBLE_DEVICES"), open("word").read())
+    print("to stderr", WORD, file=sys.stderr)
+    logging.info("logged by %%s", WORD)
+    os.environ["NAME"] = WORD
+    return state
+
+def infer(state, calls):
+    return calls
+`
+
+// tenantImage makes the root of an image of the handler tenant, with a module of its own.
+func tenantImage(t *testing.T, word string) string {
+	t.Helper()
+	root := imaged(t, fmt.Sprintf(tenant, word))
+	if err := errors.Join(os.WriteFile(filepath.Join(root, "part.py"), []byte("WORD = 'part of "+word+"'\n"), 0o600), os.WriteFile(filepath.Join(root, "word"), []byte(word), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+// resident is a stage in a worker.
+type resident struct {
+	tid            int
+	stage          *net.UnixConn
+	stdout, stderr *bufio.Reader
+}
+
+// moveIn has a worker take the stage of an image on.
+func (k *keeper) moveIn(name, root string) resident {
+	k.t.Helper()
+	tid, gate := k.fork(77)
+	stage, stdout, stderr := k.began(gate, wire.EnvReplica+"="+name, wire.EnvStageRoot+"="+root, wire.EnvModel+"=model", "NAME="+name, "CUDA_VISIBLE_DEVICES=GPU-other")
+	return resident{tid, stage, bufio.NewReader(stdout), bufio.NewReader(stderr)}
+}
+
+func (k *keeper) line(r *bufio.Reader, want ...string) {
+	k.t.Helper()
+	for _, w := range want {
+		if got, err := r.ReadString('\n'); err != nil || !strings.Contains(got, w) {
+			k.t.Errorf("line %q, %v, want %q", got, err, w)
+		}
+	}
+}
+
+// serves checks what a stage of the image word has said by the time that it says hello.
+func (k *keeper) serves(r resident, name, word, root string) {
+	k.t.Helper()
+	k.line(r.stdout, "load "+word+" part of "+word+" True "+root+"/model\n", "place "+name+" cpu "+name+" None "+word+"\n")
+	k.line(r.stderr, "to stderr "+word+"\n", "INFO logged by "+word+"\n")
+	c := wire.NewConn(r.stage)
+	if f, err := c.Read(); err != nil || f.Type != wire.FrameHello {
+		k.t.Errorf("no hello of %s: %v, %v", name, f.Type, err)
+	}
+	if err := c.Write(wire.Frame{Type: wire.FrameWelcome, Payload: wire.Welcome{Version: wire.Version}.Append(nil)}); err != nil {
+		k.t.Error(err)
+	}
+}
+
+// exits checks how a stage has ended.
+func (k *keeper) exits(r resident, status uint32) {
+	k.t.Helper()
+	if o := k.want(wire.ChildExited); int(o.PID) != r.tid || o.Status != status {
+		k.t.Errorf("ended: %+v, want %d with status %#x", o, r.tid, status)
+	}
+	proctest.Until(k.t, patience, "its thread to be gone", func() bool {
+		_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", k.cmd.Process.Pid, r.tid))
+		return err != nil
+	})
+}
+
+// worker starts one.
+func worker(t *testing.T) *keeper {
+	t.Helper()
+	return started(t, proctest.Python(t), tenantImage(t, "first"), wire.EnvWorker+"=1")
+}
+
+// TestPythonWorker: stages whose modules, environments, folders and outputs have the same names live in one process, each with its
+// own; one goes and the others stay.
+func TestPythonWorker(t *testing.T) {
+	k := worker(t)
+	roots := map[string]string{"a": tenantImage(t, "a"), "b": tenantImage(t, "b")}
+	a := k.moveIn("one", roots["a"])
+	b := k.moveIn("two", roots["b"])
+	again := k.moveIn("three", roots["a"])
+	k.serves(a, "one", "a", roots["a"])
+	k.serves(b, "two", "b", roots["b"])
+	k.serves(again, "three", "a", roots["a"])
+	if got := k.alive(); len(got) != 3 {
+		t.Errorf("stages %v, want three", got)
+	}
+	for _, r := range []resident{a, b, again} {
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", k.cmd.Process.Pid, r.tid)); err != nil {
+			t.Errorf("stage %d is no thread of the worker: %v", r.tid, err)
+		}
+	}
+	a.stage.Close()
+	k.exits(a, 0)
+	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGTERM), PID: uint32(b.tid)}))
+	k.exits(b, 0)
+	for _, r := range []resident{a, b} {
+		if rest, err := r.stdout.ReadString('\n'); err == nil || rest != "" {
+			t.Errorf("it has printed %q, and has not closed", rest)
+		}
+	}
+	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(again.tid)}))
+	k.exits(again, uint32(syscall.SIGKILL))
+	if got := k.alive(); len(got) != 0 {
+		t.Errorf("stages %v, want none", got)
+	}
+	before := len(descriptors(k.cmd.Process.Pid))
+	for range 3 {
+		r := k.moveIn("four", roots["b"])
+		k.serves(r, "four", "b", roots["b"])
+		r.stage.Close()
+		k.exits(r, 0)
+	}
+	if after := len(descriptors(k.cmd.Process.Pid)); after != before {
+		t.Errorf("%d descriptors open, want %d as before", after, before)
+	}
+}
+
+// TestPythonWorkerFailures: a stage that cannot be is told on its own stderr, and others go on; only one that does not let go takes
+// all with it.
+func TestPythonWorkerFailures(t *testing.T) {
+	k := worker(t)
+	root := tenantImage(t, "a")
+	lives := k.moveIn("lives", root)
+	k.serves(lives, "lives", "a", root)
+	empty := t.TempDir()
+	for name, tc := range map[string]struct{ root, want string }{
+		"load raises": {tenantImage(t, "broken"), "stage: load: ValueError: no good (at handler.py:15)\n"},
+		"no handler":  {empty, "stage: no handler.py in " + empty},
+		"no root":     {empty + "/none", "want the folder of the stage's image"},
+		"relative":    {"x", "want the folder of the stage's image"},
+	} {
+		r := k.moveIn("fails", tc.root)
+		last := ""
+		for {
+			line, err := r.stderr.ReadString('\n')
+			if err != nil {
+				break
+			}
+			last = line
+		}
+		if !strings.Contains(last, tc.want) {
+			t.Errorf("%s: its last line is %q, want %q", name, last, tc.want)
+		}
+		k.exits(r, 1<<8)
+	}
+	begin := encode(wire.Order{Kind: wire.OrderBegin})
+	for name, tc := range map[string]struct {
+		message []byte
+		status  uint32
+	}{
+		"gate closed": {nil, 0},
+		"parked":      {encode(wire.Order{Kind: wire.OrderPark}), 1 << 8},
+		"no sockets":  {begin, 1 << 8},
+	} {
+		tid, gate := k.fork(3)
+		if tc.message != nil {
+			k.say(gate, tc.message)
+		}
+		gate.Close()
+		t.Log(name)
+		k.exits(resident{tid: tid}, tc.status)
+	}
+	tid, _ := k.fork(3)
+	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(tid)}))
+	k.exits(resident{tid: tid}, uint32(syscall.SIGKILL))
+	if got := k.alive(); len(got) != 1 || got[0] != lives.tid {
+		t.Errorf("stages %v, want %d", got, lives.tid)
+	}
+	stays := tenantImage(t, "stays")
+	stuck := k.moveIn("stuck", stays)
+	k.line(stuck.stdout, "load stays part of stays True "+stays+"/model\n")
+	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(stuck.tid)}))
+	if err := k.cmd.Wait(); err == nil || k.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(k.stderr.String(), "replica stuck does not end 2 s after it was killed") {
+		t.Errorf("the worker ended with %v and said %q", err, k.stderr)
+	}
+}
+
+// TestPythonWorkerEnds with its control socket, and refuses what is no order as zygotes do.
+func TestPythonWorkerEnds(t *testing.T) {
+	k := worker(t)
+	k.say(k.socket, []byte{'?', wire.OrderVersion, 0, 0, 0, 0, 0, 0})
+	if o := k.want(wire.ZygoteError); !strings.Contains(o.Text, "kind 63") {
+		t.Errorf("an order of no kind: %+v", o)
+	}
+	k.say(k.socket, encode(wire.Order{Kind: wire.OrderFork, ID: 5}))
+	if o := k.want(wire.ZygoteError); o.ID != 5 || !strings.Contains(o.Text, "0 descriptors, want 1") {
+		t.Errorf("a fork without a gate: %+v", o)
+	}
+	k.moveIn("lives", tenantImage(t, "a"))
+	k.socket.Close()
+	if err := k.cmd.Wait(); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+}
