@@ -198,7 +198,9 @@ func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
 	}
 	close(p.placed)
 	p.output = sandbox.ResumeOutput(k.Files[0], k.Files[1], func(stream, line string) { m.cfg.Output(d.Function, d.Replica, stream, line) })
-	p.group = m.adoptGroup(d.Group, d.Function, d.Replica, d.Limits, d.CPUMilli, d.Started)
+	if d.Task == 0 { // a worker's replicas are in its group
+		p.group = m.adoptGroup(d.Group, d.Function, d.Replica, d.Limits, d.CPUMilli, d.Started)
+	}
 	m.missed(k, d.Function, d.Replica)
 	if z != nil {
 		z.mu.Lock()

@@ -56,7 +56,7 @@ func (m *Manager) reside(ctx context.Context, o Order, p *process, e engine, ima
 	begin := time.Now()
 	z, warm, release, err := m.borrow(ctx, key, o.Spec, image)
 	if err != nil {
-		return nil, fmt.Errorf("worker %q: %w", o.Spec.Worker, err)
+		return nil, fmt.Errorf("annotation stagecoach.dev/process is %s: %w", o.Spec.Worker, err)
 	}
 	defer release()
 	m.count(z.key, warm)

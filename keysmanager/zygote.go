@@ -175,9 +175,9 @@ func (z *zygote) kill() {
 var errNotLoaded = errors.New("zygote ended before it had loaded its parameters")
 
 // said is why a zygote does not load, in its own words.
-type said struct{ text string }
+type said struct{ who, text string }
 
-func (e said) Error() string { return "zygote: " + e.text }
+func (e said) Error() string { return e.who + ": " + e.text }
 
 func (z *zygote) awaitReady(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = z.conn.SetReadDeadline(time.Now()) })
@@ -185,15 +185,15 @@ func (z *zygote) awaitReady(ctx context.Context) error {
 	o, err := z.receive(make([]byte, maxOrder))
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return fmt.Errorf("zygote was ended: %w", context.Cause(ctx))
+		return fmt.Errorf("%s was ended: %w", z.key.what(), context.Cause(ctx))
 	case errors.Is(err, wire.ErrVersion):
-		return fmt.Errorf("zygote: %w; build its image again", err)
+		return fmt.Errorf("%s: %w; build its image again", z.key.what(), err)
 	case err != nil:
 		return errNotLoaded
 	case o.Kind == wire.ZygoteError && o.Unforkable:
 		return impossible{o.Text}
 	case o.Kind == wire.ZygoteError:
-		return said{o.Text}
+		return said{z.key.what(), o.Text}
 	case o.Kind != wire.ZygoteReady:
 		return fmt.Errorf("zygote's first message is %c, want %c", o.Kind, wire.ZygoteReady)
 	}
