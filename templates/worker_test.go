@@ -17,14 +17,14 @@ import (
 
 // tenant is a handler of a stage in a worker: it says what it sees, and does what its name says.
 const tenant = `
-import logging, os, sys, threading, time, weakref
+import logging, os, sys, threading, weakref
 import part
 
 WORD = "%s"
-alive = []
 
 class State:
-    pass
+    def __init__(self):
+        self.itself = self
 
 def load(model):
     import part as again
@@ -33,7 +33,9 @@ def load(model):
         raise ValueError("no good")
     if WORD == "stays":
         threading.Event().wait()
-    return State()
+    state = State()
+    weakref.finalize(state, os.write, 2, b"let go of " + WORD.encode() + b"\n")
+    return state
 
 def place(state, replica):
     print("place", replica.name, replica.device, os.environ["NAME"], os.getenv("CUDA_VISIBLE_DEVICES"), open("word").read())
@@ -133,6 +135,7 @@ func TestPythonWorker(t *testing.T) {
 	}
 	a.stage.Close()
 	k.exits(a, 0)
+	proctest.Until(t, patience, "what a stage had to be free", func() bool { return strings.Contains(k.stderr.String(), "let go of a\n") })
 	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGTERM), PID: uint32(b.tid)}))
 	k.exits(b, 0)
 	for _, r := range []resident{a, b} {
@@ -166,7 +169,7 @@ func TestPythonWorkerFailures(t *testing.T) {
 	k.serves(lives, "lives", "a", root)
 	empty := t.TempDir()
 	for name, tc := range map[string]struct{ root, want string }{
-		"load raises": {tenantImage(t, "broken"), "stage: load: ValueError: no good (at handler.py:15)\n"},
+		"load raises": {tenantImage(t, "broken"), "stage: load: ValueError: no good (at handler.py:16)\n"},
 		"no handler":  {empty, "stage: no handler.py in " + empty},
 		"no root":     {empty + "/none", "want the folder of the stage's image"},
 		"relative":    {"x", "want the folder of the stage's image"},

@@ -37,7 +37,7 @@ type sdk struct {
 
 // each runs a test against every SDK.
 func each(t *testing.T, test func(t *testing.T, s sdk)) {
-	for _, s := range []sdk{{"go", goStage}, {"python", pythonStage}} {
+	for _, s := range []sdk{{"go", goStage}, {"python", pythonStage}, {"worker", pythonWorker}} {
 		t.Run(s.name, func(t *testing.T) { test(t, s) })
 	}
 }
@@ -70,6 +70,18 @@ func image(t testing.TB, handler string) string {
 
 func pythonStage(t testing.TB) *exec.Cmd {
 	return pythonHandler(t, "testdata/handler.py")
+}
+
+// pythonWorker is the same in a worker.
+func pythonWorker(t testing.TB) *exec.Cmd {
+	t.Helper()
+	script, err := filepath.Abs("testdata/in_worker.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := pythonStage(t)
+	cmd.Args[1] = script
+	return cmd
 }
 
 func pythonHandler(t testing.TB, handler string) *exec.Cmd {

@@ -331,6 +331,7 @@ class Worker(ControlOrders):
         """Have modules found in an image's root, and then its site-packages. Those of the root become the tenant's own."""
         libraries = os.path.join(root, "site-packages")
         sys.path[:0] = [root, libraries]
+        before = set(sys.modules)
         try:
             yield
         finally:
@@ -340,7 +341,8 @@ class Worker(ControlOrders):
             tenant.libraries = libraries
             for name, module in list(sys.modules.items()):
                 where = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
-                if where.startswith(root + os.sep) and not where.startswith(libraries + os.sep):
+                there = where.startswith(root + os.sep) and not where.startswith(libraries + os.sep)
+                if there and name not in before and name.partition(".")[0] != __package__:
                     tenant.modules[name] = sys.modules.pop(name)
 
     def _forget(self, tenant: Tenant) -> None:
