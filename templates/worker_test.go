@@ -169,7 +169,7 @@ func TestPythonWorkerFailures(t *testing.T) {
 	k.serves(lives, "lives", "a", root)
 	empty := t.TempDir()
 	for name, tc := range map[string]struct{ root, want string }{
-		"load raises": {tenantImage(t, "broken"), "stage: load: ValueError: no good (at handler.py:16)\n"},
+		"load raises": {tenantImage(t, "broken"), "stage: load: ValueError: no good (at handler.py:15)\n"},
 		"no handler":  {empty, "stage: no handler.py in " + empty},
 		"no root":     {empty + "/none", "want the folder of the stage's image"},
 		"relative":    {"x", "want the folder of the stage's image"},

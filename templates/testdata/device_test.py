@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
 import tempfile
 import threading
 import unittest
+import unittest.mock
 from typing import Any, NamedTuple
 
 import torch
@@ -293,6 +296,127 @@ class Told(unittest.TestCase):
         self.assertEqual((backend.contexts, backend.pinned_now), (1, []))
         self.assertRegex(log.output[0], r"device GPU-0 is ready: context 0\.\d+ s, first kernels 0\.\d+ s")
         self.assertRegex(log.output[1], r"device GPU-0 has its parameters: 0\.000 GB copied in 0\.\d+ s \(\d+\.\d GB/s\)$")
+
+
+class FakeCuda:
+    """What torch.cuda does for the ring, with the names and arguments that it has there, in host memory."""
+
+    class Event:
+        def __init__(self, blocking: bool = False) -> None:
+            self.blocking = blocking
+
+        def record(self, stream: Any) -> None:
+            stream.told.append("record")
+
+        def synchronize(self) -> None:
+            pass
+
+    class Stream:
+        def __init__(self, device: str) -> None:
+            self.told: list[str] = []
+
+        def wait_event(self, event: Any) -> None:
+            self.told.append("wait")
+
+        def record_event(self) -> Any:
+            return FakeCuda.Event()
+
+        def synchronize(self) -> None:
+            self.told.append("synchronize")
+
+    def __init__(self, refuse: bool = False) -> None:
+        self.registered: set[int] = set()
+        self.refuse = refuse
+        self.streams: list[Any] = []
+        self.current = self.Stream("cpu")
+        self.forked = False
+
+    def init(self) -> None:
+        pass
+
+    def set_device(self, device: int) -> None:
+        pass
+
+    @functools.lru_cache(maxsize=1)
+    def device_count(self) -> int:
+        return 1
+
+    def _is_in_bad_fork(self) -> bool:
+        return self.forked
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def empty_cache(self) -> None:
+        pass
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return 3_000_000_000, 80_000_000_000
+
+    def current_stream(self, device: Any = None) -> Any:
+        return self.current
+
+    def stream(self, stream: Any) -> Any:
+        self.streams.append(stream)
+        return contextlib.nullcontext()
+
+    def cudart(self) -> Any:
+        return self
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        if not self.refuse:
+            self.registered.add(address)
+        return int(self.refuse)
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.registered.remove(address)
+        return 0
+
+
+class OnCuda(unittest.TestCase):
+    """The calls to CUDA, as far as that can be seen without any. The rest needs a device."""
+
+    def test_ring(self) -> None:
+        t = torch.randint(0, 255, (20 << 20,), dtype=torch.uint8)
+        cuda = FakeCuda()
+        with unittest.mock.patch.object(torch, "cuda", cuda), unittest.mock.patch.object(
+            torch.nn.functional, "linear", lambda a, w, b: a.float()  # which a CPU may not do in all types
+        ):
+            d = device.Device("cuda:0", backend=device._Cuda(torch, "cpu"))
+            d.ready()
+            self.assertGreater(len(cuda.registered), 0)
+            out = d.place({"t": t, "f": torch.randn(9)})
+            d.placed()
+        self.assertTrue(torch.equal(out["t"], t))
+        self.assertEqual(cuda.registered, set())
+        self.assertTrue(all(s.told[0] == "wait" and "record" in s.told for s in cuda.streams))
+        self.assertEqual(cuda.current.told, ["synchronize"])  # after first kernels, and no more
+
+    def test_no_registering(self) -> None:
+        cuda = FakeCuda(refuse=True)
+        real = torch.empty
+        asked = []
+
+        def empty(*args: Any, pin_memory: bool = False, **more: Any) -> Any:
+            asked.append(pin_memory)
+            return real(*args, **more)
+
+        with unittest.mock.patch.object(torch, "cuda", cuda), unittest.mock.patch.object(torch, "empty", empty):
+            self.assertEqual(_ring.Cuda(torch, "cpu").pinned(4096).numel(), 4096)
+        self.assertEqual(asked, [True])
+
+    def test_asked_before_the_fork(self) -> None:
+        cuda = FakeCuda()
+        cuda.forked = True
+        with unittest.mock.patch.object(torch, "cuda", cuda):
+            with self.assertRaisesRegex(sc.StageError, "leave torch.cuda to the place hook"):
+                device.Device("cuda:0").place([torch.ones(3)])
+
+    def test_sizes(self) -> None:
+        os.environ[device.VISIBLE] = GPU
+        with unittest.mock.patch.object(torch, "cuda", FakeCuda()):
+            got = device.lack(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; ...)"))
+        self.assertEqual(str(got), "out of memory on device GPU-0: want 2.00 GiB, 3.00 of 80.00 GB free")
 
 
 if __name__ == "__main__":
