@@ -21,7 +21,7 @@ func parse(header []byte) (tensors []Info, metadata map[string]string, err error
 	seen := map[string]bool{}
 	err = s.object(func(name string) error {
 		if seen[name] {
-			return fmt.Errorf("tensor %q: it is there twice", name)
+			return fmt.Errorf("tensor %.80q: it is there twice", name)
 		}
 		seen[name] = true
 		if name == "__metadata__" {
@@ -38,7 +38,7 @@ func parse(header []byte) (tensors []Info, metadata map[string]string, err error
 		}
 		t, err := s.tensor()
 		if err != nil {
-			return fmt.Errorf("tensor %q: %w", name, err)
+			return fmt.Errorf("tensor %.80q: %w", name, err)
 		}
 		t.Name = name
 		tensors = append(tensors, t)
@@ -65,7 +65,7 @@ func (s *scanner) tensor() (Info, error) {
 	seen := map[string]bool{}
 	err := s.object(func(key string) (err error) {
 		if seen[key] {
-			return fmt.Errorf("%s: it is there twice", key)
+			return fmt.Errorf("%.80s: it is there twice", key)
 		}
 		seen[key] = true
 		switch key {
@@ -106,11 +106,14 @@ func (s *scanner) texts() (map[string]string, error) {
 	all := map[string]string{}
 	return all, s.object(func(key string) error {
 		if _, twice := all[key]; twice {
-			return fmt.Errorf("%q: it is there twice", key)
+			return fmt.Errorf("%.80q: it is there twice", key)
+		}
+		if len(all) == maxTensors {
+			return fmt.Errorf("more than %d texts", maxTensors)
 		}
 		v, err := s.text()
 		if err != nil {
-			return fmt.Errorf("%q: %w", key, err)
+			return fmt.Errorf("%.80q: %w", key, err)
 		}
 		all[key] = v
 		return nil

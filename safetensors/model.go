@@ -42,8 +42,12 @@ const (
 	indexName = ".safetensors.index.json"
 )
 
-// maxParts is more than any model has files.
-const maxParts = 1000
+// Bounds of what a model's files may be, beyond those of each.
+const (
+	maxParts = 1000     // files, more than any model has
+	maxIndex = 32 << 20 // bytes of an index
+	maxName  = 255      // bytes of a file's name
+)
 
 // Inspect reads and checks the headers of a model's files, which the package's comment says how to find. It maps nothing and reads no
 // data, so that it takes milliseconds also for gigabytes. A path without such files is an ErrNone.
@@ -61,7 +65,7 @@ func Inspect(path string) (Model, error) {
 		}
 		for _, t := range p.Tensors {
 			if other, twice := owner[t.Name]; twice {
-				return Model{}, fmt.Errorf("%s: tensor %q: it is in %s and %s, want it once", folder, t.Name, other, name)
+				return Model{}, fmt.Errorf("%s: tensor %.80q: it is in %s and %s, want it once", folder, t.Name, other, name)
 			}
 			owner[t.Name] = name
 			m.Data += t.Bytes
@@ -71,6 +75,9 @@ func Inspect(path string) (Model, error) {
 		}
 		m.Bytes += p.Bytes
 		m.Parts = append(m.Parts, p)
+		if headers := m.Bytes - m.Data; headers > maxHeader {
+			return Model{}, fmt.Errorf("%s: headers of %d bytes up to %s, want at most %d of all files", folder, headers, name, maxHeader)
+		}
 	}
 	if index == nil || maps.Equal(index, owner) {
 		return m, nil
@@ -144,8 +151,8 @@ func readIndex(path string) (names []string, index map[string]string, err error)
 		return nil, nil, err
 	}
 	defer f.Close()
-	if size > maxHeader {
-		return nil, nil, fmt.Errorf("%s: %d bytes, want at most %d", path, size, maxHeader)
+	if size > maxIndex {
+		return nil, nil, fmt.Errorf("%s: %d bytes, want at most %d", path, size, maxIndex)
 	}
 	b := make([]byte, size)
 	if _, err := io.ReadFull(f, b); err != nil {
@@ -169,7 +176,7 @@ func parseIndex(b []byte) (names []string, index map[string]string, err error) {
 	}
 	names = slices.Compact(slices.Sorted(maps.Values(index)))
 	for _, name := range names {
-		if name != filepath.Base(name) || !strings.HasSuffix(name, fileName) || strings.HasPrefix(name, ".") {
+		if name != filepath.Base(name) || len(name) > maxName || !strings.HasSuffix(name, fileName) || strings.HasPrefix(name, ".") {
 			return nil, nil, fmt.Errorf("weight_map: file %.80q, want the name of a *%s beside it", name, fileName)
 		}
 	}
@@ -183,12 +190,12 @@ func parseIndex(b []byte) (names []string, index map[string]string, err error) {
 func difference(index, owner map[string]string) string {
 	for _, name := range slices.Sorted(maps.Keys(index)) {
 		if owner[name] != index[name] {
-			return fmt.Sprintf("tensor %q: the index has it in %s, the files in %q", name, index[name], owner[name])
+			return fmt.Sprintf("tensor %.80q: the index has it in %s, the files in %q", name, index[name], owner[name])
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(owner)) {
 		if _, ok := index[name]; !ok {
-			return fmt.Sprintf("tensor %q: it is in %s, and not in the index", name, owner[name])
+			return fmt.Sprintf("tensor %.80q: it is in %s, and not in the index", name, owner[name])
 		}
 	}
 	return ""

@@ -78,9 +78,18 @@ func TestInspectRefuses(t *testing.T) {
 		"a way out":             {map[string]string{index: `{"weight_map":{"a":"../1.safetensors"}}`}, `file "../1.safetensors", want the name`},
 		"a folder":              {map[string]string{index: `{"weight_map":{"a":"b/1.safetensors"}}`}, `file "b/1.safetensors", want the name`},
 		"another file":          {map[string]string{index: `{"weight_map":{"a":"passwd"}}`}, `file "passwd", want the name`},
+		"a name without end":    {map[string]string{index: `{"weight_map":{"a":"` + strings.Repeat("a", 1<<16) + `.safetensors"}}`}, `aaaa", want the name`},
+		"a large index":         {map[string]string{index: strings.Repeat(" ", 1<<25+1)}, "33554433 bytes, want at most 33554432"},
+		"a long name, elsewhere": {map[string]string{"1.safetensors": one, index: `{"weight_map":{"` + strings.Repeat("a", 1<<16) + `":"1.safetensors"}}`},
+			`aaaa": the index has it in 1.safetensors, the files in ""`},
+		"large headers": {map[string]string{"1.safetensors": string(file("{}"+strings.Repeat(" ", 60e6), "")), "2.safetensors": string(file("{}"+strings.Repeat(" ", 60e6), ""))},
+			"headers of 120000020 bytes up to 2.safetensors, want at most 100000000"},
 	} {
-		if m, err := safetensors.Inspect(folder(t, tc.files)); err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: %+v, error %v, want %q in it", name, m, err, tc.want)
+		m, err := safetensors.Inspect(folder(t, tc.files))
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %+v, error %.400v, want %q in it", name, m, err, tc.want)
+		} else if len(err.Error()) > 1000 {
+			t.Errorf("%s: an error of %d bytes", name, len(err.Error()))
 		}
 	}
 	for name, path := range map[string]string{"an empty folder": t.TempDir(), "another file": filepath.Join(folder(t, map[string]string{"model.onnx": "x"}), "model.onnx")} {

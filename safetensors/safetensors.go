@@ -13,8 +13,8 @@ import (
 
 // Bounds of what a file may be. The format has the first alone.
 const (
-	maxHeader  = 100_000_000 // bytes
-	maxTensors = 1 << 18     // of a file, and of a model
+	maxHeader  = 100_000_000 // bytes, and of all files of a model together
+	maxTensors = 1 << 18     // of a file, and of a model; and texts of a file's metadata
 	maxRank    = 64          // dimensions; no library has more
 	maxFile    = 1 << 56     // bytes
 )
@@ -78,12 +78,12 @@ func (f *File) check(base, size int64) error {
 	var at int64
 	for i, t := range f.tensors {
 		if t.Offset != at || t.Bytes < 0 || t.Bytes > size-at {
-			return fmt.Errorf("tensor %q: data_offsets [%d,%d], want a begin of %d, where the one before it ends, and an end of at most %d",
+			return fmt.Errorf("tensor %.80q: data_offsets [%d,%d], want a begin of %d, where the one before it ends, and an end of at most %d",
 				t.Name, t.Offset, t.Offset+t.Bytes, at, size)
 		}
 		bits, ok := t.Dtype.sizeOf(t.Shape, 8*size)
 		if !ok || bits != 8*t.Bytes {
-			return fmt.Errorf("tensor %q: %d bytes of data, want what %s of shape %v needs", t.Name, t.Bytes, t.Dtype, t.Shape)
+			return fmt.Errorf("tensor %.80q: %d bytes of data, want what %s of shape %v needs", t.Name, t.Bytes, t.Dtype, t.Shape)
 		}
 		f.byName[t.Name] = i
 		f.tensors[i].Offset += base

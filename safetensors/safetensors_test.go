@@ -61,6 +61,15 @@ func many(n int) string {
 	return b.String() + "}"
 }
 
+// texts are n more of a file's metadata.
+func texts(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, `,"%d":""`, i)
+	}
+	return b.String()
+}
+
 // TestDatatypes: all that the format has are read, and those that stages know are given to them.
 func TestDatatypes(t *testing.T) {
 	for dtype, want := range map[string]struct {
@@ -135,10 +144,13 @@ func TestReadRefuses(t *testing.T) {
 		"same key in it":     {file(`{"__metadata__":{"a":"1","a":"2"}}`, ""), `__metadata__: "a": it is there twice`},
 		"comma at the end":   {file(`{"__metadata__":{},}`, ""), "want a string"},
 		"too many":           {file(many(1<<18+1), ""), "more than 262144 tensors"},
+		"too much about it":  {file(`{"__metadata__":{"":""`+texts(1<<18)+`}}`, ""), "__metadata__: more than 262144 texts"},
+		"a name without end": {file(`{"`+strings.Repeat("a", 1<<16)+`":{"dtype":"U8","shape":[1],"data_offsets":[0,2]}}`, "ab"), "2 bytes of data"},
+		"a long wrong one":   {file(`{"`+strings.Repeat("a", 1<<16)+`":{"`+strings.Repeat("b", 1<<16)+`":1}}`, ""), `bbb", want dtype`},
 		"overflow":           {file(`{"a":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]}}`, ""), "shape"},
 	} {
-		if _, err := read(tc.file); err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: error %v, want %q in it", name, err, tc.want)
+		if _, err := read(tc.file); err == nil || !strings.Contains(err.Error(), tc.want) || len(err.Error()) > 1000 {
+			t.Errorf("%s: error %.400v, want %q in it, and 1000 bytes at most", name, err, tc.want)
 		}
 	}
 }
