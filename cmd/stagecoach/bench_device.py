@@ -1,6 +1,6 @@
 """Measures a device by PyTorch alone, and the SDK's way to it: what `stagecoach bench gpu` compares starts with. Prints JSON.
 
-    bench_device.py context DEVICE            what another process's context takes, of time and of the device's memory
+    bench_device.py context DEVICE            what another process takes to make a context, of time and of the device's memory
     bench_device.py copies DEVICE BYTES       bytes a second from one pinned buffer, over 1, 2 and 4 streams
     bench_device.py ring DEVICE IMAGE MODEL   seconds that the SDK's device module takes for the model's parameters
     bench_device.py hold DEVICE               makes a context and keeps it until its stdin ends: for context
@@ -40,9 +40,11 @@ def free(device: str) -> int:
 
 
 def hold(device: str) -> None:
-    """Make a context, then have the libraries of kernels loaded, and tell of each when it is there."""
+    """Import PyTorch, make a context, then have the libraries of kernels loaded, and tell how long each took when it is there."""
+    begin = time.monotonic()
     import torch
 
+    print(json.dumps(time.monotonic() - begin), flush=True)
     print(json.dumps(clock(device, lambda: torch.zeros(1, device=device))), flush=True)
     sys.stdin.readline()
     ones = torch.ones(64, 64, device=device)
@@ -54,11 +56,12 @@ def context(device: str) -> dict[str, list[float]]:
     """What processes that make a context take, one after the other."""
     import torch
 
-    out: dict[str, list[float]] = {"context_s": [], "kernels_s": [], "context_bytes": [], "kernels_bytes": []}
+    out: dict[str, list[float]] = {"import_s": [], "context_s": [], "kernels_s": [], "context_bytes": [], "kernels_bytes": []}
     torch.zeros(1, device=device)  # our own is there before
     for _ in range(PROCESSES):
         before = free(device)
         with subprocess.Popen([sys.executable, __file__, "hold", device], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as p:
+            out["import_s"].append(json.loads(p.stdout.readline()))
             out["context_s"].append(json.loads(p.stdout.readline()))
             made = free(device)
             p.stdin.write("\n")

@@ -54,9 +54,9 @@ func (g *gpuBench) limits(ctx context.Context) error {
 	if err := g.ask(ctx, dir, &made, "context", g.at.name); err != nil {
 		return err
 	}
-	for _, what := range []string{"context", "kernels"} {
+	for _, what := range []string{"import", "context", "kernels"} {
 		g.report.AddMillis("device", what+"_p50_ms", durations(made[what+"_s"]), 0.5)
-		if bytes := made[what+"_bytes"]; g.at != onCPU {
+		if bytes := made[what+"_bytes"]; g.at != onCPU && len(bytes) > 0 {
 			g.report.Add("device", what+"_mb", median(bytes)/1e6, len(bytes))
 		}
 	}
@@ -124,14 +124,19 @@ func (g *gpuBench) size(ctx context.Context, s gpuSize) error {
 // ring measures how fast a stage's parameters get to the device.
 func (g *gpuBench) ring(ctx context.Context, b *benchStage, s gpuSize) error {
 	progress("bench gpu: %s: parameters to the device", s.name)
+	model := filepath.Join(b.root, "model.safetensors")
+	info, err := os.Stat(model)
+	if err != nil {
+		return err
+	}
 	var took struct{ Seconds []float64 }
-	if err := g.ask(ctx, b.dir, &took, "ring", g.at.name, b.root, filepath.Join(b.root, "model.safetensors")); err != nil {
+	if err := g.ask(ctx, b.dir, &took, "ring", g.at.name, b.root, model); err != nil {
 		return err
 	}
 	if g.at == onCPU || g.pinned == 0 {
 		return nil // they stay where they are; or nothing is known to compare with
 	}
-	rate := float64(s.bytes) / 1e9 / median(took.Seconds)
+	rate := float64(info.Size()) / 1e9 / median(took.Seconds)
 	g.report.Add(s.name+"_ring", "gb_per_s", rate, len(took.Seconds))
 	g.report.Add(s.name+"_ring", "share_of_pinned", rate/g.pinned, len(took.Seconds))
 	return nil

@@ -3,8 +3,10 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -76,6 +78,40 @@ func TestBenchRefuses(t *testing.T) {
 	}
 }
 
+// TestBenchGPUOnCPU takes the whole way without a GPU: each path has its figures.
+func TestBenchGPUOnCPU(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	args := []string{"bench", "gpu", "--device", "cpu", "--python", proctest.Torch(t), "--sizes", "0.002G", "--rounds", "2", "--json"}
+	if err := run(t.Context(), args, &out); err != nil {
+		t.Fatal(err)
+	}
+	var report bench.Report
+	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
+		t.Fatalf("%v: %s", err, out.String())
+	}
+	got := figures(&report)
+	for _, want := range []string{
+		"device context_p50_ms", "device pinned_1_streams_gb_per_s",
+		"0.002G_fork first_output_p50_ms", "0.002G_fork place_p50_ms", "0.002G_fork speedup_over_plain",
+		"0.002G_parked first_output_p50_ms", "0.002G_parked speedup_over_plain",
+		"0.002G_resident first_output_p50_ms", "0.002G_resident speedup_over_plain",
+		"0.002G_cold load_p50_ms", "0.002G_plain first_output_p50_ms", "0.002G_plain load_p50_ms",
+	} {
+		if !slices.Contains(got, want) {
+			t.Errorf("no figure %q in %q", want, got)
+		}
+	}
+	if report.Versions["torch"] == "" || len(report.Goals) > 0 {
+		t.Errorf("versions %v, goals %v; want PyTorch's, and goals of GPUs alone", report.Versions, report.Goals)
+	}
+	for _, f := range report.Results {
+		if f.Metric == "other_answers" {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
 func TestGPUGoals(t *testing.T) {
 	sizes := []gpuSize{{"0.7G", 7e8}, {"5.4G", 54e8}}
 	r := &bench.Report{}
@@ -111,5 +147,36 @@ func TestBenchGPUWithoutGPU(t *testing.T) {
 	}
 	if _, err := firstWell(ill[:1]); err == nil || !strings.Contains(err.Error(), "XID 79") {
 		t.Errorf("error %v, want what is wrong with it", err)
+	}
+}
+
+// TestBenchDevice measures a stand-in for a device.
+func TestBenchDevice(t *testing.T) {
+	python := proctest.Torch(t)
+	folder, err := filepath.Abs("testdata/cuda")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PYTHONPATH", folder)
+	g := gpuBench{py: torchPython{Program: python}, at: torchDevice{name: "cuda:0"}, sizes: []gpuSize{{"1M", 1e6}, {"2M", 2e6}}, report: &bench.Report{}}
+	if err := g.limits(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := figures(g.report)
+	for _, want := range []string{"context_p50_ms", "context_mb", "kernels_p50_ms", "kernels_mb", "import_p50_ms", "pinned_1_streams_gb_per_s", "pinned_2_streams_gb_per_s", "pinned_4_streams_gb_per_s"} {
+		if !slices.Contains(got, "device "+want) {
+			t.Errorf("no figure %q in %q", want, got)
+		}
+	}
+	for _, f := range g.report.Results {
+		if strings.HasSuffix(f.Metric, "_mb") && f.Value != 100 {
+			t.Errorf("%+v, want 100", f)
+		}
+		if g.pinned < f.Value && strings.HasPrefix(f.Metric, "pinned_") {
+			t.Errorf("pinned at best %v, and %+v", g.pinned, f)
+		}
+	}
+	if env := g.py.process(); env != "/usr/bin/env PYTHONPATH="+folder+" "+python+" ./stage" {
+		t.Errorf("processes of stages are %q", env)
 	}
 }
