@@ -80,10 +80,14 @@ func TestInspectRefuses(t *testing.T) {
 		"another file":          {map[string]string{index: `{"weight_map":{"a":"passwd"}}`}, `file "passwd", want the name`},
 		"a name without end":    {map[string]string{index: `{"weight_map":{"a":"` + strings.Repeat("a", 1<<16) + `.safetensors"}}`}, `aaaa", want the name`},
 		"a large index":         {map[string]string{index: strings.Repeat(" ", 1<<25+1)}, "33554433 bytes, want at most 33554432"},
-		"a long name, elsewhere": {map[string]string{"1.safetensors": one, index: `{"weight_map":{"` + strings.Repeat("a", 1<<16) + `":"1.safetensors"}}`},
-			`aaaa": the index has it in 1.safetensors, the files in ""`},
-		"large headers": {map[string]string{"1.safetensors": string(file("{}"+strings.Repeat(" ", 60e6), "")), "2.safetensors": string(file("{}"+strings.Repeat(" ", 60e6), ""))},
-			"headers of 120000020 bytes up to 2.safetensors, want at most 100000000"},
+		"a long name, elsewhere": {
+			map[string]string{"1.safetensors": one, index: `{"weight_map":{"` + strings.Repeat("a", 1<<16) + `":"1.safetensors"}}`},
+			`aaaa": the index has it in 1.safetensors, the files in ""`,
+		},
+		"large headers": {
+			map[string]string{"1.safetensors": string(file("{}"+strings.Repeat(" ", 60e6), "")), "2.safetensors": string(file("{}"+strings.Repeat(" ", 60e6), ""))},
+			"headers of 120000020 bytes up to 2.safetensors, want at most 100000000",
+		},
 	} {
 		m, err := safetensors.Inspect(folder(t, tc.files))
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
