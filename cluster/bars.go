@@ -68,7 +68,9 @@ func (b *bars) add(revision uint64, node string, devices []string, call bool, be
 		}
 		if call && x.spared < spared {
 			x.spared++
-			x.at, x.Until = now, now
+			if x.at = now; x.Until.Before(now) {
+				x.Until = now
+			}
 			continue
 		}
 		x.Count++

@@ -71,6 +71,10 @@ func TestBars(t *testing.T) {
 	if n := len(b.now(at(31))); n != 2 {
 		t.Errorf("%d hold after 30 s, want 2", n)
 	}
+	b.add(1, "n1", []string{"g0"}, true, at(3), at(4), "too large") // by one that was on its way
+	if n := len(b.now(at(31))); n != 2 {
+		t.Errorf("%d hold after 30 s and a call that barred nothing, want 2", n)
+	}
 	if b.now(at(1000)); len(b.all) != 0 {
 		t.Errorf("%+v are known, want none", b.all)
 	}
