@@ -145,6 +145,12 @@ func TestLargeItemsRideInSealedFiles(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(back[1], big) {
 		t.Errorf("detached: %v", err)
 	}
+	full := tensor.Item{Ref: &tensor.Ref{Size: maxDetached}}
+	_, files2, err := Attach(tensor.Activation{full, big}, 0, func(tensor.Ref) (*os.File, error) { return os.Open(os.DevNull) })
+	defer closeAll(files2)
+	if err == nil || len(files2) != 1 || !strings.Contains(err.Error(), "item 1: 10738") {
+		t.Errorf("more than can be detached: %d files, %v", len(files2), err)
+	}
 	for _, ref := range []tensor.Ref{{Owner: "x", Blob: "0"}, {Owner: fileOwner, Blob: "1"}, {Owner: fileOwner, Blob: "0", Size: 1 << 20}, {Owner: fileOwner, Blob: "-1"}} {
 		if _, err := Detach(tensor.Activation{{Ref: &ref}}, files); err == nil {
 			t.Errorf("reference %+v: no error", ref)

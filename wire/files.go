@@ -16,24 +16,31 @@ const fileOwner = "fd:"
 
 // Attach moves the large items of a into files for a frame that has n files already: an inline item above
 // tensor.InlineLimit into a sealed memfd, a reference into what open returns for it. The rest stays inline. a itself is not
-// changed; the files are the caller's to close once the frame is written, also when there is an error.
+// changed; the files are the caller's to close once the frame is written, also when there is an error, as of more than Detach
+// reads.
 func Attach(a tensor.Activation, n int, open func(tensor.Ref) (*os.File, error)) (tensor.Activation, []*os.File, error) {
 	var out tensor.Activation
 	var files []*os.File
+	left := int64(maxDetached)
 	for i, it := range a {
 		var f *os.File
 		var size int64
 		var err error
 		switch {
 		case it.Ref != nil:
-			size = it.Ref.Size
-			f, err = open(*it.Ref)
+			if size = it.Ref.Size; size <= left {
+				f, err = open(*it.Ref)
+			}
 		case it.Size() > tensor.InlineLimit && n+len(files) < MaxFiles:
 			encoded := tensor.AppendItem(make([]byte, 0, it.Size()+64), it)
-			size = int64(len(encoded))
-			f, err = sealed(encoded)
+			if size = int64(len(encoded)); size <= left {
+				f, err = sealed(encoded)
+			}
 		default:
 			continue
+		}
+		if left -= size; left < 0 {
+			err = fmt.Errorf("%d bytes in files, want at most %d in all", maxDetached-left, int64(maxDetached))
 		}
 		if err != nil {
 			return nil, files, fmt.Errorf("item %d: %w", i, err)

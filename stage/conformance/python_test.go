@@ -47,8 +47,12 @@ func TestWhatInferReturns(t *testing.T) {
 	}
 	r.batch(1, never, "raise late")
 	r.failure(task.BadInput, "want JSON")
-	r.batch(1, never, "long")
-	r.failure(task.Failed, strings.Repeat("x", 1000))
+	for text, want := range map[string]string{
+		"long": strings.Repeat("x", 1000), "mute": "Mute: (its text raised AttributeError)", "huge": "output: 10737418", "pieces": "a piece of a stream of dict, want bytes or str",
+	} {
+		r.batch(1, never, text)
+		r.failure(task.Failed, want)
+	}
 	if got := r.ask(1, "thread"); got != "true" {
 		t.Error("load, place and infer run in several threads")
 	}
@@ -56,7 +60,7 @@ func TestWhatInferReturns(t *testing.T) {
 		t.Errorf("a call without a deadline: %s", got)
 	}
 	r.batch(1, never, "unserialisable", "b", "c", "d")
-	r.failure(task.Failed, "a result of object: Object of type object is not JSON serializable; want bytes, str")
+	r.failure(task.Failed, "a result of dict: ndarray among JSON, whose tolist() is JSON; want bytes, str")
 	r.failure(task.Failed, "a result of set")
 	if m := r.result(); m.Index != 2 || string(m.Output[0].Bytes) != "fine" || !slices.Equal(m.Header, []task.Header{{Name: "X-Fine", Value: "yes"}}) {
 		t.Errorf("beside them: %+v", m)
@@ -166,6 +170,25 @@ func TestAStateThatNobodyMade(t *testing.T) {
 		t.Errorf("the state is a %s", got)
 	}
 	r.drained()
+}
+
+// TestAWorkerThatFailsEndsTheReplica: nobody waits in vain for the calls that it has, also when it is not the main thread.
+func TestAWorkerThatFailsEndsTheReplica(t *testing.T) {
+	handler := filepath.Join(t.TempDir(), "handler.py")
+	code := `import logging
+SLOTS = 2
+class Broken(logging.Handler):
+    def emit(self, record): raise KeyError("emit")
+logging.getLogger("stagecoach").addHandler(Broken())
+def infer(state, calls): return [c.wait() if c.input.text() == "wait" else 1 / 0 for c in calls]
+`
+	if err := os.WriteFile(handler, []byte(code), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := launch(t, pythonHandler(t, handler)).greet(welcome)
+	r.batch(1, never, "wait")
+	r.batch(2, never, "fail")
+	r.exits(1, "results of batch 2: KeyError: 'emit'")
 }
 
 // TestTorchInAReplica: the threads that the environment and Threads frames name are PyTorch's, and no gradients are recorded.

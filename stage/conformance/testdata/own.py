@@ -6,13 +6,19 @@ import logging
 import sys
 import threading
 
+import numpy
+
 import stagecoach as sc
 
 MAX_BATCH = 4
 SLOTS = 2
 logging.info("while it is imported")
-MAIN = threading.get_ident()
 closed: list[str] = []
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("code")
 
 
 def load(model: sc.Model) -> list[int]:
@@ -46,12 +52,18 @@ def infer(state: list[int], calls: list[sc.Call]) -> object:
         return [None]
     if text == "closed":
         return [",".join(closed)]
+    if text == "mute":
+        raise Mute
+    if text == "huge":
+        return [bytes(1 << 30)]
+    if text == "pieces":
+        return [(piece for piece in [{"token": 1}])]
     if text == "long":
         raise ValueError("x" * 1_000_000)
     if text == "remaining":
         return [[calls[0].remaining() is None, calls[0].wait(0.001), calls[0].cancelled()]]
     if text == "unserialisable":
-        return [object(), {1, 2}, sc.Output(b"fine", header={"X-Fine": "yes"}), float("nan")]
+        return [{"label": "cat", "scores": numpy.zeros(2)}, {1, 2}, sc.Output(b"fine", header={"X-Fine": "yes"}), float("nan")]
     return [stream(c) for c in calls]
 
 

@@ -216,11 +216,15 @@ def attach(items: Sequence[Item]) -> tuple[list[list[bytes]], list[int]]:
     """Encode items, the large ones into sealed files that ride with the frame; these are the caller's to close."""
     out: list[list[bytes]] = []
     files: list[int] = []
+    left = _wire.MAX_DETACHED
     try:
         for it in items:
             pieces: list[Any] = _wire.item(it)
             if len(files) < MAX_FILES and _wire.item_size(it) > _wire.INLINE_LIMIT:
                 size = sum(map(len, pieces))
+                left -= size
+                if left < 0:
+                    raise ValueError(f"{_wire.MAX_DETACHED - left} bytes, want at most {_wire.MAX_DETACHED} in all")
                 files.append(_sealed(pieces))
                 pieces = [_wire.reference(len(files) - 1, size)]
             out.append(pieces)

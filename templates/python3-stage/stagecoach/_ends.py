@@ -6,7 +6,7 @@ from types import GeneratorType
 from typing import Any, Callable, Iterable
 
 from . import _conn, _wire, device
-from ._types import BadInput, Call, Cancelled, Expired, OutOfMemory, Output, out_of_memory
+from ._types import BadInput, Call, Cancelled, Expired, OutOfMemory, Output, out_of_memory, text_of
 
 MAX_MESSAGE = 64 << 10  # characters of an error
 _OWN = (BadInput, Cancelled, Expired, OutOfMemory)  # errors whose text says all
@@ -21,7 +21,7 @@ def run(infer: Infer, state: Any, calls: list[Call]) -> list[Output | BaseExcept
         if type(results) is not list:
             results = _listed(results)
         if len(results) != len(calls):
-            raise ValueError(f"infer returned {len(results)} results for {len(calls)} calls")
+            raise ValueError(f"infer returned {len(results)} results for {len(calls)} calls, want one a call, in order")
     except BaseException as err:  # also sys.exit: a function does not end its replica
         _told(calls[0], err)
         return device.relieved([err] * len(calls))
@@ -92,7 +92,7 @@ def _code(err: BaseException) -> int:
 def encoded(index: int, service: int, r: Output | BaseException) -> tuple[int, bytes, list[int]]:
     """Encode the end of a call: frame type, payload, and the files that ride along."""
     if isinstance(r, BaseException):
-        text = str(r)
+        text = text_of(r)
         if not isinstance(r, _OWN):
             text = f"{type(r).__name__}: {text}" if text else type(r).__name__
         return _wire.ERROR, _wire.error(index, service, _code(r), (text or type(r).__name__)[:MAX_MESSAGE]), []

@@ -324,19 +324,18 @@ class _Server:
             job = None  # its inputs can go before the next batch comes
 
     def _run(self, batch: int, calls: list[Call]) -> None:
-        begin = time.monotonic_ns()
-        results = _ends.run(self.infer, self.state, calls)
-        service = time.monotonic_ns() - begin
-        with self.lock:
-            del self.batches[batch]  # before the last result leaves: it frees the slot on the other side
-        for call in calls:
-            call._cancelled = True  # a call that is over can stream no more
         try:
+            begin = time.monotonic_ns()
+            results = _ends.run(self.infer, self.state, calls)
+            service = time.monotonic_ns() - begin
+            with self.lock:
+                del self.batches[batch]  # before the last result leaves: it frees the slot on the other side
+            for call in calls:
+                call._cancelled = True  # a call that is over can stream no more
             self._send(batch, service, results)
-        except OSError as err:
-            self.log.debug(
-                "results of batch %d not sent: %s", batch, err
-            )  # the reader sees the end of the connection too
+        except OSError as err:  # of the connection
+            self.log.debug("results of batch %d not sent: %s", batch, err)
+            self.conn.shut()
         except BaseException as err:  # no memory, for instance: nobody would wait for them in vain
             self.fault = WireError(f"results of batch {batch}: {type(err).__name__}: {err}")
             self.conn.shut()
@@ -362,9 +361,8 @@ class _Server:
         if pending:
             self.conn.send(b"".join(pending))
 
-    def send(self, call: Call, data: bytes) -> None:
+    def send(self, call: Call, rest: memoryview) -> None:
         """Send a piece of the call's output, as far as the dispatcher has room for it."""
-        rest = memoryview(data).cast("B")
         while len(rest):
             with self.change:
                 while True:

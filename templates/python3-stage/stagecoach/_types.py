@@ -76,12 +76,13 @@ class Item:
         if tensors is not None:
             from ._tensors import encode  # numpy is imported when there are tensors
 
-            self._wire = [encode(name, value) for name, value in tensors.items()]
+            self._wire = [encode(str(name), value) for name, value in tensors.items()]
             self._body, self.content_type = b"", ""
         elif isinstance(body, str):
             self._body, self.content_type = _utf8(body), content_type or TEXT
         else:
-            self._body, self.content_type = bytes(body), content_type or BINARY
+            self._body = body if type(body) is bytes else bytes(memoryview(body))
+            self.content_type = content_type or BINARY
 
     @classmethod
     def received(cls, body: bytes, content_type: str, wire: list[Tensor] | None) -> Item:
@@ -211,11 +212,19 @@ def item_of(value: Any) -> Item:
         ) from err
 
 
+def text_of(err: BaseException) -> str:
+    """What an error says; its class may fail to."""
+    try:
+        return str(err)
+    except Exception as fault:
+        return f"(its text raised {type(fault).__name__})"
+
+
 def out_of_memory(err: BaseException) -> bool:
     """Whether an error is of a device that has not the memory: :class:`OutOfMemory`, or what PyTorch raises."""
     if isinstance(err, OutOfMemory) or any(t.__name__ == "OutOfMemoryError" for t in type(err).__mro__):
         return True  # from PyTorch 1.13 on
-    text = str(err)
+    text = text_of(err)
     return isinstance(err, RuntimeError) and "CUDA" in text and ("out of memory" in text or "ALLOC_FAILED" in text)
 
 
@@ -228,13 +237,15 @@ def _plain(value: Any) -> Any:
     """Make a number of numpy's one of Python's, for JSON."""
     if any(t.__module__ == "numpy" and t.__name__ == "generic" for t in type(value).__mro__):
         return value.item()
+    if is_array(value):
+        raise TypeError(f"{type(value).__name__} among JSON, whose tolist() is JSON")
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 class Link(Protocol):
     """What a call needs of the replica that it runs in; package-private."""
 
-    def send(self, call: Call, data: bytes) -> None:
+    def send(self, call: Call, rest: memoryview) -> None:
         """Send a piece of the call's output, when the receiver has room for it; raises as :meth:`Call.check`."""
 
     def wait(self, call: Call, timeout: float | None) -> bool:
@@ -316,8 +327,12 @@ class Call:
         """Stream a piece of the call's output ahead of its result. It waits while the receiver is behind, and raises
         :class:`Cancelled` or :class:`Expired` when the call is over."""
         self.check()
+        try:
+            piece = memoryview(_utf8(data) if isinstance(data, str) else data).cast("B")
+        except TypeError as err:
+            raise TypeError(f"a piece of a stream of {type(data).__name__}, want bytes or str: {err}") from None
         if self._link is not None:
-            self._link.send(self, _utf8(data) if isinstance(data, str) else data)
+            self._link.send(self, piece)
 
 
 class _CallLog(logging.LoggerAdapter):
