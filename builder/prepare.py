@@ -67,6 +67,10 @@ def handler(root):
     mode = py_compile.PycInvalidationMode.CHECKED_HASH
     own = [name for name in sources(root) if name.split(os.sep)[0] not in PACKAGES]
     faults = [fault for fault in (compiled(root, name, mode) for name in own) if fault]
+    stdlib = getattr(sys, "stdlib_module_names", frozenset()) - {"test"}  # from 3.10 on
+    for name in own:
+        if name.replace(os.sep + "__init__.py", ".py")[:-3] in stdlib:
+            faults.append("%s: it would hide Python's own module of that name, want another name" % name)
     if not faults:
         with open(os.path.join(root, "handler.py"), "rb") as f:
             names = bound(ast.parse(f.read()))

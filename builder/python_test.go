@@ -207,6 +207,7 @@ func TestPythonRefuses(t *testing.T) {
 	tree(t, dir, map[string]string{
 		"good/handler.py": infer, "none/x.py": infer, "syntax/handler.py": infer, "syntax/lib/a.py": "x = 1\ndef f(:\n",
 		"nul/handler.py": infer + "\x00", "noinfer/handler.py": "import infer.x as y\n\nclass A:\n    def infer(self): ...\n",
+		"hides/handler.py": infer, "hides/queue.py": "", "hides/email/__init__.py": "", "hides/lib/json.py": "", "hides/test.py": "", "hides/email/x.py": "",
 		"star/handler.py": "from .x import *\n", "sdk/handler.py": infer, "sdk/stagecoach/__init__.py": "", "program/handler.py": infer, "program/stage": "",
 		"absent/handler.py": infer, "absent/requirements.txt": "--no-index\n--find-links .\nno-such-package==1.0\n",
 		"requires/handler.py": infer, "requires/requirements.txt": "--no-index\nx==1\n",
@@ -228,6 +229,7 @@ func TestPythonRefuses(t *testing.T) {
 		"syntax":                  {"syntax", "", []string{"handler: lib/a.py:2: ", "\n    def f(:"}},
 		"NUL":                     {"nul", "", []string{"handler: handler.py: ", "null byte"}},
 		"no infer":                {"noinfer", "", []string{"handler: handler.py: no infer, want def infer("}},
+		"Python's own names":      {"hides", py + " ./stage", []string{"handler: queue.py: it would hide Python's own module of that name, want another name\nemail/__init__.py: it would hide"}},
 		"its own stagecoach":      {"sdk", "", []string{"stagecoach is a name of the platform's"}},
 		"its own stage":           {"program", "", []string{"stage is a name of the platform's"}},
 		"package that is not":     {"absent", py + " ./stage", []string{"requirements.txt: pip of ", "exit status 1", "No matching distribution found for no-such-package==1.0"}},
