@@ -179,9 +179,9 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path strin
 	f.begin()
 	c.trace = g.begin(c.start, r.Header.Get("Traceparent"), r.Header.Get("Tracestate"))
 	var code int
-	defer func() { c.endBody(w, r, code) }() // at last: the request has ended, and takes nobody's place
-	defer g.inFlight.Add(-1)
 	defer g.forget(&c)
+	defer func() { c.endBody(w, r, code) }() // at last: the request has ended, and takes nobody's place but its body's memory
+	defer g.inFlight.Add(-1)
 	switch {
 	case g.inFlight.Add(1) > int64(g.cfg.InFlight):
 		code = fail(w, &c, &task.Error{Status: http.StatusTooManyRequests, Internal: true, Cause: "too many requests in flight; try again later"})

@@ -16,6 +16,7 @@ import (
 	"testing/iotest"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
@@ -219,6 +220,23 @@ func TestBodyNeverEnds(t *testing.T) {
 			t.Errorf("%d requests, want 1", n)
 		}
 	})
+}
+
+// TestBodyThatEndsLaterCounts: while the end of a body is awaited, what is kept of it takes memory, and nobody's place.
+func TestBodyThatEndsLaterCounts(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, time.Minute, early(ok))
+	c := s.dial(t)
+	c.send(post + "Content-Length: 60002\r\n\r\nab")
+	if status, b := c.answer(); status != http.StatusOK || b != "ok" {
+		t.Fatalf("%d %q", status, b)
+	}
+	proctest.Until(t, 20*time.Second, "the request to end", func() bool { return s.front.inFlight.Load() == 0 })
+	if n := s.front.memory.Load(); n != 60002 {
+		t.Errorf("bodies take %d bytes, want 60002", n)
+	}
+	c.send(strings.Repeat("c", 60000))
+	proctest.Until(t, 20*time.Second, "its memory to be free", func() bool { return s.front.memory.Load() == 0 })
 }
 
 // TestPipelined: what comes with a body that the function does not want is the next request, and not lost.
