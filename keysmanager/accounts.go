@@ -55,7 +55,7 @@ func (m *Manager) begin(s Spec, who lodger, p warden.Process) (pid int, err erro
 	}
 	l := &lodging{lease: lease, function: s.Function, most: sandbox.MaxProcesses}
 	m.lodge(p.Name, l)
-	if err = l.furnish(&p.Command, who, s.Namespace, m.cfg.Shelf); err == nil {
+	if err = l.furnish(&p.Command, who, s.Namespace); err == nil {
 		pid, err = m.warden.Start(p)
 	}
 	if err != nil {
@@ -73,8 +73,8 @@ func (m *Manager) lodge(entry string, l *lodging) {
 	m.lodgings[entry] = l
 }
 
-// furnish makes a command one of the account, with what it has to reach beside its image. shelf is where all images are.
-func (l *lodging) furnish(c *sandbox.Command, who lodger, namespace, shelf string) error {
+// furnish makes a command one of the account, with what it has to reach beside its image.
+func (l *lodging) furnish(c *sandbox.Command, who lodger, namespace string) error {
 	if who == itsPrograms {
 		b, err := json.Marshal(l.lease.Account)
 		c.Env[wire.EnvAccount] = string(b)
@@ -87,9 +87,6 @@ func (l *lodging) furnish(c *sandbox.Command, who lodger, namespace, shelf strin
 	}
 	if library := c.Env[wire.EnvORT]; library != "" {
 		c.Reads = append(c.Reads, library)
-	}
-	if c.Env[wire.EnvWorker] != "" && shelf != "" {
-		c.Reads = append(c.Reads, shelf)
 	}
 	folder := c.Env[wire.EnvPrepacked]
 	if folder == "" {
@@ -111,6 +108,19 @@ func (l *lodging) furnish(c *sandbox.Command, who lodger, namespace, shelf strin
 	c.Env[wire.EnvPrepacked] = l.packing
 	c.Writes = append(c.Writes, l.packing)
 	return os.Chown(l.packing, l.lease.UID, l.lease.GID)
+}
+
+// admitTo has a worker, if it has an account, read an image's files.
+func (m *Manager) admitTo(z *zygote, root string) error {
+	m.mu.Lock()
+	l := m.lodgings[z.entry]
+	m.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	z.admitting.Lock()
+	defer z.admitting.Unlock()
+	return sandbox.Reach(z.pid, &l.lease.Account, root)
 }
 
 // settle keeps what a zygote that has loaded has packed, for the next ones of its namespace.

@@ -25,7 +25,6 @@ import (
 type Config struct {
 	Node    string
 	Images  Images
-	Shelf   string // folder in which all images' roots lie, which workers with an account may read; empty: they read what everybody may
 	ORT     string // ONNX Runtime's shared library; empty: functions with a model cannot start
 	Cache   string // folder for pre-packed parameters, kept across restarts; empty: none are made
 	Memory  int64  // bytes of the node for zygotes and replicas, in all; the machine's and the cgroup's memory bound it anyway. 0: they alone
@@ -204,13 +203,6 @@ func New(cfg Config) (*Manager, error) {
 	}
 	if cfg.Threads == 0 {
 		cfg.Threads = min(runtime.GOMAXPROCS(0), maxThreads) // which knows the cgroup's limit
-	}
-	if cfg.Shelf != "" {
-		abs, err := filepath.Abs(cfg.Shelf)
-		if err != nil {
-			return nil, fmt.Errorf("keysmanager: %w", err)
-		}
-		cfg.Shelf = abs
 	}
 	if cfg.ORT != "" {
 		abs, err := filepath.Abs(cfg.ORT)

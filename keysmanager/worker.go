@@ -67,6 +67,9 @@ func (m *Manager) reside(ctx context.Context, o Order, p *process, e engine, ima
 	p.path = z.path()
 	return m.launch(ctx, o, p, func(socket *os.File) error {
 		p.ordered(load)
+		if err := m.admitTo(z, image.Root); err != nil {
+			return err
+		}
 		return m.fork(ctx, z, o, p, image.Root, env, socket)
 	})
 }

@@ -198,8 +198,16 @@ func TestAWorkerUnderAnAccount(t *testing.T) {
 	if err := os.Mkdir(closed, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	n := pyNode(t, images, map[string]string{"left": pyLeft, "right": pyRight}, func(c *Config) { c.Accounts, c.Shelf = accountsIn(t, dir), images })
+	n := pyNode(t, images, map[string]string{"left": pyLeft, "right": pyRight}, func(c *Config) { c.Accounts = accountsIn(t, dir) })
+	for _, name := range []string{"left", "right"} { // as a store has them
+		if err := os.Chmod(filepath.Join(images, "py", name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
 	a, b := n.start("a", sharing(python, "left")), n.start("b", sharing(python, "right", "STAGECOACH_MODEL=model.safetensors"))
+	if again := n.start("c", sharing(python, "right")); n.probe(again).PID != a.PID {
+		t.Error("again: in another process")
+	}
 	if p := n.probe(a); p.Env["name"] != "left" {
 		t.Errorf("a answers %+v", p)
 	}

@@ -54,6 +54,7 @@ type zygote struct {
 	prepacked bool         // its weights are mapped from a file
 	memory    []*os.File   // graph and weights, sealed; nil: it is a process
 	once      sync.Once    // of the end of memory
+	admitting sync.Mutex   // of a worker: held while it gets another image to read
 	owed      atomic.Int64 // messages that it may still send
 
 	mu       sync.Mutex

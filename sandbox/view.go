@@ -96,9 +96,8 @@ func (c Command) show() error {
 			return err
 		}
 	}
-	const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	for _, at := range covers {
-		if err := mount("tmpfs", at, "tmpfs", quiet, "mode=0711,size=64k,nr_inodes=1k"); err != nil {
+		if err := cover(at); err != nil {
 			return err
 		}
 	}
@@ -108,11 +107,27 @@ func (c Command) show() error {
 		}
 	}
 	for _, at := range covers {
-		if err := mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|quiet, ""); err != nil {
+		if err := finish(at, true); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+
+// cover puts an empty folder in place of one.
+func cover(at string) error {
+	return mount("tmpfs", at, "tmpfs", quiet, "mode=0711,size=64k,nr_inodes=1k")
+}
+
+// finish has nothing more made in a folder that covers another; with done false, it can be again.
+func finish(at string, done bool) error {
+	flags := uintptr(unix.MS_BIND | unix.MS_REMOUNT | quiet)
+	if done {
+		flags |= unix.MS_RDONLY
+	}
+	return mount("", at, "", flags, "")
 }
 
 // views opens what c was given, outer folders first.
@@ -126,35 +141,45 @@ func (c Command) views() ([]view, error) {
 	}
 	var out []view
 	for p, write := range given {
-		path, err := filepath.EvalSymlinks(p)
+		v, err := newView(p, write)
 		if err != nil {
 			return out, err
 		}
-		if !filepath.IsAbs(path) || path == "/" {
-			return out, fmt.Errorf("%q, want the absolute path of a file or folder", p)
-		}
-		info, err := os.Stat(path)
-		if err != nil {
-			return out, err
-		}
-		if need := fs.FileMode(0o004); !write && info.Mode().Perm()&need == 0 {
-			return out, fmt.Errorf("%s has mode %v: its process runs as a user of its own, want it readable by all (chmod -R a+rX)", path, info.Mode().Perm())
-		}
-		tree, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
-		if err != nil {
-			return out, fmt.Errorf("mount of %s: %w", path, err)
-		}
-		out = append(out, view{path: path, write: write, tree: tree, isDir: info.IsDir()})
-		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
-		if !write {
-			attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
-		}
-		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
-			return out, fmt.Errorf("mount of %s: %w", path, err)
-		}
+		out = append(out, v)
 	}
 	slices.SortFunc(out, func(a, b view) int { return strings.Compare(a.path, b.path) })
 	return out, nil
+}
+
+// newView opens a view of a file or folder, whose tree the caller closes.
+func newView(p string, write bool) (view, error) {
+	path, err := filepath.EvalSymlinks(p)
+	if err != nil {
+		return view{}, err
+	}
+	if !filepath.IsAbs(path) || path == "/" {
+		return view{}, fmt.Errorf("%q, want the absolute path of a file or folder", p)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return view{}, err
+	}
+	if need := fs.FileMode(0o004); !write && info.Mode().Perm()&need == 0 {
+		return view{}, fmt.Errorf("%s has mode %v: its process runs as a user of its own, want it readable by all (chmod -R a+rX)", path, info.Mode().Perm())
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+	if err != nil {
+		return view{}, fmt.Errorf("mount of %s: %w", path, err)
+	}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
+	if !write {
+		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
+	}
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
+		_ = unix.Close(tree)
+		return view{}, fmt.Errorf("mount of %s: %w", path, err)
+	}
+	return view{path: path, write: write, tree: tree, isDir: info.IsDir()}, nil
 }
 
 // put makes the view appear at its path, where there may be nothing in a folder that covers another.

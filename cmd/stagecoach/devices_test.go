@@ -68,7 +68,7 @@ func TestDevices(t *testing.T) {
 	}
 	both := func() bool { return slices.Equal(holds(), []string{gpu0, gpu1}) }
 	r.until(late, "a replica on each device", both)
-	c.run(`(?m)^0 +`+gpu0+` +Fake GPU +10 GiB +0 B +10 GiB +0 B +25% +41 °C +62 W +well$`, "", "node", "describe", host)
+	c.run(`(?m)^0 +`+gpu0+` +Fake GPU +10 GiB +0 B +10 GiB +0 B +0 B +25% +41 °C +62 W +well$`, "", "node", "describe", host)
 	r.must(http.StatusOK, http.MethodPost, "/function/whole", "x")
 
 	r.deployAll(fn{"part", "noop", nil, map[string]string{"gpu": "1", "gpu-memory": "1Gi"}, nil})

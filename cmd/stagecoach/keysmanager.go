@@ -210,7 +210,7 @@ func (d *daemon) openKeys(ctx context.Context) error {
 	groups, done := openGroups(d.cfg.node, d.cfg.state, d.log)
 	d.onClose(done)
 	d.keys, err = keysmanager.New(keysmanager.Config{
-		Node: d.cfg.node, Images: &images{folders: sandbox.Images{Dir: d.cfg.images}, store: store}, Shelf: d.cfg.images, ORT: d.cfg.ort,
+		Node: d.cfg.node, Images: &images{folders: sandbox.Images{Dir: d.cfg.images}, store: store}, ORT: d.cfg.ort,
 		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: watchdogLine[:], Warden: processes, Accounts: users.forKeys(), Devices: devices, Groups: groups,
 		OnExit: func(e keysmanager.Exit) {
 			d.server.Tell(node.Event{Kind: node.EventExit, Replica: e.Replica, Function: e.Function, PID: e.PID, Cause: e.Cause})

@@ -116,7 +116,7 @@ func twoNodes() fakeNodes {
 		{
 			Identity: node.Identity{Name: "a"}, Zygotes: []node.Zygote{zygote("sha256:aaaabbbb11")},
 			Devices: []node.Device{
-				{UUID: "GPU-1", Index: "0", Name: "A100", Memory: 40 << 30, Used: 1 << 30, Reserved: 8 << 30, Free: 31 << 30, Utilisation: 0.5, Temperature: 41, Power: 61.5, Healthy: true},
+				{UUID: "GPU-1", Index: "0", Name: "A100", Memory: 40 << 30, Used: 1 << 30, Reserved: 8 << 30, Free: 31 << 30, Parked: 512 << 20, ParkedFor: []string{"f.ns"}, Utilisation: 0.5, Temperature: 41, Power: 61.5, Healthy: true},
 				{UUID: "MIG-2", Index: "1:0", Name: "A100 MIG 1g.5gb", Memory: 5 << 30, Free: 5 << 30, Utilisation: -1, Cause: "it is lost"},
 			},
 			Failures: []node.Failure{{Function: "g.ns", Count: 3, Retry: time.Unix(0, 0), Cause: "no\tsuch\x1b[2Jfile"}},
@@ -249,7 +249,7 @@ func TestNodeTables(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		"0 GPU-1 A100 40 GiB 1 GiB 8 GiB 31 GiB 50% 41 °C 62 W well", "1:0 MIG-2 A100 MIG 1g.5gb 5 GiB 0 B 0 B 5 GiB ? ? ? it is lost",
+		"0 GPU-1 A100 40 GiB 1 GiB 8 GiB 512 MiB (f.ns) 31 GiB 50% 41 °C 62 W well", "1:0 MIG-2 A100 MIG 1g.5gb 5 GiB 0 B 0 B 0 B 5 GiB ? ? ? it is lost",
 		"f.ns aaaabbbb11 3 MiB 0 ready ? false never", "g.ns 3 00:00:00 no such?[2Jfile", "f-1 7 fork GPU-1 250m of 500m 1.5s 3 MiB", "Memory: 0 B (cgroup), 0 B used;", "Cache: 1 hits, 2 misses, 3 evictions, 4 refused",
 	} {
 		if !matches("…"+want+"…", one.String()) {

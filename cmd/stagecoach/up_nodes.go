@@ -45,7 +45,7 @@ func (u *up) openNode() error {
 	groups, done := openGroups(u.cfg.Node.Name, u.cfg.State, u.log)
 	u.onClose(func() error { done(); return nil })
 	u.nodes.keys, err = keysmanager.New(keysmanager.Config{
-		Node: u.cfg.Node.Name, Images: u.images, Shelf: u.cfg.Images, ORT: u.cfg.ORT,
+		Node: u.cfg.Node.Name, Images: u.images, ORT: u.cfg.ORT,
 		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory), Watchdog: watchdogLine[:], Devices: devices, Groups: groups, Accounts: u.accounts.forKeys(),
 		OnExit:  func(e keysmanager.Exit) { u.local.Lost(e.Replica, e.Cause) },
 		OnEvict: func(function string, bytes int64) { u.evicted(time.Time{}, u.cfg.Node.Name, function, bytes) },

@@ -1,0 +1,93 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Reach lets a process that runs as an account (Command.As) read a folder, too, under its absolute path, unless it does already. The
+// process must not have ended, or be reaped before Reach returns.
+func Reach(pid int, as *Account, path string) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and not unlocked: the thread, which is in a namespace of the process's then, ends
+		done <- reach(pid, as, path)
+	}()
+	if err := <-done; err != nil {
+		return fmt.Errorf("have process %d read %s: %w", pid, path, err)
+	}
+	return nil
+}
+
+// reach does it with the calling thread, which is of no use to others then.
+func reach(pid int, as *Account, path string) error {
+	v, err := newView(path, false)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(v.tree)
+	var want, got unix.Stat_t
+	if err := unix.Stat(v.path, &want); err != nil {
+		return err
+	}
+	ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(ns)
+	if err := unix.Unshare(unix.CLONE_FS); err != nil { // else other threads would be taken along
+		return err
+	}
+	if err := unix.Setns(ns, unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("its mount namespace: %w", err)
+	}
+	at, err := closed(v.path, as)
+	switch {
+	case errors.Is(err, unix.ENOENT): // in a folder that covers another
+	case err != nil:
+		return err
+	case at != "":
+		if err := cover(at); err != nil {
+			return err
+		}
+		defer func() { _ = finish(at, true) }() // nothing but what is put there now can be seen
+	case unix.Stat(v.path, &got) == nil && got.Dev == want.Dev && got.Ino == want.Ino:
+		return nil
+	}
+	err = v.put()
+	if !errors.Is(err, unix.EROFS) {
+		return err
+	}
+	within, err := mountOf(v.path)
+	if err != nil {
+		return err
+	}
+	if err := finish(within, false); err != nil {
+		return err
+	}
+	return errors.Join(v.put(), finish(within, true))
+}
+
+// mountOf returns where the file system begins that the folders on the way to path are in, as far as there are any.
+func mountOf(path string) (string, error) {
+	var at, up unix.Stat_t
+	for strings.Contains(path, "/") && unix.Stat(path, &at) != nil {
+		path = filepath.Dir(path)
+	}
+	for path != "/" {
+		if err := unix.Stat(filepath.Dir(path), &up); err != nil {
+			return "", err
+		}
+		if up.Dev != at.Dev {
+			return path, nil
+		}
+		path = filepath.Dir(path)
+	}
+	return "", fmt.Errorf("%w: it is in no folder of its own", os.ErrNotExist)
+}
