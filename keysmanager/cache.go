@@ -134,7 +134,8 @@ func (m *Manager) beginLoad(ctx context.Context, key zygoteKey, s *slot, spec Sp
 	mem := m.memory(now)
 	victims, missing := fit(m.cached(), mem, n.bytes)
 	if len(victims) > 0 || missing > 0 {
-		mem.coming -= m.unparkAll()
+		_, bytes := m.unparkAll()
+		mem.coming -= bytes
 		victims, missing = fit(m.cached(), mem, n.bytes)
 	}
 	if missing > 0 {
@@ -271,9 +272,10 @@ func (m *Manager) tidy() {
 	all, mem := m.cached(), m.memory(now)
 	victims, pressed := evict(all, mem)
 	short := pressed || len(victims) > 0
-	if short && len(m.parkedZygotes()) > 0 { // they go first
-		m.unparkAll()
-		victims = nil
+	if short {
+		if n, _ := m.unparkAll(); n > 0 { // they go first
+			victims = nil
+		}
 	}
 	counter := &m.counts.Evicted.Pressure
 	if b, _ := mem.tightest(calmBelow); b.name == boundOwn {

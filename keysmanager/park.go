@@ -107,14 +107,16 @@ func (z *zygote) parked() map[string]int {
 	return all
 }
 
-// unpark dismisses the child that is parked on a device, with m.mu held. One that is not there yet goes when it is found to be too much.
-func (m *Manager) unpark(z *zygote, device string) {
+// unpark dismisses the child that is parked on a device, with m.mu held; false: it is not there yet, and goes when it is found to be
+// too much.
+func (m *Manager) unpark(z *zygote, device string) bool {
 	z.mu.Lock()
 	c := z.unberth(z.berths[device].child)
 	z.mu.Unlock()
 	if c != nil {
 		m.ends.Go(func() { z.dismiss(c) })
 	}
+	return c != nil
 }
 
 // parkedZygotes returns the zygotes that have parked children, least recently used first, with m.mu held.
@@ -127,16 +129,20 @@ func (m *Manager) parkedZygotes() (all []*zygote) {
 	return all
 }
 
-// unparkAll dismisses all parked children because memory is short, with m.mu held. It returns how many bytes of that they have.
-func (m *Manager) unparkAll() (bytes int64) {
+// unparkAll dismisses all parked children because memory is short, with m.mu held. It returns how many, and how many bytes of that
+// they have beyond what they share with their zygotes.
+func (m *Manager) unparkAll() (n int, bytes int64) {
 	for _, z := range m.parkedZygotes() {
+		shared, _ := m.cfg.meter.resident(z.pid)
 		for device, pid := range z.parked() {
 			own, _ := m.cfg.meter.resident(pid)
-			bytes += own
-			m.unpark(z, device)
+			if m.unpark(z, device) {
+				n++
+				bytes += max(0, own-shared)
+			}
 		}
 	}
-	return bytes
+	return n, bytes
 }
 
 // yield dismisses parked children whose memory an order has reserved now, those of its own function's last: it may become one of these;

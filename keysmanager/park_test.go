@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
@@ -298,6 +299,34 @@ func TestParkedChildrenGoFirst(t *testing.T) {
 	n.parkedOn()
 	if inv := n.press(g, 87*gb); inv.Evicted.Pressure != 1 {
 		t.Errorf("inventory %+v, want its zygote evicted now", inv)
+	}
+}
+
+// TestWhatParkedChildrenGiveBack is what they have beyond their zygote, and nothing for one that is not there yet.
+func TestWhatParkedChildrenGiveBack(t *testing.T) {
+	const zygotePID, pid = 1 << 28, 1<<28 + 1 // of nobody
+	slots, err := simplelru.NewLRU[zygoteKey, *slot](1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &Manager{slots: slots, cfg: Config{meter: &faker{own: map[int]int64{zygotePID: 5 * gb, pid: 6 * gb}}}}
+	z := m.newZygote(zygoteKey{}, "z", "f.ns")
+	ours, theirs, err := socketpair(unix.SOCK_STREAM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	z.pid, z.berths["GPU-a"], z.berths["GPU-b"] = zygotePID, &berth{child: &child{pid: pid, gate: ours}}, &berth{coming: true}
+	slots.Add(z.key, &slot{zygote: z})
+	if n, bytes := m.unparkAll(); n != 1 || bytes != gb {
+		t.Errorf("%d children give back %d bytes, want 1 and %d", n, bytes, gb)
+	}
+	if n, bytes := m.unparkAll(); n != 0 || bytes != 0 {
+		t.Errorf("%d more give back %d bytes, want none", n, bytes)
+	}
+	m.ends.Wait()
+	if n, err := theirs.Read(make([]byte, 1)); n > 0 || !errors.Is(err, io.EOF) {
+		t.Errorf("its gate: %d bytes, %v, want its end", n, err)
 	}
 }
 
