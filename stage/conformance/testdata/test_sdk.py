@@ -87,6 +87,19 @@ class Types(unittest.TestCase):
         errors = infer(1, [late, sc.Call("x"), sc.Call([])])
         self.assertEqual([type(e) for e in errors], [sc.Expired, sc.BadInput, sc.BadInput])
 
+    def test_a_call_of_any_json(self) -> None:
+        self.assertEqual(sc.Call([1, 2]).input.json(), [1, 2])
+        self.assertEqual(sc.Call((1, 2)).input.json(), [1, 2])
+        self.assertEqual(sc.Call(None).input.json(), None)
+        self.assertEqual(sc.Call(numpy.zeros(2)).input.tensors["output"].tolist(), [0, 0])
+        for call in (sc.Call(), sc.Call([])):
+            self.assertEqual(call.items, [])
+
+    def test_what_is_no_item(self) -> None:
+        for body in (5, {"a": 1}, [1, 2]):
+            with self.assertRaisesRegex(TypeError, "bytes-like object is required, not"):
+                sc.Item(body)
+
     def test_times(self) -> None:
         for text, want in {"": 0, "0": 0, "7": 7, "1m30s": 90, "400ms": 0.4, "1.5h": 5400, "10us": 1e-5}.items():
             self.assertAlmostEqual(_main.duration("x", text), want)

@@ -18,9 +18,10 @@ Threads of Python take turns: more ``SLOTS`` than one help hooks that wait, a la
 all else stays as it is.
 
 A call's result is what :class:`Output` takes, an exception (that call's error), or a generator, whose pieces are
-streamed and whose return value is the output. What ``infer`` raises is every call's error. :func:`each` makes ``infer``
-of a function for one call. Errors: :class:`BadInput` is the client's (400), :class:`Cancelled` and :class:`Expired` say
-that the call was over before, :class:`OutOfMemory` has it tried elsewhere, every other one is a 500.
+streamed (:meth:`Call.send`) and whose return value is the output. What ``infer`` raises is every call's error.
+:func:`each` makes ``infer`` of a function for one call. Errors: :class:`BadInput` is the client's (400),
+:class:`Cancelled` and :class:`Expired` say that the call was over before, :class:`OutOfMemory` has it tried elsewhere,
+every other one is a 500.
 
 ``print`` and :mod:`logging` go where the platform takes logs. PyTorch records no gradients in ``infer``, unless that
 asks for it (``torch.enable_grad()``).

@@ -269,8 +269,8 @@ class Call:
         traceparent: str = "",
     ) -> None:
         """Make a call, also for a handler's own tests: ``Call("text")`` has what :class:`Output` takes as its input."""
-        if type(parts) is not list:
-            parts = [Part("", [item_of(parts)])] if parts != () else []
+        if type(parts) is not list or parts and type(parts[0]) is not Part:
+            parts = [Part("", [item_of(parts)])] if type(parts) is not tuple or parts else []
         self.parts: list[Part] = parts  # one a predecessor, sorted by its name
         self.header: list[tuple[str, str]] = header or []  # of the request
         self.deadline = self._until = (
@@ -324,8 +324,9 @@ class Call:
         return self.cancelled() if self._link is None else self._link.wait(self, timeout)
 
     def send(self, data: bytes | str) -> None:
-        """Stream a piece of the call's output ahead of its result. It waits while the receiver is behind, and raises
-        :class:`Cancelled` or :class:`Expired` when the call is over."""
+        """Stream a piece of the call's output ahead of its result, 64 MiB in all. It waits while the receiver is behind,
+        and raises :class:`Cancelled` or :class:`Expired` when the call is over. The platform puts the pieces together:
+        what comes next, the client or a stage, gets them at the call's end."""
         self.check()
         try:
             piece = memoryview(_utf8(data) if isinstance(data, str) else data).cast("B")
