@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
@@ -12,7 +13,7 @@ import tempfile
 import threading
 import unittest
 import unittest.mock
-from typing import Any, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 import torch
 
@@ -371,13 +372,20 @@ class FakeCuda:
         return 0
 
 
+@contextlib.contextmanager
+def made_for(cuda: FakeCuda) -> Iterator[None]:
+    """PyTorch with CUDA."""
+    with unittest.mock.patch.object(torch, "cuda", cuda), unittest.mock.patch.object(torch.version, "cuda", "12.0"):
+        yield
+
+
 class OnCuda(unittest.TestCase):
     """The calls to CUDA, as far as that can be seen without any. The rest needs a device."""
 
     def test_ring(self) -> None:
         t = torch.randint(0, 255, (40 << 20,), dtype=torch.uint8)
         cuda = FakeCuda()
-        with unittest.mock.patch.object(torch, "cuda", cuda), unittest.mock.patch.object(
+        with made_for(cuda), unittest.mock.patch.object(
             torch.nn.functional, "linear", lambda a, w, b: a.float()  # which a CPU may not do in all types
         ):
             d = device.Device("cuda:0", backend=device._Cuda(torch, "cpu"))
@@ -406,8 +414,11 @@ class OnCuda(unittest.TestCase):
     def test_asked_before_the_fork(self) -> None:
         cuda = FakeCuda()
         cuda.forked = True
-        with unittest.mock.patch.object(torch, "cuda", cuda):
+        with made_for(cuda):
             with self.assertRaisesRegex(sc.StageError, "leave torch.cuda to the place hook"):
+                device.Device("cuda:0").place([torch.ones(3)])
+        with unittest.mock.patch.object(torch.version, "cuda", None):
+            with self.assertRaisesRegex(sc.StageError, "is not made for CUDA"):
                 device.Device("cuda:0").place([torch.ones(3)])
 
     def test_sizes(self) -> None:

@@ -106,6 +106,8 @@ def answer(
         begin = time.monotonic_ns()
         state = place(loaded, me)
         spot.placed()
+        if load_ns:  # what place has not kept can go; an inherited state is shared
+            loaded.state = None
         if orders is None:
             gc.freeze()  # what is there by now stays: no collection has to look at it
         serve(sock, hooks, state, me, load_ns, time.monotonic_ns() - begin, timeout, orders)

@@ -158,6 +158,9 @@ class Stream(io.TextIOBase):
     def writable(self) -> bool:
         return True
 
+    def reconfigure(self, **options: Any) -> None:
+        self._mine().reconfigure(**options)  # type: ignore[union-attr]
+
     @property
     def buffer(self) -> Any:
         return self._mine().buffer

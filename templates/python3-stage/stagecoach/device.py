@@ -160,6 +160,9 @@ class _Cuda(_ring.Cuda):
 
     def context(self) -> None:
         cuda = self._torch.cuda
+        if self._torch.version.cuda is None:
+            raise StageError(f"PyTorch {self._torch.__version__} of {sys.executable} is not made for CUDA: install one that is, or name "
+                             "another interpreter in the function's fprocess (/opt/venv/bin/python ./stage)")
         if hasattr(cuda.device_count, "cache_clear"):  # what the zygote saw, which has no device
             cuda.device_count.cache_clear()
         if getattr(cuda, "_is_in_bad_fork", lambda: False)():
