@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,8 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"time"
-
-	_ "embed"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"

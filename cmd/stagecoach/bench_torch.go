@@ -47,7 +47,7 @@ print(json.dumps({"program": sys.executable, "python": platform.python_version()
 	if cuda {
 		args, what = append(args, "cuda"), "PyTorch that finds a CUDA device"
 	}
-	var faults []error
+	var faults []string
 	for _, name := range candidates {
 		out, err := exec.CommandContext(ctx, name, args...).Output()
 		if err != nil {
@@ -56,7 +56,7 @@ print(json.dumps({"program": sys.executable, "python": platform.python_version()
 				lines := strings.Split(strings.TrimSpace(string(exit.Stderr)), "\n")
 				err = fmt.Errorf("%w: %s", err, lines[len(lines)-1])
 			}
-			faults = append(faults, fmt.Errorf("%s: %w", name, err))
+			faults = append(faults, fmt.Sprintf("%s: %v", name, err))
 			continue
 		}
 		var py torchPython
@@ -65,8 +65,8 @@ print(json.dumps({"program": sys.executable, "python": platform.python_version()
 		}
 		return py, nil
 	}
-	return torchPython{}, fmt.Errorf("no interpreter with %s: install it (Debian: apt-get install python3-torch python3-numpy; with CUDA: pip install torch) or name another with --python: %w",
-		what, errors.Join(faults...))
+	return torchPython{}, fmt.Errorf("no interpreter with %s: install it (Debian: apt-get install python3-torch python3-numpy; with CUDA: pip install torch) or name another with --python (%s)",
+		what, strings.Join(faults, "; "))
 }
 
 // tell has a report say what was measured with.
