@@ -5,6 +5,9 @@
 // from it, and loads it first when it is not there. A function without a model is an ordinary process a replica. A stage in
 // Python has a zygote in any case: its imports are what a fork saves (docs/adr/0031).
 //
+// Functions in Python may also share a worker, a process whose threads are their replicas, on a device or the CPU; and a key stage's zygote
+// has children wait on devices, ready but for parameters (docs/adr/0033).
+//
 // Zygotes without replicas stay as a cache until more than 85 % of the node's memory is in use: of the machine's, the
 // cgroup's, or the share that it was given, whichever leaves least. Then the least recently used go, key stages last. One
 // that loads, forks or has replicas is never evicted, and a load that cannot fit is refused. Parameters that a redeploy or

@@ -52,7 +52,7 @@ const (
 // ZygoteInfo is a parameter set in memory.
 type ZygoteInfo struct {
 	PID        int    // 0 while it loads
-	Function   string // that uses it, the first by name when several do; of one that retires, the one that it was loaded for
+	Function   string // that uses it, the first by name when several do; of one that retires, the one that it was loaded for. A worker's is empty
 	Digest     string // of the image
 	Bytes      int64  // proportional set size once loaded; while it loads, what it is expected to take
 	Replicas   int
@@ -139,6 +139,9 @@ func (m *Manager) info(k zygoteKey, s *slot) ZygoteInfo {
 		z.State, z.Bytes = Loading, s.need.bytes
 	case !s.since.IsZero():
 		z.State = Retiring
+	}
+	if k.form == formWorker {
+		z.Function = ""
 	}
 	if s.zygote != nil {
 		z.Usage = s.zygote.group.info()

@@ -125,7 +125,7 @@ func TestResidents(t *testing.T) {
 		t.Errorf("it is told %s, want its image's root; %v", n.printed("a"), err)
 	}
 	z := n.worker("GPU-a")
-	if z.PID != a.PID || z.Replicas != 2 || z.Path != PathResident || z.Namespace != "ns" || z.Worker != "shared" || z.Digest != "" {
+	if z.PID != a.PID || z.Replicas != 2 || z.Path != PathResident || z.Namespace != "ns" || z.Worker != "shared" || z.Digest != "" || z.Function != "" {
 		t.Errorf("worker %+v", z)
 	}
 	d := n.Inventory().Devices[0]
