@@ -131,6 +131,30 @@ class Layout(unittest.TestCase):
         with torch.no_grad():
             self.assertTrue(torch.equal(net(x), want))
 
+    def test_modules_that_do_more(self) -> None:
+        class Own(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.told = 0
+                self.w = torch.nn.Parameter(torch.ones(3))
+
+            def _apply(self, fn: Any, recurse: bool = True) -> Any:
+                self.told += 1
+                return super()._apply(fn)
+
+        net = torch.nn.Sequential(Own(), torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+        net[1].weight.sum().backward()
+        at = {k: v.data_ptr() for k, v in net.state_dict(keep_vars=True).items()}
+        grad = net[1].weight.grad
+        scripted = torch.jit.script(torch.nn.Linear(3, 2))
+        want = scripted(torch.ones(1, 3))
+        placed([net, scripted])
+        self.assertEqual(net[0].told, 1)
+        for k, v in net.state_dict(keep_vars=True).items():
+            self.assertNotEqual(v.data_ptr(), at[k], k)
+        self.assertTrue(torch.equal(net[1].weight.grad, grad))
+        self.assertTrue(torch.equal(scripted(torch.ones(1, 3)), want))
+
     def test_containers(self) -> None:
         t = torch.randn(5)
         loop: list[Any] = [t]

@@ -65,8 +65,21 @@ class State:
         copies: dict[int, Any] = {}
         root = self._copy(self._root, once, copies)  # before modules: parameters are changed in place
         for module in self._modules:
-            module._apply(once)  # what PyTorch's own to() does, with a table: modules may do more, as recurrent ones do
+            for part in module.modules():
+                self._change(part, once)
         return root
+
+    def _change(self, module: Any, to: Callable[[Any], Any]) -> None:
+        """Change a module, without those in it, as PyTorch's own ``to`` does: a parameter stays the same object."""
+        nn, parameters = self._torch.nn, [p for p in module._parameters.values() if p is not None]
+        if type(module)._apply is not nn.Module._apply or any(type(p) is not nn.Parameter or p.grad is not None for p in parameters):
+            module._apply(to)  # which does more in some modules, and in later PyTorch imports half of it
+            return
+        for p in parameters:
+            p.data = to(p)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = to(buffer)
 
     def _copy(self, value: Any, to: Callable[[Any], Any], copies: dict[int, Any]) -> Any:
         if not self._has.get(id(value)):
