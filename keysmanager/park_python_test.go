@@ -1,0 +1,116 @@
+package keysmanager
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+// pyPlaced has parameters that are placed without a hook, and says which device it thinks to have.
+const pyPlaced = `
+import os
+import torch
+import stagecoach as sc
+
+def load(model):
+    return {"weights": model.torch(), "loaded": os.getpid()}
+
+def infer(state, calls):
+    env = {"device": os.environ.get("CUDA_VISIBLE_DEVICES", ""), "sum": str(int(state["weights"]["w"].sum()))}
+    return [{"pid": os.getpid(), "loaded": state["loaded"], "env": env} for c in calls]
+`
+
+// onStandIn has images of stages use a device that is in host memory, in place of CUDA's.
+func onStandIn(t *testing.T, dir string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		root := filepath.Join(dir, "py", name, "1")
+		program, err := os.ReadFile(filepath.Join(root, "stage"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := strings.Replace(string(program), "stagecoach.main()", "from standin import StandIn; stagecoach.device._Cuda = lambda torch, name: StandIn(); stagecoach.main()", 1)
+		if text == string(program) {
+			t.Fatalf("the template's stage does not call stagecoach.main():\n%s", text)
+		}
+		stand, err := os.ReadFile("../templates/testdata/standin.py")
+		if err = errors.Join(err, os.WriteFile(filepath.Join(root, "stage"), []byte(text), 0o755), os.WriteFile(filepath.Join(root, "standin.py"), stand, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestPythonChildrenPark on a stand-in of a device, and become replicas whose parameters are copied there; where a device is not
+// there, replicas are forked without.
+func TestPythonChildrenPark(t *testing.T) {
+	python, dir := proctest.Torch(t), t.TempDir()
+	r := &rack{all: []Device{{ID: "GPU-a", Memory: 10 * gib}}}
+	n := pyNode(t, dir, map[string]string{"placed": pyPlaced, "none": pyPlaced}, func(c *Config) { c.Devices = r.look })
+	onStandIn(t, dir, "placed")
+	s := pySpec(python, "placed", "STAGECOACH_MODEL=model.safetensors")
+	s.Devices, s.DeviceMemory = 1, gib
+	n.keyStages(s)
+	parked := n.parkedOn("GPU-a")["GPU-a"]
+	rep := n.on("r", "GPU-a", s)
+	p := n.probe(rep)
+	if rep.Path != PathParked || rep.PID != parked || p.PID != parked || p.Loaded != n.zygote() || p.Env["device"] != "GPU-a" || p.Env["sum"] != "0" {
+		t.Errorf("path %s, process %d, %+v; want the parked child %d", rep.Path, rep.PID, p, parked)
+	}
+	proctest.Until(t, 20*time.Second, "it to say how long its copy took", func() bool {
+		return slices.ContainsFunc(n.printedBy("r"), func(line string) bool { return strings.Contains(line, "device GPU-a has its parameters") })
+	})
+	if next := n.parkedOn("GPU-a")["GPU-a"]; next == parked {
+		t.Error("no other child is parked")
+	}
+	none := pySpec(python, "none", "STAGECOACH_MODEL=model.safetensors") // PyTorch has no such device
+	none.Devices, none.DeviceMemory = 1, gib
+	n.keyStages(none)
+	proctest.Until(t, 60*time.Second, "a child that cannot be parked", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		for _, s := range n.slots.Values() {
+			if s.zygote != nil && s.zygote.function == none.Function {
+				s.zygote.mu.Lock()
+				b := s.zygote.berths["GPU-a"]
+				failed := b != nil && b.failed.count > 0
+				s.zygote.mu.Unlock()
+				return failed
+			}
+		}
+		return false
+	})
+	if rep := n.on("n", "", none); rep.Path != PathFork || n.probe(rep).Env["device"] != "" {
+		t.Errorf("without a device: path %s", rep.Path)
+	}
+}
+
+// TestPythonStagesShareADevice: two stages in one worker, whose device is a stand-in.
+func TestPythonStagesShareADevice(t *testing.T) {
+	python, dir := proctest.Torch(t), t.TempDir()
+	r := &rack{all: []Device{{ID: "GPU-a", Memory: 10 * gib}}}
+	n := pyNode(t, dir, map[string]string{"left": pyPlaced, "right": pyPlaced}, func(c *Config) { c.Devices = r.look })
+	onStandIn(t, dir, "left", "right")
+	var pids []int
+	for _, name := range []string{"left", "right"} {
+		s := sharing(python, name, "STAGECOACH_MODEL=model.safetensors")
+		s.Devices, s.DeviceMemory = 1, gib
+		rep := n.on(name, "GPU-a", s)
+		p := n.probe(rep)
+		pids = append(pids, p.PID)
+		if rep.Path != PathResident || p.PID != rep.PID || p.Loaded != rep.PID || p.Env["device"] != "GPU-a" {
+			t.Errorf("%s: path %s, process %d, %+v", name, rep.Path, rep.PID, p)
+		}
+		proctest.Until(t, 20*time.Second, "it to say how long its copy took", func() bool {
+			return slices.ContainsFunc(n.printedBy(name), func(line string) bool { return strings.Contains(line, "device GPU-a has its parameters") })
+		})
+	}
+	if d := n.Inventory().Devices[0]; pids[0] != pids[1] || d.Reserved != 2*gib+contextOverhead {
+		t.Errorf("processes %d, device %+v", pids, d)
+	}
+}
