@@ -274,6 +274,9 @@ func (z *zygote) begin(c *child, p *process, message []byte, files []*os.File) e
 	case z.died != "":
 		defer z.mu.Unlock()
 		return errors.New(z.died)
+	case z.lie != nil:
+		defer z.mu.Unlock()
+		return errLied{z.lie}
 	case z.waiting[uint32(c.pid)] != c:
 		z.mu.Unlock()
 		return errChildEnded
@@ -329,12 +332,7 @@ func (z *zygote) admit(c *child, groups []*os.File) error {
 		if hasEnded(z.pid) { // then what it leaves has another parent, and is told to have ended with it
 			return nil
 		}
-		lie := fmt.Errorf("it says that process %d is its child, whose parent is %d", c.pid, parent)
-		z.mu.Lock()
-		z.lie = lie
-		z.mu.Unlock()
-		z.kill()
-		return fmt.Errorf("zygote was ended: %w", lie)
+		return z.lied(fmt.Errorf("it says that process %d is its child, whose parent is %d", c.pid, parent))
 	case parent == 0:
 		return fmt.Errorf("process %d: %w", c.pid, errChildEnded)
 	}
@@ -344,6 +342,20 @@ func (z *zygote) admit(c *child, groups []*os.File) error {
 		}
 	}
 	return nil
+}
+
+// errLied says that a zygote was ended for a lie.
+type errLied struct{ error }
+
+func (e errLied) Error() string { return "zygote was ended: " + e.error.Error() }
+
+// lied ends a zygote for a lie.
+func (z *zygote) lied(lie error) error {
+	z.mu.Lock()
+	z.lie = lie
+	z.mu.Unlock()
+	z.kill()
+	return errLied{lie}
 }
 
 // signal sends a child a signal, unless it has been reaped: by itself, because a zygote may be slow to hear, or even held up by

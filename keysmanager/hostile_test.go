@@ -37,6 +37,7 @@ func actZygote(how string) error {
 		}
 	}
 	say(wire.Order{Kind: wire.ZygoteReady, PID: uint32(os.Getpid())})
+	var own *exec.Cmd
 	buf, oob := make([]byte, maxOrder), make([]byte, unix.CmsgSpace(4*32))
 	for {
 		n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
@@ -53,6 +54,15 @@ func actZygote(how string) error {
 		case o.Kind != wire.OrderFork:
 		case kind == "child": // somebody else's process
 			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(pid)})
+		case kind == "twice": // one child for all orders
+			if own == nil {
+				own = exec.Command("sleep", "600")
+				own.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+				if err := own.Start(); err != nil {
+					return err
+				}
+			}
+			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(own.Process.Pid)})
 		case kind == "gone": // one that has ended
 			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: 1 << 22})
 			say(wire.Order{Kind: wire.ChildExited, PID: 1 << 22, Status: 9})
@@ -139,6 +149,22 @@ func TestAZygoteThatLies(t *testing.T) {
 	}
 	if _, err := n.Start(t.Context(), Order{Replica: "x", Spec: withModel}); err != nil && !errors.Is(err, ErrRunning) {
 		t.Errorf("another one: %v", err)
+	}
+}
+
+// TestAChildForTwo: a zygote that tells of one child for two orders is ended, and what it has become ends with it.
+func TestAChildForTwo(t *testing.T) {
+	n := newNode(t, nil)
+	s := withModel
+	s.Process, s.Start = os.Args[0]+" "+actAs+" zygote twice", "heap"
+	r, err := n.Start(t.Context(), Order{Replica: "x", Spec: s})
+	cause := fmt.Sprint(err)
+	if err == nil {
+		_ = r.Conn.Close()
+		cause = n.exit().Cause
+	}
+	if !strings.Contains(cause, "is its child, and said so before") {
+		t.Errorf("got %q, want the lie", cause)
 	}
 }
 

@@ -288,17 +288,20 @@ func (z *zygote) handle(o wire.Order) {
 		z.lives(o)
 	case wire.ChildForked:
 		z.mu.Lock()
-		f := z.take(o.ID)
-		if f != nil {
+		f, twice := z.take(o.ID), z.waiting[o.PID] != nil || z.children[o.PID] != nil
+		if f != nil && !twice {
 			f.child.pid = int(o.PID)
 			z.waiting[o.PID] = f.child
 		}
 		z.mu.Unlock()
-		if f == nil { // its order was given up
+		switch {
+		case f == nil: // its order was given up
 			z.disown(o.PID)
-			return
+		case twice:
+			f.reply <- z.lied(fmt.Errorf("it says that process %d is its child, and said so before", o.PID))
+		default:
+			f.reply <- nil
 		}
-		f.reply <- nil
 	case wire.ZygoteError:
 		z.mu.Lock()
 		f := z.take(o.ID)
