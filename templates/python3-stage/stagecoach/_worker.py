@@ -31,26 +31,24 @@ from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 from . import _linux, _main, _stage, _threads, device
-from ._serve import Orders
-from ._types import StageError
-from ._wire import WireError
-from ._zygote import (
+from ._orders import (
     BEGIN_FDS,
     FAILED,
     HEADER,
     MAX_MESSAGE,
     VERSION,
+    Control,
     Received,
-    _close,
-    _control,
-    _error,
-    _give_up,
-    _receive_from,
-    _word,
+    adopt,
+    close,
     environment,
+    give_up,
+    receive,
     threads_of,
 )
-from ._zygote import Orders as ControlOrders
+from ._serve import Orders
+from ._types import StageError
+from ._wire import WireError
 
 ENV_ROOT = "STAGECOACH_STAGE_ROOT"
 
@@ -177,7 +175,7 @@ class Stream(io.TextIOBase):
 def run(fd: int) -> NoReturn:
     """Be a worker on the control socket fd until that closes."""
     begin = time.monotonic_ns()
-    control = _control(fd)
+    control = adopt(fd)
     os.environ.pop(_main.ENV_WORKER, None)
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path[:] = [p for p in sys.path if os.path.abspath(p) != root]  # one stage's modules are none of another's
@@ -191,13 +189,13 @@ def run(fd: int) -> NoReturn:
                 import torch  # noqa: F401
         spot.ready()
     except Exception as err:
-        _give_up(control, FAILED, str(err) or type(err).__name__)
+        give_up(control, FAILED, str(err) or type(err).__name__)
     worker = Worker(control, spot)
     worker.tell(struct.pack("<cBHIQII", b"R", VERSION, 0, os.getpid(), time.monotonic_ns() - begin, 0, 0))
     worker.serve_all()
 
 
-class Worker(ControlOrders):
+class Worker(Control):
     """Serves orders on its control socket; its children are threads."""
 
     def __init__(self, control: socket.socket, spot: device.Device) -> None:
@@ -271,7 +269,7 @@ class Worker(ControlOrders):
         try:
             _here.set(tenant)
             _linux.rename(b"spare")
-            r = _receive_from(tenant.gate, bytearray(MAX_MESSAGE))
+            r = receive(tenant.gate, bytearray(MAX_MESSAGE))
             status = self._begun(tenant, r) if r.data else ENDED
         except BaseException as err:
             os.write(2, f"worker: new replica: {err}\n".encode(errors="replace"))
@@ -283,7 +281,7 @@ class Worker(ControlOrders):
     def _begun(self, tenant: Tenant, r: Received) -> int:
         """Be the stage that the message says; returns how it has ended."""
         if r.cut or len(r.data) < HEADER or r.data[:1] != b"B" or r.data[1] != VERSION or len(r.fds) != BEGIN_FDS:
-            _close(r.fds)
+            close(r.fds)
             raise OSError("what its gate says: " + os.strerror(71))
         tenant.gate.close()
         threads = threads_of(r.data)

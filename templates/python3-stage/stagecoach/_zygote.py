@@ -11,7 +11,6 @@ A child keeps what the handler has left open; the zygote's own descriptors it ha
 """
 from __future__ import annotations
 
-import array
 import gc
 import os
 import random
@@ -22,60 +21,52 @@ import struct
 import sys
 import threading
 import time
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from . import _linux, _main, _stage, _threads, device
+from ._orders import (
+    BEGIN_FDS,
+    FAILED,
+    HEADER,
+    NO_ID,
+    UNFORKABLE,
+    VERSION,
+    Begin,
+    Control,
+    Received,
+    adopt,
+    close,
+    environment,
+    error,
+    give_up,
+    receive,
+    threads_of,
+)
 from ._types import StageError
 
 ENV_THREADS = "STAGECOACH_THREADS"
-
-VERSION = 3
-HEADER = 8  # bytes of an order before its environment
-MAX_MESSAGE = 64 << 10  # bytes of an order
-MAX_CHILDREN = 1024
-BEGIN_FDS = 3  # stage socket, stdout, stderr
-MAX_FDS = 16  # received with one order, then closed if it should have been less
-NO_ID = 0xFFFFFFFF  # of an error that belongs to no fork order
-MAX_ERROR = 2000  # bytes of an error's text
-FAILED, UNFORKABLE = 0, 1  # reasons of an error
 
 # What keeps libraries from starting threads, or from using CUDA, while the handler is imported and loads.
 SINGLE = {**{name: "1" for name in _threads.VARIABLES}, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "",
           "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
+
 class Unforkable(Exception):
     """The handler loads, but a process that has loaded it cannot be forked."""
-
-
-class Begin(NamedTuple):
-    """What a child is told at its gate, with the descriptor of its stage socket."""
-
-    fd: int
-    threads: int
-    env: list[str]
-    spot: device.Device | None  # of a parked child, ready
-
-
-class Received(NamedTuple):
-    """A message from a socket, and what rode along."""
-
-    data: bytes
-    cut: bool  # not all of it was received
-    fds: list[int]
 
 
 def run(fd: int) -> NoReturn:
     """Be a zygote on the control socket fd until that closes; in its children, be a replica."""
     begin = time.monotonic_ns()
-    control = _control(fd)
+    control = adopt(fd)
     before = {name: os.environ.get(name) for name in SINGLE}
     os.environ.update(SINGLE)
     try:
         loaded, mapped = _load()
     except StageError as err:
-        _give_up(control, FAILED, str(err))
+        give_up(control, FAILED, str(err))
     except Unforkable as err:
-        _give_up(control, UNFORKABLE, str(err))
+        give_up(control, UNFORKABLE, str(err))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # else each child would print it again
     zygote = Zygote(control)
@@ -86,31 +77,6 @@ def run(fd: int) -> NoReturn:
     except Exception as err:
         _end_child(str(err))
     _main.replica(loaded, told.fd, told.spot)
-
-
-def _control(fd: int) -> socket.socket:
-    """Adopt the control socket, once."""
-    os.environ.pop(_main.ENV_ZYGOTE_FD, None)
-    try:
-        os.set_blocking(fd, True)
-        os.set_inheritable(fd, False)
-        return socket.socket(fileno=fd)
-    except OSError as err:
-        raise SystemExit(f"zygote: {_main.ENV_ZYGOTE_FD}={fd}: {err}, want the number of an open SOCK_SEQPACKET socket")
-
-
-def _give_up(control: socket.socket, why: int, text: str) -> NoReturn:
-    """End the zygote, which has not loaded."""
-    try:
-        control.send(_error(0, why, text), socket.MSG_NOSIGNAL)
-    except OSError:  # nobody wants to know
-        pass
-    _main.leave(1)
-
-
-def _error(order: int, why: int, text: str) -> bytes:
-    encoded = text.encode(errors="replace")[:MAX_ERROR].decode(errors="ignore").encode()
-    return struct.pack("<cBHI", b"E", VERSION, why, order) + encoded
 
 
 def _load() -> tuple[_stage.Loaded, bool]:
@@ -174,81 +140,7 @@ def _comm(task: int) -> str:
         return "one that has just ended"
 
 
-class Orders:
-    """Takes the orders that come over a control socket."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-        self._buffer = bytearray(MAX_MESSAGE)
-        self._children: dict[int, int] = {}  # not yet reaped: the id of its fork order by pid
-
-    def tell(self, message: bytes) -> None:
-        """Send one message. A manager that is gone ends the zygote, and with it its children."""
-        try:
-            self._control.send(message, socket.MSG_NOSIGNAL)
-        except OSError:
-            os._exit(0)
-
-    def _receive(self) -> Begin | None:
-        """Take one order; returns in a new child what that is told."""
-        try:
-            r = _receive_from(self._control, self._buffer)
-        except OSError:
-            os._exit(0)
-        if not r.data:
-            os._exit(0)
-        told = self._obey(r)
-        if told is None:
-            _close(r.fds)
-        return told
-
-    def _obey(self, r: Received) -> Begin | None:
-        kind, n = r.data[:1], len(r.data)
-        order = NO_ID
-        if n >= HEADER and kind == b"F":
-            order = _word(r.data)
-        if r.cut:
-            self._refuse(order, f"order: above {MAX_MESSAGE} bytes or {MAX_FDS} descriptors, want less")
-        elif n < HEADER:
-            self._refuse(order, f"order: {n} bytes, want at least {HEADER}")
-        elif r.data[1] != VERSION:
-            self._refuse(order, f"order: version {r.data[1]}, want {VERSION}")
-        elif kind == b"F" and len(r.fds) != 1:
-            self._refuse(order, f"fork: {len(r.fds)} descriptors, want 1: the gate")
-        elif kind == b"F" and n != HEADER:
-            self._refuse(order, f"fork: {n} bytes, want {HEADER}")
-        elif kind == b"F" and len(self._children) == MAX_CHILDREN:
-            self._refuse(order, f"fork: {MAX_CHILDREN} replicas live, want fewer")
-        elif kind == b"F":
-            return self._fork(order, r)
-        elif kind == b"K" and n == HEADER:
-            self._kill(_word(r.data), r.data[2] | r.data[3] << 8)
-        elif kind == b"L" and n == HEADER:
-            self._list(r.data[4:8])
-        else:
-            self._refuse(order, f"order: kind {kind[0]} of {n} bytes, want F, K or L")
-        return None
-
-    def _refuse(self, order: int, text: str) -> None:
-        """Say why an order is not carried out."""
-        self.tell(_error(order, FAILED, text))
-
-    def _fork(self, order: int, r: Received) -> Begin | None:
-        """Have a child born. In that child alone it returns what it is told at its gate."""
-        raise NotImplementedError
-
-    def _kill(self, pid: int, number: int) -> None:
-        """Have a child end by a signal."""
-        raise NotImplementedError
-
-    def _list(self, order: bytes) -> None:
-        """Tell of every child that has not been reaped."""
-        for pid, fork in self._children.items():
-            self.tell(struct.pack("<cBHII", b"A", VERSION, 0, fork, pid))
-        self.tell(struct.pack("<cBH", b"L", VERSION, 0) + order)
-
-
-class Zygote(Orders):
+class Zygote(Control):
     """Serves fork orders on its control socket."""
 
     def __init__(self, control: socket.socket) -> None:
@@ -334,7 +226,7 @@ class Zygote(Orders):
         if os.getppid() != zygote:  # it died before the signal was set
             os._exit(1)
         os.dup2(gate, self._control.fileno(), inheritable=False)
-        _close([gate, self._ends])
+        close([gate, self._ends])
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _told(self) -> Begin:
@@ -351,14 +243,14 @@ class Zygote(Orders):
         os.dup2(r.fds[1], 1)
         os.dup2(r.fds[2], 2)
         os.dup2(r.fds[0], fd, inheritable=False)
-        _close(r.fds)
+        close(r.fds)
         if self._handler is not None and self._handler is not signal.SIG_DFL:
             signal.signal(signal.SIGCHLD, self._handler)
         return Begin(fd, threads_of(r.data), env, spot)
 
     def _at_gate(self) -> Received:
         """A message at the gate. One that is closed says that the child is nobody any more."""
-        r = _receive_from(self._control, self._buffer)
+        r = receive(self._control, self._buffer)
         if not r.data:
             os._exit(0)
         if r.cut or len(r.data) < HEADER or r.data[1] != VERSION:
@@ -374,7 +266,7 @@ class Zygote(Orders):
             spot.ready()
             told = struct.pack("<cBHIQ", b"D", VERSION, 0, 0, time.monotonic_ns() - begin)
         except Exception as err:
-            self._control.send(_error(0, FAILED, str(err) or type(err).__name__), socket.MSG_NOSIGNAL)
+            self._control.send(error(0, FAILED, str(err) or type(err).__name__), socket.MSG_NOSIGNAL)
             raise
         try:
             self._control.send(told, socket.MSG_NOSIGNAL)
@@ -415,33 +307,3 @@ def _seed() -> None:
 def _end_child(what: str) -> NoReturn:
     os.write(2, f"zygote: new replica: {what}\n".encode(errors="replace"))
     os._exit(1)
-
-
-def _receive_from(sock: socket.socket, buffer: bytearray) -> Received:
-    n, ancillary, flags, _ = sock.recvmsg_into([buffer], socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CLOEXEC)
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[:len(data) - len(data) % fds.itemsize])
-    return Received(bytes(buffer[:n]), bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)), list(fds))
-
-
-def environment(data: bytes) -> list[str]:
-    """The environment in an order."""
-    if len(data) > HEADER and data[-1] != 0:
-        raise OSError("environment, whose last string has no end")
-    return [os.fsdecode(kv) for kv in data[HEADER:].split(b"\0") if kv]
-
-
-def threads_of(data: bytes) -> int:
-    """The number of threads in an order to begin."""
-    return max(1, data[2] | data[3] << 8)
-
-
-def _word(data: bytes) -> int:
-    return int.from_bytes(data[4:8], "little")
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
