@@ -89,9 +89,14 @@ class Layout(unittest.TestCase):
                 continue
             self.assertTrue(out[name] is not t or name in ("conjugate", "none", "sparse"), name)
             self.assertEqual((out[name].dtype, out[name].shape), (t.dtype, t.shape), name)
-            self.assertTrue(torch.equal(out[name].to_dense() if t.is_sparse else out[name], t.to_dense() if t.is_sparse else t), name)
+            self.assertTrue(
+                torch.equal(out[name].to_dense() if t.is_sparse else out[name], t.to_dense() if t.is_sparse else t),
+                name,
+            )
         out["float"][4, 7] = 99
-        self.assertEqual((out["rows"][1, 7], out["column"][4], out["turned"][7, 4]), (99, 99, 99), "no more of the same memory")
+        self.assertEqual(
+            (out["rows"][1, 7], out["column"][4], out["turned"][7, 4]), (99, 99, 99), "no more of the same memory"
+        )
         self.assertNotEqual(base[4, 7], 99)
         self.assertEqual(out["turned"].stride(), base.t().stride())
         self.assertEqual(out["half"].data_ptr() % 2, 0)
@@ -193,7 +198,10 @@ class Ring(unittest.TestCase):
     def test_many_sizes(self) -> None:
         for piece in (256, 1000, 1 << 12, 1 << 20):
             for lanes in (1, 2, 7):
-                state = {i: torch.randint(0, 255, (n,), dtype=torch.uint8) for i, n in enumerate((1, 255, 256, 257, 5000, 3, 70000))}
+                state = {
+                    i: torch.randint(0, 255, (n,), dtype=torch.uint8)
+                    for i, n in enumerate((1, 255, 256, 257, 5000, 3, 70000))
+                }
                 backend = StandIn()
                 out = placed(state, backend, piece, lanes)
                 for i, t in state.items():
@@ -237,7 +245,9 @@ class Ring(unittest.TestCase):
         n = 3 << 20
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "m.safetensors")
-            header = json.dumps({k: {"dtype": "U8", "shape": [n], "data_offsets": [i * n, (i + 1) * n]} for i, k in enumerate("abc")}).encode()
+            header = json.dumps(
+                {k: {"dtype": "U8", "shape": [n], "data_offsets": [i * n, (i + 1) * n]} for i, k in enumerate("abc")}
+            ).encode()
             with open(path, "wb") as f:
                 f.write(len(header).to_bytes(8, "little") + header + os.urandom(3 * n))
             model = Model(path)
@@ -268,7 +278,9 @@ class Ring(unittest.TestCase):
             self.assertTrue(torch.equal(placed(dict(tensors))["a"], tensors["a"]))
             tensors = Model(path).torch()
             os.replace(other, path)
-            self.assertEqual(files([_ring.Source(0, n, tensors["b"].data_ptr())])[0].file, -1, "the file is another by now")
+            self.assertEqual(
+                files([_ring.Source(0, n, tensors["b"].data_ptr())])[0].file, -1, "the file is another by now"
+            )
 
     def test_file_is_cut(self) -> None:
         with tempfile.TemporaryFile() as f:
@@ -287,7 +299,9 @@ class Told(unittest.TestCase):
         d = device.Device("cuda:0", backend=backend)
         me = sc.Replica(device="cuda:0", _place=d.place)
         loaded = _stage.Loaded(_stage.Hooks(infer=lambda s, c: c), Model(), state, 0)
-        with self.assertRaisesRegex(sc.OutOfMemory, "^out of memory on device GPU-0: want 0.50 GB, 0.00 of 1.07 GB free") as got:
+        with self.assertRaisesRegex(
+            sc.OutOfMemory, "^out of memory on device GPU-0: want 0.50 GB, 0.00 of 1.07 GB free"
+        ) as got:
             d.place(state)
         self.assertEqual(backend.copies, 0)
         with self.assertRaisesRegex(sc.StageError, "place: OutOfMemory: out of memory on device GPU-0: want 0.50 GB"):
@@ -319,7 +333,9 @@ class Told(unittest.TestCase):
         self.assertGreater(before, 0)
         self.assertEqual((backend.contexts, backend.pinned_now), (1, []))
         self.assertRegex(log.output[0], r"device GPU-0 is ready: context 0\.\d+ s, first kernels 0\.\d+ s")
-        self.assertRegex(log.output[1], r"device GPU-0 has its parameters: 0\.000 GB copied in 0\.\d+ s \(\d+\.\d GB/s\)$")
+        self.assertRegex(
+            log.output[1], r"device GPU-0 has its parameters: 0\.000 GB copied in 0\.\d+ s \(\d+\.\d GB/s\)$"
+        )
 
 
 class FakeCuda:

@@ -1,7 +1,8 @@
 """The tensors of a state, and the same state with others in their places.
 
-A state is whatever load returned: modules, tensors, and dicts, lists, tuples and dataclasses of these. As with PyTorch's own
-``to``, a module is changed in place, and of all else that has tensors there is a copy. What was shared is shared after that.
+A state is whatever load returned: modules, tensors, and dicts, lists, tuples and dataclasses of these. As with
+PyTorch's own ``to``, a module is changed in place, and of all else that has tensors there is a copy. What was shared
+is shared after that.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class State:
     def __init__(self, torch: Any, root: Any) -> None:
         self._torch = torch
         self._root = root
-        self._has: dict[int, bool] = {}  # by id: whether there are tensors in it that a copy of it has to have others for
+        self._has: dict[int, bool] = {}  # by id: whether it has tensors for which a copy has to have others
         self._alive: list[Any] = []  # what ids were taken of
         self._modules: list[Any] = []
         self.tensors: dict[int, Any] = {}  # by id
@@ -72,7 +73,9 @@ class State:
     def _change(self, module: Any, to: Callable[[Any], Any]) -> None:
         """Change a module, without those in it, as PyTorch's own ``to`` does: a parameter stays the same object."""
         nn, parameters = self._torch.nn, [p for p in module._parameters.values() if p is not None]
-        if type(module)._apply is not nn.Module._apply or any(type(p) is not nn.Parameter or p.grad is not None for p in parameters):
+        if type(module)._apply is not nn.Module._apply or any(
+            type(p) is not nn.Parameter or p.grad is not None for p in parameters
+        ):
             module._apply(to)  # which does more in some modules, and in later PyTorch imports half of it
             return
         for p in parameters:
@@ -120,8 +123,9 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def layout(torch: Any, tensors: list[Any]) -> tuple[dict[int, Slot], list[Source], int]:
-    """Lay tensors out in one allocation. Returns where each is, by id; what is to be copied, by place; and the size in bytes.
-    Tensors whose bytes overlap in host memory do so there. The ones left out are no plain ones in host memory."""
+    """Lay tensors out in one allocation. Returns where each is, by id; what is to be copied, by place; and the size
+    in bytes. Tensors whose bytes overlap in host memory do so there. The ones left out are no plain ones in host
+    memory."""
     groups: list[list[Any]] = []
     begin = end = 0  # of the bytes in host memory that the last group's tensors lie in
     for t in sorted((t for t in tensors if _plain(torch, t)), key=lambda t: (t.data_ptr(), -_extent(t))):

@@ -145,7 +145,7 @@ def receive(sock: socket.socket, buffer: bytearray) -> Received:
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[:len(data) - len(data) % fds.itemsize])
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     return Received(bytes(buffer[:n]), bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)), list(fds))
 
 

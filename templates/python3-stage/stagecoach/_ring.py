@@ -1,12 +1,13 @@
 """The way of parameters onto a device: through a ring of pinned buffers.
 
-What is to be on the device is one flat allocation there, cut into pieces. Some threads, lanes, take a piece each, read what
-belongs into it from host memory or from the mapped file into one of their two pinned buffers, and have that copied on a stream of
-their own while they fill the other. Neither the reading nor the copying holds the interpreter's lock.
+What is to be on the device is one flat allocation there, cut into pieces. Some threads, lanes, take a piece each,
+read what belongs into it from host memory or from the mapped file into one of their two pinned buffers, and have that
+copied on a stream of their own while they fill the other. Neither the reading nor the copying holds the interpreter's
+lock.
 
-A byte is read once by a processor and once by the device. A page of a mapped file that this process has not touched yet would
-cost a fault each few pages on top; so what is mapped and unchanged is read from its file, which is in memory, in place of
-through the mapping.
+A byte is read once by a processor and once by the device. A page of a mapped file that this process has not touched
+yet would cost a fault each few pages on top; so what is mapped and unchanged is read from its file, which is in
+memory, in place of through the mapping.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 ALIGN = 256  # bytes; where tensors begin on the device
-PIECE = 8 << 20  # bytes of a buffer: they are on their way for 0.2 ms, and what is done in Python for them takes a tenth of that
+PIECE = 8 << 20  # bytes of a buffer: they are on their way for 0.2 ms, of which Python takes a tenth
 LANES = 12  # at most: a processor copies 4 to 10 GB/s from the page cache, the bus takes some 50
 
 MADV_HUGEPAGE = 14
@@ -121,8 +122,9 @@ class Ring:
         self._each(len(self._lanes), lambda lane: None)
 
     def copy(self, sources: Sequence[Source], flat: Any, meanwhile: Callable[[], None] | None = None) -> float:
-        """Copy sources, sorted by their place, into the flat allocation, and return how many seconds that took. meanwhile is run
-        beside it. When it returns, also by an error, nobody reads the sources or writes the allocation any more."""
+        """Copy sources, sorted by their place, into the flat allocation, and return how many seconds that took.
+        meanwhile is run beside it. When it returns, also by an error, nobody reads the sources or writes the
+        allocation any more."""
         starts = [s.at for s in sources]
         total = sources[-1].at + sources[-1].size if sources else 0
         turns, failed = itertools.count(), threading.Event()
@@ -153,7 +155,8 @@ class Ring:
         return max(ends) - began
 
     def _each(self, n: int, work: Callable[[_Lane], None], meanwhile: Callable[[], None] | None = None) -> None:
-        """Run work in n lanes at a time, and meanwhile beside them; raises what one of them raised when all have ended."""
+        """Run work in n lanes at a time, and meanwhile beside them; raises what one of them raised when all have
+        ended."""
         failed: list[BaseException] = []
 
         def run(i: int) -> None:
@@ -236,9 +239,9 @@ class Cuda:
 
 
 def opened(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
-    """Find the files that sources are mapped from, and have these read from there. Returns the sources, and the files'
-    descriptors, to be closed. What has been written to since it was mapped, and files that are not there any more, stay as
-    they are."""
+    """Find the files that sources are mapped from, and have these read from there. Returns the sources, and the
+    files' descriptors, to be closed. What has been written to since it was mapped, and files that are not there any
+    more, stay as they are."""
     mapped = _unchanged() if any(s.size >= _READ for s in sources) else []
     starts = [m.start for m in mapped]
     files: dict[str, int] = {}

@@ -1,14 +1,14 @@
 """The worker: one process on a device that takes stage after stage, each in a thread of its own.
 
-What a device's context takes in time and memory, it takes once; a stage that comes is imported, loaded and placed, and that
-is all. To its manager the worker is a zygote whose children are threads (package wire, order.go).
+What a device's context takes in time and memory, it takes once; a stage that comes is imported, loaded and placed,
+and that is all. To its manager the worker is a zygote whose children are threads (package wire, order.go).
 
-What stages share here that have a process each elsewhere: the interpreter, with the libraries that are loaded, those of
-site-packages too, of which the first one stays; the settings of these libraries; and the end, when one of them crashes. A stage
-has for itself: its handler and the other modules of its image's root, its environment (os.environ), its working directory,
-what it prints and logs. Modules of the root are found while the handler is imported and loads, and not later. A thread that
-the handler starts prints to the worker's own output, unless it runs in a copy of the context (contextvars). Signals'
-handlers cannot be set.
+What stages share here that have a process each elsewhere: the interpreter, with the libraries that are loaded, those
+of site-packages too, of which the first one stays; the settings of these libraries; and the end, when one of them
+crashes. A stage has for itself: its handler and the other modules of its image's root, its environment (os.environ),
+its working directory, what it prints and logs. Modules of the root are found while the handler is imported and loads,
+and not later. A thread that the handler starts prints to the worker's own output, unless it runs in a copy of the
+context (contextvars). Signals' handlers cannot be set.
 """
 
 from __future__ import annotations
@@ -228,7 +228,10 @@ class Worker(Control):
     def _abandon(self, tid: int) -> NoReturn:
         """A stage does not let go: end with it."""
         name = self._tenants[tid].env.get(_main.ENV_REPLICA, "")
-        os.write(2, f"worker: replica {name} does not end {GRACE:g} s after it was killed: all of this process ends\n".encode())
+        os.write(
+            2,
+            f"worker: replica {name} does not end {GRACE:g} s after it was killed: all of this process ends\n".encode(),
+        )
         os._exit(1)
 
     def _reap(self, tid: int, status: int) -> None:
@@ -313,8 +316,10 @@ class Worker(Control):
             _linux.own_folder()
             os.chdir(root)
         except OSError as err:
-            raise StageError(f"a working directory of its own, {root}: {err}; without that the stage needs a process of its own: "
-                             "remove the annotation stagecoach.dev/process") from err
+            raise StageError(
+                f"a working directory of its own, {root}: {err}; without that the stage needs a process of its own: "
+                "remove the annotation stagecoach.dev/process"
+            ) from err
         while not self._importing.acquire(timeout=0.1):
             if tenant.killed or tenant.draining:
                 return
@@ -329,7 +334,8 @@ class Worker(Control):
 
     @contextlib.contextmanager
     def _modules(self, root: str, tenant: Tenant) -> Iterator[None]:
-        """Have modules found in an image's root, and then its site-packages. Those of the root become the tenant's own."""
+        """Have modules found in an image's root, and then its site-packages. Those of the root become the tenant's
+        own."""
         libraries = os.path.join(root, "site-packages")
         sys.path[:0] = [root, libraries]
         before = set(sys.modules)

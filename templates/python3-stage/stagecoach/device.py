@@ -1,8 +1,9 @@
 """Where a replica computes, and how parameters get there.
 
-On the CPU all stays where it is: tensors of a model are used in the pages of its files. On a device, what is PyTorch's goes into
-one allocation there, through a ring of pinned buffers; while it is on its way, the libraries that kernels come from are loaded.
-A process that has its device ahead of need, parked or a worker, has made the context, the ring and those libraries ready before.
+On the CPU all stays where it is: tensors of a model are used in the pages of its files. On a device, what is
+PyTorch's goes into one allocation there, through a ring of pinned buffers; while it is on its way, the libraries that
+kernels come from are loaded. A process that has its device ahead of need, parked or a worker, has made the context,
+the ring and those libraries ready before.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Device:
     """A process's device. Any thread may use it; one at a time does."""
 
     def __init__(self, device: str = "cpu", keep: bool = False, backend: Backend | None = None) -> None:
-        """device is for torch: "cpu", "cuda:0"; keep says that more than one state will be placed; the backend is CUDA's by
-        default."""
+        """device is for torch: "cpu", "cuda:0"; keep says that more than one state will be placed; the backend is
+        CUDA's by default."""
         self.name = device
         self._keep = keep
         self._backend = backend
@@ -86,8 +87,8 @@ class Device:
             self._log(f"is ready and {(after - used) / 1e9:.2f} GB of it taken" if 0 <= used < after else "is ready")
 
     def place(self, state: Any) -> Any:
-        """Return state with PyTorch's modules and tensors, also those in dicts, lists, tuples and dataclasses, on the device.
-        Modules are changed in place. On the CPU, and without PyTorch, it is the state itself."""
+        """Return state with PyTorch's modules and tensors, also those in dicts, lists, tuples and dataclasses, on the
+        device. Modules are changed in place. On the CPU, and without PyTorch, it is the state itself."""
         torch = sys.modules.get("torch")
         if self.name == "cpu" or torch is None:
             return state
@@ -161,13 +162,17 @@ class _Cuda(_ring.Cuda):
     def context(self) -> None:
         cuda = self._torch.cuda
         if self._torch.version.cuda is None:
-            raise StageError(f"PyTorch {self._torch.__version__} of {sys.executable} is not made for CUDA: install one that is, or name "
-                             "another interpreter in the function's fprocess (/opt/venv/bin/python ./stage)")
+            raise StageError(
+                f"PyTorch {self._torch.__version__} of {sys.executable} is not made for CUDA: install one that is, or "
+                "name another interpreter in the function's fprocess (/opt/venv/bin/python ./stage)"
+            )
         if hasattr(cuda.device_count, "cache_clear"):  # what the zygote saw, which has no device
             cuda.device_count.cache_clear()
         if getattr(cuda, "_is_in_bad_fork", lambda: False)():
-            raise StageError("CUDA was asked for devices while the handler was imported or loaded, and is of no use after a "
-                             "fork: leave torch.cuda to the place hook")
+            raise StageError(
+                "CUDA was asked for devices while the handler was imported or loaded, and is of no use after a "
+                "fork: leave torch.cuda to the place hook"
+            )
         cuda.init()
         cuda.set_device(0)
         self._torch.empty(1, device=self._device)
@@ -185,7 +190,8 @@ class _Cuda(_ring.Cuda):
 
 
 def lack(err: BaseException, backend: Backend | None = None, want: int = 0) -> OutOfMemory:
-    """The error of a device that has not the memory, with its sizes. What PyTorch holds for later use is freed before. want: bytes."""
+    """The error of a device that has not the memory, with its sizes. What PyTorch holds for later use is freed
+    before. want: bytes."""
     torch = sys.modules.get("torch")
     tried = re.search(r"[Tt]ried to allocate ([0-9.]+ [A-Za-z]+)", str(err))
     wanted = f"want {want / 1e9:.2f} GB, " if want else f"want {tried.group(1)}, " if tried else ""
