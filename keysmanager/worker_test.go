@@ -285,10 +285,15 @@ func TestAWorkerIsCountedOnce(t *testing.T) {
 		t.Errorf("%d of %d bytes are others'", z.shared, anonymous+files)
 	}
 	n.mu.Lock()
+	n.slots.Add(z.key, &slot{zygote: z})
 	n.processes["a"] = &process{replica: "a", zygote: z, pid: z.pid, running: true}
 	all, _, _ := n.families()
 	delete(n.processes, "a")
+	n.slots.Remove(z.key)
 	n.mu.Unlock()
+	if len(all) != 2 || all[0].of != z {
+		t.Errorf("%d families, want the worker's and those without", len(all))
+	}
 	for _, f := range all {
 		if len(f.replicas) > 0 {
 			t.Errorf("a family of %d replicas, want the worker's counted with it", len(f.replicas))
