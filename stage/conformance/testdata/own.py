@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 import threading
 
@@ -13,6 +14,7 @@ import stagecoach as sc
 MAX_BATCH = 4
 SLOTS = 2
 logging.info("while it is imported")
+socket.setdefaulttimeout(0.001)  # of the handler's own connections
 closed: list[str] = []
 
 

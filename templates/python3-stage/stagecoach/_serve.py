@@ -37,6 +37,7 @@ class Orders:
 
     def __init__(self) -> None:
         self.theirs, self.ours = socket.socketpair()
+        self.theirs.settimeout(None)  # whatever the handler has made the default
         self.ours.setblocking(False)
 
     def send(self, what: bytes) -> None:
