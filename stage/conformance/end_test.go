@@ -178,7 +178,7 @@ func TestBrokenDispatchersEndTheReplica(t *testing.T) {
 		"bad while busy": {func(r *replica) { r.batch(1, never, "wait"); r.send(wire.FrameHello, 0, nil) }, "frame Hello"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			each(t, func(t *testing.T, s sdk) {
+			eachProcess(t, func(t *testing.T, s sdk) {
 				r := s.begin(t, "each")
 				tc.do(r)
 				r.exits(1, tc.want)

@@ -49,7 +49,7 @@ func TestFramesThatAreRefused(t *testing.T) {
 		"only its beginning": {raw(1<<20, wire.FrameBatch, 0, 0, 2, 1, nil), "frame Batch of 1048576 bytes: unexpected"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			each(t, func(t *testing.T, s sdk) {
+			eachProcess(t, func(t *testing.T, s sdk) {
 				r := s.begin(t, "each")
 				r.bytes(tc.frame)
 				if err := r.raw.CloseWrite(); err != nil {
@@ -146,7 +146,7 @@ func TestFilesThatAreRefused(t *testing.T) {
 		"half a tensor":     {"\x01\x01\x01x", 4, "item 0: "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			each(t, func(t *testing.T, s sdk) {
+			eachProcess(t, func(t *testing.T, s sdk) {
 				r := s.begin(t, "each")
 				b := ref(tc.size)
 				r.bytes(raw(len(b), wire.FrameBatch, 1, 1, 2, 1, b), file(t, tc.content))
@@ -154,7 +154,7 @@ func TestFilesThatAreRefused(t *testing.T) {
 			})
 		})
 	}
-	each(t, func(t *testing.T, s sdk) {
+	eachProcess(t, func(t *testing.T, s sdk) {
 		fds := make([]int, 2)
 		if err := unix.Pipe2(fds, unix.O_CLOEXEC); err != nil {
 			t.Fatal(err)
