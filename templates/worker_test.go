@@ -17,8 +17,9 @@ import (
 
 // tenant is a handler of a stage in a worker: it says what it sees, and does what its name says.
 const tenant = `
-import logging, os, sys, threading, weakref
+import logging, os, socket, sys, threading, weakref
 import part
+socket.setdefaulttimeout(0.001)
 
 WORD = "%s"
 
@@ -169,7 +170,7 @@ func TestPythonWorkerFailures(t *testing.T) {
 	k.serves(lives, "lives", "a", root)
 	empty := t.TempDir()
 	for name, tc := range map[string]struct{ root, want string }{
-		"load raises": {tenantImage(t, "broken"), "stage: load: ValueError: no good (at handler.py:15)\n"},
+		"load raises": {tenantImage(t, "broken"), "stage: load: ValueError: no good (at handler.py:16)\n"},
 		"no handler":  {empty, "stage: no handler.py in " + empty},
 		"no root":     {empty + "/none", "want the folder of the stage's image"},
 		"relative":    {"x", "want the folder of the stage's image"},

@@ -240,8 +240,6 @@ class Ring(unittest.TestCase):
         self.assertEqual(backend.pinned_now, [])
 
     def test_files(self) -> None:
-        import json
-
         n = 3 << 20
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "m.safetensors")

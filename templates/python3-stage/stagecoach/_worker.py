@@ -246,6 +246,7 @@ class Worker(Control):
     def _fork(self, order: int, r: Received) -> None:
         begin = time.monotonic_ns()
         tenant = Tenant(order, socket.socket(fileno=r.fds.pop()))
+        tenant.gate.settimeout(None)  # whatever a handler has made the default
         tenant.thread = threading.Thread(target=self._live, args=(tenant,), name="stagecoach-stage", daemon=True)
         try:
             tenant.thread.start()
