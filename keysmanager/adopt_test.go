@@ -97,6 +97,11 @@ func TestWhatWasInvalidatedIsAdoptedAsThat(t *testing.T) {
 	if inv := n.Inventory(); len(inv.Zygotes) != 1 || inv.Zygotes[0].PID != z || inv.Zygotes[0].State != Retiring || inv.Zygotes[0].Replicas != 1 {
 		t.Fatalf("adopted %+v, want the old zygote to retire", inv.Zygotes)
 	}
+	n.Manager.mu.Lock()
+	if len(n.slots.Values()[0].zygote.berths) > 0 { // which New has made, if any
+		t.Error("it has a spare child, which nobody will ever want")
+	}
+	n.Manager.mu.Unlock()
 	n.answers(old)
 	r := n.start("new", withModel)
 	i := slices.IndexFunc(n.Inventory().Zygotes, func(i ZygoteInfo) bool { return i.State == Ready })

@@ -150,8 +150,9 @@ func (z *zygote) unberthed() (all []*child) {
 }
 
 // claim returns a zygote's spare child that waits on a device, or on none, if it has one with these limits, which is no spare any more.
-// One with others is dismissed.
-func (z *zygote) claim(limits GroupLimits, device string) (c *child) {
+// One with others is dismissed. m.starts must be waited for by who closes m.ends.
+func (z *zygote) claim(limits GroupLimits, device string) *child {
+	var c *child
 	z.mu.Lock()
 	z.limits = limits
 	if b := z.berths[device]; b != nil && !b.coming {
@@ -161,7 +162,7 @@ func (z *zygote) claim(limits GroupLimits, device string) (c *child) {
 	if c == nil || c.group == nil || c.group.limits == limits {
 		return c
 	}
-	z.dismiss(c)
+	z.owner.ends.Go(func() { z.dismiss(c) }) // whom the start need not wait for
 	return nil
 }
 

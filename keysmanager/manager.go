@@ -234,7 +234,7 @@ func New(cfg Config) (*Manager, error) {
 	m.retainGroups()
 	m.mu.Lock()
 	for _, s := range m.slots.Values() { // what was adopted, now that groups of its children are no more taken for left ones
-		if s.zygote != nil {
+		if s.zygote != nil && s.settled == nil {
 			m.provide(s.zygote, "")
 		}
 	}

@@ -248,14 +248,14 @@ func (z *zygote) read() {
 	children, pending, spares := z.children, z.pending, z.unberthed()
 	z.children, z.pending, z.waiting = nil, nil, nil
 	z.mu.Unlock()
-	for _, c := range spares {
-		z.owner.dispose(c)
-	}
 	for _, f := range pending {
 		f.reply <- errors.New(cause)
 	}
 	for _, p := range children {
 		p.end(cause)
+	}
+	for _, c := range spares {
+		z.owner.dispose(c)
 	}
 	z.owner.drop(z.entry)
 }
