@@ -54,9 +54,9 @@ func sharing(python, image string, env ...string) Spec {
 
 // TestPythonStagesInAWorker: two functions of two images in one process, of which one stops and starts again while the other goes on.
 func TestPythonStagesInAWorker(t *testing.T) {
-	python := proctest.Torch(t)
+	python := proctest.Python(t)
 	n := pyNode(t, t.TempDir(), map[string]string{
-		"left": "import torch\n" + pyLeft, "right": pyRight, "raises": pyLeft + "\ndef load(model): raise ValueError('bad shape')\n",
+		"left": pyLeft, "right": pyRight, "raises": pyLeft + "\ndef load(model): raise ValueError('bad shape')\n",
 		"misplaced": pyLeft + "\ndef place(state, replica): raise OSError('no place')\n",
 	}, nil)
 	left, right := sharing(python, "left", "OWN=1", "STAGECOACH_MODEL=model.safetensors"), sharing(python, "right", "OWN=2")
@@ -194,7 +194,7 @@ func TestAWorkerIsAdopted(t *testing.T) {
 
 // TestAWorkerUnderAnAccount reads images that others may not, and their namespace's alone.
 func TestAWorkerUnderAnAccount(t *testing.T) {
-	python, dir := proctest.Torch(t), openDir(t)
+	python, dir := proctest.Python(t), openDir(t)
 	closed := filepath.Join(dir, "closed")
 	images := filepath.Join(closed, "images")
 	if err := os.Mkdir(closed, 0o700); err != nil {
