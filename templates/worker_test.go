@@ -122,12 +122,13 @@ func TestPythonWorker(t *testing.T) {
 	roots := map[string]string{"a": tenantImage(t, "a"), "b": tenantImage(t, "b")}
 	a := k.moveIn("one", roots["a"])
 	b := k.moveIn("two", roots["b"])
-	again := k.moveIn("three", roots["a"])
 	k.serves(a, "one", "a", roots["a"])
 	k.serves(b, "two", "b", roots["b"])
+	spare, gate := k.fork(77)
+	again := k.moveIn("three", roots["a"])
 	k.serves(again, "three", "a", roots["a"])
-	if got := k.alive(); len(got) != 3 {
-		t.Errorf("stages %v, want three", got)
+	if got := k.alive(); len(got) != 4 {
+		t.Errorf("stages %v, want three, and a spare thread", got)
 	}
 	for _, r := range []resident{a, b, again} {
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", k.cmd.Process.Pid, r.tid)); err != nil {
@@ -146,6 +147,8 @@ func TestPythonWorker(t *testing.T) {
 	}
 	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(again.tid)}))
 	k.exits(again, uint32(syscall.SIGKILL))
+	gate.Close()
+	k.exits(resident{tid: spare}, 0)
 	if got := k.alive(); len(got) != 0 {
 		t.Errorf("stages %v, want none", got)
 	}
