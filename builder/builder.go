@@ -48,7 +48,7 @@ func New(f *stack.File) (*Builder, error) {
 // Close removes all that was built.
 func (b *Builder) Close() error { return os.RemoveAll(b.work) }
 
-// Result is a function that was built. It can be used until the Builder is closed.
+// Result is a function that was built. It can be used until the Builder builds the next one, or is closed: models are large.
 type Result struct {
 	Dir   string // the image's files
 	Image *image.Image
@@ -72,7 +72,7 @@ func (b *Builder) Build(ctx context.Context, name string) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	r := Result{Dir: filepath.Join(b.work, "images", name)}
+	r := Result{Dir: filepath.Join(b.work, "image")}
 	if err := os.RemoveAll(r.Dir); err != nil {
 		return Result{}, err
 	}
