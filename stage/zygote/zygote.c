@@ -151,9 +151,9 @@ static struct received receive_from(int socket) {
   return r;
 }
 
-// leave_zygote makes a fresh child a process of its own: it ends with its zygote, is called spare until it is told who it is, and has no descriptors but stdin, stdout and
-// stderr and its gate, the signal mask that the zygote was started with, and random seeds that no sibling has (the kernel gave
-// them to the zygote at AT_RANDOM, the Go runtime reads them there).
+// leave_zygote makes a fresh child a process of its own: it ends with its zygote, is called spare until it is told who it is, and has
+// no descriptors but stdin, stdout and stderr and its gate, the signal mask that the zygote was started with, and random seeds that no
+// sibling has (the kernel gave them to the zygote at AT_RANDOM, the Go runtime reads them there).
 static void leave_zygote(pid_t zygote, int gate) {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) end_child("parent-death signal");
   if (getppid() != zygote) _exit(1); // it died before the signal was set
