@@ -65,7 +65,8 @@ def infer(state: list[int], calls: list[sc.Call]) -> object:
     if text == "remaining":
         return [[calls[0].remaining() is None, calls[0].wait(0.001), calls[0].cancelled()]]
     if text == "unserialisable":
-        return [{"label": "cat", "scores": numpy.zeros(2)}, {1, 2}, sc.Output(b"fine", header={"X-Fine": "yes"}), float("nan")]
+        mixed = {"label": "cat", "scores": numpy.zeros(2)}
+        return [mixed, {1, 2}, sc.Output(b"fine", header={"X-Fine": "yes"}), float("nan")]
     return [stream(c) for c in calls]
 
 
