@@ -168,11 +168,10 @@ def say(err: Exception) -> None:
 
 def leave(status: int) -> NoReturn:
     """End the process, whatever threads the handler has."""
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
+    for flush in (logging.shutdown, lambda: sys.stdout.flush(), lambda: sys.stderr.flush()):
         try:
-            stream.flush()
-        except (OSError, ValueError):  # closed, or nobody reads it
+            flush()
+        except Exception:  # closed, nobody reads it, or the handler has put something else there
             pass
     os._exit(status)
 
