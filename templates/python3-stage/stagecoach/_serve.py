@@ -178,8 +178,9 @@ class _Server:
 
     def _answer_all(self) -> None:
         reader = self._thread(self._read_all, (), "stagecoach-read")
+        threads = self.threads  # before the reader is told of more
         reader.start()
-        self._work(self.threads)
+        self._work(threads)
         reader.join()
         for worker in self.workers:
             worker.join()
