@@ -128,7 +128,7 @@ func (z *zygote) unberth(c *child) *child {
 	return nil
 }
 
-// lost is unberth of a child that has ended by itself.
+// lost is unberth of a child that has ended by itself: one that was parked is not tried again at once; with z.mu held.
 func (z *zygote) lost(c *child) *child {
 	for device, b := range z.berths {
 		if c != nil && b.child == c && device != "" {
