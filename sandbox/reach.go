@@ -14,11 +14,20 @@ import (
 // Reach lets a process that runs as an account (Command.As) read a folder, too, under its absolute path, unless it does already. The
 // process must not have ended, or be reaped before Reach returns.
 func Reach(pid int, as *Account, path string) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and not unlocked: the thread, which is in a namespace of the process's then, ends
+	done, begun := make(chan error), make(chan struct{})
+	var enter func()
+	enter = func() {
+		runtime.LockOSThread()            // and not unlocked: the thread, which is in a namespace of the process's then, ends
+		if unix.Gettid() == os.Getpid() { // but the main one, which would not, and is what /proc/self shows
+			defer runtime.UnlockOSThread()
+			go enter() // on another: this one is taken until it has begun
+			<-begun
+			return
+		}
+		close(begun)
 		done <- reach(pid, as, path)
-	}()
+	}
+	go enter()
 	if err := <-done; err != nil {
 		return fmt.Errorf("have process %d read %s: %w", pid, path, err)
 	}
