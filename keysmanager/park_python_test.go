@@ -26,7 +26,8 @@ def infer(state, calls):
     return [{"pid": os.getpid(), "loaded": state["loaded"], "env": env} for c in calls]
 `
 
-// onStandIn has images of stages use a device that is in host memory, in place of CUDA's.
+// onStandIn has images of stages use a device that is in host memory, in place of CUDA's. It imports PyTorch, whose BLAS starts threads
+// unless the process around a stage has said how many: it is imported only when a device is asked for.
 func onStandIn(t *testing.T, dir string, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -35,7 +36,7 @@ func onStandIn(t *testing.T, dir string, names ...string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		text := strings.Replace(string(program), "stagecoach.main()", "from standin import StandIn; stagecoach.device._Cuda = lambda torch, name: StandIn(); stagecoach.main()", 1)
+		text := strings.Replace(string(program), "stagecoach.main()", `stagecoach.device._Cuda = lambda torch, name: __import__("runpy").run_path(root + "/standin.py")["StandIn"](); stagecoach.main()`, 1)
 		if text == string(program) {
 			t.Fatalf("the template's stage does not call stagecoach.main():\n%s", text)
 		}
