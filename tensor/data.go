@@ -112,20 +112,23 @@ func dataToJSON(t Tensor) (json.RawMessage, error) {
 		return json.Marshal(out)
 	}
 	size := t.Datatype.Size()
+	if d := t.Datatype; len(t.Data) > 0 && (d == "FP16" || d == "BF16") {
+		return nil, fmt.Errorf("tensor %q: %s, which has no JSON form: return FP32", t.Name, d)
+	}
 	b := append(make([]byte, 0, 2+len(t.Data)/size*8), '[')
 	for i := 0; i < len(t.Data); i += size {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		var ok bool
+		last, ok := len(b), false
 		if b, ok = appendJSON(b, t.Datatype, t.Data[i:i+size]); !ok {
-			return nil, fmt.Errorf("tensor %q, element %d: % x of %s, which has no JSON form: return finite FP32", t.Name, i/size, t.Data[i:i+size], t.Datatype)
+			return nil, fmt.Errorf("tensor %q, element %d: %s, which has no JSON form: want a finite number", t.Name, i/size, b[last:])
 		}
 	}
 	return append(b, ']'), nil
 }
 
-// appendJSON appends one element as JSON, if it has such a form: FP16, BF16, infinities and NaN have none.
+// appendJSON appends one element as JSON, if it has such a form: infinities and NaN have none.
 func appendJSON(b []byte, d Datatype, e []byte) ([]byte, bool) {
 	var word [8]byte
 	copy(word[:], e)

@@ -164,15 +164,20 @@ func TestItemsBecomeBodies(t *testing.T) {
 			}
 		})
 	}
-	for what, it := range map[string]Item{
-		"a reference": {Ref: &Ref{}},
-		"NaN":         {Tensors: []Tensor{{Name: "y", Datatype: "FP32", Shape: []int64{1}, Data: []byte{0, 0, 0xc0, 0x7f}}}},
-		"FP16":        {Tensors: []Tensor{{Name: "y", Datatype: "FP16", Shape: []int64{1}, Data: []byte{0, 0}}}},
-		"short data":  {Tensors: []Tensor{{Name: "y", Datatype: "FP32", Shape: []int64{1}}}},
-		"no UTF-8":    {Tensors: []Tensor{{Name: "y", Datatype: "BYTES", Shape: []int64{1}, Data: []byte{1, 0, 0, 0, 0xff}}}},
+	tensor := func(d Datatype, data ...byte) Item {
+		return Item{Tensors: []Tensor{{Name: "y", Datatype: d, Shape: []int64{1}, Data: data}}}
+	}
+	for want, it := range map[string]Item{
+		"reference":                                      {Ref: &Ref{}},
+		`"y", element 0: NaN, which has`:                 tensor("FP32", 0, 0, 0xc0, 0x7f),
+		"-Inf, which has no JSON form":                   tensor("FP64", 0, 0, 0, 0, 0, 0, 0xf0, 0xff),
+		`"y": FP16, which has no JSON form: return FP32`: tensor("FP16", 0, 0),
+		`"y": BF16, which has no JSON form: return FP32`: tensor("BF16", 0, 0),
+		"0 bytes of data, want 4":                        tensor("FP32"),
+		"want UTF-8":                                     tensor("BYTES", 1, 0, 0, 0, 0xff),
 	} {
-		if _, body, err := ToHTTP(Input{{Items: Activation{it}}}); err == nil {
-			t.Errorf("%s became %s", what, body)
+		if _, body, err := ToHTTP(Input{{Items: Activation{it}}}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s, %v, want an error with %q", body, err, want)
 		}
 	}
 }
