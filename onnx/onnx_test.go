@@ -37,7 +37,7 @@ func artefact(t *testing.T, name string) string {
 // run loads a model and runs it once.
 func run(t *testing.T, model string, in tensor.Tensor) tensor.Tensor {
 	t.Helper()
-	s, err := zygote.OpenSession(artefact(t, "ort/libonnxruntime.so.1"), model, 1)
+	s, err := zygote.Open(zygote.Options{Library: artefact(t, "ort/libonnxruntime.so.1"), Model: model, Threads: 1, Start: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,7 +295,7 @@ func chain(t *testing.T, in []tensor.Tensor, models ...*onnxpb.ModelProto) []ten
 		if err := onnx.Write(path, m); err != nil {
 			t.Fatal(err)
 		}
-		s, err := zygote.OpenSession(artefact(t, "ort/libonnxruntime.so.1"), path, 1)
+		s, err := zygote.Open(zygote.Options{Library: artefact(t, "ort/libonnxruntime.so.1"), Model: path, Threads: 1, Start: 1})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,7 +20,7 @@ import (
 // model opens one of the minilm models.
 func model(t *testing.T, name string) *zygote.Session {
 	t.Helper()
-	s, err := zygote.OpenSession(proctest.Built(t, "ort", "libonnxruntime.so.1"), proctest.Built(t, "models", "minilm", name+".onnx"), 1)
+	s, err := zygote.Open(zygote.Options{Library: proctest.Built(t, "ort", "libonnxruntime.so.1"), Model: proctest.Built(t, "models", "minilm", name+".onnx"), Threads: 1, Start: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

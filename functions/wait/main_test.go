@@ -70,7 +70,7 @@ func TestSmallestInput(t *testing.T) {
 // TestTouchComputes runs the real models that the function is deployed with.
 func TestTouchComputes(t *testing.T) {
 	for _, name := range []string{"rec.onnx", "det.onnx"} {
-		m, err := zygote.OpenSession(proctest.Built(t, "ort", "libonnxruntime.so.1"), proctest.Built(t, "models", "ocr", name), 1)
+		m, err := zygote.Open(zygote.Options{Library: proctest.Built(t, "ort", "libonnxruntime.so.1"), Model: proctest.Built(t, "models", "ocr", name), Threads: 1, Start: 1})
 		if err != nil {
 			t.Fatal(err)
 		}

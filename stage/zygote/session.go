@@ -91,11 +91,6 @@ func Open(o Options) (*Session, error) {
 	return s, nil
 }
 
-// OpenSession loads a model itself, with all of ONNX Runtime's optimisations, and all threads at once.
-func OpenSession(library, model string, threads int) (*Session, error) {
-	return Open(Options{Library: library, Model: model, Threads: threads, Start: threads})
-}
-
 // AddThreads makes total threads, the calling one included, compute one Run, or as many as the session was made for, and
 // returns how many there are. Those that are there stay: a total below that changes nothing.
 func (s *Session) AddThreads(total int) (int, error) {

@@ -44,7 +44,7 @@ func sequence(n int64) tensor.Tensor {
 // cold computes with an ordinary session.
 func cold(t *testing.T, model string, threads int, in tensor.Tensor) tensor.Tensor {
 	t.Helper()
-	s, err := zygote.OpenSession(library(t), model, threads)
+	s, err := zygote.Open(zygote.Options{Library: library(t), Model: model, Threads: threads, Start: threads})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +279,7 @@ func TestDatatypes(t *testing.T) {
 		"BF16": onnxpb.TensorProto_BFLOAT16,
 	}
 	sizes := map[string]int{"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4, "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
-	s, err := zygote.OpenSession(library(t), identity(t, types), 1)
+	s, err := zygote.Open(zygote.Options{Library: library(t), Model: identity(t, types), Threads: 1, Start: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +308,7 @@ func TestDatatypes(t *testing.T) {
 }
 
 func TestStringTensorsAreRefused(t *testing.T) {
-	s, err := zygote.OpenSession(library(t), identity(t, map[string]onnxpb.TensorProto_DataType{"text": onnxpb.TensorProto_STRING}), 1)
+	s, err := zygote.Open(zygote.Options{Library: library(t), Model: identity(t, map[string]onnxpb.TensorProto_DataType{"text": onnxpb.TensorProto_STRING}), Threads: 1, Start: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,7 +323,7 @@ func TestStringTensorsAreRefused(t *testing.T) {
 }
 
 func TestRunRefuses(t *testing.T) {
-	s, err := zygote.OpenSession(library(t), identity(t, map[string]onnxpb.TensorProto_DataType{"x": onnxpb.TensorProto_FLOAT}), 1)
+	s, err := zygote.Open(zygote.Options{Library: library(t), Model: identity(t, map[string]onnxpb.TensorProto_DataType{"x": onnxpb.TensorProto_FLOAT}), Threads: 1, Start: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -360,7 +360,7 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
-func TestOpenSessionRefuses(t *testing.T) {
+func TestOpenRefuses(t *testing.T) {
 	lib := library(t)
 	for _, tc := range []struct {
 		lib, model string
@@ -371,7 +371,7 @@ func TestOpenSessionRefuses(t *testing.T) {
 		{lib, "m.onnx", 0, "want 1..256"},
 		{"/nosuch.so", "m.onnx", 1, "one library a process"},
 	} {
-		if _, err := zygote.OpenSession(tc.lib, tc.model, tc.threads); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if _, err := zygote.Open(zygote.Options{Library: tc.lib, Model: tc.model, Threads: tc.threads, Start: tc.threads}); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s of %s, %d threads: error %v, want %q in it", tc.model, tc.lib, tc.threads, err, tc.want)
 		}
 	}

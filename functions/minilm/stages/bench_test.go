@@ -12,7 +12,7 @@ import (
 
 // BenchmarkLayer says what a token costs in batches of several shapes, which BatchTokens was chosen by.
 func BenchmarkLayer(b *testing.B) {
-	s, err := zygote.OpenSession(proctest.Built(b, "ort", "libonnxruntime.so.1"), proctest.Built(b, "models", "minilm", "layer-3.onnx"), 1)
+	s, err := zygote.Open(zygote.Options{Library: proctest.Built(b, "ort", "libonnxruntime.so.1"), Model: proctest.Built(b, "models", "minilm", "layer-3.onnx"), Threads: 1, Start: 1})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -40,7 +40,7 @@ func references(t *testing.T) []reference {
 
 func model(t *testing.T, name string) *zygote.Session {
 	t.Helper()
-	s, err := zygote.OpenSession(proctest.Built(t, "ort", "libonnxruntime.so.1"), proctest.Built(t, "models", "minilm", name+".onnx"), 2)
+	s, err := zygote.Open(zygote.Options{Library: proctest.Built(t, "ort", "libonnxruntime.so.1"), Model: proctest.Built(t, "models", "minilm", name+".onnx"), Threads: 2, Start: 2})
 	if err != nil {
 		t.Fatal(err)
 	}

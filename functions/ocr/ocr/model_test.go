@@ -84,7 +84,7 @@ func differences(got, want string) string {
 
 func model(t *testing.T, name string) *zygote.Session {
 	t.Helper()
-	s, err := zygote.OpenSession(built(t, "ort/libonnxruntime.so.1"), built(t, "models/ocr/"+name), 1)
+	s, err := zygote.Open(zygote.Options{Library: built(t, "ort/libonnxruntime.so.1"), Model: built(t, "models/ocr/"+name), Threads: 1, Start: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
