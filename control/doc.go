@@ -2,9 +2,9 @@
 //
 // A [Loop] ticks every second, and within milliseconds when it is poked, which is how a function wakes from zero. What it
 // decides is a function of the plan.Snapshot and of what was remembered of the last applied plan; the policies are chosen by
-// name from one list, see [Policies].
+// name and run by package policy.
 //
-//	Observer ──Snapshot──▶ allocate (a domain at a time) ─▶ place ─▶ warm ─▶ Plan ─▶ Validate ──▶ Applier
+//	Observer ──Snapshot──▶ allocate, correct (a domain at a time) ─▶ share ─▶ place ─▶ warm ─▶ Plan ─▶ Validate ──▶ Applier
 //
 // A policy that fails or panics in one domain holds that domain where it is and no other.
 package control

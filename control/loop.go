@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/policy"
 )
 
 // Observer is the half of the world that the loop reads.
@@ -29,7 +30,7 @@ type Config struct {
 	Tick     time.Duration // between ticks; 1 s
 	Gap      time.Duration // least time between a tick and a poked one; 20 ms
 	Timeout  time.Duration // of Observe and Apply together; 5 s
-	Policies Policies
+	Policies policy.Names
 }
 
 // Loop steers a cluster. Build it with [New], run it with [Loop.Run].
@@ -37,7 +38,7 @@ type Loop struct {
 	observer Observer
 	applier  Applier
 	cfg      Config
-	policies chosen
+	policies policy.Set
 	log      *slog.Logger
 	poked    chan struct{}
 
@@ -45,8 +46,8 @@ type Loop struct {
 	held     prometheus.Counter
 	planning prometheus.Histogram
 
-	memory memory // of the last applied plan; Run's goroutine alone
-	logged string // the complaint logged last; Run's goroutine alone
+	memory policy.Memory // of the last applied plan; Run's goroutine alone
+	logged string        // the complaint logged last; Run's goroutine alone
 
 	mu       sync.Mutex
 	snapshot plan.Snapshot
@@ -55,7 +56,7 @@ type Loop struct {
 
 // New returns a loop that reads from o and writes to a. It registers its metrics with reg. An unknown policy is an error.
 func New(o Observer, a Applier, cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Loop, error) {
-	policies, err := cfg.Policies.choose()
+	policies, err := cfg.Policies.Choose()
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +71,7 @@ func New(o Observer, a Applier, cfg Config, log *slog.Logger, reg prometheus.Reg
 		}, []string{"result"}),
 		held: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: "stagecoach", Subsystem: "control", Name: "held_domains_total",
-			Help: "Domains that stayed as they were for a tick because their allocator had no answer.",
+			Help: "Domains that stayed as they were for a tick because a policy had no answer.",
 		}),
 		planning: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: "stagecoach", Subsystem: "control", Name: "plan_seconds",
@@ -162,7 +163,7 @@ func (l *Loop) round(ctx context.Context) (result string, err error) {
 		return "failed", fmt.Errorf("observe: %w", err)
 	}
 	start := time.Now()
-	p, memory, stay, err := l.policies.decide(s, l.memory)
+	p, memory, stay, err := l.policies.Decide(s, l.memory)
 	l.planning.Observe(time.Since(start).Seconds())
 	l.held.Add(float64(len(stay)))
 	if err != nil {
@@ -177,7 +178,7 @@ func (l *Loop) round(ctx context.Context) (result string, err error) {
 	l.mu.Unlock()
 	var errs []error
 	for _, h := range stay {
-		errs = append(errs, fmt.Errorf("domain of %q stays as it is: %w", h.domain.Functions[0], h.err))
+		errs = append(errs, fmt.Errorf("domain of %q stays as it is: %w", h.Domain.Functions[0], h.Err))
 	}
 	return "applied", errors.Join(errs...)
 }

@@ -15,7 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/plan/plantest"
+	"github.com/stagecoach-serving/stagecoach/policy"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -239,7 +239,7 @@ func TestOnlyAnAppliedPlanIsRemembered(t *testing.T) {
 			}
 			return nil
 		}
-		l, log, stop := start(t, f, func(l *Loop) { l.policies.allocator = erased[map[string]int]{&counter{}} })
+		l, log, stop := start(t, f, func(l *Loop) { l.policies = policy.WithAllocator(l.policies, "counter", &counter{}) })
 		time.Sleep(3500 * time.Millisecond)
 		f.mu.Lock()
 		refuse = false
@@ -266,14 +266,14 @@ func TestAPanicHoldsItsDomainOnly(t *testing.T) {
 		bad := function("bad")
 		bad.Replicas = []plan.Replica{{Name: "b1", Revision: 1, Node: "n", State: plan.Ready}, {Name: "b2", Revision: 1, Node: "n", State: plan.Ready}}
 		f := newFake(bad, function("good"))
-		l, log, stop := start(t, f, func(l *Loop) { l.policies.allocator = erased[map[string]int]{&counter{fail: "bad"}} })
+		l, log, stop := start(t, f, func(l *Loop) { l.policies = policy.WithAllocator(l.policies, "counter", &counter{fail: "bad"}) })
 		time.Sleep(2500 * time.Millisecond)
 		stop()
 		p := f.last()
 		if got := slots(p); got != "bad=2 good=3" {
 			t.Errorf("%s, want bad=2 good=3", got)
 		}
-		if !strings.Contains(p.Wants[0].Why, "held, the allocator has no answer: policy panicked: no answer") {
+		if !strings.Contains(p.Wants[0].Why, "held: policy panicked: no answer") {
 			t.Errorf("reason %q", p.Wants[0].Why)
 		}
 		if got := counted(t, l.held); got != 3 {
@@ -288,7 +288,7 @@ func TestAPanicHoldsItsDomainOnly(t *testing.T) {
 func TestMergedDomainsRememberBoth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(function("a"), function("b"))
-		_, _, stop := start(t, f, func(l *Loop) { l.policies.allocator = erased[map[string]int]{&counter{}} })
+		_, _, stop := start(t, f, func(l *Loop) { l.policies = policy.WithAllocator(l.policies, "counter", &counter{}) })
 		time.Sleep(1500 * time.Millisecond)
 		f.mu.Lock()
 		f.s.Pipelines = []plan.Pipeline{{Name: "p", Stages: []string{"a", "b"}}}
@@ -319,7 +319,7 @@ func (bad) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 func TestAnInvalidPlanIsNotApplied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(function("f"))
-		l, log, stop := start(t, f, func(l *Loop) { l.policies.placer = bad{} })
+		l, log, stop := start(t, f, func(l *Loop) { l.policies = policy.WithPlacer(l.policies, "bad", bad{}) })
 		time.Sleep(1500 * time.Millisecond)
 		stop()
 		if _, n := f.counts(); n != 0 {
@@ -359,31 +359,8 @@ func TestAHangingObserverIsCutOff(t *testing.T) {
 }
 
 func TestUnknownPoliciesAreNamed(t *testing.T) {
-	_, err := New(nil, nil, Config{Policies: Policies{Allocator: "magic", Placer: "first-fit", Warmer: "sauna"}}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	_, err := New(nil, nil, Config{Policies: policy.Names{Allocator: "magic", Placer: "first-fit", Warmer: "sauna"}}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	if err == nil || !strings.Contains(err.Error(), `allocator "magic", want one of sizer`) || !strings.Contains(err.Error(), `warmer "sauna", want one of key-stages`) {
 		t.Errorf("%v", err)
-	}
-}
-
-// TestDefaultPoliciesThroughHistories decides on whatever happens in a made-up world: every plan is valid.
-func TestDefaultPoliciesThroughHistories(t *testing.T) {
-	for _, placer := range []string{"", "first-fit"} {
-		c, err := Policies{Placer: placer}.choose()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for seed := range uint64(20) {
-			w := plantest.NewWorld(seed)
-			var m memory
-			for range 40 {
-				w.Step()
-				p, next, stay, err := c.decide(w.Snapshot(), m)
-				if err != nil || len(stay) > 0 {
-					t.Fatalf("placer %q, world %d: %v, held %v", placer, seed, err, stay)
-				}
-				m = next
-				w.Apply(p.Wants)
-			}
-		}
 	}
 }

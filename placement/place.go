@@ -113,7 +113,7 @@ func place(s plan.Snapshot, a plan.Alloc, better func(*plan.Function, *node, *no
 			return nil, fmt.Errorf("function %q of the allocation: not in snapshot %d, want an allocation of the same snapshot", l.Function, s.Rev)
 		}
 		functions[i] = f
-		wants[i] = plan.Want{Function: l.Function, Revision: f.Revision, CPUMilli: l.CPUMilli, Batch: l.Batch, Why: l.Why}
+		wants[i] = plan.Want{Function: l.Function, Revision: f.Revision, CPUMilli: l.CPUMilli, Batch: l.Batch, Key: l.Key, Why: l.Why}
 		wants[i].Slots = keep(f, l.Count, all)
 		rounds = max(rounds, l.Count)
 	}

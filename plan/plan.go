@@ -11,6 +11,7 @@ type Snapshot struct {
 	Nodes     []Node
 	Functions []Function
 	Pipelines []Pipeline
+	Budget    int // replicas that all functions together may have; 0: as many as the nodes hold
 }
 
 // Node is one machine with a KeysManager.
@@ -51,6 +52,8 @@ type Function struct {
 	GPU      int           // devices a replica needs
 	Memory   int64         // bytes a replica adds; 0: unknown
 	CPUMilli int           // thousandths of a core that a replica is promised; 0: nothing
+	CPULimit int           // thousandths of a core that a replica may use, as declared; 0: all there are
+	CPUNow   int           // what replicas may use now, if a plan changed it; 0: as declared
 	// DeviceMemory is what a replica takes of each of its devices, in bytes; 0: all, and no other replica is there.
 	DeviceMemory int64
 	Batch        int // largest batch; at least 1
@@ -60,6 +63,11 @@ type Function struct {
 	// false: it is not zero.
 	Demand  Demand
 	Service Service
+	Wait    Wait // what tasks went through lately; not known while none did
+	Busy    Busy
+	Starts  []Start // what it costs to bring up a replica, sorted by path
+	Profile []Point // service times as measured by stagecoach profile, sorted by CPU, batch, length; empty: never
+	Target  Target  // OpenFaaS's way to scale, if its owner asked for it
 
 	Waiting int // tasks in its line
 	Running int // tasks on replicas
@@ -82,6 +90,46 @@ type Service struct {
 	Known bool
 	Mean  time.Duration
 	CV    float64
+}
+
+// Wait is how long tasks waited in a function's line before a replica took them, over a sliding window. A task that still waits
+// is none of them, but Oldest says how long the first has.
+type Wait struct {
+	Known         bool
+	Mean          time.Duration
+	P50, P95, P99 time.Duration
+	Oldest        time.Duration // of those that wait now; 0: none does
+}
+
+// Busy is how much of the time the slots of its ready replicas were taken, over a sliding window: 0 to 1.
+type Busy struct {
+	Known bool
+	Share float64
+}
+
+// Start is what it took to bring up replicas on one path, from the order to ready; lately.
+type Start struct {
+	Path string // as a KeysManager names it: cold, fork, parked, resident, …
+	Mean time.Duration
+	N    int // starts that this is of
+}
+
+// Point is a measured service time: of a batch, with so much CPU and inputs of so many units.
+type Point struct {
+	CPUMilli  int
+	Batch     int
+	Length    int           // of inputs, in what the profile's author counts; 0: as they come
+	Mean, Err time.Duration // of a batch; half the width of the mean's 95 % confidence interval
+	CV        float64
+	N         int // batches
+}
+
+// Target is OpenFaaS's way to scale: a load a replica. It is beside the queue, not in its place: the larger count holds.
+type Target struct {
+	Type  string  // rps, capacity (calls at a time), cpu (thousandths of a core); empty: none is asked for
+	Value float64 // a replica, the owner's proportion included
+	Load  float64 // of all replicas together, now, in the same unit
+	Known bool    // Load was measured
 }
 
 // Failure says that starting replicas of a function fails.
@@ -123,8 +171,12 @@ type Replica struct {
 type Pipeline struct {
 	Name   string   // pipeline.Key
 	Stages []string // pipeline.Key of the functions, in topological order
+	Edges  []Edge   // sorted by From, then To; those to stages that are not deployed are left out
 	SLO    time.Duration
 }
+
+// Edge leads from a stage of a pipeline to a successor: indices into its Stages.
+type Edge struct{ From, To int }
 
 // Domain is a set of pipelines connected by shared functions: what one allocator decides at a time.
 type Domain struct {
@@ -138,6 +190,7 @@ type Line struct {
 	Count    int
 	CPUMilli int    // a replica; 0: as declared
 	Batch    int    // largest
+	Key      bool   // a key stage: its parameters stay warm, its replicas are spread
 	Why      string // one line for the operator: which term, from what to what
 }
 
@@ -158,6 +211,7 @@ type Want struct {
 	Slots    []Slot
 	CPUMilli int
 	Batch    int
+	Key      bool
 	Why      string
 	Short    string // why fewer slots than allocated could be placed; empty: all placed
 }

@@ -218,8 +218,8 @@ func checkWants(t *testing.T, s plan.Snapshot, a plan.Alloc, wants []plan.Want) 
 	}
 	for i, l := range a {
 		w := wants[i]
-		if w.Function != l.Function || w.CPUMilli != l.CPUMilli || w.Batch != l.Batch || w.Why != l.Why {
-			t.Errorf("want %+v, want function, CPU, batch and reason of the line %+v", w, l)
+		if w.Function != l.Function || w.CPUMilli != l.CPUMilli || w.Batch != l.Batch || w.Key != l.Key || w.Why != l.Why {
+			t.Errorf("want %+v, want function, CPU, batch, key stage or not, and reason of the line %+v", w, l)
 		}
 		if short := len(w.Slots) < l.Count; len(w.Slots) > l.Count || short != (w.Short != "") {
 			t.Errorf("function %q: %d slots, short %q, want %d or why there are fewer", l.Function, len(w.Slots), w.Short, l.Count)

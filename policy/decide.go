@@ -1,0 +1,125 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"runtime/debug"
+	"slices"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// Memory is what policies remember from one decision to the next, by function: domains come, merge and go with deployments, and the
+// functions of one share theirs. Nil before the first decision. It is not changed, and may be encoded: see [Set.DecodeMemory].
+type Memory map[string]*past
+
+// past is what the policies of a domain remembered.
+type past struct {
+	functions            []string // that share it, sorted
+	allocator, corrector any
+}
+
+// recall joins what the functions of d remember.
+func (s Set) recall(m Memory, d plan.Domain) past {
+	out := past{functions: d.Functions}
+	var seen []*past
+	for _, name := range d.Functions {
+		p := m[name]
+		if p == nil || slices.Contains(seen, p) {
+			continue
+		}
+		seen = append(seen, p)
+		if len(seen) == 1 {
+			out.allocator, out.corrector = p.allocator, p.corrector
+			continue
+		}
+		out.allocator = s.allocator.merge(out.allocator, p.allocator)
+		if s.corrector != nil {
+			out.corrector = s.corrector.merge(out.corrector, p.corrector)
+		}
+	}
+	return out
+}
+
+// Held is a domain that stays as it is, and why.
+type Held struct {
+	Domain plan.Domain
+	Err    error
+}
+
+// Decide makes a plan of s. It is a function of its arguments; m is left as it was. A policy that fails or panics holds its domain as
+// it is; an error says that there is no plan.
+func (s Set) Decide(snap plan.Snapshot, m Memory) (plan.Plan, Memory, []Held, error) {
+	p := plan.Plan{Epoch: snap.Epoch, Rev: snap.Rev, At: snap.At}
+	next := make(Memory, len(snap.Functions))
+	var all plan.Alloc
+	var held []Held
+	for _, d := range plan.Domains(snap) {
+		before := s.recall(m, d)
+		after := &past{functions: d.Functions, allocator: before.allocator, corrector: before.corrector}
+		lines, err := s.decide(snap, d, before, after)
+		if err != nil {
+			held = append(held, Held{d, err})
+			lines, *after = hold(snap, d, err), before
+		}
+		all = append(all, lines...)
+		for _, name := range d.Functions {
+			next[name] = after
+		}
+	}
+	slices.SortFunc(all, func(a, b plan.Line) int { return cmp.Compare(a.Function, b.Function) })
+	if s.sharer != nil {
+		if err := guarded(func() (err error) { all, err = s.sharer.Share(snap, all); return err }); err != nil {
+			return p, m, held, fmt.Errorf("share: %w", err)
+		}
+	}
+	if err := guarded(func() (err error) { p.Wants, err = s.placer.Place(snap, all); return err }); err != nil {
+		return p, m, held, fmt.Errorf("place: %w", err)
+	}
+	if err := guarded(func() (err error) { p.Warm, err = s.warmer.Warm(snap, p.Wants); return err }); err != nil {
+		return p, m, held, fmt.Errorf("warm: %w", err)
+	}
+	return p, next, held, p.Validate(snap)
+}
+
+// decide allocates and corrects one domain.
+func (s Set) decide(snap plan.Snapshot, d plan.Domain, before past, after *past) (lines plan.Alloc, err error) {
+	err = guarded(func() (err error) {
+		if lines, after.allocator, err = s.allocator.decide(snap, d, nil, before.allocator); err != nil {
+			return fmt.Errorf("the allocator has no answer: %w", err)
+		}
+		if s.corrector == nil {
+			return nil
+		}
+		if lines, after.corrector, err = s.corrector.decide(snap, d, lines, before.corrector); err != nil {
+			return fmt.Errorf("the corrector has no answer: %w", err)
+		}
+		return nil
+	})
+	return lines, err
+}
+
+// guarded calls a policy and turns a panic into an error: a policy's fault must not take requests down with it.
+func guarded(policy func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("policy panicked: %v\n%s", r, debug.Stack())
+		}
+	}()
+	return policy()
+}
+
+// hold keeps each function of d at the count it has, within its bounds.
+func hold(s plan.Snapshot, d plan.Domain, cause error) plan.Alloc {
+	a := make(plan.Alloc, 0, len(d.Functions))
+	for _, name := range d.Functions {
+		f, _ := s.Function(name)
+		ready, starting := f.Current()
+		least, most := f.Bounds()
+		a = append(a, plan.Line{
+			Function: name, Count: min(max(ready+starting, least), most), CPUMilli: f.CPUNow, Batch: f.Batch,
+			Why: fmt.Sprintf("held: %.200v", cause),
+		})
+	}
+	return a
+}

@@ -1,0 +1,75 @@
+package policy
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+)
+
+// encodedPast is a past in JSON.
+type encodedPast struct {
+	Functions []string        `json:"functions"`
+	Allocator json.RawMessage `json:"allocator,omitempty"`
+	Corrector json.RawMessage `json:"corrector,omitempty"`
+}
+
+// MarshalJSON writes what each set of functions remembers, once, sorted by their first.
+func (m Memory) MarshalJSON() ([]byte, error) {
+	seen := map[*past]bool{}
+	all := []encodedPast{}
+	for _, p := range m {
+		if seen[p] {
+			continue
+		}
+		seen[p] = true
+		e := encodedPast{Functions: p.functions}
+		for _, part := range []struct {
+			from any
+			to   *json.RawMessage
+		}{{p.allocator, &e.Allocator}, {p.corrector, &e.Corrector}} {
+			if part.from == nil {
+				continue
+			}
+			var err error
+			if *part.to, err = json.Marshal(part.from); err != nil {
+				return nil, fmt.Errorf("policy: memory of %q: %w", p.functions, err)
+			}
+		}
+		all = append(all, e)
+	}
+	slices.SortFunc(all, func(a, b encodedPast) int { return cmp.Compare(a.Functions[0], b.Functions[0]) })
+	return json.Marshal(all)
+}
+
+// DecodeMemory reads what [Memory.MarshalJSON] wrote, for these policies.
+func (s Set) DecodeMemory(data []byte) (Memory, error) {
+	var all []encodedPast
+	if err := json.Unmarshal(data, &all); err != nil {
+		return nil, fmt.Errorf("policy: memory: %w", err)
+	}
+	m := Memory{}
+	for i, e := range all {
+		if len(e.Functions) == 0 {
+			return nil, fmt.Errorf("policy: memory %d is of no function", i)
+		}
+		p := &past{functions: e.Functions}
+		for _, part := range []struct {
+			from  json.RawMessage
+			to    *any
+			level level
+		}{{e.Allocator, &p.allocator, s.allocator}, {e.Corrector, &p.corrector, s.corrector}} {
+			if len(part.from) == 0 || part.level == nil {
+				continue
+			}
+			var err error
+			if *part.to, err = part.level.decode(part.from); err != nil {
+				return nil, fmt.Errorf("policy: memory of %q: %w", e.Functions, err)
+			}
+		}
+		for _, f := range e.Functions {
+			m[f] = p
+		}
+	}
+	return m, nil
+}

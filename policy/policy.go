@@ -1,0 +1,133 @@
+package policy
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler"
+	"github.com/stagecoach-serving/stagecoach/placement"
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// Names chooses the policies. An empty name means the default; a name of "none" in Corrector or Sharer leaves that level out.
+type Names struct {
+	Allocator string `json:"allocator,omitempty" yaml:"allocator"`
+	Corrector string `json:"corrector,omitempty" yaml:"corrector"`
+	Sharer    string `json:"sharer,omitempty" yaml:"sharer"`
+	Placer    string `json:"placer,omitempty" yaml:"placer"`
+	Warmer    string `json:"warmer,omitempty" yaml:"warmer"`
+}
+
+// Set is a policy of each level. Choose it with [Names.Choose].
+type Set struct {
+	names     Names
+	allocator level
+	corrector level       // nil: none
+	sharer    plan.Sharer // nil: none
+	placer    plan.Placer
+	warmer    plan.Warmer
+}
+
+// none leaves a level out.
+const none = "none"
+
+// Choose finds the named policies. An unknown name is an error that lists those there are.
+func (n Names) Choose() (Set, error) {
+	allocators := map[string]level{"sizer": allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})}}
+	correctors := map[string]level{none: nil}
+	sharers := map[string]plan.Sharer{none: nil}
+	placers := map[string]plan.Placer{"spread": placement.Spread{}, "first-fit": placement.FirstFit{}}
+	warmers := map[string]plan.Warmer{"key-stages": placement.KeyStages{}}
+	s := Set{names: n}
+	var errs [5]error
+	s.allocator, errs[0] = pick("allocator", allocators, &s.names.Allocator, "sizer")
+	s.corrector, errs[1] = pick("corrector", correctors, &s.names.Corrector, none)
+	s.sharer, errs[2] = pick("sharer", sharers, &s.names.Sharer, none)
+	s.placer, errs[3] = pick("placer", placers, &s.names.Placer, "spread")
+	s.warmer, errs[4] = pick("warmer", warmers, &s.names.Warmer, "key-stages")
+	return s, errors.Join(errs[:]...)
+}
+
+// Names returns the names of the policies, the defaults' included.
+func (s Set) Names() Names { return s.names }
+
+func pick[P any](kind string, from map[string]P, name *string, fallback string) (P, error) {
+	if *name == "" {
+		*name = fallback
+	}
+	p, ok := from[*name]
+	if !ok {
+		return p, fmt.Errorf("policy: %s %q, want one of %s", kind, *name, strings.Join(slices.Sorted(maps.Keys(from)), ", "))
+	}
+	return p, nil
+}
+
+// WithAllocator returns s with another allocator, as tests and studies have them.
+func WithAllocator[M any](s Set, name string, a plan.Allocator[M]) Set {
+	s.allocator, s.names.Allocator = allocating[M]{a}, name
+	return s
+}
+
+// WithCorrector returns s with another corrector.
+func WithCorrector[M any](s Set, name string, c plan.Corrector[M]) Set {
+	s.corrector, s.names.Corrector = correcting[M]{c}, name
+	return s
+}
+
+// WithPlacer returns s with another placer.
+func WithPlacer(s Set, name string, p plan.Placer) Set {
+	s.placer, s.names.Placer = p, name
+	return s
+}
+
+// level is an allocator or a corrector without the type of its memory.
+type level interface {
+	decide(s plan.Snapshot, d plan.Domain, a plan.Alloc, m any) (plan.Alloc, any, error)
+	merge(a, b any) any
+	decode(data []byte) (any, error)
+}
+
+// merger is a policy that can join the memories of domains that became one; of others the first one's is kept.
+type merger[M any] interface{ Merge(a, b M) M }
+
+type allocating[M any] struct{ plan.Allocator[M] }
+
+func (e allocating[M]) decide(s plan.Snapshot, d plan.Domain, _ plan.Alloc, m any) (plan.Alloc, any, error) {
+	typed, _ := m.(M) // nil before the first decision
+	return e.Allocate(s, d, typed)
+}
+
+func (e allocating[M]) merge(a, b any) any              { return merge[M](e.Allocator, a, b) }
+func (e allocating[M]) decode(data []byte) (any, error) { return decode[M](data) }
+
+type correcting[M any] struct{ plan.Corrector[M] }
+
+func (e correcting[M]) decide(s plan.Snapshot, d plan.Domain, a plan.Alloc, m any) (plan.Alloc, any, error) {
+	typed, _ := m.(M)
+	return e.Correct(s, d, a, typed)
+}
+
+func (e correcting[M]) merge(a, b any) any              { return merge[M](e.Corrector, a, b) }
+func (e correcting[M]) decode(data []byte) (any, error) { return decode[M](data) }
+
+func merge[M any](policy, a, b any) any {
+	x, ok := a.(M)
+	if !ok {
+		return b
+	}
+	y, ok := b.(M)
+	if j, can := policy.(merger[M]); ok && can {
+		return j.Merge(x, y)
+	}
+	return x
+}
+
+func decode[M any](data []byte) (any, error) {
+	var m M
+	err := json.Unmarshal(data, &m)
+	return m, err
+}
