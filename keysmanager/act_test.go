@@ -3,12 +3,18 @@ package keysmanager
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,6 +24,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 	"github.com/stagecoach-serving/stagecoach/warden"
+	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // actAs, as the first argument, makes this test's binary a warden or a daemon that can be killed.
@@ -199,4 +206,95 @@ func daemon(t *testing.T, folder string) (cmd *exec.Cmd, replicas []*Replica) {
 		replicas = append(replicas, &r)
 	}
 	return cmd, replicas
+}
+
+// actParks is a zygote whose children know devices, of which GPU-bad is out of memory, and GPU-slow does not come to an end.
+func actParks() error {
+	fd, err := strconv.Atoi(os.Getenv(wire.EnvZygoteFD))
+	if err != nil {
+		return err
+	}
+	conn, err := unixConn(os.NewFile(uintptr(fd), "control"))
+	if err != nil {
+		return err
+	}
+	say := func(o wire.Order) {
+		o.Version = wire.OrderVersion
+		_, _ = conn.Write(wire.AppendOrder(nil, o)) // fails when nobody listens
+	}
+	say(wire.Order{Kind: wire.ZygoteReady, PID: uint32(os.Getpid()), Prepacked: true})
+	for {
+		o, files, err := receiveFiles(conn)
+		if err != nil {
+			return err
+		}
+		if o.Kind != wire.OrderFork {
+			continue
+		}
+		c := exec.Command("/proc/self/exe", actAs, "parked")
+		c.ExtraFiles, c.Stderr, c.SysProcAttr = files, os.Stderr, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := c.Start(); err != nil {
+			return err
+		}
+		closeFiles(files)
+		say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(c.Process.Pid)})
+		go func() { // ends with the child
+			_ = c.Wait()
+			say(wire.Order{Kind: wire.ChildExited, PID: uint32(c.Process.Pid), Status: uint32(c.ProcessState.Sys().(syscall.WaitStatus))})
+		}()
+	}
+}
+
+// actParked is a child at its gate, descriptor 3. What it becomes waits for the end of its stage socket.
+func actParked() error {
+	gate, err := unixConn(os.NewFile(3, "gate"))
+	if err != nil {
+		return err
+	}
+	for {
+		o, files, err := receiveFiles(gate)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case o.Kind == wire.OrderBegin:
+			fmt.Fprintln(files[1], slices.DeleteFunc(o.Env, func(kv string) bool { return !strings.HasPrefix(kv, envDevices+"=") }))
+			_, _ = io.Copy(io.Discard, files[0])
+			return nil
+		}
+		if slices.Contains(o.Env, envDevices+"=GPU-slow") {
+			continue
+		}
+		answer := wire.Order{Kind: wire.ChildParked, Version: wire.OrderVersion, Nanos: 1}
+		if slices.Contains(o.Env, envDevices+"=GPU-bad") {
+			answer = wire.Order{Kind: wire.ZygoteError, Version: wire.OrderVersion, Text: "out of memory on device GPU-bad"}
+		}
+		if _, err := gate.Write(wire.AppendOrder(nil, answer)); err != nil || answer.Kind == wire.ZygoteError {
+			return err
+		}
+	}
+}
+
+// receiveFiles reads a message with what rides along.
+func receiveFiles(conn *net.UnixConn) (wire.Order, []*os.File, error) {
+	buf, oob := make([]byte, maxOrder), make([]byte, unix.CmsgSpace(4*8))
+	n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
+	if err == nil && n == 0 {
+		err = io.EOF
+	}
+	if err != nil {
+		return wire.Order{}, nil, err
+	}
+	var files []*os.File
+	messages, _ := unix.ParseSocketControlMessage(oob[:oobn])
+	for _, m := range messages {
+		fds, _ := unix.ParseUnixRights(&m)
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "received"))
+		}
+	}
+	o, err := wire.DecodeOrder(buf[:n])
+	return o, files, err
 }

@@ -36,8 +36,8 @@ type DeviceInfo struct {
 	Free     int64    // bytes that may still be reserved: what is neither reserved nor used by others
 	Replicas []string // for which some of it is reserved, sorted
 
-	Parked    int64    // bytes of Free that children take who wait on it, and give back when they are wanted
-	ParkedFor []string // whose children these are, by function, sorted
+	Parked    int64    // bytes of Free that children take who wait on it or are about to, and give back when they are wanted
+	ParkedFor []string // whose children wait on it, by function, sorted
 }
 
 // ErrDevice is the error of a replica for which there is no device, or too little memory on it.
@@ -51,7 +51,8 @@ type holder struct {
 	replica  string           // empty: a worker's context, or a parked child
 	pid      int              // 0: not yet known
 	reserved map[string]int64 // bytes by device
-	parked   string           // the function whose child is parked; empty: it is none
+	parks    bool             // it is a child that is parked, or about to be
+	parked   string           // the function whose child is parked; empty: it is not yet, or none
 }
 
 // survey says what is free of each device. What a replica uses beyond what is reserved for it is not free either, and use that
@@ -67,8 +68,10 @@ func survey(seen []Device, holders []holder, parent func(pid int) int) []DeviceI
 			ours += used[i]
 			bytes, ok := h.reserved[d.ID]
 			switch {
-			case ok && h.parked != "":
-				info.ParkedFor = append(info.ParkedFor, h.parked)
+			case ok && h.parks:
+				if h.parked != "" {
+					info.ParkedFor = append(info.ParkedFor, h.parked)
+				}
 				info.Parked += max(bytes, used[i])
 				continue
 			case ok && h.replica != "":

@@ -84,27 +84,35 @@ func (m *Manager) holders(k zygoteKey, s *slot) (all []holder) {
 		return nil
 	}
 	name := m.nameOf(k, s)
-	for device, pid := range s.zygote.parked() {
-		all = append(all, holder{pid: pid, reserved: map[string]int64{device: contextOverhead}, parked: name})
+	for device, b := range s.zygote.parked() {
+		h := holder{reserved: map[string]int64{device: contextOverhead}, parks: true}
+		if h.pid = b.pid(); !b.coming {
+			h.parked = name
+		}
+		all = append(all, h)
 	}
 	return all
 }
 
-// parked returns the children that are parked, or about to be, by device: their pids, 0: not yet known.
-func (z *zygote) parked() map[string]int {
+// parked returns the berths of children that are parked, or about to be, by device.
+func (z *zygote) parked() map[string]berth {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	all := map[string]int{}
+	all := map[string]berth{}
 	for device, b := range z.berths {
-		switch {
-		case device == "":
-		case b.child != nil:
-			all[device] = b.child.pid
-		case b.coming:
-			all[device] = 0
+		if device != "" && (b.child != nil || b.coming) {
+			all[device] = *b
 		}
 	}
 	return all
+}
+
+// pid is that of the child; 0: it is not there yet.
+func (b berth) pid() int {
+	if b.child == nil {
+		return 0
+	}
+	return b.child.pid
 }
 
 // unpark dismisses the child that is parked on a device, with m.mu held; false: it is not there yet, and goes when it is found to be
@@ -134,8 +142,8 @@ func (m *Manager) parkedZygotes() (all []*zygote) {
 func (m *Manager) unparkAll() (n int, bytes int64) {
 	for _, z := range m.parkedZygotes() {
 		shared, _ := m.cfg.meter.resident(z.pid)
-		for device, pid := range z.parked() {
-			own, _ := m.cfg.meter.resident(pid)
+		for device, b := range z.parked() {
+			own, _ := m.cfg.meter.resident(b.pid())
 			if m.unpark(z, device) {
 				n++
 				bytes += max(0, own-shared)
@@ -163,9 +171,9 @@ func (m *Manager) unparkBeyond(devices []string, stays func(*zygote) bool) {
 		}
 		over := d.Parked - d.Free
 		for _, z := range m.parkedZygotes() {
-			if pid, there := z.parked()[d.ID]; there && over > 0 && !stays(z) {
+			if b, there := z.parked()[d.ID]; there && over > 0 && !stays(z) {
 				m.unpark(z, d.ID)
-				over -= max(contextOverhead, d.Processes[pid])
+				over -= max(contextOverhead, d.Processes[b.pid()])
 			}
 		}
 	}

@@ -4,12 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
-	"os/exec"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -22,94 +18,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
-
-// actParks is a zygote whose children know devices, of which GPU-bad is out of memory.
-func actParks() error {
-	fd, err := strconv.Atoi(os.Getenv(wire.EnvZygoteFD))
-	if err != nil {
-		return err
-	}
-	conn, err := unixConn(os.NewFile(uintptr(fd), "control"))
-	if err != nil {
-		return err
-	}
-	say := func(o wire.Order) {
-		o.Version = wire.OrderVersion
-		_, _ = conn.Write(wire.AppendOrder(nil, o)) // fails when nobody listens
-	}
-	say(wire.Order{Kind: wire.ZygoteReady, PID: uint32(os.Getpid()), Prepacked: true})
-	for {
-		o, files, err := receiveFiles(conn)
-		if err != nil {
-			return err
-		}
-		if o.Kind != wire.OrderFork {
-			continue
-		}
-		c := exec.Command("/proc/self/exe", actAs, "parked")
-		c.ExtraFiles, c.Stderr, c.SysProcAttr = files, os.Stderr, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := c.Start(); err != nil {
-			return err
-		}
-		closeFiles(files)
-		say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(c.Process.Pid)})
-		go func() { // ends with the child
-			_ = c.Wait()
-			say(wire.Order{Kind: wire.ChildExited, PID: uint32(c.Process.Pid), Status: uint32(c.ProcessState.Sys().(syscall.WaitStatus))})
-		}()
-	}
-}
-
-// actParked is a child at its gate, descriptor 3. What it becomes waits for the end of its stage socket.
-func actParked() error {
-	gate, err := unixConn(os.NewFile(3, "gate"))
-	if err != nil {
-		return err
-	}
-	for {
-		o, files, err := receiveFiles(gate)
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return err
-		case o.Kind == wire.OrderBegin:
-			fmt.Fprintln(files[1], slices.DeleteFunc(o.Env, func(kv string) bool { return !strings.HasPrefix(kv, envDevices+"=") }))
-			_, _ = io.Copy(io.Discard, files[0])
-			return nil
-		}
-		answer := wire.Order{Kind: wire.ChildParked, Version: wire.OrderVersion, Nanos: 1}
-		if slices.Contains(o.Env, envDevices+"=GPU-bad") {
-			answer = wire.Order{Kind: wire.ZygoteError, Version: wire.OrderVersion, Text: "out of memory on device GPU-bad"}
-		}
-		if _, err := gate.Write(wire.AppendOrder(nil, answer)); err != nil || answer.Kind == wire.ZygoteError {
-			return err
-		}
-	}
-}
-
-// receiveFiles reads a message with what rides along.
-func receiveFiles(conn *net.UnixConn) (wire.Order, []*os.File, error) {
-	buf, oob := make([]byte, maxOrder), make([]byte, unix.CmsgSpace(4*8))
-	n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
-	if err == nil && n == 0 {
-		err = io.EOF
-	}
-	if err != nil {
-		return wire.Order{}, nil, err
-	}
-	var files []*os.File
-	messages, _ := unix.ParseSocketControlMessage(oob[:oobn])
-	for _, m := range messages {
-		fds, _ := unix.ParseUnixRights(&m)
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "received"))
-		}
-	}
-	o, err := wire.DecodeOrder(buf[:n])
-	return o, files, err
-}
 
 // rack is devices that a test changes.
 type rack struct {
@@ -285,6 +193,22 @@ func TestADeviceWithoutRoomForAContext(t *testing.T) {
 	}
 }
 
+// TestAChildIsParkedOnceItSaysSo: until then it counts, nobody is told that it is there, and no replica waits for it.
+func TestAChildIsParkedOnceItSaysSo(t *testing.T) {
+	n, _, s := parking(t, nil, "GPU-slow")
+	n.keyStages(s)
+	proctest.Until(t, 20*time.Second, "a child that makes itself ready", func() bool {
+		z := n.only()
+		return z != nil && z.parked()["GPU-slow"].pid() != 0
+	})
+	if d := n.Inventory().Devices[0]; d.Parked != contextOverhead || len(d.ParkedFor) > 0 {
+		t.Errorf("device %+v, want %d kept for a child that is not there yet", d, contextOverhead)
+	}
+	if r := n.on("r", "GPU-slow", s); r.Path != PathFork {
+		t.Errorf("path %s", r.Path)
+	}
+}
+
 // TestParkedChildrenGoFirst when memory is short, and before anybody's zygote.
 func TestParkedChildrenGoFirst(t *testing.T) {
 	g := &gauge{meter: newKernel("")}
@@ -364,9 +288,10 @@ func TestWhoHasADevice(t *testing.T) {
 		reserved, free, parked int64
 		names                  []string
 	}{
-		"a parked child":                   {nil, []holder{{pid: 7, reserved: reserved(gib), parked: "f"}}, 0, 40 * gib, gib, nil},
-		"one that uses more":               {map[int]int64{7: 2 * gib}, []holder{{pid: 7, reserved: reserved(gib), parked: "f"}}, 0, 40 * gib, 2 * gib, nil},
-		"beside a stranger":                {map[int]int64{7: 2 * gib, 9: gib}, []holder{{pid: 7, reserved: reserved(gib), parked: "f"}}, 0, 39 * gib, 2 * gib, nil},
+		"a parked child":                   {nil, []holder{{pid: 7, reserved: reserved(gib), parks: true, parked: "f"}}, 0, 40 * gib, gib, nil},
+		"one that uses more":               {map[int]int64{7: 2 * gib}, []holder{{pid: 7, reserved: reserved(gib), parks: true, parked: "f"}}, 0, 40 * gib, 2 * gib, nil},
+		"one that is about to be":          {map[int]int64{7: gib / 2}, []holder{{pid: 7, reserved: reserved(gib), parks: true}}, 0, 40 * gib, gib, nil},
+		"beside a stranger":                {map[int]int64{7: 2 * gib, 9: gib}, []holder{{pid: 7, reserved: reserved(gib), parks: true, parked: "f"}}, 0, 39 * gib, 2 * gib, nil},
 		"a worker":                         {nil, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 5 * gib, 35 * gib, 0, []string{"r"}},
 		"a worker that uses what it may":   {map[int]int64{7: 9 * gib}, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {replica: "s", pid: 7, reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 9 * gib, 31 * gib, 0, []string{"r", "s"}},
 		"a worker that uses more":          {map[int]int64{7: 12 * gib}, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {replica: "s", pid: 7, reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 9 * gib, 28 * gib, 0, []string{"r", "s"}},
@@ -378,6 +303,15 @@ func TestWhoHasADevice(t *testing.T) {
 			d.Used += bytes
 		}
 		got := survey([]Device{d}, tc.holders, orphan)[0]
+		var there []string
+		for _, h := range tc.holders {
+			if h.parked != "" {
+				there = append(there, h.parked)
+			}
+		}
+		if !slices.Equal(got.ParkedFor, there) {
+			t.Errorf("%s: parked for %q, want %q", name, got.ParkedFor, there)
+		}
 		if got.Reserved != tc.reserved || got.Free != tc.free || got.Parked != tc.parked || !slices.Equal(got.Replicas, tc.names) {
 			t.Errorf("%s: reserved %s, free %s, parked %s, replicas %q; want %s, %s, %s, %q", name, plan.Size(got.Reserved), plan.Size(got.Free), plan.Size(got.Parked), got.Replicas,
 				plan.Size(tc.reserved), plan.Size(tc.free), plan.Size(tc.parked), tc.names)
