@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime/debug"
 	"time"
 
@@ -114,6 +115,9 @@ func (b badInput) Unwrap() error { return b.error }
 // BadInput marks err as caused by the call's input: the client gets 400 instead of 500, and nothing is retried.
 func BadInput(err error) error { return badInput{err} }
 
+// envDevices names the replica's devices; empty: it has none.
+const envDevices = "CUDA_VISIBLE_DEVICES"
+
 // outOfMemory marks an error as the device's.
 type outOfMemory struct{ error }
 
@@ -121,13 +125,14 @@ func (o outOfMemory) Unwrap() error { return o.error }
 
 // OutOfMemory marks err as caused by a device that has not the memory that the call takes: it is tried again by a replica on other
 // devices, and this replica is replaced by one elsewhere. Of Place, the function is not started on this device again for a while.
-// The message should say which device, how much was wanted and how much is free.
+// The message should say which device, how much was wanted and how much is free. Without a device it is an error like any other: no
+// replica would have more memory.
 func OutOfMemory(err error) error { return outOfMemory{err} }
 
 // code says which outcome an error of a hook is.
 func code(err error) task.Code {
 	switch {
-	case errors.As(err, new(outOfMemory)):
+	case os.Getenv(envDevices) != "" && errors.As(err, new(outOfMemory)):
 		return task.OutOfMemory
 	case errors.As(err, new(badInput)):
 		return task.BadInput

@@ -89,7 +89,7 @@ func onDevice(err error) error {
 	if code(err) != task.OutOfMemory || strings.Contains(err.Error(), wire.OutOfMemoryOn) {
 		return err
 	}
-	return fmt.Errorf("%s%s: %w", wire.OutOfMemoryOn, os.Getenv("CUDA_VISIBLE_DEVICES"), err)
+	return fmt.Errorf("%s%s: %w", wire.OutOfMemoryOn, os.Getenv(envDevices), err)
 }
 
 // stageSocket returns the descriptor that this process was given, and makes a forked child's environment Go's own.

@@ -165,6 +165,7 @@ func upper(c *Call) (tensor.Activation, error) {
 }
 
 func TestEachCallOfABatchHasItsOwnEnd(t *testing.T) {
+	t.Setenv(envDevices, "GPU-1")
 	d := begin(t, Hooks{Infer: Each(upper), MaxBatch: 5}, welcome)
 	d.batch(1, time.Time{}, "a", "bad", "fail", "large", "memory")
 	if m := d.result(); m.Index != 0 || string(m.Output[0].Bytes) != "A" {

@@ -86,7 +86,7 @@ def _code(err: BaseException) -> int:
         return _wire.CANCELED
     if isinstance(err, Expired):
         return _wire.EXPIRED
-    return _wire.OUT_OF_MEMORY if out_of_memory(err) else _wire.FAILED
+    return _wire.OUT_OF_MEMORY if device.name() != "cpu" and out_of_memory(err) else _wire.FAILED
 
 
 def encoded(index: int, service: int, r: Output | BaseException) -> tuple[int, bytes, list[int]]:

@@ -16,7 +16,7 @@ from typing import Any, Callable, NoReturn
 
 from . import device
 from ._model import Model
-from ._types import Replica, StageError, out_of_memory
+from ._types import Replica, StageError, out_of_memory, refuse_async
 
 HANDLER = "handler"  # the module's name
 
@@ -74,7 +74,8 @@ def place(loaded: Loaded, replica: Replica) -> Any:
             return loaded.hooks.place(loaded.state, replica)
         return replica.to_device(loaded.state)
     except (Exception, SystemExit) as err:
-        if out_of_memory(err) and device.OUT_OF_MEMORY_ON not in str(err):  # so that the platform sees which device
+        there = device.name() != "cpu" and out_of_memory(err)
+        if there and device.OUT_OF_MEMORY_ON not in str(err):  # so that the platform sees which device
             err = device.lack(err).with_traceback(err.__traceback__)
         _fail("place", err)
 
@@ -114,6 +115,7 @@ def _hooks(module: ModuleType) -> Hooks:
             return None
         if not callable(f):
             raise StageError(f"{HANDLER}.{name} is {type(f).__name__}, want a function")
+        refuse_async(f"{HANDLER}.{name}", f)
         try:
             inspect.signature(f).bind(*[None] * arguments)
         except TypeError as err:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import logging
 import time
@@ -33,7 +34,8 @@ class Expired(Exception):
 class OutOfMemory(Exception):
     """The replica's device has not the memory that the call takes: it is tried again by a replica on other devices, and
     this replica is replaced by one elsewhere. Raised by the place hook, the function is not started on this device
-    again for a while. What PyTorch raises when a device is out of memory counts as this."""
+    again for a while. What PyTorch raises when a device is out of memory counts as this. Without a device it is an
+    error like any other: no replica would have more memory."""
 
 
 class StageError(Exception):
@@ -360,9 +362,17 @@ class Replica:
         return state if self._place is None else self._place(state)
 
 
+def refuse_async(name: str, hook: Any) -> None:
+    """Refuse a hook that nobody would wait for."""
+    for f in (hook, getattr(hook, "__call__", None)):
+        if inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f):
+            raise StageError(f"{name} is an async def, want a plain def: SLOTS says how many run at a time, in threads")
+
+
 def each(f: Callable[[Any, Call], Any]) -> Callable[[Any, list[Call]], list[Any]]:
     """Make an infer hook of a function for one call: ``@each`` above ``def infer(state, call): ...``. What it raises is
     that call's error, and a call that is over already is not begun."""
+    refuse_async(getattr(f, "__name__", "each"), f)
 
     @functools.wraps(f)
     def infer(state: Any, calls: list[Call]) -> list[Any]:
