@@ -147,8 +147,7 @@ type gpuPath struct {
 	path  string // of the KeysManager, that it has to take; empty: it is not the KeysManager's
 	start starter
 	slow  bool
-	// ready makes the next start one on that path, and gives it so long to become one; nil: it is one.
-	ready func(ctx context.Context, settle time.Duration) error
+	ready func(ctx context.Context) error // waits until the next start is one on that path; nil: it is one
 }
 
 // paths are the ways to start a stage, each of a function of its own. By hand is the first: what the others are compared with.
@@ -172,51 +171,39 @@ func (g *gpuBench) paths(b *benchStage, s gpuSize) []gpuPath {
 		{name: "fork", path: keysmanager.PathFork, start: ordered(spec("fork", "fork"))},
 		{name: "cold", path: keysmanager.PathCold, start: ordered(spec("cold", "cold")), slow: true},
 		{name: "resident", path: keysmanager.PathResident, start: ordered(resident)},
-		{name: "parked", path: keysmanager.PathParked, start: ordered(parked), ready: func(ctx context.Context, settle time.Duration) error {
-			return b.park(ctx, parked, settle)
-		}},
+		{name: "parked", path: keysmanager.PathParked, start: ordered(parked), ready: func(ctx context.Context) error { return b.park(ctx, parked) }},
 	}
 }
 
-// park has a child of a function parked: it is about to be, and has so long to be it.
-func (b *benchStage) park(ctx context.Context, spec keysmanager.Spec, settle time.Duration) error {
-	const most = 30 * time.Second
+// park has a child of a function parked.
+func (b *benchStage) park(ctx context.Context, spec keysmanager.Spec) error {
+	const most = time.Minute
 	for began := time.Now(); time.Since(began) < most; {
 		if err := b.keys.Warm(ctx, []keysmanager.Wanted{{Spec: spec, Key: true}}); err != nil {
 			return err
 		}
 		for _, d := range b.keys.Inventory().Devices {
 			if len(d.ParkedFor) > 0 {
-				return pause(ctx, settle)
+				return nil
 			}
 		}
-		if err := pause(ctx, 200*time.Millisecond); err != nil {
-			return err
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 	return fmt.Errorf("no child is parked after %v", most)
 }
 
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// measure starts replicas, one after the other. The first, which loads what the others share, is not counted, nor is one that comes
-// before the next is ready for this path.
+// measure starts replicas, one after the other. The first, which loads what the others share, is not counted.
 func (p gpuPath) measure(ctx context.Context, often int, samples *startSamples) error {
 	if p.slow {
 		often = max(2, often/2)
 	}
-	const most = 16 * time.Second
-	settle := time.Duration(0)
-	for i := 0; i < 1+often; {
+	for i := range 1 + often {
 		if p.ready != nil {
-			if err := p.ready(ctx, settle); err != nil {
+			if err := p.ready(ctx); err != nil {
 				return err
 			}
 		}
@@ -224,19 +211,12 @@ func (p gpuPath) measure(ctx context.Context, often int, samples *startSamples) 
 		if err != nil {
 			return err
 		}
-		switch {
-		case r.path == p.path:
-			if i++; i > 1 {
-				samples.add(r)
-			}
-		case p.ready == nil || settle == most:
-			err = fmt.Errorf("start %d took path %q, want %q", i+1, r.path, p.path)
-		default:
-			settle = max(2*settle, time.Second)
-		}
 		r.end()
-		if err != nil {
-			return err
+		if r.path != p.path {
+			return fmt.Errorf("start %d took path %q, want %q", i+1, r.path, p.path)
+		}
+		if i > 0 {
+			samples.add(r)
 		}
 	}
 	return nil
