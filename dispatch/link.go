@@ -194,10 +194,14 @@ func (l *link) next() error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", errProtocol, err)
 		}
-		if n := l.streams.add(frame.Batch, m); n > 0 {
-			l.out.push(grant{n})
-			l.out.flush()
+		n, over := l.streams.add(frame.Batch, m)
+		if over {
+			l.out.push(CancelCall{Replica: l.name, Batch: frame.Batch, Call: m.Index})
 		}
+		if n > 0 {
+			l.out.push(grant{n})
+		}
+		l.out.flush()
 	default:
 		return fmt.Errorf("%w: frame %v, want Result, Error, Chunk or Credit", errProtocol, frame.Type)
 	}

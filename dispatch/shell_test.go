@@ -343,10 +343,18 @@ func TestStreamsArePutTogether(t *testing.T) {
 	if err != nil || len(out) != 1 || out[0].ContentType != "text/plain" || len(out[0].Bytes) != streamGrant+3 {
 		t.Errorf("output %d items, %v, want one of chunks and end", len(out), err)
 	}
-	var s streams
-	s.add(1, wire.Chunk{Data: make([]byte, streamLimit+9)})
-	reply := &task.Reply{}
-	if s.finish(1, 0, reply); reply.Code != task.Failed {
-		t.Errorf("an endless stream: %+v, want failed", reply)
+	r.submit("b")
+	id, _ = a.batch("b")
+	for range streamLimit / streamGrant {
+		a.write(wire.FrameChunk, id, wire.Chunk{Data: chunk}.Append(nil))
+		a.write(wire.FrameChunk, id, wire.Chunk{Data: chunk}.Append(nil))
+		a.read(wire.FrameCredit)
 	}
+	a.write(wire.FrameChunk, id, wire.Chunk{Data: chunk[:1]}.Append(nil)) // it would have no end
+	f := a.read(wire.FrameCancel)
+	if c, err := wire.DecodeCancelFrame(f.Payload); f.Batch != id || err != nil || c.Index != 0 {
+		t.Errorf("a cancel of %+v of batch %d, %v, want of call 0 of batch %d", c, f.Batch, err, id)
+	}
+	a.write(wire.FrameError, id, wire.Error{Code: task.Canceled}.Append(nil))
+	r.reply("b", task.Failed, "streamed more than 67108864 bytes")
 }

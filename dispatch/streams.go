@@ -28,8 +28,9 @@ type streamed struct {
 	call  int
 }
 
-// add keeps a chunk, or of a call over the limit one byte too many, and returns the credit to give back now.
-func (s *streams) add(batch uint64, c wire.Chunk) (grant int) {
+// add keeps a chunk, or of a call over the limit one byte too many, and returns the credit to give back now, and whether the call has
+// just come over the limit: it has failed, whatever it goes on with.
+func (s *streams) add(batch uint64, c wire.Chunk) (grant int, over bool) {
 	if s.calls == nil {
 		s.calls = map[streamed]*[]byte{}
 	}
@@ -38,11 +39,12 @@ func (s *streams) add(batch uint64, c wire.Chunk) (grant int) {
 		s.calls[k] = new([]byte)
 	}
 	b := s.calls[k]
+	before := len(*b)
 	*b = append(*b, c.Data[:min(len(c.Data), streamLimit+1-len(*b))]...)
 	if s.owed += len(c.Data); s.owed >= streamGrant {
 		grant, s.owed = s.owed, 0
 	}
-	return grant
+	return grant, before <= streamLimit && len(*b) > streamLimit
 }
 
 // finish puts what a call has streamed in front of its output.
@@ -54,10 +56,10 @@ func (s *streams) finish(batch uint64, call int, r *task.Reply) {
 	}
 	delete(s.calls, k)
 	switch {
-	case r.Code != task.OK:
-	case len(*b) > streamLimit:
+	case len(*b) > streamLimit && (r.Code == task.OK || r.Code == task.Canceled):
 		r.Code, r.Output = task.Failed, nil
 		r.Message = fmt.Sprintf("the function streamed more than %d bytes: return large outputs, or several items", streamLimit)
+	case r.Code != task.OK:
 	case len(r.Output) > 0 && r.Output[0].Tensors == nil:
 		first := r.Output[0]
 		first.Bytes = append(*b, first.Bytes...)
