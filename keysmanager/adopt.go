@@ -237,11 +237,15 @@ func (m *Manager) install(z *zygote) {
 	if z.replaced {
 		next++ // its own is not wanted any more
 		m.retiring(s)
-	} else if !z.works() {
-		m.uses[z.function] = z.key
+	} else {
+		its := func(function string) { m.uses[function] = z.key }
+		if z.works() {
+			its = func(function string) { m.visit(z.key, function) }
+		}
+		its(z.function)
 		z.mu.Lock()
 		for _, p := range z.children {
-			m.uses[p.function] = z.key
+			its(p.function)
 		}
 		z.mu.Unlock()
 	}

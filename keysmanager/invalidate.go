@@ -116,8 +116,8 @@ func (m *Manager) Load(ctx context.Context, spec Spec) (ZygoteInfo, error) {
 	return z, nil
 }
 
-// Evict ends the idle zygotes of a function, or of an image's digest, and returns how many bytes they took, when they are
-// gone. When one of them is busy it ends none, and the error says what it is busy with.
+// Evict ends the idle zygotes of a function, and workers that have had replicas of it, or the zygotes of an image's digest, and returns
+// how many bytes they took, when they are gone. When one of them is busy it ends none, and the error says what it is busy with.
 func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err error) {
 	m.mu.Lock()
 	if m.closed {
@@ -127,7 +127,8 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 	var idle []zygoteKey
 	for _, k := range m.slots.Keys() {
 		s, _ := m.slots.Peek(k)
-		if used, ok := m.uses[what]; k.digest != what && (!ok || used != k) || s.zygote == nil && s.loading == nil {
+		used, ok := m.uses[what]
+		if its := k.digest == what || ok && used == k || s.guests[what]; !its || s.zygote == nil && s.loading == nil {
 			continue
 		}
 		if why := m.busyWith(s); why != "" {

@@ -184,7 +184,9 @@ type slot struct {
 
 	settled chan struct{} // invalidated: closed when no order will fork from it any more; nil: it is not
 	since   time.Time     // when it was replaced; zero: it was not
-	idle    time.Time     // since when a worker has had no replicas; zero: it has some
+
+	idle   time.Time       // since when a worker has had no replicas; zero: it has some
+	guests map[string]bool // functions that a worker has had replicas of
 }
 
 // Errors of Start that callers may want to tell apart.

@@ -60,6 +60,9 @@ func (m *Manager) reside(ctx context.Context, o Order, p *process, e engine, ima
 	}
 	defer release()
 	m.count(z.key, warm)
+	m.mu.Lock()
+	m.visit(z.key, o.Spec.Function)
+	m.mu.Unlock()
 	load := time.Duration(0)
 	if !warm {
 		load = time.Since(begin)
@@ -72,6 +75,16 @@ func (m *Manager) reside(ctx context.Context, o Order, p *process, e engine, ima
 		}
 		return m.fork(ctx, z, o, p, image.Root, env, socket)
 	})
+}
+
+// visit notes that a worker has, or had, a replica of a function, with m.mu held.
+func (m *Manager) visit(k zygoteKey, function string) {
+	if s, ok := m.slots.Peek(k); ok {
+		if s.guests == nil {
+			s.guests = map[string]bool{}
+		}
+		s.guests[function] = true
+	}
 }
 
 // usage is what a replica uses, for an inventory: in a worker an equal share of what that does, as nobody can tell more.

@@ -190,6 +190,9 @@ func TestAWorkerIsAdopted(t *testing.T) {
 	if z := n.worker(""); z.Replicas != 1 {
 		t.Errorf("worker %+v", z)
 	}
+	if _, err := n.Evict(t.Context(), sharing(python, "right").Function); !errors.Is(err, ErrBusy) {
+		t.Errorf("evict: %v, want that it is busy", err)
+	}
 }
 
 // TestAWorkerUnderAnAccount reads images that others may not, and their namespace's alone.

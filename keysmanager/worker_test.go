@@ -196,6 +196,38 @@ func TestAWorkerRestsBeforeItEnds(t *testing.T) {
 	}
 }
 
+// TestAWorkerIsEvicted by the name of any function that it has had replicas of, on all devices, and not while it has some.
+func TestAWorkerIsEvicted(t *testing.T) {
+	n, _, s := workers(t, nil)
+	other := s
+	other.Function = "g.ns"
+	a, b := n.on("a", "GPU-a", s), n.on("b", "GPU-b", s)
+	n.on("c", "GPU-b", other)
+	for what, want := range map[string]error{"g.ns": ErrBusy, "h.ns": ErrNotCached} {
+		if _, err := n.Evict(t.Context(), what); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", what, err, want)
+		}
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		if err := n.Stop(t.Context(), name, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := n.Evict(t.Context(), "g.ns"); err != nil {
+		t.Fatal(err)
+	}
+	proctest.Gone(t, b.PID)
+	if n.worker("GPU-a").PID != a.PID {
+		t.Error("another function's worker has ended")
+	}
+	if _, err := n.Evict(t.Context(), "f.ns"); err != nil {
+		t.Fatal(err)
+	}
+	if inv := n.Inventory(); len(inv.Zygotes) > 0 || inv.Evicted.Asked != 2 {
+		t.Errorf("zygotes %+v, %d were evicted, want none and 2", inv.Zygotes, inv.Evicted.Asked)
+	}
+}
+
 // configOf is a configuration with another's images and devices.
 func configOf(c, other Config) Config {
 	c.Images, c.Devices, c.ORT = other.Images, other.Devices, ""
