@@ -14,7 +14,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-kill test-faults check lint fmt fuzz bench bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle clean
+.PHONY: help tools fetch build images demo test test-python test-kill test-faults check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ fuzz: images ## run every fuzz target for FUZZTIME (30s) each
 	@GO="$(GO)" GOFLAGS="$$GOFLAGS $(LAZY)" FUZZTIME=$(FUZZTIME) scripts/fuzz
 
 bench: bench-coldstart bench-keysmanager bench-hop bench-idle ## the benchmarks of the product; figures belong into docs/RESULTS.md
+
+bench-autoscaler: images ## fixed, uniform and QUART's sizes on the same bursts; BENCH="--model minilm" for real compute
+	@$(BIN)/stagecoach bench autoscaler --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 --svg build/autoscaler.svg $(BENCH)
 
 bench-coldstart: images ## order to first output of a replica on every start path; BENCH=--full for 4 GB, and 32 replicas
 	@$(BIN)/stagecoach bench coldstart --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 $(BENCH)

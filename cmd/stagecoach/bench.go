@@ -16,6 +16,7 @@ import (
 func runBench(ctx context.Context, args []string, out io.Writer) error {
 	benches := map[string]func(context.Context, []string, io.Writer) error{
 		"coldstart":   benchColdstart,
+		"autoscaler":  benchAutoscaler,
 		"gpu":         benchGPU,
 		"keysmanager": benchKeysManager,
 		"hop":         benchHop,
@@ -24,7 +25,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"load":        benchLoad, // a process that hop takes its load from
 	}
 	if len(args) == 0 || benches[args[0]] == nil {
-		return fmt.Errorf("bench: got %q, want one of: coldstart, gpu, hop, idle, keysmanager", args)
+		return fmt.Errorf("bench: got %q, want one of: autoscaler, coldstart, gpu, hop, idle, keysmanager", args)
 	}
 	return benches[args[0]](ctx, args[1:], out)
 }

@@ -1,0 +1,330 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/chart"
+	openloop "github.com/stagecoach-serving/stagecoach/load"
+	"github.com/stagecoach-serving/stagecoach/stack"
+)
+
+// contender is a way to size functions.
+type contender struct {
+	name  string
+	flags []string // of `stagecoach up`
+}
+
+// contenders are compared on the same arrivals with the same budget of replicas.
+func contenders() []contender {
+	others := []string{"--corrector", "none", "--sharer", "none"}
+	return []contender{
+		{"fixed", append([]string{"--allocator", "fixed"}, others...)},
+		{"uniform", append([]string{"--allocator", "uniform"}, others...)},
+		{"quart", nil}, // the defaults
+	}
+}
+
+// execTimes are the times of standalone inference in QUART's Table 1, which `wait` stages stand in for.
+var execTimes = map[string]time.Duration{
+	"whisper-9b": 74 * time.Millisecond, "bert-21b": 137 * time.Millisecond, "llama-7b": 243 * time.Millisecond,
+	"opt-66b": 278 * time.Millisecond, "wideresnet": 646 * time.Millisecond,
+}
+
+// autoscalerBench is a pipeline under a load, sized by one contender after the other.
+type autoscalerBench struct {
+	images, ort string
+	model       string
+	stages      []deployment
+	pipeline    string
+	budget      int
+	rounds      int
+	step        time.Duration // of each of the load's three parts
+	low, high   float64       // requests a second
+	cv          float64
+	slo         time.Duration
+	body        string
+}
+
+// turn is what one contender did in one round.
+type turn struct {
+	result      openloop.Result
+	replicaTime float64       // replica-seconds, ready ones
+	peak        int           // replicas at a time
+	first       time.Duration // from the step to the first answer of a replica ordered after it; 0: there was none
+}
+
+// benchAutoscaler compares policies on a running `up`: gamma arrivals whose rate steps from a fifth to one and a half times what one
+// replica of the slowest stage can do, and back.
+func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("bench autoscaler", flag.ContinueOnError)
+	asJSON, images := reportFlags(fs)
+	b := autoscalerBench{}
+	fs.StringVar(&b.model, "model", "opt-66b", "of QUART's Table 1, split evenly into eight stages that wait; or minilm, which computes")
+	fs.StringVar(&b.ort, "ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's library")
+	fs.IntVar(&b.budget, "budget", 24, "replicas that all stages together may have")
+	fs.IntVar(&b.rounds, "rounds", 3, "of each contender, interleaved")
+	fs.DurationVar(&b.step, "step", 20*time.Second, "length of each of the load's three parts: low, high, low")
+	fs.Float64Var(&b.cv, "cv", 4, "coefficient of variation of the gaps between arrivals")
+	svg := fs.String("svg", "", "FILE for a chart of the last round")
+	only := fs.String("only", "", "one contender alone")
+	if err := parseFlags(fs, args); err != nil {
+		return err
+	}
+	b.images = *images
+	if err := b.prepare(); err != nil {
+		return err
+	}
+	report := bench.NewReport("autoscaler", os.Stderr)
+	all := contenders()
+	if *only != "" {
+		all = slices.DeleteFunc(all, func(c contender) bool { return c.name != *only })
+	}
+	turns := map[string][]turn{}
+	for round := range b.rounds {
+		for i := range all {
+			c := all[(i+round)%len(all)]
+			t, err := b.turn(ctx, c, uint64(round))
+			if err != nil {
+				return fmt.Errorf("%s, round %d: %w", c.name, round+1, err)
+			}
+			turns[c.name] = append(turns[c.name], t)
+			l := t.result.Total.Latency
+			progress("bench autoscaler: round %d of %d: %s: mean %.0f ms, p99 %.0f ms, %.1f %% within %v, %.0f replica-seconds",
+				round+1, b.rounds, c.name, l.Mean*1e3, orNaN(l.P99)*1e3, 100*t.result.Total.Attainment, b.slo, t.replicaTime)
+		}
+	}
+	for _, c := range all {
+		b.report(report, c.name, turns[c.name])
+	}
+	if *svg != "" {
+		if err := b.draw(*svg, all, turns); err != nil {
+			return err
+		}
+	}
+	return printReport(report, *asJSON, out)
+}
+
+// prepare makes the stages and the load.
+func (b *autoscalerBench) prepare() error {
+	labels := map[string]string{"com.openfaas.scale.min": "1", "com.openfaas.scale.max": fmt.Sprint(b.budget)}
+	if b.model == "minilm" {
+		return b.prepareMiniLM(labels)
+	}
+	exec, ok := execTimes[b.model]
+	if !ok {
+		return fmt.Errorf("--model %q, want one of whisper-9b, bert-21b, llama-7b, opt-66b, wideresnet, minilm", b.model)
+	}
+	const n = 8
+	b.pipeline = "quart"
+	for i := range n {
+		d := deployment{
+			Service: fmt.Sprintf("q-%d", i+1), Image: "stagecoach/wait:0.1.0", Labels: labels,
+			EnvVars:     map[string]string{"wait_mean": (exec / n).String(), "wait_cv": "0.1", "wait_seed": fmt.Sprint(i + 1)},
+			Annotations: map[string]string{"stagecoach.dev/pipeline": b.pipeline},
+		}
+		if i+1 < n {
+			d.Annotations["stagecoach.dev/next"] = fmt.Sprintf("q-%d", i+2)
+		}
+		b.stages = append(b.stages, d)
+	}
+	b.slo = 3 * exec
+	b.stages[0].Annotations["stagecoach.dev/slo"] = b.slo.String()
+	one := n / exec.Seconds() // requests a second of one replica of a stage
+	b.low, b.high, b.body = 0.2*one, 1.5*one, "x"
+	return nil
+}
+
+// prepareMiniLM takes the real pipeline of eight stages.
+func (b *autoscalerBench) prepareMiniLM(labels map[string]string) error {
+	file, err := stack.Read("functions/minilm/stack.yml")
+	if err != nil {
+		return err
+	}
+	names, err := file.Names("")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		d := stackDeployment(name, file.Functions[name])
+		d.Labels = labels
+		d.Limits = &resources{CPU: "100m"} // so that a replica is a slow server, and several fit on one machine
+		b.stages = append(b.stages, d)
+	}
+	b.pipeline, b.slo = "minilm", 2*time.Second
+	b.low, b.high, b.body = 2, 16, `["a short text to be embedded"]`
+	return nil
+}
+
+// turn runs the load once against an `up` of its own.
+func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t turn, err error) {
+	state, err := os.MkdirTemp("", "stagecoach-autoscaler-")
+	if err != nil {
+		return t, err
+	}
+	defer os.RemoveAll(state)
+	args := append([]string{"up", "--listen", "127.0.0.1:0", "--state", state, "--images", b.images, "--ort", b.ort, "--log", "error",
+		"--budget", fmt.Sprint(b.budget)}, c.flags...)
+	up, err := startChild(ctx, os.Stderr, args...)
+	if err != nil {
+		return t, err
+	}
+	defer func() { err = cmp.Or(err, up.stop()) }()
+	api := newClient("http://" + up.addr)
+	for _, d := range b.stages {
+		if err := api.deploy(ctx, d); err != nil {
+			return t, err
+		}
+	}
+	for _, d := range b.stages {
+		if err := waitReady(ctx, api, d, io.Discard); err != nil {
+			return t, err
+		}
+	}
+	for range 5 { // service times are known before the load begins
+		if _, err := api.invoke(ctx, b.pipeline, "application/json", []byte(b.body)); err != nil {
+			return t, err
+		}
+	}
+	cfg, err := openloop.Scenario{
+		Gateway: api.url(), Seed: seed, Timeout: 2 * time.Minute, MaxInFlight: 4000, SLO: b.slo, CV: &b.cv,
+		Rate:    fmt.Sprintf("%.4g:%v,%.4g:%v,%.4g:%v", b.low, b.step, b.high, b.step, b.low, b.step),
+		Targets: []openloop.TargetSpec{{Function: b.pipeline, Body: openloop.Body{Text: b.body}, Headers: map[string]string{"Content-Type": "application/json"}}},
+	}.Config("")
+	if err != nil {
+		return t, err
+	}
+	begun := time.Now()
+	if t.result, err = openloop.Run(ctx, cfg); err != nil {
+		return t, err
+	}
+	if t.result.Total.Failed+t.result.Total.NotSent > 0 {
+		progress("bench autoscaler: %s: %d failed, %d not sent: %+v", c.name, t.result.Total.Failed, t.result.Total.NotSent, t.result.Total.Errors)
+	}
+	return t, b.replicas(ctx, api, &t, begun.Add(b.step))
+}
+
+// replicas adds what the stages' replicas did: step is when the rate rose.
+func (b *autoscalerBench) replicas(ctx context.Context, api *client, t *turn, step time.Time) error {
+	for _, n := range readyBySecond(t.result) {
+		t.replicaTime += float64(n)
+		t.peak = max(t.peak, n)
+	}
+	for _, d := range b.stages {
+		line, err := api.timeline(ctx, d.Service)
+		if err != nil {
+			return err
+		}
+		ordered := map[string]bool{}
+		for _, e := range line.Events {
+			switch {
+			case e.Kind == "ordered" && e.At.After(step):
+				ordered[e.Replica] = true
+			case e.Kind == "first answer" && ordered[e.Replica]:
+				if took := e.At.Sub(step); t.first == 0 || took < t.first {
+					t.first = took
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// readyBySecond sums the ready replicas of all functions in each second of the load.
+func readyBySecond(r openloop.Result) []int {
+	out := make([]int, int(math.Ceil(r.Duration)))
+	for _, f := range r.Functions {
+		last := 0
+		at := 0
+		for i := range out {
+			for at < len(f.Samples) && f.Samples[at].T <= float64(i)+0.5 {
+				last = f.Samples[at].Replicas
+				at++
+			}
+			out[i] += last
+		}
+	}
+	return out
+}
+
+// report adds the medians over the rounds.
+func (b *autoscalerBench) report(r *bench.Report, name string, turns []turn) {
+	figures := []struct {
+		metric string
+		of     func(turn) float64
+	}{
+		{"mean_ms", func(t turn) float64 { return 1e3 * t.result.Total.Latency.Mean }},
+		{"p50_ms", func(t turn) float64 { return 1e3 * orNaN(t.result.Total.Latency.P50) }},
+		{"p99_ms", func(t turn) float64 { return 1e3 * orNaN(t.result.Total.Latency.P99) }},
+		{"slo_percent", func(t turn) float64 { return 100 * t.result.Total.Attainment }},
+		{"replica_seconds", func(t turn) float64 { return t.replicaTime }},
+		{"peak_replicas", func(t turn) float64 { return float64(t.peak) }},
+		{"first_answer_ms", func(t turn) float64 { return float64(t.first) / 1e6 }},
+		{"failed", func(t turn) float64 { return float64(t.result.Total.Failed + t.result.Total.NotSent) }},
+	}
+	for _, f := range figures {
+		var all []float64
+		for _, t := range turns {
+			if v := f.of(t); !math.IsNaN(v) && (f.metric != "first_answer_ms" || v > 0) {
+				all = append(all, v)
+			}
+		}
+		if len(all) == 0 {
+			continue
+		}
+		slices.Sort(all)
+		r.Add(b.model+", "+name, f.metric, (all[(len(all)-1)/2]+all[len(all)/2])/2, len(all))
+	}
+}
+
+// draw writes the last round of each contender: tail latency and replicas by second.
+func (b *autoscalerBench) draw(file string, all []contender, turns map[string][]turn) error {
+	c := chart.Chart{Title: fmt.Sprintf("%s in eight stages, %d replicas at most: gamma arrivals, CV %g, %.3g/s to %.3g/s and back", b.model, b.budget, b.cv, b.low, b.high)}
+	for i, who := range all {
+		t := turns[who.name][len(turns[who.name])-1]
+		ready := readyBySecond(t.result)
+		tail, replicas, offered := chart.Series{Name: who.name + ": p99, ms"}, chart.Series{Name: who.name + ": replicas"}, chart.Series{Name: "requests/s"}
+		for s := range ready {
+			if i == 0 {
+				c.X = append(c.X, float64(s))
+			}
+			var second openloop.Second
+			if s < len(t.result.Total.Seconds) {
+				second = t.result.Total.Seconds[s]
+			}
+			tail.Values = append(tail.Values, second.P99*1e3)
+			replicas.Values = append(replicas.Values, float64(ready[s]))
+			offered.Values = append(offered.Values, float64(second.Offered))
+		}
+		if i == 0 {
+			c.Rows = append(c.Rows, offered)
+		}
+		c.Rows = append(c.Rows, tail, replicas)
+	}
+	var text strings.Builder
+	if err := c.WriteSVG(&text); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // a chart is for everybody
+		return err
+	}
+	return os.WriteFile(file, []byte(text.String()), 0o644) //nolint:gosec // likewise
+}
+
+// orNaN is a quantile that the sample may not carry.
+func orNaN(q *float64) float64 {
+	if q == nil {
+		return math.NaN()
+	}
+	return *q
+}
