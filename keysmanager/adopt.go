@@ -198,8 +198,10 @@ func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
 	}
 	close(p.placed)
 	p.output = sandbox.ResumeOutput(k.Files[0], k.Files[1], func(stream, line string) { m.cfg.Output(d.Function, d.Replica, stream, line) })
-	if d.Task == 0 { // a worker's replicas are in its group
+	if d.Task == 0 {
 		p.group = m.adoptGroup(d.Group, d.Function, d.Replica, d.Limits, d.CPUMilli, d.Started)
+	} else if z != nil { // a worker's replicas are in its group
+		m.totals.began(d.Function)
 	}
 	m.missed(k, d.Function, d.Replica)
 	if z != nil {

@@ -80,6 +80,8 @@ type enclosure struct {
 	setting sync.Mutex   // held while cpu is set
 	cpu     atomic.Int64 // the limit on the processor, in thousandths of a core; 0: none
 
+	shared GroupUsage // of a worker: what its replicas' functions have been given of its use; guarded by the mutex of totals
+
 	mu     sync.Mutex
 	latest Usage // At is zero: none yet
 	told   GroupUsage
@@ -113,7 +115,7 @@ func (e *enclosure) become(m *Manager, o Order) {
 	}
 	e.name, e.function, e.replica, e.began = o.Replica, o.Spec.Function, true, time.Now()
 	e.cpu.Store(int64(cmp.Or(o.CPUMilli, e.limits.CPUMilli)))
-	m.totals.began(e)
+	m.totals.began(e.function)
 }
 
 // adoptGroup takes over a group that an earlier daemon has made with these limits, for a zygote or for the replica of this name, and
@@ -129,7 +131,9 @@ func (m *Manager) adoptGroup(id, function, replica string, l GroupLimits, milli 
 	}
 	e := &enclosure{group: g, id: id, name: cmp.Or(replica, id), function: function, limits: l, began: began, replica: replica != ""}
 	e.cpu.Store(int64(milli))
-	m.totals.began(e)
+	if e.replica {
+		m.totals.began(function)
+	}
 	return e
 }
 
@@ -295,6 +299,9 @@ func (m *Manager) measure() {
 			m.cfg.Log.Warn("a limit was hit", "function", e.function, "name", e.name, "what", news)
 			m.cfg.Output(e.function, e.name, "stderr", "stagecoach: "+news)
 		}
+	}
+	for e, functions := range m.guests() {
+		m.totals.share(e, functions)
 	}
 }
 

@@ -248,6 +248,9 @@ func New(cfg Config) (*Manager, error) {
 // exited forgets a process and reports it.
 func (m *Manager) exited(p *process, cause string) {
 	m.disclose(p.group) // before another may have its name
+	if p.zygote.works() {
+		m.totals.left(p.function)
+	}
 	m.remove(p)
 	if p.mapped != nil {
 		p.mapped.unmap(p)

@@ -208,6 +208,9 @@ func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, root
 	if parked {
 		p.path = PathParked
 	}
+	if z.works() {
+		m.totals.began(p.function)
+	}
 	m.keep(p, p.output.Readers()...)
 	m.provide(z, "")
 	return nil

@@ -19,20 +19,17 @@ type total struct {
 	gone           bool // the function is not deployed any more: forgotten with its last replica
 }
 
-// began says that a replica has a group.
-func (t *totals) began(e *enclosure) {
-	if !e.replica {
-		return
-	}
+// began says that a function has one replica more.
+func (t *totals) began(function string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.of == nil {
 		t.of = map[string]*total{}
 	}
-	f := t.of[e.function]
+	f := t.of[function]
 	if f == nil {
 		f = &total{}
-		t.of[e.function] = f
+		t.of[function] = f
 	}
 	f.live++
 	f.gone = false
@@ -42,13 +39,40 @@ func (t *totals) began(e *enclosure) {
 func (t *totals) ended(e *enclosure, u GroupUsage) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if f := t.of[e.function]; f != nil && e.replica && !e.done {
+	if e.replica && !e.done {
 		e.done = true
+		t.end(e.function, u)
+	}
+}
+
+// left says that a replica in a worker has ended.
+func (t *totals) left(function string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.end(function, GroupUsage{})
+}
+
+func (t *totals) end(function string, u GroupUsage) {
+	if f := t.of[function]; f != nil {
 		f.cpu += u.CPU
 		f.throttled += u.Throttled
 		f.live--
-		t.tidy(e.function, f)
+		t.tidy(function, f)
 	}
+}
+
+// share takes over what a worker has used since it was last asked, in equal parts for each of its replicas, by function.
+func (t *totals) share(e *enclosure, functions []string) {
+	u, n := e.usage().GroupUsage, time.Duration(len(functions))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, name := range functions {
+		if f := t.of[name]; f != nil {
+			f.cpu += (u.CPU - e.shared.CPU) / n
+			f.throttled += (u.Throttled - e.shared.Throttled) / n
+		}
+	}
+	e.shared = u
 }
 
 // forget drops a function, once its last replica has ended.
@@ -76,7 +100,7 @@ type used struct {
 // used returns what has been used by function, as of the latest measurement.
 func (m *Manager) used() map[string]used {
 	all := map[string]used{}
-	live := m.enclosures()
+	live, guests := m.enclosures(), m.guests()
 	m.totals.mu.Lock()
 	defer m.totals.mu.Unlock()
 	for name, f := range m.totals.of {
@@ -86,6 +110,28 @@ func (m *Manager) used() map[string]used {
 		if f, ok := all[e.function]; ok && e.replica && !e.done {
 			u := e.usage()
 			all[e.function] = used{f.cpu + u.CPU, f.throttled + u.Throttled, f.memory + u.Memory}
+		}
+	}
+	for e, functions := range guests {
+		part := e.usage().Memory / int64(len(functions))
+		for _, name := range functions {
+			if f, ok := all[name]; ok {
+				f.memory += part
+				all[name] = f
+			}
+		}
+	}
+	return all
+}
+
+// guests returns the functions of the replicas of each worker, by its group.
+func (m *Manager) guests() map[*enclosure][]string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := map[*enclosure][]string{}
+	for _, p := range m.processes {
+		if p.running && p.zygote.works() && p.zygote.group != nil {
+			all[p.zygote.group] = append(all[p.zygote.group], p.function)
 		}
 	}
 	return all
@@ -120,8 +166,8 @@ func newUsageMetrics(m *Manager) usageMetrics {
 		return prometheus.NewDesc("stagecoach_replica_"+name, help, []string{"function"}, nil)
 	}
 	return usageMetrics{
-		m, desc("cpu_seconds_total", "Processor time that replicas have used."),
-		desc("memory_bytes", "Memory of replicas, without what they share with their zygotes."),
+		m, desc("cpu_seconds_total", "Processor time that replicas have used, in a worker an equal part of its."),
+		desc("memory_bytes", "Memory of replicas, without what they share with their zygotes, in a worker an equal part of its."),
 		desc("throttled_seconds_total", "Time for which replicas were kept from the processor by their limit."),
 	}
 }

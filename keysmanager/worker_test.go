@@ -301,6 +301,38 @@ func TestAWorkerThatLies(t *testing.T) {
 	}
 }
 
+// TestWhatAWorkerUses is its replicas', in equal parts, as long as their functions are there.
+func TestWhatAWorkerUses(t *testing.T) {
+	n, _, s := workers(t, func(c *Config) { c.Groups = groups(t) })
+	other := s
+	other.Function = "g.ns"
+	n.on("a", "", s)
+	n.on("b", "", other)
+	var all map[string]used
+	proctest.Until(t, 20*time.Second, "what it uses to be measured", func() bool {
+		n.measure()
+		all = n.used()
+		return all["f.ns"].cpu > 0
+	})
+	f, g, worker := all["f.ns"], all["g.ns"], n.only().group.usage()
+	if f != g || len(all) != 2 || f.memory != worker.Memory/2 || f.memory == 0 || 2*f.cpu > worker.CPU {
+		t.Errorf("used %+v, want halves of %+v", all, worker)
+	}
+	for _, name := range []string{"a", "b"} {
+		if err := n.Stop(t.Context(), name, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left := n.used()["f.ns"]; left.memory != 0 || left.cpu < f.cpu {
+		t.Errorf("used %+v after %+v, want its time alone", left, f)
+	}
+	n.Forget("f.ns")
+	n.Forget("g.ns")
+	if all := n.used(); len(all) > 0 {
+		t.Errorf("used %+v by functions that are gone", all)
+	}
+}
+
 // TestAWorkerIsCountedOnce whatever its replicas are.
 func TestAWorkerIsCountedOnce(t *testing.T) {
 	n, g := newGauged(t, nil)
