@@ -173,8 +173,8 @@ func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t
 		return t, err
 	}
 	defer os.RemoveAll(state)
-	args := append([]string{"up", "--listen", "127.0.0.1:0", "--state", state, "--images", b.images, "--ort", b.ort, "--log", "error",
-		"--budget", fmt.Sprint(b.budget)}, c.flags...)
+	args := []string{"up", "--listen", "127.0.0.1:0", "--state", state, "--images", b.images, "--ort", b.ort, "--log", "error", "--budget", fmt.Sprint(b.budget)}
+	args = append(args, c.flags...)
 	up, err := startChild(ctx, os.Stderr, args...)
 	if err != nil {
 		return t, err
