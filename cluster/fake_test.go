@@ -135,10 +135,10 @@ func (w *world) Pipelines() []pipeline.Pipeline {
 	return w.pipelines
 }
 
-func (w *world) Signals(function string, _ time.Time) (plan.Demand, plan.Service, int, int) {
+func (w *world) Signals(function string, _ time.Time) plan.Signals {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return plan.Demand{Last: w.last[function]}, plan.Service{}, w.waiting[function], 0
+	return plan.Signals{Demand: plan.Demand{Last: w.last[function]}, Waiting: w.waiting[function]}
 }
 
 func (w *world) Fail(function, cause string) {

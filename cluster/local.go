@@ -31,12 +31,16 @@ type Config struct {
 	Lines     Lines
 	Replicas  Replicas
 	Nodes     []Node        // that are there from the start; others join
+	Budget    int           // replicas that all functions together may have; 0: as many as the nodes hold
 	Epoch     uint64        // of this owner: higher than that of any owner before it
 	NewID     func() string // the last part of a replica's name: short, random, safe in file names; nil: five letters and digits
-	Changed   func()        // called when a replica became ready or ended, so that control looks; must not block; may be nil
-	Event     func(Event)   // gets each line of the timelines, in order; must not block or call back; may be nil
-	Log       *slog.Logger
-	Metrics   prometheus.Registerer
+	// CPU returns what the replicas of these functions use now in thousandths of a core, together; who cannot be measured is left
+	// out. Asked for those that are scaled by it; nil: none can be.
+	CPU     func(functions []string) map[string]float64
+	Changed func()      // called when a replica became ready or ended, so that control looks; must not block; may be nil
+	Event   func(Event) // gets each line of the timelines, in order; must not block or call back; may be nil
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
 
 	StartTimeout time.Duration // of a start, loading included; 0: 60 s
 	DrainTimeout time.Duration // of what a replica still has; 0: 30 s
@@ -67,6 +71,7 @@ type function struct {
 	slots, batch int // as its latest replica said; 0: none has
 	timeline     timeline
 	wish         *wish
+	starts       starts
 }
 
 // New returns a Local without replicas.
@@ -98,7 +103,7 @@ func New(cfg Config) (*Local, error) {
 // Observe returns the cluster as it is now.
 func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	now := stamp()
-	s := plan.Snapshot{At: now, Epoch: l.cfg.Epoch}
+	s := plan.Snapshot{At: now, Epoch: l.cfg.Epoch, Budget: l.cfg.Budget}
 	for _, n := range l.present() {
 		s.Nodes = append(s.Nodes, n.Inventory())
 	}
@@ -110,14 +115,15 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	specs := l.cfg.Functions.Functions()
 	for _, spec := range specs {
 		f := plan.Function{
-			Name: spec.Key, Revision: spec.Revision, Memory: spec.Memory, CPUMilli: spec.CPUMilli, GPU: spec.Declared.GPU, DeviceMemory: spec.Declared.GPUMemory,
+			Name: spec.Key, Revision: spec.Revision, Memory: spec.Memory, CPUMilli: spec.CPUMilli, CPULimit: spec.CPULimit, GPU: spec.Declared.GPU, DeviceMemory: spec.Declared.GPUMemory,
 			Min: spec.Declared.Scale.Min, Max: spec.Declared.Scale.Max, Zero: spec.Declared.Scale.Zero, ZeroAge: spec.Declared.Scale.ZeroAge,
 			Slots: 1, Batch: spec.Declared.Batch, // fill completes them
 		}
-		f.Demand, f.Service, f.Waiting, f.Running = l.cfg.Lines.Signals(spec.Key, now)
+		measured(&f, l.cfg.Lines.Signals(spec.Key, now))
 		s.Functions = append(s.Functions, f)
 	}
 	slices.SortFunc(s.Functions, func(a, b plan.Function) int { return cmp.Compare(a.Name, b.Name) })
+	l.aim(&s, specs)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -139,6 +145,7 @@ func pipe(p pipeline.Pipeline) plan.Pipeline {
 	for _, stage := range p.Stages {
 		out.Stages = append(out.Stages, pipeline.Key(stage.Name, stage.Namespace))
 	}
+	out.Edges = edges(p)
 	return out
 }
 
@@ -182,7 +189,9 @@ func (l *Local) fill(s *plan.Snapshot) {
 			f.Failing = k.failure.Failure
 			f.Slots, f.Batch = max(k.slots, 1), cmp.Or(f.Batch, k.batch)
 			k.grant(f)
+			f.Starts = k.starts.list()
 		}
+		f.CPUNow = l.cpuNow(f)
 		f.Batch = max(f.Batch, 1)
 	}
 }

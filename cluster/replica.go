@@ -166,6 +166,7 @@ func (l *Local) ready(r *replica, hello wire.Hello, begin, began time.Time) {
 	r.state, r.since = plan.Ready, stamp()
 	f := l.of(r.function)
 	f.slots, f.batch = hello.Slots, hello.MaxBatch
+	f.starts.add(r.path, r.total)
 	l.note(r, Event{Kind: Ready, Path: r.path, Phases: []Phase{{"load", hello.Load}, {"place", hello.Place}}})
 }
 

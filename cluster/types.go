@@ -30,7 +30,7 @@ type Functions interface {
 // Lines are the functions' waiting lines; dispatch.Shell has them.
 type Lines interface {
 	// Signals returns what is measured of a function as of now.
-	Signals(function string, now time.Time) (demand plan.Demand, service plan.Service, waiting, running int)
+	Signals(function string, now time.Time) plan.Signals
 	// Fail answers what waits for a function task.Unavailable with the cause. What comes later waits again.
 	Fail(function, cause string)
 }

@@ -119,6 +119,11 @@ func (c *Core) Demand(now time.Time) plan.Demand { return c.demand.read(now) }
 // Service returns how long a slot is busy with one task.
 func (c *Core) Service() plan.Service { return c.service.read() }
 
+// Signals returns all that is measured, as of now.
+func (c *Core) Signals(now time.Time) plan.Signals {
+	return plan.Signals{Demand: c.Demand(now), Service: c.Service(), Waiting: c.Waiting(), Running: c.Running()}
+}
+
 // Step takes an event at an instant that is not before that of the step before, and returns what to do about it. The
 // slice, not its elements, is overwritten by the next Step.
 func (c *Core) Step(now time.Time, ev Event) []Effect {

@@ -234,13 +234,14 @@ func (s *Shell) Waited(function string) time.Duration {
 	return f.waited
 }
 
-// Signals returns what control wants to know of a function; zero if this process does not own it.
-func (s *Shell) Signals(function string, now time.Time) (demand plan.Demand, service plan.Service, waiting, running int) {
+// Signals returns what control wants to know of a function; zero if this process does not own it. Now should have a monotonic
+// reading, as the times of the steps have, or a clock that is set looks like time that has passed.
+func (s *Shell) Signals(function string, now time.Time) plan.Signals {
 	f := s.function(function)
 	if f == nil {
-		return demand, service, 0, 0
+		return plan.Signals{}
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.core.Demand(now), f.core.Service(), f.core.Waiting(), f.core.Running()
+	return f.core.Signals(now)
 }

@@ -52,8 +52,8 @@ func TestRoundTrip(t *testing.T) {
 	r.reply("c", task.BadInput, "no good")
 	a.answer(id, 0)
 	r.reply("b", task.OK, "")
-	if demand, _, waiting, running := r.shell.Signals("f.ns", time.Now()); demand.Last.IsZero() || waiting != 0 || running != 0 {
-		t.Errorf("demand %+v, %d wait, %d run, want none", demand, waiting, running)
+	if s := r.shell.Signals("f.ns", time.Now()); s.Demand.Last.IsZero() || s.Waiting != 0 || s.Running != 0 {
+		t.Errorf("%+v, want none that waits or runs", s)
 	}
 	if wait, service, replicas := r.metric("wait_seconds"), r.metric("service_seconds"), r.metric("replicas"); wait != 3 || service != 2 || replicas != 1 {
 		t.Errorf("metrics: %v waits, %v services, %v replicas, want 3, 2, 1", wait, service, replicas)

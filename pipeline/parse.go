@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -27,6 +28,9 @@ const (
 	DefaultMax        = 20
 	DefaultZeroAge    = 15 * time.Minute
 	DefaultQueueLimit = 1000
+	DefaultType       = "capacity"
+	DefaultTarget     = 50
+	DefaultProportion = 0.9
 )
 
 // scaleLabel starts the labels of scaling that OpenFaaS has.
@@ -248,11 +252,11 @@ func (p *parser) labels(f *Function, labels map[string]string) {
 		"max":               func(v string) { s.Max = p.number(v, DefaultMax, 1, 100_000) },
 		"zero":              func(v string) { s.Zero = p.boolean(v) },
 		"zero-duration":     func(v string) { s.ZeroAge = p.duration(v, DefaultZeroAge) },
-		"target":            func(v string) { p.number(v, 50, 1, 1_000_000) },
-		"target-proportion": func(v string) { p.accuracy(v) },
+		"target":            func(v string) { s.Target = p.number(v, DefaultTarget, 1, 1_000_000) },
+		"target-proportion": func(v string) { s.Proportion = p.accuracy(v) },
 		"factor":            func(v string) { p.number(v, 20, 0, 100) },
 		"type": func(v string) {
-			if !slices.Contains([]string{"rps", "capacity", "cpu"}, v) {
+			if s.Type = v; !slices.Contains([]string{"rps", "capacity", "cpu"}, v) {
 				p.fail(p.path, strconv.Quote(v), "rps, capacity or cpu")
 			}
 		},
@@ -263,6 +267,7 @@ func (p *parser) labels(f *Function, labels map[string]string) {
 			read(labels[key])
 		}
 	}
+	s.target()
 	minPath := fmt.Sprintf("labels[%q]", scaleLabel+"min")
 	switch {
 	case s.Min == 0 && !s.Zero:
@@ -270,4 +275,13 @@ func (p *parser) labels(f *Function, labels map[string]string) {
 	case s.Max < s.Min: // never by the defaults alone
 		p.fail(minPath, strconv.Itoa(s.Min), fmt.Sprintf("at most %smax, which is %d", scaleLabel, s.Max))
 	}
+}
+
+// target completes a target that the owner asked for, by its type or its value, with OpenFaaS's defaults.
+func (s *Scale) target() {
+	if s.Type == "" && s.Target == 0 {
+		s.Proportion = 0
+		return
+	}
+	s.Type, s.Target, s.Proportion = cmp.Or(s.Type, DefaultType), cmp.Or(s.Target, DefaultTarget), cmp.Or(s.Proportion, DefaultProportion)
 }

@@ -42,6 +42,10 @@ type Scale struct {
 	Min, Max int
 	Zero     bool          // may scale to zero
 	ZeroAge  time.Duration // idle time after which it does
+
+	Type       string  // of load: rps, capacity, cpu; empty: the owner asked for no target
+	Target     int     // that a replica should have of it: requests a second, requests at a time, thousandths of a core
+	Proportion float64 // of Target that is aimed at, above 0 and at most 1
 }
 
 // Pipeline is a graph of stages, invoked under its own name.

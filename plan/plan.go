@@ -87,9 +87,17 @@ type Demand struct {
 
 // Service is how long a slot of a replica is busy with one call, over a sliding window: the call's share of its batch's time.
 type Service struct {
-	Known bool
-	Mean  time.Duration
-	CV    float64
+	Known   bool
+	Mean    time.Duration
+	CV      float64
+	Batches []Batched // by size of batch, sorted; empty: not known
+}
+
+// Batched is how long batches of so many calls took lately, on average.
+type Batched struct {
+	Size int
+	Mean time.Duration // of a batch
+	N    int           // batches that this is of
 }
 
 // Wait is how long tasks waited in a function's line before a replica took them, over a sliding window. A task that still waits
@@ -105,6 +113,15 @@ type Wait struct {
 type Busy struct {
 	Known bool
 	Share float64
+}
+
+// Signals is what is measured of a function's tasks as of one instant: its fields are those of Function.
+type Signals struct {
+	Demand           Demand
+	Service          Service
+	Wait             Wait
+	Busy             Busy
+	Waiting, Running int
 }
 
 // Start is what it took to bring up replicas on one path, from the order to ready; lately.
@@ -171,7 +188,7 @@ type Replica struct {
 type Pipeline struct {
 	Name   string   // pipeline.Key
 	Stages []string // pipeline.Key of the functions, in topological order
-	Edges  []Edge   // sorted by From, then To; those to stages that are not deployed are left out
+	Edges  []Edge   // sorted by From, then To; From is less than To; those to stages that are not deployed are left out
 	SLO    time.Duration
 }
 

@@ -99,7 +99,8 @@ func serveTimeline(reg *provider.Registry, local *cluster.Local, lines *dispatch
 			return
 		}
 		t := timeline{Function: key, Events: []event{}}
-		_, _, t.Waiting, t.Running = lines.Signals(key, time.Now())
+		is := lines.Signals(key, time.Now())
+		t.Waiting, t.Running = is.Waiting, is.Running
 		for _, rep := range local.Replicas(key) {
 			if rep.State == plan.Ready {
 				t.Ready++

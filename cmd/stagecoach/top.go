@@ -121,13 +121,13 @@ func (u *up) topPipeline(p pipeline.Pipeline) topPipeline {
 }
 
 func (u *up) topFunction(key string, ready, starting, draining int, now time.Time) topFunction {
-	demand, service, waiting, running := u.lines.Signals(key, now)
+	is := u.lines.Signals(key, now)
 	out := topFunction{
-		Name: key, Rate: demand.Rate, CV: demand.CV, Waiting: waiting, Running: running, Service: service.Mean.Seconds(),
+		Name: key, Rate: is.Demand.Rate, CV: is.Demand.CV, Waiting: is.Waiting, Running: is.Running, Service: is.Service.Mean.Seconds(),
 		Wait: u.lines.Waited(key).Seconds(), Ready: ready, Starting: starting, Draining: draining,
 	}
 	if servers := u.lines.Load(key).Servers; servers > 0 {
-		out.Utilisation = demand.Rate * service.Mean.Seconds() / float64(servers)
+		out.Utilisation = is.Demand.Rate * is.Service.Mean.Seconds() / float64(servers)
 	}
 	if w, ok := u.status.want(key); ok {
 		out.Wanted, out.Why = len(w.Slots), w.Why

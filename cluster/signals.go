@@ -1,0 +1,121 @@
+package cluster
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// measured gives f what was measured of its tasks. A figure that is no number is none: snapshots are recorded as JSON, which has no
+// NaN and no infinity.
+func measured(f *plan.Function, is plan.Signals) {
+	if !finite(is.Demand.Rate, is.Demand.CV) {
+		is.Demand = plan.Demand{Last: is.Demand.Last}
+	}
+	if !finite(is.Service.CV) {
+		is.Service = plan.Service{}
+	}
+	if !finite(is.Busy.Share) {
+		is.Busy = plan.Busy{}
+	}
+	f.Demand, f.Service, f.Wait, f.Busy, f.Waiting, f.Running = is.Demand, is.Service, is.Wait, is.Busy, is.Waiting, is.Running
+}
+
+func finite(values ...float64) bool {
+	return !slices.ContainsFunc(values, func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) })
+}
+
+// aim fills in the targets of functions whose owners asked for one.
+func (l *Local) aim(s *plan.Snapshot, specs []FunctionSpec) {
+	var byCPU []string
+	for _, spec := range specs {
+		if spec.Declared.Scale.Type == "cpu" {
+			byCPU = append(byCPU, spec.Key)
+		}
+	}
+	var cpu map[string]float64
+	if len(byCPU) > 0 && l.cfg.CPU != nil {
+		cpu = l.cfg.CPU(byCPU)
+	}
+	for _, spec := range specs {
+		if f, ok := s.Function(spec.Key); ok {
+			f.Target = target(f, spec.Declared.Scale, cpu)
+		}
+	}
+}
+
+// target is what f's owner asked a replica to carry, and what all of them together have of it.
+func target(f *plan.Function, is pipeline.Scale, cpu map[string]float64) plan.Target {
+	t := plan.Target{Type: is.Type, Value: float64(is.Target) * is.Proportion}
+	switch is.Type {
+	case "":
+		return plan.Target{}
+	case "rps":
+		t.Load, t.Known = f.Demand.Rate, f.Demand.Known
+	case "capacity":
+		t.Load, t.Known = float64(f.Waiting+f.Running), true
+	case "cpu":
+		t.Load, t.Known = cpu[f.Name]
+	}
+	if !finite(t.Load) || t.Load < 0 {
+		t.Load, t.Known = 0, false
+	}
+	return t
+}
+
+// edges are p's as indices into its stages. Those of a faulty graph that lead backwards are left out with those that lead nowhere.
+func edges(p pipeline.Pipeline) []plan.Edge {
+	at := make(map[string]int, len(p.Stages))
+	for i, stage := range p.Stages {
+		at[stage.Name] = i
+	}
+	var out []plan.Edge
+	for from, stage := range p.Stages {
+		for _, next := range stage.Next {
+			if to, ok := at[next.To]; ok && to > from {
+				out = append(out, plan.Edge{From: from, To: to})
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b plan.Edge) int { return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To)) })
+	return slices.Compact(out)
+}
+
+// cpuNow is what f's replicas may use, if a plan changed it: where they differ, for it takes a moment to change all of them, the
+// least; l.mu is held.
+func (l *Local) cpuNow(f *plan.Function) int {
+	now, least := 0, math.MaxInt
+	for _, is := range f.Replicas {
+		r := l.replicas[is.Name]
+		if r == nil || r.state == plan.Draining {
+			continue
+		}
+		if may := cmp.Or(r.cpu, f.CPULimit, math.MaxInt-1); may < least {
+			now, least = r.cpu, may
+		}
+	}
+	return now
+}
+
+// startsKept is how many starts of a path its mean follows: those before count ever less.
+const startsKept = 8
+
+// starts are what it took to bring up replicas of a function, sorted by path. The zero value is ready.
+type starts []plan.Start
+
+func (s *starts) add(path string, took time.Duration) {
+	i, ok := slices.BinarySearchFunc(*s, path, func(x plan.Start, path string) int { return cmp.Compare(x.Path, path) })
+	if !ok {
+		*s = slices.Insert(*s, i, plan.Start{Path: path})
+	}
+	x := &(*s)[i]
+	x.N = min(x.N+1, startsKept)
+	x.Mean += (took - x.Mean) / time.Duration(x.N)
+}
+
+// list returns them in memory of its own.
+func (s starts) list() []plan.Start { return slices.Clone([]plan.Start(s)) }
