@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -218,6 +219,8 @@ func actParks() error {
 	if err != nil {
 		return err
 	}
+	var mu sync.Mutex
+	children := map[int]bool{}
 	say := func(o wire.Order) {
 		o.Version = wire.OrderVersion
 		_, _ = conn.Write(wire.AppendOrder(nil, o)) // fails when nobody listens
@@ -228,20 +231,32 @@ func actParks() error {
 		if err != nil {
 			return err
 		}
-		if o.Kind != wire.OrderFork {
-			continue
+		mu.Lock()
+		switch o.Kind {
+		case wire.OrderList:
+			for pid := range children {
+				say(wire.Order{Kind: wire.ChildLives, PID: uint32(pid)})
+			}
+			say(wire.Order{Kind: wire.OrderList, ID: o.ID})
+		case wire.OrderFork:
+			c := exec.Command("/proc/self/exe", actAs, "parked")
+			c.ExtraFiles, c.Stderr, c.SysProcAttr = files, os.Stderr, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+			if err := c.Start(); err != nil {
+				return err
+			}
+			closeFiles(files)
+			pid := c.Process.Pid
+			children[pid] = true
+			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(pid)})
+			go func() { // ends with the child
+				_ = c.Wait()
+				mu.Lock()
+				defer mu.Unlock()
+				delete(children, pid)
+				say(wire.Order{Kind: wire.ChildExited, PID: uint32(pid), Status: uint32(c.ProcessState.Sys().(syscall.WaitStatus))})
+			}()
 		}
-		c := exec.Command("/proc/self/exe", actAs, "parked")
-		c.ExtraFiles, c.Stderr, c.SysProcAttr = files, os.Stderr, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := c.Start(); err != nil {
-			return err
-		}
-		closeFiles(files)
-		say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(c.Process.Pid)})
-		go func() { // ends with the child
-			_ = c.Wait()
-			say(wire.Order{Kind: wire.ChildExited, PID: uint32(c.Process.Pid), Status: uint32(c.ProcessState.Sys().(syscall.WaitStatus))})
-		}()
+		mu.Unlock()
 	}
 }
 

@@ -59,6 +59,7 @@ type Config struct {
 	meter       meter         // nil: this machine's
 	loadTimeout time.Duration // 0: as the constant
 	workerRests time.Duration // 0: as the constant
+	sampleEvery time.Duration // 0: as the constant
 }
 
 // Images knows where images can be run from; sandbox.Images does.

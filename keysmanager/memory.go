@@ -2,6 +2,7 @@ package keysmanager
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"os"
 	"path/filepath"
@@ -364,7 +365,7 @@ func (m *Manager) memory(s sample) memory {
 
 // watchMemory evicts as soon as memory is short, until ctx ends.
 func (m *Manager) watchMemory() {
-	t := time.NewTicker(sampleEvery)
+	t := time.NewTicker(cmp.Or(m.cfg.sampleEvery, sampleEvery))
 	defer t.Stop()
 	for {
 		select {

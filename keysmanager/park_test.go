@@ -46,7 +46,7 @@ func parking(t *testing.T, change func(*Config), ids ...string) (*node, *rack, S
 	}
 	root := t.TempDir()
 	n := newNode(t, func(c *Config) {
-		c.Images, c.ORT, c.Devices = anyImage{root}, "", r.look
+		c.Images, c.ORT, c.Devices, c.sampleEvery = anyImage{root}, "", r.look, 20*time.Millisecond
 		if change != nil {
 			change(c)
 		}

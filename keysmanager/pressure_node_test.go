@@ -176,6 +176,9 @@ func TestRoomIsMadeForWhoNeedsIt(t *testing.T) {
 	if err := n.Stop(t.Context(), "a", time.Minute); err != nil {
 		t.Fatal(err)
 	}
+	proctest.Until(t, 20*time.Second, "the replica's memory to be seen to be free", func() bool {
+		return warm(true).Evicted.Memory > 1
+	})
 	for range 3 {
 		if inv := warm(true); len(inv.Zygotes) != 1 || inv.Zygotes[0].Function != "f.ns" || !inv.Zygotes[0].Key || inv.Evicted.Memory != 2 {
 			t.Fatalf("%+v, want the key stage's zygote", inv)
