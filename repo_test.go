@@ -50,8 +50,8 @@ func TestArrowsPointOneWay(t *testing.T) {
 		deps  []string
 		why   string
 	}{
-		{[]string{"pipeline", "plan", "autoscaler", "placement", "policy"}, []string{"os"}, "pure packages do no I/O"}, // task reaches tensor's store of files
-		{[]string{"pipeline", "task", "plan", "autoscaler", "placement", "policy"}, []string{"net", "net/http", "log/slog", "math/rand/v2"}, "pure packages do no I/O and draw no chance"},
+		{[]string{"pipeline", "plan", "autoscaler", "placement", "policy", "profile"}, []string{"os"}, "pure packages do no I/O"}, // task reaches tensor's store of files
+		{[]string{"pipeline", "task", "plan", "autoscaler", "placement", "policy", "profile"}, []string{"net", "net/http", "log/slog", "math/rand/v2"}, "pure packages do no I/O and draw no chance"},
 		{[]string{"pipeline"}, []string{module}, "pipeline imports the standard library only"},
 		{[]string{"load/arrivals"}, []string{"os", "net", "net/http", "log/slog", module}, "when requests arrive is drawn from a seed alone; simulators use it too"},
 		{[]string{"plan"}, []string{module + "flow", module + "dispatch", module + "queue"}, "policies know no shells"},
