@@ -1,6 +1,7 @@
 package plantest
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -38,6 +39,9 @@ func NewWorld(seed uint64) *World {
 			f.GPU = 1 + w.rng.IntN(2)
 			f.DeviceMemory = int64(w.rng.IntN(3)*w.rng.IntN(9)) << 30 // 0: whole devices
 		}
+		if w.rng.IntN(3) == 0 {
+			w.profile(&f)
+		}
 		w.s.Functions = append(w.s.Functions, f)
 	}
 	for i := range w.rng.IntN(4) {
@@ -45,9 +49,45 @@ func NewWorld(seed uint64) *World {
 		for range 1 + w.rng.IntN(4) {
 			p.Stages = append(p.Stages, fmt.Sprintf("f%02d.ns", w.rng.IntN(14))) // some are not deployed
 		}
+		p.Edges = w.edges(&p)
 		w.s.Pipelines = append(w.s.Pipelines, p)
 	}
 	return w
+}
+
+// edges joins the stages of a pipeline that are deployed: each has one before it, by chance, and some have another.
+func (w *World) edges(p *plan.Pipeline) (edges []plan.Edge) {
+	var before []int
+	for to, name := range p.Stages {
+		if _, ok := w.s.Function(name); !ok {
+			continue
+		}
+		for _, from := range before {
+			if from == before[len(before)-1] || w.rng.IntN(4) == 0 {
+				edges = append(edges, plan.Edge{From: from, To: to})
+			}
+		}
+		before = append(before, to)
+	}
+	slices.SortFunc(edges, func(x, y plan.Edge) int { return cmp.Or(cmp.Compare(x.From, y.From), cmp.Compare(x.To, y.To)) })
+	return edges
+}
+
+// profile gives a function a quota, and service times that were measured with some.
+func (w *World) profile(f *plan.Function) {
+	f.CPULimit = 100 * (1 + w.rng.IntN(5))
+	fixed, work := w.rng.IntN(100), 1+w.rng.IntN(100)
+	for q := range 1 + w.rng.IntN(5) {
+		cpu := 100 << q
+		f.Profile = append(f.Profile, plan.Point{
+			CPUMilli: cpu, Batch: f.Batch, Mean: time.Duration(fixed+1000*work/cpu) * time.Millisecond, Err: time.Millisecond, N: 10,
+		})
+	}
+}
+
+// Jump sets the world's clock back or forth, by up to a day.
+func (w *World) Jump() {
+	w.s.At = w.s.At.Add(time.Duration(w.rng.Int64N(int64(48*time.Hour))) - 24*time.Hour)
 }
 
 // Snapshot returns the world as it is now, in memory of its own.
@@ -86,6 +126,15 @@ func (w *World) load(f *plan.Function) {
 	case 1, 2:
 		f.Demand = plan.Demand{Known: true, Rate: w.rng.ExpFloat64() * 30, CV: w.rng.Float64() * 3, Last: w.s.At.Add(-time.Duration(w.rng.IntN(1000)) * time.Millisecond)}
 		f.Waiting, f.Running = int(w.rng.ExpFloat64()*10), w.rng.IntN(5)
+	}
+	f.Wait, f.Busy = plan.Wait{}, plan.Busy{}
+	if f.Demand.Rate > 0 && w.rng.IntN(4) > 0 {
+		mean := time.Duration(w.rng.ExpFloat64() * 2e8)
+		f.Wait = plan.Wait{Known: true, Mean: mean, P50: mean / 2, P95: 2 * mean, P99: 4 * mean}
+		f.Busy = plan.Busy{Known: true, Share: w.rng.Float64()}
+	}
+	if f.Waiting > 0 {
+		f.Wait.Oldest = time.Duration(w.rng.ExpFloat64() * 2e8)
 	}
 	if f.Demand.Known && w.rng.IntN(4) == 0 {
 		f.Service = plan.Service{Known: true, Mean: time.Duration(1+w.rng.ExpFloat64()*2e8) * time.Nanosecond, CV: w.rng.Float64()}
@@ -126,6 +175,7 @@ func (w *World) Apply(wants []plan.Want) {
 	for _, want := range wants {
 		i := slices.IndexFunc(w.s.Functions, func(f plan.Function) bool { return f.Name == want.Function })
 		f := &w.s.Functions[i]
+		f.CPUNow = want.CPUMilli
 		for r := range f.Replicas {
 			keep := slices.ContainsFunc(want.Slots, func(s plan.Slot) bool { return s.Replica == f.Replicas[r].Name })
 			if !keep && f.Replicas[r].State != plan.Draining {
@@ -179,10 +229,12 @@ func clone(s plan.Snapshot) plan.Snapshot {
 		s.Nodes[i].Devices, s.Nodes[i].Zygotes = slices.Clone(s.Nodes[i].Devices), slices.Clone(s.Nodes[i].Zygotes)
 	}
 	for i := range s.Functions {
-		s.Functions[i].Replicas, s.Functions[i].Bars = slices.Clone(s.Functions[i].Replicas), slices.Clone(s.Functions[i].Bars)
+		f := &s.Functions[i]
+		f.Replicas, f.Bars, f.Starts, f.Profile = slices.Clone(f.Replicas), slices.Clone(f.Bars), slices.Clone(f.Starts), slices.Clone(f.Profile)
 	}
 	for i := range s.Pipelines {
-		s.Pipelines[i].Stages = slices.Clone(s.Pipelines[i].Stages)
+		p := &s.Pipelines[i]
+		p.Stages, p.Edges = slices.Clone(p.Stages), slices.Clone(p.Edges)
 	}
 	return s
 }
