@@ -15,14 +15,6 @@ func erlangB(c int, a float64) float64 {
 	return b
 }
 
-// erlangC is C(c) for an offered load of a; 1 when the queue is not stable.
-func erlangC(c int, a float64) float64 {
-	if !(a < float64(c)) {
-		return 1
-	}
-	return cFromB(erlangB(c, a), c, a)
-}
-
 // mean returns the mean time in seconds that a call waits for one of c servers; ok is false when the queue is not stable.
 func mean(lambda, mu float64, c int) (wait float64, ok bool) {
 	if !(mu > 0) || !(lambda >= 0) || !(lambda < float64(c)*mu) {
@@ -73,9 +65,6 @@ func TestUnstableIsSaid(t *testing.T) {
 		if got, ok := sojourn(tc.lambda, tc.mu, tc.c); ok {
 			t.Errorf("W(%g,%g,%d) = %v, want not stable", tc.lambda, tc.mu, tc.c, got)
 		}
-	}
-	if got := erlangC(2, 2); got != 1 {
-		t.Errorf("C(2,2) = %v, want 1", got)
 	}
 }
 
@@ -144,7 +133,7 @@ func TestServers(t *testing.T) {
 		"endless":                    {math.Inf(1), 1, time.Second, 8, 8},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := Servers(tc.lambda, tc.mu, tc.wait, tc.limit); got != tc.want {
+			if got := Servers(tc.lambda, tc.mu, 1, 1, tc.wait, tc.limit); got != tc.want {
 				t.Errorf("Servers(%g/s, %g/s, %v, %d) = %d, want %d", tc.lambda, tc.mu, tc.wait, tc.limit, got, tc.want)
 			}
 		})
@@ -158,7 +147,7 @@ func FuzzServers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, lambda, mu float64, millis int64, limit int) {
 		limit = min(limit, 500)
 		wait := time.Duration(millis%1e6) * time.Millisecond
-		c := Servers(lambda, mu, wait, limit)
+		c := Servers(lambda, mu, 1, 1, wait, limit)
 		if lambda <= 0 || !(mu > 1e-6) || !(lambda < 1e9) || math.IsInf(mu, 0) {
 			return
 		}
@@ -172,7 +161,7 @@ func FuzzServers(f *testing.F) {
 				t.Errorf("Servers(%g,%g,%v,%d) = %d, but one less waits only %v", lambda, mu, wait, limit, c, w)
 			}
 		}
-		if more := Servers(lambda*2, mu, wait, limit); more < c {
+		if more := Servers(lambda*2, mu, 1, 1, wait, limit); more < c {
 			t.Errorf("Servers(2·%g,%g,%v,%d) = %d, fewer than %d", lambda, mu, wait, limit, more, c)
 		}
 	})

@@ -150,7 +150,7 @@ func (z Sizer) byLoad(f *plan.Function, wait time.Duration, most int, why *strin
 		wait = f.Service.Mean
 	}
 	slots := max(f.Slots, 1)
-	byErlang := Servers(lambda, mu, wait, most*slots)
+	byErlang := Servers(lambda, mu, 1, 1, wait, most*slots)
 	fmt.Fprintf(why, "λ=%.1f/s μ=%.1f/s wait≤%v: %d by Erlang C", lambda, mu, short(wait), byErlang)
 	// More servers than tasks would not make the line shorter.
 	byDrain := int(min(math.Ceil((lambda+float64(f.Waiting)/z.cfg.DrainWithin.Seconds())*mean), float64(f.Waiting+f.Running)))

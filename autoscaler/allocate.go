@@ -1,0 +1,98 @@
+package autoscaler
+
+import "container/heap"
+
+// worth is the least part of a pipeline's budget that a replica has to take off its wait to be given: where the objective is out of
+// reach it says when best effort ends.
+const worth = 1e-3
+
+// allocate returns a count of replicas for each stage, between least and most: the fewest with which the mean waits of every pipeline fit
+// its budget, and for each stage the pipeline that asked for its last replica: an index into pipes, -1: none did.
+//
+// It is the greedy of Fox (Discrete Optimization via Marginal Analysis, Management Science 13, 1966): mean waits are convex in the
+// number of servers (Dyer and Proll, On the Validity of Marginal Analysis for Allocating Servers in M/M/c Queues, 1977), so that
+// replicas are given one by one to the stage whose wait falls most by it, and the first allocation within the budget has the least
+// total. A stage takes part for as long as any path through it, of any pipeline, is too long: with several paths the result is, for
+// each stage, the most that any of its paths alone would give it, so that a stage never loses a replica because it has more to do.
+func (m *model) allocate(least, most []int) (counts, by []int) {
+	a := allocation{model: m, counts: make([]int, len(m.stages)), by: make([]int, len(m.stages)), most: most, next: make([]float64, len(m.stages))}
+	copy(a.counts, least)
+	a.wait = m.waits(a.counts)
+	for k := range m.pipes {
+		a.paths = append(a.paths, m.pipes[k].waits(a.wait))
+	}
+	for i := range m.stages {
+		a.by[i] = -1
+		if m.stages[i].known && a.look(i) {
+			a.heap = append(a.heap, i)
+		}
+	}
+	heap.Init(&a)
+	for a.Len() > 0 {
+		i := a.heap[0]
+		pipe := a.asks(i)
+		if pipe < 0 {
+			heap.Pop(&a)
+			continue
+		}
+		a.counts[i], a.by[i] = a.counts[i]+1, pipe
+		a.wait[i] = a.next[i]
+		for _, at := range m.stages[i].in {
+			a.paths[at.pipe] = m.pipes[at.pipe].waits(a.wait)
+		}
+		if a.look(i) {
+			heap.Fix(&a, 0)
+		} else {
+			heap.Pop(&a)
+		}
+	}
+	return a.counts, a.by
+}
+
+// allocation is one under way: a heap of the stages that may get more, by how much the next replica takes off their wait.
+type allocation struct {
+	*model
+	counts, by, most []int
+	wait, next       []float64 // with counts, and with one more
+	paths            [][]float64
+	heap             []int
+}
+
+// look predicts stage i's wait with one replica more; false: it cannot have one.
+func (a *allocation) look(i int) bool {
+	if a.counts[i] >= a.most[i] {
+		return false
+	}
+	a.next[i] = min(a.stages[i].wait(a.counts[i]+1), a.wait[i])
+	return a.wait[i] > a.next[i]
+}
+
+// asks returns the pipeline that wants one more replica of stage i; -1: none does, and none will.
+func (a *allocation) asks(i int) int {
+	for _, at := range a.stages[i].in {
+		p := &a.pipes[at.pipe]
+		if a.paths[at.pipe][at.step] > p.limit && a.wait[i]-a.next[i] >= worth*p.budget {
+			return at.pipe
+		}
+	}
+	return -1
+}
+
+func (a *allocation) Len() int { return len(a.heap) }
+
+func (a *allocation) Less(x, y int) bool {
+	i, j := a.heap[x], a.heap[y]
+	if fi, fj := a.wait[i]-a.next[i], a.wait[j]-a.next[j]; fi != fj {
+		return fi > fj
+	}
+	return i < j
+}
+
+func (a *allocation) Swap(x, y int) { a.heap[x], a.heap[y] = a.heap[y], a.heap[x] }
+func (a *allocation) Push(x any)    { a.heap = append(a.heap, x.(int)) }
+
+func (a *allocation) Pop() any {
+	last := a.heap[len(a.heap)-1]
+	a.heap = a.heap[:len(a.heap)-1]
+	return last
+}

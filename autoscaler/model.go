@@ -1,0 +1,277 @@
+package autoscaler
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// model is a domain as queues: what each function is asked for and serves, and how long tasks may wait on each pipeline's way. It is
+// made once a decision with [newModel]; indices are those of the domain's functions.
+type model struct {
+	stages []stage
+	pipes  []pipe // those with an objective and a known service time, and one of its own for each function without such
+}
+
+// stage is a function as a queue: replicas·slots servers, each of rate mu.
+type stage struct {
+	f          *plan.Function
+	known      bool    // its service time; else there is neither mu nor a prediction
+	lambda, mu float64 // per second
+	slots      int     // servers of a replica
+	ca2, cs2   float64 // squared coefficients of variation, within bounds; 1 where nothing is measured
+	waiting    int
+	service    float64 // seconds a task
+	in         []place // where it is in pipes
+}
+
+// place is a step of a pipeline.
+type place struct{ pipe, step int }
+
+// pipe is a pipeline as a graph of waits.
+type pipe struct {
+	name    string // empty: of a function that is in no pipeline with an objective
+	slo     time.Duration
+	steps   []visit // in topological order
+	edges   []plan.Edge
+	service float64 // seconds on the critical path
+	limit   float64 // seconds that service and mean waits on each path may take together
+	budget  float64 // of limit for waits
+	reached bool    // the objective leaves time to wait; else budget is the best that is sane
+}
+
+// visit is a stage's place in a pipeline.
+type visit struct {
+	at      int     // in stages; -1: not deployed
+	service float64 // seconds; the mean of those that are known where this is not
+	wait    float64 // seconds set aside where nothing can be predicted
+}
+
+const (
+	// forTail is the part of the time that is left to wait which is kept for the tail, because targets are means: in an M/M/c queue those
+	// who wait do so for longer than twice the mean with probability exp(−2) = 0.14.
+	forTail = 0.5
+	// leastBudget is what a pipeline may wait, of its service time, when its objective leaves less.
+	leastBudget = 0.1
+)
+
+// newModel makes the model of a domain of s.
+func newModel(s *plan.Snapshot, d plan.Domain) (*model, error) {
+	m := &model{stages: make([]stage, len(d.Functions))}
+	for i, name := range d.Functions {
+		f, ok := s.Function(name)
+		if !ok {
+			return nil, fmt.Errorf("function %q of the domain: not in snapshot %d, want domains of the same snapshot", name, s.Rev)
+		}
+		m.stages[i] = newStage(f)
+	}
+	for _, name := range d.Pipelines {
+		i, ok := slices.BinarySearchFunc(s.Pipelines, name, func(p plan.Pipeline, n string) int { return cmp.Compare(p.Name, n) })
+		if ok && s.Pipelines[i].SLO > 0 {
+			m.addPipe(&s.Pipelines[i], d.Functions)
+		}
+	}
+	for i := range m.stages {
+		if g := &m.stages[i]; g.known && len(g.in) == 0 { // it may wait for as long as it serves
+			g.in = []place{{len(m.pipes), 0}}
+			m.pipes = append(m.pipes, pipe{
+				steps: []visit{{at: i, service: g.service}}, service: g.service, limit: 2 * g.service, budget: g.service, reached: true,
+			})
+		}
+	}
+	return m, nil
+}
+
+func newStage(f *plan.Function) stage {
+	g := stage{
+		f: f, slots: min(max(f.Slots, 1), mostServers), ca2: squared(f.Demand.CV), cs2: squared(f.Service.CV), waiting: max(f.Waiting, 0),
+	}
+	if f.Service.Known && f.Service.Mean > 0 {
+		g.known, g.service = true, f.Service.Mean.Seconds()
+		g.mu = 1 / g.service
+	}
+	if f.Demand.Known && f.Demand.Rate > 0 { // not NaN
+		g.lambda = min(f.Demand.Rate, math.MaxInt32)
+	}
+	return g
+}
+
+// addPipe adds a pipeline, unless none of its service times is known.
+func (m *model) addPipe(p *plan.Pipeline, functions []string) {
+	out := pipe{name: p.Name, slo: p.SLO, steps: make([]visit, len(p.Stages))}
+	known, sum := 0, 0.0
+	for k, name := range p.Stages {
+		st := &out.steps[k]
+		st.at = -1
+		if i, ok := slices.BinarySearch(functions, name); ok {
+			st.at = i
+			if g := &m.stages[i]; g.known {
+				st.service = g.service
+				known, sum = known+1, sum+g.service
+			}
+		}
+	}
+	if known == 0 {
+		return
+	}
+	for k := range out.steps {
+		if st := &out.steps[k]; st.service == 0 {
+			st.service = sum / float64(known)
+		}
+	}
+	out.edges = forward(p)
+	out.service = slices.Max(out.through(func(st *visit) float64 { return st.service }))
+	slack := p.SLO.Seconds() - out.service
+	out.budget = max((1-forTail)*slack, leastBudget*out.service)
+	out.reached = slack > 0
+	out.limit = out.service + out.budget
+	for k := range out.steps {
+		st := &out.steps[k]
+		if st.at >= 0 && m.stages[st.at].known {
+			m.stages[st.at].in = append(m.stages[st.at].in, place{len(m.pipes), k})
+		} else {
+			st.wait = out.budget * st.service / out.service
+		}
+	}
+	m.pipes = append(m.pipes, out)
+}
+
+// forward returns the edges of p that lead onwards, sorted by From. Where there are none, its stages are taken as a row.
+func forward(p *plan.Pipeline) []plan.Edge {
+	out := make([]plan.Edge, 0, len(p.Stages))
+	for _, e := range p.Edges {
+		if 0 <= e.From && e.From < e.To && e.To < len(p.Stages) {
+			out = append(out, e)
+		}
+	}
+	if len(out) == 0 {
+		for k := 1; k < len(p.Stages); k++ {
+			out = append(out, plan.Edge{From: k - 1, To: k})
+		}
+	}
+	slices.SortFunc(out, func(a, b plan.Edge) int { return cmp.Or(a.From-b.From, a.To-b.To) })
+	return out
+}
+
+// through returns for each step the length of the longest path that it is on, with steps of these lengths.
+func (p *pipe) through(length func(*visit) float64) []float64 {
+	n := len(p.steps)
+	buf := make([]float64, 3*n)
+	own, head, tail := buf[:n], buf[n:2*n], buf[2*n:] // a step's own length; the longest way to it, and from it
+	for k := range p.steps {
+		own[k] = length(&p.steps[k])
+	}
+	for _, e := range p.edges { // by From: the way to it is known by then
+		head[e.To] = max(head[e.To], head[e.From]+own[e.From])
+	}
+	for _, e := range slices.Backward(p.edges) {
+		tail[e.From] = max(tail[e.From], own[e.To]+tail[e.To])
+	}
+	for k := range own {
+		own[k] += head[k] + tail[k]
+	}
+	return own
+}
+
+// waits returns for each step of p the longest path that it is on, in seconds of service and mean waits; wait is of a stage.
+func (p *pipe) waits(wait []float64) []float64 {
+	return p.through(func(st *visit) float64 {
+		if st.at < 0 || st.wait > 0 {
+			return st.service + st.wait
+		}
+		return st.service + wait[st.at]
+	})
+}
+
+// wait returns the predicted mean wait in seconds with so many replicas, when no line stands; 0 where the service time is unknown.
+func (g *stage) wait(replicas int) float64 {
+	if !g.known {
+		return 0
+	}
+	return meanWait(g.lambda, g.mu, g.servers(replicas), variability(g.ca2, g.cs2))
+}
+
+// sojourn predicts how long tasks are with this stage, when it has so many replicas: see [Sojourn]. 0 where the service time is unknown.
+func (g *stage) sojourn(replicas int) time.Duration {
+	if !g.known {
+		return 0
+	}
+	return Sojourn(g.lambda, g.mu, g.servers(replicas), g.ca2, g.cs2, g.waiting)
+}
+
+// servers of so many replicas.
+func (g *stage) servers(replicas int) int {
+	return min(max(replicas, 0), math.MaxInt32/g.slots) * g.slots
+}
+
+// replicas that have so many servers.
+func (g *stage) replicas(servers float64) int {
+	if !(servers < math.MaxInt32) {
+		return math.MaxInt32
+	}
+	return int(math.Ceil(math.Ceil(servers) / float64(g.slots)))
+}
+
+// stable returns the least count of replicas that serve what arrives, with a margin of two percent; 0 where nothing arrives or the
+// service time is unknown.
+func (g *stage) stable() int {
+	if !g.known {
+		return 0
+	}
+	return g.replicas(g.lambda / (saturated * g.mu))
+}
+
+// least returns the least count of replicas, from the stable one on, whose predicted [stage.sojourn] without a line is at or below
+// target; limit if none up to it does.
+func (g *stage) least(target time.Duration, limit int) int {
+	if !g.known {
+		return 0
+	}
+	from := g.stable()
+	if from >= limit {
+		return limit
+	}
+	n := sort.Search(limit-from, func(n int) bool { return g.service+g.wait(from+n) <= target.Seconds() })
+	return from + n
+}
+
+// targets returns for each stage how long tasks may be with it on average, waiting and service, if the stages have these counts of
+// replicas: the predicted wait, the service time, and a share by service time of what the tightest path through it has left. 0: no
+// target, its service time is unknown.
+func (m *model) targets(counts []int) []time.Duration {
+	wait := m.waits(counts)
+	slack := make([]float64, len(m.stages)) // a part of the service time
+	for i := range slack {
+		slack[i] = math.Inf(1)
+	}
+	for k := range m.pipes {
+		p := &m.pipes[k]
+		service := p.through(func(st *visit) float64 { return st.service })
+		for j, path := range p.waits(wait) {
+			if at := p.steps[j].at; at >= 0 {
+				slack[at] = min(slack[at], max(p.limit-path, 0)/service[j])
+			}
+		}
+	}
+	out := make([]time.Duration, len(m.stages))
+	for i := range m.stages {
+		if g := &m.stages[i]; g.known {
+			out[i] = toDuration(g.service + wait[i] + slack[i]*g.service)
+		}
+	}
+	return out
+}
+
+// waits returns the predicted mean wait of each stage with these counts.
+func (m *model) waits(counts []int) []float64 {
+	wait := make([]float64, len(m.stages))
+	for i := range m.stages {
+		wait[i] = m.stages[i].wait(counts[i])
+	}
+	return wait
+}

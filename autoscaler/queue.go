@@ -1,0 +1,114 @@
+package autoscaler
+
+import (
+	"math"
+	"sort"
+	"time"
+)
+
+const (
+	// saturated is the utilisation above which a queue is taken as past what its steady state says: that state is then reached
+	// only after hours, and a rate that is measured over seconds is not known to the two percent that are left.
+	saturated = 0.98
+	// horizon is how long a line that grows is left to grow in a prediction: by then another decision was made.
+	horizon = 10 * time.Second
+	// longest is the longest prediction: nothing is predicted to wait for ever.
+	longest = 24 * time.Hour
+	// mostServers bounds the work: for more, C is that of so many at the same utilisation, which is a little more.
+	mostServers = 1 << 14
+)
+
+// meanWait returns the predicted mean time in seconds that a task waits for one of c servers, each of rate mu, when lambda arrive per
+// second; k is (Ca²+Cs²)/2. Up to a utilisation of saturated it is k·C(c)/(cμ−λ): Erlang's C for M/M/c (Kleinrock 1975, §3.5), times
+// the correction of Allen and Cunneen for other arrivals and services (Allen, Probability, Statistics and Queueing Theory, 1990, §5.4).
+// Above, it is that at saturated, plus what a line that grows by what is too much adds within horizon. So it is never infinite, has no
+// step, falls in c and rises in lambda. mu must be positive.
+//
+// QUART's Eq. 1 has P0, the probability of an empty system, in the place of C(c), and another denominator: see the package's
+// comment.
+func meanWait(lambda, mu float64, c int, k float64) float64 {
+	if !(lambda > 0) {
+		return 0
+	}
+	if c <= 0 {
+		return longest.Seconds()
+	}
+	most := saturated * float64(c) * mu
+	steady, servers := min(lambda, most)/mu/float64(c), min(c, mostServers) // the utilisation
+	wait := k * erlangC(servers, steady*float64(servers)) / (float64(c) * mu * (1 - steady))
+	if lambda > most {
+		wait += (lambda - most) / (float64(c) * mu) * horizon.Seconds()
+	}
+	if !(wait < longest.Seconds()) {
+		return longest.Seconds()
+	}
+	return wait
+}
+
+// Sojourn predicts the mean time that a task waits and is served, by c servers that serve mu tasks a second each while lambda arrive
+// per second; ca2 and cs2 are the squared coefficients of variation of the times between arrivals and of services, 1 where it says
+// nothing better. waiting tasks stand in line already: a task that comes now has those before it, and waits no less than they
+// take. Past saturation the line's growth within ten seconds is added; the prediction is a day at most.
+//
+// The wait is that of M/M/c by Erlang's C, times (ca2+cs2)/2 (Allen-Cunneen). It falls in c and rises in lambda and in waiting.
+func Sojourn(lambda, mu float64, c int, ca2, cs2 float64, waiting int) time.Duration {
+	if !(mu > 0) || c <= 0 || math.IsNaN(lambda) {
+		return longest
+	}
+	wait := meanWait(lambda, mu, c, variability(ca2, cs2))
+	if waiting > 0 {
+		// The line instead of the steady wait; what grows comes on top of either.
+		steady := meanWait(min(lambda, saturated*float64(c)*mu), mu, c, variability(ca2, cs2))
+		wait += max(float64(waiting)/(float64(c)*mu)-steady, 0)
+	}
+	return toDuration(wait + 1/mu)
+}
+
+// Servers returns the least c whose predicted mean wait, see [Sojourn], is at or below wait while the line is no longer than is usual.
+// It returns limit if no c up to limit does, and 0 when nothing arrives.
+func Servers(lambda, mu, ca2, cs2 float64, wait time.Duration, limit int) int {
+	if lambda <= 0 {
+		return 0
+	}
+	if !(mu > 0) || math.IsNaN(lambda) {
+		return limit
+	}
+	if limit < 1 {
+		return limit
+	}
+	k := variability(ca2, cs2)
+	return 1 + sort.Search(limit-1, func(i int) bool {
+		return lambda <= saturated*float64(i+1)*mu && meanWait(lambda, mu, i+1, k) <= wait.Seconds()
+	})
+}
+
+// The bounds of a squared coefficient of variation that is believed: over a window of seconds a measurement of less, or of more, says
+// more of the window than of the load.
+const leastCV2, mostCV2 = 0.1, 36
+
+// squared returns the square of a measured coefficient of variation, within what is believed; 1, as a Poisson process has, when
+// there is none.
+func squared(cv float64) float64 {
+	if !(cv > 0) {
+		return 1
+	}
+	return min(max(cv*cv, leastCV2), mostCV2)
+}
+
+// variability is the factor of Allen and Cunneen.
+func variability(ca2, cs2 float64) float64 {
+	for _, v := range []*float64{&ca2, &cs2} {
+		if !(*v >= 0) {
+			*v = 1
+		}
+		*v = min(*v, 1e6)
+	}
+	return (ca2 + cs2) / 2
+}
+
+func toDuration(seconds float64) time.Duration {
+	if !(seconds < longest.Seconds()) {
+		return longest
+	}
+	return time.Duration(seconds * float64(time.Second))
+}
