@@ -62,6 +62,9 @@ func (l *Local) apply(p plan.Plan, specs map[string]FunctionSpec) (failed []hope
 		if !ok || spec.Revision != w.Revision {
 			continue
 		}
+		if pin, ok := l.of(w.Function).pin.at(now); ok {
+			w.CPUMilli = pin.CPUMilli
+		}
 		missing := l.reconcile(p.Rev, w, mine[w.Function])
 		all := slices.Concat(mine[w.Function], hidden[w.Function])
 		bars, failure := &l.of(w.Function).bars, &l.of(w.Function).failure

@@ -53,7 +53,7 @@ func (l *Local) serve(n *node, r *replica) {
 		}
 		failures = 0
 		l.mu.Lock()
-		r.cpu = to
+		r.cpu, r.unbounded = to, note != ""
 		l.note(r, Event{Kind: CPU, Cause: milli(from) + " → " + milli(to) + note})
 		l.mu.Unlock()
 	}

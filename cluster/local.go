@@ -71,6 +71,7 @@ type function struct {
 	slots, batch int // as its latest replica said; 0: none has
 	timeline     timeline
 	wish         *wish
+	pin          *Pin
 	starts       starts
 }
 
@@ -115,7 +116,7 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	specs := l.cfg.Functions.Functions()
 	for _, spec := range specs {
 		f := plan.Function{
-			Name: spec.Key, Revision: spec.Revision, Memory: spec.Memory, CPUMilli: spec.CPUMilli, CPULimit: spec.CPULimit, GPU: spec.Declared.GPU, DeviceMemory: spec.Declared.GPUMemory,
+			Name: spec.Key, Revision: spec.Revision, Memory: spec.Memory, CPUMilli: spec.CPUMilli, CPULimit: spec.CPULimit, GPU: spec.Declared.GPU, DeviceMemory: spec.Declared.GPUMemory, Profile: spec.Profile,
 			Min: spec.Declared.Scale.Min, Max: spec.Declared.Scale.Max, Zero: spec.Declared.Scale.Zero, ZeroAge: spec.Declared.Scale.ZeroAge,
 			Slots: 1, Batch: spec.Declared.Batch, // fill completes them
 		}
@@ -189,6 +190,7 @@ func (l *Local) fill(s *plan.Snapshot) {
 			f.Failing = k.failure.Failure
 			f.Slots, f.Batch = max(k.slots, 1), cmp.Or(f.Batch, k.batch)
 			k.grant(f)
+			k.pinned(f, s.At)
 			f.Starts = k.starts.list()
 		}
 		f.CPUNow = l.cpuNow(f)

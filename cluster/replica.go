@@ -33,20 +33,21 @@ type replica struct {
 	back   bool          // it was taken back before it was ready; of its goroutine
 
 	// With Local.mu held:
-	hidden   bool   // its node is silent
-	unfit    string // why it cannot stay on its devices, as the latest Snapshot had them
-	seen     uint64 // Rev of the first Snapshot that had it since it came into sight; 0: none has
-	cpuWant  int    // thousandths of a core that it should be able to use; 0: as declared
-	cpu      int    // that it may use, as far as the node was told
-	path     string
-	phases   []Phase
-	total    time.Duration
-	state    plan.State
-	since    time.Time
-	released bool
-	starved  bool          // it was out of memory on its device
-	answered time.Duration // from its order to its first answer; 0: it has given none
-	first    time.Duration // that its first call took
+	hidden    bool   // its node is silent
+	unfit     string // why it cannot stay on its devices, as the latest Snapshot had them
+	seen      uint64 // Rev of the first Snapshot that had it since it came into sight; 0: none has
+	cpuWant   int    // thousandths of a core that it should be able to use; 0: as declared
+	cpu       int    // that it may use, as far as the node was told
+	unbounded bool   // its node does not limit CPU, as it said last
+	path      string
+	phases    []Phase
+	total     time.Duration
+	state     plan.State
+	since     time.Time
+	released  bool
+	starved   bool          // it was out of memory on its device
+	answered  time.Duration // from its order to its first answer; 0: it has given none
+	first     time.Duration // that its first call took
 }
 
 // release tells the replica that it is not wanted any more; Local.mu is held.

@@ -12,11 +12,12 @@ import (
 
 // FunctionSpec is what is deployed under a key.
 type FunctionSpec struct {
-	Key      string // pipeline.Key
-	Revision uint64 // grows with each change
-	Memory   int64  // bytes a replica adds to a node that has the zygote; 0: unknown
-	CPUMilli int    // thousandths of a core that a replica is promised; 0: nothing
-	CPULimit int    // thousandths of a core that a replica may use, unless a plan says otherwise; 0: all there are
+	Key      string       // pipeline.Key
+	Revision uint64       // grows with each change
+	Memory   int64        // bytes a replica adds to a node that has the zygote; 0: unknown
+	CPUMilli int          // thousandths of a core that a replica is promised; 0: nothing
+	CPULimit int          // thousandths of a core that a replica may use, unless a plan says otherwise; 0: all there are
+	Profile  []plan.Point // service times as measured, in order; shared
 	Declared pipeline.Function
 	Spec     any // what a [Node] needs to start it: image, environment; opaque here
 }

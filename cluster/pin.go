@@ -1,0 +1,106 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// ErrPinned is the error of a function that somebody else has pinned.
+var ErrPinned = errors.New("cluster: pinned by somebody else")
+
+// Pin holds a function at one replica that may use a given share of the processor, so that it can be measured. It is a lease: when
+// nobody renews it, the next plan has the function as it would be without it.
+type Pin struct {
+	Holder   string
+	CPUMilli int // thousandths of a core; 0: as declared
+	Until    time.Time
+}
+
+// at is the pin, if it holds at that time.
+func (p *Pin) at(now time.Time) (Pin, bool) {
+	if p == nil || !now.Before(p.Until) {
+		return Pin{}, false
+	}
+	return *p, true
+}
+
+// Held is what has become of a [Pin].
+type Held struct {
+	plan.Replica      // the one that is held; empty: there is none yet
+	CPUMilli     int  // that it may use now, as far as its node was told; 0: as declared
+	Unbounded    bool // its node has been asked and does not limit CPU
+	Alone        bool // there is no other
+	Slots        int  // batches that it takes at a time
+	Batch        int  // largest batch
+}
+
+// Pin pins a function, changes its pin, or renews it, and says how far that is. The function must be deployed.
+func (l *Local) Pin(function string, p Pin) (Held, error) {
+	h, changed, err := l.pin(function, p)
+	if changed {
+		l.cfg.Changed()
+	}
+	return h, err
+}
+
+func (l *Local) pin(function string, p Pin) (h Held, changed bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return Held{}, false, ErrClosed
+	}
+	f := l.of(function)
+	old, there := f.pin.at(stamp())
+	if there && old.Holder != p.Holder {
+		return Held{}, false, fmt.Errorf("function %q: %w, until %s unless that goes on", function, ErrPinned, old.Until.UTC().Format(time.TimeOnly))
+	}
+	f.pin = &p
+	return l.held(function, f), !there || old.CPUMilli != p.CPUMilli, nil
+}
+
+// Unpin ends the holder's pin; that of another stays.
+func (l *Local) Unpin(function, holder string) {
+	l.mu.Lock()
+	f := l.functions[function]
+	mine := f != nil && f.pin != nil && f.pin.Holder == holder
+	if mine {
+		f.pin = nil
+	}
+	l.mu.Unlock()
+	if mine {
+		l.cfg.Changed()
+	}
+}
+
+// held looks at the function's newest replica; l.mu is held.
+func (l *Local) held(function string, f *function) Held {
+	h := Held{Alone: true, Slots: max(f.slots, 1), Batch: max(f.batch, 1)}
+	var newest *replica
+	for _, r := range l.sorted() {
+		if r.function != function {
+			continue
+		}
+		if newest != nil {
+			h.Alone = false
+		}
+		if newest == nil || r.spec.Revision > newest.spec.Revision || r.spec.Revision == newest.spec.Revision && newest.released {
+			newest = r
+		}
+	}
+	if r := newest; r != nil && !r.hidden && !r.released {
+		h.Replica = plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since}
+		h.CPUMilli, h.Unbounded = r.cpu, r.unbounded
+		h.Batch = min(h.Batch, max(r.spec.Declared.Batch, 1))
+	}
+	return h
+}
+
+// pinned changes what a policy sees of f to what its pin wants.
+func (k *function) pinned(f *plan.Function, now time.Time) {
+	if _, ok := k.pin.at(now); ok {
+		f.Min, f.Max, f.Zero = 1, 1, false
+	}
+}
