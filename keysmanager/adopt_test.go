@@ -97,11 +97,11 @@ func TestWhatWasInvalidatedIsAdoptedAsThat(t *testing.T) {
 	if inv := n.Inventory(); len(inv.Zygotes) != 1 || inv.Zygotes[0].PID != z || inv.Zygotes[0].State != Retiring || inv.Zygotes[0].Replicas != 1 {
 		t.Fatalf("adopted %+v, want the old zygote to retire", inv.Zygotes)
 	}
-	n.Manager.mu.Lock()
+	n.mu.Lock()
 	if len(n.slots.Values()[0].zygote.berths) > 0 { // which New has made, if any
 		t.Error("it has a spare child, which nobody will ever want")
 	}
-	n.Manager.mu.Unlock()
+	n.mu.Unlock()
 	n.answers(old)
 	r := n.start("new", withModel)
 	i := slices.IndexFunc(n.Inventory().Zygotes, func(i ZygoteInfo) bool { return i.State == Ready })
@@ -286,8 +286,8 @@ func TestOutputWhileNoManagerRuns(t *testing.T) {
 	n := after(t, w)
 	touch("on")
 	lines := func(prefix string) (found string) {
-		n.mu.Lock()
-		defer n.mu.Unlock()
+		n.printing.Lock()
+		defer n.printing.Unlock()
 		for _, l := range n.lines["chatty"] {
 			if strings.HasPrefix(l, prefix) {
 				found = l

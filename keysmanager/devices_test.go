@@ -258,8 +258,8 @@ func TestDevicesAreSeenByTheirOwners(t *testing.T) {
 		}
 		_ = r.Conn.Close()
 		proctest.Until(t, time.Minute, "the replica to have said what it sees", func() bool {
-			n.mu.Lock()
-			defer n.mu.Unlock()
+			n.printing.Lock()
+			defer n.printing.Unlock()
 			return slices.Equal(n.lines[replica], []string{"stdout: " + device})
 		})
 	}

@@ -33,8 +33,8 @@ func TestEndsAreReportedWithTheirCause(t *testing.T) {
 	if e := n.exit(); e.Replica != "bad" || !strings.HasPrefix(e.Cause, "exit status 1: ") || !strings.Contains(e.Cause, `wait_mean="soon"`) {
 		t.Errorf("exit of %d: %+v", r.PID, e)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	n.printing.Lock()
+	defer n.printing.Unlock()
 	if !slices.ContainsFunc(n.lines["bad"], func(l string) bool { return strings.Contains(l, "wait_mean") }) {
 		t.Errorf("lines of the replica: %q", n.lines["bad"])
 	}
@@ -105,8 +105,8 @@ func TestLinesAreTheirReplicas(t *testing.T) {
 			t.Errorf("%+v, want %q in its cause", e, word)
 		}
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	n.printing.Lock()
+	defer n.printing.Unlock()
 	for _, name := range []string{"own-1", "own-2"} {
 		if got, want := slices.Sorted(slices.Values(n.lines[name])), []string{"stderr: err of " + name, "stdout: out of " + name}; !slices.Equal(got, want) {
 			t.Errorf("%s: %q, want %q", name, got, want)
@@ -218,8 +218,8 @@ func TestCloseEndsALoad(t *testing.T) {
 		failed <- err
 	}()
 	proctest.Until(t, 20*time.Second, "the load to begin", func() bool {
-		n.Manager.mu.Lock()
-		defer n.Manager.mu.Unlock()
+		n.mu.Lock()
+		defer n.mu.Unlock()
 		return n.slots.Len() == 1
 	})
 	n.Close()

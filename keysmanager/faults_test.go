@@ -185,9 +185,9 @@ func TestAFullDiskWhilePacking(t *testing.T) {
 	dir := disk(t, "1m")
 	n := newNode(t, func(c *Config) { c.Cache = dir })
 	n.answers(n.start("a", withModel))
-	n.mu.Lock()
+	n.printing.Lock()
 	lines := strings.Join(n.lines["zygote"], "\n")
-	n.mu.Unlock()
+	n.printing.Unlock()
 	if !strings.Contains(lines, "pre-packed weights") {
 		t.Errorf("the zygote says %q, want why nothing is pre-packed", lines)
 	}
@@ -230,9 +230,9 @@ func TestADiskThatFillsUpIsTrimmed(t *testing.T) {
 	put(used.folder(), 2<<20, 9*time.Hour)
 	put("older", 2<<20, 3*time.Hour)
 	put("newer", 2<<20, time.Hour)
-	n.Manager.mu.Lock()
+	n.mu.Lock()
 	n.uses["f.ns"] = used
-	n.Manager.mu.Unlock()
+	n.mu.Unlock()
 	if n.trim(); len(left()) != 3 {
 		t.Errorf("left are %v, want all while there is room", left())
 	}

@@ -92,9 +92,9 @@ func TestInvalidateDuringALoad(t *testing.T) {
 func TestAnInvalidationOvertakesAStart(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("old", withModel)
-	n.Manager.mu.Lock()
+	n.mu.Lock()
 	seen := n.uses["f.ns"]
-	n.Manager.mu.Unlock()
+	n.mu.Unlock()
 	if _, err := n.Invalidate(t.Context(), "f.ns"); err != nil {
 		t.Fatal(err)
 	}
@@ -133,9 +133,9 @@ func TestStartsNeverForkFromWhatWasReplaced(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				n.Manager.mu.Lock()
+				n.mu.Lock()
 				from := n.processes[name].zygote.key.generation
-				n.Manager.mu.Unlock()
+				n.mu.Unlock()
 				if from < least {
 					t.Errorf("%s forked from generation %d after %d had begun", name, from, least)
 				}
@@ -166,8 +166,8 @@ func TestStartsNeverForkFromWhatWasReplaced(t *testing.T) {
 	}
 	proctest.Until(t, 20*time.Second, "nothing to be left", func() bool {
 		n.tidy()
-		n.Manager.mu.Lock()
-		defer n.Manager.mu.Unlock()
+		n.mu.Lock()
+		defer n.mu.Unlock()
 		return n.slots.Len()+len(n.generations)+len(n.asks)+len(n.uses)+len(n.sizes)+len(n.going) == 0
 	})
 }

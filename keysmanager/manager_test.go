@@ -41,8 +41,8 @@ type node struct {
 	t        *testing.T
 	registry *prometheus.Registry
 	exits    chan Exit
-	mu       sync.Mutex
-	lines    map[string][]string // by replica
+	printing sync.Mutex
+	lines    map[string][]string // by replica; guarded by printing
 }
 
 var built struct {
@@ -104,8 +104,8 @@ func newNode(t *testing.T, change func(*Config)) *node {
 		Node: "n1", Images: images(t), ORT: proctest.Built(t, "ort", "libonnxruntime.so.1"), Threads: 1,
 		OnExit: func(e Exit) { n.exits <- e },
 		Output: func(_, replica, stream, line string) {
-			n.mu.Lock()
-			defer n.mu.Unlock()
+			n.printing.Lock()
+			defer n.printing.Unlock()
 			n.lines[replica] = append(n.lines[replica], stream+": "+line)
 		},
 		Log: slog.New(slog.DiscardHandler), Metrics: n.registry,
@@ -181,8 +181,8 @@ func (n *node) printed(replica string) string {
 	n.t.Helper()
 	line := ""
 	proctest.Until(n.t, 20*time.Second, replica+" to print a line", func() bool {
-		n.mu.Lock()
-		defer n.mu.Unlock()
+		n.printing.Lock()
+		defer n.printing.Unlock()
 		for _, l := range n.lines[replica] {
 			if rest, ok := strings.CutPrefix(l, "stdout: "); ok && line == "" {
 				line = rest

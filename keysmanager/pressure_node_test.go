@@ -83,9 +83,9 @@ func TestPressureFromOutside(t *testing.T) {
 			t.Errorf("at %d bytes it was loaded ahead of need: %+v", used, inv.Zygotes)
 		}
 	}
-	n.Manager.mu.Lock()
+	n.mu.Lock()
 	n.calm = time.Time{} // a while later
-	n.Manager.mu.Unlock()
+	n.mu.Unlock()
 	if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}, {Spec: other}}); err != nil || len(n.Inventory().Zygotes) != 2 {
 		t.Errorf("%v, %+v, want it loaded again", err, n.Inventory().Zygotes)
 	}
@@ -136,8 +136,8 @@ func TestRoomIsMadeForWhoNeedsIt(t *testing.T) {
 	other := withModel
 	other.Namespace, other.Function = "other", "f.other"
 	large := func() { // more than half of the memory, whatever they are found to be
-		n.Manager.mu.Lock()
-		defer n.Manager.mu.Unlock()
+		n.mu.Lock()
+		defer n.mu.Unlock()
 		image, err := n.cfg.Images.Resolve(withModel.Image)
 		if err != nil {
 			t.Fatal(err)
@@ -246,17 +246,17 @@ func TestForksThatChangeAllCount(t *testing.T) {
 func TestALoadCountsOnce(t *testing.T) {
 	n, g := newGauged(t, nil)
 	g.meter = &faker{own: map[int]int64{7: 3 * gb, 8: 3 * gb}}
-	n.Manager.mu.Lock()
+	n.mu.Lock()
 	for pid, bytes := range map[int]int64{7: 4 * gb, 8: 2 * gb, 0: gb} {
 		n.slots.Add(zygoteKey{model: fmt.Sprint(pid)}, &slot{pid: pid, loading: make(chan struct{}), need: need{bytes: bytes}})
 	}
-	n.Manager.mu.Unlock()
+	n.mu.Unlock()
 	if inv := n.press(g, 20*gb); inv.Free != (85-20+3+2-4-2-1)*gb || inv.MemoryUsed != (20-3-2)*gb {
 		t.Errorf("%d bytes are free and %d used, want %d and %d", inv.Free, inv.MemoryUsed, 63*gb, 15*gb)
 	}
-	n.Manager.mu.Lock()
+	n.mu.Lock()
 	n.slots.Purge()
-	n.Manager.mu.Unlock()
+	n.mu.Unlock()
 }
 
 // TestLibrariesAreNotParameters: of the files that a zygote maps, only its parameters are taken for memory that is not to give way.

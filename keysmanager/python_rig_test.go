@@ -143,8 +143,8 @@ func (n *node) probe(r *Replica) (p probed) {
 
 // printedBy is what a replica, or "zygote", has printed.
 func (n *node) printedBy(replica string) []string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	n.printing.Lock()
+	defer n.printing.Unlock()
 	return slices.Clone(n.lines[replica])
 }
 

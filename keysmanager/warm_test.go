@@ -25,8 +25,8 @@ func (n *node) wish(s Spec, bytes int64) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	n.Manager.mu.Lock()
-	defer n.Manager.mu.Unlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	key := n.key(s, onnxRuntime, image)
 	n.uses[s.Function], n.sizes[key] = key, bytes // what nobody uses is forgotten at any time
 }
