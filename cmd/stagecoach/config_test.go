@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/stagecoach-serving/stagecoach/policy"
 )
 
 func TestValidateNamesEachField(t *testing.T) {
@@ -36,6 +38,8 @@ func TestValidateNamesEachField(t *testing.T) {
 		"requests.inFlight":    {func(c *Config) { c.Requests.InFlight = 0 }, []string{"requests.inFlight: 0, want 1 to 1000000"}},
 		"control.tick":         {func(c *Config) { c.Control.Tick = time.Millisecond }, []string{"control.tick: 1ms, want at least 100ms"}},
 		"control.startTimeout": {func(c *Config) { c.Control.StartTimeout = 0 }, []string{"control.startTimeout: "}},
+		"control.policies":     {func(c *Config) { c.Control.Policies.Sharer = "greedy" }, []string{`control.policies.sharer: "greedy", want one of `}},
+		"control.record":       {func(c *Config) { c.Control.Record = "/none/x" }, []string{`control.record: "/none/x", want a file in a folder that is there`}},
 		"control.drainTimeout": {func(c *Config) { c.Control.DrainTimeout = -1 }, []string{"control.drainTimeout: "}},
 		"journal.bytes":        {func(c *Config) { c.Journal.Bytes = 0 }, []string{"journal.bytes: 0, want at least 16Mi"}},
 		"journal.sync":         {func(c *Config) { c.Journal.Sync = -1 }, []string{"journal.sync: "}},
@@ -81,8 +85,9 @@ func TestValidateKnowsEveryField(t *testing.T) {
 		"registry.auth": "read, and complained about, when a registry asks for it", "log.level": "its type knows what is a level",
 	}
 	// A value that is wrong wherever it is.
-	c := Config{Listen: "x", Node: NodeConfig{Memory: 1, None: true, Devices: "-1"}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1}, Journal: JournalConfig{Sync: -1}}
+	c := Config{Listen: "x", Node: NodeConfig{Memory: 1, None: true, Devices: "-1"}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1, Record: "/none/x"}, Journal: JournalConfig{Sync: -1}}
 	c.Registry.Default, c.Registry.Insecure, c.Telemetry.OTLP = "x", []string{"y"}, "z"
+	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e"}
 	text := errorText(c.Validate())
 	c.NATS.Listen = "x" // without which node.none is wrong
 	text += "\n" + errorText(c.Validate())
