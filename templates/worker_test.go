@@ -32,6 +32,8 @@ def load(model):
     print("load", WORD, part.WORD, again is part, model.path)
     if WORD == "broken":
         raise ValueError("no good")
+    if WORD == "b":
+        sys.path.pop(0)
     if WORD == "stays":
         threading.Event().wait()
     state = State()
@@ -220,6 +222,37 @@ func TestPythonWorkerFailures(t *testing.T) {
 	k.line(stuck.stdout, "load stays part of stays True "+stays+"/model\n")
 	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(stuck.tid)}))
 	if err := k.cmd.Wait(); err == nil || k.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(k.stderr.String(), "replica stuck does not end 2 s after it was killed") {
+		t.Errorf("the worker ended with %v and said %q", err, k.stderr)
+	}
+}
+
+// noContext is a handler in PyTorch that has lost the context on the device.
+const noContext = `
+import sys, types
+
+def gone():
+    raise RuntimeError("CUDA error: unspecified launch failure")
+
+torch = sys.modules["torch"] = types.ModuleType("torch")
+torch.cuda = types.SimpleNamespace(empty_cache=gone)
+
+def place(state, replica):
+    raise ValueError("no good")
+
+def infer(state, calls):
+    return calls
+`
+
+// TestPythonWorkerWithoutContext: with the context that all share, all ends. A stage's end is not kept quiet.
+func TestPythonWorkerWithoutContext(t *testing.T) {
+	none := t.TempDir()
+	if err := os.WriteFile(filepath.Join(none, "torch.py"), []byte("raise ImportError\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k := started(t, proctest.Python(t), tenantImage(t, "first"), wire.EnvWorker+"=1", "CUDA_VISIBLE_DEVICES=GPU-a", "PYTHONPATH="+none)
+	k.moveIn("lost", imaged(t, noContext))
+	const want = "replica lost leaves what it had behind: RuntimeError: CUDA error: unspecified launch failure: all of this process ends\n"
+	if err := k.cmd.Wait(); err == nil || k.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(k.stderr.String(), want) {
 		t.Errorf("the worker ended with %v and said %q", err, k.stderr)
 	}
 }

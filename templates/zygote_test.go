@@ -2,6 +2,7 @@ package templates_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -105,7 +106,9 @@ func started(t *testing.T, python, root string, env ...string) *keeper {
 	t.Helper()
 	socket, there := pair(t, unix.SOCK_SEQPACKET)
 	k := &keeper{t: t, socket: socket, stderr: &lockedBuffer{}}
-	k.cmd = exec.Command(python, "stage")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience) // for those that wait for its end
+	t.Cleanup(cancel)
+	k.cmd = exec.CommandContext(ctx, python, "stage")
 	k.cmd.Dir, k.cmd.Env, k.cmd.ExtraFiles, k.cmd.Stderr = root, append([]string{wire.EnvZygoteFD + "=3", "PATH=" + os.Getenv("PATH")}, env...), []*os.File{there}, k.stderr
 	k.cmd.WaitDelay = patience // for what has its stderr, and should have ended with it
 	if err := k.cmd.Start(); err != nil {

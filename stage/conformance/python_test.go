@@ -195,6 +195,30 @@ def infer(state, calls): return [c.wait() if c.input.text() == "wait" else 1 / 0
 	r.exits(1, "results of batch 2: KeyError: 'emit'")
 }
 
+// TestALostContextEndsTheReplica: after some errors of CUDA every call would fail, and fast, so that more would come.
+func TestALostContextEndsTheReplica(t *testing.T) {
+	handler := filepath.Join(t.TempDir(), "handler.py")
+	code := `import sys, types
+torch = sys.modules["torch"] = types.ModuleType("torch")
+torch.set_grad_enabled = lambda on: None
+def cuda(lost=True):
+    if lost: raise RuntimeError("CUDA error: an illegal memory access was encountered")
+def infer(state, calls):
+    lost = calls[0].input.text() == "lost"
+    torch.cuda = types.SimpleNamespace(is_initialized=lambda: True, synchronize=lambda: cuda(lost))
+    cuda()
+`
+	if err := os.WriteFile(handler, []byte(code), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := launch(t, pythonHandler(t, handler)).greet(welcome)
+	for id, text := range []string{"other", "lost"} {
+		r.batch(uint64(id), never, text)
+		r.failure(task.Failed, "RuntimeError: CUDA error: an illegal memory access")
+	}
+	r.exits(1, "stage: the device's context is lost: CUDA error: an illegal memory access was encountered\n")
+}
+
 // TestTorchInAReplica: the threads that the environment and Threads frames name are PyTorch's, and no gradients are recorded.
 func TestTorchInAReplica(t *testing.T) {
 	handler := filepath.Join(t.TempDir(), "handler.py")

@@ -169,15 +169,16 @@ class Ring:
                 failed.append(err)
 
         threads = [threading.Thread(target=run, args=(i,), name=f"stagecoach-lane-{i}", daemon=True) for i in range(n)]
-        for t in threads:
-            t.start()
         try:
+            for t in threads:
+                t.start()
             if meanwhile is not None:
                 meanwhile()
         except BaseException as err:
             failed.insert(0, err)
         for t in threads:
-            t.join()
+            if t.ident is not None:  # else there was no thread to be had
+                t.join()
         if failed:
             raise failed[0]
 

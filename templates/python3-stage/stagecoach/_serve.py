@@ -19,9 +19,9 @@ import threading
 import time
 from typing import Any, Callable
 
-from . import _conn, _ends, _threads, _wire
+from . import _conn, _ends, _threads, _wire, device
 from ._stage import Hooks
-from ._types import Call, Cancelled, Output, Replica
+from ._types import Call, Cancelled, Output, Replica, StageError
 from ._wire import WireError
 
 WELCOME_TIMEOUT = 30.0  # seconds
@@ -335,11 +335,15 @@ class _Server:
             for call in calls:
                 call._cancelled = True  # a call that is over can stream no more
             self._send(batch, service, results)
+            lost = device.lost(results)
+            if lost:  # each call that comes would fail, and fast
+                raise StageError(f"the device's context is lost: {lost}")
         except OSError as err:  # of the connection
             self.log.debug("results of batch %d not sent: %s", batch, err)
             self.conn.shut()
         except BaseException as err:  # no memory, for instance: nobody would wait for them in vain
-            self.fault = WireError(f"results of batch {batch}: {type(err).__name__}: {err}")
+            told = isinstance(err, StageError)
+            self.fault = err if told else WireError(f"results of batch {batch}: {type(err).__name__}: {err}")
             self.conn.shut()
         with self.lock:
             self.running -= 1

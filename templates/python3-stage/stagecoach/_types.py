@@ -328,8 +328,7 @@ class Call:
     def send(self, data: bytes | str) -> None:
         """Stream a piece of the call's output ahead of its result, 64 MiB in all: with more the call fails and is over. It
         waits while the receiver is behind, and raises :class:`Cancelled` or :class:`Expired` when the call is over. The
-        platform puts the pieces together:
-        what comes next, the client or a stage, gets them at the call's end."""
+        platform puts the pieces together: what comes next, the client or a stage, gets them at the call's end."""
         self.check()
         try:
             piece = memoryview(_utf8(data) if isinstance(data, str) else data).cast("B")

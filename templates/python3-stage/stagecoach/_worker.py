@@ -227,11 +227,13 @@ class Worker(Control):
 
     def _abandon(self, tid: int) -> NoReturn:
         """A stage does not let go: end with it."""
-        name = self._tenants[tid].env.get(_main.ENV_REPLICA, "")
-        os.write(
-            2,
-            f"worker: replica {name} does not end {GRACE:g} s after it was killed: all of this process ends\n".encode(),
-        )
+        self._end(self._tenants[tid], f"does not end {GRACE:g} s after it was killed")
+
+    @staticmethod
+    def _end(tenant: Tenant, why: str) -> NoReturn:
+        """End with a stage."""
+        name = tenant.env.get(_main.ENV_REPLICA, "")
+        os.write(2, f"worker: replica {name} {why}: all of this process ends\n".encode(errors="replace"))
         os._exit(1)
 
     def _reap(self, tid: int, status: int) -> None:
@@ -278,7 +280,10 @@ class Worker(Control):
         except BaseException as err:
             os.write(2, f"worker: new replica: {err}\n".encode(errors="replace"))
         finally:
-            self._forget(tenant)
+            try:
+                self._forget(tenant)
+            except BaseException as err:  # of CUDA: after some there is no context any more, for no stage
+                self._end(tenant, f"leaves what it had behind: {type(err).__name__}: {err}")
             self._over.put((threading.get_native_id(), status))
             self._wake.send(b"x")
 
@@ -343,8 +348,9 @@ class Worker(Control):
         try:
             yield
         finally:
-            sys.path.remove(root)
-            sys.path.remove(libraries)
+            for path in (root, libraries):
+                with contextlib.suppress(ValueError):  # the handler has
+                    sys.path.remove(path)
             sys.path.append(libraries)  # they import when they please
             tenant.libraries = libraries
             for name, module in list(sys.modules.items()):
@@ -357,7 +363,7 @@ class Worker(Control):
         """Let go of all that a stage had, here and on the device. Its memory is free when this returns."""
         tenant.modules.clear()
         if tenant.libraries:
-            with self._importing:
+            with self._importing, contextlib.suppress(ValueError):  # a handler has
                 del sys.path[len(sys.path) - 1 - sys.path[::-1].index(tenant.libraries)]
         gc.collect()
         torch = sys.modules.get("torch")

@@ -218,6 +218,19 @@ def relieved(results: list[Any]) -> list[Any]:
     return [new.get(id(r), r) for r in results] if new else results
 
 
+def lost(results: list[Any]) -> str:
+    """Why the process's context on the device is of no more use, as some errors of CUDA that calls end with leave it;
+    empty: it is of use."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and any(isinstance(r, RuntimeError) for r in results):
+        try:
+            if cuda.is_initialized():
+                cuda.synchronize()
+        except RuntimeError as err:
+            return str(err)
+    return ""
+
+
 def _used() -> int:
     """How many bytes of the device are in use, as its driver says it before there is a context; -1: nobody knows."""
     sizes = (ctypes.c_ulonglong * 3)()  # total, free, used
