@@ -20,7 +20,7 @@ type Observer interface {
 }
 
 // Applier is the half that the loop changes. Apply returns without waiting for replicas to come or go; applying a plan
-// twice changes nothing.
+// twice changes nothing. A plan that is older than what somebody else applied is refused with a [plan.ErrStale].
 type Applier interface {
 	Apply(ctx context.Context, p plan.Plan) error
 }
@@ -31,6 +31,7 @@ type Config struct {
 	Gap      time.Duration // least time between a tick and a poked one; 20 ms
 	Timeout  time.Duration // of Observe and Apply together; 5 s
 	Policies policy.Names
+	Recorder Recorder // gets every decision; nil: none does
 }
 
 // Loop steers a cluster. Build it with [New], run it with [Loop.Run].
@@ -52,6 +53,7 @@ type Loop struct {
 	mu       sync.Mutex
 	snapshot plan.Snapshot
 	plan     plan.Plan
+	trouble  string // why the latest tick went wrong, in whole or in part; empty: it did not
 }
 
 // New returns a loop that reads from o and writes to a. It registers its metrics with reg. An unknown policy is an error.
@@ -67,7 +69,7 @@ func New(o Observer, a Applier, cfg Config, log *slog.Logger, reg prometheus.Reg
 		observer: o, applier: a, cfg: cfg, policies: policies, log: log, poked: make(chan struct{}, 1),
 		ticks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "stagecoach", Subsystem: "control", Name: "ticks_total",
-			Help: "Ticks by result: applied, invalid (the plan was refused), failed (to observe or apply).",
+			Help: "Ticks by result: applied, invalid (the plan was refused), stale (another autoscaler was faster), failed (to observe or apply).",
 		}, []string{"result"}),
 		held: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: "stagecoach", Subsystem: "control", Name: "held_domains_total",
@@ -78,7 +80,7 @@ func New(o Observer, a Applier, cfg Config, log *slog.Logger, reg prometheus.Reg
 			Help: "Time to decide and validate a plan.", Buckets: prometheus.ExponentialBuckets(1e-5, 4, 9),
 		}),
 	}
-	for _, c := range []prometheus.Collector{l.ticks, l.held, l.planning} {
+	for _, c := range []prometheus.Collector{l.ticks, l.held, l.planning, newPlanned(l)} {
 		if err := reg.Register(c); err != nil {
 			return nil, fmt.Errorf("control: %w", err)
 		}
@@ -148,6 +150,9 @@ func (l *Loop) complain(err error) {
 		return
 	}
 	l.logged = text
+	l.mu.Lock()
+	l.trouble = text
+	l.mu.Unlock()
 	if err == nil {
 		l.log.Info("control goes on as planned")
 		return
@@ -166,10 +171,16 @@ func (l *Loop) round(ctx context.Context) (result string, err error) {
 	p, memory, stay, err := l.policies.Decide(s, l.memory)
 	l.planning.Observe(time.Since(start).Seconds())
 	l.held.Add(float64(len(stay)))
+	if l.cfg.Recorder != nil {
+		l.cfg.Recorder.Record(Decision{Policies: l.policies.Names(), Snapshot: s, Memory: l.memory, Plan: p, Err: err})
+	}
 	if err != nil {
 		return "invalid", fmt.Errorf("plan: %w", err)
 	}
-	if err := l.applier.Apply(ctx, p); err != nil {
+	switch err := l.applier.Apply(ctx, p); {
+	case errors.Is(err, plan.ErrStale):
+		return "stale", fmt.Errorf("apply: another autoscaler steers this cluster, too: %w", err)
+	case err != nil:
 		return "failed", fmt.Errorf("apply: %w", err)
 	}
 	l.memory = memory // only an applied plan is remembered
@@ -190,3 +201,13 @@ func (l *Loop) Last() (plan.Snapshot, plan.Plan) {
 	defer l.mu.Unlock()
 	return l.snapshot, l.plan
 }
+
+// Trouble says why the latest tick went wrong, in whole or in part: what [Loop.Last] has may be old then. Empty: it did not.
+func (l *Loop) Trouble() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.trouble
+}
+
+// Policies returns the names of the policies that decide.
+func (l *Loop) Policies() policy.Names { return l.policies.Names() }

@@ -102,37 +102,64 @@ func nodes(s *plan.Snapshot) map[string]*node {
 	return all
 }
 
-// place makes the wants of a: what is kept first, then new replicas round by round, so that every function gets its first
-// replica before any gets its second. better orders the nodes that have room.
-func place(s plan.Snapshot, a plan.Alloc, better func(*plan.Function, *node, *node) int) ([]plan.Want, error) {
-	all := nodes(&s)
-	wants, functions, rounds := make([]plan.Want, len(a)), make([]*plan.Function, len(a)), 0
+// placing is an allocation while its replicas get their places: what is kept has its own from the start, new ones are added round by
+// round, so that every function gets its first replica before any gets its second.
+type placing struct {
+	alloc     plan.Alloc
+	functions []*plan.Function // of its lines
+	wants     []plan.Want
+	nodes     map[string]*node
+	sizes     map[string]int64 // of zygotes, by function
+	rounds    int
+}
+
+// begin keeps what can be kept.
+func begin(s *plan.Snapshot, a plan.Alloc) (*placing, error) {
+	p := &placing{alloc: a, nodes: nodes(s), sizes: zygoteSizes(s), wants: make([]plan.Want, len(a)), functions: make([]*plan.Function, len(a))}
 	for i, l := range a {
 		f, ok := s.Function(l.Function)
 		if !ok {
 			return nil, fmt.Errorf("function %q of the allocation: not in snapshot %d, want an allocation of the same snapshot", l.Function, s.Rev)
 		}
-		functions[i] = f
-		wants[i] = plan.Want{Function: l.Function, Revision: f.Revision, CPUMilli: l.CPUMilli, Batch: l.Batch, Key: l.Key, Why: l.Why}
-		wants[i].Slots = keep(f, l.Count, all)
-		rounds = max(rounds, l.Count)
+		p.functions[i] = f
+		p.wants[i] = plan.Want{Function: l.Function, Revision: f.Revision, CPUMilli: l.CPUMilli, Batch: l.Batch, Key: l.Key, Why: l.Why}
+		p.wants[i].Slots = keep(f, l.Count, p.nodes)
+		p.rounds = max(p.rounds, l.Count)
 	}
-	sizes := zygoteSizes(&s)
-	for round := range rounds {
-		for i, l := range a {
-			if l.Count <= round || len(wants[i].Slots) > round || wants[i].Short != "" {
-				continue
+	return p, nil
+}
+
+// wanting says whether a line wants one more in this round.
+func (p *placing) wanting(i, round int) bool {
+	return p.alloc[i].Count > round && len(p.wants[i].Slots) <= round && p.wants[i].Short == ""
+}
+
+// add gives a line one more replica, or says why it has none.
+func (p *placing) add(i int, better func(*plan.Function, *node, *node) int) (plan.Slot, bool) {
+	f, w := p.functions[i], &p.wants[i]
+	slot, ok := take(f, p.sizes[f.Name], p.nodes, better, func(*node) bool { return true })
+	if !ok {
+		w.Short = shortage(f, p.sizes[f.Name], p.alloc[i].Count, len(w.Slots), p.nodes)
+		return slot, false
+	}
+	w.Slots = append(w.Slots, slot)
+	return slot, true
+}
+
+// place makes the wants of a; better orders the nodes that have room.
+func place(s plan.Snapshot, a plan.Alloc, better func(*plan.Function, *node, *node) int) ([]plan.Want, error) {
+	p, err := begin(&s, a)
+	if err != nil {
+		return nil, err
+	}
+	for round := range p.rounds {
+		for i := range a {
+			if p.wanting(i, round) {
+				p.add(i, better)
 			}
-			f := functions[i]
-			slot, ok := add(f, sizes[f.Name], all, better)
-			if !ok {
-				wants[i].Short = shortage(f, sizes[f.Name], l.Count, len(wants[i].Slots), all)
-				continue
-			}
-			wants[i].Slots = append(wants[i].Slots, slot)
 		}
 	}
-	return wants, nil
+	return p.wants, nil
 }
 
 // keep returns up to count slots for replicas that exist: ones on nodes that are fit first, then ready before starting,
@@ -161,11 +188,11 @@ func keep(f *plan.Function, count int, all map[string]*node) []plan.Slot {
 	return slots
 }
 
-// add finds the best place for one more replica of f and takes it.
-func add(f *plan.Function, zygote int64, all map[string]*node, better func(*plan.Function, *node, *node) int) (plan.Slot, bool) {
+// take finds the best place for one more replica of f, of those that may be, and takes it.
+func take(f *plan.Function, zygote int64, all map[string]*node, better func(*plan.Function, *node, *node) int, may func(*node) bool) (plan.Slot, bool) {
 	var best *node
 	for _, n := range all { // the order is total, so the map's does not matter
-		if n.fits(f, zygote) && (best == nil || better(f, n, best) < 0) {
+		if may(n) && n.fits(f, zygote) && (best == nil || better(f, n, best) < 0) {
 			best = n
 		}
 	}

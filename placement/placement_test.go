@@ -11,8 +11,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan/plantest"
 )
 
-func TestSpreadIsAPlacer(t *testing.T)   { plantest.RunPlacer(t, Spread{}) }
-func TestFirstFitIsAPlacer(t *testing.T) { plantest.RunPlacer(t, FirstFit{}) }
+func TestSpreadIsAPlacer(t *testing.T)    { plantest.RunPlacer(t, Spread{}) }
+func TestDispersedIsAPlacer(t *testing.T) { plantest.RunPlacer(t, Dispersed{}) }
+func TestFirstFitIsAPlacer(t *testing.T)  { plantest.RunPlacer(t, FirstFit{}) }
 func TestKeyStagesIsAWarmer(t *testing.T) {
 	plantest.RunWarmer(t, Spread{}, KeyStages{})
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// KeyStages is a plan.Warmer. A function stays warm in host memory wherever it has replicas or gets them; one that has
-// more than its minimum, or had and still drains, is a key stage (as in QUART) and its zygote is evicted last. A function that may
-// sleep keeps one zygote while it does, if there is memory, so that waking is a fork.
+// KeyStages is a plan.Warmer. A function stays warm in host memory wherever it has replicas or gets them; a key stage's zygote
+// is evicted last (QUART, section 6.1; see [Key]). A function that may sleep keeps one zygote while it does, if there is memory, so that
+// waking is a fork.
 type KeyStages struct{}
 
 // Warm implements plan.Warmer.
@@ -36,7 +36,7 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 				on[r.Node] = true
 			}
 		}
-		key := max(len(w.Slots), len(f.Replicas)) > max(f.Min, 1)
+		key := Key(f, w)
 		for _, name := range slices.Sorted(maps.Keys(on)) {
 			warm = append(warm, plan.Warm{Function: f.Name, Node: name, Warmth: plan.Host, Key: key})
 		}
@@ -50,7 +50,7 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 			if !n.zygotes[f.Name] {
 				n.free -= n.cost(f, sizes[f.Name])
 			}
-			warm = append(warm, plan.Warm{Function: f.Name, Node: n.Name, Warmth: plan.Host})
+			warm = append(warm, plan.Warm{Function: f.Name, Node: n.Name, Warmth: plan.Host, Key: w.Key})
 		}
 	}
 	slices.SortFunc(warm, func(x, y plan.Warm) int {

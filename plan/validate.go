@@ -8,6 +8,9 @@ import (
 	"strings"
 )
 
+// ErrStale is the error of a plan that is older than one already applied, or of another owner.
+var ErrStale = errors.New("plan: made from a stale snapshot")
+
 // Validate reports everything that is wrong with p as a decision on s, joined: a plan with an error is not applied. It
 // holds a plan to what s allows, not to what would be wise.
 func (p Plan) Validate(s Snapshot) error {

@@ -8,7 +8,7 @@ import (
 
 // TestDefaultPoliciesThroughHistories decides on whatever happens in a made-up world: every plan is valid.
 func TestDefaultPoliciesThroughHistories(t *testing.T) {
-	for _, placer := range []string{"", "first-fit"} {
+	for _, placer := range []string{"", "spread", "first-fit"} {
 		c, err := Names{Placer: placer}.Choose()
 		if err != nil {
 			t.Fatal(err)

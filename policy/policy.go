@@ -40,14 +40,14 @@ func (n Names) Choose() (Set, error) {
 	allocators := map[string]level{"sizer": allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})}}
 	correctors := map[string]level{none: nil}
 	sharers := map[string]plan.Sharer{none: nil}
-	placers := map[string]plan.Placer{"spread": placement.Spread{}, "first-fit": placement.FirstFit{}}
+	placers := map[string]plan.Placer{"dispersed": placement.Dispersed{}, "spread": placement.Spread{}, "first-fit": placement.FirstFit{}}
 	warmers := map[string]plan.Warmer{"key-stages": placement.KeyStages{}}
 	s := Set{names: n}
 	var errs [5]error
 	s.allocator, errs[0] = pick("allocator", allocators, &s.names.Allocator, "sizer")
 	s.corrector, errs[1] = pick("corrector", correctors, &s.names.Corrector, none)
 	s.sharer, errs[2] = pick("sharer", sharers, &s.names.Sharer, none)
-	s.placer, errs[3] = pick("placer", placers, &s.names.Placer, "spread")
+	s.placer, errs[3] = pick("placer", placers, &s.names.Placer, "dispersed")
 	s.warmer, errs[4] = pick("warmer", warmers, &s.names.Warmer, "key-stages")
 	return s, errors.Join(errs[:]...)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/device"
 	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/policy"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
@@ -96,6 +97,8 @@ type ControlConfig struct {
 	Tick         time.Duration `yaml:"tick"`
 	StartTimeout time.Duration `yaml:"startTimeout"` // of a replica, its parameters' loading included
 	DrainTimeout time.Duration `yaml:"drainTimeout"` // of a replica, and of the whole process on SIGTERM
+	Policies     policy.Names  `yaml:"policies"`     // which decide; empty: the default of each level
+	Record       string        `yaml:"record"`       // file that gets each decision; empty: none does
 }
 
 // JournalConfig bounds async requests.
@@ -215,6 +218,7 @@ func (c *Config) Validate() error {
 	atLeast("control.tick", c.Control.Tick, 100*time.Millisecond)
 	atLeast("control.startTimeout", c.Control.StartTimeout, time.Second)
 	atLeast("control.drainTimeout", c.Control.DrainTimeout, 0)
+	c.Control.validate(bad)
 	if c.Journal.Bytes < 16<<20 {
 		bad("journal.bytes", int64(c.Journal.Bytes), "at least 16Mi")
 	}
@@ -242,6 +246,27 @@ func (n *NodeConfig) validate(bad func(path string, got any, want string)) {
 	}
 	if _, err := device.ParseShare(n.Devices); err != nil {
 		bad("node.devices", fmt.Sprintf("%q", n.Devices), "all, none, or UUIDs and indices with commas between, such as 0,2 or GPU-5f…")
+	}
+}
+
+// validate reports the bad names of policies, and a record that has no place.
+func (c *ControlConfig) validate(bad func(path string, got any, want string)) {
+	p := c.Policies
+	for _, level := range []struct {
+		path, name string
+		alone      policy.Names
+	}{
+		{"allocator", p.Allocator, policy.Names{Allocator: p.Allocator}}, {"corrector", p.Corrector, policy.Names{Corrector: p.Corrector}},
+		{"sharer", p.Sharer, policy.Names{Sharer: p.Sharer}}, {"placer", p.Placer, policy.Names{Placer: p.Placer}},
+		{"warmer", p.Warmer, policy.Names{Warmer: p.Warmer}},
+	} {
+		if _, err := level.alone.Choose(); err != nil {
+			_, want, _ := strings.Cut(err.Error(), ", want ")
+			bad("control.policies."+level.path, fmt.Sprintf("%q", level.name), want)
+		}
+	}
+	if dir, err := os.Stat(filepath.Dir(c.Record)); c.Record != "" && (err != nil || !dir.IsDir()) {
+		bad("control.record", fmt.Sprintf("%q", c.Record), "a file in a folder that is there")
 	}
 }
 

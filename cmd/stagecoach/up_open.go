@@ -160,9 +160,21 @@ func (u *up) openReplicas(ctx context.Context) error {
 	return u.metrics.Register(newReplicaCount(u.registry, u.local))
 }
 
+// recordLimit bounds the record of decisions, in bytes.
+const recordLimit = 256 << 20
+
 func (u *up) openControl(context.Context) error {
+	cfg := control.Config{Tick: u.cfg.Control.Tick, Policies: u.cfg.Control.Policies}
+	if u.cfg.Control.Record != "" {
+		record, err := control.OpenRecord(u.cfg.Control.Record, recordLimit, u.log, u.metrics)
+		if err != nil {
+			return fmt.Errorf("control.record: %w", err)
+		}
+		u.onClose(record.Close)
+		cfg.Recorder = record
+	}
 	var err error
-	u.loop, err = control.New(u.local, &announcer{Local: u.local, events: u.events, wants: map[string]int{}}, control.Config{Tick: u.cfg.Control.Tick}, u.log, u.metrics)
+	u.loop, err = control.New(u.local, &announcer{Local: u.local, events: u.events, wants: map[string]int{}}, cfg, u.log, u.metrics)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,236 @@
+package control
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/policy"
+)
+
+// Decision is one decision with all that it was made from. What it refers to is never changed.
+type Decision struct {
+	Policies policy.Names
+	Snapshot plan.Snapshot
+	Memory   policy.Memory // before
+	Plan     plan.Plan
+	Err      error // there is no plan that could be applied
+}
+
+// Recorder gets every decision. Record must not block.
+type Recorder interface{ Record(d Decision) }
+
+// RecordVersion is of the lines of a record. It changes with their form, and with that of plan.Snapshot or plan.Plan where an older
+// line would mean something else.
+const RecordVersion = 1
+
+// record is a line of a record, in JSON: fields that are zero in Snapshot and Plan are left out.
+type record struct {
+	Version  int             `json:"version"`
+	Policies policy.Names    `json:"policies"`
+	Snapshot json.RawMessage `json:"snapshot"`
+	Memory   json.RawMessage `json:"memory"` // as policy.Memory encodes itself
+	Plan     json.RawMessage `json:"plan"`
+	Error    string          `json:"error,omitempty"` // its first line
+}
+
+// line encodes d with a newline.
+func (d Decision) line() ([]byte, error) {
+	r := record{Version: RecordVersion, Policies: d.Policies, Error: firstLine(d.Err)}
+	var err error
+	for _, part := range []struct {
+		to   *json.RawMessage
+		from any
+	}{{&r.Snapshot, lean(d.Snapshot)}, {&r.Memory, d.Memory}, {&r.Plan, lean(d.Plan)}} {
+		if *part.to, err = json.Marshal(part.from); err != nil {
+			return nil, fmt.Errorf("decision on snapshot %d: %w", d.Snapshot.Rev, err)
+		}
+	}
+	b, err := json.Marshal(r)
+	return append(b, '\n'), err
+}
+
+// firstLine is an error without the stack that a panic's has, which is another in each run.
+func firstLine(err error) string {
+	if err == nil {
+		return ""
+	}
+	b, _, _ := bytes.Cut([]byte(err.Error()), []byte("\n"))
+	return string(b)
+}
+
+// recordQueue is how many decisions wait to be written before the next ones are dropped.
+const recordQueue = 64
+
+// RecordFile is a Recorder that appends to a file. When that is as large as half of what it may take, it becomes FILE.1, in the place
+// of an older one, and another is begun. Decisions that come faster than they can be written, and ones that cannot be written, are
+// dropped, counted and told of once. Build it with [OpenRecord].
+type RecordFile struct {
+	path  string
+	limit int64 // bytes of both files
+	log   *slog.Logger
+	drops *prometheus.CounterVec
+
+	queue chan Decision
+	done  chan struct{}
+	stop  sync.Once
+	ended chan struct{} // nothing is written any more
+
+	file   *os.File // the owner goroutine's, as what follows
+	size   int64
+	failed bool // the latest decision could not be written, which was told
+
+	mu   sync.Mutex
+	lost int // decisions dropped for want of room in the queue since the latest that had some
+}
+
+// OpenRecord opens a record that takes at most limit bytes on disk, and goes on where it ends. Two processes must not have one file.
+func OpenRecord(path string, limit int64, log *slog.Logger, reg prometheus.Registerer) (*RecordFile, error) {
+	r := &RecordFile{
+		path: path, limit: limit, log: log, queue: make(chan Decision, recordQueue), done: make(chan struct{}), ended: make(chan struct{}),
+		drops: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "stagecoach", Subsystem: "control", Name: "record_dropped_total",
+			Help: "Decisions that are not in the record: queue (they came too fast), write (they could not be written).",
+		}, []string{"reason"}),
+	}
+	if err := r.open(); err != nil {
+		return nil, err
+	}
+	if err := reg.Register(r.drops); err != nil {
+		return nil, errors.Join(fmt.Errorf("control: %w", err), r.file.Close())
+	}
+	go r.own()
+	return r, nil
+}
+
+// Record implements [Recorder].
+func (r *RecordFile) Record(d Decision) {
+	select {
+	case <-r.done:
+		return
+	default:
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	select {
+	case r.queue <- d:
+		if r.lost > 0 {
+			r.log.Warn("decisions are recorded again", "dropped", r.lost)
+			r.lost = 0
+		}
+	default:
+		r.drops.WithLabelValues("queue").Inc()
+		if r.lost++; r.lost == 1 {
+			r.log.Warn("decisions are dropped: they come faster than they can be written", "record", r.path)
+		}
+	}
+}
+
+// Close writes what is queued and closes the file. What is recorded afterwards is dropped.
+func (r *RecordFile) Close() error {
+	r.stop.Do(func() { close(r.done) })
+	<-r.ended
+	if r.file == nil {
+		return nil
+	}
+	if err := r.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+		return fmt.Errorf("record: %w", err)
+	}
+	return nil
+}
+
+// own writes until Close.
+func (r *RecordFile) own() {
+	defer close(r.ended)
+	for {
+		select {
+		case d := <-r.queue:
+			r.take(d)
+			continue
+		case <-r.done:
+		}
+		for {
+			select {
+			case d := <-r.queue:
+				r.take(d)
+				continue
+			default:
+			}
+			return
+		}
+	}
+}
+
+// take writes a decision, and says when that begins to fail, or works again.
+func (r *RecordFile) take(d Decision) {
+	line, err := d.line()
+	if err == nil {
+		err = r.write(line)
+	}
+	if err != nil {
+		r.drops.WithLabelValues("write").Inc()
+	}
+	switch failed := err != nil; {
+	case failed && !r.failed:
+		r.log.Error("decisions are not recorded", "record", r.path, "error", err)
+	case !failed && r.failed:
+		r.log.Info("decisions are recorded again", "record", r.path)
+	}
+	r.failed = err != nil
+}
+
+// write appends a line, to the next file if this one is full. A part of a line is taken back.
+func (r *RecordFile) write(line []byte) error {
+	if int64(len(line)) > r.limit/2 {
+		return fmt.Errorf("a decision of %s, want at most %s", plan.Size(int64(len(line))), plan.Size(r.limit/2))
+	}
+	if r.file != nil && r.size+int64(len(line)) > r.limit/2 {
+		err := errors.Join(os.Rename(r.path, r.path+".1"), r.file.Close())
+		r.file = nil
+		if err != nil {
+			return err
+		}
+	}
+	if r.file == nil {
+		if err := r.open(); err != nil {
+			return err
+		}
+	}
+	n, err := r.file.Write(line)
+	if err != nil && n > 0 {
+		err = errors.Join(err, r.file.Truncate(r.size))
+		n = 0
+	}
+	r.size += int64(n)
+	return err
+}
+
+// open opens the file at its end. A line that was cut short, as by a crash, is ended, so that the next one is whole.
+func (r *RecordFile) open() error {
+	f, err := os.OpenFile(r.path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("record: %w", err)
+	}
+	r.file = f
+	if r.size, err = f.Seek(0, io.SeekEnd); err == nil && r.size > 0 {
+		last := []byte{0}
+		if _, err = f.ReadAt(last, r.size-1); err == nil && last[0] != '\n' {
+			var n int
+			n, err = f.Write([]byte("\n"))
+			r.size += int64(n)
+		}
+	}
+	if err != nil {
+		r.file = nil
+		return errors.Join(fmt.Errorf("record: %w", err), f.Close())
+	}
+	return nil
+}

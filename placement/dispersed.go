@@ -1,0 +1,147 @@
+package placement
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// Dispersed is a plan.Placer that spreads key stages over the nodes, so that each node keeps room for one of them to grow, and packs
+// the rest (QUART, section 6.2). It makes the sum over the nodes of the squared number of key stages' replicas as small as it can
+// within memory, processors and devices; ties go to a node that has the function's parameters. Replicas that exist stay where they are.
+//
+// QUART's Eq. 8 to 10 descend the gradient of KL(P, uniform) instead. Its minimum is P = uniform at once; the unconstrained descent
+// leaves the simplex (towards 1/e of it), and no capacity is in it. [KL] has that divergence of a finished placement.
+//
+// New replicas of key stages go first in each round, those that fit on the fewest nodes before the others, each to the node
+// with the fewest; afterwards new ones move while that makes the sum smaller. A replica of the rest goes where its function has the
+// fewest, as with [Spread], because a lost node should not take all of a function; among those to a node that has its parameters, else
+// to the fullest that has room.
+type Dispersed struct{}
+
+// Place implements plan.Placer.
+func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
+	p, err := begin(&s, a)
+	if err != nil {
+		return nil, err
+	}
+	key := make([]bool, len(a))
+	load := map[string]int{} // replicas of key stages, by node
+	for i, l := range a {
+		key[i] = l.Key || l.Count > max(p.functions[i].Min, 1)
+		for _, slot := range p.wants[i].Slots {
+			if key[i] {
+				load[slot.Node]++
+			}
+		}
+	}
+	disperse := func(f *plan.Function, x, y *node) int {
+		return cmp.Or(
+			cmp.Compare(load[x.Name], load[y.Name]),
+			prefer(x.zygotes[f.Name], y.zygotes[f.Name]),
+			cmp.Compare(x.replicas[f.Name], y.replicas[f.Name]),
+			cmp.Compare(y.free, x.free),
+			cmp.Compare(x.Name, y.Name),
+		)
+	}
+	pack := func(f *plan.Function, x, y *node) int {
+		return cmp.Or(
+			cmp.Compare(x.replicas[f.Name], y.replicas[f.Name]),
+			prefer(x.zygotes[f.Name], y.zygotes[f.Name]),
+			cmp.Compare(x.free, y.free),
+			cmp.Compare(x.Name, y.Name),
+		)
+	}
+	for round := range p.rounds {
+		for _, i := range p.order(round, key) {
+			if !key[i] {
+				p.add(i, pack)
+			} else if slot, ok := p.add(i, disperse); ok {
+				load[slot.Node]++
+			}
+		}
+	}
+	p.level(key, load, disperse)
+	return p.wants, nil
+}
+
+// order returns the lines that want one more in this round: those of key stages first, and of these the ones that fit on the fewest
+// nodes.
+func (p *placing) order(round int, key []bool) []int {
+	var lines []int
+	fits := map[int]int{}
+	for i := range p.wants {
+		if !p.wanting(i, round) {
+			continue
+		}
+		lines = append(lines, i)
+		for _, n := range p.nodes {
+			if key[i] && n.fits(p.functions[i], p.sizes[p.functions[i].Name]) {
+				fits[i]++
+			}
+		}
+	}
+	slices.SortStableFunc(lines, func(x, y int) int { return cmp.Or(prefer(key[x], key[y]), cmp.Compare(fits[x], fits[y])) })
+	return lines
+}
+
+// level moves new replicas of key stages to nodes with at least two fewer, while there are any. What a moved one leaves is not given
+// to others: room is not what they move for. Each move makes the sum of squares smaller, so that it ends.
+func (p *placing) level(key []bool, load map[string]int, better func(*plan.Function, *node, *node) int) {
+	for moved := true; moved; {
+		moved = false
+		for i := range p.wants {
+			for k := 0; key[i] && k < len(p.wants[i].Slots); k++ {
+				from := p.wants[i].Slots[k]
+				if from.Replica != "" {
+					continue
+				}
+				f := p.functions[i]
+				to, ok := take(f, p.sizes[f.Name], p.nodes, better, func(n *node) bool { return load[n.Name]+1 < load[from.Node] })
+				if !ok {
+					continue
+				}
+				p.nodes[from.Node].replicas[f.Name]--
+				load[from.Node]--
+				load[to.Node]++
+				p.wants[i].Slots[k], moved = to, true
+			}
+		}
+	}
+}
+
+// Key says whether f is a key stage: the corrector said so, or it has more than its minimum, or had and still drains.
+func Key(f *plan.Function, w plan.Want) bool {
+	return w.Key || max(len(w.Slots), len(f.Replicas)) > max(f.Min, 1)
+}
+
+// KL is the Kullback-Leibler divergence, in nats, of how key stages' replicas lie over the nodes that take new ones from an even
+// distribution: 0 when they lie evenly, the logarithm of the number of nodes when all are on one. 0 where there is none.
+func KL(s plan.Snapshot, wants []plan.Want) float64 {
+	load, total := map[string]int{}, 0
+	for _, w := range wants {
+		f, ok := s.Function(w.Function)
+		if !ok || !Key(f, w) {
+			continue
+		}
+		for _, slot := range w.Slots {
+			load[slot.Node]++
+			total++
+		}
+	}
+	nodes := 0
+	for _, n := range s.Nodes {
+		if n.Unavailable == "" || load[n.Name] > 0 {
+			nodes++
+		}
+	}
+	sum := 0.0
+	for _, n := range s.Nodes { // in order: sums of floats depend on it
+		if share := float64(load[n.Name]) / float64(total); share > 0 {
+			sum += share * math.Log(share*float64(nodes))
+		}
+	}
+	return max(sum, 0)
+}
