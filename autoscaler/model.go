@@ -275,3 +275,34 @@ func (m *model) waits(counts []int) []float64 {
 	}
 	return wait
 }
+
+// unmet says for each stage which pipeline's objective is missed on a path through it with these counts; empty: none.
+func (m *model) unmet(counts []int) []string {
+	out := make([]string, len(m.stages))
+	wait := m.waits(counts)
+	for k := range m.pipes {
+		p := &m.pipes[k]
+		if p.name == "" {
+			continue
+		}
+		for j, path := range p.waits(wait) {
+			at := p.steps[j].at
+			switch {
+			case at < 0 || out[at] != "":
+			case !p.reached:
+				out[at] = fmt.Sprintf("; %s is out of reach: it serves for %v", p.objective(), short(toDuration(p.service)))
+			case path > p.limit:
+				out[at] = fmt.Sprintf("; %s is at risk: %v expected on average, at most %v wanted", p.objective(), short(toDuration(path)), short(toDuration(p.limit)))
+			}
+		}
+	}
+	return out
+}
+
+// objective names what p asks for.
+func (p *pipe) objective() string {
+	if p.name == "" {
+		return fmt.Sprintf("a wait of %v", short(toDuration(p.budget)))
+	}
+	return fmt.Sprintf("%s's %v", p.name, p.slo)
+}

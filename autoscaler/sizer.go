@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"time"
 
@@ -15,25 +14,32 @@ import (
 const (
 	DrainWithin = 2 * time.Second
 	Hold        = 10 * time.Second
+	Panic       = time.Minute // as Knative's stable window
 )
 
-// growEvery is how often a function with an unknown service time may double.
-const growEvery = time.Second
+const (
+	// growEvery is how often a function with an unknown service time may double.
+	growEvery = time.Second
+	// panicAt times what is ready, asked for by what arrives, is a burst, as in Knative.
+	panicAt = 2
+)
 
 // Config is what an operator may set. A zero field means its default.
 type Config struct {
 	DrainWithin time.Duration // a standing line should be gone after this long
 	Hold        time.Duration // a count is not lowered before it was too high for this long
+	Panic       time.Duration // nor for this long after a sudden burst
 }
 
-// Sizer is a plan.Allocator that gives each function the least number of replicas that keeps its wait within its target
-// at the measured load, and drains what already waits. Build it with [NewSizer].
+// Sizer is a plan.Allocator that gives a domain the least number of replicas that keeps the mean waits of its pipelines within what
+// their objectives leave at the measured load, and drains what already waits. Build it with [NewSizer].
 type Sizer struct{ cfg Config }
 
 // NewSizer returns a Sizer.
 func NewSizer(cfg Config) Sizer {
 	cfg.DrainWithin = cmp.Or(cfg.DrainWithin, DrainWithin)
 	cfg.Hold = cmp.Or(cfg.Hold, Hold)
+	cfg.Panic = cmp.Or(cfg.Panic, Panic)
 	return Sizer{cfg}
 }
 
@@ -46,12 +52,19 @@ type Past struct {
 	Checked time.Time // when Line was looked at to decide on growth without a known service time
 	Line    int       // tasks that waited then
 	Peaks   []Peak    // the counts that may still hold: newer and lower to the end; the first one holds
+	Burst   Peak      `json:",omitzero"` // when a burst was last seen, and the largest count since it began
 }
 
 // Peak is a count that the load asked for, and when.
 type Peak struct {
 	At    time.Time
 	Count int
+}
+
+// within says that p is of the last d before now. What lies in the future is of a clock that was set back: it does not hold.
+func (p Peak) within(d time.Duration, now time.Time) bool {
+	age := now.Sub(p.At)
+	return 0 <= age && age < d
 }
 
 // Merge joins the memories of two domains that have become one.
@@ -67,53 +80,99 @@ func (Sizer) Merge(a, b Memory) Memory {
 
 // Allocate implements plan.Allocator.
 func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, Memory, error) {
-	waits := waitTargets(&s, d)
-	alloc, next := make(plan.Alloc, 0, len(d.Functions)), make(Memory, len(d.Functions))
-	for i, name := range d.Functions {
-		f, ok := s.Function(name)
-		if !ok {
-			return nil, m, fmt.Errorf("function %q of the domain: not in snapshot %d, want domains of the same snapshot", name, s.Rev)
+	mod, err := newModel(&s, d)
+	if err != nil {
+		return nil, m, err
+	}
+	n := len(mod.stages)
+	needs, least, most := make([]need, n), make([]int, n), make([]int, n)
+	for i := range mod.stages {
+		z.alone(&needs[i], &mod.stages[i], s.At, m[d.Functions[i]])
+		least[i], most[i] = needs[i].count, needs[i].most
+	}
+	counts, by := mod.allocate(least, most)
+	for i := range needs {
+		if by[i] >= 0 {
+			fmt.Fprintf(&needs[i].why, ", %d for %s", counts[i], mod.pipes[by[i]].objective())
 		}
-		past, ok := m[name]
-		if !ok {
-			past.Seen = s.At
-		}
-		line, past := z.size(f, s.At, waits[i], past)
-		alloc, next[name] = append(alloc, line), past
+		counts[i] = z.keep(&needs[i], s.At, counts[i])
+	}
+	alloc, next := make(plan.Alloc, n), make(Memory, n)
+	unmet := mod.unmet(counts)
+	for i := range needs {
+		f, n := mod.stages[i].f, &needs[i]
+		fmt.Fprintf(&n.why, "%s; was %d; max %d", unmet[i], n.was, n.max)
+		alloc[i] = plan.Line{Function: f.Name, Count: counts[i], Batch: max(f.Batch, 1), Why: n.why.String()}
+		next[f.Name] = n.past
 	}
 	return alloc, next, nil
 }
 
-// size decides on one function; wait is its target, 0: none.
-func (z Sizer) size(f *plan.Function, now time.Time, wait time.Duration, past Past) (plan.Line, Past) {
+// need is what one function needs whatever its pipelines say.
+type need struct {
+	count, most, max int // most: that pipelines may give it; max: its bound
+	was              int // replicas that serve or start
+	idle             bool
+	burst            bool // what arrives needs panicAt times what is ready
+	why              strings.Builder
+	past             Past // to be remembered
+}
+
+// alone sets what a function needs by itself: what its load and its line ask for, and its owner.
+func (z Sizer) alone(n *need, g *stage, now time.Time, past Past) {
+	f := g.f
+	if past.Seen.IsZero() || past.Seen.After(now) {
+		past.Seen = now
+	}
 	ready, starting := f.Current()
-	_, most := f.Bounds()
-	least, idle := floor(f, now, past.Seen)
-	var count int
-	var why strings.Builder
-	switch {
-	case idle:
-		past.Peaks, past.Line, past.Checked = nil, 0, time.Time{}
-		fmt.Fprintf(&why, "nothing asked for %v: none", f.ZeroAge)
-	case f.Service.Known && f.Service.Mean > 0:
-		count = z.byLoad(f, wait, most, &why)
-	default:
-		count, past = grow(f, now, past, ready, starting, &why)
+	_, n.max = f.Bounds()
+	n.was = ready + starting
+	var least int
+	if least, n.idle = floor(f, now, past.Seen); n.idle {
+		fmt.Fprintf(&n.why, "nothing asked for %v: none", f.ZeroAge)
+		n.past = Past{Seen: past.Seen}
+		return
 	}
-	if count < least {
-		fmt.Fprintf(&why, "; at least %d", least)
-		count = least
+	if n.most = n.max; g.known {
+		n.count = z.byLoad(g, ready, &n.why)
+		n.burst = g.replicas(g.lambda/g.mu) >= panicAt*max(ready, 1)
+	} else {
+		n.count, past = grow(f, now, past, ready, starting, &n.why)
 	}
-	count = min(count, most)
-	if !idle {
-		past.Peaks = z.hold(past.Peaks, Peak{now, count})
-		if top := past.Peaks[0]; min(top.Count, most) > count {
-			count = min(top.Count, most)
-			fmt.Fprintf(&why, "; held at %d, as asked for %v ago", count, now.Sub(top.At).Round(100*time.Millisecond))
-		}
+	if byTarget := g.byTarget(); byTarget > 0 {
+		fmt.Fprintf(&n.why, ", %d for %.4g %s at %.4g a replica", byTarget, f.Target.Load, f.Target.Type, f.Target.Value)
+		n.count = max(n.count, byTarget)
 	}
-	fmt.Fprintf(&why, "; was %d; max %d", ready+starting, most)
-	return plan.Line{Function: f.Name, Count: count, Batch: f.Batch, Why: why.String()}, past
+	if n.count < least {
+		fmt.Fprintf(&n.why, "; at least %d", least)
+		n.count = least
+	}
+	n.count, n.past = min(n.count, n.max), past
+}
+
+// keep returns the count with what the past asks for, and puts count into the past.
+func (z Sizer) keep(n *need, now time.Time, count int) int {
+	if n.idle {
+		return count
+	}
+	out := count
+	n.past.Peaks = z.hold(n.past.Peaks, Peak{now, count})
+	if top := n.past.Peaks[0]; min(top.Count, n.max) > out {
+		out = min(top.Count, n.max)
+		fmt.Fprintf(&n.why, "; held at %d, as asked for %v ago", out, now.Sub(top.At).Round(100*time.Millisecond))
+	}
+	burst := n.past.Burst
+	if !burst.within(z.cfg.Panic, now) {
+		burst = Peak{}
+	}
+	if n.burst {
+		burst = Peak{now, max(count, burst.Count)}
+	}
+	if n.past.Burst = burst; min(burst.Count, n.max) > out {
+		out = min(burst.Count, n.max)
+		fmt.Fprintf(&n.why, "; not below %d for a burst %v ago", out, now.Sub(burst.At).Round(100*time.Millisecond))
+	}
+	return out
 }
 
 // floor returns the fewest replicas that f's owner and its past allow, and whether f sleeps. A function that may sleep does
@@ -137,31 +196,54 @@ func floor(f *plan.Function, now, seen time.Time) (least int, idle bool) {
 	return min(max(f.Min, 1), max(f.Max, 1)), false
 }
 
-// byLoad returns the replicas that the measured load needs: Erlang C for what arrives, and a fluid bound for what already
-// waits: c servers take c·μ − λ tasks a second off the line. A slot is a server; the service time is a task's share of its
-// batch's, so that a batch that pays shows as a faster server.
-func (z Sizer) byLoad(f *plan.Function, wait time.Duration, most int, why *strings.Builder) int {
-	mean := f.Service.Mean.Seconds()
-	lambda, mu := 0.0, 1/mean
-	if f.Demand.Known {
-		lambda = f.Demand.Rate
+// byLoad returns the replicas that serve what arrives, and, if those are more, that drain what waits: c servers take c·μ − λ tasks a
+// second off the line. A slot is a server; the service time is a task's share of its batch's, so that a batch that pays shows as
+// a faster server. What the line grows by until a replica has started counts as well, and it need not be gone before.
+func (z Sizer) byLoad(g *stage, ready int, why *strings.Builder) int {
+	fmt.Fprintf(why, "λ=%.1f/s μ=%.1f/s", g.lambda, g.mu)
+	if g.f.Demand.CV > 0 {
+		fmt.Fprintf(why, " Ca²=%.1f", g.ca2)
 	}
-	if wait <= 0 {
-		wait = f.Service.Mean
+	count := g.stable()
+	fmt.Fprintf(why, ": %d for stability", count)
+	if g.waiting > 0 {
+		start := startTime(g.f.Starts)
+		within := max(z.cfg.DrainWithin.Seconds(), start)
+		line := float64(g.waiting) + max(g.lambda-float64(g.servers(ready))*g.mu, 0)*start
+		// More servers than tasks would not make the line shorter.
+		servers := min((g.lambda+line/within)*g.service, line+float64(max(g.f.Running, 0)))
+		if drain := g.replicas(servers); drain > count {
+			count = drain
+			fmt.Fprintf(why, ", %d to drain %d waiting in %v", count, g.waiting, short(toDuration(within)))
+		}
 	}
-	slots := max(f.Slots, 1)
-	byErlang := Servers(lambda, mu, 1, 1, wait, most*slots)
-	fmt.Fprintf(why, "λ=%.1f/s μ=%.1f/s wait≤%v: %d by Erlang C", lambda, mu, short(wait), byErlang)
-	// More servers than tasks would not make the line shorter.
-	byDrain := int(min(math.Ceil((lambda+float64(f.Waiting)/z.cfg.DrainWithin.Seconds())*mean), float64(f.Waiting+f.Running)))
-	if byDrain > byErlang {
-		fmt.Fprintf(why, ", +%d to drain %d waiting in %v", byDrain-byErlang, f.Waiting, z.cfg.DrainWithin)
+	return count
+}
+
+// startTime returns the mean time in seconds that a replica took to start; 0: unknown.
+func startTime(starts []plan.Start) float64 {
+	var n, sum float64
+	for _, s := range starts {
+		if s.N > 0 && s.Mean > 0 {
+			n, sum = n+float64(s.N), sum+float64(s.N)*s.Mean.Seconds()
+		}
 	}
-	servers := max(byErlang, byDrain)
-	if slots > 1 {
-		fmt.Fprintf(why, ", %d a replica", slots)
+	if n == 0 {
+		return 0
 	}
-	return (servers + slots - 1) / slots
+	return sum / n
+}
+
+// byTarget returns the replicas that OpenFaaS's way to scale asks for; 0: none.
+func (g *stage) byTarget() int {
+	t := g.f.Target
+	if t.Type == "" || !t.Known || !(t.Load > 0) || !(t.Value > 0) {
+		return 0
+	}
+	if n := math.Ceil(t.Load / t.Value); n < math.MaxInt32 {
+		return int(n)
+	}
+	return math.MaxInt32
 }
 
 // grow sizes a function whose service time is unknown: one replica when anything waits, and twice as many a second later,
@@ -174,7 +256,7 @@ func grow(f *plan.Function, now time.Time, past Past, ready, starting int, why *
 	}
 	count := max(ready+starting, 1)
 	fmt.Fprintf(why, "service time unknown, %d waiting: %d", f.Waiting, count)
-	if starting > 0 || now.Sub(past.Checked) < growEvery {
+	if starting > 0 || (Peak{At: past.Checked}).within(growEvery, now) {
 		return count, past
 	}
 	if ready > 0 && f.Waiting > past.Line {
@@ -190,52 +272,11 @@ func grow(f *plan.Function, now time.Time, past Past, ready, starting int, why *
 func (z Sizer) hold(peaks []Peak, p Peak) []Peak {
 	out := make([]Peak, 0, len(peaks)+1)
 	for _, old := range peaks {
-		if p.At.Sub(old.At) < z.cfg.Hold && old.Count > p.Count {
+		if old.within(z.cfg.Hold, p.At) && old.Count > p.Count {
 			out = append(out, old)
 		}
 	}
 	return append(out, p)
-}
-
-// waitTargets returns for each function of d how long its tasks may wait on average; 0: as long as the default says.
-//
-// A pipeline's objective less the service times of its stages is the time that may be spent waiting. Half of it is kept for
-// the tail, because the target is a mean: in an M/M/c queue those who wait do so for longer than twice the mean with
-// probability exp(−2) = 0.14. The rest is shared in proportion to service time. Stages with unknown service times count
-// like the mean of the known ones; parallel branches count as if in a row, which is on the safe side. A stage of several
-// pipelines gets the tightest target; one whose objective is out of reach a tenth of its service time.
-func waitTargets(s *plan.Snapshot, d plan.Domain) []time.Duration {
-	waits := make([]time.Duration, len(d.Functions))
-	for _, name := range d.Pipelines {
-		i, ok := slices.BinarySearchFunc(s.Pipelines, name, func(p plan.Pipeline, n string) int { return cmp.Compare(p.Name, n) })
-		if !ok || s.Pipelines[i].SLO <= 0 {
-			continue
-		}
-		p := s.Pipelines[i]
-		var known, work time.Duration
-		for _, stage := range p.Stages {
-			if f, ok := s.Function(stage); ok && f.Service.Known {
-				known++
-				work += f.Service.Mean
-			}
-		}
-		if work <= 0 {
-			continue
-		}
-		ratio := max((p.SLO.Seconds()/(work/known*time.Duration(len(p.Stages))).Seconds()-1)/2, 0.1)
-		for _, stage := range p.Stages {
-			at, ok := slices.BinarySearch(d.Functions, stage)
-			f, there := s.Function(stage)
-			if !ok || !there || !f.Service.Known {
-				continue
-			}
-			wait := max(time.Duration(ratio*float64(f.Service.Mean)), 1)
-			if waits[at] == 0 || wait < waits[at] {
-				waits[at] = wait
-			}
-		}
-	}
-	return waits
 }
 
 // short rounds a duration to three digits or so.

@@ -47,15 +47,15 @@ func TestSizer(t *testing.T) {
 		want   int
 		why    string
 	}{
-		"by Erlang C":          {func(*plan.Function) {}, 9, "λ=38.2/s μ=5.0/s wait≤200ms: 9 by Erlang C; was 0; max 20"},
-		"drains the line":      {func(f *plan.Function) { f.Waiting = 40; f.Replicas = replicas(4, plan.Ready) }, 12, "9 by Erlang C, +3 to drain 40 waiting in 2s; was 4; max 20"},
-		"a short line is fine": {func(f *plan.Function) { f.Waiting = 10 }, 9, "9 by Erlang C; was"},
+		"by Erlang C":          {func(*plan.Function) {}, 9, "λ=38.2/s μ=5.0/s: 8 for stability, 9 for a wait of 200ms; was 0; max 20"},
+		"drains the line":      {func(f *plan.Function) { f.Waiting = 40; f.Replicas = replicas(4, plan.Ready) }, 12, "8 for stability, 12 to drain 40 waiting in 2s; was 4; max 20"},
+		"a short line is fine": {func(f *plan.Function) { f.Waiting = 10 }, 9, "8 for stability, 9 to drain 10 waiting in 2s; was"},
 		"no more than tasks": {func(f *plan.Function) {
 			f.Demand.Rate, f.Service.Mean, f.Waiting, f.Running = 0, time.Minute, 3, 1
-		}, 4, "+4 to drain 3"},
+		}, 4, "4 to drain 3"},
 		"max":              {func(f *plan.Function) { f.Waiting = 1000; f.Max = 10 }, 10, "max 10"},
-		"min":              {func(f *plan.Function) { f.Min = 15 }, 15, "9 by Erlang C; at least 15"},
-		"several slots":    {func(f *plan.Function) { f.Slots = 4 }, 3, "9 by Erlang C, 4 a replica"},
+		"min":              {func(f *plan.Function) { f.Min = 15 }, 15, "8 for stability; at least 15; was"},
+		"several slots":    {func(f *plan.Function) { f.Slots = 4 }, 3, "2 for stability, 3 for a wait of 200ms"},
 		"no load":          {func(f *plan.Function) { f.Demand.Rate = 0 }, 1, "at least 1"},
 		"unknown, idle":    {func(f *plan.Function) { f.Service, f.Running = plan.Service{}, 0 }, 1, "service time unknown, nothing waits; at least 1"},
 		"unknown, waiting": {func(f *plan.Function) { f.Service, f.Waiting = plan.Service{}, 50 }, 1, "service time unknown, 50 waiting: 1"},
@@ -149,6 +149,7 @@ func TestZero(t *testing.T) {
 // TestHold: up at once, down only when the lower count was enough for ten seconds.
 func TestHold(t *testing.T) {
 	f := loaded()
+	f.Replicas = replicas(5, plan.Ready) // nothing here is a burst
 	var m Memory
 	var got []int
 	for i, rate := range []float64{5, 38.2, 5, 5, 20, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5} {
@@ -165,42 +166,6 @@ func TestHold(t *testing.T) {
 	f.Max = 1
 	if l, _ := step(t, f, 17*time.Second, Memory{"f.ns": {Peaks: []Peak{{t0.Add(16 * time.Second), 9}}}}); l.Count != 1 {
 		t.Errorf("%d (%s), want the new maximum to count more than the past", l.Count, l.Why)
-	}
-}
-
-func TestWaitTargets(t *testing.T) {
-	fn := func(name string, mean time.Duration) plan.Function {
-		return plan.Function{Name: name, Service: plan.Service{Known: mean > 0, Mean: mean}}
-	}
-	for name, tc := range map[string]struct {
-		pipes []plan.Pipeline
-		want  [3]time.Duration
-	}{
-		"no objective": {[]plan.Pipeline{{Name: "p", Stages: []string{"a", "b"}}}, [3]time.Duration{}},
-		"shared by service time": { // 1000-400 = 600, half kept, 300 shared 1:3
-			[]plan.Pipeline{{Name: "p", Stages: []string{"a", "b"}, SLO: time.Second}},
-			[3]time.Duration{75 * time.Millisecond, 225 * time.Millisecond, 0},
-		},
-		"unknown counts as the mean": { // 1000-600 = 400, half 200, shared 1:3:2
-			[]plan.Pipeline{{Name: "p", Stages: []string{"a", "b", "c"}, SLO: time.Second}},
-			[3]time.Duration{33333333, 100 * time.Millisecond, 0},
-		},
-		"out of reach":      {[]plan.Pipeline{{Name: "p", Stages: []string{"a", "b"}, SLO: 300 * time.Millisecond}}, [3]time.Duration{10 * time.Millisecond, 30 * time.Millisecond, 0}},
-		"the tightest wins": {[]plan.Pipeline{{Name: "p", Stages: []string{"a"}, SLO: time.Second}, {Name: "q", Stages: []string{"a"}, SLO: 300 * time.Millisecond}}, [3]time.Duration{100 * time.Millisecond, 0, 0}},
-		"nothing known":     {[]plan.Pipeline{{Name: "p", Stages: []string{"c", "gone"}, SLO: time.Second}}, [3]time.Duration{}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := plan.Snapshot{Functions: []plan.Function{fn("a", 100*time.Millisecond), fn("b", 300*time.Millisecond), fn("c", 0)}, Pipelines: tc.pipes}
-			d := plan.Domain{Functions: []string{"a", "b", "c"}}
-			for _, p := range tc.pipes {
-				d.Pipelines = append(d.Pipelines, p.Name)
-			}
-			for i, got := range waitTargets(&s, d) {
-				if diff := got - tc.want[i]; diff < -time.Microsecond || diff > time.Microsecond {
-					t.Errorf("function %s may wait %v, want %v", d.Functions[i], got, tc.want[i])
-				}
-			}
-		})
 	}
 }
 
