@@ -61,6 +61,18 @@ func (l *Local) pin(function string, p Pin) (h Held, changed bool, err error) {
 	return l.held(function, f), !there || old.CPUMilli != p.CPUMilli, nil
 }
 
+// PinnedBy tells whether a function is pinned by this holder.
+func (l *Local) PinnedBy(function, holder string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f := l.functions[function]
+	if f == nil {
+		return false
+	}
+	p, ok := f.pin.at(stamp())
+	return ok && p.Holder == holder
+}
+
 // Unpin ends the holder's pin; that of another stays.
 func (l *Local) Unpin(function, holder string) {
 	l.mu.Lock()

@@ -16,10 +16,11 @@ type Line struct {
 // fewestQuotas is how many distinct quotas a line needs that is more than the two points it goes through.
 const fewestQuotas = 3
 
-// Fit returns the least-squares line through points that differ in their quota alone; false for fewer than three quotas.
+// Fit returns the line through points that differ in their quota alone, by least squares weighted with the points' batches, as the
+// autoscaler does it; false for fewer than three quotas.
 func Fit(points []plan.Point) (Line, bool) {
 	var quotas []int
-	var x, y []float64
+	var x, y, weight []float64
 	for _, p := range points {
 		if p.CPUMilli <= 0 || p.Mean <= 0 {
 			continue
@@ -27,23 +28,26 @@ func Fit(points []plan.Point) (Line, bool) {
 		if !slices.Contains(quotas, p.CPUMilli) {
 			quotas = append(quotas, p.CPUMilli)
 		}
-		x, y = append(x, 1000/float64(p.CPUMilli)), append(y, p.Mean.Seconds())
+		x, y, weight = append(x, 1000/float64(p.CPUMilli)), append(y, p.Mean.Seconds()), append(weight, float64(max(p.N, 1)))
 	}
 	if len(quotas) < fewestQuotas {
 		return Line{}, false
 	}
-	mx, _ := moments(x)
-	my, _ := moments(y)
+	var n, mx, my float64
+	for i, w := range weight {
+		n, mx, my = n+w, mx+w*x[i], my+w*y[i]
+	}
+	mx, my = mx/n, my/n
 	var xx, xy float64
-	for i := range x {
-		xx, xy = xx+(x[i]-mx)*(x[i]-mx), xy+(x[i]-mx)*(y[i]-my)
+	for i, w := range weight {
+		xx, xy = xx+w*(x[i]-mx)*(x[i]-mx), xy+w*(x[i]-mx)*(y[i]-my)
 	}
 	l := Line{B: xy / xx, R2: 1}
 	l.A = my - l.B*mx
 	var left, all float64
-	for i := range x {
+	for i, w := range weight {
 		e := y[i] - l.A - l.B*x[i]
-		left, all = left+e*e, all+(y[i]-my)*(y[i]-my)
+		left, all = left+w*e*e, all+w*(y[i]-my)*(y[i]-my)
 	}
 	if all > 0 {
 		l.R2 = 1 - left/all

@@ -96,6 +96,7 @@ type fakes struct {
 	scaled map[string]int
 
 	replicas map[string][]Replica
+	pins     pins
 }
 
 // bookLogs is the logbook as the provider's Logs.
@@ -168,7 +169,7 @@ func newAPI(t testing.TB, store *memoryStore, c *Credentials) *api {
 		t.Fatal(err)
 	}
 	t.Cleanup(reg.Close)
-	f := &fakes{map[string]State{}, map[string]Usage{}, map[string]int{}, map[string][]Replica{}}
+	f := &fakes{map[string]State{}, map[string]Usage{}, map[string]int{}, map[string][]Replica{}, pins{}}
 	state := t.TempDir()
 	secrets, err := secret.Open(state)
 	if err != nil {
@@ -177,7 +178,7 @@ func newAPI(t testing.TB, store *memoryStore, c *Credentials) *api {
 	t.Cleanup(func() { _ = secrets.Close() })
 	book := logbook.New(1<<20, 1<<20)
 	p, err := New(Config{
-		Store: store, Registry: reg, Images: f, Status: f, Scaler: f, Secrets: secrets, Mounts: secrets, Logs: bookLogs{book}, Credentials: c, Version: "v0.1.0", Log: log,
+		Store: store, Registry: reg, Images: f, Status: f, Scaler: f, Pinner: f.pins, Secrets: secrets, Mounts: secrets, Logs: bookLogs{book}, Credentials: c, Version: "v0.1.0", Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)

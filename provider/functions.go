@@ -133,6 +133,9 @@ func (p *Provider) remove(w http.ResponseWriter, r *http.Request) {
 			if err != nil {
 				return err
 			}
+			if err := p.dropProfile(ctx, d.Key); err != nil { // first: a function without its profile is whole
+				return err
+			}
 			if err := p.Store.Delete(ctx, d.Key); err != nil {
 				return fmt.Errorf("function %q: %w", d.Key, err)
 			}

@@ -105,6 +105,7 @@ type Config struct {
 	Images      Images
 	Status      Status
 	Scaler      Scaler
+	Pinner      Pinner
 	Secrets     Secrets
 	Mounts      Mounts
 	Logs        Logs
@@ -122,7 +123,7 @@ type Provider struct {
 
 // New returns the management API.
 func New(c Config) (*Provider, error) {
-	if c.Store == nil || c.Registry == nil || c.Images == nil || c.Status == nil || c.Scaler == nil || c.Log == nil ||
+	if c.Store == nil || c.Registry == nil || c.Images == nil || c.Status == nil || c.Scaler == nil || c.Pinner == nil || c.Log == nil ||
 		c.Secrets == nil || c.Mounts == nil || c.Logs == nil {
 		return nil, errors.New("provider: a field of Config is nil, want all but Credentials")
 	}
@@ -144,6 +145,10 @@ func (p *Provider) routes() http.Handler {
 	system.HandleFunc("PUT /system/functions", p.update)
 	system.HandleFunc("DELETE /system/functions", p.remove)
 	system.HandleFunc("GET /system/function/{name}", p.describe)
+	system.HandleFunc("GET /system/function/{name}/profile", p.showProfile)
+	system.HandleFunc("PUT /system/function/{name}/profile", p.storeProfile)
+	system.HandleFunc("PUT /system/function/{name}/pin", p.pin)
+	system.HandleFunc("DELETE /system/function/{name}/pin", p.unpin)
 	system.HandleFunc("POST /system/scale-function/{name}", p.scale)
 	system.HandleFunc("GET /system/info", p.info)
 	system.HandleFunc("GET /system/namespaces", p.namespaces)

@@ -24,6 +24,7 @@ type Registry struct {
 	stop func()
 
 	functions sync.Map // by key: *entry
+	profiles  sync.Map // by key: *profiled; of functions that may be gone
 	graphs    sync.Map // by key: *pipeline.Pipeline; not those of functions of their own
 	sorted    atomic.Pointer[[]*Deployed]
 	pipelines atomic.Pointer[[]pipeline.Pipeline] // those of graphs, sorted; nil: to be sorted when somebody asks
@@ -138,6 +139,8 @@ func (r *Registry) OnChange(f func(Change)) {
 func (r *Registry) apply(e Entry) {
 	if name, ok := strings.CutPrefix(e.Key, namespacePrefix); ok {
 		r.applyNamespace(name, e)
+	} else if key, ok := strings.CutPrefix(e.Key, profilePrefix); ok {
+		r.applyProfile(key, e)
 	} else {
 		r.applyFunction(e)
 	}

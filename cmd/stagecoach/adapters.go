@@ -87,7 +87,7 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 			env[envSecrets] = d.secrets.MountPath(f.Declared.Namespace, f.Declared.Name)
 		}
 		res := f.Resources()
-		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Memory: res.MemoryRequest, CPUMilli: res.CPURequest, CPULimit: res.CPULimit, Declared: f.Declared, Spec: keysmanager.Spec{
+		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Memory: res.MemoryRequest, CPUMilli: res.CPURequest, CPULimit: res.CPULimit, Profile: d.Points(f), Declared: f.Declared, Spec: keysmanager.Spec{
 			Function: f.Key, Namespace: f.Declared.Namespace, Group: d.secrets.group(f.Declared.Namespace), Image: pinned(f),
 			Process: f.Deployment.EnvProcess, Env: env, Ready: annotation(f, "com.openfaas.ready.http.path"),
 			Health:   annotation(f, "com.openfaas.health.http.initialDelay") + "," + annotation(f, "com.openfaas.health.http.periodSeconds") + "," + annotation(f, "com.openfaas.health.http.path"),

@@ -1,0 +1,229 @@
+package provider
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/profile"
+)
+
+// Pinner holds functions still while they are measured.
+type Pinner interface {
+	// Pin has a function run in one replica that may use so much of the processor, for as long as p.Until is renewed, and says how
+	// far that is. [ErrPinned] is the error of a function that another holder has, or that is in use.
+	Pin(key string, p Pin) (Held, error)
+	// Unpin ends the holder's pin, if it has one.
+	Unpin(key, holder string)
+}
+
+// ErrPinned says that a function cannot be pinned now: 409.
+var ErrPinned = errors.New("not to be pinned now")
+
+// Pin is a lease on a function.
+type Pin struct {
+	Holder   string
+	CPUMilli int // thousandths of a core that its replica may use; 0: as declared
+	Until    time.Time
+}
+
+// Held is what a [Pin] has come to.
+type Held struct {
+	Revision  uint64 `json:"revision"` // of the function: with another one, what was measured is of something else
+	Image     string `json:"image"`
+	Digest    string `json:"digest,omitempty"`
+	Limit     int    `json:"cpuLimit"`          // thousandths of a core that a replica may use as declared; 0: all there are
+	Replica   string `json:"replica,omitempty"` // empty: none yet
+	Node      string `json:"node,omitempty"`
+	NodeCPU   int    `json:"nodeCPU,omitempty"`   // thousandths of a core that the node has
+	Ready     bool   `json:"ready"`               // it is ready, of this revision, and alone
+	CPUMilli  int    `json:"cpuMilli"`            // that it may use now; 0: as declared
+	Unbounded bool   `json:"unbounded,omitempty"` // its node does not limit CPU
+	Slots     int    `json:"slots"`               // batches that it takes at a time
+	Batch     int    `json:"batch"`               // largest batch
+}
+
+// profilePrefix begins the keys of profiles in the store; no function's key can have a slash.
+const profilePrefix = "profile/"
+
+// profiled is a profile as the registry has it, in the words of policies too.
+type profiled struct {
+	profile.Profile
+	points []plan.Point
+}
+
+// Profile returns what was measured of a function; Stale says whether its image is another one by now.
+func (r *Registry) Profile(key string) (profile.Profile, bool) {
+	p, ok := r.profiles.Load(key)
+	d, there := r.Function(key)
+	if !ok || !there {
+		return profile.Profile{}, false
+	}
+	out := p.(*profiled).Profile
+	out.Stale = !out.Of(d.Deployment.Image, d.Digest)
+	return out, true
+}
+
+// Points returns a deployed function's profile in the words of policies; none if there is none, or if it is stale. It is shared and
+// must not be changed.
+func (r *Registry) Points(d *Deployed) []plan.Point {
+	if p, ok := r.profiles.Load(d.Key); ok && p.(*profiled).Of(d.Deployment.Image, d.Digest) {
+		return p.(*profiled).points
+	}
+	return nil
+}
+
+func (r *Registry) applyProfile(key string, e Entry) {
+	if e.Deleted {
+		r.profiles.Delete(key)
+		return
+	}
+	p, err := profile.Decode(e.Value)
+	if err != nil {
+		r.log.Warn("a stored profile is left out", "function", key, "error", err)
+		r.profiles.Delete(key)
+		return
+	}
+	p.Function = key
+	r.profiles.Store(key, &profiled{p, p.Plan()})
+}
+
+func (p *Provider) showProfile(w http.ResponseWriter, r *http.Request) {
+	d, err := p.find(r.PathValue("name"), "", r)
+	if err != nil {
+		p.fail(w, r, err)
+		return
+	}
+	prof, ok := p.Registry.Profile(d.Key)
+	if !ok {
+		p.fail(w, r, refuse(http.StatusNotFound, fmt.Errorf("function %q has no profile; `stagecoach profile %s` measures one", d.Key, d.Declared.Name)))
+		return
+	}
+	writeJSON(w, http.StatusOK, prof)
+}
+
+func (p *Provider) storeProfile(w http.ResponseWriter, r *http.Request) {
+	var prof profile.Profile
+	err := readJSON(w, r, &prof)
+	if err == nil {
+		err = prof.Validate()
+	}
+	if err == nil {
+		err = p.changing(r.Context(), func(ctx context.Context) error { return p.putProfile(ctx, r, prof) })
+	}
+	if err != nil {
+		p.fail(w, r, err)
+		return
+	}
+	writeText(w, http.StatusAccepted, "profile of "+r.PathValue("name"))
+}
+
+// putProfile stores a profile with its function. One that does not say what was measured is of the image there is.
+func (p *Provider) putProfile(ctx context.Context, r *http.Request, prof profile.Profile) error {
+	d, err := p.find(r.PathValue("name"), "", r)
+	if err != nil {
+		return err
+	}
+	if prof.Image == "" && prof.Digest == "" {
+		prof.Image, prof.Digest = d.Deployment.Image, d.Digest
+	}
+	if !prof.Of(d.Deployment.Image, d.Digest) {
+		return refuse(http.StatusConflict, fmt.Errorf("profile of image %s %s, want one of what function %q has now, which is %s %s",
+			quote(prof.Image), quote(prof.Digest), d.Key, quote(d.Deployment.Image), quote(d.Digest)))
+	}
+	prof.Function, prof.Stale = d.Key, false
+	if prof.At.IsZero() {
+		prof.At = time.Now().UTC()
+	}
+	prof.Sort()
+	value, err := json.Marshal(prof)
+	if err != nil {
+		return fmt.Errorf("profile of %q: %w", d.Key, err)
+	}
+	rev, err := p.Store.Put(ctx, profilePrefix+d.Key, value)
+	if err != nil {
+		return fmt.Errorf("profile of %q: %w", d.Key, err)
+	}
+	p.Log.Info("profile stored", "function", d.Key, "points", len(prof.Points))
+	return p.Registry.wait(ctx, rev)
+}
+
+// dropProfile forgets what was measured of a function that is about to go.
+func (p *Provider) dropProfile(ctx context.Context, key string) error {
+	if _, ok := p.Registry.Profile(key); !ok {
+		return nil
+	}
+	if err := p.Store.Delete(ctx, profilePrefix+key); err != nil {
+		return fmt.Errorf("profile of %q: %w", key, err)
+	}
+	return nil
+}
+
+// maxPin bounds a lease: who holds a function renews it, and is believed gone otherwise.
+const maxPin = time.Minute
+
+// pinOrder is the body of PUT /system/function/NAME/pin.
+type pinOrder struct {
+	Holder   string  `json:"holder"`
+	CPUMilli int     `json:"cpuMilli"`
+	Seconds  float64 `json:"seconds"` // from now
+}
+
+// check reports every bad field.
+func (o pinOrder) check() error {
+	var errs []error
+	bad := func(path, got, want string) {
+		errs = append(errs, &pipeline.FieldError{Path: path, Got: got, Want: want})
+	}
+	if o.Holder == "" || len(o.Holder) > 64 {
+		bad("holder", quote(o.Holder), "a word that is yours alone, of 1 to 64 bytes")
+	}
+	if o.CPUMilli != 0 && (o.CPUMilli < profile.MinCPU || o.CPUMilli > maxCPU) {
+		bad("cpuMilli", strconv.Itoa(o.CPUMilli), fmt.Sprintf("0, for as declared, or %d to %d", profile.MinCPU, maxCPU))
+	}
+	if !(o.Seconds > 0 && o.Seconds <= maxPin.Seconds()) {
+		bad("seconds", strconv.FormatFloat(o.Seconds, 'g', -1, 64), fmt.Sprintf("above 0 and at most %g", maxPin.Seconds()))
+	}
+	return errors.Join(errs...)
+}
+
+func (p *Provider) pin(w http.ResponseWriter, r *http.Request) {
+	var o pinOrder
+	err := readJSON(w, r, &o)
+	if err == nil {
+		err = o.check()
+	}
+	var d Deployed
+	if err == nil {
+		d, err = p.find(r.PathValue("name"), "", r)
+	}
+	var held Held
+	if err == nil {
+		held, err = p.Pinner.Pin(d.Key, Pin{o.Holder, o.CPUMilli, time.Now().Add(time.Duration(o.Seconds * float64(time.Second)))})
+	}
+	if errors.Is(err, ErrPinned) {
+		err = refuse(http.StatusConflict, err)
+	}
+	if err != nil {
+		p.fail(w, r, err)
+		return
+	}
+	held.Revision, held.Image, held.Digest, held.Limit = d.Revision, d.Deployment.Image, d.Digest, d.Resources().CPULimit
+	writeJSON(w, http.StatusOK, held)
+}
+
+func (p *Provider) unpin(w http.ResponseWriter, r *http.Request) {
+	d, err := p.find(r.PathValue("name"), "", r)
+	if err != nil {
+		p.fail(w, r, err)
+		return
+	}
+	p.Pinner.Unpin(d.Key, r.URL.Query().Get("holder"))
+	writeText(w, http.StatusOK, "not pinned: "+d.Key)
+}
