@@ -154,6 +154,7 @@ type call struct {
 	traceparent string  // for the function
 	body        *source // that may still be read; nil: none
 
+	batches bool   // the client asked in which batches its calls ran
 	broken  bool   // the answer broke off: the connection has to, too
 	spools  bool   // a large body may go to the spool
 	spooled string // the body's owner there; empty: none

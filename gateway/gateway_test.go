@@ -271,6 +271,17 @@ func TestServerTiming(t *testing.T) {
 	if h := w.Header(); h.Get("X-Model") != "v4" || h.Get("Content-Length") != "1" || h.Get("X-OpenFaaS-Internal") != "" {
 		t.Errorf("header %v", h)
 	}
+	f.invoker.f = func(_ context.Context, r task.Request) (*task.Response, *task.Error) {
+		resp := echo(r)
+		resp.Stages = []task.Timing{
+			{Stage: "read", Code: task.ReplicaLost, Replica: "read-0", Batch: 3, BatchSize: 8}, {Stage: "read", Replica: "read-1", Batch: 9, BatchSize: 4, Wait: ms, Service: 2500 * time.Microsecond},
+		}
+		return resp, nil
+	}
+	w = f.do(http.MethodPost, "/function/echo", "x", "X-Batch-Timing", "1")
+	if got, want := w.Header().Values("Server-Timing"), []string{"read.wait;dur=1.000, read.service;dur=2.500", `read.batch;dur=2.500;desc="9 of 4 on read-1"`}; !slices.Equal(got, want) {
+		t.Errorf("with batches %q, want %q", got, want)
+	}
 	var many []task.Timing
 	for i := range 1000 {
 		many = append(many, task.Timing{Stage: fmt.Sprint("stage-", i)})

@@ -30,6 +30,7 @@ func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task
 	if g.speaksHTTP(c.key) {
 		header = append(header, task.Header{Name: task.HeaderDirect})
 	}
+	c.batches = r.Header["X-Batch-Timing"] != nil
 	req := task.Request{ID: c.id, Target: c.key, Header: header, Input: input}
 	if r.Header["X-Call-Id"] != nil { // the client's choice, which may be its choice for another request too
 		req.ID += "." + g.ids.next()

@@ -1,9 +1,11 @@
 package gateway
 
 import (
+	"fmt"
 	"net/http"
 	"net/textproto"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/task"
@@ -30,6 +32,11 @@ func (g *Gateway) succeed(w http.ResponseWriter, c *call, resp *task.Response) i
 	h["Content-Length"] = []string{strconv.Itoa(len(body))}
 	if len(resp.Stages) > 0 {
 		h["Server-Timing"] = []string{serverTiming(resp.Stages)}
+		if c.batches {
+			if timing := batchTiming(resp.Stages); timing != "" {
+				h["Server-Timing"] = append(h["Server-Timing"], timing)
+			}
+		}
 	}
 	stamp(h, c)
 	status := statusOf(resp.Header)
@@ -148,4 +155,16 @@ next:
 		metric(&sums[i], ".service;dur=", sums[i].service)
 	}
 	return string(b)
+}
+
+// batchTiming is what a client that sends X-Batch-Timing gets beside serverTiming: for each call how long it worked in milliseconds, and
+// in its description the number and size of the batch that it was in, and its replica.
+func batchTiming(stages []task.Timing) string {
+	var out []string
+	for i := range stages {
+		if t := &stages[i]; t.Code == task.OK && t.Batch > 0 && len(out) < maxTimings {
+			out = append(out, fmt.Sprintf(`%s.batch;dur=%.3f;desc="%d of %d on %s"`, t.Stage, float64(t.Service)/float64(time.Millisecond), t.Batch, t.BatchSize, t.Replica))
+		}
+	}
+	return strings.Join(out, ", ")
 }

@@ -177,7 +177,8 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 				p.fail(p.path, strconv.Quote(v), "auto, fork, heap, map or cold")
 			}
 		},
-		"status": func(string) {}, // what describe shows; a deploy may bring it back
+		"example": func(string) {}, // an input, for those who measure
+		"status":  func(string) {}, // what describe shows; a deploy may bring it back
 	}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		field, ours := strings.CutPrefix(key, Prefix)
