@@ -2,8 +2,10 @@ package autoscaler
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
@@ -78,7 +80,149 @@ func abs(v int) int { return max(v, -v) }
 // at returns the service time with a quota, in seconds.
 func (c cpuFit) at(quota int) float64 { return c.a + c.b/float64(max(quota, 1)) }
 
-// scaled returns what a service time that was measured with one quota will be with another.
-func (c cpuFit) scaled(mean time.Duration, from, to int) time.Duration {
-	return time.Duration(float64(mean) * c.at(to) / c.at(from))
+// scaled returns what a service time that was measured with one quota will be with another, in seconds.
+func (c cpuFit) scaled(mean float64, from, to int) float64 { return mean * c.at(to) / c.at(from) }
+
+const (
+	// near is the part of its target from which on a function is helped with CPU, and that it is brought down to; far is the one below which
+	// it is needed no more.
+	near, far = 0.8, 0.6
+	// cpuHold is how long CPU is needed no more before it is given back, cpuEvery how long it takes to see what was given.
+	cpuHold  = time.Minute
+	cpuEvery = 10 * time.Second
+)
+
+// compensate gives replicas more CPU where the smoother took others away and tasks come near to taking too long: the least with which
+// they do not, as far as the nodes have it. Where there is none to give, or nothing is known of what it would do, a replica stays
+// instead.
+//
+// QUART's Alg. 1 has its Smooth test C' ≤ max and then C' > max, give the CPU for a count that is not the new one, and go back to
+// Correct when there is none. This is one pass: CPU first, else the replica.
+func compensate(s *plan.Snapshot, all []correction) {
+	var free map[string]int
+	for i := range all {
+		c := &all[i]
+		if c.line.CPUMilli != 0 || c.next.Taken == 0 && c.past.CPU == 0 {
+			continue
+		}
+		if free == nil {
+			free = freeCPU(s)
+		}
+		most := c.mostCPU(s, free)
+		wants, ok := c.f.CPULimit, true
+		for c.next.Taken > 0 {
+			if wants, ok = c.leastCPU(c.line.Count-c.next.Taken, most); ok {
+				break
+			}
+			c.next.Taken-- // the replica stays
+		}
+		if !ok {
+			wants = c.f.CPULimit
+		}
+		c.give(wants, most, s.At)
+		if extra := c.next.CPU - c.quota(); extra > 0 {
+			for _, r := range c.f.Replicas {
+				free[r.Node] -= extra
+			}
+		}
+		c.line.CPUMilli = c.next.CPU
+	}
+}
+
+// quota is what a replica may use now.
+func (c *correction) quota() int { return cmp.Or(max(c.f.CPUNow, 0), c.f.CPULimit) }
+
+// leastCPU is the least quota with which so many replicas keep well within the target; ok is false when most is not enough. It is found
+// by halving, as the prediction falls with the quota.
+func (c *correction) leastCPU(replicas, most int) (quota int, ok bool) {
+	declared := c.f.CPULimit
+	if c.expects(replicas, declared) <= near*c.target {
+		return declared, true
+	}
+	if most <= declared || c.expects(replicas, most) > near*c.target {
+		return 0, false
+	}
+	const grain = 10 // thousandths
+	steps := sort.Search((most-declared)/grain, func(k int) bool { return c.expects(replicas, declared+k*grain) <= near*c.target })
+	return min(declared+steps*grain, most), true
+}
+
+// expects is how long tasks will take with so many replicas of this quota, in seconds: as predicted, or as measured where that is more.
+func (c *correction) expects(replicas, quota int) float64 {
+	g, measured := c.declared, c.measured
+	if c.fits && c.f.CPULimit >= plan.LeastCPU {
+		g.service = c.fit.scaled(c.service, c.quota(), quota)
+		g.mu = 1 / g.service
+		measured *= g.service / c.service
+	}
+	return max(g.sojourn(replicas).Seconds(), measured)
+}
+
+// give sets the quota: up to what is wanted at most every so often, and back to what was declared when it has not been needed for a while.
+func (c *correction) give(wants, most int, at time.Time) {
+	has := min(c.past.CPU, most)
+	ago := at.Sub(c.past.CPUAt)
+	switch {
+	case wants > c.f.CPULimit && wants > has && (c.past.CPU == 0 || ago >= cpuEvery || ago < 0):
+		c.next.CPU, c.next.CPUAt = wants, at
+		fmt.Fprintf(&c.why, "; cpu %dm to %dm, as %v is near the target", cmp.Or(c.past.CPU, c.f.CPULimit), wants,
+			c.secs(c.expects(c.line.Count-c.next.Taken, c.f.CPULimit)))
+		return
+	case c.past.CPU == 0 || has <= c.f.CPULimit:
+		c.next.CPU = 0
+		return
+	case wants > c.f.CPULimit || c.expects(c.line.Count-c.next.Taken, c.f.CPULimit) > far*c.target && c.next.Taken > 0:
+		c.next.CPUAt = at
+	case ago >= cpuHold:
+		c.next.CPU = 0
+		fmt.Fprintf(&c.why, "; cpu back to %dm", c.f.CPULimit)
+		return
+	}
+	c.next.CPU = has
+	fmt.Fprintf(&c.why, "; cpu %dm", has)
+}
+
+// mostCPU is what a replica may be given at most: as far as service times were measured, and half of what is free where replicas are,
+// as other domains decide at the same time. 0: nothing.
+func (c *correction) mostCPU(s *plan.Snapshot, free map[string]int) int {
+	if !c.fits || c.f.CPULimit < plan.LeastCPU {
+		return 0
+	}
+	most := c.fit.most
+	for i := range s.Nodes { // a new replica may come to any
+		if n := s.Nodes[i].CPUMilli; n > 0 {
+			most = min(most, n)
+		}
+	}
+	here := map[string]int{}
+	for _, r := range c.f.Replicas {
+		here[r.Node]++
+	}
+	if len(here) == 0 {
+		return 0
+	}
+	for _, r := range c.f.Replicas {
+		share := free[r.Node] / here[r.Node]
+		if share > 0 {
+			share /= 2
+		}
+		most = min(most, c.quota()+share)
+	}
+	return most
+}
+
+// freeCPU is what each node has of CPU that its replicas may not use, in thousandths of a core. A node that does not say how much it has
+// has none to give.
+func freeCPU(s *plan.Snapshot) map[string]int {
+	free := make(map[string]int, len(s.Nodes))
+	for i := range s.Nodes {
+		free[s.Nodes[i].Name] = max(s.Nodes[i].CPUMilli, 0)
+	}
+	for i := range s.Functions {
+		f := &s.Functions[i]
+		for _, r := range f.Replicas {
+			free[r.Node] -= cmp.Or(max(f.CPUNow, 0), max(f.CPULimit, 0), max(f.CPUMilli, 0))
+		}
+	}
+	return free
 }

@@ -16,7 +16,7 @@ type PID struct {
 	Kp     float64       // per error of 1
 	Ki     float64       // per error of 1 and second
 	Kd     float64       // seconds, of the measurement's slope in targets a second
-	Filter time.Duration // time constant of the slope's low pass
+	Filter time.Duration // time constant of the measurement's low pass
 	Band   float64       // errors up to this count as none
 	Limit  float64       // errors beyond this count as this
 	Up     float64       // the most that the output rises in a second
@@ -36,35 +36,30 @@ const longestStep = 5 * time.Second
 
 // PIDState is what a PID remembers.
 type PIDState struct {
-	At       time.Time // of the last step
-	Sum      float64   // the integral's part of the output
-	Measured float64   // the last measurement, in its own unit; 0: none
-	Slope    float64   // of the measurement, filtered: in its unit a second
-	Out      float64   // the last output
+	At       time.Time `json:",omitzero"` // of the last step
+	Sum      float64   `json:",omitzero"` // the integral's part of the output
+	Measured float64   `json:",omitzero"` // the measurement, filtered; 0: none
+	Out      float64   `json:",omitzero"` // the last output
 }
 
 // Step takes a measurement, and its target in the same unit; both are positive. Held says that the last output is not in effect yet, or
 // cannot be: then the integral does not grow.
 func (c PID) Step(s PIDState, at time.Time, measured, target float64, held bool) PIDState {
 	dt := s.elapsed(at)
-	next := PIDState{At: at}
-	measured = min(measured, (1+c.Limit)*target) // what is farther off says no more
-	if s.Measured > 0 && dt > 0 {
+	next := PIDState{At: at, Sum: s.Sum, Measured: min(measured, (1+c.Limit)*target)} // what is farther off says no more
+	slope := 0.0
+	if s.Measured > 0 {
 		keep := math.Exp(-dt / max(c.Filter.Seconds(), 1e-9))
-		next.Slope = keep*s.Slope + (1-keep)*(measured-s.Measured)/dt
-		next.Measured = measured
-	} else {
-		next.Slope, next.Measured = s.Slope, measured
-		if s.Measured > 0 {
-			next.Measured = s.Measured // no time has passed: the next step sees what came between
+		next.Measured = keep*s.Measured + (1-keep)*next.Measured
+		if dt > 0 {
+			slope = (next.Measured - s.Measured) / dt
 		}
 	}
-	e := beyond(measured/target-1, c.Band)
-	next.Sum = s.Sum
+	e := beyond(min(next.Measured/target-1, c.Limit), c.Band)
 	if e < 0 || !held {
 		next.Sum = clamp(s.Sum+c.Ki*e*dt, 0, c.Most)
 	}
-	next.Out = c.slew(s.Out, c.Kp*e+next.Sum+c.Kd*next.Slope/target, dt)
+	next.Out = c.slew(s.Out, c.Kp*e+next.Sum+clamp(c.Kd*slope/target, -c.Limit, c.Limit), dt)
 	return next
 }
 
