@@ -30,8 +30,8 @@ func replicas(n int, state plan.State) (out []plan.Replica) {
 	return out
 }
 
-// step runs the sizer on one function alone.
-func step(t *testing.T, f plan.Function, at time.Duration, m Memory) (plan.Line, Memory) {
+// sizeOne runs the sizer on one function alone.
+func sizeOne(t *testing.T, f plan.Function, at time.Duration, m Memory) (plan.Line, Memory) {
 	t.Helper()
 	s := plan.Snapshot{At: t0.Add(at), Functions: []plan.Function{f}}
 	a, m, err := NewSizer(Config{}).Allocate(s, plan.Domain{Functions: []string{f.Name}}, m)
@@ -67,7 +67,7 @@ func TestSizer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := loaded()
 			tc.change(&f)
-			got, _ := step(t, f, 0, nil)
+			got, _ := sizeOne(t, f, 0, nil)
 			if got.Count != tc.want || !strings.Contains(got.Why, tc.why) {
 				t.Errorf("%d (%s), want %d (%s)", got.Count, got.Why, tc.want, tc.why)
 			}
@@ -84,7 +84,7 @@ func TestUnknownServiceDoublesOncePerSecond(t *testing.T) {
 	for at := time.Duration(0); at < 3*time.Second; at += 20 * time.Millisecond {
 		f.Waiting++
 		var l plan.Line
-		l, m = step(t, f, at, m)
+		l, m = sizeOne(t, f, at, m)
 		f.Replicas = replicas(l.Count, plan.Ready)
 		if _, ok := counts[l.Count]; !ok {
 			counts[l.Count] = at
@@ -98,12 +98,12 @@ func TestUnknownServiceDoublesOncePerSecond(t *testing.T) {
 	// While some are starting, the line says nothing yet.
 	busy := f
 	busy.Waiting, busy.Replicas = 1000, append(replicas(4, plan.Ready), replicas(1, plan.Starting)...)
-	if l, _ := step(t, busy, 5*time.Second, Memory{"f.ns": {}}); l.Count != 5 {
+	if l, _ := sizeOne(t, busy, 5*time.Second, Memory{"f.ns": {}}); l.Count != 5 {
 		t.Errorf("%d (%s), want 5", l.Count, l.Why)
 	}
 	// A line that does not grow wants no more.
 	f.Replicas = replicas(4, plan.Ready)
-	if l, _ := step(t, f, 5*time.Second, Memory{"f.ns": {Line: f.Waiting}}); l.Count != 4 {
+	if l, _ := sizeOne(t, f, 5*time.Second, Memory{"f.ns": {Line: f.Waiting}}); l.Count != 4 {
 		t.Errorf("%d (%s), want 4", l.Count, l.Why)
 	}
 }
@@ -135,7 +135,7 @@ func TestZero(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := sleepy()
 			tc.change(&f)
-			got, m := step(t, f, tc.at, Memory{f.Name: {Seen: t0}})
+			got, m := sizeOne(t, f, tc.at, Memory{f.Name: {Seen: t0}})
 			if got.Count != tc.want {
 				t.Errorf("%d (%s), want %d", got.Count, got.Why, tc.want)
 			}
@@ -154,7 +154,7 @@ func TestHold(t *testing.T) {
 	var got []int
 	for i, rate := range []float64{5, 38.2, 5, 5, 20, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5} {
 		f.Demand.Rate = rate
-		l, next := step(t, f, time.Duration(i)*time.Second, m)
+		l, next := sizeOne(t, f, time.Duration(i)*time.Second, m)
 		got, m = append(got, l.Count), next
 		if i == 3 && !strings.Contains(l.Why, "held at 9, as asked for 2s ago") {
 			t.Errorf("reason %q", l.Why)
@@ -164,7 +164,7 @@ func TestHold(t *testing.T) {
 		t.Errorf("counts %v, want %s", got, want)
 	}
 	f.Max = 1
-	if l, _ := step(t, f, 17*time.Second, Memory{"f.ns": {Peaks: []Peak{{t0.Add(16 * time.Second), 9}}}}); l.Count != 1 {
+	if l, _ := sizeOne(t, f, 17*time.Second, Memory{"f.ns": {Peaks: []Peak{{t0.Add(16 * time.Second), 9}}}}); l.Count != 1 {
 		t.Errorf("%d (%s), want the new maximum to count more than the past", l.Count, l.Why)
 	}
 }
