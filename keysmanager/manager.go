@@ -1,6 +1,7 @@
 package keysmanager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,6 +60,7 @@ type Config struct {
 	meter       meter         // nil: this machine's
 	loadTimeout time.Duration // 0: as the constant
 	workerRests time.Duration // 0: as the constant
+	workerEnds  time.Duration // 0: as the constant
 	sampleEvery time.Duration // 0: as the constant
 }
 
@@ -298,14 +300,14 @@ func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration)
 	case <-ctx.Done():
 	}
 	p.signal(syscall.SIGKILL)
-	select {
-	case <-p.gone:
-		return nil
-	case <-m.detached:
-		return ErrClosed
-	case <-time.After(endTimeout):
-		return fmt.Errorf("replica %q: process %d is still there %v after SIGKILL", replica, p.pid, endTimeout)
+	if p.zygote.works() { // which alone can end its threads, and may not even hear of it
+		err := p.awaitEnd(cmp.Or(m.cfg.workerEnds, workerEnds))
+		if err == nil || errors.Is(err, ErrClosed) {
+			return err
+		}
+		_ = p.zygote.lied(err)
 	}
+	return p.awaitEnd(endTimeout)
 }
 
 // Close ends all processes and returns when they are gone and reported. What is still there long after SIGKILL is logged. After

@@ -2,6 +2,7 @@ package keysmanager
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"sync"
 	"syscall"
@@ -77,6 +78,18 @@ func (p *process) signal(s syscall.Signal) {
 		return
 	}
 	_ = p.owner.warden.Signal(p.entry, s) // fails when the warden is gone, and the process with it
+}
+
+// awaitEnd waits until p has ended after SIGKILL and was reported.
+func (p *process) awaitEnd(most time.Duration) error {
+	select {
+	case <-p.gone:
+		return nil
+	case <-p.owner.detached:
+		return ErrClosed
+	case <-time.After(most):
+		return fmt.Errorf("replica %q: process %d is still there %v after SIGKILL", p.replica, p.pid, most)
+	}
 }
 
 // hasEnded tells whether a process has ended, reaped or not.

@@ -21,6 +21,10 @@ import (
 // workerRests is how long a worker without replicas waits for others.
 const workerRests = 5 * time.Minute
 
+// workerEnds is how long a worker may take to end a replica that has got SIGKILL, before it is ended as a whole. It does that by itself
+// after two seconds, unless one of its threads does not let the others run.
+const workerEnds = 10 * time.Second
+
 // what is kept under a key, as text.
 func (k zygoteKey) what() string {
 	if k.form == formWorker {

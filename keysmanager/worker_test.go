@@ -196,6 +196,24 @@ func TestAWorkerRestsBeforeItEnds(t *testing.T) {
 	}
 }
 
+// TestAWorkerThatDoesNotHear is ended as a whole when one of its replicas is to end.
+func TestAWorkerThatDoesNotHear(t *testing.T) {
+	n, _, s := workers(t, func(c *Config) { c.workerEnds = time.Millisecond })
+	a := n.on("a", "", s)
+	n.on("b", "", s)
+	if err := syscall.Kill(a.PID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Stop(t.Context(), "a", 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if e := n.exit(); e.Cause != fmt.Sprintf(`its worker was ended: replica "a": process %d is still there 1ms after SIGKILL`, a.PID) {
+			t.Errorf("exit %+v", e)
+		}
+	}
+}
+
 // TestAWorkerIsEvicted by the name of any function that it has had replicas of, on all devices, and not while it has some.
 func TestAWorkerIsEvicted(t *testing.T) {
 	n, _, s := workers(t, nil)
