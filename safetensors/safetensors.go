@@ -45,15 +45,18 @@ func Read(r io.ReaderAt, size int64) (*File, error) {
 	if size < int64(len(length)) || size > maxFile {
 		return nil, fmt.Errorf("safetensors: %d bytes, want at least the 8 of the header's length, and at most %d", size, int64(maxFile))
 	}
-	if _, err := r.ReadAt(length[:], 0); err != nil {
+	if n, err := r.ReadAt(length[:], 0); n < len(length) {
 		return nil, fmt.Errorf("safetensors: header's length: %w", err)
 	}
 	n := binary.LittleEndian.Uint64(length[:])
+	if n > maxFile { // not told: of a file that is something else it is what that begins with
+		return nil, fmt.Errorf("safetensors: its first 8 bytes are no header's length, want a file of this format")
+	}
 	if n > uint64(min(size-8, maxHeader)) {
 		return nil, fmt.Errorf("safetensors: a header of %d bytes, want at most %d and no more than the file of %d bytes has", n, maxHeader, size)
 	}
 	header := make([]byte, n)
-	if _, err := r.ReadAt(header, 8); err != nil && n > 0 {
+	if got, err := r.ReadAt(header, 8); got < len(header) {
 		return nil, fmt.Errorf("safetensors: header: %w", err)
 	}
 	f := &File{r: r}
@@ -142,7 +145,7 @@ func (f *File) Tensor(name string) (tensor.Tensor, error) {
 	if len(t.Data) == 0 {
 		return t, nil
 	}
-	if _, err := f.r.ReadAt(t.Data, i.Offset); err != nil {
+	if n, err := f.r.ReadAt(t.Data, i.Offset); n < len(t.Data) {
 		return tensor.Tensor{}, fmt.Errorf("safetensors: tensor %q: %w", name, err)
 	}
 	return t, nil
