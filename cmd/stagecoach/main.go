@@ -45,6 +45,8 @@ func commands() []command {
 		{"top", "pipelines, queues, replicas and what happens, live in a terminal", runTop, nil},
 		{"namespace", "where functions and secrets are apart from those of others", runNamespace, []string{"create NAME", "list", "remove NAME"}},
 		{"pipeline", "pipelines of a running stagecoach and what is wrong with them", runPipeline, []string{"list", "describe NAME"}},
+		{"explain", "PIPELINE: why its stages are as large as they are: which term, from what to what, why not more", runExplain, nil},
+		{"replay", "FILE: decide again what `up --record FILE` recorded; any difference is an error", runReplay, nil},
 		{"node", "the nodes of a running stagecoach: memory, devices, parameters, replicas", runNode, []string{"list", "describe NAME"}},
 		{"cache", "parameters that nodes hold in memory", runCache, []string{"list", "warm FUNCTION", "evict FUNCTION|DIGEST"}},
 		{"dead", "async requests and callbacks that failed for good", runDead, []string{"list", "show ID", "redrive ID", "drop ID"}},

@@ -1,0 +1,184 @@
+package control
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/policy"
+)
+
+// maxLine bounds a line of a record, in bytes: one of ten thousand functions is smaller.
+const maxLine = 64 << 20
+
+// Replay is what came of deciding again.
+type Replay struct {
+	Decisions int      `json:"decisions"` // that were made again
+	Diffs     []Diff   `json:"diffs"`
+	Unread    []Unread `json:"unread"`
+}
+
+// Diff is a field of a plan that is another one now.
+type Diff struct {
+	Line     int    `json:"line"`               // of the file
+	Rev      uint64 `json:"rev"`                // of the Snapshot
+	Function string `json:"function,omitempty"` // empty: the plan's own
+	Field    string `json:"field"`              // as plan.Want has them; warm NODE
+	Recorded string `json:"recorded"`
+	Got      string `json:"got"`
+}
+
+// Unread is a line that was not decided again.
+type Unread struct {
+	Line int    `json:"line"`
+	Why  string `json:"why"`
+}
+
+// Same says that every decision was made again, and is what it was.
+func (r Replay) Same() bool { return len(r.Diffs) == 0 && len(r.Unread) == 0 }
+
+// ReplayRecord decides again what a record holds, with the policies that it names, and compares the plans. A line that this program
+// cannot read, as one of another version, is told and not guessed at. The error is of reading from file.
+func ReplayRecord(file io.Reader) (Replay, error) {
+	out := Replay{Diffs: []Diff{}, Unread: []Unread{}}
+	sets := map[policy.Names]policy.Set{}
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, maxLine)
+	n := 0
+	for lines.Scan() {
+		n++
+		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
+			continue
+		}
+		diffs, err := again(lines.Bytes(), sets)
+		if err != nil {
+			out.Unread = append(out.Unread, Unread{n, err.Error()})
+			continue
+		}
+		out.Decisions++
+		for _, d := range diffs {
+			d.Line = n
+			out.Diffs = append(out.Diffs, d)
+		}
+	}
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return out, fmt.Errorf("line %d: longer than %s, want a decision a line", n+1, plan.Size(maxLine))
+	} else if err != nil {
+		return out, fmt.Errorf("after line %d: %w", n, err)
+	}
+	return out, nil
+}
+
+// again makes a recorded decision again and returns what is different.
+func again(line []byte, sets map[policy.Names]policy.Set) ([]Diff, error) {
+	var version struct{ Version int }
+	if err := json.Unmarshal(line, &version); err != nil {
+		return nil, fmt.Errorf("no line of a record, or one cut short: %w", err)
+	}
+	if version.Version != RecordVersion {
+		return nil, fmt.Errorf("version %d, want %d: replay it with the stagecoach that recorded it", version.Version, RecordVersion)
+	}
+	var r record
+	var snap plan.Snapshot
+	var recorded plan.Plan
+	for _, part := range []struct {
+		name string
+		from func() []byte
+		to   any
+	}{
+		{"line", func() []byte { return line }, &r},
+		{"snapshot", func() []byte { return r.Snapshot }, &snap},
+		{"plan", func() []byte { return r.Plan }, &recorded},
+	} {
+		d := json.NewDecoder(bytes.NewReader(part.from()))
+		d.DisallowUnknownFields() // one that this program does not know may be what the decision was made by
+		if err := d.Decode(part.to); err != nil {
+			return nil, fmt.Errorf("%s: %w", part.name, err)
+		}
+	}
+	set, ok := sets[r.Policies]
+	if !ok {
+		var err error
+		if set, err = r.Policies.Choose(); err != nil {
+			return nil, err
+		}
+		sets[r.Policies] = set
+	}
+	memory, err := set.DecodeMemory(r.Memory)
+	if err != nil {
+		return nil, err
+	}
+	got, _, _, err := set.Decide(snap, memory)
+	return compare(snap.Rev, recorded, got, r.Error, firstLine(err)), nil
+}
+
+// field is one of a plan, written out.
+type field struct{ function, name, value string }
+
+// compare returns the fields in which two plans are not the same.
+func compare(rev uint64, recorded, got plan.Plan, recordedErr, gotErr string) []Diff {
+	var diffs []Diff
+	add := func(f field, recorded, got string) {
+		if recorded != got {
+			diffs = append(diffs, Diff{Rev: rev, Function: f.function, Field: f.name, Recorded: recorded, Got: got})
+		}
+	}
+	add(field{name: "error"}, recordedErr, gotErr)
+	x, y := fields(recorded), fields(got)
+	order := func(a, b field) int { return cmp.Or(cmp.Compare(a.function, b.function), cmp.Compare(a.name, b.name)) }
+	slices.SortFunc(x, order)
+	slices.SortFunc(y, order)
+	for len(x) > 0 || len(y) > 0 {
+		switch {
+		case len(y) == 0 || len(x) > 0 && order(x[0], y[0]) < 0:
+			add(x[0], x[0].value, "")
+			x = x[1:]
+		case len(x) == 0 || order(x[0], y[0]) > 0:
+			add(y[0], "", y[0].value)
+			y = y[1:]
+		default:
+			add(x[0], x[0].value, y[0].value)
+			x, y = x[1:], y[1:]
+		}
+	}
+	return diffs
+}
+
+// fields are those of a plan.
+func fields(p plan.Plan) []field {
+	all := []field{{"", "epoch", fmt.Sprint(p.Epoch)}, {"", "rev", fmt.Sprint(p.Rev)}, {"", "at", p.At.UTC().String()}}
+	for _, w := range p.Wants {
+		for _, f := range []field{
+			{name: "revision", value: fmt.Sprint(w.Revision)}, {name: "count", value: fmt.Sprint(len(w.Slots))}, {name: "slots", value: places(w.Slots)},
+			{name: "cpu", value: fmt.Sprintf("%dm", w.CPUMilli)}, {name: "batch", value: fmt.Sprint(w.Batch)}, {name: "key", value: fmt.Sprint(w.Key)},
+			{name: "why", value: w.Why}, {name: "short", value: w.Short},
+		} {
+			f.function = w.Function
+			all = append(all, f)
+		}
+	}
+	for _, w := range p.Warm {
+		value := w.Warmth.String()
+		if w.Key {
+			value += ", key"
+		}
+		all = append(all, field{w.Function, "warm " + w.Node, value})
+	}
+	return all
+}
+
+// places writes places as REPLICA@NODE/DEVICE, with + for a new one.
+func places(all []plan.Slot) string {
+	var out []string
+	for _, s := range all {
+		out = append(out, cmp.Or(s.Replica, "+")+"@"+s.Node+strings.TrimSuffix("/"+s.Device, "/"))
+	}
+	return strings.Join(out, " ")
+}
