@@ -40,9 +40,9 @@ func (l *Local) apply(p plan.Plan, specs map[string]FunctionSpec) (failed []hope
 	case l.closed:
 		return nil, ErrClosed
 	case p.Epoch != l.cfg.Epoch:
-		return nil, fmt.Errorf("plan of epoch %d, want %d: %w", p.Epoch, l.cfg.Epoch, ErrStale)
+		return nil, fmt.Errorf("plan of epoch %d, want %d: %w", p.Epoch, l.cfg.Epoch, plan.ErrStale)
 	case p.Rev < l.applied:
-		return nil, fmt.Errorf("plan of snapshot %d after one of %d: %w", p.Rev, l.applied, ErrStale)
+		return nil, fmt.Errorf("plan of snapshot %d after one of %d: %w", p.Rev, l.applied, plan.ErrStale)
 	}
 	l.applied = p.Rev
 	mine := map[string][]*replica{}

@@ -19,9 +19,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// ErrStale is the error of a plan that is older than one already applied, or of another epoch.
-var ErrStale = errors.New("cluster: plan from a stale snapshot")
-
 // ErrClosed is the error of a Local that is closing.
 var ErrClosed = errors.New("cluster: closed")
 

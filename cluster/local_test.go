@@ -87,11 +87,11 @@ func TestApplyingTwiceChangesNothing(t *testing.T) {
 		}
 		synctest.Wait()
 		w.expect("fewer", w.states(), "f-00001 ready")
-		if err := l.Apply(t.Context(), p); !errors.Is(err, ErrStale) {
+		if err := l.Apply(t.Context(), p); !errors.Is(err, plan.ErrStale) {
 			t.Errorf("an older plan: %v, want stale", err)
 		}
 		q.Epoch = 0
-		if err := l.Apply(t.Context(), q); !errors.Is(err, ErrStale) {
+		if err := l.Apply(t.Context(), q); !errors.Is(err, plan.ErrStale) {
 			t.Errorf("another epoch's plan: %v, want stale", err)
 		}
 	})
