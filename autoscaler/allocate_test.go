@@ -1,0 +1,253 @@
+package autoscaler
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// chain is a pipeline of n random stages in a row, in a domain of its own.
+func chain(rng *rand.Rand, n int) (plan.Snapshot, plan.Domain) {
+	s := plan.Snapshot{Rev: 1, At: t0}
+	p := plan.Pipeline{Name: "p.ns"}
+	var service float64
+	for i := range n {
+		mean := 0.02 + rng.ExpFloat64()*0.2
+		service += mean
+		s.Functions = append(s.Functions, plan.Function{
+			Name: fmt.Sprintf("f%d.ns", i), Revision: 1, Min: 1, Max: 6, Batch: 1, Slots: 1 + rng.IntN(5)/4,
+			Demand:  plan.Demand{Known: true, Rate: 0.1 + rng.Float64()*5.5/mean, CV: rng.Float64() * 3, Last: t0},
+			Service: plan.Service{Known: true, Mean: time.Duration(mean * 1e9), CV: rng.Float64()},
+		})
+		p.Stages = append(p.Stages, s.Functions[i].Name)
+		if i > 0 {
+			p.Edges = append(p.Edges, plan.Edge{From: i - 1, To: i})
+		}
+	}
+	p.SLO = time.Duration(service * (1.02 + rng.ExpFloat64()/3) * 1e9)
+	s.Pipelines = []plan.Pipeline{p}
+	return s, plan.Domains(s)[0]
+}
+
+func modelOf(t *testing.T, s plan.Snapshot, d plan.Domain) *model {
+	t.Helper()
+	m, err := newModel(&s, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// bounds are the counts between which each stage of m may be.
+func bounds(m *model) (least, most []int) {
+	for i := range m.stages {
+		_, limit := m.stages[i].f.Bounds()
+		most = append(most, limit)
+		least = append(least, min(max(m.stages[i].stable(), 1), limit))
+	}
+	return least, most
+}
+
+// fits says whether every path of every pipeline is within its limit.
+func fits(m *model, counts []int) bool {
+	wait := m.waits(counts)
+	for k := range m.pipes {
+		if slices.Max(m.pipes[k].waits(wait)) > m.pipes[k].limit {
+			return false
+		}
+	}
+	return true
+}
+
+func total(counts []int) (n int) {
+	for _, c := range counts {
+		n += c
+	}
+	return n
+}
+
+// fewest tries all allocations: the least total that fits; ok is false where none does.
+func fewest(m *model, least, most []int) (best int, ok bool) {
+	counts := slices.Clone(least)
+	for {
+		if n := total(counts); (!ok || n < best) && fits(m, counts) {
+			best, ok = n, true
+		}
+		i := 0
+		for ; i < len(counts) && counts[i] == most[i]; i++ {
+			counts[i] = least[i]
+		}
+		if i == len(counts) {
+			return best, ok
+		}
+		counts[i]++
+	}
+}
+
+// TestAllocateAgainstBruteForce: for pipelines of two to four stages, up to six replicas each, no total is smaller.
+func TestAllocateAgainstBruteForce(t *testing.T) {
+	met := 0
+	for seed := range uint64(600) {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		s, d := chain(rng, 2+rng.IntN(3))
+		m := modelOf(t, s, d)
+		least, most := bounds(m)
+		want, ok := fewest(m, least, most)
+		got, _ := m.allocate(least, most)
+		for i := range got {
+			if got[i] < least[i] || got[i] > most[i] {
+				t.Fatalf("seed %d: %v, want between %v and %v", seed, got, least, most)
+			}
+		}
+		if ok {
+			met++
+			if !fits(m, got) || total(got) != want {
+				t.Errorf("seed %d: %v, within the budget: %v, want a total of %d", seed, got, fits(m, got), want)
+			}
+		}
+	}
+	if met < 200 || met > 550 {
+		t.Errorf("%d of 600 pipelines can meet their objective: these are not the cases to try", met)
+	}
+}
+
+// shared is a domain of several pipelines: graphs with branches, whose stages they share.
+func shared(rng *rand.Rand) (plan.Snapshot, plan.Domain) {
+	s, _ := chain(rng, 6)
+	s.Pipelines = nil
+	for k := range 1 + rng.IntN(3) {
+		p := plan.Pipeline{Name: fmt.Sprintf("p%d.ns", k), SLO: time.Duration(rng.ExpFloat64() * 1e9)}
+		for i := range s.Functions {
+			if i == 0 || rng.IntN(3) > 0 {
+				p.Stages = append(p.Stages, s.Functions[i].Name)
+			}
+		}
+		for from := range p.Stages {
+			for to := from + 1; to < len(p.Stages); to++ {
+				if rng.IntN(2) == 0 {
+					p.Edges = append(p.Edges, plan.Edge{From: from, To: to})
+				}
+			}
+		}
+		s.Pipelines = append(s.Pipelines, p)
+	}
+	return s, plan.Domains(s)[0]
+}
+
+// TestAllocateMeetsEveryPath: whatever can be met is, and each stage gets what the most demanding path through it would give it if
+// that were alone.
+func TestAllocateMeetsEveryPath(t *testing.T) {
+	for seed := range uint64(400) {
+		s, d := shared(rand.New(rand.NewPCG(seed, 8)))
+		m := modelOf(t, s, d)
+		least, most := bounds(m)
+		got, by := m.allocate(least, most)
+		if fits(m, most) != fits(m, got) {
+			t.Errorf("seed %d: %v within the budget: %v; %v: %v", seed, got, fits(m, got), most, fits(m, most))
+		}
+		for i := range got {
+			if (by[i] >= 0) != (got[i] > least[i]) {
+				t.Errorf("seed %d: stage %d: %d, at least %d, for pipeline %d", seed, i, got[i], least[i], by[i])
+			}
+		}
+		if want := pathByPath(m, least, most); !slices.Equal(got, want) {
+			t.Errorf("seed %d: %v, path by path %v", seed, got, want)
+		}
+	}
+}
+
+// pathByPath allocates to each path of each pipeline alone and returns the most that each stage got.
+func pathByPath(m *model, least, most []int) []int {
+	want := slices.Clone(least)
+	for k := range m.pipes {
+		p := &m.pipes[k]
+		var walk func(path []int)
+		walk = func(path []int) {
+			alone := &model{stages: slices.Clone(m.stages), pipes: []pipe{{name: p.name, limit: p.limit, budget: p.budget}}}
+			for i := range alone.stages {
+				alone.stages[i].in = nil
+			}
+			for j, at := range path {
+				alone.pipes[0].steps = append(alone.pipes[0].steps, p.steps[at])
+				alone.stages[p.steps[at].at].in = []place{{0, j}}
+				if j > 0 {
+					alone.pipes[0].edges = append(alone.pipes[0].edges, plan.Edge{From: j - 1, To: j})
+				}
+			}
+			got, _ := alone.allocate(least, most)
+			for i := range want {
+				want[i] = max(want[i], got[i])
+			}
+			for _, e := range p.edges {
+				if e.From == path[len(path)-1] {
+					walk(append(slices.Clone(path), e.To))
+				}
+			}
+		}
+		for at := range p.steps {
+			walk([]int{at})
+		}
+	}
+	return want
+}
+
+// TestMoreLoadNeverFewer: a stage that has more to do never gets fewer, in any graph; a pipeline in a row never fewer in total.
+func TestMoreLoadNeverFewer(t *testing.T) {
+	for seed := range uint64(2000) {
+		rng := rand.New(rand.NewPCG(seed, 9))
+		world := shared
+		if seed%2 == 0 {
+			world = func(rng *rand.Rand) (plan.Snapshot, plan.Domain) { return chain(rng, 2+rng.IntN(5)) }
+		}
+		s, d := world(rng)
+		for i := range s.Functions {
+			s.Functions[i].Max = 2 + rng.IntN(30)
+		}
+		before, _, err := NewSizer(Config{}).Allocate(s, d, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := rng.IntN(len(d.Functions))
+		f, _ := s.Function(d.Functions[i])
+		f.Demand.Rate *= 1 + rng.ExpFloat64()/5
+		f.Waiting += rng.IntN(3) * rng.IntN(20)
+		after, _, err := NewSizer(Config{}).Allocate(s, d, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if after[i].Count < before[i].Count {
+			t.Errorf("seed %d: %s: %d (%s), with more to do %d (%s)", seed, f.Name, before[i].Count, before[i].Why, after[i].Count, after[i].Why)
+		}
+		if sum := func(a plan.Alloc) (n int) {
+			for _, l := range a {
+				n += l.Count
+			}
+			return n
+		}; seed%2 == 0 && sum(after) < sum(before) {
+			t.Errorf("seed %d: %d in all, with more to do %d", seed, sum(before), sum(after))
+		}
+	}
+}
+
+// TestBestEffort: an objective that nothing can meet costs no more than what a thousandth of the time to wait is worth.
+func TestBestEffort(t *testing.T) {
+	s, d := chain(rand.New(rand.NewPCG(1, 1)), 3)
+	for i := range s.Functions {
+		f := &s.Functions[i]
+		f.Max, f.Slots, f.Demand.Rate, f.Demand.CV, f.Service.Mean, f.Service.CV = 1000, 1, 10, 1, 100*time.Millisecond, 1
+	}
+	s.Functions[1].Max = 1 // and needs two
+	for _, slo := range []time.Duration{time.Millisecond, 500 * time.Millisecond} {
+		s.Pipelines[0].SLO = slo
+		m := modelOf(t, s, d)
+		least, most := bounds(m)
+		got, _ := m.allocate(least, most)
+		if got[0] < 4 || got[0] > 6 || got[1] != 1 || got[2] != got[0] {
+			t.Errorf("within %v: %v, want one where more may not be, and around five beside it", slo, got)
+		}
+	}
+}
