@@ -42,7 +42,7 @@ func (l *Local) apply(p plan.Plan, specs map[string]FunctionSpec) (failed []hope
 	case p.Epoch != l.cfg.Epoch:
 		return nil, fmt.Errorf("plan of epoch %d, want %d: %w", p.Epoch, l.cfg.Epoch, plan.ErrStale)
 	case p.Rev < l.applied:
-		return nil, fmt.Errorf("plan of snapshot %d after one of %d: %w", p.Rev, l.applied, plan.ErrStale)
+		return nil, fmt.Errorf("a plan of a later snapshot was applied: %w", plan.ErrStale)
 	}
 	l.applied = p.Rev
 	mine := map[string][]*replica{}
