@@ -2,6 +2,7 @@ package autoscaler
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -53,10 +54,22 @@ func TestSizer(t *testing.T) {
 		"no more than tasks": {func(f *plan.Function) {
 			f.Demand.Rate, f.Service.Mean, f.Waiting, f.Running = 0, time.Minute, 3, 1
 		}, 4, "4 to drain 3"},
-		"max":              {func(f *plan.Function) { f.Waiting = 1000; f.Max = 10 }, 10, "max 10"},
-		"min":              {func(f *plan.Function) { f.Min = 15 }, 15, "8 for stability; at least 15; was"},
-		"several slots":    {func(f *plan.Function) { f.Slots = 4 }, 3, "2 for stability, 3 for a wait of 200ms"},
-		"no load":          {func(f *plan.Function) { f.Demand.Rate = 0 }, 1, "at least 1"},
+		"max":           {func(f *plan.Function) { f.Waiting = 1000; f.Max = 10 }, 10, "max 10"},
+		"min":           {func(f *plan.Function) { f.Min = 15 }, 15, "8 for stability; at least 15; was"},
+		"several slots": {func(f *plan.Function) { f.Slots = 4 }, 3, "2 for stability, 3 for a wait of 200ms"},
+		"no load":       {func(f *plan.Function) { f.Demand.Rate = 0 }, 1, "at least 1"},
+		"bursts":        {func(f *plan.Function) { f.Demand.CV = 4 }, 11, "μ=5.0/s Ca²=16.0: 8 for stability, 11 for a wait of 200ms"},
+		"an absurd CV":  {func(f *plan.Function) { f.Demand.CV = math.Inf(1) }, 12, "Ca²=36.0"},
+		"grows while a replica starts": {func(f *plan.Function) { // 38.2 + (40 + 18.2·4)/4 a second
+			f.Waiting, f.Replicas, f.Starts = 40, replicas(4, plan.Ready), []plan.Start{{Path: "cold", Mean: 5 * time.Second, N: 3}, {Path: "fork", Mean: time.Second, N: 1}, {Path: "odd", Mean: -1, N: 1}}
+		}, 14, "14 to drain 40 waiting in 4s"},
+		"OpenFaaS's target":            {func(f *plan.Function) { f.Target = plan.Target{Type: "rps", Value: 3, Load: 38.2, Known: true} }, 13, "8 for stability, 13 for 38.2 rps at 3 a replica; was"},
+		"a target that asks for less":  {func(f *plan.Function) { f.Target = plan.Target{Type: "cpu", Value: 1000, Load: 2500, Known: true} }, 9, "3 for 2500 cpu at 1000 a replica, 9 for a wait of 200ms"},
+		"a target without measurement": {func(f *plan.Function) { f.Target = plan.Target{Type: "rps", Value: 3, Load: 38.2} }, 9, "8 for stability, 9 for"},
+		"an absurd target":             {func(f *plan.Function) { f.Target = plan.Target{Type: "rps", Value: 1e-300, Load: 1e300, Known: true} }, 20, "max 20"},
+		"a target, service unknown": {func(f *plan.Function) {
+			f.Service, f.Target = plan.Service{}, plan.Target{Type: "capacity", Value: 2, Load: 9, Known: true}
+		}, 5, "5 for 9 capacity at 2 a replica"},
 		"unknown, idle":    {func(f *plan.Function) { f.Service, f.Running = plan.Service{}, 0 }, 1, "service time unknown, nothing waits; at least 1"},
 		"unknown, waiting": {func(f *plan.Function) { f.Service, f.Waiting = plan.Service{}, 50 }, 1, "service time unknown, 50 waiting: 1"},
 		"unknown, starting": {func(f *plan.Function) {
@@ -166,6 +179,72 @@ func TestHold(t *testing.T) {
 	f.Max = 1
 	if l, _ := sizeOne(t, f, 17*time.Second, Memory{"f.ns": {Peaks: []Peak{{t0.Add(16 * time.Second), 9}}}}); l.Count != 1 {
 		t.Errorf("%d (%s), want the new maximum to count more than the past", l.Count, l.Why)
+	}
+}
+
+// TestBurst: when twice of what is ready is needed, the count stays up for a minute after that was last so.
+func TestBurst(t *testing.T) {
+	f := loaded()
+	f.Demand.Rate, f.Replicas = 5, replicas(2, plan.Ready)
+	var m Memory
+	count := func(at time.Duration) plan.Line {
+		var l plan.Line
+		l, m = sizeOne(t, f, at, m)
+		return l
+	}
+	if l := count(0); l.Count != 2 {
+		t.Fatalf("%d (%s), want 2", l.Count, l.Why)
+	}
+	f.Demand.Rate = 19 // four servers' work: a burst
+	if l := count(time.Second); l.Count != 5 {
+		t.Fatalf("%d (%s), want 5", l.Count, l.Why)
+	}
+	f.Replicas, f.Demand.Rate = replicas(5, plan.Ready), 5
+	for at, want := range map[time.Duration]string{
+		20 * time.Second: "not below 5 for a burst 19s ago", 60900 * time.Millisecond: "not below 5 for a burst 59.9s ago", 61 * time.Second: "",
+	} {
+		before := m
+		if l := count(at); (l.Count == 5) != (want != "") || !strings.Contains(l.Why, want) {
+			t.Errorf("after %v %d (%s), want %q", at, l.Count, l.Why, want)
+		}
+		m = before
+	}
+	f.Demand.Rate = 26 // more, but no burst: 5 are ready
+	if l := count(2 * time.Second); l.Count != 6 {
+		t.Errorf("%d (%s), want 6", l.Count, l.Why)
+	}
+	if got := m[f.Name].Burst; got.Count != 5 || !got.At.Equal(t0.Add(time.Second)) {
+		t.Errorf("remembers %+v, want the burst's own count and time", got)
+	}
+	f.Zero, f.Demand, f.Waiting, f.Running = true, plan.Demand{Last: t0}, 0, 0
+	if l := count(30 * time.Second); l.Count != 0 {
+		t.Errorf("%d (%s), want what sleeps not to be kept up", l.Count, l.Why)
+	}
+}
+
+// TestClockJumps: an hour forth or back neither freezes a count nor loses what is needed.
+func TestClockJumps(t *testing.T) {
+	for _, jump := range []time.Duration{-time.Hour, time.Hour} {
+		f := loaded()
+		var m Memory
+		_, m = sizeOne(t, f, 0, m)
+		f.Demand.Rate, f.Demand.Last = 5, t0.Add(jump)
+		if l, _ := sizeOne(t, f, jump, m); l.Count != 2 {
+			t.Errorf("%v: %d (%s), want 2", jump, l.Count, l.Why)
+		}
+		f.Service, f.Waiting = plan.Service{}, 10
+		_, m = sizeOne(t, f, 0, nil)
+		f.Waiting, f.Replicas = 20, replicas(1, plan.Ready)
+		if l, _ := sizeOne(t, f, jump, m); l.Count != 2 {
+			t.Errorf("%v: %d (%s), want growth to go on", jump, l.Count, l.Why)
+		}
+		f = loaded()
+		f.Zero, f.ZeroAge, f.Running, f.Demand = true, time.Minute, 0, plan.Demand{}
+		_, m = sizeOne(t, f, 0, nil)
+		_, m = sizeOne(t, f, jump, m)
+		if l, _ := sizeOne(t, f, jump+time.Minute, m); l.Count != 0 {
+			t.Errorf("%v: %d (%s), want it asleep", jump, l.Count, l.Why)
+		}
 	}
 }
 
