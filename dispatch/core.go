@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
@@ -48,8 +47,10 @@ type Core struct {
 	head     []*item         // scratch
 	offer    []*task.Task
 	fx       []Effect
-	demand   arrivals
+	signals  signals
 	service  services
+	busy     int // slots that are taken, of the replicas that get new tasks
+	slots    int // that these have
 }
 
 // replica is one that the Core may send to, or waits for.
@@ -85,50 +86,12 @@ const defaultQueueLimit = 1000
 // SetQueueLimit changes how many tasks may wait from now on; 0: 1000.
 func (c *Core) SetQueueLimit(n int) { c.cfg.QueueLimit = cmp.Or(n, defaultQueueLimit) }
 
-// Waiting returns the number of tasks in the line.
-func (c *Core) Waiting() int { return c.line.len() }
-
-// Running returns the number of calls that replicas have and have not answered.
-func (c *Core) Running() int { return c.onBoard }
-
-// Servers returns how many tasks can run at a time on the replicas that get new ones.
-func (c *Core) Servers() int {
-	n := 0
-	for i := range c.view.Replicas {
-		if r := &c.view.Replicas[i]; !r.Draining {
-			n += r.Slots * r.MaxBatch
-		}
-	}
-	return n
-}
-
-// Replicas returns how many replicas get new tasks.
-func (c *Core) Replicas() int {
-	n := 0
-	for i := range c.view.Replicas {
-		if !c.view.Replicas[i].Draining {
-			n++
-		}
-	}
-	return n
-}
-
-// Demand returns how tasks arrived, as of now.
-func (c *Core) Demand(now time.Time) plan.Demand { return c.demand.read(now) }
-
-// Service returns how long a slot is busy with one task.
-func (c *Core) Service() plan.Service { return c.service.read() }
-
-// Signals returns all that is measured, as of now.
-func (c *Core) Signals(now time.Time) plan.Signals {
-	return plan.Signals{Demand: c.Demand(now), Service: c.Service(), Waiting: c.Waiting(), Running: c.Running()}
-}
-
 // Step takes an event at an instant that is not before that of the step before, and returns what to do about it. The
 // slice, not its elements, is overwritten by the next Step.
 func (c *Core) Step(now time.Time, ev Event) []Effect {
 	clear(c.fx)
 	c.fx = c.fx[:0]
+	c.signals.tick(now, c.busy, c.slots)
 	switch ev := ev.(type) {
 	case Submit:
 		c.submit(now, ev.Task)
@@ -145,6 +108,7 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 	case Credit:
 		if i, ok := c.find(ev.Replica); ok {
 			c.view.Replicas[i].Slots = max(ev.Slots, 0)
+			c.tally()
 		}
 	case Deployed:
 		c.cfg.Revision = ev.Revision
@@ -181,7 +145,7 @@ func (c *Core) submit(now time.Time, t *task.Task) {
 	if c.tasks.known(t.Key) {
 		return
 	}
-	c.demand.add(now)
+	c.signals.arrive()
 	c.expire(now) // they must not take the room of the living
 	t.Arrived = now
 	c.seq++
@@ -291,6 +255,7 @@ func (c *Core) expire(now time.Time) {
 			c.cut(now, it)
 			c.end(now, it, task.Expired, "the deadline passed while it ran")
 		case late:
+			c.signals.leave(now.Sub(it.task.Arrived))
 			c.end(now, it, task.Expired, "the deadline passed while it waited for a replica")
 		default:
 			c.rank(now, it)
@@ -368,6 +333,7 @@ func (c *Core) send(now time.Time, i int, items []*item) {
 	b := &batch{id: c.batches, replica: r, items: slices.Clone(items), left: len(items), sent: now, whole: true}
 	tasks := make([]*task.Task, len(items))
 	for call, it := range items {
+		c.signals.leave(now.Sub(it.task.Arrived))
 		tasks[call] = it.task
 		it.state, it.batch, it.call, it.due = running, b, call, it.task.Deadline
 		if it.pin != nil {
@@ -377,6 +343,9 @@ func (c *Core) send(now time.Time, i int, items []*item) {
 	}
 	r.batches = append(r.batches, b)
 	c.view.Replicas[i].Busy++
+	if !c.view.Replicas[i].Draining {
+		c.busy++
+	}
 	c.onBoard += len(items)
 	c.do(Send{Replica: r.name, Batch: b.id, Tasks: tasks})
 }

@@ -346,7 +346,7 @@ func TestServiceIsOfWholeBatches(t *testing.T) {
 		now = now.Add(busy)
 		c.Step(now, answer("r1", uint64(i+1), 0))
 	}
-	if got := c.Service(); !got.Known || got.Mean != 10*ms {
+	if got := c.service.read(); !got.Known || got.Mean != 10*ms {
 		t.Errorf("service %+v, want 10ms", got)
 	}
 }

@@ -229,7 +229,7 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 	f.load.waiting.Store(int64(f.core.Waiting()))
 	f.load.running.Store(int64(f.core.Running()))
 	f.load.servers.Store(int64(f.core.Servers()))
-	f.load.service.Store(int64(f.core.Service().Mean))
+	f.load.service.Store(int64(f.core.Mean()))
 	f.mu.Unlock()
 	if !more {
 		flush(links)

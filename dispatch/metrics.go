@@ -2,6 +2,8 @@ package dispatch
 
 import (
 	"fmt"
+	"math/bits"
+	"strconv"
 	"sync"
 	"time"
 
@@ -15,14 +17,13 @@ import (
 type metrics struct {
 	shell    *Shell
 	registry prometheus.Registerer
-	depth    *prometheus.Desc
-	replicas *prometheus.Desc
-	rate     *prometheus.Desc
-	cv       *prometheus.Desc
-	wait     *prometheus.HistogramVec
-	service  *prometheus.HistogramVec
-	lost     *prometheus.CounterVec
-	expired  *prometheus.CounterVec
+
+	depth, replicas, rate, cv, lately, oldest, busy, serviceCV, batch *prometheus.Desc
+
+	wait    *prometheus.HistogramVec
+	service *prometheus.HistogramVec
+	lost    *prometheus.CounterVec
+	expired *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer, s *Shell) (*metrics, error) {
@@ -35,6 +36,13 @@ func newMetrics(r prometheus.Registerer, s *Shell) (*metrics, error) {
 		replicas: prometheus.NewDesc(name("replicas"), "Replicas that get tasks.", labels, nil),
 		rate:     prometheus.NewDesc(name("arrivals_per_second"), "Rate of arriving tasks, as control sees it.", labels, nil),
 		cv:       prometheus.NewDesc(name("arrival_cv_ratio"), "Coefficient of variation of the times between arrivals; 0 while they are too few.", labels, nil),
+
+		lately:    prometheus.NewDesc(name("wait_lately_seconds"), "Quantiles of how long the tasks of the last 15 s waited, as control sees them.", append(labels, "quantile"), nil),
+		oldest:    prometheus.NewDesc(name("oldest_wait_seconds"), "How long the first of the tasks that wait has waited; 0: none waits.", labels, nil),
+		busy:      prometheus.NewDesc(name("busy_ratio"), "Part of the slots of ready replicas that is taken, lately.", labels, nil),
+		serviceCV: prometheus.NewDesc(name("service_cv_ratio"), "Coefficient of variation of service times; 0 while they are too few.", labels, nil),
+		batch:     prometheus.NewDesc(name("batch_seconds"), "Mean time of the latest batches of one size, or up to it from half of it.", append(labels, "size"), nil),
+
 		wait: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: name("wait_seconds"), Help: "Time from a task's arrival to its replica, or to its end in the line.", Buckets: spans,
 		}, labels),
@@ -75,29 +83,55 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- m.replicas
 	ch <- m.rate
 	ch <- m.cv
+	ch <- m.lately
+	ch <- m.oldest
+	ch <- m.busy
+	ch <- m.serviceCV
+	ch <- m.batch
 }
 
 // Collect reads them, of functions that have had tasks or replicas: a thousand that nobody calls cost nothing.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for name, f := range *m.shell.functions.Load() {
-		demand, waiting, ready := f.demand()
-		if demand.Last.IsZero() && ready == 0 {
+		is, ready := f.signals()
+		if is.Demand.Last.IsZero() && ready == 0 {
 			continue
 		}
-		if demand.Known {
-			ch <- prometheus.MustNewConstMetric(m.rate, prometheus.GaugeValue, demand.Rate, name)
-			ch <- prometheus.MustNewConstMetric(m.cv, prometheus.GaugeValue, demand.CV, name)
+		send := func(d *prometheus.Desc, v float64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, append([]string{name}, labels...)...)
 		}
-		ch <- prometheus.MustNewConstMetric(m.depth, prometheus.GaugeValue, float64(waiting), name)
-		ch <- prometheus.MustNewConstMetric(m.replicas, prometheus.GaugeValue, float64(ready), name)
+		if is.Demand.Known {
+			send(m.rate, is.Demand.Rate)
+			send(m.cv, is.Demand.CV)
+		}
+		if is.Wait.Known {
+			send(m.lately, is.Wait.P50.Seconds(), "0.5")
+			send(m.lately, is.Wait.P95.Seconds(), "0.95")
+			send(m.lately, is.Wait.P99.Seconds(), "0.99")
+		}
+		if is.Service.Known {
+			send(m.serviceCV, is.Service.CV)
+		}
+		for _, b := range is.Service.Batches {
+			send(m.batch, b.Mean.Seconds(), sizeLabel(b.Size))
+		}
+		if is.Busy.Known {
+			send(m.busy, is.Busy.Share)
+		}
+		send(m.oldest, is.Wait.Oldest.Seconds())
+		send(m.depth, float64(is.Waiting))
+		send(m.replicas, float64(ready))
 	}
 }
 
-// demand returns a function's demand, and how many tasks and replicas it has.
-func (f *function) demand() (d plan.Demand, waiting, replicas int) {
+// sizeLabel is the largest size of the batches that a mean is of, as services has them: few enough to be labels.
+func sizeLabel(size int) string { return strconv.Itoa(1 << bits.Len(uint(max(size, 1)-1))) }
+
+// signals returns all that is measured of a function, and how many replicas it has.
+func (f *function) signals() (is plan.Signals, replicas int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.core.Demand(time.Now()), f.core.Waiting(), f.core.Replicas()
+	return f.core.Signals(time.Now()), f.core.Replicas()
 }
 
 // functionMetrics are one function's figures, each looked up, and made, when it is first used.

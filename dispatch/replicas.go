@@ -18,6 +18,7 @@ func (c *Core) up(now time.Time, ev ReplicaUp) {
 	c.replicas = slices.Insert(c.replicas, i, &replica{name: ev.Name, revision: ev.Revision})
 	c.view.Replicas = slices.Insert(c.view.Replicas, i,
 		task.Replica{Name: ev.Name, Slots: max(ev.Slots, 1), MaxBatch: max(ev.MaxBatch, 1)})
+	c.tally()
 	c.survey(now)
 }
 
@@ -25,6 +26,7 @@ func (c *Core) drain(now time.Time, name string) {
 	if i, ok := c.find(name); ok && !c.view.Replicas[i].Draining {
 		c.view.Replicas[i].Draining = true
 		c.draining++
+		c.tally()
 		c.survey(now)
 	}
 }
@@ -63,6 +65,7 @@ func (c *Core) forget(i int) {
 	}
 	c.replicas = slices.Delete(c.replicas, i, i+1)
 	c.view.Replicas = slices.Delete(c.view.Replicas, i, i+1)
+	c.tally()
 }
 
 func (c *Core) down(now time.Time, name, cause string) { c.lose(now, name, task.ReplicaLost, cause) }
@@ -128,6 +131,9 @@ func (c *Core) result(now time.Time, ev Result) {
 	r.answered = true
 	r.batches = slices.Delete(r.batches, at, at+1)
 	c.view.Replicas[i].Busy--
+	if !c.view.Replicas[i].Draining {
+		c.busy--
+	}
 }
 
 func (c *Core) fail(now time.Time, cause string) {

@@ -5,9 +5,10 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/sketch"
 )
 
-// The window over arrivals.
+// The window over arrivals, waits and slots.
 //
 // Erlang C turns the rate into a number of replicas, and the two ways to be wrong are not alike: too low a rate leaves a
 // queue that grows for as long as the error lasts, too high a rate costs a replica that idles. So the rate must rise
@@ -18,151 +19,226 @@ import (
 // Hence two. The base is a window of 15 s in which an arrival's weight fades with exp(-age/5s): steady, and a burst is
 // gone from it when it leaves the window. Over it, the last 2 s count instead when they hold more arrivals than chance
 // explains at the base's rate: more than three standard deviations of a Poisson count, sqrt(mean) each.
+//
+// Means of waits and of busy slots are of the base, with its weights; quantiles of waits are of the last 12 to 15 s, for all alike.
 const (
 	bucketLength   = 500 * time.Millisecond
 	buckets        = 30
-	arrivalFade    = 5 * time.Second
+	fade           = 5 * time.Second
 	recent         = 4 // buckets, the one being filled included
 	surprise       = 3 // standard deviations
 	leastExposure  = time.Second
-	fewestArrivals = 5  // to know the rate at once
-	fewestGaps     = 10 // to know the CV
+	fewestArrivals = 5 // to know the rate at once
+	parts          = 5 // of the window, a sketch each
+	perPart        = buckets / parts
+	farthest       = 1 << 62 * time.Nanosecond // 146 years
 )
 
-// arrivals measures demand in bounded memory. The zero value is ready.
-type arrivals struct {
-	first, last time.Time
-	total       uint64
-	newest      int64 // number of the bucket of the latest arrival; bucket 0 starts with the first arrival
-	ring        [buckets]arrivalBucket
+// signals measures demand, waits and slots in bounded memory. The zero value is ready. It never knows less time to have passed
+// than before: a clock that goes backwards stands still.
+type signals struct {
+	first  time.Time     // when it began to measure: bucket 0 starts there
+	at     time.Duration // since then, of the latest tick
+	newest int64         // number of the bucket of then
+	ring   [buckets]bucket
+	waits  [parts]sketch.Sketch
+
+	total   uint64        // arrivals
+	arrived time.Duration // the latest
+	began   time.Duration // the first
+	gaps    gaps
 }
 
-// arrivalBucket counts arrivals, and the gaps that ended with them in seconds.
-type arrivalBucket struct {
-	n, gaps, sum, squares float64
+// bucket is what happened in half a second.
+type bucket struct {
+	arrived     float64 // tasks
+	left, waits float64 // tasks that left the line; the seconds they had waited
+	busy, slots float64 // seconds that slots were taken, and there
 }
 
-// add counts an arrival at now.
-func (a *arrivals) add(now time.Time) {
-	if a.total == 0 {
-		a.first, a.last = now, now
+// tick says that since the latest tick so many slots were taken, and there. All else that is told is of this instant.
+func (s *signals) tick(now time.Time, busy, slots int) {
+	if s.first.IsZero() {
+		s.first = now
+		return
 	}
-	k := max(int64(now.Sub(a.first)/bucketLength), a.newest)
-	for i := max(a.newest+1, k-buckets+1); i <= k; i++ {
-		a.ring[i%buckets] = arrivalBucket{}
+	from, to := s.at, min(now.Sub(s.first), farthest)
+	if to <= from {
+		return
 	}
-	a.newest = k
-	b := &a.ring[k%buckets]
-	b.n++
-	if gap := now.Sub(a.last); a.total > 0 && gap < buckets*bucketLength { // a longer one says idle, not uneven
-		b.gaps++
-		b.sum += gap.Seconds()
-		b.squares += gap.Seconds() * gap.Seconds()
+	s.at = to
+	if k := int64(to / bucketLength); k > s.newest {
+		if slots > 0 {
+			s.spread(from, to, busy, slots)
+		}
+		s.turn(k)
+		return
 	}
-	a.last = now
-	a.total++
+	s.current().occupy(to-from, busy, slots)
 }
 
-// read returns the demand as of now. It is known after a few arrivals, or some time after the first; then a rate of zero
-// is a measurement.
-func (a *arrivals) read(now time.Time) plan.Demand {
-	d := plan.Demand{Last: a.last}
-	age := now.Sub(a.first)
-	if a.total == 0 || a.total < fewestArrivals && age < recent*bucketLength {
-		return d
+// spread gives each bucket from one instant to another its part of the time in between.
+func (s *signals) spread(from, to time.Duration, busy, slots int) {
+	for from = max(from, to-buckets*bucketLength); from < to; {
+		k := int64(from / bucketLength)
+		s.turn(k)
+		end := min(time.Duration(k+1)*bucketLength, to)
+		s.ring[k%buckets].occupy(end-from, busy, slots)
+		from = end
 	}
-	var base, last arrivalBucket // weighted, and as counted
-	var baseTime, lastTime, gaps float64
-	current := max(int64(age/bucketLength), a.newest)
+}
+
+// turn makes k the newest bucket, and those between empty.
+func (s *signals) turn(k int64) {
+	for i := max(s.newest+1, k-buckets+1); i <= k; i++ {
+		s.ring[i%buckets] = bucket{}
+	}
+	for i := max(s.newest/perPart+1, k/perPart-parts+1); i <= k/perPart; i++ {
+		s.waits[i%parts].Reset()
+	}
+	if k > s.newest {
+		s.gaps = s.gaps.faded(k - s.newest)
+		s.newest = k
+	}
+}
+
+func (s *signals) current() *bucket { return &s.ring[s.newest%buckets] }
+
+func (b *bucket) occupy(d time.Duration, busy, slots int) {
+	b.busy += d.Seconds() * float64(busy)
+	b.slots += d.Seconds() * float64(slots)
+}
+
+// arrive counts an arrival.
+func (s *signals) arrive() {
+	s.current().arrived++
+	if s.total == 0 {
+		s.began = s.at
+	} else {
+		s.gaps.add(s.at - s.arrived)
+	}
+	s.arrived = s.at
+	s.total++
+}
+
+// leave counts a task that left the line, for a replica or at its deadline, after so long.
+func (s *signals) leave(wait time.Duration) {
+	b := s.current()
+	b.left++
+	b.waits += wait.Seconds()
+	s.waits[s.newest/perPart%parts].Add(wait)
+}
+
+// read returns all of it as of now, when so many slots are taken and there. The rate is known after a few arrivals, or some time
+// after the first; then a rate of zero is a measurement.
+func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, plan.Busy) {
+	var d plan.Demand
+	var w plan.Wait
+	var use plan.Busy
+	if s.first.IsZero() {
+		return d, w, use
+	}
+	age := max(min(now.Sub(s.first), farthest), s.at)
+	base, last, exposure := s.sum(age, busy, slots)
+	if s.total > 0 {
+		d.Last = now.Add(s.arrived - age)
+	}
+	if s.total >= fewestArrivals || s.total > 0 && age-s.began >= recent*bucketLength {
+		d.Known = true
+		d.Rate = base.arrived / max(exposure.base, leastExposure.Seconds())
+		if chance := d.Rate * exposure.last; last > chance+surprise*math.Sqrt(chance) {
+			d.Rate = max(d.Rate, last/max(exposure.last, leastExposure.Seconds()))
+		}
+		d.CV = s.gaps.faded(int64(age/bucketLength) - s.newest).cv()
+	}
+	if base.left > 0 {
+		w.Known, w.Mean = true, seconds(base.waits/base.left)
+		w.P50, w.P95, w.P99 = s.quantiles(int64(age / bucketLength))
+	}
+	if base.slots >= leastExposure.Seconds()*math.Exp(-leastExposure.Seconds()/fade.Seconds()) {
+		use = plan.Busy{Known: true, Share: min(base.busy/base.slots, 1)}
+	}
+	return d, w, use
+}
+
+// sum adds the buckets up with their weights; last is the arrivals of the latest ones without, and exposure, in seconds, is the time
+// since the first arrival that is in either.
+func (s *signals) sum(age time.Duration, busy, slots int) (base bucket, last float64, exposure struct{ base, last float64 }) {
+	current := int64(age / bucketLength)
 	for k := max(current-buckets+1, 0); k <= current; k++ {
 		from := time.Duration(k) * bucketLength
-		to := max(min(from+bucketLength, age), from)
-		weight := math.Exp(-(age - (from+to)/2).Seconds() / arrivalFade.Seconds())
-		length := (to - from).Seconds()
-		baseTime += weight * length
+		to := min(from+bucketLength, age)
+		seen := max(from, min(s.began, to))
+		weight := math.Exp(-(age - (from+to)/2).Seconds() / fade.Seconds())
+		exposure.base += weight * (to - seen).Seconds()
+		var b bucket
+		if k <= s.newest {
+			b = s.ring[k%buckets]
+		}
+		if since := max(from, s.at); since < to { // that no tick has told of
+			b.occupy(to-since, busy, slots)
+		}
+		base.arrived += weight * b.arrived
+		base.left += weight * b.left
+		base.waits += weight * b.waits
+		base.busy += weight * b.busy
+		base.slots += weight * b.slots
 		if k > current-recent {
-			lastTime += length
-		}
-		if k > a.newest {
-			continue
-		}
-		b := a.ring[k%buckets]
-		base.n += weight * b.n
-		base.gaps += weight * b.gaps
-		base.sum += weight * b.sum
-		base.squares += weight * b.squares
-		gaps += b.gaps
-		if k > current-recent {
-			last.n += b.n
+			last += b.arrived
+			exposure.last += (to - seen).Seconds()
 		}
 	}
-	d.Known = true
-	d.Rate = base.n / max(baseTime, leastExposure.Seconds())
-	if chance := d.Rate * lastTime; last.n > chance+surprise*math.Sqrt(chance) {
-		d.Rate = max(d.Rate, last.n/max(lastTime, leastExposure.Seconds()))
-	}
-	if gaps >= fewestGaps {
-		d.CV = cv(base.gaps, base.sum, base.squares)
-	}
-	return d
+	return base, last, exposure
 }
 
-// The fading of service times. They belong to the model and not to the hour, so that the last few stay known however
-// long ago they were: a function that comes back from zero is sized by them.
+// quantiles merges what parts of the window there are up to bucket k.
+func (s *signals) quantiles(k int64) (p50, p95, p99 time.Duration) {
+	var all sketch.Sketch
+	for i := max(k/perPart-parts+1, 0); i <= s.newest/perPart; i++ {
+		all.Merge(&s.waits[i%parts])
+	}
+	return all.Quantile(0.50), all.Quantile(0.95), all.Quantile(0.99)
+}
+
+// The variation of the times between arrivals fades slower than their rate: its estimate needs the rare long gaps, and with
+// arrivals in bursts, as from a stage that calls the next one for each item, there is one long gap a burst. Over 5 s a CV of 4 is
+// estimated as 3.4 at 5 arrivals/s, over 20 s as 3.8, and over a minute as 4.0, but then a step of the rate looks like bursts for a
+// minute.
 const (
-	serviceFade   = 30 * time.Second
-	serviceKeep   = 20 // batches that never fade
-	fewestBatches = 3  // to know the mean
+	gapFade     = 20 * time.Second
+	longestGap  = time.Minute // a longer one says idle, not uneven
+	fewestGaps  = 5           // to know the CV
+	fewestLong  = 1.5         // gaps that make up most of the time: of one burst, however large, there is one at most
+	leastCovers = time.Second // by all gaps together
 )
 
-// services measures how long a slot is busy, in bounded memory. The zero value is ready.
-type services struct {
-	last           time.Time
-	batches, tasks float64 // faded counts
-	busy, squares  float64 // seconds; squares of a task's share, a task each
+// gaps are faded sums of the times between arrivals, in seconds.
+type gaps struct{ n, sum, squares float64 }
+
+func (g *gaps) add(gap time.Duration) {
+	if gap > longestGap {
+		return
+	}
+	s := gap.Seconds()
+	g.n++
+	g.sum += s
+	g.squares += s * s
 }
 
-// add counts a batch of n tasks that kept its slot busy until now.
-func (s *services) add(now time.Time, busy time.Duration, n int) {
-	if s.batches > serviceKeep {
-		fade := max(math.Exp(-now.Sub(s.last).Seconds()/serviceFade.Seconds()), serviceKeep/s.batches)
-		s.batches, s.tasks, s.busy, s.squares = s.batches*fade, s.tasks*fade, s.busy*fade, s.squares*fade
+// faded returns g so many buckets later.
+func (g gaps) faded(by int64) gaps {
+	if by <= 0 {
+		return g
 	}
-	s.last = now
-	share := busy.Seconds() / float64(n)
-	s.batches++
-	s.tasks += float64(n)
-	s.busy += busy.Seconds()
-	s.squares += share * share * float64(n)
+	f := math.Exp(-(time.Duration(min(by, 1e6)) * bucketLength).Seconds() / gapFade.Seconds())
+	return gaps{g.n * f, g.sum * f, g.squares * f}
 }
 
-// read returns the service time of a task: its share of its batch's.
-func (s *services) read() plan.Service {
-	if s.batches < fewestBatches {
-		return plan.Service{}
-	}
-	out := plan.Service{Known: true, Mean: seconds(s.busy / s.tasks)}
-	if s.batches >= fewestGaps {
-		out.CV = cv(s.tasks, s.busy, s.squares)
-	}
-	return out
-}
-
-// perBatch returns the mean of a batch; 0: not yet known.
-func (s *services) perBatch() time.Duration {
-	if s.batches < fewestBatches {
+// cv returns the coefficient of variation; 0: too little is known. sum²/squares is how many gaps the sample is worth: n of n equal
+// ones, n/(1+CV²) in general.
+func (g gaps) cv() float64 {
+	if g.n < fewestGaps || g.sum < leastCovers.Seconds() || g.sum*g.sum < fewestLong*g.squares {
 		return 0
 	}
-	return seconds(s.busy / s.batches)
+	return cv(g.n, g.sum, g.squares)
 }
-
-// cv returns the coefficient of variation of n values from their sum and their sum of squares.
-func cv(n, sum, squares float64) float64 {
-	mean := sum / n
-	if mean <= 0 {
-		return 0
-	}
-	return math.Sqrt(max(squares/n-mean*mean, 0)) / mean
-}
-
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

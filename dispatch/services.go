@@ -1,0 +1,96 @@
+package dispatch
+
+import (
+	"math"
+	"math/bits"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// The fading of service times. They belong to the model and not to the hour, so that the last few stay known however
+// long ago they were: a function that comes back from zero is sized by them.
+const (
+	serviceFade   = 30 * time.Second
+	serviceKeep   = 20 // batches that never fade
+	fewestBatches = 3  // to know the mean
+	fewestShares  = 10 // batches to know the CV
+	sizeClasses   = 13 // of batches: 1, 2, 3 and 4, 5 to 8, … 2049 and more
+)
+
+// services measures how long a slot is busy, in bounded memory. The zero value is ready.
+type services struct {
+	last           time.Time
+	batches, tasks float64 // faded counts
+	busy, squares  float64 // seconds; squares of a task's share, a task each
+	sizes          [sizeClasses]sizeClass
+}
+
+// sizeClass follows batches of about one size.
+type sizeClass struct {
+	n          int     // batches, of which the means are; serviceKeep at most, so that those before count ever less
+	size, busy float64 // means; seconds
+}
+
+// add counts a batch of n tasks that kept its slot busy until now.
+func (s *services) add(now time.Time, busy time.Duration, n int) {
+	busy = max(busy, 0)
+	if s.batches > serviceKeep {
+		fade := max(math.Exp(-max(now.Sub(s.last), 0).Seconds()/serviceFade.Seconds()), serviceKeep/s.batches)
+		s.batches, s.tasks, s.busy, s.squares = s.batches*fade, s.tasks*fade, s.busy*fade, s.squares*fade
+	}
+	s.last = now
+	share := busy.Seconds() / float64(n)
+	s.batches++
+	s.tasks += float64(n)
+	s.busy += busy.Seconds()
+	s.squares += share * share * float64(n)
+	c := &s.sizes[min(bits.Len(uint(n-1)), sizeClasses-1)]
+	c.n = min(c.n+1, serviceKeep)
+	c.size += (float64(n) - c.size) / float64(c.n)
+	c.busy += (busy.Seconds() - c.busy) / float64(c.n)
+}
+
+// mean returns the mean of a task: its share of its batch's; 0: not yet known.
+func (s *services) mean() time.Duration {
+	if s.batches < fewestBatches {
+		return 0
+	}
+	return seconds(s.busy / s.tasks)
+}
+
+// read returns the service time of a task and, by their sizes, of batches.
+func (s *services) read() plan.Service {
+	if s.batches < fewestBatches {
+		return plan.Service{}
+	}
+	out := plan.Service{Known: true, Mean: s.mean()}
+	if s.batches >= fewestShares {
+		out.CV = cv(s.tasks, s.busy, s.squares)
+	}
+	for _, c := range s.sizes {
+		if c.n > 0 {
+			out.Batches = append(out.Batches, plan.Batched{Size: int(math.Round(c.size)), Mean: seconds(c.busy), N: c.n})
+		}
+	}
+	return out
+}
+
+// perBatch returns the mean of a batch; 0: not yet known.
+func (s *services) perBatch() time.Duration {
+	if s.batches < fewestBatches {
+		return 0
+	}
+	return seconds(s.busy / s.batches)
+}
+
+// cv returns the coefficient of variation of n values from their sum and their sum of squares.
+func cv(n, sum, squares float64) float64 {
+	mean := sum / n
+	if !(mean > 0) {
+		return 0
+	}
+	return math.Sqrt(max(squares/n-mean*mean, 0)) / mean
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
