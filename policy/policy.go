@@ -37,9 +37,22 @@ const none = "none"
 
 // Choose finds the named policies. An unknown name is an error that lists those there are.
 func (n Names) Choose() (Set, error) {
-	allocators := map[string]level{"sizer": allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})}}
-	correctors := map[string]level{none: nil}
-	sharers := map[string]plan.Sharer{none: nil}
+	allocators := map[string]level{
+		"sizer":   allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})},
+		"uniform": allocating[autoscaler.Memory]{autoscaler.NewUniform(autoscaler.Config{})},
+		"fixed":   allocating[struct{}]{autoscaler.Fixed{}},
+	}
+	quart := func(cfg autoscaler.QuartConfig) level {
+		return correcting[autoscaler.QuartMemory]{autoscaler.NewQuart(cfg)}
+	}
+	correctors := map[string]level{
+		none:              nil,
+		"quart":           quart(autoscaler.QuartConfig{}),
+		"quart-no-pid":    quart(autoscaler.QuartConfig{NoPID: true}),
+		"quart-no-smooth": quart(autoscaler.QuartConfig{NoSmooth: true}),
+		"quart-no-cpu":    quart(autoscaler.QuartConfig{NoCPU: true}),
+	}
+	sharers := map[string]plan.Sharer{none: nil, "gain": autoscaler.Gain{}}
 	placers := map[string]plan.Placer{"dispersed": placement.Dispersed{}, "spread": placement.Spread{}, "first-fit": placement.FirstFit{}}
 	warmers := map[string]plan.Warmer{"key-stages": placement.KeyStages{}}
 	s := Set{names: n}

@@ -1,0 +1,68 @@
+package autoscaler
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// Fixed is a plan.Allocator that does nothing, for comparison: the cluster's budget in equal parts, or each function's minimum where
+// there is none, whatever happens.
+type Fixed struct{}
+
+// Allocate implements plan.Allocator.
+func (Fixed) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc, struct{}, error) {
+	out := make(plan.Alloc, 0, len(d.Functions))
+	for _, name := range d.Functions {
+		i, ok := slices.BinarySearchFunc(s.Functions, name, func(f plan.Function, n string) int { return cmp.Compare(f.Name, n) })
+		if !ok {
+			return nil, m, fmt.Errorf("function %q of the domain: not in snapshot %d, want domains of the same snapshot", name, s.Rev)
+		}
+		f := &s.Functions[i]
+		least, most := f.Bounds()
+		count, why := max(f.Min, 1), "the minimum, whatever comes"
+		if s.Budget > 0 {
+			count = s.Budget / len(s.Functions)
+			if i < s.Budget%len(s.Functions) {
+				count++
+			}
+			why = fmt.Sprintf("an equal part of %d replicas, whatever comes", s.Budget)
+		}
+		out = append(out, plan.Line{Function: name, Count: min(max(count, least), most), Batch: f.Batch, Why: why})
+	}
+	return out, m, nil
+}
+
+// Uniform is a plan.Allocator that scales pipelines as a whole, for comparison: each stage has as many replicas as the one that needs
+// the most, as the [Sizer] has it, but not more than its equal part of the cluster's budget.
+type Uniform struct{ sizer Sizer }
+
+// NewUniform returns a Uniform.
+func NewUniform(cfg Config) Uniform { return Uniform{NewSizer(cfg)} }
+
+// Merge joins the memories of two domains that have become one.
+func (u Uniform) Merge(a, b Memory) Memory { return u.sizer.Merge(a, b) }
+
+// Allocate implements plan.Allocator.
+func (u Uniform) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, Memory, error) {
+	out, next, err := u.sizer.Allocate(s, d, m)
+	if err != nil || len(d.Pipelines) == 0 && s.Budget <= 0 {
+		return out, next, err
+	}
+	most := slices.MaxFunc(out, func(x, y plan.Line) int { return cmp.Compare(x.Count, y.Count) })
+	level := most.Count
+	if s.Budget > 0 {
+		level = min(level, max(s.Budget/len(s.Functions), 1))
+	}
+	for i := range out {
+		f, _ := s.Function(out[i].Function)
+		l, h := f.Bounds()
+		if count := min(max(level, l), h); count != out[i].Count {
+			out[i].Why += fmt.Sprintf("; %d, as each stage: %s needs %d", count, most.Function, most.Count)
+			out[i].Count = count
+		}
+	}
+	return out, next, nil
+}

@@ -1,0 +1,253 @@
+package autoscaler
+
+import (
+	"cmp"
+	"container/heap"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// Gain is a plan.Sharer: when the cluster has less than all functions ask for, its budget of replicas, or the memory, CPU and devices
+// that are free, goes replica by replica to where requests wait less by it, until nothing is left (Fox 1966). A function's gain is by how
+// much a replica more shortens the predicted wait, times the requests of the pipelines that it is in.
+//
+// What is taken in that order does not depend on how much there is, so that nobody has less of a larger budget; and a gain rises with
+// the load, so that nobody has less for more to do. First come functions without any replica, then those that are behind what arrives,
+// then the others. Of equal gain, what is there goes before what would have to be started. QUART has R_total among the inputs of its
+// Alg. 1 and does not use it.
+type Gain struct{}
+
+// keeping is how much more a replica that is there gains than one that is not: shares that swing by chance would else cost a start each.
+const keeping = 1.25
+
+// resources of nodes, as sums: what fits in a sum may not fit on any one node, as the placer then says.
+const (
+	memory = iota
+	cpu
+	device
+	resources
+)
+
+var resourceNames = [resources]string{"memory", "CPU", "device memory"}
+
+// contender is a function that is given replicas.
+type contender struct {
+	stage
+	at      int     // its line
+	load    float64 // requests a second that its pipelines have, with what waits
+	count   int     // given so far
+	there   int     // replicas it has
+	most    int     // it asks for
+	needs   [resources]int64
+	short   int // the resource that has run out; -1: none
+	urgency int // of the next one: see Gain
+	gain    float64
+}
+
+// Share implements plan.Sharer.
+func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
+	loads := pipelineLoads(&s)
+	all := make([]*contender, 0, len(a))
+	total := 0
+	for i, l := range a {
+		f, ok := s.Function(l.Function)
+		if !ok {
+			return nil, fmt.Errorf("line of function %q: not in snapshot %d, want lines of the same snapshot", l.Function, s.Rev)
+		}
+		c := &contender{stage: newStage(f), at: i, load: loads[f.Name], most: l.Count, short: -1}
+		c.load = max(c.load, c.lambda) + float64(c.waiting)/horizon.Seconds()
+		least, _ := f.Bounds()
+		c.count = min(least, l.Count)
+		ready, starting := f.Current()
+		c.there = ready + starting
+		c.needs = [resources]int64{max(f.Memory, 0), int64(max(f.CPUMilli, 0)), max(f.DeviceMemory, 0) * int64(max(f.GPU, 0))}
+		all, total = append(all, c), total+l.Count
+	}
+	free, scarce := capacity(&s, all)
+	if scarce == [resources]bool{} && (s.Budget <= 0 || total <= s.Budget) {
+		return a, nil
+	}
+	give(all, s.Budget, free, scarce)
+	out := slices.Clone(a)
+	for _, c := range all {
+		l := &out[c.at]
+		switch {
+		case c.count == c.most:
+			continue
+		case c.short >= 0:
+			l.Why += fmt.Sprintf("; %d of these, as %s is short and gains more elsewhere", c.count, resourceNames[c.short])
+		default:
+			l.Why += fmt.Sprintf("; %d of these, as the budget of %d gains more elsewhere", c.count, s.Budget)
+		}
+		l.Count = c.count
+	}
+	return out, nil
+}
+
+// give hands out replicas until the budget or what is scarce is spent, or all have what they ask for.
+func give(all []*contender, budget int, free [resources]int64, scarce [resources]bool) {
+	var q queue
+	left := math.MaxInt
+	if budget > 0 {
+		left = budget
+	}
+	for _, c := range all {
+		left -= c.count
+		for range max(c.count-c.there, 0) {
+			c.take(&free)
+		}
+		if c.count < c.most {
+			c.look()
+			q = append(q, c)
+		}
+	}
+	heap.Init(&q)
+	for left > 0 && q.Len() > 0 {
+		c := q[0]
+		if c.count >= c.there {
+			if c.short = c.lacks(free, scarce); c.short >= 0 {
+				heap.Pop(&q)
+				continue
+			}
+			c.take(&free)
+		}
+		c.count, left = c.count+1, left-1
+		if c.count < c.most {
+			c.look()
+			heap.Fix(&q, 0)
+		} else {
+			heap.Pop(&q)
+		}
+	}
+}
+
+// take takes what a new replica needs.
+func (c *contender) take(free *[resources]int64) {
+	for r, n := range c.needs {
+		free[r] -= n
+	}
+}
+
+// lacks returns the resource that there is not enough of for a new replica, -1 if none. A function's first one is left to the placer,
+// which says where it was looked for.
+func (c *contender) lacks(free [resources]int64, scarce [resources]bool) int {
+	for r, n := range c.needs {
+		if scarce[r] && n > free[r] && c.count > 0 {
+			return r
+		}
+	}
+	return -1
+}
+
+// look says what the next replica gains. Behind what arrives, a queue is a fluid: with c servers its wait after a horizon is
+// (λ·horizon + waiting)/(cμ) − horizon.
+func (c *contender) look() {
+	n := float64(c.count)
+	mu := c.mu
+	if !c.known {
+		mu = 1
+	}
+	drain := (c.lambda*horizon.Seconds() + float64(c.waiting)) / (mu * float64(c.slots)) / (n * (n + 1))
+	switch {
+	case c.count == 0:
+		c.urgency, c.gain = 2, c.load
+	case !c.known && c.waiting > 0 || c.known && c.count < c.stable():
+		c.urgency, c.gain = 1, c.load*drain
+	default:
+		steady := 0.0
+		if c.known {
+			steady = c.wait(c.count) - c.wait(c.count+1)
+		}
+		c.urgency, c.gain = 0, c.load*(max(steady, 0)+float64(c.waiting)/(mu*float64(c.slots))/(n*(n+1)))
+	}
+	if c.count < c.there {
+		c.gain *= keeping
+	}
+}
+
+// pipelineLoads is for each function how many requests a second the pipelines that it is in have.
+func pipelineLoads(s *plan.Snapshot) map[string]float64 {
+	loads := map[string]float64{}
+	for i := range s.Pipelines {
+		p := &s.Pipelines[i]
+		if len(p.Stages) == 0 {
+			continue
+		}
+		entry, ok := s.Function(p.Stages[0])
+		if !ok {
+			continue
+		}
+		rate := newStage(entry)
+		for k, name := range p.Stages {
+			if !slices.Contains(p.Stages[:k], name) {
+				loads[name] += rate.lambda
+			}
+		}
+	}
+	return loads
+}
+
+// capacity is what nodes have free for new replicas, in sum, and what of it is scarce: less than what is asked for, by more than one. What
+// one function alone asks for in vain, the placer says.
+func capacity(s *plan.Snapshot, all []*contender) (free [resources]int64, scarce [resources]bool) {
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		if n.Unavailable != "" || n.Leaving {
+			continue
+		}
+		free[memory] += n.Memory - n.MemoryUsed
+		free[cpu] += int64(n.CPUMilli)
+		for _, z := range n.Zygotes {
+			if z.Idle {
+				free[memory] += z.Bytes
+			}
+		}
+		for _, d := range n.Devices {
+			if d.Unavailable == "" {
+				free[device] += d.Memory - d.MemoryUsed
+			}
+		}
+	}
+	var asked [resources]int64
+	var by [resources]int
+	for _, c := range all {
+		for _, r := range c.f.Replicas {
+			if r.State != plan.Draining {
+				free[cpu] -= c.needs[cpu]
+			}
+		}
+		for r, n := range c.needs {
+			if more := int64(max(c.most-c.there, 0)); n > 0 && more > 0 {
+				asked[r] += n * more
+				by[r]++
+			}
+		}
+	}
+	for r := range resources {
+		scarce[r] = asked[r] > max(free[r], 0) && by[r] > 1
+	}
+	return free, scarce
+}
+
+// queue is a heap of contenders, the one that gains most first.
+type queue []*contender
+
+func (q queue) Len() int { return len(q) }
+
+func (q queue) Less(i, j int) bool {
+	x, y := q[i], q[j]
+	return cmp.Or(cmp.Compare(y.urgency, x.urgency), cmp.Compare(y.gain, x.gain), cmp.Compare(x.at, y.at)) < 0
+}
+
+func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q *queue) Push(x any)   { *q = append(*q, x.(*contender)) }
+
+func (q *queue) Pop() any {
+	old := *q
+	last := old[len(old)-1]
+	*q = old[:len(old)-1]
+	return last
+}
