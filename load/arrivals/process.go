@@ -30,7 +30,7 @@ func Renewal(p Profile, cv float64, seed uint64) (Source, error) {
 	case 1:
 		r.due = r.gap()
 	default:
-		r.due = gamma(r.rand, k+1) / k * r.rand.Float64() // the gap that an observer finds, from where he comes
+		r.due = Gamma(r.rand, k+1) / k * r.rand.Float64() // the gap that an observer finds, from where he comes
 	}
 	return r, nil
 }
@@ -52,7 +52,7 @@ func (r *renewal) gap() float64 {
 		return r.rand.ExpFloat64()
 	}
 	k := 1 / (r.cv * r.cv)
-	return gamma(r.rand, k) / k
+	return Gamma(r.rand, k) / k
 }
 
 func (r *renewal) Next() (time.Duration, bool) {
@@ -68,11 +68,11 @@ func (r *renewal) Next() (time.Duration, bool) {
 	return time.Duration(t * float64(time.Second)), true
 }
 
-// gamma draws from the gamma distribution of shape k and scale 1 (Marsaglia and Tsang 2000; below 1 with their power of a
+// Gamma draws from the gamma distribution of shape k and scale 1 (Marsaglia and Tsang 2000; below 1 with their power of a
 // uniform).
-func gamma(r *rand.Rand, k float64) float64 {
+func Gamma(r *rand.Rand, k float64) float64 {
 	if k < 1 {
-		return gamma(r, k+1) * math.Pow(1-r.Float64(), 1/k)
+		return Gamma(r, k+1) * math.Pow(1-r.Float64(), 1/k)
 	}
 	d := k - 1.0/3
 	c := 1 / math.Sqrt(9*d)

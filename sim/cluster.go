@@ -1,0 +1,159 @@
+package sim
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/dispatch"
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// revision is that of every function: none is redeployed.
+const revision = 1
+
+// replica is one on a node.
+type replica struct {
+	name    string
+	line    *line
+	node    *node
+	device  string // as plan.Slot has it
+	state   plan.State
+	since   time.Time
+	ordered int64
+	path    string
+	gone    bool
+}
+
+// starts are what it took to bring up replicas, as package cluster keeps it: means that follow the latest eight of a path.
+type starts struct {
+	list   []plan.Start // sorted by path
+	latest time.Duration
+}
+
+const startsKept = 8
+
+func (s *starts) add(path string, took time.Duration) {
+	s.latest = took
+	i, ok := slices.BinarySearchFunc(s.list, path, func(x plan.Start, path string) int { return cmp.Compare(x.Path, path) })
+	if !ok {
+		s.list = slices.Insert(slices.Clone(s.list), i, plan.Start{Path: path})
+	} else {
+		s.list = slices.Clone(s.list) // a snapshot has the old one
+	}
+	x := &s.list[i]
+	x.N = min(x.N+1, startsKept)
+	x.Mean += (took - x.Mean) / time.Duration(x.N)
+}
+
+// apply brings the cluster to p, as package cluster does; at once says that starts take no time, because they were before the run.
+func (w *world) apply(p *plan.Plan, atOnce bool) {
+	for i := range p.Wants {
+		want := &p.Wants[i]
+		l := w.byKey[want.Function]
+		l.cpu = want.CPUMilli
+		w.release(l, want)
+		for _, slot := range want.Slots {
+			if slot.Replica == "" {
+				w.order(l, slot, atOnce)
+			}
+		}
+	}
+	for _, n := range w.nodes {
+		n.unkey()
+	}
+	for i := range p.Warm {
+		want := &p.Warm[i]
+		if want.Warmth >= plan.Host {
+			w.node(want.Node).warm(w, w.byKey[want.Function], want.Key, atOnce)
+		}
+	}
+	for _, n := range w.nodes {
+		n.evict(w)
+	}
+}
+
+// release lets go what want does not list.
+func (w *world) release(l *line, want *plan.Want) {
+	for _, r := range slices.Clone(l.replicas) {
+		if r.state == plan.Draining || slices.ContainsFunc(want.Slots, func(s plan.Slot) bool { return s.Replica == r.name }) {
+			continue
+		}
+		if r.state == plan.Starting {
+			w.gone(r)
+			continue
+		}
+		r.state, r.since = plan.Draining, w.clock
+		w.step(l, dispatch.ReplicaDrain{Name: r.name})
+	}
+}
+
+// order starts a replica.
+func (w *world) order(l *line, slot plan.Slot, atOnce bool) {
+	w.started++
+	n := w.node(slot.Node)
+	r := &replica{
+		name: fmt.Sprintf("%s-%06d", l.spec.Name, w.started), line: l, node: n, device: slot.Device, state: plan.Starting, since: w.clock, ordered: w.now,
+	}
+	path, took := n.start(w, l, atOnce)
+	r.path = path
+	l.replicas = append(l.replicas, r)
+	l.byName[r.name] = r
+	n.take(r, 1)
+	w.rec.stages[l.i].count(w)
+	if atOnce {
+		w.becomeReady(r)
+		return
+	}
+	w.events.push(w.now+int64(took), ready, l.i, r)
+}
+
+func (w *world) becomeReady(r *replica) {
+	if r.gone {
+		return
+	}
+	l := r.line
+	r.state, r.since = plan.Ready, w.clock
+	if took := time.Duration(w.now - r.ordered); took > 0 {
+		l.starts.add(r.path, took)
+		w.rec.stages[l.i].start(w, r.path)
+	}
+	if mean := l.spec.DiesEvery; mean > 0 {
+		w.pcg.Seed(mix(w.seed^uint64(w.started)<<32^uint64(l.i)), 1)
+		w.events.push(w.now+int64(float64(mean)*w.rand.ExpFloat64()), dies, l.i, r)
+	}
+	w.rec.stages[l.i].count(w)
+	w.step(l, dispatch.ReplicaUp{Name: r.name, Slots: l.spec.Slots, MaxBatch: l.spec.Batch, Revision: revision})
+	w.poke()
+}
+
+// die ends a replica's process.
+func (w *world) die(r *replica) {
+	if r.gone {
+		return
+	}
+	w.rec.stages[r.line.i].died(w)
+	w.gone(r)
+	w.step(r.line, dispatch.ReplicaDown{Name: r.name, Cause: "it died, as the scenario has it"})
+	w.poke()
+}
+
+// gone forgets a replica.
+func (w *world) gone(r *replica) {
+	if r.gone {
+		return
+	}
+	r.gone = true
+	l := r.line
+	l.replicas = slices.DeleteFunc(l.replicas, func(x *replica) bool { return x == r })
+	delete(l.byName, r.name)
+	r.node.take(r, -1)
+	r.node.evict(w)
+	w.rec.stages[l.i].count(w)
+}
+
+func (w *world) node(name string) *node {
+	i, _ := slices.BinarySearchFunc(w.nodes, name, func(n *node, name string) int { return cmp.Compare(n.spec.Name, name) })
+	return w.nodes[i] // plans are validated
+}

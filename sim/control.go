@@ -1,0 +1,94 @@
+package sim
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/policy"
+)
+
+// The pace of control, as packages control and dispatch have it.
+const (
+	gap         = int64(20 * time.Millisecond)  // least time between a tick and one that was asked for
+	wantedEvery = int64(100 * time.Millisecond) // a line asks no more often
+)
+
+// control is the loop that decides.
+type control struct {
+	next   int64 // when it ticks
+	last   int64 // when it did
+	rev    uint64
+	memory policy.Memory
+	snap   plan.Snapshot // its slices are used again
+
+	ticks, held, refused int
+	complaint            string // why the first tick was refused, or held a domain
+}
+
+// poke asks for an early tick.
+func (w *world) poke() {
+	c := &w.control
+	if at := max(w.now, c.last+gap); at < c.next {
+		c.next = at
+		w.events.push(at, ticks, 0, nil)
+	}
+}
+
+// tick observes, decides and applies. A plan that is refused leaves no trace in the memory.
+func (w *world) tick(first bool) {
+	c := &w.control
+	c.ticks++
+	c.last, c.next = w.now, w.now+int64(w.m.scenario.Tick)
+	w.observe()
+	p, memory, held, err := w.set.Decide(c.snap, c.memory)
+	for _, h := range held {
+		c.held++
+		c.complaint = cmp.Or(c.complaint, h.Err.Error())
+	}
+	if err != nil {
+		c.refused++
+		c.complaint = cmp.Or(c.complaint, err.Error())
+	} else {
+		c.memory = memory
+		w.apply(&p, first)
+	}
+	w.events.push(c.next, ticks, 0, nil)
+}
+
+// observe makes a snapshot of the virtual cluster, as package cluster makes one of the real one.
+func (w *world) observe() {
+	c := &w.control
+	c.rev++
+	s := &c.snap
+	s.Rev, s.At, s.Epoch, s.Budget, s.Pipelines = c.rev, w.clock, 1, w.m.scenario.Budget, w.m.snapshot
+	s.Nodes = s.Nodes[:0]
+	for _, n := range w.nodes {
+		s.Nodes = append(s.Nodes, n.observe())
+	}
+	if s.Functions == nil {
+		s.Functions = make([]plan.Function, len(w.lines))
+		for i, l := range w.lines {
+			s.Functions[i] = l.declared()
+		}
+	}
+	for i, l := range w.lines {
+		f := &s.Functions[i]
+		is := l.core.Signals(w.clock)
+		f.Demand, f.Service, f.Wait, f.Busy, f.Waiting, f.Running = is.Demand, is.Service, is.Wait, is.Busy, is.Waiting, is.Running
+		f.Starts, f.CPUNow = l.starts.list, l.cpu
+		f.Replicas = f.Replicas[:0]
+		for _, r := range l.replicas {
+			f.Replicas = append(f.Replicas, plan.Replica{Name: r.name, Revision: revision, Node: r.node.spec.Name, Device: r.device, State: r.state, Since: r.since})
+		}
+	}
+}
+
+// declared is what a snapshot has of the stage that does not change.
+func (l *line) declared() plan.Function {
+	s := &l.spec
+	return plan.Function{
+		Name: l.key, Revision: revision, Min: s.Min, Max: s.Max, Zero: s.Zero, ZeroAge: s.ZeroAge, GPU: s.GPU, DeviceMemory: int64(s.GPUMemory),
+		Memory: int64(s.Memory), CPUMilli: int(s.CPU), CPULimit: int(s.CPULimit), Batch: s.Batch, Slots: s.Slots, Profile: l.service.points(),
+	}
+}

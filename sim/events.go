@@ -1,0 +1,85 @@
+package sim
+
+// kind says what an event is about, and whose i is the index.
+type kind uint8
+
+// The kinds of events.
+const (
+	arrives  kind = iota // a request, of pipeline i
+	submits              // data is the *task.Task that reaches the line of stage i
+	cancels              // data is the *cancel that reaches the line of stage i
+	ends                 // data is the *running batch of stage i that is over
+	replies              // data is the *task.Reply that reaches the coordinator of pipeline i
+	deadline             // of requests, which pipeline i's coordinator asked to be woken for
+	wakes                // the line of stage i asked for it
+	ready                // data is the *replica that has started
+	dies                 // data is the *replica whose process ends
+	loaded               // data is the *zygote whose parameters are there
+	ticks                // control
+	samples              // of the series over time
+)
+
+// event is something that will happen at an instant, in ns since the beginning.
+type event struct {
+	at   int64
+	seq  uint64 // of its scheduling
+	data any    // a pointer, or nil
+	i    int32
+	kind kind
+}
+
+// events is a heap by time and, within one instant, by order of scheduling, with four children a node: it is half as deep as a binary
+// one, and siblings share lines of the processor's cache.
+type events struct {
+	heap []event
+	seq  uint64
+}
+
+func (h *events) push(at int64, k kind, i int, data any) {
+	h.seq++
+	e := event{at: at, seq: h.seq, data: data, i: int32(i), kind: k}
+	h.heap = append(h.heap, e)
+	place := len(h.heap) - 1
+	for place > 0 {
+		up := (place - 1) / 4
+		if p := &h.heap[up]; p.at <= at { // an equal one was scheduled before
+			break
+		}
+		h.heap[place] = h.heap[up]
+		place = up
+	}
+	h.heap[place] = e
+}
+
+// pop takes the first event; the heap must not be empty.
+func (h *events) pop() event {
+	first := h.heap[0]
+	last := len(h.heap) - 1
+	e := h.heap[last]
+	h.heap[last].data = nil
+	h.heap = h.heap[:last]
+	at := 0
+	for {
+		child := 4*at + 1
+		if child >= last {
+			break
+		}
+		best := child
+		for k := child + 1; k < min(child+4, last); k++ {
+			if h.heap[k].before(&h.heap[best]) {
+				best = k
+			}
+		}
+		if !h.heap[best].before(&e) {
+			break
+		}
+		h.heap[at] = h.heap[best]
+		at = best
+	}
+	if last > 0 {
+		h.heap[at] = e
+	}
+	return first
+}
+
+func (e *event) before(f *event) bool { return e.at < f.at || e.at == f.at && e.seq < f.seq }

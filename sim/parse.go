@@ -1,0 +1,200 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// The bounds of a scenario's file.
+const (
+	maxFile  = 1 << 20
+	maxList  = 1000
+	maxMerge = 8 // mappings merged into one another
+)
+
+// Parse reads YAML and fills in the defaults. A field that there is not, or whose value is none of its kind, is an error with the
+// field's path, such as stages[2].service.mean; [Scenario.Model] checks the rest.
+func Parse(r io.Reader) (Scenario, error) {
+	var s Scenario
+	text, err := io.ReadAll(io.LimitReader(r, maxFile+1))
+	if err != nil {
+		return s, err
+	}
+	if len(text) > maxFile {
+		return s, fmt.Errorf("scenario: more than %d bytes", maxFile)
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(text, &doc); err != nil {
+		return s, fmt.Errorf("scenario: %w", err)
+	}
+	if len(doc.Content) == 0 {
+		return s, errors.New("scenario: got nothing, want a mapping with stages, pipelines and policies")
+	}
+	if err := decode("", doc.Content[0], reflect.ValueOf(&s).Elem()); err != nil {
+		return s, err
+	}
+	s.complete()
+	return s, nil
+}
+
+// decode fills v from n; errors have the path of what is wrong.
+func decode(path string, n *yaml.Node, v reflect.Value) error {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if n.Tag == "!!null" {
+		return nil
+	}
+	_, own := v.Addr().Interface().(yaml.Unmarshaler)
+	switch {
+	case own || v.Type() == reflect.TypeFor[time.Duration]():
+		return leaf(path, n, v)
+	case v.Kind() == reflect.Struct:
+		return decodeStruct(path, n, v, 0)
+	case v.Kind() == reflect.Slice:
+		return decodeSlice(path, n, v)
+	case v.Kind() == reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		return decode(path, n, v.Elem())
+	}
+	return leaf(path, n, v)
+}
+
+func leaf(path string, n *yaml.Node, v reflect.Value) error {
+	kinds := map[reflect.Kind]string{
+		reflect.Int: "a whole number", reflect.Uint64: "a whole number of 0 or more", reflect.Float64: "a number", reflect.Bool: "true or false", reflect.String: "text",
+	}
+	want := kinds[v.Kind()]
+	if v.Type() == reflect.TypeFor[time.Duration]() {
+		want = "a duration such as 100ms, 30s or 2h"
+	}
+	if n.Kind != yaml.ScalarNode {
+		return fmt.Errorf("%s: line %d: got a list or mapping, want %s", path, n.Line, want)
+	}
+	if u, ok := v.Addr().Interface().(yaml.Unmarshaler); ok {
+		if err := u.UnmarshalYAML(n); err != nil {
+			return fmt.Errorf("%s: line %d: got %q, %w", path, n.Line, n.Value, err)
+		}
+		return nil
+	}
+	if v.Type() == reflect.TypeFor[time.Duration]() {
+		d, err := time.ParseDuration(n.Value)
+		if err != nil || d < 0 {
+			return fmt.Errorf("%s: line %d: got %q, want %s", path, n.Line, n.Value, want)
+		}
+		v.SetInt(int64(d))
+		return nil
+	}
+	if err := n.Decode(v.Addr().Interface()); err != nil {
+		return fmt.Errorf("%s: line %d: got %q, want %s", path, n.Line, n.Value, want)
+	}
+	return nil
+}
+
+func decodeSlice(path string, n *yaml.Node, v reflect.Value) error {
+	if n.Kind == yaml.ScalarNode && v.Type().Elem().Kind() == reflect.String { // one may be written without brackets
+		n = &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{n}}
+	}
+	if n.Kind != yaml.SequenceNode {
+		return fmt.Errorf("%s: line %d: want a list", path, n.Line)
+	}
+	if len(n.Content) > maxList {
+		return fmt.Errorf("%s: line %d: %d entries, want at most %d", path, n.Line, len(n.Content), maxList)
+	}
+	v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
+	var errs []error
+	for i, c := range n.Content {
+		errs = append(errs, decode(fmt.Sprintf("%s[%d]", path, i), c, v.Index(i)))
+	}
+	return errors.Join(errs...)
+}
+
+// decodeStruct fills the fields of v. Merged mappings (<<: *name) come first: what the mapping itself says wins.
+func decodeStruct(path string, n *yaml.Node, v reflect.Value, depth int) error {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if n.Kind != yaml.MappingNode {
+		return fmt.Errorf("%s: line %d: want a mapping with some of %s", at(path), n.Line, strings.Join(fields(v.Type()), ", "))
+	}
+	if depth > maxMerge {
+		return fmt.Errorf("%s: line %d: more than %d mappings are merged into one another", at(path), n.Line, maxMerge)
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Tag == "!!merge" {
+			if err := decodeStruct(path, n.Content[i+1], v, depth+1); err != nil {
+				return err
+			}
+		}
+	}
+	var errs []error
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key := n.Content[i]
+		if key.Tag == "!!merge" {
+			continue
+		}
+		field, ok := field(v, key.Value)
+		switch {
+		case !ok:
+			errs = append(errs, fmt.Errorf("%s: line %d: no such field, want one of %s", join(path, key.Value), key.Line, strings.Join(fields(v.Type()), ", ")))
+		case seen[key.Value]:
+			errs = append(errs, fmt.Errorf("%s: line %d: given twice", join(path, key.Value), key.Line))
+		default:
+			seen[key.Value] = true
+			field.SetZero() // of a merged mapping
+			errs = append(errs, decode(join(path, key.Value), n.Content[i+1], field))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// field finds a struct's field by its name in YAML.
+func field(v reflect.Value, name string) (reflect.Value, bool) {
+	for i := range v.NumField() {
+		tag, inline := strings.CutSuffix(v.Type().Field(i).Tag.Get("yaml"), ",inline")
+		if inline {
+			if f, ok := field(v.Field(i), name); ok {
+				return f, true
+			}
+		} else if tag == name && name != "" {
+			return v.Field(i), true
+		}
+	}
+	return reflect.Value{}, false
+}
+
+func fields(t reflect.Type) []string {
+	var out []string
+	for i := range t.NumField() {
+		tag, inline := strings.CutSuffix(t.Field(i).Tag.Get("yaml"), ",inline")
+		if inline {
+			out = append(out, fields(t.Field(i).Type)...)
+		} else {
+			out = append(out, tag)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+func at(path string) string {
+	if path == "" {
+		return "scenario"
+	}
+	return path
+}

@@ -1,0 +1,254 @@
+package sim
+
+import (
+	"math"
+	"net/http"
+	"time"
+
+	hdr "github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/stagecoach-serving/stagecoach/flow"
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/task"
+)
+
+// recorder sees what happens in a run. It counts requests that arrive after the warm-up, and what their calls went through; what is an
+// amount over time it counts from there to the end of the arrivals.
+type recorder struct {
+	from, to  int64 // ns
+	every     int64 // between samples
+	pipelines []*pipeRecorder
+	stages    []*stageRecorder
+	series    Series
+}
+
+// samplesWanted is about how many samples the series over time have.
+const samplesWanted = 300
+
+func newRecorder(w *world) *recorder {
+	rec := &recorder{from: int64(w.m.scenario.Warmup), to: w.end}
+	rec.every = max((w.end/samplesWanted+int64(time.Second)-1)/int64(time.Second), 1) * int64(time.Second)
+	for i := range w.m.pipelines {
+		rec.pipelines = append(rec.pipelines, &pipeRecorder{slo: w.m.pipelines[i].spec.SLO, latency: newHistogram(3), failed: map[int]int64{}})
+	}
+	for _, l := range w.lines {
+		rec.stages = append(rec.stages, &stageRecorder{line: l, wait: newHistogram(2), last: -1, starts: map[string]int64{}})
+	}
+	rec.series.Replicas = make([][]int, len(w.lines))
+	return rec
+}
+
+// newHistogram holds times in µs.
+func newHistogram(digits int) *hdr.Histogram { return hdr.New(1, maxService.Microseconds(), digits) }
+
+func record(h *hdr.Histogram, d time.Duration) {
+	_ = h.RecordValue(min(max(d, 0), maxService).Microseconds()) // always in range
+}
+
+// counts says whether something at an instant counts.
+func (r *recorder) counts(at int64) bool { return at >= r.from && at < r.to }
+
+// moments are sums of values and of their squares.
+type moments struct{ n, sum, squares float64 }
+
+func (m *moments) add(v float64) { m.n, m.sum, m.squares = m.n+1, m.sum+v, m.squares+v*v }
+
+func (m *moments) mean() float64 { return ratio(m.sum, m.n) }
+
+// cv is the coefficient of variation; 0 of fewer than two values.
+func (m *moments) cv() float64 {
+	if m.n < 2 || m.sum <= 0 {
+		return 0
+	}
+	mean := m.sum / m.n
+	return math.Sqrt(max(m.squares/m.n-mean*mean, 0)) / mean
+}
+
+// ratio is a/b; 0 of nothing.
+func ratio(a, b float64) float64 {
+	if b == 0 {
+		return 0
+	}
+	return a / b
+}
+
+// pipeRecorder is for one pipeline.
+type pipeRecorder struct {
+	slo               time.Duration
+	offered, good     int64
+	failed            map[int]int64 // by HTTP status
+	latency           *hdr.Histogram
+	sum               moments
+	arrived, answered int64   // since the last sample
+	waited            float64 // seconds, of those that were answered since
+}
+
+func (p *pipeRecorder) offer(w *world) {
+	p.arrived++
+	if w.rec.counts(w.now) {
+		p.offered++
+	}
+}
+
+// finish counts a request's end.
+func (r *recorder) finish(w *world, pipeline int, f *flow.Finish) {
+	p := r.pipelines[pipeline]
+	var stages []task.Timing
+	if f.Error != nil {
+		stages = f.Error.Stages
+	} else {
+		stages = f.Response.Stages
+	}
+	begun := w.now // it was refused at once
+	if len(stages) > 0 {
+		begun = int64(stages[0].Start.Sub(epoch))
+	}
+	latency := time.Duration(w.now - begun)
+	if f.Error == nil {
+		p.answered++
+		p.waited += latency.Seconds()
+	}
+	if !r.counts(begun) {
+		return
+	}
+	for i := range stages {
+		if t := &stages[i]; t.Code == task.OK {
+			r.stages[w.byKey[t.Function].i].served(t)
+		}
+	}
+	if f.Error != nil {
+		p.failed[f.Error.Status]++
+		return
+	}
+	if p.slo == 0 || latency <= p.slo {
+		p.good++
+	}
+	record(p.latency, latency)
+	p.sum.add(latency.Seconds())
+}
+
+// refused and expired are the statuses that Markdown tells apart.
+const (
+	statusRefused = http.StatusTooManyRequests
+	statusExpired = http.StatusGatewayTimeout
+)
+
+// stageRecorder is for one stage.
+type stageRecorder struct {
+	line    *line
+	gaps    moments // between arrivals, seconds
+	last    int64   // arrival; below 0: none
+	wait    *hdr.Histogram
+	waits   moments // seconds
+	service moments
+	worked  int64 // ns that slots were busy
+
+	since              int64 // of the counts below
+	replicas, ready    int
+	replicaNs, readyNs float64
+	most               int
+	starts             map[string]int64
+	deaths, evictions  int64
+}
+
+// arrived counts a task at the line.
+func (s *stageRecorder) arrived(w *world) {
+	if !w.rec.counts(w.now) {
+		return
+	}
+	if s.last >= 0 {
+		s.gaps.add(float64(w.now-s.last) / 1e9)
+	}
+	s.last = w.now
+}
+
+func (s *stageRecorder) served(t *task.Timing) {
+	record(s.wait, t.Wait)
+	s.waits.add(t.Wait.Seconds())
+	s.service.add(t.Service.Seconds())
+}
+
+// busy counts what a slot has done until now.
+func (s *stageRecorder) busy(w *world, took int64) {
+	s.worked += max(min(w.now, w.rec.to)-max(w.now-took, w.rec.from), 0)
+}
+
+// count notes that replicas came, went or changed.
+func (s *stageRecorder) count(w *world) {
+	s.integrate(w)
+	s.replicas, s.ready = len(s.line.replicas), 0
+	for _, r := range s.line.replicas {
+		if r.state != plan.Starting {
+			s.ready++
+		}
+	}
+	if w.now < w.rec.to {
+		s.most = max(s.most, s.replicas)
+	}
+}
+
+// integrate counts replicas over the time that has passed.
+func (s *stageRecorder) integrate(w *world) {
+	if passed := float64(min(w.now, w.rec.to) - max(s.since, w.rec.from)); passed > 0 {
+		s.replicaNs += float64(s.replicas) * passed
+		s.readyNs += float64(s.ready) * passed
+	}
+	s.since = w.now
+}
+
+func (s *stageRecorder) start(w *world, path string) {
+	if w.rec.counts(w.now) {
+		s.starts[path]++
+	}
+}
+
+func (s *stageRecorder) died(w *world) {
+	if w.rec.counts(w.now) {
+		s.deaths++
+	}
+}
+
+func (s *stageRecorder) evicted(w *world) {
+	if w.rec.counts(w.now) {
+		s.evictions++
+	}
+}
+
+// Series are quantities over time, of a run's every so many seconds: of all pipelines together, but for the stages.
+type Series struct {
+	T        []float64 `json:"t_s"`
+	Offered  []float64 `json:"offered_per_s"`
+	Latency  []float64 `json:"latency_mean_s"` // of what was answered since the one before; 0: nothing was
+	Waiting  []int     `json:"waiting"`
+	Replicas [][]int   `json:"replicas"` // by stage, in the order of Result.Stages
+}
+
+// sample takes one of the series over time.
+func (r *recorder) sample(w *world) {
+	if w.now > r.to {
+		return
+	}
+	var arrived, answered int64
+	var waited float64
+	for _, p := range r.pipelines {
+		arrived, answered, waited = arrived+p.arrived, answered+p.answered, waited+p.waited
+		p.arrived, p.answered, p.waited = 0, 0, 0
+	}
+	waiting := 0
+	for i, l := range w.lines {
+		waiting += l.core.Waiting()
+		r.series.Replicas[i] = append(r.series.Replicas[i], len(l.replicas))
+	}
+	seconds := float64(r.every) / 1e9
+	r.series.T = append(r.series.T, float64(w.now)/1e9)
+	r.series.Offered = append(r.series.Offered, round(float64(arrived)/seconds))
+	r.series.Latency = append(r.series.Latency, round(ratio(waited, float64(answered))))
+	r.series.Waiting = append(r.series.Waiting, waiting)
+}
+
+// close counts what was open.
+func (r *recorder) close(w *world) {
+	for _, s := range r.stages {
+		s.integrate(w)
+	}
+}

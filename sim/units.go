@@ -1,0 +1,52 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Bytes is a size, written as Kubernetes does: 512Mi, 16Gi, or a number of bytes.
+type Bytes int64
+
+// maxBytes bounds sizes, so that sums of many stay whole numbers.
+const maxBytes = 1 << 50
+
+// UnmarshalYAML reads a size.
+func (b *Bytes) UnmarshalYAML(n *yaml.Node) error {
+	text, unit := strings.TrimSuffix(n.Value, "B"), float64(1)
+	for i, u := range []string{"Ki", "Mi", "Gi", "Ti"} {
+		if number, ok := strings.CutSuffix(text, u); ok {
+			text, unit = number, math.Pow(1024, float64(i+1))
+		}
+	}
+	v, err := strconv.ParseFloat(text, 64)
+	if v *= unit; err != nil || !(v >= 0 && v <= maxBytes) {
+		return errors.New("want a size of 0 to 1024Ti such as 512Mi or 16Gi")
+	}
+	*b = Bytes(v)
+	return nil
+}
+
+// Milli is a share of a machine's processors in thousandths of a core, written as Kubernetes does: 500m, or cores: 0.5.
+type Milli int
+
+const maxMilli = 1 << 30
+
+// UnmarshalYAML reads a share.
+func (m *Milli) UnmarshalYAML(n *yaml.Node) error {
+	text, thousandths := strings.CutSuffix(n.Value, "m")
+	v, err := strconv.ParseFloat(text, 64)
+	if !thousandths {
+		v *= 1000
+	}
+	if err != nil || !(v >= 0 && v <= maxMilli) {
+		return fmt.Errorf("want cores such as 2, 0.5 or 500m, at most %d", maxMilli/1000)
+	}
+	*m = Milli(math.Round(v))
+	return nil
+}

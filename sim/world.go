@@ -1,0 +1,309 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/dispatch"
+	"github.com/stagecoach-serving/stagecoach/flow"
+	"github.com/stagecoach-serving/stagecoach/load/arrivals"
+	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/task"
+)
+
+// world is one run: a policy on a seed.
+type world struct {
+	m      *Model
+	set    policy.Set
+	seed   uint64
+	events events
+	now    int64     // ns since the beginning
+	clock  time.Time // the same as cores and policies see it
+	end    int64     // of the arrivals
+	hop    int64
+	flying int // requests that have begun and not ended
+
+	coordinators []*coordinator
+	lines        []*line // beside the model's stages
+	byKey        map[string]*line
+	nodes        []*node
+	control      control
+	rec          *recorder
+	popped       uint64
+	started      int // replicas, ever
+
+	pcg   *rand.PCG
+	rand  *rand.Rand
+	spare []*task.Reply // to be used again
+}
+
+// epoch is when virtual time begins.
+var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// coordinator walks the requests of one pipeline.
+type coordinator struct {
+	*pipe
+	i      int
+	core   *flow.Core
+	source arrivals.Source
+	number uint64 // of the latest request
+	armed  int64  // when it is woken; 0: never
+	loads  []task.Load
+	inbox  string // i in digits
+}
+
+// line is the dispatcher of one stage and its replicas.
+type line struct {
+	*stage
+	i        int
+	core     *dispatch.Core
+	replicas []*replica // in the order of their starts, which is that of their names
+	byName   map[string]*replica
+	starts   starts
+	armed    int64 // when it is woken; 0: never
+	poked    int64 // when it asked control for more latest
+	cpu      int   // what a plan gave its replicas; 0: as declared
+}
+
+// running is a batch on a replica.
+type running struct {
+	replica *replica
+	batch   uint64
+	tasks   []*task.Task
+	took    int64
+}
+
+// cancel is on its way to a line.
+type cancel struct{ key task.Key }
+
+// newWorld returns a run that has not begun.
+func (m *Model) newWorld(p int, seed uint64) (*world, error) {
+	w := &world{
+		m: m, set: m.policies[p], seed: seed, clock: epoch, end: int64(m.duration), hop: int64(*m.scenario.Hop),
+		byKey: make(map[string]*line, len(m.stages)), pcg: rand.NewPCG(seed, 0),
+	}
+	w.rand = rand.New(w.pcg)
+	for i := range m.stages {
+		s := &m.stages[i]
+		l := &line{
+			stage: s, i: i, byName: map[string]*replica{}, poked: -int64(time.Hour),
+			// No task comes twice here, so that none has to be remembered.
+			core: dispatch.NewCore(dispatch.CoreConfig{Function: s.key, Revision: revision, QueueLimit: s.spec.QueueLimit, Remember: 1}),
+		}
+		w.lines = append(w.lines, l)
+		w.byKey[s.key] = l
+	}
+	for i := range m.pipelines {
+		source, err := m.pipelines[i].source(seed)
+		if err != nil {
+			return nil, fmt.Errorf("pipelines[%d].arrivals: %w", i, err)
+		}
+		w.coordinators = append(w.coordinators, &coordinator{
+			pipe: &m.pipelines[i], i: i, core: flow.NewCore(), source: arrivals.Until(source, m.duration), inbox: strconv.Itoa(i),
+		})
+	}
+	for i := range m.nodes {
+		w.nodes = append(w.nodes, newNode(&m.nodes[i], len(m.stages)))
+	}
+	w.rec = newRecorder(w)
+	return w, nil
+}
+
+// steps is how many events are handled between looks at the context.
+const steps = 1 << 14
+
+// run lets time pass until all requests have ended. report is called now and then.
+func (w *world) run(ctx context.Context, report func()) error {
+	w.tick(true) // what is deployed has its first replicas before requests come
+	for _, c := range w.coordinators {
+		w.next(c)
+	}
+	w.events.push(w.rec.every, samples, 0, nil)
+	for w.now < w.end || w.flying > 0 {
+		if w.popped%steps == 0 {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			report()
+		}
+		e := w.events.pop()
+		w.popped++
+		if e.at != w.now {
+			w.now, w.clock = e.at, epoch.Add(time.Duration(e.at))
+		}
+		w.handle(&e)
+	}
+	w.rec.close(w)
+	return nil
+}
+
+func (w *world) handle(e *event) {
+	switch e.kind {
+	case arrives:
+		w.arrive(w.coordinators[e.i])
+	case submits:
+		l := w.lines[e.i]
+		w.rec.stages[e.i].arrived(w)
+		w.step(l, dispatch.Submit{Task: e.data.(*task.Task)})
+	case cancels:
+		w.step(w.lines[e.i], dispatch.Cancel{Key: e.data.(*cancel).key})
+	case ends:
+		w.ended(w.lines[e.i], e.data.(*running))
+	case replies:
+		r := e.data.(*task.Reply)
+		w.walk(w.coordinators[e.i], flow.Replied{Reply: r})
+		*r = task.Reply{}
+		w.spare = append(w.spare, r)
+	case deadline:
+		if c := w.coordinators[e.i]; c.armed == e.at {
+			c.armed = 0
+			w.walk(c, flow.Tick{})
+		}
+	case wakes:
+		if l := w.lines[e.i]; l.armed == e.at {
+			l.armed = 0
+			w.step(l, dispatch.Tick{})
+		}
+	case ready:
+		w.becomeReady(e.data.(*replica))
+	case dies:
+		w.die(e.data.(*replica))
+	case loaded:
+		e.data.(*zygote).loaded = true
+	case ticks:
+		if w.control.next == e.at {
+			w.tick(false)
+		}
+	case samples:
+		w.rec.sample(w)
+		w.events.push(w.now+w.rec.every, samples, 0, nil)
+	}
+}
+
+// next schedules a pipeline's next request.
+func (w *world) next(c *coordinator) {
+	if at, ok := c.source.Next(); ok {
+		w.events.push(max(int64(at), w.now), arrives, c.i, nil)
+	}
+}
+
+// arrive begins a request.
+func (w *world) arrive(c *coordinator) {
+	w.flying++
+	c.number++
+	w.rec.pipelines[c.i].offer(w)
+	id := strconv.FormatUint(c.number*uint64(len(w.coordinators))+uint64(c.i), 36) // no two of all pipelines are alike
+	c.loads = c.loads[:0]
+	for _, i := range c.stages {
+		c.loads = append(c.loads, w.lines[i].load())
+	}
+	w.walk(c, flow.Start{
+		Request: task.Request{ID: id, Target: c.key, Deadline: w.clock.Add(c.spec.Timeout), Input: c.input},
+		Graph:   c.graph, Loads: c.loads,
+	})
+	w.next(c)
+}
+
+// load is what admission knows of the stage.
+func (l *line) load() task.Load {
+	return task.Load{
+		Waiting: l.core.Waiting(), Running: l.core.Running(), Servers: l.core.Servers(), Max: l.spec.Max * l.spec.Slots * l.spec.Batch,
+		Limit: l.spec.QueueLimit, Service: l.core.Signals(epoch).Service.Mean, Start: l.starts.latest,
+	}
+}
+
+// walk steps a coordinator and carries out what it wants.
+func (w *world) walk(c *coordinator, ev flow.Event) {
+	for _, e := range c.core.Step(w.clock, ev) {
+		switch e := e.(type) {
+		case flow.Submit:
+			e.Task.ReplyTo = c.inbox
+			w.events.push(w.now+w.hop, submits, w.byKey[e.Task.Function].i, e.Task)
+		case flow.Cancel:
+			w.events.push(w.now+w.hop, cancels, w.byKey[e.Function].i, &cancel{e.Key})
+		case flow.Finish:
+			w.flying--
+			w.rec.finish(w, c.i, &e)
+		}
+	}
+	if at, ok := c.core.Next(); ok {
+		if ns := int64(at.Sub(epoch)); c.armed == 0 || ns < c.armed {
+			c.armed = ns
+			w.events.push(ns, deadline, c.i, nil)
+		}
+	}
+}
+
+// step steps a line and carries out what it wants.
+func (w *world) step(l *line, ev dispatch.Event) {
+	for _, e := range l.core.Step(w.clock, ev) {
+		switch e := e.(type) {
+		case dispatch.Send:
+			w.begin(l, &e)
+		case dispatch.Reply:
+			i, _ := strconv.Atoi(e.To) // it is an inbox
+			w.events.push(w.now+w.hop, replies, i, e.Reply)
+		case dispatch.Wake:
+			l.armed = int64(e.At.Sub(epoch))
+			w.events.push(max(l.armed, w.now), wakes, l.i, nil)
+		case dispatch.Idle:
+			w.gone(l.byName[e.Replica])
+		case dispatch.Evict:
+			w.gone(l.byName[e.Replica])
+		case dispatch.Wanted:
+			if w.now-l.poked >= wantedEvery {
+				l.poked = w.now
+				w.poke()
+			}
+		}
+	}
+}
+
+// begin has a replica run a batch.
+func (w *world) begin(l *line, s *dispatch.Send) {
+	r := l.byName[s.Replica]
+	w.reseed(s.Tasks[0], l.i)
+	took := max(int64(l.service.base(len(s.Tasks), l.cpu)*l.service.draw(w.rand)), 1)
+	w.events.push(w.now+took, ends, l.i, &running{r, s.Batch, s.Tasks, took})
+}
+
+// reseed makes the next draw one of the task alone: other policies draw the same for it.
+func (w *world) reseed(t *task.Task, stage int) {
+	h := w.seed*0x9E3779B97F4A7C15 + uint64(stage)<<40 + uint64(t.Task)<<8 + uint64(t.Attempt)
+	for i := range len(t.Request) {
+		h = (h ^ uint64(t.Request[i])) * 1099511628211 // FNV-1a
+	}
+	w.pcg.Seed(mix(h), 0)
+}
+
+// mix spreads bits (the finalizer of SplitMix64; Steele, Lea and Flood 2014).
+func mix(h uint64) uint64 {
+	h = (h ^ h>>30) * 0xBF58476D1CE4E5B9
+	h = (h ^ h>>27) * 0x94D049BB133111EB
+	return h ^ h>>31
+}
+
+// ended answers the calls of a batch.
+func (w *world) ended(l *line, b *running) {
+	if b.replica.gone {
+		return // it died, and its tasks were answered
+	}
+	w.rec.stages[l.i].busy(w, b.took)
+	for call := range b.tasks {
+		r := w.reply()
+		r.Output = l.output
+		w.step(l, dispatch.Result{Replica: b.replica.name, Batch: b.batch, Call: call, Reply: r})
+	}
+}
+
+func (w *world) reply() *task.Reply {
+	if n := len(w.spare); n > 0 {
+		r := w.spare[n-1]
+		w.spare = w.spare[:n-1]
+		return r
+	}
+	return &task.Reply{}
+}
