@@ -76,9 +76,9 @@ func TestPythonParked(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := started(t, proctest.Torch(t), root)
-	park := encode(wire.Order{Kind: wire.OrderPark, Env: []string{"CUDA_VISIBLE_DEVICES=GPU-a", "A=1"}})
-	pid, gate := k.fork(1)
-	k.say(gate, park)
+	park := proctest.Encode(wire.Order{Kind: wire.OrderPark, Env: []string{"CUDA_VISIBLE_DEVICES=GPU-a", "A=1"}})
+	pid, gate := k.Fork(1)
+	k.Say(gate, park)
 	if o := k.answer(gate); o.Kind != wire.ChildParked || o.Nanos == 0 {
 		t.Fatalf("parked: %+v", o)
 	}
@@ -86,7 +86,7 @@ func TestPythonParked(t *testing.T) {
 		t.Errorf("it is called %q, want spare", got)
 	}
 	ready := regexp.MustCompile(`device GPU-a is ready.*: context \d+\.\d+ s, first kernels \d+\.\d+ s\n`)
-	proctest.Until(t, patience, "a line about the device", func() bool { return ready.MatchString(k.stderr.String()) })
+	proctest.Until(t, patience, "a line about the device", func() bool { return ready.MatchString(k.Stderr.String()) })
 	stage, _, stderr := k.began(gate, wire.EnvReplica+"=me")
 	placed := regexp.MustCompile(`device GPU-a has its parameters: 0\.002 GB copied in \d+\.\d+ s \(\d+\.\d GB/s\)$`)
 	if line, err := bufio.NewReader(stderr).ReadString('\n'); err != nil || !placed.MatchString(strings.TrimSpace(line)) {
@@ -107,15 +107,15 @@ func TestPythonParked(t *testing.T) {
 		"parked twice": {2, 0, 1},
 		"a descriptor": {1, 1, 1},
 	} {
-		pid, gate := k.fork(2)
+		pid, gate := k.Fork(2)
 		for i := range tc.parks {
-			k.say(gate, park, []*os.File{null}[:tc.files]...)
+			k.Say(gate, park, []*os.File{null}[:tc.files]...)
 			if i == 0 && tc.files == 0 {
 				k.answer(gate)
 			}
 		}
 		gate.Close()
-		if o := k.want(wire.ChildExited); int(o.PID) != pid || unix.WaitStatus(o.Status).ExitStatus() != tc.status {
+		if o := k.Want(wire.ChildExited); int(o.PID) != pid || unix.WaitStatus(o.Status).ExitStatus() != tc.status {
 			t.Errorf("%s: it ended with %+v, want pid %d and status %d", name, o, pid, tc.status)
 		}
 	}
@@ -124,16 +124,16 @@ func TestPythonParked(t *testing.T) {
 // TestPythonParksNot: a child whose device is not there says so and ends.
 func TestPythonParksNot(t *testing.T) {
 	k := started(t, proctest.Torch(t), imaged(t, onCUDA), "CUDA_VISIBLE_DEVICES=")
-	pid, gate := k.fork(1)
-	k.say(gate, encode(wire.Order{Kind: wire.OrderPark, Env: []string{"CUDA_VISIBLE_DEVICES=GPU-none"}}))
+	pid, gate := k.Fork(1)
+	k.Say(gate, proctest.Encode(wire.Order{Kind: wire.OrderPark, Env: []string{"CUDA_VISIBLE_DEVICES=GPU-none"}}))
 	if o := k.answer(gate); o.Kind != wire.ZygoteError || !strings.Contains(o.Text, "CUDA") {
 		t.Errorf("it says %+v, want an error", o)
 	}
-	if o := k.want(wire.ChildExited); int(o.PID) != pid || unix.WaitStatus(o.Status).ExitStatus() != 1 {
+	if o := k.Want(wire.ChildExited); int(o.PID) != pid || unix.WaitStatus(o.Status).ExitStatus() != 1 {
 		t.Errorf("it ended with %+v, want pid %d and status 1", o, pid)
 	}
-	if _, gate := k.fork(2); gate != nil { // and the zygote goes on
+	if _, gate := k.Fork(2); gate != nil { // and the zygote goes on
 		gate.Close()
 	}
-	k.want(wire.ChildExited)
+	k.Want(wire.ChildExited)
 }

@@ -71,7 +71,7 @@ type resident struct {
 // moveIn has a worker take the stage of an image on.
 func (k *keeper) moveIn(name, root string) resident {
 	k.t.Helper()
-	tid, gate := k.fork(77)
+	tid, gate := k.Fork(77)
 	stage, stdout, stderr := k.began(gate, wire.EnvReplica+"="+name, wire.EnvStageRoot+"="+root, wire.EnvModel+"=model", "NAME="+name, "CUDA_VISIBLE_DEVICES=GPU-other")
 	return resident{tid, stage, bufio.NewReader(stdout), bufio.NewReader(stderr)}
 }
@@ -102,11 +102,11 @@ func (k *keeper) serves(r resident, name, word, root string) {
 // exits checks how a stage has ended.
 func (k *keeper) exits(r resident, status uint32) {
 	k.t.Helper()
-	if o := k.want(wire.ChildExited); int(o.PID) != r.tid || o.Status != status {
+	if o := k.Want(wire.ChildExited); int(o.PID) != r.tid || o.Status != status {
 		k.t.Errorf("ended: %+v, want %d with status %#x", o, r.tid, status)
 	}
 	proctest.Until(k.t, patience, "its thread to be gone", func() bool {
-		_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", k.cmd.Process.Pid, r.tid))
+		_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", k.Cmd.Process.Pid, r.tid))
 		return err != nil
 	})
 }
@@ -126,42 +126,42 @@ func TestPythonWorker(t *testing.T) {
 	b := k.moveIn("two", roots["b"])
 	k.serves(a, "one", "a", roots["a"])
 	k.serves(b, "two", "b", roots["b"])
-	spare, gate := k.fork(77)
+	spare, gate := k.Fork(77)
 	again := k.moveIn("three", roots["a"])
 	k.serves(again, "three", "a", roots["a"])
-	if got := k.alive(); len(got) != 4 {
+	if got := k.Alive(77); len(got) != 4 {
 		t.Errorf("stages %v, want three, and a spare thread", got)
 	}
 	for _, r := range []resident{a, b, again} {
-		if _, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", k.cmd.Process.Pid, r.tid)); err != nil {
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", k.Cmd.Process.Pid, r.tid)); err != nil {
 			t.Errorf("stage %d is no thread of the worker: %v", r.tid, err)
 		}
 	}
 	a.stage.Close()
 	k.exits(a, 0)
-	proctest.Until(t, patience, "what a stage had to be free", func() bool { return strings.Contains(k.stderr.String(), "let go of a\n") })
-	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGTERM), PID: uint32(b.tid)}))
+	proctest.Until(t, patience, "what a stage had to be free", func() bool { return strings.Contains(k.Stderr.String(), "let go of a\n") })
+	k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGTERM), PID: uint32(b.tid)})
 	k.exits(b, 0)
 	for _, r := range []resident{a, b} {
 		if rest, err := r.stdout.ReadString('\n'); err == nil || rest != "" {
 			t.Errorf("it has printed %q, and has not closed", rest)
 		}
 	}
-	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(again.tid)}))
+	k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(again.tid)})
 	k.exits(again, uint32(syscall.SIGKILL))
 	gate.Close()
 	k.exits(resident{tid: spare}, 0)
-	if got := k.alive(); len(got) != 0 {
+	if got := k.Alive(77); len(got) != 0 {
 		t.Errorf("stages %v, want none", got)
 	}
-	before := len(descriptors(k.cmd.Process.Pid))
+	before := len(descriptors(k.Cmd.Process.Pid))
 	for range 3 {
 		r := k.moveIn("four", roots["b"])
 		k.serves(r, "four", "b", roots["b"])
 		r.stage.Close()
 		k.exits(r, 0)
 	}
-	if after := len(descriptors(k.cmd.Process.Pid)); after != before {
+	if after := len(descriptors(k.Cmd.Process.Pid)); after != before {
 		t.Errorf("%d descriptors open, want %d as before", after, before)
 	}
 }
@@ -194,35 +194,35 @@ func TestPythonWorkerFailures(t *testing.T) {
 		}
 		k.exits(r, 1<<8)
 	}
-	begin := encode(wire.Order{Kind: wire.OrderBegin})
+	begin := proctest.Encode(wire.Order{Kind: wire.OrderBegin})
 	for name, tc := range map[string]struct {
 		message []byte
 		status  uint32
 	}{
 		"gate closed": {nil, 0},
-		"parked":      {encode(wire.Order{Kind: wire.OrderPark}), 1 << 8},
+		"parked":      {proctest.Encode(wire.Order{Kind: wire.OrderPark}), 1 << 8},
 		"no sockets":  {begin, 1 << 8},
 	} {
-		tid, gate := k.fork(3)
+		tid, gate := k.Fork(3)
 		if tc.message != nil {
-			k.say(gate, tc.message)
+			k.Say(gate, tc.message)
 		}
 		gate.Close()
 		t.Log(name)
 		k.exits(resident{tid: tid}, tc.status)
 	}
-	tid, _ := k.fork(3)
-	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(tid)}))
+	tid, _ := k.Fork(3)
+	k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(tid)})
 	k.exits(resident{tid: tid}, uint32(syscall.SIGKILL))
-	if got := k.alive(); len(got) != 1 || got[0] != lives.tid {
+	if got := k.Alive(77); len(got) != 1 || got[0] != lives.tid {
 		t.Errorf("stages %v, want %d", got, lives.tid)
 	}
 	stays := tenantImage(t, "stays")
 	stuck := k.moveIn("stuck", stays)
 	k.line(stuck.stdout, "load stays part of stays True "+stays+"/model\n")
-	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(stuck.tid)}))
-	if err := k.cmd.Wait(); err == nil || k.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(k.stderr.String(), "replica stuck does not end 2 s after it was killed") {
-		t.Errorf("the worker ended with %v and said %q", err, k.stderr)
+	k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(stuck.tid)})
+	if err := k.Cmd.Wait(); err == nil || k.Cmd.ProcessState.ExitCode() != 1 || !strings.Contains(k.Stderr.String(), "replica stuck does not end 2 s after it was killed") {
+		t.Errorf("the worker ended with %v and said %q", err, k.Stderr)
 	}
 }
 
@@ -252,25 +252,25 @@ func TestPythonWorkerWithoutContext(t *testing.T) {
 	k := started(t, proctest.Python(t), tenantImage(t, "first"), wire.EnvWorker+"=1", "CUDA_VISIBLE_DEVICES=GPU-a", "PYTHONPATH="+none)
 	k.moveIn("lost", imaged(t, noContext))
 	const want = "replica lost leaves what it had behind: RuntimeError: CUDA error: unspecified launch failure: all of this process ends\n"
-	if err := k.cmd.Wait(); err == nil || k.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(k.stderr.String(), want) {
-		t.Errorf("the worker ended with %v and said %q", err, k.stderr)
+	if err := k.Cmd.Wait(); err == nil || k.Cmd.ProcessState.ExitCode() != 1 || !strings.Contains(k.Stderr.String(), want) {
+		t.Errorf("the worker ended with %v and said %q", err, k.Stderr)
 	}
 }
 
 // TestPythonWorkerEnds with its control socket, and refuses what is no order as zygotes do.
 func TestPythonWorkerEnds(t *testing.T) {
 	k := worker(t)
-	k.say(k.socket, []byte{'?', wire.OrderVersion, 0, 0, 0, 0, 0, 0})
-	if o := k.want(wire.ZygoteError); !strings.Contains(o.Text, "kind 63") {
+	k.Say(k.Socket, []byte{'?', wire.OrderVersion, 0, 0, 0, 0, 0, 0})
+	if o := k.Want(wire.ZygoteError); !strings.Contains(o.Text, "kind 63") {
 		t.Errorf("an order of no kind: %+v", o)
 	}
-	k.say(k.socket, encode(wire.Order{Kind: wire.OrderFork, ID: 5}))
-	if o := k.want(wire.ZygoteError); o.ID != 5 || !strings.Contains(o.Text, "0 descriptors, want 1") {
+	k.Order(wire.Order{Kind: wire.OrderFork, ID: 5})
+	if o := k.Want(wire.ZygoteError); o.ID != 5 || !strings.Contains(o.Text, "0 descriptors, want 1") {
 		t.Errorf("a fork without a gate: %+v", o)
 	}
 	k.moveIn("lives", tenantImage(t, "a"))
-	k.socket.Close()
-	if err := k.cmd.Wait(); err != nil {
+	k.Socket.Close()
+	if err := k.Cmd.Wait(); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 }

@@ -2,17 +2,14 @@ package templates_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -40,51 +37,6 @@ def infer(state, calls):
     return calls
 `
 
-// keeper is the manager's end of a Python stage's zygote.
-type keeper struct {
-	t      *testing.T
-	cmd    *exec.Cmd
-	socket *net.UnixConn
-	stderr *lockedBuffer
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// pair makes a socket pair of which one end is a connection and the other a file to pass on.
-func pair(t *testing.T, kind int) (*net.UnixConn, *os.File) {
-	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	here, there := os.NewFile(uintptr(fds[0]), "here"), os.NewFile(uintptr(fds[1]), "there")
-	c, err := net.FileConn(here)
-	here.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close(); there.Close() })
-	return c.(*net.UnixConn), there
-}
-
 // imaged makes the root of an image of the handler.
 func imaged(t *testing.T, handler string) string {
 	t.Helper()
@@ -101,85 +53,26 @@ func zygote(t *testing.T) *keeper {
 	return started(t, proctest.Python(t), imaged(t, idle))
 }
 
+// keeper is the manager's end of a Python stage's zygote.
+type keeper struct {
+	*proctest.Keeper
+	t *testing.T
+}
+
 // started starts the stage in the folder root as a zygote, or as what env makes of it, and returns when that is ready.
 func started(t *testing.T, python, root string, env ...string) *keeper {
 	t.Helper()
-	socket, there := pair(t, unix.SOCK_SEQPACKET)
-	k := &keeper{t: t, socket: socket, stderr: &lockedBuffer{}}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience) // for those that wait for its end
-	t.Cleanup(cancel)
-	k.cmd = exec.CommandContext(ctx, python, "stage")
-	k.cmd.Dir, k.cmd.Env, k.cmd.ExtraFiles, k.cmd.Stderr = root, append([]string{wire.EnvZygoteFD + "=3", "PATH=" + os.Getenv("PATH")}, env...), []*os.File{there}, k.stderr
-	k.cmd.WaitDelay = patience // for what has its stderr, and should have ended with it
-	if err := k.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	there.Close()
-	t.Cleanup(func() {
-		if k.cmd.ProcessState == nil {
-			socket.Close()
-			_ = k.cmd.Process.Kill()
-			_ = k.cmd.Wait()
-		}
-		if t.Failed() {
-			t.Logf("zygote's stderr:\n%s", k.stderr)
-		}
-	})
-	if o := k.want(wire.ZygoteReady); int(o.PID) != k.cmd.Process.Pid || o.Nanos == 0 || o.Prepacked || o.Threads != 0 {
+	k := &keeper{proctest.Keep(t, root, env, python, "stage"), t}
+	if o := k.Want(wire.ZygoteReady); int(o.PID) != k.Cmd.Process.Pid || o.Nanos == 0 || o.Threads != 0 {
 		t.Errorf("ready: %+v", o)
 	}
 	return k
 }
 
-// want reads the next message and checks its kind.
-func (k *keeper) want(kind wire.OrderKind) wire.Order {
-	k.t.Helper()
-	b := make([]byte, 4096)
-	n, err := k.socket.Read(b)
-	if err != nil {
-		k.t.Fatalf("read from zygote: %v; stderr: %s", err, k.stderr)
-	}
-	o, err := wire.DecodeOrder(b[:n])
-	if err != nil || o.Kind != kind {
-		k.t.Fatalf("message %+v, %v, want kind %c", o, err, kind)
-	}
-	return o
-}
-
-// say sends a message with descriptors.
-func (k *keeper) say(to *net.UnixConn, message []byte, files ...*os.File) {
-	k.t.Helper()
-	var fds []int
-	for _, f := range files {
-		fds = append(fds, int(f.Fd()))
-	}
-	if _, _, err := to.WriteMsgUnix(message, unix.UnixRights(fds...), nil); err != nil {
-		k.t.Fatal(err)
-	}
-}
-
-// fork has a child forked, which waits at its gate.
-func (k *keeper) fork(id uint32) (pid int, gate *net.UnixConn) {
-	k.t.Helper()
-	gate, there := pair(k.t, unix.SOCK_SEQPACKET)
-	k.say(k.socket, encode(wire.Order{Kind: wire.OrderFork, ID: id}), there)
-	there.Close()
-	o := k.want(wire.ChildForked)
-	if o.ID != id || o.Nanos == 0 {
-		k.t.Errorf("forked: %+v, want id %d", o, id)
-	}
-	return int(o.PID), gate
-}
-
-func encode(o wire.Order) []byte {
-	o.Version = wire.OrderVersion
-	return wire.AppendOrder(nil, o)
-}
-
 // began tells a child which replica it is, and returns its stage socket and what it prints.
 func (k *keeper) began(gate *net.UnixConn, env ...string) (stage *net.UnixConn, stdout, stderr *os.File) {
 	k.t.Helper()
-	stage, there := pair(k.t, unix.SOCK_STREAM)
+	stage, there := proctest.Pair(k.t, unix.SOCK_STREAM)
 	files := []*os.File{there}
 	var out []*os.File
 	for range 2 {
@@ -193,34 +86,12 @@ func (k *keeper) began(gate *net.UnixConn, env ...string) (stage *net.UnixConn, 
 		}
 		files, out = append(files, w), append(out, r)
 	}
-	k.say(gate, encode(wire.Order{Kind: wire.OrderBegin, Threads: 1, Env: env}), files...)
+	k.Say(gate, proctest.Encode(wire.Order{Kind: wire.OrderBegin, Threads: 1, Env: env}), files...)
 	for _, f := range files {
 		f.Close()
 	}
 	gate.Close()
 	return stage, out[0], out[1]
-}
-
-// alive tells which processes live, as the zygote says.
-func (k *keeper) alive() (all []int) {
-	k.t.Helper()
-	k.say(k.socket, encode(wire.Order{Kind: wire.OrderList, ID: 9}))
-	for {
-		b := make([]byte, 4096)
-		n, err := k.socket.Read(b)
-		if err != nil {
-			k.t.Fatal(err)
-		}
-		switch o, err := wire.DecodeOrder(b[:n]); {
-		case err == nil && o.Kind == wire.OrderList && o.ID == 9:
-			slices.Sort(all)
-			return all
-		case err == nil && o.Kind == wire.ChildLives && o.ID == 77:
-			all = append(all, int(o.PID))
-		default:
-			k.t.Fatalf("in a list: %+v, %v", o, err)
-		}
-	}
 }
 
 // descriptors are those of a process, by number, and where they lead.
@@ -247,13 +118,13 @@ func comm(t *testing.T, pid int) string {
 // nonsense.
 func TestPythonGate(t *testing.T) {
 	k := zygote(t)
-	own := comm(t, k.cmd.Process.Pid)
-	pid, gate := k.fork(1)
+	own := comm(t, k.Cmd.Process.Pid)
+	pid, gate := k.Fork(1)
 	if got := comm(t, pid); got != "spare\n" || got == own {
 		t.Errorf("it is called %q and its zygote %q, want spare and not", got, own)
 	}
 	proctest.Until(t, patience, "it to have the gate in place of its zygote's own descriptors, and no signal blocked", func() bool {
-		want := slices.DeleteFunc(descriptors(k.cmd.Process.Pid), func(fd string) bool { return strings.Contains(fd, "signalfd") })
+		want := slices.DeleteFunc(descriptors(k.Cmd.Process.Pid), func(fd string) bool { return strings.Contains(fd, "signalfd") })
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		return err == nil && len(descriptors(pid)) == len(want) && !slices.Equal(descriptors(pid), want) && bytes.Contains(status, []byte("SigBlk:\t0000000000000000\n"))
 	})
@@ -271,7 +142,7 @@ func TestPythonGate(t *testing.T) {
 	if got := comm(t, pid); got != own {
 		t.Errorf("the replica is called %q, want %q as its zygote", got, own)
 	}
-	begin := encode(wire.Order{Kind: wire.OrderBegin, Env: []string{"A=1"}})
+	begin := proctest.Encode(wire.Order{Kind: wire.OrderBegin, Env: []string{"A=1"}})
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -291,20 +162,20 @@ func TestPythonGate(t *testing.T) {
 		"too long":            {append(slices.Clone(begin), make([]byte, 70<<10)...), 3, 1, "what its gate says"},
 		"unended environment": {begin[:len(begin)-1], 3, 1, "no end"},
 	} {
-		pid, gate := k.fork(2)
-		said := len(k.stderr.String())
+		pid, gate := k.Fork(2)
+		said := len(k.Stderr.String())
 		if tc.message != nil {
-			k.say(gate, tc.message, slices.Repeat([]*os.File{null}, tc.files)...)
+			k.Say(gate, tc.message, slices.Repeat([]*os.File{null}, tc.files)...)
 		}
 		gate.Close()
-		if o := k.want(wire.ChildExited); int(o.PID) != pid || unix.WaitStatus(o.Status).ExitStatus() != tc.status {
+		if o := k.Want(wire.ChildExited); int(o.PID) != pid || unix.WaitStatus(o.Status).ExitStatus() != tc.status {
 			t.Errorf("%s: it ended with %+v, want pid %d and status %d", name, o, pid, tc.status)
 		}
 		deadline := time.Now().Add(patience)
-		for !strings.Contains(k.stderr.String()[said:], tc.stderr) && time.Now().Before(deadline) {
+		for !strings.Contains(k.Stderr.String()[said:], tc.stderr) && time.Now().Before(deadline) {
 			runtime.Gosched() // its last line is on its way through the test's pipe
 		}
-		if got := k.stderr.String()[said:]; !strings.Contains(got, tc.stderr) || tc.stderr == "" && got != "" {
+		if got := k.Stderr.String()[said:]; !strings.Contains(got, tc.stderr) || tc.stderr == "" && got != "" {
 			t.Errorf("%s: it said %q, want %q", name, got, tc.stderr)
 		}
 	}
@@ -314,24 +185,24 @@ func TestPythonGate(t *testing.T) {
 // and only those are killed.
 func TestPythonChildren(t *testing.T) {
 	k := zygote(t)
-	if got := k.alive(); len(got) != 0 {
+	if got := k.Alive(77); len(got) != 0 {
 		t.Errorf("before any fork: %v", got)
 	}
 	live, gates := map[uint32]bool{}, []*net.UnixConn{}
 	var pids []int
 	for range 30 {
-		pid, gate := k.fork(77)
+		pid, gate := k.Fork(77)
 		live[uint32(pid)], pids, gates = true, append(pids, pid), append(gates, gate)
 	}
 	slices.Sort(pids)
-	if got := k.alive(); !slices.Equal(got, pids) {
+	if got := k.Alive(77); !slices.Equal(got, pids) {
 		t.Errorf("children %v, want %v", got, pids)
 	}
-	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGTERM), PID: uint32(pids[0])}))
-	if o := k.want(wire.ChildExited); int(o.PID) != pids[0] || unix.WaitStatus(o.Status).Signal() != syscall.SIGTERM {
+	k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGTERM), PID: uint32(pids[0])})
+	if o := k.Want(wire.ChildExited); int(o.PID) != pids[0] || unix.WaitStatus(o.Status).Signal() != syscall.SIGTERM {
 		t.Errorf("killed: %+v", o)
 	}
-	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGTERM), PID: uint32(os.Getpid())})) // no child: silence
+	k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGTERM), PID: uint32(os.Getpid())}) // no child: silence
 	for _, pid := range pids[1:] {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Error(err)
@@ -339,7 +210,7 @@ func TestPythonChildren(t *testing.T) {
 	}
 	delete(live, uint32(pids[0]))
 	for range pids[1:] {
-		o := k.want(wire.ChildExited)
+		o := k.Want(wire.ChildExited)
 		if !live[o.PID] {
 			t.Errorf("pid %d: not known or reported twice", o.PID)
 		}
@@ -348,9 +219,9 @@ func TestPythonChildren(t *testing.T) {
 	for _, g := range gates {
 		g.Close()
 	}
-	pid, gate := k.fork(1)
+	pid, gate := k.Fork(1)
 	k.began(gate, wire.EnvReplica+"=leaves")
-	if o := k.want(wire.ChildExited); int(o.PID) != pid || unix.WaitStatus(o.Status).ExitStatus() != 5 {
+	if o := k.Want(wire.ChildExited); int(o.PID) != pid || unix.WaitStatus(o.Status).ExitStatus() != 5 {
 		t.Errorf("a hook that leaves: %+v", o)
 	}
 }
@@ -358,19 +229,19 @@ func TestPythonChildren(t *testing.T) {
 // TestPythonZygoteEnds: with its control socket, and its children with it, however it ends.
 func TestPythonZygoteEnds(t *testing.T) {
 	for name, end := range map[string]func(k *keeper){
-		"control socket closed": func(k *keeper) { k.socket.Close() },
-		"killed":                func(k *keeper) { _ = k.cmd.Process.Kill() },
+		"control socket closed": func(k *keeper) { k.Socket.Close() },
+		"killed":                func(k *keeper) { _ = k.Cmd.Process.Kill() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := zygote(t)
-			spare, _ := k.fork(1)
-			replica, gate := k.fork(2)
+			spare, _ := k.Fork(1)
+			replica, gate := k.Fork(2)
 			stage, _, _ := k.began(gate)
 			if _, err := stage.Read(make([]byte, 1)); err != nil {
 				t.Fatal(err)
 			}
 			end(k)
-			if err := k.cmd.Wait(); name == "killed" != (err != nil) {
+			if err := k.Cmd.Wait(); name == "killed" != (err != nil) {
 				t.Errorf("the zygote ended with %v", err)
 			}
 			proctest.Gone(t, spare)
@@ -382,14 +253,14 @@ func TestPythonZygoteEnds(t *testing.T) {
 // TestPythonRefusals: orders that are none are refused as stage/zygote's are, and leave nothing open.
 func TestPythonRefusals(t *testing.T) {
 	k := zygote(t)
-	open := func() int { return len(descriptors(k.cmd.Process.Pid)) }
+	open := func() int { return len(descriptors(k.Cmd.Process.Pid)) }
 	before := open()
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	fork := encode(wire.Order{Kind: wire.OrderFork, ID: 5})
+	fork := proctest.Encode(wire.Order{Kind: wire.OrderFork, ID: 5})
 	const none = 1<<32 - 1
 	for name, tc := range map[string]struct {
 		message []byte
@@ -408,14 +279,14 @@ func TestPythonRefusals(t *testing.T) {
 		"list with bytes behind": {[]byte{'L', wire.OrderVersion, 0, 0, 1, 0, 0, 0, 0}, 0, none, "kind 76 of 9 bytes"},
 		"kill with bytes behind": {[]byte{'K', wire.OrderVersion, 9, 0, 1, 0, 0, 0, 0}, 0, none, "kind 75 of 9 bytes"},
 	} {
-		k.say(k.socket, tc.message, slices.Repeat([]*os.File{null}, tc.fds)...)
-		if o := k.want(wire.ZygoteError); o.ID != tc.id || !strings.Contains(o.Text, tc.text) {
+		k.Say(k.Socket, tc.message, slices.Repeat([]*os.File{null}, tc.fds)...)
+		if o := k.Want(wire.ZygoteError); o.ID != tc.id || !strings.Contains(o.Text, tc.text) {
 			t.Errorf("%s: error %d %q, want %d and %q", name, o.ID, o.Text, tc.id, tc.text)
 		}
 	}
-	pid, _ := k.fork(1)
-	k.say(k.socket, encode(wire.Order{Kind: wire.OrderKill, Signal: 200, PID: uint32(pid)}))
-	if o := k.want(wire.ZygoteError); o.ID != none || !strings.Contains(o.Text, "signal 200") {
+	pid, _ := k.Fork(1)
+	k.Order(wire.Order{Kind: wire.OrderKill, Signal: 200, PID: uint32(pid)})
+	if o := k.Want(wire.ZygoteError); o.ID != none || !strings.Contains(o.Text, "signal 200") {
 		t.Errorf("kill with signal 200: %+v", o)
 	}
 	if after := open(); after != before {

@@ -155,7 +155,7 @@ func TestPrepackedInAnOrdinaryProcess(t *testing.T) {
 	model, in, dir := encoder(t), sequence(64), t.TempDir()
 	want := cold(t, model, 1, in)
 	k := start(t, wire.EnvORT+"="+library(t), wire.EnvModel+"="+model, wire.EnvPrepacked+"="+dir)
-	if ready := k.want(wire.ZygoteReady); !ready.Prepacked {
+	if ready := k.Want(wire.ZygoteReady); !ready.Prepacked {
 		t.Error("the zygote does not say that its weights are mapped")
 	}
 	empty := t.TempDir()
@@ -188,10 +188,10 @@ func TestPackRefuses(t *testing.T) {
 // TestNotForkable has a library that starts a thread: the zygote says that it cannot be forked, and loads nothing.
 func TestNotForkable(t *testing.T) {
 	k := start(t, wire.EnvORT+"="+threaded(t), wire.EnvModel+"=nosuch.onnx", "THREADED_ORT="+library(t))
-	if o := k.want(wire.ZygoteError); o.ID != 0 || !o.Unforkable || !strings.Contains(o.Text, "threads after loading, want 1") {
+	if o := k.Want(wire.ZygoteError); o.ID != 0 || !o.Unforkable || !strings.Contains(o.Text, "threads after loading, want 1") {
 		t.Errorf("error %+v, want one that says it cannot be forked", o)
 	}
-	if err := k.cmd.Wait(); err == nil {
+	if err := k.Cmd.Wait(); err == nil {
 		t.Error("the zygote ended well")
 	}
 }

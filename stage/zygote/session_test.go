@@ -77,7 +77,7 @@ func TestForkedEqualsCold(t *testing.T) {
 	want := cold(t, model, 1, in)
 	same(t, []tensor.Tensor{cold(t, model, 3, in)}, want)
 	k := start(t, wire.EnvORT+"="+library(t), wire.EnvModel+"="+model, wire.EnvPoolThreads+"=3")
-	if ready := k.want(wire.ZygoteReady); ready.Threads != 2 {
+	if ready := k.Want(wire.ZygoteReady); ready.Threads != 2 {
 		t.Errorf("%d recorded threads, want 2: the third is the caller", ready.Threads)
 	}
 	for _, tc := range []struct {
@@ -110,7 +110,7 @@ func TestThreadsAreAdded(t *testing.T) {
 	model, in := encoder(t), sequence(512)
 	want := cold(t, model, 1, in)
 	k := start(t, wire.EnvORT+"="+library(t), wire.EnvModel+"="+model, wire.EnvPoolThreads+"=3")
-	k.want(wire.ZygoteReady)
+	k.Want(wire.ZygoteReady)
 	for name, r := range map[string]*replica{
 		"forked":  k.fork(1),
 		"process": process(t, zygote.Options{Library: library(t), Model: model, Threads: 3, Start: 1}),
@@ -140,7 +140,7 @@ func TestThreadsAreAdded(t *testing.T) {
 func TestSessionsOfAChild(t *testing.T) {
 	model := encoder(t)
 	k := start(t, wire.EnvORT+"="+library(t), wire.EnvModel+"="+model, wire.EnvPoolThreads+"=2")
-	k.want(wire.ZygoteReady)
+	k.Want(wire.ZygoteReady)
 	for _, threads := range []uint16{1, 2} {
 		r := k.fork(threads)
 		in := []tensor.Tensor{sequence(32)}
@@ -167,7 +167,7 @@ func TestPrepackedModelsOfOthers(t *testing.T) {
 		}
 		want := cold(t, model, 1, in)
 		k := start(t, wire.EnvORT+"="+library(t), wire.EnvModel+"="+model, wire.EnvPoolThreads+"=2", wire.EnvPrepacked+"="+t.TempDir())
-		k.want(wire.ZygoteReady)
+		k.Want(wire.ZygoteReady)
 		a := k.fork(2).do(question{Do: "run", Inputs: []tensor.Tensor{in}})
 		if a.Error != "" {
 			t.Fatalf("%s: %s", name, a.Error)
@@ -184,7 +184,7 @@ func TestPrepacked(t *testing.T) {
 	var written time.Time
 	for try := range 2 {
 		k := start(t, env...)
-		if ready := k.want(wire.ZygoteReady); ready.Threads != 1 {
+		if ready := k.Want(wire.ZygoteReady); ready.Threads != 1 {
 			t.Errorf("%d recorded threads, want 1", ready.Threads)
 		}
 		a := k.fork(2).do(question{Do: "run", Inputs: []tensor.Tensor{in}})
@@ -209,7 +209,7 @@ func TestPrepacked(t *testing.T) {
 			t.Error("the second start wrote into the folder")
 		}
 		written = info.ModTime()
-		if s := k.stderr.String(); s != "" {
+		if s := k.Stderr.String(); s != "" {
 			t.Errorf("start %d: stderr %q", try+1, s)
 		}
 	}
@@ -225,7 +225,7 @@ func TestPrepackedIsNoCondition(t *testing.T) {
 			env := []string{wire.EnvORT + "=" + library(t), wire.EnvModel + "=" + model, wire.EnvPrepacked + "=" + dir}
 			if dir == broken {
 				first := start(t, env...)
-				first.want(wire.ZygoteReady)
+				first.Want(wire.ZygoteReady)
 				files, err := filepath.Glob(broken + "/*/model.onnx")
 				if err != nil || len(files) != 1 {
 					t.Fatalf("files %q, error %v", files, err)
@@ -235,9 +235,9 @@ func TestPrepackedIsNoCondition(t *testing.T) {
 				}
 			}
 			k := start(t, env...)
-			k.want(wire.ZygoteReady)
+			k.Want(wire.ZygoteReady)
 			same(t, k.fork(1).do(question{Do: "run", Inputs: []tensor.Tensor{in}}).Tensors, want)
-			if s := k.stderr.String(); !strings.Contains(s, "pre-packed weights") || !strings.Contains(s, dir) {
+			if s := k.Stderr.String(); !strings.Contains(s, "pre-packed weights") || !strings.Contains(s, dir) {
 				t.Errorf("stderr %q, want a line that says why", s)
 			}
 			if left, _ := filepath.Glob(dir + "/*"); len(left) != 0 {

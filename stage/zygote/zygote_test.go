@@ -14,13 +14,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 func TestForkWithoutModel(t *testing.T) {
 	k := start(t)
-	if ready := k.want(wire.ZygoteReady); ready.PID != uint32(k.cmd.Process.Pid) || ready.Threads != 0 || ready.Nanos == 0 {
-		t.Errorf("ready %+v, want pid %d, no threads, a load time", ready, k.cmd.Process.Pid)
+	if ready := k.Want(wire.ZygoteReady); ready.PID != uint32(k.Cmd.Process.Pid) || ready.Threads != 0 || ready.Nanos == 0 {
+		t.Errorf("ready %+v, want pid %d, no threads, a load time", ready, k.Cmd.Process.Pid)
 	}
 	a := k.fork(1, "NAME=one", "EMPTY=", "ODD==x").do(question{Do: "look"})
 	if a.Session {
@@ -29,7 +30,7 @@ func TestForkWithoutModel(t *testing.T) {
 	if want := []string{"NAME=one", "EMPTY=", "ODD==x"}; !slices.Equal(a.Env, want) {
 		t.Errorf("environment of the order %q, want %q", a.Env, want)
 	}
-	for _, want := range []string{"BEFORE=1", "AFTER=1"} {
+	for _, want := range []string{"PATH=" + os.Getenv("PATH"), "AFTER=1"} {
 		if !slices.Contains(a.Environ, want) {
 			t.Errorf("environment %q, want the zygote's %s in it", a.Environ, want)
 		}
@@ -39,8 +40,8 @@ func TestForkWithoutModel(t *testing.T) {
 			t.Errorf("the child sees %s", v)
 		}
 	}
-	if a.PID == k.cmd.Process.Pid || !slices.Equal(a.Args, k.cmd.Args) {
-		t.Errorf("pid %d, arguments %q, want a pid of its own and %q", a.PID, a.Args, k.cmd.Args)
+	if a.PID == k.Cmd.Process.Pid || !slices.Equal(a.Args, k.Cmd.Args) {
+		t.Errorf("pid %d, arguments %q, want a pid of its own and %q", a.PID, a.Args, k.Cmd.Args)
 	}
 	if b := k.fork(0).do(question{Do: "look"}); len(b.Env) != 0 {
 		t.Errorf("environment of an order without one: %q", b.Env)
@@ -50,7 +51,7 @@ func TestForkWithoutModel(t *testing.T) {
 // TestChildHasNothingOfOthers looks at a child's descriptors and signal mask beside living siblings.
 func TestChildHasNothingOfOthers(t *testing.T) {
 	k := start(t)
-	k.want(wire.ZygoteReady)
+	k.Want(wire.ZygoteReady)
 	var others []*replica
 	for range 3 {
 		others = append(others, k.fork(1))
@@ -100,7 +101,7 @@ func line(status, key string) string {
 
 func TestStdoutAndStderrAreTheOrders(t *testing.T) {
 	k := start(t)
-	k.want(wire.ZygoteReady)
+	k.Want(wire.ZygoteReady)
 	r := k.fork(1)
 	r.do(question{Do: "print"})
 	if got := content(t, r.stdout); got != "to stdout of " {
@@ -109,7 +110,7 @@ func TestStdoutAndStderrAreTheOrders(t *testing.T) {
 	if got := content(t, r.stderr); got != "to stderr" {
 		t.Errorf("stderr %q", got)
 	}
-	if s := k.stderr.String(); s != "" {
+	if s := k.Stderr.String(); s != "" {
 		t.Errorf("the zygote's own stderr got %q", s)
 	}
 }
@@ -117,13 +118,13 @@ func TestStdoutAndStderrAreTheOrders(t *testing.T) {
 // TestExits checks that each end of a child is reported once, with its cause.
 func TestExits(t *testing.T) {
 	k := start(t)
-	k.want(wire.ZygoteReady)
+	k.Want(wire.ZygoteReady)
 	for name, tc := range map[string]struct {
 		end  func(r *replica)
 		want func(unix.WaitStatus) bool
 	}{
 		"killed by order": {func(r *replica) {
-			k.send(encode(wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(syscall.SIGKILL), PID: uint32(r.pid)}))
+			k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(r.pid)})
 		}, func(s unix.WaitStatus) bool { return s.Signaled() && s.Signal() == syscall.SIGKILL }},
 		"killed by someone": {func(r *replica) {
 			if err := syscall.Kill(r.pid, syscall.SIGKILL); err != nil {
@@ -131,7 +132,7 @@ func TestExits(t *testing.T) {
 			}
 		}, func(s unix.WaitStatus) bool { return s.Signaled() && s.Signal() == syscall.SIGKILL }},
 		"asked to end": {func(r *replica) {
-			k.send(encode(wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(syscall.SIGTERM), PID: uint32(r.pid)}))
+			k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGTERM), PID: uint32(r.pid)})
 		}, func(s unix.WaitStatus) bool { return s.Signaled() && s.Signal() == syscall.SIGTERM }},
 		"socket closed": {func(r *replica) { r.socket.Close() }, func(s unix.WaitStatus) bool { return s.Exited() && s.ExitStatus() == 0 }},
 		"exit status":   {func(r *replica) { _ = r.ask.Encode(question{Do: "exit"}) }, func(s unix.WaitStatus) bool { return s.Exited() && s.ExitStatus() == 7 }},
@@ -139,21 +140,21 @@ func TestExits(t *testing.T) {
 		r := k.fork(1)
 		r.do(question{Do: "look"}) // it is up
 		tc.end(r)
-		if o := k.want(wire.ChildExited); int(o.PID) != r.pid || !tc.want(unix.WaitStatus(o.Status)) {
+		if o := k.Want(wire.ChildExited); int(o.PID) != r.pid || !tc.want(unix.WaitStatus(o.Status)) {
 			t.Errorf("%s: %+v of pid %d", name, o, r.pid)
 		}
-		k.send(encode(wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(syscall.SIGKILL), PID: uint32(r.pid)})) // too late: silence
+		k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(r.pid)}) // too late: silence
 	}
 	// A kill for a process that is no child of the zygote is passed over: this test would end.
-	k.send(encode(wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(syscall.SIGKILL), PID: uint32(os.Getpid())}))
+	k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(os.Getpid())})
 	k.fork(1)
 }
 
 // TestGate has a child wait until it is told who it is, and end when nobody is there any more who could, or talks nonsense.
 func TestGate(t *testing.T) {
 	k := start(t)
-	k.want(wire.ZygoteReady)
-	pid, gate := k.spare()
+	k.Want(wire.ZygoteReady)
+	pid, gate := k.Fork(77)
 	waits := func() bool { // it is no program of Go's yet, which has threads
 		all, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 		return err == nil && len(all) == 1
@@ -168,13 +169,13 @@ func TestGate(t *testing.T) {
 		}
 		return string(b)
 	}
-	own := comm(k.cmd.Process.Pid)
+	own := comm(k.Cmd.Process.Pid)
 	if got := comm(pid); got != "spare\n" || own == got {
 		t.Errorf("it is called %q and its zygote %q, want spare and not", got, own)
 	}
-	socket, there := pair(t, unix.SOCK_STREAM)
+	socket, there := proctest.Pair(t, unix.SOCK_STREAM)
 	r := newReplica(t, socket)
-	say(t, gate, encode(wire.Order{Kind: wire.OrderBegin, Version: wire.OrderVersion, Env: []string{"A=1"}}), there, r.stdout, r.stderr)
+	k.Say(gate, proctest.Encode(wire.Order{Kind: wire.OrderBegin, Env: []string{"A=1"}}), there, r.stdout, r.stderr)
 	if a := r.do(question{Do: "look"}); len(a.FDs) != 4 || !slices.Equal(a.Env, []string{"A=1"}) {
 		t.Errorf("descriptors %v, want 0 to 3; environment %v, want A=1", a.FDs, a.Env)
 	}
@@ -183,9 +184,9 @@ func TestGate(t *testing.T) {
 	}
 	there.Close()
 	socket.Close()
-	k.want(wire.ChildExited)
+	k.Want(wire.ChildExited)
 
-	begin := encode(wire.Order{Kind: wire.OrderBegin, Version: wire.OrderVersion, Env: []string{"A=1"}})
+	begin := proctest.Encode(wire.Order{Kind: wire.OrderBegin, Env: []string{"A=1"}})
 	for name, tc := range map[string]struct {
 		message []byte // nil: none
 		files   []*os.File
@@ -200,20 +201,20 @@ func TestGate(t *testing.T) {
 		"too long":            {append(slices.Clone(begin), make([]byte, 70<<10)...), []*os.File{r.stdout, r.stdout, r.stderr}, 1, "what its gate says"},
 		"unended environment": {begin[:len(begin)-1], []*os.File{r.stdout, r.stdout, r.stderr}, 1, "no end"},
 	} {
-		pid, gate := k.spare()
-		said := len(k.stderr.String())
+		pid, gate := k.Fork(77)
+		said := len(k.Stderr.String())
 		if tc.message != nil {
-			say(t, gate, tc.message, tc.files...)
+			k.Say(gate, tc.message, tc.files...)
 		}
 		gate.Close()
-		if o := k.want(wire.ChildExited); int(o.PID) != pid || unix.WaitStatus(o.Status).ExitStatus() != tc.status {
+		if o := k.Want(wire.ChildExited); int(o.PID) != pid || unix.WaitStatus(o.Status).ExitStatus() != tc.status {
 			t.Errorf("%s: it ended with %+v, want pid %d and status %d", name, o, pid, tc.status)
 		}
 		deadline := time.Now().Add(patience)
-		for !strings.Contains(k.stderr.String()[said:], tc.stderr) && time.Now().Before(deadline) {
+		for !strings.Contains(k.Stderr.String()[said:], tc.stderr) && time.Now().Before(deadline) {
 			runtime.Gosched() // its last line is on its way through the test's pipe
 		}
-		if got := k.stderr.String()[said:]; !strings.Contains(got, tc.stderr) || tc.stderr == "" && got != "" {
+		if got := k.Stderr.String()[said:]; !strings.Contains(got, tc.stderr) || tc.stderr == "" && got != "" {
 			t.Errorf("%s: it said %q, want %q", name, got, tc.stderr)
 		}
 	}
@@ -222,42 +223,26 @@ func TestGate(t *testing.T) {
 // TestList asks which children live.
 func TestList(t *testing.T) {
 	k := start(t)
-	k.want(wire.ZygoteReady)
-	list := func() []int {
-		t.Helper()
-		k.send(encode(wire.Order{Kind: wire.OrderList, Version: wire.OrderVersion, ID: 9}))
-		var all []int
-		for {
-			switch o := k.read(); {
-			case o.Kind == wire.OrderList && o.ID == 9:
-				slices.Sort(all)
-				return all
-			case o.Kind == wire.ChildLives && o.ID == 77:
-				all = append(all, int(o.PID))
-			default:
-				t.Fatalf("in a list: %+v", o)
-			}
-		}
-	}
-	if got := list(); len(got) != 0 {
+	k.Want(wire.ZygoteReady)
+	if got := k.Alive(77); len(got) != 0 {
 		t.Errorf("before any fork: %v", got)
 	}
 	a, b := k.fork(1), k.fork(1)
 	want := []int{a.pid, b.pid}
 	slices.Sort(want)
-	if got := list(); !slices.Equal(got, want) {
+	if got := k.Alive(77); !slices.Equal(got, want) {
 		t.Errorf("children %v, want %v", got, want)
 	}
 	a.socket.Close()
-	k.want(wire.ChildExited)
-	if got := list(); !slices.Equal(got, []int{b.pid}) {
+	k.Want(wire.ChildExited)
+	if got := k.Alive(77); !slices.Equal(got, []int{b.pid}) {
 		t.Errorf("after the first has ended: %v, want %d", got, b.pid)
 	}
 }
 
 func TestManyEndAtOnce(t *testing.T) {
 	k := start(t)
-	k.want(wire.ZygoteReady)
+	k.Want(wire.ZygoteReady)
 	live := map[uint32]bool{}
 	var all []*replica
 	for range 20 {
@@ -271,7 +256,7 @@ func TestManyEndAtOnce(t *testing.T) {
 		}
 	}
 	for range all {
-		o := k.want(wire.ChildExited)
+		o := k.Want(wire.ChildExited)
 		if !live[o.PID] {
 			t.Errorf("pid %d: not known or reported twice", o.PID)
 		}
@@ -282,16 +267,16 @@ func TestManyEndAtOnce(t *testing.T) {
 // TestEndOfZygote checks that the zygote ends with its control socket, and its children with it, however it ends.
 func TestEndOfZygote(t *testing.T) {
 	for name, end := range map[string]func(k *keeper){
-		"control socket closed": func(k *keeper) { k.socket.Close() },
-		"killed":                func(k *keeper) { _ = k.cmd.Process.Kill() },
+		"control socket closed": func(k *keeper) { k.Socket.Close() },
+		"killed":                func(k *keeper) { _ = k.Cmd.Process.Kill() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := start(t)
-			k.want(wire.ZygoteReady)
+			k.Want(wire.ZygoteReady)
 			idle, fresh := k.fork(1), k.fork(1)
 			idle.do(question{Do: "look"})
 			end(k)
-			err := k.cmd.Wait()
+			err := k.Cmd.Wait()
 			if name == "killed" != (err != nil) {
 				t.Errorf("the zygote ended with %v", err)
 			}
@@ -303,9 +288,9 @@ func TestEndOfZygote(t *testing.T) {
 
 func TestRefusedOrders(t *testing.T) {
 	k := start(t)
-	k.want(wire.ZygoteReady)
+	k.Want(wire.ZygoteReady)
 	open := func() int {
-		all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", k.cmd.Process.Pid))
+		all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", k.Cmd.Process.Pid))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -318,7 +303,7 @@ func TestRefusedOrders(t *testing.T) {
 	}
 	defer null.Close()
 	fds := func(n int) []*os.File { return slices.Repeat([]*os.File{null}, n) }
-	fork := encode(wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion, ID: 5})
+	fork := proctest.Encode(wire.Order{Kind: wire.OrderFork, ID: 5})
 	const none = 1<<32 - 1
 	for name, tc := range map[string]struct {
 		message []byte
@@ -337,14 +322,14 @@ func TestRefusedOrders(t *testing.T) {
 		"list with bytes behind": {[]byte{'L', wire.OrderVersion, 0, 0, 1, 0, 0, 0, 0}, 0, none, "kind 76 of 9 bytes"},
 		"kill with bytes behind": {[]byte{'K', wire.OrderVersion, 9, 0, 1, 0, 0, 0, 0}, 0, none, "kind 75 of 9 bytes"},
 	} {
-		k.send(tc.message, fds(tc.fds)...)
-		if o := k.want(wire.ZygoteError); o.ID != tc.id || !strings.Contains(o.Text, tc.text) {
+		k.Say(k.Socket, tc.message, fds(tc.fds)...)
+		if o := k.Want(wire.ZygoteError); o.ID != tc.id || !strings.Contains(o.Text, tc.text) {
 			t.Errorf("%s: error %d %q, want %d and %q", name, o.ID, o.Text, tc.id, tc.text)
 		}
 	}
 	r := k.fork(1)
-	k.send([]byte{'K', wire.OrderVersion, 200, 0, byte(r.pid), byte(r.pid >> 8), byte(r.pid >> 16), byte(r.pid >> 24)})
-	if o := k.want(wire.ZygoteError); o.ID != none || !strings.Contains(o.Text, "signal 200") {
+	k.Say(k.Socket, []byte{'K', wire.OrderVersion, 200, 0, byte(r.pid), byte(r.pid >> 8), byte(r.pid >> 16), byte(r.pid >> 24)})
+	if o := k.Want(wire.ZygoteError); o.ID != none || !strings.Contains(o.Text, "signal 200") {
 		t.Errorf("kill with signal 200: %+v", o)
 	}
 	if after := open(); after != before {
@@ -372,10 +357,10 @@ func TestLoadingFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := start(t, tc.env...)
-			if o := k.want(wire.ZygoteError); o.ID != 0 || !strings.Contains(o.Text, tc.want) {
+			if o := k.Want(wire.ZygoteError); o.ID != 0 || !strings.Contains(o.Text, tc.want) {
 				t.Errorf("error %d %q, want 0 and %q in it", o.ID, o.Text, tc.want)
 			}
-			if err := k.cmd.Wait(); err == nil {
+			if err := k.Cmd.Wait(); err == nil {
 				t.Error("the zygote ended well")
 			}
 		})
