@@ -311,8 +311,8 @@ func TestDetachEndsALoad(t *testing.T) {
 		failed <- err
 	}()
 	proctest.Until(t, 20*time.Second, "the load to begin", func() bool {
-		old.Manager.mu.Lock()
-		defer old.Manager.mu.Unlock()
+		old.mu.Lock()
+		defer old.mu.Unlock()
 		return old.slots.Len() == 1
 	})
 	old.Detach()
