@@ -56,7 +56,7 @@ type call struct {
 func newWalk(req task.Request, g pipeline.Pipeline) *walk {
 	w := &walk{
 		req: req, graph: g, stages: make([]stage, len(g.Stages)), functions: make([]string, len(g.Stages)),
-		heapIndex: -1, blobs: hasRefs(req.Input),
+		heapIndex: -1, blobs: hasRefs(req.Input), calls: make([]*call, 0, len(g.Stages)), timings: make([]task.Timing, 0, len(g.Stages)),
 	}
 	if len(g.Stages) > 1 || g.Name != g.Entry {
 		w.name = pipeline.Key(g.Name, g.Namespace)

@@ -211,7 +211,7 @@ func (w *world) arrive(c *coordinator) {
 func (l *line) load() task.Load {
 	return task.Load{
 		Waiting: l.core.Waiting(), Running: l.core.Running(), Servers: l.core.Servers(), Max: l.spec.Max * l.spec.Slots * l.spec.Batch,
-		Limit: l.spec.QueueLimit, Service: l.core.Signals(epoch).Service.Mean, Start: l.starts.latest,
+		Limit: l.spec.QueueLimit, Service: l.core.Mean(), Start: l.starts.latest,
 	}
 }
 

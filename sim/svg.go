@@ -1,0 +1,56 @@
+package sim
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/bench/chart"
+)
+
+const (
+	plotWidth, plotHeight = 560, 270
+	svgStyle              = `<style>:root{--muted:#57606a;--text:#24292f;--line:#d0d7de}@media (prefers-color-scheme:dark){:root{--muted:#8b949e;--text:#e6edf3;--line:#30363d}}` + chart.PlotStyle + `</style>`
+)
+
+// WriteSVG draws the first seed over time: what was offered, and each policy's latency, waiting tasks and replicas.
+func (r Result) WriteSVG(w io.Writer) error {
+	plots := []chart.Plot{
+		{Title: "offered, requests/s"}, {Title: "latency, mean in s", LogY: true}, {Title: "waiting tasks"}, {Title: "replicas"},
+	}
+	for i, p := range r.Policies {
+		s := p.Series
+		waiting, replicas := make([]float64, len(s.T)), make([]float64, len(s.T))
+		for k := range s.T {
+			waiting[k] = float64(s.Waiting[k])
+			for _, of := range s.Replicas {
+				replicas[k] += float64(of[k])
+			}
+		}
+		if i == 0 {
+			plots[0].Lines = []chart.Line{{X: s.T, Y: s.Offered, Color: -1}}
+		}
+		for k, values := range [][]float64{s.Latency, waiting, replicas} {
+			plots[k+1].Lines = append(plots[k+1].Lines, chart.Line{Name: p.Name, Color: i, X: s.T, Y: values, Steps: k == 2})
+		}
+	}
+	for _, p := range r.Pipelines {
+		if p.SLO > 0 && len(r.Pipelines) == 1 {
+			plots[1].Marks = []chart.Mark{{Name: "objective", At: p.SLO}}
+		}
+	}
+	var b strings.Builder
+	height := len(plots) * plotHeight
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%[1]d" height="%[2]d">%s`, plotWidth, height, svgStyle)
+	for i, p := range plots {
+		p.XUnit = func(v float64) string { return fmt.Sprintf("%g s", v) }
+		var one strings.Builder
+		if err := p.WriteSVG(&one); err != nil {
+			return err
+		}
+		b.WriteString(strings.Replace(one.String(), "<svg ", fmt.Sprintf(`<svg y="%d" width="%d" height="%d" `, i*plotHeight, plotWidth, plotHeight), 1))
+	}
+	b.WriteString("</svg>\n")
+	_, err := io.WriteString(w, b.String())
+	return err
+}
