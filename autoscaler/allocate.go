@@ -2,9 +2,9 @@ package autoscaler
 
 import "container/heap"
 
-// worth is the least part of a pipeline's budget that a replica has to take off its wait to be given: where the objective is out of
-// reach it says when best effort ends.
-const worth = 1e-3
+// negligible is the part of its share of a pipeline's budget, by service time, from which on a stage's wait is not what holds that
+// pipeline up: where the objective is out of reach it says when best effort ends.
+const negligible = 0.05
 
 // allocate returns a count of replicas for each stage, between least and most: the fewest with which the mean waits of every pipeline fit
 // its budget, and for each stage the pipeline that asked for its last replica: an index into pipes, -1: none did.
@@ -71,7 +71,7 @@ func (a *allocation) look(i int) bool {
 func (a *allocation) asks(i int) int {
 	for _, at := range a.stages[i].in {
 		p := &a.pipes[at.pipe]
-		if a.paths[at.pipe][at.step] > p.limit && a.wait[i]-a.next[i] >= worth*p.budget {
+		if a.paths[at.pipe][at.step] > p.limit && a.wait[i] > negligible*p.steps[at.step].share {
 			return at.pipe
 		}
 	}

@@ -49,7 +49,8 @@ type pipe struct {
 type visit struct {
 	at      int     // in stages; -1: not deployed
 	service float64 // seconds; the mean of those that are known where this is not
-	wait    float64 // seconds set aside where nothing can be predicted
+	share   float64 // of the budget, in seconds, by service time on the longest path through it
+	wait    float64 // seconds: the share where nothing can be predicted
 }
 
 const (
@@ -80,7 +81,7 @@ func newModel(s *plan.Snapshot, d plan.Domain) (*model, error) {
 		if g := &m.stages[i]; g.known && len(g.in) == 0 { // it may wait for as long as it serves
 			g.in = []place{{len(m.pipes), 0}}
 			m.pipes = append(m.pipes, pipe{
-				steps: []visit{{at: i, service: g.service}}, service: g.service, limit: 2 * g.service, budget: g.service, reached: true,
+				steps: []visit{{at: i, service: g.service, share: g.service}}, service: g.service, limit: 2 * g.service, budget: g.service, reached: true,
 			})
 		}
 	}
@@ -125,17 +126,19 @@ func (m *model) addPipe(p *plan.Pipeline, functions []string) {
 		}
 	}
 	out.edges = forward(p)
-	out.service = slices.Max(out.through(func(st *visit) float64 { return st.service }))
+	service := out.through(func(st *visit) float64 { return st.service })
+	out.service = slices.Max(service)
 	slack := p.SLO.Seconds() - out.service
 	out.budget = max((1-forTail)*slack, leastBudget*out.service)
 	out.reached = slack > 0
 	out.limit = out.service + out.budget
 	for k := range out.steps {
 		st := &out.steps[k]
+		st.share = out.budget * st.service / service[k]
 		if st.at >= 0 && m.stages[st.at].known {
 			m.stages[st.at].in = append(m.stages[st.at].in, place{len(m.pipes), k})
 		} else {
-			st.wait = out.budget * st.service / out.service
+			st.wait = st.share
 		}
 	}
 	m.pipes = append(m.pipes, out)
