@@ -33,7 +33,7 @@ func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 type hopelessFunction struct{ function, cause string }
 
 func (l *Local) apply(p plan.Plan, specs map[string]FunctionSpec) (failed []hopelessFunction, err error) {
-	now := stamp()
+	now := l.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {

@@ -126,9 +126,9 @@ func (l *Local) OutOfMemory(replica, cause string) {
 	r := l.replicas[replica]
 	if r != nil {
 		if r.device == "" {
-			l.of(r.function).failure.add(r.spec.Revision, r.begun, stamp(), memoryCause(cause))
+			l.of(r.function).failure.add(r.spec.Revision, r.begun, l.now(), memoryCause(cause))
 		}
-		l.bar(r, r.answered > 0, stamp(), cause)
+		l.bar(r, r.answered > 0, l.now(), cause)
 		r.release(fmt.Errorf("out of memory: %s", memoryCause(cause)))
 	}
 	l.mu.Unlock()
@@ -159,7 +159,7 @@ func (l *Local) bar(r *replica, call bool, now time.Time, cause string) {
 
 // Bars returns the devices that a function is kept from now, sorted by node, then device.
 func (l *Local) Bars(function string) []plan.Bar {
-	now := stamp()
+	now := l.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if f := l.functions[function]; f != nil {

@@ -30,6 +30,9 @@ type world struct {
 	pipelines []pipeline.Pipeline
 	waiting   map[string]int
 	last      map[string]time.Time
+	signals   map[string]plan.Signals                      // without the two before
+	usage     map[string]float64                           // thousandths of a core
+	measured  [][]string                                   // of which usage was asked for
 	failed    []string                                     // causes told to waiting tasks
 	attached  map[string]bool                              // replicas with work
 	lost      map[string]string                            // causes told to the dispatcher
@@ -41,6 +44,7 @@ type world struct {
 	start     func(ctx context.Context, o Order) error     // nil: at once
 	stop      func(ctx context.Context, replica string) error
 	ids       int
+	registry  *prometheus.Registry
 	nodes     map[string]*fakeNode
 	events    []Event // all, in order
 	threads   map[string]int
@@ -138,7 +142,9 @@ func (w *world) Pipelines() []pipeline.Pipeline {
 func (w *world) Signals(function string, _ time.Time) plan.Signals {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return plan.Signals{Demand: plan.Demand{Last: w.last[function]}, Waiting: w.waiting[function]}
+	is := w.signals[function]
+	is.Demand.Last, is.Waiting = w.last[function], is.Waiting+w.waiting[function]
+	return is
 }
 
 func (w *world) Fail(function, cause string) {
@@ -233,13 +239,20 @@ func newWorld(t *testing.T, nodes ...string) (*world, *Local) {
 		t: t, specs: []FunctionSpec{spec("f", 1)}, waiting: map[string]int{}, last: map[string]time.Time{},
 		attached: map[string]bool{}, lost: map[string]string{}, threads: map[string]int{}, cpu: map[string]int{}, nodes: map[string]*fakeNode{},
 	}
+	w.registry = prometheus.NewRegistry()
 	cfg := Config{
-		Functions: w, Lines: w, Replicas: w, Epoch: 1, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Functions: w, Lines: w, Replicas: w, Epoch: 1, Log: slog.New(slog.DiscardHandler), Metrics: w.registry,
 		NewID: func() string { w.ids++; return fmt.Sprintf("%05d", w.ids) },
 		Event: func(e Event) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.events = append(w.events, e)
+		},
+		CPU: func(functions []string) map[string]float64 {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.measured = append(w.measured, functions)
+			return w.usage
 		},
 		Changed: func() {
 			w.mu.Lock()

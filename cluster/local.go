@@ -49,6 +49,7 @@ type Local struct {
 	cfg     Config
 	nodes   map[string]*node
 	metrics metrics
+	clock   clock
 	ctx     context.Context // of all replicas and nodes; ends when Close runs out of patience
 	abort   context.CancelCauseFunc
 	group   sync.WaitGroup
@@ -59,6 +60,7 @@ type Local struct {
 	applied   uint64 // Rev of the latest Plan
 	replicas  map[string]*replica
 	functions map[string]*function
+	targets   map[string]plan.Target // as in the latest Snapshot, by function
 }
 
 // function is what is known of a function beyond its spec.
@@ -86,7 +88,7 @@ func New(cfg Config) (*Local, error) {
 	if cfg.NewID == nil {
 		cfg.NewID = func() string { return strings.ToLower(rand.Text()[:5]) }
 	}
-	l := &Local{cfg: cfg, nodes: map[string]*node{}, replicas: map[string]*replica{}, functions: map[string]*function{}}
+	l := &Local{cfg: cfg, clock: clock{time.Now()}, nodes: map[string]*node{}, replicas: map[string]*replica{}, functions: map[string]*function{}}
 	l.metrics = newMetrics(l)
 	if err := l.metrics.register(cfg.Metrics); err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
@@ -100,8 +102,8 @@ func New(cfg Config) (*Local, error) {
 
 // Observe returns the cluster as it is now.
 func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
-	now := stamp()
-	s := plan.Snapshot{At: now, Epoch: l.cfg.Epoch, Budget: l.cfg.Budget}
+	now := time.Now()
+	s := plan.Snapshot{At: l.clock.at(now), Epoch: l.cfg.Epoch, Budget: l.cfg.Budget}
 	for _, n := range l.present() {
 		s.Nodes = append(s.Nodes, n.Inventory())
 	}
@@ -117,25 +119,22 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 			Min: spec.Declared.Scale.Min, Max: spec.Declared.Scale.Max, Zero: spec.Declared.Scale.Zero, ZeroAge: spec.Declared.Scale.ZeroAge,
 			Slots: 1, Batch: spec.Declared.Batch, // fill completes them
 		}
-		measured(&f, l.cfg.Lines.Signals(spec.Key, now))
+		l.measured(&f, l.cfg.Lines.Signals(spec.Key, now))
 		s.Functions = append(s.Functions, f)
 	}
 	slices.SortFunc(s.Functions, func(a, b plan.Function) int { return cmp.Compare(a.Name, b.Name) })
-	l.aim(&s, specs)
+	targets := l.aim(&s, specs)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return plan.Snapshot{}, ErrClosed
 	}
 	l.observed++
-	s.Rev = l.observed
+	s.Rev, l.targets = l.observed, targets
 	l.fill(&s)
 	l.forget(specs)
 	return s, nil
 }
-
-// stamp is the time without its monotonic reading, which no record keeps.
-func stamp() time.Time { return time.Now().UTC().Round(0) }
 
 // pipe is what a policy needs of p.
 func pipe(p pipeline.Pipeline) plan.Pipeline {

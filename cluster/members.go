@@ -102,7 +102,7 @@ func (l *Local) leave(name string) (hidden int, ok bool) {
 	if n == nil || n.presence == away || l.closed {
 		return 0, false
 	}
-	n.presence, n.left = away, stamp()
+	n.presence, n.left = away, l.now()
 	n.unwarm()
 	select { // a list that nobody will look at
 	case <-n.wanted:

@@ -9,6 +9,7 @@ import (
 // metrics are the cluster's figures.
 type metrics struct {
 	states stateCounts
+	aims   aims
 	starts *prometheus.HistogramVec
 	ends   *prometheus.CounterVec
 	memory *prometheus.CounterVec
@@ -17,6 +18,12 @@ type metrics struct {
 func newMetrics(l *Local) metrics {
 	return metrics{
 		states: stateCounts{l, prometheus.NewDesc("stagecoach_cluster_replicas", "Replicas of a function by state: starting, ready, draining; hidden: their node is silent.", []string{"function", "state"}, nil)},
+		aims: aims{
+			l,
+			prometheus.NewDesc("stagecoach_cluster_target", "Load that a replica of a function should have, as its label scale.target says, the proportion included.", []string{"function", "type"}, nil),
+			prometheus.NewDesc("stagecoach_cluster_target_load", "Load that all replicas of a function have together, by its label scale.type: rps, capacity (tasks that wait or run) or cpu (thousandths of a core).", []string{"function", "type"}, nil),
+			prometheus.NewDesc("stagecoach_cluster_budget_replicas", "Replicas that all functions may have together; 0: as many as the nodes hold.", nil, nil),
+		},
 		starts: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "stagecoach", Subsystem: "replica", Name: "start_seconds",
 			Help:    "How long a phase of a replica's start took, by path; total: from its order to its being ready.",
@@ -34,7 +41,7 @@ func newMetrics(l *Local) metrics {
 }
 
 func (m metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.starts, m.ends, m.memory, m.states}
+	return []prometheus.Collector{m.starts, m.ends, m.memory, m.states, m.aims}
 }
 
 // stateCounts counts replicas when it is asked to. A function without any has no series.
@@ -72,5 +79,31 @@ func (m metrics) register(r prometheus.Registerer) error {
 func (m metrics) unregister(r prometheus.Registerer) {
 	for _, c := range m.collectors() {
 		r.Unregister(c)
+	}
+}
+
+// aims are the targets of functions whose owners asked for one, as observed the latest time, and the budget of all.
+type aims struct {
+	local                 *Local
+	value, load, replicas *prometheus.Desc
+}
+
+// Describe implements prometheus.Collector.
+func (a aims) Describe(ch chan<- *prometheus.Desc) {
+	ch <- a.value
+	ch <- a.load
+	ch <- a.replicas
+}
+
+// Collect implements prometheus.Collector.
+func (a aims) Collect(ch chan<- prometheus.Metric) {
+	ch <- prometheus.MustNewConstMetric(a.replicas, prometheus.GaugeValue, float64(a.local.cfg.Budget))
+	a.local.mu.Lock()
+	defer a.local.mu.Unlock()
+	for function, t := range a.local.targets {
+		ch <- prometheus.MustNewConstMetric(a.value, prometheus.GaugeValue, t.Value, function, t.Type)
+		if t.Known {
+			ch <- prometheus.MustNewConstMetric(a.load, prometheus.GaugeValue, t.Load, function, t.Type)
+		}
 	}
 }

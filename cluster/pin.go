@@ -53,7 +53,8 @@ func (l *Local) pin(function string, p Pin) (h Held, changed bool, err error) {
 		return Held{}, false, ErrClosed
 	}
 	f := l.of(function)
-	old, there := f.pin.at(stamp())
+	p.Until = l.clock.at(p.Until)
+	old, there := f.pin.at(l.now())
 	if there && old.Holder != p.Holder {
 		return Held{}, false, fmt.Errorf("function %q: %w, until %s unless that goes on", function, ErrPinned, old.Until.UTC().Format(time.TimeOnly))
 	}
@@ -69,7 +70,7 @@ func (l *Local) PinnedBy(function, holder string) bool {
 	if f == nil {
 		return false
 	}
-	p, ok := f.pin.at(stamp())
+	p, ok := f.pin.at(l.now())
 	return ok && p.Holder == holder
 }
 

@@ -64,7 +64,7 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 	}
 	r := &replica{
 		function: spec.Key, spec: spec, node: slot.Node, device: slot.Device, ordered: rev,
-		begun: stamp(), since: stamp(), gone: make(chan struct{}), kick: make(chan struct{}, 1),
+		begun: l.now(), since: l.now(), gone: make(chan struct{}), kick: make(chan struct{}, 1),
 		cpu: w.CPUMilli, cpuWant: w.CPUMilli,
 	}
 	for range 100 {
@@ -164,7 +164,7 @@ func (l *Local) ready(r *replica, hello wire.Hello, begin, began time.Time) {
 		l.metrics.starts.WithLabelValues(p.Name, r.path).Observe(p.Took.Seconds())
 	}
 	l.metrics.starts.WithLabelValues("total", r.path).Observe(r.total.Seconds())
-	r.state, r.since = plan.Ready, stamp()
+	r.state, r.since = plan.Ready, l.now()
 	f := l.of(r.function)
 	f.slots, f.batch = hello.Slots, hello.MaxBatch
 	f.starts.add(r.path, r.total)
@@ -182,7 +182,7 @@ func because(ctx context.Context, err error) error {
 // drain lets the replica finish what it has.
 func (l *Local) drain(r *replica) {
 	l.mu.Lock()
-	r.state, r.since = plan.Draining, stamp()
+	r.state, r.since = plan.Draining, l.now()
 	l.note(r, Event{Kind: Draining, Cause: context.Cause(r.wanted).Error()})
 	l.mu.Unlock()
 	ctx, cancel := context.WithTimeoutCause(r.alive, l.cfg.DrainTimeout, fmt.Errorf("not drained within %v", l.cfg.DrainTimeout))
@@ -228,7 +228,7 @@ func (l *Local) removed(function string) bool {
 func (l *Local) end(n *node, r *replica, failed error) {
 	removed := (failed != nil || r.alive.Err() != nil) && l.removed(r.function)
 	l.mu.Lock()
-	at := stamp()
+	at := l.now()
 	e, cause := Event{Kind: Stopped}, ""
 	switch {
 	case l.ctx.Err() != nil:
@@ -306,7 +306,7 @@ func (l *Local) Answered(replica string, after, call time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r := l.replicas[replica]; r != nil {
-		r.answered, r.first = max(stamp().Sub(r.begun), 1), call
+		r.answered, r.first = max(l.now().Sub(r.begun), 1), call
 		l.metrics.starts.WithLabelValues(firstInference, r.path).Observe(call.Seconds())
 		l.of(r.function).failure.worked(r.since)
 		l.note(r, Event{Kind: Answered, Phases: []Phase{{"since attached", after}, {firstInference, call}}})

@@ -12,7 +12,8 @@ import (
 
 // measured gives f what was measured of its tasks. A figure that is no number is none: snapshots are recorded as JSON, which has no
 // NaN and no infinity.
-func measured(f *plan.Function, is plan.Signals) {
+func (l *Local) measured(f *plan.Function, is plan.Signals) {
+	is.Demand.Last = l.clock.at(is.Demand.Last)
 	if !finite(is.Demand.Rate, is.Demand.CV) {
 		is.Demand = plan.Demand{Last: is.Demand.Last}
 	}
@@ -29,8 +30,9 @@ func finite(values ...float64) bool {
 	return !slices.ContainsFunc(values, func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) })
 }
 
-// aim fills in the targets of functions whose owners asked for one.
-func (l *Local) aim(s *plan.Snapshot, specs []FunctionSpec) {
+// aim fills in, and returns by function, the targets of functions whose owners asked for one.
+func (l *Local) aim(s *plan.Snapshot, specs []FunctionSpec) map[string]plan.Target {
+	targets := map[string]plan.Target{}
 	var byCPU []string
 	for _, spec := range specs {
 		if spec.Declared.Scale.Type == "cpu" {
@@ -43,9 +45,12 @@ func (l *Local) aim(s *plan.Snapshot, specs []FunctionSpec) {
 	}
 	for _, spec := range specs {
 		if f, ok := s.Function(spec.Key); ok {
-			f.Target = target(f, spec.Declared.Scale, cpu)
+			if f.Target = target(f, spec.Declared.Scale, cpu); f.Target.Type != "" {
+				targets[f.Name] = f.Target
+			}
 		}
 	}
+	return targets
 }
 
 // target is what f's owner asked a replica to carry, and what all of them together have of it.
@@ -101,8 +106,10 @@ func (l *Local) cpuNow(f *plan.Function) int {
 	return now
 }
 
-// startsKept is how many starts of a path its mean follows: those before count ever less.
-const startsKept = 8
+const (
+	startsKept = 8  // starts of a path that its mean follows: those before count ever less
+	pathsKept  = 16 // there are half as many
+)
 
 // starts are what it took to bring up replicas of a function, sorted by path. The zero value is ready.
 type starts []plan.Start
@@ -110,6 +117,9 @@ type starts []plan.Start
 func (s *starts) add(path string, took time.Duration) {
 	i, ok := slices.BinarySearchFunc(*s, path, func(x plan.Start, path string) int { return cmp.Compare(x.Path, path) })
 	if !ok {
+		if len(*s) == pathsKept {
+			return
+		}
 		*s = slices.Insert(*s, i, plan.Start{Path: path})
 	}
 	x := &(*s)[i]

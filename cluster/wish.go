@@ -22,7 +22,7 @@ func (l *Local) Scale(_ context.Context, function string, replicas int) error {
 	l.mu.Lock()
 	closed := l.closed
 	if !closed {
-		l.of(function).wish = &wish{replicas: replicas, at: stamp()}
+		l.of(function).wish = &wish{replicas: replicas, at: l.now()}
 	}
 	l.mu.Unlock()
 	if closed {

@@ -1,0 +1,21 @@
+package cluster
+
+import "time"
+
+// clock is the time that plans are made by: the wall's when it was made, and since then what has passed. It does not jump when the
+// wall's is set, so that nothing falls idle, or is tried again, sooner or later for that.
+type clock struct{ start time.Time }
+
+// at is t by the clock, t being of [time.Now] or near one: without its monotonic reading, which no record keeps. The zero time stays zero.
+func (c clock) at(t time.Time) time.Time {
+	if t.IsZero() {
+		return time.Time{}
+	}
+	return c.start.Add(t.Sub(c.start)).UTC().Round(0)
+}
+
+// now is the time of all that plans are about.
+func (l *Local) now() time.Time { return l.clock.at(time.Now()) }
+
+// stamp is the time that people are told: the wall's.
+func stamp() time.Time { return time.Now().UTC().Round(0) }
