@@ -54,11 +54,14 @@ func sharing(python, image string, env ...string) Spec {
 
 // TestPythonStagesInAWorker: two functions of two images in one process, of which one stops and starts again while the other goes on.
 func TestPythonStagesInAWorker(t *testing.T) {
-	python := proctest.Python(t)
-	n := pyNode(t, t.TempDir(), map[string]string{
+	python, dir := proctest.Python(t), t.TempDir()
+	n := pyNode(t, dir, map[string]string{
 		"left": pyLeft, "right": pyRight, "raises": pyLeft + "\ndef load(model): raise ValueError('bad shape')\n",
 		"misplaced": pyLeft + "\ndef place(state, replica): raise OSError('no place')\n",
 	}, nil)
+	if err := os.Remove(filepath.Join(dir, "py", "right", "1", "model.safetensors")); err != nil {
+		t.Fatal(err)
+	}
 	left, right := sharing(python, "left", "OWN=1", "STAGECOACH_MODEL=model.safetensors"), sharing(python, "right", "OWN=2")
 	a, b := n.start("a", left), n.start("b", right)
 	if a.Path != PathResident || a.PID != b.PID || n.worker("").PID != a.PID {
