@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/safetensors"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
@@ -179,6 +181,45 @@ func TestPythonGate(t *testing.T) {
 			t.Errorf("%s: it said %q, want %q", name, got, tc.stderr)
 		}
 	}
+}
+
+// TestPythonMapped: a model that lies in its place needs no name; a child that waits has its pages in its page tables, which a fork
+// leaves out, and none of its own.
+func TestPythonMapped(t *testing.T) {
+	const size = 40 << 20
+	root := imaged(t, "def load(model):\n    return model.tensors\n\ndef infer(state, calls):\n    return calls\n")
+	f, err := os.Create(filepath.Join(root, "model.safetensors"))
+	if err == nil {
+		err = safetensors.Write(f, nil, []safetensors.Source{{Name: "w", Dtype: "U8", Shape: []int64{size}, Data: bytes.NewReader(make([]byte, size))}})
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	k := &keeper{proctest.Keep(t, root, nil, proctest.Python(t), "stage"), t}
+	if o := k.Want(wire.ZygoteReady); !o.Prepacked {
+		t.Errorf("ready %+v, want parameters that are mapped", o)
+	}
+	const populateRead = 22
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(page)
+	if err := unix.Madvise(page, populateRead); err != nil {
+		t.Skipf("MADV_POPULATE_READ: %v: Linux 5.14 has it", err)
+	}
+	pid, _ := k.Fork(1)
+	proctest.Until(t, patience, "all of the model in a child's page tables", func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))
+		_, model, _ := strings.Cut(string(b), "/model.safetensors\n")
+		model, _, _ = strings.Cut(model, "VmFlags")
+		fields := strings.Fields(model)
+		kb := func(name string) int {
+			n, _ := strconv.Atoi(fields[slices.Index(fields, name)+1])
+			return n << 10
+		}
+		return err == nil && len(fields) > 0 && kb("Rss:") >= size && kb("Private_Clean:")+kb("Private_Dirty:") == 0
+	})
 }
 
 // TestPythonChildren: every end is told once, however many there are and whatever the handler does about them; who lives is told,

@@ -38,7 +38,7 @@ def main() -> NoReturn:
     if os.environ.get(ENV_SEALED):
         _linux.seal()
     lines()
-    # Threads that wait for the next piece of work sleep: ones that spin take the cores of other replicas, and of their own.
+    # Threads that wait for the next piece of work sleep: ones that spin take cores of other replicas, and of their own.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if os.environ.get(ENV_ZYGOTE_FD) and os.environ.get(ENV_WORKER):
         from . import _worker  # serves such orders too, with threads in place of children
@@ -73,8 +73,8 @@ def number(name: str) -> int:
 
 
 def replica(loaded: Loaded, fd: int, spot: device.Device | None = None) -> NoReturn:
-    """Run this process as a replica on the stage socket fd, and end it. What was loaded is inherited; spot is the device,
-    if it is ready. Environment, threads and seeds are as they are to be."""
+    """Run this process as a replica on the stage socket fd, and end it. What was loaded is inherited; spot is the
+    device, if it is ready. Environment, threads and seeds are as they are to be."""
     try:
         sock = connection(fd)
     except StageError as err:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Mapping
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
     import torch
 
 ENV_MODEL = "STAGECOACH_MODEL"
+
+# Where an image has its model, and by which files that is seen; as the platform's builder has it.
+_PLACES = (
+    ("model.safetensors", "model.safetensors"),
+    ("model", "model/*.safetensors"),
+    ("model/model.onnx", "model/model.onnx"),
+)
 
 # numpy's and PyTorch's names of the format's datatypes. What numpy lacks is its bits.
 _NUMPY = {
@@ -68,8 +76,9 @@ class Model:
 
     @classmethod
     def from_environment(cls) -> Model:
-        """The model that the process was started for."""
-        return cls(os.environ.get(ENV_MODEL, ""))
+        """The model that the process was started for: the one that STAGECOACH_MODEL names, or else what lies in its
+        place in the image, as in one that Docker has made."""
+        return cls(os.environ.get(ENV_MODEL) or next((path for path, files in _PLACES if glob.glob(files)), ""))
 
     def release(self) -> None:
         """Let go of the files whose tensors nobody has. They are mapped again when they are asked for."""

@@ -126,8 +126,8 @@ def _read(path: str) -> dict[str, Entry]:
         length = int.from_bytes(data[:8], "little")
         if length > min(info.st_size - 8, MAX_HEADER):
             raise ValueError(
-                f"a header of {length} bytes, want at most {MAX_HEADER} and no more than the file of {info.st_size} bytes "
-                "has"
+                f"a header of {length} bytes, want at most {MAX_HEADER} and no more than the file of "
+                f"{info.st_size} bytes has"
             )
         return check(data[8 : 8 + length], data, 8 + length, info.st_size, path)
     except (OSError, ValueError, RecursionError) as err:

@@ -326,9 +326,10 @@ class Call:
         return self.cancelled() if self._link is None else self._link.wait(self, timeout)
 
     def send(self, data: bytes | str) -> None:
-        """Stream a piece of the call's output ahead of its result, 64 MiB in all: with more the call fails and is over. It
-        waits while the receiver is behind, and raises :class:`Cancelled` or :class:`Expired` when the call is over. The
-        platform puts the pieces together: what comes next, the client or a stage, gets them at the call's end."""
+        """Stream a piece of the call's output ahead of its result, 64 MiB in all: with more the call fails and is
+        over. It waits while the receiver is behind, and raises :class:`Cancelled` or :class:`Expired` when the call is
+        over. The platform puts the pieces together: what comes next, the client or a stage, gets them at the call's
+        end."""
         self.check()
         try:
             piece = memoryview(_utf8(data) if isinstance(data, str) else data).cast("B")
@@ -357,8 +358,8 @@ class Replica:
 
     def to_device(self, state: Any) -> Any:
         """Return state with PyTorch's modules and tensors on the device, also those in dicts, lists, tuples and
-        dataclasses: what happens without a place hook, at the speed of the bus. Modules are changed in place. On the CPU
-        it is the state itself."""
+        dataclasses: what happens without a place hook, at the speed of the bus. Modules are changed in place. On the
+        CPU it is the state itself."""
         return state if self._place is None else self._place(state)
 
 

@@ -56,10 +56,8 @@ def decode_header(head: bytes | memoryview, at: int = 0) -> tuple[int, int, int,
     if length > MAX_FRAME:
         raise WireError(f"frame {name_of(kind)} of {length} bytes, want at most {MAX_FRAME}")
     if files > MAX_FILES or (flags & 1 != 0) != (files > 0):
-        raise WireError(
-            f"frame {name_of(kind)} with flags {flags:#x} and {files} descriptors, want at most {MAX_FILES} and "
-            "bit 0 set when there are any"
-        )
+        what = f"frame {name_of(kind)} with flags {flags:#x} and {files} descriptors"
+        raise WireError(f"{what}, want at most {MAX_FILES} and bit 0 set when there are any")
     known = HELLO <= kind <= THREADS
     if not known and version <= VERSION:
         raise WireError(f"frame of type {kind} in version {version}, want {HELLO} to {THREADS}")
@@ -156,19 +154,8 @@ def hello(
     pid: int, function: str, replica: str, slots: int, max_batch: int, threads: int, load: int, place: int
 ) -> bytes:
     """Encode a Hello: load and place are ns."""
-    return b"".join(
-        (
-            bytes((OLDEST_VERSION, VERSION)),
-            uvarint(pid),
-            string(function),
-            string(replica),
-            uvarint(slots),
-            uvarint(max_batch),
-            uvarint(threads),
-            varint(load),
-            varint(place),
-        )
-    )
+    who = (bytes((OLDEST_VERSION, VERSION)), uvarint(pid), string(function), string(replica))
+    return b"".join((*who, *map(uvarint, (slots, max_batch, threads)), varint(load), varint(place)))
 
 
 def decode_welcome(b: bytes) -> tuple[int, int]:
@@ -379,14 +366,8 @@ def item(it: Item) -> list[bytes]:
         return [b"\0", string(it.content_type), uvarint(len(it._body)), it._body]
     out = [b"\1", uvarint(len(it._wire))]
     for t in it._wire:
-        out += (
-            string(t.name),
-            string(t.datatype),
-            uvarint(len(t.shape)),
-            *map(uvarint, t.shape),
-            uvarint(len(t.data)),
-            t.data,
-        )
+        shape = map(uvarint, (len(t.shape), *t.shape))
+        out += (string(t.name), string(t.datatype), *shape, uvarint(len(t.data)), t.data)
     return out
 
 

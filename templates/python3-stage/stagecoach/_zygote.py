@@ -45,6 +45,7 @@ from ._orders import (
 from ._types import StageError
 
 ENV_THREADS = "STAGECOACH_THREADS"
+PIECE = 16 << 20  # bytes, which are touched in a millisecond
 
 # What keeps libraries from starting threads, or from using CUDA, while the handler is imported and loads.
 SINGLE = {**{name: "1" for name in _threads.VARIABLES}, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "",
@@ -62,15 +63,15 @@ def run(fd: int) -> NoReturn:
     before = {name: os.environ.get(name) for name in SINGLE}
     os.environ.update(SINGLE)
     try:
-        loaded, mapped = _load()
+        loaded, mapped, shared = _load()
     except StageError as err:
         give_up(control, FAILED, str(err))
     except Unforkable as err:
         give_up(control, UNFORKABLE, str(err))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # else each child would print it again
-    zygote = Zygote(control)
-    zygote.tell(struct.pack("<cBHIQII", b"R", VERSION, 0, os.getpid(), time.monotonic_ns() - begin, mapped, 0))
+    zygote = Zygote(control, mapped)
+    zygote.tell(struct.pack("<cBHIQII", b"R", VERSION, 0, os.getpid(), time.monotonic_ns() - begin, shared, 0))
     told = zygote.serve()
     try:
         _become(told, before)
@@ -79,9 +80,9 @@ def run(fd: int) -> NoReturn:
     _main.replica(loaded, told.fd, told.spot)
 
 
-def _load() -> tuple[_stage.Loaded, bool]:
-    """Load what replicas share, and bring its parameters into memory. Also returns whether these are mapped from files,
-    and not in the heap."""
+def _load() -> tuple[_stage.Loaded, list[tuple[int, int]], bool]:
+    """Load what replicas share, and bring its parameters into memory. Also returns where these are mapped from files,
+    and whether they are there, and not in the heap."""
     _stage._handler()
     _check()  # before the model costs time
     before = _heap()
@@ -91,9 +92,12 @@ def _load() -> tuple[_stage.Loaded, bool]:
     gc.disable()
     gc.freeze()
     _linux.trim()  # what loading no longer needs would be copied page tables in each fork
-    mapped = _populate(loaded.model.path)
+    mapped = _mapped(loaded.model.path)
+    for start, end in mapped:  # else they are read when they are first touched, which would be in the replicas
+        _linux.populate(start, end)
     _check()
-    return loaded, mapped > 0 and _heap() - before < mapped / 2
+    size = sum(end - start for start, end in mapped)
+    return loaded, mapped, size > 0 and _heap() - before < size / 2
 
 
 def _heap() -> int:
@@ -102,16 +106,11 @@ def _heap() -> int:
         return next((int(line.split()[1]) << 10 for line in f if line.startswith("RssAnon:")), 0)
 
 
-def _populate(path: str) -> int:
-    """Bring what is mapped of the model's files into memory: it is read when it is first touched, which would be in the
-    replicas. Returns its bytes."""
-    total = 0
+def _mapped(path: str) -> list[tuple[int, int]]:
+    """Where the model's files are mapped."""
     path = os.path.realpath(path) if path else ""
-    for start, end, file in _threads.mappings() if path else []:
-        if file == path or file.startswith(path + "/"):
-            _linux.populate(start, end)
-            total += end - start
-    return total
+    mappings = _threads.mappings() if path else []
+    return [(start, end) for start, end, file in mappings if file == path or file.startswith(path + "/")]
 
 
 def _check() -> None:
@@ -143,8 +142,9 @@ def _comm(task: int) -> str:
 class Zygote(Control):
     """Serves fork orders on its control socket."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, mapped: list[tuple[int, int]]) -> None:
         super().__init__(control)
+        self._mapped = mapped
         self._handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, ends would be lost
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         self._ends = _linux.signalfd(signal.SIGCHLD)
@@ -231,6 +231,7 @@ class Zygote(Control):
 
     def _told(self) -> Begin:
         """Wait at the gate until the child is told who it is."""
+        self._touch()
         r, spot, env = self._at_gate(), None, []
         if r.data[:1] == b"P" and not r.fds:
             env = environment(r.data)
@@ -247,6 +248,17 @@ class Zygote(Control):
         if self._handler is not None and self._handler is not signal.SIG_DFL:
             signal.signal(signal.SIGCHLD, self._handler)
         return Begin(fd, threads_of(r.data), env, spot)
+
+    def _touch(self) -> None:
+        """While nobody is at the gate, have the parameters in this process's page tables, which a fork leaves out: what
+        touches them first would take their faults, 65 ms for 1 GB."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        for start, end in self._mapped:
+            for at in range(start, end, PIECE):
+                if poll.poll(0):
+                    return
+                _linux.populate(at, min(end, at + PIECE))
 
     def _at_gate(self) -> Received:
         """A message at the gate. One that is closed says that the child is nobody any more."""
