@@ -330,8 +330,11 @@ func (c *Core) load(now time.Time, i int) bool {
 func (c *Core) send(now time.Time, i int, items []*item) {
 	c.batches++
 	r := c.replicas[i]
-	b := &batch{id: c.batches, replica: r, items: slices.Clone(items), left: len(items), sent: now, whole: true}
-	tasks := make([]*task.Task, len(items))
+	b := &batch{id: c.batches, replica: r, left: len(items), sent: now, whole: true}
+	tasks := b.oneTask[:]
+	if b.items = append(b.oneItem[:0], items...); len(items) > 1 {
+		tasks = make([]*task.Task, len(items))
+	}
 	for call, it := range items {
 		c.signals.leave(now.Sub(it.task.Arrived))
 		tasks[call] = it.task

@@ -37,6 +37,9 @@ type batch struct {
 	left    int     // calls without an answer
 	sent    time.Time
 	whole   bool // no call was cut short, so its time says how long the work takes
+
+	oneItem [1]*item // memory of items and of the tasks that are sent, when there is one
+	oneTask [1]*task.Task
 }
 
 // The two orders in which items are kept.
