@@ -38,6 +38,7 @@ type world struct {
 	pcg   *rand.PCG
 	rand  *rand.Rand
 	spare []*task.Reply // to be used again
+	idle  []*running    // the same
 }
 
 // epoch is when virtual time begins.
@@ -267,7 +268,12 @@ func (w *world) begin(l *line, s *dispatch.Send) {
 	r := l.byName[s.Replica]
 	w.reseed(s.Tasks[0], l.i)
 	took := max(int64(l.service.base(len(s.Tasks), l.cpu)*l.service.draw(w.rand)), 1)
-	w.events.push(w.now+took, ends, l.i, &running{r, s.Batch, s.Tasks, took})
+	b := &running{}
+	if n := len(w.idle); n > 0 {
+		b, w.idle = w.idle[n-1], w.idle[:n-1]
+	}
+	*b = running{r, s.Batch, s.Tasks, took}
+	w.events.push(w.now+took, ends, l.i, b)
 }
 
 // reseed makes the next draw one of the task alone: other policies draw the same for it.
@@ -297,6 +303,8 @@ func (w *world) ended(l *line, b *running) {
 		r.Output = l.output
 		w.step(l, dispatch.Result{Replica: b.replica.name, Batch: b.batch, Call: call, Reply: r})
 	}
+	b.tasks = nil
+	w.idle = append(w.idle, b)
 }
 
 func (w *world) reply() *task.Reply {
