@@ -147,15 +147,25 @@ func fit(lo, hi float64, log, round bool, from, to float64) scale {
 	return scale{lo, hi, false, from, to}
 }
 
+// plotColors are what PlotStyle refers to, in a file of its own.
+const plotColors = `svg{--text:#24292f;--muted:#57606a;--line:#d0d7de}@media (prefers-color-scheme:dark){svg{--text:#e6edf3;--muted:#8b949e;--line:#30363d}}`
+
+// WriteFile draws p as a file of its own, on any background.
+func (p Plot) WriteFile(w io.Writer) error {
+	return p.draw(w, "<style>"+plotColors+PlotStyle+"</style>")
+}
+
 // WriteSVG draws p.
-func (p Plot) WriteSVG(w io.Writer) error {
+func (p Plot) WriteSVG(w io.Writer) error { return p.draw(w, "") }
+
+func (p Plot) draw(w io.Writer, style string) error {
 	for _, l := range p.Lines {
 		if len(l.X) != len(l.Y) {
 			return fmt.Errorf("plot %q: line %q has %d values for %d places", p.Title, l.Name, len(l.Y), len(l.X))
 		}
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg class="plot" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-label="%s">`, plotW, plotH, html.EscapeString(p.Title))
+	fmt.Fprintf(&b, `<svg class="plot" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-label="%s">%s`, plotW, plotH, html.EscapeString(p.Title), style)
 	fmt.Fprintf(&b, `<text class="t" x="8" y="18">%s</text>`, html.EscapeString(p.Title))
 	x, y := p.scales()
 	p.axes(&b, x, y)

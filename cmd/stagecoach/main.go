@@ -40,6 +40,7 @@ func commands() []command {
 		{"describe", "NAME: what is known of a function", runDescribe, nil},
 		{"invoke", "NAME < BODY: call a function or pipeline", runInvoke, nil},
 		{"logs", "NAME: what a function's replicas have printed", runLogs, nil},
+		{"profile", "FUNCTION: how long it takes by CPU, batch size and length of its input, measured and stored with it", runProfile, nil},
 		{"scale", "NAME REPLICAS: have so many, now", runScale, nil},
 		{"secret", "what functions find in files and nobody else sees", runSecret, []string{"create NAME < VALUE", "update NAME < VALUE", "list", "remove NAME"}},
 		{"top", "pipelines, queues, replicas and what happens, live in a terminal", runTop, nil},
