@@ -8,8 +8,8 @@ import "slices"
 func Domains(s Snapshot) []Domain {
 	leader := make([]int, len(s.Functions)) // union-find over the functions' indices, the least index leads
 	index := make(map[string]int, len(s.Functions))
-	for i, f := range s.Functions {
-		leader[i], index[f.Name] = i, i
+	for i := range s.Functions {
+		leader[i], index[s.Functions[i].Name] = i, i
 	}
 	find := func(i int) int {
 		for leader[i] != i {
@@ -35,13 +35,13 @@ func Domains(s Snapshot) []Domain {
 	}
 	var domains []Domain
 	at := make([]int, len(s.Functions)) // a leader's place in domains
-	for i, f := range s.Functions {
+	for i := range s.Functions {
 		l := find(i)
 		if l == i {
 			at[i] = len(domains)
 			domains = append(domains, Domain{})
 		}
-		domains[at[l]].Functions = append(domains[at[l]].Functions, f.Name)
+		domains[at[l]].Functions = append(domains[at[l]].Functions, s.Functions[i].Name)
 	}
 	for p, pipe := range s.Pipelines {
 		if first[p] >= 0 {

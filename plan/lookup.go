@@ -1,17 +1,17 @@
 package plan
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 )
 
 // Function finds a function by name; ok is false when the snapshot has none of that name. The pointer is into s: read only.
 func (s *Snapshot) Function(name string) (f *Function, ok bool) {
-	i, ok := slices.BinarySearchFunc(s.Functions, name, func(f Function, n string) int { return cmp.Compare(f.Name, n) })
-	if !ok {
+	i := sort.Search(len(s.Functions), func(i int) bool { return s.Functions[i].Name >= name }) // copies none of them
+	if i == len(s.Functions) || s.Functions[i].Name != name {
 		return nil, false
 	}
 	return &s.Functions[i], true
@@ -20,8 +20,8 @@ func (s *Snapshot) Function(name string) (f *Function, ok bool) {
 // Current counts the replicas of f's own revision that serve and those that will. Draining ones and ones of an older
 // revision are on their way out and count as neither.
 func (f *Function) Current() (ready, starting int) {
-	for _, r := range f.Replicas {
-		switch {
+	for i := range f.Replicas {
+		switch r := &f.Replicas[i]; {
 		case r.Revision != f.Revision:
 		case r.State == Ready:
 			ready++

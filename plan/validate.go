@@ -14,7 +14,10 @@ var ErrStale = errors.New("plan: made from a stale snapshot")
 // Validate reports everything that is wrong with p as a decision on s, joined: a plan with an error is not applied. It
 // holds a plan to what s allows, not to what would be wise.
 func (p Plan) Validate(s Snapshot) error {
-	v := validator{s: &s, used: map[string]int64{}, on: map[string]bool{}, kept: map[string]bool{}}
+	v := validator{s: &s, nodes: make(map[string]*Node, len(s.Nodes)), used: map[string]int64{}, on: map[string]bool{}, kept: map[string]bool{}}
+	for i := range s.Nodes {
+		v.nodes[s.Nodes[i].Name] = &s.Nodes[i]
+	}
 	if p.Epoch != s.Epoch {
 		v.add("plan: epoch %d, want the snapshot's %d", p.Epoch, s.Epoch)
 	}
@@ -27,9 +30,10 @@ func (p Plan) Validate(s Snapshot) error {
 		}
 		v.want(w)
 	}
-	for _, f := range s.Functions {
-		if _, ok := slices.BinarySearchFunc(p.Wants, f.Name, func(w Want, n string) int { return cmp.Compare(w.Function, n) }); !ok {
-			v.add("function %q: no want, want one a function", f.Name)
+	for i := range s.Functions {
+		name := s.Functions[i].Name
+		if _, ok := slices.BinarySearchFunc(p.Wants, name, func(w Want, n string) int { return cmp.Compare(w.Function, n) }); !ok {
+			v.add("function %q: no want, want one a function", name)
 		}
 	}
 	v.capacity()
@@ -55,25 +59,19 @@ func (p Plan) Validate(s Snapshot) error {
 const LeastCPU = 10
 
 type validator struct {
-	s    *Snapshot
-	errs []error
-	used map[string]int64 // bytes of new replicas, by node and by node/device
-	on   map[string]bool  // function/node/device that is taken
-	kept map[string]bool  // replicas already listed
+	s     *Snapshot
+	nodes map[string]*Node
+	errs  []error
+	used  map[string]int64 // bytes of new replicas, by node and by node/device
+	on    map[string]bool  // function/node/device that is taken
+	kept  map[string]bool  // replicas already listed
 }
 
 func (v *validator) add(format string, args ...any) {
 	v.errs = append(v.errs, fmt.Errorf(format, args...))
 }
 
-func (v *validator) node(name string) *Node {
-	for i := range v.s.Nodes {
-		if v.s.Nodes[i].Name == name {
-			return &v.s.Nodes[i]
-		}
-	}
-	return nil
-}
+func (v *validator) node(name string) *Node { return v.nodes[name] }
 
 func (v *validator) want(w Want) {
 	f, ok := v.s.Function(w.Function)
