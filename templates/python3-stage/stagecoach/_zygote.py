@@ -46,6 +46,7 @@ from ._types import StageError
 
 ENV_THREADS = "STAGECOACH_THREADS"
 PIECE = 16 << 20  # bytes, which are touched in a millisecond
+QUIET = 1.0  # seconds that a spare child does nothing for: its sibling has begun, whose first call wants the processors
 
 # What keeps libraries from starting threads, or from using CUDA, while the handler is imported and loads.
 SINGLE = {**{name: "1" for name in _threads.VARIABLES}, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "",
@@ -250,10 +251,12 @@ class Zygote(Control):
         return Begin(fd, threads_of(r.data), env, spot)
 
     def _touch(self) -> None:
-        """While nobody is at the gate, have the parameters in this process's page tables, which a fork leaves out: what
-        touches them first would take their faults, 65 ms for 1 GB."""
+        """While nobody is at the gate, have the parameters in this process's page tables, which a fork leaves out: the
+        first call would take their faults, up to 65 ms for 1 GB."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
+        if not self._mapped or poll.poll(QUIET * 1000):
+            return
         for start, end in self._mapped:
             for at in range(start, end, PIECE):
                 if poll.poll(0):
