@@ -13,7 +13,7 @@ models=build/models/ocr
 
 # The same source gives the same program; one that is up to date is not linked again.
 programs=build/functions
-packages=(ocr/detect ocr/recognise ocr/text noop echo-http wait onnx minilm/embed minilm/pool torch/weights)
+packages=(ocr/detect ocr/recognise ocr/text noop echo-http wait spin onnx minilm/embed minilm/pool torch/weights)
 mkdir -p "$programs"
 ${GO:-go} build -trimpath -buildvcs=false -o "$programs/" "${packages[@]/#/./functions/}"
 
@@ -45,6 +45,7 @@ image ocr-text text
 image noop noop
 as=echo-http image echo-http echo-http
 image wait wait rec.onnx # forks that carry real parameters
+image spin spin
 image onnx onnx
 models=build/models/minilm
 for layer in 1 2 3 4 5 6; do image minilm-layer-$layer onnx layer-$layer.onnx; done
