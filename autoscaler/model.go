@@ -307,5 +307,5 @@ func (p *pipe) objective() string {
 	if p.name == "" {
 		return fmt.Sprintf("a wait of %v", short(toDuration(p.budget)))
 	}
-	return fmt.Sprintf("%s's %v", p.name, p.slo)
+	return p.name + "'s " + p.slo.String()
 }

@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"strings"
+	"strconv"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
@@ -93,7 +93,7 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 	counts, by := mod.allocate(least, most)
 	for i := range needs {
 		if by[i] >= 0 {
-			fmt.Fprintf(&needs[i].why, ", %d for %s", counts[i], mod.pipes[by[i]].objective())
+			needs[i].why.add(", ").num(counts[i]).add(" for ").add(mod.pipes[by[i]].objective())
 		}
 		counts[i] = z.keep(&needs[i], s.At, counts[i])
 	}
@@ -101,8 +101,8 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 	unmet := mod.unmet(counts)
 	for i := range needs {
 		f, n := mod.stages[i].f, &needs[i]
-		fmt.Fprintf(&n.why, "%s; was %d; max %d", unmet[i], n.was, n.max)
-		alloc[i] = plan.Line{Function: f.Name, Count: counts[i], Batch: max(f.Batch, 1), Why: n.why.String()}
+		n.why.add(unmet[i]).add("; was ").num(n.was).add("; max ").num(n.max)
+		alloc[i] = plan.Line{Function: f.Name, Count: counts[i], Batch: max(f.Batch, 1), Why: string(n.why)}
 		next[f.Name] = n.past
 	}
 	return alloc, next, nil
@@ -114,7 +114,7 @@ type need struct {
 	was              int // replicas that serve or start
 	idle             bool
 	burst            bool // what arrives needs panicAt times what is ready
-	why              strings.Builder
+	why              text
 	past             Past // to be remembered
 }
 
@@ -126,10 +126,10 @@ func (z Sizer) alone(n *need, g *stage, now time.Time, past Past) {
 	}
 	ready, starting := f.Current()
 	_, n.max = f.Bounds()
-	n.was = ready + starting
+	n.was, n.why = ready+starting, make(text, 0, 128)
 	var least int
 	if least, n.idle = floor(f, now, past.Seen); n.idle {
-		fmt.Fprintf(&n.why, "nothing asked for %v: none", f.ZeroAge)
+		n.why.addf("nothing asked for %v: none", f.ZeroAge)
 		n.past = Past{Seen: past.Seen}
 		return
 	}
@@ -140,11 +140,11 @@ func (z Sizer) alone(n *need, g *stage, now time.Time, past Past) {
 		n.count, past = grow(f, now, past, ready, starting, &n.why)
 	}
 	if byTarget := g.byTarget(); byTarget > 0 {
-		fmt.Fprintf(&n.why, ", %d for %.4g %s at %.4g a replica", byTarget, f.Target.Load, f.Target.Type, f.Target.Value)
+		n.why.addf(", %d for %.4g %s at %.4g a replica", byTarget, f.Target.Load, f.Target.Type, f.Target.Value)
 		n.count = max(n.count, byTarget)
 	}
 	if n.count < least {
-		fmt.Fprintf(&n.why, "; at least %d", least)
+		n.why.addf("; at least %d", least)
 		n.count = least
 	}
 	n.count, n.past = min(n.count, n.max), past
@@ -159,7 +159,7 @@ func (z Sizer) keep(n *need, now time.Time, count int) int {
 	n.past.Peaks = z.hold(n.past.Peaks, Peak{now, count})
 	if top := n.past.Peaks[0]; min(top.Count, n.max) > out {
 		out = min(top.Count, n.max)
-		fmt.Fprintf(&n.why, "; held at %d, as asked for %v ago", out, now.Sub(top.At).Round(100*time.Millisecond))
+		n.why.addf("; held at %d, as asked for %v ago", out, now.Sub(top.At).Round(100*time.Millisecond))
 	}
 	burst := n.past.Burst
 	if !burst.within(z.cfg.Panic, now) {
@@ -170,7 +170,7 @@ func (z Sizer) keep(n *need, now time.Time, count int) int {
 	}
 	if n.past.Burst = burst; min(burst.Count, n.max) > out {
 		out = min(burst.Count, n.max)
-		fmt.Fprintf(&n.why, "; not below %d for a burst %v ago", out, now.Sub(burst.At).Round(100*time.Millisecond))
+		n.why.addf("; not below %d for a burst %v ago", out, now.Sub(burst.At).Round(100*time.Millisecond))
 	}
 	return out
 }
@@ -199,13 +199,13 @@ func floor(f *plan.Function, now, seen time.Time) (least int, idle bool) {
 // byLoad returns the replicas that serve what arrives, and, if those are more, that drain what waits: c servers take c·μ − λ tasks a
 // second off the line. A slot is a server; the service time is a task's share of its batch's, so that a batch that pays shows as
 // a faster server. What the line grows by until a replica has started counts as well, and it need not be gone before.
-func (z Sizer) byLoad(g *stage, ready int, why *strings.Builder) int {
-	fmt.Fprintf(why, "λ=%.1f/s μ=%.1f/s", g.lambda, g.mu)
+func (z Sizer) byLoad(g *stage, ready int, why *text) int {
+	why.add("λ=").float(g.lambda).add("/s μ=").float(g.mu).add("/s")
 	if g.f.Demand.CV > 0 {
-		fmt.Fprintf(why, " Ca²=%.1f", g.ca2)
+		why.add(" Ca²=").float(g.ca2)
 	}
 	count := g.stable()
-	fmt.Fprintf(why, ": %d for stability", count)
+	why.add(": ").num(count).add(" for stability")
 	if g.waiting > 0 {
 		start := startTime(g.f.Starts)
 		within := max(z.cfg.DrainWithin.Seconds(), start)
@@ -214,7 +214,7 @@ func (z Sizer) byLoad(g *stage, ready int, why *strings.Builder) int {
 		servers := min((g.lambda+line/within)*g.service, line+float64(max(g.f.Running, 0)))
 		if drain := g.replicas(servers); drain > count {
 			count = drain
-			fmt.Fprintf(why, ", %d to drain %d waiting in %v", count, g.waiting, short(toDuration(within)))
+			why.addf(", %d to drain %d waiting in %v", count, g.waiting, short(toDuration(within)))
 		}
 	}
 	return count
@@ -248,20 +248,20 @@ func (g *stage) byTarget() int {
 
 // grow sizes a function whose service time is unknown: one replica when anything waits, and twice as many a second later,
 // when all that were asked for are ready and the line has grown nevertheless.
-func grow(f *plan.Function, now time.Time, past Past, ready, starting int, why *strings.Builder) (int, Past) {
+func grow(f *plan.Function, now time.Time, past Past, ready, starting int, why *text) (int, Past) {
 	if f.Waiting == 0 && f.Running == 0 {
-		why.WriteString("service time unknown, nothing waits")
+		why.add("service time unknown, nothing waits")
 		past.Line, past.Checked = 0, time.Time{}
 		return 0, past
 	}
 	count := max(ready+starting, 1)
-	fmt.Fprintf(why, "service time unknown, %d waiting: %d", f.Waiting, count)
+	why.addf("service time unknown, %d waiting: %d", f.Waiting, count)
 	if starting > 0 || (Peak{At: past.Checked}).within(growEvery, now) {
 		return count, past
 	}
 	if ready > 0 && f.Waiting > past.Line {
 		count *= 2
-		fmt.Fprintf(why, ", doubled to %d as the line has grown from %d", count, past.Line)
+		why.addf(", doubled to %d as the line has grown from %d", count, past.Line)
 	}
 	past.Line, past.Checked = f.Waiting, now
 	return count, past
@@ -288,3 +288,23 @@ func short(d time.Duration) time.Duration {
 	}
 	return d
 }
+
+// text is a line for the operator as it is written. A decision writes thousands: what each has is put in without package fmt.
+type text []byte
+
+func (t *text) add(s string) *text {
+	*t = append(*t, s...)
+	return t
+}
+
+func (t *text) num(n int) *text {
+	*t = strconv.AppendInt(*t, int64(n), 10)
+	return t
+}
+
+func (t *text) float(v float64) *text {
+	*t = strconv.AppendFloat(*t, v, 'f', 1, 64)
+	return t
+}
+
+func (t *text) addf(format string, args ...any) { *t = fmt.Appendf(*t, format, args...) }
