@@ -189,7 +189,7 @@ func distort(s *plan.Snapshot, absurd []byte) {
 		case 13:
 			s.Budget = 1 + v
 		case 14:
-			s.At = s.At.Add(d)
+			s.At = s.At.Add(min(max(d, -48*time.Hour), 48*time.Hour))
 		case 15:
 			f.Slots, f.Batch = n, max(n, 0)
 		case 16:
