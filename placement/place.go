@@ -165,14 +165,15 @@ func place(s plan.Snapshot, a plan.Alloc, better func(*plan.Function, *node, *no
 // keep returns up to count slots for replicas that exist: ones on nodes that are fit first, then ready before starting,
 // then the oldest. One whose device is not well, or barred to f, is let go.
 func keep(f *plan.Function, count int, all map[string]*node) []plan.Slot {
-	var have []plan.Replica
-	for _, r := range f.Replicas {
+	have := make([]*plan.Replica, 0, len(f.Replicas))
+	for i := range f.Replicas {
+		r := &f.Replicas[i]
 		n := all[r.Node]
 		if r.State != plan.Draining && r.Revision == f.Revision && n != nil && n.Unfit(r.Device) == "" && f.Barred(r.Node, r.Device) == "" {
 			have = append(have, r)
 		}
 	}
-	slices.SortFunc(have, func(x, y plan.Replica) int {
+	slices.SortFunc(have, func(x, y *plan.Replica) int {
 		return cmp.Or(
 			prefer(all[x.Node].Unavailable == "", all[y.Node].Unavailable == ""),
 			prefer(x.State == plan.Ready, y.State == plan.Ready),
@@ -180,8 +181,9 @@ func keep(f *plan.Function, count int, all map[string]*node) []plan.Slot {
 			cmp.Compare(x.Name, y.Name),
 		)
 	})
-	var slots []plan.Slot
-	for _, r := range have[:min(len(have), count)] {
+	have = have[:min(len(have), count)]
+	slots := slices.Grow([]plan.Slot(nil), len(have)) // nil for none
+	for _, r := range have {
 		slots = append(slots, plan.Slot{Replica: r.Name, Node: r.Node, Device: r.Device})
 		all[r.Node].replicas[f.Name]++
 	}

@@ -2,7 +2,6 @@ package placement
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
@@ -18,26 +17,28 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 	all := nodes(&s)
 	sizes := zygoteSizes(&s)
 	var warm []plan.Warm
+	var on []string // nodes
 	for _, w := range wants { // memory that new replicas will take is not there for sleepers
 		f, ok := s.Function(w.Function)
 		if !ok {
 			continue
 		}
-		on := map[string]bool{}
+		on = on[:0]
 		for _, slot := range w.Slots {
-			on[slot.Node] = true
+			on = append(on, slot.Node)
 			if n := all[slot.Node]; n != nil && slot.Replica == "" {
 				n.free -= n.cost(f, sizes[f.Name])
 				n.zygotes[f.Name] = true
 			}
 		}
-		for _, r := range f.Replicas {
-			if all[r.Node] != nil {
-				on[r.Node] = true
+		for i := range f.Replicas {
+			if node := f.Replicas[i].Node; all[node] != nil {
+				on = append(on, node)
 			}
 		}
 		key := Key(f, w)
-		for _, name := range slices.Sorted(maps.Keys(on)) {
+		slices.Sort(on)
+		for _, name := range slices.Compact(on) {
 			warm = append(warm, plan.Warm{Function: f.Name, Node: name, Warmth: plan.Host, Key: key})
 		}
 	}
