@@ -80,6 +80,33 @@ func abs(v int) int { return max(v, -v) }
 // at returns the service time with a quota, in seconds.
 func (c cpuFit) at(quota int) float64 { return c.a + c.b/float64(max(quota, 1)) }
 
+// asDeclared looks up what is known of the functions of d that may be given more CPU, and has s say how long they would serve with the
+// CPU that was declared: what is given is no reason to wait for less, or to need it less.
+func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
+	fits := map[string]*cpuFit{}
+	copied := false
+	for _, name := range d.Functions {
+		f, ok := s.Function(name)
+		if !ok || f.CPULimit < plan.LeastCPU || len(f.Profile) == 0 {
+			continue
+		}
+		fit, ok := fitCPU(f)
+		if !ok {
+			continue
+		}
+		fits[name] = &fit
+		if f.CPUNow <= 0 || f.CPUNow == f.CPULimit {
+			continue
+		}
+		if !copied {
+			s.Functions, copied = slices.Clone(s.Functions), true
+			f, _ = s.Function(name)
+		}
+		f.Service.Mean = toDuration(fit.scaled(f.Service.Mean.Seconds(), f.CPUNow, f.CPULimit))
+	}
+	return fits
+}
+
 // scaled returns what a service time that was measured with one quota will be with another, in seconds.
 func (c cpuFit) scaled(mean float64, from, to int) float64 { return mean * c.at(to) / c.at(from) }
 
@@ -149,11 +176,14 @@ func (c *correction) leastCPU(replicas, most int) (quota int, ok bool) {
 
 // expects is how long tasks will take with so many replicas of this quota, in seconds: as predicted, or as measured where that is more.
 func (c *correction) expects(replicas, quota int) float64 {
-	g, measured := c.declared, c.measured
-	if c.fits && c.f.CPULimit >= plan.LeastCPU {
-		g.service = c.fit.scaled(c.service, c.quota(), quota)
+	g, measured := c.predicted, c.measured
+	if c.fit != nil {
+		g.service = c.fit.scaled(c.service, c.f.CPULimit, quota)
 		g.mu = 1 / g.service
-		measured *= g.service / c.service
+		if measured > 0 {
+			now := c.fit.scaled(c.service, c.f.CPULimit, c.quota())
+			measured = c.fit.scaled(measured-c.service+now, c.quota(), quota)
+		}
 	}
 	return max(g.sojourn(replicas).Seconds(), measured)
 }
@@ -185,7 +215,7 @@ func (c *correction) give(wants, most int, at time.Time) {
 // mostCPU is what a replica may be given at most: as far as service times were measured, and half of what is free where replicas are,
 // as other domains decide at the same time. 0: nothing.
 func (c *correction) mostCPU(s *plan.Snapshot, free map[string]int) int {
-	if !c.fits || c.f.CPULimit < plan.LeastCPU {
+	if c.fit == nil {
 		return 0
 	}
 	most := c.fit.most

@@ -19,7 +19,7 @@ const (
 	keyThreshold = 0.25
 	keyMost      = 4
 	// burst is how long after a raise a key stage gives nothing back.
-	burst = 30 * time.Second
+	burst = 10 * time.Second
 )
 
 // step lets time pass, and counts a raise.

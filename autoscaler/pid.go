@@ -14,9 +14,10 @@ import (
 // derivative filtered, conditional integration).
 type PID struct {
 	Kp     float64       // per error of 1
-	Ki     float64       // per error of 1 and second
+	Ki     float64       // per error of 1 and second; larger ones count as 1, as there are none below −1
 	Kd     float64       // seconds, of the measurement's slope in targets a second
 	Filter time.Duration // time constant of the measurement's low pass
+	Unwind float64       // how much faster the integral falls than it rises
 	Band   float64       // errors up to this count as none
 	Limit  float64       // errors beyond this count as this
 	Up     float64       // the most that the output rises in a second
@@ -28,7 +29,7 @@ type PID struct {
 // defaultPID is for waits that are means over a window of about 15 s: the integral takes longer than that to make up for an error of
 // 1, the rest acts at once. The output is in square roots of the feed-forward count.
 var defaultPID = PID{
-	Kp: 0.4, Ki: 0.04, Kd: 1, Filter: 3 * time.Second, Band: 0.1, Limit: 3, Up: 0.5, Down: 0.2, Most: 20, Leak: time.Minute,
+	Kp: 0.4, Ki: 0.04, Kd: 1, Unwind: 2, Filter: 3 * time.Second, Band: 0.1, Limit: 3, Up: 0.5, Down: 0.2, Most: 20, Leak: time.Minute,
 }
 
 // longestStep is the most time that a controller believes has passed between two steps: clocks jump.
@@ -43,7 +44,7 @@ type PIDState struct {
 }
 
 // Step takes a measurement, and its target in the same unit; both are positive. Held says that the last output is not in effect yet, or
-// cannot be: then the integral does not grow.
+// cannot be: then the integral does not grow. Nor does it while a line is already getting shorter.
 func (c PID) Step(s PIDState, at time.Time, measured, target float64, held bool) PIDState {
 	dt := s.elapsed(at)
 	next := PIDState{At: at, Sum: s.Sum, Measured: min(measured, (1+c.Limit)*target)} // what is farther off says no more
@@ -56,8 +57,11 @@ func (c PID) Step(s PIDState, at time.Time, measured, target float64, held bool)
 		}
 	}
 	e := beyond(min(next.Measured/target-1, c.Limit), c.Band)
-	if e < 0 || !held {
-		next.Sum = clamp(s.Sum+c.Ki*e*dt, 0, c.Most)
+	switch {
+	case e < 0:
+		next.Sum = clamp(s.Sum+c.Unwind*c.Ki*e*dt, 0, c.Most)
+	case !held && slope >= 0:
+		next.Sum = clamp(s.Sum+c.Ki*min(e, 1)*dt, 0, c.Most)
 	}
 	next.Out = c.slew(s.Out, c.Kp*e+next.Sum+clamp(c.Kd*slope/target, -c.Limit, c.Limit), dt)
 	return next

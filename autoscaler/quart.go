@@ -75,15 +75,15 @@ type correction struct {
 	target       float64 // seconds that tasks may be with it; 0: not known
 	measured     float64 // seconds that they are; 0: not known
 	why          strings.Builder
-	declared     stage // with what it will be asked for: the CPU that its owner declared, arrivals as predicted
-	fit          cpuFit
-	fits         bool
+	predicted    stage   // with arrivals as bursty as predicted
+	fit          *cpuFit // nil: nothing is known
 	predecessors []int
 	neighbours   []int // both ways
 }
 
 // Correct implements plan.Corrector.
 func (q Quart) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m QuartMemory) (plan.Alloc, QuartMemory, error) {
+	fits := asDeclared(&s, d)
 	model, err := newModel(&s, d)
 	if err != nil {
 		return nil, m, err
@@ -97,6 +97,7 @@ func (q Quart) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m QuartMemo
 			return nil, m, fmt.Errorf("line of function %q, want %q: lines as the domain's functions", a[i].Function, d.Functions[i])
 		}
 		all[i].begin(&model.stages[i], a[i], m, s.At)
+		all[i].fit = fits[a[i].Function]
 	}
 	targets(model, all)
 	for i := range all {
@@ -132,11 +133,11 @@ func (c *correction) begin(g *stage, l plan.Line, m QuartMemory, at time.Time) {
 	_, c.most = g.f.Bounds()
 	c.why.WriteString(l.Why)
 	if w := g.f.Wait; g.known && (w.Known && w.Mean >= 0 || w.Oldest > 0) {
-		c.measured = g.service
-		if w.Known && w.Mean > 0 {
-			c.measured += w.Mean.Seconds()
+		wait := w.Oldest
+		if w.Known {
+			wait = max(wait, w.Mean)
 		}
-		c.measured = max(c.measured, g.service+w.Oldest.Seconds())
+		c.measured = g.service + max(wait, 0).Seconds()
 	}
 }
 

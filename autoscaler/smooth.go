@@ -12,7 +12,7 @@ import (
 
 const (
 	// smoothHold is how long a function has too many replicas before one is taken, and between two.
-	smoothHold = 5 * time.Second
+	smoothHold = 3 * time.Second
 	// smoothPatience is the longest that becomes: it doubles each time that one had to be given back.
 	smoothPatience = 5 * time.Minute
 	// learning is the time constant with which measured burstiness corrects the predicted one.
@@ -41,29 +41,23 @@ func connect(s *plan.Snapshot, d plan.Domain, all []correction) {
 	}
 }
 
-// need is the least count that keeps its tasks in time with the CPU that was declared and arrivals as bursty as predicted, its line
-// included; the least that is stable where there is no target.
+// need is the least count that keeps its tasks in time when they arrive as bursty as predicted, its line included.
 func (c *correction) need() int {
-	g := c.stage
-	c.declared = *g
+	c.predicted = *c.stage
 	if c.past.CA2 > 0 {
-		c.declared.ca2 = c.past.CA2
-	}
-	if c.fit, c.fits = fitCPU(g.f); c.fits && g.f.CPUNow > 0 && g.f.CPULimit >= plan.LeastCPU {
-		c.declared.service = c.fit.scaled(g.service, g.f.CPUNow, g.f.CPULimit)
-		c.declared.mu = 1 / c.declared.service
+		c.predicted.ca2 = c.past.CA2
 	}
 	count := c.line.Count
-	if !g.known {
+	if !c.known {
 		return count
 	}
-	target := toDuration(max(c.target, c.declared.service))
-	n := c.declared.least(target, count)
-	return n + sort.Search(count-n, func(k int) bool { return c.declared.sojourn(n+k) <= target })
+	target := toDuration(c.target)
+	n := c.predicted.least(target, count)
+	return n + sort.Search(count-n, func(k int) bool { return c.predicted.sojourn(n+k) <= target })
 }
 
-// smooth takes back what is left over, one replica at a time: y' = ⌈β·y + (1−β)·mean⌉, within what is needed and y; the mean is of
-// what the neighbours need for as much work. β = Ca²/(1+Ca²): arrivals that come one by one make a stage like its neighbours, bursts
+// smooth takes back what is left over, one replica at a time, down to y' = ⌈β·y + (1−β)·mean⌉, within what is needed and y, which is
+// what earlier steps have left; the mean is of what the neighbours need for as much work. β = Ca²/(1+Ca²): arrivals that come one by one make a stage like its neighbours, bursts
 // let it keep what it has.
 //
 // QUART's Eq. 7 calls that Laplace smoothing, which it is not, leaves β open and the result a fraction that may be more than y or too
@@ -82,7 +76,7 @@ func smooth(all []correction, at time.Time) {
 			c.keep(0)
 			continue
 		}
-		goal := max(c.goal(all, need, i), need[i], least, 1)
+		least = max(need[i], least, 1)
 		if c.threatened() {
 			if c.past.Taken > 0 {
 				c.next.Hold = min(2*max(c.past.Hold, smoothHold), smoothPatience)
@@ -94,9 +88,9 @@ func smooth(all []correction, at time.Time) {
 			c.keep(0)
 			continue
 		}
-		taken := min(c.past.Taken, max(y-goal, 0))
-		if y-taken <= goal {
-			c.keep(taken)
+		left := max(y-c.past.Taken, min(least, y))
+		if max(c.goal(all, need, i, left), least) >= left {
+			c.keep(y - left)
 			continue
 		}
 		since := c.past.Surplus
@@ -104,9 +98,9 @@ func smooth(all []correction, at time.Time) {
 		case since.IsZero() || ago < 0: // or the clock was set back
 			since = at
 		case ago >= max(c.past.Hold, smoothHold):
-			taken, since = taken+1, at
+			left, since = left-1, at
 		}
-		c.keep(taken)
+		c.keep(y - left)
 		c.next.Surplus = since
 	}
 }
@@ -119,23 +113,23 @@ func (c *correction) keep(taken int) {
 	c.next.Taken, c.next.Surplus = taken, time.Time{}
 }
 
-// goal is Eq. 7's y'.
-func (c *correction) goal(all []correction, need []int, i int) int {
-	ca2 := c.declared.ca2
+// goal is Eq. 7's y' of what is left.
+func (c *correction) goal(all []correction, need []int, i, left int) int {
+	ca2 := c.predicted.ca2
 	beta := ca2 / (1 + ca2)
 	sum, n := 0.0, 0
 	for _, j := range c.neighbours {
 		// A neighbour's need for each server's worth of its work; with less than that it is no guide.
-		if work := all[j].declared.lambda * all[j].declared.service; all[j].known && work >= 1 {
+		if work := all[j].lambda * all[j].service; all[j].known && work >= 1 {
 			sum += float64(need[j]*all[j].slots) / work
 			n++
 		}
 	}
 	mean := float64(need[i])
 	if n > 0 {
-		mean = sum / float64(n) * c.declared.lambda * c.declared.service / float64(c.slots)
+		mean = sum / float64(n) * c.lambda * c.service / float64(c.slots)
 	}
-	return int(math.Ceil(clamp(beta*float64(c.line.Count)+(1-beta)*mean, 0, float64(c.line.Count))))
+	return int(math.Ceil(clamp(beta*float64(left)+(1-beta)*mean, 0, float64(left))))
 }
 
 // predict looks one decision ahead: how bursty arrivals at each function will be, and how far off the last prediction was.
@@ -186,5 +180,5 @@ func (c *correction) reclaim() {
 		return
 	}
 	c.line.Count -= c.next.Taken
-	fmt.Fprintf(&c.why, "; smoother -%d (Ca²=%.1f, target %v)", c.next.Taken, c.declared.ca2, c.secs(c.target))
+	fmt.Fprintf(&c.why, "; smoother -%d (Ca²=%.1f, target %v)", c.next.Taken, c.predicted.ca2, c.secs(c.target))
 }
