@@ -14,7 +14,7 @@ var ErrStale = errors.New("plan: made from a stale snapshot")
 // Validate reports everything that is wrong with p as a decision on s, joined: a plan with an error is not applied. It
 // holds a plan to what s allows, not to what would be wise.
 func (p Plan) Validate(s Snapshot) error {
-	v := validator{s: &s, nodes: make(map[string]*Node, len(s.Nodes)), used: map[string]int64{}, on: map[string]bool{}, kept: map[string]bool{}}
+	v := validator{s: &s, nodes: make(map[string]*Node, len(s.Nodes)), used: map[string]int64{}, on: map[string]bool{}}
 	for i := range s.Nodes {
 		v.nodes[s.Nodes[i].Name] = &s.Nodes[i]
 	}
@@ -64,7 +64,7 @@ type validator struct {
 	errs  []error
 	used  map[string]int64 // bytes of new replicas, by node and by node/device
 	on    map[string]bool  // function/node/device that is taken
-	kept  map[string]bool  // replicas already listed
+	kept  []bool           // of the function's replicas, which are listed already
 }
 
 func (v *validator) add(format string, args ...any) {
@@ -95,6 +95,7 @@ func (v *validator) want(w Want) {
 	if w.CPUMilli > 0 && w.CPUMilli < LeastCPU {
 		v.add("function %q: cpu %dm, want 0, as declared, or at least %dm", f.Name, w.CPUMilli, LeastCPU)
 	}
+	v.kept = append(v.kept[:0], make([]bool, len(f.Replicas))...)
 	for _, slot := range w.Slots {
 		v.slot(f, slot)
 		if n := v.node(slot.Node); n != nil && n.CPUMilli > 0 && w.CPUMilli > n.CPUMilli {
@@ -150,9 +151,9 @@ func (v *validator) keep(f *Function, slot Slot) {
 		v.add("function %q: keeps replica %q, want one of its own", f.Name, slot.Replica)
 		return
 	}
-	r := f.Replicas[i]
+	r := &f.Replicas[i]
 	switch {
-	case v.kept[r.Name]:
+	case v.kept[i]:
 		v.add("function %q: keeps replica %q twice", f.Name, r.Name)
 	case r.State == Draining:
 		v.add("function %q: keeps replica %q, which drains and does not come back", f.Name, r.Name)
@@ -162,7 +163,7 @@ func (v *validator) keep(f *Function, slot Slot) {
 		v.add("function %q: keeps replica %q on node %q device %q, want where it is, node %q device %q",
 			f.Name, r.Name, slot.Node, slot.Device, r.Node, r.Device)
 	}
-	v.kept[r.Name] = true
+	v.kept[i] = true
 }
 
 // capacity checks the sums of new replicas against what is free. Memory of replicas that the plan lets go counts as taken:
