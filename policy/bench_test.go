@@ -11,13 +11,13 @@ import (
 // BenchmarkDecide is a decision of all levels on pipelines of five stages that are busy, on nodes of which each holds what twenty stages
 // run, as a loop makes it once a second. The goal is 5 ms at 1,000 stages.
 func BenchmarkDecide(b *testing.B) {
-	for _, names := range []Names{{}, {Corrector: none}, {Corrector: none, Placer: "first-fit"}} {
+	for _, names := range []Names{{Corrector: none, Sharer: none}, {Corrector: "quart", Sharer: "gain"}} {
 		set, err := names.Choose()
 		if err != nil {
 			b.Fatal(err)
 		}
 		for _, stages := range []int{10, 100, 1000} {
-			b.Run(fmt.Sprintf("corrector=%s/placer=%s/stages=%d", set.names.Corrector, set.names.Placer, stages), func(b *testing.B) {
+			b.Run(fmt.Sprintf("corrector=%s/sharer=%s/stages=%d", set.names.Corrector, set.names.Sharer, stages), func(b *testing.B) {
 				s := busy(stages)
 				_, m, _, err := set.Decide(s, nil)
 				if err != nil {
