@@ -37,7 +37,7 @@ func newMetrics(r prometheus.Registerer, s *Shell) (*metrics, error) {
 		rate:     prometheus.NewDesc(name("arrivals_per_second"), "Rate of arriving tasks, as control sees it.", labels, nil),
 		cv:       prometheus.NewDesc(name("arrival_cv_ratio"), "Coefficient of variation of the times between arrivals; 0 while they are too few.", labels, nil),
 
-		lately:    prometheus.NewDesc(name("wait_lately_seconds"), "Quantiles of how long the tasks of the last 15 s waited, as control sees them.", append(labels, "quantile"), nil),
+		lately:    prometheus.NewDesc(name("wait_lately_seconds"), "Percentiles of how long the tasks of the last 15 s waited, as control sees them.", append(labels, "p"), nil),
 		oldest:    prometheus.NewDesc(name("oldest_wait_seconds"), "How long the first of the tasks that wait has waited; 0: none waits.", labels, nil),
 		busy:      prometheus.NewDesc(name("busy_ratio"), "Part of the slots of ready replicas that is taken, lately.", labels, nil),
 		serviceCV: prometheus.NewDesc(name("service_cv_ratio"), "Coefficient of variation of service times; 0 while they are too few.", labels, nil),
@@ -105,9 +105,9 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 			send(m.cv, is.Demand.CV)
 		}
 		if is.Wait.Known {
-			send(m.lately, is.Wait.P50.Seconds(), "0.5")
-			send(m.lately, is.Wait.P95.Seconds(), "0.95")
-			send(m.lately, is.Wait.P99.Seconds(), "0.99")
+			send(m.lately, is.Wait.P50.Seconds(), "50")
+			send(m.lately, is.Wait.P95.Seconds(), "95")
+			send(m.lately, is.Wait.P99.Seconds(), "99")
 		}
 		if is.Service.Known {
 			send(m.serviceCV, is.Service.CV)

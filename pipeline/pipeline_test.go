@@ -316,6 +316,33 @@ func TestKeys(t *testing.T) {
 	}
 }
 
+// TestScaleTarget: a target is asked for by its type or its value; the rest are OpenFaaS's defaults.
+func TestScaleTarget(t *testing.T) {
+	for name, tc := range map[string]struct {
+		labels map[string]string
+		want   Scale
+	}{
+		"none":            {nil, Scale{}},
+		"proportion":      {map[string]string{"target-proportion": "0.5"}, Scale{}},
+		"type":            {map[string]string{"type": "rps"}, Scale{Type: "rps", Target: 50, Proportion: 0.9}},
+		"target":          {map[string]string{"target": "7"}, Scale{Type: "capacity", Target: 7, Proportion: 0.9}},
+		"all":             {map[string]string{"type": "cpu", "target": "500", "target-proportion": "0.7"}, Scale{Type: "cpu", Target: 500, Proportion: 0.7}},
+		"its own default": {map[string]string{"type": "capacity", "target": "50", "target-proportion": "0.9"}, Scale{Type: "capacity", Target: 50, Proportion: 0.9}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			labels := map[string]string{}
+			for k, v := range tc.labels {
+				labels["com.openfaas.scale."+k] = v
+			}
+			f, err := Parse("f", "ns", labels, nil)
+			tc.want.Min, tc.want.Max, tc.want.ZeroAge = DefaultMin, DefaultMax, DefaultZeroAge
+			if err != nil || f.Scale != tc.want {
+				t.Errorf("%+v, %v, want %+v", f.Scale, err, tc.want)
+			}
+		})
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add("f", "pipeline", "p", "scale.min", "1")
 	f.Add("f", "next", "a, b if x, f", "scale.zero", "true")

@@ -208,33 +208,6 @@ func (s *status) want(key string) (plan.Want, bool) {
 	return p.Wants[i], true
 }
 
-// Usage implements provider.Status.
-func (s *status) Usage(key string) (provider.Usage, bool) {
-	var pids []int
-	var known provider.Usage
-	for _, inv := range s.nodes.Inventories() { // all of this machine
-		counted := map[int]bool{} // processes: a worker's is counted once, for the first of its replicas
-		for _, r := range inv.Replicas {
-			first := !counted[r.PID]
-			counted[r.PID] = true
-			switch {
-			case r.Function != key || r.Usage == nil && !first:
-			case r.Usage != nil: // by its cgroup
-				known.CPUMilli += float64(r.Usage.CPUMilli)
-				known.MemoryBytes += float64(r.Usage.Memory)
-			default:
-				pids = append(pids, r.PID)
-			}
-		}
-	}
-	cpu, memory, err := s.meter.Measure(key, pids)
-	if err != nil {
-		s.log.Warn("usage cannot be measured", "function", key, "error", err)
-		return provider.Usage{}, false
-	}
-	return provider.Usage{CPUMilli: known.CPUMilli + cpu, MemoryBytes: known.MemoryBytes + float64(memory)}, true
-}
-
 // Replicas implements provider.Status.
 func (s *status) Replicas(key string) []provider.Replica {
 	all := s.local.Replicas(key)

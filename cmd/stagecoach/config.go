@@ -94,6 +94,7 @@ type RegistryConfig struct {
 
 // ControlConfig is how often and how patiently the cluster is steered.
 type ControlConfig struct {
+	Budget       int           `yaml:"budget"` // replicas that all functions together may have; 0: as many as the nodes hold
 	Tick         time.Duration `yaml:"tick"`
 	StartTimeout time.Duration `yaml:"startTimeout"` // of a replica, its parameters' loading included
 	DrainTimeout time.Duration `yaml:"drainTimeout"` // of a replica, and of the whole process on SIGTERM
@@ -218,6 +219,7 @@ func (c *Config) Validate() error {
 	atLeast("control.tick", c.Control.Tick, 100*time.Millisecond)
 	atLeast("control.startTimeout", c.Control.StartTimeout, time.Second)
 	atLeast("control.drainTimeout", c.Control.DrainTimeout, 0)
+	count("control.budget", c.Control.Budget, 0, 1_000_000)
 	c.Control.validate(bad)
 	if c.Journal.Bytes < 16<<20 {
 		bad("journal.bytes", int64(c.Journal.Bytes), "at least 16Mi")

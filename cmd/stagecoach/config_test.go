@@ -38,6 +38,7 @@ func TestValidateNamesEachField(t *testing.T) {
 		"requests.inFlight":    {func(c *Config) { c.Requests.InFlight = 0 }, []string{"requests.inFlight: 0, want 1 to 1000000"}},
 		"control.tick":         {func(c *Config) { c.Control.Tick = time.Millisecond }, []string{"control.tick: 1ms, want at least 100ms"}},
 		"control.startTimeout": {func(c *Config) { c.Control.StartTimeout = 0 }, []string{"control.startTimeout: "}},
+		"control.budget":       {func(c *Config) { c.Control.Budget = -1 }, []string{"control.budget: -1, want 0 to 1000000"}},
 		"control.policies":     {func(c *Config) { c.Control.Policies.Sharer = "greedy" }, []string{`control.policies.sharer: "greedy", want one of `}},
 		"control.record":       {func(c *Config) { c.Control.Record = "/none/x" }, []string{`control.record: "/none/x", want a file in a folder that is there`}},
 		"control.drainTimeout": {func(c *Config) { c.Control.DrainTimeout = -1 }, []string{"control.drainTimeout: "}},

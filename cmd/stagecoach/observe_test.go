@@ -241,7 +241,10 @@ var official = []string{"gateway_function_invocation_started", "gateway_service_
 func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
 	r, _ := traced(t)
-	r.deployAll(three()...)
+	functions := three()
+	functions[0].labels = map[string]string{"type": "rps"}
+	functions[2].labels = map[string]string{"type": "cpu", "target": "1000"}
+	r.deployAll(functions...)
 	for range 5 { // arrivals are known from the fifth on
 		r.must(http.StatusOK, http.MethodPost, "/function/three", "x")
 	}
@@ -252,7 +255,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 		}
 		a := r.send(http.MethodGet, "/metrics", "")
 		return strings.Contains(string(a.body), `dispatch_replicas_lost_total{function="hold`) && strings.Contains(string(a.body), "telemetry_spans_total") &&
-			strings.Contains(string(a.body), "replica_ends_total")
+			strings.Contains(string(a.body), "replica_ends_total") && strings.Contains(string(a.body), `cluster_target_load{function="last`) &&
+			strings.Contains(string(a.body), `cluster_target_load{function="first`)
 	})
 	a := r.must(http.StatusOK, http.MethodGet, "/metrics", "")
 

@@ -54,6 +54,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	fs.StringVar(&cfg.NATS.Listen, "nats-listen", cfg.NATS.Listen, "host:port where nodes of this machine join (stagecoach keysmanager); default nowhere")
 	fs.BoolVar(&cfg.Node.None, "no-node", cfg.Node.None, "run no replicas in this process; nodes that join do")
 	fs.StringVar(&cfg.BasicAuthDir, "basic-auth-dir", cfg.BasicAuthDir, "folder with basic-auth-user and basic-auth-password")
+	fs.IntVar(&cfg.Control.Budget, "budget", cfg.Control.Budget, "replicas that all functions together may have; 0: as many as the nodes hold")
 	fs.StringVar(&cfg.Control.Policies.Allocator, "allocator", cfg.Control.Policies.Allocator, "policy that sizes functions; see docs/config.md")
 	fs.StringVar(&cfg.Control.Policies.Corrector, "corrector", cfg.Control.Policies.Corrector, "policy that corrects sizes by what was measured; none leaves it out")
 	fs.StringVar(&cfg.Control.Policies.Sharer, "sharer", cfg.Control.Policies.Sharer, "policy that trims sizes to what there is; none leaves it out")
@@ -100,6 +101,7 @@ type up struct {
 	store     *tensor.Dir
 	lines     *dispatch.Shell
 	nodes     *nodes
+	cpu       *cpuLoad
 	local     *cluster.Local
 	loop      *control.Loop
 	flow      *flow.Coordinator

@@ -141,8 +141,9 @@ func (u *up) openReplicas(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	u.cpu = &cpuLoad{nodes: u.nodes, log: u.log}
 	u.local, err = cluster.New(cluster.Config{
-		Functions: deployed{u.registry, u.secrets}, Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(),
+		Functions: deployed{u.registry, u.secrets}, Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(), Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
 		Epoch: epoch, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,
 	})
@@ -271,6 +272,7 @@ func (u *up) follow(context.Context) error {
 			u.nodes.forget(c.Key)
 			u.book.Forget(c.Key)
 			u.status.meter.Forget(c.Key)
+			u.cpu.meter.Forget(c.Key)
 			u.gateway.Tidy()
 		} else if err := u.lines.Ensure(dispatch.Spec{
 			Function: f.Key, Revision: f.Revision, QueueLimit: f.Declared.QueueLimit, MaxReplicas: maxReplicas(f.Declared), Batch: f.Declared.Batch,

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"log/slog"
+
+	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/sandbox"
+)
+
+// used is what the replicas of a function take, as far as their cgroups tell; pids are the processes of the others.
+type used struct {
+	cpuMilli, memory float64
+	pids             []int
+}
+
+// usedBy adds up what inventories, all of this machine, say of the functions that are keys of by.
+func usedBy(inventories []node.Inventory, by map[string]*used) {
+	for _, inv := range inventories {
+		counted := map[int]bool{} // processes: a worker's is counted once, for the first of its replicas
+		for _, r := range inv.Replicas {
+			first := !counted[r.PID]
+			counted[r.PID] = true
+			u := by[r.Function]
+			switch {
+			case u == nil || r.Usage == nil && !first:
+			case r.Usage != nil:
+				u.cpuMilli += float64(r.Usage.CPUMilli)
+				u.memory += float64(r.Usage.Memory)
+			default:
+				u.pids = append(u.pids, r.PID)
+			}
+		}
+	}
+}
+
+// Usage implements provider.Status.
+func (s *status) Usage(key string) (provider.Usage, bool) {
+	var u used
+	usedBy(s.nodes.Inventories(), map[string]*used{key: &u})
+	cpu, memory, err := s.meter.Measure(key, u.pids)
+	if err != nil {
+		s.log.Warn("usage cannot be measured", "function", key, "error", err)
+		return provider.Usage{}, false
+	}
+	return provider.Usage{CPUMilli: u.cpuMilli + cpu, MemoryBytes: u.memory + float64(memory)}, true
+}
+
+// cpuLoad measures the processor that functions use, for those that are scaled by it. Its meter is its own, since what a meter
+// measures is since it was asked last.
+type cpuLoad struct {
+	nodes *nodes
+	meter sandbox.Meter
+	log   *slog.Logger
+}
+
+// of returns thousandths of a core by function; what cannot be measured is left out.
+func (c *cpuLoad) of(functions []string) map[string]float64 {
+	by := make(map[string]*used, len(functions))
+	for _, f := range functions {
+		by[f] = &used{}
+	}
+	usedBy(c.nodes.Inventories(), by)
+	out := make(map[string]float64, len(functions))
+	for _, f := range functions {
+		milli, _, err := c.meter.Measure(f, by[f].pids)
+		if err != nil {
+			c.log.Debug("processor time cannot be measured", "function", f, "error", err)
+			continue
+		}
+		out[f] = by[f].cpuMilli + milli
+	}
+	return out
+}
