@@ -360,7 +360,7 @@ func TestAHangingObserverIsCutOff(t *testing.T) {
 
 func TestUnknownPoliciesAreNamed(t *testing.T) {
 	_, err := New(nil, nil, Config{Policies: policy.Names{Allocator: "magic", Placer: "first-fit", Warmer: "sauna"}}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
-	if err == nil || !strings.Contains(err.Error(), `allocator "magic", want one of sizer`) || !strings.Contains(err.Error(), `warmer "sauna", want one of key-stages`) {
+	if err == nil || !strings.Contains(err.Error(), `allocator "magic", want one of `) || !strings.Contains(err.Error(), `warmer "sauna", want one of key-stages`) {
 		t.Errorf("%v", err)
 	}
 }

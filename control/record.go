@@ -94,13 +94,7 @@ type RecordFile struct {
 
 // OpenRecord opens a record that takes at most limit bytes on disk, and goes on where it ends. Two processes must not have one file.
 func OpenRecord(path string, limit int64, log *slog.Logger, reg prometheus.Registerer) (*RecordFile, error) {
-	r := &RecordFile{
-		path: path, limit: limit, log: log, queue: make(chan Decision, recordQueue), done: make(chan struct{}), ended: make(chan struct{}),
-		drops: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: "stagecoach", Subsystem: "control", Name: "record_dropped_total",
-			Help: "Decisions that are not in the record: queue (they came too fast), write (they could not be written).",
-		}, []string{"reason"}),
-	}
+	r := newRecordFile(path, limit, log)
 	if err := r.open(); err != nil {
 		return nil, err
 	}
@@ -109,6 +103,16 @@ func OpenRecord(path string, limit int64, log *slog.Logger, reg prometheus.Regis
 	}
 	go r.own()
 	return r, nil
+}
+
+func newRecordFile(path string, limit int64, log *slog.Logger) *RecordFile {
+	return &RecordFile{
+		path: path, limit: limit, log: log, queue: make(chan Decision, recordQueue), done: make(chan struct{}), ended: make(chan struct{}),
+		drops: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "stagecoach", Subsystem: "control", Name: "record_dropped_total",
+			Help: "Decisions that are not in the record: queue (they came too fast), write (they could not be written).",
+		}, []string{"reason"}),
+	}
 }
 
 // Record implements [Recorder].

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
@@ -109,8 +110,10 @@ func guarded(policy func() error) (err error) {
 	return policy()
 }
 
-// hold keeps each function of d at the count it has, within its bounds.
+// hold keeps each function of d at the count it has, within its bounds. Of the cause its first line is told: a panic's stack is another in
+// each run.
 func hold(s plan.Snapshot, d plan.Domain, cause error) plan.Alloc {
+	first, _, _ := strings.Cut(cause.Error(), "\n")
 	a := make(plan.Alloc, 0, len(d.Functions))
 	for _, name := range d.Functions {
 		f, _ := s.Function(name)
@@ -118,7 +121,7 @@ func hold(s plan.Snapshot, d plan.Domain, cause error) plan.Alloc {
 		least, most := f.Bounds()
 		a = append(a, plan.Line{
 			Function: name, Count: min(max(ready+starting, least), most), CPUMilli: f.CPUNow, Batch: f.Batch,
-			Why: fmt.Sprintf("held: %.200v", cause),
+			Why: fmt.Sprintf("held: %.200s", first),
 		})
 	}
 	return a

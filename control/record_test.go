@@ -1,0 +1,344 @@
+package control
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/plan/plantest"
+	"github.com/stagecoach-serving/stagecoach/policy"
+)
+
+// history makes decisions on what happens in a made-up world.
+func history(t *testing.T, seed uint64, names policy.Names, n int) []Decision {
+	t.Helper()
+	set, err := names.Choose()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := plantest.NewWorld(seed)
+	var m policy.Memory
+	var all []Decision
+	for range n {
+		w.Step()
+		s := w.Snapshot()
+		p, next, _, err := set.Decide(s, m)
+		all = append(all, Decision{Policies: set.Names(), Snapshot: s, Memory: m, Plan: p, Err: err})
+		m = next
+		w.Apply(p.Wants)
+	}
+	return all
+}
+
+// recorder opens a record in a folder of the test; logged is for reading after Close.
+func recorder(t *testing.T, path string, limit int64) (r *RecordFile, logged *lines) {
+	t.Helper()
+	logged = &lines{}
+	r, err := OpenRecord(path, limit, slog.New(slog.NewTextHandler(logged, nil)), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r, logged
+}
+
+func replayed(t *testing.T, path string) Replay {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	r, err := ReplayRecord(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestWhatIsRecordedIsDecidedAgain records made-up histories, under several policies, and replays them; a process that comes later goes
+// on in the same file.
+func TestWhatIsRecordedIsDecidedAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "record.jsonl")
+	n := 0
+	for seed, names := range []policy.Names{{}, {Placer: "first-fit"}, {Corrector: "none", Sharer: "none"}} {
+		r, _ := recorder(t, path, 1<<30)
+		for _, d := range history(t, uint64(seed), names, 24) { // fewer than may wait, so that none is dropped
+			r.Record(d)
+			n++
+		}
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+		r.Record(Decision{}) // is dropped
+	}
+	if got := replayed(t, path); got.Decisions != n || !got.Same() {
+		t.Errorf("%d decisions made again, want %d: %.2000v %v", got.Decisions, n, got.Diffs, got.Unread)
+	}
+}
+
+// TestLeanLosesNothing: what is left out of a line is what is zero.
+func TestLeanLosesNothing(t *testing.T) {
+	for _, d := range history(t, 3, policy.Names{}, 20) {
+		b, err := json.Marshal(lean(d.Snapshot))
+		if err != nil {
+			t.Fatal(err)
+		}
+		full, err := json.Marshal(d.Snapshot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got, want plan.Snapshot
+		if err := errors.Join(json.Unmarshal(b, &got), json.Unmarshal(full, &want)); err != nil {
+			t.Fatal(err)
+		}
+		if again, err := json.Marshal(lean(got)); err != nil || !bytes.Equal(again, b) {
+			t.Fatalf("%s\nwant %s (%v)", again, b, err)
+		}
+		for i := range want.Functions { // nil and empty are the same
+			if len(want.Functions[i].Replicas) == 0 {
+				want.Functions[i].Replicas, got.Functions[i].Replicas = nil, nil
+			}
+		}
+		if !reflect.DeepEqual(got.Functions, want.Functions) {
+			t.Fatalf("%+v\nwant %+v", got.Functions, want.Functions)
+		}
+		if len(b) >= len(full) {
+			t.Errorf("%d bytes, %d with zeros", len(b), len(full))
+		}
+	}
+}
+
+func TestReplayTellsWhatIsDifferent(t *testing.T) {
+	d := history(t, 1, policy.Names{}, 12)[11]
+	line, err := d.line()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := d.Plan.Wants[0].Function
+	change := func(old, new string) string {
+		t.Helper()
+		s := string(line)
+		if strings.Count(s, old) < 1 {
+			t.Fatalf("no %s in %s", old, s)
+		}
+		return strings.Replace(s, old, new, 1)
+	}
+	plain := fmt.Sprintf(`"Function":%q,`, f)
+	other := d
+	other.Plan.Wants = append([]plan.Want{}, d.Plan.Wants...)
+	other.Plan.Wants[0].Why, other.Plan.Wants[0].Key = "for fun", !d.Plan.Wants[0].Key
+	other.Plan.Wants[0].Slots = append([]plan.Slot{{Node: "nowhere", Device: "g"}}, d.Plan.Wants[0].Slots...)
+	other.Plan.Warm = append([]plan.Warm{{Function: "a", Node: "n", Warmth: plan.Parked, Key: true}}, d.Plan.Warm...)
+	other.Err = errors.New("no\nstack")
+	changed, err := other.line()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		text   string
+		diffs  []string // function field
+		unread string
+	}{
+		"the same":        {string(line), nil, ""},
+		"another plan":    {string(changed), []string{" error", "a warm n", f + " count", f + " key", f + " slots", f + " why"}, ""},
+		"another version": {change(`{"version":1,`, `{"version":2,`), nil, "version 2, want 1: replay it with the stagecoach that recorded it"},
+		"no version":      {`{"Rev": 3}`, nil, "version 0, want 1"},
+		"no JSON":         {"decision 1", nil, "no line of a record"},
+		"cut short":       {string(line[:len(line)/2]), nil, "cut short: unexpected end of JSON input"},
+		"an unknown field": {
+			change(plain, plain+`"Colour":"red",`), nil, `unknown field "Colour"`,
+		},
+		"an unknown policy": {change(`"placer":"dispersed"`, `"placer":"feng-shui"`), nil, `placer "feng-shui", want one of dispersed`},
+		"a memory of others": {
+			change(`"memory":[`, `"memory":[{"functions":["x"],"allocator":"text"},`), nil, `memory of ["x"]`,
+		},
+		"a plan of another kind": {change(`"plan":{`, `"plan":{"Wants":3,`), nil, "plan: json: cannot unmarshal number"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := ReplayRecord(strings.NewReader("\n" + tc.text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var diffs []string
+			for _, d := range got.Diffs {
+				diffs = append(diffs, d.Function+" "+d.Field)
+				if d.Line != 2 || d.Rev != 13 || d.Recorded == d.Got {
+					t.Errorf("%+v, want line 2 of snapshot 13, and what is different", d)
+				}
+			}
+			if !reflect.DeepEqual(diffs, tc.diffs) {
+				t.Errorf("differences %q, want %q", diffs, tc.diffs)
+			}
+			switch {
+			case tc.unread == "" && (got.Decisions != 1 || len(got.Unread) > 0):
+				t.Errorf("%+v, want one decision", got)
+			case tc.unread != "" && (len(got.Unread) != 1 || got.Unread[0].Line != 2 || !strings.Contains(got.Unread[0].Why, tc.unread)):
+				t.Errorf("unread %+v, want line 2: %s", got.Unread, tc.unread)
+			}
+			if got.Same() != (tc.diffs == nil && tc.unread == "") {
+				t.Errorf("the same: %t", got.Same())
+			}
+		})
+	}
+	if _, err := ReplayRecord(strings.NewReader("\n" + strings.Repeat("x", maxLine+1))); err == nil || !strings.Contains(err.Error(), "line 2: longer than 64 MiB") {
+		t.Errorf("an endless line: %v", err)
+	}
+}
+
+// TestARecordIsBounded: the older half goes, lines stay whole.
+func TestARecordIsBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "record.jsonl")
+	all := history(t, 5, policy.Names{}, 120)
+	total, longest := 0, 0
+	for _, d := range all {
+		line, err := d.line()
+		if err != nil {
+			t.Fatal(err)
+		}
+		total, longest = total+len(line), max(longest, len(line))
+	}
+	limit := int64(max(total/4, 2*longest))
+	for from := 0; from < len(all); from += recordQueue {
+		r, logged := recorder(t, path, limit)
+		for _, d := range all[from:min(from+recordQueue, len(all))] {
+			r.Record(d)
+		}
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if logged.String() != "" {
+			t.Error(logged)
+		}
+	}
+	var kept int
+	var size int64
+	for _, p := range []string{path, path + ".1"} {
+		info, err := os.Stat(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		size += info.Size()
+		r := replayed(t, p)
+		if !r.Same() {
+			t.Errorf("%s: %v %v", p, r.Diffs, r.Unread)
+		}
+		kept += r.Decisions
+	}
+	if size > limit || kept < 10 {
+		t.Errorf("%d decisions in %d bytes, want some in %d at most", kept, size, limit)
+	}
+}
+
+// TestARecordGoesOnAfterACrash: what was cut short costs its own line.
+func TestARecordGoesOnAfterACrash(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "record.jsonl")
+	if err := os.WriteFile(path, []byte(`{"version":1,"pol`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, _ := recorder(t, path, 1<<20)
+	r.Record(history(t, 1, policy.Names{}, 1)[0])
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := replayed(t, path); got.Decisions != 1 || len(got.Unread) != 1 || got.Unread[0].Line != 1 {
+		t.Errorf("%+v, want line 1 unread, line 2 decided again", got)
+	}
+}
+
+// TestWhatCannotBeWrittenIsToldOnce: a full disk, a decision that no JSON can hold, one that is too large.
+func TestWhatCannotBeWrittenIsToldOnce(t *testing.T) {
+	good := history(t, 1, policy.Names{}, 1)[0]
+	absurd := good
+	absurd.Snapshot.Functions = append([]plan.Function{}, good.Snapshot.Functions...)
+	absurd.Snapshot.Functions[0].Demand.Rate = math.Inf(1)
+	for name, tc := range map[string]struct {
+		path  string
+		limit int64
+		d     Decision
+		want  string
+	}{
+		"a full disk":             {"/dev/full", 1 << 20, good, "no space left on device"},
+		"an absurd signal":        {"", 1 << 20, absurd, "unsupported value: +Inf"},
+		"larger than half of all": {"", 100, good, "want at most 50 B"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if tc.path == "" {
+				tc.path = filepath.Join(t.TempDir(), "r")
+			}
+			r, logged := recorder(t, tc.path, tc.limit)
+			for range 3 {
+				r.Record(tc.d)
+			}
+			if err := r.Close(); err != nil {
+				t.Error(err)
+			}
+			if n := strings.Count(logged.String(), "decisions are not recorded"); n != 1 || !strings.Contains(logged.String(), tc.want) {
+				t.Errorf("told %d times, want once with %q: %s", n, tc.want, logged)
+			}
+			if got := counted(t, r.drops.WithLabelValues("write")); got != 3 {
+				t.Errorf("%v counted, want 3", got)
+			}
+		})
+	}
+	if _, err := OpenRecord(filepath.Join(t.TempDir(), "none", "r"), 1, slog.New(slog.DiscardHandler), prometheus.NewRegistry()); err == nil {
+		t.Error("a folder that is not there: no error")
+	}
+}
+
+// TestASlowDiskHoldsNothingUp: while nobody takes what is queued, Record returns, drops, counts, and says so once.
+func TestASlowDiskHoldsNothingUp(t *testing.T) {
+	logged := &lines{}
+	path := filepath.Join(t.TempDir(), "r")
+	r := newRecordFile(path, 1<<20, slog.New(slog.NewTextHandler(logged, nil)))
+	d := history(t, 1, policy.Names{}, 1)[0]
+	for range recordQueue + 7 {
+		r.Record(d)
+	}
+	if got := counted(t, r.drops.WithLabelValues("queue")); got != 7 {
+		t.Errorf("%v counted as dropped, want 7", got)
+	}
+	r.take(<-r.queue) // the disk is back
+	r.Record(d)
+	go r.own()
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	if got := replayed(t, path); got.Decisions != recordQueue+1 {
+		t.Errorf("%d decisions in the record, want %d", got.Decisions, recordQueue+1)
+	}
+	for _, text := range []string{"decisions are dropped", "decisions are recorded again\" dropped=7"} {
+		if n := strings.Count(logged.String(), text); n != 1 {
+			t.Errorf("%q said %d times, want once: %s", text, n, logged)
+		}
+	}
+}
+
+// FuzzReplay: no text makes it panic, and what it reads it reads again.
+func FuzzReplay(f *testing.F) {
+	f.Add([]byte(`{"version":1,"policies":{},"snapshot":{"Rev":1},"memory":[],"plan":{"Rev":1}}`))
+	f.Add([]byte(`{"version":1,"policies":{"placer":"spread"},"snapshot":{"Functions":[{"Name":"f","Max":3}]},"memory":[{"functions":["f"]}],"plan":{}}`))
+	f.Add([]byte("{}\n{\"version\":7}\nx"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		a, err := ReplayRecord(bytes.NewReader(text))
+		b, again := ReplayRecord(bytes.NewReader(text))
+		if !reflect.DeepEqual(a, b) || (err == nil) != (again == nil) {
+			t.Errorf("%+v, %v; then %+v, %v", a, err, b, again)
+		}
+	})
+}
