@@ -1,6 +1,7 @@
 package safetensors
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -47,7 +48,7 @@ func parse(header []byte) (tensors []Info, metadata map[string]string, err error
 	if err != nil {
 		return nil, nil, err
 	}
-	if rest := strings.TrimRight(string(header[s.at:]), " "); rest != "" {
+	if rest := bytes.TrimRight(header[s.at:], " "); len(rest) > 0 {
 		return nil, nil, fmt.Errorf("%.40q behind its end, want spaces or nothing", rest)
 	}
 	return tensors, metadata, nil
