@@ -119,6 +119,20 @@ func TestTargets(t *testing.T) {
 	}
 }
 
+// TestTargetOfASharedStage: of two pipelines the tighter one counts, whichever comes first.
+func TestTargetOfASharedStage(t *testing.T) {
+	for _, slos := range [][2]time.Duration{{time.Second, 500 * time.Millisecond}, {500 * time.Millisecond, time.Second}} {
+		s := plan.Snapshot{
+			Functions: []plan.Function{timed("a", 100*time.Millisecond)},
+			Pipelines: []plan.Pipeline{{Name: "p", Stages: []string{"a"}, SLO: slos[0]}, {Name: "q", Stages: []string{"a"}, SLO: slos[1]}},
+		}
+		m := modelOf(t, s, plan.Domain{Pipelines: []string{"p", "q"}, Functions: []string{"a"}})
+		if got := m.targets([]int{3})[0]; got != 300*time.Millisecond { // half of 400 ms, and 100
+			t.Errorf("target within %v: %v, want 300ms", slos, got)
+		}
+	}
+}
+
 func TestUnmet(t *testing.T) {
 	s := plan.Snapshot{
 		Functions: []plan.Function{timed("a", 100*time.Millisecond), timed("b", 100*time.Millisecond), timed("c", 300*time.Millisecond), timed("d", 100*time.Millisecond)},

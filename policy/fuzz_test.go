@@ -42,7 +42,13 @@ func (p *told) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 func FuzzDecide(f *testing.F) {
 	for i := range sets {
 		f.Add(uint64(i), uint8(i), uint8(8), []byte{})
-		f.Add(uint64(i+20), uint8(i), uint8(3), []byte{0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 7, 8, 8, 8, 9, 9, 9, 10, 10, 10, 11, 11, 11})
+		for value := range uint8(len(floats)) {
+			var absurd []byte
+			for kind := range uint8(18) {
+				absurd = append(absurd, kind, kind+value, value)
+			}
+			f.Add(uint64(i+20), uint8(i), value, absurd)
+		}
 	}
 	f.Fuzz(func(t *testing.T, seed uint64, which, steps uint8, absurd []byte) {
 		absurd = absurd[:min(len(absurd), 120)]
