@@ -100,8 +100,8 @@ type Batched struct {
 	N    int           // batches that this is of
 }
 
-// Wait is how long tasks waited in a function's line before a replica took them, over a sliding window. A task that still waits
-// is none of them, but Oldest says how long the first has.
+// Wait is how long tasks waited in a function's line before a replica took them or their deadline passed, over a sliding window. A
+// task that still waits is none of them, but Oldest says how long the first has.
 type Wait struct {
 	Known         bool
 	Mean          time.Duration
