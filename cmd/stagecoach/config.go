@@ -258,8 +258,10 @@ func (c *ControlConfig) validate(bad func(path string, got any, want string)) {
 		path, name string
 		alone      policy.Names
 	}{
-		{"allocator", p.Allocator, policy.Names{Allocator: p.Allocator}}, {"corrector", p.Corrector, policy.Names{Corrector: p.Corrector}},
-		{"sharer", p.Sharer, policy.Names{Sharer: p.Sharer}}, {"placer", p.Placer, policy.Names{Placer: p.Placer}},
+		{"allocator", p.Allocator, policy.Names{Allocator: p.Allocator}},
+		{"corrector", p.Corrector, policy.Names{Corrector: p.Corrector}},
+		{"sharer", p.Sharer, policy.Names{Sharer: p.Sharer}},
+		{"placer", p.Placer, policy.Names{Placer: p.Placer}},
 		{"warmer", p.Warmer, policy.Names{Warmer: p.Warmer}},
 	} {
 		if _, err := level.alone.Choose(); err != nil {
