@@ -17,7 +17,7 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 	all := nodes(&s)
 	sizes := zygoteSizes(&s)
 	var warm []plan.Warm
-	var on []string // nodes
+	var on []string           // nodes
 	for _, w := range wants { // memory that new replicas will take is not there for sleepers
 		f, ok := s.Function(w.Function)
 		if !ok {
