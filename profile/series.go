@@ -72,7 +72,7 @@ func (s *Series) Estimate() Point {
 		for i := 1; i < k; i++ {
 			r += (means[i] - of) * (means[i-1] - of)
 		}
-		r = min(max(r/(spread*spread*float64(k-1)), 0), 0.9)
+		r = min(max(r/(spread*spread*float64(k-1))+1/float64(k), 0), 0.9) // an estimate from so few is that much too low
 	}
 	p.Err = student(k-1) * spread / math.Sqrt(float64(k)) * math.Sqrt((1+r)/(1-r))
 	return p
@@ -84,8 +84,9 @@ func moments(v []float64) (mean, sd float64) {
 		return 0, 0
 	}
 	for _, x := range v {
-		mean += x / float64(len(v))
+		mean += x
 	}
+	mean /= float64(len(v))
 	if len(v) < 2 {
 		return mean, 0
 	}

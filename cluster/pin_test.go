@@ -1,0 +1,87 @@
+package cluster
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// TestPin: while a function is pinned a policy may not give it more than one replica, which has the pin's CPU whatever plans say;
+// afterwards, asked for or by time, it is as it was.
+func TestPin(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		limits := func() (least, most int, profile []plan.Point) {
+			t.Helper()
+			s, err := l.Observe(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s.Functions[0].Min, s.Functions[0].Max, s.Functions[0].Profile
+		}
+		w.set(func() { w.specs[0].Profile = []plan.Point{{CPUMilli: 250, N: 7}} })
+		if least, most, profile := limits(); least != 1 || most != 10 || len(profile) != 1 || profile[0].N != 7 {
+			t.Fatalf("before: %d to %d replicas, profile %v", least, most, profile)
+		}
+		w.give(500)
+		pin := func(holder string, milli int) Held {
+			t.Helper()
+			h, err := l.Pin("f.ns", Pin{holder, milli, time.Now().Add(10 * time.Second)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return h
+		}
+		w.set(func() { w.specs[0].Declared.Scale.Min, w.specs[0].Declared.Scale.Zero = 3, true })
+		changed := w.changed
+		if h := pin("me", 1500); h.Name != "f-00001" || h.State != plan.Ready || !h.Alone || h.Slots != 2 || h.Batch != 1 || h.CPUMilli != 500 {
+			t.Errorf("held %+v, want the replica with what it has now", h)
+		}
+		if w.changed != changed+1 {
+			t.Error("control does not look at once")
+		}
+		if least, most, _ := limits(); least != 1 || most != 1 {
+			t.Errorf("pinned: %d to %d replicas, want one", least, most)
+		}
+		w.give(700)
+		w.has(1500, 2)
+		if h := pin("me", 1500); h.CPUMilli != 1500 || h.Unbounded {
+			t.Errorf("held %+v, want it to have 1500m", h)
+		}
+		w.setCPU = func(string) error { return errors.ErrUnsupported }
+		pin("me", 2500)
+		w.give(700)
+		if h := pin("me", 2500); h.CPUMilli != 2500 || !h.Unbounded {
+			t.Errorf("held %+v by a node without cgroups, want that to be said", h)
+		}
+		w.setCPU = nil
+		if _, err := l.Pin("f.ns", Pin{"you", 100, time.Now().Add(time.Minute)}); !errors.Is(err, ErrPinned) {
+			t.Errorf("a second holder: %v, want ErrPinned", err)
+		}
+		if l.Unpin("f.ns", "you"); !l.PinnedBy("f.ns", "me") || l.PinnedBy("f.ns", "you") {
+			t.Error("another one's pin is ended by who has none")
+		}
+		l.Unpin("f.ns", "me")
+		if least, most, _ := limits(); least != 3 || most != 10 || l.PinnedBy("f.ns", "me") {
+			t.Errorf("let go: %d to %d replicas, want 3 to 10", least, most)
+		}
+		w.give(700)
+		w.has(700, 3)
+
+		pin("me", 900) // and is never heard of again
+		w.give(700)
+		w.has(900, 3)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if least, most, _ := limits(); least != 3 || most != 10 || l.PinnedBy("f.ns", "me") {
+			t.Errorf("the lease is over: %d to %d replicas, want 3 to 10", least, most)
+		}
+		w.give(700)
+		w.has(700, 3)
+		if h := pin("you", 0); h.Name == "" {
+			t.Errorf("held %+v, want the replica", h)
+		}
+	})
+}
