@@ -55,6 +55,7 @@ const (
 	maxDuration = 400 * 24 * time.Hour
 	maxSeeds    = 1000
 	maxNodes    = 10_000
+	maxDevices  = 1 << 16
 	maxItems    = 10_000
 	maxReplicas = 100_000
 	maxService  = 24 * time.Hour
@@ -131,11 +132,11 @@ func (m *Model) addNodes(p *problems) {
 	if len(m.scenario.Nodes) == 0 {
 		p.add("nodes", "none, want one or more with memory, cpu and gpus")
 	}
-	total, names := 0, map[string]bool{}
+	total, devices, names := 0, 0, map[string]bool{}
 	for i, n := range m.scenario.Nodes {
 		path := fmt.Sprintf("nodes[%d]", i)
 		within(p, path+".count", n.Count, 1, maxNodes)
-		within(p, path+".gpus", n.GPUs, 0, 1024)
+		within(p, path+".gpus", n.GPUs, 0, 64)
 		if n.Memory <= 0 {
 			p.add(path+".memory", "%d, want some, such as 64Gi", n.Memory)
 		}
@@ -149,6 +150,9 @@ func (m *Model) addNodes(p *problems) {
 			p.add(path+".name", "%q twice, want a name of its own", n.Name)
 		}
 		names[n.Name] = true
+		if devices += n.Count * n.GPUs; devices > maxDevices {
+			p.add(path+".gpus", "%d in all, want at most %d", devices, maxDevices)
+		}
 		if total += n.Count; total > maxNodes || len(*p) > 0 {
 			continue
 		}
@@ -213,7 +217,7 @@ func (s *Stage) check(path string, p *problems) {
 		p.add(path+".min", "0, want at least 1, or zero: true beside it")
 	}
 	within(p, path+".zeroAge", s.ZeroAge, time.Millisecond, maxDuration)
-	within(p, path+".gpu", s.GPU, 0, 1024)
+	within(p, path+".gpu", s.GPU, 0, 64)
 	if s.CPULimit > 0 && s.CPULimit < plan.LeastCPU {
 		p.add(path+".cpuLimit", "%dm, want none, or at least %dm", s.CPULimit, plan.LeastCPU)
 	}

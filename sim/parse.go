@@ -92,7 +92,8 @@ func leaf(path string, n *yaml.Node, v reflect.Value) error {
 		v.SetInt(int64(d))
 		return nil
 	}
-	if err := n.Decode(v.Addr().Interface()); err != nil {
+	whole := v.Kind() != reflect.Int && v.Kind() != reflect.Uint64 || n.ShortTag() == "!!int" // YAML's decoder cuts fractions off
+	if err := n.Decode(v.Addr().Interface()); err != nil || !whole {
 		return fmt.Errorf("%s: line %d: got %q, want %s", path, n.Line, n.Value, want)
 	}
 	return nil

@@ -1,0 +1,250 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// burst is a chain with everything in it: parameters that are loaded, forked from and parked, batches, calls an item, a join, replicas
+// that die, sleepers, several policies and kinds of arrivals.
+const burst = `
+name: everything
+duration: 60s
+warmup: 5s
+seeds: 2
+budget: 20
+policies:
+- {name: sizer, corrector: none}
+- {name: quart, corrector: quart, sharer: gain}
+nodes:
+- {name: gpu, count: 2, memory: 8Gi, cpu: 8, gpus: 2, gpuMemory: 16Gi}
+- {name: cpu, memory: 4Gi, cpu: 8}
+pipelines:
+- {name: p, slo: 400ms, timeout: 5s, items: 2, arrivals: {rate: "5:20s,40:20s,5:20s", cv: 3}}
+- {name: q, arrivals: {mmpp: "2:5s,20:2s"}}
+stages:
+- {name: a, pipelines: [p], next: [b, c], each: true, service: {dist: gamma, mean: 20ms, cv: 0.5}, start: {cold: 2s, fork: 50ms}, parameters: 1Gi, memory: 100Mi}
+- {name: b, pipelines: p, next: d, items: 2, batch: 4, service: {dist: lognormal, mean: 30ms, batchCost: 0.3}, start: {cold: 3s, fork: 200ms, parked: 20ms}, parameters: 2Gi, gpu: 1, gpuMemory: 4Gi, diesEvery: 40s}
+- {name: c, pipelines: p, next: d, service: {profile: [{cpu: 500m, batch: 1, mean: 60ms, cv: 0.2}, {cpu: 1, batch: 1, mean: 30ms}, {cpu: 2, batch: 1, mean: 15ms}]}, cpuLimit: 1, start: {cold: 100ms}}
+- {name: d, service: {dist: deterministic, mean: 5ms}, start: {cold: 100ms}, slots: 2}
+- {name: e, pipelines: q, next: d, zero: true, zeroAge: 3s, service: {mean: 50ms}, start: {cold: 1s, fork: 100ms}, parameters: 3Gi}
+`
+
+// TestSameSeedSameBytes: a result depends on its scenario alone, however many runs go on side by side.
+func TestSameSeedSameBytes(t *testing.T) {
+	outputs := func() (all [3]string) {
+		r := simulate(t, burst)
+		var markdown, svg strings.Builder
+		if err := errors.Join(r.WriteMarkdown(&markdown), r.WriteSVG(&svg)); err != nil {
+			t.Fatal(err)
+		}
+		return [3]string{toJSON(t, r), markdown.String(), svg.String()}
+	}
+	before := runtime.GOMAXPROCS(1)
+	defer runtime.GOMAXPROCS(before)
+	one := outputs()
+	runtime.GOMAXPROCS(2)
+	for i, again := range outputs() {
+		if again != one[i] {
+			t.Errorf("output %d differs:\n%s\nonce:\n%s", i, again, one[i])
+		}
+	}
+	if other := simulate(t, strings.Replace(burst, "seeds: 2", "seeds: 2\nseed: 7", 1)); toJSON(t, other.Policies) == toJSON(t, simulate(t, burst).Policies) {
+		t.Error("another seed gives the same")
+	}
+}
+
+// TestEverything looks at what a busy scenario must show.
+func TestEverything(t *testing.T) {
+	r := simulate(t, burst)
+	for _, p := range r.Policies {
+		for _, x := range p.Pipelines {
+			if x.Offered.Mean == 0 || x.P50.Mean <= 0 || x.P50.Mean > x.P95.Mean || x.P95.Mean > x.P99.Mean || x.Attainment.Mean < 0 || x.Attainment.Mean > 1 {
+				t.Errorf("%s, %s: %+v", p.Name, x.Name, x)
+			}
+		}
+		a, b, e := p.Stages[0], p.Stages[1], p.Stages[4]
+		if ratio := a.Rate.Mean / b.Rate.Mean; math.Abs(ratio-2) > 0.1 {
+			t.Errorf("%s: a has %g calls to one of b, want the 2 items of each request", p.Name, ratio)
+		}
+		if b.Deaths == 0 || b.Starts["parked"] == 0 || b.Starts["cold"] == 0 {
+			t.Errorf("%s: b died %d times and started %v, want deaths, and starts from parked children and from nothing", p.Name, b.Deaths, b.Starts)
+		}
+		if e.Starts["fork"] == 0 {
+			t.Errorf("%s: e started %v, want forks: its parameters stay when it sleeps", p.Name, e.Starts)
+		}
+		if p.QNAError.Mean <= 0 {
+			t.Errorf("%s: no prediction of CVs", p.Name)
+		}
+	}
+	first, second := r.Policies[0], r.Policies[1]
+	if toJSON(t, first.Pipelines[0].Offered) != toJSON(t, second.Pipelines[0].Offered) || len(second.Versus) != 2 || first.Versus != nil {
+		t.Errorf("the policies have not seen the same requests, or are not compared: %+v", second.Versus)
+	}
+	var back Result
+	if err := json.Unmarshal([]byte(toJSON(t, r)), &back); err != nil || back.Schema != Schema {
+		t.Errorf("JSON: %v, schema %q", err, back.Schema)
+	}
+	var b bytes.Buffer
+	if err := r.WriteSVG(&b); err != nil || strings.Contains(b.String(), "NaN") || strings.Count(b.String(), "<svg") != 5 {
+		t.Errorf("SVG: %v", err)
+	}
+}
+
+// TestStarts: a replica's start takes what its path takes, and paths are those of what the node keeps.
+func TestStarts(t *testing.T) {
+	const scenario = `
+duration: 60s
+seeds: 1
+nodes: [{memory: MEMORY, cpu: 100, gpus: 1, gpuMemory: 80Gi}]
+pipelines: [{name: p, timeout: 60s, arrivals: {rate: "0.01:20s,0.3"}}]
+stages: [{name: s, zero: true, zeroAge: 1s, service: {dist: deterministic, mean: 10ms}, start: START}]
+`
+	for name, tc := range map[string]struct {
+		memory, start, path string
+		took                float64 // seconds that the quickest request waits for a replica
+	}{
+		"no parameters": {"16Gi", "{cold: 2s}", "cold", 2},
+		"fork":          {"16Gi", "{cold: 2s, fork: 500ms}, parameters: 8Gi, gpu: 1", "fork", 0.5},
+		"parked":        {"16Gi", "{cold: 2s, fork: 500ms, parked: 100ms}, parameters: 8Gi, gpu: 1", "parked", 0.1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := simulate(t, fill(scenario, "MEMORY", tc.memory, "START", tc.start))
+			s, p := r.Policies[0].Stages[0], r.Policies[0].Pipelines[0]
+			if s.Starts[tc.path] == 0 || math.Abs(p.P50.Mean-0.01-tc.took) > 0.1 {
+				t.Errorf("started %v, half of the requests took %g s, want %s and %g s", s.Starts, p.P50.Mean, tc.path, tc.took)
+			}
+		})
+	}
+}
+
+// TestEviction: parameters give way, least recently used first, when a node has no room for those of a replica; then the next start of
+// theirs is a cold one.
+func TestEviction(t *testing.T) {
+	r := simulate(t, `
+duration: 120s
+seeds: 1
+nodes: [{memory: 10Gi, cpu: 100}]
+pipelines: [{name: p, timeout: 60s, arrivals: {rate: "0.2"}}, {name: q, timeout: 60s, arrivals: {rate: "0.2"}}]
+stages:
+- {name: s, pipelines: p, zero: true, zeroAge: 1s, service: {mean: 10ms}, start: {cold: 1s, fork: 10ms}, parameters: 5Gi}
+- {name: t, pipelines: q, zero: true, zeroAge: 1s, service: {mean: 10ms}, start: {cold: 1s, fork: 10ms}, parameters: 5Gi}
+`)
+	for _, s := range r.Policies[0].Stages {
+		if s.Evictions == 0 || s.Starts["cold"] == 0 {
+			t.Errorf("%s: %d evictions, starts %v, want some of each other's", s.Name, s.Evictions, s.Starts)
+		}
+	}
+}
+
+// TestTimeouts: what takes too long ends at its deadline, and what cannot be done in time is refused.
+func TestTimeouts(t *testing.T) {
+	r := simulate(t, `
+duration: 60s
+seeds: 1
+nodes: [{memory: 10Gi, cpu: 100}]
+pipelines: [{name: p, timeout: 500ms, arrivals: {rate: "20"}}]
+stages: [{name: s, max: 1, service: {mean: 100ms}}]
+`)
+	p := r.Policies[0].Pipelines[0]
+	if p.Failed.Mean < 0.3 || p.Failures["429"] == 0 || p.Failures["504"] == 0 || p.P99.Mean > 0.5 {
+		t.Errorf("%+v, want half of the requests to fail, with 429 and 504, and none to take longer than 500 ms", p)
+	}
+}
+
+// TestProfile reads service times off a profile.
+func TestProfile(t *testing.T) {
+	s := newService(Stage{Service: Service{Dist: Deterministic, BatchCost: pointer(1.0), Profile: []Point{
+		{CPU: 1000, Batch: 1, Mean: 100 * time.Millisecond}, {CPU: 2000, Batch: 1, Mean: 60 * time.Millisecond}, {CPU: 2000, Batch: 4, Mean: 120 * time.Millisecond},
+	}}})
+	for _, tc := range []struct {
+		batch, cpu int
+		want       time.Duration
+	}{
+		{1, 2000, 60}, {1, 0, 60}, {1, 1000, 100}, {1, 500, 180}, {2, 2000, 80}, {4, 2000, 120}, {8, 2000, 200}, {4, 1000, 400},
+	} {
+		if got := time.Duration(s.base(tc.batch, tc.cpu)).Round(time.Microsecond); got != tc.want*time.Millisecond {
+			t.Errorf("a batch of %d on %dm takes %v, want %v", tc.batch, tc.cpu, got, tc.want*time.Millisecond)
+		}
+	}
+	plain := newService(Stage{CPULimit: 1000, Service: Service{Dist: Deterministic, Mean: 100 * time.Millisecond, BatchCost: pointer(0.5), CPUShare: 0.8}})
+	for _, tc := range []struct {
+		batch, cpu int
+		want       float64
+	}{{1, 0, 100e6}, {3, 1000, 200e6}, {1, 2000, 60e6}, {1, 500, 180e6}} {
+		if got := plain.base(tc.batch, tc.cpu); math.Abs(got-tc.want) > 1 {
+			t.Errorf("a batch of %d on %dm takes %g ns, want %g", tc.batch, tc.cpu, got, tc.want)
+		}
+	}
+}
+
+// TestCanceled: a context ends the runs, and leaves no goroutine (TestMain looks).
+func TestCanceled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := model(t, strings.Replace(burst, "60s", "9000h", 1)).Run(ctx, func(p Progress) {
+		if p.Events > 0 {
+			cancel()
+		}
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want that it was canceled", err)
+	}
+}
+
+// TestTrace plays a file.
+func TestTrace(t *testing.T) {
+	s, err := Parse(strings.NewReader(`
+seeds: 1
+nodes: [{memory: 10Gi, cpu: 100}]
+pipelines: [{name: p, arrivals: {trace: {file: counts.csv, spread: even}}}]
+stages: [{name: s, service: {mean: 10ms}}]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := s.Model(func(name string) (io.ReadCloser, error) {
+		if name != "counts.csv" {
+			return nil, fmt.Errorf("asked for %q", name)
+		}
+		return io.NopCloser(strings.NewReader(strings.Repeat("5\n", 60))), nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := m.Run(t.Context(), nil)
+	if p := r.Policies[0]; err != nil || r.Duration != 60 || p.Pipelines[0].Offered.Mean != 300 || p.Stages[0].CV.Mean > 0.01 {
+		t.Errorf("%v: %g s, %+v, %+v; want 60 s, 300 requests at even distances", err, r.Duration, p.Pipelines[0].Offered, p.Stages[0].CV)
+	}
+	s.Pipelines[0].Arrivals.Trace.File = "none"
+	if _, err = s.Model(nothing); err == nil || !strings.Contains(err.Error(), "pipelines[0].arrivals.trace: no file none") {
+		t.Errorf("a file that is not there: %v", err)
+	}
+}
+
+// TestEventsInOrder: by time, and within one instant by scheduling.
+func TestEventsInOrder(t *testing.T) {
+	var h events
+	for i := range 1000 {
+		h.push(int64(i*7919%50), ticks, i, nil)
+	}
+	last := event{at: -1}
+	for range 1000 {
+		e := h.pop()
+		if !last.before(&e) {
+			t.Fatalf("%+v after %+v", e, last)
+		}
+		last = e
+		if len(h.heap) > 900 { // and while more come
+			h.push(e.at, ticks, 0, nil)
+		}
+	}
+}
