@@ -58,8 +58,8 @@ func (n Names) Choose() (Set, error) {
 	s := Set{names: n}
 	var errs [5]error
 	s.allocator, errs[0] = pick("allocator", allocators, &s.names.Allocator, "sizer")
-	s.corrector, errs[1] = pick("corrector", correctors, &s.names.Corrector, none)
-	s.sharer, errs[2] = pick("sharer", sharers, &s.names.Sharer, none)
+	s.corrector, errs[1] = pick("corrector", correctors, &s.names.Corrector, "quart")
+	s.sharer, errs[2] = pick("sharer", sharers, &s.names.Sharer, "gain")
 	s.placer, errs[3] = pick("placer", placers, &s.names.Placer, "dispersed")
 	s.warmer, errs[4] = pick("warmer", warmers, &s.names.Warmer, "key-stages")
 	return s, errors.Join(errs[:]...)
