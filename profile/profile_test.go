@@ -30,8 +30,13 @@ func TestQuotas(t *testing.T) {
 		limit, node int
 		want        []int
 	}{
-		{0, 2000, []int{250, 500, 1000, 2000}}, {0, 1000, []int{250, 500, 1000}}, {600, 64000, []int{150, 300, 600, 1200}},
-		{0, 0, []int{250, 500, 1000, 2000}}, {30, 2000, []int{15, 30, 60}}, {8000, 1500, []int{1500}}, {8000, 5, []int{10}},
+		{0, 2000, []int{250, 500, 1000, 2000}},
+		{0, 1000, []int{250, 500, 1000}},
+		{600, 64000, []int{150, 300, 600, 1200}},
+		{0, 0, []int{250, 500, 1000, 2000}},
+		{30, 2000, []int{15, 30, 60}},
+		{8000, 1500, []int{1500}},
+		{8000, 5, []int{10}},
 	} {
 		if got := Quotas(tc.limit, tc.node); !slices.Equal(got, tc.want) {
 			t.Errorf("of a limit of %dm and a node with %dm: %v, want %v", tc.limit, tc.node, got, tc.want)

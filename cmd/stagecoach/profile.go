@@ -36,8 +36,8 @@ type profileFlags struct {
 // settle is how long a replica has a quota before it is measured, and period how long the kernel takes to give it: a quota is a sum
 // that is paid out each tenth of a second, so that a few short calls after a pause never see it.
 const (
-	period = 100 * time.Millisecond
-	settle = 3 * period
+	period     = 100 * time.Millisecond
+	settle     = 3 * period
 	longEnough = 20 * period // the least time of a measurement
 )
 
