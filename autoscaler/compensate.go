@@ -83,7 +83,7 @@ func (c cpuFit) at(quota int) float64 { return c.a + c.b/float64(max(quota, 1)) 
 // asDeclared looks up what is known of the functions of d that may be given more CPU, and has s say how long they would serve with the
 // CPU that was declared: what is given is no reason to wait for less, or to need it less.
 func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
-	fits := map[string]*cpuFit{}
+	var fits map[string]*cpuFit
 	copied := false
 	for _, name := range d.Functions {
 		f, ok := s.Function(name)
@@ -93,6 +93,9 @@ func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 		fit, ok := fitCPU(f)
 		if !ok {
 			continue
+		}
+		if fits == nil {
+			fits = map[string]*cpuFit{}
 		}
 		fits[name] = &fit
 		if f.CPUNow <= 0 || f.CPUNow == f.CPULimit {
@@ -195,7 +198,7 @@ func (c *correction) give(wants, most int, at time.Time) {
 	switch {
 	case wants > c.f.CPULimit && wants > has && (c.past.CPU == 0 || ago >= cpuEvery || ago < 0):
 		c.next.CPU, c.next.CPUAt = wants, at
-		fmt.Fprintf(&c.why, "; cpu %dm to %dm, as %v is near the target", cmp.Or(c.past.CPU, c.f.CPULimit), wants,
+		c.why += fmt.Sprintf("; cpu %dm to %dm, as %v is near the target", cmp.Or(c.past.CPU, c.f.CPULimit), wants,
 			c.secs(c.expects(c.line.Count-c.next.Taken, c.f.CPULimit)))
 		return
 	case c.past.CPU == 0 || has <= c.f.CPULimit:
@@ -205,11 +208,11 @@ func (c *correction) give(wants, most int, at time.Time) {
 		c.next.CPUAt = at
 	case ago >= cpuHold:
 		c.next.CPU = 0
-		fmt.Fprintf(&c.why, "; cpu back to %dm", c.f.CPULimit)
+		c.why += fmt.Sprintf("; cpu back to %dm", c.f.CPULimit)
 		return
 	}
 	c.next.CPU = has
-	fmt.Fprintf(&c.why, "; cpu %dm", has)
+	c.why += fmt.Sprintf("; cpu %dm", has)
 }
 
 // mostCPU is what a replica may be given at most: as far as service times were measured, and half of what is free where replicas are,

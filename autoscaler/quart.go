@@ -3,7 +3,6 @@ package autoscaler
 import (
 	"fmt"
 	"math"
-	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
@@ -74,7 +73,7 @@ type correction struct {
 	most         int
 	target       float64 // seconds that tasks may be with it; 0: not known
 	measured     float64 // seconds that they are; 0: not known
-	why          strings.Builder
+	why          string
 	predicted    stage   // with arrivals as bursty as predicted
 	fit          *cpuFit // nil: nothing is known
 	predecessors []int
@@ -131,7 +130,7 @@ func (c *correction) begin(g *stage, l plan.Line, m QuartMemory, at time.Time) {
 	c.stage, c.line, c.past, c.next, c.fresh = g, l, past, past, !ok
 	c.next.At, c.next.Taken, c.next.CPU = at, 0, 0
 	_, c.most = g.f.Bounds()
-	c.why.WriteString(l.Why)
+	c.why = l.Why
 	if w := g.f.Wait; g.known && (w.Known && w.Mean >= 0 || w.Oldest > 0) {
 		wait := w.Oldest
 		if w.Known {
@@ -195,12 +194,12 @@ func (c *correction) steer(at time.Time) {
 	if c.next.Extra == 0 {
 		return
 	}
-	fmt.Fprintf(&c.why, "; pid %+d", c.next.Extra)
+	c.why += fmt.Sprintf("; pid %+d", c.next.Extra)
 	if c.measured > 0 {
-		fmt.Fprintf(&c.why, " (takes %v, target %v)", c.secs(c.measured), c.secs(c.target))
+		c.why += fmt.Sprintf(" (takes %v, target %v)", c.secs(c.measured), c.secs(c.target))
 	}
 	if c.line.Count < before+c.next.Extra {
-		fmt.Fprintf(&c.why, ", %d at most", c.most)
+		c.why += fmt.Sprintf(", %d at most", c.most)
 	}
 }
 
@@ -233,8 +232,8 @@ func (c *correction) end(at time.Time) plan.Line {
 	c.next.Key = c.past.Key.step(at, c.line.Count > before && c.line.Count > max(c.f.Min, 1))
 	if c.next.Key.is() {
 		c.line.Key = true
-		c.why.WriteString("; key stage")
+		c.why += "; key stage"
 	}
-	c.line.Why = c.why.String()
+	c.line.Why = c.why
 	return c.line
 }

@@ -1,6 +1,7 @@
 package autoscaler
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -23,11 +24,12 @@ const (
 
 // connect finds each function's predecessors and neighbours on the domain's pipelines.
 func connect(s *plan.Snapshot, d plan.Domain, all []correction) {
-	for k := range s.Pipelines {
-		p := &s.Pipelines[k]
-		if _, ok := slices.BinarySearch(d.Pipelines, p.Name); !ok {
+	for _, name := range d.Pipelines {
+		k, ok := slices.BinarySearchFunc(s.Pipelines, name, func(p plan.Pipeline, n string) int { return cmp.Compare(p.Name, n) })
+		if !ok {
 			continue
 		}
+		p := &s.Pipelines[k]
 		for _, e := range forward(p) {
 			from, ok := slices.BinarySearch(d.Functions, p.Stages[e.From])
 			to, ok2 := slices.BinarySearch(d.Functions, p.Stages[e.To])
@@ -180,5 +182,5 @@ func (c *correction) reclaim() {
 		return
 	}
 	c.line.Count -= c.next.Taken
-	fmt.Fprintf(&c.why, "; smoother -%d (Ca²=%.1f, target %v)", c.next.Taken, c.predicted.ca2, c.secs(c.target))
+	c.why += fmt.Sprintf("; smoother -%d (Ca²=%.1f, target %v)", c.next.Taken, c.predicted.ca2, c.secs(c.target))
 }
