@@ -32,7 +32,8 @@ type zygote struct {
 	users   int   // replicas that come from it
 	last    int64 // when it was used
 	key     bool  // of a key stage
-	parking int64 // when its next child is parked
+	was     bool  // key, in the plan before
+	parking int64 // when its next child is parked, if it is of a key stage: others have none
 }
 
 func newNode(spec *plan.Node, stages int) *node {
@@ -58,7 +59,7 @@ func (n *node) start(w *world, l *line, atOnce bool) (path string, took time.Dur
 	switch {
 	case !z.loaded:
 		return "cold", time.Duration(z.at-w.now) + is.Fork
-	case is.Parked > 0 && z.parking <= w.now:
+	case is.Parked > 0 && z.key && z.parking <= w.now:
 		z.parking = w.now + int64(is.Fork) // another is forked and parked meanwhile
 		return "parked", is.Parked
 	}
@@ -72,7 +73,6 @@ func (n *node) load(w *world, l *line, atOnce bool) *zygote {
 		z.at += int64(l.spec.Start.Cold - l.spec.Start.Fork)
 		w.events.push(z.at, loaded, l.i, z)
 	}
-	z.parking = z.at
 	n.zygotes[l.i] = z
 	n.used += int64(l.spec.Parameters)
 	return z
@@ -94,13 +94,16 @@ func (n *node) warm(w *world, l *line, key, atOnce bool) {
 		}
 		n.load(w, l, atOnce)
 	}
-	n.zygotes[l.i].key = key
+	z := n.zygotes[l.i]
+	if z.key = key; key && !z.was {
+		z.parking = max(w.now, z.at) + int64(l.spec.Start.Fork)
+	}
 }
 
 func (n *node) unkey() {
 	for _, z := range n.zygotes {
 		if z != nil {
-			z.key = false
+			z.key, z.was = false, z.key
 		}
 	}
 }

@@ -115,7 +115,7 @@ stages: [{name: s, zero: true, zeroAge: 1s, service: {dist: deterministic, mean:
 	}{
 		"no parameters": {"16Gi", "{cold: 2s}", "cold", 2},
 		"fork":          {"16Gi", "{cold: 2s, fork: 500ms}, parameters: 8Gi, gpu: 1", "fork", 0.5},
-		"parked":        {"16Gi", "{cold: 2s, fork: 500ms, parked: 100ms}, parameters: 8Gi, gpu: 1", "parked", 0.1},
+		"not parked":    {"16Gi", "{cold: 2s, fork: 500ms, parked: 100ms}, parameters: 8Gi, gpu: 1", "fork", 0.5}, // it is no key stage
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := simulate(t, fill(scenario, "MEMORY", tc.memory, "START", tc.start))
@@ -125,6 +125,38 @@ stages: [{name: s, zero: true, zeroAge: 1s, service: {dist: deterministic, mean:
 			}
 		})
 	}
+}
+
+// TestParked: a key stage has a child parked on the device, another one a while after it was taken; others have none.
+func TestParked(t *testing.T) {
+	w, err := model(t, `
+nodes: [{memory: 16Gi, cpu: 100, gpus: 1, gpuMemory: 80Gi}]
+pipelines: [{name: p, arrivals: {rate: "1"}}]
+stages: [{name: s, service: {mean: 10ms}, gpu: 1, start: {cold: 2s, fork: 500ms, parked: 100ms}, parameters: 8Gi}]
+`).newWorld(0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, l := w.nodes[0], w.lines[0]
+	start := func(at time.Duration, key bool, want string) {
+		t.Helper()
+		w.now = int64(at)
+		n.unkey()
+		n.warm(w, l, key, false)
+		if n.zygotes[0].loaded = at >= 1500*time.Millisecond; !n.zygotes[0].loaded {
+			return
+		}
+		if path, _ := n.start(w, l, false); path != want {
+			t.Errorf("at %v: %s, want %s", at, path, want)
+		}
+	}
+	start(0, false, "")
+	start(2*time.Second, false, "fork")
+	start(3*time.Second, true, "fork") // it is being parked
+	start(4*time.Second, true, "parked")
+	start(4100*time.Millisecond, true, "fork")
+	start(4500*time.Millisecond, true, "parked")
+	start(6*time.Second, false, "fork")
 }
 
 // TestEviction: parameters give way, least recently used first, when a node has no room for those of a replica; then the next start of
