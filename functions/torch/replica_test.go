@@ -33,7 +33,8 @@ type replica struct {
 	stderr bytes.Buffer
 }
 
-// launch starts a replica of the handler in a folder, as the image that it is built into, with a model.
+// launch starts a replica of the handler in a folder, as the image that it is built into, with a model, and waits until it is ready:
+// one that says hello is not made to wait for others.
 func launch(t *testing.T, handler, model string) *replica {
 	t.Helper()
 	python, root := proctest.Torch(t), t.TempDir()
@@ -63,7 +64,7 @@ func launch(t *testing.T, handler, model string) *replica {
 			t.Errorf("%s: %v\n%s", handler, err, r.stderr.String())
 		}
 	})
-	return r
+	return r.begin()
 }
 
 // sockets returns both ends of a stage socket; reading from ours fails after the limit.

@@ -68,14 +68,10 @@ func embedded(t *testing.T) []tensor.Tensor {
 // TestMinilm compares each layer with ONNX Runtime's, and what all six together make of texts.
 func TestMinilm(t *testing.T) {
 	const layers, near = 6, 1e-4
-	var replicas []*replica
-	for l := range layers { // they come up together
-		replicas = append(replicas, launch(t, "minilm", proctest.Built(t, "models", "minilm", fmt.Sprintf("layer-%d.safetensors", l+1))))
-	}
 	theirs := embedded(t)
 	ours := theirs
-	for l, r := range replicas {
-		r.begin()
+	for l := range layers {
+		r := launch(t, "minilm", proctest.Built(t, "models", "minilm", fmt.Sprintf("layer-%d.safetensors", l+1)))
 		same := r.call(tensor.Activation{{Tensors: theirs}})[0][0].Tensors
 		ours = r.call(tensor.Activation{{Tensors: ours}})[0][0].Tensors
 		var err error
@@ -152,8 +148,8 @@ func TestTransformer(t *testing.T) {
 	}
 	first, second, whole := launch(t, "transformer", files[0]), launch(t, "transformer", files[1]), launch(t, "transformer", dir)
 	texts := []tensor.Activation{text("to be, or not to be"), text("a"), text("to be, or not to b?")}
-	cut := second.begin().call(first.begin().call(texts...)...)
-	for i, want := range whole.begin().call(texts...) {
+	cut := second.call(first.call(texts...)...)
+	for i, want := range whole.call(texts...) {
 		var answer struct {
 			Next []struct {
 				Byte        int
@@ -180,7 +176,7 @@ func TestParametersAreNotCopied(t *testing.T) {
 		if err := shape.Write(t.Context(), t.TempDir(), 1, func(path string, _ int64) { file = path }); err != nil {
 			t.Fatal(err)
 		}
-		r := launch(t, "transformer", file).begin()
+		r := launch(t, "transformer", file)
 		r.call(text("a"))
 		return r.anonymous()
 	}
