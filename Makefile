@@ -50,6 +50,9 @@ test-kill: images ## 200 rounds of kill -9 of everything under async requests; K
 test-faults: images ## faults at their real length: NATS gone for 30 s
 	NATS_OUTAGE=$${NATS_OUTAGE:-30s} $(GO) test $(LAZY) -count=1 -timeout 10m -run TestNATSOutage -v ./cmd/stagecoach
 
+record: images ## decisions of a real run under a burst, which tests make again; anew when a policy changes on purpose
+	STAGECOACH_RECORD=$(CURDIR)/autoscaler/testdata/record.jsonl CI=true $(GO) test $(LAZY) -count=1 -timeout 5m -run TestDecisionsOfARealRun -v ./cmd/stagecoach
+
 check: fmt lint test ## format, lint, test: before each commit
 
 fmt: ## fail when gofmt would change a file

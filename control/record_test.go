@@ -342,3 +342,37 @@ func FuzzReplay(f *testing.F) {
 		}
 	})
 }
+
+// TestTheRecordOfARealRun decides again what was recorded of a real up: a pipeline of four stages, calm, under a burst, and calm again.
+// If it fails, a policy decides something else than it did. The differences say what; if that is on purpose, `make record` makes the
+// record anew, and the commit says why.
+func TestTheRecordOfARealRun(t *testing.T) {
+	path := filepath.Join("..", "autoscaler", "testdata", "record.jsonl")
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	most, keys := 0, 0
+	for line := range bytes.Lines(b) {
+		var r struct{ Plan plan.Plan }
+		if err := json.Unmarshal(line, &r); err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range r.Plan.Wants {
+			most = max(most, len(w.Slots))
+			if w.Key {
+				keys++
+			}
+		}
+	}
+	got := replayed(t, path)
+	if got.Decisions < 20 || most < 3 || keys == 0 || len(b) > 300<<10 {
+		t.Errorf("%d decisions in %d bytes, at most %d replicas, %d key stages: no record of a burst", got.Decisions, len(b), most, keys)
+	}
+	for _, d := range got.Diffs[:min(len(got.Diffs), 10)] {
+		t.Errorf("line %d, %s %s:\nrecorded %s\ngot      %s", d.Line, d.Function, d.Field, d.Recorded, d.Got)
+	}
+	if !got.Same() {
+		t.Errorf("%d differences, unread %v; if a policy was changed on purpose: make record", len(got.Diffs), got.Unread)
+	}
+}

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/control"
+)
+
+// envRecord names the file that `make record` makes anew: autoscaler/testdata/record.jsonl.
+const envRecord = "STAGECOACH_RECORD"
+
+// recordSize bounds that file, in bytes.
+const recordSize = 300 << 10
+
+// TestDecisionsOfARealRunAreMadeAgain has up record what it decides for a pipeline under a burst, asks it why, and replays the record.
+func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
+	dir := t.TempDir()
+	config, record := filepath.Join(dir, "up.yml"), filepath.Join(dir, "record.jsonl")
+	if err := os.WriteFile(config, []byte("node: {name: one}\ncontrol: {record: "+record+"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, "--config", config)
+	wait := func(name, mean string, annotations map[string]string) fn {
+		return fn{name, "wait", map[string]string{"max": "6"}, annotations, map[string]string{"wait_mean": mean, "wait_cv": "0"}}
+	}
+	r.deployAll(
+		wait("cut", "20ms", map[string]string{"pipeline": "film", "next": "grade, mix", "slo": "300ms"}),
+		wait("grade", "100ms", map[string]string{"pipeline": "film", "next": "print"}),
+		wait("mix", "30ms", map[string]string{"pipeline": "film", "next": "print"}),
+		wait("print", "40ms", map[string]string{"pipeline": "film"}),
+		wait("broken", "9h", nil), // which it refuses
+	)
+	why := func(name string) (x explanation) {
+		a := r.must(http.StatusOK, http.MethodGet, "/system/pipelines/"+name+"/explain", "")
+		if err := json.Unmarshal(a.body, &x); err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	stage := func(name string) explainedStage {
+		all := why("film").Stages
+		i := slices.IndexFunc(all, func(s explainedStage) bool { return s.Name == name })
+		if i < 0 {
+			t.Fatalf("no stage %q in %+v", name, all)
+		}
+		return all[i]
+	}
+	// for so long, where a record is made; a test has no time for it
+	lasting := func(d time.Duration) {
+		if end := time.Now().Add(d); os.Getenv(envRecord) != "" {
+			r.until(d+soon, d.String(), func() bool { return time.Now().After(end) })
+		}
+	}
+	ok := func(_ string, a answer) error { return nil } // under a burst some are refused
+
+	r.until(late, "every stage to have a replica", func() bool {
+		return !slices.ContainsFunc(why("film").Stages, func(s explainedStage) bool { return s.Ready == 0 })
+	})
+	calm := r.load(1, "/function/film", ok)
+	calm.turn()
+	lasting(5 * time.Second)
+	burst := r.load(12, "/function/film", ok)
+	var grade explainedStage
+	r.until(late, "the slowest stage to have more replicas, and to be known", func() bool {
+		grade = stage("grade")
+		return grade.Ready > 1 && grade.Service != "" && grade.Rate != nil
+	})
+	lasting(15 * time.Second)
+	if !strings.Contains(grade.Why, "max 6") || grade.Wanted < 2 || !grade.Key {
+		t.Errorf("%+v, want why, and a key stage", grade)
+	}
+	burst.end()
+	lasting(40 * time.Second)
+	calm.end()
+
+	r.until(late, "broken's starts to have failed", func() bool { return why("broken").Stages[0].Failing != nil })
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"explain", "--gateway", r.base, "broken"}, &out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"Pipeline:  broken.openfaas-fn", "Note:", "starts in a row failed, the next is tried at ", `wait_mean="9h"`, "WHY"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	if err := run(t.Context(), []string{"explain", "--gateway", r.base, "nobody"}, &out); err == nil || !strings.Contains(err.Error(), `no pipeline or function "nobody"`) {
+		t.Errorf("a pipeline that is not there: %v", err)
+	}
+	for _, sample := range []string{`stagecoach_control_wanted_replicas{function="grade.openfaas-fn"}`, `stagecoach_control_key_stage{function="grade.openfaas-fn"}`} {
+		if r.value(sample) < 1 {
+			t.Errorf("%s: %v, want one at least", sample, r.value(sample))
+		}
+	}
+	if kl := r.value("stagecoach_control_key_stage_kl"); kl != 0 {
+		t.Errorf("key stages on one node diverge by %v, want 0", kl)
+	}
+	r.stop()
+
+	b, err := os.ReadFile(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.Reset()
+	if err := run(t.Context(), []string{"replay", record}, &out); err != nil || !strings.Contains(out.String(), " decisions made again: each as it was") {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+	changed := bytes.Replace(b, []byte("max 6"), []byte("max 7"), 1)
+	if err := os.WriteFile(record, append(changed, `{"version":9}`...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out.Reset()
+	err = run(t.Context(), []string{"replay", record, "--json"}, &out)
+	if err == nil || statusOf(err) != 1 {
+		t.Errorf("%v, status %d, want 1", err, statusOf(err))
+	}
+	var got control.Replay
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil || len(got.Diffs) != 1 || got.Diffs[0].Field != "why" || len(got.Unread) != 1 {
+		t.Errorf("%v: %s, want one difference and one line unread", err, out.Bytes())
+	}
+	if file := os.Getenv(envRecord); file != "" {
+		keep(t, b, file)
+	}
+}
+
+// keep writes a part of a record that has room, its lines at even distances.
+func keep(t *testing.T, record []byte, file string) {
+	t.Helper()
+	lines := bytes.SplitAfter(bytes.TrimSuffix(record, []byte("\n")), []byte("\n"))
+	every := 1 + len(record)/recordSize
+	var out []byte
+	kept := 0
+	for i := 0; i < len(lines); i += every {
+		if len(out)+len(lines[i]) <= recordSize {
+			out = append(out, bytes.TrimSuffix(lines[i], []byte("\n"))...)
+			out, kept = append(out, '\n'), kept+1
+		}
+	}
+	if err := os.WriteFile(file, out, 0o644); err != nil { //nolint:gosec // it is committed
+		t.Fatal(err)
+	}
+	t.Logf("%d of %d decisions, %d of %d bytes, in %s", kept, len(lines), len(out), len(record), file)
+}
