@@ -1,8 +1,13 @@
 package autoscaler
 
 import (
+	"fmt"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/plan/plantest"
 )
 
@@ -10,3 +15,97 @@ func TestGainIsASharer(t *testing.T) { plantest.RunSharer(t, Gain{}) }
 
 func TestFixedIsAnAllocator(t *testing.T)   { plantest.Run(t, Fixed{}) }
 func TestUniformIsAnAllocator(t *testing.T) { plantest.Run(t, NewUniform(Config{})) }
+
+// served is a function with a rate of requests of 100 ms, as many replicas as are ready, and an allocator that asks for more.
+func served(name string, rate float64, ready int) plan.Function {
+	f := calm()
+	f.Name, f.Demand.Rate, f.Replicas, f.Memory = name, rate, replicas(ready, plan.Ready), 1<<30
+	return f
+}
+
+func TestGain(t *testing.T) {
+	ask := func(counts ...int) (a plan.Alloc) {
+		for i, n := range counts {
+			a = append(a, plan.Line{Function: string(rune('a' + i)), Count: n, Why: "so it is"})
+		}
+		return a
+	}
+	room := func(gib int64) []plan.Node { return []plan.Node{{Name: "n", Memory: gib << 30, CPUMilli: 64000}} }
+	for name, tc := range map[string]struct {
+		s    plan.Snapshot
+		ask  plan.Alloc
+		want string
+		why  string // of the first that was trimmed
+	}{
+		"no budget":         {plan.Snapshot{Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "4 4", ""},
+		"budget for all":    {plan.Snapshot{Budget: 8, Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "4 4", ""},
+		"alike":             {plan.Snapshot{Budget: 6, Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "3 3", "3 of these, as the budget of 6 gains more elsewhere"},
+		"by load":           {plan.Snapshot{Budget: 6, Functions: []plan.Function{served("a", 5, 0), served("b", 25, 0)}, Nodes: room(64)}, ask(4, 4), "2 4", "2 of these"},
+		"stability first":   {plan.Snapshot{Budget: 8, Functions: []plan.Function{served("a", 0.1, 0), served("b", 100, 0)}, Nodes: room(64)}, ask(4, 12), "1 7", "1 of these"},
+		"less than minima":  {plan.Snapshot{Budget: 1, Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "1 1", "the budget of 1"},
+		"what is there":     {plan.Snapshot{Budget: 5, Functions: []plan.Function{served("a", 10, 1), served("b", 9.5, 4)}, Nodes: room(64)}, ask(4, 4), "2 3", "2 of these"},
+		"memory for one":    {plan.Snapshot{Functions: []plan.Function{served("a", 10, 1), served("b", 18, 1)}, Nodes: room(1)}, ask(3, 3), "1 2", "1 of these, as memory is short and gains more elsewhere"},
+		"memory, alone":     {plan.Snapshot{Functions: []plan.Function{served("a", 10, 1), served("b", 18, 1)}, Nodes: room(1)}, ask(3, 1), "3 1", ""},
+		"first is placer's": {plan.Snapshot{Functions: []plan.Function{served("a", 10, 0), served("b", 18, 0)}, Nodes: room(0)}, ask(3, 3), "1 1", "1 of these, as memory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := Gain{}.Share(tc.s, tc.ask)
+			if err != nil {
+				t.Fatal(err)
+			}
+			counts, why := []string{}, ""
+			for i, l := range got {
+				counts = append(counts, strconv.Itoa(l.Count))
+				if l.Count < tc.ask[i].Count && why == "" {
+					why = l.Why
+				}
+			}
+			if c := strings.Join(counts, " "); c != tc.want || !strings.Contains(why, tc.why) {
+				t.Errorf("%s (%s), want %s (%s)", c, why, tc.want, tc.why)
+			}
+		})
+	}
+	if _, err := (Gain{}).Share(plan.Snapshot{}, ask(1)); err == nil {
+		t.Error("a line of no function: no error")
+	}
+}
+
+// TestGainWeighsPipelines: a stage of a pipeline counts with what the pipeline is asked for, not with its own rate alone.
+func TestGainWeighsPipelines(t *testing.T) {
+	s := plan.Snapshot{Budget: 6, Nodes: []plan.Node{{Name: "n", Memory: 64 << 30}}, Functions: []plan.Function{served("a", 2, 0), served("b", 10, 0), served("c", 10, 0)}}
+	s.Functions[0].Max, s.Functions[0].Service.Mean = 1, time.Millisecond
+	a := plan.Alloc{{Function: "a", Count: 1}, {Function: "b", Count: 4}, {Function: "c", Count: 4}}
+	even, err := Gain{}.Share(s, a)
+	if err != nil || even[1].Count != 3 || even[2].Count != 2 {
+		t.Fatalf("%v, %v, want the odd one for the first of two that are alike", even, err)
+	}
+	s.Functions[0].Demand.Rate = 40
+	s.Pipelines = []plan.Pipeline{{Name: "p", Stages: []string{"a", "c"}}}
+	got, err := Gain{}.Share(s, a)
+	if err != nil || got[2].Count <= got[1].Count {
+		t.Errorf("%v, %v, want more for the one that a pipeline of 40/s waits for", got, err)
+	}
+}
+
+func TestBaselines(t *testing.T) {
+	s := plan.Snapshot{At: t0, Functions: []plan.Function{served("a", 2, 0), served("b", 38, 0), served("c", 1, 0)}, Pipelines: []plan.Pipeline{{Name: "p", Stages: []string{"a", "b", "c"}, SLO: time.Second}}}
+	s.Functions[2].Max = 2
+	d := plan.Domains(s)[0]
+	for _, tc := range []struct {
+		budget         int
+		fixed, uniform string
+	}{{0, "1 1 1", "5 5 2"}, {7, "3 2 2", "2 2 2"}, {12, "4 4 2", "4 4 2"}, {1, "1 1 1", "1 1 1"}} {
+		s.Budget = tc.budget
+		fixed, _, err := Fixed{}.Allocate(s, d, struct{}{})
+		uniform, _, err2 := NewUniform(Config{}).Allocate(s, d, nil)
+		if err != nil || err2 != nil {
+			t.Fatal(err, err2)
+		}
+		if got := fmt.Sprint(fixed[0].Count, fixed[1].Count, fixed[2].Count); got != tc.fixed {
+			t.Errorf("budget %d: fixed %s, want %s", tc.budget, got, tc.fixed)
+		}
+		if got := fmt.Sprint(uniform[0].Count, uniform[1].Count, uniform[2].Count); got != tc.uniform {
+			t.Errorf("budget %d: uniform %s (%s), want %s", tc.budget, got, uniform[0].Why, tc.uniform)
+		}
+	}
+}
