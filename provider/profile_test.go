@@ -151,8 +151,11 @@ func TestPin(t *testing.T) {
 		t.Error("the pin is still there")
 	}
 	for _, tc := range []struct{ body, want string }{
-		{`{"holder":"","seconds":1}`, "holder: got"}, {`{"holder":"me","seconds":0}`, "seconds: got 0"}, {`{"holder":"me","seconds":3600}`, "seconds: got 3600"},
-		{`{"holder":"me","seconds":1,"cpuMilli":-5}`, "cpuMilli: got -5"}, {`{"holder":"me","seconds":1,"cpuMilli":9}`, "cpuMilli: got 9"},
+		{`{"holder":"","seconds":1}`, "holder: got"},
+		{`{"holder":"me","seconds":0}`, "seconds: got 0"},
+		{`{"holder":"me","seconds":3600}`, "seconds: got 3600"},
+		{`{"holder":"me","seconds":1,"cpuMilli":-5}`, "cpuMilli: got -5"},
+		{`{"holder":"me","seconds":1,"cpuMilli":9}`, "cpuMilli: got 9"},
 		{`{"holder":"me","seconds":1,"cpuMilli":9999999}`, "cpuMilli: got 9999999"},
 	} {
 		if text := a.must(http.StatusBadRequest, put, path, tc.body); !strings.Contains(text, tc.want) {

@@ -125,7 +125,8 @@ func (m *meter) point(ctx context.Context, cell profile.Cell, s probe) (profile.
 			series.Add(took)
 		}
 		tight := series.Enough(m.rule, time.Since(begin))
-		if !tight && rounds < m.rule.Most && !(rounds == fewForm && 10*series.Len() < rounds) {
+		hopeless := rounds == fewForm && 10*series.Len() < rounds
+		if !tight && !hopeless && rounds < m.rule.Most {
 			continue
 		}
 		pt := series.Estimate()
