@@ -55,6 +55,7 @@ func commands() []command {
 		{"warden", "what `keysmanager` starts processes with, so that they outlive it", runWarden, nil},
 		{"demo", "the main job end to end, on real input, with its result shown", runDemo, nil},
 		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", runLoad, nil},
+		{"sim", "SCENARIO.yml: policies on virtual time, in seconds for days: the same code, on a modelled cluster", runSim, nil},
 		{"bench", "measure", runBench, []string{"coldstart", "gpu", "hop", "idle", "keysmanager"}},
 		{"version", "print the version", runVersion, nil},
 	}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/sim"
+)
+
+// simGC is the percentage by which the heap of a simulation may grow between collections: it makes much that is soon forgotten, and
+// holds little.
+const simGC = 800
+
+// runSim simulates a scenario: its result as Markdown to out, how far it is to standard error.
+func runSim(ctx context.Context, args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("sim", flag.ContinueOnError)
+	jsonFile := fs.String("json", "", "file for the result as JSON; - is standard output, in place of Markdown")
+	svgFile := fs.String("svg", "", "file for a chart of the first seed over time")
+	seeds := fs.Int("seeds", 0, "how many seeds, in place of the scenario's")
+	quiet := fs.Bool("quiet", false, "no line a second on standard error")
+	rest, err := parseMixed(fs, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) != 1 {
+		return fmt.Errorf("sim: got %q, want one scenario: `stagecoach sim SCENARIO.yml`", rest)
+	}
+	model, err := simModel(rest[0], *seeds)
+	if err != nil {
+		return fmt.Errorf("sim: %s: %w", rest[0], err)
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(simGC))
+	report := simProgress(*quiet)
+	result, err := model.Run(ctx, report)
+	if err != nil {
+		return fmt.Errorf("sim: %w", err)
+	}
+	var errs []error
+	if *jsonFile == "-" {
+		errs = append(errs, writeJSON(out, result))
+	} else {
+		errs = append(errs, result.WriteMarkdown(out))
+	}
+	if *jsonFile != "" && *jsonFile != "-" {
+		errs = append(errs, writeTo(*jsonFile, func(w io.Writer) error { return writeJSON(w, result) }))
+	}
+	if *svgFile != "" {
+		errs = append(errs, writeTo(*svgFile, result.WriteSVG))
+	}
+	return errors.Join(errs...)
+}
+
+// simModel reads a scenario. Traces are looked for where their paths say, from here, then beside the scenario, then among the
+// recorded data.
+func simModel(name string, seeds int) (*sim.Model, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	s, err := sim.Parse(file)
+	if err != nil {
+		return nil, err
+	}
+	s.Seeds = cmp.Or(seeds, s.Seeds)
+	data := cmp.Or(os.Getenv("STAGECOACH_DATA"), defaultData)
+	return s.Model(func(trace string) (io.ReadCloser, error) {
+		f, err := os.Open(trace)
+		for _, folder := range []string{filepath.Dir(name), data} {
+			if !errors.Is(err, os.ErrNotExist) || filepath.IsAbs(trace) {
+				break
+			}
+			f, err = os.Open(filepath.Join(folder, trace))
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%w (relative paths are looked for beside the scenario and in $STAGECOACH_DATA, which is %q)", err, data)
+		}
+		return f, nil
+	})
+}
+
+// simProgress says once a second, and at the end, how far the runs are and how fast.
+func simProgress(quiet bool) func(sim.Progress) {
+	begun := time.Now()
+	last := begun
+	return func(p sim.Progress) {
+		if now := time.Now(); !quiet && (now.Sub(last) >= time.Second || p.Done == p.Runs) {
+			last = now
+			progress("%v, %.2f million a second", p, float64(p.Events)/1e6/now.Sub(begun).Seconds())
+		}
+	}
+}
