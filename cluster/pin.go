@@ -74,6 +74,18 @@ func (l *Local) PinnedBy(function, holder string) bool {
 	return ok && p.Holder == holder
 }
 
+// PinnedUntil returns when a function's pin ends unless it is renewed; false: it has none.
+func (l *Local) PinnedUntil(function string) (time.Time, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f := l.functions[function]
+	if f == nil {
+		return time.Time{}, false
+	}
+	p, ok := f.pin.at(stamp())
+	return p.Until, ok
+}
+
 // Unpin ends the holder's pin; that of another stays.
 func (l *Local) Unpin(function, holder string) {
 	l.mu.Lock()

@@ -153,9 +153,16 @@ func TestProfileLetsGo(t *testing.T) {
 	if _, err := p.run(t.Context(), "spin", "--cpu", "70m"); err == nil || !strings.Contains(err.Error(), "status 409") {
 		t.Errorf("a second one: %v, want that the first has it", err)
 	}
+	var s struct{ Annotations map[string]string }
+	if err := p.get(t.Context(), "/system/function/spin", &s); err != nil || !strings.Contains(s.Annotations["stagecoach.dev/status"], "held at one replica to be measured") {
+		t.Errorf("%v, annotations %q, want the status to say what goes on", err, s.Annotations)
+	}
 	interrupt()
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), context.Canceled.Error()) {
 		t.Errorf("interrupted: %v", err)
+	}
+	if until, ok := p.up.local.PinnedUntil("spin.openfaas-fn"); ok {
+		t.Errorf("interrupted, it is held until %v, want it to be let go at once", until)
 	}
 	p.replicas(2, 1000)
 	if err := p.get(t.Context(), "/system/function/spin/profile", new(profile.Profile)); err == nil || !strings.Contains(err.Error(), "404") {
