@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sort"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
@@ -235,12 +234,8 @@ func (g *stage) least(target time.Duration, limit int) int {
 	if !g.known {
 		return 0
 	}
-	from := g.stable()
-	if from >= limit {
-		return limit
-	}
-	n := sort.Search(limit-from, func(n int) bool { return g.service+g.wait(from+n) <= target.Seconds() })
-	return from + n
+	servers := Servers(g.lambda, g.mu, g.ca2, g.cs2, target-toDuration(g.service), g.servers(limit))
+	return min(g.replicas(float64(servers)), limit)
 }
 
 // targets returns for each stage how long tasks may be with it on average, waiting and service, if the stages have these counts of
