@@ -127,3 +127,21 @@ func BenchmarkShell(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkSignals is what control reads of a function at each of its ticks.
+func BenchmarkSignals(b *testing.B) {
+	c := NewCore(CoreConfig{Function: "f.ns"})
+	c.Step(epoch, ReplicaUp{Name: "r1", Slots: 4, MaxBatch: 8})
+	now := epoch
+	for i := range uint64(20_000) {
+		now = now.Add(ms)
+		c.Step(now, submit(fmt.Sprint(i), 0))
+		if i >= 3 {
+			c.Step(now, answer("r1", i-2, 0))
+		}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		c.Signals(now)
+	}
+}

@@ -40,15 +40,16 @@ func (s *services) add(now time.Time, busy time.Duration, n int) {
 		s.batches, s.tasks, s.busy, s.squares = s.batches*fade, s.tasks*fade, s.busy*fade, s.squares*fade
 	}
 	s.last = now
-	share := busy.Seconds() / float64(n)
+	took, tasks := busy.Seconds(), float64(n)
 	s.batches++
-	s.tasks += float64(n)
-	s.busy += busy.Seconds()
-	s.squares += share * share * float64(n)
+	s.tasks += tasks
+	s.busy += took
+	s.squares += took * took / tasks // of the shares took/tasks, a task each
 	c := &s.sizes[min(bits.Len(uint(n-1)), sizeClasses-1)]
 	c.n = min(c.n+1, serviceKeep)
-	c.size += (float64(n) - c.size) / float64(c.n)
-	c.busy += (busy.Seconds() - c.busy) / float64(c.n)
+	part := 1 / float64(c.n)
+	c.size += (tasks - c.size) * part
+	c.busy += (took - c.busy) * part
 }
 
 // mean returns the mean of a task: its share of its batch's; 0: not yet known.

@@ -51,9 +51,10 @@ type signals struct {
 
 // bucket is what happened in half a second.
 type bucket struct {
-	arrived     float64 // tasks
-	left, waits float64 // tasks that left the line; the seconds they had waited
-	busy, slots float64 // seconds that slots were taken, and there
+	arrived     int           // tasks
+	left        int           // tasks that left the line
+	waits       float64       // nanoseconds that these had waited, together
+	busy, slots time.Duration // that slots were taken, and there, together
 }
 
 // tick says that since the latest tick so many slots were taken, and there. All else that is told is of this instant.
@@ -105,8 +106,8 @@ func (s *signals) turn(k int64) {
 func (s *signals) current() *bucket { return &s.ring[s.newest%buckets] }
 
 func (b *bucket) occupy(d time.Duration, busy, slots int) {
-	b.busy += d.Seconds() * float64(busy)
-	b.slots += d.Seconds() * float64(slots)
+	b.busy += d * time.Duration(busy)
+	b.slots += d * time.Duration(slots)
 }
 
 // arrive counts an arrival.
@@ -125,7 +126,7 @@ func (s *signals) arrive() {
 func (s *signals) leave(wait time.Duration) {
 	b := s.current()
 	b.left++
-	b.waits += wait.Seconds()
+	b.waits += float64(wait)
 	s.waits[s.newest/perPart%parts].Add(wait)
 }
 
@@ -163,7 +164,7 @@ func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, 
 
 // sum adds the buckets up with their weights; last is the arrivals of the latest ones without, and exposure, in seconds, is the time
 // since the first arrival that is in either.
-func (s *signals) sum(age time.Duration, busy, slots int) (base bucket, last float64, exposure struct{ base, last float64 }) {
+func (s *signals) sum(age time.Duration, busy, slots int) (base weighed, last float64, exposure struct{ base, last float64 }) {
 	current := int64(age / bucketLength)
 	for k := max(current-buckets+1, 0); k <= current; k++ {
 		from := time.Duration(k) * bucketLength
@@ -178,17 +179,24 @@ func (s *signals) sum(age time.Duration, busy, slots int) (base bucket, last flo
 		if since := max(from, s.at); since < to { // that no tick has told of
 			b.occupy(to-since, busy, slots)
 		}
-		base.arrived += weight * b.arrived
-		base.left += weight * b.left
-		base.waits += weight * b.waits
-		base.busy += weight * b.busy
-		base.slots += weight * b.slots
+		base.add(b, weight)
 		if k > current-recent {
-			last += b.arrived
+			last += float64(b.arrived)
 			exposure.last += (to - seen).Seconds()
 		}
 	}
 	return base, last, exposure
+}
+
+// weighed is a sum of buckets, each with its weight; times are in seconds.
+type weighed struct{ arrived, left, waits, busy, slots float64 }
+
+func (w *weighed) add(b bucket, weight float64) {
+	w.arrived += weight * float64(b.arrived)
+	w.left += weight * float64(b.left)
+	w.waits += weight * b.waits / float64(time.Second)
+	w.busy += weight * b.busy.Seconds()
+	w.slots += weight * b.slots.Seconds()
 }
 
 // quantiles merges what parts of the window there are up to bucket k.
@@ -212,14 +220,14 @@ const (
 	leastCovers = time.Second // by all gaps together
 )
 
-// gaps are faded sums of the times between arrivals, in seconds.
+// gaps are faded sums of the times between arrivals, in nanoseconds.
 type gaps struct{ n, sum, squares float64 }
 
 func (g *gaps) add(gap time.Duration) {
 	if gap > longestGap {
 		return
 	}
-	s := gap.Seconds()
+	s := float64(gap)
 	g.n++
 	g.sum += s
 	g.squares += s * s
@@ -237,7 +245,7 @@ func (g gaps) faded(by int64) gaps {
 // cv returns the coefficient of variation; 0: too little is known. sum²/squares is how many gaps the sample is worth: n of n equal
 // ones, n/(1+CV²) in general.
 func (g gaps) cv() float64 {
-	if g.n < fewestGaps || g.sum < leastCovers.Seconds() || g.sum*g.sum < fewestLong*g.squares {
+	if g.n < fewestGaps || g.sum < float64(leastCovers) || g.sum*g.sum < fewestLong*g.squares {
 		return 0
 	}
 	return cv(g.n, g.sum, g.squares)
