@@ -29,13 +29,13 @@ func calm() plan.Function {
 }
 
 // correct runs a Quart on one function alone, whose allocator says count; nodes have 4 cores.
-func correct(t *testing.T, f plan.Function, count int, past Course, at time.Duration) (plan.Line, Course) {
+func correct(t *testing.T, cfg QuartConfig, f plan.Function, count int, past Course) (plan.Line, Course) {
 	t.Helper()
 	for i := range f.Replicas {
 		f.Replicas[i].Node = "n"
 	}
-	s := plan.Snapshot{At: t0.Add(at), Functions: []plan.Function{f}, Nodes: []plan.Node{{Name: "n", CPUMilli: 4000}}}
-	a, m, err := NewQuart(QuartConfig{}).Correct(s, plan.Domain{Functions: []string{f.Name}}, plan.Alloc{{Function: f.Name, Count: count, Batch: 1, Why: "so it is"}}, QuartMemory{f.Name: past})
+	s := plan.Snapshot{At: t0, Functions: []plan.Function{f}, Nodes: []plan.Node{{Name: "n", CPUMilli: 4000}}}
+	a, m, err := NewQuart(cfg).Correct(s, plan.Domain{Functions: []string{f.Name}}, plan.Alloc{{Function: f.Name, Count: count, Batch: 1, Why: "so it is"}}, QuartMemory{f.Name: past})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestSmoother(t *testing.T) {
 			f := calm()
 			tc.change(&f)
 			tc.past.PID.At = tc.past.At
-			l, next := correct(t, f, 6, tc.past, 0)
+			l, next := correct(t, QuartConfig{NoCPU: true}, f, 6, tc.past)
 			if l.Count != tc.want || next.Taken != tc.taken || next.Hold != tc.hold {
 				t.Errorf("%d (%s), %d taken, next after %v; want %d, %d and %v", l.Count, l.Why, next.Taken, next.Hold, tc.want, tc.taken, tc.hold)
 			}
@@ -146,8 +146,11 @@ func TestCompensator(t *testing.T) {
 				f.Profile[i].CPUMilli = 500 << i
 			}
 		}, past, 3, 0, "so it is"},
-		"no limit":                 {func(f *plan.Function) { f.CPULimit = 0 }, past, 3, 0, "so it is"},
-		"no cores":                 {func(f *plan.Function) { f.CPULimit = 2000; f.Profile = profile(1000, 2000, 4000) }, past, 3, 0, "so it is"},
+		"no limit": {func(f *plan.Function) { f.CPULimit = 0 }, past, 3, 0, "so it is"},
+		"no cores": {func(f *plan.Function) { f.CPULimit = 2000; f.Profile = profile(1000, 2000, 4000) }, past, 3, 0, "so it is"},
+		"half of what is free": {func(f *plan.Function) {
+			f.CPULimit, f.Profile, f.Demand.Rate, f.Wait.Mean = 1500, profile(1000, 2000, 4000), 9, 95*time.Millisecond
+		}, past, 3, 0, "so it is"},
 		"no further than measured": {func(f *plan.Function) { f.Profile = profile(300, 400, 505) }, past, 3, 0, "so it is"},
 		"nothing taken":            {func(*plan.Function) {}, Course{At: past.At, Asked: 3}, 3, 0, "so it is"},
 		"given, still needed":      {func(f *plan.Function) { f.CPUNow, f.Service.Mean = 700, 77*time.Millisecond }, given, 2, 700, "cpu 700m"},
@@ -159,7 +162,7 @@ func TestCompensator(t *testing.T) {
 			f := calm()
 			f.Demand.Rate, f.Replicas, f.Profile = 13, replicas(2, plan.Ready), profile(250, 500, 1000, 2000)
 			tc.change(&f)
-			l, next := correct(t, f, 3, tc.past, 0)
+			l, next := correct(t, QuartConfig{}, f, 3, tc.past)
 			if l.Count != tc.count || l.CPUMilli != tc.cpu || next.CPU != tc.cpu || !strings.Contains(l.Why, tc.why) {
 				t.Errorf("%d replicas of %dm (%s), want %d of %dm (%s)", l.Count, l.CPUMilli, l.Why, tc.count, tc.cpu, tc.why)
 			}

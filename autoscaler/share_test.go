@@ -23,6 +23,12 @@ func served(name string, rate float64, ready int) plan.Function {
 	return f
 }
 
+// slow gives a function a second's work.
+func slow(f plan.Function) plan.Function {
+	f.Service.Mean = time.Second
+	return f
+}
+
 func TestGain(t *testing.T) {
 	ask := func(counts ...int) (a plan.Alloc) {
 		for i, n := range counts {
@@ -37,16 +43,17 @@ func TestGain(t *testing.T) {
 		want string
 		why  string // of the first that was trimmed
 	}{
-		"no budget":         {plan.Snapshot{Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "4 4", ""},
-		"budget for all":    {plan.Snapshot{Budget: 8, Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "4 4", ""},
-		"alike":             {plan.Snapshot{Budget: 6, Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "3 3", "3 of these, as the budget of 6 gains more elsewhere"},
-		"by load":           {plan.Snapshot{Budget: 6, Functions: []plan.Function{served("a", 5, 0), served("b", 25, 0)}, Nodes: room(64)}, ask(4, 4), "2 4", "2 of these"},
-		"stability first":   {plan.Snapshot{Budget: 8, Functions: []plan.Function{served("a", 0.1, 0), served("b", 100, 0)}, Nodes: room(64)}, ask(4, 12), "1 7", "1 of these"},
-		"less than minima":  {plan.Snapshot{Budget: 1, Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "1 1", "the budget of 1"},
-		"what is there":     {plan.Snapshot{Budget: 5, Functions: []plan.Function{served("a", 10, 1), served("b", 9.5, 4)}, Nodes: room(64)}, ask(4, 4), "2 3", "2 of these"},
-		"memory for one":    {plan.Snapshot{Functions: []plan.Function{served("a", 10, 1), served("b", 18, 1)}, Nodes: room(1)}, ask(3, 3), "1 2", "1 of these, as memory is short and gains more elsewhere"},
-		"memory, alone":     {plan.Snapshot{Functions: []plan.Function{served("a", 10, 1), served("b", 18, 1)}, Nodes: room(1)}, ask(3, 1), "3 1", ""},
-		"first is placer's": {plan.Snapshot{Functions: []plan.Function{served("a", 10, 0), served("b", 18, 0)}, Nodes: room(0)}, ask(3, 3), "1 1", "1 of these, as memory"},
+		"no budget":                       {plan.Snapshot{Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "4 4", ""},
+		"budget for all":                  {plan.Snapshot{Budget: 8, Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "4 4", ""},
+		"alike":                           {plan.Snapshot{Budget: 6, Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "3 3", "3 of these, as the budget of 6 gains more elsewhere"},
+		"by load":                         {plan.Snapshot{Budget: 6, Functions: []plan.Function{served("a", 5, 0), served("b", 25, 0)}, Nodes: room(64)}, ask(4, 4), "2 4", "2 of these"},
+		"stability first":                 {plan.Snapshot{Budget: 8, Functions: []plan.Function{served("a", 0.1, 0), served("b", 100, 0)}, Nodes: room(64)}, ask(4, 12), "1 7", "1 of these"},
+		"stability before a greater gain": {plan.Snapshot{Budget: 5, Functions: []plan.Function{served("a", 9.5, 0), slow(served("b", 3, 0))}, Nodes: room(64)}, ask(4, 5), "1 4", "1 of these"},
+		"less than minima":                {plan.Snapshot{Budget: 1, Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "1 1", "the budget of 1"},
+		"what is there":                   {plan.Snapshot{Budget: 5, Functions: []plan.Function{served("a", 10, 1), served("b", 9.5, 4)}, Nodes: room(64)}, ask(4, 4), "2 3", "2 of these"},
+		"memory for one":                  {plan.Snapshot{Functions: []plan.Function{served("a", 10, 1), served("b", 18, 1)}, Nodes: room(1)}, ask(3, 3), "1 2", "1 of these, as memory is short and gains more elsewhere"},
+		"memory, alone":                   {plan.Snapshot{Functions: []plan.Function{served("a", 10, 1), served("b", 18, 1)}, Nodes: room(1)}, ask(3, 1), "3 1", ""},
+		"first is placer's":               {plan.Snapshot{Functions: []plan.Function{served("a", 10, 0), served("b", 18, 0)}, Nodes: room(0)}, ask(3, 3), "1 1", "1 of these, as memory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := Gain{}.Share(tc.s, tc.ask)
