@@ -265,11 +265,14 @@ func (m *model) targets(counts []int) []time.Duration {
 	return out
 }
 
-// waits returns the predicted mean wait of each stage with these counts.
+// waits returns the predicted mean wait of each stage with these counts. One without replicas sleeps, although what was asked of it may
+// not have faded: nothing waits for it.
 func (m *model) waits(counts []int) []float64 {
 	wait := make([]float64, len(m.stages))
 	for i := range m.stages {
-		wait[i] = m.stages[i].wait(counts[i])
+		if counts[i] > 0 {
+			wait[i] = m.stages[i].wait(counts[i])
+		}
 	}
 	return wait
 }

@@ -159,6 +159,17 @@ func TestZero(t *testing.T) {
 	}
 }
 
+// TestASleeperHoldsNothingUp: what sleeps while its rate fades takes no replicas for others in its pipeline.
+func TestASleeperHoldsNothingUp(t *testing.T) {
+	a, b := timed("a", 100*time.Millisecond), timed("b", 100*time.Millisecond)
+	a.Zero, a.ZeroAge, a.Demand.Last = true, time.Second, t0.Add(-time.Second)
+	s := plan.Snapshot{At: t0, Functions: []plan.Function{a, b}, Pipelines: []plan.Pipeline{{Name: "p", Stages: []string{"a", "b"}, SLO: time.Second}}}
+	got, _, err := NewSizer(Config{}).Allocate(s, plan.Domains(s)[0], nil)
+	if err != nil || got[0].Count != 0 || got[1].Count != 2 || strings.Contains(got[1].Why, "at risk") {
+		t.Errorf("%+v, %v, want none, and two for b's own sake", got, err)
+	}
+}
+
 // TestHold: up at once, down only when the lower count was enough for ten seconds.
 func TestHold(t *testing.T) {
 	f := loaded()
