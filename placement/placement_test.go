@@ -202,8 +202,10 @@ func TestKeyStages(t *testing.T) {
 		wants  []plan.Want
 		want   string // function@node, ! for key
 	}{
-		"where it runs":         {func(*plan.Snapshot) {}, []plan.Want{{Function: "f", Slots: []plan.Slot{{Node: "b"}}}}, "f@b"},
-		"more than its minimum": {func(*plan.Snapshot) {}, []plan.Want{{Function: "f", Slots: []plan.Slot{{Node: "b"}, {Node: "a"}}}}, "f@a! f@b!"},
+		"where it runs":                {func(*plan.Snapshot) {}, []plan.Want{{Function: "f", Slots: []plan.Slot{{Node: "b"}}}}, "f@b"},
+		"a key stage by the corrector": {func(*plan.Snapshot) {}, []plan.Want{{Function: "f", Key: true, Slots: []plan.Slot{{Node: "b"}}}}, "f@b!"},
+		"a key stage that sleeps":      {func(s *plan.Snapshot) { s.Functions[0].Zero = true }, []plan.Want{{Function: "f", Key: true}}, "f@a!"},
+		"more than its minimum":        {func(*plan.Snapshot) {}, []plan.Want{{Function: "f", Slots: []plan.Slot{{Node: "b"}, {Node: "a"}}}}, "f@a! f@b!"},
 		"had more than its minimum": {func(s *plan.Snapshot) {
 			s.Functions[0].Replicas = []plan.Replica{replica("r1", "c", plan.Draining, 1), replica("r2", "b", plan.Ready, 1)}
 		}, []plan.Want{{Function: "f", Slots: []plan.Slot{{Replica: "r2", Node: "b"}}}}, "f@b! f@c!"},

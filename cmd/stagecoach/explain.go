@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -53,8 +54,6 @@ type explainedStage struct {
 	Failing  *failingStarts `json:"failing,omitempty"`
 	Barred   string         `json:"barred,omitempty"` // devices that it is kept from
 	function *plan.Function // nil: no plan knows it
-	spent    time.Duration  // waiting and in service, on average
-	known    bool           // spent is
 }
 
 // failingStarts says that replicas do not start.
@@ -83,7 +82,7 @@ func explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 	if p.SLO > 0 {
 		x.SLO = p.SLO.String()
 	}
-	if spent, known := slowest(p, x.Stages); known && len(p.Faults) == 0 {
+	if spent, known := slowest(p, x.Stages, explainedStage.spends); known && len(p.Faults) == 0 {
 		x.Measured = rounded(spent)
 		if p.SLO > 0 {
 			met := spent <= p.SLO
@@ -106,15 +105,13 @@ func explainStage(name string, f *plan.Function, w plan.Want) explainedStage {
 	st.Key = placement.Key(f, w)
 	st.Waiting, st.Running = f.Waiting, f.Running
 	if f.Demand.Known {
-		st.Rate = &f.Demand.Rate
+		st.Rate = finite(f.Demand.Rate)
 		if f.Demand.CV > 0 {
-			st.CV = &f.Demand.CV
+			st.CV = finite(f.Demand.CV)
 		}
 	}
-	st.known = f.Service.Known
 	if f.Service.Known {
 		st.Service = rounded(f.Service.Mean)
-		st.spent = f.Service.Mean
 	}
 	if f.Wait.Known {
 		st.Wait = rounded(f.Wait.Mean)
@@ -122,9 +119,8 @@ func explainStage(name string, f *plan.Function, w plan.Want) explainedStage {
 	if f.Wait.Oldest > 0 {
 		st.Oldest = rounded(f.Wait.Oldest)
 	}
-	st.spent += max(f.Wait.Mean, f.Wait.Oldest)
 	if f.Busy.Known {
-		st.Busy = &f.Busy.Share
+		st.Busy = finite(f.Busy.Share)
 	}
 	if f.Failing.Count > 0 {
 		st.Failing = &failingStarts{f.Failing.Count, f.Failing.Until, f.Failing.Cause}
@@ -134,7 +130,7 @@ func explainStage(name string, f *plan.Function, w plan.Want) explainedStage {
 }
 
 // slowest is the mean time on the slowest path through a pipeline; not known while that of a stage is not.
-func slowest(p pipeline.Pipeline, stages []explainedStage) (time.Duration, bool) {
+func slowest(p pipeline.Pipeline, stages []explainedStage, spends func(explainedStage) time.Duration) (time.Duration, bool) {
 	before := make([]time.Duration, len(stages)) // when a stage begins
 	index := map[string]int{}
 	for i, st := range p.Stages {
@@ -142,10 +138,10 @@ func slowest(p pipeline.Pipeline, stages []explainedStage) (time.Duration, bool)
 	}
 	var end time.Duration
 	for i, st := range stages { // in topological order
-		if !st.known {
+		if st.Service == "" {
 			return 0, false
 		}
-		done := before[i] + st.spent
+		done := before[i] + spends(st)
 		end = max(end, done)
 		for _, e := range p.Stages[i].Next {
 			if to, ok := index[e.To]; ok {
@@ -182,6 +178,9 @@ func (x *explanation) note(p pipeline.Pipeline, s plan.Snapshot, trouble string)
 		if st := x.Stages[slow]; st.waited() > 0 {
 			add("%s holds it up: %s of waiting, with %d of at most %d replicas", st.Name, rounded(st.waited()), st.Ready, st.Max)
 		}
+		if work, _ := slowest(p, x.Stages, explainedStage.works); work > p.SLO {
+			add("no number of replicas meets it: the stages work for %s on the slowest path, without any waiting", rounded(work))
+		}
 	}
 	least := 0
 	for i := range s.Functions {
@@ -196,12 +195,26 @@ func (x *explanation) note(p pipeline.Pipeline, s plan.Snapshot, trouble string)
 	}
 }
 
+// works is how long a stage serves a task, on average.
+func (st explainedStage) works() time.Duration { return st.function.Service.Mean }
+
+// spends is how long a task is at a stage, on average.
+func (st explainedStage) spends() time.Duration { return st.waited() + st.works() }
+
 // waited is how long a stage's tasks wait, on average or now.
 func (st explainedStage) waited() time.Duration {
 	if st.function == nil {
 		return 0
 	}
 	return max(st.function.Wait.Mean, st.function.Wait.Oldest)
+}
+
+// finite is a number that JSON can hold; nil: it cannot.
+func finite(v float64) *float64 {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return nil
+	}
+	return &v
 }
 
 // rounded writes a duration to a tenth of a millisecond.
