@@ -164,7 +164,7 @@ func TestASleeperHoldsNothingUp(t *testing.T) {
 	a, b := timed("a", 100*time.Millisecond), timed("b", 100*time.Millisecond)
 	a.Zero, a.ZeroAge, a.Demand.Last = true, time.Second, t0.Add(-time.Second)
 	s := plan.Snapshot{At: t0, Functions: []plan.Function{a, b}, Pipelines: []plan.Pipeline{{Name: "p", Stages: []string{"a", "b"}, SLO: time.Second}}}
-	got, _, err := NewSizer(Config{}).Allocate(s, plan.Domains(s)[0], nil)
+	got, _, err := NewSizer(Config{}).Allocate(s, plan.Domains(s)[0], Memory{"a": {Seen: t0.Add(-time.Minute)}})
 	if err != nil || got[0].Count != 0 || got[1].Count != 2 || strings.Contains(got[1].Why, "at risk") {
 		t.Errorf("%+v, %v, want none, and two for b's own sake", got, err)
 	}
