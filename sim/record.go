@@ -2,7 +2,6 @@ package sim
 
 import (
 	"math"
-	"net/http"
 	"time"
 
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
@@ -126,12 +125,6 @@ func (r *recorder) finish(w *world, pipeline int, f *flow.Finish) {
 	record(p.latency, latency)
 	p.sum.add(latency.Seconds())
 }
-
-// refused and expired are the statuses that Markdown tells apart.
-const (
-	statusRefused = http.StatusTooManyRequests
-	statusExpired = http.StatusGatewayTimeout
-)
 
 // stageRecorder is for one stage.
 type stageRecorder struct {
