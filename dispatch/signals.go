@@ -42,6 +42,7 @@ type signals struct {
 	newest int64         // number of the bucket of then
 	ring   [buckets]bucket
 	waits  [parts]sketch.Sketch
+	all    sketch.Sketch // scratch of quantiles
 
 	total   uint64        // arrivals
 	arrived time.Duration // the latest
@@ -201,7 +202,8 @@ func (w *weighed) add(b bucket, weight float64) {
 
 // quantiles merges what parts of the window there are up to bucket k.
 func (s *signals) quantiles(k int64) (p50, p95, p99 time.Duration) {
-	var all sketch.Sketch
+	all := &s.all
+	all.Reset()
 	for i := max(k/perPart-parts+1, 0); i <= s.newest/perPart; i++ {
 		all.Merge(&s.waits[i%parts])
 	}
