@@ -116,3 +116,18 @@ func TestBaselines(t *testing.T) {
 		}
 	}
 }
+
+// TestGainRisesWithLoad: by predicted waits alone a replica gains less of a queue that stays behind with it than of one that does not.
+func TestGainRisesWithLoad(t *testing.T) {
+	for budget := 4; budget < 16; budget++ {
+		had := 0
+		for rate := 0.5; rate < 12; rate += 0.02 {
+			s := plan.Snapshot{Budget: budget, Nodes: []plan.Node{{Name: "n", Memory: 64 << 30}}, Functions: []plan.Function{slow(served("a", rate, 0)), slow(served("b", 4.5, 0))}}
+			a, err := Gain{}.Share(s, plan.Alloc{{Function: "a", Count: 12}, {Function: "b", Count: 12}})
+			if err != nil || a[0].Count < had {
+				t.Errorf("budget %d, %.2f/s: %v, %v, want at least the %d of a lower rate", budget, rate, a, err, had)
+			}
+			had = a[0].Count
+		}
+	}
+}
