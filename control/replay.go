@@ -156,9 +156,14 @@ func fields(p plan.Plan) []field {
 	all := []field{{"", "epoch", fmt.Sprint(p.Epoch)}, {"", "rev", fmt.Sprint(p.Rev)}, {"", "at", p.At.UTC().String()}}
 	for _, w := range p.Wants {
 		for _, f := range []field{
-			{name: "revision", value: fmt.Sprint(w.Revision)}, {name: "count", value: fmt.Sprint(len(w.Slots))}, {name: "slots", value: places(w.Slots)},
-			{name: "cpu", value: fmt.Sprintf("%dm", w.CPUMilli)}, {name: "batch", value: fmt.Sprint(w.Batch)}, {name: "key", value: fmt.Sprint(w.Key)},
-			{name: "why", value: w.Why}, {name: "short", value: w.Short},
+			{name: "revision", value: fmt.Sprint(w.Revision)},
+			{name: "count", value: fmt.Sprint(len(w.Slots))},
+			{name: "slots", value: places(w.Slots)},
+			{name: "cpu", value: fmt.Sprintf("%dm", w.CPUMilli)},
+			{name: "batch", value: fmt.Sprint(w.Batch)},
+			{name: "key", value: fmt.Sprint(w.Key)},
+			{name: "why", value: w.Why},
+			{name: "short", value: w.Short},
 		} {
 			f.function = w.Function
 			all = append(all, f)

@@ -30,29 +30,34 @@ func TestDispersed(t *testing.T) {
 		},
 		"a tie goes to the parameters": {
 			func(s *plan.Snapshot) { s.Nodes[2].Zygotes = []plan.Zygote{{Function: "f", Bytes: 1}} },
-			plan.Alloc{{Function: "f", Count: 1, Key: true}, {Function: "g", Count: 1}}, []string{"+@c", "+@c"},
+			plan.Alloc{{Function: "f", Count: 1, Key: true}, {Function: "g", Count: 1}},
+			[]string{"+@c", "+@c"},
 		},
 		"parameters do not draw key stages together": {
 			func(s *plan.Snapshot) {
 				s.Nodes[2].Zygotes = []plan.Zygote{{Function: "f", Bytes: 1}, {Function: "g", Bytes: 1}}
 			},
-			plan.Alloc{{Function: "f", Count: 1, Key: true}, {Function: "g", Count: 1, Key: true}}, []string{"+@c", "+@a"},
+			plan.Alloc{{Function: "f", Count: 1, Key: true}, {Function: "g", Count: 1, Key: true}},
+			[]string{"+@c", "+@a"},
 		},
 		"what runs is not moved": {
 			func(s *plan.Snapshot) {
 				s.Functions[0].Replicas = []plan.Replica{replica("f1", "a", plan.Ready, 9), replica("f2", "a", plan.Starting, 8)}
 			},
-			plan.Alloc{{Function: "f", Count: 3, Key: true}, {Function: "g", Count: 1, Key: true}}, []string{"f1@a f2@a +@c", "+@b"},
+			plan.Alloc{{Function: "f", Count: 3, Key: true}, {Function: "g", Count: 1, Key: true}},
+			[]string{"f1@a f2@a +@c", "+@b"},
 		},
 		"a function's own replicas are apart all the same": {
 			func(s *plan.Snapshot) { s.Functions[0].Min = 3 },
-			plan.Alloc{{Function: "f", Count: 3}, {Function: "g", Count: 1}}, []string{"+@a +@b +@c", "+@a"},
+			plan.Alloc{{Function: "f", Count: 3}, {Function: "g", Count: 1}},
+			[]string{"+@a +@b +@c", "+@a"},
 		},
 		"who fits on few nodes goes first": {
 			func(s *plan.Snapshot) {
 				s.Functions[1].GPU, s.Nodes[0].Devices = 1, []plan.Device{{ID: "g0", Memory: 9}}
 			},
-			plan.Alloc{{Function: "f", Count: 1, Key: true}, {Function: "g", Count: 1, Key: true}}, []string{"+@b", "+@a/g0"},
+			plan.Alloc{{Function: "f", Count: 1, Key: true}, {Function: "g", Count: 1, Key: true}},
+			[]string{"+@b", "+@a/g0"},
 		},
 		"what was placed moves for what has one place only": {
 			func(s *plan.Snapshot) { // g's second replica finds its device in the second round, when f's is there
@@ -62,11 +67,13 @@ func TestDispersed(t *testing.T) {
 				s.Nodes[1].Zygotes = []plan.Zygote{{Function: "f", Bytes: 1}}
 				s.Nodes[1].MemoryUsed = 0
 			},
-			plan.Alloc{{Function: "f", Count: 1, Key: true}, {Function: "g", Count: 2, Key: true}}, []string{"+@b", "+@a/g0 +@a/g1"},
+			plan.Alloc{{Function: "f", Count: 1, Key: true}, {Function: "g", Count: 2, Key: true}},
+			[]string{"+@b", "+@a/g0 +@a/g1"},
 		},
 		"a full node gets none": {
 			func(s *plan.Snapshot) { s.Nodes[1].MemoryUsed = 80 },
-			plan.Alloc{{Function: "f", Count: 1, Key: true}, {Function: "g", Count: 1, Key: true}}, []string{"+@a", "+@c"},
+			plan.Alloc{{Function: "f", Count: 1, Key: true}, {Function: "g", Count: 1, Key: true}},
+			[]string{"+@a", "+@c"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
