@@ -88,7 +88,7 @@ func New(cfg Config) (*Local, error) {
 	if cfg.NewID == nil {
 		cfg.NewID = func() string { return strings.ToLower(rand.Text()[:5]) }
 	}
-	l := &Local{cfg: cfg, clock: clock{time.Now()}, nodes: map[string]*node{}, replicas: map[string]*replica{}, functions: map[string]*function{}}
+	l := &Local{cfg: cfg, clock: newClock(time.Now()), nodes: map[string]*node{}, replicas: map[string]*replica{}, functions: map[string]*function{}}
 	l.metrics = newMetrics(l)
 	if err := l.metrics.register(cfg.Metrics); err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"reflect"
@@ -259,7 +260,7 @@ func TestBudget(t *testing.T) {
 // TestTheClockDoesNotJump: times in a Snapshot are as far apart as time has passed, whatever the wall's clock was set to.
 func TestTheClockDoesNotJump(t *testing.T) {
 	start := time.Now()
-	c := clock{start}
+	c := newClock(start)
 	if !c.at(time.Time{}).IsZero() {
 		t.Error("never is some time")
 	}
@@ -268,17 +269,24 @@ func TestTheClockDoesNotJump(t *testing.T) {
 		t.Errorf("%v, want a minute after %v, in UTC, without a monotonic reading", at, start)
 	}
 	bubble(t, func(t *testing.T, w *world, l *Local) {
-		// As if the process had begun an hour before, by a wall clock that has been set since.
-		l.clock.start = time.Now().Add(-time.Hour).Round(0)
-		zero := l.clock.start
+		l.clock.wall = l.clock.wall.Add(-time.Hour) // as if the wall's clock had been set forward by an hour since
+		was := l.clock.wall
+		w.set(func() { w.start = func(context.Context, Order) error { return errors.New("no") } })
+		w.want(1)
 		time.Sleep(time.Minute)
 		w.set(func() { w.last["f.ns"] = time.Now().Add(-time.Second) })
 		s := w.observe()
-		if got := s.At.Sub(zero); got != 61*time.Minute {
-			t.Errorf("%v since the start, want 61m", got)
+		if got := s.At.Sub(was); got != time.Minute {
+			t.Errorf("%v since the start, want 1m", got)
 		}
 		if got := s.At.Sub(s.Functions[0].Demand.Last); got != time.Second {
 			t.Errorf("the latest request was %v ago, want 1s", got)
+		}
+		if got := s.At.Sub(s.Functions[0].Failing.Until); got != time.Minute-firstBackoff {
+			t.Errorf("the next start could be tried %v ago, want %v", got, time.Minute-firstBackoff)
+		}
+		if got := time.Since(w.told()[0].At); got != time.Minute {
+			t.Errorf("people are told that it was ordered %v ago, want 1m", got)
 		}
 	})
 }

@@ -146,6 +146,12 @@ func TestWaits(t *testing.T) {
 	if got := c.Signals(now.Add(16 * time.Second)).Wait; got != (plan.Wait{}) {
 		t.Errorf("%+v 16 s later, want nothing known", got)
 	}
+	now = now.Add(time.Minute)
+	c.Step(now, answer("r1", 10, 0))
+	c.Step(now, submit("alone", 0))
+	if got := c.Signals(now).Wait; got != (plan.Wait{Known: true}) {
+		t.Errorf("%+v, want that of a task that did not wait, and nothing of those a minute ago", got)
+	}
 }
 
 // lifo is a task.Orderer: the last to come is the first to go.
