@@ -76,8 +76,12 @@ func TestIntervalsHoldTheMean(t *testing.T) {
 			}
 			share := float64(held) / runs
 			t.Logf("%.3f of the intervals hold the mean, after %d batches", share, batches/runs)
-			if share < 0.87 {
-				t.Errorf("%.3f of the intervals hold the mean, want about 0.95, which stopping early makes a little less", share)
+			least := 0.94
+			if name == "correlated" {
+				least = 0.89
+			}
+			if share < least {
+				t.Errorf("%.3f of the intervals hold the mean, want %.2f at least of the 0.95 that they are made for", share, least)
 			}
 		})
 	}
