@@ -32,30 +32,27 @@ type Recorder interface{ Record(d Decision) }
 // line would mean something else.
 const RecordVersion = 1
 
-// record is a line of a record, in JSON: fields that are zero in Snapshot and Plan are left out.
+// record is a line of a record, in JSON.
 type record struct {
 	Version  int             `json:"version"`
 	Policies policy.Names    `json:"policies"`
-	Snapshot json.RawMessage `json:"snapshot"`
+	Snapshot plan.Snapshot   `json:"snapshot"`
 	Memory   json.RawMessage `json:"memory"` // as policy.Memory encodes itself
-	Plan     json.RawMessage `json:"plan"`
+	Plan     plan.Plan       `json:"plan"`
 	Error    string          `json:"error,omitempty"` // its first line
 }
 
 // line encodes d with a newline.
 func (d Decision) line() ([]byte, error) {
-	r := record{Version: RecordVersion, Policies: d.Policies, Error: firstLine(d.Err)}
-	var err error
-	for _, part := range []struct {
-		to   *json.RawMessage
-		from any
-	}{{&r.Snapshot, lean(d.Snapshot)}, {&r.Memory, d.Memory}, {&r.Plan, lean(d.Plan)}} {
-		if *part.to, err = json.Marshal(part.from); err != nil {
-			return nil, fmt.Errorf("decision on snapshot %d: %w", d.Snapshot.Rev, err)
+	memory, err := d.Memory.MarshalJSON()
+	if err == nil {
+		r := record{Version: RecordVersion, Policies: d.Policies, Snapshot: d.Snapshot, Memory: memory, Plan: d.Plan, Error: firstLine(d.Err)}
+		var b []byte
+		if b, err = json.Marshal(r); err == nil {
+			return append(b, '\n'), nil
 		}
 	}
-	b, err := json.Marshal(r)
-	return append(b, '\n'), err
+	return nil, fmt.Errorf("decision on snapshot %d: %w", d.Snapshot.Rev, err)
 }
 
 // firstLine is an error without the stack that a panic's has, which is another in each run.

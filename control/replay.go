@@ -86,22 +86,10 @@ func again(line []byte, sets map[policy.Names]policy.Set) ([]Diff, error) {
 		return nil, fmt.Errorf("version %d, want %d: replay it with the stagecoach that recorded it", version.Version, RecordVersion)
 	}
 	var r record
-	var snap plan.Snapshot
-	var recorded plan.Plan
-	for _, part := range []struct {
-		name string
-		from func() []byte
-		to   any
-	}{
-		{"line", func() []byte { return line }, &r},
-		{"snapshot", func() []byte { return r.Snapshot }, &snap},
-		{"plan", func() []byte { return r.Plan }, &recorded},
-	} {
-		d := json.NewDecoder(bytes.NewReader(part.from()))
-		d.DisallowUnknownFields() // one that this program does not know may be what the decision was made by
-		if err := d.Decode(part.to); err != nil {
-			return nil, fmt.Errorf("%s: %w", part.name, err)
-		}
+	d := json.NewDecoder(bytes.NewReader(line))
+	d.DisallowUnknownFields() // one that this program does not know may be what the decision was made by
+	if err := d.Decode(&r); err != nil {
+		return nil, err
 	}
 	set, ok := sets[r.Policies]
 	if !ok {
@@ -115,8 +103,8 @@ func again(line []byte, sets map[policy.Names]policy.Set) ([]Diff, error) {
 	if err != nil {
 		return nil, err
 	}
-	got, _, _, err := set.Decide(snap, memory)
-	return compare(snap.Rev, recorded, got, r.Error, firstLine(err)), nil
+	got, _, _, err := set.Decide(r.Snapshot, memory)
+	return compare(r.Snapshot.Rev, r.Plan, got, r.Error, firstLine(err)), nil
 }
 
 // field is one of a plan, written out.
