@@ -21,7 +21,7 @@ import (
 type Gain struct{}
 
 // keeping is how much more a replica that is there gains than one that is not: shares that swing by chance would else cost a start each.
-const keeping = 1.25
+const keeping = 1.5
 
 // resources of nodes, as sums: what fits in a sum may not fit on any one node, as the placer then says.
 const (
