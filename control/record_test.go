@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -271,30 +272,32 @@ func TestWhatCannotBeWrittenIsToldOnce(t *testing.T) {
 
 // TestASlowDiskHoldsNothingUp: while nobody takes what is queued, Record returns, drops, counts, and says so once.
 func TestASlowDiskHoldsNothingUp(t *testing.T) {
-	logged := &lines{}
-	path := filepath.Join(t.TempDir(), "r")
-	r := newRecordFile(path, 1<<30, slog.New(slog.NewTextHandler(logged, nil)))
-	d := history(t, 1, policy.Names{}, 1)[0]
-	for range recordQueue + 7 {
-		r.Record(d)
-	}
-	if got := counted(t, r.drops.WithLabelValues("queue")); got != 7 {
-		t.Errorf("%v counted as dropped, want 7", got)
-	}
-	r.take(<-r.queue) // the disk is back
-	r.Record(d)
-	go r.own()
-	if err := r.Close(); err != nil {
-		t.Error(err)
-	}
-	if got := replayed(t, path); got.Decisions != recordQueue+1 {
-		t.Errorf("%d decisions in the record, want %d", got.Decisions, recordQueue+1)
-	}
-	for _, text := range []string{"decisions are dropped", "decisions are recorded again\" dropped=7"} {
-		if n := strings.Count(logged.String(), text); n != 1 {
-			t.Errorf("%q said %d times, want once: %s", text, n, logged)
+	synctest.Test(t, func(t *testing.T) { // where a Record that waits is a deadlock
+		logged := &lines{}
+		path := filepath.Join(t.TempDir(), "r")
+		r := newRecordFile(path, 1<<30, slog.New(slog.NewTextHandler(logged, nil)))
+		d := history(t, 1, policy.Names{}, 1)[0]
+		for range recordQueue + 7 {
+			r.Record(d)
 		}
-	}
+		if got := counted(t, r.drops.WithLabelValues("queue")); got != 7 {
+			t.Errorf("%v counted as dropped, want 7", got)
+		}
+		r.take(<-r.queue) // the disk is back
+		r.Record(d)
+		go r.own()
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		if got := replayed(t, path); got.Decisions != recordQueue+1 {
+			t.Errorf("%d decisions in the record, want %d", got.Decisions, recordQueue+1)
+		}
+		for _, text := range []string{"decisions are dropped", "decisions are recorded again\" dropped=7"} {
+			if n := strings.Count(logged.String(), text); n != 1 {
+				t.Errorf("%q said %d times, want once: %s", text, n, logged)
+			}
+		}
+	})
 }
 
 // FuzzReplay: no text makes it panic, and what it reads it reads again.
