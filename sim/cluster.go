@@ -53,6 +53,9 @@ func (w *world) apply(p *plan.Plan, atOnce bool) {
 		want := &p.Wants[i]
 		l := w.byKey[want.Function]
 		l.cpu = want.CPUMilli
+		if want.Short != "" {
+			w.rec.stages[l.i].short(w, want.Short)
+		}
 		w.release(l, want)
 		for _, slot := range want.Slots {
 			if slot.Replica == "" {

@@ -94,6 +94,11 @@ func (p PolicyResult) stages(b *strings.Builder, seeds int) {
 		row(b, text(s.Name), s.Rate.plain(), s.CV.plain(), s.Predicted.plain(), s.Wait.time(), s.WaitP99.time(), s.Service.time(), s.ServiceCV.plain(),
 			s.Utilisation.percent(), s.Replicas.plain(), strconv.Itoa(s.Most), strings.Join(starts, ", "))
 	}
+	for _, s := range p.Stages {
+		if s.Short.Mean > 0 {
+			fmt.Fprintf(b, "\n%s had not a place for all of its replicas in %s plans of %s a run; the first time: %s\n", text(s.Name), s.Short.plain(), p.Ticks.plain(), text(s.ShortWhy))
+		}
+	}
 	if p.QNAError.Mean > 0 {
 		fmt.Fprintf(b, "\nQNA misses the CV of arrivals behind the entries by %s on average; the entry's own by %s.\n", p.QNAError.percent(), p.SameError.percent())
 	}

@@ -14,7 +14,7 @@ func (f *figures) predict(m *Model) {
 	for i, s := range f.rec.stages {
 		slots := float64(m.stages[i].spec.Slots)
 		n.Stations[i] = autoscaler.Station{
-			Rate: ratio(1, s.gaps.mean()), Servers: max(int(math.Round(s.readyNs/1e9/f.seconds()*slots)), 1),
+			Rate: s.calls() / f.seconds(), Servers: max(int(math.Round(s.readyNs/1e9/f.seconds()*slots)), 1),
 			Rho: min(s.utilisation(slots), 1), CS2: s.service.cv() * s.service.cv(),
 		}
 	}

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"math"
 	"time"
 
@@ -128,13 +129,14 @@ func (r *recorder) finish(w *world, pipeline int, f *flow.Finish) {
 
 // stageRecorder is for one stage.
 type stageRecorder struct {
-	line    *line
-	gaps    moments // between arrivals, seconds
-	last    int64   // arrival; below 0: none
-	wait    *hdr.Histogram
-	waits   moments // seconds
-	service moments
-	worked  int64 // ns that slots were busy
+	line     *line
+	gaps     moments // between arrivals, seconds
+	last     int64   // arrival; below 0: none
+	arrivals int64
+	wait     *hdr.Histogram
+	waits    moments // seconds
+	service  moments
+	worked   int64 // ns that slots were busy
 
 	since              int64 // of the counts below
 	replicas, ready    int
@@ -142,6 +144,8 @@ type stageRecorder struct {
 	most               int
 	starts             map[string]int64
 	deaths, evictions  int64
+	shorts             int64  // plans in which not all of its replicas had a place
+	why                string // the first time
 }
 
 // arrived counts a task at the line.
@@ -149,11 +153,13 @@ func (s *stageRecorder) arrived(w *world) {
 	if !w.rec.counts(w.now) {
 		return
 	}
-	if s.last >= 0 {
+	if s.arrivals++; s.last >= 0 {
 		s.gaps.add(float64(w.now-s.last) / 1e9)
 	}
 	s.last = w.now
 }
+
+func (s *stageRecorder) calls() float64 { return float64(s.arrivals) }
 
 func (s *stageRecorder) served(t *task.Timing) {
 	record(s.wait, t.Wait)
@@ -192,6 +198,13 @@ func (s *stageRecorder) integrate(w *world) {
 func (s *stageRecorder) start(w *world, path string) {
 	if w.rec.counts(w.now) {
 		s.starts[path]++
+	}
+}
+
+func (s *stageRecorder) short(w *world, why string) {
+	if w.rec.counts(w.now) {
+		s.shorts++
+		s.why = cmp.Or(s.why, why)
 	}
 }
 

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"strconv"
@@ -81,7 +82,9 @@ type StageResult struct {
 	Most        int            `json:"most_replicas"`
 	Starts      map[string]int `json:"starts,omitempty"` // by path, of all seeds
 	Deaths      int            `json:"deaths"`
-	Evictions   int            `json:"evictions"` // of its parameters
+	Evictions   int            `json:"evictions"`           // of its parameters
+	Short       Estimate       `json:"short"`               // plans in which not all of its replicas had a place
+	ShortWhy    string         `json:"short_why,omitempty"` // the first time
 }
 
 // Versus is the change to the first policy in parts of its value, seed by seed.
@@ -231,7 +234,7 @@ func (m *Model) stageResult(i int, runs []*figures) StageResult {
 	slots := float64(m.stages[i].spec.Slots)
 	out := StageResult{
 		Name:        m.stages[i].spec.Name,
-		Rate:        from(func(s *stageRecorder) float64 { return ratio(1, s.gaps.mean()) }),
+		Rate:        of(runs, func(f *figures) float64 { return f.rec.stages[i].calls() / f.seconds() }),
 		CV:          from(func(s *stageRecorder) float64 { return s.gaps.cv() }),
 		Predicted:   of(runs, func(f *figures) float64 { return f.qna[i] }),
 		Wait:        from(func(s *stageRecorder) float64 { return s.waits.mean() }),
@@ -241,10 +244,12 @@ func (m *Model) stageResult(i int, runs []*figures) StageResult {
 		Utilisation: from(func(s *stageRecorder) float64 { return s.utilisation(slots) }),
 		Replicas:    of(runs, func(f *figures) float64 { return f.rec.stages[i].replicaNs / 1e9 / f.seconds() }),
 		Starts:      map[string]int{},
+		Short:       from(func(s *stageRecorder) float64 { return float64(s.shorts) }),
 	}
 	for _, f := range runs {
 		s := f.rec.stages[i]
 		out.Most = max(out.Most, s.most)
+		out.ShortWhy = cmp.Or(out.ShortWhy, s.why)
 		out.Deaths += int(s.deaths)
 		out.Evictions += int(s.evictions)
 		for path, n := range s.starts {

@@ -117,6 +117,26 @@ func root(rho, ca float64) float64 {
 	return sigma
 }
 
+// TestJackson: two stages in a row are two independent M/M/1 queues (Jackson 1957; Burke 1956), if a request's service times do not
+// depend on each other.
+func TestJackson(t *testing.T) {
+	t.Parallel()
+	r := simulate(t, `
+duration: 1200s
+warmup: 100s
+seeds: 5
+hop: 0s
+tick: 1h
+nodes: [{memory: 1Ti, cpu: 1000}]
+pipelines: [{name: p, timeout: 9000h, arrivals: {rate: "7"}}]
+stages: [{name: a, next: b, service: {mean: 100ms}, min: 1, max: 1, queueLimit: 1000000}, {name: b, service: {mean: 100ms}, min: 1, max: 1, queueLimit: 1000000}]
+`)
+	for _, s := range r.Policies[0].Stages {
+		s.Wait.want(t, "wait for "+s.Name, 0.1*0.7/0.3, 0.01)
+		s.CV.want(t, "CV of arrivals at "+s.Name, 1, 0.01)
+	}
+}
+
 // TestLittle: what is in the system on average is what arrives times how long it stays, through stages, batches and slots.
 func TestLittle(t *testing.T) {
 	r := simulate(t, `
