@@ -103,13 +103,17 @@ func OpenRecord(path string, limit int64, log *slog.Logger, reg prometheus.Regis
 }
 
 func newRecordFile(path string, limit int64, log *slog.Logger) *RecordFile {
-	return &RecordFile{
+	r := &RecordFile{
 		path: path, limit: limit, log: log, queue: make(chan Decision, recordQueue), done: make(chan struct{}), ended: make(chan struct{}),
 		drops: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "stagecoach", Subsystem: "control", Name: "record_dropped_total",
 			Help: "Decisions that are not in the record: queue (they came too fast), write (they could not be written).",
 		}, []string{"reason"}),
 	}
+	for _, reason := range []string{"queue", "write"} {
+		r.drops.WithLabelValues(reason) // 0 is a number, too
+	}
+	return r
 }
 
 // Record implements [Recorder].
