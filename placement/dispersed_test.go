@@ -239,3 +239,27 @@ func TestKL(t *testing.T) {
 		})
 	}
 }
+
+// BenchmarkPlace gives each of so many functions three new replicas on twenty nodes: a burst everywhere.
+func BenchmarkPlace(b *testing.B) {
+	for name, p := range map[string]plan.Placer{"dispersed": Dispersed{}, "spread": Spread{}} {
+		for _, n := range []int{10, 100, 1000} {
+			b.Run(fmt.Sprintf("%s/functions=%d", name, n), func(b *testing.B) {
+				s := plan.Snapshot{At: t0}
+				for i := range 20 {
+					s.Nodes = append(s.Nodes, plan.Node{Name: fmt.Sprintf("n%02d", i), Memory: 1 << 40})
+				}
+				var a plan.Alloc
+				for i := range n {
+					f := plan.Function{Name: fmt.Sprintf("f%04d", i), Revision: 1, Max: 9, Memory: 1 << 20}
+					s.Functions, a = append(s.Functions, f), append(a, plan.Line{Function: f.Name, Count: 3, Key: i%2 == 0})
+				}
+				for b.Loop() {
+					if _, err := p.Place(s, a); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
