@@ -9,9 +9,12 @@ import (
 	"io"
 	"math"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/task"
 )
 
 // burst is a chain with everything in it: parameters that are loaded, forked from and parked, batches, calls an item, a join, replicas
@@ -216,6 +219,39 @@ func TestProfile(t *testing.T) {
 		if got := plain.base(tc.batch, tc.cpu); math.Abs(got-tc.want) > 1 {
 			t.Errorf("a batch of %d on %dm takes %g ns, want %g", tc.batch, tc.cpu, got, tc.want)
 		}
+	}
+}
+
+// TestDraws: a call's service time is that of its seed, request, stage, task and attempt, whatever was drawn before.
+func TestDraws(t *testing.T) {
+	w, err := model(t, burst).newWorld(0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	draw := func(seed uint64, request string, number uint32, attempt uint8, stage int) float64 {
+		w.seed = seed
+		w.reseed(&task.Task{Key: task.Key{Request: request, Task: number, Attempt: attempt}}, stage)
+		return w.rand.Float64()
+	}
+	first := draw(1, "a", 1, 1, 0)
+	others := []float64{draw(2, "a", 1, 1, 0), draw(1, "b", 1, 1, 0), draw(1, "ab", 1, 1, 0), draw(1, "a", 2, 1, 0), draw(1, "a", 1, 2, 0), draw(1, "a", 1, 1, 1)}
+	if slices.Contains(others, first) || draw(1, "a", 1, 1, 0) != first {
+		t.Errorf("%g, again %g, of others %g", first, draw(1, "a", 1, 1, 0), others)
+	}
+}
+
+// TestHops: what nothing delays takes its service times and two hops a stage.
+func TestHops(t *testing.T) {
+	r := simulate(t, `
+duration: 60s
+seeds: 1
+hop: 1ms
+nodes: [{memory: 1Gi, cpu: 4}]
+pipelines: [{name: p, arrivals: {rate: "1", cv: 0}}]
+stages: [{name: a, next: b, service: {dist: deterministic, mean: 10ms}}, {name: b, service: {dist: deterministic, mean: 20ms}}]
+`)
+	if got := r.Policies[0].Pipelines[0]; math.Abs(got.Mean.Mean-0.034) > 1e-6 || math.Abs(got.P99.Mean-0.034) > 1e-4 {
+		t.Errorf("%+v, want 34 ms", got)
 	}
 }
 

@@ -26,6 +26,11 @@ stages: [{name: s, service: {SERVICE}, min: SERVERS, max: SERVERS, queueLimit: 1
 // sojourn simulates a station with a mean service time of 100 ms. SIM_LONG=1 has it see twenty times as many requests.
 func sojourn(t *testing.T, servers int, rho, cv float64, service string) Estimate {
 	t.Helper()
+	return stationary(t, servers, rho, cv, service).Mean
+}
+
+func stationary(t *testing.T, servers int, rho, cv float64, service string) PipelineResult {
+	t.Helper()
 	requests := 6000.0
 	if os.Getenv("SIM_LONG") != "" {
 		requests *= 20
@@ -38,7 +43,7 @@ func sojourn(t *testing.T, servers int, rho, cv float64, service string) Estimat
 	p.Stages[0].Utilisation.want(t, "utilisation", rho, 0.02)
 	p.Stages[0].Replicas.want(t, "replicas", float64(servers), 0)
 	p.Stages[0].Service.want(t, "service time", 0.1, 0.01)
-	return p.Pipelines[0].Mean
+	return p.Pipelines[0]
 }
 
 // TestErlangC holds the simulated sojourn of M/M/c queues against theory: the wait is C(c, a)/(cμ−λ).
@@ -51,8 +56,12 @@ func TestErlangC(t *testing.T) {
 		t.Run(fmt.Sprintf("c=%d rho=%g", tc.servers, tc.rho), func(t *testing.T) {
 			t.Parallel()
 			wait := tc.want / (10 * float64(tc.servers) * (1 - tc.rho))
-			got := sojourn(t, tc.servers, tc.rho, 1, "dist: exponential")
-			got.want(t, "sojourn", wait+0.1, 0.005)
+			got := stationary(t, tc.servers, tc.rho, 1, "dist: exponential")
+			got.Mean.want(t, "sojourn", wait+0.1, 0.005)
+			if tc.servers == 1 { // first come, first served: it is exponential itself
+				got.P50.want(t, "median", (wait+0.1)*math.Ln2, 0.01)
+				got.P99.want(t, "p99", (wait+0.1)*math.Log(100), 0.01)
+			}
 			// The policies' own formula is the same.
 			mean := autoscaler.Sojourn(10*tc.rho*float64(tc.servers), 10, tc.servers, 1, 1, 0)
 			if math.Abs(mean.Seconds()-wait-0.1) > 1e-4 {
