@@ -86,7 +86,7 @@ func TestValidateKnowsEveryField(t *testing.T) {
 		"registry.auth": "read, and complained about, when a registry asks for it", "log.level": "its type knows what is a level",
 	}
 	// A value that is wrong wherever it is.
-	c := Config{Listen: "x", Node: NodeConfig{Memory: 1, None: true, Devices: "-1"}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1, Record: "/none/x"}, Journal: JournalConfig{Sync: -1}}
+	c := Config{Listen: "x", Node: NodeConfig{Memory: 1, None: true, Devices: "-1"}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1, Budget: -1, Record: "/none/x"}, Journal: JournalConfig{Sync: -1}}
 	c.Registry.Default, c.Registry.Insecure, c.Telemetry.OTLP = "x", []string{"y"}, "z"
 	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e"}
 	text := errorText(c.Validate())
