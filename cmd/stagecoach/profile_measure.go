@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"regexp"
 	"slices"
@@ -42,7 +43,7 @@ func (f *profileFlags) measure(ctx context.Context, c *client, path string, bodi
 				return p, err
 			}
 		}
-		m.replica, m.slots = held.Replica, held.Slots
+		m.replica, m.slots, m.largest = held.Replica, held.Slots, held.Batch
 		body := bodies[slices.IndexFunc(bodies, func(s probe) bool { return s.length == cell.Length })]
 		begin := time.Now()
 		pt, ok, err := m.point(ctx, cell, body)
@@ -100,6 +101,7 @@ type meter struct {
 	rule    profile.Rule
 	replica string
 	slots   int
+	largest int // batch that it takes
 }
 
 // fewForm is how many rounds it takes to see that batches of a size do not come about, when less than a tenth are.
@@ -110,7 +112,7 @@ func (m *meter) point(ctx context.Context, cell profile.Cell, s probe) (profile.
 	var series profile.Series
 	begin := time.Now()
 	for rounds, settled := 0, false; ; {
-		took, ok, err := m.round(ctx, cell.Batch, s)
+		took, err := m.round(ctx, cell.Batch, s)
 		if err != nil {
 			return profile.Point{}, false, err
 		}
@@ -121,12 +123,12 @@ func (m *meter) point(ctx context.Context, cell profile.Cell, s probe) (profile.
 			continue
 		}
 		rounds++
-		if ok {
-			series.Add(took)
+		for _, d := range took {
+			series.Add(d)
 		}
 		tight := series.Enough(m.rule, time.Since(begin))
-		hopeless := rounds == fewForm && 10*series.Len() < rounds
-		if !tight && !hopeless && rounds < m.rule.Most {
+		hopeless := rounds >= fewForm && 10*series.Len() < rounds
+		if !tight && !hopeless && series.Len() < m.rule.Most {
 			continue
 		}
 		pt := series.Estimate()
@@ -143,12 +145,18 @@ type answered struct {
 	took    time.Duration // on the replica
 }
 
-// round sends calls that come to run in one batch of that size, and returns how long the replica had it; false: it did not come about.
-// One call a slot goes ahead, for the others to wait together behind it.
-func (m *meter) round(ctx context.Context, size int, s probe) (took time.Duration, ok bool, err error) {
-	calls := size
-	if size > 1 {
-		calls += m.slots
+// inARow is how many of the largest batches a round has, so that the replica is busy most of the time however long calls are under way:
+// one that rests gets its quota back.
+const inARow = 8
+
+// round sends calls that come to run in batches of that size, and returns how long the replica had each, in their order; none when
+// none came about. One call a slot goes ahead, for the others to gather behind it.
+func (m *meter) round(ctx context.Context, size int, s probe) (took []time.Duration, err error) {
+	calls := m.slots + size
+	if size == m.largest {
+		calls = m.slots + size*inARow
+	} else if size == 1 {
+		calls = 1 // others would join it
 	}
 	all, errs := make([]answered, calls), make([]error, calls)
 	var wg sync.WaitGroup
@@ -157,22 +165,23 @@ func (m *meter) round(ctx context.Context, size int, s probe) (took time.Duratio
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
-		return 0, false, err
+		return nil, err
 	}
-	slowest, members := map[uint64]time.Duration{}, map[uint64]int{}
+	slowest, members, sizes := map[uint64]time.Duration{}, map[uint64]int{}, map[uint64]int{}
 	for _, a := range all {
 		if a.replica != m.replica {
-			return 0, false, fmt.Errorf("replica %s answered, want %s, which has the quota; was it lost?", a.replica, m.replica)
+			return nil, fmt.Errorf("replica %s answered, want %s, which has the quota; was it lost?", a.replica, m.replica)
 		}
 		slowest[a.batch] = max(slowest[a.batch], a.took)
 		members[a.batch]++
+		sizes[a.batch] = a.size
 	}
-	for _, a := range all {
-		if a.size == size && members[a.batch] == size { // nobody else's call was in it
-			return slowest[a.batch], true, nil
+	for _, batch := range slices.Sorted(maps.Keys(slowest)) {
+		if sizes[batch] == size && members[batch] == size { // nobody else's call was in it
+			took = append(took, slowest[batch])
 		}
 	}
-	return 0, false, nil
+	return took, nil
 }
 
 var batchForm = regexp.MustCompile(`\.batch;dur=([0-9.]+);desc="([0-9]+) of ([0-9]+) on ([^"]+)"`)
