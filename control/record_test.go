@@ -10,9 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -383,4 +385,48 @@ func BenchmarkLine(b *testing.B) {
 			b.ReportMetric(float64(size), "bytes")
 		})
 	}
+}
+
+// kept is a Recorder in memory.
+type kept []Decision
+
+func (k *kept) Record(d Decision) { *k = append(*k, d) }
+
+// TestEveryDecisionIsRecorded: also one that is not applied, and one that gives no plan; each with the memory that it was made from.
+func TestEveryDecisionIsRecorded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, got := newFake(function("f")), &kept{}
+		refused := 0
+		f.apply = func(plan.Plan) error {
+			if refused++; refused < 3 {
+				return fmt.Errorf("too late: %w", plan.ErrStale)
+			}
+			return nil
+		}
+		l, log, stop := start(t, f, func(l *Loop) { l.cfg.Recorder = got })
+		time.Sleep(3500 * time.Millisecond) // the bubble's clock
+		f.mu.Lock()
+		f.s.Functions = append(f.s.Functions, function("f")) // twice, which no plan can be of
+		f.mu.Unlock()
+		time.Sleep(time.Second)
+		trouble := l.Trouble()
+		stop()
+		var memories []bool
+		for _, d := range *got {
+			memories = append(memories, len(d.Memory) > 0)
+			if d.Policies != l.Policies() || d.Snapshot.Rev != d.Plan.Rev {
+				t.Errorf("%+v", d)
+			}
+		}
+		if want := []bool{false, false, false, true, true}; !slices.Equal(memories, want) {
+			t.Errorf("made from a memory: %v, want %v: none before a plan was applied", memories, want)
+		}
+		last := (*got)[len(*got)-1]
+		if last.Err == nil || !strings.Contains(trouble, firstLine(last.Err)) {
+			t.Errorf("the last decision: %v, trouble %q", last.Err, trouble)
+		}
+		if got := counted(t, l.ticks.WithLabelValues("stale")); got != 2 {
+			t.Errorf("%v stale ticks, want 2: %s", got, log)
+		}
+	})
 }
