@@ -132,7 +132,7 @@ func (m *meter) point(ctx context.Context, cell profile.Cell, s probe) (profile.
 			continue
 		}
 		pt := series.Estimate()
-		pt.Cell, pt.Loose = cell, !tight
+		pt.Cell, pt.Loose = cell, pt.Err > m.rule.Relative*pt.Mean
 		return pt, series.Len() >= profile.Least, nil
 	}
 }
@@ -153,9 +153,10 @@ const inARow = 8
 // none came about. One call a slot goes ahead, for the others to gather behind it.
 func (m *meter) round(ctx context.Context, size int, s probe) (took []time.Duration, err error) {
 	calls := m.slots + size
-	if size == m.largest {
+	switch size {
+	case m.largest:
 		calls = m.slots + size*inARow
-	} else if size == 1 {
+	case 1:
 		calls = 1 // others would join it
 	}
 	all, errs := make([]answered, calls), make([]error, calls)
