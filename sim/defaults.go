@@ -68,16 +68,19 @@ func (s *Stage) complete() {
 	s.Max = cmp.Or(s.Max, max(pipeline.DefaultMax, s.Min))
 	s.ZeroAge = cmp.Or(s.ZeroAge, pipeline.DefaultZeroAge)
 	s.Start.Fork = cmp.Or(s.Start.Fork, s.Start.Cold)
-	v := &s.Service
-	if len(v.Profile) > 0 {
+	s.Service.complete()
+}
+
+func (v *Service) complete() {
+	if len(v.Profile) > 0 || v.ProfileFile != "" {
 		v.Dist = cmp.Or(v.Dist, Lognormal)
-		if v.CV == nil && v.Dist != Deterministic && v.Dist != Exponential {
-			v.CV = pointer(v.Profile[0].CV)
-		}
 	}
 	v.Dist = cmp.Or(v.Dist, Exponential)
-	if v.CV == nil && (v.Dist == Gamma || v.Dist == Lognormal) {
+	if v.CV == nil && (v.Dist == Gamma || v.Dist == Lognormal) && (len(v.Profile) > 0 || v.ProfileFile == "") {
 		v.CV = pointer(1.0)
+		if len(v.Profile) > 0 {
+			v.CV = pointer(v.Profile[0].CV)
+		}
 	}
 	if v.BatchCost == nil {
 		v.BatchCost = pointer(1.0)

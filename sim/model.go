@@ -70,6 +70,7 @@ func (s Scenario) Model(open Opener) (*Model, error) {
 	m.checkRun(&errs)
 	m.addPolicies(&errs)
 	m.addNodes(&errs)
+	m.readProfiles(open, &errs)
 	m.addStages(&errs)
 	m.addPipelines(&errs)
 	if len(errs) == 0 {

@@ -107,6 +107,9 @@ type Service struct {
 	BatchCost *float64      `yaml:"batchCost"` // what each further call adds, in parts of the first; nil: 1, batches save nothing
 	CPUShare  float64       `yaml:"cpuShare"`  // the part that a processor's share speeds up
 	Profile   []Point       `yaml:"profile"`   // as measured; policies see it, too
+	// ProfileFile is what `stagecoach profile FUNCTION --show --json` prints, in place of Profile: its points with inputs of Length.
+	ProfileFile string `yaml:"profileFile"`
+	Length      int    `yaml:"length"`
 }
 
 // Dist is a distribution of service times.

@@ -222,6 +222,45 @@ func TestProfile(t *testing.T) {
 	}
 }
 
+// TestProfileFile takes service times from what stagecoach profile has measured.
+func TestProfileFile(t *testing.T) {
+	const measured = `{"version": 1, "function": "f.openfaas-fn", "image": "x", "at": "2026-01-01T00:00:00Z", "relative": 0.05, "points": [
+		{"cpuMilli": 500, "batch": 1, "length": 64, "meanSeconds": 0.08, "errSeconds": 0.001, "cv": 0.1, "n": 50},
+		{"cpuMilli": 1000, "batch": 1, "length": 64, "meanSeconds": 0.04, "errSeconds": 0.001, "cv": 0.1, "n": 50},
+		{"cpuMilli": 1000, "batch": 1, "length": 128, "meanSeconds": 0.09, "errSeconds": 0.001, "cv": 0.1, "n": 50}]}`
+	for length, want := range map[string]float64{"64": 0.04, "128": 0.09} {
+		s, err := Parse(strings.NewReader(fill(`
+duration: 60s
+seeds: 2
+nodes: [{memory: 10Gi, cpu: 100}]
+pipelines: [{name: p, arrivals: {rate: "5"}}]
+stages: [{name: s, service: {profileFile: f.json, length: LENGTH}}]
+`, "LENGTH", length)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		with := func(text string) (*Model, error) {
+			return s.Model(func(string) (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(text)), nil })
+		}
+		m, err := with(measured)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := m.Run(t.Context(), nil)
+		if got := r.Policies[0].Stages[0]; err != nil || math.Abs(got.Service.Mean-want) > 0.05*want || math.Abs(got.ServiceCV.Mean-0.1) > 0.03 {
+			t.Errorf("length %s: %v, %+v, want %g s", length, err, got, want)
+		}
+		for text, wrong := range map[string]string{
+			"{}": "stages[0].service.profileFile: f.json: profile: ",
+			strings.ReplaceAll(measured, `"length": `+length, `"length": 1`+length): "no points with inputs of length " + length + ", want service.length to be one of [",
+		} {
+			if _, err := with(text); err == nil || !strings.Contains(err.Error(), wrong) {
+				t.Errorf("got %v, want %q", err, wrong)
+			}
+		}
+	}
+}
+
 // TestDraws: a call's service time is that of its seed, request, stage, task and attempt, whatever was drawn before.
 func TestDraws(t *testing.T) {
 	w, err := model(t, burst).newWorld(0, 1)
