@@ -14,7 +14,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-kill test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle clean
+.PHONY: help tools fetch build images demo test test-python test-kill test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ bench-keysmanager: images ## forks a second, a thousand orders at once, an idle 
 
 bench-hop: images ## HTTP to replica and back, against a bare echo
 	@$(BIN)/stagecoach bench hop --images $(IMAGES)
+
+bench-sim: images ## the simulator against a running system: the same arrivals, stages that wait
+	@$(BIN)/stagecoach bench sim --images $(IMAGES) $(BENCH)
 
 bench-idle: images ## what a thousand functions cost that nobody calls
 	@$(BIN)/stagecoach bench idle --images $(IMAGES)

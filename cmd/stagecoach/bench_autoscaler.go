@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -15,8 +14,8 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
+	"github.com/stagecoach-serving/stagecoach/cluster"
 	openloop "github.com/stagecoach-serving/stagecoach/load"
-	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
 // contender is a way to size functions.
@@ -56,10 +55,22 @@ type autoscalerBench struct {
 	body        string
 }
 
+// What the stand-ins for models have.
+const (
+	benchStages  = 8
+	benchStageCV = 0.1 // of their service times
+	benchBudget  = 24  // replicas
+)
+
+// stepRate is a load of three parts: low, high, low.
+func stepRate(low, high float64, each time.Duration) string {
+	return fmt.Sprintf("%.4g:%v,%.4g:%v,%.4g:%v", low, each, high, each, low, each)
+}
+
 // turn is what one contender did in one round.
 type turn struct {
 	result      openloop.Result
-	replicaTime float64       // replica-seconds, ready ones
+	replicaTime float64       // replica-seconds, from orders to ends
 	peak        int           // replicas at a time
 	first       time.Duration // from the step to the first answer of a replica ordered after it; 0: there was none
 }
@@ -72,7 +83,7 @@ func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 	b := autoscalerBench{}
 	fs.StringVar(&b.model, "model", "opt-66b", "of QUART's Table 1, split evenly into eight stages that wait; or minilm, which computes")
 	fs.StringVar(&b.ort, "ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's library")
-	fs.IntVar(&b.budget, "budget", 24, "replicas that all stages together may have")
+	fs.IntVar(&b.budget, "budget", benchBudget, "replicas that all stages together may have")
 	fs.IntVar(&b.rounds, "rounds", 3, "of each contender, interleaved")
 	fs.DurationVar(&b.step, "step", 20*time.Second, "length of each of the load's three parts: low, high, low")
 	fs.Float64Var(&b.cv, "cv", 4, "coefficient of variation of the gaps between arrivals")
@@ -82,7 +93,7 @@ func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	b.images = *images
-	if err := b.prepare(); err != nil {
+	if err := b.prepare(ctx); err != nil {
 		return err
 	}
 	report := bench.NewReport("autoscaler", os.Stderr)
@@ -116,21 +127,21 @@ func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 }
 
 // prepare makes the stages and the load.
-func (b *autoscalerBench) prepare() error {
+func (b *autoscalerBench) prepare(ctx context.Context) error {
 	labels := map[string]string{"com.openfaas.scale.min": "1", "com.openfaas.scale.max": fmt.Sprint(b.budget)}
 	if b.model == "minilm" {
-		return b.prepareMiniLM(labels)
+		return b.prepareMiniLM(ctx, labels)
 	}
 	exec, ok := execTimes[b.model]
 	if !ok {
 		return fmt.Errorf("--model %q, want one of whisper-9b, bert-21b, llama-7b, opt-66b, wideresnet, minilm", b.model)
 	}
-	const n = 8
+	const n = benchStages
 	b.pipeline = "quart"
 	for i := range n {
 		d := deployment{
 			Service: fmt.Sprintf("q-%d", i+1), Image: "stagecoach/wait:0.1.0", Labels: labels,
-			EnvVars:     map[string]string{"wait_mean": (exec / n).String(), "wait_cv": "0.1", "wait_seed": fmt.Sprint(i + 1)},
+			EnvVars:     map[string]string{"wait_mean": (exec / n).String(), "wait_cv": fmt.Sprint(benchStageCV)},
 			Annotations: map[string]string{"stagecoach.dev/pipeline": b.pipeline},
 		}
 		if i+1 < n {
@@ -145,79 +156,75 @@ func (b *autoscalerBench) prepare() error {
 	return nil
 }
 
-// prepareMiniLM takes the real pipeline of eight stages.
-func (b *autoscalerBench) prepareMiniLM(labels map[string]string) error {
-	file, err := stack.Read("functions/minilm/stack.yml")
-	if err != nil {
+// turn runs the load once against an `up` of its own.
+func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t turn, err error) {
+	flags := append([]string{"--images", b.images, "--ort", b.ort, "--budget", fmt.Sprint(b.budget)}, c.flags...)
+	return t, onUp(ctx, flags, func(api *client) error {
+		if err := b.begin(ctx, api); err != nil {
+			return err
+		}
+		cfg, err := openloop.Scenario{
+			Gateway: api.url(), Seed: seed, Timeout: 2 * time.Minute, MaxInFlight: 4000, SLO: b.slo, CV: &b.cv, Rate: stepRate(b.low, b.high, b.step),
+			Targets: []openloop.TargetSpec{{Function: b.pipeline, Body: openloop.Body{Text: b.body}, Headers: map[string]string{"Content-Type": "application/json"}}},
+		}.Config("")
+		if err != nil {
+			return err
+		}
+		if t.result, err = openloop.Run(ctx, cfg); err != nil {
+			return err
+		}
+		if t.result.Total.Failed+t.result.Total.NotSent > 0 {
+			progress("bench autoscaler: %s: %d failed, %d not sent: %+v", c.name, t.result.Total.Failed, t.result.Total.NotSent, t.result.Total.Errors)
+		}
+		return b.replicas(ctx, api, &t)
+	})
+}
+
+// begin deploys the stages, and has their service times known and all that was ordered ready before the load begins.
+func (b *autoscalerBench) begin(ctx context.Context, api *client) error {
+	if err := deployAll(ctx, api, b.stages); err != nil {
 		return err
 	}
-	names, err := file.Names("")
-	if err != nil {
-		return err
+	for range 5 {
+		if _, err := api.invoke(ctx, b.pipeline, "application/json", []byte(b.body)); err != nil {
+			return err
+		}
 	}
-	for _, name := range names {
-		d := stackDeployment(name, file.Functions[name])
-		d.Labels = labels
-		d.Limits = &resources{CPU: "100m"} // so that a replica is a slow server, and several fit on one machine
-		b.stages = append(b.stages, d)
+	for _, d := range b.stages {
+		if err := waitSettled(ctx, api, d.Service); err != nil {
+			return err
+		}
 	}
-	b.pipeline, b.slo = "minilm", 2*time.Second
-	b.low, b.high, b.body = 2, 16, `["a short text to be embedded"]`
 	return nil
 }
 
-// turn runs the load once against an `up` of its own.
-func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t turn, err error) {
-	state, err := os.MkdirTemp("", "stagecoach-autoscaler-")
-	if err != nil {
-		return t, err
-	}
-	defer os.RemoveAll(state)
-	args := []string{"up", "--listen", "127.0.0.1:0", "--state", state, "--images", b.images, "--ort", b.ort, "--log", "error", "--budget", fmt.Sprint(b.budget)}
-	args = append(args, c.flags...)
-	up, err := startChild(ctx, os.Stderr, args...)
-	if err != nil {
-		return t, err
-	}
-	defer func() { err = cmp.Or(err, up.stop()) }()
-	api := newClient("http://" + up.addr)
-	for _, d := range b.stages {
-		if err := api.deploy(ctx, d); err != nil {
-			return t, err
+// waitSettled waits until no replica of a function is starting.
+func waitSettled(ctx context.Context, api *client, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, readyPatience)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		s, err := api.status(ctx, name)
+		if err != nil {
+			return err
+		}
+		if s.AvailableReplicas == s.Replicas && s.Replicas > 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %d of %d replicas are ready: %w", name, s.AvailableReplicas, s.Replicas, ctx.Err())
+		case <-tick.C:
 		}
 	}
-	for _, d := range b.stages {
-		if err := waitReady(ctx, api, d, io.Discard); err != nil {
-			return t, err
-		}
-	}
-	for range 5 { // service times are known before the load begins
-		if _, err := api.invoke(ctx, b.pipeline, "application/json", []byte(b.body)); err != nil {
-			return t, err
-		}
-	}
-	cfg, err := openloop.Scenario{
-		Gateway: api.url(), Seed: seed, Timeout: 2 * time.Minute, MaxInFlight: 4000, SLO: b.slo, CV: &b.cv,
-		Rate:    fmt.Sprintf("%.4g:%v,%.4g:%v,%.4g:%v", b.low, b.step, b.high, b.step, b.low, b.step),
-		Targets: []openloop.TargetSpec{{Function: b.pipeline, Body: openloop.Body{Text: b.body}, Headers: map[string]string{"Content-Type": "application/json"}}},
-	}.Config("")
-	if err != nil {
-		return t, err
-	}
-	begun := time.Now()
-	if t.result, err = openloop.Run(ctx, cfg); err != nil {
-		return t, err
-	}
-	if t.result.Total.Failed+t.result.Total.NotSent > 0 {
-		progress("bench autoscaler: %s: %d failed, %d not sent: %+v", c.name, t.result.Total.Failed, t.result.Total.NotSent, t.result.Total.Errors)
-	}
-	return t, b.replicas(ctx, api, &t, begun.Add(b.step))
 }
 
-// replicas adds what the stages' replicas did: step is when the rate rose.
-func (b *autoscalerBench) replicas(ctx context.Context, api *client, t *turn, step time.Time) error {
+// replicas adds what the stages' replicas did. The load begins when the generator says so, and steps after the first of its parts.
+func (b *autoscalerBench) replicas(ctx context.Context, api *client, t *turn) error {
+	begun := t.result.Started
+	step, back := begun.Add(b.step), begun.Add(2*b.step)
 	for _, n := range readyBySecond(t.result) {
-		t.replicaTime += float64(n)
 		t.peak = max(t.peak, n)
 	}
 	for _, d := range b.stages {
@@ -225,19 +232,26 @@ func (b *autoscalerBench) replicas(ctx context.Context, api *client, t *turn, st
 		if err != nil {
 			return err
 		}
-		ordered := map[string]bool{}
-		for _, e := range line.Events {
-			switch {
-			case e.Kind == "ordered" && e.At.After(step):
-				ordered[e.Replica] = true
-			case e.Kind == "first answer" && ordered[e.Replica]:
-				if took := e.At.Sub(step); t.first == 0 || took < t.first {
-					t.first = took
-				}
-			}
+		t.replicaTime += replicaSeconds(line.Events, begun, begun.Add(3*b.step))
+		if at := firstAnswer(line.Events, step, back); !at.IsZero() && (t.first == 0 || at.Sub(step) < t.first) {
+			t.first = at.Sub(step)
 		}
 	}
 	return nil
+}
+
+// firstAnswer is when the first replica answered that was ordered between two instants; zero: none did.
+func firstAnswer(events []event, from, to time.Time) (at time.Time) {
+	ordered := map[string]bool{}
+	for _, e := range events {
+		switch {
+		case e.Kind == string(cluster.Ordered) && e.At.After(from) && e.At.Before(to):
+			ordered[e.Replica] = true
+		case e.Kind == string(cluster.Answered) && ordered[e.Replica] && at.IsZero():
+			at = e.At
+		}
+	}
+	return at
 }
 
 // readyBySecond sums the ready replicas of all functions in each second of the load.
@@ -282,8 +296,7 @@ func (b *autoscalerBench) report(r *bench.Report, name string, turns []turn) {
 		if len(all) == 0 {
 			continue
 		}
-		slices.Sort(all)
-		r.Add(b.model+", "+name, f.metric, (all[(len(all)-1)/2]+all[len(all)/2])/2, len(all))
+		r.Add(b.model+", "+name, f.metric, median(all), len(all))
 	}
 }
 

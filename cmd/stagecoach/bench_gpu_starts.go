@@ -222,10 +222,10 @@ func (p gpuPath) measure(ctx context.Context, often int, samples *startSamples) 
 	return nil
 }
 
-// median returns the median of figures of which there is at least one.
+// median returns the median of figures of which there is at least one: of an even number, the mean of the two in the middle.
 func median(of []float64) float64 {
 	sorted := slices.Sorted(slices.Values(of))
-	return sorted[len(sorted)/2]
+	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
 }
 
 func durations(seconds []float64) []time.Duration {

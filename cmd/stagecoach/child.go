@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -82,4 +83,19 @@ func (c *child) stop() error {
 		_ = c.cmd.Process.Kill()
 		return fmt.Errorf("%s: still there a minute after SIGTERM, killed", c.cmd)
 	}
+}
+
+// onUp runs f against an `up` of its own, on a state folder of its own, which it ends.
+func onUp(ctx context.Context, flags []string, f func(api *client) error) error {
+	state, err := os.MkdirTemp("", "stagecoach-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(state)
+	up, err := startChild(ctx, os.Stderr, append([]string{"up", "--listen", "127.0.0.1:0", "--state", state, "--log", "error"}, flags...)...)
+	if err != nil {
+		return err
+	}
+	err = f(newClient("http://" + up.addr))
+	return cmp.Or(err, up.stop())
 }
