@@ -194,17 +194,31 @@ func (l *link) next() error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", errProtocol, err)
 		}
-		n, over := l.streams.add(frame.Batch, m)
-		if over {
-			l.out.push(CancelCall{Replica: l.name, Batch: frame.Batch, Call: m.Index})
-		}
-		if n > 0 {
-			l.out.push(grant{n})
-		}
-		l.out.flush()
+		return l.chunk(frame.Batch, m)
 	default:
 		return fmt.Errorf("%w: frame %v, want Result, Error, Chunk or Credit", errProtocol, frame.Type)
 	}
+	return nil
+}
+
+// chunk keeps a piece of a call's output.
+func (l *link) chunk(batch uint64, c wire.Chunk) error {
+	if !l.streams.begun(batch, c.Index) { // each call is looked up once
+		l.f.mu.Lock()
+		owed := l.f.core.owed(l.name, batch, c.Index)
+		l.f.mu.Unlock()
+		if !owed {
+			return fmt.Errorf("%w: a chunk of call %d of batch %d, want one of a call that has no answer yet", errProtocol, c.Index, batch)
+		}
+	}
+	n, over := l.streams.add(batch, c)
+	if over {
+		l.out.push(CancelCall{Replica: l.name, Batch: batch, Call: c.Index})
+	}
+	if n > 0 {
+		l.out.push(grant{n})
+	}
+	l.out.flush()
 	return nil
 }
 

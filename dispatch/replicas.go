@@ -105,8 +105,8 @@ func (c *Core) result(now time.Time, ev Result) {
 		return // it was lost, and its tasks answered, while the answer was on its way
 	}
 	r := c.replicas[i]
-	at := slices.IndexFunc(r.batches, func(b *batch) bool { return b.id == ev.Batch })
-	if at < 0 || ev.Call < 0 || ev.Call >= len(r.batches[at].items) || r.batches[at].items[ev.Call] == nil {
+	at := r.owes(ev.Batch, ev.Call)
+	if at < 0 {
 		c.evict(now, ev.Replica, fmt.Sprintf("answer to call %d of batch %d, want a call that has no answer yet", ev.Call, ev.Batch))
 		return
 	}
@@ -134,6 +134,21 @@ func (c *Core) result(now time.Time, ev Result) {
 	if !c.view.Replicas[i].Draining {
 		c.busy--
 	}
+}
+
+// owes returns the index of the batch when the replica has a call of it that it has not answered, else -1.
+func (r *replica) owes(id uint64, call int) int {
+	at := slices.IndexFunc(r.batches, func(b *batch) bool { return b.id == id })
+	if at < 0 || call < 0 || call >= len(r.batches[at].items) || r.batches[at].items[call] == nil {
+		return -1
+	}
+	return at
+}
+
+// owed says whether a replica has a call that it has not answered.
+func (c *Core) owed(name string, batch uint64, call int) bool {
+	i, ok := c.find(name)
+	return ok && c.replicas[i].owes(batch, call) >= 0
 }
 
 func (c *Core) fail(now time.Time, cause string) {

@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -324,37 +323,4 @@ func TestTimerAndCancel(t *testing.T) {
 	if got := r.metric("expired_total"); got != 2 {
 		t.Errorf("%v expired, want 2", got)
 	}
-}
-
-func TestStreamsArePutTogether(t *testing.T) {
-	r := newRig(t, Spec{})
-	a := attach(t, r.shell, "f-1", 1, 1)
-	r.submit("a")
-	id, _ := a.batch("a")
-	chunk := bytes.Repeat([]byte("c"), streamGrant/2)
-	for range 2 {
-		a.write(wire.FrameChunk, id, wire.Chunk{Data: chunk}.Append(nil))
-	}
-	if c, err := wire.DecodeCredit(a.read(wire.FrameCredit).Payload); err != nil || c.Amount != streamGrant {
-		t.Errorf("credit %+v, %v, want %d", c, err, streamGrant)
-	}
-	a.answer(id, 0, text("end"))
-	out, err := tensor.Resolve(r.store, r.reply("a", task.OK, "").Output)
-	if err != nil || len(out) != 1 || out[0].ContentType != "text/plain" || len(out[0].Bytes) != streamGrant+3 {
-		t.Errorf("output %d items, %v, want one of chunks and end", len(out), err)
-	}
-	r.submit("b")
-	id, _ = a.batch("b")
-	for range streamLimit / streamGrant {
-		a.write(wire.FrameChunk, id, wire.Chunk{Data: chunk}.Append(nil))
-		a.write(wire.FrameChunk, id, wire.Chunk{Data: chunk}.Append(nil))
-		a.read(wire.FrameCredit)
-	}
-	a.write(wire.FrameChunk, id, wire.Chunk{Data: chunk[:1]}.Append(nil)) // it would have no end
-	f := a.read(wire.FrameCancel)
-	if c, err := wire.DecodeCancelFrame(f.Payload); f.Batch != id || err != nil || c.Index != 0 {
-		t.Errorf("a cancel of %+v of batch %d, %v, want of call 0 of batch %d", c, f.Batch, err, id)
-	}
-	a.write(wire.FrameError, id, wire.Error{Code: task.Canceled}.Append(nil))
-	r.reply("b", task.Failed, "streamed more than 67108864 bytes")
 }
