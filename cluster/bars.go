@@ -157,13 +157,17 @@ func (l *Local) bar(r *replica, call bool, now time.Time, cause string) {
 	l.cfg.Log.Warn("a function was out of memory on a device and is kept from it", "function", r.function, "replica", r.name, "node", r.node, "cause", what)
 }
 
-// Bars returns the devices that a function is kept from now, sorted by node, then device.
+// Bars returns the devices that a function is kept from now, sorted by node, then device, with times by the wall's clock.
 func (l *Local) Bars(function string) []plan.Bar {
 	now := l.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if f := l.functions[function]; f != nil {
-		return f.bars.now(now)
+		hold := f.bars.now(now)
+		for i := range hold {
+			hold[i].Until = l.told(hold[i].Until)
+		}
+		return hold
 	}
 	return nil
 }

@@ -22,5 +22,13 @@ func (c clock) at(t time.Time) time.Time {
 // now is the time of all that plans are about.
 func (l *Local) now() time.Time { return l.clock.at(time.Now()) }
 
+// told is when a time of a plan is by the wall's clock; the zero time stays zero.
+func (l *Local) told(t time.Time) time.Time {
+	if t.IsZero() {
+		return time.Time{}
+	}
+	return stamp().Add(t.Sub(l.now()))
+}
+
 // stamp is the time that people are told: the wall's.
 func stamp() time.Time { return time.Now().UTC().Round(0) }

@@ -38,6 +38,7 @@ type world struct {
 	lost      map[string]string                            // causes told to the dispatcher
 	attach    func(ctx context.Context, name string) error // nil: at once
 	drain     func(ctx context.Context, name string) error // nil: at once
+	apart     time.Time                                    // the latest Disregard of any
 	changed   int                                          // calls
 	warmed    [][]WarmOrder                                // lists in order
 	warm      func(ctx context.Context, n *fakeNode) error // nil: at once
@@ -145,6 +146,12 @@ func (w *world) Signals(function string, _ time.Time) plan.Signals {
 	is := w.signals[function]
 	is.Demand.Last, is.Waiting = w.last[function], is.Waiting+w.waiting[function]
 	return is
+}
+
+func (w *world) Disregard(_ string, until time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.apart = until
 }
 
 func (w *world) Fail(function, cause string) {

@@ -301,7 +301,7 @@ func (l *Local) Failure(function string) (count int, until time.Time, cause stri
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if f := l.functions[function]; f != nil {
-		return f.failure.Count, f.failure.Until, f.failure.Cause
+		return f.failure.Count, l.told(f.failure.Until), f.failure.Cause
 	}
 	return 0, time.Time{}, ""
 }

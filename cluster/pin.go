@@ -8,11 +8,18 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// ErrPinned is the error of a function that somebody else has pinned.
-var ErrPinned = errors.New("cluster: pinned by somebody else")
+// Why a function cannot be pinned.
+var (
+	ErrPinned = errors.New("cluster: pinned by somebody else")
+	ErrInUse  = errors.New("cluster: in use")
+)
+
+// Quiet is how long nobody must have asked a function for it to be pinned: what it then takes from its users is measured away.
+const Quiet = 2 * time.Second
 
 // Pin holds a function at one replica that may use a given share of the processor, so that it can be measured. It is a lease: when
-// nobody renews it, the next plan has the function as it would be without it.
+// nobody renews it, the next plan has the function as it would be without it. Nothing that happens to the function meanwhile counts
+// as measured.
 type Pin struct {
 	Holder   string
 	CPUMilli int // thousandths of a core; 0: as declared
@@ -37,9 +44,18 @@ type Held struct {
 	Batch        int  // largest batch
 }
 
-// Pin pins a function, changes its pin, or renews it, and says how far that is. The function must be deployed.
+// Pin pins a function that nobody uses, changes its pin, or renews it, and says how far that is. The function must be deployed.
 func (l *Local) Pin(function string, p Pin) (Held, error) {
+	if !l.PinnedBy(function, p.Holder) {
+		now := time.Now()
+		if is := l.cfg.Lines.Signals(function, now); is.Waiting+is.Running > 0 || now.Sub(is.Demand.Last) < Quiet {
+			return Held{}, fmt.Errorf("function %q: %w", function, ErrInUse)
+		}
+	}
 	h, changed, err := l.pin(function, p)
+	if err == nil {
+		l.cfg.Lines.Disregard(function, p.Until)
+	}
 	if changed {
 		l.cfg.Changed()
 	}
@@ -56,7 +72,7 @@ func (l *Local) pin(function string, p Pin) (h Held, changed bool, err error) {
 	p.Until = l.clock.at(p.Until)
 	old, there := f.pin.at(l.now())
 	if there && old.Holder != p.Holder {
-		return Held{}, false, fmt.Errorf("function %q: %w, until %s unless that goes on", function, ErrPinned, old.Until.UTC().Format(time.TimeOnly))
+		return Held{}, false, fmt.Errorf("function %q: %w, until %s unless that goes on", function, ErrPinned, l.told(old.Until).Format(time.TimeOnly))
 	}
 	f.pin = &p
 	return l.held(function, f), !there || old.CPUMilli != p.CPUMilli, nil
@@ -82,8 +98,8 @@ func (l *Local) PinnedUntil(function string) (time.Time, bool) {
 	if f == nil {
 		return time.Time{}, false
 	}
-	p, ok := f.pin.at(stamp())
-	return p.Until, ok
+	p, ok := f.pin.at(l.now())
+	return l.told(p.Until), ok
 }
 
 // Unpin ends the holder's pin; that of another stays.
@@ -96,6 +112,7 @@ func (l *Local) Unpin(function, holder string) {
 	}
 	l.mu.Unlock()
 	if mine {
+		l.cfg.Lines.Disregard(function, time.Time{})
 		l.cfg.Changed()
 	}
 }

@@ -85,3 +85,43 @@ func TestPin(t *testing.T) {
 		}
 	})
 }
+
+// TestPinWhoseFunctionIsUsed: a function that is in use, or was a moment ago, is not taken from its users, as its line has it now.
+func TestPinWhoseFunctionIsUsed(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		l.clock.wall = l.clock.wall.Add(-time.Hour) // as if the wall's clock had been set forward by an hour since
+		pin := func(want error) {
+			t.Helper()
+			if _, err := l.Pin("f.ns", Pin{"me", 100, time.Now().Add(10 * time.Second)}); !errors.Is(err, want) {
+				t.Errorf("error %v, want %v", err, want)
+			}
+		}
+		w.set(func() { w.waiting["f.ns"] = 1 })
+		pin(ErrInUse)
+		w.set(func() { w.waiting["f.ns"], w.last["f.ns"] = 0, time.Now() })
+		time.Sleep(Quiet - 1)
+		pin(ErrInUse)
+		if !w.apart.IsZero() {
+			t.Error("its line was told of a pin that was refused")
+		}
+		time.Sleep(1)
+		pin(nil)
+		until := time.Now().Add(10 * time.Second)
+		if !w.apart.Equal(until) {
+			t.Errorf("its line counts nothing until %v, want until %v", w.apart, until)
+		}
+		if at, ok := l.PinnedUntil("f.ns"); !ok || !at.Equal(until) {
+			t.Errorf("people are told that it is held until %v, %t, want %v", at, ok, until)
+		}
+		w.set(func() { w.waiting["f.ns"] = 1 }) // of who holds it
+		pin(nil)
+		l.Unpin("f.ns", "you")
+		if w.apart.IsZero() {
+			t.Error("its line counts again while it is pinned")
+		}
+		l.Unpin("f.ns", "me")
+		if !w.apart.IsZero() {
+			t.Error("its line was not told that it counts again")
+		}
+	})
+}

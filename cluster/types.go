@@ -32,6 +32,8 @@ type Functions interface {
 type Lines interface {
 	// Signals returns what is measured of a function as of now.
 	Signals(function string, now time.Time) plan.Signals
+	// Disregard has nothing of a function count as measured until then; the zero time: from now on all counts again.
+	Disregard(function string, until time.Time)
 	// Fail answers what waits for a function task.Unavailable with the cause. What comes later waits again.
 	Fail(function, cause string)
 }

@@ -49,8 +49,10 @@ type Core struct {
 	fx       []Effect
 	signals  signals
 	service  services
-	busy     int // slots that are taken, of the replicas that get new tasks
-	slots    int // that these have
+	busy     int       // slots that are taken, of the replicas that get new tasks
+	slots    int       // that these have
+	apart    time.Time // until when nothing counts as measured; zero: all does
+	unheard  bool      // as of the latest step
 }
 
 // replica is one that the Core may send to, or waits for.
@@ -91,7 +93,7 @@ func (c *Core) SetQueueLimit(n int) { c.cfg.QueueLimit = cmp.Or(n, defaultQueueL
 func (c *Core) Step(now time.Time, ev Event) []Effect {
 	clear(c.fx)
 	c.fx = c.fx[:0]
-	c.signals.tick(now, c.busy, c.slots)
+	c.hear(now)
 	switch ev := ev.(type) {
 	case Submit:
 		c.submit(now, ev.Task)
@@ -145,7 +147,9 @@ func (c *Core) submit(now time.Time, t *task.Task) {
 	if c.tasks.known(t.Key) {
 		return
 	}
-	c.signals.arrive()
+	if !c.unheard {
+		c.signals.arrive()
+	}
 	c.expire(now) // they must not take the room of the living
 	t.Arrived = now
 	c.seq++
@@ -255,7 +259,7 @@ func (c *Core) expire(now time.Time) {
 			c.cut(now, it)
 			c.end(now, it, task.Expired, "the deadline passed while it ran")
 		case late:
-			c.signals.leave(now.Sub(it.task.Arrived))
+			c.waited(now, it)
 			c.end(now, it, task.Expired, "the deadline passed while it waited for a replica")
 		default:
 			c.rank(now, it)
@@ -330,13 +334,13 @@ func (c *Core) load(now time.Time, i int) bool {
 func (c *Core) send(now time.Time, i int, items []*item) {
 	c.batches++
 	r := c.replicas[i]
-	b := &batch{id: c.batches, replica: r, left: len(items), sent: now, whole: true}
+	b := &batch{id: c.batches, replica: r, left: len(items), sent: now, whole: !c.unheard}
 	tasks := b.oneTask[:]
 	if b.items = append(b.oneItem[:0], items...); len(items) > 1 {
 		tasks = make([]*task.Task, len(items))
 	}
 	for call, it := range items {
-		c.signals.leave(now.Sub(it.task.Arrived))
+		c.waited(now, it)
 		tasks[call] = it.task
 		it.state, it.batch, it.call, it.due = running, b, call, it.task.Deadline
 		if it.pin != nil {

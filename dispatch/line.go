@@ -36,7 +36,7 @@ type batch struct {
 	items   []*item // nil once answered
 	left    int     // calls without an answer
 	sent    time.Time
-	whole   bool // no call was cut short, so its time says how long the work takes
+	whole   bool // no call was cut short, and none was made to measure, so its time says how long the work takes
 
 	oneItem [1]*item // memory of items and of the tasks that are sent, when there is one
 	oneTask [1]*task.Task

@@ -37,10 +37,37 @@ func (c *Core) Replicas() int {
 // Mean returns how long a slot is busy with one task, on average; 0: not yet known.
 func (c *Core) Mean() time.Duration { return c.service.mean() }
 
+// Disregard has nothing count as measured until then: somebody tries out what replicas do, with load and with CPU that are no
+// measure of what comes afterwards.
+func (c *Core) Disregard(until time.Time) { c.apart = until }
+
+// hear has the signals know that time has passed.
+func (c *Core) hear(now time.Time) {
+	busy, slots := c.occupied()
+	c.signals.tick(now, busy, slots)
+	c.unheard = !c.apart.IsZero() && now.Before(c.apart)
+}
+
+// occupied returns how many slots are taken, and there, since the latest step, as far as that counts.
+func (c *Core) occupied() (busy, slots int) {
+	if c.unheard {
+		return 0, 0
+	}
+	return c.busy, c.slots
+}
+
+// waited counts that a task has left the line.
+func (c *Core) waited(now time.Time, it *item) {
+	if !c.unheard {
+		c.signals.leave(now.Sub(it.task.Arrived))
+	}
+}
+
 // Signals returns all that is measured, as of now.
 func (c *Core) Signals(now time.Time) plan.Signals {
 	is := plan.Signals{Service: c.service.read(), Waiting: c.Waiting(), Running: c.Running()}
-	is.Demand, is.Wait, is.Busy = c.signals.read(now, c.busy, c.slots)
+	busy, slots := c.occupied()
+	is.Demand, is.Wait, is.Busy = c.signals.read(now, busy, slots)
 	if since := c.oldest(); !since.IsZero() {
 		is.Wait.Oldest = max(now.Sub(since), 0)
 	}

@@ -305,3 +305,46 @@ func FuzzSignals(f *testing.F) {
 		}
 	})
 }
+
+// TestDisregard: what somebody tries out counts neither as demand nor as a wait, a busy slot or a service time, and what comes
+// afterwards does.
+func TestDisregard(t *testing.T) {
+	c := NewCore(CoreConfig{Function: "f.ns"})
+	now, n := epoch, uint64(0)
+	calls := func(many int, took time.Duration) {
+		t.Helper()
+		for range many {
+			n++
+			c.Step(now, submit(fmt.Sprint(n), 0))
+			now = now.Add(took)
+			c.Step(now, answer("r1", n, 0))
+			now = now.Add(took)
+		}
+	}
+	c.Step(now, ReplicaUp{Name: "r1", Slots: 1, MaxBatch: 1})
+	calls(20, 10*ms)
+	before, known := c.Signals(now), c.signals.total
+	until := now.Add(30 * time.Second)
+	c.Disregard(until)
+	calls(10, time.Second)
+	if after := c.Signals(now); !reflect.DeepEqual(after.Service, before.Service) || c.signals.total != known || after.Demand.Rate > 0 || after.Wait.Known || after.Busy.Known {
+		t.Errorf("%+v after calls that are to be disregarded, want nothing of them; before them %+v", after, before)
+	}
+	n++
+	c.Step(now, submit(fmt.Sprint(n), 0)) // and is answered afterwards
+	now = until
+	c.Step(now, answer("r1", n, 0))
+	if after := c.Signals(now); !reflect.DeepEqual(after.Service, before.Service) {
+		t.Errorf("service %+v with a call that began while it was tried out, want %+v", after.Service, before.Service)
+	}
+	calls(20, 40*ms)
+	if after := c.Signals(now); after.Service.Mean < 20*ms || c.signals.total != known+20 || !after.Busy.Known || after.Busy.Share < 0.4 {
+		t.Errorf("%+v of calls afterwards, want them to count", after)
+	}
+	c.Disregard(now.Add(time.Hour))
+	c.Disregard(time.Time{})
+	calls(1, ms)
+	if c.signals.total != known+21 {
+		t.Error("what was let go is still disregarded")
+	}
+}

@@ -234,6 +234,16 @@ func (s *Shell) Waited(function string) time.Duration {
 	return f.waited
 }
 
+// Disregard has nothing of a function count as measured until then; the zero time: from now on all counts again. It does nothing to
+// a function that this process does not own.
+func (s *Shell) Disregard(function string, until time.Time) {
+	if f := s.function(function); f != nil {
+		f.mu.Lock()
+		f.core.Disregard(until)
+		f.mu.Unlock()
+	}
+}
+
 // Signals returns what control wants to know of a function; zero if this process does not own it. Now should have a monotonic
 // reading, as the times of the steps have, or a clock that is set looks like time that has passed.
 func (s *Shell) Signals(function string, now time.Time) plan.Signals {

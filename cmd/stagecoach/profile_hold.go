@@ -11,14 +11,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/cluster"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
 
 // The lease of a function that is measured: who holds it renews it three times in its length, and is taken for gone otherwise.
 const (
 	lease      = 10 * time.Second
-	holdWait   = time.Minute // for a replica that is ready and has its quota
-	quietWait  = 2 * quiet   // for a function that was just asked
+	holdWait   = time.Minute       // for a replica that is ready and has its quota
+	quietWait  = 2 * cluster.Quiet // for a function that was just asked
 	holdLook   = 50 * time.Millisecond
 	letGoLimit = 5 * time.Second
 )

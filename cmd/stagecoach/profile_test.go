@@ -117,6 +117,9 @@ func TestProfileCommand(t *testing.T) {
 	if err != nil || len(s.Functions[0].Profile) != 4 || s.Functions[0].Profile[0].CPUMilli != 50 {
 		t.Errorf("policies see %+v, %v, want the four points", s.Functions[0].Profile, err)
 	}
+	if f := s.Functions[0]; f.Demand.Known || f.Service.Known || f.Wait.Known {
+		t.Errorf("policies see what was measured as demand %+v, service %+v, waits %+v", f.Demand, f.Service, f.Wait)
+	}
 	for args, want := range map[string]string{
 		"spin --batch 9": "at most 4", "spin --cpu 100000": "--cpu 100000000m, want 10m to", "nobody": "no function", "spin --input /nobody": "no such file",
 		"spin --relative 0": "above 0 and below 1", "spin --cpu x": `"x", want numbers above 0`, "spin --input 0=x": "LENGTH=FILE", "spin --most 3": "at least 10",

@@ -240,7 +240,7 @@ func (u *up) openHTTP(context.Context) error {
 	u.status = &status{local: u.local, gateway: u.gateway, loop: u.loop, nodes: u.nodes, log: u.log}
 	api, err := provider.New(provider.Config{
 		Store: u.specs, Registry: u.registry, Images: u.images,
-		Status: u.status, Scaler: u.local, Pinner: pinner{u.local, u.loop, u.nodes}, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Credentials: credentials, Version: version(), Log: u.log,
+		Status: u.status, Scaler: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Credentials: credentials, Version: version(), Log: u.log,
 	})
 	if err != nil {
 		return err
