@@ -165,7 +165,7 @@ func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t
 		}
 		cfg, err := openloop.Scenario{
 			Gateway: api.url(), Seed: seed, Timeout: 2 * time.Minute, MaxInFlight: 4000, SLO: b.slo, CV: &b.cv, Rate: stepRate(b.low, b.high, b.step),
-			Targets: []openloop.TargetSpec{{Function: b.pipeline, Body: openloop.Body{Text: b.body}, Headers: map[string]string{"Content-Type": "application/json"}}},
+			Targets: []openloop.TargetSpec{{Function: b.pipeline, Body: openloop.Body{Text: b.body}, Headers: map[string]string{"Content-Type": jsonType}}},
 		}.Config("")
 		if err != nil {
 			return err
@@ -186,7 +186,7 @@ func (b *autoscalerBench) begin(ctx context.Context, api *client) error {
 		return err
 	}
 	for range 5 {
-		if _, err := api.invoke(ctx, b.pipeline, "application/json", []byte(b.body)); err != nil {
+		if _, err := api.invoke(ctx, b.pipeline, jsonType, []byte(b.body)); err != nil {
 			return err
 		}
 	}

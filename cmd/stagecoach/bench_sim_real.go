@@ -47,10 +47,14 @@ func (c *simCase) pipeline() string { return strings.ReplaceAll(c.name, "_", "-"
 
 // real runs the case: all replicas are ready and idle when its load begins, as in the simulator.
 func (c *simCase) real(ctx context.Context, api *client, seed uint64) (outcome, error) {
-	all := c.deployments()
-	if err := deployAll(ctx, api, all); err != nil {
+	if err := deployAll(ctx, api, c.deployments()); err != nil {
 		return outcome{}, err
 	}
+	return c.load(ctx, api, seed)
+}
+
+// load sends the case's requests to its stages, which are deployed.
+func (c *simCase) load(ctx context.Context, api *client, seed uint64) (outcome, error) {
 	body := openloop.Body{Text: "x"}
 	header := map[string]string{"X-Timeout": simTimeout.String(), "Content-Type": "text/plain"}
 	if c.items > 1 { // a list has an item a member
@@ -73,8 +77,8 @@ func (c *simCase) real(ctx context.Context, api *client, seed uint64) (outcome, 
 	}
 	l := r.Total.Latency
 	out := outcome{requests: float64(r.Total.Offered), failed: float64(r.Total.Failed + r.Total.NotSent), mean: l.Mean, p50: orNaN(l.P50), p99: orNaN(l.P99)}
-	for _, d := range all {
-		line, err := api.timeline(ctx, d.Service)
+	for _, s := range c.stages {
+		line, err := api.timeline(ctx, s.name)
 		if err != nil {
 			return out, err
 		}
