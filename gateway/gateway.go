@@ -58,7 +58,8 @@ type Config struct {
 	// Rendezvous is where functions for which HTTP is true are met; nil: they get their requests as other functions do.
 	Rendezvous *Rendezvous
 	HTTP       func(key string) bool
-	Stall      time.Duration // that a client may send nothing of its body and take nothing of its answer; 0: as long as it likes
+	Measures   func(key, holder string) bool // whether a function is pinned by this holder: who may know how its calls were put together; nil: nobody
+	Stall      time.Duration                 // that a client may send nothing of its body and take nothing of its answer; 0: as long as it likes
 }
 
 // Gateway is the data path.
@@ -154,7 +155,7 @@ type call struct {
 	traceparent string  // for the function
 	body        *source // that may still be read; nil: none
 
-	batches bool   // the client asked in which batches its calls ran
+	batches bool   // the client measures the function, and is told in which batches its calls ran
 	broken  bool   // the answer broke off: the connection has to, too
 	spools  bool   // a large body may go to the spool
 	spooled string // the body's owner there; empty: none

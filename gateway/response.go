@@ -157,7 +157,7 @@ next:
 	return string(b)
 }
 
-// batchTiming is what a client that sends X-Batch-Timing gets beside serverTiming: for each call how long it worked in milliseconds, and
+// batchTiming is what a client that holds the function's pin, and says so in X-Batch-Timing, gets beside serverTiming: for each call how long it worked in milliseconds, and
 // in its description the number and size of the batch that it was in, and its replica.
 func batchTiming(stages []task.Timing) string {
 	var out []string

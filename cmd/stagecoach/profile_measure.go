@@ -36,7 +36,7 @@ func (f *profileFlags) measure(ctx context.Context, c *client, path string, bodi
 		return p, err
 	}
 	p = profile.Profile{Version: profile.Version, Image: held.Image, Digest: held.Digest, Node: held.Node, Relative: f.rule.Relative}
-	m := meter{c: c, url: "/function/" + invocationName(f.name, f.api.namespace), rule: f.rule}
+	m := meter{c: c, url: "/function/" + invocationName(f.name, f.api.namespace), rule: f.rule, holder: h.order.Holder}
 	for i, cell := range cells {
 		if i == 0 || cell.CPUMilli != cells[i-1].CPUMilli {
 			if held, err = h.set(ctx, cell.CPUMilli); err != nil {
@@ -99,6 +99,7 @@ type meter struct {
 	c       *client
 	url     string
 	rule    profile.Rule
+	holder  string // of the pin
 	replica string
 	slots   int
 	largest int // batch that it takes
@@ -189,7 +190,7 @@ var batchForm = regexp.MustCompile(`\.batch;dur=([0-9.]+);desc="([0-9]+) of ([0-
 
 // call sends one call and reads where it ran.
 func (m *meter) call(ctx context.Context, s probe) (answered, error) {
-	resp, err := m.c.stream(ctx, http.MethodPost, m.url, http.Header{"Content-Type": {s.contentType}, "X-Batch-Timing": {"1"}}, bytes.NewReader(s.body))
+	resp, err := m.c.stream(ctx, http.MethodPost, m.url, http.Header{"Content-Type": {s.contentType}, "X-Batch-Timing": {m.holder}}, bytes.NewReader(s.body))
 	if err != nil {
 		return answered{}, err
 	}
@@ -202,7 +203,7 @@ func (m *meter) call(ctx context.Context, s probe) (answered, error) {
 	}
 	parts := batchForm.FindStringSubmatch(strings.Join(resp.Header.Values("Server-Timing"), ", "))
 	if parts == nil {
-		return answered{}, errors.New("the answer does not say in which batch it ran: want a stage, not a function that speaks HTTP")
+		return answered{}, errors.New("the answer does not say in which batch it ran: want a stage that is still held, not a function that speaks HTTP")
 	}
 	ms, err := strconv.ParseFloat(parts[1], 64)
 	a := answered{replica: parts[4], took: max(time.Duration(ms*float64(time.Millisecond)), time.Microsecond)}

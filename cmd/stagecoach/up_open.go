@@ -222,7 +222,7 @@ func (u *up) openFlow(context.Context) error {
 		Timeout: u.cfg.Requests.Timeout, MaxTimeout: u.cfg.Requests.MaxTimeout, MaxBody: int64(u.cfg.Requests.MaxBody),
 		BodyMemory: int64(u.cfg.Requests.BodyMemory), Spool: u.store,
 		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log, Tracer: u.gatewayTracer(),
-		Rendezvous: u.meeting, HTTP: u.kinds.HTTP, Stall: u.cfg.Requests.Stall,
+		Rendezvous: u.meeting, HTTP: u.kinds.HTTP, Measures: u.local.PinnedBy, Stall: u.cfg.Requests.Stall,
 	})
 	return err
 }
