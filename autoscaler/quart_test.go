@@ -180,8 +180,8 @@ func TestFitCPU(t *testing.T) {
 		point(-1, 1, 0, 1), point(4000, 1, 0, -1), // nor do these
 	}}
 	fit, ok := fitCPU(&f)
-	if !ok || math.Abs(fit.a-0.02) > 1e-9 || math.Abs(fit.b-50) > 1e-6 || fit.most != 2000 {
-		t.Errorf("%+v, %v, want 20 ms and 50 s a thousandth, measured up to 2000m", fit, ok)
+	if !ok || math.Abs(fit.A-0.02) > 1e-9 || math.Abs(fit.B-0.050) > 1e-9 || fit.most != 2000 {
+		t.Errorf("%+v, %v, want 20 ms and 50 ms of a core, measured up to 2000m", fit, ok)
 	}
 	if got := fit.scaled(0.140, 500, 1000); math.Abs(got-0.140*70/120) > 1e-9 {
 		t.Errorf("140 ms on 500m are %v s on 1000m, want 82 ms", got)

@@ -6,8 +6,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Line is service time as a line in the inverse of the quota: a + b/q with q in cores. A is what no quota makes shorter, B is the
-// CPU time that a batch takes: QUART's compensator inverts it.
+// Line is service time as a line in the inverse of the quota: a + b/q with q in cores (Amdahl). A is what no quota makes shorter, B is
+// the CPU time that a batch takes; neither is below 0. QUART's compensator inverts it.
 type Line struct {
 	A, B float64 // seconds, core seconds
 	R2   float64 // share of the variance that the line explains; 1 where all times are the same
@@ -16,8 +16,8 @@ type Line struct {
 // fewestQuotas is how many distinct quotas a line needs that is more than the two points it goes through.
 const fewestQuotas = 3
 
-// Fit returns the line through points that differ in their quota alone, by least squares weighted with the points' batches, as the
-// autoscaler does it; false for fewer than three quotas.
+// Fit returns the line through points that differ in their quota alone, by least squares weighted with the points' batches; false for
+// fewer than three quotas. Points without a quota or a time do not count.
 func Fit(points []plan.Point) (Line, bool) {
 	var quotas []int
 	var x, y, weight []float64
@@ -42,8 +42,13 @@ func Fit(points []plan.Point) (Line, bool) {
 	for i, w := range weight {
 		xx, xy = xx+w*(x[i]-mx)*(x[i]-mx), xy+w*(x[i]-mx)*(y[i]-my)
 	}
-	l := Line{B: xy / xx, R2: 1}
-	l.A = my - l.B*mx
+	if !(xx > 0) {
+		return Line{}, false
+	}
+	l := Line{B: max(xy/xx, 0), R2: 1}
+	if l.A = my - l.B*mx; l.A < 0 { // the best line that does not begin below 0 goes through it
+		l.A, l.B = 0, (xy+n*mx*my)/(xx+n*mx*mx)
+	}
 	var left, all float64
 	for i, w := range weight {
 		e := y[i] - l.A - l.B*x[i]
@@ -54,6 +59,9 @@ func Fit(points []plan.Point) (Line, bool) {
 	}
 	return l, true
 }
+
+// At is the service time with a quota in thousandths of a core, in seconds.
+func (l Line) At(quota int) float64 { return l.A + 1000*l.B/float64(max(quota, 1)) }
 
 // Group is the points of a batch size and a length, in the order of their quotas.
 type Group struct {

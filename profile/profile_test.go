@@ -136,6 +136,21 @@ func TestFit(t *testing.T) {
 			t.Errorf("%d points of two quotas: %+v, want no line", len(few), l)
 		}
 	}
+	for name, tc := range map[string]struct {
+		ms   [3]int // with 2, 1 and half a core
+		want Line
+	}{
+		"as if it began below 0": {[3]int{9, 20, 41}, Line{A: 0, B: (9*0.5 + 20*1 + 41*2) / 5.25 / 1000}}, // the best of those through 0
+		"slower with more CPU":   {[3]int{30, 20, 10}, Line{A: 0.020, B: 0}},
+	} {
+		var pts []plan.Point
+		for i, quota := range []int{2000, 1000, 500} {
+			pts = append(pts, plan.Point{CPUMilli: quota, Batch: 1, Mean: time.Duration(tc.ms[i]) * time.Millisecond, N: 10})
+		}
+		if l, ok := Fit(pts); !ok || math.Abs(l.A-tc.want.A) > 1e-9 || math.Abs(l.B-tc.want.B) > 1e-9 {
+			t.Errorf("%s: %+v, %v, want %+v", name, l, ok, tc.want)
+		}
+	}
 	noisy := points(0.002, 0.01, 250, 500, 1000)
 	noisy[0].Mean, noisy[0].N = time.Hour, 1
 	for i := range noisy[1:] {
@@ -167,7 +182,7 @@ func TestRows(t *testing.T) {
 		t.Errorf("rows\n%q, want\n%q", got, want)
 	}
 	groups := p.Groups()
-	if len(groups) != 2 || groups[0].Say() != "batch 1: -0.267 ms + 10.4 ms / cores (R² 1.000)" || groups[1].Say() != "" {
+	if len(groups) != 2 || groups[0].Say() != "batch 1: 0 ms + 10.3 ms / cores (R² 1.000)" || groups[1].Say() != "" {
 		t.Errorf("%q and %q of %d groups", groups[0].Say(), groups[len(groups)-1].Say(), len(groups))
 	}
 }
