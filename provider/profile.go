@@ -47,6 +47,7 @@ type Held struct {
 	Unbounded bool   `json:"unbounded,omitempty"` // its node does not limit CPU
 	Slots     int    `json:"slots"`               // batches that it takes at a time
 	Batch     int    `json:"batch"`               // largest batch
+	Queue     int    `json:"queueLimit"`          // calls that may wait
 }
 
 // profilePrefix begins the keys of profiles in the store; no function's key can have a slash.
@@ -214,7 +215,8 @@ func (p *Provider) pin(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, err)
 		return
 	}
-	held.Revision, held.Image, held.Digest, held.Limit = d.Revision, d.Deployment.Image, d.Digest, d.Resources().CPULimit
+	held.Revision, held.Image, held.Digest = d.Revision, d.Deployment.Image, d.Digest
+	held.Limit, held.Queue = d.Resources().CPULimit, d.Declared.QueueLimit
 	writeJSON(w, http.StatusOK, held)
 }
 

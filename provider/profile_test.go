@@ -133,7 +133,7 @@ func TestPin(t *testing.T) {
 	a.must(http.StatusNotFound, del, path, "")
 	a.must(http.StatusAccepted, post, functions, `{"service":"echo","image":"stagecoach/echo:1","limits":{"cpu":"500m"}}`)
 	h := decodeJSON[Held](t, a.must(http.StatusOK, put, path, order))
-	if h.Replica != "f-1" || h.CPUMilli != 250 || h.Limit != 500 || h.Image != "stagecoach/echo:1" || h.Revision == 0 || h.Batch != 4 {
+	if h.Replica != "f-1" || h.CPUMilli != 250 || h.Limit != 500 || h.Image != "stagecoach/echo:1" || h.Revision == 0 || h.Batch != 4 || h.Queue != 1000 {
 		t.Errorf("held %+v", h)
 	}
 	if left := time.Until(a.fakes.pins["echo.openfaas-fn"].Until); left <= 0 || left > 10*time.Second {

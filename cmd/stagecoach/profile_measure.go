@@ -43,7 +43,7 @@ func (f *profileFlags) measure(ctx context.Context, c *client, path string, bodi
 				return p, err
 			}
 		}
-		m.replica, m.slots, m.largest = held.Replica, held.Slots, held.Batch
+		m.replica, m.slots, m.largest, m.queue = held.Replica, held.Slots, held.Batch, held.Queue
 		body := bodies[slices.IndexFunc(bodies, func(s probe) bool { return s.length == cell.Length })]
 		begin := time.Now()
 		pt, ok, err := m.point(ctx, cell, body)
@@ -75,7 +75,7 @@ func (f *profileFlags) cells(held provider.Held, bodies []probe) ([]profile.Cell
 		cpu = profile.Quotas(held.Limit, held.NodeCPU)
 	}
 	if len(batch) == 0 {
-		batch = []int{1, held.Batch}
+		batch = []int{1, min(held.Batch, held.Queue)}
 	}
 	for _, q := range cpu {
 		if q < profile.MinCPU || held.NodeCPU > 0 && q > held.NodeCPU {
@@ -85,6 +85,9 @@ func (f *profileFlags) cells(held provider.Held, bodies []probe) ([]profile.Cell
 	for _, b := range batch {
 		if b > held.Batch {
 			return nil, fmt.Errorf("profile: --batch %d, want at most %d, the largest batch of %s (stagecoach.dev/batch)", b, held.Batch, f.name)
+		}
+		if b > held.Queue {
+			return nil, fmt.Errorf("profile: --batch %d, want at most %d, as many calls as may wait for %s (stagecoach.dev/queue-limit)", b, held.Queue, f.name)
 		}
 	}
 	var lengths []int
@@ -103,6 +106,7 @@ type meter struct {
 	replica string
 	slots   int
 	largest int // batch that it takes
+	queue   int // calls that may wait
 }
 
 // fewForm is how many rounds it takes to see that batches of a size do not come about, when less than a tenth are.
@@ -147,19 +151,24 @@ type answered struct {
 }
 
 // inARow is how many of the largest batches a round has, so that the replica is busy most of the time however long calls are under way:
-// one that rests gets its quota back.
+// one that rests gets its quota back. There are fewer where the line has no room for them.
 const inARow = 8
+
+// calls is how many a round has for batches of that size, of which one a slot goes ahead.
+func (m *meter) calls(size int) int {
+	switch size {
+	case m.largest:
+		return m.slots + size*max(min(inARow, m.queue/size), 1)
+	case 1:
+		return 1 // others would join it
+	}
+	return m.slots + size
+}
 
 // round sends calls that come to run in batches of that size, and returns how long the replica had each, in their order; none when
 // none came about. One call a slot goes ahead, for the others to gather behind it.
 func (m *meter) round(ctx context.Context, size int, s probe) (took []time.Duration, err error) {
-	calls := m.slots + size
-	switch size {
-	case m.largest:
-		calls = m.slots + size*inARow
-	case 1:
-		calls = 1 // others would join it
-	}
+	calls := m.calls(size)
 	all, errs := make([]answered, calls), make([]error, calls)
 	var wg sync.WaitGroup
 	for i := range calls {

@@ -179,3 +179,15 @@ func TestProfileLetsGo(t *testing.T) {
 	p.replicas(1, 80)
 	p.replicas(2, 1000)
 }
+
+// TestRoundsFitTheLine: a round has as many batches in a row as the function's line has room for, and one at least.
+func TestRoundsFitTheLine(t *testing.T) {
+	for _, tc := range []struct{ size, largest, queue, want int }{
+		{4, 4, 1000, 2 + 8*4}, {256, 256, 1000, 2 + 3*256}, {4, 4, 5, 2 + 4}, {2, 4, 1000, 2 + 2}, {1, 4, 1000, 1}, {1, 1, 3, 2 + 3},
+	} {
+		m := meter{slots: 2, largest: tc.largest, queue: tc.queue}
+		if got := m.calls(tc.size); got != tc.want {
+			t.Errorf("%d calls for batches of %d of %d at most, %d of which may wait; want %d", got, tc.size, tc.largest, tc.queue, tc.want)
+		}
+	}
+}
