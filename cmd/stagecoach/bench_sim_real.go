@@ -151,7 +151,7 @@ func probeChain() *simCase {
 // freshCosts measures on an `up` of its own.
 func freshCosts(ctx context.Context, images string) (out costs, err error) {
 	err = onUp(ctx, []string{"--images", images}, func(api *client) error {
-		if out, err = measureCosts(ctx, api, 300, 8*time.Second); err != nil {
+		if out, err = measureCosts(ctx, api, 8*time.Second); err != nil {
 			return err
 		}
 		out.start, err = measureStarts(ctx, api)
@@ -160,37 +160,40 @@ func freshCosts(ctx context.Context, images string) (out costs, err error) {
 	return out, err
 }
 
-// measureCosts measures what a slot and a hop cost, on stages of its own that wait for exactly 10 ms. A slot that always has a next call
-// takes its calls' rate to answer them; a request by itself takes its slots, and two hops each. calls is how many keep the slot busy,
-// quiet how long requests come one by one.
-func measureCosts(ctx context.Context, api *client, calls int, quiet time.Duration) (costs, error) {
+// measureCosts measures for so long what a slot and a hop cost, on stages of its own that wait for exactly 10 ms. A slot whose line is never
+// empty tells by the rate of its answers; requests that come one by one to a chain take its slots, and two hops each. Both run at once, so
+// that the machine is the same for them.
+func measureCosts(ctx context.Context, api *client, length time.Duration) (costs, error) {
 	c := probeChain()
-	c.rate, c.cv = fmt.Sprintf("8:%v", quiet), 0
+	c.rate, c.cv = fmt.Sprintf("8:%v", length), 0
 	alone := c.deployments()[0]
 	alone.Service, alone.Annotations = "probe-alone", nil
-	if err := deployAll(ctx, api, []deployment{alone}); err != nil {
+	if err := deployAll(ctx, api, append(c.deployments(), alone)); err != nil {
 		return costs{}, err
 	}
 	for range 5 { // connections, and pages
-		if _, err := api.invoke(ctx, alone.Service, "text/plain", []byte("x")); err != nil {
-			return costs{}, err
+		for _, name := range []string{alone.Service, c.pipeline()} {
+			if _, err := api.invoke(ctx, name, "text/plain", []byte("x")); err != nil {
+				return costs{}, err
+			}
 		}
 	}
-	took, err := saturate(ctx, api, alone.Service, "text/plain", "x", probeClients, calls, nil)
-	if err != nil {
-		return costs{}, err
-	}
-	out := costs{slot: max(took/time.Duration(calls)-probeWait, 0)}
-	one, err := c.real(ctx, api, 1)
-	if err != nil {
-		return costs{}, err
-	}
-	if one.failed > 0 {
+	var took time.Duration
+	var failed error
+	calls := int(length / (probeWait * 6 / 5))
+	var group sync.WaitGroup
+	group.Go(func() { took, failed = saturate(ctx, api, alone.Service, "text/plain", "x", probeClients, calls, nil) })
+	one, err := c.load(ctx, api, 1)
+	group.Wait()
+	switch {
+	case err != nil || failed != nil:
+		return costs{}, errors.Join(err, failed)
+	case one.failed > 0:
 		return costs{}, fmt.Errorf("%.0f of %.0f requests to stages that wait for %v failed", one.failed, one.requests, probeWait)
 	}
+	slot := max(took/time.Duration(calls)-probeWait, 0)
 	mean := time.Duration(one.mean * float64(time.Second))
-	out.hop = max((mean-probeStages*(probeWait+out.slot))/(2*probeStages), 0)
-	return out, nil
+	return costs{slot: slot, hop: max((mean-probeStages*(probeWait+slot))/(2*probeStages), 0)}, nil
 }
 
 // saturate sends so many requests, of some clients one after another, and returns how long all of them took. Each gets the answers, one at

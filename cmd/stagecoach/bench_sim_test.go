@@ -13,14 +13,14 @@ import (
 // machine now is measured before. The bound is wide, because machines that test do other things meanwhile; `make bench-sim` has the real one.
 func TestBenchSim(t *testing.T) {
 	r := start(t)
-	cost, err := measureCosts(t.Context(), r.client, 50, 3*time.Second)
+	cost, err := measureCosts(t.Context(), r.client, 3*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := simCase{name: "short", rate: "7:6s", items: 3, cv: 1, slo: time.Second, stages: link([]simStage{
-		{name: "short-1", mean: 100 * time.Millisecond, cv: 0.1, replicas: 1},
-		{name: "short-2", mean: 50 * time.Millisecond, cv: 0.1, each: true, replicas: 2},
-		{name: "short-3", mean: 100 * time.Millisecond, cv: 0.1, replicas: 1},
+	c := simCase{name: "short", rate: "8:6s", items: 6, cv: 1, slo: time.Second, stages: link([]simStage{
+		{name: "short-1", mean: 30 * time.Millisecond, cv: 0.1, each: true, replicas: 2},
+		{name: "short-2", mean: 60 * time.Millisecond, cv: 0.1, replicas: 1},
+		{name: "short-3", mean: 60 * time.Millisecond, cv: 0.1, replicas: 1},
 	})}
 	if err := deployAll(t.Context(), r.client, c.deployments()); err != nil {
 		t.Fatal(err)
