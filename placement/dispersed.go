@@ -4,16 +4,21 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Dispersed is a plan.Placer that spreads key stages over the nodes, so that each node keeps room for one of them to grow, and packs
-// the rest (QUART, section 6.2). It makes the sum over the nodes of the squared number of key stages' replicas as small as it can
+// Dispersed is a plan.Placer that starts key stages where their parameters are while that is urgent, else spreads them over the nodes, so
+// that each node keeps room for one of them to grow, and packs the rest (QUART, section 6, figure 5, and section 6.2). It makes the sum over the nodes of the squared number of key stages' replicas as small as it can
 // within memory, processors and devices; ties go to a node that has the function's parameters. Replicas that exist stay where they are.
 //
 // QUART's Eq. 8 to 10 descend the gradient of KL(P, uniform) instead. Its minimum is P = uniform at once; the unconstrained descent
 // leaves the simplex (towards 1/e of it), and no capacity is in it. [KL] has that divergence of a finished placement.
+//
+// A key stage that grows while tasks wait or run goes to a node on which its parameters are, before one on which they are being loaded,
+// before the others; the even distribution decides among those alike, and about what is not urgent. [KeyStages] sees to it that there
+// are several such nodes.
 //
 // New replicas of key stages go first in each round, those that fit on the fewest nodes before the others, each to the node
 // with the fewest; afterwards new ones move while that makes the sum smaller. A replica of the rest goes where its function has the
@@ -37,8 +42,10 @@ func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 			}
 		}
 	}
+	urgent := map[string]bool{}
 	disperse := func(f *plan.Function, x, y *node) int {
 		return cmp.Or(
+			warmer(urgent[f.Name], x.warm[f.Name], y.warm[f.Name]),
 			cmp.Compare(load[x.Name], load[y.Name]),
 			prefer(x.zygotes[f.Name], y.zygotes[f.Name]),
 			cmp.Compare(x.replicas[f.Name], y.replicas[f.Name]),
@@ -58,13 +65,49 @@ func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 		for _, i := range p.order(round, key) {
 			if !key[i] {
 				p.add(i, pack)
-			} else if slot, ok := p.add(i, disperse); ok {
+				continue
+			}
+			urgent[a[i].Function] = pressing(p.functions[i], len(p.wants[i].Slots))
+			if slot, ok := p.add(i, disperse); ok {
 				load[slot.Node]++
 			}
 		}
 	}
 	p.level(key, load, disperse)
 	return p.wants, nil
+}
+
+// warmer orders nodes by how warm a function is there, if that is urgent.
+func warmer(urgent bool, x, y warmth) int {
+	if !urgent {
+		return 0
+	}
+	return cmp.Compare(y, x)
+}
+
+// pressing says whether f's next replica, when it has so many, should come up where its parameters are: there are tasks (at the start of
+// a step none waits yet), and such a start saves more than one of them takes, or it is not known what it saves. Up to its minimum a
+// function's replicas stay apart, because that is what a minimum of two is for.
+func pressing(f *plan.Function, has int) bool {
+	if f.Waiting+f.Running == 0 || has > 0 && has < f.Min {
+		return false
+	}
+	saved, known := saving(f)
+	return !known || saved > f.Service.Mean
+}
+
+// saving is by how much a start from parameters in memory is shorter than one that loads them, on average; not known: until there were
+// both.
+func saving(f *plan.Function) (saved time.Duration, known bool) {
+	var cold, warm time.Duration
+	for _, s := range f.Starts {
+		if s.Path == "cold" {
+			cold = s.Mean
+		} else {
+			warm = max(warm, s.Mean)
+		}
+	}
+	return cold - warm, cold > 0 && warm > 0
 }
 
 // order returns the lines that want one more in this round: those of key stages first, and of these the ones that fit on the fewest
@@ -99,7 +142,10 @@ func (p *placing) level(key []bool, load map[string]int, better func(*plan.Funct
 					continue
 				}
 				f := p.functions[i]
-				to, ok := take(f, p.sizes[f.Name], p.nodes, better, func(n *node) bool { return load[n.Name]+1 < load[from.Node] })
+				urgent, was := pressing(f, k), p.nodes[from.Node].warm[f.Name]
+				to, ok := take(f, p.sizes[f.Name], p.nodes, better, func(n *node) bool {
+					return load[n.Name]+1 < load[from.Node] && warmer(urgent, n.warm[f.Name], was) <= 0
+				})
 				if !ok {
 					continue
 				}

@@ -40,6 +40,68 @@ func TestDispersed(t *testing.T) {
 			plan.Alloc{{Function: "f", Count: 1, Key: true}, {Function: "g", Count: 1, Key: true}},
 			[]string{"+@c", "+@a"},
 		},
+		"while tasks wait, where the parameters are, together if need be, until it is full": {
+			func(s *plan.Snapshot) {
+				waits(s, 3)
+				s.Nodes[0].MemoryUsed = 40
+			},
+			plan.Alloc{{Function: "f", Count: 4, Key: true}, {Function: "g", Count: 1, Key: true}},
+			[]string{"f1@a +@a +@a +@c", "+@b"},
+		},
+		"apart among nodes that have them": {
+			func(s *plan.Snapshot) {
+				waits(s, 3)
+				s.Nodes[2].Zygotes = []plan.Zygote{{Function: "f", Bytes: 1, Idle: true}}
+			},
+			plan.Alloc{{Function: "f", Count: 3, Key: true}, {Function: "g", Count: 0}},
+			[]string{"f1@a +@c +@a", ""},
+		},
+		"where they are loaded before where they are being": {
+			func(s *plan.Snapshot) {
+				waits(s, 3)
+				s.Nodes[0].MemoryUsed = 70
+				s.Nodes[1].Zygotes = []plan.Zygote{{Function: "f", Bytes: 1}}
+				s.Nodes[2].MemoryUsed = 10
+			},
+			plan.Alloc{{Function: "f", Count: 3, Key: true}, {Function: "g", Count: 0}},
+			[]string{"f1@a +@a +@b", ""},
+		},
+		"what the plan itself loads is not there yet": {
+			func(s *plan.Snapshot) { s.Functions[0].Waiting = 3 },
+			plan.Alloc{{Function: "f", Count: 2, Key: true}, {Function: "g", Count: 0}},
+			[]string{"+@a +@b", ""},
+		},
+		"apart when nothing waits or runs": {
+			func(s *plan.Snapshot) { waits(s, 0) },
+			plan.Alloc{{Function: "f", Count: 2, Key: true}, {Function: "g", Count: 0}},
+			[]string{"f1@a +@b", ""},
+		},
+		"apart when a start from memory saves less than a call takes": {
+			func(s *plan.Snapshot) {
+				waits(s, 3)
+				s.Functions[0].Service = plan.Service{Known: true, Mean: time.Second}
+				s.Functions[0].Starts = []plan.Start{{Path: "cold", Mean: 1900 * time.Millisecond, N: 1}, {Path: "fork", Mean: time.Second, N: 1}, {Path: "parked", Mean: 1, N: 1}}
+			},
+			plan.Alloc{{Function: "f", Count: 2, Key: true}, {Function: "g", Count: 0}},
+			[]string{"f1@a +@b", ""},
+		},
+		"together when it saves more": {
+			func(s *plan.Snapshot) {
+				waits(s, 3)
+				s.Functions[0].Service = plan.Service{Known: true, Mean: time.Second}
+				s.Functions[0].Starts = []plan.Start{{Path: "cold", Mean: 2100 * time.Millisecond, N: 1}, {Path: "fork", Mean: time.Second, N: 1}}
+			},
+			plan.Alloc{{Function: "f", Count: 2, Key: true}, {Function: "g", Count: 0}},
+			[]string{"f1@a +@a", ""},
+		},
+		"up to its minimum apart, whatever waits": {
+			func(s *plan.Snapshot) {
+				waits(s, 3)
+				s.Functions[0].Min = 2
+			},
+			plan.Alloc{{Function: "f", Count: 3, Key: true}, {Function: "g", Count: 0}},
+			[]string{"f1@a +@b +@a", ""},
+		},
 		"what runs is not moved": {
 			func(s *plan.Snapshot) {
 				s.Functions[0].Replicas = []plan.Replica{replica("f1", "a", plan.Ready, 9), replica("f2", "a", plan.Starting, 8)}
@@ -92,6 +154,13 @@ func TestDispersed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// waits has so many tasks of f wait for its replica on a, where its parameters are.
+func waits(s *plan.Snapshot, tasks int) {
+	f := &s.Functions[0]
+	f.Waiting, f.Replicas = tasks, []plan.Replica{replica("f1", "a", plan.Ready, 9)}
+	s.Nodes[0].Zygotes = []plan.Zygote{{Function: f.Name, Bytes: 1}}
 }
 
 // TestDispersedOnOneNode: with one node and room for all, it is where everything goes, as with Spread.

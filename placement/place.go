@@ -49,17 +49,27 @@ func prefer(x, y bool) int {
 // node is a node while a plan is made.
 type node struct {
 	*plan.Node
-	free     int64            // bytes; negative: so many have to give way
-	idle     map[string]int64 // bytes of zygotes that give way to others, by function
-	reserve  int64            // bytes that no zygote is loaded into
-	cpu      int              // thousandths of a core that no replica is promised
-	device   map[string]int64 // free bytes, of those that are well
-	size     map[string]int64 // bytes, of all
-	occupied map[string]bool  // devices that replicas have, or will
-	replicas map[string]int   // by function, draining ones not counted
-	zygotes  map[string]bool  // functions that have one, or will
-	taken    map[string]bool  // function/device: two replicas of a function on a device are not two servers
+	free     int64             // bytes; negative: so many have to give way
+	idle     map[string]int64  // bytes of zygotes that give way to others, by function
+	reserve  int64             // bytes that no zygote is loaded into
+	cpu      int               // thousandths of a core that no replica is promised
+	device   map[string]int64  // free bytes, of those that are well
+	size     map[string]int64  // bytes, of all
+	occupied map[string]bool   // devices that replicas have, or will
+	replicas map[string]int    // by function, draining ones not counted
+	zygotes  map[string]bool   // functions that have one, or will
+	warm     map[string]warmth // by function
+	taken    map[string]bool   // function/device: two replicas of a function on a device are not two servers
 }
+
+// warmth is how far a function's parameters are on a node, whatever the plan adds.
+type warmth uint8
+
+// The zero value: they are not.
+const (
+	coming warmth = iota + 1 // or there: what starts from them may be waiting for them
+	there
+)
 
 func nodes(s *plan.Snapshot) map[string]*node {
 	all := make(map[string]*node, len(s.Nodes))
@@ -67,7 +77,7 @@ func nodes(s *plan.Snapshot) map[string]*node {
 		p := &s.Nodes[i]
 		n := &node{
 			Node: p, free: p.Memory - p.MemoryUsed, idle: map[string]int64{}, cpu: p.CPUMilli,
-			device: map[string]int64{}, size: map[string]int64{}, occupied: map[string]bool{}, replicas: map[string]int{}, zygotes: map[string]bool{}, taken: map[string]bool{},
+			device: map[string]int64{}, size: map[string]int64{}, occupied: map[string]bool{}, replicas: map[string]int{}, zygotes: map[string]bool{}, warm: map[string]warmth{}, taken: map[string]bool{},
 		}
 		if p.Threshold > 0 {
 			n.reserve = p.Memory - p.Threshold
@@ -80,7 +90,9 @@ func nodes(s *plan.Snapshot) map[string]*node {
 		}
 		for _, z := range p.Zygotes {
 			n.zygotes[z.Function] = true
+			n.warm[z.Function] = max(n.warm[z.Function], coming)
 			if z.Idle {
+				n.warm[z.Function] = there
 				n.idle[z.Function] += z.Bytes
 			}
 		}
@@ -89,11 +101,15 @@ func nodes(s *plan.Snapshot) map[string]*node {
 	for i := range s.Functions {
 		for _, r := range s.Functions[i].Replicas {
 			if n := all[r.Node]; n != nil {
-				if f := &s.Functions[i]; r.Revision == f.Revision && r.State != plan.Draining { // others make room
+				f := &s.Functions[i]
+				if n.zygotes[f.Name] && r.State != plan.Starting { // it came from it
+					n.warm[f.Name] = there
+				}
+				if r.Revision == f.Revision && r.State != plan.Draining { // others make room
 					n.cpu -= f.CPUMilli
 				}
 				for _, id := range (plan.Slot{Device: r.Device}).Devices() {
-					n.taken[s.Functions[i].Name+"/"+id] = true
+					n.taken[f.Name+"/"+id] = true
 					n.occupied[id] = true
 				}
 			}
@@ -201,20 +217,25 @@ func take(f *plan.Function, zygote int64, all map[string]*node, better func(*pla
 	if best == nil {
 		return plan.Slot{}, false
 	}
-	best.free -= best.cost(f, zygote)
-	best.cpu -= f.CPUMilli
-	best.zygotes[f.Name] = true
-	delete(best.idle, f.Name)
-	best.replicas[f.Name]++
 	ids := best.devices(f)
-	for _, id := range ids {
-		best.device[id] -= f.DeviceMemory
-		if f.DeviceMemory == 0 {
-			best.device[id] = 0
-		}
-		best.taken[f.Name+"/"+id], best.occupied[id] = true, true
-	}
+	best.occupy(f, zygote, ids)
 	return plan.Slot{Node: best.Name, Device: strings.Join(ids, ",")}, true
+}
+
+// occupy takes what one more replica of f has of the node.
+func (n *node) occupy(f *plan.Function, zygote int64, ids []string) {
+	n.free -= n.cost(f, zygote)
+	n.cpu -= f.CPUMilli
+	n.zygotes[f.Name] = true
+	delete(n.idle, f.Name)
+	n.replicas[f.Name]++
+	for _, id := range ids {
+		n.device[id] -= f.DeviceMemory
+		if f.DeviceMemory == 0 {
+			n.device[id] = 0
+		}
+		n.taken[f.Name+"/"+id], n.occupied[id] = true, true
+	}
 }
 
 // cost is the memory that one more replica of f takes: its own, and the zygote's where there is none yet.
@@ -248,6 +269,15 @@ func (n *node) fits(f *plan.Function, zygote int64) bool {
 
 // devices returns the f.GPU devices with the most free memory that f can have, by name; fewer when there are not as many.
 func (n *node) devices(f *plan.Function) []string {
+	ids := n.able(f)
+	slices.SortFunc(ids, func(x, y string) int { return cmp.Or(cmp.Compare(n.device[y], n.device[x]), cmp.Compare(x, y)) })
+	ids = ids[:min(len(ids), f.GPU)]
+	slices.Sort(ids)
+	return ids
+}
+
+// able returns the devices that f can have, in no order.
+func (n *node) able(f *plan.Function) []string {
 	var ids []string
 	if f.GPU == 0 {
 		return nil
@@ -259,9 +289,6 @@ func (n *node) devices(f *plan.Function) []string {
 			ids = append(ids, id)
 		}
 	}
-	slices.SortFunc(ids, func(x, y string) int { return cmp.Or(cmp.Compare(n.device[y], n.device[x]), cmp.Compare(x, y)) })
-	ids = ids[:min(len(ids), f.GPU)]
-	slices.Sort(ids)
 	return ids
 }
 

@@ -209,6 +209,56 @@ func TestKeyStages(t *testing.T) {
 		"had more than its minimum": {func(s *plan.Snapshot) {
 			s.Functions[0].Replicas = []plan.Replica{replica("r1", "c", plan.Draining, 1), replica("r2", "b", plan.Ready, 1)}
 		}, []plan.Want{{Function: "f", Slots: []plan.Slot{{Replica: "r2", Node: "b"}}}}, "f@b! f@c!"},
+		"room where it is": {func(s *plan.Snapshot) { grows(s, 70) }, []plan.Want{grown(true)}, "f@b!"},
+		"ahead on a node with room": {func(s *plan.Snapshot) {
+			grows(s, 71)
+			s.Nodes[0].MemoryUsed = 1
+		}, []plan.Want{grown(true)}, "f@b! f@c"},
+		"ahead where it is already": {func(s *plan.Snapshot) {
+			grows(s, 71)
+			s.Nodes[0].MemoryUsed, s.Nodes[0].Zygotes = 20, []plan.Zygote{{Function: "f", Bytes: 20, Idle: true}}
+		}, []plan.Want{grown(true)}, "f@a f@b!"},
+		"ahead for as many as it has": {func(s *plan.Snapshot) {
+			grows(s, 71)
+			s.Nodes[0].MemoryUsed, s.Nodes[2].MemoryUsed = 40, 50 // for one more each
+		}, []plan.Want{{Function: "f", Key: true, Slots: []plan.Slot{{Replica: "r1", Node: "b"}, {Node: "b"}}}}, "f@a f@b! f@c"},
+		"ahead for as many as it may have": {func(s *plan.Snapshot) {
+			grows(s, 71)
+			s.Functions[0].Max = 1
+		}, []plan.Want{grown(true)}, "f@b!"},
+		"not ahead of what the corrector does not call a key stage": {func(s *plan.Snapshot) { grows(s, 71) }, []plan.Want{grown(false)}, "f@b"},
+		"ahead, nothing gives way to it": {func(s *plan.Snapshot) {
+			grows(s, 71)
+			s.Nodes[0].MemoryUsed, s.Nodes[0].Zygotes = 60, []plan.Zygote{{Function: "g", Bytes: 60, Idle: true}}
+			s.Nodes[2].MemoryUsed, s.Nodes[2].Threshold = 40, 89
+		}, []plan.Want{grown(true)}, "f@b!"},
+		"ahead, not on nodes that take nothing": {func(s *plan.Snapshot) {
+			grows(s, 71)
+			s.Nodes[0].Unavailable, s.Nodes[2].Unavailable = "gone", "gone"
+		}, []plan.Want{grown(true)}, "f@b!"},
+		"ahead, where devices are": {func(s *plan.Snapshot) {
+			grows(s, 20)
+			f := &s.Functions[0]
+			f.GPU, f.DeviceMemory, f.Replicas[0].Device = 1, 40, "g0"
+			s.Nodes[1].Devices = []plan.Device{{ID: "g0", Memory: 90, MemoryUsed: 40}, {ID: "g1", Memory: 90, MemoryUsed: 51}}
+			s.Nodes[2].Devices = []plan.Device{{ID: "g0", Memory: 40}}
+		}, []plan.Want{{Function: "f", Key: true, Slots: []plan.Slot{{Replica: "r1", Node: "b", Device: "g0"}}}}, "f@b! f@c"},
+		"ahead, not on a device that the plan gives away": {func(s *plan.Snapshot) {
+			grows(s, 71)
+			for i := range 2 {
+				s.Functions[i].GPU, s.Functions[i].Memory = 1, 1
+			}
+			s.Nodes[2].Devices = []plan.Device{{ID: "g0", Memory: 40}}
+		}, []plan.Want{grown(true), {Function: "g", Slots: []plan.Slot{{Node: "c", Device: "g0"}}}}, "f@b! g@c"},
+		"ahead in turn": {func(s *plan.Snapshot) {
+			grows(s, 71)
+			s.Functions[1].Replicas = []plan.Replica{replica("s1", "b", plan.Ready, 1)}
+			s.Nodes[1].Zygotes = append(s.Nodes[1].Zygotes, plan.Zygote{Function: "g", Bytes: 20})
+			s.Nodes[0].MemoryUsed, s.Nodes[2].MemoryUsed = 50, 50
+		}, []plan.Want{
+			{Function: "f", Key: true, Slots: []plan.Slot{{Replica: "r1", Node: "b"}, {Node: "b"}}},
+			{Function: "g", Key: true, Slots: []plan.Slot{{Replica: "s1", Node: "b"}, {Node: "b"}}},
+		}, "f@a f@b! g@b! g@c"},
 		"asleep, in its old bed": {func(s *plan.Snapshot) {
 			s.Functions[0].Zero = true
 			s.Nodes[1].Zygotes, s.Nodes[1].MemoryUsed = []plan.Zygote{{Function: "f", Bytes: 100}}, 100
@@ -251,6 +301,16 @@ func TestKeyStages(t *testing.T) {
 			}
 		})
 	}
+}
+
+// grows has f run on b, which has its parameters and so much memory in use.
+func grows(s *plan.Snapshot, used int64) {
+	s.Functions[0].Replicas = []plan.Replica{replica("r1", "b", plan.Ready, 1)}
+	s.Nodes[1].MemoryUsed, s.Nodes[1].Zygotes = used, []plan.Zygote{{Function: "f", Bytes: 20}}
+}
+
+func grown(key bool) plan.Want {
+	return plan.Want{Function: "f", Key: key, Slots: []plan.Slot{{Replica: "r1", Node: "b"}}}
 }
 
 // TestKeepingIsStable: a plan that was carried out is planned again as it is.

@@ -8,7 +8,8 @@ import (
 )
 
 // KeyStages is a plan.Warmer. A function stays warm in host memory wherever it has replicas or gets them; a key stage's zygote
-// is evicted last (QUART, section 6.1; see [Key]). A function that may sleep keeps one zygote while it does, if there is memory, so that
+// is evicted last (QUART, section 6.1; see [Key]), and what the corrector calls a key stage is loaded ahead of need on further nodes
+// that it may grow on. A function that may sleep keeps one zygote while it does, if there is memory, so that
 // waking is a fork.
 type KeyStages struct{}
 
@@ -17,6 +18,7 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 	all := nodes(&s)
 	sizes := zygoteSizes(&s)
 	var warm []plan.Warm
+	has := map[string]bool{}  // function/node: it is in warm
 	var on []string           // nodes
 	for _, w := range wants { // memory that new replicas will take is not there for sleepers
 		f, ok := s.Function(w.Function)
@@ -27,8 +29,7 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 		for _, slot := range w.Slots {
 			on = append(on, slot.Node)
 			if n := all[slot.Node]; n != nil && slot.Replica == "" {
-				n.free -= n.cost(f, sizes[f.Name])
-				n.zygotes[f.Name] = true
+				n.occupy(f, sizes[f.Name], slot.Devices())
 			}
 		}
 		for i := range f.Replicas {
@@ -39,6 +40,7 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 		key := Key(f, w)
 		slices.Sort(on)
 		for _, name := range slices.Compact(on) {
+			has[f.Name+"/"+name] = true
 			warm = append(warm, plan.Warm{Function: f.Name, Node: name, Warmth: plan.Host, Key: key})
 		}
 	}
@@ -54,6 +56,7 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 			warm = append(warm, plan.Warm{Function: f.Name, Node: n.Name, Warmth: plan.Host, Key: w.Key})
 		}
 	}
+	warm = append(warm, ahead(&s, wants, all, sizes, has)...)
 	slices.SortFunc(warm, func(x, y plan.Warm) int {
 		return cmp.Or(cmp.Compare(x.Function, y.Function), cmp.Compare(x.Node, y.Node))
 	})
@@ -65,7 +68,7 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 func bed(f *plan.Function, zygote int64, all map[string]*node) *node {
 	var best *node
 	for _, n := range all {
-		if n.Unavailable != "" || !n.zygotes[f.Name] && n.free-n.reserve < max(n.cost(f, zygote), 1) {
+		if n.Unavailable != "" || !n.zygotes[f.Name] && !n.cradles(f, zygote) {
 			continue
 		}
 		if best == nil || cmp.Or(prefer(n.zygotes[f.Name], best.zygotes[f.Name]), cmp.Compare(best.free, n.free), cmp.Compare(n.Name, best.Name)) < 0 {

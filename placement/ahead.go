@@ -1,0 +1,81 @@
+package placement
+
+import (
+	"cmp"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// ahead lists the nodes beside those of its replicas on which a key stage's parameters are kept, so that what it grows by next forks
+// there: as many as have room, with those that are warm already, for as many more replicas as it has, or as it may still have. One that
+// has the parameters goes first, then the one with the most room. They are loaded where they fit below the threshold and nothing gives
+// way to them; in memory they are ordinary zygotes, which give way to what runs.
+//
+// Key stages take turns, so that none has all of its copies before another has one.
+func ahead(s *plan.Snapshot, wants []plan.Want, all map[string]*node, sizes map[string]int64, has map[string]bool) []plan.Warm {
+	var warm []plan.Warm
+	for more := true; more; {
+		more = false
+		for i := range wants {
+			w := &wants[i]
+			f, ok := s.Function(w.Function)
+			if !ok || !w.Key || sizes[f.Name] == 0 {
+				continue
+			}
+			if n := next(s, f, len(w.Slots), all, sizes[f.Name], has); n != nil {
+				if !n.zygotes[f.Name] {
+					n.free -= sizes[f.Name]
+					n.zygotes[f.Name] = true
+				}
+				has[f.Name+"/"+n.Name], more = true, true
+				warm = append(warm, plan.Warm{Function: f.Name, Node: n.Name, Warmth: plan.Host})
+			}
+		}
+	}
+	return warm
+}
+
+// next is the node on which f, with so many replicas, is warmed next; nil: it needs none, or there is none.
+func next(s *plan.Snapshot, f *plan.Function, replicas int, all map[string]*node, zygote int64, has map[string]bool) *node {
+	var best *node
+	need, most := min(replicas, f.Max-replicas), 0
+	for i := range s.Nodes {
+		if name := s.Nodes[i].Name; has[f.Name+"/"+name] {
+			need -= all[name].spare(f, zygote, need)
+		}
+	}
+	for i := range s.Nodes {
+		n := all[s.Nodes[i].Name]
+		if has[f.Name+"/"+n.Name] || !n.zygotes[f.Name] && !n.cradles(f, zygote) {
+			continue
+		}
+		spare := n.spare(f, zygote, need)
+		if spare > 0 && (best == nil || cmp.Or(
+			prefer(n.zygotes[f.Name], best.zygotes[f.Name]), cmp.Compare(most, spare), cmp.Compare(best.free, n.free), cmp.Compare(n.Name, best.Name)) < 0) {
+			best, most = n, spare
+		}
+	}
+	return best
+}
+
+// cradles says whether f's parameters and a replica have room without anything giving way.
+func (n *node) cradles(f *plan.Function, zygote int64) bool {
+	return n.free-n.reserve >= max(n.cost(f, zygote), 1)
+}
+
+// spare is how many more replicas of f fit, up to most.
+func (n *node) spare(f *plan.Function, zygote int64, most int) int {
+	if !n.fits(f, zygote) {
+		return 0
+	}
+	if f.GPU > 0 {
+		most = min(most, len(n.able(f))/f.GPU)
+	}
+	if f.CPUMilli > 0 {
+		most = min(most, n.cpu/f.CPUMilli)
+	}
+	if f.Memory > 0 {
+		most = int(min(int64(most), (n.room(f, zygote)-n.cost(f, zygote))/f.Memory+1))
+	}
+	return max(most, 0)
+}
