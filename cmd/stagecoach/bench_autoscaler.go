@@ -92,15 +92,20 @@ func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 	if err := parseFlags(fs, args); err != nil {
 		return err
 	}
+	all := contenders()
+	if *only != "" {
+		if all = slices.DeleteFunc(all, func(c contender) bool { return c.name != *only }); len(all) == 0 {
+			return fmt.Errorf("--only %q, want one of fixed, uniform, quart", *only)
+		}
+	}
+	if b.rounds < 1 || b.step < time.Second {
+		return fmt.Errorf("--rounds %d, --step %v, want at least 1 and 1s", b.rounds, b.step)
+	}
 	b.images = *images
 	if err := b.prepare(ctx); err != nil {
 		return err
 	}
 	report := bench.NewReport("autoscaler", os.Stderr)
-	all := contenders()
-	if *only != "" {
-		all = slices.DeleteFunc(all, func(c contender) bool { return c.name != *only })
-	}
 	turns := map[string][]turn{}
 	for round := range b.rounds {
 		for i := range all {

@@ -69,6 +69,11 @@ func TestBenchRefuses(t *testing.T) {
 		{"gpu --rounds 1", "want at least 2"},
 		{"gpu --device what", "--device: "},
 		{"gpu --device cpu --python /no/such/python", "apt-get install python3-torch"},
+		{"autoscaler --only none", `--only "none", want one of fixed`},
+		{"autoscaler --rounds 0", "want at least 1"},
+		{"autoscaler --model gpt", `--model "gpt", want one of`},
+		{"sim --only none", `--only "none", want one of chain_poisson`},
+		{"sim --length 1s", "want at least 1 and 3s"},
 	} {
 		var out bytes.Buffer
 		err := run(t.Context(), append([]string{"bench"}, strings.Fields(tc.args)...), &out)
