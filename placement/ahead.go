@@ -7,9 +7,9 @@ import (
 )
 
 // ahead lists the nodes beside those of its replicas on which a key stage's parameters are kept, so that what it grows by next forks
-// there: as many as have room, with those that are warm already, for as many more replicas as it has, or as it may still have. One that
-// has the parameters goes first, then the one with the most room. They are loaded where they fit below the threshold and nothing gives
-// way to them; in memory they are ordinary zygotes, which give way to what runs.
+// there, or in a child that is parked: as many as have room, with those that are warm already, for as many more replicas as it has, or as
+// it may still have. One that has the parameters goes first, then the one with the most room. They are loaded where they and a replica fit
+// below the threshold, so that nothing gives way to them, and are ordinary zygotes again where memory has become too short for that.
 //
 // Key stages take turns, so that none has all of its copies before another has one.
 func ahead(s *plan.Snapshot, wants []plan.Want, all map[string]*node, sizes map[string]int64, has map[string]bool) []plan.Warm {
@@ -28,7 +28,7 @@ func ahead(s *plan.Snapshot, wants []plan.Want, all map[string]*node, sizes map[
 					n.zygotes[f.Name] = true
 				}
 				has[f.Name+"/"+n.Name], more = true, true
-				warm = append(warm, plan.Warm{Function: f.Name, Node: n.Name, Warmth: plan.Host})
+				warm = append(warm, plan.Warm{Function: f.Name, Node: n.Name, Warmth: plan.Host, Key: true})
 			}
 		}
 	}
@@ -46,7 +46,7 @@ func next(s *plan.Snapshot, f *plan.Function, replicas int, all map[string]*node
 	}
 	for i := range s.Nodes {
 		n := all[s.Nodes[i].Name]
-		if has[f.Name+"/"+n.Name] || !n.zygotes[f.Name] && !n.cradles(f, zygote) {
+		if has[f.Name+"/"+n.Name] || !n.cradles(f, zygote) {
 			continue
 		}
 		spare := n.spare(f, zygote, need)
@@ -58,7 +58,7 @@ func next(s *plan.Snapshot, f *plan.Function, replicas int, all map[string]*node
 	return best
 }
 
-// cradles says whether f's parameters and a replica have room without anything giving way.
+// cradles says whether f's parameters, if they are not there, and a replica have room without anything giving way.
 func (n *node) cradles(f *plan.Function, zygote int64) bool {
 	return n.free-n.reserve >= max(n.cost(f, zygote), 1)
 }

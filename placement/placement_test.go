@@ -213,15 +213,22 @@ func TestKeyStages(t *testing.T) {
 		"ahead on a node with room": {func(s *plan.Snapshot) {
 			grows(s, 71)
 			s.Nodes[0].MemoryUsed = 1
-		}, []plan.Want{grown(true)}, "f@b! f@c"},
+		}, []plan.Want{grown(true)}, "f@b! f@c!"},
 		"ahead where it is already": {func(s *plan.Snapshot) {
 			grows(s, 71)
 			s.Nodes[0].MemoryUsed, s.Nodes[0].Zygotes = 20, []plan.Zygote{{Function: "f", Bytes: 20, Idle: true}}
-		}, []plan.Want{grown(true)}, "f@a f@b!"},
+		}, []plan.Want{grown(true)}, "f@a! f@b!"},
+		"ahead, as long as there is memory": {func(s *plan.Snapshot) {
+			grows(s, 71)
+			for _, i := range []int{0, 2} {
+				s.Nodes[i].MemoryUsed, s.Nodes[i].Threshold, s.Nodes[i].Zygotes = 50, 80, []plan.Zygote{{Function: "f", Bytes: 20, Idle: true}}
+			}
+			s.Nodes[2].MemoryUsed = 51
+		}, []plan.Want{{Function: "f", Key: true, Slots: []plan.Slot{{Replica: "r1", Node: "b"}, {Node: "b"}}}}, "f@a! f@b!"},
 		"ahead for as many as it has": {func(s *plan.Snapshot) {
 			grows(s, 71)
 			s.Nodes[0].MemoryUsed, s.Nodes[2].MemoryUsed = 40, 50 // for one more each
-		}, []plan.Want{{Function: "f", Key: true, Slots: []plan.Slot{{Replica: "r1", Node: "b"}, {Node: "b"}}}}, "f@a f@b! f@c"},
+		}, []plan.Want{{Function: "f", Key: true, Slots: []plan.Slot{{Replica: "r1", Node: "b"}, {Node: "b"}}}}, "f@a! f@b! f@c!"},
 		"ahead for as many as it may have": {func(s *plan.Snapshot) {
 			grows(s, 71)
 			s.Functions[0].Max = 1
@@ -242,7 +249,7 @@ func TestKeyStages(t *testing.T) {
 			f.GPU, f.DeviceMemory, f.Replicas[0].Device = 1, 40, "g0"
 			s.Nodes[1].Devices = []plan.Device{{ID: "g0", Memory: 90, MemoryUsed: 40}, {ID: "g1", Memory: 90, MemoryUsed: 51}}
 			s.Nodes[2].Devices = []plan.Device{{ID: "g0", Memory: 40}}
-		}, []plan.Want{{Function: "f", Key: true, Slots: []plan.Slot{{Replica: "r1", Node: "b", Device: "g0"}}}}, "f@b! f@c"},
+		}, []plan.Want{{Function: "f", Key: true, Slots: []plan.Slot{{Replica: "r1", Node: "b", Device: "g0"}}}}, "f@b! f@c!"},
 		"ahead, not on a device that the plan gives away": {func(s *plan.Snapshot) {
 			grows(s, 71)
 			for i := range 2 {
@@ -258,7 +265,7 @@ func TestKeyStages(t *testing.T) {
 		}, []plan.Want{
 			{Function: "f", Key: true, Slots: []plan.Slot{{Replica: "r1", Node: "b"}, {Node: "b"}}},
 			{Function: "g", Key: true, Slots: []plan.Slot{{Replica: "s1", Node: "b"}, {Node: "b"}}},
-		}, "f@a f@b! g@b! g@c"},
+		}, "f@a! f@b! g@b! g@c!"},
 		"asleep, in its old bed": {func(s *plan.Snapshot) {
 			s.Functions[0].Zero = true
 			s.Nodes[1].Zygotes, s.Nodes[1].MemoryUsed = []plan.Zygote{{Function: "f", Bytes: 100}}, 100
