@@ -53,7 +53,7 @@ type Held struct {
 // profilePrefix begins the keys of profiles in the store; no function's key can have a slash.
 const profilePrefix = "profile/"
 
-// profiled is a profile as the registry has it, in the words of policies too.
+// profiled is a profile as the registry has it, in the words of policies too; without a version, one that makes no sense.
 type profiled struct {
 	profile.Profile
 	points []plan.Point
@@ -63,7 +63,7 @@ type profiled struct {
 func (r *Registry) Profile(key string) (profile.Profile, bool) {
 	p, ok := r.profiles.Load(key)
 	d, there := r.Function(key)
-	if !ok || !there {
+	if !ok || !there || p.(*profiled).Version == 0 {
 		return profile.Profile{}, false
 	}
 	out := p.(*profiled).Profile
@@ -88,7 +88,7 @@ func (r *Registry) applyProfile(key string, e Entry) {
 	p, err := profile.Decode(e.Value)
 	if err != nil {
 		r.log.Warn("a stored profile is left out", "function", key, "error", err)
-		r.profiles.Delete(key)
+		r.profiles.Store(key, &profiled{}) // for it to go with its function
 		return
 	}
 	p.Function = key
@@ -157,7 +157,7 @@ func (p *Provider) putProfile(ctx context.Context, r *http.Request, prof profile
 
 // dropProfile forgets what was measured of a function that is about to go.
 func (p *Provider) dropProfile(ctx context.Context, key string) error {
-	if _, ok := p.Registry.Profile(key); !ok {
+	if _, ok := p.Registry.profiles.Load(key); !ok {
 		return nil
 	}
 	if err := p.Store.Delete(ctx, profilePrefix+key); err != nil {

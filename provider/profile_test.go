@@ -120,6 +120,10 @@ func TestBadProfiles(t *testing.T) {
 		b.must(http.StatusNotFound, get, path, "")
 		b.must(http.StatusOK, get, "/system/function/echo", "")
 	}
+	newAPI(t, store, nil).must(http.StatusAccepted, del, functions, `{"functionName":"echo"}`)
+	if n := len(store.entries); n != 0 {
+		t.Errorf("%d entries in the store of a removed function: %v", n, store.entries)
+	}
 }
 
 func many(n int) string { return strings.Repeat("{},", n) }
