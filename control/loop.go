@@ -140,12 +140,10 @@ func (l *Loop) tick(ctx context.Context) {
 	l.complain(err)
 }
 
-// complain logs err unless it is what was logged last: a fault that lasts is one line, not one a second.
+// complain logs err unless it is what was logged last: a fault that lasts is one line, not one a second, though a panic's stack has
+// other addresses each time.
 func (l *Loop) complain(err error) {
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
+	text := firstLines(err)
 	if text == l.logged {
 		return
 	}
@@ -187,11 +185,23 @@ func (l *Loop) round(ctx context.Context) (result string, err error) {
 	l.mu.Lock()
 	l.snapshot, l.plan = s, p
 	l.mu.Unlock()
+	return "applied", stayed(stay)
+}
+
+// stayedTold is how many domains that stay as they are get an error of their own: what fails for one often fails for all.
+const stayedTold = 3
+
+// stayed says which domains stay as they are, and why.
+func stayed(stay []policy.Held) error {
 	var errs []error
-	for _, h := range stay {
+	for i, h := range stay {
+		if i == stayedTold {
+			errs = append(errs, fmt.Errorf("and so do %d more domains", len(stay)-i))
+			break
+		}
 		errs = append(errs, fmt.Errorf("domain of %q stays as it is: %w", h.Domain.Functions[0], h.Err))
 	}
-	return "applied", errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // Last returns the plan applied last and the snapshot it was made from: each Want's Why and Short say what was decided and

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -199,7 +200,7 @@ func TestPokesAreOneEarlyTick(t *testing.T) {
 type counter struct{ fail string }
 
 func (c *counter) Allocate(_ plan.Snapshot, d plan.Domain, m map[string]int) (plan.Alloc, map[string]int, error) {
-	if d.Functions[0] == c.fail {
+	if strings.HasPrefix(d.Functions[0], cmp.Or(c.fail, "-")) {
 		panic("no answer")
 	}
 	next := map[string]int{}
@@ -276,11 +277,36 @@ func TestAPanicHoldsItsDomainOnly(t *testing.T) {
 		if !strings.Contains(p.Wants[0].Why, "held: policy panicked: no answer") {
 			t.Errorf("reason %q", p.Wants[0].Why)
 		}
+		if n := strings.Count(log.String(), "stays as it is"); n != 1 {
+			t.Errorf("said %d times, want once, whatever addresses the stack has: %s", n, log)
+		}
+		if got, want := l.Trouble(), `domain of "bad" stays as it is: policy panicked: no answer`; got != want {
+			t.Errorf("trouble %q, want %q: a line without a stack", got, want)
+		}
 		if got := counted(t, l.held); got != 3 {
 			t.Errorf("%v held domains counted, want 3", got)
 		}
 		if !strings.Contains(log.String(), `domain of \"bad\" stays as it is`) {
 			t.Errorf("log %s", log)
+		}
+	})
+}
+
+// TestManyPanicsAreAFewLines: what fails for one domain fails for all.
+func TestManyPanicsAreAFewLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		for i := range 30 {
+			f.s.Functions = append(f.s.Functions, function(fmt.Sprintf("bad%02d", i)))
+		}
+		l, log, stop := start(t, f, func(l *Loop) { l.policies = policy.WithAllocator(l.policies, "counter", &counter{fail: "bad"}) })
+		time.Sleep(1500 * time.Millisecond)
+		stop()
+		if got := l.Trouble(); strings.Count(got, "stays as it is") != stayedTold || !strings.HasSuffix(got, "; and so do 27 more domains") {
+			t.Errorf("trouble %q", got)
+		}
+		if got := len(log.String()); got > 30<<10 {
+			t.Errorf("%d bytes logged of 30 domains", got)
 		}
 	})
 }

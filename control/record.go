@@ -1,13 +1,13 @@
 package control
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -60,8 +60,21 @@ func firstLine(err error) string {
 	if err == nil {
 		return ""
 	}
-	b, _, _ := bytes.Cut([]byte(err.Error()), []byte("\n"))
-	return string(b)
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
+// firstLines are the first lines of the errors that err joins, in one.
+func firstLines(err error) string {
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // what it wraps is one error
+	if !ok {
+		return firstLine(err)
+	}
+	var lines []string
+	for _, e := range joined.Unwrap() {
+		lines = append(lines, firstLine(e))
+	}
+	return strings.Join(lines, "; ")
 }
 
 // recordQueue is how many decisions wait to be written before the next ones are dropped.
