@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -102,7 +103,8 @@ type RecordFile struct {
 	lost int // decisions dropped for want of room in the queue since the latest that had some
 }
 
-// OpenRecord opens a record that takes at most limit bytes on disk, and goes on where it ends. Two processes must not have one file.
+// OpenRecord opens a record that takes at most limit bytes on disk, and goes on where it ends. A file that another process records in is
+// an error.
 func OpenRecord(path string, limit int64, log *slog.Logger, reg prometheus.Registerer) (*RecordFile, error) {
 	r := newRecordFile(path, limit, log)
 	if err := r.open(); err != nil {
@@ -211,9 +213,10 @@ func (r *RecordFile) write(line []byte) error {
 		return fmt.Errorf("a decision of %s, want at most %s", plan.Size(int64(len(line))), plan.Size(r.limit/2))
 	}
 	if r.file != nil && r.size+int64(len(line)) > r.limit/2 {
-		err := errors.Join(os.Rename(r.path, r.path+".1"), r.file.Close())
+		err := os.Rename(r.path, r.path+".1")
+		err = errors.Join(err, r.file.Close())
 		r.file = nil
-		if err != nil {
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // somebody took it away
 			return err
 		}
 	}
@@ -236,6 +239,9 @@ func (r *RecordFile) open() error {
 	f, err := os.OpenFile(r.path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
 		return fmt.Errorf("record: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return errors.Join(fmt.Errorf("record: another process records in %s (%w); stop it, or choose another file", r.path, err), f.Close())
 	}
 	r.file = f
 	if r.size, err = f.Seek(0, io.SeekEnd); err == nil && r.size > 0 {

@@ -125,6 +125,12 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil || len(got.Diffs) != 1 || got.Diffs[0].Field != "why" || len(got.Unread) != 1 {
 		t.Errorf("%v: %s, want one difference and one line unread", err, out.Bytes())
 	}
+	if err := os.WriteFile(record, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(t.Context(), []string{"replay", record}, &out); err == nil || !strings.Contains(err.Error(), "no decision in it") {
+		t.Errorf("a record of nothing: %v", err)
+	}
 	if file := os.Getenv(envRecord); file != "" {
 		keep(t, b, file)
 	}

@@ -32,6 +32,9 @@ func runReplay(_ context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		err = fmt.Errorf("replay %s: %w", rest[0], err)
 	}
+	if err == nil && r.Decisions+len(r.Unread) == 0 {
+		return fmt.Errorf("replay %s: no decision in it, want lines as `stagecoach up --record FILE` writes them", rest[0])
+	}
 	if *asJSON {
 		err = errors.Join(err, json.NewEncoder(out).Encode(r))
 	} else {
