@@ -18,9 +18,18 @@ import (
 // quota is what the kernel lets a process's cgroup have of the processor, in thousandths of a core; 0: all there is.
 func quota(t *testing.T, pid int) int {
 	t.Helper()
-	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	milli, err := quotaOf(pid)
 	if err != nil {
 		t.Fatal(err)
+	}
+	return milli
+}
+
+// quotaOf is quota of a process that may be ending.
+func quotaOf(pid int) (int, error) {
+	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return 0, err
 	}
 	for line := range strings.Lines(string(groups)) {
 		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
@@ -30,7 +39,7 @@ func quota(t *testing.T, pid int) int {
 			for _, name := range []string{"cpu.cfs_quota_us", "cpu.cfs_period_us"} {
 				b, err := os.ReadFile(filepath.Join("/sys/fs/cgroup/cpu", f[2], name))
 				if err != nil {
-					t.Fatal(err)
+					return 0, err
 				}
 				fields = append(fields, strings.TrimSpace(string(b)))
 			}
@@ -44,17 +53,16 @@ func quota(t *testing.T, pid int) int {
 			continue
 		}
 		if fields[0] == "max" || fields[0] == "-1" {
-			return 0
+			return 0, nil
 		}
 		of, err := strconv.Atoi(fields[0])
 		period, err2 := strconv.Atoi(fields[1])
 		if err != nil || err2 != nil || period == 0 {
-			t.Fatalf("quota %q", fields)
+			return 0, fmt.Errorf("quota %q", fields)
 		}
-		return of * 1000 / period
+		return of * 1000 / period, nil
 	}
-	t.Fatalf("process %d is in no group with a quota:\n%s", pid, groups)
-	return 0
+	return 0, fmt.Errorf("process %d is in no group with a quota:\n%s", pid, groups)
 }
 
 // poolThreads is how many threads besides the calling one compute in a process.

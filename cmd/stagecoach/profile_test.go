@@ -55,15 +55,18 @@ func newProfiled(t *testing.T) *profiled {
 // replicas waits for so many, each with a quota.
 func (p *profiled) replicas(n, milli int) {
 	p.t.Helper()
-	proctest.Until(p.t, late, fmt.Sprintf("%d replicas with %dm each", n, milli), func() bool {
-		all := p.up.nodes.Inventories()[0].Replicas
-		for _, r := range all {
-			if _, err := readProcess(r.PID); err != nil || quota(p.t, r.PID) != milli {
-				return false
-			}
+	proctest.Until(p.t, late, fmt.Sprintf("%d replicas with %dm each", n, milli), func() bool { return p.has(n, milli) })
+}
+
+// has tells whether there are so many, each with a quota.
+func (p *profiled) has(n, milli int) bool {
+	all := p.up.nodes.Inventories()[0].Replicas
+	for _, r := range all {
+		if got, err := quotaOf(r.PID); err != nil || got != milli {
+			return false
 		}
-		return len(all) == n && len(p.up.local.Replicas("spin.openfaas-fn")) == n
-	})
+	}
+	return len(all) == n && len(p.up.local.Replicas("spin.openfaas-fn")) == n
 }
 
 // run is the command in this process, for it to be interrupted.
@@ -172,11 +175,13 @@ func TestProfileLetsGo(t *testing.T) {
 		t.Errorf("%v, want that nothing is stored", err)
 	}
 
-	order := map[string]any{"holder": "who dies", "cpuMilli": 80, "seconds": 8}
-	proctest.Until(t, late, "nobody to have asked the function lately", func() bool {
-		return p.send(t.Context(), "pin", http.MethodPut, "/system/function/spin/pin", order) == nil
-	})
-	p.replicas(1, 80)
+	order := map[string]any{"holder": "who dies", "cpuMilli": 80, "seconds": 30}
+	pin := func() error { return p.send(t.Context(), "pin", http.MethodPut, "/system/function/spin/pin", order) }
+	proctest.Until(t, late, "one replica with 80m", func() bool { return pin() == nil && p.has(1, 80) })
+	order["seconds"] = 1
+	if err := pin(); err != nil {
+		t.Fatal(err)
+	}
 	p.replicas(2, 1000)
 }
 
