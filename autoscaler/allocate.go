@@ -38,7 +38,7 @@ func (m *model) allocate(least, most []int) (counts, by []int) {
 		a.counts[i], a.by[i] = a.counts[i]+1, pipe
 		a.wait[i] = a.next[i]
 		for _, at := range m.stages[i].in {
-			a.paths[at.pipe] = m.pipes[at.pipe].waits(a.wait)
+			m.pipes[at.pipe].waitsIn(a.paths[at.pipe][:3*len(m.pipes[at.pipe].steps)], a.wait) // where the paths are
 		}
 		if a.look(i) {
 			heap.Fix(&a, 0)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -35,7 +36,7 @@ func chain(rng *rand.Rand, n int) (plan.Snapshot, plan.Domain) {
 
 func modelOf(t *testing.T, s plan.Snapshot, d plan.Domain) *model {
 	t.Helper()
-	m, err := newModel(&s, d)
+	m, err := newModel(&s, d, 0.5)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,10 +245,16 @@ func TestMoreLoadNeverFewer(t *testing.T) {
 				n += l.Count
 			}
 			return n
-		}; seed%2 == 0 && sum(after) < sum(before) {
+		}; seed%2 == 0 && sum(after) < sum(before) && !held(before) {
 			t.Errorf("seed %d: %d in all, with more to do %d", seed, sum(before), sum(after))
 		}
 	}
+}
+
+// held says that a stage has more than its pipelines ask for, because of what is held up before it: what others then need less, it
+// keeps.
+func held(a plan.Alloc) bool {
+	return slices.ContainsFunc(a, func(l plan.Line) bool { return strings.Contains(l.Why, "held up before it") })
 }
 
 // TestBestEffort: an objective that nothing can meet does not cost all there is.

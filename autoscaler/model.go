@@ -14,6 +14,7 @@ import (
 // made once a decision with [newModel]; indices are those of the domain's functions.
 type model struct {
 	stages []stage
+	order  []int  // of stages: those before a stage come before it; see connect
 	pipes  []pipe // those with an objective and a known service time, and one of its own for each function without such
 }
 
@@ -27,6 +28,7 @@ type stage struct {
 	waiting    int
 	service    float64 // seconds a task
 	in         []place // where it is in pipes
+	before     []int   // stages whose answers arrive here; see connect
 }
 
 // place is a step of a pipeline.
@@ -52,16 +54,11 @@ type visit struct {
 	wait    float64 // seconds: the share where nothing can be predicted
 }
 
-const (
-	// forTail is the part of the time that is left to wait which is kept for the tail, because targets are means: in an M/M/c queue those
-	// who wait do so for longer than twice the mean with probability exp(−2) = 0.14.
-	forTail = 0.5
-	// leastBudget is what a pipeline may wait, of its service time, when its objective leaves less.
-	leastBudget = 0.1
-)
+// leastBudget is what a pipeline may wait, of its service time, when its objective leaves less.
+const leastBudget = 0.1
 
-// newModel makes the model of a domain of s.
-func newModel(s *plan.Snapshot, d plan.Domain) (*model, error) {
+// newModel makes the model of a domain of s. Of the time that an objective leaves to wait, part is what mean waits may take together.
+func newModel(s *plan.Snapshot, d plan.Domain, part float64) (*model, error) {
 	m := &model{stages: make([]stage, len(d.Functions))}
 	for i, name := range d.Functions {
 		f, ok := s.Function(name)
@@ -73,7 +70,7 @@ func newModel(s *plan.Snapshot, d plan.Domain) (*model, error) {
 	for _, name := range d.Pipelines {
 		i, ok := slices.BinarySearchFunc(s.Pipelines, name, func(p plan.Pipeline, n string) int { return cmp.Compare(p.Name, n) })
 		if ok && s.Pipelines[i].SLO > 0 {
-			m.addPipe(&s.Pipelines[i], d.Functions)
+			m.addPipe(&s.Pipelines[i], d.Functions, part)
 		}
 	}
 	for i := range m.stages {
@@ -102,7 +99,7 @@ func newStage(f *plan.Function) stage {
 }
 
 // addPipe adds a pipeline, unless none of its service times is known.
-func (m *model) addPipe(p *plan.Pipeline, functions []string) {
+func (m *model) addPipe(p *plan.Pipeline, functions []string, part float64) {
 	out := pipe{name: p.Name, slo: p.SLO, steps: make([]visit, len(p.Stages))}
 	known, sum := 0, 0.0
 	for k, name := range p.Stages {
@@ -128,7 +125,7 @@ func (m *model) addPipe(p *plan.Pipeline, functions []string) {
 	service := out.through(func(st *visit) float64 { return st.service })
 	out.service = slices.Max(service)
 	slack := p.SLO.Seconds() - out.service
-	out.budget = max((1-forTail)*slack, leastBudget*out.service)
+	out.budget = max(part*slack, leastBudget*out.service)
 	out.reached = slack > 0
 	out.limit = out.service + out.budget
 	for k := range out.steps {
@@ -162,8 +159,13 @@ func forward(p *plan.Pipeline) []plan.Edge {
 
 // through returns for each step the length of the longest path that it is on, with steps of these lengths.
 func (p *pipe) through(length func(*visit) float64) []float64 {
+	return p.throughIn(make([]float64, 3*len(p.steps)), length)
+}
+
+// throughIn is through, in a buffer for three numbers a step.
+func (p *pipe) throughIn(buf []float64, length func(*visit) float64) []float64 {
 	n := len(p.steps)
-	buf := make([]float64, 3*n)
+	clear(buf)
 	own, head, tail := buf[:n], buf[n:2*n], buf[2*n:] // a step's own length; the longest way to it, and from it
 	for k := range p.steps {
 		own[k] = length(&p.steps[k])
@@ -182,7 +184,12 @@ func (p *pipe) through(length func(*visit) float64) []float64 {
 
 // waits returns for each step of p the longest path that it is on, in seconds of service and mean waits; wait is of a stage.
 func (p *pipe) waits(wait []float64) []float64 {
-	return p.through(func(st *visit) float64 {
+	return p.waitsIn(make([]float64, 3*len(p.steps)), wait)
+}
+
+// waitsIn is waits, in a buffer for three numbers a step.
+func (p *pipe) waitsIn(buf, wait []float64) []float64 {
+	return p.throughIn(buf, func(st *visit) float64 {
 		if st.at < 0 || st.wait > 0 {
 			return st.service + st.wait
 		}

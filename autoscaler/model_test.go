@@ -62,7 +62,7 @@ func TestNoObjective(t *testing.T) {
 	if len(m.pipes) != 1 || m.pipes[0].budget != 0.1 || m.pipes[0].objective() != "a wait of 100ms" {
 		t.Errorf("pipelines %+v, want one of a alone", m.pipes)
 	}
-	if _, err := newModel(&s, plan.Domain{Functions: []string{"b"}}); err == nil || !strings.Contains(err.Error(), `"b"`) {
+	if _, err := newModel(&s, plan.Domain{Functions: []string{"b"}}, 0.5); err == nil || !strings.Contains(err.Error(), `"b"`) {
 		t.Errorf("%v, want the function to be named", err)
 	}
 }

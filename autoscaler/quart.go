@@ -31,6 +31,10 @@ func NewQuart(cfg QuartConfig) Quart {
 	return Quart{cfg}
 }
 
+// steered is the part of the time to wait that Quart steers mean waits to. It goes by what is measured, in which there is what the Sizer's
+// tail is for: with as little as that leaves, it would add replicas whenever chance has it.
+const steered = 0.5
+
 // QuartMemory is what Quart remembers, by function.
 type QuartMemory map[string]Course
 
@@ -83,7 +87,7 @@ type correction struct {
 // Correct implements plan.Corrector.
 func (q Quart) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m QuartMemory) (plan.Alloc, QuartMemory, error) {
 	fits := asDeclared(&s, d)
-	model, err := newModel(&s, d)
+	model, err := newModel(&s, d, steered)
 	if err != nil {
 		return nil, m, err
 	}

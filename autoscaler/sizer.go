@@ -15,6 +15,7 @@ const (
 	DrainWithin = 2 * time.Second
 	Hold        = 10 * time.Second
 	Panic       = time.Minute // as Knative's stable window
+	Attainment  = 0.99
 )
 
 const (
@@ -29,6 +30,7 @@ type Config struct {
 	DrainWithin time.Duration // a standing line should be gone after this long
 	Hold        time.Duration // a count is not lowered before it was too high for this long
 	Panic       time.Duration // nor for this long after a sudden burst
+	Attainment  float64       // the part of requests that should be in time, below 1
 }
 
 // Sizer is a plan.Allocator that gives a domain the least number of replicas that keeps the mean waits of its pipelines within what
@@ -40,8 +42,15 @@ func NewSizer(cfg Config) Sizer {
 	cfg.DrainWithin = cmp.Or(cfg.DrainWithin, DrainWithin)
 	cfg.Hold = cmp.Or(cfg.Hold, Hold)
 	cfg.Panic = cmp.Or(cfg.Panic, Panic)
+	if !(cfg.Attainment > 0 && cfg.Attainment < 1) {
+		cfg.Attainment = Attainment
+	}
 	return Sizer{cfg}
 }
+
+// meanPart is the part of the time to wait that mean waits may take, if that is not to be passed by more than 1 − Attainment: a wait
+// that is exponential with mean W passes it with probability exp(−slack/W).
+func (c Config) meanPart() float64 { return min(-1/math.Log1p(-c.Attainment), 1) }
 
 // Memory is what the Sizer remembers, by function.
 type Memory map[string]Past
@@ -52,6 +61,7 @@ type Past struct {
 	Checked time.Time // when Line was looked at to decide on growth without a known service time
 	Line    int       // tasks that waited then
 	Peaks   []Peak    // the counts that may still hold: newer and lower to the end; the first one holds
+	Learned Learned   `json:",omitzero"`
 	Burst   Peak      `json:",omitzero"` // when a burst was last seen, and the largest count since it began
 }
 
@@ -80,20 +90,26 @@ func (Sizer) Merge(a, b Memory) Memory {
 
 // Allocate implements plan.Allocator.
 func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, Memory, error) {
-	mod, err := newModel(&s, d)
+	mod, err := newModel(&s, d, z.cfg.meanPart())
 	if err != nil {
 		return nil, m, err
 	}
 	n := len(mod.stages)
-	needs, least, most := make([]need, n), make([]int, n), make([]int, n)
+	needs, learned, least, most := make([]need, n), make([]Learned, n), make([]int, n), make([]int, n)
 	for i := range mod.stages {
 		z.alone(&needs[i], &mod.stages[i], s.At, m[d.Functions[i]])
-		least[i], most[i] = needs[i].count, needs[i].most
+		least[i], most[i], learned[i] = needs[i].count, needs[i].most, m[d.Functions[i]].Learned
 	}
+	mod.connect()
 	counts, by := mod.allocate(least, most)
+	ahead := mod.ahead(needs, learned, z.cfg.DrainWithin.Seconds())
 	for i := range needs {
 		if by[i] >= 0 {
 			needs[i].why.add(", ").num(counts[i]).add(" for ").add(mod.pipes[by[i]].objective())
+		}
+		if ahead[i] > counts[i] {
+			counts[i] = ahead[i]
+			needs[i].why.add(", ").num(counts[i]).add(" for what is held up before it")
 		}
 		counts[i] = z.keep(&needs[i], s.At, counts[i])
 	}
@@ -103,6 +119,7 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 		f, n := mod.stages[i].f, &needs[i]
 		n.why.add(unmet[i]).add("; was ").num(n.was).add("; max ").num(n.max)
 		alloc[i] = plan.Line{Function: f.Name, Count: counts[i], Batch: max(f.Batch, 1), Why: string(n.why)}
+		n.past.Learned = learned[i].update(mod, i, s.At)
 		next[f.Name] = n.past
 	}
 	return alloc, next, nil
