@@ -11,7 +11,6 @@ type planned struct {
 	loop          *Loop
 	wanted, short *prometheus.Desc
 	cpu, key, kl  *prometheus.Desc
-	budget        *prometheus.Desc
 }
 
 func newPlanned(l *Loop) *planned {
@@ -25,13 +24,12 @@ func newPlanned(l *Loop) *planned {
 		cpu:    desc("cpu_limit_cores", "Cores that each replica may use by the plan; 0: as declared.", "function"),
 		key:    desc("key_stage", "1: a key stage: its parameters are evicted last, its replicas are dispersed.", "function"),
 		kl:     desc("key_stage_kl", "Divergence (Kullback-Leibler, in nats) of the key stages' replicas over the nodes from an even distribution; 0: even."),
-		budget: desc("budget_replicas", "Replicas that all functions together may have; 0: as many as the nodes hold."),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (p *planned) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{p.wanted, p.short, p.cpu, p.key, p.kl, p.budget} {
+	for _, d := range []*prometheus.Desc{p.wanted, p.short, p.cpu, p.key, p.kl} {
 		ch <- d
 	}
 }
@@ -54,5 +52,4 @@ func (p *planned) Collect(ch chan<- prometheus.Metric) {
 		gauge(p.key, is[placement.Key(f, w)], w.Function)
 	}
 	gauge(p.kl, placement.KL(s, last.Wants))
-	gauge(p.budget, float64(s.Budget))
 }

@@ -67,7 +67,7 @@ func firstLine(err error) string {
 
 // firstLines are the first lines of the errors that err joins, in one.
 func firstLines(err error) string {
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // what it wraps is one error
+	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return firstLine(err)
 	}

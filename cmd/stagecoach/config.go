@@ -251,7 +251,7 @@ func (n *NodeConfig) validate(bad func(path string, got any, want string)) {
 	}
 }
 
-// validate reports the bad names of policies, and a record that has no place.
+// validate reports the bad names of policies, a budget that none of them keeps to, and a record that has no place.
 func (c *ControlConfig) validate(bad func(path string, got any, want string)) {
 	p := c.Policies
 	for _, level := range []struct {
@@ -268,6 +268,9 @@ func (c *ControlConfig) validate(bad func(path string, got any, want string)) {
 			_, want, _ := strings.Cut(err.Error(), ", want ")
 			bad("control.policies."+level.path, fmt.Sprintf("%q", level.name), want)
 		}
+	}
+	if set, err := p.Choose(); c.Budget > 0 && err == nil && set.Names().Allocator == "sizer" && set.Names().Sharer == "none" {
+		bad("control.budget", c.Budget, "0, or another control.policies.sharer than none: the sharer keeps to it")
 	}
 	if dir, err := os.Stat(filepath.Dir(c.Record)); c.Record != "" && (err != nil || !dir.IsDir()) {
 		bad("control.record", fmt.Sprintf("%q", c.Record), "a file in a folder that is there")

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/control"
@@ -164,7 +165,11 @@ func (x *explanation) note(p pipeline.Pipeline, s plan.Snapshot, trouble string)
 	slow := -1 // the stage that takes the longest, of those that wait
 	for i, st := range x.Stages {
 		if st.Failing != nil {
-			add("%s: %d starts in a row failed, the next is tried at %s: %s", st.Name, st.Failing.Count, st.Failing.Until.UTC().Format(time.TimeOnly), st.Failing.Cause)
+			next := "now"
+			if st.Failing.Until.After(s.At) {
+				next = "at " + st.Failing.Until.UTC().Format(time.TimeOnly)
+			}
+			add("%s: %s failed, the next is tried %s: %s", st.Name, counted(st.Failing.Count, "start", "starts in a row"), next, oneLine(st.Failing.Cause))
 		}
 		if st.Short != "" {
 			add("%s: %s", st.Name, st.Short)
@@ -176,10 +181,10 @@ func (x *explanation) note(p pipeline.Pipeline, s plan.Snapshot, trouble string)
 	if x.Met != nil && !*x.Met {
 		add("the objective of %s is not met: %s on the slowest path", x.SLO, x.Measured)
 		if st := x.Stages[slow]; st.waited() > 0 {
-			add("%s holds it up: %s of waiting, with %d of at most %d replicas", st.Name, rounded(st.waited()), st.Ready, st.Max)
+			add("%s holds it up: %s", st.Name, st.queue())
 		}
 		if work, _ := slowest(p, x.Stages, explainedStage.works); work > p.SLO {
-			add("no number of replicas meets it: the stages work for %s on the slowest path, without any waiting", rounded(work))
+			add("no number of replicas meets it: the stages work for %s on the slowest path, without any waiting; faster stages do, or a longer slo", rounded(work))
 		}
 	}
 	least := 0
@@ -209,6 +214,30 @@ func (st explainedStage) waited() time.Duration {
 	return max(st.function.Wait.Mean, st.function.Wait.Oldest)
 }
 
+// queue says how long a stage's tasks wait, and what for.
+func (st explainedStage) queue() string {
+	text := "its tasks wait for " + rounded(st.function.Wait.Mean) + " on average"
+	if oldest := st.function.Wait.Oldest; oldest > st.function.Wait.Mean {
+		text += fmt.Sprintf(", the first of %d that wait now has for %s", st.Waiting, rounded(oldest))
+	}
+	text += fmt.Sprintf("; %s ready", counted(st.Ready, "replica is", "replicas are"))
+	if st.Ready+st.Starting >= st.Max {
+		text += fmt.Sprintf(", and its com.openfaas.scale.max is %d", st.Max)
+	}
+	return text
+}
+
+// counted is a number of something.
+func counted(n int, one, more string) string {
+	if n == 1 {
+		more = one
+	}
+	return fmt.Sprint(n, " ", more)
+}
+
+// oneLine is text, such as a program's last words, as a line.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
 // finite is a number that JSON can hold; nil: it cannot.
 func finite(v float64) *float64 {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
@@ -217,8 +246,14 @@ func finite(v float64) *float64 {
 	return &v
 }
 
-// rounded writes a duration to a tenth of a millisecond.
-func rounded(d time.Duration) string { return d.Round(100 * time.Microsecond).String() }
+// rounded writes a duration to a tenth of a millisecond, or in three digits.
+func rounded(d time.Duration) string {
+	unit := 100 * time.Microsecond
+	for d.Abs() >= 1000*unit {
+		unit *= 10
+	}
+	return d.Round(unit).String()
+}
 
 // serveExplain answers GET /system/pipelines/{name}/explain, also for a function that is named.
 func serveExplain(reg *provider.Registry, loop *control.Loop) http.Handler {

@@ -74,12 +74,33 @@ func showExplanation(x explanation, out io.Writer) error {
 	t = newTable(out)
 	fmt.Fprintln(t, "\nSTAGE\tWHY")
 	for _, st := range x.Stages {
-		fmt.Fprintf(t, "%s\t%s\n", st.Name, st.Why)
+		fmt.Fprintf(t, "%s\t%s\n", st.Name, strings.Join(folded(st.Why, whyWidth), "\n\t"))
 		if st.Barred != "" {
 			fmt.Fprintf(t, "\t%s\n", st.Barred)
 		}
 	}
 	return t.Flush()
+}
+
+// whyWidth is how many characters of a reason are in a line, in the table.
+const whyWidth = 100
+
+// folded breaks a reason between its terms, into lines of at most so many bytes where a term is not longer.
+func folded(why string, width int) []string {
+	var lines []string
+	for i, term := range strings.Split(why, "; ") {
+		last := len(lines) - 1
+		switch {
+		case i == 0:
+			lines = append(lines, term)
+		case len(lines[last])+len(term) < width:
+			lines[last] += "; " + term
+		default:
+			lines[last] += ";"
+			lines = append(lines, term)
+		}
+	}
+	return lines
 }
 
 // unknownOr writes a number, times a factor, or ? when it is not known.

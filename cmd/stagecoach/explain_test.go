@@ -82,7 +82,15 @@ func TestExplain(t *testing.T) {
 		"failing": func(_ *pipeline.Pipeline, s *plan.Snapshot, l *plan.Plan) string {
 			s.Functions[0].Failing = plan.Failure{Count: 3, Until: s.At.Add(8 * time.Second), Cause: "exit status 1"}
 			s.Functions[1].Bars = []plan.Bar{{Node: "n", Device: "0", Until: s.At.Add(time.Minute), Cause: "want 80 GiB"}}
+			s.Functions[3].Failing = plan.Failure{Count: 1, Until: s.At, Cause: "Traceback:\n\tno module\n"}
 			l.Wants[1].Short = "3 of 4 placed: one more needs 2 GiB"
+			return ""
+		},
+		"burst": func(_ *pipeline.Pipeline, s *plan.Snapshot, l *plan.Plan) string {
+			f := &s.Functions[1]
+			f.Max, f.Waiting, f.Wait.Oldest = 2, 121, 4069503*time.Microsecond
+			l.Wants[1].Why = "λ=69.1/s μ=45.5/s Ca²=4.2: 2 for stability, 5 for film.ns's 400ms; held at 6, as asked for 400ms ago; " +
+				"film.ns's 400ms is at risk: 5.2s expected on average, at most 215ms wanted; was 6; max 6; pid +1 (takes 68.3ms, target 37.7ms), 6 at most; key stage"
 			return ""
 		},
 		"budget-spent": func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string { s.Budget = 6; return "" },

@@ -29,7 +29,7 @@ func oneName(fs *flag.FlagSet, args []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if len(rest) != 1 {
+	if len(rest) != 1 || rest[0] == "" {
 		return "", fmt.Errorf("%s: got %q, want one name", fs.Name(), rest)
 	}
 	return rest[0], nil

@@ -86,7 +86,7 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 	if err := run(t.Context(), []string{"explain", "--gateway", r.base, "broken"}, &out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Pipeline:  broken.openfaas-fn", "Note:", "starts in a row failed, the next is tried at ", `wait_mean="9h"`, "WHY"} {
+	for _, want := range []string{"Pipeline:  broken.openfaas-fn", "Note:", " failed, the next is tried ", `wait_mean="9h"`, "WHY"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
