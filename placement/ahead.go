@@ -2,6 +2,7 @@ package placement
 
 import (
 	"cmp"
+	"slices"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
@@ -12,25 +13,29 @@ import (
 // below the threshold, so that nothing gives way to them, and are ordinary zygotes again where memory has become too short for that.
 //
 // Key stages take turns, so that none has all of its copies before another has one.
-func ahead(s *plan.Snapshot, wants []plan.Want, all map[string]*node, sizes map[string]int64, has map[string]bool) []plan.Warm {
+func ahead(s *plan.Snapshot, wants []plan.Want, all map[string]*node, sizes map[string]int64, has map[string]map[string]bool) []plan.Warm {
 	var warm []plan.Warm
-	for more := true; more; {
-		more = false
-		for i := range wants {
-			w := &wants[i]
-			f, ok := s.Function(w.Function)
-			if !ok || !w.Key || sizes[f.Name] == 0 {
-				continue
-			}
-			if n := next(s, f, len(w.Slots), all, sizes[f.Name], has); n != nil {
-				if !n.zygotes[f.Name] {
-					n.free -= sizes[f.Name]
-					n.zygotes[f.Name] = true
-				}
-				has[f.Name+"/"+n.Name], more = true, true
-				warm = append(warm, plan.Warm{Function: f.Name, Node: n.Name, Warmth: plan.Host, Key: true})
-			}
+	var turns []*plan.Function
+	replicas := map[string]int{}
+	for _, w := range wants {
+		if f, ok := s.Function(w.Function); ok && w.Key && sizes[f.Name] > 0 {
+			turns, replicas[f.Name] = append(turns, f), len(w.Slots)
 		}
+	}
+	for len(turns) > 0 {
+		turns = slices.DeleteFunc(turns, func(f *plan.Function) bool {
+			n := next(s, f, replicas[f.Name], all, sizes[f.Name], has[f.Name])
+			if n == nil {
+				return true
+			}
+			if !n.zygotes[f.Name] {
+				n.free -= sizes[f.Name]
+				n.zygotes[f.Name] = true
+			}
+			has[f.Name][n.Name] = true
+			warm = append(warm, plan.Warm{Function: f.Name, Node: n.Name, Warmth: plan.Host, Key: true})
+			return false
+		})
 	}
 	return warm
 }
@@ -39,14 +44,17 @@ func ahead(s *plan.Snapshot, wants []plan.Want, all map[string]*node, sizes map[
 func next(s *plan.Snapshot, f *plan.Function, replicas int, all map[string]*node, zygote int64, has map[string]bool) *node {
 	var best *node
 	need, most := min(replicas, f.Max-replicas), 0
-	for i := range s.Nodes {
-		if name := s.Nodes[i].Name; has[f.Name+"/"+name] {
-			need -= all[name].spare(f, zygote, need)
+	for name := range has { // a sum, whatever the order
+		if n := all[name]; n != nil && need > 0 {
+			need -= n.spare(f, zygote, need)
 		}
+	}
+	if need <= 0 {
+		return nil
 	}
 	for i := range s.Nodes {
 		n := all[s.Nodes[i].Name]
-		if has[f.Name+"/"+n.Name] || !n.cradles(f, zygote) {
+		if has[n.Name] || !n.cradles(f, zygote) {
 			continue
 		}
 		spare := n.spare(f, zygote, need)
@@ -65,17 +73,18 @@ func (n *node) cradles(f *plan.Function, zygote int64) bool {
 
 // spare is how many more replicas of f fit, up to most.
 func (n *node) spare(f *plan.Function, zygote int64, most int) int {
-	if !n.fits(f, zygote) {
+	bytes := n.room(f, zygote) - n.cost(f, zygote)
+	if n.Unavailable != "" || bytes < 0 || f.Memory == 0 && bytes == 0 {
 		return 0
 	}
 	if f.GPU > 0 {
-		most = min(most, len(n.able(f))/f.GPU)
+		most = min(most, len(n.able(f, most*f.GPU))/f.GPU)
 	}
 	if f.CPUMilli > 0 {
 		most = min(most, n.cpu/f.CPUMilli)
 	}
 	if f.Memory > 0 {
-		most = int(min(int64(most), (n.room(f, zygote)-n.cost(f, zygote))/f.Memory+1))
+		most = int(min(int64(most), bytes/f.Memory+1))
 	}
 	return max(most, 0)
 }

@@ -269,23 +269,23 @@ func (n *node) fits(f *plan.Function, zygote int64) bool {
 
 // devices returns the f.GPU devices with the most free memory that f can have, by name; fewer when there are not as many.
 func (n *node) devices(f *plan.Function) []string {
-	ids := n.able(f)
+	ids := n.able(f, len(n.device))
 	slices.SortFunc(ids, func(x, y string) int { return cmp.Or(cmp.Compare(n.device[y], n.device[x]), cmp.Compare(x, y)) })
 	ids = ids[:min(len(ids), f.GPU)]
 	slices.Sort(ids)
 	return ids
 }
 
-// able returns the devices that f can have, in no order.
-func (n *node) able(f *plan.Function) []string {
+// able returns the devices that f can have, in no order, and no more than so many.
+func (n *node) able(f *plan.Function, most int) []string {
 	var ids []string
 	if f.GPU == 0 {
 		return nil
 	}
 	for id, free := range n.device {
 		whole := f.DeviceMemory == 0
-		if free >= max(plan.DeviceNeed(f.DeviceMemory, n.size[id]), 1) && !n.taken[f.Name+"/"+id] && (!whole || !n.occupied[id]) &&
-			f.Barred(n.Name, id) == "" {
+		if len(ids) < most && free >= max(plan.DeviceNeed(f.DeviceMemory, n.size[id]), 1) && (!whole || !n.occupied[id]) &&
+			!n.taken[f.Name+"/"+id] && f.Barred(n.Name, id) == "" {
 			ids = append(ids, id)
 		}
 	}

@@ -18,9 +18,9 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 	all := nodes(&s)
 	sizes := zygoteSizes(&s)
 	var warm []plan.Warm
-	has := map[string]bool{}  // function/node: it is in warm
-	var on []string           // nodes
-	for _, w := range wants { // memory that new replicas will take is not there for sleepers
+	has := map[string]map[string]bool{} // nodes of warm, by function
+	var on []string                     // nodes
+	for _, w := range wants {           // memory that new replicas will take is not there for sleepers
 		f, ok := s.Function(w.Function)
 		if !ok {
 			continue
@@ -39,8 +39,9 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 		}
 		key := Key(f, w)
 		slices.Sort(on)
+		has[f.Name] = map[string]bool{}
 		for _, name := range slices.Compact(on) {
-			has[f.Name+"/"+name] = true
+			has[f.Name][name] = true
 			warm = append(warm, plan.Warm{Function: f.Name, Node: name, Warmth: plan.Host, Key: key})
 		}
 	}
