@@ -51,29 +51,38 @@ func (g *stage) steady() bool {
 // connect tells each stage which stages' answers arrive at it, in pipelines with an objective, and sorts the stages so that those come
 // first. One at which requests enter is told of none: what arrives there is not theirs alone.
 func (m *model) connect() {
-	net := Network{Stations: make([]Station, len(m.stages))}
+	named := 0
+	m.order = make([]int, 0, len(m.stages))
 	entry := make([]bool, len(m.stages))
 	for k := range m.pipes {
 		p := &m.pipes[k]
 		if p.name == "" {
 			continue
 		}
+		named++
 		inner := make([]bool, len(p.steps))
 		for _, e := range p.edges {
 			inner[e.To] = true
 			from, to := p.steps[e.From].at, p.steps[e.To].at
 			if from >= 0 && to >= 0 && from != to && !slices.Contains(m.stages[to].before, from) {
 				m.stages[to].before = append(m.stages[to].before, from)
-				net.Links = append(net.Links, Link{from, to})
 			}
 		}
+		m.order = m.order[:0]
 		for i, st := range p.steps {
-			if st.at >= 0 && !inner[i] {
-				entry[st.at] = true
+			if st.at >= 0 {
+				entry[st.at] = entry[st.at] || !inner[i]
+				m.order = append(m.order, st.at)
 			}
 		}
 	}
-	if len(net.Links) > 0 {
+	if named > 1 { // of one, the steps are in order
+		net := Network{Stations: make([]Station, len(m.stages))}
+		for to := range m.stages {
+			for _, from := range m.stages[to].before {
+				net.Links = append(net.Links, Link{from, to})
+			}
+		}
 		m.order, _ = net.order()
 	}
 	for i, is := range entry {
@@ -86,7 +95,7 @@ func (m *model) connect() {
 // ahead says for each stage behind one that does not serve what arrives at it how many replicas it needs once that one does: as
 // many as keep it within its own share of the budget at the rate that it will have. It then starts them at the same time, and not after
 // those before it. 0: there is none such. What a stage needs rises with its own rate, and whether it is asked for does not depend on that.
-func (m *model) ahead(needs []need, past []Learned, within float64) []int {
+func (m *model) ahead(needs []need, within float64) []int {
 	out, rate, late := make([]int, len(m.stages)), make([]float64, len(m.stages)), make([]bool, len(m.stages))
 	for i := range m.stages {
 		rate[i] = m.stages[i].lambda
@@ -98,7 +107,7 @@ func (m *model) ahead(needs []need, past []Learned, within float64) []int {
 			late[i] = late[i] || late[j]
 		}
 		if late[i] {
-			ratio := cmp.Or(past[i].Ratio, 1/float64(len(g.before))) // a join, as long as nothing else is known
+			ratio := cmp.Or(needs[i].past.Learned.Ratio, 1/float64(len(g.before))) // a join, as long as nothing else is known
 			rate[i] = max(rate[i], arriving*ratio)
 			if !needs[i].idle {
 				out[i] = g.alone(rate[i], m, needs[i].most)

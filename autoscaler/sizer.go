@@ -95,14 +95,14 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 		return nil, m, err
 	}
 	n := len(mod.stages)
-	needs, learned, least, most := make([]need, n), make([]Learned, n), make([]int, n), make([]int, n)
+	needs, least, most := make([]need, n), make([]int, n), make([]int, n)
 	for i := range mod.stages {
 		z.alone(&needs[i], &mod.stages[i], s.At, m[d.Functions[i]])
-		least[i], most[i], learned[i] = needs[i].count, needs[i].most, m[d.Functions[i]].Learned
+		least[i], most[i] = needs[i].count, needs[i].most
 	}
 	mod.connect()
 	counts, by := mod.allocate(least, most)
-	ahead := mod.ahead(needs, learned, z.cfg.DrainWithin.Seconds())
+	ahead := mod.ahead(needs, z.cfg.DrainWithin.Seconds())
 	for i := range needs {
 		if by[i] >= 0 {
 			needs[i].why.add(", ").num(counts[i]).add(" for ").add(mod.pipes[by[i]].objective())
@@ -119,7 +119,7 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 		f, n := mod.stages[i].f, &needs[i]
 		n.why.add(unmet[i]).add("; was ").num(n.was).add("; max ").num(n.max)
 		alloc[i] = plan.Line{Function: f.Name, Count: counts[i], Batch: max(f.Batch, 1), Why: string(n.why)}
-		n.past.Learned = learned[i].update(mod, i, s.At)
+		n.past.Learned = n.past.Learned.update(mod, i, s.At)
 		next[f.Name] = n.past
 	}
 	return alloc, next, nil
@@ -147,7 +147,7 @@ func (z Sizer) alone(n *need, g *stage, now time.Time, past Past) {
 	var least int
 	if least, n.idle = floor(f, now, past.Seen); n.idle {
 		n.why.addf("nothing asked for %v: none", f.ZeroAge)
-		n.past = Past{Seen: past.Seen}
+		n.past = Past{Seen: past.Seen, Learned: past.Learned}
 		return
 	}
 	if n.most = n.max; g.known {
