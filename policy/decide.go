@@ -53,7 +53,7 @@ type Held struct {
 func (s Set) Decide(snap plan.Snapshot, m Memory) (plan.Plan, Memory, []Held, error) {
 	p := plan.Plan{Epoch: snap.Epoch, Rev: snap.Rev, At: snap.At}
 	next := make(Memory, len(snap.Functions))
-	var all plan.Alloc
+	all := make(plan.Alloc, 0, len(snap.Functions))
 	var held []Held
 	for _, d := range plan.Domains(snap) {
 		before := s.recall(m, d)
