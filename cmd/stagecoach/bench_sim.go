@@ -120,22 +120,21 @@ func benchSim(ctx context.Context, args []string, out io.Writer) error {
 	pairs := make([][][2]outcome, len(cases)) // by case, then round: real, simulated
 	var all []costs
 	for round := range *rounds {
-		cost, err := freshCosts(ctx, *images)
-		if err != nil {
-			return fmt.Errorf("costs, round %d: %w", round+1, err)
-		}
-		all = append(all, cost)
-		progress("bench sim: round %d of %d: a hop takes %v, a slot %v more than its call, a start %v", round+1, *rounds, cost.hop, cost.slot, cost.start)
 		for i := range cases {
-			c := &cases[(i+round)%len(cases)]
+			at := (i + round) % len(cases)
+			c := &cases[at]
+			cost, err := freshCosts(ctx, *images) // near in time: what they are depends on what else the machine does
+			if err != nil {
+				return fmt.Errorf("costs, round %d: %w", round+1, err)
+			}
+			all = append(all, cost)
 			pair, err := c.compare(ctx, *images, cost, uint64(round+1))
 			if err != nil {
 				return fmt.Errorf("%s, round %d: %w", c.name, round+1, err)
 			}
-			at := (i + round) % len(cases)
 			pairs[at] = append(pairs[at], pair)
-			progress("bench sim: round %d of %d: %s: %.0f requests, mean %.1f ms and simulated %.1f ms, p99 %.0f ms and %.0f ms", round+1, *rounds,
-				c.name, pair[0].requests, pair[0].mean*1e3, pair[1].mean*1e3, pair[0].p99*1e3, pair[1].p99*1e3)
+			progress("bench sim: round %d of %d: %s: %.0f requests, mean %.1f ms and simulated %.1f ms, p99 %.0f ms and %.0f ms; hop %v, slot %v, start %v",
+				round+1, *rounds, c.name, pair[0].requests, pair[0].mean*1e3, pair[1].mean*1e3, pair[0].p99*1e3, pair[1].p99*1e3, cost.hop, cost.slot, cost.start)
 		}
 	}
 	for i := range cases {

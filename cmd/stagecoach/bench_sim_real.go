@@ -72,6 +72,9 @@ func (c *simCase) load(ctx context.Context, api *client, seed uint64) (outcome, 
 	if err != nil {
 		return outcome{}, err
 	}
+	for _, warning := range r.Warnings {
+		progress("bench sim: %s: %s", c.name, warning)
+	}
 	for _, k := range r.Total.Errors {
 		progress("bench sim: %s: %d requests failed: %s: %s", c.name, k.Count, k.Kind, k.Example)
 	}
