@@ -182,13 +182,18 @@ func (s *status) State(key string) provider.State {
 	if n, until, cause := s.local.Failure(key); n > 0 {
 		st.Detail = fmt.Sprintf("%d starts in a row failed, next try %s: %s", n, until.UTC().Format(time.TimeOnly), cause)
 	} else if until, ok := s.local.PinnedUntil(key); ok {
-		st.Detail = "held at one replica to be measured (stagecoach profile), at least until " + until.UTC().Format(time.TimeOnly)
+		st.Detail = measuredUntil(until)
 	} else if w, ok := s.want(key); ok && w.Short != "" {
 		st.Detail = w.Short
 	} else {
 		st.Detail = barred(s.local.Bars(key))
 	}
 	return st
+}
+
+// measuredUntil says that a function is pinned.
+func measuredUntil(until time.Time) string {
+	return "held at one replica to be measured (stagecoach profile), at least until " + until.UTC().Format(time.TimeOnly)
 }
 
 // barred says which devices a function is kept from that has found others; when it has not, its Short does.

@@ -256,7 +256,7 @@ func rounded(d time.Duration) string {
 }
 
 // serveExplain answers GET /system/pipelines/{name}/explain, also for a function that is named.
-func serveExplain(reg *provider.Registry, loop *control.Loop) http.Handler {
+func serveExplain(reg *provider.Registry, loop *control.Loop, status *status) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name, ns := r.PathValue("name"), r.URL.Query().Get("namespace")
 		p, ok := findPipeline(reg, name, ns)
@@ -265,7 +265,13 @@ func serveExplain(reg *provider.Registry, loop *control.Loop) http.Handler {
 			return
 		}
 		s, last := loop.Last()
-		answerJSON(w, explain(p, s, last, loop.Policies(), loop.Trouble()))
+		x := explain(p, s, last, loop.Policies(), loop.Trouble())
+		for _, st := range p.Stages {
+			if until, ok := status.local.PinnedUntil(pipeline.Key(st.Name, st.Namespace)); ok {
+				x.Notes = append(x.Notes, st.Name+": "+measuredUntil(until))
+			}
+		}
+		answerJSON(w, x)
 	})
 }
 

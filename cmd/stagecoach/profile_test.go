@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -160,6 +161,12 @@ func TestProfileLetsGo(t *testing.T) {
 		t.Errorf("a second one: %v, want that the first has it", err)
 	}
 	var s struct{ Annotations map[string]string }
+	var x explanation
+	if err := p.get(t.Context(), "/system/pipelines/spin/explain", &x); err != nil || !slices.ContainsFunc(x.Notes, func(n string) bool {
+		return strings.HasPrefix(n, "spin: held at one replica to be measured")
+	}) {
+		t.Errorf("explained: %v, %v", x.Notes, err)
+	}
 	if err := p.get(t.Context(), "/system/function/spin", &s); err != nil || !strings.Contains(s.Annotations["stagecoach.dev/status"], "held at one replica to be measured") {
 		t.Errorf("%v, annotations %q, want the status to say what goes on", err, s.Annotations)
 	}

@@ -234,6 +234,8 @@ func TestBasicAuth(t *testing.T) {
 	for _, route := range []string{
 		"GET /system/functions", "POST /system/functions", "PUT /system/functions", "DELETE /system/functions", "GET /system/function/e",
 		"POST /system/scale-function/e", "GET /system/info", "GET /system/namespaces", "GET /system/pipelines", "GET /system/pipelines/five",
+		"GET /system/pipelines/e/explain", "GET /system/nodes", "GET /system/nodes/n", "GET /system/cache", "POST /system/cache/evict", "GET /system/top",
+		"GET /system/function/e/profile", "PUT /system/function/e/profile", "PUT /system/function/e/pin", "DELETE /system/function/e/pin",
 		"GET /system/timeline/e", "GET /system/dead", "DELETE /system/dead?function=f", "POST /system/dead/x/redrive", "GET /system/secrets", "GET /system/logs", "GET /system/none",
 	} {
 		method, path, _ := strings.Cut(route, " ")

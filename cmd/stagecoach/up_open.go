@@ -251,7 +251,7 @@ func (u *up) openHTTP(context.Context) error {
 	mux.Handle("/system/dead", dead)
 	mux.Handle("/system/dead/", dead)
 	mux.Handle("GET /system/timeline/{name}", api.Guard(serveTimeline(u.registry, u.local, u.lines, u.status)))
-	mux.Handle("GET /system/pipelines/{name}/explain", api.Guard(serveExplain(u.registry, u.loop)))
+	mux.Handle("GET /system/pipelines/{name}/explain", api.Guard(serveExplain(u.registry, u.loop, u.status)))
 	cache := api.Guard(serveNodes(u.nodes, deployed{u.registry, u.secrets}))
 	for _, path := range []string{"/system/nodes", "/system/nodes/", "/system/cache", "/system/cache/"} {
 		mux.Handle(path, cache)
