@@ -79,6 +79,17 @@ func TestStreamsTogether(t *testing.T) {
 	if _, over := s.add(2, wire.Chunk{Data: []byte("7")}); over || s.held != streamsLimit {
 		t.Errorf("what a call over the limit goes on with: over %t again, %d bytes held", over, s.held)
 	}
+	if _, over := s.add(1, wire.Chunk{Index: 1, Data: nil}); over {
+		t.Error("nothing is over the limit")
+	}
+	s.held -= 3 // another call has ended
+	s.add(3, wire.Chunk{Data: []byte("abc")})
+	if _, over := s.add(3, wire.Chunk{Data: []byte("d")}); !over || s.held != streamsLimit-3 {
+		t.Errorf("a call with output comes over the limit: over %t, %d bytes held, want its own freed", over, s.held)
+	}
+	s.finish(3, 0, new(task.Reply))
+	s.finish(1, 1, new(task.Reply))
+	s.held += 3
 	var r task.Reply
 	if s.finish(2, 0, &r); r.Code != task.Failed || !strings.Contains(r.Message, "together") {
 		t.Errorf("%+v, want a failure that says why", r)
