@@ -194,7 +194,10 @@ func (x *explanation) note(p pipeline.Pipeline, s plan.Snapshot, trouble string)
 	}
 	switch {
 	case x.Budget > 0 && least > x.Budget:
-		add("the functions' minimums are %d replicas together, the budget is %d: it is not kept", least, x.Budget)
+		add("the functions' minimums are %d replicas together, the budget is %d: it is not kept; raise control.budget, or lower a com.openfaas.scale.min", least, x.Budget)
+	case x.Budget > 0 && least == x.Budget:
+		add("the functions' minimums are all of the budget of %d replicas: no stage gets more, and one that sleeps does not wake; "+
+			"raise control.budget, or lower a com.openfaas.scale.min", x.Budget)
 	case x.Budget > 0 && x.Wanted >= x.Budget:
 		add("the budget of %d replicas is spent: a stage gets more only when another gives some back", x.Budget)
 	}

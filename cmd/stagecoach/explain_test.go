@@ -93,7 +93,8 @@ func TestExplain(t *testing.T) {
 				"film.ns's 400ms is at risk: 5.2s expected on average, at most 215ms wanted; was 6; max 6; pid +1 (takes 68.3ms, target 37.7ms), 6 at most; key stage"
 			return ""
 		},
-		"budget-spent": func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string { s.Budget = 6; return "" },
+		"budget-spent":       func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string { s.Budget = 6; return "" },
+		"budget-of-minimums": func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string { s.Budget = 4; return "" },
 		"budget-below-minimums": func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string {
 			s.Budget = 3
 			return ""
