@@ -183,12 +183,7 @@ func (c *Config) Validate() error {
 			bad(path, got, fmt.Sprintf("%d to %d", least, most))
 		}
 	}
-	if host, port, err := net.SplitHostPort(c.Listen); err != nil || port == "" {
-		bad("listen", fmt.Sprintf("%q", c.Listen), "host:port, such as 127.0.0.1:8080")
-	} else if c.BasicAuthDir == "" && !loopback(host) {
-		bad("listen", fmt.Sprintf("%q without basicAuthDir", c.Listen),
-			"a loopback address, or a folder with basic-auth-user and basic-auth-password: everyone who reaches the address could deploy")
-	}
+	c.validateAddresses(bad)
 	if c.State == "" {
 		bad("state", `""`, "a folder")
 	}
@@ -197,9 +192,6 @@ func (c *Config) Validate() error {
 		if _, err := os.Stat(c.ORT); err != nil {
 			bad("ort", err, "the path of libonnxruntime.so")
 		}
-	}
-	if host, port, err := net.SplitHostPort(c.NATS.Listen); c.NATS.Listen != "" && (err != nil || port == "" || !loopback(host)) {
-		bad("nats.listen", fmt.Sprintf("%q", c.NATS.Listen), "a loopback address and a port, such as 127.0.0.1:4222: nodes join from this machine alone")
 	}
 	if c.Node.None && c.NATS.Listen == "" {
 		bad("node.none", true, "nats.listen too: else there is no node that could run replicas")
@@ -236,6 +228,19 @@ func (c *Config) Validate() error {
 		bad("log.format", fmt.Sprintf("%q", c.Log.Format), "text or json")
 	}
 	return errors.Join(errs...)
+}
+
+// validateAddresses reports addresses that nobody can listen on, or that somebody else could reach.
+func (c *Config) validateAddresses(bad func(path string, got any, want string)) {
+	if host, port, err := net.SplitHostPort(c.Listen); err != nil || port == "" {
+		bad("listen", fmt.Sprintf("%q", c.Listen), "host:port, such as 127.0.0.1:8080")
+	} else if c.BasicAuthDir == "" && !loopback(host) {
+		bad("listen", fmt.Sprintf("%q without basicAuthDir", c.Listen),
+			"a loopback address, or a folder with basic-auth-user and basic-auth-password: everyone who reaches the address could deploy")
+	}
+	if host, port, err := net.SplitHostPort(c.NATS.Listen); c.NATS.Listen != "" && (err != nil || port == "" || !loopback(host)) {
+		bad("nats.listen", fmt.Sprintf("%q", c.NATS.Listen), "a loopback address and a port, such as 127.0.0.1:4222: nodes join from this machine alone")
+	}
 }
 
 // validate reports the bad fields of node.
