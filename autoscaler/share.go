@@ -51,7 +51,7 @@ type contender struct {
 func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 	loads := pipelineLoads(&s)
 	all := make([]*contender, 0, len(a))
-	total := 0
+	total, minimums := 0, 0
 	for i, l := range a {
 		f, ok := s.Function(l.Function)
 		if !ok {
@@ -64,12 +64,13 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 		ready, starting := f.Current()
 		c.there = ready + starting
 		c.needs = [resources]int64{max(f.Memory, 0), int64(max(f.CPUMilli, 0)), max(f.DeviceMemory, 0) * int64(max(f.GPU, 0))}
-		all, total = append(all, c), total+l.Count
+		all, total, minimums = append(all, c), total+l.Count, minimums+c.count
 	}
 	free, scarce := capacity(&s, all)
 	if scarce == [resources]bool{} && (s.Budget <= 0 || total <= s.Budget) {
 		return a, nil
 	}
+	spent := s.Budget > 0 && minimums >= s.Budget
 	give(all, s.Budget, free, scarce)
 	out := slices.Clone(a)
 	for _, c := range all {
@@ -79,6 +80,12 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 			continue
 		case c.short >= 0:
 			l.Why += fmt.Sprintf("; %d of these, as %s is short and gains more elsewhere", c.count, resourceNames[c.short])
+		case c.count == 0:
+			l.Denied = fmt.Sprintf("the budget of %d replicas is used up by the fewest that other functions may have: raise it (--budget), "+
+				"or lower com.openfaas.scale.min", s.Budget)
+			l.Why += "; none, as the budget is used up by minimums"
+		case spent:
+			l.Why += fmt.Sprintf("; %d of these, as the budget of %d is used up by minimums", c.count, s.Budget)
 		default:
 			l.Why += fmt.Sprintf("; %d of these, as the budget of %d gains more elsewhere", c.count, s.Budget)
 		}

@@ -29,6 +29,25 @@ func slow(f plan.Function) plan.Function {
 	return f
 }
 
+// sleeper is a function without replicas that may have none.
+func sleeper(name string) plan.Function {
+	f := served(name, 1, 0)
+	f.Min, f.Zero = 0, true
+	return f
+}
+
+// TestGainDenies says what to do of a function that gets nothing, and of no other.
+func TestGainDenies(t *testing.T) {
+	s := plan.Snapshot{Budget: 1, Functions: []plan.Function{served("a", 10, 1), sleeper("b")}}
+	for budget, want := range map[int]string{1: "the budget of 1 replicas is used up by the fewest that other functions may have: raise it (--budget)", 2: ""} {
+		s.Budget = budget
+		got, err := Gain{}.Share(s, plan.Alloc{{Function: "a", Count: 3}, {Function: "b", Count: 1}})
+		if err != nil || got[0].Denied != "" || !strings.HasPrefix(got[1].Denied, want) || (want == "") != (got[1].Denied == "") {
+			t.Errorf("budget %d: %+v, %v, want %q denied to b", budget, got, err, want)
+		}
+	}
+}
+
 func TestGain(t *testing.T) {
 	ask := func(counts ...int) (a plan.Alloc) {
 		for i, n := range counts {
@@ -49,7 +68,8 @@ func TestGain(t *testing.T) {
 		"by load":                         {plan.Snapshot{Budget: 6, Functions: []plan.Function{served("a", 5, 0), served("b", 25, 0)}, Nodes: room(64)}, ask(4, 4), "2 4", "2 of these"},
 		"stability first":                 {plan.Snapshot{Budget: 8, Functions: []plan.Function{served("a", 0.1, 0), served("b", 100, 0)}, Nodes: room(64)}, ask(4, 12), "1 7", "1 of these"},
 		"stability before a greater gain": {plan.Snapshot{Budget: 5, Functions: []plan.Function{served("a", 9.5, 0), slow(served("b", 3, 0))}, Nodes: room(64)}, ask(4, 5), "1 4", "1 of these"},
-		"less than minima":                {plan.Snapshot{Budget: 1, Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "1 1", "the budget of 1"},
+		"less than minima":                {plan.Snapshot{Budget: 1, Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "1 1", "1 of these, as the budget of 1 is used up by minimums"},
+		"nothing for a sleeper":           {plan.Snapshot{Budget: 1, Functions: []plan.Function{served("a", 10, 1), sleeper("b")}, Nodes: room(64)}, ask(1, 1), "1 0", "none, as the budget is used up by minimums"},
 		"what is there":                   {plan.Snapshot{Budget: 5, Functions: []plan.Function{served("a", 10, 1), served("b", 9.5, 4)}, Nodes: room(64)}, ask(4, 4), "2 3", "2 of these"},
 		"memory for one":                  {plan.Snapshot{Functions: []plan.Function{served("a", 10, 1), served("b", 18, 1)}, Nodes: room(1)}, ask(3, 3), "1 2", "1 of these, as memory is short and gains more elsewhere"},
 		"memory, alone":                   {plan.Snapshot{Functions: []plan.Function{served("a", 10, 1), served("b", 18, 1)}, Nodes: room(1)}, ask(3, 1), "3 1", ""},

@@ -175,7 +175,12 @@ func (l *Local) Bars(function string) []plan.Bar {
 // nowhere returns why what waits for a function gets an answer now: there is no replica of it, and there is no device for one while
 // it is kept from some; empty: there is, or may be.
 func nowhere(spec FunctionSpec, w plan.Want, bars []plan.Bar, have []*replica) (cause string) {
-	if len(bars) == 0 || len(w.Slots) > 0 || w.Short == "" || alive(have) {
+	switch {
+	case len(w.Slots) > 0 || w.Short == "" || alive(have):
+		return ""
+	case w.Denied:
+		return fmt.Sprintf("function %q has no replica: %s", spec.Key, w.Short)
+	case len(bars) == 0:
 		return ""
 	}
 	return fmt.Sprintf("function %q was out of memory, and there is no other device for it: %s; %s", spec.Key, w.Short, task.MoreMemory)

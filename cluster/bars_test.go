@@ -259,3 +259,26 @@ func TestAReplicaThatDiesOutOfMemory(t *testing.T) {
 		w.expect("after it", w.states(), "f-00002 ready")
 	})
 }
+
+// TestWhatIsDeniedIsTold: what waits for a function that is to have no replica gets an answer, once it has none.
+func TestWhatIsDeniedIsTold(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		deny := func() {
+			s, err := l.Observe(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := plan.Plan{Epoch: s.Epoch, Rev: s.Rev, At: s.At}
+			for _, f := range s.Functions {
+				p.Wants = append(p.Wants, plan.Want{Function: f.Name, Revision: f.Revision, Short: "the budget is used up", Denied: true})
+			}
+			if err := l.Apply(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		deny()
+		if told := w.answered(); len(told) != 1 || told[0] != `function "f.ns" has no replica: the budget is used up` {
+			t.Errorf("waiting tasks were told %q", told)
+		}
+	})
+}

@@ -138,7 +138,7 @@ func begin(s *plan.Snapshot, a plan.Alloc) (*placing, error) {
 			return nil, fmt.Errorf("function %q of the allocation: not in snapshot %d, want an allocation of the same snapshot", l.Function, s.Rev)
 		}
 		p.functions[i] = f
-		p.wants[i] = plan.Want{Function: l.Function, Revision: f.Revision, CPUMilli: l.CPUMilli, Batch: l.Batch, Key: l.Key, Why: l.Why}
+		p.wants[i] = plan.Want{Function: l.Function, Revision: f.Revision, CPUMilli: l.CPUMilli, Batch: l.Batch, Key: l.Key, Why: l.Why, Short: l.Denied, Denied: l.Denied != ""}
 		p.wants[i].Slots = keep(f, l.Count, p.nodes)
 		p.rounds = max(p.rounds, l.Count)
 	}

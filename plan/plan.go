@@ -209,6 +209,7 @@ type Line struct {
 	Batch    int    // largest
 	Key      bool   // a key stage: its parameters stay warm, its replicas are spread
 	Why      string // one line for the operator: which term, from what to what
+	Denied   string // why it is to have no replica although it asks for one, and what to do; empty: it is not so
 }
 
 // Alloc is the decision of the levels allocate, correct and share: lines sorted by Function.
@@ -230,7 +231,8 @@ type Want struct {
 	Batch    int
 	Key      bool
 	Why      string
-	Short    string // why fewer slots than allocated could be placed; empty: all placed
+	Short    string // why fewer slots than allocated could be placed, or none was allocated; empty: all placed
+	Denied   bool   // it is to have no replica for as long as nothing else changes: what waits for one need not
 }
 
 // Warmth is how far a function's parameters are brought up on a node before a replica asks for them.

@@ -208,3 +208,15 @@ func TestZero(t *testing.T) {
 		t.Errorf("nothing went wrong, and yet: %+v", got)
 	}
 }
+
+// TestABudgetOfMinimums: whoever calls a function that the budget has no replica for is told so, and what to do, at once.
+func TestABudgetOfMinimums(t *testing.T) {
+	t.Parallel()
+	r := start(t, "--budget", "1")
+	r.deployAll(waitFn("awake", "10ms", nil, nil), waitFn("doze", "10ms", map[string]string{"min": "0", "zero": "true"}, nil))
+	r.must(http.StatusOK, http.MethodPost, "/function/awake", "")
+	a := r.must(http.StatusServiceUnavailable, http.MethodPost, "/function/doze", "")
+	if !strings.Contains(string(a.body), "the budget of 1 replicas is used up by the fewest that other functions may have: raise it (--budget)") {
+		t.Errorf("body %q", a.body)
+	}
+}
