@@ -17,6 +17,32 @@ func (s *Snapshot) Function(name string) (f *Function, ok bool) {
 	return &s.Functions[i], true
 }
 
+// Finder finds functions of a snapshot by name. It is quickest with the next one in the snapshot's order, as lines, wants and most domains
+// have them. The zero value finds none.
+type Finder struct {
+	all []Function
+	at  int // the latest that was found, or where the search for it ended
+}
+
+// Finder returns a Finder of s.
+func (s *Snapshot) Finder() Finder { return Finder{all: s.Functions} }
+
+// Function is as [Snapshot.Function].
+func (f *Finder) Function(name string) (*Function, bool) {
+	is := func(i int) bool { return i < len(f.all) && f.all[i].Name == name }
+	switch {
+	case is(f.at):
+	case is(f.at + 1):
+		f.at++
+	default:
+		f.at = sort.Search(len(f.all), func(i int) bool { return f.all[i].Name >= name })
+	}
+	if !is(f.at) {
+		return nil, false
+	}
+	return &f.all[f.at], true
+}
+
 // Current counts the replicas of f's own revision that serve and those that will. Draining ones and ones of an older
 // revision are on their way out and count as neither.
 func (f *Function) Current() (ready, starting int) {

@@ -226,3 +226,17 @@ func TestDevices(t *testing.T) {
 		}
 	}
 }
+
+func TestFinder(t *testing.T) {
+	s := Snapshot{Functions: []Function{{Name: "a"}, {Name: "b"}, {Name: "d"}}}
+	finder := s.Finder()
+	for _, name := range []string{"a", "b", "b", "c", "d", "e", "a", "d", "", "b"} {
+		got, ok := finder.Function(name)
+		if want, found := s.Function(name); got != want || ok != found {
+			t.Errorf("%q: %v, %v, want %v, %v", name, got, ok, want, found)
+		}
+	}
+	if f, ok := new(Finder).Function("a"); ok {
+		t.Errorf("found %+v in nothing", f)
+	}
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sort"
 	"strings"
 )
 
@@ -15,7 +14,7 @@ var ErrStale = errors.New("plan: made from a stale snapshot")
 // Validate reports everything that is wrong with p as a decision on s, joined: a plan with an error is not applied. It
 // holds a plan to what s allows, not to what would be wise.
 func (p Plan) Validate(s Snapshot) error {
-	v := validator{s: &s, nodes: make(map[string]*Node, len(s.Nodes)), used: map[string]int64{}, on: map[string]bool{}, seen: make([]bool, len(s.Functions))}
+	v := validator{s: &s, finder: s.Finder(), nodes: make(map[string]*Node, len(s.Nodes)), used: map[string]int64{}, on: map[string]bool{}, seen: make([]bool, len(s.Functions))}
 	for i := range s.Nodes {
 		v.nodes[s.Nodes[i].Name] = &s.Nodes[i]
 	}
@@ -41,7 +40,7 @@ func (p Plan) Validate(s Snapshot) error {
 		if i > 0 && cmp.Or(cmp.Compare(p.Warm[i-1].Function, w.Function), cmp.Compare(p.Warm[i-1].Node, w.Node)) >= 0 {
 			v.add("plan: warm %q on %q after %q on %q, want each once, sorted", w.Function, w.Node, p.Warm[i-1].Function, p.Warm[i-1].Node)
 		}
-		if v.function(w.Function) == nil {
+		if _, ok := v.finder.Function(w.Function); !ok {
 			v.add("plan: warm %q, want a function of the snapshot", w.Function)
 		}
 		if v.node(w.Node) == nil {
@@ -59,14 +58,14 @@ func (p Plan) Validate(s Snapshot) error {
 const LeastCPU = 10
 
 type validator struct {
-	s     *Snapshot
-	nodes map[string]*Node
-	errs  []error
-	used  map[string]int64 // bytes of new replicas, by node and by node/device
-	on    map[string]bool  // function/node/device that is taken
-	kept  []bool           // of the function's replicas, which are listed already
-	seen  []bool           // of the snapshot's functions, which have a want
-	at    int              // of the snapshot's functions: the latest that was looked up
+	s      *Snapshot
+	finder Finder
+	nodes  map[string]*Node
+	errs   []error
+	used   map[string]int64 // bytes of new replicas, by node and by node/device
+	on     map[string]bool  // function/node/device that is taken
+	kept   []bool           // of the function's replicas, which are listed already
+	seen   []bool           // of the snapshot's functions, which have a want
 }
 
 func (v *validator) add(format string, args ...any) {
@@ -75,30 +74,13 @@ func (v *validator) add(format string, args ...any) {
 
 func (v *validator) node(name string) *Node { return v.nodes[name] }
 
-// function finds one of the snapshot's, nil: there is none; those of a plan come in their order.
-func (v *validator) function(name string) *Function {
-	all := v.s.Functions
-	is := func(i int) bool { return i < len(all) && all[i].Name == name }
-	switch {
-	case is(v.at):
-	case is(v.at + 1):
-		v.at++
-	default:
-		v.at = sort.Search(len(all), func(i int) bool { return all[i].Name >= name })
-	}
-	if !is(v.at) {
-		return nil
-	}
-	return &all[v.at]
-}
-
 func (v *validator) want(w Want) {
-	f := v.function(w.Function)
-	if f == nil {
+	f, ok := v.finder.Function(w.Function)
+	if !ok {
 		v.add("function %q: unknown, want a function of the snapshot", w.Function)
 		return
 	}
-	v.seen[v.at] = true
+	v.seen[v.finder.at] = true
 	if w.Revision != f.Revision {
 		v.add("function %q: revision %d, want %d", f.Name, w.Revision, f.Revision)
 	}
