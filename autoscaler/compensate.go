@@ -69,8 +69,9 @@ func abs(v int) int { return max(v, -v) }
 func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 	var fits map[string]*cpuFit
 	copied := false
+	finder := s.Finder()
 	for _, name := range d.Functions {
-		f, ok := s.Function(name)
+		f, ok := finder.Function(name)
 		if !ok || f.CPULimit < plan.LeastCPU || len(f.Profile) == 0 {
 			continue
 		}
@@ -87,8 +88,8 @@ func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 		}
 		if !copied {
 			s.Functions, copied = slices.Clone(s.Functions), true
-			f, _ = s.Function(name)
 		}
+		f, _ = s.Function(name) // the copy: finder has the original
 		f.Service.Mean = toDuration(fit.scaled(f.Service.Mean.Seconds(), f.CPUNow, f.CPULimit))
 	}
 	return fits

@@ -60,8 +60,9 @@ const leastBudget = 0.1
 // newModel makes the model of a domain of s. Of the time that an objective leaves to wait, part is what mean waits may take together.
 func newModel(s *plan.Snapshot, d plan.Domain, part float64) (*model, error) {
 	m := &model{stages: make([]stage, len(d.Functions))}
+	finder := s.Finder()
 	for i, name := range d.Functions {
-		f, ok := s.Function(name)
+		f, ok := finder.Function(name)
 		if !ok {
 			return nil, fmt.Errorf("function %q of the domain: not in snapshot %d, want domains of the same snapshot", name, s.Rev)
 		}

@@ -49,32 +49,38 @@ type contender struct {
 
 // Share implements plan.Sharer.
 func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
-	loads := pipelineLoads(&s)
-	all := make([]*contender, 0, len(a))
+	all := make([]contender, len(a))
 	total, minimums := 0, 0
+	finder := s.Finder()
 	for i, l := range a {
-		f, ok := s.Function(l.Function)
+		f, ok := finder.Function(l.Function)
 		if !ok {
 			return nil, fmt.Errorf("line of function %q: not in snapshot %d, want lines of the same snapshot", l.Function, s.Rev)
 		}
-		c := &contender{stage: newStage(f), at: i, load: loads[f.Name], most: l.Count, short: -1}
-		c.load = max(c.load, c.lambda) + float64(c.waiting)/horizon.Seconds()
+		c := &all[i]
+		c.f, c.at, c.most, c.short = f, i, l.Count, -1
 		least, _ := f.Bounds()
 		c.count = min(least, l.Count)
 		ready, starting := f.Current()
 		c.there = ready + starting
 		c.needs = [resources]int64{max(f.Memory, 0), int64(max(f.CPUMilli, 0)), max(f.DeviceMemory, 0) * int64(max(f.GPU, 0))}
-		all, total, minimums = append(all, c), total+l.Count, minimums+c.count
+		total, minimums = total+l.Count, minimums+c.count
 	}
 	free, scarce := capacity(&s, all)
 	if scarce == [resources]bool{} && (s.Budget <= 0 || total <= s.Budget) {
 		return a, nil
 	}
 	spent := s.Budget > 0 && minimums >= s.Budget
+	loads := pipelineLoads(&s)
+	for i := range all {
+		c := &all[i]
+		c.stage = newStage(c.f)
+		c.load = max(loads[c.f.Name], c.lambda) + float64(c.waiting)/horizon.Seconds()
+	}
 	give(all, s.Budget, free, scarce)
 	out := slices.Clone(a)
-	for _, c := range all {
-		l := &out[c.at]
+	for i := range all {
+		c, l := &all[i], &out[i]
 		switch {
 		case c.count == c.most:
 			continue
@@ -95,13 +101,14 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 }
 
 // give hands out replicas until the budget or what is scarce is spent, or all have what they ask for.
-func give(all []*contender, budget int, free [resources]int64, scarce [resources]bool) {
+func give(all []contender, budget int, free [resources]int64, scarce [resources]bool) {
 	var q queue
 	left := math.MaxInt
 	if budget > 0 {
 		left = budget
 	}
-	for _, c := range all {
+	for i := range all {
+		c := &all[i]
 		left -= c.count
 		for range max(c.count-c.there, 0) {
 			c.take(&free)
@@ -199,7 +206,7 @@ func pipelineLoads(s *plan.Snapshot) map[string]float64 {
 
 // capacity is what nodes have free for new replicas, in sum, and what of it is scarce: less than what is asked for, by more than one. What
 // one function alone asks for in vain, the placer says.
-func capacity(s *plan.Snapshot, all []*contender) (free [resources]int64, scarce [resources]bool) {
+func capacity(s *plan.Snapshot, all []contender) (free [resources]int64, scarce [resources]bool) {
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
 		if n.Unavailable != "" || n.Leaving {
@@ -220,9 +227,10 @@ func capacity(s *plan.Snapshot, all []*contender) (free [resources]int64, scarce
 	}
 	var asked [resources]int64
 	var by [resources]int
-	for _, c := range all {
-		for _, r := range c.f.Replicas {
-			if r.State != plan.Draining {
+	for i := range all {
+		c := &all[i]
+		for k := range c.f.Replicas {
+			if c.f.Replicas[k].State != plan.Draining {
 				free[cpu] -= c.needs[cpu]
 			}
 		}

@@ -17,8 +17,9 @@ func ahead(s *plan.Snapshot, wants []plan.Want, all map[string]*node, sizes map[
 	var warm []plan.Warm
 	var turns []*plan.Function
 	replicas := map[string]int{}
+	finder := s.Finder()
 	for _, w := range wants {
-		if f, ok := s.Function(w.Function); ok && w.Key && sizes[f.Name] > 0 {
+		if f, ok := finder.Function(w.Function); ok && w.Key && sizes[f.Name] > 0 {
 			turns, replicas[f.Name] = append(turns, f), len(w.Slots)
 		}
 	}

@@ -132,8 +132,9 @@ type placing struct {
 // begin keeps what can be kept.
 func begin(s *plan.Snapshot, a plan.Alloc) (*placing, error) {
 	p := &placing{alloc: a, nodes: nodes(s), sizes: zygoteSizes(s), wants: make([]plan.Want, len(a)), functions: make([]*plan.Function, len(a))}
+	finder := s.Finder()
 	for i, l := range a {
-		f, ok := s.Function(l.Function)
+		f, ok := finder.Function(l.Function)
 		if !ok {
 			return nil, fmt.Errorf("function %q of the allocation: not in snapshot %d, want an allocation of the same snapshot", l.Function, s.Rev)
 		}
@@ -181,17 +182,21 @@ func place(s plan.Snapshot, a plan.Alloc, better func(*plan.Function, *node, *no
 // keep returns up to count slots for replicas that exist: ones on nodes that are fit first, then ready before starting,
 // then the oldest. One whose device is not well, or barred to f, is let go.
 func keep(f *plan.Function, count int, all map[string]*node) []plan.Slot {
-	have := make([]*plan.Replica, 0, len(f.Replicas))
+	type kept struct {
+		*plan.Replica
+		on *node
+	}
+	have := make([]kept, 0, len(f.Replicas))
 	for i := range f.Replicas {
 		r := &f.Replicas[i]
 		n := all[r.Node]
 		if r.State != plan.Draining && r.Revision == f.Revision && n != nil && n.Unfit(r.Device) == "" && f.Barred(r.Node, r.Device) == "" {
-			have = append(have, r)
+			have = append(have, kept{r, n})
 		}
 	}
-	slices.SortFunc(have, func(x, y *plan.Replica) int {
+	slices.SortFunc(have, func(x, y kept) int {
 		return cmp.Or(
-			prefer(all[x.Node].Unavailable == "", all[y.Node].Unavailable == ""),
+			prefer(x.on.Unavailable == "", y.on.Unavailable == ""),
 			prefer(x.State == plan.Ready, y.State == plan.Ready),
 			x.Since.Compare(y.Since),
 			cmp.Compare(x.Name, y.Name),
@@ -201,7 +206,7 @@ func keep(f *plan.Function, count int, all map[string]*node) []plan.Slot {
 	slots := slices.Grow([]plan.Slot(nil), len(have)) // nil for none
 	for _, r := range have {
 		slots = append(slots, plan.Slot{Replica: r.Name, Node: r.Node, Device: r.Device})
-		all[r.Node].replicas[f.Name]++
+		r.on.replicas[f.Name]++
 	}
 	return slots
 }

@@ -18,10 +18,11 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 	all := nodes(&s)
 	sizes := zygoteSizes(&s)
 	var warm []plan.Warm
-	has := map[string]map[string]bool{} // nodes of warm, by function
+	has := map[string]map[string]bool{} // nodes of warm, by function, of those that ahead asks for
 	var on []string                     // nodes
-	for _, w := range wants {           // memory that new replicas will take is not there for sleepers
-		f, ok := s.Function(w.Function)
+	finder := s.Finder()
+	for _, w := range wants { // memory that new replicas will take is not there for sleepers
+		f, ok := finder.Function(w.Function)
 		if !ok {
 			continue
 		}
@@ -39,14 +40,19 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 		}
 		key := Key(f, w)
 		slices.Sort(on)
-		has[f.Name] = map[string]bool{}
-		for _, name := range slices.Compact(on) {
-			has[f.Name][name] = true
+		on = slices.Compact(on)
+		if w.Key {
+			has[f.Name] = make(map[string]bool, len(on))
+		}
+		for _, name := range on {
+			if w.Key {
+				has[f.Name][name] = true
+			}
 			warm = append(warm, plan.Warm{Function: f.Name, Node: name, Warmth: plan.Host, Key: key})
 		}
 	}
 	for _, w := range wants {
-		f, ok := s.Function(w.Function)
+		f, ok := finder.Function(w.Function)
 		if !ok || !f.Zero || len(w.Slots) > 0 || len(f.Replicas) > 0 {
 			continue
 		}
