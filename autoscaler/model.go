@@ -141,11 +141,17 @@ func (m *model) addPipe(p *plan.Pipeline, functions []string, part float64) {
 	m.pipes = append(m.pipes, out)
 }
 
-// forward returns the edges of p that lead onwards, sorted by From. Where there are none, its stages are taken as a row.
+// forward returns the edges of p that lead onwards, sorted by From. Where there are none, its stages are taken as a row. The result is
+// p's own where that is as it should be: read only.
 func forward(p *plan.Pipeline) []plan.Edge {
+	sorted := func(a, b plan.Edge) int { return cmp.Or(a.From-b.From, a.To-b.To) }
+	onwards := func(e plan.Edge) bool { return 0 <= e.From && e.From < e.To && e.To < len(p.Stages) }
+	if len(p.Edges) > 0 && slices.IsSortedFunc(p.Edges, sorted) && !slices.ContainsFunc(p.Edges, func(e plan.Edge) bool { return !onwards(e) }) {
+		return p.Edges
+	}
 	out := make([]plan.Edge, 0, len(p.Stages))
 	for _, e := range p.Edges {
-		if 0 <= e.From && e.From < e.To && e.To < len(p.Stages) {
+		if onwards(e) {
 			out = append(out, e)
 		}
 	}
@@ -154,7 +160,7 @@ func forward(p *plan.Pipeline) []plan.Edge {
 			out = append(out, plan.Edge{From: k - 1, To: k})
 		}
 	}
-	slices.SortFunc(out, func(a, b plan.Edge) int { return cmp.Or(a.From-b.From, a.To-b.To) })
+	slices.SortFunc(out, sorted)
 	return out
 }
 

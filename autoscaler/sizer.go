@@ -96,7 +96,10 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 	}
 	n := len(mod.stages)
 	needs, least, most := make([]need, n), make([]int, n), make([]int, n)
+	const usual = 192 // bytes of text
+	texts := make(text, usual*n)
 	for i := range mod.stages {
+		needs[i].why = texts[usual*i : usual*i : usual*(i+1)]
 		z.alone(&needs[i], &mod.stages[i], s.At, m[d.Functions[i]])
 		least[i], most[i] = needs[i].count, needs[i].most
 	}
@@ -143,7 +146,7 @@ func (z Sizer) alone(n *need, g *stage, now time.Time, past Past) {
 	}
 	ready, starting := f.Current()
 	_, n.max = f.Bounds()
-	n.was, n.why = ready+starting, make(text, 0, 128)
+	n.was = ready + starting
 	var least int
 	if least, n.idle = floor(f, now, past.Seen); n.idle {
 		n.why.addf("nothing asked for %v: none", f.ZeroAge)

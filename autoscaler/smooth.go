@@ -24,6 +24,12 @@ const (
 
 // connect finds each function's predecessors and neighbours on the domain's pipelines.
 func connect(s *plan.Snapshot, d plan.Domain, all []correction) {
+	const usual = 2 // of each
+	places := make([]int, 3*usual*len(all))
+	for i := range all {
+		own := places[3*usual*i:]
+		all[i].predecessors, all[i].neighbours = own[:0:usual], own[usual:usual:3*usual]
+	}
 	for _, name := range d.Pipelines {
 		k, ok := slices.BinarySearchFunc(s.Pipelines, name, func(p plan.Pipeline, n string) int { return cmp.Compare(p.Name, n) })
 		if !ok {

@@ -114,7 +114,7 @@ func saving(f *plan.Function) (saved time.Duration, known bool) {
 // nodes.
 func (p *placing) order(round int, key []bool) []int {
 	var lines []int
-	fits := map[int]int{}
+	fits := make([]int, len(p.wants))
 	for i := range p.wants {
 		if !p.wanting(i, round) {
 			continue

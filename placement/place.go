@@ -132,6 +132,13 @@ type placing struct {
 // begin keeps what can be kept.
 func begin(s *plan.Snapshot, a plan.Alloc) (*placing, error) {
 	p := &placing{alloc: a, nodes: nodes(s), sizes: zygoteSizes(s), wants: make([]plan.Want, len(a)), functions: make([]*plan.Function, len(a))}
+	replicas := 0
+	for i := range s.Functions {
+		replicas += len(s.Functions[i].Replicas)
+	}
+	for _, n := range p.nodes { // maps that need not grow
+		n.replicas = make(map[string]int, replicas/len(p.nodes))
+	}
 	finder := s.Finder()
 	for i, l := range a {
 		f, ok := finder.Function(l.Function)

@@ -17,7 +17,11 @@ type KeyStages struct{}
 func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 	all := nodes(&s)
 	sizes := zygoteSizes(&s)
-	var warm []plan.Warm
+	slots := 0
+	for i := range wants {
+		slots += len(wants[i].Slots)
+	}
+	warm := slices.Grow([]plan.Warm(nil), slots)
 	has := map[string]map[string]bool{} // nodes of warm, by function, of those that ahead asks for
 	var on []string                     // nodes
 	finder := s.Finder()

@@ -35,11 +35,15 @@ func Domains(s Snapshot) []Domain {
 	}
 	var domains []Domain
 	at := make([]int, len(s.Functions)) // a leader's place in domains
+	size := make([]int, len(s.Functions))
+	for i := range s.Functions {
+		size[find(i)]++
+	}
 	for i := range s.Functions {
 		l := find(i)
 		if l == i {
 			at[i] = len(domains)
-			domains = append(domains, Domain{})
+			domains = append(domains, Domain{Functions: make([]string, 0, size[i])})
 		}
 		domains[at[l]].Functions = append(domains[at[l]].Functions, s.Functions[i].Name)
 	}
