@@ -1,6 +1,9 @@
 package autoscaler
 
-import "container/heap"
+import (
+	"container/heap"
+	"slices"
+)
 
 // negligible is the part of its share of a pipeline's budget, by service time, from which on a stage's wait is not what holds that
 // pipeline up: where the objective is out of reach it says when best effort ends.
@@ -15,8 +18,8 @@ const negligible = 0.05
 // total. A stage takes part for as long as any path through it, of any pipeline, is too long: with several paths the result is, for
 // each stage, the most that any of its paths alone would give it, so that a stage never loses a replica because it has more to do.
 func (m *model) allocate(least, most []int) (counts, by []int) {
-	a := allocation{model: m, counts: make([]int, len(m.stages)), by: make([]int, len(m.stages)), most: most, next: make([]float64, len(m.stages))}
-	copy(a.counts, least)
+	n := len(m.stages)
+	a := allocation{model: m, counts: slices.Clone(least), by: make([]int, n), most: most, next: make([]float64, n), heap: make([]int, 0, n)}
 	a.wait = m.waits(a.counts)
 	for k := range m.pipes {
 		a.paths = append(a.paths, m.pipes[k].waits(a.wait))

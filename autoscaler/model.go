@@ -60,6 +60,7 @@ const leastBudget = 0.1
 // newModel makes the model of a domain of s. Of the time that an objective leaves to wait, part is what mean waits may take together.
 func newModel(s *plan.Snapshot, d plan.Domain, part float64) (*model, error) {
 	m := &model{stages: make([]stage, len(d.Functions))}
+	places := make([]place, len(m.stages)) // most are in one pipeline
 	finder := s.Finder()
 	for i, name := range d.Functions {
 		f, ok := finder.Function(name)
@@ -67,6 +68,7 @@ func newModel(s *plan.Snapshot, d plan.Domain, part float64) (*model, error) {
 			return nil, fmt.Errorf("function %q of the domain: not in snapshot %d, want domains of the same snapshot", name, s.Rev)
 		}
 		m.stages[i] = newStage(f)
+		m.stages[i].in = places[i : i : i+1]
 	}
 	for _, name := range d.Pipelines {
 		i, ok := slices.BinarySearchFunc(s.Pipelines, name, func(p plan.Pipeline, n string) int { return cmp.Compare(p.Name, n) })
@@ -76,7 +78,7 @@ func newModel(s *plan.Snapshot, d plan.Domain, part float64) (*model, error) {
 	}
 	for i := range m.stages {
 		if g := &m.stages[i]; g.known && len(g.in) == 0 { // it may wait for as long as it serves
-			g.in = []place{{len(m.pipes), 0}}
+			g.in = append(g.in, place{len(m.pipes), 0})
 			m.pipes = append(m.pipes, pipe{
 				steps: []visit{{at: i, service: g.service, share: g.service}}, service: g.service, limit: 2 * g.service, budget: g.service, reached: true,
 			})

@@ -142,7 +142,7 @@ func (c *correction) goal(all []correction, need []int, i, left int) int {
 
 // predict looks one decision ahead: how bursty arrivals at each function will be, and how far off the last prediction was.
 func (q Quart) predict(all []correction, at time.Time) {
-	n := Network{Stations: make([]Station, len(all))}
+	n := Network{Stations: make([]Station, len(all)), Links: make([]Link, 0, len(all))}
 	for i := range all {
 		c := &all[i]
 		st := Station{Rate: c.lambda, CS2: c.cs2, Servers: max(c.servers(c.line.Count), 1), Factor: c.past.Factor}
