@@ -72,7 +72,9 @@ func (m *model) connect() {
 		for i, st := range p.steps {
 			if st.at >= 0 {
 				entry[st.at] = entry[st.at] || !inner[i]
-				m.order = append(m.order, st.at)
+				if !slices.Contains(m.order, st.at) { // a pipeline may call a function twice
+					m.order = append(m.order, st.at)
+				}
 			}
 		}
 	}

@@ -115,3 +115,19 @@ func TestMeanPart(t *testing.T) {
 		}
 	}
 }
+
+// TestAheadOfAFunctionTwice: a function that a pipeline calls twice is one queue, which is not behind itself.
+func TestAheadOfAFunctionTwice(t *testing.T) {
+	s, d := behind()
+	s.Pipelines[0].Stages = []string{"a", "b", "c", "a"}
+	s.Pipelines[0].Edges = append(s.Pipelines[0].Edges, plan.Edge{From: 2, To: 3})
+	for i := range s.Functions {
+		s.Functions[i].Max = 1000
+	}
+	got, a, _ := counts(t, s, d, nil)
+	for i, n := range got {
+		if n < 5 || n > 8 {
+			t.Errorf("%d replicas of %s (%s), want 5 to 8 for the 40/s that come", n, a[i].Function, a[i].Why)
+		}
+	}
+}
