@@ -189,8 +189,8 @@ func (c *correction) give(wants, most int, at time.Time) {
 	case c.past.CPU == 0 || has <= c.f.CPULimit:
 		c.next.CPU = 0
 		return
-	case wants > c.f.CPULimit || c.expects(c.line.Count-c.next.Taken, c.f.CPULimit) > far*c.target && c.next.Taken > 0:
-		c.next.CPUAt = at
+	case ago < 0 || wants > c.f.CPULimit || c.expects(c.line.Count-c.next.Taken, c.f.CPULimit) > far*c.target && c.next.Taken > 0:
+		c.next.CPUAt = at // or the clock was set back
 	case ago >= cpuHold:
 		c.next.CPU = 0
 		c.why += fmt.Sprintf("; cpu back to %dm", c.f.CPULimit)

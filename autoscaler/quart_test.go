@@ -170,6 +170,19 @@ func TestCompensator(t *testing.T) {
 	}
 }
 
+// TestCPUOfAClockSetBack: CPU that was needed at a time to come is given back after the usual hold.
+func TestCPUOfAClockSetBack(t *testing.T) {
+	f := calm()
+	f.CPUNow, f.Demand.Rate, f.Replicas = 700, 2, replicas(2, plan.Ready)
+	for _, quota := range []int{250, 500, 1000} {
+		f.Profile = append(f.Profile, plan.Point{CPUMilli: quota, Batch: 1, Mean: time.Duration(20+40000/quota) * time.Millisecond, N: 50})
+	}
+	l, next := correct(t, QuartConfig{}, f, 3, Course{At: t0, Asked: 2, Taken: 1, CPU: 700, CPUAt: t0.Add(24 * time.Hour)})
+	if l.CPUMilli != 700 || next.CPUAt.After(t0) {
+		t.Errorf("%dm (%s), held from %v, want 700m from %v on at the latest", l.CPUMilli, l.Why, next.CPUAt, t0)
+	}
+}
+
 func TestFitCPU(t *testing.T) {
 	point := func(cpu, batch, length int, ms float64) plan.Point {
 		return plan.Point{CPUMilli: cpu, Batch: batch, Length: length, Mean: time.Duration(ms * 1e6), N: 10}
