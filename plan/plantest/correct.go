@@ -40,10 +40,10 @@ func RunCorrector[M any](t *testing.T, c plan.Corrector[M]) {
 				absurd(&s, rng)
 			}
 			drift(s, base, rng)
+			before := clone(s)
 			var all plan.Alloc
 			for _, d := range plan.Domains(s) {
 				m := memory[d.Functions[0]]
-				before := clone(s)
 				lines := of(base, d)
 				given := slices.Clone(lines)
 				got, next, err := c.Correct(s, d, lines, m)
@@ -56,7 +56,7 @@ func RunCorrector[M any](t *testing.T, c plan.Corrector[M]) {
 				checkLines(t, s, d, got)
 				checkCorrected(t, s, given, got)
 				same := corrected[M]{c, given}
-				checkSame(t, same, before, s, d, m, got, next, rng)
+				checkSame(t, same, s, d, m, got, next, rng)
 				checkMoreLoad(t, same, s, d, m, got, rng)
 				checkOverload(t, same, s, d, m, rng)
 				if t.Failed() {
@@ -64,6 +64,9 @@ func RunCorrector[M any](t *testing.T, c plan.Corrector[M]) {
 				}
 				memory[d.Functions[0]] = next
 				all = append(all, got...)
+			}
+			if checkUnchanged(t, before, s); t.Failed() {
+				t.Fatalf("world %d, snapshot %d", seed, s.Rev)
 			}
 			slices.SortFunc(all, byFunction)
 			w.Apply(anywhere(s, all))
