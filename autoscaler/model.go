@@ -71,9 +71,8 @@ func newModel(s *plan.Snapshot, d plan.Domain, part float64) (*model, error) {
 		m.stages[i].in = places[i : i : i+1]
 	}
 	for _, name := range d.Pipelines {
-		i, ok := slices.BinarySearchFunc(s.Pipelines, name, func(p plan.Pipeline, n string) int { return cmp.Compare(p.Name, n) })
-		if ok && s.Pipelines[i].SLO > 0 {
-			m.addPipe(&s.Pipelines[i], d.Functions, part)
+		if p, ok := s.Pipeline(name); ok && p.SLO > 0 {
+			m.addPipe(p, d.Functions, part)
 		}
 	}
 	for i := range m.stages {
@@ -252,33 +251,6 @@ func (g *stage) least(target time.Duration, limit int) int {
 	}
 	servers := Servers(g.lambda, g.mu, g.ca2, g.cs2, target-toDuration(g.service), g.servers(limit))
 	return min(g.replicas(float64(servers)), limit)
-}
-
-// targets returns for each stage how long tasks may be with it on average, waiting and service, if the stages have these counts of
-// replicas: the predicted wait, the service time, and a share by service time of what the tightest path through it has left. 0: no
-// target, its service time is unknown.
-func (m *model) targets(counts []int) []time.Duration {
-	wait := m.waits(counts)
-	slack := make([]float64, len(m.stages)) // a part of the service time
-	for i := range slack {
-		slack[i] = math.Inf(1)
-	}
-	for k := range m.pipes {
-		p := &m.pipes[k]
-		service := p.through(func(st *visit) float64 { return st.service })
-		for j, path := range p.waits(wait) {
-			if at := p.steps[j].at; at >= 0 {
-				slack[at] = min(slack[at], max(p.limit-path, 0)/service[j])
-			}
-		}
-	}
-	out := make([]time.Duration, len(m.stages))
-	for i := range m.stages {
-		if g := &m.stages[i]; g.known {
-			out[i] = toDuration(g.service + wait[i] + slack[i]*g.service)
-		}
-	}
-	return out
 }
 
 // waits returns the predicted mean wait of each stage with these counts. One without replicas sleeps, although what was asked of it may

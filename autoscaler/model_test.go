@@ -94,45 +94,6 @@ func TestStage(t *testing.T) {
 	}
 }
 
-// TestTargets: what is predicted, and each stage's share of what is left on the tightest path through it.
-func TestTargets(t *testing.T) {
-	s := plan.Snapshot{
-		Functions: []plan.Function{timed("a", 100*time.Millisecond), timed("b", 100*time.Millisecond), timed("c", 300*time.Millisecond), timed("u", 0)},
-		Pipelines: []plan.Pipeline{{Name: "p", Stages: []string{"a", "b", "c"}, Edges: []plan.Edge{{From: 0, To: 1}, {From: 0, To: 2}}, SLO: time.Second}},
-	}
-	m := modelOf(t, s, plan.Domain{Pipelines: []string{"p"}, Functions: []string{"a", "b", "c", "u"}})
-	counts := []int{2, 2, 6, 1}
-	wait := m.waits(counts) // 33 ms, 33 ms, 30 ms
-	got := m.targets(counts)
-	left := 0.7 - 0.4 - wait[0] - wait[2] // the way through c; that through b is shorter
-	alone := 0.7 - 0.2 - wait[0] - wait[1]
-	for i, want := range []float64{0.1 + wait[0] + left/4, 0.1 + wait[1] + alone/2, 0.3 + wait[2] + left*3/4, 0} {
-		if math.Abs(got[i].Seconds()-want) > 1e-6 {
-			t.Errorf("target of %s %v, want %g s", m.stages[i].f.Name, got[i], want)
-		}
-	}
-	if sum := got[0] + got[2]; (sum - 700*time.Millisecond).Abs() > time.Microsecond {
-		t.Errorf("targets on the longest path are %v together, want all of 700ms", sum)
-	}
-	if got := m.targets([]int{1, 2, 1, 1}); got[0] < 5*time.Second || got[1] > 250*time.Millisecond {
-		t.Errorf("targets %v, want those that can be kept where the objective cannot", got)
-	}
-}
-
-// TestTargetOfASharedStage: of two pipelines the tighter one counts, whichever comes first.
-func TestTargetOfASharedStage(t *testing.T) {
-	for _, slos := range [][2]time.Duration{{time.Second, 500 * time.Millisecond}, {500 * time.Millisecond, time.Second}} {
-		s := plan.Snapshot{
-			Functions: []plan.Function{timed("a", 100*time.Millisecond)},
-			Pipelines: []plan.Pipeline{{Name: "p", Stages: []string{"a"}, SLO: slos[0]}, {Name: "q", Stages: []string{"a"}, SLO: slos[1]}},
-		}
-		m := modelOf(t, s, plan.Domain{Pipelines: []string{"p", "q"}, Functions: []string{"a"}})
-		if got := m.targets([]int{3})[0]; got != 300*time.Millisecond { // half of 400 ms, and 100
-			t.Errorf("target within %v: %v, want 300ms", slos, got)
-		}
-	}
-}
-
 func TestUnmet(t *testing.T) {
 	s := plan.Snapshot{
 		Functions: []plan.Function{timed("a", 100*time.Millisecond), timed("b", 100*time.Millisecond), timed("c", 300*time.Millisecond), timed("d", 100*time.Millisecond)},

@@ -2,6 +2,7 @@ package autoscaler
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"time"
 
@@ -60,11 +61,8 @@ type Course struct {
 // Merge joins the memories of two domains that have become one.
 func (Quart) Merge(a, b QuartMemory) QuartMemory {
 	m := make(QuartMemory, len(a)+len(b))
-	for _, from := range []QuartMemory{a, b} {
-		for name, c := range from {
-			m[name] = c
-		}
-	}
+	maps.Copy(m, a)
+	maps.Copy(m, b)
 	return m
 }
 

@@ -3,6 +3,7 @@ package autoscaler
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"strconv"
 	"time"
@@ -80,11 +81,8 @@ func (p Peak) within(d time.Duration, now time.Time) bool {
 // Merge joins the memories of two domains that have become one.
 func (Sizer) Merge(a, b Memory) Memory {
 	m := make(Memory, len(a)+len(b))
-	for _, from := range []Memory{a, b} {
-		for name, past := range from {
-			m[name] = past
-		}
-	}
+	maps.Copy(m, a)
+	maps.Copy(m, b)
 	return m
 }
 

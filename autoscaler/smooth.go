@@ -31,11 +31,10 @@ func connect(s *plan.Snapshot, d plan.Domain, all []correction) {
 		all[i].predecessors, all[i].neighbours = own[:0:usual], own[usual:usual:3*usual]
 	}
 	for _, name := range d.Pipelines {
-		k, ok := slices.BinarySearchFunc(s.Pipelines, name, func(p plan.Pipeline, n string) int { return cmp.Compare(p.Name, n) })
+		p, ok := s.Pipeline(name)
 		if !ok {
 			continue
 		}
-		p := &s.Pipelines[k]
 		for _, e := range forward(p) {
 			from, ok := slices.BinarySearch(d.Functions, p.Stages[e.From])
 			to, ok2 := slices.BinarySearch(d.Functions, p.Stages[e.To])
@@ -157,12 +156,7 @@ func (q Quart) predict(all []correction, at time.Time) {
 			n.Links = append(n.Links, Link{from, i})
 		}
 	}
-	slices.SortFunc(n.Links, func(a, b Link) int {
-		if a.From != b.From {
-			return a.From - b.From
-		}
-		return a.To - b.To
-	})
+	slices.SortFunc(n.Links, func(a, b Link) int { return cmp.Or(a.From-b.From, a.To-b.To) })
 	for i, ca2 := range q.cfg.Predictor.Predict(n) {
 		c := &all[i]
 		c.next.CA2 = clamp(ca2, leastCV2, mostCV2)

@@ -17,6 +17,15 @@ func (s *Snapshot) Function(name string) (f *Function, ok bool) {
 	return &s.Functions[i], true
 }
 
+// Pipeline finds a pipeline by name, as Function does a function.
+func (s *Snapshot) Pipeline(name string) (p *Pipeline, ok bool) {
+	i := sort.Search(len(s.Pipelines), func(i int) bool { return s.Pipelines[i].Name >= name })
+	if i == len(s.Pipelines) || s.Pipelines[i].Name != name {
+		return nil, false
+	}
+	return &s.Pipelines[i], true
+}
+
 // Finder finds functions of a snapshot by name. It is quickest with the next one in the snapshot's order, as lines, wants and most domains
 // have them. The zero value finds none.
 type Finder struct {
