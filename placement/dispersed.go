@@ -61,7 +61,7 @@ func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 			cmp.Compare(x.Name, y.Name),
 		)
 	}
-	for round := range p.rounds {
+	for round := 0; len(p.open) > 0; round++ {
 		for _, i := range p.order(round, key) {
 			if !key[i] {
 				p.add(i, pack)
@@ -113,13 +113,9 @@ func saving(f *plan.Function) (saved time.Duration, known bool) {
 // order returns the lines that want one more in this round: those of key stages first, and of these the ones that fit on the fewest
 // nodes.
 func (p *placing) order(round int, key []bool) []int {
-	var lines []int
-	fits := make([]int, len(p.wants))
-	for i := range p.wants {
-		if !p.wanting(i, round) {
-			continue
-		}
-		lines = append(lines, i)
+	lines := p.wanting(round)
+	fits := make(map[int]int, len(lines))
+	for _, i := range lines {
 		for _, n := range p.nodes {
 			if key[i] && n.fits(p.functions[i], p.sizes[p.functions[i].Name]) {
 				fits[i]++

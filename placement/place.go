@@ -126,7 +126,7 @@ type placing struct {
 	wants     []plan.Want
 	nodes     map[string]*node
 	sizes     map[string]int64 // of zygotes, by function
-	rounds    int
+	open      []int            // lines that may want more
 }
 
 // begin keeps what can be kept.
@@ -148,14 +148,22 @@ func begin(s *plan.Snapshot, a plan.Alloc) (*placing, error) {
 		p.functions[i] = f
 		p.wants[i] = plan.Want{Function: l.Function, Revision: f.Revision, CPUMilli: l.CPUMilli, Batch: l.Batch, Key: l.Key, Why: l.Why, Short: l.Denied, Denied: l.Denied != ""}
 		p.wants[i].Slots = keep(f, l.Count, p.nodes)
-		p.rounds = max(p.rounds, l.Count)
+		p.open = append(p.open, i)
 	}
 	return p, nil
 }
 
-// wanting says whether a line wants one more in this round.
-func (p *placing) wanting(i, round int) bool {
-	return p.alloc[i].Count > round && len(p.wants[i].Slots) <= round && p.wants[i].Short == ""
+// wanting returns the lines that want one more in this round. They are asked for until none is open: counts may be far more than there is
+// room for.
+func (p *placing) wanting(round int) []int {
+	p.open = slices.DeleteFunc(p.open, func(i int) bool { return len(p.wants[i].Slots) >= p.alloc[i].Count || p.wants[i].Short != "" })
+	var lines []int
+	for _, i := range p.open {
+		if len(p.wants[i].Slots) <= round {
+			lines = append(lines, i)
+		}
+	}
+	return lines
 }
 
 // add gives a line one more replica, or says why it has none.
@@ -176,11 +184,9 @@ func place(s plan.Snapshot, a plan.Alloc, better func(*plan.Function, *node, *no
 	if err != nil {
 		return nil, err
 	}
-	for round := range p.rounds {
-		for i := range a {
-			if p.wanting(i, round) {
-				p.add(i, better)
-			}
+	for round := 0; len(p.open) > 0; round++ {
+		for _, i := range p.wanting(round) {
+			p.add(i, better)
 		}
 	}
 	return p.wants, nil
