@@ -116,7 +116,7 @@ func (p *placing) order(round int, key []bool) []int {
 	lines := p.wanting(round)
 	fits := make(map[int]int, len(lines))
 	for _, i := range lines {
-		for _, n := range p.nodes {
+		for _, n := range p.list {
 			if key[i] && n.fits(p.functions[i], p.sizes[p.functions[i].Name]) {
 				fits[i]++
 			}
@@ -139,7 +139,7 @@ func (p *placing) level(key []bool, load map[string]int, better func(*plan.Funct
 				}
 				f := p.functions[i]
 				urgent, was := pressing(f, k), p.nodes[from.Node].warm[f.Name]
-				to, ok := take(f, p.sizes[f.Name], p.nodes, better, func(n *node) bool {
+				to, ok := take(f, p.sizes[f.Name], p.list, better, func(n *node) bool {
 					return load[n.Name]+1 < load[from.Node] && warmer(urgent, n.warm[f.Name], was) <= 0
 				})
 				if !ok {

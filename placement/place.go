@@ -125,6 +125,7 @@ type placing struct {
 	functions []*plan.Function // of its lines
 	wants     []plan.Want
 	nodes     map[string]*node
+	list      []*node          // the same
 	sizes     map[string]int64 // of zygotes, by function
 	open      []int            // lines that may want more
 }
@@ -136,8 +137,10 @@ func begin(s *plan.Snapshot, a plan.Alloc) (*placing, error) {
 	for i := range s.Functions {
 		replicas += len(s.Functions[i].Replicas)
 	}
-	for _, n := range p.nodes { // maps that need not grow
-		n.replicas = make(map[string]int, replicas/len(p.nodes))
+	for i := range s.Nodes {
+		n := p.nodes[s.Nodes[i].Name]
+		n.replicas = make(map[string]int, replicas/len(s.Nodes)) // need not grow
+		p.list = append(p.list, n)
 	}
 	finder := s.Finder()
 	for i, l := range a {
@@ -169,7 +172,7 @@ func (p *placing) wanting(round int) []int {
 // add gives a line one more replica, or says why it has none.
 func (p *placing) add(i int, better func(*plan.Function, *node, *node) int) (plan.Slot, bool) {
 	f, w := p.functions[i], &p.wants[i]
-	slot, ok := take(f, p.sizes[f.Name], p.nodes, better, func(*node) bool { return true })
+	slot, ok := take(f, p.sizes[f.Name], p.list, better, func(*node) bool { return true })
 	if !ok {
 		w.Short = shortage(f, p.sizes[f.Name], p.alloc[i].Count, len(w.Slots), p.nodes)
 		return slot, false
@@ -225,9 +228,9 @@ func keep(f *plan.Function, count int, all map[string]*node) []plan.Slot {
 }
 
 // take finds the best place for one more replica of f, of those that may be, and takes it.
-func take(f *plan.Function, zygote int64, all map[string]*node, better func(*plan.Function, *node, *node) int, may func(*node) bool) (plan.Slot, bool) {
+func take(f *plan.Function, zygote int64, all []*node, better func(*plan.Function, *node, *node) int, may func(*node) bool) (plan.Slot, bool) {
 	var best *node
-	for _, n := range all { // the order is total, so the map's does not matter
+	for _, n := range all { // in any order: that of better is total
 		if may(n) && n.fits(f, zygote) && (best == nil || better(f, n, best) < 0) {
 			best = n
 		}
