@@ -15,9 +15,10 @@ import (
 // returns at once; replicas come and go in their own time. What was redeployed or removed since p's snapshot is left to
 // the next plan.
 func (l *Local) Apply(_ context.Context, p plan.Plan) error {
-	specs := map[string]FunctionSpec{}
-	for _, spec := range l.cfg.Functions.Functions() {
-		specs[spec.Key] = spec
+	all := l.cfg.Functions.Functions()
+	specs := make(map[string]*FunctionSpec, len(all))
+	for i := range all {
+		specs[all[i].Key] = &all[i]
 	}
 	failed, err := l.apply(p, specs)
 	if err != nil {
@@ -32,7 +33,7 @@ func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 // hopelessFunction is a function whose waiting tasks get an answer now.
 type hopelessFunction struct{ function, cause string }
 
-func (l *Local) apply(p plan.Plan, specs map[string]FunctionSpec) (failed []hopelessFunction, err error) {
+func (l *Local) apply(p plan.Plan, specs map[string]*FunctionSpec) (failed []hopelessFunction, err error) {
 	now := l.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,14 +67,17 @@ func (l *Local) apply(p plan.Plan, specs map[string]FunctionSpec) (failed []hope
 			w.CPUMilli = pin.CPUMilli
 		}
 		missing := l.reconcile(p.Rev, w, mine[w.Function])
-		all := slices.Concat(mine[w.Function], hidden[w.Function])
+		all := mine[w.Function]
+		if out := hidden[w.Function]; len(out) > 0 {
+			all = slices.Concat(all, out)
+		}
 		bars, failure := &l.of(w.Function).bars, &l.of(w.Function).failure
 		failure.follow(spec.Revision)
-		if cause := nowhere(spec, w, bars.now(now), all); cause != "" {
+		if cause := nowhere(*spec, w, bars.now(now), all); cause != "" {
 			failed = append(failed, hopelessFunction{w.Function, cause})
 		}
 		if now.Before(failure.Until) {
-			if cause := noHope(spec, failure.Failure, all); cause != "" {
+			if cause := noHope(*spec, failure.Failure, all); cause != "" {
 				failed = append(failed, hopelessFunction{w.Function, cause})
 			}
 			continue
@@ -86,7 +90,7 @@ func (l *Local) apply(p plan.Plan, specs map[string]FunctionSpec) (failed []hope
 			}
 		}
 		for _, slot := range missing {
-			l.order(p.Rev, spec, w, slot)
+			l.order(p.Rev, *spec, w, slot)
 		}
 	}
 	l.warmAll(p, specs)

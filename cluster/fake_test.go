@@ -22,7 +22,7 @@ import (
 
 // world is all that a Local touches: specs, lines, replicas' work, one or two nodes. Its mutex guards all of it.
 type world struct {
-	t *testing.T
+	t testing.TB
 	l *Local
 
 	mu        sync.Mutex
@@ -240,7 +240,7 @@ func bubble(t *testing.T, f func(t *testing.T, w *world, l *Local)) {
 	})
 }
 
-func newWorld(t *testing.T, nodes ...string) (*world, *Local) {
+func newWorld(t testing.TB, nodes ...string) (*world, *Local) {
 	t.Helper()
 	w := &world{
 		t: t, specs: []FunctionSpec{spec("f", 1)}, waiting: map[string]int{}, last: map[string]time.Time{},

@@ -59,6 +59,7 @@ type Local struct {
 	observed  uint64 // Rev of the latest Snapshot
 	applied   uint64 // Rev of the latest Plan
 	replicas  map[string]*replica
+	byName    []*replica // those, sorted; nil: to be made anew
 	functions map[string]*function
 	targets   map[string]plan.Target // as in the latest Snapshot, by function
 }
@@ -148,9 +149,9 @@ func pipe(p pipeline.Pipeline) plan.Pipeline {
 
 // fill adds to s what l itself knows. Memory of replicas that are still starting counts as taken; l.mu is held.
 func (l *Local) fill(s *plan.Snapshot) {
-	there := map[string]bool{}
+	nodes := make(map[string]*plan.Node, len(s.Nodes))
 	for i := range s.Nodes {
-		there[s.Nodes[i].Name] = true
+		nodes[s.Nodes[i].Name] = &s.Nodes[i]
 	}
 	for i := range s.Functions {
 		if k := l.functions[s.Functions[i].Name]; k != nil {
@@ -158,9 +159,11 @@ func (l *Local) fill(s *plan.Snapshot) {
 			s.Functions[i].Bars = k.bars.now(s.At)
 		}
 	}
+	find := s.Finder()
 	for _, r := range l.sorted() {
-		f, ok := s.Function(r.function)
-		if !ok || r.hidden || !there[r.node] {
+		f, ok := find.Function(r.function)
+		n := nodes[r.node]
+		if !ok || r.hidden || n == nil {
 			continue
 		}
 		r.seen = cmp.Or(r.seen, s.Rev)
@@ -168,15 +171,10 @@ func (l *Local) fill(s *plan.Snapshot) {
 		if r.state == plan.Ready {
 			l.of(r.function).failure.settled(r.since, s.At)
 		}
-		for i := range s.Nodes {
-			if s.Nodes[i].Name != r.node {
-				continue
-			}
-			r.unfit = s.Nodes[i].Unfit(r.device)
-			if r.state == plan.Starting {
-				s.Nodes[i].MemoryUsed += f.Memory
-				promise(&s.Nodes[i], plan.Slot{Device: r.device}.Devices(), f.DeviceMemory)
-			}
+		r.unfit = n.Unfit(r.device)
+		if r.state == plan.Starting {
+			n.MemoryUsed += f.Memory
+			promise(n, plan.Slot{Device: r.device}.Devices(), f.DeviceMemory)
 		}
 	}
 	for i := range s.Functions {
@@ -230,9 +228,12 @@ func (l *Local) of(name string) *function {
 	return f
 }
 
-// sorted returns the replicas by name; l.mu is held.
+// sorted returns the replicas by name, in a slice that is not to be changed; l.mu is held.
 func (l *Local) sorted() []*replica {
-	return slices.SortedFunc(maps.Values(l.replicas), func(a, b *replica) int { return cmp.Compare(a.name, b.name) })
+	if l.byName == nil {
+		l.byName = slices.SortedFunc(maps.Values(l.replicas), func(a, b *replica) int { return cmp.Compare(a.name, b.name) })
+	}
+	return l.byName
 }
 
 // Events returns the latest events of a function, oldest first; at most 256.

@@ -78,7 +78,7 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 	}
 	r.alive, r.lose = context.WithCancelCause(l.ctx)
 	r.wanted, r.letGo = context.WithCancelCause(r.alive)
-	l.replicas[r.name] = r
+	l.replicas[r.name], l.byName = r, nil
 	l.note(r, Event{Kind: Ordered, Cause: w.Why})
 	o := Order{Replica: r.name, Function: spec, Device: slot.Device, CPUMilli: w.CPUMilli}
 	hands := n.hands
@@ -250,6 +250,7 @@ func (l *Local) end(n *node, r *replica, failed error) {
 		}
 	}
 	delete(l.replicas, r.name)
+	l.byName = nil
 	l.dropLocked(n)
 	l.note(r, e)
 	f := l.of(r.function)

@@ -10,11 +10,11 @@ import (
 )
 
 // warmAll tells each node what to keep warm; l.mu is held.
-func (l *Local) warmAll(p plan.Plan, specs map[string]FunctionSpec) {
+func (l *Local) warmAll(p plan.Plan, specs map[string]*FunctionSpec) {
 	lists := map[string][]WarmOrder{}
 	for _, w := range p.Warm {
 		if spec, ok := specs[w.Function]; ok {
-			lists[w.Node] = append(lists[w.Node], WarmOrder{Function: spec, Warmth: w.Warmth, Key: w.Key})
+			lists[w.Node] = append(lists[w.Node], WarmOrder{Function: *spec, Warmth: w.Warmth, Key: w.Key})
 		}
 	}
 	for name, n := range l.nodes {

@@ -3,14 +3,8 @@ package sim
 import (
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
-)
-
-const (
-	plotWidth, plotHeight = 560, 270
-	svgStyle              = `<style>:root{--muted:#57606a;--text:#24292f;--line:#d0d7de}@media (prefers-color-scheme:dark){:root{--muted:#8b949e;--text:#e6edf3;--line:#30363d}}` + chart.PlotStyle + `</style>`
 )
 
 // WriteSVG draws the first seed over time: what was offered, and each policy's latency, waiting tasks and replicas.
@@ -39,18 +33,8 @@ func (r Result) WriteSVG(w io.Writer) error {
 			plots[1].Marks = []chart.Mark{{Name: "objective", At: p.SLO}}
 		}
 	}
-	var b strings.Builder
-	height := len(plots) * plotHeight
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%[1]d" height="%[2]d">%s`, plotWidth, height, svgStyle)
-	for i, p := range plots {
-		p.XUnit = func(v float64) string { return fmt.Sprintf("%g s", v) }
-		var one strings.Builder
-		if err := p.WriteSVG(&one); err != nil {
-			return err
-		}
-		b.WriteString(strings.Replace(one.String(), "<svg ", fmt.Sprintf(`<svg y="%d" width="%d" height="%d" `, i*plotHeight, plotWidth, plotHeight), 1))
+	for i := range plots {
+		plots[i].XUnit = func(v float64) string { return fmt.Sprintf("%g s", v) }
 	}
-	b.WriteString("</svg>\n")
-	_, err := io.WriteString(w, b.String())
-	return err
+	return chart.WriteColumn(w, plots...)
 }

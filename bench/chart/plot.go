@@ -155,6 +155,23 @@ func (p Plot) WriteFile(w io.Writer) error {
 	return p.draw(w, "<style>"+plotColors+PlotStyle+"</style>")
 }
 
+// WriteColumn draws plots one above the other as a picture of their own.
+func WriteColumn(w io.Writer, plots ...Plot) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%[1]d" height="%[2]d"><style>%s</style>`,
+		plotW, len(plots)*plotH, plotColors+PlotStyle)
+	for i, p := range plots {
+		var one strings.Builder
+		if err := p.WriteSVG(&one); err != nil {
+			return err
+		}
+		b.WriteString(strings.Replace(one.String(), "<svg ", fmt.Sprintf(`<svg y="%d" width="%d" height="%d" `, i*plotH, plotW, plotH), 1))
+	}
+	b.WriteString("</svg>\n")
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
 // WriteSVG draws p.
 func (p Plot) WriteSVG(w io.Writer) error { return p.draw(w, "") }
 

@@ -53,6 +53,7 @@ type autoscalerBench struct {
 	cv          float64
 	slo         time.Duration
 	body        string
+	seventh     float64 // how many times as long the seventh of the stages that wait takes as the others
 }
 
 // What the stand-ins for models have.
@@ -87,6 +88,7 @@ func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 	fs.IntVar(&b.rounds, "rounds", 3, "of each contender, interleaved")
 	fs.DurationVar(&b.step, "step", 20*time.Second, "length of each of the load's three parts: low, high, low")
 	fs.Float64Var(&b.cv, "cv", 4, "coefficient of variation of the gaps between arrivals")
+	fs.Float64Var(&b.seventh, "seventh", 1, "how many times as long the seventh stage takes as the others, which wait: above 1 it holds them up")
 	svg := fs.String("svg", "", "FILE for a chart of the last round")
 	only := fs.String("only", "", "one contender alone")
 	if err := parseFlags(fs, args); err != nil {
@@ -97,6 +99,9 @@ func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 		if all = slices.DeleteFunc(all, func(c contender) bool { return c.name != *only }); len(all) == 0 {
 			return fmt.Errorf("--only %q, want one of fixed, uniform, quart", *only)
 		}
+	}
+	if !(b.seventh > 0 && b.seventh <= 100) {
+		return fmt.Errorf("--seventh %g, want more than 0, at most 100", b.seventh)
 	}
 	if b.rounds < 1 || b.step < time.Second {
 		return fmt.Errorf("--rounds %d, --step %v, want at least 1 and 1s", b.rounds, b.step)
@@ -144,9 +149,13 @@ func (b *autoscalerBench) prepare(ctx context.Context) error {
 	const n = benchStages
 	b.pipeline = "quart"
 	for i := range n {
+		mean := exec / n
+		if i == 6 {
+			mean = time.Duration(b.seventh * float64(mean))
+		}
 		d := deployment{
 			Service: fmt.Sprintf("q-%d", i+1), Image: "stagecoach/wait:0.1.0", Labels: labels,
-			EnvVars:     map[string]string{"wait_mean": (exec / n).String(), "wait_cv": fmt.Sprint(benchStageCV)},
+			EnvVars:     map[string]string{"wait_mean": mean.String(), "wait_cv": fmt.Sprint(benchStageCV)},
 			Annotations: map[string]string{"stagecoach.dev/pipeline": b.pipeline},
 		}
 		if i+1 < n {
@@ -307,30 +316,36 @@ func (b *autoscalerBench) report(r *bench.Report, name string, turns []turn) {
 
 // draw writes the last round of each contender: tail latency and replicas by second.
 func (b *autoscalerBench) draw(file string, all []contender, turns map[string][]turn) error {
-	c := chart.Chart{Title: fmt.Sprintf("%s in eight stages, %d replicas at most: gamma arrivals, CV %g, %.3g/s to %.3g/s and back", b.model, b.budget, b.cv, b.low, b.high)}
+	plots := []chart.Plot{
+		{Title: fmt.Sprintf("%s, at most %d replicas: requests/s offered, CV %g", b.model, b.budget, b.cv)},
+		{Title: "latency, p99 of each second's requests", LogY: true, Unit: func(s float64) string { return fmt.Sprintf("%g s", s) }, Marks: []chart.Mark{{Name: "objective", At: b.slo.Seconds()}}},
+		{Title: "replicas"},
+	}
 	for i, who := range all {
-		t := turns[who.name][len(turns[who.name])-1]
-		ready := readyBySecond(t.result)
-		tail, replicas, offered := chart.Series{Name: who.name + ": p99, ms"}, chart.Series{Name: who.name + ": replicas"}, chart.Series{Name: "requests/s"}
+		r := turns[who.name][len(turns[who.name])-1].result
+		ready := readyBySecond(r)
+		at, tail, replicas, offered := make([]float64, len(ready)), make([]float64, len(ready)), make([]float64, len(ready)), make([]float64, len(ready))
 		for s := range ready {
-			if i == 0 {
-				c.X = append(c.X, float64(s))
+			at[s], tail[s], replicas[s] = float64(s), math.NaN(), float64(ready[s])
+			if s >= len(r.Total.Seconds) {
+				continue
 			}
-			var second openloop.Second
-			if s < len(t.result.Total.Seconds) {
-				second = t.result.Total.Seconds[s]
+			second := r.Total.Seconds[s]
+			if offered[s] = float64(second.Offered); second.P99 > 0 {
+				tail[s] = second.P99
 			}
-			tail.Values = append(tail.Values, second.P99*1e3)
-			replicas.Values = append(replicas.Values, float64(ready[s]))
-			offered.Values = append(offered.Values, float64(second.Offered))
 		}
 		if i == 0 {
-			c.Rows = append(c.Rows, offered)
+			plots[0].Lines = []chart.Line{{Color: -1, X: at, Y: offered}}
 		}
-		c.Rows = append(c.Rows, tail, replicas)
+		plots[1].Lines = append(plots[1].Lines, chart.Line{Name: who.name, Color: i, X: at, Y: tail})
+		plots[2].Lines = append(plots[2].Lines, chart.Line{Name: who.name, Color: i, X: at, Y: replicas, Steps: true})
+	}
+	for i := range plots {
+		plots[i].XUnit = func(v float64) string { return fmt.Sprintf("%g s", v) }
 	}
 	var text strings.Builder
-	if err := c.WriteSVG(&text); err != nil {
+	if err := chart.WriteColumn(&text, plots...); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // a chart is for everybody

@@ -1,0 +1,116 @@
+package cluster
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/policy"
+)
+
+// BenchmarkTick is a whole tick of control with the default policies: observe, decide, validate, apply. Its cluster is in pipelines of
+// five stages that are busy and have the replicas that they need; nodes and lines are made up. The goal is 5 ms at 1,000 stages.
+func BenchmarkTick(b *testing.B) {
+	for _, stages := range []int{10, 100, 1000} {
+		b.Run(fmt.Sprintf("stages=%d", stages), func(b *testing.B) {
+			var nodes []string
+			for i := range max(stages/20, 1) {
+				nodes = append(nodes, fmt.Sprintf("n%04d", i))
+			}
+			w, l := newWorld(b, nodes...)
+			w.crowd(stages)
+			set, err := policy.Names{}.Choose()
+			if err != nil {
+				b.Fatal(err)
+			}
+			var m policy.Memory
+			parts := map[string]time.Duration{}
+			tick := func() {
+				at := time.Now()
+				took := func(part string) {
+					now := time.Now()
+					parts[part] += now.Sub(at)
+					at = now
+				}
+				s, err := l.Observe(b.Context())
+				if err != nil {
+					b.Fatal(err)
+				}
+				took("observe-ms")
+				p, next, held, err := set.Decide(s, m)
+				if err != nil || len(held) > 0 {
+					b.Fatal(err, held)
+				}
+				took("decide-ms")
+				if err := l.Apply(b.Context(), p); err != nil {
+					b.Fatal(err)
+				}
+				took("apply-ms")
+				m = next
+				w.forgetWarm()
+			}
+			tick()
+			for !w.staffed() {
+				tick()
+			}
+			clear(parts)
+			for b.Loop() {
+				tick()
+			}
+			for part, took := range parts {
+				b.ReportMetric(took.Seconds()*1e3/float64(b.N), part)
+			}
+			b.StopTimer()
+			if err := l.Close(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}
+
+// crowd makes the world one of so many busy stages.
+func (w *world) crowd(stages int) {
+	w.specs, w.signals = nil, map[string]plan.Signals{}
+	for i := range stages {
+		f := spec(fmt.Sprintf("f%04d", i), 1)
+		f.Declared.Scale.Max = 20
+		w.specs = append(w.specs, f)
+		w.signals[f.Key] = plan.Signals{
+			Demand:  plan.Demand{Known: true, Rate: 10 + float64(i%7), CV: 1 + float64(i%4)},
+			Service: plan.Service{Known: true, Mean: time.Duration(100+i%50) * time.Millisecond, CV: 0.5},
+			Wait:    plan.Wait{Known: true, Mean: 20 * time.Millisecond, P50: 10 * time.Millisecond, P95: 50 * time.Millisecond, P99: 80 * time.Millisecond},
+			Busy:    plan.Busy{Known: true, Share: 0.6}, Waiting: i % 3, Running: 2,
+		}
+	}
+	for i := 0; i+5 <= stages; i += 5 {
+		p := pipeline.Pipeline{Name: fmt.Sprintf("p%04d", i), Namespace: "ns", SLO: 2 * time.Second, Entry: w.specs[i].Declared.Name}
+		for k := range 5 {
+			s := pipeline.Stage{Function: w.specs[i+k].Declared}
+			if k < 4 {
+				s.Next = []pipeline.Edge{{To: w.specs[i+k+1].Declared.Name}}
+			}
+			p.Stages = append(p.Stages, s)
+		}
+		w.pipelines = append(w.pipelines, p)
+	}
+}
+
+// staffed says that there are replicas, and that all of them are ready.
+func (w *world) staffed() bool {
+	n := 0
+	for _, c := range w.l.Counts() {
+		if c.Starting > 0 {
+			return false
+		}
+		n += c.Ready
+	}
+	return n >= 2*len(w.specs)
+}
+
+func (w *world) forgetWarm() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.warmed = nil
+}
