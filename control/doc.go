@@ -6,5 +6,7 @@
 //
 //	Observer ──Snapshot──▶ allocate, correct (a domain at a time) ─▶ share ─▶ place ─▶ warm ─▶ Plan ─▶ Validate ──▶ Applier
 //
+// A [Recorder] writes each decision to a file, which [ReplayRecord] decides again.
+//
 // A policy that fails or panics in one domain holds that domain where it is and no other.
 package control

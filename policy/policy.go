@@ -85,12 +85,6 @@ func WithAllocator[M any](s Set, name string, a plan.Allocator[M]) Set {
 	return s
 }
 
-// WithCorrector returns s with another corrector.
-func WithCorrector[M any](s Set, name string, c plan.Corrector[M]) Set {
-	s.corrector, s.names.Corrector = correcting[M]{c}, name
-	return s
-}
-
 // WithPlacer returns s with another placer.
 func WithPlacer(s Set, name string, p plan.Placer) Set {
 	s.placer, s.names.Placer = p, name

@@ -138,34 +138,16 @@ func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 
 // prepare makes the stages and the load.
 func (b *autoscalerBench) prepare(ctx context.Context) error {
-	labels := map[string]string{"com.openfaas.scale.min": "1", "com.openfaas.scale.max": fmt.Sprint(b.budget)}
 	if b.model == "minilm" {
-		return b.prepareMiniLM(ctx, labels)
+		return b.prepareMiniLM(ctx)
 	}
 	exec, ok := execTimes[b.model]
 	if !ok {
 		return fmt.Errorf("--model %q, want one of whisper-9b, bert-21b, llama-7b, opt-66b, wideresnet, minilm", b.model)
 	}
-	const n = benchStages
-	b.pipeline = "quart"
-	for i := range n {
-		mean := exec / n
-		if i == 6 {
-			mean = time.Duration(b.seventh * float64(mean))
-		}
-		d := deployment{
-			Service: fmt.Sprintf("q-%d", i+1), Image: "stagecoach/wait:0.1.0", Labels: labels,
-			EnvVars:     map[string]string{"wait_mean": mean.String(), "wait_cv": fmt.Sprint(benchStageCV)},
-			Annotations: map[string]string{"stagecoach.dev/pipeline": b.pipeline},
-		}
-		if i+1 < n {
-			d.Annotations["stagecoach.dev/next"] = fmt.Sprintf("q-%d", i+2)
-		}
-		b.stages = append(b.stages, d)
-	}
-	b.slo = 3 * exec
-	b.stages[0].Annotations["stagecoach.dev/slo"] = b.slo.String()
-	one := n / exec.Seconds() // requests a second of one replica of a stage
+	c := simCase{name: "quart", stages: splitEvenly(exec, b.seventh), budget: b.budget, slo: 3 * exec}
+	b.stages, b.pipeline, b.slo = c.deployments(), c.pipeline(), c.slo
+	one := benchStages / exec.Seconds() // requests a second of one replica of a stage
 	b.low, b.high, b.body = 0.2*one, 1.5*one, "x"
 	return nil
 }

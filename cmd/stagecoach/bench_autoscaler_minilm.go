@@ -24,7 +24,7 @@ const (
 
 // prepareMiniLM takes the real pipeline of eight stages, and measures what one replica of each can do: the load goes from 20 % to 150 % of
 // the slowest one's rate.
-func (b *autoscalerBench) prepareMiniLM(ctx context.Context, labels map[string]string) error {
+func (b *autoscalerBench) prepareMiniLM(ctx context.Context) error {
 	file, err := stack.Read("functions/minilm/stack.yml")
 	if err != nil {
 		return err
@@ -47,7 +47,7 @@ func (b *autoscalerBench) prepareMiniLM(ctx context.Context, labels map[string]s
 	b.low, b.high, b.slo = 0.2*one, 1.5*one, 3*whole
 	for i := range b.stages {
 		d := &b.stages[i]
-		d.Labels = labels
+		d.Labels = map[string]string{"com.openfaas.scale.min": "1", "com.openfaas.scale.max": fmt.Sprint(b.budget)}
 		d.Annotations = maps.Clone(d.Annotations)
 		if d.Annotations["stagecoach.dev/slo"] != "" {
 			d.Annotations["stagecoach.dev/slo"] = b.slo.String()

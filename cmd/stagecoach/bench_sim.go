@@ -74,18 +74,24 @@ func simCases(length time.Duration) []simCase {
 		{name: "fan-2", next: "fan-3", each: true, mean: 30 * time.Millisecond, cv: 0.3, replicas: 3},
 		{name: "fan-3", mean: 40 * time.Millisecond, cv: 0.3, replicas: 1},
 	}
-	eight := make([]simStage, benchStages)
 	exec := execTimes["opt-66b"]
-	for i := range eight {
-		eight[i] = simStage{name: fmt.Sprintf("step-%d", i+1), mean: exec / benchStages, cv: benchStageCV}
-	}
 	one := benchStages / exec.Seconds()
 	return []simCase{
 		{name: "chain_poisson", stages: chain(0.3), rate: constant(busy / 0.04), cv: 1},
 		{name: "chain_cv4", stages: chain(benchStageCV), rate: constant(busy / 0.04), cv: 4},
 		{name: "fan_out", stages: fan, rate: constant(busy / 0.04), cv: 1, items: 4},
-		{name: "step_cv4", stages: link(eight), rate: stepRate(0.2*one, 1.5*one, length/3), cv: 4, budget: benchBudget, slo: 3 * exec},
+		{name: "step_cv4", stages: splitEvenly(exec, 1), rate: stepRate(0.2*one, 1.5*one, length/3), cv: 4, budget: benchBudget, slo: 3 * exec},
 	}
+}
+
+// splitEvenly is a model that takes so long, split evenly into a chain of stages that wait, of which the seventh takes so many times as long.
+func splitEvenly(exec time.Duration, seventh float64) []simStage {
+	out := make([]simStage, benchStages)
+	for i := range out {
+		out[i] = simStage{name: fmt.Sprintf("step-%d", i+1), mean: exec / benchStages, cv: benchStageCV}
+	}
+	out[6].mean = time.Duration(seventh * float64(out[6].mean))
+	return link(out)
 }
 
 // link makes a chain of stages.
