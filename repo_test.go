@@ -50,12 +50,13 @@ func TestArrowsPointOneWay(t *testing.T) {
 		deps  []string
 		why   string
 	}{
-		{[]string{"pipeline", "plan", "autoscaler", "placement", "policy", "profile"}, []string{"os"}, "pure packages do no I/O"}, // task reaches tensor's store of files
-		{[]string{"pipeline", "task", "plan", "autoscaler", "placement", "policy", "profile"}, []string{"net", "net/http", "log/slog", "math/rand/v2"}, "pure packages do no I/O and draw no chance"},
+		{[]string{"pipeline", "plan", "autoscaler", "autoscaler/baseline", "placement", "policy", "profile"}, []string{"os"}, "pure packages do no I/O"}, // task reaches tensor's store of files
+		{[]string{"pipeline", "task", "plan", "autoscaler", "autoscaler/baseline", "placement", "policy", "profile"}, []string{"net", "net/http", "log/slog", "math/rand/v2"}, "pure packages do no I/O and draw no chance"},
 		{[]string{"pipeline"}, []string{module}, "pipeline imports the standard library only"},
 		{[]string{"load/arrivals"}, []string{"os", "net", "net/http", "log/slog", module}, "when requests arrive is drawn from a seed alone; simulators use it too"},
 		{[]string{"sketch"}, []string{"os", "net", "net/http", "log/slog", module}, "quantiles are counted by shells, simulators and reports alike"},
 		{[]string{"sim"}, []string{module + "control", module + "cluster", module + "gateway", module + "provider", module + "queue", module + "keysmanager", module + "node", module + "sandbox", "github.com/nats-io"}, "a simulation runs pure cores and policies, and models the shells"},
+		{[]string{"autoscaler"}, []string{module + "autoscaler/baseline"}, "ours does not lean on what it is compared with"},
 		{[]string{"plan"}, []string{module + "flow", module + "dispatch", module + "queue"}, "policies know no shells"},
 		{[]string{"flow", "dispatch", "gateway", "keysmanager", "control", "cluster", "stage"}, []string{"github.com/nats-io"}, "package queue is the only importer of NATS"},
 		{[]string{"flow", "dispatch", "gateway", "keysmanager", "control", "cluster", "stage", "queue"}, []string{"github.com/openfaas"}, "package provider is the only importer of faas-provider"},
