@@ -247,8 +247,8 @@ func (r *recorder) sample(w *world) {
 	}
 	seconds := float64(r.every) / 1e9
 	r.series.T = append(r.series.T, float64(w.now)/1e9)
-	r.series.Offered = append(r.series.Offered, round(float64(arrived)/seconds))
-	r.series.Latency = append(r.series.Latency, round(ratio(waited, float64(answered))))
+	r.series.Offered = append(r.series.Offered, Round(float64(arrived)/seconds))
+	r.series.Latency = append(r.series.Latency, Round(ratio(waited, float64(answered))))
 	r.series.Waiting = append(r.series.Waiting, waiting)
 }
 
