@@ -1,0 +1,3 @@
+package autoscaler
+
+func trainedWeights() AttentionWeights { return AttentionWeights{Own: [AttentionFeatures]float64{1}} }
