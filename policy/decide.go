@@ -77,8 +77,10 @@ func (s Set) Decide(snap plan.Snapshot, m Memory) (plan.Plan, Memory, []Held, er
 	if err := guarded(func() (err error) { p.Wants, err = s.placer.Place(snap, all); return err }); err != nil {
 		return p, m, held, fmt.Errorf("place: %w", err)
 	}
-	if err := guarded(func() (err error) { p.Warm, err = s.warmer.Warm(snap, p.Wants); return err }); err != nil {
-		return p, m, held, fmt.Errorf("warm: %w", err)
+	if s.warmer != nil {
+		if err := guarded(func() (err error) { p.Warm, err = s.warmer.Warm(snap, p.Wants); return err }); err != nil {
+			return p, m, held, fmt.Errorf("warm: %w", err)
+		}
 	}
 	return p, next, held, p.Validate(snap)
 }

@@ -23,6 +23,7 @@ var sets = []Names{
 	{Corrector: "quart-no-cpu", Placer: "first-fit"},
 	{Allocator: "uniform", Corrector: "none", Sharer: "gain"},
 	{Allocator: "fixed", Corrector: "none", Sharer: "gain"},
+	{Warmer: "none"},
 }
 
 // told is a placer that remembers what it was told to place.

@@ -13,7 +13,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Names chooses the policies. An empty name means the default; a name of "none" in Corrector or Sharer leaves that level out.
+// Names chooses the policies. An empty name means the default; a name of "none" in Corrector, Sharer or Warmer leaves that
+// level out.
 type Names struct {
 	Allocator string `json:"allocator,omitempty" yaml:"allocator"`
 	Corrector string `json:"corrector,omitempty" yaml:"corrector"`
@@ -29,7 +30,7 @@ type Set struct {
 	corrector level       // nil: none
 	sharer    plan.Sharer // nil: none
 	placer    plan.Placer
-	warmer    plan.Warmer
+	warmer    plan.Warmer // nil: none
 }
 
 // none leaves a level out.
@@ -54,7 +55,7 @@ func (n Names) Choose() (Set, error) {
 	}
 	sharers := map[string]plan.Sharer{none: nil, "gain": autoscaler.Gain{}}
 	placers := map[string]plan.Placer{"dispersed": placement.Dispersed{}, "spread": placement.Spread{}, "first-fit": placement.FirstFit{}}
-	warmers := map[string]plan.Warmer{"key-stages": placement.KeyStages{}}
+	warmers := map[string]plan.Warmer{none: nil, "key-stages": placement.KeyStages{}}
 	s := Set{names: n}
 	var errs [5]error
 	s.allocator, errs[0] = pick("allocator", allocators, &s.names.Allocator, "sizer")
@@ -82,6 +83,12 @@ func pick[P any](kind string, from map[string]P, name *string, fallback string) 
 // WithAllocator returns s with another allocator, as tests and studies have them.
 func WithAllocator[M any](s Set, name string, a plan.Allocator[M]) Set {
 	s.allocator, s.names.Allocator = allocating[M]{a}, name
+	return s
+}
+
+// WithCorrector returns s with another corrector.
+func WithCorrector[M any](s Set, name string, c plan.Corrector[M]) Set {
+	s.corrector, s.names.Corrector = correcting[M]{c}, name
 	return s
 }
 

@@ -3,6 +3,7 @@ package sim
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
@@ -18,8 +19,9 @@ const (
 	defaultQueue    = 1000
 )
 
-// complete fills in the defaults.
+// complete fills in the defaults, in lists of its own: those that it was given may be of several scenarios.
 func (s *Scenario) complete() {
+	s.Policies, s.Nodes, s.Pipelines, s.Stages = slices.Clone(s.Policies), slices.Clone(s.Nodes), slices.Clone(s.Pipelines), slices.Clone(s.Stages)
 	s.Seed, s.Seeds = cmp.Or(s.Seed, 1), cmp.Or(s.Seeds, defaultSeeds)
 	s.Tick = cmp.Or(s.Tick, defaultTick)
 	if s.Hop == nil {
@@ -52,6 +54,7 @@ func (s *Scenario) complete() {
 			if len(s.Stages[i].Pipelines) > 0 {
 				continue
 			}
+			s.Stages[i].Pipelines = nil
 			for _, p := range s.Pipelines {
 				s.Stages[i].Pipelines = append(s.Stages[i].Pipelines, p.Name)
 			}

@@ -74,7 +74,7 @@ func (m *Model) addArrivals(i int, open Opener, p *problems) {
 	pipe, path := &m.pipelines[i], fmt.Sprintf("pipelines[%d].arrivals", i)
 	a := pipe.spec.Arrivals
 	given := 0
-	for _, is := range []bool{a.Rate != "", a.MMPP != "", a.Trace.File != ""} {
+	for _, is := range []bool{a.Rate != "", a.MMPP != "", a.Trace.File != "", a.Make != nil} {
 		if is {
 			given++
 		}
@@ -101,6 +101,8 @@ func (m *Model) addArrivals(i int, open Opener, p *problems) {
 			pipe.source = func(seed uint64) (arrivals.Source, error) { return arrivals.MMPP(states, seed+salt) }
 		}
 		path += ".mmpp"
+	case a.Make != nil:
+		pipe.about, pipe.source = "made in code", a.Make
 	default:
 		length, err = pipe.trace(a.Trace, salt, open)
 		path += ".trace"

@@ -63,8 +63,10 @@ const (
 	minTick     = 10 * time.Millisecond
 )
 
-// Model checks a scenario that [Parse] has read, and opens what it names. Errors have the field's path.
+// Model fills in the defaults of a scenario, checks it, and opens what it names; open may be nil if it names nothing. Errors have the
+// field's path.
 func (s Scenario) Model(open Opener) (*Model, error) {
+	s.complete()
 	m := &Model{scenario: s, duration: s.Duration}
 	var errs problems
 	m.checkRun(&errs)
@@ -121,6 +123,9 @@ func (m *Model) addPolicies(p *problems) {
 		set, err := spec.Choose()
 		if err != nil {
 			p.add(path, "%v", err)
+		}
+		if spec.Make != nil && spec.Names != (policy.Names{}) {
+			p.add(path, "names beside Make, want one of them")
 		}
 		if names[spec.Name] {
 			p.add(path+".name", "%q twice, want a name of its own", spec.Name)

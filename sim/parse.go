@@ -19,7 +19,7 @@ const (
 	maxMerge = 8 // mappings merged into one another
 )
 
-// Parse reads YAML and fills in the defaults. A field that there is not, or whose value is none of its kind, is an error with the
+// Parse reads YAML. A field that there is not, or whose value is none of its kind, is an error with the
 // field's path, such as stages[2].service.mean; [Scenario.Model] checks the rest.
 func Parse(r io.Reader) (Scenario, error) {
 	var s Scenario
@@ -40,7 +40,6 @@ func Parse(r io.Reader) (Scenario, error) {
 	if err := decode("", doc.Content[0], reflect.ValueOf(&s).Elem()); err != nil {
 		return s, err
 	}
-	s.complete()
 	return s, nil
 }
 
@@ -165,7 +164,7 @@ func field(v reflect.Value, name string) (reflect.Value, bool) {
 			if f, ok := field(v.Field(i), name); ok {
 				return f, true
 			}
-		} else if tag == name && name != "" {
+		} else if tag == name && name != "" && tag != "-" {
 			return v.Field(i), true
 		}
 	}
@@ -178,7 +177,7 @@ func fields(t reflect.Type) []string {
 		tag, inline := strings.CutSuffix(t.Field(i).Tag.Get("yaml"), ",inline")
 		if inline {
 			out = append(out, fields(t.Field(i).Type)...)
-		} else {
+		} else if tag != "-" {
 			out = append(out, tag)
 		}
 	}

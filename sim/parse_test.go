@@ -90,7 +90,7 @@ stages:
 		t.Fatal(err)
 	}
 	b := s.Stages[1]
-	if b.Name != "b" || b.Batch != 4 || len(b.Next) != 0 || b.Service.Dist != Exponential || b.Service.CV != nil || s.Stages[0].Service.Dist != Gamma {
+	if b.Name != "b" || b.Batch != 4 || len(b.Next) != 0 || b.Service.Dist != "" || b.Service.CV != nil || s.Stages[0].Service.Dist != Gamma {
 		t.Errorf("got %+v", b)
 	}
 }

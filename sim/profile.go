@@ -14,7 +14,6 @@ const maxProfile = 4 << 20
 
 // readProfiles reads the files that stages have in place of profiles.
 func (m *Model) readProfiles(open Opener, p *problems) {
-	m.scenario.Stages = slices.Clone(m.scenario.Stages) // Model leaves its scenario as it is
 	for i := range m.scenario.Stages {
 		v := &m.scenario.Stages[i].Service
 		if v.ProfileFile == "" {

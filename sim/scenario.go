@@ -7,7 +7,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/policy"
 )
 
-// Scenario is a simulation as users write it. docs/howto-simulate.md has all fields with their defaults.
+// Scenario is a simulation as users write it, or as a study fills it in. docs/howto-simulate.md has all fields with their defaults,
+// which stand for what is zero.
 type Scenario struct {
 	Name      string         `yaml:"name"`
 	Duration  time.Duration  `yaml:"duration"` // of the arrivals; 0: the longest of the rates' segments and traces
@@ -27,6 +28,17 @@ type Scenario struct {
 type Policy struct {
 	Name         string `yaml:"name"`
 	policy.Names `yaml:",inline"`
+
+	// Make, if it is not nil, makes the policies of each run in place of Names: those of studies, that have no name, or that must know
+	// the run. It is called before the run begins, by several goroutines at a time.
+	Make func(Run) (policy.Set, error) `yaml:"-"`
+}
+
+// Run is what a policy may know of its run before it begins.
+type Run struct {
+	Seed uint64
+	// Arrivals returns when all requests of a pipeline will come, ascending, counted from the beginning: what only an oracle knows.
+	Arrivals func(pipeline string) ([]time.Duration, error)
 }
 
 // Node is a machine, or Count alike.
@@ -48,12 +60,15 @@ type Pipeline struct {
 	Arrivals Arrivals      `yaml:"arrivals"`
 }
 
-// Arrivals say when requests come: one of Rate, MMPP and Trace.
+// Arrivals say when requests come: one of Rate, MMPP, Trace and Make.
 type Arrivals struct {
 	Rate  string   `yaml:"rate"` // see arrivals.ParseProfile
 	CV    *float64 `yaml:"cv"`   // of the gaps at a constant rate; nil: 1, Poisson
 	MMPP  string   `yaml:"mmpp"` // see arrivals.ParseStates
 	Trace Trace    `yaml:"trace"`
+
+	// Make makes the source of a run's requests from its seed, in studies. It is called by several goroutines at a time.
+	Make func(seed uint64) (arrivals.Source, error) `yaml:"-"`
 }
 
 // Trace says which part of which recorded load is played, and how.

@@ -82,8 +82,12 @@ type cancel struct{ key task.Key }
 
 // newWorld returns a run that has not begun.
 func (m *Model) newWorld(p int, seed uint64) (*world, error) {
+	set, err := m.policy(p, seed)
+	if err != nil {
+		return nil, err
+	}
 	w := &world{
-		m: m, set: m.policies[p], seed: seed, clock: epoch, end: int64(m.duration), hop: int64(*m.scenario.Hop),
+		m: m, set: set, seed: seed, clock: epoch, end: int64(m.duration), hop: int64(*m.scenario.Hop),
 		byKey: make(map[string]*line, len(m.stages)), pcg: rand.NewPCG(seed, 0),
 	}
 	w.rand = rand.New(w.pcg)
