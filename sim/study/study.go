@@ -14,7 +14,8 @@ type Setting struct {
 	Service time.Duration // T: latency without any wait. Objectives are multiples of it
 	Train   bool          // contenders are tuned on it, too: on its scenario for training
 	// Scenario is what is simulated, complete but for its policies, seeds and what [Contender.Apply] adds; train asks for the load that
-	// contenders are tuned on, which has nothing of the other. Each call returns one of its own. It has one pipeline.
+	// contenders are tuned on, which has nothing of the other. Each call returns one of its own, and several goroutines call. It has one
+	// pipeline.
 	Scenario func(train bool) sim.Scenario
 }
 
@@ -64,6 +65,9 @@ type Study struct {
 	Train, Test Seeds     // those of Train are none of Test
 	Multiples   []float64 // of T: within which parts of the requests are counted; has Objective
 	Objective   float64   // the multiple of T that goodput is of
+
+	// LeftOut are settings that there would be, had their data been there.
+	LeftOut []LeftOut
 
 	// Judge holds the result against what was claimed; nil: nothing was.
 	Judge func(*Result) []Claim

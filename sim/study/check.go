@@ -1,0 +1,72 @@
+package study
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Check says all that is wrong with a study: names given twice, knobs without range, seeds of training that are of the test, too.
+func (s *Study) Check() error {
+	var errs []error
+	add := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	names := map[string]bool{}
+	for _, x := range s.Settings {
+		if x.Name == "" || names[x.Name] {
+			add("setting %q: want a name of its own", x.Name)
+		}
+		names[x.Name] = true
+		if x.Service <= 0 || x.Scenario == nil {
+			add("setting %q: service %v, want some, and a scenario", x.Name, x.Service)
+		}
+	}
+	names = map[string]bool{}
+	for i := range s.Contenders {
+		c := &s.Contenders[i]
+		if c.Name == "" || names[c.Name] || c.Apply == nil {
+			add("contender %q: want a name of its own, and Apply", c.Name)
+		}
+		names[c.Name] = true
+		if len(c.Defaults) != len(c.Space) || len(c.Space) > len(primes) {
+			add("contender %q: %d defaults for %d knobs, want as many, and at most %d", c.Name, len(c.Defaults), len(c.Space), len(primes))
+		}
+		for _, k := range c.Space {
+			if err := k.check(); err != nil {
+				add("contender %q: %w", c.Name, err)
+			}
+		}
+		if l := s.contender(c.Like); c.Like != "" && (l == nil || l.Like != "" || !slices.Equal(knobNames(l.Space), knobNames(c.Space))) {
+			add("contender %q: like %q, want one that is tuned itself and has the same knobs", c.Name, c.Like)
+		}
+	}
+	if s.contender(s.Ours) == nil {
+		add("ours: %q, want one of the contenders", s.Ours)
+	}
+	if s.Train.N < 1 || s.Test.N < 1 || s.Train.First == 0 || s.Test.First == 0 || s.Candidates < 1 {
+		add("seeds %+v and %+v, %d candidates: want one or more of each, seeds above 0", s.Train, s.Test, s.Candidates)
+	}
+	if s.Train.First < s.Test.First+uint64(s.Test.N) && s.Test.First < s.Train.First+uint64(s.Train.N) {
+		add("seeds %+v for training and %+v for the test, want none in both", s.Train, s.Test)
+	}
+	if !slices.Contains(s.Multiples, s.Objective) {
+		add("objective %g, want one of the multiples %v", s.Objective, s.Multiples)
+	}
+	return errors.Join(errs...)
+}
+
+// contender returns the one of a name, or nil.
+func (s *Study) contender(name string) *Contender {
+	i := slices.IndexFunc(s.Contenders, func(c Contender) bool { return c.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &s.Contenders[i]
+}
+
+func knobNames(space []Knob) []string {
+	out := make([]string, len(space))
+	for i, k := range space {
+		out[i] = k.Name
+	}
+	return out
+}
