@@ -48,6 +48,7 @@ type signals struct {
 	arrived time.Duration // the latest
 	began   time.Duration // the first
 	gaps    gaps
+	bursts  bursts
 }
 
 // bucket is what happened in half a second.
@@ -121,6 +122,7 @@ func (s *signals) arrive() {
 	}
 	s.arrived = s.at
 	s.total++
+	s.bursts.add(s.at)
 }
 
 // leave counts a task that left the line, for a replica or at its deadline, after so long.
@@ -152,6 +154,7 @@ func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, 
 			d.Rate = max(d.Rate, last/max(exposure.last, leastExposure.Seconds()))
 		}
 		d.CV = s.gaps.faded(int64(age/bucketLength) - s.newest).cv()
+		d.Envelope = s.bursts.read(age)
 	}
 	if base.left > 0 {
 		w.Known, w.Mean = true, seconds(base.waits/base.left)

@@ -83,7 +83,20 @@ type Demand struct {
 	Rate  float64   // per second
 	CV    float64   // of the times between arrivals; 0 while too few
 	Last  time.Time // the latest arrival
+	// Envelope is how many arrived at most within stretches of some lengths, over the last minute; all zero: not measured.
+	Envelope Envelope `json:",omitzero"`
 }
+
+// Envelope is a traffic envelope, as network calculus has them (Le Boudec and Thiran, Network Calculus, 2001, §1.2): the most
+// arrivals in any stretch of time of a length, for lengths of which each is twice the one before. Short stretches tell of bursts,
+// long ones of the rate.
+type Envelope [10]int
+
+// ShortestStretch is the length that an Envelope begins with.
+const ShortestStretch = 125 * time.Millisecond
+
+// Stretch is the length of time that the envelope's i-th number is of.
+func (Envelope) Stretch(i int) time.Duration { return ShortestStretch << i }
 
 // Service is how long a slot of a replica is busy with one call, over a sliding window: the call's share of its batch's time.
 type Service struct {

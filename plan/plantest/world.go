@@ -125,6 +125,9 @@ func (w *World) load(f *plan.Function) {
 		f.Demand.Rate, f.Waiting, f.Running = 0, 0, 0
 	case 1, 2:
 		f.Demand = plan.Demand{Known: true, Rate: w.rng.ExpFloat64() * 30, CV: w.rng.Float64() * 3, Last: w.s.At.Add(-time.Duration(w.rng.IntN(1000)) * time.Millisecond)}
+		for i := range f.Demand.Envelope {
+			f.Demand.Envelope[i] = 1 + int(f.Demand.Rate*f.Demand.Envelope.Stretch(i).Seconds())
+		}
 		f.Waiting, f.Running = int(w.rng.ExpFloat64()*10), w.rng.IntN(5)
 	}
 	f.Wait, f.Busy = plan.Wait{}, plan.Busy{}
