@@ -23,6 +23,7 @@ type replica struct {
 	since   time.Time
 	ordered int64
 	path    string
+	key     bool // its stage was a key stage when it was ordered
 	gone    bool
 }
 
@@ -52,14 +53,17 @@ func (w *world) apply(p *plan.Plan, atOnce bool) {
 	for i := range p.Wants {
 		want := &p.Wants[i]
 		l := w.byKey[want.Function]
-		l.cpu = want.CPUMilli
+		if l.cpu != want.CPUMilli {
+			l.cpu = want.CPUMilli
+			w.rec.stages[l.i].count(w)
+		}
 		if want.Short != "" {
 			w.rec.stages[l.i].short(w, want.Short)
 		}
 		w.release(l, want)
 		for _, slot := range want.Slots {
 			if slot.Replica == "" {
-				w.order(l, slot, atOnce)
+				w.order(l, slot, want.Key, atOnce)
 			}
 		}
 	}
@@ -92,12 +96,13 @@ func (w *world) release(l *line, want *plan.Want) {
 	}
 }
 
-// order starts a replica.
-func (w *world) order(l *line, slot plan.Slot, atOnce bool) {
+// order starts a replica, of a key stage or another.
+func (w *world) order(l *line, slot plan.Slot, key, atOnce bool) {
 	w.started++
 	n := w.node(slot.Node)
 	r := &replica{
-		name: fmt.Sprintf("%s-%06d", l.spec.Name, w.started), line: l, node: n, device: slot.Device, state: plan.Starting, since: w.clock, ordered: w.now,
+		name: fmt.Sprintf("%s-%06d", l.spec.Name, w.started), line: l, node: n, device: slot.Device, state: plan.Starting, since: w.clock,
+		ordered: w.now, key: key,
 	}
 	path, took := n.start(w, l, atOnce)
 	r.path = path
@@ -120,7 +125,7 @@ func (w *world) becomeReady(r *replica) {
 	r.state, r.since = plan.Ready, w.clock
 	if took := time.Duration(w.now - r.ordered); took > 0 {
 		l.starts.add(r.path, took)
-		w.rec.stages[l.i].start(w, r.path)
+		w.rec.stages[l.i].start(w, r, took)
 	}
 	if mean := l.spec.DiesEvery; mean > 0 {
 		w.pcg.Seed(mix(w.seed^uint64(w.started)<<32^uint64(l.i)), 1)

@@ -29,10 +29,10 @@ func newRecorder(w *world) *recorder {
 	rec := &recorder{from: int64(w.m.scenario.Warmup), to: w.end}
 	rec.every = max((w.end/samplesWanted+int64(time.Second)-1)/int64(time.Second), 1) * int64(time.Second)
 	for i := range w.m.pipelines {
-		rec.pipelines = append(rec.pipelines, &pipeRecorder{slo: w.m.pipelines[i].spec.SLO, latency: newHistogram(3), failed: map[int]int64{}})
+		rec.pipelines = append(rec.pipelines, &pipeRecorder{slo: w.m.pipelines[i].spec.SLO, latency: newHistogram(3), failed: map[int]int{}})
 	}
 	for _, l := range w.lines {
-		rec.stages = append(rec.stages, &stageRecorder{line: l, wait: newHistogram(2), last: -1, starts: map[string]int64{}})
+		rec.stages = append(rec.stages, &stageRecorder{line: l, wait: newHistogram(2), last: -1, starts: map[startKind]*moments{}})
 	}
 	rec.series.Replicas = make([][]int, len(w.lines))
 	return rec
@@ -76,7 +76,7 @@ func ratio(a, b float64) float64 {
 type pipeRecorder struct {
 	slo               time.Duration
 	offered, good     int64
-	failed            map[int]int64 // by HTTP status
+	failed            map[int]int // by HTTP status
 	latency           *hdr.Histogram
 	sum               moments
 	arrived, answered int64   // since the last sample
@@ -140,12 +140,23 @@ type stageRecorder struct {
 
 	since              int64 // of the counts below
 	replicas, ready    int
+	milli              float64 // thousandths of a core that all replicas have
 	replicaNs, readyNs float64
+	milliNs            float64
 	most               int
-	starts             map[string]int64
+	waiting            int
+	waitingSince       int64
+	waitingNs          float64
+	starts             map[startKind]*moments // seconds
 	deaths, evictions  int64
 	shorts             int64  // plans in which not all of its replicas had a place
 	why                string // the first time
+}
+
+// startKind says which starts are counted together.
+type startKind struct {
+	path string
+	key  bool
 }
 
 // arrived counts a task at the line.
@@ -181,24 +192,48 @@ func (s *stageRecorder) count(w *world) {
 			s.ready++
 		}
 	}
+	s.milli = float64(s.replicas) * cmp.Or(float64(s.line.cpu), s.line.service.usual)
 	if w.now < w.rec.to {
 		s.most = max(s.most, s.replicas)
 	}
 }
 
+// passed is how much of the time since then counts, in ns.
+func (r *recorder) passed(since, now int64) float64 {
+	return float64(max(min(now, r.to)-max(since, r.from), 0))
+}
+
 // integrate counts replicas over the time that has passed.
 func (s *stageRecorder) integrate(w *world) {
-	if passed := float64(min(w.now, w.rec.to) - max(s.since, w.rec.from)); passed > 0 {
-		s.replicaNs += float64(s.replicas) * passed
-		s.readyNs += float64(s.ready) * passed
-	}
+	passed := w.rec.passed(s.since, w.now)
+	s.replicaNs += float64(s.replicas) * passed
+	s.readyNs += float64(s.ready) * passed
+	s.milliNs += s.milli * passed
 	s.since = w.now
 }
 
-func (s *stageRecorder) start(w *world, path string) {
-	if w.rec.counts(w.now) {
-		s.starts[path]++
+// queue notes how many calls wait.
+func (s *stageRecorder) queue(w *world, waiting int) {
+	if waiting == s.waiting {
+		return
 	}
+	s.waitingNs += float64(s.waiting) * w.rec.passed(s.waitingSince, w.now)
+	s.waiting, s.waitingSince = waiting, w.now
+}
+
+func (s *stageRecorder) utilisation() float64 {
+	return ratio(float64(s.worked), s.readyNs*float64(s.line.spec.Slots))
+}
+
+func (s *stageRecorder) start(w *world, r *replica, took time.Duration) {
+	if !w.rec.counts(w.now) {
+		return
+	}
+	k := startKind{r.path, r.key}
+	if s.starts[k] == nil {
+		s.starts[k] = &moments{}
+	}
+	s.starts[k].add(took.Seconds())
 }
 
 func (s *stageRecorder) short(w *world, why string) {
@@ -256,5 +291,6 @@ func (r *recorder) sample(w *world) {
 func (r *recorder) close(w *world) {
 	for _, s := range r.stages {
 		s.integrate(w)
+		s.queue(w, -1)
 	}
 }

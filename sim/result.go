@@ -96,148 +96,138 @@ type Versus struct {
 }
 
 // of estimates a figure of each run.
-func of[R any](runs []R, figure func(R) float64) Estimate {
+func of(runs []Figures, figure func(*Figures) float64) Estimate {
 	values := make([]float64, len(runs))
-	for i, r := range runs {
-		values[i] = figure(r)
+	for i := range runs {
+		values[i] = figure(&runs[i])
 	}
 	return NewEstimate(values)
 }
 
-// figures are the raw figures of one run.
-type figures struct {
-	rec    *recorder
-	qna    []float64 // predicted CV, by stage
-	errors [2]float64
-	ticks, held, refused,
-	events float64
-	complaint string
-}
-
-func (f *figures) seconds() float64 { return float64(f.rec.to-f.rec.from) / 1e9 }
-
-func (f *figures) replicaSeconds() float64 {
-	sum := 0.0
-	for _, s := range f.rec.stages {
-		sum += s.replicaNs / 1e9
+// Result puts runs of all policies on all seeds together, as [Model.Runs] returns them.
+func (m *Model) Result(runs [][]Figures) Result {
+	s := &m.scenario
+	out := Result{
+		Schema: Schema, Scenario: s.Name, Duration: m.duration.Seconds(), Warmup: s.Warmup.Seconds(), Seed: s.Seed, Seeds: s.Seeds,
 	}
-	return sum
+	for i := range m.pipelines {
+		p := &m.pipelines[i]
+		out.Pipelines = append(out.Pipelines, Offer{Name: p.spec.Name, SLO: p.spec.SLO.Seconds(), Arrivals: p.about})
+	}
+	for i := range m.stages {
+		out.Stages = append(out.Stages, m.stages[i].spec.Name)
+	}
+	for p, of := range runs {
+		is := m.summary(of)
+		if p > 0 {
+			is.Versus = m.versus(runs[0], of)
+		}
+		out.Policies = append(out.Policies, is)
+	}
+	return out
 }
 
 // summary puts the runs of a policy together.
-func (m *Model) summary(p int, runs []*figures) PolicyResult {
+func (m *Model) summary(runs []Figures) PolicyResult {
 	out := PolicyResult{
-		Name: m.scenario.Policies[p].Name, Policies: m.policies[p].Names(),
-		ReplicaSeconds: of(runs, (*figures).replicaSeconds),
-		Replicas:       of(runs, func(f *figures) float64 { return f.replicaSeconds() / f.seconds() }),
-		Ticks:          of(runs, func(f *figures) float64 { return f.ticks }),
-		Held:           of(runs, func(f *figures) float64 { return f.held }),
-		Refused:        of(runs, func(f *figures) float64 { return f.refused }),
-		Events:         of(runs, func(f *figures) float64 { return f.events }),
-		QNAError:       of(runs, func(f *figures) float64 { return f.errors[0] }),
-		SameError:      of(runs, func(f *figures) float64 { return f.errors[1] }),
-		Series:         runs[0].rec.series,
+		Name: runs[0].Policy, Policies: runs[0].Policies,
+		ReplicaSeconds: of(runs, func(f *Figures) float64 { return f.ReplicaSeconds }),
+		Replicas:       of(runs, func(f *Figures) float64 { return f.ReplicaSeconds / f.Seconds }),
+		Ticks:          of(runs, func(f *Figures) float64 { return f.Ticks }),
+		Held:           of(runs, func(f *Figures) float64 { return f.Held }),
+		Refused:        of(runs, func(f *Figures) float64 { return f.Refused }),
+		Events:         of(runs, func(f *Figures) float64 { return f.Events }),
+		QNAError:       of(runs, func(f *Figures) float64 { return f.QNAError }),
+		SameError:      of(runs, func(f *Figures) float64 { return f.SameError }),
+		Series:         runs[0].Series,
 	}
-	if i := slices.IndexFunc(runs, func(f *figures) bool { return f.complaint != "" }); i >= 0 {
-		out.Complaint = runs[i].complaint
+	if i := slices.IndexFunc(runs, func(f Figures) bool { return f.Complaint != "" }); i >= 0 {
+		out.Complaint = runs[i].Complaint
 	}
 	for i := range m.pipelines {
-		out.Pipelines = append(out.Pipelines, m.pipelineResult(i, runs))
+		out.Pipelines = append(out.Pipelines, pipelineResult(i, runs))
 	}
 	for i := range m.stages {
-		out.Stages = append(out.Stages, m.stageResult(i, runs))
+		out.Stages = append(out.Stages, stageResult(i, runs))
 	}
 	return out
 }
 
-func (m *Model) pipelineResult(i int, runs []*figures) PipelineResult {
-	from := func(figure func(p *pipeRecorder) float64) Estimate {
-		return of(runs, func(f *figures) float64 { return figure(f.rec.pipelines[i]) })
+func pipelineResult(i int, runs []Figures) PipelineResult {
+	from := func(figure func(p *PipelineFigures) float64) Estimate {
+		return of(runs, func(f *Figures) float64 { return figure(&f.Pipelines[i]) })
 	}
 	out := PipelineResult{
-		Name:       m.pipelines[i].spec.Name,
-		Offered:    from(func(p *pipeRecorder) float64 { return float64(p.offered) }),
-		Attainment: from((*pipeRecorder).attainment),
-		Goodput:    of(runs, func(f *figures) float64 { return float64(f.rec.pipelines[i].good) / f.seconds() }),
-		Mean:       from(func(p *pipeRecorder) float64 { return p.sum.mean() }),
-		P50:        from(func(p *pipeRecorder) float64 { return p.quantile(50) }),
-		P95:        from(func(p *pipeRecorder) float64 { return p.quantile(95) }),
-		P99:        from(func(p *pipeRecorder) float64 { return p.quantile(99) }),
-		Failed:     from(func(p *pipeRecorder) float64 { return ratio(float64(p.offered)-p.sum.n, float64(p.offered)) }),
+		Name:       runs[0].Pipelines[i].Name,
+		Offered:    from(func(p *PipelineFigures) float64 { return p.Offered }),
+		Attainment: from(func(p *PipelineFigures) float64 { return p.Attainment }),
+		Goodput:    from(func(p *PipelineFigures) float64 { return p.Goodput }),
+		Mean:       from(func(p *PipelineFigures) float64 { return p.Mean }),
+		P50:        from(func(p *PipelineFigures) float64 { return p.P50 }),
+		P95:        from(func(p *PipelineFigures) float64 { return p.P95 }),
+		P99:        from(func(p *PipelineFigures) float64 { return p.P99 }),
+		Failed:     from(func(p *PipelineFigures) float64 { return ratio(p.Failed, p.Offered) }),
 		Failures:   map[string]int{},
 	}
 	for _, f := range runs {
-		for status, n := range f.rec.pipelines[i].failed {
-			out.Failures[strconv.Itoa(status)] += int(n)
+		for status, n := range f.Pipelines[i].Failures {
+			out.Failures[strconv.Itoa(status)] += n
 		}
 	}
 	return out
 }
 
-func (p *pipeRecorder) attainment() float64 { return ratio(float64(p.good), float64(p.offered)) }
-
-// quantile is in seconds.
-func (p *pipeRecorder) quantile(q float64) float64 {
-	return float64(p.latency.ValueAtQuantile(q)) / 1e6
-}
-
-func (m *Model) stageResult(i int, runs []*figures) StageResult {
-	from := func(figure func(s *stageRecorder) float64) Estimate {
-		return of(runs, func(f *figures) float64 { return figure(f.rec.stages[i]) })
+func stageResult(i int, runs []Figures) StageResult {
+	from := func(figure func(s *StageFigures) float64) Estimate {
+		return of(runs, func(f *Figures) float64 { return figure(&f.Stages[i]) })
 	}
-	slots := float64(m.stages[i].spec.Slots)
 	out := StageResult{
-		Name:        m.stages[i].spec.Name,
-		Rate:        of(runs, func(f *figures) float64 { return f.rec.stages[i].calls() / f.seconds() }),
-		CV:          from(func(s *stageRecorder) float64 { return s.gaps.cv() }),
-		Predicted:   of(runs, func(f *figures) float64 { return f.qna[i] }),
-		Wait:        from(func(s *stageRecorder) float64 { return s.waits.mean() }),
-		WaitP99:     from(func(s *stageRecorder) float64 { return float64(s.wait.ValueAtQuantile(99)) / 1e6 }),
-		Service:     from(func(s *stageRecorder) float64 { return s.service.mean() }),
-		ServiceCV:   from(func(s *stageRecorder) float64 { return s.service.cv() }),
-		Utilisation: from(func(s *stageRecorder) float64 { return s.utilisation(slots) }),
-		Replicas:    of(runs, func(f *figures) float64 { return f.rec.stages[i].replicaNs / 1e9 / f.seconds() }),
+		Name:        runs[0].Stages[i].Name,
+		Rate:        from(func(s *StageFigures) float64 { return s.Rate }),
+		CV:          from(func(s *StageFigures) float64 { return s.CV }),
+		Predicted:   from(func(s *StageFigures) float64 { return s.Predicted }),
+		Wait:        from(func(s *StageFigures) float64 { return s.Wait }),
+		WaitP99:     from(func(s *StageFigures) float64 { return s.WaitP99 }),
+		Service:     from(func(s *StageFigures) float64 { return s.Service }),
+		ServiceCV:   from(func(s *StageFigures) float64 { return s.ServiceCV }),
+		Utilisation: from(func(s *StageFigures) float64 { return s.Utilisation }),
+		Replicas:    of(runs, func(f *Figures) float64 { return f.Stages[i].ReplicaSeconds / f.Seconds }),
 		Starts:      map[string]int{},
-		Short:       from(func(s *stageRecorder) float64 { return float64(s.shorts) }),
+		Short:       from(func(s *StageFigures) float64 { return float64(s.Short) }),
 	}
-	for _, f := range runs {
-		s := f.rec.stages[i]
-		out.Most = max(out.Most, s.most)
-		out.ShortWhy = cmp.Or(out.ShortWhy, s.why)
-		out.Deaths += int(s.deaths)
-		out.Evictions += int(s.evictions)
-		for path, n := range s.starts {
-			out.Starts[path] += int(n)
+	for k := range runs {
+		s := &runs[k].Stages[i]
+		out.Most = max(out.Most, s.Most)
+		out.ShortWhy = cmp.Or(out.ShortWhy, s.ShortWhy)
+		out.Deaths += s.Deaths
+		out.Evictions += s.Evictions
+		for _, x := range s.Starts {
+			out.Starts[x.Path] += x.N
 		}
 	}
 	return out
-}
-
-func (s *stageRecorder) utilisation(slots float64) float64 {
-	return ratio(float64(s.worked), s.readyNs*slots)
 }
 
 // versus compares runs of a policy with those of the first one on the same seeds.
-func (m *Model) versus(first, runs []*figures) []Versus {
-	pair := func(change func(a, b *figures) float64) Estimate {
+func (m *Model) versus(first, runs []Figures) []Versus {
+	pair := func(change func(a, b *Figures) float64) Estimate {
 		values := make([]float64, len(runs))
 		for i := range runs {
-			values[i] = change(first[i], runs[i])
+			values[i] = change(&first[i], &runs[i])
 		}
 		return NewEstimate(values)
 	}
-	change := func(figure func(f *figures) float64) Estimate {
-		return pair(func(a, b *figures) float64 { return ratio(figure(b)-figure(a), figure(a)) })
+	change := func(figure func(f *Figures) float64) Estimate {
+		return pair(func(a, b *Figures) float64 { return ratio(figure(b)-figure(a), figure(a)) })
 	}
 	var out []Versus
 	for i := range m.pipelines {
-		p := func(f *figures) *pipeRecorder { return f.rec.pipelines[i] }
 		out = append(out, Versus{
 			Pipeline:       m.pipelines[i].spec.Name,
-			Mean:           change(func(f *figures) float64 { return p(f).sum.mean() }),
-			P99:            change(func(f *figures) float64 { return p(f).quantile(99) }),
-			Attainment:     pair(func(a, b *figures) float64 { return p(b).attainment() - p(a).attainment() }),
-			ReplicaSeconds: change((*figures).replicaSeconds),
+			Mean:           change(func(f *Figures) float64 { return f.Pipelines[i].Mean }),
+			P99:            change(func(f *Figures) float64 { return f.Pipelines[i].P99 }),
+			Attainment:     pair(func(a, b *Figures) float64 { return b.Pipelines[i].Attainment - a.Pipelines[i].Attainment }),
+			ReplicaSeconds: change(func(f *Figures) float64 { return f.ReplicaSeconds }),
 		})
 	}
 	return out

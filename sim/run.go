@@ -22,14 +22,27 @@ func (p Progress) String() string {
 	return fmt.Sprintf("%d of %d runs, %.0f %%, %.1f million events", p.Done, p.Runs, 100*min(p.Simulated.Seconds()/p.Of.Seconds(), 1), float64(p.Events)/1e6)
 }
 
-// Run simulates each policy on each seed, as many runs at a time as there are processors. report, if it is not nil, is called now and
-// then, one call at a time. The result depends on the scenario alone. Ctx ends it early, with its error.
+// Run simulates each policy on each seed and puts the figures together: see [Model.Runs].
 func (m *Model) Run(ctx context.Context, report func(Progress)) (Result, error) {
+	runs, err := m.Runs(ctx, report)
+	if err != nil {
+		return Result{}, err
+	}
+	return m.Result(runs), nil
+}
+
+// Runs simulates each policy on each seed, as many runs at a time as there are processors, and returns their figures by policy, then
+// seed. report, if it is not nil, is called now and then, one call at a time. The figures depend on the scenario alone. Ctx ends the
+// runs early, with its error.
+func (m *Model) Runs(ctx context.Context, report func(Progress)) ([][]Figures, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	seeds := m.scenario.Seeds
 	total := len(m.policies) * seeds
-	runs := make([]*figures, total) // by policy, then seed
+	runs := make([][]Figures, len(m.policies))
+	for p := range runs {
+		runs[p] = make([]Figures, seeds)
+	}
 	seen := &meter{report: report, last: Progress{Runs: total, Of: time.Duration(total) * m.duration}}
 	var next atomic.Int64
 	var group sync.WaitGroup
@@ -45,15 +58,25 @@ func (m *Model) Run(ctx context.Context, report func(Progress)) (Result, error) 
 					stop(err)
 					return
 				}
-				runs[i] = f
+				runs[i/seeds][i%seeds] = f
 			}
 		})
 	}
 	group.Wait()
 	if err := context.Cause(ctx); err != nil {
-		return Result{}, fmt.Errorf("simulate: %w", err)
+		return nil, fmt.Errorf("simulate: %w", err)
 	}
-	return m.result(runs), nil
+	return runs, nil
+}
+
+// One simulates one policy, by its index in the scenario, on one seed, on the caller's goroutine: for studies that have many models
+// and an order of their own.
+func (m *Model) One(ctx context.Context, policy int, seed uint64) (Figures, error) {
+	f, err := m.one(ctx, policy, seed, &meter{})
+	if err != nil {
+		return f, fmt.Errorf("simulate: %w", err)
+	}
+	return f, nil
 }
 
 // meter adds up how far the runs are.
@@ -75,10 +98,10 @@ func (m *meter) add(events uint64, simulated time.Duration, done int) {
 }
 
 // one makes one run.
-func (m *Model) one(ctx context.Context, p int, seed uint64, seen *meter) (*figures, error) {
+func (m *Model) one(ctx context.Context, p int, seed uint64, seen *meter) (Figures, error) {
 	w, err := m.newWorld(p, seed)
 	if err != nil {
-		return nil, err
+		return Figures{}, err
 	}
 	var popped uint64
 	var now int64
@@ -88,36 +111,8 @@ func (m *Model) one(ctx context.Context, p int, seed uint64, seen *meter) (*figu
 		popped, now = w.popped, at
 	}
 	if err := w.run(ctx, report); err != nil {
-		return nil, err
+		return Figures{}, err
 	}
 	seen.add(w.popped-popped, time.Duration(w.end-now), 1)
-	c := &w.control
-	f := &figures{
-		rec: w.rec, events: float64(w.popped), ticks: float64(c.ticks), held: float64(c.held), refused: float64(c.refused), complaint: c.complaint,
-	}
-	f.predict(m)
-	return f, nil
-}
-
-func (m *Model) result(runs []*figures) Result {
-	s := &m.scenario
-	out := Result{
-		Schema: Schema, Scenario: s.Name, Duration: m.duration.Seconds(), Warmup: s.Warmup.Seconds(), Seed: s.Seed, Seeds: s.Seeds,
-	}
-	for i := range m.pipelines {
-		p := &m.pipelines[i]
-		out.Pipelines = append(out.Pipelines, Offer{Name: p.spec.Name, SLO: p.spec.SLO.Seconds(), Arrivals: p.about})
-	}
-	for i := range m.stages {
-		out.Stages = append(out.Stages, m.stages[i].spec.Name)
-	}
-	for p := range m.policies {
-		of := runs[p*s.Seeds : (p+1)*s.Seeds]
-		is := m.summary(p, of)
-		if p > 0 {
-			is.Versus = m.versus(runs[:s.Seeds], of)
-		}
-		out.Policies = append(out.Policies, is)
-	}
-	return out
+	return w.figures(p), nil
 }

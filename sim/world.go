@@ -265,6 +265,7 @@ func (w *world) step(l *line, ev dispatch.Event) {
 			}
 		}
 	}
+	w.rec.stages[l.i].queue(w, l.core.Waiting())
 }
 
 // begin has a replica run a batch.

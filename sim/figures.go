@@ -1,0 +1,155 @@
+package sim
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	hdr "github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/stagecoach-serving/stagecoach/policy"
+)
+
+// Figures are what came of one run: a policy on a seed. Counts are of requests that arrived after the warm-up and of what their calls
+// went through; amounts over time are from there to the end of the arrivals. Times are in seconds; what there is none of is 0.
+type Figures struct {
+	Policy    string       // its name in the scenario
+	Policies  policy.Names // of its levels
+	Seed      uint64
+	Seconds   float64           // that count
+	Pipelines []PipelineFigures // in the order of the scenario
+	Stages    []StageFigures    // sorted by name
+
+	ReplicaSeconds float64 // of all stages, from order to end, as are the next two
+	DeviceSeconds  float64 // times the devices that a replica has
+	CoreSeconds    float64 // times the quota of CPU that a replica has, in cores
+
+	Ticks     float64 // of control
+	Held      float64 // domains that stayed as they were because a policy had no answer
+	Refused   float64 // plans that were none
+	Complaint string  // why the first of them was
+	Events    float64
+	QNAError  float64 // see PolicyResult
+	SameError float64 // see PolicyResult
+	Series    Series
+}
+
+// PipelineFigures are what the requests of a pipeline went through. Latencies are of those that were answered.
+type PipelineFigures struct {
+	Name                      string
+	Offered, Answered, Failed float64
+	Attainment                float64 // part of Offered that was answered within the objective
+	Goodput                   float64 // those, per second
+	Mean, P50, P75, P95, P99  float64
+	Failures                  map[int]int // by HTTP status
+
+	latency []bucket
+}
+
+// bucket counts latencies up to that of the next one, which is 0.1 % more.
+type bucket struct {
+	from  time.Duration
+	count int64 // with those of all before
+}
+
+// Attained returns the part of the offered requests that were answered within d, as far as latencies that differ by less than 0.1 %
+// can be told apart. Attainment is exact.
+func (p *PipelineFigures) Attained(d time.Duration) float64 {
+	i, ok := slices.BinarySearchFunc(p.latency, d, func(b bucket, d time.Duration) int { return cmp.Compare(b.from, d) })
+	if ok {
+		i++
+	}
+	if i == 0 {
+		return 0
+	}
+	return ratio(float64(p.latency[i-1].count), p.Offered)
+}
+
+// StageFigures are what the calls of a stage went through.
+type StageFigures struct {
+	Name           string
+	Rate           float64 // of calls, per second
+	CV             float64 // of the times between them
+	Predicted      float64 // the same by Whitt's QNA from what enters; of an entry: as measured
+	Queue          float64 // calls that wait, on average over time
+	Wait, WaitP99  float64
+	Service        float64
+	ServiceCV      float64
+	Utilisation    float64 // of the slots of ready replicas
+	ReplicaSeconds float64 // as of Figures, and so the next two
+	DeviceSeconds  float64
+	CoreSeconds    float64
+	Most           int            // replicas at a time
+	Starts         []StartFigures // sorted by path, those of key stages after others
+	Deaths         int
+	Evictions      int    // of its parameters
+	Short          int    // plans in which not all of its replicas had a place
+	ShortWhy       string // the first time
+}
+
+// StartFigures are what it took to bring up replicas on one path, from the order to ready.
+type StartFigures struct {
+	Path string
+	Key  bool // it was a key stage in the plan that ordered them
+	N    int
+	Mean float64
+}
+
+// figures takes a run's figures from what was recorded. The recorder can be used no longer.
+func (w *world) figures(p int) Figures {
+	c, r := &w.control, w.rec
+	out := Figures{
+		Policy: w.m.scenario.Policies[p].Name, Policies: w.set.Names(), Seed: w.seed, Seconds: float64(r.to-r.from) / 1e9,
+		Ticks: float64(c.ticks), Held: float64(c.held), Refused: float64(c.refused), Complaint: c.complaint, Events: float64(w.popped), Series: r.series,
+	}
+	for i, p := range r.pipelines {
+		out.Pipelines = append(out.Pipelines, p.figures(w.m.pipelines[i].spec.Name, out.Seconds))
+	}
+	for _, s := range r.stages {
+		is := s.figures(out.Seconds)
+		out.Stages = append(out.Stages, is)
+		out.ReplicaSeconds += is.ReplicaSeconds
+		out.DeviceSeconds += is.DeviceSeconds
+		out.CoreSeconds += is.CoreSeconds
+	}
+	out.predict(w.m, r)
+	return out
+}
+
+func (p *pipeRecorder) figures(name string, seconds float64) PipelineFigures {
+	offered := float64(p.offered)
+	quantile := func(q float64) float64 { return float64(p.latency.ValueAtQuantile(q)) / 1e6 }
+	return PipelineFigures{
+		Name: name, Offered: offered, Answered: p.sum.n, Failed: offered - p.sum.n, Failures: p.failed,
+		Attainment: ratio(float64(p.good), offered), Goodput: float64(p.good) / seconds,
+		Mean: p.sum.mean(), P50: quantile(50), P75: quantile(75), P95: quantile(95), P99: quantile(99), latency: buckets(p.latency),
+	}
+}
+
+// buckets are those of h that are not empty.
+func buckets(h *hdr.Histogram) []bucket {
+	var out []bucket
+	sum := int64(0)
+	for _, b := range h.Distribution() {
+		if b.Count > 0 {
+			sum += b.Count
+			out = append(out, bucket{time.Duration(b.From) * time.Microsecond, sum})
+		}
+	}
+	return out
+}
+
+func (s *stageRecorder) figures(seconds float64) StageFigures {
+	spec := &s.line.spec
+	out := StageFigures{
+		Name: spec.Name, Rate: s.calls() / seconds, CV: s.gaps.cv(), Queue: s.waitingNs / 1e9 / seconds,
+		Wait: s.waits.mean(), WaitP99: float64(s.wait.ValueAtQuantile(99)) / 1e6, Service: s.service.mean(), ServiceCV: s.service.cv(),
+		Utilisation: s.utilisation(), ReplicaSeconds: s.replicaNs / 1e9, DeviceSeconds: s.replicaNs / 1e9 * float64(spec.GPU), CoreSeconds: s.milliNs / 1e12,
+		Most: s.most, Deaths: int(s.deaths), Evictions: int(s.evictions), Short: int(s.shorts), ShortWhy: s.why,
+	}
+	for k, took := range s.starts {
+		out.Starts = append(out.Starts, StartFigures{Path: k.path, Key: k.key, N: int(took.n), Mean: took.mean()})
+	}
+	slices.SortFunc(out.Starts, func(a, b StartFigures) int { return cmp.Or(cmp.Compare(a.Path, b.Path), compareBool(a.Key, b.Key)) })
+	return out
+}

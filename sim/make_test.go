@@ -1,0 +1,141 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler"
+	"github.com/stagecoach-serving/stagecoach/load/arrivals"
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/policy"
+)
+
+// coded is a scenario as studies have it, with nothing but what must be said.
+func coded(policies ...Policy) Scenario {
+	return Scenario{
+		Duration: time.Minute, Seeds: 3, Policies: policies,
+		Nodes:     []Node{{Memory: 64 << 30, CPU: 16000}},
+		Pipelines: []Pipeline{{Name: "p", SLO: time.Second, Arrivals: Arrivals{Rate: "20"}}},
+		Stages:    []Stage{{Name: "a", Next: []string{"b"}, Service: Service{Mean: 20 * time.Millisecond}}, {Name: "b", Service: Service{Mean: 30 * time.Millisecond}}},
+	}
+}
+
+// TestScenarioInCode: one that is filled in by a program has the same defaults as one that was parsed, and stays as it was.
+func TestScenarioInCode(t *testing.T) {
+	s := coded()
+	m, err := s.Model(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := m.Run(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed := simulate(t, `
+duration: 1m
+seeds: 3
+nodes: [{memory: 64Gi, cpu: 16}]
+pipelines: [{name: p, slo: 1s, arrivals: {rate: "20"}}]
+stages: [{name: a, next: b, service: {mean: 20ms}}, {name: b, service: {mean: 30ms}}]
+`)
+	if toJSON(t, r) != toJSON(t, parsed) {
+		t.Errorf("got %s, parsed %s", toJSON(t, r), toJSON(t, parsed))
+	}
+	if s.Hop != nil || s.Stages[0].Max != 0 || s.Nodes[0].Count != 0 || s.Pipelines[0].Timeout != 0 {
+		t.Errorf("the scenario was changed: %+v", s)
+	}
+}
+
+// timely is an allocator that notes the snapshots' instants at which it was asked.
+type timely struct {
+	autoscaler.Fixed
+	last *time.Time
+}
+
+func (a timely) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc, struct{}, error) {
+	*a.last = s.At
+	return a.Fixed.Allocate(s, d, m)
+}
+
+// TestMadePolicy: a policy that is made in code is asked in its run, has its names in the result, and knows the run's arrivals.
+func TestMadePolicy(t *testing.T) {
+	var mu sync.Mutex
+	known := map[uint64][]time.Duration{}
+	asked := map[uint64]*time.Time{}
+	s := coded(Policy{Name: "plain"}, Policy{Name: "seer", Make: func(r Run) (policy.Set, error) {
+		all, err := r.Arrivals("p")
+		if _, unknown := r.Arrivals("q"); err != nil || unknown == nil {
+			t.Errorf("arrivals: %v; of a pipeline that is not there: no error", err)
+		}
+		last := new(time.Time)
+		mu.Lock()
+		known[r.Seed], asked[r.Seed] = all, last
+		mu.Unlock()
+		set, err := policy.Names{Corrector: "none", Warmer: "none"}.Choose()
+		return policy.WithAllocator(set, "timely", timely{last: last}), err
+	}})
+	m, err := s.Model(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs, err := m.Runs(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, seed := range []uint64{1, 2, 3} {
+		is := runs[1][i]
+		if got := float64(len(known[seed])); got == 0 || got != is.Pipelines[0].Offered || got != runs[0][i].Pipelines[0].Offered || !slices.IsSorted(known[seed]) {
+			t.Errorf("seed %d: %g arrivals were told, %g came", seed, got, is.Pipelines[0].Offered)
+		}
+		if is.Seed != seed || is.Policy != "seer" || is.Policies.Allocator != "timely" || is.Policies.Warmer != "none" || asked[seed].Before(epoch.Add(50*time.Second)) {
+			t.Errorf("seed %d: %q of seed %d by %+v, asked until %v", seed, is.Policy, is.Seed, is.Policies, asked[seed])
+		}
+	}
+	if r := m.Result(runs); r.Policies[1].Policies.Allocator != "timely" || r.Policies[0].Policies.Allocator != "sizer" {
+		t.Errorf("the result's names are %+v and %+v", r.Policies[0].Policies, r.Policies[1].Policies)
+	}
+}
+
+// TestMadeArrivals: requests come when the source says that the study made for the seed.
+func TestMadeArrivals(t *testing.T) {
+	s := coded()
+	s.Pipelines[0].Arrivals = Arrivals{Make: func(seed uint64) (arrivals.Source, error) {
+		return arrivals.Renewal(arrivals.Profile{{Length: time.Second, From: float64(seed), To: float64(seed)}}, 0, seed)
+	}}
+	m, err := s.Model(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs, err := m.Runs(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, f := range runs[0] {
+		if got, want := f.Pipelines[0].Offered, 60*float64(i+1); got != want {
+			t.Errorf("seed %d: %g requests, want %g", f.Seed, got, want)
+		}
+	}
+}
+
+// TestMakeFails: errors of what studies make say whose they are.
+func TestMakeFails(t *testing.T) {
+	none := errors.New("none today")
+	s := coded(Policy{Name: "mine", Make: func(Run) (policy.Set, error) { return policy.Set{}, none }})
+	m, err := s.Model(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Runs(context.Background(), nil); !errors.Is(err, none) || !strings.Contains(err.Error(), "policies[0], mine: ") {
+		t.Errorf("a policy that cannot be made: %v", err)
+	}
+	s.Policies[0].Allocator = "fixed"
+	s.Pipelines[0].Arrivals = Arrivals{Make: func(uint64) (arrivals.Source, error) { return nil, none }}
+	if _, err := s.Model(nil); !errors.Is(err, none) && !strings.Contains(err.Error(), "pipelines[0].arrivals: none today") || !strings.Contains(err.Error(), "policies[0]: names beside Make") {
+		t.Errorf("got %v", err)
+	}
+}
