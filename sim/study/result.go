@@ -23,11 +23,11 @@ type Result struct {
 
 // SettingInfo is what a result keeps of a Setting.
 type SettingInfo struct {
-	Name    string   `json:"name"`
-	Model   string   `json:"model"`
-	Group   string   `json:"group"`
-	Service float64  `json:"service_s"`
-	Stages  []string `json:"stages"` // of the model, as Outcome.Stages of contenders that keep them
+	Name    string  `json:"name"`
+	Model   string  `json:"model"`
+	Group   string  `json:"group"`
+	Service float64 `json:"service_s"`
+	Seconds float64 `json:"seconds"` // of a run that count
 }
 
 // ContendInfo is what a result keeps of a Contender.
@@ -69,10 +69,19 @@ type Outcome struct {
 
 // StageOutcome is what calls of a stage went through.
 type StageOutcome struct {
-	Name      string             `json:"name"`
-	Queue     Sample             `json:"queue"`             // calls that wait, on average over time
-	Starts    map[string]int     `json:"starts,omitempty"`  // by path, of all seeds
-	StartTime map[string]float64 `json:"start_s,omitempty"` // on average, by path
+	Name   string  `json:"name"`
+	Queue  Sample  `json:"queue"`  // calls that wait, on average over time
+	Wait   Sample  `json:"wait_s"` // of a call, on average
+	CV     Sample  `json:"arrival_cv"`
+	Starts []Start `json:"starts,omitempty"` // sorted by path, those of key stages after others
+}
+
+// Start is what it took to bring up replicas on one path, from the order to ready, over all seeds.
+type Start struct {
+	Path string  `json:"path"`
+	Key  bool    `json:"key,omitempty"` // it was a key stage in the plan that ordered them
+	N    int     `json:"n"`
+	Mean float64 `json:"mean_s"`
 }
 
 // Sample is a figure of each seed, their mean, and half the width of its 95 % confidence interval.

@@ -26,6 +26,26 @@ func GeometricMean(values []float64) Interval {
 	for i, v := range values {
 		logs[i] = math.Log(v)
 	}
-	m := Mean(logs)
-	return Interval{sim.Round(math.Exp(m.Value)), sim.Round(math.Exp(m.Low)), sim.Round(math.Exp(m.High)), m.N}
+	return Mean(logs).exp()
+}
+
+// exp is the interval of what i is of the logarithm of.
+func (i Interval) exp() Interval {
+	return Interval{sim.Round(math.Exp(i.Value)), sim.Round(math.Exp(i.Low)), sim.Round(math.Exp(i.High)), i.N}
+}
+
+// sample rounds what each seed gave.
+func sample(values []float64) Sample {
+	s := Sample{Seeds: make([]float64, len(values))}
+	for i, v := range values {
+		s.Seeds[i] = sim.Round(v)
+	}
+	e := sim.NewEstimate(s.Seeds)
+	s.Mean, s.CI = e.Mean, e.CI
+	return s
+}
+
+// Interval is the sample's mean with its interval, each divided by unit.
+func (s Sample) Interval(unit float64) Interval {
+	return Interval{sim.Round(s.Mean / unit), sim.Round((s.Mean - s.CI) / unit), sim.Round((s.Mean + s.CI) / unit), len(s.Seeds)}
 }
