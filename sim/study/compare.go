@@ -25,6 +25,9 @@ type Comparison struct {
 	InTime     Interval `json:"in_time"` // a difference of parts: 0.1 is ten points more
 }
 
+// tiny stands for 0 in ratios.
+const tiny = 1e-9
+
 // Outcome returns what came of a contender on a setting, or nil. Of [BestBaseline] it is that one's.
 func (r *Result) Outcome(setting, contender string) *Outcome {
 	if contender == BestBaseline {
@@ -86,11 +89,11 @@ func (r *Result) Compare(of, to string, settings ...string) (Comparison, bool) {
 			return math.Log(max(figure(a).Seeds[seed], least(a)) / max(figure(b).Seeds[seed], least(b)))
 		}).exp()
 	}
-	tiny := func(*Outcome) float64 { return 1e-9 }
-	c.Mean = ratio(func(o *Outcome) Sample { return o.Mean }, tiny)
-	c.P99 = ratio(func(o *Outcome) Sample { return o.P99 }, tiny)
+	none := func(*Outcome) float64 { return tiny }
+	c.Mean = ratio(func(o *Outcome) Sample { return o.Mean }, none)
+	c.P99 = ratio(func(o *Outcome) Sample { return o.P99 }, none)
 	c.Goodput = ratio(func(o *Outcome) Sample { return o.Goodput }, func(o *Outcome) float64 { return floor[o] })
-	c.GPUSeconds = ratio(func(o *Outcome) Sample { return o.GPUSeconds }, tiny)
+	c.GPUSeconds = ratio(func(o *Outcome) Sample { return o.GPUSeconds }, none)
 	objective := slices.Index(r.Multiples, r.Objective)
 	c.InTime = paired(pairs, func(a, b *Outcome, seed int) float64 {
 		return a.InTime[objective].Seeds[seed] - b.InTime[objective].Seeds[seed]

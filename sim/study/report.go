@@ -1,0 +1,261 @@
+package study
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+)
+
+// WriteMarkdown writes the result for people: claims, all settings together, pairs, each setting, starts, configurations.
+func (r *Result) WriteMarkdown(w io.Writer) error {
+	var b strings.Builder
+	r.intro(&b)
+	r.claims(&b)
+	r.together(&b)
+	r.pairs(&b)
+	r.groups(&b)
+	r.each(&b)
+	r.starts(&b)
+	r.configurations(&b)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (r *Result) intro(b *strings.Builder) {
+	fmt.Fprintf(b, "# %s\n\n", clean(r.Title))
+	fmt.Fprintf(b, "%d settings, %d contenders, seeds %d to %d; ± and ranges are 95 %% confidence intervals over seeds. T is a request's latency without any wait; "+
+		"\"in time\" is within %g T. ", len(r.Settings), len(r.Contenders), r.Seeds.First, r.Seeds.First+uint64(r.Seeds.N)-1, r.Objective)
+	fmt.Fprintf(b, "Each contender's configuration is the best of %d or fewer on other loads, under a budget of %g GPUs on average.\n", r.Tuned.Candidates, r.Budget)
+	failing, untuned := false, false
+	for i := range r.Outcomes {
+		failing, untuned = failing || r.Outcomes[i].Fails(), untuned || r.Outcomes[i].Untuned
+	}
+	if failing {
+		b.WriteString("\n† more than 0.1 % of the requests failed; latencies are of the others.\n")
+	}
+	if untuned {
+		b.WriteString("\n‡ not tuned: with its defaults.\n")
+	}
+	for _, l := range r.LeftOut {
+		fmt.Fprintf(b, "\nLeft out: %s: %s\n", clean(l.Setting), clean(l.Why))
+	}
+}
+
+func (r *Result) claims(b *strings.Builder) {
+	t := table{{"id", "claim", "paper", "here", "verdict", "why"}}
+	for _, c := range r.Claims {
+		t.row(c.ID, c.What, c.Paper, c.Ours, string(c.Verdict), c.Why)
+	}
+	if len(t) > 1 {
+		b.WriteString("\n## Claims\n")
+		t.write(b)
+	}
+}
+
+// mark says what is to be known of an outcome.
+func (o *Outcome) mark() string {
+	s := ""
+	if o.Fails() {
+		s += " †"
+	}
+	if o.Untuned {
+		s += " ‡"
+	}
+	return s
+}
+
+// of are a contender's outcomes with their settings.
+func (r *Result) of(contender string) (all []*Outcome, settings []SettingInfo) {
+	for _, s := range r.Settings {
+		if o := r.Outcome(s.Name, contender); o != nil {
+			all, settings = append(all, o), append(settings, s)
+		}
+	}
+	return all, settings
+}
+
+func (r *Result) together(b *strings.Builder) {
+	b.WriteString("\n## All settings together\n\nLatencies are geometric means over settings, in T; the rest are arithmetic means.\n")
+	heading := []string{"contender", "settings", "latency/T", "p99/T"}
+	for _, m := range r.Multiples {
+		heading = append(heading, fmt.Sprintf("in %g T", m))
+	}
+	t := table{append(heading, "goodput/s", "GPUs", "cores", "failed")}
+	for _, c := range r.Contenders {
+		all, settings := r.of(c.Name)
+		if len(all) == 0 {
+			continue
+		}
+		mean := func(figure func(i int) float64) float64 {
+			sum := 0.0
+			for i := range all {
+				sum += figure(i) / float64(len(all))
+			}
+			return sum
+		}
+		logs := func(figure func(o *Outcome) float64) string {
+			return trim(math.Exp(mean(func(i int) float64 { return math.Log(max(figure(all[i]), tiny) / settings[i].Service) })), 3)
+		}
+		name := c.Title
+		if i := slices.IndexFunc(all, (*Outcome).Fails); i >= 0 {
+			name += " †"
+		}
+		row := []string{name, fmt.Sprint(len(all)), logs(func(o *Outcome) float64 { return o.Mean.Mean }), logs(func(o *Outcome) float64 { return o.P99.Mean })}
+		for k := range r.Multiples {
+			row = append(row, percent(mean(func(i int) float64 { return all[i].InTime[k].Mean })))
+		}
+		t.row(append(row, trim(mean(func(i int) float64 { return all[i].Goodput.Mean }), 3), trim(mean(func(i int) float64 { return all[i].GPUs.Mean }), 3),
+			trim(mean(func(i int) float64 { return all[i].CoreSeconds.Mean / settings[i].Seconds }), 3),
+			percent(mean(func(i int) float64 { return all[i].Failed.Mean })))...)
+	}
+	t.write(b)
+}
+
+func percent(part float64) string { return trim(100*part, 3) + " %" }
+
+var pairHeading = []string{"mean latency", "p99", "goodput", "in time", "GPU-seconds"}
+
+func (c *Comparison) row() []string {
+	return []string{c.Mean.Change(), c.P99.Change(), c.Goodput.String() + " times", c.InTime.Points(), c.GPUSeconds.Change()}
+}
+
+// pairs compares ours with each contender on all settings that both have.
+func (r *Result) pairs(b *strings.Builder) {
+	fmt.Fprintf(b, "\n## %s against each, in pairs\n", clean(r.title(r.Ours)))
+	t := table{append([]string{"against", "settings"}, pairHeading...)}
+	for _, c := range append([]ContendInfo{{Name: BestBaseline}}, r.Contenders...) {
+		if p, ok := r.Compare(r.Ours, c.Name); ok && c.Name != r.Ours {
+			t.row(append([]string{r.title(c.Name), fmt.Sprint(len(p.Settings))}, p.row()...)...)
+		}
+	}
+	t.write(b)
+	fmt.Fprintf(b, "\nThe best baseline is chosen setting by setting, by its mean latency in the comparison itself, of those with at most %g GPUs.\n", overBudget*r.Budget)
+}
+
+func (r *Result) title(name string) string {
+	for _, c := range r.Contenders {
+		if c.Name == name {
+			return c.Title
+		}
+	}
+	return name
+}
+
+// groups compares ours with the best baseline, group by group.
+func (r *Result) groups(b *strings.Builder) {
+	fmt.Fprintf(b, "\n## %s against the best baseline, by group\n", clean(r.title(r.Ours)))
+	t := table{append([]string{"group", "best baseline", "settings"}, pairHeading...)}
+	for _, group := range r.groupNames() {
+		var settings []string
+		best := map[string]int{}
+		for _, s := range r.Settings {
+			if s.Group == group {
+				settings = append(settings, s.Name)
+				if name := r.BestBaseline(s.Name); name != "" {
+					best[name]++
+				}
+			}
+		}
+		p, ok := r.Compare(r.Ours, BestBaseline, settings...)
+		if !ok {
+			continue
+		}
+		t.row(append([]string{group, strings.Join(slices.Sorted(maps.Keys(best)), ", "), fmt.Sprint(len(p.Settings))}, p.row()...)...)
+	}
+	t.write(b)
+}
+
+func (r *Result) groupNames() []string {
+	var out []string
+	for _, s := range r.Settings {
+		if !slices.Contains(out, s.Group) {
+			out = append(out, s.Group)
+		}
+	}
+	return out
+}
+
+// each lists all outcomes, a table a group.
+func (r *Result) each(b *strings.Builder) {
+	for _, group := range r.groupNames() {
+		fmt.Fprintf(b, "\n## %s\n", clean(group))
+		heading := []string{"setting", "contender", "requests", "mean ms", "mean/T", "p50/T", "p75/T", "p99/T"}
+		for _, m := range r.Multiples {
+			heading = append(heading, fmt.Sprintf("in %g T, %%", m))
+		}
+		t := table{append(heading, "goodput/s", "waiting", "GPUs", "core-seconds", "failed, %")}
+		for _, s := range r.Settings {
+			if s.Group != group {
+				continue
+			}
+			for _, c := range r.Contenders {
+				if o := r.Outcome(s.Name, c.Name); o != nil {
+					t.row(o.row(s, c.Title)...)
+				}
+			}
+		}
+		t.write(b)
+	}
+}
+
+func (o *Outcome) row(s SettingInfo, title string) []string {
+	in := func(x Sample) string { return x.with(1 / s.Service) }
+	row := []string{s.Name, title + o.mark(), o.Requests.with(1), o.Mean.with(1000), in(o.Mean), in(o.P50), in(o.P75), in(o.P99)}
+	for _, x := range o.InTime {
+		row = append(row, x.with(100))
+	}
+	waiting := 0.0
+	for _, st := range o.Stages {
+		waiting += st.Queue.Mean
+	}
+	return append(row, o.Goodput.with(1), trim(waiting, 3), o.GPUs.with(1), o.CoreSeconds.with(1), o.Failed.with(100))
+}
+
+// starts lists what it took contenders to bring up replicas, all settings together.
+func (r *Result) starts(b *strings.Builder) {
+	t := table{{"contender", "path", "starts a run", "mean s"}}
+	for _, c := range r.Contenders {
+		all, _ := r.of(c.Name)
+		sums := map[string]Start{}
+		for _, o := range all {
+			for _, st := range o.Stages {
+				for _, x := range st.Starts {
+					name := x.Path
+					if x.Key {
+						name += ", of key stages"
+					}
+					s := sums[name]
+					sums[name] = Start{N: s.N + x.N, Mean: s.Mean + float64(x.N)*x.Mean}
+				}
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(sums)) {
+			s := sums[name]
+			t.row(c.Title, name, trim(float64(s.N)/float64(len(all)*r.Seeds.N), 3), trim(s.Mean/float64(s.N), 3))
+		}
+	}
+	if len(t) > 1 {
+		b.WriteString("\n## Starts of replicas\n")
+		t.write(b)
+	}
+}
+
+// configurations lists what was chosen of what was tried.
+func (r *Result) configurations(b *strings.Builder) {
+	t := table{{"group", "contender", "of", "chosen", "GPUs", "latency/T", "in time", "failed"}}
+	for _, c := range r.Tuned.Choices {
+		p := c.Points[c.Chosen]
+		var knobs []string
+		for i, k := range c.Knobs {
+			knobs = append(knobs, fmt.Sprintf("%s %s", k, trim(p.Knobs[i], 4)))
+		}
+		t.row(c.Group, r.title(c.Contender), fmt.Sprint(len(c.Points)), strings.Join(knobs, ", "), trim(p.GPUs, 3), trim(math.Exp(p.Score), 3), percent(p.InTime), percent(p.Failed))
+	}
+	if len(t) > 1 {
+		fmt.Fprintf(b, "\n## Chosen configurations\n\nOn the loads for tuning, seeds %d to %d.\n", r.Tuned.Seeds.First, r.Tuned.Seeds.First+uint64(r.Tuned.Seeds.N)-1)
+		t.write(b)
+	}
+}

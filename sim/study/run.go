@@ -1,0 +1,186 @@
+package study
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/sim"
+)
+
+// Progress is how far the runs of a step are.
+type Progress struct {
+	Step       string // "tune", "evaluate"
+	Runs, Done int
+}
+
+// cell is a contender on a setting with a configuration: what one model is made of. It has a run a seed.
+type cell struct {
+	setting   *Setting
+	contender *Contender
+	knobs     []float64
+	train     bool
+
+	once    sync.Once
+	model   *sim.Model
+	timeout time.Duration
+	err     error
+	left    atomic.Int64 // runs that need the model
+}
+
+// get makes the model, the first time.
+func (c *cell) get(open sim.Opener) error {
+	c.once.Do(func() {
+		s := c.contender.Apply(c.setting.Scenario(c.train), slices.Clone(c.knobs))
+		if len(s.Pipelines) != 1 || len(s.Policies) != 1 || s.Pipelines[0].Timeout <= 0 {
+			c.err = fmt.Errorf("%d pipelines and %d policies, want one of each, and a timeout", len(s.Pipelines), len(s.Policies))
+			return
+		}
+		c.timeout = s.Pipelines[0].Timeout
+		c.model, c.err = s.Model(open)
+	})
+	if c.err != nil {
+		return fmt.Errorf("%s on %s with %v: %w", c.contender.Name, c.setting.Name, c.knobs, c.err)
+	}
+	return nil
+}
+
+// simulate makes the runs of all cells, as many at a time as there are processors, and returns them by cell, then seed. Which of them is
+// made when and by whom makes no difference to them.
+func (s *Study) simulate(ctx context.Context, step string, cells []*cell, seeds Seeds, open sim.Opener, report func(Progress)) ([][]run, error) {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	all := make([][]run, len(cells))
+	for i, c := range cells {
+		all[i] = make([]run, seeds.N)
+		c.left.Store(int64(seeds.N))
+	}
+	total := len(cells) * seeds.N
+	var next atomic.Int64
+	var mu sync.Mutex
+	seen := Progress{Step: step, Runs: total}
+	var group sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), total) {
+		group.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= total || ctx.Err() != nil {
+					return
+				}
+				c, k := cells[i/seeds.N], i%seeds.N
+				r, err := s.one(ctx, c, seeds.First+uint64(k), open)
+				if err != nil {
+					stop(err)
+					return
+				}
+				all[i/seeds.N][k] = r
+				mu.Lock()
+				if seen.Done++; report != nil {
+					report(seen)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("%s: %w", step, err)
+	}
+	return all, nil
+}
+
+// one makes a run of a cell.
+func (s *Study) one(ctx context.Context, c *cell, seed uint64, open sim.Opener) (run, error) {
+	if err := c.get(open); err != nil {
+		return run{}, err
+	}
+	f, err := c.model.One(ctx, 0, seed)
+	if err != nil {
+		return run{}, fmt.Errorf("%s on %s with %v, seed %d: %w", c.contender.Name, c.setting.Name, c.knobs, seed, err)
+	}
+	if c.left.Add(-1) == 0 {
+		c.model = nil // traces may be large
+	}
+	return s.taken(c, f), nil
+}
+
+// run is what a study keeps of one run.
+type run struct {
+	requests, failed    float64 // failed: a part of the requests
+	charged             float64 // mean latency, s, where a failed request has taken its timeout
+	mean, p50, p75, p99 float64 // of what was answered, s; the timeout if nothing was
+	inTime              []float64
+	seconds             float64
+	gpuSeconds          float64
+	coreSeconds         float64
+	stages              []sim.StageFigures
+}
+
+// taken takes from a run's figures what a study keeps.
+func (s *Study) taken(c *cell, f sim.Figures) run {
+	p := &f.Pipelines[0]
+	timeout := c.timeout.Seconds()
+	r := run{
+		requests: p.Offered, mean: p.Mean, p50: p.P50, p75: p.P75, p99: p.P99,
+		seconds: f.Seconds, gpuSeconds: f.DeviceSeconds, coreSeconds: f.CoreSeconds, stages: f.Stages,
+	}
+	if p.Answered == 0 {
+		r.mean, r.p50, r.p75, r.p99 = timeout, timeout, timeout, timeout
+	}
+	if p.Offered > 0 {
+		r.failed = p.Failed / p.Offered
+	}
+	r.charged = r.mean*(1-r.failed) + timeout*r.failed
+	for _, x := range s.Multiples {
+		r.inTime = append(r.inTime, p.Attained(time.Duration(x*float64(c.setting.Service))))
+	}
+	return r
+}
+
+// gpus is how many were had on average.
+func (r *run) gpus() float64 { return r.gpuSeconds / r.seconds }
+
+// Available is the study without the settings whose traces cannot be found, which it names in LeftOut.
+func (s Study) Available(open sim.Opener) (Study, error) {
+	settings := s.Settings
+	s.Settings, s.LeftOut = nil, slices.Clone(s.LeftOut)
+	for _, x := range settings {
+		switch err := x.traces(open); {
+		case errors.Is(err, fs.ErrNotExist):
+			s.LeftOut = append(s.LeftOut, LeftOut{x.Name, err.Error()})
+		case err != nil:
+			return s, fmt.Errorf("%s: %w", x.Name, err)
+		default:
+			s.Settings = append(s.Settings, x)
+		}
+	}
+	return s, nil
+}
+
+// traces opens what the setting's scenarios name.
+func (x *Setting) traces(open sim.Opener) error {
+	for _, train := range []bool{false, true} {
+		if train && !x.Train {
+			continue
+		}
+		for _, p := range x.Scenario(train).Pipelines {
+			if p.Arrivals.Trace.File == "" {
+				continue
+			}
+			f, err := open(p.Arrivals.Trace.File)
+			if err != nil {
+				return err
+			}
+			if err := f.Close(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
