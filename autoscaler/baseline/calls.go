@@ -1,0 +1,159 @@
+package baseline
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// What the papers' policies take from a snapshot alike. They know service times from a profile that they make beforehand: ours is
+// Function.Profile, or, where there is none, what was measured.
+
+// functionOf finds a function of a domain.
+func functionOf(finder *plan.Finder, name string, s *plan.Snapshot) (*plan.Function, error) {
+	f, ok := finder.Function(name)
+	if !ok {
+		return nil, fmt.Errorf("function %q of the domain: not in snapshot %d, want domains of the same snapshot", name, s.Rev)
+	}
+	return f, nil
+}
+
+// arriving is how many tasks arrive at f a second; 0: none, or it is not known.
+func arriving(f *plan.Function) float64 {
+	if f.Demand.Known && f.Demand.Rate > 0 { // not NaN
+		return min(f.Demand.Rate, math.MaxInt32)
+	}
+	return 0
+}
+
+// batchTime is the mean time in seconds that a batch of so many calls takes, with the CPU that f declares; 0: nothing is known. Between
+// sizes that were measured it is a straight line, beyond them a call takes as long as in the nearest.
+func batchTime(f *plan.Function, size int) float64 {
+	known := measured(f)
+	if len(known) == 0 {
+		if f.Service.Known && f.Service.Mean > 0 {
+			return f.Service.Mean.Seconds() * float64(size)
+		}
+		return 0
+	}
+	i, _ := slices.BinarySearchFunc(known, size, func(b plan.Batched, size int) int { return b.Size - size })
+	if i == 0 || i == len(known) {
+		b := known[min(i, len(known)-1)]
+		return b.Mean.Seconds() / float64(b.Size) * float64(size)
+	}
+	a, b := known[i-1], known[i]
+	return a.Mean.Seconds() + (b.Mean-a.Mean).Seconds()*float64(size-a.Size)/float64(b.Size-a.Size)
+}
+
+// measured are the times of batches by size: of the profile with the quota nearest to the declared one, else as they were lately.
+func measured(f *plan.Function) []plan.Batched {
+	quota, off := 0, math.MaxInt
+	for _, p := range f.Profile {
+		if d := abs(p.CPUMilli - f.CPULimit); p.CPUMilli > 0 && p.Mean > 0 && d < off {
+			quota, off = p.CPUMilli, d
+		}
+	}
+	var out []plan.Batched
+	for _, p := range f.Profile {
+		if p.CPUMilli == quota && p.Mean > 0 && p.Batch > 0 && p.Length == f.Profile[0].Length {
+			out = append(out, plan.Batched{Size: p.Batch, Mean: p.Mean, N: p.N})
+		}
+	}
+	if len(out) == 0 {
+		for _, b := range f.Service.Batches {
+			if b.Size > 0 && b.Mean > 0 {
+				out = append(out, b)
+			}
+		}
+	}
+	return out
+}
+
+func abs(n int) int { return max(n, -n) }
+
+// objectives are the seconds that each function of a domain has for a task, its wait included: its part of a pipeline's objective, by
+// service time, the least of all pipelines it is in; twice its service time where there is no objective; 0: its time is not known.
+func objectives(s *plan.Snapshot, d plan.Domain, functions []*plan.Function) []float64 {
+	out := make([]float64, len(functions))
+	for _, name := range d.Pipelines {
+		p, ok := s.Pipeline(name)
+		if !ok || p.SLO <= 0 {
+			continue
+		}
+		var sum float64
+		for _, stage := range p.Stages {
+			if i, ok := slices.BinarySearch(d.Functions, stage); ok {
+				sum += batchTime(functions[i], 1)
+			}
+		}
+		for _, stage := range p.Stages {
+			if i, ok := slices.BinarySearch(d.Functions, stage); ok && sum > 0 {
+				if part := p.SLO.Seconds() * batchTime(functions[i], 1) / sum; out[i] == 0 || part < out[i] {
+					out[i] = part
+				}
+			}
+		}
+	}
+	for i, f := range functions {
+		if out[i] == 0 {
+			out[i] = 2 * batchTime(f, 1)
+		}
+	}
+	return out
+}
+
+// entry is a function whose tasks are a pipeline's requests: what arrives there arrives, in time, at the others.
+type entry struct {
+	of     int   // in the domain's functions
+	stages []int // the others of its pipeline, itself included, each once
+}
+
+// entries are those of a domain's pipelines, and of functions that are in none.
+func entries(s *plan.Snapshot, d plan.Domain) (out []entry) {
+	in := make([]bool, len(d.Functions))
+	for _, name := range d.Pipelines {
+		p, ok := s.Pipeline(name)
+		if !ok {
+			continue
+		}
+		e := entry{of: -1}
+		for _, stage := range p.Stages {
+			i, ok := slices.BinarySearch(d.Functions, stage)
+			if !ok || slices.Contains(e.stages, i) {
+				continue
+			}
+			if e.of < 0 {
+				e.of = i
+			}
+			e.stages, in[i] = append(e.stages, i), true
+		}
+		if e.of >= 0 {
+			out = append(out, e)
+		}
+	}
+	for i := range in {
+		if !in[i] {
+			out = append(out, entry{i, []int{i}})
+		}
+	}
+	return out
+}
+
+// ceil is n rounded up, but for what arithmetic adds.
+func ceil(n float64) int {
+	if !(n < math.MaxInt32) {
+		return math.MaxInt32
+	}
+	return int(math.Ceil(max(n, 0) - 1e-9))
+}
+
+// bounded keeps a count within f's bounds. A function that may sleep does so only when nothing waits or runs, and its time has come.
+func bounded(s *plan.Snapshot, f *plan.Function, count int) int {
+	least, most := f.Bounds()
+	if busy := f.Waiting > 0 || f.Running > 0; busy || s.At.Sub(f.Demand.Last) < f.ZeroAge {
+		least = max(least, 1)
+	}
+	return min(max(count, least), most)
+}

@@ -1,0 +1,293 @@
+package baseline
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// OracleConfig is what an [Oracle] knows, and its one knob, Wait.
+type OracleConfig struct {
+	Arrivals []time.Duration // of all requests, from the run's beginning, ascending
+	Stages   []OracleStage   // of the pipeline: a row, every request asks each once
+	Wait     float64         // how long a request may wait in all, in parts of its service time in all; 0: none waits
+	Tick     time.Duration   // between decisions, 0: 1 s
+}
+
+// OracleStage is what an Oracle knows of a stage.
+type OracleStage struct {
+	Function  string        // as a Snapshot names it
+	Service   time.Duration // mean of a call by itself
+	Start     time.Duration // of a replica, from its order until it is ready
+	Batch     int           // the largest; 0: 1
+	BatchCost float64       // what each further call of a batch adds, in parts of Service
+	Slots     int           // of a replica; 0: 1
+	Most      int           // replicas; 0: any number
+}
+
+// Oracle is a plan.Allocator that knows the run: when every request will come, and how long services and starts take on average. Before it
+// begins, it plans how many replicas each stage has at each instant, so that no request waits longer than it may, for as little replica time as
+// it finds: see [NewOracle]. It is not an opponent but a mark: what better knowledge of the load could be worth.
+//
+// It is not a bound. What makes it good is that replicas are ready when their request comes, one start ahead, which nobody does who has not
+// seen the future, and that a burst is let through one stage no faster than the others are to serve it. But
+//
+//   - it packs requests greedily, first fit, and one stage after another: there may be plans that take less;
+//   - it bounds the wait of each request: plans that let some wait longer, and many less, may have a better mean for the same time;
+//   - it knows the means of services, not what each will take, and does not look at the lines that come of that: it never reacts;
+//   - it plans for the cluster it is given, and does not know that a sharer may take some of it away, or that replicas die;
+//   - a start is as long as it was told, wherever it happens.
+//
+// So a policy may be better than the Oracle at some Wait, and none should be by much at all of them.
+type Oracle struct {
+	stages map[string]stretches
+}
+
+// stretches is when replicas of a stage are wanted: when one more is, and when one less, ascending.
+type stretches struct{ from, until []time.Duration }
+
+// at returns how many are wanted.
+func (z stretches) at(t time.Duration) int {
+	upTo := func(x []time.Duration) int { return sort.Search(len(x), func(i int) bool { return x[i] > t }) }
+	return upTo(z.from) - upTo(z.until)
+}
+
+// NewOracle plans.
+//
+// Stage by stage, requests are given to servers (slots) in the order they come, each to the first of them that can begin it in time: while
+// what it has waited in all is at most Wait. So the first servers are always busy, and the last ones only at the height of a burst. A
+// replica is kept from one request to the next, if ending and starting it anew would take longer than the gap; else it is ordered a start and a
+// tick before it is needed. How requests reach the next stage is that of a queue with the replicas so planned, first come first served. With
+// equal services its k-th start is no later than in any other schedule, so that no request of a batch of one is late.
+func NewOracle(cfg OracleConfig) (Oracle, error) {
+	cfg.Tick = cmp.Or(cfg.Tick, time.Second)
+	if err := cfg.check(); err != nil {
+		return Oracle{}, err
+	}
+	var service time.Duration
+	for _, st := range cfg.Stages {
+		service += st.Service
+	}
+	wait := time.Duration(cfg.Wait * float64(service))
+	requests := make([]visit, len(cfg.Arrivals))
+	for i, at := range cfg.Arrivals {
+		requests[i] = visit{at, at + wait}
+	}
+	o := Oracle{make(map[string]stretches, len(cfg.Stages))}
+	for _, st := range cfg.Stages {
+		st.Batch, st.Slots = max(st.Batch, 1), max(st.Slots, 1)
+		wanted := st.pack(requests, cfg.Tick)
+		o.stages[st.Function] = wanted
+		st.pass(requests, wanted, cfg.Tick)
+	}
+	return o, nil
+}
+
+func (c *OracleConfig) check() error {
+	var errs []error
+	if !slices.IsSorted(c.Arrivals) || len(c.Arrivals) > 0 && c.Arrivals[0] < 0 {
+		errs = append(errs, errors.New("oracle: arrivals are not ascending from the beginning, want them so"))
+	}
+	if !(c.Wait >= 0 && c.Wait <= 1000) {
+		errs = append(errs, fmt.Errorf("oracle: wait of %g times the service, want 0 to 1000", c.Wait))
+	}
+	if c.Tick < 0 {
+		errs = append(errs, fmt.Errorf("oracle: tick of %v, want more than 0", c.Tick))
+	}
+	for i, st := range c.Stages {
+		if st.Service <= 0 || st.Start < 0 || st.Batch < 0 || st.Slots < 0 || st.Most < 0 || !(st.BatchCost >= 0) || math.IsInf(st.BatchCost, 1) {
+			errs = append(errs, fmt.Errorf("oracle: stage %d, %q: %+v, want a service time, and nothing below 0", i, st.Function, st))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// visit is a request at a stage.
+type visit struct{ at, due time.Duration } // when it comes, and when it should begin at the latest
+
+// server is a slot while requests are packed: its last batch.
+type server struct {
+	begin, end time.Duration
+	calls      int
+}
+
+// takes is how long a batch does.
+func (st *OracleStage) takes(calls int) time.Duration {
+	return time.Duration(float64(st.Service) * (1 + st.BatchCost*float64(calls-1)))
+}
+
+// pack gives requests to servers and returns when replicas are wanted for them.
+func (st *OracleStage) pack(requests []visit, tick time.Duration) stretches {
+	var servers []server
+	var replicas [][]span
+	for _, r := range requests {
+		i := 0
+		for i < len(servers) && servers[i].next(r.at, st.Batch) > max(r.due, r.at) {
+			i++
+		}
+		if i == len(servers) {
+			if st.Most > 0 && i == st.Most*st.Slots {
+				i = soonest(servers, r.at, st.Batch)
+			} else {
+				servers = append(servers, server{end: math.MinInt64})
+			}
+		}
+		sv := &servers[i]
+		if begin := sv.next(r.at, st.Batch); begin == sv.begin && sv.calls > 0 && begin < sv.end {
+			sv.calls++
+		} else {
+			sv.begin, sv.calls = begin, 1
+		}
+		sv.end = sv.begin + st.takes(sv.calls)
+		if i/st.Slots == len(replicas) {
+			replicas = append(replicas, nil)
+		}
+		replicas[i/st.Slots] = join(replicas[i/st.Slots], span{sv.begin, sv.end}, st.Start+tick)
+	}
+	var out stretches
+	for _, spans := range replicas {
+		for _, s := range spans {
+			out.from, out.until = append(out.from, s.from-st.Start-tick), append(out.until, s.until)
+		}
+	}
+	slices.Sort(out.from)
+	slices.Sort(out.until)
+	return out
+}
+
+// next is when the server could begin a request that comes at some time: with its last batch, if that has room and has not begun.
+func (sv *server) next(at time.Duration, batch int) time.Duration {
+	if sv.calls < batch && sv.begin >= at && sv.calls > 0 {
+		return sv.begin
+	}
+	return max(sv.end, at)
+}
+
+func soonest(servers []server, at time.Duration, batch int) int {
+	best := 0
+	for i := range servers {
+		if servers[i].next(at, batch) < servers[best].next(at, batch) {
+			best = i
+		}
+	}
+	return best
+}
+
+// span is a stretch of time.
+type span struct{ from, until time.Duration }
+
+// join adds a span to those of a replica, and makes one of those that are no further apart than gap.
+func join(spans []span, s span, gap time.Duration) []span {
+	for n := len(spans); n > 0 && s.from <= spans[n-1].until+gap; n-- {
+		last := spans[n-1]
+		s = span{min(last.from, s.from), max(last.until, s.until)}
+		spans = spans[:n-1]
+	}
+	return append(spans, s)
+}
+
+// pass sets when requests come to the next stage, and are due there: they leave a queue whose replicas are decided on each tick.
+func (st *OracleStage) pass(requests []visit, wanted stretches, tick time.Duration) {
+	have := max(wanted.at(0), 1)
+	free := make(times, have*st.Slots) // when servers are
+	next := tick
+	for i := 0; i < len(requests); {
+		begin := max(requests[i].at, free[0])
+		if next <= begin {
+			count := max(wanted.at(next), 1)
+			for ; have < count; have++ {
+				for range st.Slots {
+					free.push(next + st.Start)
+				}
+			}
+			for ; have > count; have-- {
+				for range st.Slots {
+					free.pop()
+				}
+			}
+			next += tick
+			continue
+		}
+		k := i + 1
+		for k < len(requests) && k-i < st.Batch && requests[k].at <= begin {
+			k++
+		}
+		free.pop()
+		end := begin + st.takes(k-i)
+		free.push(end)
+		for ; i < k; i++ {
+			requests[i] = visit{end, requests[i].due + st.Service}
+		}
+	}
+	slices.SortStableFunc(requests, func(a, b visit) int { return cmp.Compare(a.at, b.at) })
+}
+
+// OracleMemory is what the Oracle remembers: when the run began.
+type OracleMemory struct{ Begin time.Time }
+
+// Merge joins the memories of two domains that have become one.
+func (Oracle) Merge(a, b OracleMemory) OracleMemory {
+	if a.Begin.IsZero() || !b.Begin.IsZero() && b.Begin.Before(a.Begin) {
+		return b
+	}
+	return a
+}
+
+// Allocate implements plan.Allocator. The run begins with the first decision; functions that the Oracle has no plan for have their minimum.
+func (o Oracle) Allocate(s plan.Snapshot, d plan.Domain, m OracleMemory) (plan.Alloc, OracleMemory, error) {
+	if m.Begin.IsZero() {
+		m.Begin = s.At
+	}
+	t := max(s.At.Sub(m.Begin), 0)
+	out, _, err := each(&s, d, nil, func(f *plan.Function, _ struct{}, _ bool) (int, struct{}, string) {
+		z, ok := o.stages[f.Name]
+		if !ok {
+			return 0, struct{}{}, "the minimum: not of the oracle's pipeline"
+		}
+		count := z.at(t)
+		return count, struct{}{}, fmt.Sprintf("%d foreseen for %v from the beginning", count, t.Round(time.Millisecond))
+	})
+	return out, m, err
+}
+
+// times is a heap with the earliest first.
+type times []time.Duration
+
+func (h *times) push(t time.Duration) {
+	a := append(*h, t)
+	i := len(a) - 1
+	for ; i > 0 && a[(i-1)/2] > t; i = (i - 1) / 2 {
+		a[i] = a[(i-1)/2]
+	}
+	a[i] = t
+	*h = a
+}
+
+func (h *times) pop() time.Duration {
+	a := *h
+	top, n := a[0], len(a)-1
+	t := a[n]
+	a = a[:n]
+	i := 0
+	for k := 1; k < n; k = 2*i + 1 {
+		if k+1 < n && a[k+1] < a[k] {
+			k++
+		}
+		if a[k] >= t {
+			break
+		}
+		a[i] = a[k]
+		i = k
+	}
+	if n > 0 {
+		a[i] = t
+	}
+	*h = a
+	return top
+}
