@@ -1,0 +1,109 @@
+package quart
+
+import (
+	"slices"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/baseline"
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/sim"
+	"github.com/stagecoach-serving/stagecoach/sim/study"
+)
+
+// The names of contenders that claims are about.
+const (
+	oursName      = "ours"
+	inflessName   = "infless"
+	inferlineName = "inferline"
+	cocktailName  = "cocktail"
+)
+
+// contenders are all of them: baselines, the oracle, ours, and ours without each of its parts.
+func contenders() []study.Contender {
+	return slices.Concat(baselines(), []study.Contender{ours()}, ablations(), observers())
+}
+
+// compared is a contender that is on all settings but observations, where replicas are given.
+func compared(c study.Contender) study.Contender {
+	c.In = func(s study.Setting) bool { return s.Group != observed }
+	return c
+}
+
+// rivals is how baselines' levels other than their allocator are: nothing is corrected; what does not fit on the GPUs is trimmed where it
+// gains least, which is more than most of them do themselves; replicas are spread, and nothing is loaded ahead.
+var rivals = policy.Names{Corrector: "none", Sharer: "gain", Placer: "spread", Warmer: "none"}
+
+// rival puts a baseline's allocator into a scenario, with a start from disk or the page cache.
+func rival[M any](s sim.Scenario, name string, make func(sim.Run) (plan.Allocator[M], error)) sim.Scenario {
+	s = starts(s, plainStart)
+	s.Policies = []sim.Policy{{Name: name, Make: func(r sim.Run) (policy.Set, error) {
+		set, err := rivals.Choose()
+		if err != nil {
+			return set, err
+		}
+		a, err := make(r)
+		return policy.WithAllocator(set, name, a), err
+	}}}
+	return s
+}
+
+// always is an allocator that does not depend on the run.
+func always[M any](a plan.Allocator[M]) func(sim.Run) (plan.Allocator[M], error) {
+	return func(sim.Run) (plan.Allocator[M], error) { return a, nil }
+}
+
+func seconds(v float64) time.Duration { return time.Duration(v * float64(time.Second)) }
+
+func baselines() []study.Contender {
+	return []study.Contender{
+		compared(study.Contender{
+			Name: "static", Title: "fixed counts", Source: "provisioned for what is known beforehand; the default is half of the GPUs",
+			Space: []study.Knob{{Name: "level", Low: 1, High: gpus / stages}}, Defaults: []float64{gpus / stages / 2},
+			Apply: func(s sim.Scenario, k []float64) sim.Scenario {
+				return rival(s, "static", always[struct{}](baseline.Static{Level: k[0]}))
+			},
+		}),
+		compared(study.Contender{
+			Name: "uniform", Title: "whole pipelines", Source: "section 3.3: all stages in proportion, by the need of the one that needs the most; our own sizing",
+			Space: sizing, Defaults: sizingDefaults,
+			Apply: func(s sim.Scenario, k []float64) sim.Scenario {
+				return rival(s, "uniform", always[autoscaler.Memory](autoscaler.NewUniform(sized(k))))
+			},
+		}),
+		compared(study.Contender{
+			Name: "hpa", Title: "Kubernetes HPA", Source: "HorizontalPodAutoscaler, autoscaling/v2, with its defaults",
+			Space:    []study.Knob{{Name: "target", Low: 0.2, High: 0.95}, {Name: "stabilize_s", Low: 15, High: 300, Log: true}},
+			Defaults: []float64{baseline.HPATarget, baseline.HPAStabilize.Seconds()},
+			Apply: func(s sim.Scenario, k []float64) sim.Scenario {
+				return rival(s, "hpa", always(baseline.NewHPA(baseline.HPAConfig{Target: k[0], Stabilize: seconds(k[1])})))
+			},
+		}),
+		compared(study.Contender{
+			Name: "kpa", Title: "Knative KPA", Source: "Knative's Pod Autoscaler on concurrency, with its defaults",
+			Space: []study.Knob{
+				{Name: "target", Low: 0.2, High: 1}, {Name: "stable_s", Low: 6, High: 120, Log: true}, {Name: "panic", Low: 0.05, High: 1}, {Name: "threshold", Low: 1.1, High: 5, Log: true},
+			},
+			Defaults: []float64{baseline.KPATarget, baseline.KPAStable.Seconds(), baseline.KPAPanic, baseline.KPAThreshold},
+			Apply: func(s sim.Scenario, k []float64) sim.Scenario {
+				return rival(s, "kpa", always(baseline.NewKPA(baseline.KPAConfig{Target: k[0], Stable: seconds(k[1]), Panic: k[2], Threshold: k[3]})))
+			},
+		}),
+	}
+}
+
+// sizing is the search space of what sizes by queueing theory.
+var (
+	sizing = []study.Knob{
+		{Name: "drain_s", Low: 0.25, High: 8, Log: true},
+		{Name: "hold_s", Low: 2, High: 120, Log: true},
+		{Name: "panic_s", Low: 5, High: 240, Log: true},
+		{Name: "attainment", Low: 0.5, High: 0.999},
+	}
+	sizingDefaults = []float64{autoscaler.DrainWithin.Seconds(), autoscaler.Hold.Seconds(), autoscaler.Panic.Seconds(), autoscaler.Attainment}
+)
+
+func sized(k []float64) autoscaler.Config {
+	return autoscaler.Config{DrainWithin: seconds(k[0]), Hold: seconds(k[1]), Panic: seconds(k[2]), Attainment: k[3]}
+}

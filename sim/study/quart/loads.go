@@ -1,0 +1,154 @@
+package quart
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/load/arrivals"
+	"github.com/stagecoach-serving/stagecoach/sim"
+	"github.com/stagecoach-serving/stagecoach/sim/study"
+)
+
+// A run warms up, then counts.
+const (
+	warmup  = time.Minute
+	counted = 3 * time.Minute
+	window  = warmup + counted
+)
+
+// The seeds of the comparison and those that contenders are tuned on.
+var (
+	testSeeds  = study.Seeds{First: 1, N: 10}
+	trainSeeds = study.Seeds{First: 101, N: 2}
+)
+
+// cvs are the coefficients of variation of gaps that section 8.3 draws arrivals with; gaps are gamma.
+var cvs = []float64{0.1, 1, 2, 4, 8}
+
+// gammaSetting is m under a renewal process of gamma gaps. Its training load is that of other seeds.
+func gammaSetting(m Model, cv float64) study.Setting {
+	group := "cv=" + strconv.FormatFloat(cv, 'g', -1, 64)
+	name := m.Name + " " + group
+	return study.Setting{
+		Name: name, Model: m.Name, Group: group, Service: m.Time, Train: tunedOn(m),
+		Scenario: func(bool) sim.Scenario { return m.scenario(name, renewal(m.Rate(), cv)) },
+	}
+}
+
+func renewal(rate, cv float64) sim.Arrivals {
+	return sim.Arrivals{Rate: strconv.FormatFloat(rate, 'g', -1, 64), CV: &cv}
+}
+
+// tunedOn says whether contenders are tuned on m: on the paper's own example and on one that batches nothing.
+func tunedOn(m Model) bool { return m.Name == bert || m.Name == llama }
+
+// trace is a public recording of requests for models.
+type trace struct {
+	Name   string
+	Source string
+	file   string
+	format arrivals.Format
+	// tick, if not 0, is how coarse its instants are: they are counted by it and spread evenly by chance, since that many at once are its
+	// clock's and not its callers'.
+	tick   time.Duration
+	first  time.Duration // of it, in which the windows for training are; those of the comparison are in the rest
+	models []string      // that it is played to
+}
+
+// noFunctions is why the paper's own trace is not among them.
+const noFunctions = "of Microsoft's Azure Functions trace, which the paper replays without saying which functions of it and how scaled, " +
+	"only samples can be had: four functions with at most five calls a minute, and 199 calls in 20 minutes. Each call would have to stand for hundreds"
+
+// traces are those that can be played. The first is as bursty as the paper says its own is.
+func traces() []trace {
+	const llm, early = "Azure LLM inference trace 2023 (Patel et al., Splitwise, ISCA 2024), ", 4 * window
+	return []trace{
+		{
+			Name: "azure-code", Source: llm + "code", file: "azure-llm-2023/AzureLLMInferenceTrace_code.csv.gz", format: arrivals.AzureLLM, first: early,
+			models: []string{bert, llama, whisper, opt, resnet},
+		},
+		{
+			Name: "azure-conv", Source: llm + "conversation", file: "azure-llm-2023/AzureLLMInferenceTrace_conv.csv.gz", format: arrivals.AzureLLM,
+			first: early, models: []string{bert, llama},
+		},
+		{
+			Name: "mooncake", Source: "Mooncake conversation trace (Qin et al., FAST 2025)", file: "mooncake/conversation_trace.jsonl.gz",
+			format: arrivals.Mooncake, tick: 3 * time.Second, first: early, models: []string{bert},
+		},
+		{
+			Name: "twitter", Source: "Twitter stream, 2018-04-25, 06:30 to 07:00", file: "twitter/twitter-2018-04-25_30min_rps.csv",
+			format: arrivals.Counts, first: 2 * window, models: []string{bert},
+		},
+	}
+}
+
+// read reads the whole trace.
+func (t trace) read(open sim.Opener) (arrivals.Trace, error) {
+	f, err := open(t.file)
+	if err != nil {
+		return arrivals.Trace{}, err
+	}
+	defer f.Close()
+	all, err := arrivals.ReadTrace(f, t.format, "")
+	if err != nil {
+		return all, fmt.Errorf("%s: %w", t.file, err)
+	}
+	if t.tick > 0 {
+		all = counts(all, t.tick)
+	}
+	return all, nil
+}
+
+// counts forgets where within a tick instants were.
+func counts(t arrivals.Trace, tick time.Duration) arrivals.Trace {
+	out := arrivals.Trace{Bucket: tick, Counts: make([]float64, t.Length/tick+1)}
+	for _, at := range t.Times {
+		out.Counts[(at+tick/2)/tick]++ // ticks come a millisecond early or late
+	}
+	out.Length = time.Duration(len(out.Counts)) * tick
+	return out
+}
+
+// windows is how many runs' lengths are in the first part of a trace of some length, or in the rest, and where they begin.
+func (t trace) windows(length time.Duration, train bool) (from time.Duration, n int) {
+	from, to := t.first, length
+	if train {
+		from, to = 0, t.first
+	}
+	return from, int((to - from) / window)
+}
+
+// play is the part of a trace that a seed has, at some mean rate of the whole: as many arrivals more, each anywhere up to the next, or
+// fewer, drawn by chance. Time is as it was.
+func (t trace) play(all arrivals.Trace, rate float64, train bool, seed uint64) (arrivals.Source, error) {
+	begin, n := t.windows(all.Length, train)
+	first := testSeeds.First
+	if train {
+		first = trainSeeds.First
+	}
+	if n == 0 || seed < first {
+		return nil, fmt.Errorf("trace %s, seed %d: want one from %d on, and %v of a trace, which has %v", t.Name, seed, first, begin+window, all.Length)
+	}
+	from := begin + time.Duration((seed-first)%uint64(n))*window
+	part, err := all.Cut(from, from+window)
+	if err != nil {
+		return nil, fmt.Errorf("trace %s: %w", t.Name, err)
+	}
+	return part.Replay(arrivals.Replay{Scale: rate * all.Length.Seconds() / all.Arrivals()}, seed)
+}
+
+// settings are models under a trace that has been read, each seed in a window of its own.
+func (t trace) settings(all arrivals.Trace, models []Model) []study.Setting {
+	var out []study.Setting
+	for _, m := range models {
+		name := m.Name + " " + t.Name
+		out = append(out, study.Setting{
+			Name: name, Model: m.Name, Group: t.Name, Service: m.Time, Train: tunedOn(m),
+			Scenario: func(train bool) sim.Scenario {
+				return m.scenario(name, sim.Arrivals{Make: func(seed uint64) (arrivals.Source, error) { return t.play(all, m.Rate(), train, seed) }})
+			},
+		})
+	}
+	return out
+}

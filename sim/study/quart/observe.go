@@ -1,0 +1,68 @@
+package quart
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/baseline"
+	"github.com/stagecoach-serving/stagecoach/sim"
+	"github.com/stagecoach-serving/stagecoach/sim/study"
+)
+
+// observed is the group of settings in which nobody is compared: section 3's observations of a pipeline whose replicas are given.
+const observed = "observed"
+
+// The contenders of those settings.
+const (
+	oneEach   = "one-each"
+	fourWhole = "four-whole"
+)
+
+const (
+	fiveStages = bert + " in 5 stages, cv="
+	fourOfIt   = bert + " in one piece, 4 replicas"
+	// observedLoad is the part of the time that the slowest of five stages computes. Section 3 does not say how many requests came.
+	observedLoad = 0.8
+	observedFor  = 10 * time.Minute // section 3.1
+)
+
+// observations are section 3's settings: BERT-21B in five stages on five GPUs with arrivals of some CV, and section 2.1's four replicas
+// of the whole, which get more than they can do.
+func observations() []study.Setting {
+	m := bert5()
+	slowest := slices.Max(m.GiB) / m.Size() * m.Time.Seconds()
+	var out []study.Setting
+	for _, cv := range []float64{0.1, 1, 4} {
+		out = append(out, observation(m, fiveStages+strconv.FormatFloat(cv, 'g', -1, 64), observedLoad/slowest, cv))
+	}
+	return append(out, observation(m, fourOfIt, 1.5*4/m.Time.Seconds(), 1))
+}
+
+func observation(m Model, name string, rate, cv float64) study.Setting {
+	return study.Setting{
+		Name: name, Model: m.Name, Group: observed, Service: m.Time,
+		Scenario: func(bool) sim.Scenario {
+			s := m.scenario(name, renewal(rate, cv))
+			s.Duration = warmup + observedFor
+			return s
+		},
+	}
+}
+
+// observers serve the observations.
+func observers() []study.Contender {
+	is := func(c study.Contender, four bool) study.Contender {
+		c.Source = "as many as the paper has"
+		c.In = func(s study.Setting) bool { return s.Group == observed && (s.Name == fourOfIt) == four }
+		return c
+	}
+	return []study.Contender{
+		is(study.Contender{Name: oneEach, Title: "one replica a stage", Apply: func(s sim.Scenario, _ []float64) sim.Scenario {
+			return rival(s, oneEach, always[struct{}](baseline.Static{Level: 1}))
+		}}, false),
+		is(study.Contender{Name: fourWhole, Title: "four replicas of the whole", Apply: func(s sim.Scenario, _ []float64) sim.Scenario {
+			return rival(whole(s), fourWhole, always[struct{}](baseline.Static{Level: 4}))
+		}}, true),
+	}
+}

@@ -1,0 +1,65 @@
+package quart
+
+import (
+	"github.com/stagecoach-serving/stagecoach/autoscaler"
+	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/sim"
+	"github.com/stagecoach-serving/stagecoach/sim/study"
+)
+
+// parts are what ours is made of; an ablation changes one.
+type parts struct {
+	names policy.Names // all defaults
+	quart autoscaler.QuartConfig
+	start func(sim.Bytes) sim.Start
+}
+
+// put puts ours with a configuration into a scenario: the one place that knows what is tuned. Knobs are in the order of sizing.
+func (p parts) put(s sim.Scenario, name string, k []float64) sim.Scenario {
+	s = starts(s, p.start)
+	s.Policies = []sim.Policy{{Name: name, Make: func(sim.Run) (policy.Set, error) {
+		set, err := p.names.Choose()
+		if err != nil {
+			return set, err
+		}
+		set = policy.WithAllocator(set, "sizer", autoscaler.NewSizer(sized(k)))
+		if p.names.Corrector == "" {
+			set = policy.WithCorrector(set, "quart", autoscaler.NewQuart(p.quart))
+		}
+		return set, nil
+	}}}
+	return s
+}
+
+// ours is what Stagecoach does when nothing is configured.
+func ours() study.Contender {
+	return compared(study.Contender{
+		Name: oursName, Title: "Stagecoach", Source: "this repository's defaults, with the KeysManager", Space: sizing, Defaults: sizingDefaults, Ours: true,
+		Apply: func(s sim.Scenario, k []float64) sim.Scenario { return parts{start: keptStart}.put(s, oursName, k) },
+	})
+}
+
+// ablations are ours without a part, with what ours was tuned to.
+func ablations() []study.Contender {
+	var out []study.Contender
+	for _, a := range []struct {
+		name, title string
+		parts
+	}{
+		{"no-corrector", "no corrector, smoother or compensator", parts{start: keptStart, names: policy.Names{Corrector: "none"}}},
+		{"no-pid", "no PID", parts{start: keptStart, quart: autoscaler.QuartConfig{NoPID: true}}},
+		{"no-smooth", "no smoother", parts{start: keptStart, quart: autoscaler.QuartConfig{NoSmooth: true}}},
+		{"no-cpu", "no CPU compensation", parts{start: keptStart, quart: autoscaler.QuartConfig{NoCPU: true}}},
+		{"no-keysmanager", "no KeysManager: baselines' starts", parts{start: plainStart, names: policy.Names{Warmer: "none"}}},
+		{"no-key-list", "no list of key stages: nothing is warmed", parts{start: keptStart, names: policy.Names{Warmer: "none"}}},
+		{"no-qna", "the smoother takes burstiness to stay as it is", parts{start: keptStart, quart: autoscaler.QuartConfig{Predictor: autoscaler.Persistence{}}}},
+	} {
+		c := compared(study.Contender{
+			Name: a.name, Title: a.title, Source: "ours without a part", Space: sizing, Defaults: sizingDefaults, Like: oursName, Ours: true,
+			Apply: func(s sim.Scenario, k []float64) sim.Scenario { return a.put(s, a.name, k) },
+		})
+		c.In = func(s study.Setting) bool { return s.Train } // the models that are tuned on, each load
+		out = append(out, c)
+	}
+	return out
+}

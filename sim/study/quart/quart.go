@@ -1,0 +1,85 @@
+package quart
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/sim"
+	"github.com/stagecoach-serving/stagecoach/sim/study"
+)
+
+// What the study asks.
+const (
+	budget     = 2 * work // GPUs on average that a configuration may be chosen with
+	candidates = 24       // configurations of each contender that are tried
+)
+
+// multiples are of a model's time: what section 8.2 counts requests within, and the objective.
+var multiples = []float64{1, 1.5, objective, 2.5, 3}
+
+// Full is the whole evaluation. Traces are opened by their paths in $STAGECOACH_DATA; settings of those that are not there are left out,
+// which the study says. An error says that one could not be read.
+func Full(open sim.Opener) (study.Study, error) {
+	s := base()
+	s.Title = "QUART (ICDCS'24) against tuned opponents"
+	for _, cv := range cvs {
+		for _, m := range Models() {
+			s.Settings = append(s.Settings, gammaSetting(m, cv))
+		}
+	}
+	for _, t := range traces() {
+		models := slices.DeleteFunc(Models(), func(m Model) bool { return !slices.Contains(t.models, m.Name) })
+		all, err := t.read(open)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			s.LeftOut = append(s.LeftOut, study.LeftOut{Setting: t.Name, Why: err.Error()})
+		case err != nil:
+			return s, fmt.Errorf("quart: %w", err)
+		default:
+			s.Settings = append(s.Settings, t.settings(all, models)...)
+		}
+	}
+	s.LeftOut = append(s.LeftOut, study.LeftOut{Setting: "azure-functions", Why: noFunctions})
+	s.Settings = append(s.Settings, observations()...)
+	s.Contenders = contenders()
+	return s, nil
+}
+
+// Quick is a small part of [Full] for a look, and for tests: BERT-21B under even and under bursty arrivals, a minute each, on two seeds.
+func Quick() study.Study {
+	s := base()
+	s.Title = "QUART (ICDCS'24) against tuned opponents, a quick look"
+	for _, cv := range []float64{1, 8} {
+		x := gammaSetting(Models()[0], cv)
+		whole := x.Scenario
+		x.Scenario = func(train bool) sim.Scenario {
+			s := whole(train)
+			s.Warmup, s.Duration = quickWarmup, quickWarmup+quickCounted
+			return s
+		}
+		s.Settings = append(s.Settings, x)
+	}
+	s.Contenders = slices.DeleteFunc(contenders(), func(c study.Contender) bool { return !slices.Contains(quick, c.Name) })
+	s.Test.N = 2
+	s.Train.N = 1
+	return s
+}
+
+// What [Quick] is made of.
+const (
+	quickWarmup  = 20 * time.Second
+	quickCounted = 40 * time.Second
+)
+
+var quick = []string{"static", "kpa", oursName}
+
+// base is what both have.
+func base() study.Study {
+	return study.Study{
+		Name: "quart", Ours: oursName, Budget: budget, Candidates: candidates, Train: trainSeeds, Test: testSeeds, Multiples: multiples, Objective: objective,
+		Judge: judge,
+	}
+}
