@@ -1,5 +1,6 @@
-// Package chart draws time series as a small SVG, readable on light and dark backgrounds: one panel a series, one above
-// the other on a shared time axis, because queue lengths and replica counts do not share a scale.
+// Package chart draws measurements as SVG, readable on light and dark backgrounds. A [Figure] has panels of bars, points and matrices of
+// ratios; a [Plot] has lines; a [Chart] has time series one above the other on a shared axis, because queue lengths and replica counts do
+// not share a scale.
 package chart
 
 import (

@@ -44,7 +44,7 @@ type Tip struct {
 }
 
 // Palette are the colours of lines, told apart on light and dark backgrounds and by those who see fewer of them.
-var Palette = [...]string{"#3b82f6", "#e08a1e", "#20a46b", "#c0508f", "#8a6fe0", "#159aa8", "#d6544a", "#8a8f2a"}
+var Palette = [...]string{"#3b82f6", "#e08a1e", "#20a46b", "#c0508f", "#8a6fe0", "#159aa8", "#d6544a", "#8a8f2a", "#7d8590", "#a0622d"}
 
 // PlotStyle is the style sheet of plots.
 const PlotStyle = `

@@ -1,0 +1,158 @@
+package chart
+
+import (
+	"errors"
+	"fmt"
+	"html"
+	"io"
+	"slices"
+	"strings"
+)
+
+// Figure is panels that belong together, in a file of its own: a title, one legend for all of them, and notes.
+//
+// Series that have a Name and a Style in several panels are one in the legend. A style is a number from 0: a colour, a shape of points
+// and a hatching of bars that together differ from those of the next 49 styles, so that nobody needs the colour alone.
+type Figure struct {
+	Title   string
+	Notes   []string // below the panels: where the numbers are from
+	Columns int      // panels in a row; 0: 1
+	Panels  []Panel
+}
+
+// Panel is a drawing in a Figure: [Bars], [Scatter] or [Heat].
+type Panel interface {
+	check() error // that its lengths match
+	keys() []key  // what the legend says of it
+	height(width float64) float64
+	draw(c *canvas, at box)
+}
+
+// key is an entry of a legend.
+type key struct {
+	name  string
+	style int
+	kind  keyKind
+}
+
+type keyKind int
+
+const (
+	ofBars keyKind = iota
+	ofPoints
+	ofLines
+	ofMissing // a cross: no value
+)
+
+type box struct{ x, y, w, h float64 }
+
+const (
+	figureW   = 900
+	figurePad = 10
+	panelGap  = 16
+)
+
+// WriteSVG draws f. It returns an error when lengths in a panel do not match.
+func (f Figure) WriteSVG(w io.Writer) error {
+	var errs []error
+	for i, p := range f.Panels {
+		if err := p.check(); err != nil {
+			errs = append(errs, fmt.Errorf("figure %q: panel %d: %w", f.Title, i+1, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	keys := f.keys()
+	var c canvas
+	y := c.title(f.Title)
+	y = c.legend(keys, y)
+	y = f.panels(&c, y)
+	for _, n := range f.Notes {
+		for _, l := range wrap(n, figureW-2*figurePad, 11) {
+			y += 15
+			c.text("m n", figurePad, y-3, "start", l)
+		}
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" width="%d" height="%.0f" role="img" aria-label="%s">`, figureW, y+figurePad, figureW, y+figurePad, html.EscapeString(f.Title))
+	b.WriteString("\n" + figureStyle() + patterns(keys) + c.String() + "</svg>\n")
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// keys are those of all panels, each once.
+func (f Figure) keys() []key {
+	var out []key
+	for _, p := range f.Panels {
+		for _, k := range p.keys() {
+			same := func(o key) bool {
+				return o.name == k.name && o.style == k.style && (o.kind == ofBars) == (k.kind == ofBars)
+			}
+			if k.name != "" && !slices.ContainsFunc(out, same) {
+				out = append(out, k)
+			}
+		}
+	}
+	return out
+}
+
+// panels draws the rows of panels below y and returns where they end.
+func (f Figure) panels(c *canvas, y float64) float64 {
+	columns := max(f.Columns, 1)
+	w := (figureW - 2*figurePad - float64(columns-1)*panelGap) / float64(columns)
+	for row := range slices.Chunk(f.Panels, columns) {
+		h := 0.0
+		for _, p := range row {
+			h = max(h, p.height(w))
+		}
+		for i, p := range row {
+			p.draw(c, box{figurePad + float64(i)*(w+panelGap), y, w, h})
+		}
+		y += h + panelGap
+	}
+	return y
+}
+
+// title draws the title at the top and returns where it ends.
+func (c *canvas) title(s string) float64 {
+	y := 8.0
+	for _, l := range wrap(s, (figureW-2*figurePad)/1.1, 15) { // 1.1: it is bold
+		y += 18
+		c.text("t", figurePad, y-4, "start", l)
+	}
+	return y + 4
+}
+
+// legend draws entries in as many lines as they need and returns where they end.
+func (c *canvas) legend(keys []key, y float64) float64 {
+	if len(keys) == 0 {
+		return y + 4
+	}
+	x := float64(figurePad)
+	for _, k := range keys {
+		w := 36 + textWidth(k.name, 12)
+		if x > figurePad && x+w > figureW {
+			x, y = figurePad, y+19
+		}
+		c.symbol(k, x, y)
+		c.text("", x+22, y+11, "start", k.name)
+		x += w
+	}
+	return y + 28
+}
+
+// symbol draws what stands for a series in the legend, in a field of 18 by 14.
+func (c *canvas) symbol(k key, x, y float64) {
+	switch k.kind {
+	case ofBars:
+		c.bar(k.style, box{x, y, 18, 14}, "")
+	case ofPoints:
+		c.point(k.style, x+9, y+7, 5, "f", "")
+	case ofLines:
+		c.stroke(k.style, x, y+7, x+18, y+7)
+		c.point(k.style, x+9, y+7, 4.5, "f", "")
+	case ofMissing:
+		c.cross(x+9, y+7)
+	}
+}
