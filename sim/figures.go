@@ -3,6 +3,7 @@ package sim
 import (
 	"cmp"
 	"slices"
+	"sort"
 	"time"
 
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
@@ -55,10 +56,7 @@ type bucket struct {
 // Attained returns the part of the offered requests that were answered within d, as far as latencies that differ by less than 0.1 %
 // can be told apart. Attainment is exact.
 func (p *PipelineFigures) Attained(d time.Duration) float64 {
-	i, ok := slices.BinarySearchFunc(p.latency, d, func(b bucket, d time.Duration) int { return cmp.Compare(b.from, d) })
-	if ok {
-		i++
-	}
+	i := sort.Search(len(p.latency), func(i int) bool { return p.latency[i].from > d })
 	if i == 0 {
 		return 0
 	}

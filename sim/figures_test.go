@@ -82,6 +82,15 @@ func TestLatencies(t *testing.T) {
 	}
 }
 
+// TestAttained: what took as long as is asked for is in time.
+func TestAttained(t *testing.T) {
+	p := PipelineFigures{Offered: 10, latency: []bucket{{time.Millisecond, 4}, {2 * time.Millisecond, 8}}}
+	for d, want := range map[time.Duration]float64{0: 0, 999 * time.Microsecond: 0, time.Millisecond: 0.4, 1999 * time.Microsecond: 0.4, 2 * time.Millisecond: 0.8, time.Hour: 0.8} {
+		near(t, d.String(), p.Attained(d), want, 0)
+	}
+	near(t, "nothing", (&PipelineFigures{}).Attained(time.Second), 0, 0)
+}
+
 // TestStartsByKey: starts are told apart by path and by whether the stage was a key stage when they were ordered.
 func TestStartsByKey(t *testing.T) {
 	m := model(t, burst)

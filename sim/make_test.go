@@ -89,6 +89,9 @@ func TestMadePolicy(t *testing.T) {
 	}
 	for i, seed := range []uint64{1, 2, 3} {
 		is := runs[1][i]
+		if is.Complaint != "" {
+			t.Error(is.Complaint)
+		}
 		if got := float64(len(known[seed])); got == 0 || got != is.Pipelines[0].Offered || got != runs[0][i].Pipelines[0].Offered || !slices.IsSorted(known[seed]) {
 			t.Errorf("seed %d: %g arrivals were told, %g came", seed, got, is.Pipelines[0].Offered)
 		}
