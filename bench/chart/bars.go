@@ -22,9 +22,12 @@ type BarSeries struct {
 	Name   string
 	Style  int
 	Values []float64
-	CI     []float64 // half the width of each value's interval; nil: no whiskers
-	Notes  []string  // put behind each value: "†"; nil: none
+	Ends   []Ends   // of whiskers; nil: none
+	Notes  []string // put behind each value: "†"; nil: none
 }
+
+// Ends are those of an interval around a value; NaN: there is none.
+type Ends struct{ Low, High float64 }
 
 const (
 	barsPlotH = 170
@@ -38,7 +41,7 @@ func (p Bars) check() error {
 			what string
 			n    int
 			need bool
-		}{{"values", len(s.Values), true}, {"intervals", len(s.CI), s.CI != nil}, {"notes", len(s.Notes), s.Notes != nil}} {
+		}{{"values", len(s.Values), true}, {"intervals", len(s.Ends), s.Ends != nil}, {"notes", len(s.Notes), s.Notes != nil}} {
 			if l.need && l.n != len(p.Groups) {
 				return fmt.Errorf("bars %q: series %q has %d %s, want one for each of %d groups", p.Title, s.Name, l.n, l.what, len(p.Groups))
 			}
@@ -89,8 +92,8 @@ func (p Bars) geometry(at box) barGeometry {
 	for _, r := range p.Series {
 		for i, v := range r.Values {
 			s.see(v, p.Log)
-			if r.CI != nil && known(v) && known(r.CI[i]) {
-				s.hi = max(s.hi, v+r.CI[i])
+			if r.Ends != nil && known(v) {
+				s.see(max(r.Ends[i].High, v), p.Log)
 			}
 		}
 	}
@@ -184,22 +187,13 @@ func (p Bars) one(c *canvas, g barGeometry, s BarSeries, i int, x float64) {
 	if g.y.shown(v) {
 		tip := fmt.Sprintf("%s, %s: %s", s.Name, p.Groups[i], s.label(i))
 		end = g.y.at(v)
-		ci := 0.0
-		if s.CI != nil && known(s.CI[i]) {
-			ci = s.CI[i]
-			tip += " ± " + short(ci)
+		if s.Ends != nil && known(s.Ends[i].Low) && known(s.Ends[i].High) {
+			tip += fmt.Sprintf(" (%s to %s)", short(s.Ends[i].Low), short(s.Ends[i].High))
+			end = min(end, g.y.at(s.Ends[i].High))
 		}
-		c.bar(s.Style, box{x + .5, end, max(g.bar-1, .5), g.y.from - end}, tip)
-		if ci > 0 {
-			low, high := g.y.from, g.y.at(v+ci)
-			if g.y.shown(v - ci) {
-				low = g.y.at(v - ci)
-			}
-			tick := min(3, g.bar/3)
-			c.line("w", middle, low, middle, high)
-			c.line("w", middle-tick, high, middle+tick, high)
-			c.line("w", middle-tick, low, middle+tick, low)
-			end = high
+		c.bar(s.Style, box{x + .5, g.y.at(v), max(g.bar-1, .5), g.y.from - g.y.at(v)}, tip)
+		if s.Ends != nil {
+			c.whisker(middle, min(3, g.bar/3), g.y, s.Ends[i])
 		}
 	}
 	switch class := "s o"; {
@@ -213,6 +207,20 @@ func (p Bars) one(c *canvas, g barGeometry, s BarSeries, i int, x float64) {
 	default:
 		c.text(class, middle, end-4, "middle", s.label(i))
 	}
+}
+
+// whisker draws an interval on a vertical scale.
+func (c *canvas) whisker(x, tick float64, y scale, e Ends) {
+	if !known(e.Low) || !y.shown(e.High) || e.Low == e.High {
+		return
+	}
+	low, high := y.from, y.at(e.High)
+	if y.shown(e.Low) {
+		low = y.at(e.Low)
+	}
+	c.line("w", x, low, x, high)
+	c.line("w", x-tick, high, x+tick, high)
+	c.line("w", x-tick, low, x+tick, low)
 }
 
 // name writes the name of group i below it; of groups that are narrower than a line, as many as fit.

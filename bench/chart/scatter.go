@@ -24,9 +24,9 @@ type Points struct {
 	Name   string
 	Style  int
 	X, Y   []float64
-	CI     []float64 // half the width of each Y's interval; nil: no whiskers
-	Strong []int     // points that stand out: larger, with an edge; the others are pale when there is one
-	Tips   []string  // shown where the pointer is on a point; nil: none
+	Ends   []Ends   // of whiskers, around each Y; nil: none
+	Strong []int    // points that stand out: larger, with an edge; the others are pale when there is one
+	Tips   []string // shown where the pointer is on a point; nil: none
 	Join   Join
 }
 
@@ -49,7 +49,7 @@ func (p Scatter) check() error {
 			what string
 			n    int
 			need bool
-		}{{"Y", len(s.Y), true}, {"intervals", len(s.CI), s.CI != nil}, {"tips", len(s.Tips), s.Tips != nil}} {
+		}{{"Y", len(s.Y), true}, {"intervals", len(s.Ends), s.Ends != nil}, {"tips", len(s.Tips), s.Tips != nil}} {
 			if l.need && l.n != len(s.X) {
 				return fmt.Errorf("scatter %q: series %q has %d %s, want one for each of %d X", p.Title, s.Name, l.n, l.what, len(s.X))
 			}
@@ -119,8 +119,9 @@ func (p Scatter) axes(at box, top float64) (x, y scale) {
 			if known(s.X[i]) && known(s.Y[i]) && (s.X[i] > 0 || !p.LogX) && (s.Y[i] > 0 || !p.LogY) {
 				sx.see(s.X[i], p.LogX)
 				sy.see(s.Y[i], p.LogY)
-				if s.CI != nil {
-					sy.see(s.Y[i]+s.CI[i], p.LogY)
+				if s.Ends != nil {
+					sy.see(s.Ends[i].High, p.LogY)
+					sy.see(s.Ends[i].Low, p.LogY)
 				}
 			}
 		}
@@ -192,12 +193,12 @@ func (s Points) lines(c *canvas, x, y scale) {
 		if s.Join == Joined {
 			add(px, y.at(s.Y[i]))
 		}
-		if s.CI != nil && known(s.CI[i]) && s.CI[i] > 0 {
+		if s.Ends != nil && known(s.Ends[i].Low) && y.shown(s.Ends[i].High) {
 			low := y.from
-			if y.shown(s.Y[i] - s.CI[i]) {
-				low = y.at(s.Y[i] - s.CI[i])
+			if y.shown(s.Ends[i].Low) {
+				low = y.at(s.Ends[i].Low)
 			}
-			c.stroke(s.Style, px, low, px, y.at(s.Y[i]+s.CI[i]))
+			c.stroke(s.Style, px, low, px, y.at(s.Ends[i].High))
 		}
 	}
 	flush()
