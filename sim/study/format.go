@@ -12,15 +12,17 @@ import (
 func (i Interval) String() string { return i.with(1, 0, "") }
 
 // Change is that of a ratio as a change in percent: "-48 % (-52 to -43)".
-func (i Interval) Change() string { return i.with(100, -100, " %") }
+func (i Interval) Change() string { return sign(i.Value-1) + i.with(100, -100, " %") }
 
 // Points are those of a difference of parts: "+12 points (9 to 15)".
-func (i Interval) Points() string {
-	sign := ""
-	if i.Value > 0 {
-		sign = "+"
+func (i Interval) Points() string { return sign(i.Value) + i.with(100, 0, " points") }
+
+// sign is what stands before numbers that are no less than 0.
+func sign(v float64) string {
+	if v > 0 {
+		return "+"
 	}
-	return sign + i.with(100, 0, " points")
+	return ""
 }
 
 func (i Interval) with(scale, offset float64, unit string) string {
