@@ -23,6 +23,8 @@ var sets = []Names{
 	{Corrector: "quart-no-cpu", Placer: "first-fit"},
 	{Allocator: "uniform", Corrector: "none", Sharer: "gain"},
 	{Allocator: "fixed", Corrector: "none", Sharer: "gain"},
+	{Allocator: "hpa", Corrector: "none", Sharer: "gain"},
+	{Allocator: "kpa", Corrector: "none", Sharer: "gain"},
 	{Warmer: "none"},
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/baseline"
 	"github.com/stagecoach-serving/stagecoach/placement"
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
@@ -42,6 +43,8 @@ func (n Names) Choose() (Set, error) {
 		"sizer":   allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})},
 		"uniform": allocating[autoscaler.Memory]{autoscaler.NewUniform(autoscaler.Config{})},
 		"fixed":   allocating[struct{}]{autoscaler.Fixed{}},
+		"hpa":     allocating[baseline.HPAMemory]{baseline.NewHPA(baseline.HPAConfig{})},
+		"kpa":     allocating[baseline.KPAMemory]{baseline.NewKPA(baseline.KPAConfig{})},
 	}
 	quart := func(cfg autoscaler.QuartConfig) level {
 		return correcting[autoscaler.QuartMemory]{autoscaler.NewQuart(cfg)}

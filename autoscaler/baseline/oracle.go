@@ -17,6 +17,7 @@ type OracleConfig struct {
 	Arrivals []time.Duration // of all requests, from the run's beginning, ascending
 	Stages   []OracleStage   // of the pipeline: a row, every request asks each once
 	Wait     float64         // how long a request may wait in all, in parts of its service time in all; 0: none waits
+	Floor    float64         // replicas that a stage always has, on average over stages, as [Static]'s level
 	Tick     time.Duration   // between decisions, 0: 1 s
 }
 
@@ -80,9 +81,14 @@ func NewOracle(cfg OracleConfig) (Oracle, error) {
 		requests[i] = visit{at, at + wait}
 	}
 	o := Oracle{make(map[string]stretches, len(cfg.Stages))}
-	for _, st := range cfg.Stages {
+	floor, more := level(cfg.Floor, len(cfg.Stages))
+	for i, st := range cfg.Stages {
 		st.Batch, st.Slots = max(st.Batch, 1), max(st.Slots, 1)
-		wanted := st.pack(requests, cfg.Tick)
+		least := floor
+		if i < more {
+			least++
+		}
+		wanted := st.pack(requests, max(least, 1), cfg.Tick)
 		o.stages[st.Function] = wanted
 		st.pass(requests, wanted, cfg.Tick)
 	}
@@ -123,9 +129,12 @@ func (st *OracleStage) takes(calls int) time.Duration {
 }
 
 // pack gives requests to servers and returns when replicas are wanted for them.
-func (st *OracleStage) pack(requests []visit, tick time.Duration) stretches {
-	var servers []server
-	var replicas [][]span
+func (st *OracleStage) pack(requests []visit, least int, tick time.Duration) stretches {
+	servers := make([]server, least*st.Slots)
+	replicas := make([][]span, least)
+	for i := range replicas {
+		replicas[i] = []span{{0, math.MaxInt64 / 2}}
+	}
 	for _, r := range requests {
 		i := 0
 		for i < len(servers) && servers[i].next(r.at, st.Batch) > max(r.due, r.at) {

@@ -18,19 +18,26 @@ type Static struct {
 
 // Allocate implements plan.Allocator.
 func (z Static) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc, struct{}, error) {
-	n := len(d.Functions)
-	level := min(max(z.Level, 0), math.MaxInt32)
-	whole := math.Floor(level)
-	more := int(math.Round((level - whole) * float64(n)))
+	whole, more := level(z.Level, len(d.Functions))
 	order := topological(&s, d)
 	out, _, err := each(&s, d, nil, func(f *plan.Function, _ struct{}, _ bool) (int, struct{}, string) {
-		count := int(whole)
+		count := whole
 		if slices.Index(order, f.Name) < more {
 			count++
 		}
-		return count, struct{}{}, fmt.Sprintf("%d, %g a stage, whatever comes", count, level)
+		return count, struct{}{}, fmt.Sprintf("%d, %g a stage, whatever comes", count, z.Level)
 	})
 	return out, m, err
+}
+
+// level splits a level of replicas a stage: each of n stages has so many, and the first few one more.
+func level(v float64, n int) (each, more int) {
+	if !(v > 0) {
+		return 0, 0
+	}
+	v = min(v, math.MaxInt32)
+	whole := math.Floor(v)
+	return int(whole), int(math.Round((v - whole) * float64(n)))
 }
 
 // topological sorts the functions of d as they are in its pipelines, one pipeline after another; those of none come last.
