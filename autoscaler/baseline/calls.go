@@ -11,13 +11,18 @@ import (
 // What the papers' policies take from a snapshot alike. They know service times from a profile that they make beforehand: ours is
 // Function.Profile, or, where there is none, what was measured.
 
-// functionOf finds a function of a domain.
-func functionOf(finder *plan.Finder, name string, s *plan.Snapshot) (*plan.Function, error) {
-	f, ok := finder.Function(name)
-	if !ok {
-		return nil, fmt.Errorf("function %q of the domain: not in snapshot %d, want domains of the same snapshot", name, s.Rev)
+// functions finds the functions of a domain.
+func functions(s *plan.Snapshot, d plan.Domain) ([]*plan.Function, error) {
+	out := make([]*plan.Function, len(d.Functions))
+	finder := s.Finder()
+	for i, name := range d.Functions {
+		f, ok := finder.Function(name)
+		if !ok {
+			return nil, fmt.Errorf("function %q of the domain: not in snapshot %d, want domains of the same snapshot", name, s.Rev)
+		}
+		out[i] = f
 	}
-	return f, nil
+	return out, nil
 }
 
 // arriving is how many tasks arrive at f a second; 0: none, or it is not known.
@@ -47,11 +52,16 @@ func batchTime(f *plan.Function, size int) float64 {
 	return a.Mean.Seconds() + (b.Mean-a.Mean).Seconds()*float64(size-a.Size)/float64(b.Size-a.Size)
 }
 
-// measured are the times of batches by size: of the profile with the quota nearest to the declared one, else as they were lately.
+// measured are the times of batches by size: of the profile with the quota nearest to the declared one, the largest where none is
+// declared, else as they were lately.
 func measured(f *plan.Function) []plan.Batched {
-	quota, off := 0, math.MaxInt
+	quota, off := 0, math.Inf(1)
 	for _, p := range f.Profile {
-		if d := abs(p.CPUMilli - f.CPULimit); p.CPUMilli > 0 && p.Mean > 0 && d < off {
+		d := math.Abs(float64(p.CPUMilli) - float64(f.CPULimit))
+		if f.CPULimit <= 0 {
+			d = -float64(p.CPUMilli)
+		}
+		if p.CPUMilli > 0 && p.Mean > 0 && d < off {
 			quota, off = p.CPUMilli, d
 		}
 	}
@@ -70,8 +80,6 @@ func measured(f *plan.Function) []plan.Batched {
 	}
 	return out
 }
-
-func abs(n int) int { return max(n, -n) }
 
 // objectives are the seconds that each function of a domain has for a task, its wait included: its part of a pipeline's objective, by
 // service time, the least of all pipelines it is in; twice its service time where there is no objective; 0: its time is not known.
