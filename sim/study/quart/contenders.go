@@ -22,7 +22,7 @@ const (
 
 // contenders are all of them: baselines, the oracle, ours, and ours without each of its parts.
 func contenders() []study.Contender {
-	return slices.Concat(baselines(), []study.Contender{ours()}, ablations(), observers())
+	return slices.Concat(baselines(), papers(), []study.Contender{oracle(), ours()}, ablations(), observers())
 }
 
 // compared is a contender that is on all settings but observations, where replicas are given.

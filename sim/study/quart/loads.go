@@ -122,11 +122,11 @@ func (t trace) windows(length time.Duration, train bool) (from time.Duration, n 
 // play is the part of a trace that a seed has, at some mean rate of the whole: as many arrivals more, each anywhere up to the next, or
 // fewer, drawn by chance. Time is as it was.
 func (t trace) play(all arrivals.Trace, rate float64, train bool, seed uint64) (arrivals.Source, error) {
-	begin, n := t.windows(all.Length, train)
 	first := testSeeds.First
-	if train {
+	if train = train || seed == sampleSeed; train {
 		first = trainSeeds.First
 	}
+	begin, n := t.windows(all.Length, train)
 	if n == 0 || seed < first {
 		return nil, fmt.Errorf("trace %s, seed %d: want one from %d on, and %v of a trace, which has %v", t.Name, seed, first, begin+window, all.Length)
 	}

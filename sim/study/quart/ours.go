@@ -1,6 +1,8 @@
 package quart
 
 import (
+	"slices"
+
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/policy"
 	"github.com/stagecoach-serving/stagecoach/sim"
@@ -39,6 +41,9 @@ func ours() study.Contender {
 	})
 }
 
+// dissected are the loads that ablations are on, with the models that are tuned on: from even to bursty.
+var dissected = []string{"cv=1", "cv=4", "cv=8", "azure-code"}
+
 // ablations are ours without a part, with what ours was tuned to.
 func ablations() []study.Contender {
 	var out []study.Contender
@@ -58,7 +63,7 @@ func ablations() []study.Contender {
 			Name: a.name, Title: a.title, Source: "ours without a part", Space: sizing, Defaults: sizingDefaults, Like: oursName, Ours: true,
 			Apply: func(s sim.Scenario, k []float64) sim.Scenario { return a.put(s, a.name, k) },
 		})
-		c.In = func(s study.Setting) bool { return s.Train } // the models that are tuned on, each load
+		c.In = func(s study.Setting) bool { return s.Train && slices.Contains(dissected, s.Group) }
 		out = append(out, c)
 	}
 	return out

@@ -99,7 +99,7 @@ func TestContenders(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", c.Name, err)
 			}
-			f, err := m.One(t.Context(), 7)
+			f, err := m.One(t.Context(), 0, 7)
 			if err != nil {
 				t.Fatalf("%s: %v", c.Name, err)
 			}
