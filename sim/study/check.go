@@ -3,7 +3,9 @@ package study
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
+	"strings"
 )
 
 // Check says all that is wrong with a study: names given twice, knobs without range, seeds of training that are of the test, too.
@@ -69,4 +71,32 @@ func knobNames(space []Knob) []string {
 		out[i] = k.Name
 	}
 	return out
+}
+
+// Only leaves of the settings those whose names match the pattern, and of the contenders those that match what follows its first slash.
+// It is called after [Study.Check].
+func (s *Study) Only(pattern string) error {
+	settings, contenders, _ := strings.Cut(pattern, "/")
+	var errs [2]error
+	s.Settings, errs[0] = only(settings, s.Settings, func(x Setting) string { return x.Name })
+	s.Contenders, errs[1] = only(contenders, s.Contenders, func(c Contender) string { return c.Name })
+	return errors.Join(errs[:]...)
+}
+
+func only[T any](pattern string, all []T, name func(T) string) ([]T, error) {
+	r, err := regexp.Compile(pattern)
+	if err != nil {
+		return nil, err
+	}
+	var out []T
+	var names []string
+	for _, x := range all {
+		if names = append(names, name(x)); r.MatchString(name(x)) {
+			out = append(out, x)
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("%q matches none, want some of %s", pattern, strings.Join(names, ", "))
+	}
+	return out, nil
 }

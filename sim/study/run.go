@@ -2,9 +2,7 @@ package study
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"runtime"
 	"slices"
 	"sync"
@@ -145,42 +143,3 @@ func (s *Study) taken(c *cell, f sim.Figures) run {
 
 // gpus is how many were had on average.
 func (r *run) gpus() float64 { return r.gpuSeconds / r.seconds }
-
-// Available is the study without the settings whose traces cannot be found, which it names in LeftOut.
-func (s Study) Available(open sim.Opener) (Study, error) {
-	settings := s.Settings
-	s.Settings, s.LeftOut = nil, slices.Clone(s.LeftOut)
-	for _, x := range settings {
-		switch err := x.traces(open); {
-		case errors.Is(err, fs.ErrNotExist):
-			s.LeftOut = append(s.LeftOut, LeftOut{x.Name, err.Error()})
-		case err != nil:
-			return s, fmt.Errorf("%s: %w", x.Name, err)
-		default:
-			s.Settings = append(s.Settings, x)
-		}
-	}
-	return s, nil
-}
-
-// traces opens what the setting's scenarios name.
-func (x *Setting) traces(open sim.Opener) error {
-	for _, train := range []bool{false, true} {
-		if train && !x.Train {
-			continue
-		}
-		for _, p := range x.Scenario(train).Pipelines {
-			if p.Arrivals.Trace.File == "" {
-				continue
-			}
-			f, err := open(p.Arrivals.Trace.File)
-			if err != nil {
-				return err
-			}
-			if err := f.Close(); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}

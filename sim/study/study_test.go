@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
-	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -245,22 +243,30 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestAvailable: settings whose traces are missing are left out and named; another error is one.
-func TestAvailable(t *testing.T) {
-	s := small()
-	s.LeftOut = []LeftOut{{"before", "of the study itself"}}
-	scenario := s.Settings[1].Scenario
-	s.Settings[1].Scenario = func(train bool) sim.Scenario {
-		x := scenario(train)
-		x.Pipelines[0].Arrivals = sim.Arrivals{Trace: sim.Trace{File: "none.csv"}}
-		return x
+// TestOnly: a pattern for settings and one for contenders.
+func TestOnly(t *testing.T) {
+	for pattern, want := range map[string]string{
+		"": "idle busy/one two part", "^b": "busy/one two part", "/two|part": "idle busy/two part", "^b/t": "busy/two part",
+	} {
+		s := small()
+		if err := s.Only(pattern); err != nil {
+			t.Fatal(err)
+		}
+		var settings, contenders []string
+		for _, x := range s.Settings {
+			settings = append(settings, x.Name)
+		}
+		for _, c := range s.Contenders {
+			contenders = append(contenders, c.Name)
+		}
+		if got := strings.Join(settings, " ") + "/" + strings.Join(contenders, " "); got != want {
+			t.Errorf("%q: %s, want %s", pattern, got, want)
+		}
 	}
-	got, err := s.Available(func(name string) (io.ReadCloser, error) { return os.Open(filepath.Join(t.TempDir(), name)) })
-	if err != nil || len(got.Settings) != 1 || got.Settings[0].Name != "idle" || len(got.LeftOut) != 2 || got.LeftOut[1].Setting != "busy" || len(s.Settings) != 2 {
-		t.Errorf("%v: %+v left out, want busy", err, got.LeftOut)
-	}
-	if _, err := s.Available(func(string) (io.ReadCloser, error) { return nil, fs.ErrPermission }); !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "busy") {
-		t.Errorf("got %v, want %v of busy", err, fs.ErrPermission)
+	for pattern, want := range map[string]string{"(": "missing closing", "none": "want some of idle, busy", "/none": "want some of one, two, part"} {
+		if err := small().Only(pattern); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v, want %s", pattern, err, want)
+		}
 	}
 }
 

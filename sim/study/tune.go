@@ -2,7 +2,6 @@ package study
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"slices"
 
@@ -102,48 +101,3 @@ func (s *Study) training(group string, c *Contender) []*Setting {
 }
 
 func (c *Contender) in(x Setting) bool { return c.In == nil || c.In(x) }
-
-// Knobs returns what was chosen for a contender in a group; false if nothing was, or for other knobs than it has.
-func (t *Tuned) Knobs(c Contender, group string) ([]float64, bool) {
-	name := c.Name
-	if c.Like != "" {
-		name = c.Like
-	}
-	i := slices.IndexFunc(t.Choices, func(x Choice) bool { return x.Group == group && x.Contender == name })
-	if i < 0 || !slices.Equal(t.Choices[i].Knobs, knobNames(c.Space)) {
-		return nil, false
-	}
-	return t.Choices[i].Points[t.Choices[i].Chosen].Knobs, true
-}
-
-// Check says what is wrong with what was read from a file.
-func (t *Tuned) Check(study string) error {
-	if t.Schema != TunedSchema || t.Study != study {
-		return fmt.Errorf("tuned: schema %q of study %q, want %q of %q", t.Schema, t.Study, TunedSchema, study)
-	}
-	for _, c := range t.Choices {
-		if c.Chosen < 0 || c.Chosen >= len(c.Points) || len(c.Points[c.Chosen].Knobs) != len(c.Knobs) {
-			return fmt.Errorf("tuned: %s in %s: point %d of %d, want one with %d knobs", c.Contender, c.Group, c.Chosen, len(c.Points), len(c.Knobs))
-		}
-	}
-	return nil
-}
-
-// Merge returns t with the choices of newer in place of its own. Both are of the same study; newer may be of a part of its settings and
-// contenders. Choices of what the study does not have any more are dropped.
-func (t *Tuned) Merge(newer Tuned, s *Study) Tuned {
-	out := newer
-	out.Choices = nil
-	for _, group := range s.groups() {
-		for _, c := range s.Contenders {
-			for _, from := range []*Tuned{&newer, t} {
-				i := slices.IndexFunc(from.Choices, func(x Choice) bool { return x.Group == group && x.Contender == c.Name })
-				if i >= 0 {
-					out.Choices = append(out.Choices, from.Choices[i])
-					break
-				}
-			}
-		}
-	}
-	return out
-}

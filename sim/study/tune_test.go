@@ -1,9 +1,12 @@
 package study
 
 import (
+	"bytes"
+	"encoding/json"
 	"math"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -103,16 +106,27 @@ func TestTuned(t *testing.T) {
 	if !reflect.DeepEqual(got.Choices, want) || got.Budget != 7 {
 		t.Errorf("got %+v, want %+v", got.Choices, want)
 	}
-	if err := got.Check("small"); err != nil {
-		t.Error(err)
+	read := func(t2 Tuned, study string) (Tuned, error) {
+		text, err := json.Marshal(t2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ReadTuned(bytes.NewReader(text), study)
 	}
-	if err := got.Check("large"); err == nil {
-		t.Error("a file of another study is none")
+	if back, err := read(got, "small"); err != nil || !reflect.DeepEqual(back, got) {
+		t.Errorf("%v: %+v came back as %+v", err, got, back)
+	}
+	if _, err := read(got, "large"); err == nil || !strings.Contains(err.Error(), `of study "small", want`) {
+		t.Errorf("got %v, want that it is another study's", err)
 	}
 	for _, chosen := range []int{-1, 1} {
-		if got.Choices[0].Chosen = chosen; got.Check("small") == nil {
-			t.Errorf("point %d of one is none", chosen)
+		got.Choices[0].Chosen = chosen
+		if _, err := read(got, "small"); err == nil || !strings.Contains(err.Error(), "of 1, want one with 2 knobs") {
+			t.Errorf("point %d of one: got %v", chosen, err)
 		}
+	}
+	if _, err := ReadTuned(strings.NewReader(`{"schemes": 1}`), "small"); err == nil {
+		t.Error("an unknown field is an error")
 	}
 }
 
