@@ -27,6 +27,10 @@ type Attention struct{ w AttentionWeights }
 // NewAttention returns an Attention with the weights that were learned.
 func NewAttention() Attention { return Attention{trainedWeights()} }
 
+// AttentionRecipe is the version of what weights are made by: runs, features, shape, training. It is counted up with each change, and weights
+// are then made anew: a test holds it against theirs.
+const AttentionRecipe = 1
+
 // WithWeights returns an Attention with other weights.
 func WithWeights(w AttentionWeights) Attention { return Attention{w} }
 
@@ -48,6 +52,9 @@ type AttentionWeights struct {
 	Own   [AttentionFeatures]float64 // of x_i, past all else
 	Bias  float64
 }
+
+// Weights are those that a has.
+func (a Attention) Weights() AttentionWeights { return a.w }
 
 // LeakySlope is that of LReLU below zero (Veličković et al., Graph Attention Networks, ICLR 2018).
 const LeakySlope = 0.2

@@ -55,6 +55,10 @@ func (n Names) Choose() (Set, error) {
 		"quart-no-pid":    quart(autoscaler.QuartConfig{NoPID: true}),
 		"quart-no-smooth": quart(autoscaler.QuartConfig{NoSmooth: true}),
 		"quart-no-cpu":    quart(autoscaler.QuartConfig{NoCPU: true}),
+		// The same with another predictor of burstiness.
+		"quart-qna":         quart(autoscaler.QuartConfig{Predictor: autoscaler.QNA{}}),
+		"quart-persistence": quart(autoscaler.QuartConfig{Predictor: autoscaler.Persistence{}}),
+		"quart-attention":   quart(autoscaler.QuartConfig{Predictor: autoscaler.NewAttention()}),
 	}
 	sharers := map[string]plan.Sharer{none: nil, "gain": autoscaler.Gain{}}
 	placers := map[string]plan.Placer{"dispersed": placement.Dispersed{}, "spread": placement.Spread{}, "first-fit": placement.FirstFit{}}

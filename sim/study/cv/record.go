@@ -1,0 +1,146 @@
+package cv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler"
+	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/sim"
+)
+
+// Of each run every fifth second is kept, with what was measured a window later; a third of the measurement is then still of gaps from
+// before, as they fade with 20 s (package dispatch).
+const (
+	every   = 5 * time.Second
+	Horizon = 20 * time.Second
+	late    = 1500 * time.Millisecond // the most that the later decision may be off
+)
+
+// Recorded is what a smoother knew at a decision, and what came of it.
+type Recorded struct {
+	Network autoscaler.Network // factors are QNA's
+	Later   []float64          // squared coefficient of variation of arrivals as measured later; 0: not known
+	Depth   []int              // of each station: stages on the longest way to it
+}
+
+// Record makes runs, as many at a time as there are processors, and returns what was seen in each. The result depends on the runs alone.
+func Record(ctx context.Context, runs []Run, report func(done, of int)) ([][]Recorded, error) {
+	out := make([][]Recorded, len(runs))
+	errs := make([]error, len(runs))
+	var next, done atomic.Int64
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	for range min(runtime.GOMAXPROCS(0), len(runs)) {
+		group.Go(func() {
+			for i := int(next.Add(1)) - 1; i < len(runs); i = int(next.Add(1)) - 1 {
+				out[i], errs[i] = runs[i].record(ctx)
+				mu.Lock()
+				report(int(done.Add(1)), len(runs))
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	return out, errors.Join(errs...)
+}
+
+func (r Run) record(ctx context.Context) ([]Recorded, error) {
+	set, err := r.names().Choose()
+	if err != nil {
+		return nil, err
+	}
+	seen := &witness{}
+	s := r.scenario
+	s.Policies = []sim.Policy{{Name: r.Sizing, Make: func(sim.Run) (policy.Set, error) {
+		return policy.WithCorrector(set, "witness", corrector{autoscaler.NewQuart(autoscaler.QuartConfig{Predictor: seen}), seen}), nil
+	}}}
+	m, err := s.Model(func(name string) (io.ReadCloser, error) { return nil, fmt.Errorf("%s: runs have no files", name) })
+	if err != nil {
+		return nil, fmt.Errorf("run %s, seed %d: %w", r.Shape, s.Seed, err)
+	}
+	if _, err := m.Run(ctx, nil); err != nil {
+		return nil, fmt.Errorf("run %s, seed %d: %w", r.Shape, s.Seed, err)
+	}
+	return seen.pair(), nil
+}
+
+// witness predicts as QNA does, and remembers what it was asked.
+type witness struct {
+	autoscaler.QNA
+	at   time.Time // of the decision
+	seen []sight
+}
+
+type sight struct {
+	at time.Time
+	n  autoscaler.Network
+}
+
+// Predict implements autoscaler.Predictor.
+func (w *witness) Predict(n autoscaler.Network) []float64 {
+	if k := len(w.seen); k == 0 || w.at.Sub(w.seen[k-1].at) >= time.Second/2 {
+		w.seen = append(w.seen, sight{w.at, n}) // the network is made anew at each decision
+	}
+	return w.QNA.Predict(n)
+}
+
+// corrector tells a witness the time.
+type corrector struct {
+	autoscaler.Quart
+	witness *witness
+}
+
+// Correct implements plan.Corrector.
+func (c corrector) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m autoscaler.QuartMemory) (plan.Alloc, autoscaler.QuartMemory, error) {
+	c.witness.at = s.At
+	return c.Quart.Correct(s, d, a, m)
+}
+
+// pair joins each sight that is kept with the one that is later.
+func (w *witness) pair() []Recorded {
+	var out []Recorded
+	if len(w.seen) == 0 {
+		return nil
+	}
+	next := w.seen[0].at.Add(warmup)
+	end := w.seen[0].at.Add(runLength) // what comes after is the last requests on their way out
+	for i, s := range w.seen {
+		if s.at.Before(next) {
+			continue
+		}
+		k, _ := slices.BinarySearchFunc(w.seen[i:], s.at.Add(Horizon), func(x sight, t time.Time) int { return x.at.Compare(t) })
+		if k += i; k == len(w.seen) || w.seen[k].at.After(end) {
+			break
+		}
+		if w.seen[k].at.Sub(s.at) > Horizon+late {
+			continue
+		}
+		next = s.at.Add(every)
+		r := Recorded{Network: s.n, Later: make([]float64, len(s.n.Stations)), Depth: depths(s.n)}
+		for j, st := range w.seen[k].n.Stations {
+			r.Later[j] = st.CA2
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// depths are how many links lead to each station, on the longest way.
+func depths(n autoscaler.Network) []int {
+	out := make([]int, len(n.Stations))
+	for range n.Stations {
+		for _, l := range n.Links {
+			out[l.To] = max(out[l.To], out[l.From]+1)
+		}
+	}
+	return out
+}
