@@ -1,0 +1,302 @@
+package quart
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/bench/chart"
+	"github.com/stagecoach-serving/stagecoach/sim/study"
+)
+
+// drawing is a result as its figures need it.
+type drawing struct {
+	*study.Result
+	rivals []study.ContendInfo // those that are compared, ours first; a contender's style is its place here in all figures
+	groups []string            // of settings that they are compared on: CVs, then traces
+}
+
+// figure is a drawing before it is written.
+type figure struct {
+	name string
+	chart.Figure
+}
+
+// draw makes figures like the paper's 6, 7 and 8 of a result, and those that its comparison needs besides. What it has no numbers for is
+// left out.
+func draw(r *study.Result) ([]study.Figure, error) {
+	d := newDrawing(r)
+	all := slices.Concat(d.traceFigures(), d.cvFigures(), d.queueFigures(), d.versus(), d.sweep(), d.ablations())
+	var out []study.Figure
+	for _, f := range all {
+		one, err := f.write()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}
+
+func (f figure) write() (study.Figure, error) {
+	var b bytes.Buffer
+	if err := f.WriteSVG(&b); err != nil {
+		return study.Figure{}, fmt.Errorf("quart: figure %s: %w", f.name, err)
+	}
+	return study.Figure{Name: "quart-" + f.name, Title: f.Title, SVG: b.Bytes()}, nil
+}
+
+func newDrawing(r *study.Result) *drawing {
+	d := &drawing{Result: r}
+	for _, s := range r.Settings {
+		if s.Group != observed && !slices.Contains(d.groups, s.Group) {
+			d.groups = append(d.groups, s.Group)
+		}
+	}
+	slices.SortStableFunc(d.groups, func(a, b string) int {
+		return slices.Index([]bool{true, false}, isCV(a)) - slices.Index([]bool{true, false}, isCV(b))
+	})
+	for _, c := range r.Contenders {
+		switch compared := slices.ContainsFunc(r.Settings, func(s study.SettingInfo) bool {
+			return s.Group != observed && r.Outcome(s.Name, c.Name) != nil
+		}); {
+		case c.Name == r.Ours:
+			d.rivals = slices.Insert(d.rivals, 0, c)
+		case compared && c.Like == "":
+			d.rivals = append(d.rivals, c)
+		}
+	}
+	return d
+}
+
+func isCV(group string) bool { return strings.HasPrefix(group, "cv=") }
+
+// said is a group as its axis has it.
+func said(group string) string { return strings.Replace(group, "cv=", "CV ", 1) }
+
+// of are the settings of some groups, of a model, or of all if it is empty.
+func (d *drawing) of(model string, groups ...string) []study.SettingInfo {
+	var out []study.SettingInfo
+	for _, s := range d.Settings {
+		if slices.Contains(groups, s.Group) && (model == "" || s.Model == model) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// modelsOf are those of settings, in their order.
+func modelsOf(settings []study.SettingInfo) []string {
+	var out []string
+	for _, s := range settings {
+		if !slices.Contains(out, s.Model) {
+			out = append(out, s.Model)
+		}
+	}
+	return out
+}
+
+// group keeps the groups that are CVs, or those that are not.
+func (d *drawing) group(cv bool) []string {
+	return slices.DeleteFunc(slices.Clone(d.groups), func(g string) bool { return isCV(g) != cv })
+}
+
+// notes say where numbers are from, and what marks mean.
+func (d *drawing) notes(more ...string) []string {
+	last := d.Seeds.First + uint64(max(d.Seeds.N, 1)) - 1
+	return append([]string{fmt.Sprintf(
+		"Simulated, with the code of production: %d GPUs, a mean load of %d, seeds %d to %d. Whiskers are 95 %% confidence intervals of means over seeds. † more than 0.1 %% of the requests failed; latencies are of the others. ‡ not tuned: its defaults. n/a: not run, or nothing was answered.",
+		gpus, work, d.Seeds.First, last)}, more...)
+}
+
+// shown is what a bar shows.
+type shown struct {
+	study.Interval
+	mark string
+}
+
+var unknown = shown{Interval: study.Interval{Value: math.NaN(), Low: math.NaN(), High: math.NaN()}}
+
+// bars is a panel with a bar of each contender in each group; its axis is logarithmic if values are far apart.
+func bars(title, unit string, groups []string, of []study.ContendInfo, style int, at func(contender string, group int) shown) chart.Bars {
+	p := chart.Bars{Title: title, Unit: unit, Groups: groups}
+	least, most := math.Inf(1), 0.0
+	for k, c := range of {
+		s := chart.BarSeries{Name: c.Title, Style: style + k}
+		for i := range groups {
+			v := at(c.Name, i)
+			s.Values = append(s.Values, v.Value)
+			s.Ends = append(s.Ends, chart.Ends{Low: v.Low, High: v.High})
+			s.Notes = append(s.Notes, v.mark)
+			if v.Value > 0 {
+				least, most = min(least, v.Value), max(most, v.Value)
+			}
+		}
+		p.Series = append(p.Series, s)
+	}
+	if most > 15*least {
+		p.Log, p.Unit = true, unit+" (logarithmic)"
+	}
+	return p
+}
+
+// show is a figure of one outcome; times what it is shown as.
+func show(o *study.Outcome, s study.Sample, times float64) shown {
+	return shown{study.Interval{Value: s.Mean * times, Low: max(s.Mean-s.CI, 0) * times, High: (s.Mean + s.CI) * times, N: len(s.Seeds)}, marks(o)}
+}
+
+// latency is one that is unknown if nothing was answered.
+func latency(o *study.Outcome, s func(*study.Outcome) study.Sample) shown {
+	if o == nil || s(o).Mean <= 0 {
+		return unknown
+	}
+	return show(o, s(o), 1)
+}
+
+func marks(outcomes ...*study.Outcome) string {
+	out := ""
+	if slices.ContainsFunc(outcomes, (*study.Outcome).Fails) {
+		out += "†"
+	}
+	if slices.ContainsFunc(outcomes, func(o *study.Outcome) bool { return o.Untuned }) {
+		out += "‡"
+	}
+	return out
+}
+
+// pooled puts settings together: for each seed a mean of figures, which may be NaN, then Student's interval over seeds.
+func (d *drawing) pooled(settings []study.SettingInfo, contender string, geometric bool, figure func(o *study.Outcome, s study.SettingInfo, seed int) float64) shown {
+	sums := make([]float64, max(d.Seeds.N, 1))
+	var outcomes []*study.Outcome
+	for _, s := range settings {
+		o := d.Outcome(s.Name, contender)
+		if o == nil {
+			return unknown
+		}
+		outcomes = append(outcomes, o)
+		for seed := range sums {
+			v := figure(o, s, seed)
+			if geometric {
+				v = math.Log(v)
+			}
+			if math.IsNaN(v) || math.IsInf(v, 0) {
+				return unknown
+			}
+			sums[seed] += v / float64(len(settings))
+		}
+	}
+	if len(outcomes) == 0 {
+		return unknown
+	}
+	if !geometric {
+		return shown{study.Mean(sums), marks(outcomes...)}
+	}
+	for i := range sums {
+		sums[i] = math.Exp(sums[i])
+	}
+	return shown{study.GeometricMean(sums), marks(outcomes...)}
+}
+
+// The latencies that are shown.
+func meanLatency(o *study.Outcome) study.Sample { return o.Mean }
+func p50(o *study.Outcome) study.Sample         { return o.P50 }
+func p75(o *study.Outcome) study.Sample         { return o.P75 }
+func p99(o *study.Outcome) study.Sample         { return o.P99 }
+
+// inMultiples is a latency of a seed in multiples of T.
+func inMultiples(of func(*study.Outcome) study.Sample) func(*study.Outcome, study.SettingInfo, int) float64 {
+	return func(o *study.Outcome, s study.SettingInfo, seed int) float64 { return of(o).Seeds[seed] / s.Service }
+}
+
+// traceFigures are like Figure 6: of a trace that all models are played, and of the others together.
+func (d *drawing) traceFigures() []figure {
+	var out []figure
+	var rest []string
+	for _, g := range d.group(false) {
+		if s := d.of("", g); len(s) < 3 {
+			rest = append(rest, g)
+		} else {
+			out = append(out, d.traceFigure(g, "the trace "+g, s, func(s study.SettingInfo) string { return s.Model })...)
+		}
+	}
+	if s := d.of("", rest...); len(s) > 0 {
+		out = append(out, d.traceFigure("traces", "further traces", s, func(s study.SettingInfo) string { return s.Name })...)
+	}
+	return out
+}
+
+func (d *drawing) traceFigure(name, title string, settings []study.SettingInfo, label func(study.SettingInfo) string) []figure {
+	var labels, sources []string
+	for _, s := range settings {
+		labels = append(labels, label(s))
+		for _, t := range traces() {
+			if source := s.Group + ": " + t.Source + "."; t.Name == s.Group && !slices.Contains(sources, source) {
+				sources = append(sources, source)
+			}
+		}
+	}
+	notes := d.notes("Scaled to the same mean load; each seed has a window of its own. " + strings.Join(sources, " "))
+	f := figure{name + "-latency", chart.Figure{Title: "Latency under " + title + " (as the paper's Figure 6a, c, d)", Notes: notes}}
+	in := figure{name + "-in-time", chart.Figure{Title: "Requests answered in time under " + title + ", by objective (as the paper's Figure 6b)", Notes: notes, Columns: 3}}
+	for _, q := range []struct {
+		title string
+		of    func(*study.Outcome) study.Sample
+	}{{"Mean latency", meanLatency}, {"75th percentile", p75}, {"99th percentile", p99}} {
+		f.Panels = append(f.Panels, bars(q.title, "seconds", labels, d.rivals, 0, func(c string, i int) shown {
+			return latency(d.Outcome(settings[i].Name, c), q.of)
+		}))
+	}
+	for i, s := range settings {
+		in.Panels = append(in.Panels, d.inTime(labels[i], s))
+	}
+	return []figure{f, in}
+}
+
+// inTime is which part of requests each contender answered within multiples of T.
+func (d *drawing) inTime(title string, s study.SettingInfo) chart.Scatter {
+	p := chart.Scatter{
+		Title: title, XTitle: fmt.Sprintf("objective, multiples of T = %g ms", math.Round(1000*s.Service)), YTitle: "% of requests", XMarks: d.Multiples, TopY: 100,
+	}
+	for k, c := range d.rivals {
+		o := d.Outcome(s.Name, c.Name)
+		if o == nil {
+			continue
+		}
+		line := chart.Points{Name: c.Title, Style: k, Join: chart.Joined, X: d.Multiples}
+		for _, in := range o.InTime {
+			v := show(o, in, 100)
+			line.Y = append(line.Y, v.Value)
+			line.Ends = append(line.Ends, chart.Ends{Low: v.Low, High: min(v.High, 100)})
+		}
+		p.Series = append(p.Series, line)
+	}
+	return p
+}
+
+// Matrix is ratios by two properties of a load or of a model: of what one way takes to what another one does.
+type Matrix struct {
+	Title   string      `json:"title"`
+	Row     string      `json:"row"` // what rows are, with unit
+	Column  string      `json:"column"`
+	Rows    []string    `json:"rows"`
+	Columns []string    `json:"columns"`
+	Ratios  [][]float64 `json:"ratios"` // a row each; above 0, or NaN for what is not known
+	Seeds   study.Seeds `json:"seeds"`
+}
+
+// DrawBounds draws where stages that are sized one by one pay: mean latency by stages over that by whole pipelines or whole models.
+func DrawBounds(name, title string, notes []string, ms ...Matrix) (study.Figure, error) {
+	f := figure{name, chart.Figure{Title: title, Notes: notes}}
+	for _, m := range ms {
+		f.Panels = append(f.Panels, chart.Heat{
+			Title: m.Title, XTitle: m.Column, YTitle: m.Row, Rows: m.Rows, Columns: m.Columns, Values: m.Ratios,
+			Below: "stages sized one by one are faster", Above: "they are slower",
+		})
+	}
+	if len(ms) > 0 {
+		f.Notes = append(f.Notes, fmt.Sprintf("Seeds %d to %d; numbers are ratios of mean latencies, 1 is break-even.", ms[0].Seeds.First, ms[0].Seeds.First+uint64(max(ms[0].Seeds.N, 1))-1))
+	}
+	return f.write()
+}

@@ -1,0 +1,241 @@
+package quart
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/bench/chart"
+	"github.com/stagecoach-serving/stagecoach/sim/study"
+)
+
+// saidAll are groups as axes have them.
+func saidAll(groups []string) []string {
+	var out []string
+	for _, g := range groups {
+		out = append(out, said(g))
+	}
+	return out
+}
+
+// cvFigures are like Figures 7 and 8a: what comes of burstiness, of all models together and of each.
+func (d *drawing) cvFigures() []figure {
+	groups := d.group(true)
+	if len(groups) == 0 {
+		return nil
+	}
+	all := modelsOf(d.of("", groups...))
+	objective := slices.Index(d.Multiples, d.Objective)
+	pool := func(title, unit string, geometric bool, figure func(*study.Outcome, study.SettingInfo, int) float64) chart.Bars {
+		return bars(title, unit, saidAll(groups), d.rivals, 0, func(c string, i int) shown { return d.pooled(d.of("", groups[i]), c, geometric, figure) })
+	}
+	inTime := pool(fmt.Sprintf("Answered within %g T", d.Objective), "% of requests, mean over models", false, func(o *study.Outcome, _ study.SettingInfo, seed int) float64 {
+		return 100 * o.InTime[objective].Seeds[seed]
+	})
+	inTime.Top = 100
+	cost := pool("GPUs", "on average over time and models", false, func(o *study.Outcome, _ study.SettingInfo, seed int) float64 { return o.GPUs.Seeds[seed] })
+	cost.Guides = []chart.Mark{{Name: "budget", At: d.Budget}}
+	of := d.notes("Models: " + strings.Join(all, ", ") + ". T is a model's latency without waits. Gaps between requests are gamma distributed.")
+	together := figure{"cv", chart.Figure{Title: "Latency, requests in time and GPUs, by the CV of the gaps between requests, of all models (as the paper's Figure 7)", Notes: of, Panels: []chart.Panel{
+		pool("Mean latency", "multiples of T, geometric mean over models", true, inMultiples(meanLatency)), inTime, cost,
+	}}}
+	lat := figure{"cv-latency", chart.Figure{Title: "Mean latency by model and CV of the gaps between requests (as the paper's Figure 7a)", Notes: of, Columns: 2}}
+	good := figure{"cv-goodput", chart.Figure{Title: fmt.Sprintf("Goodput by model and CV of the gaps between requests: answered within %g T (as the paper's Figure 7b)", d.Objective), Notes: of, Columns: 2}}
+	for _, m := range all {
+		lat.Panels = append(lat.Panels, bars(m, "seconds", saidAll(groups), d.rivals, 0, func(c string, i int) shown { return latency(d.one(m, groups[i], c), meanLatency) }))
+		good.Panels = append(good.Panels, bars(m, "requests/s", saidAll(groups), d.rivals, 0, func(c string, i int) shown {
+			o := d.one(m, groups[i], c)
+			if o == nil {
+				return unknown
+			}
+			return show(o, o.Goodput, 1)
+		}))
+	}
+	quantiles := figure{"cv-quantiles", chart.Figure{Title: "Latency quantiles by the CV of the gaps between requests, of all models (as the paper's Figure 8a)", Notes: of, Columns: 2}}
+	which := []func(*study.Outcome) study.Sample{p50, p75, p99}
+	for _, g := range groups {
+		quantiles.Panels = append(quantiles.Panels, bars(said(g), "multiples of T, geometric mean over models", []string{"p50", "p75", "p99"}, d.rivals, 0, func(c string, i int) shown {
+			return d.pooled(d.of("", g), c, true, inMultiples(which[i]))
+		}))
+	}
+	return []figure{together, lat, good, quantiles}
+}
+
+// one is what came of a contender on the setting of a model in a group, or nil.
+func (d *drawing) one(model, group, contender string) *study.Outcome {
+	for _, s := range d.of(model, group) {
+		return d.Outcome(s.Name, contender)
+	}
+	return nil
+}
+
+// waiting is how many calls wait in all stages, on average over time, in the run of a seed.
+func waiting(o *study.Outcome, _ study.SettingInfo, seed int) float64 {
+	sum := 0.0
+	for _, s := range o.Stages {
+		sum += s.Queue.Seeds[seed]
+	}
+	return sum
+}
+
+// queueFigures are like Figure 8b: how many calls wait, in all stages and at each.
+func (d *drawing) queueFigures() []figure {
+	groups := d.group(true)
+	if len(groups) == 0 {
+		return nil
+	}
+	first := d.of("", groups...)[0].Model
+	var stageNames []string
+	staged := slices.DeleteFunc(slices.Clone(d.rivals), func(c study.ContendInfo) bool {
+		o := d.one(first, groups[0], c.Name)
+		if o != nil && stageNames == nil { // of the first one: ours
+			for _, s := range o.Stages {
+				stageNames = append(stageNames, s.Name)
+			}
+		}
+		return o == nil || !slices.EqualFunc(o.Stages, stageNames, func(s study.StageOutcome, n string) bool { return s.Name == n })
+	})
+	f := figure{"cv-queues", chart.Figure{
+		Title: "Calls that wait, on average over time, by the CV of the gaps between requests (as the paper's Figure 8b)",
+		Notes: d.notes("Whole-model functions have one queue: they are in the first panel only."),
+		Panels: []chart.Panel{bars("In all stages together", "calls, mean over models", saidAll(groups), d.rivals, 0, func(c string, i int) shown {
+			return d.pooled(d.of("", groups[i]), c, false, waiting)
+		})},
+	}}
+	for _, g := range groups {
+		p := bars(first+", "+said(g)+", at each stage", "calls", stageNames, staged, 0, func(c string, i int) shown {
+			o := d.one(first, g, c)
+			if o == nil || len(o.Stages) <= i {
+				return unknown
+			}
+			return show(o, o.Stages[i].Queue, 1)
+		})
+		for i, c := range staged {
+			p.Series[i].Style = slices.IndexFunc(d.rivals, func(r study.ContendInfo) bool { return r.Name == c.Name })
+		}
+		f.Panels = append(f.Panels, p)
+	}
+	return []figure{f}
+}
+
+// ratio compares two contenders on settings; it is unknown where one of them answered nothing.
+func (d *drawing) ratio(of, to string, settings []study.SettingInfo, which func(study.Comparison) study.Interval) shown {
+	var asked []string
+	for _, s := range settings {
+		asked = append(asked, s.Name)
+		for _, c := range []string{of, to} {
+			if o := d.Outcome(s.Name, c); o != nil && slices.Contains(o.Mean.Seeds, 0) {
+				return unknown
+			}
+		}
+	}
+	c, ok := d.Compare(of, to, asked...)
+	if !ok || len(asked) == 0 {
+		return unknown
+	}
+	return shown{Interval: which(c)}
+}
+
+// versus is ours against the best baseline of each setting.
+func (d *drawing) versus() []figure {
+	all := modelsOf(d.of("", d.groups...))
+	if len(d.rivals) < 2 || len(all) == 0 {
+		return nil
+	}
+	f := figure{"versus", chart.Figure{
+		Title: d.rivals[0].Title + " against the best baseline, by model and load",
+		Notes: d.notes(fmt.Sprintf("Ratios of runs on the same seeds. The best baseline of a setting is the one with the least mean latency among those within the budget of %g GPUs, chosen with the results known, which favours it.", d.Budget)),
+	}}
+	for _, q := range []struct {
+		title, below, above string
+		of                  func(study.Comparison) study.Interval
+	}{
+		{"Mean latency: ours over the best baseline's", "ours is faster", "ours is slower", func(c study.Comparison) study.Interval { return c.Mean }},
+		{"p99: ours over the best baseline's", "ours is faster", "ours is slower", func(c study.Comparison) study.Interval { return c.P99 }},
+		{"GPU-seconds: ours over the best baseline's", "ours takes fewer", "ours takes more", func(c study.Comparison) study.Interval { return c.GPUSeconds }},
+	} {
+		p := chart.Heat{Title: q.title, Rows: all, Columns: saidAll(d.groups), Below: q.below, Above: q.above}
+		for _, m := range all {
+			var row []float64
+			for _, g := range d.groups {
+				row = append(row, d.ratio(d.Ours, study.BestBaseline, d.of(m, g), q.of).Value)
+			}
+			p.Values = append(p.Values, row)
+		}
+		f.Panels = append(f.Panels, p)
+	}
+	return []figure{f}
+}
+
+// sweep is every configuration that was tried.
+func (d *drawing) sweep() []figure {
+	f := figure{"sweep", chart.Figure{
+		Title: "Every configuration that was tried: GPUs against latency on the loads of the tuning", Columns: 2,
+		Notes: []string{fmt.Sprintf(
+			"Lines are Pareto fronts; large marks are what was chosen: the least latency within the budget of %g GPUs, else the fewest GPUs. At most %d configurations of each contender, seeds %d to %d; latency is the geometric mean over runs, in multiples of T, where a failed request has taken its timeout.",
+			d.Tuned.Budget, d.Tuned.Candidates, d.Tuned.Seeds.First, d.Tuned.Seeds.First+uint64(max(d.Tuned.Seeds.N, 1))-1)},
+	}}
+	for _, g := range d.groups {
+		p := chart.Scatter{
+			Title: said(g), XTitle: "GPUs, on average over time", YTitle: "mean latency, multiples of T", LogX: true, LogY: true,
+			Guides: []chart.Mark{{Name: fmt.Sprintf("budget: %g GPUs", d.Tuned.Budget), At: d.Tuned.Budget, Vertical: true}},
+		}
+		for k, c := range d.rivals {
+			i := slices.IndexFunc(d.Tuned.Choices, func(t study.Choice) bool { return t.Group == g && t.Contender == c.Name })
+			if i < 0 {
+				continue
+			}
+			t := d.Tuned.Choices[i]
+			s := chart.Points{Name: c.Title, Style: k, Join: chart.Front, Strong: []int{t.Chosen}}
+			for _, at := range t.Points {
+				s.X, s.Y = append(s.X, at.GPUs), append(s.Y, math.Exp(at.Score))
+				tip := c.Title
+				for n, knob := range t.Knobs {
+					tip += fmt.Sprintf(", %s %.3g", knob, at.Knobs[n])
+				}
+				s.Tips = append(s.Tips, tip)
+			}
+			p.Series = append(p.Series, s)
+		}
+		if len(p.Series) > 0 {
+			f.Panels = append(f.Panels, p)
+		}
+	}
+	if len(f.Panels) == 0 {
+		return nil
+	}
+	return []figure{f}
+}
+
+// ablations are ours without each of its parts, over ours.
+func (d *drawing) ablations() []figure {
+	without := slices.DeleteFunc(slices.Clone(d.Contenders), func(c study.ContendInfo) bool { return c.Like != d.Ours })
+	groups := slices.DeleteFunc(slices.Clone(d.groups), func(g string) bool {
+		return !slices.ContainsFunc(d.of("", g), func(s study.SettingInfo) bool {
+			return slices.ContainsFunc(without, func(c study.ContendInfo) bool { return d.Outcome(s.Name, c.Name) != nil })
+		})
+	})
+	if len(groups) == 0 {
+		return nil
+	}
+	f := figure{"ablations", chart.Figure{
+		Title: d.rivals[0].Title + " without each of its parts: above 1, the part helps",
+		Notes: d.notes("Ratios of runs on the same seeds to the whole with the same configuration, geometric means over the models that it was tuned on."),
+	}}
+	for _, q := range []struct {
+		title string
+		of    func(study.Comparison) study.Interval
+	}{
+		{"Mean latency", func(c study.Comparison) study.Interval { return c.Mean }},
+		{"99th percentile of latency", func(c study.Comparison) study.Interval { return c.P99 }},
+		{"GPU-seconds", func(c study.Comparison) study.Interval { return c.GPUSeconds }},
+	} {
+		p := bars(q.title, "ratio to the whole", saidAll(groups), without, 1, func(c string, i int) shown {
+			return d.ratio(c, d.Ours, d.of("", groups[i]), q.of)
+		})
+		p.Guides = []chart.Mark{{Name: "whole", At: 1}}
+		f.Panels = append(f.Panels, p)
+	}
+	return []figure{f}
+}
