@@ -1,0 +1,14 @@
+package quart
+
+import (
+	"bytes"
+	_ "embed"
+
+	"github.com/stagecoach-serving/stagecoach/sim/study"
+)
+
+//go:embed tuned.json
+var tuned []byte
+
+// Tuned are the configurations of all contenders, as `make tune` has found them last.
+func Tuned() (study.Tuned, error) { return study.ReadTuned(bytes.NewReader(tuned), base().Name) }
