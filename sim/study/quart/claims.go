@@ -1,6 +1,227 @@
 package quart
 
-import "github.com/stagecoach-serving/stagecoach/sim/study"
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
 
-// judge holds a result against the paper's claims.
-func judge(r *study.Result) []study.Claim { return nil }
+	"github.com/stagecoach-serving/stagecoach/sim/study"
+)
+
+// judge holds a result against the paper's claims, Q1 to Q13. How was decided before there were results:
+//
+// A comparison is of runs paired by seed, with Student's 95 % interval. It "holds" if its interval reaches what the paper has, or better, and
+// does not reach "no difference"; "partly" if only the latter; else "no". Ratios are averaged as logarithms where the paper averages them as
+// they are, which favours the paper's numbers. Claims on the paper's trace are held against all traces that could be had. What was
+// taken from the paper as an input, or needs its hardware, is "not measured".
+func judge(r *study.Result) []study.Claim {
+	j := &judged{Result: r}
+	for _, section := range []func(){j.q1, j.q2, j.q3, j.q4, j.q5, j.q6, j.q7, j.q8, j.q9, j.inputs, j.q13} {
+		section()
+	}
+	return j.claims
+}
+
+// judged is a result while it is judged.
+type judged struct {
+	*study.Result
+	claims []study.Claim
+}
+
+// settings are those of some group and model, each "" for any: group "cv" is all gamma loads, "trace" all traces.
+func (j *judged) settings(group, model string) []string {
+	var out []string
+	for _, s := range j.Settings {
+		cv := strings.HasPrefix(s.Group, "cv=")
+		in := s.Group == group || group == "cv" && cv || group == "trace" && !cv && s.Group != observed
+		if in && (model == "" || s.Model == model) {
+			out = append(out, s.Name)
+		}
+	}
+	return out
+}
+
+// add adds a claim about a ratio that the paper has as claimed; rate writes it. Neutral is what it is of no difference.
+func (j *judged) add(c study.Claim, name string, got study.Interval, claimed, neutral float64, format func(study.Interval) string) {
+	c.Ours, c.Verdict = format(got), verdict(got, claimed, neutral)
+	c.Values = append([]study.Value{{Name: name, Interval: got}}, c.Values...)
+	j.claims = append(j.claims, c)
+}
+
+// missing adds a claim that the settings at hand say nothing of.
+func (j *judged) missing(c study.Claim) {
+	c.Ours, c.Verdict, c.Why = "-", study.NotMeasured, "none of its settings was evaluated"
+	j.claims = append(j.claims, c)
+}
+
+// verdict is the rule of [judge].
+func verdict(got study.Interval, claimed, neutral float64) study.Verdict {
+	if claimed < neutral {
+		got = study.Interval{Value: -got.Value, Low: -got.High, High: -got.Low, N: got.N}
+		claimed, neutral = -claimed, -neutral
+	}
+	switch {
+	case !(got.Low > neutral): // NaN, too
+		return study.No
+	case got.High >= claimed:
+		return study.Holds
+	}
+	return study.Partly
+}
+
+// change writes a ratio as a change: 0.6 is −40 %.
+func change(i study.Interval) string {
+	p := func(v float64) string { return strings.Replace(fmt.Sprintf("%+.1f", 100*(v-1)), "-", "−", 1) }
+	return fmt.Sprintf("%s %% (%s to %s)", p(i.Value), p(i.Low), p(i.High))
+}
+
+// times writes a ratio.
+func times(i study.Interval) string {
+	return fmt.Sprintf("%.2f× (%.2f to %.2f)", i.Value, i.Low, i.High)
+}
+
+// share writes a part.
+func share(i study.Interval) string {
+	return fmt.Sprintf("%.1f %% (%.1f to %.1f)", 100*i.Value, 100*i.Low, 100*i.High)
+}
+
+// circumstances are what a comparison's number does not say: what each of the two had for it, and what failed.
+func (j *judged) circumstances(of, to string, settings []string) string {
+	c, _ := j.Compare(of, to, settings...)
+	failed := func(name string) float64 {
+		sum, n := 0.0, 0
+		for _, s := range settings {
+			if o := j.Outcome(s, name); o != nil {
+				sum, n = sum+o.Failed.Mean, n+1
+			}
+		}
+		return 100 * sum / float64(max(n, 1))
+	}
+	return fmt.Sprintf("%d settings; %s of %s's GPU-seconds; failed %.2g %% of ours, %.2g %% of its requests", len(c.Settings), times(c.GPUSeconds), to, failed(of), failed(to))
+}
+
+// rivals are the paper's three, in its order.
+var rivals3 = []string{inflessName, inferlineName, cocktailName}
+
+// latency adds a claim on mean latency against each of the three.
+func (j *judged) latency(id, what string, settings []string, paper [3]float64) {
+	for i, to := range rivals3 {
+		c := study.Claim{ID: id + string(rune('a'+i)), What: what + " against " + to, Paper: fmt.Sprintf("−%.1f %%", 100*paper[i])}
+		is, ok := j.Compare(oursName, to, settings...)
+		if !ok || len(settings) == 0 {
+			j.missing(c)
+			continue
+		}
+		c.Why = j.circumstances(oursName, to, settings)
+		j.add(c, "latency, ours/"+to, is.Mean, 1-paper[i], 1, change)
+	}
+}
+
+func (j *judged) q1() {
+	j.latency("Q1", "mean latency on traces", j.settings("trace", ""), [3]float64{0.871, 0.705, 0.367})
+}
+
+func (j *judged) q2() {
+	paper := map[string]float64{bert: 0.162, llama: 0.091, whisper: 0.102, opt: 0.612, resnet: 0.41}
+	for i, m := range []string{bert, llama, whisper, opt, resnet} {
+		c := study.Claim{ID: "Q2" + string(rune('a'+i)), What: "mean latency on traces against " + cocktailName + ", " + m, Paper: fmt.Sprintf("−%.1f %%", 100*paper[m])}
+		settings := j.settings("trace", m)
+		is, ok := j.Compare(oursName, cocktailName, settings...)
+		if !ok || len(settings) == 0 {
+			j.missing(c)
+			continue
+		}
+		c.Why = j.circumstances(oursName, cocktailName, settings)
+		j.add(c, "latency, ours/"+cocktailName, is.Mean, 1-paper[m], 1, change)
+	}
+}
+
+// tight is the multiple of the model's time that Q3 is about.
+const tight = 1.5
+
+func (j *judged) q3() {
+	settings := j.settings("trace", "")
+	at := slices.Index(j.Multiples, tight)
+	c := study.Claim{ID: "Q3", What: fmt.Sprintf("requests within %g of the model's time, on traces", tight), Paper: "47.5 %"}
+	if len(settings) == 0 || at < 0 {
+		j.missing(c)
+		return
+	}
+	in := j.seeds(oursName, settings, func(o *study.Outcome, seed int) float64 { return o.InTime[at].Seeds[seed] })
+	j.add(c, "in time, ours", study.Mean(in), 0.475, 0, share)
+	for i, to := range rivals3 {
+		c := study.Claim{ID: "Q3" + string(rune('a'+i)), What: c.What + ", times " + to + "'s", Paper: fmt.Sprintf("%.2f×", []float64{2.19, 2.37, 2.09}[i])}
+		c.Why = j.circumstances(oursName, to, settings)
+		ratio := j.ratio(oursName, to, settings, func(o *study.Outcome, seed int) float64 {
+			return max(o.InTime[at].Seeds[seed], 1/max(o.Requests.Seeds[seed], 1)) // none in time counts as one
+		})
+		j.add(c, "in time, ours/"+to, ratio, []float64{2.19, 2.37, 2.09}[i], 1, times)
+	}
+}
+
+func (j *judged) q4() {
+	j.latency("Q4", "mean latency over all CVs", j.settings("cv", ""), [3]float64{0.698, 0.772, 0.478})
+}
+
+func (j *judged) q5() {
+	for _, part := range []struct {
+		id, what, group string
+		paper           [3]float64
+	}{{"Q5", "goodput over all CVs", "cv", [3]float64{13.5, 14.4, 2.3}}, {"Q5-8", "goodput at CV 8", "cv=8", [3]float64{17.9, 32.4, 3.9}}} {
+		settings := j.settings(part.group, "")
+		for i, to := range rivals3 {
+			c := study.Claim{ID: part.id + string(rune('a'+i)), What: part.what + ", times " + to + "'s", Paper: fmt.Sprintf("%.1f×", part.paper[i])}
+			is, ok := j.Compare(oursName, to, settings...)
+			if !ok || len(settings) == 0 {
+				j.missing(c)
+				continue
+			}
+			c.Why = j.circumstances(oursName, to, settings)
+			j.add(c, "goodput, ours/"+to, is.Goodput, part.paper[i], 1, times)
+		}
+	}
+}
+
+// seeds is a figure of a contender, for each seed the mean over settings.
+func (j *judged) seeds(contender string, settings []string, figure func(o *study.Outcome, seed int) float64) []float64 {
+	var out []float64
+	n := 0
+	for _, s := range settings {
+		o := j.Outcome(s, contender)
+		if o == nil {
+			continue
+		}
+		if out == nil {
+			out = make([]float64, len(o.Mean.Seeds))
+		}
+		for i := range out {
+			out[i] += figure(o, i)
+		}
+		n++
+	}
+	for i := range out {
+		out[i] /= float64(n)
+	}
+	return out
+}
+
+// ratio is by how many times a figure of one contender is another's: for each seed the geometric mean over settings.
+func (j *judged) ratio(of, to string, settings []string, figure func(o *study.Outcome, seed int) float64) study.Interval {
+	logs := func(name string) []float64 {
+		return j.seeds(name, settings, func(o *study.Outcome, seed int) float64 { return math.Log(figure(o, seed)) })
+	}
+	return quotient(logs(of), logs(to))
+}
+
+// quotient is the mean of a/b seed by seed, of their logarithms.
+func quotient(a, b []float64) study.Interval {
+	out := make([]float64, min(len(a), len(b)))
+	for i := range out {
+		out[i] = math.Exp(a[i] - b[i])
+	}
+	if len(out) == 0 {
+		return study.Interval{Value: math.NaN(), Low: math.NaN(), High: math.NaN()}
+	}
+	return study.GeometricMean(out)
+}

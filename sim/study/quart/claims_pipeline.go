@@ -1,0 +1,168 @@
+package quart
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/stagecoach-serving/stagecoach/sim/study"
+)
+
+// Claims on what happens inside pipelines, and those that are inputs here.
+
+// q6: Cocktail's own latency grows with burstiness, ours does not as much. It holds if Cocktail's at CV 8 is 2.93 times that at CV 0.1.
+func (j *judged) q6() {
+	growth := func(name string) study.Interval {
+		logs := func(group string) []float64 {
+			return j.seeds(name, j.settings(group, ""), func(o *study.Outcome, seed int) float64 { return math.Log(o.Mean.Seeds[seed]) })
+		}
+		return quotient(logs("cv=8"), logs("cv=0.1"))
+	}
+	c := study.Claim{ID: "Q6", What: "Cocktail's mean latency at CV 8, times that at CV 0.1", Paper: "2.93×"}
+	got, own := growth(cocktailName), growth(oursName)
+	if got.N == 0 || own.N == 0 {
+		j.missing(c)
+		return
+	}
+	c.Why = "ours: " + times(own)
+	c.Values = []study.Value{{Name: "ours", Interval: own}}
+	j.add(c, cocktailName, got, 2.93, 1, times)
+}
+
+// leastQueue is what a queue counts as at least: a ratio of what never waits says nothing.
+const leastQueue = 1e-3
+
+// queued is how many calls wait in all stages together.
+func queued(o *study.Outcome, seed int) float64 {
+	sum := 0.0
+	for _, s := range o.Stages {
+		sum += s.Queue.Seeds[seed]
+	}
+	return max(sum, leastQueue)
+}
+
+// q7: "as high as 10.1x" is about the CV with the largest ratio.
+func (j *judged) q7() {
+	c := study.Claim{ID: "Q7", What: "requests that wait with INFless, times ours, at the CV where that is largest", Paper: "10.1×"}
+	var most study.Interval
+	for _, cv := range cvs {
+		settings := j.settings(fmt.Sprintf("cv=%g", cv), "")
+		if got := j.ratio(inflessName, oursName, settings, queued); got.N > 0 && got.Value > most.Value {
+			most, c.Why = got, fmt.Sprintf("CV %g; %s", cv, j.circumstances(oursName, inflessName, settings))
+		}
+	}
+	if most.N == 0 {
+		j.missing(c)
+		return
+	}
+	j.add(c, "waiting, infless/ours", most, 10.1, 1, times)
+}
+
+// stageFigure is a figure of each stage of a pipeline by seed.
+func stageFigure(o *study.Outcome, figure func(s *study.StageOutcome) study.Sample) [][]float64 {
+	var out [][]float64
+	for i := range o.Stages {
+		out = append(out, figure(&o.Stages[i]).Seeds)
+	}
+	return out
+}
+
+// apart is the ratio of the largest stage's figure to the smallest's, which are those on average over the seeds, and of the last to the
+// first.
+func apart(stages [][]float64, least float64) (largest, last study.Interval) {
+	most, fewest := 0, 0
+	for i, s := range stages {
+		if study.Mean(s).Value > study.Mean(stages[most]).Value {
+			most = i
+		}
+		if study.Mean(s).Value < study.Mean(stages[fewest]).Value {
+			fewest = i
+		}
+	}
+	logs := func(s []float64) []float64 {
+		out := make([]float64, len(s))
+		for i, v := range s {
+			out[i] = math.Log(max(v, least))
+		}
+		return out
+	}
+	return quotient(logs(stages[most]), logs(stages[fewest])), quotient(logs(stages[len(stages)-1]), logs(stages[0]))
+}
+
+// q8: burstiness grows from stage to stage. It holds if the last stage's CV is so many times the first one's; "partly" if it is larger.
+func (j *judged) q8() {
+	for _, x := range []struct {
+		id, cv, paper string
+		claimed       float64
+	}{{"Q8a", "1", "up to 3.5× apart, rising", 3.5}, {"Q8b", "0.1", "0.03 to 0.25: 8.3×", 0.25 / 0.03}} {
+		c := study.Claim{ID: x.id, What: "arrivals' CV at the last of five stages, times the first one's, CV " + x.cv + " outside", Paper: x.paper}
+		o := j.Outcome(fiveStages+x.cv, oneEach)
+		if o == nil {
+			j.missing(c)
+			continue
+		}
+		largest, last := apart(stageFigure(o, func(s *study.StageOutcome) study.Sample { return s.CV }), leastQueue)
+		c.Why = "stages by CV:"
+		for _, s := range o.Stages {
+			c.Why += fmt.Sprintf(" %.2f", s.CV.Mean)
+		}
+		c.Values = []study.Value{{Name: "largest/smallest", Interval: largest}}
+		j.add(c, "last/first", last, x.claimed, 1, times)
+	}
+}
+
+func (j *judged) q9() {
+	c := study.Claim{ID: "Q9", What: "calls that wait at the stage with the longest of five queues, times the shortest, CV 0.1", Paper: "3×"}
+	o := j.Outcome(fiveStages+"0.1", oneEach)
+	if o == nil {
+		j.missing(c)
+		return
+	}
+	largest, _ := apart(stageFigure(o, func(s *study.StageOutcome) study.Sample { return s.Queue }), leastQueue)
+	c.Why = "stages by queue:"
+	for _, s := range o.Stages {
+		c.Why += fmt.Sprintf(" %.3f", s.Queue.Mean)
+	}
+	j.add(c, "longest/shortest", largest, 3, 1, times)
+}
+
+// inputs are claims that the simulation begins with.
+func (j *judged) inputs() {
+	stage := Models()[0].stages()[0]
+	kept := keptStart(stage.Parameters)
+	j.claims = append(j.claims,
+		study.Claim{
+			ID: "Q10", What: "median latency with four cores against two", Paper: "−33 %", Ours: "taken as input", Verdict: study.NotMeasured,
+			Why: "service times follow it: a + b/cores with b = 3.88 a",
+		},
+		study.Claim{
+			ID: "Q11", What: "BERT-21B from disk; an eighth to the GPU; an instance from a fork", Paper: "45 s; 800 ms; < 1 s", Verdict: study.NotMeasured,
+			Ours: fmt.Sprintf("taken as input; from a fork %v, parked %v", kept.Fork, kept.Parked),
+			Why:  "a start is made of those, of our fork as measured (docs/RESULTS.md) and of a CUDA context, which is assumed to take 0.3 s",
+		},
+		study.Claim{
+			ID: "Q12", What: "memory in use above which cached parameters are evicted, and which", Paper: "85 %, LRU", Ours: "taken as input", Verdict: study.NotMeasured,
+			Why: "the KeysManager's default; one model at a time does not fill the memory of a server",
+		})
+}
+
+// q13: replicas add up. It holds if four serve 4 times what one does, within 2 %.
+func (j *judged) q13() {
+	c := study.Claim{ID: "Q13", What: "requests a second of four BERT-21B in one piece, times one's 1/T", Paper: "4× (20 of 5 per second, on a V100)"}
+	o := j.Outcome(fourOfIt, fourWhole)
+	if o == nil {
+		j.missing(c)
+		return
+	}
+	var seconds float64
+	for _, s := range j.Settings {
+		if s.Name == fourOfIt {
+			seconds = s.Seconds
+		}
+	}
+	one := 1 / bert5().Time.Seconds()
+	served := j.seeds(fourWhole, []string{fourOfIt}, func(o *study.Outcome, seed int) float64 {
+		return o.Requests.Seeds[seed] * (1 - o.Failed.Seeds[seed]) / seconds / one
+	})
+	c.Why = fmt.Sprintf("one serves %.2f a second: Table 1 has 137 ms, the text about 200 ms for a V100; in a simulation replicas do not disturb each other", one)
+	j.add(c, "four/one", study.Mean(served), 4*0.98, 0, times)
+}
