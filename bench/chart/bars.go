@@ -30,7 +30,7 @@ type BarSeries struct {
 type Ends struct{ Low, High float64 }
 
 const (
-	barsPlotH = 170
+	barsPlotH = 185
 	barShare  = .86 // of a group's width
 	leastTurn = 11  // pixels that a label needs to stand on its end
 )
@@ -170,30 +170,46 @@ func (p Bars) draw(c *canvas, at box) {
 	g := p.geometry(box{at.x, top, at.w, at.h - (top - at.y)})
 	right := g.plot.x + g.plot.w
 	c.grid(g.y, g.plot.x, right)
-	for i := range p.Groups {
-		x := g.plot.x + (float64(i)+(1-barShare)/2)*g.group
-		for k, s := range p.Series {
-			p.one(c, g, s, i, x+float64(k)*g.bar)
+	each := func(draw func(c *canvas, g barGeometry, s BarSeries, i int, x float64)) {
+		for i := range p.Groups {
+			x := g.plot.x + (float64(i)+(1-barShare)/2)*g.group
+			for k, s := range p.Series {
+				draw(c, g, s, i, x+float64(k)*g.bar)
+			}
 		}
-		p.name(c, g, i)
 	}
+	each(p.bar)
 	c.line("a", g.plot.x, g.y.from, right, g.y.from)
 	c.across(p.Guides, g.y, g.plot.x, right)
+	each(p.label) // over all else
+	for i := range p.Groups {
+		p.name(c, g, i)
+	}
 }
 
-// one draws bar i of a series at x: the bar, its whisker and its label.
-func (p Bars) one(c *canvas, g barGeometry, s BarSeries, i int, x float64) {
+// bar draws bar i of a series at x, and its whisker.
+func (p Bars) bar(c *canvas, g barGeometry, s BarSeries, i int, x float64) {
+	v := s.Values[i]
+	if !g.y.shown(v) {
+		return
+	}
+	tip := fmt.Sprintf("%s, %s: %s", s.Name, p.Groups[i], s.label(i))
+	if s.Ends != nil && known(s.Ends[i].Low) && known(s.Ends[i].High) {
+		tip += fmt.Sprintf(" (%s to %s)", short(s.Ends[i].Low), short(s.Ends[i].High))
+	}
+	c.bar(s.Style, box{x + .5, g.y.at(v), max(g.bar-1, .5), g.y.from - g.y.at(v)}, tip)
+	if s.Ends != nil {
+		c.whisker(x+g.bar/2, min(3, g.bar/3), g.y, s.Ends[i])
+	}
+}
+
+// label writes the value of bar i of a series above it, in as far as there is space.
+func (p Bars) label(c *canvas, g barGeometry, s BarSeries, i int, x float64) {
 	v, middle, end := s.Values[i], x+g.bar/2, g.y.from
 	if g.y.shown(v) {
-		tip := fmt.Sprintf("%s, %s: %s", s.Name, p.Groups[i], s.label(i))
 		end = g.y.at(v)
-		if s.Ends != nil && known(s.Ends[i].Low) && known(s.Ends[i].High) {
-			tip += fmt.Sprintf(" (%s to %s)", short(s.Ends[i].Low), short(s.Ends[i].High))
+		if s.Ends != nil && g.y.shown(s.Ends[i].High) {
 			end = min(end, g.y.at(s.Ends[i].High))
-		}
-		c.bar(s.Style, box{x + .5, g.y.at(v), max(g.bar-1, .5), g.y.from - g.y.at(v)}, tip)
-		if s.Ends != nil {
-			c.whisker(middle, min(3, g.bar/3), g.y, s.Ends[i])
 		}
 	}
 	switch class := "s o"; {

@@ -91,7 +91,7 @@ const (
 )
 
 func (p Heat) height(width float64) float64 {
-	return headHeight(p.Title, "", width) + 18 + p.namesHeight(width) + float64(len(p.Rows))*cellH + heatKeyH
+	return headHeight(p.Title, "", width) + p.titleHeight() + p.namesHeight(width) + float64(len(p.Rows))*cellH + heatKeyH
 }
 
 // geometry is where cells begin, and how wide each is.
@@ -104,6 +104,13 @@ func (p Heat) namesHeight(width float64) float64 {
 	_, cell := p.geometry(width)
 	_, h := groupNames(p.Columns, cell)
 	return h
+}
+
+func (p Heat) titleHeight() float64 {
+	if p.XTitle == "" {
+		return 0
+	}
+	return 18
 }
 
 func (p Heat) even() float64 {
@@ -150,8 +157,8 @@ func (p Heat) draw(c *canvas, at box) {
 	names, namesH := groupNames(p.Columns, cell)
 	x := at.x + left
 	c.text("m n", x, top+11, "start", p.XTitle)
-	c.text("m n", x-8, top+18+namesH-8, "end", p.YTitle)
-	top += 18 + namesH
+	top += p.titleHeight() + namesH
+	c.text("m n", x-8, top-8, "end", p.YTitle)
 	for k, name := range p.Columns {
 		middle := x + (float64(k)+.5)*cell
 		if names == nil {

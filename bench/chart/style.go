@@ -101,6 +101,9 @@ func star(points int, inner float64) [][2]float64 {
 type canvas struct{ strings.Builder }
 
 func (c *canvas) text(class string, x, y float64, anchor, s string) {
+	if s == "" {
+		return
+	}
 	fmt.Fprintf(c, `<text class="%s" x="%.1f" y="%.1f" text-anchor="%s">%s</text>`+"\n", class, x, y, anchor, html.EscapeString(s))
 }
 
