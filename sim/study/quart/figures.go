@@ -105,10 +105,19 @@ func (d *drawing) group(cv bool) []string {
 
 // notes say where numbers are from, and what marks mean.
 func (d *drawing) notes(more ...string) []string {
-	last := d.Seeds.First + uint64(max(d.Seeds.N, 1)) - 1
-	return append([]string{fmt.Sprintf(
-		"Simulated, with the code of production: %d GPUs, a mean load of %d, seeds %d to %d. Whiskers are 95 %% confidence intervals of means over seeds. † more than 0.1 %% of the requests failed; latencies are of the others. ‡ not tuned: its defaults. n/a: not run, or nothing was answered.",
-		gpus, work, d.Seeds.First, last)}, more...)
+	return append([]string{d.from() + " † more than 0.1 % of the requests failed; latencies are of the others. ‡ not tuned: its defaults. n/a: not run, or nothing was answered."}, more...)
+}
+
+// from says where numbers are from.
+func (d *drawing) from() string {
+	return fmt.Sprintf("Simulated, with the code of production: %d GPUs, a mean load of %d, %s. Whiskers are 95 %% confidence intervals of means over seeds.", gpus, work, seeds(d.Seeds))
+}
+
+func seeds(s study.Seeds) string {
+	if s.N <= 1 {
+		return fmt.Sprintf("seed %d", s.First)
+	}
+	return fmt.Sprintf("seeds %d to %d", s.First, s.First+uint64(s.N)-1)
 }
 
 // shown is what a bar shows.
@@ -238,8 +247,8 @@ func (d *drawing) traceFigure(name, title string, settings []study.SettingInfo, 
 		}
 	}
 	notes := d.notes("Scaled to the same mean load; each seed has a window of its own. " + strings.Join(sources, " "))
-	f := figure{name + "-latency", chart.Figure{Title: "Latency under " + title + " (as the paper's Figure 6a, c, d)", Notes: notes}}
-	in := figure{name + "-in-time", chart.Figure{Title: "Requests answered in time under " + title + ", by objective (as the paper's Figure 6b)", Notes: notes, Columns: 3}}
+	f := figure{name + "-latency", chart.Figure{Title: "Latency under " + title + " (after the paper's Figure 6a, c, d)", Notes: notes}}
+	in := figure{name + "-in-time", chart.Figure{Title: "Requests answered in time under " + title + ", by objective (after the paper's Figure 6b)", Notes: notes, Columns: 3}}
 	for _, q := range []struct {
 		title string
 		of    func(*study.Outcome) study.Sample
@@ -296,7 +305,7 @@ func DrawBounds(name, title string, notes []string, ms ...Matrix) (study.Figure,
 		})
 	}
 	if len(ms) > 0 {
-		f.Notes = append(f.Notes, fmt.Sprintf("Seeds %d to %d; numbers are ratios of mean latencies, 1 is break-even.", ms[0].Seeds.First, ms[0].Seeds.First+uint64(max(ms[0].Seeds.N, 1))-1))
+		f.Notes = append(f.Notes, "Numbers are ratios of mean latencies over "+seeds(ms[0].Seeds)+"; 1 is break-even.")
 	}
 	return f.write()
 }

@@ -37,11 +37,11 @@ func (d *drawing) cvFigures() []figure {
 	cost := pool("GPUs", "on average over time and models", false, func(o *study.Outcome, _ study.SettingInfo, seed int) float64 { return o.GPUs.Seeds[seed] })
 	cost.Guides = []chart.Mark{{Name: "budget", At: d.Budget}}
 	of := d.notes("Models: " + strings.Join(all, ", ") + ". T is a model's latency without waits. Gaps between requests are gamma distributed.")
-	together := figure{"cv", chart.Figure{Title: "Latency, requests in time and GPUs, by the CV of the gaps between requests, of all models (as the paper's Figure 7)", Notes: of, Panels: []chart.Panel{
+	together := figure{"cv", chart.Figure{Title: "Latency, requests in time and GPUs, by the CV of the gaps between requests, of all models (after the paper's Figure 7)", Notes: of, Panels: []chart.Panel{
 		pool("Mean latency", "multiples of T, geometric mean over models", true, inMultiples(meanLatency)), inTime, cost,
 	}}}
-	lat := figure{"cv-latency", chart.Figure{Title: "Mean latency by model and CV of the gaps between requests (as the paper's Figure 7a)", Notes: of, Columns: 2}}
-	good := figure{"cv-goodput", chart.Figure{Title: fmt.Sprintf("Goodput by model and CV of the gaps between requests: answered within %g T (as the paper's Figure 7b)", d.Objective), Notes: of, Columns: 2}}
+	lat := figure{"cv-latency", chart.Figure{Title: "Mean latency by model and CV of the gaps between requests (after the paper's Figure 7a)", Notes: of, Columns: 2}}
+	good := figure{"cv-goodput", chart.Figure{Title: fmt.Sprintf("Goodput by model and CV of the gaps between requests: answered within %g T (after the paper's Figure 7b)", d.Objective), Notes: of, Columns: 2}}
 	for _, m := range all {
 		lat.Panels = append(lat.Panels, bars(m, "seconds", saidAll(groups), d.rivals, 0, func(c string, i int) shown { return latency(d.one(m, groups[i], c), meanLatency) }))
 		good.Panels = append(good.Panels, bars(m, "requests/s", saidAll(groups), d.rivals, 0, func(c string, i int) shown {
@@ -52,7 +52,7 @@ func (d *drawing) cvFigures() []figure {
 			return show(o, o.Goodput, 1)
 		}))
 	}
-	quantiles := figure{"cv-quantiles", chart.Figure{Title: "Latency quantiles by the CV of the gaps between requests, of all models (as the paper's Figure 8a)", Notes: of, Columns: 2}}
+	quantiles := figure{"cv-quantiles", chart.Figure{Title: "Latency quantiles by the CV of the gaps between requests, of all models (after the paper's Figure 8a)", Notes: of, Columns: 2}}
 	which := []func(*study.Outcome) study.Sample{p50, p75, p99}
 	for _, g := range groups {
 		quantiles.Panels = append(quantiles.Panels, bars(said(g), "multiples of T, geometric mean over models", []string{"p50", "p75", "p99"}, d.rivals, 0, func(c string, i int) shown {
@@ -97,8 +97,8 @@ func (d *drawing) queueFigures() []figure {
 		return o == nil || !slices.EqualFunc(o.Stages, stageNames, func(s study.StageOutcome, n string) bool { return s.Name == n })
 	})
 	f := figure{"cv-queues", chart.Figure{
-		Title: "Calls that wait, on average over time, by the CV of the gaps between requests (as the paper's Figure 8b)",
-		Notes: d.notes("Whole-model functions have one queue: they are in the first panel only."),
+		Title: "Calls that wait, on average over time, by the CV of the gaps between requests (after the paper's Figure 8b)",
+		Notes: d.notes("Who serves whole models has one queue, and is in the first panel only."),
 		Panels: []chart.Panel{bars("In all stages together", "calls, mean over models", saidAll(groups), d.rivals, 0, func(c string, i int) shown {
 			return d.pooled(d.of("", groups[i]), c, false, waiting)
 		})},
@@ -137,6 +137,10 @@ func (d *drawing) ratio(of, to string, settings []study.SettingInfo, which func(
 	return shown{Interval: which(c)}
 }
 
+func (d *drawing) marksOfRatios() []string {
+	return []string{d.from() + " Ratios are of runs on the same seeds. n/a: not run, or nothing was answered."}
+}
+
 // versus is ours against the best baseline of each setting.
 func (d *drawing) versus() []figure {
 	all := modelsOf(d.of("", d.groups...))
@@ -145,7 +149,7 @@ func (d *drawing) versus() []figure {
 	}
 	f := figure{"versus", chart.Figure{
 		Title: d.rivals[0].Title + " against the best baseline, by model and load",
-		Notes: d.notes(fmt.Sprintf("Ratios of runs on the same seeds. The best baseline of a setting is the one with the least mean latency among those within the budget of %g GPUs, chosen with the results known, which favours it.", d.Budget)),
+		Notes: append(d.marksOfRatios(), fmt.Sprintf("The best baseline of a setting is the one with the least mean latency among those within the budget of %g GPUs, chosen with the results known, which favours it.", d.Budget)),
 	}}
 	for _, q := range []struct {
 		title, below, above string
@@ -173,8 +177,8 @@ func (d *drawing) sweep() []figure {
 	f := figure{"sweep", chart.Figure{
 		Title: "Every configuration that was tried: GPUs against latency on the loads of the tuning", Columns: 2,
 		Notes: []string{fmt.Sprintf(
-			"Lines are Pareto fronts; large marks are what was chosen: the least latency within the budget of %g GPUs, else the fewest GPUs. At most %d configurations of each contender, seeds %d to %d; latency is the geometric mean over runs, in multiples of T, where a failed request has taken its timeout.",
-			d.Tuned.Budget, d.Tuned.Candidates, d.Tuned.Seeds.First, d.Tuned.Seeds.First+uint64(max(d.Tuned.Seeds.N, 1))-1)},
+			"Lines are Pareto fronts; large marks are what was chosen: the least latency within the budget of %g GPUs, else the fewest GPUs. At most %d configurations of each contender, %s; latency is the geometric mean over runs, in multiples of T, where a failed request has taken its timeout.",
+			d.Tuned.Budget, d.Tuned.Candidates, seeds(d.Tuned.Seeds))},
 	}}
 	for _, g := range d.groups {
 		p := chart.Scatter{
@@ -221,7 +225,7 @@ func (d *drawing) ablations() []figure {
 	}
 	f := figure{"ablations", chart.Figure{
 		Title: d.rivals[0].Title + " without each of its parts: above 1, the part helps",
-		Notes: d.notes("Ratios of runs on the same seeds to the whole with the same configuration, geometric means over the models that it was tuned on."),
+		Notes: append(d.marksOfRatios(), "The whole has the same configuration; geometric means over the models that it was tuned on."),
 	}}
 	for _, q := range []struct {
 		title string

@@ -80,6 +80,6 @@ var quick = []string{"static", "kpa", oursName}
 func base() study.Study {
 	return study.Study{
 		Name: "quart", Ours: oursName, Budget: budget, Candidates: candidates, Train: trainSeeds, Test: testSeeds, Multiples: multiples, Objective: objective,
-		Judge: judge,
+		Judge: judge, Draw: draw,
 	}
 }
