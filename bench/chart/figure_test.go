@@ -76,13 +76,13 @@ func heatOf(title string, rows, columns int) Heat {
 		for k := range columns {
 			row = append(row, math.Exp(1.2*math.Sin(float64(i+2*k))))
 		}
-		p.Values = append(p.Values, row)
+		p.Values, p.Notes = append(p.Values, row), append(p.Notes, make([]string, columns))
 	}
 	for k := range columns {
 		p.Columns = append(p.Columns, fmt.Sprintf("CV %g", .25*float64(k)))
 	}
 	if rows > 1 && columns > 1 {
-		p.Values[1][1] = math.NaN()
+		p.Values[1][1], p.Notes[0][0] = math.NaN(), " ~"
 	}
 	return p
 }
@@ -238,6 +238,8 @@ func TestFigureSaysWhatDoesNotMatch(t *testing.T) {
 		`series "s": point 2 stands out, want one of 2`:                    Scatter{Series: []Points{{Name: "s", X: two, Y: two, Strong: []int{2}}}},
 		`heat "t": 1 rows of values, want one for each of 2`:               Heat{Title: "t", Rows: []string{"a", "b"}, Columns: []string{"c"}, Values: [][]float64{one}},
 		`heat "t": row "a" has 2 values, want one for each of 1 columns`:   Heat{Title: "t", Rows: []string{"a"}, Columns: []string{"c"}, Values: [][]float64{two}},
+		`heat "t": 0 rows of notes, want one for each of 1`:                Heat{Title: "t", Rows: []string{"a"}, Columns: []string{"c"}, Values: [][]float64{one}, Notes: [][]string{}},
+		`heat "t": row "a" has 0 notes, want one for each of 1 columns`:    Heat{Title: "t", Rows: []string{"a"}, Columns: []string{"c"}, Values: [][]float64{one}, Notes: [][]string{nil}},
 		`heat "t": row "a", column "c": 0, want a ratio above 0`:           Heat{Title: "t", Rows: []string{"a"}, Columns: []string{"c"}, Values: [][]float64{{0}}},
 		`figure "f": panel 1: heat "t": even at -1, want above 0`:          Heat{Title: "t", Even: -1},
 	} {

@@ -13,6 +13,7 @@ type Heat struct {
 	XTitle, YTitle string // what columns and rows are
 	Rows, Columns  []string
 	Values         [][]float64 // a row each; above 0, or NaN: n/a
+	Notes          [][]string  // put behind each value; nil: none
 	Even           float64     // neither good nor bad; 0: 1
 	Below, Above   string      // what it means to be below or above Even, for the key
 }
@@ -66,7 +67,13 @@ func (p Heat) check() error {
 	if len(p.Values) != len(p.Rows) {
 		return fmt.Errorf("heat %q: %d rows of values, want one for each of %d", p.Title, len(p.Values), len(p.Rows))
 	}
+	if p.Notes != nil && len(p.Notes) != len(p.Rows) {
+		return fmt.Errorf("heat %q: %d rows of notes, want one for each of %d", p.Title, len(p.Notes), len(p.Rows))
+	}
 	for i, row := range p.Values {
+		if p.Notes != nil && len(p.Notes[i]) != len(p.Columns) {
+			return fmt.Errorf("heat %q: row %q has %d notes, want one for each of %d columns", p.Title, p.Rows[i], len(p.Notes[i]), len(p.Columns))
+		}
 		if len(row) != len(p.Columns) {
 			return fmt.Errorf("heat %q: row %q has %d values, want one for each of %d columns", p.Title, p.Rows[i], len(row), len(p.Columns))
 		}
@@ -176,16 +183,20 @@ func (p Heat) draw(c *canvas, at box) {
 		y := top + float64(i)*cellH
 		c.text("", x-8, y+cellH/2+4, "end", p.Rows[i])
 		for k, v := range row {
-			p.cell(c, box{x + float64(k)*cell, y, cell, cellH}, v, reach)
+			note := ""
+			if p.Notes != nil {
+				note = p.Notes[i][k]
+			}
+			p.cell(c, box{x + float64(k)*cell, y, cell, cellH}, v, reach, note)
 		}
 	}
 	p.scale(c, x, top+float64(len(p.Rows))*cellH+10, at, reach)
 }
 
-func (p Heat) cell(c *canvas, at box, v, reach float64) {
+func (p Heat) cell(c *canvas, at box, v, reach float64, note string) {
 	step, text := p.step(v, reach), "n/a"
 	if known(v) {
-		text = short(v)
+		text = short(v) + note
 	}
 	fmt.Fprintf(c, `<rect class="d%s" x="%.1f" y="%.1f" width="%.1f" height="%.1f">%s</rect>`+"\n", step, at.x+1, at.y+1, at.w-2, at.h-2, tipOf(text))
 	for _, size := range []struct {
