@@ -3,6 +3,7 @@ package baseline
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
@@ -44,8 +45,8 @@ type CocktailConfig struct {
 // how many an instance packs; here the visits that a request pays a stage, by its service time and slots. A count is the largest of the
 // latest results.
 //
-// Reactive: when more than SLA_BOUND, 2 %, of the answers of a pool are late, instances on standby are added: as many as serve what comes now and
-// what waits within the objective, one more at least while a late one waits, and not again within 5 s.
+// Reactive: when more than SLA_BOUND, 2 %, of the answers of a pool are late, instances on standby are added until the next forecast: as
+// many as serve what comes, and what waits until it looks again, 5 s later; one more at least while a late one waits.
 //
 // Where it differs: DeepAR is trained on weeks of a trace with hours to learn from; in its place is Holt's linear smoothing (double
 // exponential: Holt 1957, Hyndman and Athanasopoulos, Forecasting, §8.2) of the same samples, with a trend's weight of 0.1, and until
@@ -82,8 +83,9 @@ type CocktailPast struct {
 	Level, Trend float64   // of the forecast, as of the period's beginning
 	Periods      int       // that are in it
 	Seen         float64   // sum of rates, faded, for visits
-	Results      []int     // what the latest periods asked for, this one first
-	Reacted      time.Time // when standbys were added
+	Results      []int     // what the latest periods' forecasts asked for, this one's first
+	Standby      int       // count that waits asked for since the period began
+	Reacted      time.Time // when they did
 }
 
 // Merge joins the memories of two domains that have become one.
@@ -169,6 +171,7 @@ func (c Cocktail) decide(s *plan.Snapshot, f *plan.Function, past CocktailPast, 
 	results := append(make([]int, 0, c.cfg.Keep), past.Results...)
 	if turned {
 		results = append([]int{min(ceil(load*t), most)}, results[:min(len(results), c.cfg.Keep-1)]...)
+		past.Standby = 0
 	}
 	line.Why = fmt.Sprintf("%.4g/s are forecast, %.4g/s a replica", load, 1/t)
 	left := max(slo-batchTime(f, 1), 0)
@@ -177,21 +180,19 @@ func (c Cocktail) decide(s *plan.Snapshot, f *plan.Function, past CocktailPast, 
 		wait = max(wait, f.Wait.P99)
 	}
 	if wait.Seconds() > left && s.At.Sub(past.Reacted) >= cocktailReact {
-		standby := ceil((arriving(f) + float64(max(f.Waiting, 0))/slo) * t)
+		standby := ceil((arriving(f) + float64(max(f.Waiting, 0))/cocktailReact.Seconds()) * t)
 		if f.Wait.Oldest.Seconds() > left && starting == 0 {
 			standby = max(standby, ready+1)
 		}
 		if standby > ready+starting {
 			past.Reacted = s.At
 		}
-		results[0] = max(results[0], min(standby, most))
+		past.Standby = max(past.Standby, min(standby, most))
 		line.Why += fmt.Sprintf(", waits of %v where %v are left: %d", wait.Round(time.Millisecond), time.Duration(left*1e9).Round(time.Millisecond), standby)
 	}
 	past.Results = results
-	for _, n := range results {
-		line.Count = max(line.Count, n)
-	}
-	line.Why += fmt.Sprintf(", %d is the most of %d periods; was %d", line.Count, len(results), ready+starting)
-	line.Count = bounded(s, f, line.Count)
+	highest := slices.Max(results)
+	line.Count = bounded(s, f, max(highest, past.Standby))
+	line.Why += fmt.Sprintf(", %d is the most of %d periods, %d by waits; was %d", highest, len(results), past.Standby, ready+starting)
 	return line, past
 }
