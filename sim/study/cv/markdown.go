@@ -3,12 +3,14 @@ package cv
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// WriteMarkdown writes scores as two tables: how far off contenders are, and by how much more than persistence.
+// WriteMarkdown writes scores as two tables: how far off contenders are, and by how much more than persistence. Groups that
+// fewer than two runs are in are left out.
 func WriteMarkdown(w io.Writer, contenders []Contender, scores []Score) error {
 	var b strings.Builder
 	head := func() {
@@ -20,6 +22,7 @@ func WriteMarkdown(w io.Writer, contenders []Contender, scores []Score) error {
 	}
 	b.WriteString("Mean |ln(predicted CV / measured CV)|, and mean relative error of the CV:\n\n")
 	head()
+	scores = slices.DeleteFunc(slices.Clone(scores), func(s Score) bool { return s.Runs < 2 })
 	for _, s := range scores {
 		fmt.Fprintf(&b, "| %s | %d |", s.Group, s.Runs)
 		for _, e := range s.By {

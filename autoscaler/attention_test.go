@@ -1,0 +1,169 @@
+package autoscaler
+
+import (
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/plan/plantest"
+)
+
+// diamond has a bursty station before two that lead to a fourth.
+func diamond() Network {
+	return Network{
+		Stations: []Station{
+			{Rate: 20, Servers: 3, Rho: 0.6, CS2: 0.25, CA2: 9},
+			{Rate: 20, Servers: 2, Rho: 0.8, CS2: 1, CA2: 5},
+			{Rate: 20, Servers: 9, Rho: 0.3, CS2: 0.04, CA2: 7},
+			{Rate: 18, Servers: 4, Rho: 0.7, CS2: 0.5, CA2: 4},
+		},
+		Links: []Link{{0, 1}, {0, 2}, {1, 3}, {2, 3}},
+	}
+}
+
+// anyWeights are drawn by chance.
+func anyWeights(r *rand.Rand) AttentionWeights {
+	var w AttentionWeights
+	fill := func(row []float64) {
+		for k := range row {
+			row[k] = r.NormFloat64() / 3
+		}
+	}
+	for k := range w.W {
+		fill(w.W[k][:])
+	}
+	for k := range w.B {
+		fill(w.B[k][:])
+	}
+	fill(w.A[:])
+	fill(w.C[:])
+	fill(w.V[:])
+	fill(w.Own[:])
+	w.Theta, w.Bias = 0.7, 0.1
+	return w
+}
+
+// TestAttentionIsOfEachCV: with QUART's Eq. 4 as printed, θ cancels. Here features say nothing of burstiness, and what is left of it is
+// in θ·CV_j: that of each neighbour, before or behind, and the station's own, have a part in what is predicted.
+func TestAttentionIsOfEachCV(t *testing.T) {
+	w := anyWeights(rand.New(rand.NewPCG(1, 1)))
+	for k := range w.W {
+		w.W[k][0], w.W[k][1], w.W[k][7] = 0, 0, 0
+	}
+	w.Own = [AttentionFeatures]float64{}
+	predict := func(theta float64, change int) float64 {
+		n, w := diamond(), w
+		n.Stations[change].CA2 *= 2
+		w.Theta = theta
+		return WithWeights(w).Predict(n)[1]
+	}
+	none := func(theta float64) float64 { w := w; w.Theta = theta; return WithWeights(w).Predict(diamond())[1] }
+	for i, name := range []string{"that before", "its own", "none of its neighbours", "that behind"} {
+		moved := math.Abs(predict(w.Theta, i) - none(w.Theta))
+		if is, want := moved > 1e-6, i != 2; is != want {
+			t.Errorf("with twice the Ca² of %s, station 1 is predicted %g away, want it moved: %v", name, moved, want)
+		}
+		if moved := math.Abs(predict(0, i) - none(0)); moved != 0 {
+			t.Errorf("without θ, twice the Ca² of %s moves what is predicted by %g, want nothing: the test is of θ", name, moved)
+		}
+	}
+}
+
+// TestAttentionIsOfNoOrder: how stations are numbered, and links listed, does not matter.
+func TestAttentionIsOfNoOrder(t *testing.T) {
+	r := rand.New(rand.NewPCG(2, 2))
+	for _, a := range []Attention{NewAttention(), WithWeights(anyWeights(r))} {
+		n := diamond()
+		want := a.Predict(n)
+		for range 20 {
+			to := r.Perm(len(n.Stations))
+			other := Network{Stations: make([]Station, len(to))}
+			for i, s := range n.Stations {
+				other.Stations[to[i]] = s
+			}
+			for _, l := range n.Links {
+				other.Links = append(other.Links, Link{to[l.From], to[l.To]})
+			}
+			r.Shuffle(len(other.Links), func(i, j int) { other.Links[i], other.Links[j] = other.Links[j], other.Links[i] })
+			got := a.Predict(other)
+			for i := range want {
+				if math.Abs(got[to[i]]-want[i]) > 1e-9 {
+					t.Fatalf("station %d: %v as number %d, want %v", i, got[to[i]], to[i], want[i])
+				}
+			}
+		}
+	}
+}
+
+func TestPersistence(t *testing.T) {
+	got := Persistence{}.Predict(Network{[]Station{{CA2: 9}, {}, {CA2: math.NaN()}, {CA2: 1e9}, {CA2: 1e-9}, {CA2: 2, Factor: 3}}, []Link{{0, 1}}})
+	if want := []float64{9, 1, 1, mostC2, leastC2, 2}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// TestWeightsAreOfTheRecipe: who changes features, shape or training counts the recipe up, and trains.
+func TestWeightsAreOfTheRecipe(t *testing.T) {
+	if trainedRecipe != AttentionRecipe {
+		t.Errorf("weights are of recipe %d, want %d: make train-cv", trainedRecipe, AttentionRecipe)
+	}
+	got := NewAttention().Predict(diamond())
+	for i, s := range diamond().Stations {
+		if got[i] < s.CA2/2 || got[i] > 2*s.CA2 {
+			t.Errorf("station %d: Ca² of %v, want within a factor of 2 of the %v measured: what is learned keeps close to it", i, got[i], s.CA2)
+		}
+	}
+}
+
+// TestQuartWithEachPredictor: whatever predicts, the corrector is one.
+func TestQuartWithEachPredictor(t *testing.T) {
+	for name, p := range map[string]Predictor{"qna": QNA{}, "persistence": Persistence{}, "attention": NewAttention()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			plantest.RunCorrector(t, NewQuart(QuartConfig{Predictor: p}))
+		})
+	}
+}
+
+// FuzzPredictors: whatever is measured, in whatever graph, all that is predicted is within bounds.
+func FuzzPredictors(f *testing.F) {
+	f.Add(uint8(3), []byte{0, 1, 1, 2}, []byte{})
+	f.Add(uint8(4), []byte{0, 1, 0, 2, 1, 3, 2, 3, 3, 0, 1, 1}, []byte("\x00\x00\x00\x00\x00\x00\xf8\x7f\x00\x00\x00\x00\x00\x00\xf0\x7f"))
+	all := map[string]Predictor{
+		"qna": QNA{}, "persistence": Persistence{}, "attention": NewAttention(),
+		"attention of weights that are no numbers": WithWeights(AttentionWeights{Theta: math.Inf(1), Bias: math.NaN()}),
+	}
+	f.Fuzz(func(t *testing.T, stations uint8, links, numbers []byte) {
+		if stations == 0 {
+			return
+		}
+		number := func() float64 {
+			if len(numbers) < 8 {
+				return 1.5
+			}
+			v := math.Float64frombits(binary.LittleEndian.Uint64(numbers))
+			numbers = numbers[8:]
+			return v
+		}
+		var n Network
+		for range min(stations, 20) {
+			n.Stations = append(n.Stations, Station{Rate: number(), Servers: int(int32(math.Float64bits(number()))), Rho: number(), CS2: number(), CA2: number(), Factor: number()})
+		}
+		for ; len(links) > 1; links = links[2:] {
+			n.Links = append(n.Links, Link{int(links[0]) % len(n.Stations), int(links[1]) % len(n.Stations)})
+		}
+		for name, p := range all {
+			out := p.Predict(n)
+			if len(out) != len(n.Stations) {
+				t.Fatalf("%s: %d predictions of %d stations", name, len(out), len(n.Stations))
+			}
+			for i, v := range out {
+				if !(v >= leastC2 && v <= mostC2) {
+					t.Fatalf("%s: station %d of %+v: %v, want %v to %v", name, i, n, v, leastC2, mostC2)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,202 @@
+package cv
+
+import (
+	"bytes"
+	"flag"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the golden comparison anew; commit it only if you can say why each line moved")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// sample is of a station with so many neighbours.
+func sample(r *rand.Rand, neighbours int) Sample {
+	s := Sample{Want: r.NormFloat64()}
+	for range 1 + neighbours {
+		var x [autoscaler.AttentionFeatures]float64
+		for k := range x {
+			x[k] = r.NormFloat64()
+		}
+		s.Seen.X = append(s.Seen.X, x)
+		s.Seen.CV = append(s.Seen.CV, 3*r.Float64())
+	}
+	return s
+}
+
+// weights are those that training begins with, all else moved a little, too.
+func weights(r *rand.Rand) autoscaler.AttentionWeights {
+	w := begin(r)
+	for _, v := range values(&w) {
+		*v += r.NormFloat64() / 5
+	}
+	return w
+}
+
+// TestGradient holds each derivative against a difference.
+func TestGradient(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	const step = 1e-6
+	for neighbours := range 5 {
+		for range 10 {
+			w, s := weights(r), sample(r, neighbours)
+			var g autoscaler.AttentionWeights
+			loss := Gradient(&w, &s, &g)
+			if again := Gradient(&w, &s, nil); again != loss {
+				t.Fatalf("a loss of %v, and %v without derivatives", loss, again)
+			}
+			for k, v := range values(&w) {
+				was := *v
+				*v = was + step
+				above := Gradient(&w, &s, nil)
+				*v = was - step
+				below := Gradient(&w, &s, nil)
+				*v = was
+				want := (above - below) / (2 * step)
+				if got := *values(&g)[k]; math.Abs(got-want) > 1e-6*(1+math.Abs(want)) {
+					t.Fatalf("%d neighbours, weight %d: derivative %v, want %v", neighbours, k, got, want)
+				}
+			}
+		}
+	}
+}
+
+// TestForward: what is trained is what predicts.
+func TestForward(t *testing.T) {
+	r := rand.New(rand.NewPCG(2, 2))
+	n := autoscaler.Network{Links: []autoscaler.Link{{From: 0, To: 1}, {From: 0, To: 2}, {From: 1, To: 3}, {From: 2, To: 3}}}
+	for range 4 {
+		n.Stations = append(n.Stations, autoscaler.Station{Rate: 30 * r.Float64(), Servers: 1 + r.IntN(9), Rho: r.Float64(), CS2: r.Float64(), CA2: 9 * r.Float64()})
+	}
+	for range 20 {
+		w := weights(r)
+		got := autoscaler.WithWeights(w).Predict(n)
+		for i, want := range Learned("", w, Whole).Predict(n) {
+			if math.Abs(got[i]-min(max(want, 0.01), 64)) > 1e-9*want {
+				t.Errorf("station %d: %v, want %v", i, got[i], want)
+			}
+		}
+	}
+}
+
+// TestTrain: what neighbours say by their CV alone is learned, and the same each time.
+func TestTrain(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 3))
+	draw := func(n int) []Sample {
+		out := make([]Sample, n)
+		for i := range out {
+			out[i] = sample(r, 2)
+			x := out[i].Seen.X
+			out[i].Want = x[0][0]/2 + math.Tanh(x[1][3])
+			if out[i].Seen.CV[2] > out[i].Seen.CV[1] { // the burstier neighbour decides
+				out[i].Want = x[0][0]/2 + math.Tanh(x[2][3])
+			}
+		}
+		return out
+	}
+	training, validation := draw(2000), draw(500)
+	start := begin(rand.New(rand.NewPCG(weightsSeed, 0)))
+	var last Fit
+	w := Train(training, validation, func(f Fit) { last = f })
+	before, after := Loss(&start, validation), Loss(&w, validation)
+	printed := slices.Clone(validation)
+	for i := range printed {
+		printed[i].Seen = AsPrinted(printed[i].Seen)
+	}
+	if after > before/3 || w.Theta < 0.3 || last.Epoch != epochs || Loss(&w, printed) < 1.2*after {
+		t.Errorf("loss %.4f after %d epochs, with θ %.2f, and %.4f without θ·CV_j; want a third of %.4f, a positive θ, and more without it",
+			after, last.Epoch, w.Theta, Loss(&w, printed), before)
+	}
+	if again := Train(training, validation, nil); again != w {
+		t.Error("trained again, weights are others")
+	}
+}
+
+// TestWeightsFile: the source of weights is what training writes.
+func TestWeightsFile(t *testing.T) {
+	got, err := Go(autoscaler.NewAttention().Weights())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const file = "../../../autoscaler/weights.go"
+	want, err := os.ReadFile(file)
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%s is not what weights are written as (%v): make train-cv", file, err)
+	}
+}
+
+// TestHeldBack: pipelines, CVs, loads and seeds of the comparison were never learned from.
+func TestHeldBack(t *testing.T) {
+	seen := map[any]bool{}
+	for _, r := range slices.Concat(TrainingRuns(), ValidationRuns()) {
+		seen[r.Shape], seen[r.CV], seen[r.scenario.Seed] = true, true, true
+		if r.Load == "modulated" {
+			seen[r.scenario.Pipelines[0].Arrivals.MMPP] = true
+		}
+	}
+	loads := map[string]int{}
+	for _, r := range HeldBackRuns(180) {
+		loads[r.Load]++
+		if mmpp := r.scenario.Pipelines[0].Arrivals.MMPP; seen[r.Shape] || seen[r.CV] || seen[r.scenario.Seed] || seen[mmpp] {
+			t.Errorf("run %s, CV %g, seed %d, %q: was learned from", r.Shape, r.CV, r.scenario.Seed, mmpp)
+		}
+	}
+	if len(loads) != 3 {
+		t.Errorf("loads %v, want three kinds", loads)
+	}
+}
+
+// TestCompare compares on a few runs with fixed counts, which do not depend on how functions are sized.
+func TestCompare(t *testing.T) {
+	var runs []Run
+	for _, r := range HeldBackRuns(30) {
+		if r.Sizing == "fixed" && len(runs) < 4 {
+			runs = append(runs, r)
+		}
+	}
+	records, err := Record(t.Context(), runs, func(int, int) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	if err := WriteMarkdown(&b, Contenders(), Compare(runs, records, Contenders())); err != nil {
+		t.Fatal(err)
+	}
+	const file = "testdata/compare.md"
+	if *rewrite {
+		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil || b.String() != string(want) {
+		t.Errorf("%v, got\n%s\nwant\n%s\nSee `go test ./sim/study/cv -rewrite`, and commit only if you can say why each line moved.", err, b.String(), want)
+	}
+}
+
+// TestPair: what is measured later is of a decision a window later, and what came before the warm-up is left out.
+func TestPair(t *testing.T) {
+	w := &witness{}
+	for second := range 100 {
+		w.at = w.at.Add(1e9)
+		w.Predict(autoscaler.Network{Stations: []autoscaler.Station{{CA2: float64(second)}, {}}, Links: []autoscaler.Link{{From: 1, To: 0}}})
+	}
+	got := w.pair()
+	if len(got) != 8 {
+		t.Fatalf("%d are kept, want one every 5 s from 40 to 79", len(got))
+	}
+	for i, r := range got {
+		if now := r.Network.Stations[0].CA2; now != float64(40+5*i) || r.Later[0] != now+20 || !slices.Equal(r.Depth, []int{1, 0}) {
+			t.Errorf("%v, want measured at %d s and 20 s later, behind another", r, 40+5*i)
+		}
+	}
+}
