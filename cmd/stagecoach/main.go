@@ -55,7 +55,7 @@ func commands() []command {
 		{"warden", "what `keysmanager` starts processes with, so that they outlive it", runWarden, nil},
 		{"demo", "the main job end to end, on real input, with its result shown", runDemo, nil},
 		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", runLoad, nil},
-		{"sim", "SCENARIO.yml: policies on virtual time, in seconds for days: the same code, on a modelled cluster", runSim, nil},
+		{"sim", "policies on virtual time, in seconds for days: the same code, on a modelled cluster", runSim, []string{"SCENARIO.yml", "paper quart"}},
 		{"bench", "measure", runBench, []string{"autoscaler", "coldstart", "gpu", "hop", "idle", "keysmanager", "sim"}},
 		{"version", "print the version", runVersion, nil},
 	}
@@ -104,7 +104,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if i < 0 {
 		return fmt.Errorf("unknown command %q; `stagecoach help` lists them", args[0])
 	}
-	if c := all[i]; len(c.verbs) > 0 && len(args) > 1 && slices.Contains([]string{"help", "-h", "-help", "--help"}, args[1]) {
+	if c := all[i]; len(c.verbs) > 0 && !argument(c.verbs[0]) && len(args) > 1 && slices.Contains([]string{"help", "-h", "-help", "--help"}, args[1]) {
 		for _, v := range c.verbs {
 			fmt.Fprintf(out, "stagecoach %s %s\n", c.name, v)
 		}
@@ -125,16 +125,19 @@ func (c command) help(args []string, flags string) string {
 	}
 	_, flags, _ = strings.Cut(flags, "\n")
 	line := ": " + c.summary
-	if c.summary[0] <= 'Z' { // what it takes comes first
+	if argument(c.summary) { // what it takes comes first
 		line = " " + c.summary
 	}
 	for _, v := range c.verbs {
-		if strings.Fields(v)[0] == args[0] {
+		if argument(v) || strings.Fields(v)[0] == args[0] {
 			line = " " + v
 		}
 	}
 	return fmt.Sprintf("stagecoach %s%s\n%s", c.name, line, flags)
 }
+
+// argument says that text begins with what stands for an argument.
+func argument(text string) bool { return text[0] <= 'Z' }
 
 func usage(out io.Writer) {
 	fmt.Fprintln(out, "Stagecoach serves pipelines of ML stages behind the OpenFaaS API.")

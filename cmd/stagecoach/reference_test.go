@@ -114,7 +114,11 @@ func allCommands() (all []string) {
 			all = append(all, c.name)
 		}
 		for _, v := range c.verbs {
-			all = append(all, c.name+" "+strings.Fields(v)[0])
+			if argument(v) {
+				all = append(all, c.name)
+			} else {
+				all = append(all, c.name+" "+strings.Fields(v)[0])
+			}
 		}
 	}
 	return all

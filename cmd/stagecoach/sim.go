@@ -21,6 +21,9 @@ const simGC = 800
 
 // runSim simulates a scenario: its result as Markdown to out, how far it is to standard error.
 func runSim(ctx context.Context, args []string, out io.Writer) error {
+	if len(args) > 0 && args[0] == "paper" {
+		return simPaper(ctx, args[1:], papers(), out)
+	}
 	fs := flag.NewFlagSet("sim", flag.ContinueOnError)
 	jsonFile := fs.String("json", "", "file for the result as JSON; - is standard output, in place of Markdown")
 	svgFile := fs.String("svg", "", "file for a chart of the first seed over time")
@@ -71,10 +74,15 @@ func simModel(name string, seeds int) (*sim.Model, error) {
 		return nil, err
 	}
 	s.Seeds = cmp.Or(seeds, s.Seeds)
+	return s.Model(simOpener(filepath.Dir(name)))
+}
+
+// simOpener opens traces: where their paths say, from here, then in a folder, then among the recorded data.
+func simOpener(folder string) sim.Opener {
 	data := cmp.Or(os.Getenv("STAGECOACH_DATA"), defaultData)
-	return s.Model(func(trace string) (io.ReadCloser, error) {
+	return func(trace string) (io.ReadCloser, error) {
 		f, err := os.Open(trace)
-		for _, folder := range []string{filepath.Dir(name), data} {
+		for _, folder := range []string{folder, data} {
 			if !errors.Is(err, os.ErrNotExist) || filepath.IsAbs(trace) {
 				break
 			}
@@ -84,7 +92,7 @@ func simModel(name string, seeds int) (*sim.Model, error) {
 			return nil, fmt.Errorf("%w (relative paths are looked for beside the scenario and in $STAGECOACH_DATA, which is %q)", err, data)
 		}
 		return f, nil
-	})
+	}
 }
 
 // simProgress says once a second, and at the end, how far the runs are and how fast.

@@ -44,11 +44,19 @@ func (s *Study) Check() error {
 	if s.contender(s.Ours) == nil {
 		add("ours: %q, want one of the contenders", s.Ours)
 	}
-	if s.Train.N < 1 || s.Test.N < 1 || s.Train.First == 0 || s.Test.First == 0 || s.Candidates < 1 {
-		add("seeds %+v and %+v, %d candidates: want one or more of each, seeds above 0", s.Train, s.Test, s.Candidates)
+	for _, x := range []struct {
+		name string
+		Seeds
+	}{{"training", s.Train}, {"the test", s.Test}} {
+		if x.N < 1 || x.First < 1 {
+			add("seeds for %s: %d from %d on, want one or more, from 1 on", x.name, x.N, x.First)
+		}
 	}
-	if s.Train.First < s.Test.First+uint64(s.Test.N) && s.Test.First < s.Train.First+uint64(s.Train.N) {
-		add("seeds %+v for training and %+v for the test, want none in both", s.Train, s.Test)
+	if s.Train.First < s.Test.First+uint64(max(s.Test.N, 0)) && s.Test.First < s.Train.First+uint64(max(s.Train.N, 0)) {
+		add("seeds: %d from %d on for training and %d from %d on for the test, want none in both", s.Train.N, s.Train.First, s.Test.N, s.Test.First)
+	}
+	if s.Candidates < 1 {
+		add("%d candidates, want one or more", s.Candidates)
 	}
 	if !slices.Contains(s.Multiples, s.Objective) {
 		add("objective %g, want one of the multiples %v", s.Objective, s.Multiples)

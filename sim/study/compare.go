@@ -47,7 +47,7 @@ func (r *Result) BestBaseline(setting string) string {
 	var best *Outcome
 	for _, c := range r.Contenders {
 		o := r.Outcome(setting, c.Name)
-		if o == nil || c.Oracle || c.Ours || o.GPUs.Mean > overBudget*r.Budget {
+		if o == nil || c.Oracle || c.Ours || r.OverBudget(o) {
 			continue
 		}
 		if best == nil || best.Fails() && !o.Fails() || best.Fails() == o.Fails() && o.Mean.Mean < best.Mean.Mean {
@@ -65,6 +65,9 @@ const mayFail = 0.001
 
 // Fails says that more than a thousandth of the requests failed: latencies are of the others.
 func (o *Outcome) Fails() bool { return o.Failed.Mean > mayFail }
+
+// OverBudget says that an outcome had on average more than the study's budget of GPUs and a twentieth more.
+func (r *Result) OverBudget(o *Outcome) bool { return o.GPUs.Mean > overBudget*r.Budget }
 
 // Compare compares a contender with another on settings, all there are if none is named; each may be [BestBaseline]. False says that there
 // is no setting that both were evaluated on.

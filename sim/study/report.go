@@ -29,15 +29,18 @@ func (r *Result) intro(b *strings.Builder) {
 	fmt.Fprintf(b, "%d settings, %d contenders, seeds %d to %d; ± and ranges are 95 %% confidence intervals over seeds. T is a request's latency without any wait; "+
 		"\"in time\" is within %g T. ", len(r.Settings), len(r.Contenders), r.Seeds.First, r.Seeds.First+uint64(r.Seeds.N)-1, r.Objective)
 	fmt.Fprintf(b, "Each contender's configuration is the best of %d or fewer on other loads, under a budget of %g GPUs on average.\n", r.Tuned.Candidates, r.Budget)
-	failing, untuned := false, false
+	marks := ""
 	for i := range r.Outcomes {
-		failing, untuned = failing || r.Outcomes[i].Fails(), untuned || r.Outcomes[i].Untuned
+		marks += r.mark(&r.Outcomes[i])
 	}
-	if failing {
-		b.WriteString("\n† more than 0.1 % of the requests failed; latencies are of the others.\n")
-	}
-	if untuned {
-		b.WriteString("\n‡ not tuned: with its defaults.\n")
+	for _, m := range []struct{ sign, text string }{
+		{"†", "more than 0.1 % of the requests failed; latencies are of the others"},
+		{"‡", "not tuned: with its defaults"},
+		{"§", fmt.Sprintf("over the budget: more than %s GPUs on average", trim(overBudget*r.Budget, 4))},
+	} {
+		if strings.Contains(marks, m.sign) {
+			fmt.Fprintf(b, "\n%s %s.\n", m.sign, m.text)
+		}
 	}
 	for _, l := range r.LeftOut {
 		fmt.Fprintf(b, "\nLeft out: %s: %s\n", clean(l.Setting), clean(l.Why))
@@ -56,13 +59,15 @@ func (r *Result) claims(b *strings.Builder) {
 }
 
 // mark says what is to be known of an outcome.
-func (o *Outcome) mark() string {
+func (r *Result) mark(o *Outcome) string {
 	s := ""
-	if o.Fails() {
-		s += " †"
-	}
-	if o.Untuned {
-		s += " ‡"
+	for _, m := range []struct {
+		is   bool
+		sign string
+	}{{o.Fails(), " †"}, {o.Untuned, " ‡"}, {r.OverBudget(o), " §"}} {
+		if m.is {
+			s += m.sign
+		}
 	}
 	return s
 }
@@ -132,7 +137,7 @@ func (r *Result) pairs(b *strings.Builder) {
 		}
 	}
 	t.write(b)
-	fmt.Fprintf(b, "\nThe best baseline is chosen setting by setting, by its mean latency in the comparison itself, of those with at most %g GPUs.\n", overBudget*r.Budget)
+	fmt.Fprintf(b, "\nThe best baseline is chosen setting by setting, by its mean latency in the comparison itself, of those with at most %s GPUs.\n", trim(overBudget*r.Budget, 4))
 }
 
 func (r *Result) title(name string) string {
@@ -193,7 +198,7 @@ func (r *Result) each(b *strings.Builder) {
 			}
 			for _, c := range r.Contenders {
 				if o := r.Outcome(s.Name, c.Name); o != nil {
-					t.row(o.row(s, c.Title)...)
+					t.row(o.row(s, c.Title+r.mark(o))...)
 				}
 			}
 		}
@@ -203,7 +208,7 @@ func (r *Result) each(b *strings.Builder) {
 
 func (o *Outcome) row(s SettingInfo, title string) []string {
 	in := func(x Sample) string { return x.with(1 / s.Service) }
-	row := []string{s.Name, title + o.mark(), o.Requests.with(1), o.Mean.with(1000), in(o.Mean), in(o.P50), in(o.P75), in(o.P99)}
+	row := []string{s.Name, title, o.Requests.with(1), o.Mean.with(1000), in(o.Mean), in(o.P50), in(o.P75), in(o.P99)}
 	for _, x := range o.InTime {
 		row = append(row, x.with(100))
 	}

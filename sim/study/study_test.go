@@ -273,17 +273,18 @@ func TestOnly(t *testing.T) {
 // TestCheck: each mistake is named.
 func TestCheck(t *testing.T) {
 	for want, spoil := range map[string]func(s *Study){
-		`setting "idle": want a name of its own`:        func(s *Study) { s.Settings[1].Name = "idle" },
-		`setting "idle": service 0s`:                    func(s *Study) { s.Settings[0].Service = 0 },
-		`contender "one": want a name of its own`:       func(s *Study) { s.Contenders[1].Name = "one" },
-		`contender "one": 1 defaults for 2 knobs`:       func(s *Study) { s.Contenders[0].Defaults = []float64{1} },
-		`knob level: from 1 to 1, want a range`:         func(s *Study) { s.Contenders[0].Space[0].High = 1 },
-		`knob level: from 1.5 to 5, want whole numbers`: func(s *Study) { s.Contenders[0].Space[0].Low = 1.5 },
-		`knob level: from 0, want more than 0`:          func(s *Study) { s.Contenders[0].Space[0].Low, s.Contenders[0].Space[0].Log = 0, true },
-		`contender "part": like "nobody"`:               func(s *Study) { s.Contenders[2].Like = "nobody" },
-		`ours: "nobody"`:                                func(s *Study) { s.Ours = "nobody" },
-		`seeds {First:2 N:2} for training and {First:1`: func(s *Study) { s.Train.First = 2 },
+		`setting "idle": want a name of its own`:                       func(s *Study) { s.Settings[1].Name = "idle" },
+		`setting "idle": service 0s`:                                   func(s *Study) { s.Settings[0].Service = 0 },
+		`contender "one": want a name of its own`:                      func(s *Study) { s.Contenders[1].Name = "one" },
+		`contender "one": 1 defaults for 2 knobs`:                      func(s *Study) { s.Contenders[0].Defaults = []float64{1} },
+		`knob level: from 1 to 1, want a range`:                        func(s *Study) { s.Contenders[0].Space[0].High = 1 },
+		`knob level: from 1.5 to 5, want whole numbers`:                func(s *Study) { s.Contenders[0].Space[0].Low = 1.5 },
+		`knob level: from 0, want more than 0`:                         func(s *Study) { s.Contenders[0].Space[0].Low, s.Contenders[0].Space[0].Log = 0, true },
+		`contender "part": like "nobody"`:                              func(s *Study) { s.Contenders[2].Like = "nobody" },
+		`ours: "nobody"`:                                               func(s *Study) { s.Ours = "nobody" },
+		`seeds: 2 from 2 on for training and 3 from 1 on for the test`: func(s *Study) { s.Train.First = 2 },
 		`0 candidates`:                           func(s *Study) { s.Candidates = 0 },
+		`seeds for the test: -1 from 1 on, want`: func(s *Study) { s.Test.N = -1 },
 		`objective 4, want one of the multiples`: func(s *Study) { s.Objective = 4 },
 	} {
 		s := small()

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/sim"
+	"github.com/stagecoach-serving/stagecoach/sim/study"
+	"github.com/stagecoach-serving/stagecoach/sim/study/quart"
+)
+
+// paper is an evaluation that `stagecoach sim paper` knows.
+type paper struct {
+	name  string
+	full  func(sim.Opener) (study.Study, error)
+	quick func() study.Study
+	tuned func() (study.Tuned, error)
+}
+
+func papers() []paper {
+	return []paper{{"quart", quart.Full, quart.Quick, quart.Tuned}}
+}
+
+// paperFlags are what `stagecoach sim paper` is asked.
+type paperFlags struct {
+	quick, tune            bool
+	only, json, out, tuned string
+	seeds                  int
+}
+
+// simPaper evaluates a paper's design on the simulator: the report to out, how far it is to standard error.
+func simPaper(ctx context.Context, args []string, all []paper, out io.Writer) error {
+	var f paperFlags
+	fs := flag.NewFlagSet("sim paper", flag.ContinueOnError)
+	fs.BoolVar(&f.quick, "quick", false, "a small part of it, in less than half a minute")
+	fs.BoolVar(&f.tune, "tune", false, "choose the contenders' configurations anew first, which takes many times as long as the rest")
+	fs.StringVar(&f.only, "only", "", "regular expression of settings, and after a slash of contenders")
+	fs.IntVar(&f.seeds, "seeds", 0, "how many seeds, in place of the study's")
+	fs.StringVar(&f.json, "json", "", "file for the result as JSON; - is standard output, in place of Markdown")
+	fs.StringVar(&f.out, "out", "", "folder for report.md, result.json and the figures")
+	fs.StringVar(&f.tuned, "tuned", "", "file with configurations, in place of those that come with it; --tune writes it")
+	rest, err := parseMixed(fs, args)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, p := range all {
+		if names = append(names, p.name); len(rest) == 1 && rest[0] == p.name {
+			if err := p.run(ctx, f, out); err != nil {
+				return fmt.Errorf("sim paper %s: %w", p.name, err)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("sim paper: got %q, want one of %q", rest, names)
+}
+
+// run makes the evaluation.
+func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
+	open := simOpener(".")
+	s, err := p.study(f, open)
+	if err != nil {
+		return err
+	}
+	for _, l := range s.LeftOut {
+		progress("left out: %s: %s", l.Setting, l.Why)
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(simGC))
+	tuned, err := p.configurations(ctx, &s, f, open)
+	if err != nil {
+		return err
+	}
+	result, err := s.Evaluate(ctx, tuned, open, studyProgress())
+	if err != nil {
+		return err
+	}
+	var errs []error
+	if f.json == "-" {
+		errs = append(errs, writeJSON(out, result))
+	} else {
+		errs = append(errs, result.WriteMarkdown(out))
+	}
+	if f.json != "" && f.json != "-" {
+		errs = append(errs, writeTo(f.json, func(w io.Writer) error { return writeJSON(w, result) }))
+	}
+	if f.out != "" {
+		errs = append(errs, writePaper(f.out, &s, result))
+	}
+	return errors.Join(errs...)
+}
+
+// study is what the flags ask for.
+func (p *paper) study(f paperFlags, open sim.Opener) (study.Study, error) {
+	var s study.Study
+	var err error
+	if f.quick {
+		s = p.quick()
+	} else if s, err = p.full(open); err != nil {
+		return s, err
+	}
+	s.Test.N = cmp.Or(f.seeds, s.Test.N)
+	if err := s.Check(); err != nil {
+		return s, err
+	}
+	return s, s.Only(f.only)
+}
+
+// configurations are those of the file, or else those that come with the study; or new ones, which are put into the file.
+func (p *paper) configurations(ctx context.Context, s *study.Study, f paperFlags, open sim.Opener) (study.Tuned, error) {
+	tuned, err := p.stored(f.tuned)
+	if !f.tune {
+		return tuned, err
+	}
+	if err != nil && (f.only != "" || !errors.Is(err, fs.ErrNotExist)) {
+		return tuned, err
+	}
+	newer, err := s.Tune(ctx, open, studyProgress())
+	if err != nil {
+		return tuned, err
+	}
+	if f.only == "" { // all of it
+		tuned = newer
+	} else if tuned, err = tuned.Merge(newer); err != nil {
+		return tuned, err
+	}
+	if f.tuned == "" {
+		return tuned, nil
+	}
+	return tuned, writeTo(f.tuned, func(w io.Writer) error { return writeJSON(w, tuned) })
+}
+
+// stored are the configurations of a file, or those that come with the study.
+func (p *paper) stored(file string) (study.Tuned, error) {
+	if file == "" {
+		return p.tuned()
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return study.Tuned{}, err
+	}
+	defer f.Close()
+	return study.ReadTuned(f, p.name)
+}
+
+// writePaper fills a folder with the report, the result and its figures.
+func writePaper(folder string, s *study.Study, r *study.Result) error {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	errs := []error{
+		writeTo(filepath.Join(folder, "report.md"), r.WriteMarkdown),
+		writeTo(filepath.Join(folder, "result.json"), func(w io.Writer) error { return writeJSON(w, r) }),
+	}
+	if s.Draw == nil {
+		return errors.Join(errs...)
+	}
+	figures, err := s.Draw(r)
+	errs = append(errs, err)
+	for _, f := range figures {
+		errs = append(errs, writeTo(filepath.Join(folder, f.Name+".svg"), func(w io.Writer) error {
+			_, err := io.Copy(w, bytes.NewReader(f.SVG))
+			return err
+		}))
+	}
+	return errors.Join(errs...)
+}
+
+// studyProgress says once a second, and at the end, how far the runs are and how much longer it takes if they go on like that.
+func studyProgress() func(study.Progress) {
+	begun := time.Now()
+	last := begun
+	return func(p study.Progress) {
+		now := time.Now()
+		if now.Sub(last) < time.Second && p.Done < p.Runs {
+			return
+		}
+		last = now
+		took := now.Sub(begun)
+		left := time.Duration(float64(took) / float64(p.Done) * float64(p.Runs-p.Done))
+		progress("%s: %d of %d runs, %d %%, %.1f a second, %v left", p.Step, p.Done, p.Runs, 100*p.Done/p.Runs, float64(p.Done)/took.Seconds(), left.Round(time.Second))
+	}
+}
