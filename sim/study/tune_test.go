@@ -93,18 +93,21 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestTuned: choices of newer runs win, those of contenders that are gone go; what a file says is checked.
+// TestTuned: choices of newer runs win, if they were made alike; what a file says is checked.
 func TestTuned(t *testing.T) {
-	s := small()
 	choice := func(group, contender string, gpus float64) Choice {
 		return Choice{Group: group, Contender: contender, Knobs: []string{"level", "spare"}, Points: []Point{{Knobs: []float64{1, 0}, GPUs: gpus}}}
 	}
-	older := Tuned{Schema: TunedSchema, Study: "small", Choices: []Choice{choice("load 80", "one", 1), choice("load 10", "gone", 1), choice("load 10", "two", 1)}}
-	newer := Tuned{Schema: TunedSchema, Study: "small", Budget: 7, Choices: []Choice{choice("load 10", "two", 2), choice("load 10", "one", 2)}}
-	got := older.Merge(newer, s)
-	want := []Choice{choice("load 10", "one", 2), choice("load 10", "two", 2), choice("load 80", "one", 1)}
-	if !reflect.DeepEqual(got.Choices, want) || got.Budget != 7 {
-		t.Errorf("got %+v, want %+v", got.Choices, want)
+	older := Tuned{Schema: TunedSchema, Study: "small", Choices: []Choice{choice("load 80", "one", 1), choice("load 10", "two", 1)}}
+	newer := Tuned{Schema: TunedSchema, Study: "small", Choices: []Choice{choice("load 10", "two", 2), choice("load 10", "one", 2)}}
+	got, err := older.Merge(newer)
+	want := []Choice{choice("load 80", "one", 1), choice("load 10", "two", 2), choice("load 10", "one", 2)}
+	if err != nil || !reflect.DeepEqual(got.Choices, want) || older.Choices[1].Points[0].GPUs != 1 {
+		t.Errorf("%v: got %+v, want %+v", err, got.Choices, want)
+	}
+	newer.Budget = 7
+	if _, err := older.Merge(newer); err == nil || !strings.Contains(err.Error(), "want as before") {
+		t.Errorf("got %v, want that it was another budget", err)
 	}
 	read := func(t2 Tuned, study string) (Tuned, error) {
 		text, err := json.Marshal(t2)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 )
 
@@ -71,21 +72,20 @@ func ReadTuned(r io.Reader, study string) (Tuned, error) {
 	return t, nil
 }
 
-// Merge returns t with the choices of newer in place of its own. Both are of the same study; newer may be of a part of its settings and
-// contenders. Choices of what the study does not have any more are dropped.
-func (t *Tuned) Merge(newer Tuned, s *Study) Tuned {
-	out := newer
-	out.Choices = nil
-	for _, group := range s.groups() {
-		for _, c := range s.Contenders {
-			for _, from := range []*Tuned{&newer, t} {
-				i := slices.IndexFunc(from.Choices, func(x Choice) bool { return x.Group == group && x.Contender == c.Name })
-				if i >= 0 {
-					out.Choices = append(out.Choices, from.Choices[i])
-					break
-				}
-			}
-		}
+// Merge returns t with what is newer in place of its own, and behind it. An error says that the two were not made alike.
+func (t *Tuned) Merge(newer Tuned) (Tuned, error) {
+	a, b := *t, newer
+	a.Choices, b.Choices = nil, nil
+	if !reflect.DeepEqual(a, b) {
+		return Tuned{}, fmt.Errorf("tuned: made with %+v, want as before, with %+v, or all of it anew", b, a)
 	}
-	return out
+	a.Choices = slices.Clone(t.Choices)
+	for _, c := range newer.Choices {
+		i := slices.IndexFunc(a.Choices, func(x Choice) bool { return x.Group == c.Group && x.Contender == c.Contender })
+		if i < 0 {
+			i, a.Choices = len(a.Choices), append(a.Choices, c)
+		}
+		a.Choices[i] = c
+	}
+	return a, nil
 }
