@@ -14,7 +14,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-kill test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim clean
+.PHONY: help tools fetch build images demo test test-python test-kill test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim paper-quart tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,12 @@ bench-hop: images ## HTTP to replica and back, against a bare echo
 
 bench-sim: images ## the simulator against a running system: the same arrivals, stages that wait
 	@$(BIN)/stagecoach bench sim --images $(IMAGES) $(BENCH)
+
+paper-quart: build ## QUART against tuned opponents, simulated, into build/quart; PAPER="--quick" and more: docs/cli.md
+	@$(BIN)/stagecoach sim paper quart --out build/quart $(PAPER)
+
+tune: build ## the configurations of all contenders anew, which takes hours; PAPER="--only /ours" for some
+	@$(BIN)/stagecoach sim paper quart --tune --tuned sim/study/quart/tuned.json --out build/quart $(PAPER)
 
 bench-idle: images ## what a thousand functions cost that nobody calls
 	@$(BIN)/stagecoach bench idle --images $(IMAGES)
