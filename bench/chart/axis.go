@@ -40,6 +40,14 @@ func (s scale) marks(about int) []float64 {
 	return out
 }
 
+// greatest is the value at the scale's end.
+func (s scale) greatest() float64 {
+	if s.log {
+		return math.Pow(10, s.hi) * (1 + 1e-9)
+	}
+	return s.hi
+}
+
 // shown says whether v has a place on the scale.
 func (s scale) shown(v float64) bool { return known(v) && (v > 0 || !s.log) }
 

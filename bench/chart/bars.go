@@ -22,7 +22,7 @@ type BarSeries struct {
 	Name   string
 	Style  int
 	Values []float64
-	Ends   []Ends   // of whiskers; nil: none
+	Ends   []Ends   // of whiskers; nil: none. One that goes on beyond the axis has no end there
 	Notes  []string // put behind each value: "†"; nil: none
 }
 
@@ -88,15 +88,16 @@ type barGeometry struct {
 }
 
 func (p Bars) geometry(at box) barGeometry {
-	s := span{1e300, 0}
+	s, ends := span{1e300, 0}, 0.0
 	for _, r := range p.Series {
 		for i, v := range r.Values {
 			s.see(v, p.Log)
-			if r.Ends != nil && known(v) {
-				s.see(max(r.Ends[i].High, v), p.Log)
+			if r.Ends != nil && known(v) && known(r.Ends[i].High) {
+				ends = max(ends, r.Ends[i].High)
 			}
 		}
 	}
+	s.hi = max(s.hi, min(ends, 2*s.hi)) // intervals of few values may be many times as long as bars
 	for _, g := range p.Guides {
 		s.see(g.At, p.Log)
 	}
@@ -235,8 +236,12 @@ func (c *canvas) whisker(x, tick float64, y scale, e Ends) {
 		low = y.at(e.Low)
 	}
 	c.line("w", x, low, x, high)
-	c.line("w", x-tick, high, x+tick, high)
-	c.line("w", x-tick, low, x+tick, low)
+	if e.High <= y.greatest() { // else it goes on
+		c.line("w", x-tick, high, x+tick, high)
+	}
+	if low < y.from {
+		c.line("w", x-tick, low, x+tick, low)
+	}
 }
 
 // name writes the name of group i below it; of groups that are narrower than a line, as many as fit.

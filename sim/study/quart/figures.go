@@ -105,12 +105,14 @@ func (d *drawing) group(cv bool) []string {
 
 // notes say where numbers are from, and what marks mean.
 func (d *drawing) notes(more ...string) []string {
-	return append([]string{d.from() + " † more than 0.1 % of the requests failed; latencies are of the others. ‡ not tuned: its defaults. n/a: not run, or nothing was answered."}, more...)
+	return append([]string{d.from() + whiskers + " † more than 0.1 % of the requests failed; latencies are of the others. ‡ not tuned: its defaults. n/a: not run, or nothing was answered."}, more...)
 }
+
+const whiskers = " Whiskers are 95 % confidence intervals of means over seeds."
 
 // from says where numbers are from.
 func (d *drawing) from() string {
-	return fmt.Sprintf("Simulated, with the code of production: %d GPUs, a mean load of %d, %s. Whiskers are 95 %% confidence intervals of means over seeds.", gpus, work, seeds(d.Seeds))
+	return fmt.Sprintf("Simulated, with the code of production: %d GPUs, a mean load of %d, %s.", gpus, work, seeds(d.Seeds))
 }
 
 func seeds(s study.Seeds) string {

@@ -34,6 +34,11 @@ func (d *drawing) cvFigures() []figure {
 		return 100 * o.InTime[objective].Seeds[seed]
 	})
 	inTime.Top = 100
+	for _, s := range inTime.Series {
+		for i := range s.Ends {
+			s.Ends[i].High = min(s.Ends[i].High, 100)
+		}
+	}
 	cost := pool("GPUs", "on average over time and models", false, func(o *study.Outcome, _ study.SettingInfo, seed int) float64 { return o.GPUs.Seeds[seed] })
 	cost.Guides = []chart.Mark{{Name: "budget", At: d.Budget}}
 	of := d.notes("Models: " + strings.Join(all, ", ") + ". T is a model's latency without waits. Gaps between requests are gamma distributed.")
@@ -137,10 +142,6 @@ func (d *drawing) ratio(of, to string, settings []study.SettingInfo, which func(
 	return shown{Interval: which(c)}
 }
 
-func (d *drawing) marksOfRatios() []string {
-	return []string{d.from() + " Ratios are of runs on the same seeds. n/a: not run, or nothing was answered."}
-}
-
 // versus is ours against the best baseline of each setting.
 func (d *drawing) versus() []figure {
 	all := modelsOf(d.of("", d.groups...))
@@ -149,7 +150,10 @@ func (d *drawing) versus() []figure {
 	}
 	f := figure{"versus", chart.Figure{
 		Title: d.rivals[0].Title + " against the best baseline, by model and load",
-		Notes: append(d.marksOfRatios(), fmt.Sprintf("The best baseline of a setting is the one with the least mean latency among those within the budget of %g GPUs, chosen with the results known, which favours it.", d.Budget)),
+		Notes: []string{
+			d.from() + " Numbers are ratios of runs on the same seeds; ~ their 95 % confidence interval has 1. n/a: not run, or nothing was answered.",
+			fmt.Sprintf("The best baseline of a setting is the one with the least mean latency among those that have at most %g GPUs on average, or a twentieth more. It is chosen with the results known, which favours it.", d.Budget),
+		},
 	}}
 	for _, q := range []struct {
 		title, below, above string
@@ -162,10 +166,15 @@ func (d *drawing) versus() []figure {
 		p := chart.Heat{Title: q.title, Rows: all, Columns: saidAll(d.groups), Below: q.below, Above: q.above}
 		for _, m := range all {
 			var row []float64
+			var notes []string
 			for _, g := range d.groups {
-				row = append(row, d.ratio(d.Ours, study.BestBaseline, d.of(m, g), q.of).Value)
+				v, note := d.ratio(d.Ours, study.BestBaseline, d.of(m, g), q.of), ""
+				if v.Low <= 1 && 1 <= v.High {
+					note = " ~"
+				}
+				row, notes = append(row, v.Value), append(notes, note)
 			}
-			p.Values = append(p.Values, row)
+			p.Values, p.Notes = append(p.Values, row), append(p.Notes, notes)
 		}
 		f.Panels = append(f.Panels, p)
 	}
@@ -225,7 +234,7 @@ func (d *drawing) ablations() []figure {
 	}
 	f := figure{"ablations", chart.Figure{
 		Title: d.rivals[0].Title + " without each of its parts: above 1, the part helps",
-		Notes: append(d.marksOfRatios(), "The whole has the same configuration; geometric means over the models that it was tuned on."),
+		Notes: []string{d.from() + whiskers + " Ratios are of runs on the same seeds. n/a: not run, or nothing was answered.", "The whole has the same configuration; geometric means over the models that it was tuned on."},
 	}}
 	for _, q := range []struct {
 		title string

@@ -1,0 +1,173 @@
+package quart
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/sim/study"
+)
+
+// each is a figure that is the same on n seeds, and one seed's is a little off.
+func each(n int, v float64) study.Sample {
+	s := study.Sample{Seeds: slices.Repeat([]float64{v}, n), Mean: v, CI: v / 100}
+	s.Seeds[0] *= 1.01
+	return s
+}
+
+// made is a result of the whole study, with settings of two traces besides, in which the k-th contender takes 1 + k/10 times as long as T,
+// on average, and has 10 + k GPUs.
+func made(t *testing.T) *study.Result {
+	t.Helper()
+	s, err := Full(none)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range traces()[:2] {
+		for _, m := range Models()[:5] {
+			if slices.Contains(x.models, m.Name) {
+				s.Settings = append(s.Settings, study.Setting{Name: m.Name + " " + x.Name, Model: m.Name, Group: x.Name, Service: m.Time, Train: tunedOn(m)})
+			}
+		}
+	}
+	r := &study.Result{Ours: s.Ours, Budget: s.Budget, Seeds: s.Test, Multiples: s.Multiples, Objective: s.Objective}
+	r.Tuned = study.Tuned{Budget: s.Budget, Candidates: 2, Seeds: s.Train}
+	for _, c := range s.Contenders {
+		r.Contenders = append(r.Contenders, study.ContendInfo{Name: c.Name, Title: c.Title, Like: c.Like, Oracle: c.Oracle, Ours: c.Ours})
+	}
+	for _, x := range s.Settings {
+		service := x.Service.Seconds()
+		r.Settings = append(r.Settings, study.SettingInfo{Name: x.Name, Model: x.Model, Group: x.Group, Service: service, Seconds: 180})
+		for k, c := range s.Contenders {
+			if c.In != nil && !c.In(x) {
+				continue
+			}
+			n, f := s.Test.N, 1+float64(k)/10
+			o := study.Outcome{
+				Setting: x.Name, Contender: c.Name, Mean: each(n, service*f), P50: each(n, service*f/2), P75: each(n, service*f*2), P99: each(n, service*f*4),
+				Goodput: each(n, 12/f), GPUs: each(n, 10+float64(k)), GPUSeconds: each(n, 180*(10+float64(k))), Requests: each(n, 1000), Failed: each(n, 0),
+			}
+			for _, m := range s.Multiples {
+				o.InTime = append(o.InTime, each(n, 1-math.Exp(-m/f)))
+			}
+			parts := []string{"s1", "s2"}
+			if strings.Contains(c.Title, "INFless") {
+				parts = []string{"whole"}
+			}
+			for i, p := range parts {
+				o.Stages = append(o.Stages, study.StageOutcome{Name: p, Queue: each(n, f*float64(i+1))})
+			}
+			r.Outcomes = append(r.Outcomes, o)
+		}
+	}
+	r.Tuned.Choices = []study.Choice{{Group: "cv=4", Contender: oursName, Knobs: []string{"drain_s"}, Chosen: 1, Points: []study.Point{{Knobs: []float64{1}, GPUs: 20, Score: 1}, {Knobs: []float64{2}, GPUs: 22, Score: math.Log(1.5)}}}}
+	return r
+}
+
+// drawn are the figures of a result, by name.
+func drawn(t *testing.T, r *study.Result) map[string]string {
+	t.Helper()
+	figures, err := draw(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, f := range figures {
+		if out[f.Name] != "" || f.Title == "" {
+			t.Errorf("figure %q: twice, or without a title", f.Name)
+		}
+		out[f.Name] = string(f.SVG)
+		for d := xml.NewDecoder(strings.NewReader(string(f.SVG))); ; {
+			if _, err := d.Token(); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("figure %q: %v", f.Name, err)
+			}
+		}
+	}
+	return out
+}
+
+func has(t *testing.T, figures map[string]string, name string, texts ...string) {
+	t.Helper()
+	for _, s := range texts {
+		if !strings.Contains(figures["quart-"+name], s) {
+			t.Errorf("figure %s has no %q", name, s)
+		}
+	}
+}
+
+func TestFigures(t *testing.T) {
+	r := made(t)
+	set := func(setting, contender string, change func(o *study.Outcome)) {
+		o := r.Outcome(setting, contender)
+		if o == nil {
+			t.Fatalf("%s was not on %s", contender, setting)
+		}
+		change(o)
+	}
+	n := r.Seeds.N
+	for i, m := range Models() { // 1, 4, 16, 64, 256: 16 on average of logarithms
+		set(m.Name+" cv=4", oursName, func(o *study.Outcome) { o.Mean = each(n, m.Time.Seconds()*math.Pow(4, float64(i))) })
+	}
+	set(bert+" cv=8", "kpa", func(o *study.Outcome) { o.Mean, o.Failed = each(n, 0), each(n, 1) })
+	set(bert+" cv=2", "kpa", func(o *study.Outcome) { o.Failed = each(n, 0.002) })
+	set(bert+" cv=2", "hpa", func(o *study.Outcome) { o.Untuned = true })
+	for _, m := range []string{bert, llama} {
+		whole := r.Outcome(m+" cv=1", oursName).Mean.Mean
+		set(m+" cv=1", "no-pid", func(o *study.Outcome) { o.Mean = each(n, 3*whole) })
+	}
+	got := drawn(t, r)
+	for _, name := range []string{"azure-code-latency", "azure-code-in-time", "traces-latency", "traces-in-time", "cv", "cv-latency", "cv-goodput", "cv-quantiles", "cv-queues", "versus", "sweep", "ablations"} {
+		if got["quart-"+name] == "" {
+			t.Errorf("no figure %s", name)
+		}
+	}
+	if len(got) != 12 {
+		t.Errorf("%d figures, want 12", len(got))
+	}
+	has(t, got, "cv", "Stagecoach, CV 4: 16 (16 to 16.1)", "Knative KPA, CV 2: 1.3†", "Kubernetes HPA, CV 2: 1.2‡", "budget", "Models: BERT-21B, ", "Simulated")
+	has(t, got, "cv-latency", "seconds")
+	if n := strings.Count(got["quart-cv-latency"], ">Knative KPA, CV 8: "); n != 4 {
+		t.Errorf("%d models have a latency, want the 4 of which something was answered", n)
+	}
+	has(t, got, "cv-quantiles", "Knative KPA, p99: 5.2")
+	has(t, got, "cv-queues", "Knative KPA, CV 1: 3.9", "Knative KPA, s2: 2.6")
+	has(t, got, "ablations", "no PID, CV 1: 3 ", "whole")
+	has(t, got, "sweep", "Stagecoach, drain_s 2", "budget: 24 GPUs")
+	has(t, got, "versus", "azure-conv", "OPT-66B", "n/a")
+	has(t, got, "azure-code-latency", "Stagecoach, BERT-21B: ", "Scaled to the same mean load; each seed")
+	has(t, got, "traces-in-time", "BERT-21B azure-conv", "objective, multiples of T = 137 ms")
+}
+
+func TestFiguresOfALittle(t *testing.T) {
+	r := made(t)
+	r.Settings = slices.DeleteFunc(r.Settings, func(s study.SettingInfo) bool { return s.Group != observed })
+	r.Outcomes, r.Tuned = nil, study.Tuned{}
+	if got := drawn(t, r); len(got) != 0 {
+		t.Errorf("%d figures of observations alone, want none", len(got))
+	}
+	if _, err := draw(&study.Result{}); err != nil {
+		t.Errorf("of nothing: %v", err)
+	}
+}
+
+func TestDrawBounds(t *testing.T) {
+	m := Matrix{
+		Title: "Load and burstiness", Row: "mean load, GPUs", Column: "CV", Rows: []string{"4", "12"}, Columns: []string{"0.1", "1", "8"},
+		Ratios: [][]float64{{1.25, 1, .5}, {1, math.NaN(), .25}}, Seeds: study.Seeds{First: 1, N: 3},
+	}
+	f, err := DrawBounds("bounds", "Where stages pay", []string{"A note."}, m, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	has(t, map[string]string{f.Name: string(f.SVG)}, "bounds", "0.25", "n/a", "A note.", "mean load, GPUs", "Numbers are ratios of mean latencies over seeds 1 to 3")
+	m.Ratios = m.Ratios[:1]
+	if _, err := DrawBounds("bounds", "Where", nil, m); err == nil || !strings.Contains(err.Error(), "1 rows of values, want one for each of 2") {
+		t.Errorf("a row is missing: %v", err)
+	}
+}
