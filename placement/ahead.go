@@ -13,27 +13,27 @@ import (
 // below the threshold, so that nothing gives way to them, and are ordinary zygotes again where memory has become too short for that.
 //
 // Key stages take turns, so that none has all of its copies before another has one.
-func ahead(s *plan.Snapshot, wants []plan.Want, all map[string]*node, sizes map[string]int64, has map[string]map[string]bool) []plan.Warm {
+func (c *cluster) ahead(wants []plan.Want, has map[*function][]bool) []plan.Warm {
 	var warm []plan.Warm
-	var turns []*plan.Function
-	replicas := map[string]int{}
-	finder := s.Finder()
+	var turns []*function
+	replicas := make([]int, len(c.functions))
 	for _, w := range wants {
-		if f, ok := finder.Function(w.Function); ok && w.Key && sizes[f.Name] > 0 {
-			turns, replicas[f.Name] = append(turns, f), len(w.Slots)
+		if f, ok := c.function(w.Function); ok && w.Key && f.zygote > 0 {
+			turns, replicas[f.i] = append(turns, f), len(w.Slots)
 		}
 	}
 	for len(turns) > 0 {
-		turns = slices.DeleteFunc(turns, func(f *plan.Function) bool {
-			n := next(s, f, replicas[f.Name], all, sizes[f.Name], has[f.Name])
-			if n == nil {
+		turns = slices.DeleteFunc(turns, func(f *function) bool {
+			i := c.next(f, replicas[f.i], has[f])
+			if i < 0 {
 				return true
 			}
-			if !n.zygotes[f.Name] {
-				n.free -= sizes[f.Name]
-				n.zygotes[f.Name] = true
+			n := c.nodes[i]
+			if !n.of[f.i].zygote {
+				n.free -= f.zygote
+				n.of[f.i].zygote = true
 			}
-			has[f.Name][n.Name] = true
+			has[f][i] = true
 			warm = append(warm, plan.Warm{Function: f.Name, Node: n.Name, Warmth: plan.Host, Key: true})
 			return false
 		})
@@ -41,45 +41,47 @@ func ahead(s *plan.Snapshot, wants []plan.Want, all map[string]*node, sizes map[
 	return warm
 }
 
-// next is the node on which f, with so many replicas, is warmed next; nil: it needs none, or there is none.
-func next(s *plan.Snapshot, f *plan.Function, replicas int, all map[string]*node, zygote int64, has map[string]bool) *node {
-	var best *node
-	need, most := min(replicas, f.Max-replicas), 0
-	for name := range has { // a sum, whatever the order
-		if n := all[name]; n != nil && need > 0 {
-			need -= n.spare(f, zygote, need)
+// next is the index of the node on which f, with so many replicas, is warmed next; below 0: it needs none, or there is none.
+func (c *cluster) next(f *function, replicas int, has []bool) int {
+	best, need, most := -1, min(replicas, f.Max-replicas), 0
+	for i, n := range c.nodes {
+		if has[i] && need > 0 {
+			need -= n.spare(f, need)
 		}
 	}
 	if need <= 0 {
-		return nil
+		return -1
 	}
-	for i := range s.Nodes {
-		n := all[s.Nodes[i].Name]
-		if has[n.Name] || !n.cradles(f, zygote) {
+	for i, n := range c.nodes {
+		if has[i] || !n.cradles(f) {
 			continue
 		}
-		spare := n.spare(f, zygote, need)
-		if spare > 0 && (best == nil || cmp.Or(
-			prefer(n.zygotes[f.Name], best.zygotes[f.Name]), cmp.Compare(most, spare), cmp.Compare(best.free, n.free), cmp.Compare(n.Name, best.Name)) < 0) {
-			best, most = n, spare
+		spare := n.spare(f, need)
+		if spare > 0 && (best < 0 || n.precedes(c.nodes[best], f, spare, most)) {
+			best, most = i, spare
 		}
 	}
 	return best
 }
 
+// precedes says whether f, of which so many more fit on n and on the other, is warmed on n first.
+func (n *node) precedes(other *node, f *function, spare, others int) bool {
+	return cmp.Or(prefer(n.of[f.i].zygote, other.of[f.i].zygote), cmp.Compare(others, spare), cmp.Compare(other.free, n.free), cmp.Compare(n.Name, other.Name)) < 0
+}
+
 // cradles says whether f's parameters, if they are not there, and a replica have room without anything giving way.
-func (n *node) cradles(f *plan.Function, zygote int64) bool {
-	return n.free-n.reserve >= max(n.cost(f, zygote), 1)
+func (n *node) cradles(f *function) bool {
+	return n.free-n.reserve >= max(n.cost(f), 1)
 }
 
 // spare is how many more replicas of f fit, up to most.
-func (n *node) spare(f *plan.Function, zygote int64, most int) int {
-	bytes := n.room(f, zygote) - n.cost(f, zygote)
+func (n *node) spare(f *function, most int) int {
+	bytes := n.room(f) - n.cost(f)
 	if n.Unavailable != "" || bytes < 0 || f.Memory == 0 && bytes == 0 {
 		return 0
 	}
 	if f.GPU > 0 {
-		most = min(most, len(n.able(f, most*f.GPU))/f.GPU)
+		most = min(most, len(n.find(f, most*f.GPU))/f.GPU)
 	}
 	if f.CPUMilli > 0 {
 		most = min(most, n.cpu/f.CPUMilli)

@@ -35,7 +35,7 @@ func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 	key := make([]bool, len(a))
 	load := map[string]int{} // replicas of key stages, by node
 	for i, l := range a {
-		key[i] = l.Key || l.Count > max(p.functions[i].Min, 1)
+		key[i] = l.Key || l.Count > max(p.lines[i].Min, 1)
 		for _, slot := range p.wants[i].Slots {
 			if key[i] {
 				load[slot.Node]++
@@ -43,20 +43,20 @@ func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 		}
 	}
 	urgent := map[string]bool{}
-	disperse := func(f *plan.Function, x, y *node) int {
+	disperse := func(f *function, x, y *node) int {
 		return cmp.Or(
-			warmer(urgent[f.Name], x.warm[f.Name], y.warm[f.Name]),
+			warmer(urgent[f.Name], x.of[f.i].warm, y.of[f.i].warm),
 			cmp.Compare(load[x.Name], load[y.Name]),
-			prefer(x.zygotes[f.Name], y.zygotes[f.Name]),
-			cmp.Compare(x.replicas[f.Name], y.replicas[f.Name]),
+			prefer(x.of[f.i].zygote, y.of[f.i].zygote),
+			cmp.Compare(x.of[f.i].replicas, y.of[f.i].replicas),
 			cmp.Compare(y.free, x.free),
 			cmp.Compare(x.Name, y.Name),
 		)
 	}
-	pack := func(f *plan.Function, x, y *node) int {
+	pack := func(f *function, x, y *node) int {
 		return cmp.Or(
-			cmp.Compare(x.replicas[f.Name], y.replicas[f.Name]),
-			prefer(x.zygotes[f.Name], y.zygotes[f.Name]),
+			cmp.Compare(x.of[f.i].replicas, y.of[f.i].replicas),
+			prefer(x.of[f.i].zygote, y.of[f.i].zygote),
 			cmp.Compare(x.free, y.free),
 			cmp.Compare(x.Name, y.Name),
 		)
@@ -67,7 +67,7 @@ func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 				p.add(i, pack)
 				continue
 			}
-			urgent[a[i].Function] = pressing(p.functions[i], len(p.wants[i].Slots))
+			urgent[a[i].Function] = pressing(p.lines[i].Function, len(p.wants[i].Slots))
 			if slot, ok := p.add(i, disperse); ok {
 				load[slot.Node]++
 			}
@@ -116,8 +116,8 @@ func (p *placing) order(round int, key []bool) []int {
 	lines := p.wanting(round)
 	fits := make(map[int]int, len(lines))
 	for _, i := range lines {
-		for _, n := range p.list {
-			if key[i] && n.fits(p.functions[i], p.sizes[p.functions[i].Name]) {
+		for _, n := range p.nodes {
+			if key[i] && n.fits(p.lines[i]) {
 				fits[i]++
 			}
 		}
@@ -128,7 +128,7 @@ func (p *placing) order(round int, key []bool) []int {
 
 // level moves new replicas of key stages to nodes with at least two fewer, while there are any. What a moved one leaves is not given
 // to others: room is not what they move for. Each move makes the sum of squares smaller, so that it ends.
-func (p *placing) level(key []bool, load map[string]int, better func(*plan.Function, *node, *node) int) {
+func (p *placing) level(key []bool, load map[string]int, better func(*function, *node, *node) int) {
 	for moved := true; moved; {
 		moved = false
 		for i := range p.wants {
@@ -137,15 +137,15 @@ func (p *placing) level(key []bool, load map[string]int, better func(*plan.Funct
 				if from.Replica != "" {
 					continue
 				}
-				f := p.functions[i]
-				urgent, was := pressing(f, k), p.nodes[from.Node].warm[f.Name]
-				to, ok := take(f, p.sizes[f.Name], p.list, better, func(n *node) bool {
-					return load[n.Name]+1 < load[from.Node] && warmer(urgent, n.warm[f.Name], was) <= 0
+				f, left := p.lines[i], p.byName[from.Node]
+				urgent, was := pressing(f.Function, k), left.of[f.i].warm
+				to, ok := p.take(f, better, func(n *node) bool {
+					return load[n.Name]+1 < load[from.Node] && warmer(urgent, n.of[f.i].warm, was) <= 0
 				})
 				if !ok {
 					continue
 				}
-				p.nodes[from.Node].replicas[f.Name]--
+				left.of[f.i].replicas--
 				load[from.Node]--
 				load[to.Node]++
 				p.wants[i].Slots[k], moved = to, true

@@ -15,59 +15,54 @@ type KeyStages struct{}
 
 // Warm implements plan.Warmer.
 func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
-	all := nodes(&s)
-	sizes := zygoteSizes(&s)
+	c := look(&s)
 	slots := 0
 	for i := range wants {
 		slots += len(wants[i].Slots)
 	}
 	warm := slices.Grow([]plan.Warm(nil), slots)
-	has := map[string]map[string]bool{} // nodes of warm, by function, of those that ahead asks for
-	var on []string                     // nodes
-	finder := s.Finder()
-	for _, w := range wants { // memory that new replicas will take is not there for sleepers
-		f, ok := finder.Function(w.Function)
+	has := map[*function][]bool{} // by function that ahead asks for, and node: that it is in warm
+	var on []string               // nodes
+	for _, w := range wants {     // memory that new replicas will take is not there for sleepers
+		f, ok := c.function(w.Function)
 		if !ok {
 			continue
 		}
 		on = on[:0]
 		for _, slot := range w.Slots {
 			on = append(on, slot.Node)
-			if n := all[slot.Node]; n != nil && slot.Replica == "" {
-				n.occupy(f, sizes[f.Name], slot.Devices())
+			if n := c.byName[slot.Node]; n != nil && slot.Replica == "" {
+				n.occupy(f, slot)
 			}
 		}
 		for i := range f.Replicas {
-			if node := f.Replicas[i].Node; all[node] != nil {
+			if node := f.Replicas[i].Node; c.byName[node] != nil {
 				on = append(on, node)
 			}
 		}
-		key := Key(f, w)
+		key := Key(f.Function, w)
 		slices.Sort(on)
 		on = slices.Compact(on)
 		if w.Key {
-			has[f.Name] = make(map[string]bool, len(on))
+			has[f] = c.among(on)
 		}
 		for _, name := range on {
-			if w.Key {
-				has[f.Name][name] = true
-			}
 			warm = append(warm, plan.Warm{Function: f.Name, Node: name, Warmth: plan.Host, Key: key})
 		}
 	}
 	for _, w := range wants {
-		f, ok := finder.Function(w.Function)
+		f, ok := c.function(w.Function)
 		if !ok || !f.Zero || len(w.Slots) > 0 || len(f.Replicas) > 0 {
 			continue
 		}
-		if n := bed(f, sizes[f.Name], all); n != nil {
-			if !n.zygotes[f.Name] {
-				n.free -= n.cost(f, sizes[f.Name])
+		if n := c.bed(f); n != nil {
+			if !n.of[f.i].zygote {
+				n.free -= n.cost(f)
 			}
 			warm = append(warm, plan.Warm{Function: f.Name, Node: n.Name, Warmth: plan.Host, Key: w.Key})
 		}
 	}
-	warm = append(warm, ahead(&s, wants, all, sizes, has)...)
+	warm = append(warm, c.ahead(wants, has)...)
 	slices.SortFunc(warm, func(x, y plan.Warm) int {
 		return cmp.Or(cmp.Compare(x.Function, y.Function), cmp.Compare(x.Node, y.Node))
 	})
@@ -76,15 +71,24 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 
 // bed returns the node that keeps a sleeping function's zygote: one that has it, else the one with the most free memory
 // that has room for it and a replica without anything giving way; nil: none has.
-func bed(f *plan.Function, zygote int64, all map[string]*node) *node {
+func (c *cluster) bed(f *function) *node {
 	var best *node
-	for _, n := range all {
-		if n.Unavailable != "" || !n.zygotes[f.Name] && !n.cradles(f, zygote) {
+	for _, n := range c.nodes {
+		if n.Unavailable != "" || !n.of[f.i].zygote && !n.cradles(f) {
 			continue
 		}
-		if best == nil || cmp.Or(prefer(n.zygotes[f.Name], best.zygotes[f.Name]), cmp.Compare(best.free, n.free), cmp.Compare(n.Name, best.Name)) < 0 {
+		if best == nil || cmp.Or(prefer(n.of[f.i].zygote, best.of[f.i].zygote), cmp.Compare(best.free, n.free), cmp.Compare(n.Name, best.Name)) < 0 {
 			best = n
 		}
 	}
 	return best
+}
+
+// among says of each node whether it is one of those.
+func (c *cluster) among(names []string) []bool {
+	out := make([]bool, len(c.nodes))
+	for i, n := range c.nodes {
+		out[i] = slices.Contains(names, n.Name)
+	}
+	return out
 }

@@ -38,6 +38,15 @@ func (s *Snapshot) Finder() Finder { return Finder{all: s.Functions} }
 
 // Function is as [Snapshot.Function].
 func (f *Finder) Function(name string) (*Function, bool) {
+	i, ok := f.Index(name)
+	if !ok {
+		return nil, false
+	}
+	return &f.all[i], true
+}
+
+// Index finds a function's index in the snapshot.
+func (f *Finder) Index(name string) (int, bool) {
 	is := func(i int) bool { return i < len(f.all) && f.all[i].Name == name }
 	switch {
 	case is(f.at):
@@ -46,10 +55,7 @@ func (f *Finder) Function(name string) (*Function, bool) {
 	default:
 		f.at = sort.Search(len(f.all), func(i int) bool { return f.all[i].Name >= name })
 	}
-	if !is(f.at) {
-		return nil, false
-	}
-	return &f.all[f.at], true
+	return f.at, is(f.at)
 }
 
 // Current counts the replicas of f's own revision that serve and those that will. Draining ones and ones of an older
@@ -109,9 +115,8 @@ func (n *Node) Unfit(device string) string {
 
 // Barred says why no replica of f may be on any of these devices of a node; device is as Slot has it. Empty: it may.
 func (f *Function) Barred(node, device string) string {
-	ids := (Slot{Device: device}).Devices()
 	for _, b := range f.Bars {
-		if b.Node == node && slices.Contains(ids, b.Device) {
+		if b.Node == node && (Slot{Device: device}).On(b.Device) {
 			return fmt.Sprintf("device %s of node %s is not tried until %s: %s", b.Device, b.Node, b.Until.UTC().Format(time.TimeOnly), b.Cause)
 		}
 	}
@@ -124,6 +129,17 @@ func (s Slot) Devices() []string {
 		return nil
 	}
 	return strings.Split(s.Device, ",")
+}
+
+// On says whether the slot has a device.
+func (s Slot) On(id string) bool {
+	for rest := s.Device; rest != ""; {
+		var first string
+		if first, rest, _ = strings.Cut(rest, ","); first == id {
+			return true
+		}
+	}
+	return false
 }
 
 var (

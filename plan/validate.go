@@ -14,7 +14,7 @@ var ErrStale = errors.New("plan: made from a stale snapshot")
 // Validate reports everything that is wrong with p as a decision on s, joined: a plan with an error is not applied. It
 // holds a plan to what s allows, not to what would be wise.
 func (p Plan) Validate(s Snapshot) error {
-	v := validator{s: &s, finder: s.Finder(), nodes: make(map[string]*Node, len(s.Nodes)), used: map[string]int64{}, on: map[string]bool{}, seen: make([]bool, len(s.Functions))}
+	v := validator{s: &s, finder: s.Finder(), nodes: make(map[string]*Node, len(s.Nodes)), used: map[place]int64{}, on: map[place]bool{}, seen: make([]bool, len(s.Functions))}
 	for i := range s.Nodes {
 		v.nodes[s.Nodes[i].Name] = &s.Nodes[i]
 	}
@@ -62,11 +62,14 @@ type validator struct {
 	finder Finder
 	nodes  map[string]*Node
 	errs   []error
-	used   map[string]int64 // bytes of new replicas, by node and by node/device
-	on     map[string]bool  // function/node/device that is taken
-	kept   []bool           // of the function's replicas, which are listed already
-	seen   []bool           // of the snapshot's functions, which have a want
+	used   map[place]int64 // bytes of new replicas
+	on     map[place]bool  // devices that the function has
+	kept   []bool          // of the function's replicas, which are listed already
+	seen   []bool          // of the snapshot's functions, which have a want
 }
+
+// place is a device of a node; without one it is the node.
+type place struct{ node, device string }
 
 func (v *validator) add(format string, args ...any) {
 	v.errs = append(v.errs, fmt.Errorf(format, args...))
@@ -97,6 +100,7 @@ func (v *validator) want(w Want) {
 	if w.CPUMilli > 0 && w.CPUMilli < LeastCPU {
 		v.add("function %q: cpu %dm, want 0, as declared, or at least %dm", f.Name, w.CPUMilli, LeastCPU)
 	}
+	clear(v.on)
 	v.kept = append(v.kept[:0], make([]bool, len(f.Replicas))...)
 	for _, slot := range w.Slots {
 		v.slot(f, slot)
@@ -115,12 +119,12 @@ func (v *validator) slot(f *Function, slot Slot) {
 		v.add("function %q: slot on node %q, want a node of the snapshot", f.Name, slot.Node)
 		return
 	}
-	for _, id := range slot.Devices() {
-		place := f.Name + "/" + n.Name + "/" + id
-		if v.on[place] {
+	devices := slot.Devices()
+	for _, id := range devices {
+		if v.on[place{n.Name, id}] {
 			v.add("function %q: two slots on device %q of node %q, want one", f.Name, id, n.Name)
 		}
-		v.on[place] = true
+		v.on[place{n.Name, id}] = true
 	}
 	if slot.Replica != "" {
 		v.keep(f, slot)
@@ -129,8 +133,7 @@ func (v *validator) slot(f *Function, slot Slot) {
 	if n.Unavailable != "" {
 		v.add("function %q: new replica on node %q, which takes none: %s", f.Name, n.Name, n.Unavailable)
 	}
-	v.used[n.Name] += f.Memory
-	devices := slot.Devices()
+	v.used[place{n.Name, ""}] += f.Memory
 	if len(devices) != f.GPU {
 		v.add("function %q: devices %q on node %q, want %d", f.Name, slot.Device, n.Name, f.GPU)
 	}
@@ -146,7 +149,7 @@ func (v *validator) slot(f *Function, slot Slot) {
 		if why := f.Barred(n.Name, id); why != "" {
 			v.add("function %q: new replica where %s", f.Name, why)
 		}
-		v.used[n.Name+"/"+id] += DeviceNeed(f.DeviceMemory, n.Devices[i].Memory)
+		v.used[place{n.Name, id}] += DeviceNeed(f.DeviceMemory, n.Devices[i].Memory)
 	}
 }
 
@@ -181,11 +184,11 @@ func (v *validator) capacity() {
 				free += z.Bytes
 			}
 		}
-		if need := v.used[n.Name]; need > 0 && need > free {
+		if need := v.used[place{n.Name, ""}]; need > 0 && need > free {
 			v.add("node %q: %s in new replicas, want at most %s", n.Name, Size(need), Size(free))
 		}
 		for _, d := range n.Devices {
-			if need := v.used[n.Name+"/"+d.ID]; need > 0 && d.MemoryUsed+need > d.Memory {
+			if need := v.used[place{n.Name, d.ID}]; need > 0 && d.MemoryUsed+need > d.Memory {
 				v.add("device %q of node %q: %s in new replicas, want at most %s", d.ID, n.Name, Size(need), Size(d.Memory-d.MemoryUsed))
 			}
 		}

@@ -1,0 +1,229 @@
+package placement
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// cluster is a snapshot while a plan is made.
+type cluster struct {
+	nodes     []*node // in the snapshot's order
+	byName    map[string]*node
+	functions []function // in the snapshot's order
+	finder    plan.Finder
+}
+
+// function is one of the snapshot.
+type function struct {
+	*plan.Function
+	i      int   // its index there
+	zygote int64 // bytes of its largest zygote that was seen; 0: none was
+}
+
+// node is a node while a plan is made.
+type node struct {
+	*plan.Node
+	free    int64    // bytes; negative: so many have to give way
+	idle    int64    // bytes of zygotes that give way to others
+	reserve int64    // bytes that no zygote is loaded into
+	cpu     int      // thousandths of a core that no replica is promised
+	of      []share  // by function
+	devices []device // in the snapshot's order
+	taken   []bool   // by function and device: two replicas of a function on a device are not two servers
+	able    []int    // scratch
+}
+
+// share is what a function has of a node.
+type share struct {
+	idle     int64 // bytes of its zygotes that give way to others
+	replicas int32 // draining ones not counted
+	zygote   bool  // it has one, or will
+	warm     warmth
+}
+
+// device is one of a node.
+type device struct {
+	*plan.Device
+	free     int64 // bytes
+	occupied bool  // a replica has it, or will
+}
+
+// warmth is how far a function's parameters are on a node, whatever the plan adds.
+type warmth uint8
+
+// The zero value: they are not.
+const (
+	coming warmth = iota + 1 // or there: what starts from them may be waiting for them
+	there
+)
+
+// look prepares a snapshot.
+func look(s *plan.Snapshot) *cluster {
+	c := &cluster{
+		nodes: make([]*node, len(s.Nodes)), byName: make(map[string]*node, len(s.Nodes)), functions: make([]function, len(s.Functions)), finder: s.Finder(),
+	}
+	for i := range s.Functions {
+		c.functions[i] = function{Function: &s.Functions[i], i: i}
+	}
+	all := make([]node, len(s.Nodes))
+	for i := range s.Nodes {
+		n := &all[i]
+		c.add(n, &s.Nodes[i])
+		c.nodes[i], c.byName[n.Name] = n, n
+	}
+	for i := range c.functions {
+		f := &c.functions[i]
+		for k := range f.Replicas {
+			r := &f.Replicas[k]
+			if n := c.byName[r.Node]; n != nil {
+				n.has(f, r)
+			}
+		}
+	}
+	return c
+}
+
+func (c *cluster) function(name string) (*function, bool) {
+	i, ok := c.finder.Index(name)
+	if !ok {
+		return nil, false
+	}
+	return &c.functions[i], true
+}
+
+// add fills in a node and what it has of zygotes.
+func (c *cluster) add(n *node, p *plan.Node) {
+	*n = node{Node: p, free: p.Memory - p.MemoryUsed, cpu: p.CPUMilli, of: make([]share, len(c.functions))}
+	if p.Threshold > 0 {
+		n.reserve = p.Memory - p.Threshold
+	}
+	if len(p.Devices) > 0 {
+		n.devices, n.taken = make([]device, len(p.Devices)), make([]bool, len(c.functions)*len(p.Devices))
+	}
+	for k := range p.Devices {
+		d := &p.Devices[k]
+		n.devices[k] = device{Device: d, free: d.Memory - d.MemoryUsed}
+	}
+	for _, z := range p.Zygotes {
+		f, ok := c.function(z.Function)
+		if z.Idle {
+			n.idle += z.Bytes
+		}
+		if !ok {
+			continue
+		}
+		f.zygote = max(f.zygote, z.Bytes)
+		is := &n.of[f.i]
+		is.zygote, is.warm = true, max(is.warm, coming)
+		if z.Idle {
+			is.warm = there
+			is.idle += z.Bytes
+		}
+	}
+}
+
+// has counts a replica that is there.
+func (n *node) has(f *function, r *plan.Replica) {
+	if is := &n.of[f.i]; is.zygote && r.State != plan.Starting { // it came from it
+		is.warm = there
+	}
+	if r.Revision == f.Revision && r.State != plan.Draining { // others make room
+		n.cpu -= f.CPUMilli
+	}
+	for k := range n.devices {
+		if (plan.Slot{Device: r.Device}).On(n.devices[k].ID) {
+			n.use(f, k)
+		}
+	}
+}
+
+// use marks a device, by its index, as that of a replica of f.
+func (n *node) use(f *function, k int) {
+	n.taken[f.i*len(n.devices)+k], n.devices[k].occupied = true, true
+}
+
+// occupy takes what one more replica of f has of the node, in a slot.
+func (n *node) occupy(f *function, slot plan.Slot) {
+	n.free -= n.cost(f)
+	n.cpu -= f.CPUMilli
+	is := &n.of[f.i]
+	n.idle -= is.idle
+	is.idle, is.zygote = 0, true
+	is.replicas++
+	for k := range n.devices {
+		if d := &n.devices[k]; slot.On(d.ID) {
+			n.use(f, k)
+			d.free -= f.DeviceMemory
+			if f.DeviceMemory == 0 {
+				d.free = 0
+			}
+		}
+	}
+}
+
+// cost is the memory that one more replica of f takes: its own, and the zygote's where there is none yet.
+func (n *node) cost(f *function) int64 {
+	if n.of[f.i].zygote {
+		return f.Memory
+	}
+	return f.Memory + f.zygote
+}
+
+// room is the memory that one more replica of f finds, when idle zygotes of others give way. A zygote that is loaded for it finds less.
+func (n *node) room(f *function) int64 {
+	bytes := n.free + n.idle - n.of[f.i].idle
+	if f.zygote > 0 && !n.of[f.i].zygote {
+		bytes -= n.reserve
+	}
+	return bytes
+}
+
+// fits says whether one more replica of f has room. One of unknown size needs a node that is not full; one that is promised nothing
+// of the processor gets what is left over, and a node of unknown processors promises nothing.
+func (n *node) fits(f *function) bool {
+	return n.Unavailable == "" && n.room(f) >= max(n.cost(f), 1) && len(n.find(f, f.GPU)) == f.GPU &&
+		(f.CPUMilli == 0 || f.CPUMilli <= n.cpu)
+}
+
+// pick returns the f.GPU devices with the most free memory that f can have, by name; fewer when there are not as many.
+func (n *node) pick(f *function) []string {
+	able := n.find(f, len(n.devices))
+	slices.SortFunc(able, func(x, y int) int {
+		return cmp.Or(cmp.Compare(n.devices[y].free, n.devices[x].free), cmp.Compare(n.devices[x].ID, n.devices[y].ID))
+	})
+	var ids []string
+	for _, k := range able[:min(len(able), f.GPU)] {
+		ids = append(ids, n.devices[k].ID)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// find returns the devices that f can have, by their index, and no more than so many. The next call overwrites them.
+func (n *node) find(f *function, most int) []int {
+	n.able = n.able[:0]
+	whole := f.DeviceMemory == 0
+	for k := range n.devices {
+		if f.GPU == 0 || len(n.able) >= most {
+			break
+		}
+		d := &n.devices[k]
+		if d.Unavailable == "" && d.free >= max(plan.DeviceNeed(f.DeviceMemory, d.Memory), 1) && (!whole || !d.occupied) &&
+			!n.taken[f.i*len(n.devices)+k] && f.Barred(n.Name, d.ID) == "" {
+			n.able = append(n.able, k)
+		}
+	}
+	return n.able
+}
+
+// well is how many devices take something new.
+func (n *node) well() (count int) {
+	for k := range n.devices {
+		if n.devices[k].Unavailable == "" {
+			count++
+		}
+	}
+	return count
+}
