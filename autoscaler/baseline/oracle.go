@@ -59,6 +59,17 @@ func (z stretches) at(t time.Duration) int {
 	return upTo(z.from) - upTo(z.until)
 }
 
+// next returns the first tick after t that may see another number.
+func (z stretches) next(t, tick time.Duration) time.Duration {
+	event := time.Duration(math.MaxInt64 / 2)
+	for _, x := range [][]time.Duration{z.from, z.until} {
+		if i := sort.Search(len(x), func(i int) bool { return x[i] > t }); i < len(x) {
+			event = min(event, x[i])
+		}
+	}
+	return (event + tick - 1) / tick * tick
+}
+
 // NewOracle plans.
 //
 // Stage by stage, requests are given to servers (slots) in the order they come, each to the first of them that can begin it in time: while
@@ -83,7 +94,7 @@ func NewOracle(cfg OracleConfig) (Oracle, error) {
 	o := Oracle{make(map[string]stretches, len(cfg.Stages))}
 	floor, more := level(cfg.Floor, len(cfg.Stages))
 	for i, st := range cfg.Stages {
-		st.Batch, st.Slots = max(st.Batch, 1), max(st.Slots, 1)
+		st.Batch, st.Slots, st.Most = max(st.Batch, 1), max(st.Slots, 1), max(st.Most, 0)
 		least := floor
 		if i < more {
 			least++
@@ -95,20 +106,23 @@ func NewOracle(cfg OracleConfig) (Oracle, error) {
 	return o, nil
 }
 
+// latest is the end of the longest run.
+const latest = 400 * 24 * time.Hour
+
 func (c *OracleConfig) check() error {
 	var errs []error
-	if !slices.IsSorted(c.Arrivals) || len(c.Arrivals) > 0 && c.Arrivals[0] < 0 {
-		errs = append(errs, errors.New("oracle: arrivals are not ascending from the beginning, want them so"))
+	if n := len(c.Arrivals); !slices.IsSorted(c.Arrivals) || n > 0 && (c.Arrivals[0] < 0 || c.Arrivals[n-1] > latest) {
+		errs = append(errs, fmt.Errorf("oracle: arrivals do not ascend from 0 to at most %v, want them so", latest))
 	}
 	if !(c.Wait >= 0 && c.Wait <= 1000) {
 		errs = append(errs, fmt.Errorf("oracle: wait of %g times the service, want 0 to 1000", c.Wait))
 	}
-	if c.Tick < 0 {
-		errs = append(errs, fmt.Errorf("oracle: tick of %v, want more than 0", c.Tick))
+	if c.Tick < 10*time.Millisecond || c.Tick > time.Hour {
+		errs = append(errs, fmt.Errorf("oracle: tick of %v, want 10ms to 1h", c.Tick))
 	}
 	for i, st := range c.Stages {
-		if st.Service <= 0 || st.Start < 0 || st.Batch < 0 || st.Slots < 0 || st.Most < 0 || !(st.BatchCost >= 0) || math.IsInf(st.BatchCost, 1) {
-			errs = append(errs, fmt.Errorf("oracle: stage %d, %q: %+v, want a service time, and nothing below 0", i, st.Function, st))
+		if st.Service <= 0 || st.Service > time.Hour || st.Start < 0 || st.Start > time.Hour || !(st.BatchCost >= 0 && st.BatchCost <= 100) {
+			errs = append(errs, fmt.Errorf("oracle: stage %d, %q: %+v, want a service time and a start of at most 1h, and a batch cost of at most 100", i, st.Function, st))
 		}
 	}
 	return errors.Join(errs...)
@@ -148,7 +162,7 @@ func (st *OracleStage) pack(requests []visit, least int, tick time.Duration) str
 			}
 		}
 		sv := &servers[i]
-		if begin := sv.next(r.at, st.Batch); begin == sv.begin && sv.calls > 0 && begin < sv.end {
+		if begin := sv.next(r.at, st.Batch); begin == sv.begin && sv.calls > 0 {
 			sv.calls++
 		} else {
 			sv.begin, sv.calls = begin, 1
@@ -170,9 +184,9 @@ func (st *OracleStage) pack(requests []visit, least int, tick time.Duration) str
 	return out
 }
 
-// next is when the server could begin a request that comes at some time: with its last batch, if that has room and has not begun.
+// next is when the server could begin a request that comes at some time: with its last batch, if that has room and waits for the one before.
 func (sv *server) next(at time.Duration, batch int) time.Duration {
-	if sv.calls < batch && sv.begin >= at && sv.calls > 0 {
+	if sv.calls < batch && sv.begin > at && sv.calls > 0 {
 		return sv.begin
 	}
 	return max(sv.end, at)
@@ -205,7 +219,7 @@ func join(spans []span, s span, gap time.Duration) []span {
 func (st *OracleStage) pass(requests []visit, wanted stretches, tick time.Duration) {
 	have := max(wanted.at(0), 1)
 	free := make(times, have*st.Slots) // when servers are
-	next := tick
+	next := wanted.next(0, tick)
 	for i := 0; i < len(requests); {
 		begin := max(requests[i].at, free[0])
 		if next <= begin {
@@ -220,11 +234,11 @@ func (st *OracleStage) pass(requests []visit, wanted stretches, tick time.Durati
 					free.pop()
 				}
 			}
-			next += tick
+			next = wanted.next(next, tick)
 			continue
 		}
 		k := i + 1
-		for k < len(requests) && k-i < st.Batch && requests[k].at <= begin {
+		for k < len(requests) && k-i < st.Batch && requests[k].at < begin { // who finds a free server does not wait for company
 			k++
 		}
 		free.pop()
