@@ -24,11 +24,11 @@ type figure struct {
 	chart.Figure
 }
 
-// draw makes figures like the paper's 6, 7 and 8 of a result, and those that its comparison needs besides. What it has no numbers for is
+// draw makes figures like the paper's 2, 6, 7 and 8 of a result, and those that its comparison needs besides. What it has no numbers for is
 // left out.
 func draw(r *study.Result) ([]study.Figure, error) {
 	d := newDrawing(r)
-	all := slices.Concat(d.traceFigures(), d.cvFigures(), d.queueFigures(), d.versus(), d.sweep(), d.ablations())
+	all := slices.Concat(d.traceFigures(), d.cvFigures(), d.queueFigures(), d.observations(), d.versus(), d.sweep(), d.ablations())
 	var out []study.Figure
 	for _, f := range all {
 		one, err := f.write()

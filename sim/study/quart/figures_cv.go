@@ -142,6 +142,38 @@ func (d *drawing) ratio(of, to string, settings []study.SettingInfo, which func(
 	return shown{Interval: which(c)}
 }
 
+// observations is like Figure 2: how burstiness goes from stage to stage, and how many calls wait at each, where replicas are given.
+func (d *drawing) observations() []figure {
+	var cvs, queues chart.Bars
+	for i, s := range d.of("", observed) {
+		o := d.Outcome(s.Name, oneEach)
+		if o == nil {
+			continue
+		}
+		cv, queue := chart.BarSeries{Name: s.Name, Style: i}, chart.BarSeries{Name: s.Name, Style: i}
+		cvs.Groups = nil
+		for _, st := range o.Stages {
+			cvs.Groups = append(cvs.Groups, st.Name)
+			for _, to := range []struct {
+				s *chart.BarSeries
+				v shown
+			}{{&cv, show(o, st.CV, 1)}, {&queue, show(o, st.Queue, 1)}} {
+				to.s.Values, to.s.Ends, to.s.Notes = append(to.s.Values, to.v.Value), append(to.s.Ends, chart.Ends{Low: to.v.Low, High: to.v.High}), append(to.s.Notes, to.v.mark)
+			}
+		}
+		cvs.Series, queues.Series = append(cvs.Series, cv), append(queues.Series, queue)
+	}
+	if len(cvs.Series) == 0 {
+		return nil
+	}
+	cvs.Title, cvs.Unit = "CV of the gaps between calls of a stage", "each stage with one replica"
+	queues.Title, queues.Unit, queues.Groups = "Calls that wait at each stage", "on average over time", cvs.Groups
+	return []figure{{"observed", chart.Figure{
+		Title: "How burstiness goes through a pipeline whose replicas are given (after the paper's Figure 2)", Panels: []chart.Panel{cvs, queues},
+		Notes: []string{fmt.Sprintf("Simulated: the slowest stage computes %g %% of the time; the paper does not say how many requests came. %s of %v each.%s", 100*observedLoad, strings.ToUpper(seeds(d.Seeds)[:1])+seeds(d.Seeds)[1:], observedFor, whiskers)},
+	}}}
+}
+
 // versus is ours against the best baseline of each setting.
 func (d *drawing) versus() []figure {
 	all := modelsOf(d.of("", d.groups...))

@@ -59,7 +59,7 @@ func made(t *testing.T) *study.Result {
 				parts = []string{"whole"}
 			}
 			for i, p := range parts {
-				o.Stages = append(o.Stages, study.StageOutcome{Name: p, Queue: each(n, f*float64(i+1))})
+				o.Stages = append(o.Stages, study.StageOutcome{Name: p, Queue: each(n, f*float64(i+1)), CV: each(n, float64(i+1)/2)})
 			}
 			r.Outcomes = append(r.Outcomes, o)
 		}
@@ -122,13 +122,13 @@ func TestFigures(t *testing.T) {
 		set(m+" cv=1", "no-pid", func(o *study.Outcome) { o.Mean = each(n, 3*whole) })
 	}
 	got := drawn(t, r)
-	for _, name := range []string{"azure-code-latency", "azure-code-in-time", "traces-latency", "traces-in-time", "cv", "cv-latency", "cv-goodput", "cv-quantiles", "cv-queues", "versus", "sweep", "ablations"} {
+	for _, name := range []string{"azure-code-latency", "azure-code-in-time", "traces-latency", "traces-in-time", "cv", "cv-latency", "cv-goodput", "cv-quantiles", "cv-queues", "observed", "versus", "sweep", "ablations"} {
 		if got["quart-"+name] == "" {
 			t.Errorf("no figure %s", name)
 		}
 	}
-	if len(got) != 12 {
-		t.Errorf("%d figures, want 12", len(got))
+	if len(got) != 13 {
+		t.Errorf("%d figures, want 13", len(got))
 	}
 	has(t, got, "cv", "Stagecoach, CV 4: 16 (16 to 16.1)", "Knative KPA, CV 2: 1.3†", "Kubernetes HPA, CV 2: 1.2‡", "budget", "Models: BERT-21B, ", "Simulated")
 	has(t, got, "cv-latency", "seconds")
@@ -137,6 +137,7 @@ func TestFigures(t *testing.T) {
 	}
 	has(t, got, "cv-quantiles", "Knative KPA, p99: 5.2")
 	has(t, got, "cv-queues", "Knative KPA, CV 1: 3.9", "Knative KPA, s2: 2.6")
+	has(t, got, "observed", ">"+fiveStages+"0.1, s2: 1 (")
 	has(t, got, "ablations", "no PID, CV 1: 3 ", "whole")
 	has(t, got, "sweep", "Stagecoach, drain_s 2", "budget: 24 GPUs")
 	has(t, got, "versus", "azure-conv", "OPT-66B", "n/a")
@@ -149,7 +150,7 @@ func TestFiguresOfALittle(t *testing.T) {
 	r.Settings = slices.DeleteFunc(r.Settings, func(s study.SettingInfo) bool { return s.Group != observed })
 	r.Outcomes, r.Tuned = nil, study.Tuned{}
 	if got := drawn(t, r); len(got) != 0 {
-		t.Errorf("%d figures of observations alone, want none", len(got))
+		t.Errorf("%d figures of settings without outcomes, want none", len(got))
 	}
 	if _, err := draw(&study.Result{}); err != nil {
 		t.Errorf("of nothing: %v", err)
