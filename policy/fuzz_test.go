@@ -25,6 +25,8 @@ var sets = []Names{
 	{Allocator: "fixed", Corrector: "none", Sharer: "gain"},
 	{Allocator: "hpa", Corrector: "none", Sharer: "gain"},
 	{Allocator: "kpa", Corrector: "none", Sharer: "gain"},
+	{Allocator: "infless", Corrector: "none", Sharer: "gain"},
+	{Allocator: "cocktail", Corrector: "none", Sharer: "gain"},
 	{Warmer: "none"},
 }
 

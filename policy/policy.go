@@ -40,11 +40,13 @@ const none = "none"
 // Choose finds the named policies. An unknown name is an error that lists those there are.
 func (n Names) Choose() (Set, error) {
 	allocators := map[string]level{
-		"sizer":   allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})},
-		"uniform": allocating[autoscaler.Memory]{autoscaler.NewUniform(autoscaler.Config{})},
-		"fixed":   allocating[struct{}]{autoscaler.Fixed{}},
-		"hpa":     allocating[baseline.HPAMemory]{baseline.NewHPA(baseline.HPAConfig{})},
-		"kpa":     allocating[baseline.KPAMemory]{baseline.NewKPA(baseline.KPAConfig{})},
+		"sizer":    allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})},
+		"uniform":  allocating[autoscaler.Memory]{autoscaler.NewUniform(autoscaler.Config{})},
+		"fixed":    allocating[struct{}]{autoscaler.Fixed{}},
+		"hpa":      allocating[baseline.HPAMemory]{baseline.NewHPA(baseline.HPAConfig{})},
+		"kpa":      allocating[baseline.KPAMemory]{baseline.NewKPA(baseline.KPAConfig{})},
+		"infless":  allocating[baseline.INFlessMemory]{baseline.NewINFless(baseline.INFlessConfig{})},
+		"cocktail": allocating[baseline.CocktailMemory]{baseline.NewCocktail(baseline.CocktailConfig{})},
 	}
 	quart := func(cfg autoscaler.QuartConfig) level {
 		return correcting[autoscaler.QuartMemory]{autoscaler.NewQuart(cfg)}
