@@ -28,10 +28,8 @@ func TestINFlessIsAnAllocator(t *testing.T) { plantest.Run(t, NewINFless(INFless
 func TestInferLineIsAnAllocator(t *testing.T) {
 	plantest.Run(t, NewInferLine(InferLineConfig{Plan: anyPlan()}))
 }
-func TestCocktailIsAnAllocator(t *testing.T) { plantest.Run(t, NewCocktail(CocktailConfig{})) }
-
-// TestCocktailIsAnAllocatorInAHurry has forecasts in the suite's histories.
-func TestCocktailIsAnAllocatorInAHurry(t *testing.T) {
+// TestCocktailIsAnAllocator has forecasts in the suite's short histories.
+func TestCocktailIsAnAllocator(t *testing.T) {
 	plantest.Run(t, NewCocktail(CocktailConfig{Period: 2 * time.Second, Keep: 2}))
 }
 
