@@ -73,7 +73,7 @@ func (a Attention) Predict(n Network) []float64 {
 		if v != v { // weights that are no numbers
 			v = math.Log(knownC2(n.Stations[i].CA2))
 		}
-		out[i] = math.Exp(clamp(v, math.Log(leastC2), math.Log(mostC2)))
+		out[i] = clamp(math.Exp(v), leastC2, mostC2)
 	}
 	return out
 }

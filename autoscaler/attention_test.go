@@ -131,8 +131,10 @@ func TestQuartWithEachPredictor(t *testing.T) {
 func FuzzPredictors(f *testing.F) {
 	f.Add(uint8(3), []byte{0, 1, 1, 2}, []byte{})
 	f.Add(uint8(4), []byte{0, 1, 0, 2, 1, 3, 2, 3, 3, 0, 1, 1}, []byte("\x00\x00\x00\x00\x00\x00\xf8\x7f\x00\x00\x00\x00\x00\x00\xf0\x7f"))
+	f.Add(uint8(11), []byte("0"), []byte("0000000000000000000000000000000000000000")) // hardly anything of everything
 	all := map[string]Predictor{
 		"qna": QNA{}, "persistence": Persistence{}, "attention": NewAttention(),
+		"attention of large weights":               WithWeights(AttentionWeights{Bias: 100}),
 		"attention of weights that are no numbers": WithWeights(AttentionWeights{Theta: math.Inf(1), Bias: math.NaN()}),
 	}
 	f.Fuzz(func(t *testing.T, stations uint8, links, numbers []byte) {

@@ -2,8 +2,8 @@ package autoscaler
 
 import "math"
 
-// Predictor says how bursty arrivals at each station of a network will be. [QNA] is the one there is; the interface leaves room for one
-// that has learned from a system's past.
+// Predictor says how bursty arrivals at each station of a network will be: [Persistence], which is the default, [QNA] or [Attention]. On
+// simulations that were held back the first and the last are as good, and QNA is worse (docs/adr/0045).
 type Predictor interface {
 	// Predict returns the squared coefficient of variation of the times between arrivals, a station each: positive and finite.
 	Predict(n Network) []float64
@@ -39,8 +39,7 @@ const (
 // and what happens to its burstiness on the way is computed, station by station. A station's factor, which is learned from its own
 // measurements, makes up for what the formulas leave out.
 //
-// QUART learns this from features of neighbours (Eq. 4–6), where the term of the CV is the same in numerator and denominator of the
-// attention and cancels; and its CV_i is of those features and not of times between arrivals.
+// QUART learns this from features of neighbours: see [Attention].
 type QNA struct{}
 
 // passes bounds the work on networks with cycles, which pipelines in opposite directions make. Others need one, in topological order.

@@ -12,11 +12,11 @@ import (
 // QuartConfig leaves parts of [Quart] out, to see what each is worth. The zero value has all.
 type QuartConfig struct {
 	NoPID, NoSmooth, NoCPU bool
-	Predictor              Predictor // of burstiness; nil: QNA
+	Predictor              Predictor // of burstiness; nil: Persistence, which is off least
 }
 
 // Quart is a plan.Corrector as QUART (ICDCS'24) has it, §5 and Alg. 1: it steers the counts of an allocator by what is measured (the
-// corrector, [PID]), takes back what the flattening of bursts on their way leaves over (the smoother, [QNA]), makes up for that with CPU
+// corrector, [PID]), takes back what the flattening of bursts on their way leaves over (the smoother, [Predictor]), makes up for that with CPU
 // (the compensator), and keeps the list of key stages. Build it with [NewQuart].
 //
 // It differs from the paper's text where that is wrong; each part says where. They run in a row, once: the paper's Smooth and Correct
@@ -27,7 +27,7 @@ type Quart struct{ cfg QuartConfig }
 // NewQuart returns a Quart.
 func NewQuart(cfg QuartConfig) Quart {
 	if cfg.Predictor == nil {
-		cfg.Predictor = QNA{}
+		cfg.Predictor = Persistence{}
 	}
 	return Quart{cfg}
 }

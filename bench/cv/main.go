@@ -94,38 +94,48 @@ func progress(of string) func(done, all int) {
 
 // effects has the whole policy size scenarios with each predictor.
 func effects(ctx context.Context, folder string, out io.Writer) error {
-	fmt.Fprint(out, "\n| scenario | predictor | in time | mean | p99 | replica-seconds | to QNA: mean | replica-seconds |\n|---|---|---|---|---|---|---|---|\n")
+	fmt.Fprint(out, "\n| scenario | sizes | predictor | in time | mean | p99 | replica-seconds | to QNA: mean | replica-seconds |\n|---|---|---|---|---|---|---|---|---|\n")
 	for _, name := range []string{"cv4", "step", "unbalanced", "diamond"} {
-		file, err := os.Open(filepath.Join(folder, name+".yml"))
-		if err != nil {
-			return err
-		}
-		s, err := sim.Parse(file)
-		if err := errors.Join(err, file.Close()); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		s.Budget, s.Seed, s.Seeds, s.Policies = 2*s.Budget, 201, 10, nil // room to take something back
-		for _, p := range []string{"qna", "persistence", "attention"} {
-			s.Policies = append(s.Policies, sim.Policy{Name: p, Names: policy.Names{Corrector: "quart-" + p}})
-		}
-		m, err := s.Model(func(name string) (io.ReadCloser, error) {
-			return nil, fmt.Errorf("%s: want scenarios without files", name)
-		})
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		r, err := m.Run(ctx, nil)
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		for _, p := range r.Policies {
-			is, v := p.Pipelines[0], sim.Versus{}
-			if len(p.Versus) > 0 {
-				v = p.Versus[0]
+		for _, allocator := range []string{"sizer", "uniform"} {
+			if err := effect(ctx, folder, name, allocator, out); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
 			}
-			fmt.Fprintf(out, "| %s | %s | %s %% | %s ms | %s ms | %s | %s %% | %s %% |\n", name, p.Name, plusMinus(is.Attainment, 100, 2), plusMinus(is.Mean, 1e3, 1),
-				plusMinus(is.P99, 1e3, 0), plusMinus(p.ReplicaSeconds, 1, 0), plusMinus(v.Mean, 100, 2), plusMinus(v.ReplicaSeconds, 100, 2))
 		}
+	}
+	return nil
+}
+
+// effect is of five seeds, whose budget is twice the scenario's.
+func effect(ctx context.Context, folder, name, allocator string, out io.Writer) error {
+	file, err := os.Open(filepath.Join(folder, name+".yml"))
+	if err != nil {
+		return err
+	}
+	s, err := sim.Parse(file)
+	if err := errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	s.Budget, s.Seed, s.Seeds, s.Policies = 2*s.Budget, 201, 5, nil // room to take something back
+	for _, p := range []string{"qna", "persistence", "attention"} {
+		s.Policies = append(s.Policies, sim.Policy{Name: p, Names: policy.Names{Allocator: allocator, Corrector: "quart-" + p}})
+	}
+	m, err := s.Model(func(name string) (io.ReadCloser, error) {
+		return nil, fmt.Errorf("%s: want scenarios without files", name)
+	})
+	if err != nil {
+		return err
+	}
+	r, err := m.Run(ctx, nil)
+	if err != nil {
+		return err
+	}
+	for _, p := range r.Policies {
+		is, v := p.Pipelines[0], sim.Versus{}
+		if len(p.Versus) > 0 {
+			v = p.Versus[0]
+		}
+		fmt.Fprintf(out, "| %s | %s | %s | %s %% | %s ms | %s ms | %s | %s %% | %s %% |\n", name, allocator, p.Name, plusMinus(is.Attainment, 100, 2), plusMinus(is.Mean, 1e3, 1),
+			plusMinus(is.P99, 1e3, 0), plusMinus(p.ReplicaSeconds, 1, 0), plusMinus(v.Mean, 100, 2), plusMinus(v.ReplicaSeconds, 100, 2))
 	}
 	return nil
 }
