@@ -16,7 +16,7 @@ import (
 // twoLevels is a pipeline under 3, then 15 for two minutes, then 3 requests a second.
 const twoLevels = `
 duration: 10m
-seeds: 2
+seeds: 1
 nodes: [{count: 4, memory: 64Gi, cpu: 32}]
 pipelines: [{name: p, slo: 1200ms, arrivals: {rate: "3:2m,15:2m,3:6m"}}]
 stages:

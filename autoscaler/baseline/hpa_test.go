@@ -32,6 +32,7 @@ func TestHPARecommends(t *testing.T) {
 		"within the tolerance, below":      {10, 0, 0, 0.451, 0.50, 10},
 		"beyond the tolerance":             {10, 0, 0, 0.56, 0.50, 12},
 		"no pod has been measured":         {0, 1, 2, 0.90, 0.50, -1},
+		"close enough with the unready":    {10, 1, 0, 0.58, 0.50, 11}, // 1.16 of ten are 1.05 of eleven
 		"nothing to do":                    {7, 0, 0, 0, 0.50, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
