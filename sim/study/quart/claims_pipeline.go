@@ -145,7 +145,8 @@ func (j *judged) inputs() {
 		})
 }
 
-// q13: replicas add up. It holds if four serve 4 times what one does, within 2 %.
+// q13: replicas add up: "a stable throughput of 20 r/s". It holds if four serve all of nearly 4 times what one does: 0.95 times, within
+// 1 %.
 func (j *judged) q13() {
 	c := study.Claim{ID: "Q13", What: "requests a second of four BERT-21B in one piece, times one's 1/T", Paper: "4× (20 of 5 per second, on a V100)"}
 	o := j.Outcome(fourOfIt, fourWhole)
@@ -163,6 +164,7 @@ func (j *judged) q13() {
 	served := j.seeds(fourWhole, []string{fourOfIt}, func(o *study.Outcome, seed int) float64 {
 		return o.Requests.Seeds[seed] * (1 - o.Failed.Seeds[seed]) / seconds / one
 	})
-	c.Why = fmt.Sprintf("one serves %.2f a second: Table 1 has 137 ms, the text about 200 ms for a V100; in a simulation replicas do not disturb each other", one)
-	j.add(c, "four/one", study.Mean(served), 4*0.98, 0, times)
+	c.Why = fmt.Sprintf("asked %g; one serves %.2f a second: Table 1 has 137 ms, the text about 200 ms for a V100; mean latency %.0f ms; in a simulation replicas do not disturb each other",
+		4*stable, one, 1e3*o.Mean.Mean)
+	j.add(c, "four/one", study.Mean(served), 4*stable*0.99, 0, times)
 }

@@ -25,10 +25,11 @@ const (
 	// observedLoad is the part of the time that the slowest of five stages computes. Section 3 does not say how many requests came.
 	observedLoad = 0.8
 	observedFor  = 10 * time.Minute // section 3.1
+	stable       = 0.95             // the part of four times one's throughput that four replicas are to keep up with
 )
 
 // observations are section 3's settings: BERT-21B in five stages on five GPUs with arrivals of some CV, and section 2.1's four replicas
-// of the whole, which get more than they can do.
+// of the whole, which get nearly what four can do.
 func observations() []study.Setting {
 	m := bert5()
 	slowest := slices.Max(m.GiB) / m.Size() * m.Time.Seconds()
@@ -36,7 +37,7 @@ func observations() []study.Setting {
 	for _, cv := range []float64{0.1, 1, 4} {
 		out = append(out, observation(m, fiveStages+strconv.FormatFloat(cv, 'g', -1, 64), observedLoad/slowest, cv))
 	}
-	return append(out, observation(m, fourOfIt, 1.5*4/m.Time.Seconds(), 1))
+	return append(out, observation(m, fourOfIt, stable*4/m.Time.Seconds(), 0.1))
 }
 
 func observation(m Model, name string, rate, cv float64) study.Setting {
