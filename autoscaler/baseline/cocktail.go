@@ -162,7 +162,7 @@ func (c Cocktail) decide(s *plan.Snapshot, f *plan.Function, past CocktailPast, 
 	ready, starting := f.Current()
 	_, most := f.Bounds()
 	line := plan.Line{Function: f.Name, Batch: max(f.Batch, 1)}
-	t := batchTime(f, line.Batch) / float64(line.Batch*max(f.Slots, 1)) // of a replica, a call
+	t := batchTime(f, line.Batch) / (float64(line.Batch) * float64(max(f.Slots, 1))) // of a replica, a call
 	if t == 0 {
 		line.Count = bounded(s, f, max(ready+starting, 1))
 		line.Why = fmt.Sprintf("service time unknown: %d, as there are", line.Count)

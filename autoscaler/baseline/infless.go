@@ -22,6 +22,7 @@ const (
 	inflessRange  = 4 * time.Hour        // the same: a longer idle time is out of its bounds
 	inflessShort  = time.Hour            // what LSTH's short-term histogram is of
 	inflessLong   = 24 * time.Hour       // and its long-term one
+	inflessMost   = 1024                 // calls of a batch
 	inflessFewest = 5                    // idle times to go by a histogram
 	inflessFirst  = float64(time.Second) // the end of the first bin; each other is twice as long as those before it
 )
@@ -157,7 +158,7 @@ func (p INFless) decide(s *plan.Snapshot, f *plan.Function, slo float64, past IN
 // instance is the batch that an instance serves the most with, and what it takes a second, at most and at least; 0: nothing is known.
 func (p INFless) instance(f *plan.Function, slo float64) (batch int, up, low float64) {
 	slots := float64(max(f.Slots, 1))
-	for b := 1; b <= max(f.Batch, 1); b++ {
+	for b := 1; b <= min(max(f.Batch, 1), inflessMost); b++ {
 		t := batchTime(f, b)
 		if t == 0 || b > 1 && t > slo/2 {
 			continue

@@ -29,7 +29,7 @@ func FuzzPapers(f *testing.F) {
 		for range 6 {
 			s := plan.Snapshot{At: at, Pipelines: []plan.Pipeline{{Name: "p", SLO: time.Duration(next()), Stages: []string{"a", "f01.ns"}}}}
 			for _, name := range []string{"a", "f01.ns"} {
-				f := plan.Function{Name: name, Revision: 1, Min: 1, Max: 1 + int(next()%50), Batch: int(next() % 9), Slots: int(next() % 3), Zero: next()%2 == 0}
+				f := plan.Function{Name: name, Revision: 1, Min: 1, Max: 1 + int(next()%50), Batch: int(int32(next())) >> (next() % 32), Slots: int(int32(next())), Zero: next()%2 == 0}
 				f.Demand = plan.Demand{Known: true, Rate: math.Float64frombits(next())}
 				for i := range f.Demand.Envelope {
 					f.Demand.Envelope[i] = int(next())
