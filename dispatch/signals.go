@@ -48,6 +48,7 @@ type signals struct {
 	arrived time.Duration // the latest
 	began   time.Duration // the first
 	gaps    gaps
+	rates   rates
 	bursts  bursts
 }
 
@@ -121,6 +122,7 @@ func (s *signals) arrive() {
 		s.gaps.add(s.at - s.arrived)
 	}
 	s.arrived = s.at
+	s.rates.add(s.at)
 	s.total++
 	s.bursts.add(s.at)
 }
@@ -150,10 +152,12 @@ func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, 
 	if s.total >= fewestArrivals || s.total > 0 && age-s.began >= recent*bucketLength {
 		d.Known = true
 		d.Rate = base.arrived / max(exposure.base, leastExposure.Seconds())
-		if chance := d.Rate * exposure.last; last > chance+surprise*math.Sqrt(chance) {
-			d.Rate = max(d.Rate, last/max(exposure.last, leastExposure.Seconds()))
-		}
 		d.CV = s.gaps.faded(int64(age/bucketLength) - s.newest).cv()
+		if chance := d.Rate * exposure.last; last > chance+surprise*math.Sqrt(chance*max(d.CV*d.CV, 1)) {
+			d.Rate = max(d.Rate, last/max(exposure.last, leastExposure.Seconds()))
+		} else if ca2 := d.CV * d.CV; ca2 > 1 {
+			d.Rate = s.rates.faded(age).rate(d.Rate, ca2, age-s.began, age-s.arrived)
+		}
 		d.Envelope = s.bursts.read(age)
 	}
 	if base.left > 0 {

@@ -19,7 +19,8 @@ func admit(now time.Time, req *task.Request, g *pipeline.Pipeline, loads []task.
 	if !req.Deadline.IsZero() && !now.Before(req.Deadline) {
 		return &task.Error{Status: http.StatusGatewayTimeout, Internal: true, Cause: "the deadline had passed when the request arrived"}
 	}
-	done := make([]time.Duration, len(g.Stages)) // when each stage would be done, from now
+	var few [16]time.Duration
+	done := append(few[:0], make([]time.Duration, len(g.Stages))...) // when each stage would be done, from now
 	total, worst, worstWait := time.Duration(0), 0, time.Duration(-1)
 	for i := range g.Stages {
 		l := &loads[i]
@@ -46,7 +47,8 @@ func admit(now time.Time, req *task.Request, g *pipeline.Pipeline, loads []task.
 // begin is when stage i would have its input: when the last of the predecessors that it waits for is done.
 func begin(g *pipeline.Pipeline, i int, done []time.Duration) time.Duration {
 	s := &g.Stages[i]
-	var ends []time.Duration
+	var few [16]time.Duration
+	ends := few[:0]
 	for k := range i {
 		if slices.Contains(s.Prev, g.Stages[k].Name) {
 			ends = append(ends, done[k])

@@ -89,23 +89,18 @@ func (c *Core) start(now time.Time, e Start) {
 		heap.Push(&c.deadlines, w)
 	}
 	w.deliver(w.entry, "", e.Request.Input)
-	c.advance(w)
+	c.advance(w, w.entry)
 }
 
-// advance starts every stage whose input is complete, until nothing moves, and finishes the request when its sinks are done.
-func (c *Core) advance(w *walk) {
-	for moved := true; moved; {
-		moved = false
-		for i := range w.stages {
-			if s := &w.stages[i]; !s.started && len(s.parts) >= s.need {
-				w.begin(i)
-				moved = true
-			}
-			c.issue(w, i)
-			if w.complete(i) {
-				moved = true
-			}
+// advance starts every stage whose input is complete, from one on to whose input or calls something was added: what it passes on goes to
+// later ones. It finishes the request when its sinks are done.
+func (c *Core) advance(w *walk, from int) {
+	for i := from; i < len(w.stages); i++ {
+		if s := &w.stages[i]; !s.started && len(s.parts) >= s.need {
+			w.begin(i)
 		}
+		c.issue(w, i)
+		w.complete(i)
 	}
 	if w.sinksLeft == 0 {
 		c.finish(w, &task.Response{Output: w.output, Header: w.header}, nil)
@@ -116,11 +111,9 @@ func (c *Core) advance(w *walk) {
 func (c *Core) issue(w *walk, i int) {
 	s := &w.stages[i]
 	for s.started && s.issued < len(s.inputs) && s.issued-s.done < EachWindow {
-		k := &call{stage: i, item: s.issued, attempt: 1}
+		w.calls = append(w.calls, call{id: uint32(len(w.calls) + 1), stage: i, item: s.issued, attempt: 1})
 		s.issued++
-		w.calls = append(w.calls, k)
-		k.id = uint32(len(w.calls)) // from 1
-		c.submit(w, k)
+		c.submit(w, &w.calls[len(w.calls)-1])
 	}
 }
 
@@ -134,7 +127,7 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 	if w == nil || r.Task < 1 || int(r.Task) > len(w.calls) {
 		return // of a request that has ended
 	}
-	k := w.calls[r.Task-1]
+	k := &w.calls[r.Task-1] // until calls are added
 	if k.done || k.attempt != r.Attempt {
 		return // a duplicate, or an attempt given up
 	}
@@ -146,7 +139,7 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 		c.fail(w, w.failure(k, &task.Reply{Code: task.Redeployed}))
 	case r.Code == task.OK:
 		w.accept(k, r)
-		c.advance(w)
+		c.advance(w, k.stage)
 	case w.elsewhere(k, r) && k.attempt < Attempts && mayRunAgain(stage.Idempotent, r) && beforeDeadline(now, w):
 		k.attempt++
 		c.submit(w, k)
@@ -178,7 +171,8 @@ func (w *walk) failure(k *call, r *task.Reply) *task.Error {
 	if e.Status != http.StatusTooManyRequests && e.Status != http.StatusServiceUnavailable {
 		return e
 	}
-	for _, other := range w.calls {
+	for i := range w.calls {
+		other := &w.calls[i]
 		if s := &w.graph.Stages[other.stage]; !s.Idempotent && (other != k || r.Replica != "") {
 			e.Status, e.Internal, e.RetryAfter = http.StatusBadGateway, true, 0
 			e.Cause += fmt.Sprintf("; stage %q, which is declared not idempotent, may have run", s.Name)
@@ -225,8 +219,8 @@ func (c *Core) fail(w *walk, e *task.Error) { c.finish(w, nil, e) }
 
 // finish ends a request and cancels what of it is still out.
 func (c *Core) finish(w *walk, resp *task.Response, e *task.Error) {
-	for _, k := range w.calls {
-		if !k.done {
+	for i := range w.calls {
+		if k := &w.calls[i]; !k.done {
 			c.out = append(c.out, Cancel{task.Key{Request: w.req.ID, Task: k.id, Attempt: k.attempt}, w.functions[k.stage]})
 			w.note(c.now, k, &task.Reply{Code: task.Canceled, Message: "nobody waits for it any more"})
 		}

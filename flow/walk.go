@@ -19,7 +19,7 @@ type walk struct {
 	functions []string // pipeline.Key of each stage's function
 	entry     int
 	stages    []stage // beside graph.Stages
-	calls     []*call // by id-1
+	calls     []call  // by id-1
 	sinksLeft int
 	blobs     bool // some item lies in the store
 	heapIndex int  // in the heap of deadlines; -1: not there
@@ -36,6 +36,8 @@ type stage struct {
 	started bool
 	inputs  []tensor.Input
 	results []tensor.Activation // by call
+	input   [1]tensor.Input     // memory of inputs and of results, when there is one call
+	result  [1]tensor.Activation
 	issued  int
 	done    int
 	passed  bool // its output has gone on
@@ -56,7 +58,7 @@ type call struct {
 func newWalk(req task.Request, g pipeline.Pipeline) *walk {
 	w := &walk{
 		req: req, graph: g, stages: make([]stage, len(g.Stages)), functions: make([]string, len(g.Stages)),
-		heapIndex: -1, blobs: hasRefs(req.Input), calls: make([]*call, 0, len(g.Stages)), timings: make([]task.Timing, 0, len(g.Stages)),
+		heapIndex: -1, blobs: hasRefs(req.Input), calls: make([]call, 0, len(g.Stages)), timings: make([]task.Timing, 0, len(g.Stages)),
 	}
 	if len(g.Stages) > 1 || g.Name != g.Entry {
 		w.name = pipeline.Key(g.Name, g.Namespace)
@@ -94,7 +96,7 @@ func (w *walk) begin(i int) {
 	s.started = true
 	slices.SortFunc(s.parts, byFrom)
 	if !w.graph.Stages[i].Each {
-		s.inputs = []tensor.Input{s.parts}
+		s.inputs = append(s.input[:0], s.parts)
 	} else {
 		for _, p := range s.parts {
 			for k := range p.Items {
@@ -102,7 +104,9 @@ func (w *walk) begin(i int) {
 			}
 		}
 	}
-	s.results = make([]tensor.Activation, len(s.inputs))
+	if s.results = s.result[:]; len(s.inputs) != 1 {
+		s.results = make([]tensor.Activation, len(s.inputs))
+	}
 }
 
 // task makes the task of a call's present attempt.
@@ -148,11 +152,11 @@ func (w *walk) note(now time.Time, k *call, r *task.Reply) {
 	})
 }
 
-// complete passes a stage's output on once all its calls are done, and says whether it did.
-func (w *walk) complete(i int) bool {
+// complete passes a stage's output on once all its calls are done.
+func (w *walk) complete(i int) {
 	s := &w.stages[i]
 	if !s.started || s.passed || s.done < len(s.inputs) {
-		return false
+		return
 	}
 	s.passed = true
 	var out tensor.Activation
@@ -171,11 +175,16 @@ func (w *walk) complete(i int) bool {
 	}
 	w.blobs = w.blobs || s.hasRefs()
 	s.parts, s.inputs, s.results, s.issued, s.done = nil, nil, nil, 0, 0 // what is not needed any more may be large
-	return true
+	s.input, s.result = [1]tensor.Input{}, [1]tensor.Activation{}
 }
 
 func (w *walk) index(name string) int {
-	return slices.IndexFunc(w.graph.Stages, func(s pipeline.Stage) bool { return s.Name == name })
+	for i := range w.graph.Stages { // which are large: none is copied
+		if w.graph.Stages[i].Name == name {
+			return i
+		}
+	}
+	return -1
 }
 
 // unfinished names the stages that have calls out, in the graph's order.

@@ -273,9 +273,11 @@ func (w *world) begin(l *line, s *dispatch.Send) {
 	r := l.byName[s.Replica]
 	w.reseed(s.Tasks[0], l.i)
 	took := max(int64(l.service.base(len(s.Tasks), l.cpu)*l.service.draw(w.rand)), 1)
-	b := &running{}
+	var b *running
 	if n := len(w.idle); n > 0 {
 		b, w.idle = w.idle[n-1], w.idle[:n-1]
+	} else {
+		b = &running{}
 	}
 	*b = running{r, s.Batch, s.Tasks, took}
 	w.events.push(w.now+took, ends, l.i, b)
