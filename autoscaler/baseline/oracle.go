@@ -12,7 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// OracleConfig is what an [Oracle] knows, and its one knob, Wait.
+// OracleConfig is what an [Oracle] knows, and its knobs, Wait and Floor.
 type OracleConfig struct {
 	Arrivals []time.Duration // of all requests, from the run's beginning, ascending
 	Stages   []OracleStage   // of the pipeline: a row, every request asks each once
@@ -45,7 +45,9 @@ type OracleStage struct {
 //   - it plans for the cluster it is given, and does not know that a sharer may take some of it away, or that replicas die;
 //   - a start is as long as it was told, wherever it happens.
 //
-// So a policy may be better than the Oracle at some Wait, and none should be by much at all of them.
+// So it has to be tuned as others are. Where a load changes and stays so, it is far ahead of who has to see that first. Where bursts are
+// shorter than a start, foresight alone is worth less than a Floor that is always there: with eight stages of 500 ms, starts of 4.5 s and gaps
+// of CV 4 it had a mean latency of 7.47 s for 23 replicas without one, and [Static] 6.71 s for 24; with a Floor of 3 it had 6.33 s for 25.
 type Oracle struct {
 	stages map[string]stretches
 }
