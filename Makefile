@@ -14,7 +14,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-kill test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim paper-quart tune clean
+.PHONY: help tools fetch build images demo test test-python test-kill test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim bench-cv train-cv paper-quart tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,12 @@ paper-quart: build ## QUART against tuned opponents, simulated, into build/quart
 
 tune: build ## the configurations of all contenders anew, which takes hours; PAPER="--only /ours" for some
 	@$(BIN)/stagecoach sim paper quart --tune --tuned sim/study/quart/tuned.json --out build/quart $(PAPER)
+
+bench-cv: ## predictors of burstiness: how far off each is on simulations that were held back, and what it is worth
+	@$(GO) run ./bench/cv
+
+train-cv: ## the weights of the attention on burstiness, anew (autoscaler/weights.go), and what its parts are worth
+	@$(GO) run ./bench/cv --train autoscaler/weights.go
 
 bench-idle: images ## what a thousand functions cost that nobody calls
 	@$(BIN)/stagecoach bench idle --images $(IMAGES)
