@@ -96,7 +96,7 @@ func TestContenders(t *testing.T) {
 			x := settings[slices.IndexFunc(settings, func(x study.Setting) bool { return c.In == nil || c.In(x) })]
 			for i, knobs := range c.Candidates(2) {
 				s := x.Scenario(true)
-				s.Warmup, s.Duration = 0, 10*time.Second
+				s.Warmup, s.Duration = 0, 5*time.Second
 				m, err := c.Apply(s, knobs).Model(none)
 				if err != nil {
 					t.Fatal(err)
@@ -143,7 +143,7 @@ func TestQuick(t *testing.T) {
 		scenario := x.Scenario
 		x.Scenario = func(train bool) sim.Scenario {
 			s := scenario(train)
-			s.Warmup, s.Duration = 5*time.Second, 25*time.Second
+			s.Warmup, s.Duration = 2*time.Second, 10*time.Second
 			return s
 		}
 	}
