@@ -43,6 +43,8 @@ type signals struct {
 	ring   [buckets]bucket
 	waits  [parts]sketch.Sketch
 	all    sketch.Sketch // scratch of quantiles
+	past   sketch.Sketch // of the waits before the newest part, which are those of pasts
+	pasts  [2]int64      // from one part to before another
 
 	total   uint64        // arrivals
 	arrived time.Duration // the latest
@@ -209,10 +211,19 @@ func (w *weighed) add(b bucket, weight float64) {
 
 // quantiles merges what parts of the window there are up to bucket k.
 func (s *signals) quantiles(k int64) (p50, p95, p99 time.Duration) {
+	newest := s.newest / perPart
+	if span := [2]int64{max(k/perPart-parts+1, 0), newest}; span != s.pasts {
+		s.pasts = span
+		s.past.Reset()
+		for i := span[0]; i < newest; i++ {
+			s.past.Merge(&s.waits[i%parts])
+		}
+	}
 	all := &s.all
 	all.Reset()
-	for i := max(k/perPart-parts+1, 0); i <= s.newest/perPart; i++ {
-		all.Merge(&s.waits[i%parts])
+	all.Merge(&s.past)
+	if newest >= s.pasts[0] {
+		all.Merge(&s.waits[newest%parts])
 	}
 	return all.Quantile(0.50), all.Quantile(0.95), all.Quantile(0.99)
 }

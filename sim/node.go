@@ -17,11 +17,11 @@ const (
 // node is a machine and what its KeysManager keeps.
 type node struct {
 	spec    *plan.Node
-	used    int64          // by replicas and zygotes
-	devices []plan.Device  // what of them is reserved
-	zygotes []*zygote      // by stage; nil: none
-	view    []plan.Zygote  // scratch of a snapshot
-	number  map[string]int // of each device
+	used    int64         // by replicas and zygotes
+	devices []plan.Device // what of them is reserved
+	zygotes []*zygote     // by stage; nil: none
+	view    []plan.Zygote // scratch of a snapshot, as is the next
+	seen    []plan.Device
 }
 
 // zygote holds a stage's parameters.
@@ -37,11 +37,7 @@ type zygote struct {
 }
 
 func newNode(spec *plan.Node, stages int) *node {
-	n := &node{spec: spec, devices: slices.Clone(spec.Devices), zygotes: make([]*zygote, stages), number: map[string]int{}}
-	for i, d := range spec.Devices {
-		n.number[d.ID] = i
-	}
-	return n
+	return &node{spec: spec, devices: slices.Clone(spec.Devices), zygotes: make([]*zygote, stages)}
 }
 
 // start returns how a new replica comes up, and how long that takes.
@@ -111,9 +107,10 @@ func (n *node) unkey() {
 // take counts what a replica has of the node, or gives it back.
 func (n *node) take(r *replica, sign int64) {
 	n.used += sign * int64(r.line.spec.Memory)
-	for _, id := range (plan.Slot{Device: r.device}).Devices() {
-		d := &n.devices[n.number[id]]
-		d.MemoryUsed += sign * plan.DeviceNeed(int64(r.line.spec.GPUMemory), d.Memory)
+	for i := range n.devices {
+		if d := &n.devices[i]; (plan.Slot{Device: r.device}).On(d.ID) {
+			d.MemoryUsed += sign * plan.DeviceNeed(int64(r.line.spec.GPUMemory), d.Memory)
+		}
 	}
 	if z := n.zygotes[r.line.i]; z != nil {
 		z.users += int(sign)
@@ -168,7 +165,8 @@ func compareBool(a, b bool) int {
 func (n *node) observe() plan.Node {
 	out := *n.spec
 	out.MemoryUsed = n.used
-	out.Devices = slices.Clone(n.devices)
+	n.seen = append(n.seen[:0], n.devices...)
+	out.Devices = n.seen
 	n.view = n.view[:0]
 	for _, z := range n.zygotes {
 		if z != nil {
