@@ -28,6 +28,7 @@ func TestINFlessIsAnAllocator(t *testing.T) { plantest.Run(t, NewINFless(INFless
 func TestInferLineIsAnAllocator(t *testing.T) {
 	plantest.Run(t, NewInferLine(InferLineConfig{Plan: anyPlan()}))
 }
+
 // TestCocktailIsAnAllocator has forecasts in the suite's short histories.
 func TestCocktailIsAnAllocator(t *testing.T) {
 	plantest.Run(t, NewCocktail(CocktailConfig{Period: 2 * time.Second, Keep: 2}))
@@ -249,6 +250,23 @@ func TestINFlessScales(t *testing.T) {
 			t.Errorf("step %d, %g/s: %d, %d of them loaded, want %d, %d (%s)", i, tc.rate, a[0].Count, next["f"].Count, tc.count, tc.need, a[0].Why)
 		}
 		m = next
+	}
+}
+
+// TestINFlessKeepsWithinAlpha: ten instances of 10/s are left as they are down to eight tenths of what they could.
+func TestINFlessKeepsWithinAlpha(t *testing.T) {
+	f := plan.Function{Name: "f", Max: 20, Service: plan.Service{Known: true, Mean: 100 * time.Millisecond}}
+	f.Demand.Known = true
+	for _, tc := range []struct {
+		alpha, rate float64
+		need        int
+	}{{0.8, 85, 10}, {0.8, 79, 8}, {1, 85, 9}, {0.5, 51, 10}, {0.5, 49, 5}} {
+		f.Demand.Rate = tc.rate
+		s := plan.Snapshot{At: began, Functions: []plan.Function{f}}
+		line, next := NewINFless(INFlessConfig{Alpha: tc.alpha}).decide(&s, &f, 0.4, INFlessPast{At: began, Count: 10})
+		if next.Count != tc.need || line.Count != 10 {
+			t.Errorf("α=%g at %g/s: %d of %d, want %d of 10, the others idle (%s)", tc.alpha, tc.rate, next.Count, line.Count, tc.need, line.Why)
+		}
 	}
 }
 
