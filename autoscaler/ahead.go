@@ -31,12 +31,12 @@ func (l Learned) update(m *model, i int, at time.Time) Learned {
 	steady := len(g.before) > 0 && g.steady()
 	for _, j := range g.before {
 		steady = steady && m.stages[j].steady()
-		sum += m.stages[j].lambda
+		sum += m.stages[j].measured
 	}
 	if l.At = at; !steady {
 		return l
 	}
-	ratio := clamp(g.lambda/sum, 1.0/mostRatio, mostRatio)
+	ratio := clamp(g.measured/sum, 1.0/mostRatio, mostRatio)
 	l.Ratio = cmp.Or(l.Ratio, ratio)
 	l.Ratio += (ratio - l.Ratio) * (1 - math.Exp(-dt/ratioTime.Seconds()))
 	return l
@@ -45,7 +45,7 @@ func (l Learned) update(m *model, i int, at time.Time) Learned {
 // steady says that what arrives is known and served, by replicas that are ready.
 func (g *stage) steady() bool {
 	ready, starting := g.f.Current()
-	return g.known && g.lambda > 0 && starting == 0 && g.lambda <= saturated*float64(g.servers(ready))*g.mu
+	return g.known && g.measured > 0 && starting == 0 && g.measured <= saturated*float64(g.servers(ready))*g.mu
 }
 
 // connect tells each stage which stages' answers arrive at it, in pipelines with an objective, and sorts the stages so that those come
@@ -94,6 +94,24 @@ func (m *model) connect() {
 	}
 }
 
+// follow has no stage behind others be asked for less than these are about to ask of it, by the ratio of their rates that was learned: a
+// change that shows where requests enter shows there at once, and not when it is no chance any more in what a stage makes of it. Behind
+// one that does not serve what arrives, see ahead.
+func (m *model) follow(past Memory) {
+	for _, i := range m.order {
+		g, arriving, served := &m.stages[i], 0.0, true
+		for _, j := range g.before {
+			b := &m.stages[j]
+			ready, _ := b.f.Current()
+			served = served && b.lambda <= float64(b.servers(ready))*b.mu
+			arriving += b.lambda
+		}
+		if served {
+			g.lambda = max(g.lambda, arriving*past[g.f.Name].Learned.Ratio)
+		}
+	}
+}
+
 // ahead says for each stage behind one that does not serve what arrives at it how many replicas it needs once that one does: as
 // many as keep it within its own share of the budget at the rate that it will have. It then starts them at the same time, and not after
 // those before it. 0: there is none such. What a stage needs rises with its own rate, and whether it is asked for does not depend on that.
@@ -129,13 +147,15 @@ func (m *model) ahead(needs []need, within float64) []int {
 	return out
 }
 
-// alone is the least count, up to limit, that keeps the waits of so many tasks a second within g's share of each pipeline.
+// alone is the least count, up to limit, that keeps the waits of so many tasks a second within g's share of each pipeline, and bursts
+// as they may.
 func (g *stage) alone(lambda float64, m *model, limit int) int {
 	wait := math.Inf(1)
 	for _, at := range g.in {
-		wait = min(wait, m.pipes[at.pipe].steps[at.step].share)
+		p := &m.pipes[at.pipe]
+		wait = min(wait, p.steps[at.step].share*(1-p.patience/p.budget))
 	}
 	h := *g
-	h.lambda = lambda
-	return h.least(toDuration(g.service+wait), limit)
+	h.lambda, h.ca2 = lambda, min(g.ca2, 1)
+	return min(max(h.least(toDuration(g.service+wait), limit), h.forBursts()), limit)
 }

@@ -109,7 +109,7 @@ func TestRatio(t *testing.T) {
 
 // TestMeanPart: mean waits may take what is left to wait, over the logarithm of one in how many may be late.
 func TestMeanPart(t *testing.T) {
-	for attainment, want := range map[float64]float64{0: 1 / math.Log(100), 0.9: 1 / math.Log(10), 0.999: 1 / math.Log(1000), 0.1: 1, 1: 1 / math.Log(100), math.NaN(): 1 / math.Log(100)} {
+	for attainment, want := range map[float64]float64{0: 1 / math.Log(100), 0.9: 1 / math.Log(10), 0.999: 1 / math.Log(1000), 0.1: -1 / math.Log(0.9), 1e-6: mostPart, 1: 1 / math.Log(100), math.NaN(): 1 / math.Log(100)} {
 		if got := NewSizer(Config{Attainment: attainment}).cfg.meanPart(); math.Abs(got-want) > 1e-12 {
 			t.Errorf("%v in time: %v, want %v", attainment, got, want)
 		}

@@ -20,12 +20,17 @@ const negligible = 0.05
 func (m *model) allocate(least, most []int) (counts, by []int) {
 	n := len(m.stages)
 	a := allocation{model: m, counts: slices.Clone(least), by: make([]int, n), most: most, next: make([]float64, n), heap: make([]int, 0, n)}
+	for i := range m.stages {
+		a.by[i] = -1
+		if count := min(m.stages[i].forBursts(), most[i]); count > a.counts[i] {
+			a.counts[i], a.by[i] = count, m.stages[i].patient
+		}
+	}
 	a.wait = m.waits(a.counts)
 	for k := range m.pipes {
 		a.paths = append(a.paths, m.pipes[k].waits(a.wait))
 	}
 	for i := range m.stages {
-		a.by[i] = -1
 		if m.stages[i].known && a.look(i) {
 			a.heap = append(a.heap, i)
 		}
@@ -74,7 +79,7 @@ func (a *allocation) look(i int) bool {
 func (a *allocation) asks(i int) int {
 	for _, at := range a.stages[i].in {
 		p := &a.pipes[at.pipe]
-		if a.paths[at.pipe][at.step] > p.limit && a.wait[i] > negligible*p.steps[at.step].share {
+		if a.paths[at.pipe][at.step] > p.limit-p.patience && a.wait[i] > negligible*p.steps[at.step].share {
 			return at.pipe
 		}
 	}

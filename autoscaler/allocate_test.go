@@ -53,11 +53,17 @@ func bounds(m *model) (least, most []int) {
 	return least, most
 }
 
-// fits says whether every path of every pipeline is within its limit.
+// fits says whether every path of every pipeline is within its limit, bursts as long as they may wait.
 func fits(m *model, counts []int) bool {
 	wait := m.waits(counts)
 	for k := range m.pipes {
-		if slices.Max(m.pipes[k].waits(wait)) > m.pipes[k].limit {
+		p := &m.pipes[k]
+		if slices.Max(p.waits(wait)) > p.limit-p.patience {
+			return false
+		}
+	}
+	for i := range m.stages {
+		if g := &m.stages[i]; g.patient >= 0 && g.burstWait(counts[i]) > g.patience*(1+1e-9) {
 			return false
 		}
 	}
@@ -116,7 +122,7 @@ func TestAllocateAgainstBruteForce(t *testing.T) {
 			}
 		}
 	}
-	if met < 1500 || met > 2700 || missed > 6 {
+	if met < 1000 || met > 2700 || missed > 6 {
 		t.Errorf("%d of 3000 pipelines meet their objective, %d others could: these are not the cases to try", met, missed)
 	}
 }
@@ -125,7 +131,8 @@ func TestAllocateAgainstBruteForce(t *testing.T) {
 func given(m *model, counts, most []int) bool {
 	for i, w := range m.waits(counts) {
 		for _, at := range m.stages[i].in {
-			if counts[i] < most[i] && w > negligible*m.pipes[at.pipe].steps[at.step].share {
+			g := &m.stages[i]
+			if counts[i] < most[i] && (w > negligible*m.pipes[at.pipe].steps[at.step].share || g.patient >= 0 && g.burstWait(counts[i]) > g.patience) {
 				return false
 			}
 		}
@@ -185,7 +192,7 @@ func pathByPath(m *model, least, most []int) []int {
 		p := &m.pipes[k]
 		var walk func(path []int)
 		walk = func(path []int) {
-			alone := &model{stages: slices.Clone(m.stages), pipes: []pipe{{name: p.name, limit: p.limit, budget: p.budget}}}
+			alone := &model{stages: slices.Clone(m.stages), pipes: []pipe{{name: p.name, limit: p.limit, budget: p.budget, patience: p.patience}}}
 			for i := range alone.stages {
 				alone.stages[i].in = nil
 			}

@@ -23,8 +23,12 @@ type stage struct {
 	f          *plan.Function
 	known      bool    // its service time; else there is neither mu nor a prediction
 	lambda, mu float64 // per second
+	measured   float64 // lambda, without what those before it are about to ask: see follow
 	slots      int     // servers of a replica
 	ca2, cs2   float64 // squared coefficients of variation, within bounds; 1 where nothing is measured
+	bursts     float64 // of what enters its pipelines, or arrives here: see payOnce
+	patience   float64 // seconds that a burst may wait, by the pipeline patient
+	patient    int     // -1: none
 	waiting    int
 	service    float64 // seconds a task
 	in         []place // where it is in pipes
@@ -36,14 +40,16 @@ type place struct{ pipe, step int }
 
 // pipe is a pipeline as a graph of waits.
 type pipe struct {
-	name    string // empty: of a function that is in no pipeline with an objective
-	slo     time.Duration
-	steps   []visit // in topological order
-	edges   []plan.Edge
-	service float64 // seconds on the critical path
-	limit   float64 // seconds that service and mean waits on each path may take together
-	budget  float64 // of limit for waits
-	reached bool    // the objective leaves time to wait; else budget is the best that is sane
+	name     string // empty: of a function that is in no pipeline with an objective
+	slo      time.Duration
+	steps    []visit // in topological order
+	edges    []plan.Edge
+	service  float64 // seconds on the critical path
+	limit    float64 // seconds that service and mean waits on each path may take together
+	budget   float64 // of limit for waits
+	bursts   float64 // what of the arrivals that enter is bursts
+	patience float64 // of budget for bursts, which wait once; the rest is for waits by chance, which add up
+	reached  bool    // the objective leaves time to wait; else budget is the best that is sane
 }
 
 // visit is a stage's place in a pipeline.
@@ -83,6 +89,7 @@ func newModel(s *plan.Snapshot, d plan.Domain, part float64) (*model, error) {
 			})
 		}
 	}
+	m.payOnce()
 	return m, nil
 }
 
@@ -95,7 +102,8 @@ func newStage(f *plan.Function) stage {
 		g.mu = 1 / g.service
 	}
 	if f.Demand.Known && f.Demand.Rate > 0 { // not NaN
-		g.lambda = min(f.Demand.Rate, math.MaxInt32)
+		g.measured = min(f.Demand.Rate, math.MaxInt32)
+		g.lambda = g.measured
 	}
 	return g
 }
@@ -205,12 +213,13 @@ func (p *pipe) waitsIn(buf, wait []float64) []float64 {
 	})
 }
 
-// wait returns the predicted mean wait in seconds with so many replicas, when no line stands; 0 where the service time is unknown.
+// wait returns the predicted mean wait by chance in seconds with so many replicas, when no line stands: that of bursts is not in it. 0
+// where the service time is unknown.
 func (g *stage) wait(replicas int) float64 {
 	if !g.known {
 		return 0
 	}
-	return meanWait(g.lambda, g.mu, g.servers(replicas), variability(g.ca2, g.cs2))
+	return meanWait(g.lambda, g.mu, g.servers(replicas), variability(min(g.ca2, 1), g.cs2))
 }
 
 // sojourn predicts how long tasks are with this stage, when it has so many replicas: see [Sojourn]. 0 where the service time is unknown.
@@ -274,8 +283,10 @@ func (m *model) unmet(counts []int) []string {
 		if p.name == "" {
 			continue
 		}
+		bursts := m.burstWaits(p, counts)
 		for j, path := range p.waits(wait) {
 			at := p.steps[j].at
+			path += bursts
 			switch {
 			case at < 0 || out[at] != "":
 			case !p.reached:

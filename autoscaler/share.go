@@ -38,6 +38,7 @@ type contender struct {
 	stage
 	at      int     // its line
 	load    float64 // requests a second that its pipelines have, with what waits
+	burst   float64 // requests a second of pipelines, times how bursty they are, for each second of the pipeline's service
 	count   int     // given so far
 	there   int     // replicas it has
 	most    int     // it asks for
@@ -75,7 +76,9 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 	for i := range all {
 		c := &all[i]
 		c.stage = newStage(c.f)
-		c.load = max(loads[c.f.Name], c.lambda) + float64(c.waiting)/horizon.Seconds()
+		of := loads[c.f.Name]
+		c.load = max(of.rate, c.lambda) + float64(c.waiting)/horizon.Seconds()
+		c.burst = of.burst
 	}
 	give(all, s.Budget, free, scarce)
 	out := slices.Clone(a)
@@ -176,15 +179,24 @@ func (c *contender) look() {
 			steady = c.wait(c.count) - c.wait(c.count+1)
 		}
 		c.urgency, c.gain = 0, c.load*(max(steady, 0)+float64(c.waiting)/(mu*float64(c.slots))/(n*(n+1)))
+		if c.known && c.lambda > 0 {
+			capacity := n * float64(c.slots) * mu
+			rho := min(c.lambda/capacity, saturated)
+			c.gain += c.burst * 2 * rho / (1 - rho) / (capacity * capacity)
+		}
 	}
 	if c.count < c.there {
 		c.gain *= keeping
 	}
 }
 
-// pipelineLoads is for each function how many requests a second the pipelines that it is in have.
-func pipelineLoads(s *plan.Snapshot) map[string]float64 {
-	loads := map[string]float64{}
+// load is what the pipelines of a function have to do.
+type load struct{ rate, burst float64 }
+
+// pipelineLoads is for each function what the pipelines that it is in have to do.
+func pipelineLoads(s *plan.Snapshot) map[string]load {
+	loads := map[string]load{}
+	finder := s.Finder()
 	for i := range s.Pipelines {
 		p := &s.Pipelines[i]
 		if len(p.Stages) == 0 {
@@ -194,10 +206,21 @@ func pipelineLoads(s *plan.Snapshot) map[string]float64 {
 		if !ok {
 			continue
 		}
-		rate := newStage(entry)
+		g := newStage(entry)
+		service := 0.0
+		for _, name := range p.Stages {
+			if f, ok := finder.Function(name); ok && f.Service.Known {
+				service += max(f.Service.Mean.Seconds(), 0)
+			}
+		}
 		for k, name := range p.Stages {
 			if !slices.Contains(p.Stages[:k], name) {
-				loads[name] += rate.lambda
+				l := loads[name]
+				l.rate += g.lambda
+				if service > 0 {
+					l.burst += g.lambda * bursty(g.ca2) / service
+				}
+				loads[name] = l
 			}
 		}
 	}

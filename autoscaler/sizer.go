@@ -24,6 +24,8 @@ const (
 	growEvery = time.Second
 	// panicAt times what is ready, asked for by what arrives, is a burst, as in Knative.
 	panicAt = 2
+	// mostPart bounds what mean waits may take of the time to wait, where few requests have to be in time.
+	mostPart = 100
 )
 
 // Config is what an operator may set. A zero field means its default.
@@ -51,7 +53,7 @@ func NewSizer(cfg Config) Sizer {
 
 // meanPart is the part of the time to wait that mean waits may take, if that is not to be passed by more than 1 − Attainment: a wait
 // that is exponential with mean W passes it with probability exp(−slack/W).
-func (c Config) meanPart() float64 { return min(-1/math.Log1p(-c.Attainment), 1) }
+func (c Config) meanPart() float64 { return min(-1/math.Log1p(-c.Attainment), mostPart) }
 
 // Memory is what the Sizer remembers, by function.
 type Memory map[string]Past
@@ -92,6 +94,8 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 	if err != nil {
 		return nil, m, err
 	}
+	mod.connect()
+	mod.follow(m)
 	n := len(mod.stages)
 	needs, least, most := make([]need, n), make([]int, n), make([]int, n)
 	const usual = 192 // bytes of text
@@ -101,7 +105,6 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 		z.alone(&needs[i], &mod.stages[i], s.At, m[d.Functions[i]])
 		least[i], most[i] = needs[i].count, needs[i].most
 	}
-	mod.connect()
 	counts, by := mod.allocate(least, most)
 	ahead := mod.ahead(needs, z.cfg.DrainWithin.Seconds())
 	for i := range needs {
