@@ -118,25 +118,20 @@ func (p *paper) study(f paperFlags, open sim.Opener) (study.Study, error) {
 // configurations are those of the file, or else those that come with the study; or new ones, which are put into the file.
 func (p *paper) configurations(ctx context.Context, s *study.Study, f paperFlags, open sim.Opener) (study.Tuned, error) {
 	tuned, err := p.stored(f.tuned)
-	if !f.tune {
-		return tuned, err
-	}
-	if err != nil && (f.only != "" || !errors.Is(err, fs.ErrNotExist)) {
+	missing := errors.Is(err, fs.ErrNotExist)
+	if !f.tune || err != nil && !missing {
 		return tuned, err
 	}
 	newer, err := s.Tune(ctx, open, studyProgress())
-	if err != nil {
-		return tuned, err
+	if err != nil || f.tuned == "" {
+		return newer, err
 	}
-	if f.only == "" { // all of it
-		tuned = newer
-	} else if tuned, err = tuned.Merge(newer); err != nil {
-		return tuned, err
+	if f.only != "" && !missing { // the rest of the file stays
+		if newer, err = tuned.Merge(newer); err != nil {
+			return newer, err
+		}
 	}
-	if f.tuned == "" {
-		return tuned, nil
-	}
-	return tuned, writeTo(f.tuned, func(w io.Writer) error { return writeJSON(w, tuned) })
+	return newer, writeTo(f.tuned, func(w io.Writer) error { return writeJSON(w, newer) })
 }
 
 // stored are the configurations of a file, or those that come with the study.

@@ -81,6 +81,9 @@ func TestSimPaper(t *testing.T) {
 	if r := result("toy", "--quick", "--seeds", "1"); len(r.Outcomes) != 1 || r.Seeds.N != 1 {
 		t.Errorf("--quick --seeds 1: %+v", r)
 	}
+	if r := result("toy", "--tune", "--only", "fast"); len(r.Tuned.Choices) != 1 || r.Outcomes[0].Untuned {
+		t.Errorf("--tune --only: %+v", r)
+	}
 	out, err := run("toy", "--tune", "--tuned", tuned, "--out", filepath.Join(folder, "made", "here"))
 	if err != nil || !strings.HasPrefix(out, "# A toy\n") || !strings.Contains(out, "Left out: trace: it is not there") || !strings.Contains(out, "level 2") {
 		t.Errorf("%v: %s", err, out)

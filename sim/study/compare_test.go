@@ -2,7 +2,10 @@ package study
 
 import (
 	"math"
+	"slices"
 	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
 // madeUp is an outcome of two seeds.
@@ -119,5 +122,19 @@ func TestIntervals(t *testing.T) {
 		if tc.got != tc.want {
 			t.Errorf("%q, want %q", tc.got, tc.want)
 		}
+	}
+}
+
+// TestStarts: those of all seeds are added up, by path, those of key stages behind.
+func TestStarts(t *testing.T) {
+	seed := func(starts ...sim.StartFigures) run { return run{stages: []sim.StageFigures{{Starts: starts}}} }
+	got := starts([]run{
+		seed(sim.StartFigures{Path: "cold", N: 1, Mean: 8}, sim.StartFigures{Path: "fork", Key: true, N: 2, Mean: 1}),
+		seed(sim.StartFigures{Path: "fork", N: 1, Mean: 5}, sim.StartFigures{Path: "fork", Key: true, N: 2, Mean: 2}),
+		seed(sim.StartFigures{Path: "cold", N: 3, Mean: 4}),
+	}, 0)
+	want := []Start{{Path: "cold", N: 4, Mean: 5}, {Path: "fork", N: 1, Mean: 5}, {Path: "fork", Key: true, N: 4, Mean: 1.5}}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
