@@ -13,7 +13,7 @@ import (
 // A run warms up, then counts.
 const (
 	warmup  = time.Minute
-	counted = 3 * time.Minute
+	counted = 2 * time.Minute
 	window  = warmup + counted
 )
 
@@ -66,11 +66,11 @@ func traces() []trace {
 	return []trace{
 		{
 			Name: "azure-code", Source: llm + "code", file: "azure-llm-2023/AzureLLMInferenceTrace_code.csv.gz", format: arrivals.AzureLLM, first: early,
-			models: []string{bert, llama, whisper, opt, resnet},
+			models: []string{bert, llama, opt},
 		},
 		{
 			Name: "azure-conv", Source: llm + "conversation", file: "azure-llm-2023/AzureLLMInferenceTrace_conv.csv.gz", format: arrivals.AzureLLM,
-			first: early, models: []string{bert, llama},
+			first: early, models: []string{bert, llama, whisper, opt, resnet},
 		},
 		{
 			Name: "mooncake", Source: "Mooncake conversation trace (Qin et al., FAST 2025)", file: "mooncake/conversation_trace.jsonl.gz",

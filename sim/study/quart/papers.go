@@ -30,7 +30,7 @@ func papers() []study.Contender {
 			},
 		}),
 		compared(study.Contender{
-			Name: inferlineName, Title: "InferLine", Source: "Crankshaw et al., SoCC 2020; planned for four minutes of the load that are not the run's",
+			Name: inferlineName, Title: "InferLine", Source: "Crankshaw et al., SoCC 2020; planned for as much of the load as a run, but another part",
 			Space: []study.Knob{
 				{Name: "stable_s", Low: 2, High: 60, Log: true}, {Name: "look_s", Low: 5, High: 60, Log: true},
 				{Name: "planned_objective", Low: 1, High: 8, Log: true}, {Name: "planned_quantile", Low: 0.9, High: 0.99},
