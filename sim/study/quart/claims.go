@@ -86,9 +86,9 @@ func share(i study.Interval) string {
 	return fmt.Sprintf("%.1f %% (%.1f to %.1f)", 100*i.Value, 100*i.Low, 100*i.High)
 }
 
-// circumstances are what a comparison's number does not say: what each of the two had for it, and what failed.
-func (j *judged) circumstances(of, to string, settings []string) string {
-	c, _ := j.Compare(of, to, settings...)
+// circumstances are what ours compared with another's number does not say: what each of the two had for it, and what failed.
+func (j *judged) circumstances(to string, settings []string) string {
+	c, _ := j.Compare(oursName, to, settings...)
 	failed := func(name string) float64 {
 		sum, n := 0.0, 0
 		for _, s := range settings {
@@ -98,7 +98,7 @@ func (j *judged) circumstances(of, to string, settings []string) string {
 		}
 		return 100 * sum / float64(max(n, 1))
 	}
-	return fmt.Sprintf("%d settings; %s of %s's GPU-seconds; failed %.2g %% of ours, %.2g %% of its requests", len(c.Settings), times(c.GPUSeconds), to, failed(of), failed(to))
+	return fmt.Sprintf("%d settings; %s of %s's GPU-seconds; failed %.2g %% of ours, %.2g %% of its requests", len(c.Settings), times(c.GPUSeconds), to, failed(oursName), failed(to))
 }
 
 // three are those that the paper compares with, in its order.
@@ -113,7 +113,7 @@ func (j *judged) latency(id, what string, settings []string, paper [3]float64) {
 			j.missing(c)
 			continue
 		}
-		c.Why = j.circumstances(oursName, to, settings)
+		c.Why = j.circumstances(to, settings)
 		j.add(c, "latency, ours/"+to, is.Mean, 1-paper[i], 1, change)
 	}
 }
@@ -132,7 +132,7 @@ func (j *judged) q2() {
 			j.missing(c)
 			continue
 		}
-		c.Why = j.circumstances(oursName, cocktailName, settings)
+		c.Why = j.circumstances(cocktailName, settings)
 		j.add(c, "latency, ours/"+cocktailName, is.Mean, 1-paper[m], 1, change)
 	}
 }
@@ -158,7 +158,7 @@ func (j *judged) q3() {
 			j.missing(c)
 			continue
 		}
-		c.Why = j.circumstances(oursName, to, settings)
+		c.Why = j.circumstances(to, settings)
 		ratio := j.ratio(oursName, to, settings, func(o *study.Outcome, seed int) float64 {
 			return max(o.InTime[at].Seeds[seed], 1/max(o.Requests.Seeds[seed], 1)) // none in time counts as one
 		})
@@ -183,7 +183,7 @@ func (j *judged) q5() {
 				j.missing(c)
 				continue
 			}
-			c.Why = j.circumstances(oursName, to, settings)
+			c.Why = j.circumstances(to, settings)
 			j.add(c, "goodput, ours/"+to, is.Goodput, part.paper[i], 1, times)
 		}
 	}

@@ -47,7 +47,7 @@ func (j *judged) q7() {
 	for _, cv := range cvs {
 		settings := j.settings(fmt.Sprintf("cv=%g", cv), "")
 		if got := j.ratio(inflessName, oursName, settings, queued); got.N > 0 && got.Value > most.Value {
-			most, c.Why = got, fmt.Sprintf("CV %g; %s", cv, j.circumstances(oursName, inflessName, settings))
+			most, c.Why = got, fmt.Sprintf("CV %g; %s", cv, j.circumstances(inflessName, settings))
 		}
 	}
 	if most.N == 0 {

@@ -118,8 +118,8 @@ func TestFigures(t *testing.T) {
 	set(bert+" cv=2", "kpa", func(o *study.Outcome) { o.Failed = each(n, 0.002) })
 	set(bert+" cv=2", "hpa", func(o *study.Outcome) { o.Untuned = true })
 	for _, m := range []string{bert, llama} {
-		whole := r.Outcome(m+" cv=1", oursName).Mean.Mean
-		set(m+" cv=1", "no-pid", func(o *study.Outcome) { o.Mean = each(n, 3*whole) })
+		whole := r.Outcome(m+" cv=8", oursName).Mean.Mean
+		set(m+" cv=8", "no-pid", func(o *study.Outcome) { o.Mean = each(n, 3*whole) })
 	}
 	got := drawn(t, r)
 	for _, name := range []string{"azure-code-latency", "azure-code-in-time", "traces-latency", "traces-in-time", "cv", "cv-latency", "cv-goodput", "cv-quantiles", "cv-queues", "observed", "versus", "sweep", "ablations"} {

@@ -20,7 +20,9 @@ func papers() []study.Contender {
 		compared(study.Contender{
 			Name: inflessName, Title: "INFless", Source: "Yang et al., ASPLOS 2022; a whole model is a function",
 			Space: []study.Knob{
-				{Name: "alpha", Low: 0.2, High: 1}, {Name: "load", Low: 0.5, High: 1}, {Name: "tail", Low: 0.5, High: 0.99},
+				{Name: "alpha", Low: 0.2, High: 1},
+				{Name: "load", Low: 0.5, High: 1},
+				{Name: "tail", Low: 0.5, High: 0.99},
 				{Name: "keep_alive_s", Low: 5, High: 300, Log: true},
 			},
 			Defaults: []float64{baseline.INFlessAlpha, baseline.INFlessLoad, baseline.INFlessTail, baseline.INFlessKeepAlive.Seconds()},
@@ -32,8 +34,10 @@ func papers() []study.Contender {
 		compared(study.Contender{
 			Name: inferlineName, Title: "InferLine", Source: "Crankshaw et al., SoCC 2020; planned for as much of the load as a run, but another part",
 			Space: []study.Knob{
-				{Name: "stable_s", Low: 2, High: 60, Log: true}, {Name: "look_s", Low: 5, High: 60, Log: true},
-				{Name: "planned_objective", Low: 1, High: 8, Log: true}, {Name: "planned_quantile", Low: 0.9, High: 0.99},
+				{Name: "stable_s", Low: 2, High: 60, Log: true},
+				{Name: "look_s", Low: 5, High: 60, Log: true},
+				{Name: "planned_objective", Low: 1, High: 8, Log: true},
+				{Name: "planned_quantile", Low: 0.9, High: 0.99},
 			},
 			Defaults: []float64{baseline.InferLineStable.Seconds(), baseline.InferLineLook.Seconds(), 1, 0.99},
 			Apply:    inferline,
@@ -41,7 +45,9 @@ func papers() []study.Contender {
 		compared(study.Contender{
 			Name: cocktailName, Title: "Cocktail", Source: "Gunasekaran et al., NSDI 2022; its resource management, with stages for models",
 			Space: []study.Knob{
-				{Name: "period_s", Low: 5, High: 60, Log: true}, {Name: "headroom", Low: 1, High: 2}, {Name: "keep", Low: 1, High: 6, Whole: true},
+				{Name: "period_s", Low: 5, High: 60, Log: true},
+				{Name: "headroom", Low: 1, High: 2},
+				{Name: "keep", Low: 1, High: 6, Whole: true},
 				{Name: "smooth", Low: 0.1, High: 1},
 			},
 			Defaults: []float64{baseline.CocktailPeriod.Seconds(), baseline.CocktailHeadroom, baseline.CocktailKeep, baseline.CocktailSmooth},

@@ -52,7 +52,7 @@ func TestModels(t *testing.T) {
 			sum += mean
 			busy += m.Rate() * mean.Seconds()
 			for _, start := range []sim.Start{plainStart(st.Parameters), keptStart(st.Parameters)} {
-				if !(start.Parked < start.Fork && start.Fork < start.Cold) || start.Fork <= 0 {
+				if start.Parked >= start.Fork || start.Fork >= start.Cold {
 					t.Errorf("%s: starts %+v, want parked < fork < cold", m.Name, start)
 				}
 			}

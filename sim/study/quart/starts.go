@@ -28,6 +28,7 @@ func fromDisk(b sim.Bytes) time.Duration { return part(bertFromDisk, float64(b)/
 func toDevice(b sim.Bytes) time.Duration {
 	return part(eighthToDevice, float64(b)/(bertBytes()/stages))
 }
+
 func fromCache(b sim.Bytes) time.Duration {
 	return part(time.Second, float64(b)/1e9*cachedPerGB)
 }
