@@ -191,6 +191,35 @@ func TestPapersSeries(t *testing.T) {
 	}
 }
 
+// TestBatchTime reads profiles and measurements: between sizes on a line, beyond them by the call.
+func TestBatchTime(t *testing.T) {
+	at := func(cpu, batch, ms int) plan.Point {
+		return plan.Point{CPUMilli: cpu, Batch: batch, Mean: time.Duration(ms) * time.Millisecond}
+	}
+	profile := []plan.Point{at(1000, 2, 80), at(1000, 4, 120), at(2000, 2, 40)}
+	mean := plan.Service{Known: true, Mean: 30 * time.Millisecond}
+	lately := plan.Service{Known: true, Mean: 30 * time.Millisecond, Batches: []plan.Batched{{Size: 2, Mean: 50 * time.Millisecond, N: 9}}}
+	for _, tc := range []struct {
+		about string
+		f     plan.Function
+		size  int
+		want  float64
+	}{
+		{"nothing is known", plan.Function{}, 3, 0},
+		{"a call's share", plan.Function{Service: mean}, 3, 0.09},
+		{"half of two", plan.Function{Service: lately}, 1, 0.025},
+		{"twice two", plan.Function{Service: lately}, 4, 0.1},
+		{"as profiled, not as measured", plan.Function{Service: lately, Profile: profile, CPULimit: 1000}, 2, 0.08},
+		{"between", plan.Function{Profile: profile, CPULimit: 1000}, 3, 0.1},
+		{"twice four", plan.Function{Profile: profile, CPULimit: 1100}, 8, 0.24},
+		{"all the CPU there is", plan.Function{Profile: profile}, 2, 0.04},
+	} {
+		if got := batchTime(&tc.f, tc.size); math.Abs(got-tc.want) > 1e-9 {
+			t.Errorf("%s: %g s, want %g s", tc.about, got, tc.want)
+		}
+	}
+}
+
 // TestINFlessBatches is by hand: batches take 100, 120, 150 and 190 ms, in two slots.
 func TestINFlessBatches(t *testing.T) {
 	f := plan.Function{Name: "f", Batch: 4, Slots: 2}
