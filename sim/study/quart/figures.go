@@ -14,6 +14,7 @@ import (
 // drawing is a result as its figures need it.
 type drawing struct {
 	*study.Result
+	ours   string              // as it is called
 	rivals []study.ContendInfo // those that are compared, ours first; a contender's style is its place here in all figures
 	groups []string            // of settings that they are compared on: CVs, then traces
 }
@@ -59,11 +60,15 @@ func newDrawing(r *study.Result) *drawing {
 		return slices.Index([]bool{true, false}, isCV(a)) - slices.Index([]bool{true, false}, isCV(b))
 	})
 	for _, c := range r.Contenders {
-		switch compared := slices.ContainsFunc(r.Settings, func(s study.SettingInfo) bool {
+		compared := slices.ContainsFunc(r.Settings, func(s study.SettingInfo) bool {
 			return s.Group != observed && r.Outcome(s.Name, c.Name) != nil
-		}); {
+		})
+		switch {
 		case c.Name == r.Ours:
-			d.rivals = slices.Insert(d.rivals, 0, c)
+			d.ours = c.Title
+			if compared {
+				d.rivals = slices.Insert(d.rivals, 0, c)
+			}
 		case compared && c.Like == "":
 			d.rivals = append(d.rivals, c)
 		}

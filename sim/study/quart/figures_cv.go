@@ -181,7 +181,7 @@ func (d *drawing) versus() []figure {
 		return nil
 	}
 	f := figure{"versus", chart.Figure{
-		Title: d.rivals[0].Title + " against the best baseline, by model and load",
+		Title: d.ours + " against the best baseline, by model and load",
 		Notes: []string{
 			d.from() + " Numbers are ratios of runs on the same seeds; ~ their 95 % confidence interval has 1. n/a: not run, or nothing was answered.",
 			fmt.Sprintf("The best baseline of a setting is the one with the least mean latency among those that have at most %g GPUs on average, or a twentieth more. It is chosen with the results known, which favours it.", d.Budget),
@@ -265,7 +265,7 @@ func (d *drawing) ablations() []figure {
 		return nil
 	}
 	f := figure{"ablations", chart.Figure{
-		Title: d.rivals[0].Title + " without each of its parts: above 1, the part helps",
+		Title: d.ours + " without each of its parts: above 1, the part helps",
 		Notes: []string{d.from() + whiskers + " Ratios are of runs on the same seeds. n/a: not run, or nothing was answered.", "The whole has the same configuration; geometric means over the models that it was tuned on."},
 	}}
 	for _, q := range []struct {
