@@ -88,7 +88,7 @@ bench-sim: images ## the simulator against a running system: the same arrivals, 
 paper-quart: build ## QUART against tuned opponents, simulated, into build/quart; PAPER="--quick" and more: docs/cli.md
 	@$(BIN)/stagecoach sim paper quart --out build/quart $(PAPER)
 
-tune: build ## the configurations of all contenders anew, which takes hours; PAPER="--only /ours" for some
+tune: build ## the configurations of all contenders anew, which takes long; PAPER="--only /ours" for some
 	@$(BIN)/stagecoach sim paper quart --tune --tuned sim/study/quart/tuned.json --out build/quart $(PAPER)
 
 bench-cv: ## predictors of burstiness: how far off each is on simulations that were held back, and what it is worth

@@ -43,7 +43,7 @@ func simPaper(ctx context.Context, args []string, all []paper, out io.Writer) er
 	var f paperFlags
 	fs := flag.NewFlagSet("sim paper", flag.ContinueOnError)
 	fs.BoolVar(&f.quick, "quick", false, "a small part of it, in less than half a minute")
-	fs.BoolVar(&f.tune, "tune", false, "choose the contenders' configurations anew first, which takes many times as long as the rest")
+	fs.BoolVar(&f.tune, "tune", false, "choose the contenders' configurations anew first, which takes longer than the rest")
 	fs.StringVar(&f.only, "only", "", "regular expression of settings, and after a slash of contenders")
 	fs.IntVar(&f.seeds, "seeds", 0, "how many seeds, in place of the study's")
 	fs.StringVar(&f.json, "json", "", "file for the result as JSON; - is standard output, in place of Markdown")
