@@ -113,7 +113,7 @@ func (d *drawing) notes(more ...string) []string {
 	return append([]string{d.from() + whiskers + " † more than 0.1 % of the requests failed; latencies are of the others. ‡ not tuned: its defaults. n/a: not run, or nothing was answered."}, more...)
 }
 
-const whiskers = " Whiskers are 95 % confidence intervals of means over seeds."
+const whiskers = " Whiskers are 95 % confidence intervals of means over seeds; one without an end goes on."
 
 // from says where numbers are from.
 func (d *drawing) from() string {
@@ -254,8 +254,8 @@ func (d *drawing) traceFigure(name, title string, settings []study.SettingInfo, 
 		}
 	}
 	notes := d.notes("Scaled to the same mean load; each seed has a window of its own. " + strings.Join(sources, " "))
-	f := figure{name + "-latency", chart.Figure{Title: "Latency under " + title + " (after the paper's Figure 6a, c, d)", Notes: notes}}
-	in := figure{name + "-in-time", chart.Figure{Title: "Requests answered in time under " + title + ", by objective (after the paper's Figure 6b)", Notes: notes, Columns: 3}}
+	f := figure{name + "-latency", chart.Figure{Title: "Latency under " + title + " (after QUART's Figure 6a, c, d)", Notes: notes}}
+	in := figure{name + "-in-time", chart.Figure{Title: "Requests answered in time under " + title + ", by objective (after QUART's Figure 6b)", Notes: notes, Columns: 3}}
 	for _, q := range []struct {
 		title string
 		of    func(*study.Outcome) study.Sample

@@ -42,11 +42,11 @@ func (d *drawing) cvFigures() []figure {
 	cost := pool("GPUs", "on average over time and models", false, func(o *study.Outcome, _ study.SettingInfo, seed int) float64 { return o.GPUs.Seeds[seed] })
 	cost.Guides = []chart.Mark{{Name: "budget", At: d.Budget}}
 	of := d.notes("Models: " + strings.Join(all, ", ") + ". T is a model's latency without waits. Gaps between requests are gamma distributed.")
-	together := figure{"cv", chart.Figure{Title: "Latency, requests in time and GPUs, by the CV of the gaps between requests, of all models (after the paper's Figure 7)", Notes: of, Panels: []chart.Panel{
+	together := figure{"cv", chart.Figure{Title: "Latency, requests in time and GPUs, by the CV of the gaps between requests, of all models (after QUART's Figure 7)", Notes: of, Panels: []chart.Panel{
 		pool("Mean latency", "multiples of T, geometric mean over models", true, inMultiples(meanLatency)), inTime, cost,
 	}}}
-	lat := figure{"cv-latency", chart.Figure{Title: "Mean latency by model and CV of the gaps between requests (after the paper's Figure 7a)", Notes: of, Columns: 2}}
-	good := figure{"cv-goodput", chart.Figure{Title: fmt.Sprintf("Goodput by model and CV of the gaps between requests: answered within %g T (after the paper's Figure 7b)", d.Objective), Notes: of, Columns: 2}}
+	lat := figure{"cv-latency", chart.Figure{Title: "Mean latency by model and CV of the gaps between requests (after QUART's Figure 7a)", Notes: of, Columns: 2}}
+	good := figure{"cv-goodput", chart.Figure{Title: fmt.Sprintf("Goodput by model and CV of the gaps between requests: answered within %g T (after QUART's Figure 7b)", d.Objective), Notes: of, Columns: 2}}
 	for _, m := range all {
 		lat.Panels = append(lat.Panels, bars(m, "seconds", saidAll(groups), d.rivals, 0, func(c string, i int) shown { return latency(d.one(m, groups[i], c), meanLatency) }))
 		good.Panels = append(good.Panels, bars(m, "requests/s", saidAll(groups), d.rivals, 0, func(c string, i int) shown {
@@ -57,7 +57,7 @@ func (d *drawing) cvFigures() []figure {
 			return show(o, o.Goodput, 1)
 		}))
 	}
-	quantiles := figure{"cv-quantiles", chart.Figure{Title: "Latency quantiles by the CV of the gaps between requests, of all models (after the paper's Figure 8a)", Notes: of, Columns: 2}}
+	quantiles := figure{"cv-quantiles", chart.Figure{Title: "Latency quantiles by the CV of the gaps between requests, of all models (after QUART's Figure 8a)", Notes: of, Columns: 2}}
 	which := []func(*study.Outcome) study.Sample{p50, p75, p99}
 	for _, g := range groups {
 		quantiles.Panels = append(quantiles.Panels, bars(said(g), "multiples of T, geometric mean over models", []string{"p50", "p75", "p99"}, d.rivals, 0, func(c string, i int) shown {
@@ -102,7 +102,7 @@ func (d *drawing) queueFigures() []figure {
 		return o == nil || !slices.EqualFunc(o.Stages, stageNames, func(s study.StageOutcome, n string) bool { return s.Name == n })
 	})
 	f := figure{"cv-queues", chart.Figure{
-		Title: "Calls that wait, on average over time, by the CV of the gaps between requests (after the paper's Figure 8b)",
+		Title: "Calls that wait, on average over time, by the CV of the gaps between requests (after QUART's Figure 8b)",
 		Notes: d.notes("Who serves whole models has one queue, and is in the first panel only."),
 		Panels: []chart.Panel{bars("In all stages together", "calls, mean over models", saidAll(groups), d.rivals, 0, func(c string, i int) shown {
 			return d.pooled(d.of("", groups[i]), c, false, waiting)
@@ -169,8 +169,8 @@ func (d *drawing) observations() []figure {
 	cvs.Title, cvs.Unit = "CV of the gaps between calls of a stage", "each stage with one replica"
 	queues.Title, queues.Unit, queues.Groups = "Calls that wait at each stage", "on average over time", cvs.Groups
 	return []figure{{"observed", chart.Figure{
-		Title: "How burstiness goes through a pipeline whose replicas are given (after the paper's Figure 2)", Panels: []chart.Panel{cvs, queues},
-		Notes: []string{fmt.Sprintf("Simulated: the slowest stage computes %g %% of the time; the paper does not say how many requests came. %s of %v each.%s", 100*observedLoad, strings.ToUpper(seeds(d.Seeds)[:1])+seeds(d.Seeds)[1:], observedFor, whiskers)},
+		Title: "How burstiness goes through a pipeline whose replicas are given (after QUART's Figure 2)", Panels: []chart.Panel{cvs, queues},
+		Notes: []string{fmt.Sprintf("Simulated: the slowest stage computes %g %% of the time; the paper does not say how many requests came. %s, %g minutes each.%s", 100*observedLoad, strings.ToUpper(seeds(d.Seeds)[:1])+seeds(d.Seeds)[1:], observedFor.Minutes(), whiskers)},
 	}}}
 }
 
