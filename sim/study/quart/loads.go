@@ -110,13 +110,18 @@ func counts(t arrivals.Trace, tick time.Duration) arrivals.Trace {
 	return out
 }
 
-// windows is how many runs' lengths are in the first part of a trace of some length, or in the rest, and where they begin.
-func (t trace) windows(length time.Duration, train bool) (from time.Duration, n int) {
-	from, to := t.first, length
+// windows is where runs' lengths begin in the first part of a trace of some length, or in the rest: evenly, no two with anything in common,
+// and no more than there are seeds.
+func (t trace) windows(length time.Duration, train bool) []time.Duration {
+	from, to, most := t.first, length, testSeeds.N
 	if train {
-		from, to = 0, t.first
+		from, to, most = 0, t.first, trainSeeds.N
 	}
-	return from, int((to - from) / window)
+	out := make([]time.Duration, min(int((to-from)/window), most))
+	for i := range out {
+		out[i] = from + (to-from)*time.Duration(i)/time.Duration(len(out))
+	}
+	return out
 }
 
 // play is the part of a trace that a seed has, at some mean rate of the whole: as many arrivals more, each anywhere up to the next, or
@@ -126,11 +131,11 @@ func (t trace) play(all arrivals.Trace, rate float64, train bool, seed uint64) (
 	if train = train || seed == sampleSeed; train {
 		first = trainSeeds.First
 	}
-	begin, n := t.windows(all.Length, train)
-	if n == 0 || seed < first {
-		return nil, fmt.Errorf("trace %s, seed %d: want one from %d on, and %v of a trace, which has %v", t.Name, seed, first, begin+window, all.Length)
+	begin := t.windows(all.Length, train)
+	if len(begin) == 0 || seed < first {
+		return nil, fmt.Errorf("trace %s, seed %d: want one from %d on, and more than %v of a trace, which has %v", t.Name, seed, first, t.first+window, all.Length)
 	}
-	from := begin + time.Duration((seed-first)%uint64(n))*window
+	from := begin[(seed-first)%uint64(len(begin))]
 	part, err := all.Cut(from, from+window)
 	if err != nil {
 		return nil, fmt.Errorf("trace %s: %w", t.Name, err)
