@@ -13,6 +13,7 @@ import (
 type QuartConfig struct {
 	NoPID, NoSmooth, NoCPU bool
 	Predictor              Predictor // of burstiness; nil: Persistence, which is off least
+	Attainment             float64   // as the allocator's: see Config
 }
 
 // Quart is a plan.Corrector as QUART (ICDCS'24) has it, §5 and Alg. 1: it steers the counts of an allocator by what is measured (the
@@ -35,6 +36,11 @@ func NewQuart(cfg QuartConfig) Quart {
 // steered is the part of the time to wait that Quart steers mean waits to. It goes by what is measured, in which there is what the Sizer's
 // tail is for: with as little as that leaves, it would add replicas whenever chance has it.
 const steered = 0.5
+
+// steered is that part: more where fewer requests have to be in time than it would keep there, as the Sizer's counts are not to be undone.
+func (c QuartConfig) steered() float64 {
+	return max(steered, NewSizer(Config{Attainment: c.Attainment}).cfg.meanPart())
+}
 
 // QuartMemory is what Quart remembers, by function.
 type QuartMemory map[string]Course
@@ -85,7 +91,7 @@ type correction struct {
 // Correct implements plan.Corrector.
 func (q Quart) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m QuartMemory) (plan.Alloc, QuartMemory, error) {
 	fits := asDeclared(&s, d)
-	model, err := newModel(&s, d, steered)
+	model, err := newModel(&s, d, q.cfg.steered())
 	if err != nil {
 		return nil, m, err
 	}

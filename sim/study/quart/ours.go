@@ -26,7 +26,9 @@ func (p parts) put(s sim.Scenario, name string, k []float64) sim.Scenario {
 		}
 		set = policy.WithAllocator(set, "sizer", autoscaler.NewSizer(sized(k)))
 		if p.names.Corrector == "" {
-			set = policy.WithCorrector(set, "quart", autoscaler.NewQuart(p.quart))
+			corrector := p.quart
+			corrector.Attainment = k[3]
+			set = policy.WithCorrector(set, "quart", autoscaler.NewQuart(corrector))
 		}
 		return set, nil
 	}}}
