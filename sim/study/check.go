@@ -22,6 +22,7 @@ func (s *Study) Check() error {
 			add("setting %q: service %v, want some, and a scenario", x.Name, x.Service)
 		}
 	}
+	errs = append(errs, s.checkBudgets())
 	names = map[string]bool{}
 	for i := range s.Contenders {
 		c := &s.Contenders[i]
@@ -60,6 +61,19 @@ func (s *Study) Check() error {
 	}
 	if !slices.Contains(s.Multiples, s.Objective) {
 		add("objective %g, want one of the multiples %v", s.Objective, s.Multiples)
+	}
+	return errors.Join(errs...)
+}
+
+// checkBudgets says which groups have settings with different budgets.
+func (s *Study) checkBudgets() error {
+	var errs []error
+	budgets := map[string]float64{}
+	for _, x := range s.Settings {
+		if b, ok := budgets[x.Group]; ok && b != x.Budget || x.Budget < 0 {
+			errs = append(errs, fmt.Errorf("setting %q: a budget of %g GPUs, want that of the rest of %s, which is tuned as one", x.Name, x.Budget, x.Group))
+		}
+		budgets[x.Group] = x.Budget
 	}
 	return errors.Join(errs...)
 }

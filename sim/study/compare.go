@@ -1,6 +1,7 @@
 package study
 
 import (
+	"cmp"
 	"math"
 	"slices"
 )
@@ -66,8 +67,14 @@ const mayFail = 0.001
 // Fails says that more than a thousandth of the requests failed: latencies are of the others.
 func (o *Outcome) Fails() bool { return o.Failed.Mean > mayFail }
 
-// OverBudget says that an outcome had on average more than the study's budget of GPUs and a twentieth more.
-func (r *Result) OverBudget(o *Outcome) bool { return o.GPUs.Mean > overBudget*r.Budget }
+// OverBudget says that an outcome had on average more than the budget of GPUs, its setting's or else the study's, and a twentieth more.
+func (r *Result) OverBudget(o *Outcome) bool {
+	budget := r.Budget
+	if i := slices.IndexFunc(r.Settings, func(s SettingInfo) bool { return s.Name == o.Setting }); i >= 0 {
+		budget = cmp.Or(r.Settings[i].Budget, budget)
+	}
+	return o.GPUs.Mean > overBudget*budget
+}
 
 // Compare compares a contender with another on settings, all there are if none is named; each may be [BestBaseline]. False says that there
 // is no setting that both were evaluated on.

@@ -94,6 +94,10 @@ func TestBestBaseline(t *testing.T) {
 	if got := r.BestBaseline("y"); got != "lean" {
 		t.Errorf("%q, want lean: rich fails", got)
 	}
+	r.Settings[0].Budget = 12 // of its own
+	if got := r.BestBaseline("x"); got != "rich" {
+		t.Errorf("%q, want rich, which x has GPUs enough for", got)
+	}
 }
 
 // TestIntervals as worked out by hand: 1, 2, 3 have the standard deviation 1, and Student's quantile of two degrees is 4.303.

@@ -40,7 +40,7 @@ func (s *Study) Evaluate(ctx context.Context, tuned Tuned, open sim.Opener, repo
 		return nil, err
 	}
 	for _, x := range s.Settings {
-		info := SettingInfo{Name: x.Name, Model: x.Model, Group: x.Group, Service: x.Service.Seconds()}
+		info := SettingInfo{Name: x.Name, Model: x.Model, Group: x.Group, Service: x.Service.Seconds(), Budget: x.Budget}
 		for i, c := range cells {
 			if c.setting.Name == x.Name {
 				info.Seconds = runs[i][0].seconds

@@ -27,7 +27,8 @@ type SettingInfo struct {
 	Model   string  `json:"model"`
 	Group   string  `json:"group"`
 	Service float64 `json:"service_s"`
-	Seconds float64 `json:"seconds"` // of a run that count
+	Seconds float64 `json:"seconds"`               // of a run that count
+	Budget  float64 `json:"budget_gpus,omitempty"` // in place of the study's
 }
 
 // ContendInfo is what a result keeps of a Contender.

@@ -13,6 +13,7 @@ type Setting struct {
 	Group   string        // "cv=4": the settings of a group are tuned together
 	Service time.Duration // T: latency without any wait. Objectives are multiples of it
 	Train   bool          // contenders are tuned on it, too: on its scenario for training
+	Budget  float64       // of GPUs, in place of the study's; the settings of a group have the same; 0: the study's
 	// Scenario is what is simulated, complete but for its policies, seeds and what [Contender.Apply] adds; train asks for the load that
 	// contenders are tuned on, which has nothing of the other. Each call returns one of its own, and several goroutines call. It has one
 	// pipeline.

@@ -286,6 +286,7 @@ func TestCheck(t *testing.T) {
 		`0 candidates`:                           func(s *Study) { s.Candidates = 0 },
 		`seeds for the test: -1 from 1 on, want`: func(s *Study) { s.Test.N = -1 },
 		`objective 4, want one of the multiples`: func(s *Study) { s.Objective = 4 },
+		`setting "busy": a budget of 5 GPUs`:     func(s *Study) { s.Settings[1].Group, s.Settings[1].Budget = s.Settings[0].Group, 5 },
 	} {
 		s := small()
 		spoil(s)

@@ -1,6 +1,7 @@
 package study
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"slices"
@@ -44,7 +45,8 @@ func (s *Study) Tune(ctx context.Context, open sim.Opener, report func(Progress)
 			s.measure(&c.Points[k], cells[:n], runs[:n])
 			cells, runs = cells[n:], runs[n:]
 		}
-		c.Chosen = Choose(c.Points, s.Budget)
+		i := slices.IndexFunc(s.Settings, func(x Setting) bool { return x.Group == c.Group })
+		c.Chosen = Choose(c.Points, cmp.Or(s.Settings[i].Budget, s.Budget))
 	}
 	return out, nil
 }
