@@ -52,6 +52,12 @@ type contender struct {
 func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 	all := make([]contender, len(a))
 	total, minimums := 0, 0
+	largest := int64(0) // who takes a whole device may get any
+	for i := range s.Nodes {
+		for _, d := range s.Nodes[i].Devices {
+			largest = max(largest, d.Memory)
+		}
+	}
 	finder := s.Finder()
 	for i, l := range a {
 		f, ok := finder.Function(l.Function)
@@ -64,7 +70,7 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 		c.count = min(least, l.Count)
 		ready, starting := f.Current()
 		c.there = ready + starting
-		c.needs = [resources]int64{max(f.Memory, 0), int64(max(f.CPUMilli, 0)), max(f.DeviceMemory, 0) * int64(max(f.GPU, 0))}
+		c.needs = [resources]int64{max(f.Memory, 0), int64(max(f.CPUMilli, 0)), plan.DeviceNeed(max(f.DeviceMemory, 0), largest) * int64(max(f.GPU, 0))}
 		total, minimums = total+l.Count, minimums+c.count
 	}
 	free, scarce := capacity(&s, all)

@@ -151,3 +151,18 @@ func TestGainRisesWithLoad(t *testing.T) {
 		}
 	}
 }
+
+// TestGainCountsWholeDevices: who declares no memory of a device has all of it.
+func TestGainCountsWholeDevices(t *testing.T) {
+	s := plan.Snapshot{Functions: []plan.Function{served("a", 10, 1), served("b", 10, 1)}, Nodes: []plan.Node{{Name: "n", Memory: 64 << 30, CPUMilli: 64000}}}
+	for i := range s.Functions {
+		s.Functions[i].GPU = 1
+	}
+	for i := range 4 { // two are taken
+		s.Nodes[0].Devices = append(s.Nodes[0].Devices, plan.Device{ID: string(rune('0' + i)), Memory: 40 << 30, MemoryUsed: int64(i/2) * 40 << 30})
+	}
+	got, err := Gain{}.Share(s, plan.Alloc{{Function: "a", Count: 4}, {Function: "b", Count: 4}})
+	if err != nil || got[0].Count != 2 || got[1].Count != 2 {
+		t.Errorf("%+v, %v, want two each", got, err)
+	}
+}

@@ -48,20 +48,24 @@ const longGaps = 5
 // rate is what is known of the rate when the base window says base, arrivals have this squared coefficient of variation, the first was
 // age ago, and none has come for so long.
 func (r rates) rate(base, ca2 float64, age, silence time.Duration) float64 {
-	out := base
-	shortest := fade.Seconds()
+	known := make([]float64, 1, 1+slower) // by window: the k-th fades in 2ᵏ times the base's time
+	known[0] = base
 	for k, sum := range r.sums {
-		before := shortest * float64(int(1)<<k)
-		if before >= ca2*shortest {
+		narrower := fade.Seconds() * float64(int(1)<<k)
+		if narrower >= ca2*fade.Seconds() {
 			break // long enough
 		}
-		time := 2 * before
-		slow := sum / (time * -math.Expm1(-age.Seconds()/time))
-		// Of a sum that fades in t the variance is that of a count in 2t.
-		if silence.Seconds()*slow > longGaps*ca2 || math.Abs(out-slow) > surprise*math.Sqrt(ca2*slow/(2*before)) {
+		slow := sum / (2 * narrower * -math.Expm1(-age.Seconds()/(2*narrower)))
+		if silence.Seconds()*slow > longGaps*ca2 {
 			break
 		}
-		out = slow
+		for j, rate := range known {
+			// Of a sum that fades in t the variance is that of a count in 2t.
+			if within := 2 * fade.Seconds() * float64(int(1)<<j); math.Abs(rate-slow) > surprise*math.Sqrt(ca2*slow/within) {
+				return known[k]
+			}
+		}
+		known = append(known, slow)
 	}
-	return out
+	return known[len(known)-1]
 }

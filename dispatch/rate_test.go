@@ -1,0 +1,43 @@
+package dispatch
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// TestRateOfBursts: of batches of 16 at 48/s, with a Ca² of 31, the rate is known to a tenth or so, where the base window is off by a third;
+// a change by four is seen within seconds, and an end within some gaps.
+func TestRateOfBursts(t *testing.T) {
+	var a arrivals
+	rnd := rand.New(rand.NewPCG(5, 5))
+	now := time.Duration(0)
+	batches := func(perSecond float64, until time.Duration, seen func(rate float64)) {
+		for {
+			next := now + time.Duration(rnd.ExpFloat64()/perSecond*float64(time.Second))
+			if next >= until {
+				now = until
+				return
+			}
+			now = next
+			for range 16 {
+				a.add(at(now))
+			}
+			seen(a.read(at(now)).Rate)
+		}
+	}
+	batches(3, 2*time.Minute, func(float64) {})
+	n, squares := 0.0, 0.0
+	batches(3, 10*time.Minute, func(rate float64) { n, squares = n+1, squares+math.Pow(rate/48-1, 2) })
+	if off := math.Sqrt(squares / n); off > 0.22 {
+		t.Errorf("off by %.0f %%, want less than a fifth or so", 100*off)
+	}
+	batches(12, now+15*time.Second, func(float64) {})
+	if rate := a.read(at(now)).Rate; rate < 100 {
+		t.Errorf("%.0f/s 15 s after a step to 192/s, want it seen", rate)
+	}
+	if rate := a.read(at(now + 16*time.Second)).Rate; rate > 1 {
+		t.Errorf("%.0f/s 16 s after the last, want none", rate)
+	}
+}
