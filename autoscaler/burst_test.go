@@ -1,0 +1,52 @@
+package autoscaler
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// row is a pipeline of eight stages that are alike, into which bursts come; each measures their CV as it may.
+func row() (plan.Snapshot, plan.Domain) {
+	s, d := plan.Snapshot{At: t0}, plan.Domain{Pipelines: []string{"p"}}
+	p := plan.Pipeline{Name: "p", SLO: 800 * time.Millisecond}
+	for i := range 8 {
+		f := timed(fmt.Sprintf("s%d", i), 50*time.Millisecond)
+		f.Replicas = replicas(4, plan.Ready)
+		f.Demand.Rate, f.Demand.CV, f.Max = 40, []float64{4, 3.5, 2, 3, 1, 2.5, 3.9, 0.5}[i], 50
+		s.Functions = append(s.Functions, f)
+		p.Stages, d.Functions = append(p.Stages, f.Name), append(d.Functions, f.Name)
+	}
+	s.Pipelines = []plan.Pipeline{p}
+	return s, d
+}
+
+// TestBurstsOnce: stages that are alike get the same for bursts, whatever CV each measures, and of a budget, too; it is far less than waits at each
+// of them would take.
+func TestBurstsOnce(t *testing.T) {
+	s, d := row()
+	asked, _, err := NewSizer(Config{Attainment: 0.9}).Allocate(s, d, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// λ=40/s, e=7.5, patience 400 ms/ln(10)·7.5/8.5 = 153 ms: C=(40+√(1600+4·7.5·40/0.153))/2=68.5/s of 20/s each, which are
+	// four; waits by chance ask for one more here and there.
+	for _, l := range asked {
+		if l.Count < 4 || l.Count > 5 {
+			t.Errorf("%s: %d (%s), want 4 or 5", l.Function, l.Count, l.Why)
+		}
+	}
+	s.Budget = 24
+	shared, err := Gain{}.Share(s, slices.Clone(asked))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range shared {
+		if l.Count != 3 {
+			t.Errorf("%s: %d (%s) of a budget of 24, want 3", l.Function, l.Count, l.Why)
+		}
+	}
+}
