@@ -28,16 +28,19 @@ func row() (plan.Snapshot, plan.Domain) {
 // of them would take.
 func TestBurstsOnce(t *testing.T) {
 	s, d := row()
-	asked, _, err := NewSizer(Config{Attainment: 0.9}).Allocate(s, d, nil)
+	// λ=40/s, e=7.5, patience 400 ms/ln(10)·7.5/8.5 = 153 ms: C=(40+√(1600+4·7.5·40/0.153))/2=68.5/s of 20/s each.
+	m, err := newModel(&s, d, Config{Attainment: 0.9}.meanPart())
 	if err != nil {
 		t.Fatal(err)
 	}
-	// λ=40/s, e=7.5, patience 400 ms/ln(10)·7.5/8.5 = 153 ms: C=(40+√(1600+4·7.5·40/0.153))/2=68.5/s of 20/s each, which are
-	// four; waits by chance ask for one more here and there.
-	for _, l := range asked {
-		if l.Count < 4 || l.Count > 5 {
-			t.Errorf("%s: %d (%s), want 4 or 5", l.Function, l.Count, l.Why)
+	for i := range m.stages {
+		if n := m.stages[i].forBursts(); n != 4 {
+			t.Errorf("stage %d: %d for bursts, want 4", i, n)
 		}
+	}
+	asked, _, err := NewSizer(Config{Attainment: 0.9}).Allocate(s, d, nil)
+	if err != nil {
+		t.Fatal(err)
 	}
 	s.Budget = 24
 	shared, err := Gain{}.Share(s, slices.Clone(asked))

@@ -29,7 +29,7 @@ func TestRateOfBursts(t *testing.T) {
 	}
 	batches(3, 2*time.Minute, func(float64) {})
 	n, squares := 0.0, 0.0
-	batches(3, 10*time.Minute, func(rate float64) { n, squares = n+1, squares+math.Pow(rate/48-1, 2) })
+	batches(3, 10*time.Minute, func(rate float64) { n, squares = n+1, squares+(rate/48-1)*(rate/48-1) })
 	if off := math.Sqrt(squares / n); off > 0.22 {
 		t.Errorf("off by %.0f %%, want less than a fifth or so", 100*off)
 	}
