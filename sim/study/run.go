@@ -24,6 +24,7 @@ type cell struct {
 	contender *Contender
 	knobs     []float64
 	train     bool
+	seed      uint64 // of its first run
 
 	once    sync.Once
 	model   *sim.Model
@@ -40,7 +41,7 @@ func (c *cell) get(open sim.Opener) error {
 			c.err = fmt.Errorf("%d pipelines and %d policies, want one of each, and a timeout", len(s.Pipelines), len(s.Policies))
 			return
 		}
-		c.timeout = s.Pipelines[0].Timeout
+		c.timeout, s.Seed = s.Pipelines[0].Timeout, c.seed
 		c.model, c.err = s.Model(open)
 	})
 	if c.err != nil {
@@ -57,6 +58,7 @@ func (s *Study) simulate(ctx context.Context, step string, cells []*cell, seeds 
 	all := make([][]run, len(cells))
 	for i, c := range cells {
 		all[i] = make([]run, seeds.N)
+		c.seed = seeds.First
 		c.left.Store(int64(seeds.N))
 	}
 	total := len(cells) * seeds.N

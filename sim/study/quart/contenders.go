@@ -74,7 +74,7 @@ func baselines() []study.Contender {
 		}),
 		compared(study.Contender{
 			Name: "hpa", Title: "Kubernetes HPA", Source: "HorizontalPodAutoscaler, autoscaling/v2, with its defaults",
-			Space:    []study.Knob{{Name: "target", Low: 0.2, High: 0.95}, {Name: "stabilize_s", Low: 15, High: 300, Log: true}},
+			Space:    []study.Knob{{Name: "target", Low: 0.2, High: 0.85}, {Name: "stabilize_s", Low: 15, High: 300, Log: true}},
 			Defaults: []float64{baseline.HPATarget, baseline.HPAStabilize.Seconds()},
 			Apply: func(s sim.Scenario, k []float64) sim.Scenario {
 				return rival(s, "hpa", always(baseline.NewHPA(baseline.HPAConfig{Target: k[0], Stabilize: seconds(k[1])})))
