@@ -24,11 +24,16 @@ type paper struct {
 	name  string
 	full  func(sim.Opener) (study.Study, error)
 	quick func() study.Study
-	tuned func() (study.Tuned, error)
+	tuned func() (study.Tuned, error)          // fs.ErrNotExist: none come with it, and each evaluation chooses its own
+	write func(*study.Result, io.Writer) error // the report
 }
 
 func papers() []paper {
-	return []paper{{"quart", quart.Full, quart.Quick, quart.Tuned}}
+	bounds := func(sim.Opener) (study.Study, error) { return quart.Bounds(), nil }
+	return []paper{
+		{"quart", quart.Full, quart.Quick, quart.Tuned, (*study.Result).WriteMarkdown},
+		{"bounds", bounds, quart.QuickBounds, func() (study.Tuned, error) { return study.Tuned{}, fs.ErrNotExist }, quart.WriteBounds},
+	}
 }
 
 // paperFlags are what `stagecoach sim paper` is asked.
@@ -88,13 +93,13 @@ func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
 	if f.json == "-" {
 		errs = append(errs, writeJSON(out, result))
 	} else {
-		errs = append(errs, result.WriteMarkdown(out))
+		errs = append(errs, p.write(result, out))
 	}
 	if f.json != "" && f.json != "-" {
 		errs = append(errs, writeTo(f.json, func(w io.Writer) error { return writeJSON(w, result) }))
 	}
 	if f.out != "" {
-		errs = append(errs, writePaper(f.out, &s, result))
+		errs = append(errs, p.fill(f.out, &s, result))
 	}
 	return errors.Join(errs...)
 }
@@ -119,7 +124,8 @@ func (p *paper) study(f paperFlags, open sim.Opener) (study.Study, error) {
 func (p *paper) configurations(ctx context.Context, s *study.Study, f paperFlags, open sim.Opener) (study.Tuned, error) {
 	tuned, err := p.stored(f.tuned)
 	missing := errors.Is(err, fs.ErrNotExist)
-	if !f.tune || err != nil && !missing {
+	tune := f.tune || missing && f.tuned == ""
+	if !tune || err != nil && !missing {
 		return tuned, err
 	}
 	newer, err := s.Tune(ctx, open, studyProgress())
@@ -147,13 +153,13 @@ func (p *paper) stored(file string) (study.Tuned, error) {
 	return study.ReadTuned(f, p.name)
 }
 
-// writePaper fills a folder with the report, the result and its figures.
-func writePaper(folder string, s *study.Study, r *study.Result) error {
+// fill fills a folder with the report, the result and its figures.
+func (p *paper) fill(folder string, s *study.Study, r *study.Result) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
 	errs := []error{
-		writeTo(filepath.Join(folder, "report.md"), r.WriteMarkdown),
+		writeTo(filepath.Join(folder, "report.md"), func(w io.Writer) error { return p.write(r, w) }),
 		writeTo(filepath.Join(folder, "result.json"), func(w io.Writer) error { return writeJSON(w, r) }),
 	}
 	if s.Draw == nil {

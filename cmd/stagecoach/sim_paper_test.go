@@ -56,6 +56,7 @@ func TestSimPaper(t *testing.T) {
 		"toy", func(sim.Opener) (study.Study, error) { return toyStudy(), nil },
 		func() study.Study { s := toyStudy(); s.Settings = s.Settings[:1]; return s },
 		func() (study.Tuned, error) { return study.Tuned{Schema: study.TunedSchema, Study: "toy"}, nil },
+		(*study.Result).WriteMarkdown,
 	}
 	folder := t.TempDir()
 	tuned := filepath.Join(folder, "tuned.json")

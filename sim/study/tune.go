@@ -19,7 +19,7 @@ func (s *Study) Tune(ctx context.Context, open sim.Opener, report func(Progress)
 			c := &s.Contenders[i]
 			choice := Choice{Group: group, Contender: c.Name, Knobs: knobNames(c.Space)}
 			settings := s.training(group, c)
-			if c.Like != "" || len(settings) == 0 {
+			if c.Like != "" || len(c.Space) == 0 || len(settings) == 0 {
 				continue
 			}
 			for _, x := range settings {
