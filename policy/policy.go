@@ -101,6 +101,12 @@ func WithCorrector[M any](s Set, name string, c plan.Corrector[M]) Set {
 	return s
 }
 
+// WithSharer returns s with another sharer.
+func WithSharer(s Set, name string, x plan.Sharer) Set {
+	s.sharer, s.names.Sharer = x, name
+	return s
+}
+
 // WithPlacer returns s with another placer.
 func WithPlacer(s Set, name string, p plan.Placer) Set {
 	s.placer, s.names.Placer = p, name

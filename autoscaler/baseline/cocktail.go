@@ -35,21 +35,21 @@ type CocktailConfig struct {
 }
 
 // Cocktail is a plan.Allocator after the resource management of Cocktail (Gunasekaran et al., Cocktail: A Multidimensional Optimization for
-// Model Serving in Cloud, NSDI'22, §4.2; github.com/jashwantraj92/cocktail), with a pipeline's stages in the place of an ensemble's
+// Model Serving in Cloud, NSDI'22; github.com/jashwantraj92/cocktail), with a pipeline's stages in the place of an ensemble's
 // models, as QUART's authors have it ("we integrate it with the pipeline").
 //
 // Forecast: requests are counted in windows of 5 s; each period the largest of its windows is the sample, and the load of the next one
 // is forecast, times a headroom.
 //
-// Weighted (Algorithm 2): each pool gets instances in proportion to its weight. There it is the part of requests that a model serves, by
+// Weighted: each pool gets instances in proportion to its weight. There it is the part of requests that a model serves, by
 // how many an instance packs; here the visits that a request pays a stage, by its service time and slots. A count is the largest of the
-// latest results.
+// latest results, as what the authors' scheduler would end; the call that ends it is commented out in their code, and nothing ever is.
 //
 // Reactive: when more than SLA_BOUND, 2 %, of the answers of a pool are late, instances on standby are added until the next forecast: as
 // many as serve what comes, and what waits until it looks again, 5 s later; one more at least while a late one waits.
 //
 // Where it differs: DeepAR is trained on weeks of a trace with hours to learn from; in its place is Holt's linear smoothing (double
-// exponential: Holt 1957, Hyndman and Athanasopoulos, Forecasting, §8.2) of the same samples, with a trend's weight of 0.1, and until
+// exponential: Holt 1957, Hyndman and Athanasopoulos, Forecasting) of the same samples, with a trend's weight of 0.1, and until
 // there is a period's sample nothing but reaction. (The authors' scheduler goes by the largest sample ever, times 1.2.) Late is when the
 // 99th percentile of waits passes what a stage's part of the objective leaves to wait, as there is no 98th. Selection of models, kinds
 // of machines and their prices are not about a pipeline. A window's rate is the largest that Demand had in it. Build it with [NewCocktail].

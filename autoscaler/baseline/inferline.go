@@ -9,7 +9,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// The defaults of InferLineConfig, as §5 of the paper has them.
+// The defaults of InferLineConfig, as the paper has them.
 const (
 	InferLineStable  = 15 * time.Second
 	InferLineLook    = 30 * time.Second
@@ -23,17 +23,20 @@ const (
 //	knob       default   searched        what it is
 //	Stable     15 s      2 s to 60 s     nothing is scaled down so long after a change
 //	Look       30 s      5 s to 60 s     scaling down is for the most of so long
+//	Shortest   1         1 to 64         the envelope's shortest window, in parts of the pipeline's service time
 //	(planner)  1         1 to 8          the planner's objective, in parts of the pipeline's
 //	(planner)  0.99      0.9 to 0.99     the quantile of latencies that it is for
 //
-// Zero durations mean their defaults. The last two are given to [PlanInferLine].
+// Zeros mean their defaults. The last two are given to [PlanInferLine].
 type InferLineConfig struct {
 	Plan         InferLinePlan
 	Stable, Look time.Duration
+	Shortest     float64
 }
 
-// InferLine is a plan.Allocator after InferLine (Crankshaw et al., SoCC'20): a tuner (§5) that holds a pipeline to what a planner made
-// beforehand for a sample of its load, see [PlanInferLine].
+// InferLine is a plan.Allocator after InferLine (Crankshaw et al., InferLine: Latency-Aware Provisioning and Scaling for Prediction Serving
+// Pipelines, SoCC'20, arXiv 1812.01776): a tuner that holds a pipeline to what a planner made beforehand for a sample of its load, see
+// [PlanInferLine].
 //
 // Up: a traffic envelope has the most requests in any window of ΔT, for windows from the pipeline's service time, doubling, to 60 s. Where a
 // rate passes the sample's, r_max is the largest that does, and each stage m gets k_m = ⌈r_max·s_m/(μ_m·ρ_m)⌉ replicas: ρ_m is the part
@@ -41,6 +44,10 @@ type InferLineConfig struct {
 //
 // Down: 15 s after the latest change, λ is the largest rate of windows of 5 s over 30 s, and k_m = ⌈λ·s_m/(μ_m·ρ_p)⌉, where ρ_p is the
 // least ρ of the pipeline.
+//
+// Up again: the tuner compares the load with the sample's, and what it compares a provision with that was scaled down since is not said.
+// By the letter a load within the sample's envelope would find it as small as it is for ever. Here a stage that has fewer replicas than
+// planned gets what the rule for scaling down asks for, at once, up to the planned ones: these are enough for loads within the sample's.
 //
 // The envelope is plan.Demand's, of the last minute, of a pipeline's first stage; a burst is in it for as long. Rates of 5 s are the
 // Demand's, faded over 5 s, at their largest since the window began. Each request visits each stage once (s_m = 1). Functions that the
@@ -50,6 +57,7 @@ type InferLine struct{ cfg InferLineConfig }
 // NewInferLine returns an InferLine.
 func NewInferLine(cfg InferLineConfig) InferLine {
 	cfg.Stable, cfg.Look = max(cmp.Or(cfg.Stable, InferLineStable), 0), max(cmp.Or(cfg.Look, InferLineLook), inferLineWindow)
+	cfg.Shortest = min(max(cfg.Shortest, 1), 64)
 	cfg.Look = min(cfg.Look, inferLineWindows*inferLineWindow)
 	return InferLine{cfg}
 }
@@ -104,7 +112,7 @@ func (p InferLine) tune(s *plan.Snapshot, all []*plan.Function, e entry, m Infer
 	var within time.Duration
 	for i, n := range first.Demand.Envelope {
 		length := first.Demand.Envelope.Stretch(i)
-		if length < p.cfg.Plan.Service && i+1 < len(first.Demand.Envelope) || length >= 2*inferLineLongest || i >= len(p.cfg.Plan.Envelope) {
+		if length.Seconds() < p.cfg.Shortest*p.cfg.Plan.Service.Seconds() && i+1 < len(first.Demand.Envelope) || length >= 2*inferLineLongest || i >= len(p.cfg.Plan.Envelope) {
 			continue
 		}
 		if r := float64(n) / length.Seconds(); r > p.cfg.Plan.Envelope[i] && r > most {
@@ -154,6 +162,8 @@ func (p InferLine) decide(s *plan.Snapshot, f *plan.Function, past InferLinePast
 	switch {
 	case up > count:
 		count = up
+	case down > count && count < q.Count: // within the plan, of which it was scaled down
+		count = min(down, q.Count)
 	case target < count && s.At.Sub(past.Changed) >= p.cfg.Stable:
 		count = target
 	}

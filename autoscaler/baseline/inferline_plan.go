@@ -38,12 +38,12 @@ type InferLineProvision struct {
 }
 
 // PlanInferLine is InferLine's planner (Crankshaw et al., InferLine: Latency-Aware Provisioning and Scaling for Prediction Serving Pipelines,
-// SoCC'20, §4): the cheapest provision of a row of stages with which a quantile of a sample's latencies, estimated by simulation, is
+// SoCC'20): the cheapest provision of a row of stages with which a quantile of a sample's latencies, estimated by simulation, is
 // within an objective. Arrivals ascend. Limit is how many devices there are; 0: as many as it takes.
 //
-// It begins with a replica a stage and batches of one, and gives the stage with the least throughput another until the objective is met
-// (Algorithm 1). Then it takes, as long as there is one, the step that saves the most and keeps to the objective: a replica less, or a
-// batch twice as large and as many replicas less as that allows (Algorithm 2). There is one kind of hardware, and no branch.
+// It begins with a replica a stage and batches of one, and gives the stage with the least throughput another until the objective is met.
+// Then it takes, as long as there is one, the step that saves the most and keeps to the objective: a replica less, or a
+// batch twice as large and as many replicas less as that allows. There is one kind of hardware, and no branch.
 //
 // Where no provision is good enough, it is what there is, and Feasible is false.
 func PlanInferLine(stages []InferLineStage, arrivals []time.Duration, slo time.Duration, quantile float64, limit int) (InferLinePlan, error) {
@@ -166,7 +166,7 @@ func (p *planner) shrink() {
 	}
 }
 
-// estimate is the quantile of the sample's latencies with a provision: the paper's estimator (§4.2), stage after stage. Tasks are taken in
+// estimate is the quantile of the sample's latencies with a provision: the paper's estimator, stage after stage. Tasks are taken in
 // the order of their coming, by the first slot that is free, as many as wait then and fit a batch.
 func (p *planner) estimate(counts, sizes []int) time.Duration {
 	at := slices.Clone(p.arrivals)

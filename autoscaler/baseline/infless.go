@@ -10,9 +10,9 @@ import (
 
 // The defaults of INFlessConfig.
 const (
-	INFlessAlpha     = 0.8         // §3.3; PodLoadRate in the authors' code
-	INFlessGamma     = 0.5         // §3.5
-	INFlessTail      = 0.99        // as the hybrid histogram has it (Shahrad et al., Serverless in the Wild, USENIX ATC'20, §4.2)
+	INFlessAlpha     = 0.8         // PodLoadRate in the authors' code, gpu/aside/dispatcher.go
+	INFlessGamma     = 0.5         // the same weight to both
+	INFlessTail      = 0.99        // as the hybrid histogram has it (Shahrad et al., Serverless in the Wild, USENIX ATC'20)
 	INFlessKeepAlive = time.Minute // a bin of that histogram
 	INFlessLoad      = 1
 )
@@ -44,14 +44,15 @@ type INFlessConfig struct {
 // INFless is a plan.Allocator after INFless (Yang et al., INFless: A Native Serverless System for Low-Latency, High-Throughput Inference,
 // ASPLOS'22; github.com/TankLabTJU/INFless). It scales a function, a whole model there, by itself.
 //
-// Batches (§3.2): with an objective of t_slo, a batch of b that takes t_exec(b) needs t_wait + t_exec ≤ t_slo, and as the next one fills
+// Batches: with an objective of t_slo, a batch of b that takes t_exec(b) needs t_wait + t_exec ≤ t_slo, and as the next one fills
 // while it runs, t_exec ≤ t_slo/2; a batch of one does not wait to fill, and needs t_exec ≤ t_slo. An instance then takes up to
 // r_up = b/t_exec requests a second, and no fewer than r_low = b/(t_slo − t_exec), or the first would wait too long for the last.
 //
-// Instances (§3.3): R_max and R_min are the sums of r_up and r_low. A load R above R_max gets as many more as serve R − R_max. One below
-// R_min + α(R_max − R_min), as the authors' code has it, is given to as many as it needs, and the others are idle.
+// Instances: R_max and R_min are the sums of r_up and r_low. A load R above R_max gets as many more as serve R − R_max. One below
+// R_min + α(R_max − R_min), as the authors' code has it, is given to as many as it needs, and the others are idle. R is what arrives, there as here: what waits is not in it, so that with Load
+// at 1 a line drains by what rounding up leaves.
 //
-// Idle instances (§3.5, LSTH): an instance that was idle for less than a pre-warm window is let go, after it started again and kept
+// Idle instances (LSTH): an instance that was idle for less than a pre-warm window is let go, after it started again and kept
 // until a keep-alive window ends. They are the head, the 5th percentile, and the tail of the times that instances of the function
 // were idle, γ of those of a long time and 1 − γ of those of a short one.
 //

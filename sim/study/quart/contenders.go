@@ -49,6 +49,18 @@ func rival[M any](s sim.Scenario, name string, make func(sim.Run) (plan.Allocato
 	return s
 }
 
+// inProportion is rival for pipelines' policies, with which stages are in balance: on the GPUs there are, they stay so. A sharer that gives to
+// who gains most would follow the queue from stage to stage, and end replicas for it that they did not want to end.
+func inProportion[M any](s sim.Scenario, name string, make func(sim.Run) (plan.Allocator[M], error)) sim.Scenario {
+	s = rival(s, name, make)
+	choose := s.Policies[0].Make
+	s.Policies[0].Make = func(r sim.Run) (policy.Set, error) {
+		set, err := choose(r)
+		return policy.WithSharer(set, "proportional", baseline.Proportional{}), err
+	}
+	return s
+}
+
 // always is an allocator that does not depend on the run.
 func always[M any](a plan.Allocator[M]) func(sim.Run) (plan.Allocator[M], error) {
 	return func(sim.Run) (plan.Allocator[M], error) { return a, nil }

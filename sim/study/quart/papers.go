@@ -38,8 +38,9 @@ func papers() []study.Contender {
 				{Name: "look_s", Low: 5, High: 60, Log: true},
 				{Name: "planned_objective", Low: 1, High: 8, Log: true},
 				{Name: "planned_quantile", Low: 0.9, High: 0.99},
+				{Name: "shortest", Low: 1, High: 64, Log: true},
 			},
-			Defaults: []float64{baseline.InferLineStable.Seconds(), baseline.InferLineLook.Seconds(), 1, 0.99},
+			Defaults: []float64{baseline.InferLineStable.Seconds(), baseline.InferLineLook.Seconds(), 1, 0.99, 1},
 			Apply:    inferline,
 		}),
 		compared(study.Contender{
@@ -53,7 +54,7 @@ func papers() []study.Contender {
 			Defaults: []float64{baseline.CocktailPeriod.Seconds(), baseline.CocktailHeadroom, baseline.CocktailKeep, baseline.CocktailSmooth},
 			Apply: func(s sim.Scenario, k []float64) sim.Scenario {
 				cfg := baseline.CocktailConfig{Period: seconds(k[0]), Headroom: k[1], Keep: int(k[2]), Smooth: k[3]}
-				return rival(s, cocktailName, always(baseline.NewCocktail(cfg)))
+				return inProportion(s, cocktailName, always(baseline.NewCocktail(cfg)))
 			},
 		}),
 	}
@@ -77,9 +78,9 @@ func inferline(s sim.Scenario, k []float64) sim.Scenario {
 		}
 		return baseline.PlanInferLine(row, sample, time.Duration(float64(s.Pipelines[0].SLO)*k[2]), k[3], gpus)
 	})
-	return rival(s, inferlineName, func(sim.Run) (plan.Allocator[baseline.InferLineMemory], error) {
+	return inProportion(s, inferlineName, func(sim.Run) (plan.Allocator[baseline.InferLineMemory], error) {
 		p, err := planned()
-		return baseline.NewInferLine(baseline.InferLineConfig{Plan: p, Stable: seconds(k[0]), Look: seconds(k[1])}), err
+		return baseline.NewInferLine(baseline.InferLineConfig{Plan: p, Stable: seconds(k[0]), Look: seconds(k[1]), Shortest: k[4]}), err
 	})
 }
 
@@ -120,7 +121,7 @@ func key(s sim.Stage) string { return pipeline.Key(s.Name, "sim") }
 func oracle() study.Contender {
 	return compared(study.Contender{
 		Name: "oracle", Title: "oracle", Source: "knows when every request will come; a mark, neither a policy nor a bound", Oracle: true,
-		Space: []study.Knob{{Name: "wait", Low: 0.05, High: 4, Log: true}, {Name: "floor", Low: 1, High: 4}}, Defaults: []float64{objective - 1, 1},
+		Space: []study.Knob{{Name: "wait", Low: 0.05, High: 64, Log: true}, {Name: "floor", Low: 1, High: 4}}, Defaults: []float64{objective - 1, 1},
 		Apply: func(s sim.Scenario, k []float64) sim.Scenario {
 			s = starts(s, keptStart)
 			s.Policies = []sim.Policy{{Name: "oracle", Make: func(r sim.Run) (policy.Set, error) {

@@ -1,0 +1,53 @@
+package baseline
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// Proportional is a plan.Sharer: where more replicas are asked for than the budget has, every function gets the same part of what it asks
+// for beyond its fewest. What is left by rounding goes to those who lose the most by it, of equals to the first.
+//
+// The papers' systems have a cloud to take from, and do not say what goes without. In proportion a pipeline stays as balanced as its policy
+// wants it to be.
+type Proportional struct{}
+
+// Share implements plan.Sharer.
+func (Proportional) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
+	fewest := make([]int, len(a))
+	left, asked := s.Budget, 0 // beyond the fewest
+	finder := s.Finder()
+	for i, l := range a {
+		f, ok := finder.Function(l.Function)
+		if !ok {
+			return nil, fmt.Errorf("line of function %q: not in snapshot %d, want lines of the same snapshot", l.Function, s.Rev)
+		}
+		least, _ := f.Bounds()
+		fewest[i] = min(max(least, 1), l.Count)
+		left, asked = left-fewest[i], asked+l.Count-fewest[i]
+	}
+	if s.Budget <= 0 || asked <= left {
+		return a, nil
+	}
+	left = max(left, 0)
+	out, lost, order := slices.Clone(a), make([]int, len(a)), make([]int, len(a))
+	rest := left
+	for i := range out {
+		more := (a[i].Count - fewest[i]) * left
+		out[i].Count, lost[i], order[i] = fewest[i]+more/asked, more%asked, i
+		rest -= more / asked
+	}
+	slices.SortStableFunc(order, func(i, k int) int { return cmp.Compare(lost[k], lost[i]) })
+	for _, i := range order[:rest] {
+		out[i].Count++
+	}
+	for i := range out {
+		if out[i].Count < a[i].Count {
+			out[i].Why += fmt.Sprintf("; %d of these, its part of a budget of %d", out[i].Count, s.Budget)
+		}
+	}
+	return out, nil
+}
