@@ -30,7 +30,7 @@ func QuickBounds() study.Study {
 
 func boundsOf(maps []boundsMap) study.Study {
 	s := study.Study{
-		Name: "bounds", Title: "When scaling stage by stage pays", Ours: byStages, Budget: budget, Candidates: 8,
+		Name: "bounds", Title: "When scaling stage by stage pays", Ours: byStages, Budget: budget, Candidates: 6,
 		Train: study.Seeds{First: trainSeeds.First, N: 1}, Test: study.Seeds{First: testSeeds.First, N: 4},
 		Multiples: multiples, Objective: objective, Draw: drawBounds,
 	}
@@ -163,7 +163,7 @@ func boundsMaps() []boundsMap {
 		},
 		{
 			name: "bursts", title: "Length of bursts and start costs", rowTitle: "starts", columnTitle: "bursts of", base: burst(usual), rows: start,
-			columns: over([]float64{0.3, 2, 10, 60, 300}, " s", func(c *condition, v float64) { c.burst = seconds(v) }),
+			columns: over([]float64{0.3, 2, 10, 40, 160}, " s", func(c *condition, v float64) { c.burst = seconds(v) }),
 		},
 		{
 			name: "stages", title: "Number of stages and start costs, bursts of 10 s", rowTitle: "starts", columnTitle: "stages", base: burst(usual), rows: start,
