@@ -121,7 +121,7 @@ func key(s sim.Stage) string { return pipeline.Key(s.Name, "sim") }
 func oracle() study.Contender {
 	return compared(study.Contender{
 		Name: "oracle", Title: "oracle", Source: "knows when every request will come; a mark, neither a policy nor a bound", Oracle: true,
-		Space: []study.Knob{{Name: "wait", Low: 0.05, High: 64, Log: true}, {Name: "floor", Low: 1, High: 4}}, Defaults: []float64{objective - 1, 1},
+		Space: []study.Knob{{Name: "wait", Low: 0.05, High: 64, Log: true}, {Name: "floor", Low: 1, High: 4}}, Defaults: []float64{32, gpus / stages / 2}, // as fixed counts
 		Apply: func(s sim.Scenario, k []float64) sim.Scenario {
 			s = starts(s, keptStart)
 			s.Policies = []sim.Policy{{Name: "oracle", Make: func(r sim.Run) (policy.Set, error) {
