@@ -41,6 +41,7 @@ func boundsOf(maps []boundsMap) study.Study {
 				c, name := m.base, m.at(row, column)
 				row.set(&c)
 				column.set(&c)
+				c.warmup += part(startWarmup, c.start)
 				under[name] = c
 				s.Settings = append(s.Settings, c.setting(name))
 			}

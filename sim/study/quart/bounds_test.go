@@ -22,6 +22,9 @@ func TestBounds(t *testing.T) {
 			t.Errorf("%s: %d cells, want %d", s.Title, len(s.Settings), want)
 		}
 		for _, x := range s.Settings {
+			if warm := x.Scenario(false).Warmup; strings.Contains(x.Name, "starts 30×") && warm != 160*time.Second {
+				t.Errorf("%s: warms up for %v, want more where starts take longer: 160 s", x.Name, warm)
+			}
 			if least := len(x.Scenario(false).Stages); float64(least) > x.Budget || x.Budget > gpus {
 				t.Errorf("%s: %d stages on a budget of %g GPUs, of %d", x.Name, least, x.Budget, gpus)
 			}
@@ -113,7 +116,8 @@ func TestArrive(t *testing.T) {
 		}
 		mean, squares := c.length().Seconds()/n, 0.0
 		for i := range counts[1:] {
-			squares += math.Pow(counts[i+1]-counts[i]-mean, 2) / n
+			apart := counts[i+1] - counts[i] - mean
+			squares += apart * apart / n
 		}
 		if got := math.Sqrt(squares) / mean; math.Abs(got-cv) > 0.2*cv {
 			t.Errorf("CV %g, want %g", got, cv)
