@@ -33,25 +33,13 @@ func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 		return nil, err
 	}
 	key := make([]bool, len(a))
-	load := map[string]int{} // replicas of key stages, by node
 	for i, l := range a {
 		key[i] = l.Key || l.Count > max(p.lines[i].Min, 1)
 		for _, slot := range p.wants[i].Slots {
 			if key[i] {
-				load[slot.Node]++
+				p.byName[slot.Node].load++
 			}
 		}
-	}
-	urgent := map[string]bool{}
-	disperse := func(f *function, x, y *node) int {
-		return cmp.Or(
-			warmer(urgent[f.Name], x.of[f.i].warm, y.of[f.i].warm),
-			cmp.Compare(load[x.Name], load[y.Name]),
-			prefer(x.of[f.i].zygote, y.of[f.i].zygote),
-			cmp.Compare(x.of[f.i].replicas, y.of[f.i].replicas),
-			cmp.Compare(y.free, x.free),
-			cmp.Compare(x.Name, y.Name),
-		)
 	}
 	pack := func(f *function, x, y *node) int {
 		return cmp.Or(
@@ -67,23 +55,38 @@ func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 				p.add(i, pack)
 				continue
 			}
-			urgent[a[i].Function] = pressing(p.lines[i].Function, len(p.wants[i].Slots))
+			p.lines[i].urgent = pressing(p.lines[i].Function, len(p.wants[i].Slots))
 			if slot, ok := p.add(i, disperse); ok {
-				load[slot.Node]++
+				p.byName[slot.Node].load++
 			}
 		}
 	}
-	p.level(key, load, disperse)
+	p.level(key)
 	return p.wants, nil
 }
 
-// warmer orders nodes by how warm a function is there, if that is urgent.
-func warmer(urgent bool, x, y warmth) int {
-	if !urgent {
+// disperse orders nodes for the next replica of a key stage.
+func disperse(f *function, x, y *node) int {
+	return cmp.Or(
+		warmer(f, x, y),
+		cmp.Compare(x.load, y.load),
+		prefer(x.of[f.i].zygote, y.of[f.i].zygote),
+		cmp.Compare(x.of[f.i].replicas, y.of[f.i].replicas),
+		cmp.Compare(y.free, x.free),
+		cmp.Compare(x.Name, y.Name),
+	)
+}
+
+// warmer orders nodes by how warm f is there, if that is urgent; of those alike one that has all of its replicas comes last.
+func warmer(f *function, x, y *node) int {
+	if !f.urgent {
 		return 0
 	}
-	return cmp.Compare(y, x)
+	return cmp.Or(cmp.Compare(y.of[f.i].warm, x.of[f.i].warm), prefer(!x.hasAll(f), !y.hasAll(f)))
 }
+
+// hasAll says whether f has replicas, and all of them here: with the node all of f would be lost.
+func (n *node) hasAll(f *function) bool { return f.replicas > 0 && n.of[f.i].replicas == f.replicas }
 
 // pressing says whether f's next replica, when it has so many, should come up where its parameters are: there are tasks (at the start of
 // a step none waits yet), and such a start saves more than one of them takes, or it is not known what it saves. Up to its minimum a
@@ -128,7 +131,7 @@ func (p *placing) order(round int, key []bool) []int {
 
 // level moves new replicas of key stages to nodes with at least two fewer, while there are any. What a moved one leaves is not given
 // to others: room is not what they move for. Each move makes the sum of squares smaller, so that it ends.
-func (p *placing) level(key []bool, load map[string]int, better func(*function, *node, *node) int) {
+func (p *placing) level(key []bool) {
 	for moved := true; moved; {
 		moved = false
 		for i := range p.wants {
@@ -138,16 +141,17 @@ func (p *placing) level(key []bool, load map[string]int, better func(*function, 
 					continue
 				}
 				f, left := p.lines[i], p.byName[from.Node]
-				urgent, was := pressing(f.Function, k), left.of[f.i].warm
-				to, ok := p.take(f, better, func(n *node) bool {
-					return load[n.Name]+1 < load[from.Node] && warmer(urgent, n.of[f.i].warm, was) <= 0
+				f.urgent = pressing(f.Function, k)
+				to, ok := p.take(f, disperse, func(n *node) bool {
+					return n.load+1 < left.load && (!f.urgent || n.of[f.i].warm >= left.of[f.i].warm)
 				})
 				if !ok {
 					continue
 				}
 				left.of[f.i].replicas--
-				load[from.Node]--
-				load[to.Node]++
+				f.replicas--
+				left.load--
+				p.byName[to.Node].load++
 				p.wants[i].Slots[k], moved = to, true
 			}
 		}

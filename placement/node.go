@@ -18,8 +18,13 @@ type cluster struct {
 // function is one of the snapshot.
 type function struct {
 	*plan.Function
-	i      int   // its index there
-	zygote int64 // bytes of its largest zygote that was seen; 0: none was
+	i        int     // its index there
+	zygote   int64   // bytes of its largest zygote that was seen; 0: none was
+	homes    []*node // that have one, or are given one
+	replicas int32   // that have a node; draining ones not counted
+	more     int     // further replicas that its parameters are kept for
+	ahead    int     // of them, those that have a node
+	urgent   bool    // its next replica should come up where its parameters are
 }
 
 // node is a node while a plan is made.
@@ -29,8 +34,11 @@ type node struct {
 	idle    int64    // bytes of zygotes that give way to others
 	reserve int64    // bytes that no zygote is loaded into
 	cpu     int      // thousandths of a core that no replica is promised
+	load    int      // replicas of key stages
+	loading bool     // it reads parameters from its disk, or is to in this plan
 	of      []share  // by function
 	devices []device // in the snapshot's order
+	rank    int      // by name; set for a list
 	taken   []bool   // by function and device: two replicas of a function on a device are not two servers
 	able    []int    // scratch
 }
@@ -40,6 +48,7 @@ type share struct {
 	idle     int64 // bytes of its zygotes that give way to others
 	replicas int32 // draining ones not counted
 	zygote   bool  // it has one, or will
+	listed   bool  // it is among what the plan keeps warm
 	warm     warmth
 }
 
@@ -151,7 +160,7 @@ func (n *node) occupy(f *function, slot plan.Slot) {
 	is := &n.of[f.i]
 	n.idle -= is.idle
 	is.idle, is.zygote = 0, true
-	is.replicas++
+	n.keeps(f)
 	for k := range n.devices {
 		if d := &n.devices[k]; slot.On(d.ID) {
 			n.use(f, k)
@@ -161,6 +170,12 @@ func (n *node) occupy(f *function, slot plan.Slot) {
 			}
 		}
 	}
+}
+
+// keeps counts a replica of f.
+func (n *node) keeps(f *function) {
+	n.of[f.i].replicas++
+	f.replicas++
 }
 
 // cost is the memory that one more replica of f takes: its own, and the zygote's where there is none yet.

@@ -138,7 +138,7 @@ func (c *cluster) keep(f *function, count int) []plan.Slot {
 	slots := slices.Grow([]plan.Slot(nil), len(have)) // nil for none
 	for _, r := range have {
 		slots = append(slots, plan.Slot{Replica: r.Name, Node: r.Node, Device: r.Device})
-		r.on.of[f.i].replicas++
+		r.on.keeps(f)
 	}
 	return slots
 }

@@ -209,7 +209,14 @@ func TestKeyStages(t *testing.T) {
 		"had more than its minimum": {func(s *plan.Snapshot) {
 			s.Functions[0].Replicas = []plan.Replica{replica("r1", "c", plan.Draining, 1), replica("r2", "b", plan.Ready, 1)}
 		}, []plan.Want{{Function: "f", Slots: []plan.Slot{{Replica: "r2", Node: "b"}}}}, "f@b! f@c!"},
-		"room where it is": {func(s *plan.Snapshot) { grows(s, 70) }, []plan.Want{grown(true)}, "f@b!"},
+		"room where it is": {func(s *plan.Snapshot) {
+			grows(s, 70)
+			s.Nodes[0].MemoryUsed, s.Nodes[2].MemoryUsed = 1, 1
+		}, []plan.Want{grown(true)}, "f@b!"},
+		"room where it is, and plenty elsewhere": {func(s *plan.Snapshot) {
+			grows(s, 70)
+			s.Nodes[0].MemoryUsed = 1
+		}, []plan.Want{grown(true)}, "f@b! f@c!"},
 		"ahead on a node with room": {func(s *plan.Snapshot) {
 			grows(s, 71)
 			s.Nodes[0].MemoryUsed = 1
@@ -217,6 +224,7 @@ func TestKeyStages(t *testing.T) {
 		"ahead where it is already": {func(s *plan.Snapshot) {
 			grows(s, 71)
 			s.Nodes[0].MemoryUsed, s.Nodes[0].Zygotes = 20, []plan.Zygote{{Function: "f", Bytes: 20, Idle: true}}
+			s.Nodes[2].MemoryUsed = 1
 		}, []plan.Want{grown(true)}, "f@a! f@b!"},
 		"ahead, as long as there is memory": {func(s *plan.Snapshot) {
 			grows(s, 71)
@@ -233,7 +241,41 @@ func TestKeyStages(t *testing.T) {
 			grows(s, 71)
 			s.Functions[0].Max = 1
 		}, []plan.Want{grown(true)}, "f@b!"},
-		"not ahead of what the corrector does not call a key stage": {func(s *plan.Snapshot) { grows(s, 71) }, []plan.Want{grown(false)}, "f@b"},
+		"others ahead where there is plenty of memory": {func(s *plan.Snapshot) {
+			grows(s, 71)
+			s.Nodes[2].MemoryUsed = 1
+		}, []plan.Want{grown(false)}, "f@a f@b"},
+		"half of the threshold is plenty": {func(s *plan.Snapshot) {
+			grows(s, 71)
+			for _, i := range []int{0, 2} {
+				s.Nodes[i].Memory, s.Nodes[i].Threshold, s.Nodes[i].MemoryUsed = 120, 110, int64(5+i/2)
+			}
+		}, []plan.Want{grown(false)}, "f@a f@b"},
+		"others ahead until they are as many as may be": {func(s *plan.Snapshot) {
+			grows(s, 71)
+			s.Functions[0].Max = 1
+		}, []plan.Want{grown(false)}, "f@b"},
+		"not what fails to start": {func(s *plan.Snapshot) {
+			grows(s, 71)
+			s.Functions[0].Failing.Count = 1
+		}, []plan.Want{grown(false)}, "f@b"},
+		"not what starts as fast without": {func(s *plan.Snapshot) {
+			grows(s, 71)
+			s.Functions[0].Service.Mean = time.Second
+			s.Functions[0].Starts = []plan.Start{{Path: "cold", Mean: 2 * time.Second, N: 1}, {Path: "fork", Mean: time.Second, N: 1}}
+		}, []plan.Want{grown(false)}, "f@b"},
+		"a node loads one ahead at a time, the key stage's first": {func(s *plan.Snapshot) {
+			both(s)
+			s.Nodes = s.Nodes[:2]
+		}, []plan.Want{{Function: "f", Slots: []plan.Slot{{Replica: "r1", Node: "b"}}}, {Function: "g", Key: true, Slots: []plan.Slot{{Replica: "s1", Node: "b"}}}}, "f@b g@a! g@b!"},
+		"not on a node that loads": {func(s *plan.Snapshot) {
+			both(s)
+			s.Nodes[0].Zygotes = []plan.Zygote{{Function: "g", Bytes: 1}}
+			s.Nodes[2].MemoryUsed = 1
+		}, []plan.Want{grown(false), {Function: "g"}}, "f@b g@b"},
+		"one each, on nodes of their own": {both, []plan.Want{
+			{Function: "f", Slots: []plan.Slot{{Replica: "r1", Node: "b"}}}, {Function: "g", Slots: []plan.Slot{{Replica: "s1", Node: "b"}}},
+		}, "f@a f@b g@b g@c"},
 		"ahead, nothing gives way to it": {func(s *plan.Snapshot) {
 			grows(s, 71)
 			s.Nodes[0].MemoryUsed, s.Nodes[0].Zygotes = 60, []plan.Zygote{{Function: "g", Bytes: 60, Idle: true}}
@@ -308,6 +350,13 @@ func TestKeyStages(t *testing.T) {
 			}
 		})
 	}
+}
+
+// both has f and g run on b, which has their parameters.
+func both(s *plan.Snapshot) {
+	grows(s, 71)
+	s.Functions[1].Replicas = []plan.Replica{replica("s1", "b", plan.Ready, 1)}
+	s.Nodes[1].Zygotes = append(s.Nodes[1].Zygotes, plan.Zygote{Function: "g", Bytes: 20})
 }
 
 // grows has f run on b, which has its parameters and so much memory in use.

@@ -8,46 +8,38 @@ import (
 )
 
 // KeyStages is a plan.Warmer. A function stays warm in host memory wherever it has replicas or gets them; a key stage's zygote
-// is evicted last (QUART, section 6.1; see [Key]), and what the corrector calls a key stage is loaded ahead of need on further nodes
-// that it may grow on. A function that may sleep keeps one zygote while it does, if there is memory, so that
+// is evicted last (QUART, section 6.1; see [Key]), and what the corrector calls a key stage is loaded ahead of need on the nodes that it
+// would grow on next, others where memory is plentiful. A function that may sleep keeps one zygote while it does, if there is memory, so that
 // waking is a fork.
 type KeyStages struct{}
 
 // Warm implements plan.Warmer.
 func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 	c := look(&s)
-	slots := 0
-	for i := range wants {
-		slots += len(wants[i].Slots)
-	}
-	warm := slices.Grow([]plan.Warm(nil), slots)
-	has := map[*function][]bool{} // by function that ahead asks for, and node: that it is in warm
-	var on []string               // nodes
-	for _, w := range wants {     // memory that new replicas will take is not there for sleepers
+	l := c.list(wants)
+	for _, w := range wants { // memory that new replicas will take is not there for sleepers
 		f, ok := c.function(w.Function)
 		if !ok {
 			continue
 		}
-		on = on[:0]
+		key := Key(f.Function, w)
 		for _, slot := range w.Slots {
-			on = append(on, slot.Node)
-			if n := c.byName[slot.Node]; n != nil && slot.Replica == "" {
-				n.occupy(f, slot)
+			n := c.byName[slot.Node]
+			if n == nil {
+				continue
 			}
+			if slot.Replica == "" {
+				n.occupy(f, slot)
+			} else {
+				n.keeps(f)
+			}
+			n.load++
+			l.add(f, n, key)
 		}
 		for i := range f.Replicas {
-			if node := f.Replicas[i].Node; c.byName[node] != nil {
-				on = append(on, node)
+			if n := c.byName[f.Replicas[i].Node]; n != nil {
+				l.add(f, n, key)
 			}
-		}
-		key := Key(f.Function, w)
-		slices.Sort(on)
-		on = slices.Compact(on)
-		if w.Key {
-			has[f] = c.among(on)
-		}
-		for _, name := range on {
-			warm = append(warm, plan.Warm{Function: f.Name, Node: name, Warmth: plan.Host, Key: key})
 		}
 	}
 	for _, w := range wants {
@@ -59,14 +51,57 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 			if !n.of[f.i].zygote {
 				n.free -= n.cost(f)
 			}
-			warm = append(warm, plan.Warm{Function: f.Name, Node: n.Name, Warmth: plan.Host, Key: w.Key})
+			l.add(f, n, w.Key)
 		}
 	}
-	warm = append(warm, c.ahead(wants, has)...)
-	slices.SortFunc(warm, func(x, y plan.Warm) int {
-		return cmp.Or(cmp.Compare(x.Function, y.Function), cmp.Compare(x.Node, y.Node))
-	})
-	return warm, nil
+	c.ahead(wants, l)
+	return l.warm(), nil
+}
+
+// list is what is to be warm: where each entry's function and node are in the order of the plan, and whether it is a key stage's.
+type list struct {
+	*cluster
+	nodes   []*node // by name
+	entries []uint64
+}
+
+// list returns an empty one, for about so many wants.
+func (c *cluster) list(wants []plan.Want) *list {
+	l := &list{cluster: c, nodes: slices.Clone(c.nodes)}
+	slices.SortFunc(l.nodes, func(x, y *node) int { return cmp.Compare(x.Name, y.Name) })
+	for i, n := range l.nodes {
+		n.rank = i
+	}
+	slots := 0
+	for i := range wants {
+		slots += len(wants[i].Slots)
+	}
+	l.entries = make([]uint64, 0, 2*slots)
+	return l
+}
+
+// add adds what is not in it.
+func (l *list) add(f *function, n *node, key bool) {
+	is := &n.of[f.i]
+	if is.listed {
+		return
+	}
+	is.listed = true
+	e := uint64(f.i)<<32 | uint64(n.rank)<<1
+	if key {
+		e |= 1
+	}
+	l.entries = append(l.entries, e)
+}
+
+// warm returns it as a plan has it.
+func (l *list) warm() []plan.Warm {
+	slices.Sort(l.entries)
+	warm := make([]plan.Warm, len(l.entries))
+	for i, e := range l.entries {
+		warm[i] = plan.Warm{Function: l.functions[e>>32].Name, Node: l.nodes[uint32(e)>>1].Name, Warmth: plan.Host, Key: e&1 != 0}
+	}
+	return warm
 }
 
 // bed returns the node that keeps a sleeping function's zygote: one that has it, else the one with the most free memory
@@ -82,13 +117,4 @@ func (c *cluster) bed(f *function) *node {
 		}
 	}
 	return best
-}
-
-// among says of each node whether it is one of those.
-func (c *cluster) among(names []string) []bool {
-	out := make([]bool, len(c.nodes))
-	for i, n := range c.nodes {
-		out[i] = slices.Contains(names, n.Name)
-	}
-	return out
 }
