@@ -110,8 +110,8 @@ func counts(t arrivals.Trace, tick time.Duration) arrivals.Trace {
 	return out
 }
 
-// windows is where runs' lengths begin in the first part of a trace of some length, or in the rest: evenly, no two with anything in common,
-// and no more than there are seeds.
+// windows is where runs' lengths begin in the first part of a trace of some length, or in the rest: no two with anything in common, no more
+// than there are seeds, each in the middle of an equal part.
 func (t trace) windows(length time.Duration, train bool) []time.Duration {
 	from, to, most := t.first, length, testSeeds.N
 	if train {
@@ -119,7 +119,8 @@ func (t trace) windows(length time.Duration, train bool) []time.Duration {
 	}
 	out := make([]time.Duration, min(int((to-from)/window), most))
 	for i := range out {
-		out[i] = from + (to-from)*time.Duration(i)/time.Duration(len(out))
+		each := (to - from) / time.Duration(len(out))
+		out[i] = from + time.Duration(i)*each + (each-window)/2
 	}
 	return out
 }
