@@ -65,7 +65,7 @@ func likePoints(f *plan.Function) []plan.Point {
 func abs(v int) int { return max(v, -v) }
 
 // asDeclared looks up what is known of the functions of d that may be given more CPU, and has s say how long they would serve with the
-// CPU that was declared: what is given is no reason to wait for less, or to need it less.
+// CPU that was declared: what is given is no reason to wait for less, or to need it less. Not so of those that hold devices: see exchange.
 func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 	var fits map[string]*cpuFit
 	copied := false
@@ -83,7 +83,7 @@ func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 			fits = map[string]*cpuFit{}
 		}
 		fits[name] = &fit
-		if f.CPUNow <= 0 || f.CPUNow == f.CPULimit {
+		if f.GPU > 0 || f.CPUNow <= 0 || f.CPUNow == f.CPULimit {
 			continue
 		}
 		if !copied {
@@ -109,7 +109,8 @@ const (
 
 // compensate gives replicas more CPU where the smoother took others away and tasks come near to taking too long: the least with which
 // they do not, as far as the nodes have it. Where there is none to give, or nothing is known of what it would do, a replica stays
-// instead.
+// instead. The same bridges the time in which tasks take too long and those that were asked for are not there. Those that hold devices are
+// given more than that: see exchange.
 //
 // QUART's Alg. 1 has its Smooth test C' ≤ max and then C' > max, give the CPU for a count that is not the new one, and go back to
 // Correct when there is none. This is one pass: CPU first, else the replica.
@@ -117,7 +118,7 @@ func compensate(s *plan.Snapshot, all []correction) {
 	var free map[string]int
 	for i := range all {
 		c := &all[i]
-		if c.line.CPUMilli != 0 || c.next.Taken == 0 && c.past.CPU == 0 {
+		if c.line.CPUMilli != 0 || c.dear() || c.next.Taken == 0 && c.past.CPU == 0 && !c.short() {
 			continue
 		}
 		if free == nil {
@@ -125,6 +126,12 @@ func compensate(s *plan.Snapshot, all []correction) {
 		}
 		most := c.mostCPU(s, free)
 		wants, ok := c.f.CPULimit, true
+		if c.next.Taken == 0 && c.short() {
+			ready, _ := c.f.Current()
+			if wants, ok = c.leastCPU(ready, most); !ok {
+				wants, ok = max(most, c.f.CPULimit), true
+			}
+		}
 		for c.next.Taken > 0 {
 			if wants, ok = c.leastCPU(c.line.Count-c.next.Taken, most); ok {
 				break
@@ -141,7 +148,16 @@ func compensate(s *plan.Snapshot, all []correction) {
 			}
 		}
 		c.line.CPUMilli = c.next.CPU
+		if c.seen > 0 {
+			c.makeUp()
+		}
 	}
+}
+
+// short says that tasks take too long with the replicas that are ready, and that others were asked for.
+func (c *correction) short() bool {
+	ready, _ := c.f.Current()
+	return c.fit != nil && c.threatened() && 0 < ready && ready < c.line.Count
 }
 
 // quota is what a replica may use now.
@@ -165,11 +181,14 @@ func (c *correction) leastCPU(replicas, most int) (quota int, ok bool) {
 // expects is how long tasks will take with so many replicas of this quota, in seconds: as predicted, or as measured where that is more.
 func (c *correction) expects(replicas, quota int) float64 {
 	g, measured := c.predicted, c.measured
-	if c.fit != nil {
-		g.service = c.fit.scaled(c.service, c.f.CPULimit, quota)
+	if g.f == nil { // nothing was smoothed
+		g = *c.stage
+	}
+	if c.fit != nil && c.known {
+		g.service = c.fit.scaled(c.service, c.base, quota)
 		g.mu = 1 / g.service
 		if measured > 0 {
-			now := c.fit.scaled(c.service, c.f.CPULimit, c.quota())
+			now := c.fit.scaled(c.service, c.base, c.quota())
 			measured = c.fit.scaled(measured-c.service+now, c.quota(), quota)
 		}
 	}
@@ -189,7 +208,7 @@ func (c *correction) give(wants, most int, at time.Time) {
 	case c.past.CPU == 0 || has <= c.f.CPULimit:
 		c.next.CPU = 0
 		return
-	case ago < 0 || wants > c.f.CPULimit || c.expects(c.line.Count-c.next.Taken, c.f.CPULimit) > far*c.target && c.next.Taken > 0:
+	case ago < 0 || wants > c.f.CPULimit || c.expects(c.line.Count-c.next.Taken, c.f.CPULimit) > far*c.target:
 		c.next.CPUAt = at // or the clock was set back
 	case ago >= cpuHold:
 		c.next.CPU = 0

@@ -62,6 +62,8 @@ type Course struct {
 
 	CPU   int       `json:",omitzero"` // thousandths of a core that the compensator gives a replica; 0: as declared
 	CPUAt time.Time `json:",omitzero"` // when that was changed, or last needed
+	// Inverse is one over the thousandths of a core that the measured service times are of, on average; 0: not known.
+	Inverse float64 `json:",omitzero"`
 }
 
 // Merge joins the memories of two domains that have become one.
@@ -84,6 +86,7 @@ type correction struct {
 	why          string
 	predicted    stage   // with arrivals as bursty as predicted
 	fit          *cpuFit // nil: nothing is known
+	base, seen   int     // thousandths of a core that service, and what was measured of it, are of, where fit is known
 	predecessors []int
 	neighbours   []int // both ways
 }
@@ -104,7 +107,7 @@ func (q Quart) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m QuartMemo
 			return nil, m, fmt.Errorf("line of function %q, want %q: lines as the domain's functions", a[i].Function, d.Functions[i])
 		}
 		all[i].begin(&model.stages[i], a[i], m, s.At)
-		all[i].fit = fits[a[i].Function]
+		all[i].fits(fits[a[i].Function], s.At)
 	}
 	targets(model, all)
 	for i := range all {
@@ -117,6 +120,7 @@ func (q Quart) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m QuartMemo
 		smooth(all, s.At)
 	}
 	if !q.cfg.NoCPU {
+		exchange(&s, all)
 		compensate(&s, all)
 	}
 	for i := range all {

@@ -102,6 +102,16 @@ func baselines() []study.Contender {
 				return rival(s, "kpa", always(baseline.NewKPA(baseline.KPAConfig{Target: k[0], Stable: seconds(k[1]), Panic: k[2], Threshold: k[3]})))
 			},
 		}),
+		compared(study.Contender{
+			Name: "static8", Title: "fixed counts, eight cores", Source: "the same with all cores that a stage was measured with, since most are idle",
+			Space: []study.Knob{{Name: "level", Low: 1, High: gpus / stages}}, Defaults: []float64{gpus / stages / 2},
+			Apply: func(s sim.Scenario, k []float64) sim.Scenario {
+				for i := range s.Stages {
+					s.Stages[i].CPU, s.Stages[i].CPULimit = mostCores*1000, mostCores*1000
+				}
+				return rival(s, "static8", always[struct{}](baseline.Static{Level: k[0]}))
+			},
+		}),
 	}
 }
 

@@ -1,0 +1,166 @@
+package autoscaler
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// serviceFade is the time constant with which measured service times follow, as package dispatch has it.
+const serviceFade = 30 * time.Second
+
+// exchange gives CPU that nobody was promised to replicas that hold devices, for as long as it is worth one of them: a replica of a stage
+// is dear by its device, and cores beside it are idle. It comes first, and the replica goes after: the allocator counts with service times
+// as they are measured, so that it asks for fewer once they are shorter, pipeline by pipeline and not before it is so.
+//
+// QUART takes the replica and gives the CPU afterwards ("compensates"), from whatever a server has. Here a replica may have what was
+// declared and as much of what its node has beyond all that is declared there as any other replica, so that domains which decide at the same
+// time do not take the same, no further than was measured. It is given back when a replica less would not be enough without
+// it either and tasks would be in time, for a while; at once where the node has it no more, and then the count is what it has to be with
+// less.
+func exchange(s *plan.Snapshot, all []correction) {
+	var share map[string]int
+	for i := range all {
+		c := &all[i]
+		if !c.dear() || c.line.CPUMilli != 0 {
+			continue
+		}
+		if share == nil {
+			share = evenCPU(s)
+		}
+		c.next.CPU = c.exchanged(c.evenMost(s, share), s.At)
+		for c.next.Taken > 0 && c.expects(c.line.Count-c.next.Taken, cmp.Or(c.next.CPU, c.f.CPULimit)) > near*c.target {
+			c.next.Taken-- // the replica stays
+		}
+		c.line.CPUMilli = c.next.CPU
+		c.makeUp()
+	}
+}
+
+// dear says that replicas hold devices, and serve faster with more CPU.
+func (c *correction) dear() bool { return c.fit != nil && c.known && c.f.GPU > 0 }
+
+// fits tells c what is known of its CPU.
+func (c *correction) fits(fit *cpuFit, at time.Time) {
+	c.fit, c.next.Inverse = fit, 0
+	if fit == nil || !c.known {
+		return
+	}
+	now := 1 / float64(c.quota())
+	v := cmp.Or(c.past.Inverse, now)
+	if !(v > 0 && v <= 1) {
+		v = now
+	}
+	dt := clamp(at.Sub(c.past.At).Seconds(), 0, longestStep.Seconds())
+	v += (now - v) * (1 - math.Exp(-dt/serviceFade.Seconds()))
+	c.next.Inverse, c.seen = v, max(int(math.Round(1/v)), 1)
+	if c.base = c.f.CPULimit; c.dear() {
+		c.base = c.seen
+	}
+}
+
+// worthCPU says that a replica could go, or that tasks take too long, or would without the CPU that was given.
+func (c *correction) worthCPU() bool {
+	least, _ := c.f.Bounds()
+	switch n := c.line.Count; {
+	case n <= 0:
+		return false
+	case n > max(least, 1), c.threatened():
+		return true
+	default:
+		return c.past.CPU > 0 && !c.waitsWithin(far, n, c.f.CPULimit)
+	}
+}
+
+// waitsWithin says whether tasks wait no longer than a part of what they may, with so many replicas of this quota.
+func (c *correction) waitsWithin(part float64, replicas, quota int) bool {
+	return c.expects(replicas, quota)-c.fit.scaled(c.service, c.base, quota) <= part*(c.target-c.service)
+}
+
+// exchanged is the quota that replicas are to have; 0: as declared.
+func (c *correction) exchanged(most int, at time.Time) int {
+	declared := c.f.CPULimit
+	has := max(min(c.past.CPU, most), declared)
+	wants := declared
+	switch ago := at.Sub(c.past.CPUAt); {
+	case c.worthCPU():
+		wants, c.next.CPUAt = has, at
+		if 10*most >= 11*has { // less is not worth a change
+			wants = most
+		}
+	case has > declared && ago < 0: // the clock was set back
+		wants, c.next.CPUAt = has, at
+	case has > declared && ago < cpuHold:
+		wants = has
+	}
+	switch {
+	case wants > declared && wants == c.past.CPU:
+		c.why += fmt.Sprintf("; cpu %dm", wants)
+	case wants > declared:
+		c.why += fmt.Sprintf("; cpu %dm to %dm, which is idle, before devices", cmp.Or(c.past.CPU, declared), wants)
+	case c.past.CPU > 0:
+		c.why += fmt.Sprintf("; cpu back to %dm", declared)
+	}
+	if wants == declared {
+		return 0
+	}
+	return wants
+}
+
+// makeUp adds the replicas that are needed with less CPU than service times were measured with: the allocator does not see it yet.
+func (c *correction) makeUp() {
+	quota := cmp.Or(c.next.CPU, c.f.CPULimit)
+	ratio := c.fit.scaled(1, c.seen, quota)
+	if ratio < 1.02 || c.line.Count <= 0 {
+		return
+	}
+	before := c.line.Count
+	limit := min(int(math.Ceil(float64(before)*ratio)), max(c.most, before))
+	for c.line.Count < limit && !c.waitsWithin(1, c.line.Count, quota) {
+		c.line.Count++
+	}
+	if c.line.Count > before {
+		c.next.Taken = 0
+		c.why += fmt.Sprintf("; %d with less CPU than so far", c.line.Count)
+	}
+}
+
+// evenMost is the quota that a replica may have at most.
+func (c *correction) evenMost(s *plan.Snapshot, share map[string]int) int {
+	most := c.fit.most
+	for i := range s.Nodes { // a new replica may come to any
+		if n := s.Nodes[i].CPUMilli; n > 0 {
+			most = min(most, n)
+		}
+	}
+	for _, r := range c.f.Replicas {
+		most = min(most, c.f.CPULimit+share[r.Node])
+	}
+	if len(c.f.Replicas) == 0 {
+		return 0
+	}
+	return most
+}
+
+// evenCPU is what of each node's CPU is beyond what was declared for the replicas there, in thousandths of a core, for each of them. A node
+// that does not say how much it has has none.
+func evenCPU(s *plan.Snapshot) map[string]int {
+	left, on := make(map[string]int, len(s.Nodes)), make(map[string]int, len(s.Nodes))
+	for i := range s.Nodes {
+		left[s.Nodes[i].Name] = max(s.Nodes[i].CPUMilli, 0)
+	}
+	for i := range s.Functions {
+		f := &s.Functions[i]
+		for _, r := range f.Replicas {
+			left[r.Node] -= cmp.Or(max(f.CPULimit, 0), max(f.CPUMilli, 0))
+			on[r.Node]++
+		}
+	}
+	for name, n := range on {
+		left[name] = max(left[name], 0) / n
+	}
+	return left
+}
