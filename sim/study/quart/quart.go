@@ -14,7 +14,7 @@ import (
 // What the study asks.
 const (
 	budget     = 2 * work // GPUs on average that a configuration may be chosen with
-	candidates = 24       // configurations of each contender that are tried
+	candidates = 16       // configurations of each contender that are tried
 )
 
 // multiples are of a model's time: what section 8.2 counts requests within, and the objective.
