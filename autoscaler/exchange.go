@@ -99,6 +99,8 @@ func (c *correction) exchanged(most int, at time.Time) int {
 	switch {
 	case wants > declared && wants == c.past.CPU:
 		c.why += fmt.Sprintf("; cpu %dm", wants)
+	case wants > declared && wants < c.past.CPU:
+		c.why += fmt.Sprintf("; cpu %dm to %dm, as nodes have no more", c.past.CPU, wants)
 	case wants > declared:
 		c.why += fmt.Sprintf("; cpu %dm to %dm, which is idle, before devices", cmp.Or(c.past.CPU, declared), wants)
 	case c.past.CPU > 0:

@@ -40,6 +40,7 @@ type fluidStage struct {
 	line    float64
 	demand  float64 // a second, faded over 5 s
 	wait    float64 // seconds, faded over 15 s
+	served  float64 // seconds, faded as package dispatch does
 	seen    bool
 	line0   plan.Line
 }
@@ -52,7 +53,7 @@ func newFluid(slo time.Duration, services ...time.Duration) *fluid {
 	p := plan.Pipeline{Name: "p", SLO: slo}
 	for i, d := range services {
 		name := string(rune('a' + i))
-		w.stages = append(w.stages, &fluidStage{service: d.Seconds()})
+		w.stages = append(w.stages, &fluidStage{service: d.Seconds(), served: d.Seconds()})
 		w.s.Functions = append(w.s.Functions, plan.Function{Name: name, Revision: 1, Min: 1, Max: 40, Batch: 1, Slots: 1})
 		w.add(&w.s.Functions[i], plan.Ready)
 		p.Stages = append(p.Stages, name)
@@ -97,6 +98,7 @@ func (w *fluid) flow() {
 		out := min(in+g.line/fluidStep, capacity)
 		g.line = max(g.line+(in-out)*fluidStep, 0)
 		g.demand += (in - g.demand) * (1 - math.Exp(-fluidStep/5))
+		g.served += (w.speed(i) - g.served) * (1 - math.Exp(-fluidStep/serviceFade.Seconds()))
 		if ready > 0 && out > 0.01 {
 			wait := g.line/capacity + meanWait(min(in, 0.95*capacity), 1/w.speed(i), ready, w.bursty)
 			g.wait += (wait - g.wait) * (1 - math.Exp(-fluidStep/5))
@@ -121,7 +123,7 @@ func (w *fluid) decide(t *testing.T) {
 		}
 		ready, _ := f.Current()
 		f.Demand = plan.Demand{Known: true, Rate: g.demand, Last: w.s.At}
-		f.Service = plan.Service{Known: true, Mean: time.Duration(w.speed(i) * 1e9)}
+		f.Service = plan.Service{Known: true, Mean: time.Duration(g.served * 1e9)}
 		f.Wait = plan.Wait{Known: g.seen, Mean: time.Duration(g.wait * 1e9), Oldest: time.Duration(g.line * w.speed(i) / float64(max(ready, 1)) * 1e9)}
 		f.Waiting = int(g.line)
 		f.Running = min(ready, int(g.demand*w.speed(i)+0.5))
@@ -241,6 +243,20 @@ func TestSeries(t *testing.T) {
 			w.profile(1)
 			w.rate = func(s float64) float64 { return pick(s < 20, 60, pick(s < 150, 26, 4)) }
 			return w, 260
+		},
+		// On devices idle CPU comes first, and replicas go after. At 60 s the node's cores are gone: there are as many replicas as before, and a
+		// little later as many as that takes. At 150 s they are back.
+		"devices.txt": func() (*fluid, int) {
+			w := newFluid(500*time.Millisecond, 40*time.Millisecond, 100*time.Millisecond)
+			for i := range w.stages {
+				w.profile(i)
+				w.s.Functions[i].GPU = 1
+			}
+			w.rate = func(s float64) float64 {
+				w.s.Nodes[0].CPUMilli = int(pick(s >= 60 && s < 150, 4000, 64000))
+				return pick(s < 200, 50, 2)
+			}
+			return w, 300
 		},
 		// The same step with a budget that is too small for it.
 		"budget.txt": func() (*fluid, int) {

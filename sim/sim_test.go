@@ -29,7 +29,7 @@ policies:
 - {name: sizer, corrector: none}
 - {name: quart, corrector: quart, sharer: gain}
 nodes:
-- {name: gpu, count: 2, memory: 8Gi, cpu: 8, gpus: 2, gpuMemory: 16Gi}
+- {name: gpu, count: 2, memory: 5Gi, cpu: 8, gpus: 2, gpuMemory: 16Gi}
 - {name: cpu, memory: 4Gi, cpu: 8}
 pipelines:
 - {name: p, slo: 400ms, timeout: 5s, items: 2, arrivals: {rate: "5:20s,40:20s,5:20s", cv: 3}}
@@ -163,6 +163,35 @@ stages: [{name: s, service: {mean: 10ms}, gpu: 1, start: {cold: 2s, fork: 500ms,
 	start(6*time.Second, false, "fork")
 }
 
+// TestDisk: a node reads one stage's parameters after another's from its disk, another node at the same time.
+func TestDisk(t *testing.T) {
+	w, err := model(t, `
+nodes: [{name: n, count: 2, memory: 16Gi, cpu: 100}]
+pipelines: [{name: p, arrivals: {rate: "1"}}]
+stages:
+- &stage {name: s, next: t, service: {mean: 10ms}, start: {cold: 2s, fork: 500ms}, parameters: 4Gi}
+- {<<: *stage, name: t, next: u}
+- {<<: *stage, name: u, next: []}
+`).newWorld(0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.now = int64(time.Second)
+	w.nodes[0].warm(w, w.lines[0], false, false)
+	for i, want := range []time.Duration{2 * time.Second, 3500 * time.Millisecond, 5 * time.Second} {
+		if path, took := w.nodes[0].start(w, w.lines[i], false); path != "cold" || took != want {
+			t.Errorf("start %d: %s, %v, want cold, %v", i, path, took, want)
+		}
+	}
+	if _, took := w.nodes[1].start(w, w.lines[1], false); took != 2*time.Second {
+		t.Errorf("on another node: %v, want 2s", took)
+	}
+	w.now = int64(time.Minute)
+	if _, took := w.nodes[1].start(w, w.lines[2], false); took != 2*time.Second {
+		t.Errorf("when the disk has nothing to do: %v, want 2s", took)
+	}
+}
+
 // TestEviction: parameters give way, least recently used first, when a node has no room for those of a replica; then the next start of
 // theirs is a cold one.
 func TestEviction(t *testing.T) {
@@ -219,6 +248,34 @@ func TestProfile(t *testing.T) {
 	}{{1, 0, 100e6}, {3, 1000, 200e6}, {1, 2000, 60e6}, {1, 500, 180e6}} {
 		if got := plain.base(tc.batch, tc.cpu); math.Abs(got-tc.want) > 1 {
 			t.Errorf("a batch of %d on %dm takes %g ns, want %g", tc.batch, tc.cpu, got, tc.want)
+		}
+	}
+}
+
+// TestIdleCores: with CPU that is idle a pipeline on devices gets along with fewer of them, and is sooner done; what is declared for all is
+// not given.
+func TestIdleCores(t *testing.T) {
+	const scenario = `
+{name: idle, duration: 2m, warmup: 40s, seeds: 2, policies: [{name: whole}, {name: without, corrector: quart-no-cpu}],
+ nodes: [{name: gpu, count: 2, cpu: CORES, memory: 64Gi, gpus: 8, gpuMemory: 24Gi}],
+ stages: [{name: a, next: b, STAGE}, {name: b, STAGE}], pipelines: [{name: p, slo: 240ms, arrivals: {rate: 60, cv: 2}}]}`
+	const stage = `gpu: 1, cpu: 2, cpuLimit: 2, start: {cold: 3s}, service: {dist: gamma, cv: 0.2, profile: [{cpu: 2, batch: 1, mean: 60ms}, {cpu: 3, batch: 1, mean: 50ms}, {cpu: 4, batch: 1, mean: 45ms}]}`
+	figures := func(cores string, policy int) (mean, devices float64) {
+		f, err := model(t, fill(scenario, "STAGE", stage, "CORES", cores)).One(t.Context(), policy, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.Held+f.Refused+f.Pipelines[0].Failed > 0 {
+			t.Errorf("%s cores a node: %g domains held, %g plans refused (%s), %g requests failed", cores, f.Held, f.Refused, f.Complaint, f.Pipelines[0].Failed)
+		}
+		return f.Pipelines[0].Mean, f.DeviceSeconds
+	}
+	for cores, part := range map[string]float64{"64": 0.9, "16": 1.05} {
+		mean, devices := figures(cores, 0)
+		meanWithout, devicesWithout := figures(cores, 1)
+		t.Logf("%s cores a node: %.3g s with %.4g device-seconds; without CPU %.3g s with %.4g", cores, mean, devices, meanWithout, devicesWithout)
+		if mean > part*meanWithout || devices > part*devicesWithout {
+			t.Errorf("%s cores a node: %.3g s with %.4g device-seconds, without CPU %.3g s with %.4g, want at most %g of each", cores, mean, devices, meanWithout, devicesWithout, part)
 		}
 	}
 }
