@@ -20,6 +20,7 @@ type node struct {
 	used    int64         // by replicas and zygotes
 	devices []plan.Device // what of them is reserved
 	zygotes []*zygote     // by stage; nil: none
+	disk    int64         // when it has read all that it is to read
 	view    []plan.Zygote // scratch of a snapshot, as is the next
 	seen    []plan.Device
 }
@@ -62,11 +63,12 @@ func (n *node) start(w *world, l *line, atOnce bool) (path string, took time.Dur
 	return "fork", is.Fork
 }
 
-// load begins to load a stage's parameters.
+// load begins to load a stage's parameters. A disk reads one stage's after another's: together they would take as long.
 func (n *node) load(w *world, l *line, atOnce bool) *zygote {
 	z := &zygote{line: l, at: w.now, last: w.now, loaded: atOnce}
 	if !atOnce {
-		z.at += int64(l.spec.Start.Cold - l.spec.Start.Fork)
+		z.at = max(w.now, n.disk) + int64(l.spec.Start.Cold-l.spec.Start.Fork)
+		n.disk = z.at
 		w.events.push(z.at, loaded, l.i, z)
 	}
 	n.zygotes[l.i] = z
