@@ -22,11 +22,11 @@ func boundsLetter(name string) string {
 	return map[string]string{byPipelines: "p", byModel: "m", byCounts: "s", byCopies: "c"}[name]
 }
 
-// boundsKnobs is the search space of all that scale: how long counts are kept, and how many GPUs there may be at a time, in budgets, which
-// are of the mean. By default it is as many as the cluster has.
+// boundsKnobs is the search space of all that scale: how long counts are kept, hardly or as by default, and how many GPUs there may be at a
+// time, in budgets, which are of the mean: the last are more than any load needs, or all of the cluster.
 var (
-	boundsKnobs    = []study.Knob{{Name: "keep_s", Low: 0.25, High: 60, Log: true}, {Name: "most", Low: 0.7, High: 2}}
-	boundsDefaults = []float64{autoscaler.Hold.Seconds(), gpus}
+	boundsKnobs    = []study.Knob{{Name: "keep_s", Values: []float64{0.5, autoscaler.Hold.Seconds()}}, {Name: "most", Values: []float64{1, 1.25, 1.5, 4}}}
+	boundsDefaults = []float64{autoscaler.Hold.Seconds(), 4}
 )
 
 // kept are the knobs in the order of sizing. After a burst counts are kept six times as long, as by default.

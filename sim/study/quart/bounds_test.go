@@ -14,6 +14,11 @@ import (
 // TestBounds: the studies are valid, and every cell is under its budget before it begins.
 func TestBounds(t *testing.T) {
 	full, quick := Bounds(), QuickBounds()
+	for _, c := range full.Contenders {
+		if n := len(c.Candidates(full.Candidates)); n != 8 && n != 1 {
+			t.Errorf("%s: %d configurations, want all eight", c.Name, n)
+		}
+	}
 	for s, want := range map[*study.Study]int{&full: 100, &quick: 8} {
 		if err := s.Check(); err != nil {
 			t.Error(err)
@@ -25,7 +30,7 @@ func TestBounds(t *testing.T) {
 			if warm := x.Scenario(false).Warmup; strings.Contains(x.Name, "starts 30×") && warm != 160*time.Second {
 				t.Errorf("%s: warms up for %v, want more where starts take longer: 160 s", x.Name, warm)
 			}
-			if least := len(x.Scenario(false).Stages); float64(least) > x.Budget || x.Budget > gpus {
+			if least := len(x.Scenario(false).Stages); float64(least) > x.Budget || x.Budget > draining*gpus {
 				t.Errorf("%s: %d stages on a budget of %g GPUs, of %d", x.Name, least, x.Budget, gpus)
 			}
 		}
