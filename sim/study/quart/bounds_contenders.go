@@ -35,6 +35,11 @@ func kept(k []float64) []float64 {
 	return []float64{autoscaler.DrainWithin.Seconds(), k[0], burst * k[0], autoscaler.Attainment}
 }
 
+// scaling are the defaults but for processors, of which who does not scale by stage has no more, either: only counts are compared.
+func scaling(c condition) parts {
+	return parts{start: c.starts, quart: autoscaler.QuartConfig{NoCPU: true}}
+}
+
 // most keeps all stages of a scenario together to the GPUs that knobs allow.
 func (c condition) most(s sim.Scenario, k []float64) sim.Scenario {
 	s.Budget = max(int(min(k[1]*c.budget(), gpus))/s.Stages[0].GPU, len(s.Stages))
@@ -54,12 +59,12 @@ func boundsContenders(under map[string]condition) []study.Contender {
 		return study.Contender{Name: name, Title: title, Source: source, Apply: in(a)}
 	}
 	return []study.Contender{
-		scales(byStages, "stage by stage", "this repository's defaults", func(s sim.Scenario, c condition, k []float64) sim.Scenario {
-			return parts{start: c.starts}.put(c.most(s, k), byStages, kept(k))
+		scales(byStages, "stage by stage", "this repository's defaults, but processors", func(s sim.Scenario, c condition, k []float64) sim.Scenario {
+			return scaling(c).put(c.most(s, k), byStages, kept(k))
 		}),
 		scales(byPipelines, "whole pipelines", "as many of each stage as of the one that needs the most; nothing is corrected, as that is by stage", scaleWhole),
-		scales(byModel, "the model as one function", "no pipeline; this repository's defaults", func(s sim.Scenario, c condition, k []float64) sim.Scenario {
-			return parts{start: c.starts}.put(c.most(whole(s), k), byModel, kept(k))
+		scales(byModel, "the model as one function", "no pipeline; this repository's defaults, but processors", func(s sim.Scenario, c condition, k []float64) sim.Scenario {
+			return scaling(c).put(c.most(whole(s), k), byModel, kept(k))
 		}),
 		stays(byCounts, "fixed counts of stages", "the budget, shared by the stages' work, whatever comes", func(s sim.Scenario, c condition, _ []float64) sim.Scenario {
 			return c.stay(s, byCounts)
