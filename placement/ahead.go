@@ -90,12 +90,12 @@ func (f *function) gains() bool {
 // to be on. Where memory is short, parameters of key stages are loaded if none of the nodes that have them has room. Nil: none has.
 func (f *function) next(quiet []*node, key bool) *node {
 	has := first(f, f.homes, func(n *node) bool { return !n.hasAll(f) && n.houses(f) })
-	given := first(f, quiet, func(n *node) bool { return n.takes(f) && n.calm(f) })
-	switch {
-	case has != nil && (given == nil || disperse(f, has, given) < 0):
-		return has
-	case given != nil:
+	given := first(f, quiet, func(n *node) bool { return (has == nil || n.load < has.load) && n.takes(f) && n.calm(f) })
+	if given != nil {
 		return given
+	}
+	if has != nil {
+		return has
 	}
 	has = first(f, f.homes, func(n *node) bool { return n.houses(f) })
 	if has == nil && key {
