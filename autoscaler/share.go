@@ -15,13 +15,17 @@ import (
 // much a replica more shortens the predicted wait, times the requests of the pipelines that it is in.
 //
 // What is taken in that order does not depend on how much there is, so that nobody has less of a larger budget; and a gain rises with
-// the load, so that nobody has less for more to do. First come functions without any replica, then those that are behind what arrives,
-// then the others. Of equal gain, what is there goes before what would have to be started. QUART has R_total among the inputs of its
-// Alg. 1 and does not use it.
+// the load, so that nobody has less for more to do. First come functions without any replica, then those that are behind what arrives, here or
+// before them: a pipeline's stages by how long each needs for all that has to go through it, not by where its line stands. Then the
+// others. Of equal gain, what is there goes before what would have to be started; what it has of a resource that all need as much of goes to who
+// gains more. QUART has R_total among the inputs of its Alg. 1 and does not use it.
 type Gain struct{}
 
 // keeping is how much more a replica that is there gains than one that is not: shares that swing by chance would else cost a start each.
 const keeping = 1.5
+
+// moving is the same for pipelines that are behind: all of their stages see the same arrivals, so that it is less by chance what they need.
+const moving = 1.2
 
 // resources of nodes, as sums: what fits in a sum may not fit on any one node, as the placer then says.
 const (
@@ -38,6 +42,9 @@ type contender struct {
 	stage
 	at      int     // its line
 	load    float64 // requests a second that its pipelines have, with what waits
+	rate    float64 // calls a second that it has, or will have when those before it let them through
+	lines   float64 // calls that wait here, and before it on the way with the most
+	effort  float64 // seconds that a server of each stage is busy with a request of its pipeline; the least of its pipelines
 	burst   float64 // requests a second of pipelines, times how bursty they are, for each second of the pipeline's service
 	count   int     // given so far
 	there   int     // replicas it has
@@ -84,6 +91,10 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 		c.stage = newStage(c.f)
 		of := loads[c.f.Name]
 		c.load = max(of.rate, c.lambda) + float64(c.waiting)/horizon.Seconds()
+		c.rate, c.lines = max(of.rate, c.lambda), float64(c.waiting)+of.before
+		if c.effort = of.effort; c.effort == 0 {
+			c.effort = c.mean() / float64(c.slots)
+		}
 		c.burst = of.burst
 	}
 	give(all, s.Budget, free, scarce)
@@ -116,11 +127,16 @@ func give(all []contender, budget int, free [resources]int64, scarce [resources]
 	if budget > 0 {
 		left = budget
 	}
+	moves := movable(all, scarce)
 	for i := range all {
 		c := &all[i]
 		left -= c.count
-		for range max(c.count-c.there, 0) {
-			c.take(&free)
+		for r, n := range c.needs {
+			if moves[r] { // all are given out anew
+				free[r] += n * int64(c.there-c.count)
+			} else {
+				free[r] -= n * int64(max(c.count-c.there, 0))
+			}
 		}
 		if c.count < c.most {
 			c.look()
@@ -130,13 +146,12 @@ func give(all []contender, budget int, free [resources]int64, scarce [resources]
 	heap.Init(&q)
 	for left > 0 && q.Len() > 0 {
 		c := q[0]
-		if c.count >= c.there {
-			if c.short = c.lacks(free, scarce); c.short >= 0 {
-				heap.Pop(&q)
-				continue
-			}
-			c.take(&free)
+		here := c.count < c.there
+		if c.short = c.lacks(free, scarce, moves, here); c.short >= 0 {
+			heap.Pop(&q)
+			continue
 		}
+		c.take(&free, moves, here)
 		c.count, left = c.count+1, left-1
 		if c.count < c.most {
 			c.look()
@@ -147,46 +162,75 @@ func give(all []contender, budget int, free [resources]int64, scarce [resources]
 	}
 }
 
-// take takes what a new replica needs.
-func (c *contender) take(free *[resources]int64) {
+// movable says which of what is scarce can go from one function to another: who needs some of it needs as much of it as all others who do, so that
+// what a replica leaves, another fits in.
+func movable(all []contender, scarce [resources]bool) (moves [resources]bool) {
+	for r := range moves {
+		moves[r] = scarce[r]
+		size := int64(0)
+		for i := range all {
+			if n := all[i].needs[r]; n > 0 && size > 0 && n != size {
+				moves[r] = false
+			} else {
+				size = max(size, n)
+			}
+		}
+	}
+	return moves
+}
+
+// take takes what a replica needs; one that is here has what cannot move.
+func (c *contender) take(free *[resources]int64, moves [resources]bool, here bool) {
 	for r, n := range c.needs {
-		free[r] -= n
+		if moves[r] || !here {
+			free[r] -= n
+		}
 	}
 }
 
-// lacks returns the resource that there is not enough of for a new replica, -1 if none. A function's first one is left to the placer,
+// lacks returns the resource that there is not enough of for a replica, -1 if none. A function's first one is left to the placer,
 // which says where it was looked for.
-func (c *contender) lacks(free [resources]int64, scarce [resources]bool) int {
+func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, here bool) int {
 	for r, n := range c.needs {
-		if scarce[r] && n > free[r] && c.count > 0 {
+		if scarce[r] && n > free[r] && c.count > 0 && (moves[r] || !here) {
 			return r
 		}
 	}
 	return -1
 }
 
-// look says what the next replica gains. Behind what arrives, a queue is a fluid: with c servers its wait after a horizon is
-// (λ·horizon + waiting)/(cμ) − horizon.
+// mean is a task's service time in seconds; a second where it is not known.
+func (c *contender) mean() float64 {
+	if c.known {
+		return c.service
+	}
+	return 1
+}
+
+// look says what the next replica gains. A pipeline that is behind is a fluid: what waits at a stage and before it, and what enters within
+// the horizon, W together, has to go through it, and the slowest stage says when the last of it is through. So replicas go to where
+// D = W/C is longest, with capacity C. One replica more, as a part of those that raise all stages together from that C, takes D²/(W·effort) off D
+// for W requests: so pipelines compare.
 func (c *contender) look() {
 	n := float64(c.count)
-	mu := c.mu
-	if !c.known {
-		mu = 1
-	}
-	drain := (c.lambda*horizon.Seconds() + float64(c.waiting)) / (mu * float64(c.slots)) / (n * (n + 1))
+	capacity := n * float64(c.slots) / c.mean()
+	behind := capacity*saturated < c.rate+c.lines/DrainWithin.Seconds()
 	switch {
 	case c.count == 0:
 		c.urgency, c.gain = 2, c.load
-	case !c.known && c.waiting > 0 || c.known && c.count < c.stable():
-		c.urgency, c.gain = 1, c.load*drain
-	default:
-		steady := 0.0
-		if c.known {
-			steady = c.wait(c.count) - c.wait(c.count+1)
+	case !c.known && c.waiting > 0 || c.known && behind:
+		done := (c.rate*horizon.Seconds() + c.lines) / capacity
+		c.urgency, c.gain = 1, done*done/c.effort
+		if c.count < c.there {
+			c.gain *= moving
 		}
-		c.urgency, c.gain = 0, c.load*(max(steady, 0)+float64(c.waiting)/(mu*float64(c.slots))/(n*(n+1)))
+		return
+	default:
+		c.urgency, c.gain = 0, c.load*float64(c.waiting)*c.mean()/float64(c.slots)/(n*(n+1))
+		if c.known {
+			c.gain += c.load * max(c.wait(c.count)-c.wait(c.count+1), 0)
+		}
 		if c.known && c.lambda > 0 {
-			capacity := n * float64(c.slots) * mu
 			rho := min(c.lambda/capacity, saturated)
 			c.gain += c.burst * 2 * rho / (1 - rho) / (capacity * capacity)
 		}
@@ -197,7 +241,11 @@ func (c *contender) look() {
 }
 
 // load is what the pipelines of a function have to do.
-type load struct{ rate, burst float64 }
+type load struct {
+	rate, burst float64
+	before      float64 // calls that wait at stages before it, on the way with the most
+	effort      float64 // see contender
+}
 
 // pipelineLoads is for each function what the pipelines that it is in have to do.
 func pipelineLoads(s *plan.Snapshot) map[string]load {
@@ -213,16 +261,30 @@ func pipelineLoads(s *plan.Snapshot) map[string]load {
 			continue
 		}
 		g := newStage(entry)
-		service := 0.0
-		for _, name := range p.Stages {
-			if f, ok := finder.Function(name); ok && f.Service.Known {
-				service += max(f.Service.Mean.Seconds(), 0)
+		service, effort := 0.0, 0.0
+		before, waiting := make([]float64, len(p.Stages)), make([]float64, len(p.Stages))
+		for k, name := range p.Stages {
+			f, ok := finder.Function(name)
+			if !ok {
+				continue
 			}
+			waiting[k] = float64(max(f.Waiting, 0))
+			if f.Service.Known {
+				service += max(f.Service.Mean.Seconds(), 0)
+				effort += max(f.Service.Mean.Seconds(), 0) / float64(max(f.Slots, 1))
+			}
+		}
+		for _, e := range forward(p) {
+			before[e.To] = max(before[e.To], before[e.From]+waiting[e.From])
 		}
 		for k, name := range p.Stages {
 			if !slices.Contains(p.Stages[:k], name) {
 				l := loads[name]
 				l.rate += g.lambda
+				l.before = max(l.before, before[k])
+				if effort > 0 && (l.effort == 0 || effort < l.effort) {
+					l.effort = effort
+				}
 				if service > 0 {
 					l.burst += g.lambda * bursty(g.ca2) / service
 				}

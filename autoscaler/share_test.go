@@ -166,3 +166,42 @@ func TestGainCountsWholeDevices(t *testing.T) {
 		t.Errorf("%+v, %v, want two each", got, err)
 	}
 }
+
+// TestGainLevelsWhatIsBehind: all that waits goes through all stages, so that a pipeline that is behind has equal capacities, and not as many replicas
+// as there are at its line; and what one has too many goes to another, also when what is short is the devices and not the budget.
+func TestGainLevelsWhatIsBehind(t *testing.T) {
+	for name, tc := range map[string]struct {
+		mean  [3]time.Duration
+		ready [3]int
+		want  string
+	}{
+		"alike":            {[3]time.Duration{100, 100, 100}, [3]int{10, 1, 1}, "[4 4 4]"},
+		"one is slower":    {[3]time.Duration{100, 400, 100}, [3]int{4, 4, 4}, "[2 8 2]"},
+		"there are enough": {[3]time.Duration{100, 100, 100}, [3]int{4, 4, 4}, "[4 4 4]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := plan.Snapshot{
+				Budget: 20, Nodes: []plan.Node{{Name: "n", Memory: 64 << 30, CPUMilli: 64000}},
+				Pipelines: []plan.Pipeline{{Name: "p", Stages: []string{"a", "b", "c"}, Edges: []plan.Edge{{From: 0, To: 1}, {From: 1, To: 2}}}},
+			}
+			var ask plan.Alloc
+			for i, stage := range s.Pipelines[0].Stages {
+				f := served(stage, 40, tc.ready[i]) // no more than the first lets through
+				f.Service.Mean, f.GPU = tc.mean[i]*time.Millisecond, 1
+				s.Functions = append(s.Functions, f)
+				ask = append(ask, plan.Line{Function: stage, Count: 20})
+			}
+			s.Functions[0].Demand.Rate, s.Functions[0].Waiting = 200, 700
+			for i := range 12 {
+				s.Nodes[0].Devices = append(s.Nodes[0].Devices, plan.Device{ID: strconv.Itoa(i), Memory: 40 << 30, MemoryUsed: 40 << 30})
+			}
+			got, err := Gain{}.Share(s, ask)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if counts := fmt.Sprint([]int{got[0].Count, got[1].Count, got[2].Count}); counts != tc.want {
+				t.Errorf("%s, want %s", counts, tc.want)
+			}
+		})
+	}
+}
