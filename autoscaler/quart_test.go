@@ -12,7 +12,7 @@ import (
 
 func TestQuartIsACorrector(t *testing.T) {
 	for name, cfg := range map[string]QuartConfig{
-		"whole": {}, "no pid": {NoPID: true}, "no smoother": {NoSmooth: true}, "no cpu": {NoCPU: true},
+		"whole": {}, "no pid": {NoPID: true},
 	} {
 		t.Run(name, func(t *testing.T) { plantest.RunCorrector(t, NewQuart(cfg)) })
 	}
@@ -153,6 +153,8 @@ func TestCompensator(t *testing.T) {
 		}, past, 3, 0, "so it is"},
 		"no further than measured": {func(f *plan.Function) { f.Profile = profile(300, 400, 505) }, past, 3, 0, "so it is"},
 		"nothing taken":            {func(*plan.Function) {}, Course{At: past.At, Asked: 3}, 3, 0, "so it is"},
+		"bridges a start":          {func(f *plan.Function) { f.Wait.Mean = 150 * time.Millisecond }, Course{At: past.At, Asked: 3}, 3, 910, "cpu 500m to 910m"},
+		"late with all of them":    {func(f *plan.Function) { f.Wait.Mean, f.Replicas = 150*time.Millisecond, replicas(3, plan.Ready) }, Course{At: past.At, Asked: 3}, 3, 0, "so it is"},
 		"given, still needed":      {func(f *plan.Function) { f.CPUNow, f.Service.Mean = 700, 77*time.Millisecond }, given, 2, 700, "cpu 700m"},
 		"given, not needed lately": {func(f *plan.Function) { f.CPUNow, f.Service.Mean, f.Demand.Rate = 700, 77*time.Millisecond, 2 }, given, 2, 700, "cpu 700m"},
 		"given back":               {func(f *plan.Function) { f.CPUNow, f.Service.Mean, f.Demand.Rate = 700, 77*time.Millisecond, 2 }, long, 2, 0, "cpu back to 500m"},
