@@ -17,8 +17,9 @@ import (
 // leaves the simplex (towards 1/e of it), and no capacity is in it. [KL] has that divergence of a finished placement.
 //
 // A key stage that grows while tasks wait or run goes to a node on which its parameters are, before one on which they are being loaded,
-// before the others; the even distribution decides among those alike, and about what is not urgent. [KeyStages] sees to it that there
-// are several such nodes.
+// before the others; of those alike to one that has not all of the function's replicas, for who loses a node should not lose all of a
+// function. Then the even distribution decides, as it does about what is not urgent. [KeyStages] loads parameters where it would, so that
+// there seldom is a choice to make between the two.
 //
 // New replicas of key stages go first in each round, those that fit on the fewest nodes before the others, each to the node
 // with the fewest; afterwards new ones move while that makes the sum smaller. A replica of the rest goes where its function has the
@@ -143,7 +144,8 @@ func (p *placing) level(key []bool) {
 				f, left := p.lines[i], p.byName[from.Node]
 				f.urgent = pressing(f.Function, k)
 				to, ok := p.take(f, disperse, func(n *node) bool {
-					return n.load+1 < left.load && (!f.urgent || n.of[f.i].warm >= left.of[f.i].warm)
+					together := f.replicas > 1 && n.of[f.i].replicas+1 == f.replicas
+					return n.load+1 < left.load && (!f.urgent || !together && n.of[f.i].warm >= left.of[f.i].warm)
 				})
 				if !ok {
 					continue

@@ -56,6 +56,15 @@ func TestDispersed(t *testing.T) {
 			plan.Alloc{{Function: "f", Count: 3, Key: true}, {Function: "g", Count: 0}},
 			[]string{"f1@a +@c +@a", ""},
 		},
+		"not all on one node if another has them, however many key stages are there": {
+			func(s *plan.Snapshot) {
+				waits(s, 3)
+				s.Nodes[2].Zygotes = []plan.Zygote{{Function: "f", Bytes: 1, Idle: true}}
+				s.Functions[1].Replicas = []plan.Replica{replica("g1", "c", plan.Ready, 9), replica("g2", "c", plan.Ready, 8)}
+			},
+			plan.Alloc{{Function: "f", Count: 2, Key: true}, {Function: "g", Count: 2, Key: true}},
+			[]string{"f1@a +@c", "g1@c g2@c"},
+		},
 		"where they are loaded before where they are being": {
 			func(s *plan.Snapshot) {
 				waits(s, 3)

@@ -251,6 +251,12 @@ func TestKeyStages(t *testing.T) {
 				s.Nodes[i].Memory, s.Nodes[i].Threshold, s.Nodes[i].MemoryUsed = 120, 110, int64(5+i/2)
 			}
 		}, []plan.Want{grown(false)}, "f@a f@b"},
+		"where not all of its replicas are, though others' are there": {func(s *plan.Snapshot) {
+			grows(s, 70)
+			s.Nodes[0].MemoryUsed, s.Nodes[2].MemoryUsed = 1, 60
+			s.Nodes[2].Zygotes = []plan.Zygote{{Function: "f", Bytes: 20, Idle: true}}
+			s.Functions[1].Replicas = []plan.Replica{replica("s1", "c", plan.Ready, 1), replica("s2", "c", plan.Ready, 1)}
+		}, []plan.Want{grown(true), {Function: "g", Key: true, Slots: []plan.Slot{{Replica: "s1", Node: "c"}, {Replica: "s2", Node: "c"}}}}, "f@b! f@c! g@c!"},
 		"others ahead until they are as many as may be": {func(s *plan.Snapshot) {
 			grows(s, 71)
 			s.Functions[0].Max = 1
