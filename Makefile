@@ -14,7 +14,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-kill test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim bench-cv train-cv paper-quart tune clean
+.PHONY: help tools fetch build images demo test test-python test-kill test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim bench-cv train-cv paper-quart paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,10 @@ bench-sim: images ## the simulator against a running system: the same arrivals, 
 
 paper-quart: build ## QUART against tuned opponents, simulated, into build/quart; PAPER="--quick" and more: docs/cli.md
 	@$(BIN)/stagecoach sim paper quart --out build/quart $(PAPER)
+
+paper-bounds: build ## where scaling stage by stage stops paying: the maps and tables of docs/when-it-pays.md anew; PAPER="--seeds 8" and more
+	@$(BIN)/stagecoach sim paper bounds --out build/bounds $(PAPER)
+	@mkdir -p docs/img && cp build/bounds/bounds-*.svg docs/img/ && cp build/bounds/report.md docs/when-it-pays-numbers.md
 
 tune: build ## the configurations of all contenders anew, which takes long; PAPER="--only /ours" for some
 	@$(BIN)/stagecoach sim paper quart --tune --tuned sim/study/quart/tuned.json --out build/quart $(PAPER)
