@@ -68,6 +68,14 @@ func always[M any](a plan.Allocator[M]) func(sim.Run) (plan.Allocator[M], error)
 
 func seconds(v float64) time.Duration { return time.Duration(v * float64(time.Second)) }
 
+// declaring gives every stage so many cores, one of the counts that it was measured with.
+func declaring(s sim.Scenario, cores sim.Milli) sim.Scenario {
+	for i := range s.Stages {
+		s.Stages[i].CPU, s.Stages[i].CPULimit = cores*1000, cores*1000
+	}
+	return s
+}
+
 func baselines() []study.Contender {
 	return []study.Contender{
 		compared(study.Contender{
@@ -106,10 +114,7 @@ func baselines() []study.Contender {
 			Name: "static8", Title: "fixed counts, eight cores", Source: "the same with all cores that a stage was measured with, since most are idle",
 			Space: []study.Knob{{Name: "level", Low: 1, High: gpus / stages}}, Defaults: []float64{gpus / stages / 2},
 			Apply: func(s sim.Scenario, k []float64) sim.Scenario {
-				for i := range s.Stages {
-					s.Stages[i].CPU, s.Stages[i].CPULimit = mostCores*1000, mostCores*1000
-				}
-				return rival(s, "static8", always[struct{}](baseline.Static{Level: k[0]}))
+				return rival(declaring(s, mostCores), "static8", always[struct{}](baseline.Static{Level: k[0]}))
 			},
 		}),
 	}

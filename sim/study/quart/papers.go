@@ -2,6 +2,7 @@ package quart
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -117,13 +118,14 @@ func sampled(s sim.Scenario) ([]time.Duration, error) {
 // key is what a snapshot calls a stage.
 func key(s sim.Stage) string { return pipeline.Key(s.Name, "sim") }
 
-// oracle knows when requests come. It has the KeysManager's starts and, as ours, what is warm of key stages.
+// oracle knows when requests come. It has the KeysManager's starts and, as ours, what is warm of key stages; and what ours takes of idle cores, it
+// declares: else to come close to it would be cheap.
 func oracle() study.Contender {
 	return compared(study.Contender{
-		Name: "oracle", Title: "oracle", Source: "knows when every request will come; a mark, neither a policy nor a bound", Oracle: true,
+		Name: "oracle", Title: "oracle", Source: "knows when every request will come, and declares eight cores; a mark, neither a policy nor a bound", Oracle: true,
 		Space: []study.Knob{{Name: "wait", Low: 0.05, High: 64, Log: true}, {Name: "floor", Low: 1, High: 4}}, Defaults: []float64{32, gpus / stages / 2}, // as fixed counts
 		Apply: func(s sim.Scenario, k []float64) sim.Scenario {
-			s = starts(s, keptStart)
+			s = declaring(starts(s, keptStart), mostCores)
 			s.Policies = []sim.Policy{{Name: "oracle", Make: func(r sim.Run) (policy.Set, error) {
 				set, err := policy.Names{Corrector: "none"}.Choose()
 				if err != nil {
@@ -137,6 +139,12 @@ func oracle() study.Contender {
 	})
 }
 
+// alone is how long a call takes by itself with the cores that its stage declares.
+func alone(st sim.Stage) time.Duration {
+	p := st.Service.Profile
+	return p[slices.IndexFunc(p, func(p sim.Point) bool { return p.CPU == st.CPU && p.Batch == 1 })].Mean
+}
+
 func foresee(s sim.Scenario, k []float64, r sim.Run) (baseline.Oracle, error) {
 	all, err := r.Arrivals(pipelineName)
 	if err != nil {
@@ -145,7 +153,7 @@ func foresee(s sim.Scenario, k []float64, r sim.Run) (baseline.Oracle, error) {
 	cfg := baseline.OracleConfig{Arrivals: all, Wait: k[0], Floor: k[1]}
 	for _, st := range s.Stages {
 		cfg.Stages = append(cfg.Stages, baseline.OracleStage{
-			Function: key(st), Service: st.Service.Profile[0].Mean, Start: st.Start.Fork, Batch: st.Batch, BatchCost: *st.Service.BatchCost,
+			Function: key(st), Service: alone(st), Start: st.Start.Fork, Batch: st.Batch, BatchCost: *st.Service.BatchCost,
 			Slots: st.Slots, Most: st.Max,
 		})
 	}
