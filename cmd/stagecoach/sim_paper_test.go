@@ -112,11 +112,11 @@ func TestSimPaperErrors(t *testing.T) {
 	t.Parallel()
 	missing := filepath.Join(t.TempDir(), "none.json")
 	for want, args := range map[string][]string{
-		`sim paper: got [], want one of ["quart"]`:             {},
-		`sim paper: got ["fermat"], want one of ["quart"]`:     {"fermat"},
-		"sim paper quart: open " + missing + ": no such file":  {"quart", "--quick", "--tuned", missing},
-		`sim paper quart: "planet" matches none, want some of`: {"quart", "--quick", "--only", "planet"},
-		"sim paper quart: seeds for the test: -3 from 1 on":    {"quart", "--quick", "--seeds", "-3"},
+		`sim paper: got [], want one of ["quart" "bounds"]`:         {},
+		`sim paper: got ["fermat"], want one of ["quart" "bounds"]`: {"fermat"},
+		"sim paper quart: open " + missing + ": no such file":       {"quart", "--quick", "--tuned", missing},
+		`sim paper quart: "planet" matches none, want some of`:      {"quart", "--quick", "--only", "planet"},
+		"sim paper quart: seeds for the test: -3 from 1 on":         {"quart", "--quick", "--seeds", "-3"},
 	} {
 		if err := runSim(t.Context(), append([]string{"paper"}, args...), nil); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: got %v, want %s", args, err, want)
