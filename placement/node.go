@@ -37,6 +37,7 @@ type node struct {
 	load    int      // replicas of key stages
 	loading bool     // it reads parameters from its disk, or is to in this plan
 	of      []share  // by function
+	idles   []int64  // bytes of idle, by function; nil: nothing is
 	devices []device // in the snapshot's order
 	rank    int      // by name; set for a list
 	taken   []bool   // by function and device: two replicas of a function on a device are not two servers
@@ -45,7 +46,6 @@ type node struct {
 
 // share is what a function has of a node.
 type share struct {
-	idle     int64 // bytes of its zygotes that give way to others
 	replicas int32 // draining ones not counted
 	zygote   bool  // it has one, or will
 	listed   bool  // it is among what the plan keeps warm
@@ -128,7 +128,10 @@ func (c *cluster) add(n *node, p *plan.Node) {
 		is.zygote, is.warm = true, max(is.warm, coming)
 		if z.Idle {
 			is.warm = there
-			is.idle += z.Bytes
+			if n.idles == nil {
+				n.idles = make([]int64, len(c.functions))
+			}
+			n.idles[f.i] += z.Bytes
 		}
 	}
 }
@@ -157,9 +160,11 @@ func (n *node) use(f *function, k int) {
 func (n *node) occupy(f *function, slot plan.Slot) {
 	n.free -= n.cost(f)
 	n.cpu -= f.CPUMilli
-	is := &n.of[f.i]
-	n.idle -= is.idle
-	is.idle, is.zygote = 0, true
+	if n.idles != nil {
+		n.idle -= n.idles[f.i]
+		n.idles[f.i] = 0
+	}
+	n.of[f.i].zygote = true
 	n.keeps(f)
 	for k := range n.devices {
 		if d := &n.devices[k]; slot.On(d.ID) {
@@ -188,7 +193,10 @@ func (n *node) cost(f *function) int64 {
 
 // room is the memory that one more replica of f finds, when idle zygotes of others give way. A zygote that is loaded for it finds less.
 func (n *node) room(f *function) int64 {
-	bytes := n.free + n.idle - n.of[f.i].idle
+	bytes := n.free + n.idle
+	if n.idles != nil {
+		bytes -= n.idles[f.i]
+	}
 	if f.zygote > 0 && !n.of[f.i].zygote {
 		bytes -= n.reserve
 	}
