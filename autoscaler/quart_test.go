@@ -14,7 +14,10 @@ func TestQuartIsACorrector(t *testing.T) {
 	for name, cfg := range map[string]QuartConfig{
 		"whole": {}, "no pid": {NoPID: true},
 	} {
-		t.Run(name, func(t *testing.T) { plantest.RunCorrector(t, NewQuart(cfg)) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			plantest.RunCorrector(t, NewQuart(cfg))
+		})
 	}
 }
 

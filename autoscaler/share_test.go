@@ -13,8 +13,11 @@ import (
 
 func TestGainIsASharer(t *testing.T) { plantest.RunSharer(t, Gain{}) }
 
-func TestFixedIsAnAllocator(t *testing.T)   { plantest.Run(t, Fixed{}) }
-func TestUniformIsAnAllocator(t *testing.T) { plantest.Run(t, NewUniform(Config{})) }
+func TestFixedIsAnAllocator(t *testing.T) { plantest.Run(t, Fixed{}) }
+func TestUniformIsAnAllocator(t *testing.T) {
+	t.Parallel()
+	plantest.Run(t, NewUniform(Config{}))
+}
 
 // served is a function with a rate of requests of 100 ms, as many replicas as are ready, and an allocator that asks for more.
 func served(name string, rate float64, ready int) plan.Function {

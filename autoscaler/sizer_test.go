@@ -11,7 +11,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan/plantest"
 )
 
-func TestPolicy(t *testing.T) { plantest.Run(t, NewSizer(Config{})) }
+func TestPolicy(t *testing.T) {
+	t.Parallel()
+	plantest.Run(t, NewSizer(Config{}))
+}
 
 var t0 = time.Date(2025, 6, 1, 12, 0, 0, 0, time.UTC)
 

@@ -9,7 +9,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan/plantest"
 )
 
-func TestHPAIsAnAllocator(t *testing.T) { plantest.Run(t, NewHPA(HPAConfig{})) }
+func TestHPAIsAnAllocator(t *testing.T) {
+	t.Parallel()
+	plantest.Run(t, NewHPA(HPAConfig{}))
+}
 
 // TestHPARecommends has the examples of Kubernetes' documentation, blog (configurable tolerance, v1.33) and tests of its replica
 // calculator (TestReplicaCalcScaleUp and so on).

@@ -9,7 +9,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan/plantest"
 )
 
-func TestKPAIsAnAllocator(t *testing.T) { plantest.Run(t, NewKPA(KPAConfig{})) }
+func TestKPAIsAnAllocator(t *testing.T) {
+	t.Parallel()
+	plantest.Run(t, NewKPA(KPAConfig{}))
+}
 
 // TestKPAScales has the examples of Knative's own tests (pkg/autoscaler/scaling, TestAutoscaler…), of a maximal rate of 10 either way unless
 // they say otherwise; times are seconds since it was first asked.

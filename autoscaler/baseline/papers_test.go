@@ -24,13 +24,19 @@ func anyPlan() InferLinePlan {
 	return p
 }
 
-func TestINFlessIsAnAllocator(t *testing.T) { plantest.Run(t, NewINFless(INFlessConfig{})) }
+func TestINFlessIsAnAllocator(t *testing.T) {
+	t.Parallel()
+	plantest.Run(t, NewINFless(INFlessConfig{}))
+}
+
 func TestInferLineIsAnAllocator(t *testing.T) {
+	t.Parallel()
 	plantest.Run(t, NewInferLine(InferLineConfig{Plan: anyPlan()}))
 }
 
 // TestCocktailIsAnAllocator has forecasts in the suite's short histories.
 func TestCocktailIsAnAllocator(t *testing.T) {
+	t.Parallel()
 	plantest.Run(t, NewCocktail(CocktailConfig{Period: 2 * time.Second, Keep: 2}))
 }
 
