@@ -90,7 +90,7 @@ paper-quart: build ## QUART against tuned opponents, simulated, into build/quart
 
 paper-bounds: build ## where scaling stage by stage stops paying: the maps and tables of docs/when-it-pays.md anew; PAPER="--seeds 8" and more
 	@$(BIN)/stagecoach sim paper bounds --out build/bounds $(PAPER)
-	@mkdir -p docs/img && cp build/bounds/bounds-*.svg docs/img/ && cp build/bounds/report.md docs/when-it-pays-numbers.md
+	@mkdir -p docs/img && cp build/bounds/bounds-*.svg docs/img/ && sed 's|](bounds-|](img/bounds-|' build/bounds/report.md >docs/when-it-pays-numbers.md
 
 tune: build ## the configurations of all contenders anew, which takes long; PAPER="--only /ours" for some
 	@$(BIN)/stagecoach sim paper quart --tune --tuned sim/study/quart/tuned.json --out build/quart $(PAPER)

@@ -89,6 +89,11 @@ func TestAttained(t *testing.T) {
 		near(t, d.String(), p.Attained(d), want, 0)
 	}
 	near(t, "nothing", (&PipelineFigures{}).Attained(time.Second), 0, 0)
+	for q, want := range map[float64]time.Duration{0.4: time.Millisecond, 0.5: 2 * time.Millisecond, 0.8: 2 * time.Millisecond, 0.81: 0} {
+		if got, ok := p.Quantile(q); got != want || ok != (want > 0) {
+			t.Errorf("%g of the requests within %v, %v; want %v: a fifth was not answered", q, got, ok, want)
+		}
+	}
 }
 
 // TestStartsByKey: starts are told apart by path and by whether the stage was a key stage when they were ordered.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/sim"
@@ -128,11 +129,17 @@ func (p *paper) configurations(ctx context.Context, s *study.Study, f paperFlags
 	if !tune || err != nil && !missing {
 		return tuned, err
 	}
+	merge := f.tuned != "" && !missing && (f.only != "" || f.quick) // the rest of the file stays
+	if merge {
+		if _, err := tuned.Merge(s.Nothing()); err != nil {
+			return tuned, err // before it takes long
+		}
+	}
 	newer, err := s.Tune(ctx, open, studyProgress())
 	if err != nil || f.tuned == "" {
 		return newer, err
 	}
-	if f.only != "" && !missing { // the rest of the file stays
+	if merge {
 		if newer, err = tuned.Merge(newer); err != nil {
 			return newer, err
 		}
@@ -158,15 +165,16 @@ func (p *paper) fill(folder string, s *study.Study, r *study.Result) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
+	var figures []study.Figure
+	var err error
+	if s.Draw != nil {
+		figures, err = s.Draw(r)
+	}
 	errs := []error{
-		writeTo(filepath.Join(folder, "report.md"), func(w io.Writer) error { return p.write(r, w) }),
+		err,
 		writeTo(filepath.Join(folder, "result.json"), func(w io.Writer) error { return writeJSON(w, r) }),
+		writeTo(filepath.Join(folder, "report.md"), func(w io.Writer) error { return errors.Join(p.write(r, w), linkFigures(w, figures)) }),
 	}
-	if s.Draw == nil {
-		return errors.Join(errs...)
-	}
-	figures, err := s.Draw(r)
-	errs = append(errs, err)
 	for _, f := range figures {
 		errs = append(errs, writeTo(filepath.Join(folder, f.Name+".svg"), func(w io.Writer) error {
 			_, err := io.Copy(w, bytes.NewReader(f.SVG))
@@ -174,6 +182,19 @@ func (p *paper) fill(folder string, s *study.Study, r *study.Result) error {
 		}))
 	}
 	return errors.Join(errs...)
+}
+
+// linkFigures writes what figures lie beside a report.
+func linkFigures(w io.Writer, figures []study.Figure) error {
+	var b strings.Builder
+	for i, f := range figures {
+		if i == 0 {
+			b.WriteString("\n## Figures\n\n")
+		}
+		fmt.Fprintf(&b, "- [%s](%s.svg)\n", cmp.Or(f.Title, f.Name), f.Name)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 // studyProgress says once a second, and at the end, how far the runs are and how much longer it takes if they go on like that.

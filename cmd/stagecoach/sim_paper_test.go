@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -94,6 +95,9 @@ func TestSimPaper(t *testing.T) {
 			t.Errorf("%s: %v: %s", name, err, b)
 		}
 	}
+	if b, _ := os.ReadFile(filepath.Join(folder, "made", "here", "report.md")); !strings.Contains(string(b), "- [toy-latency](toy-latency.svg)") {
+		t.Errorf("the report does not link its figure: %s", b)
+	}
 	r := result("toy", "--tuned", tuned, "--only", "fast")
 	if len(r.Tuned.Choices) != 2 || len(r.Outcomes) != 1 || r.Outcomes[0].Untuned || r.Outcomes[0].GPUs.Mean != 2 {
 		t.Errorf("with configurations: %+v", r)
@@ -101,6 +105,11 @@ func TestSimPaper(t *testing.T) {
 	before, _ := os.ReadFile(tuned)
 	if _, err := run("toy", "--tuned", tuned, "--only", "fast", "--tune"); err != nil {
 		t.Error(err)
+	}
+	small := toy
+	small.quick = func() study.Study { s := toyStudy(); s.Candidates = 1; return s }
+	if err := simPaper(t.Context(), []string{"toy", "--quick", "--tune", "--tuned", tuned}, []paper{small}, io.Discard); err == nil || !strings.Contains(err.Error(), "want as before") {
+		t.Errorf("a quick look at what was tuned otherwise: %v, want that the file stays", err)
 	}
 	if after, _ := os.ReadFile(tuned); !bytes.Equal(before, after) {
 		t.Errorf("a part that was tuned again changed\n%s\nto\n%s", before, after)

@@ -16,10 +16,11 @@ type Claim struct {
 	ID      string  `json:"id"`    // "Q1"
 	What    string  `json:"what"`  // "mean latency against Cocktail"
 	Paper   string  `json:"paper"` // "-36.7 %"
-	Ours    string  `json:"ours"`  // as text
+	Ours    string  `json:"ours"`  // as text; empty: nothing of it was evaluated
 	Values  []Value `json:"values,omitempty"`
 	Verdict Verdict `json:"verdict"`
-	Why     string  `json:"why"`
+	Why     string  `json:"why,omitempty"`
+	With    string  `json:"with,omitempty"` // what else is to be known: how many settings, what it cost, what failed
 }
 
 // Value is a figure that a claim rests on.

@@ -42,8 +42,8 @@ func (r *Result) Outcome(setting, contender string) *Outcome {
 }
 
 // BestBaseline is, of the contenders that are neither ours nor know what no policy can, and that have on average at most the study's budget
-// of GPUs and a twentieth more on this setting, the one with the least mean latency. Among those that fail more than a thousandth of
-// the requests it is one only if all do. It is chosen with the results known, which favours it. Empty: none keeps to the budget.
+// of GPUs and a twentieth more on this setting, the one with the least mean latency. It is chosen with the results known, which favours
+// it. Empty: none keeps to the budget.
 func (r *Result) BestBaseline(setting string) string {
 	var best *Outcome
 	for _, c := range r.Contenders {
@@ -51,7 +51,7 @@ func (r *Result) BestBaseline(setting string) string {
 		if o == nil || c.Oracle || c.Ours || r.OverBudget(o) {
 			continue
 		}
-		if best == nil || best.Fails() && !o.Fails() || best.Fails() == o.Fails() && o.Mean.Mean < best.Mean.Mean {
+		if best == nil || o.Mean.Mean < best.Mean.Mean {
 			best = o
 		}
 	}
@@ -61,10 +61,10 @@ func (r *Result) BestBaseline(setting string) string {
 	return best.Contender
 }
 
-// mayFail is the part of requests that may fail before means of what was answered say too little.
+// mayFail is the part of requests that may fail without a mark.
 const mayFail = 0.001
 
-// Fails says that more than a thousandth of the requests failed: latencies are of the others.
+// Fails says that more than a thousandth of the requests failed.
 func (o *Outcome) Fails() bool { return o.Failed.Mean > mayFail }
 
 // OverBudget says that an outcome had on average more than the budget of GPUs, its setting's or else the study's, and a twentieth more.
@@ -104,12 +104,15 @@ func (r *Result) Compare(of, to string, settings ...string) (Comparison, bool) {
 	c.P99 = ratio(func(o *Outcome) Sample { return o.P99 }, none)
 	c.Goodput = ratio(func(o *Outcome) Sample { return o.Goodput }, func(o *Outcome) float64 { return floor[o] })
 	c.GPUSeconds = ratio(func(o *Outcome) Sample { return o.GPUSeconds }, none)
-	objective := slices.Index(r.Multiples, r.Objective)
+	objective := r.objective()
 	c.InTime = paired(pairs, func(a, b *Outcome, seed int) float64 {
 		return a.InTime[objective].Seeds[seed] - b.InTime[objective].Seeds[seed]
 	})
 	return c, true
 }
+
+// objective is the index of it among the multiples.
+func (r *Result) objective() int { return slices.Index(r.Multiples, r.Objective) }
 
 // paired is the mean over settings of what a pair of runs differs in, with its interval over the seeds.
 func paired(pairs [][2]*Outcome, change func(a, b *Outcome, seed int) float64) Interval {

@@ -90,13 +90,39 @@ func TestBestBaseline(t *testing.T) {
 	if want := math.Sqrt(math.Sqrt(0.25*0.5) * math.Sqrt(2*1)); !ok || math.Abs(c.Mean.Value-want) > 1e-5 {
 		t.Errorf("against the best of each: %v, want %g", c.Mean, want)
 	}
-	r.Outcomes[6].Failed.Mean = 0.01
-	if got := r.BestBaseline("y"); got != "lean" {
-		t.Errorf("%q, want lean: rich fails", got)
-	}
 	r.Settings[0].Budget = 12 // of its own
 	if got := r.BestBaseline("x"); got != "rich" {
 		t.Errorf("%q, want rich, which x has GPUs enough for", got)
+	}
+}
+
+// TestGoals: of a setting, a group and all together, with how sure it is; against the best baseline, and against who knows the future.
+func TestGoals(t *testing.T) {
+	r := madeUpResult()
+	r.Goals = Goals{Latency: 0.6, Goodput: 2, GoodputIn: "g", Attained: 0.85}
+	got := map[string]Reached{}
+	for _, x := range r.reach() {
+		got[x.On+": "+x.Goal] = x.Reached
+	}
+	for what, want := range map[string]Reached{
+		"x: mean latency":                  Open,   // 1/4 and 2/4 of lean's: two seeds say little
+		"x: goodput":                       Dearer, // twice lean's on each seed, with 1.25 times its GPUs
+		"x: GPU-seconds":                   Missed,
+		"x: in time, of the oracle's":      Met, // 8/9 on each seed
+		"y: mean latency":                  Open,
+		"y: goodput":                       Open,
+		"y: GPU-seconds":                   Met, // rich's 10.5
+		"y: in time, of the oracle's":      "",  // it was not run
+		"all settings: GPU-seconds":        Missed,
+		"g: mean latency":                  Missed, // 0.707 on each seed
+		"all settings: in time, of oracle": "",
+	} {
+		if got[what] != want {
+			t.Errorf("%s: %q, want %q", what, got[what], want)
+		}
+	}
+	if r.Goals = (Goals{}); len(r.reach()) != 0 {
+		t.Error("goals were reached that there are not")
 	}
 }
 

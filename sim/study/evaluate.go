@@ -12,7 +12,7 @@ import (
 // where nothing was. Report and ctx are as for [Study.Tune].
 func (s *Study) Evaluate(ctx context.Context, tuned Tuned, open sim.Opener, report func(Progress)) (*Result, error) {
 	out := &Result{
-		Schema: Schema, Study: s.Name, Title: s.Title, Ours: s.Ours, Budget: s.Budget, Seeds: s.Test,
+		Schema: Schema, Study: s.Name, Title: s.Title, About: s.About, Goals: s.Goals, Ours: s.Ours, Budget: s.Budget, Seeds: s.Test,
 		Multiples: s.Multiples, Objective: s.Objective, LeftOut: s.LeftOut, Tuned: tuned,
 	}
 	for _, c := range s.Contenders {
@@ -49,6 +49,7 @@ func (s *Study) Evaluate(ctx context.Context, tuned Tuned, open sim.Opener, repo
 		}
 		out.Settings = append(out.Settings, info)
 	}
+	out.Reached = out.reach()
 	if s.Judge != nil {
 		out.Claims = s.Judge(out)
 	}
@@ -67,7 +68,7 @@ func (s *Study) outcome(c *cell, untuned bool, runs []run) Outcome {
 	out := Outcome{
 		Setting: c.setting.Name, Contender: c.contender.Name, Knobs: c.knobs, Untuned: untuned,
 		Requests: of(func(r *run) float64 { return r.requests }), Failed: of(func(r *run) float64 { return r.failed }),
-		Mean: of(func(r *run) float64 { return r.mean }), P50: of(func(r *run) float64 { return r.p50 }),
+		Mean: of(func(r *run) float64 { return r.mean }), Answered: of(func(r *run) float64 { return r.answered }), P50: of(func(r *run) float64 { return r.p50 }),
 		P75: of(func(r *run) float64 { return r.p75 }), P99: of(func(r *run) float64 { return r.p99 }),
 		GPUs: of((*run).gpus), GPUSeconds: of(func(r *run) float64 { return r.gpuSeconds }),
 		CoreSeconds: of(func(r *run) float64 { return r.coreSeconds }),

@@ -9,32 +9,38 @@ import (
 	"strings"
 )
 
-// WriteMarkdown writes the result for people: claims, all settings together, pairs, each setting, starts, configurations.
+// WriteMarkdown writes the result for people: what was asked, goals, claims, all settings together, pairs, each setting, configurations, parts,
+// starts.
 func (r *Result) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
 	r.intro(&b)
+	r.goals(&b)
 	r.claims(&b)
 	r.together(&b)
 	r.pairs(&b)
 	r.groups(&b)
 	r.each(&b)
-	r.starts(&b)
 	r.configurations(&b)
+	r.parts(&b)
+	r.starts(&b)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
 func (r *Result) intro(b *strings.Builder) {
 	fmt.Fprintf(b, "# %s\n\n", clean(r.Title))
+	if r.About != "" {
+		fmt.Fprintf(b, "%s\n\n", r.About)
+	}
 	fmt.Fprintf(b, "%d settings, %d contenders, seeds %d to %d; ± and ranges are 95 %% confidence intervals over seeds. T is a request's latency without any wait; "+
-		"\"in time\" is within %g T. ", len(r.Settings), len(r.Contenders), r.Seeds.First, r.Seeds.First+uint64(r.Seeds.N)-1, r.Objective)
+		"\"in time\" is within %g T. Latencies are of all requests: a failed one has taken its timeout. ", len(r.Settings), len(r.Contenders), r.Seeds.First, r.Seeds.First+uint64(r.Seeds.N)-1, r.Objective)
 	fmt.Fprintf(b, "Each contender's configuration is the best of %d or fewer on other loads, under a budget of %g GPUs on average.\n", r.Tuned.Candidates, r.Budget)
 	marks := ""
 	for i := range r.Outcomes {
 		marks += r.mark(&r.Outcomes[i])
 	}
 	for _, m := range []struct{ sign, text string }{
-		{"†", "more than 0.1 % of the requests failed; latencies are of the others"},
+		{"†", "more than 0.1 % of the requests failed"},
 		{"‡", "not tuned: with its defaults"},
 		{"§", fmt.Sprintf("over the budget: more than %s GPUs on average", trim(overBudget*r.Budget, 4))},
 	} {
@@ -48,13 +54,21 @@ func (r *Result) intro(b *strings.Builder) {
 }
 
 func (r *Result) claims(b *strings.Builder) {
-	t := table{{"id", "claim", "paper", "here", "verdict", "why"}}
+	t := table{{"id", "claim", "paper", "here", "verdict", "why", "circumstances"}}
+	var rest []string
 	for _, c := range r.Claims {
-		t.row(c.ID, c.What, c.Paper, c.Ours, string(c.Verdict), c.Why)
+		if c.Ours == "" {
+			rest = append(rest, c.ID)
+			continue
+		}
+		t.row(c.ID, c.What, c.Paper, c.Ours, string(c.Verdict), c.Why, c.With)
 	}
-	if len(t) > 1 {
+	if len(r.Claims) > 0 {
 		b.WriteString("\n## Claims\n")
 		t.write(b)
+	}
+	if len(rest) > 0 {
+		fmt.Fprintf(b, "\nNot evaluated, for want of settings or contenders: %s.\n", strings.Join(rest, ", "))
 	}
 }
 
@@ -83,7 +97,8 @@ func (r *Result) of(contender string) (all []*Outcome, settings []SettingInfo) {
 }
 
 func (r *Result) together(b *strings.Builder) {
-	b.WriteString("\n## All settings together\n\nLatencies are geometric means over settings, in T; the rest are arithmetic means.\n")
+	ours, _ := r.of(r.Ours)
+	b.WriteString("\n## All settings together\n\nOf contenders that were on all of them. Latencies are geometric means over settings, in T; the rest are arithmetic means.\n")
 	heading := []string{"contender", "settings", "latency/T", "p99/T"}
 	for _, m := range r.Multiples {
 		heading = append(heading, fmt.Sprintf("in %g T", m))
@@ -91,7 +106,7 @@ func (r *Result) together(b *strings.Builder) {
 	t := table{append(heading, "goodput/s", "GPUs", "cores", "failed")}
 	for _, c := range r.Contenders {
 		all, settings := r.of(c.Name)
-		if len(all) == 0 {
+		if len(all) == 0 || len(ours) > 0 && (len(all) != len(ours) || len(all) != len(r.shared(c.Name, r.Ours))) {
 			continue
 		}
 		mean := func(figure func(i int) float64) float64 {
@@ -119,6 +134,17 @@ func (r *Result) together(b *strings.Builder) {
 	t.write(b)
 }
 
+// shared are the settings that two contenders were both on.
+func (r *Result) shared(a, b string) []string {
+	var out []string
+	for _, s := range r.Settings {
+		if r.Outcome(s.Name, a) != nil && r.Outcome(s.Name, b) != nil {
+			out = append(out, s.Name)
+		}
+	}
+	return out
+}
+
 func percent(part float64) string { return trim(100*part, 3) + " %" }
 
 var pairHeading = []string{"mean latency", "p99", "goodput", "in time", "GPU-seconds"}
@@ -132,7 +158,7 @@ func (r *Result) pairs(b *strings.Builder) {
 	fmt.Fprintf(b, "\n## %s against each, in pairs\n", clean(r.title(r.Ours)))
 	t := table{append([]string{"against", "settings"}, pairHeading...)}
 	for _, c := range append([]ContendInfo{{Name: BestBaseline}}, r.Contenders...) {
-		if p, ok := r.Compare(r.Ours, c.Name); ok && c.Name != r.Ours {
+		if p, ok := r.Compare(r.Ours, c.Name); ok && c.Name != r.Ours && c.Like == "" {
 			t.row(append([]string{r.title(c.Name), fmt.Sprint(len(p.Settings))}, p.row()...)...)
 		}
 	}
@@ -244,6 +270,31 @@ func (r *Result) starts(b *strings.Builder) {
 	}
 	if len(t) > 1 {
 		b.WriteString("\n## Starts of replicas\n")
+		t.write(b)
+	}
+}
+
+// parts compares what ours is without each of its parts with ours.
+func (r *Result) parts(b *strings.Builder) {
+	t := table{append([]string{"without a part", "group", "settings"}, pairHeading...)}
+	for _, c := range r.Contenders {
+		if c.Like != r.Ours {
+			continue
+		}
+		for _, group := range r.groupNames() {
+			var settings []string
+			for _, s := range r.Settings {
+				if s.Group == group {
+					settings = append(settings, s.Name)
+				}
+			}
+			if p, ok := r.Compare(c.Name, r.Ours, settings...); ok {
+				t.row(append([]string{c.Title, group, fmt.Sprint(len(p.Settings))}, p.row()...)...)
+			}
+		}
+	}
+	if len(t) > 1 {
+		fmt.Fprintf(b, "\n## %s without each of its parts\n\nOver the whole, with the whole's configuration: above 0 %%, the part helps with latency or saves GPU-seconds.\n", clean(r.title(r.Ours)))
 		t.write(b)
 	}
 }

@@ -8,6 +8,7 @@ type Result struct {
 	Schema     string        `json:"schema"`
 	Study      string        `json:"study"`
 	Title      string        `json:"title"`
+	About      string        `json:"about,omitempty"` // what was asked, and of what
 	Ours       string        `json:"ours"`
 	Budget     float64       `json:"budget_gpus"`
 	Seeds      Seeds         `json:"seeds"`
@@ -18,6 +19,8 @@ type Result struct {
 	LeftOut    []LeftOut     `json:"left_out,omitempty"`
 	Outcomes   []Outcome     `json:"outcomes"` // by setting, then contender, in the order of the study
 	Tuned      Tuned         `json:"tuned"`
+	Goals      Goals         `json:"goals"`
+	Reached    []GoalResult  `json:"reached,omitempty"` // of all settings, groups, then each setting
 	Claims     []Claim       `json:"claims,omitempty"`
 }
 
@@ -54,15 +57,17 @@ type Outcome struct {
 	Knobs     []float64 `json:"knobs,omitempty"`   // in the order of the contender's Space
 	Untuned   bool      `json:"untuned,omitempty"` // the defaults, for want of anything better
 
+	// Latencies are of all requests: a failed one has taken its timeout. Who refuses what would wait long would else look fast.
 	Requests    Sample         `json:"requests"`
-	Mean        Sample         `json:"mean_s"` // of what was answered
+	Mean        Sample         `json:"mean_s"`
 	P50         Sample         `json:"p50_s"`
 	P75         Sample         `json:"p75_s"`
 	P99         Sample         `json:"p99_s"`
-	InTime      []Sample       `json:"in_time"`       // parts of the requests, within each of Result.Multiples of T
-	Goodput     Sample         `json:"goodput_per_s"` // within Result.Objective of T
-	Failed      Sample         `json:"failed"`        // part of the requests
-	GPUs        Sample         `json:"gpus"`          // on average over time
+	Answered    Sample         `json:"mean_answered_s"` // mean latency of what was answered alone; the timeout if nothing was
+	InTime      []Sample       `json:"in_time"`         // parts of the requests, within each of Result.Multiples of T
+	Goodput     Sample         `json:"goodput_per_s"`   // within Result.Objective of T
+	Failed      Sample         `json:"failed"`          // part of the requests
+	GPUs        Sample         `json:"gpus"`            // on average over time
 	GPUSeconds  Sample         `json:"gpu_s"`
 	CoreSeconds Sample         `json:"core_s"`
 	Stages      []StageOutcome `json:"stages"` // sorted by name, those of the contender's scenario

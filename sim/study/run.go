@@ -113,8 +113,8 @@ func (s *Study) one(ctx context.Context, c *cell, seed uint64, open sim.Opener) 
 // run is what a study keeps of one run.
 type run struct {
 	requests, failed    float64 // failed: a part of the requests
-	charged             float64 // mean latency, s, where a failed request has taken its timeout
-	mean, p50, p75, p99 float64 // of what was answered, s; the timeout if nothing was
+	mean, p50, p75, p99 float64 // latency, s, where a failed request has taken its timeout
+	answered            float64 // mean latency of what was answered, s; the timeout if nothing was
 	inTime              []float64
 	seconds             float64
 	gpuSeconds          float64
@@ -127,16 +127,22 @@ func (s *Study) taken(c *cell, f sim.Figures) run {
 	p := &f.Pipelines[0]
 	timeout := c.timeout.Seconds()
 	r := run{
-		requests: p.Offered, mean: p.Mean, p50: p.P50, p75: p.P75, p99: p.P99,
+		requests: p.Offered, answered: p.Mean, p50: p.P50, p75: p.P75, p99: p.P99,
 		seconds: f.Seconds, gpuSeconds: f.DeviceSeconds, coreSeconds: f.CoreSeconds, stages: f.Stages,
 	}
 	if p.Answered == 0 {
-		r.mean, r.p50, r.p75, r.p99 = timeout, timeout, timeout, timeout
+		r.answered, r.p50, r.p75, r.p99 = timeout, timeout, timeout, timeout
 	}
-	if p.Offered > 0 {
+	if p.Failed > 0 {
 		r.failed = p.Failed / p.Offered
+		for q, to := range map[float64]*float64{0.5: &r.p50, 0.75: &r.p75, 0.99: &r.p99} {
+			*to = timeout
+			if d, ok := p.Quantile(q); ok {
+				*to = d.Seconds()
+			}
+		}
 	}
-	r.charged = r.mean*(1-r.failed) + timeout*r.failed
+	r.mean = r.answered*(1-r.failed) + timeout*r.failed
 	for _, x := range s.Multiples {
 		r.inTime = append(r.inTime, p.Attained(time.Duration(x*float64(c.setting.Service))))
 	}

@@ -58,6 +58,7 @@ type Seeds struct {
 // Study is a question to the simulator: who serves which load how well, for how many GPUs.
 type Study struct {
 	Name, Title string
+	About       string // what it asks, and of what, in a few lines of Markdown
 	Settings    []Setting
 	Contenders  []Contender
 	Ours        string    // the contender that the others are compared with
@@ -69,6 +70,8 @@ type Study struct {
 
 	// LeftOut are settings that there would be, had their data been there.
 	LeftOut []LeftOut
+
+	Goals Goals // of ours
 
 	// Judge holds the result against what was claimed; nil: nothing was.
 	Judge func(*Result) []Claim

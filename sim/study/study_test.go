@@ -70,6 +70,7 @@ func small() *Study {
 		Name: "small", Title: "A small study", Settings: []Setting{load("idle", "10"), load("busy", "80")},
 		Contenders: []Contender{one, fixed("two", 2, 2), part}, Ours: "one",
 		Budget: 8, Candidates: 5, Train: Seeds{101, 2}, Test: Seeds{1, 3}, Multiples: []float64{1.5, 2, 3}, Objective: 2,
+		About: "Which of two is faster.", Goals: Goals{Latency: 0.6, Goodput: 2, GoodputIn: "load 80", Attained: 0.85},
 	}
 }
 

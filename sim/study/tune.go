@@ -12,7 +12,7 @@ import (
 // Tune tries the candidates of every contender on the training loads of each group of settings, and chooses one of them a group: see
 // [Choose]. Report, if it is not nil, is called after each run, one call at a time. Ctx ends it early, with its error.
 func (s *Study) Tune(ctx context.Context, open sim.Opener, report func(Progress)) (Tuned, error) {
-	out := Tuned{Schema: TunedSchema, Study: s.Name, Budget: s.Budget, Candidates: s.Candidates, Seeds: s.Train}
+	out := s.Nothing()
 	var cells []*cell
 	for _, group := range s.groups() {
 		for i := range s.Contenders {
@@ -51,6 +51,11 @@ func (s *Study) Tune(ctx context.Context, open sim.Opener, report func(Progress)
 	return out, nil
 }
 
+// Nothing is what of the study was tuned before any of it was.
+func (s *Study) Nothing() Tuned {
+	return Tuned{Schema: TunedSchema, Study: s.Name, Budget: s.Budget, Candidates: s.Candidates, Seeds: s.Train}
+}
+
 // measure fills in what came of a point.
 func (s *Study) measure(p *Point, cells []*cell, runs [][]run) {
 	objective := slices.Index(s.Multiples, s.Objective)
@@ -58,7 +63,7 @@ func (s *Study) measure(p *Point, cells []*cell, runs [][]run) {
 	for i, of := range runs {
 		for _, r := range of {
 			p.GPUs += r.gpus() / n
-			p.Score += math.Log(r.charged/cells[i].setting.Service.Seconds()) / n
+			p.Score += math.Log(r.mean/cells[i].setting.Service.Seconds()) / n
 			p.InTime += r.inTime[objective] / n
 			p.Failed += r.failed / n
 		}

@@ -110,7 +110,7 @@ func (d *drawing) group(cv bool) []string {
 
 // notes say where numbers are from, and what marks mean.
 func (d *drawing) notes(more ...string) []string {
-	return append([]string{d.from() + whiskers + " † more than 0.1 % of the requests failed; latencies are of the others. ‡ not tuned: its defaults. n/a: not run, or nothing was answered."}, more...)
+	return append([]string{d.from() + whiskers + " Latencies are of all requests: a failed one has taken its timeout of 30 s. † more than 0.1 % of the requests failed. ‡ not tuned: its defaults. n/a: not run."}, more...)
 }
 
 const whiskers = " Whiskers are 95 % confidence intervals of means over seeds; one without an end goes on."
@@ -163,9 +163,9 @@ func show(o *study.Outcome, s study.Sample, times float64) shown {
 	return shown{study.Interval{Value: s.Mean * times, Low: max(s.Mean-s.CI, 0) * times, High: (s.Mean + s.CI) * times, N: len(s.Seeds)}, marks(o)}
 }
 
-// latency is one that is unknown if nothing was answered.
+// latency is one that is unknown if it was not run.
 func latency(o *study.Outcome, s func(*study.Outcome) study.Sample) shown {
-	if o == nil || s(o).Mean <= 0 {
+	if o == nil {
 		return unknown
 	}
 	return show(o, s(o), 1)

@@ -124,16 +124,11 @@ func (d *drawing) queueFigures() []figure {
 	return []figure{f}
 }
 
-// ratio compares two contenders on settings; it is unknown where one of them answered nothing.
+// ratio compares two contenders on settings; it is unknown where one of them was not run.
 func (d *drawing) ratio(of, to string, settings []study.SettingInfo, which func(study.Comparison) study.Interval) shown {
 	var asked []string
 	for _, s := range settings {
 		asked = append(asked, s.Name)
-		for _, c := range []string{of, to} {
-			if o := d.Outcome(s.Name, c); o != nil && slices.Contains(o.Mean.Seeds, 0) {
-				return unknown
-			}
-		}
 	}
 	c, ok := d.Compare(of, to, asked...)
 	if !ok || len(asked) == 0 {
@@ -183,7 +178,7 @@ func (d *drawing) versus() []figure {
 	f := figure{"versus", chart.Figure{
 		Title: d.ours + " against the best baseline, by model and load",
 		Notes: []string{
-			d.from() + " Numbers are ratios of runs on the same seeds; ~ their 95 % confidence interval has 1. n/a: not run, or nothing was answered.",
+			d.from() + " Numbers are ratios of runs on the same seeds; ~ their 95 % confidence interval has 1. n/a: not run.",
 			fmt.Sprintf("The best baseline of a setting is the one with the least mean latency among those that have at most %g GPUs on average, or a twentieth more. It is chosen with the results known, which favours it.", d.Budget),
 		},
 	}}
@@ -257,7 +252,7 @@ func (d *drawing) sweep() []figure {
 func (d *drawing) ablations() []figure {
 	without := slices.DeleteFunc(slices.Clone(d.Contenders), func(c study.ContendInfo) bool { return c.Like != d.Ours })
 	groups := slices.DeleteFunc(slices.Clone(d.groups), func(g string) bool {
-		return !slices.ContainsFunc(d.of("", g), func(s study.SettingInfo) bool {
+		return !slices.Contains(dissected, g) || !slices.ContainsFunc(d.of("", g), func(s study.SettingInfo) bool {
 			return slices.ContainsFunc(without, func(c study.ContendInfo) bool { return d.Outcome(s.Name, c.Name) != nil })
 		})
 	})
@@ -266,7 +261,7 @@ func (d *drawing) ablations() []figure {
 	}
 	f := figure{"ablations", chart.Figure{
 		Title: d.ours + " without each of its parts: above 1, the part helps",
-		Notes: []string{d.from() + whiskers + " Ratios are of runs on the same seeds. n/a: not run, or nothing was answered.", "The whole has the same configuration; geometric means over the models that it was tuned on."},
+		Notes: []string{d.from() + whiskers + " Ratios are of runs on the same seeds. n/a: not run.", "The whole has the same configuration; geometric means over the models that it was tuned on."},
 	}}
 	for _, q := range []struct {
 		title string
@@ -277,7 +272,7 @@ func (d *drawing) ablations() []figure {
 		{"GPU-seconds", func(c study.Comparison) study.Interval { return c.GPUSeconds }},
 	} {
 		p := bars(q.title, "ratio to the whole", saidAll(groups), without, 1, func(c string, i int) shown {
-			return d.ratio(c, d.Ours, d.of("", groups[i]), q.of)
+			return d.ratio(c, d.Ours, slices.DeleteFunc(d.of("", groups[i]), func(s study.SettingInfo) bool { return !tunedOn(Model{Name: s.Model}) }), q.of)
 		})
 		p.Guides = []chart.Mark{{Name: "whole", At: 1}}
 		f.Panels = append(f.Panels, p)

@@ -43,8 +43,11 @@ func ours() study.Contender {
 	})
 }
 
-// dissected are the loads that ablations are on, with the models that are tuned on: where parts have something to do.
+// dissected are the loads that ablations are on, with the models that are tuned on: where parts have something to do. That of CPU is on all loads.
 var dissected = []string{"cv=4", "cv=8", "azure-code"}
+
+// noCPU is ours with the cores that stages declare and no more.
+const noCPU = "no-cpu"
 
 // ablations are ours without a part, with what ours was tuned to.
 func ablations() []study.Contender {
@@ -56,7 +59,7 @@ func ablations() []study.Contender {
 		{"no-corrector", "no corrector, smoother or compensator", parts{start: keptStart, names: policy.Names{Corrector: "none"}}},
 		{"no-pid", "no PID", parts{start: keptStart, quart: autoscaler.QuartConfig{NoPID: true}}},
 		{"no-smooth", "no smoother", parts{start: keptStart, quart: autoscaler.QuartConfig{NoSmooth: true}}},
-		{"no-cpu", "no CPU compensation", parts{start: keptStart, quart: autoscaler.QuartConfig{NoCPU: true}}},
+		{noCPU, "no CPU compensation", parts{start: keptStart, quart: autoscaler.QuartConfig{NoCPU: true}}},
 		{"no-keysmanager", "no KeysManager: baselines' starts", parts{start: plainStart, names: policy.Names{Warmer: "none"}}},
 		{"no-key-list", "no list of key stages: nothing is warmed", parts{start: keptStart, names: policy.Names{Warmer: "none"}}},
 		{"no-qna", "the smoother takes burstiness to stay as it is", parts{start: keptStart, quart: autoscaler.QuartConfig{Predictor: autoscaler.Persistence{}}}},
@@ -65,7 +68,9 @@ func ablations() []study.Contender {
 			Name: a.name, Title: a.title, Source: "ours without a part", Space: sizing, Defaults: sizingDefaults, Like: oursName, Ours: true,
 			Apply: func(s sim.Scenario, k []float64) sim.Scenario { return a.put(s, a.name, k) },
 		})
-		c.In = func(s study.Setting) bool { return s.Train && slices.Contains(dissected, s.Group) }
+		c.In = func(s study.Setting) bool { // without CPU on all loads, so that sizing is seen apart from cores everywhere
+			return s.Train && (a.name == noCPU || slices.Contains(dissected, s.Group))
+		}
 		out = append(out, c)
 	}
 	return out

@@ -52,6 +52,8 @@ func Full(open sim.Opener) (study.Study, error) {
 func Quick() study.Study {
 	s := base()
 	s.Title = "QUART (ICDCS'24) against tuned opponents, a quick look"
+	s.About = fmt.Sprintf("A quick look at one model under even and under bursty arrivals, %v each after %v that do not count, against few contenders: too little to conclude from. Everything is simulated with the code of production.",
+		quickCounted, quickWarmup)
 	for _, cv := range []float64{1, 8} {
 		x := gammaSetting(Models()[0], cv)
 		whole := x.Scenario
@@ -80,6 +82,17 @@ var quick = []string{"static", "kpa", oursName}
 func base() study.Study {
 	return study.Study{
 		Name: "quart", Ours: oursName, Budget: budget, Candidates: candidates, Train: trainSeeds, Test: testSeeds, Multiples: multiples, Objective: objective,
-		Judge: judge, Draw: draw,
+		Judge: judge, Draw: draw, About: about, Goals: study.Goals{Latency: 0.6, Goodput: 2.3, GoodputIn: "cv=8", Attained: 0.85},
 	}
 }
+
+// about is what the study asks, and of what. docs/adr/0044-quart-physics.md has the rest.
+var about = fmt.Sprintf(`Does a pipeline of model stages that is sized, placed and kept warm stage by stage answer faster than with other autoscalers, for no more GPUs?
+Everything is simulated with the code of production; nothing was measured on GPUs.
+
+- Cluster: %d servers with %d GPUs, 108 cores and 1 TiB each. A replica of a stage has a GPU to itself. One model at a time has the cluster.
+- Models: the paper's five in %d stages each, with the times of its Table 1. A stage declares %d cores and was measured with up to %d. Each begins with one replica.
+- Load: on average the work of %d GPUs; gaps between requests are gamma with a CV of 0.1 to 8, or a public trace's. %v are simulated, of which the first is not counted; a request fails after %v.
+- Cost: GPU-seconds from the order of a replica to its end. Cores that are idle cost nothing: whoever declares eight has them, and core-seconds are shown.
+- Contenders: fixed counts, Kubernetes' and Knative's autoscalers, INFless, InferLine, Cocktail, whole pipelines by our own sizing; and an oracle, which knows when requests will come and is a mark, not a bound. All were tuned alike.`,
+	servers, perServer, stages, cores, mostCores, work, window, timeout)

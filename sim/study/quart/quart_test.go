@@ -162,7 +162,7 @@ func TestQuick(t *testing.T) {
 	golden(t, "quick.txt", b.String())
 	ids := map[string]bool{}
 	for _, c := range r.Claims {
-		if ids[c.ID] || c.What == "" || c.Paper == "" || c.Ours == "" || c.Verdict == "" {
+		if ids[c.ID] || c.What == "" || c.Paper == "" || c.Verdict == "" || c.Ours == "" && c.Verdict != study.NotMeasured {
 			t.Errorf("claim %+v: want an id of its own and all that is said of one", c)
 		}
 		ids[c.ID] = true
@@ -208,10 +208,49 @@ func TestVerdict(t *testing.T) {
 		"more, as claimed":          {of(2, 4), 3, 1, study.Holds},
 		"more, not as much":         {of(1.5, 2), 3, 1, study.Partly},
 		"more was claimed, less is": {of(0.5, 0.9), 3, 1, study.No},
+		"one seed":                  {study.Interval{Value: 5, Low: 5, High: 5, N: 1}, 3, 1, study.NotMeasured},
 		"nothing known":             {of(math.NaN(), math.NaN()), 3, 1, study.No},
 	} {
 		if got := verdict(c.got, c.claimed, c.neutral); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+// TestPooling: reductions of latency are averaged as they are, multiples of goodput as logarithms, and requests in time before they are
+// compared; each is what is harder for ours.
+func TestPooling(t *testing.T) {
+	r := made(t)
+	n := r.Seeds.N
+	fixed := func(v float64) study.Sample { return study.Sample{Mean: v, Seeds: slices.Repeat([]float64{v}, n)} }
+	for _, x := range r.Settings {
+		own, to := r.Outcome(x.Name, oursName), r.Outcome(x.Name, cocktailName)
+		if own == nil {
+			continue
+		}
+		ours, theirs, good, bad := 1.0, 2.0, 0.5, 0.5
+		if x.Model == bert {
+			ours, good, bad = 0.2, 1, 0.01
+		}
+		own.Mean, to.Mean, own.Goodput, to.Goodput = fixed(ours), fixed(theirs), fixed(10*good), fixed(10*bad)
+		for k := range r.Multiples {
+			own.InTime[k], to.InTime[k] = fixed(good), fixed(bad)
+		}
+	}
+	got := map[string]float64{}
+	for _, c := range judge(r) {
+		if len(c.Values) > 0 {
+			got[c.ID] = c.Values[0].Value
+		}
+	}
+	for id, want := range map[string]float64{
+		"Q4c": (4*0.5 + 0.1) / 5,            // over five models; the geometric mean is 0.36
+		"Q5c": math.Pow(100, 1.0/5),         // the arithmetic mean is 20.8
+		"Q3c": (5*0.5 + 2) / (5*0.5 + 0.02), // of azure-code's five models and azure-conv's two, of which BERT-21B is one each
+		"Q6":  1,
+	} {
+		if math.Abs(got[id]-want) > 1e-4 {
+			t.Errorf("%s: %g, want %g", id, got[id], want)
 		}
 	}
 }

@@ -1,0 +1,224 @@
+package study
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Goals are what a design is to reach on each setting, and on all together. Zero: there is no such goal.
+type Goals struct {
+	Latency   float64 `json:"latency"`    // mean latency, at most so many times the best baseline's
+	Goodput   float64 `json:"goodput"`    // at least so many times the best baseline's
+	GoodputIn string  `json:"goodput_in"` // on settings of this group
+	// Attained is the part of requests in time, at least so many times that of the contender that knows what no policy can.
+	Attained float64 `json:"attained"`
+}
+
+// Reached says whether a goal was.
+type Reached string
+
+// What Reached may be: the whole 95 % interval keeps to the goal; it has the goal in it, or there is none, of one seed; no part of it keeps to
+// the goal; or it was met with surely more GPU-seconds than the best baseline had.
+const (
+	Met    Reached = "met"
+	Open   Reached = "open"
+	Missed Reached = "missed"
+	Dearer Reached = "met for more GPU-seconds"
+)
+
+// most says whether a figure is at most so much.
+func (i Interval) most(goal float64) Reached {
+	switch {
+	case i.N < 2:
+		return Open
+	case i.High <= goal:
+		return Met
+	case i.Low <= goal:
+		return Open
+	}
+	return Missed
+}
+
+// least says whether a figure is at least so much.
+func (i Interval) least(goal float64) Reached {
+	switch {
+	case i.N < 2:
+		return Open
+	case i.Low >= goal:
+		return Met
+	case i.High >= goal:
+		return Open
+	}
+	return Missed
+}
+
+// GoalResult is one goal on one setting, or on several together.
+type GoalResult struct {
+	Goal string `json:"goal"`
+	On   string `json:"on"` // a setting, or what several are called
+	To   string `json:"to"` // whom ours is compared with
+	N    int    `json:"settings"`
+	Interval
+	Reached Reached `json:"reached"`
+}
+
+// What goals are called.
+const (
+	goalLatency  = "mean latency"
+	goalGoodput  = "goodput"
+	goalGPUs     = "GPU-seconds"
+	goalAttained = "in time, of the oracle's"
+)
+
+// goalNames are those that something was said of, in the order of tables.
+func (r *Result) goalNames() []string {
+	return slices.DeleteFunc([]string{goalLatency, goalGoodput, goalGPUs, goalAttained}, func(name string) bool {
+		return !slices.ContainsFunc(r.Reached, func(x GoalResult) bool { return x.Goal == name })
+	})
+}
+
+// reach says what became of the goals: of all settings that have a best baseline, of each group, of each setting.
+func (r *Result) reach() []GoalResult {
+	if r.Goals == (Goals{}) {
+		return nil
+	}
+	out := r.reached("all settings", func(SettingInfo) bool { return true })
+	for _, g := range r.groupNames() {
+		out = append(out, r.reached(g, func(s SettingInfo) bool { return s.Group == g })...)
+	}
+	for _, x := range r.Settings {
+		out = append(out, r.reached(x.Name, func(s SettingInfo) bool { return s.Name == x.Name })...)
+	}
+	return out
+}
+
+// reached is what became of the goals on some settings together.
+func (r *Result) reached(on string, in func(SettingInfo) bool) []GoalResult {
+	var all, bursty []string
+	for _, s := range r.Settings {
+		if !in(s) || r.BestBaseline(s.Name) == "" {
+			continue
+		}
+		all = append(all, s.Name)
+		if s.Group == r.Goals.GoodputIn {
+			bursty = append(bursty, s.Name)
+		}
+	}
+	var out []GoalResult
+	add := func(goal, to string, settings []string, of func(Comparison) (Interval, Reached)) {
+		if len(settings) == 0 {
+			return
+		}
+		if c, ok := r.Compare(r.Ours, to, settings...); ok {
+			i, reached := of(c)
+			if to == BestBaseline && reached == Met && c.GPUSeconds.most(1) == Missed {
+				reached = Dearer
+			}
+			out = append(out, GoalResult{goal, on, to, len(c.Settings), i, reached})
+		}
+	}
+	g := r.Goals
+	if g.Latency > 0 {
+		add(goalLatency, BestBaseline, all, func(c Comparison) (Interval, Reached) { return c.Mean, c.Mean.most(g.Latency) })
+	}
+	if g.Goodput > 0 {
+		add(goalGoodput, BestBaseline, bursty, func(c Comparison) (Interval, Reached) { return c.Goodput, c.Goodput.least(g.Goodput) })
+	}
+	add(goalGPUs, BestBaseline, all, func(c Comparison) (Interval, Reached) { return c.GPUSeconds, c.GPUSeconds.most(1) })
+	for _, o := range r.Contenders {
+		if o.Oracle && g.Attained > 0 { // goodputs of the same requests are in proportion to the parts in time
+			add(goalAttained, o.Name, all, func(c Comparison) (Interval, Reached) { return c.Goodput, c.Goodput.least(g.Attained) })
+		}
+	}
+	return out
+}
+
+// goals writes what became of them, then ours, the best baseline and the oracle side by side.
+func (r *Result) goals(b *strings.Builder) {
+	if len(r.Reached) == 0 {
+		return
+	}
+	g := r.Goals
+	fmt.Fprintf(b, "\n## Goals\n\nAgainst the best baseline of each setting: %.0f %% less mean latency", 100*(1-g.Latency))
+	if g.Goodput > 0 {
+		fmt.Fprintf(b, ", %g times the goodput on %s", g.Goodput, clean(g.GoodputIn))
+	}
+	b.WriteString(", with no more GPU-seconds")
+	if g.Attained > 0 {
+		fmt.Fprintf(b, "; and %g of what the oracle has in time", g.Attained)
+	}
+	fmt.Fprintf(b, ". Met: the whole interval keeps to the goal; open: a part of it does; missed: none of it; met for more GPU-seconds: it took more of them. "+
+		"The best baseline is the one with the least mean latency in the comparison itself, of those with at most %s GPUs on average: chosen with the results known, which favours it. "+
+		"Ours may have more, which its GPU-seconds say.\n", trim(overBudget*r.Budget, 4))
+	names := r.goalNames()
+	t := table{append([]string{"on"}, names...)}
+	var rows []string
+	cells := map[string]string{}
+	counts := map[string]map[Reached]int{}
+	for _, x := range r.Reached {
+		if len(rows) == 0 || rows[len(rows)-1] != x.On {
+			rows = append(rows, x.On)
+		}
+		cells[x.On+"\n"+x.Goal] = r.reachedText(x)
+		if slices.ContainsFunc(r.Settings, func(s SettingInfo) bool { return s.Name == x.On }) {
+			if counts[x.Goal] == nil {
+				counts[x.Goal] = map[Reached]int{}
+			}
+			counts[x.Goal][x.Reached]++
+		}
+	}
+	for _, on := range rows {
+		row := []string{on}
+		for _, n := range names {
+			row = append(row, cells[on+"\n"+n])
+		}
+		t.row(row...)
+	}
+	row := []string{"settings: met, met for more, open, missed"}
+	for _, n := range names {
+		row = append(row, fmt.Sprintf("%d, %d, %d, %d", counts[n][Met], counts[n][Dearer], counts[n][Open], counts[n][Missed]))
+	}
+	t.row(row...)
+	t.write(b)
+	r.sides(b)
+}
+
+func (r *Result) reachedText(x GoalResult) string {
+	if x.Goal == goalLatency || x.Goal == goalGPUs {
+		return string(x.Reached) + ": " + x.Change()
+	}
+	return string(x.Reached) + ": " + x.String() + " times"
+}
+
+// sides puts ours, the best baseline and the oracle of each setting below each other, with what ours is of them.
+func (r *Result) sides(b *strings.Builder) {
+	fmt.Fprintf(b, "\n### %s, the best baseline and the oracle, by setting\n\nRatios are ours over the row's, in pairs of runs; goodput is within %g T.\n", clean(r.title(r.Ours)), r.Objective)
+	t := table{{"setting", "contender", "mean/T", fmt.Sprintf("in %g T, %%", r.Objective), "goodput/s", "GPUs", "core-seconds", "failed, %", "mean, ratio", "goodput, ratio", "GPU-seconds, ratio"}}
+	for _, s := range r.Settings {
+		who := []string{r.Ours, BestBaseline}
+		for _, c := range r.Contenders {
+			if c.Oracle {
+				who = append(who, c.Name)
+			}
+		}
+		for _, name := range who {
+			o := r.Outcome(s.Name, name)
+			if o == nil || r.Outcome(s.Name, r.Ours) == nil {
+				continue
+			}
+			title := r.title(o.Contender) + r.mark(o)
+			if name == BestBaseline {
+				title = "best: " + title
+			}
+			row := []string{s.Name, title, o.Mean.with(1 / s.Service), o.InTime[r.objective()].with(100), o.Goodput.with(1), o.GPUs.with(1), o.CoreSeconds.with(1), o.Failed.with(100)}
+			if c, ok := r.Compare(r.Ours, name, s.Name); ok && name != r.Ours {
+				row = append(row, c.Mean.String(), c.Goodput.String(), c.GPUSeconds.String())
+			} else {
+				row = append(row, "", "", "")
+			}
+			t.row(row...)
+		}
+	}
+	t.write(b)
+}
