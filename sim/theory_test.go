@@ -18,6 +18,7 @@ warmup: WARMUP
 seeds: 5
 hop: 0s
 tick: 1h
+policies: [{allocator: fixed, corrector: none, sharer: none, warmer: none}] # nothing is to be decided
 nodes: [{memory: 1Ti, cpu: 1000}]
 pipelines: [{name: p, timeout: 9000h, arrivals: {rate: "RATE", cv: CV}}]
 stages: [{name: s, service: {SERVICE}, min: SERVERS, max: SERVERS, queueLimit: 1000000}]
@@ -138,6 +139,7 @@ warmup: 100s
 seeds: 5
 hop: 0s
 tick: 1h
+policies: [{allocator: fixed, corrector: none, sharer: none, warmer: none}] # nothing is to be decided
 nodes: [{memory: 1Ti, cpu: 1000}]
 pipelines: [{name: p, timeout: 9000h, arrivals: {rate: "7"}}]
 stages: [{name: a, next: b, service: {mean: 100ms}, min: 1, max: 1, queueLimit: 1000000}, {name: b, service: {mean: 100ms}, min: 1, max: 1, queueLimit: 1000000}]
