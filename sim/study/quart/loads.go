@@ -111,7 +111,8 @@ func counts(t arrivals.Trace, tick time.Duration) arrivals.Trace {
 }
 
 // windows is where runs' lengths begin in the first part of a trace of some length, or in the rest: no two with anything in common, no more
-// than there are seeds, each at the end of an equal part: there those for tuning have about the trace's mean load.
+// than there are seeds, each in the middle of an equal part, or at the end of one for tuning, where they have about the
+// trace's mean load.
 func (t trace) windows(length time.Duration, train bool) []time.Duration {
 	from, to, most := t.first, length, testSeeds.N
 	if train {
@@ -120,7 +121,11 @@ func (t trace) windows(length time.Duration, train bool) []time.Duration {
 	out := make([]time.Duration, min(int((to-from)/window), most))
 	for i := range out {
 		each := (to - from) / time.Duration(len(out))
-		out[i] = from + time.Duration(i+1)*each - window
+		before := each - window // in its part
+		if !train {
+			before /= 2
+		}
+		out[i] = from + time.Duration(i)*each + before
 	}
 	return out
 }
