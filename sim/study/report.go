@@ -155,13 +155,16 @@ func (c *Comparison) row() []string {
 
 // pairs compares ours with each contender on all settings that both have.
 func (r *Result) pairs(b *strings.Builder) {
-	fmt.Fprintf(b, "\n## %s against each, in pairs\n", clean(r.title(r.Ours)))
 	t := table{append([]string{"against", "settings"}, pairHeading...)}
 	for _, c := range append([]ContendInfo{{Name: BestBaseline}}, r.Contenders...) {
 		if p, ok := r.Compare(r.Ours, c.Name); ok && c.Name != r.Ours && c.Like == "" {
 			t.row(append([]string{r.title(c.Name), fmt.Sprint(len(p.Settings))}, p.row()...)...)
 		}
 	}
+	if len(t) < 2 {
+		return
+	}
+	fmt.Fprintf(b, "\n## %s against each, in pairs\n", clean(r.title(r.Ours)))
 	t.write(b)
 	fmt.Fprintf(b, "\nThe best baseline is chosen setting by setting, by its mean latency in the comparison itself, of those with at most %s GPUs.\n", trim(overBudget*r.Budget, 4))
 }
@@ -177,7 +180,6 @@ func (r *Result) title(name string) string {
 
 // groups compares ours with the best baseline, group by group.
 func (r *Result) groups(b *strings.Builder) {
-	fmt.Fprintf(b, "\n## %s against the best baseline, by group\n", clean(r.title(r.Ours)))
 	t := table{append([]string{"group", "best baseline", "settings"}, pairHeading...)}
 	for _, group := range r.groupNames() {
 		var settings []string
@@ -196,7 +198,10 @@ func (r *Result) groups(b *strings.Builder) {
 		}
 		t.row(append([]string{group, strings.Join(slices.Sorted(maps.Keys(best)), ", "), fmt.Sprint(len(p.Settings))}, p.row()...)...)
 	}
-	t.write(b)
+	if len(t) > 1 {
+		fmt.Fprintf(b, "\n## %s against the best baseline, by group\n", clean(r.title(r.Ours)))
+		t.write(b)
+	}
 }
 
 func (r *Result) groupNames() []string {
@@ -311,7 +316,7 @@ func (r *Result) configurations(b *strings.Builder) {
 		t.row(c.Group, r.title(c.Contender), fmt.Sprint(len(c.Points)), strings.Join(knobs, ", "), trim(p.GPUs, 3), trim(math.Exp(p.Score), 3), percent(p.InTime), percent(p.Failed))
 	}
 	if len(t) > 1 {
-		fmt.Fprintf(b, "\n## Chosen configurations\n\nOn the loads for tuning, seeds %d to %d.\n", r.Tuned.Seeds.First, r.Tuned.Seeds.First+uint64(r.Tuned.Seeds.N)-1)
+		fmt.Fprintf(b, "\n## Chosen configurations\n\nOn the loads for tuning, seeds %d to %d. All that was tried is in the JSON, under tuned.\n", r.Tuned.Seeds.First, r.Tuned.Seeds.First+uint64(r.Tuned.Seeds.N)-1)
 		t.write(b)
 	}
 }
