@@ -111,7 +111,14 @@ func (j *judged) circumstances(to string, settings []string) string {
 		}
 		return 100 * sum / float64(max(n, 1))
 	}
-	return fmt.Sprintf("%d settings; %s of %s's GPU-seconds; failed %.2g %% of ours, %.2g %% of its requests", len(c.Settings), times(c.GPUSeconds), to, failed(oursName), failed(to))
+	out := fmt.Sprintf("%d settings; %s of %s's GPU-seconds; failed %.2g %% of ours, %.2g %% of its requests", len(c.Settings), times(c.GPUSeconds), to, failed(oursName), failed(to))
+	ofOPT := slices.Concat(j.settings("cv", opt), j.settings("trace", opt))
+	if rest := slices.DeleteFunc(slices.Clone(settings), func(s string) bool { return slices.Contains(ofOPT, s) }); to == inflessName && len(rest) > 0 && len(rest) < len(settings) {
+		if c, ok := j.Compare(oursName, to, rest...); ok {
+			out += fmt.Sprintf("; without %s, of which a whole one takes longer to start than a run warms up: latency %s, goodput %s", opt, change(c.Mean), times(c.Goodput))
+		}
+	}
+	return out
 }
 
 // three are those that the paper compares with, in its order.
