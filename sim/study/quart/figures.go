@@ -253,7 +253,7 @@ func (d *drawing) traceFigure(name, title string, settings []study.SettingInfo, 
 			}
 		}
 	}
-	notes := d.notes("Scaled to the same mean load; each seed has a window of its own. " + strings.Join(sources, " "))
+	notes := d.notes("Scaled to the same mean load; each seed has a window of its own, as far as there are that many. " + strings.Join(sources, " "))
 	f := figure{name + "-latency", chart.Figure{Title: "Latency under " + title + " (after QUART's Figure 6a, c, d)", Notes: notes}}
 	in := figure{name + "-in-time", chart.Figure{Title: "Requests answered in time under " + title + ", by objective (after QUART's Figure 6b)", Notes: notes, Columns: 3}}
 	for _, q := range []struct {

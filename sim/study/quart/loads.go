@@ -149,7 +149,7 @@ func (t trace) play(all arrivals.Trace, rate float64, train bool, seed uint64) (
 	return part.Replay(arrivals.Replay{Scale: rate * all.Length.Seconds() / all.Arrivals()}, seed)
 }
 
-// settings are models under a trace that has been read, each seed in a window of its own.
+// settings are models under a trace that has been read, each seed in a window of its own, as far as there are that many.
 func (t trace) settings(all arrivals.Trace, models []Model) []study.Setting {
 	var out []study.Setting
 	for _, m := range models {

@@ -59,7 +59,7 @@ func ablations() []study.Contender {
 		{"no-corrector", "no corrector, smoother or compensator", parts{start: keptStart, names: policy.Names{Corrector: "none"}}},
 		{"no-pid", "no PID", parts{start: keptStart, quart: autoscaler.QuartConfig{NoPID: true}}},
 		{"no-smooth", "no smoother", parts{start: keptStart, quart: autoscaler.QuartConfig{NoSmooth: true}}},
-		{noCPU, "no CPU compensation", parts{start: keptStart, quart: autoscaler.QuartConfig{NoCPU: true}}},
+		{noCPU, "no more cores than declared", parts{start: keptStart, quart: autoscaler.QuartConfig{NoCPU: true}}},
 		{"no-keysmanager", "no KeysManager: baselines' starts", parts{start: plainStart, names: policy.Names{Warmer: "none"}}},
 		{"no-key-list", "no list of key stages: nothing is warmed", parts{start: keptStart, names: policy.Names{Warmer: "none"}}},
 		{"no-qna", "the smoother takes burstiness to stay as it is", parts{start: keptStart, quart: autoscaler.QuartConfig{Predictor: autoscaler.Persistence{}}}},

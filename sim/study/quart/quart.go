@@ -95,5 +95,6 @@ Everything is simulated with the code of production; nothing was measured on GPU
 - Models: the paper's five in %d stages each, with the times of its Table 1. A stage declares %d cores and was measured with up to %d. Each begins with one replica.
 - Load: on average the work of %d GPUs; gaps between requests are gamma with a CV of 0.1 to 8, or a public trace's. %v are simulated, of which the first is not counted; a request fails after %v.
 - Cost: GPU-seconds from the order of a replica to its end. Cores that are idle cost nothing: whoever declares eight has them, and core-seconds are shown.
-- Contenders: fixed counts, Kubernetes' and Knative's autoscalers, INFless, InferLine, Cocktail, whole pipelines by our own sizing; and an oracle, which knows when requests will come and is a mark, not a bound. All were tuned alike.`,
+- Contenders: fixed counts, Kubernetes' and Knative's autoscalers, INFless, InferLine, Cocktail, whole pipelines by our own sizing; and an oracle, which knows when requests will come and is a mark, not a bound. All were tuned alike.
+- Verdicts: a claim "holds" if its 95 %% interval reaches the paper's figure, or better, and not "no difference"; "partly", if only the latter. GPU-seconds are in no claim's verdict, but among its circumstances, and in the goals.`,
 	servers, perServer, stages, cores, mostCores, work, window, timeout)
