@@ -42,13 +42,14 @@ func (r *Result) Outcome(setting, contender string) *Outcome {
 }
 
 // BestBaseline is, of the contenders that are neither ours nor know what no policy can, and that have on average at most the study's budget
-// of GPUs and a twentieth more on this setting, the one with the least mean latency. It is chosen with the results known, which favours
-// it. Empty: none keeps to the budget.
+// of GPUs and a twentieth more on this setting, or no more than ours has there, the one with the least mean latency. It is chosen with the
+// results known, which favours it. Empty: none keeps to that.
 func (r *Result) BestBaseline(setting string) string {
 	var best *Outcome
+	own := r.Outcome(setting, r.Ours)
 	for _, c := range r.Contenders {
 		o := r.Outcome(setting, c.Name)
-		if o == nil || c.Oracle || c.Ours || r.OverBudget(o) {
+		if o == nil || c.Oracle || c.Ours || r.OverBudget(o) && (own == nil || o.GPUs.Mean > own.GPUs.Mean) {
 			continue
 		}
 		if best == nil || o.Mean.Mean < best.Mean.Mean {

@@ -90,6 +90,11 @@ func TestBestBaseline(t *testing.T) {
 	if want := math.Sqrt(math.Sqrt(0.25*0.5) * math.Sqrt(2*1)); !ok || math.Abs(c.Mean.Value-want) > 1e-5 {
 		t.Errorf("against the best of each: %v, want %g", c.Mean, want)
 	}
+	r.Outcomes[0].GPUs.Mean = 13 // ours takes more than the budget: then others may as well
+	if got := r.BestBaseline("x"); got != "rich" {
+		t.Errorf("%q, want rich, which takes fewer GPUs than ours", got)
+	}
+	r.Outcomes[0].GPUs.Mean = 10
 	r.Settings[0].Budget = 12 // of its own
 	if got := r.BestBaseline("x"); got != "rich" {
 		t.Errorf("%q, want rich, which x has GPUs enough for", got)

@@ -166,7 +166,7 @@ func (r *Result) pairs(b *strings.Builder) {
 	}
 	fmt.Fprintf(b, "\n## %s against each, in pairs\n", clean(r.title(r.Ours)))
 	t.write(b)
-	fmt.Fprintf(b, "\nThe best baseline is chosen setting by setting, by its mean latency in the comparison itself, of those with at most %s GPUs.\n", trim(overBudget*r.Budget, 4))
+	fmt.Fprintf(b, "\nThe best baseline is chosen setting by setting, by its mean latency in the comparison itself, of those with at most %s GPUs, or no more than ours has there.\n", trim(overBudget*r.Budget, 4))
 }
 
 func (r *Result) title(name string) string {

@@ -179,7 +179,7 @@ func (d *drawing) versus() []figure {
 		Title: d.ours + " against the best baseline, by model and load",
 		Notes: []string{
 			d.from() + " Numbers are ratios of runs on the same seeds; ~ their 95 % confidence interval has 1. n/a: not run.",
-			fmt.Sprintf("The best baseline of a setting is the one with the least mean latency among those that have at most %g GPUs on average, or a twentieth more. It is chosen with the results known, which favours it.", d.Budget),
+			fmt.Sprintf("The best baseline of a setting is the one with the least mean latency among those that have at most %g GPUs on average and a twentieth more, or no more than ours has there. It is chosen with the results known, which favours it.", d.Budget),
 		},
 	}}
 	for _, q := range []struct {
