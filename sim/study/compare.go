@@ -29,10 +29,13 @@ type Comparison struct {
 // tiny stands for 0 in ratios.
 const tiny = 1e-9
 
-// Outcome returns what came of a contender on a setting, or nil. Of [BestBaseline] it is that one's.
+// Outcome returns what came of a contender on a setting, or nil. Of [BestBaseline] and [MostInTime] it is that one's.
 func (r *Result) Outcome(setting, contender string) *Outcome {
-	if contender == BestBaseline {
+	switch contender {
+	case BestBaseline:
 		contender = r.BestBaseline(setting)
+	case MostInTime:
+		contender = r.mostInTime(setting)
 	}
 	i := slices.IndexFunc(r.Outcomes, func(o Outcome) bool { return o.Setting == setting && o.Contender == contender })
 	if i < 0 {
@@ -41,15 +44,44 @@ func (r *Result) Outcome(setting, contender string) *Outcome {
 	return &r.Outcomes[i]
 }
 
+// MostInTime names, in comparisons, who answers the most requests within the objective: of those that know what no policy can, whatever they
+// take, and of those that may be the best baseline. For what knows the future need not be good.
+const MostInTime = "most in time"
+
+// mostInTime is the contender that [MostInTime] names on a setting. Empty: there is none that knows what no policy can.
+func (r *Result) mostInTime(setting string) string {
+	var best *Outcome
+	known := false
+	for _, c := range r.Contenders {
+		o := r.Outcome(setting, c.Name)
+		if o == nil || !c.Oracle && !r.baseline(c, o) {
+			continue
+		}
+		known = known || c.Oracle
+		if best == nil || o.InTime[r.objective()].Mean > best.InTime[r.objective()].Mean {
+			best = o
+		}
+	}
+	if !known {
+		return ""
+	}
+	return best.Contender
+}
+
+// baseline says whether a contender's outcome may be that of the best baseline.
+func (r *Result) baseline(c ContendInfo, o *Outcome) bool {
+	own := r.Outcome(o.Setting, r.Ours)
+	return !c.Oracle && !c.Ours && (!r.OverBudget(o) || own != nil && o.GPUs.Mean <= own.GPUs.Mean)
+}
+
 // BestBaseline is, of the contenders that are neither ours nor know what no policy can, and that have on average at most the study's budget
 // of GPUs and a twentieth more on this setting, or no more than ours has there, the one with the least mean latency. It is chosen with the
 // results known, which favours it. Empty: none keeps to that.
 func (r *Result) BestBaseline(setting string) string {
 	var best *Outcome
-	own := r.Outcome(setting, r.Ours)
 	for _, c := range r.Contenders {
 		o := r.Outcome(setting, c.Name)
-		if o == nil || c.Oracle || c.Ours || r.OverBudget(o) && (own == nil || o.GPUs.Mean > own.GPUs.Mean) {
+		if o == nil || !r.baseline(c, o) {
 			continue
 		}
 		if best == nil || o.Mean.Mean < best.Mean.Mean {
@@ -77,7 +109,7 @@ func (r *Result) OverBudget(o *Outcome) bool {
 	return o.GPUs.Mean > overBudget*budget
 }
 
-// Compare compares a contender with another on settings, all there are if none is named; each may be [BestBaseline]. False says that there
+// Compare compares a contender with another on settings, all there are if none is named; each may be [BestBaseline] or [MostInTime]. False says that there
 // is no setting that both were evaluated on.
 func (r *Result) Compare(of, to string, settings ...string) (Comparison, bool) {
 	c := Comparison{Of: of, To: to}
