@@ -178,7 +178,7 @@ func (j *judged) q13() {
 	served := j.seeds(fourWhole, []string{fourOfIt}, func(o *study.Outcome, seed int) float64 {
 		return o.Requests.Seeds[seed] * (1 - o.Failed.Seeds[seed]) / seconds / one
 	})
-	c.With = fmt.Sprintf("asked %g; one serves %.2f a second: Table 1 has 137 ms, the text about 200 ms for a V100; mean latency %.0f ms; in a simulation replicas do not disturb each other",
+	c.With = fmt.Sprintf("asked %g; one serves %.2f a second: Table 1 has 137 ms, the text about 200 ms for a V100; mean latency %.0f ms",
 		4*stable, one, 1e3*o.Mean.Mean)
 	j.add(c, "four/one", study.Mean(served), 4*stable*0.99, 0, times)
 }

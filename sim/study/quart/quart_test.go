@@ -254,3 +254,19 @@ func TestPooling(t *testing.T) {
 		}
 	}
 }
+
+// TestReasons: a reason is stated of the verdict that it is for, and of no other.
+func TestReasons(t *testing.T) {
+	ids := map[string]bool{}
+	for _, c := range judge(made(t)) {
+		ids[c.ID] = true
+		if r, ok := reasons[c.ID]; ok && (c.Why == r.why) != (c.Verdict == r.verdict) {
+			t.Errorf("%s, %s: %q", c.ID, c.Verdict, c.Why)
+		}
+	}
+	for id, r := range reasons {
+		if !ids[id] || r.why == "" {
+			t.Errorf("a reason of %s, which is no claim, or none: %q", id, r.why)
+		}
+	}
+}
