@@ -219,18 +219,24 @@ func (c *correction) give(wants, most int, at time.Time) {
 	c.why += fmt.Sprintf("; cpu %dm", has)
 }
 
+// anywhere is the quota that a replica may have as far as service times were measured, and every node has it that a new one may come to.
+func (c *correction) anywhere(s *plan.Snapshot) int {
+	most := c.fit.most
+	for i := range s.Nodes {
+		if n := &s.Nodes[i]; n.CPUMilli > 0 && len(n.Devices) >= c.f.GPU {
+			most = min(most, n.CPUMilli)
+		}
+	}
+	return most
+}
+
 // mostCPU is what a replica may be given at most: as far as service times were measured, and half of what is free where replicas are,
 // as other domains decide at the same time. 0: nothing.
 func (c *correction) mostCPU(s *plan.Snapshot, free map[string]int) int {
 	if c.fit == nil {
 		return 0
 	}
-	most := c.fit.most
-	for i := range s.Nodes { // a new replica may come to any
-		if n := s.Nodes[i].CPUMilli; n > 0 {
-			most = min(most, n)
-		}
-	}
+	most := c.anywhere(s)
 	here := map[string]int{}
 	for _, r := range c.f.Replicas {
 		here[r.Node]++

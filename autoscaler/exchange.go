@@ -132,12 +132,7 @@ func (c *correction) makeUp() {
 
 // evenMost is the quota that a replica may have at most.
 func (c *correction) evenMost(s *plan.Snapshot, share map[string]int) int {
-	most := c.fit.most
-	for i := range s.Nodes { // a new replica may come to any
-		if n := s.Nodes[i].CPUMilli; n > 0 {
-			most = min(most, n)
-		}
-	}
+	most := c.anywhere(s)
 	for _, r := range c.f.Replicas {
 		most = min(most, c.f.CPULimit+share[r.Node])
 	}

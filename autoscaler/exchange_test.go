@@ -96,3 +96,19 @@ func TestExchangeOverlaps(t *testing.T) {
 		t.Errorf("%dm for twelve replicas, want the node's 7000m", sum)
 	}
 }
+
+// TestExchangeBesideSmallNodes: a node without devices, where no replica of it can come, is no reason to give it less.
+func TestExchangeBesideSmallNodes(t *testing.T) {
+	for devices, want := range map[int]int{0: 1333, 1: 700} {
+		f := onDevices()
+		for k := range f.Replicas {
+			f.Replicas[k].Node = "n"
+		}
+		gpus := []plan.Device{{ID: "0"}, {ID: "1"}, {ID: "2"}}
+		s := plan.Snapshot{At: t0, Functions: []plan.Function{f}, Nodes: []plan.Node{{Name: "n", CPUMilli: 4000, Devices: gpus}, {Name: "small", CPUMilli: 700, Devices: gpus[:devices]}}}
+		a, _, err := NewQuart(QuartConfig{}).Correct(s, plan.Domain{Functions: []string{f.Name}}, plan.Alloc{{Function: f.Name, Count: 3}}, nil)
+		if err != nil || a[0].CPUMilli != want {
+			t.Errorf("beside a node of 700m with %d devices: %+v, %v, want %dm", devices, a, err, want)
+		}
+	}
+}

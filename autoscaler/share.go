@@ -59,12 +59,7 @@ type contender struct {
 func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 	all := make([]contender, len(a))
 	total, minimums := 0, 0
-	largest := int64(0) // who takes a whole device may get any
-	for i := range s.Nodes {
-		for _, d := range s.Nodes[i].Devices {
-			largest = max(largest, d.Memory)
-		}
-	}
+	whole := wholeDevice(&s)
 	finder := s.Finder()
 	for i, l := range a {
 		f, ok := finder.Function(l.Function)
@@ -77,7 +72,7 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 		c.count = min(least, l.Count)
 		ready, starting := f.Current()
 		c.there = ready + starting
-		c.needs = [resources]int64{max(f.Memory, 0), int64(max(f.CPUMilli, 0)), plan.DeviceNeed(max(f.DeviceMemory, 0), largest) * int64(max(f.GPU, 0))}
+		c.needs = [resources]int64{max(f.Memory, 0), int64(max(f.CPUMilli, 0)), cmp.Or(max(f.DeviceMemory, 0), whole) * int64(max(f.GPU, 0))}
 		total, minimums = total+l.Count, minimums+c.count
 	}
 	free, scarce := capacity(&s, all)
@@ -118,6 +113,17 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 		l.Count = c.count
 	}
 	return out, nil
+}
+
+// wholeDevice is what a replica needs that takes a device whole, in bytes: it may get any, so that they count with their mean.
+func wholeDevice(s *plan.Snapshot) int64 {
+	sum, n := int64(0), int64(0)
+	for i := range s.Nodes {
+		for _, d := range s.Nodes[i].Devices {
+			sum, n = sum+d.Memory, n+1
+		}
+	}
+	return plan.DeviceNeed(0, max(sum, 0)/max(n, 1))
 }
 
 // give hands out replicas until the budget or what is scarce is spent, or all have what they ask for.

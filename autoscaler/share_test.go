@@ -170,6 +170,25 @@ func TestGainCountsWholeDevices(t *testing.T) {
 	}
 }
 
+// TestGainCountsDevicesOfAnySize: who takes a whole device may have a small one, too, where there is a large one.
+func TestGainCountsDevicesOfAnySize(t *testing.T) {
+	s := plan.Snapshot{Functions: []plan.Function{served("a", 100, 0), served("b", 100, 0)}, Nodes: []plan.Node{{Name: "n", Memory: 64 << 30, CPUMilli: 64000}}}
+	for i := range s.Functions {
+		s.Functions[i].GPU = 1
+	}
+	for i := range 11 {
+		d := plan.Device{ID: strconv.Itoa(i), Memory: 24 << 30}
+		if i == 0 {
+			d.Memory = 80 << 30
+		}
+		s.Nodes[0].Devices = append(s.Nodes[0].Devices, d)
+	}
+	got, err := Gain{}.Share(s, plan.Alloc{{Function: "a", Count: 10}, {Function: "b", Count: 10}})
+	if err != nil || got[0].Count+got[1].Count != 11 {
+		t.Errorf("%+v, %v, want a replica for each of 11 devices", got, err)
+	}
+}
+
 // TestGainLevelsWhatIsBehind: all that waits goes through all stages, so that a pipeline that is behind has equal capacities, and not as many replicas
 // as there are at its line; and what one has too many goes to another, also when what is short is the devices and not the budget.
 func TestGainLevelsWhatIsBehind(t *testing.T) {
