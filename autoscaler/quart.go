@@ -20,6 +20,8 @@ type QuartConfig struct {
 // corrector, [PID]), takes back what the flattening of bursts on their way leaves over (the smoother, [Predictor]), makes up for that with CPU
 // (the compensator), and keeps the list of key stages. Build it with [NewQuart].
 //
+// Before that replicas on devices get CPU that is idle, which is not in the paper: see exchange.
+//
 // It differs from the paper's text where that is wrong; each part says where. They run in a row, once: the paper's Smooth and Correct
 // call each other. With more load a function never gets fewer replicas: what it is steered to depends on what others measure and on what
 // was before, not on its own rate and line.
@@ -60,7 +62,7 @@ type Course struct {
 	Surplus time.Time     `json:",omitzero"` // since when it could take another; zero: it cannot
 	Hold    time.Duration `json:",omitzero"` // how long that has to last; 0: the least
 
-	CPU   int       `json:",omitzero"` // thousandths of a core that the compensator gives a replica; 0: as declared
+	CPU   int       `json:",omitzero"` // thousandths of a core that a replica is given; 0: as declared
 	CPUAt time.Time `json:",omitzero"` // when that was changed, or last needed
 	// Inverse is one over the thousandths of a core that the measured service times are of, on average; 0: not known.
 	Inverse float64 `json:",omitzero"`
