@@ -71,10 +71,10 @@ func (r *Registry) Profile(key string) (profile.Profile, bool) {
 	return out, true
 }
 
-// Points returns a deployed function's profile in the words of policies; none if there is none, or if it is stale. It is shared and
-// must not be changed.
+// Points returns a deployed function's profile in the words of policies; none if there is none, or if it is stale, or of a
+// function in a shared process, whose CPU nothing bounds. It is shared and must not be changed.
 func (r *Registry) Points(d *Deployed) []plan.Point {
-	if p, ok := r.profiles.Load(d.Key); ok && p.(*profiled).Of(d.Deployment.Image, d.Digest) {
+	if p, ok := r.profiles.Load(d.Key); ok && d.Declared.Process == "" && p.(*profiled).Of(d.Deployment.Image, d.Digest) {
 		return p.(*profiled).points
 	}
 	return nil

@@ -57,6 +57,9 @@ func TestProfile(t *testing.T) {
 	if got := a.Registry.Points(&d); len(got) != 2 || got[0].CPUMilli != 250 || got[0].Mean != 40*time.Millisecond || got[0].Err != time.Millisecond || got[1].N != 80 {
 		t.Errorf("in the words of policies %+v", got)
 	}
+	if d.Declared.Process = "w"; a.Registry.Points(&d) != nil {
+		t.Error("policies see a profile in a shared process, whose CPU cannot be set")
+	}
 
 	if again := shown(newAPI(t, store, nil)); !slices.Equal(again.Points, p.Points) || !again.At.Equal(p.At) {
 		t.Errorf("after a restart %+v, want %+v", again, p)
