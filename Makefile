@@ -5,6 +5,8 @@ BIN       := build/bin
 IMAGES    := build/images
 LINT      := v2.15.0
 FUZZTIME  ?= 30s
+# How long the tests of one package may take; `make test TEST_TIMEOUT=1h` on a machine that is busy with other work.
+TEST_TIMEOUT ?= 10m
 
 # NVML is opened when the program runs. Where compilers bind all symbols at the start (Ubuntu's does), a program that is linked
 # without this does not start on machines that have no such library.
@@ -14,7 +16,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-kill test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim bench-cv train-cv paper-quart paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-kill test-updates test-disk test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim bench-cv train-cv paper-quart paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,15 +39,22 @@ demo: images ## the main job on real input: OCR through three stages, a burst an
 
 test: images ## what CI runs: every test with the race detector, against the real parts
 	$(GO) vet ./...
-	$(GO) test $(LAZY) -race -timeout 10m ./...
+	$(GO) test $(LAZY) -race -timeout $(TEST_TIMEOUT) ./...
 
 test-python: images ## stages in Python: their own tests, and the Go tests that run them with real PyTorch
 	@scripts/tools --torch
 	scripts/test-python
-	$(GO) test $(LAZY) -race -timeout 10m ./templates/... ./functions/torch/... ./stage/conformance ./keysmanager
+	$(GO) test $(LAZY) -race -timeout $(TEST_TIMEOUT) ./templates/... ./functions/torch/... ./stage/conformance ./keysmanager
 
-test-kill: images ## 200 rounds of kill -9 of everything under async requests; KILL_ROUNDS and KILL_SEED change that
+test-kill: images ## 200 rounds of kill -9 of everything under async requests, and 1,000 OCR requests with a kill -9 every 2 s
 	KILL_ROUNDS=$${KILL_ROUNDS:-200} $(GO) test $(LAZY) -count=1 -timeout 30m -run TestKillAnywhere -v ./cmd/stagecoach
+	KILL_REQUESTS=$${KILL_REQUESTS:-1000} KILL_EVERY=$${KILL_EVERY:-2s} $(GO) test $(LAZY) -count=1 -timeout 30m -run TestKillAnyProcess -v ./cmd/stagecoach
+
+test-updates: images ## 100 updates under 10,000 requests of all kinds; UPDATES and REQUESTS change that
+	UPDATES=$${UPDATES:-100} REQUESTS=$${REQUESTS:-10000} $(GO) test $(LAZY) -count=1 -timeout 60m -run TestUpdatesUnderLoad -v ./cmd/stagecoach
+
+test-disk: images ## the disk of the state folder is full, 100 times; DISK_ROUNDS changes that
+	DISK_ROUNDS=$${DISK_ROUNDS:-100} $(GO) test $(LAZY) -count=1 -timeout 30m -run TestFullDisk -v ./cmd/stagecoach
 
 test-faults: images ## faults at their real length: NATS gone for 30 s
 	NATS_OUTAGE=$${NATS_OUTAGE:-30s} $(GO) test $(LAZY) -count=1 -timeout 10m -run TestNATSOutage -v ./cmd/stagecoach

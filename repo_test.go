@@ -6,8 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"path"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +20,7 @@ const module = "github.com/stagecoach-serving/stagecoach/"
 
 type pkg struct {
 	ImportPath string
+	Dir        string
 	Doc        string
 	Deps       []string
 	Imports    []string
@@ -26,7 +30,7 @@ type pkg struct {
 
 func packages(t *testing.T) map[string]pkg {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps=false", "-json=ImportPath,Doc,Deps,Imports,GoFiles,CgoFiles", "./...").Output()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps=false", "-json=ImportPath,Dir,Doc,Deps,Imports,GoFiles,CgoFiles", "./...").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,6 +67,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		{[]string{"flow", "dispatch", "queue", "keysmanager", "sandbox", "secret", "logbook", "control", "wire", "tensor", "events", "telemetry"}, []string{module + "gateway", module + "provider", module + "cluster"}, "shells meet in cmd"},
 		{[]string{"cgroup"}, []string{module}, "cgroup knows the kernel's files and nothing of who uses them"},
 		{[]string{"device"}, []string{module}, "what a machine has, anybody may ask"},
+		{[]string{"network"}, []string{module}, "network knows the kernel's links and filters and nothing of what runs behind them"},
 		{[]string{"warden"}, []string{module + "keysmanager", module + "queue", "net/http", "github.com/prometheus"}, "what outlives all else knows nothing of it"},
 		{[]string{"node"}, []string{module, "github.com/nats-io"}, "the node protocol is of both sides, and of neither"},
 		{[]string{"stack"}, []string{module, "net", "net/http"}, "stack reads files and nothing else"},
@@ -118,6 +123,27 @@ func TestEachPackageSaysWhatItIsFor(t *testing.T) {
 	}
 }
 
+// byHand is how a key would be joined or split without package pipeline.
+var byHand = regexp.MustCompile(`"\.openfaas-fn"|\+ ?"\." ?\+ ?(\w+\.)*([nN]amespace|ns)\b|LastIndex(Byte)?\([^)]*['"]\.['"]\)`)
+
+// TestOnePackageKnowsKeys: nobody but package pipeline joins or splits the texts of keys.
+func TestOnePackageKnowsKeys(t *testing.T) {
+	for name, p := range packages(t) {
+		if name == "pipeline" || strings.HasPrefix(name, "third_party/") {
+			continue
+		}
+		for _, file := range append(p.GoFiles, p.CgoFiles...) {
+			b, err := os.ReadFile(filepath.Join(p.Dir, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, found := range byHand.FindAllString(string(b), -1) {
+				t.Errorf("%s/%s: %s, want pipeline.Key, pipeline.ParseKey or pipeline.Named", name, file, found)
+			}
+		}
+	}
+}
+
 // TestOwnedModules checks the direct imports of modules that one package owns.
 func TestOwnedModules(t *testing.T) {
 	owners := map[string][]string{
@@ -125,10 +151,12 @@ func TestOwnedModules(t *testing.T) {
 		"github.com/openfaas/":                    {"provider"},
 		"github.com/containerd/cgroups/":          {"cgroup"},
 		"github.com/opencontainers/runtime-spec/": {"cgroup"},
-		"github.com/hashicorp/golang-lru/":        {"keysmanager", "node"},
+		"github.com/hashicorp/golang-lru/":        {"keysmanager", "node", "provider"},
 		"github.com/google/go-containerregistry/": {"image"},
 		"github.com/docker/cli/":                  {"image"},
 		"github.com/NVIDIA/":                      {"device"},
+		"github.com/vishvananda/":                 {"network"},
+		"github.com/google/nftables":              {"network"},
 		"go.opentelemetry.io/":                    {"telemetry", "internal/otlptest"},
 	}
 	for name, p := range packages(t) {

@@ -17,7 +17,7 @@ import (
 const Module = "github.com/stagecoach-serving/stagecoach"
 
 //go:embed go.mod go.sum LICENSE all:templates stage/*.go stage/zygote/*.go stage/zygote/*.[ch] wire/*.go task/*.go tensor/*.go
-//go:embed internal/pack/*.go third_party/onnxruntime
+//go:embed internal/disk/*.go internal/pack/*.go third_party/onnxruntime
 var files embed.FS
 
 // Templates returns the folder of templates: template.yml, the main package, a Dockerfile and the handler to begin with, of

@@ -1,20 +1,15 @@
 package autoscaler
 
 import (
-	"flag"
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/golden"
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
-
-var rewrite = flag.Bool("rewrite", false, "write the golden series anew; commit them only if you can say why each line moved")
 
 // fluid is a pipeline whose requests are a fluid: what arrives beyond what replicas serve stands in line and flows on later. On top of
 // that, tasks wait as they do in a queue of the true burstiness, of which the snapshot tells nothing.
@@ -196,28 +191,6 @@ func (w *fluid) run(t *testing.T, seconds int) string {
 	return out.String()
 }
 
-// golden compares a series with testdata/name, or writes that.
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *rewrite {
-		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	g, v := strings.Split(got, "\n"), strings.Split(string(want), "\n")
-	for i := range max(len(g), len(v)) {
-		if i >= len(g) || i >= len(v) || g[i] != v[i] {
-			t.Fatalf("%s, line %d:\n got %s\nwant %s\nSee `go test ./autoscaler -rewrite`, and commit only if you can say why each line moved.", file, i+1, slices.Concat(g, []string{""})[min(i, len(g))], slices.Concat(v, []string{""})[min(i, len(v))])
-		}
-	}
-}
-
 func TestSeries(t *testing.T) {
 	for name, build := range map[string]func() (*fluid, int){
 		"step.txt": func() (*fluid, int) {
@@ -268,7 +241,7 @@ func TestSeries(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, seconds := build()
-			golden(t, name, w.run(t, seconds))
+			golden.Compare(t, name, w.run(t, seconds))
 		})
 	}
 }

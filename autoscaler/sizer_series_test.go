@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/golden"
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
@@ -65,7 +66,7 @@ func TestSizerSeries(t *testing.T) {
 			if name == "flash" {
 				x.functions[0].Max = 8
 			}
-			golden(t, "sizer-"+name+".txt", x.run(t))
+			golden.Compare(t, "sizer-"+name+".txt", x.run(t))
 		})
 	}
 }

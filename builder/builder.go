@@ -28,8 +28,11 @@ import (
 
 // Builder builds the functions of one stack, one after the other.
 type Builder struct {
-	// Output is where it is shown what pip does, which may take minutes; nil: nowhere.
+	// Output gets the progress of pip, which may take minutes. nil drops it.
 	Output io.Writer
+	// SkipImports turns off the import of Python handlers, for modules that are not on this
+	// machine.
+	SkipImports bool
 
 	stack *stack.File
 	work  string // scratch
@@ -82,6 +85,9 @@ func (b *Builder) Build(ctx context.Context, name string) (Result, error) {
 		err = b.goStage(ctx, name, handler, template, r.Dir)
 	}
 	if err == nil {
+		err = checkModel(fn, modelStage{language: language, handler: fn.Handler, dir: r.Dir, ownCode: ownCode(handler, template)})
+	}
+	if err == nil {
 		r.Size, err = size(r.Dir)
 	}
 	if err == nil {
@@ -103,16 +109,25 @@ func (b *Builder) goStage(ctx context.Context, name, handler string, template fs
 // model, which unless the function says otherwise.
 func config(language, dir string) image.Config {
 	c := image.Config{Entrypoint: []string{"/" + stageFile}, Labels: map[string]string{image.ProtocolLabel: image.ProtocolVersion}}
-	switch language {
-	case onnxStage:
-		c.Env = []string{wire.EnvModel + "=model/model.onnx"}
-	case python3Stage:
+	if language == python3Stage {
 		c.Env = []string{wire.EnvRuntime + "=python"}
-		if m := pythonModel(dir); m != "" {
-			c.Env = append(c.Env, wire.EnvModel+"="+m)
-		}
+	}
+	if m := defaultModel(language, dir); m != "" {
+		c.Env = append(c.Env, wire.EnvModel+"="+m)
 	}
 	return c
+}
+
+// defaultModel returns the path of an image's model if the function sets none. It returns an empty
+// string if the image has no model.
+func defaultModel(language, dir string) string {
+	switch language {
+	case onnxStage:
+		return "model/model.onnx"
+	case python3Stage:
+		return pythonModel(dir)
+	}
+	return ""
 }
 
 // pythonModel finds the parameters of a Python stage: a file, or the folder model when there are, or may be, several.

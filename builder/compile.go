@@ -53,6 +53,11 @@ func (b *Builder) compile(ctx context.Context, name, handler string, template fs
 
 // shrinkwrap makes the build context: the template with the handler over its folder function, and the SDK.
 func (b *Builder) shrinkwrap(dir, handler string, hasGo bool, template fs.FS) error {
+	// Files of an earlier build may be links into the handler's folder, so they are not
+	// overwritten.
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
 	if err := templateFiles(template, dir, hasGo); err != nil {
 		return fmt.Errorf("template: %w", err)
 	}

@@ -60,7 +60,10 @@ func (b *Builder) pythonStage(ctx context.Context, fn stack.Function, handler st
 	if err := normalise(filepath.Join(dir, siteFolder)); err != nil {
 		return fmt.Errorf("%s: %w", siteFolder, err)
 	}
-	return py.prepare(ctx, "packages", dir)
+	if err := py.prepare(ctx, "packages", dir); err != nil || b.SkipImports {
+		return err
+	}
+	return py.imports(ctx, fn, dir)
 }
 
 // layPython lays the template's program and SDK and the handler's files together.

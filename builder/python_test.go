@@ -196,6 +196,63 @@ func TestPythonModel(t *testing.T) {
 	}
 }
 
+// TestPythonImports: the build finds a module that the stage's interpreter lacks, even if an
+// installed package or another file of the handler imports it. Files that the import writes are not
+// in the image, and its other errors do not fail the build.
+func TestPythonImports(t *testing.T) {
+	py := proctest.Pip(t)
+	dir := t.TempDir()
+	const infer = "\ndef infer(state, calls):\n    return calls\n"
+	tree(t, dir, map[string]string{
+		"lacks/handler.py": "import os\nimport no_such.module" + infer,
+		"deep/handler.py":  "import lib.words" + infer, "deep/lib/words.py": "\n\nfrom no_such import x\n",
+		"package/handler.py": "import broken" + infer, "package/requirements.txt": "./broken-1.0-py3-none-any.whl\n",
+		"optional/handler.py": "try:\n    import no_such\nexcept ImportError:\n    no_such = None" + infer,
+		"later/handler.py":    infer + "    import no_such\n",
+		"other/handler.py":    "open('/var/openfaas/secrets/no-such-key')" + infer,
+		"exits/handler.py":    "import os\nos._exit(3)" + infer,
+		"name/handler.py":     "from os import no_such_name" + infer,
+		"own/handler.py":      "import os, stagecoach, here\nassert os.environ['GREETING'] == 'hello' and 'LEAKED' not in os.environ\nopen('left', 'w').close()" + infer,
+		"own/here.py":         "import threading\nthreading.Thread(target=threading.Event().wait).start()\n",
+	})
+	proctest.Wheel(t, filepath.Join(dir, "package"), "broken", "1.0", map[string]string{"broken/__init__.py": "import no_such\n"})
+	t.Setenv("LEAKED", "1")
+	t.Setenv("PYTHONPATH", filepath.Join(dir, "elsewhere")) // of the user who builds
+	tree(t, dir, map[string]string{"elsewhere/no_such/__init__.py": ""})
+	for name, tc := range map[string]struct{ want, shown string }{
+		"lacks":    {want: `handler: handler.py:2: it needs the module 'no_such', which ` + py + " (Python 3."},
+		"deep":     {want: "handler: lib/words.py:3: it needs the module 'no_such'"},
+		"package":  {want: "handler: handler.py:1: it needs the module 'no_such'"},
+		"name":     {want: "handler: handler.py:1: cannot import name 'no_such_name' from 'os'"},
+		"optional": {}, "later": {}, "own": {},
+		"other": {shown: "build: the import of the handler raises handler.py:1: FileNotFoundError: "},
+		"exits": {shown: "exit status 3"},
+	} {
+		b := open(t, dir, map[string]stack.Function{"f": {
+			Lang: "python3-stage", Handler: name, FProcess: py + " ./stage", Environment: map[string]string{"GREETING": "hello"},
+		}})
+		var shown bytes.Buffer
+		b.Output = &shown
+		r, err := b.Build(t.Context(), "f")
+		switch {
+		case tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)):
+			t.Errorf("%s: %v, want %q", name, err, tc.want)
+		case tc.want != "" && !strings.Contains(err.Error(), "--check-imports=false"):
+			t.Errorf("%s: %v, want it to say what to do", name, err)
+		case tc.want == "" && slices.Contains(list(t, r.Dir), "left"):
+			t.Errorf("%s: the import has left a file in the image", name)
+		case !strings.Contains(shown.String(), tc.shown) || tc.shown == "" && strings.Contains(shown.String(), "import of the handler"):
+			t.Errorf("%s: shown %q, want %q", name, &shown, tc.shown)
+		}
+		if b.SkipImports = true; tc.want == "" {
+			continue
+		}
+		if _, err := b.Build(t.Context(), "f"); err != nil {
+			t.Errorf("%s, without the check: %v", name, err)
+		}
+	}
+}
+
 func TestPythonRefuses(t *testing.T) {
 	py := proctest.Pip(t)
 	dir := t.TempDir()
@@ -208,7 +265,7 @@ func TestPythonRefuses(t *testing.T) {
 		"good/handler.py": infer, "none/x.py": infer, "syntax/handler.py": infer, "syntax/lib/a.py": "x = 1\ndef f(:\n",
 		"nul/handler.py": infer + "\x00", "noinfer/handler.py": "import infer.x as y\n\nclass A:\n    def infer(self): ...\n",
 		"hides/handler.py": infer, "hides/queue.py": "", "hides/email/__init__.py": "", "hides/lib/json.py": "", "hides/test.py": "", "hides/email/x.py": "",
-		"star/handler.py": "from .x import *\n", "sdk/handler.py": infer, "sdk/stagecoach/__init__.py": "", "program/handler.py": infer, "program/stage": "",
+		"star/handler.py": "from x import *\n", "star/x.py": infer, "sdk/handler.py": infer, "sdk/stagecoach/__init__.py": "", "program/handler.py": infer, "program/stage": "",
 		"absent/handler.py": infer, "absent/requirements.txt": "--no-index\n--find-links .\nno-such-package==1.0\n",
 		"requires/handler.py": infer, "requires/requirements.txt": "--no-index\nx==1\n",
 		"old": "#!/bin/sh\necho 2 7 /opt/old\n", "fails": "#!/bin/sh\necho no such machine >&2\nexit 3\n",

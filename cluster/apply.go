@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
@@ -16,7 +17,7 @@ import (
 // the next plan.
 func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 	all := l.cfg.Functions.Functions()
-	specs := make(map[string]*FunctionSpec, len(all))
+	specs := make(map[pipeline.Key]*FunctionSpec, len(all))
 	for i := range all {
 		specs[all[i].Key] = &all[i]
 	}
@@ -25,15 +26,23 @@ func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 		return err
 	}
 	for _, f := range failed {
+		if f.revision != 0 {
+			l.cfg.Lines.NoReplica(f.function, f.revision, f.cause)
+			continue
+		}
 		l.cfg.Lines.Fail(f.function, f.cause)
 	}
 	return nil
 }
 
 // hopelessFunction is a function whose waiting tasks get an answer now.
-type hopelessFunction struct{ function, cause string }
+type hopelessFunction struct {
+	function pipeline.Key
+	revision uint64 // whose waiting tasks fail; 0: all waiting tasks of the function
+	cause    string
+}
 
-func (l *Local) apply(p plan.Plan, specs map[string]*FunctionSpec) (failed []hopelessFunction, err error) {
+func (l *Local) apply(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) (failed []hopelessFunction, err error) {
 	now := l.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -46,8 +55,8 @@ func (l *Local) apply(p plan.Plan, specs map[string]*FunctionSpec) (failed []hop
 		return nil, fmt.Errorf("a plan of a later snapshot was applied: %w", plan.ErrStale)
 	}
 	l.applied = p.Rev
-	mine := map[string][]*replica{}
-	hidden := map[string][]*replica{} // which a plan knows nothing of
+	mine := map[pipeline.Key][]*replica{}
+	hidden := map[pipeline.Key][]*replica{} // which a plan knows nothing of
 	for _, r := range l.sorted() {
 		switch _, ok := specs[r.function]; {
 		case !ok:
@@ -59,31 +68,38 @@ func (l *Local) apply(p plan.Plan, specs map[string]*FunctionSpec) (failed []hop
 		}
 	}
 	for _, w := range p.Wants {
-		spec, ok := specs[w.Function]
+		key := pipeline.ParseKey(w.Function)
+		spec, ok := specs[key]
 		if !ok || spec.Revision != w.Revision {
 			continue
 		}
-		if pin, ok := l.of(w.Function).pin.at(now); ok {
+		if pin, ok := l.of(key).pin.at(now); ok {
 			w.CPUMilli = pin.CPUMilli
 		}
-		missing := l.reconcile(p.Rev, w, mine[w.Function])
-		all := mine[w.Function]
-		if out := hidden[w.Function]; len(out) > 0 {
+		never := ""
+		if len(w.Slots) == 0 && w.Short != "" && !w.Denied {
+			never = lackText(l.lacking(spec.resources(), now))
+		}
+		missing := l.reconcile(p.Rev, w, mine[key], never != "")
+		all := mine[key]
+		if out := hidden[key]; len(out) > 0 {
 			all = slices.Concat(all, out)
 		}
-		bars, failure := &l.of(w.Function).bars, &l.of(w.Function).failure
+		bars, failure := &l.of(key).bars, &l.of(key).failure
 		failure.follow(spec.Revision)
-		if cause := nowhere(*spec, w, bars.now(now), all); cause != "" {
-			failed = append(failed, hopelessFunction{w.Function, cause})
+		cause := nowhere(w, bars.now(now), never)
+		l.of(key).plannedAs(p.Rev, w, cause)
+		if cause != "" && !alive(all) {
+			failed = append(failed, hopelessFunction{function: key, cause: fmt.Sprintf("function %q %s", key, cause)})
 		}
 		if now.Before(failure.Until) {
-			if cause := noHope(*spec, failure.Failure, all); cause != "" {
-				failed = append(failed, hopelessFunction{w.Function, cause})
+			if cause := noHope(*spec, failure, all); cause != "" {
+				failed = append(failed, hopelessFunction{function: key, cause: cause})
 			}
 			continue
 		}
 		if failure.Count > 0 { // one at a time is enough to see whether it works again
-			trying := slices.ContainsFunc(mine[w.Function], func(r *replica) bool { return r.state == plan.Starting && !r.released })
+			trying := slices.ContainsFunc(mine[key], func(r *replica) bool { return r.state == plan.Starting && !r.released })
 			missing = missing[:min(len(missing), 1)]
 			if trying {
 				missing = nil
@@ -93,12 +109,14 @@ func (l *Local) apply(p plan.Plan, specs map[string]*FunctionSpec) (failed []hop
 			l.order(p.Rev, *spec, w, slot)
 		}
 	}
+	failed = append(failed, l.revive(p.Rev, specs)...)
 	l.warmAll(p, specs)
 	return failed, nil
 }
 
-// reconcile lets go what w does not want of the function's replicas and returns the slots that have none yet.
-func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica) (missing []plan.Slot) {
+// reconcile lets go what w does not want of the function's replicas and returns the slots that have none yet. never says that
+// no node could hold a replica of w.
+func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica, never bool) (missing []plan.Slot) {
 	keep := map[string]bool{}
 	for _, slot := range w.Slots {
 		if slot.Replica == "" {
@@ -106,9 +124,10 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica) (missing []p
 		}
 		keep[slot.Replica] = true
 	}
-	successor := slices.ContainsFunc(have, func(r *replica) bool { return r.spec.Revision == w.Revision && r.state == plan.Ready })
-	// Replicas of an old revision serve until one of the new one does, and step aside when it finds no room.
-	stepAside := successor || len(w.Slots) == 0
+	// Until the wanted revision has a ready replica, the newest revision with a ready one serves.
+	// It makes room if the wanted one finds none now. Replicas of other revisions only finish their
+	// calls; those that are not ready have none.
+	serving := newest(have)
 	for _, r := range have {
 		switch {
 		case r.released:
@@ -116,7 +135,8 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica) (missing []p
 			r.wantCPU(w.CPUMilli)
 		case r.ordered < rev && (r.seen == 0 || r.seen > rev): // it came back into sight after the plan's snapshot
 		case r.spec.Revision != w.Revision:
-			if stepAside {
+			waitedFor := r.revived && r.state == plan.Starting
+			if !waitedFor && (len(w.Slots) == 0 && !never || r.spec.Revision < serving || r.state == plan.Starting) {
 				r.release(fmt.Errorf("replaced by revision %d", w.Revision))
 			}
 		case r.ordered >= rev: // by this very plan, applied before
@@ -130,9 +150,10 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica) (missing []p
 	return missing
 }
 
-// noHope returns why a function has no replica and will not have one soon; empty: it has or may have.
-func noHope(spec FunctionSpec, failing plan.Failure, have []*replica) (cause string) {
-	if failing.Count < hopeless || alive(have) {
+// noHope returns why a function has no replica and will not have one soon. It is empty if the
+// function has one, or may have one soon.
+func noHope(spec FunctionSpec, failing *failure, have []*replica) (cause string) {
+	if !failing.hopeless() || alive(have) {
 		return ""
 	}
 	return fmt.Sprintf("function %q: no replica starts, %d failed in a row, the next is tried at %s; the last one: %s",

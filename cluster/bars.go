@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/wire"
@@ -126,7 +127,7 @@ func (l *Local) OutOfMemory(replica, cause string) {
 	r := l.replicas[replica]
 	if r != nil {
 		if r.device == "" {
-			l.of(r.function).failure.add(r.spec.Revision, r.begun, l.now(), memoryCause(cause))
+			l.of(r.function).failure.add(r, l.now(), memoryCause(cause), false, l.cfg.Chance())
 		}
 		l.bar(r, r.answered > 0, l.now(), cause)
 		r.release(fmt.Errorf("out of memory: %s", memoryCause(cause)))
@@ -158,7 +159,7 @@ func (l *Local) bar(r *replica, call bool, now time.Time, cause string) {
 }
 
 // Bars returns the devices that a function is kept from now, sorted by node, then device, with times by the wall's clock.
-func (l *Local) Bars(function string) []plan.Bar {
+func (l *Local) Bars(function pipeline.Key) []plan.Bar {
 	now := l.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -172,18 +173,22 @@ func (l *Local) Bars(function string) []plan.Bar {
 	return nil
 }
 
-// nowhere returns why what waits for a function gets an answer now: there is no replica of it, and there is no device for one while
-// it is kept from some; empty: there is, or may be.
-func nowhere(spec FunctionSpec, w plan.Want, bars []plan.Bar, have []*replica) (cause string) {
+// nowhere returns why a function has no place for a replica and will not have one soon, as a text
+// that follows its name: the budget denies it, no node could hold a replica, or all remaining
+// devices are barred for it. It is empty if there is a place, or may be one. never is the text of
+// lackText, or empty.
+func nowhere(w plan.Want, bars []plan.Bar, never string) (cause string) {
 	switch {
-	case len(w.Slots) > 0 || w.Short == "" || alive(have):
+	case len(w.Slots) > 0 || w.Short == "":
 		return ""
 	case w.Denied:
-		return fmt.Sprintf("function %q has no replica: %s", spec.Key, w.Short)
+		return "has no replica: " + w.Short
+	case never != "":
+		return "has no replica, and " + never
 	case len(bars) == 0:
 		return ""
 	}
-	return fmt.Sprintf("function %q was out of memory, and there is no other device for it: %s; %s", spec.Key, w.Short, task.MoreMemory)
+	return fmt.Sprintf("was out of memory, and there is no other device for it: %s; %s", w.Short, task.MoreMemory)
 }
 
 // alive says whether some of the replicas serve or may.

@@ -12,7 +12,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/task"
 )
 
 func TestBars(t *testing.T) {
@@ -124,12 +126,12 @@ func TestOutOfMemoryBarsTheDevice(t *testing.T) {
 		if kinds := w.kinds(); !strings.HasPrefix(kinds, "f-00001 ordered, f-00001 started, f-00001 ready, f-00001 barred, ") || strings.Count(kinds, "barred") != 1 {
 			t.Errorf("timeline %s", kinds)
 		}
-		for _, e := range l.Events("f.ns") {
+		for _, e := range l.Events(pipeline.ParseKey("f.ns")) {
 			if e.Kind == Barred && e.Cause != "gpu0 not tried for 30s: want 2 GiB, 1 GiB of 40 GiB free" || e.Kind == Draining && !strings.HasPrefix(e.Cause, "out of memory: want 2 GiB") {
 				t.Errorf("%s because %q", e.Kind, e.Cause)
 			}
 		}
-		if n, _, _ := l.Failure("f.ns"); n != 0 || len(w.answered()) > 0 {
+		if n, _, _ := l.Failure(pipeline.ParseKey("f.ns")); n != 0 || len(w.answered()) > 0 {
 			t.Errorf("%d failed starts, want none, and nobody to be told", n)
 		}
 		time.Sleep(10 * time.Second)
@@ -155,13 +157,13 @@ func TestOutOfMemoryBarsTheDevice(t *testing.T) {
 		w.expect("half a minute later", w.devices(), "f-00003 gpu0")
 		l.OutOfMemory("f-00003", "want 2 GiB")
 		w.place(1)
-		if bars := l.Bars("f.ns"); len(bars) != 2 || bars[0].Count != 2 || time.Until(bars[0].Until) != time.Minute {
+		if bars := l.Bars(pipeline.ParseKey("f.ns")); len(bars) != 2 || bars[0].Count != 2 || time.Until(bars[0].Until) != time.Minute {
 			t.Errorf("bars %+v", bars)
 		}
 		w.set(func() { w.specs[0].Revision++ })
 		w.place(2)
 		w.expect("another revision", w.devices(), "f-00004 gpu0, f-00005 gpu1")
-		if bars := l.Bars("f.ns"); len(bars) != 0 {
+		if bars := l.Bars(pipeline.ParseKey("f.ns")); len(bars) != 0 {
 			t.Errorf("bars %+v", bars)
 		}
 	})
@@ -194,7 +196,7 @@ func TestOutOfMemoryAtTheStart(t *testing.T) {
 		if n.starts != 2 {
 			t.Errorf("%d starts, want one a device", n.starts)
 		}
-		if count, _, _ := l.Failure("f.ns"); count != 0 {
+		if count, _, _ := l.Failure(pipeline.ParseKey("f.ns")); count != 0 {
 			t.Errorf("%d failed starts of the function, want none", count)
 		}
 		if told := w.answered(); len(told) == 0 || !strings.Contains(told[0], "out of memory on device gpu1: want 2 GiB, 1 GiB of 40 GiB free") {
@@ -227,22 +229,25 @@ func TestAReplicaThatDiesOutOfMemory(t *testing.T) {
 		w.place(1)
 		l.Answered("f-00001", time.Millisecond, time.Millisecond)
 		time.Sleep(time.Hour)
-		l.Lost("f-00001", "exit status 1: out of memory on device gpu0: want 2 GiB")
+		l.Lost("f-00001", task.Death{Cause: "exit status 1: out of memory on device gpu0: want 2 GiB"})
 		w.place(1)
 		time.Sleep(time.Millisecond)
 		w.place(1)
 		w.expect("elsewhere", w.devices(), "f-00002 gpu1")
-		if bars := l.Bars("f.ns"); len(bars) != 1 || bars[0].Device != "gpu0" || bars[0].Cause != "out of memory on device gpu0: want 2 GiB" {
+		if bars := l.Bars(pipeline.ParseKey("f.ns")); len(bars) != 1 || bars[0].Device != "gpu0" || bars[0].Cause != "out of memory on device gpu0: want 2 GiB" {
 			t.Errorf("bars %+v", bars)
 		}
 	})
 	bubble(t, func(t *testing.T, w *world, l *Local) { // its answer is there before it is known to be ready
 		w.twoDevices()
 		w.attach = func(_ context.Context, name string) error { l.OutOfMemory(name, "want 2 GiB"); return nil }
-		w.stop = func(_ context.Context, name string) error { l.Lost(name, "killed by SIGTERM"); return nil }
+		w.stop = func(_ context.Context, name string) error {
+			l.Lost(name, task.Death{Cause: "killed by SIGTERM"})
+			return nil
+		}
 		w.place(1)
-		if n, _, cause := l.Failure("f.ns"); n != 0 || len(l.Bars("f.ns")) != 1 {
-			t.Errorf("%d failed starts, %s, want none and a bar: %+v", n, cause, l.Bars("f.ns"))
+		if n, _, cause := l.Failure(pipeline.ParseKey("f.ns")); n != 0 || len(l.Bars(pipeline.ParseKey("f.ns"))) != 1 {
+			t.Errorf("%d failed starts, %s, want none and a bar: %+v", n, cause, l.Bars(pipeline.ParseKey("f.ns")))
 		}
 	})
 	bubble(t, func(t *testing.T, w *world, l *Local) {
@@ -250,8 +255,8 @@ func TestAReplicaThatDiesOutOfMemory(t *testing.T) {
 		time.Sleep(time.Minute)
 		l.OutOfMemory("f-00001", "want 2 GiB")
 		w.want(1)
-		if n, _, cause := l.Failure("f.ns"); n != 1 || cause != "want 2 GiB" || len(l.Bars("f.ns")) != 0 {
-			t.Errorf("%d failed starts: %s; bars %+v", n, cause, l.Bars("f.ns"))
+		if n, _, cause := l.Failure(pipeline.ParseKey("f.ns")); n != 1 || cause != "want 2 GiB" || len(l.Bars(pipeline.ParseKey("f.ns"))) != 0 {
+			t.Errorf("%d failed starts: %s; bars %+v", n, cause, l.Bars(pipeline.ParseKey("f.ns")))
 		}
 		w.expect("not before the pause is over", w.states(), "")
 		time.Sleep(firstBackoff)

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 // give has a plan want one replica of f.ns that may use so many thousandths of a core, and applies it twice.
@@ -67,7 +69,7 @@ func TestCPUFollowsThePlan(t *testing.T) {
 		w.give(4000)
 		w.has(3000, 4)
 		var causes []string
-		for _, e := range l.Events("f.ns") {
+		for _, e := range l.Events(pipeline.ParseKey("f.ns")) {
 			if e.Kind == CPU {
 				causes = append(causes, e.Cause)
 			}

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/placement"
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
@@ -39,7 +40,7 @@ func (w *world) place(n int) []plan.Want {
 // devices writes the replicas of f.ns as "name device".
 func (w *world) devices() string {
 	var out []string
-	for _, r := range w.l.Replicas("f.ns") {
+	for _, r := range w.l.Replicas(pipeline.ParseKey("f.ns")) {
 		out = append(out, r.Name+" "+r.Device)
 	}
 	return strings.Join(out, ", ")
@@ -64,7 +65,7 @@ func TestALostDeviceIsDrained(t *testing.T) {
 		if short := wants[0].Short; !strings.Contains(short, "1 of 2 placed") || !strings.Contains(short, "2 that are there, 1 of them well") {
 			t.Errorf("short: %q", short)
 		}
-		for _, e := range l.Events("f.ns") {
+		for _, e := range l.Events(pipeline.ParseKey("f.ns")) {
 			if e.Kind == Draining && e.Cause != "device gpu0 of node a is not well: it is lost" {
 				t.Errorf("drained because %q", e.Cause)
 			}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
@@ -10,11 +11,18 @@ import (
 const (
 	firstBackoff = 500 * time.Millisecond
 	lastBackoff  = 30 * time.Second
-	// settle is how long a replica that was never asked must be ready before it counts as a success: one that dies sooner,
-	// and before its first answer, has failed.
+	// settle is how long a replica must be ready before it counts as a success although it has
+	// answered nothing. A replica that ends sooner, and without a request, has failed.
 	settle = 10 * time.Second
-	// hopeless is how many failures in a row end the patience of what waits.
+	// hopeless is the number of failures in a row after which waiting tasks fail, while no replica
+	// of the revision has ever been ready.
 	hopeless = 3
+	// hopelessAgain is that number, for failures with the same cause, once a replica has been
+	// ready. Then a few failures prove nothing: somebody may be killing processes.
+	hopelessAgain = 5
+	// jitter is the share of a back-off by which chance shortens it, so that functions that failed
+	// together do not start together.
+	jitter = 0.25
 )
 
 // Backoff returns how long to wait after the count-th failure in a row: half a second, then twice as long each time, up to
@@ -26,27 +34,57 @@ func Backoff(count int) time.Duration {
 	return min(firstBackoff<<min(count-1, 16), lastBackoff)
 }
 
-// failure counts the failed starts of one revision of a function.
+// failure counts the failures of one revision of a function: replicas that did not start, and
+// replicas that ended without a request.
 type failure struct {
 	revision uint64
-	at       time.Time // the latest
+	at       time.Time // time of the latest failure
+	ready    bool      // replicas of the revision have been ready
+	kind     string    // cause of the latest failure that counts in same, without digits and names
+	same     int       // failures in a row of that kind
+	before   int       // Count before the latest answer reset it; 0 once a later replica has settled
 	plan.Failure
 }
 
-// add counts a failure, at now, of a replica that was ordered at begun. Replicas that failed side by side are one failure;
-// those of older revisions do not matter any more.
-func (f *failure) add(revision uint64, begun, now time.Time, cause string) {
-	if revision < f.revision {
+// add counts a failure of a replica at now. outside says that something else ended its process, so
+// the next start may well succeed. Replicas that failed side by side count as one failure. Those of
+// older revisions do not count. chance is in [0, 1).
+func (f *failure) add(r *replica, now time.Time, cause string, outside bool, chance float64) {
+	if r.spec.Revision < f.revision {
 		return
 	}
-	f.follow(revision)
+	f.follow(r.spec.Revision)
 	f.Cause = cause
-	if f.Count > 0 && !begun.After(f.at) {
+	if f.Count > 0 && !r.begun.After(f.at) {
 		return
 	}
-	f.Count++
+	if !outside {
+		kind := withoutDigits(strings.ReplaceAll(cause, r.name, ""))
+		if kind != f.kind {
+			f.same = 0
+		}
+		f.kind = kind
+		f.same++
+	}
+	f.Count = max(f.Count, f.before) + 1
 	f.at = now
-	f.Until = now.Add(Backoff(f.Count))
+	f.Until = now.Add(time.Duration(float64(Backoff(f.Count)) * (1 - jitter*chance)))
+}
+
+// withoutDigits returns a cause without digits, because durations and process ids differ between
+// two failures of the same kind.
+func withoutDigits(cause string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' || r == '.' {
+			return -1
+		}
+		return r
+	}, cause)
+}
+
+// hopeless reports whether waiting tasks should fail instead of waiting for the next start.
+func (f *failure) hopeless() bool {
+	return f.Count >= hopeless && !f.ready || f.same >= hopelessAgain
 }
 
 // follow forgets the failures when the function has a newer revision.
@@ -56,16 +94,24 @@ func (f *failure) follow(revision uint64) {
 	}
 }
 
-// worked forgets the failures when a replica that became ready after the latest one works.
-func (f *failure) worked(readySince time.Time) {
-	if f.Count > 0 && readySince.After(f.at) {
-		*f = failure{revision: f.revision}
+// became records that a replica of a revision is ready.
+func (f *failure) became(revision uint64) {
+	f.follow(revision)
+	f.ready = f.ready || revision == f.revision
+}
+
+// worked resets the count when a replica of the same revision answers that became ready after the
+// latest failure. If that replica soon ends without a request, the count goes on.
+func (f *failure) worked(revision uint64, readySince time.Time) {
+	if revision == f.revision && f.Count > 0 && readySince.After(f.at) {
+		*f = failure{revision: f.revision, at: f.at, ready: true, before: f.Count}
 	}
 }
 
-// settled does so when the replica has held for a while.
-func (f *failure) settled(readySince, now time.Time) {
-	if now.Sub(readySince) >= settle {
-		f.worked(readySince)
+// settled resets the count for good when the replica has been ready for settle.
+func (f *failure) settled(revision uint64, readySince, now time.Time) {
+	if revision == f.revision && now.Sub(readySince) >= settle && readySince.After(f.at) {
+		f.worked(revision, readySince)
+		f.before = 0
 	}
 }

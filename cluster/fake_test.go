@@ -17,6 +17,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
@@ -32,12 +33,16 @@ type world struct {
 	last      map[string]time.Time
 	signals   map[string]plan.Signals                      // without the two before
 	usage     map[string]float64                           // thousandths of a core
-	measured  [][]string                                   // of which usage was asked for
+	measured  [][]pipeline.Key                             // of which usage was asked for
 	failed    []string                                     // causes told to waiting tasks
 	attached  map[string]bool                              // replicas with work
 	lost      map[string]string                            // causes told to the dispatcher
+	busy      map[string]bool                              // replicas that have calls
+	ends      map[string]task.End                          // told to the dispatcher
 	attach    func(ctx context.Context, name string) error // nil: at once
 	drain     func(ctx context.Context, name string) error // nil: at once
+	due       time.Time                                    // of all replicas
+	none      []string                                     // revisions and causes told to those that wait for them
 	apart     time.Time                                    // the latest Disregard of any
 	changed   int                                          // calls
 	warmed    [][]WarmOrder                                // lists in order
@@ -140,28 +145,29 @@ func (w *world) Pipelines() []pipeline.Pipeline {
 	return w.pipelines
 }
 
-func (w *world) Signals(function string, _ time.Time) plan.Signals {
+func (w *world) Signals(key pipeline.Key, _ time.Time) plan.Signals {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	function := key.String()
 	is := w.signals[function]
 	is.Demand.Last, is.Waiting = w.last[function], is.Waiting+w.waiting[function]
 	return is
 }
 
-func (w *world) Disregard(_ string, until time.Time) {
+func (w *world) Disregard(_ pipeline.Key, until time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.apart = until
 }
 
-func (w *world) Fail(function, cause string) {
+func (w *world) Fail(function pipeline.Key, cause string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.failed = append(w.failed, cause)
-	w.waiting[function] = 0
+	w.waiting[function.String()] = 0
 }
 
-func (w *world) Attach(ctx context.Context, _, replica string, _ uint64, conn *net.UnixConn) (wire.Hello, error) {
+func (w *world) Attach(ctx context.Context, _ pipeline.Key, replica string, _ uint64, conn *net.UnixConn) (wire.Hello, error) {
 	w.mu.Lock()
 	attach := w.attach
 	w.mu.Unlock()
@@ -179,7 +185,7 @@ func (w *world) Attach(ctx context.Context, _, replica string, _ uint64, conn *n
 	return wire.Hello{Slots: 2, MaxBatch: 8}, nil
 }
 
-func (w *world) Drain(ctx context.Context, _, replica string) error {
+func (w *world) Drain(ctx context.Context, _ pipeline.Key, replica string) error {
 	w.mu.Lock()
 	drain := w.drain
 	w.mu.Unlock()
@@ -194,14 +200,28 @@ func (w *world) Drain(ctx context.Context, _, replica string) error {
 	return nil
 }
 
-func (w *world) Lost(_, replica, cause string) {
+func (w *world) Due(pipeline.Key, string) time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.due
+}
+
+func (w *world) NoReplica(_ pipeline.Key, revision uint64, cause string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.none = append(w.none, fmt.Sprintf("%d: %s", revision, cause))
+}
+
+func (w *world) Lost(_ pipeline.Key, replica string, death task.Death) (busy bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.attached, replica)
-	w.lost[replica] = cause
+	w.lost[replica] = death.Cause
+	w.ends[replica] = death.End
+	return w.busy[replica]
 }
 
-func (w *world) Threads(_, replica string, n int) error {
+func (w *world) Threads(_ pipeline.Key, replica string, n int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.attached[replica] {
@@ -212,7 +232,7 @@ func (w *world) Threads(_, replica string, n int) error {
 }
 
 func spec(name string, revision uint64) FunctionSpec {
-	return FunctionSpec{Key: name + ".ns", Revision: revision, Declared: pipeline.Function{
+	return FunctionSpec{Key: pipeline.ParseKey(name + ".ns"), Revision: revision, Declared: pipeline.Function{
 		Name: name, Namespace: "ns", Scale: pipeline.Scale{Min: 1, Max: 10, ZeroAge: time.Minute},
 	}}
 }
@@ -244,10 +264,11 @@ func newWorld(t testing.TB, nodes ...string) (*world, *Local) {
 	t.Helper()
 	w := &world{
 		t: t, specs: []FunctionSpec{spec("f", 1)}, waiting: map[string]int{}, last: map[string]time.Time{},
-		attached: map[string]bool{}, lost: map[string]string{}, threads: map[string]int{}, cpu: map[string]int{}, nodes: map[string]*fakeNode{},
+		attached: map[string]bool{}, lost: map[string]string{}, busy: map[string]bool{}, ends: map[string]task.End{}, threads: map[string]int{}, cpu: map[string]int{}, nodes: map[string]*fakeNode{},
 	}
 	w.registry = prometheus.NewRegistry()
 	cfg := Config{
+		Chance:    func() float64 { return 0 },
 		Functions: w, Lines: w, Replicas: w, Epoch: 1, Log: slog.New(slog.DiscardHandler), Metrics: w.registry,
 		NewID: func() string { w.ids++; return fmt.Sprintf("%05d", w.ids) },
 		Event: func(e Event) {
@@ -255,11 +276,15 @@ func newWorld(t testing.TB, nodes ...string) (*world, *Local) {
 			defer w.mu.Unlock()
 			w.events = append(w.events, e)
 		},
-		CPU: func(functions []string) map[string]float64 {
+		CPU: func(functions []pipeline.Key) map[pipeline.Key]float64 {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.measured = append(w.measured, functions)
-			return w.usage
+			used := map[pipeline.Key]float64{}
+			for function, milli := range w.usage {
+				used[pipeline.ParseKey(function)] = milli
+			}
+			return used
 		},
 		Changed: func() {
 			w.mu.Lock()
@@ -327,7 +352,7 @@ func (w *world) told() []Event {
 // states writes the replicas of f.ns as "name state".
 func (w *world) states() string {
 	var out []string
-	for _, r := range w.l.Replicas("f.ns") {
+	for _, r := range w.l.Replicas(pipeline.ParseKey("f.ns")) {
 		out = append(out, r.Name+" "+r.State.String())
 	}
 	return strings.Join(out, ", ")
@@ -336,7 +361,7 @@ func (w *world) states() string {
 // kinds writes the timeline of f.ns as "name kind".
 func (w *world) kinds() string {
 	var out []string
-	for _, e := range w.l.Events("f.ns") {
+	for _, e := range w.l.Events(pipeline.ParseKey("f.ns")) {
 		out = append(out, e.Replica+" "+string(e.Kind))
 	}
 	return strings.Join(out, ", ")

@@ -19,6 +19,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/placement"
 	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/task"
 )
 
 // The dispatcher is both without an adapter.
@@ -70,8 +71,8 @@ func TestWhateverHappens(t *testing.T) {
 					old = p
 					time.Sleep(time.Duration(rng.IntN(1500)) * time.Millisecond)
 					for _, f := range []string{"f.ns", "g.ns", "h.ns"} {
-						if have := l.Replicas(f); len(have) > 0 && rng.IntN(10) == 0 {
-							l.Lost(have[rng.IntN(len(have))].Name, "by chance")
+						if have := l.Replicas(pipeline.ParseKey(f)); len(have) > 0 && rng.IntN(10) == 0 {
+							l.Lost(have[rng.IntN(len(have))].Name, task.Death{Cause: "by chance"})
 						}
 					}
 				}
@@ -98,7 +99,7 @@ func (w *world) chance(rng *rand.Rand, counts map[string]int) {
 		counts[name+".ns"] = 1 + rng.IntN(5)
 	case 3:
 		w.set(func() {
-			i := slices.IndexFunc(w.specs, func(s FunctionSpec) bool { return s.Key == name+".ns" })
+			i := slices.IndexFunc(w.specs, func(s FunctionSpec) bool { return s.Key.String() == name+".ns" })
 			switch {
 			case i < 0:
 				w.specs = append(w.specs, spec(name, uint64(1+rng.IntN(1e6))))
@@ -141,8 +142,8 @@ func (w *world) settled(counts map[string]int) {
 	names := map[string]bool{}
 	for _, s := range w.Functions() {
 		have := w.l.Replicas(s.Key)
-		if len(have) != counts[s.Key] {
-			w.t.Errorf("function %q: %d replicas, want %d: %v", s.Key, len(have), counts[s.Key], have)
+		if len(have) != counts[s.Key.String()] {
+			w.t.Errorf("function %q: %d replicas, want %d: %v", s.Key, len(have), counts[s.Key.String()], have)
 		}
 		for _, r := range have {
 			names[r.Name] = true
@@ -190,12 +191,12 @@ func TestWakingTakesMilliseconds(t *testing.T) {
 			loop.Poke()
 			time.Sleep(16 * time.Millisecond)
 			synctest.Wait()
-			if got := l.Replicas("f.ns"); len(got) != 1 || got[0].State != plan.Ready {
+			if got := l.Replicas(pipeline.ParseKey("f.ns")); len(got) != 1 || got[0].State != plan.Ready {
 				t.Fatalf("16ms after the poke: %v, want a ready replica", got)
 			}
 			w.set(func() { w.waiting["f.ns"] = 0 })
 			time.Sleep(29 * time.Second)
-			if len(l.Replicas("f.ns")) != 1 {
+			if len(l.Replicas(pipeline.ParseKey("f.ns"))) != 1 {
 				t.Error("it sleeps too early")
 			}
 			time.Sleep(2100 * time.Millisecond)

@@ -3,11 +3,12 @@ package cluster
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -28,19 +29,21 @@ type Config struct {
 	Lines     Lines
 	Replicas  Replicas
 	Nodes     []Node        // that are there from the start; others join
+	Joining   bool          // nodes may join later
 	Budget    int           // replicas that all functions together may have; 0: as many as the nodes hold
 	Epoch     uint64        // of this owner: higher than that of any owner before it
 	NewID     func() string // the last part of a replica's name: short, random, safe in file names; nil: five letters and digits
 	// CPU returns what the replicas of these functions use now in thousandths of a core, together; who cannot be measured is left
 	// out. Asked for those that are scaled by it; nil: none can be.
-	CPU     func(functions []string) map[string]float64
-	Changed func()      // called when a replica became ready or ended, so that control looks; must not block; may be nil
-	Event   func(Event) // gets each line of the timelines, in order; must not block or call back; may be nil
+	CPU     func(functions []pipeline.Key) map[pipeline.Key]float64
+	Changed func()         // called when control should look again: a replica became ready or ended; must not block; may be nil
+	Event   func(Event)    // gets each line of the timelines, in order; must not block or call back; may be nil
+	Chance  func() float64 // in [0, 1), for the jitter of back-offs; nil: a generator of its own
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 
 	StartTimeout time.Duration // of a start, loading included; 0: 60 s
-	DrainTimeout time.Duration // of what a replica still has; 0: 30 s
+	DrainTimeout time.Duration // for a replica to finish its calls; longer if its requests' deadlines are later; 0: 30 s
 	Grace        time.Duration // between asking a process to end and ending it; 0: 2 s
 }
 
@@ -50,6 +53,7 @@ type Local struct {
 	nodes   map[string]*node
 	metrics metrics
 	clock   clock
+	begun   time.Time       // when New was called
 	ctx     context.Context // of all replicas and nodes; ends when Close runs out of patience
 	abort   context.CancelCauseFunc
 	group   sync.WaitGroup
@@ -60,7 +64,8 @@ type Local struct {
 	applied   uint64 // Rev of the latest Plan
 	replicas  map[string]*replica
 	byName    []*replica // those, sorted; nil: to be made anew
-	functions map[string]*function
+	functions map[pipeline.Key]*function
+	known     map[string]knownNode   // nodes that are there, or were lately
 	targets   map[string]plan.Target // as in the latest Snapshot, by function
 }
 
@@ -73,6 +78,9 @@ type function struct {
 	wish         *wish
 	pin          *Pin
 	starts       starts
+	planned      planned
+	least        int                // replicas at least, as in the latest Snapshot
+	formers      map[uint64]*former // by revision
 }
 
 // New returns a Local without replicas.
@@ -87,9 +95,13 @@ func New(cfg Config) (*Local, error) {
 		cfg.Event = func(Event) {}
 	}
 	if cfg.NewID == nil {
-		cfg.NewID = func() string { return strings.ToLower(rand.Text()[:5]) }
+		cfg.NewID = func() string { return strings.ToLower(crand.Text()[:5]) }
 	}
-	l := &Local{cfg: cfg, clock: newClock(time.Now()), nodes: map[string]*node{}, replicas: map[string]*replica{}, functions: map[string]*function{}}
+	if cfg.Chance == nil {
+		cfg.Chance = rand.Float64
+	}
+	l := &Local{cfg: cfg, clock: newClock(time.Now()), nodes: map[string]*node{}, replicas: map[string]*replica{}, functions: map[pipeline.Key]*function{}, known: map[string]knownNode{}}
+	l.begun = l.now()
 	l.metrics = newMetrics(l)
 	if err := l.metrics.register(cfg.Metrics); err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
@@ -116,7 +128,7 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	specs := l.cfg.Functions.Functions()
 	for _, spec := range specs {
 		f := plan.Function{
-			Name: spec.Key, Revision: spec.Revision, Memory: spec.Memory, CPUMilli: spec.CPUMilli, CPULimit: spec.CPULimit, GPU: spec.Declared.GPU, DeviceMemory: spec.Declared.GPUMemory, Profile: spec.Profile,
+			Name: spec.Key.String(), Revision: spec.Revision, Memory: spec.Memory, CPUMilli: spec.CPUMilli, CPULimit: spec.CPULimit, GPU: spec.Declared.GPU, DeviceMemory: spec.Declared.GPUMemory, Profile: spec.Profile,
 			Min: spec.Declared.Scale.Min, Max: spec.Declared.Scale.Max, Zero: spec.Declared.Scale.Zero, ZeroAge: spec.Declared.Scale.ZeroAge,
 			Slots: 1, Batch: spec.Declared.Batch, // fill completes them
 		}
@@ -132,6 +144,7 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	}
 	l.observed++
 	s.Rev, l.targets = l.observed, targets
+	l.remember(s.Nodes, s.At)
 	l.fill(&s)
 	l.forget(specs)
 	return s, nil
@@ -139,9 +152,9 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 
 // pipe is what a policy needs of p.
 func pipe(p pipeline.Pipeline) plan.Pipeline {
-	out := plan.Pipeline{Name: pipeline.Key(p.Name, p.Namespace), SLO: p.SLO}
+	out := plan.Pipeline{Name: p.Key().String(), SLO: p.SLO}
 	for _, stage := range p.Stages {
-		out.Stages = append(out.Stages, pipeline.Key(stage.Name, stage.Namespace))
+		out.Stages = append(out.Stages, stage.Key().String())
 	}
 	out.Edges = edges(p)
 	return out
@@ -154,14 +167,14 @@ func (l *Local) fill(s *plan.Snapshot) {
 		nodes[s.Nodes[i].Name] = &s.Nodes[i]
 	}
 	for i := range s.Functions {
-		if k := l.functions[s.Functions[i].Name]; k != nil {
+		if k := l.functions[pipeline.ParseKey(s.Functions[i].Name)]; k != nil {
 			k.bars.follow(s.Functions[i].Revision)
 			s.Functions[i].Bars = k.bars.now(s.At)
 		}
 	}
 	find := s.Finder()
 	for _, r := range l.sorted() {
-		f, ok := find.Function(r.function)
+		f, ok := find.Function(r.function.String())
 		n := nodes[r.node]
 		if !ok || r.hidden || n == nil {
 			continue
@@ -169,7 +182,7 @@ func (l *Local) fill(s *plan.Snapshot) {
 		r.seen = cmp.Or(r.seen, s.Rev)
 		f.Replicas = append(f.Replicas, plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since})
 		if r.state == plan.Ready {
-			l.of(r.function).failure.settled(r.since, s.At)
+			l.of(r.function).failure.settled(r.spec.Revision, r.since, s.At)
 		}
 		r.unfit = n.Unfit(r.device)
 		if r.state == plan.Starting {
@@ -179,14 +192,14 @@ func (l *Local) fill(s *plan.Snapshot) {
 	}
 	for i := range s.Functions {
 		f := &s.Functions[i]
-		if k := l.functions[f.Name]; k != nil {
-			k.failure.follow(f.Revision)
-			f.Failing = k.failure.Failure
-			f.Slots, f.Batch = max(k.slots, 1), cmp.Or(f.Batch, k.batch)
-			k.grant(f)
-			k.pinned(f, s.At)
-			f.Starts = k.starts.list()
-		}
+		k := l.of(pipeline.ParseKey(f.Name))
+		k.failure.follow(f.Revision)
+		f.Failing = k.failure.Failure
+		f.Slots, f.Batch = max(k.slots, 1), cmp.Or(f.Batch, k.batch)
+		k.grant(f, s.Rev)
+		k.pinned(f, s.At)
+		k.least, _ = f.Bounds()
+		f.Starts = k.starts.list()
 		f.CPUNow = l.cpuNow(f)
 		f.Batch = max(f.Batch, 1)
 	}
@@ -208,18 +221,18 @@ func promise(n *plan.Node, devices []string, bytes int64) {
 
 // forget drops what is known of functions that are neither deployed nor running; l.mu is held.
 func (l *Local) forget(specs []FunctionSpec) {
-	alive := map[string]bool{}
+	alive := map[pipeline.Key]bool{}
 	for _, spec := range specs {
 		alive[spec.Key] = true
 	}
 	for _, r := range l.replicas {
 		alive[r.function] = true
 	}
-	maps.DeleteFunc(l.functions, func(name string, _ *function) bool { return !alive[name] })
+	maps.DeleteFunc(l.functions, func(name pipeline.Key, _ *function) bool { return !alive[name] })
 }
 
 // of returns what is known of a function, which is made if need be; l.mu is held.
-func (l *Local) of(name string) *function {
+func (l *Local) of(name pipeline.Key) *function {
 	f := l.functions[name]
 	if f == nil {
 		f = &function{}
@@ -237,7 +250,7 @@ func (l *Local) sorted() []*replica {
 }
 
 // Events returns the latest events of a function, oldest first; at most 256.
-func (l *Local) Events(function string) []Event {
+func (l *Local) Events(function pipeline.Key) []Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if f := l.functions[function]; f != nil {
@@ -257,7 +270,7 @@ type Replica struct {
 }
 
 // Replicas returns the replicas of a function, sorted by name, also those that are out of sight.
-func (l *Local) Replicas(function string) []Replica {
+func (l *Local) Replicas(function pipeline.Key) []Replica {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var out []Replica
@@ -276,10 +289,10 @@ func (l *Local) Replicas(function string) []Replica {
 type Count struct{ Starting, Ready, Draining, Hidden int }
 
 // Counts returns the counts of all functions that have replicas.
-func (l *Local) Counts() map[string]Count {
+func (l *Local) Counts() map[pipeline.Key]Count {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	out := map[string]Count{}
+	out := map[pipeline.Key]Count{}
 	for _, r := range l.replicas {
 		c := out[r.function]
 		switch {
@@ -298,7 +311,7 @@ func (l *Local) Counts() map[string]Count {
 }
 
 // Failure returns how many starts of a function failed in a row, until when no other is tried, and why the latest failed.
-func (l *Local) Failure(function string) (count int, until time.Time, cause string) {
+func (l *Local) Failure(function pipeline.Key) (count int, until time.Time, cause string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if f := l.functions[function]; f != nil {

@@ -9,7 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/task"
 )
 
 func after(d time.Duration) func(context.Context, string) error {
@@ -46,8 +48,8 @@ func TestAReplicasLife(t *testing.T) {
 		w.expect("in the end", w.states(), "f-00002 ready")
 		w.expect("timeline", w.kinds(), "f-00001 ordered, f-00001 started, f-00001 ready, f-00001 first answer, f-00001 draining, "+
 			"f-00002 ordered, f-00002 started, f-00002 ready, f-00001 stopped")
-		for _, e := range l.Events("f.ns") {
-			if e.At.IsZero() || e.Function != "f.ns" || e.Node != "a" ||
+		for _, e := range l.Events(pipeline.ParseKey("f.ns")) {
+			if e.At.IsZero() || e.Function.String() != "f.ns" || e.Node != "a" ||
 				e.Kind == Draining && e.Cause != "want 0" || e.Kind == Process && (e.Path != "fork" || len(e.Phases) != 1) {
 				t.Errorf("event %+v", e)
 			}
@@ -107,8 +109,8 @@ func TestOnlyTheChangedFunctionIsSkipped(t *testing.T) {
 		}
 		synctest.Wait()
 		w.expect("f was redeployed", w.states(), "")
-		if len(l.Replicas("g.ns")) != 1 || len(l.Replicas("h.ns")) != 0 {
-			t.Errorf("g has %v, h has %v", l.Replicas("g.ns"), l.Replicas("h.ns"))
+		if len(l.Replicas(pipeline.ParseKey("g.ns"))) != 1 || len(l.Replicas(pipeline.ParseKey("h.ns"))) != 0 {
+			t.Errorf("g has %v, h has %v", l.Replicas(pipeline.ParseKey("g.ns")), l.Replicas(pipeline.ParseKey("h.ns")))
 		}
 	})
 }
@@ -204,7 +206,7 @@ func TestDrainsAreBounded(t *testing.T) {
 		w.want(2)
 		w.set(func() { w.drain = after(time.Hour) })
 		w.want(0)
-		l.Lost("f-00001", "exit status 1") // while it drains
+		l.Lost("f-00001", task.Death{Cause: "exit status 1", End: task.EndItself}) // while it drains
 		synctest.Wait()
 		w.expect("one died, one drains", w.states(), "f-00002 draining")
 		time.Sleep(30 * time.Second)
@@ -212,6 +214,9 @@ func TestDrainsAreBounded(t *testing.T) {
 		w.expect("given up", w.states(), "")
 		if got := w.lost["f-00002"]; !strings.Contains(got, "not drained within 30s") {
 			t.Errorf("the dispatcher was told %q", got)
+		}
+		if w.ends["f-00001"] != task.EndItself || w.ends["f-00002"] != task.EndShared {
+			t.Errorf("the dispatcher was told %v, want that the first ended by itself, and the platform ended the second", w.ends)
 		}
 	})
 }
@@ -223,7 +228,7 @@ func TestARemovedFunctionIsDrained(t *testing.T) {
 		w.want(2)
 		w.expect("removed", w.states(), "")
 		w.want(2)
-		if got := l.Events("f.ns"); got != nil {
+		if got := l.Events(pipeline.ParseKey("f.ns")); got != nil {
 			t.Errorf("still known: %v", got)
 		}
 	})
@@ -234,13 +239,13 @@ func TestTheLineGoesFirst(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
 		w.set(func() { w.specs = nil })
-		l.Lost("f-00001", "exited")
+		l.Lost("f-00001", task.Death{Cause: "exited"})
 		synctest.Wait()
 		w.expect("removed", w.states(), "")
-		if count, _, cause := l.Failure("f.ns"); count != 0 {
+		if count, _, cause := l.Failure(pipeline.ParseKey("f.ns")); count != 0 {
 			t.Errorf("%d failures (%s), want none", count, cause)
 		}
-		if got := l.Events("f.ns"); len(got) == 0 || got[len(got)-1].Kind != Stopped || got[len(got)-1].Cause != "the function was removed" {
+		if got := l.Events(pipeline.ParseKey("f.ns")); len(got) == 0 || got[len(got)-1].Kind != Stopped || got[len(got)-1].Cause != "the function was removed" {
 			t.Errorf("the last of %v, want stopped because of the removal", got)
 		}
 	})
@@ -257,7 +262,7 @@ func TestCloseWithoutPatience(t *testing.T) {
 			t.Errorf("Close: %v, want that it gave up waiting", err)
 		}
 		w.expect("gone all the same", w.states(), "")
-		if count, _, _ := l.Failure("f.ns"); count != 0 {
+		if count, _, _ := l.Failure(pipeline.ParseKey("f.ns")); count != 0 {
 			t.Errorf("%d failures, want none", count)
 		}
 		if _, err := l.Observe(t.Context()); !errors.Is(err, ErrClosed) {
@@ -266,7 +271,7 @@ func TestCloseWithoutPatience(t *testing.T) {
 		if err := l.Apply(t.Context(), plan.Plan{Epoch: 1}); !errors.Is(err, ErrClosed) {
 			t.Errorf("Apply after Close: %v", err)
 		}
-		if err := l.Scale(t.Context(), "f.ns", 1); !errors.Is(err, ErrClosed) {
+		if err := l.Scale(t.Context(), pipeline.ParseKey("f.ns"), 1); !errors.Is(err, ErrClosed) {
 			t.Errorf("Scale after Close: %v", err)
 		}
 	})
@@ -284,7 +289,7 @@ func TestScaleByHand(t *testing.T) {
 		}
 		scale := func(n int) {
 			t.Helper()
-			if err := l.Scale(t.Context(), "f.ns", n); err != nil {
+			if err := l.Scale(t.Context(), pipeline.ParseKey("f.ns"), n); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/task"
 )
 
 // node returns a fake node by name, which is made if need be.
@@ -68,14 +71,14 @@ func TestASilentNodesReplicasAreOutOfSightAndServe(t *testing.T) {
 		l.Leave("a")
 		w.expect("away", w.inSight(), ": 0")
 		w.expect("known", w.states(), "f-00001 ready, f-00002 ready, f-00003 ready")
-		if got := l.Counts()["f.ns"]; got != (Count{Hidden: 3}) {
+		if got := l.Counts()[pipeline.ParseKey("f.ns")]; got != (Count{Hidden: 3}) {
 			t.Errorf("counts %+v, want three out of sight", got)
 		}
 		p, _ := w.plan(0)
 		_ = l.Apply(t.Context(), p)
 		synctest.Wait()
 		w.expect("a plan lets none of them go", w.states(), "f-00001 ready, f-00002 ready, f-00003 ready")
-		l.Lost("f-00002", "its socket broke")
+		l.Lost("f-00002", task.Death{Cause: "its socket broke"})
 		synctest.Wait()
 		w.expect("a socket broke", w.states(), "f-00001 ready, f-00003 ready")
 		w.set(func() {
@@ -257,7 +260,7 @@ func TestPhasesOfAStart(t *testing.T) {
 		w.want(1)
 		time.Sleep(time.Second)
 		l.Answered("f-00001", 985*time.Millisecond, 7*time.Millisecond)
-		r := l.Replicas("f.ns")[0]
+		r := l.Replicas(pipeline.ParseKey("f.ns"))[0]
 		got := fmt.Sprintf("%s %v total %v answered %v", r.Path, r.Phases, r.Total, r.Answered)
 		w.expect("phases", got, "fork [{order 4ms} {fork 1ms} {place 10ms} {first inference 7ms}] total 15ms answered 1s")
 		if n := testutil.CollectAndCount(l.metrics.starts); n != 5 {
@@ -270,7 +273,7 @@ func TestPhasesOfAStart(t *testing.T) {
 		}
 		w.want(2)
 		time.Sleep(time.Second)
-		w.expect("phases", fmt.Sprint(l.Replicas("f.ns")[1].Phases), "[{order 4ms} {fork 1ms} {place 10ms} {first inference 7ms}]")
+		w.expect("phases", fmt.Sprint(l.Replicas(pipeline.ParseKey("f.ns"))[1].Phases), "[{order 4ms} {fork 1ms} {place 10ms} {first inference 7ms}]")
 	})
 }
 
@@ -345,7 +348,7 @@ func (w *world) comeAndGo(rng *rand.Rand, names []string, there map[string]bool,
 			n := w.node(name)
 			w.set(func() { delete(n.running, dies) })
 			if there[name] {
-				w.l.Lost(dies, "by chance")
+				w.l.Lost(dies, task.Death{Cause: "by chance"})
 			}
 		}
 		stale[name] = running

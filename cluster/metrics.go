@@ -59,7 +59,7 @@ func (c stateCounts) Collect(ch chan<- prometheus.Metric) {
 		for state, n := range map[string]int{
 			plan.Starting.String(): n.Starting, plan.Ready.String(): n.Ready, plan.Draining.String(): n.Draining, "hidden": n.Hidden,
 		} {
-			ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n), function, state)
+			ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n), function.String(), state)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
@@ -45,7 +46,7 @@ type Held struct {
 }
 
 // Pin pins a function that nobody uses, changes its pin, or renews it, and says how far that is. The function must be deployed.
-func (l *Local) Pin(function string, p Pin) (Held, error) {
+func (l *Local) Pin(function pipeline.Key, p Pin) (Held, error) {
 	if !l.PinnedBy(function, p.Holder) {
 		now := time.Now()
 		if is := l.cfg.Lines.Signals(function, now); is.Waiting+is.Running > 0 || now.Sub(is.Demand.Last) < Quiet {
@@ -62,7 +63,7 @@ func (l *Local) Pin(function string, p Pin) (Held, error) {
 	return h, err
 }
 
-func (l *Local) pin(function string, p Pin) (h Held, changed bool, err error) {
+func (l *Local) pin(function pipeline.Key, p Pin) (h Held, changed bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -79,7 +80,7 @@ func (l *Local) pin(function string, p Pin) (h Held, changed bool, err error) {
 }
 
 // PinnedBy tells whether a function is pinned by this holder.
-func (l *Local) PinnedBy(function, holder string) bool {
+func (l *Local) PinnedBy(function pipeline.Key, holder string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f := l.functions[function]
@@ -91,7 +92,7 @@ func (l *Local) PinnedBy(function, holder string) bool {
 }
 
 // PinnedUntil returns when a function's pin ends unless it is renewed; false: it has none.
-func (l *Local) PinnedUntil(function string) (time.Time, bool) {
+func (l *Local) PinnedUntil(function pipeline.Key) (time.Time, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f := l.functions[function]
@@ -103,7 +104,7 @@ func (l *Local) PinnedUntil(function string) (time.Time, bool) {
 }
 
 // Unpin ends the holder's pin; that of another stays.
-func (l *Local) Unpin(function, holder string) {
+func (l *Local) Unpin(function pipeline.Key, holder string) {
 	l.mu.Lock()
 	f := l.functions[function]
 	mine := f != nil && f.pin != nil && f.pin.Holder == holder
@@ -118,7 +119,7 @@ func (l *Local) Unpin(function, holder string) {
 }
 
 // held looks at the function's newest replica; l.mu is held.
-func (l *Local) held(function string, f *function) Held {
+func (l *Local) held(function pipeline.Key, f *function) Held {
 	h := Held{Alone: true, Slots: max(f.slots, 1), Batch: max(f.batch, 1)}
 	var newest *replica
 	for _, r := range l.sorted() {

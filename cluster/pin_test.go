@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
@@ -28,7 +29,7 @@ func TestPin(t *testing.T) {
 		w.give(500)
 		pin := func(holder string, milli int) Held {
 			t.Helper()
-			h, err := l.Pin("f.ns", Pin{holder, milli, time.Now().Add(10 * time.Second)})
+			h, err := l.Pin(pipeline.ParseKey("f.ns"), Pin{holder, milli, time.Now().Add(10 * time.Second)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -57,14 +58,14 @@ func TestPin(t *testing.T) {
 			t.Errorf("held %+v by a node without cgroups, want that to be said", h)
 		}
 		w.setCPU = nil
-		if _, err := l.Pin("f.ns", Pin{"you", 100, time.Now().Add(time.Minute)}); !errors.Is(err, ErrPinned) {
+		if _, err := l.Pin(pipeline.ParseKey("f.ns"), Pin{"you", 100, time.Now().Add(time.Minute)}); !errors.Is(err, ErrPinned) {
 			t.Errorf("a second holder: %v, want ErrPinned", err)
 		}
-		if l.Unpin("f.ns", "you"); !l.PinnedBy("f.ns", "me") || l.PinnedBy("f.ns", "you") {
+		if l.Unpin(pipeline.ParseKey("f.ns"), "you"); !l.PinnedBy(pipeline.ParseKey("f.ns"), "me") || l.PinnedBy(pipeline.ParseKey("f.ns"), "you") {
 			t.Error("another one's pin is ended by who has none")
 		}
-		l.Unpin("f.ns", "me")
-		if least, most, _ := limits(); least != 3 || most != 10 || l.PinnedBy("f.ns", "me") {
+		l.Unpin(pipeline.ParseKey("f.ns"), "me")
+		if least, most, _ := limits(); least != 3 || most != 10 || l.PinnedBy(pipeline.ParseKey("f.ns"), "me") {
 			t.Errorf("let go: %d to %d replicas, want 3 to 10", least, most)
 		}
 		w.give(700)
@@ -75,7 +76,7 @@ func TestPin(t *testing.T) {
 		w.has(900, 3)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if least, most, _ := limits(); least != 3 || most != 10 || l.PinnedBy("f.ns", "me") {
+		if least, most, _ := limits(); least != 3 || most != 10 || l.PinnedBy(pipeline.ParseKey("f.ns"), "me") {
 			t.Errorf("the lease is over: %d to %d replicas, want 3 to 10", least, most)
 		}
 		w.give(700)
@@ -92,7 +93,7 @@ func TestPinWhoseFunctionIsUsed(t *testing.T) {
 		l.clock.wall = l.clock.wall.Add(-time.Hour) // as if the wall's clock had been set forward by an hour since
 		pin := func(want error) {
 			t.Helper()
-			if _, err := l.Pin("f.ns", Pin{"me", 100, time.Now().Add(10 * time.Second)}); !errors.Is(err, want) {
+			if _, err := l.Pin(pipeline.ParseKey("f.ns"), Pin{"me", 100, time.Now().Add(10 * time.Second)}); !errors.Is(err, want) {
 				t.Errorf("error %v, want %v", err, want)
 			}
 		}
@@ -110,16 +111,16 @@ func TestPinWhoseFunctionIsUsed(t *testing.T) {
 		if !w.apart.Equal(until) {
 			t.Errorf("its line counts nothing until %v, want until %v", w.apart, until)
 		}
-		if at, ok := l.PinnedUntil("f.ns"); !ok || !at.Equal(until) {
+		if at, ok := l.PinnedUntil(pipeline.ParseKey("f.ns")); !ok || !at.Equal(until) {
 			t.Errorf("people are told that it is held until %v, %t, want %v", at, ok, until)
 		}
 		w.set(func() { w.waiting["f.ns"] = 1 }) // of who holds it
 		pin(nil)
-		l.Unpin("f.ns", "you")
+		l.Unpin(pipeline.ParseKey("f.ns"), "you")
 		if w.apart.IsZero() {
 			t.Error("its line counts again while it is pinned")
 		}
-		l.Unpin("f.ns", "me")
+		l.Unpin(pipeline.ParseKey("f.ns"), "me")
 		if !w.apart.IsZero() {
 			t.Error("its line was not told that it counts again")
 		}

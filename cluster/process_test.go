@@ -73,7 +73,7 @@ func (n *processNode) Start(_ context.Context, o Order) (Started, error) {
 		return Started{}, err
 	}
 	p := &process{exec.Command(os.Args[0]), make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), wire.EnvStageFD+"=3", wire.EnvFunction+"="+o.Function.Key, wire.EnvReplica+"="+o.Replica)
+	p.cmd.Env = append(os.Environ(), wire.EnvStageFD+"=3", wire.EnvFunction+"="+o.Function.Key.String(), wire.EnvReplica+"="+o.Replica)
 	p.cmd.ExtraFiles = []*os.File{far}
 	if err := p.cmd.Start(); err != nil {
 		_ = conn.Close()
@@ -132,7 +132,7 @@ type deployed []FunctionSpec
 func (d deployed) Functions() []FunctionSpec      { return d }
 func (d deployed) Pipelines() []pipeline.Pipeline { return nil }
 
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // TestRealParts has processes, NATS, the dispatcher, and the loop of control: wake, answer, survive a kill, sleep.
 func TestRealParts(t *testing.T) {
@@ -157,9 +157,9 @@ func TestRealParts(t *testing.T) {
 	changed := make(chan struct{}, 1)
 	shell, err := dispatch.New(dispatch.Config{
 		Bus: bus, Store: store, Logger: log, Registerer: prometheus.NewRegistry(),
-		OnDemand:    func(string) { loop.Poke() },
+		OnDemand:    func(pipeline.Key) { loop.Poke() },
 		FirstAnswer: func(f dispatch.First) { l.Answered(f.Replica, f.After, f.Call) },
-		Dropped:     func(_, replica, cause string) { l.Lost(replica, cause) },
+		Dropped:     func(_ pipeline.Key, replica string, death task.Death) { l.Lost(replica, death) },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -167,10 +167,10 @@ func TestRealParts(t *testing.T) {
 	defer shell.Close()
 	asleep := pipeline.Scale{Max: 2, Zero: true, ZeroAge: 500 * time.Millisecond}
 	specs := deployed{
-		{Key: "bad.ns", Revision: 1, Spec: "no stage", Declared: pipeline.Function{Name: "bad", Namespace: "ns", Scale: asleep}},
-		{Key: "f.ns", Revision: 1, Spec: "stage", Declared: pipeline.Function{Name: "f", Namespace: "ns", Scale: asleep}},
+		{Key: pipeline.ParseKey("bad.ns"), Revision: 1, Spec: "no stage", Declared: pipeline.Function{Name: "bad", Namespace: "ns", Scale: asleep}},
+		{Key: pipeline.ParseKey("f.ns"), Revision: 1, Spec: "stage", Declared: pipeline.Function{Name: "f", Namespace: "ns", Scale: asleep}},
 	}
-	node := &processNode{lost: func(replica, cause string) { l.Lost(replica, cause) }, running: map[string]*process{}}
+	node := &processNode{lost: func(replica, cause string) { l.Lost(replica, task.Death{Cause: cause}) }, running: map[string]*process{}}
 	l, err = New(Config{
 		Functions: specs, Lines: shell, Replicas: shell, Nodes: []Node{node}, Epoch: 1, Log: log, Metrics: prometheus.NewRegistry(),
 		Changed: func() {
@@ -232,7 +232,7 @@ func TestRealParts(t *testing.T) {
 			}
 			return r
 		case <-time.After(patience):
-			t.Fatalf("no reply, want %q; timeline %+v", want, l.Events("f.ns"))
+			t.Fatalf("no reply, want %q; timeline %+v", want, l.Events(pipeline.ParseKey("f.ns")))
 			return nil
 		}
 	}
@@ -242,7 +242,7 @@ func TestRealParts(t *testing.T) {
 			select {
 			case <-changed:
 			case <-deadline:
-				t.Fatalf("not %s: %+v; timeline %+v", what, l.Replicas("f.ns"), l.Events("f.ns"))
+				t.Fatalf("not %s: %+v; timeline %+v", what, l.Replicas(pipeline.ParseKey("f.ns")), l.Events(pipeline.ParseKey("f.ns")))
 			}
 		}
 	}
@@ -253,15 +253,15 @@ func TestRealParts(t *testing.T) {
 		t.Errorf("killed %q, but %q had answered", killed, first)
 	}
 	until("lost", func() bool {
-		return strings.Contains(fmt.Sprint(l.Events("f.ns")), string(Lost)+"  [] signal: killed")
+		return strings.Contains(fmt.Sprint(l.Events(pipeline.ParseKey("f.ns"))), string(Lost)+"  [] signal: killed")
 	})
 	// The line hears of it a moment later; a task that is sent there until then would be tried again by its coordinator.
-	proctest.Until(t, patience, "the line without its replica", func() bool { return shell.Load("f.ns").Servers == 0 })
+	proctest.Until(t, "the line without its replica", func() bool { return shell.Load(pipeline.ParseKey("f.ns")).Servers == 0 })
 	submit("f.ns", "again")
 	if second := answered("AGAIN").Replica; second == first {
 		t.Errorf("%q answered after it was killed", second)
 	}
-	until("asleep", func() bool { return len(l.Replicas("f.ns")) == 0 })
+	until("asleep", func() bool { return len(l.Replicas(pipeline.ParseKey("f.ns"))) == 0 })
 	submit("f.ns", "up")
 	answered("UP")
 
@@ -276,12 +276,12 @@ func TestRealParts(t *testing.T) {
 		t.Error("no reply, want the cause")
 	}
 	seen := map[Kind]bool{}
-	for _, e := range l.Events("f.ns") {
+	for _, e := range l.Events(pipeline.ParseKey("f.ns")) {
 		seen[e.Kind] = true
 	}
 	for _, k := range []Kind{Ordered, Process, Ready, Answered, Draining, Stopped, Lost} {
 		if !seen[k] {
-			t.Errorf("no event %q in %+v", k, l.Events("f.ns"))
+			t.Errorf("no event %q in %+v", k, l.Events(pipeline.ParseKey("f.ns")))
 		}
 	}
 }

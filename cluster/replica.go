@@ -9,7 +9,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
@@ -18,19 +20,22 @@ const causeWait = time.Second
 
 // replica is one copy of a function, from its order to its end.
 type replica struct {
-	name, function string
-	spec           FunctionSpec
-	node, device   string
-	ordered        uint64 // Rev of the plan that wanted it
-	begun          time.Time
+	name         string
+	function     pipeline.Key
+	spec         FunctionSpec
+	node, device string
+	ordered      uint64 // Rev of the plan that wanted it
+	begun        time.Time
 
-	alive  context.Context // until it is lost, or l is aborted
-	lose   context.CancelCauseFunc
-	wanted context.Context // until it is released, or not alive
-	letGo  context.CancelCauseFunc
-	gone   chan struct{} // closed at its end
-	kick   chan struct{} // cpuWant was changed
-	back   bool          // it was taken back before it was ready; of its goroutine
+	alive   context.Context // until it is lost, or l is aborted
+	lose    context.CancelCauseFunc
+	wanted  context.Context // until it is released, or not alive
+	letGo   context.CancelCauseFunc
+	gone    chan struct{} // closed at its end
+	kick    chan struct{} // cpuWant was changed
+	back    bool          // it was taken back before it was ready; of its goroutine
+	outside bool          // something else ended it before it was stopped; of its goroutine
+	revived bool          // started by revive, for requests that have begun on its revision; written once, before Local.mu is released after its order
 
 	// With Local.mu held:
 	hidden    bool   // its node is silent
@@ -56,11 +61,11 @@ func (r *replica) release(cause error) {
 	r.letGo(cause)
 }
 
-// order makes a replica and starts its life; l.mu is held.
-func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot) {
+// order makes a replica and starts it. It returns nil if that is not possible; l.mu is held.
+func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot) *replica {
 	n, ok := l.nodes[slot.Node]
 	if !ok || n.presence != here {
-		return // the next plan will not have that node
+		return nil // the next plan will not have that node
 	}
 	r := &replica{
 		function: spec.Key, spec: spec, node: slot.Node, device: slot.Device, ordered: rev,
@@ -74,7 +79,7 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 	}
 	if l.replicas[r.name] != nil {
 		l.cfg.Log.Error("no name is free; NewID repeats itself", "function", spec.Key, "replica", r.name)
-		return
+		return nil
 	}
 	r.alive, r.lose = context.WithCancelCause(l.ctx)
 	r.wanted, r.letGo = context.WithCancelCause(r.alive)
@@ -83,6 +88,8 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 	o := Order{Replica: r.name, Function: spec, Device: slot.Device, CPUMilli: w.CPUMilli}
 	hands := n.hands
 	l.group.Go(func() { l.live(n, hands, r, o) })
+	l.of(r.function).remember(spec, slot)
+	return r
 }
 
 // live takes a replica through its life. It is the replica's only goroutine.
@@ -90,20 +97,23 @@ func (l *Local) live(n *node, hands Node, r *replica, o Order) {
 	defer close(r.gone)
 	defer r.lose(nil) // frees the contexts
 	if err := l.start(hands, r, o); err != nil {
-		r.back = r.wanted.Err() != nil && r.alive.Err() == nil // before its end, which comes of that
+		r.back = r.wanted.Err() != nil && r.alive.Err() == nil // before it is stopped, which ends it
+		r.outside = endedFromOutside(r.alive)
 		l.stop(n, r)
-		l.end(n, r, err)
+		l.end(n, r, false, afterwards(r, err))
 		return
 	}
 	l.serve(n, r)
 	if r.alive.Err() == nil {
 		l.drain(r)
 	}
+	busy := false
+	r.outside = endedFromOutside(r.alive)
 	if r.alive.Err() != nil {
-		l.cfg.Replicas.Lost(r.function, r.name, context.Cause(r.alive).Error())
+		busy = l.cfg.Replicas.Lost(r.function, r.name, deathOf(context.Cause(r.alive)))
 	}
 	l.stop(n, r)
-	l.end(n, r, nil)
+	l.end(n, r, busy, nil)
 }
 
 // start brings the replica to Ready.
@@ -135,10 +145,6 @@ func (l *Local) start(n Node, r *replica, o Order) error {
 		}
 		return because(ctx, err)
 	}
-	if err := context.Cause(ctx); err != nil {
-		l.cfg.Replicas.Lost(r.function, r.name, err.Error())
-		return err
-	}
 	l.ready(r, hello, begin, began)
 	l.cfg.Changed()
 	return nil
@@ -167,8 +173,20 @@ func (l *Local) ready(r *replica, hello wire.Hello, begin, began time.Time) {
 	r.state, r.since = plan.Ready, l.now()
 	f := l.of(r.function)
 	f.slots, f.batch = hello.Slots, hello.MaxBatch
+	f.failure.became(r.spec.Revision)
 	f.starts.add(r.path, r.total)
+	if k := f.formers[r.spec.Revision]; k != nil {
+		k.wanted, k.failed = false, 0
+	}
 	l.note(r, Event{Kind: Ready, Path: r.path, Phases: []Phase{{"load", hello.Load}, {"place", hello.Place}}})
+}
+
+// afterwards adds what the process said when it was stopped because of err: a watchdog says then what its program listens on instead.
+func afterwards(r *replica, err error) error {
+	if cause := context.Cause(r.alive); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w; when it was stopped: %w", err, cause)
+	}
+	return err
 }
 
 // because adds why ctx ended, if it did, to what that led to.
@@ -179,19 +197,31 @@ func because(ctx context.Context, err error) error {
 	return err
 }
 
-// drain lets the replica finish what it has.
+// drain lets the replica finish its calls, and those that requests still send it because they have
+// begun on its revision. It waits for DrainTimeout, or longer until the deadlines of these
+// requests.
 func (l *Local) drain(r *replica) {
 	l.mu.Lock()
 	r.state, r.since = plan.Draining, l.now()
 	l.note(r, Event{Kind: Draining, Cause: context.Cause(r.wanted).Error()})
 	l.mu.Unlock()
-	ctx, cancel := context.WithTimeoutCause(r.alive, l.cfg.DrainTimeout, fmt.Errorf("not drained within %v", l.cfg.DrainTimeout))
-	defer cancel()
-	if err := l.cfg.Replicas.Drain(ctx, r.function, r.name); err != nil && r.alive.Err() == nil {
-		err = because(ctx, err)
-		l.cfg.Log.Warn("replica stopped with work left; it is tried elsewhere", "function", r.function, "replica", r.name, "error", err)
-		l.cfg.Replicas.Lost(r.function, r.name, err.Error())
+	var err error
+	for wait := l.cfg.DrainTimeout; ; {
+		ctx, cancel := context.WithTimeoutCause(r.alive, wait, fmt.Errorf("not drained within %v, nor by the deadlines of its requests", l.cfg.DrainTimeout))
+		err = l.cfg.Replicas.Drain(ctx, r.function, r.name)
+		if err != nil {
+			err = because(ctx, err)
+		}
+		cancel()
+		if err == nil || r.alive.Err() != nil {
+			return
+		}
+		if wait = time.Until(l.cfg.Replicas.Due(r.function, r.name)); wait <= 0 {
+			break
+		}
 	}
+	l.cfg.Log.Warn("replica stopped with work left; it is tried elsewhere", "function", r.function, "replica", r.name, "error", err)
+	l.cfg.Replicas.Lost(r.function, r.name, deathOf(err))
 }
 
 // stopMargin is how long a node may take to stop a replica, beyond the grace.
@@ -220,12 +250,13 @@ func (l *Local) stop(n *node, r *replica) {
 var errRemoved = errors.New("the function was removed")
 
 // removed tells whether a function is not deployed any more.
-func (l *Local) removed(function string) bool {
+func (l *Local) removed(function pipeline.Key) bool {
 	return !slices.ContainsFunc(l.cfg.Functions.Functions(), func(f FunctionSpec) bool { return f.Key == function })
 }
 
-// end forgets the replica and accounts for how it ended; failed is why it did not start.
-func (l *Local) end(n *node, r *replica, failed error) {
+// end forgets the replica and records how it ended. busy says that it had calls; failed is why it
+// did not start, or nil.
+func (l *Local) end(n *node, r *replica, busy bool, failed error) {
 	removed := (failed != nil || r.alive.Err() != nil) && l.removed(r.function)
 	l.mu.Lock()
 	at := l.now()
@@ -245,7 +276,10 @@ func (l *Local) end(n *node, r *replica, failed error) {
 		}
 	case r.alive.Err() != nil:
 		e = Event{Kind: Lost, Cause: context.Cause(r.alive).Error()}
-		if lived := at.Sub(r.since); r.answered == 0 && lived < settle {
+		// The end of a replica says nothing about the next start if it had calls, was ready for a
+		// while, or was ended by something else.
+		death, lived := deathOf(context.Cause(r.alive)), at.Sub(r.since)
+		if !busy && !death.Busy && death.End == task.EndItself && lived < settle {
 			cause = fmt.Sprintf("lost %v after it was ready: %s", lived.Round(time.Millisecond), e.Cause)
 		}
 	}
@@ -254,7 +288,10 @@ func (l *Local) end(n *node, r *replica, failed error) {
 	l.dropLocked(n)
 	l.note(r, e)
 	f := l.of(r.function)
-	noHopeWhy := ""
+	noHopeWhy, noRevival := "", ""
+	if r.revived && e.Kind == Failed {
+		noRevival = f.unrevived(r.spec.Revision, at, failed, !r.outside)
+	}
 	why := cause
 	if e.Kind == Lost {
 		why = e.Cause
@@ -264,20 +301,25 @@ func (l *Local) end(n *node, r *replica, failed error) {
 		cause = ""
 	}
 	if cause != "" {
-		f.failure.add(r.spec.Revision, r.begun, at, cause)
+		f.failure.add(r, at, cause, r.outside, l.cfg.Chance())
 		var rest []*replica
 		for _, other := range l.replicas {
 			if other.function == r.function {
 				rest = append(rest, other)
 			}
 		}
-		noHopeWhy = noHope(r.spec, f.failure.Failure, rest)
+		if r.spec.Revision == f.failure.revision {
+			noHopeWhy = noHope(r.spec, &f.failure, rest)
+		}
 	}
 	failures := f.failure.Count
 	l.mu.Unlock()
 	l.metrics.ends.WithLabelValues(string(e.Kind)).Inc()
 	if cause != "" {
 		l.cfg.Log.Warn("replica failed", "function", r.function, "replica", r.name, "node", r.node, "inARow", failures, "error", cause)
+	}
+	if noRevival != "" {
+		l.cfg.Lines.NoReplica(r.function, r.spec.Revision, noRevival)
 	}
 	if noHopeWhy != "" {
 		l.cfg.Lines.Fail(r.function, noHopeWhy)
@@ -292,13 +334,35 @@ func (l *Local) note(r *replica, e Event) {
 	l.cfg.Event(e)
 }
 
-// Lost tells that a replica's process ended or that its connection broke, and why. It returns at once; telling it twice, or
-// of a replica that is not there, does nothing.
-func (l *Local) Lost(replica, cause string) {
+// lost is the error of a replica that ended without an order to.
+type lost struct{ task.Death }
+
+// Error returns the cause.
+func (l lost) Error() string { return l.Cause }
+
+// endedFromOutside reports whether a replica's context has ended because something else than the
+// replica ended its process.
+func endedFromOutside(alive context.Context) bool {
+	death := lost{}
+	return errors.As(context.Cause(alive), &death) && death.End != task.EndItself
+}
+
+// deathOf returns how a replica ended, from the error of its context. Unless err is a [lost], the
+// platform ended the replica.
+func deathOf(err error) task.Death {
+	if l := (lost{}); errors.As(err, &l) {
+		return l.Death
+	}
+	return task.Death{Cause: err.Error(), End: task.EndShared}
+}
+
+// Lost reports that a replica's process ended or that its connection broke, and why. It returns at
+// once. A second report, or one about an unknown replica, does nothing.
+func (l *Local) Lost(replica string, death task.Death) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r := l.replicas[replica]; r != nil {
-		r.lose(errors.New(cause))
+		r.lose(lost{death})
 	}
 }
 
@@ -309,7 +373,7 @@ func (l *Local) Answered(replica string, after, call time.Duration) {
 	if r := l.replicas[replica]; r != nil {
 		r.answered, r.first = max(l.now().Sub(r.begun), 1), call
 		l.metrics.starts.WithLabelValues(firstInference, r.path).Observe(call.Seconds())
-		l.of(r.function).failure.worked(r.since)
+		l.of(r.function).failure.worked(r.spec.Revision, r.since)
 		l.note(r, Event{Kind: Answered, Phases: []Phase{{"since attached", after}, {firstInference, call}}})
 	}
 }

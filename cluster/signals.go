@@ -33,18 +33,18 @@ func finite(values ...float64) bool {
 // aim fills in, and returns by function, the targets of functions whose owners asked for one.
 func (l *Local) aim(s *plan.Snapshot, specs []FunctionSpec) map[string]plan.Target {
 	targets := map[string]plan.Target{}
-	var byCPU []string
+	var byCPU []pipeline.Key
 	for _, spec := range specs {
 		if spec.Declared.Scale.Type == "cpu" {
 			byCPU = append(byCPU, spec.Key)
 		}
 	}
-	var cpu map[string]float64
+	var cpu map[pipeline.Key]float64
 	if len(byCPU) > 0 && l.cfg.CPU != nil {
 		cpu = l.cfg.CPU(byCPU)
 	}
 	for _, spec := range specs {
-		if f, ok := s.Function(spec.Key); ok {
+		if f, ok := s.Function(spec.Key.String()); ok {
 			if f.Target = target(f, spec.Declared.Scale, cpu); f.Target.Type != "" {
 				targets[f.Name] = f.Target
 			}
@@ -54,7 +54,7 @@ func (l *Local) aim(s *plan.Snapshot, specs []FunctionSpec) map[string]plan.Targ
 }
 
 // target is what f's owner asked a replica to carry, and what all of them together have of it.
-func target(f *plan.Function, is pipeline.Scale, cpu map[string]float64) plan.Target {
+func target(f *plan.Function, is pipeline.Scale, cpu map[pipeline.Key]float64) plan.Target {
 	t := plan.Target{Type: is.Type, Value: float64(is.Target) * is.Proportion}
 	switch is.Type {
 	case "":
@@ -64,7 +64,7 @@ func target(f *plan.Function, is pipeline.Scale, cpu map[string]float64) plan.Ta
 	case "capacity":
 		t.Load, t.Known = float64(f.Waiting+f.Running), true
 	case "cpu":
-		t.Load, t.Known = cpu[f.Name]
+		t.Load, t.Known = cpu[pipeline.ParseKey(f.Name)]
 	}
 	if !finite(t.Load) || t.Load < 0 {
 		t.Load, t.Known = 0, false

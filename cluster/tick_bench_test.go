@@ -77,7 +77,7 @@ func (w *world) crowd(stages int) {
 		f := spec(fmt.Sprintf("f%04d", i), 1)
 		f.Declared.Scale.Max = 20
 		w.specs = append(w.specs, f)
-		w.signals[f.Key] = plan.Signals{
+		w.signals[f.Key.String()] = plan.Signals{
 			Demand:  plan.Demand{Known: true, Rate: 10 + float64(i%7), CV: 1 + float64(i%4)},
 			Service: plan.Service{Known: true, Mean: time.Duration(100+i%50) * time.Millisecond, CV: 0.5},
 			Wait:    plan.Wait{Known: true, Mean: 20 * time.Millisecond, P50: 10 * time.Millisecond, P95: 50 * time.Millisecond, P99: 80 * time.Millisecond},

@@ -7,12 +7,13 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // FunctionSpec is what is deployed under a key.
 type FunctionSpec struct {
-	Key      string       // pipeline.Key
+	Key      pipeline.Key
 	Revision uint64       // grows with each change
 	Memory   int64        // bytes a replica adds to a node that has the zygote; 0: unknown
 	CPUMilli int          // thousandths of a core that a replica is promised; 0: nothing
@@ -31,24 +32,31 @@ type Functions interface {
 // Lines are the functions' waiting lines; dispatch.Shell has them.
 type Lines interface {
 	// Signals returns what is measured of a function as of now.
-	Signals(function string, now time.Time) plan.Signals
+	Signals(function pipeline.Key, now time.Time) plan.Signals
 	// Disregard has nothing of a function count as measured until then; the zero time: from now on all counts again.
-	Disregard(function string, until time.Time)
+	Disregard(function pipeline.Key, until time.Time)
 	// Fail answers what waits for a function task.Unavailable with the cause. What comes later waits again.
-	Fail(function, cause string)
+	Fail(function pipeline.Key, cause string)
+	// NoReplica answers the tasks that wait for a revision with task.Redeployed and the cause. The
+	// revision is no longer deployed, and no replica of it can be started.
+	NoReplica(function pipeline.Key, revision uint64, cause string)
 }
 
 // Replicas gives replicas work; dispatch.Shell does.
 type Replicas interface {
 	// Attach takes over conn, also when it fails, and returns when the replica has said that it is ready. Revision is of the
 	// function's spec that it was started from.
-	Attach(ctx context.Context, function, replica string, revision uint64, conn *net.UnixConn) (wire.Hello, error)
+	Attach(ctx context.Context, function pipeline.Key, replica string, revision uint64, conn *net.UnixConn) (wire.Hello, error)
 	// Drain gives a replica nothing new and returns when it has nothing left, or was lost.
-	Drain(ctx context.Context, function, replica string) error
-	// Lost tells why a replica's process ended. It is no error to tell it of one that is not attached.
-	Lost(function, replica, cause string)
+	Drain(ctx context.Context, function pipeline.Key, replica string) error
+	// Due returns the latest deadline of the requests that still need the replica. It returns the
+	// zero time if there are none.
+	Due(function pipeline.Key, replica string) time.Time
+	// Lost reports why a replica's process ended. It returns whether the replica had calls that it
+	// had not answered. Reporting a replica that is not attached does nothing.
+	Lost(function pipeline.Key, replica string, death task.Death) (busy bool)
 	// Threads asks a replica to compute with n threads. One that has as many, or cannot have more, changes nothing.
-	Threads(function, replica string, n int) error
+	Threads(function pipeline.Key, replica string, n int) error
 }
 
 // Node is a machine's KeysManager.
@@ -119,7 +127,7 @@ const (
 // Event is a line of a function's timeline.
 type Event struct {
 	At       time.Time
-	Function string
+	Function pipeline.Key
 	Replica  string
 	Node     string
 	Kind     Kind

@@ -6,14 +6,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
 // warmAll tells each node what to keep warm; l.mu is held.
-func (l *Local) warmAll(p plan.Plan, specs map[string]*FunctionSpec) {
+func (l *Local) warmAll(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) {
 	lists := map[string][]WarmOrder{}
 	for _, w := range p.Warm {
-		if spec, ok := specs[w.Function]; ok {
+		if spec, ok := specs[pipeline.ParseKey(w.Function)]; ok {
 			lists[w.Node] = append(lists[w.Node], WarmOrder{Function: *spec, Warmth: w.Warmth, Key: w.Key})
 		}
 	}

@@ -23,7 +23,7 @@ func TestWarmListsSupersedeOneAnother(t *testing.T) {
 		}
 		time.Sleep(30 * time.Second)
 		synctest.Wait()
-		if len(w.warmed) != 2 || len(w.warmed[1]) != 1 || !w.warmed[1][0].Key || w.warmed[1][0].Function.Key != "f.ns" {
+		if len(w.warmed) != 2 || len(w.warmed[1]) != 1 || !w.warmed[1][0].Key || w.warmed[1][0].Function.Key.String() != "f.ns" {
 			t.Errorf("the node was told %+v, want the first and the last list", w.warmed)
 		}
 	})

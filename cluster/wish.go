@@ -5,6 +5,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
@@ -13,12 +14,13 @@ type wish struct {
 	replicas int
 	at       time.Time
 	revision uint64 // of the function; 0: not yet seen with one
+	rev      uint64 // of the first Snapshot with this wish; 0: none yet
 }
 
 // Scale asks for a number of replicas by hand: the least that the function has until it is asked for again or redeployed. Load
 // may bring more; a function that may sleep still does when it is idle. Zero puts any function to sleep until its next
 // request. It returns when the wish is noted.
-func (l *Local) Scale(_ context.Context, function string, replicas int) error {
+func (l *Local) Scale(_ context.Context, function pipeline.Key, replicas int) error {
 	l.mu.Lock()
 	closed := l.closed
 	if !closed {
@@ -32,13 +34,14 @@ func (l *Local) Scale(_ context.Context, function string, replicas int) error {
 	return nil
 }
 
-// grant changes what a policy sees of f to what was wished for. A wish counts as use of the function.
-func (k *function) grant(f *plan.Function) {
+// grant applies the wish to f, which policies see in the Snapshot rev. A wish counts as use of the
+// function.
+func (k *function) grant(f *plan.Function, rev uint64) {
 	w := k.wish
 	if w == nil {
 		return
 	}
-	w.revision = cmp.Or(w.revision, f.Revision)
+	w.revision, w.rev = cmp.Or(w.revision, f.Revision), cmp.Or(w.rev, rev)
 	switch {
 	case w.revision != f.Revision:
 		k.wish = nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 	"github.com/stagecoach-serving/stagecoach/wire"
@@ -89,7 +90,7 @@ func BenchmarkShell(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer s.Close()
-			if err := s.Ensure(Spec{Function: "f.ns"}); err != nil {
+			if err := s.Ensure(Spec{Function: pipeline.ParseKey("f.ns")}); err != nil {
 				b.Fatal(err)
 			}
 			a := attach(b, s, "f-1", 4, 1)

@@ -27,24 +27,26 @@ type Core struct {
 	cfg      CoreConfig
 	view     task.View  // Replicas is parallel to replicas
 	replicas []*replica // sorted by name
-	line     heap       // what waits
+	line     heap       // waiting tasks, without suspects
+	suspects []*item    // waiting suspects, in the line's order
+	reserved int        // replicas that are reserved for a suspect
 	timers   heap       // what has a due time, waiting or not
 	tasks    tasks
-	seq      uint64          // of the latest arrival
-	batches  uint64          // number of the latest batch
-	onBoard  int             // calls that replicas have not answered
-	pins     map[string]*pin // by request
-	only     uint64          // the revision of the replicas, when strict is false
-	strict   bool            // it matters which task goes to which replica
-	draining int             // replicas that drain
-	lingers  time.Time       // when one of them that is idle may go; zero: none waits for that
-	masked   task.View       // scratch of mask
-	blocked  []uint64        // revisions whose tasks are passed; scratch of dispatch
-	held     time.Time       // until when the batcher wants to wait; zero: it does not
-	armed    time.Time       // when a Tick comes; zero: none was asked for
-	fewer    bool            // replicas were lost in this step
-	closed   string          // why nothing is taken any more
-	head     []*item         // scratch
+	seq      uint64 // of the latest arrival
+	batches  uint64 // number of the latest batch
+	onBoard  int    // calls that replicas have not answered
+	pins     pins
+	reviving []uint64  // revisions that a Revive was sent for
+	only     uint64    // the revision of the replicas, when strict is false
+	strict   bool      // tasks are bound to revisions, or all replicas drain
+	draining int       // replicas that drain
+	masked   task.View // scratch of mask
+	blocked  []uint64  // revisions whose tasks others may pass; scratch of dispatch
+	held     time.Time // until when the batcher wants to wait; zero: it does not
+	armed    time.Time // when the next Tick is due; zero: none was requested
+	fewer    bool      // replicas were lost in this step
+	closed   string    // why no tasks are accepted any more; empty: they are
+	head     []*item   // scratch
 	offer    []*task.Task
 	fx       []Effect
 	signals  signals
@@ -60,9 +62,9 @@ type replica struct {
 	name     string
 	revision uint64
 	batches  []*batch
-	together time.Time // when it answered a task of several latest
-	answered bool      // its first batch is over; that one is not representative
-	full     bool      // its device was out of memory: it gets nothing more, whoever asks
+	answered bool  // its first batch, which is not representative, is over
+	full     bool  // its device was out of memory: it gets no more tasks
+	suspect  *item // the suspect that it runs or is reserved for; nil: none
 }
 
 // NewCore returns a function's dispatcher with an empty line and no replicas.
@@ -79,7 +81,7 @@ func NewCore(cfg CoreConfig) *Core {
 		line:   heap{by: byKey},
 		timers: heap{by: byDue},
 		tasks:  newTasks(cfg.Remember),
-		pins:   map[string]*pin{},
+		pins:   newPins(),
 	}
 }
 
@@ -99,12 +101,14 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 		c.submit(now, ev.Task)
 	case Cancel:
 		c.cancel(now, ev.Key)
+	case Leave:
+		c.pins.leave(ev.Request)
 	case ReplicaUp:
 		c.up(now, ev)
 	case ReplicaDrain:
-		c.drain(now, ev.Name)
+		c.drain(ev.Name)
 	case ReplicaDown:
-		c.down(now, ev.Name, ev.Cause)
+		c.down(now, ev.Name, task.Death{Cause: ev.Cause, End: ev.End})
 	case Result:
 		c.result(now, ev)
 	case Credit:
@@ -114,7 +118,9 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 		}
 	case Deployed:
 		c.cfg.Revision = ev.Revision
-		c.survey(now)
+		c.survey()
+	case NoReplica:
+		c.none(now, ev)
 	case Fail:
 		c.fail(now, ev.Cause)
 	case Tick:
@@ -123,13 +129,13 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 		c.close(now, ev.Cause)
 	}
 	c.expire(now)
+	c.pins.lapsed(now)
 	c.dispatch(now)
-	c.lingers = time.Time{}
 	if c.draining > 0 {
-		c.release(now)
+		c.release()
 	}
 	_, more := ev.(Submit)
-	if (more || c.fewer) && c.line.len() > 0 && c.line.len() > c.Servers() {
+	if n := c.Waiting(); (more || c.fewer) && n > 0 && n > c.Servers() {
 		c.do(Wanted{})
 	}
 	c.fewer = false
@@ -159,13 +165,12 @@ func (c *Core) submit(now time.Time, t *task.Task) {
 		c.end(now, it, task.Unavailable, c.closed)
 	case !t.Deadline.IsZero() && !t.Deadline.After(now):
 		c.end(now, it, task.Expired, "the deadline had passed when the task came")
-	case c.gone(t.Revision):
-		c.end(now, it, task.Redeployed, redeployed)
-	case c.line.len() >= c.cfg.QueueLimit:
-		c.end(now, it, task.Overloaded, fmt.Sprintf("function %q: %d tasks wait, the limit is %d", c.cfg.Function, c.line.len(), c.cfg.QueueLimit))
+	case t.Attempt <= 1 && c.Waiting() >= c.cfg.QueueLimit: // a later attempt was accepted before
+		c.end(now, it, task.Overloaded, fmt.Sprintf("function %q: %d tasks wait, the limit is %d", c.cfg.Function, c.Waiting(), c.cfg.QueueLimit))
 	default:
 		c.tasks.add(it)
 		c.join(it)
+		c.miss(it)
 		c.rank(now, it)
 	}
 }
@@ -177,7 +182,7 @@ func (c *Core) rank(now time.Time, it *item) {
 		it.until = time.Time{} // a key that never held cannot be asked for again and again
 	}
 	it.due = earlier(it.task.Deadline, it.until)
-	c.line.set(it)
+	c.queue(it)
 	c.schedule(it)
 }
 
@@ -191,7 +196,7 @@ func (c *Core) schedule(it *item) {
 }
 
 func (c *Core) look(now time.Time) *task.View {
-	c.view.Now, c.view.Waiting, c.view.Service = now, c.line.len(), c.service.perBatch()
+	c.view.Now, c.view.Waiting, c.view.Service = now, c.Waiting(), c.service.perBatch()
 	return &c.view
 }
 
@@ -231,12 +236,12 @@ func (c *Core) reply(now time.Time, it *item, r *task.Reply) {
 		r.Wait = now.Sub(it.task.Arrived)
 	}
 	if it.state == waiting {
-		c.line.drop(it)
+		c.unqueue(it)
 		c.timers.drop(it)
 	}
 	it.state = ended
 	if it.pin != nil {
-		c.part(now, it)
+		c.part(now, it, r.Code)
 	}
 	c.tasks.end(it.task.Key)
 	c.do(Reply{To: it.task.ReplyTo, Reply: r})
@@ -267,25 +272,29 @@ func (c *Core) expire(now time.Time) {
 	}
 }
 
-// dispatch gives what waits to replicas, the head of the line first, until a policy holds it. Where it matters which task goes to
-// which replica, later tasks of other revisions pass one that is held.
+// dispatch gives waiting tasks to replicas, the head of the line first, until a policy holds a
+// task. If c.strict, later tasks of other revisions may pass a task that is held. Suspects that
+// come before the head are isolated first.
 func (c *Core) dispatch(now time.Time) {
 	c.held = time.Time{}
 	c.blocked = c.blocked[:0]
 	for {
 		it := c.first(-1)
+		if len(c.suspects) > 0 && c.isolate(now, it) {
+			continue // the head of the line may have changed
+		}
 		if it == nil {
 			return
 		}
 		v, revision := c.look(now), it.revision()
-		if c.strict {
+		if c.strict || c.reserved > 0 {
 			v = c.mask(revision)
 		}
 		switch choice := c.cfg.Router.Route(struct{}{}, v, it.task); {
 		case choice.Action == task.Drop:
 			c.end(now, it, task.Overloaded, choice.Reason)
 		case choice.Action == task.Bind && c.free(choice.Replica, revision) && c.load(now, choice.Replica):
-		case c.strict && len(c.pins) > 0 && c.vacant():
+		case c.strict && len(c.pins.requests) > 0 && c.vacant():
 			c.blocked = append(c.blocked, revision)
 		default:
 			return
@@ -343,8 +352,8 @@ func (c *Core) send(now time.Time, i int, items []*item) {
 		c.waited(now, it)
 		tasks[call] = it.task
 		it.state, it.batch, it.call, it.due = running, b, call, it.task.Deadline
-		if it.pin != nil {
-			it.pin.revision = cmp.Or(it.pin.revision, r.revision)
+		if it.pin != nil && it.pin.revision == 0 {
+			c.pins.fix(it.pin, r.revision)
 		}
 		c.schedule(it)
 	}
@@ -359,7 +368,10 @@ func (c *Core) send(now time.Time, i int, items []*item) {
 
 // arm asks for a Tick when something becomes due before the one already asked for.
 func (c *Core) arm() {
-	next := earlier(c.held, c.lingers)
+	next := c.held
+	if c.draining > 0 {
+		next = earlier(next, c.pins.lapse)
+	}
 	if c.timers.len() > 0 {
 		next = earlier(next, c.timers.items[0].due)
 	}

@@ -41,6 +41,8 @@ func show(e Effect) string {
 		return "exhausted " + e.Replica
 	case Evict:
 		return "evict " + e.Replica
+	case Revive:
+		return fmt.Sprintf("revive %d", e.Revision)
 	case Wanted:
 		return "wanted"
 	case Wake:
@@ -158,7 +160,7 @@ func TestScenarios(t *testing.T) {
 			{0, submit("b", 0), "send r1 #2 b"},
 			{10 * ms, Tick{}, "cancel r1 #1.0; reply a expired wait=0s service=10ms; wake 60ms"},
 			{60 * ms, Tick{}, "evict r1; reply b lost wait=0s service=60ms"},
-			{61 * ms, ReplicaDown{"r1", "killed"}, ""},
+			{61 * ms, ReplicaDown{Name: "r1", Cause: "killed"}, ""},
 		}},
 		"canceled while it waits": {CoreConfig{}, []step{
 			{0, submit("a", 0), "wanted"},
@@ -180,7 +182,7 @@ func TestScenarios(t *testing.T) {
 			{0, up, ""},
 			{0, submit("a", 0), "send r1 #1 a"},
 			{0, submit("b", 0), ""},
-			{2 * ms, ReplicaDown{"r1", "signal 9"}, "reply a lost wait=0s service=2ms; wanted"},
+			{2 * ms, ReplicaDown{Name: "r1", Cause: "signal 9"}, "reply a lost wait=0s service=2ms; wanted"},
 			{2 * ms, answer("r1", 1, 0), ""},
 			{3 * ms, ReplicaUp{Name: "r2"}, "send r2 #2 b"},
 		}},
@@ -196,7 +198,7 @@ func TestScenarios(t *testing.T) {
 			{0, submit("b", 0), ""},
 			{1 * ms, ReplicaDrain{"r1"}, ""},
 			{2 * ms, answer("r1", 1, 0), "reply a ok wait=0s service=2ms; idle r1"},
-			{3 * ms, ReplicaDown{"r1", "closed"}, ""},
+			{3 * ms, ReplicaDown{Name: "r1", Cause: "closed"}, ""},
 			{4 * ms, up, "send r1 #2 b"},
 			{4 * ms, answer("r1", 2, 0), "reply b ok wait=4ms service=0s"},
 			{5 * ms, ReplicaDrain{"r1"}, "idle r1"},
@@ -325,7 +327,7 @@ func TestReplySaysWhy(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	c.Step(epoch, ReplicaUp{Name: "r1"})
 	c.Step(epoch, submit("a", 0))
-	fx := slices.Clone(c.Step(at(ms), ReplicaDown{"r1", "killed by signal 9"}))
+	fx := slices.Clone(c.Step(at(ms), ReplicaDown{Name: "r1", Cause: "killed by signal 9"}))
 	r := fx[0].(Reply).Reply
 	if r.Key != newTask("a", 0).Key || r.Replica != "r1" || r.Message != "killed by signal 9" {
 		t.Errorf("reply %+v, want key of a, replica r1 and the cause", r)
@@ -368,7 +370,7 @@ func TestLoadNumbers(t *testing.T) {
 	if got := c.Servers(); got != 1 {
 		t.Errorf("%d servers while r1 drains, want 1", got)
 	}
-	c.Step(epoch, ReplicaDown{"r1", "gone"})
+	c.Step(epoch, ReplicaDown{Name: "r1", Cause: "gone"})
 	if c.Running() != 1 {
 		t.Errorf("running %d after r1 was lost, want 1", c.Running())
 	}

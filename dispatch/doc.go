@@ -13,13 +13,16 @@
 //	reader ── Result, … ────▶ │ Core │ ── Reply ─────────────▶ bus
 //	timer ── Tick ──────────▶ └──────┘ ── Wake, Wanted, … ───▶ shell
 //
-// A mutex a function is held for Step alone, in the goroutine that brought the event: the bus's own for tasks, one reader
-// a replica for answers. Frames are written after the lock is released, in the order of the decisions, and never by a
-// goroutine that could have to wait for the replica: see outbox.
+// A mutex a function is held for Step alone, in the goroutine that brought the event: the bus's own
+// for tasks, one reader a replica for answers. Frames are written after the lock is released, in
+// the order of the decisions, and never by a goroutine that could have to wait for the replica: see
+// outbox.
 //
 // # What is promised
 //
-// Each attempt of a task that is submitted gets exactly one reply. No replica has more batches than slots, whatever a
-// policy says. Tasks that a request has together run on replicas of one revision. A task that has expired costs no replica.
-// Every wait has a bound: a call that is not answered long after it was canceled costs its replica the connection.
+// Each attempt of a task that is submitted gets exactly one reply. No replica has more batches than
+// slots, whatever a policy says. A suspect, which is a task whose earlier replica ended, runs alone
+// on a replica. Tasks that a request has together run on replicas of one revision. A task that has
+// expired costs no replica. Every wait has a bound: a call that is not answered long after it was
+// canceled costs its replica the connection.
 package dispatch

@@ -6,8 +6,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// Event is something that happened to a function: one of [Submit], [Cancel], [ReplicaUp], [ReplicaDrain], [ReplicaDown],
-// [Result], [Credit], [Deployed], [Fail], [Tick] and [Close].
+// Event is something that happened to a function: one of [Submit], [Cancel], [Leave], [ReplicaUp],
+// [ReplicaDrain], [ReplicaDown], [Result], [Credit], [Deployed], [NoReplica], [Fail], [Tick] and
+// [Close].
 type Event interface{ event() }
 
 // Submit brings a task. The Core keeps it until its end and sets its Arrived.
@@ -16,6 +17,10 @@ type Submit struct{ Task *task.Task }
 // Cancel says that nobody waits for the task any more.
 type Cancel struct{ Key task.Key }
 
+// Leave says that a request with several tasks sends no more of them, so that no replica of their
+// revision has to be kept for it.
+type Leave struct{ Request string }
+
 // ReplicaUp brings a replica that takes Slots batches at a time of at most MaxBatch tasks; less than 1 counts as 1.
 type ReplicaUp struct {
 	Name            string
@@ -23,12 +28,16 @@ type ReplicaUp struct {
 	Revision        uint64 // of the function's spec that it was started from
 }
 
-// ReplicaDrain lets a replica finish what it has and gives it nothing new, but for tasks of requests that have begun on its
-// revision and have no other replica to go to. [Idle] follows.
+// ReplicaDrain lets a replica finish its calls and gives it no new ones. The exception are tasks of
+// requests that have begun on its revision, if no other replica can take them. [Idle] follows once
+// these requests have left or their deadlines have passed.
 type ReplicaDrain struct{ Name string }
 
 // ReplicaDown ends a replica; its tasks are answered [task.ReplicaLost] with the cause.
-type ReplicaDown struct{ Name, Cause string }
+type ReplicaDown struct {
+	Name, Cause string
+	End         task.End
+}
 
 // Result is a replica's answer to one call of a batch, good or bad. The Core completes Reply and keeps it no longer than
 // its Step.
@@ -45,11 +54,20 @@ type Credit struct {
 	Slots   int
 }
 
-// Deployed says which revision of the function's spec is wanted from now on. Tasks that must have another one end when its last
-// replica is gone.
+// Deployed says which revision of the function's spec is wanted from now on. If the last replica of
+// another revision is lost, the Core asks for a new one with [Revive], and the tasks that need the
+// revision wait for it.
 type Deployed struct{ Revision uint64 }
 
-// Fail answers what waits, and not what runs, [task.Unavailable] with the cause: no replica can be had for it.
+// NoReplica says that no replica can be started for a [Revive]. The tasks that wait for the
+// revision are answered [task.Redeployed].
+type NoReplica struct {
+	Revision uint64
+	Cause    string
+}
+
+// Fail answers what waits [task.Unavailable] with the cause, because no replica of the deployed revision
+// can be had. What runs goes on, and so does what must have another revision: see [NoReplica].
 type Fail struct{ Cause string }
 
 // Tick says that time has passed: see [Wake].
@@ -60,18 +78,20 @@ type Close struct{ Cause string }
 
 func (Submit) event()       {}
 func (Cancel) event()       {}
+func (Leave) event()        {}
 func (ReplicaUp) event()    {}
 func (ReplicaDrain) event() {}
 func (ReplicaDown) event()  {}
 func (Result) event()       {}
 func (Credit) event()       {}
 func (Deployed) event()     {}
+func (NoReplica) event()    {}
 func (Fail) event()         {}
 func (Tick) event()         {}
 func (Close) event()        {}
 
 // Effect is something that the Core wants done: one of [Send], [CancelCall], [Reply], [Idle], [Evict], [Exhausted],
-// [Wanted] and [Wake]. Those that name a replica are carried out in order.
+// [Revive], [Wanted] and [Wake]. Those that name a replica are carried out in order.
 type Effect interface{ effect() }
 
 // Send gives a replica a batch. Its number is unique within the function; calls are numbered by their place in Tasks.
@@ -104,6 +124,12 @@ type Evict struct{ Replica, Cause string }
 // begun on its revision; once for each replica.
 type Exhausted struct{ Replica, Cause string }
 
+// Revive asks for a replica of a revision that is not the deployed one. Tasks wait for it because
+// their requests have begun on this revision, and it has no replica any more. The Core sends one
+// Revive per revision. It sends another one only after a replica has come and gone, or after
+// [NoReplica].
+type Revive struct{ Revision uint64 }
+
 // Wanted says that more replicas would help: a task came, or a replica was lost, and more tasks wait than the replicas that
 // are left take at a time; none, when there is none.
 type Wanted struct{}
@@ -117,5 +143,6 @@ func (Reply) effect()      {}
 func (Idle) effect()       {}
 func (Evict) effect()      {}
 func (Exhausted) effect()  {}
+func (Revive) effect()     {}
 func (Wanted) effect()     {}
 func (Wake) effect()       {}

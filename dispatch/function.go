@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 	"github.com/stagecoach-serving/stagecoach/wire"
@@ -15,7 +16,7 @@ import (
 // function is one function of a Shell: its Core, the connections of its replicas and its timer.
 type function struct {
 	shell   *Shell
-	name    string
+	name    pipeline.Key
 	metrics functionMetrics
 	load    load
 	wake    chan time.Time // the latest Wake; sent with mu held
@@ -56,10 +57,10 @@ const wantedEvery = 100 * time.Millisecond
 
 func newFunction(s *Shell, spec Spec) *function {
 	f := &function{
-		shell: s, name: spec.Function, metrics: s.metrics.of(spec.Function),
+		shell: s, name: spec.Function, metrics: s.metrics.of(spec.Function.String()),
 		wake: make(chan time.Time, 1), done: make(chan struct{}), stop: func() {},
 		intake: intake{wake: make(chan struct{}, 1)}, taken: make(chan struct{}),
-		core: NewCore(CoreConfig{Function: spec.Function, Revision: spec.Revision}), links: map[string]*link{},
+		core: NewCore(CoreConfig{Function: spec.Function.String(), Revision: spec.Revision}), links: map[string]*link{},
 	}
 	f.set(spec)
 	return f
@@ -80,7 +81,7 @@ func (f *function) set(spec Spec) {
 func (f *function) open() error {
 	f.group.Go(f.ticks)
 	f.group.Go(func() { defer close(f.taken); f.intake.run(f.take) })
-	stop, err := f.shell.cfg.Bus.Tasks(f.name, f.handle)
+	stop, err := f.shell.cfg.Bus.Tasks(f.name.String(), f.handle)
 	if err == nil {
 		f.stop = stop
 	}
@@ -98,7 +99,7 @@ func (f *function) close(cause string) {
 	f.step(Close{Cause: cause})
 	close(f.done)
 	for _, l := range f.all() {
-		l.fail(cause)
+		l.fail(cause, false)
 	}
 	f.group.Wait()
 }
@@ -117,6 +118,13 @@ func (f *function) link(name string) *link {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.links[name]
+}
+
+// busy reports whether a replica has unanswered calls.
+func (f *function) busy(replica string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.core.Busy(replica)
 }
 
 // ticks turns Wakes into Ticks. It is the function's one timer.
@@ -172,9 +180,13 @@ func event(msg []byte) (Event, error) {
 	if err != nil {
 		return nil, err
 	}
-	if kind == wire.KindCancel {
+	switch kind {
+	case wire.KindCancel:
 		key, _, err := wire.DecodeCancel(msg)
 		return Cancel{Key: key}, err
+	case wire.KindLeave:
+		request, _, err := wire.DecodeLeave(msg)
+		return Leave{Request: request}, err
 	}
 	t, err := wire.DecodeTask(msg) // refuses other kinds
 	return Submit{Task: t}, err
@@ -193,6 +205,7 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 	var replySpace [8]Reply
 	replies, wanted := replySpace[:0], false
 	var exhausted *Exhausted // a step has one result, and so one of them at most
+	var revive []uint64
 	f.mu.Lock()
 	now := time.Now()
 	for _, e := range f.core.Step(now, ev) {
@@ -210,10 +223,12 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 			close(f.links[e.Replica].idle)
 		case Evict:
 			if l := f.links[e.Replica]; l != nil {
-				l.fail(e.Cause)
+				l.fail(e.Cause, true) // the Core has answered its calls
 			}
 		case Exhausted:
 			exhausted = &e
+		case Revive:
+			revive = append(revive, e.Revision)
 		case Wake:
 			select { // an earlier one that the timer has not seen is superseded
 			case <-f.wake:
@@ -243,10 +258,22 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 	for i := range replies {
 		f.reply(&replies[i])
 	}
+	for _, revision := range revive {
+		f.revive(revision)
+	}
 	if wanted && f.shell.cfg.OnDemand != nil {
 		f.shell.cfg.OnDemand(f.name)
 	}
 	return links
+}
+
+// revive asks for a replica of a revision that is not the deployed one.
+func (f *function) revive(revision uint64) {
+	if ask := f.shell.cfg.Revive; ask != nil {
+		ask(f.name, revision)
+		return
+	}
+	f.step(NoReplica{Revision: revision, Cause: "replicas of old revisions are not started here"})
 }
 
 func flush(links []*link) {

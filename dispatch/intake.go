@@ -3,6 +3,7 @@ package dispatch
 import (
 	"sync"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
@@ -73,12 +74,19 @@ func (in *intake) run(take func(ev Event, more bool)) {
 // Submit takes a task of a coordinator in this process, which does not change it from then on; false: this process does not
 // own the function's line, or the line takes no more this way. It does not wait, and calls nobody back.
 func (s *Shell) Submit(t *task.Task) bool {
-	f := s.function(t.Function)
+	f := s.function(pipeline.ParseKey(t.Function))
 	return f != nil && f.intake.put(Submit{Task: t})
+}
+
+// Leave says that a request sends no more tasks for a function. It reports whether this process
+// owns the function, as Submit does.
+func (s *Shell) Leave(function, request string) bool {
+	f := s.function(pipeline.ParseKey(function))
+	return f != nil && f.intake.put(Leave{Request: request})
 }
 
 // Cancel takes a cancel, as Submit does tasks.
 func (s *Shell) Cancel(function string, k task.Key) bool {
-	f := s.function(function)
+	f := s.function(pipeline.ParseKey(function))
 	return f != nil && f.intake.put(Cancel{Key: k})
 }

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -55,7 +56,7 @@ func TestTasksOfNeighbours(t *testing.T) {
 	submit("f", "near")
 	_, _ = a.batch("f")
 	submit("g", "near")
-	r.shell.Remove("f.ns") // what was taken is answered
+	r.shell.Remove(pipeline.ParseKey("f.ns")) // what was taken is answered
 	for range 2 {
 		if got := receive(t, near, "reply at the end"); got.Code != task.Unavailable {
 			t.Errorf("got %+v, want unavailable", got)

@@ -17,16 +17,17 @@ const (
 
 // item is a task that the Core knows.
 type item struct {
-	task  *task.Task
-	seq   uint64    // order of arrival
-	key   float64   // its place in the line; lower first
-	until time.Time // the key's last instant; zero: for ever
-	due   time.Time // when the timers look at it next
-	pos   [2]int32  // index in each heap plus 1; 0: not in it
-	state state
-	batch *batch // while running or ended
-	call  int
-	pin   *pin // nil: it may run apart from what else its request has here
+	task     *task.Task
+	seq      uint64    // order of arrival
+	key      float64   // its place in the line; lower first
+	until    time.Time // when the key expires; zero: never
+	due      time.Time // when the timers look at it next
+	pos      [2]int32  // index in each heap plus 1; 0: not in it
+	state    state
+	reserved bool   // a replica is reserved for it, or runs it alone
+	batch    *batch // while running or ended
+	call     int
+	pin      *pin // of its request; nil: the task may run on any revision
 }
 
 // batch is what a replica runs in one slot.

@@ -20,9 +20,9 @@ type link struct {
 	name  string
 	conn  *wire.Conn
 	out   outbox
-	cause chan string   // holds the first reason for its end that anyone knew
-	idle  chan struct{} // closed when it drains and has nothing left
-	gone  chan struct{} // closed when the Core has been told of its end
+	cause chan task.Death // holds the first reported reason for its end
+	idle  chan struct{}   // closed when it drains and has nothing left
+	gone  chan struct{}   // closed when the Core has been told of its end
 
 	told     atomic.Bool // Lost has told of its end
 	left     atomic.Bool // it was sent away
@@ -42,7 +42,7 @@ var (
 // attach makes c a replica of the function.
 func (f *function) attach(ctx context.Context, name string, revision uint64, c *net.UnixConn) (wire.Hello, error) {
 	l := &link{
-		f: f, name: name, conn: wire.NewConn(c), cause: make(chan string, 1),
+		f: f, name: name, conn: wire.NewConn(c), cause: make(chan task.Death, 1),
 		idle: make(chan struct{}), gone: make(chan struct{}),
 	}
 	l.out = outbox{link: l, kick: make(chan struct{}, 1)}
@@ -53,7 +53,8 @@ func (f *function) attach(ctx context.Context, name string, revision uint64, c *
 	hello, err := l.greet(ctx)
 	if err != nil {
 		if hangup(err) {
-			err = fmt.Errorf("no hello: %s (%w)", l.why(err), err)
+			death := l.why(err, f.shell.bounds.early, ctx.Done())
+			err = fmt.Errorf("no hello: %s (%w)", death.Cause, err)
 		}
 		l.delist()
 		return wire.Hello{}, err
@@ -129,7 +130,7 @@ func (l *link) greet(ctx context.Context) (wire.Hello, error) {
 	if err != nil {
 		return wire.Hello{}, fmt.Errorf("%w: %w", errProtocol, err)
 	}
-	if hello.Function != "" && hello.Function != l.f.name {
+	if hello.Function != "" && hello.Function != l.f.name.String() {
 		return wire.Hello{}, fmt.Errorf("%w: it says it is of function %q, want %q", errProtocol, hello.Function, l.f.name)
 	}
 	version, err := wire.Negotiate(hello)
@@ -154,7 +155,11 @@ func (l *link) read() {
 		err = l.next()
 	}
 	l.f.step(Credit{Replica: l.name}) // nothing more goes there while we ask why
-	l.end(l.why(err))
+	patience := l.f.shell.bounds.cause
+	if l.left.Load() {
+		patience = 0
+	}
+	l.end(l.why(err, patience, nil))
 }
 
 // next reads a frame and takes it to the Core.
@@ -249,28 +254,26 @@ func (s Spec) slots(said uint64) int {
 	return int(min(said, 1<<16))
 }
 
-// why returns the reason for the connection's end: what the replica did wrong, or what is known of its process. A process
-// that dies closes its socket before its parent can report how, so the report is waited for.
-func (l *link) why(err error) string {
+// why returns the reason for the connection's end: what the replica did wrong, or what is known of
+// its process. A process that dies closes its socket before its parent can report how, so the report
+// is waited for, at most for patience and until enough is closed.
+func (l *link) why(err error, patience time.Duration, enough <-chan struct{}) task.Death {
 	if !hangup(err) {
-		return err.Error()
-	}
-	patience := l.f.shell.bounds.cause
-	if l.left.Load() {
-		patience = 0
+		return task.Death{Cause: err.Error(), End: task.EndItself}
 	}
 	wait := time.NewTimer(patience)
 	defer wait.Stop()
 	select {
-	case cause := <-l.cause:
-		return cause
+	case death := <-l.cause:
+		return death
 	case <-wait.C:
+	case <-enough:
 	case <-l.f.done:
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return "it said nothing in time"
+		return task.Death{Cause: "it said nothing in time", End: task.EndItself}
 	}
-	return "connection closed"
+	return task.Death{Cause: "connection closed", End: task.EndUnclear}
 }
 
 // hangup says whether err is the end of a connection rather than something wrong with what came over it.
@@ -280,8 +283,9 @@ func hangup(err error) bool {
 }
 
 // end tells the Core and the world that the replica is gone.
-func (l *link) end(cause string) {
-	l.f.step(ReplicaDown{Name: l.name, Cause: cause})
+func (l *link) end(death task.Death) {
+	death.Busy = death.Busy || l.f.busy(l.name)
+	l.f.step(ReplicaDown{Name: l.name, Cause: death.Cause, End: death.End})
 	l.delist()
 	f := l.f
 	select {
@@ -293,29 +297,29 @@ func (l *link) end(cause string) {
 		return
 	}
 	f.metrics.lost().Inc()
-	f.shell.cfg.Logger.Warn("replica lost", "function", f.name, "replica", l.name, "cause", cause)
+	f.shell.cfg.Logger.Warn("replica lost", "function", f.name, "replica", l.name, "cause", death.Cause)
 	if f.shell.cfg.Dropped != nil && !l.told.Load() {
-		f.shell.cfg.Dropped(f.name, l.name, cause)
+		f.shell.cfg.Dropped(f.name, l.name, death)
 	}
 }
 
-// fail gives the replica up.
-func (l *link) fail(cause string) {
+// fail gives the replica up because of its own fault. busy says that it had unanswered calls.
+func (l *link) fail(cause string, busy bool) {
 	select {
-	case l.cause <- cause:
+	case l.cause <- task.Death{Cause: cause, End: task.EndItself, Busy: busy}:
 	default: // there is an earlier one
 	}
 	_ = l.conn.Close() // it may be closed already
 }
 
 // lost notes why the replica's process ended, and lets the reader have what is still in the socket.
-func (l *link) lost(cause string) {
+func (l *link) lost(death task.Death) {
 	l.told.Store(true)
 	select {
-	case l.cause <- cause:
+	case l.cause <- death:
 	default:
 	}
-	_ = l.conn.SetReadDeadline(time.Now().Add(l.f.shell.bounds.cause)) // fails when closed, and then so does Read
+	_ = l.conn.SetReadDeadline(time.Now().Add(l.f.shell.bounds.tail)) // fails only if the connection is closed; then Read fails too
 }
 
 // leave drains the replica and lets it go.

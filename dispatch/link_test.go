@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
@@ -32,16 +34,19 @@ func TestAttachRefuses(t *testing.T) {
 		"silent":      {"f.ns", "f-1", func(*actor) {}, "nothing in time"},
 		"later":       {"f.ns", "f-1", func(a *actor) { a.write(wire.FrameHello, 0, late.Append(nil)) }, "versions 7 to 9"},
 		"other":       {"f.ns", "f-1", func(a *actor) { a.write(wire.FrameHello, 0, other.Append(nil)) }, `of function "g.ns"`},
-		"died":        {"f.ns", "f-1", func(a *actor) { _ = a.conn.Close(); r.shell.Lost("f.ns", "f-1", "exit status 2") }, ""},
+		"died": {"f.ns", "f-1", func(a *actor) {
+			_ = a.conn.Close()
+			r.shell.Lost(pipeline.ParseKey("f.ns"), "f-1", task.Death{Cause: "exit status 2"})
+		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r.shell.bounds.hello, r.shell.bounds.cause = patience, ms
+			r.shell.bounds.hello, r.shell.bounds.early = patience, ms
 			if name == "silent" {
 				r.shell.bounds.hello = ms
 			}
 			near, far := pair(t)
 			tc.play(&actor{t, wire.NewConn(far)})
-			if _, err := r.shell.Attach(t.Context(), tc.function, tc.replica, 1, near); err == nil || !strings.Contains(err.Error(), tc.want) {
+			if _, err := r.shell.Attach(t.Context(), pipeline.ParseKey(tc.function), tc.replica, 1, near); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want %q", err, tc.want)
 			}
 			if _, err := near.Write([]byte{0}); err == nil {
@@ -53,29 +58,64 @@ func TestAttachRefuses(t *testing.T) {
 		near, _ := pair(t)
 		ctx, stop := context.WithCancelCause(t.Context())
 		stop(errors.New("changed my mind"))
-		if _, err := r.shell.Attach(ctx, "f.ns", "f-1", 1, near); err == nil || !strings.Contains(err.Error(), "changed my mind") {
+		if _, err := r.shell.Attach(ctx, pipeline.ParseKey("f.ns"), "f-1", 1, near); err == nil || !strings.Contains(err.Error(), "changed my mind") {
 			t.Errorf("error %v, want the context's cause", err)
 		}
 	})
 	t.Run("died while awaited", func(t *testing.T) {
 		near, far := pair(t)
-		r.shell.bounds.cause = patience
+		r.shell.bounds.early = patience
 		done := make(chan error, 1)
 		go func() {
-			_, err := r.shell.Attach(t.Context(), "f.ns", "f-1", 1, near)
+			_, err := r.shell.Attach(t.Context(), pipeline.ParseKey("f.ns"), "f-1", 1, near)
 			done <- err
 		}()
-		for r.shell.function("f.ns").link("f-1") == nil {
+		for r.shell.function(pipeline.ParseKey("f.ns")).link("f-1") == nil {
 			if len(done) > 0 {
 				t.Fatal(<-done)
 			}
 		}
 		_ = far.Close()
-		r.shell.Lost("f.ns", "f-1", "exit status 2")
+		r.shell.Lost(pipeline.ParseKey("f.ns"), "f-1", task.Death{Cause: "exit status 2"})
 		if err := receive(t, done, "end of Attach"); err == nil || !strings.Contains(err.Error(), "exit status 2") {
 			t.Errorf("error %v, want the cause of death", err)
 		}
 	})
+}
+
+// TestAFailedAttachEndsWithItsContext: whoever attaches a replica knows of the end of its process by
+// then, and no report comes any more.
+func TestAFailedAttachEndsWithItsContext(t *testing.T) {
+	r := newRig(t, Spec{})
+	r.shell.bounds.early = time.Hour
+	near, far := pair(t)
+	_ = far.Close()
+	inner, stop := context.WithCancelCause(t.Context())
+	ctx := askedContext{inner, make(chan struct{}, 10)}
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.shell.Attach(ctx, pipeline.ParseKey("f.ns"), "f-1", 1, near)
+		done <- err
+	}()
+	receive(t, ctx.asked, "look at the context, after the connection has ended")
+	stop(errors.New("exit status 2"))
+	if err := receive(t, done, "end of Attach"); err == nil || !strings.Contains(err.Error(), "no hello: connection closed") {
+		t.Errorf("error %v, want one that says that the connection was closed", err)
+	}
+}
+
+// askedContext tells when somebody has asked whether it has ended, and heard that it has not.
+type askedContext struct {
+	context.Context
+	asked chan struct{}
+}
+
+func (c askedContext) Err() error {
+	err := c.Context.Err()
+	if err == nil {
+		c.asked <- struct{}{}
+	}
+	return err
 }
 
 // A replica that stands still holds up neither those who submit nor another replica, and is given up in the end.
@@ -126,7 +166,7 @@ func TestFramesOfAdjacentMessagesAreGathered(t *testing.T) {
 		n++
 		r.bus.sendMore(wire.AppendTask(nil, newTask(fmt.Sprint(n), 0)), more)
 	}
-	out := &r.shell.function("f.ns").link("f-1").out
+	out := &r.shell.function(pipeline.ParseKey("f.ns")).link("f-1").out
 	waits := func(want int) {
 		t.Helper()
 		out.mu.Lock()
@@ -180,9 +220,9 @@ func TestNothingMoreGoesToALostReplica(t *testing.T) {
 	r.bus.send(wire.AppendTask(nil, together("a", 1, 0).Task))
 	a.batch("a")
 	_ = a.conn.Close()
-	proctest.Until(t, patience, "the line without its replica", func() bool { return r.shell.Load("f.ns").Servers == 0 })
+	proctest.Until(t, "the line without its replica", func() bool { return r.shell.Load(pipeline.ParseKey("f.ns")).Servers == 0 })
 	r.bus.send(wire.AppendTask(nil, together("a", 2, 1).Task))
-	r.shell.Lost("f.ns", "f-1", "exit status 2")
+	r.shell.Lost(pipeline.ParseKey("f.ns"), "f-1", task.Death{Cause: "exit status 2"})
 	if lost := r.reply("a", task.ReplicaLost, "exit status 2"); lost.Task != 1 {
 		t.Errorf("task %d was lost, want 1", lost.Task)
 	}

@@ -6,8 +6,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Waiting returns the number of tasks in the line.
-func (c *Core) Waiting() int { return c.line.len() }
+// Waiting returns the number of tasks that wait, suspects included.
+func (c *Core) Waiting() int { return c.line.len() + len(c.suspects) }
 
 // Running returns the number of calls that replicas have and have not answered.
 func (c *Core) Running() int { return c.onBoard }
@@ -76,6 +76,9 @@ func (c *Core) Signals(now time.Time) plan.Signals {
 
 // oldest returns when the first of those that wait came; zero: none waits.
 func (c *Core) oldest() (since time.Time) {
+	for _, it := range c.suspects {
+		since = earlier(since, it.task.Arrived)
+	}
 	_, fifo := c.cfg.Orderer.(FIFO)
 	for _, it := range c.line.items {
 		if since = earlier(since, it.task.Arrived); fifo {

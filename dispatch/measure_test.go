@@ -217,7 +217,7 @@ func TestBusy(t *testing.T) {
 	if got := share(94 * time.Second); !near(got, 1, 1e-9) {
 		t.Errorf("%v busy with its one slot taken, want 1", got)
 	}
-	c.Step(at(94*time.Second), ReplicaDown{"r2", "gone"})
+	c.Step(at(94*time.Second), ReplicaDown{Name: "r2", Cause: "gone"})
 	if b := c.Signals(at(110 * time.Second)).Busy; b.Known {
 		t.Errorf("%+v without replicas for 16 s, want unknown", b)
 	}

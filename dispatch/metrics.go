@@ -92,7 +92,8 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect reads them, of functions that have had tasks or replicas: a thousand that nobody calls cost nothing.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	for name, f := range *m.shell.functions.Load() {
+	for key, f := range *m.shell.functions.Load() {
+		name := key.String()
 		is, ready := f.signals()
 		if is.Demand.Last.IsZero() && ready == 0 {
 			continue

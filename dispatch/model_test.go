@@ -20,6 +20,7 @@ type model struct {
 	wake     time.Time
 	limit    int
 	line     []*task.Task // in order of arrival
+	suspects []*task.Task // that wait
 	ended    map[task.Key]bool
 	all      []*task.Task
 	replicas map[string]*modelReplica
@@ -91,7 +92,7 @@ func (m *model) event() Event {
 	case n < 57 && len(m.names) > 0:
 		return ReplicaDrain{m.any()}
 	case n < 60 && len(m.names) > 0:
-		return ReplicaDown{m.any(), "chance"}
+		return ReplicaDown{Name: m.any(), Cause: "chance"}
 	case n < 63 && len(m.names) > 0:
 		return Credit{m.any(), m.rnd.IntN(4)}
 	}
@@ -122,6 +123,9 @@ func (m *model) submit() Event {
 		return Submit{&again}
 	}
 	t := newTask(fmt.Sprint(len(m.all)), 0)
+	if m.rnd.IntN(6) == 0 {
+		t.Attempt, t.Alone = 2, true
+	}
 	if m.rnd.IntN(3) > 0 {
 		t.Deadline = m.now.Add(time.Duration(m.rnd.IntN(60)) * ms)
 	}
@@ -135,7 +139,11 @@ func (m *model) step(ev Event) {
 	case Submit:
 		if !slices.ContainsFunc(m.all, func(t *task.Task) bool { return t.Key == ev.Task.Key }) {
 			m.all = append(m.all, ev.Task)
-			m.line = append(m.line, ev.Task)
+			if ev.Task.Alone {
+				m.suspects = append(m.suspects, ev.Task)
+			} else {
+				m.line = append(m.line, ev.Task)
+			}
 		}
 	case ReplicaUp:
 		m.forget(ev.Name)
@@ -170,8 +178,47 @@ func (m *model) step(ev Event) {
 			}
 		}
 	}
-	if _, closed := ev.(Close); !closed && (m.core.Waiting() != len(m.line) || m.core.Running() != running || len(m.line) > m.limit) {
-		m.t.Fatalf("%d wait and %d run, want %d, at most %d, and %d\n%s", m.core.Waiting(), m.core.Running(), len(m.line), m.limit, running, m.log.String())
+	wait := len(m.line) + len(m.suspects)
+	if _, closed := ev.(Close); !closed && (m.core.Waiting() != wait || m.core.Running() != running || len(m.line) > m.limit) {
+		m.t.Fatalf("%d wait and %d run, want %d, at most %d, and %d\n%s", m.core.Waiting(), m.core.Running(), wait, m.limit, running, m.log.String())
+	}
+	m.fair()
+}
+
+// fair checks that no task waits without need. A task may wait if all replicas are full or reserved
+// for suspects. A suspect may wait for a busy replica, for its share of replicas, or for earlier
+// tasks.
+func (m *model) fair() {
+	c, reserved := m.core, 0
+	share := max(c.Replicas()/2, 1) // how many more may be reserved
+	for i, r := range c.replicas {
+		if r.suspect != nil && !c.view.Replicas[i].Draining {
+			share--
+		}
+	}
+	for i, r := range c.replicas {
+		v := &c.view.Replicas[i]
+		if r.suspect != nil {
+			reserved++
+			if own := r.suspect.state == waiting; !r.suspect.reserved || own && v.Busy == 0 || !own && (v.Busy != 1 || len(r.batches[0].items) != 1) {
+				m.t.Fatalf("%s is reserved for %v, which is in state %d, and has %d batches\n%s", r.name, r.suspect.task.Key, r.suspect.state, v.Busy, m.log.String())
+			}
+			continue
+		}
+		if v.Draining || r.full || v.Slots <= v.Busy {
+			continue
+		}
+		if c.line.len() > 0 {
+			m.t.Fatalf("%d tasks wait, and %s has %d of %d batches\n%s", c.line.len(), r.name, v.Busy, v.Slots, m.log.String())
+		}
+		for _, it := range c.suspects {
+			if !it.reserved && share > 0 {
+				m.t.Fatalf("%v waits, and %s has %d of %d batches\n%s", it.task.Key, r.name, v.Busy, v.Slots, m.log.String())
+			}
+		}
+	}
+	if reserved != c.reserved {
+		m.t.Fatalf("%d replicas are reserved, and the core counts %d", reserved, c.reserved)
 	}
 }
 
@@ -181,6 +228,20 @@ func (m *model) effect(e Effect) {
 		r := m.replicas[e.Replica]
 		if r == nil || r.draining || len(r.order) >= r.slots || len(e.Tasks) > r.maxBatch {
 			m.t.Fatalf("batch of %d to %s, which is %+v\n%s", len(e.Tasks), e.Replica, r, m.log.String())
+		}
+		for _, id := range r.order {
+			if slices.ContainsFunc(r.batches[id], func(t *task.Task) bool { return t != nil && t.Alone }) {
+				m.t.Fatalf("batch %d goes to %s, which has a suspect\n%s", e.Batch, e.Replica, m.log.String())
+			}
+		}
+		if s := slices.Index(m.suspects, e.Tasks[0]); s >= 0 {
+			if len(e.Tasks) > 1 || len(r.order) > 0 || m.ended[e.Tasks[0].Key] {
+				m.t.Fatalf("a suspect in a batch of %d goes to %s, which is %+v\n%s", len(e.Tasks), e.Replica, r, m.log.String())
+			}
+			m.suspects = slices.Delete(m.suspects, s, s+1)
+			r.batches[e.Batch] = slices.Clone(e.Tasks)
+			r.order = append(r.order, e.Batch)
+			return
 		}
 		for i, t := range e.Tasks {
 			if m.line[0] != t || m.ended[t.Key] || !t.Deadline.IsZero() && !t.Deadline.After(m.now) {
@@ -200,6 +261,7 @@ func (m *model) effect(e Effect) {
 		}
 		m.ended[e.Reply.Key] = true
 		m.line = slices.DeleteFunc(m.line, func(t *task.Task) bool { return t.Key == e.Reply.Key })
+		m.suspects = slices.DeleteFunc(m.suspects, func(t *task.Task) bool { return t.Key == e.Reply.Key })
 	case Idle:
 		if r := m.replicas[e.Replica]; r == nil || !r.draining || len(r.order) > 0 {
 			m.t.Fatalf("%s is idle, but is %+v\n%s", e.Replica, r, m.log.String())

@@ -111,7 +111,7 @@ func (o *outbox) writeHead(n int) {
 	o.writing = true
 	o.mu.Unlock()
 	if err := o.write(o.head); errors.Is(err, os.ErrDeadlineExceeded) {
-		o.link.fail(fmt.Sprintf("the replica reads no more: %v", err))
+		o.link.fail(fmt.Sprintf("the replica reads no more: %v", err), false)
 	} else if err != nil {
 		_ = o.link.conn.Close() // the reader sees it and finds out why
 	}

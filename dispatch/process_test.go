@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/queue"
 	"github.com/stagecoach-serving/stagecoach/stage"
 	"github.com/stagecoach-serving/stagecoach/task"
@@ -59,13 +60,13 @@ func process(t *testing.T, s *Shell, name string) *os.Process {
 	go func() {
 		defer close(ended)
 		_ = cmd.Wait() // the state says how it ended
-		s.Lost("f.ns", name, cmd.ProcessState.String())
+		s.Lost(pipeline.ParseKey("f.ns"), name, task.Death{Cause: cmd.ProcessState.String()})
 	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it may have ended
 		<-ended
 	})
-	if _, err := s.Attach(t.Context(), "f.ns", name, 1, near); err != nil {
+	if _, err := s.Attach(t.Context(), pipeline.ParseKey("f.ns"), name, 1, near); err != nil {
 		t.Fatal(err)
 	}
 	return cmd.Process
@@ -94,7 +95,7 @@ func TestRealParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	if err := s.Ensure(Spec{Function: "f.ns"}); err != nil {
+	if err := s.Ensure(Spec{Function: pipeline.ParseKey("f.ns")}); err != nil {
 		t.Fatal(err)
 	}
 	replies := make(chan *task.Reply, 1000)
@@ -141,7 +142,7 @@ func TestRealParts(t *testing.T) {
 
 	submit("b", 1, text("wait"))
 	submit("c", 1, text("wait"))
-	for s.Load("f.ns").Running != 2 { // both slots
+	for s.Load(pipeline.ParseKey("f.ns")).Running != 2 { // both slots
 		if len(replies) > 0 {
 			t.Fatalf("%+v", <-replies)
 		}
@@ -164,7 +165,7 @@ func TestRealParts(t *testing.T) {
 		t.Errorf("second attempt: %+v", r)
 	}
 	submit("e", 1, text("wait"))
-	for s.Load("f.ns").Running != 1 {
+	for s.Load(pipeline.ParseKey("f.ns")).Running != 1 {
 		if len(replies) > 0 {
 			t.Fatalf("%+v", <-replies)
 		}
@@ -175,11 +176,11 @@ func TestRealParts(t *testing.T) {
 	if r := receive(t, replies, "reply"); r.Code != task.Canceled {
 		t.Errorf("reply %+v, want canceled", r)
 	}
-	if err := s.Drain(t.Context(), "f.ns", "f-2"); err != nil { // idle only when the canceled call is answered
+	if err := s.Drain(t.Context(), pipeline.ParseKey("f.ns"), "f-2"); err != nil { // idle only when the canceled call is answered
 		t.Error(err)
 	}
 	select {
-	case <-s.function("f.ns").gone("f-2"):
+	case <-s.function(pipeline.ParseKey("f.ns")).gone("f-2"):
 	case <-time.After(patience):
 		t.Error("the drained process did not close its socket")
 	}

@@ -13,41 +13,41 @@ func (c *Core) up(now time.Time, ev ReplicaUp) {
 		c.do(Evict{Replica: ev.Name, Cause: c.closed})
 		return
 	}
-	c.down(now, ev.Name, "another replica of the same name came")
+	c.down(now, ev.Name, task.Death{Cause: "another replica of the same name came"})
 	i, _ := c.find(ev.Name)
 	c.replicas = slices.Insert(c.replicas, i, &replica{name: ev.Name, revision: ev.Revision})
 	c.view.Replicas = slices.Insert(c.view.Replicas, i,
 		task.Replica{Name: ev.Name, Slots: max(ev.Slots, 1), MaxBatch: max(ev.MaxBatch, 1)})
 	c.tally()
-	c.survey(now)
+	c.survey()
 }
 
-func (c *Core) drain(now time.Time, name string) {
+func (c *Core) drain(name string) {
 	if i, ok := c.find(name); ok && !c.view.Replicas[i].Draining {
 		c.view.Replicas[i].Draining = true
 		c.draining++
 		c.tally()
-		c.survey(now)
+		c.survey()
 	}
 }
 
-// exhausted gives a replica nothing more, because its device was out of memory.
-func (c *Core) exhausted(now time.Time, i int, cause string) {
+// exhausted drains a replica whose device was out of memory.
+func (c *Core) exhausted(i int, cause string) {
 	r := c.replicas[i]
 	if r.full {
 		return
 	}
 	r.full = true
 	c.do(Exhausted{Replica: r.name, Cause: cause})
-	c.drain(now, r.name)
+	c.drain(r.name)
 }
 
-// release forgets the draining replicas that have nothing left and that no request needs.
-func (c *Core) release(now time.Time) {
+// release forgets the draining replicas that have no calls left and that no request needs.
+func (c *Core) release() {
 	before := len(c.replicas)
 	for i := 0; i < len(c.replicas); {
 		r := &c.view.Replicas[i]
-		if !r.Draining || r.Busy > 0 || c.needed(now, i) {
+		if !r.Draining || r.Busy > 0 || c.needed(i) {
 			i++
 			continue
 		}
@@ -55,7 +55,7 @@ func (c *Core) release(now time.Time) {
 		c.forget(i)
 	}
 	if len(c.replicas) < before {
-		c.survey(now)
+		c.survey()
 	}
 }
 
@@ -63,20 +63,25 @@ func (c *Core) forget(i int) {
 	if c.view.Replicas[i].Draining {
 		c.draining--
 	}
+	c.vacate(i)
 	c.replicas = slices.Delete(c.replicas, i, i+1)
 	c.view.Replicas = slices.Delete(c.view.Replicas, i, i+1)
 	c.tally()
 }
 
-func (c *Core) down(now time.Time, name, cause string) { c.lose(now, name, task.ReplicaLost, cause) }
+// down forgets a lost replica, and answers its tasks with ReplicaLost.
+func (c *Core) down(now time.Time, name string, death task.Death) {
+	c.lose(now, name, task.ReplicaLost, death)
+}
 
-// lose forgets a replica and answers what it had.
-func (c *Core) lose(now time.Time, name string, code task.Code, cause string) {
+// lose forgets a replica, and answers its tasks with code.
+func (c *Core) lose(now time.Time, name string, code task.Code, death task.Death) {
 	i, ok := c.find(name)
 	if !ok {
 		return
 	}
 	r := c.replicas[i]
+	blame := r.blame(code, death.End)
 	c.forget(i)
 	c.fewer = true
 	for _, b := range r.batches {
@@ -87,16 +92,16 @@ func (c *Core) lose(now time.Time, name string, code task.Code, cause string) {
 			}
 			c.timers.drop(it)
 			if it.state == running {
-				c.end(now, it, code, cause)
+				c.reply(now, it, &task.Reply{Code: code, Message: death.Cause, Blame: blame})
 			}
 		}
 	}
-	c.survey(now)
+	c.survey()
 }
 
 func (c *Core) evict(now time.Time, name, cause string) {
 	c.do(Evict{Replica: name, Cause: cause})
-	c.down(now, name, cause)
+	c.down(now, name, task.Death{Cause: cause, End: task.EndItself})
 }
 
 func (c *Core) result(now time.Time, ev Result) {
@@ -117,7 +122,7 @@ func (c *Core) result(now time.Time, ev Result) {
 	c.onBoard--
 	c.timers.drop(it)
 	if ev.Reply.Code == task.OutOfMemory {
-		c.exhausted(now, i, ev.Reply.Message)
+		c.exhausted(i, ev.Reply.Message)
 	}
 	if it.state == running {
 		c.reply(now, it, ev.Reply)
@@ -130,6 +135,9 @@ func (c *Core) result(now time.Time, ev Result) {
 	}
 	r.answered = true
 	r.batches = slices.Delete(r.batches, at, at+1)
+	if r.suspect != nil && r.suspect.batch == b {
+		c.vacate(i)
+	}
 	c.view.Replicas[i].Busy--
 	if !c.view.Replicas[i].Draining {
 		c.busy--
@@ -151,17 +159,27 @@ func (c *Core) owed(name string, batch uint64, call int) bool {
 	return ok && c.replicas[i].owes(batch, call) >= 0
 }
 
+// Busy reports whether a replica has unanswered calls.
+func (c *Core) Busy(name string) bool {
+	i, ok := c.find(name)
+	return ok && len(c.replicas[i].batches) > 0
+}
+
+// fail ends what waits for the deployed revision. What must have another one goes on: a replica that
+// drains serves it, or one is asked for.
 func (c *Core) fail(now time.Time, cause string) {
-	for c.line.len() > 0 {
-		c.end(now, c.line.items[0], task.Unavailable, cause)
+	for _, it := range c.waitingFor(0, c.cfg.Revision) {
+		c.end(now, it, task.Unavailable, cause)
 	}
 }
 
 func (c *Core) close(now time.Time, cause string) {
 	c.closed = cause
-	c.fail(now, cause)
+	for _, it := range c.waitingFor() {
+		c.end(now, it, task.Unavailable, cause)
+	}
 	for len(c.replicas) > 0 {
-		c.lose(now, c.replicas[0].name, task.Unavailable, cause)
+		c.lose(now, c.replicas[0].name, task.Unavailable, task.Death{Cause: cause})
 	}
 }
 

@@ -8,30 +8,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// pin keeps tasks of one request, of which there are several, to replicas of one revision while any of them waits or runs here.
-// What the request knows of earlier ones comes with its tasks, see task.Task.
-type pin struct {
-	revision uint64 // 0: none of them has been placed
-	tasks    int    // that wait or run
-}
-
-// linger is how long the last replicas of a revision wait, once idle, after they answered one task of several: what its
-// coordinator sends next for the same request is on its way.
-const linger = 500 * time.Millisecond
-
-const redeployed = "the function was redeployed, and no replica is left of the revision that the request began with"
+const redeployed = "no replica is left of the revision that the request began with"
 
 // join makes the item one of its request's.
 func (c *Core) join(it *item) {
 	if it.task.Together || it.task.Revision != 0 {
-		p := c.pins[it.task.Request]
-		if p == nil {
-			p = &pin{}
-			c.pins[it.task.Request] = p
-		}
-		p.tasks++
-		p.revision = cmp.Or(p.revision, it.task.Revision)
-		it.pin = p
+		it.pin = c.pins.add(it.task)
 	}
 	if r := it.revision(); r != 0 && r != c.only {
 		c.strict = true
@@ -39,13 +21,8 @@ func (c *Core) join(it *item) {
 }
 
 // part ends what join began.
-func (c *Core) part(now time.Time, it *item) {
-	if it.batch != nil {
-		it.batch.replica.together = now
-	}
-	if it.pin.tasks--; it.pin.tasks == 0 {
-		delete(c.pins, it.task.Request)
-	}
+func (c *Core) part(now time.Time, it *item, code task.Code) {
+	c.pins.end(now, it.pin, it.task, code)
 	it.pin = nil
 }
 
@@ -57,35 +34,74 @@ func (it *item) revision() uint64 {
 	return it.pin.revision
 }
 
-// survey looks, after replicas came, went or began to drain, whether it matters which task goes to which replica, and ends
-// tasks that no replica will ever run.
-func (c *Core) survey(now time.Time) {
+// survey updates c.only and c.strict after replicas came, left or began to drain. It also handles
+// tasks whose revision has no replica any more, see miss.
+func (c *Core) survey() {
 	c.only, c.strict = 0, len(c.replicas) > 0 && c.draining == len(c.replicas)
 	for _, r := range c.replicas {
 		c.only = c.replicas[0].revision
 		c.strict = c.strict || r.revision != c.only
 	}
-	var ends []*item
-	for _, it := range c.line.items {
-		r := it.revision()
-		c.strict = c.strict || r != 0 && r != c.only
-		if c.gone(r) {
-			ends = append(ends, it)
+	c.reviving = slices.DeleteFunc(c.reviving, func(r uint64) bool { return !c.absent(r) })
+	for _, all := range c.lines() {
+		for _, it := range all {
+			c.miss(it)
+			r := it.revision()
+			c.strict = c.strict || r != 0 && r != c.only
 		}
-	}
-	slices.SortFunc(ends, func(a, b *item) int { return cmp.Compare(a.seq, b.seq) })
-	for _, it := range ends {
-		c.end(now, it, task.Redeployed, redeployed)
 	}
 }
 
-// gone says that there is no replica of a revision and will be none.
-func (c *Core) gone(revision uint64) bool {
+// absent reports whether a revision has no replica, and no plan will start one.
+func (c *Core) absent(revision uint64) bool {
 	return revision != 0 && revision != c.cfg.Revision &&
 		!slices.ContainsFunc(c.replicas, func(r *replica) bool { return r.revision == revision })
 }
 
-// serving says that some replica of a revision does not drain.
+// miss handles a waiting item whose revision is absent. If no answer of that revision was used, the
+// item may run on any other. Otherwise miss asks for a replica of it.
+func (c *Core) miss(it *item) {
+	r := it.revision()
+	if !c.absent(r) {
+		return
+	}
+	if !it.pin.used {
+		c.pins.fix(it.pin, 0)
+		return
+	}
+	if !slices.Contains(c.reviving, r) {
+		c.reviving = append(c.reviving, r)
+		c.do(Revive{Revision: r})
+	}
+}
+
+// none answers the tasks of a revision that has no replica and gets none.
+func (c *Core) none(now time.Time, ev NoReplica) {
+	if !c.absent(ev.Revision) {
+		return
+	}
+	c.reviving = slices.DeleteFunc(c.reviving, func(r uint64) bool { return r == ev.Revision })
+	for _, it := range c.waitingFor(ev.Revision) {
+		c.end(now, it, task.Redeployed, redeployed+": "+ev.Cause)
+	}
+}
+
+// waitingFor returns the items that wait for one of the revisions, in the order in which they came;
+// without revisions, all that wait.
+func (c *Core) waitingFor(revisions ...uint64) []*item {
+	var found []*item
+	for _, all := range c.lines() {
+		for _, it := range all {
+			if len(revisions) == 0 || slices.Contains(revisions, it.revision()) {
+				found = append(found, it)
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b *item) int { return cmp.Compare(a.seq, b.seq) })
+	return found
+}
+
+// serving reports whether some replica of a revision does not drain.
 func (c *Core) serving(revision uint64) bool {
 	for i, r := range c.replicas {
 		if r.revision == revision && !c.view.Replicas[i].Draining {
@@ -95,9 +111,15 @@ func (c *Core) serving(revision uint64) bool {
 	return false
 }
 
-// fits says whether a task that must have a revision, or any for 0, may go to the i-th replica. One that drains takes those that
-// have nowhere else to go.
+// fits reports whether a task that is no suspect may go to the i-th replica. revision is the one
+// that the task needs; 0: any.
 func (c *Core) fits(revision uint64, i int) bool {
+	return c.replicas[i].suspect == nil && c.suits(revision, i)
+}
+
+// suits reports whether the i-th replica may run tasks that need revision; 0: any. A draining
+// replica takes only tasks that no other replica can run.
+func (c *Core) suits(revision uint64, i int) bool {
 	if c.replicas[i].full {
 		return false
 	}
@@ -108,23 +130,32 @@ func (c *Core) fits(revision uint64, i int) bool {
 	return c.replicas[i].revision == revision && (!draining || !c.serving(revision))
 }
 
-// needed says whether requests may still have tasks for the i-th replica, which drains and is idle.
-func (c *Core) needed(now time.Time, i int) bool {
+// needed reports whether requests may still send tasks to the i-th replica, which is draining and
+// idle.
+func (c *Core) needed(i int) bool {
 	r := c.replicas[i]
-	if r.full || c.serving(r.revision) {
-		return false
+	return !r.full && c.pins.revisions[r.revision] > 0 && !c.serving(r.revision)
+}
+
+// Due returns the latest deadline of a replica's tasks, and of the requests that still need its
+// revision. It returns the zero time if there are none.
+func (c *Core) Due(name string) time.Time {
+	i, ok := c.find(name)
+	if !ok {
+		return time.Time{}
 	}
-	for _, p := range c.pins {
-		if p.revision == r.revision && p.revision != 0 {
-			return true
+	due := time.Time{}
+	if c.needed(i) {
+		due = c.pins.due(c.replicas[i].revision)
+	}
+	for _, b := range c.replicas[i].batches {
+		for _, it := range b.items {
+			if it != nil && it.state == running && it.task.Deadline.After(due) {
+				due = it.task.Deadline
+			}
 		}
 	}
-	until := r.together.Add(linger)
-	if r.together.IsZero() || r.revision == 0 || !until.After(now) {
-		return false
-	}
-	c.lingers = earlier(c.lingers, until)
-	return true
+	return due
 }
 
 // vacant says whether some replica has a free slot.

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/stage"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // memoryBus is a Bus within the process; process_test.go has the real one.
 type memoryBus struct {
@@ -80,6 +81,7 @@ type rig struct {
 	metrics *prometheus.Registry
 	wanted  chan string
 	dropped chan string
+	deaths  chan task.Death // those of dropped
 	full    chan string
 	first   chan First
 }
@@ -93,13 +95,16 @@ func newRig(t *testing.T, spec Spec) *rig {
 	r := &rig{
 		t: t, store: store, metrics: prometheus.NewRegistry(),
 		bus:    &memoryBus{handlers: map[string]func([]byte, bool){}, replies: make(chan *task.Reply, 10_000)},
-		wanted: make(chan string, 1000), dropped: make(chan string, 10), full: make(chan string, 10), first: make(chan First, 10),
+		wanted: make(chan string, 1000), dropped: make(chan string, 10), deaths: make(chan task.Death, 10), full: make(chan string, 10), first: make(chan First, 10),
 	}
 	r.shell, err = New(Config{
 		Bus: r.bus, Store: store, Logger: slog.New(slog.DiscardHandler), Registerer: r.metrics,
-		OnDemand: func(f string) { r.wanted <- f },
-		Dropped:  func(_, replica, cause string) { r.dropped <- replica + ": " + cause },
-		OutOfMemory: func(_, replica, cause string) {
+		OnDemand: func(f pipeline.Key) { r.wanted <- f.String() },
+		Dropped: func(_ pipeline.Key, replica string, death task.Death) {
+			r.deaths <- death
+			r.dropped <- replica + ": " + death.Cause
+		},
+		OutOfMemory: func(_ pipeline.Key, replica, cause string) {
 			r.full <- fmt.Sprintf("%s: %s, %d replies before", replica, cause, len(r.bus.replies))
 		},
 		FirstAnswer: func(f First) { r.first <- f },
@@ -108,7 +113,7 @@ func newRig(t *testing.T, spec Spec) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.shell.Close)
-	spec.Function = "f.ns"
+	spec.Function = pipeline.ParseKey("f.ns")
 	if err := r.shell.Ensure(spec); err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +202,7 @@ func attach(t testing.TB, s *Shell, name string, slots, maxBatch int) *actor {
 	a.write(wire.FrameHello, 0, wire.Hello{
 		Oldest: 1, Newest: 1, PID: 1, Function: "f.ns", Replica: name, Slots: slots, MaxBatch: maxBatch, Place: 7 * ms,
 	}.Append(nil))
-	hello, err := s.Attach(t.Context(), "f.ns", name, 1, near)
+	hello, err := s.Attach(t.Context(), pipeline.ParseKey("f.ns"), name, 1, near)
 	if err != nil || hello.Slots != slots {
 		t.Fatalf("attach: %+v, %v", hello, err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -48,28 +49,34 @@ type Config struct {
 	Near func(to string, r *task.Reply) bool
 	// OnDemand is called when a task comes or a replica is lost and there is no replica, or more tasks wait than replicas
 	// take at a time; at most ten times a second for each function.
-	OnDemand func(function string)
+	OnDemand func(function pipeline.Key)
+	// Revive is called when tasks wait for a revision that is not the deployed one and has no
+	// replica any more, because their requests have begun on it. The receiver starts a replica of
+	// it, or calls [Shell.NoReplica]. If Revive is nil, such tasks are answered [task.Redeployed]
+	// at once.
+	Revive func(function pipeline.Key, revision uint64)
 	// FirstAnswer is called when a replica has answered its first call.
 	FirstAnswer func(First)
 	// OutOfMemory is called when a replica has answered a call with task.OutOfMemory, before the call's reply goes out. It gets
 	// nothing more; who is told lets it go with [Shell.Drain].
-	OutOfMemory func(function, replica, cause string)
+	OutOfMemory func(function pipeline.Key, replica, cause string)
 	// Dropped is called when a replica was given up for a reason that [Shell.Lost] did not tell: its connection closed, or it
 	// broke the protocol. Its process may still run.
-	Dropped func(function, replica, cause string)
+	Dropped func(function pipeline.Key, replica string, death task.Death)
 }
 
 // First says how a replica began.
 type First struct {
-	Function, Replica string
-	After             time.Duration // from its attachment to its first answer
-	Call              time.Duration // that its first call took
-	Waited            bool          // tasks waited for it when it came, so that After has no idle time in it
+	Function pipeline.Key
+	Replica  string
+	After    time.Duration // from its attachment to its first answer
+	Call     time.Duration // that its first call took
+	Waited   bool          // tasks waited for it when it came, so that After has no idle time in it
 }
 
 // Spec is what a function's owner asked for, as far as its line is concerned.
 type Spec struct {
-	Function    string // pipeline.Key
+	Function    pipeline.Key
 	Revision    uint64 // of the function's spec
 	QueueLimit  int    // tasks that may wait; 0: 1000
 	MaxReplicas int    // at the largest scale allowed
@@ -85,7 +92,7 @@ type Shell struct {
 	buffers sync.Pool // of *[]byte
 
 	mu        sync.Mutex // held to change functions
-	functions atomic.Pointer[map[string]*function]
+	functions atomic.Pointer[map[pipeline.Key]*function]
 }
 
 // bounds are how long the shell waits for whom.
@@ -93,6 +100,8 @@ type bounds struct {
 	hello time.Duration // for a replica that loads its parameters
 	write time.Duration // for a replica that does not read; at least half of it
 	cause time.Duration // for the report of why a connection closed
+	early time.Duration // for the same before the hello: the cluster asks for the cause, too
+	tail  time.Duration // for reading what a replica sent before its process ended
 	leave time.Duration // for a drained replica to close
 }
 
@@ -100,9 +109,12 @@ type bounds struct {
 func New(cfg Config) (*Shell, error) {
 	s := &Shell{
 		cfg: cfg, buffers: sync.Pool{New: func() any { return new([]byte) }},
-		bounds: bounds{hello: time.Minute, write: 10 * time.Second, cause: 250 * time.Millisecond, leave: 30 * time.Second},
+		bounds: bounds{
+			hello: time.Minute, write: 10 * time.Second, cause: 2 * time.Second, early: 250 * time.Millisecond,
+			tail: 250 * time.Millisecond, leave: 30 * time.Second,
+		},
 	}
-	s.functions.Store(&map[string]*function{})
+	s.functions.Store(&map[pipeline.Key]*function{})
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
 		return nil, fmt.Errorf("dispatch: %w", err)
@@ -110,7 +122,10 @@ func New(cfg Config) (*Shell, error) {
 	return s, nil
 }
 
-func (s *Shell) function(name string) *function { return (*s.functions.Load())[name] }
+func (s *Shell) function(key pipeline.Key) *function { return (*s.functions.Load())[key] }
+
+// Owns reports whether this process owns a function's line.
+func (s *Shell) Owns(function pipeline.Key) bool { return s.function(function) != nil }
 
 // Ensure makes this process the owner of a function's line, or changes its limits. Slots and Batch hold for replicas that
 // attach from now on.
@@ -135,7 +150,7 @@ func (s *Shell) Ensure(spec Spec) error {
 
 // Remove ends a function: what waits or runs is answered [task.Unavailable], its replicas' connections are closed. It
 // returns when nothing of it is left, and does nothing to a function that is not there.
-func (s *Shell) Remove(function string) {
+func (s *Shell) Remove(function pipeline.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.remove(function, fmt.Sprintf("function %q was removed", function))
@@ -145,28 +160,28 @@ func (s *Shell) Remove(function string) {
 func (s *Shell) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name := range *s.functions.Load() {
-		s.remove(name, "the dispatcher shuts down")
+	for key := range *s.functions.Load() {
+		s.remove(key, "the dispatcher shuts down")
 	}
 	s.metrics.close()
 }
 
-func (s *Shell) remove(name, cause string) {
-	f := s.function(name)
+func (s *Shell) remove(key pipeline.Key, cause string) {
+	f := s.function(key)
 	if f == nil {
 		return
 	}
 	f.close(cause)
 	next := maps.Clone(*s.functions.Load())
-	delete(next, name)
+	delete(next, key)
 	s.functions.Store(&next)
-	s.metrics.forget(name)
+	s.metrics.forget(key.String())
 }
 
 // Attach takes over c, the near end of a new replica's socket: it waits for the replica's Hello, until ctx ends or a minute
 // has passed, welcomes it and gives it work. Revision is of the function's spec that the replica was started from. On error c
 // is closed.
-func (s *Shell) Attach(ctx context.Context, function, replica string, revision uint64, c *net.UnixConn) (wire.Hello, error) {
+func (s *Shell) Attach(ctx context.Context, function pipeline.Key, replica string, revision uint64, c *net.UnixConn) (wire.Hello, error) {
 	f := s.function(function)
 	if f == nil {
 		_ = c.Close() // nothing was sent
@@ -179,9 +194,22 @@ func (s *Shell) Attach(ctx context.Context, function, replica string, revision u
 	return hello, nil
 }
 
-// Drain gives a replica nothing new, waits until it has answered what it has, and lets it go. It is no error if the replica
-// is lost on the way or was not there: then too it has nothing left.
-func (s *Shell) Drain(ctx context.Context, function, replica string) error {
+// Due returns the latest deadline of a replica's tasks, and of the requests that still need its
+// revision. It returns the zero time if there are none.
+func (s *Shell) Due(function pipeline.Key, replica string) time.Time {
+	f := s.function(function)
+	if f == nil {
+		return time.Time{}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.core.Due(replica)
+}
+
+// Drain gives a replica no new tasks, waits until it has answered its calls and no request needs
+// its revision, and detaches it. It is no error if the replica is lost meanwhile or was not
+// attached.
+func (s *Shell) Drain(ctx context.Context, function pipeline.Key, replica string) error {
 	f := s.function(function)
 	if f == nil {
 		return nil
@@ -196,26 +224,42 @@ func (s *Shell) Drain(ctx context.Context, function, replica string) error {
 	return nil
 }
 
-// Lost tells why a replica's process ended. Its tasks are answered [task.ReplicaLost] with the cause, once what it had
-// still sent has been read.
-func (s *Shell) Lost(function, replica, cause string) {
-	if f := s.function(function); f != nil {
-		if l := f.link(replica); l != nil {
-			l.lost(cause)
-		}
+// Lost reports why a replica's process ended. It returns whether the replica has unanswered calls.
+// They are answered [task.ReplicaLost] with the cause, after the replica's last answers have been
+// read.
+func (s *Shell) Lost(function pipeline.Key, replica string, death task.Death) (busy bool) {
+	f := s.function(function)
+	if f == nil {
+		return false
 	}
+	l := f.link(replica)
+	if l == nil {
+		return false
+	}
+	busy = f.busy(replica) // before its tasks are answered because of this
+	l.lost(death)
+	return busy
 }
 
-// Fail answers what waits for a function [task.Unavailable] with the cause, when no replica of it can be started. What comes
+// Fail answers what waits for a function [task.Unavailable] with the cause, when no replica of its
+// deployed revision can be started. What must have another revision goes on waiting, and what comes
 // later waits again.
-func (s *Shell) Fail(function, cause string) {
+func (s *Shell) Fail(function pipeline.Key, cause string) {
 	if f := s.function(function); f != nil {
 		f.step(Fail{Cause: cause})
 	}
 }
 
+// NoReplica answers the tasks that wait for a revision [task.Redeployed] with the cause. The
+// revision has no replica and gets none.
+func (s *Shell) NoReplica(function pipeline.Key, revision uint64, cause string) {
+	if f := s.function(function); f != nil {
+		f.step(NoReplica{Revision: revision, Cause: cause})
+	}
+}
+
 // Load returns what admission wants to know of a function; zero if this process does not own it. It takes no lock.
-func (s *Shell) Load(function string) task.Load {
+func (s *Shell) Load(function pipeline.Key) task.Load {
 	f := s.function(function)
 	if f == nil {
 		return task.Load{}
@@ -224,7 +268,7 @@ func (s *Shell) Load(function string) task.Load {
 }
 
 // Waited returns how long the latest tasks of a function waited in its line, smoothed over about sixteen.
-func (s *Shell) Waited(function string) time.Duration {
+func (s *Shell) Waited(function pipeline.Key) time.Duration {
 	f := s.function(function)
 	if f == nil {
 		return 0
@@ -236,7 +280,7 @@ func (s *Shell) Waited(function string) time.Duration {
 
 // Disregard has nothing of a function count as measured until then; the zero time: from now on all counts again. It does nothing to
 // a function that this process does not own.
-func (s *Shell) Disregard(function string, until time.Time) {
+func (s *Shell) Disregard(function pipeline.Key, until time.Time) {
 	if f := s.function(function); f != nil {
 		f.mu.Lock()
 		f.core.Disregard(until)
@@ -246,7 +290,7 @@ func (s *Shell) Disregard(function string, until time.Time) {
 
 // Signals returns what control wants to know of a function; zero if this process does not own it. Now should have a monotonic
 // reading, as the times of the steps have, or a clock that is set looks like time that has passed.
-func (s *Shell) Signals(function string, now time.Time) plan.Signals {
+func (s *Shell) Signals(function pipeline.Key, now time.Time) plan.Signals {
 	f := s.function(function)
 	if f == nil {
 		return plan.Signals{}

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 	"github.com/stagecoach-serving/stagecoach/wire"
@@ -20,7 +22,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("demand for %q", got)
 	}
 	want := task.Load{Waiting: 1, Max: 6, Limit: 7}
-	if got := r.shell.Load("f.ns"); got != want {
+	if got := r.shell.Load(pipeline.ParseKey("f.ns")); got != want {
 		t.Errorf("load %+v, want %+v", got, want)
 	}
 	a := attach(t, r.shell, "f-1", 4, 8)
@@ -31,7 +33,7 @@ func TestRoundTrip(t *testing.T) {
 	r.submit("b")
 	r.submit("c")
 	want = task.Load{Waiting: 2, Running: 1, Servers: 2, Max: 6, Limit: 7}
-	if got := r.shell.Load("f.ns"); got != want {
+	if got := r.shell.Load(pipeline.ParseKey("f.ns")); got != want {
 		t.Errorf("load %+v, want %+v", got, want)
 	}
 	a.answer(id, 0, text("ONE"))
@@ -43,7 +45,7 @@ func TestRoundTrip(t *testing.T) {
 	if first.Replica != "f-1" || first.After <= 0 || !first.Waited {
 		t.Errorf("first answer %+v", first)
 	}
-	if start := r.shell.Load("f.ns").Start; start < 7*ms+first.After {
+	if start := r.shell.Load(pipeline.ParseKey("f.ns")).Start; start < 7*ms+first.After {
 		t.Errorf("start took %v, want at least %v to place and %v to answer", start, 7*ms, first.After)
 	}
 	id, _ = a.batch("b", "c")
@@ -51,7 +53,7 @@ func TestRoundTrip(t *testing.T) {
 	r.reply("c", task.BadInput, "no good")
 	a.answer(id, 0)
 	r.reply("b", task.OK, "")
-	if s := r.shell.Signals("f.ns", time.Now()); s.Demand.Last.IsZero() || s.Waiting != 0 || s.Running != 0 {
+	if s := r.shell.Signals(pipeline.ParseKey("f.ns"), time.Now()); s.Demand.Last.IsZero() || s.Waiting != 0 || s.Running != 0 {
 		t.Errorf("%+v, want none that waits or runs", s)
 	}
 	if wait, service, replicas := r.metric("wait_seconds"), r.metric("service_seconds"), r.metric("replicas"); wait != 3 || service != 2 || replicas != 1 {
@@ -71,7 +73,7 @@ func TestConnectionLostMidBatch(t *testing.T) {
 		a.answer(first, 0)
 		_ = a.conn.Close()
 		r.reply("a", task.OK, "") // what it had sent counts
-		r.shell.Lost("f.ns", "f-1", "killed by signal 9 (out of memory)")
+		r.shell.Lost(pipeline.ParseKey("f.ns"), "f-1", task.Death{Cause: "killed by signal 9 (out of memory)"})
 		if got := r.reply("b", task.ReplicaLost, "killed by signal 9 (out of memory)"); got.Replica != "f-1" {
 			t.Errorf("reply from %q, want f-1", got.Replica)
 		}
@@ -88,7 +90,7 @@ func TestConnectionLostMidBatch(t *testing.T) {
 		for i := range n {
 			a.answer(uint64(i+1), 0)
 		}
-		r.shell.Lost("f.ns", "f-1", "exit status 0")
+		r.shell.Lost(pipeline.ParseKey("f.ns"), "f-1", task.Death{Cause: "exit status 0"})
 		_ = a.conn.Close()
 		for i := range n {
 			r.reply(fmt.Sprint(i), task.OK, "")
@@ -99,7 +101,7 @@ func TestConnectionLostMidBatch(t *testing.T) {
 		a := attach(t, r.shell, "f-1", 1, 1)
 		r.submit("a")
 		a.batch("a")
-		r.shell.Lost("f.ns", "f-1", "exit status 3") // a child of its own may still hold the socket
+		r.shell.Lost(pipeline.ParseKey("f.ns"), "f-1", task.Death{Cause: "exit status 3"}) // a child of its own may still hold the socket
 		r.reply("a", task.ReplicaLost, "exit status 3")
 		r.shell.bounds.cause = ms
 		_ = attach(t, r.shell, "f-2", 1, 1).conn.Close()
@@ -119,6 +121,48 @@ func TestConnectionLostMidBatch(t *testing.T) {
 			t.Errorf("dropped %q", got)
 		}
 	})
+}
+
+// TestADeathSaysWhetherTheReplicaWasBusy: both Lost and Dropped say whether the replica had
+// unanswered calls.
+func TestADeathSaysWhetherTheReplicaWasBusy(t *testing.T) {
+	for name, busy := range map[string]bool{"busy": true, "idle": false} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, Spec{})
+			f := pipeline.ParseKey("f.ns")
+			a := attach(t, r.shell, "f-1", 1, 1)
+			r.submit("first")
+			id, _ := a.batch("first")
+			a.answer(id, 0)
+			r.reply("first", task.OK, "")
+			if busy {
+				r.submit("second")
+				a.batch("second")
+			}
+			if got := r.shell.Lost(f, "f-1", task.Death{Cause: "exit status 3"}); got != busy {
+				t.Errorf("Lost says busy %v, want %v", got, busy)
+			}
+			if busy {
+				r.reply("second", task.ReplicaLost, "exit status 3")
+			}
+			proctest.Until(t, "the end of the replica", func() bool { return r.shell.function(f).link("f-1") == nil })
+			if r.shell.Lost(f, "f-1", task.Death{}) || r.shell.Lost(pipeline.ParseKey("no.ns"), "f-1", task.Death{}) {
+				t.Error("a replica that is not there is busy")
+			}
+			r.shell.bounds.cause = ms
+			b := attach(t, r.shell, "f-2", 1, 1)
+			if busy {
+				r.submit("third")
+				b.batch("third")
+			}
+			_ = b.conn.Close()
+			receive(t, r.dropped, "drop")
+			want := task.Death{Cause: "connection closed", End: task.EndUnclear, Busy: busy}
+			if got := receive(t, r.deaths, "death"); got != want {
+				t.Errorf("dropped with %+v, want %+v", got, want)
+			}
+		})
+	}
 }
 
 func TestProtocolBreaks(t *testing.T) {
@@ -143,6 +187,9 @@ func TestProtocolBreaks(t *testing.T) {
 			r.reply("a", task.ReplicaLost, tc.want)
 			if got := receive(t, r.dropped, "drop"); !strings.Contains(got, tc.want) {
 				t.Errorf("dropped %q, want %q", got, tc.want)
+			}
+			if got := receive(t, r.deaths, "death"); got.End != task.EndItself || !got.Busy {
+				t.Errorf("dropped with %+v, want by itself, and busy", got)
 			}
 			if _, err := a.conn.Read(); err == nil {
 				t.Error("its connection is still open")
@@ -204,12 +251,12 @@ func TestDrain(t *testing.T) {
 	id, _ := a.batch("a")
 	short, stop := context.WithCancelCause(t.Context())
 	stop(errors.New("no time"))
-	if err := r.shell.Drain(short, "f.ns", "f-1"); err == nil || !strings.Contains(err.Error(), "no time") {
+	if err := r.shell.Drain(short, pipeline.ParseKey("f.ns"), "f-1"); err == nil || !strings.Contains(err.Error(), "no time") {
 		t.Errorf("drain of a busy replica: %v, want the context's cause", err)
 	}
 	r.submit("b")
 	done := make(chan error, 1)
-	go func() { done <- r.shell.Drain(t.Context(), "f.ns", "f-1") }()
+	go func() { done <- r.shell.Drain(t.Context(), pipeline.ParseKey("f.ns"), "f-1") }()
 	a.answer(id, 0)
 	r.reply("a", task.OK, "")
 	if err := receive(t, done, "end of Drain"); err != nil {
@@ -219,7 +266,7 @@ func TestDrain(t *testing.T) {
 	_ = a.conn.Close()
 	b := attach(t, r.shell, "f-2", 1, 1)
 	b.batch("b")
-	if err := r.shell.Drain(t.Context(), "f.ns", "nobody"); err != nil {
+	if err := r.shell.Drain(t.Context(), pipeline.ParseKey("f.ns"), "nobody"); err != nil {
 		t.Errorf("drain of nobody: %v", err)
 	}
 	if len(r.dropped) > 0 {
@@ -247,7 +294,7 @@ func TestOutOfMemoryIsTold(t *testing.T) {
 	r.reply("c", task.OK, "")
 	a.write(wire.FrameError, second, wire.Error{Code: task.OutOfMemory, Message: "want 3 GiB"}.Append(nil))
 	r.reply("b", task.OutOfMemory, "want 3 GiB")
-	if err := r.shell.Drain(t.Context(), "f.ns", "f-1"); err != nil {
+	if err := r.shell.Drain(t.Context(), pipeline.ParseKey("f.ns"), "f-1"); err != nil {
 		t.Error(err)
 	}
 	a.read(wire.FrameDrain)
@@ -265,17 +312,17 @@ func TestRemove(t *testing.T) {
 	near, _ := pair(t)
 	attached := make(chan error, 1)
 	go func() {
-		_, err := r.shell.Attach(t.Context(), "f.ns", "f-2", 1, near)
+		_, err := r.shell.Attach(t.Context(), pipeline.ParseKey("f.ns"), "f-2", 1, near)
 		attached <- err
 	}()
-	for r.shell.function("f.ns").link("f-2") == nil {
+	for r.shell.function(pipeline.ParseKey("f.ns")).link("f-2") == nil {
 		select {
 		case err := <-attached:
 			t.Fatal(err)
 		default:
 		}
 	}
-	r.shell.Remove("f.ns")
+	r.shell.Remove(pipeline.ParseKey("f.ns"))
 	r.reply("b", task.Unavailable, "removed")
 	r.reply("a", task.Unavailable, "removed")
 	if err := receive(t, attached, "end of Attach"); err == nil {
@@ -284,14 +331,14 @@ func TestRemove(t *testing.T) {
 	if _, err := a.conn.Read(); err == nil {
 		t.Error("its replica's connection is still open")
 	}
-	if got := r.shell.Load("f.ns"); got != (task.Load{}) {
+	if got := r.shell.Load(pipeline.ParseKey("f.ns")); got != (task.Load{}) {
 		t.Errorf("load %+v of a removed function", got)
 	}
-	if err := r.shell.Ensure(Spec{Function: "f.ns"}); err != nil {
+	if err := r.shell.Ensure(Spec{Function: pipeline.ParseKey("f.ns")}); err != nil {
 		t.Fatal(err)
 	}
 	attach(t, r.shell, "f-1", 1, 1)
-	if err := r.shell.Ensure(Spec{Function: "refused.ns"}); err == nil || r.shell.function("refused.ns") != nil {
+	if err := r.shell.Ensure(Spec{Function: pipeline.ParseKey("refused.ns")}); err == nil || r.shell.function(pipeline.ParseKey("refused.ns")) != nil {
 		t.Errorf("a function without a bus: %v", err)
 	}
 }
@@ -301,7 +348,7 @@ func TestTimerAndCancel(t *testing.T) {
 	r.submitUntil("waits", time.Now().Add(5*ms))
 	r.reply("waits", task.Expired, "waited")
 	r.submit("fails")
-	r.shell.Fail("f.ns", "exit status 1, three times in a row")
+	r.shell.Fail(pipeline.ParseKey("f.ns"), "exit status 1, three times in a row")
 	r.reply("fails", task.Unavailable, "exit status 1")
 	a := attach(t, r.shell, "f-1", 1, 1)
 	r.submitUntil("runs", time.Now().Add(200*ms))

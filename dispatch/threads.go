@@ -3,6 +3,8 @@ package dispatch
 import (
 	"fmt"
 	"math"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 // moreThreads is a frame that the Core does not ask for: Threads.
@@ -12,7 +14,7 @@ func (moreThreads) effect() {}
 
 // Threads asks a replica to compute with n threads. One that has as many, or cannot have more, changes nothing; one that is older
 // than this request does not understand it, and changes nothing either.
-func (s *Shell) Threads(function, replica string, n int) error {
+func (s *Shell) Threads(function pipeline.Key, replica string, n int) error {
 	if n < 1 || n > math.MaxUint16 {
 		return fmt.Errorf("threads of replica %q of %q: %d, want 1 to %d", replica, function, n, math.MaxUint16)
 	}
@@ -26,7 +28,7 @@ func (s *Shell) Threads(function, replica string, n int) error {
 }
 
 // greeted returns the link of a replica that has been welcomed; nil: there is none.
-func (s *Shell) greeted(function, replica string) *link {
+func (s *Shell) greeted(function pipeline.Key, replica string) *link {
 	f := s.function(function)
 	if f == nil {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
@@ -11,7 +12,7 @@ func TestThreads(t *testing.T) {
 	r := newRig(t, Spec{})
 	a := attach(t, r.shell, "f-1", 1, 1)
 	for range 2 { // once more changes nothing here: the replica knows what it has
-		if err := r.shell.Threads("f.ns", "f-1", 3); err != nil {
+		if err := r.shell.Threads(pipeline.ParseKey("f.ns"), "f-1", 3); err != nil {
 			t.Fatal(err)
 		}
 		f := a.read(wire.FrameThreads)
@@ -31,7 +32,7 @@ func TestThreads(t *testing.T) {
 		{"f.ns", "f-1", 0, "0, want 1 to 65535"},
 		{"f.ns", "f-1", 1 << 16, "65536, want 1 to 65535"},
 	} {
-		if err := r.shell.Threads(tc.function, tc.replica, tc.n); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if err := r.shell.Threads(pipeline.ParseKey(tc.function), tc.replica, tc.n); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%v: %v, want %q", tc, err, tc.want)
 		}
 	}

@@ -1,7 +1,6 @@
 package events
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -16,7 +15,7 @@ import (
 type Event struct {
 	At       time.Time         `json:"at"`
 	Kind     string            `json:"kind"` // such as replica.ready, function.deployed, function.scaled, request.dead, zygote.evicted
-	Function string            `json:"function,omitempty"`
+	Function pipeline.Key      `json:"function,omitzero"`
 	Replica  string            `json:"replica,omitempty"`
 	Node     string            `json:"node,omitempty"`
 	Call     string            `json:"call,omitempty"`   // X-Call-Id
@@ -165,12 +164,8 @@ func (h *Hub) id(n uint64) string { return fmt.Sprintf("%s-%d", h.run, n) }
 type filter struct{ function, namespace string }
 
 func (f filter) wants(e *Event) bool {
-	_, namespace := pipeline.SplitKey(e.Function)
-	if f.namespace != "" && namespace != f.namespace {
+	if f.namespace != "" && e.Function.Namespace != f.namespace {
 		return false
 	}
-	return f.function == "" || e.Function == f.function || e.Function == pipeline.Key(f.function, cmp.Or(f.namespace, defaultNamespace))
+	return f.function == "" || e.Function == pipeline.Named(f.function, f.namespace)
 }
-
-// defaultNamespace is OpenFaaS's.
-const defaultNamespace = "openfaas-fn"

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -29,7 +31,7 @@ type reader struct {
 
 func open(t *testing.T, url, after string) *reader {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -86,17 +88,17 @@ func TestStream(t *testing.T) {
 	s := httptest.NewServer(h)
 	defer s.Close()
 	r := open(t, s.URL, "")
-	h.Publish(Event{Kind: "a", Function: "f.openfaas-fn", Why: "line 1\nline 2"})
-	h.Publish(Event{Kind: "b", Function: "g.team-a"})
+	h.Publish(Event{Kind: "a", Function: pipeline.ParseKey("f.openfaas-fn"), Why: "line 1\nline 2"})
+	h.Publish(Event{Kind: "b", Function: pipeline.ParseKey("g.team-a")})
 	m, _ := r.next()
 	var e Event
 	if err := json.Unmarshal([]byte(m.data), &e); err != nil || m.event != "a" || e.Why != "line 1\nline 2" || e.At.IsZero() {
 		t.Errorf("%+v, %v: want event a on one line", m, err)
 	}
 	r.resp.Body.Close()
-	h.Publish(Event{Kind: "c", Function: "f.openfaas-fn"})
+	h.Publish(Event{Kind: "c", Function: pipeline.ParseKey("f.openfaas-fn")})
 	last := open(t, s.URL, m.id).want("b", "c")
-	h.Publish(Event{Kind: "d", Function: "f.team-a"})
+	h.Publish(Event{Kind: "d", Function: pipeline.ParseKey("f.team-a")})
 	open(t, s.URL, last).want("d")
 	open(t, s.URL, "6-900").want("a", "b", "c", "d") // of a process before this one
 

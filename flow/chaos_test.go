@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -24,6 +23,8 @@ type chaos struct {
 	out      []*task.Task         // submitted, not answered, not canceled
 	answered []task.Key
 	attempts map[task.Key]uint8 // last attempt, by key without one
+	counted  map[task.Key]int   // attempts that count, as attempts
+	suspects map[task.Key]bool  // calls that may have ended a replica
 	ends     map[string]int
 	status   map[int]int // of ends, over all seeds
 }
@@ -78,8 +79,11 @@ func (c *chaos) submitted(k *task.Task) {
 		c.fatalf("task %v of a request that does not run", k.Key)
 	}
 	first := task.Key{Request: k.Request, Task: k.Task}
-	if want := c.attempts[first] + 1; k.Attempt != want || want > Attempts {
-		c.fatalf("attempt %d of %v, want %d and at most %d", k.Attempt, first, want, Attempts)
+	if want := c.attempts[first] + 1; k.Attempt != want || c.counted[first] >= Attempts {
+		c.fatalf("attempt %d of %v after %d that count, want %d and less than %d", k.Attempt, first, c.counted[first], want, Attempts)
+	}
+	if k.Alone != c.suspects[first] {
+		c.fatalf("attempt %d of %v runs alone: %v, want %v", k.Attempt, first, k.Alone, c.suspects[first])
 	}
 	c.attempts[first] = k.Attempt
 	c.out = append(c.out, k)
@@ -96,7 +100,7 @@ func (c *chaos) submitted(k *task.Task) {
 
 func (c *chaos) start(i int) {
 	g := randomGraph(c.t, c.r, true)
-	req := task.Request{ID: fmt.Sprint("r", i), Target: pipeline.Key(g.Name, g.Namespace), Input: c.items()}
+	req := task.Request{ID: fmt.Sprint("r", i), Target: g.Key().String(), Input: c.items()}
 	deadline := c.now.Add(time.Duration(1+c.r.IntN(100)) * time.Second)
 	if req.Deadline = deadline; c.r.IntN(4) == 0 {
 		req.Deadline, deadline = time.Time{}, c.now.Add(1000*time.Hour)
@@ -124,14 +128,24 @@ func (c *chaos) answer() {
 	c.out = slices.Delete(c.out, i, i+1)
 	c.answered = append(c.answered, k.Key)
 	reply := &task.Reply{Key: k.Key, Replica: "r1", Output: c.items()}
+	first := task.Key{Request: k.Request, Task: k.Task}
 	switch p := c.r.IntN(100); {
 	case p < 15:
 		reply.Code, reply.Output = task.ReplicaLost, nil
 		if c.r.IntN(2) == 0 {
 			reply.Replica = ""
+		} else {
+			reply.Blame = task.Blame(c.r.IntN(int(task.BlameAlone) + 1))
 		}
+		if reply.Blame == task.BlameAlone && c.suspects[first] {
+			c.counted[first] = Attempts // convicted
+		}
+		c.suspects[first] = c.suspects[first] || reply.Blame >= task.BlameCompany
 	case p < 17:
 		reply.Code, reply.Output = task.Code(1+c.r.IntN(9)), nil
+	}
+	if reply.Blame != task.BlameShared && reply.Blame != task.BlameCompany {
+		c.counted[first]++
 	}
 	c.step(Replied{reply})
 }
@@ -162,7 +176,7 @@ func TestChaos(t *testing.T) {
 	for seed := range uint64(60) {
 		c := &chaos{
 			t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 3)), core: NewCore(), now: t0,
-			alive: map[string]time.Time{}, attempts: map[task.Key]uint8{}, ends: map[string]int{}, status: ends,
+			alive: map[string]time.Time{}, attempts: map[task.Key]uint8{}, counted: map[task.Key]int{}, suspects: map[task.Key]bool{}, ends: map[string]int{}, status: ends,
 		}
 		const requests = 30
 		started := 0

@@ -32,12 +32,12 @@ type Bus interface {
 
 // Graphs knows what can be invoked: a pipeline, or a function as a pipeline of one stage.
 type Graphs interface {
-	Graph(key string) (pipeline.Pipeline, bool)
+	Graph(key pipeline.Key) (pipeline.Pipeline, bool)
 }
 
 // Loads knows what waits and runs for a function; an unknown function's load is zero. It is asked for each request.
 type Loads interface {
-	Load(function string) task.Load
+	Load(function pipeline.Key) task.Load
 }
 
 // Near is the dispatchers of this process: what goes to them need not be encoded, sent and decoded.
@@ -45,8 +45,10 @@ type Near interface {
 	// Submit takes t, which is not changed from then on, if a line of this process waits for it; false: the bus will find who
 	// does. It calls nobody back before it returns.
 	Submit(t *task.Task) bool
-	// Cancel takes a cancel alike.
+	// Cancel takes a cancel in the same way.
 	Cancel(function string, k task.Key) bool
+	// Leave takes the end of a request's tasks for a function in the same way.
+	Leave(function, request string) bool
 }
 
 // Config is what a Coordinator is made of. All fields but Near and InFlight are needed.
@@ -80,7 +82,7 @@ type Coordinator struct {
 
 	inFlight atomic.Int64 // Invokes
 
-	retries, refused prometheus.Counter
+	retries, refused, convicted prometheus.Counter
 }
 
 // shard is the part of the requests whose ids fall to it.
@@ -104,11 +106,12 @@ type waiter struct {
 func New(cfg Config) (*Coordinator, error) {
 	c := &Coordinator{
 		cfg: cfg, seed: maphash.MakeSeed(), shards: make([]*shard, 4*runtime.GOMAXPROCS(0)), quit: make(chan struct{}),
-		retries: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "retries_total", Help: "Tasks tried again because their replica was lost, or its device out of memory."}),
-		refused: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "refused_total", Help: "Requests refused at the entry because they could not be done in time, a line was full or too many were in flight."}),
+		retries:   prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "retries_total", Help: "Tasks tried again because their replica was lost, or its device out of memory."}),
+		refused:   prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "refused_total", Help: "Requests refused at the entry because they could not be done in time, a line was full or too many were in flight."}),
+		convicted: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "convicted_total", Help: "Requests that got 502 because one of their calls ended two replicas."}),
 	}
 	c.runs.Store(uint64(time.Now().UnixNano())) // so that no process before this one had the same runs
-	for _, m := range []prometheus.Collector{c.retries, c.refused} {
+	for _, m := range []prometheus.Collector{c.retries, c.refused, c.convicted} {
 		if err := cfg.Metrics.Register(m); err != nil {
 			return nil, fmt.Errorf("flow: %w", err)
 		}
@@ -188,10 +191,10 @@ func (c *Coordinator) Invoke(ctx context.Context, r task.Request) (*task.Respons
 		}
 	}
 
-	g, ok := c.cfg.Graphs.Graph(r.Target)
+	target := pipeline.ParseKey(r.Target)
+	g, ok := c.cfg.Graphs.Graph(target)
 	if !ok {
-		name, namespace := pipeline.SplitKey(r.Target)
-		return nil, &task.Error{Status: http.StatusNotFound, Internal: true, Cause: fmt.Sprintf("no function or pipeline %q in namespace %q: deploy it first", name, namespace)}
+		return nil, &task.Error{Status: http.StatusNotFound, Internal: true, Cause: fmt.Sprintf("no function or pipeline %q in namespace %q: deploy it first", target.Name, target.Namespace)}
 	}
 	if len(g.Faults) > 0 {
 		return nil, &task.Error{Status: http.StatusServiceUnavailable, Internal: true, Cause: fmt.Sprintf("pipeline %q cannot run: %s", g.Name, g.Faults[0])}
@@ -207,6 +210,9 @@ func (c *Coordinator) Invoke(ctx context.Context, r task.Request) (*task.Respons
 	if end.Error != nil {
 		if end.Error.Status == http.StatusTooManyRequests {
 			c.refused.Inc()
+		}
+		if end.Error.Convicted {
+			c.convicted.Inc()
 		}
 	} else if err := c.resolve(end.Response); err != nil {
 		end.Response, end.Error = nil, internal(fmt.Errorf("output: %w", err))
@@ -237,7 +243,7 @@ func (c *Coordinator) walk(ctx context.Context, r task.Request, g pipeline.Pipel
 	s.waiting[r.ID] = w
 	s.loads = s.loads[:0]
 	for i := range g.Stages {
-		s.loads = append(s.loads, c.cfg.Loads.Load(pipeline.Key(g.Stages[i].Name, g.Namespace)))
+		s.loads = append(s.loads, c.cfg.Loads.Load(g.Stages[i].Key()))
 	}
 	c.step(s, Start{Request: r, Graph: g, Loads: s.loads})
 	s.mu.Unlock()
@@ -338,6 +344,14 @@ func (c *Coordinator) step(s *shard, ev Event) {
 				s.scratch = wire.AppendCancel(s.scratch[:0], e.Key, e.Function)
 				if err := c.cfg.Bus.Submit(e.Function, s.scratch); err != nil {
 					c.cfg.Log.Warn("cancel not sent, the task runs to its deadline", "function", e.Function, "error", err)
+				}
+			case Leave:
+				if c.cfg.Near != nil && c.cfg.Near.Leave(e.Function, e.Request) {
+					continue
+				}
+				s.scratch = wire.AppendLeave(s.scratch[:0], e.Request, e.Function)
+				if err := c.cfg.Bus.Submit(e.Function, s.scratch); err != nil {
+					c.cfg.Log.Warn("end of a request's tasks not sent, replicas may be kept for it until its deadline", "function", e.Function, "error", err)
 				}
 			case Finish:
 				if w := s.waiting[e.Request]; w != nil {

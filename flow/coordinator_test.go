@@ -37,6 +37,7 @@ type bus struct {
 
 	mu       sync.Mutex
 	canceled []task.Key
+	left     []string
 
 	delivery sync.Mutex
 	handler  func([]byte)
@@ -52,6 +53,13 @@ func (b *bus) Submit(_ string, msg []byte) error {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.canceled = append(b.canceled, key)
+		return err
+	}
+	if kind, _ := wire.EnvelopeKind(msg); kind == wire.KindLeave {
+		request, function, err := wire.DecodeLeave(msg)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.left = append(b.left, request+" "+function)
 		return err
 	}
 	t, err := wire.DecodeTask(msg)
@@ -87,13 +95,13 @@ func (b *bus) Inbox(handler func([]byte)) (string, func(), error) {
 }
 
 // graphs and loads are what a registry and a dispatcher know.
-type graphs map[string]pipeline.Pipeline
+type graphs map[pipeline.Key]pipeline.Pipeline
 
-func (g graphs) Graph(key string) (pipeline.Pipeline, bool) { p, ok := g[key]; return p, ok }
+func (g graphs) Graph(key pipeline.Key) (pipeline.Pipeline, bool) { p, ok := g[key]; return p, ok }
 
 type loads map[string]task.Load
 
-func (l loads) Load(function string) task.Load { return l[function] }
+func (l loads) Load(function pipeline.Key) task.Load { return l[function.String()] }
 
 // rig is a coordinator over a bus.
 type rig struct {
@@ -112,7 +120,7 @@ func newRig(t testing.TB, graph pipeline.Pipeline, l loads, work func(*task.Task
 		t.Fatal(err)
 	}
 	r.Coordinator, err = New(Config{
-		Bus: r.bus, Graphs: graphs{pipeline.Key(graph.Name, graph.Namespace): graph}, Loads: l, Store: r.store,
+		Bus: r.bus, Graphs: graphs{graph.Key(): graph}, Loads: l, Store: r.store,
 		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
 	if err != nil {
@@ -199,7 +207,7 @@ func TestInvokeRefusesWhatCannotRun(t *testing.T) {
 			r := newRig(t, tc.graph, tc.loads, add)
 			defer r.close()
 			req := request("1", strings.Repeat("large ", tensor.InlineLimit))
-			req.Target = tc.target
+			req.Target = pipeline.ParseKey(tc.target).String()
 			if _, terr := r.Invoke(t.Context(), req); terr == nil || terr.Status != tc.status || !strings.Contains(terr.Cause, tc.cause) {
 				t.Errorf("got %+v, want %d and %q", terr, tc.status, tc.cause)
 			}
@@ -278,6 +286,9 @@ func TestACanceledInvokeCancelsItsTasks(t *testing.T) {
 		}
 		if n := len(r.bus.canceled); n != 3 {
 			t.Errorf("%d tasks canceled, want 3", n)
+		}
+		if len(r.bus.left) != 1 || !strings.HasSuffix(r.bus.left[0], " a.ns") {
+			t.Errorf("left %q, want the request's end told to a.ns", r.bus.left)
 		}
 	})
 }
@@ -435,7 +446,7 @@ func TestOverNATS(t *testing.T) {
 	defer nc.Close()
 	b := queue.NewBus(nc)
 	for _, stage := range []string{"a", "b"} {
-		stop, err := b.Tasks(pipeline.Key(stage, "ns"), func(msg []byte, _ bool) {
+		stop, err := b.Tasks(stage+".ns", func(msg []byte, _ bool) {
 			k, err := wire.DecodeTask(msg)
 			if err != nil {
 				t.Error(err)
@@ -457,7 +468,7 @@ func TestOverNATS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := New(Config{Bus: b, Graphs: graphs{"p.ns": g}, Loads: loads{}, Store: store, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
+	c, err := New(Config{Bus: b, Graphs: graphs{pipeline.ParseKey("p.ns"): g}, Loads: loads{}, Store: store, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,8 +11,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// Attempts is how often a task is tried.
+// Attempts is how often a call is tried. An attempt does not count if the call did not cause the
+// end of its replica, or if other calls on the replica may have caused it.
 const Attempts = 3
+
+// mostAttempts bounds the attempts of a call, whether they count or not. Each attempt that does not
+// count has lost a replica.
+const mostAttempts = 100
 
 // EachWindow is how many calls of one stage a request has out at a time; the rest follow as replies come.
 const EachWindow = 64
@@ -100,7 +105,9 @@ func (c *Core) advance(w *walk, from int) {
 			w.begin(i)
 		}
 		c.issue(w, i)
-		w.complete(i)
+		if several := len(w.stages[i].inputs) > 1; w.complete(i) && several {
+			c.out = append(c.out, Leave{w.req.ID, w.functions[i]})
+		}
 	}
 	if w.sinksLeft == 0 {
 		c.finish(w, &task.Response{Output: w.output, Header: w.header}, nil)
@@ -133,14 +140,17 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 	}
 	stage := &w.graph.Stages[k.stage]
 	w.note(now, k, r)
+	if r.Code != task.OK {
+		k.failed(r)
+	}
 	switch {
 	case r.Code == task.OK && w.mixes(k, r): // it was tried again while the first answer was on its way
 		k.done = true
-		c.fail(w, w.failure(k, &task.Reply{Code: task.Redeployed}))
+		c.fail(w, w.failure(k, &task.Reply{Code: task.Redeployed, Message: "two of its calls were answered by different revisions"}))
 	case r.Code == task.OK:
 		w.accept(k, r)
 		c.advance(w, k.stage)
-	case w.elsewhere(k, r) && k.attempt < Attempts && mayRunAgain(stage.Idempotent, r) && beforeDeadline(now, w):
+	case w.elsewhere(k, r) && !k.exhausted(r) && mayRunAgain(stage.Idempotent, r) && beforeDeadline(now, w):
 		k.attempt++
 		c.submit(w, k)
 	default:
@@ -149,11 +159,44 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 	}
 }
 
-// elsewhere says whether another replica may do what this one did not: its own was lost, its device was out of memory, so that it
-// takes nothing more, or there is none left of the revision
+// elsewhere says whether another replica may do what this one did not. That is so if its own was lost, if
+// its device was out of memory, so that it takes nothing more, or if there is none left of the revision
 // that the request has begun with, and nothing of that revision was used.
 func (w *walk) elsewhere(k *call, r *task.Reply) bool {
 	return r.Code == task.ReplicaLost || r.Code == task.OutOfMemory || r.Code == task.Redeployed && w.stages[k.stage].revision == 0
+}
+
+// failed counts what a failed reply means for the call.
+func (k *call) failed(r *task.Reply) {
+	blame := task.BlameNone
+	if r.Code == task.ReplicaLost {
+		blame = r.Blame
+	}
+	switch blame {
+	case task.BlameShared:
+	case task.BlameCompany:
+		k.ends++
+	case task.BlameAlone:
+		k.ends++
+		k.alone++
+		k.used++
+	case task.BlameUnclear:
+		k.ends++
+		k.used++
+	default:
+		k.used++
+	}
+}
+
+// exhausted reports whether a call has had all its attempts, or is convicted.
+func (k *call) exhausted(r *task.Reply) bool {
+	return k.convicted(r) || k.used >= Attempts || k.attempt >= mostAttempts
+}
+
+// convicted reports whether a call is to blame for the end of its replicas: at least two have ended
+// under it, the last one by itself and while it had only this call.
+func (k *call) convicted(r *task.Reply) bool {
+	return r.Code == task.ReplicaLost && r.Blame == task.BlameAlone && k.ends > 1
 }
 
 // mayRunAgain says whether a task whose replica was lost may be tried elsewhere: the stage allows it, or it never got there.
@@ -167,7 +210,12 @@ func beforeDeadline(now time.Time, w *walk) bool {
 // which something may have run that may not run twice.
 func (w *walk) failure(k *call, r *task.Reply) *task.Error {
 	stage := &w.graph.Stages[k.stage]
-	e := failure(stage.Name, stage.Idempotent, k.attempt, r)
+	e := failure(stage.Name, stage.Idempotent, k, r)
+	if k.convicted(r) {
+		e.Internal, e.Convicted = false, true
+		e.Cause = fmt.Sprintf("function %q: its replica ended %d times under this call, %d of them with no other call on it; the last cause: %s; "+
+			"it is not tried again: fix the function, or its input", w.functions[k.stage], k.ends, k.alone, r.Message)
+	}
 	if e.Status != http.StatusTooManyRequests && e.Status != http.StatusServiceUnavailable {
 		return e
 	}
@@ -183,7 +231,7 @@ func (w *walk) failure(k *call, r *task.Reply) *task.Error {
 }
 
 // failure is how a task's bad end is told, whatever else its request has done.
-func failure(stage string, idempotent bool, attempt uint8, r *task.Reply) *task.Error {
+func failure(stage string, idempotent bool, k *call, r *task.Reply) *task.Error {
 	e := &task.Error{Stage: stage, Cause: r.Message, Internal: true}
 	switch r.Code {
 	case task.BadInput:
@@ -192,13 +240,16 @@ func failure(stage string, idempotent bool, attempt uint8, r *task.Reply) *task.
 		e.Status, e.Internal = http.StatusInternalServerError, false
 	case task.ReplicaLost:
 		e.Status = http.StatusBadGateway
-		e.Cause = fmt.Sprintf("lost its replica in attempt %d of %d: %s", attempt, Attempts, r.Message)
+		e.Cause = fmt.Sprintf("lost its replica in attempt %d of %d: %s", max(k.used, 1), Attempts, r.Message)
+		if k.attempt >= mostAttempts {
+			e.Cause = fmt.Sprintf("lost its replica in each of %d attempts: %s", k.attempt, r.Message)
+		}
 		if !idempotent {
 			e.Cause += "; not tried again, because the stage is declared not idempotent"
 		}
 	case task.OutOfMemory:
 		e.Status, e.RetryAfter = http.StatusServiceUnavailable, time.Second
-		e.Cause = fmt.Sprintf("out of memory in attempt %d of %d: %s; %s", attempt, Attempts, r.Message, task.MoreMemory)
+		e.Cause = fmt.Sprintf("out of memory in attempt %d of %d: %s; %s", k.used, Attempts, r.Message, task.MoreMemory)
 	case task.Expired:
 		e.Status = http.StatusGatewayTimeout
 	case task.Overloaded:
@@ -207,7 +258,7 @@ func failure(stage string, idempotent bool, attempt uint8, r *task.Reply) *task.
 		e.Status, e.RetryAfter = http.StatusServiceUnavailable, time.Second
 	case task.Redeployed:
 		e.Status, e.RetryAfter = http.StatusServiceUnavailable, time.Second
-		e.Cause = fmt.Sprintf("function %q was redeployed while the request ran", stage)
+		e.Cause = fmt.Sprintf("function %q was redeployed while the request ran: %s", stage, r.Message)
 	default:
 		e.Status = http.StatusInternalServerError
 		e.Cause = fmt.Sprintf("ended with code %d, which nobody asked for: %s", r.Code, r.Message)
@@ -226,6 +277,9 @@ func (c *Core) finish(w *walk, resp *task.Response, e *task.Error) {
 		}
 	}
 	for i := range w.stages {
+		if len(w.stages[i].inputs) > 1 { // the stage has begun and is not complete
+			c.out = append(c.out, Leave{w.req.ID, w.functions[i]})
+		}
 		w.blobs = w.blobs || w.stages[i].hasRefs()
 	}
 	delete(c.walks, w.req.ID)

@@ -72,6 +72,7 @@ type world struct {
 	now    time.Time
 	tasks  []*task.Task // submitted and not yet answered by the test
 	cancel []task.Key
+	left   []string // functions that get no more tasks
 	end    *Finish
 }
 
@@ -85,6 +86,8 @@ func (w *world) step(ev Event) {
 			w.tasks = append(w.tasks, e.Task)
 		case Cancel:
 			w.cancel = append(w.cancel, e.Key)
+		case Leave:
+			w.left = append(w.left, e.Function)
 		case Finish:
 			if w.end != nil {
 				w.t.Fatalf("a second end: %+v", e)
@@ -96,7 +99,7 @@ func (w *world) step(ev Event) {
 
 func (w *world) start(g pipeline.Pipeline, items ...string) {
 	w.t.Helper()
-	r := task.Request{ID: "r", Target: pipeline.Key(g.Name, g.Namespace), Deadline: w.now.Add(time.Minute), Input: texts(items...)}
+	r := task.Request{ID: "r", Target: g.Key().String(), Deadline: w.now.Add(time.Minute), Input: texts(items...)}
 	w.step(Start{Request: r, Graph: g, Loads: make([]task.Load, len(g.Stages))})
 }
 

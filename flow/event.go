@@ -30,7 +30,7 @@ func (Replied) event()  {}
 func (Canceled) event() {}
 func (Tick) event()     {}
 
-// Effect is something that the core wants done: one of [Submit], [Cancel] and [Finish].
+// Effect is something that the core wants done: one of [Submit], [Cancel], [Leave] and [Finish].
 type Effect interface{ effect() }
 
 // Submit sends a task to the owner of its function. ReplyTo is the shell's to set.
@@ -41,6 +41,10 @@ type Cancel struct {
 	Key      task.Key
 	Function string
 }
+
+// Leave tells the owner of Function that a request with several tasks for it sends no more, so that
+// no replica of their revision has to be kept for it.
+type Leave struct{ Request, Function string }
 
 // Finish ends a request: exactly one of Response and Error is set. The request's blobs may go once the response's output has
 // been read; Blobs is false when there are none.
@@ -53,4 +57,5 @@ type Finish struct {
 
 func (Submit) effect() {}
 func (Cancel) effect() {}
+func (Leave) effect()  {}
 func (Finish) effect() {}

@@ -19,6 +19,7 @@ type neighbour struct {
 
 	mu       sync.Mutex
 	canceled []task.Key
+	left     []string
 }
 
 func (n *neighbour) Submit(t *task.Task) bool {
@@ -40,6 +41,13 @@ func (n *neighbour) Cancel(function string, k task.Key) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.canceled = append(n.canceled, k)
+	return strings.Contains(n.owns, strings.TrimSuffix(function, ".ns"))
+}
+
+func (n *neighbour) Leave(function, request string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.left = append(n.left, function)
 	return strings.Contains(n.owns, strings.TrimSuffix(function, ".ns"))
 }
 

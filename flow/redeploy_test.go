@@ -24,6 +24,7 @@ type deployment struct {
 	wake     time.Time
 	in       []dispatch.Event // tasks and cancels on their way, in order
 	made     int
+	asked    []uint64 // revisions of which a replica was asked for
 }
 
 // copyOf is a replica.
@@ -35,16 +36,19 @@ type copyOf struct {
 
 // theatre plays real cores of both kinds against each other, with messages that take their time.
 type theatre struct {
-	t     *testing.T
-	seed  uint64
-	r     *rand.Rand
-	now   time.Time
-	flow  *Core
-	lines map[string]*deployment
-	back  []*task.Reply // on their way, in order
-	ends  map[string]*Finish
-	drain time.Duration // that a replica may take
-	rough bool          // replicas die, too
+	t       *testing.T
+	seed    uint64
+	r       *rand.Rand
+	now     time.Time
+	flow    *Core
+	lines   map[string]*deployment
+	back    []*task.Reply // on their way, in order
+	ends    map[string]*Finish
+	drain   time.Duration // that a replica may take
+	slow    bool          // answers reach the coordinator late
+	rough   int           // replicas die, too, each once in so many steps; 0: none does
+	brought int           // replicas of old revisions
+	never   bool          // no replica of an old revision comes once they have gone
 }
 
 func (w *theatre) fatalf(format string, args ...any) {
@@ -60,6 +64,8 @@ func (w *theatre) coordinate(ev Event) {
 			w.lines[e.Task.Function].in = append(w.lines[e.Task.Function].in, dispatch.Submit{Task: e.Task})
 		case Cancel:
 			w.lines[e.Function].in = append(w.lines[e.Function].in, dispatch.Cancel{Key: e.Key})
+		case Leave:
+			w.lines[e.Function].in = append(w.lines[e.Function].in, dispatch.Leave{Request: e.Request})
 		case Finish:
 			if w.ends[e.Request] != nil {
 				w.fatalf("request %s ends twice", e.Request)
@@ -100,6 +106,8 @@ func (w *theatre) serve(d *deployment, ev dispatch.Event) {
 			w.back = append(w.back, e.Reply)
 		case dispatch.Idle:
 			delete(d.replicas, e.Replica)
+		case dispatch.Revive:
+			d.asked = append(d.asked, e.Revision)
 		case dispatch.Evict:
 			w.fatalf("evicted: %s", e.Cause)
 		case dispatch.Wake:
@@ -108,12 +116,12 @@ func (w *theatre) serve(d *deployment, ev dispatch.Event) {
 	}
 }
 
-// up starts a replica of the present revision.
-func (w *theatre) up(d *deployment) {
+// up starts a replica.
+func (w *theatre) up(d *deployment, revision uint64) {
 	d.made++
 	name := fmt.Sprintf("r%03d", d.made)
-	d.replicas[name] = &copyOf{revision: d.revision}
-	w.serve(d, dispatch.ReplicaUp{Name: name, Slots: 1 + w.r.IntN(2), MaxBatch: 1 + w.r.IntN(4), Revision: d.revision})
+	d.replicas[name] = &copyOf{revision: revision}
+	w.serve(d, dispatch.ReplicaUp{Name: name, Slots: 1 + w.r.IntN(2), MaxBatch: 1 + w.r.IntN(4), Revision: revision})
 }
 
 // pass lets time go by.
@@ -133,6 +141,16 @@ func (w *theatre) pass() {
 // keep is what a cluster does: it starts what is missing, drains what is old once something new is there, and does not wait
 // for ever.
 func (w *theatre) keep(d *deployment) {
+	for len(d.asked) > 0 && w.r.IntN(10) == 0 {
+		revision := d.asked[0]
+		d.asked = d.asked[1:]
+		if w.never {
+			w.serve(d, dispatch.NoReplica{Revision: revision, Cause: "chance"})
+		} else {
+			w.brought++
+			w.up(d, revision)
+		}
+	}
 	fresh := 0
 	for _, c := range d.replicas {
 		if c.revision == d.revision {
@@ -140,7 +158,7 @@ func (w *theatre) keep(d *deployment) {
 		}
 	}
 	if fresh == 0 && w.r.IntN(10) == 0 || fresh < 3 && w.r.IntN(100) == 0 {
-		w.up(d)
+		w.up(d, d.revision)
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.replicas)) {
 		switch c := d.replicas[name]; {
@@ -148,7 +166,7 @@ func (w *theatre) keep(d *deployment) {
 		case c.draining.IsZero() && c.revision != d.revision && fresh > 0:
 			c.draining = w.now
 			w.serve(d, dispatch.ReplicaDrain{Name: name})
-		case !c.draining.IsZero() && w.now.Sub(c.draining) > w.drain, w.rough && w.r.IntN(2000) == 0:
+		case !c.draining.IsZero() && w.now.Sub(c.draining) > w.drain, w.rough > 0 && w.r.IntN(w.rough) == 0:
 			delete(d.replicas, name)
 			w.serve(d, dispatch.ReplicaDown{Name: name, Cause: "chance"})
 		}
@@ -193,6 +211,9 @@ func (w *theatre) post() {
 			}
 		}
 	}
+	if w.slow && w.r.IntN(60) > 0 {
+		return
+	}
 	for range w.r.IntN(len(w.back)/2 + 2) {
 		if len(w.back) > 0 {
 			r := w.back[0]
@@ -205,9 +226,9 @@ func (w *theatre) post() {
 // play runs requests through redeploys and returns how they ended, by status; 0: well.
 func (w *theatre) play(g pipeline.Pipeline, requests int) map[int]int {
 	for i := range g.Stages {
-		key := pipeline.Key(g.Stages[i].Name, g.Namespace)
+		key := g.Stages[i].Key().String()
 		w.lines[key] = &deployment{core: dispatch.NewCore(dispatch.CoreConfig{Function: key, Revision: 1, QueueLimit: 1 << 20}), revision: 1, replicas: map[string]*copyOf{}}
-		w.up(w.lines[key])
+		w.up(w.lines[key], 1)
 	}
 	started := 0
 	for steps := 0; len(w.ends) < requests; steps++ {
@@ -215,7 +236,7 @@ func (w *theatre) play(g pipeline.Pipeline, requests int) map[int]int {
 			w.fatalf("%d of %d requests have ended", len(w.ends), requests)
 		}
 		if started < requests && w.r.IntN(20) == 0 {
-			r := task.Request{ID: fmt.Sprint("q", started), Target: pipeline.Key(g.Name, g.Namespace), Input: texts("x")}
+			r := task.Request{ID: fmt.Sprint("q", started), Target: g.Key().String(), Input: texts("x")}
 			started++
 			w.coordinate(Start{Request: r, Graph: g, Loads: make([]task.Load, len(g.Stages))})
 		}
@@ -273,8 +294,9 @@ func newTheatre(t *testing.T, seed uint64) *theatre {
 // come from one revision, and none fails, as long as old replicas may take the time that they need.
 func TestRedeploysUnderLoad(t *testing.T) {
 	g := graph(t, "a>b;b*>c;c")
-	for seed := range uint64(5) {
+	for seed := range uint64(6) {
 		w := newTheatre(t, seed)
+		w.slow = seed%2 == 1
 		if ends := w.play(g, 60); ends[0] != 60 {
 			t.Fatalf("seed %d: ends %v, want 60 well", seed, ends)
 		}
@@ -290,7 +312,7 @@ func TestRoughRedeploys(t *testing.T) {
 	all := map[int]int{}
 	for seed := range uint64(8) {
 		w := newTheatre(t, seed)
-		w.rough, w.drain = true, time.Duration(w.r.IntN(3000))*time.Millisecond
+		w.rough, w.never, w.drain = 2000, true, time.Duration(w.r.IntN(3000))*time.Millisecond
 		for status, n := range w.play(g, 60) {
 			all[status] += n
 		}
@@ -308,7 +330,7 @@ func (w *world) okOf(t *task.Task, revision uint64) {
 
 func (w *world) redeployed(t *task.Task) {
 	w.t.Helper()
-	w.step(Replied{&task.Reply{Key: t.Key, Code: task.Redeployed}})
+	w.step(Replied{&task.Reply{Key: t.Key, Code: task.Redeployed, Message: "no replica of revision 7 starts"}})
 }
 
 func TestARequestGoesOnWithTheRevisionThatItBeganWith(t *testing.T) {
@@ -337,7 +359,7 @@ func TestARequestGoesOnWithTheRevisionThatItBeganWith(t *testing.T) {
 }
 
 func TestARedeployedTask(t *testing.T) {
-	const cause = `function "a" was redeployed while the request ran`
+	const cause = `function "a" was redeployed while the request ran: no replica of revision 7 starts`
 	t.Run("is tried on the new one while nothing was used", func(t *testing.T) {
 		w := newWorld(t)
 		w.start(graph(t, "a?*"), "x", "y") // never placed, so that it may run again although it may not run twice
@@ -376,6 +398,6 @@ func TestARedeployedTask(t *testing.T) {
 		w.start(graph(t, "a*"), "x", "y")
 		w.okOf(w.take("a"), 7)
 		w.okOf(w.take("a"), 8)
-		w.failed(http.StatusServiceUnavailable, "a", cause)
+		w.failed(http.StatusServiceUnavailable, "a", "redeployed while the request ran: two of its calls were answered by different revisions")
 	})
 }

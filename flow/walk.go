@@ -50,7 +50,10 @@ type call struct {
 	id      uint32
 	stage   int
 	item    int
-	attempt uint8
+	attempt uint8 // number of the current attempt, from 1
+	used    uint8 // attempts that count, see [Attempts]
+	ends    uint8 // replicas that ended under it; after the first, it runs alone
+	alone   uint8 // those of ends that ended by themselves and had only this call
 	done    bool
 	sent    time.Time // the present attempt
 }
@@ -61,12 +64,12 @@ func newWalk(req task.Request, g pipeline.Pipeline) *walk {
 		heapIndex: -1, blobs: hasRefs(req.Input), calls: make([]call, 0, len(g.Stages)), timings: make([]task.Timing, 0, len(g.Stages)),
 	}
 	if len(g.Stages) > 1 || g.Name != g.Entry {
-		w.name = pipeline.Key(g.Name, g.Namespace)
+		w.name = g.Key().String()
 	}
 	for i := range g.Stages {
 		s := &g.Stages[i]
 		if w.functions[i] = req.Target; w.name != "" {
-			w.functions[i] = pipeline.Key(s.Name, s.Namespace)
+			w.functions[i] = s.Key().String()
 		}
 		w.stages[i].need = needed(s)
 		if s.Name == g.Entry {
@@ -120,6 +123,7 @@ func (w *walk) task(k *call) *task.Task {
 		Function: w.functions[k.stage], Pipeline: w.name, Stage: w.graph.Stages[k.stage].Name,
 		Deadline: w.req.Deadline, Traceparent: trace, Header: w.req.Header, Input: w.stages[k.stage].inputs[k.item],
 		Revision: w.stages[k.stage].revision, Together: len(w.stages[k.stage].inputs) > 1,
+		Alone: k.ends > 0,
 	}
 }
 
@@ -152,11 +156,12 @@ func (w *walk) note(now time.Time, k *call, r *task.Reply) {
 	})
 }
 
-// complete passes a stage's output on once all its calls are done.
-func (w *walk) complete(i int) {
+// complete passes a stage's output on once all its calls are done. It reports whether it did so in
+// this call.
+func (w *walk) complete(i int) bool {
 	s := &w.stages[i]
 	if !s.started || s.passed || s.done < len(s.inputs) {
-		return
+		return false
 	}
 	s.passed = true
 	var out tensor.Activation
@@ -176,6 +181,7 @@ func (w *walk) complete(i int) {
 	w.blobs = w.blobs || s.hasRefs()
 	s.parts, s.inputs, s.results, s.issued, s.done = nil, nil, nil, 0, 0 // what is not needed any more may be large
 	s.input, s.result = [1]tensor.Input{}, [1]tensor.Activation{}
+	return true
 }
 
 func (w *walk) index(name string) int {

@@ -52,7 +52,8 @@ for layer in 1 2 3 4 5 6; do image minilm-layer-$layer onnx layer-$layer.onnx; d
 image minilm-embed embed embed.onnx vocab.txt
 image minilm-pool pool pool.onnx
 
-# Stages in Python are checked and compiled for the machine's interpreter, by the platform's own command.
+# The platform's own command checks stages in Python and compiles them for the machine's interpreter. It does not import their
+# handlers, because PyTorch may be missing.
 # Parameters that are there stay: somebody may have made them of another size.
 for stage in 1 2 3 4 5 6 7 8; do
   [ -f build/models/transformer/$stage.safetensors ] || "$programs/weights" build/models/transformer
@@ -69,7 +70,7 @@ python() {
   }
   [ -f "$stamp" ] && [ "$(state "$@" 2>/dev/null)" = "$(cat "$stamp")" ] && return
   [ -x build/bin/stagecoach ] || { echo "images: build/bin/stagecoach is missing: run make build" >&2; exit 1; }
-  build/bin/stagecoach build -folder -images "$(dirname "$images")" -f "$folder/stack.yml" -filter "$2" >/dev/null
+  build/bin/stagecoach build -check-imports=false -folder -images "$(dirname "$images")" -f "$folder/stack.yml" -filter "$2" >/dev/null
   state "$@" >"$stamp.part"
   mv "$stamp.part" "$stamp"
 }

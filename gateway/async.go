@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -26,6 +27,7 @@ type Entry struct {
 	Name     string        // of the function, as the client wrote it
 	Timeout  time.Duration // of a run
 	Callback string        // URL; empty: nobody wants to know
+	Inside   bool          // a function has sent it: its callback reaches what functions reach
 	Accepted time.Time
 }
 
@@ -42,6 +44,7 @@ type entryHead struct {
 	Name        string        `json:"name"`
 	Timeout     time.Duration `json:"timeout"`
 	Callback    string        `json:"callback,omitempty"`
+	Inside      bool          `json:"inside,omitempty"`
 	Accepted    time.Time     `json:"accepted"`
 }
 
@@ -50,7 +53,7 @@ type entryHead struct {
 func (e Entry) MarshalBinary() ([]byte, error) {
 	r := e.Request
 	head, err := json.Marshal(entryHead{
-		r.ID, r.Target, r.Traceparent, r.Header, e.CallID, e.Name, e.Timeout, e.Callback, e.Accepted,
+		r.ID, r.Target, r.Traceparent, r.Header, e.CallID, e.Name, e.Timeout, e.Callback, e.Inside, e.Accepted,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("async request %q: %w", r.ID, err)
@@ -75,7 +78,7 @@ func (e *Entry) UnmarshalBinary(b []byte) error {
 	}
 	*e = Entry{
 		Request: task.Request{ID: h.ID, Target: h.Target, Traceparent: h.Traceparent, Header: h.Header, Input: input},
-		CallID:  h.CallID, Name: h.Name, Timeout: h.Timeout, Callback: h.Callback, Accepted: h.Accepted,
+		CallID:  h.CallID, Name: h.Name, Timeout: h.Timeout, Callback: h.Callback, Inside: h.Inside, Accepted: h.Accepted,
 	}
 	return nil
 }
@@ -83,8 +86,8 @@ func (e *Entry) UnmarshalBinary(b []byte) error {
 // ErrQueueFull says that one function has as many requests in a journal as it may.
 var ErrQueueFull = errors.New("gateway: too many async requests wait for the function")
 
-// ErrFull says that a journal, or its disk, has no room for anybody's request.
-var ErrFull = errors.New("gateway: the journal is full")
+// ErrFull says that the journal, or its disk, has no room for any request.
+var ErrFull = errors.New("gateway: no room for async requests")
 
 // queueFullPause is when a client that got ErrQueueFull or ErrFull may try again.
 const queueFullPause = 5 * time.Second
@@ -100,7 +103,7 @@ func (g *Gateway) accept(w http.ResponseWriter, r *http.Request, c *call) int {
 	}
 	callback := r.Header.Get("X-Callback-Url")
 	if callback != "" && !validCallback(callback) {
-		return fail(w, c, badHeader("X-Callback-Url", callback, "an http or https URL of at most 2048 characters"))
+		return fail(w, c, badHeader("X-Callback-Url", callback, "an http or https URL of at most 2048 characters, with a port of 1 to 65535 if it names one"))
 	}
 	req, timeout, terr := g.request(w, r, c)
 	if terr != nil {
@@ -108,7 +111,7 @@ func (g *Gateway) accept(w http.ResponseWriter, r *http.Request, c *call) int {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), appendTimeout)
 	defer cancel()
-	e := Entry{Request: req, CallID: c.id, Name: c.name, Timeout: timeout, Callback: callback, Accepted: c.start}
+	e := Entry{Request: req, CallID: c.id, Name: c.name, Timeout: timeout, Callback: callback, Inside: isInside(r), Accepted: c.start}
 	err := g.cfg.Journal.Append(ctx, e)
 	switch {
 	case errors.Is(err, ErrTooLarge):
@@ -119,7 +122,7 @@ func (g *Gateway) accept(w http.ResponseWriter, r *http.Request, c *call) int {
 		return fail(w, c, &task.Error{Status: http.StatusServiceUnavailable, Internal: true, RetryAfter: queueFullPause, Cause: err.Error()})
 	case err != nil:
 		g.cfg.Log.Error("async request refused", "function", c.key, "call", c.id, "error", err)
-		return fail(w, c, &task.Error{Status: http.StatusServiceUnavailable, Internal: true, Cause: "the journal cannot take the request; try again later"})
+		return fail(w, c, &task.Error{Status: http.StatusServiceUnavailable, Internal: true, RetryAfter: queueFullPause, Cause: "the journal cannot take the request; try again later"})
 	}
 	stamp(w.Header(), c)
 	w.WriteHeader(http.StatusAccepted)
@@ -128,7 +131,11 @@ func (g *Gateway) accept(w http.ResponseWriter, r *http.Request, c *call) int {
 
 func validCallback(s string) bool {
 	u, err := url.Parse(s)
-	return err == nil && len(s) <= 2048 && (u.Scheme == "http" || u.Scheme == "https") && u.Host != ""
+	if err != nil || len(s) > 2048 || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
+		return false
+	}
+	port, err := strconv.ParseUint(u.Port(), 10, 16)
+	return u.Port() == "" || err == nil && port > 0
 }
 
 // Retry says which runs of an async request are worth another one, and when.
@@ -159,13 +166,25 @@ type Ending struct {
 	Notice *Notice       // tells the result, which may be a failure for good
 }
 
-// Work does run number attempt, from 1, of an entry of the journal. Its function reads the number as X-Attempt. With an
-// ended ctx, the run was cut short and does not count.
-func (g *Gateway) Work(ctx context.Context, e Entry, attempt int, retry Retry) Ending {
-	r, start := e.Request, time.Now()
+// Try is one attempt to run an async request or to deliver its result.
+type Try struct {
+	Attempt     int  // from 1
+	Redelivered bool // an earlier process may have begun this attempt, or even finished it
+}
+
+// Work runs an entry of the journal once. The function gets the number of the attempt as X-Attempt.
+// It gets X-Redelivered: true if an earlier process may have begun this attempt. If ctx has ended,
+// the run was cut short and does not count.
+func (g *Gateway) Work(ctx context.Context, e Entry, try Try, retry Retry) Ending {
+	r, start, attempt := e.Request, time.Now(), try.Attempt
 	r.Deadline = start.Add(e.Timeout)
-	r.Header = slices.DeleteFunc(slices.Clone(r.Header), func(h task.Header) bool { return strings.EqualFold(h.Name, attemptHeader) })
+	r.Header = slices.DeleteFunc(slices.Clone(r.Header), func(h task.Header) bool {
+		return strings.EqualFold(h.Name, attemptHeader) || strings.EqualFold(h.Name, redeliveredHeader)
+	})
 	r.Header = append(r.Header, task.Header{Name: attemptHeader, Value: strconv.Itoa(attempt)})
+	if try.Redelivered {
+		r.Header = append(r.Header, task.Header{Name: redeliveredHeader, Value: "true"})
+	}
 	res := Result{CallID: e.CallID, Name: e.Name, Start: e.Accepted, Status: http.StatusOK, Attempt: attempt}
 	o := g.run(ctx, r, &res)
 	res.Duration = time.Since(start)
@@ -173,16 +192,16 @@ func (g *Gateway) Work(ctx context.Context, e Entry, attempt int, retry Retry) E
 		return Ending{Err: context.Cause(ctx)}
 	}
 	var end Ending
-	if worth := slices.Contains(retry.Codes, res.Status); worth || o.fault || o.unknown { // anything else is an answer
+	if worth := slices.Contains(retry.Codes, res.Status); worth || o.fault || o.unknown || o.convicted { // anything else is an answer
 		end.Err = fmt.Errorf("attempt %d of %d: status %d: %.300s", attempt, retry.Attempts, res.Status, bytes.TrimSpace(res.Body))
 		end.Busy = res.Status == http.StatusTooManyRequests
-		if attempt < retry.Attempts && (worth || o.fault && retry.Faults) {
+		if attempt < retry.Attempts && !o.convicted && (worth || o.fault && retry.Faults) {
 			end.Again, end.After = true, retry.wait(attempt, o.retryAfter)
 			return end
 		}
 	}
 	if e.Callback != "" {
-		end.Notice = &Notice{URL: e.Callback, Result: res}
+		end.Notice = &Notice{URL: e.Callback, Inside: e.Inside, Result: res}
 	}
 	return end
 }
@@ -190,20 +209,26 @@ func (g *Gateway) Work(ctx context.Context, e Entry, attempt int, retry Retry) E
 // attemptHeader counts the runs of an async request, for its function and its callback.
 const attemptHeader = "X-Attempt"
 
+// redeliveredHeader marks a request to a function or a callback that the receiver may already have
+// got with the same X-Call-Id.
+const redeliveredHeader = "X-Redelivered"
+
 // runEnd is what a run's result does not tell.
 type runEnd struct {
 	unknown    bool // the target is not there
 	fault      bool // the platform's own
+	convicted  bool // a call of it ended two replicas
 	retryAfter time.Duration
 }
 
 // run invokes and counts. A target that is no longer there is not counted.
 func (g *Gateway) run(ctx context.Context, r task.Request, res *Result) (o runEnd) {
-	if _, known := g.cfg.Directory.Resolve(r.Target); !known {
+	key := pipeline.ParseKey(r.Target)
+	if !g.cfg.Directory.Known(key) {
 		res.fail(&task.Error{Status: http.StatusNotFound, Cause: notFound(r.Target)})
 		return runEnd{unknown: true}
 	}
-	f, start := g.metrics.function(r.Target), time.Now()
+	f, start := g.metrics.function(key), time.Now()
 	f.begin()
 	t := g.begin(start, r.Traceparent, headerValue(r.Header, "Tracestate"))
 	trace(&r, t)
@@ -221,9 +246,10 @@ func (g *Gateway) run(ctx context.Context, r task.Request, res *Result) (o runEn
 	if terr != nil {
 		res.fail(terr)
 		e.Cause, e.Calls = terr.Error(), append(e.Calls, terr.Stages...)
-		o = runEnd{fault: terr.Internal, retryAfter: terr.RetryAfter}
+		o = runEnd{fault: terr.Internal, convicted: terr.Convicted, retryAfter: terr.RetryAfter}
 	}
 	f.end(res.Status, time.Since(start))
+	g.metrics.called(f.name, e.Calls)
 	e.Status = res.Status
 	g.ended(t, r.Traceparent, e)
 	return o

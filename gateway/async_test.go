@@ -3,9 +3,11 @@ package gateway
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
@@ -14,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -51,7 +54,7 @@ func TestAcceptRefuses(t *testing.T) {
 	if w := f.do(http.MethodPost, "/async-function/nosuch", ""); w.Code != http.StatusNotFound {
 		t.Errorf("unknown: status %d", w.Code)
 	}
-	for _, u := range []string{"ftp://x", "/cb", "http://", "http://x/\x7f", "http://x/" + strings.Repeat("a", 2048)} {
+	for _, u := range []string{"ftp://x", "/cb", "http://", "http://x/\x7f", "http://x/" + strings.Repeat("a", 2048), "http://x:0/", "http://x:70000", "http://x:65536/", "http://:80/", "http://[::1]:99999/"} {
 		if w := f.do(http.MethodPost, "/async-function/echo", "", "X-Callback-Url", u); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "X-Callback-Url") {
 			t.Errorf("callback %.20q: status %d %q", u, w.Code, w.Body)
 		}
@@ -84,7 +87,7 @@ func TestEntryBinary(t *testing.T) {
 			ID: "a.b", Target: "echo.openfaas-fn", Traceparent: "t", Header: []task.Header{{Name: "N", Value: "v\x00ü"}},
 			Input: tensor.Activation{{ContentType: "text/plain", Bytes: []byte("x")}, {ContentType: "a/b", Bytes: []byte("y")}},
 		},
-		CallID: "a", Name: "echo", Timeout: time.Second, Callback: "http://x", Accepted: time.Unix(1, 2).UTC(),
+		CallID: "a", Name: "echo", Timeout: time.Second, Callback: "http://x", Inside: true, Accepted: time.Unix(1, 2).UTC(),
 	}
 	b, err := e.MarshalBinary()
 	if err != nil {
@@ -187,6 +190,7 @@ func TestWork(t *testing.T) {
 		"a fault, whatever its status":   {invoke: fails(task.Error{Status: 507, Internal: true, Cause: "disk"}), attempt: 2, again: true, after: time.Second},
 		"a fault for the last time":      {invoke: fails(task.Error{Status: 507, Internal: true, Cause: "disk"}), attempt: last, dead: "disk", status: 507},
 		"a fault of what may run once":   {invoke: fails(task.Error{Status: 507, Internal: true, Cause: "lost"}), attempt: 1, once: true, dead: "lost", status: 507},
+		"convicted":                      {invoke: fails(task.Error{Status: 503, Convicted: true, Cause: "its replica ended"}), attempt: 1, dead: "its replica ended", status: 503},
 		"deleted in between":             {target: "gone.openfaas-fn", attempt: 1, dead: "no function or pipeline", status: 404},
 		"the function's own status":      {invoke: says("503", "30"), attempt: 1, again: true, after: 15 * time.Second},
 		"the function's own good status": {invoke: says("201", ""), attempt: 1, status: 201, body: "hello"},
@@ -198,15 +202,15 @@ func TestWork(t *testing.T) {
 			e := Entry{
 				Request: task.Request{
 					ID: "mine.1", Target: "echo.openfaas-fn", Input: tensor.Activation{{ContentType: "text/plain", Bytes: []byte("hello")}},
-					Header: []task.Header{{Name: "X-Attempt", Value: "999"}},
+					Header: []task.Header{{Name: "X-Attempt", Value: "999"}, {Name: "X-Redelivered", Value: "true"}},
 				},
 				CallID: "mine", Name: "echo", Timeout: time.Minute, Callback: "http://client:81/cb", Accepted: time.Unix(7, 0),
 			}
 			if tc.target != "" {
-				e.Request.Target = tc.target
+				e.Request.Target = pipeline.ParseKey(tc.target).String()
 			}
 			retry := Retry{Attempts: last, Codes: []int{429, 500, 503}, Faults: !tc.once, MinWait: time.Second, MaxWait: time.Minute}
-			end := f.Work(t.Context(), e, tc.attempt, retry)
+			end := f.Work(t.Context(), e, Try{Attempt: tc.attempt}, retry)
 			if end.Again != tc.again || end.Busy != tc.busy || end.After < tc.after || end.After > time.Minute {
 				t.Errorf("%+v, want again %t after %v, busy %t", end, tc.again, tc.after, tc.busy)
 			}
@@ -216,6 +220,13 @@ func TestWork(t *testing.T) {
 			if tc.target == "" {
 				if got := header(f.invoker.last(t), "X-Attempt"); len(got) != 1 || got[0] != strconv.Itoa(tc.attempt) {
 					t.Errorf("the function reads attempts %q, want %d", got, tc.attempt)
+				}
+				if got := header(f.invoker.last(t), "X-Redelivered"); len(got) != 0 {
+					t.Errorf("the function reads redelivered %q of a first delivery", got)
+				}
+				f.Work(t.Context(), e, Try{Attempt: tc.attempt, Redelivered: true}, retry)
+				if got := header(f.invoker.last(t), "X-Redelivered"); len(got) != 1 || got[0] != "true" {
+					t.Errorf("the function reads redelivered %q, want true", got)
 				}
 			}
 			switch n := end.Notice; {
@@ -240,7 +251,7 @@ func TestWorkIsCutShort(t *testing.T) {
 		return nil, &task.Error{Status: 500}
 	}
 	e := Entry{Request: task.Request{Target: "echo.openfaas-fn"}, Timeout: time.Minute, Callback: "http://client/cb"}
-	if end := f.Work(ctx, e, 1, Retry{}); !errors.Is(end.Err, context.Canceled) || end.Notice != nil {
+	if end := f.Work(ctx, e, Try{Attempt: 1}, Retry{}); !errors.Is(end.Err, context.Canceled) || end.Notice != nil {
 		t.Errorf("%+v, want canceled and nothing told", end)
 	}
 }
@@ -316,7 +327,7 @@ func TestTell(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := &receiver{answers: []int{tc.answer}}
-			end := NewCallbacks(r).Tell(t.Context(), Notice{URL: "http://user:pass@client/cb?key=hidden", Result: Result{Status: 200, Attempt: 7, Body: []byte("x")}}, tc.attempt)
+			end := NewCallbacks(r, nil).Tell(t.Context(), Notice{URL: "http://user:pass@client/cb?key=hidden", Result: Result{Status: 200, Attempt: 7, Body: []byte("x")}}, Try{Attempt: tc.attempt})
 			if (end.Err != nil) != tc.err || end.Again != tc.again || end.After < tc.after[0]*time.Second || end.After > tc.after[1]*time.Second {
 				t.Errorf("%+v, want error %t, again %t after %v s", end, tc.err, tc.again, tc.after)
 			}
@@ -326,26 +337,72 @@ func TestTell(t *testing.T) {
 			if len(r.posts) != 1 || r.bodies[0] != "x" || r.posts[0].Header.Get("X-Attempt") != "7" {
 				t.Errorf("%d posts, want one", len(r.posts))
 			}
+			if got, want := r.posts[0].Header.Get("X-Redelivered") == "true", tc.attempt > 1; got != want {
+				t.Errorf("redelivered %t at attempt %d, want %t", got, tc.attempt, want)
+			}
 		})
+	}
+	again := &receiver{answers: []int{204}}
+	NewCallbacks(again, nil).Tell(t.Context(), Notice{URL: "http://client/cb"}, Try{Attempt: 1, Redelivered: true})
+	if again.posts[0].Header.Get("X-Redelivered") != "true" {
+		t.Error("what an earlier process may have told is not marked")
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if end := NewCallbacks(&receiver{answers: []int{0}}).Tell(ctx, Notice{URL: "http://client"}, 1); end.Err == nil || end.Again {
+	if end := NewCallbacks(&receiver{answers: []int{0}}, nil).Tell(ctx, Notice{URL: "http://client"}, Try{Attempt: 1}); end.Err == nil || end.Again {
 		t.Errorf("cut short: %+v", end)
 	}
 }
 
-// TestTellOverHTTP has the real client and a real receiver.
-func TestTellOverHTTP(t *testing.T) {
-	got := make(chan *http.Request, 1)
-	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got <- r }))
-	defer s.Close()
-	c := NewCallbacks(nil)
-	defer c.Close()
-	if end := c.Tell(t.Context(), Notice{URL: s.URL + "/cb", Result: Result{CallID: "mine", Status: 200, Body: []byte("x")}}, 1); end.Err != nil {
-		t.Fatal(end.Err)
+// TestInside: an async request that a function has sent is told through what reaches no more than functions do.
+func TestInside(t *testing.T) {
+	for _, inside := range []bool{false, true} {
+		f := newFront(t, nil)
+		if inside {
+			f.handler = f.InsideHandler(http.NotFoundHandler())
+		}
+		if w := f.do(http.MethodPost, "/async-function/echo", "x", "X-Callback-Url", "http://client/cb"); w.Code != http.StatusAccepted {
+			t.Fatalf("status %d: %s", w.Code, w.Body)
+		}
+		var e Entry
+		if err := e.UnmarshalBinary(f.journal.entries[0]); err != nil {
+			t.Fatal(err)
+		}
+		end := f.Work(t.Context(), e, Try{Attempt: 1}, Retry{Attempts: 1})
+		b, err := end.Notice.MarshalBinary()
+		var n Notice
+		if err == nil {
+			err = n.UnmarshalBinary(b)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, in := &receiver{answers: []int{204}}, &receiver{answers: []int{204}}
+		if end := NewCallbacks(out, in).Tell(t.Context(), n, Try{Attempt: 1}); end.Err != nil || len(in.posts)+len(out.posts) != 1 || (len(in.posts) == 1) != inside {
+			t.Errorf("inside %t: %d posts inside, %d outside, %v", inside, len(in.posts), len(out.posts), end.Err)
+		}
 	}
-	if r := <-got; r.Method != http.MethodPost || r.URL.Path != "/cb" || r.Header.Get("X-Call-Id") != "mine" {
-		t.Errorf("received %s %s %v", r.Method, r.URL, r.Header)
+}
+
+// TestTellOverHTTP has the real client and a real receiver, which speaks HTTP/2 under TLS.
+func TestTellOverHTTP(t *testing.T) {
+	for version, start := range map[int]func(*httptest.Server){1: (*httptest.Server).Start, 2: (*httptest.Server).StartTLS} {
+		got := make(chan *http.Request, 1)
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got <- r }))
+		s.EnableHTTP2 = true
+		start(s)
+		defer s.Close()
+		transport := CallbackTransport(new(net.Dialer).DialContext)
+		if version == 2 {
+			transport.TLSClientConfig = &tls.Config{RootCAs: s.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs}
+		}
+		c := NewCallbacks(transport, transport)
+		defer c.Close()
+		if end := c.Tell(t.Context(), Notice{URL: s.URL + "/cb", Result: Result{CallID: "mine", Status: 200, Body: []byte("x")}}, Try{Attempt: 1}); end.Err != nil {
+			t.Fatal(end.Err)
+		}
+		if r := <-got; r.ProtoMajor != version || r.Method != http.MethodPost || r.URL.Path != "/cb" || r.Header.Get("X-Call-Id") != "mine" {
+			t.Errorf("received %s %s %s %v, want HTTP/%d", r.Method, r.URL, r.Proto, r.Header, version)
+		}
 	}
 }

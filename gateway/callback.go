@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -34,7 +35,8 @@ func (r *Result) fail(e *task.Error) {
 
 // Notice is a result that is to be told.
 type Notice struct {
-	URL string `json:"url"`
+	URL    string `json:"url"`
+	Inside bool   `json:"inside,omitempty"` // as [Entry] has it
 	Result
 }
 
@@ -98,10 +100,11 @@ func splitHead(b []byte, version byte) (head, rest []byte, err error) {
 
 // Callbacks delivers the results of async requests, at least once each.
 type Callbacks struct {
-	client *http.Client
+	client, inside *http.Client
 }
 
-var errRefused = errors.New("refused by its receiver")
+// ErrRefused says that a callback is not tried again. A transport's dial may wrap it.
+var ErrRefused = errors.New("refused by its receiver")
 
 // callbackTimeout bounds one attempt to deliver.
 const callbackTimeout = 10 * time.Second
@@ -111,43 +114,55 @@ func callbackRetry() Retry {
 	return Retry{Attempts: 10, MinWait: time.Second, MaxWait: 5 * time.Minute}
 }
 
-// NewCallbacks returns a deliverer with a client of its own. A nil transport means one that goes through no proxy.
-func NewCallbacks(transport http.RoundTripper) *Callbacks {
-	if transport == nil {
-		transport = &http.Transport{
-			MaxIdleConns: 100, MaxIdleConnsPerHost: 8, MaxConnsPerHost: 64, IdleConnTimeout: 30 * time.Second,
-			TLSHandshakeTimeout: callbackTimeout,
-		}
+// CallbackTransport returns a transport for callbacks, which goes through no proxy. A nil dial is net.Dialer's.
+func CallbackTransport(dial func(ctx context.Context, network, address string) (net.Conn, error)) *http.Transport {
+	return &http.Transport{
+		DialContext: dial, MaxIdleConns: 100, MaxIdleConnsPerHost: 8, MaxConnsPerHost: 64, IdleConnTimeout: 30 * time.Second,
+		TLSHandshakeTimeout: callbackTimeout, ForceAttemptHTTP2: true, // which a dial of one's own turns off
 	}
-	return &Callbacks{&http.Client{
-		Transport: transport, Timeout: callbackTimeout,
+}
+
+// NewCallbacks returns a deliverer with clients of its own. Results of requests that functions have sent go out by the
+// transport inside, which must not reach more than functions do; all others go out by transport.
+func NewCallbacks(transport, inside http.RoundTripper) *Callbacks {
+	return &Callbacks{callbackClient(transport), callbackClient(inside)}
+}
+
+func callbackClient(transport http.RoundTripper) *http.Client {
+	return &http.Client{
+		Timeout: callbackTimeout, Transport: transport,
 		// A redirect would turn the POST into a GET, or lead where the client did not ask us to go.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}
+	}
 }
 
 // Close drops idle connections.
-func (c *Callbacks) Close() { c.client.CloseIdleConnections() }
+func (c *Callbacks) Close() {
+	c.client.CloseIdleConnections()
+	c.inside.CloseIdleConnections()
+}
 
-// Tell does attempt number attempt, from 1, to post n to its URL. A status of 2xx means that somebody has taken it, another
-// one below 500 (429 apart) that nobody ever will. With an ended ctx, the attempt was cut short and does not count.
-func (c *Callbacks) Tell(ctx context.Context, n Notice, attempt int) Ending {
-	err := c.post(ctx, n)
+// Tell posts n to its URL. It adds X-Redelivered: true unless this is certainly the first time.
+// With a status of 2xx, the receiver has accepted n. With any other status below 500 except 429, it
+// never will. If ctx has ended, the attempt was cut short and does not count.
+func (c *Callbacks) Tell(ctx context.Context, n Notice, try Try) Ending {
+	attempt := try.Attempt
+	err := c.post(ctx, n, try.Redelivered || attempt > 1)
 	if err == nil || ctx.Err() != nil {
 		return Ending{Err: err}
 	}
 	retry := callbackRetry()
 	end := Ending{Err: fmt.Errorf("attempt %d of %d: %w", attempt, retry.Attempts, err)}
-	if attempt < retry.Attempts && !errors.Is(err, errRefused) {
+	if attempt < retry.Attempts && !errors.Is(err, ErrRefused) {
 		end.Again, end.After = true, retry.wait(attempt, 0)
 	}
 	return end
 }
 
-func (c *Callbacks) post(ctx context.Context, n Notice) error {
+func (c *Callbacks) post(ctx context.Context, n Notice, redelivered bool) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, n.URL, bytes.NewReader(n.Body))
 	if err != nil {
-		return fmt.Errorf("callback to %s: no URL to post to: %w", Where(n.URL), errRefused)
+		return fmt.Errorf("callback to %s: no URL to post to: %w", Where(n.URL), ErrRefused)
 	}
 	req.Header = http.Header{
 		"Content-Type":       {n.ContentType},
@@ -158,7 +173,14 @@ func (c *Callbacks) post(ctx context.Context, n Notice) error {
 		"X-Start-Time":       {strconv.FormatInt(n.Start.UnixNano(), 10)},
 		attemptHeader:        {strconv.Itoa(n.Attempt)},
 	}
-	resp, err := c.client.Do(req)
+	if redelivered {
+		req.Header[redeliveredHeader] = []string{"true"}
+	}
+	client := c.client
+	if n.Inside {
+		client = c.inside
+	}
+	resp, err := client.Do(req)
 	if err != nil {
 		var u *url.Error
 		if errors.As(err, &u) { // which has the URL with its query
@@ -172,7 +194,7 @@ func (c *Callbacks) post(ctx context.Context, n Notice) error {
 	case s < 300:
 		return nil
 	case s < 500 && s != http.StatusTooManyRequests:
-		return fmt.Errorf("callback to %s: status %d: %w", Where(n.URL), s, errRefused)
+		return fmt.Errorf("callback to %s: status %d: %w", Where(n.URL), s, ErrRefused)
 	default:
 		return fmt.Errorf("callback to %s: status %d, want 2xx", Where(n.URL), s)
 	}

@@ -14,19 +14,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// directory knows a few names.
-type directory map[string]string
+// directory knows a few keys.
+type directory map[string]bool
 
-func (d directory) Resolve(name string) (string, bool) {
-	key, ok := d[name]
-	return key, ok
-}
+func (d directory) Known(key pipeline.Key) bool { return d[key.String()] }
 
 // invoker answers as it is told and remembers what it was asked.
 type invoker struct {
@@ -90,10 +88,9 @@ func newFront(t testing.TB, change func(*Config)) *front {
 	f := &front{invoker: &invoker{}, journal: &journal{}, metrics: prometheus.NewRegistry()}
 	c := Config{
 		Directory: directory{
-			"echo": "echo.openfaas-fn", "echo.openfaas-fn": "echo.openfaas-fn",
-			"v1.echo": "v1.echo.openfaas-fn", "x.team-a": "x.team-a",
+			"echo.openfaas-fn": true, "v1.echo.openfaas-fn": true, "x.team-a": true,
 		},
-		Invoker: f.invoker, Journal: f.journal, Callbacks: NewCallbacks(nil), Timeout: time.Minute, MaxTimeout: time.Hour,
+		Invoker: f.invoker, Journal: f.journal, Callbacks: NewCallbacks(CallbackTransport(nil), CallbackTransport(nil)), Timeout: time.Minute, MaxTimeout: time.Hour,
 		MaxBody: 1 << 20, InFlight: 100, Metrics: f.metrics, Log: slog.New(slog.DiscardHandler),
 	}
 	if change != nil {

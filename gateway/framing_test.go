@@ -90,7 +90,7 @@ func TestStrict(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(time.Minute))
 			for b := []byte(before + tc.text); len(b) > 0; {
 				n, err := c.Write(b[:min(size, len(b))])
 				if err != nil {
@@ -145,7 +145,7 @@ func TestStrictChunks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		_, _ = io.WriteString(c, before+"Transfer-Encoding: chunked\r\n\r\n"+text+"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 		b, err := io.ReadAll(c) // the server closes
 		if !strings.HasPrefix(string(b), "HTTP/1.1 400 ") || strings.Count(string(b), "HTTP/1.1 ") != 1 {
@@ -163,7 +163,7 @@ func TestStrictUpgrade(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\n")
 	in := bufio.NewReader(c)
 	if resp, err := http.ReadResponse(in, nil); err != nil || resp.StatusCode != http.StatusSwitchingProtocols {

@@ -14,13 +14,15 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/stagecoach-serving/stagecoach/internal/peer"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
 // Directory knows what can be invoked.
 type Directory interface {
-	// Resolve returns the pipeline.Key of the function or pipeline that a URL names, with or without its namespace.
-	Resolve(name string) (key string, ok bool)
+	// Known reports whether there is a function or a pipeline with this key.
+	Known(key pipeline.Key) bool
 }
 
 // Invoker runs a request through its function or pipeline.
@@ -57,9 +59,11 @@ type Config struct {
 
 	// Rendezvous is where functions for which HTTP is true are met; nil: they get their requests as other functions do.
 	Rendezvous *Rendezvous
-	HTTP       func(key string) bool
-	Measures   func(key, holder string) bool // whether a function is pinned by this holder: who may know how its calls were put together; nil: nobody
-	Stall      time.Duration                 // that a client may send nothing of its body and take nothing of its answer; 0: as long as it likes
+	HTTP       func(key pipeline.Key) bool
+	Measures   func(key pipeline.Key, holder string) bool // whether a function is pinned by this holder: who may know how its calls were put together; nil: nobody
+	Stall      time.Duration                              // that a client may send nothing of its body and take nothing of its answer; 0: as long as it likes
+	Lines      Lines                                      // for which clients may not wait as long as Stall says while others do; nil: they may
+	Proxies    peer.Proxies                               // that say whose request they pass on
 }
 
 // Gateway is the data path.
@@ -69,6 +73,7 @@ type Gateway struct {
 	ids      ids
 	inFlight atomic.Int64
 	memory   atomic.Int64 // of bodies, in bytes
+	stalls   stalls
 	proxy    *httputil.ReverseProxy
 }
 
@@ -87,22 +92,33 @@ func New(c Config) (*Gateway, error) {
 	return &Gateway{cfg: c, metrics: m, ids: newIDs(), proxy: newProxy(c.Log)}, nil
 }
 
-// Invocations returns how many requests for this function or pipeline the gateway has ended.
-func (g *Gateway) Invocations(key string) float64 { return g.metrics.ended(key) }
+// Invocations returns the number of requests for this function or pipeline that have ended, plus
+// the number of its answered calls as a stage of pipelines in requests that have ended.
+func (g *Gateway) Invocations(key pipeline.Key) float64 { return g.metrics.invocations(key) }
 
 // Tidy drops the figures of functions and pipelines that are not there any more.
 func (g *Gateway) Tidy() {
-	g.metrics.tidy(func(key string) bool {
-		now, ok := g.cfg.Directory.Resolve(key)
-		return ok && now == key
-	})
+	g.metrics.tidy(g.cfg.Directory.Known)
 }
 
 // Handler serves /function/ and /async-function/ and leaves all else to next.
-func (g *Gateway) Handler(next http.Handler) http.Handler {
+func (g *Gateway) Handler(next http.Handler) http.Handler { return g.handler(next, false) }
+
+// InsideHandler is Handler for requests that functions send. No function is a proxy that is believed, whatever its address.
+func (g *Gateway) InsideHandler(next http.Handler) http.Handler { return g.handler(next, true) }
+
+type insideKey struct{}
+
+// isInside reports whether a function has sent a request.
+func isInside(r *http.Request) bool { return r.Context().Value(insideKey{}) != nil }
+
+func (g *Gateway) handler(next http.Handler, inside bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w, done := g.paced(w)
 		defer done()
+		if inside {
+			r = r.WithContext(context.WithValue(r.Context(), insideKey{}, true))
+		}
 		switch way, name, path := split(r.URL.EscapedPath()); way {
 		case syncCall:
 			g.serve(w, r, name, path, g.invoke)
@@ -143,10 +159,10 @@ func split(urlPath string) (w way, name, path string) {
 
 // call is one request on its way through the gateway.
 type call struct {
-	key   string // of its target
-	name  string // as the URL has it
-	path  string // after the name, escaped
-	id    string // X-Call-Id
+	key   pipeline.Key // of its target
+	name  string       // as the URL has it
+	path  string       // after the name, escaped
+	id    string       // X-Call-Id
 	start time.Time
 	trace Trace         // nil: none
 	calls []task.Timing // what its tasks cost
@@ -154,6 +170,7 @@ type call struct {
 
 	traceparent string  // for the function
 	body        *source // that may still be read; nil: none
+	upload      *upload // of a request to a function that speaks HTTP, if it has a body
 
 	batches bool   // the client measures the function, and is told in which batches its calls ran
 	broken  bool   // the answer broke off: the connection has to, too
@@ -193,7 +210,8 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path strin
 		code = do(w, r, &c)
 	}
 	f.end(code, time.Since(c.start))
-	e := task.Ended{CallID: c.id, Target: c.key, Method: r.Method, Path: c.path, Status: code, Cause: c.cause, Start: c.start, Calls: c.calls}
+	g.metrics.called(f.name, c.calls)
+	e := task.Ended{CallID: c.id, Target: c.key.String(), Method: r.Method, Path: c.path, Status: code, Cause: c.cause, Start: c.start, Calls: c.calls}
 	if code == http.StatusAccepted {
 		e.Async = "accept"
 	}
@@ -204,17 +222,18 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path strin
 }
 
 // resolve finds the target of a URL's name, which may be escaped.
-func (g *Gateway) resolve(name string) (key string, ok bool) {
+func (g *Gateway) resolve(name string) (key pipeline.Key, ok bool) {
 	if strings.IndexByte(name, '%') >= 0 {
 		if plain, err := url.PathUnescape(name); err == nil {
 			name = plain
 		}
 	}
-	return g.cfg.Directory.Resolve(name)
+	key = pipeline.Named(name, "") // the query is the function's own
+	return key, g.cfg.Directory.Known(key)
 }
 
 // speaksHTTP tells whether the function with this key is not a stage.
-func (g *Gateway) speaksHTTP(key string) bool { return g.cfg.HTTP != nil && g.cfg.HTTP(key) }
+func (g *Gateway) speaksHTTP(key pipeline.Key) bool { return g.cfg.HTTP != nil && g.cfg.HTTP(key) }
 
 func notFound(name string) string {
 	const most = 100 // of a name that somebody made up, in a message

@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -96,6 +97,36 @@ func TestSplitPaths(t *testing.T) {
 	}
 }
 
+// TestTheLastDotBeginsTheNamespace: of two targets whose keys look alike, a URL names one, whether or not it is there.
+func TestTheLastDotBeginsTheNamespace(t *testing.T) {
+	f := newFront(t, func(c *Config) {
+		c.Directory = directory{"x.team-a": true, "x.team-a.openfaas-fn": true, "v1.echo.openfaas-fn": true}
+	})
+	for name, want := range map[string]string{
+		"x.team-a": "x.team-a", "x.team-a?namespace=openfaas-fn": "x.team-a", "x%2Eteam-a/p": "x.team-a", "x.team-a.openfaas-fn": "x.team-a.openfaas-fn",
+		"x": "", "v1.echo": "", "v1.echo.openfaas-fn": "v1.echo.openfaas-fn",
+	} {
+		for _, way := range []string{"/function/", "/async-function/"} {
+			w := f.do(http.MethodPost, way+name, "hello")
+			switch {
+			case want == "":
+				if w.Code != http.StatusNotFound {
+					t.Errorf("%s%s: status %d, want 404", way, name, w.Code)
+				}
+			case way == "/function/":
+				if r := f.invoker.last(t); w.Code != http.StatusOK || r.Target != want {
+					t.Errorf("%s%s: status %d, target %q, want %q", way, name, w.Code, r.Target, want)
+				}
+			default:
+				var e Entry
+				if err := e.UnmarshalBinary(f.journal.entries[len(f.journal.entries)-1]); err != nil || w.Code != http.StatusAccepted || e.Request.Target != want {
+					t.Errorf("%s%s: status %d, target %q, want %q", way, name, w.Code, e.Request.Target, want)
+				}
+			}
+		}
+	}
+}
+
 func FuzzSplit(f *testing.F) {
 	for _, s := range []string{"/function/a", "/function/a/b", "/async-function/a.b/", "/function/", "/x", "/function/..//"} {
 		f.Add(s)
@@ -148,8 +179,42 @@ func TestUnknownNamesMakeNoSeries(t *testing.T) {
 	if got := f.series(t); !maps.Equal(got, want) {
 		t.Errorf("series %v, want %v", got, want)
 	}
-	if n := f.Invocations("echo.openfaas-fn"); n != 3 {
+	if n := f.Invocations(pipeline.ParseKey("echo.openfaas-fn")); n != 3 {
 		t.Errorf("%g invocations, want 3", n)
+	}
+}
+
+// TestInvocationsOfStages: a function's count has the calls that it answered as a stage of
+// pipelines, each once however often it was tried.
+func TestInvocationsOfStages(t *testing.T) {
+	there := directory{"film.openfaas-fn": true, "cut.openfaas-fn": true, "grade.openfaas-fn": true}
+	f := newFront(t, func(c *Config) { c.Directory = there })
+	stages := []task.Timing{
+		{Function: "cut.openfaas-fn", Task: 1, Attempt: 1, Code: task.ReplicaLost}, {Function: "cut.openfaas-fn", Task: 1, Attempt: 2},
+		{Function: "grade.openfaas-fn", Task: 2, Attempt: 1}, {Function: "grade.openfaas-fn", Task: 3, Attempt: 1},
+	}
+	f.invoker.f = func(context.Context, task.Request) (*task.Response, *task.Error) {
+		return &task.Response{Stages: stages}, nil
+	}
+	f.do(http.MethodPost, "/function/film", "")
+	f.invoker.f = func(context.Context, task.Request) (*task.Response, *task.Error) {
+		canceled := task.Timing{Function: "grade.openfaas-fn", Task: 3, Attempt: 1, Code: task.Canceled} // waited when the request failed
+		return nil, &task.Error{Status: 500, Stages: append(stages[:3:3], canceled)}
+	}
+	f.do(http.MethodPost, "/function/film", "")
+	f.Work(t.Context(), Entry{Name: "film", Request: task.Request{Target: "film.openfaas-fn"}, Timeout: time.Minute}, Try{Attempt: 1}, Retry{Attempts: 1})
+	f.invoker.f = func(context.Context, task.Request) (*task.Response, *task.Error) { // the function alone
+		return &task.Response{Stages: stages[:1]}, nil
+	}
+	f.do(http.MethodPost, "/function/cut", "")
+	count := func(name string) float64 { return f.Invocations(pipeline.ParseKey(name + ".openfaas-fn")) }
+	if film, cut, grade := count("film"), count("cut"), count("grade"); film != 3 || cut != 4 || grade != 4 {
+		t.Errorf("%g of film, %g of cut, %g of grade, want 3, 4 and 4", film, cut, grade)
+	}
+	delete(there, "grade.openfaas-fn")
+	f.Tidy()
+	if cut, grade := count("cut"), count("grade"); cut != 4 || grade != 0 {
+		t.Errorf("%g of cut, %g of grade, which is gone, want 4 and 0", cut, grade)
 	}
 }
 
@@ -278,8 +343,10 @@ func TestServerTiming(t *testing.T) {
 		}
 		return resp, nil
 	}
-	f.cfg.Measures = func(key, holder string) bool { return key == "echo.openfaas-fn" && holder == "me" }
-	for function, says := range map[string]string{"echo": "you", "v1.echo": "me"} {
+	f.cfg.Measures = func(key pipeline.Key, holder string) bool {
+		return key.String() == "echo.openfaas-fn" && holder == "me"
+	}
+	for function, says := range map[string]string{"echo": "you", "v1.echo.openfaas-fn": "me"} {
 		w = f.do(http.MethodPost, "/function/"+function, "x", "X-Batch-Timing", says)
 		if got := w.Header().Values("Server-Timing"); len(got) != 1 || strings.Contains(got[0], "batch") {
 			t.Errorf("%s of who says %q: %q, want nothing of batches, which tell of others' calls", function, says, got)

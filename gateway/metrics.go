@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/task"
 )
 
 // codes are the values that the label code can have; other statuses count as the first of their class.
@@ -22,12 +25,14 @@ type metrics struct {
 	seconds *prometheus.HistogramVec
 
 	mu        sync.Mutex
-	functions atomic.Pointer[map[string]*functionMetrics] // by key; copied to change
+	functions atomic.Pointer[map[pipeline.Key]*functionMetrics] // by key; copied to change
+	stages    atomic.Pointer[map[string]*atomic.Uint64]         // calls as a stage of pipelines, by the function's key as text; copied to change
 }
 
 // functionMetrics are the children of one function.
 type functionMetrics struct {
-	key     string
+	key     pipeline.Key
+	name    string // key as text
 	of      *metrics
 	started prometheus.Counter
 	codes   [len(codes)]atomic.Pointer[outcome]
@@ -56,7 +61,8 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, []string{"function_name", "code"}),
 	}
-	m.functions.Store(&map[string]*functionMetrics{})
+	m.functions.Store(&map[pipeline.Key]*functionMetrics{})
+	m.stages.Store(&map[string]*atomic.Uint64{})
 	for _, c := range []prometheus.Collector{m.started, m.total, m.seconds} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("gateway: %w", err)
@@ -66,7 +72,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 }
 
 // function returns the children of a function that exists.
-func (m *metrics) function(key string) *functionMetrics {
+func (m *metrics) function(key pipeline.Key) *functionMetrics {
 	if f := (*m.functions.Load())[key]; f != nil {
 		return f
 	}
@@ -76,7 +82,8 @@ func (m *metrics) function(key string) *functionMetrics {
 	if f := old[key]; f != nil {
 		return f
 	}
-	f := &functionMetrics{key: key, of: m, started: m.started.WithLabelValues(key)}
+	name := key.String()
+	f := &functionMetrics{key: key, name: name, of: m, started: m.started.WithLabelValues(name)}
 	all := maps.Clone(old)
 	all[key] = f
 	m.functions.Store(&all)
@@ -84,30 +91,67 @@ func (m *metrics) function(key string) *functionMetrics {
 }
 
 // tidy drops those that exist says no of.
-func (m *metrics) tidy(exists func(key string) bool) {
+func (m *metrics) tidy(exists func(key pipeline.Key) bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all := maps.Clone(*m.functions.Load())
-	maps.DeleteFunc(all, func(key string, f *functionMetrics) bool {
+	maps.DeleteFunc(all, func(key pipeline.Key, f *functionMetrics) bool {
 		if exists(key) {
 			return false
 		}
 		f.gone = true
-		of := prometheus.Labels{"function_name": key}
+		of := prometheus.Labels{"function_name": key.String()}
 		m.started.DeletePartialMatch(of)
 		m.total.DeletePartialMatch(of)
 		m.seconds.DeletePartialMatch(of)
 		return true
 	})
 	m.functions.Store(&all)
+	stages := maps.Clone(*m.stages.Load())
+	maps.DeleteFunc(stages, func(name string, _ *atomic.Uint64) bool { return !exists(pipeline.ParseKey(name)) })
+	m.stages.Store(&stages)
 }
 
-// ended returns how many requests for key have ended.
-func (m *metrics) ended(key string) float64 {
+// invocations returns the number of requests for key that have ended, plus the number of calls of
+// key as a stage of pipelines.
+func (m *metrics) invocations(key pipeline.Key) float64 {
+	var n uint64
 	if f := (*m.functions.Load())[key]; f != nil {
-		return float64(f.count.Load())
+		n = f.count.Load()
 	}
-	return 0
+	if calls := (*m.stages.Load())[key.String()]; calls != nil {
+		n += calls.Load()
+	}
+	return float64(n)
+}
+
+// called counts the answered calls of other functions than target, which are the stages of its
+// pipeline. A call counts once, however often it was tried. Canceled calls do not count: most of
+// them waited.
+func (m *metrics) called(target string, calls []task.Timing) {
+	for i := range calls {
+		if c := &calls[i]; c.Attempt <= 1 && c.Code != task.Canceled && c.Function != target {
+			m.stage(c.Function).Add(1)
+		}
+	}
+}
+
+// stage returns the counter of a function's calls as a stage of pipelines.
+func (m *metrics) stage(function string) *atomic.Uint64 {
+	if n := (*m.stages.Load())[function]; n != nil {
+		return n
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	old := *m.stages.Load()
+	if n := old[function]; n != nil {
+		return n
+	}
+	n := &atomic.Uint64{}
+	all := maps.Clone(old)
+	all[function] = n
+	m.stages.Store(&all)
+	return n
 }
 
 // begin counts a request that began.
@@ -145,7 +189,8 @@ func (f *functionMetrics) outcome(i int) *outcome {
 		return nil
 	}
 	code := strconv.Itoa(codes[i])
-	o := &outcome{f.of.total.WithLabelValues(f.key, code), f.of.seconds.WithLabelValues(f.key, code)}
+	key := f.key.String()
+	o := &outcome{f.of.total.WithLabelValues(key, code), f.of.seconds.WithLabelValues(key, code)}
 	f.codes[i].Store(o)
 	return o
 }

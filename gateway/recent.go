@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 // The window over a function's latest requests: so many seconds, and in each a count by latency. Bounds grow by a fifth, so
@@ -73,7 +75,7 @@ type Recent struct {
 
 // Recent returns what the last 15 seconds brought to the function or pipeline with that key. objective is its SLO; 0: it has
 // none.
-func (g *Gateway) Recent(key string, objective time.Duration) Recent {
+func (g *Gateway) Recent(key pipeline.Key, objective time.Duration) Recent {
 	f := (*g.metrics.functions.Load())[key]
 	if f == nil {
 		return Recent{Within: 1}

@@ -15,8 +15,8 @@ import (
 // TestSource: what is read again is what was read before, as long as it is kept.
 func TestSource(t *testing.T) {
 	t.Parallel()
-	s := &source{r: strings.NewReader("abcdef"), keep: 4}
-	first := s.again()
+	s := &source{mu: newGate(), r: strings.NewReader("abcdef"), keep: 4}
+	first := s.again(nil)
 	two := make([]byte, 2)
 	for range 2 {
 		if _, err := io.ReadFull(first, two); err != nil {
@@ -30,7 +30,7 @@ func TestSource(t *testing.T) {
 	if sent, lost, err := s.state(); sent != 4 || lost || err != nil {
 		t.Errorf("%d, %t, %v, want 4 bytes that can be read again", sent, lost, err)
 	}
-	if b, err := io.ReadAll(s.again()); string(b) != "abcdef" || err != nil {
+	if b, err := io.ReadAll(s.again(nil)); string(b) != "abcdef" || err != nil {
 		t.Errorf("%q, %v", b, err)
 	}
 	if sent, lost, err := s.state(); sent != 6 || !lost || err != nil {
@@ -82,7 +82,7 @@ func TestRendezvous(t *testing.T) {
 	go func() { v.Close(); close(done) }()
 	select {
 	case <-done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("Close waits for one who says nothing")
 	}
 	gone("one of a closed gateway", silent)
@@ -97,7 +97,7 @@ func dial(t *testing.T, v *Rendezvous, greeting string) net.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := io.WriteString(c, greeting); err != nil {
 		t.Fatal(err)
 	}

@@ -33,7 +33,7 @@ func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task
 	if holder := r.Header["X-Batch-Timing"]; holder != nil && g.cfg.Measures != nil {
 		c.batches = g.cfg.Measures(c.key, holder[0])
 	}
-	req := task.Request{ID: c.id, Target: c.key, Header: header, Input: input}
+	req := task.Request{ID: c.id, Target: c.key.String(), Header: header, Input: input}
 	if r.Header["X-Call-Id"] != nil { // the client's choice, which may be its choice for another request too
 		req.ID += "." + g.ids.next()
 	}

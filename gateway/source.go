@@ -3,7 +3,9 @@ package gateway
 import (
 	"errors"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,21 +23,49 @@ type source struct {
 	rc    *http.ResponseController // for deadlines; nil: there are none
 	stall time.Duration            // that the client has for the next piece; 0: as long as it likes
 	keep  int64                    // bytes at most
+	made  time.Time
+	since atomic.Int64 // when the Read began that waits for the client, in nanoseconds after made; 0: none waits
 
 	deadline sync.Mutex // who sets it; may be locked under mu
 	ended    bool       // it is not pace's to set any more
 	broken   bool       // by cut
 
-	mu   sync.Mutex // held while r is read
+	mu   gate          // held while r is read
+	from *http.Request // whose Trailer net/http sets when r ends
 	r    io.Reader
-	head []byte
+	kept sync.Mutex
+	head []byte       // read with mu or kept held, changed with both, so that readers of these bytes do not wait for the client
 	sent atomic.Int64 // bytes that were read of r
 	err  error        // that ended it
 }
 
+// firstPiece is how many bytes of a body are read at most before its task is queued.
+const firstPiece = 4 << 10
+
+// gate is a mutex for waits as long as a client is silent: a goroutine that waits at it counts as blocked in a test's bubble.
+type gate chan struct{}
+
+func newGate() gate { return make(gate, 1) }
+
+// Lock implements sync.Locker.
+func (g gate) Lock() { g <- struct{}{} }
+
+// Unlock implements sync.Locker.
+func (g gate) Unlock() { <-g }
+
+// TryLock is that of sync.Mutex.
+func (g gate) TryLock() bool {
+	select {
+	case g <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
 // source makes the body of a call's request. It ends with the call.
 func (g *Gateway) source(w http.ResponseWriter, r *http.Request, c *call) *source {
-	s := &source{rc: http.NewResponseController(w), stall: g.cfg.Stall, keep: maxReplay, r: r.Body}
+	s := &source{rc: http.NewResponseController(w), stall: g.cfg.Stall, keep: maxReplay, made: time.Now(), mu: newGate(), from: r, r: r.Body}
 	if r.ContentLength >= 0 {
 		s.keep = min(r.ContentLength, maxReplay)
 	}
@@ -60,8 +90,9 @@ func (s *source) state() (sent int64, lost bool, err error) {
 	return sent, sent > int64(len(s.head)), err
 }
 
-// again returns the body from its beginning. The reader before it must have been closed.
-func (s *source) again() io.ReadCloser { return &reading{s: s} }
+// again returns the body from its beginning, and puts the trailer that follows it into trailer. The reader before it must have
+// been closed.
+func (s *source) again(trailer http.Header) io.ReadCloser { return &reading{s: s, trailer: trailer} }
 
 // pace gives the client a while for the next piece.
 func (s *source) pace() {
@@ -73,6 +104,68 @@ func (s *source) pace() {
 	if !s.ended {
 		_ = s.rc.SetReadDeadline(time.Now().Add(s.stall)) // net/http clears it when the body has been read
 	}
+}
+
+// silent returns how long a Read has waited for the client; 0: none waits.
+func (s *source) silent() time.Duration {
+	if since := s.since.Load(); since > 0 {
+		return time.Since(s.made) - time.Duration(since)
+	}
+	return 0
+}
+
+// read reads from the client. s.mu is held.
+func (s *source) read(p []byte) (int, error) {
+	s.pace()
+	s.since.Store(max(int64(time.Since(s.made)), 1))
+	n, err := s.r.Read(p)
+	s.since.Store(0)
+	s.sent.Add(int64(n))
+	s.err = err
+	return n, err
+}
+
+// peek waits for the first bytes of the body, and keeps them for its readers. It returns nil at the end of an empty one.
+func (s *source) peek() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.err == nil && len(s.head) == 0 {
+		s.fill(max(min(s.keep, firstPiece), 1))
+	}
+	if errors.Is(s.err, io.EOF) {
+		return nil
+	}
+	return s.err
+}
+
+// ahead reads as much of the body as can be kept, as long as nothing but that has been read.
+func (s *source) ahead() {
+	for more := true; more; {
+		more = func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if room := s.keep - int64(len(s.head)); s.err == nil && room > 0 && s.sent.Load() == int64(len(s.head)) {
+				s.fill(min(room, firstPiece))
+				return true
+			}
+			return false
+		}()
+	}
+}
+
+// fill reads at most n more bytes into the head, which is all that has been read. s.mu is held.
+func (s *source) fill(n int64) {
+	at := len(s.head)
+	s.keepAs(slices.Grow(s.head, int(n)))
+	k, _ := s.read(s.head[at : at+int(n)])
+	s.keepAs(s.head[:at+k])
+}
+
+// keepAs changes the head. s.mu is held.
+func (s *source) keepAs(head []byte) {
+	s.kept.Lock()
+	defer s.kept.Unlock()
+	s.head = head
 }
 
 // longAgo is a deadline that has passed.
@@ -120,7 +213,7 @@ func (s *source) end(until time.Time) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.head = nil
+	s.keepAs(nil)
 	if s.err == nil && !until.Equal(longAgo) { // a body that broke off has no end
 		n, err := io.CopyN(io.Discard, s.r, maxDrain+1)
 		s.sent.Add(n)
@@ -174,35 +267,55 @@ func closeAfter(w http.ResponseWriter) {
 
 // reading is one attempt's view of a source.
 type reading struct {
-	s      *source
-	off    int
-	closed atomic.Bool
+	s       *source
+	off     int
+	trailer http.Header // may be nil, if there will be none
+	closed  atomic.Bool
 }
 
 // Read implements io.Reader.
 func (b *reading) Read(p []byte) (int, error) {
 	s := b.s
+	if n := b.copy(p); n > 0 {
+		return n, nil // even while the rest is read ahead
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b.closed.Load() {
 		return 0, http.ErrBodyReadAfterClose
 	}
-	if b.off < len(s.head) {
-		n := copy(p, s.head[b.off:])
-		b.off += n
+	if n := b.copy(p); n > 0 {
 		return n, nil
 	}
 	if s.err != nil {
-		return 0, s.err
+		return 0, b.finish(s.err)
 	}
-	s.pace()
-	n, err := s.r.Read(p)
-	if sent := s.sent.Add(int64(n)); sent == int64(len(s.head)+n) && sent <= s.keep {
-		s.head = append(s.head, p[:n]...)
+	n, err := s.read(p)
+	if sent := s.sent.Load(); sent == int64(len(s.head)+n) && sent <= s.keep {
+		s.keepAs(append(s.head, p[:n]...))
 		b.off += n
 	}
-	s.err = err
-	return n, err
+	return n, b.finish(err)
+}
+
+// copy takes the next bytes of the head, if there are more.
+func (b *reading) copy(p []byte) int {
+	b.s.kept.Lock()
+	defer b.s.kept.Unlock()
+	if b.closed.Load() || b.off >= len(b.s.head) {
+		return 0
+	}
+	n := copy(p, b.s.head[b.off:])
+	b.off += n
+	return n
+}
+
+// finish passes on what ends the body, with its trailer, for the transport to read after that. s.mu is held.
+func (b *reading) finish(err error) error {
+	if errors.Is(err, io.EOF) && b.trailer != nil && !b.closed.Load() {
+		maps.Copy(b.trailer, b.s.from.Trailer)
+	}
+	return err
 }
 
 // Close implements io.Closer. It does not wait for a Read that waits for the client: the next reader does, and end.

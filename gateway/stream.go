@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -14,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -44,12 +44,12 @@ func newProxy(log *slog.Logger) *httputil.ReverseProxy {
 		ModifyResponse: func(r *http.Response) error {
 			x := of(r.Request.Context())
 			x.status = r.StatusCode
+			x.c.upload.close()
 			for _, name := range [...]string{"X-Openfaas-Internal", "X-Call-Id", "X-Start-Time", "X-Duration-Seconds", task.HeaderDirect} {
 				delete(r.Header, name) // the platform's words
 			}
 			stamp(r.Header, x.c)
-			name, _ := pipeline.SplitKey(x.c.key)
-			timing := serverTiming([]task.Timing{{Stage: name, Wait: x.wait}})
+			timing := serverTiming([]task.Timing{{Stage: x.c.key.Name, Wait: x.wait}})
 			timing, _, _ = strings.Cut(timing, ", ")                                           // how long it works is not known yet
 			r.Header["Server-Timing"] = append([]string{timing}, r.Header["Server-Timing"]...) // the function's own stays
 			return nil
@@ -135,7 +135,7 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 	meet := g.cfg.Rendezvous.meet()
 	defer meet.close()
 	req := task.Request{
-		ID: c.id + "." + g.ids.next(), Target: c.key, Deadline: c.start.Add(timeout), Input: tensor.Activation{{}},
+		ID: c.id + "." + g.ids.next(), Target: c.key.String(), Deadline: c.start.Add(timeout), Input: tensor.Activation{{}},
 		Header: []task.Header{{Name: task.HeaderDirect, Value: meet.address()}, {Name: "X-Call-Id", Value: c.id}},
 	}
 	if t := r.Header.Get("Traceparent"); validTrace(t) {
@@ -148,21 +148,35 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 	talk, hush := context.WithCancelCause(r.Context())
 	defer hush(nil)
 	end := make(chan taskEnd, 1)
-	go func() {
+	invoke := func() {
 		resp, err := g.cfg.Invoker.Invoke(ctx, req)
 		if err != nil {
 			hush(err) // no answer is wanted any more
 		}
 		end <- taskEnd{resp, err}
 		close(end)
-	}()
+	}
+	_ = http.NewResponseController(w).EnableFullDuplex() // functions may answer while they read
+	body := g.source(w, r, c)
+	if r.ContentLength == 0 {
+		go invoke()
+	} else {
+		c.upload = &upload{g: g, function: c.key, body: body, invoke: invoke, hush: hush, cancel: cancel, end: end}
+		from := r
+		if r.ContentLength < 0 { // net/http sets its trailer when the body ends
+			r = r.WithContext(r.Context())
+			r.Trailer = maps.Clone(from.Trailer)
+		}
+		c.upload.watch(from)
+	}
 	defer func() { // not before its goroutine
+		c.upload.close()
 		cancel()
 		if o, ok := <-end; ok && o.resp != nil {
 			c.calls = o.resp.Stages
 		}
 	}()
-	code := g.talk(talk, w, r, c, meet, end)
+	code := g.talk(talk, w, r, c, body, meet, end)
 	if !c.broken && code != statusClientGone {
 		_ = http.NewResponseController(w).Flush() // nobody need wait for the bookkeeping; a client that is gone needs none
 		meet.close()
@@ -186,21 +200,23 @@ func settle(end <-chan taskEnd, c *call) {
 
 // talk answers the client with what the replica says that comes to the meeting; with the next one's words when that is lost
 // and nothing of the request is.
-func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Request, c *call, meet *meeting, end <-chan taskEnd) int {
-	_ = http.NewResponseController(w).EnableFullDuplex() // functions may answer while they read
-	body := g.source(w, r, c)
+func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Request, c *call, body *source, meet *meeting, end <-chan taskEnd) int {
 	parent := c.traceparent
 	for attempt := uint8(1); ; attempt++ {
 		select {
 		case o := <-end:
-			if r.Context().Err() != nil {
-				return statusClientGone
+			if terr := c.upload.refusal(); terr != nil {
+				return failed(w, c, terr)
+			}
+			if r.Context().Err() != nil { // which a body that was read ahead ends, too
+				return failed(w, c, g.bodyFault(r.Context(), body))
 			}
 			if o.err == nil {
 				o.err = &task.Error{Status: http.StatusBadGateway, Internal: true, Stage: c.name, Cause: "the replica ended the request without an answer; if the function's image has changed, deploy it again"}
 			}
 			return fail(w, c, o.err)
 		case conn := <-meet.conns:
+			c.upload.meets()
 			x := &exchange{c: c, conn: conn, wait: time.Since(c.start)}
 			if c.trace != nil {
 				c.traceparent = task.CallParent(parent, 1, attempt) // that of the request's one call
@@ -210,13 +226,18 @@ func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Reque
 				return x.status
 			}
 			if terr := g.missed(ctx, r, x, body); terr != nil {
-				if terr.Status == statusClientGone {
-					return statusClientGone
-				}
-				return fail(w, c, terr)
+				return failed(w, c, terr)
 			}
 		}
 	}
+}
+
+// failed is fail for an error that may say that nobody reads it.
+func failed(w http.ResponseWriter, c *call, terr *task.Error) int {
+	if terr.Status == statusClientGone {
+		return statusClientGone
+	}
+	return fail(w, c, terr)
 }
 
 // exchange runs one exchange; afterwards x has its status or why there is none, or the call is broken.
@@ -235,7 +256,8 @@ func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.R
 	}()
 	r = r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
 	if r.Body != nil && r.ContentLength != 0 {
-		again := body.again()
+		r.Trailer = maps.Clone(r.Trailer)
+		again := body.again(r.Trailer)
 		defer again.Close()
 		defer context.AfterFunc(ctx, body.cut)()
 		r.Body = again
@@ -247,22 +269,34 @@ func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.R
 // missed returns what the client is told of an exchange without an answer; nil: the next replica may try.
 func (g *Gateway) missed(ctx context.Context, r *http.Request, x *exchange, body *source) *task.Error {
 	var terr *task.Error
-	if errors.As(context.Cause(ctx), &terr) {
+	if errors.As(context.Cause(ctx), &terr) && terr.Status != statusClientGone {
 		return terr // whatever became of the body
 	}
-	sent, lost, err := body.state()
-	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded): // which ends the request's context too
-		return &task.Error{Status: http.StatusRequestTimeout, Cause: fmt.Sprintf("body: nothing came for %v after %d bytes", g.cfg.Stall, sent)}
-	case r.Context().Err() != nil:
-		return &task.Error{Status: statusClientGone, Cause: "the client is gone"}
-	case err != nil:
-		return &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("body: after %d bytes: %v", sent, err)}
-	case lost:
+	if fault := g.bodyFault(r.Context(), body); fault != nil {
+		return fault // a silent client is taken for one that is gone, too
+	}
+	if terr != nil {
+		return terr
+	}
+	if sent, lost, _ := body.state(); lost {
 		return &task.Error{
 			Status: http.StatusBadGateway, Internal: true, Stage: x.c.name,
 			Cause: fmt.Sprintf("the replica was lost after it had got %d bytes of the body, and before it answered: %v; not tried again, because they are gone", sent, x.err),
 		}
+	}
+	return nil
+}
+
+// bodyFault returns what the client is told of a body that broke off, or that it is gone; nil: neither. ctx is the request's.
+func (g *Gateway) bodyFault(ctx context.Context, body *source) *task.Error {
+	sent, _, err := body.state()
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded): // which ends the request's context too
+		return &task.Error{Status: http.StatusRequestTimeout, Cause: fmt.Sprintf("body: nothing came for %v after %d bytes", g.cfg.Stall, sent)}
+	case ctx.Err() != nil:
+		return &task.Error{Status: statusClientGone, Cause: "the client is gone"}
+	case err != nil:
+		return &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("body: after %d bytes: %v", sent, err)}
 	}
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
@@ -44,7 +45,7 @@ func newStage(t testing.TB, stall time.Duration, replica func(c net.Conn, in *bu
 	}
 	s := &stage{}
 	s.front = newFront(t, func(c *Config) {
-		c.Rendezvous, c.HTTP, c.Stall = v, func(string) bool { return true }, stall
+		c.Rendezvous, c.HTTP, c.Stall = v, func(pipeline.Key) bool { return true }, stall
 	})
 	s.front.invoker.f = func(ctx context.Context, r task.Request) (*task.Response, *task.Error) {
 		part := strings.SplitN(header(r, task.HeaderDirect)[0], " ", 3)
@@ -97,7 +98,7 @@ func (s *stage) dial(t testing.TB) client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	return client{c.(*net.TCPConn), bufio.NewReader(c)}
 }
 
@@ -231,12 +232,12 @@ func TestBodyThatEndsLaterCounts(t *testing.T) {
 	if status, b := c.answer(); status != http.StatusOK || b != "ok" {
 		t.Fatalf("%d %q", status, b)
 	}
-	proctest.Until(t, 20*time.Second, "the request to end", func() bool { return s.front.inFlight.Load() == 0 })
+	proctest.Until(t, "the request to end", func() bool { return s.front.inFlight.Load() == 0 })
 	if n := s.front.memory.Load(); n != 60002 {
 		t.Errorf("bodies take %d bytes, want 60002", n)
 	}
 	c.send(strings.Repeat("c", 60000))
-	proctest.Until(t, 20*time.Second, "its memory to be free", func() bool { return s.front.memory.Load() == 0 })
+	proctest.Until(t, "its memory to be free", func() bool { return s.front.memory.Load() == 0 })
 }
 
 // TestPipelined: what comes with a body that the function does not want is the next request, and not lost.
@@ -311,8 +312,8 @@ func TestCutStays(t *testing.T) {
 	t.Parallel()
 	for name, stop := range map[string]func(*source){"cut": (*source).cut, "end": func(s *source) { s.end(longAgo) }} {
 		w := &timed{ResponseWriter: httptest.NewRecorder()}
-		s := &source{rc: http.NewResponseController(w), stall: time.Minute, r: strings.NewReader("abc"), keep: 3}
-		b := s.again()
+		s := &source{mu: newGate(), rc: http.NewResponseController(w), stall: time.Minute, r: strings.NewReader("abc"), keep: 3}
+		b := s.again(nil)
 		if _, err := b.Read(make([]byte, 1)); err != nil || time.Until(w.deadline) < 0 {
 			t.Errorf("%s: %v, a deadline at %v", name, err, w.deadline)
 		}

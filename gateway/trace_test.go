@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
@@ -66,7 +67,7 @@ func TestTracer(t *testing.T) {
 	if err := e.UnmarshalBinary(f.journal.entries[0]); err != nil {
 		t.Fatal(err)
 	}
-	f.Work(t.Context(), e, 1, Retry{Attempts: 1})
+	f.Work(t.Context(), e, Try{Attempt: 1}, Retry{Attempts: 1})
 
 	want := []task.Ended{
 		{Async: "", Status: http.StatusOK, Method: http.MethodPost, Path: "/p", Calls: timings},
@@ -91,7 +92,7 @@ func TestTracer(t *testing.T) {
 		!strings.Contains(lines[0], "attempts=1 trace=0af7651916cd43dd8448eb211c80319c error=lost") {
 		t.Errorf("at info: %q, want one line of the request that failed", lines)
 	}
-	if n := f.Recent("echo.openfaas-fn", 0).InFlight; n != 0 {
+	if n := f.Recent(pipeline.ParseKey("echo.openfaas-fn"), 0).InFlight; n != 0 {
 		t.Errorf("%d in flight, want none", n)
 	}
 }

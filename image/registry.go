@@ -21,6 +21,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
 // Registry is how registries are reached. The zero Registry asks those that images name, with the credentials of docker
@@ -267,7 +269,7 @@ func credentialsFor(all *configfile.ConfigFile, repo name.Repository) (c dockert
 
 // explain says which image, which registry, what was got and what to do.
 func (r Registry) explain(ctx context.Context, s *Store, image string, ref name.Reference, err error) error {
-	if err == nil || diskFull(err) {
+	if err == nil || disk.IsFull(err) {
 		return s.explain(image, err)
 	}
 	var answer *transport.Error

@@ -10,13 +10,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
 // refName is the annotation that holds an image's name in an index.
@@ -288,12 +289,8 @@ func (s *Store) explain(name string, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case diskFull(err):
-		return fmt.Errorf("image %q: the disk of %s is full, nothing of it was kept: make room, or choose another folder: %w", name, s.dir, err)
+	case disk.IsFull(err):
+		return fmt.Errorf("image %q: nothing of it was stored, free some space or choose another folder: %w", name, disk.Explain(s.dir, 0, err))
 	}
 	return fmt.Errorf("image %q: %w", name, err)
-}
-
-func diskFull(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // archive makes a layer of headers; a file's content is its Linkname.
@@ -246,21 +246,10 @@ func cannot(t *testing.T, why string) {
 
 func TestNothingHalfMade(t *testing.T) {
 	t.Run("disk full", func(t *testing.T) {
-		if os.Geteuid() != 0 {
-			cannot(t, "needs root, to have a small disk")
-		}
-		small := t.TempDir()
-		if err := unix.Mount("tmpfs", small, "tmpfs", 0, "size=6m"); err != nil {
-			cannot(t, fmt.Sprintf("needs the right to mount: %v", err))
-		}
-		defer func() {
-			if err := unix.Unmount(small, unix.MNT_DETACH); err != nil {
-				t.Error(err)
-			}
-		}()
+		small := proctest.Disk(t, "6m")
 		s := store(t, small)
 		d := add(t, s, packed(t, folder(t), stageConfig), "fits:1") // as blobs, but not unpacked too
-		if _, err := s.Root(t.Context(), d); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "disk of "+small+" is full") {
+		if _, err := s.Root(t.Context(), d); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "disk of "+small+" has ") {
 			t.Errorf("unpack: %v, want the full disk", err)
 		}
 		big := folder(t)

@@ -15,7 +15,8 @@ import (
 
 // Accounts gives out the users that processes run as; sandbox.Accounts does.
 type Accounts interface {
-	// Take returns an account that nobody has, in a namespace's group; 0: in one of its own.
+	// Take returns an account that nobody has, in the group that may read its secrets; 0: in one of
+	// its own.
 	Take(gid int) (*sandbox.Lease, error)
 	// Adopt returns the account of a process that an earlier daemon has started; nil: it has none.
 	Adopt(pid int) (*sandbox.Lease, error)
@@ -44,8 +45,14 @@ type lodging struct {
 	packed   string // folder that this becomes
 }
 
-// begin has the warden start a process of a function, with an account of its own where there are any.
+// begin has the warden start a process of a function, in the network that the function asks for, and with an
+// account of its own where there are any.
 func (m *Manager) begin(s Spec, who lodger, p warden.Process) (pid int, err error) {
+	release, err := m.connect(&p.Command, s, who)
+	if err != nil {
+		return 0, err
+	}
+	defer release()
 	if m.cfg.Accounts == nil || who == nobody {
 		return m.warden.Start(p)
 	}
@@ -55,7 +62,7 @@ func (m *Manager) begin(s Spec, who lodger, p warden.Process) (pid int, err erro
 	}
 	l := &lodging{lease: lease, function: s.Function, most: sandbox.MaxProcesses}
 	m.lodge(p.Name, l)
-	if err = l.furnish(&p.Command, who, s.Namespace); err == nil {
+	if err = l.furnish(&p.Command, who, s); err == nil {
 		pid, err = m.warden.Start(p)
 	}
 	if err != nil {
@@ -74,13 +81,13 @@ func (m *Manager) lodge(entry string, l *lodging) {
 }
 
 // furnish makes a command one of the account, with what it has to reach beside its image.
-func (l *lodging) furnish(c *sandbox.Command, who lodger, namespace string) error {
+func (l *lodging) furnish(c *sandbox.Command, who lodger, s Spec) error {
 	if who == itsPrograms {
 		b, err := json.Marshal(l.lease.Account)
 		c.Env[wire.EnvAccount] = string(b)
 		return err
 	}
-	c.As, c.Env[wire.EnvSealed] = &l.lease.Account, "1"
+	c.As, c.Secrets, c.Env[wire.EnvSealed] = &l.lease.Account, s.Secrets, "1"
 	if c.Env[wire.EnvZygoteFD] != "" {
 		l.most = maxFamily
 		c.Processes = maxFamily
@@ -92,7 +99,7 @@ func (l *lodging) furnish(c *sandbox.Command, who lodger, namespace string) erro
 	if folder == "" {
 		return nil
 	}
-	l.packed = filepath.Join(folder, namespace) // what one namespace has written, no other one maps
+	l.packed = filepath.Join(folder, s.Namespace) // what one namespace has written, no other one maps
 	if _, err := os.Stat(l.packed); err == nil {
 		c.Env[wire.EnvPrepacked] = l.packed
 		c.Reads = append(c.Reads, l.packed)
@@ -121,6 +128,21 @@ func (m *Manager) admitTo(z *zygote, root string) error {
 	z.admitting.Lock()
 	defer z.admitting.Unlock()
 	return sandbox.Reach(z.pid, &l.lease.Account, root)
+}
+
+// showSecrets makes a function's folder of secrets appear to a zygote, if the zygote has an
+// account. A zygote sees the folder that it was started with. A worker also needs the folders of
+// its other functions, and every zygote needs a folder that was removed and made anew since.
+func (m *Manager) showSecrets(z *zygote, folder string) error {
+	m.mu.Lock()
+	l := m.lodgings[z.entry]
+	m.mu.Unlock()
+	if l == nil || folder == "" {
+		return nil
+	}
+	z.admitting.Lock()
+	defer z.admitting.Unlock()
+	return sandbox.ReachSecrets(z.pid, &l.lease.Account, folder)
 }
 
 // settle keeps what a zygote that has loaded has packed, for the next ones of its namespace.

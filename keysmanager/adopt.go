@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/warden"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
@@ -53,7 +54,7 @@ func (m *Manager) ended(e warden.Exit) {
 func (m *Manager) mourned(p *process, ended <-chan warden.Exit) {
 	select {
 	case e := <-ended:
-		p.end(describe(e))
+		p.end(describe(e), endOf(e))
 	case <-m.detached:
 		p.output.Abandon()
 	}
@@ -182,7 +183,7 @@ func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
 func (d zygoteMeta) key() zygoteKey {
 	return zygoteKey{
 		namespace: d.Namespace, digest: d.Digest, model: d.Model, process: d.Process, form: d.Form, engineName: d.Runtime, environment: d.Seen,
-		generation: d.Generation, worker: d.Worker, device: d.Device,
+		generation: d.Generation, worker: d.Worker, device: d.Device, network: cmp.Or(d.Network, networkHost), secrets: d.Secrets,
 	}
 }
 
@@ -220,7 +221,11 @@ func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
 		ended := m.await(k.Name)
 		m.ends.Go(func() { m.mourned(p, ended) })
 	case z == nil:
-		p.end("its zygote or worker ended " + away)
+		how := task.EndShared
+		if d.Task != 0 {
+			how = task.EndUnclear // what a replica does ends its whole worker
+		}
+		p.end("its zygote or worker ended "+away, how)
 	}
 	return nil
 }
@@ -286,7 +291,7 @@ func (z *zygote) lives(o wire.Order) {
 	for pid := range z.unlisted {
 		if p := z.children[pid]; p != nil {
 			delete(z.children, pid)
-			p.end("ended " + away)
+			p.end("ended "+away, task.EndUnclear)
 		}
 	}
 	close(z.listed)

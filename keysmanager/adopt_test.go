@@ -168,7 +168,7 @@ func TestAZygoteThatEndedMeanwhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	proctest.Gone(t, b.PID)
-	proctest.Until(t, 20*time.Second, "the zygote to have told that, and to wait again", func() bool {
+	proctest.Until(t, "the zygote to have told that, and to wait again", func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", z))
 		return err == nil && strings.Contains(string(stat), ") S ")
 	})
@@ -279,7 +279,7 @@ func TestOutputWhileNoManagerRuns(t *testing.T) {
 		}
 	}
 	touch("go")
-	proctest.Until(t, 20*time.Second, "200 KB to be printed, three times what a pipe holds", func() bool {
+	proctest.Until(t, "200 KB to be printed, three times what a pipe holds", func() bool {
 		_, err := os.Stat(filepath.Join(dir, "done"))
 		return err == nil
 	})
@@ -295,7 +295,7 @@ func TestOutputWhileNoManagerRuns(t *testing.T) {
 		}
 		return found
 	}
-	proctest.Until(t, 20*time.Second, "what it prints now", func() bool { return lines("stdout: after") != "" })
+	proctest.Until(t, "what it prints now", func() bool { return lines("stdout: after") != "" })
 	var lost int
 	if _, err := fmt.Sscanf(lines("stderr: "), "stderr: %d bytes of output were lost "+away, &lost); err != nil || lost < 100_000 || lost > 200_001 {
 		t.Errorf("it is said that %q: %v", lines("stderr: "), err)
@@ -310,7 +310,7 @@ func TestDetachEndsALoad(t *testing.T) {
 		_, err := old.Start(context.WithoutCancel(t.Context()), Order{Replica: "a", Spec: withModel})
 		failed <- err
 	}()
-	proctest.Until(t, 20*time.Second, "the load to begin", func() bool {
+	proctest.Until(t, "the load to begin", func() bool {
 		old.mu.Lock()
 		defer old.mu.Unlock()
 		return old.slots.Len() == 1

@@ -59,21 +59,68 @@ func (m *Manager) borrow(ctx context.Context, key zygoteKey, spec Spec, image sa
 			return z, warm, release, nil
 		}
 		m.mourn(key, s)
-		err, wait := m.mayLoad(key, s), s.loading
+		err, wait, failed := m.mayLoad(key, s), s.loading, s.failed
 		m.mu.Unlock()
 		if err == nil && wait == nil {
 			wait, err = m.beginLoad(ctx, key, s, spec, image)
+		}
+		var pause errPause
+		if errors.As(err, &pause) {
+			err = sleep(ctx, pause)
+		} else if err == nil {
+			err = m.awaitLoad(ctx, key, s, wait, failed)
 		}
 		if err != nil {
 			release()
 			return nil, false, nil, err
 		}
-		select {
-		case <-wait:
-		case <-ctx.Done():
-			release()
-			return nil, false, nil, fmt.Errorf("its %s still loads: %w", key.what(), context.Cause(ctx))
-		}
+	}
+}
+
+// awaitLoad waits until a load has ended, and returns why it failed. failed is the number of failed
+// loads of the slot before this one. An order whose load failed does not wait for the next load, so
+// that its caller gets the error. If the zygote loaded and ended before the order could use it,
+// this is no failed load.
+func (m *Manager) awaitLoad(ctx context.Context, key zygoteKey, s *slot, done <-chan struct{}, failed uint64) error {
+	select {
+	case <-done:
+	case <-ctx.Done():
+		return fmt.Errorf("its %s still loads: %w", key.what(), context.Cause(ctx))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case s.failed == failed:
+		return nil
+	case s.fails > 1:
+		return fmt.Errorf("its %s has not loaded %d times in a row: %w", key.what(), s.fails, s.err)
+	default:
+		return fmt.Errorf("its %s has not loaded: %w", key.what(), s.err)
+	}
+}
+
+// errPause says that a zygote is not loaded until a back-off has passed.
+type errPause struct {
+	left time.Duration
+	error
+}
+
+// Unwrap returns the wrapped error.
+func (e errPause) Unwrap() error { return e.error }
+
+// longestSleep bounds how long an order waits for a back-off before it looks again, because the
+// back-off ends when the parameters are invalidated.
+const longestSleep = time.Second
+
+// sleep waits for a back-off, longestSleep at most.
+func sleep(ctx context.Context, p errPause) error {
+	t := time.NewTimer(min(p.left, longestSleep))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", p.error, context.Cause(ctx))
 	}
 }
 
@@ -102,8 +149,8 @@ func (m *Manager) mayLoad(key zygoteKey, s *slot) error {
 		return ErrClosed
 	case err != nil:
 		return err
-	case s.loading == nil && s.fails > 0 && left > 0:
-		return fmt.Errorf("its %s failed %d times in a row, next try in %v: %w", key.what(), s.fails, left.Round(time.Millisecond), s.err)
+	case s.loading == nil && s.err != nil && left > 0:
+		return errPause{left, fmt.Errorf("its %s is not loaded again for %v: %w", key.what(), left.Round(time.Millisecond), s.err)}
 	}
 	return nil
 }
@@ -128,7 +175,7 @@ func (m *Manager) beginLoad(ctx context.Context, key zygoteKey, s *slot, spec Sp
 		return nil, err
 	}
 	if err != nil {
-		m.failed(s, err)
+		m.loadFailed(s, err)
 		return nil, err
 	}
 	mem := m.memory(now)
@@ -171,9 +218,10 @@ func (m *Manager) refuse(function string, n need, now sample) error {
 	return refusal(function, n, m.memory(now), now.own, busy, loading)
 }
 
-// failed counts a failure of a slot's zygote, with m.mu held.
-func (m *Manager) failed(s *slot, err error) {
+// loadFailed counts a failed load of a slot's zygote; m.mu is held.
+func (m *Manager) loadFailed(s *slot, err error) {
 	s.fails++
+	s.failed++
 	s.err, s.retry = err, time.Now().Add(backoff(s.fails))
 }
 
@@ -201,8 +249,9 @@ func (m *Manager) load(ctx context.Context, limit time.Duration, key zygoteKey, 
 	stale := m.closed || s.settled != nil
 	if !stale {
 		if s.zygote = z; err != nil {
-			m.failed(s, err)
+			m.loadFailed(s, err)
 		} else {
+			s.fails = 0
 			key.generation = 0
 			m.sizes[key] = z.bytes
 			m.epoch++
@@ -236,15 +285,18 @@ func (m *Manager) watch(key zygoteKey, s *slot, z *zygote) {
 	m.changed()
 }
 
-// mourn empties the slot of a zygote that ended unasked, which counts as a failure, with m.mu held.
+// mourn empties the slot of a zygote that ended without an order to; m.mu is held. The zygote had
+// loaded, so this is no failed load. It is loaded again at once, or after a back-off if earlier
+// ones ended soon, too.
 func (m *Manager) mourn(key zygoteKey, s *slot) {
 	if s.zygote == nil || s.zygote.alive() || m.closed {
 		return
 	}
-	if time.Since(s.zygote.loaded) > lastBackoff {
-		s.fails = 0 // it had lived for long enough
+	if time.Since(s.zygote.loaded) > longLife {
+		s.ends = 0
 	}
-	m.failed(s, errors.New(s.zygote.died))
+	s.ends++
+	s.err, s.retry = errors.New(s.zygote.died), time.Now().Add(min(backoff(s.ends-1), lastBackoffOfEnds))
 	m.cfg.Log.Warn(key.what()+" ended", "function", s.zygote.function, "model", key.model, "cause", s.zygote.died)
 	s.zygote = nil
 	m.epoch++

@@ -45,7 +45,7 @@ func TestAStartTakesTheSpareChild(t *testing.T) {
 	if err != nil || string(after) != string(before) {
 		t.Errorf("the replica is in\n%s%v, was as a spare child in\n%s", after, err, before)
 	}
-	proctest.Until(t, 20*time.Second, "the replica's use", func() bool {
+	proctest.Until(t, "the replica's use", func() bool {
 		i := slices.IndexFunc(n.Inventory().Replicas, func(r ReplicaInfo) bool { return r.Name == "second" && r.Usage != nil })
 		return i >= 0
 	})
@@ -65,7 +65,7 @@ func TestASpareChildThatEnds(t *testing.T) {
 		if err := syscall.Kill(spare, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		proctest.Until(t, 20*time.Second, "its end to be heard of", func() bool {
+		proctest.Until(t, "its end to be heard of", func() bool {
 			z.mu.Lock()
 			defer z.mu.Unlock()
 			return z.waiting[uint32(spare)] == nil
@@ -87,7 +87,7 @@ func TestASpareChildThatEnds(t *testing.T) {
 	default:
 	}
 	n.spare(z.pid)
-	proctest.Until(t, 20*time.Second, "no group of those that ended", func() bool {
+	proctest.Until(t, "no group of those that ended", func() bool {
 		names, err := n.cfg.Groups.(realGroups).Names()
 		return err == nil && len(names) == 5 // a zygote, three replicas, a spare child
 	})
@@ -135,7 +135,7 @@ func TestSpareChildrenAreNotAdopted(t *testing.T) {
 		t.Errorf("the replica is process %d, want the spare child %d: its zygote's limits were kept", r.PID, next)
 	}
 	n.spare(z)
-	proctest.Until(t, 20*time.Second, "the groups of a zygote, two replicas and a spare child", func() bool {
+	proctest.Until(t, "the groups of a zygote, two replicas and a spare child", func() bool {
 		names, err := g.Names()
 		return err == nil && len(names) == 4
 	})

@@ -56,7 +56,7 @@ func (l *load) run(r *Replica) {
 func (l *load) more(t *testing.T, name string) {
 	t.Helper()
 	from := l.answered.Load()
-	proctest.Until(t, time.Minute, name+" to answer", func() bool { return l.answered.Load() > from+10 })
+	proctest.Until(t, name+" to answer", func() bool { return l.answered.Load() > from+10 })
 }
 
 // TestADaemonThatIsKilledUnderLoad has eight replicas that go on answering, and another daemon that adopts them.
@@ -182,7 +182,7 @@ func TestAWardenThatDies(t *testing.T) {
 		proctest.Gone(t, pid)
 	}
 	n.answers(n.start("own", Spec{Function: "g.ns", Image: "test/wait:1"})) // by another warden
-	proctest.Until(t, time.Minute, "the zygote to be loaded again", func() bool {
+	proctest.Until(t, "the zygote to be loaded again", func() bool {
 		r, err := n.Start(t.Context(), Order{Replica: "forked", Spec: withModel})
 		if err != nil {
 			return false
@@ -234,10 +234,10 @@ func TestDaemonsThatAreKilledAtAnyMoment(t *testing.T) {
 	}
 	defer c.Close()
 	n := after(t, c)
-	proctest.Until(t, 20*time.Second, "all replicas to be gone", func() bool { return len(n.Inventory().Replicas) == 0 })
+	proctest.Until(t, "all replicas to be gone", func() bool { return len(n.Inventory().Replicas) == 0 })
 	z := n.zygote()
 	for pid, want := range map[int]int{z: n.spare(z), parentOf(z): z} {
-		proctest.Until(t, 20*time.Second, "its children to be those of the inventory", func() bool {
+		proctest.Until(t, "its children to be those of the inventory", func() bool {
 			return slices.Equal(proctest.Children(t, pid), []int{want})
 		})
 	}
@@ -269,7 +269,7 @@ func TestADaemonThatIsKilledDuringALoad(t *testing.T) {
 		}
 		return found
 	}
-	proctest.Until(t, time.Minute, "half of a packed model", func() bool { return len(half()) == 1 })
+	proctest.Until(t, "half of a packed model", func() bool { return len(half()) == 1 })
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	pid, err := strconv.Atoi(strings.TrimPrefix(filepath.Ext(half()[0]), "."))

@@ -257,7 +257,7 @@ func TestDevicesAreSeenByTheirOwners(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = r.Conn.Close()
-		proctest.Until(t, time.Minute, "the replica to have said what it sees", func() bool {
+		proctest.Until(t, "the replica to have said what it sees", func() bool {
 			n.printing.Lock()
 			defer n.printing.Unlock()
 			return slices.Equal(n.lines[replica], []string{"stdout: " + device})

@@ -3,6 +3,7 @@ package keysmanager
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/task"
 )
 
 func TestEndsAreReportedWithTheirCause(t *testing.T) {
@@ -22,15 +24,15 @@ func TestEndsAreReportedWithTheirCause(t *testing.T) {
 		if err := syscall.Kill(r.PID, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		if e := n.exit(); e.Replica != name || e.PID != r.PID || e.Function != s.Function || e.Cause != "killed by SIGKILL" {
-			t.Errorf("exit %+v", e)
+		if e := n.exit(); e.Replica != name || e.PID != r.PID || e.Function != s.Function || e.Cause != "killed by SIGKILL" || e.End != task.EndUnclear {
+			t.Errorf("exit %+v, want that nobody can tell", e)
 		}
 	}
 	bad := withModel
 	bad.Env = maps.Clone(bad.Env)
 	bad.Env["wait_mean"] = "soon"
 	r := n.start("bad", bad)
-	if e := n.exit(); e.Replica != "bad" || !strings.HasPrefix(e.Cause, "exit status 1: ") || !strings.Contains(e.Cause, `wait_mean="soon"`) {
+	if e := n.exit(); e.Replica != "bad" || !strings.HasPrefix(e.Cause, "exit status 1: ") || !strings.Contains(e.Cause, `wait_mean="soon"`) || e.End != task.EndItself {
 		t.Errorf("exit of %d: %+v", r.PID, e)
 	}
 	n.printing.Lock()
@@ -47,27 +49,90 @@ func TestADeadZygoteTakesItsReplicasAndComesBack(t *testing.T) {
 	if err := syscall.Kill(n.zygote(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	lost := []string{n.exit().Replica, n.exit().Replica}
+	var lost []string
+	for range 2 {
+		e := n.exit()
+		if lost = append(lost, e.Replica); e.End != task.EndShared || !strings.HasPrefix(e.Cause, "its zygote ended: killed by SIGKILL") {
+			t.Errorf("exit %+v, want the zygote's end", e)
+		}
+	}
 	slices.Sort(lost)
 	if !slices.Equal(lost, []string{"a", "b"}) {
 		t.Errorf("lost %v, want a and b", lost)
 	}
-	var r *Replica
-	refused := ""
-	proctest.Until(t, 20*time.Second, "the zygote to be loaded again", func() bool {
-		var err error
-		if r, err = n.Start(t.Context(), Order{Replica: "c", Spec: withModel}); err != nil {
-			refused = err.Error()
-		}
-		return err == nil
-	})
-	defer r.Conn.Close()
-	if !strings.Contains(refused, "failed 1 times in a row") || !strings.Contains(refused, "SIGKILL") {
-		t.Errorf("during the back-off: %q", refused)
-	}
+	r := n.start("c", withModel) // the dead zygote was no failed load: nothing is refused
 	proctest.Gone(t, a.PID)
 	proctest.Gone(t, b.PID)
 	n.answers(r)
+}
+
+// TestNoStartFailsForKilledZygotes kills one zygote after the other, with a start under way each
+// time.
+func TestNoStartFailsForKilledZygotes(t *testing.T) {
+	n := newNode(t, nil)
+	n.start("first", withModel)
+	for i := range 4 {
+		pid := n.zygote()
+		started := make(chan error, 3)
+		for j := range cap(started) {
+			go func() {
+				r, err := n.Start(t.Context(), Order{Replica: fmt.Sprint("r", i, "-", j), Spec: withModel})
+				if err == nil {
+					_ = r.Conn.Close()
+				}
+				started <- err
+			}()
+		}
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		for range cap(started) {
+			if err := <-started; err != nil {
+				t.Errorf("after kill %d: %v", i+1, err)
+			}
+		}
+		n.start(fmt.Sprint("after", i), withModel)
+		if next := n.zygote(); next == pid {
+			t.Fatalf("kill %d: zygote %d still serves", i+1, pid)
+		}
+	}
+}
+
+// TestAStartWaitsForABackOff for as long as its caller does.
+func TestAStartWaitsForABackOff(t *testing.T) {
+	n := newNode(t, nil)
+	n.start("first", withModel)
+	n.mu.Lock()
+	for _, s := range n.slots.Values() {
+		s.ends = 100
+	}
+	n.mu.Unlock()
+	if err := syscall.Kill(n.zygote(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	n.exit()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	waits := make(chan error, 1)
+	go func() {
+		_, err := n.Start(ctx, Order{Replica: "second", Spec: withModel})
+		waits <- err
+	}()
+	proctest.Until(t, "the start to wait", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		for _, s := range n.slots.Values() {
+			if s.users > 0 && s.zygote == nil {
+				return true
+			}
+		}
+		return false
+	})
+	cancel(errors.New("nobody waits any more"))
+	if err := <-waits; err == nil || !strings.Contains(err.Error(), "nobody waits any more") || !strings.Contains(err.Error(), "its zygote is not loaded again for ") ||
+		!strings.Contains(err.Error(), "killed by SIGKILL") {
+		t.Errorf("given up: %v", err)
+	}
+	n.answers(n.start("third", withModel))
 }
 
 func TestLoadingThatFailsSaysWhy(t *testing.T) {
@@ -133,8 +198,8 @@ func TestStopIsPoliteFirst(t *testing.T) {
 		if err := n.Stop(t.Context(), name, grace); err != nil {
 			t.Fatal(err)
 		}
-		if e := n.exit(); e.Replica != name || !strings.HasPrefix(e.Cause, want) {
-			t.Errorf("exit %+v, want %s of %s", e, want, name)
+		if e := n.exit(); e.Replica != name || !strings.HasPrefix(e.Cause, want) || e.End != task.EndShared {
+			t.Errorf("exit %+v, want %s of %s, which the platform asked for", e, want, name)
 		}
 		if err := n.Stop(t.Context(), name, grace); err != nil {
 			t.Errorf("a second time: %v", err)
@@ -186,7 +251,7 @@ func TestAnOrderThatIsGivenUpLeavesNothing(t *testing.T) {
 	n.answers(b)
 	want := []int{a.PID, b.PID, spare.PID, n.spare(z)}
 	slices.Sort(want)
-	proctest.Until(t, 20*time.Second, "the child that nobody waited for to be gone", func() bool {
+	proctest.Until(t, "the child that nobody waited for to be gone", func() bool {
 		return slices.Equal(slices.Sorted(slices.Values(proctest.Children(t, z))), want)
 	})
 	if inv := n.Inventory(); inv.Zygotes[0].Replicas != 3 || len(inv.Replicas) != 3 {
@@ -217,7 +282,7 @@ func TestCloseEndsALoad(t *testing.T) {
 		_, err := n.Start(context.WithoutCancel(t.Context()), Order{Replica: "a", Spec: withModel})
 		failed <- err
 	}()
-	proctest.Until(t, 20*time.Second, "the load to begin", func() bool {
+	proctest.Until(t, "the load to begin", func() bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		return n.slots.Len() == 1

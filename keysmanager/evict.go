@@ -114,6 +114,11 @@ func takeIdle(all []cached, bytes int64, keyToo bool) (out []zygoteKey, missing 
 const (
 	firstBackoff = 500 * time.Millisecond
 	lastBackoff  = 30 * time.Second
+	// lastBackoffOfEnds is the longest back-off for zygotes that load and soon end. It is short
+	// because requests wait for the zygote.
+	lastBackoffOfEnds = 4 * time.Second
+	// longLife is how long a zygote must live to reset the count of early ends.
+	longLife = 10 * time.Second
 )
 
 // backoff is how long a zygote that failed count times in a row is not loaded again: half a second, doubled each time, at

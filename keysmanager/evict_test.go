@@ -18,20 +18,22 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestALongLifeIsNoFailureInARow has zygotes that end after their fifth failure in a row.
-func TestALongLifeIsNoFailureInARow(t *testing.T) {
+// TestZygotesThatLoadWellAndEnd has zygotes that end after five others did: none of them is a
+// failed load.
+func TestZygotesThatLoadWellAndEnd(t *testing.T) {
 	m := &Manager{cfg: Config{Log: slog.New(slog.DiscardHandler)}}
 	for name, tc := range map[string]struct {
 		life time.Duration
 		want int
+		wait time.Duration
 	}{
-		"soon after it was loaded": {time.Second, 6},
-		"after a long life":        {time.Hour, 1},
+		"soon after it was loaded": {time.Second, 6, lastBackoffOfEnds},
+		"after a long life":        {time.Hour, 1, 0},
 	} {
-		s := &slot{fails: 5, zygote: &zygote{loaded: time.Now().Add(-tc.life), died: "killed"}}
+		s := &slot{ends: 5, zygote: &zygote{loaded: time.Now().Add(-tc.life), died: "killed"}}
 		m.mourn(zygoteKey{}, s)
-		if s.fails != tc.want || s.zygote != nil {
-			t.Errorf("%s: %d failures in a row, want %d", name, s.fails, tc.want)
+		if s.ends != tc.want || s.fails != 0 || s.failed != 0 || s.zygote != nil || time.Until(s.retry) > tc.wait || tc.wait > 0 && time.Until(s.retry) <= 0 {
+			t.Errorf("%s: %d ends and %d failed loads, the next load in %v; want %d and none, and %v", name, s.ends, s.fails, time.Until(s.retry), tc.want, tc.wait)
 		}
 	}
 }

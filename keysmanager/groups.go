@@ -212,6 +212,16 @@ func (e *enclosure) cause(cause string) string {
 	return cause
 }
 
+// passedItsLimit reports whether the kernel killed processes of the group because the replica
+// exceeded its own memory limit.
+func (e *enclosure) passedItsLimit() bool {
+	if e == nil || e.limits.Memory == 0 || !e.replica {
+		return false
+	}
+	u, err := e.group.Usage()
+	return err == nil && u.OOMKills > 0
+}
+
 func (e *enclosure) outOfMemory() string {
 	if e.limits.Memory == 0 || !e.replica {
 		return "out of memory, that of the machine or of all this node's processes"

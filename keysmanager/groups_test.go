@@ -114,7 +114,7 @@ func TestWhatALimitOnMemoryMeans(t *testing.T) {
 	r := n.start("a", s)
 	n.answers(r)
 	var inv Inventory
-	proctest.Until(t, 20*time.Second, "measurements", func() bool {
+	proctest.Until(t, "measurements", func() bool {
 		inv = n.Inventory()
 		return len(inv.Zygotes) == 1 && inv.Zygotes[0].Usage != nil && len(inv.Replicas) == 1 && inv.Replicas[0].Usage != nil
 	})
@@ -151,7 +151,7 @@ func TestSetCPU(t *testing.T) {
 	if err := n.SetCPU(t.Context(), "nobody", 100); !errors.Is(err, ErrUnknown) {
 		t.Errorf("SetCPU of what does not run: %v, want ErrUnknown", err)
 	}
-	proctest.Until(t, 30*time.Second, "throttling", func() bool {
+	proctest.Until(t, "throttling", func() bool {
 		u := n.Inventory().Replicas[0].Usage
 		return u != nil && u.Throttled > 0 && u.CPUMilli > 0
 	})
@@ -236,7 +236,7 @@ func TestNoGroupIsLeft(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	proctest.Until(t, 20*time.Second, "the groups of the first replica, its zygote and a spare child alone", func() bool {
+	proctest.Until(t, "the groups of the first replica, its zygote and a spare child alone", func() bool {
 		n.spare(n.zygote())
 		names, err := n.cfg.Groups.(realGroups).Names()
 		return err == nil && len(names) == 3

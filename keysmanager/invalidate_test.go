@@ -70,7 +70,7 @@ func TestInvalidateDuringALoad(t *testing.T) {
 		}
 		started <- r
 	}()
-	proctest.Until(t, 20*time.Second, "the load to begin", func() bool {
+	proctest.Until(t, "the load to begin", func() bool {
 		z := n.Inventory().Zygotes
 		return len(z) == 1 && z[0].State == Loading && z[0].Bytes > 1<<20 && z[0].Function == "f.ns"
 	})
@@ -164,7 +164,7 @@ func TestStartsNeverForkFromWhatWasReplaced(t *testing.T) {
 	if err := n.Stop(ctx, "first", time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	proctest.Until(t, 20*time.Second, "nothing to be left", func() bool {
+	proctest.Until(t, "nothing to be left", func() bool {
 		n.tidy()
 		n.mu.Lock()
 		defer n.mu.Unlock()

@@ -108,7 +108,7 @@ func (m *Manager) Inventory() Inventory {
 		if s.loading != nil || s.zygote != nil && s.zygote.alive() {
 			inv.Zygotes = append(inv.Zygotes, m.info(k, s))
 		} else if s.err != nil {
-			inv.Failures = append(inv.Failures, Failure{m.nameOf(k, s), k.digest, s.fails, s.retry, s.err.Error()})
+			inv.Failures = append(inv.Failures, Failure{m.nameOf(k, s), k.digest, cmp.Or(s.fails, s.ends), s.retry, s.err.Error()})
 		}
 	}
 	for _, p := range m.processes {

@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/warden"
 )
 
@@ -37,6 +38,10 @@ type Config struct {
 	Warden *warden.Client
 	// Accounts are who processes run as that have no root of their own; nil: as this one. They stay the caller's to close.
 	Accounts Accounts
+	// Networks makes the networks of replicas and zygotes; nil: they share the machine's. HostNetwork
+	// allows functions to ask for the machine's.
+	Networks    Networks
+	HostNetwork bool
 	// Groups makes the cgroups of replicas and zygotes; nil: there are none, and so no limits of functions.
 	Groups Groups
 	// Devices returns the node's accelerators as they were seen last; it must not block. nil: there are none.
@@ -73,11 +78,14 @@ type Images interface {
 type Spec struct {
 	Function  string            `json:"function"` // pipeline.Key
 	Namespace string            `json:"namespace"`
-	Group     int               `json:"group,omitempty"`    // of users, that its namespace's functions run in where they have accounts; 0: each in one of its own
+	Group     int               `json:"group,omitempty"`    // of users, that may read its secrets, and that it runs in where it has an account; 0: in one of its own
+	Secrets   string            `json:"secrets,omitempty"`  // absolute path of the folder with its secrets, whose last part tells sets of secrets in a namespace apart; empty: it has none
 	Image     string            `json:"image"`              // as Images has it
 	Process   string            `json:"process,omitempty"`  // the env fprocess; empty: the image's ./stage, or its entrypoint
 	Health    string            `json:"health,omitempty"`   // of such a function: wire.EnvHealth
 	Ready     string            `json:"ready,omitempty"`    // HTTP path that says whether it is ready, of a function that speaks HTTP; empty: see package watchdog
+	Network   string            `json:"network,omitempty"`  // default, host or none (annotation stagecoach.dev/network); empty: default
+	Gateway   string            `json:"gateway,omitempty"`  // address and port of this machine where its processes reach functions, as gateway.openfaas; empty: nowhere
 	Env       map[string]string `json:"env,omitempty"`      // of the function; STAGECOACH_MODEL makes it one with parameters
 	Start     string            `json:"start,omitempty"`    // on which path: auto, fork, heap, map, cold (docs/adr/0023); empty: auto
 	Worker    string            `json:"worker,omitempty"`   // the name of the process that it shares with others of its namespace on a device (docs/adr/0033); empty: none
@@ -122,6 +130,7 @@ type Exit struct {
 	Replica, Function string
 	PID               int
 	Cause             string
+	End               task.End
 }
 
 // Manager is a node's KeysManager. Its methods are safe for concurrent use.
@@ -181,9 +190,11 @@ type slot struct {
 	users    int                     // orders that will fork from it
 	used     time.Time               // by a start, the latest
 	keeping                          // of a key stage
-	fails    int                     // in a row
+	fails    int                     // loads that failed, in a row
+	failed   uint64                  // loads that failed, ever
+	ends     int                     // zygotes that loaded and ended soon, in a row
 	retry    time.Time
-	err      error // of the last load
+	err      error // of the latest failed load, or why the latest zygote ended
 
 	settled chan struct{} // invalidated: closed when no order will fork from it any more; nil: it is not
 	since   time.Time     // when it was replaced; zero: it was not
@@ -249,7 +260,7 @@ func New(cfg Config) (*Manager, error) {
 }
 
 // exited forgets a process and reports it.
-func (m *Manager) exited(p *process, cause string) {
+func (m *Manager) exited(p *process, cause string, end task.End) {
 	m.disclose(p.group) // before another may have its name
 	if p.zygote.works() {
 		m.totals.left(p.function)
@@ -259,7 +270,7 @@ func (m *Manager) exited(p *process, cause string) {
 		p.mapped.unmap(p)
 	}
 	if m.cfg.OnExit != nil {
-		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: cause})
+		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: cause, End: end})
 	}
 	m.drop(p.entry) // now that it has been heard of
 	m.tidy()

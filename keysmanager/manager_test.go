@@ -170,7 +170,7 @@ func (n *node) exit() Exit {
 	select {
 	case e := <-n.exits:
 		return e
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		n.t.Fatal("no exit was reported")
 		return Exit{}
 	}
@@ -180,7 +180,7 @@ func (n *node) exit() Exit {
 func (n *node) printed(replica string) string {
 	n.t.Helper()
 	line := ""
-	proctest.Until(n.t, 20*time.Second, replica+" to print a line", func() bool {
+	proctest.Until(n.t, replica+" to print a line", func() bool {
 		n.printing.Lock()
 		defer n.printing.Unlock()
 		for _, l := range n.lines[replica] {
@@ -197,14 +197,14 @@ func (n *node) printed(replica string) string {
 func (n *node) zygote() int {
 	n.t.Helper()
 	var all []ZygoteInfo
-	proctest.Until(n.t, 20*time.Second, "one zygote", func() bool { all = n.Inventory().Zygotes; return len(all) == 1 && all[0].State == Ready })
+	proctest.Until(n.t, "one zygote", func() bool { all = n.Inventory().Zygotes; return len(all) == 1 && all[0].State == Ready })
 	return all[0].PID
 }
 
 // spare waits until a zygote has a spare child, and returns its process.
 func (n *node) spare(zygote int) (pid int) {
 	n.t.Helper()
-	proctest.Until(n.t, 20*time.Second, "a spare child", func() bool {
+	proctest.Until(n.t, "a spare child", func() bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		for _, s := range n.slots.Values() {
@@ -307,7 +307,7 @@ func TestARedeployRetiresTheOldZygote(t *testing.T) {
 	if err := n.Stop(t.Context(), "old", time.Second); err != nil {
 		t.Fatal(err)
 	}
-	proctest.Until(t, 10*time.Second, "the old zygote to end", func() bool { return len(n.Inventory().Zygotes) == 1 })
+	proctest.Until(t, "the old zygote to end", func() bool { return len(n.Inventory().Zygotes) == 1 })
 	if z := n.Inventory().Zygotes[0]; z.Replicas != 1 {
 		t.Errorf("what is left: %+v", z)
 	}

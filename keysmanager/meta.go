@@ -40,6 +40,9 @@ type zygoteMeta struct {
 	Worker string `json:"worker,omitempty"` // its name, when it is one
 	Device string `json:"device,omitempty"` // of that
 
+	Network string `json:"network,omitempty"` // that it is in, as Manager.networkOf has it; empty: the machine's, in which earlier releases started all
+	Secrets string `json:"secrets,omitempty"` // as its key has it
+
 	Limits GroupLimits `json:"limits,omitzero"` // of its next replica's cgroup
 }
 
@@ -66,7 +69,7 @@ func (z *zygote) meta() []byte {
 	defer z.mu.Unlock()
 	return encode(meta{Zygote: &zygoteMeta{
 		Namespace: z.key.namespace, Digest: z.key.digest, Model: z.key.model, Process: z.key.process, Form: z.key.form, Prepacked: z.prepacked, Function: z.function,
-		Runtime: z.key.engineName, Seen: z.key.environment, Worker: z.key.worker, Device: z.key.device,
+		Runtime: z.key.engineName, Seen: z.key.environment, Worker: z.key.worker, Device: z.key.device, Network: z.key.network, Secrets: z.key.secrets,
 		Bytes: z.bytes, Loaded: z.loaded, Load: z.load, Generation: z.key.generation, Replaced: z.replaced, Limits: z.limits,
 	}})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/safetensors"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // ErrNoRoom says that parameters do not fit into a node's memory, now or ever.
@@ -59,6 +60,9 @@ func parameters(root, model string) (bytes int64, of string, err error) {
 		path = filepath.Join(root, path)
 	}
 	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, "", fmt.Errorf("model %s: there is no %s, want %s to be the path of a file or folder in the image, from its root", model, path, wire.EnvModel)
+	}
 	if err != nil {
 		return 0, "", fmt.Errorf("model %s: %w", model, err)
 	}
@@ -86,23 +90,9 @@ func parameters(root, model string) (bytes int64, of string, err error) {
 	if err != nil {
 		return 0, "", fmt.Errorf("model %s: %w; build the image again", model, err)
 	}
-	var faults []error
-	outside := int64(0)
-	for _, e := range files {
-		there, err := os.Stat(filepath.Join(filepath.Dir(path), e.Location))
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			faults = append(faults, fmt.Errorf("its external data %s are not there, want %d bytes in the model's folder", e.Location, e.Bytes))
-		case err != nil:
-			faults = append(faults, fmt.Errorf("its external data: %w", err))
-		case there.Size() < e.Bytes:
-			faults = append(faults, fmt.Errorf("its external data %s have %d bytes, want at least %d", e.Location, there.Size(), e.Bytes))
-		default:
-			outside += there.Size()
-		}
-	}
-	if len(faults) > 0 {
-		return 0, "", fmt.Errorf("model %s: %w; build the image again", model, errors.Join(faults...))
+	outside, err := onnx.CheckExternal(filepath.Dir(path), files)
+	if err != nil {
+		return 0, "", fmt.Errorf("model %s: %w; build the image again", model, err)
 	}
 	if outside > 0 {
 		of += fmt.Sprintf(" and %s of external data", plan.Size(outside))

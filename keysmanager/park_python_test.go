@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
@@ -63,7 +62,7 @@ func TestPythonChildrenPark(t *testing.T) {
 	if rep.Path != PathParked || rep.PID != parked || p.PID != parked || p.Loaded != n.zygote() || p.Env["device"] != "GPU-a" || p.Env["sum"] != "0" {
 		t.Errorf("path %s, process %d, %+v; want the parked child %d", rep.Path, rep.PID, p, parked)
 	}
-	proctest.Until(t, 20*time.Second, "it to say how long its copy took", func() bool {
+	proctest.Until(t, "it to say how long its copy took", func() bool {
 		return slices.ContainsFunc(n.printedBy("r"), func(line string) bool { return strings.Contains(line, "device GPU-a has its parameters") })
 	})
 	if next := n.parkedOn("GPU-a")["GPU-a"]; next == parked {
@@ -72,7 +71,7 @@ func TestPythonChildrenPark(t *testing.T) {
 	none := pySpec(python, "none", "STAGECOACH_MODEL=model.safetensors") // PyTorch has no such device
 	none.Devices, none.DeviceMemory = 1, gib
 	n.keyStages(none)
-	proctest.Until(t, 60*time.Second, "a child that cannot be parked", func() bool {
+	proctest.Until(t, "a child that cannot be parked", func() bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		for _, s := range n.slots.Values() {
@@ -107,7 +106,7 @@ func TestPythonStagesShareADevice(t *testing.T) {
 		if rep.Path != PathResident || p.PID != rep.PID || p.Loaded != rep.PID || p.Env["device"] != "GPU-a" {
 			t.Errorf("%s: path %s, process %d, %+v", name, rep.Path, rep.PID, p)
 		}
-		proctest.Until(t, 20*time.Second, "it to say how long its copy took", func() bool {
+		proctest.Until(t, "it to say how long its copy took", func() bool {
 			return slices.ContainsFunc(n.printedBy(name), func(line string) bool { return strings.Contains(line, "device GPU-a has its parameters") })
 		})
 	}

@@ -72,7 +72,7 @@ func (n *node) keyStages(specs ...Spec) {
 // parkedOn waits until children are parked on exactly these devices, and returns their processes.
 func (n *node) parkedOn(devices ...string) (pids map[string]int) {
 	n.t.Helper()
-	proctest.Until(n.t, 20*time.Second, fmt.Sprintf("children to be parked on %q", devices), func() bool {
+	proctest.Until(n.t, fmt.Sprintf("children to be parked on %q", devices), func() bool {
 		pids = map[string]int{}
 		n.mu.Lock()
 		defer n.mu.Unlock()
@@ -158,7 +158,7 @@ func TestParkedChildrenOfOrders(t *testing.T) {
 	if err := syscall.Kill(pids["GPU-a"], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	proctest.Until(t, 20*time.Second, "its end to be heard of", func() bool {
+	proctest.Until(t, "its end to be heard of", func() bool {
 		z := n.only()
 		z.mu.Lock()
 		defer z.mu.Unlock()
@@ -182,7 +182,7 @@ func TestADeviceWithoutRoomForAContext(t *testing.T) {
 	n.keyStages(s)
 	n.parkedOn("GPU-good")
 	z := n.only()
-	proctest.Until(t, 20*time.Second, "it to have failed twice", func() bool {
+	proctest.Until(t, "it to have failed twice", func() bool {
 		z.mu.Lock()
 		defer z.mu.Unlock()
 		b := z.berths["GPU-bad"]
@@ -197,7 +197,7 @@ func TestADeviceWithoutRoomForAContext(t *testing.T) {
 func TestAChildIsParkedOnceItSaysSo(t *testing.T) {
 	n, _, s := parking(t, nil, "GPU-slow")
 	n.keyStages(s)
-	proctest.Until(t, 20*time.Second, "a child that makes itself ready", func() bool {
+	proctest.Until(t, "a child that makes itself ready", func() bool {
 		z := n.only()
 		return z != nil && z.parked()["GPU-slow"].pid() != 0
 	})
@@ -273,7 +273,7 @@ func TestParkedChildrenAreNotAdopted(t *testing.T) {
 	n.parkedOn()
 	n.keyStages(s)
 	n.parkedOn("GPU-a")
-	proctest.Until(t, 20*time.Second, "the groups of a zygote, a replica, a spare and a parked child", func() bool {
+	proctest.Until(t, "the groups of a zygote, a replica, a spare and a parked child", func() bool {
 		names, err := g.Names()
 		return err == nil && len(names) == 4
 	})

@@ -49,7 +49,8 @@ func (s Spec) choice() bool { return s.Start == "" || s.Start == "auto" }
 // key says where the parameters of a spec are kept now, with m.mu held.
 func (m *Manager) key(s Spec, e engine, image sandbox.Image) zygoteKey {
 	k := zygoteKey{
-		namespace: s.Namespace, digest: image.Digest, model: s.Env[wire.EnvModel], process: s.Process, engineName: e.name, environment: e.seen(s),
+		namespace: s.Namespace, digest: image.Digest, model: s.Env[wire.EnvModel], process: s.Process, engineName: e.name, environment: e.seen(s), network: m.networkOf(s),
+		secrets: s.Secrets,
 	}
 	k.form = e.starts[s.form()]
 	if s.choice() {
@@ -109,30 +110,51 @@ func (m *Manager) place(ctx context.Context, o Order, p *process, e engine, imag
 			conn, err = m.cold(ctx, o, p, e, image, env)
 			return err
 		}
-		begin := time.Now()
-		z, warm, release, err := m.borrow(ctx, key, o.Spec, image)
+		return m.withZygote(ctx, key, o.Spec, image, func(z *zygote, load time.Duration) (err error) {
+			if p.path = z.path(); o.Spec.Start == "fork" && p.path != PathFork && e.library {
+				return errNotPacked
+			}
+			conn, err = m.launch(ctx, o, p, func(socket *os.File) error {
+				p.ordered(load)
+				if z.memory != nil {
+					return m.mapMemory(z, o, p, e, image, env, socket)
+				}
+				if err := m.showSecrets(z, o.Spec.Secrets); err != nil {
+					return err
+				}
+				return m.fork(ctx, z, o, p, image.Root, env, socket)
+			})
+			return err
+		})
+	})
+	return conn, err
+}
+
+// mostZygotes is how many zygotes a start tries at most if they end before they have forked its
+// process.
+const mostZygotes = 3
+
+// withZygote calls start with the zygote of a key, and with another one if that zygote ends
+// meanwhile. load is how long the start waited for the zygote; 0: it was ready.
+func (m *Manager) withZygote(ctx context.Context, key zygoteKey, s Spec, image sandbox.Image, start func(z *zygote, load time.Duration) error) error {
+	begin := time.Now()
+	for n := 1; ; n++ {
+		z, warm, release, err := m.borrow(ctx, key, s, image)
 		if err != nil {
 			return err
 		}
-		defer release()
 		m.count(z.key, warm)
 		load := time.Duration(0)
-		if !warm {
+		if !warm || n > 1 {
 			load = time.Since(begin)
 		}
-		if p.path = z.path(); o.Spec.Start == "fork" && p.path != PathFork && e.library {
-			return errNotPacked
+		err = start(z, load)
+		release()
+		if err == nil || n == mostZygotes || ctx.Err() != nil || z.memory != nil || z.alive() || errors.As(err, new(errLied)) {
+			return err
 		}
-		conn, err = m.launch(ctx, o, p, func(socket *os.File) error {
-			p.ordered(load)
-			if z.memory != nil {
-				return m.mapMemory(z, o, p, e, image, env, socket)
-			}
-			return m.fork(ctx, z, o, p, image.Root, env, socket)
-		})
-		return err
-	})
-	return conn, err
+		m.cfg.Log.Info("a start uses another "+key.what()+": the one before has ended", "function", s.Function, "error", err)
+	}
 }
 
 // loaded brings a function's parameters into memory, unless they are there or its replicas share none, and calls do, if not

@@ -236,7 +236,7 @@ func TestMappedReplicasAreAdopted(t *testing.T) {
 	if e := n.exit(); e.Replica != "a" || e.Cause != "exited" {
 		t.Errorf("exit %+v", e)
 	}
-	proctest.Until(t, 20*time.Second, "one replica to be left", func() bool { return n.Inventory().Zygotes[0].Replicas == 1 })
+	proctest.Until(t, "one replica to be left", func() bool { return n.Inventory().Zygotes[0].Replicas == 1 })
 }
 
 func descriptors(t *testing.T, pid int) int {
@@ -258,7 +258,7 @@ func TestAThousandOrdersAtOnce(t *testing.T) {
 	n.answers(n.start("warm", withModel))
 	n.answers(n.start("other", other))
 	zygote := n.Inventory().Zygotes[slices.IndexFunc(n.Inventory().Zygotes, func(z ZygoteInfo) bool { return z.Path == PathFork })].PID
-	proctest.Until(t, 20*time.Second, "their ends", func() bool { return n.Stop(t.Context(), "warm", 0) == nil && ended.Load() == 1 })
+	proctest.Until(t, "their ends", func() bool { return n.Stop(t.Context(), "warm", 0) == nil && ended.Load() == 1 })
 	n.spare(zygote)
 	ours, theirs := descriptors(t, os.Getpid()), descriptors(t, zygote)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -284,7 +284,7 @@ func TestAThousandOrdersAtOnce(t *testing.T) {
 			done.Add(1)
 		})
 	}
-	proctest.Until(t, time.Minute, "the first to be up", func() bool { return done.Load() > 0 })
+	proctest.Until(t, "the first to be up", func() bool { return done.Load() > 0 })
 	_ = n.start("not in line", other).Conn.Close()
 	if got := done.Load(); got > orders*9/10 {
 		t.Errorf("%d of %d were up before a replica of another function was", got, orders)
@@ -294,11 +294,11 @@ func TestAThousandOrdersAtOnce(t *testing.T) {
 	for err := range errs {
 		t.Error(err)
 	}
-	proctest.Until(t, time.Minute, "all ends to be reported", func() bool { return ended.Load() == orders+2 })
+	proctest.Until(t, "all ends to be reported", func() bool { return ended.Load() == orders+2 })
 	if got := n.Inventory(); len(got.Replicas) != 1 || len(n.gates) != 0 {
 		t.Errorf("%d replicas and %d gates are left, want the other function's and none", len(got.Replicas), len(n.gates))
 	}
-	proctest.Until(t, 20*time.Second, "descriptors and children to be gone", func() bool {
+	proctest.Until(t, "descriptors and children to be gone", func() bool {
 		spare := n.spare(zygote)
 		return descriptors(t, os.Getpid()) <= ours && descriptors(t, zygote) == theirs && slices.Equal(proctest.Children(t, zygote), []int{spare})
 	})
@@ -337,17 +337,15 @@ func TestAZygoteDiesInTheMiddle(t *testing.T) {
 	close(up)
 	close(failed)
 	for err := range failed {
-		if !strings.Contains(err.Error(), "zygote ended: killed by SIGKILL") && !strings.Contains(err.Error(), "next try in") {
-			t.Errorf("a start failed with %v, want the zygote's end", err)
-		}
+		t.Errorf("a start failed with %v, want a fork of the next zygote", err)
 	}
 	for name := range up {
-		proctest.Until(t, 20*time.Second, "the end of "+name, func() bool { mu.Lock(); defer mu.Unlock(); return ends[name] != "" })
+		proctest.Until(t, "the end of "+name, func() bool { mu.Lock(); defer mu.Unlock(); return ends[name] != "" })
 	}
 	if inv := n.Inventory(); len(inv.Replicas) != 0 {
 		t.Errorf("left: %+v", inv.Replicas)
 	}
-	proctest.Until(t, time.Minute, "a start after it", func() bool {
+	proctest.Until(t, "a start after it", func() bool {
 		r, err := n.Start(t.Context(), Order{Replica: "again", Spec: withModel})
 		if err == nil {
 			_ = r.Conn.Close()

@@ -102,7 +102,7 @@ func TestPressureFromOutside(t *testing.T) {
 	if err := n.Stop(t.Context(), "b", time.Minute); err != nil { // and what becomes idle goes
 		t.Fatal(err)
 	}
-	proctest.Until(t, 20*time.Second, "the zygote that became idle to go", func() bool { return len(n.Inventory().Zygotes) == 0 })
+	proctest.Until(t, "the zygote that became idle to go", func() bool { return len(n.Inventory().Zygotes) == 0 })
 }
 
 func TestWhatCannotFitIsRefused(t *testing.T) {
@@ -176,7 +176,7 @@ func TestRoomIsMadeForWhoNeedsIt(t *testing.T) {
 	if err := n.Stop(t.Context(), "a", time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	proctest.Until(t, 20*time.Second, "the replica's memory to be seen to be free", func() bool {
+	proctest.Until(t, "the replica's memory to be seen to be free", func() bool {
 		return warm(true).Evicted.Memory > 1
 	})
 	for range 3 {
@@ -203,7 +203,7 @@ func TestABalloonTakesTheMemory(t *testing.T) {
 	}
 	n.zygote()
 	n.start("balloon", s)
-	proctest.Until(t, 20*time.Second, "the idle zygote to go", func() bool { return len(n.Inventory().Zygotes) == 0 })
+	proctest.Until(t, "the idle zygote to go", func() bool { return len(n.Inventory().Zygotes) == 0 })
 	if inv := n.Inventory(); inv.Evicted.Memory != 1 || inv.MemoryUsed < 100<<20 || len(inv.Replicas) != 1 {
 		t.Errorf("inventory %+v, want an eviction, and the balloon", inv)
 	}

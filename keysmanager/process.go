@@ -3,14 +3,17 @@ package keysmanager
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/warden"
 )
 
@@ -26,7 +29,8 @@ type process struct {
 	told              func(Phase) // as Order.Phase; nil: nobody
 	started           time.Time
 	output            *sandbox.Output
-	running           bool // its Start has returned; guarded by the manager's mutex
+	running           bool        // its Start has returned; guarded by the manager's mutex
+	signaled          atomic.Bool // the Manager has signaled it
 
 	group  *enclosure // nil: none
 	entry  string     // of the warden
@@ -47,8 +51,9 @@ const (
 	linesWhile  = 2 * time.Second
 )
 
-// end says once why the process has ended. It waits a moment for what the process had still to say.
-func (p *process) end(cause string) {
+// end reports once why and how the process has ended. It first waits a moment for the process's
+// last output.
+func (p *process) end(cause string, how task.End) {
 	p.once.Do(func() {
 		finished := make(chan struct{})
 		p.owner.ends.Go(func() { <-p.placed; p.output.Finish(linesWhile); close(finished) })
@@ -59,7 +64,13 @@ func (p *process) end(cause string) {
 			case <-finished:
 			case <-time.After(linesMoment):
 			}
-			p.owner.exited(p, because(p.group.cause(cause), p.output))
+			switch {
+			case p.signaled.Load():
+				how = task.EndShared
+			case how == task.EndUnclear && p.group.passedItsLimit():
+				how = task.EndItself
+			}
+			p.owner.exited(p, because(p.group.cause(cause), p.output), how)
 		})
 	})
 }
@@ -73,6 +84,7 @@ func because(cause string, o *sandbox.Output) string {
 }
 
 func (p *process) signal(s syscall.Signal) {
+	p.signaled.Store(true)
 	if p.zygote != nil {
 		p.zygote.signal(p.task, s)
 		return
@@ -89,6 +101,20 @@ func (p *process) awaitEnd(most time.Duration) error {
 		return ErrClosed
 	case <-time.After(most):
 		return fmt.Errorf("replica %q: process %d is still there %v after SIGKILL", p.replica, p.pid, most)
+	}
+}
+
+// endOf returns how a process ended, as far as its status shows. SIGKILL and the signals that ask a
+// process to end come from outside, or from the kernel when memory is short. Only the cgroup knows
+// the latter.
+func endOf(e warden.Exit) task.End {
+	switch {
+	case e.Err != nil: // its warden has ended
+		return task.EndShared
+	case e.Status.Signaled() && slices.Contains([]unix.Signal{unix.SIGKILL, unix.SIGTERM, unix.SIGINT, unix.SIGHUP}, e.Status.Signal()):
+		return task.EndUnclear
+	default:
+		return task.EndItself
 	}
 }
 

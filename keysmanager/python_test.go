@@ -85,7 +85,7 @@ func TestPythonFaults(t *testing.T) {
 			}
 		}
 	}
-	if got := startError(t, n, pySpec(python, "missing")); !strings.Contains(got, "next try in") {
+	if got := startError(t, n, pySpec(python, "missing")); !strings.Contains(got, "has not loaded 2 times in a row") {
 		t.Errorf("at once again: %q", got)
 	}
 	s := pySpec("/no/such/python", "raises")
@@ -146,7 +146,7 @@ func TestPythonEnds(t *testing.T) {
 	if err := syscall.Kill(spare, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	proctest.Until(t, 20*time.Second, "the spare child's end to be heard of", func() bool {
+	proctest.Until(t, "the spare child's end to be heard of", func() bool {
 		of.mu.Lock()
 		defer of.mu.Unlock()
 		return of.waiting[uint32(spare)] == nil

@@ -59,11 +59,14 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 
 // notTheirs is not a function's to say.
 var notTheirs = []string{
-	wire.EnvZygoteFD, wire.EnvImage, wire.EnvAccount, wire.EnvReady, wire.EnvHealth, wire.EnvORT, wire.EnvPoolThreads, wire.EnvThreads,
-	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot,
+	wire.EnvZygoteFD, wire.EnvImage, wire.EnvAccount, wire.EnvNetwork, wire.EnvReady, wire.EnvHealth, wire.EnvORT, wire.EnvPoolThreads, wire.EnvThreads,
+	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot, wire.EnvSecrets,
 }
 
 func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, error) {
+	if err := m.checkNetwork(o.Spec); err != nil { // also if it would fork from a zygote that is there
+		return nil, err
+	}
 	image, err := m.cfg.Images.Resolve(o.Spec.Image)
 	if err != nil {
 		return nil, err
@@ -185,6 +188,9 @@ func (m *Manager) shim(c *sandbox.Command, s Spec, image sandbox.Image) error {
 		c.Env["fprocess"] = s.Process
 	}
 	own := map[string]string{wire.EnvImage: string(b), wire.EnvReady: s.Ready, wire.EnvHealth: s.Health}
+	if s.Secrets != "" {
+		own[wire.EnvSecrets] = s.Secrets
+	}
 	for name, value := range c.Env {
 		switch name {
 		case wire.EnvStageFD, wire.EnvReplica, wire.EnvFunction:

@@ -75,7 +75,7 @@ func TestALoadThatHangsHoldsUpNoOther(t *testing.T) {
 	n.wish(small, 1)
 	n.press(g, 85*gb-10*bytes-bytes*9/10)
 	end := n.warming(Wanted{Spec: hung}, Wanted{Spec: large}, Wanted{Spec: small})
-	proctest.Until(t, 20*time.Second, "the small one to be loaded", func() bool { return n.states()["f.small"] == Ready })
+	proctest.Until(t, "the small one to be loaded", func() bool { return n.states()["f.small"] == Ready })
 	if now := n.states(); now["f.hung"] != Loading || now["f.idle"] != Ready || now["f.large"] != "" {
 		t.Errorf("zygotes %v, want the hung one loading, the idle one there, and not the large one", now)
 	}
@@ -98,7 +98,7 @@ func TestWarmLoadsAFewAtATime(t *testing.T) {
 		wanted = append(wanted, Wanted{Spec: s}, Wanted{Spec: twin})
 	}
 	end := n.warming(wanted...)
-	proctest.Until(t, 20*time.Second, "loads to begin", func() bool { return len(n.states()) >= warmAtOnce })
+	proctest.Until(t, "loads to begin", func() bool { return len(n.states()) >= warmAtOnce })
 	last := fmt.Sprintf("f.h%d", warmAtOnce)
 	if err := end(); err == nil || !strings.Contains(err.Error(), `warm "`+last+`": not begun`) || strings.Contains(err.Error(), "twin") {
 		t.Errorf("got %v, want that %s was not begun", err, last)

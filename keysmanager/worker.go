@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -36,8 +37,8 @@ func (k zygoteKey) what() string {
 // works tells whether a zygote, which may be nil, is a worker.
 func (z *zygote) works() bool { return z != nil && z.key.form == formWorker }
 
-// residence is the worker that an order's replica belongs into.
-func (o Order) residence(e engine) (zygoteKey, error) {
+// residence returns the worker that an order's replica belongs to.
+func (m *Manager) residence(o Order, e engine) (zygoteKey, error) {
 	s := o.Spec
 	switch what := "annotation stagecoach.dev/process is " + s.Worker; {
 	case e.name != python.name:
@@ -47,38 +48,45 @@ func (o Order) residence(e engine) (zygoteKey, error) {
 	case strings.Contains(o.Device, ","):
 		return zygoteKey{}, fmt.Errorf("%s and its replica gets the devices %s, want one: that process has one", what, o.Device)
 	}
-	return zygoteKey{namespace: s.Namespace, process: s.Process, form: formWorker, engineName: e.name, worker: s.Worker, device: o.Device}, nil
+	return zygoteKey{namespace: s.Namespace, process: s.Process, form: formWorker, engineName: e.name, worker: s.Worker, device: o.Device, network: m.networkOf(s), secrets: s.secretSet()}, nil
+}
+
+// secretSet tells sets of secrets apart; empty: no secrets.
+func (s Spec) secretSet() string {
+	if s.Secrets == "" {
+		return ""
+	}
+	return filepath.Base(s.Secrets)
 }
 
 // reside starts p in the worker that its function names, and that first, unless it is there.
 func (m *Manager) reside(ctx context.Context, o Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
-	key, err := o.residence(e)
+	key, err := m.residence(o, e)
 	if err != nil {
 		return nil, err
 	}
 	m.unuse(p.asking)
-	begin := time.Now()
-	z, warm, release, err := m.borrow(ctx, key, o.Spec, image)
-	if err != nil {
+	var conn *net.UnixConn
+	if err := m.withZygote(ctx, key, o.Spec, image, func(z *zygote, load time.Duration) (err error) {
+		m.mu.Lock()
+		m.visit(z.key, o.Spec.Function)
+		m.mu.Unlock()
+		p.path = z.path()
+		conn, err = m.launch(ctx, o, p, func(socket *os.File) error {
+			p.ordered(load)
+			if err := m.admitTo(z, image.Root); err != nil {
+				return err
+			}
+			if err := m.showSecrets(z, o.Spec.Secrets); err != nil {
+				return err
+			}
+			return m.fork(ctx, z, o, p, image.Root, env, socket)
+		})
+		return err
+	}); err != nil {
 		return nil, fmt.Errorf("annotation stagecoach.dev/process is %s: %w", o.Spec.Worker, err)
 	}
-	defer release()
-	m.count(z.key, warm)
-	m.mu.Lock()
-	m.visit(z.key, o.Spec.Function)
-	m.mu.Unlock()
-	load := time.Duration(0)
-	if !warm {
-		load = time.Since(begin)
-	}
-	p.path = z.path()
-	return m.launch(ctx, o, p, func(socket *os.File) error {
-		p.ordered(load)
-		if err := m.admitTo(z, image.Root); err != nil {
-			return err
-		}
-		return m.fork(ctx, z, o, p, image.Root, env, socket)
-	})
+	return conn, nil
 }
 
 // visit notes that a worker has, or had, a replica of a function, with m.mu held.

@@ -78,7 +78,7 @@ func TestPythonStagesInAWorker(t *testing.T) {
 			}
 		}
 		for _, line := range []string{"stdout: loads " + want["name"], "stdout: infers " + want["name"]} {
-			proctest.Until(t, 20*time.Second, r.Name+" to have printed "+line, func() bool { return slices.Contains(n.printedBy(r.Name), line) })
+			proctest.Until(t, r.Name+" to have printed "+line, func() bool { return slices.Contains(n.printedBy(r.Name), line) })
 		}
 		if got := n.printedBy("worker"); len(got) > 0 {
 			t.Errorf("its worker has printed %q", got)
@@ -112,7 +112,7 @@ func TestPythonStagesInAWorker(t *testing.T) {
 	if want := "its worker ended: killed by SIGKILL"; ended["a"] != want || ended["b"] != want {
 		t.Errorf("ends %v", ended)
 	}
-	proctest.Until(t, 20*time.Second, "its back-off to be over", func() bool { // as of a zygote that has ended unasked
+	proctest.Until(t, "its back-off to be over", func() bool { // as of a zygote that has ended unasked
 		r, err := n.Start(t.Context(), Order{Replica: "a", Spec: left})
 		if err != nil {
 			return false
@@ -138,7 +138,7 @@ func TestAPythonStageThatIsStuck(t *testing.T) {
 		c.Write(wire.Frame{Type: wire.FrameBatch, Batch: 1, Payload: batch.Append(nil)})); err != nil {
 		t.Fatal(err)
 	}
-	proctest.Until(t, 20*time.Second, "it to be stuck", func() bool { return slices.Contains(n.printedBy("a"), "stdout: begins") })
+	proctest.Until(t, "it to be stuck", func() bool { return slices.Contains(n.printedBy("a"), "stdout: begins") })
 	if err := n.Stop(t.Context(), "a", time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestAWorkerIsAdopted(t *testing.T) {
 	if log.count("WARN") > 0 {
 		t.Error("the log has warnings")
 	}
-	proctest.Until(t, 20*time.Second, "what they use", func() bool {
+	proctest.Until(t, "what they use", func() bool {
 		inv := n.Inventory()
 		z, r := inv.Zygotes[0].Usage, inv.Replicas
 		for _, r := range r {

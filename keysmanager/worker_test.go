@@ -1,12 +1,14 @@
 package keysmanager
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
@@ -98,7 +101,7 @@ func workers(t *testing.T, change func(*Config)) (*node, *rack, Spec) {
 // worker waits until there is one worker on a device, and returns it.
 func (n *node) worker(device string) (z ZygoteInfo) {
 	n.t.Helper()
-	proctest.Until(n.t, 20*time.Second, "one worker on "+device, func() bool {
+	proctest.Until(n.t, "one worker on "+device, func() bool {
 		count := 0
 		for _, one := range n.Inventory().Zygotes {
 			if one.Worker != "" && one.Device == device && one.State == Ready {
@@ -159,8 +162,11 @@ func TestResidents(t *testing.T) {
 	if err := syscall.Kill(c.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if e := n.exit(); e.Replica != "c" || e.Cause != "its worker ended: killed by SIGKILL" {
+	if e := n.exit(); e.Replica != "c" || e.Cause != "its worker ended: killed by SIGKILL" || e.End != task.EndUnclear {
 		t.Errorf("exit %+v", e)
+	}
+	if next := n.on("next", "GPU-b", s); next.PID == c.PID { // which nothing refuses
+		t.Errorf("it is in process %d, which was killed", next.PID)
 	}
 }
 
@@ -177,7 +183,7 @@ func TestAWorkerRestsBeforeItEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	proctest.Gone(t, r.PID)
-	proctest.Until(t, 20*time.Second, "nothing to be left", func() bool {
+	proctest.Until(t, "nothing to be left", func() bool {
 		inv := n.Inventory()
 		return len(inv.Zygotes) == 0 && inv.Devices[0].Reserved == 0
 	})
@@ -204,11 +210,18 @@ func TestAWorkerThatDoesNotHear(t *testing.T) {
 	if err := syscall.Kill(a.PID, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	proctest.Until(t, "all threads of the worker to be stopped", func() bool {
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", a.PID)) // the pattern is well-formed
+		return len(threads) > 0 && !slices.ContainsFunc(threads, func(file string) bool {
+			b, err := os.ReadFile(file)
+			return err == nil && !bytes.Contains(b, []byte("State:\tT"))
+		})
+	})
 	if err := n.Stop(t.Context(), "a", 0); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if e := n.exit(); e.Cause != fmt.Sprintf(`its worker was ended: replica "a": process %d is still there 1ms after SIGKILL`, a.PID) {
+		if e := n.exit(); e.Cause != fmt.Sprintf(`its worker was ended: replica "a": process %d is still there 1ms after SIGKILL`, a.PID) || e.End != task.EndShared {
 			t.Errorf("exit %+v", e)
 		}
 	}
@@ -255,31 +268,33 @@ func configOf(c, other Config) Config {
 // TestResidences: who may share a process, and who has none.
 func TestResidences(t *testing.T) {
 	s := Spec{Function: "f.ns", Namespace: "ns", Worker: "w", Process: "p"}
-	base, err := Order{Spec: s, Device: "d"}.residence(python)
+	m := &Manager{cfg: Config{Networks: new(bareNetworks)}}
+	base, err := m.residence(Order{Spec: s, Device: "d"}, python)
 	if err != nil || base.what() != "worker" || base.engine().name != python.name {
 		t.Fatal(base, err)
 	}
 	for name, change := range map[string]func(*Order){
 		"namespace": func(o *Order) { o.Spec.Namespace = "other" }, "name": func(o *Order) { o.Spec.Worker = "x" },
 		"interpreter": func(o *Order) { o.Spec.Process = "/opt/python ./stage" }, "device": func(o *Order) { o.Device = "" },
+		"network": func(o *Order) { o.Spec.Network = "none" },
 	} {
 		o := Order{Spec: s, Device: "d"}
 		change(&o)
-		if key, err := o.residence(python); err != nil || key == base {
+		if key, err := m.residence(o, python); err != nil || key == base {
 			t.Errorf("another %s: the same worker; %v", name, err)
 		}
 	}
 	same := Order{Spec: s, Device: "d"}
 	same.Spec.Function, same.Spec.Image, same.Spec.Env, same.Spec.DeviceMemory = "g.ns", "j", map[string]string{"A": "1"}, 7
-	if key, err := same.residence(python); err != nil || key != base {
+	if key, err := m.residence(same, python); err != nil || key != base {
 		t.Errorf("another function: %+v, %v", key, err)
 	}
 	start := s
 	start.Start = "cold"
 	for want, refused := range map[string]func() (zygoteKey, error){
-		"a process each": func() (zygoteKey, error) { return same.residence(onnxRuntime) },
-		"want auto":      func() (zygoteKey, error) { return Order{Spec: start}.residence(python) },
-		"want one":       func() (zygoteKey, error) { return Order{Spec: s, Device: "a,b"}.residence(python) },
+		"a process each": func() (zygoteKey, error) { return m.residence(same, onnxRuntime) },
+		"want auto":      func() (zygoteKey, error) { return m.residence(Order{Spec: start}, python) },
+		"want one":       func() (zygoteKey, error) { return m.residence(Order{Spec: s, Device: "a,b"}, python) },
 	} {
 		if _, err := refused(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "stagecoach.dev/process is w") {
 			t.Errorf("%v, want %q", err, want)
@@ -328,7 +343,7 @@ func TestWhatAWorkerUses(t *testing.T) {
 	n.on("b", "", other)
 	z := n.only()
 	var all map[string]used
-	proctest.Until(t, 20*time.Second, "what it uses to be measured", func() bool {
+	proctest.Until(t, "what it uses to be measured", func() bool {
 		n.measure()
 		all = n.used()
 		return all["f.ns"].cpu > 0

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/warden"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
@@ -30,7 +31,11 @@ type zygoteKey struct {
 	engineName  string // as engine has it
 	environment string // that a zygote knows of, as engine.seen has it
 
+	secrets string // folder that its replicas read, or of a worker, the set of secrets that all its functions name; empty: none
+
 	generation uint64 // of the parameters: how often they have been invalidated
+
+	network string // which its processes are in, as Manager.networkOf has it
 
 	worker, device string // of a worker: its name, and its device; empty: the CPU
 }
@@ -54,7 +59,7 @@ type zygote struct {
 	prepacked bool         // its weights are mapped from a file
 	memory    []*os.File   // graph and weights, sealed; nil: it is a process
 	once      sync.Once    // of the end of memory
-	admitting sync.Mutex   // of a worker: held while it gets another image to read
+	admitting sync.Mutex   // held while it gets another folder to read
 	owed      atomic.Int64 // messages that it may still send
 
 	mu       sync.Mutex
@@ -245,6 +250,10 @@ func (z *zygote) read() {
 		cause = "its " + z.key.what() + " was ended: " + fault.Error()
 	}
 	z.died = cause
+	how := task.EndShared
+	if z.works() && z.lie == nil {
+		how = task.EndUnclear // what a replica does ends its whole worker
+	}
 	children, pending, spares := z.children, z.pending, z.unberthed()
 	z.children, z.pending, z.waiting = nil, nil, nil
 	z.mu.Unlock()
@@ -252,7 +261,7 @@ func (z *zygote) read() {
 		f.reply <- errors.New(cause)
 	}
 	for _, p := range children {
-		p.end(cause)
+		p.end(cause, how)
 	}
 	for _, c := range spares {
 		z.owner.dispose(c)
@@ -319,7 +328,8 @@ func (z *zygote) handle(o wire.Order) {
 			z.owner.ends.Go(func() { z.owner.dispose(spare) })
 		}
 		if p != nil {
-			p.end(describe(warden.Exit{Status: unix.WaitStatus(o.Status)}))
+			e := warden.Exit{Status: unix.WaitStatus(o.Status)}
+			p.end(describe(e), endOf(e))
 		}
 	}
 }

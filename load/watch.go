@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 // watcher asks the server once a second how its functions stand: GET /system/timeline/NAME where there is one, as in
@@ -81,7 +83,7 @@ func (w *watcher) resolve(ctx context.Context) {
 		if b, err := w.get(ctx, "/system/pipelines/"+name); err == nil && json.Unmarshal(b, &p) == nil && len(p.Stages) > 0 {
 			stages = nil
 			for _, s := range p.Stages {
-				stages = append(stages, s.Name+"."+p.Namespace)
+				stages = append(stages, pipeline.Key{Name: s.Name, Namespace: p.Namespace}.String())
 			}
 		}
 		for _, s := range stages {
@@ -127,12 +129,8 @@ func (w *watcher) sample(ctx context.Context, at time.Duration) error {
 	for i, name := range w.names {
 		s := Sample{T: math.Round(at.Seconds()*1e3) / 1e3}
 		of := func(metric string) (float64, bool) {
-			for _, key := range []string{name, name + ".openfaas-fn"} {
-				if v, ok := metrics[metric+" "+key]; ok {
-					return v, true
-				}
-			}
-			return 0, false
+			v, ok := metrics[metric+" "+pipeline.Named(name, "").String()]
+			return v, ok
 		}
 		replicas, known := of("gateway_service_count")
 		depth, _ := of("stagecoach_dispatch_queue_depth")

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 // Line is a line of output.
@@ -29,7 +31,7 @@ type Book struct {
 	mu        sync.Mutex
 	closed    bool
 	bytes     int64
-	functions map[string]*pages
+	functions map[pipeline.Key]*pages
 	order     *list.List // of *entry: the lines of all functions, oldest first
 }
 
@@ -41,7 +43,7 @@ type entry struct {
 
 // pages are the lines of one function. They go when they are empty and nobody reads them.
 type pages struct {
-	of      string          // the function
+	of      pipeline.Key    // the function
 	lines   []*list.Element // oldest first; values are *entry
 	first   uint64          // number of lines[0]; numbers grow by one from the function's first line on
 	bytes   int64
@@ -53,11 +55,11 @@ type pages struct {
 // New returns an empty book that keeps at most perFunction bytes of one function's lines and total bytes of all, the lines'
 // own overhead included. The oldest lines go first.
 func New(perFunction, total int64) *Book {
-	return &Book{perFunction: perFunction, total: total, functions: map[string]*pages{}, order: list.New()}
+	return &Book{perFunction: perFunction, total: total, functions: map[pipeline.Key]*pages{}, order: list.New()}
 }
 
 // Add writes a line down.
-func (b *Book) Add(function string, l Line) {
+func (b *Book) Add(function pipeline.Key, l Line) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
@@ -77,7 +79,7 @@ func (b *Book) Add(function string, l Line) {
 }
 
 // of returns the pages of a function, which are made if need be; b.mu is held.
-func (b *Book) of(function string) *pages {
+func (b *Book) of(function pipeline.Key) *pages {
 	p := b.functions[function]
 	if p == nil {
 		p = &pages{of: function}
@@ -112,7 +114,7 @@ func (p *pages) wake() {
 }
 
 // Forget drops the lines of a function and ends its readers.
-func (b *Book) Forget(function string) {
+func (b *Book) Forget(function pipeline.Key) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p := b.functions[function]
@@ -139,7 +141,7 @@ func (b *Book) Close() {
 
 // Query says which lines of a function are wanted.
 type Query struct {
-	Function string
+	Function pipeline.Key
 	Replica  string    // empty: of all
 	Since    time.Time // lines at or after it; zero: all that are kept
 	Tail     int       // at most that many of those that are there, the latest; 0 or less: all

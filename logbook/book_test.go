@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -21,7 +23,7 @@ var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 // fill writes n lines of a function, a second apart, in turn by its replicas a and b.
 func fill(b *Book, function string, n int) {
 	for i := range n {
-		b.Add(function, Line{At: noon.Add(time.Duration(i) * time.Second), Replica: string(rune('a' + i%2)), Stream: "stdout", Text: fmt.Sprint(i)})
+		b.Add(pipeline.ParseKey(function), Line{At: noon.Add(time.Duration(i) * time.Second), Replica: string(rune('a' + i%2)), Stream: "stdout", Text: fmt.Sprint(i)})
 	}
 }
 
@@ -53,16 +55,16 @@ func TestQueries(t *testing.T) {
 		q    Query
 		want string
 	}{
-		"all":                        {Query{Function: "f"}, "0 1 2 3 4 5"},
-		"tail of all, as the CLI":    {Query{Function: "f", Tail: -1}, "0 1 2 3 4 5"},
-		"tail":                       {Query{Function: "f", Tail: 2}, "4 5"},
-		"more than there is":         {Query{Function: "f", Tail: 60}, "0 1 2 3 4 5"},
-		"of a replica":               {Query{Function: "f", Replica: "b"}, "1 3 5"},
-		"tail of a replica":          {Query{Function: "f", Replica: "a", Tail: 2}, "2 4"},
-		"since":                      {Query{Function: "f", Since: noon.Add(4 * time.Second)}, "4 5"},
-		"since, and less of it":      {Query{Function: "f", Since: noon.Add(2 * time.Second), Tail: 1}, "5"},
-		"since later":                {Query{Function: "f", Since: noon.Add(time.Hour)}, ""},
-		"a function that is unknown": {Query{Function: "h"}, ""},
+		"all":                        {Query{Function: pipeline.ParseKey("f")}, "0 1 2 3 4 5"},
+		"tail of all, as the CLI":    {Query{Function: pipeline.ParseKey("f"), Tail: -1}, "0 1 2 3 4 5"},
+		"tail":                       {Query{Function: pipeline.ParseKey("f"), Tail: 2}, "4 5"},
+		"more than there is":         {Query{Function: pipeline.ParseKey("f"), Tail: 60}, "0 1 2 3 4 5"},
+		"of a replica":               {Query{Function: pipeline.ParseKey("f"), Replica: "b"}, "1 3 5"},
+		"tail of a replica":          {Query{Function: pipeline.ParseKey("f"), Replica: "a", Tail: 2}, "2 4"},
+		"since":                      {Query{Function: pipeline.ParseKey("f"), Since: noon.Add(4 * time.Second)}, "4 5"},
+		"since, and less of it":      {Query{Function: pipeline.ParseKey("f"), Since: noon.Add(2 * time.Second), Tail: 1}, "5"},
+		"since later":                {Query{Function: pipeline.ParseKey("f"), Since: noon.Add(time.Hour)}, ""},
+		"a function that is unknown": {Query{Function: pipeline.ParseKey("h")}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := all(t, b, tc.q); got != tc.want {
@@ -70,7 +72,7 @@ func TestQueries(t *testing.T) {
 			}
 		})
 	}
-	if _, there := b.functions["h"]; there {
+	if _, there := b.functions[pipeline.ParseKey("h")]; there {
 		t.Error("a question leaves something behind")
 	}
 }
@@ -79,16 +81,16 @@ func TestBounds(t *testing.T) {
 	const line = overhead + 1
 	b := New(3*line, 5*line)
 	fill(b, "loud", 9)
-	if got := all(t, b, Query{Function: "loud"}); got != "6 7 8" {
+	if got := all(t, b, Query{Function: pipeline.ParseKey("loud")}); got != "6 7 8" {
 		t.Errorf("of one function %q, want the last three", got)
 	}
 	fill(b, "second", 2)
 	fill(b, "third", 2)
-	if got := all(t, b, Query{Function: "loud"}); got != "8" || b.bytes != 5*line || b.order.Len() != 5 {
+	if got := all(t, b, Query{Function: pipeline.ParseKey("loud")}); got != "8" || b.bytes != 5*line || b.order.Len() != 5 {
 		t.Errorf("%q left in %d bytes and %d lines, want the oldest of all to go beyond %d bytes", got, b.bytes, b.order.Len(), 5*line)
 	}
-	b.Add("huge", Line{Text: strings.Repeat("x", 10*line)})
-	if got := all(t, b, Query{Function: "huge"}); got != "" {
+	b.Add(pipeline.ParseKey("huge"), Line{Text: strings.Repeat("x", 10*line)})
+	if got := all(t, b, Query{Function: pipeline.ParseKey("huge")}); got != "" {
 		t.Error("a line larger than the bound is kept")
 	}
 	fill(b, "last", 3)
@@ -97,7 +99,7 @@ func TestBounds(t *testing.T) {
 		t.Errorf("%d functions, want those two that have lines", len(b.functions))
 	}
 	for _, f := range []string{"loud", "second", "third", "huge", "last", "other"} {
-		b.Forget(f)
+		b.Forget(pipeline.ParseKey(f))
 	}
 	if b.bytes != 0 || b.order.Len() != 0 || len(b.functions) != 0 {
 		t.Errorf("after all are forgotten: %d bytes, %d lines, %d functions", b.bytes, b.order.Len(), len(b.functions))
@@ -111,7 +113,7 @@ func TestFollow(t *testing.T) {
 		want error
 	}{
 		"reader leaves":      {func(_ *Book, leave func()) { leave() }, context.Canceled},
-		"function forgotten": {func(b *Book, _ func()) { b.Forget("f") }, io.EOF},
+		"function forgotten": {func(b *Book, _ func()) { b.Forget(pipeline.ParseKey("f")) }, io.EOF},
 		"book closed":        {func(b *Book, _ func()) { b.Close() }, io.EOF},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -124,7 +126,7 @@ func TestFollow(t *testing.T) {
 				var got []string
 				var ended error
 				go func() {
-					r := b.Read(Query{Function: "f", Tail: 1, Replica: "a", Follow: true})
+					r := b.Read(Query{Function: pipeline.ParseKey("f"), Tail: 1, Replica: "a", Follow: true})
 					defer r.Close()
 					for {
 						lines, _, err := r.Read(ctx)
@@ -140,10 +142,10 @@ func TestFollow(t *testing.T) {
 					}
 				}()
 				synctest.Wait()
-				b.Add("f", Line{Replica: "b", Text: "of another"})
-				b.Add("g", Line{Replica: "a", Text: "of another function"})
+				b.Add(pipeline.ParseKey("f"), Line{Replica: "b", Text: "of another"})
+				b.Add(pipeline.ParseKey("g"), Line{Replica: "a", Text: "of another function"})
 				synctest.Wait()
-				b.Add("f", Line{Replica: "a", Text: "new"})
+				b.Add(pipeline.ParseKey("f"), Line{Replica: "a", Text: "new"})
 				synctest.Wait()
 				mu.Lock()
 				if text := strings.Join(got, " "); text != "2 new" || ended != nil {
@@ -166,7 +168,7 @@ func TestFollow(t *testing.T) {
 func TestSlowReader(t *testing.T) {
 	const line = overhead + 1
 	b := New(4*line, 100*line)
-	r := b.Read(Query{Function: "f", Follow: true})
+	r := b.Read(Query{Function: pipeline.ParseKey("f"), Follow: true})
 	defer r.Close()
 	fill(b, "f", 2)
 	if lines, lost, err := r.Read(t.Context()); len(lines) != 2 || lost != 0 || err != nil {
@@ -187,7 +189,7 @@ func TestManyAtOnce(t *testing.T) {
 		function := fmt.Sprint(i % 3)
 		readers.Go(func() {
 			for ctx.Err() == nil {
-				r := b.Read(Query{Function: function, Tail: i, Follow: i%2 == 0})
+				r := b.Read(Query{Function: pipeline.ParseKey(function), Tail: i, Follow: i%2 == 0})
 				for {
 					if _, _, err := r.Read(ctx); err != nil {
 						break
@@ -200,7 +202,7 @@ func TestManyAtOnce(t *testing.T) {
 			for n := range 200 {
 				fill(b, function, 5)
 				if n%50 == 0 {
-					b.Forget(function)
+					b.Forget(pipeline.ParseKey(function))
 				}
 			}
 		})

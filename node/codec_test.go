@@ -148,7 +148,7 @@ func TestSocketRequests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		fmt.Fprintln(c, request)
 		line, err := bufio.NewReader(c).ReadString('\n')
 		if err != nil || !strings.Contains(line, "error") || readReply([]byte(line)) == nil || !strings.Contains(readReply([]byte(line)).Error(), want) {
@@ -182,7 +182,7 @@ func TestHandOverOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.kept["r-1"] = &kept{order: "A", replica: "r-1", conn: near.(*net.UnixConn), timer: time.AfterFunc(time.Hour, func() {})}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := claim(ctx, s.socket.path, "r-1", "B"); err == nil {
 		t.Error("claimed for an order that did not start it")
@@ -195,7 +195,7 @@ func TestHandOverOnce(t *testing.T) {
 		t.Errorf("claimed again: %v", err)
 	}
 	_ = got.Close()
-	_ = far.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = far.SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := far.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("after the only claimant has closed: %v, want the end: the daemon holds it too", err)
 	}

@@ -123,7 +123,7 @@ func (b *bare) give(o Order) {
 // last waits for the answer that ends an order.
 func (b *bare) last(id string) Answer {
 	b.t.Helper()
-	limit := time.After(20 * time.Second)
+	limit := time.After(time.Minute)
 	for {
 		select {
 		case a := <-b.answers:
@@ -236,7 +236,7 @@ func TestCancelled(t *testing.T) {
 				t.Error("a socket is kept")
 			}
 			for _, far := range b.fars {
-				_ = far.SetReadDeadline(time.Now().Add(20 * time.Second))
+				_ = far.SetReadDeadline(time.Now().Add(time.Minute))
 				if _, err := far.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
 					t.Errorf("the replica's socket: %v, want its end", err)
 				}
@@ -252,7 +252,7 @@ func TestCloseUnclaimed(t *testing.T) {
 	b.give(b.start("A", "r-1"))
 	b.last("A")
 	b.Close()
-	_ = b.fars[0].SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = b.fars[0].SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := b.fars[0].Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("the replica's socket: %v, want its end", err)
 	}

@@ -134,7 +134,9 @@ func TestSleep(t *testing.T) {
 }
 
 // TestManyNames has more nodes come and go than are kept: the next can still join, unless all of them are there.
-func TestManyNames(t *testing.T) {
+func TestManyNames(t *testing.T) { synctest.Test(t, testManyNames) } // in virtual time: nobody falls silent on a busy machine
+
+func testManyNames(t *testing.T) {
 	bus := &table{all: map[string][]func(string, string, []byte){}}
 	var joins atomic.Int64
 	d, err := OpenDirectory(DirectoryConfig{

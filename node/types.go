@@ -253,7 +253,7 @@ func (e *answered) Unwrap() error { return e.kind }
 
 // The kinds of an [Event].
 const (
-	EventExit  = "exit"  // a replica's process ended: Replica, Function, PID, Cause
+	EventExit  = "exit"  // a replica's process ended: Replica, Function, PID, Cause, End
 	EventEvict = "evict" // a zygote was ended for want of memory: Function, Bytes
 )
 
@@ -268,5 +268,6 @@ type Event struct {
 	Function string    `json:"function,omitempty"`
 	PID      int       `json:"pid,omitempty"`
 	Cause    string    `json:"cause,omitempty"`
+	End      string    `json:"end,omitempty"` // of an exit: task.End
 	Bytes    int64     `json:"bytes,omitempty"`
 }

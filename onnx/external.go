@@ -50,9 +50,17 @@ const (
 	kindSparse
 	kindTensor
 	kindEntry // a key and a value of a tensor's external data
+	kindValue // an input or output of the model
 )
 
-// inside is the kind of a message's field by its number; 0: it leads to no names of files.
+// Numbers of the fields of a graph that are values.
+const (
+	graphInput  = 11
+	graphOutput = 12
+)
+
+// inside returns the kind of a message's field by its number. It returns 0 if the scanner skips the
+// field.
 func (k kind) inside(field uint64) kind {
 	switch {
 	case k == kindModel && field == 7:
@@ -63,6 +71,8 @@ func (k kind) inside(field uint64) kind {
 		return kindTensor
 	case k == kindGraph && field == 15, k == kindAttribute && (field == 22 || field == 23):
 		return kindSparse
+	case k == kindGraph && (field == graphInput || field == graphOutput):
+		return kindValue
 	case k == kindNode && field == 5:
 		return kindAttribute
 	case k == kindAttribute && (field == 6 || field == 11):
@@ -78,6 +88,7 @@ const (
 	maxNesting  = 64      // messages in messages: subgraphs in subgraphs
 	maxName     = 4 << 10 // bytes of a file's name
 	maxExternal = 10_000  // files
+	maxValue    = 1 << 20 // bytes of the description of an input or output
 )
 
 // scanner walks over the encoding of a model.
@@ -85,8 +96,9 @@ type scanner struct {
 	r     io.ReaderAt
 	files map[string]int64
 	graph bool
+	value func(field uint64, description []byte) error // gets the inputs and outputs of the model; nil: they are skipped
 
-	buf  [4096]byte // what was read last
+	buf  [4096]byte // the bytes read last
 	from int64
 	have int
 
@@ -172,8 +184,21 @@ func (s *scanner) field(k kind, tag uint64, at, end int64, depth int) error {
 	if tag&7 != 2 || inside == 0 {
 		return nil
 	}
-	if inside == kindEntry {
+	switch inside {
+	case kindEntry:
 		return s.pair(at, end)
+	case kindValue:
+		if s.value == nil || depth > 1 { // of a subgraph
+			return nil
+		}
+		if end-at > maxValue {
+			return fmt.Errorf("%w: an input or output of %d bytes, want at most %d", ErrNoModel, end-at, maxValue)
+		}
+		b := make([]byte, end-at)
+		if _, err := s.r.ReadAt(b, at); err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("%w: at byte %d: %w", ErrNoModel, at, err)
+		}
+		return s.value(tag>>3, b)
 	}
 	return s.message(inside, at, end, depth+1)
 }

@@ -3,7 +3,6 @@ package pipeline
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 )
@@ -27,7 +26,7 @@ func (f Fault) String() string {
 // Functions that are variants of another are not stages of their own.
 func Assemble(fns []Function) []Pipeline {
 	byNamespace := map[string]map[string]Function{}
-	members := map[string][]Function{} // by key of the pipeline
+	members := map[Key][]Function{} // by key of the pipeline
 	for _, f := range fns {
 		if byNamespace[f.Namespace] == nil {
 			byNamespace[f.Namespace] = map[string]Function{}
@@ -37,13 +36,13 @@ func Assemble(fns []Function) []Pipeline {
 			continue
 		}
 		for _, p := range f.Pipelines {
-			members[Key(p, f.Namespace)] = append(members[Key(p, f.Namespace)], f)
+			key := Key{p, f.Namespace}
+			members[key] = append(members[key], f)
 		}
 	}
 	var out []Pipeline
-	for _, key := range slices.Sorted(maps.Keys(members)) {
-		name, namespace := SplitKey(key)
-		out = append(out, assemble(name, namespace, members[key], byNamespace[namespace]))
+	for key, stages := range members {
+		out = append(out, assemble(key.Name, key.Namespace, stages, byNamespace[key.Namespace]))
 	}
 	slices.SortFunc(out, func(a, b Pipeline) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
@@ -58,10 +57,15 @@ func assemble(name, namespace string, fns []Function, deployed map[string]Functi
 		a.p.Stages = append(a.p.Stages, Stage{Function: f})
 		a.at[f.Name] = i
 	}
-	if _, taken := deployed[name]; taken {
+	namesake, taken := deployed[name]
+	if taken && !namesake.StageOf(name) { // stored by an earlier version: a deploy refuses it
 		a.fault(fns[0].Name, "pipeline", fmt.Sprintf("%q, which is a function's name too", name), "a pipeline's name that no function of the namespace has")
 	}
 	a.connect(deployed)
+	if i, stage := a.at[name]; stage && len(a.p.Stages[i].Prev) > 0 {
+		a.fault(name, "pipeline", fmt.Sprintf("%q, which is the name of this stage, and the stage follows others", name),
+			"another name of the pipeline: only its entry stage may have the same")
+	}
 	a.findEntry()
 	a.sort()
 	a.check()
@@ -77,7 +81,7 @@ func (a *assembly) fault(function, annotation, got, want string) {
 	if annotation != "" {
 		annotation = Prefix + annotation
 	}
-	a.p.Faults = append(a.p.Faults, Fault{function, annotation, got, want})
+	a.p.Faults = append(a.p.Faults, Fault{Function: function, Annotation: annotation, Got: got, Want: want})
 }
 
 // connect keeps the edges that lead to stages of this pipeline. An edge to a function that belongs to other pipelines only
@@ -94,6 +98,7 @@ func (a *assembly) connect(deployed map[string]Function) {
 				a.p.Stages[k].Prev = append(a.p.Stages[k].Prev, s.Name) // sorted, because stages are
 			case !exists:
 				a.fault(s.Name, "next", fmt.Sprintf("%q, which is not deployed", e.To), "a deployed function of the same namespace")
+				a.p.Faults[len(a.p.Faults)-1].Missing = e.To
 			case target.VariantOf != "":
 				a.fault(s.Name, "next", fmt.Sprintf("%q, which is a variant of %q", e.To, target.VariantOf), "the stage that it is a variant of")
 			case !sharePipeline(s.Function, target):

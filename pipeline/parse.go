@@ -36,30 +36,39 @@ const (
 // scaleLabel starts the labels of scaling that OpenFaaS has.
 const scaleLabel = "com.openfaas.scale."
 
-var nameForm = regexp.MustCompile(`^[-a-zA-Z_0-9.]+$`)
+// The forms of names: of new functions and pipelines as Kubernetes has them, and of those that earlier versions accepted.
+var (
+	nameForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	oldForm  = regexp.MustCompile(`^[-a-zA-Z_0-9.]{1,253}$`)
+)
 
-// ValidName says whether s can name a function or a pipeline.
-func ValidName(s string) bool { return len(s) <= 253 && nameForm.MatchString(s) }
+// nameWant says in words what nameForm wants.
+const nameWant = "1 to 63 lower-case letters, digits and '-', a letter or digit at both ends"
 
-// SplitKey undoes Key. A key without a dot has no namespace.
-func SplitKey(key string) (name, namespace string) {
-	if i := strings.LastIndexByte(key, '.'); i >= 0 {
-		return key[:i], key[i+1:]
-	}
-	return key, ""
-}
+// ValidName reports whether s can name a new function or pipeline.
+func ValidName(s string) bool { return nameForm.MatchString(s) }
 
 // Parse reads what a function's labels and annotations say of it, with defaults filled in. Labels and annotations that are
 // not ours are passed over; an annotation with our prefix that does not exist is an error, because it is a misspelt one. The
 // error joins a *FieldError for each field that is wrong.
 func Parse(name, namespace string, labels, annotations map[string]string) (Function, error) {
+	return parse(name, namespace, labels, annotations, ValidName)
+}
+
+// ParseStored is Parse for a function that an earlier version may have stored: names may be up to 253 letters, digits, '-', '_'
+// and '.'.
+func ParseStored(name, namespace string, labels, annotations map[string]string) (Function, error) {
+	return parse(name, namespace, labels, annotations, oldForm.MatchString)
+}
+
+func parse(name, namespace string, labels, annotations map[string]string, validName func(string) bool) (Function, error) {
 	f := Function{
-		Name: name, Namespace: namespace, QueueLimit: DefaultQueueLimit, Weight: 1, Idempotent: true, Accuracy: 1, Start: "auto",
+		Name: name, Namespace: namespace, QueueLimit: DefaultQueueLimit, Weight: 1, Idempotent: true, Accuracy: 1, Start: "auto", Network: NetworkDefault,
 		Scale: Scale{Min: DefaultMin, Max: DefaultMax, ZeroAge: DefaultZeroAge}, Async: defaultAsync(),
 	}
-	p := &parser{}
-	if !ValidName(name) {
-		p.fail("name", strconv.Quote(name), "letters, digits, '-', '_' and '.', at most 253")
+	p := &parser{validName: validName}
+	if !validName(name) {
+		p.fail("name", strconv.Quote(name), nameWant+": deploy it under such a name")
 	}
 	p.annotations(&f, annotations)
 	p.retries(&f.Async.Retry, annotations)
@@ -70,8 +79,9 @@ func Parse(name, namespace string, labels, annotations map[string]string) (Funct
 
 // parser collects errors; its methods read one value each and return the fallback when the value is bad.
 type parser struct {
-	path string // of the value at hand
-	errs []error
+	path      string // of the value at hand
+	errs      []error
+	validName func(string) bool // of functions and pipelines
 }
 
 func (p *parser) fail(path, got, want string) {
@@ -125,8 +135,17 @@ func (p *parser) duration(v string, fallback time.Duration) time.Duration {
 
 func (p *parser) name(v string) string {
 	v = strings.TrimSpace(v)
-	if !ValidName(v) {
-		p.fail(p.path, strconv.Quote(v), "a name of letters, digits, '-', '_' and '.'")
+	if !p.validName(v) {
+		p.fail(p.path, strconv.Quote(v), nameWant)
+	}
+	return v
+}
+
+// processName reads the name of a worker process, which is no function's.
+func (p *parser) processName(v string) string {
+	v = strings.TrimSpace(v)
+	if !oldForm.MatchString(v) {
+		p.fail(p.path, strconv.Quote(v), "1 to 253 letters, digits, '-', '_' and '.'")
 	}
 	return v
 }
@@ -158,7 +177,7 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		"slo":               func(v string) { f.SLO = p.duration(v, 0) },
 		"gpu":               func(v string) { f.GPU = p.number(v, 0, 0, 64) },
 		"gpu-memory":        func(v string) { f.GPUMemory = p.bytes(v) },
-		"process":           func(v string) { f.Process = p.name(v) },
+		"process":           func(v string) { f.Process = p.processName(v) },
 		"queue-limit":       func(v string) { f.QueueLimit = p.number(v, DefaultQueueLimit, 1, 1_000_000) },
 		"async-concurrency": func(v string) { f.Async.Concurrency = p.number(v, DefaultConcurrency, 1, 1000) },
 		"async-queue-limit": func(v string) { f.Async.QueueLimit = p.number(v, DefaultAsyncQueueLimit, 1, 1_000_000) },
@@ -175,6 +194,11 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		"start": func(v string) {
 			if f.Start = strings.TrimSpace(v); !slices.Contains(starts, f.Start) {
 				p.fail(p.path, strconv.Quote(v), "auto, fork, heap, map or cold")
+			}
+		},
+		"network": func(v string) {
+			if f.Network = strings.TrimSpace(v); !slices.Contains([]string{NetworkDefault, NetworkHost, NetworkNone}, f.Network) {
+				p.fail(p.path, strconv.Quote(v), "default, host or none")
 			}
 		},
 		"example": func(string) {}, // an input, for those who measure

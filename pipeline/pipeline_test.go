@@ -17,12 +17,12 @@ func TestParseReadsEveryField(t *testing.T) {
 		map[string]string{"com.openfaas.scale.min": "0", "com.openfaas.scale.max": "8", "com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "90", "app": "x"},
 		map[string]string{
 			"stagecoach.dev/pipeline": "ocr, b", "stagecoach.dev/next": "z , a", "stagecoach.dev/each": "true", "stagecoach.dev/join": "2",
-			"stagecoach.dev/slo": "400ms", "stagecoach.dev/gpu": "1", "stagecoach.dev/gpu-memory": "8Gi", "stagecoach.dev/start": "map", "stagecoach.dev/queue-limit": "5", "stagecoach.dev/weight": "3",
+			"stagecoach.dev/slo": "400ms", "stagecoach.dev/gpu": "1", "stagecoach.dev/gpu-memory": "8Gi", "stagecoach.dev/start": "map", "stagecoach.dev/network": " none", "stagecoach.dev/queue-limit": "5", "stagecoach.dev/weight": "3",
 			"stagecoach.dev/idempotent": "false", "stagecoach.dev/batch": "4", "stagecoach.dev/accuracy": "0.9", "other/x": "y",
 		})
 	want := Function{
 		Name: "ocr-detect", Namespace: "openfaas-fn", Pipelines: []string{"b", "ocr"}, Next: []Edge{{To: "a"}, {To: "z"}},
-		Each: true, Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", QueueLimit: 5, Weight: 3, Batch: 4, Accuracy: 0.9,
+		Each: true, Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", Network: "none", QueueLimit: 5, Weight: 3, Batch: 4, Accuracy: 0.9,
 		Async: defaultAsync(), Scale: Scale{Min: 0, Max: 8, Zero: true, ZeroAge: 90 * time.Second},
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
@@ -49,12 +49,13 @@ func TestParseNamesEachBadField(t *testing.T) {
 		"no pipeline":       {nil, map[string]string{"stagecoach.dev/next": "a"}, []string{`annotations["stagecoach.dev/next"]`}, "stagecoach.dev/pipeline beside it"},
 		"twice":             {nil, map[string]string{"stagecoach.dev/pipeline": "p,p"}, []string{`annotations["stagecoach.dev/pipeline"]`}, "once"},
 		"slo":               {nil, map[string]string{"stagecoach.dev/slo": "-3s"}, []string{`annotations["stagecoach.dev/slo"]`}, "above zero"},
+		"network":           {nil, map[string]string{"stagecoach.dev/network": "bridge"}, []string{`annotations["stagecoach.dev/network"]`}, "default, host or none"},
 		"start":             {nil, map[string]string{"stagecoach.dev/start": "warm"}, []string{`annotations["stagecoach.dev/start"]`}, "auto, fork, heap, map or cold"},
 		"gpu memory":        {nil, map[string]string{"stagecoach.dev/gpu": "1", "stagecoach.dev/gpu-memory": "8GB"}, []string{`annotations["stagecoach.dev/gpu-memory"]`}, "a size such as 512Mi or 8Gi"},
 		"too much":          {nil, map[string]string{"stagecoach.dev/gpu": "1", "stagecoach.dev/gpu-memory": "9999999Ti"}, []string{`annotations["stagecoach.dev/gpu-memory"]`}, "a size such as"},
 		"process and gpus":  {nil, map[string]string{"stagecoach.dev/gpu": "2", "stagecoach.dev/process": "shared"}, []string{`annotations["stagecoach.dev/gpu"]`}, "0 or 1 beside stagecoach.dev/process"},
 		"process and start": {nil, map[string]string{"stagecoach.dev/start": "cold", "stagecoach.dev/process": "shared"}, []string{`annotations["stagecoach.dev/start"]`}, "auto beside stagecoach.dev/process"},
-		"process name":      {nil, map[string]string{"stagecoach.dev/process": "a b"}, []string{`annotations["stagecoach.dev/process"]`}, "a name of letters"},
+		"process name":      {nil, map[string]string{"stagecoach.dev/process": "a b"}, []string{`annotations["stagecoach.dev/process"]`}, "letters, digits"},
 		"no gpu":            {nil, map[string]string{"stagecoach.dev/gpu-memory": "8Gi"}, []string{`annotations["stagecoach.dev/gpu-memory"]`}, "stagecoach.dev/gpu beside it"},
 		"own variant":       {nil, map[string]string{"stagecoach.dev/variant-of": "f"}, []string{`annotations["stagecoach.dev/variant-of"]`}, "no variant of itself"},
 		"min zero":          {map[string]string{"com.openfaas.scale.min": "0"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "scale.zero"},
@@ -77,8 +78,45 @@ func TestParseNamesEachBadField(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Parse("a b", "ns", nil, nil); err == nil {
-		t.Error("a name with a space")
+}
+
+// TestNames holds those of functions and pipelines against Kubernetes' labels. What earlier versions stored can still be read.
+func TestNames(t *testing.T) {
+	long := strings.Repeat("a", 63)
+	for _, name := range []string{"a", "0", "a-b", "0-9", long} {
+		if _, err := Parse(name, "ns", nil, map[string]string{Prefix + "pipeline": name, Prefix + "next": name + "0"}); err != nil && len(name) < 63 {
+			t.Errorf("%q: %v", name, err)
+		}
+		if !ValidName(name) {
+			t.Errorf("%q is refused", name)
+		}
+	}
+	for _, name := range []string{"A", "a.b", "a_b", "-a", "a-", "é", long + "a", ".", "a.b.c"} {
+		wrong := map[string]string{Prefix + "pipeline": "p," + name, Prefix + "next": name + ",x", Prefix + "variant-of": name}
+		_, err := Parse(name, "ns", nil, wrong)
+		want := []string{"name"}
+		for _, field := range []string{"next", "pipeline", "variant-of"} {
+			want = append(want, fmt.Sprintf("annotations[%q]", Prefix+field))
+		}
+		if err == nil {
+			t.Errorf("%q is accepted", name)
+			continue
+		}
+		paths := slices.Compact(fieldPaths(err))
+		if paths = slices.DeleteFunc(paths, func(p string) bool { return !slices.Contains(want, p) }); !slices.Equal(paths, want) {
+			t.Errorf("%q: errors at %q, want %q", name, paths, want)
+		}
+		if _, err := ParseStored(name, "ns", nil, map[string]string{Prefix + "pipeline": name}); err != nil && name != "é" {
+			t.Errorf("%q, as it may be stored: %v", name, err)
+		}
+	}
+	for _, name := range []string{"", "a b", "a/b", strings.Repeat("a", 254)} {
+		if _, err := ParseStored(name, "ns", nil, nil); err == nil {
+			t.Errorf("%q, which could never be stored, is accepted", name)
+		}
+	}
+	if f, err := Parse("f", "ns", nil, map[string]string{Prefix + "process": "Shared.1"}); err != nil || f.Process != "Shared.1" {
+		t.Errorf("process %q, %v: it is no function's name", f.Process, err)
 	}
 }
 
@@ -205,6 +243,7 @@ func TestFaultsNameFunctionAndAnnotation(t *testing.T) {
 		"slo":         {[]Function{stage(t, "a", "b"), stage(t, "b", "", "slo", "1s")}, `function "b", annotation stagecoach.dev/slo`},
 		"alien":       {[]Function{stage(t, "a", "alien"), other}, "does not belong to the pipeline"},
 		"name taken":  {[]Function{stage(t, "a", ""), named}, `function "a", annotation stagecoach.dev/pipeline: got "p", which is a function's name too`},
+		"late name":   {[]Function{stage(t, "a", "p"), stage(t, "p", "")}, `function "p", annotation stagecoach.dev/pipeline: got "p", which is the name of this stage, and the stage follows others`},
 		"variant":     {[]Function{stage(t, "a", "b"), stage(t, "b", "", "variant-of", "c")}, `a variant of "c"`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -220,6 +259,20 @@ func TestFaultsNameFunctionAndAnnotation(t *testing.T) {
 			}
 			t.Error("no pipeline p")
 		})
+	}
+}
+
+// TestAnEntryMayBearThePipelinesName, and the order in which functions come changes nothing.
+func TestAnEntryMayBearThePipelinesName(t *testing.T) {
+	entry, other := stage(t, "p", "a", "slo", "1s"), stage(t, "a", "")
+	for _, fns := range [][]Function{{entry, other}, {other, entry}} {
+		if p := Assemble(fns)[0]; len(p.Faults) > 0 || p.Entry != "p" || len(p.Stages) != 2 {
+			t.Errorf("pipeline %+v, want one without faults that p begins", p)
+		}
+	}
+	variant := stage(t, "p", "", "variant-of", "a")
+	if p := Assemble([]Function{other, variant})[0]; len(p.Faults) != 1 || !strings.Contains(p.Faults[0].Got, "a function's name too") {
+		t.Errorf("a variant of the pipeline's name: %+v, want a fault: it is no stage", p)
 	}
 }
 
@@ -304,14 +357,6 @@ func TestASharedFunctionKeepsEdgesOfEachPipelineApart(t *testing.T) {
 		want := map[string]string{"p": "a", "q": "b"}[p.Name]
 		if len(p.Faults) > 0 || len(p.Stages) != 2 || !reflect.DeepEqual(p.Stages[0].Next, []Edge{{To: want}}) {
 			t.Errorf("pipeline %s: faults %v, next %v, want %s alone", p.Name, p.Faults, p.Stages[0].Next, want)
-		}
-	}
-}
-
-func TestKeys(t *testing.T) {
-	for _, name := range []string{"a", "a.b", "x.y.z"} {
-		if n, ns := SplitKey(Key(name, "ns")); n != name || ns != "ns" {
-			t.Errorf("%q became %q, %q", name, n, ns)
 		}
 	}
 }

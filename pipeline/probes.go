@@ -20,7 +20,7 @@ func (p *parser) probes(annotations map[string]string) {
 			p.path = fmt.Sprintf("annotations[%q]", key)
 			if name != "path" {
 				p.wait(v, 0)
-			} else if !strings.HasPrefix(v, "/") || strings.ContainsAny(v, " \t\r\n") {
+			} else if !strings.HasPrefix(v, "/") || strings.ContainsAny(v, " \t\r\n\x00") {
 				p.fail(p.path, strconv.Quote(v), "a path that starts with a slash, such as /_/"+probe)
 			}
 		}

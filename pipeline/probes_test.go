@@ -15,6 +15,7 @@ func TestProbes(t *testing.T) {
 		{"ready.http.path", "ready", `annotations["com.openfaas.ready.http.path"]: got "ready", want a path`},
 		{"health.http.path", "", "want a path"},
 		{"health.http.path", "/a b", "want a path"},
+		{"ready.http.path", "/a\x00", "want a path"},
 		{"health.http.initialDelay", "soon", `annotations["com.openfaas.health.http.initialDelay"]: got "soon", want a duration`},
 		{"health.http.periodSeconds", "-1", "want a duration"},
 		{"health.http.unheardOf", "x", ""}, // somebody else's

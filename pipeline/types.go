@@ -1,6 +1,9 @@
 package pipeline
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Prefix starts every annotation that this package reads.
 const Prefix = "stagecoach.dev/"
@@ -19,6 +22,7 @@ type Function struct {
 	GPUMemory  int64  // bytes it takes of each; 0: all, and nobody else has the device
 	Start      string // how its replicas get their model: auto, fork, heap, map, cold; empty: auto
 	Process    string // stages with the same name share a worker process; empty: its own
+	Network    string // what its replicas reach: NetworkDefault, NetworkHost or NetworkNone
 	QueueLimit int    // requests that may wait
 	Weight     int    // fair share among the pipelines that share it
 	Idempotent bool   // may run twice
@@ -29,6 +33,18 @@ type Function struct {
 
 	Scale Scale
 	Async Async
+}
+
+// What the replicas of a function can reach, as the annotation network says.
+const (
+	NetworkDefault = "default" // a network of their own, with a way out
+	NetworkHost    = "host"    // the machine's network
+	NetworkNone    = "none"    // a network of their own, with loopback alone
+)
+
+// StageOf reports whether the function is a stage of the pipeline of this name, in its namespace. Variants are no stages.
+func (f Function) StageOf(pipeline string) bool {
+	return f.VariantOf == "" && slices.Contains(f.Pipelines, pipeline)
 }
 
 // Edge leads to a successor.
@@ -70,7 +86,5 @@ type Fault struct {
 	Function   string // whose declaration is at fault; empty: the pipeline as a whole
 	Annotation string // with prefix
 	Got, Want  string
+	Missing    string // name of the function whose deploy would remove the fault; empty: none
 }
-
-// Key names a function or pipeline across namespaces: "name.namespace". Names may contain dots, namespaces may not.
-func Key(name, namespace string) string { return name + "." + namespace }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -32,6 +33,8 @@ func status(err error) int {
 		return http.StatusRequestEntityTooLarge
 	case errors.As(err, &field):
 		return http.StatusBadRequest
+	case disk.IsFull(err): // the disk is ours, so the registry is not to blame
+		return http.StatusServiceUnavailable
 	case errors.Is(err, ErrImages) && errors.Is(err, context.DeadlineExceeded):
 		return http.StatusGatewayTimeout
 	case errors.Is(err, ErrImages):

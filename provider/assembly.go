@@ -10,19 +10,19 @@ import (
 // assembly knows which functions have to do with which pipelines, so that a change of one function among thousands asks for
 // few pipelines to be assembled anew.
 type assembly struct {
-	functions map[string]*pipeline.Function // by key
-	members   map[string]map[string]bool    // by key of the pipeline: keys of its stages
-	leading   map[string]map[string]int     // by key of a function: keys of the pipelines with a stage that names it as next, and how often
+	functions map[pipeline.Key]*pipeline.Function    // by key
+	members   map[pipeline.Key]map[pipeline.Key]bool // by key of the pipeline: keys of its stages
+	leading   map[pipeline.Key]map[pipeline.Key]int  // by key of a function: keys of the pipelines with a stage that names it as next, and how often
 }
 
 func newAssembly() assembly {
-	return assembly{map[string]*pipeline.Function{}, map[string]map[string]bool{}, map[string]map[string]int{}}
+	return assembly{map[pipeline.Key]*pipeline.Function{}, map[pipeline.Key]map[pipeline.Key]bool{}, map[pipeline.Key]map[pipeline.Key]int{}}
 }
 
 // change takes note of a function that was old and is now, nil meaning not there, and returns the keys of the pipelines that
 // may be others now, sorted: those that it was or is a stage of, those with a stage that leads to it, the one of its name.
-func (a *assembly) change(key string, old, now *pipeline.Function) []string {
-	affected := map[string]bool{}
+func (a *assembly) change(key pipeline.Key, old, now *pipeline.Function) []pipeline.Key {
+	affected := map[pipeline.Key]bool{}
 	if len(a.members[key]) > 0 {
 		affected[key] = true
 	}
@@ -34,7 +34,7 @@ func (a *assembly) change(key string, old, now *pipeline.Function) []string {
 			continue
 		}
 		for _, name := range f.Pipelines {
-			p := pipeline.Key(name, f.Namespace)
+			p := pipeline.Key{Name: name, Namespace: f.Namespace}
 			affected[p] = true
 			a.enter(p, key, f, f == now)
 		}
@@ -42,15 +42,15 @@ func (a *assembly) change(key string, old, now *pipeline.Function) []string {
 	if a.functions[key] = now; now == nil {
 		delete(a.functions, key)
 	}
-	return slices.Sorted(maps.Keys(affected))
+	return slices.SortedFunc(maps.Keys(affected), pipeline.Key.Compare)
 }
 
 // enter makes f a stage of p in the index, or no longer.
-func (a *assembly) enter(p, key string, f *pipeline.Function, in bool) {
+func (a *assembly) enter(p, key pipeline.Key, f *pipeline.Function, in bool) {
 	by := 1
 	if in {
 		if a.members[p] == nil {
-			a.members[p] = map[string]bool{}
+			a.members[p] = map[pipeline.Key]bool{}
 		}
 		a.members[p][key] = true
 	} else {
@@ -60,9 +60,9 @@ func (a *assembly) enter(p, key string, f *pipeline.Function, in bool) {
 		}
 	}
 	for _, e := range f.Next {
-		to := pipeline.Key(e.To, f.Namespace)
+		to := pipeline.Key{Name: e.To, Namespace: f.Namespace}
 		if a.leading[to] == nil {
-			a.leading[to] = map[string]int{}
+			a.leading[to] = map[pipeline.Key]int{}
 		}
 		if a.leading[to][p] += by; a.leading[to][p] == 0 {
 			delete(a.leading[to], p)
@@ -75,13 +75,13 @@ func (a *assembly) enter(p, key string, f *pipeline.Function, in bool) {
 
 // pipeline assembles one pipeline; ok is false when it has no stages. What [pipeline.Assemble] sees beside its stages are the
 // functions that they lead to and the function of its name: nothing else can change it.
-func (a *assembly) pipeline(key string) (p pipeline.Pipeline, ok bool) {
+func (a *assembly) pipeline(key pipeline.Key) (p pipeline.Pipeline, ok bool) {
 	stages := a.members[key]
 	if len(stages) == 0 {
 		return pipeline.Pipeline{}, false
 	}
-	seen := map[string]*pipeline.Function{}
-	see := func(key string) {
+	seen := map[pipeline.Key]*pipeline.Function{}
+	see := func(key pipeline.Key) {
 		if f := a.functions[key]; f != nil {
 			seen[key] = f
 		}
@@ -90,7 +90,7 @@ func (a *assembly) pipeline(key string) (p pipeline.Pipeline, ok bool) {
 	for stage := range stages {
 		see(stage)
 		for _, e := range a.functions[stage].Next {
-			see(pipeline.Key(e.To, a.functions[stage].Namespace))
+			see(pipeline.Key{Name: e.To, Namespace: stage.Namespace})
 		}
 	}
 	fns := make([]pipeline.Function, 0, len(seen))
@@ -98,6 +98,6 @@ func (a *assembly) pipeline(key string) (p pipeline.Pipeline, ok bool) {
 		fns = append(fns, *f)
 	}
 	all := pipeline.Assemble(fns)
-	i := slices.IndexFunc(all, func(p pipeline.Pipeline) bool { return pipeline.Key(p.Name, p.Namespace) == key })
+	i := slices.IndexFunc(all, func(p pipeline.Pipeline) bool { return p.Key() == key })
 	return all[i], true
 }

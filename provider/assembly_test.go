@@ -50,16 +50,16 @@ func TestIncremental(t *testing.T) {
 	}
 	defer reg.Close()
 	r := rand.New(rand.NewPCG(1, 2))
-	deployed := map[string]pipeline.Function{}
+	deployed := map[pipeline.Key]pipeline.Function{}
 	faulty, whole := 0, 0
 	for i := range 3000 {
 		d := draw(r)
-		key := pipeline.Key(d.Service, d.Namespace)
-		e := Entry{Key: key, Revision: uint64(i + 1), Deleted: r.IntN(3) == 0}
+		key := pipeline.Key{Name: d.Service, Namespace: d.Namespace}
+		e := Entry{Key: key.String(), Revision: uint64(i + 1), Deleted: r.IntN(3) == 0}
 		if e.Deleted {
 			delete(deployed, key)
 		} else {
-			f, err := parse(d)
+			f, err := parse(d, pipeline.Parse)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -80,26 +80,26 @@ func TestIncremental(t *testing.T) {
 			} else {
 				whole++
 			}
-			key := pipeline.Key(p.Name, p.Namespace)
+			key := p.Key()
 			if _, function := deployed[key]; !function {
 				if g, ok := reg.Graph(key); !ok || !reflect.DeepEqual(g, p) {
 					t.Fatalf("change %d: graph %+v, want %+v", i, g, p)
 				}
 			}
 		}
-		var keys []string
+		var keys []pipeline.Key
 		for _, d := range reg.Functions() {
-			keys = append(keys, d.Key)
+			keys = append(keys, pipeline.ParseKey(d.Key.String()))
 		}
-		if !slices.Equal(keys, slices.Sorted(maps.Keys(deployed))) {
-			t.Fatalf("change %d: functions %v, want %v", i, keys, slices.Sorted(maps.Keys(deployed)))
+		if !slices.Equal(keys, slices.SortedFunc(maps.Keys(deployed), pipeline.Key.Compare)) {
+			t.Fatalf("change %d: functions %v, want %v", i, keys, slices.SortedFunc(maps.Keys(deployed), pipeline.Key.Compare))
 		}
 	}
 	if faulty < 500 || whole < 500 {
 		t.Errorf("%d faulty pipelines and %d whole ones: it proves little", faulty, whole)
 	}
 	for key := range deployed {
-		reg.apply(Entry{Key: key, Deleted: true})
+		reg.apply(Entry{Key: key.String(), Deleted: true})
 	}
 	if a := reg.assembly; len(a.functions)+len(a.members)+len(a.leading)+len(reg.present) != 0 {
 		t.Errorf("without functions the index holds %+v", a)

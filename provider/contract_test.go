@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +23,8 @@ import (
 	sdk "github.com/openfaas/go-sdk"
 
 	"github.com/stagecoach-serving/stagecoach/logbook"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/secret"
 )
 
 // remote is the API over HTTP, and OpenFaaS's own client of it.
@@ -106,22 +109,26 @@ func TestSDKFunctions(t *testing.T) {
 
 func namespaceOr(ns string) string {
 	if ns == "" {
-		return DefaultNamespace
+		return pipeline.DefaultNamespace
 	}
 	return ns
 }
 
-// seen reads what a function gets to see of its secrets.
-func (a *api) seen(ns, function string) string {
+// seen reads what a function that names these secrets gets to see of them; without names, of all
+// that it has named.
+func (a *api) seen(ns, function string, names ...string) string {
 	a.t.Helper()
-	entries, _ := os.ReadDir(filepath.Join(a.state, "secret-mounts", ns, function))
+	files, _ := filepath.Glob(filepath.Join(a.state, "secret-mounts", ns, function, "*", "*"))
+	if len(names) > 0 {
+		files, _ = filepath.Glob(filepath.Join(a.Mounts.(*secret.Store).MountPath(ns, function, names), "*"))
+	}
 	var out []string
-	for _, e := range entries {
-		b, err := os.ReadFile(filepath.Join(a.state, "secret-mounts", ns, function, e.Name()))
+	for _, file := range files {
+		b, err := os.ReadFile(file)
 		if err != nil {
 			a.t.Fatal(err)
 		}
-		out = append(out, e.Name()+"="+string(b))
+		out = append(out, filepath.Base(file)+"="+string(b))
 	}
 	return strings.Join(out, " ")
 }
@@ -161,12 +168,12 @@ func TestSDKSecrets(t *testing.T) {
 	d := types.FunctionDeployment{Service: "fn", Image: "stagecoach/echo:1", Secrets: []string{"token", "key.pem"}}
 	_, err = r.Deploy(ctx, d)
 	ok(t, err)
-	if got := r.seen(DefaultNamespace, "fn"); got != "key.pem="+string(raw)+" token=one" {
+	if got := r.seen(pipeline.DefaultNamespace, "fn"); got != "key.pem="+string(raw)+" token=one" {
 		t.Errorf("the function sees %q", got)
 	}
 	_, err = r.UpdateSecret(ctx, types.Secret{Name: "token", Value: "two"})
 	ok(t, err)
-	if got := r.seen(DefaultNamespace, "fn"); !strings.Contains(got, "token=two") {
+	if got := r.seen(pipeline.DefaultNamespace, "fn"); !strings.Contains(got, "token=two") {
 		t.Errorf("after the change the function sees %q", got)
 	}
 	if err := r.DeleteSecret(ctx, "token", ""); err == nil || !strings.Contains(err.Error(), "409") || !strings.Contains(err.Error(), "(fn)") {
@@ -175,8 +182,11 @@ func TestSDKSecrets(t *testing.T) {
 	d.Secrets = []string{"key.pem"}
 	_, err = r.Update(ctx, d)
 	ok(t, err)
-	if got := r.seen(DefaultNamespace, "fn"); strings.Contains(got, "token") {
+	if got := r.seen(pipeline.DefaultNamespace, "fn", "key.pem"); got != "key.pem="+string(raw) {
 		t.Errorf("deployed without it, the function sees %q", got)
+	}
+	if got := r.seen(pipeline.DefaultNamespace, "fn", "token", "key.pem"); !strings.Contains(got, "token=two") {
+		t.Errorf("replicas of the earlier deploy see %q", got)
 	}
 	ok(t, r.DeleteSecret(ctx, "token", ""))
 	if err := r.DeleteSecret(ctx, "token", ""); err == nil || !strings.Contains(err.Error(), "not found") {
@@ -190,16 +200,68 @@ func TestSDKSecrets(t *testing.T) {
 		t.Errorf("a refused deploy has left %q", got)
 	}
 	ok(t, r.DeleteFunction(ctx, "fn", ""))
-	if got := r.seen(DefaultNamespace, "fn"); got != "" {
+	if got := r.seen(pipeline.DefaultNamespace, "fn"); got != "" {
 		t.Errorf("a removed function has left %q", got)
 	}
 	r.store.refuse = errors.New("no space left")
 	if code, _ := r.Deploy(ctx, types.FunctionDeployment{Service: "half", Image: "stagecoach/echo:1", Secrets: []string{"key.pem"}}); code != http.StatusServiceUnavailable {
 		t.Errorf("deploy without a store: %d, want 503", code)
 	}
-	if got := r.seen(DefaultNamespace, "half"); got != "" {
+	if got := r.seen(pipeline.DefaultNamespace, "half"); got != "" {
 		t.Errorf("a deploy that failed has left %q", got)
 	}
+}
+
+// TestProcessOfOtherSecrets: functions that name one process name the same secrets, or the second
+// deploy is refused.
+func TestProcessOfOtherSecrets(t *testing.T) {
+	r, ctx := newRemote(t), t.Context()
+	for _, ns := range []string{"", "team-a"} {
+		for _, name := range []string{"a", "b"} {
+			_, err := r.CreateSecret(ctx, types.Secret{Name: name, Namespace: ns, Value: "x"})
+			ok(t, err)
+		}
+	}
+	deploy := func(name, ns, process, fprocess string, secrets ...string) error {
+		t.Helper()
+		d := types.FunctionDeployment{Service: name, Namespace: ns, Image: "stagecoach/echo:1", EnvProcess: fprocess, Secrets: secrets}
+		d.Annotations = &map[string]string{"stagecoach.dev/process": process}
+		if _, there := r.Registry.Function(pipeline.Key{Name: name, Namespace: namespaceOr(ns)}); there {
+			_, err := r.Update(ctx, d)
+			return err
+		}
+		_, err := r.Deploy(ctx, d)
+		return err
+	}
+	ok(t, deploy("first", "", "shared", "", "a", "b"))
+	ok(t, deploy("second", "", "shared", "", "b", "a", "b"))
+	ok(t, deploy("first", "", "shared", "", "b", "a"))
+	ok(t, deploy("alone", "", "other", ""))
+	ok(t, deploy("python", "", "shared", "python ./stage", "a")) // functions with different commands share no process
+	ok(t, deploy("first", "team-a", "shared", "", "a"))
+	_, err := r.Deploy(ctx, types.FunctionDeployment{ // functions of different networks share no process
+		Service: "cut-off", Image: "stagecoach/echo:1", Secrets: []string{"a"},
+		Annotations: &map[string]string{"stagecoach.dev/process": "shared", "stagecoach.dev/network": "none"},
+	})
+	ok(t, err)
+	for _, secrets := range [][]string{nil, {"a"}} {
+		for _, name := range []string{"third", "second"} {
+			err := deploy(name, "", "shared", "", secrets...)
+			if err == nil {
+				t.Fatalf("%s with the secrets %q is deployed", name, secrets)
+			}
+			for _, want := range []string{"409", strconv.Quote(name), `"first"`, "stagecoach.dev/process: shared", "names the secrets a, b", "Want the same secrets in both"} {
+				if !strings.Contains(strings.ReplaceAll(err.Error(), `\"`, `"`), want) { // the client quotes the message
+					t.Errorf("%s with the secrets %q: %v, want it to say %s", name, secrets, err, want)
+				}
+			}
+		}
+	}
+	if _, there := r.Registry.Function(pipeline.Key{Name: "third", Namespace: pipeline.DefaultNamespace}); there || r.seen(pipeline.DefaultNamespace, "third") != "" {
+		t.Error("a refused deploy has left something")
+	}
+	ok(t, deploy("second", "", "apart", ""))
+	ok(t, deploy("first", "", "shared", "", "a"))
 }
 
 // TestSecretsStayHidden: no answer, no log line and no stored record holds a value, whatever is wrong with a request.
@@ -284,7 +346,7 @@ func TestSDKNamespaces(t *testing.T) {
 	if err := r.DeleteNamespace(ctx, "team-b"); err == nil || !strings.Contains(err.Error(), "not found") {
 		t.Errorf("second deletion: %v", err)
 	}
-	if err := r.DeleteNamespace(ctx, DefaultNamespace); err == nil || !strings.Contains(err.Error(), "403") {
+	if err := r.DeleteNamespace(ctx, pipeline.DefaultNamespace); err == nil || !strings.Contains(err.Error(), "403") {
 		t.Errorf("deletion of the default namespace: %v", err)
 	}
 	_, err = r.CreateSecret(ctx, types.Secret{Name: "s", Namespace: "team-c", Value: "v"}) // makes the namespace
@@ -328,10 +390,10 @@ func TestSDKLogs(t *testing.T) {
 	}
 	noon := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 	say := func(ns string, i int, text string) {
-		r.book.Add("fn."+ns, logbook.Line{At: noon.Add(time.Duration(i) * time.Minute), Replica: fmt.Sprintf("fn-%d", i%2), Text: text})
+		r.book.Add(pipeline.ParseKey("fn."+ns), logbook.Line{At: noon.Add(time.Duration(i) * time.Minute), Replica: fmt.Sprintf("fn-%d", i%2), Text: text})
 	}
 	for i := range 4 {
-		say(DefaultNamespace, i, fmt.Sprintf("line %d <&>", i))
+		say(pipeline.DefaultNamespace, i, fmt.Sprintf("line %d <&>", i))
 	}
 	say("team-a", 0, "of team-a")
 	since := noon.Add(2 * time.Minute)
@@ -365,7 +427,7 @@ func TestSDKLogs(t *testing.T) {
 	if m := <-messages; m.Text != "line 3 <&>" {
 		t.Errorf("first %+v", m)
 	}
-	say(DefaultNamespace, 9, "new")
+	say(pipeline.DefaultNamespace, 9, "new")
 	if m := <-messages; m.Text != "new" || m.Instance != "fn-1" {
 		t.Errorf("then %+v", m)
 	}
@@ -554,7 +616,7 @@ func TestBadInput(t *testing.T) {
 func FuzzSystem(f *testing.F) {
 	for _, s := range [][3]string{
 		{"POST", "functions", `{"service":"f","image":"stagecoach/f:1","namespace":"n","envProcess":"cat","envVars":{"a":"b"},"constraints":["c"],"secrets":["s"],` +
-			`"labels":{"com.openfaas.scale.min":"1"},"annotations":{"stagecoach.dev/pipeline":"p"},"limits":{"memory":"1Mi","cpu":"1m"},"requests":{"memory":"1Mi"},"readOnlyRootFilesystem":true}`},
+			`"labels":{"com.openfaas.scale.min":"1"},"annotations":{"stagecoach.dev/pipeline":"p"},"limits":{"memory":"16Mi","cpu":"1m"},"requests":{"memory":"16Mi"},"readOnlyRootFilesystem":true}`},
 		{"PUT", "functions", `{"service":"f","image":"stagecoach/f:2"}`},
 		{"DELETE", "functions?namespace=n", `{"functionName":"f"}`},
 		{"POST", "secrets", `{"name":"s","value":"v","rawValue":"dg==","namespace":"n"}`},

@@ -17,7 +17,9 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
 	"github.com/stagecoach-serving/stagecoach/logbook"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/secret"
 )
 
@@ -97,6 +99,8 @@ type fakes struct {
 
 	replicas map[string][]Replica
 	pins     pins
+	lacking  func(Needs) []Lack // nil: there is room for all
+	unready  error              // of /readyz
 }
 
 // bookLogs is the logbook as the provider's Logs.
@@ -123,6 +127,8 @@ func (f *fakes) Pin(_ context.Context, image string) (string, error) {
 		return "", nil
 	case strings.HasPrefix(image, "registry/"):
 		return "sha256:of " + image, nil
+	case strings.HasPrefix(image, "full/"):
+		return "", fmt.Errorf("%w: %w", ErrImages, &disk.FullError{Path: "/state/images", Free: 7, Want: 4096})
 	case strings.HasPrefix(image, "slow/"):
 		return "", fmt.Errorf("%w: %w", ErrImages, context.DeadlineExceeded)
 	case strings.HasPrefix(image, "down/"):
@@ -130,18 +136,25 @@ func (f *fakes) Pin(_ context.Context, image string) (string, error) {
 	}
 	return "", errors.New("there is stagecoach/echo:1")
 }
-func (f *fakes) State(key string) State        { return f.states[key] }
-func (f *fakes) Replicas(key string) []Replica { return f.replicas[key] }
-func (f *fakes) Usage(key string) (Usage, bool) {
-	u, ok := f.usage[key]
+func (f *fakes) State(key pipeline.Key) State        { return f.states[key.String()] }
+func (f *fakes) Replicas(key pipeline.Key) []Replica { return f.replicas[key.String()] }
+func (f *fakes) Usage(key pipeline.Key) (Usage, bool) {
+	u, ok := f.usage[key.String()]
 	return u, ok
 }
 
-func (f *fakes) Scale(_ context.Context, key string, replicas int) error {
-	if key == "broken."+DefaultNamespace {
+func (f *fakes) Lacking(n Needs) []Lack {
+	if f.lacking == nil {
+		return nil
+	}
+	return f.lacking(n)
+}
+
+func (f *fakes) Scale(_ context.Context, key pipeline.Key, replicas int) error {
+	if key == (pipeline.Key{Name: "broken", Namespace: pipeline.DefaultNamespace}) {
 		return errors.New("no node answers")
 	}
-	f.scaled[key] = replicas
+	f.scaled[key.String()] = replicas
 	return nil
 }
 
@@ -169,7 +182,7 @@ func newAPI(t testing.TB, store *memoryStore, c *Credentials) *api {
 		t.Fatal(err)
 	}
 	t.Cleanup(reg.Close)
-	f := &fakes{map[string]State{}, map[string]Usage{}, map[string]int{}, map[string][]Replica{}, pins{}}
+	f := &fakes{map[string]State{}, map[string]Usage{}, map[string]int{}, map[string][]Replica{}, pins{}, nil, nil}
 	state := t.TempDir()
 	secrets, err := secret.Open(state)
 	if err != nil {
@@ -178,7 +191,7 @@ func newAPI(t testing.TB, store *memoryStore, c *Credentials) *api {
 	t.Cleanup(func() { _ = secrets.Close() })
 	book := logbook.New(1<<20, 1<<20)
 	p, err := New(Config{
-		Store: store, Registry: reg, Images: f, Status: f, Scaler: f, Pinner: f.pins, Secrets: secrets, Mounts: secrets, Logs: bookLogs{book}, Credentials: c, Version: "v0.1.0", Log: log,
+		Store: store, Registry: reg, Images: f, Status: f, Scaler: f, Room: f, Pinner: f.pins, Secrets: secrets, Mounts: secrets, Logs: bookLogs{book}, Ready: func() error { return f.unready }, Credentials: c, Version: "v0.1.0", Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,13 +18,19 @@ import (
 	"github.com/openfaas/faas-provider/types"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // maxBody is the size in bytes that a request to the management API may have.
 const maxBody = 1 << 20
 
-// StatusAnnotation is where a described function says what its operator should know, such as why replicas do not start.
-// It is made for the answer; a deploy that brings it along, copied from an answer, has it dropped.
+// maxVariable is the size in bytes that a variable of the environment may have, as NAME=VALUE: Linux's MAX_ARG_STRLEN without
+// the NUL at its end. With a larger one no process can be started.
+const maxVariable = 128<<10 - 1
+
+// StatusAnnotation holds the status of the deployed revision in an answer: ready, updating, failing
+// or asleep, then details after a colon, such as why replicas do not start. A deploy ignores it,
+// because it may be copied from an answer.
 const StatusAnnotation = pipeline.Prefix + "status"
 
 // ReplicasAnnotation is where it says which replicas it has, on which nodes, and how long each took to start. It is made and
@@ -44,10 +51,13 @@ func (p *Provider) put(w http.ResponseWriter, r *http.Request, isNew bool) {
 		p.fail(w, r, err)
 		return
 	}
-	writeText(w, http.StatusAccepted, "deployed "+d.Key)
+	writeText(w, http.StatusAccepted, "deployed "+d.Key.String()+p.missing(d.Declared))
 }
 
 func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
+	if err := p.Registry.wait(ctx, p.stored); err != nil { // of a change whose request gave up
+		return fmt.Errorf("function %q is not deployed, try again: of the deploy before it, %w", d.Key, err)
+	}
 	old, there := p.Registry.Function(d.Key)
 	switch {
 	case isNew && there:
@@ -57,6 +67,9 @@ func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
 	case there:
 		d.CreatedAt = old.CreatedAt
 	}
+	if err := p.checkNamesake(d.Declared); err != nil {
+		return err
+	}
 	value, err := encode(d)
 	if err != nil {
 		return err
@@ -64,15 +77,56 @@ func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
 	if errs := p.checkSecrets(d.Deployment); len(errs) > 0 { // here, where nobody removes one meanwhile
 		return errors.Join(errs...)
 	}
+	if err := p.checkProcess(d); err != nil {
+		return err
+	}
 	if err := p.Mounts.Mount(d.Declared.Namespace, d.Declared.Name, d.Deployment.Secrets); err != nil {
 		return err
 	}
-	rev, err := p.Store.Put(ctx, d.Key, value)
+	rev, err := p.Store.Put(ctx, d.Key.String(), value)
 	if err != nil {
-		return errors.Join(fmt.Errorf("function %q: %w", d.Key, err), p.Mounts.Mount(d.Declared.Namespace, d.Declared.Name, old.Deployment.Secrets))
+		err = fmt.Errorf("function %q: %w", d.Key, err)
+		if !there {
+			err = errors.Join(err, p.Mounts.Unmount(d.Declared.Namespace, d.Declared.Name))
+		}
+		return err
 	}
+	p.stored = rev
 	p.Log.Info("deployed", "function", d.Key, "image", d.Deployment.Image, "revision", rev)
 	return p.Registry.wait(ctx, rev)
+}
+
+// checkNamesake refuses a function that has the name of a pipeline, and one that declares a pipeline with the name of a function:
+// the name would have two meanings. The exception is a function that is a stage of the pipeline of its name. The caller holds the
+// right to change.
+func (p *Provider) checkNamesake(f pipeline.Function) error {
+	const path = "annotations[" + `"` + pipeline.Prefix + `pipeline"]`
+	var errs []error
+	if stages := p.Registry.stagesOf(f.Name, f.Namespace); !f.StageOf(f.Name) {
+		if stages = slices.DeleteFunc(stages, func(s string) bool { return s == f.Name }); len(stages) > 0 {
+			errs = append(errs, &pipeline.FieldError{
+				Path: "service",
+				Got:  fmt.Sprintf("%q, which is the name of a pipeline of namespace %q: %s of its stages (%s) declares it", f.Name, f.Namespace, path, some(stages)),
+				Want: "a name that no pipeline of the namespace has, or this function as the entry stage of the pipeline",
+			})
+		}
+	}
+	for _, name := range f.Pipelines {
+		if !f.StageOf(name) || name == f.Name {
+			continue
+		}
+		if d, there := p.Registry.Function(pipeline.Key{Name: name, Namespace: f.Namespace}); there && !d.Declared.StageOf(name) {
+			errs = append(errs, &pipeline.FieldError{
+				Path: path,
+				Got:  fmt.Sprintf("%q, which is the name of a function of namespace %q (its image is %s)", name, f.Namespace, quote(d.Deployment.Image)),
+				Want: "a name that no function of the namespace has, or that function as the entry stage of the pipeline",
+			})
+		}
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return refuse(http.StatusConflict, errors.Join(errs...))
 }
 
 // readDeployment reads and checks a deployment, and has its image brought here; errors name every bad field.
@@ -84,9 +138,12 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 	d.Namespace = namespaceOf(d.Namespace, r)
 	delete(deref(d.Annotations), StatusAnnotation)
 	delete(deref(d.Annotations), ReplicasAnnotation)
-	fn, err := parse(d)
-	out := Deployed{Key: pipeline.Key(fn.Name, fn.Namespace), Deployment: d, Declared: fn, CreatedAt: time.Now().UTC()}
+	fn, err := parse(d, pipeline.Parse)
+	out := Deployed{Key: fn.Key(), Deployment: d, Declared: fn, CreatedAt: time.Now().UTC()}
 	err = errors.Join(err, p.check(d))
+	if err == nil {
+		err = p.checkRoom(&out)
+	}
 	if d.Image != "" {
 		digest, bad := p.Images.Pin(r.Context(), d.Image)
 		if bad != nil && !errors.Is(bad, ErrImages) {
@@ -106,16 +163,29 @@ func (p *Provider) check(d types.FunctionDeployment) error {
 	if d.Image == "" {
 		bad("image", `""`, "the name of an image")
 	}
+	const network = pipeline.Prefix + "network"
+	if deref(d.Annotations)[network] == pipeline.NetworkHost && !p.HostNetwork {
+		bad(fmt.Sprintf("annotations[%q]", network), `"host"`, "default or none: the operator allows no function the machine's network (up --allow-host-network)")
+	}
 	for _, name := range slices.Sorted(maps.Keys(d.EnvVars)) {
-		if name == "" || strings.ContainsAny(name, "=\x00") {
-			bad("envVars", strconv.Quote(name), "a name without = and NUL")
-		}
-		if strings.Contains(d.EnvVars[name], "\x00") {
+		value := d.EnvVars[name]
+		switch n := len(name) + len("=") + len(value); {
+		case name == "" || strings.ContainsAny(name, "=\x00"):
+			bad("envVars", quote(name), "a name without = and NUL")
+		case n > maxVariable:
+			bad("envVars", fmt.Sprintf("%s of %d bytes with its name", quote(name), n), fmt.Sprintf("at most %d, because Linux passes no larger one to a process", maxVariable))
+		case strings.Contains(value, "\x00"):
 			bad("envVars."+name, "a value with NUL", "one without")
+		case name == wire.EnvModel && value != "" && !filepath.IsLocal(value):
+			bad("envVars."+name, quote(value), "a path inside the image, from its root, such as model/model.onnx")
 		}
 	}
-	if d.Service == "." || d.Service == ".." {
-		bad("service", strconv.Quote(d.Service), "a name that can stand in a URL")
+	const most = maxVariable - len("fprocess=")
+	switch n := len(d.EnvProcess); {
+	case n > most:
+		bad("envProcess", fmt.Sprintf("%d bytes", n), fmt.Sprintf("at most %d, because Linux passes no larger one to a process", most))
+	case strings.Contains(d.EnvProcess, "\x00"):
+		bad("envProcess", "a value with NUL", "one without")
 	}
 	errs = append(errs, p.checkSecrets(d)...)
 	errs = append(errs, checkResources("limits", d.Limits)...)
@@ -136,11 +206,11 @@ func (p *Provider) remove(w http.ResponseWriter, r *http.Request) {
 			if err := p.dropProfile(ctx, d.Key); err != nil { // first: a function without its profile is whole
 				return err
 			}
-			if err := p.Store.Delete(ctx, d.Key); err != nil {
+			if err := p.Store.Delete(ctx, d.Key.String()); err != nil {
 				return fmt.Errorf("function %q: %w", d.Key, err)
 			}
 			p.Log.Info("deleted", "function", d.Key)
-			return errors.Join(p.Registry.waitGone(ctx, d.Key), p.Mounts.Mount(d.Declared.Namespace, d.Declared.Name, nil))
+			return errors.Join(p.Registry.waitGone(ctx, d.Key.String()), p.Mounts.Unmount(d.Declared.Namespace, d.Declared.Name))
 		})
 	}
 	if err != nil {
@@ -187,9 +257,12 @@ func (p *Provider) show(d *Deployed) types.FunctionStatus {
 		InvocationCount: s.Invocations, Replicas: uint64(max(s.Replicas, 0)), AvailableReplicas: uint64(max(s.Available, 0)),
 		CreatedAt: d.CreatedAt,
 	}
-	annotate(&out, StatusAnnotation, strings.Join(strings.Fields(s.Detail), " ")) // one line: faas-cli prints a table
+	annotate(&out, StatusAnnotation, oneLine(s.Status)) // faas-cli prints a table
 	return out
 }
+
+// oneLine returns text, such as a program's last words, as one line.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 // annotate adds an annotation to an answer, unless it says nothing.
 func annotate(s *types.FunctionStatus, name, text string) {
@@ -210,6 +283,9 @@ func replicas(all []Replica) string {
 	var out []string
 	for _, r := range all[:min(len(all), most)] {
 		text := fmt.Sprintf("%s on %s: %s", r.Name, r.Node, r.State)
+		if r.Older {
+			text += ", of an older revision"
+		}
 		if r.Hidden {
 			text += ", its node is silent"
 		}
@@ -238,8 +314,8 @@ func replicas(all []Replica) string {
 }
 
 func (p *Provider) scale(w http.ResponseWriter, r *http.Request) {
-	var req types.ScaleServiceRequest
-	err := readJSON(w, r, &req)
+	var req scaleRequest
+	err := readStrict(w, r, &req)
 	if err == nil {
 		err = p.scaleTo(r, req)
 	}
@@ -247,11 +323,22 @@ func (p *Provider) scale(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, err)
 		return
 	}
-	writeText(w, http.StatusAccepted, fmt.Sprintf("scaling to %d", req.Replicas))
+	writeText(w, http.StatusAccepted, fmt.Sprintf("scaling to %d", *req.Replicas))
 }
 
-func (p *Provider) scaleTo(r *http.Request, req types.ScaleServiceRequest) error {
+// scaleRequest is types.ScaleServiceRequest where a number that is not there is not taken for 0.
+type scaleRequest struct {
+	ServiceName string  `json:"serviceName"`
+	Replicas    *uint64 `json:"replicas"`
+	Namespace   string  `json:"namespace"`
+}
+
+func (p *Provider) scaleTo(r *http.Request, req scaleRequest) error {
 	name := r.PathValue("name")
+	if req.Replicas == nil {
+		return &pipeline.FieldError{Path: "replicas", Got: "none", Want: "a number of replicas, 0 to stop all"}
+	}
+	replicas := *req.Replicas
 	if req.ServiceName != "" && req.ServiceName != name {
 		return &pipeline.FieldError{Path: "serviceName", Got: strconv.Quote(req.ServiceName), Want: strconv.Quote(name) + " as in the path"}
 	}
@@ -259,34 +346,30 @@ func (p *Provider) scaleTo(r *http.Request, req types.ScaleServiceRequest) error
 	if err != nil {
 		return err
 	}
-	if most := d.Declared.Scale.Max; req.Replicas > uint64(most) {
+	if most := d.Declared.Scale.Max; replicas > uint64(most) {
 		return &pipeline.FieldError{
-			Path: "replicas", Got: strconv.FormatUint(req.Replicas, 10),
+			Path: "replicas", Got: strconv.FormatUint(replicas, 10),
 			Want: fmt.Sprintf("at most %d, the label com.openfaas.scale.max of %q", most, d.Key),
 		}
 	}
-	if err := p.Scaler.Scale(r.Context(), d.Key, int(req.Replicas)); err != nil {
-		return fmt.Errorf("scale %q to %d: %w", d.Key, req.Replicas, err)
+	if err := p.Scaler.Scale(r.Context(), d.Key, int(replicas)); err != nil {
+		return fmt.Errorf("scale %q to %d: %w", d.Key, replicas, err)
 	}
 	return nil
 }
 
-// find looks a function up by its name and namespace, which may be in the body, in the query or a suffix of the name.
+// find looks up the function that a request names; namespace is that of its body, which wins over that of its query.
 func (p *Provider) find(name, namespace string, r *http.Request) (Deployed, error) {
-	explicit := cmp.Or(namespace, r.URL.Query().Get("namespace"))
-	key, ok := pipeline.Key(name, explicit), explicit != ""
-	if !ok {
-		key, ok = p.Registry.Resolve(name)
-	}
-	if d, there := p.Registry.Function(key); ok && there {
+	key := pipeline.Named(name, cmp.Or(namespace, r.URL.Query().Get("namespace")))
+	if d, there := p.Registry.Function(key); there {
 		return d, nil
 	}
-	return Deployed{}, refuse(http.StatusNotFound, fmt.Errorf("no function %q in namespace %q", name, namespaceOf(namespace, r)))
+	return Deployed{}, refuse(http.StatusNotFound, fmt.Errorf("no function %s in namespace %s", quote(key.Name), quote(key.Namespace)))
 }
 
 // namespaceOf is the namespace of a request: in its body, else in its query, else the default.
 func namespaceOf(body string, r *http.Request) string {
-	return cmp.Or(body, r.URL.Query().Get("namespace"), DefaultNamespace)
+	return cmp.Or(body, r.URL.Query().Get("namespace"), pipeline.DefaultNamespace)
 }
 
 // readJSON decodes a request's body, which must be one JSON value.
@@ -296,7 +379,18 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 
 // readJSONOf is readJSON of a body of at most that many bytes.
 func readJSONOf(w http.ResponseWriter, r *http.Request, v any, most int64) error {
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, most))
+	return readValue(json.NewDecoder(http.MaxBytesReader(w, r.Body, most)), v, most)
+}
+
+// readStrict is readJSON that refuses fields that v does not have.
+func readStrict(w http.ResponseWriter, r *http.Request, v any) error {
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
+	d.DisallowUnknownFields()
+	return readValue(d, v, maxBody)
+}
+
+// readValue decodes one JSON value of at most that many bytes.
+func readValue(d *json.Decoder, v any, most int64) error {
 	err := d.Decode(v)
 	if err == nil {
 		if _, more := d.Token(); !errors.Is(more, io.EOF) {
@@ -305,9 +399,16 @@ func readJSONOf(w http.ResponseWriter, r *http.Request, v any, most int64) error
 	}
 	var wrong *json.UnmarshalTypeError
 	var tooLarge *http.MaxBytesError
+	unknown := func() (name string) {
+		text, _ := strings.CutPrefix(err.Error(), "json: unknown field ")
+		name, _ = strconv.Unquote(text)
+		return name
+	}
 	switch {
 	case err == nil:
 		return nil
+	case unknown() != "":
+		return &pipeline.FieldError{Path: strconv.Quote(unknown()), Got: "a field that is unknown", Want: "none of this name"}
 	case errors.As(err, &tooLarge):
 		return fmt.Errorf("body: more than %d bytes: %w", most, err)
 	case errors.As(err, &wrong):

@@ -18,11 +18,11 @@ import (
 
 // LogQuery says which lines of a function's output are wanted.
 type LogQuery struct {
-	Key     string    // of the function
-	Replica string    // empty: of all
-	Since   time.Time // zero: all that are kept
-	Tail    int       // of those that are there, the latest; 0 or less: all
-	Follow  bool      // then those that come
+	Key     pipeline.Key // of the function
+	Replica string       // empty: of all
+	Since   time.Time    // zero: all that are kept
+	Tail    int          // of those that are there, the latest; 0 or less: all
+	Follow  bool         // then those that come
 }
 
 // LogLine is a line that a replica has printed.

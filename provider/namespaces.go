@@ -16,7 +16,7 @@ import (
 
 // namespaceNames returns the default namespace, those that were created and those that have functions, sorted.
 func (p *Provider) namespaceNames() []string {
-	out := map[string]bool{DefaultNamespace: true}
+	out := map[string]bool{pipeline.DefaultNamespace: true}
 	for name := range p.Registry.Namespaces() {
 		out[name] = true
 	}
@@ -40,7 +40,7 @@ func (p *Provider) functionsOf(namespace string) []string {
 // namespaceThere says whether a namespace was created, has functions, or is the default one.
 func (p *Provider) namespaceThere(name string) bool {
 	_, created := p.Registry.Namespaces()[name]
-	return created || name == DefaultNamespace || len(p.functionsOf(name)) > 0
+	return created || name == pipeline.DefaultNamespace || len(p.functionsOf(name)) > 0
 }
 
 func (p *Provider) namespaces(w http.ResponseWriter, _ *http.Request) {
@@ -89,7 +89,7 @@ func (p *Provider) deleteNamespace(w http.ResponseWriter, r *http.Request) {
 		}
 		functions := p.functionsOf(n.Name)
 		switch {
-		case n.Name == DefaultNamespace:
+		case n.Name == pipeline.DefaultNamespace:
 			return refuse(http.StatusForbidden, fmt.Errorf("namespace %q is the default one and stays", n.Name))
 		case !p.namespaceThere(n.Name):
 			return noNamespace(n.Name)

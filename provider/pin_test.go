@@ -5,6 +5,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 // TestImagesArePinned looks at what a deploy keeps of its image, and at what it answers when the image cannot be had.
@@ -14,7 +16,7 @@ func TestImagesArePinned(t *testing.T) {
 	digest := func(key string) string {
 		t.Helper()
 		b := newAPI(t, store, nil) // as after a restart
-		d, ok := b.Registry.Function(key)
+		d, ok := b.Registry.Function(pipeline.ParseKey(key))
 		if !ok {
 			t.Fatalf("no function %q", key)
 		}

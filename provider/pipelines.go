@@ -1,7 +1,6 @@
 package provider
 
 import (
-	"cmp"
 	"fmt"
 	"net/http"
 	"runtime"
@@ -30,7 +29,7 @@ type StageStatus struct {
 	Each              bool        `json:"each,omitempty"`
 	Replicas          int         `json:"replicas"`
 	AvailableReplicas int         `json:"availableReplicas"`
-	Detail            string      `json:"status,omitempty"` // such as why replicas do not start
+	Status            string      `json:"status,omitempty"` // as in [StatusAnnotation]
 }
 
 // StageEdge leads to a successor.
@@ -60,17 +59,11 @@ func (p *Provider) listPipelines(w http.ResponseWriter, r *http.Request) {
 
 // describePipeline shows one pipeline, which a function of the same name does not hide here.
 func (p *Provider) describePipeline(w http.ResponseWriter, r *http.Request) {
-	name, ns := r.PathValue("name"), r.URL.Query().Get("namespace")
+	key := pipeline.Named(r.PathValue("name"), r.URL.Query().Get("namespace"))
 	all := p.Registry.Pipelines()
-	find := func(key string) int {
-		return slices.IndexFunc(all, func(pl pipeline.Pipeline) bool { return pipeline.Key(pl.Name, pl.Namespace) == key })
-	}
-	i := find(pipeline.Key(name, cmp.Or(ns, DefaultNamespace)))
-	if full := find(name); ns == "" && full >= 0 {
-		i = full
-	}
+	i := slices.IndexFunc(all, func(pl pipeline.Pipeline) bool { return pl.Key() == key })
 	if i < 0 {
-		p.fail(w, r, refuse(http.StatusNotFound, fmt.Errorf("no pipeline %q in namespace %q", name, cmp.Or(ns, DefaultNamespace))))
+		p.fail(w, r, refuse(http.StatusNotFound, fmt.Errorf("no pipeline %s in namespace %s", quote(key.Name), quote(key.Namespace))))
 		return
 	}
 	writeJSON(w, http.StatusOK, p.showPipeline(all[i]))
@@ -85,9 +78,9 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 		out.SLO = pl.SLO.String()
 	}
 	for _, st := range pl.Stages {
-		s := p.Status.State(pipeline.Key(st.Name, st.Namespace))
+		s := p.Status.State(st.Key())
 		stage := StageStatus{
-			Name: st.Name, Next: []StageEdge{}, Each: st.Each, Replicas: s.Replicas, AvailableReplicas: s.Available, Detail: s.Detail,
+			Name: st.Name, Next: []StageEdge{}, Each: st.Each, Replicas: s.Replicas, AvailableReplicas: s.Available, Status: oneLine(s.Status),
 		}
 		for _, e := range st.Next {
 			stage.Next = append(stage.Next, StageEdge(e))
@@ -95,9 +88,32 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 		out.Stages = append(out.Stages, stage)
 	}
 	for _, f := range pl.Faults {
-		out.Faults = append(out.Faults, PipelineFault(f))
+		out.Faults = append(out.Faults, PipelineFault{f.Function, f.Annotation, f.Got, f.Want})
 	}
 	return out
+}
+
+// missing returns a text with the faults that still keep the function's pipelines from running, one
+// line per fault. Such faults are normal, because functions may be deployed in any order.
+func (p *Provider) missing(f pipeline.Function) (text string) {
+	const most = 20 // faults per pipeline
+	if f.VariantOf != "" {
+		return ""
+	}
+	for _, name := range f.Pipelines {
+		pl, there := p.Registry.Pipeline(pipeline.Key{Name: name, Namespace: f.Namespace})
+		if !there || len(pl.Faults) == 0 {
+			continue
+		}
+		text += fmt.Sprintf("\npipeline %q cannot run so far:", pl.Key())
+		for _, fault := range pl.Faults[:min(len(pl.Faults), most)] {
+			text += "\n  " + fault.String()
+		}
+		if more := len(pl.Faults) - most; more > 0 {
+			text += fmt.Sprintf("\n  and %d more faults", more)
+		}
+	}
+	return text
 }
 
 // gatewayInfo is how OpenFaaS's gateway answers GET /system/info, and faas-cli reads it.

@@ -18,9 +18,9 @@ import (
 type Pinner interface {
 	// Pin has a function run in one replica that may use so much of the processor, for as long as p.Until is renewed, and says how
 	// far that is. [ErrPinned] is the error of a function that another holder has, or that is in use.
-	Pin(key string, p Pin) (Held, error)
+	Pin(key pipeline.Key, p Pin) (Held, error)
 	// Unpin ends the holder's pin, if it has one.
-	Unpin(key, holder string)
+	Unpin(key pipeline.Key, holder string)
 }
 
 // ErrPinned says that a function cannot be pinned now: 409.
@@ -60,7 +60,7 @@ type profiled struct {
 }
 
 // Profile returns what was measured of a function; Stale says whether its image is another one by now.
-func (r *Registry) Profile(key string) (profile.Profile, bool) {
+func (r *Registry) Profile(key pipeline.Key) (profile.Profile, bool) {
 	p, ok := r.profiles.Load(key)
 	d, there := r.Function(key)
 	if !ok || !there || p.(*profiled).Version == 0 {
@@ -80,7 +80,7 @@ func (r *Registry) Points(d *Deployed) []plan.Point {
 	return nil
 }
 
-func (r *Registry) applyProfile(key string, e Entry) {
+func (r *Registry) applyProfile(key pipeline.Key, e Entry) {
 	if e.Deleted {
 		r.profiles.Delete(key)
 		return
@@ -91,7 +91,7 @@ func (r *Registry) applyProfile(key string, e Entry) {
 		r.profiles.Store(key, &profiled{}) // for it to go with its function
 		return
 	}
-	p.Function = key
+	p.Function = key.String()
 	r.profiles.Store(key, &profiled{p, p.Plan()})
 }
 
@@ -138,7 +138,7 @@ func (p *Provider) putProfile(ctx context.Context, r *http.Request, prof profile
 		return refuse(http.StatusConflict, fmt.Errorf("profile of image %s %s, want one of what function %q has now, which is %s %s",
 			quote(prof.Image), quote(prof.Digest), d.Key, quote(d.Deployment.Image), quote(d.Digest)))
 	}
-	prof.Function, prof.Stale = d.Key, false
+	prof.Function, prof.Stale = d.Key.String(), false
 	if prof.At.IsZero() {
 		prof.At = time.Now().UTC()
 	}
@@ -147,7 +147,7 @@ func (p *Provider) putProfile(ctx context.Context, r *http.Request, prof profile
 	if err != nil {
 		return fmt.Errorf("profile of %q: %w", d.Key, err)
 	}
-	rev, err := p.Store.Put(ctx, profilePrefix+d.Key, value)
+	rev, err := p.Store.Put(ctx, profilePrefix+d.Key.String(), value)
 	if err != nil {
 		return fmt.Errorf("profile of %q: %w", d.Key, err)
 	}
@@ -156,11 +156,11 @@ func (p *Provider) putProfile(ctx context.Context, r *http.Request, prof profile
 }
 
 // dropProfile forgets what was measured of a function that is about to go.
-func (p *Provider) dropProfile(ctx context.Context, key string) error {
+func (p *Provider) dropProfile(ctx context.Context, key pipeline.Key) error {
 	if _, ok := p.Registry.profiles.Load(key); !ok {
 		return nil
 	}
-	if err := p.Store.Delete(ctx, profilePrefix+key); err != nil {
+	if err := p.Store.Delete(ctx, profilePrefix+key.String()); err != nil {
 		return fmt.Errorf("profile of %q: %w", key, err)
 	}
 	return nil
@@ -227,5 +227,5 @@ func (p *Provider) unpin(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	p.Pinner.Unpin(d.Key, r.URL.Query().Get("holder"))
-	writeText(w, http.StatusOK, "not pinned: "+d.Key)
+	writeText(w, http.StatusOK, "not pinned: "+d.Key.String())
 }

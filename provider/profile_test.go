@@ -9,13 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/profile"
 )
 
 // pins is a Pinner of one holder a function.
-type pins map[string]Pin
+type pins map[pipeline.Key]Pin
 
-func (p pins) Pin(key string, want Pin) (Held, error) {
+func (p pins) Pin(key pipeline.Key, want Pin) (Held, error) {
 	if old, there := p[key]; there && old.Holder != want.Holder {
 		return Held{}, fmt.Errorf("%w: %s has it", ErrPinned, old.Holder)
 	}
@@ -23,7 +24,7 @@ func (p pins) Pin(key string, want Pin) (Held, error) {
 	return Held{Replica: "f-1", Ready: true, CPUMilli: want.CPUMilli, Slots: 1, Batch: 4}, nil
 }
 
-func (p pins) Unpin(key, holder string) {
+func (p pins) Unpin(key pipeline.Key, holder string) {
 	if p[key].Holder == holder {
 		delete(p, key)
 	}
@@ -53,7 +54,7 @@ func TestProfile(t *testing.T) {
 		p.Points[0].CPUMilli != 250 || !p.Points[0].Loose || p.Points[1].Mean != 0.01 {
 		t.Errorf("stored %+v, want what was sent, sorted, of this function and image", p)
 	}
-	d, _ := a.Registry.Function("echo.openfaas-fn")
+	d, _ := a.Registry.Function(pipeline.ParseKey("echo.openfaas-fn"))
 	if got := a.Registry.Points(&d); len(got) != 2 || got[0].CPUMilli != 250 || got[0].Mean != 40*time.Millisecond || got[0].Err != time.Millisecond || got[1].N != 80 {
 		t.Errorf("in the words of policies %+v", got)
 	}
@@ -68,7 +69,7 @@ func TestProfile(t *testing.T) {
 	if p := shown(a); !p.Stale || len(p.Points) != 2 {
 		t.Errorf("of another image: %+v, want it to be stale", p)
 	}
-	d, _ = a.Registry.Function("echo.openfaas-fn")
+	d, _ = a.Registry.Function(pipeline.ParseKey("echo.openfaas-fn"))
 	if got := a.Registry.Points(&d); got != nil {
 		t.Errorf("policies see %+v of a stale profile, want nothing", got)
 	}
@@ -143,7 +144,7 @@ func TestPin(t *testing.T) {
 	if h.Replica != "f-1" || h.CPUMilli != 250 || h.Limit != 500 || h.Image != "stagecoach/echo:1" || h.Revision == 0 || h.Batch != 4 || h.Queue != 1000 {
 		t.Errorf("held %+v", h)
 	}
-	if left := time.Until(a.fakes.pins["echo.openfaas-fn"].Until); left <= 0 || left > 10*time.Second {
+	if left := time.Until(a.fakes.pins[pipeline.ParseKey("echo.openfaas-fn")].Until); left <= 0 || left > 10*time.Second {
 		t.Errorf("the lease ends in %v, want 10s at most", left)
 	}
 	if text := a.must(http.StatusConflict, put, path, strings.Replace(order, "me", "you", 1)); !strings.Contains(text, "me has it") {

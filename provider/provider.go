@@ -9,9 +9,13 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/peer"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 // Images knows which images can be run.
@@ -22,16 +26,16 @@ type Images interface {
 	Pin(ctx context.Context, image string) (digest string, err error)
 }
 
-// ErrImages says that an image cannot be had now, through no fault of the request: its registry does not answer, the disk is
-// full. Deploys get 502, or 504 when it is a matter of time.
+// ErrImages says that an image is not available now although the request is right, because its
+// registry does not answer. Deploys get 502, or 504 after a timeout.
 var ErrImages = errors.New("image not available now")
 
-// State is what runs of a function.
+// State is the status of a function.
 type State struct {
-	Replicas    int     // wanted
-	Available   int     // ready for requests
-	Invocations float64 // since it was deployed, as far as known
-	Detail      string  // one line for the operator, such as why replicas do not start; empty: nothing to say
+	Replicas    int     // wanted replicas of the deployed revision
+	Available   int     // replicas of the deployed revision that are ready for requests
+	Invocations float64 // to the function's own name and as a stage of pipelines, since the process started
+	Status      string  // ready, updating, failing or asleep, then details after a colon
 }
 
 // Replica is one running copy of a function.
@@ -39,6 +43,7 @@ type Replica struct {
 	Name     string
 	Node     string
 	State    string        // starting, ready or draining
+	Older    bool          // it is of a revision before the deployed one
 	Hidden   bool          // its node is silent; it serves as long as its connection holds
 	Path     string        // how it was started: fork, forkheap, map, cold or process; empty: not yet
 	Phases   []Phase       // of its start, in order, as far as it has come
@@ -61,17 +66,40 @@ type Usage struct {
 // Status knows what runs.
 type Status interface {
 	// State returns what runs of the function with this key; of an unknown one, the zero State.
-	State(key string) State
+	State(key pipeline.Key) State
 	// Replicas returns its replicas, sorted by name.
-	Replicas(key string) []Replica
+	Replicas(key pipeline.Key) []Replica
 	// Usage measures what its replicas use; false: it cannot be measured.
-	Usage(key string) (Usage, bool)
+	Usage(key pipeline.Key) (Usage, bool)
+}
+
+// Room knows the capacity of the nodes.
+type Room interface {
+	// Lacking returns the resources that no known node has enough of for one replica with these
+	// needs, even if the node is empty. It returns nothing if a node could hold the replica, or
+	// while no node is known.
+	Lacking(n Needs) []Lack
+}
+
+// Needs is what one replica needs of a node.
+type Needs struct {
+	Memory       int64 // bytes
+	CPUMilli     int   // thousandths of a core
+	Devices      int
+	DeviceMemory int64 // bytes of each; 0: all of it
+}
+
+// Lack is a resource that no node has enough of.
+type Lack struct {
+	Of   string // memory, cpu, devices or device-memory
+	Need string // what a replica needs, such as 500 GiB of memory
+	Most string // what the nodes have, such as which one has the most, and how much
 }
 
 // Scaler changes the number of replicas that a function has.
 type Scaler interface {
 	// Scale asks for this many replicas. It returns when the wish is accepted, not when they run.
-	Scale(ctx context.Context, key string, replicas int) error
+	Scale(ctx context.Context, key pipeline.Key, replicas int) error
 }
 
 // Credentials are the user and password that the /system routes ask for.
@@ -98,18 +126,22 @@ func ReadCredentials(dir string) (*Credentials, error) {
 	return &c, nil
 }
 
-// Config is what a [Provider] is made of. All fields but Credentials are needed.
+// Config is what a [Provider] is made of. All fields but Credentials and Proxies are needed.
 type Config struct {
 	Store       Store
 	Registry    *Registry // opened on Store
 	Images      Images
 	Status      Status
 	Scaler      Scaler
+	Room        Room
 	Pinner      Pinner
 	Secrets     Secrets
 	Mounts      Mounts
 	Logs        Logs
+	Ready       func() error // returns why changes or async requests are refused now, or nil; needed
 	Credentials *Credentials // nil: the /system routes ask for none
+	HostNetwork bool         // functions may ask for the machine's network
+	Proxies     peer.Proxies // that say whose request they pass on, so that clients are told apart that guess passwords
 	Version     string       // of the program, for GET /system/info
 	Log         *slog.Logger
 }
@@ -119,74 +151,110 @@ type Provider struct {
 	Config
 	handler http.Handler
 	change  chan struct{} // a token: who holds it may change the store
+	guesses *guesses
+	stored  uint64 // the latest revision of a function that was put into the store; only who holds the token may use it
 }
 
 // New returns the management API.
 func New(c Config) (*Provider, error) {
-	if c.Store == nil || c.Registry == nil || c.Images == nil || c.Status == nil || c.Scaler == nil || c.Pinner == nil || c.Log == nil ||
-		c.Secrets == nil || c.Mounts == nil || c.Logs == nil {
-		return nil, errors.New("provider: a field of Config is nil, want all but Credentials")
+	if c.Store == nil || c.Registry == nil || c.Images == nil || c.Status == nil || c.Scaler == nil || c.Room == nil || c.Pinner == nil || c.Log == nil ||
+		c.Secrets == nil || c.Mounts == nil || c.Logs == nil || c.Ready == nil {
+		return nil, errors.New("provider: a field of Config is nil, want all but Credentials and Proxies")
 	}
 	if c.Credentials != nil && (c.Credentials.User == "" || c.Credentials.Password == "") {
 		return nil, errors.New("provider: credentials with an empty user or password, want both")
 	}
-	p := &Provider{Config: c, change: make(chan struct{}, 1)}
+	p := &Provider{Config: c, change: make(chan struct{}, 1), guesses: newGuesses(c.Log)}
 	p.handler = p.routes()
 	return p, nil
 }
 
-// ServeHTTP serves /system and /healthz, and 404 for all else.
+// ServeHTTP serves /system, /healthz and /readyz. It answers 404 to all other paths.
 func (p *Provider) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.handler.ServeHTTP(w, r) }
 
 func (p *Provider) routes() http.Handler {
-	system := http.NewServeMux()
-	system.HandleFunc("GET /system/functions", p.list)
-	system.HandleFunc("POST /system/functions", p.deploy)
-	system.HandleFunc("PUT /system/functions", p.update)
-	system.HandleFunc("DELETE /system/functions", p.remove)
-	system.HandleFunc("GET /system/function/{name}", p.describe)
-	system.HandleFunc("GET /system/function/{name}/profile", p.showProfile)
-	system.HandleFunc("PUT /system/function/{name}/profile", p.storeProfile)
-	system.HandleFunc("PUT /system/function/{name}/pin", p.pin)
-	system.HandleFunc("DELETE /system/function/{name}/pin", p.unpin)
-	system.HandleFunc("POST /system/scale-function/{name}", p.scale)
-	system.HandleFunc("GET /system/info", p.info)
-	system.HandleFunc("GET /system/namespaces", p.namespaces)
-	system.HandleFunc("GET /system/namespace/{name}", p.namespace)
-	system.HandleFunc("GET /system/pipelines", p.listPipelines)
-	system.HandleFunc("GET /system/pipelines/{name}", p.describePipeline)
-	system.HandleFunc("POST /system/namespace/{$}", p.createNamespace)
-	system.HandleFunc("POST /system/namespace/{name}", p.createNamespace)
-	system.HandleFunc("PUT /system/namespace/{name}", p.updateNamespace)
-	system.HandleFunc("DELETE /system/namespace/{name}", p.deleteNamespace)
-	system.HandleFunc("GET /system/secrets", p.listSecrets)
-	system.HandleFunc("POST /system/secrets", p.createSecret)
-	system.HandleFunc("PUT /system/secrets", p.updateSecret)
-	system.HandleFunc("DELETE /system/secrets", p.deleteSecret)
-	system.HandleFunc("GET /system/logs", p.logs)
-
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /system/functions", p.list)
+	mux.HandleFunc("POST /system/functions", p.deploy)
+	mux.HandleFunc("PUT /system/functions", p.update)
+	mux.HandleFunc("DELETE /system/functions", p.remove)
+	mux.HandleFunc("GET /system/function/{name}", p.describe)
+	mux.HandleFunc("GET /system/function/{name}/profile", p.showProfile)
+	mux.HandleFunc("PUT /system/function/{name}/profile", p.storeProfile)
+	mux.HandleFunc("PUT /system/function/{name}/pin", p.pin)
+	mux.HandleFunc("DELETE /system/function/{name}/pin", p.unpin)
+	mux.HandleFunc("POST /system/scale-function/{name}", p.scale)
+	mux.HandleFunc("GET /system/info", p.info)
+	mux.HandleFunc("GET /system/namespaces", p.namespaces)
+	mux.HandleFunc("GET /system/namespace/{name}", p.namespace)
+	mux.HandleFunc("GET /system/pipelines", p.listPipelines)
+	mux.HandleFunc("GET /system/pipelines/{name}", p.describePipeline)
+	mux.HandleFunc("POST /system/namespace/{$}", p.createNamespace)
+	mux.HandleFunc("POST /system/namespace/{name}", p.createNamespace)
+	mux.HandleFunc("PUT /system/namespace/{name}", p.updateNamespace)
+	mux.HandleFunc("DELETE /system/namespace/{name}", p.deleteNamespace)
+	mux.HandleFunc("GET /system/secrets", p.listSecrets)
+	mux.HandleFunc("POST /system/secrets", p.createSecret)
+	mux.HandleFunc("PUT /system/secrets", p.updateSecret)
+	mux.HandleFunc("DELETE /system/secrets", p.deleteSecret)
+	mux.HandleFunc("GET /system/logs", p.logs)
+
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "OK") })
-	mux.Handle("/system/", p.Guard(system))
-	return mux
+	mux.HandleFunc("GET /readyz", p.ready)
+	return p.Guard(mux)
 }
 
-// Guard lets through to h only who knows the credentials, if there are any, and no page of another origin that happens to
-// be open in a browser on the operator's machine.
-func (p *Provider) Guard(h http.Handler) http.Handler {
-	guarded := http.NewCrossOriginProtection().Handler(h)
-	if p.Credentials == nil {
-		return guarded
+// ready answers 503 while some requests are refused. Unlike /healthz, it reports faults that a
+// restart would not fix.
+func (p *Provider) ready(w http.ResponseWriter, _ *http.Request) {
+	if err := p.Ready(); err != nil { // not logged: it is asked every few seconds
+		internal(w)
+		w.Header().Set("Retry-After", "5")
+		writeText(w, http.StatusServiceUnavailable, "degraded: "+err.Error())
+		return
 	}
+	writeText(w, http.StatusOK, "OK")
+}
+
+// Guard lets requests for /system and below it through to h only with the credentials, if there are any, and not from a page of
+// another origin that happens to be open in a browser on the operator's machine. It lets all other requests through. It has to
+// stand before any mux, which answers some paths with a redirect, such as /system and //system/info.
+func (p *Provider) Guard(h http.Handler) http.Handler { return p.guard(h, belowSystem, p.Proxies) }
+
+// GuardInside is Guard for requests that functions send: of every path, and no function is a proxy that is believed, whatever
+// its address.
+func (p *Provider) GuardInside(h http.Handler) http.Handler {
+	return p.guard(h, func(string) bool { return true }, nil)
+}
+
+func (p *Provider) guard(h http.Handler, covers func(path string) bool, proxies peer.Proxies) http.Handler {
+	guarded := http.NewCrossOriginProtection().Handler(h)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		user, password, _ := r.BasicAuth()
-		if same(user, p.Credentials.User)&same(password, p.Credentials.Password) != 1 {
-			w.Header().Set("WWW-Authenticate", `Basic realm="Restricted"`)
-			writeText(w, http.StatusUnauthorized, "invalid credentials")
-			return
+		switch {
+		case !covers(r.URL.Path):
+			h.ServeHTTP(w, r)
+		case p.Credentials == nil || p.knows(r):
+			guarded.ServeHTTP(w, r)
+		default:
+			p.guesses.refuse(w, r, proxies.Client(r))
 		}
-		guarded.ServeHTTP(w, r)
 	})
+}
+
+// belowSystem tells whether a path leads to /system or below it, as it is written or as a mux cleans it.
+func belowSystem(urlPath string) bool {
+	for _, p := range [...]string{urlPath, path.Clean("/" + urlPath)} {
+		if rest, ok := strings.CutPrefix(p, "/system"); ok && (rest == "" || rest[0] == '/') {
+			return true
+		}
+	}
+	return false
+}
+
+// knows tells whether a request brings the credentials, in a time that does not depend on what is wrong with them.
+func (p *Provider) knows(r *http.Request) bool {
+	user, password, _ := r.BasicAuth()
+	return same(user, p.Credentials.User)&same(password, p.Credentials.Password) == 1
 }
 
 // same compares in a time that depends on neither content nor length of want; 1: equal.

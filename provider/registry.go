@@ -14,18 +14,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// DefaultNamespace is where a function without a namespace lives.
-const DefaultNamespace = "openfaas-fn"
-
 // Registry is what is deployed, as the store's watch tells it. Reading takes no lock, and a change costs what it changes: the
 // function and the pipelines that have to do with it.
 type Registry struct {
 	log  *slog.Logger
 	stop func()
 
-	functions sync.Map // by key: *entry
-	profiles  sync.Map // by key: *profiled; of functions that may be gone
-	graphs    sync.Map // by key: *pipeline.Pipeline; not those of functions of their own
+	functions sync.Map // by pipeline.Key: *entry
+	profiles  sync.Map // by pipeline.Key: *profiled; of functions that may be gone
+	graphs    sync.Map // by pipeline.Key: *pipeline.Pipeline; not those of functions of their own
 	sorted    atomic.Pointer[[]*Deployed]
 	pipelines atomic.Pointer[[]pipeline.Pipeline] // those of graphs, sorted; nil: to be sorted when somebody asks
 	declared  atomic.Pointer[map[string]Namespace]
@@ -46,7 +43,7 @@ type entry struct {
 
 // Change is a change of one function.
 type Change struct {
-	Key      string
+	Key      pipeline.Key
 	Function *Deployed // nil: it is not deployed any more
 }
 
@@ -70,7 +67,7 @@ func (r *Registry) Close() { r.stop() }
 func (r *Registry) Functions() []*Deployed { return *r.sorted.Load() }
 
 // Function returns the function with this key.
-func (r *Registry) Function(key string) (Deployed, bool) {
+func (r *Registry) Function(key pipeline.Key) (Deployed, bool) {
 	if e, ok := r.functions.Load(key); ok {
 		return e.(*entry).Deployed, true
 	}
@@ -97,30 +94,44 @@ func (r *Registry) Pipelines() []pipeline.Pipeline {
 	return all
 }
 
-// Graph returns what an invocation of key walks: the function with this key alone, as a pipeline of one stage, or else the
-// pipeline of this name, which may have faults.
-func (r *Registry) Graph(key string) (pipeline.Pipeline, bool) {
-	if e, ok := r.functions.Load(key); ok {
+// Alone reports whether an invocation of key runs the function with this key alone. It does not where there is only a pipeline
+// with this key, and where the function is a stage of that pipeline.
+func (r *Registry) Alone(key pipeline.Key) bool {
+	d, ok := r.Function(key)
+	return ok && !d.Declared.StageOf(key.Name)
+}
+
+// Graph returns what an invocation of key walks: the function alone, as a pipeline of one stage, if [Registry.Alone] says so, or
+// else the pipeline with this key, which may have faults.
+func (r *Registry) Graph(key pipeline.Key) (pipeline.Pipeline, bool) {
+	e, function := r.functions.Load(key)
+	if function && !e.(*entry).Declared.StageOf(key.Name) {
 		return e.(*entry).alone, true
 	}
+	if p, ok := r.graphs.Load(key); ok {
+		return *p.(*pipeline.Pipeline), true
+	}
+	if function { // it joins the pipeline of its name at this moment, or leaves it
+		return e.(*entry).alone, true
+	}
+	return pipeline.Pipeline{}, false
+}
+
+// Pipeline returns the pipeline with this key and whether it exists. The pipeline may have faults.
+func (r *Registry) Pipeline(key pipeline.Key) (pipeline.Pipeline, bool) {
 	if p, ok := r.graphs.Load(key); ok {
 		return *p.(*pipeline.Pipeline), true
 	}
 	return pipeline.Pipeline{}, false
 }
 
-// Resolve returns the key of the function or pipeline that a URL names, either in full, "name.namespace", or by its name
-// alone in the default namespace. When both readings exist the full one is meant.
-func (r *Registry) Resolve(name string) (key string, ok bool) {
-	for _, key := range [...]string{name, pipeline.Key(name, DefaultNamespace)} {
-		if _, ok := r.functions.Load(key); ok {
-			return key, true
-		}
-		if _, ok := r.graphs.Load(key); ok {
-			return key, true
-		}
+// Known reports whether there is a function or a pipeline with this key.
+func (r *Registry) Known(key pipeline.Key) bool {
+	if _, ok := r.functions.Load(key); ok {
+		return true
 	}
-	return "", false
+	_, ok := r.graphs.Load(key)
+	return ok
 }
 
 // Namespaces returns those that were declared, by name; others are there as long as they have functions. The map is shared
@@ -140,7 +151,7 @@ func (r *Registry) apply(e Entry) {
 	if name, ok := strings.CutPrefix(e.Key, namespacePrefix); ok {
 		r.applyNamespace(name, e)
 	} else if key, ok := strings.CutPrefix(e.Key, profilePrefix); ok {
-		r.applyProfile(key, e)
+		r.applyProfile(pipeline.ParseKey(key), e)
 	} else {
 		r.applyFunction(e)
 	}
@@ -169,24 +180,28 @@ func (r *Registry) applyNamespace(name string, e Entry) {
 }
 
 func (r *Registry) applyFunction(e Entry) {
-	change := Change{Key: e.Key}
+	change := Change{Key: pipeline.ParseKey(e.Key)}
 	if !e.Deleted {
 		d, err := decode(e)
 		if err != nil { // it is no longer what it was
 			r.log.Warn("a stored function is left out", "error", err)
 		} else {
 			change.Function = &d
+			if _, err := parse(d.Deployment, pipeline.Parse); err != nil {
+				r.log.Warn("a stored function has a name that is not accepted any more: it serves on, but cannot be updated; deploy it under a new name and remove it",
+					"function", change.Key, "error", err)
+			}
 		}
 	}
 	r.mu.Lock()
 	var old *pipeline.Function
-	if before, ok := r.functions.Load(e.Key); ok {
+	if before, ok := r.functions.Load(change.Key); ok {
 		old = &before.(*entry).Declared
 	}
 	if change.Function != nil {
-		r.functions.Store(e.Key, &entry{*change.Function, alone(change.Function.Declared)})
+		r.functions.Store(change.Key, &entry{*change.Function, alone(change.Function.Declared)})
 	} else {
-		r.functions.Delete(e.Key)
+		r.functions.Delete(change.Key)
 	}
 	r.sorted.Store(with(r.Functions(), change))
 	r.reassemble(old, change)
@@ -199,7 +214,7 @@ func (r *Registry) applyFunction(e Entry) {
 
 // with returns sorted functions after a change.
 func with(all []*Deployed, c Change) *[]*Deployed {
-	i, there := slices.BinarySearchFunc(all, c.Key, func(d *Deployed, key string) int { return cmp.Compare(d.Key, key) })
+	i, there := slices.BinarySearchFunc(all, c.Key, func(d *Deployed, key pipeline.Key) int { return d.Key.Compare(key) })
 	out := make([]*Deployed, i, len(all)+1)
 	copy(out, all)
 	if c.Function != nil {
@@ -230,6 +245,16 @@ func (r *Registry) reassemble(old *pipeline.Function, c Change) {
 		}
 	}
 	r.pipelines.Store(nil)
+}
+
+// stagesOf returns the names of the functions that are stages of a pipeline, sorted.
+func (r *Registry) stagesOf(name, namespace string) (stages []string) {
+	for _, d := range r.Functions() {
+		if d.Declared.Namespace == namespace && d.Declared.StageOf(name) {
+			stages = append(stages, d.Declared.Name)
+		}
+	}
+	return stages
 }
 
 // wait returns when revision and, with it, all before it have been applied and every listener knows.

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"errors"
 	"fmt"
 	"math/big"
 	"regexp"
@@ -38,9 +39,11 @@ func (d *Deployed) Resources() Resources {
 // quantity is how Kubernetes writes numbers of bytes, cores and devices.
 var quantity = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)([mkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,2})?$`)
 
-// Bounds of quantities, for numbers that mean something.
+// Bounds of quantities, for numbers that mean something. 0 is none.
 const (
+	minMemory = 4 << 20 // bytes; functions/noop, the smallest stage, answers with so much
 	maxMemory = 1 << 50 // bytes
+	minCPU    = 1       // thousandths of a core; less would be counted as one
 	maxCPU    = 1 << 20 // thousandths of a core
 )
 
@@ -94,24 +97,33 @@ func checkResources(path string, r *types.FunctionResources) (errs []error) {
 		return nil
 	}
 	for _, f := range []struct {
-		name, value string
-		scale, most int64
-		want        string
+		name, value        string
+		scale, least, most int64
+		want               string
 	}{
-		{"memory", r.Memory, 1, maxMemory, "a quantity such as 128Mi or 1.5Gi, at most 1Pi"},
-		{"cpu", r.CPU, 1000, maxCPU, "a quantity such as 0.5 or 100m, at most 1048 cores"},
-		{"nvidia.com/gpu", r.NvidiaGPU, 1, maxCPU, "a number of devices"},
-		{"amd.com/gpu", r.AmdGPU, 1, maxCPU, "a number of devices"},
-		{"intel.com/gpu", r.IntelGPU, 1, maxCPU, "a number of devices"},
+		{"memory", r.Memory, 1, minMemory, maxMemory, "a quantity such as 128Mi or 1.5Gi, 4Mi to 1Pi"},
+		{"cpu", r.CPU, 1000, minCPU, maxCPU, "a quantity such as 0.5 or 100m, 1m to 1048 cores"},
+		{"nvidia.com/gpu", r.NvidiaGPU, 1, 0, maxCPU, "a number of devices"},
+		{"amd.com/gpu", r.AmdGPU, 1, 0, maxCPU, "a number of devices"},
+		{"intel.com/gpu", r.IntelGPU, 1, 0, maxCPU, "a number of devices"},
 	} {
 		if f.value == "" {
 			continue
 		}
-		if n, ok := parseQuantity(f.value, f.scale); !ok || n.Cmp(big.NewInt(f.most)) > 0 {
-			errs = append(errs, &pipeline.FieldError{Path: path + "." + f.name, Got: quote(f.value), Want: f.want})
+		n, ok := parseQuantity(f.value, f.scale)
+		if ok && n.Cmp(big.NewInt(f.most)) <= 0 && !below(f.value, f.scale, f.least) {
+			continue
 		}
+		errs = append(errs, &pipeline.FieldError{Path: path + "." + f.name, Got: quote(f.value), Want: f.want})
 	}
 	return errs
+}
+
+// below tells whether a quantity is less than the least in units of 1/scale, but not 0.
+func below(s string, scale, least int64) bool {
+	const fine = 1e9 // parts of a unit that are told apart, because parseQuantity rounds up
+	n, ok := parseQuantity(s, scale*fine)
+	return ok && n.Sign() > 0 && n.Cmp(new(big.Int).Mul(big.NewInt(least), big.NewInt(fine))) < 0
 }
 
 // checkRequests reports requests that are above their limits.
@@ -130,4 +142,44 @@ func checkRequests(limits, requests *types.FunctionResources) (errs []error) {
 		}
 	}
 	return errs
+}
+
+// checkRoom refuses a function whose replicas no known node could ever hold. Its limits and
+// requests are valid.
+func (p *Provider) checkRoom(d *Deployed) error {
+	r := d.Resources()
+	var errs []error
+	for _, lack := range p.Room.Lacking(Needs{r.MemoryRequest, r.CPURequest, d.Declared.GPU, d.Declared.GPUMemory}) {
+		path, got := askedFor(d, lack.Of)
+		errs = append(errs, &pipeline.FieldError{
+			Path: path, Got: fmt.Sprintf("%s: a replica needs %s", got, lack.Need),
+			Want: fmt.Sprintf("what a node could hold even if it were empty: %s; ask for less, or let a larger node join first", lack.Most),
+		})
+	}
+	return errors.Join(errs...)
+}
+
+// askedFor returns the field of a deployment that asks for a resource, and its value. Without a
+// request, this is the limit.
+func askedFor(d *Deployed, resource string) (path, value string) {
+	name := map[string]string{"devices": pipeline.Prefix + "gpu", "device-memory": pipeline.Prefix + "gpu-memory"}[resource]
+	if name != "" {
+		return fmt.Sprintf("annotations[%q]", name), quote(deref(d.Deployment.Annotations)[name])
+	}
+	for _, of := range []struct {
+		name string
+		r    *types.FunctionResources
+	}{{"requests", d.Deployment.Requests}, {"limits", d.Deployment.Limits}} {
+		if of.r == nil {
+			continue
+		}
+		value = of.r.Memory
+		if resource == "cpu" {
+			value = of.r.CPU
+		}
+		if value != "" {
+			return of.name + "." + resource, quote(value)
+		}
+	}
+	return resource, quote("")
 }

@@ -3,6 +3,8 @@ package provider
 import (
 	"errors"
 	"math/big"
+	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/openfaas/faas-provider/types"
@@ -19,9 +21,9 @@ func TestResources(t *testing.T) {
 		"a limit is a request":   {&types.FunctionResources{Memory: "128Mi", CPU: "500m"}, nil, Resources{128 << 20, 128 << 20, 500, 500}},
 		"a request of its own":   {&types.FunctionResources{Memory: "1Gi", CPU: "2"}, &types.FunctionResources{Memory: "64Mi", CPU: "0.1"}, Resources{1 << 30, 64 << 20, 2000, 100}},
 		"nothing is requested":   {&types.FunctionResources{Memory: "1Gi"}, &types.FunctionResources{Memory: "0"}, Resources{MemoryLimit: 1 << 30}},
-		"requests alone":         {nil, &types.FunctionResources{Memory: "1M", CPU: "1e1"}, Resources{MemoryRequest: 1e6, CPURequest: 10_000}},
-		"rounded up":             {&types.FunctionResources{Memory: "1.5m", CPU: "0.0001"}, nil, Resources{1, 1, 1, 1}},
-		"every kind of a number": {&types.FunctionResources{Memory: "1.5Gi", CPU: "12e-1"}, &types.FunctionResources{Memory: "3k", CPU: "1m"}, Resources{3 << 29, 3000, 1200, 1}},
+		"requests alone":         {nil, &types.FunctionResources{Memory: "10M", CPU: "1e1"}, Resources{MemoryRequest: 1e7, CPURequest: 10_000}},
+		"rounded up":             {&types.FunctionResources{Memory: "5000000000.5m", CPU: "0.0011"}, nil, Resources{5_000_001, 5_000_001, 2, 2}},
+		"every kind of a number": {&types.FunctionResources{Memory: "1.5Gi", CPU: "12e-1"}, &types.FunctionResources{Memory: "5000k", CPU: "1m"}, Resources{3 << 29, 5e6, 1200, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := Deployed{Deployment: types.FunctionDeployment{Limits: tc.limits, Requests: tc.requests}}
@@ -47,6 +49,8 @@ func TestResourcesRefused(t *testing.T) {
 		"too much still":    {types.FunctionResources{Memory: "9e99"}, types.FunctionResources{}, "limits.memory"},
 		"too many cores":    {types.FunctionResources{}, types.FunctionResources{CPU: "2k"}, "requests.cpu"},
 		"more than allowed": {types.FunctionResources{Memory: "128Mi"}, types.FunctionResources{Memory: "129Mi"}, "requests.memory"},
+		"hardly any memory": {types.FunctionResources{Memory: "4194303"}, types.FunctionResources{}, "limits.memory"},
+		"hardly any core":   {types.FunctionResources{}, types.FunctionResources{CPU: "0.000999"}, "requests.cpu"},
 		"more cores than":   {types.FunctionResources{CPU: "0.5"}, types.FunctionResources{CPU: "501m"}, "requests.cpu"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -56,6 +60,51 @@ func TestResourcesRefused(t *testing.T) {
 				t.Errorf("%v, want one error at %s", errs, tc.path)
 			}
 		})
+	}
+}
+
+// TestDeployNeedsRoom: what no node could hold is refused, with the field that asks for it and what
+// the nodes have; also as an update, which leaves the function as it was.
+func TestDeployNeedsRoom(t *testing.T) {
+	a := newAPI(t, newMemoryStore(), nil)
+	var needs Needs
+	var lacks []string
+	a.fakes.lacking = func(n Needs) (out []Lack) {
+		needs = n
+		for _, of := range lacks {
+			out = append(out, Lack{Of: of, Need: "much of it", Most: "the largest node, n1, has little"})
+		}
+		return out
+	}
+	const deployment = `{"service":"big","image":"stagecoach/echo:1","limits":{"memory":"500Gi","cpu":"4"},"requests":{"cpu":"2"},
+		"annotations":{"stagecoach.dev/gpu":"2","stagecoach.dev/gpu-memory":"8Gi"}}`
+	for of, field := range map[string][2]string{
+		"memory":        {"limits.memory", `"500Gi"`},
+		"cpu":           {"requests.cpu", `"2"`},
+		"devices":       {`annotations["stagecoach.dev/gpu"]`, `"2"`},
+		"device-memory": {`annotations["stagecoach.dev/gpu-memory"]`, `"8Gi"`},
+	} {
+		lacks = []string{of}
+		code, text := a.do(post, functions, deployment, "Accept", "application/json")
+		p := decodeJSON[problem](t, text)
+		if code != http.StatusBadRequest || len(p.Fields) != 1 || p.Fields[0].Path != field[0] || !strings.HasPrefix(p.Fields[0].Got, field[1]+": a replica needs much") ||
+			!strings.Contains(p.Fields[0].Want, "the largest node, n1, has little") {
+			t.Errorf("%s: status %d, %+v, want 400 and field %q", of, code, p.Fields, field)
+		}
+	}
+	if want := (Needs{500 << 30, 2000, 2, 8 << 30}); needs != want {
+		t.Errorf("asked for room for %+v, want %+v", needs, want)
+	}
+	lacks = []string{"memory", "cpu"}
+	if _, text := a.do(post, functions, deployment, "Accept", "application/json"); len(decodeJSON[problem](t, text).Fields) != 2 {
+		t.Errorf("%s, want both fields", text)
+	}
+	lacks = nil
+	a.must(http.StatusAccepted, post, functions, deployment)
+	lacks = []string{"memory"}
+	a.must(http.StatusBadRequest, put, functions, strings.Replace(deployment, "500Gi", "600Gi", 1))
+	if s := a.must(http.StatusOK, get, "/system/function/big", ""); !strings.Contains(s, `"500Gi"`) {
+		t.Errorf("after a refused update: %s", s)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/openfaas/faas-provider/types"
 
@@ -16,7 +17,7 @@ import (
 type Secrets interface {
 	// List returns the names of a namespace's secrets, sorted.
 	List(namespace string) ([]string, error)
-	// Put stores a secret, new or not.
+	// Put stores a secret, new or not. Functions that see it see the new value at once.
 	Put(namespace, name string, value []byte) error
 	// Delete removes a secret; one that is not there is no error.
 	Delete(namespace, name string) error
@@ -24,8 +25,11 @@ type Secrets interface {
 
 // Mounts shows functions their secrets.
 type Mounts interface {
-	// Mount makes a function, by its name without namespace, see exactly the secrets of these names with their present values.
+	// Mount makes replicas of a function that start from now on see exactly the secrets of these
+	// names. Replicas of earlier deploys keep theirs. The function's name has no namespace.
 	Mount(namespace, function string, secrets []string) error
+	// Unmount takes all secrets from a function that is removed.
+	Unmount(namespace, function string) error
 }
 
 // maxSecret is the size in bytes that a secret may have.
@@ -72,15 +76,7 @@ func (p *Provider) updateSecret(w http.ResponseWriter, r *http.Request) {
 		if !there {
 			return noSecret(s)
 		}
-		if err := p.Secrets.Put(s.Namespace, s.Name, valueOf(s)); err != nil {
-			return err
-		}
-		for _, d := range p.usersOf(s) {
-			if err := p.Mounts.Mount(s.Namespace, d.Declared.Name, d.Deployment.Secrets); err != nil {
-				return err
-			}
-		}
-		return nil
+		return p.Secrets.Put(s.Namespace, s.Name, valueOf(s))
 	})
 }
 
@@ -189,4 +185,38 @@ func (p *Provider) checkSecrets(d types.FunctionDeployment) (errs []error) {
 		}
 	}
 	return errs
+}
+
+// checkProcess refuses a function that would share a process with one that names other secrets:
+// every function in a process can read what the process can read.
+func (p *Provider) checkProcess(d Deployed) error {
+	name := d.Declared.Process
+	if name == "" {
+		return nil
+	}
+	its := setOf(d.Deployment.Secrets)
+	for _, other := range p.Registry.Functions() {
+		if other.Key == d.Key || other.Declared.Namespace != d.Declared.Namespace || other.Declared.Process != name || other.Deployment.EnvProcess != d.Deployment.EnvProcess ||
+			other.Declared.Network != d.Declared.Network { // which keeps their processes apart
+			continue
+		}
+		if theirs := setOf(other.Deployment.Secrets); !slices.Equal(its, theirs) {
+			return refuse(http.StatusConflict, fmt.Errorf(
+				"function %q names %s, function %q names %s, and both have annotation stagecoach.dev/process: %s, by which they share a process that reads the secrets of both. "+
+					"Want the same secrets in both, or another name in the annotation of one. To change the secrets of both, deploy one without the annotation first",
+				d.Declared.Name, secretList(its), other.Declared.Name, secretList(theirs), name))
+		}
+	}
+	return nil
+}
+
+// setOf returns names sorted, each once.
+func setOf(names []string) []string { return slices.Compact(slices.Sorted(slices.Values(names))) }
+
+// secretList is a set of secrets as text.
+func secretList(names []string) string {
+	if len(names) == 0 {
+		return "no secrets"
+	}
+	return "the secrets " + strings.Join(names, ", ")
 }

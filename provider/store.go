@@ -35,7 +35,7 @@ type Entry struct {
 
 // Deployed is a function as it was deployed. It is shared: its maps must not be changed.
 type Deployed struct {
-	Key        string // pipeline.Key of the function
+	Key        pipeline.Key
 	Revision   uint64 // of the store, at its latest change
 	Deployment types.FunctionDeployment
 	Declared   pipeline.Function // what the labels and annotations say
@@ -62,7 +62,8 @@ func encode(d Deployed) ([]byte, error) {
 	return b, nil
 }
 
-// decode reads a stored deployment. What an earlier version accepted and this one does not is an error too.
+// decode reads a stored deployment. What an earlier version accepted and this one does not is an error too, names apart: see
+// [pipeline.ParseStored].
 func decode(e Entry) (Deployed, error) {
 	var r record
 	if err := json.Unmarshal(e.Value, &r); err != nil {
@@ -71,12 +72,12 @@ func decode(e Entry) (Deployed, error) {
 	if r.Version != recordVersion {
 		return Deployed{}, fmt.Errorf("stored function %q: version %d, want %d; deploy it again", e.Key, r.Version, recordVersion)
 	}
-	d := Deployed{Key: e.Key, Revision: e.Revision, Deployment: r.Deployment, CreatedAt: r.CreatedAt, Digest: r.Digest}
-	fn, err := parse(r.Deployment)
+	d := Deployed{Key: pipeline.ParseKey(e.Key), Revision: e.Revision, Deployment: r.Deployment, CreatedAt: r.CreatedAt, Digest: r.Digest}
+	fn, err := parse(r.Deployment, pipeline.ParseStored)
 	if err != nil {
 		return Deployed{}, fmt.Errorf("stored function %q: %w", e.Key, err)
 	}
-	if got := pipeline.Key(fn.Name, fn.Namespace); got != e.Key {
+	if got := fn.Key(); got != d.Key {
 		return Deployed{}, fmt.Errorf("stored function %q: holds %q", e.Key, got)
 	}
 	d.Declared = fn
@@ -117,9 +118,9 @@ func decodeNamespace(name string, value []byte) (Namespace, error) {
 	return r.Namespace, nil
 }
 
-// parse reads what the labels and annotations declare.
-func parse(d types.FunctionDeployment) (pipeline.Function, error) {
-	f, err := pipeline.Parse(d.Service, d.Namespace, deref(d.Labels), deref(d.Annotations))
+// parse reads what the labels and annotations declare, by one of package pipeline's parsers.
+func parse(d types.FunctionDeployment, by func(name, namespace string, labels, annotations map[string]string) (pipeline.Function, error)) (pipeline.Function, error) {
+	f, err := by(d.Service, d.Namespace, deref(d.Labels), deref(d.Annotations))
 	for _, e := range fieldErrors(err) {
 		if e.Path == "name" {
 			e.Path = "service" // as the API has it

@@ -22,6 +22,7 @@ func benchConn(b *testing.B) *nats.Conn {
 		b.Fatal(err)
 	}
 	b.Cleanup(nc.Close)
+	disks.Store(nc, s.Disk())
 	return nc
 }
 

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
 // blobs are the contents of large records, a file each. A file is on disk before the message that names it, and goes after
@@ -30,7 +30,7 @@ func (b blobs) put(data []byte) (name string, err error) {
 	name = blobPrefix + rand.Text()
 	f, err := os.OpenFile(filepath.Join(b.dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return "", err
+		return "", disk.Explain(b.dir, int64(len(data)), err)
 	}
 	_, err = f.Write(data)
 	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
@@ -38,7 +38,7 @@ func (b blobs) put(data []byte) (name string, err error) {
 	}
 	if err != nil {
 		_ = b.drop(name) // swept later
-		return "", err
+		return "", disk.Explain(b.dir, int64(len(data)), err)
 	}
 	return name, nil
 }
@@ -50,18 +50,6 @@ func (b blobs) sync() error {
 		return err
 	}
 	return errors.Join(d.Sync(), d.Close())
-}
-
-// room says with ErrFull when the disk has fewer free bytes than wanted.
-func (b blobs) room(want int64) error {
-	var disk unix.Statfs_t
-	if err := unix.Statfs(b.dir, &disk); err != nil {
-		return fmt.Errorf("disk of %s: %w", b.dir, err)
-	}
-	if free := int64(disk.Bavail) * disk.Bsize; free < want {
-		return fmt.Errorf("the disk of %s has %d bytes left, want %d: %w", b.dir, free, want, ErrFull)
-	}
-	return nil
 }
 
 func (b blobs) get(name string) ([]byte, error) {

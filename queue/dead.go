@@ -281,7 +281,7 @@ func (j *Journal) Redrive(ctx context.Context, id string) error {
 	a := j.lines.open(l.Function, l.Size)
 	j.mu.Unlock()
 	var seq uint64
-	if err = j.blobs.room(l.Size + diskReserve); full {
+	if err = j.cfg.Disk.room(l.Size, acceptRoom); full {
 		err = ErrFull
 	}
 	if err == nil {

@@ -13,6 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
 // Kind is what is left to do for a record.
@@ -35,7 +37,8 @@ type Limits struct {
 
 // JournalConfig is what a [Journal] is made of. The zero value of a field means its default.
 type JournalConfig struct {
-	Blobs  string                       // folder of records above 1 MiB; needed
+	Disk   *Disk                        // of the server that keeps the streams; needed
+	Blobs  string                       // folder of records above 1 MiB, on the same disk; needed
 	Shards int                          // streams that share the load; default 4. Fixed for the life of a state folder
 	Bytes  int64                        // of content kept, at most half of one function's, and as much again of dead letters; default 1 GiB
 	Window int                          // runs in work over all functions; default 1024
@@ -77,6 +80,10 @@ type Journal struct {
 	begin func(*line, item, *message) // starts a record's work; nil: nobody works
 	wake  chan struct{}               // the next delayed record has changed
 	stats Stats
+
+	doubts map[string]bool // subjects of records that may have unknown states, see doubt
+	lost   map[string]lost // by subject
+	losing chan struct{}   // gets a value with the first that is lost
 }
 
 // Stats counts since the journal was opened, and what is there now.
@@ -152,7 +159,8 @@ func OpenJournal(ctx context.Context, nc *nats.Conn, cfg JournalConfig, log *slo
 		return nil, fmt.Errorf("journal: %w", err)
 	}
 	j := &Journal{
-		js: js, cfg: cfg, log: log, wake: make(chan struct{}, 1),
+		js: js, cfg: cfg, log: log, wake: make(chan struct{}, 1), doubts: map[string]bool{},
+		lost: map[string]lost{}, losing: make(chan struct{}, 1),
 		lines: newLines(cfg.Window, callbackWindow, cfg.Limits), dead: newDeadLetters(),
 	}
 	if j.blobs, err = openBlobs(cfg.Blobs); err != nil {
@@ -190,26 +198,26 @@ const callbackWindow = 256
 // appendTimeout bounds how long the disk may take to keep a record.
 const appendTimeout = 10 * time.Second
 
-// diskReserve is how many bytes of the disk Append leaves free: for what has been accepted, which is retried, told and
-// deleted by writing. A stream whose write fails once takes nothing more until the process starts again.
-const diskReserve = 64 << 20
-
-// Append returns once the record is on disk. id must be unique: a second record of the same id takes the place of the first.
-// data is the journal's from now on. An error other than ErrTooLarge, ErrQueueFull, ErrShare and ErrFull does not say that the record
-// is not kept: an answer of the disk that came too late leaves it to the next process. ErrFull is of the disk too.
+// Append returns once the record is on disk. id must be unique: a second record of the same id
+// replaces the first. The caller must not use data afterwards. On a full disk, the error wraps
+// syscall.ENOSPC and names the disk. While the streams take no writes for another reason, it wraps
+// ErrStopped. After any error but ErrTooLarge, ErrQueueFull, ErrShare and ErrFull, the record may
+// still be kept, because the disk answered too late. Run deletes it later; if the process ends
+// before, the next one runs it.
 func (j *Journal) Append(function, id string, data []byte) error {
 	size := int64(len(data))
 	if most := j.cfg.Bytes / 4; size > most {
 		return j.refused(fmt.Errorf("journal record %q of %d bytes, want at most %d: %w", id, size, most, ErrTooLarge))
 	}
 	limit := j.cfg.Limits(function).Queue
+	m := &message{subject: j.subject(function, id), data: data, at: time.Now()}
 	j.mu.Lock()
 	a := j.lines.open(function, size)
 	records, own, bytes := a.records, a.bytes, j.lines.bytes
 	j.mu.Unlock()
-	err := j.blobs.room(size + diskReserve)
+	err := j.cfg.Disk.room(size, acceptRoom)
 	var seq uint64
-	m := &message{subject: j.subject(function, id), data: data, at: time.Now()}
+	was := false
 	switch {
 	case err != nil:
 	case records > limit:
@@ -219,12 +227,14 @@ func (j *Journal) Append(function, id string, data []byte) error {
 	case bytes > j.cfg.Bytes/10*9: // the rest is for records that grow
 		err = fmt.Errorf("%d bytes of async requests are accepted and not done, which is the limit: %w", bytes-size, ErrFull)
 	default:
+		was = j.find(m.subject)
 		seq, err = j.store(m)
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if err != nil {
 		j.lines.close(a, size)
+		j.lose(m, j.shard(id), err, was)
 		j.stats.Refused++
 		return err
 	}
@@ -270,6 +280,9 @@ func (j *Journal) subject(function, id string) string {
 
 // store publishes m and returns its sequence once it is on disk. Large data becomes a file before, unless it is one already.
 func (j *Journal) store(m *message) (seq uint64, err error) {
+	if err := j.cfg.Disk.room(int64(len(m.data)), changeRoom); err != nil {
+		return 0, fmt.Errorf("record of %d bytes at %s: %w", len(m.data), m.subject, err)
+	}
 	made := ""
 	if len(m.data) > blobAbove && m.header.Get(headBlob) == "" {
 		if made, err = j.blobs.put(m.data); err != nil {
@@ -282,12 +295,15 @@ func (j *Journal) store(m *message) (seq uint64, err error) {
 	if m.header.Get(headBlob) != "" {
 		msg.Data = nil
 	}
+	stopped := j.cfg.Disk.stops()
 	f, err := j.js.PublishMsgAsync(msg)
 	if err == nil {
 		select {
 		case ack := <-f.Ok():
 			return ack.Sequence, nil
 		case err = <-f.Err():
+		case <-stopped: // perhaps by this message, which then gets no answer
+			err = cmp.Or(j.cfg.Disk.fault(), ErrStopped)
 		}
 	}
 	var api *jetstream.APIError
@@ -300,11 +316,14 @@ func (j *Journal) store(m *message) (seq uint64, err error) {
 		if api.ErrorCode == errStoreFailed {
 			err = errors.Join(err, ErrFull)
 		}
-	} else if errors.Is(err, jetstream.ErrAsyncPublishTimeout) {
-		err = fmt.Errorf("%w; if its disk was full or failed, start stagecoach again once that is mended", err)
+	} else {
+		err = unanswered{err}
 	}
 	return 0, fmt.Errorf("record of %d bytes at %s: %w", len(m.data), m.subject, err)
 }
+
+// refusal reports whether err says that the disk is full, or that the streams take no writes.
+func refusal(err error) bool { return disk.IsFull(err) || errors.Is(err, ErrStopped) }
 
 // errStoreFailed is JetStream's code for a message that a stream has no room for.
 const errStoreFailed = 10077

@@ -21,6 +21,7 @@ func openJournal(t testing.TB, nc *nats.Conn, cfg JournalConfig) *Journal {
 	if cfg.Blobs == "" {
 		cfg.Blobs = filepath.Join(t.TempDir(), "blobs")
 	}
+	cfg.Disk = diskOf(t, nc)
 	j, err := OpenJournal(t.Context(), nc, cfg, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +52,7 @@ func until(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for limit := time.After(20 * time.Second); !done(); {
+	for limit := time.After(waitLimit); !done(); {
 		select {
 		case <-tick.C:
 		case <-limit:
@@ -148,7 +149,7 @@ func TestASlowFunctionHoldsUpItselfAlone(t *testing.T) {
 		if id != "q" {
 			t.Errorf("%q ran", id)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the quick one waits for the slow one")
 	}
 	if s := j.Stats(); s.Running["slow"] != 3 || s.Pending["slow"] != 50 {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -13,7 +14,8 @@ import (
 
 // KV is a bucket of small values on disk, watched by whoever derives state from it.
 type KV struct {
-	kv jetstream.KeyValue
+	kv   jetstream.KeyValue
+	disk *Disk
 }
 
 // Entry is one change of a key.
@@ -24,8 +26,9 @@ type Entry struct {
 	Deleted  bool
 }
 
-// OpenKV opens the bucket, which is made if it does not exist.
-func OpenKV(ctx context.Context, nc *nats.Conn, bucket string) (*KV, error) {
+// OpenKV opens the bucket, and makes it if it does not exist. d is the disk of the server that nc
+// is connected to.
+func OpenKV(ctx context.Context, nc *nats.Conn, d *Disk, bucket string) (*KV, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, fmt.Errorf("bucket %q: %w", bucket, err)
@@ -34,12 +37,17 @@ func OpenKV(ctx context.Context, nc *nats.Conn, bucket string) (*KV, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bucket %q: %w", bucket, err)
 	}
-	return &KV{kv: kv}, nil
+	return &KV{kv: kv, disk: d}, nil
 }
 
-// Put stores value and returns its revision.
-func (k *KV) Put(ctx context.Context, key string, value []byte) (uint64, error) {
-	rev, err := k.kv.Put(ctx, Token(key), value)
+// Put stores value and returns its revision. On a full disk it fails at once, with the disk's name.
+func (k *KV) Put(ctx context.Context, key string, value []byte) (rev uint64, err error) {
+	if err = k.disk.room(int64(len(value)), changeRoom); err == nil {
+		err = k.disk.writing(ctx, func(ctx context.Context) (err error) {
+			rev, err = k.kv.Put(ctx, Token(key), value)
+			return err
+		})
+	}
 	if err != nil {
 		return 0, fmt.Errorf("put %q: %w", key, err)
 	}
@@ -58,18 +66,51 @@ func (k *KV) Get(ctx context.Context, key string) ([]byte, uint64, error) {
 	return e.Value(), e.Revision(), nil
 }
 
-// Delete removes the key. Removing what is not there is no error.
+// Delete removes the key. It is no error if the key does not exist. On a full disk, Delete uses the
+// reserve.
 func (k *KV) Delete(ctx context.Context, key string) error {
-	if err := k.kv.Purge(ctx, Token(key)); err != nil {
+	if err := k.insist(ctx, func(ctx context.Context) error { return k.kv.Purge(ctx, Token(key)) }); err != nil {
 		return fmt.Errorf("delete %q: %w", key, err)
 	}
 	return nil
+}
+
+// Mark stores a value of a few bytes and returns its revision. On a full disk, it uses the reserve,
+// like Delete.
+func (k *KV) Mark(ctx context.Context, key string, value []byte) (rev uint64, err error) {
+	if err := k.insist(ctx, func(ctx context.Context) (err error) {
+		rev, err = k.kv.Put(ctx, Token(key), value)
+		return err
+	}); err != nil {
+		return 0, fmt.Errorf("put %q: %w", key, err)
+	}
+	return rev, nil
+}
+
+// insist runs f, which writes a few bytes, until it succeeds, there is no room, or ctx ends.
+func (k *KV) insist(ctx context.Context, f func(context.Context) error) error {
+	for {
+		if err := k.disk.deletion(ctx); err != nil {
+			return err
+		}
+		stopped := k.disk.stops()
+		err := k.disk.writing(ctx, f)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-stopped: // by this write or a concurrent one
+		default:
+			return err
+		}
+	}
 }
 
 // Watch calls f with every key's latest value and then with every change, one at a time, until stop is called or ctx
 // ends. It returns once f has seen all that was there. When stop returns, f is not running and will not be called again.
 func (k *KV) Watch(ctx context.Context, f func(Entry)) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
+	opened := k.disk.opens()
 	w, err := k.kv.WatchAll(ctx)
 	if err != nil {
 		cancel()
@@ -79,26 +120,19 @@ func (k *KV) Watch(ctx context.Context, f func(Entry)) (stop func(), err error) 
 	synced, ended := make(chan struct{}), make(chan struct{})
 	wg.Go(func() {
 		defer close(ended)
-		first := true
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case e, ok := <-w.Updates():
-				switch {
-				case !ok:
-					return
-				case e == nil && first:
-					first = false
-					close(synced)
-				case e != nil:
-					deliver(e, f)
-				}
+		follow := follower{f: f, synced: synced}
+		for w != nil {
+			again := follow.updates(ctx, w.Updates(), opened)
+			_ = w.Stop() // fails only if the connection is closed or the streams were opened again; then nothing is left to stop
+			for range w.Updates() {
+				continue // drain the channel, so that its sender ends
+			}
+			if w = nil; again {
+				w, opened = k.watchAgain(ctx, follow.ended)
 			}
 		}
 	})
 	stop = func() {
-		_ = w.Stop() // fails only when the connection is gone, and then nothing is left to stop
 		cancel()
 		wg.Wait()
 	}
@@ -109,6 +143,66 @@ func (k *KV) Watch(ctx context.Context, f func(Entry)) (stop func(), err error) 
 		err := cmp.Or(ctx.Err(), nats.ErrConnectionClosed)
 		stop()
 		return nil, fmt.Errorf("watch bucket: %w", err)
+	}
+}
+
+// watchAgain watches a bucket again, at once or after a pause. It returns nil if ctx has ended or the
+// connection is closed.
+func (k *KV) watchAgain(ctx context.Context, later bool) (jetstream.KeyWatcher, <-chan struct{}) {
+	for {
+		if !later {
+			opened := k.disk.opens()
+			w, err := k.kv.WatchAll(ctx)
+			if err == nil {
+				return w, opened
+			}
+			if errors.Is(err, nats.ErrConnectionClosed) { // for good
+				return nil, nil
+			}
+		}
+		later = false
+		pause := time.NewTimer(diskTick)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return nil, nil
+		}
+	}
+}
+
+// follower passes each change of a bucket to f once, even if the bucket is watched again.
+type follower struct {
+	f      func(Entry)
+	seen   uint64        // revision
+	synced chan struct{} // closed once f has seen all values that existed at the start; then nil
+	ended  bool          // the last watcher ended by itself
+}
+
+// updates follows a watcher. It reports whether the bucket has to be watched again: because the
+// streams were opened again, or because the watcher ended before ctx. A watcher ends by itself if it
+// misses heartbeats and its stream is not there, for example while the streams are opened.
+func (f *follower) updates(ctx context.Context, from <-chan jetstream.KeyValueEntry, opened <-chan struct{}) (again bool) {
+	f.ended = false
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-opened:
+			return true
+		case e, ok := <-from:
+			switch {
+			case !ok:
+				f.ended = true
+				return ctx.Err() == nil
+			case e == nil && f.synced != nil:
+				close(f.synced)
+				f.synced = nil
+			case e != nil && e.Revision() > f.seen:
+				f.seen = e.Revision()
+				deliver(e, f.f)
+			}
+		}
 	}
 }
 

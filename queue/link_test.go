@@ -13,7 +13,7 @@ import (
 )
 
 // waitLimit bounds waits of a test that works in a fraction of it.
-const waitLimit = 20 * time.Second
+const waitLimit = time.Minute
 
 func listening(t *testing.T, dir, listen string) *Server {
 	t.Helper()

@@ -7,6 +7,7 @@ import (
 	"os"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,7 +39,20 @@ func connect(t *testing.T, s *Server) *nats.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
+	disks.Store(nc, s.Disk())
 	return nc
+}
+
+// disks has the disk of each connection's server.
+var disks sync.Map
+
+func diskOf(t testing.TB, nc *nats.Conn) *Disk {
+	t.Helper()
+	d, ok := disks.Load(nc)
+	if !ok {
+		t.Fatal("a connection of no server of a test")
+	}
+	return d.(*Disk)
 }
 
 func TestTokenRoundTrip(t *testing.T) {
@@ -123,7 +137,7 @@ func TestKVWatchSeesWhatWasThereAndWhatChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kv, err := OpenKV(ctx, nc, "functions")
+	kv, err := OpenKV(ctx, nc, s.Disk(), "functions")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +147,8 @@ func TestKVWatchSeesWhatWasThereAndWhatChanges(t *testing.T) {
 	nc.Close()
 	s.Close()
 
-	kv, err = OpenKV(ctx, start(t, dir), "functions")
+	nc = start(t, dir)
+	kv, err = OpenKV(ctx, nc, diskOf(t, nc), "functions")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,12 +25,12 @@ func TestEndsOfTheProcessAreNoFailures(t *testing.T) {
 	cfg := JournalConfig{Blobs: t.TempDir()}
 	enter(t, openJournal(t, nc, cfg), "f", "r", "x")
 	accepted := time.Now()
-	for range maxStarts - 1 {
+	for n := range maxStarts - 1 {
 		j := openJournal(t, nc, cfg)
 		began := make(chan Record, 1)
 		stop := work(t, j, func(ctx context.Context, r Record) End { began <- r; <-ctx.Done(); return End{Err: ctx.Err()} })
-		if r := <-began; r.Attempt != 1 || string(r.Data) != "x" {
-			t.Fatalf("record %+v after runs cut short, want attempt 1", r)
+		if r := <-began; r.Attempt != 1 || !r.Redelivered || string(r.Data) != "x" {
+			t.Fatalf("record %+v after %d runs cut short, want attempt 1, redelivered", r, n)
 		}
 		stop()
 	}
@@ -60,12 +60,57 @@ func TestAttemptsSurviveTheProcess(t *testing.T) {
 		t.Fatalf("delayed %+v, want one for an hour", j.lines.delayed)
 	}
 	j.lines.delayed[0].at = time.Now()
-	got := make(chan int, 1)
-	work(t, j, func(_ context.Context, r Record) End { got <- r.Attempt; return End{} })
-	if n := <-got; n != 2 {
-		t.Errorf("attempt %d, want 2", n)
+	got := make(chan Record, 1)
+	work(t, j, func(_ context.Context, r Record) End { got <- r; return End{} })
+	if r := <-got; r.Attempt != 2 {
+		t.Errorf("attempt %d, want 2", r.Attempt)
 	}
 	empty(t, j)
+}
+
+// TestRedelivered: runs, retries and callbacks that an earlier process may have begun are marked.
+// Those that this process begins first are not.
+func TestRedelivered(t *testing.T) {
+	nc := start(t, t.TempDir())
+	cfg := JournalConfig{Blobs: t.TempDir()}
+	var mu sync.Mutex
+	var got []string
+	note := func(r Record) {
+		mu.Lock()
+		defer mu.Unlock()
+		got = append(got, fmt.Sprint(r.Kind, " ", r.Attempt, " ", r.Redelivered))
+	}
+	j := openJournal(t, nc, cfg)
+	began := make(chan struct{})
+	stop := work(t, j, func(ctx context.Context, r Record) End {
+		note(r)
+		if r.Kind == Callback { // told, and the process ends before it is known to be
+			close(began)
+			<-ctx.Done()
+			return End{Err: ctx.Err()}
+		}
+		if r.Attempt == 1 {
+			return End{Err: errors.New("no"), Again: true}
+		}
+		return End{Callback: r.Data, To: "host"}
+	})
+	enter(t, j, "f", "r", "x")
+	<-began
+	stop()
+	j = openJournal(t, nc, cfg)
+	enter(t, j, "f", "new", "x")
+	work(t, j, func(_ context.Context, r Record) End {
+		if r.ID == "r" {
+			note(r)
+		} else if r.Redelivered {
+			t.Error("a new record is marked")
+		}
+		return End{}
+	})
+	empty(t, j)
+	if want := []string{"run 1 false", "run 2 false", "callback 1 false", "callback 1 true"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
 }
 
 // TestEarlierVersions opens a state folder as the first version left it: subjects without a function, a durable consumer a
@@ -288,7 +333,7 @@ func writeJournal(dir string) {
 	if err != nil {
 		panic(err)
 	}
-	j, err := OpenJournal(context.Background(), nc, JournalConfig{Blobs: filepath.Join(dir, "blobs"), Limits: func(string) Limits { return Limits{1, 1 << 30} }}, slog.New(slog.DiscardHandler))
+	j, err := OpenJournal(context.Background(), nc, JournalConfig{Disk: s.Disk(), Blobs: filepath.Join(dir, "blobs"), Limits: func(string) Limits { return Limits{1, 1 << 30} }}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		panic(err)
 	}

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 	"math"
 	"net"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -26,7 +29,10 @@ const pendingBytes = 512 << 20
 type Server struct {
 	ns       *server.Server
 	password string // of connections in process; empty: they need none, because there are no others
+	dir      string // of the streams
 	log      *slog.Logger
+	disk     *Disk
+	unwatch  func() // stops the goroutine that watches the disk, and waits for it
 }
 
 // ServerConfig is what a Server is made of.
@@ -107,7 +113,54 @@ func StartServer(c ServerConfig) (*Server, error) {
 		ns.Shutdown()
 		return nil, fmt.Errorf("nats server with store %s: not ready after %v; is another process using the folder?", c.Dir, limit)
 	}
-	return &Server{ns: ns, password: password, log: c.Log}, nil
+	s := &Server{ns: ns, password: password, dir: c.Dir, log: c.Log}
+	s.disk = newDisk(s, c.Dir, c.Log)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { s.disk.watch(ctx) })
+	s.unwatch = func() { cancel(); wg.Wait() }
+	return s, nil
+}
+
+// Disk returns the disk of the server's streams.
+func (s *Server) Disk() *Disk { return s.disk }
+
+// writeError returns the write error that a stream keeps. It is nil if all streams take writes.
+func (s *Server) writeError() error {
+	if !s.ns.JetStreamEnabled() {
+		return errors.New("JetStream has stopped")
+	}
+	failed, _ := s.health()
+	return failed
+}
+
+// health returns the write error that a stream keeps, and an error if a stream on the disk is not
+// open.
+func (s *Server) health() (failed, missing error) {
+	for _, e := range s.ns.Healthz(&server.HealthzOptions{Details: true}).Errors {
+		switch {
+		case strings.Contains(e.Error, "write error"):
+			failed = errors.New(e.Error)
+		case e.Type == server.HealthzErrorStream:
+			missing = errors.New(e.Error)
+		}
+	}
+	return failed, missing
+}
+
+// reopen closes the streams and opens them again from the disk. Connections stay open. If only
+// missing is an error, the other streams take writes.
+func (s *Server) reopen() (failed, missing error) {
+	if err := s.ns.ShutdownJetStream(); err != nil {
+		return fmt.Errorf("close the streams: %w", err), nil
+	}
+	if err := s.ns.EnableJetStream(&server.JetStreamConfig{StoreDir: s.dir, MaxStore: math.MaxInt64}); err != nil {
+		return fmt.Errorf("open the streams: %w", err), nil
+	}
+	if failed, missing = s.health(); failed != nil {
+		failed = fmt.Errorf("open the streams: %w", failed)
+	}
+	return failed, missing
 }
 
 // URL is where it listens; empty: nowhere.
@@ -136,6 +189,7 @@ func (s *Server) Connect(name string) (*nats.Conn, error) {
 
 // Close stops the server. Connections should be closed before.
 func (s *Server) Close() {
+	s.unwatch()
 	s.ns.Shutdown()
 	s.ns.WaitForShutdown()
 }

@@ -21,6 +21,9 @@ type Record struct {
 	Kind     Kind
 	Data     []byte
 	Attempt  int // from 1; runs cut short by the end of a process do not count
+
+	// Redelivered says that an earlier process may have begun this attempt, or even finished it.
+	Redelivered bool
 }
 
 // End is what becomes of a record after its work. The zero End: it is done.
@@ -49,6 +52,7 @@ func (j *Journal) Run(ctx context.Context, work func(context.Context, Record) En
 		})
 	}
 	j.mu.Unlock()
+	workers.Go(func() { j.deleteLost(ctx) })
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
@@ -137,7 +141,10 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 			back.item.seq, back.item.old = seq, false
 		}
 	}
-	rec := Record{ID: id, Function: function, Kind: ln.key.kind, Data: m.data, Attempt: int(m.number(headFailed)) + 1}
+	rec := Record{
+		ID: id, Function: function, Kind: ln.key.kind, Data: m.data, Attempt: int(m.number(headFailed)) + 1,
+		Redelivered: it.old || m.number(headStarts) > 0,
+	}
 	end := j.try(ctx, rec, work)
 	j.mu.Lock()
 	if rec.Kind == Run {
@@ -207,7 +214,7 @@ func (j *Journal) end(ctx context.Context, to state, m *message, end End) (state
 		return j.callback(ctx, to, m, end)
 	}
 	to.gone = true
-	err := j.remove(j.shards[to.item.shard], to.item.seq)
+	err := j.clear(ctx, j.shards[to.item.shard], m.subject, to.item.seq, 0)
 	if err == nil && end.Err == nil {
 		j.dropBlob(m)
 	}
@@ -225,7 +232,7 @@ func (j *Journal) callback(ctx context.Context, to state, m *message, end End) (
 	if errors.Is(err, ErrFull) {
 		if err = j.bury(next, 0, err); err == nil {
 			to.gone = true
-			err = j.remove(j.shards[to.item.shard], to.item.seq)
+			err = j.clear(ctx, j.shards[to.item.shard], m.subject, to.item.seq, 0)
 		}
 		return to, err
 	}
@@ -244,9 +251,64 @@ func (j *Journal) callback(ctx context.Context, to state, m *message, end End) (
 // later one.
 func (j *Journal) replace(ctx context.Context, it item, next *message) (seq uint64, err error) {
 	if seq, err = j.store(next); err != nil {
+		j.doubt(next.subject)
 		return 0, err
 	}
-	return seq, j.insist(ctx, next, func() error { return j.remove(j.shards[it.shard], it.seq) })
+	return seq, j.insist(ctx, next, func() error { return j.clear(ctx, j.shards[it.shard], next.subject, it.seq, seq) })
+}
+
+// clear deletes a record's state. If the record may have unknown states, it deletes all states
+// before the sequence keep, or all states if keep is 0.
+func (j *Journal) clear(ctx context.Context, s jetstream.Stream, subject string, seq, keep uint64) error {
+	if !j.doubted(subject) {
+		return j.remove(s, seq)
+	}
+	err := j.purge(ctx, s, subject, keep)
+	if err != nil {
+		j.doubt(subject)
+	}
+	return err
+}
+
+// purge deletes all states of a record before the sequence keep; 0: all.
+func (j *Journal) purge(ctx context.Context, s jetstream.Stream, subject string, keep uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, appendTimeout)
+	defer cancel()
+	err := j.cfg.Disk.deletion(ctx)
+	if err == nil {
+		err = j.reported(s.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(keep)))
+	}
+	if err != nil {
+		return fmt.Errorf("delete all states of %s: %w", subject, err)
+	}
+	return nil
+}
+
+// reported returns err, a stream's answer to a deletion. If err names a full disk, the stream keeps
+// it, so reported reports it to the Disk.
+func (j *Journal) reported(err error) error {
+	var api *jetstream.APIError
+	if errors.As(err, &api) && noSpace(err) {
+		j.cfg.Disk.report(err)
+	}
+	return err
+}
+
+// doubt records that a record may have an unknown state: one was published, and its write was not
+// confirmed.
+func (j *Journal) doubt(subject string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.doubts[subject] = true
+}
+
+// doubted reports whether a record may have unknown states, and clears that mark.
+func (j *Journal) doubted(subject string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	was := j.doubts[subject]
+	delete(j.doubts, subject)
+	return was
 }
 
 func (m *message) keepAccepted(before *message) {
@@ -272,7 +334,7 @@ func (j *Journal) insist(ctx context.Context, m *message, f func() error) error 
 		if err == nil {
 			return nil
 		}
-		if !errors.Is(err, nats.ErrConnectionClosed) {
+		if !errors.Is(err, nats.ErrConnectionClosed) && !refusal(err) { // the Disk logs these, once
 			j.log.Warn("the journal's disk refuses; trying again", "record", m.subject, "error", err)
 		}
 		pause := time.NewTimer(time.Second)
@@ -309,7 +371,10 @@ func (j *Journal) load(ctx context.Context, s jetstream.Stream, seq uint64) (*me
 func (j *Journal) remove(s jetstream.Stream, seq uint64) error {
 	ctx, cancel := context.WithTimeout(context.Background(), appendTimeout)
 	defer cancel()
-	err := s.DeleteMsg(ctx, seq)
+	err := j.cfg.Disk.deletion(ctx)
+	if err == nil {
+		err = j.reported(s.DeleteMsg(ctx, seq))
+	}
 	if err == nil || errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) && strings.Contains(err.Error(), "found") { // "not found"
 		return nil
 	}

@@ -150,7 +150,7 @@ func (a *Accounts) unlock(uid int) {
 // one of its own. The caller releases it.
 func (a *Accounts) Take(gid int) (*Lease, error) {
 	if gid != 0 && !a.numbers.groups().holds(gid) {
-		return nil, fmt.Errorf("group %d of a namespace, want 0 or one of %v", gid, a.numbers.groups())
+		return nil, fmt.Errorf("group %d, want 0 or one of %v", gid, a.numbers.groups())
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -334,11 +334,11 @@ func (t *groupTable) add(tenant string, numbers Range) (gid int, added bool, err
 			return gid, true, nil
 		}
 	}
-	return 0, false, fmt.Errorf("%d namespaces have had a group since the machine was started, want a wider range (isolation.uids)", numbers.size())
+	return 0, false, fmt.Errorf("%d sets of secrets have had a group since the machine was started, want a wider range (isolation.uids)", numbers.size())
 }
 
-// Group returns the group of a tenant, such as a namespace of a state folder: always the same one, and nobody else's, until the
-// machine is started again.
+// Group returns the group of a tenant, such as the functions of a namespace that name the same
+// secrets: always the same one, and nobody else's, until the machine is started again.
 func (a *Accounts) Group(tenant string) (int, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,6 +38,7 @@ type inside struct {
 	Env      []string
 	User     string
 	Binds    []Bind
+	Names    []Bind // /etc/hosts and /etc/resolv.conf
 	GPUs     bool
 	ReadOnly bool
 }
@@ -60,6 +62,9 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 	}
 	in := inside{
 		Root: root, Dir: c.Dir, Argv: c.argv(), Env: environment(c.Env, []string{"TMPDIR=/tmp"}), User: c.User, Binds: c.Binds, GPUs: c.GPUs, ReadOnly: c.ReadOnly,
+	}
+	for _, n := range c.names() {
+		in.Names = append(in.Names, Bind{From: cmp.Or(n.from, n.at), To: n.at})
 	}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

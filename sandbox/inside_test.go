@@ -235,7 +235,7 @@ func TestDescriptorsAndSignalsReachIt(t *testing.T) {
 			t.Errorf("descriptor 3: %q, %v", b[:n], err)
 		}
 	}
-	proctest.Until(t, 10*time.Second, "it to wait", func() bool { return slices.Contains(l.sorted(), "stdout: waiting") })
+	proctest.Until(t, "it to wait", func() bool { return slices.Contains(l.sorted(), "stdout: waiting") })
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

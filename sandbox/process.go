@@ -29,6 +29,10 @@ type Command struct {
 	Groups         []*os.File        // files opened for writing that it enters its cgroups with, before its first instruction; the caller's to close
 	Stays          bool              // in the caller's process group, and ends with that; without Chroot
 
+	// Hosts and Resolv are the paths of the files that appear as /etc/hosts and /etc/resolv.conf to the process; empty: the machine's.
+	// They need Chroot or As. A process without a root of its own does not get a file that the machine has not.
+	Hosts, Resolv string
+
 	// As is who the process runs as, without Chroot; nil: as this one. It then reaches only what everybody does, Dir, and what
 	// Reads and Writes name by absolute paths, under these, wherever they lie: Writes is its user's, the rest is read-only. Its /tmp,
 	// /var/tmp and /dev/shm are memory of its own.
@@ -37,15 +41,30 @@ type Command struct {
 	Writes    []string
 	Processes int // with As: how many processes and threads its user may have; 0: MaxProcesses
 
+	// Secrets is, with As, the absolute path of a folder that the account's group may read: the
+	// secrets of a function. The process reads it at that path. It sees nothing else of RunFolder,
+	// whether Secrets is empty or not.
+	Secrets string
+
+	// Network is an open network namespace in which the process starts; nil: that of this process.
+	// It is the caller's to close.
+	Network *os.File
+
 	// Chroot is the folder that becomes the root of the process; empty: it has ours. What it writes there is kept in memory
-	// and goes with it. It gets a /proc that shows its own processes alone, few devices, /etc/resolv.conf and /etc/hosts of
-	// the machine, a user of the image's and few rights. The network is the machine's. This program has to handle
-	// [InitCommand].
+	// and goes with it. It gets a /proc that shows its own processes alone, few devices, /etc/resolv.conf and /etc/hosts (see
+	// Hosts), a user of the image's and few rights. The network is this process's. This program has to handle [InitCommand].
 	Chroot   string
 	Binds    []Bind // with Chroot
 	GPUs     bool   // with Chroot: the devices of NVIDIA's driver are in its /dev, all of them; CUDA_VISIBLE_DEVICES says which are meant
 	User     string // with Chroot: user[:group], names of the image's or numbers; empty: root
 	ReadOnly bool   // with Chroot: nothing but /tmp and /dev/shm can be written to
+}
+
+// name is a file of the machine by which programs resolve names, and what takes its place; from empty: nothing does.
+type name struct{ at, from string }
+
+func (c Command) names() []name {
+	return []name{{"/etc/hosts", c.Hosts}, {"/etc/resolv.conf", c.Resolv}}
 }
 
 func (c Command) argv() []string {
@@ -74,7 +93,7 @@ type Spawner struct {
 	quit chan struct{}
 
 	// Of its thread alone.
-	home     int   // descriptor of its mount namespace
+	home     home  // its own namespaces
 	untraced bool  // this machine has no ptrace for us: limits come a moment late
 	fault    error // why it starts nothing any more
 }
@@ -95,7 +114,7 @@ func NewSpawner() *Spawner {
 				case job := <-s.jobs:
 					job()
 				case <-s.quit:
-					_ = unix.Close(s.home) // of a namespace
+					s.home.close()
 					return
 				}
 			}
@@ -184,11 +203,17 @@ func (s *Spawner) begin(cmd *exec.Cmd, c Command) error {
 	}
 	defer groups.close()
 	if c.As != nil {
-		leave, err := look(c, s.home)
+		leave, err := look(c, s.home.mounts)
 		if err != nil {
 			return err
 		}
-		defer func() { s.fault = leave() }()
+		defer func() { s.fault = errors.Join(s.fault, leave()) }()
+	}
+	if c.Network != nil {
+		if err := unix.Setns(int(c.Network.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter the network namespace: %w", err)
+		}
+		defer func() { s.fault = errors.Join(s.fault, s.home.leaveNetwork()) }()
 	}
 	first := *cmd
 	cmd.SysProcAttr.Ptrace = !s.untraced // so that it stops before its first instruction

@@ -14,6 +14,24 @@ import (
 // Reach lets a process that runs as an account (Command.As) read a folder, too, under its absolute path, unless it does already. The
 // process must not have ended, or be reaped before Reach returns.
 func Reach(pid int, as *Account, path string) error {
+	return reachBy(pid, as, path, func() (view, error) { return newView(path, false) })
+}
+
+// ReachSecrets is [Reach] for a folder of secrets (Command.Secrets). It takes some microseconds
+// when the process reads the folder already.
+func ReachSecrets(pid int, as *Account, folder string) error {
+	want, err := os.Stat(folder)
+	if err != nil {
+		return err
+	}
+	if got, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", pid, folder)); err == nil && os.SameFile(got, want) {
+		return nil
+	}
+	return reachBy(pid, as, folder, func() (view, error) { return newSecrets(folder, as) })
+}
+
+// reachBy has a process read what open opens, which lies at path.
+func reachBy(pid int, as *Account, path string, open func() (view, error)) error {
 	done, begun := make(chan error), make(chan struct{})
 	var enter func()
 	enter = func() {
@@ -25,7 +43,7 @@ func Reach(pid int, as *Account, path string) error {
 			return
 		}
 		close(begun)
-		done <- reach(pid, as, path)
+		done <- reach(pid, as, open)
 	}
 	go enter()
 	if err := <-done; err != nil {
@@ -35,8 +53,8 @@ func Reach(pid int, as *Account, path string) error {
 }
 
 // reach does it with the calling thread, which is of no use to others then.
-func reach(pid int, as *Account, path string) error {
-	v, err := newView(path, false)
+func reach(pid int, as *Account, open func() (view, error)) error {
+	v, err := open()
 	if err != nil {
 		return err
 	}
@@ -50,6 +68,12 @@ func reach(pid int, as *Account, path string) error {
 		return err
 	}
 	defer unix.Close(ns)
+	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &got); err != nil {
+		return err
+	}
+	if int(got.Uid) != as.UID { // another process has its number since
+		return fmt.Errorf("it is of user %d, want %d", got.Uid, as.UID)
+	}
 	if err := unix.Unshare(unix.CLONE_FS); err != nil { // else other threads would be taken along
 		return err
 	}
@@ -70,6 +94,11 @@ func reach(pid int, as *Account, path string) error {
 		return nil
 	}
 	err = v.put()
+	if errors.Is(err, unix.ENOENT) { // there is a mount of a folder that was removed since
+		if err = unix.Unmount(v.path, unix.MNT_DETACH); err == nil {
+			err = v.put()
+		}
+	}
 	if !errors.Is(err, unix.EROFS) {
 		return err
 	}

@@ -39,7 +39,7 @@ func enter(in inside) (identity, error) {
 	if err := mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return identity{}, err
 	}
-	grafts, err := collect(in.Binds, in.GPUs)
+	grafts, err := collect(in)
 	if err != nil {
 		return identity{}, err
 	}
@@ -164,7 +164,7 @@ func gpuDevices() []string {
 }
 
 // collect opens all that the new root gets of the old one.
-func collect(binds []Bind, gpus bool) ([]graft, error) {
+func collect(in inside) ([]graft, error) {
 	const still = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NOEXEC
 	var out []graft
 	add := func(b Bind, attr uint64, optional bool) error {
@@ -186,7 +186,7 @@ func collect(binds []Bind, gpus bool) ([]graft, error) {
 		return nil
 	}
 	nodes := slices.Clone(devices)
-	if gpus {
+	if in.GPUs {
 		nodes = append(nodes, gpuDevices()...)
 	}
 	for _, d := range nodes {
@@ -194,12 +194,13 @@ func collect(binds []Bind, gpus bool) ([]graft, error) {
 			return nil, err
 		}
 	}
-	for _, file := range []string{"/etc/resolv.conf", "/etc/hosts"} {
-		if err := add(Bind{From: file, To: file}, still|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY, true); err != nil {
+	for _, b := range in.Names {
+		machines := b.From == b.To // which the machine need not have
+		if err := add(b, still|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY, machines); err != nil {
 			return nil, err
 		}
 	}
-	for _, b := range binds {
+	for _, b := range in.Binds {
 		if !filepath.IsAbs(b.To) {
 			return nil, fmt.Errorf("bind %s to %q, want an absolute path", b.From, b.To)
 		}

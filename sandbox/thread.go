@@ -24,18 +24,37 @@ func onThread(f func()) {
 	<-done
 }
 
-// prepare makes the calling thread one that starts processes: nothing that it changes is another thread's, and what it starts
-// gains no rights. Home is a descriptor of its mount namespace.
-func prepare() (home int, err error) {
+// home holds descriptors of the namespaces of a thread that starts processes. The thread enters other
+// namespaces so that a process starts there, and comes back.
+type home struct{ mounts, network int }
+
+func (h home) close() { _, _ = unix.Close(h.mounts), unix.Close(h.network) } // nothing was written
+
+// leaveNetwork takes the calling thread back to its own network namespace.
+func (h home) leaveNetwork() error {
+	if err := unix.Setns(h.network, unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("leave the network namespace of a process: %w", err)
+	}
+	return nil
+}
+
+// prepare makes the calling thread one that starts processes: it shares nothing that it changes with other threads, and the
+// processes that it starts gain no rights.
+func prepare() (home, error) {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return -1, fmt.Errorf("no_new_privs: %w", err)
+		return home{-1, -1}, fmt.Errorf("no_new_privs: %w", err)
 	}
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return -1, fmt.Errorf("a working directory of its own: %w", err)
+		return home{-1, -1}, fmt.Errorf("a working directory of its own: %w", err)
 	}
-	home, err = unix.Open("/proc/thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	mounts, err := unix.Open("/proc/thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, fmt.Errorf("mount namespace: %w", err)
+		return home{-1, -1}, fmt.Errorf("mount namespace: %w", err)
 	}
-	return home, nil
+	network, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		_ = unix.Close(mounts)
+		return home{-1, -1}, fmt.Errorf("network namespace: %w", err)
+	}
+	return home{mounts, network}, nil
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -74,6 +75,9 @@ func (c Command) show() error {
 		return err
 	}
 	var covers []string
+	if _, err := os.Stat(RunFolder); err == nil { // what is in there is others', but for its secrets
+		covers = append(covers, RunFolder)
+	}
 	for _, v := range views {
 		if within(v.path) {
 			continue
@@ -82,10 +86,11 @@ func (c Command) show() error {
 		if err != nil {
 			return err
 		}
-		if at != "" && !slices.Contains(covers, at) {
+		if at != "" {
 			covers = append(covers, at)
 		}
 	}
+	covers = outermost(covers)
 	still := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 	if err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &still); err != nil {
 		return fmt.Errorf("make all read-only: %w", err)
@@ -95,6 +100,9 @@ func (c Command) show() error {
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
 		}
+	}
+	if err := ownProc(); err != nil && !refused(err) {
+		return err
 	}
 	for _, at := range covers {
 		if err := cover(at); err != nil {
@@ -112,6 +120,18 @@ func (c Command) show() error {
 		}
 	}
 	return nil
+}
+
+// outermost leaves out the folders that are in another one of them.
+func outermost(folders []string) []string {
+	slices.Sort(folders) // a folder comes before what is in it
+	var out []string
+	for _, f := range folders {
+		if !slices.ContainsFunc(out, func(o string) bool { return f == o || strings.HasPrefix(f, o+"/") }) {
+			out = append(out, f)
+		}
+	}
+	return out
 }
 
 const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
@@ -147,39 +167,88 @@ func (c Command) views() ([]view, error) {
 		}
 		out = append(out, v)
 	}
+	for _, n := range c.names() {
+		at, err := filepath.EvalSymlinks(n.at)
+		if n.from == "" || errors.Is(err, fs.ErrNotExist) { // to make the file would change the machine
+			continue
+		}
+		if err != nil {
+			return out, err
+		}
+		v, err := newView(n.from, false)
+		if err != nil {
+			return out, fmt.Errorf("%s: %w", n.at, err)
+		}
+		v.path = at
+		out = append(out, v)
+	}
+	if c.Secrets != "" {
+		v, err := newSecrets(c.Secrets, c.As)
+		if err != nil {
+			return out, err
+		}
+		out = append(out, v)
+	}
 	slices.SortFunc(out, func(a, b view) int { return strings.Compare(a.path, b.path) })
 	return out, nil
 }
 
 // newView opens a view of a file or folder, whose tree the caller closes.
 func newView(p string, write bool) (view, error) {
-	path, err := filepath.EvalSymlinks(p)
-	if err != nil {
-		return view{}, err
-	}
-	if !filepath.IsAbs(path) || path == "/" {
-		return view{}, fmt.Errorf("%q, want the absolute path of a file or folder", p)
-	}
-	info, err := os.Stat(path)
+	path, info, err := resolve(p)
 	if err != nil {
 		return view{}, err
 	}
 	if need := fs.FileMode(0o004); !write && info.Mode().Perm()&need == 0 {
 		return view{}, fmt.Errorf("%s has mode %v: its process runs as a user of its own, want it readable by all (chmod -R a+rX)", path, info.Mode().Perm())
 	}
+	attr := uint64(0)
+	if !write {
+		attr = unix.MOUNT_ATTR_RDONLY
+	}
+	return openView(view{path: path, write: write, isDir: info.IsDir()}, attr)
+}
+
+// newSecrets opens a view of a folder of secrets, whose tree the caller closes.
+func newSecrets(p string, as *Account) (view, error) {
+	path, info, err := resolve(p)
+	if err != nil {
+		return view{}, fmt.Errorf("secrets: %w", err)
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.IsDir() || int(st.Gid) != as.GID || info.Mode().Perm()&0o050 != 0o050 {
+		return view{}, fmt.Errorf("secrets: %s is %v of group %d, want a folder that group %d can read: run `stagecoach up` as root, as this node is", path, info.Mode(), st.Gid, as.GID)
+	}
+	return openView(view{path: path, isDir: true}, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOEXEC)
+}
+
+// resolve returns the path of a file or folder without links, and what is there.
+func resolve(p string) (string, fs.FileInfo, error) {
+	path, err := filepath.EvalSymlinks(p)
+	if err != nil {
+		return "", nil, err
+	}
+	if !filepath.IsAbs(path) || path == "/" {
+		return "", nil, fmt.Errorf("%q, want the absolute path of a file or folder", p)
+	}
+	info, err := os.Stat(path)
+	return path, info, err
+}
+
+// openView makes the tree of a view, with these attributes beside those of all views.
+func openView(v view, attr uint64) (view, error) {
+	path := v.path
 	tree, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
 		return view{}, fmt.Errorf("mount of %s: %w", path, err)
 	}
-	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
-	if !write {
-		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
-	}
-	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
+	set := unix.MountAttr{Attr_set: attr | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &set); err != nil {
 		_ = unix.Close(tree)
 		return view{}, fmt.Errorf("mount of %s: %w", path, err)
 	}
-	return view{path: path, write: write, tree: tree, isDir: info.IsDir()}, nil
+	v.tree = tree
+	return v, nil
 }
 
 // put makes the view appear at its path, where there may be nothing in a folder that covers another.

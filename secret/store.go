@@ -2,6 +2,8 @@ package secret
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +12,11 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
 // MaxSize is the size in bytes that a secret may have.
@@ -25,16 +32,18 @@ var (
 
 func validName(s string) bool { return len(s) <= 253 && nameForm.MatchString(s) }
 
-// Store is secrets in a folder.
+// Store is secrets in a folder. Its methods may be called at the same time.
 type Store struct {
-	root   *os.Root // of the values
-	mounts *os.Root // of the copies; so that no name leads out of them
-	at     string   // path of that
+	mu     sync.Mutex // of changes
+	root   *os.Root   // of the values
+	mounts *os.Root   // of the copies; so that no name leads out of them
+	at     string     // path of that
 	groups Groups
 }
 
-// Groups says which group of users a namespace's functions run as.
-type Groups func(namespace string) (gid int, err error)
+// Groups returns the group of the functions of a namespace that name exactly these secrets, sorted
+// and each once.
+type Groups func(namespace string, names []string) (gid int, err error)
 
 // The folders of a Store.
 const (
@@ -46,8 +55,10 @@ const (
 // this one are below it, and its user's alone.
 func Open(dir string) (*Store, error) { return openStore(dir, filepath.Join(dir, mountsDir), nil) }
 
-// OpenShared is Open with mounts in another folder, whose last part is made. There, a function's secrets can be read by what runs
-// in its namespace's group, and changed by this process's user, who has to be root.
+// OpenShared is Open for functions that run as other users. Mounts are in another folder, whose
+// last part is made. A function's group can read the function's folder, but only this process's
+// user, who has to be root, can pass the folders above it. Processes of the function reach the
+// folder by a mount of their own (sandbox.Command.Secrets).
 func OpenShared(dir, mounts string, groups Groups) (*Store, error) {
 	return openStore(dir, mounts, groups)
 }
@@ -76,11 +87,7 @@ func (s *Store) openAt(dir string) error {
 	if err != nil {
 		return err
 	}
-	mode := fs.FileMode(0o700)
-	if s.groups != nil {
-		mode = 0o711
-	}
-	if err := errors.Join(os.Mkdir(s.at, mode), os.Chmod(s.at, mode)); err != nil { // whatever the umask
+	if err := os.Mkdir(s.at, 0o700); err != nil {
 		return err
 	}
 	s.mounts, err = os.OpenRoot(s.at)
@@ -122,8 +129,10 @@ func (s *Store) List(namespace string) ([]string, error) {
 	return names, nil
 }
 
-// Put stores a secret, new or not.
+// Put stores a secret, new or not. The copies in mounts change at once.
 func (s *Store) Put(namespace, name string, value []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	file, err := valueFile(namespace, name)
 	if err == nil && len(value) > MaxSize {
 		err = fmt.Errorf("%d bytes, want at most %d", len(value), MaxSize)
@@ -134,14 +143,42 @@ func (s *Store) Put(namespace, name string, value []byte) error {
 	if err == nil {
 		err = write(s.root, file, value, nil)
 	}
+	if err == nil {
+		err = s.refresh(namespace, name, value)
+	}
 	if err != nil {
-		return fmt.Errorf("secret %q of %q: %w", name, namespace, err)
+		return fmt.Errorf("secret %q of %q: %w", name, namespace, disk.Explain(s.root.Name(), int64(len(value))+1, err))
 	}
 	return nil
 }
 
-// Delete removes a secret; one that is not there is no error. Copies in mounts stay until these are made anew.
+// refresh changes the copies of a secret, also those for replicas of earlier deploys.
+func (s *Store) refresh(namespace, name string, value []byte) error {
+	folders, err := fs.Glob(s.mounts.FS(), namespace+"/*/*")
+	if err != nil {
+		return err
+	}
+	for _, folder := range folders {
+		mounted := filepath.Join(folder, name)
+		info, err := s.mounts.Stat(mounted)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = write(s.mounts, mounted, value, s.toGroup(int(info.Sys().(*syscall.Stat_t).Gid)))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Delete removes a secret; one that is not there is no error. Copies stay in the mounts that have
+// one.
 func (s *Store) Delete(namespace, name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	file, err := valueFile(namespace, name)
 	if err == nil {
 		err = s.root.Remove(file)
@@ -163,44 +200,67 @@ func valueFile(namespace, name string) (string, error) {
 	return filepath.Join(valuesDir, namespace, name), nil
 }
 
-// MountPath returns the absolute path of the folder that [Store.Mount] fills for a function.
-func (s *Store) MountPath(namespace, function string) string {
-	return filepath.Join(s.at, namespace, function)
+// MountPath returns the absolute path of the folder that [Store.Mount] fills for a function with
+// these secrets; empty: it names none. The last part of the path is the same for all functions of a
+// namespace that name the same secrets.
+func (s *Store) MountPath(namespace, function string, names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return filepath.Join(s.at, folderOf(namespace, function, setOf(names)))
 }
 
-// Mount makes a function's folder hold exactly the secrets of these names, with their present values. The folder stays the
-// same one, and each file changes at once, so that what runs reads the old value or the new one. Without names, the folder is
-// removed.
+// setOf returns names sorted, each once.
+func setOf(names []string) []string { return slices.Compact(slices.Sorted(slices.Values(names))) }
+
+func folderOf(namespace, function string, set []string) string {
+	sum := sha256.Sum256([]byte(strings.Join(set, "\n"))) // no name has a line break
+	return filepath.Join(namespace, function, hex.EncodeToString(sum[:8]))
+}
+
+// Group returns the group that may read the folder of a function with these secrets; 0: functions
+// run as this process's user, or the function names none.
+func (s *Store) Group(namespace string, names []string) (int, error) {
+	if s.groups == nil || len(names) == 0 {
+		return 0, nil
+	}
+	return s.groups(namespace, setOf(names))
+}
+
+// Mount makes a function's folder for these secrets hold them with their present values. The folder
+// stays the same one, and each file changes at once, so that what runs reads the old value or the
+// new one. The folders for other secrets, which earlier deploys of the function have named, stay
+// until [Store.Sweep] removes them. Without names, nothing is made.
 func (s *Store) Mount(namespace, function string, names []string) error {
-	if err := s.mount(namespace, function, names); err != nil {
-		return fmt.Errorf("secrets for function %q of %q: %w", function, namespace, err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.mount(namespace, function, setOf(names)); err != nil {
+		return fmt.Errorf("secrets for function %q of %q: %w", function, namespace, disk.Explain(s.at, 1, err))
 	}
 	return nil
 }
 
-func (s *Store) mount(namespace, function string, names []string) error {
-	if !namespaceForm.MatchString(namespace) || function == "" || function == "." || strings.ContainsAny(function, "/\x00") || function == ".." {
-		return errors.New("no name for a folder")
-	}
-	folder := filepath.Join(namespace, function)
-	if len(names) == 0 {
-		err := s.mounts.RemoveAll(folder)
-		_ = s.mounts.Remove(namespace) // when it was the last
+func (s *Store) mount(namespace, function string, set []string) error {
+	if err := nameless(namespace, function); err != nil || len(set) == 0 {
 		return err
 	}
-	give, err := s.readers(namespace)
+	gid, err := s.Group(namespace, set)
 	if err != nil {
 		return err
 	}
-	for _, dir := range []string{namespace, folder} {
-		if err := s.mounts.MkdirAll(dir, 0o700); err != nil {
-			return err
-		}
-		if err := give(s.mounts, dir, 0o750); err != nil {
-			return err
-		}
+	give := s.toGroup(gid)
+	folder := folderOf(namespace, function, set)
+	if err := s.mounts.MkdirAll(folder, 0o700); err != nil {
+		return err
 	}
-	for _, name := range names {
+	if err := give(s.mounts, folder, 0o750); err != nil {
+		return err
+	}
+	now := time.Now()
+	if err := s.mounts.Chtimes(folder, now, now); err != nil { // Sweep leaves it alone for a while
+		return err
+	}
+	for _, name := range set {
 		file, err := valueFile(namespace, name)
 		if err != nil {
 			return err
@@ -217,33 +277,72 @@ func (s *Store) mount(namespace, function string, names []string) error {
 			return err
 		}
 	}
-	there, err := fs.ReadDir(s.mounts.FS(), filepath.ToSlash(folder))
+	return nil
+}
+
+// Unmount removes all folders of a function, also from under what still runs of it.
+func (s *Store) Unmount(namespace, function string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := nameless(namespace, function); err != nil {
+		return fmt.Errorf("secrets for function %q of %q: %w", function, namespace, err)
+	}
+	err := s.mounts.RemoveAll(filepath.Join(namespace, function))
+	_ = s.mounts.Remove(namespace) // when it was the last
+	return err
+}
+
+// nameless says why a function can have no folder; nil: it can.
+func nameless(namespace, function string) error {
+	if !namespaceForm.MatchString(namespace) || function == "" || function == "." || strings.ContainsAny(function, "/\x00") || function == ".." {
+		return errors.New("no name for a folder")
+	}
+	return nil
+}
+
+// sweepAfter is for how long Sweep leaves a folder alone that Mount has filled: its function may
+// not be stored yet.
+const sweepAfter = time.Minute
+
+// Sweep removes the folders of functions for which used returns false, given their path as
+// [Store.MountPath] returns it.
+func (s *Store) Sweep(used func(namespace, function, folder string) bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	folders, err := fs.Glob(s.mounts.FS(), "*/*/*")
 	if err != nil {
 		return err
 	}
-	for _, e := range there {
-		if !slices.Contains(names, e.Name()) {
-			err = errors.Join(err, s.mounts.Remove(filepath.Join(folder, e.Name())))
+	var errs []error
+	for _, folder := range folders {
+		info, err := s.mounts.Stat(folder)
+		if err != nil {
+			errs = append(errs, err)
+			continue
 		}
+		function := filepath.Dir(folder)
+		namespace := filepath.Dir(function)
+		if time.Since(info.ModTime()) < sweepAfter || used(namespace, filepath.Base(function), filepath.Join(s.at, folder)) {
+			continue
+		}
+		errs = append(errs, s.mounts.RemoveAll(folder))
+		_, _ = s.mounts.Remove(function), s.mounts.Remove(namespace) // when it was the last
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 // giver lets others read a file or folder in root, with this mode.
 type giver func(root *os.Root, name string, mode fs.FileMode) error
 
-// readers returns what lets a namespace's functions read their mounts; it does nothing when they run as this process's user.
-func (s *Store) readers(namespace string) (giver, error) {
+// toGroup returns what lets a group read; it does nothing when functions run as this process's
+// user.
+func (s *Store) toGroup(gid int) giver {
 	if s.groups == nil {
-		return func(*os.Root, string, fs.FileMode) error { return nil }, nil
-	}
-	gid, err := s.groups(namespace)
-	if err != nil {
-		return nil, err
+		return func(*os.Root, string, fs.FileMode) error { return nil }
 	}
 	return func(root *os.Root, name string, mode fs.FileMode) error {
 		return errors.Join(root.Chown(name, os.Getuid(), gid), root.Chmod(name, mode))
-	}, nil
+	}
 }
 
 // write writes a file of mode 0400, or given to others to read, so that it is there whole or not at all, also after a power cut.

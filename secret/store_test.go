@@ -7,9 +7,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 func open(t *testing.T, dir string) *Store {
@@ -54,8 +59,9 @@ func TestLife(t *testing.T) {
 	}
 	must(t, s.Put("a", "token", []byte("three")))
 	must(t, s.Mount("a", "f", []string{"token"}))
-	for file, want := range map[string]string{"secrets/a/token": "three", "secrets/b/token": "of b", "secret-mounts/a/f/token": "three"} {
-		b, err := os.ReadFile(filepath.Join(dir, file))
+	mounted := filepath.Join(s.MountPath("a", "f", []string{"token"}), "token")
+	for file, want := range map[string]string{filepath.Join(dir, "secrets/a/token"): "three", filepath.Join(dir, "secrets/b/token"): "of b", mounted: "three"} {
+		b, err := os.ReadFile(file)
 		if err != nil || string(b) != want {
 			t.Errorf("%s: %q (%v), want %q", file, b, err, want)
 		}
@@ -77,57 +83,112 @@ func TestLife(t *testing.T) {
 	must(t, s.Delete("a", "tls.crt"))
 }
 
+// sees says what is in a folder of a function.
+func sees(t *testing.T, folder string) string {
+	t.Helper()
+	var got []string
+	entries, _ := os.ReadDir(folder)
+	for _, e := range entries {
+		b, err := os.ReadFile(filepath.Join(folder, e.Name()))
+		must(t, err)
+		got = append(got, e.Name()+"="+string(b))
+	}
+	return strings.Join(got, " ")
+}
+
 // TestMounts: a function sees what it has named, as it is now, in a folder that stays the same.
+// What an earlier deploy has named stays, and changes with the secrets.
 func TestMounts(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	for _, name := range []string{"x", "y", "z"} {
 		must(t, s.Put("ns", name, []byte(name+"1")))
 	}
-	folder := s.MountPath("ns", "v1.fn")
-	if !filepath.IsAbs(folder) {
-		t.Errorf("path %q, want an absolute one", folder)
-	}
-	sees := func(want string) {
+	must(t, s.Put("other", "x", []byte("of another")))
+	first, second := s.MountPath("ns", "v1.fn", []string{"y", "x", "y"}), s.MountPath("ns", "v1.fn", []string{"y", "z"})
+	want := func(folder, want string) {
 		t.Helper()
-		var got []string
-		entries, _ := os.ReadDir(folder)
-		for _, e := range entries {
-			b, err := os.ReadFile(filepath.Join(folder, e.Name()))
-			must(t, err)
-			got = append(got, e.Name()+"="+string(b))
-		}
-		if text := strings.Join(got, " "); text != want {
-			t.Errorf("sees %q, want %q", text, want)
+		if got := sees(t, folder); got != want {
+			t.Errorf("sees %q, want %q", got, want)
 		}
 	}
 	must(t, s.Mount("ns", "v1.fn", []string{"x", "y"}))
-	sees("x=x1 y=y1")
-	before, err := os.Stat(folder)
+	want(first, "x=x1 y=y1")
+	before, err := os.Stat(first)
 	must(t, err)
+	must(t, s.Mount("ns", "v1.fn", []string{"z", "y"}))
+	want(second, "y=y1 z=z1")
 	must(t, s.Put("ns", "y", []byte("y2")))
-	sees("x=x1 y=y1")
-	must(t, s.Mount("ns", "v1.fn", []string{"y", "z"}))
-	sees("y=y2 z=z1")
-	if after, err := os.Stat(folder); err != nil || !os.SameFile(before, after) {
+	must(t, s.Put("other", "y", []byte("of another")))
+	want(first, "x=x1 y=y2")
+	want(second, "y=y2 z=z1")
+	if after, err := os.Stat(first); err != nil || !os.SameFile(before, after) {
 		t.Error("the folder is another one now: who has bound it sees the old one")
+	}
+	if filepath.Dir(filepath.Dir(first)) != filepath.Join(dir, mountsDir, "ns") || s.MountPath("ns", "v1.fn", nil) != "" {
+		t.Errorf("path %q, and %q without secrets", first, s.MountPath("ns", "v1.fn", nil))
+	}
+	if filepath.Base(first) != filepath.Base(s.MountPath("ns", "g", []string{"x", "y"})) || filepath.Base(first) == filepath.Base(second) {
+		t.Error("the path does not tell sets of secrets apart")
 	}
 	if err := s.Mount("ns", "v1.fn", []string{"nosuch"}); err == nil {
 		t.Error("a secret that is not there is mounted")
 	}
-	if err := s.Mount("other", "v1.fn", []string{"x"}); err == nil {
+	if err := s.Mount("other", "v1.fn", []string{"z"}); err == nil {
 		t.Error("a secret of another namespace is mounted")
 	}
 	must(t, s.Mount("ns", "v1.fn", nil))
-	sees("")
+	want(first, "x=x1 y=y2")
+	must(t, s.Unmount("ns", "v1.fn"))
+	want(first, "")
+	want(second, "")
 	must(t, s.Mount("ns", "v1.fn", []string{"x"}))
 	s = open(t, dir)
-	sees("") // an earlier owner's
+	folder := s.MountPath("ns", "v1.fn", []string{"x"})
+	want(folder, "") // an earlier owner's
 	must(t, s.Mount("ns", "v1.fn", []string{"x"}))
-	sees("x=x1")
+	want(folder, "x=x1")
 }
 
-// TestSharedMounts: the values stay this user's alone; copies are for the namespace's group to read, and for nobody else.
+// TestSweep: what nothing uses goes, after a while in which a deploy may not be stored yet.
+func TestSweep(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	for _, name := range []string{"x", "y"} {
+		must(t, s.Put("ns", name, nil))
+		must(t, s.Mount("ns", "f", []string{name}))
+		must(t, s.Mount("ns", "g", []string{name}))
+	}
+	kept := s.MountPath("ns", "f", []string{"y"})
+	var asked []string
+	used := func(namespace, function, folder string) bool {
+		asked = append(asked, namespace+"/"+function)
+		return folder == kept
+	}
+	must(t, s.Sweep(used))
+	if len(asked) > 0 {
+		t.Errorf("asked for %q, which are new", asked)
+	}
+	old := time.Now().Add(-2 * sweepAfter)
+	for _, function := range []string{"f", "g"} {
+		for _, name := range []string{"x", "y"} {
+			must(t, os.Chtimes(s.MountPath("ns", function, []string{name}), old, old))
+		}
+	}
+	must(t, s.Mount("ns", "g", []string{"x"}))
+	must(t, s.Sweep(used))
+	if slices.Sort(asked); strings.Join(asked, " ") != "ns/f ns/f ns/g" {
+		t.Errorf("asked for %q", asked)
+	}
+	left, err := filepath.Glob(filepath.Join(dir, mountsDir, "*", "*", "*"))
+	must(t, err)
+	if want := []string{kept, s.MountPath("ns", "g", []string{"x"})}; !slices.Equal(left, want) {
+		t.Errorf("left are %q, want %q", left, want)
+	}
+}
+
+// TestSharedMounts: the values stay this user's alone; a copy is for the group of the functions
+// with the same secrets to read, and nobody else lists or passes the folders above it.
 func TestSharedMounts(t *testing.T) {
 	if os.Getuid() != 0 {
 		if os.Getenv("CI") != "" {
@@ -135,38 +196,48 @@ func TestSharedMounts(t *testing.T) {
 		}
 		t.Skip("needs root")
 	}
-	dir, groups := t.TempDir(), map[string]int{"a": 4001, "b": 4002}
+	dir, groups := t.TempDir(), map[string]int{"a [key]": 4001, "b [key]": 4002, "a [cert key]": 4003}
 	mounts := filepath.Join(dir, "mounts")
 	must(t, os.MkdirAll(filepath.Join(dir, "s", mountsDir, "old"), 0o700))
+	key, both := []string{"key"}, []string{"key", "cert"}
 	var s *Store
 	for range 2 { // an earlier owner's are gone
 		var err error
-		s, err = OpenShared(filepath.Join(dir, "s"), mounts, func(ns string) (int, error) {
-			if gid, ok := groups[ns]; ok {
+		s, err = OpenShared(filepath.Join(dir, "s"), mounts, func(ns string, names []string) (int, error) {
+			if gid, ok := groups[fmt.Sprint(ns, " ", names)]; ok {
 				return gid, nil
 			}
 			return 0, errors.New("no group")
 		})
 		must(t, err)
-		if _, err := os.Stat(s.MountPath("a", "f")); err == nil {
+		if _, err := os.Stat(s.MountPath("a", "f", key)); err == nil {
 			t.Error("a mount of an earlier owner is left")
 		}
-		for ns := range groups {
+		for _, ns := range []string{"a", "b"} {
 			must(t, s.Put(ns, "key", []byte("of "+ns)))
-			must(t, s.Mount(ns, "f", []string{"key"}))
+			must(t, s.Mount(ns, "f", key))
 		}
+		must(t, s.Put("a", "cert", nil))
+		must(t, s.Mount("a", "f", both))
 	}
 	must(t, s.Put("c", "key", nil))
-	if err := s.Mount("c", "f", []string{"key"}); err == nil || !strings.Contains(err.Error(), "no group") {
+	if err := s.Mount("c", "f", key); err == nil || !strings.Contains(err.Error(), "no group") {
 		t.Errorf("without a group: %v", err)
 	}
+	if gid, err := s.Group("a", both); gid != 4003 || err != nil {
+		t.Errorf("group %d, %v", gid, err)
+	}
+	if gid, err := s.Group("a", nil); gid != 0 || err != nil {
+		t.Errorf("group without secrets: %d, %v", gid, err)
+	}
 	must(t, s.Put("a", "key", []byte("new")))
-	must(t, s.Mount("a", "f", []string{"key"}))
 	for path, want := range map[string]string{
-		"mounts": "drwx--x--x 0", "mounts/a": "drwxr-x--- 4001", "mounts/a/f": "drwxr-x--- 4001", "mounts/a/f/key": "-r--r----- 4001",
-		"mounts/b/f/key": "-r--r----- 4002", "s/secrets/a/key": "-r-------- 0", "s/secrets": "drwx------ 0",
+		mounts: "drwx------ 0", mounts + "/a": "drwx------ 0", mounts + "/a/f": "drwx------ 0",
+		s.MountPath("a", "f", key): "drwxr-x--- 4001", s.MountPath("a", "f", key) + "/key": "-r--r----- 4001",
+		s.MountPath("a", "f", both) + "/key": "-r--r----- 4003", s.MountPath("b", "f", key) + "/key": "-r--r----- 4002",
+		dir + "/s/secrets/a/key": "-r-------- 0", dir + "/s/secrets": "drwx------ 0",
 	} {
-		info, err := os.Stat(filepath.Join(dir, path))
+		info, err := os.Stat(path)
 		must(t, err)
 		if got := fmt.Sprintf("%v %d", info.Mode(), info.Sys().(*syscall.Stat_t).Gid); got != want {
 			t.Errorf("%s: %s, want %s", path, got, want)
@@ -175,10 +246,10 @@ func TestSharedMounts(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "s", mountsDir)); err == nil {
 		t.Error("the mounts of one who shared none are left")
 	}
-	if b, err := os.ReadFile(filepath.Join(s.MountPath("a", "f"), "key")); err != nil || string(b) != "new" {
-		t.Errorf("%q, %v", b, err)
+	if got := sees(t, s.MountPath("a", "f", key)); got != "key=new" {
+		t.Errorf("sees %q", got)
 	}
-	must(t, s.Mount("a", "f", nil))
+	must(t, s.Unmount("a", "f"))
 	if entries, err := os.ReadDir(mounts); err != nil || len(entries) != 1 {
 		t.Errorf("%v, %v, want b alone", entries, err)
 	}
@@ -202,7 +273,7 @@ func TestBadNames(t *testing.T) {
 		}
 	}
 	for _, function := range []string{"", ".", "..", "../f", "a/b", "a\x00"} {
-		if s.Mount("ns", function, nil) == nil {
+		if s.Mount("ns", function, nil) == nil || s.Unmount("ns", function) == nil {
 			t.Errorf("%q names a function", function)
 		}
 	}
@@ -235,4 +306,38 @@ func FuzzNames(f *testing.F) {
 			t.Fatalf("%v (%v) beside the folder", entries, err)
 		}
 	})
+}
+
+// TestAFullDisk: a secret that finds the disk full names it; deletions go on, and with room so do
+// changes.
+func TestAFullDisk(t *testing.T) {
+	small := proctest.Disk(t, "4m")
+	s, err := Open(small)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, name := range []string{"a", "b"} {
+		if err := s.Put("ns", name, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	free := proctest.Fill(t, small, 0)
+	for name, err := range map[string]error{
+		"put": s.Put("ns", "a", bytes.Repeat([]byte("x"), 1<<16)), "mount": s.Mount("ns", "f", []string{"a"}),
+	} {
+		if !disk.IsFull(err) || !strings.Contains(err.Error(), "the disk of "+small) {
+			t.Errorf("%s: %v, want the full disk", name, err)
+		}
+	}
+	if err := s.Delete("ns", "b"); err != nil {
+		t.Error(err)
+	}
+	free()
+	if err := s.Put("ns", "a", []byte("y")); err != nil {
+		t.Error(err)
+	}
+	if err := s.Mount("ns", "f", []string{"a"}); err != nil {
+		t.Error(err)
+	}
 }

@@ -8,6 +8,7 @@ const (
 	arrives  kind = iota // a request, of pipeline i
 	submits              // data is the *task.Task that reaches the line of stage i
 	cancels              // data is the *cancel that reaches the line of stage i
+	leaves               // data is the request that sends no more tasks for stage i
 	ends                 // data is the *running batch of stage i that is over
 	replies              // data is the *task.Reply that reaches the coordinator of pipeline i
 	deadline             // of requests, which pipeline i's coordinator asked to be woken for

@@ -45,7 +45,7 @@ func (m *Model) connect(p *problems) {
 		}
 		view := plan.Pipeline{Name: pipe.key, SLO: pipe.spec.SLO}
 		for _, st := range pipe.graph.Stages {
-			key := pipeline.Key(st.Name, namespace)
+			key := pipeline.Key{Name: st.Name, Namespace: namespace}.String()
 			at, _ := slices.BinarySearchFunc(m.stages, key, func(s stage, k string) int { return compare(s.key, k) })
 			pipe.stages = append(pipe.stages, at)
 			view.Stages = append(view.Stages, key)

@@ -141,14 +141,14 @@ func counts(m map[string]int) string {
 func (e Estimate) with(scale float64, unit string) string {
 	mean, ci := e.Mean*scale, e.CI*scale
 	if ci == 0 {
-		return trim(mean, 4) + unit
+		return Trim(mean, 4) + unit
 	}
 	digits := max(1-int(math.Floor(math.Log10(ci))), 0)
 	return fmt.Sprintf("%.*f ± %.*f%s", digits, mean, digits, ci, unit)
 }
 
-// trim writes v with so many digits and no exponent.
-func trim(v float64, digits int) string {
+// Trim writes v with so many digits and no exponent, for tables.
+func Trim(v float64, digits int) string {
 	if v == 0 {
 		return "0"
 	}

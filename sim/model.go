@@ -196,7 +196,7 @@ func (m *Model) addStages(p *problems) {
 		}
 		before := len(*p)
 		spec.check(path, p)
-		st := stage{spec: spec, key: pipeline.Key(spec.Name, namespace)}
+		st := stage{spec: spec, key: pipeline.Key{Name: spec.Name, Namespace: namespace}.String()}
 		if len(*p) == before {
 			st.output = make(tensor.Activation, spec.Items)
 			st.service = newService(spec)
@@ -257,7 +257,7 @@ func (m *Model) addPipelines(p *problems) {
 		within(p, path+".timeout", spec.Timeout, time.Millisecond, maxDuration)
 		within(p, path+".items", spec.Items, 1, maxItems)
 		m.pipelines = append(m.pipelines, pipe{
-			spec: spec, key: pipeline.Key(spec.Name, namespace), input: make(tensor.Activation, min(max(spec.Items, 1), maxItems)),
+			spec: spec, key: pipeline.Key{Name: spec.Name, Namespace: namespace}.String(), input: make(tensor.Activation, min(max(spec.Items, 1), maxItems)),
 		})
 	}
 	for i, st := range m.scenario.Stages {

@@ -155,6 +155,8 @@ func (w *world) handle(e *event) {
 		w.step(l, dispatch.Submit{Task: e.data.(*task.Task)})
 	case cancels:
 		w.step(w.lines[e.i], dispatch.Cancel{Key: e.data.(*cancel).key})
+	case leaves:
+		w.step(w.lines[e.i], dispatch.Leave{Request: e.data.(string)})
 	case ends:
 		w.ended(w.lines[e.i], e.data.(*running))
 	case replies:
@@ -229,6 +231,8 @@ func (w *world) walk(c *coordinator, ev flow.Event) {
 			w.events.push(w.now+w.hop, submits, w.byKey[e.Task.Function].i, e.Task)
 		case flow.Cancel:
 			w.events.push(w.now+w.hop, cancels, w.byKey[e.Function].i, &cancel{e.Key})
+		case flow.Leave:
+			w.events.push(w.now+w.hop, leaves, w.byKey[e.Function].i, e.Request)
 		case flow.Finish:
 			w.flying--
 			w.rec.finish(w, c.i, &e)

@@ -24,7 +24,8 @@ type File struct {
 	Functions     map[string]Function `yaml:"functions"`
 	Configuration Configuration       `yaml:"configuration"`
 
-	Dir string `yaml:"-"` // where relative paths start; empty: in the current folder, as with faas-cli
+	Name string `yaml:"-"` // name of the file, for messages
+	Dir  string `yaml:"-"` // where relative paths start; empty: in the current folder, as with faas-cli
 }
 
 // Provider says where the functions are deployed.
@@ -92,6 +93,7 @@ func Parse(name string, data []byte, lookup func(string) (string, bool)) (*File,
 	if err := decode(name, text, &f); err != nil {
 		return nil, err
 	}
+	f.Name = name
 	var errs []error
 	if f.Provider.Name != "openfaas" {
 		errs = append(errs, fmt.Errorf("%s: provider.name: %q, want openfaas", name, f.Provider.Name))

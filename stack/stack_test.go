@@ -56,7 +56,7 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &File{
-		Version: "1.0", Provider: Provider{Name: "openfaas", Gateway: "http://127.0.0.1:8080"},
+		Name: "stack.yml", Version: "1.0", Provider: Provider{Name: "openfaas", Gateway: "http://127.0.0.1:8080"},
 		Functions: map[string]Function{
 			"a": {
 				Lang: "go-stage", Handler: "./a", Image: "example/a:2.0", FProcess: "./stage -v",

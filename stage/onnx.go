@@ -28,6 +28,9 @@ func Model(before func(c *Call, it tensor.Item) ([]tensor.Tensor, error), after 
 			if model = r.Model(); model == nil {
 				return errors.New("no model: set " + wire.EnvModel + " in the function's environment to the ONNX file, relative to the image, such as model/model.onnx")
 			}
+			if err := model.Served(); err != nil {
+				return fmt.Errorf("%w: remove inputs and outputs that are not numbers from the model (of a classifier: fit it with numbers as labels, "+"or drop the output with onnx.utils.extract_model), or write a handler that runs the model for its other outputs", err)
+			}
 			return nil
 		},
 		Infer: Each(func(c *Call) (tensor.Activation, error) {

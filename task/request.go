@@ -59,6 +59,7 @@ type Error struct {
 	Stage      string        // name of the stage; empty: none is to blame
 	Cause      string        // what was got, what was wanted, what to do
 	RetryAfter time.Duration // with 429 and 503; 0: unknown
+	Convicted  bool          // a call of the request ended two replicas, so the request must not be repeated
 	Stages     []Timing      // as a Response has them; those that were still out are [Canceled]
 }
 

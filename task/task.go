@@ -33,6 +33,7 @@ type Task struct {
 
 	Revision uint64 // of the function's spec whose replicas alone may run it; 0: any
 	Together bool   // it is one of several of its request for this function, all of which one revision must run
+	Alone    bool   // an earlier replica ended under it: it runs in a batch of one, on a replica without other tasks
 }
 
 // Header is one header field of a request or a reply.
@@ -73,6 +74,7 @@ type Reply struct {
 	Batch     uint64 // number of the batch that it ran in, unique within the function; 0: it ran in none
 	BatchSize int    // tasks that the batch was sent with
 	Revision  uint64 // of the replica; 0: it got to none, or nobody knows
+	Blame     Blame  // with ReplicaLost: what the loss means for the task
 }
 
 // Replica is a dispatcher's knowledge of one replica.

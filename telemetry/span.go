@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"math/rand/v2"
-	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -12,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	api "go.opentelemetry.io/otel/trace"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
@@ -53,7 +53,7 @@ func (s *Span) End(e task.Ended) {
 }
 
 func (s *Span) end(e *task.Ended) {
-	name := strings.TrimSuffix(e.Target, ".openfaas-fn")
+	name := pipeline.ParseKey(e.Target).Short()
 	s.span.SetName(e.Method + " /function/" + name)
 	if e.Async == "accept" {
 		s.span.SetName(e.Method + " /async-function/" + name)

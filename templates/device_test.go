@@ -86,7 +86,7 @@ func TestPythonParked(t *testing.T) {
 		t.Errorf("it is called %q, want spare", got)
 	}
 	ready := regexp.MustCompile(`device GPU-a is ready.*: context \d+\.\d+ s, first kernels \d+\.\d+ s\n`)
-	proctest.Until(t, patience, "a line about the device", func() bool { return ready.MatchString(k.Stderr.String()) })
+	proctest.Until(t, "a line about the device", func() bool { return ready.MatchString(k.Stderr.String()) })
 	stage, _, stderr := k.began(gate, wire.EnvReplica+"=me")
 	placed := regexp.MustCompile(`device GPU-a has its parameters: 0\.002 GB copied in \d+\.\d+ s \(\d+\.\d GB/s\)$`)
 	if line, err := bufio.NewReader(stderr).ReadString('\n'); err != nil || !placed.MatchString(strings.TrimSpace(line)) {

@@ -105,7 +105,7 @@ func (k *keeper) exits(r resident, status uint32) {
 	if o := k.Want(wire.ChildExited); int(o.PID) != r.tid || o.Status != status {
 		k.t.Errorf("ended: %+v, want %d with status %#x", o, r.tid, status)
 	}
-	proctest.Until(k.t, patience, "its thread to be gone", func() bool {
+	proctest.Until(k.t, "its thread to be gone", func() bool {
 		_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", k.Cmd.Process.Pid, r.tid))
 		return err != nil
 	})
@@ -139,7 +139,7 @@ func TestPythonWorker(t *testing.T) {
 	}
 	a.stage.Close()
 	k.exits(a, 0)
-	proctest.Until(t, patience, "what a stage had to be free", func() bool { return strings.Contains(k.Stderr.String(), "let go of a\n") })
+	proctest.Until(t, "what a stage had to be free", func() bool { return strings.Contains(k.Stderr.String(), "let go of a\n") })
 	k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGTERM), PID: uint32(b.tid)})
 	k.exits(b, 0)
 	for _, r := range []resident{a, b} {

@@ -22,7 +22,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-const patience = 30 * time.Second // for what takes milliseconds when nothing is wrong
+const patience = time.Minute // for what takes milliseconds when nothing is wrong
 
 // idle is a handler that ignores its children's ends, as one may, and whose replicas say who they are.
 const idle = `
@@ -125,7 +125,7 @@ func TestPythonGate(t *testing.T) {
 	if got := comm(t, pid); got != "spare\n" || got == own {
 		t.Errorf("it is called %q and its zygote %q, want spare and not", got, own)
 	}
-	proctest.Until(t, patience, "it to have the gate in place of its zygote's own descriptors, and no signal blocked", func() bool {
+	proctest.Until(t, "it to have the gate in place of its zygote's own descriptors, and no signal blocked", func() bool {
 		want := slices.DeleteFunc(descriptors(k.Cmd.Process.Pid), func(fd string) bool { return strings.Contains(fd, "signalfd") })
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		return err == nil && len(descriptors(pid)) == len(want) && !slices.Equal(descriptors(pid), want) && bytes.Contains(status, []byte("SigBlk:\t0000000000000000\n"))
@@ -209,7 +209,7 @@ func TestPythonMapped(t *testing.T) {
 		t.Skipf("MADV_POPULATE_READ: %v: Linux 5.14 has it", err)
 	}
 	pid, _ := k.Fork(1)
-	proctest.Until(t, patience, "all of the model in a child's page tables", func() bool {
+	proctest.Until(t, "all of the model in a child's page tables", func() bool {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))
 		_, model, _ := strings.Cut(string(b), "/model.safetensors\n")
 		model, _, _ = strings.Cut(model, "VmFlags")

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
 // Store keeps the encoded form of large items outside of messages, for as long as the request that owns them lives.
@@ -42,7 +44,7 @@ type owner struct {
 	dropped bool // goes once nothing is written
 }
 
-// ErrFull says that a store has no room for an item.
+// ErrFull says that a store, or its disk, has no room for an item.
 var ErrFull = errors.New("tensor: the store is full")
 
 // ErrDropped says that an item's owner is being dropped.
@@ -90,6 +92,9 @@ func (d *Dir) finish(ref *Ref, o *owner, err error) error {
 			_ = d.remove(ref.Owner, o) // the next OpenDir does
 		}
 		err = ErrDropped
+	}
+	if disk.IsFull(err) {
+		err = fmt.Errorf("%w: %w", ErrFull, disk.Explain(d.path, max(ref.Size, 1), err))
 	}
 	if err != nil {
 		return fmt.Errorf("blob of %q: %w", ref.Owner, err)

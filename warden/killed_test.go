@@ -71,7 +71,7 @@ func TestWhatAKilledManagerHasLeft(t *testing.T) {
 	l := launcher(t, time.Minute)
 	pid := killed(t, l, "exec sleep 600", "kill -9 $$", "exit 5")
 	var m *manager
-	proctest.Until(t, 20*time.Second, "the ends", func() bool {
+	proctest.Until(t, "the ends", func() bool {
 		m = launch(t, l)
 		defer m.Close()
 		n := 0
@@ -97,7 +97,7 @@ func TestWhatAKilledManagerHasLeft(t *testing.T) {
 func TestWithoutAManagerUselessThingsEnd(t *testing.T) {
 	l := launcher(t, 100*time.Millisecond)
 	pid := killed(t, l, "idle:exec sleep 600", "idle:sleep 601 & wait", "exec sleep 602")
-	proctest.Until(t, 20*time.Second, "the idle one to end", func() bool { return len(proctest.Children(t, pid)) == 3 })
+	proctest.Until(t, "the idle one to end", func() bool { return len(proctest.Children(t, pid)) == 3 })
 	all := proctest.Children(t, pid)
 	for range 3 { // looked at again and again, what has children stays, and what is not idle
 		m := launch(t, l)
@@ -143,7 +143,7 @@ func TestAWardenThatIsKilled(t *testing.T) {
 	parent := script("sleep 600 & echo $! >" + file + "; exec sleep 600")
 	pids["parent"] = m.start(Process{Name: "parent", Command: parent})
 	child := 0
-	proctest.Until(t, 20*time.Second, "its child", func() bool {
+	proctest.Until(t, "its child", func() bool {
 		b, _ := os.ReadFile(file)
 		child, _ = strconv.Atoi(strings.TrimSpace(string(b)))
 		return child > 0

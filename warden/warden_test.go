@@ -109,7 +109,7 @@ func (m *manager) exit() Exit {
 	select {
 	case e := <-m.exits:
 		return e
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		m.t.Fatal("no exit was told")
 		return Exit{}
 	}
@@ -234,7 +234,7 @@ func TestWhatIsKeptIsListed(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
-		proctest.Until(t, 20*time.Second, "the end to be in the list", func() bool {
+		proctest.Until(t, "the end to be in the list", func() bool {
 			kept, err := m.Attach(func(Exit) {})
 			if err != nil {
 				t.Fatal(err)
@@ -289,7 +289,7 @@ func TestPipesAreReadAwayWhileThereIsNoManager(t *testing.T) {
 		if _, err := out.WriteString("go\n"); err != nil {
 			t.Fatal(err)
 		}
-		proctest.Until(t, 20*time.Second, "all to be printed", func() bool { _, err := os.Stat(done); return err == nil })
+		proctest.Until(t, "all to be printed", func() bool { _, err := os.Stat(done); return err == nil })
 		m = attach(t, m.Client)
 		if _, err := out.WriteString("on\n"); err != nil {
 			t.Fatal(err)

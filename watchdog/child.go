@@ -23,12 +23,14 @@ import (
 
 // command is how the function's program is started, but for its files.
 func (c *config) command() sandbox.Command {
-	cmd := sandbox.Command{Dir: c.image.Root, Argv: c.process, Env: c.env, Stdout: os.Stdout, Stderr: os.Stderr, As: c.account}
+	cmd := sandbox.Command{Dir: c.image.Root, Argv: c.process, Env: c.env, Stdout: os.Stdout, Stderr: os.Stderr, As: c.account, Secrets: c.secrets}
+	cmd.Hosts, cmd.Resolv = c.network.Hosts, c.network.Resolv
 	if c.image.Rootfs {
 		cmd.Chroot, cmd.As, cmd.Dir, cmd.User = c.image.Root, nil, cmp.Or(c.image.WorkDir, "/"), c.image.User
 		cmd.ReadOnly, cmd.GPUs = c.image.ReadOnly, c.env["CUDA_VISIBLE_DEVICES"] != "" // the order's, not the function's
-		if secrets := c.env[envSecrets]; secrets != "" {
-			cmd.Binds = []sandbox.Bind{{From: secrets, To: secretsFolder, Copy: true}}
+		// Not the folder in c.env, which the function could name: this process may read any folder.
+		if c.secrets != "" {
+			cmd.Binds = []sandbox.Bind{{From: c.secrets, To: secretsFolder, Copy: true}}
 			cmd.Env = maps.Clone(c.env)
 			cmd.Env[envSecrets] = secretsFolder
 		}
@@ -46,6 +48,7 @@ const (
 type child struct {
 	cmd    *exec.Cmd
 	at     url.URL       // where it listens
+	guard  *guard        // of that port; nil: nobody else can listen there
 	gone   chan struct{} // closed when it has ended; then status is set
 	status unix.WaitStatus
 }
@@ -57,14 +60,13 @@ func startChild(s *sandbox.Spawner, c *config) (*child, error) {
 	p := &child{gone: make(chan struct{})}
 	if c.upstream != nil {
 		p.at = *c.upstream
-		if conn, err := net.DialTimeout("tcp", p.at.Host, time.Second); err == nil {
-			_ = conn.Close()
-			return nil, fmt.Errorf("upstream_url %s: somebody else listens there: have the function listen on the port that the environment port names, or run one replica a node", &p.at)
-		}
 	} else {
-		port, err := freePort()
-		if err != nil {
-			return nil, err
+		port := ownPort
+		if !c.network.Own {
+			var err error
+			if port, err = freePort(); err != nil {
+				return nil, err
+			}
 		}
 		p.at = url.URL{Scheme: "http", Host: net.JoinHostPort("127.0.0.1", port)}
 		command.Env = maps.Clone(command.Env)
@@ -72,16 +74,30 @@ func startChild(s *sandbox.Spawner, c *config) (*child, error) {
 			command.Env[name] = port
 		}
 	}
-	var err error
+	g, err := newGuard(p.at)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.claim(); err != nil { // in a network of its own, too: then it has been used before
+		return nil, err
+	}
+	if !c.network.Own {
+		p.guard = g
+	}
 	if p.cmd, err = s.Start(command); err != nil {
+		g.close()
 		return nil, err
 	}
 	go func() { // ends with the process, which ends with this one
 		p.status = sandbox.Wait(p.cmd)
+		g.close()
 		close(p.gone)
 	}()
 	return p, nil
 }
+
+// ownPort is the port of a program in a network of its own. Many images listen there whatever their environment says.
+const ownPort = "8080"
 
 // freePort returns a port of this machine that nobody listens on.
 func freePort() (string, error) {
@@ -125,12 +141,16 @@ const (
 
 // wait returns when the program is ready, has ended, or ctx has.
 func (p *child) wait(ctx context.Context, path string) error {
-	client := looker()
+	client := looker(p)
 	var said error // what it answered last
+	var taken takenError
 	for pause := firstLook; ; pause = min(2*pause, laterLook) {
 		ready, err := p.ask(ctx, client, path)
 		if ready {
 			return nil
+		}
+		if errors.As(err, &taken) {
+			return taken
 		}
 		if said == nil || ctx.Err() == nil { // one that was cut short says nothing
 			said = err
@@ -143,9 +163,20 @@ func (p *child) wait(ctx context.Context, path string) error {
 			return fmt.Errorf("the function's program was never ready: %s", p.end())
 		case <-ctx.Done():
 			t.Stop()
-			return fmt.Errorf("the function's program was not ready in time: %w", errors.Join(ctx.Err(), said))
+			return fmt.Errorf("the function's program was not ready in time: %w", p.late(ctx.Err(), said))
 		}
 	}
+}
+
+// late returns why the program is not ready when the wait ends: where it listens instead, or what it answered last.
+func (p *child) late(end, said error) error {
+	if elsewhere := p.elsewhere(); p.cmd != nil && elsewhere != "" {
+		return fmt.Errorf("%w; %s", end, elsewhere)
+	}
+	if said != nil {
+		return fmt.Errorf("%w; %w", end, said)
+	}
+	return end
 }
 
 // failures is after how many looks in a row that found it ill a program is given up, as Kubernetes does.
@@ -153,7 +184,7 @@ const failures = 3
 
 // check looks at the program's health until ctx ends, which is no error, or until the program is given up.
 func (p *child) check(ctx context.Context, path string, delay, period time.Duration) error {
-	client := looker()
+	client := looker(p)
 	t := time.NewTimer(delay)
 	defer t.Stop()
 	for bad := 0; ; {
@@ -171,10 +202,18 @@ func (p *child) check(ctx context.Context, path string, delay, period time.Durat
 	}
 }
 
-// looker is a client that looks at programs.
-func looker() *http.Client {
+// dial connects to the program.
+func (p *child) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	if p.guard == nil {
+		return (&net.Dialer{}).DialContext(ctx, network, address)
+	}
+	return p.guard.dial(ctx, network, address)
+}
+
+// looker is a client that looks at the program.
+func looker(p *child) *http.Client {
 	return &http.Client{
-		Transport:     &http.Transport{DisableKeepAlives: true},
+		Transport:     &http.Transport{DisableKeepAlives: true, DialContext: p.dial},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Timeout:       lookTime,
 	}

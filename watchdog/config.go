@@ -27,10 +27,12 @@ const (
 type config struct {
 	mode        string
 	image       sandbox.Image
+	network     wire.Network      // of this process and the program
 	account     *sandbox.Account  // who the program runs as without a root of its own; nil: as this process
+	secrets     string            // folder with its secrets; empty: it has none
 	process     []string          // program and arguments
 	env         map[string]string // of the program
-	upstream    *url.URL          // where it listens; nil: on a port that it is given
+	upstream    *url.URL          // where it listens; nil: on the port that it is given
 	ready       string            // path to ask; empty: see the package
 	health      string            // path to ask while it serves; empty: none
 	contentType string            // of what a process a request prints
@@ -131,17 +133,19 @@ func program(environ []string) (own []string) {
 	return own
 }
 
-// identify reads what the program is and who it runs as.
+// identify reads what the program is, who it runs as, and where its secrets are.
 func (c *config) identify(given map[string]string) error {
 	if err := json.Unmarshal([]byte(given[wire.EnvImage]), &c.image); err != nil {
 		return fmt.Errorf("environment %s: %w; a function is started by `stagecoach up`", wire.EnvImage, err)
 	}
-	account := given[wire.EnvAccount]
-	if account == "" {
-		return nil
-	}
-	if err := json.Unmarshal([]byte(account), &c.account); err != nil {
-		return fmt.Errorf("environment %s: %w", wire.EnvAccount, err)
+	c.secrets = given[wire.EnvSecrets]
+	for name, to := range map[string]any{wire.EnvAccount: &c.account, wire.EnvNetwork: &c.network} {
+		if given[name] == "" {
+			continue
+		}
+		if err := json.Unmarshal([]byte(given[name]), to); err != nil {
+			return fmt.Errorf("environment %s: %w", name, err)
+		}
 	}
 	return nil
 }

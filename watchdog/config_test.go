@@ -104,3 +104,28 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestSecretsOfAProgram are those that the platform names, not what its environment says: a
+// watchdog that is root could read any folder.
+func TestSecretsOfAProgram(t *testing.T) {
+	t.Parallel()
+	const own = "STAGECOACH_SECRETS=/run/stagecoach/secrets-x/ns/f/set"
+	for _, rootfs := range []string{`STAGECOACH_IMAGE={"Name":"a/b:1","Root":"/images/b","Rootfs":true,"Entrypoint":["/main"]}`, someImage} {
+		for want, env := range map[string][]string{"": {}, "/run/stagecoach/secrets-x/ns/f/set": {own}} {
+			c, err := parse(append(given([]string{rootfs, "secret_mount_path=/root", "STAGECOACH_ENV_STAGECOACH_SECRETS=/root"}), env...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			command := c.command()
+			got := command.Secrets
+			for _, b := range command.Binds {
+				if got = b.From; b.To != secretsFolder || !b.Copy || command.Env[envSecrets] != secretsFolder {
+					t.Errorf("bind %+v, environment %v", b, command.Env)
+				}
+			}
+			if got != want || len(command.Binds) > 1 {
+				t.Errorf("its secrets are %q, %v, want %q", got, command.Binds, want)
+			}
+		}
+	}
+}

@@ -130,7 +130,7 @@ func (f *forker) start(w http.ResponseWriter, r *http.Request) (*process, error)
 		return nil, err
 	}
 	command := f.c.command()
-	command.Env = variables(f.c.env, r)
+	command.Env = variables(command.Env, r)
 	command.Stdin, command.Stdout, command.Stderr = theirIn, theirOut, stderr.Stderr
 	cmd, err := f.spawner.Start(command)
 	stderr.Started()

@@ -48,6 +48,7 @@ const lastMoment = 200 * time.Millisecond
 // proxy hands requests to the program as they are.
 func proxy(p *child, slots int, log *slog.Logger) (h http.Handler, done func()) {
 	t := &http.Transport{
+		DialContext:        p.dial,
 		DisableCompression: true, MaxIdleConnsPerHost: slots, IdleConnTimeout: idle, WriteBufferSize: 32 << 10, ReadBufferSize: 32 << 10,
 	}
 	prefix := strings.TrimSuffix(p.at.EscapedPath(), "/")
@@ -77,7 +78,11 @@ func proxy(p *child, slots int, log *slog.Logger) (h http.Handler, done func()) 
 // failed answers a request that the program did not.
 func (p *child) failed(w http.ResponseWriter, r *http.Request, err error) {
 	var late overtime
+	var taken takenError
 	switch {
+	case errors.As(err, &taken): // and this replica ends
+		refuse(w, http.StatusBadGateway, taken.Error())
+		return
 	case errors.As(context.Cause(r.Context()), &late):
 		refuse(w, http.StatusGatewayTimeout, late.Error())
 		return

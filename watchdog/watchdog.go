@@ -67,12 +67,15 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 			<-p.gone
 			return err
 		}
-		w.child, w.stopping, w.watched = p, make(chan struct{}), make(chan struct{})
-		go w.watch() // stop waits for it
+		w.child = p
 		w.function, w.forget = proxy(p, w.c.slots, r.Log)
 	}
 	w.function = bounded(w.c.exec, w.function)
 	w.exchanges = newExchanges(w.function, w.c.read, w.c.write, r.Log)
+	if w.child != nil {
+		w.stopping, w.watched = make(chan struct{}), make(chan struct{})
+		go w.watch() // stop waits for it
+	}
 	return nil
 }
 
@@ -92,8 +95,18 @@ func (w *watchdog) watch() {
 			}
 		})
 	}
+	var taken chan struct{}
+	if w.child.guard != nil {
+		taken = w.child.guard.taken
+	}
 	select {
 	case <-w.stopping:
+	case <-taken:
+		ctx, cancel := context.WithTimeout(ctx, lastMoment)
+		w.exchanges.close(ctx) // those that were told so know it
+		cancel()
+		fmt.Fprintln(os.Stderr, "watchdog:", w.child.guard.why)
+		os.Exit(1)
 	case <-w.child.gone:
 		follow(w.child.status)
 	case err := <-ill:

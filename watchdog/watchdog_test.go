@@ -35,6 +35,12 @@ func TestMain(m *testing.M) {
 		}
 		select {}
 	}
+	switch os.Getenv("WATCHDOG_TEST") {
+	case "program":
+		serveProgram()
+	case "program's watchdog":
+		watchdogAt()
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -44,7 +50,7 @@ func shell(mode, script string) *config {
 }
 
 // soon bounds what is expected at once.
-const soon = 10 * time.Second
+const soon = time.Minute
 
 // TestReady: a program is ready when it says so, or answers without knowing the question.
 func TestReady(t *testing.T) {
@@ -171,7 +177,7 @@ func TestUpstreamTaken(t *testing.T) {
 	defer s.Close()
 	c := shell(modeHTTP, "sleep 60")
 	c.upstream = &at(t, first.URL).at
-	if _, err := startChild(s, c); err == nil || !strings.Contains(err.Error(), "somebody else listens") {
+	if _, err := startChild(s, c); err == nil || !strings.Contains(err.Error(), "is taken by process ") {
 		t.Errorf("%v", err)
 	}
 }

@@ -216,7 +216,7 @@ func TestReceivedFilesAreClosedOnExecAndByRelease(t *testing.T) {
 		t.Errorf("flags %#x, %v, want close-on-exec", flags, err)
 	}
 	rx.Release()
-	if err := r.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := r.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {

@@ -19,10 +19,11 @@ const (
 	KindTask   Kind = 'T'
 	KindCancel Kind = 'C'
 	KindReply  Kind = 'R'
+	KindLeave  Kind = 'L'
 )
 
 // EnvelopeVersion is the second byte of a message over NATS. These are not kept anywhere, so that no other version is understood.
-const EnvelopeVersion = 2
+const EnvelopeVersion = 3
 
 // ErrVersion says that a message or frame is of a version that this program does not speak.
 var ErrVersion = errors.New("wire: unknown version")
@@ -33,8 +34,8 @@ func EnvelopeKind(b []byte) (Kind, error) {
 		return 0, fmt.Errorf("message of %d bytes, want a kind and a version", len(b))
 	}
 	switch k := Kind(b[0]); {
-	case k != KindTask && k != KindCancel && k != KindReply:
-		return 0, fmt.Errorf("message of kind %q, want %c, %c or %c", b[0], KindTask, KindCancel, KindReply)
+	case k != KindTask && k != KindCancel && k != KindReply && k != KindLeave:
+		return 0, fmt.Errorf("message of kind %q, want %c, %c, %c or %c", b[0], KindTask, KindCancel, KindReply, KindLeave)
 	case b[1] != EnvelopeVersion:
 		return 0, fmt.Errorf("message of version %d, want %d: %w", b[1], EnvelopeVersion, ErrVersion)
 	default:
@@ -66,10 +67,14 @@ func AppendTask(b []byte, t *task.Task) []byte {
 	b = appendHeaders(b, t.Header)
 	b = tensor.AppendInput(b, t.Input)
 	b = pack.Uint(b, t.Revision)
-	if t.Together {
-		return append(b, 1)
+	return append(b, bit(t.Together), bit(t.Alone))
+}
+
+func bit(set bool) byte {
+	if set {
+		return 1
 	}
-	return append(b, 0)
+	return 0
 }
 
 // DecodeTask decodes a message of KindTask. The task's input aliases b.
@@ -81,7 +86,7 @@ func DecodeTask(b []byte) (*task.Task, error) {
 	t := &task.Task{
 		Key: readKey(r), Function: r.String(), Pipeline: r.String(), Stage: r.String(), ReplyTo: r.String(),
 		Deadline: readTime(r), Traceparent: r.String(), Header: readHeaders(r), Input: tensor.ReadInput(r),
-		Revision: r.Uint(), Together: r.Byte() == 1,
+		Revision: r.Uint(), Together: r.Byte() == 1, Alone: r.Byte() == 1,
 	}
 	if err := r.End(); err != nil {
 		return nil, fmt.Errorf("task: %w", err)
@@ -109,6 +114,25 @@ func DecodeCancel(b []byte) (k task.Key, function string, err error) {
 	return k, function, nil
 }
 
+// AppendLeave appends a message to b which says that a request sends no more tasks to function.
+func AppendLeave(b []byte, request, function string) []byte {
+	b = append(b, byte(KindLeave), EnvelopeVersion)
+	return pack.String(pack.String(b, request), function)
+}
+
+// DecodeLeave decodes a message of KindLeave.
+func DecodeLeave(b []byte) (request, function string, err error) {
+	r, err := open(b, KindLeave)
+	if err != nil {
+		return "", "", err
+	}
+	request, function = r.String(), r.String()
+	if err := r.End(); err != nil {
+		return "", "", fmt.Errorf("leave: %w", err)
+	}
+	return request, function, nil
+}
+
 // AppendReply appends p as a message to b.
 func AppendReply(b []byte, p *task.Reply) []byte {
 	b = append(b, byte(KindReply), EnvelopeVersion)
@@ -122,7 +146,8 @@ func AppendReply(b []byte, p *task.Reply) []byte {
 	b = pack.Uint(b, uint64(p.BatchSize))
 	b = appendHeaders(b, p.Header)
 	b = tensor.AppendActivation(b, p.Output)
-	return pack.Uint(b, p.Revision)
+	b = pack.Uint(b, p.Revision)
+	return append(b, byte(p.Blame))
 }
 
 // DecodeReply decodes a message of KindReply. The reply's output aliases b.
@@ -134,10 +159,13 @@ func DecodeReply(b []byte) (*task.Reply, error) {
 	p := &task.Reply{
 		Key: readKey(r), Code: task.Code(r.Byte()), Message: r.String(), Replica: r.String(),
 		Wait: time.Duration(r.Int()), Service: time.Duration(r.Int()), Batch: r.Uint(), BatchSize: small(r),
-		Header: readHeaders(r), Output: tensor.ReadActivation(r), Revision: r.Uint(),
+		Header: readHeaders(r), Output: tensor.ReadActivation(r), Revision: r.Uint(), Blame: task.Blame(r.Byte()),
 	}
 	if p.Code > task.OutOfMemory {
 		r.Fail("code %d, want at most %d", p.Code, task.OutOfMemory)
+	}
+	if p.Blame > task.BlameAlone {
+		r.Fail("blame %d, want at most %d", p.Blame, task.BlameAlone)
 	}
 	if err := r.End(); err != nil {
 		return nil, fmt.Errorf("reply: %w", err)

@@ -40,6 +40,11 @@ const (
 	EnvImage = "STAGECOACH_IMAGE"
 	// EnvAccount is, for `stagecoach watchdog`, the sandbox.Account that the program runs as, as JSON; empty: as the watchdog.
 	EnvAccount = "STAGECOACH_ACCOUNT"
+	// EnvNetwork is, for `stagecoach watchdog`, the [Network] of the replica, as JSON. Empty means the machine's network.
+	EnvNetwork = "STAGECOACH_NETWORK"
+	// EnvSecrets is, for `stagecoach watchdog`, the absolute path of the folder with its program's
+	// secrets; empty: it has none.
+	EnvSecrets = "STAGECOACH_SECRETS"
 	// EnvProgram begins the names of its program's environment: a watchdog may be root, and what the function's says is not
 	// for a process that is (LD_PRELOAD).
 	EnvProgram = "STAGECOACH_ENV_"
@@ -51,6 +56,14 @@ const (
 	// path: not at all; empty times: defaults.
 	EnvHealth = "STAGECOACH_HEALTH"
 )
+
+// Network describes the network of a replica to its watchdog, which runs in that network itself. The zero value is the machine's
+// network, which all replicas share.
+type Network struct {
+	Own    bool   `json:"own"`              // nobody else listens on the replica's loopback addresses
+	Hosts  string `json:"hosts,omitempty"`  // path of the program's /etc/hosts; empty: the machine's
+	Resolv string `json:"resolv,omitempty"` // path of the program's /etc/resolv.conf; empty: the machine's
+}
 
 // OrderKind tells the messages on a zygote's socket apart. Each is the first byte of its message.
 type OrderKind byte

@@ -27,17 +27,20 @@ var (
 )
 
 func TestEnvelopesRoundTrip(t *testing.T) {
-	tk := &task.Task{Key: someKey, Function: "f.ns", Pipeline: "p.ns", Stage: "f", ReplyTo: "_INBOX.x", Deadline: time.Unix(5, 6), Traceparent: "00-1", Header: someHeader, Input: someInput, Revision: 300, Together: true}
+	tk := &task.Task{Key: someKey, Function: "f.ns", Pipeline: "p.ns", Stage: "f", ReplyTo: "_INBOX.x", Deadline: time.Unix(5, 6), Traceparent: "00-1", Header: someHeader, Input: someInput, Revision: 300, Together: true, Alone: true}
 	if got, err := DecodeTask(AppendTask(nil, tk)); err != nil || !reflect.DeepEqual(got, tk) {
 		t.Errorf("task: %v\n got %+v\nwant %+v", err, got, tk)
 	}
-	rep := &task.Reply{Key: someKey, Code: task.Failed, Message: "no", Replica: "r", Wait: 3, Service: 4, Batch: 5, BatchSize: 6, Output: someInput[1].Items, Header: someHeader, Revision: 300}
+	rep := &task.Reply{Key: someKey, Code: task.Failed, Message: "no", Replica: "r", Wait: 3, Service: 4, Batch: 5, BatchSize: 6, Output: someInput[1].Items, Header: someHeader, Revision: 300, Blame: task.BlameCompany}
 	if got, err := DecodeReply(AppendReply(nil, rep)); err != nil || !reflect.DeepEqual(got, rep) {
 		t.Errorf("reply: %v\n got %+v\nwant %+v", err, got, rep)
 	}
 	rep.Code = task.OutOfMemory // the last one
 	if got, err := DecodeReply(AppendReply(nil, rep)); err != nil || !reflect.DeepEqual(got, rep) {
 		t.Errorf("reply: %v\n got %+v\nwant %+v", err, got, rep)
+	}
+	if request, fn, err := DecodeLeave(AppendLeave(nil, "r", "f.ns")); err != nil || request != "r" || fn != "f.ns" {
+		t.Errorf("leave: %q, %q, %v", request, fn, err)
 	}
 	if k, fn, err := DecodeCancel(AppendCancel(nil, someKey, "f.ns")); err != nil || k != someKey || fn != "f.ns" {
 		t.Errorf("cancel: %v %q %v", k, fn, err)
@@ -136,6 +139,7 @@ func TestHostilePayloadsAreNamed(t *testing.T) {
 		"code 0, want 1 to":                     func() { _, err = DecodeError(Error{}.Append(nil)) },
 		"code 99, want 1 to":                    func() { _, err = DecodeError(Error{Code: 99}.Append(nil)) },
 		"code 8, want 1 to":                     func() { _, err = DecodeError(Error{Code: task.Redeployed}.Append(nil)) }, // not a replica's to say
+		"blame 5, want at most 4":               func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Blame: task.BlameAlone + 1})) },
 		"code 10, want at most 9":               func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Code: task.OutOfMemory + 1})) },
 		"want at most 2147483647":               func() { _, err = DecodeChunk(Chunk{Index: 1 << 40}.Append(nil)) },
 		"threads: 1 bytes, want 2":              func() { _, err = DecodeThreads([]byte{1}) },
@@ -190,6 +194,7 @@ func FuzzDecoders(f *testing.F) {
 			}
 		}
 		_, _, _ = DecodeCancel(b)
+		_, _, _ = DecodeLeave(b)
 		_, _ = DecodeHello(b)
 		_, _ = DecodeWelcome(b)
 		_, _ = DecodeResult(b)

@@ -34,7 +34,7 @@ func foreseeing(base policy.Set, wait float64) func(sim.Run) (policy.Set, error)
 		}
 		cfg := baseline.OracleConfig{Arrivals: at, Wait: wait}
 		for i, service := range []time.Duration{200, 300, 100} {
-			cfg.Stages = append(cfg.Stages, baseline.OracleStage{Function: pipeline.Key(string(rune('a'+i)), "sim"), Service: service * time.Millisecond, Start: 4 * time.Second})
+			cfg.Stages = append(cfg.Stages, baseline.OracleStage{Function: pipeline.Key{Name: string(rune('a' + i)), Namespace: "sim"}.String(), Service: service * time.Millisecond, Start: 4 * time.Second})
 		}
 		o, err := baseline.NewOracle(cfg)
 		return policy.WithAllocator(base, "oracle", o), err

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/golden"
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/plan/plantest"
 )
@@ -191,7 +192,7 @@ func TestPapersSeries(t *testing.T) {
 				"inferline": fluidRow[InferLineMemory]{NewInferLine(InferLineConfig{Plan: planned}), slo, row, nil, false, start, x.load, length}.run(t, x.about),
 				"cocktail":  fluidRow[CocktailMemory]{NewCocktail(CocktailConfig{}), slo, row, nil, false, start, x.load, length}.run(t, x.about),
 			} {
-				golden(t, policy+"-"+name+".txt", got)
+				golden.Compare(t, policy+"-"+name+".txt", got)
 			}
 		})
 	}

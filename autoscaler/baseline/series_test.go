@@ -3,6 +3,8 @@ package baseline
 import (
 	"testing"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/golden"
 )
 
 // TestSeries compares what the autoscalers of clusters and the oracle decide, from second to second, with golden files.
@@ -35,7 +37,7 @@ func TestSeries(t *testing.T) {
 				"kpa":    fluidRow[KPAMemory]{NewKPA(KPAConfig{}), slo, row, nil, false, start, x.load, length}.run(t, x.about),
 				"oracle": fluidRow[OracleMemory]{oracle, slo, row, nil, false, start, x.load, length}.run(t, x.about),
 			} {
-				golden(t, policy+"-"+name+".txt", got)
+				golden.Compare(t, policy+"-"+name+".txt", got)
 			}
 		})
 	}

@@ -3,19 +3,16 @@ package chart
 import (
 	"encoding/xml"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"math"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
-)
 
-var rewrite = flag.Bool("rewrite", false, "write the golden drawings anew; commit them only if you have looked at each one that moved")
+	"github.com/stagecoach-serving/stagecoach/internal/golden"
+)
 
 var contenders = []string{"ours", "Knative KPA", "Kubernetes HPA", "INFless", "InferLine", "Cocktail", "uniform", "static", "oracle"}
 
@@ -107,15 +104,7 @@ func TestFigures(t *testing.T) {
 				t.Fatal(err)
 			}
 			legible(t, b.String())
-			file := filepath.Join("testdata", name+".svg")
-			if *rewrite {
-				if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if want, err := os.ReadFile(file); err != nil || string(want) != b.String() {
-				t.Errorf("%s is not what is drawn now (%v): run `go test ./bench/chart -rewrite` and look at it", file, err)
-			}
+			golden.Compare(t, name+".svg", b.String())
 		})
 	}
 }

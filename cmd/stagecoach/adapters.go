@@ -1,28 +1,22 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"slices"
-	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/stagecoach-serving/stagecoach/cluster"
-	"github.com/stagecoach-serving/stagecoach/control"
-	"github.com/stagecoach-serving/stagecoach/gateway"
+	"github.com/stagecoach-serving/stagecoach/flow"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
 	"github.com/stagecoach-serving/stagecoach/secret"
 )
 
@@ -72,7 +66,12 @@ func (r bookReader) Read(ctx context.Context) ([]provider.LogLine, uint64, error
 // deployed is what the cluster knows of functions, from the provider's registry.
 type deployed struct {
 	*provider.Registry
-	secrets namedSecrets
+	secrets *secret.Store
+	gateway string // where their replicas reach functions; empty: nowhere
+}
+
+func (u *up) deployedFunctions() deployed {
+	return deployed{u.registry, u.secrets, u.networks.gateway()}
 }
 
 // Functions implements cluster.Functions.
@@ -80,22 +79,41 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 	all := d.Registry.Functions()
 	out := make([]cluster.FunctionSpec, len(all))
 	for i, f := range all {
-		env := f.Deployment.EnvVars
-		if len(f.Deployment.Secrets) > 0 {
-			env = map[string]string{}
-			maps.Copy(env, f.Deployment.EnvVars)
-			env[envSecrets] = d.secrets.MountPath(f.Declared.Namespace, f.Declared.Name)
+		names := f.Deployment.Secrets
+		folder := d.secrets.MountPath(f.Declared.Namespace, f.Declared.Name, names)
+		group, _ := d.secrets.Group(f.Declared.Namespace, names) // an error keeps them from being mounted, which is told then
+		env := map[string]string{}
+		maps.Copy(env, f.Deployment.EnvVars)
+		delete(env, envSecrets)
+		if folder != "" {
+			env[envSecrets] = folder
 		}
 		res := f.Resources()
 		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Memory: res.MemoryRequest, CPUMilli: res.CPURequest, CPULimit: res.CPULimit, Profile: d.Points(f), Declared: f.Declared, Spec: keysmanager.Spec{
-			Function: f.Key, Namespace: f.Declared.Namespace, Group: d.secrets.group(f.Declared.Namespace), Image: pinned(f),
+			Function: f.Key.String(), Namespace: f.Declared.Namespace, Group: group, Secrets: folder, Image: pinned(f),
 			Process: f.Deployment.EnvProcess, Env: env, Ready: annotation(f, "com.openfaas.ready.http.path"),
 			Health:   annotation(f, "com.openfaas.health.http.initialDelay") + "," + annotation(f, "com.openfaas.health.http.periodSeconds") + "," + annotation(f, "com.openfaas.health.http.path"),
 			ReadOnly: f.Deployment.ReadOnlyRootFilesystem, Devices: f.Declared.GPU, DeviceMemory: f.Declared.GPUMemory, Start: f.Declared.Start, Worker: f.Declared.Process,
-			Memory: res.MemoryLimit, CPUMilli: res.CPULimit,
+			Memory: res.MemoryLimit, CPUMilli: res.CPULimit, Network: f.Declared.Network, Gateway: d.gateway,
 		}}
 	}
 	return out
+}
+
+// lined is graphs whose stages all have lines. While a function is deployed, its graph is there a moment before its line,
+// and a task of it would reach nobody.
+type lined struct {
+	flow.Graphs
+	owns func(pipeline.Key) bool
+}
+
+// Graph implements flow.Graphs.
+func (l lined) Graph(key pipeline.Key) (pipeline.Pipeline, bool) {
+	g, ok := l.Graphs.Graph(key)
+	for i := range g.Stages { // which are large: none is copied
+		ok = ok && l.owns(g.Stages[i].Key())
+	}
+	return g, ok
 }
 
 func annotation(f *provider.Deployed, name string) string {
@@ -158,78 +176,6 @@ func (n localNode) Warm(ctx context.Context, orders []cluster.WarmOrder) error {
 // Inventory implements cluster.Node.
 func (n localNode) Inventory() plan.Node { return planned(inventoryOf(n.Manager.Inventory())) }
 
-// status is what the provider shows of functions that run.
-type status struct {
-	local   *cluster.Local
-	gateway *gateway.Gateway
-	loop    *control.Loop
-	nodes   *nodes
-	meter   sandbox.Meter
-	log     *slog.Logger
-}
-
-// State implements provider.Status.
-func (s *status) State(key string) provider.State {
-	st := provider.State{Invocations: s.gateway.Invocations(key)}
-	for _, r := range s.local.Replicas(key) {
-		if r.State != plan.Draining {
-			st.Replicas++
-		}
-		if r.State == plan.Ready {
-			st.Available++
-		}
-	}
-	if n, until, cause := s.local.Failure(key); n > 0 {
-		st.Detail = fmt.Sprintf("%d starts in a row failed, next try %s: %s", n, until.UTC().Format(time.TimeOnly), cause)
-	} else if until, ok := s.local.PinnedUntil(key); ok {
-		st.Detail = measuredUntil(until)
-	} else if w, ok := s.want(key); ok && w.Short != "" {
-		st.Detail = w.Short
-	} else {
-		st.Detail = barred(s.local.Bars(key))
-	}
-	return st
-}
-
-// measuredUntil says that a function is pinned.
-func measuredUntil(until time.Time) string {
-	return "held at one replica to be measured (stagecoach profile), at least until " + until.UTC().Format(time.TimeOnly)
-}
-
-// barred says which devices a function is kept from that has found others; when it has not, its Short does.
-func barred(bars []plan.Bar) string {
-	var out []string
-	for _, b := range bars {
-		out = append(out, fmt.Sprintf("device %s of node %s is not tried until %s: %s", b.Device, b.Node, b.Until.UTC().Format(time.TimeOnly), b.Cause))
-	}
-	return strings.Join(out, "; ")
-}
-
-// want returns the last decision on a function.
-func (s *status) want(key string) (plan.Want, bool) {
-	_, p := s.loop.Last()
-	i, ok := slices.BinarySearchFunc(p.Wants, key, func(w plan.Want, key string) int { return cmp.Compare(w.Function, key) })
-	if !ok {
-		return plan.Want{}, false
-	}
-	return p.Wants[i], true
-}
-
-// Replicas implements provider.Status.
-func (s *status) Replicas(key string) []provider.Replica {
-	all := s.local.Replicas(key)
-	out := make([]provider.Replica, len(all))
-	for i, r := range all {
-		out[i] = provider.Replica{
-			Name: r.Name, Node: r.Node, State: r.State.String(), Hidden: r.Hidden, Path: r.Path, Ready: r.Total, Answered: r.Answered,
-		}
-		for _, p := range r.Phases {
-			out[i].Phases = append(out[i].Phases, provider.Phase(p))
-		}
-	}
-	return out
-}
-
 // replicaCount exports gateway_service_count, as OpenFaaS's gateway does.
 type replicaCount struct {
 	registry *provider.Registry
@@ -253,7 +199,7 @@ func (c *replicaCount) Collect(ch chan<- prometheus.Metric) {
 				ready++
 			}
 		}
-		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(ready), f.Key)
+		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(ready), f.Key.String())
 	}
 }
 

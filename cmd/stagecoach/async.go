@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/stagecoach-serving/stagecoach/gateway"
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
@@ -32,7 +33,9 @@ func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
 	case errors.Is(err, queue.ErrShare):
 		return fmt.Errorf("%w (journal.bytes): %w", gateway.ErrQueueFull, err)
 	case errors.Is(err, queue.ErrFull):
-		return fmt.Errorf("%w (journal.bytes, or the disk): %w", gateway.ErrFull, err)
+		return fmt.Errorf("%w (journal.bytes): %w", gateway.ErrFull, err)
+	case disk.IsFull(err), errors.Is(err, queue.ErrStopped):
+		return fmt.Errorf("%w: %w", gateway.ErrFull, err)
 	}
 	return err
 }
@@ -41,8 +44,8 @@ func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
 type asyncRules struct{ *provider.Registry }
 
 // entry is the function that speaks for a key: itself, or a pipeline's first stage.
-func (r asyncRules) entry(key string) (f pipeline.Function, idempotent bool) {
-	f, _ = pipeline.Parse("-", "", nil, nil) // of what is not there: the defaults
+func (r asyncRules) entry(key pipeline.Key) (f pipeline.Function, idempotent bool) {
+	f, _ = pipeline.Parse("none", pipeline.DefaultNamespace, nil, nil) // of what is not there: the defaults
 	g, _ := r.Graph(key)
 	idempotent = true
 	for _, s := range g.Stages {
@@ -55,12 +58,12 @@ func (r asyncRules) entry(key string) (f pipeline.Function, idempotent bool) {
 }
 
 func (r asyncRules) limits(key string) queue.Limits {
-	f, _ := r.entry(key)
+	f, _ := r.entry(pipeline.ParseKey(key))
 	return queue.Limits{Concurrency: f.Async.Concurrency, Queue: f.Async.QueueLimit}
 }
 
 // retry is when another run is worth it. What must not run twice runs again by itself only when it has not begun.
-func (r asyncRules) retry(key string) gateway.Retry {
+func (r asyncRules) retry(key pipeline.Key) gateway.Retry {
 	f, idempotent := r.entry(key)
 	a := f.Async.Retry
 	out := gateway.Retry{Attempts: a.Attempts, Codes: a.Codes, Faults: idempotent, MinWait: a.MinWait, MaxWait: a.MaxWait}
@@ -75,7 +78,7 @@ func (r asyncRules) retry(key string) gateway.Retry {
 
 func (u *up) journalConfig() queue.JournalConfig {
 	return queue.JournalConfig{
-		Blobs: filepath.Join(u.cfg.State, "journal"), Bytes: int64(u.cfg.Journal.Bytes), Window: u.cfg.Journal.Window,
+		Disk: u.nats.Disk(), Blobs: filepath.Join(u.cfg.State, "journal"), Bytes: int64(u.cfg.Journal.Bytes), Window: u.cfg.Journal.Window,
 		Limits: asyncRules{u.registry}.limits, Died: u.deadLetter,
 	}
 }
@@ -84,18 +87,19 @@ func (u *up) journalConfig() queue.JournalConfig {
 func (u *up) async(ctx context.Context) error {
 	rules := asyncRules{u.registry}
 	u.journal.Run(ctx, func(ctx context.Context, r queue.Record) queue.End {
+		try := gateway.Try{Attempt: r.Attempt, Redelivered: r.Redelivered}
 		if r.Kind == queue.Callback {
 			var n gateway.Notice
 			if err := n.UnmarshalBinary(r.Data); err != nil {
 				return queue.End{Err: err}
 			}
-			return ended(u.callbacks.Tell(ctx, n, r.Attempt))
+			return ended(u.callbacks.Tell(ctx, n, try))
 		}
 		var e gateway.Entry
 		if err := e.UnmarshalBinary(r.Data); err != nil {
 			return queue.End{Err: err}
 		}
-		return ended(u.gateway.Work(ctx, e, r.Attempt, rules.retry(e.Request.Target)))
+		return ended(u.gateway.Work(ctx, e, try, rules.retry(pipeline.ParseKey(e.Request.Target))))
 	})
 	return nil
 }

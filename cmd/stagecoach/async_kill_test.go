@@ -23,6 +23,7 @@ type ledger struct {
 	chance   *rand.Rand // of a receiver that fails
 	accepted map[string]bool
 	told     map[string]int
+	marked   int // deliveries with X-Redelivered
 	attempts int // of callbacks, those that were refused included
 	wrong    []string
 }
@@ -48,7 +49,13 @@ func (l *ledger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return
 	}
-	l.told[name]++
+	again := r.Header.Get("X-Redelivered") == "true"
+	if again {
+		l.marked++
+	}
+	if l.told[name]++; l.told[name] > 1 && !again {
+		l.wrong = append(l.wrong, name+": told again without X-Redelivered")
+	}
 	if s := r.Header.Get("X-Function-Status"); s != "200" || string(b) != asyncBody(name) || r.Header.Get("X-Attempt") == "" {
 		l.wrong = append(l.wrong, fmt.Sprintf("%s: status %s, %d bytes: %.200s", name, s, len(b), b))
 	}
@@ -71,17 +78,7 @@ func (l *ledger) waiting() (n int) {
 // loses no accepted request. KILL_ROUNDS and KILL_SEED make it longer and another one.
 func TestKillAnywhere(t *testing.T) {
 	t.Parallel()
-	number := func(name string, otherwise uint64) uint64 {
-		if v := os.Getenv(name); v != "" {
-			n, err := strconv.ParseUint(v, 10, 64)
-			if err != nil {
-				t.Fatal(name, err)
-			}
-			return n
-		}
-		return otherwise
-	}
-	rounds, seed := int(number("KILL_ROUNDS", 8)), number("KILL_SEED", rand.Uint64())
+	rounds, seed := int(envNumber(t, "KILL_ROUNDS", 8)), envNumber(t, "KILL_SEED", rand.Uint64())
 	t.Logf("seed %d", seed)
 	chance := rand.New(rand.NewPCG(seed, 0))
 	l := &ledger{chance: rand.New(rand.NewPCG(seed, 1)), accepted: map[string]bool{}, told: map[string]int{}}
@@ -130,8 +127,8 @@ func TestKillAnywhere(t *testing.T) {
 	if most := perReceiver * (rounds + starting); more > most {
 		t.Errorf("%d deliveries too many, want at most %d: a kill cuts %d short", more, most, perReceiver)
 	}
-	t.Logf("%d rounds, %d kills during a start, %d accepted, 0 lost, %d told more than once (%d deliveries too many), %d callback attempts, %v",
-		rounds, starting, len(l.accepted), twice, more, l.attempts, time.Since(begin).Round(time.Second))
+	t.Logf("%d rounds, %d kills during a start, %d accepted, 0 lost, %d told more than once (%d deliveries too many, all marked), %d deliveries marked, %d callback attempts, %v",
+		rounds, starting, len(l.accepted), twice, more, l.marked, l.attempts, time.Since(begin).Round(time.Second))
 }
 
 // perReceiver is how many callbacks one receiver gets at a time. A kill leaves no more than these told and not known to be told.

@@ -67,15 +67,16 @@ type coldstart struct {
 	full                       bool
 }
 
-// benchColdstart measures order → hello and → first output of replicas of synthetic stages in ONNX and PyTorch, on each start path,
-// what each of several live ones adds to the memory, and how often one zygote forks.
+// benchColdstart measures order → hello and → first output of replicas of synthetic stages in ONNX and PyTorch, on each
+// start path, and of a program that speaks HTTP, in each kind of network. It also measures what each of several live ones
+// adds to the memory, and how often one zygote forks.
 func benchColdstart(ctx context.Context, args []string, out io.Writer) error {
 	var c coldstart
 	fs := flag.NewFlagSet("bench coldstart", flag.ContinueOnError)
 	asJSON, images := reportFlags(fs)
 	fs.StringVar(&c.ort, "ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
 	fs.StringVar(&c.python, "python", "", "interpreter with PyTorch; default: python3, or else /usr/bin/python3")
-	fs.StringVar(&c.match, "match", "", "only stages whose name begins so, such as torch or onnx_1GB")
+	fs.StringVar(&c.match, "match", "", "only stages whose name begins so, such as http, torch or onnx_1GB")
 	fs.BoolVar(&c.full, "full", false, "4 GB too, more cases and more starts; takes about half an hour, 20 GB of memory and 16 GB of disk")
 	if err := parseFlags(fs, args); err != nil {
 		return err
@@ -100,7 +101,9 @@ func benchColdstart(ctx context.Context, args []string, out io.Writer) error {
 func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []startSize, err error) {
 	ofONNX := &startKind{"onnx", func(_ context.Context, bytes int64) (*benchStage, error) { return newONNXStage(bytes, c.images, c.ort) }, onnxCases()}
 	ofTorch := &startKind{"torch", nil, torchCases()}
+	ofHTTP := &startKind{"http", func(context.Context, int64) (*benchStage, error) { return newHTTPStage(c.images) }, httpCases()}
 	out = []startSize{
+		{ofHTTP, "echo", 0, 40, nil},
 		{ofONNX, "100MB", 100 << 20, 20, []int{8}},
 		{ofONNX, "1GB", 1 << 30, 20, []int{8}},
 		{ofTorch, "100MB", 100e6, 20, []int{8}},
@@ -109,6 +112,7 @@ func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []start
 	if c.full {
 		some := []int{1, 8, 32}
 		out = []startSize{
+			{ofHTTP, "echo", 0, 200, nil},
 			{ofONNX, "100MB", 100 << 20, 200, some},
 			{ofONNX, "1GB", 1 << 30, 100, some},
 			{ofONNX, "4GB", 4 << 30, 30, some},
@@ -121,7 +125,7 @@ func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []start
 	}
 	out = slices.DeleteFunc(out, func(s startSize) bool { return !strings.HasPrefix(s.name(), c.match) })
 	if len(out) == 0 {
-		return nil, fmt.Errorf("bench coldstart: --match %q: no stage's name begins so, want torch, onnx_1GB, …", c.match)
+		return nil, fmt.Errorf("bench coldstart: --match %q: no stage's name begins so, want http, torch, onnx_1GB, …", c.match)
 	}
 	if !slices.ContainsFunc(out, func(s startSize) bool { return s.kind == ofTorch }) {
 		return out, nil
@@ -179,10 +183,14 @@ func (s startSize) measure(ctx context.Context, report *bench.Report) error {
 			return fmt.Errorf("%s answers %q, and %s %q", c.name, other, cases[0].name, samples[cases[0].name].said)
 		}
 	}
-	cold, ok := bench.Quantile(samples["cold"].first, 0.5)
+	slow := samples["cold"]
+	if slow == nil {
+		return nil
+	}
+	cold, ok := bench.Quantile(slow.first, 0.5)
 	for _, c := range cases {
 		if p50, has := bench.Quantile(samples[c.name].first, 0.5); ok && has && c.name != "cold" {
-			report.Add(s.name()+"_"+c.name, "speedup_over_cold", float64(cold)/float64(p50), len(samples["cold"].first))
+			report.Add(s.name()+"_"+c.name, "speedup_over_cold", float64(cold)/float64(p50), len(slow.first))
 		}
 	}
 	return nil

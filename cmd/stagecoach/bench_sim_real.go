@@ -126,7 +126,7 @@ func deployAll(ctx context.Context, api *client, all []deployment) error {
 		}
 	}
 	for _, d := range all {
-		if err := waitReady(ctx, api, d, io.Discard); err != nil {
+		if err := waitReady(ctx, api, []deployment{d}, io.Discard); err != nil {
 			return err
 		}
 	}
@@ -242,7 +242,7 @@ func measureStarts(ctx context.Context, api *client) (time.Duration, error) {
 	}
 	var took []float64
 	for _, d := range all {
-		if err := waitReady(ctx, api, d, io.Discard); err != nil {
+		if err := waitReady(ctx, api, []deployment{d}, io.Discard); err != nil {
 			return 0, err
 		}
 		line, err := api.timeline(ctx, d.Service)

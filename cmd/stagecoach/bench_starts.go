@@ -33,6 +33,7 @@ type benchStage struct {
 	images  sandbox.Images
 	keys    *keysmanager.Manager
 	users   accounts
+	nets    networks
 	done    func() // with its cgroups
 	own     *sandbox.Spawner
 	n       int                // replicas so far
@@ -66,15 +67,20 @@ func newBenchStage(prepare func(*benchStage) error) (*benchStage, error) {
 	return b, nil
 }
 
-// manage makes the KeysManager, with users and cgroups as the product has them, once the page cache is as it should be.
+// manage makes the KeysManager, with users, networks and cgroups as the product has them, once the page cache is as it should be.
 func (b *benchStage) manage() (err error) {
 	log := slog.New(slog.DiscardHandler)
 	if b.users, err = openAccounts(sandbox.DefaultRange.String(), log); err != nil {
 		return err
 	}
+	if b.nets, err = openNetworks(defaultNetwork, "bench", b.dir, log); err != nil {
+		return err
+	}
 	var groups keysmanager.Groups
 	groups, b.done = openGroups("bench", b.dir, log)
-	return b.open(keysmanager.Config{Accounts: b.users.forKeys(), Groups: groups})
+	return b.open(keysmanager.Config{
+		Accounts: b.users.forKeys(), Networks: b.nets.forKeys(), HostNetwork: true, Groups: groups, Watchdog: watchdogLine[:],
+	})
 }
 
 // open makes the KeysManager.
@@ -99,7 +105,7 @@ func (b *benchStage) close() {
 	if b.done != nil {
 		b.done()
 	}
-	_ = b.users.close() // nobody has one any more
+	_, _ = b.nets.close(), b.users.close() // nobody has one any more
 	b.own.Close()
 	_ = os.RemoveAll(b.dir) // a temporary folder
 }

@@ -71,6 +71,7 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 	images := fs.String("images", filepath.Join(defaultConfig().State, "images"), "where they go: the folder that up --images has")
 	folder := fs.Bool("folder", false, "put them there as folders REPOSITORY/TAG, for development, and not into the store of OCI images")
 	archive := fs.String("out", "", "a file to write the OCI images to as well, for another machine")
+	imports := fs.Bool("check-imports", true, "import each Python handler with the interpreter that runs it; a missing module is an error")
 	asJSON := jsonFlag(fs)
 	if err := parseFlags(fs, args); err != nil {
 		return err
@@ -94,7 +95,7 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	defer b.Close()
-	b.Output = os.Stderr
+	b.Output, b.SkipImports = os.Stderr, !*imports
 	var all []built
 	var failed []error
 	for _, name := range names {

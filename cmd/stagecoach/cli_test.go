@@ -116,7 +116,7 @@ func TestTemplates(t *testing.T) {
 	c.handler("lines", "onnx-stage")
 	c.write("lines/handler.go", goBlock(t, "onnx-stage"))
 	c.write("stack.yaml", cliStack)
-	c.refuse("shout.*401", "", "deploy", "--filter", "shout")
+	c.refuse("functions that are deployed.*401", "", "deploy", "--filter", "shout")
 	c.write("config.yml", "auths:\n- gateway: "+r.base+"\n  auth: basic\n  token: YWRtaW46czNjcmV0\n") // as faas-cli login leaves it
 
 	c.refuse(`image "example/shout:latest"`, "", "deploy", "--filter", "shout") // not built yet
@@ -136,7 +136,7 @@ func TestTemplates(t *testing.T) {
 	c.refuse(`invoke none: status 404: .*none`, "", "invoke", "none")
 	c.run(`^[0-9a-zA-Z-]{8,}\n$`, "hello", "invoke", "shout", "--async")
 
-	c.run(`FUNCTION +IMAGE +INVOCATIONS +REPLICAS\n(?s:.*)shout +example/shout:latest +\d+ +1/1\n`, "", "list")
+	c.run(`FUNCTION +IMAGE +INVOCATIONS +REPLICAS +STATUS\n(?s:.*)shout +example/shout:latest +\d+ +1/1 +ready\n`, "", "list")
 	var all []functionStatus
 	if err := json.Unmarshal([]byte(c.run("", "", "list", "--json")), &all); err != nil || len(all) != 3 || all[0].Name != "double" {
 		t.Errorf("list --json: %v, %+v, want three functions in order", err, all)
@@ -168,7 +168,7 @@ func TestCLILogs(t *testing.T) {
 	r := start(t)
 	c := &cli{t, t.TempDir(), r.base}
 	r.deployAll(fn{"fails", "wait", nil, nil, map[string]string{"wait_mean": "never"}})
-	proctest.Until(t, soon, "a line of the function that cannot start", func() bool {
+	proctest.Until(t, "a line of the function that cannot start", func() bool {
 		out, err := c.try("", "logs", "fails", "--tail", "1", "--since", "1h")
 		return err == nil && strings.Contains(out, `wait_mean="never", want a duration`)
 	})

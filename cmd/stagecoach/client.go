@@ -15,6 +15,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
@@ -76,10 +77,22 @@ type functionStatus struct {
 	Replicas          int     `json:"replicas"`
 	AvailableReplicas int     `json:"availableReplicas"`
 	InvocationCount   float64 `json:"invocationCount"`
-	Usage             *struct {
+
+	Annotations map[string]string `json:"annotations,omitempty"`
+
+	Usage *struct {
 		CPU              float64 `json:"cpu"` // thousandths of a core
 		TotalMemoryBytes float64 `json:"totalMemoryBytes"`
 	} `json:"usage,omitempty"`
+}
+
+// status returns the status of the deployed revision: a state, then details after a colon.
+func (s *functionStatus) status() string { return s.Annotations[provider.StatusAnnotation] }
+
+// in reports whether the deployed revision is in a state.
+func (s *functionStatus) in(state string) bool {
+	is, _, _ := strings.Cut(s.status(), ":")
+	return is == state
 }
 
 // answer is a response with its body read.

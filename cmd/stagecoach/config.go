@@ -17,6 +17,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/device"
 	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/internal/peer"
 	"github.com/stagecoach-serving/stagecoach/policy"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
@@ -82,6 +83,8 @@ type RequestsConfig struct {
 	BodyMemory Bytes         `yaml:"bodyMemory"` // of all bodies together; more get 503
 	InFlight   int           `yaml:"inFlight"`   // requests at a time; more get 429
 	Stall      time.Duration `yaml:"stall"`      // that a client may send nothing of its body, or take nothing of its answer
+
+	TrustedProxies []string `yaml:"trustedProxies"` // CIDRs of proxies whose X-Forwarded-For says who the client is
 }
 
 // RegistryConfig is how images are fetched.
@@ -97,7 +100,7 @@ type ControlConfig struct {
 	Budget       int           `yaml:"budget"` // replicas that all functions together may have; 0: as many as the nodes hold
 	Tick         time.Duration `yaml:"tick"`
 	StartTimeout time.Duration `yaml:"startTimeout"` // of a replica, its parameters' loading included
-	DrainTimeout time.Duration `yaml:"drainTimeout"` // of a replica, and of the whole process on SIGTERM
+	DrainTimeout time.Duration `yaml:"drainTimeout"` // for a replica, or longer until its requests' deadlines; and for the whole process on SIGTERM
 	Policies     policy.Names  `yaml:"policies"`     // which decide; empty: the default of each level
 	Record       string        `yaml:"record"`       // file that gets each decision; empty: none does
 }
@@ -148,7 +151,7 @@ func defaultConfig() Config {
 		Control:   ControlConfig{Tick: time.Second, StartTimeout: time.Minute, DrainTimeout: 30 * time.Second},
 		Journal:   JournalConfig{Bytes: 1 << 30, Sync: 2 * time.Minute, Window: 1024},
 		Log:       LogConfig{Format: "text"},
-		Isolation: IsolationConfig{UIDs: sandbox.DefaultRange.String()},
+		Isolation: IsolationConfig{UIDs: sandbox.DefaultRange.String(), Network: defaultNetwork},
 	}
 }
 
@@ -206,6 +209,9 @@ func (c *Config) Validate() error {
 	}
 	atLeast("requests.stall", c.Requests.Stall, 10*time.Millisecond)
 	count("requests.inFlight", c.Requests.InFlight, 1, 1_000_000)
+	if _, err := peer.ParseProxies(c.Requests.TrustedProxies); err != nil {
+		errs = append(errs, fmt.Errorf("requests.trustedProxies: %w", err))
+	}
 	atLeast("registry.timeout", c.Registry.Timeout, time.Second)
 	c.Registry.validate(bad)
 	atLeast("control.tick", c.Control.Tick, 100*time.Millisecond)
@@ -223,6 +229,9 @@ func (c *Config) Validate() error {
 	}
 	if err := new(sandbox.Range).UnmarshalText([]byte(c.Isolation.UIDs)); err != nil {
 		bad("isolation.uids", fmt.Sprintf("%q", c.Isolation.UIDs), "FIRST-LAST, such as "+sandbox.DefaultRange.String()+", 1024 numbers at least and none below 1000")
+	}
+	if err := validNetwork(c.Isolation.Network); err != nil {
+		bad("isolation.network", fmt.Sprintf("%q", c.Isolation.Network), err.Error())
 	}
 	if c.Log.Format != "text" && c.Log.Format != "json" {
 		bad("log.format", fmt.Sprintf("%q", c.Log.Format), "text or json")

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,6 +37,7 @@ func TestValidateNamesEachField(t *testing.T) {
 		"requests.bodyMemory":   {func(c *Config) { c.Requests.BodyMemory = 5 }, []string{"requests.bodyMemory: 5, want at least 1Mi"}},
 		"requests.maxBody":      {func(c *Config) { c.Requests.MaxBody = 1 << 31 }, []string{"requests.maxBody: 2147483648, want 1Ki to 1Gi"}},
 		"requests.inFlight":     {func(c *Config) { c.Requests.InFlight = 0 }, []string{"requests.inFlight: 0, want 1 to 1000000"}},
+		"trustedProxies":        {func(c *Config) { c.Requests.TrustedProxies = []string{"10.0.0.0/8", "lb"} }, []string{`requests.trustedProxies: "lb", want an address or a CIDR`}},
 		"control.tick":          {func(c *Config) { c.Control.Tick = time.Millisecond }, []string{"control.tick: 1ms, want at least 100ms"}},
 		"control.startTimeout":  {func(c *Config) { c.Control.StartTimeout = 0 }, []string{"control.startTimeout: "}},
 		"control.budget":        {func(c *Config) { c.Control.Budget = -1 }, []string{"control.budget: -1, want 0 to 1000000"}},
@@ -47,6 +49,7 @@ func TestValidateNamesEachField(t *testing.T) {
 		"journal.sync":          {func(c *Config) { c.Journal.Sync = -1 }, []string{"journal.sync: "}},
 		"journal.window":        {func(c *Config) { c.Journal.Window = 0 }, []string{"journal.window: "}},
 		"isolation.uids":        {func(c *Config) { c.Isolation.UIDs = "0-9" }, []string{`isolation.uids: "0-9", want FIRST-LAST`}},
+		"isolation.network":     {func(c *Config) { c.Isolation.Network = "10.0.0.0/30" }, []string{`isolation.network: "10.0.0.0/30", want a prefix of 8 to 20 bits of IPv4`}},
 		"three at once": {
 			func(c *Config) { c.State, c.Control.Tick, c.Journal.Window = "", 0, -1 },
 			[]string{"state: ", "\ncontrol.tick: ", "\njournal.window: -1"},
@@ -84,13 +87,14 @@ func errorText(err error) string {
 func TestValidateKnowsEveryField(t *testing.T) {
 	free := map[string]string{
 		"images": "any folder may come to be there later", "basicAuthDir": "read, and complained about, when up opens it",
-		"registry.auth": "read, and complained about, when a registry asks for it", "log.level": "its type knows what is a level",
+		"registry.auth": "read, and complained about, when a registry asks for it", "log.level": "its type knows what is a level", "isolation.hostNetwork": "any value is a decision",
 	}
 	// A value that is wrong wherever it is.
 	c := Config{Listen: "x", Node: NodeConfig{Memory: 1, None: true, Devices: "-1"}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1, Budget: -1, Record: "/none/x"}, Journal: JournalConfig{Sync: -1}}
 	c.Registry.Default, c.Registry.Insecure, c.Telemetry.OTLP = "x", []string{"y"}, "z"
 	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e"}
 	text := errorText(c.Validate())
+	c.Requests.TrustedProxies = []string{"lb"}
 	c.NATS.Listen = "x" // without which node.none is wrong
 	text += "\n" + errorText(c.Validate())
 	var walk func(prefix string, of reflect.Type)
@@ -126,6 +130,12 @@ func TestUpConfig(t *testing.T) {
 	want.Requests.Timeout, want.Requests.MaxBody, want.Journal.Bytes = 3*time.Second, 64<<10, 20<<20
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got  %+v\nwant %+v", c, want)
+	}
+	write(t, "requests: {trustedProxies: [10.0.0.0/8]}\n")
+	for flags, want := range map[string][]string{"": {"10.0.0.0/8"}, "--trusted-proxies=192.0.2.1,fd00::/8": {"192.0.2.1", "fd00::/8"}} {
+		if c, _, err := upConfig(append(strings.Fields(flags), "--config", file)); err != nil || !slices.Equal(c.Requests.TrustedProxies, want) {
+			t.Errorf("%q: trusted proxies %q, %v, want %q", flags, c.Requests.TrustedProxies, err, want)
+		}
 	}
 	for name, tc := range map[string]struct{ text, want string }{
 		"unknown field":  {"requests: {timeuot: 3s}", "field timeuot not found"},

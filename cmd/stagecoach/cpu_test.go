@@ -142,7 +142,7 @@ func TestCPUOfARunningReplica(t *testing.T) {
 	for _, tc := range []struct{ give, want, threads int }{
 		{250, 250, 0}, {0, 600, 0}, {most, most, most/1000 - 1}, {0, 600, most/1000 - 1}, // what has begun is not ended
 	} {
-		proctest.Until(t, soon, fmt.Sprintf("the quota and threads of %dm", tc.give), func() bool {
+		proctest.Until(t, fmt.Sprintf("the quota and threads of %dm", tc.give), func() bool {
 			give(tc.give) // again, for the loop's own plans may come between while the replica is new
 			return quota(t, r.PID) == tc.want && poolThreads(r.PID) == tc.threads
 		})

@@ -12,7 +12,6 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/gateway"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -61,12 +60,11 @@ const (
 //	POST   /system/dead/ID/redrive, POST /system/dead/redrive?function=
 //	DELETE /system/dead/ID, DELETE /system/dead?function=
 type deadAPI struct {
-	journal  *queue.Journal
-	registry *provider.Registry
+	journal *queue.Journal
 }
 
-func serveDead(j *queue.Journal, r *provider.Registry) http.Handler {
-	d := deadAPI{j, r}
+func serveDead(j *queue.Journal) http.Handler {
+	d := deadAPI{j}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /system/dead", d.list)
 	mux.HandleFunc("GET /system/dead/{id}", d.show)
@@ -77,32 +75,20 @@ func serveDead(j *queue.Journal, r *provider.Registry) http.Handler {
 	return mux
 }
 
-// function is the key of ?function=, of ?namespace= if that is there; empty: none is asked for.
-func (d deadAPI) function(r *http.Request) string {
+// function is the key of ?function=, of ?namespace= if that is there; false: none is asked for.
+func (d deadAPI) function(r *http.Request) (key pipeline.Key, asked bool) {
 	q := r.URL.Query()
-	name, ns := q.Get("function"), q.Get("namespace")
-	switch {
-	case name == "":
-		return ""
-	case ns != "":
-		return pipeline.Key(name, ns)
-	}
-	if key, ok := d.registry.Resolve(name); ok {
-		return key
-	}
-	if strings.HasSuffix(name, "."+provider.DefaultNamespace) {
-		return name
-	}
-	return pipeline.Key(name, provider.DefaultNamespace) // it may have been deleted
+	name := q.Get("function")
+	return pipeline.Named(name, q.Get("namespace")), name != ""
 }
 
 // wanted picks the functions that a request is about; nil: all.
 func (d deadAPI) wanted(r *http.Request) func(function string) bool {
-	if key := d.function(r); key != "" {
-		return func(function string) bool { return function == key }
+	if key, asked := d.function(r); asked {
+		return func(function string) bool { return pipeline.ParseKey(function) == key }
 	}
 	if ns := r.URL.Query().Get("namespace"); ns != "" {
-		return func(function string) bool { return strings.HasSuffix(function, "."+ns) }
+		return func(function string) bool { return pipeline.ParseKey(function).Namespace == ns }
 	}
 	return nil
 }
@@ -133,9 +119,9 @@ func (d deadAPI) list(w http.ResponseWriter, r *http.Request) {
 }
 
 func showLetter(l queue.DeadLetter) deadLetter {
-	name, ns := pipeline.SplitKey(l.Function)
+	key := pipeline.ParseKey(l.Function)
 	return deadLetter{
-		ID: l.ID, Function: name, Namespace: ns, Kind: l.Kind.String(), Cause: l.Cause, Attempts: l.Attempts,
+		ID: l.ID, Function: key.Name, Namespace: key.Namespace, Kind: l.Kind.String(), Cause: l.Cause, Attempts: l.Attempts,
 		Accepted: l.Accepted.UTC(), Died: l.Died.UTC(), Bytes: l.Size,
 	}
 }
@@ -194,7 +180,8 @@ func openLetter(l queue.DeadLetter, data []byte) (out deadLetter, contentType st
 		out.Request += "?" + q
 	}
 	if out.Function == "" { // of an earlier version
-		out.Function, out.Namespace = pipeline.SplitKey(e.Request.Target)
+		key := pipeline.ParseKey(e.Request.Target)
+		out.Function, out.Namespace = key.Name, key.Namespace
 	}
 	contentType, body, err = tensor.ToHTTP(tensor.Input{{Items: e.Request.Input}})
 	return out, contentType, body, err
@@ -222,8 +209,7 @@ func (d deadAPI) one(f func(r *http.Request, id string) error) http.HandlerFunc 
 // all changes all letters of a function that are there now.
 func (d deadAPI) all(f func(r *http.Request, id string) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		function := d.function(r)
-		if function == "" {
+		if _, asked := d.function(r); !asked {
 			d.fail(w, http.StatusBadRequest, errors.New(`function: got "", want ?function= with the name of one`))
 			return
 		}

@@ -1,25 +1,23 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"net/url"
-	"strconv"
-	"time"
-)
 
-// readyPatience bounds deploy --wait, for each function.
-const readyPatience = 2 * time.Minute
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+)
 
 func runDeploy(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("deploy", flag.ContinueOnError)
 	file, filter := stackFlags(fs)
 	api := newAPIFlags(fs)
 	tag := fs.String("tag", "", "tag of the images, in place of that in the stack file")
-	wait := fs.Bool("wait", false, "return when each function has the replicas that its label com.openfaas.scale.min asks for")
+	wait := fs.Bool("wait", false, "return when each deployed revision has the replicas that its label com.openfaas.scale.min asks for, or cannot start")
+	check := fs.Bool("check-graphs", true, "check the pipelines first, and send nothing if one has a fault")
 	if err := parseFlags(fs, args); err != nil {
 		return err
 	}
@@ -30,6 +28,11 @@ func runDeploy(ctx context.Context, args []string, out io.Writer) error {
 	c, err := api.open(f.Provider.Gateway)
 	if err != nil {
 		return err
+	}
+	if *check {
+		if err := checkGraphs(ctx, c, f, names, api.namespace); err != nil {
+			return err
+		}
 	}
 	var all []deployment
 	var failed []error
@@ -55,47 +58,20 @@ func runDeploy(ctx context.Context, args []string, out io.Writer) error {
 		fmt.Fprintf(out, "%s: %s, %s/function/%s\n", name, what, c.base, invocationName(d.Service, d.Namespace))
 	}
 	if *wait {
-		for _, d := range all {
-			if err := waitReady(ctx, c, d, out); err != nil {
-				failed = append(failed, err)
-			}
+		failed = append(failed, waitReady(ctx, c, all, out))
+		if err := checkPipelines(ctx, c, all); err != nil {
+			failed = append(failed, err)
 		}
 	}
 	return errors.Join(failed...)
 }
 
-// invocationName is how a function is called: with its namespace unless that is the default one.
+// invocationName is what a URL calls a function: with its namespace, unless there is none or the name alone means the same.
 func invocationName(name, namespace string) string {
-	if namespace == "" || namespace == "openfaas-fn" {
+	if namespace == "" {
 		return name
 	}
-	return name + "." + namespace
-}
-
-// waitReady returns once a function has the replicas that it must have.
-func waitReady(ctx context.Context, c *client, d deployment, out io.Writer) error {
-	want := 1
-	if n, err := strconv.Atoi(d.Labels["com.openfaas.scale.min"]); err == nil {
-		want = n
-	}
-	ctx, cancel := context.WithTimeout(ctx, readyPatience)
-	defer cancel()
-	begin := time.Now()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		var s functionStatus
-		err := c.get(ctx, "/system/function/"+url.PathEscape(d.Service)+(&apiFlags{namespace: d.Namespace}).query(), &s)
-		if err == nil && s.AvailableReplicas >= want {
-			fmt.Fprintf(out, "%s: ready with %d replicas after %.1f s\n", d.Service, s.AvailableReplicas, time.Since(begin).Seconds())
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("%s: after %.0f s %d replicas, want %d; `stagecoach logs %[1]s` may say why", d.Service, time.Since(begin).Seconds(), s.AvailableReplicas, want), err)
-		case <-tick.C:
-		}
-	}
+	return pipeline.Key{Name: name, Namespace: namespace}.Short()
 }
 
 func runRemove(ctx context.Context, args []string, out io.Writer) error {
@@ -115,7 +91,7 @@ func runRemove(ctx context.Context, args []string, out io.Writer) error {
 		}
 		names, inStack = all, f.Provider.Gateway
 		for _, n := range names {
-			namespaces[n] = f.Functions[n].Namespace
+			namespaces[n] = cmp.Or(f.Functions[n].Namespace, pipeline.DefaultNamespace) // a name in a stack is all name, dots included
 		}
 	case *file != "" || *filter != "":
 		return fmt.Errorf("remove: got functions %q and -f or --filter, want one of the two", names)

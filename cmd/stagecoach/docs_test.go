@@ -184,7 +184,7 @@ func endBackground(t *testing.T, folder string) {
 			}
 		}()
 		if !t.Failed() { // else the page was not followed to its end
-			proctest.Until(t, patience, file+"'s process to end", func() bool { return !ours() })
+			proctest.Until(t, file+"'s process to end", func() bool { return !ours() })
 		}
 	}
 }

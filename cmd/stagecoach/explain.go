@@ -1,12 +1,10 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -67,7 +65,7 @@ type failingStarts struct {
 // explain puts together what the plan that was applied last says of a pipeline, and the Snapshot that it was made from.
 func explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies policy.Names, trouble string) explanation {
 	x := explanation{
-		Pipeline: pipeline.Key(p.Name, p.Namespace), At: last.At, Policies: policies, Budget: s.Budget,
+		Pipeline: p.Key().String(), At: last.At, Policies: policies, Budget: s.Budget,
 		Notes: []string{}, Stages: []explainedStage{},
 	}
 	wants := map[string]plan.Want{}
@@ -76,7 +74,7 @@ func explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 		x.Wanted += len(w.Slots)
 	}
 	for _, st := range p.Stages {
-		key := pipeline.Key(st.Name, st.Namespace)
+		key := st.Key().String()
 		f, _ := s.Function(key)
 		x.Stages = append(x.Stages, explainStage(st.Name, f, wants[key]))
 	}
@@ -261,16 +259,16 @@ func rounded(d time.Duration) string {
 // serveExplain answers GET /system/pipelines/{name}/explain, also for a function that is named.
 func serveExplain(reg *provider.Registry, loop *control.Loop, status *status) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		name, ns := r.PathValue("name"), r.URL.Query().Get("namespace")
-		p, ok := findPipeline(reg, name, ns)
+		key := pipeline.Named(r.PathValue("name"), r.URL.Query().Get("namespace"))
+		p, ok := findPipeline(reg, key)
 		if !ok {
-			http.Error(w, fmt.Sprintf("no pipeline or function %s in namespace %q", strconv.Quote(name), cmp.Or(ns, provider.DefaultNamespace)), http.StatusNotFound)
+			http.Error(w, fmt.Sprintf("no pipeline or function %q in namespace %q", key.Name, key.Namespace), http.StatusNotFound)
 			return
 		}
 		s, last := loop.Last()
 		x := explain(p, s, last, loop.Policies(), loop.Trouble())
 		for _, st := range p.Stages {
-			if until, ok := status.local.PinnedUntil(pipeline.Key(st.Name, st.Namespace)); ok {
+			if until, ok := status.local.PinnedUntil(st.Key()); ok {
 				x.Notes = append(x.Notes, st.Name+": "+measuredUntil(until))
 			}
 		}
@@ -278,22 +276,11 @@ func serveExplain(reg *provider.Registry, loop *control.Loop, status *status) ht
 	})
 }
 
-// findPipeline finds the pipeline of a name, or else the function as a pipeline of one stage.
-func findPipeline(reg *provider.Registry, name, ns string) (pipeline.Pipeline, bool) {
-	keys := []string{pipeline.Key(name, cmp.Or(ns, provider.DefaultNamespace))}
-	if ns == "" {
-		keys = append([]string{name}, keys...) // in full
-	}
+// findPipeline finds the pipeline of a key, or else the function as a pipeline of one stage.
+func findPipeline(reg *provider.Registry, key pipeline.Key) (pipeline.Pipeline, bool) {
 	all := reg.Pipelines()
-	for _, key := range keys {
-		if i := slices.IndexFunc(all, func(p pipeline.Pipeline) bool { return pipeline.Key(p.Name, p.Namespace) == key }); i >= 0 {
-			return all[i], true
-		}
+	if i := slices.IndexFunc(all, func(p pipeline.Pipeline) bool { return p.Key() == key }); i >= 0 {
+		return all[i], true
 	}
-	for _, key := range keys {
-		if p, ok := reg.Graph(key); ok {
-			return p, true
-		}
-	}
-	return pipeline.Pipeline{}, false
+	return reg.Graph(key)
 }

@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"math"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/golden"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/policy"
@@ -111,20 +111,7 @@ func TestExplain(t *testing.T) {
 			if err := showExplanation(x, &out); err != nil {
 				t.Fatal(err)
 			}
-			file := filepath.Join("testdata", "explain", name+".txt")
-			if *rewrite {
-				if err := os.WriteFile(file, out.Bytes(), 0o644); err != nil { //nolint:gosec // it is committed
-					t.Fatal(err)
-				}
-				return
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if out.String() != string(want) {
-				t.Errorf("got\n%s\nwant\n%s", out.String(), want)
-			}
+			golden.Compare(t, filepath.Join("explain", name+".txt"), out.String())
 			for line := range strings.Lines(out.String()) {
 				if strings.Contains(line, "NaN") || strings.Contains(line, "%!") {
 					t.Errorf("%q", line)

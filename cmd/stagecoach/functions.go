@@ -55,11 +55,23 @@ func runList(ctx context.Context, args []string, out io.Writer) error {
 		return json.NewEncoder(out).Encode(append([]functionStatus{}, all...)) // [] and not null
 	}
 	t := newTable(out)
-	fmt.Fprintln(t, "FUNCTION\tIMAGE\tINVOCATIONS\tREPLICAS")
-	for _, f := range all {
-		fmt.Fprintf(t, "%s\t%s\t%.0f\t%d/%d\n", f.Name, f.Image, f.InvocationCount, f.AvailableReplicas, f.Replicas)
+	fmt.Fprintln(t, "FUNCTION\tIMAGE\tINVOCATIONS\tREPLICAS\tSTATUS")
+	for i := range all {
+		f := &all[i]
+		fmt.Fprintf(t, "%s\t%s\t%.0f\t%d/%d\t%s\n", f.Name, f.Image, f.InvocationCount, f.AvailableReplicas, f.Replicas, cut(f.status(), statusWidth))
 	}
 	return t.Flush()
+}
+
+// statusWidth is how many characters of a status list shows; describe shows all of it.
+const statusWidth = 120
+
+// cut returns text, shortened to at most most characters.
+func cut(text string, most int) string {
+	if all := []rune(text); len(all) > most {
+		return string(all[:most-1]) + "…"
+	}
+	return text
 }
 
 func runDescribe(ctx context.Context, args []string, out io.Writer) error {
@@ -311,7 +323,12 @@ func invoke(ctx context.Context, args []string, in io.Reader, out io.Writer) err
 	if *async {
 		path = "/async-function/"
 	}
-	path += (&url.URL{Path: invocationName(name, api.namespace)}).EscapedPath() // with what follows a name after a slash
+	name, rest, slash := strings.Cut(name, "/")
+	name = invocationName(name, api.namespace)
+	if slash {
+		name += "/" + rest
+	}
+	path += (&url.URL{Path: name}).EscapedPath()
 	if len(values) > 0 {
 		path += "?" + values.Encode()
 	}

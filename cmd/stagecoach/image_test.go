@@ -31,7 +31,7 @@ func main() {
 	entries, _ := os.ReadDir("/")
 	names := ""
 	for _, e := range entries { names += " " + e.Name() }
-	secret, err := os.ReadFile("/var/openfaas/secrets/key")
+	secret, err := os.ReadFile(os.Getenv("secret_mount_path") + "/key")
 	fmt.Printf("%s uid=%d pid=%d root=%s secret=%s %v", os.Getenv("VERSION"), os.Getuid(), os.Getpid(), names, secret, err)
 }
 `

@@ -1,21 +1,28 @@
 package main
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
+	"time"
 
+	"github.com/stagecoach-serving/stagecoach/cluster"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 	"github.com/stagecoach-serving/stagecoach/secret"
 )
 
 // IsolationConfig is who functions run as.
 type IsolationConfig struct {
-	UIDs string `yaml:"uids"` // FIRST-LAST, numbers of users and groups that nobody else on the machine has
+	UIDs        string `yaml:"uids"`        // FIRST-LAST, numbers of users and groups that nobody else on the machine has
+	Network     string `yaml:"network"`     // addresses of replicas, as a prefix; nobody else on the machine uses them
+	HostNetwork bool   `yaml:"hostNetwork"` // functions may ask for the machine's network
 }
 
 // accounts are who functions run as that have no root of their own; where there are none, they are this process's user.
@@ -30,6 +37,11 @@ func openAccounts(uids string, log *slog.Logger) (accounts, error) {
 	if errors.Is(err, sandbox.ErrNoAccounts) {
 		log.Info("functions are not isolated from each other", "why", err)
 		return accounts{}, nil
+	}
+	if err == nil {
+		if why := sandbox.HidesProcesses(); why != nil {
+			log.Warn("functions see the command lines of all processes", "why", why)
+		}
 	}
 	return accounts{a}, err
 }
@@ -49,35 +61,54 @@ func (a accounts) forKeys() keysmanager.Accounts {
 	return a.open
 }
 
-// namedSecrets are the functions' secrets, and the groups of users that may read them.
-type namedSecrets struct {
-	*secret.Store
-	groups secret.Groups // nil: there are none
-}
-
-// group is the group of a namespace's functions; 0: they have none.
-func (s namedSecrets) group(namespace string) int {
-	if s.groups == nil {
-		return 0
-	}
-	gid, _ := s.groups(namespace) // an error keeps the secrets from being mounted, which is told then
-	return gid
-}
-
-// namespaceGroup is that of a namespace of this state folder: others have namespaces of the same name.
-func (u *up) namespaceGroup(namespace string) (int, error) {
+// secretsGroup returns the group of the functions of a namespace of this state folder that name
+// these secrets. Other state folders have groups of their own: they may have namespaces of the same
+// name.
+func (u *up) secretsGroup(namespace string, names []string) (int, error) {
 	state, err := filepath.Abs(u.cfg.State)
 	if err != nil {
 		return 0, err
 	}
-	return u.accounts.open.Group(namespace + " of " + state)
+	return u.accounts.open.Group(fmt.Sprintf("%q of %q with %q", namespace, state, names))
 }
 
-// openSecrets opens the secrets. Their copies lie where functions can reach them whom others keep from our state folder.
+// sweepEvery is how often folders of secrets that nothing uses are looked for.
+const sweepEvery = time.Minute
+
+// sweepSecrets removes the secrets of earlier deploys, once their replicas have gone.
+func (u *up) sweepSecrets(ctx context.Context) error {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+		if err := u.secrets.Sweep(u.secretsUsed); err != nil {
+			u.log.Warn("secrets that nothing uses are still there", "error", err)
+		}
+	}
+}
+
+// secretsUsed tells whether something may use a folder of a function's secrets.
+func (u *up) secretsUsed(namespace, function, folder string) bool {
+	key := pipeline.Key{Name: function, Namespace: namespace}
+	f, _ := u.registry.Function(key) // of one that is not there: revision 0, which no replica has
+	return folder == u.secrets.MountPath(namespace, function, f.Deployment.Secrets) || hasEarlier(u.local.Replicas(key), f.Revision)
+}
+
+// hasEarlier tells whether replicas are of another deploy than the one with this revision.
+func hasEarlier(replicas []cluster.Replica, revision uint64) bool {
+	return slices.ContainsFunc(replicas, func(r cluster.Replica) bool { return r.Revision != revision })
+}
+
+// openSecrets opens the secrets. Where functions have accounts, their copies lie below
+// sandbox.RunFolder, which is in memory on most machines, and not in the state folder.
 func (u *up) openSecrets() error {
 	var err error
 	if u.accounts.open == nil {
-		u.secrets.Store, err = secret.Open(u.cfg.State)
+		u.secrets, err = secret.Open(u.cfg.State)
 		return err
 	}
 	state, err := filepath.Abs(u.cfg.State)
@@ -85,7 +116,6 @@ func (u *up) openSecrets() error {
 		return err
 	}
 	sum := sha256.Sum256([]byte(state))
-	u.secrets.groups = u.namespaceGroup
-	u.secrets.Store, err = secret.OpenShared(u.cfg.State, filepath.Join(sandbox.RunFolder, "secrets-"+hex.EncodeToString(sum[:8])), u.secrets.groups)
+	u.secrets, err = secret.OpenShared(u.cfg.State, filepath.Join(sandbox.RunFolder, "secrets-"+hex.EncodeToString(sum[:8])), u.secretsGroup)
 	return err
 }

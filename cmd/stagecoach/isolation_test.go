@@ -12,7 +12,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/cluster"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
@@ -60,12 +62,13 @@ func who(t *testing.T, pid int) (uid, gid int) {
 	return id("Uid"), id("Gid")
 }
 
-// TestReplicasAreUsersOfTheirOwn: one a zygote, with the namespace's group, and nobody changes what is mapped.
+// TestReplicasAreUsersOfTheirOwn: one per zygote, in a group of its own, and nobody changes what is
+// mapped.
 func TestReplicasAreUsersOfTheirOwn(t *testing.T) {
 	needRoot(t)
 	t.Parallel()
 	r := start(t)
-	users, groups := map[int]string{}, map[string]int{}
+	users := map[int]string{}
 	for _, f := range []struct{ name, namespace, image string }{
 		{"a", "openfaas-fn", "noop"}, {"b", "openfaas-fn", "wait"}, {"a", "other", "ocr-text"}, {"b", "other", "ocr-recognise"},
 	} {
@@ -78,22 +81,15 @@ func TestReplicasAreUsersOfTheirOwn(t *testing.T) {
 			t.Fatalf("%d replicas of %s", len(pids), f.image)
 		}
 		uid, gid := who(t, pids[0])
-		if other := users[uid]; other != "" || !within(uid) || !within(gid) {
-			t.Errorf("%s runs as %d:%d, as does %q; want numbers of %v", f.image, uid, gid, other, sandbox.DefaultRange)
+		if other := users[uid]; other != "" || !within(uid) || gid != uid {
+			t.Errorf("%s runs as %d:%d, %q as the same user; want one of %v, and its group", f.image, uid, gid, other, sandbox.DefaultRange)
 		}
 		users[uid] = f.image
-		if g, ok := groups[f.namespace]; ok && g != gid {
-			t.Errorf("%s is in group %d, another of its namespace in %d", f.image, gid, g)
-		}
-		groups[f.namespace] = gid
 		for _, z := range r.pids(f.image, true) {
 			if zuid, zgid := who(t, z); zuid != uid || zgid != gid {
 				t.Errorf("zygote of %s runs as %d:%d, its replica as %d:%d", f.image, zuid, zgid, uid, gid)
 			}
 		}
-	}
-	if groups["openfaas-fn"] == groups["other"] {
-		t.Error("two namespaces are one group")
 	}
 	weights := 0
 	if err := filepath.WalkDir(filepath.Join(r.state, "cache"), func(path string, d fs.DirEntry, err error) error {
@@ -123,7 +119,7 @@ func TestAHostileFunction(t *testing.T) {
 	r := start(t, "--nats-listen", "127.0.0.1:0")
 	r.must(http.StatusCreated, http.MethodPost, "/system/secrets", `{"name":"key","value":"of-the-victim"}`)
 	r.must(http.StatusCreated, http.MethodPost, "/system/secrets", `{"name":"key","namespace":"hostile","value":"its-own"}`)
-	r.must(http.StatusAccepted, http.MethodPost, "/system/functions", `{"service":"victim","image":"stagecoach/noop:0.1.0","secrets":["key"]}`)
+	r.must(http.StatusAccepted, http.MethodPost, "/system/functions", `{"service":"victim","image":"stagecoach/noop:0.1.0","secrets":["key"],"labels":{"com.openfaas.scale.max":"1"}}`)
 	r.must(http.StatusAccepted, http.MethodPost, "/system/functions", `{"service":"shell","namespace":"hostile","image":"stagecoach/echo-http:0.1.0",
 		"envProcess":"/bin/sh","envVars":{"mode":"streaming","exec_timeout":"60s"},"secrets":["key"],"labels":{"com.openfaas.scale.max":"1"}}`)
 	r.must(http.StatusOK, http.MethodPost, "/function/victim", "x")
@@ -149,21 +145,21 @@ func TestAHostileFunction(t *testing.T) {
 		t.Errorf("what it may do: %q", got)
 	}
 	for attack, denied := range map[string]string{
-		"cat " + mount + "/key 2>&1":                             "Permission denied",
-		"ls " + filepath.Dir(mount) + " 2>&1":                    "Permission denied",
+		"cat " + mount + "/key 2>&1":                             "No such file",
+		"ls " + filepath.Dir(mount) + " 2>&1":                    "No such file|cannot",
 		"cat " + r.state + "/nats-token 2>&1":                    "No such file",
 		"ls " + r.state + "/secrets 2>&1":                        "No such file|cannot",
 		"ls " + r.state + "/nats 2>&1":                           "No such file|cannot",
 		fmt.Sprintf("kill -9 %d 2>&1", victims[0]):               "not permitted",
 		fmt.Sprintf("kill -9 %d 2>&1", r.up.cmd.Process.Pid):     "not permitted",
-		fmt.Sprintf("cat /proc/%d/environ 2>&1", victims[0]):     "Permission denied",
-		fmt.Sprintf("cat /proc/%d/mem 2>&1", victims[0]):         "Permission denied",
+		fmt.Sprintf("cat /proc/%d/environ 2>&1", victims[0]):     "No such file",
+		fmt.Sprintf("cat /proc/%d/mem 2>&1", victims[0]):         "No such file",
 		fmt.Sprintf("head -c1 < /proc/%d/fd/3 2>&1", victims[0]): "",
-		fmt.Sprintf("ls /proc/%d/fd 2>&1", r.up.cmd.Process.Pid): "Permission denied",
+		fmt.Sprintf("ls /proc/%d/fd 2>&1", r.up.cmd.Process.Pid): "No such file|cannot",
 		"echo x 2>&1 >> " + image + "/stage":                     "",
 		"echo x 2>&1 >> echo-http":                               "",
 		"ls -A " + sandbox.RunFolder + " 2>&1":                   "Permission denied",
-		"cat " + sandbox.RunFolder + "/groups 2>&1":              "Permission denied",
+		"cat " + sandbox.RunFolder + "/groups 2>&1":              "No such file",
 		"echo x 2>&1 > /sys/fs/cgroup/pids/cgroup.procs":         "",
 		"mount -t tmpfs none /tmp 2>&1":                          "denied|permitted|superuser|only root",
 	} {
@@ -187,7 +183,7 @@ func TestAHostileFunction(t *testing.T) {
 		_, _ = r.trySend(http.MethodPost, "/function/shell.hostile", "b() { setsid sh -c \"$B\" & b; }\nexport B='while :; do setsid sh -c \"$B\" & done'\nsh -c \"$B\"\n")
 	}()
 	uid := 0
-	proctest.Until(t, late, "the bomb to have gone off", func() bool {
+	proctest.Until(t, "the bomb to have gone off", func() bool {
 		counts := processesOf()
 		for u, n := range counts {
 			if n > 100 {
@@ -203,7 +199,7 @@ func TestAHostileFunction(t *testing.T) {
 		t.Errorf("user %d has %d processes, want %d at most", uid, n, sandbox.MaxProcesses)
 	}
 	r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", `{"functionName":"shell","namespace":"hostile"}`)
-	proctest.Until(t, late, "nothing of the bomb to be left", func() bool { return processesOf()[uid] == 0 })
+	proctest.Until(t, "nothing of the bomb to be left", func() bool { return processesOf()[uid] == 0 })
 	<-bomb
 	if now := r.pids("noop", false); !slices.Equal(now, victims) {
 		t.Errorf("the victim's replicas are %v, were %v", now, victims)
@@ -225,4 +221,127 @@ func processesOf() map[int]int {
 		}
 	}
 	return out
+}
+
+// TestSecretsOfOneFunction: of the functions of a namespace, and of one image, each sees its own
+// secrets alone, as they are now; and what runs as others it does not see at all.
+func TestSecretsOfOneFunction(t *testing.T) {
+	needRoot(t)
+	t.Parallel()
+	r := start(t)
+	for _, name := range []string{"key", "cert"} {
+		r.must(http.StatusCreated, http.MethodPost, "/system/secrets", fmt.Sprintf(`{"name":%q,"value":"%[1]s-1"}`, name))
+	}
+	deploy := func(method, name, more string) {
+		t.Helper()
+		r.must(http.StatusAccepted, method, "/system/functions", fmt.Sprintf(
+			`{"service":%q,"image":"stagecoach/wait:0.1.0","envVars":{"STAGECOACH_MODEL":"model/rec.onnx"},"labels":{"com.openfaas.scale.max":"1"}%s}`, name, more))
+		r.must(http.StatusOK, http.MethodPost, "/function/"+name, "x")
+	}
+	shell := func(name, more string) func(script string) string {
+		r.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(
+			`{"service":%q,"image":"stagecoach/echo-http:0.1.0","envProcess":"/bin/sh","envVars":{"mode":"streaming","secret_mount_path":"/root"},"labels":{"com.openfaas.scale.max":"1"}%s}`, name, more))
+		return func(script string) string {
+			t.Helper()
+			return string(r.must(http.StatusOK, http.MethodPost, "/function/"+name, script+"\nexit 0\n").body)
+		}
+	}
+	deploy(http.MethodPost, "plain", "")
+	plain := r.pids("wait", false)
+	deploy(http.MethodPost, "keyed", `,"secrets":["key"]`)
+	replicas, zygotes := r.pids("wait", false), r.pids("wait", true)
+	if len(plain) != 1 || len(replicas) != 2 || len(zygotes) != 2 {
+		t.Fatalf("replicas %v, of which %v without secrets, zygotes %v, want 2, 1 and 2", replicas, plain, zygotes)
+	}
+	keyed := slices.DeleteFunc(replicas, func(pid int) bool { return pid == plain[0] })[0]
+	mine, others := shell("reader", `,"secrets":["key","cert"]`), shell("hostile", "")
+	if got := mine(`cd "$secret_mount_path" && ls && cat *`); got != "cert\nkey\ncert-1key-1" {
+		t.Errorf("a program finds %q", got)
+	}
+	look := func(pid int) string {
+		t.Helper()
+		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/root%s/*/*/*/*/*", pid, sandbox.RunFolder))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out []string
+		for _, file := range files {
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Error(err)
+			}
+			parts := strings.Split(file, "/")
+			out = append(out, strings.Join([]string{parts[len(parts)-3], parts[len(parts)-1], string(b)}, " "))
+		}
+		return strings.Join(out, ", ")
+	}
+	if got := look(keyed) + ";" + look(plain[0]); got != "keyed key key-1;" {
+		t.Errorf("the replicas find %q", got)
+	}
+	folders, err := filepath.Glob(fmt.Sprintf("/proc/%d/root%s/*/openfaas-fn/keyed/*", keyed, sandbox.RunFolder))
+	if err != nil || len(folders) != 1 {
+		t.Fatalf("folders %q, %v", folders, err)
+	}
+	folder := strings.TrimPrefix(folders[0], fmt.Sprintf("/proc/%d/root", keyed))
+	for _, run := range []func(string) string{others, mine} {
+		for attack, denied := range map[string]string{
+			"cat " + folder + "/key 2>&1": "No such file", "ls " + folder + " 2>&1": "No such file|cannot|Permission denied",
+			"ls " + sandbox.RunFolder + " 2>&1":                                            "Permission denied",
+			"ls " + filepath.Dir(filepath.Dir(filepath.Dir(folder))) + " 2>&1":             "No such file|cannot|Permission denied",
+			fmt.Sprintf("cat /proc/%d/root%s/key 2>&1", keyed, folder):                     "No such file",
+			fmt.Sprintf("ls /proc/%d/cwd/ 2>&1", keyed):                                    "No such file|cannot",
+			fmt.Sprintf("cat /proc/%d/cmdline /proc/%d/cmdline 2>&1", keyed, os.Getpid()):  "No such file",
+			fmt.Sprintf("cat /proc/%d/cmdline /proc/1/cmdline 2>&1", r.up.cmd.Process.Pid): "No such file",
+			"cat /proc/[0-9]*/cmdline | grep -ac '[s]tagecoach'; true":                     "0",
+		} {
+			got := run(attack)
+			if !slices.ContainsFunc(strings.Split(denied, "|"), func(s string) bool { return strings.Contains(got, s) }) || strings.Contains(got, "key-1") {
+				t.Errorf("%s: %q, want %s", attack, got, denied)
+			}
+		}
+	}
+	if got := others(`echo "[$secret_mount_path]"; find ` + sandbox.RunFolder + ` 2>/dev/null`); got != "[]\n"+sandbox.RunFolder+"\n" {
+		t.Errorf("a program without secrets finds %q", got)
+	}
+	r.must(http.StatusAccepted, http.MethodPut, "/system/secrets", `{"name":"key","value":"key-2"}`)
+	if got := look(keyed) + ";" + look(plain[0]); got != "keyed key key-2;" {
+		t.Errorf("after the change, the replicas find %q", got)
+	}
+	if got := mine(`cat "$secret_mount_path/key"`); got != "key-2" {
+		t.Errorf("after the change, a program finds %q", got)
+	}
+	// A deploy with other secrets leaves replicas of the earlier one theirs for as long as they
+	// run.
+	r.must(http.StatusAccepted, http.MethodPut, "/system/functions", `{"service":"keyed","image":"stagecoach/wait:0.1.0","secrets":["cert"],
+		"envVars":{"STAGECOACH_MODEL":"model/rec.onnx"},"labels":{"com.openfaas.scale.max":"1"}}`)
+	if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s/key", keyed, folder)); err == nil && string(b) != "key-2" || err != nil && !gonePID(keyed) {
+		t.Errorf("an earlier replica finds %q, %v", b, err)
+	}
+	r.until(late, "a replica of the later deploy", func() bool {
+		return slices.ContainsFunc(r.pids("wait", false), func(pid int) bool { return look(pid) == "keyed cert cert-1" })
+	})
+	if got := r.pids("wait", false); !slices.Contains(got, plain[0]) {
+		t.Errorf("replicas %v: the one without secrets, %d, has ended", got, plain[0])
+	}
+}
+
+// gonePID tells whether a process has ended.
+func gonePID(pid int) bool {
+	_, err := readProcess(pid)
+	return err != nil
+}
+
+// TestSecretsUsed: the present deploy uses its own folder, and replicas of another deploy may use
+// any.
+func TestSecretsUsed(t *testing.T) {
+	now, before := cluster.Replica{Replica: plan.Replica{Revision: 7}}, cluster.Replica{Replica: plan.Replica{Revision: 5, State: plan.Draining}}
+	for _, tc := range []struct {
+		replicas []cluster.Replica
+		revision uint64
+		want     bool
+	}{{nil, 7, false}, {[]cluster.Replica{now}, 7, false}, {[]cluster.Replica{now, before}, 7, true}, {nil, 0, false}, {[]cluster.Replica{now}, 0, true}} {
+		if got := hasEarlier(tc.replicas, tc.revision); got != tc.want {
+			t.Errorf("%+v beside revision %d: %t, want %t", tc.replicas, tc.revision, got, tc.want)
+		}
+	}
 }

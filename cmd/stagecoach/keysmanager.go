@@ -37,7 +37,8 @@ type keysManagerConfig struct {
 	cpus                       int
 	devices                    string // UUIDs or indices, by commas; "all", "none"
 	images, ort, state, listen string
-	uids                       string
+	uids, network              string
+	hostNetwork                bool
 	drain                      time.Duration
 	log                        LogConfig
 }
@@ -60,6 +61,8 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	fs.StringVar(&c.listen, "metrics", "", "host:port of its metrics; default nowhere")
 	fs.DurationVar(&c.drain, "drain", defaults.Control.DrainTimeout, "that replicas have, on SIGTERM, to finish what they do elsewhere")
 	fs.StringVar(&c.uids, "uids", defaults.Isolation.UIDs, "numbers of users and groups that functions run as, when this process is root")
+	fs.StringVar(&c.network, "network-cidr", defaults.Isolation.Network, "addresses of replicas, when this process is root")
+	fs.BoolVar(&c.hostNetwork, "allow-host-network", false, "let functions have the machine's network (annotation stagecoach.dev/network: host)")
 	fs.TextVar(&c.log.Level, "log", c.log.Level, "debug, info, warn or error")
 	fs.StringVar(&c.log.Format, "log-format", c.log.Format, "text or json")
 	if err := parseFlags(fs, args); err != nil {
@@ -100,6 +103,9 @@ func (c *keysManagerConfig) validate() error {
 		if _, err := os.Stat(c.ort); err != nil {
 			bad("ort", err, "the path of libonnxruntime.so")
 		}
+	}
+	if err := validNetwork(c.network); err != nil {
+		bad("network-cidr", fmt.Sprintf("%q", c.network), err.Error())
 	}
 	if c.log.Format != "text" && c.log.Format != "json" {
 		bad("log-format", fmt.Sprintf("%q", c.log.Format), "text or json")
@@ -202,6 +208,11 @@ func (d *daemon) openKeys(ctx context.Context) error {
 		return err
 	}
 	d.onClose(func() { _ = users.close() })
+	nets, err := openNetworks(d.cfg.network, "keysmanager", d.cfg.state, d.log)
+	if err != nil {
+		return err
+	}
+	d.onClose(func() { d.leave(nets) })
 	devices, done, err := openDevices(d.cfg.devices, d.log)
 	if err != nil {
 		return fmt.Errorf("--devices: %w", err)
@@ -211,9 +222,10 @@ func (d *daemon) openKeys(ctx context.Context) error {
 	d.onClose(done)
 	d.keys, err = keysmanager.New(keysmanager.Config{
 		Node: d.cfg.node, Images: &images{folders: sandbox.Images{Dir: d.cfg.images}, store: store}, ORT: d.cfg.ort,
-		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: watchdogLine[:], Warden: processes, Accounts: users.forKeys(), Devices: devices, Groups: groups,
+		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: watchdogLine[:], Warden: processes, Accounts: users.forKeys(), Devices: devices,
+		Networks: nets.forKeys(), HostNetwork: d.cfg.hostNetwork, Groups: groups,
 		OnExit: func(e keysmanager.Exit) {
-			d.server.Tell(node.Event{Kind: node.EventExit, Replica: e.Replica, Function: e.Function, PID: e.PID, Cause: e.Cause})
+			d.server.Tell(node.Event{Kind: node.EventExit, Replica: e.Replica, Function: e.Function, PID: e.PID, Cause: e.Cause, End: string(e.End)})
 		},
 		OnEvict: func(function string, bytes int64) {
 			d.server.Tell(node.Event{Kind: node.EventEvict, Function: function, Bytes: bytes})
@@ -236,6 +248,20 @@ func (d *daemon) openKeys(ctx context.Context) error {
 		d.keys.Detach() // what it has adopted serves on
 	})
 	return nil
+}
+
+// leave closes the daemon's networks, or leaves them to its replicas, which serve on.
+func (d *daemon) leave(n networks) {
+	if n.Networks == nil {
+		return
+	}
+	end := n.Detach
+	if d.stopped {
+		end = n.Close
+	}
+	if err := end(); err != nil {
+		d.log.Warn("networks of functions may be left", "error", err)
+	}
 }
 
 // openMetrics serves the daemon's metrics.

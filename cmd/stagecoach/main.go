@@ -42,7 +42,7 @@ func commands() []command {
 		{"logs", "NAME: what a function's replicas have printed", runLogs, nil},
 		{"profile", "FUNCTION: how long it takes by CPU, batch size and length of its input, measured and stored with it", runProfile, nil},
 		{"scale", "NAME REPLICAS: have so many, now", runScale, nil},
-		{"secret", "what functions find in files and nobody else sees", runSecret, []string{"create NAME < VALUE", "update NAME < VALUE", "list", "remove NAME"}},
+		{"secret", "values that a function reads from files if it names them", runSecret, []string{"create NAME < VALUE", "update NAME < VALUE", "list", "remove NAME"}},
 		{"top", "pipelines, queues, replicas and what happens, live in a terminal", runTop, nil},
 		{"namespace", "where functions and secrets are apart from those of others", runNamespace, []string{"create NAME", "list", "remove NAME"}},
 		{"pipeline", "pipelines of a running stagecoach and what is wrong with them", runPipeline, []string{"list", "describe NAME"}},

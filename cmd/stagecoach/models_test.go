@@ -18,6 +18,7 @@ func TestBrokenModels(t *testing.T) {
 	t.Parallel()
 	images := t.TempDir()
 	stage := proctest.Built(t, "images", "stagecoach", "wait", "0.1.0", "stage")
+	onnxStage := proctest.Built(t, "images", "stagecoach", "onnx", "0.1.0", "stage")
 	good, err := os.ReadFile(proctest.Built(t, "images", "stagecoach", "wait", "0.1.0", "model", "rec.onnx"))
 	if err != nil {
 		t.Fatal(err)
@@ -53,12 +54,24 @@ func TestBrokenModels(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for _, name := range []string{"path", "zipmap", "labels"} { // images that no build has checked
+		dir := filepath.Join(images, "bad", name, "1")
+		if err := errors.Join(os.MkdirAll(dir, 0o755), proctest.Copy(onnxStage, filepath.Join(dir, "stage"))); err != nil {
+			t.Fatal(err)
+		}
+		if name != "path" {
+			proctest.Classifier(t, filepath.Join(dir, "model.onnx"), name == "labels", name == "zipmap")
+		}
+	}
 	r := start(t, "--images", images)
 	for name, causes := range map[string][]string{
 		"truncated": {"model.onnx", "not a whole ONNX model"},
 		"corrupt":   {"zygote: "},
 		"short":     {"weights.bin have 1000 bytes, want at least"},
 		"huge":      {"needs about", "1024 GiB of external data", "it can never fit here"},
+		"path":      {"model model.onnx: there is no ", "/bad/path/1/model.onnx, want STAGECOACH_MODEL to be the path of a file"},
+		"zipmap":    {"output_probability is a sequence, want a tensor", `options={"zipmap": False}`},
+		"labels":    {`model.onnx: output "label" is BYTES`, "want numbers or BOOL", "fit it with numbers as labels"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := *r

@@ -49,26 +49,14 @@ type cacheAPI struct {
 
 // functionSpecs knows what is deployed.
 type functionSpecs interface {
-	// Key is the key of what a request calls name, in a namespace that may be empty; empty: nothing of this name is deployed.
-	Key(name, namespace string) string
+	// Known reports whether there is a function or a pipeline with this key.
+	Known(key pipeline.Key) bool
 	// Spec is what a node starts the function of a key from.
-	Spec(key string) (keysmanager.Spec, bool)
-}
-
-// Key implements functionSpecs.
-func (d deployed) Key(name, namespace string) string {
-	if namespace != "" {
-		name = pipeline.Key(name, namespace)
-	}
-	key, ok := d.Resolve(name)
-	if !ok {
-		return ""
-	}
-	return key
+	Spec(key pipeline.Key) (keysmanager.Spec, bool)
 }
 
 // Spec implements functionSpecs.
-func (d deployed) Spec(key string) (keysmanager.Spec, bool) {
+func (d deployed) Spec(key pipeline.Key) (keysmanager.Spec, bool) {
 	for _, f := range d.Functions() {
 		if s, ok := f.Spec.(keysmanager.Spec); ok && f.Key == key {
 			return s, true
@@ -119,7 +107,8 @@ func (c cacheAPI) list(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	key := ""
 	if name := q.Get("function"); name != "" {
-		if key = c.functions.Key(name, q.Get("namespace")); key == "" {
+		named := pipeline.Named(name, q.Get("namespace"))
+		if key = named.String(); !c.functions.Known(named) {
 			c.fail(w, r, fmt.Errorf("function %q: %w", name, errNotDeployed))
 			return
 		}
@@ -180,13 +169,12 @@ func readCacheOrder(body io.Reader) (o cacheOrder, err error) {
 }
 
 // function is the key of the one that an order is about.
-func (c cacheAPI) function(o cacheOrder) (string, error) {
-	if !pipeline.ValidName(o.Function) {
-		return "", &pipeline.FieldError{Path: "function", Got: strconv.Quote(o.Function), Want: "the name of a function"}
+func (c cacheAPI) function(o cacheOrder) (key pipeline.Key, err error) {
+	if o.Function == "" {
+		return key, &pipeline.FieldError{Path: "function", Got: strconv.Quote(o.Function), Want: "the name of a function"}
 	}
-	key := c.functions.Key(o.Function, o.Namespace)
-	if key == "" {
-		return "", fmt.Errorf("function %q: %w", o.Function, errNotDeployed)
+	if key = pipeline.Named(o.Function, o.Namespace); !c.functions.Known(key) {
+		return key, fmt.Errorf("function %.100q: %w", o.Function, errNotDeployed)
 	}
 	return key, nil
 }
@@ -220,7 +208,9 @@ func (c cacheAPI) evict(ctx context.Context, o cacheOrder) ([]cacheDone, error) 
 	if o.Digest != "" {
 		what, err = c.digest(o.Digest)
 	} else {
-		what, err = c.function(o)
+		var key pipeline.Key
+		key, err = c.function(o)
+		what = key.String()
 	}
 	if err != nil {
 		return nil, err

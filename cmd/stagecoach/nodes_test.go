@@ -20,6 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/cluster"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
@@ -97,14 +98,11 @@ func (f fakeNodes) Evict(context.Context, string, string) (int64, error) { retur
 // fakeSpecs is one function, f.ns.
 type fakeSpecs struct{}
 
-func (fakeSpecs) Key(name, ns string) string {
-	if name == "f" && (ns == "" || ns == "ns") {
-		return "f.ns"
-	}
-	return ""
+func (fakeSpecs) Known(key pipeline.Key) bool {
+	return key == pipeline.Key{Name: "f", Namespace: "ns"}
 }
 
-func (fakeSpecs) Spec(string) (keysmanager.Spec, bool) {
+func (fakeSpecs) Spec(pipeline.Key) (keysmanager.Spec, bool) {
 	return keysmanager.Spec{Function: "f.ns"}, true
 }
 
@@ -136,14 +134,14 @@ func TestCacheAPI(t *testing.T) {
 		want         string
 		internal, js bool
 	}{
-		"warm all":           {nil, "warm", `{"function": "f"}`, 200, `[{"node":"a","bytes":5},{"node":"b","bytes":5}]`, false, false},
+		"warm all":           {nil, "warm", `{"function": "f.ns"}`, 200, `[{"node":"a","bytes":5},{"node":"b","bytes":5}]`, false, false},
 		"warm one":           {nil, "warm", `{"function": "f", "namespace": "ns", "node": "b"}`, 200, `[{"node":"b","bytes":5}]`, false, false},
-		"evict":              {nil, "evict", `{"function": "f"}`, 200, `[{"node":"a","bytes":5},{"node":"b","bytes":5}]`, false, false},
+		"evict":              {nil, "evict", `{"function": "f.ns"}`, 200, `[{"node":"a","bytes":5},{"node":"b","bytes":5}]`, false, false},
 		"evict a digest":     {nil, "evict", `{"digest": "aaaabbbb1", "node": "a"}`, 200, `[{"node":"a","bytes":5}]`, false, false},
 		"which digest":       {nil, "evict", `{"digest": "sha256:aaaabbbb"}`, 400, `digest: got "sha256:aaaabbbb", want more of it: several begin so`, false, false},
 		"short digest":       {nil, "evict", `{"digest": "aaa"}`, 400, "digest: got \"aaa\", want eight or more", false, false},
 		"neither":            {nil, "evict", `{}`, 400, `function: got "", want the name of a function, or a digest`, false, false},
-		"both":               {nil, "evict", `{"function": "f", "digest": "aaaabbbb1"}`, 400, "function: got \"f\", want", false, false},
+		"both":               {nil, "evict", `{"function": "f.ns", "digest": "aaaabbbb1"}`, 400, "function: got \"f.ns\", want", false, false},
 		"warm a digest":      {nil, "warm", `{"digest": "aaaabbbb1"}`, 400, "digest: got", false, false},
 		"no function":        {nil, "warm", `{"node": "a"}`, 400, `function: got "", want the name of a function`, false, false},
 		"no JSON":            {nil, "warm", `x`, 400, "body: got invalid character", false, false},
@@ -153,13 +151,13 @@ func TestCacheAPI(t *testing.T) {
 		"too large":          {nil, "warm", `{"function": "` + strings.Repeat("f", maxCacheOrder) + `"}`, 413, "too large", false, false},
 		"as JSON":            {nil, "warm", `{"node": 7}`, 400, `{"error":"node: got a number, want a string","fields":[{"path":"node","got":"a number","want":"a string"}]}`, false, true},
 		"unknown function":   {nil, "warm", `{"function": "g"}`, 404, `function "g": not deployed`, false, false},
-		"unknown node":       {nil, "warm", `{"function": "f", "node": "c"}`, 404, `node "c": no node of this name, want one of: a, b`, false, false},
-		"busy":               {keysmanager.ErrBusy, "evict", `{"function": "f"}`, 409, "its parameters are in use", false, false},
-		"sounds busy":        {errors.New("disk on fire: " + keysmanager.ErrBusy.Error()), "evict", `{"function": "f"}`, 503, "disk on fire", true, false},
-		"nowhere":            {keysmanager.ErrNotCached, "evict", `{"function": "f"}`, 404, "no parameters", false, false},
-		"no model":           {keysmanager.ErrNoModel, "warm", `{"function": "f"}`, 400, "no model", false, false},
-		"no room":            {fmt.Errorf("%w: 3 GiB", keysmanager.ErrNoRoom), "warm", `{"function": "f"}`, 507, `node "a": no room: 3 GiB`, true, false},
-		"the platform's own": {errors.New("disk on fire"), "warm", `{"function": "f"}`, 503, `node "a": disk on fire`, true, false},
+		"unknown node":       {nil, "warm", `{"function": "f.ns", "node": "c"}`, 404, `node "c": no node of this name, want one of: a, b`, false, false},
+		"busy":               {keysmanager.ErrBusy, "evict", `{"function": "f.ns"}`, 409, "its parameters are in use", false, false},
+		"sounds busy":        {errors.New("disk on fire: " + keysmanager.ErrBusy.Error()), "evict", `{"function": "f.ns"}`, 503, "disk on fire", true, false},
+		"nowhere":            {keysmanager.ErrNotCached, "evict", `{"function": "f.ns"}`, 404, "no parameters", false, false},
+		"no model":           {keysmanager.ErrNoModel, "warm", `{"function": "f.ns"}`, 400, "no model", false, false},
+		"no room":            {fmt.Errorf("%w: 3 GiB", keysmanager.ErrNoRoom), "warm", `{"function": "f.ns"}`, 507, `node "a": no room: 3 GiB`, true, false},
+		"the platform's own": {errors.New("disk on fire"), "warm", `{"function": "f.ns"}`, 503, `node "a": disk on fire`, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := twoNodes()
@@ -205,11 +203,11 @@ func TestWhatPoliciesSeeOfANode(t *testing.T) {
 // TestWhatANodeKeepsWarm: what is to be in memory, with the rest of it also when one of them is no function of ours.
 func TestWhatANodeKeepsWarm(t *testing.T) {
 	f := func(name string) cluster.FunctionSpec {
-		return cluster.FunctionSpec{Key: name, Spec: keysmanager.Spec{Function: name}}
+		return cluster.FunctionSpec{Key: pipeline.ParseKey(name), Spec: keysmanager.Spec{Function: name}}
 	}
 	got, err := wantedOf([]cluster.WarmOrder{
 		{Function: f("disk"), Warmth: plan.File},
-		{Function: cluster.FunctionSpec{Key: "other", Spec: 7}, Warmth: plan.Host},
+		{Function: cluster.FunctionSpec{Key: pipeline.ParseKey("other"), Spec: 7}, Warmth: plan.Host},
 		{Function: f("key"), Warmth: plan.Host, Key: true},
 		{Function: f("host"), Warmth: plan.Host},
 	})
@@ -222,7 +220,7 @@ func TestWhatANodeKeepsWarm(t *testing.T) {
 // TestCacheList filters what nodes hold.
 func TestCacheList(t *testing.T) {
 	t.Parallel()
-	for query, want := range map[string]int{"": 2, "?node=b": 1, "?namespace=ns": 2, "?namespace=other": 0, "?function=f&namespace=ns": 2, "?function=f.ns": 404, "?node=c": 404} {
+	for query, want := range map[string]int{"": 2, "?node=b": 1, "?namespace=ns": 2, "?namespace=other": 0, "?function=f&namespace=ns": 2, "?function=f.ns": 2, "?function=f": 404, "?node=c": 404} {
 		w := httptest.NewRecorder()
 		serveNodes(twoNodes(), fakeSpecs{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/system/cache"+query, nil))
 		var got []cached

@@ -9,6 +9,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/cluster"
 	"github.com/stagecoach-serving/stagecoach/events"
 	"github.com/stagecoach-serving/stagecoach/gateway"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
@@ -64,7 +65,7 @@ func (u *up) replicaEvent(e cluster.Event) {
 	if u.tracer == nil || e.Replica == "" {
 		return
 	}
-	out := telemetry.ReplicaEvent{At: e.At, Function: e.Function, Replica: e.Replica, Node: e.Node, Kind: string(e.Kind), Path: e.Path, Cause: e.Cause}
+	out := telemetry.ReplicaEvent{At: e.At, Function: e.Function.String(), Replica: e.Replica, Node: e.Node, Kind: string(e.Kind), Path: e.Path, Cause: e.Cause}
 	for _, p := range e.Phases {
 		out.Phases = append(out.Phases, telemetry.Phase(p))
 	}
@@ -85,12 +86,12 @@ func phases(all []cluster.Phase) map[string]string {
 
 // evicted tells that a node has ended a zygote for want of memory.
 func (u *up) evicted(at time.Time, node, function string, bytes int64) {
-	u.events.Publish(events.Event{At: at, Kind: "zygote.evicted", Function: function, Node: node, Why: fmt.Sprintf("%d MiB for others", bytes>>20)})
+	u.events.Publish(events.Event{At: at, Kind: "zygote.evicted", Function: pipeline.ParseKey(function), Node: node, Why: fmt.Sprintf("%d MiB for others", bytes>>20)})
 }
 
 // deadLetter tells that an async request, or its callback, has failed for good.
 func (u *up) deadLetter(l queue.DeadLetter) {
-	u.events.Publish(events.Event{At: l.Died, Kind: "request.dead", Function: l.Function, Call: l.ID, Why: l.Cause})
+	u.events.Publish(events.Event{At: l.Died, Kind: "request.dead", Function: pipeline.ParseKey(l.Function), Call: l.ID, Why: l.Cause})
 }
 
 // deployed tells of a function's deployment or removal.
@@ -119,7 +120,7 @@ func (a *announcer) Apply(ctx context.Context, p plan.Plan) error {
 		from, to := a.wants[w.Function], len(w.Slots)
 		next[w.Function] = to
 		if from != to {
-			a.events.Publish(events.Event{Kind: "function.scaled", Function: w.Function, From: &from, To: &to, Why: w.Why})
+			a.events.Publish(events.Event{Kind: "function.scaled", Function: pipeline.ParseKey(w.Function), From: &from, To: &to, Why: w.Why})
 		}
 	}
 	a.wants = next

@@ -248,25 +248,27 @@ func TestMetricsAreDocumented(t *testing.T) {
 	for range 5 { // arrivals are known from the fifth on
 		r.must(http.StatusOK, http.MethodPost, "/function/three", "x")
 	}
-	r.must(http.StatusAccepted, http.MethodPost, "/async-function/hold", "x")
-	r.until(soon, "a replica to be lost and another one ready, and spans to be sent", func() bool {
+	exported := map[string]string{} // TYPE by name
+	var a answer
+	r.until(soon, "a replica to be lost and another one ready, an async request to wait, and spans to be sent", func() bool {
+		if exported["stagecoach_async_pending"] == "" || exported["stagecoach_async_in_work"] == "" { // as long as one is there
+			r.must(http.StatusAccepted, http.MethodPost, "/async-function/hold", "x")
+		}
 		for _, pid := range r.pids("wait", false) {
 			kill9(t, pid)
 		}
-		a := r.send(http.MethodGet, "/metrics", "")
+		a = r.must(http.StatusOK, http.MethodGet, "/metrics", "")
+		for line := range strings.Lines(string(a.body)) {
+			if f := strings.Fields(line); len(f) == 4 && f[1] == "TYPE" {
+				exported[f[2]] = f[3]
+			}
+		}
 		return strings.Contains(string(a.body), `dispatch_replicas_lost_total{function="hold`) && strings.Contains(string(a.body), "telemetry_spans_total") &&
 			strings.Contains(string(a.body), "replica_ends_total") && strings.Contains(string(a.body), `cluster_target_load{function="last`) &&
-			strings.Contains(string(a.body), `cluster_target_load{function="first`)
+			strings.Contains(string(a.body), `cluster_target_load{function="first`) && exported["stagecoach_async_pending"] != "" && exported["stagecoach_async_in_work"] != ""
 	})
-	a := r.must(http.StatusOK, http.MethodGet, "/metrics", "")
 
 	documented := documentedMetrics(t)
-	exported := map[string]string{} // TYPE by name
-	for line := range strings.Lines(string(a.body)) {
-		if f := strings.Fields(line); len(f) == 4 && f[1] == "TYPE" {
-			exported[f[2]] = f[3]
-		}
-	}
 	for name, kind := range exported {
 		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
 			continue // client_golang's own

@@ -63,7 +63,7 @@ func describePipeline(p provider.PipelineStatus, out io.Writer) error {
 		for _, e := range s.Next {
 			next = append(next, e.To)
 		}
-		fmt.Fprintf(t, "%s\t%d/%d\t%t\t%s\t%s\n", s.Name, s.AvailableReplicas, s.Replicas, s.Each, strings.Join(next, ", "), s.Detail)
+		fmt.Fprintf(t, "%s\t%d/%d\t%t\t%s\t%s\n", s.Name, s.AvailableReplicas, s.Replicas, s.Each, strings.Join(next, ", "), s.Status)
 	}
 	for _, f := range p.Faults {
 		fmt.Fprintf(t, "\nFault:\tfunction %q, %s: got %s, want %s\n", f.Function, f.Annotation, f.Got, f.Want)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/stagecoach-serving/stagecoach/cluster"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
@@ -16,7 +17,7 @@ type pinner struct {
 }
 
 // Pin implements provider.Pinner.
-func (p pinner) Pin(key string, pin provider.Pin) (provider.Held, error) {
+func (p pinner) Pin(key pipeline.Key, pin provider.Pin) (provider.Held, error) {
 	h, err := p.local.Pin(key, cluster.Pin{Holder: pin.Holder, CPUMilli: pin.CPUMilli, Until: pin.Until})
 	switch {
 	case errors.Is(err, cluster.ErrInUse):
@@ -39,4 +40,4 @@ func (p pinner) Pin(key string, pin provider.Pin) (provider.Held, error) {
 }
 
 // Unpin implements provider.Pinner.
-func (p pinner) Unpin(key, holder string) { p.local.Unpin(key, holder) }
+func (p pinner) Unpin(key pipeline.Key, holder string) { p.local.Unpin(key, holder) }

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/profile"
 )
 
@@ -56,7 +57,7 @@ func newProfiled(t *testing.T) *profiled {
 // replicas waits for so many, each with a quota.
 func (p *profiled) replicas(n, milli int) {
 	p.t.Helper()
-	proctest.Until(p.t, late, fmt.Sprintf("%d replicas with %dm each", n, milli), func() bool { return p.has(n, milli) })
+	proctest.Until(p.t, fmt.Sprintf("%d replicas with %dm each", n, milli), func() bool { return p.has(n, milli) })
 }
 
 // has tells whether there are so many, each with a quota.
@@ -67,7 +68,7 @@ func (p *profiled) has(n, milli int) bool {
 			return false
 		}
 	}
-	return len(all) == n && len(p.up.local.Replicas("spin.openfaas-fn")) == n
+	return len(all) == n && len(p.up.local.Replicas(pipeline.ParseKey("spin.openfaas-fn"))) == n
 }
 
 // run is the command in this process, for it to be interrupted.
@@ -174,7 +175,7 @@ func TestProfileLetsGo(t *testing.T) {
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), context.Canceled.Error()) {
 		t.Errorf("interrupted: %v", err)
 	}
-	if until, ok := p.up.local.PinnedUntil("spin.openfaas-fn"); ok {
+	if until, ok := p.up.local.PinnedUntil(pipeline.ParseKey("spin.openfaas-fn")); ok {
 		t.Errorf("interrupted, it is held until %v, want it to be let go at once", until)
 	}
 	p.replicas(2, 1000)
@@ -184,7 +185,7 @@ func TestProfileLetsGo(t *testing.T) {
 
 	order := map[string]any{"holder": "who dies", "cpuMilli": 80, "seconds": 30}
 	pin := func() error { return p.send(t.Context(), "pin", http.MethodPut, "/system/function/spin/pin", order) }
-	proctest.Until(t, late, "one replica with 80m", func() bool { return pin() == nil && p.has(1, 80) })
+	proctest.Until(t, "one replica with 80m", func() bool { return pin() == nil && p.has(1, 80) })
 	order["seconds"] = 1
 	if err := pin(); err != nil {
 		t.Fatal(err)

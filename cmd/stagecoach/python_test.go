@@ -80,14 +80,17 @@ func TestPythonStage(t *testing.T) {
 	c.handler("starter", "python3-stage")
 	c.write("stack.yml", fmt.Sprintf(pythonStack, py))
 
-	built := c.run(`greet +example/greet:latest +\S+ KiB +sha256:[0-9a-f]{12}`, "", "build", "--images", images)
+	built := c.run(`greet +example/greet:latest +\S+ KiB +sha256:[0-9a-f]{12}`, "", "build", "--images", images, "--filter", "greet")
 	if !strings.Contains(built, "Processing ./greetings-1.0-py3-none-any.whl") {
 		t.Errorf("a build does not show what pip does:\n%s", built)
 	}
 	digest := regexp.MustCompile(`greet:latest .*(sha256:\S+)`)
-	if again := c.run("", "", "build", "--images", images); digest.FindStringSubmatch(again)[1] != digest.FindStringSubmatch(built)[1] {
+	if again := c.run("", "", "build", "--images", images, "--filter", "greet"); digest.FindStringSubmatch(again)[1] != digest.FindStringSubmatch(built)[1] {
 		t.Errorf("built again:\n%s\nbefore:\n%s", again, built)
 	}
+	c.run("starter", "", "build", "--images", images, "--filter", "starter")
+	c.refuse(`functions\.misses: handler: handler\.py:1: it needs the module 'no_such_module', which .*requirements\.txt.*fprocess`, "", "build", "--images", images, "--filter", "misses")
+	c.run("misses", "", "build", "--images", images, "--filter", "misses", "--check-imports=false")
 	c.run(`starter: ready with 1 replicas`, "", "deploy", "--wait", "--filter", "starter")
 	c.run("greet: created", "", "deploy", "--filter", "greet")
 	c.run("^You said: hello\n$", "hello", "invoke", "starter")

@@ -165,7 +165,7 @@ func TestCLIReference(t *testing.T) {
 // TestAPIReference holds docs/api.md against the routes in the code.
 func TestAPIReference(t *testing.T) {
 	t.Parallel()
-	known := []string{"GET /healthz", "GET /metrics", "ANY /function/NAME[/PATH]", "POST /async-function/NAME[/PATH]"}
+	known := []string{"GET /healthz", "GET /readyz", "GET /metrics", "ANY /function/NAME[/PATH]", "POST /async-function/NAME[/PATH]"}
 	for _, route := range systemRoutes(t) {
 		if strings.Contains(route, " ") {
 			known = append(known, strings.NewReplacer("{name}", "NAME", "{id}", "ID", "{$}", "").Replace(route))

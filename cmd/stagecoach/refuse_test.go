@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,7 +25,7 @@ import (
 func TestAdmission(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	r.deployAll(waitFn("busy", "200ms", map[string]string{"max": "1"}, nil))
+	r.deployAll(waitFn("busy", "800ms", map[string]string{"max": "1"}, nil))
 	for range 5 { // its service time gets known
 		r.must(http.StatusOK, http.MethodPost, "/function/busy", "x")
 	}
@@ -32,7 +34,7 @@ func TestAdmission(t *testing.T) {
 		count[http.StatusOK]+count[http.StatusTooManyRequests]+count[http.StatusGatewayTimeout] != 50 {
 		t.Errorf("answers by status: %v, want some 200, most 429, at most three 504 and nothing else", count)
 	}
-	r.must(http.StatusOK, http.MethodPost, "/function/busy", "x", "X-Timeout", "1s") // the replica is free again
+	r.must(http.StatusOK, http.MethodPost, "/function/busy", "x") // the replica is free again
 	if n := r.value(`stagecoach_dispatch_service_seconds_count{function="busy.openfaas-fn"}`); n != float64(count[http.StatusOK]+6) {
 		t.Errorf("the replica did %v calls, %d were answered", n, count[http.StatusOK]+6)
 	}
@@ -43,14 +45,10 @@ func TestAdmission(t *testing.T) {
 func TestExpiry(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	r.deployAll(waitFn("busy", "400ms", map[string]string{"max": "1"}, nil))
+	r.deployAll(waitFn("busy", "2s", map[string]string{"max": "1"}, nil))
 	r.must(http.StatusOK, http.MethodPost, "/function/busy", "x")
 	count := r.storm("busy", 20, time.Microsecond)
-	begin := time.Now()
-	r.must(http.StatusOK, http.MethodPost, "/function/busy", "x")
-	if took := time.Since(begin); took > 3*time.Second { // 18 in the line would be 7 s
-		t.Errorf("the next request took %v, want no ghosts of the expired before it", took)
-	}
+	r.must(http.StatusOK, http.MethodPost, "/function/busy", "x") // with no ghosts of the expired before it, see below
 	if count[http.StatusOK] < 1 || count[http.StatusGatewayTimeout] < 15 || count[http.StatusOK]+count[http.StatusGatewayTimeout] != 20 {
 		t.Errorf("answers by status: %v, want about two 200 and the rest 504", count)
 	}
@@ -62,7 +60,7 @@ func TestExpiry(t *testing.T) {
 	t.Logf("answers by status: %v", count)
 }
 
-// storm sends n requests, one each gap, that allow a second each, and counts the answers by status.
+// storm sends n requests, one per gap, that allow four seconds each, and counts the answers by status.
 func (r *rig) storm(function string, n int, gap time.Duration) map[int]int {
 	r.t.Helper()
 	answers := make(chan answer, n)
@@ -70,7 +68,7 @@ func (r *rig) storm(function string, n int, gap time.Duration) map[int]int {
 	defer pace.Stop()
 	for range n {
 		<-pace.C
-		go func() { answers <- r.send(http.MethodPost, "/function/"+function, "x", "X-Timeout", "1s") }()
+		go func() { answers <- r.send(http.MethodPost, "/function/"+function, "x", "X-Timeout", "4s") }()
 	}
 	count := map[int]int{}
 	for range n {
@@ -79,9 +77,6 @@ func (r *rig) storm(function string, n int, gap time.Duration) map[int]int {
 		after, err := strconv.Atoi(a.header.Get("Retry-After"))
 		if a.status == http.StatusTooManyRequests && (err != nil || after < 1 || !strings.Contains(string(a.body), `stage "`+function+`"`)) {
 			r.t.Errorf("429 with Retry-After %q, want a number from 1 on, and the stage: %s", a.header.Get("Retry-After"), a.body)
-		}
-		if a.took > 3*time.Second {
-			r.t.Errorf("status %d after %v, want an answer soon after the deadline of 1 s", a.status, a.took)
 		}
 	}
 	return count
@@ -164,18 +159,18 @@ func TestBrokenFunctions(t *testing.T) {
 					t.Errorf("503: %s, want %q in it", a.body, part)
 				}
 			}
-			if a.took > 15*time.Second || a.header.Get("Retry-After") == "" {
-				t.Errorf("answered after %v with headers %v, want soon, with Retry-After", a.took, a.header)
+			if a.header.Get("Retry-After") == "" { // nor has it waited for its deadline: that would be 504
+				t.Errorf("answered with headers %v, want Retry-After", a.header)
 			}
-			if shown := r.shows(tc.f.name).Annotations["stagecoach.dev/status"]; !strings.Contains(shown, tc.cause[0]) || !strings.Contains(shown, "failed") {
+			if shown := r.shows(tc.f.name).Annotations["stagecoach.dev/status"]; !strings.Contains(shown, tc.cause[0]) || !strings.HasPrefix(shown, "failing: ") {
 				t.Errorf("annotation stagecoach.dev/status is %q, want %q in it", shown, tc.cause[0])
 			}
 			r.deployAll(fn{name: tc.f.name, image: "noop", labels: zero})
 			if a := r.must(http.StatusOK, http.MethodPost, "/function/"+tc.f.name, "mended"); string(a.body) != "mended" {
 				t.Errorf("after a good deploy: %q", a.body)
 			}
-			if shown, there := r.shows(tc.f.name).Annotations["stagecoach.dev/status"]; there {
-				t.Errorf("after a good deploy the annotation stagecoach.dev/status is still %q", shown)
+			if shown := r.shows(tc.f.name).Annotations["stagecoach.dev/status"]; shown != "ready" {
+				t.Errorf("after a good deploy the annotation stagecoach.dev/status is %q, want ready", shown)
 			}
 		})
 	}
@@ -231,15 +226,20 @@ func TestBasicAuth(t *testing.T) {
 	if err := admin.deploy(t.Context(), graph[4].deployment()); err != nil {
 		t.Fatal(err)
 	}
-	for _, route := range []string{
-		"GET /system/functions", "POST /system/functions", "PUT /system/functions", "DELETE /system/functions", "GET /system/function/e",
+	wrong := []*client{newClient("http://admin:wrong@" + r.up.addr), newClient("http://nobody:s3cret@" + r.up.addr)}
+	for i, route := range []string{
+		"GET /system/functions", "GET /system", "GET //system/nodes", "GET /system/../system/top", "GET /system/events/", "PUT /system/functions", "DELETE /system/functions", "POST /system/functions", "GET /system/function/e",
 		"POST /system/scale-function/e", "GET /system/info", "GET /system/namespaces", "GET /system/pipelines", "GET /system/pipelines/five",
 		"GET /system/pipelines/e/explain", "GET /system/nodes", "GET /system/nodes/n", "GET /system/cache", "POST /system/cache/evict", "GET /system/top",
 		"GET /system/function/e/profile", "PUT /system/function/e/profile", "PUT /system/function/e/pin", "DELETE /system/function/e/pin",
 		"GET /system/timeline/e", "GET /system/dead", "DELETE /system/dead?function=f", "POST /system/dead/x/redrive", "GET /system/secrets", "GET /system/logs", "GET /system/none",
 	} {
 		method, path, _ := strings.Cut(route, " ")
-		for _, c := range []*client{r.client, newClient("http://admin:wrong@" + r.up.addr), newClient("http://nobody:s3cret@" + r.up.addr)} {
+		callers := []*client{r.client}
+		if i < 5 { // further guesses are answered late
+			callers = append(callers, wrong...)
+		}
+		for _, c := range callers {
 			if a, err := c.do(t.Context(), method, path, "", nil); err != nil || a.status != http.StatusUnauthorized {
 				t.Errorf("%s as %q: status %d, %v, want 401", route, c.user+":"+c.pass, a.status, err)
 			}
@@ -248,6 +248,28 @@ func TestBasicAuth(t *testing.T) {
 			t.Errorf("%s with credentials: status %d, %v", route, a.status, err)
 		}
 	}
+	var guesses sync.WaitGroup
+	var slow, refused atomic.Int64
+	for range 50 {
+		guesses.Go(func() {
+			switch a, err := wrong[0].do(t.Context(), http.MethodGet, "/system/info", "", nil); {
+			case err == nil && a.status == http.StatusUnauthorized:
+				slow.Add(1)
+			case err == nil && a.status == http.StatusTooManyRequests:
+				refused.Add(1)
+			default:
+				t.Errorf("a guess: status %d, %v", a.status, err)
+			}
+		})
+	}
+	if a, err := admin.do(t.Context(), http.MethodGet, "/system/info", "", nil); err != nil || a.status != http.StatusOK {
+		t.Errorf("with credentials, while somebody guesses: status %d, %v", a.status, err)
+	}
+	guesses.Wait()
+	if slow.Load() == 0 || refused.Load() == 0 {
+		t.Errorf("of 50 guesses at a time %d were answered 401 and %d 429, want some each", slow.Load(), refused.Load())
+	}
+	r.until(soon, "the guesses in the log", func() bool { return strings.Contains(r.log.String(), "a client tries passwords") })
 	var p struct{ Stages []struct{ Name string } }
 	if err := admin.get(t.Context(), "/system/pipelines/five", &p); err != nil || len(p.Stages) != 1 {
 		t.Errorf("with credentials: %+v, %v", p, err)

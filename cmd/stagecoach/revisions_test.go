@@ -74,11 +74,11 @@ func TestNoRequestMeetsTwoRevisions(t *testing.T) {
 		}
 	}
 	for g := range redeploys {
-		proctest.Until(t, late, "requests of one generation", answered(g))
+		proctest.Until(t, "requests of one generation", answered(g))
 		says.env["generation"] = fmt.Sprint(g + 1)
 		r.deployAll(says)
 	}
-	proctest.Until(t, late, "requests of the last generation", answered(redeploys))
+	proctest.Until(t, "requests of the last generation", answered(redeploys))
 	close(stop)
 	wg.Wait()
 	if lost := r.events("says", "lost"); len(lost) > 0 {

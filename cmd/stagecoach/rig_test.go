@@ -24,8 +24,8 @@ import (
 
 // Limits of waits: generous, because machines that test are slow; a test that works waits for a fraction of them.
 const (
-	soon = 20 * time.Second
-	late = time.Minute
+	soon = time.Minute
+	late = 3 * time.Minute
 )
 
 // rig is a running `stagecoach up` and its client.
@@ -127,7 +127,7 @@ type process struct {
 
 func gone(t *testing.T, all []process) {
 	t.Helper()
-	proctest.Until(t, soon, "no process to be left", func() bool {
+	proctest.Until(t, "no process to be left", func() bool {
 		return !slices.ContainsFunc(all, func(p process) bool {
 			now, err := readProcess(p.pid)
 			return err == nil && now.start == p.start
@@ -164,9 +164,8 @@ func spare(pid int) bool {
 	return err == nil && string(comm) == "spare\n"
 }
 
-// descendants returns the zygotes and replicas of the up with this pid, sorted by pid. A zygote's child has its environment, so that
-// the parent tells the two apart.
-func descendants(up int) []process {
+// allProcesses returns the machine's processes.
+func allProcesses() []process {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		panic(err)
@@ -179,6 +178,13 @@ func descendants(up int) []process {
 			}
 		}
 	}
+	return all
+}
+
+// descendants returns the zygotes and replicas of the up with this pid, sorted by pid. A zygote's
+// child has its environment, so that the parent tells the two apart.
+func descendants(up int) []process {
+	all := allProcesses()
 	var out []process
 	for _, p := range all {
 		if p.parent == up {
@@ -289,11 +295,7 @@ func (r *rig) must(status int, method, path, body string, header ...string) answ
 }
 
 // shows returns a function as the API describes it.
-func (r *rig) shows(name string) (s struct {
-	functionStatus
-	Annotations map[string]string
-},
-) {
+func (r *rig) shows(name string) (s functionStatus) {
 	r.t.Helper()
 	a := r.must(http.StatusOK, http.MethodGet, "/system/function/"+name, "")
 	if err := json.Unmarshal(a.body, &s); err != nil {
@@ -322,7 +324,7 @@ func (r *rig) until(limit time.Duration, what string, done func() bool) {
 	r.t.Helper()
 	tick := time.NewTicker(50 * time.Millisecond) // each question costs both sides something
 	defer tick.Stop()
-	proctest.Until(r.t, limit, what, func() bool { <-tick.C; return done() })
+	proctest.Until(r.t, what, func() bool { <-tick.C; return done() })
 }
 
 // value reads a metric's sample by its name with labels.
@@ -382,7 +384,7 @@ func (l *load) turn() {
 	l.mu.Lock()
 	from := slices.Clone(l.done)
 	l.mu.Unlock()
-	proctest.Until(l.t, late, "each client to have two more answers", func() bool {
+	proctest.Until(l.t, "each client to have two more answers", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for i := range from {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/cluster"
 	"github.com/stagecoach-serving/stagecoach/dispatch"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
@@ -93,12 +94,12 @@ func writeStarts(w io.Writer, starts []replicaStart) error {
 // serveTimeline answers GET /system/timeline/{name}.
 func serveTimeline(reg *provider.Registry, local *cluster.Local, lines *dispatch.Shell, st *status) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		key, ok := reg.Resolve(r.PathValue("name"))
-		if _, isFunction := reg.Function(key); !ok || !isFunction {
-			http.Error(w, fmt.Sprintf("no function %q: deploy it first", r.PathValue("name")), http.StatusNotFound)
+		key := pipeline.Named(r.PathValue("name"), r.URL.Query().Get("namespace"))
+		if _, ok := reg.Function(key); !ok {
+			http.Error(w, fmt.Sprintf("no function %q in namespace %q: deploy it first", key.Name, key.Namespace), http.StatusNotFound)
 			return
 		}
-		t := timeline{Function: key, Events: []event{}}
+		t := timeline{Function: key.String(), Events: []event{}}
 		is := lines.Signals(key, time.Now())
 		t.Waiting, t.Running = is.Waiting, is.Running
 		for _, rep := range local.Replicas(key) {

@@ -83,7 +83,7 @@ func (u *up) top(now time.Time) topView {
 	}
 	counts := u.local.Counts()
 	for _, f := range u.registry.Functions() {
-		if g, ok := u.registry.Graph(f.Key); ok && pipeline.Key(g.Name, g.Namespace) == f.Key && len(g.Stages) == 1 {
+		if g, ok := u.registry.Graph(f.Key); ok && u.registry.Alone(f.Key) {
 			if p := u.topPipeline(g); p.Rate > 0 || p.InFlight > 0 {
 				v.Pipelines = append(v.Pipelines, p)
 			}
@@ -91,7 +91,7 @@ func (u *up) top(now time.Time) topView {
 		v.Functions = append(v.Functions, u.topFunction(f.Key, counts[f.Key].Ready, counts[f.Key].Starting, counts[f.Key].Draining, now))
 	}
 	slices.SortFunc(v.Pipelines, func(a, b topPipeline) int { return strings.Compare(a.Name, b.Name) })
-	v.Pipelines = slices.CompactFunc(v.Pipelines, func(a, b topPipeline) bool { return a.Name == b.Name }) // a pipeline of one stage of its name
+	v.Pipelines = slices.CompactFunc(v.Pipelines, func(a, b topPipeline) bool { return a.Name == b.Name }) // of an earlier version, a pipeline and a function of its name
 	s, _ := u.loop.Last()
 	for _, n := range s.Nodes {
 		out := topNode{Name: n.Name, Memory: n.Memory, MemoryUsed: n.MemoryUsed, Zygotes: len(n.Zygotes)}
@@ -108,10 +108,10 @@ func (u *up) top(now time.Time) topView {
 }
 
 func (u *up) topPipeline(p pipeline.Pipeline) topPipeline {
-	key := pipeline.Key(p.Name, p.Namespace)
+	key := p.Key()
 	r := u.gateway.Recent(key, p.SLO)
 	out := topPipeline{
-		Name: key, Rate: r.Rate, P50: r.P50.Seconds(), P99: r.P99.Seconds(), SLO: p.SLO.Seconds(),
+		Name: key.String(), Rate: r.Rate, P50: r.P50.Seconds(), P99: r.P99.Seconds(), SLO: p.SLO.Seconds(),
 		Within: r.Within, Failed: r.Failed, InFlight: r.InFlight,
 	}
 	if len(p.Faults) > 0 {
@@ -120,10 +120,10 @@ func (u *up) topPipeline(p pipeline.Pipeline) topPipeline {
 	return out
 }
 
-func (u *up) topFunction(key string, ready, starting, draining int, now time.Time) topFunction {
+func (u *up) topFunction(key pipeline.Key, ready, starting, draining int, now time.Time) topFunction {
 	is := u.lines.Signals(key, now)
 	out := topFunction{
-		Name: key, Rate: is.Demand.Rate, CV: is.Demand.CV, Waiting: is.Waiting, Running: is.Running, Service: is.Service.Mean.Seconds(),
+		Name: key.String(), Rate: is.Demand.Rate, CV: is.Demand.CV, Waiting: is.Waiting, Running: is.Running, Service: is.Service.Mean.Seconds(),
 		Wait: u.lines.Waited(key).Seconds(), Ready: ready, Starting: starting, Draining: draining,
 	}
 	if servers := u.lines.Load(key).Servers; servers > 0 {

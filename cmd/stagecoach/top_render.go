@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/stagecoach-serving/stagecoach/events"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 // topSection is one table: rows are as long as the header, the last column takes what is left of the line.
@@ -154,7 +155,7 @@ func topNodes(all []topNode) *topSection {
 func topEventRows(all []events.Event) *topSection {
 	s := &topSection{header: []string{"EVENT", "KIND", "OF", "WHY"}, left: []bool{true, true, true, true}}
 	for _, e := range slices.Backward(all) {
-		of := cmp.Or(e.Replica, short(e.Function), e.Node)
+		of := cmp.Or(e.Replica, short(e.Function.String()), e.Node)
 		why := e.Why
 		if e.From != nil && e.To != nil {
 			why = fmt.Sprintf("%d to %d: %s", *e.From, *e.To, why)
@@ -167,8 +168,8 @@ func topEventRows(all []events.Event) *topSection {
 	return s
 }
 
-// short is a key without the default namespace.
-func short(key string) string { return printable(strings.TrimSuffix(key, ".openfaas-fn")) }
+// short is the text of a key without the default namespace.
+func short(key string) string { return printable(pipeline.ParseKey(key).Short()) }
 
 // printable makes one line of s that does nothing to a terminal: causes may hold what a function has printed.
 func printable(s string) string {

@@ -1,19 +1,16 @@
 package main
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
 
 	"github.com/stagecoach-serving/stagecoach/events"
+	"github.com/stagecoach-serving/stagecoach/internal/golden"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
-
-var rewrite = flag.Bool("rewrite", false, "write the golden files that these tests compare with")
 
 // busyView is a cluster in which much is going on.
 func busyView() topView {
@@ -37,7 +34,7 @@ func busyView() topView {
 		v.Events = append(v.Events, events.Event{At: at.Add(time.Duration(i-25) * time.Second), Kind: "replica.ready", Replica: fmt.Sprintf("ocr-detect-%02d", i), Path: "fork"})
 	}
 	v.Events = append(
-		v.Events, events.Event{At: at, Kind: "function.scaled", Function: "ocr-detect.openfaas-fn", From: &from, To: &to, Why: "λ=17.4/s μ=4.4/s wait≤228ms: 5 by Erlang C, +1 to drain"},
+		v.Events, events.Event{At: at, Kind: "function.scaled", Function: pipeline.ParseKey("ocr-detect.openfaas-fn"), From: &from, To: &to, Why: "λ=17.4/s μ=4.4/s wait≤228ms: 5 by Erlang C, +1 to drain"},
 		events.Event{At: at, Kind: "replica.lost", Replica: "ocr-detect-03", Why: "killed by SIGKILL"})
 	return v
 }
@@ -46,20 +43,7 @@ func busyView() topView {
 // say why each line has changed.
 func TestTopLooks(t *testing.T) {
 	for _, size := range [][2]int{{80, 24}, {120, 40}} {
-		file := filepath.Join("testdata", fmt.Sprintf("top-%dx%d.txt", size[0], size[1]))
-		got := strings.Join(renderTop(busyView(), size[0], size[1]), "\n") + "\n"
-		if *rewrite {
-			if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got != string(want) {
-			t.Errorf("%s: got\n%s\nwant\n%s", file, got, want)
-		}
+		golden.Compare(t, fmt.Sprintf("top-%dx%d.txt", size[0], size[1]), strings.Join(renderTop(busyView(), size[0], size[1]), "\n")+"\n")
 	}
 }
 

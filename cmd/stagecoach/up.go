@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,9 +21,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/events"
 	"github.com/stagecoach-serving/stagecoach/flow"
 	"github.com/stagecoach-serving/stagecoach/gateway"
+	"github.com/stagecoach-serving/stagecoach/internal/peer"
 	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/secret"
 	"github.com/stagecoach-serving/stagecoach/telemetry"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -54,11 +57,17 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	fs.StringVar(&cfg.NATS.Listen, "nats-listen", cfg.NATS.Listen, "host:port where nodes of this machine join (stagecoach keysmanager); default nowhere")
 	fs.BoolVar(&cfg.Node.None, "no-node", cfg.Node.None, "run no replicas in this process; nodes that join do")
 	fs.StringVar(&cfg.BasicAuthDir, "basic-auth-dir", cfg.BasicAuthDir, "folder with basic-auth-user and basic-auth-password")
+	fs.Func("trusted-proxies", "CIDRs of proxies whose X-Forwarded-For is believed, by commas; default none", func(list string) error {
+		cfg.Requests.TrustedProxies = strings.Split(list, ",")
+		return nil
+	})
 	fs.IntVar(&cfg.Control.Budget, "budget", cfg.Control.Budget, "replicas that all functions together may have; 0: as many as the nodes hold")
 	fs.StringVar(&cfg.Control.Policies.Allocator, "allocator", cfg.Control.Policies.Allocator, "policy that sizes functions; see docs/config.md")
 	fs.StringVar(&cfg.Control.Policies.Corrector, "corrector", cfg.Control.Policies.Corrector, "policy that corrects sizes by what was measured; none leaves it out")
 	fs.StringVar(&cfg.Control.Policies.Sharer, "sharer", cfg.Control.Policies.Sharer, "policy that trims sizes to what there is; none leaves it out")
 	fs.StringVar(&cfg.Control.Record, "record", cfg.Control.Record, "file that gets each decision of the autoscaler, for stagecoach replay")
+	fs.StringVar(&cfg.Isolation.Network, "network-cidr", cfg.Isolation.Network, "addresses of replicas, when this process is root")
+	fs.BoolVar(&cfg.Isolation.HostNetwork, "allow-host-network", cfg.Isolation.HostNetwork, "let functions have the machine's network (annotation stagecoach.dev/network: host)")
 	if err := parseFlags(fs, args); err != nil {
 		return cfg, nil, err
 	}
@@ -96,8 +105,10 @@ type up struct {
 	nats      *queue.Server
 	specs     specStore
 	registry  *provider.Registry
+	proxies   peer.Proxies
 	accounts  accounts
-	secrets   namedSecrets
+	networks  networks
+	secrets   *secret.Store
 	store     *tensor.Dir
 	lines     *dispatch.Shell
 	nodes     *nodes
@@ -114,6 +125,7 @@ type up struct {
 	tracer    *telemetry.Tracer // nil: nobody wants spans
 	events    *events.Hub
 	handler   http.Handler
+	inside    http.Handler // in place of handler, for functions
 }
 
 func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {
@@ -145,29 +157,42 @@ func (u *up) serve(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("listen: %w; is another stagecoach running?", err)
 	}
+	inside, err := u.listenInside(l.Addr())
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
 	srv := &http.Server{
-		Handler: u.handler, ConnState: gateway.Unframed, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		Handler: u.byAddress(), ConnState: gateway.Unframed, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(u.log.Handler(), slog.LevelWarn),
 	}
 	fmt.Fprintf(out, "%shttp://%s\n", listening, l.Addr())
 	srv.RegisterOnShutdown(u.book.Close) // who follows logs would hold it up
 	srv.RegisterOnShutdown(u.events.Close)
-	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(gateway.Strict(l.(*net.TCPListener))) }()
+	served := make(chan error, 2)
+	running := 0
+	for _, at := range []net.Listener{l, inside} {
+		if at != nil {
+			running++
+			go func() { served <- srv.Serve(gateway.Strict(at.(*net.TCPListener))) }() // ends with Shutdown
+		}
+	}
+	var fault error
 	select {
-	case err := <-failed:
-		return fmt.Errorf("serve: %w", err)
+	case err := <-served:
+		running--
+		fault = fmt.Errorf("serve: %w", err)
 	case <-ctx.Done():
 	}
 	u.log.Info("draining", "at most", u.cfg.Control.DrainTimeout)
 	drain, cancel := context.WithTimeout(context.Background(), u.cfg.Control.DrainTimeout)
 	defer cancel()
-	err = srv.Shutdown(drain)
-	if err != nil {
-		err = fmt.Errorf("requests were cut off after %v: %w", u.cfg.Control.DrainTimeout, errors.Join(err, srv.Close()))
+	if err := srv.Shutdown(drain); err != nil {
+		fault = errors.Join(fault, fmt.Errorf("requests were cut off after %v: %w", u.cfg.Control.DrainTimeout, errors.Join(err, srv.Close())))
 	}
-	if cause := <-failed; !errors.Is(cause, http.ErrServerClosed) {
-		err = errors.Join(err, cause)
+	for range running {
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			fault = errors.Join(fault, err)
+		}
 	}
-	return err
+	return fault
 }

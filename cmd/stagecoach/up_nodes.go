@@ -16,7 +16,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/task"
 )
 
 // newNodes returns no nodes.
@@ -47,7 +49,8 @@ func (u *up) openNode() error {
 	u.nodes.keys, err = keysmanager.New(keysmanager.Config{
 		Node: u.cfg.Node.Name, Images: u.images, ORT: u.cfg.ORT,
 		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory), Watchdog: watchdogLine[:], Devices: devices, Groups: groups, Accounts: u.accounts.forKeys(),
-		OnExit:  func(e keysmanager.Exit) { u.local.Lost(e.Replica, e.Cause) },
+		Networks: u.networks.forKeys(), HostNetwork: u.cfg.Isolation.HostNetwork,
+		OnExit:  func(e keysmanager.Exit) { u.local.Lost(e.Replica, task.Death{Cause: e.Cause, End: e.End}) },
 		OnEvict: func(function string, bytes int64) { u.evicted(time.Time{}, u.cfg.Node.Name, function, bytes) },
 		Output: func(function, replica, stream, line string) {
 			u.printed(function, logbook.Line{At: time.Now().UTC(), Replica: replica, Stream: stream, Text: line})
@@ -63,7 +66,7 @@ func (u *up) openNode() error {
 
 // printed takes a line that a replica or zygote has printed.
 func (u *up) printed(function string, l logbook.Line) {
-	u.book.Add(function, l)
+	u.book.Add(pipeline.ParseKey(function), l)
 	u.log.Debug("output", "function", function, "replica", l.Replica, "stream", l.Stream, "line", l.Text)
 }
 
@@ -151,7 +154,7 @@ func (u *up) heard(c *node.Client) {
 	}
 	u.local.Running(inv.Name, running)
 	for _, z := range inv.Zygotes {
-		if _, ok := u.registry.Function(z.Function); ok || z.Function == "" || z.State != node.Ready {
+		if _, ok := u.registry.Function(pipeline.ParseKey(z.Function)); ok || z.Function == "" || z.State != node.Ready {
 			continue
 		}
 		u.nodes.forgetThere(c, z.Function)
@@ -162,7 +165,7 @@ func (u *up) heard(c *node.Client) {
 func (u *up) nodeEvent(name string, e node.Event) {
 	switch e.Kind {
 	case node.EventExit:
-		u.local.Lost(e.Replica, e.Cause)
+		u.local.Lost(e.Replica, task.Death{Cause: e.Cause, End: task.End(e.End)})
 	case node.EventEvict:
 		u.evicted(e.At, name, e.Function, e.Bytes) // perhaps before we were there
 	}

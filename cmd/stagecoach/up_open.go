@@ -16,6 +16,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/dispatch"
 	"github.com/stagecoach-serving/stagecoach/flow"
 	"github.com/stagecoach-serving/stagecoach/gateway"
+	"github.com/stagecoach-serving/stagecoach/internal/peer"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
 	"github.com/stagecoach-serving/stagecoach/task"
@@ -33,6 +35,10 @@ func (u *up) openState(context.Context) error {
 		return err
 	}
 	u.onClose(u.accounts.close)
+	if u.networks, err = openNetworks(u.cfg.Isolation.Network, "up", u.cfg.State, u.log); err != nil {
+		return err
+	}
+	u.onClose(u.networks.close)
 	if err := u.openSecrets(); err != nil {
 		return err
 	}
@@ -67,7 +73,7 @@ func (u *up) openQueue(ctx context.Context) error {
 		return err
 	}
 	u.onClose(func() error { nc.Close(); return nil })
-	kv, err := queue.OpenKV(ctx, nc, "functions")
+	kv, err := queue.OpenKV(ctx, nc, u.nats.Disk(), "functions")
 	if err != nil {
 		return err
 	}
@@ -76,11 +82,14 @@ func (u *up) openQueue(ctx context.Context) error {
 		return err
 	}
 	u.onClose(func() error { u.registry.Close(); return nil })
-	mountSecrets(u.secrets.Store, u.registry.Functions(), u.log)
+	mountSecrets(u.secrets, u.registry.Functions(), u.log)
 	if u.journal, err = queue.OpenJournal(ctx, nc, u.journalConfig(), u.log); err != nil {
 		return err
 	}
 	if err := u.metrics.Register(newAsyncCounts(u.journal)); err != nil {
+		return err
+	}
+	if err := u.metrics.Register(newDiskState(u.nats.Disk())); err != nil {
 		return err
 	}
 	if err := u.metrics.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
@@ -99,11 +108,11 @@ func (u *up) epoch(ctx context.Context) (uint64, error) {
 		return 0, err
 	}
 	defer nc.Close()
-	kv, err := queue.OpenKV(ctx, nc, "owners")
+	kv, err := queue.OpenKV(ctx, nc, u.nats.Disk(), "owners")
 	if err != nil {
 		return 0, err
 	}
-	return kv.Put(ctx, "cluster", []byte(u.cfg.Node.Name))
+	return kv.Mark(ctx, "cluster", []byte(u.cfg.Node.Name)) // on a full disk too
 }
 
 // openReplicas makes what starts replicas and gives them work.
@@ -128,10 +137,11 @@ func (u *up) openReplicas(ctx context.Context) error {
 	u.lines, err = dispatch.New(dispatch.Config{
 		Bus: queue.NewBus(nc), Store: u.store, Logger: u.log, Registerer: u.metrics,
 		Near:        func(to string, r *task.Reply) bool { return u.flow.Reply(to, r) },
-		OnDemand:    func(string) { u.loop.Poke() },
+		OnDemand:    func(pipeline.Key) { u.loop.Poke() },
+		Revive:      func(function pipeline.Key, revision uint64) { u.local.Revive(function, revision) },
 		FirstAnswer: func(f dispatch.First) { u.local.Answered(f.Replica, f.After, f.Call) },
-		OutOfMemory: func(_, replica, cause string) { u.local.OutOfMemory(replica, cause) },
-		Dropped:     func(_, replica, cause string) { u.local.Lost(replica, cause) },
+		OutOfMemory: func(_ pipeline.Key, replica, cause string) { u.local.OutOfMemory(replica, cause) },
+		Dropped:     func(_ pipeline.Key, replica string, death task.Death) { u.local.Lost(replica, death) },
 	})
 	if err != nil {
 		return err
@@ -143,7 +153,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 	}
 	u.cpu = &cpuLoad{nodes: u.nodes, log: u.log}
 	u.local, err = cluster.New(cluster.Config{
-		Functions: deployed{u.registry, u.secrets}, Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(), Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
+		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(), Joining: u.cfg.NATS.Listen != "", Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
 		Epoch: epoch, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,
 	})
@@ -202,7 +212,7 @@ func (u *up) openFlow(context.Context) error {
 	}
 	u.onClose(func() error { nc.Close(); return nil })
 	u.flow, err = flow.New(flow.Config{
-		Bus: queue.NewBus(nc), Near: u.lines, Graphs: u.registry, Loads: u.lines, Store: u.store, Log: u.log, Metrics: u.metrics,
+		Bus: queue.NewBus(nc), Near: u.lines, Graphs: lined{u.registry, u.lines.Owns}, Loads: u.lines, Store: u.store, Log: u.log, Metrics: u.metrics,
 	})
 	if err != nil {
 		return err
@@ -215,14 +225,18 @@ func (u *up) openFlow(context.Context) error {
 	if err := u.openRendezvous(); err != nil {
 		return err
 	}
-	u.callbacks = gateway.NewCallbacks(nil)
+	if u.proxies, err = peer.ParseProxies(u.cfg.Requests.TrustedProxies); err != nil {
+		return fmt.Errorf("requests.trustedProxies: %w", err)
+	}
+	u.callbacks = gateway.NewCallbacks(gateway.CallbackTransport(u.networks.dial), gateway.CallbackTransport(u.networks.dialInside))
 	u.onClose(func() error { u.callbacks.Close(); return nil })
 	u.gateway, err = gateway.New(gateway.Config{
 		Directory: u.registry, Invoker: u.flow, Journal: asyncJournal{u.journal}, Callbacks: u.callbacks,
 		Timeout: u.cfg.Requests.Timeout, MaxTimeout: u.cfg.Requests.MaxTimeout, MaxBody: int64(u.cfg.Requests.MaxBody),
 		BodyMemory: int64(u.cfg.Requests.BodyMemory), Spool: u.store,
 		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log, Tracer: u.gatewayTracer(),
-		Rendezvous: u.meeting, HTTP: u.kinds.HTTP, Measures: u.local.PinnedBy, Stall: u.cfg.Requests.Stall,
+		Rendezvous: u.meeting, HTTP: u.speaksHTTP, Measures: u.measures, Stall: u.cfg.Requests.Stall,
+		Lines: u.lines, Proxies: u.proxies,
 	})
 	return err
 }
@@ -237,29 +251,29 @@ func (u *up) openHTTP(context.Context) error {
 	} else {
 		u.log.Warn("no credentials: everyone on this machine may deploy; --basic-auth-dir changes that")
 	}
-	u.status = &status{local: u.local, gateway: u.gateway, loop: u.loop, nodes: u.nodes, log: u.log}
+	u.status = &status{registry: u.registry, local: u.local, gateway: u.gateway, loop: u.loop, nodes: u.nodes, log: u.log}
 	api, err := provider.New(provider.Config{
 		Store: u.specs, Registry: u.registry, Images: u.images,
-		Status: u.status, Scaler: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Credentials: credentials, Version: version(), Log: u.log,
+		Status: u.status, Scaler: u.local, Room: room{u.local}, Pinner: pinner{u.local, u.nodes}, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork, Version: version(), Log: u.log,
 	})
 	if err != nil {
 		return err
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(u.metrics, promhttp.HandlerOpts{Registry: u.metrics}))
-	dead := api.Guard(serveDead(u.journal, u.registry))
+	dead := serveDead(u.journal)
 	mux.Handle("/system/dead", dead)
 	mux.Handle("/system/dead/", dead)
-	mux.Handle("GET /system/timeline/{name}", api.Guard(serveTimeline(u.registry, u.local, u.lines, u.status)))
-	mux.Handle("GET /system/pipelines/{name}/explain", api.Guard(serveExplain(u.registry, u.loop, u.status)))
-	cache := api.Guard(serveNodes(u.nodes, deployed{u.registry, u.secrets}))
+	mux.Handle("GET /system/timeline/{name}", serveTimeline(u.registry, u.local, u.lines, u.status))
+	mux.Handle("GET /system/pipelines/{name}/explain", serveExplain(u.registry, u.loop, u.status))
+	cache := serveNodes(u.nodes, u.deployedFunctions())
 	for _, path := range []string{"/system/nodes", "/system/nodes/", "/system/cache", "/system/cache/"} {
 		mux.Handle(path, cache)
 	}
-	mux.Handle("GET /system/events", api.Guard(u.events))
-	mux.Handle("GET /system/top", api.Guard(http.HandlerFunc(u.serveTop)))
+	mux.Handle("GET /system/events", u.events)
+	mux.Handle("GET /system/top", http.HandlerFunc(u.serveTop))
 	mux.Handle("/", api)
-	u.handler = u.gateway.Handler(mux)
+	u.handler, u.inside = u.gateway.Handler(api.Guard(mux)), u.gateway.InsideHandler(guardedInside(api, credentials, mux))
 	return nil
 }
 
@@ -269,10 +283,10 @@ func (u *up) follow(context.Context) error {
 		u.kinds.changed(c.Key, c.Function)
 		if f := c.Function; f == nil {
 			u.lines.Remove(c.Key)
-			u.nodes.forget(c.Key)
+			u.nodes.forget(c.Key.String())
 			u.book.Forget(c.Key)
-			u.status.meter.Forget(c.Key)
-			u.cpu.meter.Forget(c.Key)
+			u.status.meter.Forget(c.Key.String())
+			u.cpu.meter.Forget(c.Key.String())
 			u.gateway.Tidy()
 		} else if err := u.lines.Ensure(dispatch.Spec{
 			Function: f.Key, Revision: f.Revision, QueueLimit: f.Declared.QueueLimit, MaxReplicas: maxReplicas(f.Declared), Batch: f.Declared.Batch,
@@ -281,11 +295,12 @@ func (u *up) follow(context.Context) error {
 		}
 		u.loop.Poke()
 	}
-	u.registry.OnChange(func(c provider.Change) { update(c); u.deployed(c) }) // by then nobody changes anything
+	u.registry.OnChange(func(c provider.Change) { u.deployed(c); update(c) }) // whose replicas are ordered after it is told
 	for _, f := range u.registry.Functions() {
 		update(provider.Change{Key: f.Key, Function: f})
 	}
 	u.background(u.collectImages)
+	u.background(u.sweepSecrets)
 	u.background(u.async)
 	return nil
 }

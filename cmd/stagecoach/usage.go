@@ -4,6 +4,7 @@ import (
 	"log/slog"
 
 	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
@@ -35,10 +36,10 @@ func usedBy(inventories []node.Inventory, by map[string]*used) {
 }
 
 // Usage implements provider.Status.
-func (s *status) Usage(key string) (provider.Usage, bool) {
+func (s *status) Usage(key pipeline.Key) (provider.Usage, bool) {
 	var u used
-	usedBy(s.nodes.Inventories(), map[string]*used{key: &u})
-	cpu, memory, err := s.meter.Measure(key, u.pids)
+	usedBy(s.nodes.Inventories(), map[string]*used{key.String(): &u})
+	cpu, memory, err := s.meter.Measure(key.String(), u.pids)
 	if err != nil {
 		s.log.Warn("usage cannot be measured", "function", key, "error", err)
 		return provider.Usage{}, false
@@ -55,20 +56,21 @@ type cpuLoad struct {
 }
 
 // of returns thousandths of a core by function; what cannot be measured is left out.
-func (c *cpuLoad) of(functions []string) map[string]float64 {
+func (c *cpuLoad) of(functions []pipeline.Key) map[pipeline.Key]float64 {
 	by := make(map[string]*used, len(functions))
 	for _, f := range functions {
-		by[f] = &used{}
+		by[f.String()] = &used{}
 	}
 	usedBy(c.nodes.Inventories(), by)
-	out := make(map[string]float64, len(functions))
+	out := make(map[pipeline.Key]float64, len(functions))
 	for _, f := range functions {
-		milli, _, err := c.meter.Measure(f, by[f].pids)
+		u := by[f.String()]
+		milli, _, err := c.meter.Measure(f.String(), u.pids)
 		if err != nil {
 			c.log.Debug("processor time cannot be measured", "function", f, "error", err)
 			continue
 		}
-		out[f] = by[f].cpuMilli + milli
+		out[f] = u.cpuMilli + milli
 	}
 	return out
 }

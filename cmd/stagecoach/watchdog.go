@@ -11,6 +11,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/gateway"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 	"github.com/stagecoach-serving/stagecoach/watchdog"
@@ -73,7 +74,7 @@ func (k *kinds) look(f kind) *kind {
 }
 
 // changed takes what is deployed under a key now; nil: nothing.
-func (k *kinds) changed(key string, f *provider.Deployed) {
+func (k *kinds) changed(key pipeline.Key, f *provider.Deployed) {
 	if f == nil {
 		k.known.Delete(key)
 		return
@@ -81,8 +82,16 @@ func (k *kinds) changed(key string, f *provider.Deployed) {
 	k.known.Store(key, k.look(kind{image: pinned(f), env: f.Deployment.EnvVars}))
 }
 
+// speaksHTTP reports whether an invocation of key is of a function that speaks HTTP itself, and of no pipeline.
+func (u *up) speaksHTTP(key pipeline.Key) bool { return u.registry.Alone(key) && u.kinds.HTTP(key) }
+
+// measures reports whether an invocation of key is of a function that this holder has pinned, and of no pipeline.
+func (u *up) measures(key pipeline.Key, holder string) bool {
+	return u.registry.Alone(key) && u.local.PinnedBy(key, holder)
+}
+
 // HTTP tells whether the function with this key speaks HTTP itself.
-func (k *kinds) HTTP(key string) bool {
+func (k *kinds) HTTP(key pipeline.Key) bool {
 	v, ok := k.known.Load(key)
 	if !ok {
 		return false // a pipeline

@@ -6,6 +6,7 @@ import (
 
 	"github.com/openfaas/faas-provider/types"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
@@ -30,16 +31,16 @@ func TestKindsOfAFunctionDeployedMeanwhile(t *testing.T) {
 				if looks++; looks == 1 {
 					return sandbox.Image{}, errors.New("not there yet")
 				}
-				k.changed("f.ns", next) // while somebody looks
+				k.changed(pipeline.ParseKey("f.ns"), next) // while somebody looks
 				return sandbox.Image{Stage: true}, nil
 			})}
-			k.changed("f.ns", deployed("example/stage:1"))
+			k.changed(pipeline.ParseKey("f.ns"), deployed("example/stage:1"))
 			for range 2 {
-				if got := k.HTTP("f.ns"); got != (next != nil) {
+				if got := k.HTTP(pipeline.ParseKey("f.ns")); got != (next != nil) {
 					t.Errorf("HTTP: %t", got)
 				}
 			}
-			if _, ok := k.known.Load("f.ns"); ok != (next != nil) {
+			if _, ok := k.known.Load(pipeline.ParseKey("f.ns")); ok != (next != nil) {
 				t.Errorf("known: %t", ok)
 			}
 		})

@@ -17,7 +17,7 @@ import (
 )
 
 // patience is for what takes milliseconds when nothing is wrong.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // Keeper is a test's end of the control socket of a process that takes a zygote's orders.
 type Keeper struct {
@@ -45,7 +45,7 @@ func (l *Buffer) String() string {
 	return l.b.String()
 }
 
-// Keep starts a program in a folder, with its control socket as descriptor 3. It is killed after a minute, and when the test ends.
+// Keep starts a program in a folder, with its control socket as descriptor 3. It is killed after two minutes, and when the test ends.
 func Keep(t testing.TB, folder string, env []string, name string, args ...string) *Keeper {
 	t.Helper()
 	socket, there := Pair(t, unix.SOCK_SEQPACKET)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
 	"github.com/stagecoach-serving/stagecoach/load"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 //go:embed page.html
@@ -166,7 +167,7 @@ func common(all []load.Figures) float64 {
 func overTime(title string, r load.Result, sec func(float64) string, value func(load.Sample) float64) chart.Plot {
 	p := chart.Plot{Title: title, XUnit: sec}
 	for i, f := range r.Functions {
-		l := chart.Line{Name: strings.TrimSuffix(f.Function, ".openfaas-fn"), Color: i}
+		l := chart.Line{Name: pipeline.ParseKey(f.Function).Short(), Color: i}
 		for _, s := range f.Samples {
 			l.X, l.Y = append(l.X, s.T), append(l.Y, value(s))
 		}

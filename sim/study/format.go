@@ -3,9 +3,10 @@ package study
 import (
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
 // String is the value and its interval, with the digits that the interval leaves: "0.52 (0.48 to 0.57)".
@@ -28,7 +29,7 @@ func sign(v float64) string {
 func (i Interval) with(scale, offset float64, unit string) string {
 	value, low, high := scale*i.Value+offset, scale*i.Low+offset, scale*i.High+offset
 	if high <= low {
-		return trim(value, 3) + unit
+		return sim.Trim(value, 3) + unit
 	}
 	d := digits(high - low)
 	return fmt.Sprintf("%.*f%s (%.*f to %.*f)", d, value, unit, d, low, d, high)
@@ -37,23 +38,10 @@ func (i Interval) with(scale, offset float64, unit string) string {
 // digits after the point, of a value that is known to half of width.
 func digits(width float64) int { return min(max(-int(math.Floor(math.Log10(width/2)))+1, 0), 6) }
 
-// trim writes v with so many digits and no exponent.
-func trim(v float64, digits int) string {
-	if v == 0 {
-		return "0"
-	}
-	after := max(digits-1-int(math.Floor(math.Log10(math.Abs(v)))), 0)
-	s := strconv.FormatFloat(v, 'f', after, 64)
-	if after > 0 {
-		s = strings.TrimRight(strings.TrimRight(s, "0"), ".")
-	}
-	return s
-}
-
 // with is the mean with the digits that its interval leaves, and the interval, in a unit.
 func (s Sample) with(scale float64) string {
 	if s.CI == 0 {
-		return trim(s.Mean*scale, 3)
+		return sim.Trim(s.Mean*scale, 3)
 	}
 	d := digits(2 * s.CI * scale)
 	return fmt.Sprintf("%.*f ± %.*f", d, s.Mean*scale, d, s.CI*scale)

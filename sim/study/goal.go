@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
 // Goals are what a design is to reach on each setting, and on all together. Zero: there is no such goal.
@@ -148,7 +150,7 @@ func (r *Result) goals(b *strings.Builder) {
 		fmt.Fprintf(b, "; and %g of what the oracle has in time, or a baseline where that has more", g.Attained)
 	}
 	fmt.Fprintf(b, ". Met: the whole interval keeps to the goal; open: a part of it does; missed: none of it; met for more GPU-seconds: it took more of them. "+
-		"The best baseline is the one with the least mean latency in the comparison itself, of those with at most %s GPUs on average, or no more than ours has there: chosen with the results known, which favours it.\n", trim(overBudget*r.Budget, 4))
+		"The best baseline is the one with the least mean latency in the comparison itself, of those with at most %s GPUs on average, or no more than ours has there: chosen with the results known, which favours it.\n", sim.Trim(overBudget*r.Budget, 4))
 	names := r.goalNames()
 	t := table{append([]string{"on"}, names...)}
 	var rows []string

@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
 // WriteMarkdown writes the result for people: what was asked, goals, claims, all settings together, pairs, each setting, configurations, parts,
@@ -42,7 +44,7 @@ func (r *Result) intro(b *strings.Builder) {
 	for _, m := range []struct{ sign, text string }{
 		{"†", "more than 0.1 % of the requests failed"},
 		{"‡", "not tuned: with its defaults"},
-		{"§", fmt.Sprintf("over the budget: more than %s GPUs on average", trim(overBudget*r.Budget, 4))},
+		{"§", fmt.Sprintf("over the budget: more than %s GPUs on average", sim.Trim(overBudget*r.Budget, 4))},
 	} {
 		if strings.Contains(marks, m.sign) {
 			fmt.Fprintf(b, "\n%s %s.\n", m.sign, m.text)
@@ -117,7 +119,7 @@ func (r *Result) together(b *strings.Builder) {
 			return sum
 		}
 		logs := func(figure func(o *Outcome) float64) string {
-			return trim(math.Exp(mean(func(i int) float64 { return math.Log(max(figure(all[i]), tiny) / settings[i].Service) })), 3)
+			return sim.Trim(math.Exp(mean(func(i int) float64 { return math.Log(max(figure(all[i]), tiny) / settings[i].Service) })), 3)
 		}
 		name := c.Title
 		if i := slices.IndexFunc(all, (*Outcome).Fails); i >= 0 {
@@ -127,8 +129,8 @@ func (r *Result) together(b *strings.Builder) {
 		for k := range r.Multiples {
 			row = append(row, percent(mean(func(i int) float64 { return all[i].InTime[k].Mean })))
 		}
-		t.row(append(row, trim(mean(func(i int) float64 { return all[i].Goodput.Mean }), 3), trim(mean(func(i int) float64 { return all[i].GPUs.Mean }), 3),
-			trim(mean(func(i int) float64 { return all[i].CoreSeconds.Mean / settings[i].Seconds }), 3),
+		t.row(append(row, sim.Trim(mean(func(i int) float64 { return all[i].Goodput.Mean }), 3), sim.Trim(mean(func(i int) float64 { return all[i].GPUs.Mean }), 3),
+			sim.Trim(mean(func(i int) float64 { return all[i].CoreSeconds.Mean / settings[i].Seconds }), 3),
 			percent(mean(func(i int) float64 { return all[i].Failed.Mean })))...)
 	}
 	t.write(b)
@@ -145,7 +147,7 @@ func (r *Result) shared(a, b string) []string {
 	return out
 }
 
-func percent(part float64) string { return trim(100*part, 3) + " %" }
+func percent(part float64) string { return sim.Trim(100*part, 3) + " %" }
 
 var pairHeading = []string{"mean latency", "p99", "goodput", "in time", "GPU-seconds"}
 
@@ -166,7 +168,7 @@ func (r *Result) pairs(b *strings.Builder) {
 	}
 	fmt.Fprintf(b, "\n## %s against each, in pairs\n", clean(r.title(r.Ours)))
 	t.write(b)
-	fmt.Fprintf(b, "\nThe best baseline is chosen setting by setting, by its mean latency in the comparison itself, of those with at most %s GPUs, or no more than ours has there.\n", trim(overBudget*r.Budget, 4))
+	fmt.Fprintf(b, "\nThe best baseline is chosen setting by setting, by its mean latency in the comparison itself, of those with at most %s GPUs, or no more than ours has there.\n", sim.Trim(overBudget*r.Budget, 4))
 }
 
 func (r *Result) title(name string) string {
@@ -247,7 +249,7 @@ func (o *Outcome) row(s SettingInfo, title string) []string {
 	for _, st := range o.Stages {
 		waiting += st.Queue.Mean
 	}
-	return append(row, o.Goodput.with(1), trim(waiting, 3), o.GPUs.with(1), o.CoreSeconds.with(1), o.Failed.with(100))
+	return append(row, o.Goodput.with(1), sim.Trim(waiting, 3), o.GPUs.with(1), o.CoreSeconds.with(1), o.Failed.with(100))
 }
 
 // starts lists what it took contenders to bring up replicas, all settings together.
@@ -270,7 +272,7 @@ func (r *Result) starts(b *strings.Builder) {
 		}
 		for _, name := range slices.Sorted(maps.Keys(sums)) {
 			s := sums[name]
-			t.row(c.Title, name, trim(float64(s.N)/float64(len(all)*r.Seeds.N), 3), trim(s.Mean/float64(s.N), 3))
+			t.row(c.Title, name, sim.Trim(float64(s.N)/float64(len(all)*r.Seeds.N), 3), sim.Trim(s.Mean/float64(s.N), 3))
 		}
 	}
 	if len(t) > 1 {
@@ -311,9 +313,9 @@ func (r *Result) configurations(b *strings.Builder) {
 		p := c.Points[c.Chosen]
 		var knobs []string
 		for i, k := range c.Knobs {
-			knobs = append(knobs, fmt.Sprintf("%s %s", k, trim(p.Knobs[i], 4)))
+			knobs = append(knobs, fmt.Sprintf("%s %s", k, sim.Trim(p.Knobs[i], 4)))
 		}
-		t.row(c.Group, r.title(c.Contender), fmt.Sprint(len(c.Points)), strings.Join(knobs, ", "), trim(p.GPUs, 3), trim(math.Exp(p.Score), 3), percent(p.InTime), percent(p.Failed))
+		t.row(c.Group, r.title(c.Contender), fmt.Sprint(len(c.Points)), strings.Join(knobs, ", "), sim.Trim(p.GPUs, 3), sim.Trim(math.Exp(p.Score), 3), percent(p.InTime), percent(p.Failed))
 	}
 	if len(t) > 1 {
 		fmt.Fprintf(b, "\n## Chosen configurations\n\nOn the loads for tuning, seeds %d to %d. All that was tried is in the JSON, under tuned.\n", r.Tuned.Seeds.First, r.Tuned.Seeds.First+uint64(r.Tuned.Seeds.N)-1)

@@ -5,9 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
-	"os"
-	"path/filepath"
 	"reflect"
 	"runtime"
 	"strings"
@@ -16,13 +13,12 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/stagecoach-serving/stagecoach/internal/golden"
 	"github.com/stagecoach-serving/stagecoach/policy"
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-var rewrite = flag.Bool("rewrite", false, "write the golden files anew; commit them only if you can say why each line moved")
 
 // small is a study of two loads on two stages, and of two contenders with a fixed number of replicas: of one it is tuned, of the other,
 // which is twice as fast on two GPUs each, too. The third is the first without its tuning's second knob.
@@ -109,8 +105,8 @@ func TestStudy(t *testing.T) {
 	if err := errors.Join(e.Encode(alone), alone.WriteMarkdown(&report)); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "small.json", text.Bytes())
-	golden(t, "small.md", report.Bytes())
+	golden.Compare(t, "small.json", text.String())
+	golden.Compare(t, "small.md", report.String())
 	for _, c := range alone.Tuned.Choices {
 		if len(c.Points) != 5 || !reflect.DeepEqual(c.Points[0].Knobs, []float64{1, 0}) {
 			t.Errorf("%s in %s: %d candidates from %v, want 5 from the defaults", c.Contender, c.Group, len(c.Points), c.Points[0].Knobs)
@@ -118,23 +114,6 @@ func TestStudy(t *testing.T) {
 	}
 	if part, one := alone.Outcome("busy", "part"), alone.Outcome("busy", "one"); part == nil || !reflect.DeepEqual(part.Mean, one.Mean) || alone.Outcome("idle", "part") != nil {
 		t.Errorf("part has %+v, want what one has, and on one setting", part)
-	}
-}
-
-func golden(t *testing.T, name string, got []byte) {
-	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *rewrite {
-		if err := os.WriteFile(file, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s: got\n%s\nwhich is not what is stored: if that is meant, `go test ./sim/study -rewrite`", name, got)
 	}
 }
 

@@ -358,7 +358,7 @@ func TestDescriptorsAreClosed(t *testing.T) {
 			}
 		}
 		r.ask(1000, "what was before is over")
-		proctest.Until(t, patience, "as few descriptors as before", func() bool { return count() <= before }) // the last may be closed a moment later
+		proctest.Until(t, "as few descriptors as before", func() bool { return count() <= before }) // the last may be closed a moment later
 		r.drained()
 	})
 }

@@ -119,7 +119,7 @@ func TestLinesArePrintedAtOnce(t *testing.T) {
 	r := ownStage(t).greet(welcome)
 	r.batch(1, never, "log")
 	r.result()
-	proctest.Until(t, patience, "what the handler printed", func() bool {
+	proctest.Until(t, "what the handler printed", func() bool {
 		return strings.HasSuffix(r.stdout.String(), "loading\nplacing f-1 f.ns cpu True\nhello print\n") && strings.Contains(r.stderr.String(), "hello log call=r\n")
 	})
 	if got := r.stderr.String(); !strings.Contains(got, "INFO") || strings.Contains(got, "not this") {

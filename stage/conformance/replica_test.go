@@ -22,7 +22,7 @@ import (
 )
 
 // patience bounds every wait of these tests.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 var (
 	welcome = wire.Welcome{Version: wire.Version, Credit: 1 << 20}

@@ -20,7 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-const patience = 30 * time.Second // for what takes milliseconds when nothing is wrong
+const patience = time.Minute // for what takes milliseconds when nothing is wrong
 
 // keeper is the manager's end of a zygote.
 type keeper struct {

@@ -151,13 +151,21 @@ end:
 static char *describe(OrtTypeInfo *info, sc_tensor *t) {
   const OrtTensorTypeAndShapeInfo *tensor = NULL;
   ONNXTensorElementDataType type;
+  enum ONNXType kind;
   size_t rank;
   char *err;
-  TRY(api->CastTypeInfoToTensorInfo(info, &tensor));
-  if (!tensor) {
+  TRY(api->GetOnnxTypeFromTypeInfo(info, &kind));
+  if (kind == ONNX_TYPE_SEQUENCE || kind == ONNX_TYPE_MAP) {
+    err = sc_message("%s is a %s, want a tensor: classifiers of skl2onnx have tensors with "
+                     "to_onnx(..., options={\"zipmap\": False}), those of onnxmltools with zipmap=False",
+                     t->name, kind == ONNX_TYPE_MAP ? "map" : "sequence");
+    goto end;
+  }
+  if (kind != ONNX_TYPE_TENSOR) {
     err = sc_message("%s is no tensor: only models whose inputs and outputs are tensors can be served", t->name);
     goto end;
   }
+  TRY(api->CastTypeInfoToTensorInfo(info, &tensor));
   TRY(api->GetTensorElementType(tensor, &type));
   TRY(api->GetDimensionsCount(tensor, &rank));
   if (rank > SC_MAX_RANK) {

@@ -140,6 +140,22 @@ func (s *Session) Inputs() []Info { return slices.Clone(s.inputs) }
 // Outputs returns what the model gives, in its own order.
 func (s *Session) Outputs() []Info { return slices.Clone(s.outputs) }
 
+// Served returns an error if the model has an input or output of a datatype that Run cannot take or
+// return, such as strings. If only outputs have such types, a Run that asks for the other outputs
+// still works.
+func (s *Session) Served() error {
+	for i, info := range slices.Concat(s.inputs, s.outputs) {
+		what := "output"
+		if i < len(s.inputs) {
+			what = "input"
+		}
+		if sizeOf(info.Datatype) == 0 {
+			return fmt.Errorf("model %s: %s %q is %s, want numbers or BOOL", s.model, what, info.Name, info)
+		}
+	}
+	return nil
+}
+
 // Run feeds the inputs, in any order, to the model and returns the outputs asked for, in that order; all of the model's
 // when none is named. Input data is read in place and must not change meanwhile; outputs are the caller's.
 //

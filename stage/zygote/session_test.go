@@ -1,6 +1,7 @@
 package zygote_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"math"
@@ -279,11 +280,23 @@ func TestDatatypes(t *testing.T) {
 		"BF16": onnxpb.TensorProto_BFLOAT16,
 	}
 	sizes := map[string]int{"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4, "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
-	s, err := zygote.Open(zygote.Options{Library: library(t), Model: identity(t, types), Threads: 1, Start: 1})
+	model := identity(t, types)
+	b, err := os.ReadFile(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, out, err := onnx.Signature(bytes.NewReader(b), int64(len(b)))
+	if all := slices.Concat(in, out); err != nil || len(all) != 2*len(types) || slices.ContainsFunc(all, func(v onnx.Value) bool { return !v.Served() }) {
+		t.Errorf("package onnx says %+v, %v, want all to be served", all, err)
+	}
+	s, err := zygote.Open(zygote.Options{Library: library(t), Model: model, Threads: 1, Start: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
+	if err := s.Served(); err != nil {
+		t.Error(err)
+	}
 	for _, rows := range []int{0, 1, 3} {
 		var in []tensor.Tensor
 		var names []string
@@ -319,6 +332,36 @@ func TestStringTensorsAreRefused(t *testing.T) {
 	_, err = s.Run([]tensor.Tensor{{Name: "text", Datatype: "BYTES", Shape: []int64{0, 2}}})
 	if err == nil || !strings.Contains(err.Error(), "BYTES") {
 		t.Errorf("error %v, want one that names the datatype", err)
+	}
+}
+
+// TestClassifiers: a model with outputs that are no tensors is not loaded, and the error says how
+// to convert it. One with labels that are strings is, and runs for its other outputs.
+func TestClassifiers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "classifier.onnx")
+	open := func(text, zipMap bool) (*zygote.Session, error) {
+		proctest.Classifier(t, path, text, zipMap)
+		return zygote.Open(zygote.Options{Library: library(t), Model: path, Threads: 1, Start: 1})
+	}
+	for _, text := range []bool{true, false} {
+		_, err := open(text, true)
+		for _, want := range []string{"classifier.onnx: output_probability is a sequence, want a tensor", `options={"zipmap": False}`} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("ZipMap: %v, want %q", err, want)
+			}
+		}
+		s, err := open(text, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		if err := s.Served(); (err != nil) != text || text && !strings.Contains(err.Error(), `output "label" is BYTES [`) {
+			t.Errorf("labels as strings: %t: %v", text, err)
+		}
+		x := []tensor.Tensor{{Name: "X", Datatype: "FP32", Shape: []int64{1, 3}, Data: make([]byte, 12)}}
+		if out, err := s.Run(x, "probabilities"); err != nil || len(out) != 1 || !slices.Equal(out[0].Shape, []int64{1, 2}) {
+			t.Errorf("probabilities %+v, %v", out, err)
+		}
 	}
 }
 

@@ -3,7 +3,6 @@ package cv
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -13,9 +12,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
+	"github.com/stagecoach-serving/stagecoach/internal/golden"
 )
-
-var rewrite = flag.Bool("rewrite", false, "write the golden comparison anew; commit it only if you can say why each line moved")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -158,9 +156,9 @@ func TestHeldBack(t *testing.T) {
 // TestCompare compares on a part of what was recorded of a few runs. The record is kept, and made anew with -rewrite alone: what is
 // compared are predictors, and not how functions are sized meanwhile.
 func TestCompare(t *testing.T) {
-	const kept, file = "testdata/records.json", "testdata/compare.md"
+	const kept = "testdata/records.json"
 	runs := HeldBackRuns(9)
-	if *rewrite {
+	if golden.Rewriting() {
 		records := record(t, runs)
 		for i := range records {
 			part := records[i][:0]
@@ -179,12 +177,7 @@ func TestCompare(t *testing.T) {
 	if err := WriteMarkdown(&b, Contenders(), Compare(runs, records, Contenders())); err != nil {
 		t.Fatal(err)
 	}
-	if *rewrite {
-		write(t, file, b.Bytes())
-	}
-	if want := content(t, file); !bytes.Equal(b.Bytes(), want) {
-		t.Errorf("got\n%s\nwant\n%s\nSee `go test ./sim/study/cv -rewrite`, and commit only if you can say why each line moved.", b.Bytes(), want)
-	}
+	golden.Compare(t, "compare.md", b.String())
 }
 
 // TestRecord: of runs with counts that stay, persistence is off by less than QNA, and no predictor by much.

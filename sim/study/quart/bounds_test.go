@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/golden"
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
@@ -232,7 +233,7 @@ func TestBoundsReport(t *testing.T) {
 	if err := WriteBounds(r, &b); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "bounds.txt", b.String())
+	golden.Compare(t, "bounds.txt", b.String())
 	figures, err := drawBounds(r)
 	if err != nil || len(figures) != 2 || figures[0].Name != "bounds-load" || figures[1].Name != "bounds-uneven" {
 		t.Fatalf("%d figures, %v; want load and uneven", len(figures), err)

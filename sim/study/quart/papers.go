@@ -116,7 +116,7 @@ func sampled(s sim.Scenario) ([]time.Duration, error) {
 }
 
 // key is what a snapshot calls a stage.
-func key(s sim.Stage) string { return pipeline.Key(s.Name, "sim") }
+func key(s sim.Stage) string { return pipeline.Key{Name: s.Name, Namespace: "sim"}.String() }
 
 // oracle knows when requests come. It has the KeysManager's starts and, as ours, what is warm of key stages; and what ours takes of idle cores, it
 // declares: else to come close to it would be cheap.

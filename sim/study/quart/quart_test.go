@@ -2,18 +2,17 @@ package quart
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"io/fs"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/golden"
 	"github.com/stagecoach-serving/stagecoach/sim"
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
@@ -131,7 +130,7 @@ func TestPhysics(t *testing.T) {
 			fmt.Fprintf(&b, "; plain %v, kept %v\n", plainStart(st.Parameters), keptStart(st.Parameters))
 		}
 	}
-	golden(t, "physics.txt", b.String())
+	golden.Compare(t, "physics.txt", b.String())
 }
 
 // TestQuick evaluates the small study. Only the fixed counts are held to exact figures, which are those of arrivals, work and start; ours is
@@ -159,7 +158,7 @@ func TestQuick(t *testing.T) {
 			t.Errorf("ours on %s: %+v with %+v GPUs, %+v failed; want all answered in 1 to 10 times %g s, with %d to %d GPUs", x.Name, own.Mean, own.GPUs, own.Failed, x.Service, stages, gpus)
 		}
 	}
-	golden(t, "quick.txt", b.String())
+	golden.Compare(t, "quick.txt", b.String())
 	ids := map[string]bool{}
 	for _, c := range r.Claims {
 		if ids[c.ID] || c.What == "" || c.Paper == "" || c.Verdict == "" || c.Ours == "" && c.Verdict != study.NotMeasured {
@@ -169,25 +168,6 @@ func TestQuick(t *testing.T) {
 	}
 	if len(ids) != 30 {
 		t.Errorf("%d claims, want 30: %v", len(ids), ids)
-	}
-}
-
-var rewrite = flag.Bool("rewrite", false, "write the golden files")
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *rewrite {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s differs from what it was:\n%s\nwant\n%s(-rewrite writes it)", path, got, want)
 	}
 }
 

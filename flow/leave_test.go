@@ -1,0 +1,60 @@
+package flow
+
+import (
+	"net/http"
+	"slices"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+)
+
+// TestDeathsAmongRedeploys: replicas die under their calls, and those of old revisions are brought
+// back: no request ends because its function was redeployed.
+func TestDeathsAmongRedeploys(t *testing.T) {
+	g := graph(t, "a>b;b*>c;c")
+	all := map[int]int{}
+	brought := 0
+	for seed := range uint64(3) {
+		w := newTheatre(t, seed)
+		w.rough = 100
+		for status, n := range w.play(g, 60) {
+			all[status] += n
+		}
+		brought += w.brought
+	}
+	if all[http.StatusServiceUnavailable] > 0 || all[0] < 150 || brought < 5 {
+		t.Errorf("ends %v and %d replicas brought back, want none of 503, most well, and some brought back", all, brought)
+	}
+	t.Log(all, brought)
+}
+
+// TestARequestLeaves: a function whose stage has several calls is told when the last of them is
+// answered or the request ends.
+func TestARequestLeaves(t *testing.T) {
+	w := newWorld(t)
+	w.start(graph(t, "a*>b;b*>c;c*"), "x", "y", "z")
+	for range 3 {
+		w.expectLeft()
+		w.okOf(w.take("a"), 7)
+	}
+	w.expectLeft("a.ns")
+	w.okOf(w.take("b"), 7)
+	w.okOf(w.take("b"), 7)
+	w.expectLeft("a.ns")
+	w.step(Replied{&task.Reply{Key: w.take("b").Key, Code: task.Failed, Message: "broken"}})
+	w.failed(http.StatusInternalServerError, "b", "broken")
+	w.expectLeft("a.ns", "b.ns")
+
+	w = newWorld(t)
+	w.start(graph(t, "a*>b;b"), "x") // one call each
+	w.okOf(w.take("a"), 7)
+	w.okOf(w.take("b"), 7)
+	w.expectLeft()
+}
+
+func (w *world) expectLeft(functions ...string) {
+	w.t.Helper()
+	if !slices.Equal(w.left, functions) {
+		w.t.Errorf("left %v, want %v", w.left, functions)
+	}
+}

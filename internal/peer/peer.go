@@ -1,0 +1,97 @@
+// Package peer tells which client sent an HTTP request, so that limits per client hold behind proxies too.
+package peer
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+)
+
+// Proxies are the addresses whose X-Forwarded-For is believed. The zero value believes nobody.
+type Proxies []netip.Prefix
+
+// ParseProxies reads a list of CIDRs such as 10.0.0.0/8 or fd00::/8; an address alone stands for itself. The error names the
+// first one that is neither.
+func ParseProxies(list []string) (Proxies, error) {
+	var out Proxies
+	for _, s := range list {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			a, bad := netip.ParseAddr(s)
+			if bad != nil || a.Zone() != "" {
+				return nil, fmt.Errorf("%q, want an address or a CIDR such as 10.0.0.0/8", s)
+			}
+			p = netip.PrefixFrom(a, a.BitLen())
+		}
+		if a := p.Addr(); a.Is4In6() {
+			if p.Bits() < 96 {
+				return nil, fmt.Errorf("%q, want an IPv4 network as IPv4, such as 10.0.0.0/8", s)
+			}
+			p = netip.PrefixFrom(a.Unmap(), p.Bits()-96)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}
+
+// Client returns the address of the client that sent r: that of the connection or, if a trusted proxy sent it, the rightmost
+// address in X-Forwarded-For that is no trusted proxy. What a client wrote itself stands further left and is never reached. An
+// entry that is no address ends the search: the proxy that passed it on is the client then. Of an IPv6 address it returns the
+// /64 network, because that is what one client has. It returns the zero Addr for a connection without an address.
+func (p Proxies) Client(r *http.Request) netip.Addr {
+	from, ok := parse(r.RemoteAddr)
+	if !ok || !p.trusted(from) {
+		return network(from)
+	}
+	lines := r.Header["X-Forwarded-For"]
+	for i := len(lines) - 1; i >= 0; i-- {
+		for rest, more := lines[i], true; more; {
+			var entry string
+			if at := strings.LastIndexByte(rest, ','); at >= 0 {
+				rest, entry = rest[:at], rest[at+1:]
+			} else {
+				entry, more = rest, false
+			}
+			a, ok := parse(strings.TrimSpace(entry))
+			if !ok {
+				return network(from)
+			}
+			if from = a; !p.trusted(a) {
+				return network(a)
+			}
+		}
+	}
+	return network(from)
+}
+
+func (p Proxies) trusted(a netip.Addr) bool {
+	for _, prefix := range p {
+		if prefix.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// parse reads an address with or without a port.
+func parse(s string) (netip.Addr, bool) {
+	a, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"))
+	if err != nil {
+		ap, err := netip.ParseAddrPort(s)
+		if err != nil {
+			return netip.Addr{}, false
+		}
+		a = ap.Addr()
+	}
+	return a.Unmap().WithZone(""), true
+}
+
+// network returns an IPv4 address as it is and the /64 network of an IPv6 address.
+func network(a netip.Addr) netip.Addr {
+	if !a.Is6() {
+		return a
+	}
+	n, _ := a.Prefix(64) // fails above 128 bits only
+	return n.Addr()
+}

@@ -1,0 +1,27 @@
+// Package network gives replicas network namespaces of their own. Each has its own loopback and a
+// way out of the machine, and reaches neither other replicas nor what the machine itself serves,
+// except what was admitted.
+//
+//	n, err := network.Open(network.Config{CIDR: cidr, Run: "/run/stagecoach", Owner: state, Log: log})
+//	defer n.Close()
+//	err = n.Admit(netip.AddrPortFrom(n.Gateway(), 8080))
+//	ns, err := n.Create() // a process enters it with setns(2); the namespace ends with its last process
+//
+// [Open] reserves a slice of the configured addresses on this machine. The slice has these parts:
+//
+//	address  GATEWAY/32 on the loopback link: the machine, as replicas see it; the first address of the slice
+//	links    per replica a veth pair, outside named after the replica's address ("sgc0ae70002"), inside "eth0"
+//	table    an nftables table "stagecoach_BASE_BITS" with the filters and the address translation
+//	folder   RUN/networks/BASE_BITS with the owner's name and the files that replicas see in /etc
+//
+// Nothing else records which addresses are in use: an address is free when the link of its name
+// does not exist. The kernel removes the link when the last process of its namespace has ended. All
+// other parts outlive their owner. The next Open with the same owner adopts them. An Open with
+// another owner removes them if the owner is gone and no link is left.
+//
+// The package acts in the network namespace of the thread that calls [Open], whichever threads call
+// the methods. It never changes the namespace of a thread that runs other code: what has to run in
+// another namespace runs on a thread of its own, which then ends.
+//
+// It is the only importer of the netlink and nftables libraries.
+package network

@@ -1,0 +1,329 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
+)
+
+// Bytes of the disk that writes leave free. Each value is larger than what the writes below it
+// need.
+const (
+	acceptRoom   = 64 << 20 // left by Append, because retries, results and deletions of accepted records are writes, too
+	changeRoom   = 16 << 20 // left by changes of a record's state and by values of keys
+	reserveBytes = 8 << 20  // size of the file that a deletion on a full disk removes; below changeRoom, so that only deletions use it
+	deletionRoom = 1 << 20  // with this much, a deletion does not need the reserve
+)
+
+// ErrStopped says that the streams take no writes for another reason than a full disk.
+var ErrStopped = errors.New("queue: the streams take no writes")
+
+// The pauses of a Disk's goroutine.
+const (
+	diskTick   = 250 * time.Millisecond // between two looks
+	idleLook   = time.Second            // between two looks at the streams while nothing is written
+	reopenWait = 5 * time.Second        // between two attempts to open the streams again, at most
+)
+
+// missingTries is how many attempts with room in a row may leave a stream closed: then the others
+// are used without it.
+const missingTries = 4
+
+// Disk watches the disk of a [Server]'s streams, and opens the streams again after a failed write.
+//
+// The server keeps the first write error of a stream for as long as the stream is open. From then
+// on, the stream does not answer any write, even if the disk has room again. So a Disk detects the
+// error and refuses writes with the cause until there is room. Then it closes and opens JetStream
+// inside the running server. Connections, and messages that no stream keeps, are not affected.
+type Disk struct {
+	server  *Server
+	dir     string // of the streams
+	reserve string // file
+	log     *slog.Logger
+	wake    chan struct{}
+
+	mu       sync.Mutex
+	failed   error         // why the streams take no writes; nil: they do
+	stopped  chan struct{} // closed while failed is set
+	opened   chan struct{} // closed when the streams are opened again
+	deleting bool          // a deletion waits, so the streams are opened on a full disk too
+	attempts int           // to open the streams since they stopped
+	next     time.Time     // of the next attempt
+	missing  int           // of the latest attempts in a row, those that had room and left a stream closed
+	reopened uint64        // times that the streams were opened again
+	looked   time.Time     // for a write error
+	wrote    time.Time     // when the latest write began that asked the Disk before
+	low      bool          // the log says that the disk is nearly full
+}
+
+func newDisk(s *Server, dir string, log *slog.Logger) *Disk {
+	return &Disk{
+		server: s, dir: dir, reserve: filepath.Join(dir, "reserve"), log: log,
+		wake: make(chan struct{}, 1), stopped: make(chan struct{}), opened: make(chan struct{}),
+	}
+}
+
+// watch looks at the disk and the streams until ctx ends.
+func (d *Disk) watch(ctx context.Context) {
+	tick := time.NewTicker(diskTick)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		d.look(time.Now())
+		select {
+		case <-tick.C:
+		case <-d.wake:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (d *Disk) look(now time.Time) {
+	if d.suspects(now) {
+		if err := d.server.writeError(); err != nil {
+			d.report(err)
+		}
+	}
+	free, err := disk.Free(d.dir)
+	if err != nil {
+		free = 0
+	}
+	d.mu.Lock()
+	was, failed := d.low, d.failed
+	d.low = free < acceptRoom
+	reopen := failed != nil && !now.Before(d.next) && (free >= changeRoom || d.deleting && free >= deletionRoom)
+	d.mu.Unlock()
+	if d.low && !was {
+		d.log.Warn("the disk is nearly full: async requests are refused", "disk", d.dir, "free", free, "want", int64(acceptRoom), "error", err)
+	} else if was && !d.low {
+		d.log.Info("the disk has room again", "disk", d.dir, "free", free)
+	}
+	switch {
+	case reopen:
+		d.reopen(now, free >= changeRoom)
+	case failed == nil && free >= acceptRoom+reserveBytes:
+		if err := d.keepReserve(); err != nil {
+			d.log.Warn("no room is kept for deletions on a full disk", "file", d.reserve, "error", err)
+		}
+	}
+}
+
+// suspects reports whether it is time to look for a write error. A look lists the folders of all
+// streams.
+func (d *Disk) suspects(now time.Time) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.failed != nil || now.Sub(d.looked) < idleLook && now.Sub(d.wrote) > idleLook {
+		return false
+	}
+	d.looked = now
+	return true
+}
+
+// report records that a write to the streams has failed. From then on, writes are refused until the
+// streams are opened again.
+func (d *Disk) report(cause error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.failed != nil {
+		return
+	}
+	d.failed = cause
+	close(d.stopped)
+	select {
+	case d.wake <- struct{}{}:
+	default: // it looks anyway
+	}
+	d.log.Error("the streams take no writes after a failed one; they are opened again when the disk has room", "disk", d.dir, "want free", int64(changeRoom), "error", cause)
+}
+
+// reopen opens the streams again. Streams that stay closed although the disk has room are given up
+// after some attempts: further ones would only keep the others from being used.
+func (d *Disk) reopen(now time.Time, room bool) {
+	err, missing := d.server.reopen()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.next = now.Add(min(diskTick<<min(d.attempts, 8), reopenWait)) // if a write fails again at once, the next attempt waits
+	d.attempts++
+	if d.missing++; missing == nil || !room {
+		d.missing = 0
+	}
+	if err == nil && d.missing < missingTries {
+		err = missing
+	}
+	if err != nil {
+		d.log.Error("the streams cannot be opened again yet", "disk", d.dir, "attempt", d.attempts, "error", err)
+		d.failed = err
+		return
+	}
+	if missing != nil {
+		d.log.Error("a stream cannot be opened: the others are used without it until the next start", "disk", d.dir, "error", missing)
+	}
+	d.failed, d.deleting, d.missing = nil, false, 0
+	d.reopened++
+	d.stopped = make(chan struct{})
+	close(d.opened)
+	d.opened = make(chan struct{})
+	d.log.Info("the streams take writes again", "disk", d.dir)
+}
+
+// keepReserve makes the reserve's file, unless it exists.
+func (d *Disk) keepReserve() error {
+	if s, err := os.Stat(d.reserve); err == nil && s.Size() == reserveBytes {
+		d.mu.Lock()
+		d.attempts = 0 // with this much room, the next failure is a new fault
+		d.mu.Unlock()
+		return nil
+	}
+	f, err := os.OpenFile(d.reserve, os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	if err = unix.Fallocate(int(f.Fd()), 0, 0, reserveBytes); errors.Is(err, unix.EOPNOTSUPP) {
+		_, err = f.Write(make([]byte, reserveBytes))
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(err, os.Remove(d.reserve))
+	}
+	return nil
+}
+
+// room returns an error if the streams take no writes, or if a write of size bytes would leave
+// fewer than keep bytes of the disk free.
+func (d *Disk) room(size, keep int64) error {
+	if err := d.fault(); err != nil {
+		return err
+	}
+	return disk.Room(d.dir, size+keep)
+}
+
+// fault returns why the streams take no writes, or nil if they do.
+func (d *Disk) fault() error {
+	d.mu.Lock()
+	failed := d.failed
+	d.mu.Unlock()
+	if failed == nil {
+		return nil
+	}
+	if noSpace(failed) {
+		free, err := disk.Free(d.dir)
+		if err != nil {
+			free = -1
+		}
+		return &disk.FullError{Path: d.dir, Free: free, Want: changeRoom, Err: failed}
+	}
+	return fmt.Errorf("the streams in %s take no writes, and will be opened again: %w: %w", d.dir, ErrStopped, failed)
+}
+
+// noSpace reports whether the server's error text comes from a full disk.
+func noSpace(err error) bool {
+	return strings.Contains(err.Error(), unix.ENOSPC.Error()) || strings.Contains(err.Error(), unix.EDQUOT.Error())
+}
+
+// Degraded returns why async requests, and perhaps changes of what is deployed, are refused. It
+// returns nil if they are not.
+func (d *Disk) Degraded() error { return d.room(0, acceptRoom) }
+
+// DiskStats is the state of a [Disk].
+type DiskStats struct {
+	Free     int64  // bytes left on the disk; -1 if they cannot be read
+	Stopped  bool   // the streams take no writes
+	Low      bool   // too little is left for async requests
+	Reopened uint64 // times that the streams were opened again
+}
+
+// Stats reads the free bytes of the disk and returns them with its state.
+func (d *Disk) Stats() DiskStats {
+	free, err := disk.Free(d.dir)
+	if err != nil {
+		free = -1
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return DiskStats{Free: free, Stopped: d.failed != nil, Low: free < acceptRoom, Reopened: d.reopened}
+}
+
+// deletion prepares a deletion: it removes the reserve if the disk is full, and waits until the
+// streams take writes. If there is still no room, it fails at once.
+func (d *Disk) deletion(ctx context.Context) error {
+	free, err := disk.Free(d.dir)
+	if err == nil && free < deletionRoom && os.Remove(d.reserve) == nil {
+		d.log.Warn("the disk is full: the room kept for deletions is used", "disk", d.dir, "bytes", int64(reserveBytes))
+		free += reserveBytes
+	}
+	d.mu.Lock()
+	failed, opened := d.failed, d.opened
+	d.deleting = d.deleting || failed != nil
+	d.mu.Unlock()
+	switch {
+	case failed == nil:
+		return nil
+	case err != nil || free < deletionRoom:
+		return d.fault()
+	}
+	select {
+	case d.wake <- struct{}{}:
+	default: // it looks anyway
+	}
+	select {
+	case <-opened:
+		return nil
+	case <-ctx.Done():
+		return d.fault()
+	}
+}
+
+// writing runs f, which writes to a stream. The context of f ends when the streams stop taking
+// writes.
+func (d *Disk) writing(ctx context.Context, f func(context.Context) error) error {
+	stopped := d.stops()
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case <-stopped:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	err := f(ctx)
+	cancel()
+	wg.Wait()
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-stopped:
+		if fault := d.fault(); fault != nil {
+			return fault
+		}
+	default:
+	}
+	return err
+}
+
+// stops returns a channel that is closed while the streams take no writes. Who writes asks for it
+// before.
+func (d *Disk) stops() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.wrote = time.Now()
+	return d.stopped
+}
+
+// opens returns a channel that is closed when the streams are opened again. A watcher of a stream
+// then has to watch it again.
+func (d *Disk) opens() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.opened
+}

@@ -1,0 +1,103 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestLostRecordsAreDeleted: a record whose Append was refused without the disk's answer, and that
+// the stream has, is deleted by the process that refused it. One that was appended again under the
+// same id stays until it is done.
+func TestLostRecordsAreDeleted(t *testing.T) {
+	t.Parallel() // it waits for appendTimeout
+	nc := start(t, t.TempDir())
+	blobs := filepath.Join(t.TempDir(), "blobs")
+	j := openJournal(t, nc, JournalConfig{Blobs: blobs})
+	stored := func() (n uint64) {
+		for _, s := range j.shards {
+			info, err := s.Info(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += info.State.Msgs
+		}
+		return n
+	}
+	enter(t, j, "f", "other", "x")
+
+	refused := map[string]bool{}
+	lose := func(id string, data string) bool {
+		d, closed := diskOf(t, nc), make(chan struct{})
+		close(closed)
+		d.mu.Lock()
+		was := d.stopped
+		d.stopped = closed // of streams that stop while Append waits
+		d.mu.Unlock()
+		err := j.Append("f", id, []byte(data))
+		d.mu.Lock()
+		d.stopped = was
+		d.mu.Unlock()
+		if err != nil && !errors.Is(err, ErrStopped) {
+			t.Fatal(err)
+		}
+		if err != nil {
+			refused[id] = true
+		}
+		return err != nil
+	}
+	for i := range 10 {
+		data := "x"
+		if i%2 == 0 {
+			data = strings.Repeat("x", 2*blobAbove)
+		}
+		lose(fmt.Sprint("r", i), data)
+	}
+	if len(refused) < 2 || len(j.lost) != len(refused) {
+		t.Fatalf("%d refused and %d lost, want most of 10, and as many", len(refused), len(j.lost))
+	}
+	until(t, "the records in the streams", func() bool { return stored() == 11 })
+	if left := j.deleteLostBefore(t.Context(), time.Now().Add(-appendTimeout)); !left || stored() != 11 {
+		t.Errorf("%d records, want 11: none may be deleted that may still be on its way", stored())
+	}
+	again := slices.Sorted(maps.Keys(refused))[0]
+	states := uint64(3) // of again in the stream: lost twice, and accepted below
+	for !lose(again, "x") { // its answer came before Append saw the stop
+		states++
+	}
+	if n := len(j.lost); n != len(refused) {
+		t.Fatalf("%d lost, want %d, one of them twice", n, len(refused))
+	}
+	enter(t, j, "f", again, "x")
+	want := 1 + uint64(10-len(refused)) + states // other, the accepted ones, again
+	if left := j.deleteLostBefore(t.Context(), time.Now()); left || stored() != want {
+		t.Errorf("%d records, and left %v, want %d and none", stored(), left, want)
+	}
+
+	for i := range 10 { // which Run deletes, while it works on the others
+		lose(fmt.Sprint("late", i), "x")
+	}
+	stop := work(t, j, func(_ context.Context, r Record) End {
+		if refused[r.ID] && r.ID != again {
+			t.Errorf("%s runs, which was refused", r.ID)
+		}
+		return End{}
+	})
+	until(t, "no records", func() bool { return stored() == 0 })
+	empty(t, j)
+	stop()
+	if len(j.lost) != 0 || len(j.doubts) != 0 {
+		t.Errorf("%d lost records and %d doubts are left, want none", len(j.lost), len(j.doubts))
+	}
+	files, err := os.ReadDir(blobs)
+	if err != nil || len(files) > 1 { // again's first may stay until the next start
+		t.Errorf("files %v, %v, want at most one", files, err)
+	}
+}

@@ -1,0 +1,60 @@
+package sandbox
+
+import (
+	"os"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestNetwork: a process starts in the network namespace that it is given, the next one in that of this process again.
+func TestNetwork(t *testing.T) {
+	if os.Getuid() != 0 {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("needs root")
+		}
+		t.Skip("needs root")
+	}
+	var network *os.File
+	var err error
+	onThread(func() {
+		if err = unix.Unshare(unix.CLONE_NEWNET); err == nil {
+			network, err = os.Open("/proc/thread-self/ns/net")
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer network.Close()
+	s := NewSpawner()
+	defer s.Close()
+	in := func(file *os.File) string {
+		t.Helper()
+		cmd, err := s.Start(Command{Dir: "/", Argv: []string{"sleep", "60"}, Network: file})
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, err := os.Readlink("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/ns/net")
+		if err != nil {
+			t.Error(err)
+		}
+		_ = cmd.Process.Kill()
+		Wait(cmd)
+		return name
+	}
+	want, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(network.Fd())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := in(network); got != want {
+		t.Errorf("it is in %s, want %s", got, want)
+	}
+	ours, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := in(nil); got != ours {
+		t.Errorf("the next one is in %s, want %s", got, ours)
+	}
+}
