@@ -53,6 +53,7 @@ func TestLostRecordsAreDeleted(t *testing.T) {
 		}
 		return err != nil
 	}
+	began := time.Now()
 	for i := range 10 {
 		data := "x"
 		if i%2 == 0 {
@@ -64,12 +65,13 @@ func TestLostRecordsAreDeleted(t *testing.T) {
 		t.Fatalf("%d refused and %d lost, want most of 10, and as many", len(refused), len(j.lost))
 	}
 	until(t, "the records in the streams", func() bool { return stored() == 11 })
-	if left := j.deleteLostBefore(t.Context(), time.Now().Add(-appendTimeout)); !left || stored() != 11 {
+	if left := j.deleteLostBefore(t.Context(), began); !left || stored() != 11 {
 		t.Errorf("%d records, want 11: none may be deleted that may still be on its way", stored())
 	}
 	again := slices.Sorted(maps.Keys(refused))[0]
 	states := uint64(3) // of again in the stream: lost twice, and accepted below
-	for !lose(again, "x") { // its answer came before Append saw the stop
+	for !lose(again, "x") {
+		// Its answer came before Append saw the stop.
 		states++
 	}
 	if n := len(j.lost); n != len(refused) {
