@@ -129,6 +129,7 @@ func TestFirstListing(t *testing.T) {
 		r.must(http.StatusAccepted, http.MethodPost, "/system/scale-function/"+name(i), fmt.Sprintf(`{"serviceName":%q,"replicas":5}`, name(i)))
 		lists("scaled", name(i), 5)
 	}
+	r.until(soon, "a replica", func() bool { return r.shows(name(0)).AvailableReplicas > 0 })
 	r.kill()
 	r.restart()
 	for i := range functions {

@@ -14,6 +14,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -107,7 +108,12 @@ func commands() string {
 // forks has a shell start many processes that stay for a moment. This process itself must need no more threads meanwhile.
 func forks(count string) string {
 	debug.SetGCPercent(-1)
-	b, err := exec.Command("sh", "-c", "i=0; while [ $i -lt "+count+" ]; do sleep 2 >/dev/null 2>&1 & i=$((i+1)); done").CombinedOutput()
+	cmd := exec.Command("sh", "-c", "i=0; while [ $i -lt "+count+" ]; do sleep 600 >/dev/null 2>&1 & i=$((i+1)); done")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	b, err := cmd.CombinedOutput()
+	if cmd.Process != nil {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // the sleeps
+	}
 	return fmt.Sprintf("%q %v", b, err)
 }
 
