@@ -27,11 +27,11 @@ type server struct {
 	hooks Hooks
 	log   *slog.Logger
 
-	drain    chan struct{} // closed when the dispatcher wants nothing more
-	flushing atomic.Bool   // a goroutine is about to send what has been gathered
+	drain    chan struct{}  // closed when the dispatcher wants nothing more
+	flushing atomic.Bool    // a goroutine is about to send what has been gathered
 	running  sync.WaitGroup // batches
 	workers  sync.WaitGroup
-	jobs     chan job // to a worker that waits; closed by the reader's end
+	jobs     chan job // for the workers; closed when the connection has ended
 	mu       sync.Mutex
 	leaving  bool // nothing new is begun
 	batches  map[uint64]*running
@@ -264,25 +264,27 @@ type job struct {
 	calls []*Call
 }
 
-// begin gives a batch to a worker that waits for one, or else starts a worker. There are no more of them than slots.
+// begin gives a batch to a worker that waits for one, and starts a worker if there is none. There are about as many workers as
+// slots: one that still sends its results takes no other batch.
 func (s *server) begin(j job) {
 	select {
 	case s.jobs <- j:
 	default:
-		s.workers.Go(func() { s.work(j) })
+		s.workers.Go(s.work)
+		s.jobs <- j
 	}
 }
 
 // work runs batches until the connection ends. Workers are kept because a new goroutine has a small stack, which each batch
 // would grow again: that took 8 % of the processor time of a replica whose calls take no time.
-func (s *server) work(j job) {
-	for more := true; more; j, more = <-s.jobs {
+func (s *server) work() {
+	for j := range s.jobs {
 		s.run(j)
 	}
 }
 
 func (s *server) run(j job) {
-	defer s.running.Done() // even if the function ends the goroutine
+	defer s.running.Done()
 	batch, calls := j.batch, j.calls
 	begin := time.Now()
 	results := safely(s.hooks.Infer, j.ctx, calls)
