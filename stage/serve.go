@@ -264,8 +264,8 @@ type job struct {
 	calls []*Call
 }
 
-// begin gives a batch to a worker that waits for one, and starts a worker if there is none. There are about as many workers as
-// slots: one that still sends its results takes no other batch.
+// begin gives a batch to a worker that waits for one, and starts a worker if there is none. There
+// are about as many workers as slots: one that still sends its results takes no other batch.
 func (s *server) begin(j job) {
 	select {
 	case s.jobs <- j:
@@ -275,8 +275,9 @@ func (s *server) begin(j job) {
 	}
 }
 
-// work runs batches until the connection ends. Workers are kept because a new goroutine has a small stack, which each batch
-// would grow again: that took 8 % of the processor time of a replica whose calls take no time.
+// work runs batches until the connection ends. Workers are kept because a new goroutine has a small
+// stack, which each batch would grow again: that took 8 % of the processor time of a replica whose
+// calls take no time.
 func (s *server) work() {
 	for j := range s.jobs {
 		s.run(j)

@@ -11,7 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// TestBatchesShareGoroutines: a batch that comes after another one has ended runs on a goroutine that is there.
+// TestBatchesShareGoroutines: a batch that comes after another one has ended runs on a goroutine
+// that is there.
 func TestBatchesShareGoroutines(t *testing.T) {
 	var mu sync.Mutex
 	seen := map[string]bool{}
@@ -40,7 +41,8 @@ func TestBatchesShareGoroutines(t *testing.T) {
 	}
 }
 
-// TestEndedCallsAreCollected: a goroutine that waits for the next batch holds nothing of the last one.
+// TestEndedCallsAreCollected: a goroutine that waits for the next batch holds nothing of the last
+// one.
 func TestEndedCallsAreCollected(t *testing.T) {
 	const batches = 3
 	gone := make(chan struct{}, batches)
