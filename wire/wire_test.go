@@ -4,6 +4,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -208,6 +209,9 @@ func FuzzDecoders(f *testing.F) {
 
 func BenchmarkTaskRoundTrip(b *testing.B) {
 	tk := &task.Task{Key: someKey, Function: "f.ns", Pipeline: "p.ns", Stage: "f", ReplyTo: "_INBOX.x", Deadline: time.Unix(5, 6), Input: someInput}
+	for i := range 9 { // as many as a request of curl has
+		tk.Header = append(tk.Header, task.Header{Name: "X-Some-Name", Value: "value " + strconv.Itoa(i)})
+	}
 	var buf []byte
 	b.ReportAllocs()
 	for b.Loop() {

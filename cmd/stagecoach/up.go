@@ -35,6 +35,7 @@ func runUp(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	defer raiseHeap()()
 	u, err := newUp(ctx, cfg, log)
 	if err != nil {
 		return errors.Join(err, u.close())
