@@ -61,7 +61,7 @@ func TestKillReplicas(t *testing.T) {
 	}
 	lost := 0
 	for _, stage := range []string{"in", "same", "hold", "out"} {
-		for _, e := range r.events(stage, "lost") {
+		for _, e := range slices.Concat(r.events(stage, "lost"), r.events(stage, "failed")) { // failed: killed before it was ready
 			lost++
 			if !strings.Contains(e.Cause, "killed by SIGKILL") {
 				t.Errorf("%s lost %s: %q, want killed by SIGKILL", stage, e.Replica, e.Cause)
