@@ -32,6 +32,7 @@ func commands() []command {
 	return []command{
 		{"up", "one process on this machine: API, queues, autoscaler, KeysManager", runUp, nil},
 		{"keysmanager", "a node of its own: starts replicas and keeps parameters, for an `up --nats-listen`", runKeysManager, nil},
+		{"new", "NAME --lang LANG: a function's folder to begin with, and its entry in the stack file", runNew, nil},
 		{"build", "make OCI images of a stack's functions, without Docker", runBuild, nil},
 		{"image", "the store of OCI images that `build` fills and `up` runs from", runImage, imageVerbs()},
 		{"deploy", "create or update a stack's functions", runDeploy, nil},
