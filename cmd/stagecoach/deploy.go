@@ -42,7 +42,7 @@ func runDeploy(ctx context.Context, args []string, out io.Writer) error {
 		if api.namespace != "" {
 			d.Namespace = api.namespace
 		}
-		created, err := c.put(ctx, d)
+		created, guessed, err := c.put(ctx, d)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -56,6 +56,9 @@ func runDeploy(ctx context.Context, args []string, out io.Writer) error {
 			what = "created"
 		}
 		fmt.Fprintf(out, "%s: %s, %s/function/%s\n", name, what, c.base, invocationName(d.Service, d.Namespace))
+		if guessed != "" {
+			fmt.Fprintf(out, "%s: %s\n", name, harmless(guessed))
+		}
 	}
 	if *wait {
 		failed = append(failed, waitReady(ctx, c, all, out))
