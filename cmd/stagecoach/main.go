@@ -51,6 +51,7 @@ func commands() []command {
 		{"replay", "FILE: decide again what `up --record FILE` recorded; any difference is an error", runReplay, nil},
 		{"node", "the nodes of a running stagecoach: memory, devices, parameters, replicas", runNode, []string{"list", "describe NAME"}},
 		{"cache", "parameters that nodes hold in memory", runCache, []string{"list", "warm FUNCTION", "evict FUNCTION|DIGEST"}},
+		{"call", "ID: where an async call is, and what came of it", runCall, nil},
 		{"dead", "async requests and callbacks that failed for good", runDead, []string{"list", "show ID", "redrive ID", "drop ID"}},
 		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog, nil},
 		{"warden", "what `keysmanager` starts processes with, so that they outlive it", runWarden, nil},

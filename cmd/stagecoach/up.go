@@ -117,6 +117,7 @@ type up struct {
 	loop      *control.Loop
 	flow      *flow.Coordinator
 	journal   *queue.Journal
+	calls     *callBook
 	callbacks *gateway.Callbacks
 	gateway   *gateway.Gateway
 	kinds     *kinds
@@ -129,7 +130,7 @@ type up struct {
 }
 
 func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {
-	u := &up{cfg: cfg, log: log, events: events.New(uint64(time.Now().UnixNano())), metrics: prometheus.NewRegistry(), book: logbook.New(logsPerFunction, logsInAll)}
+	u := &up{cfg: cfg, log: log, events: events.New(uint64(time.Now().UnixNano())), metrics: prometheus.NewRegistry(), calls: newCallBook(), book: logbook.New(logsPerFunction, logsInAll)}
 	for _, step := range []func(context.Context) error{
 		u.openState, u.openImages, u.openTelemetry, u.openQueue, u.openReplicas, u.openControl, u.openFlow, u.openHTTP, u.follow, u.openNodes,
 	} {
