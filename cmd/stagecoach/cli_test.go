@@ -162,6 +162,7 @@ func TestTemplates(t *testing.T) {
 	c.run("double: removed\nlines: removed\n", "", "remove", "double", "lines")
 	c.refuse("remove double: status 404", "", "remove", "double")
 	c.run("shout: removed", "", "remove", "-f", "stack.yaml", "--filter", "shout")
+	c.run("^double: is not deployed\nlines: is not deployed\nshout: is not deployed\n$", "", "remove") // a second try
 }
 
 // TestCLILogs reads what a function's replicas print.

@@ -54,6 +54,14 @@ func runNew(_ context.Context, args []string, out io.Writer) error {
 	}
 	entry := fmt.Sprintf("  %s:\n    lang: %s\n    handler: ./%[1]s\n    image: %[3]s%[1]s:latest\n", name, *lang, imagePrefix(*prefix))
 	added, err := stackWith(at, string(before), name, entry)
+	if err == nil && added == "" {
+		_, err = os.Stat(name)
+		if err == nil {
+			_, err = fmt.Fprintf(out, "%s: is there already, and in %s; nothing was changed\n", name, at)
+			return err
+		}
+		err = fmt.Errorf("%s has the function %q already, but its folder is not there: take it out of the file, or bring the folder back: %w", at, name, err)
+	}
 	if err != nil {
 		return fmt.Errorf("new: %w", err)
 	}
@@ -76,7 +84,8 @@ func imagePrefix(prefix string) string {
 	return prefix + "/"
 }
 
-// stackWith returns the text that adds a function's entry to the end of a stack file with this text, which may be empty.
+// stackWith returns the text that adds a function's entry to the end of a stack file with this text, which may be empty. It
+// returns nothing if the function is there as the entry has it.
 func stackWith(file, before, name, entry string) (added string, err error) {
 	if strings.TrimSpace(before) == "" {
 		return newStack + entry, nil
@@ -85,8 +94,15 @@ func stackWith(file, before, name, entry string) (added string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("stack file: %w", err)
 	}
-	if _, exists := old.Functions[name]; exists {
-		return "", fmt.Errorf("%s has a function %q already: choose another name, or remove it there", file, name)
+	if there, exists := old.Functions[name]; exists {
+		alone, err := stack.Parse(file, []byte(newStack+entry), os.LookupEnv)
+		if err != nil {
+			return "", err
+		}
+		if want := alone.Functions[name]; there.Lang == want.Lang && there.Image == want.Image && filepath.Clean(there.Handler) == filepath.Clean(want.Handler) {
+			return "", nil
+		}
+		return "", fmt.Errorf("%s has a function %q already, with lang %s, handler %s and image %s: choose another name, or take it out of the file", file, name, there.Lang, there.Handler, there.Image)
 	}
 	if !strings.HasSuffix(before, "\n") {
 		added = "\n"

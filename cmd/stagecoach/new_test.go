@@ -94,7 +94,18 @@ func TestNewRefuses(t *testing.T) {
 	c.run("double: made from onnx-stage", "", "new", "double", "--lang", "onnx-stage", "-f", "other.yml")
 	before := filesIn(t, c.dir)
 	c.write("flow.yml", "version: 1.0\nprovider: {name: openfaas}\nfunctions: {a: {lang: go-stage, handler: ./a, image: a}}\n")
-	c.refuse(`new: stack.yml has a function "shout" already: choose another name`, "", "new", "shout", "--lang", "go-stage")
+	c.write("shout/handler.go", "// mine\n")
+	c.run(`^shout: is there already, and in stack.yml; nothing was changed\n`, "", "new", "shout", "--lang", "go-stage") // as mkdir -p
+	c.refuse(`new: stack.yml has a function "shout" already, with lang go-stage, handler ./shout and image shout:latest: choose another name, or take it out of the file`,
+		"", "new", "shout", "--lang", "python3-stage")
+	c.refuse(`new: stack.yml has a function "shout" already, .* image shout:latest`, "", "new", "shout", "--lang", "go-stage", "--prefix", "example")
+	if err := os.Rename(filepath.Join(c.dir, "double"), filepath.Join(c.dir, "gone")); err != nil {
+		t.Fatal(err)
+	}
+	c.refuse(`new: other.yml has the function "double" already, but its folder is not there: take it out of the file`, "", "new", "double", "--lang", "onnx-stage", "-f", "other.yml")
+	if err := os.Rename(filepath.Join(c.dir, "gone"), filepath.Join(c.dir, "double")); err != nil {
+		t.Fatal(err)
+	}
 	c.refuse(`new: shout is there already: choose another name, or remove it \(rm -r shout\)`, "", "new", "shout", "--lang", "go-stage", "-f", "third.yml")
 	c.refuse(`(?s)new: flow.yml does not end with its functions.*\n  b:\n    lang: go-stage\n    handler: ./b\n`, "", "new", "b", "--lang", "go-stage", "-f", "flow.yml")
 	c.refuse(`new: lang: "python3-http" is built with Docker .*want go-stage, onnx-stage, python3-stage`, "", "new", "b", "--lang", "python3-http")
@@ -104,6 +115,9 @@ func TestNewRefuses(t *testing.T) {
 	after := filesIn(t, c.dir)
 	if after = slices.DeleteFunc(after, func(f string) bool { return f == "flow.yml" }); !slices.Equal(after, before) {
 		t.Errorf("files %q, want those of before: %q", after, before)
+	}
+	if b, err := os.ReadFile(filepath.Join(c.dir, "shout", "handler.go")); err != nil || string(b) != "// mine\n" {
+		t.Errorf("the handler is %q, %v, want it as it was", b, err)
 	}
 	c.write("stack.yml", "version: 1.0\nprovider: {name: openfaas}") // no functions, and no end of its line
 	c.run("b: made from python3-stage", "", "new", "b", "--lang", "python3-stage")

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -156,7 +157,10 @@ func (u *up) close() error {
 func (u *up) serve(ctx context.Context, out io.Writer) error {
 	l, err := net.Listen("tcp", u.cfg.Listen)
 	if err != nil {
-		return fmt.Errorf("listen: %w; is another stagecoach running?", err)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			err = fmt.Errorf("%w; stop the program that has it, such as another stagecoach, or choose another --listen", err)
+		}
+		return fmt.Errorf("listen: %w", err)
 	}
 	inside, err := u.listenInside(l.Addr())
 	if err != nil {
