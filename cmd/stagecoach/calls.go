@@ -54,15 +54,9 @@ type callBook struct {
 
 func newCallBook() *callBook { return &callBook{from: time.Now(), calls: map[string][]*asyncCall{}} }
 
-// callOf returns the client's id of the call that a record is for: a record whose client has chosen the id has more behind a
-// dot, and one that is a callback sent again ".callback" behind that.
-func callOf(record string) string {
-	record = strings.TrimSuffix(record, ".callback")
-	if i := strings.LastIndexByte(record, '.'); i > 0 {
-		return record[:i]
-	}
-	return record
-}
+// callOf returns the client's id of the call that a record is for. A callback that was a dead letter has ".callback" behind its
+// record's id.
+func callOf(record string) string { return gateway.CallOf(strings.TrimSuffix(record, ".callback")) }
 
 // find returns the call of a record; nil: it is not known. The caller holds b.mu.
 func (b *callBook) find(record string) *asyncCall {
