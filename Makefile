@@ -44,7 +44,7 @@ test: images ## what CI runs: every test with the race detector, against the rea
 test-python: images ## stages in Python: their own tests, and the Go tests that run them with real PyTorch
 	@scripts/tools --torch
 	scripts/test-python
-	$(GO) test $(LAZY) -race -timeout $(TEST_TIMEOUT) ./templates/... ./functions/torch/... ./stage/conformance ./keysmanager
+	$(GO) test $(LAZY) -race -timeout $(TEST_TIMEOUT) ./internal/templatetest ./functions/torch/... ./stage/conformance ./keysmanager
 
 test-kill: images ## 200 rounds of kill -9 of everything under async requests, and 1,000 OCR requests with a kill -9 every 2 s
 	KILL_ROUNDS=$${KILL_ROUNDS:-200} $(GO) test $(LAZY) -count=1 -timeout 30m -run TestKillAnywhere -v ./cmd/stagecoach

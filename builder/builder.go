@@ -71,7 +71,7 @@ func (b *Builder) Build(ctx context.Context, name string) (Result, error) {
 	} else if !info.IsDir() {
 		return Result{}, fmt.Errorf("handler: %s is a file, want a folder", handler)
 	}
-	template, language, err := b.template(fn.Lang)
+	template, language, err := Template(b.stack, fn.Lang)
 	if err != nil {
 		return Result{}, err
 	}
@@ -151,9 +151,9 @@ const (
 // languages are the templates that need no Docker.
 var languages = []string{goStage, onnxStage, python3Stage}
 
-// template finds the folder of a lang, pulled beside the stack file, or the one that this program carries, and what it says that
-// it is.
-func (b *Builder) template(lang string) (t fs.FS, language string, err error) {
+// Template returns the template of a lang: the one that was pulled beside the stack file, or else the one that this program
+// carries. language is what the template says that it is.
+func Template(f *stack.File, lang string) (t fs.FS, language string, err error) {
 	docker := func() error {
 		return fmt.Errorf("lang: %q is built with Docker (faas-cli build); without it, want %s, or a template whose template.yml has one of them as its language",
 			lang, strings.Join(languages, ", "))
@@ -162,7 +162,7 @@ func (b *Builder) template(lang string) (t fs.FS, language string, err error) {
 		return nil, "", docker()
 	}
 	t, err = fs.Sub(stagecoach.Templates(), lang)
-	if pulled := b.stack.Path(filepath.Join("template", lang)); err == nil {
+	if pulled := f.Path(filepath.Join("template", lang)); err == nil {
 		if _, e := os.Stat(filepath.Join(pulled, "template.yml")); e == nil {
 			t = os.DirFS(pulled)
 		}

@@ -201,7 +201,7 @@ func TestBuildRefuses(t *testing.T) {
 		"no lang":          {stack.Function{Handler: "code"}, []string{`lang: "" is built with Docker`}},
 		"lang with a path": {stack.Function{Lang: "../go-stage", Handler: "code"}, []string{`lang: "../go-stage" is built`}},
 		"another template": {stack.Function{Lang: "mine", Handler: "code"}, []string{`lang: "mine" is built with Docker`}},
-		"does not compile": {stack.Function{Lang: "go-stage", Handler: "broken"}, []string{"go build: ", "function/handler.go:3:", "undefined: x"}},
+		"does not compile": {stack.Function{Lang: "go-stage", Handler: "broken"}, []string{"go build: ", "/broken/handler.go:3:", "undefined: x"}},
 		"no Go":            {stack.Function{Lang: "go-stage", Handler: "syntax"}, []string{"handler.go:1:1: expected 'package'"}},
 		"two packages":     {stack.Function{Lang: "go-stage", Handler: "two"}, []string{"has the packages a and b, want one"}},
 		"foreign module":   {stack.Function{Lang: "go-stage", Handler: "foreign"}, []string{"example.com/foreign", "go mod init handler/function"}},

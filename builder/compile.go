@@ -28,6 +28,7 @@ func (b *Builder) compile(ctx context.Context, name, handler string, template fs
 	if err := b.needTools(ctx); err != nil {
 		return err
 	}
+	shown := filepath.Clean(handler)
 	handler, err := filepath.Abs(handler)
 	if err != nil {
 		return err
@@ -48,7 +49,10 @@ func (b *Builder) compile(ctx context.Context, name, handler string, template fs
 	if pkg == "main" {
 		target = "./function"
 	}
-	return b.goBuild(ctx, dir, "off", binary, "-mod=readonly", target)
+	if pkg == "" { // what is compiled is the template's
+		shown = "function"
+	}
+	return b.goBuild(ctx, dir, "off", binary, shown, "-mod=readonly", target)
 }
 
 // shrinkwrap makes the build context: the template with the handler over its folder function, and the SDK.
@@ -118,7 +122,7 @@ func (b *Builder) compileInModule(ctx context.Context, name, handler, root, pkg 
 		}
 		flags, target = append(flags, "-overlay="+overlay), target+"/stagecoach-main"
 	}
-	return b.goBuild(ctx, root, work, binary, append(flags, target)...)
+	return b.goBuild(ctx, root, work, binary, "function", append(flags, target)...)
 }
 
 // workspace writes a go.work with the module and the SDK that this program carries, or returns "off" for a module that says
@@ -155,7 +159,7 @@ func (b *Builder) overlay(name, at string, text []byte) (string, error) {
 }
 
 // goBuild runs the compiler: the same sources give the same binary.
-func (b *Builder) goBuild(ctx context.Context, dir, workspace, binary string, args ...string) error {
+func (b *Builder) goBuild(ctx context.Context, dir, workspace, binary, shown string, args ...string) error {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-tags=template", "-o", binary}, args...)...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOWORK="+workspace)
@@ -164,11 +168,15 @@ func (b *Builder) goBuild(ctx context.Context, dir, workspace, binary string, ar
 		return nil
 	}
 	text := strings.ReplaceAll(strings.TrimSpace(string(out)), b.work+string(filepath.Separator), "")
+	text = contextFile.ReplaceAllLiteralString(text, shown+"/")
 	if strings.Contains(text, "no required module provides package") || strings.Contains(text, "cannot find module providing package") {
 		text += "\n(for modules beside the SDK the handler's folder becomes a module: go mod init handler/function, go get MODULE)"
 	}
 	return fmt.Errorf("go build: %w\n%s", err, text)
 }
+
+// contextFile matches the start of a message about a file of the handler in a build context.
+var contextFile = regexp.MustCompile(`(?m)^function/`)
 
 // needTools says what to install.
 func (b *Builder) needTools(ctx context.Context) error {

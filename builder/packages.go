@@ -17,7 +17,8 @@ import (
 const requirementsFile = "requirements.txt"
 
 // install has the interpreter's pip install what the handler's requirements.txt names, as the user has configured pip, and says
-// what that does as it goes on.
+// what that does as it goes on. pip resolves the packages into wheels first; wheels of earlier builds are at hand if the index
+// is not.
 func (p *python) install(ctx context.Context, handler, to string) error {
 	text, err := os.ReadFile(filepath.Join(handler, requirementsFile))
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !requires(string(text)) {
@@ -26,21 +27,61 @@ func (p *python) install(ctx context.Context, handler, to string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", requirementsFile, err)
 	}
-	cmd := p.cmd(ctx, "-m", "pip", "install", "--target", to, "--no-compile", "--no-user", "--disable-pip-version-check", "--no-input", "-r", requirementsFile)
-	cmd.Dir = handler                                                                         // where its relative paths start
+	wheels, err := os.MkdirTemp(p.builder.work, "wheels-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(wheels) }() // so does Close
+	kept, err := p.keptWheels(ctx, handler, string(text))
+	if err != nil {
+		return fmt.Errorf("%s: %w", requirementsFile, err)
+	}
+	args := []string{"wheel", "--wheel-dir", wheels}
+	if kept != nil {
+		args = append(args, "--find-links", kept.folder)
+	}
+	if err := p.pip(ctx, handler, append(args, "-r", requirementsFile)...); err != nil {
+		return err
+	}
+	all, err := filepath.Glob(filepath.Join(wheels, "*.whl"))
+	if err != nil {
+		return err
+	}
+	if kept != nil {
+		if err := kept.add(all); err != nil {
+			fmt.Fprintf(p.output(), "build: the packages are not kept for the next build: %v\n", err)
+		}
+	}
+	if len(all) == 0 { // markers that leave out all of them
+		return nil
+	}
+	return p.pip(ctx, handler, append([]string{"install", "--target", to, "--no-index", "--no-deps", "--no-compile", "--no-user"}, all...)...)
+}
+
+// output is where pip's progress goes.
+func (p *python) output() io.Writer { return cmp.Or[io.Writer](p.builder.Output, io.Discard) }
+
+// pip runs a command of pip in the handler's folder, where relative paths of requirements.txt start.
+func (p *python) pip(ctx context.Context, handler string, args ...string) error {
+	cmd := p.cmd(ctx, slices.Concat([]string{"-m", "pip"}, args, []string{"--disable-pip-version-check", "--no-input"})...)
+	cmd.Dir = handler
 	cmd.Env = append(os.Environ(), "PIP_REQUIRE_VIRTUALENV=0", "PIP_ROOT_USER_ACTION=ignore") // it changes no environment
-	said := &tail{to: cmp.Or[io.Writer](p.builder.Output, io.Discard)}
+	said := &tail{to: p.output()}
 	cmd.Stdout, cmd.Stderr = said, said
-	err = cmd.Run()
+	err := cmd.Run()
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case strings.Contains(said.String(), "No module named pip"):
-		return fmt.Errorf("%s: %s has no pip, which installs it (Debian: apt-get install python3-pip; elsewhere: %s -m ensurepip)", requirementsFile, p.what, strings.Join(p.command, " "))
+		return p.noPip()
 	}
 	return fmt.Errorf("%s: pip of %s: %w\n%s", requirementsFile, p.what, err, said)
+}
+
+func (p *python) noPip() error {
+	return fmt.Errorf("%s: %s has no pip, which installs it (Debian: apt-get install python3-pip; elsewhere: %s -m ensurepip)", requirementsFile, p.what, strings.Join(p.command, " "))
 }
 
 // requires tells whether a requirements.txt has more than comments.

@@ -164,6 +164,7 @@ type Ending struct {
 	After  time.Duration // from now
 	Busy   bool          // the function has more than it can do
 	Notice *Notice       // tells the result, which may be a failure for good
+	Result *Result       // of the run; nil: it was cut short, or a callback was tried
 }
 
 // Try is one attempt to run an async request or to deliver its result.
@@ -191,7 +192,7 @@ func (g *Gateway) Work(ctx context.Context, e Entry, try Try, retry Retry) Endin
 	if ctx.Err() != nil {
 		return Ending{Err: context.Cause(ctx)}
 	}
-	var end Ending
+	end := Ending{Result: &res}
 	if worth := slices.Contains(retry.Codes, res.Status); worth || o.fault || o.unknown || o.convicted { // anything else is an answer
 		end.Err = fmt.Errorf("attempt %d of %d: status %d: %.300s", attempt, retry.Attempts, res.Status, bytes.TrimSpace(res.Body))
 		end.Busy = res.Status == http.StatusTooManyRequests

@@ -406,3 +406,14 @@ func TestTellOverHTTP(t *testing.T) {
 		}
 	}
 }
+
+// TestCallOf: the client's id comes out of a request's, whether the client has chosen it or not.
+func TestCallOf(t *testing.T) {
+	ids := newIDs()
+	made := ids.next()
+	for request, want := range map[string]string{made: made, "mine." + made: "mine", "a.b." + made: "a.b"} {
+		if got := CallOf(request); got != want {
+			t.Errorf("%s: %q, want %q", request, got, want)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"net/http"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,6 +44,9 @@ func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task
 	trace(&req, c.trace)
 	return req, timeout, nil
 }
+
+// CallOf returns the X-Call-Id of the request with this id: one that the client has chosen is followed by a dot and more.
+func CallOf(request string) string { return strings.TrimSuffix(request, path.Ext(request)) }
 
 // timeout reads X-Timeout: a Go duration, or a number of seconds.
 func (g *Gateway) timeout(value string) (time.Duration, *task.Error) {

@@ -39,7 +39,7 @@ func onStandIn(t *testing.T, dir string, names ...string) {
 		if text == string(program) {
 			t.Fatalf("the template's stage does not call stagecoach.main():\n%s", text)
 		}
-		stand, err := os.ReadFile("../templates/testdata/standin.py")
+		stand, err := os.ReadFile("../internal/templatetest/testdata/standin.py")
 		if err = errors.Join(err, os.WriteFile(filepath.Join(root, "stage"), []byte(text), 0o755), os.WriteFile(filepath.Join(root, "standin.py"), stand, 0o644)); err != nil {
 			t.Fatal(err)
 		}

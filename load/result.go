@@ -60,6 +60,28 @@ type Figures struct {
 	Seconds      []Second   `json:"seconds"`
 }
 
+// KindRefused and KindInterrupted are kinds that say nothing bad of the server: it had more to do
+// than it could, or the run was ended early.
+const (
+	KindRefused     = "status 429"
+	KindInterrupted = "interrupted"
+)
+
+// Faults returns the failures that are neither refusals nor cut short by the end of the run, and the
+// number of their requests.
+func (f Figures) Faults() (kinds []Kind, requests int64) {
+	for _, k := range f.Errors {
+		if k.Kind != KindRefused && k.Kind != KindInterrupted && k.Kind != kindNotSent {
+			kinds = append(kinds, k)
+			requests += k.Count
+		}
+	}
+	return kinds, requests
+}
+
+// kindNotSent is the kind of requests that were due and not sent.
+const kindNotSent = "not sent"
+
 // Latency is a distribution of times in seconds. A quantile that the sample cannot carry is left out: q is there when, with a
 // confidence of 95 %, something of the sample lies above the true q, that is when 1-qⁿ >= 0.95 (Wilks 1941): 59 for p95, 299
 // for p99, 2995 for p99.9.

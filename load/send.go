@@ -99,7 +99,7 @@ func (r *run) called(ctx context.Context, o outcome, back <-chan callback) outco
 		o.end, o.lost = time.Since(r.start), true
 		o.kind, o.example = "no callback", "accepted, and no callback came in time"
 		if errors.Is(ctx.Err(), context.Canceled) {
-			o.kind, o.example = "interrupted", "the run was ended while its callback was waited for"
+			o.kind, o.example = KindInterrupted, "the run was ended while its callback was waited for"
 		}
 	}
 	return o
@@ -115,7 +115,7 @@ func kindOf(err error) (kind, example string) {
 	case errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded):
 		kind = "timeout"
 	case errors.Is(err, context.Canceled):
-		kind = "interrupted"
+		kind = KindInterrupted
 	case errors.Is(err, syscall.ECONNREFUSED):
 		kind = "refused"
 	case errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):

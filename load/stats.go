@@ -71,7 +71,7 @@ func (r *recorder) offered(at time.Duration, sent bool) {
 	}
 	r.f.NotSent++
 	s.NotSent++
-	r.kind("not sent", "as many requests were in flight as may be", 1)
+	r.kind(kindNotSent, "as many requests were in flight as may be", 1)
 }
 
 // outcome is what became of a request that was sent.

@@ -136,6 +136,16 @@ func (f *fakes) Pin(_ context.Context, image string) (string, error) {
 	}
 	return "", errors.New("there is stagecoach/echo:1")
 }
+func (f *fakes) Guess(image string) (Guess, error) {
+	switch image {
+	case "stagecoach/one:1":
+		return Guess{Process: "./one", Why: "because"}, nil
+	case "stagecoach/two:1":
+		return Guess{}, errors.New("its folder has several programs: ./a, ./b")
+	}
+	return Guess{}, nil
+}
+
 func (f *fakes) State(key pipeline.Key) State        { return f.states[key.String()] }
 func (f *fakes) Replicas(key pipeline.Key) []Replica { return f.replicas[key.String()] }
 func (f *fakes) Usage(key pipeline.Key) (Usage, bool) {

@@ -37,6 +37,10 @@ const StatusAnnotation = pipeline.Prefix + "status"
 // dropped as [StatusAnnotation] is.
 const ReplicasAnnotation = pipeline.Prefix + "replicas"
 
+// GuessAnnotation is where it says which process was guessed, and why, if the deployment names none. It is made and dropped as
+// [StatusAnnotation] is.
+const GuessAnnotation = pipeline.Prefix + "guessed-process"
+
 func (p *Provider) deploy(w http.ResponseWriter, r *http.Request) { p.put(w, r, true) }
 
 func (p *Provider) update(w http.ResponseWriter, r *http.Request) { p.put(w, r, false) }
@@ -51,7 +55,11 @@ func (p *Provider) put(w http.ResponseWriter, r *http.Request, isNew bool) {
 		p.fail(w, r, err)
 		return
 	}
-	writeText(w, http.StatusAccepted, "deployed "+d.Key.String()+p.missing(d.Declared))
+	text := "deployed " + d.Key.String()
+	if guess := d.guessed(); guess != "" {
+		text += "\nguessed " + guess
+	}
+	writeText(w, http.StatusAccepted, text+p.missing(d.Declared))
 }
 
 func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
@@ -138,6 +146,7 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 	d.Namespace = namespaceOf(d.Namespace, r)
 	delete(deref(d.Annotations), StatusAnnotation)
 	delete(deref(d.Annotations), ReplicasAnnotation)
+	delete(deref(d.Annotations), GuessAnnotation)
 	fn, err := parse(d, pipeline.Parse)
 	out := Deployed{Key: fn.Key(), Deployment: d, Declared: fn, CreatedAt: time.Now().UTC()}
 	err = errors.Join(err, p.check(d))
@@ -150,6 +159,11 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 			bad = &pipeline.FieldError{Path: "image", Got: strconv.Quote(d.Image), Want: "an image that can be run: " + bad.Error()}
 		}
 		out.Digest, err = digest, errors.Join(err, bad)
+	}
+	if err == nil && out.Digest == "" && d.EnvProcess == "" && d.EnvVars["fprocess"] == "" && d.EnvVars["function_process"] == "" {
+		if out.Guess, err = p.Images.Guess(d.Image); err != nil {
+			err = &pipeline.FieldError{Path: "envProcess", Got: "none, and image " + quote(d.Image) + ": " + err.Error(), Want: "the command to run, as fprocess in the stack file (faas-cli deploy --fprocess)"}
+		}
 	}
 	return out, err
 }
@@ -258,7 +272,23 @@ func (p *Provider) show(d *Deployed) types.FunctionStatus {
 		CreatedAt: d.CreatedAt,
 	}
 	annotate(&out, StatusAnnotation, oneLine(s.Status)) // faas-cli prints a table
+	annotate(&out, GuessAnnotation, d.guessed())
 	return out
+}
+
+// guessed says in one line which process was guessed, why, and how it runs; empty: none was.
+func (d *Deployed) guessed() string {
+	if d.Guess.Process == "" {
+		return ""
+	}
+	how := "once per request (environment mode: http runs it as a server)"
+	switch mode := d.Deployment.EnvVars["mode"]; {
+	case mode != "":
+		how = "in mode " + mode
+	case d.Guess.HTTP:
+		how = "as a server (environment mode: streaming runs it once per request)"
+	}
+	return fmt.Sprintf("fprocess: %s, because %s; runs %s", d.Guess.Process, d.Guess.Why, how)
 }
 
 // oneLine returns text, such as a program's last words, as one line.

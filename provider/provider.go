@@ -24,6 +24,16 @@ type Images interface {
 	// what is run. An error that is ErrImages says that this cannot be found out now; any other, why the image cannot be run:
 	// what was got, what is wanted.
 	Pin(ctx context.Context, image string) (digest string, err error)
+	// Guess returns what an image without a digest, a folder, seems to be made to run. An error says that it might be one
+	// of several programs, and names them.
+	Guess(image string) (Guess, error)
+}
+
+// Guess is the process of a function whose deployment names none.
+type Guess struct {
+	Process string `json:"process"`
+	HTTP    bool   `json:"http,omitempty"` // it is a server: its mode is http unless its environment says another
+	Why     string `json:"why"`
 }
 
 // ErrImages says that an image is not available now although the request is right, because its

@@ -62,6 +62,42 @@ func TestLife(t *testing.T) {
 	}
 }
 
+// TestGuessedProcess: a deployment without a process gets the one that its image seems to be made for, and the answers say so.
+func TestGuessedProcess(t *testing.T) {
+	store := newMemoryStore()
+	a := newAPI(t, store, nil)
+	const guess = "fprocess: ./one, because because; runs "
+	for _, tc := range []struct{ field, process, says string }{
+		{``, "./one", guess + "once per request (environment mode: http runs it as a server)"},
+		{`"envVars":{"mode":"serializing"},`, "./one", guess + "in mode serializing"},
+		{`"annotations":{"stagecoach.dev/guessed-process":"old"},`, "./one", guess + "once per request (environment mode: http runs it as a server)"},
+		{`"envProcess":"./two",`, "./two", ""},
+		{`"envVars":{"fprocess":"./two"},`, "", ""},
+		{`"envVars":{"function_process":"./two"},`, "", ""},
+	} {
+		a.do(del, functions, `{"functionName":"a"}`) // that of the case before
+		text := a.must(http.StatusAccepted, post, functions, `{"service":"a",`+tc.field+`"image":"stagecoach/one:1"}`)
+		if want := "\nguessed " + tc.says; strings.Contains(text, want) != (tc.says != "") || tc.says == "" && strings.Contains(text, "guessed") {
+			t.Errorf("%s: answered %q, want %q in it", tc.field, text, want)
+		}
+		shown := decodeJSON[types.FunctionStatus](t, a.must(http.StatusOK, get, "/system/function/a", ""))
+		if got := deref(shown.Annotations)[GuessAnnotation]; got != tc.says {
+			t.Errorf("%s: described as %q, want %q", tc.field, got, tc.says)
+		}
+		if got := a.Registry.Functions()[0].Process(); got != tc.process {
+			t.Errorf("%s: it runs %q, want %q", tc.field, got, tc.process)
+		}
+	}
+	again := newAPI(t, store, nil) // a restart
+	if got := again.Registry.Functions(); len(got) != 1 || got[0].Guess.Process != "" {
+		t.Fatalf("after a restart: %+v", got)
+	}
+	again.must(http.StatusAccepted, put, functions, `{"service":"a","image":"stagecoach/one:1"}`)
+	if got := newAPI(t, store, nil).Registry.Functions()[0].Process(); got != "./one" {
+		t.Errorf("after another restart it runs %q, want ./one", got)
+	}
+}
+
 func TestBadDeploymentsNameTheField(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	for name, tc := range map[string]struct {
@@ -78,6 +114,7 @@ func TestBadDeploymentsNameTheField(t *testing.T) {
 		"unknown image":      {`{"service":"a","image":"nosuch:1"}`, []string{"image"}},
 		"environment":        {`{"service":"a","image":"stagecoach/echo:1","envVars":{"a=b":"","c":"\u0000","d\u0000":""}}`, []string{"envVars", "envVars.c", "envVars"}},
 		"large variables":    {`{"service":"a","image":"stagecoach/echo:1","envVars":{"e":"` + strings.Repeat("a", maxVariable-1) + `","ok":"` + strings.Repeat("a", maxVariable-3) + `"}}`, []string{"envVars"}},
+		"several programs":   {`{"service":"a","image":"stagecoach/two:1"}`, []string{"envProcess"}},
 		"process":            {`{"service":"a","image":"stagecoach/echo:1","envProcess":"cat\u0000"}`, []string{"envProcess"}},
 		"large process":      {`{"service":"a","image":"stagecoach/echo:1","envProcess":"` + strings.Repeat("a", 200_000) + `"}`, []string{"envProcess"}},
 		"model above":        {`{"service":"a","image":"stagecoach/echo:1","envVars":{"STAGECOACH_MODEL":"../x"}}`, []string{"envVars.STAGECOACH_MODEL"}},

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,7 +42,11 @@ type Deployed struct {
 	Declared   pipeline.Function // what the labels and annotations say
 	CreatedAt  time.Time         // of the first deploy; updates keep it
 	Digest     string            // that the image was pinned to at the latest deploy; empty: its name says what is run
+	Guess      Guess             // of the process, at the latest deploy; empty: the deployment or the image says it
 }
+
+// Process returns the command that replicas run; empty: the image says it.
+func (d *Deployed) Process() string { return cmp.Or(d.Deployment.EnvProcess, d.Guess.Process) }
 
 // recordVersion is the version of the stored form of a deployment.
 const recordVersion = 1
@@ -52,10 +57,11 @@ type record struct {
 	Deployment types.FunctionDeployment `json:"deployment"`
 	CreatedAt  time.Time                `json:"createdAt"`
 	Digest     string                   `json:"digest,omitempty"`
+	Guess      Guess                    `json:"guess,omitzero"`
 }
 
 func encode(d Deployed) ([]byte, error) {
-	b, err := json.Marshal(record{recordVersion, d.Deployment, d.CreatedAt, d.Digest})
+	b, err := json.Marshal(record{recordVersion, d.Deployment, d.CreatedAt, d.Digest, d.Guess})
 	if err != nil {
 		return nil, fmt.Errorf("function %q: %w", d.Key, err)
 	}
@@ -72,7 +78,7 @@ func decode(e Entry) (Deployed, error) {
 	if r.Version != recordVersion {
 		return Deployed{}, fmt.Errorf("stored function %q: version %d, want %d; deploy it again", e.Key, r.Version, recordVersion)
 	}
-	d := Deployed{Key: pipeline.ParseKey(e.Key), Revision: e.Revision, Deployment: r.Deployment, CreatedAt: r.CreatedAt, Digest: r.Digest}
+	d := Deployed{Key: pipeline.ParseKey(e.Key), Revision: e.Revision, Deployment: r.Deployment, CreatedAt: r.CreatedAt, Digest: r.Digest, Guess: r.Guess}
 	fn, err := parse(r.Deployment, pipeline.ParseStored)
 	if err != nil {
 		return Deployed{}, fmt.Errorf("stored function %q: %w", e.Key, err)

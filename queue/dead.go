@@ -298,6 +298,7 @@ func (j *Journal) Redrive(ctx context.Context, id string) error {
 		key.name = m.header.Get(headTo)
 	}
 	it := item{seq: seq, size: l.Size, account: a, shard: j.shard(l.ID)}
+	j.cfg.Found(Found{ID: l.ID, Function: l.Function, Kind: l.Kind, Accepted: l.Accepted})
 	j.lines.push(key, it, time.Time{}, time.Time{})
 	j.pump(l.Kind, it, m)
 	j.mu.Unlock()

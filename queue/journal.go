@@ -45,6 +45,7 @@ type JournalConfig struct {
 	Limits func(function string) Limits // default: 64 runs and 10,000 records
 	Dead   int                          // dead letters kept; of more the oldest go; default 10,000
 	Died   func(DeadLetter)             // is told of each new dead letter; must not block or call back; default: nobody
+	Found  func(Found)                  // is told of each record that OpenJournal finds, and of dead letters that run again; must not block or call back; default: nobody
 }
 
 func (c JournalConfig) withDefaults() JournalConfig {
@@ -54,6 +55,9 @@ func (c JournalConfig) withDefaults() JournalConfig {
 	c.Dead = cmp.Or(c.Dead, 10_000)
 	if c.Died == nil {
 		c.Died = func(DeadLetter) {}
+	}
+	if c.Found == nil {
+		c.Found = func(Found) {}
 	}
 	if c.Limits == nil {
 		c.Limits = func(string) Limits { return Limits{Concurrency: 64, Queue: 10_000} }
@@ -84,6 +88,16 @@ type Journal struct {
 	doubts map[string]bool // subjects of records that may have unknown states, see doubt
 	lost   map[string]lost // by subject
 	losing chan struct{}   // gets a value with the first that is lost
+}
+
+// Found is a record that an earlier process has left, or that was a dead letter.
+type Found struct {
+	ID       string
+	Function string
+	Kind     Kind
+	Failed   int       // attempts so far
+	Accepted time.Time // of a record of an earlier version: when its present state was stored
+	Next     time.Time // when it is worked on again; zero: when there is room
 }
 
 // Stats counts since the journal was opened, and what is there now.

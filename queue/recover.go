@@ -54,13 +54,27 @@ func (j *Journal) recover(ctx context.Context) error {
 		there[deadID(id, key.kind)] = true
 		named[f.header.Get(headBlob)] = true
 		it := item{seq: f.seq, size: f.size, account: j.lines.open(function, f.size), shard: f.shard, old: true}
-		j.lines.push(key, it, now.Add(backOff(f.number(headAfter), f.at, now)), now)
+		wait := backOff(f.number(headAfter), f.at, now)
+		j.lines.push(key, it, now.Add(wait), now)
+		j.cfg.Found(f.left(function, id, now, wait))
 		j.stats.Resumed++
 	}
 	if err := j.recoverDead(ctx, there, named); err != nil {
 		return err
 	}
 	return j.blobs.sweep(named)
+}
+
+// left describes a record that a start has found, and that waits for so long.
+func (f *found) left(function, id string, now time.Time, wait time.Duration) Found {
+	out := Found{ID: id, Function: function, Kind: f.kind(), Failed: int(f.number(headFailed)), Accepted: f.at}
+	if at := f.number(headAccepted); at != 0 {
+		out.Accepted = time.Unix(0, at)
+	}
+	if wait > 0 {
+		out.Next = now.Add(wait)
+	}
+	return out
 }
 
 // backOff is what is left of a record's back-off, given when it ends in unix nanoseconds: never more than there was when the

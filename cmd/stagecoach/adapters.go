@@ -88,10 +88,13 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 		if folder != "" {
 			env[envSecrets] = folder
 		}
+		if f.Guess.HTTP && env["mode"] == "" {
+			env["mode"] = "http"
+		}
 		res := f.Resources()
 		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Memory: res.MemoryRequest, CPUMilli: res.CPURequest, CPULimit: res.CPULimit, Profile: d.Points(f), Declared: f.Declared, Spec: keysmanager.Spec{
 			Function: f.Key.String(), Namespace: f.Declared.Namespace, Group: group, Secrets: folder, Image: pinned(f),
-			Process: f.Deployment.EnvProcess, Env: env, Ready: annotation(f, "com.openfaas.ready.http.path"),
+			Process: f.Process(), Env: env, Ready: annotation(f, "com.openfaas.ready.http.path"),
 			Health:   annotation(f, "com.openfaas.health.http.initialDelay") + "," + annotation(f, "com.openfaas.health.http.periodSeconds") + "," + annotation(f, "com.openfaas.health.http.path"),
 			ReadOnly: f.Deployment.ReadOnlyRootFilesystem, Devices: f.Declared.GPU, DeviceMemory: f.Declared.GPUMemory, Start: f.Declared.Start, Worker: f.Declared.Process,
 			Memory: res.MemoryLimit, CPUMilli: res.CPULimit, Network: f.Declared.Network, Gateway: d.gateway,

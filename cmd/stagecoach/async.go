@@ -16,7 +16,10 @@ import (
 )
 
 // asyncJournal is the gateway's journal in NATS.
-type asyncJournal struct{ *queue.Journal }
+type asyncJournal struct {
+	*queue.Journal
+	calls *callBook
+}
 
 // Append implements gateway.Journal.
 func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
@@ -24,7 +27,10 @@ func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
 	if err != nil {
 		return err
 	}
-	err = j.Journal.Append(e.Request.Target, e.Request.ID, b)
+	j.calls.accept(e) // first: it may be done before Append returns
+	if err = j.Journal.Append(e.Request.Target, e.Request.ID, b); err != nil {
+		j.calls.refuse(e.Request.ID)
+	}
 	switch {
 	case errors.Is(err, queue.ErrTooLarge):
 		return fmt.Errorf("%w (journal.bytes): %w", gateway.ErrTooLarge, err)
@@ -79,7 +85,7 @@ func (r asyncRules) retry(key pipeline.Key) gateway.Retry {
 func (u *up) journalConfig() queue.JournalConfig {
 	return queue.JournalConfig{
 		Disk: u.nats.Disk(), Blobs: filepath.Join(u.cfg.State, "journal"), Bytes: int64(u.cfg.Journal.Bytes), Window: u.cfg.Journal.Window,
-		Limits: asyncRules{u.registry}.limits, Died: u.deadLetter,
+		Limits: asyncRules{u.registry}.limits, Died: u.deadLetter, Found: u.calls.found,
 	}
 }
 
@@ -93,13 +99,23 @@ func (u *up) async(ctx context.Context) error {
 			if err := n.UnmarshalBinary(r.Data); err != nil {
 				return queue.End{Err: err}
 			}
-			return ended(u.callbacks.Tell(ctx, n, try))
+			u.calls.begin(r, gateway.Where(n.URL))
+			end := u.callbacks.Tell(ctx, n, try)
+			if ctx.Err() == nil {
+				u.calls.told(r, n.Result, end)
+			}
+			return ended(end)
 		}
 		var e gateway.Entry
 		if err := e.UnmarshalBinary(r.Data); err != nil {
 			return queue.End{Err: err}
 		}
-		return ended(u.gateway.Work(ctx, e, try, rules.retry(pipeline.ParseKey(e.Request.Target))))
+		u.calls.begin(r, gateway.Where(e.Callback))
+		end := u.gateway.Work(ctx, e, try, rules.retry(pipeline.ParseKey(e.Request.Target)))
+		if ctx.Err() == nil {
+			u.calls.ran(r, end)
+		}
+		return ended(end)
 	})
 	return nil
 }

@@ -22,16 +22,22 @@ func stackFlags(fs *flag.FlagSet) (file, filter *string) {
 	return fs.String("f", "", "stack file; default stack.yml or stack.yaml"), fs.String("filter", "", "only the functions of this name, in which * stands for anything")
 }
 
-// openStack reads the stack file and says which of its functions are meant.
-func openStack(file, filter string) (*stack.File, []string, error) {
-	if file == "" {
-		file = "stack.yml"
-		if _, err := os.Stat(file); errors.Is(err, os.ErrNotExist) {
-			if _, err := os.Stat("stack.yaml"); err == nil {
-				file = "stack.yaml"
-			}
+// stackFile returns the stack file that a command reads: the one that was named, or else stack.yml or stack.yaml.
+func stackFile(named string) string {
+	if named != "" {
+		return named
+	}
+	if _, err := os.Stat("stack.yml"); errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat("stack.yaml"); err == nil {
+			return "stack.yaml"
 		}
 	}
+	return "stack.yml"
+}
+
+// openStack reads the stack file and says which of its functions are meant.
+func openStack(file, filter string) (*stack.File, []string, error) {
+	file = stackFile(file)
 	f, err := stack.Read(file)
 	if err != nil {
 		return nil, nil, err

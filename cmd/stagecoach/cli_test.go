@@ -134,7 +134,9 @@ func TestTemplates(t *testing.T) {
 	c.run(`\[3 5 7\]`, "1 2 3", "invoke", "lines")
 	c.refuse(`invoke lines: status 400: .*"two", want a number`, "1 two", "invoke", "lines")
 	c.refuse(`invoke none: status 404: .*none`, "", "invoke", "none")
-	c.run(`^[0-9a-zA-Z-]{8,}\n$`, "hello", "invoke", "shout", "--async")
+	id := strings.TrimSpace(c.run(`^[0-9a-zA-Z-]{8,}\n$`, "hello", "invoke", "shout", "--async"))
+	c.run("^You said: hello\n$", "", "call", id, "--wait", "--body")
+	r.must(http.StatusUnauthorized, http.MethodGet, "/system/async/"+id, "")
 
 	c.run(`FUNCTION +IMAGE +INVOCATIONS +REPLICAS +STATUS\n(?s:.*)shout +example/shout:latest +\d+ +1/1 +ready\n`, "", "list")
 	var all []functionStatus
@@ -160,6 +162,7 @@ func TestTemplates(t *testing.T) {
 	c.run("double: removed\nlines: removed\n", "", "remove", "double", "lines")
 	c.refuse("remove double: status 404", "", "remove", "double")
 	c.run("shout: removed", "", "remove", "-f", "stack.yaml", "--filter", "shout")
+	c.run("^double: is not deployed\nlines: is not deployed\nshout: is not deployed\n$", "", "remove") // a second try
 }
 
 // TestCLILogs reads what a function's replicas print.

@@ -191,15 +191,15 @@ func (a answer) unexpected(what string) error {
 
 // deploy creates the function or replaces it.
 func (c *client) deploy(ctx context.Context, d deployment) error {
-	_, err := c.put(ctx, d)
+	_, _, err := c.put(ctx, d)
 	return err
 }
 
-// put is deploy, and says whether the function is new.
-func (c *client) put(ctx context.Context, d deployment) (created bool, err error) {
+// put is deploy, and says whether the function is new, and what the server says that it guessed.
+func (c *client) put(ctx context.Context, d deployment) (created bool, guessed string, err error) {
 	b, err := json.Marshal(d)
 	if err != nil {
-		return false, err
+		return false, "", err
 	}
 	a, err := c.do(ctx, http.MethodPut, "/system/functions", "application/json", b)
 	if err == nil && a.status == http.StatusNotFound {
@@ -207,12 +207,17 @@ func (c *client) put(ctx context.Context, d deployment) (created bool, err error
 		a, err = c.do(ctx, http.MethodPost, "/system/functions", "application/json", b)
 	}
 	if err != nil {
-		return false, err
+		return false, "", err
 	}
 	if a.status >= 300 {
-		return false, a.unexpected("deploy " + d.Service)
+		return false, "", a.unexpected("deploy " + d.Service)
 	}
-	return created, nil
+	for line := range strings.Lines(string(a.body)) {
+		if strings.HasPrefix(line, "guessed ") {
+			guessed = strings.TrimSpace(line)
+		}
+	}
+	return created, guessed, nil
 }
 
 // send sends v as JSON; any status but 2xx is an error with the server's message, which begins with what.

@@ -3,10 +3,12 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"net/http"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
@@ -42,7 +44,7 @@ func runDeploy(ctx context.Context, args []string, out io.Writer) error {
 		if api.namespace != "" {
 			d.Namespace = api.namespace
 		}
-		created, err := c.put(ctx, d)
+		created, guessed, err := c.put(ctx, d)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -56,6 +58,9 @@ func runDeploy(ctx context.Context, args []string, out io.Writer) error {
 			what = "created"
 		}
 		fmt.Fprintf(out, "%s: %s, %s/function/%s\n", name, what, c.base, invocationName(d.Service, d.Namespace))
+		if guessed != "" {
+			fmt.Fprintf(out, "%s: %s\n", name, harmless(guessed))
+		}
 	}
 	if *wait {
 		failed = append(failed, waitReady(ctx, c, all, out))
@@ -82,9 +87,9 @@ func runRemove(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	namespaces, inStack := map[string]string{}, ""
+	namespaces, inStack, ofStack := map[string]string{}, "", len(names) == 0
 	switch {
-	case len(names) == 0:
+	case ofStack:
 		f, all, err := openStack(*file, *filter)
 		if err != nil {
 			return err
@@ -110,11 +115,21 @@ func runRemove(ctx context.Context, args []string, out io.Writer) error {
 			Name      string `json:"functionName"`
 			Namespace string `json:"namespace,omitempty"`
 		}{name, namespace}
-		if err := c.send(ctx, "remove "+name, "DELETE", "/system/functions"+(&apiFlags{namespace: namespace}).query(), body); err != nil {
-			failed = append(failed, err)
-			continue
+		b, err := json.Marshal(body)
+		if err != nil {
+			return err
 		}
-		fmt.Fprintf(out, "%s: removed\n", name)
+		a, err := c.do(ctx, http.MethodDelete, "/system/functions"+(&apiFlags{namespace: namespace}).query(), "application/json", b)
+		switch {
+		case err != nil:
+			failed = append(failed, err)
+		case a.status == http.StatusNotFound && ofStack: // as it should be
+			fmt.Fprintf(out, "%s: is not deployed\n", name)
+		case a.status >= 300:
+			failed = append(failed, a.unexpected("remove "+name))
+		default:
+			fmt.Fprintf(out, "%s: removed\n", name)
+		}
 	}
 	return errors.Join(failed...)
 }

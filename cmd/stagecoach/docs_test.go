@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -37,7 +38,7 @@ func TestDocs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if blocks := examples(t, string(text)); len(blocks) > 0 {
+		if blocks := examples(t, string(text)); len(blocks) > 0 && filepath.Base(page) != tutorial {
 			t.Run(filepath.Base(page), func(t *testing.T) {
 				t.Parallel() // pages wait a lot
 				if bytes.Contains(text, []byte("import torch")) {
@@ -51,6 +52,48 @@ func TestDocs(t *testing.T) {
 			})
 		}
 	}
+}
+
+// tutorial is the page that TestTutorial runs.
+const tutorial = "tutorial.md"
+
+// TestTutorial goes a new user's way, from a template to an update and the end, with what the tutorial says that a user has: a
+// folder, the program, Go, a C compiler and a shell. A second try in the same folder goes the same way: after the end, and after
+// a try that was aborted in the middle and an `up` that was killed.
+func TestTutorial(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/" + tutorial)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := examples(t, string(text))
+	scaled := slices.IndexFunc(page, func(e example) bool { return strings.Contains(e.code, "stagecoach scale") })
+	for _, word := range []string{"stagecoach new", "stagecoach build", "stagecoach deploy", "curl ", "ToUper", "stagecoach scale", "stagecoach remove -f"} {
+		if !slices.ContainsFunc(page, func(e example) bool { return strings.Contains(e.code, word) }) {
+			t.Fatalf("the tutorial runs no %q: this test proves little", word)
+		}
+	}
+	folder := t.TempDir()
+	state := filepath.Join(folder, ".stagecoach")
+	r := start(t, "--state", state, "--images", filepath.Join(state, "images"))
+	user := newReader(t, folder, folder, r)
+	user.env = slices.DeleteFunc(user.env, func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return name == "PATH" || name == "REPO" || name == "GOFLAGS" || strings.HasPrefix(name, "STAGECOACH_") || strings.HasPrefix(name, "CGO_")
+	})
+	golang, err := exec.LookPath("go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	user.env = append(user.env, "PATH="+filepath.Dir(user.bin)+":"+filepath.Dir(golang)+":/usr/bin:/bin")
+	user.follow(page)
+	if t.Failed() {
+		return
+	}
+	user.follow(page[:scaled+1])
+	r.kill()
+	r.restart()
+	user.follow(page)
 }
 
 // example is a block that is run and what it should print; empty: anything.
@@ -101,7 +144,7 @@ func examples(t *testing.T, page string) []example {
 // patience is how long an example, or what it has stopped, may take on a machine that has much else to do.
 const patience = 3 * time.Minute
 
-// follow runs a page's examples in a folder.
+// follow runs a page's examples in a folder, beside an up that has the repository's images and knows a registry.
 func follow(t *testing.T, folder string, page []example) {
 	home := folder
 	if strings.HasPrefix(folder, "..") {
@@ -125,8 +168,26 @@ func follow(t *testing.T, folder string, page []example) {
 		t.Fatalf("up does not say where nodes join:\n%s", r.log)
 	}
 	t.Cleanup(func() { endBackground(t, folder) })
-	here := strings.NewReplacer(defaultGateway, r.base, "nats://127.0.0.1:4222", joins[1], "127.0.0.1:5000", store.Listener.Addr().String())
-	there := strings.NewReplacer(r.base, defaultGateway, store.Listener.Addr().String(), "127.0.0.1:5000")
+	rd := newReader(t, folder, home, r)
+	registry := store.Listener.Addr().String()
+	rd.here = []string{"nats://127.0.0.1:4222", joins[1], "127.0.0.1:5000", registry}
+	rd.there = []string{registry, "127.0.0.1:5000"}
+	rd.follow(page)
+}
+
+// reader runs examples.
+type reader struct {
+	t           *testing.T
+	r           *rig
+	folder      string
+	bin         string   // the program, as its PATH has it
+	env         []string // but for where up is
+	here, there []string // what examples and outputs have in place of what they say, in pairs; but for where up is
+}
+
+// newReader returns a reader in a folder, with a home that has the program.
+func newReader(t *testing.T, folder, home string, r *rig) *reader {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -143,12 +204,22 @@ func follow(t *testing.T, folder string, page []example) {
 	if err != nil || len(cache) != 2 {
 		t.Fatalf("go env: %q, %v", caches, err)
 	}
+	env := append(os.Environ(), "PATH="+filepath.Dir(bin)+":"+os.Getenv("PATH"), "HOME="+home,
+		"REPO="+filepath.Dir(proctest.Built(t)), "GOCACHE="+cache[0], "GOMODCACHE="+cache[1])
+	return &reader{t: t, r: r, folder: folder, bin: bin, env: env}
+}
+
+// follow runs a page's examples, in order.
+func (rd *reader) follow(page []example) {
+	t := rd.t
+	t.Helper()
+	here := strings.NewReplacer(append(rd.here, defaultGateway, rd.r.base)...)
+	there := strings.NewReplacer(append(rd.there, rd.r.base, defaultGateway)...)
 	for _, e := range page {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", here.Replace(e.code))
-		cmd.Dir = folder
-		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(bin)+":"+os.Getenv("PATH"), "OPENFAAS_URL="+r.base, "HOME="+home,
-			"REPO="+filepath.Dir(proctest.Built(t)), "GOCACHE="+cache[0], "GOMODCACHE="+cache[1])
+		cmd.Dir = rd.folder
+		cmd.Env = append(slices.Clone(rd.env), "OPENFAAS_URL="+rd.r.base)
 		var stdout, stderr bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		err := cmd.Run()

@@ -122,11 +122,14 @@ func describeFunction(f functionStatus, d deployment, gateway string, out io.Wri
 	fmt.Fprintf(t, "Invocations:\t%.0f\nURL:\t%s/function/%s\n", f.InvocationCount, gateway, invocationName(f.Name, f.Namespace))
 	if d.EnvProcess != "" {
 		fmt.Fprintf(t, "Process:\t%s\n", d.EnvProcess)
+	} else if guess := d.Annotations[provider.GuessAnnotation]; guess != "" {
+		fmt.Fprintf(t, "Process:\tguessed %s\n", guess)
 	}
 	describeMap(t, "Environment", d.EnvVars)
 	describeMap(t, "Labels", d.Labels)
 	delete(d.Annotations, provider.ReplicasAnnotation)
 	delete(d.Annotations, provider.StatusAnnotation)
+	delete(d.Annotations, provider.GuessAnnotation)
 	describeMap(t, "Annotations", d.Annotations)
 	if len(d.Secrets) > 0 {
 		fmt.Fprintf(t, "Secrets:\t%s\n", strings.Join(d.Secrets, ", "))

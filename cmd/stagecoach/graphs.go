@@ -65,6 +65,7 @@ func declared(annotations map[string]string) map[string]string {
 	out := maps.Clone(annotations)
 	delete(out, provider.StatusAnnotation)
 	delete(out, provider.ReplicasAnnotation)
+	delete(out, provider.GuessAnnotation)
 	return out
 }
 

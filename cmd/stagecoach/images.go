@@ -68,6 +68,12 @@ func (i *images) Pin(ctx context.Context, name string) (string, error) {
 	return digest, err
 }
 
+// Guess implements provider.Images.
+func (i *images) Guess(name string) (provider.Guess, error) {
+	g, err := i.folders.Guess(name)
+	return provider.Guess(g), err
+}
+
 // unpackTimeout bounds a start whose image has to be unpacked again.
 const unpackTimeout = time.Minute
 

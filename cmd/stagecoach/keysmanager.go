@@ -7,12 +7,14 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -326,18 +328,35 @@ func (d *daemon) drain(done <-chan struct{}) {
 	}
 }
 
-// lockState makes a state folder this process's alone, until the file is closed.
+// lockState makes a state folder this process's alone, until the file is closed. The file says which process that is.
 func lockState(folder string) (*os.File, error) {
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return nil, fmt.Errorf("state: %w", err)
+	f, err := openLock(folder)
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w; it belongs to another user: run as that user, or choose another --state", err)
 	}
-	f, err := os.OpenFile(filepath.Join(folder, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("state: %w", err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("state: folder %s is in use by another stagecoach (%w); stop it, or choose another --state", folder, err)
+	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if err == nil {
+		_ = f.Truncate(0) // on a full disk nobody is told the process
+		_, _ = f.WriteAt(strconv.AppendInt(nil, int64(os.Getpid()), 10), 0)
+		return f, nil
 	}
-	return f, nil
+	defer f.Close()
+	if !errors.Is(err, syscall.EWOULDBLOCK) {
+		return nil, fmt.Errorf("state: lock folder %s: %w", folder, err)
+	}
+	holder, stop := "", "stop it"
+	if pid, err := io.ReadAll(io.LimitReader(f, 20)); err == nil && len(pid) > 0 {
+		holder, stop = fmt.Sprintf(", process %s", pid), fmt.Sprintf("stop it (kill %s)", pid)
+	}
+	return nil, fmt.Errorf("state: folder %s is in use by another stagecoach%s; %s, or choose another --state", folder, holder, stop)
+}
+
+func openLock(folder string) (*os.File, error) {
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(filepath.Join(folder, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 }

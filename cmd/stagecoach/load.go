@@ -27,7 +27,7 @@ stagecoach load compare A.json B.json …        results side by side
 // loadFlags are those that are no part of a scenario.
 type loadFlags struct {
 	scenario, jsonFile, htmlFile string
-	quiet                        bool
+	quiet, allowErrors           bool
 }
 
 // defaultData is the folder of traces beside a clone of the repository.
@@ -57,7 +57,22 @@ func runLoad(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("load: %w", err)
 	}
-	return writeLoad(f, result, out)
+	err = writeLoad(f, result, out)
+	if !f.allowErrors {
+		err = errors.Join(err, loadFaults(result))
+	}
+	return err
+}
+
+// loadFaults returns an error if requests failed in another way than by a refusal (429).
+func loadFaults(result openloop.Result) error {
+	kinds, requests := result.Total.Faults()
+	if requests == 0 {
+		return nil
+	}
+	first := kinds[0] // the most frequent
+	return fmt.Errorf("load: %d of %d requests failed, %d of them with %q (%s); want none but refusals (429), or --allow-errors",
+		requests, result.Total.Sent, first.Count, first.Kind, strings.TrimSpace(first.Example))
 }
 
 // writeLoad prints the result, or writes its JSON to standard output when its file is "-".
@@ -105,6 +120,7 @@ func loadScenario(args []string) (openloop.Scenario, loadFlags, error) {
 	fs.StringVar(&f.jsonFile, "json", "", "file for the result as JSON; - is standard output")
 	fs.StringVar(&f.htmlFile, "html", "", "file for the result as a page with charts")
 	fs.BoolVar(&f.quiet, "quiet", false, "no line a second on standard error")
+	fs.BoolVar(&f.allowErrors, "allow-errors", false, "exit with status 0 even if requests failed; refusals (429) never count")
 	fs.DurationVar(&s.Duration, "duration", 0, "of the arrivals; default: the rate's segments, the trace's length, or 30s")
 	fs.Uint64Var(&s.Seed, "seed", 1, "the same seed, the same instants and bodies")
 	fs.IntVar(&s.MaxInFlight, "max-in-flight", 0, "requests at a time; what is above it is counted as not sent (default 1000)")
@@ -136,7 +152,7 @@ func loadScenario(args []string) (openloop.Scenario, loadFlags, error) {
 	if function != "" {
 		return s, f, fmt.Errorf("load: a scenario has targets of its own; want no function beside --scenario, got %q", function)
 	}
-	whole := []string{"scenario", "json", "html", "quiet", "gateway", "duration", "seed", "max-in-flight", "callbacks"}
+	whole := []string{"scenario", "json", "html", "quiet", "allow-errors", "gateway", "duration", "seed", "max-in-flight", "callbacks"}
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		if !slices.Contains(whole, name) {
 			return s, f, fmt.Errorf("load: a scenario has targets of its own; want no --%s beside --scenario", name)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -94,7 +95,7 @@ targets:
 	if err := os.WriteFile(scenario, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got := loadWith(t, "--scenario", scenario, "--gateway", r.base, "--seed", "3")
+	got := loadWith(t, "--scenario", scenario, "--gateway", r.base, "--seed", "3", "--allow-errors")
 	now, later, nobody := got.Targets[0], got.Targets[1], got.Targets[2]
 	if now.Failed > 0 || now.Callbacks != nil {
 		t.Errorf("%+v", now)
@@ -105,9 +106,33 @@ targets:
 	if nobody.Answered != 0 || len(nobody.Errors) != 1 || nobody.Errors[0].Kind != "status 404" || !strings.Contains(nobody.Errors[0].Example, "nobody") {
 		t.Errorf("a function that is not there: %+v", nobody)
 	}
-	if again := loadWith(t, "--scenario", scenario, "--gateway", r.base, "--seed", "3"); again.Total.Offered != got.Total.Offered {
+	if again := loadWith(t, "--scenario", scenario, "--gateway", r.base, "--seed", "3", "--allow-errors"); again.Total.Offered != got.Total.Offered {
 		t.Errorf("the same seed offered %d and %d", got.Total.Offered, again.Total.Offered)
 	}
+}
+
+// TestLoadExitStatus runs `stagecoach load` as a script does: failures are an error after the
+// result, refusals (429) are not, and --allow-errors makes failures none.
+func TestLoadExitStatus(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.deployAll(waitFn("full", "10s", map[string]string{"min": "1", "max": "1"}, map[string]string{"queue-limit": "1"}),
+		fn{"quick", "wait", nil, nil, map[string]string{"wait_mean": "1ms"}})
+	r.until(late, "both functions to be up", func() bool { return r.line("full").Ready == 1 && r.line("quick").Ready >= 1 })
+	c := &cli{t, t.TempDir(), r.base}
+	c.run(`nobody +\d+ +0 +\d+ +0 +(?s:.*)`, "", "load", "nobody", "--rate", "10", "--duration", "1s", "--quiet", "--allow-errors")
+	c.refuse(`(?s)target +offered.*stagecoach: load: (\d+) of (\d+) requests failed, \d+ of them with "status 404" \(.*nobody.*\); want none but refusals \(429\), or --allow-errors`,
+		"", "load", "nobody", "--rate", "10", "--duration", "1s", "--quiet")
+	c.run(`quick +\d+ +0 +`, "", "load", "quick", "--rate", "10", "--duration", "1s", "--quiet")
+
+	held := make(chan struct{})
+	for range 2 { // one runs, one fills the line
+		go func() { r.send(http.MethodPost, "/function/full", "x"); held <- struct{}{} }()
+	}
+	r.until(late, "the line to be full", func() bool { l := r.line("full"); return l.Running == 1 && l.Waiting == 1 })
+	c.run(`× status 429: `, "", "load", "full", "--rate", "20", "--duration", "500ms", "--timeout", "5s", "--quiet")
+	<-held
+	<-held
 }
 
 func TestLoadSaysWhatIsWrong(t *testing.T) {

@@ -188,8 +188,8 @@ func TestUpRefuses(t *testing.T) {
 		args []string
 		want string
 	}{
-		"the state of another":        {[]string{"--state", r.state}, "is in use by another stagecoach"},
-		"the address of another":      {[]string{"--listen", r.up.addr}, "is another stagecoach running?"},
+		"the state of another":        {[]string{"--state", r.state}, fmt.Sprintf("is in use by another stagecoach, process %d; stop it (kill %[1]d), or choose another --state", r.up.cmd.Process.Pid)},
+		"the address of another":      {[]string{"--listen", r.up.addr}, "stop the program that has it, such as another stagecoach, or choose another --listen"},
 		"an open door":                {[]string{"--listen", "0.0.0.0:0"}, "without basicAuthDir"},
 		"credentials that are absent": {[]string{"--basic-auth-dir", t.TempDir()}, "basic-auth-user"},
 		"an unknown field":            {[]string{"--config", bad}, "field contol not found"},
@@ -232,7 +232,7 @@ func TestBasicAuth(t *testing.T) {
 		"POST /system/scale-function/e", "GET /system/info", "GET /system/namespaces", "GET /system/pipelines", "GET /system/pipelines/five",
 		"GET /system/pipelines/e/explain", "GET /system/nodes", "GET /system/nodes/n", "GET /system/cache", "POST /system/cache/evict", "GET /system/top",
 		"GET /system/function/e/profile", "PUT /system/function/e/profile", "PUT /system/function/e/pin", "DELETE /system/function/e/pin",
-		"GET /system/timeline/e", "GET /system/dead", "DELETE /system/dead?function=f", "POST /system/dead/x/redrive", "GET /system/secrets", "GET /system/logs", "GET /system/none",
+		"GET /system/timeline/e", "GET /system/async/x", "GET /system/dead", "DELETE /system/dead?function=f", "POST /system/dead/x/redrive", "GET /system/secrets", "GET /system/logs", "GET /system/none",
 	} {
 		method, path, _ := strings.Cut(route, " ")
 		callers := []*client{r.client}

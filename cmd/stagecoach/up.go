@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -118,6 +119,7 @@ type up struct {
 	loop      *control.Loop
 	flow      *flow.Coordinator
 	journal   *queue.Journal
+	calls     *callBook
 	callbacks *gateway.Callbacks
 	gateway   *gateway.Gateway
 	kinds     *kinds
@@ -130,7 +132,7 @@ type up struct {
 }
 
 func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {
-	u := &up{cfg: cfg, log: log, events: events.New(uint64(time.Now().UnixNano())), metrics: prometheus.NewRegistry(), book: logbook.New(logsPerFunction, logsInAll)}
+	u := &up{cfg: cfg, log: log, events: events.New(uint64(time.Now().UnixNano())), metrics: prometheus.NewRegistry(), calls: newCallBook(), book: logbook.New(logsPerFunction, logsInAll)}
 	for _, step := range []func(context.Context) error{
 		u.openState, u.openImages, u.openTelemetry, u.openQueue, u.openReplicas, u.openControl, u.openFlow, u.openHTTP, u.follow, u.openNodes,
 	} {
@@ -156,7 +158,10 @@ func (u *up) close() error {
 func (u *up) serve(ctx context.Context, out io.Writer) error {
 	l, err := net.Listen("tcp", u.cfg.Listen)
 	if err != nil {
-		return fmt.Errorf("listen: %w; is another stagecoach running?", err)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			err = fmt.Errorf("%w; stop the program that has it, such as another stagecoach, or choose another --listen", err)
+		}
+		return fmt.Errorf("listen: %w", err)
 	}
 	inside, err := u.listenInside(l.Addr())
 	if err != nil {

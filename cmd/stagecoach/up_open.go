@@ -231,7 +231,7 @@ func (u *up) openFlow(context.Context) error {
 	u.callbacks = gateway.NewCallbacks(gateway.CallbackTransport(u.networks.dial), gateway.CallbackTransport(u.networks.dialInside))
 	u.onClose(func() error { u.callbacks.Close(); return nil })
 	u.gateway, err = gateway.New(gateway.Config{
-		Directory: u.registry, Invoker: u.flow, Journal: asyncJournal{u.journal}, Callbacks: u.callbacks,
+		Directory: u.registry, Invoker: u.flow, Journal: asyncJournal{u.journal, u.calls}, Callbacks: u.callbacks,
 		Timeout: u.cfg.Requests.Timeout, MaxTimeout: u.cfg.Requests.MaxTimeout, MaxBody: int64(u.cfg.Requests.MaxBody),
 		BodyMemory: int64(u.cfg.Requests.BodyMemory), Spool: u.store,
 		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log, Tracer: u.gatewayTracer(),
@@ -264,6 +264,7 @@ func (u *up) openHTTP(context.Context) error {
 	dead := serveDead(u.journal)
 	mux.Handle("/system/dead", dead)
 	mux.Handle("/system/dead/", dead)
+	mux.Handle("GET /system/async/{id}", serveCall(u.calls, u.journal, u.flow))
 	mux.Handle("GET /system/timeline/{name}", serveTimeline(u.registry, u.local, u.lines, u.status))
 	mux.Handle("GET /system/pipelines/{name}/explain", serveExplain(u.registry, u.loop, u.status))
 	cache := serveNodes(u.nodes, u.deployedFunctions())

@@ -1,12 +1,18 @@
-// Package templates_test checks what the templates are made of. That they build and serve is tested with `stagecoach build`.
-package templates_test
+// Package templatetest_test checks what the templates are made of, and runs the Python SDK that one of them carries. It is
+// no part of the folder templates, because `faas-cli template pull` copies all of that. That templates build and serve is
+// tested with `stagecoach build`.
+package templatetest_test
 
 import (
 	"bytes"
 	"encoding/binary"
 	"flag"
 	"os"
+	"os/exec"
+	"path"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -15,6 +21,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/onnx"
 	"github.com/stagecoach-serving/stagecoach/third_party/onnx/onnxpb"
 )
+
+// templates is their folder.
+const templates = "../../templates"
 
 var rewrite = flag.Bool("rewrite", false, "write the files that are made by these tests")
 
@@ -44,7 +53,7 @@ func TestModel(t *testing.T) {
 			},
 		},
 	}
-	const file = "onnx-stage/function/model/model.onnx"
+	const file = templates + "/onnx-stage/function/model/model.onnx"
 	made := filepath.Join(t.TempDir(), "model.onnx")
 	if *rewrite {
 		made = file
@@ -57,17 +66,17 @@ func TestModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("%s (%v) is not what this test makes: go test ./templates -rewrite", file, err)
+		t.Errorf("%s (%v) is not what this test makes: go test ./internal/templatetest -rewrite", file, err)
 	}
 }
 
 // TestSameMain wants the templates to differ in nothing but their handlers.
 func TestSameMain(t *testing.T) {
-	a, err := os.ReadFile("go-stage/main.go")
+	a, err := os.ReadFile(templates + "/go-stage/main.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b, err := os.ReadFile("onnx-stage/main.go"); err != nil || !bytes.Equal(a, b) {
+	if b, err := os.ReadFile(templates + "/onnx-stage/main.go"); err != nil || !bytes.Equal(a, b) {
 		t.Errorf("main.go of onnx-stage differs (%v)", err)
 	}
 }
@@ -76,15 +85,42 @@ func TestSameMain(t *testing.T) {
 func TestDockerSaysStage(t *testing.T) {
 	for _, file := range []string{"go-stage/Dockerfile", "onnx-stage/Dockerfile", "python3-stage/Dockerfile"} {
 		want := "\nLABEL " + image.ProtocolLabel + "=" + image.ProtocolVersion + "\n"
-		if b, err := os.ReadFile(file); err != nil || !bytes.Contains(b, []byte(want)) {
+		if b, err := os.ReadFile(filepath.Join(templates, file)); err != nil || !bytes.Contains(b, []byte(want)) {
 			t.Errorf("%s has no line %q (%v)", file, want, err)
 		}
 	}
 }
 
-// TestPulled wants the folder where faas-cli looks for templates to be this one.
+// TestPulled lists what `faas-cli template pull` copies: the folders below template, which is a link to templates, as git
+// has them.
 func TestPulled(t *testing.T) {
-	if to, err := os.Readlink("../template"); err != nil || to != "templates" {
-		t.Errorf("../template leads to %q (%v), want templates", to, err)
+	if to, err := os.Readlink("../../template"); err != nil || to != "templates" {
+		t.Errorf("template leads to %q (%v), want templates", to, err)
+	}
+	cmd := exec.CommandContext(t.Context(), "git", "ls-files")
+	cmd.Dir = templates
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"go-stage/Dockerfile", "go-stage/README.md", "go-stage/function/handler.go", "go-stage/function/handler_test.go",
+		"go-stage/main.go", "go-stage/template.yml",
+		"onnx-stage/Dockerfile", "onnx-stage/README.md", "onnx-stage/function/handler.go",
+		"onnx-stage/function/model/model.onnx", "onnx-stage/main.go", "onnx-stage/template.yml",
+		"python3-stage/Dockerfile", "python3-stage/README.md", "python3-stage/function/handler.py",
+		"python3-stage/function/requirements.txt", "python3-stage/function/test_handler.py", "python3-stage/stage",
+		"python3-stage/template.yml",
+	}
+	var got []string
+	for _, file := range strings.Fields(string(out)) {
+		if sdk, is := strings.CutPrefix(file, "python3-stage/stagecoach/"); !is {
+			got = append(got, file)
+		} else if strings.HasPrefix(sdk, "test_") || path.Ext(sdk) != ".py" || strings.Contains(sdk, "/") {
+			t.Errorf("%s: want modules of the SDK alone in its folder", file)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("a pull copies\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }

@@ -1,4 +1,4 @@
-package templates_test
+package templatetest_test
 
 import (
 	"bufio"
@@ -44,7 +44,7 @@ func TestPythonDevice(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, proctest.Torch(t), "testdata/device_test.py")
-	cmd.Env = append(os.Environ(), "PYTHONPATH=python3-stage:testdata", "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+templates+"/python3-stage:testdata", "PYTHONDONTWRITEBYTECODE=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -1,4 +1,4 @@
-package templates_test
+package templatetest_test
 
 import (
 	"bytes"
@@ -43,7 +43,7 @@ def infer(state, calls):
 func imaged(t *testing.T, handler string) string {
 	t.Helper()
 	root := t.TempDir()
-	if err := errors.Join(os.CopyFS(root, os.DirFS("python3-stage")), os.WriteFile(filepath.Join(root, "handler.py"), []byte(handler), 0o600)); err != nil {
+	if err := errors.Join(os.CopyFS(root, os.DirFS(templates+"/python3-stage")), os.WriteFile(filepath.Join(root, "handler.py"), []byte(handler), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	return root

@@ -1,0 +1,128 @@
+package builder
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// wheels are packages that builds of this user have installed, for builds while the index is not reachable. Builds share them
+// if they ask the same indexes: a package of one index must not stand for that of another.
+type wheels struct {
+	folder string // below all
+	all    string // wheels of all indexes
+}
+
+// wheelBytes bounds the wheels that are kept; the longest unused go.
+const wheelBytes = 8 << 30
+
+// keptWheels returns the wheels that fit a requirements.txt, or nil if this user has no cache folder. It returns nil, too, if the file
+// names packages by paths or addresses, which may change while their versions stay.
+func (p *python) keptWheels(ctx context.Context, handler, requirements string) (*wheels, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return nil, nil //nolint:nilerr // without a home there is nothing to keep
+	}
+	var options []string // those of the file, which may name indexes
+	for line := range strings.Lines(requirements) {
+		line, _, _ = strings.Cut(strings.TrimSpace(line), " #")
+		switch {
+		case line == "" || line[0] == '#':
+		case strings.HasPrefix(line, "--index-url") || strings.HasPrefix(line, "--extra-index-url") || strings.HasPrefix(line, "-i "):
+			options = append(options, line)
+		case line[0] == '-' && !strings.HasPrefix(line, "--hash") || strings.ContainsAny(line, "/@"):
+			return nil, nil
+		}
+	}
+	cmd := p.cmd(ctx, "-m", "pip", "config", "list", "--disable-pip-version-check")
+	cmd.Dir = handler
+	said, err := cmd.Output()
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil && strings.Contains(stderrOf(err), "No module named pip"):
+		return nil, p.noPip()
+	case err != nil: // an old pip
+		return nil, nil
+	}
+	key := sha256.Sum256(fmt.Appendf(nil, "%q %q", said, options))
+	all := filepath.Join(cache, "stagecoach", "wheels")
+	w := &wheels{all: all, folder: filepath.Join(all, hex.EncodeToString(key[:8]))}
+	if err := os.MkdirAll(w.folder, 0o755); err != nil {
+		fmt.Fprintf(p.output(), "build: packages are not kept for the next build: %v\n", err)
+		return nil, nil
+	}
+	return w, nil
+}
+
+// add keeps wheels, and marks those that are there already as used now.
+func (w *wheels) add(files []string) error {
+	now := time.Now()
+	for _, file := range files {
+		to := filepath.Join(w.folder, filepath.Base(file))
+		err := os.Chtimes(to, now, now)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = w.copy(file, to)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return w.shrink(wheelBytes)
+}
+
+// copy makes a copy appear all at once, for builds at the same time.
+func (w *wheels) copy(file, to string) error {
+	tmp, err := os.MkdirTemp(w.folder, ".new-")
+	if err != nil {
+		return err
+	}
+	part := filepath.Join(tmp, "wheel")
+	if err = copyFile(file, part); err == nil {
+		err = os.Rename(part, to)
+	}
+	return errors.Join(err, os.RemoveAll(tmp))
+}
+
+// shrink removes the longest unused wheels while there are more bytes than most.
+func (w *wheels) shrink(most int64) error {
+	type wheel struct {
+		file string
+		size int64
+		used time.Time
+	}
+	var all []wheel
+	var bytes int64
+	files, err := filepath.Glob(filepath.Join(w.all, "*", "*.whl"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		info, err := os.Stat(file)
+		if err != nil {
+			continue // another build has removed it
+		}
+		all = append(all, wheel{file, info.Size(), info.ModTime()})
+		bytes += info.Size()
+	}
+	slices.SortFunc(all, func(a, b wheel) int { return cmp.Or(a.used.Compare(b.used), cmp.Compare(a.file, b.file)) })
+	for _, x := range all {
+		if bytes <= most {
+			break
+		}
+		if err := remove(x.file); err != nil {
+			return err
+		}
+		bytes -= x.size
+	}
+	return nil
+}

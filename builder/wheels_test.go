@@ -1,0 +1,88 @@
+package builder
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/stack"
+)
+
+// TestKeptWheelsByIndex: requirements that ask the same indexes share a folder, others do not, and those that name files or
+// addresses have none.
+func TestKeptWheelsByIndex(t *testing.T) {
+	py := proctest.Pip(t)
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	t.Setenv("PIP_CONFIG_FILE", os.DevNull)
+	b := open(t, t.TempDir(), nil)
+	folder := func(requirements string) string {
+		t.Helper()
+		p, err := b.python(t.Context(), stack.Function{FProcess: py + " ./stage"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := p.keptWheels(t.Context(), t.TempDir(), requirements)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w == nil {
+			return ""
+		}
+		return w.folder
+	}
+	usual := folder("# ours\nnumpy==2.0\n")
+	if usual == "" || folder("torch==2.4 --hash=sha256:00\n\nwords>=1 # https://example.com\n") != usual {
+		t.Error("requirements without options have no folder, or different ones")
+	}
+	other := folder("--index-url http://127.0.0.1:1/simple\nnumpy==2.0\n")
+	if other == "" || other == usual || folder("words\n--index-url http://127.0.0.1:1/simple\n") != other {
+		t.Errorf("of another index: %q, and %q of none", other, usual)
+	}
+	t.Setenv("PIP_EXTRA_INDEX_URL", "http://127.0.0.1:2/simple")
+	if extra := folder("numpy==2.0\n"); extra == "" || extra == usual || extra == other {
+		t.Errorf("with another index in pip's own configuration: %q", extra)
+	}
+	for _, requirements := range []string{"./a.whl\n", "a @ https://example.com/a.whl\n", "-r others.txt\n", "--no-index\na\n", "--find-links .\na\n", "-e lib\n"} {
+		if got := folder(requirements); got != "" {
+			t.Errorf("%q: kept in %s, want nowhere", requirements, got)
+		}
+	}
+}
+
+// TestWheelsShrink: a wheel that is used again stays, and those that nobody has used for longest go.
+func TestWheelsShrink(t *testing.T) {
+	t.Parallel()
+	all := t.TempDir()
+	w := &wheels{all: all, folder: filepath.Join(all, "a")}
+	from := t.TempDir()
+	for i, name := range []string{"a/one.whl", "b/two.whl", "a/three.whl"} {
+		file := filepath.Join(all, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, make([]byte, 100), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Unix(int64(1000+i), 0)
+		if err := os.Chtimes(file, at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"one.whl", "four.whl"} {
+		if err := os.WriteFile(filepath.Join(from, name), make([]byte, 100), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.add([]string{filepath.Join(from, "one.whl"), filepath.Join(from, "four.whl")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.shrink(250); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(t, all); !slices.Equal(got, []string{"a/four.whl", "a/one.whl"}) {
+		t.Errorf("kept are %v, want those that were used last", got)
+	}
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// callPoll is how often `stagecoach call --wait` asks.
+const callPoll = 500 * time.Millisecond
+
+// runCall shows an async call.
+func runCall(ctx context.Context, args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("call", flag.ContinueOnError)
+	gateway := gatewayFlag(fs)
+	asJSON := fs.Bool("json", false, "print JSON, as the API gives it")
+	body := fs.Bool("body", false, "print the result's body instead")
+	wait := fs.Bool("wait", false, "return when it has ended; with an error if it is dead")
+	id, err := oneName(fs, args)
+	if err != nil {
+		return err
+	}
+	api, err := dial(*gateway)
+	if err != nil {
+		return err
+	}
+	path := "/system/async/" + url.PathEscape(id)
+	var c callStatus
+	for {
+		c = callStatus{}
+		if err := api.get(ctx, path, &c); err != nil {
+			return err
+		}
+		if !*wait || c.State == callDone || c.State == callDead {
+			break
+		}
+		pause := time.NewTimer(callPoll)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return ctx.Err()
+		}
+	}
+	switch {
+	case *body:
+		a, err := api.do(ctx, http.MethodGet, path+"?body=1", "", nil)
+		if err == nil && a.status != http.StatusOK {
+			err = a.unexpected("call " + id)
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := out.Write(a.body); err != nil {
+			return err
+		}
+	case *asJSON:
+		if err := json.NewEncoder(out).Encode(c); err != nil {
+			return err
+		}
+	default:
+		if err := describeCall(c, out); err != nil {
+			return err
+		}
+	}
+	if *wait && c.State == callDead {
+		return fmt.Errorf("call %s: it is dead: %s", id, harmless(c.Cause))
+	}
+	return nil
+}
+
+func describeCall(c callStatus, out io.Writer) error {
+	t := newTable(out)
+	fmt.Fprintf(t, "Call:\t%s\nFunction:\t%s.%s\nState:\t%s\n", c.CallID, c.Function, c.Namespace, stateText(c))
+	for _, s := range c.Stages {
+		fmt.Fprintf(t, "Stage:\t%s, %d of %d calls done%s\n", s.Stage, s.Done, s.Calls, attemptText(", attempt %d", s.Attempt))
+	}
+	fmt.Fprintf(t, "Accepted:\t%s\n", c.Accepted.Format(time.RFC3339))
+	if c.Cause != "" {
+		fmt.Fprintf(t, "Cause:\t%s\n", strings.Join(strings.Fields(c.Cause), " "))
+	}
+	if c.Callback != "" {
+		fmt.Fprintf(t, "Callback:\t%s\n", c.Callback)
+	}
+	if r := c.Result; r != nil {
+		fmt.Fprintf(t, "Result:\tstatus %d after %.3f s%s\n", r.Status, r.Seconds, map[bool]string{true: "; --body prints it"}[r.Kept])
+	}
+	if c.Letter != "" {
+		fmt.Fprintf(t, "Letter:\t%s (stagecoach dead show, redrive or drop)\n", c.Letter)
+	}
+	return t.Flush()
+}
+
+// stateText says where a call is.
+func stateText(c callStatus) string {
+	next := ""
+	if c.Next != nil {
+		next = " at " + c.Next.Format(time.RFC3339)
+	}
+	switch c.State {
+	case callAccepted:
+		return "accepted, waits for its first run"
+	case callRunning:
+		return "running" + attemptText(", attempt %d", c.Attempt)
+	case callRetrying:
+		return fmt.Sprintf("retrying, attempt %d%s", c.Attempt+1, next)
+	case callTelling:
+		if next != "" {
+			return fmt.Sprintf("telling its result, attempt %d%s", c.Attempt+1, next)
+		}
+		return "telling its result" + attemptText(", attempt %d", c.Attempt)
+	}
+	return c.State
+}
+
+// attemptText is format with n; empty: there was no attempt.
+func attemptText(format string, n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(format, n)
+}

@@ -1,0 +1,261 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/gateway"
+	"github.com/stagecoach-serving/stagecoach/queue"
+)
+
+// Bounds of what is remembered of async calls that have ended. Those that have not are bounded by the journal.
+const (
+	endedCalls       = 10_000
+	endedResults     = 16 << 20 // bytes of results
+	endedResultBytes = 64 << 10 // of one result; a larger one is not kept
+)
+
+// The states of an async call.
+const (
+	callAccepted = "accepted" // it waits for its first run
+	callRunning  = "running"
+	callRetrying = "retrying" // a run has failed, the next one is due at a time
+	callTelling  = "telling"  // it has run; its result goes to its callback
+	callDone     = "done"
+	callDead     = "dead" // it has failed for good
+)
+
+// asyncCall is what is known of an async call.
+type asyncCall struct {
+	id       string // of its record
+	function string // key
+	accepted time.Time
+	callback string // where its result goes, without secrets
+	state    string
+	attempt  int       // the present or latest one: of runs, or of callbacks while telling
+	since    time.Time // of the state
+	next     time.Time // the next attempt; zero: none is due
+	cause    string    // why the latest attempt failed
+	failed   bool      // its runs have failed for good; its result tells that
+	result   *gateway.Result
+}
+
+// callBook knows the async calls that have not ended, and some that have, in memory: a start finds in the journal what has not
+// ended. Its methods are safe for concurrent use; calls that it returns are copies.
+type callBook struct {
+	mu    sync.Mutex
+	from  time.Time               // no call that ended after it is forgotten
+	calls map[string][]*asyncCall // by the clients' ids, the latest last
+	ended []*asyncCall            // the first to end first; those that run again have left
+	bytes int                     // of their results
+}
+
+func newCallBook() *callBook { return &callBook{from: time.Now(), calls: map[string][]*asyncCall{}} }
+
+// callOf returns the client's id of the call that a record is for. A callback that was a dead letter has ".callback" behind its
+// record's id.
+func callOf(record string) string { return gateway.CallOf(strings.TrimSuffix(record, ".callback")) }
+
+// find returns the call of a record; nil: it is not known. The caller holds b.mu.
+func (b *callBook) find(record string) *asyncCall {
+	record = strings.TrimSuffix(record, ".callback")
+	of := b.calls[callOf(record)]
+	if i := slices.IndexFunc(of, func(c *asyncCall) bool { return c.id == record }); i >= 0 {
+		return of[i]
+	}
+	return nil
+}
+
+// open returns the call of a record, which is made if it is not known. The caller holds b.mu.
+func (b *callBook) open(record, function string) *asyncCall {
+	c := b.find(record)
+	if c == nil {
+		c = &asyncCall{id: strings.TrimSuffix(record, ".callback"), function: function, accepted: time.Now()}
+		b.calls[callOf(record)] = append(b.calls[callOf(record)], c)
+	}
+	return c
+}
+
+// drop forgets a call. The caller holds b.mu.
+func (b *callBook) drop(c *asyncCall) {
+	id := callOf(c.id)
+	left := slices.DeleteFunc(b.calls[id], func(x *asyncCall) bool { return x == c })
+	if len(left) == 0 {
+		delete(b.calls, id)
+	} else {
+		b.calls[id] = left
+	}
+}
+
+// to moves a call to another state. The caller holds b.mu.
+func (b *callBook) to(c *asyncCall, state string) {
+	if c.over() { // a dead letter was sent again
+		if i := slices.Index(b.ended, c); i >= 0 {
+			b.ended = slices.Delete(b.ended, i, i+1)
+			b.bytes -= c.kept()
+		}
+	}
+	c.state, c.since = state, time.Now()
+	if !c.over() {
+		return
+	}
+	c.next = time.Time{}
+	b.ended = append(b.ended, c)
+	b.bytes += c.kept()
+	for len(b.ended) > endedCalls || b.bytes > endedResults {
+		oldest := b.ended[0]
+		b.ended[0] = nil
+		b.ended, b.from = b.ended[1:], oldest.since
+		b.bytes -= oldest.kept()
+		b.drop(oldest)
+	}
+}
+
+func (c *asyncCall) over() bool { return c.state == callDone || c.state == callDead }
+
+// kept is the size of the result that is kept, in bytes.
+func (c *asyncCall) kept() int {
+	if c.result == nil {
+		return 0
+	}
+	return len(c.result.Body)
+}
+
+// accept takes a request that is about to be accepted.
+func (b *callBook) accept(e gateway.Entry) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.open(e.Request.ID, e.Request.Target)
+	c.accepted, c.callback = e.Accepted, gateway.Where(e.Callback)
+	b.to(c, callAccepted)
+}
+
+// refuse takes a request that was not accepted after all.
+func (b *callBook) refuse(record string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c := b.find(record); c != nil {
+		b.drop(c)
+	}
+}
+
+// found takes a record that an earlier process has accepted, or that was a dead letter.
+func (b *callBook) found(f queue.Found) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.open(f.ID, f.Function)
+	c.accepted, c.attempt, c.next = f.Accepted, f.Failed, f.Next
+	switch {
+	case f.Kind == queue.Callback:
+		b.to(c, callTelling)
+	case f.Failed > 0:
+		b.to(c, callRetrying)
+	default:
+		b.to(c, callAccepted)
+	}
+	c.cause, c.failed, c.result = "", false, nil
+}
+
+// begin takes the start of an attempt.
+func (b *callBook) begin(r queue.Record, callback string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.open(r.ID, r.Function)
+	c.attempt, c.callback, c.next = r.Attempt, callback, time.Time{}
+	state := callRunning
+	if r.Kind == queue.Callback {
+		state = callTelling
+	}
+	b.to(c, state)
+}
+
+// ran takes the end of a run.
+func (b *callBook) ran(r queue.Record, end gateway.Ending) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.open(r.ID, r.Function)
+	c.next, c.cause, c.failed = time.Time{}, "", false
+	if end.Err != nil {
+		c.cause = end.Err.Error()
+	}
+	switch {
+	case end.Again:
+		c.next = time.Now().Add(end.After)
+		b.to(c, callRetrying)
+	case end.Notice != nil:
+		c.failed, c.attempt = end.Err != nil, 0
+		c.keep(*end.Result)
+		c.result.Body = nil // the journal has it, until the callback took it
+		b.to(c, callTelling)
+	default:
+		c.keep(*end.Result)
+		b.to(c, endState(end.Err != nil))
+	}
+}
+
+// endState is the state of a call that has ended.
+func endState(failed bool) string {
+	if failed {
+		return callDead
+	}
+	return callDone
+}
+
+// told takes the end of an attempt to tell a result.
+func (b *callBook) told(r queue.Record, result gateway.Result, end gateway.Ending) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.open(r.ID, r.Function)
+	if end.Err != nil {
+		c.cause = end.Err.Error()
+	}
+	if end.Again {
+		c.next = time.Now().Add(end.After)
+		b.to(c, callTelling)
+		return
+	}
+	c.keep(result)
+	b.to(c, endState(end.Err != nil || c.failed))
+}
+
+// keep notes the result, with its body unless that is large. The call has not ended yet.
+func (c *asyncCall) keep(r gateway.Result) {
+	if len(r.Body) > endedResultBytes {
+		r.Body = nil
+	} else {
+		r.Body = append([]byte{}, r.Body...) // which may be a part of something larger, or nil
+	}
+	c.result = &r
+}
+
+// get returns the latest call with this id, the client's or the record's.
+func (b *callBook) get(id string) (c asyncCall, known bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if of := b.calls[id]; len(of) > 0 {
+		return *of[len(of)-1], true
+	}
+	if found := b.find(id); found != nil {
+		return *found, true
+	}
+	return asyncCall{}, false
+}
+
+// since returns the time after which no end is forgotten.
+func (b *callBook) since() time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.from
+}
+
+// died takes a new dead letter: the end of a record whose work could not say so, such as one that panicked.
+func (b *callBook) died(l queue.DeadLetter) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c := b.find(l.ID); c != nil && !c.over() && (l.Kind == queue.Callback || c.state != callTelling) {
+		c.cause = l.Cause
+		b.to(c, callDead)
+	}
+}

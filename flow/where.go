@@ -1,0 +1,54 @@
+package flow
+
+import "strings"
+
+// Progress is how far a request has come in a stage that has begun and is not done.
+type Progress struct {
+	Stage   string
+	Calls   int // of the stage in this request
+	Done    int // of them
+	Attempt int // the highest of the calls that are not done, from 1
+}
+
+// Where returns the stages that a request is in, in the graph's order. id is the request's own, as
+// Invoke got it; if it runs twice at a time, one of the runs is meant. Where looks at every request
+// in flight, so it is for people and not for the data path.
+func (c *Coordinator) Where(id string) []Progress {
+	for _, s := range c.shards {
+		s.mu.Lock()
+		all := s.core.where(id + "~")
+		s.mu.Unlock()
+		if all != nil {
+			return all
+		}
+	}
+	return nil
+}
+
+// where is [Coordinator.Where] for the run whose id begins with prefix.
+func (c *Core) where(prefix string) []Progress {
+	for id, w := range c.walks {
+		if strings.HasPrefix(id, prefix) {
+			return w.progress()
+		}
+	}
+	return nil
+}
+
+func (w *walk) progress() []Progress {
+	out := []Progress{}
+	for i := range w.stages {
+		s := &w.stages[i]
+		if !s.started || s.passed {
+			continue
+		}
+		p := Progress{Stage: w.graph.Stages[i].Name, Calls: len(s.inputs), Done: s.done}
+		for k := range w.calls {
+			if call := &w.calls[k]; call.stage == i && !call.done {
+				p.Attempt = max(p.Attempt, int(call.attempt))
+			}
+		}
+		out = append(out, p)
+	}
+	return out
+}

@@ -1,0 +1,104 @@
+package sandbox
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Guess is what an image's folder seems to be made for.
+type Guess struct {
+	Process string // as the env fprocess has it; empty: nothing was guessed
+	HTTP    bool   // by its name it is a server, not a command
+	Why     string // for people
+}
+
+// told are names that say what a file is for; the last part of the image's name is another.
+var told = []string{"server", "main", "index", "handler", "app"}
+
+// library matches the names of shared libraries, which are often executable.
+var library = regexp.MustCompile(`\.so(\.[0-9.]+)?$`)
+
+// Guess guesses what to run in the folder of an image without an executable ./stage. Candidates are
+// the executables at the folder's top, and Python programs of the names in told. If there are
+// several, the only one whose name says what it is for is taken; otherwise the error names all of
+// them. Without candidates nothing is guessed.
+func (s Images) Guess(image string) (Guess, error) {
+	folder, err := s.folder(image)
+	if err != nil {
+		return Guess{}, err
+	}
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return Guess{}, fmt.Errorf("image %q: %w", image, err)
+	}
+	if executable(filepath.Join(folder, Executable)) {
+		return Guess{}, nil
+	}
+	var all, telling []string // processes
+	repository, _, _ := strings.Cut(image, ":")
+	names := append(slices.Clone(told), path.Base(repository))
+	for _, e := range entries {
+		process := candidate(folder, e.Name())
+		if process == "" {
+			continue
+		}
+		all = append(all, process)
+		if slices.Contains(names, stem(process)) {
+			telling = append(telling, process)
+		}
+	}
+	why := "nothing else in its image's folder can be run"
+	chosen := all
+	if len(all) > 1 && len(telling) == 1 {
+		chosen, why = telling, fmt.Sprintf("of %s, its name alone says what it is for", strings.Join(all, ", "))
+	}
+	switch len(chosen) {
+	case 0:
+		return Guess{}, nil
+	case 1:
+		return Guess{Process: chosen[0], HTTP: stem(chosen[0]) == "server", Why: why}, nil
+	}
+	return Guess{}, fmt.Errorf("its folder has several programs: %s", strings.Join(all, ", "))
+}
+
+// candidate returns how a file of a folder is run, or nothing if it is no program.
+func candidate(folder, name string) string {
+	if strings.HasPrefix(name, ".") || strings.ContainsAny(name, " \t\n") || library.MatchString(name) { // fprocess is words
+		return ""
+	}
+	file := filepath.Join(folder, name)
+	if executable(file) && runnable(file) {
+		return "./" + name
+	}
+	if script, ok := strings.CutSuffix(name, ".py"); ok && slices.Contains(told, script) {
+		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
+			return "python3 " + name
+		}
+	}
+	return ""
+}
+
+// runnable reports whether Linux can run a file by itself: its first bytes say so.
+func runnable(file string) bool {
+	f, err := os.Open(file)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	head := make([]byte, 4)
+	n, _ := io.ReadFull(f, head) // a shorter file is none
+	return bytes.HasPrefix(head[:n], []byte("#!")) || bytes.Equal(head[:n], []byte("\x7fELF"))
+}
+
+// stem is a process's file, without what its language adds to its name.
+func stem(process string) string {
+	name := path.Base(strings.TrimPrefix(process, "python3 "))
+	return strings.TrimSuffix(name, path.Ext(name))
+}
