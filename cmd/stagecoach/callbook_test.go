@@ -1,0 +1,89 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/gateway"
+	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/task"
+)
+
+// runCallOf takes a call through a book: accepted, run once, ended.
+func runCallOf(b *callBook, id string, body []byte, fault error) {
+	b.accept(gateway.Entry{Request: task.Request{ID: id, Target: "f.openfaas-fn"}, CallID: callOf(id), Accepted: time.Now()})
+	r := queue.Record{ID: id, Function: "f.openfaas-fn", Attempt: 1}
+	b.begin(r, "")
+	b.ran(r, gateway.Ending{Err: fault, Result: &gateway.Result{Status: 200, Body: body}})
+}
+
+// TestCallBookIsBounded: the oldest ends go first, by their number and by the bytes of their results; what has not ended stays.
+func TestCallBookIsBounded(t *testing.T) {
+	t.Parallel()
+	b := newCallBook()
+	b.accept(gateway.Entry{Request: task.Request{ID: "waits", Target: "f.openfaas-fn"}, CallID: "waits"})
+	from := b.since()
+	for i := range endedCalls {
+		runCallOf(b, fmt.Sprintf("small-%d", i), nil, nil)
+	}
+	if _, known := b.get("small-0"); !known || b.since() != from {
+		t.Errorf("the first of %d ends is known: %v, ends are known since %v, want %v", endedCalls, known, b.since(), from)
+	}
+	first, _ := b.get("small-0")
+	runCallOf(b, "mine.small-last", nil, nil)
+	if _, known := b.get("small-0"); known || b.since() != first.since {
+		t.Errorf("one end more: the first is known: %v, ends are known since %v, want %v", known, b.since(), first.since)
+	}
+	runCallOf(b, "big", make([]byte, endedResultBytes+1), nil)
+	if c, _ := b.get("big"); c.state != callDone || c.result == nil || c.result.Body != nil {
+		t.Errorf("of a large result %+v is kept, want no body", c.result)
+	}
+	for i := range endedResults/endedResultBytes + 1 {
+		runCallOf(b, fmt.Sprintf("large-%d", i), make([]byte, endedResultBytes), nil)
+	}
+	_, oldest := b.get("large-0")
+	_, small := b.get("mine")
+	if _, next := b.get("large-1"); oldest || small || !next || b.bytes != endedResults {
+		t.Errorf("%d bytes of results; known: the oldest large one %v, one before it %v, the next one %v", b.bytes, oldest, small, next)
+	}
+	if c, known := b.get("waits"); !known || c.state != callAccepted {
+		t.Errorf("the one that waits: %+v, %v", c, known)
+	}
+	if len(b.calls) != len(b.ended)+1 {
+		t.Errorf("%d calls, %d ends, want one more than these", len(b.calls), len(b.ended))
+	}
+}
+
+// TestCallBookRunsAgain: a dead letter that is sent again leaves the ends, a refused request leaves nothing, and of calls with
+// one id the latest is shown.
+func TestCallBookRunsAgain(t *testing.T) {
+	t.Parallel()
+	b := newCallBook()
+	runCallOf(b, "mine.a", []byte("first"), errors.New("no luck"))
+	b.died(queue.DeadLetter{ID: "mine.a", Kind: queue.Run, Cause: "another cause"})
+	if c, _ := b.get("mine"); c.state != callDead || c.cause != "no luck" {
+		t.Errorf("dead: %+v", c)
+	}
+	b.found(queue.Found{ID: "mine.a", Function: "f.openfaas-fn"})
+	if c, _ := b.get("mine"); c.state != callAccepted || c.cause != "" || c.result != nil || len(b.ended) != 0 || b.bytes != 0 {
+		t.Errorf("sent again: %+v, %d ends, %d bytes", c, len(b.ended), b.bytes)
+	}
+	b.died(queue.DeadLetter{ID: "mine.a", Kind: queue.Run, Cause: "panic: x"}) // whose work could not say so
+	if c, _ := b.get("mine"); c.state != callDead || c.cause != "panic: x" {
+		t.Errorf("dead again: %+v", c)
+	}
+	runCallOf(b, "mine.b", []byte("second"), nil)
+	if c, _ := b.get("mine"); c.id != "mine.b" || c.state != callDone || string(c.result.Body) != "second" {
+		t.Errorf("the latest: %+v", c)
+	}
+	if c, known := b.get("mine.a"); !known || c.state != callDead {
+		t.Errorf("the earlier one, by its record: %+v, %v", c, known)
+	}
+	b.accept(gateway.Entry{Request: task.Request{ID: "mine.c", Target: "f.openfaas-fn"}, CallID: "mine"})
+	b.refuse("mine.c")
+	if c, _ := b.get("mine"); c.id != "mine.b" {
+		t.Errorf("after one that was refused: %+v", c)
+	}
+}
