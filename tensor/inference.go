@@ -17,6 +17,7 @@ const InferenceHeader = "Inference-Header-Content-Length"
 type Inference struct {
 	ID      string   `json:"id,omitempty"`      // for the answer
 	Outputs []Output `json:"outputs,omitempty"` // that the answer has, in this order; none: all
+	Model   string   `json:"model,omitempty"`   // that the answer names; empty: none
 	Binary  bool     `json:"binary,omitempty"`  // the answer's data is wanted in binary, if Outputs is empty
 }
 
@@ -250,10 +251,22 @@ type jsonAnswer struct {
 	Outputs []jsonTensor `json:"outputs"`
 }
 
+// InJSON returns inf without its wish for binary data, for answers that cannot have it. inf may be nil.
+func (inf *Inference) InJSON() *Inference {
+	if inf == nil {
+		return nil
+	}
+	out := &Inference{ID: inf.ID}
+	for _, o := range inf.Outputs {
+		out.Outputs = append(out.Outputs, Output{Name: o.Name})
+	}
+	return out
+}
+
 // Answer makes the answer to a request of what it was answered with: one item of tensors, of which the answer has those that
 // the request asks for. An output that is not there is a *FieldError. Anything else than one item of tensors is answered as
-// [ToHTTP] has it, unless the request asks for outputs. model is named in the answer unless it is empty.
-func (inf *Inference) Answer(out Input, model string) (Answer, error) {
+// [ToHTTP] has it, unless the request asks for outputs.
+func (inf *Inference) Answer(out Input) (Answer, error) {
 	if len(out) != 1 || len(out[0].Items) != 1 || out[0].Items[0].Tensors == nil {
 		if len(inf.Outputs) > 0 {
 			return Answer{}, &FieldError{"outputs", strconv.Quote(inf.Outputs[0].Name), "none: the answer is not one item of tensors, so it has no outputs to select"}
@@ -262,7 +275,7 @@ func (inf *Inference) Answer(out Input, model string) (Answer, error) {
 		return Answer{ContentType: contentType, Body: body}, err
 	}
 	all := out[0].Items[0].Tensors
-	j := jsonAnswer{Model: model, ID: inf.ID, Outputs: make([]jsonTensor, 0, len(all))}
+	j := jsonAnswer{Model: inf.Model, ID: inf.ID, Outputs: make([]jsonTensor, 0, len(all))}
 	var rest [][]byte
 	add := func(t *Tensor, binary bool) (err error) {
 		o := jsonTensor{Name: t.Name, Datatype: t.Datatype, Shape: t.Shape}

@@ -56,18 +56,17 @@ func TestAnswersHaveWhatIsWanted(t *testing.T) {
 	for name, tc := range map[string]struct {
 		inf    Inference
 		out    Input
-		model  string
 		want   string
 		header int
 	}{
-		"the id and the model": {Inference{ID: "7"}, Input{{Items: Activation{{Tensors: []Tensor{y}}}}}, "m", `{"model_name":"m","id":"7","outputs":[{"name":"y","datatype":"INT16","shape":[2],"data":[1,-1]}]}`, 0},
-		"one of two":           {Inference{Outputs: []Output{{Name: "y"}}}, both, "", `{"outputs":[{"name":"y","datatype":"INT16","shape":[2],"data":[1,-1]}]}`, 0},
-		"binary data":          {Inference{Binary: true}, both, "", `{"outputs":[{"name":"y","datatype":"INT16","shape":[2],"parameters":{"binary_data_size":4}},{"name":"half","datatype":"FP16","shape":[1],"parameters":{"binary_data_size":2}}]}` + "\x01\x00\xff\xff\x00\x3c", 175},
-		"some binary data, in the order that is wanted": {Inference{Outputs: []Output{{Name: "half", Binary: true}, {Name: "y"}}}, both, "", `{"outputs":[{"name":"half","datatype":"FP16","shape":[1],"parameters":{"binary_data_size":2}},{"name":"y","datatype":"INT16","shape":[2],"data":[1,-1]}]}` + "\x00\x3c", 153},
-		"no tensors": {Inference{ID: "7"}, Input{{Items: Activation{{ContentType: "text/plain", Bytes: []byte("hi")}}}}, "m", "hi", 0},
+		"the id and the model": {Inference{ID: "7", Model: "m"}, Input{{Items: Activation{{Tensors: []Tensor{y}}}}}, `{"model_name":"m","id":"7","outputs":[{"name":"y","datatype":"INT16","shape":[2],"data":[1,-1]}]}`, 0},
+		"one of two":           {Inference{Outputs: []Output{{Name: "y"}}}, both, `{"outputs":[{"name":"y","datatype":"INT16","shape":[2],"data":[1,-1]}]}`, 0},
+		"binary data":          {Inference{Binary: true}, both, `{"outputs":[{"name":"y","datatype":"INT16","shape":[2],"parameters":{"binary_data_size":4}},{"name":"half","datatype":"FP16","shape":[1],"parameters":{"binary_data_size":2}}]}` + "\x01\x00\xff\xff\x00\x3c", 175},
+		"some binary data, in the order that is wanted": {Inference{Outputs: []Output{{Name: "half", Binary: true}, {Name: "y"}}}, both, `{"outputs":[{"name":"half","datatype":"FP16","shape":[1],"parameters":{"binary_data_size":2}},{"name":"y","datatype":"INT16","shape":[2],"data":[1,-1]}]}` + "\x00\x3c", 153},
+		"no tensors": {Inference{ID: "7"}, Input{{Items: Activation{{ContentType: "text/plain", Bytes: []byte("hi")}}}}, "hi", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := tc.inf.Answer(tc.out, tc.model)
+			got, err := tc.inf.Answer(tc.out)
 			if err != nil || string(got.Body) != tc.want || got.Header != tc.header {
 				t.Errorf("got %q with %d bytes of JSON, %v\nwant %q with %d", got.Body, got.Header, err, tc.want, tc.header)
 			}
@@ -80,12 +79,12 @@ func TestAnswersHaveWhatIsWanted(t *testing.T) {
 		`outputs[1].name: got "z", want one of "y", "half"`:                  {Inference{Outputs: []Output{{Name: "y"}, {Name: "z"}}}, both},
 		`outputs: got "y", want none: the answer is not one item of tensors`: {Inference{Outputs: []Output{{Name: "y"}}}, Input{{Items: Activation{{}, {}}}}},
 	} {
-		_, err := tc.inf.Answer(tc.out, "")
+		_, err := tc.inf.Answer(tc.out)
 		if field := (*FieldError)(nil); !errors.As(err, &field) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if _, err := (&Inference{}).Answer(both, ""); err == nil || errors.As(err, new(*FieldError)) || !strings.Contains(err.Error(), "FP16") {
+	if _, err := (&Inference{}).Answer(both); err == nil || errors.As(err, new(*FieldError)) || !strings.Contains(err.Error(), "FP16") {
 		t.Errorf("FP16 in JSON: %v, want an error that is not the request's", err)
 	}
 }
