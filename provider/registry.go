@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -154,6 +155,30 @@ func (r *Registry) HasNamespace(name string) bool {
 		}
 	}
 	return false
+}
+
+// NotFound returns the error for a function or pipeline that is not there, as what says: its namespace may not be there either.
+func (r *Registry) NotFound(what string, key pipeline.Key) error {
+	if !r.HasNamespace(key.Namespace) {
+		return r.noNamespace(key.Namespace)
+	}
+	return refuse(http.StatusNotFound, fmt.Errorf("no %s %s in namespace %s", what, quote(key.Name), quote(key.Namespace)))
+}
+
+func (r *Registry) noNamespace(name string) error {
+	return refuse(http.StatusNotFound, fmt.Errorf("no namespace %s, want one of: %s; or deploy a function there, which creates it", quote(name), some(r.namespaceNames())))
+}
+
+// namespaceNames returns the default namespace, those that were declared and those that have functions, sorted.
+func (r *Registry) namespaceNames() []string {
+	out := map[string]bool{pipeline.DefaultNamespace: true}
+	for name := range r.Namespaces() {
+		out[name] = true
+	}
+	for _, d := range r.Functions() {
+		out[d.Declared.Namespace] = true
+	}
+	return slices.Sorted(maps.Keys(out))
 }
 
 // Namespaces returns those that were declared, by name; others are there as long as they have functions. The map is shared

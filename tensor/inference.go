@@ -256,7 +256,7 @@ func (inf *Inference) InJSON() *Inference {
 	if inf == nil {
 		return nil
 	}
-	out := &Inference{ID: inf.ID}
+	out := &Inference{ID: inf.ID, Model: inf.Model}
 	for _, o := range inf.Outputs {
 		out.Outputs = append(out.Outputs, Output{Name: o.Name})
 	}
