@@ -37,7 +37,7 @@ func (g *Gateway) input(w http.ResponseWriter, r *http.Request, c *call, deadlin
 	var b []byte
 	var err error
 	if r.ContentLength != 0 {
-		spools := c.spools && g.cfg.Spool != nil && binary == "" && !tensor.Parsed(contentType)
+		spools := c.spools && g.cfg.Spool != nil && binary == "" && !c.protocol && !tensor.Parsed(contentType)
 		if !spools || r.ContentLength <= smallBody {
 			b, err = g.collect(in, c, r.ContentLength, spools)
 		}
@@ -60,8 +60,12 @@ func (g *Gateway) items(c *call, contentType, binary string, b []byte) (input te
 	switch {
 	case c.direct:
 		return tensor.Document(contentType, b), nil
+	case c.protocol:
+		if input, c.inference, err = tensor.InferenceFromHTTP(binary, b); err == nil {
+			c.inference.Model = c.name
+		}
 	case binary != "":
-		input, c.inference, err = tensor.BinaryFromHTTP(binary, b)
+		input, c.inference, err = tensor.InferenceFromHTTP(binary, b)
 	case c.items != pipeline.ItemsMany && tensor.IsArray(contentType, b) && (c.items == pipeline.ItemsOne || !g.cfg.Directory.TakesItems(c.key)):
 		return tensor.Document(contentType, b), nil
 	default:

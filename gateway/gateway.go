@@ -107,7 +107,7 @@ func (g *Gateway) Tidy() {
 	g.metrics.tidy(g.cfg.Directory.Known)
 }
 
-// Handler serves /function/ and /async-function/ and leaves all else to next.
+// Handler serves /function/, /async-function/ and /v2/, and leaves all else to next.
 func (g *Gateway) Handler(next http.Handler) http.Handler { return g.handler(next, false) }
 
 // InsideHandler is Handler for requests that functions send. No function is a proxy that is believed, whatever its address.
@@ -127,10 +127,14 @@ func (g *Gateway) handler(next http.Handler, inside bool) http.Handler {
 		}
 		switch way, name, path := split(r.URL.EscapedPath()); way {
 		case syncCall:
-			g.serve(w, r, name, path, g.invoke)
+			g.serve(w, r, call{name: name, path: path}, g.invoke)
 		case asyncCall:
-			g.serve(w, r, name, path, g.accept)
+			g.serve(w, r, call{name: name, path: path}, g.accept)
 		default:
+			if rest, ok := strings.CutPrefix(r.URL.EscapedPath(), inferencePrefix); ok {
+				g.serveInference(w, r, rest)
+				return
+			}
 			next.ServeHTTP(w, r)
 		}
 	})
@@ -178,6 +182,7 @@ type call struct {
 	body        *source // that may still be read; nil: none
 	upload      *upload // of a request to a function that speaks HTTP, if it has a body
 
+	protocol  bool              // it came on a path of the Open Inference Protocol, and errors have its form
 	direct    bool              // the function speaks HTTP: bodies are its own
 	items     string            // X-Items; empty: the function decides
 	inference *tensor.Inference // what a request of the Open Inference Protocol wants of its answer; nil: it is none
@@ -190,8 +195,9 @@ type call struct {
 }
 
 // serve does what sync and async requests have in common: find the target, count, bound; do answers and returns the status.
-func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path string, do func(http.ResponseWriter, *http.Request, *call) int) {
-	c := call{name: name, path: path, start: time.Now()}
+// c says what the URL says.
+func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, c call, do func(http.ResponseWriter, *http.Request, *call) int) {
+	c.start = time.Now()
 	h := w.Header()
 	given := r.Header.Get("X-Call-Id")
 	if c.id = given; !validID(given) {
@@ -199,8 +205,8 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path strin
 	}
 	h["X-Call-Id"] = []string{c.id}
 	var known bool
-	if c.key, known = g.resolve(name); !known {
-		code := fail(w, &c, g.unknown(c.key, name))
+	if c.key, known = g.resolve(c.name); !known {
+		code := fail(w, &c, g.unknown(c.key, c.name))
 		g.ended(nil, "", task.Ended{CallID: c.id, Target: c.name, Status: code, Cause: c.cause, Start: c.start})
 		return
 	}

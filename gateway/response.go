@@ -100,11 +100,15 @@ func fail(w http.ResponseWriter, c *call, e *task.Error) int {
 		h["Connection"] = []string{"close"} // the rest of the body may still come
 	}
 	c.calls, c.cause = append(c.calls, e.Stages...), e.Error()
+	stamp(h, c)
+	if c.protocol {
+		inferenceError(w, status, c.cause)
+		return status
+	}
 	text := c.cause + "\n"
 	h["Content-Type"] = []string{"text/plain; charset=utf-8"}
 	h["Content-Length"] = []string{strconv.Itoa(len(text))}
 	h["X-Content-Type-Options"] = []string{"nosniff"}
-	stamp(h, c)
 	w.WriteHeader(status)
 	_, _ = w.Write([]byte(text)) // as above
 	return status

@@ -17,7 +17,7 @@ const InferenceHeader = "Inference-Header-Content-Length"
 type Inference struct {
 	ID      string   `json:"id,omitempty"`      // for the answer
 	Outputs []Output `json:"outputs,omitempty"` // that the answer has, in this order; none: all
-	Model   string   `json:"model,omitempty"`   // that the answer names; empty: none
+	Model   string   `json:"model,omitempty"`   // that was asked, for the answer; empty: the request names none
 	Binary  bool     `json:"binary,omitempty"`  // the answer's data is wanted in binary, if Outputs is empty
 }
 
@@ -96,7 +96,7 @@ func readInference(object, rest []byte) (it Item, inf *Inference, ok bool, err e
 	case bad != nil && !errors.As(bad, &wrongType): // no JSON
 		return Item{}, nil, false, nil
 	case request && bad != nil:
-		return Item{}, nil, true, &FieldError{wrongType.Field, "a JSON " + wrongType.Value, inferenceForm}
+		return Item{}, nil, true, &FieldError{wrongType.Field, "a JSON " + wrongType.Value, "what the Open Inference Protocol has there: " + inferenceForm}
 	case request:
 		if inf, err = j.wants(); err == nil {
 			it, err = tensorsOf("inputs", j.Inputs, rest)
@@ -110,7 +110,7 @@ func readInference(object, rest []byte) (it Item, inf *Inference, ok bool, err e
 }
 
 // inferenceForm says in short what a request is.
-const inferenceForm = `what the Open Inference Protocol has there: {"id": "…", "inputs": [{"name", "shape", "datatype", "data"}, …], "outputs": [{"name"}, …]}`
+const inferenceForm = `{"id": "…", "inputs": [{"name", "shape", "datatype", "data"}, …], "outputs": [{"name"}, …]}`
 
 // maxOutputs bounds the outputs that a request selects.
 const maxOutputs = 1000
@@ -217,11 +217,13 @@ func orNone(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// BinaryFromHTTP reads a request of the Open Inference Protocol whose first bytes are JSON and whose rest is the data of
-// tensors. header is the value of [InferenceHeader]. The data aliases body.
-func BinaryFromHTTP(header string, body []byte) (Activation, *Inference, error) {
+// InferenceFromHTTP reads a body that has to be a request of the Open Inference Protocol. header is the value of
+// [InferenceHeader]: the data of tensors, which aliases body, follows as many bytes of JSON. Without it, all of body is JSON.
+func InferenceFromHTTP(header string, body []byte) (Activation, *Inference, error) {
 	n, err := strconv.ParseUint(header, 10, 31)
-	if err != nil || n == 0 || n > uint64(len(body)) {
+	if header == "" {
+		n = uint64(len(body))
+	} else if err != nil || n == 0 || n > uint64(len(body)) {
 		return nil, nil, &FieldError{"header " + InferenceHeader, fmt.Sprintf("%.100q", header), fmt.Sprintf("the length in bytes of the JSON that the body begins with; the body has %d", len(body))}
 	}
 	object := bytes.TrimLeft(body[:n], space)
@@ -234,7 +236,7 @@ func BinaryFromHTTP(header string, body []byte) (Activation, *Inference, error) 
 			return Activation{it}, inf, nil
 		}
 	}
-	return nil, nil, &FieldError{"body", fmt.Sprintf("%.100q in its first %d bytes", body[:n], n), inferenceForm + ", because the header " + InferenceHeader + " is there"}
+	return nil, nil, &FieldError{"body", fmt.Sprintf("%.100q", body[:n]), "a request of the Open Inference Protocol: " + inferenceForm}
 }
 
 // Answer is the answer to a request of the Open Inference Protocol.
@@ -265,11 +267,14 @@ func (inf *Inference) InJSON() *Inference {
 
 // Answer makes the answer to a request of what it was answered with: one item of tensors, of which the answer has those that
 // the request asks for. An output that is not there is a *FieldError. Anything else than one item of tensors is answered as
-// [ToHTTP] has it, unless the request asks for outputs.
+// [ToHTTP] has it, unless the request asks for outputs or names a model.
 func (inf *Inference) Answer(out Input) (Answer, error) {
 	if len(out) != 1 || len(out[0].Items) != 1 || out[0].Items[0].Tensors == nil {
 		if len(inf.Outputs) > 0 {
 			return Answer{}, &FieldError{"outputs", strconv.Quote(inf.Outputs[0].Name), "none: the answer is not one item of tensors, so it has no outputs to select"}
+		}
+		if inf.Model != "" {
+			return Answer{}, &FieldError{"the answer of model " + strconv.Quote(inf.Model), "something else than one item of tensors", "tensors; ask for the answer as it is at /function/NAME"}
 		}
 		contentType, body, err := ToHTTP(out)
 		return Answer{ContentType: contentType, Body: body}, err

@@ -76,8 +76,9 @@ func TestAnswersHaveWhatIsWanted(t *testing.T) {
 		inf Inference
 		out Input
 	}{
-		`outputs[1].name: got "z", want one of "y", "half"`:                  {Inference{Outputs: []Output{{Name: "y"}, {Name: "z"}}}, both},
-		`outputs: got "y", want none: the answer is not one item of tensors`: {Inference{Outputs: []Output{{Name: "y"}}}, Input{{Items: Activation{{}, {}}}}},
+		`outputs[1].name: got "z", want one of "y", "half"`:                    {Inference{Outputs: []Output{{Name: "y"}, {Name: "z"}}}, both},
+		`the answer of model "m": got something else than one item of tensors`: {Inference{Model: "m"}, Input{{Items: Activation{{}}}}},
+		`outputs: got "y", want none: the answer is not one item of tensors`:   {Inference{Outputs: []Output{{Name: "y"}}}, Input{{Items: Activation{{}, {}}}}},
 	} {
 		_, err := tc.inf.Answer(tc.out)
 		if field := (*FieldError)(nil); !errors.As(err, &field) || !strings.Contains(err.Error(), want) {
@@ -93,7 +94,7 @@ func TestBinaryDataOfRequests(t *testing.T) {
 	const head = `{"id":"7","inputs":[{"name":"h","datatype":"FP16","shape":[2],"parameters":{"binary_data_size":4}},` +
 		`{"name":"i","datatype":"INT8","shape":[1],"data":[5]},{"name":"s","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":6}}]}`
 	const data = "\x00\x3c\x00\x40\x02\x00\x00\x00hi"
-	a, inf, err := BinaryFromHTTP("234", []byte(head+data))
+	a, inf, err := InferenceFromHTTP("234", []byte(head+data))
 	want := []Tensor{
 		{Name: "h", Datatype: "FP16", Shape: []int64{2}, Data: []byte("\x00\x3c\x00\x40")},
 		{Name: "i", Datatype: "INT8", Shape: []int64{1}, Data: []byte{5}},
@@ -123,7 +124,7 @@ func TestBinaryDataOfRequests(t *testing.T) {
 		if header == "" {
 			header = strconv.Itoa(len(tc.head))
 		}
-		a, _, err := BinaryFromHTTP(header, []byte(tc.head+tc.data))
+		a, _, err := InferenceFromHTTP(header, []byte(tc.head+tc.data))
 		if field := (*FieldError)(nil); !errors.As(err, &field) || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s%q: %+v, %v, want %q", tc.head, tc.data, a, err, tc.want)
 		}
