@@ -423,14 +423,15 @@ func TestTakesItems(t *testing.T) {
 		p    []Pipeline
 		want bool
 	}{
-		"a function":                    {[]Pipeline{f("a", "", false).Alone()}, false},
-		"a function of many":            {[]Pipeline{f("a", "many", false).Alone()}, true},
-		"one call per item":             {[]Pipeline{f("a", "", true).Alone()}, true},
-		"one call, although per item":   {[]Pipeline{f("a", "one", true).Alone()}, false},
-		"a pipeline":                    {Assemble([]Function{f("a", "", false, to), f("b", "one", false)}), true},
-		"a pipeline whose entry is one": {Assemble([]Function{f("a", "one", false, to), f("b", "many", false)}), false},
-		"a pipeline of one stage":       {Assemble([]Function{f("a", "", false)}), true},
-		"a pipeline without an entry":   {Assemble([]Function{f("a", "", false, to), f("b", "", false, Edge{To: "a"})}), true},
+		"a function":                             {[]Pipeline{f("a", "", false).Alone()}, false},
+		"a function of many":                     {[]Pipeline{f("a", "many", false).Alone()}, true},
+		"one call per item":                      {[]Pipeline{f("a", "", true).Alone()}, true},
+		"one call, although per item":            {[]Pipeline{f("a", "one", true).Alone()}, false},
+		"a pipeline":                             {Assemble([]Function{f("a", "", false, to), f("b", "one", false)}), true},
+		"a pipeline whose entry is one":          {Assemble([]Function{f("a", "one", false, to), f("b", "many", false)}), false},
+		"a pipeline of one stage":                {Assemble([]Function{f("a", "", false)}), true},
+		"an entry that is not the first by name": {Assemble([]Function{f("c", "one", false, to), f("b", "many", false)}), false},
+		"nothing":                                {[]Pipeline{{}}, true},
 	} {
 		if got := tc.p[0].TakesItems(); got != tc.want {
 			t.Errorf("%s: %t, want %t", name, got, tc.want)

@@ -59,14 +59,10 @@ func (f Function) Alone() Pipeline {
 	return Pipeline{Name: f.Name, Namespace: f.Namespace, Entry: f.Name, SLO: f.SLO, Stages: []Stage{{Function: f}}}
 }
 
-// TakesItems reports whether a JSON array that invokes the pipeline is a list of items.
+// TakesItems reports whether a JSON array that invokes the pipeline is a list of items. The pipeline has no faults: then its
+// first stage is its entry.
 func (p *Pipeline) TakesItems() bool {
-	for i := range p.Stages { // which are large: none is copied
-		if s := &p.Stages[i]; s.Name == p.Entry {
-			return s.Items != ItemsOne
-		}
-	}
-	return true
+	return len(p.Stages) == 0 || p.Stages[0].Items != ItemsOne
 }
 
 // StageOf reports whether the function is a stage of the pipeline of this name, in its namespace. Variants are no stages.
