@@ -64,12 +64,12 @@ func TestItems(t *testing.T) {
 func TestBodiesOfHTTPFunctions(t *testing.T) {
 	f := newFront(t, func(c *Config) { c.HTTP = func(pipeline.Key) bool { return true } })
 	for _, body := range []string{` ["a"] `, inferBody} {
-		if w := f.do(http.MethodPost, "/async-function/echo", body, "Content-Type", jsonType, "X-Items", "mine"); w.Code != http.StatusAccepted {
+		if w := f.do(http.MethodPost, "/async-function/echo", body, "Content-Type", jsonType, "X-Items", "mine", tensor.InferenceHeader, "9"); w.Code != http.StatusAccepted {
 			t.Fatalf("%d %s", w.Code, w.Body)
 		}
 		var e Entry
 		if err := e.UnmarshalBinary(f.journal.entries[len(f.journal.entries)-1]); err != nil || len(e.Request.Input) != 1 || string(e.Request.Input[0].Bytes) != body ||
-			headerValue(e.Request.Header, "X-Items") != "mine" {
+			headerValue(e.Request.Header, "X-Items") != "mine" || headerValue(e.Request.Header, tensor.InferenceHeader) != "9" {
 			t.Errorf("%s: kept as %+v, %v", body, e.Request, err)
 		}
 	}

@@ -100,7 +100,7 @@ func headerOf(r *http.Request, c *call) ([]task.Header, *task.Error) {
 	var stack [16]string
 	names := stack[:0]
 	for name := range r.Header {
-		if forTheFunction(name) || c.direct && name == itemsHeader {
+		if forTheFunction(name) || c.direct && (name == itemsHeader || name == tensor.InferenceHeader) { // which say what a body is
 			names = append(names, name)
 		}
 	}
