@@ -29,6 +29,8 @@ type Entry struct {
 	Callback string        // URL; empty: nobody wants to know
 	Inside   bool          // a function has sent it: its callback reaches what functions reach
 	Accepted time.Time
+
+	Inference *tensor.Inference // what the request wants of its answer; nil: it is none of the Open Inference Protocol
 }
 
 // entryVersion is the version of an entry's binary form.
@@ -46,6 +48,8 @@ type entryHead struct {
 	Callback    string        `json:"callback,omitempty"`
 	Inside      bool          `json:"inside,omitempty"`
 	Accepted    time.Time     `json:"accepted"`
+
+	Inference *tensor.Inference `json:"inference,omitempty"`
 }
 
 // MarshalBinary gives the form in which a journal keeps e: the version, the length of the head (uvarint), the head as JSON,
@@ -54,6 +58,7 @@ func (e Entry) MarshalBinary() ([]byte, error) {
 	r := e.Request
 	head, err := json.Marshal(entryHead{
 		r.ID, r.Target, r.Traceparent, r.Header, e.CallID, e.Name, e.Timeout, e.Callback, e.Inside, e.Accepted,
+		e.Inference,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("async request %q: %w", r.ID, err)
@@ -79,6 +84,7 @@ func (e *Entry) UnmarshalBinary(b []byte) error {
 	*e = Entry{
 		Request: task.Request{ID: h.ID, Target: h.Target, Traceparent: h.Traceparent, Header: h.Header, Input: input},
 		CallID:  h.CallID, Name: h.Name, Timeout: h.Timeout, Callback: h.Callback, Inside: h.Inside, Accepted: h.Accepted,
+		Inference: h.Inference,
 	}
 	return nil
 }
@@ -111,7 +117,7 @@ func (g *Gateway) accept(w http.ResponseWriter, r *http.Request, c *call) int {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), appendTimeout)
 	defer cancel()
-	e := Entry{Request: req, CallID: c.id, Name: c.name, Timeout: timeout, Callback: callback, Inside: isInside(r), Accepted: c.start}
+	e := Entry{Request: req, CallID: c.id, Name: c.name, Timeout: timeout, Callback: callback, Inside: isInside(r), Accepted: c.start, Inference: c.inference.InJSON()}
 	err := g.cfg.Journal.Append(ctx, e)
 	switch {
 	case errors.Is(err, ErrTooLarge):
@@ -187,7 +193,7 @@ func (g *Gateway) Work(ctx context.Context, e Entry, try Try, retry Retry) Endin
 		r.Header = append(r.Header, task.Header{Name: redeliveredHeader, Value: "true"})
 	}
 	res := Result{CallID: e.CallID, Name: e.Name, Start: e.Accepted, Status: http.StatusOK, Attempt: attempt}
-	o := g.run(ctx, r, &res)
+	o := g.run(ctx, r, e.Inference, &res)
 	res.Duration = time.Since(start)
 	if ctx.Err() != nil {
 		return Ending{Err: context.Cause(ctx)}
@@ -223,10 +229,10 @@ type runEnd struct {
 }
 
 // run invokes and counts. A target that is no longer there is not counted.
-func (g *Gateway) run(ctx context.Context, r task.Request, res *Result) (o runEnd) {
+func (g *Gateway) run(ctx context.Context, r task.Request, inf *tensor.Inference, res *Result) (o runEnd) {
 	key := pipeline.ParseKey(r.Target)
 	if !g.cfg.Directory.Known(key) {
-		res.fail(&task.Error{Status: http.StatusNotFound, Cause: notFound(r.Target)})
+		res.fail(g.unknown(key, r.Target))
 		return runEnd{unknown: true}
 	}
 	f, start := g.metrics.function(key), time.Now()
@@ -237,10 +243,9 @@ func (g *Gateway) run(ctx context.Context, r task.Request, res *Result) (o runEn
 	resp, terr := g.cfg.Invoker.Invoke(ctx, r)
 	if terr == nil {
 		e.Calls = resp.Stages
-		var err error
-		if res.ContentType, res.Body, err = tensor.ToHTTP(resp.Output); err != nil {
-			terr = &task.Error{Status: http.StatusInternalServerError, Cause: "output: " + err.Error()}
-		} else {
+		var a tensor.Answer
+		if a, terr = answer(inf, resp.Output); terr == nil {
+			res.ContentType, res.Body = a.ContentType, a.Body
 			res.Status, o.retryAfter = statusOf(resp.Header), retryAfter(headerValue(resp.Header, "Retry-After"))
 		}
 	}

@@ -88,6 +88,7 @@ func TestEntryBinary(t *testing.T) {
 			Input: tensor.Activation{{ContentType: "text/plain", Bytes: []byte("x")}, {ContentType: "a/b", Bytes: []byte("y")}},
 		},
 		CallID: "a", Name: "echo", Timeout: time.Second, Callback: "http://x", Inside: true, Accepted: time.Unix(1, 2).UTC(),
+		Inference: &tensor.Inference{ID: "7", Outputs: []tensor.Output{{Name: "y"}}},
 	}
 	b, err := e.MarshalBinary()
 	if err != nil {

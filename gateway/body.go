@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -31,12 +32,12 @@ func (g *Gateway) input(w http.ResponseWriter, r *http.Request, c *call, deadlin
 	if r.ContentLength > g.cfg.MaxBody {
 		return nil, g.tooLarge()
 	}
-	contentType := r.Header.Get("Content-Type")
+	contentType, binary := r.Header.Get("Content-Type"), r.Header.Get(tensor.InferenceHeader)
 	in := &incoming{g: g, rc: http.NewResponseController(w), r: r.Body, deadline: deadline}
 	var b []byte
 	var err error
 	if r.ContentLength != 0 {
-		spools := c.spools && g.cfg.Spool != nil && !tensor.Parsed(contentType)
+		spools := c.spools && g.cfg.Spool != nil && binary == "" && !c.protocol && !tensor.Parsed(contentType)
 		if !spools || r.ContentLength <= smallBody {
 			b, err = g.collect(in, c, r.ContentLength, spools)
 		}
@@ -47,11 +48,30 @@ func (g *Gateway) input(w http.ResponseWriter, r *http.Request, c *call, deadlin
 	if err != nil {
 		return nil, asError(err)
 	}
-	input, err := tensor.ItemsFromHTTP(contentType, b)
+	input, err := g.items(c, contentType, binary, b)
 	if err != nil {
 		return nil, &task.Error{Status: http.StatusBadRequest, Cause: err.Error()}
 	}
 	return input, nil
+}
+
+// items reads a body. binary is the header of the Open Inference Protocol's binary data.
+func (g *Gateway) items(c *call, contentType, binary string, b []byte) (input tensor.Activation, err error) {
+	switch {
+	case c.direct:
+		return tensor.Document(contentType, b), nil
+	case c.protocol:
+		if input, c.inference, err = tensor.InferenceFromHTTP(binary, b); err == nil {
+			c.inference.Model = c.name
+		}
+	case binary != "":
+		input, c.inference, err = tensor.InferenceFromHTTP(binary, b)
+	case c.items != pipeline.ItemsMany && tensor.IsArray(contentType, b) && (c.items == pipeline.ItemsOne || !g.cfg.Directory.TakesItems(c.key)):
+		return tensor.Document(contentType, b), nil
+	default:
+		input, c.inference, err = tensor.FromHTTP(contentType, b)
+	}
+	return input, err
 }
 
 // errLarge says that there is more of a body than memory is for.

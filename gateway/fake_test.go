@@ -26,6 +26,13 @@ type directory map[string]bool
 
 func (d directory) Known(key pipeline.Key) bool { return d[key.String()] }
 
+// TakesItems says that all but x of team-a are pipelines.
+func (d directory) TakesItems(key pipeline.Key) bool { return key.String() != "x.team-a" }
+
+func (d directory) HasNamespace(name string) bool {
+	return name == pipeline.DefaultNamespace || name == "team-a"
+}
+
 // invoker answers as it is told and remembers what it was asked.
 type invoker struct {
 	mu    sync.Mutex

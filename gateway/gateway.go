@@ -17,12 +17,18 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
 // Directory knows what can be invoked.
 type Directory interface {
 	// Known reports whether there is a function or a pipeline with this key.
 	Known(key pipeline.Key) bool
+	// TakesItems reports whether a JSON array that invokes this function or pipeline is a list of items, if the request does
+	// not say it.
+	TakesItems(key pipeline.Key) bool
+	// HasNamespace reports whether there is a namespace with this name.
+	HasNamespace(name string) bool
 }
 
 // Invoker runs a request through its function or pipeline.
@@ -101,7 +107,7 @@ func (g *Gateway) Tidy() {
 	g.metrics.tidy(g.cfg.Directory.Known)
 }
 
-// Handler serves /function/ and /async-function/ and leaves all else to next.
+// Handler serves /function/, /async-function/ and /v2/, and leaves all else to next.
 func (g *Gateway) Handler(next http.Handler) http.Handler { return g.handler(next, false) }
 
 // InsideHandler is Handler for requests that functions send. No function is a proxy that is believed, whatever its address.
@@ -121,10 +127,14 @@ func (g *Gateway) handler(next http.Handler, inside bool) http.Handler {
 		}
 		switch way, name, path := split(r.URL.EscapedPath()); way {
 		case syncCall:
-			g.serve(w, r, name, path, g.invoke)
+			g.serve(w, r, call{name: name, path: path}, g.invoke)
 		case asyncCall:
-			g.serve(w, r, name, path, g.accept)
+			g.serve(w, r, call{name: name, path: path}, g.accept)
 		default:
+			if rest, ok := strings.CutPrefix(r.URL.EscapedPath(), inferencePrefix); ok {
+				g.serveInference(w, r, rest)
+				return
+			}
 			next.ServeHTTP(w, r)
 		}
 	})
@@ -172,6 +182,11 @@ type call struct {
 	body        *source // that may still be read; nil: none
 	upload      *upload // of a request to a function that speaks HTTP, if it has a body
 
+	protocol  bool              // it came on a path of the Open Inference Protocol, and errors have its form
+	direct    bool              // the function speaks HTTP: bodies are its own
+	items     string            // X-Items; empty: the function decides
+	inference *tensor.Inference // what a request of the Open Inference Protocol wants of its answer; nil: it is none
+
 	batches bool   // the client measures the function, and is told in which batches its calls ran
 	broken  bool   // the answer broke off: the connection has to, too
 	spools  bool   // a large body may go to the spool
@@ -180,8 +195,9 @@ type call struct {
 }
 
 // serve does what sync and async requests have in common: find the target, count, bound; do answers and returns the status.
-func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path string, do func(http.ResponseWriter, *http.Request, *call) int) {
-	c := call{name: name, path: path, start: time.Now()}
+// c says what the URL says.
+func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, c call, do func(http.ResponseWriter, *http.Request, *call) int) {
+	c.start = time.Now()
 	h := w.Header()
 	given := r.Header.Get("X-Call-Id")
 	if c.id = given; !validID(given) {
@@ -189,8 +205,8 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path strin
 	}
 	h["X-Call-Id"] = []string{c.id}
 	var known bool
-	if c.key, known = g.resolve(name); !known {
-		code := fail(w, &c, &task.Error{Status: http.StatusNotFound, Cause: notFound(name)})
+	if c.key, known = g.resolve(c.name); !known {
+		code := fail(w, &c, g.unknown(c.key, c.name))
 		g.ended(nil, "", task.Ended{CallID: c.id, Target: c.name, Status: code, Cause: c.cause, Start: c.start})
 		return
 	}
@@ -235,12 +251,22 @@ func (g *Gateway) resolve(name string) (key pipeline.Key, ok bool) {
 // speaksHTTP tells whether the function with this key is not a stage.
 func (g *Gateway) speaksHTTP(key pipeline.Key) bool { return g.cfg.HTTP != nil && g.cfg.HTTP(key) }
 
-func notFound(name string) string {
-	const most = 100 // of a name that somebody made up, in a message
+// unknown says that a target is not there, or not even its namespace. name is what the client calls it.
+func (g *Gateway) unknown(key pipeline.Key, name string) *task.Error {
+	cause := "no function or pipeline " + quoted(name) + "; it is found as soon as it is deployed"
+	if !g.cfg.Directory.HasNamespace(key.Namespace) {
+		cause = "no namespace " + quoted(key.Namespace) + ", which " + quoted(name) + " names after its last dot; the deploy of a function creates it"
+	}
+	return &task.Error{Status: http.StatusNotFound, Cause: cause}
+}
+
+// quoted shows the beginning of a name that somebody made up.
+func quoted(name string) string {
+	const most = 100
 	if len(name) > most {
 		name = name[:most] + "…"
 	}
-	return "no function or pipeline " + strconv.Quote(name) + "; it is found as soon as it is deployed"
+	return strconv.Quote(name)
 }
 
 // invoke runs a request and answers with its result.

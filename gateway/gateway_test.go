@@ -258,6 +258,9 @@ func TestBadHeaders(t *testing.T) {
 	f := newFront(t, nil)
 	for _, tc := range [][2]string{
 		{"X-Timeout", "soon"},
+		{"X-Items", "several"},
+		{"X-Items", ""},
+		{"Inference-Header-Content-Length", "x"},
 		{"X-Timeout", "-1"},
 		{"X-Timeout", "0"},
 		{"X-Timeout", "2h"},

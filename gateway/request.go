@@ -11,13 +11,19 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
 // request reads what the client sent. The deadline is left to the caller.
 func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task.Request, time.Duration, *task.Error) {
 	timeout, terr := g.timeout(r.Header.Get("X-Timeout"))
 	if terr != nil {
+		return task.Request{}, 0, terr
+	}
+	c.direct = g.speaksHTTP(c.key)
+	if c.items, terr = itemsOf(r, c); terr != nil {
 		return task.Request{}, 0, terr
 	}
 	header, terr := headerOf(r, c)
@@ -28,7 +34,7 @@ func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task
 	if terr != nil {
 		return task.Request{}, 0, terr
 	}
-	if g.speaksHTTP(c.key) {
+	if c.direct {
 		header = append(header, task.Header{Name: task.HeaderDirect})
 	}
 	if holder := r.Header["X-Batch-Timing"]; holder != nil && g.cfg.Measures != nil {
@@ -63,6 +69,21 @@ func (g *Gateway) timeout(value string) (time.Duration, *task.Error) {
 	return d, nil
 }
 
+// itemsOf reads X-Items, which means nothing to us where bodies are the function's own.
+func itemsOf(r *http.Request, c *call) (string, *task.Error) {
+	given := r.Header[itemsHeader]
+	if given == nil || c.direct {
+		return "", nil
+	}
+	if v := given[0]; len(given) == 1 && (v == pipeline.ItemsMany || v == pipeline.ItemsOne) {
+		return v, nil
+	}
+	return "", badHeader(itemsHeader, strings.Join(given, ", "), "many or one: what a JSON array is, a list of items or one document")
+}
+
+// itemsHeader says whether a JSON array is a list of items or one document.
+const itemsHeader = "X-Items"
+
 func badHeader(name, got, want string) *task.Error {
 	return &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("header %s: got %.200q, want %s", name, got, want)}
 }
@@ -83,7 +104,7 @@ func headerOf(r *http.Request, c *call) ([]task.Header, *task.Error) {
 	var stack [16]string
 	names := stack[:0]
 	for name := range r.Header {
-		if forTheFunction(name) {
+		if forTheFunction(name) || c.direct && (name == itemsHeader || name == tensor.InferenceHeader) { // which say what a body is
 			names = append(names, name)
 		}
 	}
@@ -111,8 +132,8 @@ func headerOf(r *http.Request, c *call) ([]task.Header, *task.Error) {
 func forTheFunction(canonical string) bool {
 	switch canonical {
 	case "Accept-Encoding", "Connection", "Content-Length", "Content-Type", "Expect", "Http-Method", "Http-Path", "Http-Query",
-		"Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Te", "Traceparent", "Trailer",
-		"Transfer-Encoding", "Upgrade", "X-Call-Id", "X-Callback-Url", "X-Timeout", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto",
+		tensor.InferenceHeader, "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Te", "Traceparent", "Trailer",
+		"Transfer-Encoding", "Upgrade", "X-Call-Id", "X-Callback-Url", itemsHeader, "X-Timeout", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto",
 		task.HeaderDirect:
 		return false
 	}

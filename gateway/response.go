@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/textproto"
@@ -18,9 +19,9 @@ const statusClientGone = 499
 // succeed writes a response and returns its status.
 func (g *Gateway) succeed(w http.ResponseWriter, c *call, resp *task.Response) int {
 	c.calls = resp.Stages
-	contentType, body, err := tensor.ToHTTP(resp.Output)
-	if err != nil {
-		return fail(w, c, &task.Error{Status: http.StatusInternalServerError, Cause: "output: " + err.Error()})
+	a, terr := answer(c.inference, resp.Output)
+	if terr != nil {
+		return fail(w, c, terr)
 	}
 	h := w.Header()
 	for _, f := range resp.Header {
@@ -28,8 +29,11 @@ func (g *Gateway) succeed(w http.ResponseWriter, c *call, resp *task.Response) i
 			h[name] = append(h[name], f.Value)
 		}
 	}
-	h["Content-Type"] = []string{contentType}
-	h["Content-Length"] = []string{strconv.Itoa(len(body))}
+	h["Content-Type"] = []string{a.ContentType}
+	h["Content-Length"] = []string{strconv.Itoa(len(a.Body))}
+	if a.Header > 0 {
+		h[tensor.InferenceHeader] = []string{strconv.Itoa(a.Header)}
+	}
 	if len(resp.Stages) > 0 {
 		h["Server-Timing"] = []string{serverTiming(resp.Stages)}
 		if c.batches {
@@ -43,11 +47,29 @@ func (g *Gateway) succeed(w http.ResponseWriter, c *call, resp *task.Response) i
 	if status == http.StatusNoContent || status == http.StatusNotModified {
 		delete(h, "Content-Type")
 		delete(h, "Content-Length")
-		body = nil
+		delete(h, tensor.InferenceHeader)
+		a.Body = nil
 	}
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // fails when the client is gone, or for HEAD, whose answer has no body
+	_, _ = w.Write(a.Body) // fails when the client is gone, or for HEAD, whose answer has no body
 	return status
+}
+
+// answer makes the body of a response, as the request wants it. inf is nil unless that is one of the Open Inference Protocol.
+func answer(inf *tensor.Inference, out tensor.Input) (a tensor.Answer, terr *task.Error) {
+	var err error
+	if inf == nil {
+		a.ContentType, a.Body, err = tensor.ToHTTP(out)
+	} else {
+		a, err = inf.Answer(out)
+	}
+	if err == nil {
+		return a, nil
+	}
+	if field := (*tensor.FieldError)(nil); errors.As(err, &field) {
+		return a, &task.Error{Status: http.StatusBadRequest, Cause: err.Error()}
+	}
+	return a, &task.Error{Status: http.StatusInternalServerError, Cause: "output: " + err.Error()}
 }
 
 // statusOf returns the status that a function has chosen.
@@ -78,11 +100,15 @@ func fail(w http.ResponseWriter, c *call, e *task.Error) int {
 		h["Connection"] = []string{"close"} // the rest of the body may still come
 	}
 	c.calls, c.cause = append(c.calls, e.Stages...), e.Error()
+	stamp(h, c)
+	if c.protocol {
+		inferenceError(w, status, c.cause)
+		return status
+	}
 	text := c.cause + "\n"
 	h["Content-Type"] = []string{"text/plain; charset=utf-8"}
 	h["Content-Length"] = []string{strconv.Itoa(len(text))}
 	h["X-Content-Type-Options"] = []string{"nosniff"}
-	stamp(h, c)
 	w.WriteHeader(status)
 	_, _ = w.Write([]byte(text)) // as above
 	return status
@@ -102,7 +128,7 @@ func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), '
 // fromTheFunction tells whether a function's header goes to the client: the framing and the platform's words are ours.
 func fromTheFunction(canonical string) bool {
 	switch canonical {
-	case "Connection", "Content-Length", "Content-Type", "Keep-Alive", "Proxy-Authenticate", "Proxy-Connection", "Retry-After",
+	case "Connection", "Content-Length", "Content-Type", tensor.InferenceHeader, "Keep-Alive", "Proxy-Authenticate", "Proxy-Connection", "Retry-After",
 		"Server-Timing", "Te", "Trailer", task.HeaderStatus, task.HeaderDirect, "Transfer-Encoding", "Upgrade", "X-Call-Id", "X-Duration-Seconds", "X-Openfaas-Internal",
 		"X-Start-Time":
 		return false

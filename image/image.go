@@ -102,10 +102,42 @@ func configOf(f *v1.ConfigFile) Config {
 
 // Ref is an image's name, taken apart.
 type Ref struct {
-	Name   string // [registry/]repository:tag
+	Name   string // [registry/]repository:tag, as [Familiar] has it: what the image is stored under
 	Host   string // the registry's host[:port]; empty: it names none
 	Digest string // sha256:…; empty: it is not pinned
 }
+
+// dockerHub is the host of Docker Hub in names of images.
+const dockerHub = "docker.io"
+
+// Familiar returns an image's name without Docker Hub's host and its folder of official images: docker.io/team/ocr:1 and
+// team/ocr:1 name one image, and so do index.docker.io/library/redis, library/redis and redis. Names with another registry,
+// and what is no image's name, stay as they are.
+func Familiar(name string) string {
+	short, _ := trimHub(name)
+	return short
+}
+
+// trimHub is [Familiar], and reports whether the name has Docker Hub's host.
+func trimHub(name string) (short string, hub bool) {
+	short = name
+	for _, host := range [...]string{dockerHub + "/", "index." + dockerHub + "/"} {
+		if rest, ok := strings.CutPrefix(name, host); ok {
+			short, hub = rest, true
+			break
+		}
+	}
+	if official, ok := strings.CutPrefix(short, "library/"); ok && official != "" && !strings.Contains(official, "/") {
+		return official, hub
+	}
+	if first, _, ok := strings.Cut(short, "/"); hub && ok && isHost(first) {
+		return name, true // without its host, it would name another registry
+	}
+	return short, hub
+}
+
+// isHost reports whether the first of several parts of a name is a registry's host.
+func isHost(first string) bool { return strings.ContainsAny(first, ".:") || first == "localhost" }
 
 // Forms of a name's parts.
 var (
@@ -117,7 +149,8 @@ var (
 
 // ParseRef reads [registry/]repository[:tag][@digest]; the tag is latest when there is none.
 func ParseRef(s string) (Ref, error) {
-	full, digest, pinned := strings.Cut(s, "@")
+	short, hub := trimHub(s)
+	full, digest, pinned := strings.Cut(short, "@")
 	if pinned && !digestForm.MatchString(digest) {
 		return Ref{}, fmt.Errorf("image %q: digest %q, want sha256: and 64 hexadecimal digits", s, digest)
 	}
@@ -127,8 +160,11 @@ func ParseRef(s string) (Ref, error) {
 	r := Ref{Name: full, Digest: digest}
 	colon := strings.LastIndexByte(full, ':')
 	repository, tag := full[:colon], full[colon+1:]
-	if first, rest, ok := strings.Cut(repository, "/"); ok && (strings.ContainsAny(first, ".:") || first == "localhost") {
+	if first, rest, ok := strings.Cut(repository, "/"); ok && isHost(first) {
 		r.Host, repository = first, rest
+	}
+	if hub {
+		r.Host = dockerHub
 	}
 	good := tagForm.MatchString(tag) && len(full) <= 255 && (r.Host == "" || hostForm.MatchString(r.Host))
 	for part := range strings.SplitSeq(repository, "/") {
@@ -140,10 +176,14 @@ func ParseRef(s string) (Ref, error) {
 	return r, nil
 }
 
-// String is the name, pinned when it is.
+// String is the name with the registry that it names, pinned when it is.
 func (r Ref) String() string {
-	if r.Digest != "" {
-		return r.Name + "@" + r.Digest
+	name := r.Name
+	if _, hub := trimHub(name); r.Host == dockerHub && !hub {
+		name = dockerHub + "/" + name
 	}
-	return r.Name
+	if r.Digest != "" {
+		name += "@" + r.Digest
+	}
+	return name
 }

@@ -252,6 +252,82 @@ func TestStore(t *testing.T) {
 	}
 }
 
+// TestOneImagePerName: an image is stored under one name, however Docker Hub is written in it.
+func TestOneImagePerName(t *testing.T) {
+	s := store(t, t.TempDir())
+	names := map[string][]string{
+		"team/ocr:1":         {"team/ocr:1", "docker.io/team/ocr:1", "index.docker.io/team/ocr:1"},
+		"redis:latest":       {"redis", "library/redis", "docker.io/redis", "docker.io/library/redis:latest", "index.docker.io/library/redis"},
+		"ghcr.io/team/ocr:1": {"ghcr.io/team/ocr:1"},
+	}
+	for i, short := range slices.Sorted(maps.Keys(names)) {
+		for j, stored := range names[short] {
+			want := add(t, s, packed(t, folder(t), Config{User: fmt.Sprint(i), WorkDir: fmt.Sprint("/", j)}), stored)
+			for _, name := range names[short] {
+				if got, err := s.Resolve(name); err != nil || got != want {
+					t.Errorf("stored as %s, %s is %s, %v, want %s", stored, name, got, err, want)
+				}
+			}
+		}
+	}
+	var listed []string
+	all, err := s.List()
+	for _, e := range all {
+		listed = append(listed, e.Name)
+	}
+	if want := slices.Sorted(maps.Keys(names)); err != nil || !slices.Equal(listed, want) {
+		t.Errorf("listed %q, %v, want %q", listed, err, want)
+	}
+	if err := s.Remove(t.Context(), "docker.io/library/redis"); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Resolve("redis"); !errors.Is(err, ErrNoImage) {
+		t.Errorf("redis, after docker.io/library/redis was removed: %v", err)
+	}
+}
+
+// TestAnOldStore: names that an earlier version stored as they were given are found by each of their forms.
+func TestAnOldStore(t *testing.T) {
+	dir := t.TempDir()
+	s := store(t, dir)
+	want := add(t, s, packed(t, folder(t), stageConfig), "team/ocr:1")
+	b, err := os.ReadFile(s.path("index.json"))
+	if err == nil {
+		err = os.WriteFile(s.path("index.json"), bytes.Replace(b, []byte(`"team/ocr:1"`), []byte(`"docker.io/team/ocr:1"`), 1), 0o600)
+	}
+	if err != nil || !bytes.Contains(b, []byte(`"team/ocr:1"`)) {
+		t.Fatalf("%s: %v", b, err)
+	}
+	for _, name := range []string{"team/ocr:1", "docker.io/team/ocr:1"} {
+		if got, err := s.Resolve(name); err != nil || got != want {
+			t.Errorf("%s: %s, %v, want %s", name, got, err, want)
+		}
+	}
+	if all, err := s.List(); err != nil || len(all) != 1 || all[0].Name != "team/ocr:1" {
+		t.Errorf("listed %+v, %v", all, err)
+	}
+}
+
+// TestDockerHubIsAskedOnlyByItsName: a name without a registry is asked for nowhere, and one with Docker Hub's host there.
+func TestDockerHubIsAskedOnlyByItsName(t *testing.T) {
+	for name, want := range map[string]string{
+		"docker.io/redis": "index.docker.io/library/redis:latest", "index.docker.io/library/redis:7": "index.docker.io/library/redis:7", "docker.io/team/a:1": "index.docker.io/team/a:1",
+		"redis": "", "library/redis": "", "ghcr.io/a:1": "ghcr.io/a:1",
+	} {
+		ref, err := (Registry{}).reference(name)
+		if want == "" {
+			if !errors.Is(err, ErrNoImage) {
+				t.Errorf("%s: %v, %v, want %v", name, ref, err, ErrNoImage)
+			}
+		} else if err != nil || ref.Name() != want {
+			t.Errorf("%s: %v, %v, want %s", name, ref, err, want)
+		}
+	}
+	if ref, err := (Registry{Default: "registry.example"}).reference("team/a:1"); err != nil || ref.Name() != "registry.example/team/a:1" {
+		t.Errorf("with a default registry: %v, %v", ref, err)
+	}
+}
+
 func TestStoresOfManyAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	img := packed(t, folder(t), stageConfig)
@@ -546,13 +622,18 @@ func TestParseRef(t *testing.T) {
 	for in, want := range map[string]Ref{
 		"a": {"a:latest", "", ""}, "team/ocr:1": {"team/ocr:1", "", ""}, "localhost/x": {"localhost/x:latest", "localhost", ""},
 		"r.example/a/b:1@" + pin: {"r.example/a/b:1", "r.example", pin}, "127.0.0.1:5000/a": {"127.0.0.1:5000/a:latest", "127.0.0.1:5000", ""},
-		"r:5000/a@" + pin: {"r:5000/a:latest", "r:5000", pin},
+		"r:5000/a@" + pin:      {"r:5000/a:latest", "r:5000", pin},
+		"docker.io/team/ocr:1": {"team/ocr:1", "docker.io", ""}, "index.docker.io/team/ocr:1": {"team/ocr:1", "docker.io", ""}, "docker.io/redis": {"redis:latest", "docker.io", ""},
+		"docker.io/library/redis@" + pin: {"redis:latest", "docker.io", pin}, "index.docker.io/library/redis:7": {"redis:7", "docker.io", ""}, "library/redis:7": {"redis:7", "", ""},
+		"ghcr.io/library/redis": {"ghcr.io/library/redis:latest", "ghcr.io", ""}, "docker.io/library/a/b": {"library/a/b:latest", "docker.io", ""},
+		"docker.io/ghcr.io/a": {"docker.io/ghcr.io/a:latest", "docker.io", ""}, "docker.io/localhost/a": {"docker.io/localhost/a:latest", "docker.io", ""},
+		"my.docker.io/a": {"my.docker.io/a:latest", "my.docker.io", ""}, "docker.io": {"docker.io:latest", "", ""},
 	} {
 		if got, err := ParseRef(in); err != nil || got != want {
 			t.Errorf("%q: %+v, %v, want %+v", in, got, err, want)
 		}
 	}
-	for _, in := range []string{"", ":", "a:", "A:1", "../a", "a:..", "a@sha256:1", "a@" + pin + "0", "a b", "a:1:2", "/a", "a//b"} {
+	for _, in := range []string{"", ":", "a:", "A:1", "../a", "a:..", "a@sha256:1", "a@" + pin + "0", "a b", "a:1:2", "/a", "a//b", "docker.io/", "docker.io/library/", "docker.io//a", "docker.io/A"} {
 		if got, err := ParseRef(in); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", in)) {
 			t.Errorf("%q: %+v, %v, want an error with it", in, got, err)
 		}
@@ -561,6 +642,8 @@ func TestParseRef(t *testing.T) {
 
 func FuzzParseRef(f *testing.F) {
 	f.Add("team/ocr:1")
+	f.Add("docker.io/library/a:1")
+	f.Add("index.docker.io/b.c/a")
 	f.Add("r.example:5000/a@sha256:" + strings.Repeat("0", 64))
 	f.Fuzz(func(t *testing.T, s string) {
 		r, err := ParseRef(s)

@@ -173,7 +173,7 @@ func (s *Store) Add(ctx context.Context, img *Image, name string) (digest string
 }
 
 func named(name string) func(v1.Descriptor) bool {
-	return func(d v1.Descriptor) bool { return d.Annotations[refName] == name }
+	return func(d v1.Descriptor) bool { return Familiar(d.Annotations[refName]) == name } // which an earlier version stored as it was given
 }
 
 // Resolve returns the digest of an image that the store has: the one that the name is pinned to, or else stands for now.
@@ -257,7 +257,7 @@ func (s *Store) List() ([]Entry, error) {
 		if err != nil {
 			return nil, fmt.Errorf("image %s: %w", d.Digest, err)
 		}
-		e := Entry{Name: d.Annotations[refName], Digest: d.Digest.String(), Added: info.ModTime()}
+		e := Entry{Name: Familiar(d.Annotations[refName]), Digest: d.Digest.String(), Added: info.ModTime()}
 		for _, l := range manifest.Layers {
 			e.Size += l.Size
 		}

@@ -201,6 +201,11 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 				p.fail(p.path, strconv.Quote(v), "default, host or none")
 			}
 		},
+		"items": func(v string) {
+			if f.Items = strings.TrimSpace(v); f.Items != ItemsMany && f.Items != ItemsOne {
+				p.fail(p.path, strconv.Quote(v), "many or one: what a JSON array is that invokes the function, a list of items or one document")
+			}
+		},
 		"example": func(string) {}, // an input, for those who measure
 		"status":  func(string) {}, // what describe shows; a deploy may bring it back
 	}

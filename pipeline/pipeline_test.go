@@ -18,11 +18,11 @@ func TestParseReadsEveryField(t *testing.T) {
 		map[string]string{
 			"stagecoach.dev/pipeline": "ocr, b", "stagecoach.dev/next": "z , a", "stagecoach.dev/each": "true", "stagecoach.dev/join": "2",
 			"stagecoach.dev/slo": "400ms", "stagecoach.dev/gpu": "1", "stagecoach.dev/gpu-memory": "8Gi", "stagecoach.dev/start": "map", "stagecoach.dev/network": " none", "stagecoach.dev/queue-limit": "5", "stagecoach.dev/weight": "3",
-			"stagecoach.dev/idempotent": "false", "stagecoach.dev/batch": "4", "stagecoach.dev/accuracy": "0.9", "other/x": "y",
+			"stagecoach.dev/idempotent": "false", "stagecoach.dev/batch": "4", "stagecoach.dev/accuracy": "0.9", "stagecoach.dev/items": "one", "other/x": "y",
 		})
 	want := Function{
 		Name: "ocr-detect", Namespace: "openfaas-fn", Pipelines: []string{"b", "ocr"}, Next: []Edge{{To: "a"}, {To: "z"}},
-		Each: true, Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", Network: "none", QueueLimit: 5, Weight: 3, Batch: 4, Accuracy: 0.9,
+		Each: true, Items: "one", Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", Network: "none", QueueLimit: 5, Weight: 3, Batch: 4, Accuracy: 0.9,
 		Async: defaultAsync(), Scale: Scale{Min: 0, Max: 8, Zero: true, ZeroAge: 90 * time.Second},
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
@@ -50,6 +50,7 @@ func TestParseNamesEachBadField(t *testing.T) {
 		"twice":             {nil, map[string]string{"stagecoach.dev/pipeline": "p,p"}, []string{`annotations["stagecoach.dev/pipeline"]`}, "once"},
 		"slo":               {nil, map[string]string{"stagecoach.dev/slo": "-3s"}, []string{`annotations["stagecoach.dev/slo"]`}, "above zero"},
 		"network":           {nil, map[string]string{"stagecoach.dev/network": "bridge"}, []string{`annotations["stagecoach.dev/network"]`}, "default, host or none"},
+		"items":             {nil, map[string]string{"stagecoach.dev/items": "all"}, []string{`annotations["stagecoach.dev/items"]`}, "many or one"},
 		"start":             {nil, map[string]string{"stagecoach.dev/start": "warm"}, []string{`annotations["stagecoach.dev/start"]`}, "auto, fork, heap, map or cold"},
 		"gpu memory":        {nil, map[string]string{"stagecoach.dev/gpu": "1", "stagecoach.dev/gpu-memory": "8GB"}, []string{`annotations["stagecoach.dev/gpu-memory"]`}, "a size such as 512Mi or 8Gi"},
 		"too much":          {nil, map[string]string{"stagecoach.dev/gpu": "1", "stagecoach.dev/gpu-memory": "9999999Ti"}, []string{`annotations["stagecoach.dev/gpu-memory"]`}, "a size such as"},
@@ -409,4 +410,31 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestTakesItems: an array is a list of items for pipelines and for a function that wants one call per item, and one document
+// for any other function, unless the function or the pipeline's entry says otherwise.
+func TestTakesItems(t *testing.T) {
+	f := func(name, items string, each bool, next ...Edge) Function {
+		return Function{Name: name, Namespace: "ns", Pipelines: []string{"p"}, Items: items, Each: each, Next: next}
+	}
+	to := Edge{To: "b"}
+	for name, tc := range map[string]struct {
+		p    []Pipeline
+		want bool
+	}{
+		"a function":                             {[]Pipeline{f("a", "", false).Alone()}, false},
+		"a function of many":                     {[]Pipeline{f("a", "many", false).Alone()}, true},
+		"one call per item":                      {[]Pipeline{f("a", "", true).Alone()}, true},
+		"one call, although per item":            {[]Pipeline{f("a", "one", true).Alone()}, false},
+		"a pipeline":                             {Assemble([]Function{f("a", "", false, to), f("b", "one", false)}), true},
+		"a pipeline whose entry is one":          {Assemble([]Function{f("a", "one", false, to), f("b", "many", false)}), false},
+		"a pipeline of one stage":                {Assemble([]Function{f("a", "", false)}), true},
+		"an entry that is not the first by name": {Assemble([]Function{f("c", "one", false, to), f("b", "many", false)}), false},
+		"nothing":                                {[]Pipeline{{}}, true},
+	} {
+		if got := tc.p[0].TakesItems(); got != tc.want {
+			t.Errorf("%s: %t, want %t", name, got, tc.want)
+		}
+	}
 }

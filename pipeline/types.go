@@ -16,6 +16,7 @@ type Function struct {
 	Pipelines  []string // the pipelines it belongs to; empty: a function of its own
 	Next       []Edge   // successors
 	Each       bool     // one call an item of the input, results joined in order
+	Items      string   // what a JSON array is that invokes it: ItemsMany, ItemsOne; empty: see [Function.Alone]
 	Join       int      // predecessors to wait for; 0: all
 	SLO        time.Duration
 	GPU        int    // devices a replica needs
@@ -41,6 +42,28 @@ const (
 	NetworkHost    = "host"    // the machine's network
 	NetworkNone    = "none"    // a network of their own, with loopback alone
 )
+
+// What a JSON array is that invokes a function or pipeline, as the annotation items of the function or of the pipeline's entry says.
+const (
+	ItemsMany = "many" // a list of items
+	ItemsOne  = "one"  // one document
+)
+
+// Alone returns the function as the only stage of a pipeline of its own name: it has no predecessor to wait for. A JSON array
+// is one document for it, unless it says otherwise, or asks for one call per item.
+func (f Function) Alone() Pipeline {
+	f.Join = 0
+	if f.Items == "" && !f.Each {
+		f.Items = ItemsOne
+	}
+	return Pipeline{Name: f.Name, Namespace: f.Namespace, Entry: f.Name, SLO: f.SLO, Stages: []Stage{{Function: f}}}
+}
+
+// TakesItems reports whether a JSON array that invokes the pipeline is a list of items. The pipeline has no faults: then its
+// first stage is its entry.
+func (p *Pipeline) TakesItems() bool {
+	return len(p.Stages) == 0 || p.Stages[0].Items != ItemsOne
+}
 
 // StageOf reports whether the function is a stage of the pipeline of this name, in its namespace. Variants are no stages.
 func (f Function) StageOf(pipeline string) bool {

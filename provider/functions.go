@@ -235,7 +235,11 @@ func (p *Provider) remove(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *Provider) list(w http.ResponseWriter, r *http.Request) {
-	ns := namespaceOf("", r)
+	ns, err := p.queried(r)
+	if err != nil {
+		p.fail(w, r, err)
+		return
+	}
 	out := []types.FunctionStatus{} // an empty list is [], not null
 	for _, d := range p.Registry.Functions() {
 		if d.Declared.Namespace == ns {
@@ -394,7 +398,7 @@ func (p *Provider) find(name, namespace string, r *http.Request) (Deployed, erro
 	if d, there := p.Registry.Function(key); there {
 		return d, nil
 	}
-	return Deployed{}, refuse(http.StatusNotFound, fmt.Errorf("no function %s in namespace %s", quote(key.Name), quote(key.Namespace)))
+	return Deployed{}, p.Registry.NotFound("function", key)
 }
 
 // namespaceOf is the namespace of a request: in its body, else in its query, else the default.

@@ -4,27 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"net/http"
-	"slices"
 	"strings"
 
 	"github.com/openfaas/faas-provider/types"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
-
-// namespaceNames returns the default namespace, those that were created and those that have functions, sorted.
-func (p *Provider) namespaceNames() []string {
-	out := map[string]bool{pipeline.DefaultNamespace: true}
-	for name := range p.Registry.Namespaces() {
-		out[name] = true
-	}
-	for _, d := range p.Registry.Functions() {
-		out[d.Declared.Namespace] = true
-	}
-	return slices.Sorted(maps.Keys(out))
-}
 
 // functionsOf returns the names of a namespace's functions, sorted.
 func (p *Provider) functionsOf(namespace string) []string {
@@ -37,34 +23,33 @@ func (p *Provider) functionsOf(namespace string) []string {
 	return out
 }
 
-// namespaceThere says whether a namespace was created, has functions, or is the default one.
-func (p *Provider) namespaceThere(name string) bool {
-	_, created := p.Registry.Namespaces()[name]
-	return created || name == pipeline.DefaultNamespace || len(p.functionsOf(name)) > 0
-}
-
 func (p *Provider) namespaces(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, p.namespaceNames())
+	writeJSON(w, http.StatusOK, p.Registry.namespaceNames())
 }
 
 func (p *Provider) namespace(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
-	if !p.namespaceThere(name) {
-		p.fail(w, r, noNamespace(name))
+	if !p.Registry.HasNamespace(name) {
+		p.fail(w, r, p.Registry.noNamespace(name))
 		return
 	}
 	n := p.Registry.Namespaces()[name]
 	writeJSON(w, http.StatusOK, types.FunctionNamespace{Name: name, Labels: n.Labels, Annotations: n.Annotations})
 }
 
-func noNamespace(name string) error {
-	return refuse(http.StatusNotFound, fmt.Errorf("no namespace %s", quote(name)))
+// queried returns the namespace that a request's query names, which has to be there.
+func (p *Provider) queried(r *http.Request) (string, error) {
+	ns := namespaceOf("", r)
+	if !p.Registry.HasNamespace(ns) {
+		return "", p.Registry.noNamespace(ns)
+	}
+	return ns, nil
 }
 
 // createNamespace takes the name from the body, as faas-cli sends it, or from the path.
 func (p *Provider) createNamespace(w http.ResponseWriter, r *http.Request) {
 	p.changeNamespace(w, r, http.StatusCreated, func(ctx context.Context, n types.FunctionNamespace) error {
-		if p.namespaceThere(n.Name) {
+		if p.Registry.HasNamespace(n.Name) {
 			return refuse(http.StatusConflict, fmt.Errorf("namespace %q is there already, want a PUT to change it", n.Name))
 		}
 		return p.declare(ctx, n.Name, Namespace{Labels: n.Labels, Annotations: n.Annotations})
@@ -73,8 +58,8 @@ func (p *Provider) createNamespace(w http.ResponseWriter, r *http.Request) {
 
 func (p *Provider) updateNamespace(w http.ResponseWriter, r *http.Request) {
 	p.changeNamespace(w, r, http.StatusAccepted, func(ctx context.Context, n types.FunctionNamespace) error {
-		if !p.namespaceThere(n.Name) {
-			return noNamespace(n.Name)
+		if !p.Registry.HasNamespace(n.Name) {
+			return p.Registry.noNamespace(n.Name)
 		}
 		return p.declare(ctx, n.Name, Namespace{Labels: n.Labels, Annotations: n.Annotations})
 	})
@@ -91,8 +76,8 @@ func (p *Provider) deleteNamespace(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case n.Name == pipeline.DefaultNamespace:
 			return refuse(http.StatusForbidden, fmt.Errorf("namespace %q is the default one and stays", n.Name))
-		case !p.namespaceThere(n.Name):
-			return noNamespace(n.Name)
+		case !p.Registry.HasNamespace(n.Name):
+			return p.Registry.noNamespace(n.Name)
 		case len(functions)+len(secrets) > 0:
 			return refuse(http.StatusConflict, fmt.Errorf("namespace %q has functions (%s) and secrets (%s), want it empty: remove them first",
 				n.Name, some(functions), some(secrets)))

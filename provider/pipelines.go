@@ -47,7 +47,11 @@ type PipelineFault struct {
 }
 
 func (p *Provider) listPipelines(w http.ResponseWriter, r *http.Request) {
-	ns := namespaceOf("", r)
+	ns, err := p.queried(r)
+	if err != nil {
+		p.fail(w, r, err)
+		return
+	}
 	out := []PipelineStatus{}
 	for _, pl := range p.Registry.Pipelines() {
 		if pl.Namespace == ns {
@@ -63,7 +67,7 @@ func (p *Provider) describePipeline(w http.ResponseWriter, r *http.Request) {
 	all := p.Registry.Pipelines()
 	i := slices.IndexFunc(all, func(pl pipeline.Pipeline) bool { return pl.Key() == key })
 	if i < 0 {
-		p.fail(w, r, refuse(http.StatusNotFound, fmt.Errorf("no pipeline %s in namespace %s", quote(key.Name), quote(key.Namespace))))
+		p.fail(w, r, p.Registry.NotFound("pipeline", key))
 		return
 	}
 	writeJSON(w, http.StatusOK, p.showPipeline(all[i]))

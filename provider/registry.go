@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -134,6 +135,52 @@ func (r *Registry) Known(key pipeline.Key) bool {
 	return ok
 }
 
+// TakesItems reports whether a JSON array that invokes key is a list of items; of an unknown key it says yes.
+func (r *Registry) TakesItems(key pipeline.Key) bool {
+	g, _ := r.Graph(key)
+	return g.TakesItems()
+}
+
+// HasNamespace reports whether a namespace is there: the default one is, each that was declared, and each that has functions.
+func (r *Registry) HasNamespace(name string) bool {
+	if name == pipeline.DefaultNamespace {
+		return true
+	}
+	if _, declared := r.Namespaces()[name]; declared {
+		return true
+	}
+	for _, d := range r.Functions() {
+		if d.Declared.Namespace == name {
+			return true
+		}
+	}
+	return false
+}
+
+// NotFound returns the error for a function or pipeline that is not there, as what says: its namespace may not be there either.
+func (r *Registry) NotFound(what string, key pipeline.Key) error {
+	if !r.HasNamespace(key.Namespace) {
+		return r.noNamespace(key.Namespace)
+	}
+	return refuse(http.StatusNotFound, fmt.Errorf("no %s %s in namespace %s", what, quote(key.Name), quote(key.Namespace)))
+}
+
+func (r *Registry) noNamespace(name string) error {
+	return refuse(http.StatusNotFound, fmt.Errorf("no namespace %s, want one of: %s; or deploy a function there, which creates it", quote(name), some(r.namespaceNames())))
+}
+
+// namespaceNames returns the default namespace, those that were declared and those that have functions, sorted.
+func (r *Registry) namespaceNames() []string {
+	out := map[string]bool{pipeline.DefaultNamespace: true}
+	for name := range r.Namespaces() {
+		out[name] = true
+	}
+	for _, d := range r.Functions() {
+		out[d.Declared.Namespace] = true
+	}
+	return slices.Sorted(maps.Keys(out))
+}
+
 // Namespaces returns those that were declared, by name; others are there as long as they have functions. The map is shared
 // and must not be changed.
 func (r *Registry) Namespaces() map[string]Namespace { return *r.declared.Load() }
@@ -199,7 +246,7 @@ func (r *Registry) applyFunction(e Entry) {
 		old = &before.(*entry).Declared
 	}
 	if change.Function != nil {
-		r.functions.Store(change.Key, &entry{*change.Function, alone(change.Function.Declared)})
+		r.functions.Store(change.Key, &entry{*change.Function, change.Function.Declared.Alone()})
 	} else {
 		r.functions.Delete(change.Key)
 	}
@@ -280,13 +327,5 @@ func (r *Registry) until(ctx context.Context, ok func() bool) error {
 		case <-ctx.Done():
 			return fmt.Errorf("the change is stored but not yet seen: %w", ctx.Err())
 		}
-	}
-}
-
-// alone is the function as a pipeline of one stage, which has no predecessor to wait for.
-func alone(f pipeline.Function) pipeline.Pipeline {
-	f.Join = 0
-	return pipeline.Pipeline{
-		Name: f.Name, Namespace: f.Namespace, Entry: f.Name, SLO: f.SLO, Stages: []pipeline.Stage{{Function: f}},
 	}
 }

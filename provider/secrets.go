@@ -41,8 +41,12 @@ var secretForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 const maxSecretBody = 7 << 20
 
 func (p *Provider) listSecrets(w http.ResponseWriter, r *http.Request) {
-	ns := namespaceOf("", r)
-	names, err := []string(nil), checkNamespace("namespace", ns)
+	err := checkNamespace("namespace", namespaceOf("", r))
+	var ns string
+	if err == nil {
+		ns, err = p.queried(r)
+	}
+	var names []string
 	if err == nil {
 		names, err = p.Secrets.List(ns)
 	}
@@ -62,7 +66,7 @@ func (p *Provider) createSecret(w http.ResponseWriter, r *http.Request) {
 		if there {
 			return refuse(http.StatusConflict, fmt.Errorf("secret %q is there already in namespace %q, want a PUT to change it", s.Name, s.Namespace))
 		}
-		if !p.namespaceThere(s.Namespace) { // so that it is listed, and deleted when it is empty again
+		if !p.Registry.HasNamespace(s.Namespace) { // so that it is listed, and deleted when it is empty again
 			if err := p.declare(ctx, s.Namespace, Namespace{}); err != nil {
 				return err
 			}
@@ -74,7 +78,7 @@ func (p *Provider) createSecret(w http.ResponseWriter, r *http.Request) {
 func (p *Provider) updateSecret(w http.ResponseWriter, r *http.Request) {
 	p.changeSecret(w, r, http.StatusAccepted, func(_ context.Context, s types.Secret, there bool) error {
 		if !there {
-			return noSecret(s)
+			return p.noSecret(s)
 		}
 		return p.Secrets.Put(s.Namespace, s.Name, valueOf(s))
 	})
@@ -84,7 +88,7 @@ func (p *Provider) updateSecret(w http.ResponseWriter, r *http.Request) {
 func (p *Provider) deleteSecret(w http.ResponseWriter, r *http.Request) {
 	p.changeSecret(w, r, http.StatusAccepted, func(_ context.Context, s types.Secret, there bool) error {
 		if !there {
-			return noSecret(s)
+			return p.noSecret(s)
 		}
 		var users []string
 		for _, d := range p.usersOf(s) {
@@ -152,7 +156,10 @@ func valueOf(s types.Secret) []byte {
 	return []byte(s.Value)
 }
 
-func noSecret(s types.Secret) error {
+func (p *Provider) noSecret(s types.Secret) error {
+	if !p.Registry.HasNamespace(s.Namespace) {
+		return p.Registry.noNamespace(s.Namespace)
+	}
 	return refuse(http.StatusNotFound, fmt.Errorf("no secret %q in namespace %q", s.Name, s.Namespace))
 }
 

@@ -174,14 +174,11 @@ func (d Datatype) Size() int {
 // Validate checks that shape and datatype account for the data.
 func (t Tensor) Validate() error {
 	if t.Datatype != "BYTES" && t.Datatype.Size() == 0 {
-		return fmt.Errorf("tensor %q: datatype %q, want one of BOOL, UINT8 … UINT64, INT8 … INT64, FP16, BF16, FP32, FP64, BYTES", t.Name, t.Datatype)
+		return fmt.Errorf("tensor %q: datatype %q, want one of %s", t.Name, t.Datatype, datatypes)
 	}
-	n, limit := int64(1), int64(1)<<40
-	for _, d := range t.Shape {
-		if d < 0 || d > 0 && n > limit/d {
-			return fmt.Errorf("tensor %q: shape %v, want dimensions of at least 0 and at most 2^40 elements", t.Name, t.Shape)
-		}
-		n *= d
+	n, ok := elementsIn(t.Shape)
+	if !ok {
+		return fmt.Errorf("tensor %q: shape %v, want %s", t.Name, t.Shape, shapeWant)
 	}
 	if t.Datatype == "BYTES" {
 		return t.validateBytes(n)
@@ -190,6 +187,24 @@ func (t Tensor) Validate() error {
 		return fmt.Errorf("tensor %q: %d bytes of data, want %d for %s%s", t.Name, len(t.Data), want, t.Datatype, strings.ReplaceAll(fmt.Sprint(t.Shape), " ", ","))
 	}
 	return nil
+}
+
+// What tensors have, for messages.
+const (
+	datatypes = "BOOL, UINT8 … UINT64, INT8 … INT64, FP16, BF16, FP32, FP64, BYTES"
+	shapeWant = "dimensions of at least 0 and at most 2^40 elements"
+)
+
+// elementsIn returns the number of elements of a shape; false: it is no shape, or of too many.
+func elementsIn(shape []int64) (n int64, ok bool) {
+	n = 1
+	for _, d := range shape {
+		if d < 0 || d > 0 && n > 1<<40/d {
+			return 0, false
+		}
+		n *= d
+	}
+	return n, true
 }
 
 func (t Tensor) validateBytes(n int64) error {

@@ -1,7 +1,6 @@
 package tensor
 
 import (
-	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -10,28 +9,129 @@ import (
 	"unicode/utf8"
 )
 
-// dataFromJSON reads an array of numbers, booleans or strings. Nested arrays only repeat what the shape says, so brackets are
-// passed over. raw is valid JSON.
-func dataFromJSON(d Datatype, raw json.RawMessage) ([]byte, error) {
-	out := make([]byte, 0, len(raw)/8*d.Size())
-	for n := 0; ; n++ {
-		raw = bytes.TrimLeft(raw, "[], \t\r\n")
-		if len(raw) == 0 {
-			return out, nil
+// dataFromJSON reads the elements of a tensor: numbers, booleans or strings, flat or nested as the shape says. raw is valid JSON.
+// want is the number of elements of the shape.
+func dataFromJSON(d Datatype, shape []int64, want int64, raw json.RawMessage) ([]byte, *FieldError) {
+	r := dataReader{shape: shape, level: -1}
+	room := min(want, int64(len(raw))/2+1) // each element takes two characters with what parts it from the next
+	size := d.Size()
+	if d == "BYTES" {
+		size = 8 // a guess
+	}
+	out := make([]byte, 0, room*int64(size))
+	for len(raw) > 0 {
+		switch raw[0] {
+		case ',', ' ', '\t', '\r', '\n':
+			raw = raw[1:]
+			continue
+		case '[':
+			r.open()
+			raw = raw[1:]
+			continue
+		case ']':
+			r.close()
+			raw = raw[1:]
+			continue
 		}
-		end := bytes.IndexAny(raw, "], \t\r\n")
-		if raw[0] == '"' {
-			end = stringEnd(raw)
-		}
-		if end < 0 {
-			end = len(raw)
-		}
+		end := elementEnd(raw)
 		var ok bool
 		if out, ok = appendElement(out, d, raw[:end]); !ok {
-			return nil, fmt.Errorf("element %d: %.100s, want %s", n, raw[:end], wantInJSON(d))
+			return nil, &FieldError{Got: fmt.Sprintf("%.100s as element %d", raw[:end], r.n), Want: wantInJSON(d)}
 		}
+		r.element()
 		raw = raw[end:]
 	}
+	switch {
+	case r.n != want:
+		return nil, &FieldError{Got: fmt.Sprintf("%d %s", r.n, elementsOf(d, r.n)), Want: fmt.Sprintf("%d of shape %s", want, shapeText(shape))}
+	case r.misshapen():
+		return nil, &FieldError{Got: fmt.Sprintf("%d %s in lists of another shape", r.n, elementsOf(d, r.n)), Want: fmt.Sprintf("one list, or lists nested as shape %s", shapeText(shape))}
+	}
+	return out, nil
+}
+
+// dataReader follows how the elements of a tensor are nested.
+type dataReader struct {
+	shape []int64
+	n     int64   // elements so far
+	depth int     // lists that are open
+	level int     // depth of the elements; -1: none has come
+	bad   bool    // the lists do not have the shape
+	count []int64 // by depth: members of the list that is open there
+}
+
+func (r *dataReader) open() {
+	if r.depth++; r.depth >= 2 && r.count == nil {
+		r.count = make([]int64, len(r.shape)+1)
+	}
+	switch {
+	case r.depth > max(1, len(r.shape)):
+		r.bad = true
+	case r.count != nil:
+		r.count[r.depth] = 0
+	}
+}
+
+func (r *dataReader) close() {
+	if r.count != nil && r.depth <= len(r.shape) && r.depth > 0 {
+		if r.level >= 0 && r.count[r.depth] != r.shape[r.depth-1] {
+			r.bad = true
+		}
+		r.count[r.depth-1]++
+	}
+	r.depth--
+}
+
+func (r *dataReader) element() {
+	r.n++
+	if r.level < 0 {
+		r.level = r.depth
+	}
+	if r.level != r.depth {
+		r.bad = true
+	} else if r.count != nil && r.depth < len(r.count) {
+		r.count[r.depth]++
+	}
+}
+
+// misshapen reports whether the elements were neither in one list nor nested as the shape says.
+func (r *dataReader) misshapen() bool {
+	return r.bad || r.level >= 0 && r.level != 1 && r.level != len(r.shape)
+}
+
+// elementEnd returns where the element ends that raw begins with.
+func elementEnd(raw []byte) int {
+	if raw[0] == '"' {
+		if end := stringEnd(raw); end >= 0 {
+			return end
+		}
+		return len(raw)
+	}
+	for i, c := range raw {
+		switch c {
+		case ']', ',', ' ', '\t', '\r', '\n':
+			return i
+		}
+	}
+	return len(raw)
+}
+
+// shapeText shows the beginning of a shape in messages.
+func shapeText(shape []int64) string { return fmt.Sprintf("%.100s", fmt.Sprint(shape)) }
+
+// elementsOf returns what n elements of a datatype are called in messages.
+func elementsOf(d Datatype, n int64) string {
+	word := "number"
+	switch d {
+	case "BYTES":
+		word = "string"
+	case "BOOL":
+		word = "boolean"
+	}
+	if n != 1 {
+		word += "s"
+	}
+	return word
 }
 
 // stringEnd returns the index after the closing quote of the string that b begins with, or -1.
@@ -50,7 +150,7 @@ func stringEnd(b []byte) int {
 func wantInJSON(d Datatype) string {
 	switch d {
 	case "FP16", "BF16":
-		return fmt.Sprintf("no %s, which has no JSON form: send FP32", d)
+		return fmt.Sprintf("no %s, which has no JSON form: send FP32, or binary data with the header %s", d, InferenceHeader)
 	case "BYTES":
 		return "a string"
 	case "BOOL":

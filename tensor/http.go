@@ -5,51 +5,74 @@ import (
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"mime"
-	"slices"
 	"strings"
 	"unicode/utf8"
 )
 
 const binaryType = "application/octet-stream"
 
-// ItemsFromHTTP reads a request's body. A JSON array is a list of items; an object with "inputs" is one item of tensors, as
-// the Open Inference Protocol v2 has it; anything else is one item of bytes. Within an array, strings are text items,
-// {"contentType","base64"} is bytes, an object with "inputs" or "outputs" is tensors, and other values are JSON items. Bytes
-// alias body.
+// ItemsFromHTTP reads a body. A JSON array is a list of items; an object with tensors in "inputs" or "outputs", as the Open
+// Inference Protocol v2 has them, is one item of tensors; anything else is one item of bytes. Within an array, strings are text
+// items, {"contentType","base64"} is bytes, an object with such tensors is tensors, and other values are JSON items. Bytes alias
+// body.
 func ItemsFromHTTP(contentType string, body []byte) (Activation, error) {
-	if contentType == "" {
-		contentType = binaryType
-	}
-	if !isJSON(contentType) {
-		return Activation{{ContentType: contentType, Bytes: body}}, nil
-	}
-	trimmed := bytes.TrimLeft(body, " \t\r\n")
-	if len(trimmed) == 0 {
-		return Activation{{ContentType: contentType, Bytes: body}}, nil
+	a, _, err := FromHTTP(contentType, body)
+	return a, err
+}
+
+// FromHTTP is [ItemsFromHTTP], and says what a request of the Open Inference Protocol wants of its answer; nil: it is none.
+func FromHTTP(contentType string, body []byte) (Activation, *Inference, error) {
+	trimmed := bytes.TrimLeft(body, space)
+	if !isJSON(contentType) || len(trimmed) == 0 {
+		return Document(contentType, body), nil, nil
 	}
 	if trimmed[0] != '[' {
-		if ts := tensorsIn(trimmed); ts != nil {
-			it, err := tensorsFromJSON(ts)
-			return Activation{it}, err
+		it, inf, ok, err := inferenceIn(trimmed)
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case ok:
+			return Activation{it}, inf, nil
 		}
-		return Activation{{ContentType: contentType, Bytes: body}}, nil
+		return Document(contentType, body), nil, nil
 	}
 	var raw []json.RawMessage
 	if err := json.Unmarshal(trimmed, &raw); err != nil {
-		return nil, fmt.Errorf("body: %w, want a JSON array of items", err)
+		return nil, nil, fmt.Errorf("body: %w, want a JSON array of items", err)
 	}
 	a := make(Activation, len(raw))
 	for i, r := range raw {
 		it, err := itemFromJSON(r)
-		if err != nil {
-			return nil, fmt.Errorf("body[%d]: %w", i, err)
+		if field := (*FieldError)(nil); errors.As(err, &field) {
+			field.Path = fmt.Sprintf("body[%d].%s", i, field.Path)
+			return nil, nil, err
+		} else if err != nil {
+			return nil, nil, fmt.Errorf("body[%d]: %w", i, err)
 		}
 		a[i] = it
 	}
-	return a, nil
+	return a, nil, nil
 }
+
+// Document returns a body as one item of bytes, whatever is in it. Its bytes alias body.
+func Document(contentType string, body []byte) Activation {
+	return Activation{{ContentType: cmp.Or(contentType, binaryType), Bytes: body}}
+}
+
+// IsArray reports whether [ItemsFromHTTP] takes a body for a list of items.
+func IsArray(contentType string, body []byte) bool {
+	if !isJSON(contentType) {
+		return false
+	}
+	trimmed := bytes.TrimLeft(body, space)
+	return len(trimmed) > 0 && trimmed[0] == '['
+}
+
+// space is the white space of JSON.
+const space = " \t\r\n"
 
 func isJSON(contentType string) bool {
 	if contentType == "application/json" {
@@ -62,20 +85,6 @@ func isJSON(contentType string) bool {
 	return err == nil && (media == "application/json" || strings.HasSuffix(media, "+json"))
 }
 
-// tensorsIn returns the tensors of an object that has them. An object of the user's own, whose fields only look like ours,
-// has none: a tensor of the protocol has a name and a datatype.
-func tensorsIn(object json.RawMessage) []jsonTensor {
-	var j struct{ Inputs, Outputs []jsonTensor }
-	if object[0] != '{' || json.Unmarshal(object, &j) != nil {
-		return nil
-	}
-	ts := append(j.Inputs, j.Outputs...)
-	if len(ts) == 0 || slices.ContainsFunc(ts, func(t jsonTensor) bool { return t.Name == "" || t.Datatype == "" }) {
-		return nil
-	}
-	return ts
-}
-
 // jsonItem is an item that is not a plain JSON value.
 type jsonItem struct {
 	ContentType string       `json:"contentType,omitempty"`
@@ -83,11 +92,13 @@ type jsonItem struct {
 	Outputs     []jsonTensor `json:"outputs,omitempty"`
 }
 
+// jsonTensor is a tensor of an answer. Its data may follow the JSON instead.
 type jsonTensor struct {
-	Name     string          `json:"name"`
-	Datatype Datatype        `json:"datatype"`
-	Shape    []int64         `json:"shape"`
-	Data     json.RawMessage `json:"data"`
+	Name       string            `json:"name"`
+	Datatype   Datatype          `json:"datatype"`
+	Shape      []int64           `json:"shape"`
+	Parameters *tensorParameters `json:"parameters,omitempty"`
+	Data       json.RawMessage   `json:"data,omitempty"`
 }
 
 func itemFromJSON(raw json.RawMessage) (Item, error) {
@@ -100,8 +111,14 @@ func itemFromJSON(raw json.RawMessage) (Item, error) {
 		}
 		return Item{ContentType: "text/plain", Bytes: []byte(s)}, nil
 	case len(raw) > 0 && raw[0] == '{':
-		if ts := tensorsIn(raw); ts != nil {
-			return tensorsFromJSON(ts)
+		it, inf, ok, err := inferenceIn(raw)
+		switch {
+		case err != nil:
+			return Item{}, err
+		case inf != nil && len(inf.Outputs) > 0:
+			return Item{}, &FieldError{"outputs", "a selection", "none in a list of items: a request that selects outputs is an object by itself"}
+		case ok:
+			return it, nil
 		}
 		var j jsonItem
 		if json.Unmarshal(raw, &j) != nil || j.Base64 == nil {
@@ -114,23 +131,6 @@ func itemFromJSON(raw json.RawMessage) (Item, error) {
 		return Item{ContentType: cmp.Or(j.ContentType, binaryType), Bytes: b}, nil
 	}
 	return Item{ContentType: "application/json", Bytes: raw}, nil
-}
-
-func tensorsFromJSON(in []jsonTensor) (Item, error) {
-	it := Item{Tensors: make([]Tensor, len(in))}
-	for i, j := range in {
-		t := Tensor{Name: j.Name, Datatype: j.Datatype, Shape: j.Shape}
-		data, err := dataFromJSON(j.Datatype, j.Data)
-		if err != nil {
-			return Item{}, fmt.Errorf("inputs[%d] %q: data: %w", i, j.Name, err)
-		}
-		t.Data = data
-		if err := t.Validate(); err != nil {
-			return Item{}, fmt.Errorf("inputs[%d]: %w", i, err)
-		}
-		it.Tensors[i] = t
-	}
-	return it, nil
 }
 
 // ToHTTP makes a response's body. One part with one byte item is that body with its content type. Several items are a JSON
@@ -187,7 +187,7 @@ func itemToJSON(it Item) (any, error) {
 			if err != nil {
 				return nil, err
 			}
-			j.Outputs[i] = jsonTensor{t.Name, t.Datatype, t.Shape, data}
+			j.Outputs[i] = jsonTensor{Name: t.Name, Datatype: t.Datatype, Shape: t.Shape, Data: data}
 		}
 		return j, nil
 	case isJSON(it.ContentType) && json.Valid(it.Bytes):

@@ -149,7 +149,7 @@ func (d *destination) put(ctx context.Context, r builder.Result, ref string) (di
 	if digest, err = r.Image.Digest(); err != nil {
 		return "", err
 	}
-	return digest, builder.PutFolder(d.folder, ref, r.Dir)
+	return digest, builder.PutFolder(d.folder, image.Familiar(ref), r.Dir)
 }
 
 // save writes the images to a file.

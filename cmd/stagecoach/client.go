@@ -176,11 +176,16 @@ func (c *client) get(ctx context.Context, path string, v any) error {
 	if err != nil {
 		return err
 	}
+	return a.decode("GET "+path, v)
+}
+
+// decode decodes a 200's JSON into v.
+func (a answer) decode(what string, v any) error {
 	if a.status != http.StatusOK {
-		return a.unexpected("GET " + path)
+		return a.unexpected(what)
 	}
 	if err := json.Unmarshal(a.body, v); err != nil {
-		return fmt.Errorf("GET %s: %w", path, err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
 }

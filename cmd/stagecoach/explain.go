@@ -262,7 +262,7 @@ func serveExplain(reg *provider.Registry, loop *control.Loop, status *status) ht
 		key := pipeline.Named(r.PathValue("name"), r.URL.Query().Get("namespace"))
 		p, ok := findPipeline(reg, key)
 		if !ok {
-			http.Error(w, fmt.Sprintf("no pipeline or function %q in namespace %q", key.Name, key.Namespace), http.StatusNotFound)
+			http.Error(w, reg.NotFound("pipeline or function", key).Error(), http.StatusNotFound)
 			return
 		}
 		s, last := loop.Last()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -126,7 +127,15 @@ func (g *graphCheck) list(ctx context.Context, c *client) error {
 			Labels      map[string]string `json:"labels"`
 			Annotations map[string]string `json:"annotations"`
 		}
-		if err := c.get(ctx, "/system/functions?namespace="+url.QueryEscape(ns), &all); err != nil {
+		a, err := c.do(ctx, http.MethodGet, "/system/functions?namespace="+url.QueryEscape(ns), "", nil)
+		switch {
+		case err != nil:
+		case a.status == http.StatusNotFound: // this deploy creates the namespace
+			continue
+		default:
+			err = a.decode("GET /system/functions", &all)
+		}
+		if err != nil {
 			return fmt.Errorf("the functions that are deployed in namespace %q: %w", ns, err)
 		}
 		for _, d := range all {

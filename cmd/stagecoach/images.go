@@ -44,7 +44,7 @@ func (u *up) openImages(context.Context) error {
 
 // Pin implements provider.Images. A folder is what is in it now, and not pinned.
 func (i *images) Pin(ctx context.Context, name string) (string, error) {
-	noFolder := i.folders.Check(name)
+	noFolder := i.folders.Check(image.Familiar(name))
 	if noFolder == nil {
 		return "", nil
 	}
@@ -101,14 +101,13 @@ func (i *images) Resolve(name string) (sandbox.Image, error) {
 	}, nil
 }
 
-// pinned is the name of a function's image as its latest deploy found it.
+// pinned is the name of a function's image as its latest deploy found it: one name per image, however the deploy spelt it.
 func pinned(f *provider.Deployed) string {
 	ref, err := image.ParseRef(f.Deployment.Image)
 	if f.Digest == "" || err != nil { // a folder's name may be one that no registry has
-		return f.Deployment.Image
+		return image.Familiar(f.Deployment.Image)
 	}
-	ref.Digest = f.Digest
-	return ref.String()
+	return ref.Name + "@" + f.Digest
 }
 
 // Images that nothing uses are removed each collectEvery, when nobody has touched them for collectAfter.

@@ -157,7 +157,7 @@ func guardedInside(api *provider.Provider, credentials *provider.Credentials, ne
 		return api.GuardInside(next)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		http.Error(w, "functions reach only /function/ and /async-function/ here: managing needs credentials, and this stagecoach has none (--basic-auth-dir)",
+		http.Error(w, "functions reach only /function/, /async-function/ and /v2/ here: managing needs credentials, and this stagecoach has none (--basic-auth-dir)",
 			http.StatusUnauthorized)
 	})
 }

@@ -51,6 +51,8 @@ type cacheAPI struct {
 type functionSpecs interface {
 	// Known reports whether there is a function or a pipeline with this key.
 	Known(key pipeline.Key) bool
+	// HasNamespace reports whether there is a namespace with this name.
+	HasNamespace(name string) bool
 	// Spec is what a node starts the function of a key from.
 	Spec(key pipeline.Key) (keysmanager.Spec, bool)
 }
@@ -109,9 +111,12 @@ func (c cacheAPI) list(w http.ResponseWriter, r *http.Request) {
 	if name := q.Get("function"); name != "" {
 		named := pipeline.Named(name, q.Get("namespace"))
 		if key = named.String(); !c.functions.Known(named) {
-			c.fail(w, r, fmt.Errorf("function %q: %w", name, errNotDeployed))
+			c.fail(w, r, c.notDeployed(named, name))
 			return
 		}
+	} else if ns := q.Get("namespace"); ns != "" && !c.functions.HasNamespace(ns) {
+		c.fail(w, r, fmt.Errorf("namespace %.100q: %w: no function is there", ns, errNotDeployed))
+		return
 	}
 	if name := q.Get("node"); name != "" && !slices.ContainsFunc(c.nodes.Inventories(), func(n node.Inventory) bool { return n.Name == name }) {
 		c.fail(w, r, c.noNode(name))
@@ -174,13 +179,21 @@ func (c cacheAPI) function(o cacheOrder) (key pipeline.Key, err error) {
 		return key, &pipeline.FieldError{Path: "function", Got: strconv.Quote(o.Function), Want: "the name of a function"}
 	}
 	if key = pipeline.Named(o.Function, o.Namespace); !c.functions.Known(key) {
-		return key, fmt.Errorf("function %.100q: %w", o.Function, errNotDeployed)
+		return key, c.notDeployed(key, o.Function)
 	}
 	return key, nil
 }
 
 // errNotDeployed is the error of an order about a function that is not there.
 var errNotDeployed = errors.New("not deployed")
+
+// notDeployed says of a function that it is not there, or not even its namespace. name is what the request calls it.
+func (c cacheAPI) notDeployed(key pipeline.Key, name string) error {
+	if !c.functions.HasNamespace(key.Namespace) {
+		return fmt.Errorf("function %.100q: %w: no namespace %.100q", name, errNotDeployed, key.Namespace)
+	}
+	return fmt.Errorf("function %.100q: %w", name, errNotDeployed)
+}
 
 func (c cacheAPI) warm(ctx context.Context, o cacheOrder) ([]cacheDone, error) {
 	if o.Digest != "" {

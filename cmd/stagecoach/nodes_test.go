@@ -102,6 +102,8 @@ func (fakeSpecs) Known(key pipeline.Key) bool {
 	return key == pipeline.Key{Name: "f", Namespace: "ns"}
 }
 
+func (fakeSpecs) HasNamespace(name string) bool { return name == "ns" || name == "openfaas-fn" }
+
 func (fakeSpecs) Spec(pipeline.Key) (keysmanager.Spec, bool) {
 	return keysmanager.Spec{Function: "f.ns"}, true
 }
@@ -220,7 +222,7 @@ func TestWhatANodeKeepsWarm(t *testing.T) {
 // TestCacheList filters what nodes hold.
 func TestCacheList(t *testing.T) {
 	t.Parallel()
-	for query, want := range map[string]int{"": 2, "?node=b": 1, "?namespace=ns": 2, "?namespace=other": 0, "?function=f&namespace=ns": 2, "?function=f.ns": 2, "?function=f": 404, "?node=c": 404} {
+	for query, want := range map[string]int{"": 2, "?node=b": 1, "?namespace=ns": 2, "?namespace=other": 404, "?namespace=openfaas-fn": 0, "?function=f&namespace=other": 404, "?function=f&namespace=ns": 2, "?function=f.ns": 2, "?function=f": 404, "?node=c": 404} {
 		w := httptest.NewRecorder()
 		serveNodes(twoNodes(), fakeSpecs{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/system/cache"+query, nil))
 		var got []cached

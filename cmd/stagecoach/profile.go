@@ -181,6 +181,19 @@ func (f *profileFlags) bodies(ctx context.Context, c *client, path string) ([]pr
 	return []probe{s}, nil
 }
 
+// items returns X-Items for the calls. A stage of a pipeline gets its inputs as the pipeline would: an array is a list of
+// items, unless the function says otherwise. Any other function decides by itself.
+func (f *profileFlags) items(ctx context.Context, c *client, path string) (string, error) {
+	var d deployment
+	if err := c.get(ctx, path+f.api.query(), &d); err != nil {
+		return "", err
+	}
+	if d.Annotations[pipeline.Prefix+"pipeline"] == "" || d.Annotations[pipeline.Prefix+"items"] != "" {
+		return "", nil
+	}
+	return pipeline.ItemsMany, nil
+}
+
 // guessType is the content type of an input by its file's name, or by its content.
 func guessType(body []byte, file string) string {
 	start := bytes.TrimSpace(body)

@@ -37,6 +37,9 @@ func (f *profileFlags) measure(ctx context.Context, c *client, path string, bodi
 	}
 	p = profile.Profile{Version: profile.Version, Image: held.Image, Digest: held.Digest, Node: held.Node, Relative: f.rule.Relative}
 	m := meter{c: c, url: "/function/" + invocationName(f.name, f.api.namespace), rule: f.rule, holder: h.order.Holder}
+	if m.items, err = f.items(ctx, c, path); err != nil {
+		return p, err
+	}
 	for i, cell := range cells {
 		if i == 0 || cell.CPUMilli != cells[i-1].CPUMilli {
 			if held, err = h.set(ctx, cell.CPUMilli); err != nil {
@@ -103,6 +106,7 @@ type meter struct {
 	url     string
 	rule    profile.Rule
 	holder  string // of the pin
+	items   string // X-Items; empty: none
 	replica string
 	slots   int
 	largest int // batch that it takes
@@ -199,7 +203,11 @@ var batchForm = regexp.MustCompile(`\.batch;dur=([0-9.]+);desc="([0-9]+) of ([0-
 
 // call sends one call and reads where it ran.
 func (m *meter) call(ctx context.Context, s probe) (answered, error) {
-	resp, err := m.c.stream(ctx, http.MethodPost, m.url, http.Header{"Content-Type": {s.contentType}, "X-Batch-Timing": {m.holder}}, bytes.NewReader(s.body))
+	header := http.Header{"Content-Type": {s.contentType}, "X-Batch-Timing": {m.holder}}
+	if m.items != "" {
+		header.Set("X-Items", m.items)
+	}
+	resp, err := m.c.stream(ctx, http.MethodPost, m.url, header, bytes.NewReader(s.body))
 	if err != nil {
 		return answered{}, err
 	}

@@ -78,6 +78,28 @@ func (p *profiled) run(ctx context.Context, args ...string) (string, error) {
 	return out.String(), err
 }
 
+// TestItemsOfAProfile: calls that measure a stage of a pipeline bring lists of items, as the pipeline would, unless the stage
+// says otherwise; a function of its own decides by itself.
+func TestItemsOfAProfile(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.deployAll(
+		fn{"first", "noop", nil, map[string]string{"pipeline": "both", "next": "second"}, nil},
+		fn{"second", "noop", nil, map[string]string{"pipeline": "both", "items": "one"}, nil},
+		fn{"alone", "noop", nil, nil, nil},
+	)
+	for name, want := range map[string]string{"first": "many", "second": "", "alone": ""} {
+		f := profileFlags{api: &apiFlags{}}
+		if got, err := f.items(t.Context(), r.client, "/system/function/"+name); err != nil || got != want {
+			t.Errorf("%s: %q, %v, want %q", name, got, err, want)
+		}
+	}
+	m := meter{c: r.client, url: "/function/first", items: "sent"}
+	if _, err := m.call(t.Context(), probe{contentType: "application/json", body: []byte(`["a","b"]`)}); err == nil || !strings.Contains(err.Error(), `header X-Items: got "sent"`) {
+		t.Errorf("a call: %v, want it to have the header", err)
+	}
+}
+
 // TestProfileCommand measures a real stage whose time depends on its CPU: time falls with the quota, the batches are of the size that was asked
 // for, the result is stored and reaches policies, and the function is as it was before.
 func TestProfileCommand(t *testing.T) {

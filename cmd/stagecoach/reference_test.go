@@ -166,6 +166,10 @@ func TestCLIReference(t *testing.T) {
 func TestAPIReference(t *testing.T) {
 	t.Parallel()
 	known := []string{"GET /healthz", "GET /readyz", "GET /metrics", "ANY /function/NAME[/PATH]", "POST /async-function/NAME[/PATH]"}
+	for _, path := range []string{"health/live", "health/ready", "models/NAME", "models/NAME/ready"} {
+		known = append(known, "GET /v2/"+path)
+	}
+	known = append(known, "POST /v2/models/NAME/infer")
 	for _, route := range systemRoutes(t) {
 		if strings.Contains(route, " ") {
 			known = append(known, strings.NewReplacer("{name}", "NAME", "{id}", "ID", "{$}", "").Replace(route))

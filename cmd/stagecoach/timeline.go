@@ -96,7 +96,7 @@ func serveTimeline(reg *provider.Registry, local *cluster.Local, lines *dispatch
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		key := pipeline.Named(r.PathValue("name"), r.URL.Query().Get("namespace"))
 		if _, ok := reg.Function(key); !ok {
-			http.Error(w, fmt.Sprintf("no function %q in namespace %q: deploy it first", key.Name, key.Namespace), http.StatusNotFound)
+			http.Error(w, reg.NotFound("function", key).Error(), http.StatusNotFound)
 			return
 		}
 		t := timeline{Function: key.String(), Events: []event{}}
