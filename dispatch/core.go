@@ -99,6 +99,10 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 	switch ev := ev.(type) {
 	case Submit:
 		c.submit(now, ev.Task)
+	case Expect:
+		if c.Servers() == 0 {
+			c.do(Wanted{})
+		}
 	case Cancel:
 		c.cancel(now, ev.Key)
 	case Leave:

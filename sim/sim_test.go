@@ -131,6 +131,31 @@ stages: [{name: s, zero: true, zeroAge: 1s, service: {dist: deterministic, mean:
 	}
 }
 
+// TestSleepingStagesStartTogether: a request to a chain that sleeps waits for one start, not for three,
+// if the stages are known to be on its way.
+func TestSleepingStagesStartTogether(t *testing.T) {
+	const scenario = `
+duration: 100s
+seeds: 1
+nodes: [{memory: 16Gi, cpu: 100}]
+pipelines: [{name: p, timeout: 60s, arrivals: {rate: "0.05"}}]
+stages:
+- {name: a, pipelines: [p], next: b, zero: true, zeroAge: 1s, service: {dist: deterministic, mean: 10ms}, start: {cold: 2s}}
+- {name: b, pipelines: [p], next: c, zero: true, zeroAge: 1s, service: {dist: deterministic, mean: 10ms}, start: {cold: 2s}}
+- {name: c, pipelines: [p], zero: true, zeroAge: 1s, service: {dist: deterministic, mean: 10ms}, start: {cold: 2s}}
+`
+	r := simulate(t, scenario)
+	p := r.Policies[0].Pipelines[0]
+	if p.Offered.Mean == 0 || math.Abs(p.P50.Mean-2.03) > 0.1 {
+		t.Errorf("half of %g requests took %g s, want one start of 2 s and three services of 10 ms", p.Offered.Mean, p.P50.Mean)
+	}
+	for _, s := range r.Policies[0].Stages {
+		if s.Starts["cold"] == 0 {
+			t.Errorf("stage %s started %v, want it to sleep between requests", s.Name, s.Starts)
+		}
+	}
+}
+
 // TestParked: a key stage has a child parked on the device, another one a while after it was taken; others have none.
 func TestParked(t *testing.T) {
 	w, err := model(t, `

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -116,6 +117,7 @@ type up struct {
 	local     *cluster.Local
 	loop      *control.Loop
 	flow      *flow.Coordinator
+	walking   atomic.Pointer[flow.Coordinator] // flow, for the control loop, which runs before it is there
 	journal   *queue.Journal
 	callbacks *gateway.Callbacks
 	gateway   *gateway.Gateway
