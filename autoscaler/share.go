@@ -58,6 +58,7 @@ type contender struct {
 
 // Share implements plan.Sharer.
 func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
+	a = oneAhead(&s, a)
 	all := make([]contender, len(a))
 	total, minimums := 0, 0
 	whole := wholeDevice(&s)
@@ -104,7 +105,7 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 		case c.short >= 0:
 			l.Why += fmt.Sprintf("; %d of these, as %s is short and gains more elsewhere", c.count, resourceNames[c.short])
 		case c.ahead:
-			l.Why += fmt.Sprintf("; %d of these before their tasks come, as the budget of %d gains more elsewhere", c.count, s.Budget)
+			l.Why += fmt.Sprintf("; none before its task comes, as the budget of %d gains more elsewhere", s.Budget)
 		case c.count == 0:
 			l.Denied = fmt.Sprintf("the budget of %d replicas is used up by the fewest that other functions may have: raise it (--budget), "+
 				"or lower com.openfaas.scale.min", s.Budget)
@@ -117,6 +118,25 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 		l.Count = c.count
 	}
 	return out, nil
+}
+
+// oneAhead returns a with at most one replica for each function that would start ahead of need. It is
+// the only one that the function surely gets when its task comes. Once it starts, the function is
+// like any other and may get more.
+func oneAhead(s *plan.Snapshot, a plan.Alloc) plan.Alloc {
+	out := a
+	finder := s.Finder()
+	for i, l := range a {
+		if f, ok := finder.Function(l.Function); !ok || l.Count <= 1 || !f.Ahead() {
+			continue
+		}
+		if &out[0] == &a[0] {
+			out = slices.Clone(a)
+		}
+		out[i].Count = 1
+		out[i].Why += "; 1 of these before its task comes"
+	}
+	return out
 }
 
 // wholeDevice is what a replica needs that takes a device whole, in bytes: it may get any, so that they count with their mean.
@@ -227,7 +247,7 @@ func (c *contender) look() {
 	behind := capacity*saturated < c.rate+c.lines/DrainWithin.Seconds()
 	switch {
 	case c.ahead:
-		c.urgency, c.gain = -1, c.load/(n+1)
+		c.urgency, c.gain = -1, c.load
 		return
 	case c.count == 0:
 		c.urgency, c.gain = 2, c.load

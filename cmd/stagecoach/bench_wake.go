@@ -16,19 +16,32 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
-// wakeBench calls the OCR pipeline of an `up` of its own.
-type wakeBench struct {
-	name   string
-	api    *client
-	page   []byte
-	stages []string
-	models map[string]bool            // stages that have parameters
-	took   map[string][]time.Duration // by case
+// wakeCase is a call of a pipeline in some state.
+type wakeCase struct {
+	name, pipeline string
+	asleep, evict  bool
 }
 
-// benchWake measures the first answer of the OCR pipeline when all its stages sleep, with their
-// parameters in memory and without, beside the answer of an awake pipeline. With --against, another
-// build of this program takes turns with this one.
+var wakeCases = []wakeCase{
+	{"ocr_awake", "ocr", false, false},
+	{"ocr_asleep", "ocr", true, false}, // parameters are kept in memory: two stages are forked
+	{"ocr_evicted", "ocr", true, true},
+	{"processes_awake", "processes", false, false},
+	{"processes_asleep", "processes", true, false},
+}
+
+// wakeBench calls pipelines of one `up`.
+type wakeBench struct {
+	api    *client
+	page   []byte
+	stages map[string][]string // by pipeline
+	models map[string]bool     // stages that have parameters
+	took   map[string][]time.Duration
+}
+
+// benchWake measures the first answer of two pipelines of three stages that sleep: OCR, and one of
+// ordinary processes. With --against, another build of this program takes turns with this one, and
+// the report has the median of each round's ratio.
 func benchWake(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench wake", flag.ContinueOnError)
 	asJSON, images := reportFlags(fs)
@@ -43,13 +56,13 @@ func benchWake(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	report := bench.NewReport("wake", os.Stderr)
 	programs := []string{self}
 	if *against != "" {
 		programs = append(programs, *against)
 	}
+	report := bench.NewReport("wake", os.Stderr)
 	var all []*wakeBench
-	for i, program := range programs {
+	for _, program := range programs {
 		state, err := os.MkdirTemp("", "stagecoach-wake-")
 		if err != nil {
 			return err
@@ -60,85 +73,101 @@ func benchWake(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 		defer func() { _ = up.stop() }()
-		w := &wakeBench{name: []string{"", "against_"}[i], api: newClient("http://" + up.addr), took: map[string][]time.Duration{}, models: map[string]bool{}}
+		w := &wakeBench{api: newClient("http://" + up.addr), stages: map[string][]string{}, models: map[string]bool{}, took: map[string][]time.Duration{}}
 		if err := w.deploy(ctx, *file); err != nil {
 			return err
 		}
 		all = append(all, w)
 	}
 	for round := range *rounds + 1 { // the first round packs the weights
-		for _, name := range []string{"awake", "kept", "evicted"} {
-			for _, w := range all {
-				took, err := w.turn(ctx, name)
+		for _, c := range wakeCases {
+			for k := range all {
+				w := all[(k+round)%len(all)] // each goes first in turn
+				took, err := w.turn(ctx, c)
 				if err != nil {
-					return fmt.Errorf("%s%s: %w", w.name, name, err)
+					return fmt.Errorf("%s: %w", c.name, err)
 				}
 				if round > 0 {
-					w.took[name] = append(w.took[name], took)
+					w.took[c.name] = append(w.took[c.name], took)
 				}
 			}
 		}
 		progress("bench wake: round %d of %d", round, *rounds)
 	}
-	for _, w := range all {
-		for _, name := range slices.Sorted(maps.Keys(w.took)) {
-			report.AddMillis(w.name+name, "p50_ms", w.took[name], 0.5)
-			report.AddMillis(w.name+name, "p90_ms", w.took[name], 0.9)
+	for _, c := range wakeCases {
+		report.AddMillis(c.name, "p50_ms", all[0].took[c.name], 0.5)
+		if len(all) > 1 {
+			report.AddMillis(c.name, "against_p50_ms", all[1].took[c.name], 0.5)
+			var ratios []float64
+			for i, took := range all[0].took[c.name] {
+				ratios = append(ratios, float64(took)/float64(all[1].took[c.name][i]))
+			}
+			slices.Sort(ratios)
+			report.Add(c.name, "ratio", ratios[len(ratios)/2], len(ratios))
 		}
 	}
 	return printReport(report, *asJSON, out)
 }
 
-// deploy deploys the pipeline, whose stages sleep after a second, and draws a page.
+// deploy deploys the pipelines, whose stages sleep after a second, and draws a page.
 func (w *wakeBench) deploy(ctx context.Context, file string) error {
 	s, err := stack.Read(file)
 	if err != nil {
 		return err
 	}
+	sleepy := map[string]string{"com.openfaas.scale.min": "0", "com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "1s"}
+	all := []deployment{
+		{Service: "one", Annotations: map[string]string{"stagecoach.dev/next": "two"}},
+		{Service: "two", Annotations: map[string]string{"stagecoach.dev/next": "three"}},
+		{Service: "three", Annotations: map[string]string{}},
+	}
+	for i := range all {
+		all[i].Image, all[i].Labels = "stagecoach/noop:0.1.0", sleepy
+		all[i].Annotations["stagecoach.dev/pipeline"] = "processes"
+	}
 	for name, f := range s.Functions {
-		if f.Annotations["stagecoach.dev/pipeline"] != "ocr" {
-			continue
-		}
 		d := stackDeployment(name, f)
 		d.Labels = maps.Clone(d.Labels)
-		d.Labels["com.openfaas.scale.zero-duration"] = "1s"
+		maps.Copy(d.Labels, sleepy)
+		all = append(all, d)
+	}
+	for _, d := range all {
 		if err := w.api.deploy(ctx, d); err != nil {
 			return err
 		}
-		w.stages = append(w.stages, name)
-		w.models[name] = f.Environment["STAGECOACH_MODEL"] != ""
+		pipeline := d.Annotations["stagecoach.dev/pipeline"]
+		w.stages[pipeline] = append(w.stages[pipeline], d.Service)
+		w.models[d.Service] = d.EnvVars["STAGECOACH_MODEL"] != ""
 	}
 	p, err := page.Draw(page.Options{Seed: 9, Width: 500, Height: 120, Size: 16})
 	w.page = p.PNG
 	return err
 }
 
-// turn calls the pipeline once: awake, or asleep with its parameters kept in memory or evicted.
-func (w *wakeBench) turn(ctx context.Context, name string) (time.Duration, error) {
-	if name == "awake" {
-		if _, err := w.call(ctx); err != nil {
+// turn brings a pipeline into the case's state and calls it.
+func (w *wakeBench) turn(ctx context.Context, c wakeCase) (time.Duration, error) {
+	if !c.asleep {
+		if _, err := w.call(ctx, c.pipeline); err != nil {
 			return 0, err
 		}
-		return w.call(ctx)
 	}
-	passes := []bool{false, true} // what is evicted is loaded again a second later: all must sleep first
-	if name == "kept" {
-		passes = passes[:1]
-	}
-	for _, evict := range passes {
-		for _, stage := range w.stages {
-			if err := asleep(ctx, w.api, stage, evict && w.models[stage]); err != nil {
+	for _, evict := range []bool{false, true} { // what is evicted is soon loaded again: all must sleep first
+		for _, stage := range w.stages[c.pipeline] {
+			if !c.asleep || evict && !(c.evict && w.models[stage]) {
+				continue
+			}
+			if err := asleep(ctx, w.api, stage, evict); err != nil {
 				return 0, err
 			}
 		}
 	}
-	return w.call(ctx)
+	return w.call(ctx, c.pipeline)
 }
 
-func (w *wakeBench) call(ctx context.Context) (time.Duration, error) {
-	a, err := w.api.do(ctx, http.MethodPost, "/function/ocr", "image/png", w.page)
+func (w *wakeBench) call(ctx context.Context, pipeline string) (time.Duration, error) {
+	a, err := w.api.do(ctx, http.MethodPost, "/function/"+pipeline, "image/png", w.page)
 	if err == nil && a.status != http.StatusOK {
-		err = fmt.Errorf("the pipeline answers %d: %.200s", a.status, a.body)
+		err = fmt.Errorf("pipeline %s answers %d: %.200s", pipeline, a.status, a.body)
 	}
 	return a.took, err
 }
