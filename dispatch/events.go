@@ -117,6 +117,7 @@ type CancelCall struct {
 type Reply struct {
 	To    string
 	Reply *task.Reply
+	Last  bool // as the task's
 }
 
 // Idle says that a draining replica has nothing left. The Core has forgotten it.

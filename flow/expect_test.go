@@ -67,6 +67,28 @@ func (w *world) expects(want map[string]int) {
 	}
 }
 
+// TestTheLastTaskIsMarked: only a task whose answer is the whole response has its output left in memory.
+func TestTheLastTaskIsMarked(t *testing.T) {
+	for text, want := range map[string]string{
+		"a": "a", "a>b;b": "b", "a>b;b*": "", // calls of b wait for one another
+		"a>b,c;b;c": "", // the answers of b and c wait for each other
+	} {
+		w := newWorld(t)
+		w.start(graph(t, text), "x", "y")
+		got := ""
+		for len(w.tasks) > 0 {
+			x := w.take(w.tasks[0].Stage)
+			if x.Last {
+				got += x.Stage
+			}
+			w.ok(x, "x", "y")
+		}
+		if got != want {
+			t.Errorf("%s: last is %q, want %q", text, got, want)
+		}
+	}
+}
+
 // TestTheCoordinatorTellsWhatIsExpected has a request whose first stage does not answer.
 func TestTheCoordinatorTellsWhatIsExpected(t *testing.T) {
 	r := newRig(t, graph(t, "a>b;b>c;c"), nil, func(x *task.Task) *task.Reply { return echo(x) })

@@ -20,6 +20,7 @@ type Record struct {
 	Function string // empty: of an earlier version, which did not say
 	Kind     Kind
 	Data     []byte
+	Value    any // that Data was made from, if Append's caller gave it and nothing was read from disk; else nil
 	Attempt  int // from 1; runs cut short by the end of a process do not count
 
 	// Redelivered says that an earlier process may have begun this attempt, or even finished it.
@@ -142,7 +143,7 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 		}
 	}
 	rec := Record{
-		ID: id, Function: function, Kind: ln.key.kind, Data: m.data, Attempt: int(m.number(headFailed)) + 1,
+		ID: id, Function: function, Kind: ln.key.kind, Data: m.data, Value: m.value, Attempt: int(m.number(headFailed)) + 1,
 		Redelivered: it.old || m.number(headStarts) > 0,
 	}
 	end := j.try(ctx, rec, work)

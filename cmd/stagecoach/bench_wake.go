@@ -13,6 +13,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
+	openloop "github.com/stagecoach-serving/stagecoach/load"
 	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
@@ -34,9 +35,10 @@ var wakeCases = []wakeCase{
 type wakeBench struct {
 	api    *client
 	page   []byte
-	stages map[string][]string // by pipeline
-	models map[string]bool     // stages that have parameters
-	took   map[string][]time.Duration
+	stages map[string][]string        // by pipeline
+	models map[string]bool            // stages that have parameters
+	took   map[string][]time.Duration // by case
+	waits  map[string][]time.Duration // of the last stage's call for a replica, by case
 }
 
 // benchWake measures the first answer of two pipelines of three stages that sleep: OCR, and one of
@@ -73,7 +75,7 @@ func benchWake(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 		defer func() { _ = up.stop() }()
-		w := &wakeBench{api: newClient("http://" + up.addr), stages: map[string][]string{}, models: map[string]bool{}, took: map[string][]time.Duration{}}
+		w := &wakeBench{api: newClient("http://" + up.addr), stages: map[string][]string{}, models: map[string]bool{}, took: map[string][]time.Duration{}, waits: map[string][]time.Duration{}}
 		if err := w.deploy(ctx, *file); err != nil {
 			return err
 		}
@@ -83,12 +85,13 @@ func benchWake(ctx context.Context, args []string, out io.Writer) error {
 		for _, c := range wakeCases {
 			for k := range all {
 				w := all[(k+round)%len(all)] // each goes first in turn
-				took, err := w.turn(ctx, c)
+				took, wait, err := w.turn(ctx, c)
 				if err != nil {
 					return fmt.Errorf("%s: %w", c.name, err)
 				}
 				if round > 0 {
 					w.took[c.name] = append(w.took[c.name], took)
+					w.waits[c.name] = append(w.waits[c.name], wait)
 				}
 			}
 		}
@@ -96,8 +99,10 @@ func benchWake(ctx context.Context, args []string, out io.Writer) error {
 	}
 	for _, c := range wakeCases {
 		report.AddMillis(c.name, "p50_ms", all[0].took[c.name], 0.5)
+		report.AddMillis(c.name, "last_wait_ms", all[0].waits[c.name], 0.5)
 		if len(all) > 1 {
 			report.AddMillis(c.name, "against_p50_ms", all[1].took[c.name], 0.5)
+			report.AddMillis(c.name, "against_last_wait_ms", all[1].waits[c.name], 0.5)
 			var ratios []float64
 			for i, took := range all[0].took[c.name] {
 				ratios = append(ratios, float64(took)/float64(all[1].took[c.name][i]))
@@ -144,11 +149,12 @@ func (w *wakeBench) deploy(ctx context.Context, file string) error {
 	return err
 }
 
-// turn brings a pipeline into the case's state and calls it.
-func (w *wakeBench) turn(ctx context.Context, c wakeCase) (time.Duration, error) {
+// turn brings a pipeline into the case's state and calls it. It returns how long the answer took, and
+// how long the call of the last stage waited for a replica.
+func (w *wakeBench) turn(ctx context.Context, c wakeCase) (took, wait time.Duration, err error) {
 	if !c.asleep {
-		if _, err := w.call(ctx, c.pipeline); err != nil {
-			return 0, err
+		if _, _, err := w.call(ctx, c.pipeline); err != nil {
+			return 0, 0, err
 		}
 	}
 	for _, evict := range []bool{false, true} { // what is evicted is soon loaded again: all must sleep first
@@ -157,17 +163,20 @@ func (w *wakeBench) turn(ctx context.Context, c wakeCase) (time.Duration, error)
 				continue
 			}
 			if err := asleep(ctx, w.api, stage, evict); err != nil {
-				return 0, err
+				return 0, 0, err
 			}
 		}
 	}
 	return w.call(ctx, c.pipeline)
 }
 
-func (w *wakeBench) call(ctx context.Context, pipeline string) (time.Duration, error) {
+func (w *wakeBench) call(ctx context.Context, pipeline string) (took, wait time.Duration, err error) {
 	a, err := w.api.do(ctx, http.MethodPost, "/function/"+pipeline, "image/png", w.page)
 	if err == nil && a.status != http.StatusOK {
 		err = fmt.Errorf("pipeline %s answers %d: %.200s", pipeline, a.status, a.body)
 	}
-	return a.took, err
+	if stages := openloop.ServerTiming(a.header.Get("Server-Timing")); len(stages) == 3 {
+		wait = stages[2].Wait
+	}
+	return a.took, wait, err
 }
