@@ -45,12 +45,15 @@ const maxStarts = 50
 // error was cut short, and runs again the next time. A panic is an error of the record that caused it.
 func (j *Journal) Run(ctx context.Context, work func(context.Context, Record) End) {
 	var workers sync.WaitGroup
+	jobs := make(chan job) // to workers that are idle
 	j.mu.Lock()
 	j.begin = func(ln *line, it item, m *message) {
-		workers.Go(func() { // bounded by the lines
-			next := j.process(ctx, ln, it, m, work)
-			j.finish(ln, it, next)
-		})
+		next := job{ln, it, m}
+		select {
+		case jobs <- next:
+		default:
+			workers.Go(func() { j.worker(ctx, next, jobs, work) }) // bounded by the lines
+		}
 	}
 	j.mu.Unlock()
 	workers.Go(func() { j.deleteLost(ctx) })
@@ -77,6 +80,35 @@ func (j *Journal) Run(ctx context.Context, work func(context.Context, Record) En
 	j.begin = nil
 	j.mu.Unlock()
 	workers.Wait()
+}
+
+// job is a record to work on.
+type job struct {
+	line *line
+	item item
+	m    *message // nil: it is read first
+}
+
+// workerIdle is how long a worker without a job stays.
+const workerIdle = time.Second
+
+// worker works on a record, and on the next ones: a goroutine that stays has a stack that has grown.
+func (j *Journal) worker(ctx context.Context, next job, jobs <-chan job, work func(context.Context, Record) End) {
+	idle := time.NewTimer(workerIdle)
+	defer idle.Stop()
+	for {
+		to := j.process(ctx, next.line, next.item, next.m, work)
+		j.finish(next.line, next.item, to)
+		next = job{} // its content may be large
+		idle.Reset(workerIdle)
+		select {
+		case next = <-jobs:
+		case <-idle.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // state is where a record goes after its work.
