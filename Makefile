@@ -16,7 +16,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-kill test-updates test-disk test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim bench-cv train-cv paper-quart paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-kill test-updates test-disk test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv train-cv paper-quart paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +109,9 @@ bench-cv: ## predictors of burstiness: how far off each is on simulations that w
 
 train-cv: ## the weights of the attention on burstiness, anew (autoscaler/weights.go), and what its parts are worth
 	@$(GO) run ./bench/cv --train autoscaler/weights.go
+
+bench-wake: images ## the first answer of the OCR pipeline at zero; BENCH="--against OTHER" for another build beside
+	@$(BIN)/stagecoach bench wake --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 $(BENCH)
 
 bench-idle: images ## what a thousand functions cost that nobody calls
 	@$(BIN)/stagecoach bench idle --images $(IMAGES)

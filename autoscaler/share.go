@@ -17,7 +17,7 @@ import (
 // What is taken in that order does not depend on how much there is, so that nobody has less of a larger budget; and a gain rises with
 // the load, so that nobody has less for more to do. First come functions without any replica, then those that are behind what arrives, here or
 // before them: a pipeline's stages by how long each needs for all that has to go through it, not by where its line stands. Then the
-// others. Of equal gain, what is there goes before what would have to be started; what it has of a resource that all need as much of goes to who
+// others, and last what starts ahead of need: it takes what nobody else asks for. Of equal gain, what is there goes before what would have to be started; what it has of a resource that all need as much of goes to who
 // gains more. QUART has R_total among the inputs of its Alg. 1 and does not use it.
 type Gain struct{}
 
@@ -50,13 +50,15 @@ type contender struct {
 	there   int     // replicas it has
 	most    int     // it asks for
 	needs   [resources]int64
-	short   int // the resource that has run out; -1: none
-	urgency int // of the next one: see Gain
+	short   int  // the resource that has run out; -1: none
+	ahead   bool // it would start ahead of need: see plan.Function.Ahead
+	urgency int  // of the next one: see Gain
 	gain    float64
 }
 
 // Share implements plan.Sharer.
 func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
+	a = oneAhead(&s, a)
 	all := make([]contender, len(a))
 	total, minimums := 0, 0
 	whole := wholeDevice(&s)
@@ -70,6 +72,7 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 		c.f, c.at, c.most, c.short = f, i, l.Count, -1
 		least, _ := f.Bounds()
 		c.count = min(least, l.Count)
+		c.ahead = f.Ahead()
 		ready, starting := f.Current()
 		c.there = ready + starting
 		c.needs = [resources]int64{max(f.Memory, 0), int64(max(f.CPUMilli, 0)), cmp.Or(max(f.DeviceMemory, 0), whole) * int64(max(f.GPU, 0))}
@@ -101,6 +104,8 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 			continue
 		case c.short >= 0:
 			l.Why += fmt.Sprintf("; %d of these, as %s is short and gains more elsewhere", c.count, resourceNames[c.short])
+		case c.ahead:
+			l.Why += fmt.Sprintf("; none before its task comes, as the budget of %d gains more elsewhere", s.Budget)
 		case c.count == 0:
 			l.Denied = fmt.Sprintf("the budget of %d replicas is used up by the fewest that other functions may have: raise it (--budget), "+
 				"or lower com.openfaas.scale.min", s.Budget)
@@ -113,6 +118,25 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 		l.Count = c.count
 	}
 	return out, nil
+}
+
+// oneAhead returns a with at most one replica for each function that would start ahead of need. It is
+// the only one that the function surely gets when its task comes. Once it starts, the function is
+// like any other and may get more.
+func oneAhead(s *plan.Snapshot, a plan.Alloc) plan.Alloc {
+	out := a
+	finder := s.Finder()
+	for i, l := range a {
+		if f, ok := finder.Function(l.Function); !ok || l.Count <= 1 || !f.Ahead() {
+			continue
+		}
+		if &out[0] == &a[0] {
+			out = slices.Clone(a)
+		}
+		out[i].Count = 1
+		out[i].Why += "; 1 of these before its task comes"
+	}
+	return out
 }
 
 // wholeDevice is what a replica needs that takes a device whole, in bytes: it may get any, so that they count with their mean.
@@ -195,10 +219,10 @@ func (c *contender) take(free *[resources]int64, moves [resources]bool, here boo
 }
 
 // lacks returns the resource that there is not enough of for a replica, -1 if none. A function's first one is left to the placer,
-// which says where it was looked for.
+// which says where it was looked for, unless it would start ahead of need.
 func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, here bool) int {
 	for r, n := range c.needs {
-		if scarce[r] && n > free[r] && c.count > 0 && (moves[r] || !here) {
+		if scarce[r] && n > free[r] && (c.count > 0 || c.ahead) && (moves[r] || !here) {
 			return r
 		}
 	}
@@ -222,6 +246,9 @@ func (c *contender) look() {
 	capacity := n * float64(c.slots) / c.mean()
 	behind := capacity*saturated < c.rate+c.lines/DrainWithin.Seconds()
 	switch {
+	case c.ahead:
+		c.urgency, c.gain = -1, c.load
+		return
 	case c.count == 0:
 		c.urgency, c.gain = 2, c.load
 	case !c.known && c.waiting > 0 || c.known && behind:
@@ -332,7 +359,7 @@ func capacity(s *plan.Snapshot, all []contender) (free [resources]int64, scarce 
 			}
 		}
 		for r, n := range c.needs {
-			if more := int64(max(c.most-c.there, 0)); n > 0 && more > 0 {
+			if more := int64(max(c.most-c.there, 0)); n > 0 && more > 0 && !c.ahead {
 				asked[r] += n * more
 				by[r]++
 			}

@@ -39,6 +39,13 @@ func sleeper(name string) plan.Function {
 	return f
 }
 
+// expected is a sleeper that requests are on their way to.
+func expected(name string) plan.Function {
+	f := sleeper(name)
+	f.Demand, f.Expected = plan.Demand{}, 1
+	return f
+}
+
 // TestGainDenies says what to do of a function that gets nothing, and of no other.
 func TestGainDenies(t *testing.T) {
 	s := plan.Snapshot{Budget: 1, Functions: []plan.Function{served("a", 10, 1), sleeper("b")}}
@@ -76,6 +83,12 @@ func TestGain(t *testing.T) {
 		"what is there":                   {plan.Snapshot{Budget: 5, Functions: []plan.Function{served("a", 10, 1), served("b", 9.5, 4)}, Nodes: room(64)}, ask(4, 4), "2 3", "2 of these"},
 		"memory for one":                  {plan.Snapshot{Functions: []plan.Function{served("a", 10, 1), served("b", 18, 1)}, Nodes: room(1)}, ask(3, 3), "1 2", "1 of these, as memory is short and gains more elsewhere"},
 		"memory, alone":                   {plan.Snapshot{Functions: []plan.Function{served("a", 10, 1), served("b", 18, 1)}, Nodes: room(1)}, ask(3, 1), "3 1", ""},
+		"ahead in a free budget":          {plan.Snapshot{Budget: 5, Functions: []plan.Function{served("a", 30, 4), expected("b")}, Nodes: room(64)}, ask(4, 1), "4 1", ""},
+		"one ahead":                       {plan.Snapshot{Functions: []plan.Function{expected("a")}, Nodes: room(64)}, ask(4), "1", "1 of these before its task comes"},
+		"ahead takes no replica":          {plan.Snapshot{Budget: 4, Functions: []plan.Function{served("a", 30, 4), expected("b")}, Nodes: room(64)}, ask(4, 1), "4 0", "none before its task comes, as the budget of 4 gains more elsewhere"},
+		"ahead takes no growth":           {plan.Snapshot{Budget: 5, Functions: []plan.Function{served("a", 30, 4), expected("b"), sleeper("c")}, Nodes: room(64)}, ask(5, 1, 1), "4 0 1", "4 of these"},
+		"ahead takes no short memory":     {plan.Snapshot{Functions: []plan.Function{served("a", 30, 3), expected("b"), served("c", 30, 3)}, Nodes: room(1)}, ask(4, 1, 4), "4 0 3", "0 of these, as memory is short and gains more elsewhere"},
+		"ahead moves nothing":             {plan.Snapshot{Functions: []plan.Function{served("a", 5, 3), expected("b"), served("c", 80, 3)}, Nodes: room(1)}, ask(3, 1, 6), "3 1 6", ""},
 		"first is placer's":               {plan.Snapshot{Functions: []plan.Function{served("a", 10, 0), served("b", 18, 0)}, Nodes: room(0)}, ask(3, 3), "1 1", "1 of these, as memory"},
 	} {
 		t.Run(name, func(t *testing.T) {

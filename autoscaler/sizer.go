@@ -66,6 +66,8 @@ type Past struct {
 	Peaks   []Peak    // the counts that may still hold: newer and lower to the end; the first one holds
 	Learned Learned   `json:",omitzero"`
 	Burst   Peak      `json:",omitzero"` // when a burst was last seen, and the largest count since it began
+	// Expected is when requests were last on their way here. That counts as use: see floor.
+	Expected time.Time `json:",omitzero"`
 }
 
 // Peak is a count that the load asked for, and when.
@@ -148,8 +150,11 @@ func (z Sizer) alone(n *need, g *stage, now time.Time, past Past) {
 	ready, starting := f.Current()
 	_, n.max = f.Bounds()
 	n.was = ready + starting
+	if f.Expected > 0 || past.Expected.After(now) {
+		past.Expected = now
+	}
 	var least int
-	if least, n.idle = floor(f, now, past.Seen); n.idle {
+	if least, n.idle = floor(f, now, past); n.idle {
 		n.why.addf("nothing asked for %v: none", f.ZeroAge)
 		n.past = Past{Seen: past.Seen, Learned: past.Learned}
 		return
@@ -166,6 +171,9 @@ func (z Sizer) alone(n *need, g *stage, now time.Time, past Past) {
 	}
 	if n.count < least {
 		n.why.addf("; at least %d", least)
+		if f.Expected > 0 {
+			n.why.addf(" for %d requests on their way", f.Expected)
+		}
 		n.count = least
 	}
 	n.count, n.past = min(n.count, n.max), past
@@ -196,22 +204,28 @@ func (z Sizer) keep(n *need, now time.Time, count int) int {
 	return out
 }
 
-// floor returns the fewest replicas that f's owner and its past allow, and whether f sleeps. A function that may sleep does
-// so ZeroAge after its last request, or, never asked, after it was first seen; until then one stays that is awake.
-func floor(f *plan.Function, now, seen time.Time) (least int, idle bool) {
+// floor returns the fewest replicas that f's owner and its past allow, and whether f sleeps. A
+// function that may sleep does so ZeroAge after it was last used: after its latest task, or after
+// the last time that a request was on its way to it. If it was never used, it sleeps ZeroAge after
+// it was first seen. Until then, at least one replica of a function that was used stays.
+func floor(f *plan.Function, now time.Time, past Past) (least int, idle bool) {
 	least, _ = f.Bounds()
 	if !f.Zero {
 		return least, false
 	}
-	busy := f.Waiting > 0 || f.Running > 0
-	since := seen
-	if f.Demand.Last.After(since) {
-		since = f.Demand.Last
+	busy := f.Waiting > 0 || f.Running > 0 || f.Expected > 0
+	used := f.Demand.Last
+	if past.Expected.After(used) {
+		used = past.Expected
+	}
+	since := past.Seen
+	if used.After(since) {
+		since = used
 	}
 	switch {
 	case !busy && now.Sub(since) >= f.ZeroAge:
 		return 0, true
-	case !busy && f.Demand.Last.IsZero():
+	case !busy && used.IsZero():
 		return min(f.Min, f.Max), false
 	}
 	return min(max(f.Min, 1), max(f.Max, 1)), false

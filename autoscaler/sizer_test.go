@@ -145,6 +145,10 @@ func TestZero(t *testing.T) {
 		"never asked, no minimum":       {func(f *plan.Function) { f.Demand = plan.Demand{} }, 29 * time.Second, 0},
 		"never asked, minimum":          {func(f *plan.Function) { f.Demand, f.Min = plan.Demand{}, 2 }, 29 * time.Second, 2},
 		"never asked for long, minimum": {func(f *plan.Function) { f.Demand, f.Min = plan.Demand{}, 2 }, 30 * time.Second, 0},
+		"expected":                      {func(f *plan.Function) { f.Expected = 3 }, time.Hour, 1},
+		"expected, never asked":         {func(f *plan.Function) { f.Demand, f.Expected = plan.Demand{}, 1 }, time.Hour, 1},
+		"expected, minimum":             {func(f *plan.Function) { f.Min, f.Expected = 2, 1 }, time.Hour, 2},
+		"expected, put to sleep":        {func(f *plan.Function) { f.ZeroAge, f.Expected = 0, 1 }, 0, 1},
 		"may not sleep":                 {func(f *plan.Function) { f.Zero, f.Min = false, 0 }, time.Hour, 1},
 		"wakes for a burst":             {func(f *plan.Function) { f.Waiting = 100 }, time.Hour, 10},
 	} {
@@ -159,6 +163,32 @@ func TestZero(t *testing.T) {
 				t.Errorf("asleep with peaks %v", m[f.Name].Peaks)
 			}
 		})
+	}
+}
+
+// TestToBeExpectedIsUse: a function that was expected, and never asked, sleeps ZeroAge after that.
+func TestToBeExpectedIsUse(t *testing.T) {
+	f := loaded()
+	f.Zero, f.Min, f.ZeroAge, f.Running, f.Demand, f.Service = true, 0, 30*time.Second, 0, plan.Demand{}, plan.Service{}
+	m := Memory{f.Name: {Seen: t0}}
+	for _, step := range []struct {
+		at             time.Duration
+		expected, want int
+		why            string
+	}{
+		{time.Hour, 0, 0, "nothing asked for 30s: none"},
+		{time.Hour + time.Second, 2, 1, "nothing waits; at least 1 for 2 requests on their way"},
+		{time.Hour + 10*time.Second, 1, 1, "at least 1 for 1 requests on their way"},
+		{time.Hour + 39*time.Second, 0, 1, "at least 1; was"},
+		{time.Hour + 40*time.Second, 0, 0, "none"},
+		{time.Hour + 41*time.Second, 0, 0, "none"},
+	} {
+		f.Expected = step.expected
+		var l plan.Line
+		l, m = sizeOne(t, f, step.at, m)
+		if l.Count != step.want || !strings.Contains(l.Why, step.why) {
+			t.Errorf("at %v: %d (%s), want %d (%s)", step.at, l.Count, l.Why, step.want, step.why)
+		}
 	}
 }
 

@@ -35,12 +35,15 @@ type Config struct {
 	NewID     func() string // the last part of a replica's name: short, random, safe in file names; nil: five letters and digits
 	// CPU returns what the replicas of these functions use now in thousandths of a core, together; who cannot be measured is left
 	// out. Asked for those that are scaled by it; nil: none can be.
-	CPU     func(functions []pipeline.Key) map[pipeline.Key]float64
-	Changed func()         // called when control should look again: a replica became ready or ended; must not block; may be nil
-	Event   func(Event)    // gets each line of the timelines, in order; must not block or call back; may be nil
-	Chance  func() float64 // in [0, 1), for the jitter of back-offs; nil: a generator of its own
-	Log     *slog.Logger
-	Metrics prometheus.Registerer
+	CPU func(functions []pipeline.Key) map[pipeline.Key]float64
+	// Expected returns how many requests have yet to reach each function from earlier stages of their
+	// pipelines. It is called while a function is idle. Nil: none is known.
+	Expected func() map[string]int
+	Changed  func()         // called when control should look again: a replica became ready or ended; must not block; may be nil
+	Event    func(Event)    // gets each line of the timelines, in order; must not block or call back; may be nil
+	Chance   func() float64 // in [0, 1), for the jitter of back-offs; nil: a generator of its own
+	Log      *slog.Logger
+	Metrics  prometheus.Registerer
 
 	StartTimeout time.Duration // of a start, loading included; 0: 60 s
 	DrainTimeout time.Duration // for a replica to finish its calls; longer if its requests' deadlines are later; 0: 30 s
@@ -136,6 +139,7 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 		s.Functions = append(s.Functions, f)
 	}
 	slices.SortFunc(s.Functions, func(a, b plan.Function) int { return cmp.Compare(a.Name, b.Name) })
+	l.expect(&s)
 	targets := l.aim(&s, specs)
 	l.mu.Lock()
 	defer l.mu.Unlock()

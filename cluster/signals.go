@@ -26,6 +26,21 @@ func (l *Local) measured(f *plan.Function, is plan.Signals) {
 	f.Demand, f.Service, f.Wait, f.Busy, f.Waiting, f.Running = is.Demand, is.Service, is.Wait, is.Busy, is.Waiting, is.Running
 }
 
+// expect sets Expected of the functions of s for which nothing waits or runs.
+func (l *Local) expect(s *plan.Snapshot) {
+	var counts map[string]int
+	for i := range s.Functions {
+		f := &s.Functions[i]
+		if l.cfg.Expected == nil || f.Waiting > 0 || f.Running > 0 {
+			continue
+		}
+		if counts == nil {
+			counts = l.cfg.Expected()
+		}
+		f.Expected = counts[f.Name]
+	}
+}
+
 func finite(values ...float64) bool {
 	return !slices.ContainsFunc(values, func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) })
 }

@@ -47,6 +47,27 @@ func TestObserveHasWhatIsMeasured(t *testing.T) {
 	})
 }
 
+// TestObserveHasWhatIsExpected: only functions for which nothing waits or runs are told of requests on
+// their way, and nobody is asked when there is none.
+func TestObserveHasWhatIsExpected(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		if got := w.observe().Functions[0].Expected; got != 0 {
+			t.Errorf("%d expected, want 0 where nobody knows", got)
+		}
+		asked := 0
+		l.cfg.Expected = func() map[string]int { asked++; return map[string]int{"f.ns": 7, "other.ns": 1} }
+		if got := w.observe().Functions[0].Expected; got != 7 || asked != 1 {
+			t.Errorf("%d expected, asked %d times, want 7, once", got, asked)
+		}
+		for _, is := range []plan.Signals{{Waiting: 1}, {Running: 1}} {
+			w.set(func() { w.signals = map[string]plan.Signals{"f.ns": is} })
+			if got := w.observe().Functions[0].Expected; got != 0 || asked != 1 {
+				t.Errorf("%+v: %d expected, asked %d times, want 0, and nobody asked again", is, got, asked)
+			}
+		}
+	})
+}
+
 // TestASnapshotIsJSON: it can be recorded, whatever was measured, and is the same when it is read again.
 func TestASnapshotIsJSON(t *testing.T) {
 	for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {

@@ -99,6 +99,10 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 	switch ev := ev.(type) {
 	case Submit:
 		c.submit(now, ev.Task)
+	case Expect:
+		if c.Servers() == 0 {
+			c.do(Wanted{})
+		}
 	case Cancel:
 		c.cancel(now, ev.Key)
 	case Leave:
@@ -244,7 +248,7 @@ func (c *Core) reply(now time.Time, it *item, r *task.Reply) {
 		c.part(now, it, r.Code)
 	}
 	c.tasks.end(it.task.Key)
-	c.do(Reply{To: it.task.ReplyTo, Reply: r})
+	c.do(Reply{To: it.task.ReplyTo, Reply: r, Last: it.task.Last})
 }
 
 // expire ends what is past its deadline, asks again for keys that no longer hold, and gives up replicas that do not answer

@@ -6,13 +6,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// Event is something that happened to a function: one of [Submit], [Cancel], [Leave], [ReplicaUp],
-// [ReplicaDrain], [ReplicaDown], [Result], [Credit], [Deployed], [NoReplica], [Fail], [Tick] and
-// [Close].
+// Event is something that happened to a function: one of [Submit], [Expect], [Cancel], [Leave],
+// [ReplicaUp], [ReplicaDrain], [ReplicaDown], [Result], [Credit], [Deployed], [NoReplica], [Fail],
+// [Tick] and [Close].
 type Event interface{ event() }
 
 // Submit brings a task. The Core keeps it until its end and sets its Arrived.
 type Submit struct{ Task *task.Task }
+
+// Expect says that a request in an earlier stage of a pipeline will send a task. If no replica takes
+// tasks, the Core asks for one with [Wanted].
+type Expect struct{}
 
 // Cancel says that nobody waits for the task any more.
 type Cancel struct{ Key task.Key }
@@ -77,6 +81,7 @@ type Tick struct{}
 type Close struct{ Cause string }
 
 func (Submit) event()       {}
+func (Expect) event()       {}
 func (Cancel) event()       {}
 func (Leave) event()        {}
 func (ReplicaUp) event()    {}
@@ -112,6 +117,7 @@ type CancelCall struct {
 type Reply struct {
 	To    string
 	Reply *task.Reply
+	Last  bool // as the task's
 }
 
 // Idle says that a draining replica has nothing left. The Core has forgotten it.
@@ -130,8 +136,10 @@ type Exhausted struct{ Replica, Cause string }
 // [NoReplica].
 type Revive struct{ Revision uint64 }
 
-// Wanted says that more replicas would help: a task came, or a replica was lost, and more tasks wait than the replicas that
-// are left take at a time; none, when there is none.
+// Wanted says that more replicas would help, for one of two reasons:
+//   - A task came, or a replica was lost, and more tasks wait than the replicas that are left take
+//     at a time.
+//   - A task is expected, and there is no replica.
 type Wanted struct{}
 
 // Wake asks for a [Tick] at At. It replaces an earlier Wake, which asked for a later one.

@@ -305,11 +305,15 @@ func (f *function) reply(e *Reply) {
 	if e.To == "" {
 		return
 	}
+	near := f.shell.cfg.Near
+	if e.Last && near != nil && near(e.To, r) { // the response is made of it at once: nothing is stored
+		return
+	}
 	var err error
 	if r.Output, err = tensor.Externalise(f.shell.cfg.Store, r.Request, r.Output); err != nil {
 		r.Code, r.Message, r.Output = task.Unavailable, "output: "+err.Error(), nil
 	}
-	if near := f.shell.cfg.Near; near != nil && near(e.To, r) {
+	if near != nil && near(e.To, r) {
 		return
 	}
 	buf := f.shell.buffers.Get().(*[]byte)

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
@@ -64,6 +65,28 @@ func TestTasksOfNeighbours(t *testing.T) {
 	}
 	if len(r.bus.replies) > 0 {
 		t.Error("the bus has carried a reply to a neighbour")
+	}
+}
+
+// TestAReplicaIsWantedForWhatIsExpected: a function without replicas asks for one, and a function that
+// has one does not.
+func TestAReplicaIsWantedForWhatIsExpected(t *testing.T) {
+	r := newRig(t, Spec{MaxReplicas: 1})
+	r.shell.Expect("other.ns") // lives elsewhere
+	r.shell.Expect("f.ns")
+	if got := receive(t, r.wanted, "the demand"); got != "f.ns" {
+		t.Errorf("%s is wanted, want f.ns", got)
+	}
+	a := attach(t, r.shell, "r1", 1, 1)
+	f := r.shell.function(pipeline.ParseKey("f.ns"))
+	f.mu.Lock()
+	f.wanted = time.Time{} // as if long ago
+	f.mu.Unlock()
+	r.shell.Expect("f.ns")
+	r.shell.Submit(newTask("a", 0)) // taken after it
+	_, _ = a.batch("a")
+	if len(r.wanted) > 0 {
+		t.Error("a replica is wanted although there is one")
 	}
 }
 

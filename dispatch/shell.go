@@ -48,7 +48,7 @@ type Config struct {
 	// then. Nil: all do.
 	Near func(to string, r *task.Reply) bool
 	// OnDemand is called when a task comes or a replica is lost and there is no replica, or more tasks wait than replicas
-	// take at a time; at most ten times a second for each function.
+	// take at a time, and when a task is expected and there is no replica; at most ten times a second for each function.
 	OnDemand func(function pipeline.Key)
 	// Revive is called when tasks wait for a revision that is not the deployed one and has no
 	// replica any more, because their requests have begun on it. The receiver starts a replica of

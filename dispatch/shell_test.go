@@ -233,6 +233,40 @@ func TestLargeItemsGoByReference(t *testing.T) {
 	}
 }
 
+// TestAResponseIsNotStored: the output of a request's last task goes to a coordinator in this process as
+// it is, and to any other by reference.
+func TestAResponseIsNotStored(t *testing.T) {
+	r := newRig(t, Spec{})
+	near := make(chan *task.Reply, 1)
+	r.shell.cfg.Near = func(to string, reply *task.Reply) bool { // before the first task
+		if to == "near" {
+			near <- reply
+		}
+		return to == "near"
+	}
+	a := attach(t, r.shell, "f-1", 3, 1)
+	large := text(strings.Repeat("x", 300<<10))
+	for _, tc := range []struct {
+		name, to string
+		last     bool
+	}{{"response", "near", true}, {"handed on", "near", false}, {"elsewhere", "far", true}} {
+		x := newTask(tc.name, 0)
+		x.ReplyTo, x.Last, x.Input = tc.to, tc.last, tensor.Input{{Items: tensor.Activation{text("in")}}}
+		r.shell.Submit(x)
+		id, _ := a.batch(tc.name)
+		a.answer(id, 0, large)
+		var got *task.Reply
+		if tc.to == "near" {
+			got = receive(t, near, "the reply")
+		} else {
+			got = r.reply(tc.name, task.OK, "")
+		}
+		if stored := tc.name != "response"; len(got.Output) != 1 || (got.Output[0].Ref != nil) != stored || !stored && string(got.Output[0].Bytes) != string(large.Bytes) {
+			t.Errorf("%s: %d items, reference %v, want the item stored: %v", tc.name, len(got.Output), got.Output[0].Ref, stored)
+		}
+	}
+}
+
 func TestMissingInput(t *testing.T) {
 	r := newRig(t, Spec{Batch: 2})
 	r.submit("a", tensor.Item{Ref: &tensor.Ref{Owner: "a", Blob: "gone", Size: 100_000}})

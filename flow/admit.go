@@ -24,14 +24,19 @@ func admit(now time.Time, req *task.Request, g *pipeline.Pipeline, loads []task.
 	total, worst, worstWait := time.Duration(0), 0, time.Duration(-1)
 	for i := range g.Stages {
 		l := &loads[i]
-		wait := predictedWait(l)
+		queue, start := queueWait(l), time.Duration(0)
+		if l.Servers == 0 {
+			start = l.Start
+		}
+		wait := max(queue, start)
 		if l.Limit > 0 && l.Waiting >= l.Limit {
 			return refuse(g.Stages[i].Name, wait, fmt.Sprintf("%d requests wait, which is its limit (annotation %squeue-limit)", l.Waiting, pipeline.Prefix))
 		}
 		if wait > worstWait {
 			worst, worstWait = i, wait
 		}
-		done[i] = saturated(begin(g, i, done) + wait + l.Service)
+		// A stage without a replica starts now, whenever its task comes: see Core.expect.
+		done[i] = saturated(max(begin(g, i, done)+queue, start) + l.Service)
 		if len(g.Stages[i].Next) == 0 { // what no sink waits for holds nothing up
 			total = max(total, done[i])
 		}
@@ -74,18 +79,15 @@ func saturated(d time.Duration) time.Duration { return min(d, forever) }
 
 const forever = 10 * 365 * 24 * time.Hour
 
-// predictedWait is how long a new task would wait in a line at the largest capacity the function may have.
-func predictedWait(l *task.Load) time.Duration {
+// queueWait returns how long a new task would wait in a line at the largest capacity that the function
+// may have.
+func queueWait(l *task.Load) time.Duration {
 	servers := max(l.Servers, l.Max)
 	ahead := l.Waiting + l.Running
-	var wait time.Duration
-	if servers > 0 && ahead >= servers {
-		wait = time.Duration(min(float64(l.Service)*float64(ahead-servers+1)/float64(servers), float64(forever)))
+	if servers == 0 || ahead < servers {
+		return 0
 	}
-	if l.Servers == 0 {
-		wait = max(wait, l.Start)
-	}
-	return wait
+	return time.Duration(min(float64(l.Service)*float64(ahead-servers+1)/float64(servers), float64(forever)))
 }
 
 func refuse(stage string, after time.Duration, cause string) *task.Error {

@@ -25,6 +25,8 @@ func TestAdmission(t *testing.T) {
 		"the line is full":         {second, task.Load{Servers: 1, Max: 9, Limit: 100, Service: time.Millisecond, Waiting: 100}, time.Minute, 429, time.Second},
 		"a start takes too long":   {task.Load{Max: 5, Limit: 10, Start: 4 * time.Second}, second, 3 * time.Second, 429, 2 * time.Second},
 		"too late already":         {second, second, 0, 504, 0},
+		"starts overlap":           {task.Load{Max: 5, Limit: 10, Start: 4 * time.Second}, task.Load{Max: 5, Limit: 10, Start: 4 * time.Second}, 5 * time.Second, 0, 0},
+		"the second starts longer": {task.Load{Max: 5, Limit: 10, Start: 4 * time.Second}, task.Load{Max: 5, Limit: 10, Start: 9 * time.Second}, 5 * time.Second, 429, 4 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := task.Request{Deadline: t0.Add(tc.left)}

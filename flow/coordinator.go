@@ -45,6 +45,9 @@ type Near interface {
 	// Submit takes t, which is not changed from then on, if a line of this process waits for it; false: the bus will find who
 	// does. It calls nobody back before it returns.
 	Submit(t *task.Task) bool
+	// Expect says that a request will need a replica of a function that has none. It does not wait
+	// and calls nobody back before it returns.
+	Expect(function string)
 	// Cancel takes a cancel in the same way.
 	Cancel(function string, k task.Key) bool
 	// Leave takes the end of a request's tasks for a function in the same way.
@@ -336,6 +339,10 @@ func (c *Coordinator) step(s *shard, ev Event) {
 			case Submit:
 				if r := c.submit(s, e.Task); r != nil {
 					unsent = append(unsent, r)
+				}
+			case Expect:
+				if c.cfg.Near != nil { // elsewhere, its task wakes it
+					c.cfg.Near.Expect(e.Function)
 				}
 			case Cancel:
 				if c.cfg.Near != nil && c.cfg.Near.Cancel(e.Function, e.Key) {

@@ -95,6 +95,7 @@ func (c *Core) start(now time.Time, e Start) {
 	}
 	w.deliver(w.entry, "", e.Request.Input)
 	c.advance(w, w.entry)
+	c.expect(w, e.Loads)
 }
 
 // advance starts every stage whose input is complete, from one on to whose input or calls something was added: what it passes on goes to

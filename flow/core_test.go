@@ -73,7 +73,9 @@ type world struct {
 	tasks  []*task.Task // submitted and not yet answered by the test
 	cancel []task.Key
 	left   []string // functions that get no more tasks
-	end    *Finish
+
+	expected []string // functions without replicas that were told of a request
+	end      *Finish
 }
 
 func newWorld(t *testing.T) *world { return &world{t: t, core: NewCore(), now: t0} }
@@ -84,6 +86,8 @@ func (w *world) step(ev Event) {
 		switch e := e.(type) {
 		case Submit:
 			w.tasks = append(w.tasks, e.Task)
+		case Expect:
+			w.expected = append(w.expected, e.Function)
 		case Cancel:
 			w.cancel = append(w.cancel, e.Key)
 		case Leave:

@@ -30,11 +30,15 @@ func (Replied) event()  {}
 func (Canceled) event() {}
 func (Tick) event()     {}
 
-// Effect is something that the core wants done: one of [Submit], [Cancel], [Leave] and [Finish].
+// Effect is something that the core wants done: one of [Submit], [Expect], [Cancel], [Leave] and [Finish].
 type Effect interface{ effect() }
 
 // Submit sends a task to the owner of its function. ReplyTo is the shell's to set.
 type Submit struct{ Task *task.Task }
+
+// Expect tells the owner of Function, which has no replica, that a request in an earlier stage will
+// need one. It is sent when the request begins.
+type Expect struct{ Function string }
 
 // Cancel tells the owner of function that nobody waits for the task.
 type Cancel struct {
@@ -56,6 +60,7 @@ type Finish struct {
 }
 
 func (Submit) effect() {}
+func (Expect) effect() {}
 func (Cancel) effect() {}
 func (Leave) effect()  {}
 func (Finish) effect() {}

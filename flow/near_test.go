@@ -15,7 +15,8 @@ type neighbour struct {
 	owns  string
 	tasks sync.WaitGroup
 
-	asked chan string // stages, as they are submitted
+	asked    chan string // stages, as they are submitted
+	expected chan string // functions that were told of a request; nil: nobody looks
 
 	mu       sync.Mutex
 	canceled []task.Key
@@ -35,6 +36,12 @@ func (n *neighbour) Submit(t *task.Task) bool {
 		})
 	}
 	return true
+}
+
+func (n *neighbour) Expect(function string) {
+	if n.expected != nil {
+		n.expected <- function
+	}
 }
 
 func (n *neighbour) Cancel(function string, k task.Key) bool {

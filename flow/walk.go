@@ -123,6 +123,7 @@ func (w *walk) task(k *call) *task.Task {
 		Function: w.functions[k.stage], Pipeline: w.name, Stage: w.graph.Stages[k.stage].Name,
 		Deadline: w.req.Deadline, Traceparent: trace, Header: w.req.Header, Input: w.stages[k.stage].inputs[k.item],
 		Revision: w.stages[k.stage].revision, Together: len(w.stages[k.stage].inputs) > 1,
+		Last:  len(w.graph.Stages[k.stage].Next) == 0 && w.sinksLeft == 1 && len(w.stages[k.stage].inputs) == 1,
 		Alone: k.ends > 0,
 	}
 }

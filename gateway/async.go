@@ -3,8 +3,6 @@ package gateway
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -31,62 +29,6 @@ type Entry struct {
 	Accepted time.Time
 
 	Inference *tensor.Inference // what the request wants of its answer; nil: it is none of the Open Inference Protocol
-}
-
-// entryVersion is the version of an entry's binary form.
-const entryVersion = 1
-
-// entryHead is an entry without its input.
-type entryHead struct {
-	ID          string        `json:"id"`
-	Target      string        `json:"target"`
-	Traceparent string        `json:"traceparent,omitempty"`
-	Header      []task.Header `json:"header"`
-	CallID      string        `json:"callId"`
-	Name        string        `json:"name"`
-	Timeout     time.Duration `json:"timeout"`
-	Callback    string        `json:"callback,omitempty"`
-	Inside      bool          `json:"inside,omitempty"`
-	Accepted    time.Time     `json:"accepted"`
-
-	Inference *tensor.Inference `json:"inference,omitempty"`
-}
-
-// MarshalBinary gives the form in which a journal keeps e: the version, the length of the head (uvarint), the head as JSON,
-// the input as package tensor encodes it.
-func (e Entry) MarshalBinary() ([]byte, error) {
-	r := e.Request
-	head, err := json.Marshal(entryHead{
-		r.ID, r.Target, r.Traceparent, r.Header, e.CallID, e.Name, e.Timeout, e.Callback, e.Inside, e.Accepted,
-		e.Inference,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("async request %q: %w", r.ID, err)
-	}
-	b := binary.AppendUvarint([]byte{entryVersion}, uint64(len(head)))
-	return tensor.AppendActivation(append(b, head...), r.Input), nil
-}
-
-// UnmarshalBinary undoes [Entry.MarshalBinary]. The entry keeps parts of b.
-func (e *Entry) UnmarshalBinary(b []byte) error {
-	head, rest, err := splitHead(b, entryVersion)
-	if err != nil {
-		return fmt.Errorf("async request: %w", err)
-	}
-	var h entryHead
-	if err := json.Unmarshal(head, &h); err != nil {
-		return fmt.Errorf("async request: head: %w", err)
-	}
-	input, err := tensor.DecodeActivation(rest)
-	if err != nil {
-		return fmt.Errorf("async request %q: input: %w", h.ID, err)
-	}
-	*e = Entry{
-		Request: task.Request{ID: h.ID, Target: h.Target, Traceparent: h.Traceparent, Header: h.Header, Input: input},
-		CallID:  h.CallID, Name: h.Name, Timeout: h.Timeout, Callback: h.Callback, Inside: h.Inside, Accepted: h.Accepted,
-		Inference: h.Inference,
-	}
-	return nil
 }
 
 // ErrQueueFull says that one function has as many requests in a journal as it may.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -109,13 +110,29 @@ func TestEntryBinary(t *testing.T) {
 	}
 }
 
+// TestEntryOfTheFirstVersion: what an earlier version has accepted runs.
+func TestEntryOfTheFirstVersion(t *testing.T) {
+	const head = `{"id":"a.b","target":"echo.openfaas-fn","traceparent":"t","header":[{"Name":"N","Value":"v"}],"callId":"a","name":"echo",` +
+		`"timeout":1000000000,"callback":"http://x","inside":true,"accepted":"1970-01-01T00:00:01.000000002Z"}`
+	input := tensor.Activation{{ContentType: "text/plain", Bytes: []byte("x")}}
+	b := tensor.AppendActivation(append(binary.AppendUvarint([]byte{1}, uint64(len(head))), head...), input)
+	want := Entry{
+		Request: task.Request{ID: "a.b", Target: "echo.openfaas-fn", Traceparent: "t", Header: []task.Header{{Name: "N", Value: "v"}}, Input: input},
+		CallID:  "a", Name: "echo", Timeout: time.Second, Callback: "http://x", Inside: true, Accepted: time.Unix(1, 2).UTC(),
+	}
+	var got Entry
+	if err := got.UnmarshalBinary(b); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, %v, want %+v", got, err, want)
+	}
+}
+
 func FuzzEntry(f *testing.F) {
 	b, err := Entry{Request: task.Request{ID: "a", Input: tensor.Activation{{Bytes: []byte("x")}}}}.MarshalBinary()
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(b)
-	f.Add([]byte{entryVersion, 2, '{', '}'})
+	f.Add([]byte{entryVersionJSON, 2, '{', '}', 0})
 	f.Add([]byte{entryVersion, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var e, again Entry
@@ -124,7 +141,7 @@ func FuzzEntry(f *testing.F) {
 		}
 		c, err := e.MarshalBinary()
 		if err != nil {
-			return // a time that JSON does not write
+			return // a time zone that has no such form
 		}
 		if err := again.UnmarshalBinary(c); err != nil {
 			t.Fatalf("%v after a round trip of %q", err, b)

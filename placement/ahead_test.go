@@ -144,3 +144,29 @@ func BenchmarkWarm(b *testing.B) {
 		})
 	}
 }
+
+// TestWhatStartsAheadIsPlacedLast: a replica that has no task yet takes no place of one that has, whatever
+// their names, and none of a second one.
+func TestWhatStartsAheadIsPlacedLast(t *testing.T) {
+	for name, placer := range map[string]plan.Placer{"spread": Spread{}, "first fit": FirstFit{}, "dispersed": Dispersed{}} {
+		t.Run(name, func(t *testing.T) {
+			s := world()
+			s.Nodes = s.Nodes[:1]
+			s.Functions[0].Zero, s.Functions[0].Expected = true, 1
+			s.Functions[1].Waiting = 9
+			for g, want := range map[int]string{1: "+@a", 2: "+@a", 3: ""} { // room for three
+				wants, err := placer.Place(s, plan.Alloc{{Function: "f", Count: 1}, {Function: "g", Count: g}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(wants[1].Slots) != g || show(wants[0].Slots) != want || (want == "") != (wants[0].Short != "") {
+					t.Errorf("%d of g: %+v, want %q for f", g, wants, want)
+				}
+			}
+			s.Functions[0].Waiting = 1 // now it has a task
+			if wants, err := placer.Place(s, plan.Alloc{{Function: "f", Count: 1}, {Function: "g", Count: 3}}); err != nil || show(wants[0].Slots) != "+@a" {
+				t.Errorf("%+v, %v, want a place for the first replica of f", wants, err)
+			}
+		})
+	}
+}

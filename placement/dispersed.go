@@ -50,7 +50,7 @@ func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 			cmp.Compare(x.Name, y.Name),
 		)
 	}
-	for round := 0; len(p.open) > 0; round++ {
+	p.rounds(func(round int) {
 		for _, i := range p.order(round, key) {
 			if !key[i] {
 				p.add(i, pack)
@@ -61,7 +61,7 @@ func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 				p.byName[slot.Node].load++
 			}
 		}
-	}
+	})
 	p.level(key)
 	return p.wants, nil
 }

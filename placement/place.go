@@ -54,6 +54,7 @@ type placing struct {
 	lines []*function // of the allocation
 	wants []plan.Want
 	open  []int // lines that may want more
+	ahead []int // those of replicas that start ahead of need, which get their places last
 }
 
 // begin keeps what can be kept.
@@ -67,9 +68,23 @@ func begin(s *plan.Snapshot, a plan.Alloc) (*placing, error) {
 		p.lines[i] = f
 		p.wants[i] = plan.Want{Function: l.Function, Revision: f.Revision, CPUMilli: l.CPUMilli, Batch: l.Batch, Key: l.Key, Why: l.Why, Short: l.Denied, Denied: l.Denied != ""}
 		p.wants[i].Slots = p.keep(f, l.Count)
-		p.open = append(p.open, i)
+		if f.Ahead() {
+			p.ahead = append(p.ahead, i)
+		} else {
+			p.open = append(p.open, i)
+		}
 	}
 	return p, nil
+}
+
+// rounds calls round with 0, 1, … until no line is open: first for lines that have tasks or are to
+// be ready for them, then for those that start ahead of need.
+func (p *placing) rounds(round func(int)) {
+	for _, p.open = range [][]int{p.open, p.ahead} {
+		for n := 0; len(p.open) > 0; n++ {
+			round(n)
+		}
+	}
 }
 
 // wanting returns the lines that want one more in this round. They are asked for until none is open: counts may be far more than there is
@@ -103,11 +118,11 @@ func place(s plan.Snapshot, a plan.Alloc, better func(*function, *node, *node) i
 	if err != nil {
 		return nil, err
 	}
-	for round := 0; len(p.open) > 0; round++ {
+	p.rounds(func(round int) {
 		for _, i := range p.wanting(round) {
 			p.add(i, better)
 		}
-	}
+	})
 	return p.wants, nil
 }
 

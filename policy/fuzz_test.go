@@ -49,7 +49,7 @@ func FuzzDecide(f *testing.F) {
 		f.Add(uint64(i), uint8(i), uint8(8), []byte{})
 		for value := range uint8(len(floats)) {
 			var absurd []byte
-			for kind := range uint8(18) {
+			for kind := range uint8(19) {
 				absurd = append(absurd, kind, kind+value, value)
 			}
 			f.Add(uint64(i+20), uint8(i), value, absurd)
@@ -170,7 +170,7 @@ func distort(s *plan.Snapshot, absurd []byte) {
 		f := &s.Functions[int(absurd[1])%len(s.Functions)]
 		v := int(absurd[2])
 		x, d, n := floats[v%len(floats)], durations[v%len(durations)], ints[v%len(ints)]
-		switch absurd[0] % 18 {
+		switch absurd[0] % 19 {
 		case 0:
 			f.Demand.Known, f.Demand.Rate = true, x
 		case 1:
@@ -210,6 +210,8 @@ func distort(s *plan.Snapshot, absurd []byte) {
 				p := &s.Pipelines[int(absurd[1])%len(s.Pipelines)]
 				p.SLO, p.Edges = d, append(p.Edges, plan.Edge{From: n, To: v})
 			}
+		case 18:
+			f.Expected = n
 		}
 	}
 }

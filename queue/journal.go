@@ -141,6 +141,7 @@ type message struct {
 	header  nats.Header
 	data    []byte
 	at      time.Time // stored
+	value   any       // that data was made from; nil: not at hand
 }
 
 func (m *message) number(field string) int64 {
@@ -212,19 +213,25 @@ const callbackWindow = 256
 // appendTimeout bounds how long the disk may take to keep a record.
 const appendTimeout = 10 * time.Second
 
-// Append returns once the record is on disk. id must be unique: a second record of the same id
-// replaces the first. The caller must not use data afterwards. On a full disk, the error wraps
+// Append is AppendValue without a value.
+func (j *Journal) Append(function, id string, data []byte) error {
+	return j.AppendValue(function, id, data, nil)
+}
+
+// AppendValue returns once the record is on disk. id must be unique: a second record of the same id
+// replaces the first. The caller must not use data afterwards. value is what data was made from: if the
+// record is worked on at once, its Record has it. On a full disk, the error wraps
 // syscall.ENOSPC and names the disk. While the streams take no writes for another reason, it wraps
 // ErrStopped. After any error but ErrTooLarge, ErrQueueFull, ErrShare and ErrFull, the record may
 // still be kept, because the disk answered too late. Run deletes it later; if the process ends
 // before, the next one runs it.
-func (j *Journal) Append(function, id string, data []byte) error {
+func (j *Journal) AppendValue(function, id string, data []byte, value any) error {
 	size := int64(len(data))
 	if most := j.cfg.Bytes / 4; size > most {
 		return j.refused(fmt.Errorf("journal record %q of %d bytes, want at most %d: %w", id, size, most, ErrTooLarge))
 	}
 	limit := j.cfg.Limits(function).Queue
-	m := &message{subject: j.subject(function, id), data: data, at: time.Now()}
+	m := &message{subject: j.subject(function, id), data: data, at: time.Now(), value: value}
 	j.mu.Lock()
 	a := j.lines.open(function, size)
 	records, own, bytes := a.records, a.bytes, j.lines.bytes

@@ -112,6 +112,29 @@ func TestRecordsAreRetriedAndDie(t *testing.T) {
 	}
 }
 
+// TestAValueAtHandIsNotDecoded: a record that runs at once has the value that it was made from; one that
+// is read from the disk has none.
+func TestAValueAtHandIsNotDecoded(t *testing.T) {
+	j := openJournal(t, start(t, t.TempDir()), JournalConfig{})
+	got := make(chan Record, 2)
+	work(t, j, func(_ context.Context, r Record) End {
+		got <- r
+		if r.Attempt == 1 {
+			return End{Err: errors.New("once"), Again: true}
+		}
+		return End{}
+	})
+	if err := j.AppendValue("f", "a", []byte("data"), 7); err != nil {
+		t.Fatal(err)
+	}
+	empty(t, j)
+	for _, want := range []any{7, nil} {
+		if r := <-got; r.Value != want || string(r.Data) != "data" {
+			t.Errorf("attempt %d: value %v of %q, want %v of the data", r.Attempt, r.Value, r.Data, want)
+		}
+	}
+}
+
 func TestAPanicIsADeadLetter(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{})
 	work(t, j, func(context.Context, Record) End { panic("ouch") })

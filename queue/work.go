@@ -20,6 +20,7 @@ type Record struct {
 	Function string // empty: of an earlier version, which did not say
 	Kind     Kind
 	Data     []byte
+	Value    any // that Data was made from, if Append's caller gave it and nothing was read from disk; else nil
 	Attempt  int // from 1; runs cut short by the end of a process do not count
 
 	// Redelivered says that an earlier process may have begun this attempt, or even finished it.
@@ -44,12 +45,15 @@ const maxStarts = 50
 // error was cut short, and runs again the next time. A panic is an error of the record that caused it.
 func (j *Journal) Run(ctx context.Context, work func(context.Context, Record) End) {
 	var workers sync.WaitGroup
+	jobs := make(chan job) // to workers that are idle
 	j.mu.Lock()
 	j.begin = func(ln *line, it item, m *message) {
-		workers.Go(func() { // bounded by the lines
-			next := j.process(ctx, ln, it, m, work)
-			j.finish(ln, it, next)
-		})
+		next := job{ln, it, m}
+		select {
+		case jobs <- next:
+		default:
+			workers.Go(func() { j.worker(ctx, next, jobs, work) }) // bounded by the lines
+		}
 	}
 	j.mu.Unlock()
 	workers.Go(func() { j.deleteLost(ctx) })
@@ -142,7 +146,7 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 		}
 	}
 	rec := Record{
-		ID: id, Function: function, Kind: ln.key.kind, Data: m.data, Attempt: int(m.number(headFailed)) + 1,
+		ID: id, Function: function, Kind: ln.key.kind, Data: m.data, Value: m.value, Attempt: int(m.number(headFailed)) + 1,
 		Redelivered: it.old || m.number(headStarts) > 0,
 	}
 	end := j.try(ctx, rec, work)

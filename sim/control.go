@@ -72,16 +72,33 @@ func (w *world) observe() {
 			s.Functions[i] = l.declared()
 		}
 	}
+	var expected map[string]int
 	for i, l := range w.lines {
 		f := &s.Functions[i]
 		is := l.core.Signals(w.clock)
 		f.Demand, f.Service, f.Wait, f.Busy, f.Waiting, f.Running = is.Demand, is.Service, is.Wait, is.Busy, is.Waiting, is.Running
 		f.Starts, f.CPUNow = l.starts.list, l.cpu
 		f.Replicas = f.Replicas[:0]
+		f.Expected = 0
+		if f.Zero && f.Waiting == 0 && f.Running == 0 { // for others nobody looks at it
+			if expected == nil {
+				expected = w.expected()
+			}
+			f.Expected = expected[l.key]
+		}
 		for _, r := range l.replicas {
 			f.Replicas = append(f.Replicas, plan.Replica{Name: r.name, Revision: revision, Node: r.node.spec.Name, Device: r.device, State: r.state, Since: r.since})
 		}
 	}
+}
+
+// expected returns how many requests have yet to reach each stage.
+func (w *world) expected() map[string]int {
+	counts := map[string]int{}
+	for _, c := range w.coordinators {
+		c.core.Expected(counts)
+	}
+	return counts
 }
 
 // declared is what a snapshot has of the stage that does not change.

@@ -7,6 +7,7 @@ type kind uint8
 const (
 	arrives  kind = iota // a request, of pipeline i
 	submits              // data is the *task.Task that reaches the line of stage i
+	expects              // a request that has begun reaches stage i later
 	cancels              // data is the *cancel that reaches the line of stage i
 	leaves               // data is the request that sends no more tasks for stage i
 	ends                 // data is the *running batch of stage i that is over

@@ -131,6 +131,36 @@ stages: [{name: s, zero: true, zeroAge: 1s, service: {dist: deterministic, mean:
 	}
 }
 
+// TestSleepingStagesStartTogether: a request waits for one start, not for one per stage, from the moment
+// that it begins, also if its first stage is awake.
+func TestSleepingStagesStartTogether(t *testing.T) {
+	const scenario = `
+duration: 300s
+seeds: 1
+nodes: [{memory: 16Gi, cpu: 100}]
+pipelines: [{name: p, timeout: 60s, arrivals: {rate: "0.05"}}]
+stages:
+- {name: a, pipelines: [p], next: b, FIRST}
+- {name: b, pipelines: [p], next: c, zero: true, zeroAge: 1s, service: {dist: deterministic, mean: 10ms}, start: {cold: 2s}}
+- {name: c, pipelines: [p], zero: true, zeroAge: 1s, service: {dist: deterministic, mean: 10ms}, start: {cold: 2s}}
+`
+	for first, want := range map[string]float64{
+		"zero: true, zeroAge: 1s, service: {dist: deterministic, mean: 10ms}, start: {cold: 2s}": 2.03,
+		"service: {dist: deterministic, mean: 900ms}, start: {cold: 2s}":                         2.02,
+	} {
+		r := simulate(t, fill(scenario, "FIRST", first))
+		p := r.Policies[0].Pipelines[0]
+		if p.Offered.Mean == 0 || math.Abs(p.P50.Mean-want) > 0.05 {
+			t.Errorf("%s: half of %g requests took %g s, want %g s", first, p.Offered.Mean, p.P50.Mean, want)
+		}
+		for _, s := range r.Policies[0].Stages[1:] {
+			if s.Starts["cold"] < 2 {
+				t.Errorf("stage %s started %v, want it to sleep between requests", s.Name, s.Starts)
+			}
+		}
+	}
+}
+
 // TestParked: a key stage has a child parked on the device, another one a while after it was taken; others have none.
 func TestParked(t *testing.T) {
 	w, err := model(t, `

@@ -153,6 +153,8 @@ func (w *world) handle(e *event) {
 		l := w.lines[e.i]
 		w.rec.stages[e.i].arrived(w)
 		w.step(l, dispatch.Submit{Task: e.data.(*task.Task)})
+	case expects:
+		w.step(w.lines[e.i], dispatch.Expect{})
 	case cancels:
 		w.step(w.lines[e.i], dispatch.Cancel{Key: e.data.(*cancel).key})
 	case leaves:
@@ -229,6 +231,8 @@ func (w *world) walk(c *coordinator, ev flow.Event) {
 		case flow.Submit:
 			e.Task.ReplyTo = c.inbox
 			w.events.push(w.now+w.hop, submits, w.byKey[e.Task.Function].i, e.Task)
+		case flow.Expect:
+			w.events.push(w.now+w.hop, expects, w.byKey[e.Function].i, nil)
 		case flow.Cancel:
 			w.events.push(w.now+w.hop, cancels, w.byKey[e.Function].i, &cancel{e.Key})
 		case flow.Leave:

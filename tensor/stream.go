@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"strconv"
+	"sync"
 
 	"github.com/stagecoach-serving/stagecoach/internal/pack"
 )
@@ -31,6 +32,9 @@ func (d *Dir) Stream(name, contentType string, r io.Reader) (Ref, error) {
 	return ref, nil
 }
 
+// streamBuffers are large because each piece costs a read, a write and a deadline.
+var streamBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
+
 // stream writes the file: the body first, behind room for its length, which is known last.
 func (d *Dir) stream(ref *Ref, o *owner, head []byte, r io.Reader) error {
 	f, err := d.create(*ref)
@@ -42,7 +46,9 @@ func (d *Dir) stream(ref *Ref, o *owner, head []byte, r io.Reader) error {
 	if _, err := f.Seek(start, io.SeekStart); err != nil {
 		return err
 	}
-	if _, err := io.Copy(&growing{d, ref, o, f}, r); err != nil {
+	buffer := streamBuffers.Get().(*[]byte)
+	defer streamBuffers.Put(buffer)
+	if _, err := io.CopyBuffer(&growing{d, ref, o, f}, r, *buffer); err != nil {
 		return err
 	}
 	n := uint64(ref.Size - start)

@@ -13,6 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
 // asyncJournal is the gateway's journal in NATS.
@@ -27,8 +28,12 @@ func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
 	if err != nil {
 		return err
 	}
+	var value any // so that a run that begins at once need not decode b
+	if len(b) <= tensor.InlineLimit {
+		value = e
+	}
 	j.calls.accept(e) // first: it may be done before Append returns
-	if err = j.Journal.Append(e.Request.Target, e.Request.ID, b); err != nil {
+	if err = j.AppendValue(e.Request.Target, e.Request.ID, b, value); err != nil {
 		j.calls.refuse(e.Request.ID)
 	}
 	switch {
@@ -49,29 +54,34 @@ func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
 // asyncRules are what annotations say of async work.
 type asyncRules struct{ *provider.Registry }
 
-// entry is the function that speaks for a key: itself, or a pipeline's first stage.
-func (r asyncRules) entry(key pipeline.Key) (f pipeline.Function, idempotent bool) {
-	f, _ = pipeline.Parse("none", pipeline.DefaultNamespace, nil, nil) // of what is not there: the defaults
+// undeployed has the rules of a function that is not there. They are asked for several times per
+// request, and parsing takes longer than looking a function up.
+var undeployed, _ = pipeline.Parse("none", pipeline.DefaultNamespace, nil, nil)
+
+// entry returns the rules of a key, which are those of the function or of the pipeline's first stage,
+// and whether all of its stages may run twice.
+func (r asyncRules) entry(key pipeline.Key) (rules pipeline.Async, idempotent bool) {
+	rules, idempotent = undeployed.Async, true
 	g, _ := r.Graph(key)
-	idempotent = true
-	for _, s := range g.Stages {
+	for i := range g.Stages { // which are large: none is copied
+		s := &g.Stages[i]
 		if s.Name == g.Entry {
-			f = s.Function
+			rules = s.Async
 		}
 		idempotent = idempotent && s.Idempotent
 	}
-	return f, idempotent
+	return rules, idempotent
 }
 
 func (r asyncRules) limits(key string) queue.Limits {
-	f, _ := r.entry(pipeline.ParseKey(key))
-	return queue.Limits{Concurrency: f.Async.Concurrency, Queue: f.Async.QueueLimit}
+	rules, _ := r.entry(pipeline.ParseKey(key))
+	return queue.Limits{Concurrency: rules.Concurrency, Queue: rules.QueueLimit}
 }
 
 // retry is when another run is worth it. What must not run twice runs again by itself only when it has not begun.
 func (r asyncRules) retry(key pipeline.Key) gateway.Retry {
-	f, idempotent := r.entry(key)
-	a := f.Async.Retry
+	rules, idempotent := r.entry(key)
+	a := rules.Retry
 	out := gateway.Retry{Attempts: a.Attempts, Codes: a.Codes, Faults: idempotent, MinWait: a.MinWait, MaxWait: a.MaxWait}
 	if out.Codes == nil {
 		out.Codes = pipeline.DefaultRetryCodes()
@@ -106,9 +116,11 @@ func (u *up) async(ctx context.Context) error {
 			}
 			return ended(end)
 		}
-		var e gateway.Entry
-		if err := e.UnmarshalBinary(r.Data); err != nil {
-			return queue.End{Err: err}
+		e, ok := r.Value.(gateway.Entry)
+		if !ok {
+			if err := e.UnmarshalBinary(r.Data); err != nil {
+				return queue.End{Err: err}
+			}
 		}
 		u.calls.begin(r, gateway.Where(e.Callback))
 		end := u.gateway.Work(ctx, e, try, rules.retry(pipeline.ParseKey(e.Request.Target)))

@@ -21,12 +21,13 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"keysmanager": benchKeysManager,
 		"hop":         benchHop,
 		"idle":        benchIdle,
+		"wake":        benchWake,
 		"sim":         benchSim,
 		"echo":        benchEcho, // a server that hop compares with
 		"load":        benchLoad, // a process that hop takes its load from
 	}
 	if len(args) == 0 || benches[args[0]] == nil {
-		return fmt.Errorf("bench: got %q, want one of: autoscaler, coldstart, gpu, hop, idle, keysmanager, sim", args)
+		return fmt.Errorf("bench: got %q, want one of: autoscaler, coldstart, gpu, hop, idle, keysmanager, sim, wake", args)
 	}
 	return benches[args[0]](ctx, args[1:], out)
 }

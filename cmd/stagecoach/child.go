@@ -31,7 +31,12 @@ func startChild(ctx context.Context, log io.Writer, args ...string) (*child, err
 	if err != nil {
 		return nil, err
 	}
-	c := &child{cmd: exec.CommandContext(ctx, self, args...), done: make(chan error, 1)}
+	return startProgram(ctx, self, log, args...)
+}
+
+// startProgram does what startChild does with another build of this program.
+func startProgram(ctx context.Context, program string, log io.Writer, args ...string) (*child, error) {
+	c := &child{cmd: exec.CommandContext(ctx, program, args...), done: make(chan error, 1)}
 	c.cmd.Stderr = log
 	c.cmd.Cancel = func() error { return c.cmd.Process.Signal(syscall.SIGTERM) }
 	c.cmd.WaitDelay = time.Minute

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -118,6 +119,7 @@ type up struct {
 	local     *cluster.Local
 	loop      *control.Loop
 	flow      *flow.Coordinator
+	walking   atomic.Pointer[flow.Coordinator] // flow, for the control loop, which runs before it is there
 	journal   *queue.Journal
 	calls     *callBook
 	callbacks *gateway.Callbacks

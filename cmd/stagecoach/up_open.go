@@ -154,7 +154,8 @@ func (u *up) openReplicas(ctx context.Context) error {
 	u.cpu = &cpuLoad{nodes: u.nodes, log: u.log}
 	u.local, err = cluster.New(cluster.Config{
 		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(), Joining: u.cfg.NATS.Listen != "", Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
-		Epoch: epoch, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
+		Expected: u.expected,
+		Epoch:    epoch, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,
 	})
 	if err != nil {
@@ -205,6 +206,15 @@ func (u *up) background(f func(context.Context) error) {
 	u.onClose(func() error { cancel(); wg.Wait(); return nil })
 }
 
+// expected returns how many requests have yet to reach each function. The control loop runs before
+// there is a coordinator.
+func (u *up) expected() map[string]int {
+	if f := u.walking.Load(); f != nil {
+		return f.Expected()
+	}
+	return nil
+}
+
 func (u *up) openFlow(context.Context) error {
 	nc, err := u.nats.Connect("flow")
 	if err != nil {
@@ -217,6 +227,7 @@ func (u *up) openFlow(context.Context) error {
 	if err != nil {
 		return err
 	}
+	u.walking.Store(u.flow)
 	u.onClose(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), u.cfg.Control.DrainTimeout)
 		defer cancel()

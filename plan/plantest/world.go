@@ -130,6 +130,9 @@ func (w *World) load(f *plan.Function) {
 		}
 		f.Waiting, f.Running = int(w.rng.ExpFloat64()*10), w.rng.IntN(5)
 	}
+	if f.Expected = 0; f.Waiting == 0 && f.Running == 0 {
+		f.Expected = int(w.s.Rev+f.Revision) % 3
+	}
 	f.Wait, f.Busy = plan.Wait{}, plan.Busy{}
 	if f.Demand.Rate > 0 && w.rng.IntN(4) > 0 {
 		mean := time.Duration(w.rng.ExpFloat64() * 2e8)

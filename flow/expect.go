@@ -1,0 +1,38 @@
+package flow
+
+import "github.com/stagecoach-serving/stagecoach/task"
+
+// expect announces a request that has just begun to the functions of its later stages that have no
+// replica, so that they start while the first stages work.
+func (c *Core) expect(w *walk, loads []task.Load) {
+	for i := range loads {
+		if loads[i].Servers == 0 && !w.stages[i].started {
+			c.out = append(c.out, Expect{w.functions[i]})
+		}
+	}
+}
+
+// Expected adds to counts, by function, the stages that requests have not begun yet. A request that
+// does not fail begins all stages of its graph, because edges have no conditions. A stage with a call
+// per item may turn out to have no item.
+func (c *Core) Expected(counts map[string]int) {
+	for _, w := range c.walks {
+		for i := range w.stages {
+			if !w.stages[i].started {
+				counts[w.functions[i]]++
+			}
+		}
+	}
+}
+
+// Expected returns how many requests in flight have yet to reach each function, for functions with
+// such requests. Its cost grows with the number of requests.
+func (c *Coordinator) Expected() map[string]int {
+	counts := map[string]int{}
+	for _, s := range c.shards {
+		s.mu.Lock()
+		s.core.Expected(counts)
+		s.mu.Unlock()
+	}
+	return counts
+}

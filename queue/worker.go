@@ -1,0 +1,35 @@
+package queue
+
+import (
+	"context"
+	"time"
+)
+
+// job is a record to work on.
+type job struct {
+	line *line
+	item item
+	m    *message // nil: it is read first
+}
+
+// workerIdle is how long a worker without a job stays.
+const workerIdle = time.Second
+
+// worker works on a record, and on the next ones: a goroutine that stays has a stack that has grown.
+func (j *Journal) worker(ctx context.Context, next job, jobs <-chan job, work func(context.Context, Record) End) {
+	idle := time.NewTimer(workerIdle)
+	defer idle.Stop()
+	for {
+		to := j.process(ctx, next.line, next.item, next.m, work)
+		j.finish(next.line, next.item, to)
+		next = job{} // its content may be large
+		idle.Reset(workerIdle)
+		select {
+		case next = <-jobs:
+		case <-idle.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
