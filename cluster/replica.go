@@ -51,6 +51,7 @@ type replica struct {
 	since     time.Time
 	released  bool
 	starved   bool          // it was out of memory on its device
+	stuck     string        // which call does not let go of it; empty: none
 	answered  time.Duration // from its order to its first answer; 0: it has given none
 	first     time.Duration // that its first call took
 }
@@ -271,7 +272,7 @@ func (l *Local) end(n *node, r *replica, busy bool, failed error) {
 	case failed != nil:
 		e, cause = Event{Kind: Failed, Cause: failed.Error()}, failed.Error()
 	case r.state == plan.Draining: // that its process ended is what was wanted
-		if r.alive.Err() != nil {
+		if e.Cause = r.stuck; r.alive.Err() != nil {
 			e.Cause = context.Cause(r.alive).Error()
 		}
 	case r.alive.Err() != nil:
@@ -279,7 +280,7 @@ func (l *Local) end(n *node, r *replica, busy bool, failed error) {
 		// The end of a replica says nothing about the next start if it had calls, was ready for a
 		// while, or was ended by something else.
 		death, lived := deathOf(context.Cause(r.alive)), at.Sub(r.since)
-		if !busy && !death.Busy && death.End == task.EndItself && lived < settle {
+		if !busy && !death.Busy && r.stuck == "" && death.End == task.EndItself && lived < settle {
 			cause = fmt.Sprintf("lost %v after it was ready: %s", lived.Round(time.Millisecond), e.Cause)
 		}
 	}
@@ -363,6 +364,23 @@ func (l *Local) Lost(replica string, death task.Death) {
 	defer l.mu.Unlock()
 	if r := l.replicas[replica]; r != nil {
 		r.lose(lost{death})
+	}
+}
+
+// Stuck reports that the handler of a call did not let go of a replica after the call was over, and
+// which call. The replica is let go, and the next plan replaces it. It returns at once. A second
+// report, or one about an unknown replica, does nothing.
+func (l *Local) Stuck(replica, cause string) {
+	l.mu.Lock()
+	r := l.replicas[replica]
+	if r != nil && r.stuck == "" {
+		r.stuck = cause
+		l.note(r, Event{Kind: Stuck, Cause: cause})
+		r.release(errors.New(cause))
+	}
+	l.mu.Unlock()
+	if r != nil {
+		l.cfg.Changed()
 	}
 }
 

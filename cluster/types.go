@@ -117,6 +117,7 @@ const (
 	Lost     Kind = "lost"   // it ended unasked: Cause
 	Failed   Kind = "failed" // it did not start: Cause
 	CPU      Kind = "cpu"    // what it may use was changed: Cause says from what to what
+	Stuck    Kind = "stuck"  // a call on it does not let go: Cause; it is replaced
 	Barred   Kind = "barred" // its function is kept from its device for a while: Cause
 	Hidden   Kind = "out of sight"
 	Back     Kind = "back in sight"
