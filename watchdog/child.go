@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -51,6 +52,7 @@ type child struct {
 	guard  *guard        // of that port; nil: nobody else can listen there
 	gone   chan struct{} // closed when it has ended; then status is set
 	status unix.WaitStatus
+	heard  atomic.Int64 // when it last answered anything, in ns since 1970
 }
 
 // startChild starts the program and returns before it is ready.
