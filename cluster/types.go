@@ -155,6 +155,17 @@ func (t *timeline) add(e Event) {
 	t.next = (t.next + 1) % eventsKept
 }
 
+// failure returns the latest event that tells of a replica which failed; false: there is none.
+func (t *timeline) failure() (Event, bool) {
+	all := t.list()
+	for i := len(all) - 1; i >= 0; i-- {
+		if e := all[i]; e.Kind == Failed || e.Kind == Lost || e.Kind == Stuck {
+			return e, true
+		}
+	}
+	return Event{}, false
+}
+
 // list returns the events, oldest first, in memory of its own.
 func (t *timeline) list() []Event {
 	return append(append([]Event{}, t.ring[t.next:]...), t.ring[:t.next]...)

@@ -24,6 +24,8 @@ type Images interface {
 	// what is run. An error that is ErrImages says that this cannot be found out now; any other, why the image cannot be run:
 	// what was got, what is wanted.
 	Pin(ctx context.Context, image string) (digest string, err error)
+	// Stage reports whether an image that was pinned speaks the stage protocol.
+	Stage(image, digest string) bool
 }
 
 // ErrImages says that an image is not available now although the request is right, because its
@@ -36,6 +38,15 @@ type State struct {
 	Available   int     // replicas of the deployed revision that are ready for requests
 	Invocations float64 // to the function's own name and as a stage of pipelines, since the process started
 	Status      string  // ready, updating, failing or asleep, then details after a colon
+	Failure     Failure // the latest one of a replica; zero: none is known
+}
+
+// Failure tells of a replica that failed.
+type Failure struct {
+	At      time.Time
+	Replica string
+	Kind    string // failed (it did not start), lost (it ended unasked) or stuck (a call did not let go of it)
+	Cause   string
 }
 
 // Replica is one running copy of a function.
