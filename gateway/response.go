@@ -78,7 +78,7 @@ func fail(w http.ResponseWriter, c *call, e *task.Error) int {
 		h["Connection"] = []string{"close"} // the rest of the body may still come
 	}
 	c.calls, c.cause = append(c.calls, e.Stages...), e.Error()
-	text := c.cause + "\n"
+	text := hidden(c.hide, c.cause) + "\n"
 	h["Content-Type"] = []string{"text/plain; charset=utf-8"}
 	h["Content-Length"] = []string{strconv.Itoa(len(text))}
 	h["X-Content-Type-Options"] = []string{"nosniff"}
@@ -86,6 +86,14 @@ func fail(w http.ResponseWriter, c *call, e *task.Error) int {
 	w.WriteHeader(status)
 	_, _ = w.Write([]byte(text)) // as above
 	return status
+}
+
+// hidden returns an error's text as clients may read it.
+func hidden(hide func(string) string, text string) string {
+	if hide == nil {
+		return text
+	}
+	return hide(text)
 }
 
 // stamp says when the request came and how long it took.

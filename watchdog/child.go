@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -37,6 +38,19 @@ func (c *config) command() sandbox.Command {
 		}
 	}
 	return cmd
+}
+
+// hide returns a text for clients: the image's files have the paths that the function has for them, or
+// ones from the image's folder.
+func (c *config) hide(text string) string {
+	switch root := c.image.Root; {
+	case root == "" || root == "/":
+		return text
+	case c.image.Rootfs:
+		return strings.ReplaceAll(text, root, "")
+	default:
+		return strings.ReplaceAll(text, root, ".")
+	}
 }
 
 // envSecrets names the folder with a function's secrets; in a root of its own that is where OpenFaaS has it.

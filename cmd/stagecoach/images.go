@@ -68,6 +68,12 @@ func (i *images) Pin(ctx context.Context, name string) (string, error) {
 	return digest, err
 }
 
+// Stage implements provider.Images.
+func (i *images) Stage(name, digest string) bool {
+	resolved, err := i.Resolve(withDigest(name, digest))
+	return err == nil && resolved.Stage
+}
+
 // unpackTimeout bounds a start whose image has to be unpacked again.
 const unpackTimeout = time.Minute
 
@@ -96,12 +102,15 @@ func (i *images) Resolve(name string) (sandbox.Image, error) {
 }
 
 // pinned is the name of a function's image as its latest deploy found it.
-func pinned(f *provider.Deployed) string {
-	ref, err := image.ParseRef(f.Deployment.Image)
-	if f.Digest == "" || err != nil { // a folder's name may be one that no registry has
-		return f.Deployment.Image
+func pinned(f *provider.Deployed) string { return withDigest(f.Deployment.Image, f.Digest) }
+
+// withDigest returns the name of an image with what it stood for; digest is empty for a folder.
+func withDigest(name, digest string) string {
+	ref, err := image.ParseRef(name)
+	if digest == "" || err != nil { // a folder's name may be one that no registry has
+		return name
 	}
-	ref.Digest = f.Digest
+	ref.Digest = digest
 	return ref.String()
 }
 

@@ -237,7 +237,7 @@ func (u *up) openFlow(context.Context) error {
 		BodyMemory: int64(u.cfg.Requests.BodyMemory), Spool: u.store,
 		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log, Tracer: u.gatewayTracer(),
 		Rendezvous: u.meeting, HTTP: u.speaksHTTP, Measures: u.measures, Stall: u.cfg.Requests.Stall,
-		Lines: u.lines, Proxies: u.proxies,
+		Lines: u.lines, Proxies: u.proxies, Hide: u.hidePaths(),
 	})
 	return err
 }

@@ -43,6 +43,7 @@ func (u *up) openRendezvous() error {
 		u.onClose(func() error { return os.RemoveAll(folder) })
 	}
 	var err error
+	u.meets = folder
 	if u.meeting, err = gateway.NewRendezvous(folder, u.log); err != nil {
 		return err
 	}
