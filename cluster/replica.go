@@ -272,7 +272,7 @@ func (l *Local) end(n *node, r *replica, busy bool, failed error) {
 	case failed != nil:
 		e, cause = Event{Kind: Failed, Cause: failed.Error()}, failed.Error()
 	case r.state == plan.Draining: // that its process ended is what was wanted
-		if e.Cause = r.stuck; r.alive.Err() != nil {
+		if e.Cause = r.stuck; e.Cause == "" && r.alive.Err() != nil {
 			e.Cause = context.Cause(r.alive).Error()
 		}
 	case r.alive.Err() != nil:

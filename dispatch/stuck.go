@@ -44,6 +44,16 @@ func (it *item) overtime() string {
 	return "the deadline passed while it ran"
 }
 
+// name returns the id by which people know an item's call, X-Call-Id if the task has it.
+func (it *item) name() string {
+	for _, h := range it.task.Header {
+		if h.Name == "X-Call-Id" {
+			return h.Value
+		}
+	}
+	return it.task.Request
+}
+
 // hold makes a replica stuck because of a call that was cut and whose handler has not let go.
 func (c *Core) hold(now time.Time, it *item) {
 	c.timers.drop(it)
@@ -59,7 +69,7 @@ func (c *Core) hold(now time.Time, it *item) {
 	case it.timedOut():
 		what = fmt.Sprintf("exec_timeout=%v", r.timeout)
 	}
-	r.stuck = fmt.Sprintf("call %s ran %v beyond %s and did not let go", it.task.Request, beyond.Round(100*time.Millisecond), what)
+	r.stuck = fmt.Sprintf("call %s ran %v beyond %s and did not let go", it.name(), beyond.Round(100*time.Millisecond), what)
 	r.full = true
 	c.do(Stuck{Replica: r.name, Cause: r.stuck})
 	c.drain(r.name)

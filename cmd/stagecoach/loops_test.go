@@ -40,7 +40,8 @@ func (r *rig) replaced(t *testing.T, name, beyond string) {
 			t.Errorf("events %+v, want that being replaced is no failure", all)
 		}
 	}
-	if s := r.shows(name); s.status() != "ready" || !strings.Contains(s.lastFailure(), e.Replica+" stuck: "+e.Cause) {
+	s := r.shows(name)
+	if s.status() != "ready" || !strings.Contains(s.lastFailure(), e.Replica+" stuck: "+e.Cause) {
 		t.Errorf("status %q, last failure %q, want ready and the cause", s.status(), s.lastFailure())
 	}
 	if log := r.log.String(); !strings.Contains(log, e.Cause) {
@@ -73,7 +74,6 @@ func TestLoopingHandlersAreReplaced(t *testing.T) {
 		{"late", "", "its deadline", []string{"X-Timeout", "3s"}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
 			r.until(late, "a replica", func() bool { return r.shows(tc.name).AvailableReplicas == 1 })
 			a := r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/"+tc.name+tc.path, "x", tc.header...)
 			if !strings.Contains(string(a.body), tc.told) {
