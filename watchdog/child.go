@@ -104,6 +104,7 @@ func startChild(s *sandbox.Spawner, c *config) (*child, error) {
 		g.close()
 		return nil, err
 	}
+	killFirst(p.cmd.Process.Pid)
 	go func() { // ends with the process, which ends with this one
 		p.status = sandbox.Wait(p.cmd)
 		g.close()

@@ -141,6 +141,7 @@ func (f *forker) start(w http.ResponseWriter, r *http.Request) (*process, error)
 		stderr.Abandon()
 		return nil, err
 	}
+	killFirst(cmd.Process.Pid)
 	p := &process{cmd: cmd, stdout: out, stderr: stderr, fed: make(chan struct{}), ended: make(chan struct{})}
 	p.hurry = func() { _ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) } // a body in memory needs none
 	p.stop = context.AfterFunc(r.Context(), p.kill)

@@ -56,9 +56,16 @@ type watchdog struct {
 // place starts the program and waits until it is ready.
 func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 	w.forget = func() {}
-	if w.c.mode != modeHTTP {
+	switch w.c.mode {
+	case modeStatic:
+		h, root, err := static(w.c.image.Root, w.c.static)
+		if err != nil {
+			return err
+		}
+		w.function, w.forget = h, func() { _ = root.Close() } // only read
+	default:
 		w.function = &forker{c: w.c, spawner: w.spawner, log: r.Log}
-	} else {
+	case modeHTTP:
 		p, err := startChild(w.spawner, w.c)
 		if err != nil {
 			return err
