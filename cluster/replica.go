@@ -367,23 +367,6 @@ func (l *Local) Lost(replica string, death task.Death) {
 	}
 }
 
-// Stuck reports that the handler of a call did not let go of a replica after the call was over, and
-// which call. The replica is let go, and the next plan replaces it. It returns at once. A second
-// report, or one about an unknown replica, does nothing.
-func (l *Local) Stuck(replica, cause string) {
-	l.mu.Lock()
-	r := l.replicas[replica]
-	if r != nil && r.stuck == "" {
-		r.stuck = cause
-		l.note(r, Event{Kind: Stuck, Cause: cause})
-		r.release(errors.New(cause))
-	}
-	l.mu.Unlock()
-	if r != nil {
-		l.cfg.Changed()
-	}
-}
-
 // Answered tells that a replica gave its first answer, some time after it was attached, and how long that call took.
 func (l *Local) Answered(replica string, after, call time.Duration) {
 	l.mu.Lock()

@@ -6,7 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 func TestStuckReplicas(t *testing.T) {
@@ -137,5 +139,34 @@ func TestExecTimeoutIsToldToTheCaller(t *testing.T) {
 		if r, ok := e.(Reply); ok && (r.Reply.Code != task.Expired || r.Reply.Message != "it ran for longer than exec_timeout, 300ms") {
 			t.Errorf("reply %+v, want that exec_timeout ended it", r.Reply)
 		}
+	}
+}
+
+// TestStuckIsTold: a replica that does not answer a call after its exec_timeout is reported, gets
+// nothing more, and is idle at once.
+func TestStuckIsTold(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Spec{Timeout: 100 * ms})
+	a := attach(t, r.shell, "f-1", 2, 1)
+	r.submit("a")
+	id, _ := a.batch("a")
+	r.reply("a", task.Expired, "it ran for longer than exec_timeout, 100ms")
+	if f := a.read(wire.FrameCancel); f.Batch != id {
+		t.Errorf("cancel of batch %d, want %d", f.Batch, id)
+	}
+	if got := receive(t, r.stuck, "word of it"); !strings.HasPrefix(got, "f-1: call a ran 2") || !strings.HasSuffix(got, "s beyond exec_timeout=100ms and did not let go") {
+		t.Errorf("told %q", got)
+	}
+	r.submit("b")
+	if err := r.shell.Drain(t.Context(), pipeline.ParseKey("f.ns"), "f-1"); err != nil {
+		t.Error(err)
+	}
+	a.read(wire.FrameDrain)
+	b := attach(t, r.shell, "f-2", 1, 1)
+	id, _ = b.batch("b")
+	b.answer(id, 0)
+	r.reply("b", task.OK, "")
+	if len(r.stuck) > 0 || len(r.dropped) > 0 {
+		t.Errorf("told again: %d times stuck, %d times dropped", len(r.stuck), len(r.dropped))
 	}
 }
