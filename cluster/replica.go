@@ -280,7 +280,7 @@ func (l *Local) end(n *node, r *replica, busy bool, failed error) {
 		// The end of a replica says nothing about the next start if it had calls, was ready for a
 		// while, or was ended by something else.
 		death, lived := deathOf(context.Cause(r.alive)), at.Sub(r.since)
-		if !busy && !death.Busy && r.stuck == "" && death.End == task.EndItself && lived < settle {
+		if !busy && !death.Busy && death.End == task.EndItself && lived < settle {
 			cause = fmt.Sprintf("lost %v after it was ready: %s", lived.Round(time.Millisecond), e.Cause)
 		}
 	}
