@@ -21,7 +21,7 @@ import (
 // end of the call is what tells the dispatcher that a handler is still running (docs/adr/0061).
 
 const (
-	// holdMost bounds how long a call waits for the program beyond its deadline. The dispatcher ends
+	// holdMost bounds how long a call waits for the program beyond its end and deadline. The dispatcher ends
 	// the replica long before.
 	holdMost = 2 * time.Minute
 	// holdLook is the time between two looks whether a program has read a request at all.
@@ -45,7 +45,7 @@ func newHolds(ending <-chan struct{}) *holds {
 type hold struct {
 	all   *holds
 	begun time.Time
-	until time.Time     // when nobody waits for the program any more
+	due   time.Time     // the call's deadline; zero: it has none
 	done  chan struct{} // closed when the handler has returned and the request is on no connection
 
 	mu       sync.Mutex
@@ -123,12 +123,7 @@ func (s *holds) handler(next http.Handler) http.Handler {
 }
 
 func (s *holds) begin(call *stage.Call) *hold {
-	h := &hold{all: s, begun: time.Now(), done: make(chan struct{})}
-	h.until = h.begun
-	if call.Deadline.After(h.until) {
-		h.until = call.Deadline
-	}
-	h.until = h.until.Add(holdMost)
+	h := &hold{all: s, begun: time.Now(), due: call.Deadline, done: make(chan struct{})}
 	s.mu.Lock()
 	s.all[call] = h
 	s.mu.Unlock()
@@ -160,7 +155,7 @@ func (s *holds) wait(call *stage.Call) {
 		return
 	default:
 	}
-	t := time.NewTimer(time.Until(h.until))
+	t := time.NewTimer(h.patience())
 	defer t.Stop()
 	select {
 	case <-h.done:
@@ -239,6 +234,7 @@ func (c *programConn) share() (*net.TCPConn, error) {
 // watch returns once the program has let go of a connection.
 func (h *hold) watch(rest net.Conn, c *programConn) {
 	var b [1]byte
+	until := time.Now().Add(h.patience())
 	for {
 		_ = rest.SetReadDeadline(time.Now().Add(holdLook)) // fails when closed; then Read does
 		if _, err := rest.Read(b[:]); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -252,11 +248,14 @@ func (h *hold) watch(rest net.Conn, c *programConn) {
 			return
 		default:
 		}
-		if time.Now().After(h.until) || h.queued(rest, c) {
+		if time.Now().After(until) || h.queued(rest, c) {
 			return
 		}
 	}
 }
+
+// patience returns how long the program is waited for from now on.
+func (h *hold) patience() time.Duration { return max(time.Until(h.due), 0) + holdMost }
 
 // queued reports whether a program that answers other requests has read nothing of this one. Then no
 // handler runs: the request waits in the program's own line.

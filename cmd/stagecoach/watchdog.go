@@ -72,9 +72,11 @@ type kind struct {
 }
 
 func (k *kinds) look(f kind) *kind {
-	if image, err := k.images.Resolve(f.image); err == nil {
-		f.found, f.http, f.exec = true, keysmanager.Watched(image, f.env), execTimeout(image.Env, f.env)
+	image, err := k.images.Resolve(f.image)
+	if err == nil {
+		f.found, f.http = true, keysmanager.Watched(image, f.env)
 	}
+	f.exec = execTimeout(image.Env, f.env)
 	return &f
 }
 
