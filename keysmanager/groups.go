@@ -164,7 +164,7 @@ func (m *Manager) zygoteLimits() GroupLimits {
 
 // watchdogMemory is the memory that a replica has beside its function's limit if a watchdog runs its
 // program, in bytes: twice what a watchdog takes after thousands of requests on 16 connections
-// (docs/howto-http.md).
+// (docs/adr/0062).
 const watchdogMemory = 24 << 20
 
 // limits bound a replica.
