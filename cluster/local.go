@@ -263,6 +263,17 @@ func (l *Local) Events(function pipeline.Key) []Event {
 	return nil
 }
 
+// LastFailure returns the latest event of a function that tells of a replica which did not start,
+// ended unasked, or had to be replaced. It returns false if there is none among the latest events.
+func (l *Local) LastFailure(function pipeline.Key) (Event, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f := l.functions[function]; f != nil {
+		return f.timeline.failure()
+	}
+	return Event{}, false
+}
+
 // Replica is a replica as [Local.Replicas] tells of it.
 type Replica struct {
 	plan.Replica

@@ -51,6 +51,7 @@ type replica struct {
 	since     time.Time
 	released  bool
 	starved   bool          // it was out of memory on its device
+	stuck     string        // which call does not let go of it; empty: none
 	answered  time.Duration // from its order to its first answer; 0: it has given none
 	first     time.Duration // that its first call took
 }
@@ -271,7 +272,7 @@ func (l *Local) end(n *node, r *replica, busy bool, failed error) {
 	case failed != nil:
 		e, cause = Event{Kind: Failed, Cause: failed.Error()}, failed.Error()
 	case r.state == plan.Draining: // that its process ended is what was wanted
-		if r.alive.Err() != nil {
+		if e.Cause = r.stuck; e.Cause == "" && r.alive.Err() != nil {
 			e.Cause = context.Cause(r.alive).Error()
 		}
 	case r.alive.Err() != nil:

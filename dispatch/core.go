@@ -14,7 +14,7 @@ type CoreConfig struct {
 	Function    string        // pipeline.Key
 	Revision    uint64        // of its spec: what replicas are started from
 	QueueLimit  int           // tasks that may wait; 0: 1000
-	CancelGrace time.Duration // how long a canceled call may go on before its replica is given up; 0: a minute
+	CancelGrace time.Duration // how long a handler may go on after its call's limit, see stuck.go; 0: 2 s
 	Remember    int           // how many ended tasks are known, to drop their duplicates; 0: 4096
 
 	Orderer task.Orderer
@@ -62,15 +62,17 @@ type replica struct {
 	name     string
 	revision uint64
 	batches  []*batch
-	answered bool  // its first batch, which is not representative, is over
-	full     bool  // its device was out of memory: it gets no more tasks
-	suspect  *item // the suspect that it runs or is reserved for; nil: none
+	answered bool          // its first batch, which is not representative, is over
+	timeout  time.Duration // the longest time that a call may run; 0: until its deadline
+	full     bool          // it gets no more tasks: its device was out of memory, or it is stuck
+	stuck    string        // which call has not let go of it, see stuck.go; empty: none
+	suspect  *item         // the suspect that it runs or is reserved for; nil: none
 }
 
 // NewCore returns a function's dispatcher with an empty line and no replicas.
 func NewCore(cfg CoreConfig) *Core {
 	cfg.QueueLimit = cmp.Or(cfg.QueueLimit, defaultQueueLimit)
-	cfg.CancelGrace = cmp.Or(cfg.CancelGrace, time.Minute)
+	cfg.CancelGrace = cmp.Or(cfg.CancelGrace, defaultGrace)
 	cfg.Remember = cmp.Or(cfg.Remember, 4096)
 	cfg.Orderer = cmp.Or[task.Orderer](cfg.Orderer, FIFO{})
 	cfg.Router = cmp.Or[task.Router[struct{}]](cfg.Router, LeastLoaded{})
@@ -215,10 +217,10 @@ func (c *Core) cancel(now time.Time, k task.Key) {
 	c.end(now, it, task.Canceled, "canceled by the caller")
 }
 
-// cut tells the replica to stop a running call and gives it the grace to answer.
+// cut tells the replica to stop a running call, and gives the handler until it.due to let go.
 func (c *Core) cut(now time.Time, it *item) {
 	it.batch.whole = false
-	it.due = now.Add(c.cfg.CancelGrace)
+	it.due = c.patience(now, it)
 	c.schedule(it)
 	c.do(CancelCall{Replica: it.batch.replica.name, Batch: it.batch.id, Call: it.call})
 }
@@ -251,8 +253,8 @@ func (c *Core) reply(now time.Time, it *item, r *task.Reply) {
 	c.do(Reply{To: it.task.ReplyTo, Reply: r, Last: it.task.Last})
 }
 
-// expire ends what is past its deadline, asks again for keys that no longer hold, and gives up replicas that do not answer
-// canceled calls.
+// expire ends calls that are past their limit, asks again for keys that no longer hold, and gives
+// up replicas whose handlers do not let go of calls that were cut.
 func (c *Core) expire(now time.Time) {
 	for c.timers.len() > 0 {
 		it := c.timers.items[0]
@@ -262,11 +264,10 @@ func (c *Core) expire(now time.Time) {
 		late := !it.task.Deadline.IsZero() && !it.task.Deadline.After(now)
 		switch {
 		case it.state == ended:
-			c.evict(now, it.batch.replica.name, fmt.Sprintf("call %d of batch %d has no answer %v after it was canceled",
-				it.call, it.batch.id, c.cfg.CancelGrace))
+			c.hold(now, it)
 		case it.state == running:
 			c.cut(now, it)
-			c.end(now, it, task.Expired, "the deadline passed while it ran")
+			c.end(now, it, task.Expired, it.overtime())
 		case late:
 			c.waited(now, it)
 			c.end(now, it, task.Expired, "the deadline passed while it waited for a replica")
@@ -355,7 +356,11 @@ func (c *Core) send(now time.Time, i int, items []*item) {
 	for call, it := range items {
 		c.waited(now, it)
 		tasks[call] = it.task
-		it.state, it.batch, it.call, it.due = running, b, call, it.task.Deadline
+		it.state, it.batch, it.call, it.limit = running, b, call, it.task.Deadline
+		if r.timeout > 0 {
+			it.limit = earlier(it.limit, now.Add(r.timeout))
+		}
+		it.due = it.limit
 		if it.pin != nil && it.pin.revision == 0 {
 			c.pins.fix(it.pin, r.revision)
 		}

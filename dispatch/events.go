@@ -29,7 +29,8 @@ type Leave struct{ Request string }
 type ReplicaUp struct {
 	Name            string
 	Slots, MaxBatch int
-	Revision        uint64 // of the function's spec that it was started from
+	Revision        uint64        // of the function's spec that it was started from
+	Timeout         time.Duration // the longest time that a call may run, the function's exec_timeout; 0: until its deadline
 }
 
 // ReplicaDrain lets a replica finish its calls and gives it no new ones. The exception are tasks of
@@ -95,7 +96,7 @@ func (Fail) event()         {}
 func (Tick) event()         {}
 func (Close) event()        {}
 
-// Effect is something that the Core wants done: one of [Send], [CancelCall], [Reply], [Idle], [Evict], [Exhausted],
+// Effect is something that the Core wants done: one of [Send], [CancelCall], [Reply], [Idle], [Evict], [Exhausted], [Stuck],
 // [Revive], [Wanted] and [Wake]. Those that name a replica are carried out in order.
 type Effect interface{ effect() }
 
@@ -120,7 +121,8 @@ type Reply struct {
 	Last  bool // as the task's
 }
 
-// Idle says that a draining replica has nothing left. The Core has forgotten it.
+// Idle says that a draining replica has nothing left, or that only calls that are over still hold a
+// stuck one. The Core has forgotten it.
 type Idle struct{ Replica string }
 
 // Evict says that a replica broke its side of the protocol. The Core has forgotten it and answered its tasks.
@@ -129,6 +131,12 @@ type Evict struct{ Replica, Cause string }
 // Exhausted says that a replica answered a call with [task.OutOfMemory]. It drains, and gets not even tasks of requests that have
 // begun on its revision; once for each replica.
 type Exhausted struct{ Replica, Cause string }
+
+// Stuck says that the handler of a call did not let go although the call was over: it ran beyond
+// exec_timeout or its deadline and was canceled. The replica drains, and gets not even tasks of
+// requests that have begun on its revision; once per replica. [Idle] follows once no other call
+// runs on the replica: each of them ends at its limit.
+type Stuck struct{ Replica, Cause string }
 
 // Revive asks for a replica of a revision that is not the deployed one. Tasks wait for it because
 // their requests have begun on this revision, and it has no replica any more. The Core sends one
@@ -151,6 +159,7 @@ func (Reply) effect()      {}
 func (Idle) effect()       {}
 func (Evict) effect()      {}
 func (Exhausted) effect()  {}
+func (Stuck) effect()      {}
 func (Revive) effect()     {}
 func (Wanted) effect()     {}
 func (Wake) effect()       {}

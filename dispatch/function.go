@@ -205,6 +205,7 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 	var replySpace [8]Reply
 	replies, wanted := replySpace[:0], false
 	var exhausted *Exhausted // a step has one result, and so one of them at most
+	var stuck []Stuck
 	var revive []uint64
 	f.mu.Lock()
 	now := time.Now()
@@ -227,6 +228,8 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 			}
 		case Exhausted:
 			exhausted = &e
+		case Stuck:
+			stuck = append(stuck, e)
 		case Revive:
 			revive = append(revive, e.Revision)
 		case Wake:
@@ -253,6 +256,12 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 		f.shell.cfg.Logger.Warn("a device is out of memory", "function", f.name, "replica", exhausted.Replica, "cause", exhausted.Cause)
 		if tell := f.shell.cfg.OutOfMemory; tell != nil {
 			tell(f.name, exhausted.Replica, exhausted.Cause)
+		}
+	}
+	for _, e := range stuck {
+		f.shell.cfg.Logger.Warn("a replica gets no more calls: a handler does not let go", "function", f.name, "replica", e.Replica, "cause", e.Cause)
+		if tell := f.shell.cfg.Stuck; tell != nil {
+			tell(f.name, e.Replica, e.Cause)
 		}
 	}
 	for i := range replies {

@@ -22,6 +22,7 @@ type item struct {
 	key      float64   // its place in the line; lower first
 	until    time.Time // when the key expires; zero: never
 	due      time.Time // when the timers look at it next
+	limit    time.Time // when its call has to have ended, set when it is sent; zero: never
 	pos      [2]int32  // index in each heap plus 1; 0: not in it
 	state    state
 	reserved bool   // a replica is reserved for it, or runs it alone

@@ -63,7 +63,9 @@ func (f *function) attach(ctx context.Context, name string, revision uint64, c *
 	spec := f.spec
 	l.attached, l.waited, l.start = time.Now(), f.core.Waiting() > 0, hello.Load+hello.Place
 	f.mu.Unlock()
-	f.step(ReplicaUp{Name: name, Revision: revision, Slots: spec.slots(uint64(hello.Slots)), MaxBatch: min(hello.MaxBatch, spec.Batch)})
+	f.step(ReplicaUp{
+		Name: name, Revision: revision, Slots: spec.slots(uint64(hello.Slots)), MaxBatch: min(hello.MaxBatch, spec.Batch), Timeout: spec.Timeout,
+	})
 	if !l.run() { // only now, so that its end comes after its beginning
 		f.step(ReplicaDown{Name: name, Cause: errRemoved.Error()}) // while it is listed, the Core may send to it
 		l.delist()

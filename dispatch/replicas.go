@@ -15,7 +15,7 @@ func (c *Core) up(now time.Time, ev ReplicaUp) {
 	}
 	c.down(now, ev.Name, task.Death{Cause: "another replica of the same name came"})
 	i, _ := c.find(ev.Name)
-	c.replicas = slices.Insert(c.replicas, i, &replica{name: ev.Name, revision: ev.Revision})
+	c.replicas = slices.Insert(c.replicas, i, &replica{name: ev.Name, revision: ev.Revision, timeout: ev.Timeout})
 	c.view.Replicas = slices.Insert(c.view.Replicas, i,
 		task.Replica{Name: ev.Name, Slots: max(ev.Slots, 1), MaxBatch: max(ev.MaxBatch, 1)})
 	c.tally()
@@ -47,11 +47,12 @@ func (c *Core) release() {
 	before := len(c.replicas)
 	for i := 0; i < len(c.replicas); {
 		r := &c.view.Replicas[i]
-		if !r.Draining || r.Busy > 0 || c.needed(i) {
+		if !r.Draining || c.works(i) || c.needed(i) {
 			i++
 			continue
 		}
 		c.do(Idle{Replica: r.Name})
+		c.abandon(c.replicas[i])
 		c.forget(i)
 	}
 	if len(c.replicas) < before {
@@ -82,6 +83,9 @@ func (c *Core) lose(now time.Time, name string, code task.Code, death task.Death
 	}
 	r := c.replicas[i]
 	blame := r.blame(code, death.End)
+	if r.stuck != "" && code == task.ReplicaLost {
+		death.Cause = r.stuck + "; then " + death.Cause
+	}
 	c.forget(i)
 	c.fewer = true
 	for _, b := range r.batches {

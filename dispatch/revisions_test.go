@@ -74,7 +74,7 @@ func TestRevisions(t *testing.T) {
 			{0, due(together("b", 1, 0), 9*time.Second), ""},
 			{1 * ms, ReplicaDrain{"old"}, ""},
 			{2 * ms, answer("old", 1, 0), "reply a ok wait=0s service=2ms"},
-			{3 * ms, ReplicaUp{"new", 1, 1, 2}, "send new #2 b"},
+			{3 * ms, ReplicaUp{"new", 1, 1, 2, 0}, "send new #2 b"},
 			{4 * ms, Deployed{2}, ""},
 			{5 * time.Second, Tick{}, "idle old; wake 9s"},
 		}},
@@ -138,8 +138,8 @@ func TestRevisions(t *testing.T) {
 			{2 * ms, NoReplica{1, "no room"}, "reply a redeployed wait=2ms service=0s"},
 		}},
 		"a batch is of one revision": {CoreConfig{Revision: 2}, []step{
-			{0, ReplicaUp{"old", 1, 4, 1}, ""},
-			{0, ReplicaUp{"new", 1, 4, 2}, ""},
+			{0, ReplicaUp{"old", 1, 4, 1, 0}, ""},
+			{0, ReplicaUp{"new", 1, 4, 2, 0}, ""},
 			{0, together("a", 1, 1), "send old #1 a"},
 			{0, together("b", 1, 2), "send new #2 b"},
 			{1 * ms, together("a", 2, 1), ""},
@@ -158,7 +158,7 @@ func TestRevisions(t *testing.T) {
 			{2 * ms, up("new", 2), "send new #2 a"},
 		}},
 		"the present revision's tasks wait for another one of it": {CoreConfig{Revision: 1}, []step{
-			{0, ReplicaUp{"one", 2, 1, 1}, ""},
+			{0, ReplicaUp{"one", 2, 1, 1, 0}, ""},
 			{0, together("a", 1, 0), "send one #1 a"},
 			{0, together("a", 2, 0), "send one #2 a"},
 			{0, together("a", 3, 0), ""},

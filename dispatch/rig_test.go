@@ -83,6 +83,7 @@ type rig struct {
 	dropped chan string
 	deaths  chan task.Death // those of dropped
 	full    chan string
+	stuck   chan string
 	first   chan First
 }
 
@@ -95,7 +96,7 @@ func newRig(t *testing.T, spec Spec) *rig {
 	r := &rig{
 		t: t, store: store, metrics: prometheus.NewRegistry(),
 		bus:    &memoryBus{handlers: map[string]func([]byte, bool){}, replies: make(chan *task.Reply, 10_000)},
-		wanted: make(chan string, 1000), dropped: make(chan string, 10), deaths: make(chan task.Death, 10), full: make(chan string, 10), first: make(chan First, 10),
+		wanted: make(chan string, 1000), dropped: make(chan string, 10), deaths: make(chan task.Death, 10), full: make(chan string, 10), stuck: make(chan string, 10), first: make(chan First, 10),
 	}
 	r.shell, err = New(Config{
 		Bus: r.bus, Store: store, Logger: slog.New(slog.DiscardHandler), Registerer: r.metrics,
@@ -107,6 +108,7 @@ func newRig(t *testing.T, spec Spec) *rig {
 		OutOfMemory: func(_ pipeline.Key, replica, cause string) {
 			r.full <- fmt.Sprintf("%s: %s, %d replies before", replica, cause, len(r.bus.replies))
 		},
+		Stuck:       func(_ pipeline.Key, replica, cause string) { r.stuck <- replica + ": " + cause },
 		FirstAnswer: func(f First) { r.first <- f },
 	})
 	if err != nil {

@@ -60,6 +60,9 @@ type Config struct {
 	// OutOfMemory is called when a replica has answered a call with task.OutOfMemory, before the call's reply goes out. It gets
 	// nothing more; who is told lets it go with [Shell.Drain].
 	OutOfMemory func(function pipeline.Key, replica, cause string)
+	// Stuck is called when the handler of a call did not let go after the call was over. The replica
+	// gets nothing more; the receiver starts another one and lets this one go with [Shell.Drain].
+	Stuck func(function pipeline.Key, replica, cause string)
 	// Dropped is called when a replica was given up for a reason that [Shell.Lost] did not tell: its connection closed, or it
 	// broke the protocol. Its process may still run.
 	Dropped func(function pipeline.Key, replica string, death task.Death)
@@ -77,11 +80,12 @@ type First struct {
 // Spec is what a function's owner asked for, as far as its line is concerned.
 type Spec struct {
 	Function    pipeline.Key
-	Revision    uint64 // of the function's spec
-	QueueLimit  int    // tasks that may wait; 0: 1000
-	MaxReplicas int    // at the largest scale allowed
-	Slots       int    // batches a replica takes at a time, at most; 0: as many as it says
-	Batch       int    // largest batch; 0: 1
+	Revision    uint64        // of the function's spec
+	QueueLimit  int           // tasks that may wait; 0: 1000
+	MaxReplicas int           // at the largest scale allowed
+	Slots       int           // batches a replica takes at a time, at most; 0: as many as it says
+	Batch       int           // largest batch; 0: 1
+	Timeout     time.Duration // the longest time that a call may run, the function's exec_timeout; 0: until its deadline
 }
 
 // Shell runs the dispatchers of all functions that this process owns. Its methods are safe for concurrent use.
@@ -127,8 +131,8 @@ func (s *Shell) function(key pipeline.Key) *function { return (*s.functions.Load
 // Owns reports whether this process owns a function's line.
 func (s *Shell) Owns(function pipeline.Key) bool { return s.function(function) != nil }
 
-// Ensure makes this process the owner of a function's line, or changes its limits. Slots and Batch hold for replicas that
-// attach from now on.
+// Ensure makes this process the owner of a function's line, or changes its limits. Slots, Batch
+// and Timeout hold for replicas that attach from now on.
 func (s *Shell) Ensure(spec Spec) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -111,7 +111,7 @@ func TestSuspects(t *testing.T) {
 		"canceled while it runs, and still on the replica": {CoreConfig{CancelGrace: 50 * ms}, []step{
 			{0, up("r1", 2, 1), ""},
 			{0, again("x", 0), "send r1 #1 x"},
-			{1 * ms, cancelAgain("x"), "cancel r1 #1.0; reply x canceled wait=0s service=1ms; wake 51ms"},
+			{1 * ms, cancelAgain("x"), "cancel r1 #1.0; reply x canceled wait=0s service=1ms; wake 1m0.001s"},
 			{2 * ms, submit("b", 0), ""},
 			{3 * ms, answer("r1", 1, 0), "send r1 #2 b"},
 		}},

@@ -192,7 +192,9 @@ func (g *Gateway) run(ctx context.Context, r task.Request, inf *tensor.Inference
 		}
 	}
 	if terr != nil {
-		res.fail(terr)
+		told := *terr
+		told.Cause = hidden(g.cfg.Hide, terr.Cause)
+		res.fail(&told)
 		e.Cause, e.Calls = terr.Error(), append(e.Calls, terr.Stages...)
 		o = runEnd{fault: terr.Internal, convicted: terr.Convicted, retryAfter: terr.RetryAfter}
 	}

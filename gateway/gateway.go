@@ -63,6 +63,10 @@ type Config struct {
 	Log        *slog.Logger
 	Tracer     Tracer // nil: no spans
 
+	// Hide removes from the text of an error what clients must not read, such as paths of the
+	// machine; nil: nothing has to be removed. Logs and spans have the whole text.
+	Hide func(text string) string
+
 	// Rendezvous is where functions for which HTTP is true are met; nil: they get their requests as other functions do.
 	Rendezvous *Rendezvous
 	HTTP       func(key pipeline.Key) bool
@@ -174,9 +178,10 @@ type call struct {
 	path  string       // after the name, escaped
 	id    string       // X-Call-Id
 	start time.Time
-	trace Trace         // nil: none
-	calls []task.Timing // what its tasks cost
-	cause string        // why it failed
+	trace Trace               // nil: none
+	calls []task.Timing       // what its tasks cost
+	cause string              // why it failed
+	hide  func(string) string // see Config
 
 	traceparent string  // for the function
 	body        *source // that may still be read; nil: none
@@ -197,7 +202,7 @@ type call struct {
 // serve does what sync and async requests have in common: find the target, count, bound; do answers and returns the status.
 // c says what the URL says.
 func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, c call, do func(http.ResponseWriter, *http.Request, *call) int) {
-	c.start = time.Now()
+	c.start, c.hide = time.Now(), g.cfg.Hide
 	h := w.Header()
 	given := r.Header.Get("X-Call-Id")
 	if c.id = given; !validID(given) {

@@ -100,18 +100,27 @@ func fail(w http.ResponseWriter, c *call, e *task.Error) int {
 		h["Connection"] = []string{"close"} // the rest of the body may still come
 	}
 	c.calls, c.cause = append(c.calls, e.Stages...), e.Error()
+	text := hidden(c.hide, c.cause)
 	stamp(h, c)
 	if c.protocol {
-		inferenceError(w, status, c.cause)
+		inferenceError(w, status, text)
 		return status
 	}
-	text := c.cause + "\n"
+	text += "\n"
 	h["Content-Type"] = []string{"text/plain; charset=utf-8"}
 	h["Content-Length"] = []string{strconv.Itoa(len(text))}
 	h["X-Content-Type-Options"] = []string{"nosniff"}
 	w.WriteHeader(status)
 	_, _ = w.Write([]byte(text)) // as above
 	return status
+}
+
+// hidden returns an error's text as clients may read it.
+func hidden(hide func(string) string, text string) string {
+	if hide == nil {
+		return text
+	}
+	return hide(text)
 }
 
 // stamp says when the request came and how long it took.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -38,7 +39,8 @@ type Group interface {
 
 // GroupLimits bound a group's processes together; 0: not at all.
 type GroupLimits struct {
-	Memory   int64 `json:"memory,omitempty"`   // bytes, without swap
+	Memory   int64 `json:"memory,omitempty"`   // bytes, without swap, of the function's own processes
+	Platform int64 `json:"platform,omitempty"` // bytes beside Memory, for a process of the platform in the group
 	CPUMilli int   `json:"cpuMilli,omitempty"` // thousandths of a core
 	PIDs     int   `json:"pids,omitempty"`     // processes and threads
 }
@@ -94,6 +96,10 @@ func (m *Manager) enclose(id, function string, l GroupLimits) (*enclosure, []*os
 		return nil, nil, nil
 	}
 	first := l
+	if first.Memory > 0 {
+		first.Memory += first.Platform
+	}
+	first.Platform = 0
 	first.CPUMilli = 0 // the processor is not bounded while it is started, by threads that others wait for as well
 	g, err := m.cfg.Groups.Create(id, first)
 	if err != nil {
@@ -155,6 +161,11 @@ func (m *Manager) retainGroups() {
 func (m *Manager) zygoteLimits() GroupLimits {
 	return GroupLimits{Memory: m.cfg.Memory, PIDs: maxProcesses}
 }
+
+// watchdogMemory is the memory that a replica has beside its function's limit if a watchdog runs its
+// program, in bytes: twice what a watchdog takes after thousands of requests on 16 connections
+// (docs/adr/0062).
+const watchdogMemory = 24 << 20
 
 // limits bound a replica.
 func (s Spec) limits() GroupLimits {
@@ -220,6 +231,24 @@ func (e *enclosure) passedItsLimit() bool {
 	}
 	u, err := e.group.Usage()
 	return err == nil && u.OOMKills > 0
+}
+
+// tellsOutOfMemory returns what a watchdog in the group needs to tell that the kernel killed a process
+// because of the replica's memory limit: see wire.EnvOutOfMemory. files are those that the group is
+// entered with. It returns an empty string if there is no limit.
+func (e *enclosure) tellsOutOfMemory(files []*os.File) string {
+	if e == nil || e.limits.Memory == 0 {
+		return ""
+	}
+	for _, f := range files {
+		for _, name := range []string{"memory.events", "memory.oom_control"} { // of version 2 and 1
+			path := filepath.Join(filepath.Dir(f.Name()), name)
+			if _, err := os.Stat(path); err == nil {
+				return path + " " + e.outOfMemory()
+			}
+		}
+	}
+	return ""
 }
 
 func (e *enclosure) outOfMemory() string {

@@ -23,7 +23,7 @@ type realGroups struct{ *cgroup.Root }
 type realGroup struct{ *cgroup.Group }
 
 func (g realGroups) Create(name string, l GroupLimits) (Group, error) {
-	made, err := g.Root.Create(name, cgroup.Limits(l))
+	made, err := g.Root.Create(name, cgroup.Limits{Memory: l.Memory, CPUMilli: l.CPUMilli, PIDs: l.PIDs})
 	return realGroup{made}, err
 }
 

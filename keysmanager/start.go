@@ -125,7 +125,11 @@ func (m *Manager) count(key zygoteKey, hit bool) {
 // spawn starts p as a process of its own. Its files, from descriptor 3 on, begin with its stage socket.
 func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) (err error) {
 	begin := time.Now()
-	group, groups, err := m.enclose(p.entry, o.Spec.Function, o.Spec.limits())
+	limits := o.Spec.limits()
+	if Watched(image, env) {
+		limits.Platform = watchdogMemory
+	}
+	group, groups, err := m.enclose(p.entry, o.Spec.Function, limits)
 	if err != nil {
 		return err
 	}
@@ -150,6 +154,7 @@ func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string
 		if err := m.shim(&command, o.Spec, image); err != nil {
 			return err
 		}
+		command.Env[wire.EnvOutOfMemory] = group.tellsOutOfMemory(groups)
 	}
 	ended := m.await(p.entry)
 	pid, err := m.begin(o.Spec, who, warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
@@ -168,7 +173,7 @@ func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string
 // the stage protocol: the image does not, or the environment asks for one of of-watchdog's modes.
 func Watched(image sandbox.Image, env map[string]string) bool {
 	switch env["mode"] {
-	case "http", "streaming", "serializing":
+	case "http", "streaming", "serializing", "static":
 		return true
 	}
 	return !image.Stage

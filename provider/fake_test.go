@@ -121,6 +121,9 @@ func (r bookReader) Read(ctx context.Context) ([]LogLine, uint64, error) {
 	return out, lost, err
 }
 
+// Stage implements Images: images whose names say so are stages.
+func (f *fakes) Stage(image, _ string) bool { return strings.Contains(image, "/stage-") }
+
 func (f *fakes) Pin(_ context.Context, image string) (string, error) {
 	switch {
 	case strings.HasPrefix(image, "stagecoach/"):

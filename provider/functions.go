@@ -147,6 +147,7 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 	delete(deref(d.Annotations), StatusAnnotation)
 	delete(deref(d.Annotations), ReplicasAnnotation)
 	delete(deref(d.Annotations), GuessAnnotation)
+	delete(deref(d.Annotations), FailureAnnotation)
 	fn, err := parse(d, pipeline.Parse)
 	out := Deployed{Key: fn.Key(), Deployment: d, Declared: fn, CreatedAt: time.Now().UTC()}
 	err = errors.Join(err, p.check(d))
@@ -159,8 +160,11 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 			bad = &pipeline.FieldError{Path: "image", Got: strconv.Quote(d.Image), Want: "an image that can be run: " + bad.Error()}
 		}
 		out.Digest, err = digest, errors.Join(err, bad)
+		if bad == nil {
+			err = errors.Join(err, p.checkMode(d, digest))
+		}
 	}
-	if err == nil && out.Digest == "" && d.EnvProcess == "" && d.EnvVars["fprocess"] == "" && d.EnvVars["function_process"] == "" {
+	if err == nil && out.Digest == "" && namesNoProcess(d) {
 		if out.Guess, err = p.Images.Guess(d.Image); err != nil {
 			err = &pipeline.FieldError{Path: "envProcess", Got: "none, and image " + quote(d.Image) + ": " + err.Error(), Want: "the command to run, as fprocess in the stack file (faas-cli deploy --fprocess)"}
 		}
@@ -257,6 +261,7 @@ func (p *Provider) describe(w http.ResponseWriter, r *http.Request) {
 	}
 	out := p.show(&d)
 	annotate(&out, ReplicasAnnotation, replicas(p.Status.Replicas(d.Key)))
+	annotate(&out, FailureAnnotation, p.lastFailure(r.Context(), d.Key))
 	if usage, _ := strconv.ParseBool(r.URL.Query().Get("usage")); usage {
 		if u, ok := p.Status.Usage(d.Key); ok {
 			out.Usage = &types.FunctionUsage{CPU: u.CPUMilli, TotalMemoryBytes: u.MemoryBytes}
@@ -450,4 +455,10 @@ func readValue(d *json.Decoder, v any, most int64) error {
 	default:
 		return &pipeline.FieldError{Path: "body", Got: err.Error(), Want: "one JSON object"}
 	}
+}
+
+// namesNoProcess reports whether a deployment leaves it to the image which program runs. In mode static
+// none does.
+func namesNoProcess(d types.FunctionDeployment) bool {
+	return d.EnvProcess == "" && d.EnvVars["fprocess"] == "" && d.EnvVars["function_process"] == "" && d.EnvVars["mode"] != "static"
 }

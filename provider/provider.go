@@ -27,6 +27,8 @@ type Images interface {
 	// Guess returns what an image without a digest, a folder, seems to be made to run. An error says that it might be one
 	// of several programs, and names them.
 	Guess(image string) (Guess, error)
+	// Stage reports whether an image that was pinned speaks the stage protocol.
+	Stage(image, digest string) bool
 }
 
 // Guess is the process of a function whose deployment names none.
@@ -46,6 +48,15 @@ type State struct {
 	Available   int     // replicas of the deployed revision that are ready for requests
 	Invocations float64 // to the function's own name and as a stage of pipelines, since the process started
 	Status      string  // ready, updating, failing or asleep, then details after a colon
+	Failure     Failure // the latest one of a replica; zero: none is known
+}
+
+// Failure tells of a replica that failed.
+type Failure struct {
+	At      time.Time
+	Replica string
+	Kind    string // failed (it did not start), lost (it ended unasked) or stuck (a call did not let go of it)
+	Cause   string
 }
 
 // Replica is one running copy of a function.

@@ -2,6 +2,7 @@ package watchdog
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -98,7 +99,7 @@ func request(c *stage.Call, direct bool) (*http.Request, error) {
 	r := (&http.Request{
 		Method: method, URL: u, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}, Host: c.HeaderValue("X-Forwarded-Host"),
 		Body: io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)),
-	}).WithContext(c.Context())
+	}).WithContext(context.WithValue(c.Context(), callKey{}, c))
 	for _, h := range c.Header {
 		switch h.Name {
 		case "Http-Method", "Http-Path", "Http-Query", task.HeaderDirect:

@@ -13,6 +13,8 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -38,6 +40,19 @@ func (c *config) command() sandbox.Command {
 	return cmd
 }
 
+// hide returns a text for clients: the image's files have the paths that the function has for them, or
+// ones from the image's folder.
+func (c *config) hide(text string) string {
+	switch root := c.image.Root; {
+	case root == "" || root == "/":
+		return text
+	case c.image.Rootfs:
+		return strings.ReplaceAll(text, root, "")
+	default:
+		return strings.ReplaceAll(text, root, ".")
+	}
+}
+
 // envSecrets names the folder with a function's secrets; in a root of its own that is where OpenFaaS has it.
 const (
 	envSecrets    = "secret_mount_path"
@@ -51,6 +66,7 @@ type child struct {
 	guard  *guard        // of that port; nil: nobody else can listen there
 	gone   chan struct{} // closed when it has ended; then status is set
 	status unix.WaitStatus
+	heard  atomic.Int64 // when it last answered anything, in ns since 1970
 }
 
 // startChild starts the program and returns before it is ready.
@@ -88,6 +104,7 @@ func startChild(s *sandbox.Spawner, c *config) (*child, error) {
 		g.close()
 		return nil, err
 	}
+	killFirst(p.cmd.Process.Pid)
 	go func() { // ends with the process, which ends with this one
 		p.status = sandbox.Wait(p.cmd)
 		g.close()

@@ -21,6 +21,7 @@ const (
 	modeHTTP        = "http"
 	modeStreaming   = "streaming"
 	modeSerializing = "serializing"
+	modeStatic      = "static"
 )
 
 // config is what a replica's environment says.
@@ -35,8 +36,10 @@ type config struct {
 	upstream    *url.URL          // where it listens; nil: on the port that it is given
 	ready       string            // path to ask; empty: see the package
 	health      string            // path to ask while it serves; empty: none
+	static      string            // folder of the image whose files are served, in mode static
 	contentType string            // of what a process a request prints
 	slots       int               // requests at a time
+	oom         oom
 
 	delay, period     time.Duration // before the first and between two looks at its health
 	exec, read, write time.Duration // bounds of a request: all of it, its body's coming, its answer's going; 0: none
@@ -106,7 +109,7 @@ func parse(environ []string) (config, error) {
 	if len(c.process) == 0 {
 		c.process = slices.Clone(c.image.Entrypoint)
 	}
-	if len(c.process) == 0 {
+	if len(c.process) == 0 && c.mode != modeStatic {
 		errs = append(errs, fmt.Errorf("image %q has no executable ./%s and no entrypoint, and the function no fprocess: want one of them", c.image.Name, sandbox.Executable))
 	}
 	c.slots = slotsFork
@@ -116,9 +119,11 @@ func parse(environ []string) (config, error) {
 		var err error
 		c.upstream, err = upstream(cmp.Or(given["upstream_url"], given["http_upstream_url"]))
 		errs = append(errs, err)
+	case modeStatic:
+		c.slots, c.static = slotsHTTP, cmp.Or(given["static_path"], staticPath)
 	case modeStreaming, modeSerializing:
 	default:
-		errs = append(errs, fmt.Errorf("mode=%q, want %s, %s or %s", c.mode, modeHTTP, modeStreaming, modeSerializing))
+		errs = append(errs, fmt.Errorf("mode=%q, want %s, %s, %s or %s", c.mode, modeHTTP, modeStreaming, modeSerializing, modeStatic))
 	}
 	return c, errors.Join(errs...)
 }
@@ -139,6 +144,7 @@ func (c *config) identify(given map[string]string) error {
 		return fmt.Errorf("environment %s: %w; a function is started by `stagecoach up`", wire.EnvImage, err)
 	}
 	c.secrets = given[wire.EnvSecrets]
+	c.oom.file, c.oom.text, _ = strings.Cut(given[wire.EnvOutOfMemory], " ")
 	for name, to := range map[string]any{wire.EnvAccount: &c.account, wire.EnvNetwork: &c.network} {
 		if given[name] == "" {
 			continue

@@ -32,9 +32,11 @@ type forker struct {
 }
 
 func (f *forker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	kills := f.c.oom.kills()
 	p, err := f.start(w, r)
 	if err != nil {
-		refuse(w, http.StatusInternalServerError, err.Error())
+		f.log.Error("a process was not started", "error", err)
+		refuse(w, http.StatusInternalServerError, f.c.hide(err.Error()))
 		return
 	}
 	w.Header().Set("Content-Type", f.c.contentType)
@@ -56,7 +58,7 @@ func (f *forker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case copied != nil:
 		why = "the function's output: " + copied.Error()
 	case status.Signaled():
-		why = "the function's process was killed by " + unix.SignalName(status.Signal())
+		why = "the function's process was " + f.c.oom.why(status, kills)
 	case status.ExitStatus() == 0:
 		out.end()
 		return
@@ -68,7 +70,7 @@ func (f *forker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.log.Error("an answer was broken off", "error", why)
 		panic(http.ErrAbortHandler) // the client must not take what came for the whole
 	}
-	refuse(w, code, why)
+	refuse(w, code, f.c.hide(why))
 }
 
 // answer is what a process prints on its way to the client: at once, or kept until the process has ended well.
@@ -139,6 +141,7 @@ func (f *forker) start(w http.ResponseWriter, r *http.Request) (*process, error)
 		stderr.Abandon()
 		return nil, err
 	}
+	killFirst(cmd.Process.Pid)
 	p := &process{cmd: cmd, stdout: out, stderr: stderr, fed: make(chan struct{}), ended: make(chan struct{})}
 	p.hurry = func() { _ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) } // a body in memory needs none
 	p.stop = context.AfterFunc(r.Context(), p.kill)

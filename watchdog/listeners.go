@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +36,7 @@ const (
 	diagBytecode = 1  // INET_DIAG_REQ_BYTECODE
 	diagSource   = 7  // INET_DIAG_BC_S_COND
 	diagOnly6    = 11 // INET_DIAG_SKV6ONLY
+	diagUnread   = 56 // idiag_rqueue in struct inet_diag_msg
 )
 
 // listeners returns the sockets that listen on a TCP port, on any address; port 0: on any port. It
@@ -133,4 +135,53 @@ func diagListener(m []byte) listener {
 		a = a[min((size+3)&^3, len(a)):]
 	}
 	return l
+}
+
+// unread returns how many bytes the other end of a TCP connection of this machine has not read yet.
+func unread(c net.Conn) (int, error) {
+	here, ok1 := c.LocalAddr().(*net.TCPAddr)
+	there, ok2 := c.RemoteAddr().(*net.TCPAddr)
+	if !ok1 || !ok2 {
+		return 0, fmt.Errorf("connection of type %T, want TCP", c)
+	}
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
+	if err != nil {
+		return 0, fmt.Errorf("what a connection has left: %w", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Sendto(fd, diagPeer(here.AddrPort(), there.AddrPort()), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return 0, fmt.Errorf("what a connection has left: %w", err)
+	}
+	buf := make([]byte, 8<<10)
+	n, _, err := unix.Recvfrom(fd, buf, 0)
+	if err != nil {
+		return 0, fmt.Errorf("what a connection has left: %w", err)
+	}
+	if n < diagHeader+diagAnswer || binary.NativeEndian.Uint16(buf[4:]) != unix.SOCK_DIAG_BY_FAMILY {
+		return 0, fmt.Errorf("what a connection has left: the kernel knows no connection from %v to %v", there, here)
+	}
+	return int(binary.NativeEndian.Uint32(buf[diagHeader+diagUnread:])), nil
+}
+
+// diagPeer asks for the socket at the other end of the connection from here to there.
+func diagPeer(here, there netip.AddrPort) []byte {
+	b := make([]byte, diagHeader+diagRequest)
+	binary.NativeEndian.PutUint32(b, uint32(len(b)))
+	binary.NativeEndian.PutUint16(b[4:], unix.SOCK_DIAG_BY_FAMILY)
+	binary.NativeEndian.PutUint16(b[6:], unix.NLM_F_REQUEST)
+	q := b[diagHeader:]
+	q[0], q[1] = unix.AF_INET, unix.IPPROTO_TCP
+	from, to := there.Addr().Unmap(), here.Addr().Unmap()
+	if from.Is6() {
+		q[0] = unix.AF_INET6
+	}
+	binary.NativeEndian.PutUint32(q[4:], ^uint32(0)) // in any state
+	binary.BigEndian.PutUint16(q[8:], there.Port())
+	binary.BigEndian.PutUint16(q[10:], here.Port())
+	copy(q[12:28], from.AsSlice())
+	copy(q[28:44], to.AsSlice())
+	for i := 48; i < 56; i++ {
+		q[i] = 0xff // no cookie
+	}
+	return b
 }

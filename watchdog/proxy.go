@@ -48,7 +48,7 @@ const lastMoment = 200 * time.Millisecond
 // proxy hands requests to the program as they are.
 func proxy(p *child, slots int, log *slog.Logger) (h http.Handler, done func()) {
 	t := &http.Transport{
-		DialContext:        p.dial,
+		DialContext:        p.connect,
 		DisableCompression: true, MaxIdleConnsPerHost: slots, IdleConnTimeout: idle, WriteBufferSize: 32 << 10, ReadBufferSize: 32 << 10,
 	}
 	prefix := strings.TrimSuffix(p.at.EscapedPath(), "/")

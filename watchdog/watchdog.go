@@ -35,7 +35,7 @@ func Run(ctx context.Context) error {
 	}
 	spawner := sandbox.NewSpawner()
 	defer spawner.Close()
-	w := &watchdog{c: &c, spawner: spawner}
+	w := &watchdog{c: &c, spawner: spawner, holds: newHolds(ctx.Done())}
 	err = stage.Run(ctx, stage.Hooks{Place: w.place, Infer: w.infer, Slots: c.slots})
 	w.stop()
 	return err
@@ -50,14 +50,22 @@ type watchdog struct {
 	function  http.Handler
 	forget    func() // idle connections
 	exchanges *exchanges
+	holds     *holds
 }
 
 // place starts the program and waits until it is ready.
 func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 	w.forget = func() {}
-	if w.c.mode != modeHTTP {
+	switch w.c.mode {
+	case modeStatic:
+		h, root, err := static(w.c.image.Root, w.c.static)
+		if err != nil {
+			return err
+		}
+		w.function, w.forget = h, func() { _ = root.Close() } // only read
+	default:
 		w.function = &forker{c: w.c, spawner: w.spawner, log: r.Log}
-	} else {
+	case modeHTTP:
 		p, err := startChild(w.spawner, w.c)
 		if err != nil {
 			return err
@@ -69,6 +77,7 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 		}
 		w.child = p
 		w.function, w.forget = proxy(p, w.c.slots, r.Log)
+		w.function = w.holds.handler(w.function)
 	}
 	w.function = bounded(w.c.exec, w.function)
 	w.exchanges = newExchanges(w.function, w.c.read, w.c.write, r.Log)
@@ -132,9 +141,10 @@ func follow(s unix.WaitStatus) {
 	os.Exit(s.ExitStatus())
 }
 
-// infer runs one call.
+// infer runs one call. It returns once the program has let go of it.
 func (w *watchdog) infer(_ context.Context, calls []*stage.Call) []stage.Result {
 	c := calls[0]
+	defer w.holds.wait(c)
 	direct := false
 	for _, h := range c.Header {
 		if h.Name != task.HeaderDirect {
@@ -165,4 +175,5 @@ func (w *watchdog) stop() {
 	if w.forget != nil {
 		w.forget()
 	}
+	w.holds.close()
 }

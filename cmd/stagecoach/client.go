@@ -89,6 +89,9 @@ type functionStatus struct {
 // status returns the status of the deployed revision: a state, then details after a colon.
 func (s *functionStatus) status() string { return s.Annotations[provider.StatusAnnotation] }
 
+// lastFailure returns when and why a replica last failed, and its last lines; "": none has.
+func (s *functionStatus) lastFailure() string { return s.Annotations[provider.FailureAnnotation] }
+
 // in reports whether the deployed revision is in a state.
 func (s *functionStatus) in(state string) bool {
 	is, _, _ := strings.Cut(s.status(), ":")

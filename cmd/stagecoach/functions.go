@@ -116,6 +116,9 @@ func describeFunction(f functionStatus, d deployment, gateway string, out io.Wri
 	if why := d.Annotations[provider.StatusAnnotation]; why != "" {
 		fmt.Fprintf(t, "Status:\t%s\n", why)
 	}
+	if why := f.lastFailure(); why != "" {
+		fmt.Fprintf(t, "Last failure:\t%s\n", strings.ReplaceAll(why, " | ", "\n\t"))
+	}
 	if f.Usage != nil && f.AvailableReplicas > 0 {
 		fmt.Fprintf(t, "Usage:\t%.0fm CPU, %s\n", f.Usage.CPU, plan.Size(int64(f.Usage.TotalMemoryBytes)))
 	}
@@ -130,6 +133,7 @@ func describeFunction(f functionStatus, d deployment, gateway string, out io.Wri
 	delete(d.Annotations, provider.ReplicasAnnotation)
 	delete(d.Annotations, provider.StatusAnnotation)
 	delete(d.Annotations, provider.GuessAnnotation)
+	delete(d.Annotations, provider.FailureAnnotation)
 	describeMap(t, "Annotations", d.Annotations)
 	if len(d.Secrets) > 0 {
 		fmt.Fprintf(t, "Secrets:\t%s\n", strings.Join(d.Secrets, ", "))

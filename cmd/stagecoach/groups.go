@@ -18,7 +18,7 @@ type nodeGroup struct{ *cgroup.Group }
 
 // Create implements keysmanager.Groups.
 func (g nodeGroups) Create(name string, l keysmanager.GroupLimits) (keysmanager.Group, error) {
-	made, err := g.Root.Create(name, cgroup.Limits(l))
+	made, err := g.Root.Create(name, cgroup.Limits{Memory: l.Memory, CPUMilli: l.CPUMilli, PIDs: l.PIDs})
 	if err != nil {
 		return nil, err
 	}

@@ -213,7 +213,7 @@ func TestAHostileFunctionTakesNoMore(t *testing.T) {
 		}
 	}
 	a := r.must(http.StatusInternalServerError, http.MethodPost, "/function/hungry", "memory 2000\n")
-	if !strings.Contains(string(a.body), "SIGKILL") {
+	if !strings.Contains(string(a.body), "killed: out of memory, its limit is 1 GiB (limits.memory)") {
 		t.Errorf("%s, want it killed at its limit of memory", a.body)
 	}
 	if got := r.attack("hungry", "memory 10"); got[0] != "10" {

@@ -74,6 +74,12 @@ func (i *images) Guess(name string) (provider.Guess, error) {
 	return provider.Guess(g), err
 }
 
+// Stage implements provider.Images.
+func (i *images) Stage(name, digest string) bool {
+	resolved, err := i.Resolve(withDigest(name, digest))
+	return err == nil && resolved.Stage
+}
+
 // unpackTimeout bounds a start whose image has to be unpacked again.
 const unpackTimeout = time.Minute
 
@@ -101,13 +107,17 @@ func (i *images) Resolve(name string) (sandbox.Image, error) {
 	}, nil
 }
 
-// pinned is the name of a function's image as its latest deploy found it: one name per image, however the deploy spelt it.
-func pinned(f *provider.Deployed) string {
-	ref, err := image.ParseRef(f.Deployment.Image)
-	if f.Digest == "" || err != nil { // a folder's name may be one that no registry has
-		return image.Familiar(f.Deployment.Image)
+// pinned is the name of a function's image as its latest deploy found it.
+func pinned(f *provider.Deployed) string { return withDigest(f.Deployment.Image, f.Digest) }
+
+// withDigest returns the name of an image with what it stood for, one per image however a deploy spelt
+// it; digest is empty for a folder.
+func withDigest(name, digest string) string {
+	ref, err := image.ParseRef(name)
+	if digest == "" || err != nil { // a folder's name may be one that no registry has
+		return image.Familiar(name)
 	}
-	return ref.Name + "@" + f.Digest
+	return ref.Name + "@" + digest
 }
 
 // Images that nothing uses are removed each collectEvery, when nobody has touched them for collectAfter.

@@ -54,7 +54,11 @@ func (s *status) State(key pipeline.Key) provider.State {
 	if detail != "" {
 		state += ": " + detail
 	}
-	return provider.State{Replicas: is.Wanted, Available: is.Ready, Invocations: s.gateway.Invocations(key), Status: state}
+	out := provider.State{Replicas: is.Wanted, Available: is.Ready, Invocations: s.gateway.Invocations(key), Status: state}
+	if e, ok := s.local.LastFailure(key); ok {
+		out.Failure = provider.Failure{At: e.At, Replica: e.Replica, Kind: string(e.Kind), Cause: e.Cause}
+	}
+	return out
 }
 
 // stands returns the state of a function's deployed revision, and its details; detail is empty if

@@ -126,6 +126,7 @@ type up struct {
 	gateway   *gateway.Gateway
 	kinds     *kinds
 	meeting   *gateway.Rendezvous
+	meets     string // folder of the meeting's socket
 	status    *status
 	tracer    *telemetry.Tracer // nil: nobody wants spans
 	events    *events.Hub

@@ -141,6 +141,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 		Revive:      func(function pipeline.Key, revision uint64) { u.local.Revive(function, revision) },
 		FirstAnswer: func(f dispatch.First) { u.local.Answered(f.Replica, f.After, f.Call) },
 		OutOfMemory: func(_ pipeline.Key, replica, cause string) { u.local.OutOfMemory(replica, cause) },
+		Stuck:       func(_ pipeline.Key, replica, cause string) { u.local.Stuck(replica, cause) },
 		Dropped:     func(_ pipeline.Key, replica string, death task.Death) { u.local.Lost(replica, death) },
 	})
 	if err != nil {
@@ -247,7 +248,7 @@ func (u *up) openFlow(context.Context) error {
 		BodyMemory: int64(u.cfg.Requests.BodyMemory), Spool: u.store,
 		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log, Tracer: u.gatewayTracer(),
 		Rendezvous: u.meeting, HTTP: u.speaksHTTP, Measures: u.measures, Stall: u.cfg.Requests.Stall,
-		Lines: u.lines, Proxies: u.proxies,
+		Lines: u.lines, Proxies: u.proxies, Hide: u.hidePaths(),
 	})
 	return err
 }
@@ -302,6 +303,7 @@ func (u *up) follow(context.Context) error {
 			u.gateway.Tidy()
 		} else if err := u.lines.Ensure(dispatch.Spec{
 			Function: f.Key, Revision: f.Revision, QueueLimit: f.Declared.QueueLimit, MaxReplicas: maxReplicas(f.Declared), Batch: f.Declared.Batch,
+			Timeout: u.kinds.timeout(f.Key),
 		}); err != nil {
 			u.log.Error("function has no line", "function", f.Key, "error", err)
 		}

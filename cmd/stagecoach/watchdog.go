@@ -7,13 +7,16 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/gateway"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/stage"
 	"github.com/stagecoach-serving/stagecoach/watchdog"
 )
 
@@ -40,6 +43,7 @@ func (u *up) openRendezvous() error {
 		u.onClose(func() error { return os.RemoveAll(folder) })
 	}
 	var err error
+	u.meets = folder
 	if u.meeting, err = gateway.NewRendezvous(folder, u.log); err != nil {
 		return err
 	}
@@ -64,13 +68,43 @@ type kind struct {
 	env   map[string]string
 	found bool // its image was there to be looked at
 	http  bool
+	exec  time.Duration // its exec_timeout; 0: none
 }
 
 func (k *kinds) look(f kind) *kind {
-	if image, err := k.images.Resolve(f.image); err == nil {
+	image, err := k.images.Resolve(f.image)
+	if err == nil {
 		f.found, f.http = true, keysmanager.Watched(image, f.env)
 	}
+	f.exec = execTimeout(image.Env, f.env)
 	return &f
+}
+
+// execTimeout returns the bound of a call that a function's environment sets over its image's. It
+// returns 0 for none, and for one that its replicas will refuse.
+func execTimeout(image []string, env map[string]string) time.Duration {
+	const name = "exec_timeout"
+	value, ok := env[name]
+	for _, kv := range image {
+		if v, is := strings.CutPrefix(kv, name+"="); is && !ok {
+			value = v
+		}
+	}
+	d, err := stage.Duration(name, value)
+	if err != nil {
+		return 0
+	}
+	return d
+}
+
+// timeout returns the bound of a call of a function that was deployed; 0: none.
+func (k *kinds) timeout(key pipeline.Key) time.Duration {
+	v, ok := k.known.Load(key)
+	if !ok {
+		return 0
+	}
+	f, _ := v.(*kind)
+	return f.exec
 }
 
 // changed takes what is deployed under a key now; nil: nothing.

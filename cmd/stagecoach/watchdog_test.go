@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/openfaas/faas-provider/types"
 
@@ -44,5 +45,26 @@ func TestKindsOfAFunctionDeployedMeanwhile(t *testing.T) {
 				t.Errorf("known: %t", ok)
 			}
 		})
+	}
+}
+
+// TestExecTimeoutOfImages: the function's variable wins over its image's, and one that replicas will
+// refuse bounds nothing.
+func TestExecTimeoutOfImages(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		image []string
+		env   map[string]string
+		want  time.Duration
+	}{
+		{nil, nil, 0},
+		{[]string{"PATH=/bin", "exec_timeout=10"}, nil, 10 * time.Second},
+		{[]string{"exec_timeout=10s"}, map[string]string{"exec_timeout": "300ms"}, 300 * time.Millisecond},
+		{[]string{"exec_timeout=10s"}, map[string]string{"exec_timeout": ""}, 0},
+		{nil, map[string]string{"exec_timeout": "soon"}, 0},
+	} {
+		if got := execTimeout(tc.image, tc.env); got != tc.want {
+			t.Errorf("%v and %v: %v, want %v", tc.image, tc.env, got, tc.want)
+		}
 	}
 }

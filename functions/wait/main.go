@@ -3,7 +3,8 @@
 // real work is, and every figure made with it says so. With a model, a replica computes once on a small input before it is
 // ready, so that what starts is as heavy as what it stands for.
 //
-// Environment: wait_mean (default 200ms), wait_cv (coefficient of variation, default 0.5), wait_seed (default: chance).
+// Environment: wait_mean (default 200ms), wait_cv (coefficient of variation, default 0.5), wait_seed (default: chance),
+// wait_stubborn (true: it does not stop when its call is over, as a handler that ignores its context; default false).
 package main
 
 import (
@@ -25,9 +26,10 @@ import (
 
 // settings is what the environment says.
 type settings struct {
-	mean time.Duration
-	cv   float64
-	seed uint64
+	mean     time.Duration
+	cv       float64
+	seed     uint64
+	stubborn bool // it goes on with calls that are over
 }
 
 func parse(getenv func(string) string) (settings, error) {
@@ -47,6 +49,13 @@ func parse(getenv func(string) string) (settings, error) {
 		if s.seed, err = strconv.ParseUint(v, 10, 64); err != nil {
 			return s, fmt.Errorf("wait_seed=%q, want a number", v)
 		}
+	}
+	switch v := getenv("wait_stubborn"); v {
+	case "", "false":
+	case "true":
+		s.stubborn = true
+	default:
+		return s, fmt.Errorf("wait_stubborn=%q, want true or false", v)
 	}
 	return s, nil
 }
@@ -80,11 +89,15 @@ func main() {
 			mu.Unlock()
 			t := time.NewTimer(d)
 			defer t.Stop()
+			over := c.Context().Done()
+			if s.stubborn {
+				over = nil
+			}
 			select {
 			case <-t.C:
 				text := fmt.Sprintf("waited %v in place of a device", d.Round(time.Millisecond))
 				return tensor.Activation{{ContentType: "text/plain", Bytes: []byte(text)}}, nil
-			case <-c.Context().Done():
+			case <-over:
 				return nil, c.Context().Err()
 			}
 		}),

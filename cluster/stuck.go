@@ -1,0 +1,25 @@
+package cluster
+
+import (
+	"errors"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// Stuck reports that the handler of a call did not let go of a replica after the call was over, and
+// which call. The replica is let go, and the next plan replaces it. It returns at once. A second
+// report, or one about an unknown replica, does nothing.
+func (l *Local) Stuck(replica, cause string) {
+	l.mu.Lock()
+	r := l.replicas[replica]
+	if r != nil && r.stuck == "" {
+		r.stuck = cause
+		l.note(r, Event{Kind: Stuck, Cause: cause})
+		r.state, r.since = plan.Draining, l.now() // for the next plan, before the replica's goroutine has seen it
+		r.release(errors.New(cause))
+	}
+	l.mu.Unlock()
+	if r != nil {
+		l.cfg.Changed()
+	}
+}

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+// one are labels of a function that has exactly one replica.
+func one() map[string]string { return map[string]string{"min": "1", "max": "1"} }
+
+// replaced waits until a replica of the function that does not let go of a call was replaced, and
+// checks what is told of it. beyond is what the call ran beyond.
+func (r *rig) replaced(t *testing.T, name, beyond string) {
+	t.Helper()
+	cause := regexp.MustCompile(`^call \S+ ran [2-9][.0-9]*s beyond ` + regexp.QuoteMeta(beyond) + ` and did not let go$`)
+	r.until(late, "the replica to be given up", func() bool { return len(r.events(name, "stuck")) > 0 })
+	e := r.events(name, "stuck")[0]
+	if !cause.MatchString(e.Cause) {
+		t.Errorf("event %+v, want the cause %v", e, cause)
+	}
+	r.until(late, "the old replica to be stopped, and another one ready", func() bool {
+		for _, end := range r.events(name, "stopped") {
+			if end.Replica == e.Replica {
+				return end.Cause == e.Cause && r.shows(name).AvailableReplicas == 1
+			}
+		}
+		return false
+	})
+	for _, kind := range []string{"failed", "lost"} {
+		if all := r.events(name, kind); len(all) > 0 {
+			t.Errorf("events %+v, want that being replaced is no failure", all)
+		}
+	}
+	s := r.shows(name)
+	if s.status() != "ready" || !strings.Contains(s.lastFailure(), e.Replica+" stuck: "+e.Cause) {
+		t.Errorf("status %q, last failure %q, want ready and the cause", s.status(), s.lastFailure())
+	}
+	if log := r.log.String(); !strings.Contains(log, e.Cause) {
+		t.Errorf("the log does not say %q", e.Cause)
+	}
+}
+
+// TestLoopingHandlersAreReplaced: of each kind of function, a handler that goes on after
+// exec_timeout or its caller's deadline costs its caller a 504, and its replica is replaced.
+func TestLoopingHandlersAreReplaced(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	loops := func(name string, env ...string) fn { return httpFn(name, one(), env...) }
+	stubborn := func(name string, env ...string) fn {
+		f := fn{name, "wait", one(), nil, map[string]string{"wait_mean": "1h", "wait_cv": "0", "wait_stubborn": "true"}}
+		for i := 0; i < len(env); i += 2 {
+			f.env[env[i]] = env[i+1]
+		}
+		return f
+	}
+	r.deployAll(loops("web", "exec_timeout", "1s"), loops("patient"), stubborn("stage", "exec_timeout", "1s"), stubborn("late"))
+	for _, tc := range []struct {
+		name, path, beyond string
+		header             []string
+		told               string
+	}{
+		{"web", "/spin?for=10m", "exec_timeout=1s", nil, "exec_timeout, 1s"},
+		{"patient", "/spin?for=10m", "its deadline", []string{"X-Timeout", "3s"}, ""},
+		{"stage", "", "exec_timeout=1s", nil, "exec_timeout, 1s"},
+		{"late", "", "its deadline", []string{"X-Timeout", "3s"}, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r.until(late, "a replica", func() bool { return r.shows(tc.name).AvailableReplicas == 1 })
+			a := r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/"+tc.name+tc.path, "x", tc.header...)
+			if !strings.Contains(string(a.body), tc.told) {
+				t.Errorf("body %s, want %q", a.body, tc.told)
+			}
+			r.replaced(t, tc.name, tc.beyond)
+			if tc.path != "" {
+				r.must(http.StatusOK, http.MethodPost, "/function/"+tc.name+"/echo", "x", "X-Timeout", "1m")
+			}
+		})
+	}
+}
+
+// TestOtherCallsEndOnAStuckReplica: a replica that is given up because of one call goes on with its
+// others until they have ended, while its replacement serves.
+func TestOtherCallsEndOnAStuckReplica(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	r.deployAll(httpFn("web", one()))
+	r.until(late, "a replica", func() bool { return r.shows("web").AvailableReplicas == 1 })
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		a, err := r.trySend(http.MethodPost, "/function/web/slow?for=15s&name=other", "", "X-Timeout", "3m")
+		if err != nil || a.status != http.StatusOK || string(a.body) != "done\n" {
+			t.Errorf("%v: status %d %s, want that the other call ends well", err, a.status, a.body)
+		}
+	})
+	r.until(soon, "the other call to run", func() bool { return r.line("web").Running == 1 })
+	r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/web/spin?for=10m", "", "X-Timeout", "2s")
+	r.until(late, "the replica to be given up", func() bool { return len(r.events("web", "stuck")) == 1 })
+	r.must(http.StatusOK, http.MethodPost, "/function/web/echo", "x", "X-Timeout", "1m") // by the replacement
+	if len(r.events("web", "stopped")) > 0 {
+		t.Log("the machine is slow: the other call ended first")
+	}
+	wg.Wait()
+	r.replaced(t, "web", "its deadline")
+	if ready := r.events("web", "ready"); len(ready) != 2 {
+		t.Errorf("%d replicas were ready, want the first and its replacement", len(ready))
+	}
+}
+
+// TestLoopingPythonHandlerIsReplaced: a handler in Python that never returns.
+func TestLoopingPythonHandlerIsReplaced(t *testing.T) {
+	t.Parallel()
+	py := proctest.Pip(t)
+	images := t.TempDir()
+	r := start(t, "--images", images, "--ort", "")
+	c := &cli{t, t.TempDir(), r.base}
+	if err := os.MkdirAll(filepath.Join(c.dir, "loops"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c.write("loops/handler.py", `import stagecoach as sc
+
+
+@sc.each
+def infer(state, call: sc.Call) -> str:
+    while call.input.text() == "loop":
+        pass
+    return "done"
+`)
+	c.write("stack.yml", fmt.Sprintf(`version: 1.0
+provider: {name: openfaas, gateway: "http://127.0.0.1:8080"}
+functions:
+  loops:
+    lang: python3-stage
+    handler: ./loops
+    image: example/loops:latest
+    fprocess: %s ./stage
+    environment: {exec_timeout: 1s}
+    labels: {com.openfaas.scale.min: "1", com.openfaas.scale.max: "1"}
+`, py))
+	c.run("loops", "", "build", "--images", images)
+	c.run("loops: ready with 1 replicas", "", "deploy", "--wait")
+	a := r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/loops", "loop")
+	if !strings.Contains(string(a.body), "exec_timeout, 1s") {
+		t.Errorf("body %s, want exec_timeout", a.body)
+	}
+	r.replaced(t, "loops", "exec_timeout=1s")
+	c.run(`^done$`, "x", "invoke", "loops", "--header", "X-Timeout="+time.Minute.String())
+	c.run(`Last failure: +\S+ loops-\S+ stuck: call \S+ ran \S+ beyond exec_timeout=1s and did not let go`, "", "describe", "loops")
+}

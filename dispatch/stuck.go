@@ -1,0 +1,108 @@
+package dispatch
+
+import (
+	"fmt"
+	"time"
+)
+
+// A call is over at its limit: when it has run for the function's exec_timeout, or at its deadline.
+// Its caller is answered, and the replica is told to stop the call. A handler that lets go answers
+// the call, late, which frees its slot. A handler that has not let go some time after the limit
+// makes its replica stuck: the replica gets no more tasks, its other calls go on until their own
+// limits, and then the replica is idle.
+
+const (
+	// defaultGrace is how long a handler may go on after its call's limit.
+	defaultGrace = 2 * time.Second
+	// endlessGrace is how long the handler of a canceled call that has no limit may go on.
+	endlessGrace = time.Minute
+)
+
+// patience returns until when the handler of a call that is cut now may go on. A call whose caller
+// has left may use all the time that it was given.
+func (c *Core) patience(now time.Time, it *item) time.Time {
+	switch {
+	case it.limit.IsZero():
+		return now.Add(endlessGrace)
+	case it.limit.Before(now):
+		return now.Add(c.cfg.CancelGrace)
+	default:
+		return it.limit.Add(c.cfg.CancelGrace)
+	}
+}
+
+// timedOut reports whether a call's limit is exec_timeout, not its deadline.
+func (it *item) timedOut() bool {
+	return !it.limit.IsZero() && (it.task.Deadline.IsZero() || it.limit.Before(it.task.Deadline))
+}
+
+// overtime returns why a running call ended at its limit.
+func (it *item) overtime() string {
+	if it.timedOut() {
+		return fmt.Sprintf("it ran for longer than exec_timeout, %v", it.batch.replica.timeout)
+	}
+	return "the deadline passed while it ran"
+}
+
+// name returns the id by which people know an item's call, X-Call-Id if the task has it.
+func (it *item) name() string {
+	for _, h := range it.task.Header {
+		if h.Name == "X-Call-Id" {
+			return h.Value
+		}
+	}
+	return it.task.Request
+}
+
+// hold makes a replica stuck because of a call that was cut and whose handler has not let go.
+func (c *Core) hold(now time.Time, it *item) {
+	c.timers.drop(it)
+	r := it.batch.replica
+	i, ok := c.find(r.name)
+	if !ok || r.stuck != "" {
+		return
+	}
+	beyond, what := now.Sub(it.limit), "its deadline"
+	switch {
+	case it.limit.IsZero():
+		beyond, what = endlessGrace, "its cancellation"
+	case it.timedOut():
+		what = fmt.Sprintf("exec_timeout=%v", r.timeout)
+	}
+	r.stuck = fmt.Sprintf("call %s ran %v beyond %s and did not let go", it.name(), beyond.Round(100*time.Millisecond), what)
+	r.full = true
+	c.do(Stuck{Replica: r.name, Cause: r.stuck})
+	c.drain(r.name)
+	if r.suspect != nil {
+		c.vacate(i)
+	}
+}
+
+// works reports whether the i-th replica has calls to wait for. Of a stuck replica, these are the
+// calls that have not been answered.
+func (c *Core) works(i int) bool {
+	r := c.replicas[i]
+	if r.stuck == "" {
+		return c.view.Replicas[i].Busy > 0
+	}
+	for _, b := range r.batches {
+		for _, it := range b.items {
+			if it != nil && it.state == running {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// abandon forgets the calls that still hold a stuck replica. They have been answered.
+func (c *Core) abandon(r *replica) {
+	for _, b := range r.batches {
+		c.onBoard -= b.left
+		for _, it := range b.items {
+			if it != nil {
+				c.timers.drop(it)
+			}
+		}
+	}
+}

@@ -1,0 +1,60 @@
+package provider
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/openfaas/faas-provider/types"
+
+	"github.com/stagecoach-serving/stagecoach/logbook"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+)
+
+// TestModesOfTheWatchdog: a deploy with a mode that the watchdog has is accepted, and so is any word
+// of a stage, whose own variable it is. A refusal names the modes.
+func TestModesOfTheWatchdog(t *testing.T) {
+	a := newAPI(t, newMemoryStore(), nil)
+	for i, tc := range []struct {
+		image, mode string
+		status      int
+	}{
+		{"stagecoach/echo:1", "http", http.StatusAccepted},
+		{"stagecoach/echo:1", "streaming", http.StatusAccepted},
+		{"stagecoach/echo:1", "serializing", http.StatusAccepted},
+		{"stagecoach/echo:1", "static", http.StatusAccepted},
+		{"stagecoach/stage-a:1", "eager", http.StatusAccepted},
+		{"stagecoach/echo:1", "eager", http.StatusBadRequest},
+		{"stagecoach/echo:1", "afterburn", http.StatusBadRequest},
+	} {
+		text := a.must(tc.status, post, functions, fmt.Sprintf(`{"service":"f%d","image":%q,"envVars":{"mode":%q}}`, i, tc.image, tc.mode))
+		if tc.status == http.StatusBadRequest && !strings.Contains(text, `envVars.mode: got "`+tc.mode+`", want http, streaming, serializing or static`) {
+			t.Errorf("%s of %s: %s, want the field and the modes", tc.mode, tc.image, text)
+		}
+	}
+}
+
+// TestDescribeShowsTheLastFailure: when and why a replica failed, and its last lines, each of them in
+// one line.
+func TestDescribeShowsTheLastFailure(t *testing.T) {
+	a := newAPI(t, newMemoryStore(), nil)
+	a.must(http.StatusAccepted, post, functions, `{"service":"echo","image":"stagecoach/echo:1"}`)
+	const key = "echo.openfaas-fn"
+	described := func() string {
+		return (*decodeJSON[types.FunctionStatus](t, a.must(http.StatusOK, get, "/system/function/echo", "")).Annotations)[FailureAnnotation]
+	}
+	a.fakes.states[key] = State{Status: "ready"}
+	if s := decodeJSON[types.FunctionStatus](t, a.must(http.StatusOK, get, "/system/function/echo", "")); s.Annotations != nil && (*s.Annotations)[FailureAnnotation] != "" {
+		t.Errorf("a failure of nothing: %v", *s.Annotations)
+	}
+	a.fakes.states[key] = State{Status: "ready", Failure: Failure{At: time.Unix(0, 0), Replica: "echo-a", Kind: "lost", Cause: "exit status 3:\n no words"}}
+	for i := range 7 {
+		a.book.Add(pipeline.ParseKey(key), logbook.Line{At: time.Unix(int64(i), 0), Replica: "echo-a", Text: fmt.Sprintf("line\t%d", i)})
+		a.book.Add(pipeline.ParseKey(key), logbook.Line{At: time.Unix(int64(i), 0), Replica: "echo-b", Text: "another one's"})
+	}
+	if got, want := described(), "1970-01-01T00:00:00Z echo-a lost: exit status 3: no words | line 2 | line 3 | line 4 | line 5 | line 6"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,179 @@
+package watchdog
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/stage"
+)
+
+// heldServer is a program with a handler, behind a proxy that notes what the program holds.
+type heldServer struct {
+	t     *testing.T
+	holds *holds
+	h     http.Handler
+	looks chan struct{} // gets each look at a connection
+}
+
+func holdsOf(t *testing.T, program string) *heldServer {
+	t.Helper()
+	ending := make(chan struct{})
+	s := &heldServer{t: t, holds: newHolds(ending), looks: make(chan struct{})}
+	s.holds.look = func() {
+		select {
+		case s.looks <- struct{}{}:
+		case <-ending:
+		}
+	}
+	p := at(t, program)
+	proxy, done := proxy(p, 4, slog.New(slog.DiscardHandler))
+	s.h = s.holds.handler(proxy)
+	t.Cleanup(func() { close(ending); done(); s.holds.close() })
+	return s
+}
+
+// begin sends a request of a call of its own. When cut, the call's caller has left; let is closed
+// when the program has let go of it.
+func (s *heldServer) begin(path string) (cut func(), let <-chan struct{}) {
+	ctx, cut := context.WithCancel(s.t.Context())
+	call := &stage.Call{}
+	r := httptest.NewRequest(http.MethodGet, path, nil).WithContext(context.WithValue(ctx, callKey{}, call))
+	done := make(chan struct{})
+	go func() { // ends with the program's answer or the test
+		defer close(done)
+		s.h.ServeHTTP(httptest.NewRecorder(), r)
+		s.holds.wait(call)
+	}()
+	return cut, done
+}
+
+func (s *heldServer) lets(let <-chan struct{}, what string) {
+	s.t.Helper()
+	late := time.After(soon)
+	for {
+		select {
+		case <-let:
+			return
+		case <-s.looks:
+		case <-late:
+			s.t.Fatalf("%s: the call is held for %v", what, soon)
+		}
+	}
+}
+
+// keeps waits for a few looks, after which the call must still be held.
+func (s *heldServer) keeps(let <-chan struct{}, what string) {
+	s.t.Helper()
+	for range 4 {
+		select {
+		case <-s.looks:
+		case <-let:
+			s.t.Fatal(what + " has let go")
+		case <-time.After(soon):
+			s.t.Fatal(what + ": nobody looks")
+		}
+	}
+}
+
+// TestProgramLetsGo: a call is held by a handler that goes on after its caller has left, and only by
+// that.
+func TestProgramLetsGo(t *testing.T) {
+	t.Parallel()
+	begun, release := make(chan struct{}, 1), make(chan struct{})
+	free := sync.OnceFunc(func() { close(release) })
+	mux := http.NewServeMux()
+	mux.HandleFunc("/ignores", func(http.ResponseWriter, *http.Request) { begun <- struct{}{}; <-release })
+	mux.HandleFunc("/heeds", func(_ http.ResponseWriter, r *http.Request) { begun <- struct{}{}; <-r.Context().Done() })
+	mux.HandleFunc("/writes", func(w http.ResponseWriter, _ *http.Request) { // until that fails
+		begun <- struct{}{}
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			if _, err := fmt.Fprintln(w, "tick"); err != nil {
+				return
+			}
+			if http.NewResponseController(w).Flush() != nil {
+				return
+			}
+			<-tick.C
+		}
+	})
+	mux.HandleFunc("/answers", func(http.ResponseWriter, *http.Request) {})
+	program := httptest.NewServer(mux)
+	defer program.Close()
+	defer free()
+	s := holdsOf(t, program.URL)
+
+	_, let := s.begin("/answers")
+	s.lets(let, "a call that was answered")
+	for _, path := range []string{"/heeds", "/writes"} {
+		cut, let := s.begin(path)
+		<-begun
+		cut()
+		s.lets(let, path)
+	}
+	cut, let := s.begin("/ignores")
+	<-begun
+	cut()
+	_, other := s.begin("/answers")
+	s.lets(other, "a call beside it")
+	s.keeps(let, "a handler that goes on")
+	free()
+	s.lets(let, "a handler that has ended")
+}
+
+// TestCallsInTheProgramsLine: a request that the program has not read holds nothing while the
+// program answers others; it does while the program answers nobody.
+func TestCallsInTheProgramsLine(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	s := holdsOf(t, "http://"+l.Addr().String())
+	cut, let := s.begin("/queued")
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for n := 0; n == 0; { // until the request is there
+		if n, err = waiting(conn); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cut()
+	s.keeps(let, "a program that answers nobody")
+	_, other := s.begin("/answered")
+	second, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	if _, err := second.Read(make([]byte, 4096)); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprint(second, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+	s.lets(other, "a call that was answered")
+	s.lets(let, "a call that waits in the line of a program that answers others")
+}
+
+// waiting returns how many bytes a connection has for its reader.
+func waiting(c net.Conn) (int, error) {
+	other := swapped{c}
+	return unread(other)
+}
+
+// swapped is a connection seen from its other end.
+type swapped struct{ net.Conn }
+
+func (s swapped) LocalAddr() net.Addr  { return s.Conn.RemoteAddr() }
+func (s swapped) RemoteAddr() net.Addr { return s.Conn.LocalAddr() }
