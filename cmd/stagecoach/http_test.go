@@ -350,10 +350,13 @@ func TestOtherKinds(t *testing.T) {
 	if !strings.Contains(string(a.body), `stage "first": the function answered 422: status 422`) {
 		t.Errorf("%s", a.body)
 	}
-	broken := fn{name: "broken", image: "echo-http", labels: map[string]string{"max": "1"}}
-	r.deployAll(broken)
+	guessed := fn{name: "guessed", image: "echo-http", labels: map[string]string{"max": "1"}, env: map[string]string{"mode": "http"}}
+	broken := guessed
+	broken.name, broken.env = "broken", map[string]string{"mode": "http", "fprocess": "./no-such-program"}
+	r.deployAll(guessed, broken)
+	r.must(http.StatusOK, http.MethodPost, "/function/guessed/status?code=200", "x")
 	a = r.send(http.MethodPost, "/function/broken", "", "X-Timeout", "1m")
-	if a.status < 500 || !strings.Contains(string(a.body), "no fprocess") {
+	if a.status < 500 || !strings.Contains(string(a.body), "no-such-program") {
 		t.Errorf("%d %s", a.status, a.body)
 	}
 }
