@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
-	"net/http/httputil"
 	"net/url"
 	"strconv"
 	"strings"
@@ -74,7 +73,6 @@ type Gateway struct {
 	inFlight atomic.Int64
 	memory   atomic.Int64 // of bodies, in bytes
 	stalls   stalls
-	proxy    *httputil.ReverseProxy
 }
 
 // New returns a gateway whose metrics are registered.
@@ -89,7 +87,7 @@ func New(c Config) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Gateway{cfg: c, metrics: m, ids: newIDs(), proxy: newProxy(c.Log)}, nil
+	return &Gateway{cfg: c, metrics: m, ids: newIDs()}, nil
 }
 
 // Invocations returns the number of requests for this function or pipeline that have ended, plus
@@ -172,6 +170,8 @@ type call struct {
 	body        *source // that may still be read; nil: none
 	upload      *upload // of a request to a function that speaks HTTP, if it has a body
 
+	sending []<-chan struct{} // each is closed when an attempt at the request does not read its body any more
+
 	batches bool   // the client measures the function, and is told in which batches its calls ran
 	broken  bool   // the answer broke off: the connection has to, too
 	spools  bool   // a large body may go to the spool
@@ -199,6 +199,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, name, path strin
 	c.trace = g.begin(c.start, r.Header.Get("Traceparent"), r.Header.Get("Tracestate"))
 	var code int
 	defer g.forget(&c)
+	defer c.waitSent()                       // which endBody ends
 	defer func() { c.endBody(w, r, code) }() // at last: the request has ended, and takes nobody's place but its body's memory
 	defer g.inFlight.Add(-1)
 	switch {
