@@ -213,7 +213,12 @@ func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.R
 			out.Trailer = maps.Clone(r.Trailer)
 			again := body.again(out.Trailer)
 			defer again.Close()
-			defer context.AfterFunc(ctx, body.cut)()
+			stop := context.AfterFunc(ctx, body.cut)
+			defer func() {
+				if stop(); ctx.Err() != nil {
+					body.cut() // it may have been stopped before it began
+				}
+			}()
 			out.Body = again
 		}
 	}

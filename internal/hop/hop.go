@@ -202,8 +202,10 @@ func (r *Request) answer(w http.ResponseWriter, resp *http.Response, in *reader)
 	streams := resp.ContentLength < 0 || strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
 	rc := http.NewResponseController(w)
 	if resp.Body != http.NoBody {
-		if streams && in.r.Buffered() == 0 && rc.Flush() != nil {
-			return errGone
+		if streams && in.r.Buffered() == 0 {
+			if err := flush(rc); err != nil {
+				return err
+			}
 		}
 		if err := pass(w, rc, resp.Body, in, streams); err != nil {
 			return err
@@ -226,6 +228,14 @@ func (r *Request) answer(w http.ResponseWriter, resp *http.Response, in *reader)
 // errGone says that nobody takes the answer.
 var errGone = errors.New("the answer could not be passed on")
 
+// flush sends what has been written of an answer, unless that is kept in memory.
+func flush(rc *http.ResponseController) error {
+	if err := rc.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return fmt.Errorf("%w: %w", errGone, err)
+	}
+	return nil
+}
+
 // pass copies an answer's body. One that streams does not wait for more of it.
 func pass(w io.Writer, rc *http.ResponseController, body io.Reader, in *reader, streams bool) error {
 	b := takeBuffer()
@@ -237,8 +247,8 @@ func pass(w io.Writer, rc *http.ResponseController, body io.Reader, in *reader, 
 				return fmt.Errorf("%w: %w", errGone, err)
 			}
 			if streams && err == nil && in.r.Buffered() == 0 {
-				if err := rc.Flush(); err != nil {
-					return fmt.Errorf("%w: %w", errGone, err)
+				if err := flush(rc); err != nil {
+					return err
 				}
 			}
 		}

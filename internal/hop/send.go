@@ -141,11 +141,16 @@ type sending struct {
 
 func (s *sending) run() {
 	defer close(s.done)
-	err := s.plain
-	if s.r.In.ContentLength < 0 {
-		err = s.chunks
+	_, err := s.c.Write(s.head.b) // before anything of the body, which may take long to come
+	s.head.give()
+	b := takeBuffer()
+	defer b.give()
+	if whole := b.b[:cap(b.b)]; err == nil && s.r.In.ContentLength < 0 {
+		err = s.chunks(whole)
+	} else if err == nil {
+		err = s.plain(whole)
 	}
-	s.end(err())
+	s.end(err)
 }
 
 // end takes note of what has become of the sending, before anybody can notice it elsewhere.
@@ -184,58 +189,36 @@ func (e *bodyError) Unwrap() error { return e.err }
 // room is what a chunk's size takes in front of it, at most.
 const room = len("ffffffff\r\n")
 
-// plain sends the head and a body that has a length.
-func (s *sending) plain() error {
-	b := takeBuffer()
-	defer b.give()
-	left, body := s.r.In.ContentLength, s.r.In.Body
-	start := copy(b.b[:cap(b.b)], s.head.b)
-	if start < len(s.head.b) || cap(b.b)-start < headSize { // a large one
-		if _, err := s.c.Write(s.head.b); err != nil {
-			s.head.give()
-			return err
-		}
-		start = 0
-	}
-	s.head.give()
-	for {
-		n, err := body.Read(b.b[start : start+int(min(int64(cap(b.b)-start), left))])
+// plain sends a body that has a length.
+func (s *sending) plain(b []byte) error {
+	for left := s.r.In.ContentLength; left > 0; {
+		n, err := s.r.In.Body.Read(b[:min(int64(len(b)), left)])
 		left -= int64(n)
-		if n+start > 0 {
-			if _, err := s.c.Write(b.b[:start+n]); err != nil {
+		if n > 0 {
+			if _, err := s.c.Write(b[:n]); err != nil {
 				return err
 			}
-			start = 0
 		}
-		switch {
-		case left == 0:
-			return nil
-		case errors.Is(err, io.EOF):
-			return &bodyError{io.ErrUnexpectedEOF}
-		case err != nil:
+		if errors.Is(err, io.EOF) && left > 0 {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil && left > 0 {
 			return &bodyError{err}
 		}
 	}
+	return nil
 }
 
-// chunks sends the head and a body in chunks, each as it comes.
-func (s *sending) chunks() error {
-	_, err := s.c.Write(s.head.b)
-	s.head.give()
-	if err != nil {
-		return err
-	}
-	b := takeBuffer()
-	defer b.give()
-	whole := b.b[:cap(b.b)]
+// chunks sends a body in chunks, each as it comes.
+func (s *sending) chunks(b []byte) error {
 	for {
-		n, err := s.r.In.Body.Read(whole[room : len(whole)-2])
+		n, err := s.r.In.Body.Read(b[room : len(b)-2])
 		if n > 0 {
 			var size [room]byte
 			head := append(strconv.AppendInt(size[:0], int64(n), 16), "\r\n"...)
-			at := room - copy(whole[room-len(head):], head)
-			copy(whole[room+n:], "\r\n")
-			if _, err := s.c.Write(whole[at : room+n+2]); err != nil {
+			at := room - copy(b[room-len(head):], head)
+			copy(b[room+n:], "\r\n")
+			if _, err := s.c.Write(b[at : room+n+2]); err != nil {
 				return err
 			}
 		}
@@ -246,7 +229,7 @@ func (s *sending) chunks() error {
 			return &bodyError{err}
 		}
 	}
-	end := append(b.b, "0\r\n"...)
+	end := append(b[:0], "0\r\n"...)
 	for name, values := range s.r.In.Trailer {
 		for _, value := range values {
 			if token(name) && printable(value, ' ') {
@@ -254,6 +237,6 @@ func (s *sending) chunks() error {
 			}
 		}
 	}
-	_, err = s.c.Write(append(end, "\r\n"...))
+	_, err := s.c.Write(append(end, "\r\n"...))
 	return err
 }

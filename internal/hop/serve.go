@@ -113,8 +113,8 @@ func (x *exchange) run(r *http.Request) (out Served) {
 	if x.hijacked {
 		return Served{}
 	}
-	if x.finish() != nil {
-		return Served{}
+	if r.Context().Err() != nil || x.finish() != nil {
+		return Served{} // the handler may have said nothing because nobody waits
 	}
 	ended := x.body == nil || x.body.ended
 	if x.s.Read > 0 || x.s.Write > 0 || x.given {
