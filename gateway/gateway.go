@@ -59,6 +59,7 @@ type Config struct {
 	// Rendezvous is where functions for which HTTP is true are met; nil: they get their requests as other functions do.
 	Rendezvous *Rendezvous
 	HTTP       func(key pipeline.Key) bool
+	Exec       func(key pipeline.Key) time.Duration       // exec_timeout of a function that speaks HTTP; 0: none, or another kind of function; nil: none has one
 	Measures   func(key pipeline.Key, holder string) bool // whether a function is pinned by this holder: who may know how its calls were put together; nil: nobody
 	Stall      time.Duration                              // that a client may send nothing of its body and take nothing of its answer; 0: as long as it likes
 	Lines      Lines                                      // for which clients may not wait as long as Stall says while others do; nil: they may

@@ -89,7 +89,7 @@ const settleTime = 100 * time.Millisecond
 // stream runs a request of a function that speaks HTTP. Its task waits for a replica like any other; the replica then comes
 // to the rendezvous, and the HTTP exchange runs there.
 func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
-	timeout, terr := g.timeout(r.Header.Get("X-Timeout"))
+	timeout, terr := g.timeout(c, r.Header.Get("X-Timeout"))
 	if terr != nil {
 		return fail(w, c, terr)
 	}

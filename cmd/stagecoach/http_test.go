@@ -54,6 +54,7 @@ func TestHTTPFunction(t *testing.T) {
 	})
 	t.Run("events", func(t *testing.T) { r.events2(t) })
 	t.Run("upgrade", func(t *testing.T) { r.upgrades(t) })
+	t.Run("framing", func(t *testing.T) { r.frames(t) })
 	t.Run("client leaves", func(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
 		ended := make(chan error, 1)

@@ -235,7 +235,7 @@ func (u *up) openFlow(context.Context) error {
 		Timeout: u.cfg.Requests.Timeout, MaxTimeout: u.cfg.Requests.MaxTimeout, MaxBody: int64(u.cfg.Requests.MaxBody),
 		BodyMemory: int64(u.cfg.Requests.BodyMemory), Spool: u.store,
 		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log, Tracer: u.gatewayTracer(),
-		Rendezvous: u.meeting, HTTP: u.speaksHTTP, Measures: u.measures, Stall: u.cfg.Requests.Stall,
+		Rendezvous: u.meeting, HTTP: u.speaksHTTP, Exec: u.execTimeout, Measures: u.measures, Stall: u.cfg.Requests.Stall,
 		Lines: u.lines, Proxies: u.proxies,
 	})
 	return err

@@ -7,13 +7,16 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/gateway"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/stage"
 	"github.com/stagecoach-serving/stagecoach/watchdog"
 )
 
@@ -64,13 +67,32 @@ type kind struct {
 	env   map[string]string
 	found bool // its image was there to be looked at
 	http  bool
+	exec  time.Duration // exec_timeout, if it speaks HTTP; 0: none
 }
 
 func (k *kinds) look(f kind) *kind {
 	if image, err := k.images.Resolve(f.image); err == nil {
 		f.found, f.http = true, keysmanager.Watched(image, f.env)
+		if f.http {
+			f.exec = execTimeout(image, f.env)
+		}
 	}
 	return &f
+}
+
+// execTimeout returns what a function's environment says, and its image's if that says nothing, as its watchdog reads them. A
+// value that is no duration is 0: no replica starts with it.
+func execTimeout(image sandbox.Image, env map[string]string) time.Duration {
+	const name = "exec_timeout"
+	value, said := env[name]
+	for i := len(image.Env) - 1; i >= 0 && !said; i-- {
+		value, said = strings.CutPrefix(image.Env[i], name+"=")
+	}
+	d, err := stage.Duration(name, value)
+	if !said || err != nil {
+		return 0
+	}
+	return d
 }
 
 // changed takes what is deployed under a key now; nil: nothing.
@@ -85,24 +107,35 @@ func (k *kinds) changed(key pipeline.Key, f *provider.Deployed) {
 // speaksHTTP reports whether an invocation of key is of a function that speaks HTTP itself, and of no pipeline.
 func (u *up) speaksHTTP(key pipeline.Key) bool { return u.registry.Alone(key) && u.kinds.HTTP(key) }
 
+// execTimeout returns how long an invocation of key may run, by the environment of its function; 0: as long as its deadline says.
+func (u *up) execTimeout(key pipeline.Key) time.Duration {
+	if !u.speaksHTTP(key) {
+		return 0
+	}
+	return u.kinds.of(key).exec
+}
+
 // measures reports whether an invocation of key is of a function that this holder has pinned, and of no pipeline.
 func (u *up) measures(key pipeline.Key, holder string) bool {
 	return u.registry.Alone(key) && u.local.PinnedBy(key, holder)
 }
 
 // HTTP tells whether the function with this key speaks HTTP itself.
-func (k *kinds) HTTP(key pipeline.Key) bool {
+func (k *kinds) HTTP(key pipeline.Key) bool { return k.of(key).http }
+
+// of returns what is known of the function with this key; nothing of a pipeline.
+func (k *kinds) of(key pipeline.Key) *kind {
 	v, ok := k.known.Load(key)
 	if !ok {
-		return false // a pipeline
+		return &kind{}
 	}
 	f, _ := v.(*kind)
 	if f.found {
-		return f.http
+		return f
 	}
 	now := k.look(*f) // it may have come since
 	if now.found && !k.known.CompareAndSwap(key, v, now) {
-		return k.HTTP(key) // something else was deployed meanwhile
+		return k.of(key) // something else was deployed meanwhile
 	}
-	return now.http
+	return now
 }
