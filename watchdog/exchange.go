@@ -83,12 +83,20 @@ func (e *exchanges) do(call *stage.Call, address string) error {
 	if network != "unix" || !ok {
 		return fmt.Errorf("rendezvous %.20q…, want unix TOKEN PATH", address)
 	}
+	if err := e.meet(context.WithValue(call.Context(), callKey{}, call), token, path); err != nil {
+		return err
+	}
+	return call.Context().Err()
+}
+
+// meet says the token to the gateway that listens at path, and serves the request that comes, until it has ended or ctx has.
+func (e *exchanges) meet(ctx context.Context, token, path string) error {
 	pool := e.begin(path)
 	if pool == nil {
 		return errors.New("the replica ends")
 	}
 	defer e.running.Done()
-	ctx, cancel := context.WithCancel(context.WithValue(call.Context(), callKey{}, call))
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(e.ctx, cancel)()
 	greeting := []byte(token + "\n")
@@ -97,11 +105,11 @@ func (e *exchanges) do(call *stage.Call, address string) error {
 		if _, err := c.Write(greeting); err != nil {
 			_ = c.Close()
 		} else if !e.serve(ctx, c, pool) || ctx.Err() != nil {
-			return call.Context().Err()
+			return nil
 		}
 	}
 	d := net.Dialer{Timeout: dialTimeout}
-	c, err := d.DialContext(ctx, network, path)
+	c, err := d.DialContext(ctx, "unix", path)
 	if err != nil {
 		return fmt.Errorf("rendezvous with the gateway: %w", err)
 	}
@@ -110,7 +118,7 @@ func (e *exchanges) do(call *stage.Call, address string) error {
 		return fmt.Errorf("rendezvous with the gateway: %w", err)
 	}
 	e.serve(ctx, c, pool)
-	return call.Context().Err()
+	return nil
 }
 
 // serve runs the exchange on a connection whose token has been said. It returns true if no request came.
