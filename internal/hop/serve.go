@@ -116,7 +116,7 @@ func (x *exchange) run(r *http.Request) (out Served) {
 	if r.Context().Err() != nil || x.finish() != nil {
 		return Served{} // the handler may have said nothing because nobody waits
 	}
-	ended := x.body == nil || x.body.ended
+	ended := (x.body == nil || x.body.ended) && !r.Close
 	if x.s.Read > 0 || x.s.Write > 0 || x.given {
 		ended = x.c.SetDeadline(time.Time{}) == nil && ended
 	}
