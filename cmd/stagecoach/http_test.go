@@ -62,7 +62,7 @@ func TestHTTPFunction(t *testing.T) {
 			_, err := r.do(ctx, http.MethodPost, "/function/web/slow?for=1m&name=gone", "", nil)
 			ended <- err
 		}()
-		r.until(soon, "the call to run", func() bool { return r.line("web").Running == 1 })
+		r.until(soon, "the function to have the call", func() bool { return strings.Contains(r.log.String(), "started: gone") })
 		leave()
 		if err := <-ended; err == nil {
 			t.Error("an answer after a second of a minute's work")

@@ -124,16 +124,20 @@ func hints(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "done")
 }
 
-// slow takes its time, and says on standard error whether the client waited for it.
+// slow takes its time, and says on standard error when it begins, if it has a name, and whether the client waited for it.
 func slow(w http.ResponseWriter, r *http.Request) {
 	if _, err := io.Copy(io.Discard, r.Body); err != nil {
 		return
+	}
+	name := r.URL.Query().Get("name")
+	if name != "" {
+		log.Print("started: ", name)
 	}
 	if pause(r, duration(r.URL.Query().Get("for"))) {
 		fmt.Fprintln(w, "done")
 		return
 	}
-	log.Print("canceled: ", r.URL.Query().Get("name"))
+	log.Print("canceled: ", name)
 }
 
 // pause waits, and tells whether the client did too.
