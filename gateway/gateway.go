@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
-	"net/http/httputil"
 	"net/url"
 	"strconv"
 	"strings"
@@ -70,6 +69,7 @@ type Config struct {
 	// Rendezvous is where functions for which HTTP is true are met; nil: they get their requests as other functions do.
 	Rendezvous *Rendezvous
 	HTTP       func(key pipeline.Key) bool
+	Exec       func(key pipeline.Key) time.Duration       // exec_timeout of a function that speaks HTTP; 0: none, or another kind of function; nil: none has one
 	Measures   func(key pipeline.Key, holder string) bool // whether a function is pinned by this holder: who may know how its calls were put together; nil: nobody
 	Stall      time.Duration                              // that a client may send nothing of its body and take nothing of its answer; 0: as long as it likes
 	Lines      Lines                                      // for which clients may not wait as long as Stall says while others do; nil: they may
@@ -84,7 +84,6 @@ type Gateway struct {
 	inFlight atomic.Int64
 	memory   atomic.Int64 // of bodies, in bytes
 	stalls   stalls
-	proxy    *httputil.ReverseProxy
 }
 
 // New returns a gateway whose metrics are registered.
@@ -99,7 +98,7 @@ func New(c Config) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Gateway{cfg: c, metrics: m, ids: newIDs(), proxy: newProxy(c.Log)}, nil
+	return &Gateway{cfg: c, metrics: m, ids: newIDs()}, nil
 }
 
 // Invocations returns the number of requests for this function or pipeline that have ended, plus
@@ -192,6 +191,8 @@ type call struct {
 	items     string            // X-Items; empty: the function decides
 	inference *tensor.Inference // what a request of the Open Inference Protocol wants of its answer; nil: it is none
 
+	sending []<-chan struct{} // each is closed when an attempt at the request does not read its body any more
+
 	batches bool   // the client measures the function, and is told in which batches its calls ran
 	broken  bool   // the answer broke off: the connection has to, too
 	spools  bool   // a large body may go to the spool
@@ -220,6 +221,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, c call, do func(
 	c.trace = g.begin(c.start, r.Header.Get("Traceparent"), r.Header.Get("Tracestate"))
 	var code int
 	defer g.forget(&c)
+	defer c.waitSent()                       // which endBody ends
 	defer func() { c.endBody(w, r, code) }() // at last: the request has ended, and takes nobody's place but its body's memory
 	defer g.inFlight.Add(-1)
 	switch {

@@ -27,6 +27,7 @@ type Rendezvous struct {
 	closed   bool
 	waiting  map[string]*meeting // by token
 	greeting map[net.Conn]struct{}
+	kept     int // of those that are greeted: after an exchange, and not for the first time
 }
 
 // Bounds of greetings: a token is there at once, unless somebody dials who has none.
@@ -34,6 +35,12 @@ const (
 	maxGreetings = 256
 	greetingTime = 5 * time.Second
 	tokenSize    = 26 // of rand.Text
+)
+
+// Bounds of connections that wait for their next token after an exchange. Replicas close theirs sooner.
+const (
+	maxKept  = 4096
+	keptTime = time.Minute
 )
 
 // MaxFolder is the longest path in bytes of a rendezvous's folder: that of a unix socket in it may have 107.
@@ -71,7 +78,7 @@ func NewRendezvous(folder string, log *slog.Logger) (*Rendezvous, error) {
 	return v, nil
 }
 
-// Close stops to listen. Meetings under way go on.
+// Close stops to listen, and closes connections that wait for a token. Meetings under way go on.
 func (v *Rendezvous) Close() {
 	_ = v.listener.Close() // which removes the socket
 	v.mu.Lock()
@@ -98,7 +105,9 @@ func (v *Rendezvous) accept() {
 		}
 		v.running.Go(func() {
 			defer func() { <-v.hands }()
-			v.greet(c)
+			if v.begin(c, false) {
+				v.greet(c, greetingTime)
+			}
 		})
 	}
 }
@@ -106,18 +115,40 @@ func (v *Rendezvous) accept() {
 // acceptPause is how long a listener that fails is left alone.
 const acceptPause = 10 * time.Millisecond
 
-// greet reads the token and hands the connection to whom it is for.
-func (v *Rendezvous) greet(c net.Conn) {
+// keep waits for the next token on a connection whose exchange has ended where both sides know it. The replica may have it ask for
+// any request whose token it was given since, as with a connection that it dials.
+func (v *Rendezvous) keep(c net.Conn) {
+	if v.begin(c, true) {
+		go func() {
+			defer v.running.Done()
+			v.greet(c, keptTime)
+			v.mu.Lock()
+			v.kept--
+			v.mu.Unlock()
+		}()
+	}
+}
+
+// begin takes note that a connection is greeted, or closes it. If it is kept, v.running counts it.
+func (v *Rendezvous) begin(c net.Conn, kept bool) bool {
 	v.mu.Lock()
-	if v.closed {
-		v.mu.Unlock()
+	defer v.mu.Unlock()
+	if v.closed || kept && v.kept >= maxKept {
 		_ = c.Close()
-		return
+		return false
+	}
+	if kept {
+		v.kept++
+		v.running.Add(1)
 	}
 	v.greeting[c] = struct{}{}
-	v.mu.Unlock()
+	return true
+}
+
+// greet reads the token and hands the connection to whom it is for.
+func (v *Rendezvous) greet(c net.Conn, within time.Duration) {
 	var token [tokenSize + 1]byte
-	err := c.SetReadDeadline(time.Now().Add(greetingTime))
+	err := c.SetReadDeadline(time.Now().Add(within))
 	if err == nil {
 		_, err = io.ReadFull(c, token[:])
 	}

@@ -18,7 +18,7 @@ import (
 
 // request reads what the client sent. The deadline is left to the caller.
 func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task.Request, time.Duration, *task.Error) {
-	timeout, terr := g.timeout(r.Header.Get("X-Timeout"))
+	timeout, terr := g.timeout(c, r.Header.Get("X-Timeout"))
 	if terr != nil {
 		return task.Request{}, 0, terr
 	}
@@ -54,10 +54,15 @@ func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task
 // CallOf returns the X-Call-Id of the request with this id: one that the client has chosen is followed by a dot and more.
 func CallOf(request string) string { return strings.TrimSuffix(request, path.Ext(request)) }
 
-// timeout reads X-Timeout: a Go duration, or a number of seconds.
-func (g *Gateway) timeout(value string) (time.Duration, *task.Error) {
+// timeout reads X-Timeout: a Go duration, or a number of seconds. Without it a request has Config.Timeout, and the function's own
+// bound beside it, so that a request that has waited runs for as long as the function allows.
+func (g *Gateway) timeout(c *call, value string) (time.Duration, *task.Error) {
 	if value == "" {
-		return g.cfg.Timeout, nil
+		own := time.Duration(0)
+		if g.cfg.Exec != nil {
+			own = g.cfg.Exec(c.key)
+		}
+		return min(g.cfg.Timeout+min(own, g.cfg.MaxTimeout), g.cfg.MaxTimeout), nil
 	}
 	d, err := time.ParseDuration(value)
 	if n, e := strconv.ParseUint(value, 10, 31); e == nil {

@@ -90,6 +90,18 @@ func (s *source) state() (sent int64, lost bool, err error) {
 	return sent, sent > int64(len(s.head)), err
 }
 
+// all returns the body if all of it has been read and kept; nil: not so.
+func (s *source) all() []byte {
+	if !s.mu.TryLock() {
+		return nil
+	}
+	defer s.mu.Unlock()
+	if !errors.Is(s.err, io.EOF) || s.sent.Load() > int64(len(s.head)) {
+		return nil
+	}
+	return s.head
+}
+
 // again returns the body from its beginning, and puts the trailer that follows it into trailer. The reader before it must have
 // been closed.
 func (s *source) again(trailer http.Header) io.ReadCloser { return &reading{s: s, trailer: trailer} }
@@ -250,6 +262,13 @@ func (c *call) endBody(w http.ResponseWriter, r *http.Request, status int) {
 	}
 	if !s.end(until) {
 		closeAfter(w)
+	}
+}
+
+// waitSent waits for the goroutines that may still read the body, after [call.endBody].
+func (c *call) waitSent() {
+	for _, sent := range c.sending {
+		<-sent
 	}
 }
 

@@ -4,17 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net"
 	"net/http"
-	"net/http/httputil"
-	"net/url"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/hop"
 	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -22,77 +19,41 @@ import (
 // exchange is one attempt at a request to a function that speaks HTTP.
 type exchange struct {
 	c      *call
-	conn   net.Conn      // to the replica; the transport's to close
+	conn   net.Conn      // to the replica; hop.Do's to close
 	wait   time.Duration // for it
 	status int           // of the answer; 0: none came
 	err    error         // why none came
 }
 
-type exchangeKey struct{}
-
-// newProxy makes the reverse proxy that runs exchanges; each is in its request's context.
-func newProxy(log *slog.Logger) *httputil.ReverseProxy {
-	of := func(ctx context.Context) *exchange { return ctx.Value(exchangeKey{}).(*exchange) }
-	return &httputil.ReverseProxy{
-		BufferPool: &buffers{},
-		Rewrite:    func(r *httputil.ProxyRequest) { rewrite(r, of(r.In.Context()).c) },
-		Transport: &http.Transport{
-			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return of(ctx).conn, nil },
-			DisableKeepAlives: true, DisableCompression: true, // its buffers are a connection's, so a request's: small
-			MaxResponseHeaderBytes: 1 << 20,
-		},
-		ModifyResponse: func(r *http.Response) error {
-			x := of(r.Request.Context())
-			x.status = r.StatusCode
-			x.c.upload.close()
-			for _, name := range [...]string{"X-Openfaas-Internal", "X-Call-Id", "X-Start-Time", "X-Duration-Seconds", task.HeaderDirect} {
-				delete(r.Header, name) // the platform's words
-			}
-			stamp(r.Header, x.c)
-			timing := serverTiming([]task.Timing{{Stage: x.c.key.Name, Wait: x.wait}})
-			timing, _, _ = strings.Cut(timing, ", ")                                           // how long it works is not known yet
-			r.Header["Server-Timing"] = append([]string{timing}, r.Header["Server-Timing"]...) // the function's own stays
-			return nil
-		},
-		ErrorHandler: func(_ http.ResponseWriter, r *http.Request, err error) { of(r.Context()).err = err },
-		ErrorLog:     slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+// request makes the request that the function gets: what the client sent, at the path after the function's name.
+func (x *exchange) request(r *http.Request) *hop.Request {
+	c, from := x.c, origin(r)
+	target := c.path
+	if r.URL.RawQuery != "" {
+		target += "?" + r.URL.RawQuery
 	}
+	header := []hop.Field{
+		{Name: "X-Forwarded-For", Value: from.client}, {Name: "X-Forwarded-Host", Value: from.host}, {Name: "X-Forwarded-Proto", Value: from.proto},
+		{Name: "X-Call-Id", Value: c.id}, {Name: "X-Start-Time", Value: startTime(c)},
+		{Name: "Forwarded"}, {Name: "Expect"}, {Name: "X-Callback-Url"}, {Name: task.HeaderDirect}, {Name: "Traceparent", Value: c.traceparent},
+	}
+	if c.traceparent == "" { // the client's stays
+		header = header[:len(header)-1]
+	}
+	return &hop.Request{In: r, Target: target, Host: r.Host, Header: header, Answer: x.answer}
 }
 
-// buffers are what proxies copy with.
-type buffers struct{ sync.Pool }
-
-// Get implements httputil.BufferPool.
-func (b *buffers) Get() []byte {
-	if p, ok := b.Pool.Get().(*[]byte); ok {
-		return *p
+// answer takes note of the function's answer, and puts the platform's words into its head.
+func (x *exchange) answer(r *http.Response) {
+	x.status = r.StatusCode
+	x.c.upload.close()
+	for _, name := range [...]string{"X-Openfaas-Internal", "X-Call-Id", "X-Start-Time", "X-Duration-Seconds", task.HeaderDirect} {
+		delete(r.Header, name) // the platform's words
 	}
-	return make([]byte, 32<<10)
-}
-
-// Put implements httputil.BufferPool.
-func (b *buffers) Put(p []byte) { b.Pool.Put(&p) }
-
-// rewrite makes the request that the function gets: what the client sent, at the path after the function's name.
-func rewrite(r *httputil.ProxyRequest, c *call) {
-	u := r.Out.URL
-	*u = url.URL{Scheme: "http", Host: "function", Path: c.path, RawPath: c.path, RawQuery: r.In.URL.RawQuery}
-	if p, err := url.PathUnescape(c.path); err == nil {
-		u.Path = p
-	}
-	r.Out.Host, r.Out.Trailer = r.In.Host, r.In.Trailer // which comes to be when the body ends
-	for _, name := range [...]string{"Expect", "X-Callback-Url", task.HeaderDirect} {
-		delete(r.Out.Header, name)
-	}
-	from := origin(r.In)
-	r.Out.Header["X-Forwarded-For"] = []string{from.client}
-	r.Out.Header["X-Forwarded-Host"] = []string{from.host}
-	r.Out.Header["X-Forwarded-Proto"] = []string{from.proto}
-	r.Out.Header["X-Call-Id"] = []string{c.id}
-	r.Out.Header["X-Start-Time"] = []string{startTime(c)}
-	if c.traceparent != "" {
-		r.Out.Header["Traceparent"] = []string{c.traceparent}
-	}
+	stamp(r.Header, x.c)
+	timing := serverTiming([]task.Timing{{Stage: x.c.key.Name, Wait: x.wait}})
+	timing, _, _ = strings.Cut(timing, ", ")                                           // how long it works is not known yet
+	r.Header["Server-Timing"] = append([]string{timing}, r.Header["Server-Timing"]...) // the function's own stays
 }
 
 // forwarded is where a request came from, as OpenFaaS's gateway says it.
@@ -128,7 +89,7 @@ const settleTime = 100 * time.Millisecond
 // stream runs a request of a function that speaks HTTP. Its task waits for a replica like any other; the replica then comes
 // to the rendezvous, and the HTTP exchange runs there.
 func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
-	timeout, terr := g.timeout(r.Header.Get("X-Timeout"))
+	timeout, terr := g.timeout(c, r.Header.Get("X-Timeout"))
 	if terr != nil {
 		return fail(w, c, terr)
 	}
@@ -242,28 +203,42 @@ func failed(w http.ResponseWriter, c *call, terr *task.Error) int {
 
 // exchange runs one exchange; afterwards x has its status or why there is none, or the call is broken.
 func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.Request, x *exchange, body *source) {
-	defer func() {
-		if p := recover(); p != nil {
-			if p != http.ErrAbortHandler { //nolint:errorlint // a panic's value is it itself
-				panic(p)
-			}
-			x.c.broken, x.c.cause = true, "the answer broke off"
-			if cause := context.Cause(ctx); cause != nil {
-				x.c.cause += ": " + cause.Error()
-			}
+	out := *r
+	req := x.request(&out)
+	if r.ContentLength != 0 {
+		if r.ContentLength > 0 {
+			req.All = body.all()
 		}
-		_ = x.conn.Close() // twice, unless the transport never had it
-	}()
-	r = r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
-	if r.Body != nil && r.ContentLength != 0 {
-		r.Trailer = maps.Clone(r.Trailer)
-		again := body.again(r.Trailer)
-		defer again.Close()
-		defer context.AfterFunc(ctx, body.cut)()
-		r.Body = again
+		if req.All == nil {
+			out.Trailer = maps.Clone(r.Trailer)
+			again := body.again(out.Trailer)
+			defer again.Close()
+			stop := context.AfterFunc(ctx, body.cut)
+			defer func() {
+				if stop(); ctx.Err() != nil {
+					body.cut() // it may have been stopped before it began
+				}
+			}()
+			out.Body = again
+		}
 	}
 	delete(w.Header(), "X-Call-Id") // the answer brings it
-	g.proxy.ServeHTTP(w, r)
+	result := hop.Do(ctx, x.conn, w, req)
+	if result.Sent != nil {
+		x.c.sending = append(x.c.sending, result.Sent)
+	}
+	switch {
+	case result.Kept:
+		g.cfg.Rendezvous.keep(x.conn)
+	case result.Err == nil:
+	case !result.Begun:
+		x.err = result.Err
+	default:
+		x.c.broken, x.c.cause = true, "the answer broke off"
+		if cause := context.Cause(ctx); cause != nil {
+			x.c.cause += ": " + cause.Error()
+		}
+	}
 }
 
 // missed returns what the client is told of an exchange without an answer; nil: the next replica may try.

@@ -47,7 +47,7 @@ func newBubble(t *testing.T, slots int, change func(*Config)) (b *bubble, end fu
 			_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(text), text)
 		}
 	}
-	v := &Rendezvous{waiting: map[string]*meeting{}}
+	v := &Rendezvous{waiting: map[string]*meeting{}, greeting: map[net.Conn]struct{}{}}
 	b.front = newFront(t, func(c *Config) {
 		c.Rendezvous, c.HTTP, c.Stall, c.Lines, c.InFlight = v, func(pipeline.Key) bool { return true }, 30*time.Second, b, 10_000
 		c.Log = slog.New(slog.DiscardHandler)

@@ -4,152 +4,144 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/hop"
 	"github.com/stagecoach-serving/stagecoach/stage"
 )
 
-// exchanges serves HTTP on connections that the replica itself dials, one request each.
+// exchanges serves HTTP on connections to the gateway's rendezvous: one that is kept from an exchange before, or one that the
+// replica dials.
 type exchanges struct {
-	function    http.Handler
-	read, write time.Duration // of a request; 0: no bound of its own
-	srv         *http.Server
-	conns       chan net.Conn // to the server
-	closed      chan struct{}
-	once        sync.Once
-	served      chan struct{}
+	server *hop.Server
+	keeps  int // connections at most
+
+	mu      sync.Mutex
+	path    string    // of the gateway's socket
+	kept    *hop.Pool // connections to it
+	closed  bool
+	running sync.WaitGroup
+	abort   context.CancelFunc // ends those under way
+	ctx     context.Context    // ends with abort
 }
 
 // Times that an exchange on one machine, with a gateway that waits for it, never takes.
 const (
 	dialTimeout = 5 * time.Second
 	askTimeout  = 10 * time.Second
-	lingerTime  = 500 * time.Millisecond
 )
+
+// keptTime is how long a connection to the gateway waits for its next exchange. The gateway waits longer.
+const keptTime = 20 * time.Second
 
 // maxHead bounds a request's head in bytes: the gateway's bound and room for what it adds.
 const maxHead = 128 << 10
 
-func newExchanges(function http.Handler, read, write time.Duration, log *slog.Logger) *exchanges {
-	e := &exchanges{
-		function: function, read: read, write: write,
-		conns: make(chan net.Conn), closed: make(chan struct{}), served: make(chan struct{}),
-	}
-	e.srv = &http.Server{
-		Handler: e, ReadHeaderTimeout: askTimeout, MaxHeaderBytes: maxHead,
-		ErrorLog:    slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
-	}
-	e.srv.SetKeepAlivesEnabled(false)
-	go func() { // close waits for it
-		defer close(e.served)
-		_ = e.srv.Serve(e) // http.ErrServerClosed
-	}()
+// newExchanges returns exchanges whose requests the function answers, slots at a time. The caller closes them.
+func newExchanges(function http.Handler, slots int, read, write time.Duration) *exchanges {
+	e := &exchanges{keeps: slots, kept: &hop.Pool{}}
+	e.server = &hop.Server{Handler: function, MaxHead: maxHead, Wait: askTimeout, Read: read, Write: write}
+	e.ctx, e.abort = context.WithCancel(context.Background())
 	return e
 }
 
-// close ends the server once what it writes has gone out, or ctx has ended.
+// close waits for the exchanges under way, and breaks them off when ctx ends.
 func (e *exchanges) close(ctx context.Context) {
-	if e.srv.Shutdown(ctx) != nil {
-		_ = e.srv.Close()
+	e.mu.Lock()
+	e.closed = true
+	e.mu.Unlock()
+	e.kept.Close()
+	stop := context.AfterFunc(ctx, e.abort)
+	e.running.Wait()
+	stop()
+	e.abort()
+}
+
+// begin counts an exchange with the gateway at path, and returns the connections to it that are kept. It returns nil after close.
+func (e *exchanges) begin(path string) *hop.Pool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil
 	}
-	<-e.served
-}
-
-// Accept implements net.Listener.
-func (e *exchanges) Accept() (net.Conn, error) {
-	select {
-	case c := <-e.conns:
-		return c, nil
-	case <-e.closed:
-		return nil, net.ErrClosed
+	if e.path != path {
+		e.kept.Close()
+		e.path, e.kept = path, &hop.Pool{Max: e.keeps, Idle: keptTime}
 	}
+	e.running.Add(1)
+	return e.kept
 }
 
-// Close implements net.Listener.
-func (e *exchanges) Close() error { e.once.Do(func() { close(e.closed) }); return nil }
-
-// Addr implements net.Listener.
-func (e *exchanges) Addr() net.Addr { return &net.UnixAddr{Net: "unix"} }
-
-type connKey struct{}
-
-// conn is the connection of one call.
-type conn struct {
-	net.Conn
-	call *stage.Call
-	once sync.Once
-	over chan struct{} // closed when the exchange has ended, well or not
-}
-
-func (c *conn) end() { c.once.Do(func() { close(c.over) }) }
-
-// Close implements net.Conn, for the server. The gateway may still send of a body that nobody wants, and would take it for the
-// replica's loss, and the answer for lost, if it could not: it closes first.
-func (c *conn) Close() error {
-	c.end()
-	if s, ok := c.Conn.(interface{ CloseWrite() error }); ok && s.CloseWrite() == nil && c.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
-		_, _ = io.Copy(io.Discard, c.Conn)
-	}
-	return c.Conn.Close()
-}
-
-// abort closes at once what is not to go on.
-func (c *conn) abort() {
-	c.end()
-	_ = c.Conn.Close()
-}
-
-// do dials the call's rendezvous and returns when the exchange there has ended.
+// do meets the gateway at the call's rendezvous and returns when the exchange there has ended.
 func (e *exchanges) do(call *stage.Call, address string) error {
 	network, rest, _ := strings.Cut(address, " ")
 	token, path, ok := strings.Cut(rest, " ")
 	if network != "unix" || !ok {
 		return fmt.Errorf("rendezvous %.20q…, want unix TOKEN PATH", address)
 	}
-	ctx := call.Context()
+	if err := e.meet(context.WithValue(call.Context(), callKey{}, call), token, path); err != nil {
+		return err
+	}
+	return call.Context().Err()
+}
+
+// meet says the token to the gateway that listens at path, and serves the request that comes, until it has ended or ctx has.
+func (e *exchanges) meet(ctx context.Context, token, path string) error {
+	pool := e.begin(path)
+	if pool == nil {
+		return errors.New("the replica ends")
+	}
+	defer e.running.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(e.ctx, cancel)()
+	greeting := []byte(token + "\n")
+	if c := pool.Get(); c != nil {
+		// If the gateway has closed it meanwhile, no request has come. The token is then good for another connection.
+		if _, err := c.Write(greeting); err != nil {
+			_ = c.Close()
+		} else if !e.serve(ctx, c, pool) || ctx.Err() != nil {
+			return nil
+		}
+	}
 	d := net.Dialer{Timeout: dialTimeout}
-	raw, err := d.DialContext(ctx, network, path)
+	c, err := d.DialContext(ctx, "unix", path)
 	if err != nil {
 		return fmt.Errorf("rendezvous with the gateway: %w", err)
 	}
-	c := &conn{Conn: raw, call: call, over: make(chan struct{})}
-	defer context.AfterFunc(ctx, c.abort)()
-	if _, err := raw.Write([]byte(token + "\n")); err != nil {
-		c.abort()
+	if _, err := c.Write(greeting); err != nil {
+		_ = c.Close()
 		return fmt.Errorf("rendezvous with the gateway: %w", err)
 	}
-	select {
-	case e.conns <- c:
-	case <-e.closed:
-		c.abort()
-		return errors.New("the replica ends")
-	}
-	<-c.over // the server, or the end of ctx, sees to it
-	return ctx.Err()
+	e.serve(ctx, c, pool)
+	return nil
 }
 
-// ServeHTTP ends the exchange's call when its answer is on its way.
-func (e *exchanges) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	c := r.Context().Value(connKey{}).(*conn)
-	defer c.end()
-	rc := http.NewResponseController(w)
-	_ = rc.EnableFullDuplex() // a function may answer while it reads
-	if e.read > 0 {
-		_ = rc.SetReadDeadline(time.Now().Add(e.read))
+// serve runs the exchange on a connection whose token has been said. It returns true if no request came.
+func (e *exchanges) serve(ctx context.Context, c net.Conn, pool *hop.Pool) (silent bool) {
+	served := e.server.Serve(ctx, c)
+	switch {
+	case served.Kept:
+		pool.Put(c)
+	case served.Whole: // the gateway may still send of a body that nobody wants, and would take it for the replica's loss if it could not
+		e.running.Go(func() { hop.Linger(c) })
 	}
-	if e.write > 0 {
-		_ = rc.SetWriteDeadline(time.Now().Add(e.write))
-	}
-	patience(r, c.call)
-	e.function.ServeHTTP(w, r)
-	_ = rc.Flush() // the client has most of it before its slot is free
+	return served.Silent
+}
+
+// callKey is the key of the call in the context of its request.
+type callKey struct{}
+
+// asked is the function, whose callers it tells how long they still wait.
+func asked(function http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		patience(r, r.Context().Value(callKey{}).(*stage.Call))
+		function.ServeHTTP(w, r)
+	})
 }
 
 // patience tells the function how long its caller still waits, as a duration that it can pass on.

@@ -7,11 +7,12 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/hop"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
-	"github.com/stagecoach-serving/stagecoach/stage"
 )
 
 // TestBodyAfterTheAnswer: a function answers without reading its input, which the gateway sends later than that.
@@ -35,11 +36,12 @@ func TestBodyAfterTheAnswer(t *testing.T) {
 	spawner := sandbox.NewSpawner()
 	defer spawner.Close()
 	log := slog.New(slog.DiscardHandler)
-	e := newExchanges(&forker{c: shell(modeStreaming, "echo done"), spawner: spawner, log: log}, 0, 0, log)
+	e := newExchanges(&forker{c: shell(modeStreaming, "echo done"), spawner: spawner, log: log}, 1, 0, 0)
 	defer e.close(t.Context())
 	defer gateway.Close() // before the server is waited for
-	c := &conn{Conn: raw, call: &stage.Call{}, over: make(chan struct{})}
-	e.conns <- c
+	var served sync.WaitGroup
+	defer served.Wait()
+	served.Go(func() { e.serve(t.Context(), raw, &hop.Pool{}) })
 
 	if _, err := io.WriteString(gateway, "POST / HTTP/1.1\r\nHost: f\r\nContent-Length: 1\r\n\r\n"); err != nil {
 		t.Fatal(err)
@@ -58,5 +60,4 @@ func TestBodyAfterTheAnswer(t *testing.T) {
 	if _, err := io.WriteString(gateway, "x"); err != nil {
 		t.Errorf("the body, after the answer: %v", err)
 	}
-	<-c.over
 }

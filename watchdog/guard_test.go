@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -204,7 +203,7 @@ func served(t testing.TB, c *config) (p *child, ask func(path string) (int, stri
 	if err := p.wait(ctx, ""); err != nil {
 		t.Fatal(err)
 	}
-	h, forget := proxy(p, 1, slog.New(slog.DiscardHandler))
+	h, forget := proxy(p, 1, 0)
 	t.Cleanup(forget)
 	return p, func(path string) (int, string) {
 		w := httptest.NewRecorder()

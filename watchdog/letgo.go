@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptrace"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -53,8 +52,11 @@ type hold struct {
 	returned bool         // the request's handler has
 }
 
-// take notes that the request is on c.
+// take notes that the request is on c. h and c may be nil.
 func (h *hold) take(c *programConn) {
+	if h == nil || c == nil {
+		return
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.conn = c
@@ -83,42 +85,26 @@ func (h *hold) end() {
 	}
 }
 
-// callKey is the key of the context of a request that a call brought along.
-type callKey struct{}
+// holdKey is the key of the hold in the context of a request to the program.
+type holdKey struct{}
 
-// callOf returns the call that a request belongs to, or nil.
-func callOf(r *http.Request) *stage.Call {
-	if c, ok := r.Context().Value(callKey{}).(*stage.Call); ok {
-		return c
-	}
-	if c, ok := r.Context().Value(connKey{}).(*conn); ok {
-		return c.call
-	}
-	return nil
+// holdOf returns the hold of a request, or nil.
+func holdOf(r *http.Request) *hold {
+	h, _ := r.Context().Value(holdKey{}).(*hold)
+	return h
 }
 
-// handler notes which connection to the program each request is on.
+// handler gives each request of a call a hold.
 func (s *holds) handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		call := callOf(r)
-		if call == nil {
+		call, ok := r.Context().Value(callKey{}).(*stage.Call)
+		if !ok {
 			next.ServeHTTP(w, r)
 			return
 		}
 		h := s.begin(call)
 		defer h.end()
-		next.ServeHTTP(w, r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
-			GotConn: func(i httptrace.GotConnInfo) {
-				if c, ok := i.Conn.(*programConn); ok {
-					h.take(c)
-				}
-			},
-			PutIdleConn: func(err error) {
-				if err == nil {
-					h.idle()
-				}
-			},
-		})))
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), holdKey{}, h)))
 	})
 }
 
@@ -130,8 +116,11 @@ func (s *holds) begin(call *stage.Call) *hold {
 	return h
 }
 
-// idle notes that the connection which the request was on is free: the answer was read.
-func (h *hold) idle() {
+// letGo notes that the answer was read: the request is not on its connection any more. h may be nil.
+func (h *hold) letGo() {
+	if h == nil {
+		return
+	}
 	h.mu.Lock()
 	c := h.conn
 	h.mu.Unlock()

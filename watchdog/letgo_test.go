@@ -3,7 +3,6 @@ package watchdog
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -33,7 +32,7 @@ func holdsOf(t *testing.T, program string) *heldServer {
 		}
 	}
 	p := at(t, program)
-	proxy, done := proxy(p, 4, slog.New(slog.DiscardHandler))
+	proxy, done := proxy(p, 4, 0)
 	s.h = s.holds.handler(proxy)
 	t.Cleanup(func() { close(ending); done(); s.holds.close() })
 	return s

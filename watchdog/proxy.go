@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
-	"net/http/httputil"
 	"os"
 	"strings"
-	"sync"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/hop"
 )
 
 // overtime is the cause of a request's end that took longer than exec_timeout.
@@ -45,34 +44,62 @@ const idle = time.Second
 // lastMoment is how long a program that broke a connection is given to end.
 const lastMoment = 200 * time.Millisecond
 
-// proxy hands requests to the program as they are.
-func proxy(p *child, slots int, log *slog.Logger) (h http.Handler, done func()) {
-	t := &http.Transport{
-		DialContext:        p.connect,
-		DisableCompression: true, MaxIdleConnsPerHost: slots, IdleConnTimeout: idle, WriteBufferSize: 32 << 10, ReadBufferSize: 32 << 10,
-	}
+// proxy hands requests to the program as they are, over kept connections. If nothing flows on an upgraded connection for as long
+// as silence says, it is closed; 0: it is not.
+func proxy(p *child, slots int, silence time.Duration) (h http.Handler, done func()) {
+	pool := &hop.Pool{Max: slots, Idle: idle}
 	prefix := strings.TrimSuffix(p.at.EscapedPath(), "/")
-	return &httputil.ReverseProxy{
-		BufferPool: &buffers{},
-		Rewrite: func(r *httputil.ProxyRequest) {
-			u := r.Out.URL
-			u.Scheme, u.Host, u.RawQuery, r.Out.Host = "http", p.at.Host, r.In.URL.RawQuery, r.In.Host
-			if prefix != "" {
-				u.Path, u.RawPath = strings.TrimSuffix(p.at.Path, "/")+u.Path, prefix+r.In.URL.EscapedPath()
-			}
-			for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
-				if v := r.In.Header[name]; v != nil { // the gateway's, which a proxy that trusts nobody leaves out
-					r.Out.Header[name] = v
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		out := &hop.Request{In: r, Target: prefix + r.URL.RequestURI(), Host: r.Host, Silence: silence}
+		if strings.HasPrefix(r.RequestURI, "/") { // as it came
+			out.Target = prefix + r.RequestURI
+		}
+		c := pool.Get()
+		kept := c != nil
+		for {
+			if c == nil {
+				var err error
+				if c, err = p.connect(r.Context(), "tcp", p.at.Host); err != nil {
+					p.failed(w, r, err)
+					return
 				}
 			}
-			if r.Out.Header["User-Agent"] == nil {
-				r.Out.Header["User-Agent"] = []string{""} // none, rather than the transport's
+			held, _ := c.(*programConn)
+			h := holdOf(r)
+			h.take(held)
+			result := hop.Do(r.Context(), c, w, out)
+			if result.Sent != nil {
+				_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // nobody wants the rest
+				<-result.Sent
 			}
-		},
-		Transport:    t,
-		ErrorLog:     slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) { p.failed(w, r, err) },
-	}, t.CloseIdleConnections
+			switch {
+			case result.Kept:
+				h.letGo()
+				pool.Put(c)
+			case result.Err == nil:
+			case result.Begun:
+				panic(http.ErrAbortHandler) // the client must not take what came for the whole
+			case kept && result.Silent && repeatable(r) && r.Context().Err() == nil:
+				c, kept = nil, false // the program closed it just before
+				continue
+			default:
+				p.failed(w, r, result.Err)
+			}
+			return
+		}
+	}), pool.Close
+}
+
+// repeatable tells whether a request may be sent to the program twice.
+func repeatable(r *http.Request) bool {
+	if r.ContentLength != 0 {
+		return false
+	}
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+		return true
+	}
+	return r.Header["Idempotency-Key"] != nil || r.Header["X-Idempotency-Key"] != nil
 }
 
 // failed answers a request that the program did not.
@@ -101,17 +128,3 @@ func (p *child) failed(w http.ResponseWriter, r *http.Request, err error) {
 		<-r.Context().Done() // this process ends too, and with it the call, which can then be tried elsewhere
 	}
 }
-
-// buffers are what proxies copy with.
-type buffers struct{ sync.Pool }
-
-// Get implements httputil.BufferPool.
-func (b *buffers) Get() []byte {
-	if p, ok := b.Pool.Get().(*[]byte); ok {
-		return *p
-	}
-	return make([]byte, 32<<10)
-}
-
-// Put implements httputil.BufferPool.
-func (b *buffers) Put(p []byte) { b.Pool.Put(&p) }

@@ -76,11 +76,11 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 			return err
 		}
 		w.child = p
-		w.function, w.forget = proxy(p, w.c.slots, r.Log)
+		w.function, w.forget = proxy(p, w.c.slots, w.c.read)
 		w.function = w.holds.handler(w.function)
 	}
 	w.function = bounded(w.c.exec, w.function)
-	w.exchanges = newExchanges(w.function, w.c.read, w.c.write, r.Log)
+	w.exchanges = newExchanges(asked(w.function), w.c.slots, w.c.read, w.c.write)
 	if w.child != nil {
 		w.stopping, w.watched = make(chan struct{}), make(chan struct{})
 		go w.watch() // stop waits for it

@@ -68,6 +68,7 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 	cases := []*hopCase{
 		{name: "direct_c1", addr: echo.addr, path: "/function/noop", c: 1, size: usual, of: "direct_c1"},
 		{name: "function_c1", addr: up.addr, path: "/function/noop", c: 1, size: usual, of: "direct_c1"},
+		{name: "http_c1", addr: up.addr, path: "/function/web/echo", c: 1, size: usual, of: "direct_c1"},
 		{name: "direct_c16", addr: echo.addr, path: "/function/noop", c: 16, size: usual, of: "direct_c16"},
 		{name: "function_c16", addr: up.addr, path: "/function/noop", c: 16, size: usual, of: "direct_c16"},
 		{name: "stages3_c16", addr: up.addr, path: "/function/three", c: 16, size: usual, of: "direct_c16"},

@@ -54,6 +54,7 @@ func TestHTTPFunction(t *testing.T) {
 	})
 	t.Run("events", func(t *testing.T) { r.events2(t) })
 	t.Run("upgrade", func(t *testing.T) { r.upgrades(t) })
+	t.Run("framing", func(t *testing.T) { r.frames(t) })
 	t.Run("client leaves", func(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -61,7 +62,7 @@ func TestHTTPFunction(t *testing.T) {
 			_, err := r.do(ctx, http.MethodPost, "/function/web/slow?for=1m&name=gone", "", nil)
 			ended <- err
 		}()
-		r.until(soon, "the call to run", func() bool { return r.line("web").Running == 1 })
+		r.until(soon, "the function to have the call", func() bool { return strings.Contains(r.log.String(), "started: gone") })
 		leave()
 		if err := <-ended; err == nil {
 			t.Error("an answer after a second of a minute's work")

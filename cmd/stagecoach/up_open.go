@@ -247,7 +247,7 @@ func (u *up) openFlow(context.Context) error {
 		Timeout: u.cfg.Requests.Timeout, MaxTimeout: u.cfg.Requests.MaxTimeout, MaxBody: int64(u.cfg.Requests.MaxBody),
 		BodyMemory: int64(u.cfg.Requests.BodyMemory), Spool: u.store,
 		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log, Tracer: u.gatewayTracer(),
-		Rendezvous: u.meeting, HTTP: u.speaksHTTP, Measures: u.measures, Stall: u.cfg.Requests.Stall,
+		Rendezvous: u.meeting, HTTP: u.speaksHTTP, Exec: u.execTimeout, Measures: u.measures, Stall: u.cfg.Requests.Stall,
 		Lines: u.lines, Proxies: u.proxies, Hide: u.hidePaths(),
 	})
 	return err
@@ -303,7 +303,7 @@ func (u *up) follow(context.Context) error {
 			u.gateway.Tidy()
 		} else if err := u.lines.Ensure(dispatch.Spec{
 			Function: f.Key, Revision: f.Revision, QueueLimit: f.Declared.QueueLimit, MaxReplicas: maxReplicas(f.Declared), Batch: f.Declared.Batch,
-			Timeout: u.kinds.timeout(f.Key),
+			Timeout: u.kinds.of(f.Key).exec,
 		}); err != nil {
 			u.log.Error("function has no line", "function", f.Key, "error", err)
 		}

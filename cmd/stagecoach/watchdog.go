@@ -97,16 +97,6 @@ func execTimeout(image []string, env map[string]string) time.Duration {
 	return d
 }
 
-// timeout returns the bound of a call of a function that was deployed; 0: none.
-func (k *kinds) timeout(key pipeline.Key) time.Duration {
-	v, ok := k.known.Load(key)
-	if !ok {
-		return 0
-	}
-	f, _ := v.(*kind)
-	return f.exec
-}
-
 // changed takes what is deployed under a key now; nil: nothing.
 func (k *kinds) changed(key pipeline.Key, f *provider.Deployed) {
 	if f == nil {
@@ -119,24 +109,35 @@ func (k *kinds) changed(key pipeline.Key, f *provider.Deployed) {
 // speaksHTTP reports whether an invocation of key is of a function that speaks HTTP itself, and of no pipeline.
 func (u *up) speaksHTTP(key pipeline.Key) bool { return u.registry.Alone(key) && u.kinds.HTTP(key) }
 
+// execTimeout returns how long an invocation of key may run, by the environment of its function; 0: as long as its deadline says.
+func (u *up) execTimeout(key pipeline.Key) time.Duration {
+	if !u.speaksHTTP(key) {
+		return 0
+	}
+	return u.kinds.of(key).exec
+}
+
 // measures reports whether an invocation of key is of a function that this holder has pinned, and of no pipeline.
 func (u *up) measures(key pipeline.Key, holder string) bool {
 	return u.registry.Alone(key) && u.local.PinnedBy(key, holder)
 }
 
 // HTTP tells whether the function with this key speaks HTTP itself.
-func (k *kinds) HTTP(key pipeline.Key) bool {
+func (k *kinds) HTTP(key pipeline.Key) bool { return k.of(key).http }
+
+// of returns what is known of the function with this key; nothing of a pipeline.
+func (k *kinds) of(key pipeline.Key) *kind {
 	v, ok := k.known.Load(key)
 	if !ok {
-		return false // a pipeline
+		return &kind{}
 	}
 	f, _ := v.(*kind)
 	if f.found {
-		return f.http
+		return f
 	}
 	now := k.look(*f) // it may have come since
 	if now.found && !k.known.CompareAndSwap(key, v, now) {
-		return k.HTTP(key) // something else was deployed meanwhile
+		return k.of(key) // something else was deployed meanwhile
 	}
-	return now.http
+	return now
 }

@@ -57,7 +57,7 @@ func handler(ready time.Time) http.Handler {
 	mux.HandleFunc("/_/health", func(http.ResponseWriter, *http.Request) {})
 	for path, f := range map[string]http.HandlerFunc{
 		"/echo": echo, "/events": events, "/hints": hints, "/slow": slow, "/status": status, "/trailer": trailer,
-		"/exit": exit, "/panic": panics, "/upgrade": upgrade, "/eat": eat, "/spin": spin,
+		"/exit": exit, "/panic": panics, "/upgrade": upgrade, "/eat": eat, "/spin": spin, "/framing": framing,
 	} {
 		mux.HandleFunc(path, f)
 	}
@@ -124,16 +124,20 @@ func hints(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "done")
 }
 
-// slow takes its time, and says on standard error whether the client waited for it.
+// slow takes its time, and says on standard error when it begins, if it has a name, and whether the client waited for it.
 func slow(w http.ResponseWriter, r *http.Request) {
 	if _, err := io.Copy(io.Discard, r.Body); err != nil {
 		return
+	}
+	name := r.URL.Query().Get("name")
+	if name != "" {
+		log.Print("started: ", name)
 	}
 	if pause(r, duration(r.URL.Query().Get("for"))) {
 		fmt.Fprintln(w, "done")
 		return
 	}
-	log.Print("canceled: ", r.URL.Query().Get("name"))
+	log.Print("canceled: ", name)
 }
 
 // pause waits, and tells whether the client did too.
@@ -220,6 +224,26 @@ func asksFirst(ctx context.Context, url string) (bool, error) {
 		return false, err
 	}
 	return resp.StatusCode == http.StatusCreated, resp.Body.Close()
+}
+
+// framing says in headers how the body was framed, and sends it back: in chunks if the query says so, else with its length.
+func framing(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("X-Length", strconv.FormatInt(r.ContentLength, 10))
+	w.Header().Set("X-Coding", strings.Join(r.TransferEncoding, ","))
+	w.Header().Set("X-Got", r.Trailer.Get("X-Sent"))
+	if r.URL.Query().Has("chunks") {
+		w.Header().Set("Trailer", "X-Sum")
+		_ = http.NewResponseController(w).Flush()
+	} else {
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	}
+	_, _ = w.Write(body) // the client may have left
+	w.Header().Set("X-Sum", strconv.Itoa(len(body)))
 }
 
 func panics(http.ResponseWriter, *http.Request) { panic("on demand") }

@@ -1,0 +1,192 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/task"
+)
+
+// pooled makes a stage's function one that keeps its connection, as a watchdog does. It runs one request at a time.
+func (s *stage) pooled(replica func(attempt int, c net.Conn, in *bufio.Reader) (keep bool)) (dials func() int) {
+	var kept net.Conn
+	n, attempts := 0, 0
+	s.front.invoker.f = func(_ context.Context, r task.Request) (*task.Response, *task.Error) {
+		part := strings.SplitN(header(r, task.HeaderDirect)[0], " ", 3)
+		for {
+			c := kept
+			if kept = nil; c == nil {
+				var err error
+				if c, err = net.Dial("unix", part[2]); err != nil {
+					return nil, &task.Error{Status: http.StatusBadGateway, Cause: err.Error()}
+				}
+				n++
+			}
+			_ = c.SetDeadline(time.Now().Add(time.Minute))
+			_, _ = io.WriteString(c, part[1]+"\n")
+			in := bufio.NewReader(c)
+			if _, err := in.Peek(1); err != nil { // the gateway closed it before the request came
+				_ = c.Close()
+				continue
+			}
+			if attempts++; replica(attempts, c, in) {
+				kept = c
+				return &task.Response{}, nil
+			}
+			_ = c.Close()
+			if attempts > 10 {
+				return nil, &task.Error{Status: http.StatusBadGateway, Cause: "it is lost each time"}
+			}
+		}
+	}
+	return func() int { return n }
+}
+
+// answered reads a request to its end and answers.
+func answered(c net.Conn, in *bufio.Reader, answer string) bool {
+	r, err := http.ReadRequest(in)
+	if err == nil {
+		_, err = io.Copy(io.Discard, r.Body)
+	}
+	if err == nil {
+		_, err = io.WriteString(c, answer)
+	}
+	return err == nil
+}
+
+// TestKeptConnection: requests one after the other take one connection of a replica that keeps it.
+func TestKeptConnection(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, time.Minute, nil)
+	dials := s.pooled(func(_ int, c net.Conn, in *bufio.Reader) bool { return answered(c, in, ok) })
+	c := s.dial(t)
+	large := post + "Content-Length: 300000\r\n\r\n" + strings.Repeat("x", 300000)
+	for i, text := range []string{plain, good, chunked + "5\r\nhello\r\n0\r\n\r\n", large, plain, "HEAD" + strings.TrimPrefix(plain, "GET")} {
+		c.send(text)
+		resp, err := http.ReadResponse(c.in, &http.Request{Method: strings.Fields(text)[0]})
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("request %d: %v, %v", i, resp, err)
+		}
+		if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "ok" && !strings.HasPrefix(text, "HEAD") {
+			t.Errorf("request %d: %q, %v", i, b, err)
+		}
+	}
+	if n := dials(); n != 1 {
+		t.Errorf("%d connections, want 1", n)
+	}
+}
+
+// TestNoConnectionIsKept: a connection whose exchange ended otherwise than it should is closed.
+func TestNoConnectionIsKept(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct{ request, answer string }{
+		"the function closes it":    {plain, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"},
+		"more than an answer":       {plain, ok + "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"},
+		"an answer without an end":  {plain, "HTTP/1.0 200 OK\r\n\r\nok"},
+		"an answer before the body": {post + "Content-Length: 100000\r\n\r\n" + strings.Repeat("x", 70000), ok},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t, 50*time.Millisecond, nil)
+			closed := make(chan error, 1)
+			s.pooled(func(_ int, c net.Conn, in *bufio.Reader) bool {
+				if r, err := http.ReadRequest(in); err == nil {
+					_, _ = r.Body.Read(make([]byte, 1))
+				}
+				_, _ = io.WriteString(c, tc.answer)
+				if strings.HasPrefix(tc.answer, "HTTP/1.0") {
+					_ = c.(*net.UnixConn).CloseWrite()
+				}
+				_, err := io.Copy(io.Discard, c)
+				closed <- err
+				return true
+			})
+			c := s.dial(t)
+			c.send(tc.request)
+			if status, b := c.answer(); status != http.StatusOK || b != "ok" {
+				t.Errorf("%d %q", status, b)
+			}
+			if err := <-closed; errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestKeptConnectionBreaks: a request whose kept connection ends before the replica has it, or before it answers, is tried on the
+// next one, with its body, and runs once for each replica that took it.
+func TestKeptConnectionBreaks(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, time.Minute, nil)
+	dials := s.pooled(func(attempt int, c net.Conn, in *bufio.Reader) bool {
+		if attempt == 2 {
+			return false // it took the second request, and is lost
+		}
+		r, err := http.ReadRequest(in)
+		if err != nil {
+			return false
+		}
+		b, _ := io.ReadAll(r.Body)
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"+string(b))
+		return true
+	})
+	c := s.dial(t)
+	for i := range 3 {
+		c.send(good)
+		if status, b := c.answer(); status != http.StatusOK || b != "hello" {
+			t.Fatalf("request %d: %d %q", i, status, b)
+		}
+	}
+	if n := dials(); n != 2 {
+		t.Errorf("%d connections, want 2", n)
+	}
+}
+
+// TestKeptGreeting: a kept connection is good for a token that waits, once, and for nothing else.
+func TestKeptGreeting(t *testing.T) {
+	t.Parallel()
+	v, err := NewRendezvous(t.TempDir(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	ended := func(what string, c net.Conn) {
+		t.Helper()
+		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %d bytes, %v, want the end", what, n, err)
+		}
+		_ = c.Close()
+	}
+	kept := func() net.Conn {
+		m := v.meet()
+		defer m.close()
+		c := dial(t, v, m.token+"\n")
+		v.keep(<-m.conns)
+		return c
+	}
+	m := v.meet()
+	c := kept()
+	_, _ = io.WriteString(c, m.token+"\n")
+	met := <-m.conns
+	v.keep(met)
+	m.close()
+	_, _ = io.WriteString(c, m.token+"\n")
+	ended("the token of a request that has ended", c)
+	c = kept()
+	_, _ = io.WriteString(c, strings.Repeat("A", tokenSize)+"\n")
+	ended("a token of nobody", c)
+	c = kept()
+	v.Close()
+	ended("one that is kept when the gateway closes", c)
+	near, far := net.Pipe()
+	v.keep(near)
+	ended("one that comes after that", far)
+}

@@ -1,0 +1,342 @@
+// Package hop passes one HTTP/1.1 exchange on to another connection: the request that a handler got goes out there, and the
+// answer comes back to the handler's ResponseWriter. It is what a reverse proxy and its transport do, on connections that the
+// caller chooses and keeps, with no goroutine unless a body is sent while the answer is awaited.
+package hop
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/textproto"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Request is a request to pass on.
+type Request struct {
+	In     *http.Request // whose method, header, length and trailer go on
+	Target string        // of the request line
+	Host   string
+	Header []Field // replace those of In with the same names
+
+	// All is the whole body, if it is as long as In says. Otherwise a goroutine reads the body from In.Body.
+	All []byte
+
+	// Answer may change the head of the answer, before it goes on. It is not called for informational answers.
+	Answer func(*http.Response)
+
+	// Silence ends an upgraded connection on which nothing came either way for so long; 0: never.
+	Silence time.Duration
+}
+
+// Field is a header of a [Request]. Name is canonical; an empty Value removes it.
+type Field struct{ Name, Value string }
+
+// Result is what became of an exchange.
+type Result struct {
+	// Err is why there is no answer, or not all of it; nil: the answer is whole.
+	Err error
+	// Begun is true if the answer's head has gone on: only breaking the connection can tell the client that something is wrong.
+	Begun bool
+	// Silent is true if nothing came back, not a byte. A connection that was kept may have been closed at the other end before
+	// the request reached it.
+	Silent bool
+	// Kept is true if both messages have ended where they said, so that the connection can be used again. Otherwise Do
+	// has closed it.
+	Kept bool
+	// Sent is closed when nobody reads In.Body any more; nil: nobody does. The caller ends a Read that waits for the
+	// body, and then waits for Sent.
+	Sent <-chan struct{}
+}
+
+// maxHead bounds in bytes the heads of an answer, with the informational ones before it.
+const maxHead = 1 << 20
+
+// Do runs an exchange on c until the answer has ended or ctx has. It closes c unless the result says that it is kept.
+func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out Result) {
+	head, err := r.head()
+	if err != nil {
+		_ = c.Close()
+		return Result{Err: err, Silent: true}
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	in := takeReader(c)
+	out.Silent = true
+	defer func() {
+		if !stop() || out.Err != nil || in.r.Buffered() > 0 {
+			out.Kept = false
+		}
+		if !out.Kept {
+			_ = c.Close()
+		}
+		in.give()
+	}()
+	var send *sending
+	if b, ok := r.In.Body.(*incoming); ok && r.All == nil {
+		r.All = b.All()
+	}
+	if r.In.ContentLength == int64(len(r.All)) {
+		_, err = c.Write(append(head.b, r.All...))
+		head.give()
+	} else {
+		send = &sending{c: c, r: r, head: head, done: make(chan struct{})}
+		out.Sent = send.done
+		go send.run() // the caller waits for it, see Result
+	}
+	resp, first := (*http.Response)(nil), err
+	for {
+		resp, err = http.ReadResponse(in.r, r.In)
+		if err == nil && resp.StatusCode < 100 {
+			err = fmt.Errorf("malformed HTTP status code %q", resp.Status)
+		}
+		if err != nil {
+			out.Silent = !in.came
+			out.Err = because(err, first, send)
+			return out
+		}
+		if resp.StatusCode > 199 || resp.StatusCode == http.StatusSwitchingProtocols {
+			break
+		}
+		inform(w, resp)
+	}
+	out.Silent = false
+	in.left = -1 // bodies have no bound
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		if send != nil && !send.ended() { // whose bytes would come next?
+			out.Err = errors.New("it switches protocols before it has all of the request")
+			return out
+		}
+		out.Begun, out.Err = r.upgrade(ctx, c, in.r, w, resp)
+		return out
+	}
+	out.Begun = true
+	if out.Err = r.answer(w, resp, in); out.Err != nil {
+		return out
+	}
+	out.Kept = first == nil && !resp.Close
+	if send != nil {
+		out.Kept = out.Kept && send.ended() && send.fault() == nil // else it was answered early
+	}
+	return out
+}
+
+// because returns why there is no answer: what went wrong with the request before the connection ended, if anything did.
+func because(err, first error, send *sending) error {
+	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
+		err = errors.New("EOF")
+	}
+	if send != nil {
+		first = send.fault()
+	}
+	if first != nil {
+		return fmt.Errorf("%w (%w)", first, err)
+	}
+	return err
+}
+
+// inform passes on an informational answer.
+func inform(w http.ResponseWriter, resp *http.Response) {
+	h := w.Header()
+	var before http.Header
+	for name, values := range resp.Header {
+		if _, there := h[name]; !there {
+			if before == nil {
+				before = h.Clone()
+			}
+			h[name] = values
+		}
+	}
+	w.WriteHeader(resp.StatusCode)
+	if before == nil {
+		return
+	}
+	for name := range h {
+		if _, there := before[name]; !there {
+			delete(h, name)
+		}
+	}
+}
+
+// hopByHop are the headers that are between two HTTP speakers, beside those that Connection names.
+func hopByHop(name string) bool {
+	switch name {
+	case "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
+		return true
+	}
+	return false
+}
+
+// named returns the canonical names that a Connection header has.
+func named(h http.Header) (names []string) {
+	for _, line := range h["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			names = append(names, textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name)))
+		}
+	}
+	return names
+}
+
+// answer passes on an answer's head, body and trailer.
+func (r *Request) answer(w http.ResponseWriter, resp *http.Response, in *reader) error {
+	also := named(resp.Header)
+	if r.Answer != nil {
+		r.Answer(resp)
+	}
+	h := w.Header()
+	for name, values := range resp.Header {
+		if !hopByHop(name) && !slices.Contains(also, name) {
+			h[name] = append(h[name], values...)
+		}
+	}
+	announced := len(resp.Trailer)
+	for name := range resp.Trailer {
+		h["Trailer"] = append(h["Trailer"], name)
+	}
+	w.WriteHeader(resp.StatusCode)
+	streams := resp.ContentLength < 0 || strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
+	rc := http.NewResponseController(w)
+	if resp.Body != http.NoBody {
+		if streams && in.r.Buffered() == 0 {
+			if err := flush(rc); err != nil {
+				return err
+			}
+		}
+		if err := pass(w, rc, resp.Body, in, streams); err != nil {
+			return err
+		}
+	}
+	if len(resp.Trailer) == 0 {
+		return nil
+	}
+	_ = rc.Flush() // so that it is sent in chunks, which a trailer needs
+	prefix := ""
+	if len(resp.Trailer) != announced {
+		prefix = http.TrailerPrefix
+	}
+	for name, values := range resp.Trailer {
+		h[prefix+name] = append(h[prefix+name], values...)
+	}
+	return nil
+}
+
+// errGone says that nobody takes the answer.
+var errGone = errors.New("the answer could not be passed on")
+
+// flush sends what has been written of an answer, unless that is kept in memory.
+func flush(rc *http.ResponseController) error {
+	if err := rc.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return fmt.Errorf("%w: %w", errGone, err)
+	}
+	return nil
+}
+
+// pass copies an answer's body. One that streams does not wait for more of it.
+func pass(w io.Writer, rc *http.ResponseController, body io.Reader, in *reader, streams bool) error {
+	b := takeBuffer()
+	defer b.give()
+	for {
+		n, err := body.Read(b.b[:cap(b.b)])
+		if n > 0 {
+			if _, err := w.Write(b.b[:n]); err != nil {
+				return fmt.Errorf("%w: %w", errGone, err)
+			}
+			if streams && err == nil && in.r.Buffered() == 0 {
+				if err := flush(rc); err != nil {
+					return err
+				}
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// buffer is memory of a pool.
+type buffer struct{ b []byte }
+
+// Sizes in bytes of pooled memory: what bodies are copied with, and what heads are read and written with.
+const (
+	bodySize = 64 << 10
+	headSize = 4 << 10
+)
+
+var (
+	buffers = sync.Pool{New: func() any { return &buffer{make([]byte, 0, bodySize)} }}
+	heads   = sync.Pool{New: func() any { return &buffer{make([]byte, 0, headSize)} }}
+	readers = sync.Pool{New: func() any {
+		r := &reader{}
+		r.r = bufio.NewReaderSize(r, headSize)
+		return r
+	}}
+)
+
+func takeBuffer() *buffer { return buffers.Get().(*buffer) }
+
+// give puts memory back into the pool that has this size.
+func (b *buffer) give() {
+	b.b = b.b[:0]
+	switch {
+	case cap(b.b) == bodySize:
+		buffers.Put(b)
+	case cap(b.b) < bodySize: // it may have grown
+		heads.Put(b)
+	}
+}
+
+// reader reads answers from a connection.
+type reader struct {
+	r    *bufio.Reader
+	from io.Reader
+	left int64 // that may still be read; negative: all
+	came bool  // something has been read
+}
+
+func takeReader(from io.Reader) *reader {
+	r := readers.Get().(*reader)
+	r.from, r.left, r.came = from, maxHead, false
+	r.r.Reset(r)
+	return r
+}
+
+func (r *reader) give() {
+	r.from = nil
+	r.r.Reset(r)
+	readers.Put(r)
+}
+
+// Read implements io.Reader.
+func (r *reader) Read(p []byte) (int, error) {
+	if r.left == 0 {
+		return 0, fmt.Errorf("the answer's head has more than %d bytes", maxHead)
+	}
+	if r.left > 0 {
+		p = p[:min(int64(len(p)), r.left)]
+	}
+	n, err := r.from.Read(p)
+	r.came = r.came || n > 0
+	if r.left > 0 {
+		r.left -= int64(n)
+	}
+	return n, err
+}
+
+// lingerTime is how long the rest of what the other side sends is read before a connection is closed. See [Linger].
+const lingerTime = 500 * time.Millisecond
+
+// Linger closes a connection whose other side may still send: closed at once, it would lose an answer that is on its way.
+func Linger(c net.Conn) {
+	if s, ok := c.(interface{ CloseWrite() error }); ok && s.CloseWrite() == nil && c.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
+		_, _ = io.Copy(io.Discard, c)
+	}
+	_ = c.Close()
+}

@@ -1,0 +1,181 @@
+package hop
+
+import (
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Header implements http.ResponseWriter.
+func (x *exchange) Header() http.Header { return x.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (x *exchange) WriteHeader(status int) {
+	switch {
+	case x.begun || x.hijacked:
+		return
+	case status < 200:
+		x.out.b = x.fields(x.statusLine(status), nil)
+		x.out.b = append(x.out.b, "\r\n"...)
+		_ = x.flush() // the answer's own write tells
+		return
+	}
+	x.begun = true
+	x.flows(true)
+	x.bodied = !x.head && status != http.StatusNoContent && status != http.StatusNotModified
+	length, err := strconv.ParseInt(x.header.Get("Content-Length"), 10, 63)
+	b := x.fields(x.statusLine(status), x.announced())
+	switch {
+	case err == nil && length >= 0 && status != http.StatusNoContent:
+		x.left = length
+		b = append(strconv.AppendInt(append(b, "Content-Length: "...), length, 10), "\r\n"...)
+	case x.bodied:
+		x.chunked = true
+		b = line(b, "Transfer-Encoding", "chunked")
+	}
+	x.out.b = append(b, "\r\n"...)
+}
+
+func (x *exchange) statusLine(status int) []byte {
+	b := strconv.AppendInt(append(x.out.b, "HTTP/1.1 "...), int64(status), 10)
+	return append(append(append(b, ' '), http.StatusText(status)...), "\r\n"...)
+}
+
+// announced are the names of the trailer, which come after the body.
+func (x *exchange) announced() (names []string) {
+	for _, l := range x.header["Trailer"] {
+		for name := range strings.SplitSeq(l, ",") {
+			names = append(names, http.CanonicalHeaderKey(strings.TrimSpace(name)))
+		}
+	}
+	return names
+}
+
+// fields writes the header without what frames the answer and what comes later.
+func (x *exchange) fields(b []byte, later []string) []byte {
+	for name, values := range x.header {
+		if name == "Content-Length" || name == "Transfer-Encoding" || name == "Connection" || !token(name) || slices.Contains(later, name) {
+			continue // no token: http.TrailerPrefix has a colon
+		}
+		for _, value := range values {
+			if printable(value, ' ') {
+				b = line(b, name, value)
+			}
+		}
+	}
+	return b
+}
+
+// Write implements http.ResponseWriter.
+func (x *exchange) Write(p []byte) (int, error) {
+	if x.hijacked {
+		return 0, http.ErrHijacked
+	}
+	if !x.begun {
+		x.WriteHeader(http.StatusOK)
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if !x.bodied {
+		return 0, http.ErrBodyNotAllowed
+	}
+	if x.chunked {
+		x.out.b = append(strconv.AppendInt(x.out.b, int64(len(p)), 16), "\r\n"...)
+		x.send(p, "\r\n")
+		return len(p), x.failed
+	}
+	if int64(len(p)) > x.left {
+		return 0, http.ErrContentLength
+	}
+	x.left -= int64(len(p))
+	x.send(p, "")
+	return len(p), x.failed
+}
+
+// crlf ends a chunk.
+var crlf = []byte("\r\n")
+
+// send writes p and an end now if it is large, else later.
+func (x *exchange) send(p []byte, end string) {
+	if len(x.out.b)+len(p)+len(end) <= headSize {
+		x.out.b = append(append(x.out.b, p...), end...)
+		return
+	}
+	if x.failed != nil {
+		return
+	}
+	x.paces()
+	all := net.Buffers{x.out.b, p, crlf[:len(end)]}
+	_, x.failed = all.WriteTo(x.c)
+	x.out.b = x.out.b[:0]
+}
+
+// paces gives the client time for a piece of the answer, and for more of its request.
+func (x *exchange) paces() {
+	if x.s.Write > 0 {
+		_ = x.c.SetWriteDeadline(time.Now().Add(x.s.Write))
+	}
+	x.flows(true)
+}
+
+// flush writes what has been kept back.
+func (x *exchange) flush() error {
+	if x.failed == nil && len(x.out.b) > 0 {
+		x.paces()
+		_, x.failed = x.c.Write(x.out.b)
+	}
+	x.out.b = x.out.b[:0]
+	return x.failed
+}
+
+// FlushError is for http.ResponseController.
+func (x *exchange) FlushError() error {
+	if x.hijacked {
+		return http.ErrHijacked
+	}
+	if !x.begun {
+		x.WriteHeader(http.StatusOK)
+	}
+	return x.flush()
+}
+
+// finish writes the end of the answer, or an empty one.
+func (x *exchange) finish() error {
+	if !x.begun {
+		if x.header["Content-Length"] == nil {
+			x.header["Content-Length"] = []string{"0"}
+		}
+		x.WriteHeader(http.StatusOK)
+	}
+	if x.chunked {
+		x.out.b = append(x.out.b, "0\r\n"...)
+		for _, name := range x.announced() {
+			x.trailer(name, x.header[name])
+		}
+		for name, values := range x.header {
+			if name, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
+				x.trailer(http.CanonicalHeaderKey(name), values)
+			}
+		}
+		x.out.b = append(x.out.b, "\r\n"...)
+	}
+	if err := x.flush(); err != nil {
+		return err
+	}
+	if x.bodied && x.left > 0 {
+		return http.ErrContentLength // the client has to see that it broke off
+	}
+	return nil
+}
+
+func (x *exchange) trailer(name string, values []string) {
+	for _, value := range values {
+		if token(name) && printable(value, ' ') {
+			x.out.b = line(x.out.b, name, value)
+		}
+	}
+}

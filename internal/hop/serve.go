@@ -1,0 +1,196 @@
+package hop
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Server answers one request at a time on connections of a client that this program trusts to write HTTP/1.1 well.
+type Server struct {
+	Handler http.Handler
+	MaxHead int64         // bytes of a request's head
+	Wait    time.Duration // for a request's head
+
+	// Read bounds how long the body of a request takes to come, if it has a length and the answer has not begun. Otherwise it bounds
+	// how long nothing may flow while more of the body is to come. 0: no bound.
+	Read time.Duration
+	// Write bounds how long the client takes for a piece of the answer; 0: no bound.
+	Write time.Duration
+}
+
+// Served is what became of an exchange on a server's side.
+type Served struct {
+	// Silent is true if the client closed the connection, or said nothing in time, before the first byte of a request.
+	Silent bool
+	// Kept is true if both messages have ended, so that the connection can be used again.
+	Kept bool
+	// Whole is true if the answer has gone out, so that the connection should be closed with [Linger] unless it is kept. If it is
+	// neither kept nor whole, Serve has closed it.
+	Whole bool
+}
+
+// Serve runs one exchange on c: until the handler has ended, which it is to do soon after ctx. The handler may break the answer off
+// with http.ErrAbortHandler.
+func (s *Server) Serve(ctx context.Context, c net.Conn) (out Served) {
+	in := takeReader(c)
+	in.left = s.MaxHead
+	x := &exchange{s: s, c: c, in: in}
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	defer func() {
+		if !stop() || in.r.Buffered() > 0 {
+			out.Kept = false
+		}
+		if !out.Kept && !out.Whole && !x.hijacked {
+			_ = c.Close()
+		}
+		if !x.hijacked { // else somebody may have it
+			in.give()
+		}
+	}()
+	_ = c.SetReadDeadline(time.Now().Add(s.Wait)) // a connection that has none has ended
+	r, err := http.ReadRequest(in.r)
+	if err != nil {
+		return Served{Silent: !in.came}
+	}
+	in.left = -1
+	x.begin(r)
+	return x.run(r.WithContext(ctx))
+}
+
+// exchange is one on a server's side, and its http.ResponseWriter.
+type exchange struct {
+	s        *Server
+	c        net.Conn
+	in       *reader
+	body     *incoming // nil: there is none
+	head     bool      // the request's method is HEAD
+	header   http.Header
+	out      *buffer // what has not been written yet
+	hijacked bool
+	failed   error // of a write
+
+	begun   bool
+	chunked bool
+	bodied  bool  // the answer may have a body
+	left    int64 // of the body, unless it is in chunks
+
+	mu    sync.Mutex
+	given bool // the handler has set the deadline for reading
+	talks bool // the answer has begun, or the body has no length
+}
+
+// begin reads of a request what the exchange needs.
+func (x *exchange) begin(r *http.Request) {
+	x.header, x.head = http.Header{}, r.Method == http.MethodHead
+	var until time.Time
+	if r.ContentLength != 0 {
+		x.body = &incoming{x: x, body: r.Body, left: r.ContentLength}
+		r.Body = x.body
+		x.talks = r.ContentLength < 0
+		if x.s.Read > 0 {
+			until = time.Now().Add(x.s.Read)
+		}
+	}
+	_ = x.c.SetReadDeadline(until)
+}
+
+func (x *exchange) run(r *http.Request) (out Served) {
+	x.out = heads.Get().(*buffer)
+	defer func() {
+		p := recover()
+		x.out.give()
+		if p != nil && p != http.ErrAbortHandler { //nolint:errorlint // a panic's value is it itself
+			panic(p)
+		}
+	}()
+	x.s.Handler.ServeHTTP(x, r)
+	if x.hijacked {
+		return Served{}
+	}
+	if r.Context().Err() != nil || x.finish() != nil {
+		return Served{} // the handler may have said nothing because nobody waits
+	}
+	ended := (x.body == nil || x.body.ended) && !r.Close
+	if x.s.Read > 0 || x.s.Write > 0 || x.given {
+		ended = x.c.SetDeadline(time.Time{}) == nil && ended
+	}
+	return Served{Whole: true, Kept: ended}
+}
+
+// flows gives the rest of the request's body time again, if that is bounded by silence alone.
+func (x *exchange) flows(answers bool) {
+	if x.s.Read == 0 || x.body == nil {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.talks = x.talks || answers
+	if x.talks && !x.given {
+		_ = x.c.SetReadDeadline(time.Now().Add(x.s.Read))
+	}
+}
+
+// incoming is a request's body.
+type incoming struct {
+	x     *exchange
+	body  io.ReadCloser
+	left  int64 // negative: unknown
+	ended bool
+}
+
+// Read implements io.Reader.
+func (b *incoming) Read(p []byte) (int, error) {
+	b.x.flows(false)
+	n, err := b.body.Read(p)
+	if b.left > 0 {
+		b.left -= int64(n)
+	}
+	b.ended = b.ended || b.left == 0 || errors.Is(err, io.EOF)
+	return n, err
+}
+
+// Close implements io.Closer. What is left of the body is nobody's: the connection is not kept.
+func (b *incoming) Close() error { return nil }
+
+// All returns the whole body if it came with its head, and nothing of it has been read; else nil. What it returns is good until
+// the exchange ends.
+func (b *incoming) All() []byte {
+	n := int(b.left)
+	if b.left <= 0 || b.ended || b.left > int64(b.x.in.r.Buffered()) {
+		return nil
+	}
+	all, err := b.x.in.r.Peek(n)
+	if err != nil {
+		return nil
+	}
+	_, _ = b.x.in.r.Discard(n) // it is there
+	b.left, b.ended = 0, true
+	return all
+}
+
+// Hijack implements http.Hijacker.
+func (x *exchange) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	if x.begun || x.hijacked {
+		return nil, nil, http.ErrHijacked
+	}
+	x.hijacked = true
+	_ = x.c.SetDeadline(time.Time{})
+	return x.c, bufio.NewReadWriter(x.in.r, bufio.NewWriter(x.c)), nil
+}
+
+// SetReadDeadline is for http.ResponseController.
+func (x *exchange) SetReadDeadline(at time.Time) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.given = true
+	return x.c.SetReadDeadline(at)
+}
+
+// EnableFullDuplex is for http.ResponseController: it is always so.
+func (x *exchange) EnableFullDuplex() error { return nil }
