@@ -26,19 +26,21 @@ func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 		return err
 	}
 	for _, f := range failed {
-		if f.revision != 0 {
+		if f.deployed {
+			l.cfg.Lines.Fail(f.function, f.revision, f.cause)
+		} else {
 			l.cfg.Lines.NoReplica(f.function, f.revision, f.cause)
-			continue
 		}
-		l.cfg.Lines.Fail(f.function, f.cause)
 	}
 	return nil
 }
 
-// hopelessFunction is a function whose waiting tasks get an answer now.
+// hopelessFunction is a function whose waiting tasks get an answer now, because no replica of a
+// revision can be started.
 type hopelessFunction struct {
 	function pipeline.Key
-	revision uint64 // whose waiting tasks fail; 0: all waiting tasks of the function
+	revision uint64
+	deployed bool // revision is the deployed one: all tasks fail that may run on it
 	cause    string
 }
 
@@ -90,11 +92,11 @@ func (l *Local) apply(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) (failed
 		cause := nowhere(w, bars.now(now), never)
 		l.of(key).plannedAs(p.Rev, w, cause)
 		if cause != "" && !alive(all) {
-			failed = append(failed, hopelessFunction{function: key, cause: fmt.Sprintf("function %q %s", key, cause)})
+			failed = append(failed, hopelessFunction{function: key, revision: spec.Revision, deployed: true, cause: fmt.Sprintf("function %q %s", key, cause)})
 		}
 		if now.Before(failure.Until) {
 			if cause := noHope(*spec, failure, all); cause != "" {
-				failed = append(failed, hopelessFunction{function: key, cause: cause})
+				failed = append(failed, hopelessFunction{function: key, revision: spec.Revision, deployed: true, cause: cause})
 			}
 			continue
 		}

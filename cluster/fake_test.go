@@ -160,7 +160,7 @@ func (w *world) Disregard(_ pipeline.Key, until time.Time) {
 	w.apart = until
 }
 
-func (w *world) Fail(function pipeline.Key, cause string) {
+func (w *world) Fail(function pipeline.Key, _ uint64, cause string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.failed = append(w.failed, cause)

@@ -188,7 +188,7 @@ func TestRealParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range specs {
-		if err := shell.Ensure(dispatch.Spec{Function: s.Key, MaxReplicas: 2}); err != nil {
+		if err := shell.Ensure(dispatch.Spec{Function: s.Key, Revision: s.Revision, MaxReplicas: 2}); err != nil {
 			t.Fatal(err)
 		}
 	}

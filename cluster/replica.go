@@ -323,7 +323,7 @@ func (l *Local) end(n *node, r *replica, busy bool, failed error) {
 		l.cfg.Lines.NoReplica(r.function, r.spec.Revision, noRevival)
 	}
 	if noHopeWhy != "" {
-		l.cfg.Lines.Fail(r.function, noHopeWhy)
+		l.cfg.Lines.Fail(r.function, r.spec.Revision, noHopeWhy)
 	}
 	l.cfg.Changed()
 }

@@ -89,7 +89,7 @@ func (l *Local) revive(rev uint64, specs map[pipeline.Key]*FunctionSpec) (failed
 			if r != nil {
 				r.revived = true
 			} else if cause := k.unrevived(revision, l.now(), fmt.Errorf("node %q is away", f.slot.Node), false); cause != "" {
-				failed = append(failed, hopelessFunction{key, revision, cause})
+				failed = append(failed, hopelessFunction{function: key, revision: revision, cause: cause})
 			}
 		}
 	}

@@ -35,8 +35,9 @@ type Lines interface {
 	Signals(function pipeline.Key, now time.Time) plan.Signals
 	// Disregard has nothing of a function count as measured until then; the zero time: from now on all counts again.
 	Disregard(function pipeline.Key, until time.Time)
-	// Fail answers what waits for a function task.Unavailable with the cause. What comes later waits again.
-	Fail(function pipeline.Key, cause string)
+	// Fail answers what waits for a function task.Unavailable with the cause, if this revision is the
+	// deployed one. What comes later waits again.
+	Fail(function pipeline.Key, revision uint64, cause string)
 	// NoReplica answers the tasks that wait for a revision with task.Redeployed and the cause. The
 	// revision is no longer deployed, and no replica of it can be started.
 	NoReplica(function pipeline.Key, revision uint64, cause string)

@@ -128,7 +128,9 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 	case NoReplica:
 		c.none(now, ev)
 	case Fail:
-		c.fail(now, ev.Cause)
+		if ev.Revision == c.cfg.Revision {
+			c.fail(now, ev.Cause)
+		}
 	case Tick:
 		c.armed = time.Time{}
 	case Close:

@@ -286,7 +286,7 @@ func TestScenarios(t *testing.T) {
 			{0, submit("a", 0), "send r1 #1 a"},
 			{0, submit("b", 0), ""},
 			{0, submit("c", 0), "wanted"},
-			{1 * ms, Fail{"crashes"}, "reply b unavailable wait=1ms service=0s; reply c unavailable wait=1ms service=0s"},
+			{1 * ms, Fail{0, "crashes"}, "reply b unavailable wait=1ms service=0s; reply c unavailable wait=1ms service=0s"},
 			{2 * ms, submit("d", 0), ""},
 			{3 * ms, answer("r1", 1, 0), "reply a ok wait=0s service=3ms; send r1 #2 d"},
 		}},

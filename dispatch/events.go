@@ -71,9 +71,13 @@ type NoReplica struct {
 	Cause    string
 }
 
-// Fail answers what waits [task.Unavailable] with the cause, because no replica of the deployed revision
-// can be had. What runs goes on, and so does what must have another revision: see [NoReplica].
-type Fail struct{ Cause string }
+// Fail answers what waits [task.Unavailable] with the cause, because no replica of a revision can be
+// started. It does nothing if another revision has been deployed since. What runs goes on, and so does
+// what must have another revision: see [NoReplica].
+type Fail struct {
+	Revision uint64
+	Cause    string
+}
 
 // Tick says that time has passed: see [Wake].
 type Tick struct{}

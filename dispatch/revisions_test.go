@@ -174,7 +174,7 @@ func TestRevisions(t *testing.T) {
 			{2 * ms, together("b", 1, 2), "wanted"},
 			{2 * ms, submit("c", 0), "wanted"},
 			{2 * ms, together("a", 2, 1), "wanted"},
-			{3 * ms, Fail{"it does not start"}, "reply b unavailable wait=1ms service=0s; reply c unavailable wait=1ms service=0s; wake 1m0.003s"},
+			{3 * ms, Fail{2, "it does not start"}, "reply b unavailable wait=1ms service=0s; reply c unavailable wait=1ms service=0s; wake 1m0.003s"},
 			{4 * ms, answer("old", 1, 0), "reply a ok wait=0s service=4ms; send old #2 a"},
 			{5 * ms, together("a", 3, 1), "wanted"},
 			{6 * ms, Close{"removed"}, "reply a unavailable wait=1ms service=0s; reply a unavailable wait=2ms service=2ms"},
@@ -183,7 +183,8 @@ func TestRevisions(t *testing.T) {
 			{0, together("a", 1, 1), "wanted"},
 			{0, again("x", 0), "wanted"},
 			{1 * ms, Deployed{2}, "revive 1"},
-			{2 * ms, Fail{"it does not start"}, "reply x unavailable wait=2ms service=0s"},
+			{1 * ms, Fail{1, "the one before does not start"}, ""},
+			{2 * ms, Fail{2, "it does not start"}, "reply x unavailable wait=2ms service=0s"},
 			{3 * ms, up("again", 1), "send again #1 a"},
 		}},
 		"canceled ones need nothing": {CoreConfig{Revision: 1}, []step{

@@ -245,12 +245,12 @@ func (s *Shell) Lost(function pipeline.Key, replica string, death task.Death) (b
 	return busy
 }
 
-// Fail answers what waits for a function [task.Unavailable] with the cause, when no replica of its
-// deployed revision can be started. What must have another revision goes on waiting, and what comes
-// later waits again.
-func (s *Shell) Fail(function pipeline.Key, cause string) {
+// Fail answers what waits for a function [task.Unavailable] with the cause, when no replica of this
+// revision can be started and it is the deployed one. What must have another revision goes on waiting,
+// and what comes later waits again.
+func (s *Shell) Fail(function pipeline.Key, revision uint64, cause string) {
 	if f := s.function(function); f != nil {
-		f.step(Fail{Cause: cause})
+		f.step(Fail{Revision: revision, Cause: cause})
 	}
 }
 

@@ -382,7 +382,7 @@ func TestTimerAndCancel(t *testing.T) {
 	r.submitUntil("waits", time.Now().Add(5*ms))
 	r.reply("waits", task.Expired, "waited")
 	r.submit("fails")
-	r.shell.Fail(pipeline.ParseKey("f.ns"), "exit status 1, three times in a row")
+	r.shell.Fail(pipeline.ParseKey("f.ns"), 0, "exit status 1, three times in a row")
 	r.reply("fails", task.Unavailable, "exit status 1")
 	a := attach(t, r.shell, "f-1", 1, 1)
 	r.submitUntil("runs", time.Now().Add(200*ms))

@@ -138,7 +138,7 @@ func TestSuspects(t *testing.T) {
 		}},
 		"no replica is to be had": {CoreConfig{}, []step{
 			{0, again("x", 0), "wanted"},
-			{1 * ms, Fail{"crashes"}, "reply x unavailable wait=1ms service=0s"},
+			{1 * ms, Fail{0, "crashes"}, "reply x unavailable wait=1ms service=0s"},
 		}},
 		"closed": {CoreConfig{}, []step{
 			{0, up("r1", 2, 1), ""},
