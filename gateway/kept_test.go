@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/hop"
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
@@ -23,6 +24,9 @@ func (s *stage) pooled(replica func(attempt int, c net.Conn, in *bufio.Reader) (
 		part := strings.SplitN(header(r, task.HeaderDirect)[0], " ", 3)
 		for {
 			c := kept
+			if c != nil {
+				_, _ = io.ReadFull(c, make([]byte, 1)) // the gateway is ready
+			}
 			if kept = nil; c == nil {
 				var err error
 				if c, err = net.Dial("unix", part[2]); err != nil {
@@ -165,11 +169,19 @@ func TestKeptGreeting(t *testing.T) {
 		}
 		_ = c.Close()
 	}
+	ready := func(c net.Conn) {
+		t.Helper()
+		var b [1]byte
+		if _, err := io.ReadFull(c, b[:]); b[0] != hop.Ready || err != nil {
+			t.Errorf("%q, %v, want that the gateway is ready", b, err)
+		}
+	}
 	kept := func() net.Conn {
 		m := v.meet()
 		defer m.close()
 		c := dial(t, v, m.token+"\n")
 		v.keep(<-m.conns)
+		ready(c)
 		return c
 	}
 	m := v.meet()
@@ -177,6 +189,7 @@ func TestKeptGreeting(t *testing.T) {
 	_, _ = io.WriteString(c, m.token+"\n")
 	met := <-m.conns
 	v.keep(met)
+	ready(c)
 	m.close()
 	_, _ = io.WriteString(c, m.token+"\n")
 	ended("the token of a request that has ended", c)
