@@ -8,11 +8,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/hop"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
@@ -151,6 +153,42 @@ func TestKeptConnectionBreaks(t *testing.T) {
 	}
 	if n := dials(); n != 2 {
 		t.Errorf("%d connections, want 2", n)
+	}
+}
+
+// TestUpgradeEnds: a request that has become another protocol ends with its connection, and is counted as any other.
+func TestUpgradeEnds(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, time.Minute, func(c net.Conn, in *bufio.Reader) {
+		if _, err := http.ReadRequest(in); err == nil {
+			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\n")
+			_, _ = io.Copy(c, in)
+		}
+	})
+	ended := make(chan any, 1)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() { ended <- recover() }()
+		s.front.handler.ServeHTTP(w, r)
+	}))
+	defer srv.Close()
+	s.addr = srv.Listener.Addr().String()
+	c := s.dial(t)
+	c.send("GET /function/echo HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\nhello\n")
+	if resp, err := http.ReadResponse(c.in, nil); err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatalf("%v, %v", resp, err)
+	}
+	if line, err := c.in.ReadString('\n'); line != "hello\n" || err != nil {
+		t.Errorf("%q, %v", line, err)
+	}
+	_ = c.CloseWrite()
+	if rest, err := io.ReadAll(c.in); len(rest) > 0 || err != nil {
+		t.Errorf("%q, %v, want the end", rest, err)
+	}
+	if p := <-ended; p != nil {
+		t.Errorf("the handler panicked: %v", p)
+	}
+	if n := s.front.Invocations(pipeline.Named("echo", "")); n != 1 {
+		t.Errorf("%v requests are counted, want 1", n)
 	}
 }
 
