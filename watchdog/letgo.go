@@ -116,7 +116,7 @@ func (s *holds) begin(call *stage.Call) *hold {
 	return h
 }
 
-// letGo notes that the answer was read: the request is not on its connection any more. h may be nil.
+// letGo notes that the answer was read: the request is not on its connection any more, whether that is closed or not. h may be nil.
 func (h *hold) letGo() {
 	if h == nil {
 		return

@@ -166,6 +166,28 @@ func TestCallsInTheProgramsLine(t *testing.T) {
 	s.lets(let, "a call that waits in the line of a program that answers others")
 }
 
+// TestWholeAnswerLetsGo: a program that has answered holds nothing, even if it says that it closes the connection and does not.
+func TestWholeAnswerLetsGo(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	s := holdsOf(t, "http://"+l.Addr().String())
+	_, let := s.begin("/")
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Read(make([]byte, 4096)); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprint(conn, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok")
+	s.lets(let, "a call that was answered")
+}
+
 // TestConnectionClosedTwiceAtOnce: a call whose connection several goroutines close is held until the program has let go.
 func TestConnectionClosedTwiceAtOnce(t *testing.T) {
 	t.Parallel()
