@@ -63,3 +63,16 @@ func TestAmbiguousAnswers(t *testing.T) {
 		}
 	}
 }
+
+// TestOldClients: a client of HTTP/1.0 gets no informational answers, which it would take for the answer.
+func TestOldClients(t *testing.T) {
+	t.Parallel()
+	client, server := sockets(t)
+	_, _ = io.WriteString(server, "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+	r := httptest.NewRequest("GET", "/", nil)
+	r.ProtoMajor, r.ProtoMinor = 1, 0
+	w := httptest.NewRecorder() // whose status is the first one
+	if out := Do(t.Context(), client, w, &Request{In: r, Target: "/", Host: "f"}); w.Code != http.StatusOK || out.Err != nil {
+		t.Errorf("%d, %v, want 200", w.Code, out.Err)
+	}
+}

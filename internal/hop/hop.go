@@ -107,7 +107,9 @@ func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out
 		if resp.StatusCode > 199 || resp.StatusCode == http.StatusSwitchingProtocols {
 			break
 		}
-		inform(w, resp)
+		if r.In.ProtoAtLeast(1, 1) { // older clients would take it for the answer
+			inform(w, resp)
+		}
 	}
 	out.Silent = false
 	in.left = -1 // bodies have no bound
