@@ -112,7 +112,7 @@ const (
 	usable                  // the next exchange
 )
 
-// look returns a kept connection's condition. If it is usable, and waits is true, Ready has been read.
+// look returns a kept connection's condition, and reads what has come. One that was closed after Ready is taken for usable.
 func look(c net.Conn, waits bool) (is condition) {
 	s, ok := c.(syscall.Conn)
 	if !ok {
@@ -124,20 +124,12 @@ func look(c net.Conn, waits bool) (is condition) {
 	}
 	err = raw.Control(func(fd uintptr) {
 		var b [2]byte
-		n, _, e := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		n, _, e := unix.Recvfrom(int(fd), b[:], unix.MSG_DONTWAIT)
 		switch {
 		case e == unix.EAGAIN && waits:
 			is = busy
-		case e == unix.EAGAIN:
+		case e == unix.EAGAIN, waits && e == nil && n == 1 && b[0] == Ready:
 			is = usable
-		case !waits || e != nil || n != 1 || b[0] != Ready:
-		default:
-			if _, _, e = unix.Recvfrom(int(fd), b[:1], unix.MSG_DONTWAIT); e == nil {
-				_, _, e = unix.Recvfrom(int(fd), b[:1], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-			}
-			if e == unix.EAGAIN { // else it has been closed
-				is = usable
-			}
 		}
 	})
 	if err != nil {
