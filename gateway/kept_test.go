@@ -8,10 +8,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/hop"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
@@ -23,6 +26,9 @@ func (s *stage) pooled(replica func(attempt int, c net.Conn, in *bufio.Reader) (
 		part := strings.SplitN(header(r, task.HeaderDirect)[0], " ", 3)
 		for {
 			c := kept
+			if c != nil {
+				_, _ = io.ReadFull(c, make([]byte, 1)) // the gateway is ready
+			}
 			if kept = nil; c == nil {
 				var err error
 				if c, err = net.Dial("unix", part[2]); err != nil {
@@ -150,6 +156,42 @@ func TestKeptConnectionBreaks(t *testing.T) {
 	}
 }
 
+// TestUpgradeEnds: a request that has become another protocol ends with its connection, and is counted as any other.
+func TestUpgradeEnds(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, time.Minute, func(c net.Conn, in *bufio.Reader) {
+		if _, err := http.ReadRequest(in); err == nil {
+			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\n")
+			_, _ = io.Copy(c, in)
+		}
+	})
+	ended := make(chan any, 1)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() { ended <- recover() }()
+		s.front.handler.ServeHTTP(w, r)
+	}))
+	defer srv.Close()
+	s.addr = srv.Listener.Addr().String()
+	c := s.dial(t)
+	c.send("GET /function/echo HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\nhello\n")
+	if resp, err := http.ReadResponse(c.in, nil); err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatalf("%v, %v", resp, err)
+	}
+	if line, err := c.in.ReadString('\n'); line != "hello\n" || err != nil {
+		t.Errorf("%q, %v", line, err)
+	}
+	_ = c.CloseWrite()
+	if rest, err := io.ReadAll(c.in); len(rest) > 0 || err != nil {
+		t.Errorf("%q, %v, want the end", rest, err)
+	}
+	if p := <-ended; p != nil {
+		t.Errorf("the handler panicked: %v", p)
+	}
+	if n := s.front.Invocations(pipeline.Named("echo", "")); n != 1 {
+		t.Errorf("%v requests are counted, want 1", n)
+	}
+}
+
 // TestKeptGreeting: a kept connection is good for a token that waits, once, and for nothing else.
 func TestKeptGreeting(t *testing.T) {
 	t.Parallel()
@@ -165,11 +207,19 @@ func TestKeptGreeting(t *testing.T) {
 		}
 		_ = c.Close()
 	}
+	ready := func(c net.Conn) {
+		t.Helper()
+		var b [1]byte
+		if _, err := io.ReadFull(c, b[:]); b[0] != hop.Ready || err != nil {
+			t.Errorf("%q, %v, want that the gateway is ready", b, err)
+		}
+	}
 	kept := func() net.Conn {
 		m := v.meet()
 		defer m.close()
 		c := dial(t, v, m.token+"\n")
 		v.keep(<-m.conns)
+		ready(c)
 		return c
 	}
 	m := v.meet()
@@ -177,6 +227,7 @@ func TestKeptGreeting(t *testing.T) {
 	_, _ = io.WriteString(c, m.token+"\n")
 	met := <-m.conns
 	v.keep(met)
+	ready(c)
 	m.close()
 	_, _ = io.WriteString(c, m.token+"\n")
 	ended("the token of a request that has ended", c)

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/hop"
 )
 
 // Rendezvous is where replicas of functions that speak HTTP meet the gateway's requests: a unix socket that replicas dial, each
@@ -30,17 +32,13 @@ type Rendezvous struct {
 	kept     int // of those that are greeted: after an exchange, and not for the first time
 }
 
-// Bounds of greetings: a token is there at once, unless somebody dials who has none.
+// Bounds of connections that wait for a token. On a new connection the token comes at once, unless the replica gets no processor.
+// Replicas close kept connections sooner.
 const (
-	maxGreetings = 256
-	greetingTime = 5 * time.Second
-	tokenSize    = 26 // of rand.Text
-)
-
-// Bounds of connections that wait for their next token after an exchange. Replicas close theirs sooner.
-const (
-	maxKept  = 4096
-	keptTime = time.Minute
+	maxGreetings = 256 // new connections
+	maxKept      = 4096
+	greetingTime = time.Minute
+	tokenSize    = 26 // bytes, of rand.Text
 )
 
 // MaxFolder is the longest path in bytes of a rendezvous's folder: that of a unix socket in it may have 107.
@@ -106,7 +104,7 @@ func (v *Rendezvous) accept() {
 		v.running.Go(func() {
 			defer func() { <-v.hands }()
 			if v.begin(c, false) {
-				v.greet(c, greetingTime)
+				v.greet(c)
 			}
 		})
 	}
@@ -115,21 +113,27 @@ func (v *Rendezvous) accept() {
 // acceptPause is how long a listener that fails is left alone.
 const acceptPause = 10 * time.Millisecond
 
-// keep waits for the next token on a connection whose exchange has ended where both sides know it. The replica may have it ask for
-// any request whose token it was given since, as with a connection that it dials.
+// ready tells a replica that a connection waits for its next token.
+var ready = []byte{hop.Ready}
+
+// keep waits for the next token on a connection whose exchange has ended, and tells the replica, which may have been done long
+// before a slow client had its answer. The replica may have it ask for any request whose token it was given since, as with a
+// connection that it dials.
 func (v *Rendezvous) keep(c net.Conn) {
-	if v.begin(c, true) {
-		go func() {
-			defer v.running.Done()
-			v.greet(c, keptTime)
-			v.mu.Lock()
-			v.kept--
-			v.mu.Unlock()
-		}()
+	if !v.begin(c, true) {
+		return
 	}
+	_, _ = c.Write(ready) // greet has the error, too; it does not wait, because the replica has read the request or closes
+	go func() {
+		defer v.running.Done()
+		v.greet(c)
+		v.mu.Lock()
+		v.kept--
+		v.mu.Unlock()
+	}()
 }
 
-// begin takes note that a connection is greeted, or closes it. If it is kept, v.running counts it.
+// begin takes note that a connection is greeted, and gives it greetingTime; or it closes it. If it is kept, v.running counts it.
 func (v *Rendezvous) begin(c net.Conn, kept bool) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -142,18 +146,16 @@ func (v *Rendezvous) begin(c net.Conn, kept bool) bool {
 		v.running.Add(1)
 	}
 	v.greeting[c] = struct{}{}
+	_ = c.SetDeadline(time.Now().Add(greetingTime)) // of a connection that has ended, greet has the error
 	return true
 }
 
 // greet reads the token and hands the connection to whom it is for.
-func (v *Rendezvous) greet(c net.Conn, within time.Duration) {
+func (v *Rendezvous) greet(c net.Conn) {
 	var token [tokenSize + 1]byte
-	err := c.SetReadDeadline(time.Now().Add(within))
+	_, err := io.ReadFull(c, token[:])
 	if err == nil {
-		_, err = io.ReadFull(c, token[:])
-	}
-	if err == nil {
-		err = c.SetReadDeadline(time.Time{})
+		err = c.SetDeadline(time.Time{})
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -89,6 +90,28 @@ func TestRendezvous(t *testing.T) {
 	if _, err := os.Stat(v.path); !os.IsNotExist(err) {
 		t.Errorf("the socket is still there: %v", err)
 	}
+}
+
+// TestSlowReplica: a replica that gets no processor between its dial and its token is met.
+func TestSlowReplica(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		v := &Rendezvous{waiting: map[string]*meeting{}, greeting: map[net.Conn]struct{}{}}
+		m := v.meet()
+		defer m.close()
+		near, far := net.Pipe()
+		defer far.Close()
+		if !v.begin(near, false) {
+			t.Fatal("it is sent away")
+		}
+		go v.greet(near)
+		time.Sleep(50 * time.Second)
+		_, _ = io.WriteString(far, m.token+"\n")
+		synctest.Wait()
+		if len(m.conns) != 1 {
+			t.Error("it was not met")
+		}
+	})
 }
 
 func dial(t *testing.T, v *Rendezvous, greeting string) net.Conn {

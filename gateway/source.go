@@ -118,12 +118,12 @@ func (s *source) pace() {
 	}
 }
 
-// silent returns how long a Read has waited for the client; 0: none waits.
-func (s *source) silent() time.Duration {
-	if since := s.since.Load(); since > 0 {
-		return time.Since(s.made) - time.Duration(since)
+// silent returns how long a Read has waited for the client, and since when, after s.made; 0: none waits.
+func (s *source) silent() (silent, since time.Duration) {
+	if since = time.Duration(s.since.Load()); since > 0 {
+		silent = max(time.Since(s.made)-since, 1)
 	}
-	return 0
+	return silent, since
 }
 
 // read reads from the client. s.mu is held.

@@ -139,7 +139,9 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 	}()
 	code := g.talk(talk, w, r, c, body, meet, end)
 	if !c.broken && code != statusClientGone {
-		_ = http.NewResponseController(w).Flush() // nobody need wait for the bookkeeping; a client that is gone needs none
+		if code != http.StatusSwitchingProtocols { // whose connection is not net/http's any more, which panics
+			_ = http.NewResponseController(w).Flush() // nobody need wait for the bookkeeping; a client that is gone needs none
+		}
 		meet.close()
 		settle(end, c)
 	}

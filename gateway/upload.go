@@ -83,9 +83,12 @@ type upload struct {
 
 	mu      sync.Mutex
 	timer   *time.Timer
-	over    bool // nobody watches any more
-	ahead   bool // the body is read ahead
-	stalled bool // it is counted as key
+	due     time.Time     // when the next look is
+	since   time.Duration // when the Read began that the last look saw, as [source.silent] has it
+	late    time.Duration // by how much the looks at this Read came late
+	over    bool          // nobody watches any more
+	ahead   bool          // the body is read ahead
+	stalled bool          // it is counted as key
 	key     stallKey
 	refused *task.Error // why the request was ended
 }
@@ -96,6 +99,7 @@ func (u *upload) watch(r *http.Request) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.timer = time.AfterFunc(lateTime, func() { u.look(r) })
+	u.due = time.Now().Add(lateTime)
 	go func() { // stream waits for it: by u.end if it runs the task, else because it ends the body
 		err := u.body.peek()
 		if !u.begin() {
@@ -149,6 +153,26 @@ func (u *upload) refusal() *task.Error {
 	return u.refused
 }
 
+// silence returns how long the client has sent nothing; 0: nothing is expected of it. The time by which looks came late does not
+// count: this process had no processor then, and what the client has sent may not have been read. u.mu is held.
+func (u *upload) silence() time.Duration {
+	silent, since := u.body.silent()
+	if since != u.since {
+		u.since, u.late = since, 0
+	}
+	if silent == 0 {
+		return 0
+	}
+	u.late += time.Since(u.due)
+	return max(silent-u.late, 1)
+}
+
+// lookAgain has look called after d. u.mu is held.
+func (u *upload) lookAgain(d time.Duration) {
+	u.due = time.Now().Add(d)
+	u.timer.Reset(d)
+}
+
 // look is called when the client may have been silent for too long, and sees to it that it is called again.
 func (u *upload) look(r *http.Request) {
 	u.mu.Lock()
@@ -156,14 +180,18 @@ func (u *upload) look(r *http.Request) {
 	if u.over {
 		return
 	}
-	silent := u.body.silent()
+	silent := u.silence()
 	if silent < lateTime {
 		u.moves()
 		if silent == 0 && !u.ahead && u.begun.Load() && !u.slot.Load() {
 			u.ahead = true
 			go u.body.ahead() // nobody else reads while it waits in the line; the body's end ends it
 		}
-		u.timer.Reset(lateTime - silent)
+		again := lateTime - silent
+		if u.late > lookTime {
+			again = max(again, lookTime) // for the Read to see what is there
+		}
+		u.lookAgain(again)
 		return
 	}
 	load := u.load()
@@ -187,7 +215,7 @@ func (u *upload) look(r *http.Request) {
 			silent.Round(time.Millisecond), u.body.sent.Load()))
 		return
 	}
-	u.timer.Reset(lookTime)
+	u.lookAgain(lookTime)
 }
 
 // moves takes note that the client does send. u.mu is held.

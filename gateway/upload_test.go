@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -426,6 +427,37 @@ func TestUploadsReadAhead(t *testing.T) {
 			t.Errorf("%q, %v", body, err)
 		}
 		_ = s.Close()
+	})
+}
+
+// TestUploadsOfStarvedServers: a client is not blamed for the time in which the server itself could not run.
+func TestUploadsOfStarvedServers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b, end := newBubble(t, 1, nil)
+		defer end()
+		b.waiting.Store(2) // another one, too
+		defer b.waiting.Store(0)
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", nil)
+		u := &upload{g: b.front.Gateway, body: &source{made: time.Now()}, hush: func(error) {}, cancel: func() {}}
+		u.begun.Store(true)
+		u.timer = time.AfterFunc(time.Hour, func() {}) // the test looks
+		u.due = time.Now().Add(lateTime)
+		u.body.since.Store(1)
+		for i := range 3 {
+			time.Sleep(10 * time.Second)
+			u.look(r)
+			if terr := u.refusal(); terr != nil || u.stalled && i == 0 {
+				t.Fatalf("%v, stalled %t, after %d looks that came late", terr, u.stalled, i+1)
+			}
+		}
+		for looks := 1; u.refusal() == nil; looks++ {
+			time.Sleep(time.Until(u.due))
+			u.look(r)
+			if looks > int(silentTime/lookTime) {
+				t.Fatalf("%d looks in time, and the client has not been silent", looks)
+			}
+		}
 	})
 }
 

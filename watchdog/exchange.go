@@ -29,12 +29,6 @@ type exchanges struct {
 	ctx     context.Context    // ends with abort
 }
 
-// Times that an exchange on one machine, with a gateway that waits for it, never takes.
-const (
-	dialTimeout = 5 * time.Second
-	askTimeout  = 10 * time.Second
-)
-
 // keptTime is how long a connection to the gateway waits for its next exchange. The gateway waits longer.
 const keptTime = 20 * time.Second
 
@@ -44,7 +38,7 @@ const maxHead = 128 << 10
 // newExchanges returns exchanges whose requests the function answers, slots at a time. The caller closes them.
 func newExchanges(function http.Handler, slots int, read, write time.Duration) *exchanges {
 	e := &exchanges{keeps: slots, kept: &hop.Pool{}}
-	e.server = &hop.Server{Handler: function, MaxHead: maxHead, Wait: askTimeout, Read: read, Write: write}
+	e.server = &hop.Server{Handler: function, MaxHead: maxHead, Read: read, Write: write}
 	e.ctx, e.abort = context.WithCancel(context.Background())
 	return e
 }
@@ -70,7 +64,7 @@ func (e *exchanges) begin(path string) *hop.Pool {
 	}
 	if e.path != path {
 		e.kept.Close()
-		e.path, e.kept = path, &hop.Pool{Max: e.keeps, Idle: keptTime}
+		e.path, e.kept = path, &hop.Pool{Max: e.keeps, Idle: keptTime, Waits: true}
 	}
 	e.running.Add(1)
 	return e.kept
@@ -89,7 +83,8 @@ func (e *exchanges) do(call *stage.Call, address string) error {
 	return call.Context().Err()
 }
 
-// meet says the token to the gateway that listens at path, and serves the request that comes, until it has ended or ctx has.
+// meet says the token to the gateway that listens at path, and serves the request that comes, until it has ended or ctx has. The
+// gateway waits for it, so only the call's own end bounds the wait for a gateway that is slow.
 func (e *exchanges) meet(ctx context.Context, token, path string) error {
 	pool := e.begin(path)
 	if pool == nil {
@@ -108,8 +103,7 @@ func (e *exchanges) meet(ctx context.Context, token, path string) error {
 			return nil
 		}
 	}
-	d := net.Dialer{Timeout: dialTimeout}
-	c, err := d.DialContext(ctx, "unix", path)
+	c, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {
 		return fmt.Errorf("rendezvous with the gateway: %w", err)
 	}

@@ -12,7 +12,10 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/hop"
 )
 
 // rendezvous is a gateway's side. Each connection that comes is in conns.
@@ -61,7 +64,14 @@ func (c *caller) ask(t *testing.T, token, request string) {
 	}
 }
 
+// answer reads an answer, and is ready for the next exchange.
 func (c *caller) answer(t *testing.T, want string) {
+	t.Helper()
+	c.read(t, want)
+	_, _ = c.Write([]byte{hop.Ready}) // fails if the replica has closed the connection
+}
+
+func (c *caller) read(t *testing.T, want string) {
 	t.Helper()
 	resp, err := http.ReadResponse(c.in, nil)
 	if err != nil {
@@ -133,6 +143,63 @@ func TestKeptConnection(t *testing.T) {
 	if err := e.meet(ctx, "late", v.path); err == nil {
 		t.Error("an exchange after close")
 	}
+}
+
+// TestSlowClient: a connection whose answer the gateway is still passing on carries no other request; it does once the gateway is
+// ready.
+func TestSlowClient(t *testing.T) {
+	t.Parallel()
+	v := newRendezvous(t)
+	e := newExchanges(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }), 4, 0, 0)
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	defer e.close(ctx)
+	met := make(chan error, 1)
+	meet := func(token string) { go func() { met <- e.meet(ctx, token, v.path) }() }
+	meet("slow")
+	slow := <-v.conns
+	slow.ask(t, "slow", hello)
+	<-met // the replica has written the answer
+	meet("other")
+	other := <-v.conns
+	other.ask(t, "other", hello)
+	other.read(t, "hello")
+	<-met
+	slow.answer(t, "hello")
+	meet("next")
+	slow.ask(t, "next", hello)
+	slow.read(t, "hello")
+	<-met
+	if n := len(v.conns); n != 0 {
+		t.Errorf("%d more connections, want none", n)
+	}
+}
+
+// TestSlowGateway: a gateway that is slow to send a request, or to read its token, gets its answer.
+func TestSlowGateway(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		defer far.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		e := newExchanges(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "late") }), 1, 0, 0)
+		defer e.close(ctx)
+		e.kept = &hop.Pool{Max: 1, Idle: time.Hour}
+		e.kept.Put(near)
+		e.path = "pipe"
+		met := make(chan error, 1)
+		go func() { met <- e.meet(ctx, "token", "pipe") }()
+		time.Sleep(20 * time.Minute)
+		c := &caller{far, bufio.NewReader(far)}
+		c.ask(t, "token", "")
+		time.Sleep(20 * time.Minute)
+		_, _ = io.WriteString(far, "GET / HTTP/1.1\r\nHost: f\r\n\r\n")
+		c.read(t, "late")
+		if err := <-met; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestNotKept: a connection whose request was not read to its end is closed, once the gateway has its answer.

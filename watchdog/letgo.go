@@ -116,7 +116,7 @@ func (s *holds) begin(call *stage.Call) *hold {
 	return h
 }
 
-// letGo notes that the answer was read: the request is not on its connection any more. h may be nil.
+// letGo notes that the answer was read: the request is not on its connection any more, whether that is closed or not. h may be nil.
 func (h *hold) letGo() {
 	if h == nil {
 		return
@@ -159,6 +159,7 @@ type programConn struct {
 	heard *atomic.Int64        // when the program last answered anything, on any connection
 	held  atomic.Pointer[hold] // the request that is on it; nil: none
 	sent  atomic.Int64         // bytes of that request
+	ended atomic.Bool          // Close was called
 }
 
 // Read implements net.Conn.
@@ -185,8 +186,12 @@ func (c *programConn) ReadFrom(r io.Reader) (int64, error) {
 }
 
 // Close implements net.Conn. If a request is on the connection, the program learns that nobody waits
-// for the answer, and the connection stays open for it to let go.
+// for the answer, and the connection stays open for it to let go. The first of several calls at a time closes it, so that none of
+// them takes the socket away from the first.
 func (c *programConn) Close() error {
+	if c.ended.Swap(true) {
+		return net.ErrClosed
+	}
 	h := c.held.Swap(nil)
 	if h == nil {
 		return c.TCPConn.Close()

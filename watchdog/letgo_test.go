@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -163,6 +164,70 @@ func TestCallsInTheProgramsLine(t *testing.T) {
 	fmt.Fprint(second, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 	s.lets(other, "a call that was answered")
 	s.lets(let, "a call that waits in the line of a program that answers others")
+}
+
+// TestWholeAnswerLetsGo: a program that has answered holds nothing, even if it says that it closes the connection and does not.
+func TestWholeAnswerLetsGo(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	s := holdsOf(t, "http://"+l.Addr().String())
+	_, let := s.begin("/")
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Read(make([]byte, 4096)); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprint(conn, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok")
+	s.lets(let, "a call that was answered")
+}
+
+// TestConnectionClosedTwiceAtOnce: a call whose connection several goroutines close is held until the program has let go.
+func TestConnectionClosedTwiceAtOnce(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	s := newHolds(make(chan struct{}))
+	defer s.close()
+	for range 300 {
+		near, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		far, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := s.begin(&stage.Call{})
+		c := &programConn{TCPConn: near.(*net.TCPConn), heard: new(atomic.Int64)}
+		h.take(c)
+		var closes sync.WaitGroup
+		for range 3 {
+			closes.Go(func() { _ = c.Close() })
+		}
+		closes.Wait()
+		h.end()
+		select {
+		case <-h.done:
+			t.Error("the program has not let go")
+		default:
+		}
+		_ = far.Close()
+		select {
+		case <-h.done:
+		case <-time.After(soon):
+			t.Fatal("the program has let go")
+		}
+	}
 }
 
 // waiting returns how many bytes a connection has for its reader.

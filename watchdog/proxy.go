@@ -50,7 +50,8 @@ func proxy(p *child, slots int, silence time.Duration) (h http.Handler, done fun
 	pool := &hop.Pool{Max: slots, Idle: idle}
 	prefix := strings.TrimSuffix(p.at.EscapedPath(), "/")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		out := &hop.Request{In: r, Target: prefix + r.URL.RequestURI(), Host: r.Host, Silence: silence}
+		h := holdOf(r)
+		out := &hop.Request{In: r, Target: prefix + r.URL.RequestURI(), Host: r.Host, Whole: h.letGo, Silence: silence}
 		if strings.HasPrefix(r.RequestURI, "/") { // as it came
 			out.Target = prefix + r.RequestURI
 		}
@@ -65,7 +66,6 @@ func proxy(p *child, slots int, silence time.Duration) (h http.Handler, done fun
 				}
 			}
 			held, _ := c.(*programConn)
-			h := holdOf(r)
 			h.take(held)
 			result := hop.Do(r.Context(), c, w, out)
 			if result.Sent != nil {
@@ -74,7 +74,6 @@ func proxy(p *child, slots int, silence time.Duration) (h http.Handler, done fun
 			}
 			switch {
 			case result.Kept:
-				h.letGo()
 				pool.Put(c)
 			case result.Err == nil:
 			case result.Begun:

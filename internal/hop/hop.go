@@ -31,6 +31,10 @@ type Request struct {
 	// Answer may change the head of the answer, before it goes on. It is not called for informational answers.
 	Answer func(*http.Response)
 
+	// Whole is called when the answer has been passed on, before its connection is closed or used again; nil: nobody is told. It
+	// is not called for an upgrade.
+	Whole func()
+
 	// Silence ends an upgraded connection on which nothing came either way for so long; 0: never.
 	Silence time.Duration
 }
@@ -103,7 +107,9 @@ func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out
 		if resp.StatusCode > 199 || resp.StatusCode == http.StatusSwitchingProtocols {
 			break
 		}
-		inform(w, resp)
+		if r.In.ProtoAtLeast(1, 1) { // older clients would take it for the answer
+			inform(w, resp)
+		}
 	}
 	out.Silent = false
 	in.left = -1 // bodies have no bound
@@ -118,6 +124,9 @@ func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out
 	out.Begun = true
 	if out.Err = r.answer(w, resp, in); out.Err != nil {
 		return out
+	}
+	if r.Whole != nil {
+		r.Whole()
 	}
 	out.Kept = first == nil && !resp.Close
 	if send != nil {

@@ -50,7 +50,7 @@ func answers(t *testing.T, r *http.Request, h http.HandlerFunc) (*httptest.Respo
 	client, server := sockets(t)
 	served := make(chan Served)
 	go func() {
-		served <- (&Server{Handler: h, MaxHead: 1 << 16, Wait: soon}).Serve(t.Context(), server)
+		served <- (&Server{Handler: h, MaxHead: 1 << 16}).Serve(t.Context(), server)
 	}()
 	w := httptest.NewRecorder()
 	out := Do(t.Context(), client, w, &Request{In: r, Target: r.URL.RequestURI(), Host: "function"})
@@ -247,7 +247,7 @@ func TestReadTimeout(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				near, far := net.Pipe()
 				defer far.Close()
-				s := &Server{MaxHead: 1 << 16, Wait: time.Second, Read: 10 * time.Second, Write: 10 * time.Second}
+				s := &Server{MaxHead: 1 << 16, Read: 10 * time.Second, Write: 10 * time.Second}
 				s.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if tc.begins {
 						_ = http.NewResponseController(w).Flush()
@@ -285,7 +285,7 @@ func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		clientFar, clientNear := net.Pipe()
 		programNear, programFar := net.Pipe()
-		s := &Server{MaxHead: 1 << 16, Wait: time.Second, Read: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s := &Server{MaxHead: 1 << 16, Read: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			Do(r.Context(), programNear, w, &Request{In: r, Target: "/", Host: "f", Silence: 10 * time.Second})
 		})}
 		served := make(chan Served)
@@ -352,6 +352,32 @@ func TestPool(t *testing.T) {
 	if _, err := far[3].Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("after Close: %v, want the end", err)
 	}
+	w := &Pool{Max: 2, Idle: time.Hour, Waits: true}
+	defer w.Close()
+	for i := range 2 {
+		near[i], far[i] = sockets(t)
+		w.Put(near[i])
+	}
+	if w.Get() != nil {
+		t.Error("one whose other end is not ready")
+	}
+	_, _ = far[0].Write([]byte{Ready})
+	if c := w.Get(); c != near[0] {
+		t.Error("not the one whose other end is ready")
+	}
+	for _, said := range []string{"", "x", string(Ready) + "x"} {
+		near[2], far[2] = sockets(t)
+		_, _ = io.WriteString(far[2], said)
+		_ = far[2].Close()
+		w.Put(near[2])
+		if w.Get() != nil {
+			t.Errorf("one that has said %q and is closed", said)
+		}
+	}
+	_, _ = far[1].Write([]byte{Ready})
+	if c := w.Get(); c != near[1] {
+		t.Error("not the one that was not ready before")
+	}
 	synctest.Test(t, func(t *testing.T) {
 		p := &Pool{Max: 2, Idle: time.Second}
 		near, far := net.Pipe()
@@ -381,7 +407,7 @@ func TestEndOfContext(t *testing.T) {
 	}
 	client, server = sockets(t)
 	ctx, cancel = context.WithCancel(t.Context())
-	s := &Server{MaxHead: 1 << 16, Wait: soon, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { cancel(); <-r.Context().Done() })}
+	s := &Server{MaxHead: 1 << 16, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { cancel(); <-r.Context().Done() })}
 	_, _ = io.WriteString(client, "GET / HTTP/1.1\r\nHost: f\r\n\r\n")
 	if out := s.Serve(ctx, server); out.Kept || out.Whole {
 		t.Errorf("%+v", out)

@@ -15,6 +15,10 @@ type Pool struct {
 	Max  int           // connections at most
 	Idle time.Duration // that one is kept
 
+	// Waits is true if the other end says [Ready] after an exchange. Until then it may still be passing the answer on, to a client
+	// that takes it slowly, and the next exchange would wait for that.
+	Waits bool
+
 	mu     sync.Mutex
 	closed bool
 	kept   []kept // the one that was used last is the last
@@ -26,24 +30,27 @@ type kept struct {
 	until time.Time
 }
 
-// Get returns the connection that was kept last and is still open at its other end; nil: there is none.
+// Get returns the connection that was kept last, is still open at its other end, and is ready; nil: there is none.
 func (p *Pool) Get() net.Conn {
-	for {
-		p.mu.Lock()
-		n := len(p.kept) - 1
-		if n < 0 {
-			p.mu.Unlock()
-			return nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	for i := len(p.kept) - 1; i >= 0; i-- {
+		c := p.kept[i]
+		is := broken
+		if now.Before(c.until) {
+			is = look(c.Conn, p.Waits)
 		}
-		c := p.kept[n]
-		p.kept[n] = kept{}
-		p.kept = p.kept[:n]
-		p.mu.Unlock()
-		if time.Now().Before(c.until) && quiet(c.Conn) {
+		if is == busy {
+			continue
+		}
+		p.kept = slices.Delete(p.kept, i, i+1)
+		if is == usable {
 			return c.Conn
 		}
 		_ = c.Close()
 	}
+	return nil
 }
 
 // Put keeps a connection, or closes it.
@@ -93,21 +100,40 @@ func (p *Pool) Close() {
 	p.kept = nil
 }
 
-// quiet tells whether a connection is open and nothing has come on it: what comes between two exchanges belongs to neither.
-func quiet(c net.Conn) bool {
+// Ready is what the end of a connection that gets requests' tokens says when it is ready for the next one. See [Pool.Waits].
+const Ready = '\n'
+
+// condition is what a kept connection is good for.
+type condition int
+
+const (
+	broken condition = iota // nothing: it is closed, or somebody has said what belongs to no exchange
+	busy                    // the next exchange, later: its other end is not ready
+	usable                  // the next exchange
+)
+
+// look returns a kept connection's condition, and reads what has come. One that was closed after Ready is taken for usable.
+func look(c net.Conn, waits bool) (is condition) {
 	s, ok := c.(syscall.Conn)
 	if !ok {
-		return true // a pipe in a test
+		return usable // a pipe in a test
 	}
 	raw, err := s.SyscallConn()
 	if err != nil {
-		return false
+		return broken
 	}
-	alone := false
 	err = raw.Control(func(fd uintptr) {
-		var b [1]byte
-		_, _, e := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		alone = e == unix.EAGAIN
+		var b [2]byte
+		n, _, e := unix.Recvfrom(int(fd), b[:], unix.MSG_DONTWAIT)
+		switch {
+		case e == unix.EAGAIN && waits:
+			is = busy
+		case e == unix.EAGAIN, waits && e == nil && n == 1 && b[0] == Ready:
+			is = usable
+		}
 	})
-	return err == nil && alone
+	if err != nil {
+		return broken
+	}
+	return is
 }

@@ -14,8 +14,7 @@ import (
 // Server answers one request at a time on connections of a client that this program trusts to write HTTP/1.1 well.
 type Server struct {
 	Handler http.Handler
-	MaxHead int64         // bytes of a request's head
-	Wait    time.Duration // for a request's head
+	MaxHead int64 // bytes of a request's head
 
 	// Read bounds how long the body of a request takes to come, if it has a length and the answer has not begun. Otherwise it bounds
 	// how long nothing may flow while more of the body is to come. 0: no bound.
@@ -26,7 +25,7 @@ type Server struct {
 
 // Served is what became of an exchange on a server's side.
 type Served struct {
-	// Silent is true if the client closed the connection, or said nothing in time, before the first byte of a request.
+	// Silent is true if the connection ended, or ctx did, before the first byte of a request.
 	Silent bool
 	// Kept is true if both messages have ended, so that the connection can be used again.
 	Kept bool
@@ -35,8 +34,9 @@ type Served struct {
 	Whole bool
 }
 
-// Serve runs one exchange on c: until the handler has ended, which it is to do soon after ctx. The handler may break the answer off
-// with http.ErrAbortHandler.
+// Serve runs one exchange on c: until the handler has ended, which it is to do soon after ctx. ctx alone bounds the wait for the
+// request's head: a client that is trusted may be slow because the machine is. The handler may break the answer off with
+// http.ErrAbortHandler.
 func (s *Server) Serve(ctx context.Context, c net.Conn) (out Served) {
 	in := takeReader(c)
 	in.left = s.MaxHead
@@ -53,7 +53,6 @@ func (s *Server) Serve(ctx context.Context, c net.Conn) (out Served) {
 			in.give()
 		}
 	}()
-	_ = c.SetReadDeadline(time.Now().Add(s.Wait)) // a connection that has none has ended
 	r, err := http.ReadRequest(in.r)
 	if err != nil {
 		return Served{Silent: !in.came}
@@ -142,10 +141,14 @@ type incoming struct {
 	body  io.ReadCloser
 	left  int64 // negative: unknown
 	ended bool
+	taken bool // by All
 }
 
 // Read implements io.Reader.
 func (b *incoming) Read(p []byte) (int, error) {
+	if b.taken {
+		return 0, io.EOF
+	}
 	b.x.flows(false)
 	n, err := b.body.Read(p)
 	if b.left > 0 {
@@ -169,8 +172,8 @@ func (b *incoming) All() []byte {
 	if err != nil {
 		return nil
 	}
-	_, _ = b.x.in.r.Discard(n) // it is there
-	b.left, b.ended = 0, true
+	_, _ = b.x.in.r.Discard(n)               // it is there
+	b.left, b.ended, b.taken = 0, true, true // net/http's reader of the body does not know it
 	return all
 }
 
