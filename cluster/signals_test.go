@@ -47,8 +47,8 @@ func TestObserveHasWhatIsMeasured(t *testing.T) {
 	})
 }
 
-// TestObserveHasWhatIsExpected: only functions for which nothing waits or runs are told of requests on
-// their way, and nobody is asked when there is none.
+// TestObserveHasWhatIsExpected: only functions that may sleep and for which nothing waits or runs are
+// told of requests on their way, and nobody is asked when there is none.
 func TestObserveHasWhatIsExpected(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		if got := w.observe().Functions[0].Expected; got != 0 {
@@ -56,6 +56,10 @@ func TestObserveHasWhatIsExpected(t *testing.T) {
 		}
 		asked := 0
 		l.cfg.Expected = func() map[string]int { asked++; return map[string]int{"f.ns": 7, "other.ns": 1} }
+		if got := w.observe().Functions[0].Expected; got != 0 || asked != 0 {
+			t.Errorf("%d expected, asked %d times, want 0, and nobody asked for a function that never sleeps", got, asked)
+		}
+		w.set(func() { w.specs[0].Declared.Scale.Zero = true })
 		if got := w.observe().Functions[0].Expected; got != 7 || asked != 1 {
 			t.Errorf("%d expected, asked %d times, want 7, once", got, asked)
 		}

@@ -70,7 +70,7 @@ func (i *images) Pin(ctx context.Context, name string) (string, error) {
 
 // Guess implements provider.Images.
 func (i *images) Guess(name string) (provider.Guess, error) {
-	g, err := i.folders.Guess(name)
+	g, err := i.folders.Guess(image.Familiar(name))
 	return provider.Guess(g), err
 }
 
