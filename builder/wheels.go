@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -57,11 +58,29 @@ func (p *python) keptWheels(ctx context.Context, handler, requirements string) (
 	key := sha256.Sum256(fmt.Appendf(nil, "%q %q", said, options))
 	all := filepath.Join(cache, "stagecoach", "wheels")
 	w := &wheels{all: all, folder: filepath.Join(all, hex.EncodeToString(key[:8]))}
-	if err := os.MkdirAll(w.folder, 0o755); err != nil {
+	err = os.MkdirAll(w.folder, 0o700) // packages of a private index are nobody else's
+	if err == nil {
+		err = errors.Join(ours(w.all), ours(w.folder))
+	}
+	if err != nil {
 		fmt.Fprintf(p.output(), "build: packages are not kept for the next build: %v\n", err)
 		return nil, nil
 	}
 	return w, nil
+}
+
+// ours returns an error unless a folder belongs to this user, and nobody else may write to it. A build
+// installs what is in the folder: with sudo, or with a cache that users share, it may be another's.
+func ours(folder string) error {
+	info, err := os.Lstat(folder)
+	if err != nil {
+		return err
+	}
+	owner, mode := info.Sys().(*syscall.Stat_t).Uid, info.Mode()
+	if !info.IsDir() || int(owner) != os.Geteuid() || mode.Perm()&0o022 != 0 {
+		return fmt.Errorf("%s: got mode %v of user %d, want a folder that only this user, %d, can write to; remove it, or set XDG_CACHE_HOME to another", folder, mode, owner, os.Geteuid())
+	}
+	return nil
 }
 
 // add keeps wheels, and marks those that are there already as used now.

@@ -52,6 +52,38 @@ func TestKeptWheelsByIndex(t *testing.T) {
 	}
 }
 
+// TestKeptWheelsAreThisUsersOwn: a build takes no packages from a folder that others can write to.
+func TestKeptWheelsAreThisUsersOwn(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for mode, good := range map[os.FileMode]bool{0o700: true, 0o755: true, 0o775: false, 0o757: false} {
+		if err := os.Chmod(dir, mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := ours(dir); (err == nil) != good {
+			t.Errorf("mode %v: %v", mode, err)
+		}
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	if ours(link) == nil {
+		t.Error("a link is taken for a folder")
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(dir, 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+		if ours(dir) == nil {
+			t.Error("another user's folder is taken")
+		}
+	}
+}
+
 // TestWheelsShrink: a wheel that is used again stays, and those that nobody has used for longest go.
 func TestWheelsShrink(t *testing.T) {
 	t.Parallel()
