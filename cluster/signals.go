@@ -26,13 +26,13 @@ func (l *Local) measured(f *plan.Function, is plan.Signals) {
 	f.Demand, f.Service, f.Wait, f.Busy, f.Waiting, f.Running = is.Demand, is.Service, is.Wait, is.Busy, is.Waiting, is.Running
 }
 
-// expect sets Expected of the functions of s that may sleep and for which nothing waits or runs. No
-// policy looks at that of others.
+// expect sets Expected of the functions of s for which nothing waits or runs. Those that their
+// deployments keep awake may have been scaled to 0 by hand, which fill finds out.
 func (l *Local) expect(s *plan.Snapshot) {
 	var counts map[string]int
 	for i := range s.Functions {
 		f := &s.Functions[i]
-		if l.cfg.Expected == nil || !f.Zero || f.Waiting > 0 || f.Running > 0 {
+		if l.cfg.Expected == nil || f.Waiting > 0 || f.Running > 0 {
 			continue
 		}
 		if counts == nil {
