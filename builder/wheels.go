@@ -26,6 +26,13 @@ type wheels struct {
 // wheelBytes bounds the wheels that are kept; the longest unused go.
 const wheelBytes = 8 << 30
 
+// partPrefix begins the names of folders with parts of wheels. One that is older than partAge is left
+// from a build that was killed.
+const (
+	partPrefix = ".new-"
+	partAge    = time.Hour
+)
+
 // keptWheels returns the wheels that fit a requirements.txt, or nil if this user has no cache folder. It returns nil, too, if the file
 // names packages by paths or addresses, which may change while their versions stay.
 func (p *python) keptWheels(ctx context.Context, handler, requirements string) (*wheels, error) {
@@ -101,7 +108,7 @@ func (w *wheels) add(files []string) error {
 
 // copy makes a copy appear all at once, for builds at the same time.
 func (w *wheels) copy(file, to string) error {
-	tmp, err := os.MkdirTemp(w.folder, ".new-")
+	tmp, err := os.MkdirTemp(w.folder, partPrefix)
 	if err != nil {
 		return err
 	}
@@ -112,7 +119,8 @@ func (w *wheels) copy(file, to string) error {
 	return errors.Join(err, os.RemoveAll(tmp))
 }
 
-// shrink removes the longest unused wheels while there are more bytes than most.
+// shrink removes the longest unused wheels while there are more bytes than most, and what killed builds
+// have left.
 func (w *wheels) shrink(most int64) error {
 	type wheel struct {
 		file string
@@ -121,6 +129,17 @@ func (w *wheels) shrink(most int64) error {
 	}
 	var all []wheel
 	var bytes int64
+	parts, err := filepath.Glob(filepath.Join(w.all, "*", partPrefix+"*"))
+	if err != nil {
+		return err
+	}
+	for _, part := range parts {
+		if info, err := os.Stat(part); err == nil && time.Since(info.ModTime()) > partAge {
+			if err := os.RemoveAll(part); err != nil {
+				return err
+			}
+		}
+	}
 	files, err := filepath.Glob(filepath.Join(w.all, "*", "*.whl"))
 	if err != nil {
 		return err

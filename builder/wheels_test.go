@@ -84,7 +84,8 @@ func TestKeptWheelsAreThisUsersOwn(t *testing.T) {
 	}
 }
 
-// TestWheelsShrink: a wheel that is used again stays, and those that nobody has used for longest go.
+// TestWheelsShrink: a wheel that is used again stays, and those that nobody has used for longest go. Parts of wheels go when
+// no build can be at work on them any more.
 func TestWheelsShrink(t *testing.T) {
 	t.Parallel()
 	all := t.TempDir()
@@ -111,10 +112,23 @@ func TestWheelsShrink(t *testing.T) {
 	if err := w.add([]string{filepath.Join(from, "one.whl"), filepath.Join(from, "four.whl")}); err != nil {
 		t.Fatal(err)
 	}
+	for part, age := range map[string]time.Duration{"a/.new-1": 2 * partAge, "b/.new-2": 0} {
+		file := filepath.Join(all, part, "wheel")
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Now().Add(-age)
+		if err := os.Chtimes(filepath.Dir(file), at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := w.shrink(250); err != nil {
 		t.Fatal(err)
 	}
-	if got := list(t, all); !slices.Equal(got, []string{"a/four.whl", "a/one.whl"}) {
+	if got := list(t, all); !slices.Equal(got, []string{"a/four.whl", "a/one.whl", "b/.new-2/wheel"}) {
 		t.Errorf("kept are %v, want those that were used last", got)
 	}
 }
