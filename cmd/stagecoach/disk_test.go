@@ -29,7 +29,7 @@ func startOnSmallDisk(t *testing.T) (r *rig, disk string) {
 func (r *rig) full(disk string, method, path, body string, header ...string) {
 	r.t.Helper()
 	a := r.send(method, path, body, header...)
-	if !strings.HasPrefix(path, "/system/") {
+	if strings.HasPrefix(path, "/function/") || strings.HasPrefix(path, "/async-function/") {
 		disk = "STATE"
 	}
 	if _, err := strconv.Atoi(a.header.Get("Retry-After")); err != nil || a.status != http.StatusServiceUnavailable ||
