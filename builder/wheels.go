@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -24,6 +25,13 @@ type wheels struct {
 
 // wheelBytes bounds the wheels that are kept; the longest unused go.
 const wheelBytes = 8 << 30
+
+// partPrefix begins the names of folders with parts of wheels. One that is older than partAge is left
+// from a build that was killed.
+const (
+	partPrefix = ".new-"
+	partAge    = time.Hour
+)
 
 // keptWheels returns the wheels that fit a requirements.txt, or nil if this user has no cache folder. It returns nil, too, if the file
 // names packages by paths or addresses, which may change while their versions stay.
@@ -57,11 +65,29 @@ func (p *python) keptWheels(ctx context.Context, handler, requirements string) (
 	key := sha256.Sum256(fmt.Appendf(nil, "%q %q", said, options))
 	all := filepath.Join(cache, "stagecoach", "wheels")
 	w := &wheels{all: all, folder: filepath.Join(all, hex.EncodeToString(key[:8]))}
-	if err := os.MkdirAll(w.folder, 0o755); err != nil {
+	err = os.MkdirAll(w.folder, 0o700) // packages of a private index are nobody else's
+	if err == nil {
+		err = errors.Join(ours(w.all), ours(w.folder))
+	}
+	if err != nil {
 		fmt.Fprintf(p.output(), "build: packages are not kept for the next build: %v\n", err)
 		return nil, nil
 	}
 	return w, nil
+}
+
+// ours returns an error unless a folder belongs to this user, and nobody else may write to it. A build
+// installs what is in the folder: with sudo, or with a cache that users share, it may be another's.
+func ours(folder string) error {
+	info, err := os.Lstat(folder)
+	if err != nil {
+		return err
+	}
+	owner, mode := info.Sys().(*syscall.Stat_t).Uid, info.Mode()
+	if !info.IsDir() || int(owner) != os.Geteuid() || mode.Perm()&0o022 != 0 {
+		return fmt.Errorf("%s: got mode %v of user %d, want a folder that only this user, %d, can write to; remove it, or set XDG_CACHE_HOME to another", folder, mode, owner, os.Geteuid())
+	}
+	return nil
 }
 
 // add keeps wheels, and marks those that are there already as used now.
@@ -82,7 +108,7 @@ func (w *wheels) add(files []string) error {
 
 // copy makes a copy appear all at once, for builds at the same time.
 func (w *wheels) copy(file, to string) error {
-	tmp, err := os.MkdirTemp(w.folder, ".new-")
+	tmp, err := os.MkdirTemp(w.folder, partPrefix)
 	if err != nil {
 		return err
 	}
@@ -93,7 +119,8 @@ func (w *wheels) copy(file, to string) error {
 	return errors.Join(err, os.RemoveAll(tmp))
 }
 
-// shrink removes the longest unused wheels while there are more bytes than most.
+// shrink removes the longest unused wheels while there are more bytes than most, and what killed builds
+// have left.
 func (w *wheels) shrink(most int64) error {
 	type wheel struct {
 		file string
@@ -102,6 +129,17 @@ func (w *wheels) shrink(most int64) error {
 	}
 	var all []wheel
 	var bytes int64
+	parts, err := filepath.Glob(filepath.Join(w.all, "*", partPrefix+"*"))
+	if err != nil {
+		return err
+	}
+	for _, part := range parts {
+		if info, err := os.Stat(part); err == nil && time.Since(info.ModTime()) > partAge {
+			if err := os.RemoveAll(part); err != nil {
+				return err
+			}
+		}
+	}
 	files, err := filepath.Glob(filepath.Join(w.all, "*", "*.whl"))
 	if err != nil {
 		return err

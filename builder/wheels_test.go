@@ -52,7 +52,40 @@ func TestKeptWheelsByIndex(t *testing.T) {
 	}
 }
 
-// TestWheelsShrink: a wheel that is used again stays, and those that nobody has used for longest go.
+// TestKeptWheelsAreThisUsersOwn: a build takes no packages from a folder that others can write to.
+func TestKeptWheelsAreThisUsersOwn(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for mode, good := range map[os.FileMode]bool{0o700: true, 0o755: true, 0o775: false, 0o757: false} {
+		if err := os.Chmod(dir, mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := ours(dir); (err == nil) != good {
+			t.Errorf("mode %v: %v", mode, err)
+		}
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	if ours(link) == nil {
+		t.Error("a link is taken for a folder")
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(dir, 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+		if ours(dir) == nil {
+			t.Error("another user's folder is taken")
+		}
+	}
+}
+
+// TestWheelsShrink: a wheel that is used again stays, and those that nobody has used for longest go. Parts of wheels go when
+// no build can be at work on them any more.
 func TestWheelsShrink(t *testing.T) {
 	t.Parallel()
 	all := t.TempDir()
@@ -79,10 +112,23 @@ func TestWheelsShrink(t *testing.T) {
 	if err := w.add([]string{filepath.Join(from, "one.whl"), filepath.Join(from, "four.whl")}); err != nil {
 		t.Fatal(err)
 	}
+	for part, age := range map[string]time.Duration{"a/.new-1": 2 * partAge, "b/.new-2": 0} {
+		file := filepath.Join(all, part, "wheel")
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Now().Add(-age)
+		if err := os.Chtimes(filepath.Dir(file), at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := w.shrink(250); err != nil {
 		t.Fatal(err)
 	}
-	if got := list(t, all); !slices.Equal(got, []string{"a/four.whl", "a/one.whl"}) {
+	if got := list(t, all); !slices.Equal(got, []string{"a/four.whl", "a/one.whl", "b/.new-2/wheel"}) {
 		t.Errorf("kept are %v, want those that were used last", got)
 	}
 }

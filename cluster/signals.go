@@ -26,7 +26,8 @@ func (l *Local) measured(f *plan.Function, is plan.Signals) {
 	f.Demand, f.Service, f.Wait, f.Busy, f.Waiting, f.Running = is.Demand, is.Service, is.Wait, is.Busy, is.Waiting, is.Running
 }
 
-// expect sets Expected of the functions of s for which nothing waits or runs.
+// expect sets Expected of the functions of s for which nothing waits or runs. Those that their
+// deployments keep awake may have been scaled to 0 by hand, which fill finds out.
 func (l *Local) expect(s *plan.Snapshot) {
 	var counts map[string]int
 	for i := range s.Functions {

@@ -48,7 +48,7 @@ func TestObserveHasWhatIsMeasured(t *testing.T) {
 }
 
 // TestObserveHasWhatIsExpected: only functions for which nothing waits or runs are told of requests on
-// their way, and nobody is asked when there is none.
+// their way, and nobody is asked when there is none. One that was scaled to 0 by hand is told, too.
 func TestObserveHasWhatIsExpected(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		if got := w.observe().Functions[0].Expected; got != 0 {
@@ -59,9 +59,15 @@ func TestObserveHasWhatIsExpected(t *testing.T) {
 		if got := w.observe().Functions[0].Expected; got != 7 || asked != 1 {
 			t.Errorf("%d expected, asked %d times, want 7, once", got, asked)
 		}
+		if err := l.Scale(t.Context(), pipeline.ParseKey("f.ns"), 0); err != nil {
+			t.Fatal(err)
+		}
+		if f := w.observe().Functions[0]; !f.Ahead() || asked != 2 {
+			t.Errorf("scaled to 0 by hand: %+v, asked %d times, want it to be woken ahead of need", f, asked)
+		}
 		for _, is := range []plan.Signals{{Waiting: 1}, {Running: 1}} {
 			w.set(func() { w.signals = map[string]plan.Signals{"f.ns": is} })
-			if got := w.observe().Functions[0].Expected; got != 0 || asked != 1 {
+			if got := w.observe().Functions[0].Expected; got != 0 || asked != 2 {
 				t.Errorf("%+v: %d expected, asked %d times, want 0, and nobody asked again", is, got, asked)
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"strconv"
 	"time"
@@ -47,6 +48,19 @@ type Deployed struct {
 
 // Process returns the command that replicas run; empty: the image says it.
 func (d *Deployed) Process() string { return cmp.Or(d.Deployment.EnvProcess, d.Guess.Process) }
+
+// Environment returns the variables that replicas get, in memory of its own. A guessed server runs in
+// mode http, unless the deployment names a mode.
+func (d *Deployed) Environment() map[string]string {
+	env := maps.Clone(d.Deployment.EnvVars)
+	if env == nil {
+		env = map[string]string{}
+	}
+	if d.Guess.HTTP && env["mode"] == "" {
+		env["mode"] = "http"
+	}
+	return env
+}
 
 // recordVersion is the version of the stored form of a deployment.
 const recordVersion = 1

@@ -57,7 +57,7 @@ func (s Images) Guess(image string) (Guess, error) {
 	why := "nothing else in its image's folder can be run"
 	chosen := all
 	if len(all) > 1 && len(telling) == 1 {
-		chosen, why = telling, fmt.Sprintf("of %s, its name alone says what it is for", strings.Join(all, ", "))
+		chosen, why = telling, fmt.Sprintf("of %s, its name alone says what it is for", some(all))
 	}
 	switch len(chosen) {
 	case 0:
@@ -65,7 +65,17 @@ func (s Images) Guess(image string) (Guess, error) {
 	case 1:
 		return Guess{Process: chosen[0], HTTP: stem(chosen[0]) == "server", Why: why}, nil
 	}
-	return Guess{}, fmt.Errorf("its folder has several programs: %s", strings.Join(all, ", "))
+	return Guess{}, fmt.Errorf("its folder has several programs: %s", some(all))
+}
+
+// some lists processes for people: not all of a folder that has very many.
+func some(processes []string) string {
+	const most = 20
+	text := strings.Join(processes[:min(len(processes), most)], ", ")
+	if more := len(processes) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // candidate returns how a file of a folder is run, or nothing if it is no program.

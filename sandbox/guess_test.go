@@ -1,6 +1,7 @@
 package sandbox_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,6 +20,10 @@ func TestGuess(t *testing.T) {
 	}
 	x := func(text string) file { return file{text, 0o755} }
 	plain := file{text, 0o644}
+	many := map[string]file{}
+	for i := range 23 {
+		many[fmt.Sprintf("p%02d", i)] = x(elf)
+	}
 	for name, tc := range map[string]struct {
 		files map[string]file
 		want  sandbox.Guess // without why
@@ -35,6 +40,7 @@ func TestGuess(t *testing.T) {
 		"executable without line":  {map[string]file{"handler.py": x(text)}, sandbox.Guess{Process: "python3 handler.py"}, ""},
 		"the image's name":         {map[string]file{"words": x(elf), "helper": x(elf)}, sandbox.Guess{Process: "./words"}, ""},
 		"several":                  {map[string]file{"a": x(elf), "b.sh": x(script)}, sandbox.Guess{}, "several programs: ./a, ./b.sh"},
+		"very many":                {many, sandbox.Guess{}, ", ./p19 and 3 more"},
 		"several that tell":        {map[string]file{"index.py": plain, "main.py": plain, "c": x(elf)}, sandbox.Guess{}, "several programs: ./c, python3 index.py, python3 main.py"},
 		"a stage":                  {map[string]file{"stage": x(script), "other": x(script), "index.py": plain}, sandbox.Guess{}, ""},
 	} {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -82,14 +81,10 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 		names := f.Deployment.Secrets
 		folder := d.secrets.MountPath(f.Declared.Namespace, f.Declared.Name, names)
 		group, _ := d.secrets.Group(f.Declared.Namespace, names) // an error keeps them from being mounted, which is told then
-		env := map[string]string{}
-		maps.Copy(env, f.Deployment.EnvVars)
+		env := f.Environment()
 		delete(env, envSecrets)
 		if folder != "" {
 			env[envSecrets] = folder
-		}
-		if f.Guess.HTTP && env["mode"] == "" {
-			env["mode"] = "http"
 		}
 		res := f.Resources()
 		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Memory: res.MemoryRequest, CPUMilli: res.CPURequest, CPULimit: res.CPULimit, Profile: d.Points(f), Declared: f.Declared, Spec: keysmanager.Spec{

@@ -54,6 +54,9 @@ func benchWake(ctx context.Context, args []string, out io.Writer) error {
 	if err := parseFlags(fs, args); err != nil {
 		return err
 	}
+	if *rounds < 1 {
+		return fmt.Errorf("bench wake: --rounds %d, want at least 1", *rounds)
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,8 +52,33 @@ func TestCallBookIsBounded(t *testing.T) {
 	if c, known := b.get("waits"); !known || c.state != callAccepted {
 		t.Errorf("the one that waits: %+v, %v", c, known)
 	}
-	if len(b.calls) != len(b.ended)+1 {
-		t.Errorf("%d calls, %d ends, want one more than these", len(b.calls), len(b.ended))
+	if len(b.calls) != len(b.ended)+1 || len(b.records) != len(b.calls) {
+		t.Errorf("%d calls, %d records, %d ends, want one more than these", len(b.calls), len(b.records), len(b.ended))
+	}
+}
+
+// TestCallBookOfOneID: calls of a client that names all of them alike are bounded as others are, and
+// so are the content types of results.
+func TestCallBookOfOneID(t *testing.T) {
+	t.Parallel()
+	b := newCallBook()
+	for i := range endedCalls + 10 {
+		runCallOf(b, fmt.Sprintf("mine.r%d", i), nil, nil)
+	}
+	if len(b.calls["mine"]) != endedCalls || len(b.records) != endedCalls {
+		t.Errorf("%d calls of the client, %d records, want %d", len(b.calls["mine"]), len(b.records), endedCalls)
+	}
+	if c, _ := b.get("mine"); c.id != fmt.Sprintf("mine.r%d", endedCalls+9) {
+		t.Errorf("the latest is %s", c.id)
+	}
+	kind := strings.Repeat("x", endedResultBytes)
+	for i := range endedResults/endedResultBytes + 10 {
+		r := queue.Record{ID: fmt.Sprintf("other.r%d", i), Function: "f.openfaas-fn", Attempt: 1}
+		b.begin(r, "")
+		b.ran(r, gateway.Ending{Result: &gateway.Result{Status: 200, ContentType: kind}})
+	}
+	if b.bytes > endedResults || len(b.records) != endedResults/endedResultBytes {
+		t.Errorf("%d bytes of %d results are kept, want at most %d", b.bytes, len(b.records), endedResults)
 	}
 }
 
@@ -85,5 +111,20 @@ func TestCallBookRunsAgain(t *testing.T) {
 	b.refuse("mine.c")
 	if c, _ := b.get("mine"); c.id != "mine.b" {
 		t.Errorf("after one that was refused: %+v", c)
+	}
+}
+
+// TestLetterOfACall: a call that is known has its own letter, not that of another call with the same
+// id of a client. Of calls that are not known, the latest letter counts.
+func TestLetterOfACall(t *testing.T) {
+	t.Parallel()
+	all := []queue.DeadLetter{{ID: "mine.a"}, {ID: "mine.b.callback", Kind: queue.Callback}, {ID: "other.c"}}
+	for _, tc := range []struct{ id, record, want string }{
+		{"mine", "mine.a", "mine.a"}, {"mine", "mine.b", "mine.b.callback"}, {"mine", "mine.z", ""},
+		{"mine", "", "mine.b.callback"}, {"mine.a", "", "mine.a"}, {"mine.b", "", "mine.b.callback"}, {"mine.b.callback", "", "mine.b.callback"}, {"nobody", "", ""},
+	} {
+		if l, there := letterOf(all, tc.id, tc.record); l.ID != tc.want || there != (tc.want != "") {
+			t.Errorf("%s, record %q: letter %q, want %q", tc.id, tc.record, l.ID, tc.want)
+		}
 	}
 }

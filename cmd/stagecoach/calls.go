@@ -45,14 +45,17 @@ type asyncCall struct {
 // callBook knows the async calls that have not ended, and some that have, in memory: a start finds in the journal what has not
 // ended. Its methods are safe for concurrent use; calls that it returns are copies.
 type callBook struct {
-	mu    sync.Mutex
-	from  time.Time               // no call that ended after it is forgotten
-	calls map[string][]*asyncCall // by the clients' ids, the latest last
-	ended []*asyncCall            // the first to end first; those that run again have left
-	bytes int                     // of their results
+	mu      sync.Mutex
+	from    time.Time               // no call that ended after it is forgotten
+	records map[string]*asyncCall   // all calls, by the ids of their records
+	calls   map[string][]*asyncCall // all calls, by the clients' ids, the latest last
+	ended   []*asyncCall            // the first to end first; those that run again have left
+	bytes   int                     // of their results
 }
 
-func newCallBook() *callBook { return &callBook{from: time.Now(), calls: map[string][]*asyncCall{}} }
+func newCallBook() *callBook {
+	return &callBook{from: time.Now(), records: map[string]*asyncCall{}, calls: map[string][]*asyncCall{}}
+}
 
 // callOf returns the client's id of the call that a record is for. A callback that was a dead letter has ".callback" behind its
 // record's id.
@@ -60,12 +63,7 @@ func callOf(record string) string { return gateway.CallOf(strings.TrimSuffix(rec
 
 // find returns the call of a record; nil: it is not known. The caller holds b.mu.
 func (b *callBook) find(record string) *asyncCall {
-	record = strings.TrimSuffix(record, ".callback")
-	of := b.calls[callOf(record)]
-	if i := slices.IndexFunc(of, func(c *asyncCall) bool { return c.id == record }); i >= 0 {
-		return of[i]
-	}
-	return nil
+	return b.records[strings.TrimSuffix(record, ".callback")]
 }
 
 // open returns the call of a record, which is made if it is not known. The caller holds b.mu.
@@ -73,6 +71,7 @@ func (b *callBook) open(record, function string) *asyncCall {
 	c := b.find(record)
 	if c == nil {
 		c = &asyncCall{id: strings.TrimSuffix(record, ".callback"), function: function, accepted: time.Now()}
+		b.records[c.id] = c
 		b.calls[callOf(record)] = append(b.calls[callOf(record)], c)
 	}
 	return c
@@ -80,6 +79,7 @@ func (b *callBook) open(record, function string) *asyncCall {
 
 // drop forgets a call. The caller holds b.mu.
 func (b *callBook) drop(c *asyncCall) {
+	delete(b.records, c.id)
 	id := callOf(c.id)
 	left := slices.DeleteFunc(b.calls[id], func(x *asyncCall) bool { return x == c })
 	if len(left) == 0 {
@@ -115,12 +115,13 @@ func (b *callBook) to(c *asyncCall, state string) {
 
 func (c *asyncCall) over() bool { return c.state == callDone || c.state == callDead }
 
-// kept is the size of the result that is kept, in bytes.
+// kept returns the size of the result that is kept, in bytes. Its content type is as long as a function
+// likes.
 func (c *asyncCall) kept() int {
 	if c.result == nil {
 		return 0
 	}
-	return len(c.result.Body)
+	return len(c.result.Body) + len(c.result.ContentType)
 }
 
 // accept takes a request that is about to be accepted.

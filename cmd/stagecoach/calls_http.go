@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/flow"
@@ -62,7 +64,8 @@ func (a callAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c, known := a.calls.get(id)
 	out := a.show(c)
 	if !known || c.state == callDead {
-		if l, there := a.letter(id, c.id); there {
+		all, _, _ := a.journal.Dead(nil, "", 1<<30) // bounded by the journal; it fails only with an id to go on from
+		if l, there := letterOf(all, id, c.id); there {
 			out.Letter = l.ID
 			if !known { // an earlier process, or long ago
 				out = callStatus{CallID: callOf(l.ID), ID: l.ID, Function: l.Function, State: callDead, Accepted: l.Accepted.UTC(), Attempt: l.Attempts, Cause: l.Cause, Letter: l.ID}
@@ -109,20 +112,16 @@ func writeResult(w http.ResponseWriter, r *gateway.Result) {
 	_, _ = w.Write(r.Body)                     // fails only when the client is gone
 }
 
-// letter returns the dead letter of a call by its id or its record's: the latest one.
-func (a callAPI) letter(ids ...string) (found queue.DeadLetter, there bool) {
-	all, _, err := a.journal.Dead(nil, "", 1<<30) // the journal has a bound of its own
-	if err != nil {
-		return found, false
-	}
-	for _, l := range all {
-		for _, id := range ids {
-			if id != "" && (l.ID == id || callOf(l.ID) == id || l.ID == id+".callback") {
-				found, there = l, true
-			}
+// letterOf returns the latest dead letter of a call: of the call with this record or, if record is
+// empty, of any that the id names. The id may be a client's, which several calls can have.
+func letterOf(all []queue.DeadLetter, id, record string) (found queue.DeadLetter, there bool) {
+	for _, l := range slices.Backward(all) {
+		of := strings.TrimSuffix(l.ID, ".callback")
+		if record != "" && of == record || record == "" && (of == id || l.ID == id || callOf(of) == id) {
+			return l, true
 		}
 	}
-	return found, there
+	return found, false
 }
 
 // show describes a call, but for its dead letter.

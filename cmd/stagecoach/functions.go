@@ -130,10 +130,7 @@ func describeFunction(f functionStatus, d deployment, gateway string, out io.Wri
 	}
 	describeMap(t, "Environment", d.EnvVars)
 	describeMap(t, "Labels", d.Labels)
-	delete(d.Annotations, provider.ReplicasAnnotation)
-	delete(d.Annotations, provider.StatusAnnotation)
-	delete(d.Annotations, provider.GuessAnnotation)
-	delete(d.Annotations, provider.FailureAnnotation)
+	provider.DropAnswered(d.Annotations)
 	describeMap(t, "Annotations", d.Annotations)
 	if len(d.Secrets) > 0 {
 		fmt.Fprintf(t, "Secrets:\t%s\n", strings.Join(d.Secrets, ", "))

@@ -64,9 +64,7 @@ func readGraphs(f *stack.File, names []string, namespace string) *graphCheck {
 // declared returns the annotations without those that the platform adds to its answers.
 func declared(annotations map[string]string) map[string]string {
 	out := maps.Clone(annotations)
-	delete(out, provider.StatusAnnotation)
-	delete(out, provider.ReplicasAnnotation)
-	delete(out, provider.GuessAnnotation)
+	provider.DropAnswered(out)
 	return out
 }
 

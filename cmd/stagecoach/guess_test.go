@@ -12,7 +12,7 @@ import (
 
 // TestGuessedProcesses deploys image folders whose functions do not say what runs in them: a script, a program in Python and a
 // server. Each is run, and every answer says what was guessed. A folder with several programs is refused until the function
-// says which one is meant.
+// says which one is meant. The host of Docker Hub in an image's name changes nothing.
 func TestGuessedProcesses(t *testing.T) {
 	t.Parallel()
 	proctest.Python(t)
@@ -51,7 +51,7 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["port"])), Answer).serve_for
 	put("several", "b.sh", "#!/bin/sh\necho b\n", 0o755)
 	stack := "version: 1.0\nprovider: {name: openfaas}\nfunctions:\n"
 	for _, name := range []string{"script", "python", "server", "several"} {
-		stack += "  " + name + `: {image: "example/` + name + `:1"}` + "\n"
+		stack += "  " + name + `: {image: "docker.io/example/` + name + `:1"}` + "\n"
 	}
 	c.write("stack.yml", stack)
 	for name, guess := range map[string]string{
@@ -63,7 +63,7 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["port"])), Answer).serve_for
 		c.run(`^`+name+`: hello\n?$`, "hello", "invoke", name)
 		c.run(`Process: +guessed fprocess: `+guess, "", "describe", name)
 	}
-	c.refuse(`envProcess: got none, and image "example/several:1": its folder has several programs: \./a\.sh, \./b\.sh, want the command to run, as fprocess in the stack file`,
+	c.refuse(`envProcess: got none, and image "docker.io/example/several:1": its folder has several programs: \./a\.sh, \./b\.sh, want the command to run, as fprocess in the stack file`,
 		"", "deploy", "--filter", "several")
 	r.must(http.StatusNotFound, http.MethodGet, "/system/function/several", "")
 	c.write("stack.yml", strings.Replace(stack, `several:1"`, `several:1", fprocess: ./b.sh`, 1))

@@ -103,7 +103,7 @@ func (k *kinds) changed(key pipeline.Key, f *provider.Deployed) {
 		k.known.Delete(key)
 		return
 	}
-	k.known.Store(key, k.look(kind{image: pinned(f), env: f.Deployment.EnvVars}))
+	k.known.Store(key, k.look(kind{image: pinned(f), env: f.Environment()}))
 }
 
 // speaksHTTP reports whether an invocation of key is of a function that speaks HTTP itself, and of no pipeline.

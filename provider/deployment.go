@@ -1,0 +1,117 @@
+package provider
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/openfaas/faas-provider/types"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// maxVariable is the size in bytes that a variable of the environment may have, as NAME=VALUE: Linux's MAX_ARG_STRLEN without
+// the NUL at its end. With a larger one no process can be started.
+const maxVariable = 128<<10 - 1
+
+// readDeployment reads and checks a deployment, and has its image brought here; errors name every bad field.
+func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deployed, error) {
+	var d types.FunctionDeployment
+	if err := readJSON(w, r, &d); err != nil {
+		return Deployed{}, err
+	}
+	d.Namespace = namespaceOf(d.Namespace, r)
+	DropAnswered(deref(d.Annotations))
+	fn, err := parse(d, pipeline.Parse)
+	out := Deployed{Key: fn.Key(), Deployment: d, Declared: fn, CreatedAt: time.Now().UTC()}
+	err = errors.Join(err, p.check(d))
+	if err == nil {
+		err = p.checkRoom(&out)
+	}
+	if d.Image != "" {
+		digest, bad := p.Images.Pin(r.Context(), d.Image)
+		if bad != nil && !errors.Is(bad, ErrImages) {
+			bad = &pipeline.FieldError{Path: "image", Got: strconv.Quote(d.Image), Want: "an image that can be run: " + bad.Error()}
+		}
+		out.Digest, err = digest, errors.Join(err, bad)
+		if bad == nil {
+			err = errors.Join(err, p.checkMode(d, digest))
+		}
+	}
+	if err == nil && out.Digest == "" && namesNoProcess(d) {
+		if out.Guess, err = p.Images.Guess(d.Image); err != nil {
+			err = &pipeline.FieldError{Path: "envProcess", Got: "none, and image " + quote(d.Image) + ": " + err.Error(), Want: "the command to run, as fprocess in the stack file (faas-cli deploy --fprocess)"}
+		}
+	}
+	return out, err
+}
+
+// check looks at what package pipeline does not: the fields that are not labels and annotations.
+func (p *Provider) check(d types.FunctionDeployment) error {
+	var errs []error
+	bad := func(path, got, want string) {
+		errs = append(errs, &pipeline.FieldError{Path: path, Got: got, Want: want})
+	}
+	if d.Image == "" {
+		bad("image", `""`, "the name of an image")
+	}
+	const network = pipeline.Prefix + "network"
+	if deref(d.Annotations)[network] == pipeline.NetworkHost && !p.HostNetwork {
+		bad(fmt.Sprintf("annotations[%q]", network), `"host"`, "default or none: the operator allows no function the machine's network (up --allow-host-network)")
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.EnvVars)) {
+		value := d.EnvVars[name]
+		switch n := len(name) + len("=") + len(value); {
+		case name == "" || strings.ContainsAny(name, "=\x00"):
+			bad("envVars", quote(name), "a name without = and NUL")
+		case n > maxVariable:
+			bad("envVars", fmt.Sprintf("%s of %d bytes with its name", quote(name), n), fmt.Sprintf("at most %d, because Linux passes no larger one to a process", maxVariable))
+		case strings.Contains(value, "\x00"):
+			bad("envVars."+name, "a value with NUL", "one without")
+		case name == wire.EnvModel && value != "" && !filepath.IsLocal(value):
+			bad("envVars."+name, quote(value), "a path inside the image, from its root, such as model/model.onnx")
+		}
+	}
+	const most = maxVariable - len("fprocess=")
+	switch n := len(d.EnvProcess); {
+	case n > most:
+		bad("envProcess", fmt.Sprintf("%d bytes", n), fmt.Sprintf("at most %d, because Linux passes no larger one to a process", most))
+	case strings.Contains(d.EnvProcess, "\x00"):
+		bad("envProcess", "a value with NUL", "one without")
+	}
+	errs = append(errs, p.checkSecrets(d)...)
+	errs = append(errs, checkResources("limits", d.Limits)...)
+	errs = append(errs, checkResources("requests", d.Requests)...)
+	errs = append(errs, checkRequests(d.Limits, d.Requests)...)
+	return errors.Join(errs...)
+}
+
+// checkMode refuses a mode that the watchdog does not have. To a stage, the variable may mean
+// anything else, except afterburn, which is surely meant for a watchdog.
+func (p *Provider) checkMode(d types.FunctionDeployment, digest string) error {
+	const want = "http, streaming, serializing or static"
+	mode := d.EnvVars["mode"]
+	switch mode {
+	case "", "http", "streaming", "serializing", "static":
+		return nil
+	case "afterburn":
+		return &pipeline.FieldError{Path: "envVars.mode", Got: quote(mode), Want: want + "; of-watchdog has removed afterburn: let the program serve HTTP, in mode http"}
+	}
+	if p.Images.Stage(d.Image, digest) {
+		return nil
+	}
+	return &pipeline.FieldError{Path: "envVars.mode", Got: quote(mode), Want: want}
+}
+
+// namesNoProcess reports whether a deployment leaves it to the image which program runs. In mode static
+// none does.
+func namesNoProcess(d types.FunctionDeployment) bool {
+	return d.EnvProcess == "" && d.EnvVars["fprocess"] == "" && d.EnvVars["function_process"] == "" && d.EnvVars["mode"] != "static"
+}
