@@ -51,7 +51,7 @@ type contender struct {
 	most    int     // it asks for
 	needs   [resources]int64
 	short   int  // the resource that has run out; -1: none
-	ahead   bool // it would start ahead of need: see plan.Function.Ahead
+	ahead   bool // it would start ahead of need, see plan.Function.Ahead
 	urgency int  // of the next one: see Gain
 	gain    float64
 }
@@ -120,8 +120,8 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 	return out, nil
 }
 
-// oneAhead returns a with at most one replica for each function that would start ahead of need. It is
-// the only one that the function surely gets when its task comes. Once it starts, the function is
+// oneAhead returns a with at most one replica for each function that would start ahead of need. When
+// the function's task comes, it is sure to get only this one. After the first start, the function is
 // like any other and may get more.
 func oneAhead(s *plan.Snapshot, a plan.Alloc) plan.Alloc {
 	out := a

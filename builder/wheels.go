@@ -15,24 +15,24 @@ import (
 	"time"
 )
 
-// wheels are packages that builds of this user have installed, for builds while the index is not reachable. Builds share them
-// if they ask the same indexes: a package of one index must not stand for that of another.
+// wheels are the packages that earlier builds of this user have installed. Builds use them while the index cannot be reached.
+// Builds share wheels only if they ask the same indexes, so that a package of one index never replaces that of another.
 type wheels struct {
-	folder string // below all
+	folder string // wheels of this build's indexes, below all
 	all    string // wheels of all indexes
 }
 
-// wheelBytes bounds the wheels that are kept; the longest unused go.
+// wheelBytes bounds all kept wheels together. The least recently used are removed first.
 const wheelBytes = 8 << 30
 
-// keptWheels returns the wheels that fit a requirements.txt, or nil if this user has no cache folder. It returns nil, too, if the file
-// names packages by paths or addresses, which may change while their versions stay.
+// keptWheels returns the wheels for the indexes of a requirements.txt, or nil if this user has no cache folder. It also returns
+// nil if the file names packages by paths or URLs, because such a package may change without a new version.
 func (p *python) keptWheels(ctx context.Context, handler, requirements string) (*wheels, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return nil, nil //nolint:nilerr // without a home there is nothing to keep
+		return nil, nil //nolint:nilerr // without a home folder nothing is kept
 	}
-	var options []string // those of the file, which may name indexes
+	var options []string // of the file, that name indexes
 	for line := range strings.Lines(requirements) {
 		line, _, _ = strings.Cut(strings.TrimSpace(line), " #")
 		switch {
@@ -58,13 +58,13 @@ func (p *python) keptWheels(ctx context.Context, handler, requirements string) (
 	all := filepath.Join(cache, "stagecoach", "wheels")
 	w := &wheels{all: all, folder: filepath.Join(all, hex.EncodeToString(key[:8]))}
 	if err := os.MkdirAll(w.folder, 0o755); err != nil {
-		fmt.Fprintf(p.output(), "build: packages are not kept for the next build: %v\n", err)
+		fmt.Fprintf(p.output(), "build: packages cannot be kept for the next build: %v\n", err)
 		return nil, nil
 	}
 	return w, nil
 }
 
-// add keeps wheels, and marks those that are there already as used now.
+// add keeps wheels. Wheels that are kept already are marked as used now.
 func (w *wheels) add(files []string) error {
 	now := time.Now()
 	for _, file := range files {
@@ -80,7 +80,7 @@ func (w *wheels) add(files []string) error {
 	return w.shrink(wheelBytes)
 }
 
-// copy makes a copy appear all at once, for builds at the same time.
+// copy copies a file atomically, because other builds may run at the same time.
 func (w *wheels) copy(file, to string) error {
 	tmp, err := os.MkdirTemp(w.folder, ".new-")
 	if err != nil {
@@ -93,7 +93,7 @@ func (w *wheels) copy(file, to string) error {
 	return errors.Join(err, os.RemoveAll(tmp))
 }
 
-// shrink removes the longest unused wheels while there are more bytes than most.
+// shrink removes the least recently used wheels until at most most bytes are left.
 func (w *wheels) shrink(most int64) error {
 	type wheel struct {
 		file string

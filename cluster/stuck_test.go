@@ -11,7 +11,7 @@ import (
 // nothing of it counts as a failed start, however it ends.
 func TestAStuckReplicaIsReplaced(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
-		const cause = "call c1 ran 2s beyond exec_timeout=1s and did not let go"
+		const cause = "call c1 ran 2s beyond exec_timeout=1s and did not end"
 		key := pipeline.ParseKey("f.ns")
 		w.want(1)
 		w.expect("at first", w.states(), "f-00001 ready")

@@ -21,7 +21,7 @@ func one() map[string]string { return map[string]string{"min": "1", "max": "1"} 
 // checks what is told of it. beyond is what the call ran beyond.
 func (r *rig) replaced(t *testing.T, name, beyond string) {
 	t.Helper()
-	cause := regexp.MustCompile(`^call \S+ ran [2-9][.0-9]*s beyond ` + regexp.QuoteMeta(beyond) + ` and did not let go$`)
+	cause := regexp.MustCompile(`^call \S+ ran [2-9][.0-9]*s beyond ` + regexp.QuoteMeta(beyond) + ` and did not end$`)
 	r.until(late, "the replica to be given up", func() bool { return len(r.events(name, "stuck")) > 0 })
 	e := r.events(name, "stuck")[0]
 	if !cause.MatchString(e.Cause) {
@@ -154,5 +154,5 @@ functions:
 	}
 	r.replaced(t, "loops", "exec_timeout=1s")
 	c.run(`^done$`, "x", "invoke", "loops", "--header", "X-Timeout="+time.Minute.String())
-	c.run(`Last failure: +\S+ loops-\S+ stuck: call \S+ ran \S+ beyond exec_timeout=1s and did not let go`, "", "describe", "loops")
+	c.run(`Last failure: +\S+ loops-\S+ stuck: call \S+ ran \S+ beyond exec_timeout=1s and did not end`, "", "describe", "loops")
 }
