@@ -233,9 +233,9 @@ func (e *enclosure) passedItsLimit() bool {
 	return err == nil && u.OOMKills > 0
 }
 
-// tellsOutOfMemory returns what a watchdog in the group needs to tell that the kernel killed a process
-// because of the replica's memory limit: see wire.EnvOutOfMemory. files are those that the group is
-// entered with. It returns an empty string if there is no limit.
+// tellsOutOfMemory returns the value of wire.EnvOutOfMemory for a watchdog in the group. With it, the
+// watchdog recognises that the kernel killed a process because of the replica's memory limit. files
+// are the files by which the group is entered. It returns an empty string if there is no limit.
 func (e *enclosure) tellsOutOfMemory(files []*os.File) string {
 	if e == nil || e.limits.Memory == 0 {
 		return ""

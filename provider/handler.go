@@ -11,11 +11,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// FailureAnnotation is where it says when and why a replica last failed, and what this replica
-// printed last: parts that " | " separates. It is made and dropped as [StatusAnnotation] is.
+// FailureAnnotation is the annotation that says when and why a replica last failed, and has its last
+// lines; " | " separates these parts. It is made and dropped like [StatusAnnotation].
 const FailureAnnotation = pipeline.Prefix + "last-failure"
 
-// lastLines is how many of the lines that a replica printed before it failed are shown.
+// lastLines is how many lines of a failed replica are shown.
 const lastLines = 5
 
 // lastFailure returns when and why a replica of a function last failed, and what it printed last; ""
@@ -43,8 +43,8 @@ func (p *Provider) lastFailure(ctx context.Context, key pipeline.Key) string {
 	return strings.Join(parts, " | ")
 }
 
-// checkMode refuses a mode that the watchdog does not have. To a stage, the variable may mean
-// anything else.
+// checkMode refuses a mode that the watchdog does not have. A stage may give the variable any other
+// meaning.
 func (p *Provider) checkMode(d types.FunctionDeployment, digest string) error {
 	const want = "http, streaming, serializing or static"
 	mode := d.EnvVars["mode"]

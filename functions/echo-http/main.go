@@ -226,7 +226,7 @@ func asksFirst(ctx context.Context, url string) (bool, error) {
 	return resp.StatusCode == http.StatusCreated, resp.Body.Close()
 }
 
-// framing says in headers how the body was framed, and sends it back: in chunks if the query says so, else with its length.
+// framing says in headers how the body was framed, and sends it back: in chunks if the query says so, otherwise with its length.
 func framing(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
