@@ -16,9 +16,9 @@ import (
 
 const requirementsFile = "requirements.txt"
 
-// install has the interpreter's pip install what the handler's requirements.txt names, as the user has configured pip, and says
-// what that does as it goes on. pip resolves the packages into wheels first. It uses wheels of earlier builds if the index
-// cannot be reached.
+// install has the interpreter's pip install what the handler's requirements.txt names, as the user
+// has configured pip, and says what that does as it goes on. pip resolves the packages into wheels
+// first. It uses wheels of earlier builds if the index cannot be reached.
 func (p *python) install(ctx context.Context, handler, to string) error {
 	text, err := os.ReadFile(filepath.Join(handler, requirementsFile))
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !requires(string(text)) {
@@ -61,7 +61,8 @@ func (p *python) install(ctx context.Context, handler, to string) error {
 // output returns the writer for pip's progress.
 func (p *python) output() io.Writer { return cmp.Or[io.Writer](p.builder.Output, io.Discard) }
 
-// pip runs a command of pip in the handler's folder, because paths in requirements.txt are relative to it.
+// pip runs a command of pip in the handler's folder, because paths in requirements.txt are relative
+// to it.
 func (p *python) pip(ctx context.Context, handler string, args ...string) error {
 	cmd := p.cmd(ctx, slices.Concat([]string{"-m", "pip"}, args, []string{"--disable-pip-version-check", "--no-input"})...)
 	cmd.Dir = handler

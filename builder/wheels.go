@@ -15,8 +15,9 @@ import (
 	"time"
 )
 
-// wheels are the packages that earlier builds of this user have installed. Builds use them while the index cannot be reached.
-// Builds share wheels only if they ask the same indexes, so that a package of one index never replaces that of another.
+// wheels are the packages that earlier builds of this user have installed. Builds use them while
+// the index cannot be reached. Builds share wheels only if they ask the same indexes, so that a
+// package of one index never replaces that of another.
 type wheels struct {
 	folder string // wheels of this build's indexes, below all
 	all    string // wheels of all indexes
@@ -25,8 +26,9 @@ type wheels struct {
 // wheelBytes bounds all kept wheels together. The least recently used are removed first.
 const wheelBytes = 8 << 30
 
-// keptWheels returns the wheels for the indexes of a requirements.txt, or nil if this user has no cache folder. It also returns
-// nil if the file names packages by paths or URLs, because such a package may change without a new version.
+// keptWheels returns the wheels for the indexes of a requirements.txt, or nil if this user has no
+// cache folder. It also returns nil if the file names packages by paths or URLs, because such a
+// package may change without a new version.
 func (p *python) keptWheels(ctx context.Context, handler, requirements string) (*wheels, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {

@@ -36,8 +36,9 @@ type Config struct {
 	// CPU returns what the replicas of these functions use now in thousandths of a core, together; who cannot be measured is left
 	// out. Asked for those that are scaled by it; nil: none can be.
 	CPU func(functions []pipeline.Key) map[pipeline.Key]float64
-	// Expected returns how many requests have yet to reach each function from earlier stages of their
-	// pipelines. It is called while a function is idle. If it is nil, no function expects requests.
+	// Expected returns how many requests have yet to reach each function from earlier stages of
+	// their pipelines. It is called while a function is idle. If it is nil, no function expects
+	// requests.
 	Expected func() map[string]int
 	Changed  func()         // called when control should look again: a replica became ready or ended; must not block; may be nil
 	Event    func(Event)    // gets each line of the timelines, in order; must not block or call back; may be nil

@@ -47,9 +47,9 @@ func TestObserveHasWhatIsMeasured(t *testing.T) {
 	})
 }
 
-// TestObserveHasWhatIsExpected: only functions for which nothing waits or runs are told of requests on
-// their way, and nobody is asked when there is none.
-func TestObserveHasWhatIsExpected(t *testing.T) {
+// TestObserveCountsExpectedRequests: only functions for which nothing waits or runs get the
+// count of requests on their way. If there is no such function, Expected is not called.
+func TestObserveCountsExpectedRequests(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		if got := w.observe().Functions[0].Expected; got != 0 {
 			t.Errorf("%d expected, want 0 where nobody knows", got)

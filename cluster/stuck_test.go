@@ -7,8 +7,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// TestAStuckReplicaIsReplaced: it is let go with the cause, the next plan starts another one, and
-// nothing of it counts as a failed start, however it ends.
+// TestAStuckReplicaIsReplaced: a stuck replica is drained with the cause, the next plan starts
+// another one, and its end never counts as a failed start.
 func TestAStuckReplicaIsReplaced(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		const cause = "call c1 ran 2s beyond exec_timeout=1s and did not end"

@@ -31,7 +31,7 @@ func TestStuckReplicas(t *testing.T) {
 			{0, up("r1", 3, s), ""},
 			{0, submit("a", 0), "send r1 #1 a; wake 1s"},
 			{1 * s, Tick{}, "cancel r1 #1.0; reply a expired wait=0s service=1s; wake 3s"},
-			{2500 * ms, submit("b", 0), "send r1 #2 b"}, // it may let go yet
+			{2500 * ms, submit("b", 0), "send r1 #2 b"}, // its handler may still end
 			{3 * s, Tick{}, "stuck r1 (call a ran 2s beyond exec_timeout=1s and did not end); wake 3.5s"},
 			{3 * s, submit("c", 0), "wanted"},
 			{3200 * ms, answer("r1", 2, 0), "reply b ok wait=0s service=700ms; idle r1"},
@@ -113,9 +113,9 @@ func TestStuckReplicas(t *testing.T) {
 	}
 }
 
-// TestStuckReplicaConvictsNobody: when a stuck replica ends, whatever ends it, the calls that were
+// TestStuckReplicaBlamesNoCall: when a stuck replica ends, whatever ends it, the calls that were
 // still running on it lose no attempt, and are told why.
-func TestStuckReplicaConvictsNobody(t *testing.T) {
+func TestStuckReplicaBlamesNoCall(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	c.Step(epoch, ReplicaUp{Name: "r1", Slots: 2})
 	c.Step(epoch, submit("a", time.Second))
@@ -130,8 +130,8 @@ func TestStuckReplicaConvictsNobody(t *testing.T) {
 	}
 }
 
-// TestExecTimeoutIsToldToTheCaller: the answer names the variable.
-func TestExecTimeoutIsToldToTheCaller(t *testing.T) {
+// TestReplyNamesExecTimeout: the reply to a call that ran for too long names the variable.
+func TestReplyNamesExecTimeout(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	c.Step(epoch, ReplicaUp{Name: "r1", Timeout: 300 * ms})
 	c.Step(epoch, submit("a", time.Minute))
@@ -142,9 +142,9 @@ func TestExecTimeoutIsToldToTheCaller(t *testing.T) {
 	}
 }
 
-// TestStuckIsTold: a replica that does not answer a call after its exec_timeout is reported, gets
-// nothing more, and is idle at once.
-func TestStuckIsTold(t *testing.T) {
+// TestShellReportsStuckReplicas: a replica that does not answer a call after its exec_timeout is
+// reported, gets nothing more, and is idle at once.
+func TestShellReportsStuckReplicas(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Spec{Timeout: 100 * ms})
 	a := attach(t, r.shell, "f-1", 2, 1)

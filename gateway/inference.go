@@ -7,10 +7,12 @@ import (
 	"strings"
 )
 
-// inferencePrefix is the prefix of the paths of the Open Inference Protocol v2, in which a function or pipeline is a model.
+// inferencePrefix is the prefix of the paths of the Open Inference Protocol v2, in which a function
+// or pipeline is a model.
 const inferencePrefix = "/v2/"
 
-// serveInference serves a path below /v2/. path is as the client has escaped it. Errors have the protocol's form.
+// serveInference serves a path below /v2/. path is as the client has escaped it. Errors have the
+// protocol's form.
 func (g *Gateway) serveInference(w http.ResponseWriter, r *http.Request, path string) {
 	model, of := strings.CutPrefix(path, "models/")
 	name, what, _ := strings.Cut(model, "/")

@@ -55,7 +55,8 @@ func (g *Gateway) succeed(w http.ResponseWriter, c *call, resp *task.Response) i
 	return status
 }
 
-// answer makes the body of a response. inf has the request's wishes, or is nil if it is no request of the Open Inference Protocol.
+// answer makes the body of a response. inf has the request's wishes, or is nil if it is no request
+// of the Open Inference Protocol.
 func answer(inf *tensor.Inference, out tensor.Input) (a tensor.Answer, terr *task.Error) {
 	var err error
 	if inf == nil {

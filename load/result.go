@@ -60,8 +60,8 @@ type Figures struct {
 	Seconds      []Second   `json:"seconds"`
 }
 
-// KindRefused and KindInterrupted are kinds that are no fault of the server: it had too much work, or
-// the run was ended early.
+// KindRefused and KindInterrupted are kinds that are no fault of the server: it had too much work,
+// or the run was ended early.
 const (
 	KindRefused     = "status 429"
 	KindInterrupted = "interrupted"

@@ -43,14 +43,16 @@ const (
 	NetworkNone    = "none"    // a network of their own, with loopback alone
 )
 
-// Values of the annotation items of a function or of a pipeline's entry: what a JSON array in a request is.
+// Values of the annotation items of a function or of a pipeline's entry: what a JSON array in a
+// request is.
 const (
 	ItemsMany = "many" // a list of items
 	ItemsOne  = "one"  // one document
 )
 
-// Alone returns a pipeline that has the function's name and the function as its only stage. A JSON array is one document for this
-// pipeline, unless the function declares items or has one call per item.
+// Alone returns a pipeline that has the function's name and the function as its only stage. A JSON
+// array is one document for this pipeline, unless the function declares items or has one call per
+// item.
 func (f Function) Alone() Pipeline {
 	f.Join = 0
 	if f.Items == "" && !f.Each {
@@ -59,8 +61,8 @@ func (f Function) Alone() Pipeline {
 	return Pipeline{Name: f.Name, Namespace: f.Namespace, Entry: f.Name, SLO: f.SLO, Stages: []Stage{{Function: f}}}
 }
 
-// TakesItems reports whether a JSON array that invokes the pipeline is a list of items. The pipeline must have no faults, so that
-// its first stage is its entry.
+// TakesItems reports whether a JSON array that invokes the pipeline is a list of items. The
+// pipeline must have no faults, so that its first stage is its entry.
 func (p *Pipeline) TakesItems() bool {
 	return len(p.Stages) == 0 || p.Stages[0].Items != ItemsOne
 }

@@ -37,8 +37,8 @@ const StatusAnnotation = pipeline.Prefix + "status"
 // dropped as [StatusAnnotation] is.
 const ReplicasAnnotation = pipeline.Prefix + "replicas"
 
-// GuessAnnotation is the annotation that says which process was guessed, and why, if the deployment names none. It is made and
-// dropped like [StatusAnnotation].
+// GuessAnnotation is the annotation that says which process was guessed, and why, if the deployment
+// names none. It is made and dropped like [StatusAnnotation].
 const GuessAnnotation = pipeline.Prefix + "guessed-process"
 
 func (p *Provider) deploy(w http.ResponseWriter, r *http.Request) { p.put(w, r, true) }
@@ -285,7 +285,8 @@ func (p *Provider) show(d *Deployed) types.FunctionStatus {
 	return out
 }
 
-// guessed returns one line that says which process was guessed, why, and how it runs; empty: none was guessed.
+// guessed returns one line that says which process was guessed, why, and how it runs; empty: none
+// was guessed.
 func (d *Deployed) guessed() string {
 	if d.Guess.Process == "" {
 		return ""
@@ -457,8 +458,8 @@ func readValue(d *json.Decoder, v any, most int64) error {
 	}
 }
 
-// namesNoProcess reports whether the image decides which program a deployment runs. In mode static no
-// program runs.
+// namesNoProcess reports whether the image decides which program a deployment runs. In mode static
+// no program runs.
 func namesNoProcess(d types.FunctionDeployment) bool {
 	return d.EnvProcess == "" && d.EnvVars["fprocess"] == "" && d.EnvVars["function_process"] == "" && d.EnvVars["mode"] != "static"
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// FailureAnnotation is the annotation that says when and why a replica last failed, and has its last
-// lines; " | " separates these parts. It is made and dropped like [StatusAnnotation].
+// FailureAnnotation is the annotation that says when and why a replica last failed, and has its
+// last lines; " | " separates these parts. It is made and dropped like [StatusAnnotation].
 const FailureAnnotation = pipeline.Prefix + "last-failure"
 
 // lastLines is how many lines of a failed replica are shown.
 const lastLines = 5
 
-// lastFailure returns when and why a replica of a function last failed, and what it printed last; ""
-// if none has failed.
+// lastFailure returns when and why a replica of a function last failed, and what it printed last;
+// "" if none has failed.
 func (p *Provider) lastFailure(ctx context.Context, key pipeline.Key) string {
 	f := p.Status.State(key).Failure
 	if f.Replica == "" {

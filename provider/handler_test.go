@@ -13,8 +13,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// TestModesOfTheWatchdog: a deploy with a mode that the watchdog has is accepted, and so is any word
-// of a stage, whose own variable it is. A refusal names the modes.
+// TestModesOfTheWatchdog: a deploy with a mode of the watchdog is accepted. A stage may have any
+// value, because the variable is its own. A refusal names the modes.
 func TestModesOfTheWatchdog(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	for i, tc := range []struct {
@@ -36,8 +36,8 @@ func TestModesOfTheWatchdog(t *testing.T) {
 	}
 }
 
-// TestDescribeShowsTheLastFailure: when and why a replica failed, and its last lines, each of them in
-// one line.
+// TestDescribeShowsTheLastFailure: when and why a replica failed, and its last lines, each of them
+// in one line.
 func TestDescribeShowsTheLastFailure(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.must(http.StatusAccepted, post, functions, `{"service":"echo","image":"stagecoach/echo:1"}`)

@@ -24,8 +24,8 @@ type Images interface {
 	// what is run. An error that is ErrImages says that this cannot be found out now; any other, why the image cannot be run:
 	// what was got, what is wanted.
 	Pin(ctx context.Context, image string) (digest string, err error)
-	// Guess returns the program that an image without a digest, a folder, is probably for. If several
-	// programs are possible, the error names them.
+	// Guess returns the program that an image without a digest, a folder, is probably for. If
+	// several programs are possible, the error names them.
 	Guess(image string) (Guess, error)
 	// Stage reports whether a pinned image speaks the stage protocol.
 	Stage(image, digest string) bool

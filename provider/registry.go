@@ -135,13 +135,15 @@ func (r *Registry) Known(key pipeline.Key) bool {
 	return ok
 }
 
-// TakesItems reports whether a JSON array that invokes key is a list of items. It returns true for an unknown key.
+// TakesItems reports whether a JSON array that invokes key is a list of items. It returns true for
+// an unknown key.
 func (r *Registry) TakesItems(key pipeline.Key) bool {
 	g, _ := r.Graph(key)
 	return g.TakesItems()
 }
 
-// HasNamespace reports whether a namespace exists: the default one, a declared one, or one that has functions.
+// HasNamespace reports whether a namespace exists: the default one, a declared one, or one that has
+// functions.
 func (r *Registry) HasNamespace(name string) bool {
 	if name == pipeline.DefaultNamespace {
 		return true
@@ -157,8 +159,8 @@ func (r *Registry) HasNamespace(name string) bool {
 	return false
 }
 
-// NotFound returns the error for a function or pipeline that does not exist, or whose namespace does not exist. what says which of
-// the two it is.
+// NotFound returns the error for a function or pipeline that does not exist, or whose namespace
+// does not exist. what says which of the two it is.
 func (r *Registry) NotFound(what string, key pipeline.Key) error {
 	if !r.HasNamespace(key.Namespace) {
 		return r.noNamespace(key.Namespace)

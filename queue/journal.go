@@ -219,8 +219,8 @@ func (j *Journal) Append(function, id string, data []byte) error {
 }
 
 // AppendValue returns once the record is on disk. id must be unique: a second record of the same id
-// replaces the first. The caller must not use data afterwards. value is what data was made from: if the
-// record is worked on at once, its Record has it. On a full disk, the error wraps
+// replaces the first. The caller must not use data afterwards. value is what data was made from: if
+// the record is worked on at once, its Record has it. On a full disk, the error wraps
 // syscall.ENOSPC and names the disk. While the streams take no writes for another reason, it wraps
 // ErrStopped. After any error but ErrTooLarge, ErrQueueFull, ErrShare and ErrFull, the record may
 // still be kept, because the disk answered too late. Run deletes it later; if the process ends

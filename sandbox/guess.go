@@ -19,7 +19,8 @@ type Guess struct {
 	Why     string // the reason, for messages
 }
 
-// tellingNames are names that mark a function's program. The last part of the image's name is another.
+// tellingNames are names that mark a function's program. The last part of the image's name is
+// another.
 var tellingNames = []string{"server", "main", "index", "handler", "app"}
 
 // library matches the names of shared libraries, which are often executable.

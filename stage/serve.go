@@ -264,8 +264,8 @@ type job struct {
 	calls []*Call
 }
 
-// begin gives a batch to an idle worker, or starts a worker if none is idle. There may be a few more
-// workers than slots, because a worker that still sends its results takes no other batch.
+// begin gives a batch to an idle worker, or starts a worker if none is idle. There may be a few
+// more workers than slots, because a worker that still sends its results takes no other batch.
 func (s *server) begin(j job) {
 	select {
 	case s.jobs <- j:

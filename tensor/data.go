@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// dataFromJSON reads the elements of a tensor: numbers, booleans or strings, in one list or nested as the shape says. raw must be
-// valid JSON. want is the number of elements of the shape.
+// dataFromJSON reads the elements of a tensor: numbers, booleans or strings, in one list or nested
+// as the shape says. raw must be valid JSON. want is the number of elements of the shape.
 func dataFromJSON(d Datatype, shape []int64, want int64, raw json.RawMessage) ([]byte, *FieldError) {
 	r := dataReader{shape: shape, level: -1}
 	room := min(want, int64(len(raw))/2+1) // each element takes at least two characters, with its separator

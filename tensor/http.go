@@ -14,17 +14,17 @@ import (
 
 const binaryType = "application/octet-stream"
 
-// ItemsFromHTTP reads a body. A JSON array is a list of items; an object with tensors in "inputs" or "outputs", as the Open
-// Inference Protocol v2 has them, is one item of tensors; anything else is one item of bytes. Within an array, strings are text
-// items, {"contentType","base64"} is bytes, an object with such tensors is tensors, and other values are JSON items. Bytes alias
-// body.
+// ItemsFromHTTP reads a body. A JSON array is a list of items; an object with tensors in "inputs"
+// or "outputs", as the Open Inference Protocol v2 has them, is one item of tensors; anything else
+// is one item of bytes. Within an array, strings are text items, {"contentType","base64"} is bytes,
+// an object with such tensors is tensors, and other values are JSON items. Bytes alias body.
 func ItemsFromHTTP(contentType string, body []byte) (Activation, error) {
 	a, _, err := FromHTTP(contentType, body)
 	return a, err
 }
 
-// FromHTTP does the same as [ItemsFromHTTP]. It also returns the wishes of a request of the Open Inference Protocol for its answer,
-// or nil if the body is no such request.
+// FromHTTP does the same as [ItemsFromHTTP]. It also returns the wishes of a request of the Open
+// Inference Protocol for its answer, or nil if the body is no such request.
 func FromHTTP(contentType string, body []byte) (Activation, *Inference, error) {
 	trimmed := bytes.TrimLeft(body, space)
 	if !isJSON(contentType) || len(trimmed) == 0 {

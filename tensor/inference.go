@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// InferenceHeader is the HTTP header that says how many bytes of a body are JSON. The data of tensors follows them, as the
-// Open Inference Protocol's extension for binary tensor data has it.
+// InferenceHeader is the HTTP header that says how many bytes of a body are JSON. The data of
+// tensors follows them, as the Open Inference Protocol's extension for binary tensor data has it.
 const InferenceHeader = "Inference-Header-Content-Length"
 
 // Inference has the fields of a request of the Open Inference Protocol v2 other than its tensors.
@@ -53,7 +53,8 @@ type tensorBody struct {
 	Parameters *tensorParameters `json:"parameters"`
 }
 
-// tensorParameters and requestParameters are the parameters of the extension for binary data. Others have no effect.
+// tensorParameters and requestParameters are the parameters of the extension for binary data.
+// Others have no effect.
 type tensorParameters struct {
 	Size   *int64 `json:"binary_data_size,omitempty"` // bytes of an input's or output's data
 	Binary *bool  `json:"binary_data,omitempty"`      // whether an output is wanted in binary
@@ -63,7 +64,8 @@ type requestParameters struct {
 	Binary *bool `json:"binary_data_output"` // whether outputs are wanted in binary that do not say it
 }
 
-// isTensor reports whether an object is a tensor of the protocol: it has a name, a datatype, and a shape or data.
+// isTensor reports whether an object is a tensor of the protocol: it has a name, a datatype, and a
+// shape or data.
 func (t *tensorBody) isTensor() bool {
 	return t.Name != "" && t.Datatype != "" && (t.Shape != nil || t.Data != nil)
 }
@@ -78,8 +80,8 @@ func areTensors(list []tensorBody) bool {
 	return len(list) > 0
 }
 
-// inferenceIn reads the tensors of a JSON object. ok is false for a document of the user, even if some of its fields look like the
-// protocol's. inf is nil unless the object is a request.
+// inferenceIn reads the tensors of a JSON object. ok is false for a document of the user, even if
+// some of its fields look like the protocol's. inf is nil unless the object is a request.
 func inferenceIn(object []byte) (it Item, inf *Inference, ok bool, err error) {
 	if object[0] != '{' || !bytes.Contains(object, []byte(`"inputs"`)) && !bytes.Contains(object, []byte(`"outputs"`)) {
 		return Item{}, nil, false, nil // without reading all of it
@@ -144,7 +146,8 @@ func (j *inferenceBody) wants() (*Inference, error) {
 	return inf, nil
 }
 
-// tensorsOf makes an item of a list of tensors. Binary data is taken from rest, in the order of the tensors.
+// tensorsOf makes an item of a list of tensors. Binary data is taken from rest, in the order of the
+// tensors.
 func tensorsOf(list string, in []tensorBody, rest []byte) (Item, error) {
 	it := Item{Tensors: make([]Tensor, len(in))}
 	all := len(rest)
@@ -189,7 +192,8 @@ func (j *tensorBody) tensor(rest []byte) (Tensor, []byte, *FieldError) {
 	return t, rest, err
 }
 
-// binary takes a tensor's data from rest, which follows the JSON. The data has the encoding of [Tensor].
+// binary takes a tensor's data from rest, which follows the JSON. The data has the encoding of
+// [Tensor].
 func (j *tensorBody) binary(t Tensor, want int64, rest []byte) (Tensor, []byte, *FieldError) {
 	const path = "parameters.binary_data_size"
 	size := *j.Parameters.Size
@@ -217,9 +221,9 @@ func orNone(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// InferenceFromHTTP reads a body that has to be a request of the Open Inference Protocol. header is the value of
-// [InferenceHeader]: the number of bytes of JSON, which the binary data of tensors follows. If header is empty, all of body is
-// JSON. The tensors alias body.
+// InferenceFromHTTP reads a body that has to be a request of the Open Inference Protocol. header is
+// the value of [InferenceHeader]: the number of bytes of JSON, which the binary data of tensors
+// follows. If header is empty, all of body is JSON. The tensors alias body.
 func InferenceFromHTTP(header string, body []byte) (Activation, *Inference, error) {
 	n, err := strconv.ParseUint(header, 10, 31)
 	if header == "" {
@@ -254,7 +258,8 @@ type jsonAnswer struct {
 	Outputs []jsonTensor `json:"outputs"`
 }
 
-// InJSON returns inf without its wish for binary data, for answers that cannot have such data. inf may be nil.
+// InJSON returns inf without its wish for binary data, for answers that cannot have such data. inf
+// may be nil.
 func (inf *Inference) InJSON() *Inference {
 	if inf == nil {
 		return nil
@@ -266,9 +271,10 @@ func (inf *Inference) InJSON() *Inference {
 	return out
 }
 
-// Answer makes the answer to a request from out, the function's answer. If out is one item of tensors, the answer has the outputs
-// that the request selects; an output that does not exist is a *FieldError. For any other out, Answer does the same as [ToHTTP],
-// unless the request selects outputs or names a model, which is an error.
+// Answer makes the answer to a request from out, the function's answer. If out is one item of
+// tensors, the answer has the outputs that the request selects; an output that does not exist is a
+// *FieldError. For any other out, Answer does the same as [ToHTTP], unless the request selects
+// outputs or names a model, which is an error.
 func (inf *Inference) Answer(out Input) (Answer, error) {
 	if len(out) != 1 || len(out[0].Items) != 1 || out[0].Items[0].Tensors == nil {
 		if len(inf.Outputs) > 0 {

@@ -29,8 +29,8 @@ func (o oom) kills() int {
 	return 0
 }
 
-// why returns the cause of death of a process that a signal has ended. before is the number of kills
-// when the process was started.
+// why returns the cause of death of a process that a signal has ended. before is the number of
+// kills when the process was started.
 func (o oom) why(s unix.WaitStatus, before int) string {
 	if s.Signal() == unix.SIGKILL && o.kills() > before {
 		return "killed: " + o.text

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// staticPath is the folder of the image whose files are served in mode static, as of-watchdog has it.
+// staticPath is the folder of the image whose files are served in mode static, as of-watchdog has
+// it.
 const staticPath = "/home/app/public"
 
 // static serves the files below a folder of an image, and nothing outside the image. The caller
@@ -35,8 +36,8 @@ func static(image, folder string) (http.Handler, *os.Root, error) {
 	return http.FileServerFS(regular{root.FS()}), root, nil
 }
 
-// regular is a file system that has only folders and regular files. Opening a pipe would block until
-// it has a writer.
+// regular is a file system that has only folders and regular files. Opening a pipe would block
+// until it has a writer.
 type regular struct{ fs.FS }
 
 // Open implements fs.FS.

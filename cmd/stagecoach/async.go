@@ -58,8 +58,8 @@ type asyncRules struct{ *provider.Registry }
 // request, and parsing them takes longer than looking up a function.
 var undeployed, _ = pipeline.Parse("none", pipeline.DefaultNamespace, nil, nil)
 
-// entry returns the rules of a key, which are those of the function or of the pipeline's first stage,
-// and whether all of its stages may run twice.
+// entry returns the rules of a key, which are those of the function or of the pipeline's first
+// stage, and whether all of its stages may run twice.
 func (r asyncRules) entry(key pipeline.Key) (rules pipeline.Async, idempotent bool) {
 	rules, idempotent = undeployed.Async, true
 	g, _ := r.Graph(key)

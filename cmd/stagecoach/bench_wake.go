@@ -149,8 +149,8 @@ func (w *wakeBench) deploy(ctx context.Context, file string) error {
 	return err
 }
 
-// turn brings a pipeline into the state of the case and calls it. It returns how long the answer took,
-// and how long the call of the last stage waited for a replica.
+// turn brings a pipeline into the state of the case and calls it. It returns how long the answer
+// took, and how long the call of the last stage waited for a replica.
 func (w *wakeBench) turn(ctx context.Context, c wakeCase) (took, wait time.Duration, err error) {
 	if !c.asleep {
 		if _, _, err := w.call(ctx, c.pipeline); err != nil {

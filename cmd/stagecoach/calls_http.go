@@ -109,7 +109,8 @@ func writeResult(w http.ResponseWriter, r *gateway.Result) {
 	_, _ = w.Write(r.Body)                     // fails only when the client is gone
 }
 
-// letter returns the latest dead letter of a call. ids are the id of the call and that of its record.
+// letter returns the latest dead letter of a call. ids are the id of the call and that of its
+// record.
 func (a callAPI) letter(ids ...string) (found queue.DeadLetter, there bool) {
 	all, _, err := a.journal.Dead(nil, "", 1<<30) // the journal has a bound of its own
 	if err != nil {

@@ -13,9 +13,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestCall follows async calls with `stagecoach call`: one that runs in the second stage of a pipeline, one that waits behind
-// it, one between two attempts, one whose callback is not taken, one that is done and one that is dead. After a kill -9 those
-// that have not ended are known, and the dead one.
+// TestCall follows async calls with `stagecoach call`: one that runs in the second stage of a
+// pipeline, one that waits behind it, one between two attempts, one whose callback is refused, one
+// that is done and one that is dead. After a kill -9, the calls that have not ended and the dead
+// one are still known.
 func TestCall(t *testing.T) {
 	t.Parallel()
 	images := t.TempDir()

@@ -10,9 +10,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestGuessedProcesses deploys image folders whose functions do not say what runs in them: a script, a program in Python and a
-// server. Each is run, and every answer says what was guessed. A folder with several programs is refused until the function
-// says which one is meant.
+// TestGuessedProcesses deploys image folders whose functions do not say what runs in them: a
+// script, a program in Python and a server. Each program runs, and every answer names the guess. A
+// folder with several programs is refused until the function names one of them.
 func TestGuessedProcesses(t *testing.T) {
 	t.Parallel()
 	proctest.Python(t)

@@ -328,7 +328,8 @@ func (d *daemon) drain(done <-chan struct{}) {
 	}
 }
 
-// lockState reserves a state folder for this process until the file is closed. It writes the process id into the file.
+// lockState reserves a state folder for this process until the file is closed. It writes the
+// process id into the file.
 func lockState(folder string) (*os.File, error) {
 	f, err := openLock(folder)
 	if errors.Is(err, fs.ErrPermission) {

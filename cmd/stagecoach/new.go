@@ -84,8 +84,9 @@ func imagePrefix(prefix string) string {
 	return prefix + "/"
 }
 
-// stackWith returns the text to append to a stack file so that it has a function's entry. before is the present text of the file,
-// which may be empty. It returns "" if the file has the same function already.
+// stackWith returns the text to append to a stack file so that it has a function's entry. before is
+// the present text of the file, which may be empty. It returns "" if the file has the same function
+// already.
 func stackWith(file, before, name, entry string) (added string, err error) {
 	if strings.TrimSpace(before) == "" {
 		return newStack + entry, nil
@@ -127,7 +128,8 @@ func stackWith(file, before, name, entry string) (added string, err error) {
 	return added, nil
 }
 
-// newFolder makes a function's folder from the template of a lang. After an error it leaves no folder.
+// newFolder makes a function's folder from the template of a lang. After an error it leaves no
+// folder.
 func newFolder(name, lang string) error {
 	t, _, err := builder.Template(&stack.File{}, lang)
 	if err != nil {

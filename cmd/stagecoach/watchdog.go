@@ -80,8 +80,8 @@ func (k *kinds) look(f kind) *kind {
 	return &f
 }
 
-// execTimeout returns the exec_timeout of a function. The function's environment overrides that of the
-// image. It returns 0 if neither has one, and for a value that replicas will refuse.
+// execTimeout returns the exec_timeout of a function. The function's environment overrides that of
+// the image. It returns 0 if neither has one, and for a value that replicas will refuse.
 func execTimeout(image []string, env map[string]string) time.Duration {
 	const name = "exec_timeout"
 	value, ok := env[name]
@@ -109,7 +109,8 @@ func (k *kinds) changed(key pipeline.Key, f *provider.Deployed) {
 // speaksHTTP reports whether an invocation of key is of a function that speaks HTTP itself, and of no pipeline.
 func (u *up) speaksHTTP(key pipeline.Key) bool { return u.registry.Alone(key) && u.kinds.HTTP(key) }
 
-// execTimeout returns how long an invocation of key may run by the environment of its function; 0: until its deadline.
+// execTimeout returns how long an invocation of key may run by the environment of its function; 0:
+// until its deadline.
 func (u *up) execTimeout(key pipeline.Key) time.Duration {
 	if !u.speaksHTTP(key) {
 		return 0

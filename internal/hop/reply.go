@@ -114,7 +114,8 @@ func (x *exchange) send(p []byte, end string) {
 	x.out.b = x.out.b[:0]
 }
 
-// extendDeadlines gives the client new time to take a piece of the answer, and to send more of its request.
+// extendDeadlines gives the client new time to take a piece of the answer, and to send more of its
+// request.
 func (x *exchange) extendDeadlines() {
 	if x.s.Write > 0 {
 		_ = x.c.SetWriteDeadline(time.Now().Add(x.s.Write))

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// upgrade passes on an answer with status 101 and then all bytes in both directions, until one side or ctx ends.
+// upgrade passes on an answer with status 101 and then all bytes in both directions, until one side
+// or ctx ends.
 func (r *Request) upgrade(ctx context.Context, c net.Conn, in *bufio.Reader, w http.ResponseWriter, resp *http.Response) (begun bool, err error) {
 	want, got := upgradeTo(r.In.Header), upgradeTo(resp.Header)
 	if want == "" || !strings.EqualFold(want, got) || !printable(got, ' ') {
@@ -61,7 +62,8 @@ func (r *Request) upgrade(ctx context.Context, c net.Conn, in *bufio.Reader, w h
 	return true, nil
 }
 
-// oneWay copies one direction. It returns nil if that direction has ended and the other side was told.
+// oneWay copies one direction. It returns nil if that direction has ended and the other side was
+// told.
 func (r *Request) oneWay(to net.Conn, from io.Reader, silent *time.Timer) error {
 	b := heads.Get().(*buffer)
 	defer b.give()
