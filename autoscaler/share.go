@@ -51,7 +51,7 @@ type contender struct {
 	most    int     // it asks for
 	needs   [resources]int64
 	short   int  // the resource that has run out; -1: none
-	ahead   bool // it would start ahead of need: see plan.Function.Ahead
+	ahead   bool // it would start ahead of need, see plan.Function.Ahead
 	urgency int  // of the next one: see Gain
 	gain    float64
 }
@@ -120,9 +120,9 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 	return out, nil
 }
 
-// oneAhead returns a with at most one replica for each function that would start ahead of need. It is
-// the only one that the function surely gets when its task comes. Once it starts, the function is
-// like any other and may get more.
+// oneAhead returns a with at most one replica for each function that would start ahead of need.
+// When the function's task comes, it is sure to get only this one. After the first start, the
+// function is like any other and may get more.
 func oneAhead(s *plan.Snapshot, a plan.Alloc) plan.Alloc {
 	out := a
 	finder := s.Finder()
@@ -218,8 +218,9 @@ func (c *contender) take(free *[resources]int64, moves [resources]bool, here boo
 	}
 }
 
-// lacks returns the resource that there is not enough of for a replica, -1 if none. A function's first one is left to the placer,
-// which says where it was looked for, unless it would start ahead of need.
+// lacks returns the resource that there is not enough of for a replica, -1 if none. A function's
+// first one is left to the placer, which says where it was looked for, unless it would start ahead
+// of need.
 func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, here bool) int {
 	for r, n := range c.needs {
 		if scarce[r] && n > free[r] && (c.count > 0 || c.ahead) && (moves[r] || !here) {

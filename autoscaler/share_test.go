@@ -39,7 +39,7 @@ func sleeper(name string) plan.Function {
 	return f
 }
 
-// expected is a sleeper that requests are on their way to.
+// expected returns a sleeping function that requests are on their way to.
 func expected(name string) plan.Function {
 	f := sleeper(name)
 	f.Demand, f.Expected = plan.Demand{}, 1

@@ -66,7 +66,7 @@ type Past struct {
 	Peaks   []Peak    // the counts that may still hold: newer and lower to the end; the first one holds
 	Learned Learned   `json:",omitzero"`
 	Burst   Peak      `json:",omitzero"` // when a burst was last seen, and the largest count since it began
-	// Expected is when requests were last on their way here. That counts as use: see floor.
+	// Expected is the last time when requests were on their way here. It counts as use, see floor.
 	Expected time.Time `json:",omitzero"`
 }
 
@@ -207,7 +207,7 @@ func (z Sizer) keep(n *need, now time.Time, count int) int {
 // floor returns the fewest replicas that f's owner and its past allow, and whether f sleeps. A
 // function that may sleep does so ZeroAge after it was last used: after its latest task, or after
 // the last time that a request was on its way to it. If it was never used, it sleeps ZeroAge after
-// it was first seen. Until then, at least one replica of a function that was used stays.
+// it was first seen. Until it sleeps, a function that was used keeps at least one replica.
 func floor(f *plan.Function, now time.Time, past Past) (least int, idle bool) {
 	least, _ = f.Bounds()
 	if !f.Zero {

@@ -166,8 +166,9 @@ func TestZero(t *testing.T) {
 	}
 }
 
-// TestToBeExpectedIsUse: a function that was expected, and never asked, sleeps ZeroAge after that.
-func TestToBeExpectedIsUse(t *testing.T) {
+// TestExpectedFunctionsCountAsUsed: a function that was expected, and never called, sleeps ZeroAge
+// after that.
+func TestExpectedFunctionsCountAsUsed(t *testing.T) {
 	f := loaded()
 	f.Zero, f.Min, f.ZeroAge, f.Running, f.Demand, f.Service = true, 0, 30*time.Second, 0, plan.Demand{}, plan.Service{}
 	m := Memory{f.Name: {Seen: t0}}

@@ -151,8 +151,9 @@ const (
 // languages are the templates that need no Docker.
 var languages = []string{goStage, onnxStage, python3Stage}
 
-// Template returns the template of a lang: the one that was pulled beside the stack file, or else the one that this program
-// carries. language is what the template says that it is.
+// Template returns the template of a lang: the one that was pulled into the folder of the stack
+// file, or else the one that this program contains. language is the language that the template
+// declares.
 func Template(f *stack.File, lang string) (t fs.FS, language string, err error) {
 	docker := func() error {
 		return fmt.Errorf("lang: %q is built with Docker (faas-cli build); without it, want %s, or a template whose template.yml has one of them as its language",

@@ -49,7 +49,7 @@ func (b *Builder) compile(ctx context.Context, name, handler string, template fs
 	if pkg == "main" {
 		target = "./function"
 	}
-	if pkg == "" { // what is compiled is the template's
+	if pkg == "" { // the template is compiled, not the handler's own package
 		shown = "function"
 	}
 	return b.goBuild(ctx, dir, "off", binary, shown, "-mod=readonly", target)

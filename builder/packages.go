@@ -16,9 +16,9 @@ import (
 
 const requirementsFile = "requirements.txt"
 
-// install has the interpreter's pip install what the handler's requirements.txt names, as the user has configured pip, and says
-// what that does as it goes on. pip resolves the packages into wheels first; wheels of earlier builds are at hand if the index
-// is not.
+// install has the interpreter's pip install what the handler's requirements.txt names, as the user
+// has configured pip, and says what that does as it goes on. pip resolves the packages into wheels
+// first. It uses wheels of earlier builds if the index cannot be reached.
 func (p *python) install(ctx context.Context, handler, to string) error {
 	text, err := os.ReadFile(filepath.Join(handler, requirementsFile))
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !requires(string(text)) {
@@ -31,7 +31,7 @@ func (p *python) install(ctx context.Context, handler, to string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(wheels) }() // so does Close
+	defer func() { _ = os.RemoveAll(wheels) }() // Close removes it, too
 	kept, err := p.keptWheels(ctx, handler, string(text))
 	if err != nil {
 		return fmt.Errorf("%s: %w", requirementsFile, err)
@@ -49,19 +49,20 @@ func (p *python) install(ctx context.Context, handler, to string) error {
 	}
 	if kept != nil {
 		if err := kept.add(all); err != nil {
-			fmt.Fprintf(p.output(), "build: the packages are not kept for the next build: %v\n", err)
+			fmt.Fprintf(p.output(), "build: the packages could not be kept for the next build: %v\n", err)
 		}
 	}
-	if len(all) == 0 { // markers that leave out all of them
+	if len(all) == 0 { // environment markers exclude every package
 		return nil
 	}
 	return p.pip(ctx, handler, append([]string{"install", "--target", to, "--no-index", "--no-deps", "--no-compile", "--no-user"}, all...)...)
 }
 
-// output is where pip's progress goes.
+// output returns the writer for pip's progress.
 func (p *python) output() io.Writer { return cmp.Or[io.Writer](p.builder.Output, io.Discard) }
 
-// pip runs a command of pip in the handler's folder, where relative paths of requirements.txt start.
+// pip runs a command of pip in the handler's folder, because paths in requirements.txt are relative
+// to it.
 func (p *python) pip(ctx context.Context, handler string, args ...string) error {
 	cmd := p.cmd(ctx, slices.Concat([]string{"-m", "pip"}, args, []string{"--disable-pip-version-check", "--no-input"})...)
 	cmd.Dir = handler

@@ -16,14 +16,15 @@ import (
 	"time"
 )
 
-// wheels are packages that builds of this user have installed, for builds while the index is not reachable. Builds share them
-// if they ask the same indexes: a package of one index must not stand for that of another.
+// wheels are the packages that earlier builds of this user have installed. Builds use them while
+// the index cannot be reached. Builds share wheels only if they ask the same indexes, so that a
+// package of one index never replaces that of another.
 type wheels struct {
-	folder string // below all
+	folder string // wheels of this build's indexes, below all
 	all    string // wheels of all indexes
 }
 
-// wheelBytes bounds the wheels that are kept; the longest unused go.
+// wheelBytes bounds all kept wheels together. The least recently used are removed first.
 const wheelBytes = 8 << 30
 
 // partPrefix begins the names of folders with parts of wheels. One that is older than partAge is left
@@ -38,9 +39,9 @@ const (
 func (p *python) keptWheels(ctx context.Context, handler, requirements string) (*wheels, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return nil, nil //nolint:nilerr // without a home there is nothing to keep
+		return nil, nil //nolint:nilerr // without a home folder nothing is kept
 	}
-	var options []string // those of the file, which may name indexes
+	var options []string // of the file, that name indexes
 	for line := range strings.Lines(requirements) {
 		line, _, _ = strings.Cut(strings.TrimSpace(line), " #")
 		switch {
@@ -106,7 +107,7 @@ func (w *wheels) add(files []string) error {
 	return w.shrink(wheelBytes)
 }
 
-// copy makes a copy appear all at once, for builds at the same time.
+// copy copies a file atomically, because other builds may run at the same time.
 func (w *wheels) copy(file, to string) error {
 	tmp, err := os.MkdirTemp(w.folder, partPrefix)
 	if err != nil {

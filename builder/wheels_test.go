@@ -11,8 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
-// TestKeptWheelsByIndex: requirements that ask the same indexes share a folder, others do not, and those that name files or
-// addresses have none.
+// TestKeptWheelsByIndex: requirements that ask the same indexes share a folder, and others do not.
+// Requirements that name files or URLs have no folder.
 func TestKeptWheelsByIndex(t *testing.T) {
 	py := proctest.Pip(t)
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())

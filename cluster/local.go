@@ -36,8 +36,9 @@ type Config struct {
 	// CPU returns what the replicas of these functions use now in thousandths of a core, together; who cannot be measured is left
 	// out. Asked for those that are scaled by it; nil: none can be.
 	CPU func(functions []pipeline.Key) map[pipeline.Key]float64
-	// Expected returns how many requests have yet to reach each function from earlier stages of their
-	// pipelines. It is called while a function is idle. Nil: none is known.
+	// Expected returns how many requests have yet to reach each function from earlier stages of
+	// their pipelines. It is called while a function is idle. If it is nil, no function expects
+	// requests.
 	Expected func() map[string]int
 	Changed  func()         // called when control should look again: a replica became ready or ended; must not block; may be nil
 	Event    func(Event)    // gets each line of the timelines, in order; must not block or call back; may be nil
@@ -263,8 +264,8 @@ func (l *Local) Events(function pipeline.Key) []Event {
 	return nil
 }
 
-// LastFailure returns the latest event of a function that tells of a replica which did not start,
-// ended unasked, or had to be replaced. It returns false if there is none among the latest events.
+// LastFailure returns the latest event about a replica of the function that did not start, ended by
+// itself, or had to be replaced. It returns false if there is none among the latest events.
 func (l *Local) LastFailure(function pipeline.Key) (Event, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

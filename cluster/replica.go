@@ -51,7 +51,7 @@ type replica struct {
 	since     time.Time
 	released  bool
 	starved   bool          // it was out of memory on its device
-	stuck     string        // which call does not let go of it; empty: none
+	stuck     string        // the call whose handler does not end; empty: none
 	answered  time.Duration // from its order to its first answer; 0: it has given none
 	first     time.Duration // that its first call took
 }

@@ -6,8 +6,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Stuck reports that the handler of a call did not let go of a replica after the call was over, and
-// which call. The replica is let go, and the next plan replaces it. It returns at once. A second
+// Stuck reports that a handler on a replica did not end after its call was over; cause names the
+// call. The replica is drained, and the next plan replaces it. Stuck returns at once. A second
 // report, or one about an unknown replica, does nothing.
 func (l *Local) Stuck(replica, cause string) {
 	l.mu.Lock()

@@ -7,11 +7,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// TestAStuckReplicaIsReplaced: it is let go with the cause, the next plan starts another one, and
-// nothing of it counts as a failed start, however it ends.
+// TestAStuckReplicaIsReplaced: a stuck replica is drained with the cause, the next plan starts
+// another one, and its end never counts as a failed start.
 func TestAStuckReplicaIsReplaced(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
-		const cause = "call c1 ran 2s beyond exec_timeout=1s and did not let go"
+		const cause = "call c1 ran 2s beyond exec_timeout=1s and did not end"
 		key := pipeline.ParseKey("f.ns")
 		w.want(1)
 		w.expect("at first", w.states(), "f-00001 ready")

@@ -118,7 +118,7 @@ const (
 	Lost     Kind = "lost"   // it ended unasked: Cause
 	Failed   Kind = "failed" // it did not start: Cause
 	CPU      Kind = "cpu"    // what it may use was changed: Cause says from what to what
-	Stuck    Kind = "stuck"  // a call on it does not let go: Cause; it is replaced
+	Stuck    Kind = "stuck"  // a handler on it does not end: Cause; it is replaced
 	Barred   Kind = "barred" // its function is kept from its device for a while: Cause
 	Hidden   Kind = "out of sight"
 	Back     Kind = "back in sight"
@@ -156,7 +156,7 @@ func (t *timeline) add(e Event) {
 	t.next = (t.next + 1) % eventsKept
 }
 
-// failure returns the latest event that tells of a replica which failed; false: there is none.
+// failure returns the latest event about a replica that failed; false: there is none.
 func (t *timeline) failure() (Event, bool) {
 	all := t.list()
 	for i := len(all) - 1; i >= 0; i-- {

@@ -64,8 +64,8 @@ type replica struct {
 	batches  []*batch
 	answered bool          // its first batch, which is not representative, is over
 	timeout  time.Duration // the longest time that a call may run; 0: until its deadline
-	full     bool          // it gets no more tasks: its device was out of memory, or it is stuck
-	stuck    string        // which call has not let go of it, see stuck.go; empty: none
+	full     bool          // it gets no more tasks, because its device was out of memory or it is stuck
+	stuck    string        // the call whose handler has not ended, see stuck.go; empty: none
 	suspect  *item         // the suspect that it runs or is reserved for; nil: none
 }
 
@@ -219,10 +219,10 @@ func (c *Core) cancel(now time.Time, k task.Key) {
 	c.end(now, it, task.Canceled, "canceled by the caller")
 }
 
-// cut tells the replica to stop a running call, and gives the handler until it.due to let go.
+// cut tells the replica to cancel a running call. The handler has until it.due to end.
 func (c *Core) cut(now time.Time, it *item) {
 	it.batch.whole = false
-	it.due = c.patience(now, it)
+	it.due = c.graceEnd(now, it)
 	c.schedule(it)
 	c.do(CancelCall{Replica: it.batch.replica.name, Batch: it.batch.id, Call: it.call})
 }
@@ -256,7 +256,7 @@ func (c *Core) reply(now time.Time, it *item, r *task.Reply) {
 }
 
 // expire ends calls that are past their limit, asks again for keys that no longer hold, and gives
-// up replicas whose handlers do not let go of calls that were cut.
+// up replicas whose handlers do not end after their calls were cut.
 func (c *Core) expire(now time.Time) {
 	for c.timers.len() > 0 {
 		it := c.timers.items[0]
@@ -266,10 +266,10 @@ func (c *Core) expire(now time.Time) {
 		late := !it.task.Deadline.IsZero() && !it.task.Deadline.After(now)
 		switch {
 		case it.state == ended:
-			c.hold(now, it)
+			c.markStuck(now, it)
 		case it.state == running:
 			c.cut(now, it)
-			c.end(now, it, task.Expired, it.overtime())
+			c.end(now, it, task.Expired, it.limitCause())
 		case late:
 			c.waited(now, it)
 			c.end(now, it, task.Expired, "the deadline passed while it waited for a replica")

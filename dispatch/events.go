@@ -125,8 +125,8 @@ type Reply struct {
 	Last  bool // as the task's
 }
 
-// Idle says that a draining replica has nothing left, or that only calls that are over still hold a
-// stuck one. The Core has forgotten it.
+// Idle says that a draining replica has no calls left, or that a stuck one has only calls that are
+// over. The Core has forgotten the replica.
 type Idle struct{ Replica string }
 
 // Evict says that a replica broke its side of the protocol. The Core has forgotten it and answered its tasks.
@@ -136,10 +136,10 @@ type Evict struct{ Replica, Cause string }
 // begun on its revision; once for each replica.
 type Exhausted struct{ Replica, Cause string }
 
-// Stuck says that the handler of a call did not let go although the call was over: it ran beyond
-// exec_timeout or its deadline and was canceled. The replica drains, and gets not even tasks of
-// requests that have begun on its revision; once per replica. [Idle] follows once no other call
-// runs on the replica: each of them ends at its limit.
+// Stuck says that a handler did not end after its call was over: the call ran beyond exec_timeout or
+// its deadline, and was canceled. The replica drains, and gets not even tasks of requests that have
+// begun on its revision. Stuck is sent once per replica. [Idle] follows when no other call runs on
+// the replica; each of them ends at its limit.
 type Stuck struct{ Replica, Cause string }
 
 // Revive asks for a replica of a revision that is not the deployed one. Tasks wait for it because
@@ -149,8 +149,8 @@ type Stuck struct{ Replica, Cause string }
 type Revive struct{ Revision uint64 }
 
 // Wanted says that more replicas would help, for one of two reasons:
-//   - A task came, or a replica was lost, and more tasks wait than the replicas that are left take
-//     at a time.
+//   - A task came, or a replica was lost, and more tasks wait than the remaining replicas take at a
+//     time.
 //   - A task is expected, and there is no replica.
 type Wanted struct{}
 

@@ -259,7 +259,7 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 		}
 	}
 	for _, e := range stuck {
-		f.shell.cfg.Logger.Warn("a replica gets no more calls: a handler does not let go", "function", f.name, "replica", e.Replica, "cause", e.Cause)
+		f.shell.cfg.Logger.Warn("a replica gets no more calls: a handler does not end", "function", f.name, "replica", e.Replica, "cause", e.Cause)
 		if tell := f.shell.cfg.Stuck; tell != nil {
 			tell(f.name, e.Replica, e.Cause)
 		}
@@ -315,7 +315,7 @@ func (f *function) reply(e *Reply) {
 		return
 	}
 	near := f.shell.cfg.Near
-	if e.Last && near != nil && near(e.To, r) { // the response is made of it at once: nothing is stored
+	if e.Last && near != nil && near(e.To, r) { // the gateway writes the response from it at once, so nothing is stored
 		return
 	}
 	var err error

@@ -85,8 +85,8 @@ func (s *Shell) Leave(function, request string) bool {
 	return f != nil && f.intake.put(Leave{Request: request})
 }
 
-// Expect says that a request will need a replica of a function. It does nothing if this process does
-// not own the function.
+// Expect says that a request will need a replica of a function. It does nothing if this process
+// does not own the function.
 func (s *Shell) Expect(function string) {
 	if f := s.function(pipeline.ParseKey(function)); f != nil {
 		f.intake.put(Expect{})

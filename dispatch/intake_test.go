@@ -68,9 +68,9 @@ func TestTasksOfNeighbours(t *testing.T) {
 	}
 }
 
-// TestAReplicaIsWantedForWhatIsExpected: a function without replicas asks for one, and a function that
+// TestExpectAsksForAReplica: a function without replicas asks for one, and a function that
 // has one does not.
-func TestAReplicaIsWantedForWhatIsExpected(t *testing.T) {
+func TestExpectAsksForAReplica(t *testing.T) {
 	r := newRig(t, Spec{MaxReplicas: 1})
 	r.shell.Expect("other.ns") // lives elsewhere
 	r.shell.Expect("f.ns")

@@ -282,8 +282,8 @@ func (m *model) effect(e Effect) {
 	}
 }
 
-// waitedFor reports whether a replica has calls that its end has to wait for. Nobody waits for the
-// calls of a stuck replica that were answered.
+// waitedFor reports whether a replica has calls that its end has to wait for. The answered calls of
+// a stuck replica do not count.
 func (m *model) waitedFor(r *modelReplica) bool {
 	for _, b := range r.batches {
 		if slices.ContainsFunc(b, func(t *task.Task) bool { return t != nil && !(r.stuck && m.ended[t.Key]) }) {

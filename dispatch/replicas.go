@@ -52,7 +52,7 @@ func (c *Core) release() {
 			continue
 		}
 		c.do(Idle{Replica: r.Name})
-		c.abandon(c.replicas[i])
+		c.forgetCalls(c.replicas[i])
 		c.forget(i)
 	}
 	if len(c.replicas) < before {

@@ -60,8 +60,8 @@ type Config struct {
 	// OutOfMemory is called when a replica has answered a call with task.OutOfMemory, before the call's reply goes out. It gets
 	// nothing more; who is told lets it go with [Shell.Drain].
 	OutOfMemory func(function pipeline.Key, replica, cause string)
-	// Stuck is called when the handler of a call did not let go after the call was over. The replica
-	// gets nothing more; the receiver starts another one and lets this one go with [Shell.Drain].
+	// Stuck is called when a handler did not end after its call was over. The replica gets no more
+	// calls. The receiver starts another replica, and drains this one with [Shell.Drain].
 	Stuck func(function pipeline.Key, replica, cause string)
 	// Dropped is called when a replica was given up for a reason that [Shell.Lost] did not tell: its connection closed, or it
 	// broke the protocol. Its process may still run.

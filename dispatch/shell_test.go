@@ -233,8 +233,8 @@ func TestLargeItemsGoByReference(t *testing.T) {
 	}
 }
 
-// TestAResponseIsNotStored: the output of a request's last task goes to a coordinator in this process as
-// it is, and to any other by reference.
+// TestAResponseIsNotStored: the output of a request's last task goes to a coordinator in this
+// process as it is, and to any other by reference.
 func TestAResponseIsNotStored(t *testing.T) {
 	r := newRig(t, Spec{})
 	near := make(chan *task.Reply, 1)

@@ -6,10 +6,10 @@ import (
 )
 
 // A call is over at its limit: when it has run for the function's exec_timeout, or at its deadline.
-// Its caller is answered, and the replica is told to stop the call. A handler that lets go answers
-// the call, late, which frees its slot. A handler that has not let go some time after the limit
-// makes its replica stuck: the replica gets no more tasks, its other calls go on until their own
-// limits, and then the replica is idle.
+// Its caller is answered, and the replica is told to cancel the call. When the handler ends, the
+// replica answers the call, and the slot is free. If the handler has not ended some time after the
+// limit, its replica is stuck: it gets no more tasks, its other calls go on until their own limits,
+// and then the replica is idle.
 
 const (
 	// defaultGrace is how long a handler may go on after its call's limit.
@@ -18,9 +18,9 @@ const (
 	endlessGrace = time.Minute
 )
 
-// patience returns until when the handler of a call that is cut now may go on. A call whose caller
-// has left may use all the time that it was given.
-func (c *Core) patience(now time.Time, it *item) time.Time {
+// graceEnd returns the time until which the handler of a call that is cut now may go on. If the
+// caller has left before the call's limit, the grace period still begins at the limit.
+func (c *Core) graceEnd(now time.Time, it *item) time.Time {
 	switch {
 	case it.limit.IsZero():
 		return now.Add(endlessGrace)
@@ -36,15 +36,15 @@ func (it *item) timedOut() bool {
 	return !it.limit.IsZero() && (it.task.Deadline.IsZero() || it.limit.Before(it.task.Deadline))
 }
 
-// overtime returns why a running call ended at its limit.
-func (it *item) overtime() string {
+// limitCause returns why a running call ended at its limit.
+func (it *item) limitCause() string {
 	if it.timedOut() {
 		return fmt.Sprintf("it ran for longer than exec_timeout, %v", it.batch.replica.timeout)
 	}
 	return "the deadline passed while it ran"
 }
 
-// name returns the id by which people know an item's call, X-Call-Id if the task has it.
+// name returns the id of an item's call for messages: X-Call-Id if the task has it.
 func (it *item) name() string {
 	for _, h := range it.task.Header {
 		if h.Name == "X-Call-Id" {
@@ -54,8 +54,8 @@ func (it *item) name() string {
 	return it.task.Request
 }
 
-// hold makes a replica stuck because of a call that was cut and whose handler has not let go.
-func (c *Core) hold(now time.Time, it *item) {
+// markStuck makes a replica stuck because the handler of a call that was cut has not ended.
+func (c *Core) markStuck(now time.Time, it *item) {
 	c.timers.drop(it)
 	r := it.batch.replica
 	i, ok := c.find(r.name)
@@ -69,7 +69,7 @@ func (c *Core) hold(now time.Time, it *item) {
 	case it.timedOut():
 		what = fmt.Sprintf("exec_timeout=%v", r.timeout)
 	}
-	r.stuck = fmt.Sprintf("call %s ran %v beyond %s and did not let go", it.name(), beyond.Round(100*time.Millisecond), what)
+	r.stuck = fmt.Sprintf("call %s ran %v beyond %s and did not end", it.name(), beyond.Round(100*time.Millisecond), what)
 	r.full = true
 	c.do(Stuck{Replica: r.name, Cause: r.stuck})
 	c.drain(r.name)
@@ -78,8 +78,8 @@ func (c *Core) hold(now time.Time, it *item) {
 	}
 }
 
-// works reports whether the i-th replica has calls to wait for. Of a stuck replica, these are the
-// calls that have not been answered.
+// works reports whether the i-th replica has calls to wait for. On a stuck replica, only calls that
+// have not been answered count.
 func (c *Core) works(i int) bool {
 	r := c.replicas[i]
 	if r.stuck == "" {
@@ -95,8 +95,8 @@ func (c *Core) works(i int) bool {
 	return false
 }
 
-// abandon forgets the calls that still hold a stuck replica. They have been answered.
-func (c *Core) abandon(r *replica) {
+// forgetCalls forgets the calls that a stuck replica still runs. Their callers have been answered.
+func (c *Core) forgetCalls(r *replica) {
 	for _, b := range r.batches {
 		c.onBoard -= b.left
 		for _, it := range b.items {

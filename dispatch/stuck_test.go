@@ -22,7 +22,7 @@ func TestStuckReplicas(t *testing.T) {
 			{0, submit("a", 0), "send r1 #1 a; wake 1s"},
 			{0, submit("b", 0), ""},
 			{1 * s, Tick{}, "cancel r1 #1.0; reply a expired wait=0s service=1s; wake 3s"},
-			{3 * s, Tick{}, "stuck r1 (call a ran 2s beyond exec_timeout=1s and did not let go); idle r1"},
+			{3 * s, Tick{}, "stuck r1 (call a ran 2s beyond exec_timeout=1s and did not end); idle r1"},
 			{4 * s, answer("r1", 1, 0), ""},
 			{4 * s, ReplicaDown{Name: "r1", Cause: "stopped"}, ""},
 			{5 * s, up("r2", 1, s), "send r2 #2 b; wake 6s"},
@@ -31,8 +31,8 @@ func TestStuckReplicas(t *testing.T) {
 			{0, up("r1", 3, s), ""},
 			{0, submit("a", 0), "send r1 #1 a; wake 1s"},
 			{1 * s, Tick{}, "cancel r1 #1.0; reply a expired wait=0s service=1s; wake 3s"},
-			{2500 * ms, submit("b", 0), "send r1 #2 b"}, // it may let go yet
-			{3 * s, Tick{}, "stuck r1 (call a ran 2s beyond exec_timeout=1s and did not let go); wake 3.5s"},
+			{2500 * ms, submit("b", 0), "send r1 #2 b"}, // its handler may still end
+			{3 * s, Tick{}, "stuck r1 (call a ran 2s beyond exec_timeout=1s and did not end); wake 3.5s"},
 			{3 * s, submit("c", 0), "wanted"},
 			{3200 * ms, answer("r1", 2, 0), "reply b ok wait=0s service=700ms; idle r1"},
 		},
@@ -41,7 +41,7 @@ func TestStuckReplicas(t *testing.T) {
 			{0, submit("a", 1*s), "send r1 #1 a; wake 1s"},
 			{0, submit("b", 5*s), "send r1 #2 b"},
 			{1 * s, Tick{}, "cancel r1 #1.0; reply a expired wait=0s service=1s; wake 3s"},
-			{3 * s, Tick{}, "stuck r1 (call a ran 2s beyond its deadline and did not let go); wake 5s"},
+			{3 * s, Tick{}, "stuck r1 (call a ran 2s beyond its deadline and did not end); wake 5s"},
 			{5 * s, Tick{}, "cancel r1 #2.0; reply b expired wait=0s service=5s; idle r1"},
 		},
 		"a handler that lets go": {
@@ -64,34 +64,34 @@ func TestStuckReplicas(t *testing.T) {
 			{0, submit("a", 9*s), "send r1 #1 a; wake 9s"},
 			{1 * s, cancelOf("a"), "cancel r1 #1.0; reply a canceled wait=0s service=1s"},
 			{9 * s, Tick{}, "wake 11s"},
-			{11 * s, Tick{}, "stuck r1 (call a ran 2s beyond its deadline and did not let go); idle r1"},
+			{11 * s, Tick{}, "stuck r1 (call a ran 2s beyond its deadline and did not end); idle r1"},
 		},
 		"a canceled call without a limit": {
 			{0, up("r1", 1, 0), ""},
 			{0, submit("a", 0), "send r1 #1 a"},
 			{1 * s, cancelOf("a"), "cancel r1 #1.0; reply a canceled wait=0s service=1s; wake 1m1s"},
-			{61 * s, Tick{}, "stuck r1 (call a ran 1m0s beyond its cancellation and did not let go); idle r1"},
+			{61 * s, Tick{}, "stuck r1 (call a ran 1m0s beyond its cancellation and did not end); idle r1"},
 		},
 		"several calls hold one replica": {
 			{0, ReplicaUp{Name: "r1", Slots: 2, MaxBatch: 2, Timeout: s}, ""},
 			{0, submit("a", 0), "send r1 #1 a; wake 1s"},
 			{0, submit("b", 0), "send r1 #2 b"},
 			{1 * s, Tick{}, "cancel r1 #1.0; reply a expired wait=0s service=1s; cancel r1 #2.0; reply b expired wait=0s service=1s; wake 3s"},
-			{3 * s, Tick{}, "stuck r1 (call a ran 2s beyond exec_timeout=1s and did not let go); idle r1"},
+			{3 * s, Tick{}, "stuck r1 (call a ran 2s beyond exec_timeout=1s and did not end); idle r1"},
 		},
 		"a replica that drains already": {
 			{0, up("r1", 2, s), ""},
 			{0, submit("a", 0), "send r1 #1 a; wake 1s"},
 			{500 * ms, ReplicaDrain{"r1"}, ""},
 			{1 * s, Tick{}, "cancel r1 #1.0; reply a expired wait=0s service=1s; wake 3s"},
-			{3 * s, Tick{}, "stuck r1 (call a ran 2s beyond exec_timeout=1s and did not let go); idle r1"},
+			{3 * s, Tick{}, "stuck r1 (call a ran 2s beyond exec_timeout=1s and did not end); idle r1"},
 		},
 		"a suspect does not stay on it": {
 			{0, up("r1", 1, s), ""},
 			{0, again("x", 0), "send r1 #1 x; wake 1s"},
 			{1 * s, Tick{}, "cancel r1 #1.0; reply x expired wait=0s service=1s; wake 3s"},
 			{2 * s, again("y", 0), ""},
-			{3 * s, Tick{}, "stuck r1 (call x ran 2s beyond exec_timeout=1s and did not let go); idle r1"},
+			{3 * s, Tick{}, "stuck r1 (call x ran 2s beyond exec_timeout=1s and did not end); idle r1"},
 			{4 * s, up("r2", 1, s), "send r2 #2 y; wake 5s"},
 		},
 	} {
@@ -113,9 +113,9 @@ func TestStuckReplicas(t *testing.T) {
 	}
 }
 
-// TestStuckReplicaConvictsNobody: when a stuck replica ends, whatever ends it, the calls that were
+// TestStuckReplicaBlamesNoCall: when a stuck replica ends, whatever ends it, the calls that were
 // still running on it lose no attempt, and are told why.
-func TestStuckReplicaConvictsNobody(t *testing.T) {
+func TestStuckReplicaBlamesNoCall(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	c.Step(epoch, ReplicaUp{Name: "r1", Slots: 2})
 	c.Step(epoch, submit("a", time.Second))
@@ -125,13 +125,13 @@ func TestStuckReplicaConvictsNobody(t *testing.T) {
 	fx := slices.Clone(c.Step(at(4*time.Second), ReplicaDown{Name: "r1", Cause: "exit status 1", End: task.EndItself}))
 	r, ok := fx[0].(Reply)
 	if !ok || r.To != "b" || r.Reply.Code != task.ReplicaLost || r.Reply.Blame != task.BlameShared ||
-		r.Reply.Message != "call a ran 2s beyond its deadline and did not let go; then exit status 1" {
+		r.Reply.Message != "call a ran 2s beyond its deadline and did not end; then exit status 1" {
 		t.Errorf("got %+v, want that b has lost its replica because of a", fx[0])
 	}
 }
 
-// TestExecTimeoutIsToldToTheCaller: the answer names the variable.
-func TestExecTimeoutIsToldToTheCaller(t *testing.T) {
+// TestReplyNamesExecTimeout: the reply to a call that ran for too long names the variable.
+func TestReplyNamesExecTimeout(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	c.Step(epoch, ReplicaUp{Name: "r1", Timeout: 300 * ms})
 	c.Step(epoch, submit("a", time.Minute))
@@ -142,9 +142,9 @@ func TestExecTimeoutIsToldToTheCaller(t *testing.T) {
 	}
 }
 
-// TestStuckIsTold: a replica that does not answer a call after its exec_timeout is reported, gets
-// nothing more, and is idle at once.
-func TestStuckIsTold(t *testing.T) {
+// TestShellReportsStuckReplicas: a replica that does not answer a call after its exec_timeout is
+// reported, gets nothing more, and is idle at once.
+func TestShellReportsStuckReplicas(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Spec{Timeout: 100 * ms})
 	a := attach(t, r.shell, "f-1", 2, 1)
@@ -154,7 +154,7 @@ func TestStuckIsTold(t *testing.T) {
 	if f := a.read(wire.FrameCancel); f.Batch != id {
 		t.Errorf("cancel of batch %d, want %d", f.Batch, id)
 	}
-	if got := receive(t, r.stuck, "word of it"); !strings.HasPrefix(got, "f-1: call a ran 2") || !strings.HasSuffix(got, "s beyond exec_timeout=100ms and did not let go") {
+	if got := receive(t, r.stuck, "word of it"); !strings.HasPrefix(got, "f-1: call a ran 2") || !strings.HasSuffix(got, "s beyond exec_timeout=100ms and did not end") {
 		t.Errorf("told %q", got)
 	}
 	r.submit("b")

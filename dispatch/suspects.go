@@ -149,7 +149,7 @@ func (r *replica) blame(code task.Code, end task.End) task.Blame {
 	switch {
 	case code != task.ReplicaLost:
 		return task.BlameNone
-	case end == task.EndShared, r.stuck != "": // the call that holds it has its answer already
+	case end == task.EndShared, r.stuck != "": // the call that made it stuck is answered already
 		return task.BlameShared
 	case calls > 1:
 		return task.BlameCompany

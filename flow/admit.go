@@ -79,8 +79,8 @@ func saturated(d time.Duration) time.Duration { return min(d, forever) }
 
 const forever = 10 * 365 * 24 * time.Hour
 
-// queueWait returns how long a new task would wait in a line at the largest capacity that the function
-// may have.
+// queueWait returns how long a new task would wait in a line at the largest capacity that the
+// function may have.
 func queueWait(l *task.Load) time.Duration {
 	servers := max(l.Servers, l.Max)
 	ahead := l.Waiting + l.Running

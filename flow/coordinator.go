@@ -45,8 +45,8 @@ type Near interface {
 	// Submit takes t, which is not changed from then on, if a line of this process waits for it; false: the bus will find who
 	// does. It calls nobody back before it returns.
 	Submit(t *task.Task) bool
-	// Expect says that a request will need a replica of a function that has none. It does not wait
-	// and calls nobody back before it returns.
+	// Expect says that a request will need a replica of a function that has none. It does not wait,
+	// and does not call the coordinator back before it returns.
 	Expect(function string)
 	// Cancel takes a cancel in the same way.
 	Cancel(function string, k task.Key) bool
@@ -341,7 +341,7 @@ func (c *Coordinator) step(s *shard, ev Event) {
 					unsent = append(unsent, r)
 				}
 			case Expect:
-				if c.cfg.Near != nil { // elsewhere, its task wakes it
+				if c.cfg.Near != nil { // in another process, the function's task wakes it
 					c.cfg.Near.Expect(e.Function)
 				}
 			case Cancel:

@@ -30,7 +30,8 @@ func (Replied) event()  {}
 func (Canceled) event() {}
 func (Tick) event()     {}
 
-// Effect is something that the core wants done: one of [Submit], [Expect], [Cancel], [Leave] and [Finish].
+// Effect is something that the core wants done: one of [Submit], [Expect], [Cancel], [Leave] and
+// [Finish].
 type Effect interface{ effect() }
 
 // Submit sends a task to the owner of its function. ReplyTo is the shell's to set.

@@ -13,8 +13,8 @@ func (c *Core) expect(w *walk, loads []task.Load) {
 }
 
 // Expected adds to counts, by function, the stages that requests have not begun yet. A request that
-// does not fail begins all stages of its graph, because edges have no conditions. A stage with a call
-// per item may turn out to have no item.
+// does not fail begins all stages of its graph, because edges have no conditions. A stage with one
+// call per item gets no call if there are no items.
 func (c *Core) Expected(counts map[string]int) {
 	for _, w := range c.walks {
 		for i := range w.stages {

@@ -10,9 +10,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// TestSleepingStagesAreExpectedWhenARequestBegins: the functions of later stages without replicas are
+// TestBeginningRequestExpectsSleepingStages: the functions of later stages without replicas are
 // told at once, and every later stage is expected until its own calls are out.
-func TestSleepingStagesAreExpectedWhenARequestBegins(t *testing.T) {
+func TestBeginningRequestExpectsSleepingStages(t *testing.T) {
 	g := graph(t, "a>b,c;b>d;c>d;d")
 	w := newWorld(t)
 	loads := []task.Load{{}, {}, {Servers: 2}, {}} // a, b, c, d: only c has a replica
@@ -34,8 +34,9 @@ func TestSleepingStagesAreExpectedWhenARequestBegins(t *testing.T) {
 	}
 }
 
-// TestNothingIsExpectedOfARequestThatHasEnded: a failure or a deadline ends what was expected.
-func TestNothingIsExpectedOfARequestThatHasEnded(t *testing.T) {
+// TestEndedRequestsExpectNothing: after a failure or a deadline, a request's later stages are not
+// expected any more.
+func TestEndedRequestsExpectNothing(t *testing.T) {
 	g := graph(t, "a>b;b*>c;c")
 	for name, end := range map[string]func(w *world){
 		"failed": func(w *world) {
@@ -67,7 +68,7 @@ func (w *world) expects(want map[string]int) {
 	}
 }
 
-// TestTheLastTaskIsMarked: only a task whose answer is the whole response has its output left in memory.
+// TestTheLastTaskIsMarked: only a task whose output is the whole response has Last set.
 func TestTheLastTaskIsMarked(t *testing.T) {
 	for text, want := range map[string]string{
 		"a": "a", "a>b;b": "b", "a>b;b*": "", // calls of b wait for one another
@@ -89,8 +90,9 @@ func TestTheLastTaskIsMarked(t *testing.T) {
 	}
 }
 
-// TestTheCoordinatorTellsWhatIsExpected has a request whose first stage does not answer.
-func TestTheCoordinatorTellsWhatIsExpected(t *testing.T) {
+// TestCoordinatorCountsExpectedRequests: a request whose first stage does not answer is expected by
+// the later stages.
+func TestCoordinatorCountsExpectedRequests(t *testing.T) {
 	r := newRig(t, graph(t, "a>b;b>c;c"), nil, func(x *task.Task) *task.Reply { return echo(x) })
 	near := &neighbour{c: r.Coordinator, owns: "a", asked: make(chan string, 10), expected: make(chan string, 10)}
 	r.cfg.Near = near // before the first request

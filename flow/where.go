@@ -2,17 +2,17 @@ package flow
 
 import "strings"
 
-// Progress is how far a request has come in a stage that has begun and is not done.
+// Progress is the progress of a request in a stage that has begun and is not done.
 type Progress struct {
 	Stage   string
-	Calls   int // of the stage in this request
-	Done    int // of them
-	Attempt int // the highest of the calls that are not done, from 1
+	Calls   int // calls of the stage in this request
+	Done    int // calls that are done
+	Attempt int // highest attempt of the calls that are not done, from 1
 }
 
-// Where returns the stages that a request is in, in the graph's order. id is the request's own, as
-// Invoke got it; if it runs twice at a time, one of the runs is meant. Where looks at every request
-// in flight, so it is for people and not for the data path.
+// Where returns the stages that a request is in, in the graph's order. id is the id that Invoke
+// got. If two runs have this id at the same time, Where returns the stages of one of them. Where
+// looks at every request in flight, so the data path must not call it.
 func (c *Coordinator) Where(id string) []Progress {
 	for _, s := range c.shards {
 		s.mu.Lock()

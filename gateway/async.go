@@ -28,7 +28,7 @@ type Entry struct {
 	Inside   bool          // a function has sent it: its callback reaches what functions reach
 	Accepted time.Time
 
-	Inference *tensor.Inference // what the request wants of its answer; nil: it is none of the Open Inference Protocol
+	Inference *tensor.Inference // the wishes of a request of the Open Inference Protocol for its answer; nil: it is no such request
 }
 
 // ErrQueueFull says that one function has as many requests in a journal as it may.
@@ -112,7 +112,7 @@ type Ending struct {
 	After  time.Duration // from now
 	Busy   bool          // the function has more than it can do
 	Notice *Notice       // tells the result, which may be a failure for good
-	Result *Result       // of the run; nil: it was cut short, or a callback was tried
+	Result *Result       // of the run; nil: the run was cut short, or this was an attempt of a callback
 }
 
 // Try is one attempt to run an async request or to deliver its result.

@@ -85,7 +85,8 @@ func BenchmarkHandler(b *testing.B) {
 	}
 }
 
-// BenchmarkStream is the data path of a function that speaks HTTP, over real connections on both sides. The replica keeps its own.
+// BenchmarkStream is the data path of a function that speaks HTTP, over real connections on both
+// sides. The replica keeps its own.
 func BenchmarkStream(b *testing.B) {
 	for name, n := range map[string]int{"none": 0, "small": 64, "large": 1 << 20} {
 		b.Run(name, func(b *testing.B) {

@@ -55,7 +55,7 @@ func (g *Gateway) input(w http.ResponseWriter, r *http.Request, c *call, deadlin
 	return input, nil
 }
 
-// items reads a body. binary is the header of the Open Inference Protocol's binary data.
+// items reads a body. binary is the value of [tensor.InferenceHeader].
 func (g *Gateway) items(c *call, contentType, binary string, b []byte) (input tensor.Activation, err error) {
 	switch {
 	case c.direct:

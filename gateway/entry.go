@@ -32,8 +32,8 @@ type entryHead struct {
 	Inference *tensor.Inference `json:"-"`
 }
 
-// MarshalBinary gives the form in which a journal keeps e: the version, the head behind its length, and
-// the input as package tensor encodes it.
+// MarshalBinary returns the form in which a journal stores e: the version, the length of the head,
+// the head, and the input in the encoding of package tensor.
 func (e Entry) MarshalBinary() ([]byte, error) {
 	r := &e.Request
 	at, err := e.Accepted.MarshalBinary()
@@ -68,7 +68,8 @@ func (e Entry) MarshalBinary() ([]byte, error) {
 	return tensor.AppendActivation(pack.Bytes(append(b, entryVersion), h), r.Input), nil
 }
 
-// UnmarshalBinary undoes [Entry.MarshalBinary], of both versions. The entry keeps parts of b.
+// UnmarshalBinary reads what [Entry.MarshalBinary] of any version wrote. The entry keeps parts of
+// b.
 func (e *Entry) UnmarshalBinary(b []byte) error {
 	version := byte(entryVersion)
 	if len(b) > 0 && b[0] == entryVersionJSON {

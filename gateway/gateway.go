@@ -23,8 +23,8 @@ import (
 type Directory interface {
 	// Known reports whether there is a function or a pipeline with this key.
 	Known(key pipeline.Key) bool
-	// TakesItems reports whether a JSON array that invokes this function or pipeline is a list of items, if the request does
-	// not say it.
+	// TakesItems reports whether a JSON array that invokes this function or pipeline is a list of
+	// items, if the request has no X-Items.
 	TakesItems(key pipeline.Key) bool
 	// HasNamespace reports whether there is a namespace with this name.
 	HasNamespace(name string) bool
@@ -62,8 +62,8 @@ type Config struct {
 	Log        *slog.Logger
 	Tracer     Tracer // nil: no spans
 
-	// Hide removes from the text of an error what clients must not read, such as paths of the
-	// machine; nil: nothing has to be removed. Logs and spans have the whole text.
+	// Hide removes from an error text what clients must not read, such as paths of the machine;
+	// nil: nothing is removed. Logs and spans have the whole text.
 	Hide func(text string) string
 
 	// Rendezvous is where functions for which HTTP is true are met; nil: they get their requests as other functions do.
@@ -110,7 +110,7 @@ func (g *Gateway) Tidy() {
 	g.metrics.tidy(g.cfg.Directory.Known)
 }
 
-// Handler serves /function/, /async-function/ and /v2/, and leaves all else to next.
+// Handler serves /function/, /async-function/ and /v2/, and passes all other paths to next.
 func (g *Gateway) Handler(next http.Handler) http.Handler { return g.handler(next, false) }
 
 // InsideHandler is Handler for requests that functions send. No function is a proxy that is believed, whatever its address.
@@ -189,7 +189,7 @@ type call struct {
 	protocol  bool              // it came on a path of the Open Inference Protocol, and errors have its form
 	direct    bool              // the function speaks HTTP: bodies are its own
 	items     string            // X-Items; empty: the function decides
-	inference *tensor.Inference // what a request of the Open Inference Protocol wants of its answer; nil: it is none
+	inference *tensor.Inference // the wishes of a request of the Open Inference Protocol for its answer; nil: it is no such request
 
 	sending []<-chan struct{} // each is closed when an attempt at the request does not read its body any more
 
@@ -200,8 +200,8 @@ type call struct {
 	memory  int64  // that the body has
 }
 
-// serve does what sync and async requests have in common: find the target, count, bound; do answers and returns the status.
-// c says what the URL says.
+// serve does what sync and async requests have in common: find the target, count, bound; do answers
+// and returns the status. c says what the URL says.
 func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, c call, do func(http.ResponseWriter, *http.Request, *call) int) {
 	c.start, c.hide = time.Now(), g.cfg.Hide
 	h := w.Header()
@@ -258,7 +258,8 @@ func (g *Gateway) resolve(name string) (key pipeline.Key, ok bool) {
 // speaksHTTP tells whether the function with this key is not a stage.
 func (g *Gateway) speaksHTTP(key pipeline.Key) bool { return g.cfg.HTTP != nil && g.cfg.HTTP(key) }
 
-// unknown says that a target is not there, or not even its namespace. name is what the client calls it.
+// unknown returns the error for a target that does not exist, or whose namespace does not exist.
+// name is the client's name for it.
 func (g *Gateway) unknown(key pipeline.Key, name string) *task.Error {
 	cause := "no function or pipeline " + quoted(name) + "; it is found as soon as it is deployed"
 	if !g.cfg.Directory.HasNamespace(key.Namespace) {
@@ -267,7 +268,7 @@ func (g *Gateway) unknown(key pipeline.Key, name string) *task.Error {
 	return &task.Error{Status: http.StatusNotFound, Cause: cause}
 }
 
-// quoted shows the beginning of a name that somebody made up.
+// quoted returns the quoted beginning of a name that a client sent.
 func quoted(name string) string {
 	const most = 100
 	if len(name) > most {

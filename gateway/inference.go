@@ -7,10 +7,12 @@ import (
 	"strings"
 )
 
-// inferencePrefix begins the paths of the Open Inference Protocol v2, in which a function or pipeline is a model.
+// inferencePrefix is the prefix of the paths of the Open Inference Protocol v2, in which a function
+// or pipeline is a model.
 const inferencePrefix = "/v2/"
 
-// serveInference serves a path below /v2/, as the client has escaped it. Errors have the protocol's form.
+// serveInference serves a path below /v2/. path is as the client has escaped it. Errors have the
+// protocol's form.
 func (g *Gateway) serveInference(w http.ResponseWriter, r *http.Request, path string) {
 	model, of := strings.CutPrefix(path, "models/")
 	name, what, _ := strings.Cut(model, "/")
@@ -56,7 +58,7 @@ func refuseMethod(w http.ResponseWriter, r *http.Request, want string) {
 	inferenceError(w, http.StatusMethodNotAllowed, "method: got "+quoted(r.Method)+", want "+want)
 }
 
-// inferenceError writes an error as the protocol has it.
+// inferenceError writes an error in the protocol's form.
 func inferenceError(w http.ResponseWriter, status int, cause string) {
 	writeInference(w, status, map[string]string{"error": cause})
 }

@@ -16,7 +16,7 @@ import (
 
 const jsonType = "application/json"
 
-// TestItems: what an array is that invokes a function, the header says, or else the function.
+// TestItems: the header says whether an array is a list of items, and without it the function does.
 func TestItems(t *testing.T) {
 	f := newFront(t, nil)
 	const body = ` [1, "a"] `
@@ -60,7 +60,8 @@ func TestItems(t *testing.T) {
 	}
 }
 
-// TestBodiesOfHTTPFunctions: an async request to a function that speaks HTTP has its body and X-Items as they came.
+// TestBodiesOfHTTPFunctions: an async request to a function that speaks HTTP has its body and
+// X-Items as they came.
 func TestBodiesOfHTTPFunctions(t *testing.T) {
 	f := newFront(t, func(c *Config) { c.HTTP = func(pipeline.Key) bool { return true } })
 	for _, body := range []string{` ["a"] `, inferBody} {
@@ -126,7 +127,8 @@ func TestInference(t *testing.T) {
 	}
 }
 
-// TestBinaryInference: data goes in and comes out in binary, where that is asked for.
+// TestBinaryInference: data of requests may be in binary, and data of answers is if the request
+// asks for it.
 func TestBinaryInference(t *testing.T) {
 	f := newFront(t, nil)
 	f.invoker.f = doubler
@@ -144,7 +146,8 @@ func TestBinaryInference(t *testing.T) {
 	}
 }
 
-// TestAsyncInference: the result of an async request has the id and the outputs that it selects, in JSON.
+// TestAsyncInference: the result of an async request has the id and the outputs that it selects, in
+// JSON.
 func TestAsyncInference(t *testing.T) {
 	f := newFront(t, nil)
 	f.invoker.f = doubler

@@ -51,11 +51,13 @@ func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task
 	return req, timeout, nil
 }
 
-// CallOf returns the X-Call-Id of the request with this id: one that the client has chosen is followed by a dot and more.
+// CallOf returns the X-Call-Id of the request with this id. If the client has chosen the X-Call-Id,
+// the id is the X-Call-Id, a dot and more.
 func CallOf(request string) string { return strings.TrimSuffix(request, path.Ext(request)) }
 
-// timeout reads X-Timeout: a Go duration, or a number of seconds. Without it a request has Config.Timeout, and the function's own
-// bound beside it, so that a request that has waited runs for as long as the function allows.
+// timeout reads X-Timeout: a Go duration, or a number of seconds. Without it, a request has
+// Config.Timeout plus the function's own bound, so that a request that has waited may still run for
+// as long as the function allows.
 func (g *Gateway) timeout(c *call, value string) (time.Duration, *task.Error) {
 	if value == "" {
 		own := time.Duration(0)
@@ -74,7 +76,7 @@ func (g *Gateway) timeout(c *call, value string) (time.Duration, *task.Error) {
 	return d, nil
 }
 
-// itemsOf reads X-Items, which means nothing to us where bodies are the function's own.
+// itemsOf reads X-Items. The header has no effect on functions that get bodies as they are.
 func itemsOf(r *http.Request, c *call) (string, *task.Error) {
 	given := r.Header[itemsHeader]
 	if given == nil || c.direct {

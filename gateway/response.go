@@ -55,7 +55,8 @@ func (g *Gateway) succeed(w http.ResponseWriter, c *call, resp *task.Response) i
 	return status
 }
 
-// answer makes the body of a response, as the request wants it. inf is nil unless that is one of the Open Inference Protocol.
+// answer makes the body of a response. inf has the request's wishes, or is nil if it is no request
+// of the Open Inference Protocol.
 func answer(inf *tensor.Inference, out tensor.Input) (a tensor.Answer, terr *task.Error) {
 	var err error
 	if inf == nil {
@@ -115,7 +116,7 @@ func fail(w http.ResponseWriter, c *call, e *task.Error) int {
 	return status
 }
 
-// hidden returns an error's text as clients may read it.
+// hidden returns the part of an error's text that clients may read.
 func hidden(hide func(string) string, text string) string {
 	if hide == nil {
 		return text

@@ -25,7 +25,7 @@ type exchange struct {
 	err    error         // why none came
 }
 
-// request makes the request that the function gets: what the client sent, at the path after the function's name.
+// request makes the request that the function gets: the client's request, with the path after the function's name.
 func (x *exchange) request(r *http.Request) *hop.Request {
 	c, from := x.c, origin(r)
 	target := c.path
@@ -43,16 +43,16 @@ func (x *exchange) request(r *http.Request) *hop.Request {
 	return &hop.Request{In: r, Target: target, Host: r.Host, Header: header, Answer: x.answer}
 }
 
-// answer takes note of the function's answer, and puts the platform's words into its head.
+// answer records the function's answer, and sets the platform's headers in it.
 func (x *exchange) answer(r *http.Response) {
 	x.status = r.StatusCode
 	x.c.upload.close()
 	for _, name := range [...]string{"X-Openfaas-Internal", "X-Call-Id", "X-Start-Time", "X-Duration-Seconds", task.HeaderDirect} {
-		delete(r.Header, name) // the platform's words
+		delete(r.Header, name) // only the platform sets them
 	}
 	stamp(r.Header, x.c)
 	timing := serverTiming([]task.Timing{{Stage: x.c.key.Name, Wait: x.wait}})
-	timing, _, _ = strings.Cut(timing, ", ")                                           // how long it works is not known yet
+	timing, _, _ = strings.Cut(timing, ", ")                                           // its service time is not known yet
 	r.Header["Server-Timing"] = append([]string{timing}, r.Header["Server-Timing"]...) // the function's own stays
 }
 

@@ -102,7 +102,7 @@ func configOf(f *v1.ConfigFile) Config {
 
 // Ref is an image's name, taken apart.
 type Ref struct {
-	Name   string // [registry/]repository:tag, as [Familiar] has it: what the image is stored under
+	Name   string // [registry/]repository:tag in the form of [Familiar]; the image is stored under it
 	Host   string // the registry's host[:port]; empty: it names none
 	Digest string // sha256:…; empty: it is not pinned
 }
@@ -110,15 +110,16 @@ type Ref struct {
 // dockerHub is the host of Docker Hub in names of images.
 const dockerHub = "docker.io"
 
-// Familiar returns an image's name without Docker Hub's host and its folder of official images: docker.io/team/ocr:1 and
-// team/ocr:1 name one image, and so do index.docker.io/library/redis, library/redis and redis. Names with another registry,
-// and what is no image's name, stay as they are.
+// Familiar returns an image's name without the host of Docker Hub and without library/, its folder
+// of official images. So docker.io/team/ocr:1 and team/ocr:1 name the same image, and so do
+// index.docker.io/library/redis, library/redis and redis. Names with another registry, and texts
+// that are no image's name, are returned unchanged.
 func Familiar(name string) string {
 	short, _ := trimHub(name)
 	return short
 }
 
-// trimHub is [Familiar], and reports whether the name has Docker Hub's host.
+// trimHub does the same as [Familiar], and reports whether the name has the host of Docker Hub.
 func trimHub(name string) (short string, hub bool) {
 	short = name
 	for _, host := range [...]string{dockerHub + "/", "index." + dockerHub + "/"} {
@@ -176,7 +177,7 @@ func ParseRef(s string) (Ref, error) {
 	return r, nil
 }
 
-// String is the name with the registry that it names, pinned when it is.
+// String returns the name with its registry, and with its digest if the image is pinned.
 func (r Ref) String() string {
 	name := r.Name
 	if _, hub := trimHub(name); r.Host == dockerHub && !hub {

@@ -286,8 +286,9 @@ func TestOneImagePerName(t *testing.T) {
 	}
 }
 
-// TestAnOldStore: names that an earlier version stored as they were given are found by each of their forms.
-func TestAnOldStore(t *testing.T) {
+// TestStoreOfAnEarlierVersion: names that an earlier version stored as they were given are found by
+// each of their forms.
+func TestStoreOfAnEarlierVersion(t *testing.T) {
 	dir := t.TempDir()
 	s := store(t, dir)
 	want := add(t, s, packed(t, folder(t), stageConfig), "team/ocr:1")
@@ -308,7 +309,8 @@ func TestAnOldStore(t *testing.T) {
 	}
 }
 
-// TestDockerHubIsAskedOnlyByItsName: a name without a registry is asked for nowhere, and one with Docker Hub's host there.
+// TestDockerHubIsAskedOnlyByItsName: an image without a registry in its name is fetched from
+// nowhere, and an image with the host of Docker Hub from Docker Hub.
 func TestDockerHubIsAskedOnlyByItsName(t *testing.T) {
 	for name, want := range map[string]string{
 		"docker.io/redis": "index.docker.io/library/redis:latest", "index.docker.io/library/redis:7": "index.docker.io/library/redis:7", "docker.io/team/a:1": "index.docker.io/team/a:1",

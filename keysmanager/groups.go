@@ -162,8 +162,8 @@ func (m *Manager) zygoteLimits() GroupLimits {
 	return GroupLimits{Memory: m.cfg.Memory, PIDs: maxProcesses}
 }
 
-// watchdogMemory is the memory that a replica has beside its function's limit if a watchdog runs its
-// program, in bytes: twice what a watchdog takes after thousands of requests on 16 connections
+// watchdogMemory is the memory that a replica has beside its function's limit if a watchdog runs
+// its program, in bytes: twice what a watchdog takes after thousands of requests on 16 connections
 // (docs/adr/0062).
 const watchdogMemory = 24 << 20
 
@@ -233,9 +233,10 @@ func (e *enclosure) passedItsLimit() bool {
 	return err == nil && u.OOMKills > 0
 }
 
-// tellsOutOfMemory returns what a watchdog in the group needs to tell that the kernel killed a process
-// because of the replica's memory limit: see wire.EnvOutOfMemory. files are those that the group is
-// entered with. It returns an empty string if there is no limit.
+// tellsOutOfMemory returns the value of wire.EnvOutOfMemory for a watchdog in the group. With it,
+// the watchdog recognises that the kernel killed a process because of the replica's memory limit.
+// files are the files by which the group is entered. It returns an empty string if there is no
+// limit.
 func (e *enclosure) tellsOutOfMemory(files []*os.File) string {
 	if e == nil || e.limits.Memory == 0 {
 		return ""

@@ -60,14 +60,14 @@ type Figures struct {
 	Seconds      []Second   `json:"seconds"`
 }
 
-// KindRefused and KindInterrupted are kinds that say nothing bad of the server: it had more to do
-// than it could, or the run was ended early.
+// KindRefused and KindInterrupted are kinds that are no fault of the server: it had too much work,
+// or the run was ended early.
 const (
 	KindRefused     = "status 429"
 	KindInterrupted = "interrupted"
 )
 
-// Faults returns the failures that are neither refusals nor cut short by the end of the run, and the
+// Faults returns the failures that are neither refusals nor caused by the end of the run, and the
 // number of their requests.
 func (f Figures) Faults() (kinds []Kind, requests int64) {
 	for _, k := range f.Errors {

@@ -203,7 +203,7 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		},
 		"items": func(v string) {
 			if f.Items = strings.TrimSpace(v); f.Items != ItemsMany && f.Items != ItemsOne {
-				p.fail(p.path, strconv.Quote(v), "many or one: what a JSON array is that invokes the function, a list of items or one document")
+				p.fail(p.path, strconv.Quote(v), "many or one: a JSON array in a request is a list of items, or one document")
 			}
 		},
 		"example": func(string) {}, // an input, for those who measure

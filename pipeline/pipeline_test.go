@@ -412,8 +412,9 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestTakesItems: an array is a list of items for pipelines and for a function that wants one call per item, and one document
-// for any other function, unless the function or the pipeline's entry says otherwise.
+// TestTakesItems: an array is a list of items for pipelines and for a function that wants one call
+// per item, and one document for any other function, unless the function or the pipeline's entry
+// says otherwise.
 func TestTakesItems(t *testing.T) {
 	f := func(name, items string, each bool, next ...Edge) Function {
 		return Function{Name: name, Namespace: "ns", Pipelines: []string{"p"}, Items: items, Each: each, Next: next}

@@ -16,7 +16,7 @@ type Function struct {
 	Pipelines  []string // the pipelines it belongs to; empty: a function of its own
 	Next       []Edge   // successors
 	Each       bool     // one call an item of the input, results joined in order
-	Items      string   // what a JSON array is that invokes it: ItemsMany, ItemsOne; empty: see [Function.Alone]
+	Items      string   // what a JSON array in a request is: ItemsMany or ItemsOne; empty: see [Function.Alone]
 	Join       int      // predecessors to wait for; 0: all
 	SLO        time.Duration
 	GPU        int    // devices a replica needs
@@ -43,14 +43,16 @@ const (
 	NetworkNone    = "none"    // a network of their own, with loopback alone
 )
 
-// What a JSON array is that invokes a function or pipeline, as the annotation items of the function or of the pipeline's entry says.
+// Values of the annotation items of a function or of a pipeline's entry: what a JSON array in a
+// request is.
 const (
 	ItemsMany = "many" // a list of items
 	ItemsOne  = "one"  // one document
 )
 
-// Alone returns the function as the only stage of a pipeline of its own name: it has no predecessor to wait for. A JSON array
-// is one document for it, unless it says otherwise, or asks for one call per item.
+// Alone returns a pipeline that has the function's name and the function as its only stage. A JSON
+// array is one document for this pipeline, unless the function declares items or has one call per
+// item.
 func (f Function) Alone() Pipeline {
 	f.Join = 0
 	if f.Items == "" && !f.Each {
@@ -59,8 +61,8 @@ func (f Function) Alone() Pipeline {
 	return Pipeline{Name: f.Name, Namespace: f.Namespace, Entry: f.Name, SLO: f.SLO, Stages: []Stage{{Function: f}}}
 }
 
-// TakesItems reports whether a JSON array that invokes the pipeline is a list of items. The pipeline has no faults: then its
-// first stage is its entry.
+// TakesItems reports whether a JSON array that invokes the pipeline is a list of items. The
+// pipeline must have no faults, so that its first stage is its entry.
 func (p *Pipeline) TakesItems() bool {
 	return len(p.Stages) == 0 || p.Stages[0].Items != ItemsOne
 }

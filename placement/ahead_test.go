@@ -145,8 +145,8 @@ func BenchmarkWarm(b *testing.B) {
 	}
 }
 
-// TestWhatStartsAheadIsPlacedLast: a replica that has no task yet takes no place of one that has, whatever
-// their names, and none of a second one.
+// TestWhatStartsAheadIsPlacedLast: a replica that starts ahead of need never takes the place of a
+// first or second replica of a function with tasks, whatever their names are.
 func TestWhatStartsAheadIsPlacedLast(t *testing.T) {
 	for name, placer := range map[string]plan.Placer{"spread": Spread{}, "first fit": FirstFit{}, "dispersed": Dispersed{}} {
 		t.Run(name, func(t *testing.T) {

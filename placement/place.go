@@ -54,7 +54,7 @@ type placing struct {
 	lines []*function // of the allocation
 	wants []plan.Want
 	open  []int // lines that may want more
-	ahead []int // those of replicas that start ahead of need, which get their places last
+	ahead []int // lines of replicas that start ahead of need, which get their places last
 }
 
 // begin keeps what can be kept.
@@ -77,8 +77,8 @@ func begin(s *plan.Snapshot, a plan.Alloc) (*placing, error) {
 	return p, nil
 }
 
-// rounds calls round with 0, 1, … until no line is open: first for lines that have tasks or are to
-// be ready for them, then for those that start ahead of need.
+// rounds calls round with 0, 1, … until no line is open: first for all other lines, then for those
+// that start ahead of need.
 func (p *placing) rounds(round func(int)) {
 	for _, p.open = range [][]int{p.open, p.ahead} {
 		for n := 0; len(p.open) > 0; n++ {

@@ -73,8 +73,8 @@ func (f *Function) Current() (ready, starting int) {
 	return ready, starting
 }
 
-// Ahead reports whether a replica of f would be started ahead of need: f has none, and all tasks for
-// it are still expected. Such a replica only takes what nobody else asks for.
+// Ahead reports whether a replica of f would be started ahead of need: f has none, and all tasks
+// for it are still expected. Such a replica only takes what nobody else asks for.
 func (f *Function) Ahead() bool {
 	ready, starting := f.Current()
 	return f.Expected > 0 && f.Waiting <= 0 && f.Running <= 0 && f.Zero && ready+starting == 0

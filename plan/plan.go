@@ -71,8 +71,8 @@ type Function struct {
 
 	Waiting int // tasks in its line
 	Running int // tasks on replicas
-	// Expected is how many requests have yet to come here from earlier stages of their pipelines. It
-	// is counted only while nothing waits or runs here; else it is 0.
+	// Expected is how many requests have yet to come here from earlier stages of their pipelines.
+	// It is counted only while nothing waits or runs here; otherwise it is 0.
 	Expected int `json:",omitzero"`
 
 	Replicas []Replica

@@ -37,7 +37,8 @@ func (p *Provider) namespace(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, types.FunctionNamespace{Name: name, Labels: n.Labels, Annotations: n.Annotations})
 }
 
-// queried returns the namespace that a request's query names, which has to be there.
+// queried returns the namespace that a request's query names. It returns an error if the namespace
+// does not exist.
 func (p *Provider) queried(r *http.Request) (string, error) {
 	ns := namespaceOf("", r)
 	if !p.Registry.HasNamespace(ns) {

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestNamespacesThatAreNotThere: requests in a namespace that is not there get 404 with its name. A deploy there creates it, and
-// it is gone with its last function, unless it was created.
-func TestNamespacesThatAreNotThere(t *testing.T) {
+// TestUnknownNamespacesGet404: requests in a namespace that does not exist get 404 with its name. A
+// deploy there creates it, and it ends with its last function, unless it was created explicitly.
+func TestUnknownNamespacesGet404(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	requests := []struct{ method, path, body string }{
 		{get, functions + "?namespace=team-z", ""},

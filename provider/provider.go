@@ -24,17 +24,17 @@ type Images interface {
 	// what is run. An error that is ErrImages says that this cannot be found out now; any other, why the image cannot be run:
 	// what was got, what is wanted.
 	Pin(ctx context.Context, image string) (digest string, err error)
-	// Guess returns what an image without a digest, a folder, seems to be made to run. An error says that it might be one
-	// of several programs, and names them.
+	// Guess returns the program that an image without a digest, a folder, is probably for. If
+	// several programs are possible, the error names them.
 	Guess(image string) (Guess, error)
-	// Stage reports whether an image that was pinned speaks the stage protocol.
+	// Stage reports whether a pinned image speaks the stage protocol.
 	Stage(image, digest string) bool
 }
 
 // Guess is the process of a function whose deployment names none.
 type Guess struct {
 	Process string `json:"process"`
-	HTTP    bool   `json:"http,omitempty"` // it is a server: its mode is http unless its environment says another
+	HTTP    bool   `json:"http,omitempty"` // it is a server: its mode is http unless its environment sets another one
 	Why     string `json:"why"`
 }
 
@@ -48,14 +48,14 @@ type State struct {
 	Available   int     // replicas of the deployed revision that are ready for requests
 	Invocations float64 // to the function's own name and as a stage of pipelines, since the process started
 	Status      string  // ready, updating, failing or asleep, then details after a colon
-	Failure     Failure // the latest one of a replica; zero: none is known
+	Failure     Failure // the latest failure of a replica; zero: none is known
 }
 
-// Failure tells of a replica that failed.
+// Failure describes a failure of a replica.
 type Failure struct {
 	At      time.Time
 	Replica string
-	Kind    string // failed (it did not start), lost (it ended unasked) or stuck (a call did not let go of it)
+	Kind    string // failed (it did not start), lost (it ended by itself) or stuck (a handler did not end)
 	Cause   string
 }
 

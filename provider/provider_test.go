@@ -62,7 +62,8 @@ func TestLife(t *testing.T) {
 	}
 }
 
-// TestGuessedProcess: a deployment without a process gets the one that its image seems to be made for, and the answers say so.
+// TestGuessedProcess: a deployment without a process gets the one that its image is probably for,
+// and the answers name it.
 func TestGuessedProcess(t *testing.T) {
 	store := newMemoryStore()
 	a := newAPI(t, store, nil)

@@ -135,13 +135,15 @@ func (r *Registry) Known(key pipeline.Key) bool {
 	return ok
 }
 
-// TakesItems reports whether a JSON array that invokes key is a list of items; of an unknown key it says yes.
+// TakesItems reports whether a JSON array that invokes key is a list of items. It returns true for
+// an unknown key.
 func (r *Registry) TakesItems(key pipeline.Key) bool {
 	g, _ := r.Graph(key)
 	return g.TakesItems()
 }
 
-// HasNamespace reports whether a namespace is there: the default one is, each that was declared, and each that has functions.
+// HasNamespace reports whether a namespace exists: the default one, a declared one, or one that has
+// functions.
 func (r *Registry) HasNamespace(name string) bool {
 	if name == pipeline.DefaultNamespace {
 		return true
@@ -157,7 +159,8 @@ func (r *Registry) HasNamespace(name string) bool {
 	return false
 }
 
-// NotFound returns the error for a function or pipeline that is not there, as what says: its namespace may not be there either.
+// NotFound returns the error for a function or pipeline that does not exist, or whose namespace
+// does not exist. what says which of the two it is.
 func (r *Registry) NotFound(what string, key pipeline.Key) error {
 	if !r.HasNamespace(key.Namespace) {
 		return r.noNamespace(key.Namespace)
@@ -169,7 +172,7 @@ func (r *Registry) noNamespace(name string) error {
 	return refuse(http.StatusNotFound, fmt.Errorf("no namespace %s, want one of: %s; or deploy a function there, which creates it", quote(name), some(r.namespaceNames())))
 }
 
-// namespaceNames returns the default namespace, those that were declared and those that have functions, sorted.
+// namespaceNames returns the names of all namespaces, sorted: see HasNamespace.
 func (r *Registry) namespaceNames() []string {
 	out := map[string]bool{pipeline.DefaultNamespace: true}
 	for name := range r.Namespaces() {

@@ -43,10 +43,10 @@ type Deployed struct {
 	Declared   pipeline.Function // what the labels and annotations say
 	CreatedAt  time.Time         // of the first deploy; updates keep it
 	Digest     string            // that the image was pinned to at the latest deploy; empty: its name says what is run
-	Guess      Guess             // of the process, at the latest deploy; empty: the deployment or the image says it
+	Guess      Guess             // of the process, at the latest deploy; empty: the deployment or the image names it
 }
 
-// Process returns the command that replicas run; empty: the image says it.
+// Process returns the command that replicas run; empty: the image names it.
 func (d *Deployed) Process() string { return cmp.Or(d.Deployment.EnvProcess, d.Guess.Process) }
 
 // Environment returns the variables that replicas get, in memory of its own. A guessed server runs in

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestFound: a start is told of each record that is left, with its attempts and when the next one is due, and so is a redrive,
-// before the record runs.
+// TestFound: at a start, Found gets each record that is left, with its attempts and the time of the
+// next one. At a redrive, it gets the record before the record runs.
 func TestFound(t *testing.T) {
 	nc := start(t, t.TempDir())
 	blobs := filepath.Join(t.TempDir(), "blobs")

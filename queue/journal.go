@@ -45,7 +45,7 @@ type JournalConfig struct {
 	Limits func(function string) Limits // default: 64 runs and 10,000 records
 	Dead   int                          // dead letters kept; of more the oldest go; default 10,000
 	Died   func(DeadLetter)             // is told of each new dead letter; must not block or call back; default: nobody
-	Found  func(Found)                  // is told of each record that OpenJournal finds, and of dead letters that run again; must not block or call back; default: nobody
+	Found  func(Found)                  // called for each record that OpenJournal finds, and for dead letters that run again; must not block or call back; may be nil
 }
 
 func (c JournalConfig) withDefaults() JournalConfig {
@@ -90,14 +90,14 @@ type Journal struct {
 	losing chan struct{}   // gets a value with the first that is lost
 }
 
-// Found is a record that an earlier process has left, or that was a dead letter.
+// Found describes a record that an earlier process has left, or that was a dead letter.
 type Found struct {
 	ID       string
 	Function string
 	Kind     Kind
 	Failed   int       // attempts so far
 	Accepted time.Time // of a record of an earlier version: when its present state was stored
-	Next     time.Time // when it is worked on again; zero: when there is room
+	Next     time.Time // of the next attempt; zero: as soon as there is room
 }
 
 // Stats counts since the journal was opened, and what is there now.
@@ -141,7 +141,7 @@ type message struct {
 	header  nats.Header
 	data    []byte
 	at      time.Time // stored
-	value   any       // that data was made from; nil: not at hand
+	value   any       // decoded form of data; nil: not at hand
 }
 
 func (m *message) number(field string) int64 {
@@ -213,14 +213,14 @@ const callbackWindow = 256
 // appendTimeout bounds how long the disk may take to keep a record.
 const appendTimeout = 10 * time.Second
 
-// Append is AppendValue without a value.
+// Append does the same as AppendValue without a value.
 func (j *Journal) Append(function, id string, data []byte) error {
 	return j.AppendValue(function, id, data, nil)
 }
 
 // AppendValue returns once the record is on disk. id must be unique: a second record of the same id
-// replaces the first. The caller must not use data afterwards. value is what data was made from: if the
-// record is worked on at once, its Record has it. On a full disk, the error wraps
+// replaces the first. The caller must not use data afterwards. value is what data was made from: if
+// the record is worked on at once, its Record has it. On a full disk, the error wraps
 // syscall.ENOSPC and names the disk. While the streams take no writes for another reason, it wraps
 // ErrStopped. After any error but ErrTooLarge, ErrQueueFull, ErrShare and ErrFull, the record may
 // still be kept, because the disk answered too late. Run deletes it later; if the process ends

@@ -112,8 +112,8 @@ func TestRecordsAreRetriedAndDie(t *testing.T) {
 	}
 }
 
-// TestAValueAtHandIsNotDecoded: a record that runs at once has the value that it was made from; one that
-// is read from the disk has none.
+// TestAValueAtHandIsNotDecoded: a record that runs at once has its decoded value; a record that is
+// read from the disk has none.
 func TestAValueAtHandIsNotDecoded(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{})
 	got := make(chan Record, 2)

@@ -65,7 +65,7 @@ func (j *Journal) recover(ctx context.Context) error {
 	return j.blobs.sweep(named)
 }
 
-// left describes a record that a start has found, and that waits for so long.
+// left describes a record that a start has found. wait is the time until its next attempt.
 func (f *found) left(function, id string, now time.Time, wait time.Duration) Found {
 	out := Found{ID: id, Function: function, Kind: f.kind(), Failed: int(f.number(headFailed)), Accepted: f.at}
 	if at := f.number(headAccepted); at != 0 {

@@ -20,7 +20,7 @@ type Record struct {
 	Function string // empty: of an earlier version, which did not say
 	Kind     Kind
 	Data     []byte
-	Value    any // that Data was made from, if Append's caller gave it and nothing was read from disk; else nil
+	Value    any // decoded form of Data, if AppendValue got it and Data was not read from disk; otherwise nil
 	Attempt  int // from 1; runs cut short by the end of a process do not count
 
 	// Redelivered says that an earlier process may have begun this attempt, or even finished it.

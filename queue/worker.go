@@ -12,10 +12,10 @@ type job struct {
 	m    *message // nil: it is read first
 }
 
-// workerIdle is how long a worker without a job stays.
+// workerIdle is how long a worker waits for the next job before it ends.
 const workerIdle = time.Second
 
-// worker works on a record, and on the next ones: a goroutine that stays has a stack that has grown.
+// worker runs jobs one after the other. It is kept because its stack has already grown.
 func (j *Journal) worker(ctx context.Context, next job, jobs <-chan job, work func(context.Context, Record) End) {
 	idle := time.NewTimer(workerIdle)
 	defer idle.Stop()

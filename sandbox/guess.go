@@ -12,23 +12,24 @@ import (
 	"strings"
 )
 
-// Guess is what an image's folder seems to be made for.
+// Guess is the program that an image's folder is probably for.
 type Guess struct {
-	Process string // as the env fprocess has it; empty: nothing was guessed
-	HTTP    bool   // by its name it is a server, not a command
-	Why     string // for people
+	Process string // in the form of the variable fprocess; empty: nothing was guessed
+	HTTP    bool   // its name says that it is a server, not a command
+	Why     string // the reason, for messages
 }
 
-// told are names that say what a file is for; the last part of the image's name is another.
-var told = []string{"server", "main", "index", "handler", "app"}
+// tellingNames are names that mark a function's program. The last part of the image's name is
+// another.
+var tellingNames = []string{"server", "main", "index", "handler", "app"}
 
 // library matches the names of shared libraries, which are often executable.
 var library = regexp.MustCompile(`\.so(\.[0-9.]+)?$`)
 
-// Guess guesses what to run in the folder of an image without an executable ./stage. Candidates are
-// the executables at the folder's top, and Python programs of the names in told. If there are
-// several, the only one whose name says what it is for is taken; otherwise the error names all of
-// them. Without candidates nothing is guessed.
+// Guess guesses which program to run in the folder of an image without an executable ./stage.
+// Candidates are the executables at the top of the folder, and Python programs with names in
+// tellingNames. If there are several, Guess takes the only one with a telling name. If there is no
+// such one, the error names all candidates. Without candidates nothing is guessed.
 func (s Images) Guess(image string) (Guess, error) {
 	folder, err := s.folder(image)
 	if err != nil {
@@ -43,7 +44,7 @@ func (s Images) Guess(image string) (Guess, error) {
 	}
 	var all, telling []string // processes
 	repository, _, _ := strings.Cut(image, ":")
-	names := append(slices.Clone(told), path.Base(repository))
+	names := append(slices.Clone(tellingNames), path.Base(repository))
 	for _, e := range entries {
 		process := candidate(folder, e.Name())
 		if process == "" {
@@ -80,14 +81,14 @@ func some(processes []string) string {
 
 // candidate returns how a file of a folder is run, or nothing if it is no program.
 func candidate(folder, name string) string {
-	if strings.HasPrefix(name, ".") || strings.ContainsAny(name, " \t\n") || library.MatchString(name) { // fprocess is words
+	if strings.HasPrefix(name, ".") || strings.ContainsAny(name, " \t\n") || library.MatchString(name) { // spaces separate the words of fprocess
 		return ""
 	}
 	file := filepath.Join(folder, name)
 	if executable(file) && runnable(file) {
 		return "./" + name
 	}
-	if script, ok := strings.CutSuffix(name, ".py"); ok && slices.Contains(told, script) {
+	if script, ok := strings.CutSuffix(name, ".py"); ok && slices.Contains(tellingNames, script) {
 		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
 			return "python3 " + name
 		}
@@ -95,7 +96,7 @@ func candidate(folder, name string) string {
 	return ""
 }
 
-// runnable reports whether Linux can run a file by itself: its first bytes say so.
+// runnable reports whether Linux can run a file by itself, judging by its first bytes.
 func runnable(file string) bool {
 	f, err := os.Open(file)
 	if err != nil {
@@ -103,11 +104,11 @@ func runnable(file string) bool {
 	}
 	defer f.Close()
 	head := make([]byte, 4)
-	n, _ := io.ReadFull(f, head) // a shorter file is none
+	n, _ := io.ReadFull(f, head) // a shorter file has no such prefix
 	return bytes.HasPrefix(head[:n], []byte("#!")) || bytes.Equal(head[:n], []byte("\x7fELF"))
 }
 
-// stem is a process's file, without what its language adds to its name.
+// stem returns the name of a process's file without its extension.
 func stem(process string) string {
 	name := path.Base(strings.TrimPrefix(process, "python3 "))
 	return strings.TrimSuffix(name, path.Ext(name))

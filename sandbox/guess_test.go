@@ -10,7 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
-// TestGuess: one program is what runs; of several, the one whose name says so; otherwise all are named.
+// TestGuess: a single program runs. Of several, the only one with a telling name runs; if there is
+// none, the error names all.
 func TestGuess(t *testing.T) {
 	t.Parallel()
 	const script, text, elf = "#!/bin/sh\n", "text", "\x7fELF…"

@@ -80,7 +80,7 @@ func (w *world) observe() {
 		f.Starts, f.CPUNow = l.starts.list, l.cpu
 		f.Replicas = f.Replicas[:0]
 		f.Expected = 0
-		if f.Zero && f.Waiting == 0 && f.Running == 0 { // for others nobody looks at it
+		if f.Zero && f.Waiting == 0 && f.Running == 0 { // for other functions it is not used
 			if expected == nil {
 				expected = w.expected()
 			}

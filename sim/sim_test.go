@@ -131,8 +131,8 @@ stages: [{name: s, zero: true, zeroAge: 1s, service: {dist: deterministic, mean:
 	}
 }
 
-// TestSleepingStagesStartTogether: a request waits for one start, not for one per stage, from the moment
-// that it begins, also if its first stage is awake.
+// TestSleepingStagesStartTogether: a request waits for one start, not for one per stage. All starts
+// begin with the request, even if its first stage is awake.
 func TestSleepingStagesStartTogether(t *testing.T) {
 	const scenario = `
 duration: 300s

@@ -264,8 +264,8 @@ type job struct {
 	calls []*Call
 }
 
-// begin gives a batch to a worker that waits for one, and starts a worker if there is none. There
-// are about as many workers as slots: one that still sends its results takes no other batch.
+// begin gives a batch to an idle worker, or starts a worker if none is idle. There may be a few
+// more workers than slots, because a worker that still sends its results takes no other batch.
 func (s *server) begin(j job) {
 	select {
 	case s.jobs <- j:
@@ -276,8 +276,8 @@ func (s *server) begin(j job) {
 }
 
 // work runs batches until the connection ends. Workers are kept because a new goroutine has a small
-// stack, which each batch would grow again: that took 8 % of the processor time of a replica whose
-// calls take no time.
+// stack, which each batch would grow again. That took 8 % of the processor time of a replica with
+// no-op calls.
 func (s *server) work() {
 	for j := range s.jobs {
 		s.run(j)

@@ -11,8 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// TestBatchesShareGoroutines: a batch that comes after another one has ended runs on a goroutine
-// that is there.
+// TestBatchesShareGoroutines: a batch that comes after the end of another one runs on the same
+// goroutine.
 func TestBatchesShareGoroutines(t *testing.T) {
 	var mu sync.Mutex
 	seen := map[string]bool{}
@@ -41,8 +41,8 @@ func TestBatchesShareGoroutines(t *testing.T) {
 	}
 }
 
-// TestEndedCallsAreCollected: a goroutine that waits for the next batch holds nothing of the last
-// one.
+// TestEndedCallsAreCollected: a goroutine that waits for the next batch keeps no memory of the last
+// one alive.
 func TestEndedCallsAreCollected(t *testing.T) {
 	const batches = 3
 	gone := make(chan struct{}, batches)

@@ -33,7 +33,7 @@ type Task struct {
 
 	Revision uint64 // of the function's spec whose replicas alone may run it; 0: any
 	Together bool   // it is one of several of its request for this function, all of which one revision must run
-	Last     bool   // its output is the response, so a coordinator in the same process gets it from memory; not encoded
+	Last     bool   // its output is the response, so a coordinator in the same process gets the output from memory; not encoded
 	Alone    bool   // an earlier replica ended under it: it runs in a batch of one, on a replica without other tasks
 }
 

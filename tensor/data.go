@@ -9,11 +9,11 @@ import (
 	"unicode/utf8"
 )
 
-// dataFromJSON reads the elements of a tensor: numbers, booleans or strings, flat or nested as the shape says. raw is valid JSON.
-// want is the number of elements of the shape.
+// dataFromJSON reads the elements of a tensor: numbers, booleans or strings, in one list or nested
+// as the shape says. raw must be valid JSON. want is the number of elements of the shape.
 func dataFromJSON(d Datatype, shape []int64, want int64, raw json.RawMessage) ([]byte, *FieldError) {
 	r := dataReader{shape: shape, level: -1}
-	room := min(want, int64(len(raw))/2+1) // each element takes two characters with what parts it from the next
+	room := min(want, int64(len(raw))/2+1) // each element takes at least two characters, with its separator
 	size := d.Size()
 	if d == "BYTES" {
 		size = 8 // a guess
@@ -55,9 +55,9 @@ type dataReader struct {
 	shape []int64
 	n     int64   // elements so far
 	depth int     // lists that are open
-	level int     // depth of the elements; -1: none has come
-	bad   bool    // the lists do not have the shape
-	count []int64 // by depth: members of the list that is open there
+	level int     // depth of the elements; -1: no element was read yet
+	bad   bool    // the lists do not match the shape
+	count []int64 // by depth: members of the open list
 }
 
 func (r *dataReader) open() {
@@ -99,7 +99,7 @@ func (r *dataReader) misshapen() bool {
 	return r.bad || r.level >= 0 && r.level != 1 && r.level != len(r.shape)
 }
 
-// elementEnd returns where the element ends that raw begins with.
+// elementEnd returns the end of the element at the beginning of raw.
 func elementEnd(raw []byte) int {
 	if raw[0] == '"' {
 		if end := stringEnd(raw); end >= 0 {
@@ -116,10 +116,10 @@ func elementEnd(raw []byte) int {
 	return len(raw)
 }
 
-// shapeText shows the beginning of a shape in messages.
+// shapeText returns the beginning of a shape for messages.
 func shapeText(shape []int64) string { return fmt.Sprintf("%.100s", fmt.Sprint(shape)) }
 
-// elementsOf returns what n elements of a datatype are called in messages.
+// elementsOf returns the word for n elements of a datatype in messages.
 func elementsOf(d Datatype, n int64) string {
 	word := "number"
 	switch d {

@@ -14,16 +14,17 @@ import (
 
 const binaryType = "application/octet-stream"
 
-// ItemsFromHTTP reads a body. A JSON array is a list of items; an object with tensors in "inputs" or "outputs", as the Open
-// Inference Protocol v2 has them, is one item of tensors; anything else is one item of bytes. Within an array, strings are text
-// items, {"contentType","base64"} is bytes, an object with such tensors is tensors, and other values are JSON items. Bytes alias
-// body.
+// ItemsFromHTTP reads a body. A JSON array is a list of items; an object with tensors in "inputs"
+// or "outputs", as the Open Inference Protocol v2 has them, is one item of tensors; anything else
+// is one item of bytes. Within an array, strings are text items, {"contentType","base64"} is bytes,
+// an object with such tensors is tensors, and other values are JSON items. Bytes alias body.
 func ItemsFromHTTP(contentType string, body []byte) (Activation, error) {
 	a, _, err := FromHTTP(contentType, body)
 	return a, err
 }
 
-// FromHTTP is [ItemsFromHTTP], and says what a request of the Open Inference Protocol wants of its answer; nil: it is none.
+// FromHTTP does the same as [ItemsFromHTTP]. It also returns the wishes of a request of the Open
+// Inference Protocol for its answer, or nil if the body is no such request.
 func FromHTTP(contentType string, body []byte) (Activation, *Inference, error) {
 	trimmed := bytes.TrimLeft(body, space)
 	if !isJSON(contentType) || len(trimmed) == 0 {
@@ -57,7 +58,7 @@ func FromHTTP(contentType string, body []byte) (Activation, *Inference, error) {
 	return a, nil, nil
 }
 
-// Document returns a body as one item of bytes, whatever is in it. Its bytes alias body.
+// Document returns a body as one item of bytes, whatever its content is. The bytes alias body.
 func Document(contentType string, body []byte) Activation {
 	return Activation{{ContentType: cmp.Or(contentType, binaryType), Bytes: body}}
 }
@@ -71,7 +72,7 @@ func IsArray(contentType string, body []byte) bool {
 	return len(trimmed) > 0 && trimmed[0] == '['
 }
 
-// space is the white space of JSON.
+// space has the white space of JSON.
 const space = " \t\r\n"
 
 func isJSON(contentType string) bool {

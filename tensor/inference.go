@@ -9,32 +9,32 @@ import (
 	"strings"
 )
 
-// InferenceHeader is the HTTP header that says how many bytes of a body are JSON. The data of tensors follows them, as the
-// Open Inference Protocol's extension for binary tensor data has it.
+// InferenceHeader is the HTTP header that says how many bytes of a body are JSON. The data of
+// tensors follows them, as the Open Inference Protocol's extension for binary tensor data has it.
 const InferenceHeader = "Inference-Header-Content-Length"
 
-// Inference is what a request of the Open Inference Protocol v2 says beside its tensors.
+// Inference has the fields of a request of the Open Inference Protocol v2 other than its tensors.
 type Inference struct {
 	ID      string   `json:"id,omitempty"`      // for the answer
-	Outputs []Output `json:"outputs,omitempty"` // that the answer has, in this order; none: all
-	Model   string   `json:"model,omitempty"`   // that was asked, for the answer; empty: the request names none
-	Binary  bool     `json:"binary,omitempty"`  // the answer's data is wanted in binary, if Outputs is empty
+	Outputs []Output `json:"outputs,omitempty"` // outputs of the answer, in this order; none: all
+	Model   string   `json:"model,omitempty"`   // the invoked model, for the answer; empty: the request names none
+	Binary  bool     `json:"binary,omitempty"`  // the answer's data should be in binary, if Outputs is empty
 }
 
 // Output is an output that a request asks for.
 type Output struct {
 	Name   string `json:"name"`
-	Binary bool   `json:"binary,omitempty"` // its data is wanted in binary
+	Binary bool   `json:"binary,omitempty"` // its data should be in binary
 }
 
-// FieldError says what is wrong with one field of a body.
+// FieldError is an error in one field of a body.
 type FieldError struct {
 	Path string // such as inputs[0].data
 	Got  string
 	Want string
 }
 
-// Error names the field, what was got and what is wanted.
+// Error returns the field's path, the value that it has, and the value that it should have.
 func (e *FieldError) Error() string { return fmt.Sprintf("%s: got %s, want %s", e.Path, e.Got, e.Want) }
 
 // inferenceBody is an object with tensors, as far as its fields have the right types.
@@ -53,7 +53,8 @@ type tensorBody struct {
 	Parameters *tensorParameters `json:"parameters"`
 }
 
-// tensorParameters and requestParameters are the parameters of the extension for binary data. Others have no effect.
+// tensorParameters and requestParameters are the parameters of the extension for binary data.
+// Others have no effect.
 type tensorParameters struct {
 	Size   *int64 `json:"binary_data_size,omitempty"` // bytes of an input's or output's data
 	Binary *bool  `json:"binary_data,omitempty"`      // whether an output is wanted in binary
@@ -63,7 +64,8 @@ type requestParameters struct {
 	Binary *bool `json:"binary_data_output"` // whether outputs are wanted in binary that do not say it
 }
 
-// isTensor reports whether an object is a tensor of the protocol: it has a name, a datatype, and a shape or data.
+// isTensor reports whether an object is a tensor of the protocol: it has a name, a datatype, and a
+// shape or data.
 func (t *tensorBody) isTensor() bool {
 	return t.Name != "" && t.Datatype != "" && (t.Shape != nil || t.Data != nil)
 }
@@ -78,8 +80,8 @@ func areTensors(list []tensorBody) bool {
 	return len(list) > 0
 }
 
-// inferenceIn reads the tensors of a JSON object. ok is false for an object of the user's own, whose fields may only look like
-// the protocol's. inf is nil unless the object is a request.
+// inferenceIn reads the tensors of a JSON object. ok is false for a document of the user, even if
+// some of its fields look like the protocol's. inf is nil unless the object is a request.
 func inferenceIn(object []byte) (it Item, inf *Inference, ok bool, err error) {
 	if object[0] != '{' || !bytes.Contains(object, []byte(`"inputs"`)) && !bytes.Contains(object, []byte(`"outputs"`)) {
 		return Item{}, nil, false, nil // without reading all of it
@@ -87,7 +89,7 @@ func inferenceIn(object []byte) (it Item, inf *Inference, ok bool, err error) {
 	return readInference(object, nil)
 }
 
-// readInference is inferenceIn for a body whose binary data is in rest.
+// readInference does the same as inferenceIn for a body whose binary data is in rest.
 func readInference(object, rest []byte) (it Item, inf *Inference, ok bool, err error) {
 	var j inferenceBody
 	bad := json.Unmarshal(object, &j)
@@ -109,13 +111,13 @@ func readInference(object, rest []byte) (it Item, inf *Inference, ok bool, err e
 	return Item{}, nil, false, nil
 }
 
-// inferenceForm says in short what a request is.
+// inferenceForm describes the form of a request in short.
 const inferenceForm = `{"id": "…", "inputs": [{"name", "shape", "datatype", "data"}, …], "outputs": [{"name"}, …]}`
 
 // maxOutputs bounds the outputs that a request selects.
 const maxOutputs = 1000
 
-// wants reads what a request says of its answer.
+// wants returns the request's wishes for its answer.
 func (j *inferenceBody) wants() (*Inference, error) {
 	inf := &Inference{}
 	if j.ID != nil && json.Unmarshal(j.ID, &inf.ID) != nil {
@@ -144,7 +146,8 @@ func (j *inferenceBody) wants() (*Inference, error) {
 	return inf, nil
 }
 
-// tensorsOf makes an item of a list of tensors. Those whose data is binary take it from rest, in order.
+// tensorsOf makes an item of a list of tensors. Binary data is taken from rest, in the order of the
+// tensors.
 func tensorsOf(list string, in []tensorBody, rest []byte) (Item, error) {
 	it := Item{Tensors: make([]Tensor, len(in))}
 	all := len(rest)
@@ -162,7 +165,7 @@ func tensorsOf(list string, in []tensorBody, rest []byte) (Item, error) {
 	return it, nil
 }
 
-// tensor reads a tensor, and returns the binary data that is left after its own.
+// tensor reads a tensor. It returns the binary data behind that of the tensor.
 func (j *tensorBody) tensor(rest []byte) (Tensor, []byte, *FieldError) {
 	t := Tensor{Name: j.Name, Datatype: j.Datatype}
 	if t.Datatype != "BYTES" && t.Datatype.Size() == 0 {
@@ -189,7 +192,8 @@ func (j *tensorBody) tensor(rest []byte) (Tensor, []byte, *FieldError) {
 	return t, rest, err
 }
 
-// binary takes a tensor's data from what follows the JSON. The data is as [Tensor] has it.
+// binary takes a tensor's data from rest, which follows the JSON. The data has the encoding of
+// [Tensor].
 func (j *tensorBody) binary(t Tensor, want int64, rest []byte) (Tensor, []byte, *FieldError) {
 	const path = "parameters.binary_data_size"
 	size := *j.Parameters.Size
@@ -217,8 +221,9 @@ func orNone(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// InferenceFromHTTP reads a body that has to be a request of the Open Inference Protocol. header is the value of
-// [InferenceHeader]: the data of tensors, which aliases body, follows as many bytes of JSON. Without it, all of body is JSON.
+// InferenceFromHTTP reads a body that has to be a request of the Open Inference Protocol. header is
+// the value of [InferenceHeader]: the number of bytes of JSON, which the binary data of tensors
+// follows. If header is empty, all of body is JSON. The tensors alias body.
 func InferenceFromHTTP(header string, body []byte) (Activation, *Inference, error) {
 	n, err := strconv.ParseUint(header, 10, 31)
 	if header == "" {
@@ -253,7 +258,8 @@ type jsonAnswer struct {
 	Outputs []jsonTensor `json:"outputs"`
 }
 
-// InJSON returns inf without its wish for binary data, for answers that cannot have it. inf may be nil.
+// InJSON returns inf without its wish for binary data, for answers that cannot have such data. inf
+// may be nil.
 func (inf *Inference) InJSON() *Inference {
 	if inf == nil {
 		return nil
@@ -265,9 +271,10 @@ func (inf *Inference) InJSON() *Inference {
 	return out
 }
 
-// Answer makes the answer to a request of what it was answered with: one item of tensors, of which the answer has those that
-// the request asks for. An output that is not there is a *FieldError. Anything else than one item of tensors is answered as
-// [ToHTTP] has it, unless the request asks for outputs or names a model.
+// Answer makes the answer to a request from out, the function's answer. If out is one item of
+// tensors, the answer has the outputs that the request selects; an output that does not exist is a
+// *FieldError. For any other out, Answer does the same as [ToHTTP], unless the request selects
+// outputs or names a model, which is an error.
 func (inf *Inference) Answer(out Input) (Answer, error) {
 	if len(out) != 1 || len(out[0].Items) != 1 || out[0].Items[0].Tensors == nil {
 		if len(inf.Outputs) > 0 {

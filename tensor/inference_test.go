@@ -13,7 +13,7 @@ func request(more string) string {
 	return `{"inputs":[{"name":"x","datatype":"INT16","shape":[2],"data":[1,2],"parameters":{"any":"thing"}}]` + more + `}`
 }
 
-func TestRequestsSayWhatTheyWant(t *testing.T) {
+func TestInferenceRequests(t *testing.T) {
 	for name, tc := range map[string]struct {
 		body string
 		want *Inference
@@ -49,7 +49,7 @@ func TestRequestsSayWhatTheyWant(t *testing.T) {
 	}
 }
 
-func TestAnswersHaveWhatIsWanted(t *testing.T) {
+func TestInferenceAnswers(t *testing.T) {
 	y := Tensor{Name: "y", Datatype: "INT16", Shape: []int64{2}, Data: []byte{1, 0, 255, 255}}
 	half := Tensor{Name: "half", Datatype: "FP16", Shape: []int64{1}, Data: []byte{0, 60}}
 	both := Input{{Items: Activation{{Tensors: []Tensor{y, half}}}}}
@@ -134,7 +134,7 @@ func TestBinaryDataOfRequests(t *testing.T) {
 	}
 }
 
-func TestAnArrayIsOneDocumentToo(t *testing.T) {
+func TestDocument(t *testing.T) {
 	for body, want := range map[string]bool{"[1]": true, " \n[": true, `{"a":[1]}`: false, "": false, `"[]"`: false} {
 		if got := IsArray("application/json; charset=utf-8", []byte(body)); got != want {
 			t.Errorf("%q: %t, want %t", body, got, want)

@@ -32,7 +32,7 @@ func (d *Dir) Stream(name, contentType string, r io.Reader) (Ref, error) {
 	return ref, nil
 }
 
-// streamBuffers are large because each piece costs a read, a write and a deadline.
+// streamBuffers has large buffers, because each piece costs a read, a write and a deadline.
 var streamBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
 // stream writes the file: the body first, behind room for its length, which is known last.

@@ -110,7 +110,7 @@ func request(c *stage.Call, direct bool) (*http.Request, error) {
 	if contentType != "" {
 		r.Header.Set("Content-Type", contentType)
 	}
-	patience(r, c)
+	setTimeoutHeader(r, c)
 	if c.Traceparent != "" {
 		r.Header.Set("Traceparent", c.Traceparent)
 	}

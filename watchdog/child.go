@@ -40,8 +40,8 @@ func (c *config) command() sandbox.Command {
 	return cmd
 }
 
-// hide returns a text for clients: the image's files have the paths that the function has for them, or
-// ones from the image's folder.
+// hide returns a text for clients, in which the image's files have the paths that the function
+// sees, or paths relative to the image's folder.
 func (c *config) hide(text string) string {
 	switch root := c.image.Root; {
 	case root == "" || root == "/":

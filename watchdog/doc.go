@@ -15,6 +15,6 @@
 //
 // A call that is a request of its own brings the address of a rendezvous (task.HeaderDirect): the replica dials it, and the
 // HTTP exchange runs on that connection, past the queue, with all that HTTP has. The call ends with the exchange, so that
-// slots, deadlines, cancellation and drains are those of any stage. Other calls bring their input along. A call that is over
-// keeps its slot until the program has let go of it.
+// slots, deadlines, cancellation and drains are those of any stage. Other calls bring their input along. A canceled call keeps
+// its slot until the program has ended it.
 package watchdog

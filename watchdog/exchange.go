@@ -130,16 +130,16 @@ func (e *exchanges) serve(ctx context.Context, c net.Conn, pool *hop.Pool) (sile
 // callKey is the key of the call in the context of its request.
 type callKey struct{}
 
-// asked is the function, whose callers it tells how long they still wait.
-func asked(function http.Handler) http.Handler {
+// withTimeoutHeader returns the function behind a handler that sets X-Timeout.
+func withTimeoutHeader(function http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		patience(r, r.Context().Value(callKey{}).(*stage.Call))
+		setTimeoutHeader(r, r.Context().Value(callKey{}).(*stage.Call))
 		function.ServeHTTP(w, r)
 	})
 }
 
-// patience tells the function how long its caller still waits, as a duration that it can pass on.
-func patience(r *http.Request, call *stage.Call) {
+// setTimeoutHeader sets X-Timeout to the time that the caller still waits, so that the function can pass it on.
+func setTimeoutHeader(r *http.Request, call *stage.Call) {
 	r.Header.Del("X-Timeout")
 	if !call.Deadline.IsZero() {
 		r.Header.Set("X-Timeout", max(time.Until(call.Deadline), time.Millisecond).Round(time.Millisecond).String())

@@ -35,7 +35,7 @@ func (f *forker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	kills := f.c.oom.kills()
 	p, err := f.start(w, r)
 	if err != nil {
-		f.log.Error("a process was not started", "error", err)
+		f.log.Error("a process could not be started", "error", err)
 		refuse(w, http.StatusInternalServerError, f.c.hide(err.Error()))
 		return
 	}

@@ -14,33 +14,33 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stage"
 )
 
-// A call of a function in mode http is over for its caller when its exchange with the gateway is.
-// The program may go on with it. It has let go of a request that was cut off when it closes its end
-// of the connection, or goes on to write its answer. Until then the call keeps its slot: the missing
-// end of the call is what tells the dispatcher that a handler is still running (docs/adr/0061).
+// A call of a function in mode http is over for its caller when its exchange with the gateway has
+// ended. The program may still work on the request. The program has ended the request when it closes
+// its side of the connection, or writes an answer. Until then the call keeps its slot: a canceled
+// call without an answer tells the dispatcher that the handler still runs (docs/adr/0061).
 
 const (
-	// holdMost bounds how long a call waits for the program beyond its end and deadline. The dispatcher ends
-	// the replica long before.
+	// holdMost bounds how long a call waits for the program after its cancellation and its deadline.
+	// The dispatcher ends the replica long before.
 	holdMost = 2 * time.Minute
-	// holdLook is the time between two looks whether a program has read a request at all.
+	// holdLook is the time between two checks whether a program has read a request at all.
 	holdLook = 250 * time.Millisecond
 )
 
-// holds are the requests that the program has not let go of, by call.
+// holds are the requests that the program has not ended, by call.
 type holds struct {
 	ending <-chan struct{} // closed when the replica is told to end
 	mu     sync.Mutex
 	all    map[*stage.Call]*hold
 	group  sync.WaitGroup // the goroutines that watch connections
-	look   func()         // called at each look whether the program has let go; nil, except in tests
+	look   func()         // called at each check of a connection; nil, except in tests
 }
 
 func newHolds(ending <-chan struct{}) *holds {
 	return &holds{ending: ending, all: map[*stage.Call]*hold{}}
 }
 
-// hold is a request at the program.
+// hold is a request that the program may still work on.
 type hold struct {
 	all   *holds
 	begun time.Time
@@ -48,8 +48,8 @@ type hold struct {
 	done  chan struct{} // closed when the handler has returned and the request is on no connection
 
 	mu       sync.Mutex
-	conn     *programConn // that the request is on; nil: none
-	returned bool         // the request's handler has
+	conn     *programConn // carries the request; nil: none
+	returned bool         // the request's handler has returned
 }
 
 // take notes that the request is on c. h and c may be nil.
@@ -75,8 +75,8 @@ func (h *hold) release(c *programConn) {
 	}
 }
 
-// end notes that the request's handler has returned. If the request is still on a connection, that
-// is closed, or about to be, and its Close releases it.
+// end notes that the request's handler has returned. If the request is still on a connection, this
+// connection is closed or will be, and its Close releases the request.
 func (h *hold) end() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -130,7 +130,7 @@ func (h *hold) letGo() {
 	}
 }
 
-// wait returns once the program has let go of the call's request, or the replica is told to end.
+// wait returns when the program has ended the call's request, or the replica is told to end.
 func (s *holds) wait(call *stage.Call) {
 	s.mu.Lock()
 	h := s.all[call]
@@ -144,7 +144,7 @@ func (s *holds) wait(call *stage.Call) {
 		return
 	default:
 	}
-	t := time.NewTimer(h.patience())
+	t := time.NewTimer(h.maxWait())
 	defer t.Stop()
 	select {
 	case <-h.done:
@@ -157,7 +157,7 @@ func (s *holds) wait(call *stage.Call) {
 type programConn struct {
 	*net.TCPConn
 	heard *atomic.Int64        // when the program last answered anything, on any connection
-	held  atomic.Pointer[hold] // the request that is on it; nil: none
+	held  atomic.Pointer[hold] // the request that it carries; nil: none
 	sent  atomic.Int64         // bytes of that request
 	ended atomic.Bool          // Close was called
 }
@@ -209,7 +209,7 @@ func (c *programConn) Close() error {
 	return c.TCPConn.Close() // who reads or writes here stops; the socket stays open for rest
 }
 
-// share returns a connection with the same socket, after which nothing more is sent.
+// share returns a connection that has the same socket, and shuts the socket down for writing.
 func (c *programConn) share() (*net.TCPConn, error) {
 	file, err := c.File()
 	if err != nil {
@@ -225,14 +225,14 @@ func (c *programConn) share() (*net.TCPConn, error) {
 	return t, nil
 }
 
-// watch returns once the program has let go of a connection.
+// watch returns when the program has closed the connection or written to it.
 func (h *hold) watch(rest net.Conn, c *programConn) {
 	var b [1]byte
-	until := time.Now().Add(h.patience())
+	until := time.Now().Add(h.maxWait())
 	for {
 		_ = rest.SetReadDeadline(time.Now().Add(holdLook)) // fails when closed; then Read does
 		if _, err := rest.Read(b[:]); !errors.Is(err, os.ErrDeadlineExceeded) {
-			return // it has closed, or it writes, and will learn that nobody reads
+			return // the program has closed it, or writes, and will learn that nobody reads
 		}
 		if h.all.look != nil {
 			h.all.look()
@@ -248,11 +248,11 @@ func (h *hold) watch(rest net.Conn, c *programConn) {
 	}
 }
 
-// patience returns how long the program is waited for from now on.
-func (h *hold) patience() time.Duration { return max(time.Until(h.due), 0) + holdMost }
+// maxWait returns how long, from now, the call waits for the program at most.
+func (h *hold) maxWait() time.Duration { return max(time.Until(h.due), 0) + holdMost }
 
-// queued reports whether a program that answers other requests has read nothing of this one. Then no
-// handler runs: the request waits in the program's own line.
+// queued reports whether the program has read nothing of this request although it answers others.
+// Then no handler runs: the request waits inside the program.
 func (h *hold) queued(rest net.Conn, c *programConn) bool {
 	if c.heard.Load() < h.begun.UnixNano() {
 		return false // it answers nobody

@@ -82,9 +82,9 @@ func (s *heldServer) keeps(let <-chan struct{}, what string) {
 	}
 }
 
-// TestProgramLetsGo: a call is held by a handler that goes on after its caller has left, and only by
+// TestCallEndsWhenTheProgramEndsIt: a call is held by a handler that goes on after its caller has left, and only by
 // that.
-func TestProgramLetsGo(t *testing.T) {
+func TestCallEndsWhenTheProgramEndsIt(t *testing.T) {
 	t.Parallel()
 	begun, release := make(chan struct{}, 1), make(chan struct{})
 	free := sync.OnceFunc(func() { close(release) })
@@ -129,9 +129,9 @@ func TestProgramLetsGo(t *testing.T) {
 	s.lets(let, "a handler that has ended")
 }
 
-// TestCallsInTheProgramsLine: a request that the program has not read holds nothing while the
+// TestUnreadRequestsDoNotHoldCalls: a request that the program has not read holds nothing while the
 // program answers others; it does while the program answers nobody.
-func TestCallsInTheProgramsLine(t *testing.T) {
+func TestUnreadRequestsDoNotHoldCalls(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -146,19 +146,19 @@ func unread(c net.Conn) (int, error) {
 	}
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {
-		return 0, fmt.Errorf("what a connection has left: %w", err)
+		return 0, fmt.Errorf("unread bytes of a connection: %w", err)
 	}
 	defer unix.Close(fd)
 	if err := unix.Sendto(fd, diagPeer(here.AddrPort(), there.AddrPort()), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return 0, fmt.Errorf("what a connection has left: %w", err)
+		return 0, fmt.Errorf("unread bytes of a connection: %w", err)
 	}
 	buf := make([]byte, 8<<10)
 	n, _, err := unix.Recvfrom(fd, buf, 0)
 	if err != nil {
-		return 0, fmt.Errorf("what a connection has left: %w", err)
+		return 0, fmt.Errorf("unread bytes of a connection: %w", err)
 	}
 	if n < diagHeader+diagAnswer || binary.NativeEndian.Uint16(buf[4:]) != unix.SOCK_DIAG_BY_FAMILY {
-		return 0, fmt.Errorf("what a connection has left: the kernel knows no connection from %v to %v", there, here)
+		return 0, fmt.Errorf("unread bytes of a connection: the kernel knows no connection from %v to %v", there, here)
 	}
 	return int(binary.NativeEndian.Uint32(buf[diagHeader+diagUnread:])), nil
 }

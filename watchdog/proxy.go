@@ -44,8 +44,8 @@ const idle = time.Second
 // lastMoment is how long a program that broke a connection is given to end.
 const lastMoment = 200 * time.Millisecond
 
-// proxy hands requests to the program as they are, over kept connections. If nothing flows on an upgraded connection for as long
-// as silence says, it is closed; 0: it is not.
+// proxy passes requests to the program unchanged, over kept connections. An upgraded connection on which nothing flows for silence
+// is closed; 0: never.
 func proxy(p *child, slots int, silence time.Duration) (h http.Handler, done func()) {
 	pool := &hop.Pool{Max: slots, Idle: idle}
 	prefix := strings.TrimSuffix(p.at.EscapedPath(), "/")
@@ -69,7 +69,7 @@ func proxy(p *child, slots int, silence time.Duration) (h http.Handler, done fun
 			h.take(held)
 			result := hop.Do(r.Context(), c, w, out)
 			if result.Sent != nil {
-				_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // nobody wants the rest
+				_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // the rest of the body is not read
 				<-result.Sent
 			}
 			switch {
@@ -77,7 +77,7 @@ func proxy(p *child, slots int, silence time.Duration) (h http.Handler, done fun
 				pool.Put(c)
 			case result.Err == nil:
 			case result.Begun:
-				panic(http.ErrAbortHandler) // the client must not take what came for the whole
+				panic(http.ErrAbortHandler) // so that the client does not take a part of the answer for the whole
 			case kept && result.Silent && repeatable(r) && r.Context().Err() == nil:
 				c, kept = nil, false // the program closed it just before
 				continue
@@ -89,7 +89,7 @@ func proxy(p *child, slots int, silence time.Duration) (h http.Handler, done fun
 	}), pool.Close
 }
 
-// repeatable tells whether a request may be sent to the program twice.
+// repeatable reports whether a request may be sent to the program twice.
 func repeatable(r *http.Request) bool {
 	if r.ContentLength != 0 {
 		return false

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// staticPath is the folder of the image whose files are served in mode static, as of-watchdog has it.
+// staticPath is the folder of the image whose files are served in mode static, as of-watchdog has
+// it.
 const staticPath = "/home/app/public"
 
 // static serves the files below a folder of an image, and nothing outside the image. The caller
@@ -27,7 +28,7 @@ func static(image, folder string) (http.Handler, *os.Root, error) {
 	defer whole.Close()
 	root, err := whole.OpenRoot(rel)
 	if err != nil {
-		if at := (*fs.PathError)(nil); errors.As(err, &at) { // without the path, which is the machine's
+		if at := (*fs.PathError)(nil); errors.As(err, &at) { // clients must not see the machine's path
 			err = at.Err
 		}
 		return nil, nil, fmt.Errorf("static_path=%q: %w, want a folder inside the image", folder, err)
@@ -35,8 +36,8 @@ func static(image, folder string) (http.Handler, *os.Root, error) {
 	return http.FileServerFS(regular{root.FS()}), root, nil
 }
 
-// regular is a file system in which there is nothing but folders and regular files: who opens a pipe
-// waits for its writer.
+// regular is a file system that has only folders and regular files. Opening a pipe would block
+// until it has a writer.
 type regular struct{ fs.FS }
 
 // Open implements fs.FS.

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStaticFiles: files of the folder are served, with what HTTP has for files, and nothing else of
-// the image or the machine.
+// TestStaticFiles: files of the folder are served, with what HTTP has for files, and nothing else
+// of the image or the machine.
 func TestStaticFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

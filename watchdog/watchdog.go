@@ -80,7 +80,7 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 		w.function = w.holds.handler(w.function)
 	}
 	w.function = bounded(w.c.exec, w.function)
-	w.exchanges = newExchanges(asked(w.function), w.c.slots, w.c.read, w.c.write)
+	w.exchanges = newExchanges(withTimeoutHeader(w.function), w.c.slots, w.c.read, w.c.write)
 	if w.child != nil {
 		w.stopping, w.watched = make(chan struct{}), make(chan struct{})
 		go w.watch() // stop waits for it
@@ -141,7 +141,7 @@ func follow(s unix.WaitStatus) {
 	os.Exit(s.ExitStatus())
 }
 
-// infer runs one call. It returns once the program has let go of it.
+// infer runs one call. It returns when the program has ended the call.
 func (w *watchdog) infer(_ context.Context, calls []*stage.Call) []stage.Result {
 	c := calls[0]
 	defer w.holds.wait(c)

@@ -25,8 +25,8 @@
 //	          ◀───────────────── Threads    so many threads compute from now on, at the least; version 2
 //	          ◀───────────────── Drain      finish, then close
 //
-// A batch is over when each of its calls has a Result or an Error. A canceled call still gets one, once its
-// handler has let go of it: a dispatcher replaces a replica whose handler does not. After a Drain, a replica
+// A batch is over when each of its calls has a Result or an Error. A canceled call still gets one, when its
+// handler has ended. A dispatcher replaces a replica whose handler does not end. After a Drain, a replica
 // still listens to Cancel and Credit until all is answered. One that is told to end by a signal says so with a Credit of 0, and
 // answers what was on its way with an Error of code task.ReplicaLost.
 // A call for which the replica's device has not the memory gets an Error of code task.OutOfMemory; the replica is drained then. One

@@ -212,8 +212,9 @@ func appendHeaders(b []byte, h []task.Header) []byte {
 	return b
 }
 
-// readHeaders reads what appendHeaders wrote. All names and values share one copy of their bytes: a
-// task with nine fields is decoded with 15 allocations in place of 32, in about 0.8 of the time.
+// readHeaders reads what appendHeaders wrote. All names and values share one copy of their bytes.
+// So a task with nine fields is decoded with 15 allocations instead of 32, in about 0.8 of the
+// time.
 func readHeaders(r *pack.Reader) []task.Header {
 	n := r.Count(2)
 	if n == 0 {

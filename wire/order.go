@@ -45,8 +45,9 @@ const (
 	// EnvSecrets is, for `stagecoach watchdog`, the absolute path of the folder with its program's
 	// secrets; empty: it has none.
 	EnvSecrets = "STAGECOACH_SECRETS"
-	// EnvOutOfMemory is, for `stagecoach watchdog`, the absolute path of the file of its cgroup that
-	// counts processes killed for their memory, a space, and how to say that one was; empty: unknown.
+	// EnvOutOfMemory is for `stagecoach watchdog`. It has the absolute path of the file of its
+	// cgroup that counts processes killed for their memory, a space, and the error text for such a
+	// process. It is empty if the file is not known.
 	EnvOutOfMemory = "STAGECOACH_OUT_OF_MEMORY"
 	// EnvProgram begins the names of its program's environment: a watchdog may be root, and what the function's says is not
 	// for a process that is (LD_PRELOAD).

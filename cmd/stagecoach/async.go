@@ -28,7 +28,7 @@ func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
 	if err != nil {
 		return err
 	}
-	var value any // so that a run that begins at once need not decode b
+	var value any // a run that begins at once need not decode b
 	if len(b) <= tensor.InlineLimit {
 		value = e
 	}
@@ -54,12 +54,12 @@ func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
 // asyncRules are what annotations say of async work.
 type asyncRules struct{ *provider.Registry }
 
-// undeployed has the rules of a function that is not there. They are asked for several times per
-// request, and parsing takes longer than looking a function up.
+// undeployed has the rules of a function that is not deployed. The rules are read several times per
+// request, and parsing them takes longer than looking up a function.
 var undeployed, _ = pipeline.Parse("none", pipeline.DefaultNamespace, nil, nil)
 
-// entry returns the rules of a key, which are those of the function or of the pipeline's first stage,
-// and whether all of its stages may run twice.
+// entry returns the rules of a key, which are those of the function or of the pipeline's first
+// stage, and whether all of its stages may run twice.
 func (r asyncRules) entry(key pipeline.Key) (rules pipeline.Async, idempotent bool) {
 	rules, idempotent = undeployed.Async, true
 	g, _ := r.Graph(key)

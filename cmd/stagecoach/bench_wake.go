@@ -17,7 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
-// wakeCase is a call of a pipeline in some state.
+// wakeCase is a pipeline and the state that it is in before a call.
 type wakeCase struct {
 	name, pipeline string
 	asleep, evict  bool
@@ -47,10 +47,10 @@ type wakeBench struct {
 func benchWake(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench wake", flag.ContinueOnError)
 	asJSON, images := reportFlags(fs)
-	rounds := fs.Int("rounds", 20, "turns of every case")
+	rounds := fs.Int("rounds", 20, "calls per case")
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
 	file := fs.String("stack", "stack.yml", "the stack file with the OCR pipeline")
-	against := fs.String("against", "", "another build of this program, to take turns with")
+	against := fs.String("against", "", "another build of this program, to compare with in turns")
 	if err := parseFlags(fs, args); err != nil {
 		return err
 	}
@@ -152,15 +152,15 @@ func (w *wakeBench) deploy(ctx context.Context, file string) error {
 	return err
 }
 
-// turn brings a pipeline into the case's state and calls it. It returns how long the answer took, and
-// how long the call of the last stage waited for a replica.
+// turn brings a pipeline into the state of the case and calls it. It returns how long the answer
+// took, and how long the call of the last stage waited for a replica.
 func (w *wakeBench) turn(ctx context.Context, c wakeCase) (took, wait time.Duration, err error) {
 	if !c.asleep {
 		if _, _, err := w.call(ctx, c.pipeline); err != nil {
 			return 0, 0, err
 		}
 	}
-	for _, evict := range []bool{false, true} { // what is evicted is soon loaded again: all must sleep first
+	for _, evict := range []bool{false, true} { // evicted parameters are soon loaded again, so all stages must sleep first
 		for _, stage := range w.stages[c.pipeline] {
 			if !c.asleep || evict && !(c.evict && w.models[stage]) {
 				continue

@@ -22,7 +22,8 @@ func stackFlags(fs *flag.FlagSet) (file, filter *string) {
 	return fs.String("f", "", "stack file; default stack.yml or stack.yaml"), fs.String("filter", "", "only the functions of this name, in which * stands for anything")
 }
 
-// stackFile returns the stack file that a command reads: the one that was named, or else stack.yml or stack.yaml.
+// stackFile returns the stack file that a command reads: named, or if that is empty, stack.yml or
+// stack.yaml.
 func stackFile(named string) string {
 	if named != "" {
 		return named
@@ -35,7 +36,7 @@ func stackFile(named string) string {
 	return "stack.yml"
 }
 
-// openStack reads the stack file and says which of its functions are meant.
+// openStack reads the stack file and returns the names of the functions that match filter.
 func openStack(file, filter string) (*stack.File, []string, error) {
 	file = stackFile(file)
 	f, err := stack.Read(file)

@@ -20,8 +20,8 @@ func runCall(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("call", flag.ContinueOnError)
 	gateway := gatewayFlag(fs)
 	asJSON := fs.Bool("json", false, "print JSON, as the API gives it")
-	body := fs.Bool("body", false, "print the result's body instead")
-	wait := fs.Bool("wait", false, "return when it has ended; with an error if it is dead")
+	body := fs.Bool("body", false, "print only the body of the result")
+	wait := fs.Bool("wait", false, "return when the call has ended; the exit status is 1 if it is dead")
 	id, err := oneName(fs, args)
 	if err != nil {
 		return err
@@ -97,7 +97,7 @@ func describeCall(c callStatus, out io.Writer) error {
 	return t.Flush()
 }
 
-// stateText says where a call is.
+// stateText describes the state of a call.
 func stateText(c callStatus) string {
 	next := ""
 	if c.Next != nil {
@@ -119,7 +119,7 @@ func stateText(c callStatus) string {
 	return c.State
 }
 
-// attemptText is format with n; empty: there was no attempt.
+// attemptText returns format with n, or an empty string if there was no attempt.
 func attemptText(format string, n int) string {
 	if n == 0 {
 		return ""

@@ -20,7 +20,8 @@ func runCallOf(b *callBook, id string, body []byte, fault error) {
 	b.ran(r, gateway.Ending{Err: fault, Result: &gateway.Result{Status: 200, Body: body}})
 }
 
-// TestCallBookIsBounded: the oldest ends go first, by their number and by the bytes of their results; what has not ended stays.
+// TestCallBookIsBounded: the oldest ends go first, by their number and by the bytes of their
+// results; what has not ended stays.
 func TestCallBookIsBounded(t *testing.T) {
 	t.Parallel()
 	b := newCallBook()
@@ -82,8 +83,8 @@ func TestCallBookOfOneID(t *testing.T) {
 	}
 }
 
-// TestCallBookRunsAgain: a dead letter that is sent again leaves the ends, a refused request leaves nothing, and of calls with
-// one id the latest is shown.
+// TestCallBookRunsAgain: a dead letter that is sent again leaves the ends, a refused request leaves
+// nothing, and of calls with one id the latest is shown.
 func TestCallBookRunsAgain(t *testing.T) {
 	t.Parallel()
 	b := newCallBook()

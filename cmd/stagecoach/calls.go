@@ -10,27 +10,27 @@ import (
 	"github.com/stagecoach-serving/stagecoach/queue"
 )
 
-// Bounds of what is remembered of async calls that have ended. Those that have not are bounded by the journal.
+// Bounds of the ended async calls that are remembered. The journal bounds the calls that have not ended.
 const (
 	endedCalls       = 10_000
-	endedResults     = 16 << 20 // bytes of results
-	endedResultBytes = 64 << 10 // of one result; a larger one is not kept
+	endedResults     = 16 << 20 // bytes of all results
+	endedResultBytes = 64 << 10 // bytes of one result; a larger one is not kept
 )
 
 // The states of an async call.
 const (
 	callAccepted = "accepted" // it waits for its first run
 	callRunning  = "running"
-	callRetrying = "retrying" // a run has failed, the next one is due at a time
+	callRetrying = "retrying" // a run has failed, and the next one has a time
 	callTelling  = "telling"  // it has run; its result goes to its callback
 	callDone     = "done"
 	callDead     = "dead" // it has failed for good
 )
 
-// asyncCall is what is known of an async call.
+// asyncCall is the state of an async call.
 type asyncCall struct {
 	id       string // of its record
-	function string // key
+	function string // key of the function or pipeline
 	accepted time.Time
 	callback string // where its result goes, without secrets
 	state    string
@@ -38,7 +38,7 @@ type asyncCall struct {
 	since    time.Time // of the state
 	next     time.Time // the next attempt; zero: none is due
 	cause    string    // why the latest attempt failed
-	failed   bool      // its runs have failed for good; its result tells that
+	failed   bool      // its runs have failed for good; its result is the failure
 	result   *gateway.Result
 }
 
@@ -124,7 +124,7 @@ func (c *asyncCall) kept() int {
 	return len(c.result.Body) + len(c.result.ContentType)
 }
 
-// accept takes a request that is about to be accepted.
+// accept records a request that is about to be accepted.
 func (b *callBook) accept(e gateway.Entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -133,7 +133,7 @@ func (b *callBook) accept(e gateway.Entry) {
 	b.to(c, callAccepted)
 }
 
-// refuse takes a request that was not accepted after all.
+// refuse forgets a request that could not be accepted.
 func (b *callBook) refuse(record string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -142,7 +142,7 @@ func (b *callBook) refuse(record string) {
 	}
 }
 
-// found takes a record that an earlier process has accepted, or that was a dead letter.
+// found records a request that an earlier process has accepted, or that was a dead letter.
 func (b *callBook) found(f queue.Found) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -159,7 +159,7 @@ func (b *callBook) found(f queue.Found) {
 	c.cause, c.failed, c.result = "", false, nil
 }
 
-// begin takes the start of an attempt.
+// begin records the start of an attempt.
 func (b *callBook) begin(r queue.Record, callback string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -172,7 +172,7 @@ func (b *callBook) begin(r queue.Record, callback string) {
 	b.to(c, state)
 }
 
-// ran takes the end of a run.
+// ran records the end of a run.
 func (b *callBook) ran(r queue.Record, end gateway.Ending) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -188,7 +188,7 @@ func (b *callBook) ran(r queue.Record, end gateway.Ending) {
 	case end.Notice != nil:
 		c.failed, c.attempt = end.Err != nil, 0
 		c.keep(*end.Result)
-		c.result.Body = nil // the journal has it, until the callback took it
+		c.result.Body = nil // the journal has it until the callback has taken it
 		b.to(c, callTelling)
 	default:
 		c.keep(*end.Result)
@@ -196,7 +196,7 @@ func (b *callBook) ran(r queue.Record, end gateway.Ending) {
 	}
 }
 
-// endState is the state of a call that has ended.
+// endState returns the state of a call that has ended.
 func endState(failed bool) string {
 	if failed {
 		return callDead
@@ -204,7 +204,7 @@ func endState(failed bool) string {
 	return callDone
 }
 
-// told takes the end of an attempt to tell a result.
+// told records the end of an attempt to send a result to the callback.
 func (b *callBook) told(r queue.Record, result gateway.Result, end gateway.Ending) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -221,17 +221,17 @@ func (b *callBook) told(r queue.Record, result gateway.Result, end gateway.Endin
 	b.to(c, endState(end.Err != nil || c.failed))
 }
 
-// keep notes the result, with its body unless that is large. The call has not ended yet.
+// keep stores the result, with its body if that is small. The call has not ended yet.
 func (c *asyncCall) keep(r gateway.Result) {
 	if len(r.Body) > endedResultBytes {
 		r.Body = nil
 	} else {
-		r.Body = append([]byte{}, r.Body...) // which may be a part of something larger, or nil
+		r.Body = append([]byte{}, r.Body...) // a copy, because it may be nil or part of a larger slice
 	}
 	c.result = &r
 }
 
-// get returns the latest call with this id, the client's or the record's.
+// get returns the latest call with this id, which is the client's or that of the record.
 func (b *callBook) get(id string) (c asyncCall, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -244,14 +244,14 @@ func (b *callBook) get(id string) (c asyncCall, known bool) {
 	return asyncCall{}, false
 }
 
-// since returns the time after which no end is forgotten.
+// since returns the time after which all ended calls are remembered.
 func (b *callBook) since() time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.from
 }
 
-// died takes a new dead letter: the end of a record whose work could not say so, such as one that panicked.
+// died records a new dead letter. It ends calls whose work could not report its end, for example because it panicked.
 func (b *callBook) died(l queue.DeadLetter) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -24,14 +24,14 @@ type callStatus struct {
 	Since     *time.Time  `json:"since,omitempty"`    // of the state
 	Attempt   int         `json:"attempt"`            // the present or latest one; 0: none yet
 	Next      *time.Time  `json:"next,omitempty"`     // of the next attempt
-	Stages    []callStage `json:"stages,omitempty"`   // running: those that it is in
+	Stages    []callStage `json:"stages,omitempty"`   // while it runs: the stages that it is in
 	Cause     string      `json:"cause,omitempty"`    // why the latest attempt failed
 	Callback  string      `json:"callback,omitempty"` // URL, without user and query
 	Result    *callResult `json:"result,omitempty"`   // of its last run
 	Letter    string      `json:"letter,omitempty"`   // id of its dead letter, while that is kept
 }
 
-// callStage is how far a call has come in a stage.
+// callStage is the progress of a call in a stage.
 type callStage struct {
 	Stage   string `json:"stage"`
 	Calls   int    `json:"calls"`
@@ -75,8 +75,8 @@ func (a callAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if !known {
-		http.Error(w, fmt.Sprintf("async call %q: it is not known. It was not accepted here, or it ended before %s: ends are remembered until up ends, "+
-			"of the latest %d calls and at most %d MiB of their results", id, a.calls.since().UTC().Format(time.RFC3339), endedCalls, endedResults>>20), http.StatusNotFound)
+		http.Error(w, fmt.Sprintf("async call %q: it is not known. It was not accepted here, or it ended before %s: up remembers the latest %d ended calls, "+
+			"with at most %d MiB of results, until it ends", id, a.calls.since().UTC().Format(time.RFC3339), endedCalls, endedResults>>20), http.StatusNotFound)
 		return
 	}
 	key := pipeline.ParseKey(out.Function)
@@ -92,7 +92,7 @@ func (a callAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeResult(w, c.result)
 }
 
-// whyNoResult says what may be done about a result that is not kept.
+// whyNoResult returns why a result is not kept, or where to find more.
 func whyNoResult(c callStatus) string {
 	switch {
 	case c.Letter != "":
@@ -108,7 +108,7 @@ func writeResult(w http.ResponseWriter, r *gateway.Result) {
 	h.Set("Content-Type", r.ContentType)
 	h.Set("X-Function-Status", fmt.Sprint(r.Status))
 	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Content-Disposition", "attachment") // a browser shows nothing that a stranger has sent
+	h.Set("Content-Disposition", "attachment") // so that a browser does not show a stranger's content
 	_, _ = w.Write(r.Body)                     // fails only when the client is gone
 }
 
@@ -124,7 +124,7 @@ func letterOf(all []queue.DeadLetter, id, record string) (found queue.DeadLetter
 	return found, false
 }
 
-// show describes a call, but for its dead letter.
+// show describes a call without its dead letter.
 func (a callAPI) show(c asyncCall) callStatus {
 	out := callStatus{
 		CallID: callOf(c.id), ID: c.id, Function: c.function, State: c.state, Accepted: c.accepted.UTC(), Attempt: c.attempt, Cause: c.cause, Callback: c.callback,

@@ -13,9 +13,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestCall follows async calls with `stagecoach call`: one that runs in the second stage of a pipeline, one that waits behind
-// it, one between two attempts, one whose callback is not taken, one that is done and one that is dead. After a kill -9 those
-// that have not ended are known, and the dead one.
+// TestCall follows async calls with `stagecoach call`: one that runs in the second stage of a
+// pipeline, one that waits behind it, one between two attempts, one whose callback is refused, one
+// that is done and one that is dead. After a kill -9, the calls that have not ended and the dead
+// one are still known.
 func TestCall(t *testing.T) {
 	t.Parallel()
 	images := t.TempDir()
@@ -86,7 +87,7 @@ func TestCall(t *testing.T) {
 	r.until(late, "a callback that is not taken", func() bool { s := call(tells); return s.State == callTelling && s.Next != nil })
 	c.run(`(?s)State: +telling its result, attempt \d+ at .*Cause: .*status 503.*Callback: +`+receiver.URL+`/inbox\n.*Result: +status 200 `, "", "call", tells)
 	c.refuse(`call `+runs+`: status 404: .*it is running, and no result of it is kept yet`, "", "call", runs, "--body")
-	c.refuse(`status 404: async call "nobody": it is not known. .* ended before 20\d\d-.*: ends are remembered until up ends, of the latest 10000 calls`, "", "call", "nobody")
+	c.refuse(`status 404: async call "nobody": it is not known. .* ended before 20\d\d-.*: up remembers the latest 10000 ended calls`, "", "call", "nobody")
 	if s := call(call(runs).ID); s.CallID != runs {
 		t.Errorf("by its record's id: %+v", s)
 	}

@@ -34,7 +34,7 @@ func startChild(ctx context.Context, log io.Writer, args ...string) (*child, err
 	return startProgram(ctx, self, log, args...)
 }
 
-// startProgram does what startChild does with another build of this program.
+// startProgram does the same as startChild with another build of this program.
 func startProgram(ctx context.Context, program string, log io.Writer, args ...string) (*child, error) {
 	c := &child{cmd: exec.CommandContext(ctx, program, args...), done: make(chan error, 1)}
 	c.cmd.Stderr = log

@@ -89,7 +89,8 @@ type functionStatus struct {
 // status returns the status of the deployed revision: a state, then details after a colon.
 func (s *functionStatus) status() string { return s.Annotations[provider.StatusAnnotation] }
 
-// lastFailure returns when and why a replica last failed, and its last lines; "": none has.
+// lastFailure returns when and why a replica last failed, and its last lines; "" if none has
+// failed.
 func (s *functionStatus) lastFailure() string { return s.Annotations[provider.FailureAnnotation] }
 
 // in reports whether the deployed revision is in a state.
@@ -182,7 +183,7 @@ func (c *client) get(ctx context.Context, path string, v any) error {
 	return a.decode("GET "+path, v)
 }
 
-// decode decodes a 200's JSON into v.
+// decode decodes the JSON of an answer with status 200 into v.
 func (a answer) decode(what string, v any) error {
 	if a.status != http.StatusOK {
 		return a.unexpected(what)
@@ -203,7 +204,8 @@ func (c *client) deploy(ctx context.Context, d deployment) error {
 	return err
 }
 
-// put is deploy, and says whether the function is new, and what the server says that it guessed.
+// put deploys a function. It returns whether the function is new, and which process the server
+// guessed.
 func (c *client) put(ctx context.Context, d deployment) (created bool, guessed string, err error) {
 	b, err := json.Marshal(d)
 	if err != nil {

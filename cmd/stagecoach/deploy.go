@@ -123,7 +123,7 @@ func runRemove(ctx context.Context, args []string, out io.Writer) error {
 		switch {
 		case err != nil:
 			failed = append(failed, err)
-		case a.status == http.StatusNotFound && ofStack: // as it should be
+		case a.status == http.StatusNotFound && ofStack: // that is what the user wants
 			fmt.Fprintf(out, "%s: is not deployed\n", name)
 		case a.status >= 300:
 			failed = append(failed, a.unexpected("remove "+name))

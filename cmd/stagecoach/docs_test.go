@@ -57,9 +57,9 @@ func TestDocs(t *testing.T) {
 // tutorial is the page that TestTutorial runs.
 const tutorial = "tutorial.md"
 
-// TestTutorial goes a new user's way, from a template to an update and the end, with what the tutorial says that a user has: a
-// folder, the program, Go, a C compiler and a shell. A second try in the same folder goes the same way: after the end, and after
-// a try that was aborted in the middle and an `up` that was killed.
+// TestTutorial runs the tutorial as a new user does, with only what the tutorial asks for: a
+// folder, the program, Go, a C compiler and a shell. It runs the tutorial again in the same folder:
+// after its end, and after it was aborted in the middle and `up` was killed.
 func TestTutorial(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/" + tutorial)
@@ -144,7 +144,8 @@ func examples(t *testing.T, page string) []example {
 // patience is how long an example, or what it has stopped, may take on a machine that has much else to do.
 const patience = 3 * time.Minute
 
-// follow runs a page's examples in a folder, beside an up that has the repository's images and knows a registry.
+// follow runs a page's examples in a folder, beside an up that has the repository's images and
+// knows a registry.
 func follow(t *testing.T, folder string, page []example) {
 	home := folder
 	if strings.HasPrefix(folder, "..") {

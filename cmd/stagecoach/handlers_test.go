@@ -54,8 +54,8 @@ func TestStaticFunction(t *testing.T) {
 	}
 }
 
-// TestErrorBodiesHideTheMachine: whatever fails, clients read no path of the folders of state and
-// images, and the operator's log has it.
+// TestErrorBodiesHideTheMachine: whatever fails, clients do not read paths of the state and image
+// folders. The operator's log has these paths.
 func TestErrorBodiesHideTheMachine(t *testing.T) {
 	t.Parallel()
 	images := t.TempDir()
@@ -112,8 +112,8 @@ func TestErrorBodiesHideTheMachine(t *testing.T) {
 	}
 }
 
-// TestMemoryOfTheFunctionAlone: limits.memory is the function's: the platform's own process beside it
-// does not count. A process that passes the limit is told so, to the caller and in describe.
+// TestMemoryOfTheFunctionAlone: the platform's own process does not count against limits.memory. If
+// a process passes the limit, its caller and describe get that as the cause.
 func TestMemoryOfTheFunctionAlone(t *testing.T) {
 	needGroups(t)
 	t.Parallel()
@@ -150,8 +150,8 @@ func TestMemoryOfTheFunctionAlone(t *testing.T) {
 	}
 }
 
-// TestTmpIsTheReplicasOwn: what a function writes to /tmp is memory that nobody else sees, has a
-// stated size, and counts against its limit.
+// TestTmpIsTheReplicasOwn: a function's /tmp is in memory, has the documented size, counts against
+// the function's limit, and no other function sees it.
 func TestTmpIsTheReplicasOwn(t *testing.T) {
 	needGroups(t) // who may make them is root
 	t.Parallel()

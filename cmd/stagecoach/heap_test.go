@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestTheHeapGrowsToTwiceTheFloor: the collector does not run before.
+// TestTheHeapGrowsToTwiceTheFloor: the collector does not run before the heap has this size.
 func TestTheHeapGrowsToTwiceTheFloor(t *testing.T) {
 	release := raiseHeap()
 	defer release()

@@ -7,17 +7,18 @@ import (
 	"strings"
 )
 
-// hidePaths returns what removes the operator's folders from texts that clients of functions read.
+// hidePaths returns a function that removes the operator's folders from texts that clients of
+// functions read.
 func (u *up) hidePaths() func(string) string {
 	return pathHider(u.cfg.State, u.cfg.imagesDir(), u.meets)
 }
 
-// imageRoot is the root of an unpacked image, below the folder of images.
+// imageRoot matches the root of an unpacked image, below the folder of images.
 const imageRoot = `/\.oci/roots/[0-9a-f]+/fs`
 
 // pathHider returns a function that replaces paths in a text. A file of an image with a root of its
-// own gets the path that the function has for it. The other folders get names: STATE, IMAGES, and
-// for the folder where replicas meet the gateway, RENDEZVOUS.
+// own gets the path that the function sees. The other folders get the names STATE, IMAGES and
+// RENDEZVOUS, which is where replicas meet the gateway.
 func pathHider(state, images, rendezvous string) func(string) string {
 	type folder struct{ path, name string }
 	var all []folder

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestHidePaths: paths of the operator's folders become names, and those of an image's files the
-// paths that the function has for them.
+// TestHidePaths: paths of the operator's folders become names, and paths of an image's files become
+// the paths that the function sees.
 func TestHidePaths(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

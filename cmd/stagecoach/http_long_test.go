@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// frames checks that bodies of every size keep their framing in both directions: with a length or in chunks, as they were sent.
+// frames checks that bodies of every size keep their framing in both directions: with a length or
+// in chunks, as they were sent.
 func (r *rig) frames(t *testing.T) {
 	for _, size := range []int{0, 1, 5000, 100_000, 3 << 20} {
 		body := bytes.Repeat([]byte("0123456789"), size/10+1)[:size]
@@ -52,8 +53,8 @@ func (r *rig) frames(t *testing.T) {
 	}
 }
 
-// TestHTTPLongExchanges: neither read_timeout nor write_timeout ends what flows, and a function may run for its exec_timeout although
-// requests have less.
+// TestHTTPLongExchanges: neither read_timeout nor write_timeout ends what flows, and a function may
+// run for its exec_timeout although requests have less.
 func TestHTTPLongExchanges(t *testing.T) {
 	t.Parallel()
 	config := filepath.Join(t.TempDir(), "stagecoach.yml")

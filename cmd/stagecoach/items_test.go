@@ -18,8 +18,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
-// TestArrays: a JSON array is one document for a function by itself and a list of items for a pipeline, unless the function
-// declares or the request says otherwise; also in async requests. A function that speaks HTTP gets bodies as they are.
+// TestArrays: a JSON array is one document for a function by itself and a list of items for a
+// pipeline, unless the function declares or the request says otherwise; also in async requests. A
+// function that speaks HTTP gets bodies as they are.
 func TestArrays(t *testing.T) {
 	t.Parallel()
 	r, to := start(t), newReceiver(t)
@@ -81,8 +82,8 @@ func TestArrays(t *testing.T) {
 	}
 }
 
-// withDouble makes a folder of images that has example/double:0.1.0, a stage of the ONNX model of y = 2x + 1, beside those that
-// are built.
+// withDouble makes a folder of images that has example/double:0.1.0, a stage of the ONNX model of y
+// = 2x + 1, beside those that are built.
 func withDouble(t *testing.T) string {
 	t.Helper()
 	images := t.TempDir()
@@ -107,7 +108,8 @@ func withDouble(t *testing.T) string {
 	return images
 }
 
-// TestInferenceProtocol sends what clients of the Open Inference Protocol send, to a stage of an ONNX model.
+// TestInferenceProtocol sends what clients of the Open Inference Protocol send, to a stage of an
+// ONNX model.
 func TestInferenceProtocol(t *testing.T) {
 	t.Parallel()
 	r, to := start(t, "--images", withDouble(t)), newReceiver(t)
@@ -164,7 +166,8 @@ func TestInferenceProtocol(t *testing.T) {
 	r.must(http.StatusNotFound, http.MethodGet, "/v2/models/nobody/ready", "")
 }
 
-// TestTritonClient sends the bytes that Triton's client for Python has sent, which is the usual one for the protocol.
+// TestTritonClient sends recorded requests of Triton's client for Python, the usual client of the
+// protocol.
 func TestTritonClient(t *testing.T) {
 	t.Parallel()
 	r := start(t, "--images", withDouble(t))
@@ -209,8 +212,9 @@ func TestTritonClient(t *testing.T) {
 	}
 }
 
-// TestNamespacesThatAreNotThere: API, CLI and invocations name the namespace that is not there. A deploy creates it.
-func TestNamespacesThatAreNotThere(t *testing.T) {
+// TestUnknownNamespacesGet404: API, CLI and invocations name a namespace that does not exist. A
+// deploy creates it.
+func TestUnknownNamespacesGet404(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	const nowhere = `no namespace "team-z"`
@@ -238,7 +242,8 @@ func TestNamespacesThatAreNotThere(t *testing.T) {
 	c.refuse(`404: no function "g" in namespace "team-z"`, "", "describe", "g", "-n", "team-z")
 }
 
-// TestNamesOfDockerHub: an image has one name, with Docker Hub's host and without, in a folder and in the store.
+// TestNamesOfDockerHub: an image has one name, with Docker Hub's host and without, in a folder and
+// in the store.
 func TestNamesOfDockerHub(t *testing.T) {
 	t.Parallel()
 	images := withDouble(t)

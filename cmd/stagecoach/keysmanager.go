@@ -328,7 +328,8 @@ func (d *daemon) drain(done <-chan struct{}) {
 	}
 }
 
-// lockState makes a state folder this process's alone, until the file is closed. The file says which process that is.
+// lockState reserves a state folder for this process until the file is closed. It writes the
+// process id into the file.
 func lockState(folder string) (*os.File, error) {
 	f, err := openLock(folder)
 	if errors.Is(err, fs.ErrPermission) {
@@ -339,7 +340,7 @@ func lockState(folder string) (*os.File, error) {
 	}
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if err == nil {
-		_ = f.Truncate(0) // on a full disk nobody is told the process
+		_ = f.Truncate(0) // on a full disk the error of others lacks the process id
 		_, _ = f.WriteAt(strconv.AppendInt(nil, int64(os.Getpid()), 10), 0)
 		return f, nil
 	}

@@ -64,14 +64,14 @@ func runLoad(ctx context.Context, args []string, out io.Writer) error {
 	return err
 }
 
-// loadFaults returns an error if requests failed in another way than by a refusal (429).
+// loadFaults returns an error if requests failed for any reason other than a refusal (429).
 func loadFaults(result openloop.Result) error {
 	kinds, requests := result.Total.Faults()
 	if requests == 0 {
 		return nil
 	}
 	first := kinds[0] // the most frequent
-	return fmt.Errorf("load: %d of %d requests failed, %d of them with %q (%s); want none but refusals (429), or --allow-errors",
+	return fmt.Errorf("load: %d of %d requests failed, %d of them with %q (%s); want no failures except refusals (429), or --allow-errors",
 		requests, result.Total.Sent, first.Count, first.Kind, strings.TrimSpace(first.Example))
 }
 
@@ -120,7 +120,7 @@ func loadScenario(args []string) (openloop.Scenario, loadFlags, error) {
 	fs.StringVar(&f.jsonFile, "json", "", "file for the result as JSON; - is standard output")
 	fs.StringVar(&f.htmlFile, "html", "", "file for the result as a page with charts")
 	fs.BoolVar(&f.quiet, "quiet", false, "no line a second on standard error")
-	fs.BoolVar(&f.allowErrors, "allow-errors", false, "exit with status 0 even if requests failed; refusals (429) never count")
+	fs.BoolVar(&f.allowErrors, "allow-errors", false, "exit with status 0 even if requests failed; refusals (429) are no failures")
 	fs.DurationVar(&s.Duration, "duration", 0, "of the arrivals; default: the rate's segments, the trace's length, or 30s")
 	fs.Uint64Var(&s.Seed, "seed", 1, "the same seed, the same instants and bodies")
 	fs.IntVar(&s.MaxInFlight, "max-in-flight", 0, "requests at a time; what is above it is counted as not sent (default 1000)")

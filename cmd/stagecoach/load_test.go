@@ -121,7 +121,7 @@ func TestLoadExitStatus(t *testing.T) {
 	r.until(late, "both functions to be up", func() bool { return r.line("full").Ready == 1 && r.line("quick").Ready >= 1 })
 	c := &cli{t, t.TempDir(), r.base}
 	c.run(`nobody +\d+ +0 +\d+ +0 +(?s:.*)`, "", "load", "nobody", "--rate", "10", "--duration", "1s", "--quiet", "--allow-errors")
-	c.refuse(`(?s)target +offered.*stagecoach: load: (\d+) of (\d+) requests failed, \d+ of them with "status 404" \(.*nobody.*\); want none but refusals \(429\), or --allow-errors`,
+	c.refuse(`(?s)target +offered.*stagecoach: load: (\d+) of (\d+) requests failed, \d+ of them with "status 404" \(.*nobody.*\); want no failures except refusals \(429\), or --allow-errors`,
 		"", "load", "nobody", "--rate", "10", "--duration", "1s", "--quiet")
 	c.run(`quick +\d+ +0 +`, "", "load", "quick", "--rate", "10", "--duration", "1s", "--quiet")
 

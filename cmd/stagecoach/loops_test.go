@@ -17,11 +17,11 @@ import (
 // one are labels of a function that has exactly one replica.
 func one() map[string]string { return map[string]string{"min": "1", "max": "1"} }
 
-// replaced waits until a replica of the function that does not let go of a call was replaced, and
-// checks what is told of it. beyond is what the call ran beyond.
+// replaced waits until a stuck replica of the function was replaced, and checks the recorded cause.
+// beyond is the limit that the call passed.
 func (r *rig) replaced(t *testing.T, name, beyond string) {
 	t.Helper()
-	cause := regexp.MustCompile(`^call \S+ ran [2-9][.0-9]*s beyond ` + regexp.QuoteMeta(beyond) + ` and did not let go$`)
+	cause := regexp.MustCompile(`^call \S+ ran [2-9][.0-9]*s beyond ` + regexp.QuoteMeta(beyond) + ` and did not end$`)
 	r.until(late, "the replica to be given up", func() bool { return len(r.events(name, "stuck")) > 0 })
 	e := r.events(name, "stuck")[0]
 	if !cause.MatchString(e.Cause) {
@@ -49,8 +49,8 @@ func (r *rig) replaced(t *testing.T, name, beyond string) {
 	}
 }
 
-// TestLoopingHandlersAreReplaced: of each kind of function, a handler that goes on after
-// exec_timeout or its caller's deadline costs its caller a 504, and its replica is replaced.
+// TestLoopingHandlersAreReplaced: for each kind of function, if a handler goes on after
+// exec_timeout or its caller's deadline, the caller gets 504, and the replica is replaced.
 func TestLoopingHandlersAreReplaced(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -87,8 +87,8 @@ func TestLoopingHandlersAreReplaced(t *testing.T) {
 	}
 }
 
-// TestOtherCallsEndOnAStuckReplica: a replica that is given up because of one call goes on with its
-// others until they have ended, while its replacement serves.
+// TestOtherCallsEndOnAStuckReplica: a replica that is stuck because of one call goes on with its
+// other calls until they have ended, while its replacement serves.
 func TestOtherCallsEndOnAStuckReplica(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -116,7 +116,8 @@ func TestOtherCallsEndOnAStuckReplica(t *testing.T) {
 	}
 }
 
-// TestLoopingPythonHandlerIsReplaced: a handler in Python that never returns.
+// TestLoopingPythonHandlerIsReplaced: the replica of a handler in Python that never returns is
+// replaced.
 func TestLoopingPythonHandlerIsReplaced(t *testing.T) {
 	t.Parallel()
 	py := proctest.Pip(t)
@@ -154,5 +155,5 @@ functions:
 	}
 	r.replaced(t, "loops", "exec_timeout=1s")
 	c.run(`^done$`, "x", "invoke", "loops", "--header", "X-Timeout="+time.Minute.String())
-	c.run(`Last failure: +\S+ loops-\S+ stuck: call \S+ ran \S+ beyond exec_timeout=1s and did not let go`, "", "describe", "loops")
+	c.run(`Last failure: +\S+ loops-\S+ stuck: call \S+ ran \S+ beyond exec_timeout=1s and did not end`, "", "describe", "loops")
 }

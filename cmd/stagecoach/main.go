@@ -32,7 +32,7 @@ func commands() []command {
 	return []command{
 		{"up", "one process on this machine: API, queues, autoscaler, KeysManager", runUp, nil},
 		{"keysmanager", "a node of its own: starts replicas and keeps parameters, for an `up --nats-listen`", runKeysManager, nil},
-		{"new", "NAME --lang LANG: a function's folder to begin with, and its entry in the stack file", runNew, nil},
+		{"new", "NAME --lang LANG: make a function from a template, and add it to the stack file", runNew, nil},
 		{"build", "make OCI images of a stack's functions, without Docker", runBuild, nil},
 		{"image", "the store of OCI images that `build` fills and `up` runs from", runImage, imageVerbs()},
 		{"deploy", "create or update a stack's functions", runDeploy, nil},
@@ -51,7 +51,7 @@ func commands() []command {
 		{"replay", "FILE: decide again what `up --record FILE` recorded; any difference is an error", runReplay, nil},
 		{"node", "the nodes of a running stagecoach: memory, devices, parameters, replicas", runNode, []string{"list", "describe NAME"}},
 		{"cache", "parameters that nodes hold in memory", runCache, []string{"list", "warm FUNCTION", "evict FUNCTION|DIGEST"}},
-		{"call", "ID: where an async call is, and what came of it", runCall, nil},
+		{"call", "ID: show the state and the result of an async call", runCall, nil},
 		{"dead", "async requests and callbacks that failed for good", runDead, []string{"list", "show ID", "redrive ID", "drop ID"}},
 		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog, nil},
 		{"warden", "what `keysmanager` starts processes with, so that they outlive it", runWarden, nil},

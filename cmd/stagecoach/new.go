@@ -25,15 +25,15 @@ provider:
 functions:
 `
 
-// newName is what a function, its folder and its image may all be called.
+// newName matches names that a function, its folder and its image can all have.
 var newName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 // runNew makes a function's folder from a template, and its entry in the stack file.
 func runNew(_ context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("new", flag.ContinueOnError)
 	lang := flags.String("lang", "", "the template: go-stage, onnx-stage, python3-stage, or one that was pulled into the folder template")
-	prefix := flags.String("prefix", "", "what the image's name begins with, such as example or registry.example/team")
-	file := flags.String("f", "", "stack file, which is made if there is none; default stack.yml or stack.yaml")
+	prefix := flags.String("prefix", "", "beginning of the image's name, such as example or registry.example/team")
+	file := flags.String("f", "", "stack file, created if there is none; default stack.yml or stack.yaml")
 	name, err := oneName(flags, args)
 	if err != nil {
 		return err
@@ -84,8 +84,9 @@ func imagePrefix(prefix string) string {
 	return prefix + "/"
 }
 
-// stackWith returns the text that adds a function's entry to the end of a stack file with this text, which may be empty. It
-// returns nothing if the function is there as the entry has it.
+// stackWith returns the text to append to a stack file so that it has a function's entry. before is
+// the present text of the file, which may be empty. It returns "" if the file has the same function
+// already.
 func stackWith(file, before, name, entry string) (added string, err error) {
 	if strings.TrimSpace(before) == "" {
 		return newStack + entry, nil
@@ -112,7 +113,7 @@ func stackWith(file, before, name, entry string) (added string, err error) {
 	}
 	added += entry
 	next, err := stack.Parse(file, []byte(before+added), os.LookupEnv)
-	if err == nil { // the entry has become that function, and nothing else has changed
+	if err == nil { // the file now has the function of the entry, and nothing else has changed
 		if _, is := next.Functions[name]; is {
 			delete(next.Functions, name)
 			if len(next.Functions) == len(old.Functions) {
@@ -121,13 +122,14 @@ func stackWith(file, before, name, entry string) (added string, err error) {
 		}
 	}
 	if err != nil || !reflect.DeepEqual(old, next) {
-		return "", fmt.Errorf("%s does not end with its functions, two spaces deep, so that none can be added at its end; "+
+		return "", fmt.Errorf("%s does not end with its functions, indented by two spaces, so no function can be added at the end; "+
 			"name another file with -f, or add this to its functions:\n%s", file, strings.TrimSuffix(entry, "\n"))
 	}
 	return added, nil
 }
 
-// newFolder makes a function's folder from the template of a lang, all of it or nothing.
+// newFolder makes a function's folder from the template of a lang. After an error it leaves no
+// folder.
 func newFolder(name, lang string) error {
 	t, _, err := builder.Template(&stack.File{}, lang)
 	if err != nil {
@@ -137,7 +139,7 @@ func newFolder(name, lang string) error {
 		return err
 	}
 	if _, err := fs.Stat(t, "."); err != nil {
-		return fmt.Errorf("template %q has no folder function, want one with the files to begin with: %w", lang, err)
+		return fmt.Errorf("template %q has no folder function, want one with the first files of a function: %w", lang, err)
 	}
 	if _, err := os.Lstat(name); err == nil {
 		return fmt.Errorf("%s is there already: choose another name, or remove it (rm -r %[1]s) to begin anew", name)
@@ -153,7 +155,7 @@ func newFolder(name, lang string) error {
 	return errors.Join(err, os.RemoveAll(tmp))
 }
 
-// appendTo adds text to the end of a file, which is made if there is none.
+// appendTo adds text to the end of a file. It creates the file if there is none.
 func appendTo(file, text string) error {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {

@@ -25,8 +25,8 @@ func filesIn(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// pullTemplates copies into dir/template what `faas-cli template pull` of this repository copies: the folders below template,
-// as git has them.
+// pullTemplates copies into dir/template what `faas-cli template pull` of this repository copies:
+// the folders below template, as git has them.
 func pullTemplates(t *testing.T, dir string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "git", "ls-files")
@@ -55,8 +55,9 @@ func pullTemplates(t *testing.T, dir string) {
 	}
 }
 
-// TestNew makes a function of each template, and lists what that writes. The functions build, run and answer as they are:
-// from the templates that the program carries, and from those that faas-cli pulls.
+// TestNew makes a function of each template, and lists what that writes. The functions build, run
+// and answer as they are: from the templates that the program carries, and from those that faas-cli
+// pulls.
 func TestNew(t *testing.T) {
 	t.Parallel()
 	images := t.TempDir()
@@ -86,7 +87,7 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// TestNewRefuses: a second try says what is there already, and changes nothing.
+// TestNewRefuses: a second try names what exists already, and changes nothing.
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	c := &cli{t, t.TempDir(), "http://127.0.0.1:1"}

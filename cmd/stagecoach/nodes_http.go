@@ -187,7 +187,8 @@ func (c cacheAPI) function(o cacheOrder) (key pipeline.Key, err error) {
 // errNotDeployed is the error of an order about a function that is not there.
 var errNotDeployed = errors.New("not deployed")
 
-// notDeployed says of a function that it is not there, or not even its namespace. name is what the request calls it.
+// notDeployed returns the error for a function that is not deployed, or whose namespace does not
+// exist. name is the request's name for the function.
 func (c cacheAPI) notDeployed(key pipeline.Key, name string) error {
 	if !c.functions.HasNamespace(key.Namespace) {
 		return fmt.Errorf("function %.100q: %w: no namespace %.100q", name, errNotDeployed, key.Namespace)

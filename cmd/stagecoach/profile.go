@@ -181,8 +181,9 @@ func (f *profileFlags) bodies(ctx context.Context, c *client, path string) ([]pr
 	return []probe{s}, nil
 }
 
-// items returns X-Items for the calls. A stage of a pipeline gets its inputs as the pipeline would: an array is a list of
-// items, unless the function says otherwise. Any other function decides by itself.
+// items returns X-Items for the calls. A stage of a pipeline gets its inputs as in the pipeline: an
+// array is a list of items, unless the function's annotation sets something else. For any other
+// function the header is empty.
 func (f *profileFlags) items(ctx context.Context, c *client, path string) (string, error) {
 	var d deployment
 	if err := c.get(ctx, path+f.api.query(), &d); err != nil {

@@ -78,8 +78,9 @@ func (p *profiled) run(ctx context.Context, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// TestItemsOfAProfile: calls that measure a stage of a pipeline bring lists of items, as the pipeline would, unless the stage
-// says otherwise; a function of its own decides by itself.
+// TestItemsOfAProfile: calls that measure a stage of a pipeline have lists of items, as in the
+// pipeline, unless the stage declares items. For a function that is in no pipeline, they have no
+// X-Items.
 func TestItemsOfAProfile(t *testing.T) {
 	t.Parallel()
 	r := start(t)

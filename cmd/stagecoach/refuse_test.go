@@ -189,7 +189,7 @@ func TestUpRefuses(t *testing.T) {
 		want string
 	}{
 		"the state of another":        {[]string{"--state", r.state}, fmt.Sprintf("is in use by another stagecoach, process %d; stop it (kill %[1]d), or choose another --state", r.up.cmd.Process.Pid)},
-		"the address of another":      {[]string{"--listen", r.up.addr}, "stop the program that has it, such as another stagecoach, or choose another --listen"},
+		"the address of another":      {[]string{"--listen", r.up.addr}, "stop the program that listens there, such as another stagecoach, or choose another --listen"},
 		"an open door":                {[]string{"--listen", "0.0.0.0:0"}, "without basicAuthDir"},
 		"credentials that are absent": {[]string{"--basic-auth-dir", t.TempDir()}, "basic-auth-user"},
 		"an unknown field":            {[]string{"--config", bad}, "field contol not found"},

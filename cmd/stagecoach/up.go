@@ -119,14 +119,14 @@ type up struct {
 	local     *cluster.Local
 	loop      *control.Loop
 	flow      *flow.Coordinator
-	walking   atomic.Pointer[flow.Coordinator] // flow, for the control loop, which runs before it is there
+	walking   atomic.Pointer[flow.Coordinator] // flow, for the control loop, which starts before flow
 	journal   *queue.Journal
 	calls     *callBook
 	callbacks *gateway.Callbacks
 	gateway   *gateway.Gateway
 	kinds     *kinds
 	meeting   *gateway.Rendezvous
-	meets     string // folder of the meeting's socket
+	meets     string // folder of the rendezvous's socket
 	status    *status
 	tracer    *telemetry.Tracer // nil: nobody wants spans
 	events    *events.Hub
@@ -162,7 +162,7 @@ func (u *up) serve(ctx context.Context, out io.Writer) error {
 	l, err := net.Listen("tcp", u.cfg.Listen)
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
-			err = fmt.Errorf("%w; stop the program that has it, such as another stagecoach, or choose another --listen", err)
+			err = fmt.Errorf("%w; stop the program that listens there, such as another stagecoach, or choose another --listen", err)
 		}
 		return fmt.Errorf("listen: %w", err)
 	}

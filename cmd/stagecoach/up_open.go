@@ -207,8 +207,8 @@ func (u *up) background(f func(context.Context) error) {
 	u.onClose(func() error { cancel(); wg.Wait(); return nil })
 }
 
-// expected returns how many requests have yet to reach each function. The control loop runs before
-// there is a coordinator.
+// expected returns how many requests have yet to reach each function. It returns nil before there
+// is a coordinator, because the control loop starts earlier.
 func (u *up) expected() map[string]int {
 	if f := u.walking.Load(); f != nil {
 		return f.Expected()

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestAllStagesWakeAtOnce: the first stage of a sleeping pipeline holds a request for an hour, and the
-// others have replicas meanwhile. When the request is given up, all stages sleep again.
+// TestAllStagesWakeAtOnce: the first stage of a sleeping pipeline holds a request for an hour, and
+// the others have replicas meanwhile. When the request is given up, all stages sleep again.
 func TestAllStagesWakeAtOnce(t *testing.T) {
 	t.Parallel()
 	config := filepath.Join(t.TempDir(), "config.yml") // nobody waits for the held requests at the end

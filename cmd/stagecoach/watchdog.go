@@ -80,8 +80,8 @@ func (k *kinds) look(f kind) *kind {
 	return &f
 }
 
-// execTimeout returns the bound of a call that a function's environment sets over its image's. It
-// returns 0 for none, and for one that its replicas will refuse.
+// execTimeout returns the exec_timeout of a function. The function's environment overrides that of
+// the image. It returns 0 if neither has one, and for a value that replicas will refuse.
 func execTimeout(image []string, env map[string]string) time.Duration {
 	const name = "exec_timeout"
 	value, ok := env[name]
@@ -109,7 +109,8 @@ func (k *kinds) changed(key pipeline.Key, f *provider.Deployed) {
 // speaksHTTP reports whether an invocation of key is of a function that speaks HTTP itself, and of no pipeline.
 func (u *up) speaksHTTP(key pipeline.Key) bool { return u.registry.Alone(key) && u.kinds.HTTP(key) }
 
-// execTimeout returns how long an invocation of key may run, by the environment of its function; 0: as long as its deadline says.
+// execTimeout returns how long an invocation of key may run by the environment of its function; 0:
+// until its deadline.
 func (u *up) execTimeout(key pipeline.Key) time.Duration {
 	if !u.speaksHTTP(key) {
 		return 0
@@ -125,7 +126,7 @@ func (u *up) measures(key pipeline.Key, holder string) bool {
 // HTTP tells whether the function with this key speaks HTTP itself.
 func (k *kinds) HTTP(key pipeline.Key) bool { return k.of(key).http }
 
-// of returns what is known of the function with this key; nothing of a pipeline.
+// of returns the kind of the function with this key; for a pipeline it returns an empty kind.
 func (k *kinds) of(key pipeline.Key) *kind {
 	v, ok := k.known.Load(key)
 	if !ok {
@@ -137,7 +138,7 @@ func (k *kinds) of(key pipeline.Key) *kind {
 	}
 	now := k.look(*f) // it may have come since
 	if now.found && !k.known.CompareAndSwap(key, v, now) {
-		return k.of(key) // something else was deployed meanwhile
+		return k.of(key) // another revision was deployed meanwhile
 	}
 	return now
 }

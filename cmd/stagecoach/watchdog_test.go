@@ -48,8 +48,8 @@ func TestKindsOfAFunctionDeployedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestExecTimeoutOfImages: the function's variable wins over its image's, and one that replicas will
-// refuse bounds nothing.
+// TestExecTimeoutOfImages: the function's variable overrides its image's, and a value that replicas
+// will refuse has no effect.
 func TestExecTimeoutOfImages(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

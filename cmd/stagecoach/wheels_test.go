@@ -13,8 +13,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestPackagesAreKept builds a Python stage with packages of an index, and builds it again, as another project does, when the
-// index is gone: the images are the same. What has come from one index does not stand in for packages of another.
+// TestPackagesAreKept builds a Python stage with packages of an index, and builds it again in
+// another project when the index is gone: the images are the same. A package of one index does not
+// replace a package of another.
 func TestPackagesAreKept(t *testing.T) {
 	t.Parallel()
 	py := proctest.Pip(t)

@@ -124,7 +124,8 @@ func hints(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "done")
 }
 
-// slow takes its time, and says on standard error when it begins, if it has a name, and whether the client waited for it.
+// slow takes its time, and says on standard error when it begins, if it has a name, and whether the
+// client waited for it.
 func slow(w http.ResponseWriter, r *http.Request) {
 	if _, err := io.Copy(io.Discard, r.Body); err != nil {
 		return
@@ -226,7 +227,8 @@ func asksFirst(ctx context.Context, url string) (bool, error) {
 	return resp.StatusCode == http.StatusCreated, resp.Body.Close()
 }
 
-// framing says in headers how the body was framed, and sends it back: in chunks if the query says so, else with its length.
+// framing says in headers how the body was framed, and sends it back: in chunks if the query says
+// so, otherwise with its length.
 func framing(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {

@@ -3,8 +3,8 @@
 // real work is, and every figure made with it says so. With a model, a replica computes once on a small input before it is
 // ready, so that what starts is as heavy as what it stands for.
 //
-// Environment: wait_mean (default 200ms), wait_cv (coefficient of variation, default 0.5), wait_seed (default: chance),
-// wait_stubborn (true: it does not stop when its call is over, as a handler that ignores its context; default false).
+// Environment: wait_mean (default 200ms), wait_cv (coefficient of variation, default 0.5), wait_seed (default: random),
+// wait_stubborn (true: it goes on when its call is over, like a handler that ignores its context; default false).
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Package hop passes one HTTP/1.1 exchange on to another connection: the request that a handler got goes out there, and the
-// answer comes back to the handler's ResponseWriter. It is what a reverse proxy and its transport do, on connections that the
-// caller chooses and keeps, with no goroutine unless a body is sent while the answer is awaited.
+// Package hop passes one HTTP/1.1 exchange on to another connection. It writes the request that a handler got to that
+// connection, and copies the answer to the handler's ResponseWriter. It does the work of a reverse proxy and its transport, on
+// connections that the caller chooses and keeps. It starts a goroutine only if a body is sent while the answer may come.
 package hop
 
 import (
@@ -20,15 +20,15 @@ import (
 
 // Request is a request to pass on.
 type Request struct {
-	In     *http.Request // whose method, header, length and trailer go on
+	In     *http.Request // its method, header, length and trailer are passed on
 	Target string        // of the request line
 	Host   string
 	Header []Field // replace those of In with the same names
 
-	// All is the whole body, if it is as long as In says. Otherwise a goroutine reads the body from In.Body.
+	// All is the whole body if its length is In.ContentLength. Otherwise a goroutine reads the body from In.Body.
 	All []byte
 
-	// Answer may change the head of the answer, before it goes on. It is not called for informational answers.
+	// Answer may change the head of the answer before it is passed on. It is not called for informational answers.
 	Answer func(*http.Response)
 
 	// Whole is called when the answer has been passed on, before its connection is closed or used again; nil: nobody is told. It
@@ -42,11 +42,11 @@ type Request struct {
 // Field is a header of a [Request]. Name is canonical; an empty Value removes it.
 type Field struct{ Name, Value string }
 
-// Result is what became of an exchange.
+// Result is the outcome of an exchange.
 type Result struct {
-	// Err is why there is no answer, or not all of it; nil: the answer is whole.
+	// Err is why there is no answer, or not all of it; nil: the answer is complete.
 	Err error
-	// Begun is true if the answer's head has gone on: only breaking the connection can tell the client that something is wrong.
+	// Begun is true if the answer's head has been passed on. Then only a closed connection can tell the client about a failure.
 	Begun bool
 	// Silent is true if nothing came back, not a byte. A connection that was kept may have been closed at the other end before
 	// the request reached it.
@@ -54,12 +54,12 @@ type Result struct {
 	// Kept is true if both messages have ended where they said, so that the connection can be used again. Otherwise Do
 	// has closed it.
 	Kept bool
-	// Sent is closed when nobody reads In.Body any more; nil: nobody does. The caller ends a Read that waits for the
-	// body, and then waits for Sent.
+	// Sent is closed when In.Body is not read any more; nil: it is not read. The caller ends a Read that waits for the body,
+	// and then waits for Sent.
 	Sent <-chan struct{}
 }
 
-// maxHead bounds in bytes the heads of an answer, with the informational ones before it.
+// maxHead bounds in bytes the head of an answer together with the informational answers before it.
 const maxHead = 1 << 20
 
 // Do runs an exchange on c until the answer has ended or ctx has. It closes c unless the result says that it is kept.
@@ -101,7 +101,7 @@ func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out
 		}
 		if err != nil {
 			out.Silent = !in.came
-			out.Err = because(err, first, send)
+			out.Err = causeOf(err, first, send)
 			return out
 		}
 		if resp.StatusCode > 199 || resp.StatusCode == http.StatusSwitchingProtocols {
@@ -114,7 +114,7 @@ func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out
 	out.Silent = false
 	in.left = -1 // bodies have no bound
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		if send != nil && !send.ended() { // whose bytes would come next?
+		if send != nil && !send.ended() { // the rest of the body would follow on the same connection
 			out.Err = errors.New("it switches protocols before it has all of the request")
 			return out
 		}
@@ -135,8 +135,8 @@ func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out
 	return out
 }
 
-// because returns why there is no answer: what went wrong with the request before the connection ended, if anything did.
-func because(err, first error, send *sending) error {
+// causeOf returns why there is no answer: the error of sending the request, if there was one, or else err.
+func causeOf(err, first error, send *sending) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
 		err = errors.New("EOF")
 	}
@@ -172,7 +172,7 @@ func inform(w http.ResponseWriter, resp *http.Response) {
 	}
 }
 
-// hopByHop are the headers that are between two HTTP speakers, beside those that Connection names.
+// hopByHop reports whether a header is only for the next HTTP speaker. Connection may name other such headers.
 func hopByHop(name string) bool {
 	switch name {
 	case "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
@@ -181,7 +181,7 @@ func hopByHop(name string) bool {
 	return false
 }
 
-// named returns the canonical names that a Connection header has.
+// named returns the canonical names in a Connection header.
 func named(h http.Header) (names []string) {
 	for _, line := range h["Connection"] {
 		for name := range strings.SplitSeq(line, ",") {
@@ -234,10 +234,10 @@ func (r *Request) answer(w http.ResponseWriter, resp *http.Response, in *reader)
 	return nil
 }
 
-// errGone says that nobody takes the answer.
+// errGone means that the client does not take the answer.
 var errGone = errors.New("the answer could not be passed on")
 
-// flush sends what has been written of an answer, unless that is kept in memory.
+// flush sends what has been written of an answer. It does nothing if the answer is kept in memory.
 func flush(rc *http.ResponseController) error {
 	if err := rc.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return fmt.Errorf("%w: %w", errGone, err)
@@ -245,7 +245,7 @@ func flush(rc *http.ResponseController) error {
 	return nil
 }
 
-// pass copies an answer's body. One that streams does not wait for more of it.
+// pass copies an answer's body. If streams is true, it sends each piece at once.
 func pass(w io.Writer, rc *http.ResponseController, body io.Reader, in *reader, streams bool) error {
 	b := takeBuffer()
 	defer b.give()
@@ -270,10 +270,10 @@ func pass(w io.Writer, rc *http.ResponseController, body io.Reader, in *reader, 
 	}
 }
 
-// buffer is memory of a pool.
+// buffer is memory from a pool.
 type buffer struct{ b []byte }
 
-// Sizes in bytes of pooled memory: what bodies are copied with, and what heads are read and written with.
+// Sizes in bytes of pooled memory: bodySize to copy bodies, headSize to read and write heads.
 const (
 	bodySize = 64 << 10
 	headSize = 4 << 10
@@ -306,7 +306,7 @@ func (b *buffer) give() {
 type reader struct {
 	r    *bufio.Reader
 	from io.Reader
-	left int64 // that may still be read; negative: all
+	left int64 // bytes that may still be read; negative: no bound
 	came bool  // something has been read
 }
 
@@ -339,10 +339,11 @@ func (r *reader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// lingerTime is how long the rest of what the other side sends is read before a connection is closed. See [Linger].
+// lingerTime bounds how long [Linger] reads what the other side still sends.
 const lingerTime = 500 * time.Millisecond
 
-// Linger closes a connection whose other side may still send: closed at once, it would lose an answer that is on its way.
+// Linger closes a connection whose other side may still send. If the connection were closed at once, an answer on its way would
+// be lost.
 func Linger(c net.Conn) {
 	if s, ok := c.(interface{ CloseWrite() error }); ok && s.CloseWrite() == nil && c.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
 		_, _ = io.Copy(io.Discard, c)

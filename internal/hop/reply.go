@@ -20,7 +20,7 @@ func (x *exchange) WriteHeader(status int) {
 	case status < 200:
 		x.out.b = x.fields(x.statusLine(status), nil)
 		x.out.b = append(x.out.b, "\r\n"...)
-		_ = x.flush() // the answer's own write tells
+		_ = x.flush() // the write of the answer returns the error
 		return
 	}
 	x.begun = true
@@ -44,7 +44,7 @@ func (x *exchange) statusLine(status int) []byte {
 	return append(append(append(b, ' '), http.StatusText(status)...), "\r\n"...)
 }
 
-// announced are the names of the trailer, which come after the body.
+// announced returns the names of the trailer fields that the header announces.
 func (x *exchange) announced() (names []string) {
 	for _, l := range x.header["Trailer"] {
 		for name := range strings.SplitSeq(l, ",") {
@@ -54,11 +54,11 @@ func (x *exchange) announced() (names []string) {
 	return names
 }
 
-// fields writes the header without what frames the answer and what comes later.
+// fields appends the header, without the fields that frame the answer and without those in later.
 func (x *exchange) fields(b []byte, later []string) []byte {
 	for name, values := range x.header {
 		if name == "Content-Length" || name == "Transfer-Encoding" || name == "Connection" || !token(name) || slices.Contains(later, name) {
-			continue // no token: http.TrailerPrefix has a colon
+			continue // not a header name: http.TrailerPrefix has a colon
 		}
 		for _, value := range values {
 			if printable(value, ' ') {
@@ -99,7 +99,7 @@ func (x *exchange) Write(p []byte) (int, error) {
 // crlf ends a chunk.
 var crlf = []byte("\r\n")
 
-// send writes p and an end now if it is large, else later.
+// send writes p and end. Small pieces stay in the buffer until flush.
 func (x *exchange) send(p []byte, end string) {
 	if len(x.out.b)+len(p)+len(end) <= headSize {
 		x.out.b = append(append(x.out.b, p...), end...)
@@ -108,24 +108,25 @@ func (x *exchange) send(p []byte, end string) {
 	if x.failed != nil {
 		return
 	}
-	x.paces()
+	x.extendDeadlines()
 	all := net.Buffers{x.out.b, p, crlf[:len(end)]}
 	_, x.failed = all.WriteTo(x.c)
 	x.out.b = x.out.b[:0]
 }
 
-// paces gives the client time for a piece of the answer, and for more of its request.
-func (x *exchange) paces() {
+// extendDeadlines gives the client new time to take a piece of the answer, and to send more of its
+// request.
+func (x *exchange) extendDeadlines() {
 	if x.s.Write > 0 {
 		_ = x.c.SetWriteDeadline(time.Now().Add(x.s.Write))
 	}
 	x.flows(true)
 }
 
-// flush writes what has been kept back.
+// flush writes the buffer to the connection.
 func (x *exchange) flush() error {
 	if x.failed == nil && len(x.out.b) > 0 {
-		x.paces()
+		x.extendDeadlines()
 		_, x.failed = x.c.Write(x.out.b)
 	}
 	x.out.b = x.out.b[:0]
@@ -167,7 +168,7 @@ func (x *exchange) finish() error {
 		return err
 	}
 	if x.bodied && x.left > 0 {
-		return http.ErrContentLength // the client has to see that it broke off
+		return http.ErrContentLength // the client has to see that the answer is incomplete
 	}
 	return nil
 }

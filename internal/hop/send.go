@@ -54,7 +54,7 @@ func (r *Request) head() (*buffer, error) {
 	return h, nil
 }
 
-// framing writes how the body is framed, as it was when it came.
+// framing appends the headers that frame the body, as in the request that came.
 func (r *Request) framing(b []byte) []byte {
 	in := r.In
 	switch {
@@ -98,7 +98,7 @@ func tokens(lines []string) (all []string) {
 	return all
 }
 
-// upgradeTo is the protocol that a message asks for or changes to; empty: none.
+// upgradeTo returns the protocol that a message asks for or switches to; empty: none.
 func upgradeTo(h http.Header) string {
 	if h["Connection"] == nil || !slices.Contains(tokens(h["Connection"]), "upgrade") {
 		return ""
@@ -106,7 +106,7 @@ func upgradeTo(h http.Header) string {
 	return h.Get("Upgrade")
 }
 
-// token tells whether s is a method or a header's name.
+// token reports whether s is a valid method or header name.
 func token(s string) bool {
 	for i := range len(s) {
 		switch c := s[i]; {
@@ -118,7 +118,7 @@ func token(s string) bool {
 	return s != ""
 }
 
-// printable tells whether s has no bytes below from, apart from tabs if spaces are allowed, and no DEL.
+// printable reports whether s has no DEL and no bytes below from. Tabs are allowed if spaces are.
 func printable(s string, from byte) bool {
 	for i := range len(s) {
 		if c := s[i]; c < from && (c != '\t' || from > ' ') || c == 0x7f {
@@ -128,7 +128,7 @@ func printable(s string, from byte) bool {
 	return true
 }
 
-// sending is a body on its way to the other side while its answer is awaited.
+// sending is a request whose body is sent while its answer may already come.
 type sending struct {
 	c    net.Conn
 	r    *Request
@@ -141,7 +141,7 @@ type sending struct {
 
 func (s *sending) run() {
 	defer close(s.done)
-	_, err := s.c.Write(s.head.b) // before anything of the body, which may take long to come
+	_, err := s.c.Write(s.head.b) // before the body, which may take long to come
 	s.head.give()
 	b := takeBuffer()
 	defer b.give()
@@ -153,7 +153,7 @@ func (s *sending) run() {
 	s.end(err)
 }
 
-// end takes note of what has become of the sending, before anybody can notice it elsewhere.
+// end stores the outcome before anybody can see it on the connection.
 func (s *sending) end(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,7 +170,7 @@ func (s *sending) fault() error {
 	return s.err
 }
 
-// ended tells whether all that will be sent has been.
+// ended reports whether nothing more will be sent.
 func (s *sending) ended() bool {
 	select {
 	case <-s.done:
@@ -180,13 +180,13 @@ func (s *sending) ended() bool {
 	}
 }
 
-// bodyError is a body that broke off before the request could be sent.
+// bodyError is the error of a body that ended too early.
 type bodyError struct{ err error }
 
 func (e *bodyError) Error() string { return "the request's body: " + e.err.Error() }
 func (e *bodyError) Unwrap() error { return e.err }
 
-// room is what a chunk's size takes in front of it, at most.
+// room is the most bytes that the size line in front of a chunk takes.
 const room = len("ffffffff\r\n")
 
 // plain sends a body that has a length.

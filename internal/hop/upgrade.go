@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// upgrade passes on an answer of 101 and then what both sides say, until one of them or ctx ends it.
+// upgrade passes on an answer with status 101 and then all bytes in both directions, until one side
+// or ctx ends.
 func (r *Request) upgrade(ctx context.Context, c net.Conn, in *bufio.Reader, w http.ResponseWriter, resp *http.Response) (begun bool, err error) {
 	want, got := upgradeTo(r.In.Header), upgradeTo(resp.Header)
 	if want == "" || !strings.EqualFold(want, got) || !printable(got, ' ') {
@@ -52,16 +53,17 @@ func (r *Request) upgrade(ctx context.Context, c net.Conn, in *bufio.Reader, w h
 	way := func(to net.Conn, from io.Reader) {
 		ends <- r.oneWay(to, from, silent)
 	}
-	go way(c, both.Reader) // both end with their connections, and are waited for
+	go way(c, both.Reader) // both goroutines end with their connections, and are waited for
 	go way(client, in)
-	if err = <-ends; err != nil { // else the other way goes on until it ends
+	if err = <-ends; err != nil { // otherwise the other direction goes on until it ends
 		closeBoth()
 	}
 	<-ends
 	return true, nil
 }
 
-// oneWay copies what one side says. It returns nil if that has ended and the other side knows it.
+// oneWay copies one direction. It returns nil if that direction has ended and the other side was
+// told.
 func (r *Request) oneWay(to net.Conn, from io.Reader, silent *time.Timer) error {
 	b := heads.Get().(*buffer)
 	defer b.give()

@@ -16,7 +16,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// onStandIn is a handler whose device is in host memory. What it holds goes there without a place hook.
+// onStandIn is a handler whose device is in host memory. What it holds goes there without a place
+// hook.
 const onStandIn = `
 import torch
 from standin import StandIn
@@ -38,8 +39,9 @@ def infer(state, calls):
     return calls
 `
 
-// TestPythonDevice: parameters come to a device as they were, in few buffers that are used again only when they are free, whatever the state
-// is made of; a device without room is told with its sizes. The device is a stand-in in host memory.
+// TestPythonDevice: parameters come to a device as they were, in few buffers that are used again
+// only when they are free, whatever the state is made of; a device without room is told with its
+// sizes. The device is a stand-in in host memory.
 func TestPythonDevice(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	defer cancel()
@@ -65,7 +67,8 @@ func (k *keeper) answer(gate interface{ Read([]byte) (int, error) }) wire.Order 
 	return o
 }
 
-// TestPythonParked: a child has its device ready before it is told which replica it is, and says what that took.
+// TestPythonParked: a child has its device ready before it is told which replica it is, and says
+// what that took.
 func TestPythonParked(t *testing.T) {
 	root := imaged(t, onStandIn)
 	b, err := os.ReadFile("testdata/standin.py")

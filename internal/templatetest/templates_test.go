@@ -1,6 +1,6 @@
-// Package templatetest_test checks what the templates are made of, and runs the Python SDK that one of them carries. It is
-// no part of the folder templates, because `faas-cli template pull` copies all of that. That templates build and serve is
-// tested with `stagecoach build`.
+// Package templatetest_test checks the files of the templates, and runs the Python SDK in one of
+// them. It is not in the folder templates, because `faas-cli template pull` copies all of that
+// folder. The tests of `stagecoach build` check that templates build and serve.
 package templatetest_test
 
 import (
@@ -81,7 +81,8 @@ func TestSameMain(t *testing.T) {
 	}
 }
 
-// TestDockerSaysStage wants the images that Docker makes to say what those of `stagecoach build` do: that they are stages.
+// TestDockerSaysStage wants the images that Docker makes to say what those of `stagecoach build`
+// do: that they are stages.
 func TestDockerSaysStage(t *testing.T) {
 	for _, file := range []string{"go-stage/Dockerfile", "onnx-stage/Dockerfile", "python3-stage/Dockerfile"} {
 		want := "\nLABEL " + image.ProtocolLabel + "=" + image.ProtocolVersion + "\n"
@@ -91,8 +92,8 @@ func TestDockerSaysStage(t *testing.T) {
 	}
 }
 
-// TestPulled lists what `faas-cli template pull` copies: the folders below template, which is a link to templates, as git
-// has them.
+// TestPulled lists what `faas-cli template pull` copies: the folders below template, which is a
+// link to templates, as git has them.
 func TestPulled(t *testing.T) {
 	if to, err := os.Readlink("../../template"); err != nil || to != "templates" {
 		t.Errorf("template leads to %q (%v), want templates", to, err)

@@ -117,8 +117,8 @@ func worker(t *testing.T) *keeper {
 	return started(t, proctest.Python(t), tenantImage(t, "first"), wire.EnvWorker+"=1")
 }
 
-// TestPythonWorker: stages whose modules, environments, folders and outputs have the same names live in one process, each with its
-// own; one goes and the others stay.
+// TestPythonWorker: stages whose modules, environments, folders and outputs have the same names
+// live in one process, each with its own; one goes and the others stay.
 func TestPythonWorker(t *testing.T) {
 	k := worker(t)
 	roots := map[string]string{"a": tenantImage(t, "a"), "b": tenantImage(t, "b")}
@@ -166,8 +166,8 @@ func TestPythonWorker(t *testing.T) {
 	}
 }
 
-// TestPythonWorkerFailures: a stage that cannot be is told on its own stderr, and others go on; only one that does not let go takes
-// all with it.
+// TestPythonWorkerFailures: a stage that cannot be is told on its own stderr, and others go on;
+// only one that does not let go takes all with it.
 func TestPythonWorkerFailures(t *testing.T) {
 	k := worker(t)
 	root := tenantImage(t, "a")
@@ -243,7 +243,8 @@ def infer(state, calls):
     return calls
 `
 
-// TestPythonWorkerWithoutContext: with the context that all share, all ends. A stage's end is not kept quiet.
+// TestPythonWorkerWithoutContext: with the context that all share, all ends. A stage's end is not
+// kept quiet.
 func TestPythonWorkerWithoutContext(t *testing.T) {
 	none := t.TempDir()
 	if err := os.WriteFile(filepath.Join(none, "torch.py"), []byte("raise ImportError\n"), 0o600); err != nil {

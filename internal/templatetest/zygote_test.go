@@ -24,7 +24,8 @@ import (
 
 const patience = time.Minute // for what takes milliseconds when nothing is wrong
 
-// idle is a handler that ignores its children's ends, as one may, and whose replicas say who they are.
+// idle is a handler that ignores its children's ends, as one may, and whose replicas say who they
+// are.
 const idle = `
 import os, signal, sys, threading, time
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -61,7 +62,8 @@ type keeper struct {
 	t *testing.T
 }
 
-// started starts the stage in the folder root as a zygote, or as what env makes of it, and returns when that is ready.
+// started starts the stage in the folder root as a zygote, or as what env makes of it, and returns
+// when that is ready.
 func started(t *testing.T, python, root string, env ...string) *keeper {
 	t.Helper()
 	k := &keeper{proctest.Keep(t, root, env, python, "stage"), t}
@@ -116,8 +118,8 @@ func comm(t *testing.T, pid int) string {
 	return string(b)
 }
 
-// TestPythonGate: a child waits until it is told who it is, then is that; it ends with its gate, or with what that says when it is
-// nonsense.
+// TestPythonGate: a child waits until it is told who it is, then is that; it ends with its gate, or
+// with what that says when it is nonsense.
 func TestPythonGate(t *testing.T) {
 	k := zygote(t)
 	own := comm(t, k.Cmd.Process.Pid)
@@ -183,8 +185,8 @@ func TestPythonGate(t *testing.T) {
 	}
 }
 
-// TestPythonMapped: a model that lies in its place needs no name; a child that waits has its pages in its page tables, which a fork
-// leaves out, and none of its own.
+// TestPythonMapped: a model that lies in its place needs no name; a child that waits has its pages
+// in its page tables, which a fork leaves out, and none of its own.
 func TestPythonMapped(t *testing.T) {
 	const size = 40 << 20
 	root := imaged(t, "def load(model):\n    return model.tensors\n\ndef infer(state, calls):\n    return calls\n")
@@ -222,8 +224,8 @@ func TestPythonMapped(t *testing.T) {
 	})
 }
 
-// TestPythonChildren: every end is told once, however many there are and whatever the handler does about them; who lives is told,
-// and only those are killed.
+// TestPythonChildren: every end is told once, however many there are and whatever the handler does
+// about them; who lives is told, and only those are killed.
 func TestPythonChildren(t *testing.T) {
 	k := zygote(t)
 	if got := k.Alive(77); len(got) != 0 {
@@ -291,7 +293,8 @@ func TestPythonZygoteEnds(t *testing.T) {
 	}
 }
 
-// TestPythonRefusals: orders that are none are refused as stage/zygote's are, and leave nothing open.
+// TestPythonRefusals: orders that are none are refused as stage/zygote's are, and leave nothing
+// open.
 func TestPythonRefusals(t *testing.T) {
 	k := zygote(t)
 	open := func() int { return len(descriptors(k.Cmd.Process.Pid)) }
