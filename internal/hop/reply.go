@@ -20,7 +20,7 @@ func (x *exchange) WriteHeader(status int) {
 	case status < 200:
 		x.out.b = x.fields(x.statusLine(status), nil)
 		x.out.b = append(x.out.b, "\r\n"...)
-		_ = x.flush() // the answer's own write tells
+		_ = x.deliver() // the answer's own write tells
 		return
 	}
 	x.begun = true
@@ -140,7 +140,7 @@ func (x *exchange) FlushError() error {
 	if !x.begun {
 		x.WriteHeader(http.StatusOK)
 	}
-	return x.flush()
+	return x.deliver()
 }
 
 // finish writes the end of the answer, or an empty one.
