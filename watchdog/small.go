@@ -28,6 +28,11 @@ func carried(call *stage.Call) []byte {
 // carry answers a request that came with its call. The answer is the call's result if the function ends it before it is too large,
 // and does not flush before that. Otherwise it goes to the gateway at the rendezvous.
 func (e *exchanges) carry(call *stage.Call, address string, request []byte) stage.Result {
+	return e.carryIn(call.Context(), call, address, request)
+}
+
+// carryIn is carry until ctx ends, which is the call's.
+func (e *exchanges) carryIn(ctx context.Context, call *stage.Call, address string, request []byte) stage.Result {
 	token, path, err := parseAddress(address)
 	if err != nil {
 		return stage.Result{Err: err}
@@ -37,7 +42,8 @@ func (e *exchanges) carry(call *stage.Call, address string, request []byte) stag
 		return stage.Result{Err: errEnds}
 	}
 	defer e.running.Done()
-	ctx, cancel := context.WithCancel(context.WithValue(call.Context(), callKey{}, call))
+	caller := ctx
+	ctx, cancel := context.WithCancel(context.WithValue(ctx, callKey{}, call))
 	defer cancel()
 	defer context.AfterFunc(e.ctx, cancel)()
 	k := &keeper{ctx: ctx, token: token, path: path, pool: pool, write: e.server.Write}
@@ -66,7 +72,7 @@ func (e *exchanges) carry(call *stage.Call, address string, request []byte) stag
 	if k.conn != nil {
 		_ = k.conn.Close()
 	}
-	return stage.Result{Err: call.Context().Err()}
+	return stage.Result{Err: caller.Err()}
 }
 
 // errEnds is why a replica that ends answers no more.
