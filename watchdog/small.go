@@ -61,10 +61,14 @@ func (e *exchanges) carryIn(ctx context.Context, call *stage.Call, address strin
 	case served.Silent:
 		return stage.Result{Err: errors.New("the gateway's request cannot be read, want one HTTP/1.1 request")}
 	case ctx.Err() != nil:
+	case k.failed != nil:
+		return stage.Result{Err: k.failed}
 	case served.Whole && k.conn == nil:
 		return stage.Result{Output: tensor.Activation{{ContentType: task.TypeResponse, Bytes: k.kept}}}
 	case k.conn == nil && len(k.kept) > 0:
-		_ = k.meet() // with an answer that breaks off
+		if err := k.meet(); err != nil { // with an answer that breaks off
+			return stage.Result{Err: err}
+		}
 	case served.Kept && !k.closed:
 		pool.Put(k.conn)
 		k.conn = nil
@@ -133,6 +137,7 @@ type keeper struct {
 	mu     sync.Mutex
 	kept   []byte   // what has been written; nil once there is a connection
 	conn   net.Conn // nil: not yet
+	failed error // to meet the gateway
 	closed bool
 }
 
@@ -191,7 +196,8 @@ func (k *keeper) meet() error {
 		err = k.greet(c)
 	}
 	if err != nil {
-		return fmt.Errorf("rendezvous with the gateway: %w", err)
+		k.failed = fmt.Errorf("rendezvous with the gateway: %w", err)
+		return k.failed
 	}
 	return k.begin(c)
 }
