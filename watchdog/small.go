@@ -137,7 +137,7 @@ type keeper struct {
 	mu     sync.Mutex
 	kept   []byte   // what has been written; nil once there is a connection
 	conn   net.Conn // nil: not yet
-	failed error // to meet the gateway
+	failed error    // to meet the gateway
 	closed bool
 }
 
