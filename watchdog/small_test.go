@@ -34,6 +34,20 @@ func carryAgain(t *testing.T, e *exchanges, v *rendezvous, request string) <-cha
 	return done
 }
 
+// next waits for a connection of a replica whose call has not ended.
+func (v *rendezvous) next(t *testing.T, done <-chan stage.Result) *caller {
+	t.Helper()
+	select {
+	case c := <-v.conns:
+		return c
+	case r := <-done:
+		t.Fatalf("the call has ended, with %v and %d items, and nobody was met", r.Err, len(r.Output))
+	case <-time.After(soon):
+		t.Fatal("nobody was met")
+	}
+	return nil
+}
+
 // meetsSmall reads the token of a replica that has the request, and asks for its answer.
 func (c *caller) meetsSmall(t *testing.T) {
 	t.Helper()
@@ -159,7 +173,7 @@ func TestOtherAnswersMeetTheGateway(t *testing.T) {
 			e := newExchanges(tc.h, 2, 0, 0)
 			defer e.close(context.WithoutCancel(t.Context()))
 			done := carryAgain(t, e, v, hello)
-			c := <-v.conns
+			c := v.next(t, done)
 			c.meetsSmall(t)
 			for i, want := range tc.want {
 				resp, err := http.ReadResponse(c.in, nil)
@@ -197,7 +211,7 @@ func TestBrokenSmallAnswers(t *testing.T) {
 		w.Header().Set("Content-Length", "100")
 		_, _ = io.WriteString(w, "half")
 	}), hello)
-	c := <-v.conns
+	c := v.next(t, done)
 	c.meetsSmall(t)
 	resp, err := http.ReadResponse(c.in, nil)
 	if err != nil {
