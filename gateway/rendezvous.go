@@ -161,12 +161,17 @@ func (v *Rendezvous) greet(c net.Conn) {
 	defer v.mu.Unlock()
 	delete(v.greeting, c)
 	m := v.waiting[string(token[:tokenSize])]
-	if err != nil || m == nil || token[tokenSize] != '\n' {
+	mark := token[tokenSize]
+	if err != nil || m == nil || mark != '\n' && mark != '+' {
 		_ = c.Close() // a stranger, or too late
 		return
 	}
+	met := c
+	if mark == '+' {
+		met = answering{c}
+	}
 	select {
-	case m.conns <- c:
+	case m.conns <- met:
 	default:
 		_ = c.Close() // more than attempts of one task
 	}

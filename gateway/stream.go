@@ -20,6 +20,7 @@ import (
 type exchange struct {
 	c      *call
 	conn   net.Conn      // to the replica; hop.Do's to close
+	there  bool          // the replica has the request
 	wait   time.Duration // for it
 	status int           // of the answer; 0: none came
 	err    error         // why none came
@@ -47,6 +48,7 @@ func (x *exchange) request(r *http.Request) *hop.Request {
 func (x *exchange) answer(r *http.Response) {
 	x.status = r.StatusCode
 	x.c.upload.close()
+	x.worked(r)
 	for _, name := range [...]string{"X-Openfaas-Internal", "X-Call-Id", "X-Start-Time", "X-Duration-Seconds", task.HeaderDirect} {
 		delete(r.Header, name) // only the platform sets them
 	}
@@ -109,7 +111,9 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 	talk, hush := context.WithCancelCause(r.Context())
 	defer hush(nil)
 	end := make(chan taskEnd, 1)
+	body := g.source(w, r, c)
 	invoke := func() {
+		enclose(&req, r, c, body)
 		resp, err := g.cfg.Invoker.Invoke(ctx, req)
 		if err != nil {
 			hush(err) // no answer is wanted any more
@@ -118,7 +122,6 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 		close(end)
 	}
 	_ = http.NewResponseController(w).EnableFullDuplex() // functions may answer while they read
-	body := g.source(w, r, c)
 	if r.ContentLength == 0 {
 		go invoke()
 	} else {
@@ -175,12 +178,15 @@ func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Reque
 				return failed(w, c, g.bodyFault(r.Context(), body))
 			}
 			if o.err == nil {
+				if status, ok := g.passAnswer(w, r, c, o.resp); ok {
+					return status
+				}
 				o.err = &task.Error{Status: http.StatusBadGateway, Internal: true, Stage: c.name, Cause: "the replica ended the request without an answer; if the function's image has changed, deploy it again"}
 			}
 			return fail(w, c, o.err)
 		case conn := <-meet.conns:
 			c.upload.meets()
-			x := &exchange{c: c, conn: conn, wait: time.Since(c.start)}
+			x := meets(c, conn)
 			if c.trace != nil {
 				c.traceparent = task.CallParent(parent, 1, attempt) // that of the request's one call
 			}
@@ -207,7 +213,7 @@ func failed(w http.ResponseWriter, c *call, terr *task.Error) int {
 func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.Request, x *exchange, body *source) {
 	out := *r
 	req := x.request(&out)
-	if r.ContentLength != 0 {
+	if req.There = x.there; !req.There && r.ContentLength != 0 {
 		if r.ContentLength > 0 {
 			req.All = body.all()
 		}

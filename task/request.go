@@ -22,10 +22,22 @@ type Request struct {
 const (
 	// HeaderDirect, of a request, says that its function was invoked by itself, so that its status and headers are the
 	// client's to see. Its value is empty, or "unix TOKEN PATH": at that socket the gateway waits for the replica, which says
-	// the token and a newline, and is then asked over HTTP on that connection.
+	// the token and a newline, and is then asked over HTTP on that connection. If the input is a request, see
+	// [TypeRequest], the replica may say the token and a plus sign instead, wait for a newline, and answer.
+	//
+	// Of an answer, it says how long the function has worked before it began to answer.
 	HeaderDirect = "Stagecoach-Direct"
 	// HeaderStatus, of a response, is the HTTP status that its function answered with, 200 to 599; absent: 200.
 	HeaderStatus = "Http-Status"
+)
+
+// Content types of the input and output of a task with a rendezvous, if its HTTP exchange is so small that it travels with the
+// task. Each is one item.
+const (
+	TypeRequest  = "message/http;msgtype=request"
+	TypeResponse = "message/http;msgtype=response"
+	// MaxMessage is how many bytes such an item has at most: it has to travel in the queue's messages.
+	MaxMessage = tensor.InlineLimit - 1<<10
 )
 
 // Response is a request's good end.

@@ -14,7 +14,8 @@
 // After that com.openfaas.health.http.path is asked, if the function has it; three bad answers in a row end the replica.
 //
 // A call that is a request of its own brings the address of a rendezvous (task.HeaderDirect): the replica dials it, and the
-// HTTP exchange runs on that connection, past the queue, with all that HTTP has. The call ends with the exchange, so that
-// slots, deadlines, cancellation and drains are those of any stage. Other calls bring their input along. A canceled call keeps
-// its slot until the program has ended it.
+// HTTP exchange runs on that connection, past the queue, with all that HTTP has. If the call brings the request too, its
+// answer is the call's result, unless the answer streams or is large. The call ends with the exchange, so that slots,
+// deadlines, cancellation and drains are those of any stage. Other calls bring their input along. A canceled call keeps its
+// slot until the program has ended it.
 package watchdog

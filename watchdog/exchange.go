@@ -2,11 +2,9 @@ package watchdog
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -72,10 +70,9 @@ func (e *exchanges) begin(path string) *hop.Pool {
 
 // do meets the gateway at the call's rendezvous and returns when the exchange there has ended.
 func (e *exchanges) do(call *stage.Call, address string) error {
-	network, rest, _ := strings.Cut(address, " ")
-	token, path, ok := strings.Cut(rest, " ")
-	if network != "unix" || !ok {
-		return fmt.Errorf("rendezvous %.20q…, want unix TOKEN PATH", address)
+	token, path, err := parseAddress(address)
+	if err != nil {
+		return err
 	}
 	if err := e.meet(context.WithValue(call.Context(), callKey{}, call), token, path); err != nil {
 		return err
@@ -88,7 +85,7 @@ func (e *exchanges) do(call *stage.Call, address string) error {
 func (e *exchanges) meet(ctx context.Context, token, path string) error {
 	pool := e.begin(path)
 	if pool == nil {
-		return errors.New("the replica ends")
+		return errEnds
 	}
 	defer e.running.Done()
 	ctx, cancel := context.WithCancel(ctx)

@@ -108,6 +108,7 @@ func (p *child) failed(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.As(err, &taken): // and this replica ends
 		refuse(w, http.StatusBadGateway, taken.Error())
+		_ = http.NewResponseController(w).Flush() // before it does
 		return
 	case errors.As(context.Cause(r.Context()), &late):
 		refuse(w, http.StatusGatewayTimeout, late.Error())

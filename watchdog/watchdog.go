@@ -150,6 +150,9 @@ func (w *watchdog) infer(_ context.Context, calls []*stage.Call) []stage.Result 
 		if h.Name != task.HeaderDirect {
 			continue
 		}
+		if request := carried(c); h.Value != "" && request != nil {
+			return []stage.Result{w.exchanges.carry(c, h.Value, request)}
+		}
 		if h.Value != "" {
 			return []stage.Result{{Err: w.exchanges.do(c, h.Value)}}
 		}

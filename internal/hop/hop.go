@@ -28,6 +28,9 @@ type Request struct {
 	// All is the whole body if its length is In.ContentLength. Otherwise a goroutine reads the body from In.Body.
 	All []byte
 
+	// There is true if the other side has the request already. A newline tells it to answer, and only the answer comes.
+	There bool
+
 	// Answer may change the head of the answer before it is passed on. It is not called for informational answers.
 	Answer func(*http.Response)
 
@@ -59,15 +62,21 @@ type Result struct {
 	Sent <-chan struct{}
 }
 
+// newline is what [Request.There] says.
+var newline = []byte("\n")
+
 // maxHead bounds in bytes the head of an answer together with the informational answers before it.
 const maxHead = 1 << 20
 
 // Do runs an exchange on c until the answer has ended or ctx has. It closes c unless the result says that it is kept.
 func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out Result) {
-	head, err := r.head()
-	if err != nil {
-		_ = c.Close()
-		return Result{Err: err, Silent: true}
+	var head *buffer
+	var err error
+	if !r.There {
+		if head, err = r.head(); err != nil {
+			_ = c.Close()
+			return Result{Err: err, Silent: true}
+		}
 	}
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	in := takeReader(c)
@@ -85,10 +94,13 @@ func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out
 	if b, ok := r.In.Body.(*incoming); ok && r.All == nil {
 		r.All = b.All()
 	}
-	if r.In.ContentLength == int64(len(r.All)) {
+	switch {
+	case r.There:
+		_, err = c.Write(newline)
+	case r.In.ContentLength == int64(len(r.All)):
 		_, err = c.Write(append(head.b, r.All...))
 		head.give()
-	} else {
+	default:
 		send = &sending{c: c, r: r, head: head, done: make(chan struct{})}
 		out.Sent = send.done
 		go send.run() // the caller waits for it, see Result
@@ -211,7 +223,7 @@ func (r *Request) answer(w http.ResponseWriter, resp *http.Response, in *reader)
 	streams := resp.ContentLength < 0 || strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
 	rc := http.NewResponseController(w)
 	if resp.Body != http.NoBody {
-		if streams && in.r.Buffered() == 0 {
+		if streams && in.waits() {
 			if err := flush(rc); err != nil {
 				return err
 			}
@@ -255,7 +267,7 @@ func pass(w io.Writer, rc *http.ResponseController, body io.Reader, in *reader, 
 			if _, err := w.Write(b.b[:n]); err != nil {
 				return fmt.Errorf("%w: %w", errGone, err)
 			}
-			if streams && err == nil && in.r.Buffered() == 0 {
+			if streams && err == nil && in.waits() {
 				if err := flush(rc); err != nil {
 					return err
 				}

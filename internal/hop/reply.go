@@ -20,7 +20,7 @@ func (x *exchange) WriteHeader(status int) {
 	case status < 200:
 		x.out.b = x.fields(x.statusLine(status), nil)
 		x.out.b = append(x.out.b, "\r\n"...)
-		_ = x.flush() // the write of the answer returns the error
+		_ = x.deliver() // the write of the answer returns the error
 		return
 	}
 	x.begun = true
@@ -141,7 +141,7 @@ func (x *exchange) FlushError() error {
 	if !x.begun {
 		x.WriteHeader(http.StatusOK)
 	}
-	return x.flush()
+	return x.deliver()
 }
 
 // finish writes the end of the answer, or an empty one.

@@ -66,6 +66,7 @@ func (s *Server) Serve(ctx context.Context, c net.Conn) (out Served) {
 type exchange struct {
 	s        *Server
 	c        net.Conn
+	keeps    Flusher // c, if it keeps what is written; nil: it does not
 	in       *reader
 	body     *incoming // nil: there is none
 	head     bool      // the request's method is HEAD
@@ -141,7 +142,8 @@ type incoming struct {
 	body  io.ReadCloser
 	left  int64 // negative: unknown
 	ended bool
-	taken bool // by All
+	taken bool   // by All
+	whole []byte // all of it, if the request was here at once
 }
 
 // Read implements io.Reader.
@@ -165,6 +167,10 @@ func (b *incoming) Close() error { return nil }
 // the exchange ends.
 func (b *incoming) All() []byte {
 	n := int(b.left)
+	if n > 0 && n == len(b.whole) {
+		b.left, b.ended, b.taken = 0, true, true
+		return b.whole
+	}
 	if b.left <= 0 || b.ended || b.left > int64(b.x.in.r.Buffered()) {
 		return nil
 	}
@@ -181,6 +187,9 @@ func (b *incoming) All() []byte {
 func (x *exchange) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if x.begun || x.hijacked {
 		return nil, nil, http.ErrHijacked
+	}
+	if x.keeps != nil {
+		return nil, nil, http.ErrNotSupported
 	}
 	x.hijacked = true
 	_ = x.c.SetDeadline(time.Time{})
