@@ -68,13 +68,13 @@ func (s *Server) Run(ctx context.Context, c Flusher, request []byte) (out Served
 	return out
 }
 
-// waits tells whether the next Read of an answer would wait for more of it.
+// waits tells whether the next Read of an answer may wait for more of it: nothing is buffered, and it comes on a connection.
 func (r *reader) waits() bool {
 	if r.r.Buffered() > 0 {
 		return false
 	}
-	c, ok := r.from.(net.Conn)
-	return ok && quiet(c)
+	_, ok := r.from.(net.Conn)
+	return ok
 }
 
 // deliver sends what has been written so far of an answer, wherever it is kept.
