@@ -190,11 +190,14 @@ func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Reque
 			if c.trace != nil {
 				c.traceparent = task.CallParent(parent, 1, attempt) // that of the request's one call
 			}
-			g.exchange(ctx, w, r, x, body)
+			release := g.exchange(ctx, w, r, x, body)
 			if x.err == nil || c.broken {
+				release()
 				return x.status
 			}
-			if terr := g.missed(ctx, r, x, body); terr != nil {
+			terr := g.missed(ctx, r, x, body)
+			release()
+			if terr != nil {
 				return failed(w, c, terr)
 			}
 		}
@@ -210,7 +213,9 @@ func failed(w http.ResponseWriter, c *call, terr *task.Error) int {
 }
 
 // exchange runs one exchange; afterwards x has its status or why there is none, or the call is broken.
-func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.Request, x *exchange, body *source) {
+// Until the caller calls release, the end of ctx ends a Read that waits for the client: it holds the lock of the body's state.
+func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.Request, x *exchange, body *source) (release func()) {
+	release = func() {}
 	out := *r
 	req := x.request(&out)
 	if req.There = x.there; !req.There && r.ContentLength != 0 {
@@ -222,11 +227,11 @@ func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.R
 			again := body.again(out.Trailer)
 			defer again.Close()
 			stop := context.AfterFunc(ctx, body.cut)
-			defer func() {
+			release = func() {
 				if stop(); ctx.Err() != nil {
 					body.cut() // it may have been stopped before it began
 				}
-			}()
+			}
 			out.Body = again
 		}
 	}
@@ -247,15 +252,17 @@ func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.R
 			x.c.cause += ": " + cause.Error()
 		}
 	}
+	return release
 }
 
 // missed returns what the client is told of an exchange without an answer; nil: the next replica may try.
 func (g *Gateway) missed(ctx context.Context, r *http.Request, x *exchange, body *source) *task.Error {
+	fault := g.bodyFault(r.Context(), body) // may wait for the client until ctx ends
 	var terr *task.Error
 	if errors.As(context.Cause(ctx), &terr) && terr.Status != statusClientGone {
 		return terr // whatever became of the body
 	}
-	if fault := g.bodyFault(r.Context(), body); fault != nil {
+	if fault != nil {
 		return fault // a silent client is taken for one that is gone, too
 	}
 	if terr != nil {

@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"syscall"
-
-	"golang.org/x/sys/unix"
 )
 
 // Bytes returns the request as it goes out on a connection. All has to have the whole body. It returns nil if that takes more than most
@@ -71,27 +68,13 @@ func (s *Server) Run(ctx context.Context, c Flusher, request []byte) (out Served
 	return out
 }
 
-// waits tells whether the next Read of an answer would wait for more of it.
+// waits tells whether the next Read of an answer may wait for more of it: nothing is buffered, and it comes on a connection.
 func (r *reader) waits() bool {
 	if r.r.Buffered() > 0 {
 		return false
 	}
-	c, ok := r.from.(syscall.Conn)
-	if !ok {
-		_, pipe := r.from.(net.Conn) // in a test
-		return pipe
-	}
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return false
-	}
-	waits := false
-	err = raw.Control(func(fd uintptr) {
-		var b [1]byte
-		_, _, e := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		waits = e == unix.EAGAIN
-	})
-	return err == nil && waits
+	_, ok := r.from.(net.Conn)
+	return ok
 }
 
 // deliver sends what has been written so far of an answer, wherever it is kept.
