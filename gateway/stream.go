@@ -88,8 +88,8 @@ type taskEnd struct {
 // settleTime is how long the end of a task is waited for whose exchange has ended.
 const settleTime = 100 * time.Millisecond
 
-// stream runs a request of a function that speaks HTTP. Its task waits for a replica like any other; the replica then comes
-// to the rendezvous, and the HTTP exchange runs there.
+// stream runs a request of a function that speaks HTTP. Its task waits for a replica like any other. A small exchange travels
+// with the task, see small.go. For any other, the replica comes to the rendezvous, and the HTTP exchange runs there.
 func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 	timeout, terr := g.timeout(c, r.Header.Get("X-Timeout"))
 	if terr != nil {
