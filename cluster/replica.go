@@ -144,6 +144,9 @@ func (l *Local) start(n Node, r *replica, o Order) error {
 		case <-ctx.Done():
 		case <-time.After(causeWait):
 		}
+		if cause := context.Cause(ctx); errors.Is(err, cause) {
+			return cause // the status begins with it, whichever of both was seen first
+		}
 		return because(ctx, err)
 	}
 	l.ready(r, hello, begin, began)

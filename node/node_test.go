@@ -1,12 +1,15 @@
 package node_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -507,5 +510,42 @@ func TestSocketIsPrivate(t *testing.T) {
 		if err != nil || info.Mode() != want {
 			t.Errorf("%s: mode %v, %v, want %v", file, info.Mode(), err, want)
 		}
+	}
+}
+
+// TestConnectionsOfTheFirstMoment: a control plane that waits for a daemon's socket connects as soon
+// as that is there, which may be before NewServer has returned.
+func TestConnectionsOfTheFirstMoment(t *testing.T) {
+	b := startBroker(t)
+	for i := range 20 {
+		path := filepath.Join(t.TempDir(), "node.sock")
+		answered := make(chan error, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		go func() {
+			var dialer net.Dialer
+			for {
+				c, err := dialer.DialContext(ctx, "unix", path)
+				if err == nil {
+					_ = c.SetDeadline(time.Now().Add(limit))
+					_, err = fmt.Fprintf(c, "{\"v\":%d,\"want\":\"lines\"}\n", node.Version)
+					if err == nil {
+						_, err = bufio.NewReader(c).ReadString('\n')
+					}
+					_ = c.Close()
+					answered <- err
+					return
+				}
+				if ctx.Err() != nil {
+					answered <- err
+					return
+				}
+			}
+		}()
+		d := b.join(fmt.Sprint("n", i), newWorker(), func(cfg *node.ServerConfig) { cfg.Socket = path })
+		if err := <-answered; err != nil {
+			t.Fatal(err)
+		}
+		d.stop()
+		cancel()
 	}
 }

@@ -41,7 +41,7 @@ type ServerConfig struct {
 	Log    *slog.Logger
 
 	Announce  time.Duration // between announcements when nothing changes; 0: a second
-	Unclaimed time.Duration // that a started replica's socket is kept for who ordered it; 0: 10 s
+	Unclaimed time.Duration // that a started replica's socket is kept for who ordered it; 0: a minute
 }
 
 // Bounds of what a Server keeps.
@@ -105,7 +105,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		cfg.Announce = time.Second
 	}
 	if cfg.Unclaimed == 0 {
-		cfg.Unclaimed = 10 * time.Second
+		cfg.Unclaimed = time.Minute
 	}
 	answers, err := simplelru.NewLRU[string, Answer](answersKept, nil)
 	if err != nil {
@@ -116,10 +116,11 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		running: map[string]*task{}, answers: answers, kept: map[string]*kept{}, out: newOutbox(),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
-	if s.socket, err = listen(cfg.Socket, s.serveConn); err != nil {
+	if s.socket, err = listen(cfg.Socket); err != nil {
 		s.cancel(nil)
 		return nil, err
 	}
+	s.socket.serve(s.serveConn) // which reads s.socket
 	return s, nil
 }
 

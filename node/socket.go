@@ -34,7 +34,7 @@ type socketReply struct {
 const (
 	maxRequest    = 4 << 10               // bytes
 	maxLineBytes  = 256 << 10             // of a line in JSON
-	socketTimeout = 5 * time.Second       // of a request, an answer, a write
+	socketTimeout = 30 * time.Second      // of a request, an answer, a write: a busy machine takes seconds
 	maxConns      = 1024                  // at a time; more wait
 	acceptAgain   = 50 * time.Millisecond // after an error
 )
@@ -50,8 +50,9 @@ type socket struct {
 	conns  map[*net.UnixConn]bool
 }
 
-// listen serves the connections of processes of this user, or root, on a socket at path.
-func listen(path string, serve func(*net.UnixConn)) (*socket, error) {
+// listen opens a socket at path for processes of this user, or root. What connects waits until
+// serve is called.
+func listen(path string) (*socket, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, fmt.Errorf("node's socket: %w", err)
@@ -82,12 +83,13 @@ func listen(path string, serve func(*net.UnixConn)) (*socket, error) {
 		_ = l.Close()
 		return nil, fmt.Errorf("node's socket: %w", err)
 	}
-	s := &socket{path: path, l: l, conns: map[*net.UnixConn]bool{}}
-	s.loops.Go(func() { s.accept(serve) })
-	return s, nil
+	return &socket{path: path, l: l, conns: map[*net.UnixConn]bool{}}, nil
 }
 
-func (s *socket) accept(serve func(*net.UnixConn)) {
+// serve has each connection served by a goroutine of its own, until close.
+func (s *socket) serve(each func(*net.UnixConn)) { s.loops.Go(func() { s.accept(each) }) }
+
+func (s *socket) accept(each func(*net.UnixConn)) {
 	room := make(chan struct{}, maxConns)
 	for {
 		room <- struct{}{}
@@ -109,7 +111,7 @@ func (s *socket) accept(serve func(*net.UnixConn)) {
 		s.conns[c] = true
 		s.mu.Unlock()
 		s.loops.Go(func() {
-			serve(c)
+			each(c)
 			_ = c.Close()
 			s.mu.Lock()
 			delete(s.conns, c)

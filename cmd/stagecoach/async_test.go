@@ -157,7 +157,7 @@ func TestDeadLetters(t *testing.T) {
 	}
 
 	for range 3 {
-		r.must(http.StatusAccepted, http.MethodPost, "/async-function/slow/p?q=2", "body", "X-Callback-Url", to.URL+"/?slow", "Authorization", "Bearer secret", "Cookie", "session=secret", "X-Mine", "yes", "X-Timeout", "1s")
+		r.must(http.StatusAccepted, http.MethodPost, "/async-function/slow/p?q=2", "body", "X-Callback-Url", to.URL+"/?slow", "Authorization", "Bearer secret", "Cookie", "session=secret", "X-Mine", "yes", "X-Timeout", "20s")
 	}
 	r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", `{"functionName":"slow"}`)
 	r.until(late, "three letters of what is not there", func() bool { return len(r.letters("--function", "slow")) == 3 })

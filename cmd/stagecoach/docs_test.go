@@ -164,14 +164,11 @@ func follow(t *testing.T, folder string, page []example) {
 	if err := os.Symlink(filepath.Join(r.state, "nats-token"), filepath.Join(home, ".stagecoach", "nats-token")); err != nil {
 		t.Fatal(err)
 	}
-	joins := joinURL.FindStringSubmatch(r.log.String())
-	if joins == nil {
-		t.Fatalf("up does not say where nodes join:\n%s", r.log)
-	}
+	joins := r.joinURL()
 	t.Cleanup(func() { endBackground(t, folder) })
 	rd := newReader(t, folder, home, r)
 	registry := store.Listener.Addr().String()
-	rd.here = []string{"nats://127.0.0.1:4222", joins[1], "127.0.0.1:5000", registry}
+	rd.here = []string{"nats://127.0.0.1:4222", joins, "127.0.0.1:5000", registry}
 	rd.there = []string{registry, "127.0.0.1:5000"}
 	rd.follow(page)
 }

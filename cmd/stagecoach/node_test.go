@@ -45,7 +45,7 @@ var joinURL = regexp.MustCompile(`msg="nodes can join" url=(\S+)`)
 func startNodes(t *testing.T, flags ...string) *nodesRig {
 	t.Helper()
 	n := &nodesRig{rig: start(t, append([]string{"--nats-listen", "127.0.0.1:0"}, flags...)...)}
-	n.findURL()
+	n.url = n.joinURL()
 	token, err := readToken(n.token())
 	if err != nil {
 		t.Fatal(err)
@@ -70,13 +70,15 @@ func startNodes(t *testing.T, flags ...string) *nodesRig {
 	return n
 }
 
-func (n *nodesRig) findURL() {
-	n.t.Helper()
-	all := joinURL.FindAllStringSubmatch(n.log.String(), -1)
-	if len(all) == 0 {
-		n.t.Fatalf("up does not say where nodes join:\n%s", n.log)
-	}
-	n.url = all[len(all)-1][1]
+// joinURL waits until up has logged where nodes join, and returns the latest such place.
+func (r *rig) joinURL() string {
+	r.t.Helper()
+	var all [][]string
+	r.until(soon, "up to say where nodes join", func() bool {
+		all = joinURL.FindAllStringSubmatch(r.log.String(), -1)
+		return len(all) > 0
+	})
+	return all[len(all)-1][1]
 }
 
 func (n *nodesRig) token() string { return filepath.Join(n.state, "nats-token") }
@@ -324,10 +326,11 @@ func TestStrayReplica(t *testing.T) {
 // exports checks that a daemon's own metrics have a line.
 func (d *keysDaemon) exports(t *testing.T, line string) {
 	t.Helper()
-	at := regexp.MustCompile(`msg=metrics url=(\S+)`).FindStringSubmatch(d.log.String())
-	if at == nil {
-		t.Fatalf("%s does not say where its metrics are:\n%s", d.name, d.log)
-	}
+	var at []string
+	proctest.Until(t, d.name+" to say where its metrics are", func() bool {
+		at = regexp.MustCompile(`msg=metrics url=(\S+)`).FindStringSubmatch(d.log.String())
+		return at != nil
+	})
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at[1], nil)
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -90,6 +91,11 @@ func TestTraces(t *testing.T) {
 		t.Errorf("the second stage's inference took %v, want 150 ms at least and no longer than its call", hold)
 	}
 
+	for _, pid := range r.pids("wait", false) { // it takes the request, and does not end it before it is killed
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
 	killed := make(chan answer, 1)
 	go func() {
 		killed <- r.send(http.MethodPost, "/function/three", "x", "Traceparent", "00-"+parent("2"))

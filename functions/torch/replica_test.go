@@ -22,8 +22,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// limit is how long a replica may take for anything. One that works takes seconds, of which most are for importing PyTorch.
-const limit = 2 * time.Minute
+// limit is how long a replica may live. One that works takes seconds, most of them to import PyTorch,
+// and minutes on a machine that is busy with other work.
+const limit = 15 * time.Minute
 
 // replica is a process of a stage, and the other end of its socket.
 type replica struct {
@@ -104,7 +105,7 @@ func (r *replica) begin() *replica {
 func (r *replica) send(f wire.Frame) {
 	r.t.Helper()
 	if err := r.conn.Write(f); err != nil {
-		r.t.Fatalf("%v\n%s", err, r.stderr.String())
+		r.t.Fatalf("%v; stderr:\n%s", err, r.ended())
 	}
 }
 
@@ -113,11 +114,16 @@ func (r *replica) read(want wire.FrameType) wire.Frame {
 	r.t.Helper()
 	f, err := r.conn.Read()
 	if err != nil || f.Type != want {
-		_ = r.cmd.Process.Kill() // it may hang; and now its stderr is whole
-		_ = r.cmd.Wait()
-		r.t.Fatalf("frame %v %q, %v, want %v; stderr:\n%s", f.Type, f.Payload, err, want, r.stderr.String())
+		r.t.Fatalf("frame %v %q, %v, want %v; stderr:\n%s", f.Type, f.Payload, err, want, r.ended())
 	}
 	return f
+}
+
+// ended kills the replica, which may hang, and returns its whole stderr.
+func (r *replica) ended() string {
+	_ = r.cmd.Process.Kill()
+	_ = r.cmd.Wait()
+	return r.stderr.String()
 }
 
 // call has the replica answer a call each of the inputs, as a batch, and returns their outputs in order.
