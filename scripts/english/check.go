@@ -95,6 +95,9 @@ func prose(text string) string {
 // endsInLink reports whether a line is too wide only because of a link or a word that cannot be
 // broken: what is before it fits.
 func endsInLink(raw string) bool {
+	if strings.HasPrefix(raw, "![") {
+		return true
+	}
 	if fits := utf8.RuneCountInString(target.ReplaceAllString(raw, "]")) <= columns; fits && target.MatchString(raw) {
 		return true
 	}
