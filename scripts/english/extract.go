@@ -13,7 +13,7 @@ type block struct {
 	line  int      // number of the first line
 	text  []string // the prose, per line
 	raw   []string // the lines as they are in the file, for their width
-	wraps bool     // whether the author can wrap the lines: a row of a table cannot be wrapped
+	wraps bool     // whether the author can wrap the lines: not those of a table or heading
 }
 
 // A name is an identifier that a file declares.
@@ -229,7 +229,7 @@ func markdown(src string) (blocks []block) {
 				cells = strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
 			}
 			for _, cell := range cells {
-				b = block{i + 1, []string{cell}, []string{line}, !row}
+				b = block{i + 1, []string{cell}, []string{line}, false}
 				flush()
 			}
 		case strings.TrimSpace(line) == "":
