@@ -91,8 +91,9 @@ func run(w io.Writer, root string, paths []string) (int, error) {
 	return n, nil
 }
 
-// filesOf returns the files at or below p that can be checked, except generated and foreign ones. A
-// path that does not exist is an error, so that a renamed room does not drop out of the check.
+// filesOf returns the files at or below p that can be checked, except foreign ones and those to
+// skip; p itself is never skipped. A path that does not exist is an error, so that a renamed room
+// does not drop out of the check.
 func filesOf(root, p string, skip []string) (files []string, err error) {
 	err = filepath.WalkDir(filepath.Join(root, p), func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -102,7 +103,7 @@ func filesOf(root, p string, skip []string) (files []string, err error) {
 		if err != nil {
 			return err
 		}
-		foreign := rel == "build" || rel == "third_party" || slices.Contains(skip, rel)
+		foreign := rel == "build" || rel == "third_party" || rel != p && slices.Contains(skip, rel)
 		if d.IsDir() {
 			if foreign || rel != "." && strings.HasPrefix(d.Name(), ".") || d.Name() == "node_modules" {
 				return fs.SkipDir
