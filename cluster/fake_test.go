@@ -43,7 +43,7 @@ type world struct {
 	drain     func(ctx context.Context, name string) error // nil: at once
 	due       time.Time                                    // of all replicas
 	none      []string                                     // revisions and causes told to those that wait for them
-	apart     time.Time                                    // the latest Disregard of any
+	apart     time.Time                                    // the latest PauseMeasuring of any
 	changed   int                                          // calls
 	warmed    [][]WarmOrder                                // lists in order
 	warm      func(ctx context.Context, n *fakeNode) error // nil: at once
@@ -154,7 +154,7 @@ func (w *world) Signals(key pipeline.Key, _ time.Time) plan.Signals {
 	return is
 }
 
-func (w *world) Disregard(_ pipeline.Key, until time.Time) {
+func (w *world) PauseMeasuring(_ pipeline.Key, until time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.apart = until

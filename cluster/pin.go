@@ -55,7 +55,7 @@ func (l *Local) Pin(function pipeline.Key, p Pin) (Held, error) {
 	}
 	h, changed, err := l.pin(function, p)
 	if err == nil {
-		l.cfg.Lines.Disregard(function, p.Until)
+		l.cfg.Lines.PauseMeasuring(function, p.Until)
 	}
 	if changed {
 		l.cfg.Changed()
@@ -113,7 +113,7 @@ func (l *Local) Unpin(function pipeline.Key, holder string) {
 	}
 	l.mu.Unlock()
 	if mine {
-		l.cfg.Lines.Disregard(function, time.Time{})
+		l.cfg.Lines.PauseMeasuring(function, time.Time{})
 		l.cfg.Changed()
 	}
 }

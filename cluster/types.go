@@ -33,8 +33,8 @@ type Functions interface {
 type Lines interface {
 	// Signals returns what is measured of a function as of now.
 	Signals(function pipeline.Key, now time.Time) plan.Signals
-	// Disregard has nothing of a function count as measured until then; the zero time: from now on all counts again.
-	Disregard(function pipeline.Key, until time.Time)
+	// PauseMeasuring has nothing of a function count as measured until then; the zero time: from now on all counts again.
+	PauseMeasuring(function pipeline.Key, until time.Time)
 	// Fail answers what waits for a function task.Unavailable with the cause, if this revision is the
 	// deployed one. What comes later waits again.
 	Fail(function pipeline.Key, revision uint64, cause string)
