@@ -9,11 +9,13 @@ import (
 	"syscall"
 )
 
-// FullError says that a disk has too little room. errors.Is reports it as syscall.ENOSPC.
+// FullError means that a disk has too little room. errors.Is reports it as syscall.ENOSPC.
 type FullError struct {
-	Path       string // a folder on the disk
-	Free, Want int64  // bytes; Free is -1 if unknown. Want is shown only if it is larger than Free, because a failed write may free bytes
-	Err        error  // the error of the write that found the disk full; nil: no write was tried
+	Path string // a folder on the disk
+	// In bytes. Free is -1 if unknown. Want is shown only if it is larger than Free, because a
+	// failed write may free bytes.
+	Free, Want int64
+	Err        error // the error of the write that found the disk full; nil: no write was tried
 }
 
 // Error implements error.
