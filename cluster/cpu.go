@@ -48,7 +48,7 @@ func (l *Local) serve(n *node, r *replica) {
 		note, err := l.setCPU(n, r, from, to)
 		if err != nil {
 			if failures++; failures == 1 && r.wanted.Err() == nil {
-				l.cfg.Log.Warn("replica's CPU is not as wanted; tried again", "function", r.function, "replica", r.name, "wanted", milli(to), "error", err)
+				l.cfg.Log.Warn("failed to change a replica's CPU limit; trying again", "function", r.function, "replica", r.name, "wanted", milli(to), "error", err)
 			}
 			retry.Reset(Backoff(failures))
 			continue

@@ -201,11 +201,11 @@ func (l *Local) stopUnknown(n *node, replicas []string) {
 		n.stopping[name] = true
 		hands := n.hands
 		l.group.Go(func() {
-			l.cfg.Log.Warn("a replica that nobody wants is stopped", "replica", name, "node", n.name)
+			l.cfg.Log.Warn("an unknown replica is stopped", "replica", name, "node", n.name)
 			ctx, cancel := context.WithTimeout(l.ctx, l.cfg.Grace+stopMargin)
 			defer cancel()
 			if err := hands.Stop(ctx, name, l.cfg.Grace); err != nil {
-				l.cfg.Log.Error("a replica that nobody wants may still run", "replica", name, "node", n.name, "error", err)
+				l.cfg.Log.Error("failed to stop an unknown replica; it may still run", "replica", name, "node", n.name, "error", err)
 			}
 			l.mu.Lock()
 			defer l.mu.Unlock()

@@ -227,7 +227,7 @@ func (l *Local) drain(r *replica) {
 			break
 		}
 	}
-	l.cfg.Log.Warn("replica stopped with work left; it is tried elsewhere", "function", r.function, "replica", r.name, "error", err)
+	l.cfg.Log.Warn("replica stopped with calls left; they are tried elsewhere", "function", r.function, "replica", r.name, "error", err)
 	l.cfg.Replicas.Lost(r.function, r.name, deathOf(err))
 }
 

@@ -219,8 +219,8 @@ func (w *world) short() {
 }
 
 // TestWhatNoNodeCouldHold checks that requests for a function that no known node could hold get the
-// cause at once. Room that is in use now, and a node that fell silent a moment ago, still count as
-// able to hold it.
+// cause at once. A full node, and a node that fell silent a moment ago, could still
+// hold it.
 func TestWhatNoNodeCouldHold(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		needs := func(bytes int64) { w.set(func() { w.specs[0].Memory = bytes }) }

@@ -74,7 +74,7 @@ func New(o Observer, a Applier, cfg Config, log *slog.Logger, reg prometheus.Reg
 		}, []string{"result"}),
 		held: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: "stagecoach", Subsystem: "control", Name: "held_domains_total",
-			Help: "Domains that stayed as they were for a tick because a policy had no answer.",
+			Help: "Domains that kept their replicas for a tick because a policy failed.",
 		}),
 		planning: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: "stagecoach", Subsystem: "control", Name: "plan_seconds",
@@ -156,7 +156,7 @@ func (l *Loop) complain(err error) {
 		l.log.Info("control goes on as planned")
 		return
 	}
-	l.log.Warn("control goes on with what it has", "error", err)
+	l.log.Warn("the control loop keeps its last plan", "error", err)
 }
 
 func (l *Loop) round(ctx context.Context) (result string, err error) {
@@ -200,7 +200,7 @@ func stayed(stay []policy.Held) error {
 			errs = append(errs, fmt.Errorf("and so do %d more domains", len(stay)-i))
 			break
 		}
-		errs = append(errs, fmt.Errorf("domain of %q stays as it is: %w", h.Domain.Functions[0], h.Err))
+		errs = append(errs, fmt.Errorf("domain of %q keeps its replicas: %w", h.Domain.Functions[0], h.Err))
 	}
 	return errors.Join(errs...)
 }

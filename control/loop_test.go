@@ -277,16 +277,16 @@ func TestAPanicHoldsItsDomainOnly(t *testing.T) {
 		if !strings.Contains(p.Wants[0].Why, "held: policy panicked: no answer") {
 			t.Errorf("reason %q", p.Wants[0].Why)
 		}
-		if n := strings.Count(log.String(), "stays as it is"); n != 1 {
+		if n := strings.Count(log.String(), "keeps its replicas"); n != 1 {
 			t.Errorf("said %d times, want once, whatever addresses the stack has: %s", n, log)
 		}
-		if got, want := l.Trouble(), `domain of "bad" stays as it is: policy panicked: no answer`; got != want {
+		if got, want := l.Trouble(), `domain of "bad" keeps its replicas: policy panicked: no answer`; got != want {
 			t.Errorf("trouble %q, want %q: a line without a stack", got, want)
 		}
 		if got := counted(t, l.held); got != 3 {
 			t.Errorf("%v held domains counted, want 3", got)
 		}
-		if !strings.Contains(log.String(), `domain of \"bad\" stays as it is`) {
+		if !strings.Contains(log.String(), `domain of \"bad\" keeps its replicas`) {
 			t.Errorf("log %s", log)
 		}
 	})
@@ -302,7 +302,7 @@ func TestManyPanicsAreAFewLines(t *testing.T) {
 		l, log, stop := start(t, f, func(l *Loop) { l.policies = policy.WithAllocator(l.policies, "counter", &counter{fail: "bad"}) })
 		time.Sleep(1500 * time.Millisecond)
 		stop()
-		if got := l.Trouble(); strings.Count(got, "stays as it is") != stayedTold || !strings.HasSuffix(got, "; and so do 27 more domains") {
+		if got := l.Trouble(); strings.Count(got, "keeps its replicas") != stayedTold || !strings.HasSuffix(got, "; and so do 27 more domains") {
 			t.Errorf("trouble %q", got)
 		}
 		if got := len(log.String()); got > 30<<10 {

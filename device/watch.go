@@ -156,9 +156,9 @@ func (w *Watch) log(before []Info) {
 		case i < 0 && d.Unhealthy == "":
 			w.cfg.Log.Info("device", "index", d.Index, "uuid", d.UUID, "name", d.Name, "bytes", d.Memory)
 		case d.Unhealthy != "" && (i < 0 || before[i].Unhealthy == ""):
-			w.cfg.Log.Error("device is not used until it is well again", "index", d.Index, "uuid", d.UUID, "error", d.Unhealthy)
+			w.cfg.Log.Error("device is unhealthy and not used until it recovers", "index", d.Index, "uuid", d.UUID, "error", d.Unhealthy)
 		case i >= 0 && before[i].Unhealthy != "" && d.Unhealthy == "":
-			w.cfg.Log.Info("device is well again", "index", d.Index, "uuid", d.UUID)
+			w.cfg.Log.Info("device is healthy again", "index", d.Index, "uuid", d.UUID)
 		}
 	}
 }

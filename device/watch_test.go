@@ -195,7 +195,7 @@ func TestLostAndBack(t *testing.T) {
 		if got := uuids(w.Devices()); !slices.Equal(got, before) {
 			t.Errorf("devices %v, want all that there were: %v", got, before)
 		}
-		if !strings.Contains(logged(), "device is not used until it is well again\" index=4") {
+		if !strings.Contains(logged(), "device is unhealthy and not used until it recovers\" index=4") {
 			t.Errorf("log: %s", logged())
 		}
 		time.Sleep(time.Minute)
@@ -211,8 +211,8 @@ func TestLostAndBack(t *testing.T) {
 		})
 		look()
 		wantIll(t, w, nil)
-		if n := strings.Count(logged(), "device is well again"); n != 3 {
-			t.Errorf("%d devices are well again in the log, want 3:\n%s", n, logged())
+		if n := strings.Count(logged(), "device is healthy again"); n != 3 {
+			t.Errorf("%d devices are healthy again in the log, want 3:\n%s", n, logged())
 		}
 	})
 }

@@ -88,7 +88,7 @@ const kindNotSent = "not sent"
 
 // Latency is a distribution of times in seconds. A quantile q is left out if the sample is too
 // small for it. It is present if, with a confidence of 95 %, some of the sample lies above the true
-// q, that is if 1-qⁿ >= 0.95 (Wilks 1941): 59 for p95, 299 for p99, 2995 for p99.9.
+// q, that is if 1-qⁿ >= 0.95 (Wilks 1941). So p95 needs 59 answers, p99 299, and p99.9 2995.
 type Latency struct {
 	Count int64    `json:"count"`
 	Mean  float64  `json:"mean_s"`

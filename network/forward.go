@@ -63,7 +63,7 @@ func (n *Networks) forwardOff(m *machine) error {
 func (n *Networks) warnOfObstacles() {
 	chains, err := n.firewall.obstacles()
 	if err != nil {
-		n.log.Warn("firewalls of others cannot be read: they may keep replicas from leaving the machine", "err", err)
+		n.log.Warn("failed to read other firewalls, which may keep replicas from leaving the machine", "err", err)
 	}
 	if len(chains) > 0 {
 		n.log.Warn("a firewall drops what the machine forwards: accept there what comes from and goes to links "+prefix+"*, or replicas cannot leave the machine",

@@ -214,10 +214,10 @@ func (n *Networks) choose(m *machine) (netip.Prefix, error) {
 		case owner == n.c.Owner && !chosen.IsValid() && n.c.CIDR.Overlaps(s) && s.Bits() == max(sliceBits, n.c.CIDR.Bits()):
 			chosen = s
 		case m.living(s):
-			n.log.Warn("replicas of a process that is gone still have networks", "addresses", s, "owner", owner)
+			n.log.Warn("replicas of an ended process still have networks", "addresses", s, "owner", owner)
 		default:
 			if err := n.clear(s); err != nil {
-				n.log.Warn("network of a process that is gone cannot be removed", "addresses", s, "owner", owner, "err", err)
+				n.log.Warn("failed to remove the network of an ended process", "addresses", s, "owner", owner, "err", err)
 			}
 		}
 	}

@@ -150,7 +150,7 @@ func TestAdmitMakesADeletedFirewallAnew(t *testing.T) {
 	m.wantRefused(ns, "tcp", machineAddr+":7")
 	m.wantAnswer(ns, "tcp", first.String(), m.eth0(ns)) // admitted before
 	m.wantAnswer(ns, "tcp", routerAddr+":7", machineAddr)
-	if want := "somebody has deleted the firewall"; !strings.Contains(m.log.String(), want) {
+	if want := "another process deleted the replicas' firewall"; !strings.Contains(m.log.String(), want) {
 		t.Errorf("log %s, want %s", m.log, want)
 	}
 }

@@ -61,7 +61,7 @@ func (n *Networks) Admit(gateway netip.AddrPort) error {
 	}
 	err := n.firewall.admit(len(n.admitted) == 0, entries...)
 	if errors.Is(err, unix.ENOENT) {
-		n.log.Warn("somebody has deleted the firewall of replicas, which reached this machine meanwhile: it is made anew", "table", n.firewall.table.Name)
+		n.log.Warn("another process deleted the replicas' firewall, so replicas could reach this machine; the firewall is restored", "table", n.firewall.table.Name)
 		if err = n.firewall.install(n.slice, n.c.CIDR, n.Gateway()); err == nil {
 			err = n.firewall.admit(false, entries...)
 		}

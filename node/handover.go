@@ -40,7 +40,7 @@ func (s *Server) serveConn(c *net.UnixConn) {
 		// The client has it now; otherwise the replica sees that its connection is closed.
 		_ = k.conn.Close()
 		if err != nil {
-			s.cfg.Log.Warn("replica's socket could not be handed over; the replica is stopped", "replica", k.replica, "error", err)
+			s.cfg.Log.Warn("failed to hand over a replica's socket; the replica is stopped", "replica", k.replica, "error", err)
 			s.end(k.replica)
 		}
 	case wantLines:

@@ -58,7 +58,7 @@ const (
 // Errors of Run that callers may want to tell apart.
 var (
 	ErrTaken   = errors.New("node: another daemon has this name")
-	ErrRefused = errors.New("node: refused by who steers the cluster")
+	ErrRefused = errors.New("node: refused by the control process")
 )
 
 // Server is the daemon's side of the protocol. Its methods are safe for concurrent use.
@@ -194,7 +194,7 @@ func (s *Server) since(number uint64) []Event {
 func (s *Server) send(kind string, message any) error {
 	b, err := json.Marshal(message)
 	if err != nil {
-		s.cfg.Log.Error("message cannot be encoded", "node", s.cfg.Me.Name, "kind", kind, "error", err)
+		s.cfg.Log.Error("failed to encode a message", "node", s.cfg.Me.Name, "kind", kind, "error", err)
 		return err
 	}
 	return s.cfg.Bus.Send(s.cfg.Me.Name, kind, "", b)

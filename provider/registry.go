@@ -242,7 +242,7 @@ func (r *Registry) applyFunction(e Entry) {
 		} else {
 			change.Function = &d
 			if _, err := parse(d.Deployment, pipeline.Parse); err != nil {
-				r.log.Warn("a stored function has a name that is not accepted any more: it serves on, but cannot be updated; deploy it under a new name and remove it",
+				r.log.Warn("a stored function has a name that is no longer accepted: it still serves, but cannot be updated; deploy it under a new name and remove it",
 					"function", change.Key, "error", err)
 			}
 		}

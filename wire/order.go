@@ -54,9 +54,9 @@ const (
 	// EnvSecrets tells `stagecoach watchdog` the absolute path of the folder with the program's
 	// secrets; empty: none.
 	EnvSecrets = "STAGECOACH_SECRETS"
-	// EnvOutOfMemory tells `stagecoach watchdog` the absolute path of the file in its cgroup that
-	// counts processes killed for their memory, a space, and the error text for such a process. It
-	// is empty if the file is unknown.
+	// EnvOutOfMemory tells `stagecoach watchdog` which file in its cgroup counts processes killed
+	// for their memory, and the error text for such a process. The value is the file's absolute
+	// path, a space, and the text. It is empty if the file is unknown.
 	EnvOutOfMemory = "STAGECOACH_OUT_OF_MEMORY"
 	// EnvProgram is the prefix of the program's own variables for `stagecoach watchdog`. Without
 	// it, a function's variable such as LD_PRELOAD would affect the watchdog, which may be root.
