@@ -1,11 +1,15 @@
-// Package cgroup makes control groups: what bounds and measures the processes of a replica together, whatever they start.
+// Package cgroup creates control groups, which limit and measure all processes of a replica
+// together.
 //
-// [Open] finds out where this process may make groups, in cgroup v2 or v1, and [Root.Create] makes one of a name with its
-// limits. A process enters it with the descriptors of [Group.Files], by writing "0" to each, before it does anything else:
-// so nothing that it starts is ever outside. They are never given to a function: who has them can move any process there. [Group.SetCPU] changes the share of the processor live, [Group.Usage] tells
-// what was used, and [Group.Remove] kills what is left and removes the group.
+// [Open] finds out where this process may create groups, in cgroup v2 or v1. [Root.Create] creates
+// a named group with limits. A process enters the group through the descriptors of [Group.Files]:
+// it writes "0" to each before it does anything else. So nothing that it starts is ever outside.
+// Never give these descriptors to a function, because their holder can move any process into the
+// group. [Group.SetCPU] changes the CPU limit, [Group.Usage] reports usage, and [Group.Remove]
+// kills the remaining processes and removes the group.
 //
-// The groups of a node lie in stagecoach/NODE below the cgroup of this process, so that a limit on that holds for them too:
+// The groups of a node are in stagecoach/NODE below the cgroup of this process, so a limit on that
+// cgroup applies to them too:
 //
 //	v1  /sys/fs/cgroup/{cpu,cpuacct,memory,pids}/OURS/stagecoach/NODE/NAME
 //	v2  /sys/fs/cgroup/OURS/stagecoach/NODE/NAME

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// fake is a cgroup v2 tree of plain files. What a kernel does by itself, such as making a group's files or removing them with
-// it, the tests do. On a real v2 none of this has run.
+// fake is a cgroup v2 tree of plain files. The tests do what a kernel does by itself, such as
+// creating and removing a group's files. None of this has run on a real v2.
 type fake struct {
 	system
 	mount string
@@ -42,7 +42,8 @@ func (f fake) write(t *testing.T, file, text string) {
 
 func read(t *testing.T, file string) string {
 	t.Helper()
-	_ = os.Chmod(file, 0o600) // what a kernel would have made first, we have made without rights
+	// The tests created these files without permissions, before a kernel would.
+	_ = os.Chmod(file, 0o600)
 	b, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -183,7 +184,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestUnifiedLeaf finds the place for groups again when this process has been moved out of it.
+// TestUnifiedLeaf finds the place for groups again after this process was moved out of it.
 func TestUnifiedLeaf(t *testing.T) {
 	f := newFake(t, "/svc", "cpu memory pids")
 	f.write(t, f.cgroup, "0::/svc/"+leaf+"\n")
@@ -233,7 +234,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// FuzzMounts wants no panic, and mounts that have what is needed of them.
+// FuzzMounts checks that parsing does not panic, and that mounts have the required fields.
 func FuzzMounts(f *testing.F) {
 	f.Add("32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n", "/x")
 	f.Add("41 31 0:38 /a /sys/fs/cgroup/unified rw shared:1 - cgroup2 cgroup2 rw\n", "/a/b")

@@ -13,7 +13,7 @@ import (
 	"github.com/containerd/cgroups/v3"
 )
 
-// system is where a Linux tells of its cgroups; tests have files of their own.
+// system names the files in which Linux describes its cgroups. Tests use their own files.
 type system struct {
 	cgroup    string // /proc/self/cgroup
 	mountinfo string // /proc/self/mountinfo
@@ -21,7 +21,7 @@ type system struct {
 
 var real = system{"/proc/self/cgroup", "/proc/self/mountinfo"}
 
-// The controllers that a group wants. In v2, cpu has what cpuacct has in v1.
+// The controllers that groups use. In v2, cpu includes what cpuacct has in v1.
 const (
 	cpu     = "cpu"
 	cpuacct = "cpuacct"
@@ -29,16 +29,18 @@ const (
 	pids    = "pids"
 )
 
-// place is where a hierarchy's groups are made: the folder of the cgroup that this process is in.
+// place is where a hierarchy's groups are created: the folder of the cgroup that this process is
+// in.
 type place struct {
 	mount string // where the hierarchy is mounted
-	home  string // the path of our group below that; "/" when it is the mount itself
+	home  string // path of our cgroup below the mount; "/" if it is the mount itself
 }
 
 func (p place) dir() string { return filepath.Join(p.mount, p.home) }
 
-// find returns the place of each controller that there is, and whether they are all in the one hierarchy of v2. With the
-// controllers of v1 mounted, as on hybrid systems, a v2 hierarchy that has none is passed over.
+// find returns the place of each available controller, and whether they are all in the unified
+// hierarchy of v2. On hybrid systems, which mount the controllers of v1, it ignores a v2 hierarchy
+// without controllers.
 func (s system) find() (places map[string]place, unified bool, err error) {
 	f, err := os.Open(s.mountinfo)
 	if err != nil {
@@ -74,7 +76,7 @@ func (s system) find() (places map[string]place, unified bool, err error) {
 		if !m.unified || !ok {
 			continue
 		}
-		if filepath.Base(p.home) == leaf { // we are where an earlier life has moved us
+		if filepath.Base(p.home) == leaf { // an earlier process has moved this one there
 			p.home = filepath.Dir(p.home)
 		}
 		b, err := os.ReadFile(filepath.Join(p.dir(), "cgroup.controllers"))
@@ -91,15 +93,15 @@ func (s system) find() (places map[string]place, unified bool, err error) {
 	return nil, false, errors.New("no cgroup file system is mounted where this process could see its own group")
 }
 
-// mount is a line of mountinfo that is of a cgroup file system.
+// mount is a line of mountinfo about a cgroup file system.
 type mount struct {
-	root    string // what of the hierarchy is mounted
+	root    string // the mounted part of the hierarchy
 	point   string
 	unified bool     // v2
-	options []string // of v1: its controllers, among others
+	options []string // v1: its controllers and other options
 }
 
-// place is where a group's folder is, if the mount shows it.
+// place returns where a group's folder is, if the mount shows it.
 func (m mount) place(group string) (place, bool) {
 	if group == "" {
 		return place{}, false
@@ -111,7 +113,8 @@ func (m mount) place(group string) (place, bool) {
 	return place{m.point, filepath.Join("/", rel)}, true
 }
 
-// parseMounts reads mountinfo; see proc_pid_mountinfo(5). The line of a mount that hides an earlier one is the later.
+// parseMounts parses mountinfo (see proc_pid_mountinfo(5)). If a mount hides another, its line
+// comes later.
 func parseMounts(r io.Reader) ([]mount, error) {
 	var all []mount
 	lines := bufio.NewScanner(r)

@@ -30,13 +30,14 @@ type Group struct {
 	last    Usage // once removed
 }
 
-// Usage is what the processes of a group have used, those that have ended included.
+// Usage is what the processes of a group have used, including those that have ended.
 type Usage struct {
-	CPU          time.Duration // of all cores
-	Memory       int64         // bytes now; file pages that can be let go at once do not count
-	Throttled    time.Duration // for which they waited because of the limit on the processor
-	Periods      uint64        // of 100 ms in which they wanted the processor, while it was limited
-	ThrottledIn  uint64        // of these, those in which they had to wait
+	CPU time.Duration // of all cores
+	// present bytes, without file pages that the kernel can free at once.
+	Memory       int64
+	Throttled    time.Duration // time spent waiting because of the CPU limit
+	Periods      uint64        // number of 100 ms periods with work while the CPU was limited
+	ThrottledIn  uint64        // part of Periods: those in which processes had to wait
 	OOMKills     uint64        // processes killed because of the limit on memory
 	ForksRefused uint64        // because of the limit on processes
 }
@@ -44,14 +45,14 @@ type Usage struct {
 // ErrRemoved is the error of a group that has been removed.
 var ErrRemoved = errors.New("cgroup: removed")
 
-// period is what quotas are of, in µs; least is the smallest quota that the kernel takes.
+// period is the period of CPU quotas in µs. least is the smallest quota that the kernel accepts.
 const (
 	period = 100_000
 	least  = 1_000
 )
 
-// Files opens what a process enters the group with, by writing "0" to each; the caller closes them. In v1 that moves the
-// thread that writes, in v2 its process.
+// Files opens the files through which a process enters the group, by writing "0" to each. The
+// caller closes them. In v1, writing moves the calling thread; in v2, its process.
 func (g *Group) Files() ([]*os.File, error) {
 	name := "tasks"
 	if g.root.unified {
@@ -71,8 +72,8 @@ func (g *Group) Files() ([]*os.File, error) {
 	return files, nil
 }
 
-// SetCPU sets how much of the processor the group's processes may use together, in thousandths of a core, 10 at least; 0: all
-// there is. Where there is no controller cpu, it has no effect.
+// SetCPU sets the CPU limit of all processes in the group together, in thousandths of a core and at
+// least 10; 0: no limit. Without the controller cpu, it has no effect.
 func (g *Group) SetCPU(milli int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -87,7 +88,8 @@ func (g *Group) SetCPU(milli int) error {
 		quota = max(int64(milli)*period/1000, least)
 	}
 	err := g.setQuota(quota)
-	if errors.Is(err, unix.EINVAL) && !g.root.unified { // more than a group above has, which bounds it as well
+	// A larger limit than that of a parent group, which applies anyway.
+	if errors.Is(err, unix.EINVAL) && !g.root.unified {
 		err = g.setQuota(-1)
 	}
 	if err != nil {
@@ -108,7 +110,7 @@ func (g *Group) setQuota(quota int64) error {
 	return g.v2.Update(&cgroup2.Resources{CPU: &cgroup2.CPU{Max: cgroup2.NewCPUMax(limit, &every)}})
 }
 
-// Usage returns what the group has used so far, and after Remove what it had used then.
+// Usage returns the group's usage so far. After Remove, it returns the last usage.
 func (g *Group) Usage() (Usage, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -118,8 +120,8 @@ func (g *Group) Usage() (Usage, error) {
 	return g.usage()
 }
 
-// Remove kills what is left in the group and removes it, with the groups that its processes may have made in it. Removing
-// twice is no error.
+// Remove kills the group's remaining processes and removes the group, with any groups that its
+// processes have created in it. It is no error to remove a group twice.
 func (g *Group) Remove() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -136,7 +138,7 @@ func (g *Group) Remove() error {
 	return nil
 }
 
-// patience bounds how long the end of killed processes is waited for.
+// patience bounds the wait for killed processes to end.
 const patience = 10 * time.Second
 
 func (g *Group) remove() error {
@@ -150,12 +152,12 @@ func (g *Group) remove() error {
 		if err == nil || !errors.Is(err, unix.EBUSY) || time.Now().After(until) {
 			return err
 		}
-		time.Sleep(delay) // the kernel tells nobody when the last one has gone
+		time.Sleep(delay) // there is no event when the last process has ended
 	}
 }
 
-// removeTree kills what is in a folder's groups and removes them, the innermost first. That a killed process is still there
-// is EBUSY.
+// removeTree kills the processes in a folder's groups and removes the groups, innermost first. It
+// returns EBUSY if killed processes have not ended yet.
 func (g *Group) removeTree(dir string) error {
 	if err := os.Remove(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -180,14 +182,16 @@ func (g *Group) removeTree(dir string) error {
 
 // kill sends SIGKILL to the processes of one folder.
 func (g *Group) kill(dir string) {
-	// Where these are missing or not ours, what follows takes several rounds at worst, which remove goes.
-	_ = os.WriteFile(filepath.Join(dir, "pids.max"), []byte("0"), 0) // so that nothing is started meanwhile
+	// Without these files, or without permission, the loop below takes several rounds at worst.
+	// The first write keeps processes from being started meanwhile.
+	_ = os.WriteFile(filepath.Join(dir, "pids.max"), []byte("0"), 0)
 	if os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) == nil {
 		return
 	}
 	procs, _ := readPIDs(filepath.Join(dir, "cgroup.procs"))
 	for _, pid := range procs {
-		p, err := os.FindProcess(pid) // by a descriptor, so that nobody else gets the signal
+		// through a descriptor, so that no other process gets the signal.
+		p, err := os.FindProcess(pid)
 		if err != nil {
 			continue
 		}
@@ -198,7 +202,8 @@ func (g *Group) kill(dir string) {
 	}
 }
 
-// belongs tells a process of the group from one of whose threads only is in there, for the moment in which it starts a process.
+// belongs reports whether a process is in the group. A process that starts another one has a thread
+// in there for a moment, but does not belong.
 func (g *Group) belongs(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)) // of its first thread
 	if err != nil {
@@ -212,7 +217,7 @@ func (g *Group) belongs(pid int) bool {
 	return false
 }
 
-// dirs are the group's folders, one a hierarchy.
+// dirs returns the group's folders, one per hierarchy.
 func (g *Group) dirs() []string {
 	dirs := g.root.folders()
 	for i := range dirs {
@@ -221,7 +226,7 @@ func (g *Group) dirs() []string {
 	return dirs
 }
 
-// readPIDs reads a file of numbers, one a line.
+// readPIDs reads a file with one number per line.
 func readPIDs(file string) ([]int, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -236,7 +241,7 @@ func readPIDs(file string) ([]int, error) {
 	return all, nil
 }
 
-// descends tells whether a process is another or one of its descendants.
+// descends reports whether a process is another one or its descendant.
 func descends(pid, from int) bool {
 	for range 100 {
 		if pid == from {

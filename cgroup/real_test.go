@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// open returns this machine's groups. Where a test of them has to run, it fails without them.
+// open returns this machine's groups. If a test must run here, it fails without them.
 func open(t *testing.T) *cgroup.Root {
 	t.Helper()
 	root, err := cgroup.Open("test-" + strings.ToLower(t.Name()))
@@ -60,7 +60,7 @@ func start(t *testing.T, s *sandbox.Spawner, g *cgroup.Group, script string) (*e
 	return startAs(t, s, g, script, nil)
 }
 
-// startAs is start as another user, who sees the machine's files in a way of its own.
+// startAs is start for another user, who sees the machine's files in a private mount namespace.
 func startAs(t *testing.T, s *sandbox.Spawner, g *cgroup.Group, script string, as *sandbox.Account) (*exec.Cmd, *bufio.Scanner) {
 	t.Helper()
 	var files []*os.File
@@ -106,7 +106,7 @@ func usage(t *testing.T, g *cgroup.Group) cgroup.Usage {
 	return u
 }
 
-// wait returns when done says so of the group's usage.
+// wait polls the group's usage until done returns true.
 func wait(t *testing.T, g *cgroup.Group, what string, done func(cgroup.Usage) bool) cgroup.Usage {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -126,8 +126,8 @@ func wait(t *testing.T, g *cgroup.Group, what string, done func(cgroup.Usage) bo
 	}
 }
 
-// TestEntersBeforeItsFirstInstruction starts a program that says which groups it is in, and sees that neither it nor what comes
-// after is in the wrong ones.
+// TestEntersBeforeItsFirstInstruction starts a program that prints its groups, and checks that
+// neither it nor a later process is in a wrong one.
 func TestEntersBeforeItsFirstInstruction(t *testing.T) {
 	root, s := open(t), spawner(t)
 	g := create(t, root, "r1", cgroup.Limits{PIDs: 100})
@@ -169,8 +169,9 @@ func TestEntersBeforeItsFirstInstruction(t *testing.T) {
 	}
 }
 
-// TestRemoveLeavesTheSpawnerAlone removes a group again and again while processes are started in it: what is killed are these
-// processes, never the one that starts them, though a thread of that is in the group for a moment.
+// TestRemoveLeavesTheSpawnerAlone removes a group again and again while processes are started in
+// it. These processes must be killed, but never the one that starts them, although one of its
+// threads is in the group for a moment.
 func TestRemoveLeavesTheSpawnerAlone(t *testing.T) {
 	root, s := open(t), spawner(t)
 	for i := range 50 {
@@ -189,18 +190,20 @@ func TestRemoveLeavesTheSpawnerAlone(t *testing.T) {
 			t.Error(err)
 		}
 		if err == nil {
-			_ = cmd.Process.Kill() // it may have got in and died, or come too late
+			_ = cmd.Process.Kill() // it may have died in the group, or come too late
 			sandbox.Wait(cmd)
 		}
 	}
 }
 
-// TestSetCPU changes the quota of a program that spins, and compares what it did in as many periods.
+// TestSetCPU changes the quota of a program that spins, and compares its work per throttled period.
 func TestSetCPU(t *testing.T) {
 	root, s := open(t), spawner(t)
 	g := create(t, root, "spins", cgroup.Limits{CPUMilli: 400})
 	cmd, _ := start(t, s, g, "while :; do :; done")
-	work := func() time.Duration { // of 10 periods in which it was held up; only such count, as the machine may be busy elsewhere
+	// work returns the program's work in 10 throttled periods. Others do not count, because the
+	// machine may be busy.
+	work := func() time.Duration {
 		from := wait(t, g, "the first period", func(u cgroup.Usage) bool { return u.ThrottledIn > 0 })
 		to := wait(t, g, "ten periods", func(u cgroup.Usage) bool { return u.ThrottledIn >= from.ThrottledIn+10 })
 		return (to.CPU - from.CPU) / time.Duration(to.ThrottledIn-from.ThrottledIn)
@@ -238,7 +241,7 @@ func TestSetCPU(t *testing.T) {
 	}
 }
 
-// TestMemory lets a program eat more than it may.
+// TestMemory checks a program that exceeds its memory limit.
 func TestMemory(t *testing.T) {
 	root, s := open(t), spawner(t)
 	g := create(t, root, "eats", cgroup.Limits{Memory: 32 << 20})
@@ -254,8 +257,8 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestForkBomb lets a program start as many processes as it can, all of which go with the group. It gives up by itself after a while,
-// so that no more than this test fails where it is not contained.
+// TestForkBomb lets a program start as many processes as it can. All must end with the group. The
+// program gives up after a while, so that only this test fails if it is not contained.
 func TestForkBomb(t *testing.T) {
 	root, s := open(t), spawner(t)
 	g := create(t, root, "bomb", cgroup.Limits{PIDs: 50})
@@ -275,7 +278,8 @@ func TestForkBomb(t *testing.T) {
 	}
 }
 
-// TestThousandGroups makes and removes groups, some with processes and groups of their own in them, and finds nothing left.
+// TestThousandGroups creates and removes groups, some with processes and nested groups, and checks
+// that nothing is left.
 func TestThousandGroups(t *testing.T) {
 	root, s := open(t), spawner(t)
 	for i := range 1000 {
@@ -297,8 +301,8 @@ func TestThousandGroups(t *testing.T) {
 	}
 }
 
-// TestEarlierLife adopts what another Root has made, and removes what nobody wants.
-func TestEarlierLife(t *testing.T) {
+// TestGroupsOfAnEarlierProcess adopts groups of an earlier Root, and removes unwanted ones.
+func TestGroupsOfAnEarlierProcess(t *testing.T) {
 	root, s := open(t), spawner(t)
 	create(t, root, "kept", cgroup.Limits{CPUMilli: 300})
 	old := create(t, root, "old", cgroup.Limits{})
@@ -334,12 +338,12 @@ func TestEarlierLife(t *testing.T) {
 	if st := sandbox.Wait(cmd); !st.Signaled() {
 		t.Errorf("the old one's process ended with %v, want it killed", st)
 	}
-	// A new group takes the place of one of the same name.
+	// A new group replaces an old one with the same name.
 	if u := usage(t, create(t, later, "kept", cgroup.Limits{})); u.CPU > time.Second {
 		t.Errorf("a new group has used %v already", u.CPU)
 	}
 
-	// What a node that is no more has left is removed by another when it is empty.
+	// Another node removes an empty group of a node that no longer exists.
 	full := create(t, later, "full", cgroup.Limits{})
 	cmd, _ = start(t, s, full, "sleep 1000")
 	if err := later.Close(); err != nil {
@@ -361,7 +365,8 @@ func TestEarlierLife(t *testing.T) {
 	}
 }
 
-// TestManyNodesComeAndGo opens and closes nodes at once, each of which sweeps and removes what it shares with others.
+// TestManyNodesComeAndGo opens and closes nodes concurrently. Each sweeps and removes folders that
+// it shares with others.
 func TestManyNodesComeAndGo(t *testing.T) {
 	open(t)
 	var wg sync.WaitGroup
@@ -391,7 +396,7 @@ func TestManyNodesComeAndGo(t *testing.T) {
 	wg.Wait()
 }
 
-// TestGroupsWithinGroups removes what a replica with rights has made in its own group.
+// TestGroupsWithinGroups removes groups that a privileged replica has created in its own group.
 func TestGroupsWithinGroups(t *testing.T) {
 	root, s := open(t), spawner(t)
 	g := create(t, root, "outer", cgroup.Limits{})

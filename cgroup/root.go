@@ -17,31 +17,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The names of folders: of all of Stagecoach's groups, and of the one that a v2 group's own processes move to, since a group
-// with groups in it may have none.
+// Names of folders: of all groups of Stagecoach, and of the group into which a v2 group's own
+// processes move, because a group with child groups may not have processes.
 const (
 	above = "stagecoach"
 	leaf  = "stagecoach.daemon"
 )
 
-// Root is where the groups of a node are. Its methods are safe for concurrent use on groups of different names.
+// Root holds the groups of a node. Its methods are safe for concurrent use on groups with different
+// names.
 type Root struct {
 	unified bool
 	places  map[string]place // by controller
 	node    string
 	lacks   []string
-	lock    *os.File // the node's folder, locked: somebody is there
+	lock    *os.File // the node's folder, locked while it is open
 }
 
-// Limits bound the processes of a group together; 0: not at all.
+// Limits bound the processes of a group together; 0: no limit.
 type Limits struct {
 	Memory   int64 // bytes; none of it is swapped
 	CPUMilli int   // thousandths of a core
 	PIDs     int   // processes and threads
 }
 
-// Open makes the folder for the groups of a node, below the cgroup of this process, and removes empty ones that nodes which are
-// no more have left. A node that is open already is an error. The caller closes it.
+// Open creates the folder for the groups of a node, below the cgroup of this process. It removes
+// empty groups of nodes that no longer exist. It fails if the node is open already. The caller
+// closes the Root.
 func Open(node string) (*Root, error) { return open(real, node) }
 
 func open(s system, node string) (*Root, error) {
@@ -65,7 +67,8 @@ func open(s system, node string) (*Root, error) {
 	return r, nil
 }
 
-// settle makes the node's folders and locks them. Between the two, one who sweeps may remove them again.
+// settle creates the node's folders and locks them. A concurrent sweep may remove them before they
+// are locked.
 func (r *Root) settle() error {
 	enter := r.enterV1
 	if r.unified {
@@ -77,7 +80,7 @@ func (r *Root) settle() error {
 		}
 		lock, err := claim(r.folders()[0], claimWait)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // swept, which the next one is not again
+			continue // swept; after a retry the folder is locked in time
 		}
 		if err != nil {
 			return err
@@ -92,7 +95,8 @@ func (r *Root) settle() error {
 	return fmt.Errorf("%s is removed again and again", r.folders()[0])
 }
 
-// mkdirAll is os.MkdirAll while others may remove folders on the way, which are empty for an instant.
+// mkdirAll is os.MkdirAll while other processes may remove parent folders, which are empty for a
+// moment.
 func mkdirAll(folder string) error {
 	err := os.MkdirAll(folder, 0o755)
 	for range 100 {
@@ -104,10 +108,11 @@ func mkdirAll(folder string) error {
 	return err
 }
 
-// Lacks returns those of the controllers cpu, memory and pids that may not be used here: what they would bound is not bounded.
+// Lacks returns which of the controllers cpu, memory and pids cannot be used here, so that their
+// limits have no effect.
 func (r *Root) Lacks() []string { return r.lacks }
 
-// enterV1 makes the node's folders, and forgets the controllers where it cannot.
+// enterV1 creates the node's folders, and drops controllers for which it cannot.
 func (r *Root) enterV1() error {
 	var errs []error
 	for _, c := range slices.Sorted(maps.Keys(r.places)) {
@@ -132,7 +137,7 @@ func same(a, b string) bool {
 	return err == nil && err2 == nil && os.SameFile(x, y)
 }
 
-// delegate makes the node's folder and hands the controllers down to it.
+// delegate creates the node's folder and enables the controllers for it.
 func (r *Root) delegate() error {
 	if len(r.places) == 0 {
 		return errors.New("this process's group has none of the controllers cpu, memory and pids: want a group that was delegated, " +
@@ -162,13 +167,14 @@ func (r *Root) delegate() error {
 	return enable(folder, wanted)
 }
 
-// enable hands controllers down to the groups in a folder.
+// enable enables controllers for the groups in a folder.
 func enable(folder string, controllers []string) error {
 	return os.WriteFile(filepath.Join(folder, "cgroup.subtree_control"), []byte("+"+strings.Join(controllers, " +")), 0)
 }
 
-// evacuate moves the processes of a v2 group to a group in it, which is how it may have others in it as well. It does so only
-// when they are ours, or all those of a container, whose own group looks like the root.
+// evacuate moves the processes of a v2 group into a child group, so that the group may have other
+// children. It does so only if all of these processes are ours, or if they are all processes of a
+// container, whose own group looks like the root.
 func evacuate(home string) error {
 	procs, err := readPIDs(filepath.Join(home, "cgroup.procs"))
 	if err != nil {
@@ -202,7 +208,7 @@ func (r *Root) folder(controller string) string {
 	return filepath.Join(r.places[controller].dir(), above, r.node)
 }
 
-// folders are those of all hierarchies, each once.
+// folders returns the node's folders of all hierarchies, without duplicates.
 func (r *Root) folders() []string {
 	var all []string
 	for c := range r.places {
@@ -212,7 +218,8 @@ func (r *Root) folders() []string {
 	return slices.Compact(all)
 }
 
-// Create makes an empty group with these limits. What is left of an earlier one of this name is killed and removed.
+// Create creates an empty group with these limits. It kills and removes what is left of an earlier
+// group with this name.
 func (r *Root) Create(name string, l Limits) (*Group, error) {
 	if err := checkName(name); err != nil {
 		return nil, fmt.Errorf("cgroup: %w", err)
@@ -241,7 +248,7 @@ func (r *Root) Create(name string, l Limits) (*Group, error) {
 	return g, nil
 }
 
-// Adopt returns a group that an earlier process has made, with the limits that it has.
+// Adopt returns a group that an earlier process created, with its present limits.
 func (r *Root) Adopt(name string) (*Group, error) {
 	if err := checkName(name); err != nil {
 		return nil, fmt.Errorf("cgroup: %w", err)
@@ -282,7 +289,7 @@ func (r *Root) Names() ([]string, error) {
 	return slices.Compact(all), nil
 }
 
-// Retain kills and removes all groups but those of these names.
+// Retain kills and removes all groups except those with these names.
 func (r *Root) Retain(names []string) error {
 	have, err := r.Names()
 	if err != nil {
@@ -297,10 +304,10 @@ func (r *Root) Retain(names []string) error {
 	return errors.Join(errs...)
 }
 
-// Close removes the folders of this node, if they are empty, and lets others open it.
+// Close removes the folders of this node if they are empty, and lets others open it.
 func (r *Root) Close() error {
 	defer r.lock.Close()
-	for _, folder := range slices.Backward(r.folders()) { // the one that is locked goes last
+	for _, folder := range slices.Backward(r.folders()) { // the locked folder goes last
 		if os.Remove(folder) == nil {
 			_ = os.Remove(filepath.Dir(folder)) // fails while other nodes have groups
 		}
@@ -310,7 +317,7 @@ func (r *Root) Close() error {
 
 func (r *Root) group(name string) *Group { return &Group{root: r, name: name} }
 
-// checkName keeps what comes from elsewhere to one folder.
+// checkName makes sure that a name from outside is a single folder.
 func checkName(name string) error {
 	if name == "" || len(name) > 200 || name[0] == '.' || strings.ContainsAny(name, "/\x00\n") {
 		return fmt.Errorf("name %q: want one of at most 200 bytes without slashes that does not begin with a dot", name)

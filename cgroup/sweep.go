@@ -12,17 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// claimWait is how long another one may be sweeping a node's folder.
+// claimWait is how long another process may take to sweep a node's folder.
 const claimWait = time.Second
 
-// claim locks a folder for as long as the file is open, also against others of this process. The kernel unlocks it when its owner
-// dies. One that was removed meanwhile, even if there is another of its name by now, is fs.ErrNotExist.
+// claim locks a folder for as long as the file is open, also against other callers in this process.
+// The kernel unlocks it when its owner dies. If the folder was removed meanwhile, claim returns
+// fs.ErrNotExist, even if there is a new folder with the same name.
 func claim(folder string, wait time.Duration) (*os.File, error) {
 	f, err := os.Open(folder)
 	if err != nil {
 		return nil, err
 	}
-	for until := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) { // nobody tells of its end
+	// There is no event for its end.
+	for until := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			there, err := f.Stat()
@@ -40,13 +42,13 @@ func claim(folder string, wait time.Duration) (*os.File, error) {
 	}
 }
 
-// sweep removes the empty groups of nodes whose owner has died, as after a SIGKILL. Those with processes stay: their owner may
-// come back for them.
+// sweep removes the empty groups of nodes whose owner has died, for example by SIGKILL. Groups with
+// processes stay, because their owner may come back.
 func (r *Root) sweep() {
 	all := filepath.Dir(r.folders()[0])
 	nodes, err := os.ReadDir(all)
 	if err != nil {
-		return // what is left takes no more than memory of the kernel
+		return // the rest takes only kernel memory
 	}
 	for _, n := range nodes {
 		if !n.IsDir() || n.Name() == r.node {
@@ -54,9 +56,10 @@ func (r *Root) sweep() {
 		}
 		lock, err := claim(filepath.Join(all, n.Name()), 0)
 		if err != nil {
-			continue // somebody is there
+			continue // another process has it open
 		}
-		for _, folder := range slices.Backward(r.folders()) { // the one that is locked goes last: then another can have the name
+		// The locked folder goes last. Then another process can have the name.
+		for _, folder := range slices.Backward(r.folders()) {
 			dir := filepath.Join(filepath.Dir(folder), n.Name())
 			groups, _ := os.ReadDir(dir) // of none, nothing is removed
 			for _, g := range groups {

@@ -11,12 +11,13 @@ import (
 	"time"
 )
 
-// The library reads twenty files a group for its statistics, and not this: so usage is read here.
+// The library reads twenty files per group for its statistics, and misses some of these. So usage
+// is read here.
 
-// counter is a number in a group's file: the field of that name, or of files of one number the only one.
+// counter is a number in a group's file: the named field, or the only number if field is empty.
 type counter struct{ controller, file, field string }
 
-// usageFiles are where the numbers of a Usage are.
+// usageFiles says where the numbers of a Usage are.
 type usageFiles struct {
 	cpu, memory, file, throttled, periods, throttledIn, kills, refused counter
 
@@ -48,7 +49,8 @@ var (
 	}
 )
 
-// usage reads the group's files. What has no controller, or is not counted by this kernel, is 0.
+// usage reads the group's files. Numbers without a controller, or that this kernel does not count,
+// are 0.
 func (g *Group) usage() (Usage, error) {
 	files := filesV1
 	if g.root.unified {
@@ -102,7 +104,8 @@ func (r *reader) read(c counter) uint64 {
 	return n
 }
 
-// number finds a field in a file of lines NAME NUMBER; without a name it is the file's only one. One that is not there is 0.
+// number returns a field of a file with lines NAME NUMBER. Without a field, it returns the file's
+// only number. A missing field is 0.
 func number(text, field string) (uint64, error) {
 	if field == "" {
 		if text = strings.TrimSpace(text); text == "" {

@@ -12,9 +12,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Apply brings the cluster to p: it orders what p wants and there is not, and lets go what there is and p does not want. It
-// returns at once; replicas come and go in their own time. What was redeployed or removed since p's snapshot is left to
-// the next plan.
+// Apply brings the cluster to p. It orders missing replicas and releases those that p does not
+// want. It returns at once; replicas start and stop later. Functions that were redeployed or
+// removed since p's snapshot are left to the next plan.
 func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 	all := l.cfg.Functions.Functions()
 	specs := make(map[pipeline.Key]*FunctionSpec, len(all))
@@ -35,12 +35,12 @@ func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 	return nil
 }
 
-// hopelessFunction is a function whose waiting tasks get an answer now, because no replica of a
+// hopelessFunction is a function whose waiting tasks are answered now, because no replica of a
 // revision can be started.
 type hopelessFunction struct {
 	function pipeline.Key
 	revision uint64
-	deployed bool // revision is the deployed one: all tasks fail that may run on it
+	deployed bool // the revision is the deployed one, so all tasks that may run on it fail
 	cause    string
 }
 
@@ -58,7 +58,7 @@ func (l *Local) apply(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) (failed
 	}
 	l.applied = p.Rev
 	mine := map[pipeline.Key][]*replica{}
-	hidden := map[pipeline.Key][]*replica{} // which a plan knows nothing of
+	hidden := map[pipeline.Key][]*replica{} // plans know nothing of these
 	for _, r := range l.sorted() {
 		switch _, ok := specs[r.function]; {
 		case !ok:
@@ -100,7 +100,8 @@ func (l *Local) apply(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) (failed
 			}
 			continue
 		}
-		if failure.Count > 0 { // one at a time is enough to see whether it works again
+		// One replica at a time is enough to find out whether starts work again.
+		if failure.Count > 0 {
 			trying := slices.ContainsFunc(mine[key], func(r *replica) bool { return r.state == plan.Starting && !r.released })
 			missing = missing[:min(len(missing), 1)]
 			if trying {
@@ -116,8 +117,8 @@ func (l *Local) apply(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) (failed
 	return failed, nil
 }
 
-// reconcile lets go what w does not want of the function's replicas and returns the slots that have none yet. never says that
-// no node could hold a replica of w.
+// reconcile releases the function's replicas that w does not want, and returns the slots without a
+// replica. never says that no node could hold a replica of w.
 func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica, never bool) (missing []plan.Slot) {
 	keep := map[string]bool{}
 	for _, slot := range w.Slots {
@@ -127,21 +128,22 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica, never bool) 
 		keep[slot.Replica] = true
 	}
 	// Until the wanted revision has a ready replica, the newest revision with a ready one serves.
-	// It makes room if the wanted one finds none now. Replicas of other revisions only finish their
-	// calls; those that are not ready have none.
+	// If the wanted revision finds no room now, the older one makes room. Replicas of other
+	// revisions only finish their calls; those that are not ready have none.
 	serving := newest(have)
 	for _, r := range have {
 		switch {
 		case r.released:
 		case keep[r.name]:
 			r.wantCPU(w.CPUMilli)
-		case r.ordered < rev && (r.seen == 0 || r.seen > rev): // it came back into sight after the plan's snapshot
+		case r.ordered < rev && (r.seen == 0 || r.seen > rev):
+			// It came back into sight after the plan's snapshot.
 		case r.spec.Revision != w.Revision:
 			waitedFor := r.revived && r.state == plan.Starting
 			if !waitedFor && (len(w.Slots) == 0 && !never || r.spec.Revision < serving || r.state == plan.Starting) {
 				r.release(fmt.Errorf("replaced by revision %d", w.Revision))
 			}
-		case r.ordered >= rev: // by this very plan, applied before
+		case r.ordered >= rev: // ordered by this plan when it was applied before
 			if i := slices.IndexFunc(missing, func(s plan.Slot) bool { return s.Node == r.node && s.Device == r.device }); i >= 0 {
 				missing = slices.Delete(missing, i, i+1)
 			}
@@ -152,8 +154,8 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica, never bool) 
 	return missing
 }
 
-// noHope returns why a function has no replica and will not have one soon. It is empty if the
-// function has one, or may have one soon.
+// noHope returns why a function has no replica and will not have one soon, or "" if it has one or
+// may have one soon.
 func noHope(spec FunctionSpec, failing *failure, have []*replica) (cause string) {
 	if !failing.hopeless() || alive(have) {
 		return ""

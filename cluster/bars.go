@@ -13,19 +13,20 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// The pace at which a function is tried on a device that had not the memory for it.
+// How often a function is tried on a device that had too little memory for it.
 const (
 	firstBar = 30 * time.Second
 	lastBar  = 10 * time.Minute
-	// spared is how many times replicas that had answered before may be out of memory before their device is barred: a call may have been too
-	// large, which is no reason to keep the others waiting.
+	// spared is how many times replicas that had answered before may be out of memory before their
+	// device is barred. A single call may have been too large, which is no reason to bar the other
+	// replicas.
 	spared = 2
-	// causeSize bounds what is kept of a cause, which a function may have written.
+	// causeSize bounds the stored part of a cause, which a function may have written.
 	causeSize = 400
 )
 
-// BarFor returns for how long a function is kept from a device after the count-th time in a row that it was out of memory there:
-// half a minute, then twice as long each time, up to ten minutes.
+// BarFor returns how long a function is kept off a device after the count-th consecutive time that
+// it was out of memory there: half a minute, then twice as long each time, up to ten minutes.
 func BarFor(count int) time.Duration {
 	if count < 1 {
 		return 0
@@ -33,21 +34,22 @@ func BarFor(count int) time.Duration {
 	return min(firstBar<<min(count-1, 16), lastBar)
 }
 
-// bars are the devices that one revision of a function is kept from, or was of late.
+// bars holds the devices that one revision of a function is or recently was kept off.
 type bars struct {
 	revision uint64
-	all      []bar // by node, then device
+	all      []bar // sorted by node, then device
 }
 
 type bar struct {
 	plan.Bar
-	at     time.Time // the latest
-	spared int       // times that barred nothing
+	at     time.Time // latest time out of memory
+	spared int       // number of times that did not bar the device
 }
 
-// add keeps a function from devices of a node after a replica that was ordered at begun was out of memory at now. What was ordered
-// before the latest time counts with it; older revisions do not matter any more. call says that the replica had answered others before, and
-// lives. It returns the devices and for how long.
+// add keeps a function off devices of a node after a replica was out of memory at now. The replica
+// was ordered at begun. Replicas that were ordered before the latest bar count as the same failure.
+// Older revisions are ignored. call says that the replica had answered calls before, and still
+// lives. add returns the devices and the length of the bar.
 func (b *bars) add(revision uint64, node string, devices []string, call bool, begun, now time.Time, cause string) (barred []string, until time.Time) {
 	if revision < b.revision {
 		return nil, until
@@ -81,17 +83,17 @@ func (b *bars) add(revision uint64, node string, devices []string, call bool, be
 	return barred, until
 }
 
-// past says whether the bar has been over for so long that the next one is the first.
+// past reports whether the bar ended so long ago that the next one counts as the first.
 func (b *bar) past(now time.Time) bool { return now.Sub(b.Until) >= lastBar }
 
-// follow forgets all when the function has a newer revision.
+// follow forgets all bars when the function has a newer revision.
 func (b *bars) follow(revision uint64) {
 	if revision > b.revision {
 		*b = bars{revision: revision}
 	}
 }
 
-// now returns the bars that hold, and forgets those that are past.
+// now returns the present bars, and forgets those that are past.
 func (b *bars) now(now time.Time) []plan.Bar {
 	var hold []plan.Bar
 	b.all = slices.DeleteFunc(b.all, func(x bar) bool { return x.past(now) })
@@ -103,7 +105,7 @@ func (b *bars) now(now time.Time) []plan.Bar {
 	return hold
 }
 
-// blamed returns those of a replica's devices that a cause names; all, when it names none.
+// blamed returns those of a replica's devices that a cause names, or all if it names none.
 func blamed(devices []string, cause string) []string {
 	named := slices.DeleteFunc(slices.Clone(devices), func(id string) bool { return !strings.Contains(cause, id) })
 	if len(named) == 0 {
@@ -112,7 +114,7 @@ func blamed(devices []string, cause string) []string {
 	return named
 }
 
-// memoryCause is what of a cause says which memory was short, if anything does.
+// memoryCause returns the part of a cause that says which memory was short, or "".
 func memoryCause(cause string) string {
 	if _, rest, ok := strings.Cut(cause, wire.OutOfMemoryOn); ok {
 		cause = wire.OutOfMemoryOn + rest
@@ -120,8 +122,9 @@ func memoryCause(cause string) string {
 	return strings.ToValidUTF8(cause[:min(len(cause), causeSize)], "")
 }
 
-// OutOfMemory tells that a replica had not the memory on its device for a call, and why. It is let go, and its function is kept from
-// the device for a while; without a device it counts as a failed start. It returns at once, and does nothing for a replica that is not there.
+// OutOfMemory reports that a replica's device had too little memory for a call. The replica is
+// released, and its function is kept off the device for a while. Without a device, it counts as a
+// failed start. OutOfMemory returns at once. It does nothing for an unknown replica.
 func (l *Local) OutOfMemory(replica, cause string) {
 	l.mu.Lock()
 	r := l.replicas[replica]
@@ -138,7 +141,8 @@ func (l *Local) OutOfMemory(replica, cause string) {
 	}
 }
 
-// bar keeps r's function from its devices, once for each replica, call as add has it; l.mu is held.
+// bar keeps r's function off r's devices, once per replica. call is that of add. The caller holds
+// l.mu.
 func (l *Local) bar(r *replica, call bool, now time.Time, cause string) {
 	if r.starved || r.device == "" {
 		return
@@ -158,7 +162,8 @@ func (l *Local) bar(r *replica, call bool, now time.Time, cause string) {
 	l.cfg.Log.Warn("a function was out of memory on a device and is kept from it", "function", r.function, "replica", r.name, "node", r.node, "cause", what)
 }
 
-// Bars returns the devices that a function is kept from now, sorted by node, then device, with times by the wall's clock.
+// Bars returns the devices that a function is kept off now, sorted by node, then device. Times are
+// wall clock times.
 func (l *Local) Bars(function pipeline.Key) []plan.Bar {
 	now := l.now()
 	l.mu.Lock()
@@ -175,7 +180,7 @@ func (l *Local) Bars(function pipeline.Key) []plan.Bar {
 
 // nowhere returns why a function has no place for a replica and will not have one soon, as a text
 // that follows its name: the budget denies it, no node could hold a replica, or all remaining
-// devices are barred for it. It is empty if there is a place, or may be one. never is the text of
+// devices are barred for it. It returns "" if there is or may be a place. never is the text of
 // lackText, or empty.
 func nowhere(w plan.Want, bars []plan.Bar, never string) (cause string) {
 	switch {
@@ -191,7 +196,7 @@ func nowhere(w plan.Want, bars []plan.Bar, never string) (cause string) {
 	return fmt.Sprintf("was out of memory, and there is no other device for it: %s; %s", w.Short, task.MoreMemory)
 }
 
-// alive says whether some of the replicas serve or may.
+// alive reports whether some of the replicas serve or may serve.
 func alive(have []*replica) bool {
 	return slices.ContainsFunc(have, func(r *replica) bool { return r.state != plan.Draining && !r.released })
 }

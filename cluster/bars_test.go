@@ -22,7 +22,7 @@ func TestBars(t *testing.T) {
 	at := func(s int) time.Time { return t0.Add(time.Duration(s) * time.Second) }
 	type add struct {
 		revision   uint64
-		devices    string // with a ! before: of a replica that had answered
+		devices    string // a leading ! means that the replica had answered
 		begun, now int    // seconds
 		want       string
 	}
@@ -73,7 +73,8 @@ func TestBars(t *testing.T) {
 	if n := len(b.now(at(31))); n != 2 {
 		t.Errorf("%d hold after 30 s, want 2", n)
 	}
-	b.add(1, "n1", []string{"g0"}, true, at(3), at(4), "too large") // by one that was on its way
+	// A replica that was being started.
+	b.add(1, "n1", []string{"g0"}, true, at(3), at(4), "too large")
 	if n := len(b.now(at(31))); n != 2 {
 		t.Errorf("%d hold after 30 s and a call that barred nothing, want 2", n)
 	}
@@ -95,14 +96,14 @@ func TestBlamed(t *testing.T) {
 	}
 }
 
-// twoDevices gives node a devices, and f.ns a need of one.
+// twoDevices gives node a two devices, and f.ns a need of one.
 func (w *world) twoDevices() {
 	n := w.l.nodes["a"].hands.(*fakeNode) //nolint:forcetypeassert // as newWorld makes it
 	w.set(func() { n.devices = []plan.Device{{ID: "gpu0", Memory: 160}, {ID: "gpu1", Memory: 160}} })
 	w.specs[0].Declared.GPU = 1
 }
 
-// answered returns what waiting tasks were answered since the last time.
+// answered returns how waiting tasks were answered since the last call.
 func (w *world) answered() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -111,8 +112,9 @@ func (w *world) answered() []string {
 	return failed
 }
 
-// TestOutOfMemoryBarsTheDevice: the replica goes, the function is placed elsewhere, waits get an answer when there is no elsewhere, and
-// the device is tried again later, ever more seldom.
+// TestOutOfMemoryBarsTheDevice checks that the replica stops, that the function is placed
+// elsewhere, that waiting tasks are answered if there is no other place, and that the device is
+// tried again, less often each time.
 func TestOutOfMemoryBarsTheDevice(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.twoDevices()
@@ -169,7 +171,8 @@ func TestOutOfMemoryBarsTheDevice(t *testing.T) {
 	})
 }
 
-// TestOutOfMemoryAtTheStart: the device is barred and not the function, and what does not fit anywhere is not tried in a loop.
+// TestOutOfMemoryAtTheStart checks that the device is barred and not the function, and that a
+// function that fits nowhere is not tried in a loop.
 func TestOutOfMemoryAtTheStart(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.twoDevices()
@@ -222,7 +225,8 @@ func TestOutOfMemoryAtTheStart(t *testing.T) {
 	})
 }
 
-// TestAReplicaThatDiesOutOfMemory bars its device, too, whenever it does; one without a device is a failure of its function.
+// TestAReplicaThatDiesOutOfMemory checks that its device is barred too, whenever it dies, and that
+// without a device the function has failed.
 func TestAReplicaThatDiesOutOfMemory(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.twoDevices()
@@ -238,7 +242,8 @@ func TestAReplicaThatDiesOutOfMemory(t *testing.T) {
 			t.Errorf("bars %+v", bars)
 		}
 	})
-	bubble(t, func(t *testing.T, w *world, l *Local) { // its answer is there before it is known to be ready
+	// The replica answers before it is known to be ready.
+	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.twoDevices()
 		w.attach = func(_ context.Context, name string) error { l.OutOfMemory(name, "want 2 GiB"); return nil }
 		w.stop = func(_ context.Context, name string) error {
@@ -265,8 +270,9 @@ func TestAReplicaThatDiesOutOfMemory(t *testing.T) {
 	})
 }
 
-// TestWhatIsDeniedIsTold: what waits for a function that is to have no replica gets an answer, once it has none.
-func TestWhatIsDeniedIsTold(t *testing.T) {
+// TestTasksOfDeniedFunctionAreAnswered checks that tasks of a function that gets no replica are
+// answered once it has none.
+func TestTasksOfDeniedFunctionAreAnswered(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		deny := func() {
 			s, err := l.Observe(t.Context())

@@ -2,8 +2,9 @@ package cluster
 
 import "time"
 
-// clock is the time that plans are made by: the wall's when it was made, and since then what has passed. It does not jump when the
-// wall's is set, so that nothing falls idle, or is tried again, sooner or later for that.
+// clock is the time of plans: the wall clock at its creation plus the time since. It does not jump
+// when the wall clock is set, so no function becomes idle or is retried earlier or later because of
+// that.
 type clock struct {
 	start time.Time // with its monotonic reading
 	wall  time.Time // then
@@ -11,7 +12,8 @@ type clock struct {
 
 func newClock(now time.Time) clock { return clock{now, now.UTC().Round(0)} }
 
-// at is t by the clock, t being of [time.Now] or near one: without its monotonic reading, which no record keeps. The zero time stays zero.
+// at returns t by the clock. t must come from [time.Now]. The result has no monotonic reading,
+// which records cannot store. The zero time stays zero.
 func (c clock) at(t time.Time) time.Time {
 	if t.IsZero() {
 		return time.Time{}
@@ -19,10 +21,10 @@ func (c clock) at(t time.Time) time.Time {
 	return c.wall.Add(t.Sub(c.start))
 }
 
-// now is the time of all that plans are about.
+// now returns the present time for plans.
 func (l *Local) now() time.Time { return l.clock.at(time.Now()) }
 
-// told is when a time of a plan is by the wall's clock; the zero time stays zero.
+// told converts a time of a plan to wall clock time. The zero time stays zero.
 func (l *Local) told(t time.Time) time.Time {
 	if t.IsZero() {
 		return time.Time{}
@@ -30,5 +32,5 @@ func (l *Local) told(t time.Time) time.Time {
 	return stamp().Add(t.Sub(l.now()))
 }
 
-// stamp is the time that people are told: the wall's.
+// stamp returns the wall clock time to show to people.
 func stamp() time.Time { return time.Now().UTC().Round(0) }

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// setCPUTimeout bounds one attempt to change what a replica may use.
+// setCPUTimeout bounds one attempt to change a replica's CPU limit.
 const setCPUTimeout = 5 * time.Second
 
-// wantCPU notes what the replica should be able to use; Local.mu is held.
+// wantCPU sets the CPU limit that the replica should have. The caller holds Local.mu.
 func (r *replica) wantCPU(milli int) {
 	if r.cpuWant == milli {
 		return
@@ -20,11 +20,12 @@ func (r *replica) wantCPU(milli int) {
 	r.cpuWant = milli
 	select {
 	case r.kick <- struct{}{}:
-	default: // its goroutine has not looked since the last change
+	default: // its goroutine has not seen the previous change yet
 	}
 }
 
-// serve gives the replica the CPU that it should have, until it is let go or lost. What fails is tried again later and later.
+// serve keeps the replica's CPU limit as wanted, until the replica is released or lost. It retries
+// failures with growing pauses.
 func (l *Local) serve(n *node, r *replica) {
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
@@ -40,13 +41,14 @@ func (l *Local) serve(n *node, r *replica) {
 		l.mu.Lock()
 		from, to := r.cpu, r.cpuWant
 		l.mu.Unlock()
-		if from == to && failures == 0 { // else the node may have done what failed
+		// After a failure, the node may nevertheless have changed the limit.
+		if from == to && failures == 0 {
 			continue
 		}
 		note, err := l.setCPU(n, r, from, to)
 		if err != nil {
 			if failures++; failures == 1 && r.wanted.Err() == nil {
-				l.cfg.Log.Warn("replica's CPU is not as wanted; tried again", "function", r.function, "replica", r.name, "wanted", milli(to), "error", err)
+				l.cfg.Log.Warn("failed to change a replica's CPU limit; trying again", "function", r.function, "replica", r.name, "wanted", milli(to), "error", err)
 			}
 			retry.Reset(Backoff(failures))
 			continue
@@ -59,7 +61,7 @@ func (l *Local) serve(n *node, r *replica) {
 	}
 }
 
-// setCPU changes a replica's limit, and its threads when it may use more.
+// setCPU changes a replica's limit, and asks for more threads if the limit grows.
 func (l *Local) setCPU(n *node, r *replica, from, to int) (note string, err error) {
 	hands := l.reach(n)
 	if hands == nil {
@@ -75,20 +77,20 @@ func (l *Local) setCPU(n *node, r *replica, from, to int) (note string, err erro
 	}
 	threads := r.spec.threads(to)
 	if threads <= r.spec.threads(from) {
-		return note, nil // what has begun is not ended; the limit holds for all of them
+		return note, nil // running threads are not ended; the limit applies to all of them
 	}
 	return note, l.cfg.Replicas.Threads(r.function, r.name, threads)
 }
 
-// threads is how many threads have something to do with so many thousandths of a core; 0: as declared.
+// threads returns how many threads can use so many thousandths of a core; 0: as declared.
 func (f FunctionSpec) threads(milli int) int {
 	if milli = cmp.Or(milli, f.CPULimit); milli == 0 {
-		return math.MaxUint16 // as many as the replica's session was made for
+		return math.MaxUint16 // all threads that the replica's session was made for
 	}
 	return (milli + 999) / 1000
 }
 
-// milli writes thousandths of a core as specs do.
+// milli formats thousandths of a core as specs do.
 func milli(n int) string {
 	if n == 0 {
 		return "as declared"

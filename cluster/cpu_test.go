@@ -12,7 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// give has a plan want one replica of f.ns that may use so many thousandths of a core, and applies it twice.
+// give applies a plan twice that wants one replica of f.ns with a CPU limit.
 func (w *world) give(milli int) {
 	w.t.Helper()
 	p, s := w.plan(1)
@@ -28,7 +28,7 @@ func (w *world) give(milli int) {
 	synctest.Wait()
 }
 
-// has wants the first replica to have been given so much last, and to have been asked last for so many threads.
+// has checks the CPU limit and the number of threads that the first replica was given last.
 func (w *world) has(milli, threads int) {
 	w.t.Helper()
 	w.set(func() {
@@ -41,7 +41,7 @@ func (w *world) has(milli, threads int) {
 func TestCPUFollowsThePlan(t *testing.T) {
 	bubble(t, func(_ *testing.T, w *world, l *Local) {
 		w.give(500)
-		w.has(0, 0) // it was started so
+		w.has(0, 0) // it was started like this
 		w.give(1500)
 		w.has(1500, 2)
 		w.give(1000)
@@ -79,17 +79,17 @@ func TestCPUFollowsThePlan(t *testing.T) {
 	})
 }
 
-// TestCPUAsDeclared: a replica that was started with less has as many threads as its function's own limit has use for, once it
-// holds again.
+// TestCPUAsDeclared checks that a replica that was started with a smaller limit gets as many
+// threads as the declared limit can use, once that limit applies again.
 func TestCPUAsDeclared(t *testing.T) {
 	for name, tc := range map[string]struct {
 		limit int
-		cpu   []int // of plans one after the other
-		want  int   // threads that it was asked for last; 0: it was not asked
+		cpu   []int // limits of consecutive plans
+		want  int   // threads it was asked for last; 0: it was not asked
 	}{
 		"more than it has":         {4000, []int{500, 0}, 4},
 		"all there are":            {0, []int{500, 0}, math.MaxUint16},
-		"what it was started with": {4000, []int{0, 500, 0}, 4}, // it has them, and changes nothing
+		"what it was started with": {4000, []int{0, 500, 0}, 4}, // It has them already.
 		"more than is declared":    {1000, []int{0, 3000}, 3},
 		"less than it has":         {1000, []int{3000, 0}, 0},
 		"less than there are":      {0, []int{0, 500}, 0},
@@ -108,7 +108,8 @@ func TestCPUAsDeclared(t *testing.T) {
 	}
 }
 
-// TestCPUAfterAHalf: a node that may have done what it was told, before its answer was lost, is told what holds now.
+// TestCPUAfterAHalf checks that a node is told the present limit again after the answer to an
+// earlier change was lost.
 func TestCPUAfterAHalf(t *testing.T) {
 	bubble(t, func(_ *testing.T, w *world, _ *Local) {
 		w.give(500)

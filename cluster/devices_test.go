@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// place observes, places so many replicas of each function as a placer does, and applies that.
+// place observes, places so many replicas of each function with a placer, and applies the plan.
 func (w *world) place(n int) []plan.Want {
 	w.t.Helper()
 	s, err := w.l.Observe(w.t.Context())
@@ -46,7 +46,8 @@ func (w *world) devices() string {
 	return strings.Join(out, ", ")
 }
 
-// TestALostDeviceIsDrained: a device that is not well loses its replicas, and is used again once it is.
+// TestALostDeviceIsDrained checks that an unhealthy device loses its replicas, and is used again
+// when it is healthy.
 func TestALostDeviceIsDrained(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		n := l.nodes["a"].hands.(*fakeNode) //nolint:forcetypeassert // as newWorld makes it
@@ -79,7 +80,8 @@ func TestALostDeviceIsDrained(t *testing.T) {
 	})
 }
 
-// TestStartingReplicasTakeDevices: what a replica is about to reserve is not promised to another one.
+// TestStartingReplicasTakeDevices checks that memory that a starting replica is about to reserve is
+// not given to another.
 func TestStartingReplicasTakeDevices(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		n := l.nodes["a"].hands.(*fakeNode) //nolint:forcetypeassert // as newWorld makes it

@@ -7,26 +7,26 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// The pace of starts that fail.
+// How failed starts are retried.
 const (
 	firstBackoff = 500 * time.Millisecond
 	lastBackoff  = 30 * time.Second
-	// settle is how long a replica must be ready before it counts as a success although it has
-	// answered nothing. A replica that ends sooner, and without a request, has failed.
+	// settle is how long a replica must be ready to count as a success without an answer. A replica
+	// that ends earlier, and without a request, has failed.
 	settle = 10 * time.Second
-	// hopeless is the number of failures in a row after which waiting tasks fail, while no replica
+	// hopeless is the number of consecutive failures after which waiting tasks fail, if no replica
 	// of the revision has ever been ready.
 	hopeless = 3
-	// hopelessAgain is that number, for failures with the same cause, once a replica has been
-	// ready. Then a few failures prove nothing: somebody may be killing processes.
+	// hopelessAgain is that number once a replica has been ready, for failures with the same cause.
+	// Then a few failures prove nothing: something else may be killing processes.
 	hopelessAgain = 5
-	// jitter is the share of a back-off by which chance shortens it, so that functions that failed
-	// together do not start together.
+	// jitter is the largest share by which a back-off is randomly shortened, so that functions that
+	// failed together do not restart together.
 	jitter = 0.25
 )
 
-// Backoff returns how long to wait after the count-th failure in a row: half a second, then twice as long each time, up to
-// half a minute.
+// Backoff returns how long to wait after the count-th consecutive failure: half a second, then
+// twice as long each time, up to half a minute.
 func Backoff(count int) time.Duration {
 	if count < 1 {
 		return 0
@@ -39,15 +39,16 @@ func Backoff(count int) time.Duration {
 type failure struct {
 	revision uint64
 	at       time.Time // time of the latest failure
-	ready    bool      // replicas of the revision have been ready
-	kind     string    // cause of the latest failure that counts in same, without digits and names
-	same     int       // failures in a row of that kind
-	before   int       // Count before the latest answer reset it; 0 once a later replica has settled
+	ready    bool      // some replica of the revision has been ready
+	kind     string    // cause of the failures that same counts, without digits and names
+	same     int       // consecutive failures of that kind
+	// Count before the latest answer reset it; 0 once a later replica has settled.
+	before int
 	plan.Failure
 }
 
 // add counts a failure of a replica at now. outside says that something else ended its process, so
-// the next start may well succeed. Replicas that failed side by side count as one failure. Those of
+// the next start may succeed. Replicas that failed side by side count as one failure. Those of
 // older revisions do not count. chance is in [0, 1).
 func (f *failure) add(r *replica, now time.Time, cause string, outside bool, chance float64) {
 	if r.spec.Revision < f.revision {
@@ -101,14 +102,14 @@ func (f *failure) became(revision uint64) {
 }
 
 // worked resets the count when a replica of the same revision answers that became ready after the
-// latest failure. If that replica soon ends without a request, the count goes on.
+// latest failure. If that replica soon ends without a request, the count continues.
 func (f *failure) worked(revision uint64, readySince time.Time) {
 	if revision == f.revision && f.Count > 0 && readySince.After(f.at) {
 		*f = failure{revision: f.revision, at: f.at, ready: true, before: f.Count}
 	}
 }
 
-// settled resets the count for good when the replica has been ready for settle.
+// settled resets the count permanently when the replica has been ready for settle.
 func (f *failure) settled(revision uint64, readySince, now time.Time) {
 	if revision == f.revision && now.Sub(readySince) >= settle && readySince.After(f.at) {
 		f.worked(revision, readySince)

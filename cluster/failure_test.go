@@ -36,7 +36,7 @@ func TestStartsThatFail(t *testing.T) {
 		if got, want := fmt.Sprint(tries), "[0s 500ms 1.5s 3.5s 7.5s 15.5s 31.5s]"; got != want {
 			t.Errorf("tried after %s, want %s", got, want)
 		}
-		// Two side by side are one failure; from then on one is tried at a time.
+		// Two failures side by side count as one. From then on, one replica is tried at a time.
 		if n := l.nodes["a"].hands.(*fakeNode).starts; n != len(tries)+1 {
 			t.Errorf("%d starts, want %d", n, len(tries)+1)
 		}
@@ -114,8 +114,8 @@ func TestAStartHasADeadline(t *testing.T) {
 	}
 }
 
-// TestADeathUnderTheFirstCallIsNoFailedStart: a waiting call may reach a replica, and end it, before anybody else knows that it is
-// ready.
+// TestADeathUnderTheFirstCallIsNoFailedStart checks a waiting call that reaches a replica, and ends
+// it, before anybody else knows that the replica is ready.
 func TestADeathUnderTheFirstCallIsNoFailedStart(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.set(func() {
@@ -181,8 +181,8 @@ func TestAReplicaIsLost(t *testing.T) {
 	})
 }
 
-// TestDeathsThatAreNoFailedStarts: a replica that was ready and ended under a request, or with its
-// zygote, is replaced at once, however often that happens.
+// TestDeathsThatAreNoFailedStarts checks that a replica that was ready and ended under a request,
+// or with its zygote, is replaced at once, however often that happens.
 func TestDeathsThatAreNoFailedStarts(t *testing.T) {
 	for name, death := range map[string]task.Death{
 		"under a request, as the dispatcher knows":   {Cause: "exit status 3", End: task.EndItself},
@@ -209,8 +209,8 @@ func TestDeathsThatAreNoFailedStarts(t *testing.T) {
 	}
 }
 
-// TestARevisionThatWasReadyHasHope: its requests wait for the next start, unless it fails again and
-// again for one cause.
+// TestARevisionThatWasReadyHasHope checks that its requests wait for the next start, unless it
+// fails repeatedly for one cause.
 func TestARevisionThatWasReadyHasHope(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
@@ -225,7 +225,7 @@ func TestARevisionThatWasReadyHasHope(t *testing.T) {
 		for range causes {
 			w.want(1)
 			_, until, _ := l.Failure(pipeline.ParseKey("f.ns"))
-			w.want(1) // in the back-off
+			w.want(1) // during the back-off
 			time.Sleep(time.Until(until))
 		}
 		if i != len(causes) || len(w.failed) != 0 {
@@ -239,7 +239,8 @@ func TestARevisionThatWasReadyHasHope(t *testing.T) {
 	})
 }
 
-// TestStartsThatSomebodyKills prove nothing, however often that happens.
+// TestStartsThatSomebodyKills checks that starts that something else ends never make a function
+// hopeless.
 func TestStartsThatSomebodyKills(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
@@ -251,10 +252,10 @@ func TestStartsThatSomebodyKills(t *testing.T) {
 		}
 		for range 2 * hopelessAgain {
 			w.want(1)
-			time.Sleep(time.Second) // in which the cause is waited for
+			time.Sleep(time.Second) // while the cause is awaited
 			synctest.Wait()
 			_, until, _ := l.Failure(pipeline.ParseKey("f.ns"))
-			w.want(1) // in the back-off
+			w.want(1) // during the back-off
 			time.Sleep(time.Until(until))
 		}
 		if count, _, _ := l.Failure(pipeline.ParseKey("f.ns")); count != 2*hopelessAgain || len(w.failed) != 0 {
@@ -263,8 +264,8 @@ func TestStartsThatSomebodyKills(t *testing.T) {
 	})
 }
 
-// TestAReplicaThatDiesIdleAgainAndAgain answers each time, so requests keep waiting, but its
-// back-off grows.
+// TestAReplicaThatDiesIdleAgainAndAgain checks a function whose replicas answer and then die. Its
+// requests keep waiting, but its back-off grows.
 func TestAReplicaThatDiesIdleAgainAndAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		for i := range 2 * hopelessAgain {

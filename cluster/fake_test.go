@@ -21,7 +21,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// world is all that a Local touches: specs, lines, replicas' work, one or two nodes. Its mutex guards all of it.
+// world is a fake of everything that a Local uses: specs, lines, dispatcher, and one or two nodes.
+// Its mutex guards all of it.
 type world struct {
 	t testing.TB
 	l *Local
@@ -31,34 +32,36 @@ type world struct {
 	pipelines []pipeline.Pipeline
 	waiting   map[string]int
 	last      map[string]time.Time
-	signals   map[string]plan.Signals                      // without the two before
-	usage     map[string]float64                           // thousandths of a core
-	measured  [][]pipeline.Key                             // of which usage was asked for
-	failed    []string                                     // causes told to waiting tasks
-	attached  map[string]bool                              // replicas with work
-	lost      map[string]string                            // causes told to the dispatcher
-	busy      map[string]bool                              // replicas that have calls
-	ends      map[string]task.End                          // told to the dispatcher
-	attach    func(ctx context.Context, name string) error // nil: at once
-	drain     func(ctx context.Context, name string) error // nil: at once
-	due       time.Time                                    // of all replicas
-	none      []string                                     // revisions and causes told to those that wait for them
-	apart     time.Time                                    // the latest Disregard of any
-	changed   int                                          // calls
-	warmed    [][]WarmOrder                                // lists in order
-	warm      func(ctx context.Context, n *fakeNode) error // nil: at once
-	start     func(ctx context.Context, o Order) error     // nil: at once
-	stop      func(ctx context.Context, replica string) error
-	ids       int
-	registry  *prometheus.Registry
-	nodes     map[string]*fakeNode
-	events    []Event // all, in order
-	threads   map[string]int
-	cpu       map[string]int             // by replica
-	setCPU    func(replica string) error // nil: done
+	signals   map[string]plan.Signals // without the two fields before
+	usage     map[string]float64      // thousandths of a core
+	measured  [][]pipeline.Key        // functions whose usage was requested
+	// causes with which waiting tasks failed.
+	failed   []string
+	attached map[string]bool                              // attached replicas
+	lost     map[string]string                            // causes reported to the dispatcher
+	busy     map[string]bool                              // replicas that have calls
+	ends     map[string]task.End                          // reported to the dispatcher
+	attach   func(ctx context.Context, name string) error // nil: at once
+	drain    func(ctx context.Context, name string) error // nil: at once
+	due      time.Time                                    // of all replicas
+	// Revisions and causes passed to NoReplica.
+	none     []string
+	apart    time.Time                                    // latest argument of PauseMeasuring
+	changed  int                                          // number of calls
+	warmed   [][]WarmOrder                                // all warm lists, in order
+	warm     func(ctx context.Context, n *fakeNode) error // nil: at once
+	start    func(ctx context.Context, o Order) error     // nil: at once
+	stop     func(ctx context.Context, replica string) error
+	ids      int
+	registry *prometheus.Registry
+	nodes    map[string]*fakeNode
+	events   []Event // all events, in order
+	threads  map[string]int
+	cpu      map[string]int             // by replica
+	setCPU   func(replica string) error // nil: done
 }
 
-// fakeNode keeps the names of what runs on it.
+// fakeNode is a Node that only stores the names of its replicas.
 type fakeNode struct {
 	w       *world
 	name    string
@@ -154,7 +157,7 @@ func (w *world) Signals(key pipeline.Key, _ time.Time) plan.Signals {
 	return is
 }
 
-func (w *world) Disregard(_ pipeline.Key, until time.Time) {
+func (w *world) PauseMeasuring(_ pipeline.Key, until time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.apart = until
@@ -237,7 +240,8 @@ func spec(name string, revision uint64) FunctionSpec {
 	}}
 }
 
-// bubble runs f with a Local over a world of node a and function f.ns, and closes it.
+// bubble runs f in a synctest bubble with a Local over a world with node a and function f.ns, and
+// closes the Local.
 func bubble(t *testing.T, f func(t *testing.T, w *world, l *Local)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -303,7 +307,7 @@ func newWorld(t testing.TB, nodes ...string) (*world, *Local) {
 	return w, l
 }
 
-// want observes, wants n replicas of f.ns on node a, keeping what is there, and applies it.
+// want applies a plan with n replicas of f.ns on node a, which keeps existing ones.
 func (w *world) want(n int) plan.Plan {
 	w.t.Helper()
 	p, s := w.plan(n)

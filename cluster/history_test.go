@@ -28,7 +28,7 @@ var (
 	_ Lines    = (*dispatch.Shell)(nil)
 )
 
-// trouble makes everything slow and a part of it fail, by chance.
+// trouble makes all calls slow, and some fail randomly.
 func (w *world) trouble(rng *rand.Rand) {
 	chance := func(ctx context.Context) error {
 		w.mu.Lock()
@@ -50,9 +50,10 @@ func (w *world) trouble(rng *rand.Rand) {
 	w.warm = func(ctx context.Context, _ *fakeNode) error { return chance(ctx) }
 }
 
-// TestWhateverHappens: functions come, change and go, replicas fail and die, plans are applied twice and late; once the
-// dust has settled there is exactly what the plan wants, in the cluster, on the nodes and at the dispatcher.
-func TestWhateverHappens(t *testing.T) {
+// TestRandomHistoryEndsAsPlanned lets functions come, change and go, replicas fail and die, and
+// plans be applied twice and late. At the end, cluster, nodes and dispatcher must have exactly what
+// the plan wants.
+func TestRandomHistoryEndsAsPlanned(t *testing.T) {
 	for seed := range uint64(25) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -66,7 +67,7 @@ func TestWhateverHappens(t *testing.T) {
 					p := w.tick(counts)
 					if rng.IntN(5) == 0 {
 						_ = l.Apply(t.Context(), p)   // again
-						_ = l.Apply(t.Context(), old) // late: refused
+						_ = l.Apply(t.Context(), old) // late, and therefore refused
 					}
 					old = p
 					time.Sleep(time.Duration(rng.IntN(1500)) * time.Millisecond)
@@ -91,7 +92,7 @@ func TestWhateverHappens(t *testing.T) {
 	}
 }
 
-// chance changes what is deployed and how much of it is wanted.
+// chance randomly changes the deployments and the wanted counts.
 func (w *world) chance(rng *rand.Rand, counts map[string]int) {
 	name := []string{"f", "g", "h"}[rng.IntN(3)]
 	switch rng.IntN(8) {
@@ -112,7 +113,7 @@ func (w *world) chance(rng *rand.Rand, counts map[string]int) {
 	}
 }
 
-// tick is a round of control with wanted counts instead of an allocator.
+// tick is one round of control with given counts instead of an allocator.
 func (w *world) tick(counts map[string]int) plan.Plan {
 	w.t.Helper()
 	s, err := w.l.Observe(w.t.Context())
@@ -136,7 +137,7 @@ func (w *world) tick(counts map[string]int) plan.Plan {
 	return p
 }
 
-// settled checks that there is what counts says, everywhere.
+// settled checks that counts are right everywhere.
 func (w *world) settled(counts map[string]int) {
 	w.t.Helper()
 	names := map[string]bool{}
@@ -163,8 +164,8 @@ func (w *world) settled(counts map[string]int) {
 	}
 }
 
-// TestWakingTakesMilliseconds runs the loop of control over a Local: a task for a function that sleeps, and its replica is
-// up as soon as the node can fork it.
+// TestWakingTakesMilliseconds runs the control loop over a Local. A task comes for a sleeping
+// function, and its replica must be ready as soon as the node can fork it.
 func TestWakingTakesMilliseconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, l := newWorld(t, "a")

@@ -18,13 +18,13 @@ const (
 	meetFor = 30 * time.Second
 )
 
-// knownNode is what a node has, as it was seen last.
+// knownNode is what a node had when it was last seen.
 type knownNode struct {
 	plan.Node
 	at time.Time
 }
 
-// remember records what the nodes of a Snapshot have; l.mu is held.
+// remember records what the nodes of a Snapshot have. The caller holds l.mu.
 func (l *Local) remember(nodes []plan.Node, now time.Time) {
 	for _, n := range nodes {
 		l.known[n.Name] = knownNode{plan.Node{Name: n.Name, Memory: n.Memory, CPUMilli: n.CPUMilli, Devices: n.Devices}, now}
@@ -32,7 +32,7 @@ func (l *Local) remember(nodes []plan.Node, now time.Time) {
 	maps.DeleteFunc(l.known, func(_ string, n knownNode) bool { return now.Sub(n.at) > rememberFor })
 }
 
-// lacking returns what no known node has enough of for one replica of f; l.mu is held.
+// lacking returns what no known node has enough of for one replica of f. The caller holds l.mu.
 func (l *Local) lacking(f *plan.Function, now time.Time) []plan.Lack {
 	if l.cfg.Joining && now.Sub(l.begun) < meetFor {
 		return nil
@@ -60,7 +60,7 @@ func (l *Local) Lacking(f plan.Function) []plan.Lack {
 	return l.lacking(&f, now)
 }
 
-// resources returns what a replica of the function needs of a node.
+// resources returns what a replica of the function needs on a node.
 func (s *FunctionSpec) resources() *plan.Function {
 	return &plan.Function{Memory: s.Memory, CPUMilli: s.CPUMilli, GPU: s.Declared.GPU, DeviceMemory: s.Declared.GPUMemory}
 }

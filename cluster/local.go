@@ -23,67 +23,77 @@ import (
 // ErrClosed is the error of a Local that is closing.
 var ErrClosed = errors.New("cluster: closed")
 
-// Config is what a [Local] needs.
+// Config configures a [Local].
 type Config struct {
 	Functions Functions
 	Lines     Lines
 	Replicas  Replicas
-	Nodes     []Node        // that are there from the start; others join
-	Joining   bool          // nodes may join later
-	Budget    int           // replicas that all functions together may have; 0: as many as the nodes hold
-	Epoch     uint64        // of this owner: higher than that of any owner before it
-	NewID     func() string // the last part of a replica's name: short, random, safe in file names; nil: five letters and digits
-	// CPU returns what the replicas of these functions use now in thousandths of a core, together; who cannot be measured is left
-	// out. Asked for those that are scaled by it; nil: none can be.
+	Nodes     []Node // initial nodes; others join
+	Joining   bool   // nodes may join later
+	// Largest number of replicas of all functions together; 0: as many as the nodes hold.
+	Budget int
+	Epoch  uint64 // epoch of this owner, higher than that of any earlier owner
+	// Returns the last part of a replica's name: short, random, safe in file names; nil: five
+	// letters and digits.
+	NewID func() string
+	// CPU returns the present CPU use of the replicas of each of these functions together, in
+	// thousandths of a core. It leaves out functions that it cannot measure. It is called for
+	// functions that scale by CPU. Nil means that none can be measured.
 	CPU func(functions []pipeline.Key) map[pipeline.Key]float64
 	// Expected returns how many requests have yet to reach each function from earlier stages of
-	// their pipelines. It is called while a function is idle. If it is nil, no function expects
+	// their pipelines. It is called while a function is idle. Nil means that no function expects
 	// requests.
 	Expected func() map[string]int
-	Changed  func()         // called when control should look again: a replica became ready or ended; must not block; may be nil
-	Event    func(Event)    // gets each line of the timelines, in order; must not block or call back; may be nil
-	Chance   func() float64 // in [0, 1), for the jitter of back-offs; nil: a generator of its own
-	Log      *slog.Logger
-	Metrics  prometheus.Registerer
+	// Called when control should tick again, because a replica became ready or ended. It must not
+	// block, and may be nil.
+	Changed func()
+	// Gets each event of the timelines, in order. It must not block or call back, and may be nil.
+	Event func(Event)
+	// random number in [0, 1) for the jitter of back-offs; nil: a built-in generator.
+	Chance  func() float64
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
 
-	StartTimeout time.Duration // of a start, loading included; 0: 60 s
-	DrainTimeout time.Duration // for a replica to finish its calls; longer if its requests' deadlines are later; 0: 30 s
-	Grace        time.Duration // between asking a process to end and ending it; 0: 2 s
+	StartTimeout time.Duration // of a start, including loading; 0: 60 s
+	// For a replica to finish its calls, or until its requests' deadlines if they are later; 0: 30
+	// s.
+	DrainTimeout time.Duration
+	Grace        time.Duration // between SIGTERM and SIGKILL; 0: 2 s
 }
 
-// Local keeps the replicas of functions on nodes. Build it with [New], end it with [Local.Close].
+// Local manages the replicas of functions on nodes. [New] makes one, and [Local.Close] ends it.
 type Local struct {
 	cfg     Config
 	nodes   map[string]*node
 	metrics metrics
 	clock   clock
 	begun   time.Time       // when New was called
-	ctx     context.Context // of all replicas and nodes; ends when Close runs out of patience
+	ctx     context.Context // of all replicas and nodes; canceled when the context of Close ends
 	abort   context.CancelCauseFunc
 	group   sync.WaitGroup
 
-	mu        sync.Mutex // never held while another package is called, but for cfg.Event
+	mu        sync.Mutex // never held during calls to other packages, except cfg.Event
 	closed    bool
 	observed  uint64 // Rev of the latest Snapshot
 	applied   uint64 // Rev of the latest Plan
 	replicas  map[string]*replica
-	byName    []*replica // those, sorted; nil: to be made anew
+	byName    []*replica // the values of replicas, sorted; nil: sorted on demand
 	functions map[pipeline.Key]*function
-	known     map[string]knownNode   // nodes that are there, or were lately
+	known     map[string]knownNode   // present nodes and recently lost ones
 	targets   map[string]plan.Target // as in the latest Snapshot, by function
 }
 
-// function is what is known of a function beyond its spec.
+// function is what is known about a function beyond its spec.
 type function struct {
 	failure      failure
 	bars         bars
-	slots, batch int // as its latest replica said; 0: none has
+	slots, batch int // reported by its latest replica; 0: no replica yet
 	timeline     timeline
 	wish         *wish
 	pin          *Pin
 	starts       starts
 	planned      planned
-	least        int                // replicas at least, as in the latest Snapshot
+	least        int                // smallest number of replicas, as in the latest Snapshot
 	formers      map[uint64]*former // by revision
 }
 
@@ -117,7 +127,7 @@ func New(cfg Config) (*Local, error) {
 	return l, nil
 }
 
-// Observe returns the cluster as it is now.
+// Observe returns the present state of the cluster.
 func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	now := time.Now()
 	s := plan.Snapshot{At: l.clock.at(now), Epoch: l.cfg.Epoch, Budget: l.cfg.Budget}
@@ -134,7 +144,7 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 		f := plan.Function{
 			Name: spec.Key.String(), Revision: spec.Revision, Memory: spec.Memory, CPUMilli: spec.CPUMilli, CPULimit: spec.CPULimit, GPU: spec.Declared.GPU, DeviceMemory: spec.Declared.GPUMemory, Profile: spec.Profile,
 			Min: spec.Declared.Scale.Min, Max: spec.Declared.Scale.Max, Zero: spec.Declared.Scale.Zero, ZeroAge: spec.Declared.Scale.ZeroAge,
-			Slots: 1, Batch: spec.Declared.Batch, // fill completes them
+			Slots: 1, Batch: spec.Declared.Batch, // fill sets the rest
 		}
 		l.measured(&f, l.cfg.Lines.Signals(spec.Key, now))
 		s.Functions = append(s.Functions, f)
@@ -155,7 +165,7 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	return s, nil
 }
 
-// pipe is what a policy needs of p.
+// pipe returns the part of p that a policy needs.
 func pipe(p pipeline.Pipeline) plan.Pipeline {
 	out := plan.Pipeline{Name: p.Key().String(), SLO: p.SLO}
 	for _, stage := range p.Stages {
@@ -165,7 +175,8 @@ func pipe(p pipeline.Pipeline) plan.Pipeline {
 	return out
 }
 
-// fill adds to s what l itself knows. Memory of replicas that are still starting counts as taken; l.mu is held.
+// fill adds what l itself knows to s. Memory of starting replicas counts as used. The caller holds
+// l.mu.
 func (l *Local) fill(s *plan.Snapshot) {
 	nodes := make(map[string]*plan.Node, len(s.Nodes))
 	for i := range s.Nodes {
@@ -210,13 +221,13 @@ func (l *Local) fill(s *plan.Snapshot) {
 	}
 }
 
-// promise counts memory of devices as taken that a replica has not yet reserved, or has; for the moment of its start it may
-// count twice.
+// promise counts device memory as used that a replica has not reserved yet. At the moment of the
+// start it may count twice.
 func promise(n *plan.Node, devices []string, bytes int64) {
 	if len(devices) == 0 {
 		return
 	}
-	n.Devices = slices.Clone(n.Devices) // the node's own
+	n.Devices = slices.Clone(n.Devices) // the original belongs to the node
 	for i := range n.Devices {
 		if d := &n.Devices[i]; slices.Contains(devices, d.ID) {
 			d.MemoryUsed = min(d.MemoryUsed+plan.DeviceNeed(bytes, d.Memory), d.Memory)
@@ -224,7 +235,8 @@ func promise(n *plan.Node, devices []string, bytes int64) {
 	}
 }
 
-// forget drops what is known of functions that are neither deployed nor running; l.mu is held.
+// forget drops what is known about functions that are neither deployed nor running. The caller
+// holds l.mu.
 func (l *Local) forget(specs []FunctionSpec) {
 	alive := map[pipeline.Key]bool{}
 	for _, spec := range specs {
@@ -236,7 +248,8 @@ func (l *Local) forget(specs []FunctionSpec) {
 	maps.DeleteFunc(l.functions, func(name pipeline.Key, _ *function) bool { return !alive[name] })
 }
 
-// of returns what is known of a function, which is made if need be; l.mu is held.
+// of returns what is known about a function, and creates the entry if necessary. The caller holds
+// l.mu.
 func (l *Local) of(name pipeline.Key) *function {
 	f := l.functions[name]
 	if f == nil {
@@ -246,7 +259,7 @@ func (l *Local) of(name pipeline.Key) *function {
 	return f
 }
 
-// sorted returns the replicas by name, in a slice that is not to be changed; l.mu is held.
+// sorted returns the replicas by name. The slice must not be changed. The caller holds l.mu.
 func (l *Local) sorted() []*replica {
 	if l.byName == nil {
 		l.byName = slices.SortedFunc(maps.Values(l.replicas), func(a, b *replica) int { return cmp.Compare(a.name, b.name) })
@@ -254,7 +267,7 @@ func (l *Local) sorted() []*replica {
 	return l.byName
 }
 
-// Events returns the latest events of a function, oldest first; at most 256.
+// Events returns up to 256 of a function's latest events, oldest first.
 func (l *Local) Events(function pipeline.Key) []Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -275,17 +288,17 @@ func (l *Local) LastFailure(function pipeline.Key) (Event, bool) {
 	return Event{}, false
 }
 
-// Replica is a replica as [Local.Replicas] tells of it.
+// Replica is a replica as [Local.Replicas] shows it.
 type Replica struct {
 	plan.Replica
 	Hidden   bool          // its node is silent
-	Path     string        // how it came to be, as Started has it; empty: it is starting
-	Phases   []Phase       // of its start, in order, as far as it has come
-	Total    time.Duration // from its order to its being ready; 0: it is not
-	Answered time.Duration // from its order to its first answer; 0: it has given none
+	Path     string        // start path, as in Started; empty: starting
+	Phases   []Phase       // phases of its start so far, in order
+	Total    time.Duration // from the order until it was ready; 0: not yet
+	Answered time.Duration // from the order until the first answer; 0: not yet
 }
 
-// Replicas returns the replicas of a function, sorted by name, also those that are out of sight.
+// Replicas returns the replicas of a function, sorted by name, including those on silent nodes.
 func (l *Local) Replicas(function pipeline.Key) []Replica {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -301,7 +314,8 @@ func (l *Local) Replicas(function pipeline.Key) []Replica {
 	return out
 }
 
-// Count is how many replicas a function has in each state. Those whose node is silent are Hidden, whatever their state.
+// Count is the number of a function's replicas in each state. Replicas on silent nodes are Hidden,
+// whatever their state.
 type Count struct{ Starting, Ready, Draining, Hidden int }
 
 // Counts returns the counts of all functions that have replicas.
@@ -326,7 +340,8 @@ func (l *Local) Counts() map[pipeline.Key]Count {
 	return out
 }
 
-// Failure returns how many starts of a function failed in a row, until when no other is tried, and why the latest failed.
+// Failure returns how many starts of a function failed in a row, until when no other is tried, and
+// the latest cause.
 func (l *Local) Failure(function pipeline.Key) (count int, until time.Time, cause string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -336,8 +351,8 @@ func (l *Local) Failure(function pipeline.Key) (count int, until time.Time, caus
 	return 0, time.Time{}, ""
 }
 
-// Close drains all replicas and returns when they are gone. When ctx ends first it stops them without draining. Nothing is
-// applied or observed afterwards.
+// Close drains all replicas and returns when they are gone. If ctx ends first, it stops them
+// without draining. Later calls of Apply and Observe fail.
 func (l *Local) Close(ctx context.Context) error {
 	l.mu.Lock()
 	l.closed = true
@@ -358,7 +373,8 @@ func (l *Local) Close(ctx context.Context) error {
 	return err
 }
 
-// goneLocked returns a channel that is closed when the replicas that there are now have gone; l.mu is held.
+// goneLocked returns a channel that is closed when all present replicas have gone. The caller holds
+// l.mu.
 func (l *Local) goneLocked() <-chan struct{} {
 	var waits []<-chan struct{}
 	for _, r := range l.replicas {

@@ -126,7 +126,7 @@ func TestARollingRedeploy(t *testing.T) {
 		w.want(2)
 		w.expect("until a new one does", w.states(), "f-00003 ready, f-00004 ready")
 
-		// A new revision that never comes up leaves the old one in service.
+		// If a new revision never becomes ready, the old one keeps serving.
 		w.set(func() {
 			w.specs = []FunctionSpec{spec("f", 3)}
 			w.start = func(context.Context, Order) error { return errors.New("bad image") }
@@ -141,13 +141,14 @@ func TestARollingRedeploy(t *testing.T) {
 			t.Errorf("waiting tasks were told %q although there are replicas", w.failed)
 		}
 
-		// One that finds no room makes the old one step aside.
+		// If the new revision finds no room, the old one makes room.
 		w.want(0)
 		w.expect("no room", w.states(), "")
 	})
 }
 
-// TestARedeployWithLittleRoom: where one of two finds room, the old ones serve until that one does.
+// TestARedeployWithLittleRoom checks that if one of two new replicas finds room, the old ones serve
+// until it is ready.
 func TestARedeployWithLittleRoom(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(2)
@@ -166,8 +167,9 @@ func TestARedeployWithLittleRoom(t *testing.T) {
 	})
 }
 
-// TestASleeperIsNotWokenByARedeploy: nothing is wanted, so there is no successor to wait for.
-func TestASleeperIsNotWokenByARedeploy(t *testing.T) {
+// TestRedeployDoesNotWakeSleepingFunction checks that a sleeping function's old replicas need not
+// wait for a successor.
+func TestRedeployDoesNotWakeSleepingFunction(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
 		s := spec("f", 2)
@@ -206,7 +208,8 @@ func TestDrainsAreBounded(t *testing.T) {
 		w.want(2)
 		w.set(func() { w.drain = after(time.Hour) })
 		w.want(0)
-		l.Lost("f-00001", task.Death{Cause: "exit status 1", End: task.EndItself}) // while it drains
+		// While it drains.
+		l.Lost("f-00001", task.Death{Cause: "exit status 1", End: task.EndItself})
 		synctest.Wait()
 		w.expect("one died, one drains", w.states(), "f-00002 draining")
 		time.Sleep(30 * time.Second)
@@ -234,8 +237,9 @@ func TestARemovedFunctionIsDrained(t *testing.T) {
 	})
 }
 
-// TestTheLineGoesFirst: replicas of a removed function lose their connections before the next plan, and that is no failure.
-func TestTheLineGoesFirst(t *testing.T) {
+// TestRemovedFunctionFailsWaitingTasksFirst checks that replicas of a removed function lose their
+// connections before the next plan, and that this is not a failure.
+func TestRemovedFunctionFailsWaitingTasksFirst(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
 		w.set(func() { w.specs = nil })

@@ -9,42 +9,45 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// node is a Node that joined, with its mailbox of warm orders. It is kept while it has replicas, also while it is away.
+// node is a Node that joined, with a mailbox for its warm orders. It is kept while it has replicas,
+// even if it is away.
 type node struct {
 	name   string
-	wanted chan []WarmOrder // the latest list; written with Local.mu held
+	wanted chan []WarmOrder // the latest list; sent while Local.mu is held
 
-	// With Local.mu held:
+	// The fields below are guarded by Local.mu.
 	hands    Node // as it joined the latest time
 	presence presence
-	left     time.Time            // when it fell silent the latest time
-	unwarm   context.CancelFunc   // ends its goroutine of warm orders
-	missing  map[string]time.Time // ready replicas that its announcements lack, since when
-	stopping map[string]bool      // replicas that nobody knows and that are being stopped
-	stopped  map[string]time.Time // replicas that it has been told to stop lately, and when
+	left     time.Time            // time of the latest Leave
+	unwarm   context.CancelFunc   // ends the goroutine for warm orders
+	missing  map[string]time.Time // ready replicas that its announcements lack, and since when
+	stopping map[string]bool      // unknown replicas that are being stopped
+	stopped  map[string]time.Time // replicas that were recently stopped, and when
 }
 
-// presence is whether a node can be reached.
+// presence says whether a node can be reached.
 type presence uint8
 
 const (
 	here      presence = iota
-	returning          // it joined again; what it still runs is not known yet
+	returning          // it joined again; its running replicas are not known yet
 	away
 )
 
 const (
-	// missingFor is how long announcements must lack a ready replica before it counts as lost, and how long they may have one that
-	// was stopped. What an announcement says may be older than what is known here, and a connection that breaks tells sooner.
+	// missingFor is how long announcements must lack a ready replica before it counts as lost, and
+	// how long they may still list a stopped one. An announcement may be older than what is known
+	// here, and a broken connection reports a loss sooner.
 	missingFor = 2 * time.Second
-	// stopsAtATime bounds how many replicas that nobody knows are being stopped on a node. The next announcement has the others.
+	// stopsAtATime bounds how many unknown replicas are stopped on a node at a time. The next
+	// announcement lists the others.
 	stopsAtATime = 8
 )
 
-// Join makes n a node: plans may place replicas there. One of this name that is there already is replaced, as when its daemon
-// was started again. A node that comes back after [Local.Leave] with replicas still known takes part from its first
-// [Local.Running] on, which says what has become of them. Join does not keep up with n by itself: who calls it tells when n
-// falls silent.
+// Join adds n, so that plans may place replicas there. It replaces a node with the same name, for
+// example after its daemon was restarted. A node that comes back after [Local.Leave] with known
+// replicas takes part from its first [Local.Running], which says which of them still run. Join does
+// not monitor n: the caller reports when n falls silent.
 func (l *Local) Join(n Node) {
 	name := n.Inventory().Name
 	if l.join(n, name, true) {
@@ -79,8 +82,9 @@ func (l *Local) join(n Node, name string, tell bool) bool {
 	return true
 }
 
-// Leave says that a node is silent. It is in no Snapshot until it joins again, and its replicas are out of sight: they serve
-// as long as their connections hold, are not counted and not let go, and what starts there goes on until its timeout.
+// Leave reports that a node is silent. It is in no Snapshot until it joins again. Its replicas are
+// hidden: they serve as long as their connections last, but they do not count and are not released.
+// Running starts continue until their timeout.
 func (l *Local) Leave(name string) {
 	hidden, ok := l.leave(name)
 	switch {
@@ -94,7 +98,7 @@ func (l *Local) Leave(name string) {
 	l.cfg.Changed()
 }
 
-// leave returns how many replicas are out of sight now, unless the node was away.
+// leave returns how many replicas are hidden now, unless the node was away already.
 func (l *Local) leave(name string) (hidden int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,7 +108,7 @@ func (l *Local) leave(name string) (hidden int, ok bool) {
 	}
 	n.presence, n.left = away, l.now()
 	n.unwarm()
-	select { // a list that nobody will look at
+	select { // drops a list that nobody will read
 	case <-n.wanted:
 	default:
 	}
@@ -120,7 +124,7 @@ func (l *Local) leave(name string) (hidden int, ok bool) {
 	return hidden, true
 }
 
-// dropLocked forgets a node that is away and has no replicas; l.mu is held.
+// dropLocked forgets a node that is away and has no replicas. The caller holds l.mu.
 func (l *Local) dropLocked(n *node) {
 	if n.presence != away || l.nodes[n.name] != n {
 		return
@@ -133,9 +137,9 @@ func (l *Local) dropLocked(n *node) {
 	delete(l.nodes, n.name)
 }
 
-// Running takes a node's announcement of which replicas run there. Replicas that were out of sight are back; those that were
-// ready and are not there any more are lost; what runs there and is not known is stopped. It returns at once, and does nothing
-// for a node that is not there.
+// Running handles a node's announcement of its replicas. Hidden replicas that run are visible
+// again. Ready replicas that do not run any more are lost. Unknown replicas are stopped. Running
+// returns at once. It does nothing for an unknown node.
 func (l *Local) Running(name string, replicas []string) {
 	if l.running(name, replicas) {
 		l.cfg.Changed()
@@ -185,7 +189,7 @@ func (l *Local) running(name string, replicas []string) (changed bool) {
 	return back
 }
 
-// stopUnknown stops what runs on n and is none of its replicas; l.mu is held.
+// stopUnknown stops replicas on n that do not belong to it. The caller holds l.mu.
 func (l *Local) stopUnknown(n *node, replicas []string) {
 	for _, name := range slices.Sorted(slices.Values(replicas)) {
 		if r := l.replicas[name]; r != nil && r.node == n.name || n.stopping[name] || len(n.stopping) >= stopsAtATime {
@@ -197,11 +201,11 @@ func (l *Local) stopUnknown(n *node, replicas []string) {
 		n.stopping[name] = true
 		hands := n.hands
 		l.group.Go(func() {
-			l.cfg.Log.Warn("a replica that nobody wants is stopped", "replica", name, "node", n.name)
+			l.cfg.Log.Warn("an unknown replica is stopped", "replica", name, "node", n.name)
 			ctx, cancel := context.WithTimeout(l.ctx, l.cfg.Grace+stopMargin)
 			defer cancel()
 			if err := hands.Stop(ctx, name, l.cfg.Grace); err != nil {
-				l.cfg.Log.Error("a replica that nobody wants may still run", "replica", name, "node", n.name, "error", err)
+				l.cfg.Log.Error("failed to stop an unknown replica; it may still run", "replica", name, "node", n.name, "error", err)
 			}
 			l.mu.Lock()
 			defer l.mu.Unlock()
@@ -210,7 +214,7 @@ func (l *Local) stopUnknown(n *node, replicas []string) {
 	}
 }
 
-// reach returns what reaches a node; nil: it is away.
+// reach returns the Node to call, or nil if it is away.
 func (l *Local) reach(n *node) Node {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// node returns a fake node by name, which is made if need be.
+// node returns a fake node by name, and creates it if necessary.
 func (w *world) node(name string) *fakeNode {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -38,7 +38,7 @@ func (w *world) runs(name string) []string {
 	return slices.Sorted(maps.Keys(n.running))
 }
 
-// inSight writes which nodes and how many replicas of f.ns a Snapshot has.
+// inSight returns which nodes and how many replicas of f.ns a Snapshot has.
 func (w *world) inSight() string {
 	w.t.Helper()
 	s, err := w.l.Observe(w.t.Context())
@@ -82,8 +82,8 @@ func TestASilentNodesReplicasAreOutOfSightAndServe(t *testing.T) {
 		synctest.Wait()
 		w.expect("a socket broke", w.states(), "f-00001 ready, f-00003 ready")
 		w.set(func() {
-			delete(w.nodes["a"].running, "f-00003") // it ended unseen
-			w.nodes["a"].running["f-99999"] = true  // of another life
+			delete(w.nodes["a"].running, "f-00003") // it ended while the node was away
+			w.nodes["a"].running["f-99999"] = true  // left by an earlier process
 		})
 		l.Running("a", w.runs("a"))
 		synctest.Wait()
@@ -247,7 +247,7 @@ func TestCloseWithNodesAway(t *testing.T) {
 		if err := l.Close(t.Context()); err != nil || time.Since(begin) > time.Second {
 			t.Errorf("closed after %v: %v", time.Since(begin), err)
 		}
-		l.Join(w.node("c")) // too late: nothing happens
+		l.Join(w.node("c")) // too late: no effect
 		l.Leave("b")
 		l.Running("b", []string{"x"})
 	})
@@ -267,7 +267,8 @@ func TestPhasesOfAStart(t *testing.T) {
 			t.Errorf("%d series, want order, fork, place, first inference and total", n)
 		}
 		w.attach = func(_ context.Context, name string) error {
-			l.Answered(name, time.Millisecond, 7*time.Millisecond) // what had waited for it was quick
+			// What had waited for it was quick.
+			l.Answered(name, time.Millisecond, 7*time.Millisecond)
 			time.Sleep(10 * time.Millisecond)
 			return nil
 		}
@@ -277,8 +278,8 @@ func TestPhasesOfAStart(t *testing.T) {
 	})
 }
 
-// TestNodesComeAndGo: whatever nodes, processes, plans and announcements do, no replica ends twice, and once all nodes are back
-// there is exactly what is wanted, and nothing else runs anywhere.
+// TestNodesComeAndGo lets nodes, processes, plans and announcements do anything. No replica may end
+// twice. Once all nodes are back, exactly the wanted replicas must run, and nothing else.
 func TestNodesComeAndGo(t *testing.T) {
 	for seed := range uint64(25) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -327,7 +328,8 @@ func TestNodesComeAndGo(t *testing.T) {
 	}
 }
 
-// comeAndGo has nodes join, leave and announce themselves, at times with what is old, and processes end.
+// comeAndGo lets nodes join, leave and announce themselves, sometimes with old announcements, and
+// lets processes end.
 func (w *world) comeAndGo(rng *rand.Rand, names []string, there map[string]bool, stale map[string][]string) {
 	for _, name := range names {
 		running := w.runs(name)
@@ -343,7 +345,7 @@ func (w *world) comeAndGo(rng *rand.Rand, names []string, there map[string]bool,
 			w.l.Running(name, stale[name])
 		case p < 16:
 			w.l.Running(name, running)
-		case p == 16 && len(running) > 0: // its end is told, unless its node is away
+		case p == 16 && len(running) > 0: // its end is reported, unless its node is away
 			dies := running[rng.IntN(len(running))]
 			n := w.node(name)
 			w.set(func() { delete(n.running, dies) })

@@ -6,7 +6,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// metrics are the cluster's figures.
+// metrics are the cluster's metrics.
 type metrics struct {
 	states stateCounts
 	aims   aims
@@ -44,7 +44,7 @@ func (m metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.starts, m.ends, m.memory, m.states, m.aims}
 }
 
-// stateCounts counts replicas when it is asked to. A function without any has no series.
+// stateCounts counts replicas when it is collected. A function without replicas has no series.
 type stateCounts struct {
 	local *Local
 	desc  *prometheus.Desc
@@ -82,7 +82,8 @@ func (m metrics) unregister(r prometheus.Registerer) {
 	}
 }
 
-// aims are the targets of functions whose owners asked for one, as observed the latest time, and the budget of all.
+// aims exports the targets of functions whose owners declared one, as last observed, and the
+// budget.
 type aims struct {
 	local                 *Local
 	value, load, replicas *prometheus.Desc

@@ -9,25 +9,26 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Why a function cannot be pinned.
+// Errors of functions that cannot be pinned.
 var (
 	ErrPinned = errors.New("cluster: pinned by somebody else")
 	ErrInUse  = errors.New("cluster: in use")
 )
 
-// Quiet is how long nobody must have asked a function for it to be pinned: what it then takes from its users is measured away.
+// Quiet is how long a function must have had no request before it can be pinned, because a pin
+// takes it from its users.
 const Quiet = 2 * time.Second
 
-// Pin holds a function at one replica that may use a given share of the processor, so that it can be measured. It is a lease: when
-// nobody renews it, the next plan has the function as it would be without it. Nothing that happens to the function meanwhile counts
-// as measured.
+// Pin keeps a function at one replica with a given CPU limit, so that it can be measured. It is a
+// lease: if it is not renewed, the next plan ignores it. While it lasts, nothing counts as measured
+// for policies.
 type Pin struct {
 	Holder   string
 	CPUMilli int // thousandths of a core; 0: as declared
 	Until    time.Time
 }
 
-// at is the pin, if it holds at that time.
+// at returns the pin if it is valid at that time.
 func (p *Pin) at(now time.Time) (Pin, bool) {
 	if p == nil || !now.Before(p.Until) {
 		return Pin{}, false
@@ -35,17 +36,18 @@ func (p *Pin) at(now time.Time) (Pin, bool) {
 	return *p, true
 }
 
-// Held is what has become of a [Pin].
+// Held is the present state of a [Pin].
 type Held struct {
-	plan.Replica      // the one that is held; empty: there is none yet
-	CPUMilli     int  // that it may use now, as far as its node was told; 0: as declared
-	Unbounded    bool // its node has been asked and does not limit CPU
-	Alone        bool // there is no other
-	Slots        int  // batches that it takes at a time
+	plan.Replica      // the pinned replica; empty: none yet
+	CPUMilli     int  // present CPU limit, as far as the node was told; 0: as declared
+	Unbounded    bool // the node says that it cannot limit CPU
+	Alone        bool // there is no other replica
+	Slots        int  // concurrent batches
 	Batch        int  // largest batch
 }
 
-// Pin pins a function that nobody uses, changes its pin, or renews it, and says how far that is. The function must be deployed.
+// Pin pins a function that nobody uses, or changes or renews its pin. It returns the present state.
+// The function must be deployed.
 func (l *Local) Pin(function pipeline.Key, p Pin) (Held, error) {
 	if !l.PinnedBy(function, p.Holder) {
 		now := time.Now()
@@ -55,7 +57,7 @@ func (l *Local) Pin(function pipeline.Key, p Pin) (Held, error) {
 	}
 	h, changed, err := l.pin(function, p)
 	if err == nil {
-		l.cfg.Lines.Disregard(function, p.Until)
+		l.cfg.Lines.PauseMeasuring(function, p.Until)
 	}
 	if changed {
 		l.cfg.Changed()
@@ -79,7 +81,7 @@ func (l *Local) pin(function pipeline.Key, p Pin) (h Held, changed bool, err err
 	return l.held(function, f), !there || old.CPUMilli != p.CPUMilli, nil
 }
 
-// PinnedBy tells whether a function is pinned by this holder.
+// PinnedBy reports whether this holder has pinned the function.
 func (l *Local) PinnedBy(function pipeline.Key, holder string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -91,7 +93,8 @@ func (l *Local) PinnedBy(function pipeline.Key, holder string) bool {
 	return ok && p.Holder == holder
 }
 
-// PinnedUntil returns when a function's pin ends unless it is renewed; false: it has none.
+// PinnedUntil returns when a function's pin ends unless it is renewed. It returns false if there is
+// no pin.
 func (l *Local) PinnedUntil(function pipeline.Key) (time.Time, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,7 +106,7 @@ func (l *Local) PinnedUntil(function pipeline.Key) (time.Time, bool) {
 	return l.told(p.Until), ok
 }
 
-// Unpin ends the holder's pin; that of another stays.
+// Unpin ends the holder's pin. It does not end that of another holder.
 func (l *Local) Unpin(function pipeline.Key, holder string) {
 	l.mu.Lock()
 	f := l.functions[function]
@@ -113,12 +116,12 @@ func (l *Local) Unpin(function pipeline.Key, holder string) {
 	}
 	l.mu.Unlock()
 	if mine {
-		l.cfg.Lines.Disregard(function, time.Time{})
+		l.cfg.Lines.PauseMeasuring(function, time.Time{})
 		l.cfg.Changed()
 	}
 }
 
-// held looks at the function's newest replica; l.mu is held.
+// held returns the state of the function's newest replica. The caller holds l.mu.
 func (l *Local) held(function pipeline.Key, f *function) Held {
 	h := Held{Alone: true, Slots: max(f.slots, 1), Batch: max(f.batch, 1)}
 	var newest *replica
@@ -141,7 +144,7 @@ func (l *Local) held(function pipeline.Key, f *function) Held {
 	return h
 }
 
-// pinned changes what a policy sees of f to what its pin wants.
+// pinned changes f, as policies see it, to what its pin requires.
 func (k *function) pinned(f *plan.Function, now time.Time) {
 	if _, ok := k.pin.at(now); ok {
 		f.Min, f.Max, f.Zero = 1, 1, false

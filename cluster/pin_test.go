@@ -10,8 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// TestPin: while a function is pinned a policy may not give it more than one replica, which has the pin's CPU whatever plans say;
-// afterwards, asked for or by time, it is as it was.
+// TestPin checks that while a function is pinned, a policy may give it only one replica, with the
+// pin's CPU limit. After Unpin or the end of the lease, everything must be as before.
 func TestPin(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		limits := func() (least, most int, profile []plan.Point) {
@@ -71,7 +71,7 @@ func TestPin(t *testing.T) {
 		w.give(700)
 		w.has(700, 3)
 
-		pin("me", 900) // and is never heard of again
+		pin("me", 900) // the holder does not come back
 		w.give(700)
 		w.has(900, 3)
 		time.Sleep(10 * time.Second)
@@ -87,10 +87,12 @@ func TestPin(t *testing.T) {
 	})
 }
 
-// TestPinWhoseFunctionIsUsed: a function that is in use, or was a moment ago, is not taken from its users, as its line has it now.
+// TestPinWhoseFunctionIsUsed checks that a function that is or recently was in use cannot be
+// pinned.
 func TestPinWhoseFunctionIsUsed(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
-		l.clock.wall = l.clock.wall.Add(-time.Hour) // as if the wall's clock had been set forward by an hour since
+		// As if the wall clock had been set forward by an hour.
+		l.clock.wall = l.clock.wall.Add(-time.Hour)
 		pin := func(want error) {
 			t.Helper()
 			if _, err := l.Pin(pipeline.ParseKey("f.ns"), Pin{"me", 100, time.Now().Add(10 * time.Second)}); !errors.Is(err, want) {
@@ -114,7 +116,7 @@ func TestPinWhoseFunctionIsUsed(t *testing.T) {
 		if at, ok := l.PinnedUntil(pipeline.ParseKey("f.ns")); !ok || !at.Equal(until) {
 			t.Errorf("people are told that it is held until %v, %t, want %v", at, ok, until)
 		}
-		w.set(func() { w.waiting["f.ns"] = 1 }) // of who holds it
+		w.set(func() { w.waiting["f.ns"] = 1 }) // from the holder itself
 		pin(nil)
 		l.Unpin(pipeline.ParseKey("f.ns"), "you")
 		if w.apart.IsZero() {

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// processNode starts this test binary as replicas.
+// processNode is a Node that starts this test binary as replicas.
 type processNode struct {
 	lost func(replica, cause string)
 
@@ -134,7 +134,8 @@ func (d deployed) Pipelines() []pipeline.Pipeline { return nil }
 
 const patience = time.Minute
 
-// TestRealParts has processes, NATS, the dispatcher, and the loop of control: wake, answer, survive a kill, sleep.
+// TestRealParts uses real processes, NATS, the dispatcher and the control loop: wake, answer,
+// survive a kill, sleep.
 func TestRealParts(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	server, err := queue.StartServer(queue.ServerConfig{Dir: t.TempDir(), Log: log})
@@ -255,7 +256,8 @@ func TestRealParts(t *testing.T) {
 	until("lost", func() bool {
 		return strings.Contains(fmt.Sprint(l.Events(pipeline.ParseKey("f.ns"))), string(Lost)+"  [] signal: killed")
 	})
-	// The line hears of it a moment later; a task that is sent there until then would be tried again by its coordinator.
+	// The line learns of it a moment later. Until then, a task sent there would be tried again by
+	// its coordinator.
 	proctest.Until(t, "the line without its replica", func() bool { return shell.Load(pipeline.ParseKey("f.ns")).Servers == 0 })
 	submit("f.ns", "again")
 	if second := answered("AGAIN").Replica; second == first {

@@ -15,10 +15,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// causeWait is how long a node has to say how a process ended whose connection broke.
+// causeWait is how long a node has to report how a process ended after its connection broke.
 const causeWait = time.Second
 
-// replica is one copy of a function, from its order to its end.
+// replica is one replica of a function, from its order to its end.
 type replica struct {
 	name         string
 	function     pipeline.Key
@@ -27,23 +27,26 @@ type replica struct {
 	ordered      uint64 // Rev of the plan that wanted it
 	begun        time.Time
 
-	alive   context.Context // until it is lost, or l is aborted
-	lose    context.CancelCauseFunc
-	wanted  context.Context // until it is released, or not alive
-	letGo   context.CancelCauseFunc
-	gone    chan struct{} // closed at its end
-	kick    chan struct{} // cpuWant was changed
-	back    bool          // it was taken back before it was ready; of its goroutine
-	outside bool          // something else ended it before it was stopped; of its goroutine
-	revived bool          // started by revive, for requests that have begun on its revision; written once, before Local.mu is released after its order
+	alive  context.Context // ends when the replica is lost or l is aborted
+	lose   context.CancelCauseFunc
+	wanted context.Context // ends when the replica is released, or with alive
+	letGo  context.CancelCauseFunc
+	gone   chan struct{} // closed at its end
+	kick   chan struct{} // cpuWant was changed
+	back   bool          // released before it was ready; used by its goroutine only
+	// something else ended it before it was stopped; used by its goroutine only.
+	outside bool
+	// Started by revive, for requests that began on its revision. Set before Local.mu is released
+	// after its order.
+	revived bool
 
-	// With Local.mu held:
+	// The fields below are guarded by Local.mu.
 	hidden    bool   // its node is silent
-	unfit     string // why it cannot stay on its devices, as the latest Snapshot had them
-	seen      uint64 // Rev of the first Snapshot that had it since it came into sight; 0: none has
-	cpuWant   int    // thousandths of a core that it should be able to use; 0: as declared
-	cpu       int    // that it may use, as far as the node was told
-	unbounded bool   // its node does not limit CPU, as it said last
+	unfit     string // why it cannot stay on its devices, as of the latest Snapshot
+	seen      uint64 // Rev of the first Snapshot with it since it became visible; 0: none yet
+	cpuWant   int    // wanted CPU limit in thousandths of a core; 0: as declared
+	cpu       int    // CPU limit, as far as the node was told
+	unbounded bool   // its node said last that it cannot limit CPU
 	path      string
 	phases    []Phase
 	total     time.Duration
@@ -52,17 +55,18 @@ type replica struct {
 	released  bool
 	starved   bool          // it was out of memory on its device
 	stuck     string        // the call whose handler does not end; empty: none
-	answered  time.Duration // from its order to its first answer; 0: it has given none
-	first     time.Duration // that its first call took
+	answered  time.Duration // from the order until the first answer; 0: not yet
+	first     time.Duration // duration of the first call
 }
 
-// release tells the replica that it is not wanted any more; Local.mu is held.
+// release marks the replica as no longer wanted. The caller holds Local.mu.
 func (r *replica) release(cause error) {
 	r.released = true
 	r.letGo(cause)
 }
 
-// order makes a replica and starts it. It returns nil if that is not possible; l.mu is held.
+// order creates a replica and starts it. It returns nil if that is not possible. The caller holds
+// l.mu.
 func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot) *replica {
 	n, ok := l.nodes[slot.Node]
 	if !ok || n.presence != here {
@@ -93,12 +97,13 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 	return r
 }
 
-// live takes a replica through its life. It is the replica's only goroutine.
+// live takes a replica through its life, on the replica's only goroutine.
 func (l *Local) live(n *node, hands Node, r *replica, o Order) {
 	defer close(r.gone)
 	defer r.lose(nil) // frees the contexts
 	if err := l.start(hands, r, o); err != nil {
-		r.back = r.wanted.Err() != nil && r.alive.Err() == nil // before it is stopped, which ends it
+		// Read before the replica is stopped, because stopping ends alive.
+		r.back = r.wanted.Err() != nil && r.alive.Err() == nil
 		r.outside = endedFromOutside(r.alive)
 		l.stop(n, r)
 		l.end(n, r, false, afterwards(r, err))
@@ -127,7 +132,8 @@ func (l *Local) start(n Node, r *replica, o Order) error {
 		return because(ctx, fmt.Errorf("start: %w", err))
 	}
 	began := time.Now()
-	phases := []Phase{{"order", began.Sub(begin)}} // on its way and in the node's queue: what the other phases leave
+	// The order's way and its wait in the node's queue: the time outside all other phases.
+	phases := []Phase{{"order", began.Sub(begin)}}
 	for _, p := range started.Phases {
 		if p.Name != phases[0].Name {
 			phases[0].Took = max(phases[0].Took-p.Took, 0)
@@ -140,7 +146,7 @@ func (l *Local) start(n Node, r *replica, o Order) error {
 	l.mu.Unlock()
 	hello, err := l.cfg.Replicas.Attach(ctx, r.function, r.name, r.spec.Revision, started.Conn)
 	if err != nil {
-		select { // a broken connection is seen before the end of the process that explains it
+		select { // a broken connection is noticed before the end of the process that explains it
 		case <-ctx.Done():
 		case <-time.After(causeWait):
 		}
@@ -154,16 +160,16 @@ func (l *Local) start(n Node, r *replica, o Order) error {
 	return nil
 }
 
-// ready notes that the replica has said that it is; begin is when it was ordered, began when its process ran.
+// ready records that the replica is ready. It was ordered at begin, and its process ran from began.
 func (l *Local) ready(r *replica, hello wire.Hello, begin, began time.Time) {
 	now := time.Now()
 	place := Phase{"place", now.Sub(began)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if hello.Load > 0 { // in the replica itself: it has no zygote
+	if hello.Load > 0 { // the replica loaded them itself, because it has no zygote
 		load := min(hello.Load, place.Took)
 		if i := slices.IndexFunc(r.phases, func(p Phase) bool { return p.Name == "load" }); i >= 0 {
-			r.phases[i].Took += load // of what it maps, before
+			r.phases[i].Took += load // taken from the earlier phase that included it
 		} else {
 			r.phases = append(r.phases, Phase{"load", load})
 		}
@@ -185,7 +191,8 @@ func (l *Local) ready(r *replica, hello wire.Hello, begin, began time.Time) {
 	l.note(r, Event{Kind: Ready, Path: r.path, Phases: []Phase{{"load", hello.Load}, {"place", hello.Place}}})
 }
 
-// afterwards adds what the process said when it was stopped because of err: a watchdog says then what its program listens on instead.
+// afterwards adds to err what the process printed while it was stopped. For example, a watchdog
+// says where its program listens instead.
 func afterwards(r *replica, err error) error {
 	if cause := context.Cause(r.alive); cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w; when it was stopped: %w", err, cause)
@@ -193,7 +200,7 @@ func afterwards(r *replica, err error) error {
 	return err
 }
 
-// because adds why ctx ended, if it did, to what that led to.
+// because adds to err why ctx ended, if it did.
 func because(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w: %w", cause, err)
@@ -201,9 +208,8 @@ func because(ctx context.Context, err error) error {
 	return err
 }
 
-// drain lets the replica finish its calls, and those that requests still send it because they have
-// begun on its revision. It waits for DrainTimeout, or longer until the deadlines of these
-// requests.
+// drain lets the replica finish its calls, and those of requests that began on its revision. It
+// waits for DrainTimeout, or until these requests' deadlines if they are later.
 func (l *Local) drain(r *replica) {
 	l.mu.Lock()
 	r.state, r.since = plan.Draining, l.now()
@@ -224,15 +230,15 @@ func (l *Local) drain(r *replica) {
 			break
 		}
 	}
-	l.cfg.Log.Warn("replica stopped with work left; it is tried elsewhere", "function", r.function, "replica", r.name, "error", err)
+	l.cfg.Log.Warn("replica stopped with calls left; they are tried elsewhere", "function", r.function, "replica", r.name, "error", err)
 	l.cfg.Replicas.Lost(r.function, r.name, deathOf(err))
 }
 
 // stopMargin is how long a node may take to stop a replica, beyond the grace.
 const stopMargin = 5 * time.Second
 
-// stop makes sure that no process is left, also when l is being aborted. What may be left on a node that is away is stopped
-// when it returns.
+// stop makes sure that no process is left, even if l is being aborted. On a node that is away,
+// remaining processes are stopped when it returns.
 func (l *Local) stop(n *node, r *replica) {
 	hands := l.reach(n)
 	if hands == nil {
@@ -253,12 +259,12 @@ func (l *Local) stop(n *node, r *replica) {
 
 var errRemoved = errors.New("the function was removed")
 
-// removed tells whether a function is not deployed any more.
+// removed reports whether a function is no longer deployed.
 func (l *Local) removed(function pipeline.Key) bool {
 	return !slices.ContainsFunc(l.cfg.Functions.Functions(), func(f FunctionSpec) bool { return f.Key == function })
 }
 
-// end forgets the replica and records how it ended. busy says that it had calls; failed is why it
+// end forgets the replica and records how it ended. busy says that it had calls. failed is why it
 // did not start, or nil.
 func (l *Local) end(n *node, r *replica, busy bool, failed error) {
 	removed := (failed != nil || r.alive.Err() != nil) && l.removed(r.function)
@@ -268,20 +274,20 @@ func (l *Local) end(n *node, r *replica, busy bool, failed error) {
 	switch {
 	case l.ctx.Err() != nil:
 		e.Cause = ErrClosed.Error()
-	case removed: // its line went first, and its connection with it
+	case removed: // the line was removed first, and the connection with it
 		e.Cause = errRemoved.Error()
-	case r.back: // no failure
+	case r.back: // not a failure
 		e.Cause = context.Cause(r.wanted).Error()
 	case failed != nil:
 		e, cause = Event{Kind: Failed, Cause: failed.Error()}, failed.Error()
-	case r.state == plan.Draining: // that its process ended is what was wanted
+	case r.state == plan.Draining: // its process was meant to end
 		if e.Cause = r.stuck; e.Cause == "" && r.alive.Err() != nil {
 			e.Cause = context.Cause(r.alive).Error()
 		}
 	case r.alive.Err() != nil:
 		e = Event{Kind: Lost, Cause: context.Cause(r.alive).Error()}
-		// The end of a replica says nothing about the next start if it had calls, was ready for a
-		// while, or was ended by something else.
+		// The end of a replica says nothing about the next start if the replica had calls, was
+		// ready for a while, or was ended by something else.
 		death, lived := deathOf(context.Cause(r.alive)), at.Sub(r.since)
 		if !busy && !death.Busy && death.End == task.EndItself && lived < settle {
 			cause = fmt.Sprintf("lost %v after it was ready: %s", lived.Round(time.Millisecond), e.Cause)
@@ -300,7 +306,8 @@ func (l *Local) end(n *node, r *replica, busy bool, failed error) {
 	if e.Kind == Lost {
 		why = e.Cause
 	}
-	if r.device != "" && strings.Contains(why, wire.OutOfMemoryOn) { // the device's trouble, not the function's
+	// The device is to blame, not the function.
+	if r.device != "" && strings.Contains(why, wire.OutOfMemoryOn) {
 		l.bar(r, false, at, why)
 		cause = ""
 	}
@@ -331,20 +338,20 @@ func (l *Local) end(n *node, r *replica, busy bool, failed error) {
 	l.cfg.Changed()
 }
 
-// note writes an event of r down; l.mu is held.
+// note records an event of r. The caller holds l.mu.
 func (l *Local) note(r *replica, e Event) {
 	e.At, e.Function, e.Replica, e.Node = stamp(), r.function, r.name, r.node
 	l.of(r.function).timeline.add(e)
 	l.cfg.Event(e)
 }
 
-// lost is the error of a replica that ended without an order to.
+// lost is the error of a replica that ended unexpectedly.
 type lost struct{ task.Death }
 
 // Error returns the cause.
 func (l lost) Error() string { return l.Cause }
 
-// endedFromOutside reports whether a replica's context has ended because something else than the
+// endedFromOutside reports whether a replica's context has ended because something other than the
 // replica ended its process.
 func endedFromOutside(alive context.Context) bool {
 	death := lost{}
@@ -370,7 +377,8 @@ func (l *Local) Lost(replica string, death task.Death) {
 	}
 }
 
-// Answered tells that a replica gave its first answer, some time after it was attached, and how long that call took.
+// Answered records a replica's first answer, how long after the attachment it came, and how long
+// the call took.
 func (l *Local) Answered(replica string, after, call time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -382,11 +390,12 @@ func (l *Local) Answered(replica string, after, call time.Duration) {
 	}
 }
 
-// firstInference is the last phase of a start. It comes after the total, since a replica may have nothing to do for long.
+// firstInference is the last phase of a start. It is not part of the total, because a replica may
+// be idle for long before it.
 const firstInference = "first inference"
 
-// started returns the phases of the start as far as it has come; Local.mu is held. A first answer may be known before what came
-// before it.
+// started returns the phases of the start so far. The caller holds Local.mu. The first answer may
+// be known before the earlier phases.
 func (r *replica) started() []Phase {
 	all := slices.Clone(r.phases)
 	if r.answered > 0 {

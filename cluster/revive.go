@@ -29,8 +29,8 @@ type former struct {
 	waiting time.Time // end of the back-off before the next start
 }
 
-// remember keeps the spec and the slot that a replica is ordered with. It keeps the newest
-// formersKept revisions.
+// remember stores the spec and the slot of an ordered replica. It keeps the newest formersKept
+// revisions.
 func (k *function) remember(spec FunctionSpec, slot plan.Slot) {
 	if k.formers == nil {
 		k.formers = map[uint64]*former{}
@@ -45,8 +45,8 @@ func (k *function) remember(spec FunctionSpec, slot plan.Slot) {
 	}
 }
 
-// Revive starts a replica of a revision that plans no longer want, because requests have begun on
-// it and its last replica was lost. It returns at once. If no such replica can be started, it calls
+// Revive starts a replica of a revision that plans no longer want, because requests began on it and
+// its last replica was lost. It returns at once. If no such replica can be started, it calls
 // NoReplica of [Lines].
 func (l *Local) Revive(function pipeline.Key, revision uint64) {
 	l.mu.Lock()
@@ -56,7 +56,7 @@ func (l *Local) Revive(function pipeline.Key, revision uint64) {
 	}
 	if f != nil {
 		now := l.now()
-		if now.Sub(f.waiting) > lastBackoff { // the failures were of another time
+		if now.Sub(f.waiting) > lastBackoff { // the failures are too old to count
 			f.failed = 0
 		}
 		f.wanted, f.since = true, now
@@ -69,8 +69,8 @@ func (l *Local) Revive(function pipeline.Key, revision uint64) {
 	l.cfg.Changed()
 }
 
-// revive orders the replicas that [Local.Revive] was asked for. It returns the revisions that get
-// none any more; l.mu is held.
+// revive orders the replicas that [Local.Revive] asked for. It returns the revisions that get no
+// more replicas. The caller holds l.mu.
 func (l *Local) revive(rev uint64, specs map[pipeline.Key]*FunctionSpec) (failed []hopelessFunction) {
 	for key, spec := range specs {
 		k := l.functions[key]
@@ -96,8 +96,8 @@ func (l *Local) revive(rev uint64, specs map[pipeline.Key]*FunctionSpec) (failed
 	return failed
 }
 
-// serves reports whether a replica of a revision takes tasks, or will once it is ready; l.mu is
-// held.
+// serves reports whether a replica of a revision takes tasks, or will once it is ready. The caller
+// holds l.mu.
 func (l *Local) serves(function pipeline.Key, revision uint64) bool {
 	for _, r := range l.replicas {
 		if r.function == function && r.spec.Revision == revision && r.state != plan.Draining && !r.released {
@@ -107,8 +107,9 @@ func (l *Local) serves(function pipeline.Key, revision uint64) bool {
 	return false
 }
 
-// room returns the slot of the latest replica of f. If the slot's node is away and it has no device,
-// room moves it to another node: to the next one after each failed start. l.mu is held.
+// room returns the slot of the latest replica of f. If the slot's node is away and it has no
+// device, room moves it to another node, to a different one after each failed start. The caller
+// holds l.mu.
 func (l *Local) room(f *former) plan.Slot {
 	slot := f.slot
 	slot.Replica = ""
@@ -128,8 +129,8 @@ func (l *Local) room(f *former) plan.Slot {
 }
 
 // unrevived records that a revived replica did not start. counts is false if something else ended
-// the start, or if the node is away. It returns why no other start is tried, or an empty string if
-// there is another try; l.mu is held.
+// the start, or if the node is away. It returns why no other start is tried, or "" if there is
+// another try. The caller holds l.mu.
 func (k *function) unrevived(revision uint64, now time.Time, failed error, counts bool) (cause string) {
 	f := k.formers[revision]
 	if f == nil {

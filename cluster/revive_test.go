@@ -22,8 +22,8 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// TestAnUpdateOfAnUpdate: replicas of a revision in the middle that are not ready have no work and
-// end at once; the oldest serve until something newer does.
+// TestAnUpdateOfAnUpdate checks three revisions. Replicas of the middle one that are not ready end
+// at once, and the oldest ones serve until a newer one does.
 func TestAnUpdateOfAnUpdate(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(2)
@@ -38,7 +38,7 @@ func TestAnUpdateOfAnUpdate(t *testing.T) {
 	})
 }
 
-// TestANewerOldOneServes: of two old revisions that are ready, the newer one serves until the
+// TestANewerOldOneServes checks that of two old ready revisions, the newer one serves until the
 // wanted one does.
 func TestANewerOldOneServes(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
@@ -52,7 +52,7 @@ func TestANewerOldOneServes(t *testing.T) {
 	})
 }
 
-// redeployed has a replica of revision 2 and none of revision 1 left, which requests have begun on.
+// redeployed sets up a replica of revision 2, and none of revision 1 although requests began on it.
 func redeployed(w *world) {
 	w.want(1)
 	w.set(func() { w.specs = []FunctionSpec{spec("f", 2)} })
@@ -62,8 +62,8 @@ func redeployed(w *world) {
 	w.l.Revive(functionF, 1)
 }
 
-// TestRevive starts a replica of an old revision beside the one that is wanted. Nothing in a plan
-// ends it before it is ready.
+// TestRevive starts a replica of an old revision beside the wanted one. No plan may end it before
+// it is ready.
 func TestRevive(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		var orders []Order
@@ -93,8 +93,8 @@ func TestRevive(t *testing.T) {
 	})
 }
 
-// TestReviveAgain: the dispatcher asks again when the replica is lost, even before the cluster
-// knows that it has ended.
+// TestReviveAgain checks that the dispatcher asks again when the replica is lost, even before the
+// cluster knows that it has ended.
 func TestReviveAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		redeployed(w)
@@ -134,8 +134,8 @@ func TestReviveInVain(t *testing.T) {
 	})
 }
 
-// TestReviveElsewhere: a replica of an old revision starts on the node of the previous one, or on
-// another node if that one is away and no device is needed.
+// TestReviveElsewhere checks that a replica of an old revision starts on the node of the previous
+// one, or on another node if that one is away and no device is needed.
 func TestReviveElsewhere(t *testing.T) {
 	for device, want := range map[string]string{"": "1 on b", "gpu-0": "told 1: no replica of revision 1 has started within 1m0s; the last one: node \"a\" is away"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -171,8 +171,8 @@ func TestReviveElsewhere(t *testing.T) {
 	}
 }
 
-// TestARevivalSaysNothingOfTheDeployedRevision: an old revision that works does not end the
-// failures of the deployed one.
+// TestARevivalSaysNothingOfTheDeployedRevision checks that a working old revision does not reset
+// the failures of the deployed one.
 func TestARevivalSaysNothingOfTheDeployedRevision(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
@@ -207,7 +207,7 @@ func TestARevivalSaysNothingOfTheDeployedRevision(t *testing.T) {
 	})
 }
 
-// TestKilledRevivals: starts that something else ends are tried again and again.
+// TestKilledRevivals checks that starts that something else ends are retried.
 func TestKilledRevivals(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		redeployed(w)
@@ -231,8 +231,8 @@ func TestKilledRevivals(t *testing.T) {
 	})
 }
 
-// TestFormersAreBounded: after many updates, the latest revisions can still be started again, and
-// no others.
+// TestFormersAreBounded checks that after many updates, the latest revisions can still be started
+// again, and no others.
 func TestFormersAreBounded(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		const updates = 3 * formersKept
@@ -253,8 +253,8 @@ func TestFormersAreBounded(t *testing.T) {
 	})
 }
 
-// TestDrainsWaitForDeadlines: a replica that requests need may drain until their deadline, and no
-// longer.
+// TestDrainsWaitForDeadlines checks that a replica that requests need may drain until their
+// deadline, and no longer.
 func TestDrainsWaitForDeadlines(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)

@@ -10,8 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// measured gives f what was measured of its tasks. A figure that is no number is none: snapshots are recorded as JSON, which has no
-// NaN and no infinity.
+// measured sets f's measurements. A figure that is not a number is left out, because snapshots are
+// recorded as JSON, which has no NaN or infinity.
 func (l *Local) measured(f *plan.Function, is plan.Signals) {
 	is.Demand.Last = l.clock.at(is.Demand.Last)
 	if !finite(is.Demand.Rate, is.Demand.CV) {
@@ -26,8 +26,8 @@ func (l *Local) measured(f *plan.Function, is plan.Signals) {
 	f.Demand, f.Service, f.Wait, f.Busy, f.Waiting, f.Running = is.Demand, is.Service, is.Wait, is.Busy, is.Waiting, is.Running
 }
 
-// expect sets Expected of the functions of s for which nothing waits or runs. Those that their
-// deployments keep awake may have been scaled to 0 by hand, which fill finds out.
+// expect sets Expected for idle functions of s. A function that its deployment keeps awake may have
+// been scaled to 0 by hand, which fill finds out.
 func (l *Local) expect(s *plan.Snapshot) {
 	var counts map[string]int
 	for i := range s.Functions {
@@ -46,7 +46,7 @@ func finite(values ...float64) bool {
 	return !slices.ContainsFunc(values, func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) })
 }
 
-// aim fills in, and returns by function, the targets of functions whose owners asked for one.
+// aim sets the targets of functions whose owners declared one, and returns them by function.
 func (l *Local) aim(s *plan.Snapshot, specs []FunctionSpec) map[string]plan.Target {
 	targets := map[string]plan.Target{}
 	var byCPU []pipeline.Key
@@ -69,7 +69,7 @@ func (l *Local) aim(s *plan.Snapshot, specs []FunctionSpec) map[string]plan.Targ
 	return targets
 }
 
-// target is what f's owner asked a replica to carry, and what all of them together have of it.
+// target returns the declared load per replica and the present load of all replicas together.
 func target(f *plan.Function, is pipeline.Scale, cpu map[pipeline.Key]float64) plan.Target {
 	t := plan.Target{Type: is.Type, Value: float64(is.Target) * is.Proportion}
 	switch is.Type {
@@ -88,7 +88,8 @@ func target(f *plan.Function, is pipeline.Scale, cpu map[pipeline.Key]float64) p
 	return t
 }
 
-// edges are p's as indices into its stages. Those of a faulty graph that lead backwards are left out with those that lead nowhere.
+// edges returns p's edges as indices into its stages. It leaves out edges to unknown stages, and
+// the backward edges of a faulty graph.
 func edges(p pipeline.Pipeline) []plan.Edge {
 	at := make(map[string]int, len(p.Stages))
 	for i, stage := range p.Stages {
@@ -106,8 +107,8 @@ func edges(p pipeline.Pipeline) []plan.Edge {
 	return slices.Compact(out)
 }
 
-// cpuNow is what f's replicas may use, if a plan changed it: where they differ, for it takes a moment to change all of them, the
-// least; l.mu is held.
+// cpuNow returns the CPU limit of f's replicas if a plan has changed it. While a change is being
+// rolled out, replicas differ; cpuNow returns the smallest limit. The caller holds l.mu.
 func (l *Local) cpuNow(f *plan.Function) int {
 	now, least := 0, math.MaxInt
 	for _, is := range f.Replicas {
@@ -123,11 +124,11 @@ func (l *Local) cpuNow(f *plan.Function) int {
 }
 
 const (
-	startsKept = 8  // starts of a path that its mean follows: those before count ever less
-	pathsKept  = 16 // there are half as many
+	startsKept = 8  // starts of a path in its mean; older ones count ever less
+	pathsKept  = 16 // twice the number of existing paths
 )
 
-// starts are what it took to bring up replicas of a function, sorted by path. The zero value is ready.
+// starts holds the start times of a function's replicas, sorted by path. The zero value is ready.
 type starts []plan.Start
 
 func (s *starts) add(path string, took time.Duration) {
@@ -143,5 +144,5 @@ func (s *starts) add(path string, took time.Duration) {
 	x.Mean += (took - x.Mean) / time.Duration(x.N)
 }
 
-// list returns them in memory of its own.
+// list returns a copy.
 func (s starts) list() []plan.Start { return slices.Clone([]plan.Start(s)) }

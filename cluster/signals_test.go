@@ -26,7 +26,8 @@ func (w *world) observe() plan.Snapshot {
 	return s
 }
 
-// TestObserveHasWhatIsMeasured: what lines measure is in the Snapshot, and what nobody has measured says so.
+// TestObserveHasWhatIsMeasured checks that the Snapshot has the lines' measurements, and marks
+// missing ones as unknown.
 func TestObserveHasWhatIsMeasured(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, _ *Local) {
 		if f := w.observe().Functions[0]; f.Demand.Known || f.Service.Known || f.Wait.Known || f.Busy.Known || f.Starts != nil || f.CPUNow != 0 || f.Target.Type != "" {
@@ -47,8 +48,8 @@ func TestObserveHasWhatIsMeasured(t *testing.T) {
 	})
 }
 
-// TestObserveHasWhatIsExpected: only functions for which nothing waits or runs are told of requests on
-// their way, and nobody is asked when there is none. One that was scaled to 0 by hand is told, too.
+// TestObserveHasWhatIsExpected checks that only idle functions have expected requests, including
+// one that was scaled to 0 by hand, and that Expected is not called if no function is idle.
 func TestObserveHasWhatIsExpected(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		if got := w.observe().Functions[0].Expected; got != 0 {
@@ -74,7 +75,8 @@ func TestObserveHasWhatIsExpected(t *testing.T) {
 	})
 }
 
-// TestASnapshotIsJSON: it can be recorded, whatever was measured, and is the same when it is read again.
+// TestASnapshotIsJSON checks that a Snapshot can be recorded, whatever was measured, and is read
+// back unchanged.
 func TestASnapshotIsJSON(t *testing.T) {
 	for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
 		bubble(t, func(t *testing.T, w *world, _ *Local) {
@@ -213,7 +215,8 @@ func TestStarts(t *testing.T) {
 	}
 }
 
-// TestObserveHasStartsAndCPU: starts are of replicas that became ready, CPU is what they may use.
+// TestObserveHasStartsAndCPU checks that starts are those of ready replicas, and that CPU is their
+// present limit.
 func TestObserveHasStartsAndCPU(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.specs[0].CPULimit = 1000
@@ -284,7 +287,8 @@ func TestBudget(t *testing.T) {
 	})
 }
 
-// TestTheClockDoesNotJump: times in a Snapshot are as far apart as time has passed, whatever the wall's clock was set to.
+// TestTheClockDoesNotJump checks that times in Snapshots differ by the time that has passed, even
+// if the wall clock was set.
 func TestTheClockDoesNotJump(t *testing.T) {
 	start := time.Now()
 	c := newClock(start)
@@ -296,7 +300,8 @@ func TestTheClockDoesNotJump(t *testing.T) {
 		t.Errorf("%v, want a minute after %v, in UTC, without a monotonic reading", at, start)
 	}
 	bubble(t, func(t *testing.T, w *world, l *Local) {
-		l.clock.wall = l.clock.wall.Add(-time.Hour) // as if the wall's clock had been set forward by an hour since
+		// As if the wall clock had been set forward by an hour.
+		l.clock.wall = l.clock.wall.Add(-time.Hour)
 		was := l.clock.wall
 		w.set(func() { w.start = func(context.Context, Order) error { return errors.New("no") } })
 		w.want(1)

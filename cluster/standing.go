@@ -10,16 +10,20 @@ import (
 
 // Standing is the status of the deployed revision of a function.
 type Standing struct {
-	Wanted  int          // replicas that it should have
-	Ready   int          // replicas of it that take requests
-	Older   int          // replicas of older revisions that take requests
-	Failing plan.Failure // starts of this revision that failed in a row, if one failed by itself; Until by the wall's clock
-	Short   string       // why it has fewer replicas than wanted, as the latest plan says; empty: all have a place
-	Nowhere string       // why no replica has a place or will have one soon; empty: one has a place, or may have
+	Wanted int // wanted number of replicas
+	Ready  int // its replicas that take requests
+	Older  int // replicas of older revisions that take requests
+	// consecutive failed starts of this revision, if one failed by itself; Until is wall clock
+	// time.
+	Failing plan.Failure
+	// Why it has fewer replicas than wanted, as the latest plan says; empty: all have a place.
+	Short string
+	// Why there is no place for a replica now or soon; empty: there is or may be one.
+	Nowhere string
 }
 
-// Standing returns the status of a revision of a function; scale is what its owner asked for. It is
-// right from the deploy on, even before a plan knows the revision.
+// Standing returns the status of a revision of a function. scale is what its owner declared. The
+// status is right from the deploy on, even before a plan knows the revision.
 func (l *Local) Standing(key pipeline.Key, revision uint64, scale pipeline.Scale) Standing {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -45,7 +49,7 @@ func (l *Local) Standing(key pipeline.Key, revision uint64, scale pipeline.Scale
 	return st
 }
 
-// planned is what the latest applied plan says of a function.
+// planned is the latest applied plan's decision for a function.
 type planned struct {
 	rev      uint64 // of the plan's Snapshot; 0: no plan knew the function
 	revision uint64 // of the function
@@ -54,24 +58,24 @@ type planned struct {
 	nowhere  string
 }
 
-// plannedAs records what a plan says of the function. nowhere says why the function has no place;
+// plannedAs records a plan's decision for the function. nowhere says why the function has no place;
 // empty: it has one.
 func (k *function) plannedAs(rev uint64, w plan.Want, nowhere string) {
 	k.planned = planned{rev, w.Revision, len(w.Slots), w.Short, nowhere}
-	if w.Short != "" && !w.Denied { // replicas without a place are wanted, too
+	if w.Short != "" && !w.Denied { // replicas without a place are wanted too
 		k.planned.count = max(len(w.Slots), k.least, 1)
 	}
 }
 
-// wanted returns how many replicas the function should have, according to the latest plan. If there
-// was a deploy or a wish since, it returns what the next plan will say unless load asks for more.
+// wanted returns how many replicas the function should have, according to the latest plan. After a
+// later deploy or wish, it returns what the next plan will say unless load asks for more.
 func (k *function) wanted(revision uint64, s pipeline.Scale, now time.Time) int {
 	if _, pinned := k.pin.at(now); pinned {
 		return 1
 	}
 	p, w := k.planned, k.wish
 	if w != nil && (w.revision != 0 && w.revision != revision || w.rev != 0 && w.rev <= p.rev) {
-		w = nil // it ended with its revision, or the plan includes it
+		w = nil // the wish ended with its revision, or the plan includes it
 	}
 	if p.revision == revision && w == nil {
 		return p.count

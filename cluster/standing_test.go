@@ -22,7 +22,7 @@ func (w *world) standing() Standing {
 	return w.l.Standing(s.Key, s.Revision, s.Declared.Scale)
 }
 
-// stands wants this many replicas of f.ns: wanted, ready, and ready of older revisions.
+// stands checks the number of replicas of f.ns: wanted, ready, and ready of older revisions.
 func (w *world) stands(when string, wanted, ready, older int) {
 	w.t.Helper()
 	if s := w.standing(); s.Wanted != wanted || s.Ready != ready || s.Older != older {
@@ -38,8 +38,8 @@ func (w *world) deploy(revision uint64, scale pipeline.Scale) {
 	})
 }
 
-// TestStandingIsOfTheDeployedRevision: no count includes replicas of an older revision, or replicas
-// that are being stopped.
+// TestStandingIsOfTheDeployedRevision checks that no count includes replicas of an older revision,
+// or replicas that are being stopped.
 func TestStandingIsOfTheDeployedRevision(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		drained := make(chan struct{})
@@ -82,8 +82,8 @@ func TestStandingIsOfTheDeployedRevision(t *testing.T) {
 	})
 }
 
-// TestWantedBeforeAPlan: the count that is wanted is right before a plan knows of a deploy, a wish
-// or a pin.
+// TestWantedBeforeAPlan checks that the wanted count is right before a plan knows of a deploy, a
+// wish or a pin.
 func TestWantedBeforeAPlan(t *testing.T) {
 	const never = 0 // no plan yet
 	asleep := pipeline.Scale{Min: 2, Max: 10, Zero: true, ZeroAge: time.Minute}
@@ -121,7 +121,7 @@ func TestWantedBeforeAPlan(t *testing.T) {
 				if got := w.standing().Wanted; got != c.want {
 					t.Errorf("%d wanted, want %d", got, c.want)
 				}
-				for range 2 { // a plan that knows of it has the last word
+				for range 2 { // a plan that knows of it decides
 					load := min(6, c.scale.Max)
 					w.want(load)
 					if got := w.standing().Wanted; got != load {
@@ -133,7 +133,7 @@ func TestWantedBeforeAPlan(t *testing.T) {
 	}
 }
 
-// TestWantedWhileAsleep: an update wakes nothing, and a wish does.
+// TestWantedWhileAsleep checks that an update wakes nothing, and a wish does.
 func TestWantedWhileAsleep(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		scale := pipeline.Scale{Min: 1, Max: 10, Zero: true, ZeroAge: time.Minute}
@@ -169,8 +169,8 @@ func TestWantedWhileAsleep(t *testing.T) {
 	})
 }
 
-// TestFailuresAreOfTheDeployedRevision: failed starts of an older revision do not count for the
-// deployed one.
+// TestFailuresAreOfTheDeployedRevision checks that failed starts of an older revision do not count
+// for the deployed one.
 func TestFailuresAreOfTheDeployedRevision(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.start = func(context.Context, Order) error { return errors.New("no such file: stage") }
@@ -185,7 +185,8 @@ func TestFailuresAreOfTheDeployedRevision(t *testing.T) {
 	})
 }
 
-// TestStandingOutOfMemory: a revision that was out of memory on its only device has nowhere to go.
+// TestStandingOutOfMemory checks that a revision that was out of memory on its only device has
+// nowhere to go.
 func TestStandingOutOfMemory(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.set(func() {
@@ -217,8 +218,9 @@ func (w *world) short() {
 	synctest.Wait()
 }
 
-// TestWhatNoNodeCouldHold: requests for a function that no known node could hold get the cause at
-// once. Room that is only taken now, and a node that fell silent a moment ago, do not count.
+// TestWhatNoNodeCouldHold checks that requests for a function that no known node could hold get the
+// cause at once. A full node, and a node that fell silent a moment ago, could still
+// hold it.
 func TestWhatNoNodeCouldHold(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		needs := func(bytes int64) { w.set(func() { w.specs[0].Memory = bytes }) }
@@ -258,8 +260,8 @@ func TestWhatNoNodeCouldHold(t *testing.T) {
 	})
 }
 
-// TestNoAnswerWhileAReplicaServes: a replica that is out of sight serves on, whatever no node could
-// hold.
+// TestNoAnswerWhileAReplicaServes checks that a replica that is out of sight serves on, whatever no
+// node could hold.
 func TestNoAnswerWhileAReplicaServes(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
@@ -274,7 +276,8 @@ func TestNoAnswerWhileAReplicaServes(t *testing.T) {
 	})
 }
 
-// TestTheOldRevisionServesWhatNoNodeCouldHold: a revision that has no place anywhere replaces none.
+// TestTheOldRevisionServesWhatNoNodeCouldHold checks that a revision that has no place anywhere
+// replaces none.
 func TestTheOldRevisionServesWhatNoNodeCouldHold(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
@@ -288,7 +291,8 @@ func TestTheOldRevisionServesWhatNoNodeCouldHold(t *testing.T) {
 	})
 }
 
-// TestAKilledStartIsNotFailing: a start that something else ended says nothing about the revision.
+// TestAKilledStartIsNotFailing checks that a start that something else ended says nothing about the
+// revision.
 func TestAKilledStartIsNotFailing(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.set(func() {
@@ -310,8 +314,8 @@ func TestAKilledStartIsNotFailing(t *testing.T) {
 	})
 }
 
-// TestAStartThatIsStoppedIsFailing: a replica that the platform stops because it is not ready in time
-// has failed by itself.
+// TestAStartThatIsStoppedIsFailing checks that a replica that the platform stops because it is not
+// ready in time has failed by itself.
 func TestAStartThatIsStoppedIsFailing(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.set(func() {
@@ -341,7 +345,7 @@ func (n sized) Inventory() plan.Node {
 	return i
 }
 
-// TestNodesHaveTimeToJoin: where nodes may join, the largest one may not have been heard yet.
+// TestNodesHaveTimeToJoin checks that while nodes may still join, no function counts as too large.
 func TestNodesHaveTimeToJoin(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		l.cfg.Joining = true

@@ -15,7 +15,8 @@ func (l *Local) Stuck(replica, cause string) {
 	if r != nil && r.stuck == "" {
 		r.stuck = cause
 		l.note(r, Event{Kind: Stuck, Cause: cause})
-		r.state, r.since = plan.Draining, l.now() // for the next plan, before the replica's goroutine has seen it
+		// For the next plan, which may come before the replica's goroutine sees it.
+		r.state, r.since = plan.Draining, l.now()
 		r.release(errors.New(cause))
 	}
 	l.mu.Unlock()

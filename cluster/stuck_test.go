@@ -7,8 +7,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// TestAStuckReplicaIsReplaced: a stuck replica is drained with the cause, the next plan starts
-// another one, and its end never counts as a failed start.
+// TestAStuckReplicaIsReplaced checks that a stuck replica is drained with the cause, that the next
+// plan starts another one, and that its end does not count as a failed start.
 func TestAStuckReplicaIsReplaced(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		const cause = "call c1 ran 2s beyond exec_timeout=1s and did not end"

@@ -15,11 +15,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// thinker is an autoscaler's way to a cluster that lets time pass between its Snapshot and its plan.
+// thinker lets time pass between an autoscaler's Snapshot and its plan.
 type thinker struct {
 	*Local
 	thinks time.Duration
-	stale  int // plans that were refused as such
+	stale  int // number of plans refused as stale
 }
 
 func (a *thinker) Apply(ctx context.Context, p plan.Plan) error {
@@ -31,12 +31,13 @@ func (a *thinker) Apply(ctx context.Context, p plan.Plan) error {
 	return err
 }
 
-// TestTwoAutoscalers has two loops steer one cluster: who is slower is refused and says so, nothing is started twice, and when the
-// faster one ends the other goes on.
+// TestTwoAutoscalers runs two loops on one cluster. The slower one must be refused and say so,
+// nothing may be started twice, and when the faster one ends, the other must go on.
 func TestTwoAutoscalers(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		autoscaler := func(thinks time.Duration) (a *thinker, log *strings.Builder, stop func()) {
-			a, log = &thinker{Local: l, thinks: thinks}, &strings.Builder{} // the loop's goroutine alone, until stop
+			// Used by the loop's goroutine alone until stop.
+			a, log = &thinker{Local: l, thinks: thinks}, &strings.Builder{}
 			loop, err := control.New(l, a, control.Config{}, slog.New(slog.NewTextHandler(log, nil)), prometheus.NewRegistry())
 			if err != nil {
 				t.Fatal(err)

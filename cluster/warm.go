@@ -10,7 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// warmAll tells each node what to keep warm; l.mu is held.
+// warmAll sends each node the list of parameters to keep warm. The caller holds l.mu.
 func (l *Local) warmAll(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) {
 	lists := map[string][]WarmOrder{}
 	for _, w := range p.Warm {
@@ -22,7 +22,7 @@ func (l *Local) warmAll(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) {
 		if n.presence != here {
 			continue
 		}
-		select { // a list that the node has not looked at is superseded
+		select { // replaces a list that the node has not read
 		case <-n.wanted:
 		default:
 		}
@@ -30,7 +30,8 @@ func (l *Local) warmAll(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) {
 	}
 }
 
-// warm passes lists on to a node until ctx ends, with l or because the node leaves. A list that failed is passed on again later and later, until it changes.
+// warm sends lists to a node until ctx ends, which is when l closes or the node leaves. It retries
+// a failed list with growing pauses until the list changes.
 func (l *Local) warm(ctx context.Context, n *node) {
 	var failed string // the list that failed latest
 	var failures int
@@ -64,14 +65,14 @@ func (l *Local) warm(ctx context.Context, n *node) {
 func (l *Local) tellWarm(ctx context.Context, n *node, list []WarmOrder) error {
 	hands := l.reach(n)
 	if hands == nil {
-		return nil // it is told again when it is back
+		return nil // it gets the list again when it is back
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.StartTimeout)
 	defer cancel()
 	return hands.Warm(ctx, list)
 }
 
-// signature tells lists apart.
+// signature identifies a list.
 func signature(list []WarmOrder) string {
 	var b strings.Builder
 	for _, w := range list {

@@ -13,13 +13,13 @@ import (
 type wish struct {
 	replicas int
 	at       time.Time
-	revision uint64 // of the function; 0: not yet seen with one
+	revision uint64 // revision of the function; 0: not known yet
 	rev      uint64 // of the first Snapshot with this wish; 0: none yet
 }
 
-// Scale asks for a number of replicas by hand: the least that the function has until it is asked for again or redeployed. Load
-// may bring more; a function that may sleep still does when it is idle. Zero puts any function to sleep until its next
-// request. It returns when the wish is noted.
+// Scale sets the least number of replicas of a function by hand, until the next call or redeploy.
+// Load may add more. A function that may scale to zero still does so when it is idle. Zero puts any
+// function to sleep until its next request. Scale returns when the wish is recorded.
 func (l *Local) Scale(_ context.Context, function pipeline.Key, replicas int) error {
 	l.mu.Lock()
 	closed := l.closed

@@ -14,27 +14,27 @@ import (
 	"github.com/stagecoach-serving/stagecoach/policy"
 )
 
-// Observer is the half of the world that the loop reads.
+// Observer returns the state of the cluster.
 type Observer interface {
 	Observe(ctx context.Context) (plan.Snapshot, error)
 }
 
-// Applier is the half that the loop changes. Apply returns without waiting for replicas to come or go; applying a plan
-// twice changes nothing. A plan that is older than what somebody else applied is refused with a [plan.ErrStale].
+// Applier carries out plans. Apply does not wait for replicas. Applying a plan twice has no further
+// effect. A plan that is older than another owner's plan is refused with a [plan.ErrStale].
 type Applier interface {
 	Apply(ctx context.Context, p plan.Plan) error
 }
 
-// Config says how a loop ticks. A zero field means its default.
+// Config configures a loop. A zero field means its default.
 type Config struct {
 	Tick     time.Duration // between ticks; 1 s
-	Gap      time.Duration // least time between a tick and a poked one; 20 ms
+	Gap      time.Duration // shortest time between a tick and an early one; 20 ms
 	Timeout  time.Duration // of Observe and Apply together; 5 s
 	Policies policy.Names
-	Recorder Recorder // gets every decision; nil: none does
+	Recorder Recorder // gets every decision; nil: none
 }
 
-// Loop steers a cluster. Build it with [New], run it with [Loop.Run].
+// Loop controls a cluster. [New] makes one, and [Loop.Run] runs it.
 type Loop struct {
 	observer Observer
 	applier  Applier
@@ -47,16 +47,17 @@ type Loop struct {
 	held     prometheus.Counter
 	planning prometheus.Histogram
 
-	memory policy.Memory // of the last applied plan; Run's goroutine alone
-	logged string        // the complaint logged last; Run's goroutine alone
+	memory policy.Memory // of the last applied plan; used by Run's goroutine only
+	logged string        // the last logged complaint; used by Run's goroutine only
 
 	mu       sync.Mutex
 	snapshot plan.Snapshot
 	plan     plan.Plan
-	trouble  string // why the latest tick went wrong, in whole or in part; empty: it did not
+	trouble  string // why the latest tick failed completely or in part; empty: it did not
 }
 
-// New returns a loop that reads from o and writes to a. It registers its metrics with reg. An unknown policy is an error.
+// New returns a loop that observes o and applies plans to a. It registers its metrics with reg. An
+// unknown policy is an error.
 func New(o Observer, a Applier, cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Loop, error) {
 	policies, err := cfg.Policies.Choose()
 	if err != nil {
@@ -73,7 +74,7 @@ func New(o Observer, a Applier, cfg Config, log *slog.Logger, reg prometheus.Reg
 		}, []string{"result"}),
 		held: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: "stagecoach", Subsystem: "control", Name: "held_domains_total",
-			Help: "Domains that stayed as they were for a tick because a policy had no answer.",
+			Help: "Domains that kept their replicas for a tick because a policy failed.",
 		}),
 		planning: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: "stagecoach", Subsystem: "control", Name: "plan_seconds",
@@ -94,7 +95,7 @@ func orElse(d *time.Duration, fallback time.Duration) {
 	}
 }
 
-// Poke asks for an early tick. It never blocks; pokes before the tick begins are one.
+// Poke asks for an early tick. It never blocks. Several pokes before the tick count as one.
 func (l *Loop) Poke() {
 	select {
 	case l.poked <- struct{}{}:
@@ -102,7 +103,7 @@ func (l *Loop) Poke() {
 	}
 }
 
-// Run ticks until ctx ends and returns its error. It must be called once.
+// Run ticks until ctx ends, and returns ctx's error. It may be called only once.
 func (l *Loop) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -113,7 +114,7 @@ func (l *Loop) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		select {
-		case <-l.poked: // what it says is there to be observed
+		case <-l.poked: // the tick will observe the reason
 		default:
 		}
 		l.tick(ctx)
@@ -130,7 +131,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	}
 }
 
-// tick runs one round and says how it went.
+// tick runs one round and records how it went.
 func (l *Loop) tick(ctx context.Context) {
 	result, err := l.round(ctx)
 	if ctx.Err() != nil {
@@ -140,8 +141,8 @@ func (l *Loop) tick(ctx context.Context) {
 	l.complain(err)
 }
 
-// complain logs err unless it is what was logged last: a fault that lasts is one line, not one a second, though a panic's stack has
-// other addresses each time.
+// complain logs err unless it was logged last. So a lasting fault is one line, not one per second.
+// A panic's stack is not compared, because its addresses differ each time.
 func (l *Loop) complain(err error) {
 	text := firstLines(err)
 	if text == l.logged {
@@ -155,7 +156,7 @@ func (l *Loop) complain(err error) {
 		l.log.Info("control goes on as planned")
 		return
 	}
-	l.log.Warn("control goes on with what it has", "error", err)
+	l.log.Warn("the control loop keeps its last plan", "error", err)
 }
 
 func (l *Loop) round(ctx context.Context) (result string, err error) {
@@ -188,10 +189,10 @@ func (l *Loop) round(ctx context.Context) (result string, err error) {
 	return "applied", stayed(stay)
 }
 
-// stayedTold is how many domains that stay as they are get an error of their own: what fails for one often fails for all.
+// stayedTold is how many held domains get their own error. What fails for one often fails for all.
 const stayedTold = 3
 
-// stayed says which domains stay as they are, and why.
+// stayed returns an error that says which domains keep their replicas, and why.
 func stayed(stay []policy.Held) error {
 	var errs []error
 	for i, h := range stay {
@@ -199,25 +200,26 @@ func stayed(stay []policy.Held) error {
 			errs = append(errs, fmt.Errorf("and so do %d more domains", len(stay)-i))
 			break
 		}
-		errs = append(errs, fmt.Errorf("domain of %q stays as it is: %w", h.Domain.Functions[0], h.Err))
+		errs = append(errs, fmt.Errorf("domain of %q keeps its replicas: %w", h.Domain.Functions[0], h.Err))
 	}
 	return errors.Join(errs...)
 }
 
-// Last returns the plan applied last and the snapshot it was made from: each Want's Why and Short say what was decided and
-// for which reason. Both are zero before the first plan and must not be changed.
+// Last returns the plan applied last and its snapshot. Each Want's Why and Short say what was
+// decided and why. Both are zero before the first plan, and must not be changed.
 func (l *Loop) Last() (plan.Snapshot, plan.Plan) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.snapshot, l.plan
 }
 
-// Trouble says why the latest tick went wrong, in whole or in part: what [Loop.Last] has may be old then. Empty: it did not.
+// Trouble returns why the latest tick failed completely or in part, or "". After a failure,
+// [Loop.Last] may be old.
 func (l *Loop) Trouble() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.trouble
 }
 
-// Policies returns the names of the policies that decide.
+// Policies returns the names of the loop's policies.
 func (l *Loop) Policies() policy.Names { return l.policies.Names() }

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fake is a cluster of one node whose functions a test sets; observed and applied count calls.
+// fake is a cluster of one node whose functions a test sets. observed and applied count calls.
 type fake struct {
 	mu      sync.Mutex
 	s       plan.Snapshot
@@ -67,7 +67,7 @@ func (f *fake) counts() (observed, applied int) {
 	return len(f.at), len(f.applied)
 }
 
-// gap is the time between the i-th observation and the one before.
+// gap returns the time between the i-th observation and the previous one.
 func (f *fake) gap(i int) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -98,7 +98,7 @@ func (l *lines) String() string {
 	return l.b.String()
 }
 
-// start runs a loop in a bubble; stop ends it and waits for it.
+// start runs a loop in a synctest bubble. stop ends it and waits for it.
 func start(t *testing.T, f *fake, change func(*Loop)) (l *Loop, log *lines, stop func()) {
 	t.Helper()
 	log = &lines{}
@@ -120,7 +120,7 @@ func start(t *testing.T, f *fake, change func(*Loop)) (l *Loop, log *lines, stop
 	}
 }
 
-// counted reads a counter by way of a registry of its own.
+// counted reads a counter through a new registry.
 func counted(t *testing.T, c prometheus.Counter) float64 {
 	t.Helper()
 	r := prometheus.NewRegistry()
@@ -167,14 +167,14 @@ func TestPokesAreOneEarlyTick(t *testing.T) {
 		}
 		time.Sleep(20 * time.Millisecond)
 		synctest.Wait()
-		if n, _ := f.counts(); n < 2 || n > 3 { // 3: pokes that came while the early tick ran
+		if n, _ := f.counts(); n < 2 || n > 3 { // 3 if pokes came while the early tick ran
 			t.Fatalf("%d observations, want 2 or 3", n)
 		}
 		if got := f.gap(1); got < 500*time.Millisecond || got > 501*time.Millisecond {
 			t.Errorf("the early tick came %v after the first, want it at once, when the last one was long ago", got)
 		}
 		n, _ := f.counts()
-		for range 100 { // a poke each millisecond
+		for range 100 { // one poke per millisecond
 			l.Poke()
 			time.Sleep(time.Millisecond)
 		}
@@ -196,7 +196,7 @@ func TestPokesAreOneEarlyTick(t *testing.T) {
 	})
 }
 
-// counter remembers how often it was asked, by function.
+// counter counts its calls per function.
 type counter struct{ fail string }
 
 func (c *counter) Allocate(_ plan.Snapshot, d plan.Domain, m map[string]int) (plan.Alloc, map[string]int, error) {
@@ -277,22 +277,22 @@ func TestAPanicHoldsItsDomainOnly(t *testing.T) {
 		if !strings.Contains(p.Wants[0].Why, "held: policy panicked: no answer") {
 			t.Errorf("reason %q", p.Wants[0].Why)
 		}
-		if n := strings.Count(log.String(), "stays as it is"); n != 1 {
+		if n := strings.Count(log.String(), "keeps its replicas"); n != 1 {
 			t.Errorf("said %d times, want once, whatever addresses the stack has: %s", n, log)
 		}
-		if got, want := l.Trouble(), `domain of "bad" stays as it is: policy panicked: no answer`; got != want {
+		if got, want := l.Trouble(), `domain of "bad" keeps its replicas: policy panicked: no answer`; got != want {
 			t.Errorf("trouble %q, want %q: a line without a stack", got, want)
 		}
 		if got := counted(t, l.held); got != 3 {
 			t.Errorf("%v held domains counted, want 3", got)
 		}
-		if !strings.Contains(log.String(), `domain of \"bad\" stays as it is`) {
+		if !strings.Contains(log.String(), `domain of \"bad\" keeps its replicas`) {
 			t.Errorf("log %s", log)
 		}
 	})
 }
 
-// TestManyPanicsAreAFewLines: what fails for one domain fails for all.
+// TestManyPanicsAreAFewLines checks a fault that affects all domains.
 func TestManyPanicsAreAFewLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
@@ -302,7 +302,7 @@ func TestManyPanicsAreAFewLines(t *testing.T) {
 		l, log, stop := start(t, f, func(l *Loop) { l.policies = policy.WithAllocator(l.policies, "counter", &counter{fail: "bad"}) })
 		time.Sleep(1500 * time.Millisecond)
 		stop()
-		if got := l.Trouble(); strings.Count(got, "stays as it is") != stayedTold || !strings.HasSuffix(got, "; and so do 27 more domains") {
+		if got := l.Trouble(); strings.Count(got, "keeps its replicas") != stayedTold || !strings.HasSuffix(got, "; and so do 27 more domains") {
 			t.Errorf("trouble %q", got)
 		}
 		if got := len(log.String()); got > 30<<10 {
@@ -331,7 +331,7 @@ func TestMergedDomainsRememberBoth(t *testing.T) {
 	})
 }
 
-// bad places more than it was asked for.
+// bad places more replicas than requested.
 type bad struct{}
 
 func (bad) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {

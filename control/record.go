@@ -17,20 +17,20 @@ import (
 	"github.com/stagecoach-serving/stagecoach/policy"
 )
 
-// Decision is one decision with all that it was made from. What it refers to is never changed.
+// Decision is a decision with all its inputs. What it points to never changes.
 type Decision struct {
 	Policies policy.Names
 	Snapshot plan.Snapshot
-	Memory   policy.Memory // before
+	Memory   policy.Memory // memory before the decision
 	Plan     plan.Plan
-	Err      error // there is no plan that could be applied
+	Err      error // there is no plan to apply
 }
 
 // Recorder gets every decision. Record must not block.
 type Recorder interface{ Record(d Decision) }
 
-// RecordVersion is of the lines of a record. It changes with their form, and with that of plan.Snapshot or plan.Plan where an older
-// line would mean something else.
+// RecordVersion is the version of a record's lines. It changes with their form, or if an older
+// line's plan.Snapshot or plan.Plan would now mean something else.
 const RecordVersion = 1
 
 // record is a line of a record, in JSON.
@@ -38,9 +38,9 @@ type record struct {
 	Version  int             `json:"version"`
 	Policies policy.Names    `json:"policies"`
 	Snapshot plan.Snapshot   `json:"snapshot"`
-	Memory   json.RawMessage `json:"memory"` // as policy.Memory encodes itself
+	Memory   json.RawMessage `json:"memory"` // encoded by policy.Memory
 	Plan     plan.Plan       `json:"plan"`
-	Error    string          `json:"error,omitempty"` // its first line
+	Error    string          `json:"error,omitempty"` // first line of the error
 }
 
 // line encodes d with a newline.
@@ -56,7 +56,7 @@ func (d Decision) line() ([]byte, error) {
 	return nil, fmt.Errorf("decision on snapshot %d: %w", d.Snapshot.Rev, err)
 }
 
-// firstLine is an error without the stack that a panic's has, which is another in each run.
+// firstLine returns the error without a panic's stack, which differs in each run.
 func firstLine(err error) string {
 	if err == nil {
 		return ""
@@ -65,7 +65,7 @@ func firstLine(err error) string {
 	return line
 }
 
-// firstLines are the first lines of the errors that err joins, in one.
+// firstLines joins the first lines of the errors in err.
 func firstLines(err error) string {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
@@ -78,12 +78,12 @@ func firstLines(err error) string {
 	return strings.Join(lines, "; ")
 }
 
-// recordQueue is how many decisions wait to be written before the next ones are dropped.
+// recordQueue is how many decisions may wait to be written. Further ones are dropped.
 const recordQueue = 64
 
-// RecordFile is a Recorder that appends to a file. When that is as large as half of what it may take, it becomes FILE.1, in the place
-// of an older one, and another is begun. Decisions that come faster than they can be written, and ones that cannot be written, are
-// dropped, counted and told of once. Build it with [OpenRecord].
+// RecordFile is a Recorder that appends to a file. When the file has reached half of the limit, it
+// is renamed to FILE.1, which replaces an older one, and a new file is started. Decisions that come
+// too fast or cannot be written are dropped and counted, and logged once. [OpenRecord] makes one.
 type RecordFile struct {
 	path  string
 	limit int64 // bytes of both files
@@ -93,18 +93,18 @@ type RecordFile struct {
 	queue chan Decision
 	done  chan struct{}
 	stop  sync.Once
-	ended chan struct{} // nothing is written any more
+	ended chan struct{} // closed when nothing more will be written
 
-	file   *os.File // the owner goroutine's, as what follows
+	file   *os.File // this and the fields below belong to the owner goroutine
 	size   int64
-	failed bool // the latest decision could not be written, which was told
+	failed bool // the latest decision could not be written, which was logged
 
 	mu   sync.Mutex
-	lost int // decisions dropped for want of room in the queue since the latest that had some
+	lost int // decisions dropped because the queue was full, since the latest one that fit
 }
 
-// OpenRecord opens a record that takes at most limit bytes on disk, and goes on where it ends. A file that another process records in is
-// an error.
+// OpenRecord opens a record that takes at most limit bytes on disk, and appends to it. It fails if
+// another process has the file open for recording.
 func OpenRecord(path string, limit int64, log *slog.Logger, reg prometheus.Registerer) (*RecordFile, error) {
 	r := newRecordFile(path, limit, log)
 	if err := r.open(); err != nil {
@@ -126,7 +126,7 @@ func newRecordFile(path string, limit int64, log *slog.Logger) *RecordFile {
 		}, []string{"reason"}),
 	}
 	for _, reason := range []string{"queue", "write"} {
-		r.drops.WithLabelValues(reason) // 0 is a number, too
+		r.drops.WithLabelValues(reason) // creates the series with 0
 	}
 	return r
 }
@@ -154,7 +154,7 @@ func (r *RecordFile) Record(d Decision) {
 	}
 }
 
-// Close writes what is queued and closes the file. What is recorded afterwards is dropped.
+// Close writes the queued decisions and closes the file. Later ones are dropped.
 func (r *RecordFile) Close() error {
 	r.stop.Do(func() { close(r.done) })
 	<-r.ended
@@ -189,7 +189,7 @@ func (r *RecordFile) own() {
 	}
 }
 
-// take writes a decision, and says when that begins to fail, or works again.
+// take writes a decision. It logs when writing begins to fail, and when it works again.
 func (r *RecordFile) take(d Decision) {
 	line, err := d.line()
 	if err == nil {
@@ -207,7 +207,7 @@ func (r *RecordFile) take(d Decision) {
 	r.failed = err != nil
 }
 
-// write appends a line, to the next file if this one is full. A part of a line is taken back.
+// write appends a line, to the next file if this one is full. It removes a partly written line.
 func (r *RecordFile) write(line []byte) error {
 	if int64(len(line)) > r.limit/2 {
 		return fmt.Errorf("a decision of %s, want at most %s", plan.Size(int64(len(line))), plan.Size(r.limit/2))
@@ -216,7 +216,7 @@ func (r *RecordFile) write(line []byte) error {
 		err := os.Rename(r.path, r.path+".1")
 		err = errors.Join(err, r.file.Close())
 		r.file = nil
-		if err != nil && !errors.Is(err, os.ErrNotExist) { // somebody took it away
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // another process may have removed it
 			return err
 		}
 	}
@@ -234,7 +234,8 @@ func (r *RecordFile) write(line []byte) error {
 	return err
 }
 
-// open opens the file at its end. A line that was cut short, as by a crash, is ended, so that the next one is whole.
+// open opens the file at its end. It terminates a line that a crash cut short, so that the next
+// line is complete.
 func (r *RecordFile) open() error {
 	f, err := os.OpenFile(r.path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/policy"
 )
 
-// history makes decisions on what happens in a made-up world.
+// history makes decisions in a random world.
 func history(t *testing.T, seed uint64, names policy.Names, n int) []Decision {
 	t.Helper()
 	set, err := names.Choose()
@@ -40,7 +40,7 @@ func history(t *testing.T, seed uint64, names policy.Names, n int) []Decision {
 	return all
 }
 
-// recorder opens a record in a folder of the test; logged is for reading after Close.
+// recorder opens a record in a folder of the test. logged may be read after Close.
 func recorder(t *testing.T, path string, limit int64) (r *RecordFile, logged *lines) {
 	t.Helper()
 	logged = &lines{}
@@ -56,14 +56,15 @@ func recorder(t *testing.T, path string, limit int64) (r *RecordFile, logged *li
 	return r, logged
 }
 
-// TestWhatIsRecordedIsDecidedAgain records made-up histories, under several policies, and replays them; a process that comes later goes
-// on in the same file.
+// TestWhatIsRecordedIsDecidedAgain records random histories under several policies and replays
+// them. A later process appends to the same file.
 func TestWhatIsRecordedIsDecidedAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "record.jsonl")
 	n := 0
 	for seed, names := range []policy.Names{{}, {Placer: "first-fit"}, {Corrector: "none", Sharer: "none"}} {
 		r, _ := recorder(t, path, 1<<30)
-		for _, d := range history(t, uint64(seed), names, 24) { // fewer than may wait, so that none is dropped
+		// Fewer than may wait, so that none is dropped.
+		for _, d := range history(t, uint64(seed), names, 24) {
 			r.Record(d)
 			n++
 		}
@@ -77,7 +78,7 @@ func TestWhatIsRecordedIsDecidedAgain(t *testing.T) {
 	}
 }
 
-// TestARecordIsBounded: the older half goes, lines stay whole.
+// TestARecordIsBounded checks that the older half is dropped, and that lines stay complete.
 func TestARecordIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "record.jsonl")
 	all := history(t, 5, policy.Names{}, 120)
@@ -121,7 +122,7 @@ func TestARecordIsBounded(t *testing.T) {
 	}
 }
 
-// TestARecordGoesOnAfterACrash: what was cut short costs its own line.
+// TestARecordGoesOnAfterACrash checks that a line that was cut short loses only itself.
 func TestARecordGoesOnAfterACrash(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "record.jsonl")
 	if err := os.WriteFile(path, []byte(`{"version":1,"pol`), 0o600); err != nil {
@@ -137,7 +138,8 @@ func TestARecordGoesOnAfterACrash(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBeWrittenIsToldOnce: a full disk, a decision that no JSON can hold, one that is too large.
+// TestWhatCannotBeWrittenIsToldOnce checks a full disk, a decision that JSON cannot encode, and one
+// that is too large.
 func TestWhatCannotBeWrittenIsToldOnce(t *testing.T) {
 	good := history(t, 1, policy.Names{}, 1)[0]
 	absurd := good
@@ -177,7 +179,8 @@ func TestWhatCannotBeWrittenIsToldOnce(t *testing.T) {
 	}
 }
 
-// TestARecordHasOneWriter: two would cut each other's lines and move each other's file.
+// TestARecordHasOneWriter checks that a second writer is refused, because two would break each
+// other's lines and files.
 func TestARecordHasOneWriter(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "r")
 	r, _ := recorder(t, path, 1<<20)
@@ -190,7 +193,8 @@ func TestARecordHasOneWriter(t *testing.T) {
 	recorder(t, path, 1<<20) // afterwards there is room
 }
 
-// TestARecordThatIsTakenAwayGoesOn: with a new file, once the old one would be full.
+// TestARecordThatIsTakenAwayGoesOn checks that recording continues with a new file once the removed
+// one would be full.
 func TestARecordThatIsTakenAwayGoesOn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "r")
 	d := history(t, 1, policy.Names{}, 1)[0]
@@ -212,9 +216,10 @@ func TestARecordThatIsTakenAwayGoesOn(t *testing.T) {
 	}
 }
 
-// TestASlowDiskHoldsNothingUp: while nobody takes what is queued, Record returns, drops, counts, and says so once.
-func TestASlowDiskHoldsNothingUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // where a Record that waits is a deadlock
+// TestSlowDiskDelaysNothing checks that while nobody reads the queue, Record returns, drops and
+// counts decisions, and logs that once.
+func TestSlowDiskDelaysNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // in a bubble, a Record that blocks is a deadlock
 		logged := &lines{}
 		path := filepath.Join(t.TempDir(), "r")
 		r := newRecordFile(path, 1<<30, slog.New(slog.NewTextHandler(logged, nil)))
@@ -225,7 +230,7 @@ func TestASlowDiskHoldsNothingUp(t *testing.T) {
 		if got := counted(t, r.drops.WithLabelValues("queue")); got != 7 {
 			t.Errorf("%v counted as dropped, want 7", got)
 		}
-		r.take(<-r.queue) // the disk is back
+		r.take(<-r.queue) // the disk works again
 		r.Record(d)
 		go r.own()
 		if err := r.Close(); err != nil {
@@ -242,7 +247,8 @@ func TestASlowDiskHoldsNothingUp(t *testing.T) {
 	})
 }
 
-// BenchmarkLine encodes a decision on so many functions: what the record's goroutine does for each.
+// BenchmarkLine measures encoding one decision on so many functions, which the record's goroutine
+// does.
 func BenchmarkLine(b *testing.B) {
 	for _, n := range []int{10, 100, 1000} {
 		b.Run(fmt.Sprint("functions=", n), func(b *testing.B) {
@@ -284,7 +290,8 @@ type kept []Decision
 
 func (k *kept) Record(d Decision) { *k = append(*k, d) }
 
-// TestEveryDecisionIsRecorded: also one that is not applied, and one that gives no plan; each with the memory that it was made from.
+// TestEveryDecisionIsRecorded checks that decisions that are not applied, or that give no plan, are
+// recorded too, each with its memory.
 func TestEveryDecisionIsRecorded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, got := newFake(function("f")), &kept{}
@@ -298,7 +305,8 @@ func TestEveryDecisionIsRecorded(t *testing.T) {
 		l, log, stop := start(t, f, func(l *Loop) { l.cfg.Recorder = got })
 		time.Sleep(3500 * time.Millisecond) // the bubble's clock
 		f.mu.Lock()
-		f.s.Functions = append(f.s.Functions, function("f")) // twice, which no plan can be of
+		// twice, which makes every plan invalid.
+		f.s.Functions = append(f.s.Functions, function("f"))
 		f.mu.Unlock()
 		time.Sleep(time.Second)
 		trouble := l.Trouble()

@@ -15,17 +15,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/policy"
 )
 
-// maxLine bounds a line of a record, in bytes: one of ten thousand functions is smaller.
+// maxLine is the largest line of a record in bytes. A line with ten thousand functions is smaller.
 const maxLine = 64 << 20
 
-// Replay is what came of deciding again.
+// Replay is the result of making recorded decisions again.
 type Replay struct {
-	Decisions int      `json:"decisions"` // that were made again
+	Decisions int      `json:"decisions"` // number of decisions made again
 	Diffs     []Diff   `json:"diffs"`
 	Unread    []Unread `json:"unread"`
 }
 
-// Diff is a field of a plan that is another one now.
+// Diff is a field of a plan that differs from the recorded one.
 type Diff struct {
 	Line     int    `json:"line"`               // of the file
 	Rev      uint64 `json:"rev"`                // of the Snapshot
@@ -35,17 +35,18 @@ type Diff struct {
 	Got      string `json:"got"`
 }
 
-// Unread is a line that was not decided again.
+// Unread is a line whose decision could not be made again.
 type Unread struct {
 	Line int    `json:"line"`
 	Why  string `json:"why"`
 }
 
-// Same says that every decision was made again, and is what it was.
+// Same reports whether every decision was made again with the same result.
 func (r Replay) Same() bool { return len(r.Diffs) == 0 && len(r.Unread) == 0 }
 
-// ReplayRecord decides again what a record holds, with the policies that it names, and compares the plans. A line that this program
-// cannot read, as one of another version, is told and not guessed at. The error is of reading from file.
+// ReplayRecord makes the decisions of a record again, with the policies that it names, and compares
+// the plans. Lines that this program cannot read, such as those of another version, are listed in
+// the result. The error comes from reading file.
 func ReplayRecord(file io.Reader) (Replay, error) {
 	out := Replay{Diffs: []Diff{}, Unread: []Unread{}}
 	sets := map[policy.Names]policy.Set{}
@@ -76,7 +77,7 @@ func ReplayRecord(file io.Reader) (Replay, error) {
 	return out, nil
 }
 
-// again makes a recorded decision again and returns what is different.
+// again makes a recorded decision again and returns the differences.
 func again(line []byte, sets map[policy.Names]policy.Set) ([]Diff, error) {
 	var version struct{ Version int }
 	if err := json.Unmarshal(line, &version); err != nil {
@@ -87,7 +88,8 @@ func again(line []byte, sets map[policy.Names]policy.Set) ([]Diff, error) {
 	}
 	var r record
 	d := json.NewDecoder(bytes.NewReader(line))
-	d.DisallowUnknownFields() // one that this program does not know may be what the decision was made by
+	// The decision may depend on a field that this program does not know.
+	d.DisallowUnknownFields()
 	if err := d.Decode(&r); err != nil {
 		return nil, err
 	}
@@ -107,10 +109,10 @@ func again(line []byte, sets map[policy.Names]policy.Set) ([]Diff, error) {
 	return compare(r.Snapshot.Rev, r.Plan, got, r.Error, firstLine(err)), nil
 }
 
-// field is one of a plan, written out.
+// field is a field of a plan as text.
 type field struct{ function, name, value string }
 
-// compare returns the fields in which two plans are not the same.
+// compare returns the fields in which two plans differ.
 func compare(rev uint64, recorded, got plan.Plan, recordedErr, gotErr string) []Diff {
 	var diffs []Diff
 	add := func(f field, recorded, got string) {
@@ -139,7 +141,7 @@ func compare(rev uint64, recorded, got plan.Plan, recordedErr, gotErr string) []
 	return diffs
 }
 
-// fields are those of a plan.
+// fields returns the fields of a plan.
 func fields(p plan.Plan) []field {
 	all := []field{{"", "epoch", fmt.Sprint(p.Epoch)}, {"", "rev", fmt.Sprint(p.Rev)}, {"", "at", p.At.UTC().String()}}
 	for _, w := range p.Wants {
@@ -167,7 +169,7 @@ func fields(p plan.Plan) []field {
 	return all
 }
 
-// places writes places as REPLICA@NODE/DEVICE, with + for a new one.
+// places formats slots as REPLICA@NODE/DEVICE, with + for a new replica.
 func places(all []plan.Slot) string {
 	var out []string
 	for _, s := range all {

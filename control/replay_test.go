@@ -106,7 +106,7 @@ func TestReplayTellsWhatIsDifferent(t *testing.T) {
 	}
 }
 
-// FuzzReplay: no text makes it panic, and what it reads it reads again.
+// FuzzReplay checks that no text causes a panic, and that what can be read can be read again.
 func FuzzReplay(f *testing.F) {
 	f.Add([]byte(`{"version":1,"policies":{},"snapshot":{"Rev":1},"memory":[],"plan":{"Rev":1}}`))
 	f.Add([]byte(`{"version":1,"policies":{"placer":"spread"},"snapshot":{"Functions":[{"Name":"f","Max":3}]},"memory":[{"functions":["f"]}],"plan":{}}`))
@@ -120,9 +120,10 @@ func FuzzReplay(f *testing.F) {
 	})
 }
 
-// TestTheRecordOfARealRun decides again what was recorded of a real up: a pipeline of four stages, calm, under a burst, and calm again.
-// If it fails, a policy decides something else than it did. The differences say what; if that is on purpose, `make record` makes the
-// record anew, and the commit says why.
+// TestTheRecordOfARealRun makes the recorded decisions of a real up again: a pipeline of four
+// stages, calm, under a burst, and calm again. If it fails, a policy decides differently, and the
+// differences say how. If that is intended, `make record` makes a new record, and the commit says
+// why.
 func TestTheRecordOfARealRun(t *testing.T) {
 	path := filepath.Join("..", "autoscaler", "testdata", "record.jsonl")
 	b, err := os.ReadFile(path)

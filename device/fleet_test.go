@@ -11,7 +11,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
 )
 
-// fleet is the mock of a DGX A100, eight GPUs, with what it leaves open: memory, processes, health, instances, events.
+// fleet is the mock of a DGX A100 with eight GPUs, and adds what the mock lacks: memory, processes,
+// health, instances, events.
 type fleet struct {
 	*dgxa100.Server
 	gpus [8]*gpu
@@ -19,23 +20,23 @@ type fleet struct {
 	mu       sync.Mutex
 	inits    int
 	shut     int
-	fails    nvml.Return   // of Init
-	hang     chan struct{} // while it is not nil, counting devices waits for it
+	fails    nvml.Return   // result of Init
+	hang     chan struct{} // if not nil, counting devices blocks on it
 	events   []nvml.EventData
-	watching int // GPUs whose events are asked for, since the last Init
+	watching int // GPUs with registered events since the last Init
 }
 
-// gpu is the state of one of them, guarded by the fleet's mutex.
+// gpu is the state of one GPU, guarded by the fleet's mutex.
 type gpu struct {
 	*dgxa100.Device
 	lost, pending, failed bool
 	ecc                   uint64
 	used                  uint64
 	busy                  uint32 // per cent
-	celsius, milliwatts   uint32 // 0: it does not tell
+	celsius, milliwatts   uint32 // 0: not reported
 	processes             []nvml.ProcessInfo
 	instances             []*mock.Device
-	asked                 nvml.Return // what it answers when asked for its errors; 0: the number
+	asked                 nvml.Return // result when asked for its errors
 }
 
 const gib = 1 << 30
@@ -85,7 +86,7 @@ func (f *fleet) wait(uint32) (nvml.EventData, nvml.Return) {
 	return e, nvml.SUCCESS
 }
 
-// open gives a GPU the functions that the mock leaves out.
+// open gives a GPU the functions that the mock lacks.
 func (f *fleet) open(g *gpu) {
 	uuid := g.UUID
 	g.GetUUIDFunc = func() (string, nvml.Return) { return uuid, f.of(g) }
@@ -153,7 +154,7 @@ func (f *fleet) of(g *gpu) nvml.Return {
 	return lostOr(g.lost)
 }
 
-// divide makes a GPU one with instances of 5 GiB, as 1g.5gb; "" leaves a place empty.
+// divide divides a GPU into instances of 5 GiB (1g.5gb); "" leaves a place empty.
 func (f *fleet) divide(g *gpu, uuids ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -182,14 +183,14 @@ func (f *fleet) set(change func()) {
 	change()
 }
 
-// xid tells of an error of a GPU, or of an instance of it.
+// xid reports an error of a GPU or of one of its instances.
 func (f *fleet) xid(g *gpu, n uint64, instance uint32) {
 	f.set(func() {
 		f.events = append(f.events, nvml.EventData{Device: g, EventType: nvml.EventTypeXidCriticalError, EventData: n, GpuInstanceId: instance})
 	})
 }
 
-// open opens a watch over a fleet; the returned function says what it has logged.
+// open opens a watch over a fleet. The returned function returns the log.
 func open(t *testing.T, f *fleet, share string) (*Watch, func() string) {
 	t.Helper()
 	s, err := ParseShare(share)

@@ -11,15 +11,16 @@ import (
 // quarantine is how long a device is not used after a critical error.
 const quarantine = 10 * time.Minute
 
-// applicationErrors are the XIDs that a program's own fault gives: its replica has them, its device is well. NVIDIA's plugin for
-// Kubernetes passes over the same: illegal instruction or access, page fault, a channel that was stopped or cleaned up, video
-// decoder, a context that did not yield.
+// applicationErrors are the XIDs that a program's own fault causes. The replica fails, but the
+// device is healthy. NVIDIA's plugin for Kubernetes ignores the same ones: illegal instruction or
+// access, page fault, a channel that was stopped or cleaned up, video decoder, and a context that
+// did not yield.
 var applicationErrors = []uint64{13, 31, 43, 45, 68, 109}
 
-// anyInstance is in place of the id of a GPU instance when the whole GPU is meant.
+// anyInstance is the id of a GPU instance that means the whole GPU.
 const anyInstance = 0xFFFFFFFF
 
-// eventsAtOnce bounds how many events are taken in a look.
+// eventsAtOnce bounds how many events are read per look.
 const eventsAtOnce = 256
 
 // trouble is a critical error that a device has reported.
@@ -30,7 +31,7 @@ type trouble struct {
 
 func troubleKey(gpu string, instance int) string { return fmt.Sprintf("%s/%d", gpu, instance) }
 
-// troubled says which critical error a GPU, or an instance of it, has reported of late.
+// troubled returns which critical error a GPU, or an instance of it, has reported recently, or "".
 func (r *reader) troubled(gpu string, instance int, now time.Time) string {
 	t, ok := r.trouble[troubleKey(gpu, instance)]
 	if !ok {
@@ -44,7 +45,8 @@ func (r *reader) troubled(gpu string, instance int, now time.Time) string {
 	return fmt.Sprintf("critical error XID %d at %s; it is used again %v later if there is no other", t.xid, t.at.UTC().Format(time.TimeOnly), quarantine)
 }
 
-// register asks to be told of critical errors. A device that cannot tell is judged by the rest.
+// register subscribes to critical errors. A device without such events is judged by its other
+// states.
 func (r *reader) register() {
 	set, ret := r.lib.EventSetCreate()
 	if ret != nvml.SUCCESS {
@@ -52,15 +54,16 @@ func (r *reader) register() {
 		return
 	}
 	r.events = set
-	n, _ := r.lib.DeviceGetCount() // 0 when it fails
+	n, _ := r.lib.DeviceGetCount() // 0 if it fails
 	for i := range n {
 		if h, ret := r.lib.DeviceGetHandleByIndex(i); ret == nvml.SUCCESS {
-			_ = h.RegisterEvents(nvml.EventTypeXidCriticalError, set) // not supported by all
+			// Not all devices support it.
+			_ = h.RegisterEvents(nvml.EventTypeXidCriticalError, set)
 		}
 	}
 }
 
-// watchEvents takes the critical errors that there were since the last look.
+// watchEvents reads the critical errors since the last look.
 func (r *reader) watchEvents(now time.Time) {
 	if r.events == nil {
 		return
@@ -68,7 +71,7 @@ func (r *reader) watchEvents(now time.Time) {
 	for range eventsAtOnce {
 		e, ret := r.events.Wait(0)
 		if ret != nvml.SUCCESS {
-			return // there are no more, or a GPU is lost, which it says itself
+			return // no more events, or a lost GPU, which other calls report
 		}
 		if e.EventType != nvml.EventTypeXidCriticalError || slices.Contains(applicationErrors, e.EventData) {
 			continue
@@ -79,7 +82,8 @@ func (r *reader) watchEvents(now time.Time) {
 	}
 }
 
-// health asks a GPU what is wrong with it; empty: nothing. What it does not support is not asked for.
+// health returns what is wrong with a GPU, or "". It does not ask for what the GPU does not
+// support.
 func (r *reader) health(h nvml.Device) string {
 	n, ret := h.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
 	switch {
@@ -103,7 +107,7 @@ func (r *reader) health(h nvml.Device) string {
 	return ""
 }
 
-// isFault tells a failure from a question that a device does not know.
+// isFault reports whether a result is a failure, not an unsupported question.
 func isFault(ret nvml.Return) bool {
 	switch ret {
 	case nvml.SUCCESS, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NO_PERMISSION, nvml.ERROR_INVALID_ARGUMENT:
@@ -112,7 +116,7 @@ func isFault(ret nvml.Return) bool {
 	return true
 }
 
-// why says what an answer other than success means.
+// why describes a result other than success.
 func why(what string, ret nvml.Return) string {
 	switch ret {
 	case nvml.ERROR_GPU_IS_LOST:

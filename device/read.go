@@ -10,7 +10,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// reopenEvery is how often the library is opened anew while a device is lost: what it knows of one that was reset is of no use.
+// reopenEvery is how often the library is opened again while a device is lost, because it cannot
+// see a device again after a reset.
 const reopenEvery = 30 * time.Second
 
 // reader calls the library. It belongs to one goroutine.
@@ -23,18 +24,19 @@ type reader struct {
 	opened time.Time
 	events nvml.EventSet // nil: none are told
 	known  map[string]known
-	order  []string // of known, as they were first seen
+	order  []string // known devices in the order in which they were first seen
 
 	trouble map[string]trouble // by troubleKey
 }
 
-// known is a device that was there once.
+// known is a device that has been seen.
 type known struct {
 	Info
-	gpu string // the UUID of the GPU that it is, or is a part of
+	gpu string // UUID of the GPU that it is, or belongs to
 }
 
-// read looks at all devices of the share. The first time, the library stays closed if it is not there.
+// read reads all devices of the share. If the library does not exist at the first read, it stays
+// closed.
 func (r *reader) read(now time.Time) []Info {
 	lost := false
 	for _, k := range r.known {
@@ -65,7 +67,7 @@ func (r *reader) read(now time.Time) []Info {
 	return out
 }
 
-// init opens the library and says why it cannot.
+// init opens the library. It returns why that failed, or "".
 func (r *reader) init(now time.Time) (fault string) {
 	r.opened = now
 	switch ret := r.lib.Init(); {
@@ -85,14 +87,14 @@ func (r *reader) init(now time.Time) (fault string) {
 
 func (r *reader) shutdown() {
 	if r.events != nil {
-		_ = r.events.Free() // with the library goes what is left of it
+		_ = r.events.Free() // closing the library closes the rest
 		r.events = nil
 	}
 	_ = r.lib.Shutdown()
 	r.open = false
 }
 
-// has tells whether the library has a function: calling one that is not there would end the process.
+// has reports whether the library has a function. Calling a missing function would end the process.
 func (r *reader) has(symbol string) bool { return r.lib.Extensions().LookupSymbol(symbol) == nil }
 
 // readAll looks at each GPU.
@@ -137,11 +139,11 @@ func (r *reader) keep(k known) {
 	r.known[k.UUID] = k
 }
 
-// unknown is a utilisation that the driver does not tell.
+// unknown is a utilisation that the driver does not report.
 const unknown = -1
 
-// readGPU looks at the GPU with an index and returns its UUID and the devices that it is. One that does not say who it is has
-// neither.
+// readGPU reads the GPU with an index. It returns its UUID and its devices, or neither if the GPU
+// does not report its UUID.
 func (r *reader) readGPU(index int, now time.Time) (gpu string, all []Info) {
 	h, ret := r.lib.DeviceGetHandleByIndex(index)
 	if ret == nvml.SUCCESS {
@@ -187,7 +189,7 @@ func (r *reader) migMode(h nvml.Device) (current, pending int, ret nvml.Return) 
 	return h.GetMigMode()
 }
 
-// describe asks a device, or an instance, for all but its health; fault is what is known of that.
+// describe reads everything but the health of a device or instance. fault is its known fault.
 func (r *reader) describe(h nvml.Device, index, fault string) Info {
 	d := Info{Index: index, Utilisation: unknown, Unhealthy: fault}
 	fail := func(what string, ret nvml.Return) {
@@ -218,7 +220,7 @@ func (r *reader) describe(h nvml.Device, index, fault string) Info {
 	return d
 }
 
-// feel asks a GPU how warm it is and what it draws. One that does not tell is no worse for that.
+// feel reads a GPU's temperature and power. Missing values are not a fault.
 func (r *reader) feel(h nvml.Device, d *Info) {
 	if r.has("nvmlDeviceGetTemperature") {
 		if celsius, ret := h.GetTemperature(nvml.TEMPERATURE_GPU); ret == nvml.SUCCESS {
@@ -232,8 +234,8 @@ func (r *reader) feel(h nvml.Device, d *Info) {
 	}
 }
 
-// memory returns what processes may use of a device and what they do. What the driver keeps for itself counts as neither, where it
-// is told apart.
+// memory returns how much memory of a device processes may use, and how much they use. If the
+// driver reports its own memory separately, it counts as neither.
 func (r *reader) memory(h nvml.Device) (total, used int64, ret nvml.Return) {
 	if r.has("nvmlDeviceGetMemoryInfo_v2") {
 		if m, ret := h.GetMemoryInfo_v2(); ret == nvml.SUCCESS {

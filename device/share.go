@@ -7,17 +7,18 @@ import (
 	"strings"
 )
 
-// Share says which of a machine's devices are meant. The zero Share is all of them.
+// Share selects devices of a machine. The zero Share selects all.
 type Share struct {
 	none  bool
 	names []string
 }
 
-// nameForm is what names a device: its index, that of an instance, or a UUID.
+// nameForm is the form of a device's name: its index, that of an instance, or a UUID.
 var nameForm = regexp.MustCompile(`^(\d{1,3}(:\d{1,3})?|(GPU|MIG)-[-0-9a-fA-F/]+)$`)
 
-// ParseShare reads "all", "none", or devices by commas: a UUID (GPU-… or MIG-…), a GPU's index such as 2, or that of an instance
-// such as 2:0. A GPU that is divided stands for all its instances. Empty is all.
+// ParseShare parses "all", "none", or a comma-separated list of devices. A device is a UUID (GPU-…
+// or MIG-…), a GPU's index such as 2, or an instance's index such as 2:0. A divided GPU means all
+// its instances. Empty means all.
 func ParseShare(s string) (Share, error) {
 	switch s {
 	case "", "all":
@@ -36,7 +37,7 @@ func ParseShare(s string) (Share, error) {
 	return out, nil
 }
 
-// has tells whether a device is meant, of the GPU with this UUID.
+// has reports whether a device of the GPU with this UUID is selected.
 func (s Share) has(d Info, gpu string) bool {
 	if s.none || len(s.names) == 0 {
 		return !s.none

@@ -11,21 +11,22 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Info is a device as it was seen last.
+// Info is the last known state of a device.
 type Info struct {
-	UUID        string // GPU-… or MIG-…
-	Index       string // of the GPU on the machine, such as 2; of an instance GPU:INSTANCE, such as 2:0
-	Name        string
-	Memory      int64         // bytes that processes may use
-	Used        int64         // bytes that they use
-	Utilisation float64       // share of the latest moments in which it computed, 0 to 1; -1: unknown
-	Temperature int           // degrees Celsius; 0: unknown, as of an instance
-	Power       float64       // watts that it draws; 0: unknown, as of an instance
-	Processes   map[int]int64 // bytes by pid, where the driver tells; not to be changed
-	Unhealthy   string        // why nothing may run on it; empty: it is well
+	UUID   string // GPU-… or MIG-…
+	Index  string // index of the GPU on the machine, such as 2, or GPU:INSTANCE, such as 2:0
+	Name   string
+	Memory int64 // bytes that processes may use
+	Used   int64 // bytes that they use
+	// Share of the last moments in which it computed, 0 to 1; -1: unknown.
+	Utilisation float64
+	Temperature int           // degrees Celsius; 0: unknown, as for an instance
+	Power       float64       // in watts; 0: unknown, as for an instance
+	Processes   map[int]int64 // bytes by pid, if the driver reports them; must not be changed
+	Unhealthy   string        // why nothing may run on it; empty: it is healthy
 }
 
-// Library is what of NVML is used; nvml.New() has it.
+// Library is the part of NVML that is used; nvml.New() implements it.
 type Library interface {
 	Init() nvml.Return
 	Shutdown() nvml.Return
@@ -35,7 +36,7 @@ type Library interface {
 	EventSetCreate() (nvml.EventSet, nvml.Return)
 }
 
-// Config is what Open needs.
+// Config configures a Watch.
 type Config struct {
 	Share   Share
 	Library Library       // nil: the machine's
@@ -44,7 +45,7 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Watch looks at the devices again and again. Its methods are safe for concurrent use.
+// Watch monitors the devices. Its methods are safe for concurrent use.
 type Watch struct {
 	cfg  Config
 	quit chan struct{}
@@ -53,11 +54,11 @@ type Watch struct {
 
 	mu    sync.Mutex
 	seen  []Info    // sorted by index
-	began time.Time // of the look that is under way; zero: none is
+	began time.Time // start of the running look; zero: none runs
 }
 
-// Open begins to watch and returns when the devices have been looked at once, or after the time that a look may take. The caller
-// closes it.
+// Open starts a watch. It returns after the first look at the devices, or after Timeout. The caller
+// closes the Watch.
 func Open(cfg Config) *Watch {
 	cfg.Every = cmp.Or(cfg.Every, 3*time.Second)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 10*time.Second)
@@ -78,7 +79,7 @@ func Open(cfg Config) *Watch {
 	return w
 }
 
-// Devices returns the devices of the share as they were seen last, by index. It does not wait.
+// Devices returns the last known state of the share's devices, by index. It does not wait.
 func (w *Watch) Devices() []Info {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -91,7 +92,7 @@ func (w *Watch) Devices() []Info {
 	return out
 }
 
-// Close ends the watch. A library that does not answer is left behind.
+// Close ends the watch. It does not wait for a library that hangs.
 func (w *Watch) Close() {
 	w.once.Do(func() { close(w.quit) })
 	select {
@@ -101,7 +102,7 @@ func (w *Watch) Close() {
 	}
 }
 
-// own owns the library: nobody else calls it.
+// own owns the library. No other goroutine calls it.
 func (w *Watch) own(looked chan<- struct{}) {
 	defer close(w.done)
 	r := &reader{lib: w.cfg.Library, share: w.cfg.Share, log: w.cfg.Log, known: map[string]known{}, trouble: map[string]trouble{}}
@@ -132,7 +133,7 @@ func (w *Watch) own(looked chan<- struct{}) {
 	}
 }
 
-// look takes a look at all devices.
+// look reads all devices once.
 func (w *Watch) look(r *reader) {
 	w.mu.Lock()
 	w.began = time.Now()
@@ -147,7 +148,7 @@ func (w *Watch) look(r *reader) {
 	w.mu.Unlock()
 }
 
-// log says which devices have changed.
+// log logs which devices have changed.
 func (w *Watch) log(before []Info) {
 	for _, d := range w.seen {
 		i := slices.IndexFunc(before, func(b Info) bool { return b.UUID == d.UUID })
@@ -155,9 +156,9 @@ func (w *Watch) log(before []Info) {
 		case i < 0 && d.Unhealthy == "":
 			w.cfg.Log.Info("device", "index", d.Index, "uuid", d.UUID, "name", d.Name, "bytes", d.Memory)
 		case d.Unhealthy != "" && (i < 0 || before[i].Unhealthy == ""):
-			w.cfg.Log.Error("device is not used until it is well again", "index", d.Index, "uuid", d.UUID, "error", d.Unhealthy)
+			w.cfg.Log.Error("device is unhealthy and not used until it recovers", "index", d.Index, "uuid", d.UUID, "error", d.Unhealthy)
 		case i >= 0 && before[i].Unhealthy != "" && d.Unhealthy == "":
-			w.cfg.Log.Info("device is well again", "index", d.Index, "uuid", d.UUID)
+			w.cfg.Log.Info("device is healthy again", "index", d.Index, "uuid", d.UUID)
 		}
 	}
 }

@@ -20,7 +20,7 @@ func bubble(t *testing.T, test func(t *testing.T, f *fleet)) {
 	synctest.Test(t, func(t *testing.T) { test(t, newFleet()) })
 }
 
-// look waits until the devices have been looked at anew.
+// look waits for the next look.
 func look() {
 	time.Sleep(3*time.Second + time.Millisecond)
 	synctest.Wait()
@@ -33,7 +33,7 @@ func uuids(all []Info) (out []string) {
 	return out
 }
 
-// ill returns why devices are not well, by index.
+// ill returns why devices are unhealthy, by index.
 func ill(all []Info) map[string]string {
 	out := map[string]string{}
 	for _, d := range all {
@@ -44,7 +44,7 @@ func ill(all []Info) map[string]string {
 	return out
 }
 
-// wantIll fails the test unless exactly these devices are not well, for reasons that contain these.
+// wantIll checks that exactly these devices are unhealthy, for causes with these texts.
 func wantIll(t *testing.T, w *Watch, want map[string]string) {
 	t.Helper()
 	got := ill(w.Devices())
@@ -95,12 +95,14 @@ func TestDiscovery(t *testing.T) {
 	})
 }
 
-// TestOldDriver: what an old library does not have is not called, which would end the process.
+// TestOldDriver checks that functions that an old library lacks are not called, which would end the
+// process.
 func TestOldDriver(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fleet) {
 		f.LookupSymbolFunc = func(string) error { return nvml.ERROR_FUNCTION_NOT_FOUND }
 		for _, g := range f.gpus {
-			g.GetMemoryInfo_v2Func, g.GetRemappedRowsFunc, g.GetMigModeFunc = nil, nil, nil // calling one panics
+			// Calling one of them panics.
+			g.GetMemoryInfo_v2Func, g.GetRemappedRowsFunc, g.GetMigModeFunc = nil, nil, nil
 			g.GetTemperatureFunc, g.GetPowerUsageFunc = nil, nil
 			g.MemoryInfo.Used = gib
 		}
@@ -193,7 +195,7 @@ func TestLostAndBack(t *testing.T) {
 		if got := uuids(w.Devices()); !slices.Equal(got, before) {
 			t.Errorf("devices %v, want all that there were: %v", got, before)
 		}
-		if !strings.Contains(logged(), "device is not used until it is well again\" index=4") {
+		if !strings.Contains(logged(), "device is unhealthy and not used until it recovers\" index=4") {
 			t.Errorf("log: %s", logged())
 		}
 		time.Sleep(time.Minute)
@@ -209,8 +211,8 @@ func TestLostAndBack(t *testing.T) {
 		})
 		look()
 		wantIll(t, w, nil)
-		if n := strings.Count(logged(), "device is well again"); n != 3 {
-			t.Errorf("%d devices are well again in the log, want 3:\n%s", n, logged())
+		if n := strings.Count(logged(), "device is healthy again"); n != 3 {
+			t.Errorf("%d devices are healthy again in the log, want 3:\n%s", n, logged())
 		}
 	})
 }
@@ -327,14 +329,15 @@ func TestWithoutALibrary(t *testing.T) {
 	}
 }
 
-// TestRealLibrary: on any machine the real library's absence or presence is no error.
+// TestRealLibrary checks that the presence or absence of the real library is never an error.
 func TestRealLibrary(t *testing.T) {
 	w := Open(Config{Log: discard()})
 	t.Logf("this machine has %+v", w.Devices())
 	w.Close()
 }
 
-// TestLibraryFailsLater: a library that does not open again makes the devices unfit, and is tried again.
+// TestLibraryFailsLater checks that if the library does not open again, the devices are unfit and
+// opening is retried.
 func TestLibraryFailsLater(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fleet) {
 		w, _ := open(t, f, "0,1")

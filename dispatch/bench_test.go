@@ -14,7 +14,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// BenchmarkStep is a task's way through the Core with so many others waiting: Submit, Send, Result, Reply.
+// BenchmarkStep measures a task's way through the Core while n others wait: Submit, Send, Result,
+// Reply.
 //
 //	go test -run '^$' -bench . -count 10 ./dispatch | benchstat -
 func BenchmarkStep(b *testing.B) {
@@ -47,7 +48,7 @@ func BenchmarkStep(b *testing.B) {
 	}
 }
 
-// owner returns which replica has a batch.
+// owner returns the name of the replica that has a batch.
 func (c *Core) owner(id uint64) string {
 	for _, r := range c.replicas {
 		for _, b := range r.batches {
@@ -59,7 +60,7 @@ func (c *Core) owner(id uint64) string {
 	return ""
 }
 
-// echoBus answers into a channel, without decoding.
+// echoBus sends each reply to a channel, without decoding it.
 type echoBus struct {
 	handler func([]byte, bool)
 	replies chan struct{}
@@ -75,8 +76,8 @@ func (e *echoBus) Reply(string, []byte) error {
 	return nil
 }
 
-// BenchmarkShell is a task's way from its message over a replica's socket to the reply's message, with a replica that
-// answers at once and so many tasks on their way at a time.
+// BenchmarkShell measures a task's way from its message over a replica's socket to the reply's
+// message. The replica answers at once. n tasks are in progress at a time.
 func BenchmarkShell(b *testing.B) {
 	for _, inflight := range []int{1, 16} {
 		b.Run(fmt.Sprintf("inflight=%d", inflight), func(b *testing.B) {
@@ -129,7 +130,7 @@ func BenchmarkShell(b *testing.B) {
 	}
 }
 
-// BenchmarkSignals is what control reads of a function at each of its ticks.
+// BenchmarkSignals measures what control reads of a function at each tick.
 func BenchmarkSignals(b *testing.B) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	c.Step(epoch, ReplicaUp{Name: "r1", Slots: 4, MaxBatch: 8})

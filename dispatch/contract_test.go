@@ -8,7 +8,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// What other rooms want of a Shell, and a Shell of them.
+// The interfaces through which other packages use a Shell, and a Shell uses them.
 var (
 	_ cluster.Lines    = (*dispatch.Shell)(nil)
 	_ cluster.Replicas = (*dispatch.Shell)(nil)

@@ -9,67 +9,72 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// CoreConfig is what a [Core] is made for. Policies left nil are [FIFO], [LeastLoaded] and [Fill].
+// CoreConfig configures a [Core]. A nil policy means [FIFO], [LeastLoaded] or [Fill].
 type CoreConfig struct {
-	Function    string        // pipeline.Key
-	Revision    uint64        // of its spec: what replicas are started from
-	QueueLimit  int           // tasks that may wait; 0: 1000
-	CancelGrace time.Duration // how long a handler may go on after its call's limit, see stuck.go; 0: 2 s
-	Remember    int           // how many ended tasks are known, to drop their duplicates; 0: 4096
+	Function   string // pipeline.Key as text
+	Revision   uint64 // revision of the spec that replicas are started from
+	QueueLimit int    // largest number of waiting tasks; 0: 1000
+	// How long a handler may go on after its call's limit (see stuck.go); 0: 2 s.
+	CancelGrace time.Duration
+	// Number of ended tasks to remember, so that duplicates are dropped; 0: 4096.
+	Remember int
 
 	Orderer task.Orderer
 	Router  task.Router[struct{}]
 	Batcher task.Batcher
 }
 
-// Core is the dispatcher of one function, without clock, goroutines or I/O. It is not safe for concurrent use.
+// Core is the dispatcher of one function, without clock, goroutines or I/O. It is not safe for
+// concurrent use.
 type Core struct {
-	cfg      CoreConfig
-	view     task.View  // Replicas is parallel to replicas
-	replicas []*replica // sorted by name
-	line     heap       // waiting tasks, without suspects
-	suspects []*item    // waiting suspects, in the line's order
-	reserved int        // replicas that are reserved for a suspect
-	timers   heap       // what has a due time, waiting or not
-	tasks    tasks
-	seq      uint64 // of the latest arrival
-	batches  uint64 // number of the latest batch
-	onBoard  int    // calls that replicas have not answered
-	pins     pins
-	reviving []uint64  // revisions that a Revive was sent for
-	only     uint64    // the revision of the replicas, when strict is false
-	strict   bool      // tasks are bound to revisions, or all replicas drain
-	draining int       // replicas that drain
-	masked   task.View // scratch of mask
-	blocked  []uint64  // revisions whose tasks others may pass; scratch of dispatch
-	held     time.Time // until when the batcher wants to wait; zero: it does not
-	armed    time.Time // when the next Tick is due; zero: none was requested
-	fewer    bool      // replicas were lost in this step
-	closed   string    // why no tasks are accepted any more; empty: they are
-	head     []*item   // scratch
-	offer    []*task.Task
-	fx       []Effect
-	signals  signals
-	service  services
-	busy     int       // slots that are taken, of the replicas that get new tasks
-	slots    int       // that these have
-	apart    time.Time // until when nothing counts as measured; zero: all does
-	unheard  bool      // as of the latest step
+	cfg         CoreConfig
+	view        task.View  // Replicas is parallel to the field replicas
+	replicas    []*replica // sorted by name
+	line        heap       // waiting tasks that are not suspects
+	suspects    []*item    // waiting suspects, in the order of the line
+	reserved    int        // number of replicas reserved for suspects
+	timers      heap       // all items with a due time, waiting or running
+	tasks       tasks
+	seq         uint64 // number of the latest arrival
+	batches     uint64 // number of the latest batch
+	unanswered  int    // number of calls that replicas have not answered
+	pins        pins
+	reviving    []uint64  // revisions for which a Revive was sent
+	only        uint64    // revision of all replicas, if strict is false
+	strict      bool      // tasks are bound to revisions, or all replicas drain
+	draining    int       // number of draining replicas
+	masked      task.View // reused by mask
+	blocked     []uint64  // revisions whose tasks are held and may be passed; reused by dispatch
+	held        time.Time // until when the batcher waits; zero: it does not wait
+	armed       time.Time // when the requested Tick is due; zero: none requested
+	fewer       bool      // this step has lost replicas
+	closed      string    // why tasks are refused; empty: they are accepted
+	head        []*item   // reused by load
+	offer       []*task.Task
+	fx          []Effect
+	signals     signals
+	service     services
+	busy        int       // taken slots of the replicas that get new tasks
+	slots       int       // all slots of these replicas
+	ignoreUntil time.Time // measurements before this time are ignored; zero: none are
+	ignoring    bool      // measurements are ignored as of the latest step
 }
 
-// replica is one that the Core may send to, or waits for.
+// replica is a replica that the Core knows.
 type replica struct {
 	name     string
 	revision uint64
 	batches  []*batch
-	answered bool          // its first batch, which is not representative, is over
+	answered bool          // it has finished its first batch, which is slower than others
 	timeout  time.Duration // the longest time that a call may run; 0: until its deadline
-	full     bool          // it gets no more tasks, because its device was out of memory or it is stuck
-	stuck    string        // the call whose handler has not ended, see stuck.go; empty: none
-	suspect  *item         // the suspect that it runs or is reserved for; nil: none
+	// It gets no more tasks, because its device was out of memory or it is stuck.
+	full bool
+	// name of the call whose handler has not ended (see stuck.go); empty: none.
+	stuck   string
+	suspect *item // the suspect that it runs or is reserved for; nil: none
 }
 
-// NewCore returns a function's dispatcher with an empty line and no replicas.
+// NewCore returns the dispatcher of one function, without tasks or replicas.
 func NewCore(cfg CoreConfig) *Core {
 	cfg.QueueLimit = cmp.Or(cfg.QueueLimit, defaultQueueLimit)
 	cfg.CancelGrace = cmp.Or(cfg.CancelGrace, defaultGrace)
@@ -89,15 +94,15 @@ func NewCore(cfg CoreConfig) *Core {
 
 const defaultQueueLimit = 1000
 
-// SetQueueLimit changes how many tasks may wait from now on; 0: 1000.
+// SetQueueLimit sets how many tasks may wait; 0: 1000.
 func (c *Core) SetQueueLimit(n int) { c.cfg.QueueLimit = cmp.Or(n, defaultQueueLimit) }
 
-// Step takes an event at an instant that is not before that of the step before, and returns what to do about it. The
-// slice, not its elements, is overwritten by the next Step.
+// Step applies an event and returns the effects to carry out. now must not be before the previous
+// step's. The next Step overwrites the slice, but not its elements.
 func (c *Core) Step(now time.Time, ev Event) []Effect {
 	clear(c.fx)
 	c.fx = c.fx[:0]
-	c.hear(now)
+	c.tickSignals(now)
 	switch ev := ev.(type) {
 	case Submit:
 		c.submit(now, ev.Task)
@@ -120,7 +125,7 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 	case Credit:
 		if i, ok := c.find(ev.Replica); ok {
 			c.view.Replicas[i].Slots = max(ev.Slots, 0)
-			c.tally()
+			c.countSlots()
 		}
 	case Deployed:
 		c.cfg.Revision = ev.Revision
@@ -161,10 +166,10 @@ func (c *Core) submit(now time.Time, t *task.Task) {
 	if c.tasks.known(t.Key) {
 		return
 	}
-	if !c.unheard {
+	if !c.ignoring {
 		c.signals.arrive()
 	}
-	c.expire(now) // they must not take the room of the living
+	c.expire(now) // expired tasks must not take room in the line
 	t.Arrived = now
 	c.seq++
 	it := &item{task: t, seq: c.seq}
@@ -173,7 +178,8 @@ func (c *Core) submit(now time.Time, t *task.Task) {
 		c.end(now, it, task.Unavailable, c.closed)
 	case !t.Deadline.IsZero() && !t.Deadline.After(now):
 		c.end(now, it, task.Expired, "the deadline had passed when the task came")
-	case t.Attempt <= 1 && c.Waiting() >= c.cfg.QueueLimit: // a later attempt was accepted before
+	case t.Attempt <= 1 && c.Waiting() >= c.cfg.QueueLimit:
+		// An earlier attempt was accepted, so later ones are exempt.
 		c.end(now, it, task.Overloaded, fmt.Sprintf("function %q: %d tasks wait, the limit is %d", c.cfg.Function, c.Waiting(), c.cfg.QueueLimit))
 	default:
 		c.tasks.add(it)
@@ -187,14 +193,14 @@ func (c *Core) submit(now time.Time, t *task.Task) {
 func (c *Core) rank(now time.Time, it *item) {
 	it.key, it.until = c.cfg.Orderer.Key(c.look(now), it.task)
 	if !it.until.IsZero() && !it.until.After(now) {
-		it.until = time.Time{} // a key that never held cannot be asked for again and again
+		it.until = time.Time{} // a key that has already expired must not cause endless ranking
 	}
 	it.due = earlier(it.task.Deadline, it.until)
 	c.queue(it)
 	c.schedule(it)
 }
 
-// schedule files the item under its due time.
+// schedule puts the item into timers under its due time.
 func (c *Core) schedule(it *item) {
 	if it.due.IsZero() {
 		c.timers.drop(it)
@@ -227,12 +233,12 @@ func (c *Core) cut(now time.Time, it *item) {
 	c.do(CancelCall{Replica: it.batch.replica.name, Batch: it.batch.id, Call: it.call})
 }
 
-// end replies to a task with a bad outcome.
+// end replies to a task with a failure.
 func (c *Core) end(now time.Time, it *item, code task.Code, message string) {
 	c.reply(now, it, &task.Reply{Code: code, Message: message})
 }
 
-// reply completes r and makes it the task's only one.
+// reply completes r and sends it as the task's only reply.
 func (c *Core) reply(now time.Time, it *item, r *task.Reply) {
 	r.Key = it.task.Key
 	if b := it.batch; b != nil {
@@ -255,8 +261,8 @@ func (c *Core) reply(now time.Time, it *item, r *task.Reply) {
 	c.do(Reply{To: it.task.ReplyTo, Reply: r, Last: it.task.Last})
 }
 
-// expire ends calls that are past their limit, asks again for keys that no longer hold, and gives
-// up replicas whose handlers do not end after their calls were cut.
+// expire ends calls at their limit and ranks items whose keys have expired. It also marks replicas
+// stuck whose handlers go on after their calls were cut.
 func (c *Core) expire(now time.Time) {
 	for c.timers.len() > 0 {
 		it := c.timers.items[0]
@@ -279,9 +285,9 @@ func (c *Core) expire(now time.Time) {
 	}
 }
 
-// dispatch gives waiting tasks to replicas, the head of the line first, until a policy holds a
-// task. If c.strict, later tasks of other revisions may pass a task that is held. Suspects that
-// come before the head are isolated first.
+// dispatch gives waiting tasks to replicas, from the head of the line, until a policy holds a task.
+// If c.strict is set, tasks of other revisions may pass a held task. Suspects that come before the
+// head are isolated first.
 func (c *Core) dispatch(now time.Time) {
 	c.held = time.Time{}
 	c.blocked = c.blocked[:0]
@@ -309,7 +315,8 @@ func (c *Core) dispatch(now time.Time) {
 	}
 }
 
-// free says whether the i-th replica may get a batch of tasks for a revision, so that no policy can overload one or mix them.
+// free reports whether the i-th replica may get a batch of tasks for a revision. So no policy can
+// overload a replica or mix revisions.
 func (c *Core) free(i int, revision uint64) bool {
 	if i < 0 || i >= len(c.replicas) {
 		return false
@@ -318,7 +325,8 @@ func (c *Core) free(i int, revision uint64) bool {
 	return r.Busy < r.Slots && c.fits(revision, i)
 }
 
-// load sends the i-th replica as much of the head of the line as the batcher says, and whether it was anything.
+// load sends the i-th replica a batch from the head of the line, as large as the batcher says. It
+// reports whether it sent anything.
 func (c *Core) load(now time.Time, i int) bool {
 	r := &c.view.Replicas[i]
 	c.head, c.offer = c.head[:0], c.offer[:0]
@@ -350,7 +358,7 @@ func (c *Core) load(now time.Time, i int) bool {
 func (c *Core) send(now time.Time, i int, items []*item) {
 	c.batches++
 	r := c.replicas[i]
-	b := &batch{id: c.batches, replica: r, left: len(items), sent: now, whole: !c.unheard}
+	b := &batch{id: c.batches, replica: r, left: len(items), sent: now, whole: !c.ignoring}
 	tasks := b.oneTask[:]
 	if b.items = append(b.oneItem[:0], items...); len(items) > 1 {
 		tasks = make([]*task.Task, len(items))
@@ -373,11 +381,11 @@ func (c *Core) send(now time.Time, i int, items []*item) {
 	if !c.view.Replicas[i].Draining {
 		c.busy++
 	}
-	c.onBoard += len(items)
+	c.unanswered += len(items)
 	c.do(Send{Replica: r.name, Batch: b.id, Tasks: tasks})
 }
 
-// arm asks for a Tick when something becomes due before the one already asked for.
+// arm requests a Tick if something is due before the Tick already requested.
 func (c *Core) arm() {
 	next := c.held
 	if c.draining > 0 {
@@ -392,7 +400,7 @@ func (c *Core) arm() {
 	}
 }
 
-// earlier returns the earlier of two instants, where zero means never.
+// earlier returns the earlier of two instants. Zero means never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

@@ -14,7 +14,8 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func at(d time.Duration) time.Time { return epoch.Add(d) }
 
-// newTask makes task "a" of request "a", that is answered to "a"; timeout 0: no deadline.
+// newTask returns task "a" of request "a" with the reply subject "a", for name "a". timeout 0 means
+// no deadline.
 func newTask(name string, timeout time.Duration) *task.Task {
 	t := &task.Task{Key: task.Key{Request: name, Attempt: 1}, Function: "f.ns", ReplyTo: name}
 	if timeout > 0 {
@@ -79,7 +80,7 @@ func memory(replica string, batch uint64, call int) Result {
 
 func cancelOf(name string) Cancel { return Cancel{newTask(name, 0).Key} }
 
-// shortest is an Orderer by request name, whose keys hold for 10 ms.
+// lexical is an Orderer by request name whose keys expire after 10 ms.
 type lexical struct{ rekeyed *int }
 
 func (l lexical) Key(v *task.View, t *task.Task) (float64, time.Time) {
@@ -90,7 +91,7 @@ func (l lexical) Key(v *task.View, t *task.Task) (float64, time.Time) {
 	return float64(t.Request[0]), v.Now.Add(10 * ms)
 }
 
-// pairs waits up to 5 ms for two tasks.
+// pairs is a Batcher that waits up to 5 ms for two tasks.
 type pairs struct{}
 
 func (pairs) Batch(v *task.View, _ *task.Replica, head []*task.Task) (int, time.Duration) {
@@ -100,7 +101,8 @@ func (pairs) Batch(v *task.View, _ *task.Replica, head []*task.Task) (int, time.
 	return min(len(head), 2), 0
 }
 
-// dropper drops tasks named "x" and binds the rest to replica 0, free or not.
+// dropper is a Router that drops tasks named "x" and binds all others to replica 0, even if it is
+// full.
 type dropper struct{}
 
 func (dropper) Route(_ struct{}, v *task.View, t *task.Task) task.Choice {
@@ -133,7 +135,7 @@ func TestScenarios(t *testing.T) {
 			{0, submit("a", 0), "wanted"},
 			{0, submit("b", 0), "wanted"},
 			{1 * ms, submit("c", 0), "reply c overloaded wait=0s service=0s; wanted"},
-			{1 * ms, submit("c", 0), "wanted"}, // again: a duplicate
+			{1 * ms, submit("c", 0), "wanted"}, // a duplicate of a known task
 		}},
 		"the expired make room": {CoreConfig{QueueLimit: 1}, []step{
 			{0, submit("a", 5*ms), "wanted; wake 5ms"},
@@ -203,7 +205,8 @@ func TestScenarios(t *testing.T) {
 			{0, submit("b", 0), "send r1 #2 b"},
 			{0, submit("c", 0), ""},
 			{0, submit("d", 0), ""},
-			{1 * ms, memory("r1", 1, 0), "exhausted r1; reply a memory wait=0s service=1ms"}, // c and d do not go there, nor does a again
+			// c and d do not go to r1, and a is not tried there again.
+			{1 * ms, memory("r1", 1, 0), "exhausted r1; reply a memory wait=0s service=1ms"},
 			{2 * ms, memory("r1", 2, 0), "reply b memory wait=0s service=2ms; idle r1"},
 			{3 * ms, ReplicaUp{Name: "r2", Slots: 1, MaxBatch: 2}, "send r2 #3 c+d"},
 		}},
@@ -296,7 +299,7 @@ func TestScenarios(t *testing.T) {
 			{0, submit("a", 0), ""},
 			{0, submit("b", 0), "wanted"},
 			{0, cancelOf("b"), "reply b canceled wait=0s service=0s"},
-			{0, submit("a", 0), "wanted"}, // forgotten
+			{0, submit("a", 0), "wanted"}, // the key of the first a was forgotten
 		}},
 	} {
 		tc.cfg.Function = "f.ns"
@@ -328,7 +331,7 @@ func TestReplySaysWhy(t *testing.T) {
 	}
 }
 
-// The first batch of a replica, and one that was cut short, say nothing about how long the work takes.
+// The first batch of a replica and batches with canceled calls do not count as service times.
 func TestServiceIsOfWholeBatches(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns", CancelGrace: time.Hour})
 	c.Step(epoch, ReplicaUp{Name: "r1"})

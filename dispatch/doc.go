@@ -1,28 +1,31 @@
-// Package dispatch owns the lines of functions: each function has one dispatcher, which keeps everything that waits in
-// memory, orders it, routes its head to a replica with a free slot and batches when a slot frees up.
+// Package dispatch owns the lines of functions. Each function has one dispatcher. It keeps all
+// waiting tasks in memory, orders them, routes the head to a replica with a free slot, and forms a
+// batch when a slot becomes free.
 //
-// [Core] is the dispatcher of one function as a state machine: [Core.Step] takes the time and an [Event] and returns the
-// [Effect]s that the world should see. It has no clock, no goroutine and no I/O, so that a simulator runs the very code
-// that production runs. What it decides by policy lies behind task.Orderer, task.Router and task.Batcher; [FIFO],
-// [LeastLoaded] and [Fill] are the ones used when nothing else is asked for.
+// [Core] is the dispatcher of one function as a state machine. [Core.Step] takes the time and an
+// [Event] and returns the [Effect]s to carry out. It has no clock, no goroutine and no I/O, so a
+// simulator runs the same code as production. Policies are behind task.Orderer, task.Router and
+// task.Batcher; the defaults are [FIFO], [LeastLoaded] and [Fill].
 //
-// [Shell] runs one Core a function: tasks come from a [Bus], replicas are the far ends of sockets that speak package wire,
-// and signals of load go to admission ([Shell.Load]) and to control ([Shell.Signals]).
+// [Shell] runs one Core per function. Tasks come from a [Bus], replicas are sockets that speak
+// package wire, and load goes to admission ([Shell.Load]) and control ([Shell.Signals]).
 //
 //	bus ── Submit, Cancel ──▶ ┌──────┐ ── Send, CancelCall ──▶ outbox ──▶ replica's socket
 //	reader ── Result, … ────▶ │ Core │ ── Reply ─────────────▶ bus
 //	timer ── Tick ──────────▶ └──────┘ ── Wake, Wanted, … ───▶ shell
 //
-// A mutex a function is held for Step alone, in the goroutine that brought the event: the bus's own
-// for tasks, one reader a replica for answers. Frames are written after the lock is released, in
-// the order of the decisions, and never by a goroutine that could have to wait for the replica: see
-// outbox.
+// Each function has a mutex, held for Step alone, in the goroutine that brought the event: the
+// bus's goroutine for tasks, and one reader per replica for answers. Frames are written after the
+// mutex is released, in the order of the decisions, and never by a goroutine that could have to
+// wait for the replica (see outbox).
 //
-// # What is promised
+// # Guarantees
 //
-// Each attempt of a task that is submitted gets exactly one reply. No replica has more batches than
-// slots, whatever a policy says. A suspect, which is a task whose earlier replica ended, runs alone
-// on a replica. Tasks that a request has together run on replicas of one revision. A task that has
-// expired costs no replica. Every wait has a bound: a call that is not answered long after it was
-// canceled costs its replica the connection.
+//   - Each attempt of a submitted task gets exactly one reply.
+//   - No replica has more batches than slots, whatever a policy says.
+//   - A suspect, which is a task whose earlier replica ended, runs alone on a replica.
+//   - If a request has several tasks for a function, they run on replicas of one revision.
+//   - An expired task never takes a replica.
+//   - Every wait is bounded. If a call is not answered long after it was canceled, its replica's
+//     connection is closed.
 package dispatch

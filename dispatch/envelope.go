@@ -6,30 +6,32 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Stretches of time are counted in cells, of which a stretch has so many: it ends with an arrival and is up to a cell shorter than its
-// length. What a count of every arrival's time would need memory for without bound, so many counters tell to an eighth.
+// Arrivals are counted in cells, of which a stretch has a fixed number. A stretch ends with an
+// arrival and is up to one cell shorter than its length. Exact counts would have to store each
+// arrival's time. Cells need bounded memory and are exact to an eighth of the length.
 const (
 	cells    = 8
 	eras     = 12
-	eraLong  = 5 * time.Second // eras of these make up the minute that is remembered
+	eraLong  = 5 * time.Second // length of an era; the eras make up the minute that is remembered
 	cellLong = plan.ShortestStretch / cells
 )
 
-// bursts measures a plan.Envelope. The zero value is ready; time must not go backwards. An arrival costs a few steps a length.
+// bursts measures a plan.Envelope. The zero value is ready. Time must not go backwards. An arrival
+// costs a few steps per length.
 type bursts struct {
 	lengths [len(plan.Envelope{})]stretch
-	newest  int64                             // era
-	most    [eras][len(plan.Envelope{})]int32 // of each era
+	newest  int64                             // number of the newest era
+	most    [eras][len(plan.Envelope{})]int32 // per era: the largest count of each length
 }
 
-// stretch counts the arrivals of the latest cells of one length.
+// stretch counts the arrivals of the latest cells, for one length.
 type stretch struct {
-	cell  int64 // the newest
+	cell  int64 // number of the newest cell
 	sum   int32
 	count [cells]int32
 }
 
-// add counts an arrival at a time since measuring began.
+// add counts an arrival at a time since the start of measuring.
 func (b *bursts) add(at time.Duration) {
 	era := int64(at / eraLong)
 	for i := max(b.newest+1, era-eras+1); i <= era; i++ {
@@ -42,7 +44,7 @@ func (b *bursts) add(at time.Duration) {
 	}
 }
 
-// add counts an arrival in a cell, and returns how many there are now in it and those just before.
+// add counts an arrival in a cell. It returns the count of the whole stretch that ends there.
 func (s *stretch) add(cell int64) int32 {
 	for i := max(s.cell+1, cell-cells+1); i <= cell; i++ {
 		s.sum -= s.count[i%cells]
@@ -54,7 +56,7 @@ func (s *stretch) add(cell int64) int32 {
 	return s.sum
 }
 
-// read returns the most of each length that ended in the last 55 to 60 s.
+// read returns the largest count of each length within the last 55 to 60 s.
 func (b *bursts) read(at time.Duration) (out plan.Envelope) {
 	for era := max(int64(at/eraLong)-eras+1, 0); era <= b.newest; era++ {
 		for i, n := range b.most[era%eras] {

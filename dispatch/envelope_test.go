@@ -9,8 +9,14 @@ import (
 )
 
 func TestEnvelopeByHand(t *testing.T) {
-	// Three at once at 0 s, another at 0.2 s, and one a second from 10 s to 30 s: in any 125 ms there are three at most, in 250 ms and up
-	// to 2 s four, in 4 s four (the beginning, still), in 8 s eight, one a second, in 16 s sixteen, and then all: 17 by 25 s, 21 by 30 s.
+	// Three arrivals at 0 s, one at 0.2 s, and one per second from 10 s to 30 s. The largest counts
+	// are:
+	//
+	//   - 125 ms: three
+	//   - 250 ms to 4 s: four, all from the beginning
+	//   - 8 s: eight, one per second
+	//   - 16 s: sixteen
+	//   - longer: all arrivals, 17 by 25 s and 21 by 30 s
 	var a arrivals
 	for range 3 {
 		a.add(epoch)
@@ -23,18 +29,19 @@ func TestEnvelopeByHand(t *testing.T) {
 	if got := a.read(at(30 * time.Second)).Envelope; got != want {
 		t.Errorf("envelope %v, want %v", got, want)
 	}
-	// An hour later nothing of the last minute is left.
+	// An hour later, nothing of the last minute is left.
 	if got := a.read(at(time.Hour)).Envelope; got != (plan.Envelope{}) {
 		t.Errorf("envelope %v after an hour, want none", got)
 	}
-	// At 61 s the beginning is forgotten: what is left came one a second.
+	// At 61 s the beginning is forgotten. The remaining arrivals came once per second.
 	want = plan.Envelope{1, 1, 1, 1, 2, 4, 8, 16, 25, 25}
 	if got := a.read(at(61 * time.Second)).Envelope; got != want {
 		t.Errorf("envelope %v, want %v", got, want)
 	}
 }
 
-// TestEnvelopeCounts holds the measurement to a count of all pairs: a stretch is not longer than its length, and up to an eighth shorter.
+// TestEnvelopeCounts compares the measurement with a count of all pairs. A stretch is at most its
+// length, and up to an eighth shorter.
 func TestEnvelopeCounts(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	for range 20 {
@@ -66,7 +73,8 @@ func TestEnvelopeCounts(t *testing.T) {
 	}
 }
 
-// most returns how many came in the fullest stretch, which is open at its beginning, of those that end with an arrival after since.
+// most returns the largest number of arrivals in a stretch that ends with an arrival after since.
+// The stretch excludes its beginning.
 func most(all []time.Duration, length, since time.Duration) (out int) {
 	first := 0
 	for i, end := range all {

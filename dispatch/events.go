@@ -6,46 +6,48 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// Event is something that happened to a function: one of [Submit], [Expect], [Cancel], [Leave],
-// [ReplicaUp], [ReplicaDrain], [ReplicaDown], [Result], [Credit], [Deployed], [NoReplica], [Fail],
-// [Tick] and [Close].
+// Event is an input of the core: one of [Submit], [Expect], [Cancel], [Leave], [ReplicaUp],
+// [ReplicaDrain], [ReplicaDown], [Result], [Credit], [Deployed], [NoReplica], [Fail], [Tick] and
+// [Close].
 type Event interface{ event() }
 
-// Submit brings a task. The Core keeps it until its end and sets its Arrived.
+// Submit adds a task. The Core keeps the task until its end and sets its Arrived.
 type Submit struct{ Task *task.Task }
 
-// Expect says that a request in an earlier stage of a pipeline will send a task. If no replica takes
-// tasks, the Core asks for one with [Wanted].
+// Expect announces that a request in an earlier stage of a pipeline will send a task. If no replica
+// takes tasks, the Core asks for one with [Wanted].
 type Expect struct{}
 
-// Cancel says that nobody waits for the task any more.
+// Cancel reports that nobody waits for the task any more.
 type Cancel struct{ Key task.Key }
 
-// Leave says that a request with several tasks sends no more of them, so that no replica of their
-// revision has to be kept for it.
+// Leave reports that a request with several tasks will send no more of them. So no replica of their
+// revision need be kept for it.
 type Leave struct{ Request string }
 
-// ReplicaUp brings a replica that takes Slots batches at a time of at most MaxBatch tasks; less than 1 counts as 1.
+// ReplicaUp adds a replica that takes up to Slots batches at a time, each of at most MaxBatch
+// tasks. Values below 1 count as 1.
 type ReplicaUp struct {
 	Name            string
 	Slots, MaxBatch int
-	Revision        uint64        // of the function's spec that it was started from
-	Timeout         time.Duration // the longest time that a call may run, the function's exec_timeout; 0: until its deadline
+	Revision        uint64 // revision of the spec that the replica was started from
+	// The function's exec_timeout; 0: a call may run until its deadline.
+	Timeout time.Duration
 }
 
 // ReplicaDrain lets a replica finish its calls and gives it no new ones. The exception are tasks of
-// requests that have begun on its revision, if no other replica can take them. [Idle] follows once
-// these requests have left or their deadlines have passed.
+// requests that began on its revision, if no other replica can take them. [Idle] follows once these
+// requests have left or their deadlines have passed.
 type ReplicaDrain struct{ Name string }
 
-// ReplicaDown ends a replica; its tasks are answered [task.ReplicaLost] with the cause.
+// ReplicaDown removes a replica. Its tasks are answered [task.ReplicaLost] with the cause.
 type ReplicaDown struct {
 	Name, Cause string
 	End         task.End
 }
 
-// Result is a replica's answer to one call of a batch, good or bad. The Core completes Reply and keeps it no longer than
-// its Step.
+// Result is a replica's answer to one call of a batch, with or without an error. The Core completes
+// Reply and does not keep it after the Step.
 type Result struct {
 	Replica string
 	Batch   uint64
@@ -53,36 +55,37 @@ type Result struct {
 	Reply   *task.Reply
 }
 
-// Credit changes how many batches a replica takes at a time.
+// Credit sets how many batches a replica takes at a time.
 type Credit struct {
 	Replica string
 	Slots   int
 }
 
-// Deployed says which revision of the function's spec is wanted from now on. If the last replica of
-// another revision is lost, the Core asks for a new one with [Revive], and the tasks that need the
-// revision wait for it.
+// Deployed sets the wanted revision of the function's spec. If the last replica of another revision
+// is lost, the Core asks for a new one with [Revive], and the tasks that need the revision wait for
+// it.
 type Deployed struct{ Revision uint64 }
 
-// NoReplica says that no replica can be started for a [Revive]. The tasks that wait for the
+// NoReplica reports that no replica can be started for a [Revive]. The tasks that wait for the
 // revision are answered [task.Redeployed].
 type NoReplica struct {
 	Revision uint64
 	Cause    string
 }
 
-// Fail answers what waits [task.Unavailable] with the cause, because no replica of a revision can be
-// started. It does nothing if another revision has been deployed since. What runs goes on, and so does
-// what must have another revision: see [NoReplica].
+// Fail answers all waiting tasks [task.Unavailable] with the cause, because no replica of a
+// revision can be started. If another revision has been deployed since, Fail does nothing. Running
+// tasks go on, and so do tasks that need another revision (see [NoReplica]).
 type Fail struct {
 	Revision uint64
 	Cause    string
 }
 
-// Tick says that time has passed: see [Wake].
+// Tick reports that time has passed; see [Wake].
 type Tick struct{}
 
-// Close ends the function: what waits or runs is answered [task.Unavailable] with the cause, and so is what comes later.
+// Close ends the function. Waiting, running and later tasks are answered [task.Unavailable] with
+// the cause.
 type Close struct{ Cause string }
 
 func (Submit) event()       {}
@@ -100,18 +103,21 @@ func (Fail) event()         {}
 func (Tick) event()         {}
 func (Close) event()        {}
 
-// Effect is something that the Core wants done: one of [Send], [CancelCall], [Reply], [Idle], [Evict], [Exhausted], [Stuck],
-// [Revive], [Wanted] and [Wake]. Those that name a replica are carried out in order.
+// Effect is an output of the core: one of [Send], [CancelCall], [Reply], [Idle], [Evict],
+// [Exhausted], [Stuck], [Revive], [Wanted] and [Wake]. Carry out effects that name a replica in
+// order.
 type Effect interface{ effect() }
 
-// Send gives a replica a batch. Its number is unique within the function; calls are numbered by their place in Tasks.
+// Send gives a replica a batch. Batch numbers are unique within the function. A call's number is
+// its index in Tasks.
 type Send struct {
 	Replica string
 	Batch   uint64
 	Tasks   []*task.Task
 }
 
-// CancelCall tells a replica that the call's answer will not be read. The slot stays taken until it answers.
+// CancelCall tells a replica that nobody will read the call's answer. The slot stays taken until
+// the replica answers.
 type CancelCall struct {
 	Replica string
 	Batch   uint64
@@ -122,39 +128,41 @@ type CancelCall struct {
 type Reply struct {
 	To    string
 	Reply *task.Reply
-	Last  bool // as the task's
+	Last  bool // copied from the task
 }
 
-// Idle says that a draining replica has no calls left, or that a stuck one has only calls that are
-// over. The Core has forgotten the replica.
+// Idle reports that a draining replica has no calls left, or that a stuck one has only calls that
+// are over. The Core has forgotten the replica.
 type Idle struct{ Replica string }
 
-// Evict says that a replica broke its side of the protocol. The Core has forgotten it and answered its tasks.
+// Evict reports that a replica broke the protocol. The Core has forgotten it and answered its
+// tasks.
 type Evict struct{ Replica, Cause string }
 
-// Exhausted says that a replica answered a call with [task.OutOfMemory]. It drains, and gets not even tasks of requests that have
-// begun on its revision; once for each replica.
+// Exhausted reports that a replica answered a call with [task.OutOfMemory]. The replica drains, and
+// gets not even tasks of requests that began on its revision. The Core returns Exhausted once per
+// replica.
 type Exhausted struct{ Replica, Cause string }
 
-// Stuck says that a handler did not end after its call was over: the call ran beyond exec_timeout or
-// its deadline, and was canceled. The replica drains, and gets not even tasks of requests that have
-// begun on its revision. Stuck is sent once per replica. [Idle] follows when no other call runs on
-// the replica; each of them ends at its limit.
+// Stuck reports that a handler did not end after its call was over. The call ran beyond
+// exec_timeout or its deadline, or was canceled. The replica drains, and gets not even tasks of
+// requests that began on its revision. The Core returns Stuck once per replica. [Idle] follows when
+// no other call runs on the replica; each of them ends at its limit.
 type Stuck struct{ Replica, Cause string }
 
-// Revive asks for a replica of a revision that is not the deployed one. Tasks wait for it because
-// their requests have begun on this revision, and it has no replica any more. The Core sends one
-// Revive per revision. It sends another one only after a replica has come and gone, or after
+// Revive asks for a replica of a revision that is not deployed any more. Tasks wait for it because
+// their requests began on this revision, and it has no replica any more. The Core returns one
+// Revive per revision. It returns another one only after a replica has come and gone, or after
 // [NoReplica].
 type Revive struct{ Revision uint64 }
 
-// Wanted says that more replicas would help, for one of two reasons:
-//   - A task came, or a replica was lost, and more tasks wait than the remaining replicas take at a
-//     time.
+// Wanted asks for more replicas, for one of two reasons:
+//
+//   - A task came or a replica was lost, and more tasks wait than the replicas have slots for.
 //   - A task is expected, and there is no replica.
 type Wanted struct{}
 
-// Wake asks for a [Tick] at At. It replaces an earlier Wake, which asked for a later one.
+// Wake asks for a [Tick] at At. It replaces an earlier Wake, which had a later time.
 type Wake struct{ At time.Time }
 
 func (Send) effect()       {}

@@ -19,27 +19,28 @@ type function struct {
 	name    pipeline.Key
 	metrics functionMetrics
 	load    load
-	wake    chan time.Time // the latest Wake; sent with mu held
-	done    chan struct{}  // closed with the function
-	group   sync.WaitGroup // its goroutines
-	stop    func()         // ends the bus's calls; set before the function can be closed
+	wake    chan time.Time // the latest Wake; sent while mu is held
+	done    chan struct{}  // closed when the function ends
+	group   sync.WaitGroup // the function's goroutines
+	stop    func()         // stops the bus's calls; set before the function can be closed
 	intake  intake
 	taken   chan struct{} // closed when the intake's goroutine has ended
 
-	taking    sync.Mutex // held while an event of the bus or of a neighbour is taken; guards the next two
-	gathered  int        // events since unwritten was flushed
-	unwritten []*link    // that have frames to be written
+	// Held while an event of the bus or of this process is applied; guards the next two fields.
+	taking    sync.Mutex
+	gathered  int     // number of events since unwritten was flushed
+	unwritten []*link // links with frames that are not written yet
 
 	mu     sync.Mutex
 	core   *Core
 	spec   Spec
 	links  map[string]*link
 	closed bool
-	wanted time.Time     // the latest call of OnDemand
-	waited time.Duration // of the latest tasks in the line, smoothed
+	wanted time.Time     // time of the latest call of OnDemand
+	waited time.Duration // how long tasks wait in the line, smoothed
 }
 
-// load is what admission reads, written after each step.
+// load is what admission reads. It is written after each step.
 type load struct {
 	waiting, running, servers, max, limit, service, start atomic.Int64
 }
@@ -52,7 +53,7 @@ func (l *load) read() task.Load {
 	}
 }
 
-// wantedEvery is the shortest time between two calls of OnDemand for a function.
+// wantedEvery is the shortest time between two calls of OnDemand for one function.
 const wantedEvery = 100 * time.Millisecond
 
 func newFunction(s *Shell, spec Spec) *function {
@@ -77,7 +78,7 @@ func (f *function) set(spec Spec) {
 	f.load.max.Store(int64(spec.MaxReplicas * max(spec.Slots, 1) * spec.Batch))
 }
 
-// open starts the timer and takes tasks from neighbours and from the bus.
+// open starts the timer and begins to take tasks from this process and from the bus.
 func (f *function) open() error {
 	f.group.Go(f.ticks)
 	f.group.Go(func() { defer close(f.taken); f.intake.run(f.take) })
@@ -127,7 +128,7 @@ func (f *function) busy(replica string) bool {
 	return f.core.Busy(replica)
 }
 
-// ticks turns Wakes into Ticks. It is the function's one timer.
+// ticks turns Wakes into Ticks. It is the function's only timer.
 func (f *function) ticks() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -143,21 +144,22 @@ func (f *function) ticks() {
 	}
 }
 
-// gatherLimit is how many messages in a row may leave their frames to be written with those of the next one.
+// gatherLimit is how many consecutive messages may leave their frames to be written with those of
+// the next message.
 const gatherLimit = 16
 
 // handle takes a message from the bus.
 func (f *function) handle(msg []byte, more bool) {
 	ev, err := event(msg)
 	if err != nil {
-		f.shell.cfg.Logger.Warn("dropped a message that is no task and no cancel", "function", f.name, "bytes", len(msg), "error", err)
+		f.shell.cfg.Logger.Warn("dropped a message that is neither a task nor a cancel", "function", f.name, "bytes", len(msg), "error", err)
 		ev = nil
 	}
 	f.take(ev, more)
 }
 
-// take steps the Core on an event; nil: there is none. While more follow, replicas' frames are gathered: one system call for
-// several tasks.
+// take applies an event; nil: there is none. While more events follow, it gathers the frames for
+// replicas, so that one system call carries several tasks.
 func (f *function) take(ev Event, more bool) {
 	f.taking.Lock()
 	defer f.taking.Unlock()
@@ -168,7 +170,7 @@ func (f *function) take(ev Event, more bool) {
 		f.unwritten = f.advance(ev, f.unwritten, more)
 	}
 	if !more {
-		flush(f.unwritten) // again, for a message that was dropped
+		flush(f.unwritten) // also for a dropped message
 		clear(f.unwritten)
 		f.gathered, f.unwritten = 0, f.unwritten[:0]
 	}
@@ -188,23 +190,24 @@ func event(msg []byte) (Event, error) {
 		request, _, err := wire.DecodeLeave(msg)
 		return Leave{Request: request}, err
 	}
-	t, err := wire.DecodeTask(msg) // refuses other kinds
+	t, err := wire.DecodeTask(msg) // DecodeTask refuses other kinds
 	return Submit{Task: t}, err
 }
 
-// step runs the Core on an event and carries out what it wants.
+// step applies an event to the Core and carries out the effects.
 func (f *function) step(ev Event) {
 	var space [4]*link
 	f.advance(ev, space[:0], false)
 }
 
-// advance does what step does, but adds those of the replicas that were given frames to links, and writes the frames unless
-// more follow. Frames are queued with the lock held, in the order of the decisions, and written without it; replies come
-// last, so that a replica has its next batch before the outputs of the one before are stored and sent.
+// advance is step for callers that gather frames. It adds the replicas that got frames to links,
+// and flushes links unless more events follow. Frames are queued while the mutex is held, in the
+// order of the decisions, and written after it is released. Replies are sent last. So a replica has
+// its next batch before the outputs of the previous one are stored and sent.
 func (f *function) advance(ev Event, links []*link, more bool) []*link {
 	var replySpace [8]Reply
 	replies, wanted := replySpace[:0], false
-	var exhausted *Exhausted // a step has one result, and so one of them at most
+	var exhausted *Exhausted // a step has one result, so there is at most one of each
 	var stuck []Stuck
 	var revive []uint64
 	f.mu.Lock()
@@ -233,7 +236,7 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 		case Revive:
 			revive = append(revive, e.Revision)
 		case Wake:
-			select { // an earlier one that the timer has not seen is superseded
+			select { // replaces an earlier Wake that the timer has not seen
 			case <-f.wake:
 			default:
 			}
@@ -276,7 +279,7 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 	return links
 }
 
-// revive asks for a replica of a revision that is not the deployed one.
+// revive asks for a replica of a revision that is not deployed any more.
 func (f *function) revive(revision uint64) {
 	if ask := f.shell.cfg.Revive; ask != nil {
 		ask(f.name, revision)
@@ -291,7 +294,7 @@ func flush(links []*link) {
 	}
 }
 
-// queue gives a frame to a replica's outbox and notes that it must be flushed.
+// queue adds a frame to a replica's outbox and notes that the outbox must be flushed.
 func (f *function) queue(links []*link, replica string, e Effect) []*link {
 	l := f.links[replica]
 	l.out.push(e)
@@ -301,7 +304,7 @@ func (f *function) queue(links []*link, replica string, e Effect) []*link {
 	return append(links, l)
 }
 
-// reply counts a reply and sends it, its large items by reference.
+// reply counts a reply and sends it, with large items by reference.
 func (f *function) reply(e *Reply) {
 	r := e.Reply
 	f.metrics.wait().Observe(r.Wait.Seconds())
@@ -315,7 +318,8 @@ func (f *function) reply(e *Reply) {
 		return
 	}
 	near := f.shell.cfg.Near
-	if e.Last && near != nil && near(e.To, r) { // the gateway writes the response from it at once, so nothing is stored
+	// The gateway writes the response from it at once, so nothing is stored.
+	if e.Last && near != nil && near(e.To, r) {
 		return
 	}
 	var err error
@@ -328,7 +332,7 @@ func (f *function) reply(e *Reply) {
 	buf := f.shell.buffers.Get().(*[]byte)
 	*buf = wire.AppendReply((*buf)[:0], r)
 	if err := f.shell.cfg.Bus.Reply(e.To, *buf); err != nil {
-		f.shell.cfg.Logger.Warn("a reply was not sent; its coordinator will try again", "function", f.name, "call", r.Request, "error", err)
+		f.shell.cfg.Logger.Warn("failed to send a reply; its coordinator will try again", "function", f.name, "call", r.Request, "error", err)
 	}
 	f.shell.buffers.Put(buf)
 }

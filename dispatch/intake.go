@@ -7,20 +7,22 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// intakeLimit is how many events of neighbours may wait to be taken into a function's line; more go through the bus.
+// intakeLimit is how many events from this process may wait in a function's intake. Further ones go
+// over the bus.
 const intakeLimit = 1 << 14
 
-// intake is where coordinators of this process leave tasks and cancels, undecoded, for a goroutine of the function to take
-// into its line: who submits never waits for the line, and what comes close together is written to replicas together.
+// intake holds events from coordinators of this process, undecoded, until a goroutine of the
+// function applies them. So a coordinator never waits for the line, and frames of events in quick
+// succession are written together.
 type intake struct {
-	wake chan struct{} // there is something, or it was closed
+	wake chan struct{} // events are waiting, or it was closed
 
 	mu     sync.Mutex
 	queue  []Event
 	closed bool
 }
 
-// put leaves an event; false: it was closed, or too much is there.
+// put adds an event. It returns false if the intake is closed or full.
 func (in *intake) put(ev Event) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -40,7 +42,7 @@ func (in *intake) ring() {
 	}
 }
 
-// close has what is there taken, and nothing after it.
+// close stops the intake after the events that it holds.
 func (in *intake) close() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -48,7 +50,8 @@ func (in *intake) close() {
 	in.ring()
 }
 
-// run calls take with each event, in order, until the intake is closed; more says that another call follows at once.
+// run calls take with each event, in order, until the intake is closed. more says that another call
+// follows at once.
 func (in *intake) run(take func(ev Event, more bool)) {
 	var taken []Event
 	for range in.wake {
@@ -71,29 +74,30 @@ func (in *intake) run(take func(ev Event, more bool)) {
 	}
 }
 
-// Submit takes a task of a coordinator in this process, which does not change it from then on; false: this process does not
-// own the function's line, or the line takes no more this way. It does not wait, and calls nobody back.
+// Submit takes a task from a coordinator in this process, which must not change it afterwards. It
+// returns false if this process does not own the function's line, or the intake is full. It does
+// not wait, and calls nobody back.
 func (s *Shell) Submit(t *task.Task) bool {
 	f := s.function(pipeline.ParseKey(t.Function))
 	return f != nil && f.intake.put(Submit{Task: t})
 }
 
-// Leave says that a request sends no more tasks for a function. It reports whether this process
-// owns the function, as Submit does.
+// Leave reports that a request sends no more tasks for a function. It returns false if this process
+// does not own the function, as Submit does.
 func (s *Shell) Leave(function, request string) bool {
 	f := s.function(pipeline.ParseKey(function))
 	return f != nil && f.intake.put(Leave{Request: request})
 }
 
-// Expect says that a request will need a replica of a function. It does nothing if this process
-// does not own the function.
+// Expect announces that a request will need a replica of a function. It does nothing if this
+// process does not own the function.
 func (s *Shell) Expect(function string) {
 	if f := s.function(pipeline.ParseKey(function)); f != nil {
 		f.intake.put(Expect{})
 	}
 }
 
-// Cancel takes a cancel, as Submit does tasks.
+// Cancel takes a cancel in the same way as Submit takes tasks.
 func (s *Shell) Cancel(function string, k task.Key) bool {
 	f := s.function(pipeline.ParseKey(function))
 	return f != nil && f.intake.put(Cancel{Key: k})

@@ -9,11 +9,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// TestTasksOfNeighbours: a coordinator in the same process gives and gets values, in order, and the bus carries nothing.
-func TestTasksOfNeighbours(t *testing.T) {
+// TestTasksFromTheSameProcess checks that a coordinator in the same process exchanges values with
+// the dispatcher, in order and without the bus.
+func TestTasksFromTheSameProcess(t *testing.T) {
 	r := newRig(t, Spec{MaxReplicas: 1})
 	near := make(chan *task.Reply, 10)
-	r.shell.cfg.Near = func(to string, reply *task.Reply) bool { // before the first task
+	r.shell.cfg.Near = func(to string, reply *task.Reply) bool { // set before the first task
 		if to != "near" {
 			return false
 		}
@@ -57,7 +58,7 @@ func TestTasksOfNeighbours(t *testing.T) {
 	submit("f", "near")
 	_, _ = a.batch("f")
 	submit("g", "near")
-	r.shell.Remove(pipeline.ParseKey("f.ns")) // what was taken is answered
+	r.shell.Remove(pipeline.ParseKey("f.ns")) // tasks in the intake are still answered
 	for range 2 {
 		if got := receive(t, near, "reply at the end"); got.Code != task.Unavailable {
 			t.Errorf("got %+v, want unavailable", got)
@@ -68,11 +69,10 @@ func TestTasksOfNeighbours(t *testing.T) {
 	}
 }
 
-// TestExpectAsksForAReplica: a function without replicas asks for one, and a function that
-// has one does not.
+// TestExpectAsksForAReplica checks that Expect asks for a replica only if the function has none.
 func TestExpectAsksForAReplica(t *testing.T) {
 	r := newRig(t, Spec{MaxReplicas: 1})
-	r.shell.Expect("other.ns") // lives elsewhere
+	r.shell.Expect("other.ns") // owned by another process
 	r.shell.Expect("f.ns")
 	if got := receive(t, r.wanted, "the demand"); got != "f.ns" {
 		t.Errorf("%s is wanted, want f.ns", got)
@@ -80,17 +80,18 @@ func TestExpectAsksForAReplica(t *testing.T) {
 	a := attach(t, r.shell, "r1", 1, 1)
 	f := r.shell.function(pipeline.ParseKey("f.ns"))
 	f.mu.Lock()
-	f.wanted = time.Time{} // as if long ago
+	f.wanted = time.Time{} // as if the last call was long ago
 	f.mu.Unlock()
 	r.shell.Expect("f.ns")
-	r.shell.Submit(newTask("a", 0)) // taken after it
+	r.shell.Submit(newTask("a", 0)) // taken after the Expect
 	_, _ = a.batch("a")
 	if len(r.wanted) > 0 {
 		t.Error("a replica is wanted although there is one")
 	}
 }
 
-// TestIntakeIsBounded: when the line is held up, neighbours are told, and nothing is lost.
+// TestIntakeIsBounded checks that Submit returns false when the line is held up, and that no task
+// is lost.
 func TestIntakeIsBounded(t *testing.T) {
 	in := intake{wake: make(chan struct{}, 1)}
 	for i := range intakeLimit {

@@ -6,51 +6,53 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// stage of an item's life.
+// state is a phase of an item's life.
 type state uint8
 
 const (
 	waiting state = iota
 	running       // on a replica
-	ended         // replied to, but the replica has not answered: its slot is still taken
+	ended         // replied to, but the replica has not answered: the slot is still taken
 )
 
 // item is a task that the Core knows.
 type item struct {
 	task     *task.Task
 	seq      uint64    // order of arrival
-	key      float64   // its place in the line; lower first
+	key      float64   // place in the line; lower goes first
 	until    time.Time // when the key expires; zero: never
 	due      time.Time // when the timers look at it next
-	limit    time.Time // when its call has to have ended, set when it is sent; zero: never
+	limit    time.Time // when its call must end, set when it is sent; zero: never
 	pos      [2]int32  // index in each heap plus 1; 0: not in it
 	state    state
-	reserved bool   // a replica is reserved for it, or runs it alone
-	batch    *batch // while running or ended
+	reserved bool   // a replica is reserved for it or runs it alone
+	batch    *batch // set while running or ended
 	call     int
-	pin      *pin // of its request; nil: the task may run on any revision
+	pin      *pin // pin of its request; nil: the task may run on any revision
 }
 
 // batch is what a replica runs in one slot.
 type batch struct {
 	id      uint64
 	replica *replica
-	items   []*item // nil once answered
-	left    int     // calls without an answer
+	items   []*item // an entry is nil once answered
+	left    int     // number of unanswered calls
 	sent    time.Time
-	whole   bool // no call was cut short, and none was made to measure, so its time says how long the work takes
+	// No call was cut short or ignored by measuring, so the batch's time counts as service time.
+	whole bool
 
-	oneItem [1]*item // memory of items and of the tasks that are sent, when there is one
+	oneItem [1]*item // backs items and the sent tasks if the batch has one task
 	oneTask [1]*task.Task
 }
 
-// The two orders in which items are kept.
+// The two orders in which items are sorted.
 const (
-	byKey = iota // the waiting line
-	byDue        // timers
+	byKey = iota // of the waiting line
+	byDue        // of the timers
 )
 
-// heap is a binary heap of items that knows where each of them is, so that any can be removed or moved.
+// heap is a binary heap of items. It knows the index of each item, so any item can be removed or
+// moved.
 type heap struct {
 	by    int
 	items []*item
@@ -66,7 +68,7 @@ func (h *heap) less(a, b *item) bool {
 
 func (h *heap) len() int { return len(h.items) }
 
-// set puts the item where its order says, whether it is in the heap or not.
+// set adds the item or moves it to its place.
 func (h *heap) set(it *item) {
 	i := int(it.pos[h.by]) - 1
 	if i < 0 {
@@ -76,7 +78,7 @@ func (h *heap) set(it *item) {
 	h.settle(it, i)
 }
 
-// drop takes the item out, if it is in.
+// drop removes the item if it is in the heap.
 func (h *heap) drop(it *item) {
 	i := int(it.pos[h.by]) - 1
 	if i < 0 {
@@ -92,7 +94,7 @@ func (h *heap) drop(it *item) {
 	}
 }
 
-// settle places it at i or, to keep the order, above or below.
+// settle puts the item at i, then moves it up or down to restore the order.
 func (h *heap) settle(it *item, i int) {
 	for i > 0 {
 		up := (i - 1) / 2

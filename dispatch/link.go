@@ -14,28 +14,30 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// link is the connection to one replica: a reader, which brings its answers to the Core, and an outbox.
+// link is the connection to one replica. Its reader brings answers to the Core, and its outbox
+// writes frames.
 type link struct {
 	f     *function
 	name  string
 	conn  *wire.Conn
 	out   outbox
 	cause chan task.Death // holds the first reported reason for its end
-	idle  chan struct{}   // closed when it drains and has nothing left
-	gone  chan struct{}   // closed when the Core has been told of its end
+	idle  chan struct{}   // closed when the replica drains and has nothing left
+	gone  chan struct{}   // closed when the Core knows that the replica is gone
 
-	told     atomic.Bool // Lost has told of its end
-	left     atomic.Bool // it was sent away
+	told     atomic.Bool // Lost has reported its end
+	left     atomic.Bool // it was asked to leave
 	attached time.Time
-	start    time.Duration // what it took to come up, as far as it says
-	waited   bool          // tasks waited for it when it was attached
+	start    time.Duration // start-up time that the replica reported
+	waited   bool          // tasks were waiting when it was attached
 
-	answered bool // this and streams are the reader's
+	answered bool // used by the reader alone, as is streams
 	streams  streams
 }
 
 var (
-	errProtocol = errors.New("it broke the protocol") // a replica sent what it must not
+	// The replica sent something that the protocol forbids.
+	errProtocol = errors.New("it broke the protocol")
 	errRemoved  = errors.New("the function was removed")
 )
 
@@ -46,7 +48,7 @@ func (f *function) attach(ctx context.Context, name string, revision uint64, c *
 		idle: make(chan struct{}), gone: make(chan struct{}),
 	}
 	l.out = outbox{link: l, kick: make(chan struct{}, 1)}
-	if err := f.enlist(l); err != nil {
+	if err := f.register(l); err != nil {
 		_ = c.Close() // nothing was sent
 		return wire.Hello{}, err
 	}
@@ -56,7 +58,7 @@ func (f *function) attach(ctx context.Context, name string, revision uint64, c *
 			death := l.why(err, f.shell.bounds.early, ctx.Done())
 			err = fmt.Errorf("no hello: %s (%w)", death.Cause, err)
 		}
-		l.delist()
+		l.unregister()
 		return wire.Hello{}, err
 	}
 	f.mu.Lock()
@@ -66,9 +68,10 @@ func (f *function) attach(ctx context.Context, name string, revision uint64, c *
 	f.step(ReplicaUp{
 		Name: name, Revision: revision, Slots: spec.slots(uint64(hello.Slots)), MaxBatch: min(hello.MaxBatch, spec.Batch), Timeout: spec.Timeout,
 	})
-	if !l.run() { // only now, so that its end comes after its beginning
-		f.step(ReplicaDown{Name: name, Cause: errRemoved.Error()}) // while it is listed, the Core may send to it
-		l.delist()
+	if !l.run() { // last, so that its end comes after its start
+		// While it is listed, the Core may send to it.
+		f.step(ReplicaDown{Name: name, Cause: errRemoved.Error()})
+		l.unregister()
 		return wire.Hello{}, errRemoved
 	}
 	return hello, nil
@@ -85,21 +88,21 @@ func (l *link) run() bool {
 	return !l.f.closed
 }
 
-func (f *function) enlist(l *link) error {
+func (f *function) register(l *link) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
 		return errRemoved
 	}
 	if f.links[l.name] != nil {
-		return errors.New("there is one of that name already")
+		return errors.New("a replica with this name is attached already")
 	}
 	f.links[l.name] = l
 	return nil
 }
 
-// delist closes the connection and forgets it.
-func (l *link) delist() {
+// unregister closes the connection and removes the link.
+func (l *link) unregister() {
 	_ = l.conn.Close() // it may be closed already
 	l.conn.Release()
 	l.f.mu.Lock()
@@ -114,7 +117,7 @@ func (l *link) greet(ctx context.Context) (wire.Hello, error) {
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
-	_ = l.conn.SetReadDeadline(deadline) // fails when closed, and then Read does
+	_ = l.conn.SetReadDeadline(deadline) // fails if closed, and then Read fails too
 	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	frame, err := l.conn.Read()
@@ -150,13 +153,13 @@ func (l *link) greet(ctx context.Context) (wire.Hello, error) {
 	return hello, l.conn.SetReadDeadline(time.Time{})
 }
 
-// read is the link's reader: it serves until the connection ends, then says why.
+// read is the link's reader. It serves until the connection ends, then reports why.
 func (l *link) read() {
 	var err error
 	for err == nil {
 		err = l.next()
 	}
-	l.f.step(Credit{Replica: l.name}) // nothing more goes there while we ask why
+	l.f.step(Credit{Replica: l.name}) // send nothing more to it while we find out why
 	patience := l.f.shell.bounds.cause
 	if l.left.Load() {
 		patience = 0
@@ -164,7 +167,7 @@ func (l *link) read() {
 	l.end(l.why(err, patience, nil))
 }
 
-// next reads a frame and takes it to the Core.
+// next reads a frame and applies it to the Core.
 func (l *link) next() error {
 	frame, err := l.conn.Read()
 	if err != nil {
@@ -208,13 +211,13 @@ func (l *link) next() error {
 	return nil
 }
 
-// chunk keeps a piece of a call's output.
+// chunk stores a piece of a call's output.
 func (l *link) chunk(batch uint64, c wire.Chunk) error {
-	if !l.streams.begun(batch, c.Index) { // each call is looked up once
+	if !l.streams.begun(batch, c.Index) { // the Core is asked once per call
 		l.f.mu.Lock()
-		owed := l.f.core.owed(l.name, batch, c.Index)
+		open := l.f.core.hasCall(l.name, batch, c.Index)
 		l.f.mu.Unlock()
-		if !owed {
+		if !open {
 			return fmt.Errorf("%w: a chunk of call %d of batch %d, want one of a call that has no answer yet", errProtocol, c.Index, batch)
 		}
 	}
@@ -248,7 +251,7 @@ func (l *link) answer(batch uint64, call int, r *task.Reply) {
 	}
 }
 
-// slots bounds what a replica says it can take by what its function's owner allows.
+// slots bounds the number of slots that a replica asks for by the function's own limit.
 func (s Spec) slots(said uint64) int {
 	if s.Slots > 0 {
 		said = min(said, uint64(s.Slots))
@@ -256,9 +259,9 @@ func (s Spec) slots(said uint64) int {
 	return int(min(said, 1<<16))
 }
 
-// why returns the reason for the connection's end: what the replica did wrong, or what is known of
-// its process. A process that dies closes its socket before its parent can report how, so the report
-// is waited for, at most for patience and until enough is closed.
+// why returns the reason for the connection's end: a protocol fault, or the end of the replica's
+// process. A process that dies closes its socket before its parent can report how it ended. So why
+// waits for the report, for up to patience or until enough is closed.
 func (l *link) why(err error, patience time.Duration, enough <-chan struct{}) task.Death {
 	if !hangup(err) {
 		return task.Death{Cause: err.Error(), End: task.EndItself}
@@ -273,22 +276,22 @@ func (l *link) why(err error, patience time.Duration, enough <-chan struct{}) ta
 	case <-l.f.done:
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return task.Death{Cause: "it said nothing in time", End: task.EndItself}
+		return task.Death{Cause: "it sent nothing in time", End: task.EndItself}
 	}
 	return task.Death{Cause: "connection closed", End: task.EndUnclear}
 }
 
-// hangup says whether err is the end of a connection rather than something wrong with what came over it.
+// hangup reports whether err is the end of a connection, not a fault in the data.
 func hangup(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// end tells the Core and the world that the replica is gone.
+// end tells the Core and the Dropped callback that the replica is gone.
 func (l *link) end(death task.Death) {
 	death.Busy = death.Busy || l.f.busy(l.name)
 	l.f.step(ReplicaDown{Name: l.name, Cause: death.Cause, End: death.End})
-	l.delist()
+	l.unregister()
 	f := l.f
 	select {
 	case <-f.done:
@@ -305,26 +308,28 @@ func (l *link) end(death task.Death) {
 	}
 }
 
-// fail gives the replica up because of its own fault. busy says that it had unanswered calls.
+// fail gives the replica up for its own fault. busy says that it had unanswered calls.
 func (l *link) fail(cause string, busy bool) {
 	select {
 	case l.cause <- task.Death{Cause: cause, End: task.EndItself, Busy: busy}:
-	default: // there is an earlier one
+	default: // an earlier reason is there
 	}
 	_ = l.conn.Close() // it may be closed already
 }
 
-// lost notes why the replica's process ended, and lets the reader have what is still in the socket.
+// lost records why the replica's process ended, and lets the reader read what is still in the
+// socket.
 func (l *link) lost(death task.Death) {
 	l.told.Store(true)
 	select {
 	case l.cause <- death:
 	default:
 	}
-	_ = l.conn.SetReadDeadline(time.Now().Add(l.f.shell.bounds.tail)) // fails only if the connection is closed; then Read fails too
+	// Fails only if the connection is closed; then Read fails too.
+	_ = l.conn.SetReadDeadline(time.Now().Add(l.f.shell.bounds.tail))
 }
 
-// leave drains the replica and lets it go.
+// leave drains the replica and ends its connection.
 func (l *link) leave(ctx context.Context) error {
 	l.f.step(ReplicaDrain{Name: l.name})
 	select {
@@ -337,12 +342,13 @@ func (l *link) leave(ctx context.Context) error {
 	l.left.Store(true)
 	l.out.push(leaving{})
 	l.out.flush()
-	_ = l.conn.SetReadDeadline(time.Now().Add(l.f.shell.bounds.leave)) // fails when closed, and then it has left
+	// Fails if closed, and then the replica has left.
+	_ = l.conn.SetReadDeadline(time.Now().Add(l.f.shell.bounds.leave))
 	return nil
 }
 
 func closeFiles(files []*os.File) {
 	for _, f := range files {
-		_ = f.Close() // only read
+		_ = f.Close() // opened for reading only
 	}
 }

@@ -27,7 +27,7 @@ func TestAttachRefuses(t *testing.T) {
 		want              string
 	}{
 		"no function": {"g.ns", "f-1", func(*actor) {}, `no function "g.ns"`},
-		"taken":       {"f.ns", "taken", func(*actor) {}, "one of that name"},
+		"taken":       {"f.ns", "taken", func(*actor) {}, "attached already"},
 		"closed":      {"f.ns", "f-1", func(a *actor) { _ = a.conn.Close() }, "connection closed"},
 		"no hello":    {"f.ns", "f-1", func(a *actor) { a.write(wire.FrameResult, 0, nil) }, "want Hello"},
 		"bad hello":   {"f.ns", "f-1", func(a *actor) { a.write(wire.FrameHello, 0, []byte{1}) }, "hello"},
@@ -83,9 +83,9 @@ func TestAttachRefuses(t *testing.T) {
 	})
 }
 
-// TestAFailedAttachEndsWithItsContext: whoever attaches a replica knows of the end of its process by
-// then, and no report comes any more.
-func TestAFailedAttachEndsWithItsContext(t *testing.T) {
+// TestFailedAttachEndsWithItsContext checks that a failed attach does not wait for a report after
+// its context ends: the caller then knows how the process ended.
+func TestFailedAttachEndsWithItsContext(t *testing.T) {
 	r := newRig(t, Spec{})
 	r.shell.bounds.early = time.Hour
 	near, far := pair(t)
@@ -104,7 +104,7 @@ func TestAFailedAttachEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// askedContext tells when somebody has asked whether it has ended, and heard that it has not.
+// askedContext signals when its Err was called and returned nil.
 type askedContext struct {
 	context.Context
 	asked chan struct{}
@@ -118,8 +118,8 @@ func (c askedContext) Err() error {
 	return err
 }
 
-// A replica that stands still holds up neither those who submit nor another replica, and is given up in the end.
-func TestAFrozenReplicaHoldsUpNobody(t *testing.T) {
+// A replica that does not read delays neither tasks nor other replicas, and is given up eventually.
+func TestFrozenReplicaDelaysNobody(t *testing.T) {
 	for name, size := range map[string]int{"many small inputs": 4 << 10, "large ones": 60 << 10} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, Spec{})
@@ -135,7 +135,7 @@ func TestAFrozenReplicaHoldsUpNobody(t *testing.T) {
 			b.answer(id, 0)
 			r.reply("b", task.OK, "")
 			for i := range n {
-				r.reply(fmt.Sprint("a", i), task.ReplicaLost, "reads no more")
+				r.reply(fmt.Sprint("a", i), task.ReplicaLost, "does not read")
 			}
 			receive(t, r.dropped, "drop")
 		})
@@ -157,7 +157,8 @@ func TestManySmallInputsInOrder(t *testing.T) {
 	}
 }
 
-// While messages follow each other, frames wait for the last one; for a bounded number, and not for a message that is dropped.
+// While messages follow each other, frames wait for the last message. Their number is bounded, and
+// a dropped message does not hold them.
 func TestFramesOfAdjacentMessagesAreGathered(t *testing.T) {
 	r := newRig(t, Spec{})
 	a := attach(t, r.shell, "f-1", 100, 1)
@@ -212,7 +213,8 @@ func TestUnread(t *testing.T) {
 	}
 }
 
-// What only the replicas of one revision may run waits for another one while it is asked why the last one's connection ended.
+// While the Shell finds out why the last replica of a revision lost its connection, tasks that need
+// the revision wait for another replica.
 func TestNothingMoreGoesToALostReplica(t *testing.T) {
 	r := newRig(t, Spec{Revision: 1})
 	r.shell.bounds.cause = patience

@@ -9,10 +9,10 @@ import (
 // Waiting returns the number of tasks that wait, suspects included.
 func (c *Core) Waiting() int { return c.line.len() + len(c.suspects) }
 
-// Running returns the number of calls that replicas have and have not answered.
-func (c *Core) Running() int { return c.onBoard }
+// Running returns the number of calls that replicas have not answered.
+func (c *Core) Running() int { return c.unanswered }
 
-// Servers returns how many tasks can run at a time on the replicas that get new ones.
+// Servers returns how many tasks the replicas that get new tasks can run at a time.
 func (c *Core) Servers() int {
 	n := 0
 	for i := range c.view.Replicas {
@@ -34,36 +34,37 @@ func (c *Core) Replicas() int {
 	return n
 }
 
-// Mean returns how long a slot is busy with one task, on average; 0: not yet known.
+// Mean returns the mean time that a slot is busy per task; 0: unknown.
 func (c *Core) Mean() time.Duration { return c.service.mean() }
 
-// Disregard has nothing count as measured until then: somebody tries out what replicas do, with load and with CPU that are no
-// measure of what comes afterwards.
-func (c *Core) Disregard(until time.Time) { c.apart = until }
+// PauseMeasuring ignores all measurements until the given time. A caller that tries replicas out
+// uses it, because such load and CPU quotas say nothing about normal operation.
+func (c *Core) PauseMeasuring(until time.Time) { c.ignoreUntil = until }
 
-// hear has the signals know that time has passed.
-func (c *Core) hear(now time.Time) {
+// tickSignals tells the signals that time has passed.
+func (c *Core) tickSignals(now time.Time) {
 	busy, slots := c.occupied()
 	c.signals.tick(now, busy, slots)
-	c.unheard = !c.apart.IsZero() && now.Before(c.apart)
+	c.ignoring = !c.ignoreUntil.IsZero() && now.Before(c.ignoreUntil)
 }
 
-// occupied returns how many slots are taken, and there, since the latest step, as far as that counts.
+// occupied returns how many slots have been taken, and how many there have been, since the latest
+// step. Both are 0 while measurements are ignored.
 func (c *Core) occupied() (busy, slots int) {
-	if c.unheard {
+	if c.ignoring {
 		return 0, 0
 	}
 	return c.busy, c.slots
 }
 
-// waited counts that a task has left the line.
+// waited records that a task has left the line.
 func (c *Core) waited(now time.Time, it *item) {
-	if !c.unheard {
+	if !c.ignoring {
 		c.signals.leave(now.Sub(it.task.Arrived))
 	}
 }
 
-// Signals returns all that is measured, as of now.
+// Signals returns all measurements as of now.
 func (c *Core) Signals(now time.Time) plan.Signals {
 	is := plan.Signals{Service: c.service.read(), Waiting: c.Waiting(), Running: c.Running()}
 	busy, slots := c.occupied()
@@ -74,7 +75,7 @@ func (c *Core) Signals(now time.Time) plan.Signals {
 	return is
 }
 
-// oldest returns when the first of those that wait came; zero: none waits.
+// oldest returns when the first of the waiting tasks came; zero: none waits.
 func (c *Core) oldest() (since time.Time) {
 	for _, it := range c.suspects {
 		since = earlier(since, it.task.Arrived)
@@ -88,8 +89,8 @@ func (c *Core) oldest() (since time.Time) {
 	return since
 }
 
-// tally counts the slots again, after replicas or their slots have changed.
-func (c *Core) tally() {
+// countSlots counts the slots again after replicas or their slots have changed.
+func (c *Core) countSlots() {
 	c.busy, c.slots = 0, 0
 	for i := range c.view.Replicas {
 		if r := &c.view.Replicas[i]; !r.Draining {

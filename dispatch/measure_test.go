@@ -13,8 +13,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// TestCVOfBursts: a stage that gets one call an item has its arrivals in bursts. In bursts of n at times of a Poisson process, the
-// times between arrivals are zero but for one of n, which is exponential: their squared CV is 2n-1; n-1 where that one is always as long.
+// TestCVOfBursts measures a stage that gets one call per item, so its arrivals come in bursts.
+// Bursts of n start at the times of a Poisson process. All gaps between arrivals are zero but one
+// in n, which is exponential. So their squared CV is 2n-1. If that gap is constant, it is n-1.
 func TestCVOfBursts(t *testing.T) {
 	gap := 20 * time.Microsecond // between the calls of a burst
 	for _, tc := range []struct {
@@ -52,7 +53,7 @@ func TestCVOfBursts(t *testing.T) {
 	}
 }
 
-// TestOneBurstHasNoCV: however many calls it has, they are one thing that happened.
+// TestOneBurstHasNoCV checks that one burst has no CV, however many calls it has.
 func TestOneBurstHasNoCV(t *testing.T) {
 	var a arrivals
 	burst := func(from time.Duration) {
@@ -71,7 +72,8 @@ func TestOneBurstHasNoCV(t *testing.T) {
 	}
 }
 
-// TestCVOfGamma: the arrivals of benches, gamma with a CV of 4, are seen as that.
+// TestCVOfGamma checks that gamma arrivals with a CV of 4, as benchmarks send them, are measured as
+// such.
 func TestCVOfGamma(t *testing.T) {
 	const cv = 4.0
 	for _, rate := range []float64{5, 20} {
@@ -79,7 +81,8 @@ func TestCVOfGamma(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(11, uint64(rate)))
 		now, look, looks, sum := 0.0, 60.0, 0.0, 0.0
 		for now < 3600 {
-			// A gamma variate of shape 1/16 by Johnk's method: with E exponential, U and V uniform, X = U^(1/a), Y = V^(1/(1-a)).
+			// A gamma variate of shape 1/16 by Johnk's method: with E exponential and U, V uniform,
+			// X = U^(1/a) and Y = V^(1/(1-a)).
 			x, y := 1.0, 1.0
 			for x+y > 1 {
 				x, y = math.Pow(rnd.Float64(), cv*cv), math.Pow(rnd.Float64(), 1/(1-1/(cv*cv)))
@@ -96,8 +99,9 @@ func TestCVOfGamma(t *testing.T) {
 	}
 }
 
-// TestAStepIsNotBurstsForLong: after the rate has changed tenfold, the CV is soon of the new traffic alone.
-func TestAStepIsNotBurstsForLong(t *testing.T) {
+// TestCVForgetsARateStep checks that soon after the rate has changed tenfold, the CV reflects
+// the new traffic alone.
+func TestCVForgetsARateStep(t *testing.T) {
 	var a arrivals
 	rnd := rand.New(rand.NewPCG(5, 5))
 	drive(&a, rnd, 2, 0, time.Minute, func(time.Duration) {})
@@ -132,11 +136,12 @@ func TestWaits(t *testing.T) {
 		c.Step(now, answer("r1", uint64(i+1), 0))
 	}
 	got := c.Signals(now).Wait
-	if !got.Known || !near(got.Mean.Seconds(), 0.45, 0.03) || got.Oldest != 0 || // later ones weigh a little more
+	// Later tasks weigh a little more.
+	if !got.Known || !near(got.Mean.Seconds(), 0.45, 0.03) || got.Oldest != 0 ||
 		!near(got.P50.Seconds(), 0.4, 0.4/64) || !near(got.P95.Seconds(), 0.9, 0.9/64) || !near(got.P99.Seconds(), 0.9, 0.9/64) {
 		t.Errorf("%+v, want a mean of 450ms, a median of 400ms, 900ms at p95 and p99, and none that waits", got)
 	}
-	// Of one whose deadline passes in the line it is known how long it waited, too.
+	// The wait of a task that expires in the line counts too.
 	c.Step(now, submit("late", 2*time.Second+now.Sub(epoch)))
 	now = now.Add(3 * time.Second)
 	c.Step(now, Tick{})
@@ -154,15 +159,16 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// lifo is a task.Orderer: the last to come is the first to go.
+// lifo is a task.Orderer: last in, first out.
 type lifo struct{}
 
 func (lifo) Key(v *task.View, _ *task.Task) (float64, time.Time) {
 	return -float64(v.Now.Sub(epoch)), time.Time{}
 }
 
-// TestTheOldestInAnyOrder: with another order than that of arrival, the head of the line is not the oldest.
-func TestTheOldestInAnyOrder(t *testing.T) {
+// TestOldestTaskInAnyOrder checks that the oldest task is found even if the order is not that of
+// arrival.
+func TestOldestTaskInAnyOrder(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns", Orderer: lifo{}})
 	for i := range 5 {
 		c.Step(at(time.Duration(i)*time.Second), submit(fmt.Sprint(i), 0))
@@ -200,13 +206,14 @@ func TestBusy(t *testing.T) {
 	if got := share(52 * time.Second); !near(got, 1, 1e-9) {
 		t.Errorf("%v busy with both taken for 16 s, want 1", got)
 	}
-	// 5 s of both and 5 s of one, which count less: weights 1-e^-1 of the last, e^-1-e^-2 of those before, … of 15 s.
+	// 5 s with both replicas and 5 s with one, which weigh less. Weights: 1-e^-1 for the last 5 s,
+	// e^-1-e^-2 for the 5 s before, and so on over 15 s.
 	c.Step(at(57*time.Second), answer("r1", 1, 0))
 	e := math.Exp(-1)
 	if got, want := share(62*time.Second), 1-0.5*(1-e)/(1-e*e*e); !near(got, want, 0.02) {
 		t.Errorf("%v busy, want %.3f", got, want)
 	}
-	// One that drains is none that work waits for, and takes its slots along.
+	// A draining replica and its slots do not count.
 	c.Step(at(62*time.Second), ReplicaUp{Name: "r2", Slots: 2, MaxBatch: 1})
 	c.Step(at(62*time.Second), ReplicaDrain{"r1"})
 	if got := share(78 * time.Second); got != 0 {
@@ -244,7 +251,7 @@ func TestServiceByBatchSize(t *testing.T) {
 	}
 }
 
-// TestAClockThatGoesBackwardsStandsStill: no figure is made of time that did not pass.
+// TestAClockThatGoesBackwardsStandsStill checks that no figure includes time that did not pass.
 func TestAClockThatGoesBackwardsStandsStill(t *testing.T) {
 	var a arrivals
 	rnd := rand.New(rand.NewPCG(2, 2))
@@ -261,7 +268,8 @@ func TestAClockThatGoesBackwardsStandsStill(t *testing.T) {
 	}
 }
 
-// FuzzSignals: whatever happens at whatever times, figures are numbers, in their ranges, and can be recorded as JSON.
+// FuzzSignals checks that all figures are numbers in their ranges that JSON can encode, whatever
+// happens at whatever times.
 func FuzzSignals(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, int64(1), int64(1e9))
 	f.Add([]byte{1, 1, 1, 1, 1, 1, 1, 9, 1, 1, 1}, int64(-3e18), int64(math.MaxInt64))
@@ -291,7 +299,7 @@ func FuzzSignals(f *testing.F) {
 		}
 		is := plan.Signals{Service: v.read()}
 		is.Demand, is.Wait, is.Busy = s.read(now.Add(time.Duration(look)), 2, 1)
-		is.Demand.Last = time.Time{} // may be in a year that JSON has not
+		is.Demand.Last = time.Time{} // JSON cannot write every year
 		if is.Demand.Rate < 0 || is.Demand.CV < 0 || is.Busy.Share < 0 || is.Busy.Share > 1 || is.Service.Mean < 0 || is.Wait.P50 > is.Wait.P99 {
 			t.Errorf("%+v", is)
 		}
@@ -306,9 +314,9 @@ func FuzzSignals(f *testing.F) {
 	})
 }
 
-// TestDisregard: what somebody tries out counts neither as demand nor as a wait, a busy slot or a service time, and what comes
-// afterwards does.
-func TestDisregard(t *testing.T) {
+// TestPauseMeasuring checks that nothing counts during PauseMeasuring, be it demand, waits, busy
+// slots or service times, and that all of it counts afterwards.
+func TestPauseMeasuring(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	now, n := epoch, uint64(0)
 	calls := func(many int, took time.Duration) {
@@ -325,13 +333,13 @@ func TestDisregard(t *testing.T) {
 	calls(20, 10*ms)
 	before, known := c.Signals(now), c.signals.total
 	until := now.Add(30 * time.Second)
-	c.Disregard(until)
+	c.PauseMeasuring(until)
 	calls(10, time.Second)
 	if after := c.Signals(now); !reflect.DeepEqual(after.Service, before.Service) || c.signals.total != known || after.Demand.Rate > 0 || after.Wait.Known || after.Busy.Known {
 		t.Errorf("%+v after calls that are to be disregarded, want nothing of them; before them %+v", after, before)
 	}
 	n++
-	c.Step(now, submit(fmt.Sprint(n), 0)) // and is answered afterwards
+	c.Step(now, submit(fmt.Sprint(n), 0)) // it is answered afterwards
 	now = until
 	c.Step(now, answer("r1", n, 0))
 	if after := c.Signals(now); !reflect.DeepEqual(after.Service, before.Service) {
@@ -341,8 +349,8 @@ func TestDisregard(t *testing.T) {
 	if after := c.Signals(now); after.Service.Mean < 20*ms || c.signals.total != known+20 || !after.Busy.Known || after.Busy.Share < 0.4 {
 		t.Errorf("%+v of calls afterwards, want them to count", after)
 	}
-	c.Disregard(now.Add(time.Hour))
-	c.Disregard(time.Time{})
+	c.PauseMeasuring(now.Add(time.Hour))
+	c.PauseMeasuring(time.Time{})
 	calls(1, ms)
 	if c.signals.total != known+21 {
 		t.Error("what was let go is still disregarded")

@@ -12,8 +12,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// metrics are the dispatcher's figures, all by function. Those that have a state are read when they are asked for, so that
-// tasks do not pay for them.
+// metrics are the dispatcher's metrics by function. Gauges are computed when they are read, so that
+// they add no cost to tasks.
 type metrics struct {
 	shell    *Shell
 	registry prometheus.Registerer
@@ -32,25 +32,25 @@ func newMetrics(r prometheus.Registerer, s *Shell) (*metrics, error) {
 	spans := prometheus.ExponentialBucketsRange(0.0001, 30, 20)
 	m := &metrics{
 		shell: s, registry: r,
-		depth:    prometheus.NewDesc(name("queue_depth"), "Tasks that wait.", labels, nil),
+		depth:    prometheus.NewDesc(name("queue_depth"), "Waiting tasks.", labels, nil),
 		replicas: prometheus.NewDesc(name("replicas"), "Replicas that get tasks.", labels, nil),
 		rate:     prometheus.NewDesc(name("arrivals_per_second"), "Rate of arriving tasks, as control sees it.", labels, nil),
 		cv:       prometheus.NewDesc(name("arrival_cv_ratio"), "Coefficient of variation of the times between arrivals; 0 while they are too few.", labels, nil),
 
 		lately:    prometheus.NewDesc(name("wait_lately_seconds"), "Percentiles of how long the tasks of the last 15 s waited, as control sees them.", append(labels, "p"), nil),
-		oldest:    prometheus.NewDesc(name("oldest_wait_seconds"), "How long the first of the tasks that wait has waited; 0: none waits.", labels, nil),
-		busy:      prometheus.NewDesc(name("busy_ratio"), "Part of the slots of ready replicas that is taken, lately.", labels, nil),
+		oldest:    prometheus.NewDesc(name("oldest_wait_seconds"), "How long the oldest waiting task has waited; 0: none waits.", labels, nil),
+		busy:      prometheus.NewDesc(name("busy_ratio"), "Share of the ready replicas' slots that has been taken lately.", labels, nil),
 		serviceCV: prometheus.NewDesc(name("service_cv_ratio"), "Coefficient of variation of service times; 0 while they are too few.", labels, nil),
-		batch:     prometheus.NewDesc(name("batch_seconds"), "Mean time of the latest batches of one size, or up to it from half of it.", append(labels, "size"), nil),
+		batch:     prometheus.NewDesc(name("batch_seconds"), "Mean time of the latest batches whose size is above half of the label size and at most the label size.", append(labels, "size"), nil),
 
 		wait: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: name("wait_seconds"), Help: "Time from a task's arrival to its replica, or to its end in the line.", Buckets: spans,
 		}, labels),
 		service: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: name("service_seconds"), Help: "Time of a good call on its replica.", Buckets: spans,
+			Name: name("service_seconds"), Help: "Time of a successful call on its replica.", Buckets: spans,
 		}, labels),
 		lost: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: name("replicas_lost_total"), Help: "Replicas whose connection ended unasked.",
+			Name: name("replicas_lost_total"), Help: "Replicas whose connection ended unexpectedly.",
 		}, labels),
 		expired: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: name("expired_total"), Help: "Tasks whose deadline passed, waiting or running.",
@@ -77,7 +77,7 @@ func (m *metrics) close() {
 	}
 }
 
-// Describe sends the figures that have a state.
+// Describe sends the descriptions of the gauges.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- m.depth
 	ch <- m.replicas
@@ -90,7 +90,8 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- m.batch
 }
 
-// Collect reads them, of functions that have had tasks or replicas: a thousand that nobody calls cost nothing.
+// Collect reads the gauges of functions that have had tasks or replicas. A thousand unused
+// functions cost nothing.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for key, f := range *m.shell.functions.Load() {
 		name := key.String()
@@ -125,17 +126,18 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// sizeLabel is the largest size of the batches that a mean is of, as services has them: few enough to be labels.
+// sizeLabel returns the upper bound of a batch size's class, as services has them. There are few
+// enough classes for a label.
 func sizeLabel(size int) string { return strconv.Itoa(1 << bits.Len(uint(max(size, 1)-1))) }
 
-// signals returns all that is measured of a function, and how many replicas it has.
+// signals returns all measurements of a function, and its number of replicas.
 func (f *function) signals() (is plan.Signals, replicas int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.core.Signals(time.Now()), f.core.Replicas()
 }
 
-// functionMetrics are one function's figures, each looked up, and made, when it is first used.
+// functionMetrics are the metrics of one function. Each is created when it is first used.
 type functionMetrics struct {
 	wait, service func() prometheus.Observer
 	lost, expired func() prometheus.Counter

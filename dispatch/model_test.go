@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// model is what a function should be like, kept in the plainest way, and the checks of what the Core wants of it.
+// model is the simplest model of a function, with checks of the Core's effects.
 type model struct {
 	t        *testing.T
 	rnd      *rand.Rand
@@ -20,7 +20,7 @@ type model struct {
 	wake     time.Time
 	limit    int
 	line     []*task.Task // in order of arrival
-	suspects []*task.Task // that wait
+	suspects []*task.Task // waiting suspects
 	ended    map[task.Key]bool
 	all      []*task.Task
 	replicas map[string]*modelReplica
@@ -31,7 +31,7 @@ type model struct {
 type modelReplica struct {
 	slots, maxBatch int
 	draining, stuck bool
-	batches         map[uint64][]*task.Task // nil: answered
+	batches         map[uint64][]*task.Task // a nil task was answered
 	order           []uint64
 }
 
@@ -70,7 +70,7 @@ func history(t *testing.T, seed uint64) string {
 	return m.log.String()
 }
 
-// pass lets time go by, with the ticks that the Core asked for.
+// pass lets time pass, with the Ticks that the Core requested.
 func (m *model) pass(d time.Duration) {
 	end := m.now.Add(d)
 	for !m.wake.IsZero() && !m.wake.After(end) {
@@ -138,7 +138,7 @@ func (m *model) submit() Event {
 	return Submit{t}
 }
 
-// step does what the event means to the model, then what the Core makes of it.
+// step applies the event to the model, then to the Core, and checks the effects.
 func (m *model) step(ev Event) {
 	fmt.Fprintf(&m.log, "%v %T\n", m.now.Sub(epoch), ev)
 	switch ev := ev.(type) {
@@ -196,7 +196,7 @@ func (m *model) step(ev Event) {
 // tasks.
 func (m *model) fair() {
 	c, reserved := m.core, 0
-	share := max(c.Replicas()/2, 1) // how many more may be reserved
+	share := max(c.Replicas()/2, 1) // number of replicas that may still be reserved
 	for i, r := range c.replicas {
 		if r.suspect != nil && !c.view.Replicas[i].Draining {
 			share--
@@ -282,8 +282,8 @@ func (m *model) effect(e Effect) {
 	}
 }
 
-// waitedFor reports whether a replica has calls that its end has to wait for. The answered calls of
-// a stuck replica do not count.
+// waitedFor reports whether a replica has calls that its end must wait for. The answered calls of a
+// stuck replica do not count.
 func (m *model) waitedFor(r *modelReplica) bool {
 	for _, b := range r.batches {
 		if slices.ContainsFunc(b, func(t *task.Task) bool { return t != nil && !(r.stuck && m.ended[t.Key]) }) {

@@ -15,17 +15,18 @@ import (
 
 // outbox writes frames to one replica, in the order in which they were pushed.
 //
-// Small frames are written by whoever brings them, which saves the switch to another goroutine, but only while all that
-// the replica may not have read yet fits into the socket's buffer, so that the write cannot wait for the replica. What is
-// larger, or needs a file opened, is left to the outbox's own goroutine: a replica that stands still holds up nobody else.
+// The goroutine that pushes a small frame also writes it, which saves a switch to another
+// goroutine. It does so only while all bytes that the replica may not have read fit into the
+// socket's buffer, so that the write never waits for the replica. The outbox's own goroutine writes
+// frames that are larger or need a file opened. So a replica that does not read delays nobody else.
 type outbox struct {
 	link *link
-	kick chan struct{} // there is something for the goroutine
+	kick chan struct{} // work for the goroutine
 
 	mu      sync.Mutex
 	queue   []parcel
 	unread  unread
-	writing bool // someone is; the fields below are theirs
+	writing bool // somebody writes now; the fields below belong to that goroutine
 
 	head     []parcel
 	frame    []byte
@@ -39,7 +40,8 @@ type parcel struct {
 	cost   int
 }
 
-// leaving and grant are frames that the Core does not ask for: Drain, and Credit for so many bytes of chunks.
+// leaving is the frame Drain, and grant is the frame Credit for bytes of chunks. The Core does not
+// ask for them.
 type (
 	leaving struct{}
 	grant   struct{ bytes int }
@@ -48,8 +50,8 @@ type (
 func (leaving) effect() {}
 func (grant) effect()   {}
 
-// roomLimit is how many bytes may lie in the socket's buffer before a write could block, and frameCost what the kernel
-// takes for a frame besides its bytes. Linux's default is 208 KiB.
+// roomLimit is how many bytes may be in the socket's buffer before a write could block. frameCost
+// is the kernel's overhead per frame. Linux's default buffer is 208 KiB.
 const (
 	roomLimit = 96 << 10
 	frameCost = 1 << 10
@@ -63,7 +65,7 @@ func (o *outbox) push(e Effect) {
 	o.mu.Unlock()
 }
 
-// flush writes what is queued, or has it written.
+// flush writes the queued frames, or wakes the goroutine to write them.
 func (o *outbox) flush() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -100,8 +102,8 @@ func (o *outbox) run() {
 	}
 }
 
-// writeHead takes the first n frames out of the queue and writes them, small ones in one system call, without holding mu
-// meanwhile.
+// writeHead removes the first n frames from the queue and writes them, small ones in one system
+// call. It releases mu while it writes.
 func (o *outbox) writeHead(n int) {
 	o.head = append(o.head[:0], o.queue[:n]...)
 	o.queue = slices.Delete(o.queue, 0, n)
@@ -111,9 +113,9 @@ func (o *outbox) writeHead(n int) {
 	o.writing = true
 	o.mu.Unlock()
 	if err := o.write(o.head); errors.Is(err, os.ErrDeadlineExceeded) {
-		o.link.fail(fmt.Sprintf("the replica reads no more: %v", err), false)
+		o.link.fail(fmt.Sprintf("the replica does not read: %v", err), false)
 	} else if err != nil {
-		_ = o.link.conn.Close() // the reader sees it and finds out why
+		_ = o.link.conn.Close() // the reader notices and finds out why
 	}
 	clear(o.head)
 	o.mu.Lock()
@@ -121,7 +123,8 @@ func (o *outbox) writeHead(n int) {
 }
 
 func (o *outbox) write(parcels []parcel) error {
-	if now := time.Now(); o.deadline.Sub(now) < o.link.f.shell.bounds.write/2 { // moved seldom, it costs more than a clock
+	// moved rarely, because setting a deadline costs more than reading a clock.
+	if now := time.Now(); o.deadline.Sub(now) < o.link.f.shell.bounds.write/2 {
 		o.deadline = now.Add(o.link.f.shell.bounds.write)
 		if err := o.link.conn.SetWriteDeadline(o.deadline); err != nil {
 			return err
@@ -154,12 +157,13 @@ func (o *outbox) gather(e Effect) error {
 	}
 }
 
-// send gathers a batch. When an input cannot be had, its call is answered and so are the others, which may be tried again.
+// send encodes a batch. If an input cannot be opened, the batch is not sent: its call fails, and
+// the other calls may be tried again.
 func (o *outbox) send(e Send) error {
 	var files []*os.File
 	defer func() {
 		for _, f := range files {
-			_ = f.Close() // only read
+			_ = f.Close() // opened for reading only
 		}
 		clear(o.calls)
 	}()
@@ -185,7 +189,8 @@ func (o *outbox) send(e Send) error {
 	return err
 }
 
-// input returns in with its large items in files, for a frame that has n of them; inline, when they would be too many.
+// input returns in with its large items as files, for a frame that already has n files. If there
+// would be too many files, the items stay inline.
 func (o *outbox) input(in tensor.Input, n int) (out tensor.Input, files []*os.File, err error) {
 	if !large(in) {
 		return in, nil, nil
@@ -207,7 +212,8 @@ func (o *outbox) input(in tensor.Input, n int) (out tensor.Input, files []*os.Fi
 	return out, files, nil
 }
 
-// refuse answers the calls of a batch that is not sent: the bad one with why, the others so that they are tried again.
+// refuse answers the calls of a batch that is not sent: the bad one with why, the others so that
+// they are tried again.
 func (o *outbox) refuse(e Send, bad int, why string) {
 	for i := range e.Tasks {
 		r := &task.Reply{Code: task.ReplicaLost, Message: "another call of its batch could not be sent: " + why}
@@ -218,7 +224,7 @@ func (o *outbox) refuse(e Send, bad int, why string) {
 	}
 }
 
-// large says whether an input has an item that does not go inline.
+// large reports whether an input has an item that is not sent inline.
 func large(in tensor.Input) bool {
 	for _, p := range in {
 		for i := range p.Items {
@@ -230,7 +236,8 @@ func large(in tensor.Input) bool {
 	return false
 }
 
-// cost is about what a frame takes of the socket's buffer; more than there is when files must be opened for it.
+// cost estimates how much of the socket's buffer a frame takes. If files must be opened for it,
+// cost returns more than the buffer has.
 func cost(e Effect) int {
 	s, ok := e.(Send)
 	if !ok {
@@ -255,14 +262,14 @@ func cost(e Effect) int {
 	return n
 }
 
-// unread bounds what a replica has been sent and may not have read. A replica reads in order, so that its answer to a
-// batch says that it has read all up to that batch.
+// unread bounds how many bytes a replica has been sent but may not have read. A replica reads in
+// order. So its answer to a batch shows that it has read everything up to that batch.
 type unread struct {
 	sent, read int
-	marks      []mark // of the batches that have no answer, in order
+	marks      []mark // of the unanswered batches, in order
 }
 
-// mark is how much had been sent when a batch had been.
+// mark is how many bytes had been sent after a batch.
 type mark struct {
 	batch uint64
 	sent  int
@@ -284,7 +291,7 @@ func (u *unread) answered(batch uint64) {
 	}
 }
 
-// answered notes that the replica has read up to the batch.
+// answered records that the replica has read everything up to the batch.
 func (o *outbox) answered(batch uint64) {
 	o.mu.Lock()
 	o.unread.answered(batch)

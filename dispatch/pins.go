@@ -6,34 +6,36 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// pin binds the tasks of a request that has several to replicas of one revision. It lasts from the
-// first task until the coordinator says that no other task comes, or until the request's deadline.
+// pin binds the tasks of a request with several tasks to replicas of one revision. It lasts from
+// the first task until the coordinator reports that no more tasks come, or until the request's
+// deadline.
 type pin struct {
-	revision uint64    // 0: none of its tasks has been placed
-	used     bool      // a replica of the revision has answered a task with OK: the others need the same revision
-	left     bool      // the coordinator sends no more tasks
-	tasks    int       // that wait or run
-	until    time.Time // the deadline of its tasks
+	revision uint64 // 0: none of its tasks has been placed
+	// A replica of the revision has answered a task with OK, so the others need the same revision.
+	used  bool
+	left  bool      // the coordinator sends no more tasks
+	tasks int       // waiting and running tasks
+	until time.Time // deadline of its tasks
 }
 
 const (
-	// undue is how long a pin without a deadline lasts after its latest task has ended, unless its
-	// coordinator ends it before.
-	undue = time.Minute
-	// lapseEvery is the shortest time between two searches for pins whose deadline has passed.
+	// pinLifetime is how long a pin without a deadline lasts after its latest task has ended,
+	// unless its coordinator ends it earlier.
+	pinLifetime = time.Minute
+	// lapseEvery is the shortest time between two searches for expired pins.
 	lapseEvery = 100 * time.Millisecond
 )
 
 // pins holds the pins of a function.
 type pins struct {
 	requests  map[string]*pin
-	revisions map[uint64]int // number of pins by revision
-	lapse     time.Time      // when to look for pins whose deadline has passed; zero: there is none to look for
+	revisions map[uint64]int // number of pins per revision
+	lapse     time.Time      // when to search for expired pins; zero: there are none
 }
 
 func newPins() pins { return pins{requests: map[string]*pin{}, revisions: map[uint64]int{}} }
 
-// add counts an arriving task, and returns its request's pin.
+// add counts a new task and returns its request's pin.
 func (s *pins) add(t *task.Task) *pin {
 	p := s.requests[t.Request]
 	if p == nil {
@@ -51,7 +53,7 @@ func (s *pins) add(t *task.Task) *pin {
 	return p
 }
 
-// fix changes the revision of a pin.
+// fix sets the revision of a pin.
 func (s *pins) fix(p *pin, revision uint64) {
 	if p.revision != 0 {
 		if s.revisions[p.revision]--; s.revisions[p.revision] == 0 {
@@ -70,7 +72,7 @@ func (s *pins) end(now time.Time, p *pin, t *task.Task, code task.Code) {
 		return
 	}
 	if t.Deadline.IsZero() && !p.left {
-		p.until = now.Add(undue)
+		p.until = now.Add(pinLifetime)
 	}
 	if p.left || !p.until.After(now) {
 		s.drop(t.Request, p)
@@ -84,7 +86,7 @@ func (s *pins) drop(request string, p *pin) {
 	delete(s.requests, request)
 }
 
-// leave ends a request's pin, once its tasks that are still here have ended.
+// leave ends a request's pin once the tasks that it still has here have ended.
 func (s *pins) leave(request string) {
 	if p := s.requests[request]; p != nil {
 		if p.left = true; p.tasks == 0 {
@@ -101,7 +103,7 @@ func (s *pins) lapsed(now time.Time) {
 	s.lapse = time.Time{}
 	for request, p := range s.requests {
 		switch {
-		case p.tasks > 0: // end checks the deadline
+		case p.tasks > 0: // end checks the deadline of such a pin
 		case !p.until.After(now):
 			s.drop(request, p)
 		default:
@@ -113,8 +115,7 @@ func (s *pins) lapsed(now time.Time) {
 	}
 }
 
-// due returns the latest deadline of the pins to a revision. It returns the zero time if there are
-// none.
+// due returns the latest deadline of the pins of a revision, or zero if there are none.
 func (s *pins) due(revision uint64) (due time.Time) {
 	for _, p := range s.requests {
 		if p.revision == revision && p.until.After(due) {

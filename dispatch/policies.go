@@ -9,10 +9,11 @@ import (
 // FIFO is a task.Orderer: first come, first served.
 type FIFO struct{}
 
-// Key is the same for all, so that arrival decides.
+// Key returns the same key for all tasks, so that the order of arrival decides.
 func (FIFO) Key(*task.View, *task.Task) (key float64, until time.Time) { return 0, time.Time{} }
 
-// LeastLoaded is a task.Router: the replica with the most free slots, ties by name; hold while there is none.
+// LeastLoaded is a task.Router. It picks the replica with the most free slots, and by name among
+// equals. It holds the task if no slot is free.
 type LeastLoaded struct{}
 
 // Route binds t to the replica with the most free slots.
@@ -30,8 +31,9 @@ func (LeastLoaded) Route(_ struct{}, v *task.View, _ *task.Task) task.Choice {
 	return task.Choice{Action: task.Bind, Replica: best}
 }
 
-// Fill is a task.Batcher that waits for nobody: what waits when a slot frees up runs together, up to the replica's largest
-// batch. With a largest batch of 1, the default, tasks run one by one.
+// Fill is a task.Batcher that never waits. When a slot becomes free, the waiting tasks run
+// together, up to the replica's largest batch. With a largest batch of 1, the default, tasks run
+// one by one.
 type Fill struct{}
 
 // Batch takes all of head.

@@ -20,7 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// infer is the function of the stage that this test binary is when started as one.
+// infer is the handler of the stage that this test binary becomes when it is started as one.
 func infer(c *stage.Call) (tensor.Activation, error) {
 	in := c.Items()
 	switch {
@@ -39,7 +39,7 @@ func infer(c *stage.Call) (tensor.Activation, error) {
 	return in, nil
 }
 
-// process starts a stage binary, attaches it, and tells the Shell when it has ended.
+// process starts a stage process, attaches it, and reports its end to the Shell.
 func process(t *testing.T, s *Shell, name string) *os.Process {
 	t.Helper()
 	near, far := pair(t)
@@ -59,11 +59,11 @@ func process(t *testing.T, s *Shell, name string) *os.Process {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = cmd.Wait() // the state says how it ended
+		_ = cmd.Wait() // its state says how it ended
 		s.Lost(pipeline.ParseKey("f.ns"), name, task.Death{Cause: cmd.ProcessState.String()})
 	}()
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Process.Kill() // it may have ended already
 		<-ended
 	})
 	if _, err := s.Attach(t.Context(), pipeline.ParseKey("f.ns"), name, 1, near); err != nil {
@@ -72,7 +72,7 @@ func process(t *testing.T, s *Shell, name string) *os.Process {
 	return cmd.Process
 }
 
-// TestRealParts has no fakes: stage processes, NATS, files.
+// TestRealParts uses no fakes: stage processes, NATS and files are real.
 func TestRealParts(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	server, err := queue.StartServer(queue.ServerConfig{Dir: t.TempDir(), Log: log})
@@ -142,7 +142,7 @@ func TestRealParts(t *testing.T) {
 
 	submit("b", 1, text("wait"))
 	submit("c", 1, text("wait"))
-	for s.Load(pipeline.ParseKey("f.ns")).Running != 2 { // both slots
+	for s.Load(pipeline.ParseKey("f.ns")).Running != 2 { // both slots are taken
 		if len(replies) > 0 {
 			t.Fatalf("%+v", <-replies)
 		}
@@ -176,7 +176,8 @@ func TestRealParts(t *testing.T) {
 	if r := receive(t, replies, "reply"); r.Code != task.Canceled {
 		t.Errorf("reply %+v, want canceled", r)
 	}
-	if err := s.Drain(t.Context(), pipeline.ParseKey("f.ns"), "f-2"); err != nil { // idle only when the canceled call is answered
+	// The replica is idle only once the canceled call is answered.
+	if err := s.Drain(t.Context(), pipeline.ParseKey("f.ns"), "f-2"); err != nil {
 		t.Error(err)
 	}
 	select {
@@ -186,7 +187,7 @@ func TestRealParts(t *testing.T) {
 	}
 }
 
-// gone is closed when no replica of that name is left.
+// gone returns a channel that is closed when no replica has that name.
 func (f *function) gone(name string) <-chan struct{} {
 	if l := f.link(name); l != nil {
 		return l.gone

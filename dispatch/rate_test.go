@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// TestRateOfBursts: of batches of 16 at 48/s, with a Ca² of 31, the rate is known to a tenth or so, where the base window is off by a third;
-// a change by four is seen within seconds, and an end within some gaps.
+// TestRateOfBursts sends batches of 16 at 48 arrivals/s, with a Ca² of 31. The rate must be known
+// to about a tenth, where the base window is off by a third. A change by four must show within
+// seconds, and an end within a few gaps.
 func TestRateOfBursts(t *testing.T) {
 	var a arrivals
 	rnd := rand.New(rand.NewPCG(5, 5))

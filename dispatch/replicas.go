@@ -18,7 +18,7 @@ func (c *Core) up(now time.Time, ev ReplicaUp) {
 	c.replicas = slices.Insert(c.replicas, i, &replica{name: ev.Name, revision: ev.Revision, timeout: ev.Timeout})
 	c.view.Replicas = slices.Insert(c.view.Replicas, i,
 		task.Replica{Name: ev.Name, Slots: max(ev.Slots, 1), MaxBatch: max(ev.MaxBatch, 1)})
-	c.tally()
+	c.countSlots()
 	c.survey()
 }
 
@@ -26,7 +26,7 @@ func (c *Core) drain(name string) {
 	if i, ok := c.find(name); ok && !c.view.Replicas[i].Draining {
 		c.view.Replicas[i].Draining = true
 		c.draining++
-		c.tally()
+		c.countSlots()
 		c.survey()
 	}
 }
@@ -42,7 +42,7 @@ func (c *Core) exhausted(i int, cause string) {
 	c.drain(r.name)
 }
 
-// release forgets the draining replicas that have no calls left and that no request needs.
+// release forgets draining replicas that have no calls left and that no request needs.
 func (c *Core) release() {
 	before := len(c.replicas)
 	for i := 0; i < len(c.replicas); {
@@ -64,10 +64,10 @@ func (c *Core) forget(i int) {
 	if c.view.Replicas[i].Draining {
 		c.draining--
 	}
-	c.vacate(i)
+	c.unreserve(i)
 	c.replicas = slices.Delete(c.replicas, i, i+1)
 	c.view.Replicas = slices.Delete(c.view.Replicas, i, i+1)
-	c.tally()
+	c.countSlots()
 }
 
 // down forgets a lost replica, and answers its tasks with ReplicaLost.
@@ -75,7 +75,7 @@ func (c *Core) down(now time.Time, name string, death task.Death) {
 	c.lose(now, name, task.ReplicaLost, death)
 }
 
-// lose forgets a replica, and answers its tasks with code.
+// lose forgets a replica and answers its tasks with code.
 func (c *Core) lose(now time.Time, name string, code task.Code, death task.Death) {
 	i, ok := c.find(name)
 	if !ok {
@@ -89,7 +89,7 @@ func (c *Core) lose(now time.Time, name string, code task.Code, death task.Death
 	c.forget(i)
 	c.fewer = true
 	for _, b := range r.batches {
-		c.onBoard -= b.left
+		c.unanswered -= b.left
 		for _, it := range b.items {
 			if it == nil {
 				continue
@@ -111,10 +111,10 @@ func (c *Core) evict(now time.Time, name, cause string) {
 func (c *Core) result(now time.Time, ev Result) {
 	i, ok := c.find(ev.Replica)
 	if !ok {
-		return // it was lost, and its tasks answered, while the answer was on its way
+		return // it was lost, and its tasks answered, while this answer was on its way
 	}
 	r := c.replicas[i]
-	at := r.owes(ev.Batch, ev.Call)
+	at := r.batchIndex(ev.Batch, ev.Call)
 	if at < 0 {
 		c.evict(now, ev.Replica, fmt.Sprintf("answer to call %d of batch %d, want a call that has no answer yet", ev.Call, ev.Batch))
 		return
@@ -123,7 +123,7 @@ func (c *Core) result(now time.Time, ev Result) {
 	it := b.items[ev.Call]
 	b.items[ev.Call] = nil
 	b.left--
-	c.onBoard--
+	c.unanswered--
 	c.timers.drop(it)
 	if ev.Reply.Code == task.OutOfMemory {
 		c.exhausted(i, ev.Reply.Message)
@@ -140,7 +140,7 @@ func (c *Core) result(now time.Time, ev Result) {
 	r.answered = true
 	r.batches = slices.Delete(r.batches, at, at+1)
 	if r.suspect != nil && r.suspect.batch == b {
-		c.vacate(i)
+		c.unreserve(i)
 	}
 	c.view.Replicas[i].Busy--
 	if !c.view.Replicas[i].Draining {
@@ -148,8 +148,9 @@ func (c *Core) result(now time.Time, ev Result) {
 	}
 }
 
-// owes returns the index of the batch when the replica has a call of it that it has not answered, else -1.
-func (r *replica) owes(id uint64, call int) int {
+// batchIndex returns the index of the batch if the replica has not answered this call of it, else
+// -1.
+func (r *replica) batchIndex(id uint64, call int) int {
 	at := slices.IndexFunc(r.batches, func(b *batch) bool { return b.id == id })
 	if at < 0 || call < 0 || call >= len(r.batches[at].items) || r.batches[at].items[call] == nil {
 		return -1
@@ -157,10 +158,10 @@ func (r *replica) owes(id uint64, call int) int {
 	return at
 }
 
-// owed says whether a replica has a call that it has not answered.
-func (c *Core) owed(name string, batch uint64, call int) bool {
+// hasCall reports whether a replica has not answered a call.
+func (c *Core) hasCall(name string, batch uint64, call int) bool {
 	i, ok := c.find(name)
-	return ok && c.replicas[i].owes(batch, call) >= 0
+	return ok && c.replicas[i].batchIndex(batch, call) >= 0
 }
 
 // Busy reports whether a replica has unanswered calls.
@@ -169,8 +170,8 @@ func (c *Core) Busy(name string) bool {
 	return ok && len(c.replicas[i].batches) > 0
 }
 
-// fail ends what waits for the deployed revision. What must have another one goes on: a replica that
-// drains serves it, or one is asked for.
+// fail ends the tasks that wait for the deployed revision. Tasks that need another revision go on:
+// a draining replica serves them, or one is asked for.
 func (c *Core) fail(now time.Time, cause string) {
 	for _, it := range c.waitingFor(0, c.cfg.Revision) {
 		c.end(now, it, task.Unavailable, cause)
@@ -187,12 +188,12 @@ func (c *Core) close(now time.Time, cause string) {
 	}
 }
 
-// tasks knows what waits or runs, and the keys of what has ended lately.
+// tasks holds the waiting and running tasks, and the keys of recently ended ones.
 type tasks struct {
-	byKey    map[task.Key]*item // nil: ended
-	ended    []task.Key         // a ring once it is full
-	next     int                // in the ring
-	remember int                // keys of what has ended
+	byKey    map[task.Key]*item // nil: the task has ended
+	ended    []task.Key         // a ring buffer once it is full
+	next     int                // index in ended
+	remember int                // number of ended keys to keep
 }
 
 func newTasks(remember int) tasks {
@@ -203,7 +204,7 @@ func (t *tasks) known(k task.Key) bool { _, ok := t.byKey[k]; return ok }
 func (t *tasks) get(k task.Key) *item  { return t.byKey[k] }
 func (t *tasks) add(it *item)          { t.byKey[it.task.Key] = it }
 
-// end remembers the key, and forgets the oldest one of too many.
+// end remembers the key, and forgets the oldest one if there are too many.
 func (t *tasks) end(k task.Key) {
 	t.byKey[k] = nil
 	if len(t.ended) < t.remember {

@@ -10,7 +10,7 @@ import (
 
 const redeployed = "no replica is left of the revision that the request began with"
 
-// join makes the item one of its request's.
+// join adds the item to its request's pin.
 func (c *Core) join(it *item) {
 	if it.task.Together || it.task.Revision != 0 {
 		it.pin = c.pins.add(it.task)
@@ -20,13 +20,13 @@ func (c *Core) join(it *item) {
 	}
 }
 
-// part ends what join began.
+// part undoes join.
 func (c *Core) part(now time.Time, it *item, code task.Code) {
 	c.pins.end(now, it.pin, it.task, code)
 	it.pin = nil
 }
 
-// revision returns the one that a waiting item must have; 0: any.
+// revision returns the revision that a waiting item needs; 0: any.
 func (it *item) revision() uint64 {
 	if it.task.Revision != 0 || it.pin == nil {
 		return it.task.Revision
@@ -35,7 +35,7 @@ func (it *item) revision() uint64 {
 }
 
 // survey updates c.only and c.strict after replicas came, left or began to drain. It also handles
-// tasks whose revision has no replica any more, see miss.
+// tasks whose revision has no replica any more; see miss.
 func (c *Core) survey() {
 	c.only, c.strict = 0, len(c.replicas) > 0 && c.draining == len(c.replicas)
 	for _, r := range c.replicas {
@@ -52,14 +52,14 @@ func (c *Core) survey() {
 	}
 }
 
-// absent reports whether a revision has no replica, and no plan will start one.
+// absent reports whether a revision has no replica and no plan will start one.
 func (c *Core) absent(revision uint64) bool {
 	return revision != 0 && revision != c.cfg.Revision &&
 		!slices.ContainsFunc(c.replicas, func(r *replica) bool { return r.revision == revision })
 }
 
 // miss handles a waiting item whose revision is absent. If no answer of that revision was used, the
-// item may run on any other. Otherwise miss asks for a replica of it.
+// item may run on any other. Otherwise miss asks for a replica of the revision.
 func (c *Core) miss(it *item) {
 	r := it.revision()
 	if !c.absent(r) {
@@ -86,8 +86,8 @@ func (c *Core) none(now time.Time, ev NoReplica) {
 	}
 }
 
-// waitingFor returns the items that wait for one of the revisions, in the order in which they came;
-// without revisions, all that wait.
+// waitingFor returns the items that wait for one of the revisions, in order of arrival. Without
+// revisions, it returns all waiting items.
 func (c *Core) waitingFor(revisions ...uint64) []*item {
 	var found []*item
 	for _, all := range c.lines() {
@@ -101,7 +101,7 @@ func (c *Core) waitingFor(revisions ...uint64) []*item {
 	return found
 }
 
-// serving reports whether some replica of a revision does not drain.
+// serving reports whether a revision has a replica that does not drain.
 func (c *Core) serving(revision uint64) bool {
 	for i, r := range c.replicas {
 		if r.revision == revision && !c.view.Replicas[i].Draining {
@@ -111,7 +111,7 @@ func (c *Core) serving(revision uint64) bool {
 	return false
 }
 
-// fits reports whether a task that is no suspect may go to the i-th replica. revision is the one
+// fits reports whether a task that is not a suspect may go to the i-th replica. revision is the one
 // that the task needs; 0: any.
 func (c *Core) fits(revision uint64, i int) bool {
 	return c.replicas[i].suspect == nil && c.suits(revision, i)
@@ -138,7 +138,7 @@ func (c *Core) needed(i int) bool {
 }
 
 // Due returns the latest deadline of a replica's tasks, and of the requests that still need its
-// revision. It returns the zero time if there are none.
+// revision. It returns zero if there are none.
 func (c *Core) Due(name string) time.Time {
 	i, ok := c.find(name)
 	if !ok {
@@ -158,16 +158,18 @@ func (c *Core) Due(name string) time.Time {
 	return due
 }
 
-// vacant says whether some replica has a free slot.
+// vacant reports whether some replica has a free slot.
 func (c *Core) vacant() bool {
 	return slices.ContainsFunc(c.view.Replicas, func(r task.Replica) bool { return r.Busy < r.Slots })
 }
 
-// first returns the first in the line of a revision that is not blocked, and that fits the i-th replica unless i is negative; nil:
-// there is none. It looks no further than it must: where nothing is pinned, at the head alone.
+// first returns the first item in the line whose revision is not blocked and that fits the i-th
+// replica. If i is negative, any replica will do. It returns nil if there is no such item. Without
+// pinned items it looks at the head alone.
 func (c *Core) first(i int) *item { return c.search(0, i, nil) }
 
-// search is first below a place in the line's heap, if that is before best.
+// search is first for the subtree of the heap below at. It returns best unless it finds an earlier
+// item.
 func (c *Core) search(at, i int, best *item) *item {
 	if at >= c.line.len() {
 		return best
@@ -182,7 +184,8 @@ func (c *Core) search(at, i int, best *item) *item {
 	return c.search(2*at+2, i, c.search(2*at+1, i, best))
 }
 
-// mask is the view of a task that must have a revision: replicas that it does not fit seem to drain, and others do not.
+// mask returns the view for a task that needs a revision: replicas that do not fit look as if they
+// drained, and all others as if they did not.
 func (c *Core) mask(revision uint64) *task.View {
 	replicas := append(c.masked.Replicas[:0], c.view.Replicas...)
 	c.masked = c.view

@@ -10,7 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// together makes the n-th task of a request that has several, for a revision; 0: any.
+// together makes the n-th task of a request with several tasks, for a revision; 0: any.
 func together(request string, n uint32, revision uint64) Submit {
 	t := newTask(request, 0)
 	t.Task, t.Together, t.Revision = n, true, revision
@@ -203,22 +203,22 @@ func TestRevisions(t *testing.T) {
 	}
 }
 
-// shuffled gives tasks places in the line that have nothing to do with their arrival.
+// shuffled is an Orderer with random keys.
 type shuffled struct{ *rand.Rand }
 
 func (o shuffled) Key(*task.View, *task.Task) (float64, time.Time) {
 	return float64(o.IntN(10)), time.Time{}
 }
 
-// TestFirst holds the search of the line against a look at all of it.
-func TestFirst(t *testing.T) {
+// TestFirstMatchesFullScan compares the search of the line with a scan of all of it.
+func TestFirstMatchesFullScan(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 5))
 		c := NewCore(CoreConfig{Revision: 3, Orderer: shuffled{rng}})
 		for i := range 4 {
 			name := fmt.Sprint("r", i)
 			c.Step(epoch, ReplicaUp{Name: name, Slots: 1, MaxBatch: 1, Revision: uint64(1 + i/2)})
-			c.Step(epoch, Credit{Replica: name}) // so that all wait
+			c.Step(epoch, Credit{Replica: name}) // no slots, so that all tasks wait
 		}
 		for n := range uint32(40) {
 			c.Step(epoch, together(fmt.Sprint("q", n%13), n, rng.Uint64N(4)))
@@ -240,7 +240,8 @@ func TestFirst(t *testing.T) {
 	}
 }
 
-// BenchmarkStepTogether is BenchmarkStep for requests with 64 tasks, and while replicas of two revisions serve.
+// BenchmarkStepTogether is BenchmarkStep for requests with 64 tasks, while replicas of two
+// revisions serve.
 func BenchmarkStepTogether(b *testing.B) {
 	for _, revisions := range []int{1, 2} {
 		b.Run(fmt.Sprintf("revisions=%d", revisions), func(b *testing.B) {
@@ -260,7 +261,7 @@ func BenchmarkStepTogether(b *testing.B) {
 			}
 			submit := func() {
 				if n++; n%64 == 0 {
-					step(Leave{fmt.Sprint(n/64 - 3)}) // whose tasks have ended
+					step(Leave{fmt.Sprint(n/64 - 3)}) // a request whose tasks have ended
 				}
 				step(Submit{&task.Task{Key: task.Key{Request: fmt.Sprint(n / 64), Task: n, Attempt: 1}, Deadline: now.Add(time.Minute), Together: true}})
 			}

@@ -23,7 +23,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// TestMain makes the test binary a stage when it is started as one: see process_test.go.
+// TestMain turns the test binary into a stage if it is started as one (see process_test.go).
 func TestMain(m *testing.M) {
 	if os.Getenv(wire.EnvStageFD) != "" {
 		stage.Main(stage.Hooks{Infer: stage.Each(infer), Slots: 2})
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 
 const patience = time.Minute
 
-// memoryBus is a Bus within the process; process_test.go has the real one.
+// memoryBus is a Bus within the process. process_test.go uses the real one.
 type memoryBus struct {
 	mu       sync.Mutex
 	handlers map[string]func([]byte, bool)
@@ -81,7 +81,7 @@ type rig struct {
 	metrics *prometheus.Registry
 	wanted  chan string
 	dropped chan string
-	deaths  chan task.Death // those of dropped
+	deaths  chan task.Death // deaths that Dropped reported
 	full    chan string
 	stuck   chan string
 	first   chan First
@@ -145,7 +145,7 @@ func receive[T any](t testing.TB, from <-chan T, what string) T {
 	}
 }
 
-// metric returns a gauge, a counter, or how often a histogram was told something.
+// metric returns the value of a gauge or counter, or the count of a histogram.
 func (r *rig) metric(name string) float64 {
 	r.t.Helper()
 	families, err := r.metrics.Gather()
@@ -170,7 +170,7 @@ func (r *rig) reply(name string, code task.Code, message string) *task.Reply {
 	return got
 }
 
-// actor is a replica played by the test.
+// actor is a replica that the test plays.
 type actor struct {
 	t    testing.TB
 	conn *wire.Conn
@@ -196,7 +196,7 @@ func pair(t testing.TB) (near, far *net.UnixConn) {
 	return ends[0], ends[1]
 }
 
-// attach plays a replica up to its Welcome.
+// attach plays a replica's start until its Welcome.
 func attach(t testing.TB, s *Shell, name string, slots, maxBatch int) *actor {
 	t.Helper()
 	near, far := pair(t)
@@ -229,7 +229,7 @@ func (a *actor) read(want wire.FrameType) wire.Frame {
 	return f
 }
 
-// batch reads a Batch and wants these requests in it.
+// batch reads a Batch and checks the requests in it.
 func (a *actor) batch(want ...string) (id uint64, calls []wire.Call) {
 	a.t.Helper()
 	f := a.read(wire.FrameBatch)

@@ -8,28 +8,30 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// The fading of service times. They belong to the model and not to the hour, so that the last few stay known however
-// long ago they were: a function that comes back from zero is sized by them.
+// How service times fade. They depend on the model and not on the time of day. So the last few
+// batches stay known however old they are, and a function that comes back from zero is sized by
+// them.
 const (
 	serviceFade   = 30 * time.Second
-	serviceKeep   = 20 // batches that never fade
-	fewestBatches = 3  // to know the mean
-	fewestShares  = 10 // batches to know the CV
-	sizeClasses   = 13 // of batches: 1, 2, 3 and 4, 5 to 8, … 2049 and more
+	serviceKeep   = 20 // number of batches that never fade
+	fewestBatches = 3  // batches needed to know the mean
+	fewestShares  = 10 // batches needed to know the CV
+	sizeClasses   = 13 // classes of batch sizes: 1, 2, 3 to 4, 5 to 8, … 2049 and more
 )
 
 // services measures how long a slot is busy, in bounded memory. The zero value is ready.
 type services struct {
 	last           time.Time
 	batches, tasks float64 // faded counts
-	busy, squares  float64 // seconds; squares of a task's share, a task each
+	busy, squares  float64 // in seconds; squares of the share of each task
 	sizes          [sizeClasses]sizeClass
 }
 
-// sizeClass follows batches of about one size.
+// sizeClass averages batches of about one size.
 type sizeClass struct {
-	n          int     // batches, of which the means are; serviceKeep at most, so that those before count ever less
-	size, busy float64 // means; seconds
+	// Number of batches in the means, at most serviceKeep, so that older batches count ever less.
+	n          int
+	size, busy float64 // means; busy in seconds
 }
 
 // add counts a batch of n tasks that kept its slot busy until now.
@@ -44,7 +46,7 @@ func (s *services) add(now time.Time, busy time.Duration, n int) {
 	s.batches++
 	s.tasks += tasks
 	s.busy += took
-	s.squares += took * took / tasks // of the shares took/tasks, a task each
+	s.squares += took * took / tasks // each of the n tasks has the share took/tasks
 	c := &s.sizes[min(bits.Len(uint(n-1)), sizeClasses-1)]
 	c.n = min(c.n+1, serviceKeep)
 	part := 1 / float64(c.n)
@@ -52,16 +54,16 @@ func (s *services) add(now time.Time, busy time.Duration, n int) {
 	c.busy += (took - c.busy) * part
 }
 
-// faded is what so much time leaves of a batch's weight.
+// faded returns the factor by which a batch's weight fades in d.
 func faded(d time.Duration) float64 {
 	x := float64(max(d, 0)) / float64(serviceFade)
-	if x < 1e-3 { // most are: exp(-x) to ten digits at a fifth of its cost
+	if x < 1e-3 { // usual case: exp(-x) to ten digits at a fifth of the cost
 		return 1 - x + x*x/2
 	}
 	return math.Exp(-x)
 }
 
-// mean returns the mean of a task: its share of its batch's; 0: not yet known.
+// mean returns the mean time per task, which is its share of its batch's time; 0: unknown.
 func (s *services) mean() time.Duration {
 	if s.batches < fewestBatches {
 		return 0
@@ -69,7 +71,7 @@ func (s *services) mean() time.Duration {
 	return seconds(s.busy / s.tasks)
 }
 
-// read returns the service time of a task and, by their sizes, of batches.
+// read returns the service time of a task, and that of batches by size.
 func (s *services) read() plan.Service {
 	if s.batches < fewestBatches {
 		return plan.Service{}
@@ -86,7 +88,7 @@ func (s *services) read() plan.Service {
 	return out
 }
 
-// perBatch returns the mean of a batch; 0: not yet known.
+// perBatch returns the mean time of a batch; 0: unknown.
 func (s *services) perBatch() time.Duration {
 	if s.batches < fewestBatches {
 		return 0

@@ -20,93 +20,99 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// Bus brings the tasks of functions and takes replies; package queue has one over NATS.
+// Bus brings the tasks of functions and takes replies; package queue implements it over NATS.
 type Bus interface {
-	// Tasks calls handler with each message for function, in order, until stop is called. The handler may keep msg; more says
-	// that another call follows at once. When stop returns, handler is not running and will not be called again.
+	// Tasks calls handler with each message for function, in order, until stop is called. The
+	// handler may keep msg. more says that another call follows at once. When stop returns, no
+	// handler runs or will run.
 	Tasks(function string, handler func(msg []byte, more bool)) (stop func(), err error)
-	// Reply sends msg, and does not keep it.
+	// Reply sends msg and does not keep it.
 	Reply(to string, msg []byte) error
 }
 
-// Store is where items lie that are too large for messages; tensor.Dir is one.
+// Store holds items that are too large for messages; tensor.Dir implements it.
 type Store interface {
 	tensor.Store
-	// Open returns the encoded item as a file to read, the caller's to close.
+	// Open returns the encoded item as a file for reading. The caller closes it.
 	Open(tensor.Ref) (*os.File, error)
 }
 
-// Config is what a [Shell] needs. Callbacks may be nil; they are called without locks, and must return at once and not
-// call Ensure, Remove or Close.
+// Config configures a [Shell]. Callbacks may be nil. They are called without locks. They must
+// return at once and must not call Ensure, Remove or Close.
 type Config struct {
 	Bus        Bus
 	Store      Store
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 
-	// Near takes a reply to a coordinator in this process, undecoded, and returns false if it goes elsewhere: through the bus
-	// then. Nil: all do.
+	// Near takes a reply to a coordinator in this process, undecoded. If it returns false, the
+	// reply goes over the bus. Nil means that all replies do.
 	Near func(to string, r *task.Reply) bool
-	// OnDemand is called when a task comes or a replica is lost and there is no replica, or more tasks wait than replicas
-	// take at a time, and when a task is expected and there is no replica; at most ten times a second for each function.
+	// OnDemand is called when more replicas would help (see [Wanted]), at most ten times per second
+	// per function.
 	OnDemand func(function pipeline.Key)
-	// Revive is called when tasks wait for a revision that is not the deployed one and has no
-	// replica any more, because their requests have begun on it. The receiver starts a replica of
-	// it, or calls [Shell.NoReplica]. If Revive is nil, such tasks are answered [task.Redeployed]
-	// at once.
+	// Revive is called when tasks wait for a revision that is not deployed any more and has no
+	// replica, because their requests began on it. The receiver starts a replica of it or calls
+	// [Shell.NoReplica]. If Revive is nil, such tasks are answered [task.Redeployed] at once.
 	Revive func(function pipeline.Key, revision uint64)
 	// FirstAnswer is called when a replica has answered its first call.
 	FirstAnswer func(First)
-	// OutOfMemory is called when a replica has answered a call with task.OutOfMemory, before the call's reply goes out. It gets
-	// nothing more; who is told lets it go with [Shell.Drain].
+	// OutOfMemory is called when a replica has answered a call with task.OutOfMemory, before the
+	// call's reply is sent. The replica gets no more calls. The receiver drains it with
+	// [Shell.Drain].
 	OutOfMemory func(function pipeline.Key, replica, cause string)
 	// Stuck is called when a handler did not end after its call was over. The replica gets no more
 	// calls. The receiver starts another replica, and drains this one with [Shell.Drain].
 	Stuck func(function pipeline.Key, replica, cause string)
-	// Dropped is called when a replica was given up for a reason that [Shell.Lost] did not tell: its connection closed, or it
-	// broke the protocol. Its process may still run.
+	// Dropped is called when a replica was given up for a reason that [Shell.Lost] did not report:
+	// its connection closed, or it broke the protocol. Its process may still run.
 	Dropped func(function pipeline.Key, replica string, death task.Death)
 }
 
-// First says how a replica began.
+// First describes a replica's first answer.
 type First struct {
 	Function pipeline.Key
 	Replica  string
-	After    time.Duration // from its attachment to its first answer
-	Call     time.Duration // that its first call took
-	Waited   bool          // tasks waited for it when it came, so that After has no idle time in it
+	After    time.Duration // from the attachment to the first answer
+	Call     time.Duration // duration of the first call
+	Waited   bool          // tasks were waiting at the attachment, so After contains no idle time
 }
 
-// Spec is what a function's owner asked for, as far as its line is concerned.
+// Spec is the part of a function's configuration that its line needs.
 type Spec struct {
 	Function    pipeline.Key
-	Revision    uint64        // of the function's spec
-	QueueLimit  int           // tasks that may wait; 0: 1000
-	MaxReplicas int           // at the largest scale allowed
-	Slots       int           // batches a replica takes at a time, at most; 0: as many as it says
-	Batch       int           // largest batch; 0: 1
-	Timeout     time.Duration // the longest time that a call may run, the function's exec_timeout; 0: until its deadline
+	Revision    uint64 // revision of the function's spec
+	QueueLimit  int    // largest number of waiting tasks; 0: 1000
+	MaxReplicas int    // upper bound of the function's scale
+	// Most batches per replica at a time; 0: as many as the replica says.
+	Slots int
+	Batch int // largest batch; 0: 1
+	// The function's exec_timeout; 0: a call may run until its deadline.
+	Timeout time.Duration
 }
 
-// Shell runs the dispatchers of all functions that this process owns. Its methods are safe for concurrent use.
+// Shell runs the dispatchers of all functions that this process owns. Its methods are safe for
+// concurrent use.
 type Shell struct {
 	cfg     Config
 	metrics *metrics
 	bounds  bounds
-	buffers sync.Pool // of *[]byte
+	buffers sync.Pool // holds *[]byte
 
 	mu        sync.Mutex // held to change functions
 	functions atomic.Pointer[map[pipeline.Key]*function]
 }
 
-// bounds are how long the shell waits for whom.
+// bounds are the longest waits of the shell.
 type bounds struct {
-	hello time.Duration // for a replica that loads its parameters
-	write time.Duration // for a replica that does not read; at least half of it
+	hello time.Duration // for the Hello of a replica that loads its parameters
+	// For a replica that does not read; the actual wait is at least half of it.
+	write time.Duration
 	cause time.Duration // for the report of why a connection closed
-	early time.Duration // for the same before the hello: the cluster asks for the cause, too
+	// For that report before the Hello, when the cluster asks for the cause too.
+	early time.Duration
 	tail  time.Duration // for reading what a replica sent before its process ended
-	leave time.Duration // for a drained replica to close
+	leave time.Duration // for a drained replica to close its connection
 }
 
 // New returns a Shell without functions. The caller closes it.
@@ -131,8 +137,8 @@ func (s *Shell) function(key pipeline.Key) *function { return (*s.functions.Load
 // Owns reports whether this process owns a function's line.
 func (s *Shell) Owns(function pipeline.Key) bool { return s.function(function) != nil }
 
-// Ensure makes this process the owner of a function's line, or changes its limits. Slots, Batch
-// and Timeout hold for replicas that attach from now on.
+// Ensure makes this process the owner of a function's line, or changes its limits. Slots, Batch and
+// Timeout apply to replicas that attach later.
 func (s *Shell) Ensure(spec Spec) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,8 +158,9 @@ func (s *Shell) Ensure(spec Spec) error {
 	return nil
 }
 
-// Remove ends a function: what waits or runs is answered [task.Unavailable], its replicas' connections are closed. It
-// returns when nothing of it is left, and does nothing to a function that is not there.
+// Remove ends a function. Its waiting and running tasks are answered [task.Unavailable], and its
+// replicas' connections are closed. Remove returns when nothing of the function is left. It does
+// nothing if the function does not exist.
 func (s *Shell) Remove(function pipeline.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,9 +189,9 @@ func (s *Shell) remove(key pipeline.Key, cause string) {
 	s.metrics.forget(key.String())
 }
 
-// Attach takes over c, the near end of a new replica's socket: it waits for the replica's Hello, until ctx ends or a minute
-// has passed, welcomes it and gives it work. Revision is of the function's spec that the replica was started from. On error c
-// is closed.
+// Attach makes c, the near end of a new replica's socket, a replica of the function. It waits for
+// the replica's Hello, until ctx ends or a minute has passed. revision is the one of the spec that
+// the replica was started from. If Attach fails, it closes c.
 func (s *Shell) Attach(ctx context.Context, function pipeline.Key, replica string, revision uint64, c *net.UnixConn) (wire.Hello, error) {
 	f := s.function(function)
 	if f == nil {
@@ -199,7 +206,7 @@ func (s *Shell) Attach(ctx context.Context, function pipeline.Key, replica strin
 }
 
 // Due returns the latest deadline of a replica's tasks, and of the requests that still need its
-// revision. It returns the zero time if there are none.
+// revision. It returns zero if there are none.
 func (s *Shell) Due(function pipeline.Key, replica string) time.Time {
 	f := s.function(function)
 	if f == nil {
@@ -240,14 +247,14 @@ func (s *Shell) Lost(function pipeline.Key, replica string, death task.Death) (b
 	if l == nil {
 		return false
 	}
-	busy = f.busy(replica) // before its tasks are answered because of this
+	busy = f.busy(replica) // read first, because the next line leads to answers
 	l.lost(death)
 	return busy
 }
 
-// Fail answers what waits for a function [task.Unavailable] with the cause, when no replica of this
-// revision can be started and it is the deployed one. What must have another revision goes on waiting,
-// and what comes later waits again.
+// Fail answers the waiting tasks of a function [task.Unavailable] with the cause, because no
+// replica of this revision can be started. It does nothing if another revision is deployed. Tasks
+// that need another revision go on waiting, and later tasks wait again.
 func (s *Shell) Fail(function pipeline.Key, revision uint64, cause string) {
 	if f := s.function(function); f != nil {
 		f.step(Fail{Revision: revision, Cause: cause})
@@ -262,7 +269,8 @@ func (s *Shell) NoReplica(function pipeline.Key, revision uint64, cause string) 
 	}
 }
 
-// Load returns what admission wants to know of a function; zero if this process does not own it. It takes no lock.
+// Load returns the load of a function for admission, or zero if this process does not own the
+// function. It takes no lock.
 func (s *Shell) Load(function pipeline.Key) task.Load {
 	f := s.function(function)
 	if f == nil {
@@ -271,7 +279,7 @@ func (s *Shell) Load(function pipeline.Key) task.Load {
 	return f.load.read()
 }
 
-// Waited returns how long the latest tasks of a function waited in its line, smoothed over about sixteen.
+// Waited returns how long tasks of a function wait in its line, smoothed over about sixteen tasks.
 func (s *Shell) Waited(function pipeline.Key) time.Duration {
 	f := s.function(function)
 	if f == nil {
@@ -282,18 +290,19 @@ func (s *Shell) Waited(function pipeline.Key) time.Duration {
 	return f.waited
 }
 
-// Disregard has nothing of a function count as measured until then; the zero time: from now on all counts again. It does nothing to
-// a function that this process does not own.
-func (s *Shell) Disregard(function pipeline.Key, until time.Time) {
+// PauseMeasuring ignores all measurements of a function until the given time. The zero time ends
+// that. It does nothing to a function that this process does not own.
+func (s *Shell) PauseMeasuring(function pipeline.Key, until time.Time) {
 	if f := s.function(function); f != nil {
 		f.mu.Lock()
-		f.core.Disregard(until)
+		f.core.PauseMeasuring(until)
 		f.mu.Unlock()
 	}
 }
 
-// Signals returns what control wants to know of a function; zero if this process does not own it. Now should have a monotonic
-// reading, as the times of the steps have, or a clock that is set looks like time that has passed.
+// Signals returns the measurements of a function for control, or zero if this process does not own
+// the function. now should have a monotonic reading, as the times of the steps do. Otherwise
+// setting the clock looks like time that has passed.
 func (s *Shell) Signals(function pipeline.Key, now time.Time) plan.Signals {
 	f := s.function(function)
 	if f == nil {

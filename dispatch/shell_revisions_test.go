@@ -12,15 +12,15 @@ import (
 
 var functionF = pipeline.ParseKey("f.ns")
 
-// several sends the n-th task of a request that has several.
+// several sends the n-th task of a request with several tasks.
 func (r *rig) several(request string, n uint32, revision uint64, deadline time.Time) {
 	s := together(request, n, revision)
 	s.Task.Deadline = deadline
 	r.bus.send(wire.AppendTask(nil, s.Task))
 }
 
-// TestDrainWaitsForLeave: a replica of an old revision stays until the request leaves, over NATS or
-// inside the process.
+// TestDrainWaitsForLeave checks that a replica of an old revision stays until the request leaves,
+// over NATS or in the process.
 func TestDrainWaitsForLeave(t *testing.T) {
 	for _, way := range []string{"bus", "near"} {
 		t.Run(way, func(t *testing.T) {
@@ -66,14 +66,15 @@ func TestDrainWaitsForLeave(t *testing.T) {
 	}
 }
 
-// TestReviveIsAskedFor when tasks wait for a revision without replicas. Without a Revive function,
-// the tasks are answered at once.
-func TestReviveIsAskedFor(t *testing.T) {
+// TestReviveIsCalled checks that Revive is called when tasks wait for a revision without
+// replicas. Without a Revive function, the tasks are answered at once.
+func TestReviveIsCalled(t *testing.T) {
 	for _, asked := range []bool{true, false} {
 		r := newRig(t, Spec{Revision: 2})
 		revived := make(chan uint64, 10)
 		if asked {
-			r.shell.cfg.Revive = func(f pipeline.Key, revision uint64) { revived <- revision } // before the first task
+			// Set before the first task.
+			r.shell.cfg.Revive = func(f pipeline.Key, revision uint64) { revived <- revision }
 		}
 		r.several("a", 2, 1, time.Now().Add(time.Hour))
 		if asked {

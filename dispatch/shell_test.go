@@ -72,7 +72,7 @@ func TestConnectionLostMidBatch(t *testing.T) {
 		a.batch("b")
 		a.answer(first, 0)
 		_ = a.conn.Close()
-		r.reply("a", task.OK, "") // what it had sent counts
+		r.reply("a", task.OK, "") // answers that it had sent count
 		r.shell.Lost(pipeline.ParseKey("f.ns"), "f-1", task.Death{Cause: "killed by signal 9 (out of memory)"})
 		if got := r.reply("b", task.ReplicaLost, "killed by signal 9 (out of memory)"); got.Replica != "f-1" {
 			t.Errorf("reply from %q, want f-1", got.Replica)
@@ -101,7 +101,8 @@ func TestConnectionLostMidBatch(t *testing.T) {
 		a := attach(t, r.shell, "f-1", 1, 1)
 		r.submit("a")
 		a.batch("a")
-		r.shell.Lost(pipeline.ParseKey("f.ns"), "f-1", task.Death{Cause: "exit status 3"}) // a child of its own may still hold the socket
+		// A child of the replica may still hold the socket.
+		r.shell.Lost(pipeline.ParseKey("f.ns"), "f-1", task.Death{Cause: "exit status 3"})
 		r.reply("a", task.ReplicaLost, "exit status 3")
 		r.shell.bounds.cause = ms
 		_ = attach(t, r.shell, "f-2", 1, 1).conn.Close()
@@ -123,9 +124,9 @@ func TestConnectionLostMidBatch(t *testing.T) {
 	})
 }
 
-// TestADeathSaysWhetherTheReplicaWasBusy: both Lost and Dropped say whether the replica had
-// unanswered calls.
-func TestADeathSaysWhetherTheReplicaWasBusy(t *testing.T) {
+// TestDeathSaysWhetherReplicaWasBusy checks that both Lost and Dropped say whether the replica
+// had unanswered calls.
+func TestDeathSaysWhetherReplicaWasBusy(t *testing.T) {
 	for name, busy := range map[string]bool{"busy": true, "idle": false} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, Spec{})
@@ -223,7 +224,7 @@ func TestLargeItemsGoByReference(t *testing.T) {
 	if err != nil || string(back[1].Bytes) != string(large.Bytes) {
 		t.Errorf("the stored item differs: %v", err)
 	}
-	many := make([]tensor.Item, wire.MaxFiles+1) // more than files can ride along
+	many := make([]tensor.Item, wire.MaxFiles+1) // more items than a frame can have files
 	for i := range many {
 		many[i] = in[0]
 	}
@@ -233,12 +234,12 @@ func TestLargeItemsGoByReference(t *testing.T) {
 	}
 }
 
-// TestAResponseIsNotStored: the output of a request's last task goes to a coordinator in this
-// process as it is, and to any other by reference.
-func TestAResponseIsNotStored(t *testing.T) {
+// TestResponseInProcessIsNotStored checks that the output of a request's last task goes to a
+// coordinator in this process as a value, and to any other by reference.
+func TestResponseInProcessIsNotStored(t *testing.T) {
 	r := newRig(t, Spec{})
 	near := make(chan *task.Reply, 1)
-	r.shell.cfg.Near = func(to string, reply *task.Reply) bool { // before the first task
+	r.shell.cfg.Near = func(to string, reply *task.Reply) bool { // set before the first task
 		if to == "near" {
 			near <- reply
 		}
@@ -296,7 +297,7 @@ func TestDrain(t *testing.T) {
 	if err := receive(t, done, "end of Drain"); err != nil {
 		t.Error(err)
 	}
-	a.read(wire.FrameDrain) // and not b
+	a.read(wire.FrameDrain) // b gets no frame before Drain
 	_ = a.conn.Close()
 	b := attach(t, r.shell, "f-2", 1, 1)
 	b.batch("b")
@@ -308,8 +309,9 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestOutOfMemoryIsTold: who places replicas hears of it before the caller does, and the replica gets nothing more while it is let go.
-func TestOutOfMemoryIsTold(t *testing.T) {
+// TestOutOfMemoryIsReported checks that the callback comes before the caller's reply, and that the
+// replica gets no more calls.
+func TestOutOfMemoryIsReported(t *testing.T) {
 	r := newRig(t, Spec{})
 	a := attach(t, r.shell, "f-1", 2, 1)
 	r.submit("a")
@@ -390,7 +392,7 @@ func TestTimerAndCancel(t *testing.T) {
 	r.reply("runs", task.Expired, "ran")
 	a.read(wire.FrameCancel)
 	r.submit("a")
-	a.answer(id, 0) // nobody reads it, but the slot is free
+	a.answer(id, 0) // nobody reads it, but it frees the slot
 	id, _ = a.batch("a")
 	r.cancel("a")
 	r.reply("a", task.Canceled, "")

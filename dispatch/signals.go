@@ -10,61 +10,69 @@ import (
 
 // The window over arrivals, waits and slots.
 //
-// Erlang C turns the rate into a number of replicas, and the two ways to be wrong are not alike: too low a rate leaves a
-// queue that grows for as long as the error lasts, too high a rate costs a replica that idles. So the rate must rise
-// within a second or two, before the line is long, and may fall slowly; but it must not follow chance, because each
-// wiggle starts or stops a replica. One window cannot do both: n arrivals estimate a rate with a relative error of
-// 1/sqrt(n), so a window of 2 s is too noisy to size by and one of 15 s sees half a step only after 5 s.
+// Erlang C turns the rate into a number of replicas. A rate that is too low grows the queue for as
+// long as the error lasts. A rate that is too high only costs an idle replica. So the rate must
+// rise within a second or two, before the line is long, and may fall slowly. But it must not follow
+// chance, because each change starts or stops a replica. One window cannot do both: n arrivals
+// estimate a rate with a relative error of 1/sqrt(n). A window of 2 s is too noisy, and one of 15 s
+// shows only half of a step after 5 s.
 //
-// Hence two. The base is a window of 15 s in which an arrival's weight fades with exp(-age/5s): steady, and a burst is
-// gone from it when it leaves the window. Over it, the last 2 s count instead when they hold more arrivals than chance
-// explains at the base's rate: more than three standard deviations of a count, sqrt(mean) each as of a Poisson process, or CV times that
-// of bursty arrivals. For these there are longer windows: see rates. A doubling of 50/s then shows as 1.7 times as much after 1 s, with a
-// CV of 2 after 4 s and with one of 4 after 14 s (means of 20 runs): until then it may be a burst, and what waits says that it is long.
+// Hence two windows. The base window is 15 s long, and an arrival's weight fades with exp(-age/5s).
+// It is steady, and has forgotten a burst when the burst leaves the window. The last 2 s replace it
+// if they hold more arrivals than chance explains at the base's rate: more than three standard
+// deviations of a count. For Poisson arrivals the standard deviation is sqrt(mean), and for bursty
+// ones CV times that. Bursty arrivals also have longer windows (see rates).
 //
-// Means of waits and of busy slots are of the base, with its weights; quantiles of waits are of the last 12 to 15 s, for all alike.
+// A doubling of 50/s shows as 1.7 times the rate after 1 s, with a CV of 2 after 4 s, and with a CV
+// of 4 after 14 s (means of 20 runs). Until then it may be a burst, and the waits show that it
+// lasts.
+//
+// Means of waits and of busy slots use the base window and its weights. Quantiles of waits cover
+// the last 12 to 15 s with equal weights.
 const (
 	bucketLength   = 500 * time.Millisecond
 	buckets        = 30
 	fade           = 5 * time.Second
-	recent         = 4 // buckets, the one being filled included
-	surprise       = 3 // standard deviations
+	recent         = 4 // buckets of the short window, including the one being filled
+	surprise       = 3 // in standard deviations
 	leastExposure  = time.Second
-	fewestArrivals = 5 // to know the rate at once
-	parts          = 5 // of the window, a sketch each
+	fewestArrivals = 5 // needed to know the rate at once
+	parts          = 5 // parts of the window, with one sketch each
 	perPart        = buckets / parts
 	farthest       = 1 << 62 * time.Nanosecond // 146 years
 )
 
-// signals measures demand, waits and slots in bounded memory. The zero value is ready. It never knows less time to have passed
-// than before: a clock that goes backwards stands still.
+// signals measures demand, waits and slots in bounded memory. The zero value is ready. If the clock
+// goes backwards, time stands still.
 type signals struct {
-	first  time.Time     // when it began to measure: bucket 0 starts there
-	at     time.Duration // since then, of the latest tick
-	newest int64         // number of the bucket of then
+	first  time.Time     // start of measuring, which is the start of bucket 0
+	at     time.Duration // latest tick, since first
+	newest int64         // number of the bucket of that tick
 	ring   [buckets]bucket
 	waits  [parts]sketch.Sketch
-	all    sketch.Sketch // scratch of quantiles
-	past   sketch.Sketch // of the waits before the newest part, which are those of pasts
-	pasts  [2]int64      // from one part to before another
+	all    sketch.Sketch // reused by quantiles
+	past   sketch.Sketch // waits of all parts but the newest; pasts says which
+	pasts  [2]int64      // range of parts in past, half open
 
-	total   uint64        // arrivals
-	arrived time.Duration // the latest
-	began   time.Duration // the first
+	total   uint64        // number of arrivals
+	arrived time.Duration // time of the latest arrival
+	began   time.Duration // time of the first arrival
 	gaps    gaps
 	rates   rates
 	bursts  bursts
 }
 
-// bucket is what happened in half a second.
+// bucket holds what happened in half a second.
 type bucket struct {
-	arrived     int           // tasks
-	left        int           // tasks that left the line
-	waits       float64       // nanoseconds that these had waited, together
-	busy, slots time.Duration // that slots were taken, and there, together
+	arrived int     // number of tasks
+	left    int     // number of tasks that left the line
+	waits   float64 // sum of their waits in nanoseconds
+	// sum over the slots of the time that they were taken, and that they existed.
+	busy, slots time.Duration
 }
 
-// tick says that since the latest tick so many slots were taken, and there. All else that is told is of this instant.
+// tick records the time since the latest tick with busy of slots taken. Everything recorded after
+// it happens at now.
 func (s *signals) tick(now time.Time, busy, slots int) {
 	if s.first.IsZero() {
 		s.first = now
@@ -85,7 +93,7 @@ func (s *signals) tick(now time.Time, busy, slots int) {
 	s.current().occupy(to-from, busy, slots)
 }
 
-// spread gives each bucket from one instant to another its part of the time in between.
+// spread adds the time between two instants to its buckets.
 func (s *signals) spread(from, to time.Duration, busy, slots int) {
 	for from = max(from, to-buckets*bucketLength); from < to; {
 		k := int64(from / bucketLength)
@@ -96,7 +104,7 @@ func (s *signals) spread(from, to time.Duration, busy, slots int) {
 	}
 }
 
-// turn makes k the newest bucket, and those between empty.
+// turn makes k the newest bucket and clears those in between.
 func (s *signals) turn(k int64) {
 	for i := max(s.newest+1, k-buckets+1); i <= k; i++ {
 		s.ring[i%buckets] = bucket{}
@@ -131,7 +139,7 @@ func (s *signals) arrive() {
 	s.bursts.add(s.at)
 }
 
-// leave counts a task that left the line, for a replica or at its deadline, after so long.
+// leave counts a task that left the line after wait, for a replica or at its deadline.
 func (s *signals) leave(wait time.Duration) {
 	b := s.current()
 	b.left++
@@ -139,8 +147,8 @@ func (s *signals) leave(wait time.Duration) {
 	s.waits[s.newest/perPart%parts].Add(wait)
 }
 
-// read returns all of it as of now, when so many slots are taken and there. The rate is known after a few arrivals, or some time
-// after the first; then a rate of zero is a measurement.
+// read returns all signals as of now, with busy of slots taken. The rate is known after a few
+// arrivals, or some time after the first arrival. From then on, a rate of zero is a measurement.
 func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, plan.Busy) {
 	var d plan.Demand
 	var w plan.Wait
@@ -174,8 +182,9 @@ func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, 
 	return d, w, use
 }
 
-// sum adds the buckets up with their weights; last is the arrivals of the latest ones without, and exposure, in seconds, is the time
-// since the first arrival that is in either.
+// sum adds the buckets up with their weights in base. last is the unweighted number of arrivals in
+// the short window. exposure is the time in seconds that each of the two covers, since the first
+// arrival.
 func (s *signals) sum(age time.Duration, busy, slots int) (base weighed, last float64, exposure struct{ base, last float64 }) {
 	current := int64(age / bucketLength)
 	for k := max(current-buckets+1, 0); k <= current; k++ {
@@ -188,7 +197,7 @@ func (s *signals) sum(age time.Duration, busy, slots int) (base weighed, last fl
 		if k <= s.newest {
 			b = s.ring[k%buckets]
 		}
-		if since := max(from, s.at); since < to { // that no tick has told of
+		if since := max(from, s.at); since < to { // not covered by a tick yet
 			b.occupy(to-since, busy, slots)
 		}
 		base.add(b, weight)
@@ -200,7 +209,7 @@ func (s *signals) sum(age time.Duration, busy, slots int) (base weighed, last fl
 	return base, last, exposure
 }
 
-// weighed is a sum of buckets, each with its weight; times are in seconds.
+// weighed is a sum of weighted buckets. Times are in seconds.
 type weighed struct{ arrived, left, waits, busy, slots float64 }
 
 func (w *weighed) add(b bucket, weight float64) {
@@ -211,7 +220,7 @@ func (w *weighed) add(b bucket, weight float64) {
 	w.slots += weight * b.slots.Seconds()
 }
 
-// quantiles merges what parts of the window there are up to bucket k.
+// quantiles merges the sketches of the window's parts up to bucket k.
 func (s *signals) quantiles(k int64) (p50, p95, p99 time.Duration) {
 	newest := s.newest / perPart
 	if span := [2]int64{max(k/perPart-parts+1, 0), newest}; span != s.pasts {
@@ -230,19 +239,21 @@ func (s *signals) quantiles(k int64) (p50, p95, p99 time.Duration) {
 	return all.Quantile(0.50), all.Quantile(0.95), all.Quantile(0.99)
 }
 
-// The variation of the times between arrivals fades slower than their rate: its estimate needs the rare long gaps, and with
-// arrivals in bursts, as from a stage that calls the next one for each item, there is one long gap a burst. Over 5 s a CV of 4 is
-// estimated as 3.4 at 5 arrivals/s, over 20 s as 3.8, and over a minute as 4.0, but then a step of the rate looks like bursts for a
+// The variation of the gaps between arrivals fades slower than their rate, because its estimate
+// needs the rare long gaps. If a stage calls the next one once per item, arrivals come in bursts,
+// with one long gap per burst. At 5 arrivals/s, a CV of 4 is estimated as 3.4 over 5 s, as 3.8 over
+// 20 s, and as 4.0 over a minute. But over a minute, a step of the rate looks like bursts for a
 // minute.
 const (
-	gapFade     = 20 * time.Second
-	longestGap  = time.Minute // a longer one says idle, not uneven
-	fewestGaps  = 5           // to know the CV
-	fewestLong  = 1.5         // gaps that make up most of the time: of one burst, however large, there is one at most
-	leastCovers = time.Second // by all gaps together
+	gapFade    = 20 * time.Second
+	longestGap = time.Minute // a longer gap means idle, not bursty
+	fewestGaps = 5           // needed to know the CV
+	// Number of gaps that make up most of the time. One burst, however large, has at most one.
+	fewestLong  = 1.5
+	leastCovers = time.Second // time that all gaps together must cover
 )
 
-// gaps are faded sums of the times between arrivals, in nanoseconds.
+// gaps holds faded sums of the gaps between arrivals, in nanoseconds.
 type gaps struct{ n, sum, squares float64 }
 
 func (g *gaps) add(gap time.Duration) {
@@ -255,7 +266,7 @@ func (g *gaps) add(gap time.Duration) {
 	g.squares += s * s
 }
 
-// faded returns g so many buckets later.
+// faded returns g as of by buckets later.
 func (g gaps) faded(by int64) gaps {
 	if by <= 0 {
 		return g
@@ -264,8 +275,8 @@ func (g gaps) faded(by int64) gaps {
 	return gaps{g.n * f, g.sum * f, g.squares * f}
 }
 
-// cv returns the coefficient of variation; 0: too little is known. sum²/squares is how many gaps the sample is worth: n of n equal
-// ones, n/(1+CV²) in general.
+// cv returns the coefficient of variation; 0: too little is known. sum²/squares is the effective
+// number of gaps: n for n equal gaps, n/(1+CV²) in general.
 func (g gaps) cv() float64 {
 	if g.n < fewestGaps || g.sum < float64(leastCovers) || g.sum*g.sum < fewestLong*g.squares {
 		return 0

@@ -35,8 +35,9 @@ func TestArrivalsByHand(t *testing.T) {
 	if d := a.read(at(300 * ms)); d.Known {
 		t.Errorf("%+v after 3 arrivals in 300 ms, want unknown", d)
 	}
-	// At 2 s: one bucket of 3 arrivals, [0, 0.5 s), and three empty ones; ages of their middles 1.75, 1.25, 0.75, 0.25 s.
-	// Weights exp(-age/5 s): 0.7047, 0.7788, 0.8607, 0.9512. Rate 3*0.7047/(0.5*3.2954) = 1.283/s.
+	// At 2 s: one bucket of 3 arrivals, [0, 0.5 s), and three empty ones; ages of their middles
+	// 1.75, 1.25, 0.75, 0.25 s. Weights exp(-age/5 s): 0.7047, 0.7788, 0.8607, 0.9512. Rate
+	// 3*0.7047/(0.5*3.2954) = 1.283/s.
 	d := a.read(at(2 * time.Second))
 	if !d.Known || !near(d.Rate, 1.283, 0.001) || d.CV != 0 || d.Last != at(200*ms) {
 		t.Errorf("%+v at 2 s, want a rate of 1.283/s, no CV and the last arrival at 0.2 s", d)
@@ -47,7 +48,7 @@ func TestArrivalsByHand(t *testing.T) {
 }
 
 func TestArrivalsCVByHand(t *testing.T) {
-	// Gaps of 10 and 30 ms in turn: mean 20 ms, standard deviation 10 ms.
+	// Alternating gaps of 10 and 30 ms: mean 20 ms, standard deviation 10 ms.
 	var a arrivals
 	now := epoch
 	for i := range 81 {
@@ -62,7 +63,7 @@ func TestArrivalsCVByHand(t *testing.T) {
 	}
 }
 
-// drive adds Poisson arrivals of the rate until end, and calls seen after each 100 ms.
+// drive adds Poisson arrivals of the rate until end, and calls seen every 100 ms.
 func drive(a *arrivals, rnd *rand.Rand, rate float64, from, end time.Duration, seen func(time.Duration)) {
 	next, look := from, from
 	for {
@@ -147,7 +148,7 @@ func TestServices(t *testing.T) {
 	if got := s.read(); got.Known {
 		t.Errorf("%+v after 2 batches, want unknown", got)
 	}
-	s.add(epoch, 60*ms, 4) // 15 ms each
+	s.add(epoch, 60*ms, 4) // 15 ms per task
 	if got := s.read(); !got.Known || got.Mean != 15*ms || got.CV != 0 {
 		t.Errorf("%+v, want a mean of 15ms a task and no CV", got)
 	}

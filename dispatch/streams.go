@@ -10,18 +10,18 @@ import (
 
 // Bounds of streamed outputs, in bytes.
 const (
-	streamCredit = 1 << 20   // that a replica may be ahead
-	streamLimit  = 64 << 20  // of one call
-	streamsLimit = 256 << 20 // of all calls that a replica has not answered
-	streamGrant  = 256 << 10 // given back at a time
+	streamCredit = 1 << 20   // that a replica may send without new credit
+	streamLimit  = 64 << 20  // per call
+	streamsLimit = 256 << 20 // for all unanswered calls of a replica
+	streamGrant  = 256 << 10 // returned at a time
 )
 
-// streams gathers the chunks of a replica's calls. Replies go out whole, so that a streamed output is put together here
-// and becomes the start of the call's output.
+// streams collects the chunks of a replica's calls. Replies are sent as a whole, so a streamed
+// output is assembled here and becomes the start of the call's output.
 type streams struct {
 	calls map[streamed]*stream
 	held  int // bytes of all calls
-	owed  int // credit not yet given back
+	owed  int // credit to be returned
 }
 
 // streamed is a call with chunks.
@@ -30,17 +30,17 @@ type streamed struct {
 	call  int
 }
 
-// stream is what there is of a call's output.
+// stream is the collected output of a call.
 type stream struct {
 	data []byte
-	over string // the limit that it came over: nothing is kept of it
+	over string // the limit that it exceeded; nothing of it is kept then
 }
 
-// begun says whether there are chunks of a call already.
+// begun reports whether a call has chunks already.
 func (s *streams) begun(batch uint64, call int) bool { return s.calls[streamed{batch, call}] != nil }
 
-// add keeps a chunk and returns the credit to give back now, and whether the call has just come over a limit: it has failed, whatever
-// it goes on with.
+// add stores a chunk. It returns the credit to return now, and whether the call has just exceeded a
+// limit. Such a call has failed, whatever follows.
 func (s *streams) add(batch uint64, c wire.Chunk) (grant int, over bool) {
 	if s.owed += len(c.Data); s.owed >= streamGrant {
 		grant, s.owed = s.owed, 0
@@ -70,7 +70,7 @@ func (s *streams) add(batch uint64, c wire.Chunk) (grant int, over bool) {
 	return grant, true
 }
 
-// finish puts what a call has streamed in front of its output.
+// finish puts a call's streamed output before the output of its reply.
 func (s *streams) finish(batch uint64, call int, r *task.Reply) {
 	k := streamed{batch, call}
 	b := s.calls[k]

@@ -34,7 +34,8 @@ func TestStreamsArePutTogether(t *testing.T) {
 		a.write(wire.FrameChunk, id, wire.Chunk{Data: chunk}.Append(nil))
 		a.read(wire.FrameCredit)
 	}
-	a.write(wire.FrameChunk, id, wire.Chunk{Data: chunk[:1]}.Append(nil)) // it would have no end
+	// Without a bound it would go on for ever.
+	a.write(wire.FrameChunk, id, wire.Chunk{Data: chunk[:1]}.Append(nil))
 	f := a.read(wire.FrameCancel)
 	if c, err := wire.DecodeCancelFrame(f.Payload); f.Batch != id || err != nil || c.Index != 0 {
 		t.Errorf("a cancel of %+v of batch %d, %v, want of call 0 of batch %d", c, f.Batch, err, id)
@@ -43,10 +44,11 @@ func TestStreamsArePutTogether(t *testing.T) {
 	r.reply("b", task.Failed, "streamed more than 67108864 bytes")
 }
 
-// TestStrangeChunks: chunks of what a replica was not asked for, or has answered, are kept nowhere, and it is given up.
-func TestStrangeChunks(t *testing.T) {
+// TestUnexpectedChunksEndTheReplica checks that chunks of unknown or answered calls are not stored,
+// and that the replica is given up.
+func TestUnexpectedChunksEndTheReplica(t *testing.T) {
 	for name, strange := range map[string]struct {
-		batch uint64 // after the replica's own
+		batch uint64 // after the replica's own batch
 		call  int
 	}{"another batch": {batch: 1}, "another call": {call: 1}, "a call below 0": {call: -1}, "an answered call": {}} {
 		t.Run(name, func(t *testing.T) {
@@ -67,9 +69,10 @@ func TestStrangeChunks(t *testing.T) {
 	}
 }
 
-// TestStreamsTogether: the calls of a replica may together stream so much and no more, and what they had is free again.
-func TestStreamsTogether(t *testing.T) {
-	s := streams{held: streamsLimit - 5} // of other calls
+// TestStreamsOfAReplicaShareALimit checks the common limit of a replica's calls, and that ended
+// calls release their share.
+func TestStreamsOfAReplicaShareALimit(t *testing.T) {
+	s := streams{held: streamsLimit - 5} // held by other calls
 	if _, over := s.add(1, wire.Chunk{Data: []byte("12345")}); over || s.held != streamsLimit {
 		t.Fatalf("all there is room for: over %t, %d bytes held", over, s.held)
 	}

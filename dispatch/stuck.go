@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// A call is over at its limit: when it has run for the function's exec_timeout, or at its deadline.
-// Its caller is answered, and the replica is told to cancel the call. When the handler ends, the
-// replica answers the call, and the slot is free. If the handler has not ended some time after the
-// limit, its replica is stuck: it gets no more tasks, its other calls go on until their own limits,
-// and then the replica is idle.
+// A call is over at its limit: after the function's exec_timeout, or at its deadline. Its caller is
+// answered, and the replica is told to cancel the call. When the handler ends, the replica answers
+// the call, and the slot is free. If the handler has not ended some time after the limit, its
+// replica is stuck. A stuck replica gets no more tasks. Its other calls go on until their own
+// limits, and then the replica is idle.
 
 const (
 	// defaultGrace is how long a handler may go on after its call's limit.
 	defaultGrace = 2 * time.Second
-	// endlessGrace is how long the handler of a canceled call that has no limit may go on.
+	// endlessGrace is how long the handler of a canceled call without a limit may go on.
 	endlessGrace = time.Minute
 )
 
 // graceEnd returns the time until which the handler of a call that is cut now may go on. If the
-// caller has left before the call's limit, the grace period still begins at the limit.
+// caller left before the call's limit, the grace period still begins at the limit.
 func (c *Core) graceEnd(now time.Time, it *item) time.Time {
 	switch {
 	case it.limit.IsZero():
@@ -31,7 +31,7 @@ func (c *Core) graceEnd(now time.Time, it *item) time.Time {
 	}
 }
 
-// timedOut reports whether a call's limit is exec_timeout, not its deadline.
+// timedOut reports whether a call's limit comes from exec_timeout, not from its deadline.
 func (it *item) timedOut() bool {
 	return !it.limit.IsZero() && (it.task.Deadline.IsZero() || it.limit.Before(it.task.Deadline))
 }
@@ -44,7 +44,7 @@ func (it *item) limitCause() string {
 	return "the deadline passed while it ran"
 }
 
-// name returns the id of an item's call for messages: X-Call-Id if the task has it.
+// name returns the id of an item's call for messages: its X-Call-Id, if the task has one.
 func (it *item) name() string {
 	for _, h := range it.task.Header {
 		if h.Name == "X-Call-Id" {
@@ -54,7 +54,7 @@ func (it *item) name() string {
 	return it.task.Request
 }
 
-// markStuck makes a replica stuck because the handler of a call that was cut has not ended.
+// markStuck marks a replica stuck because the handler of a call that was cut has not ended.
 func (c *Core) markStuck(now time.Time, it *item) {
 	c.timers.drop(it)
 	r := it.batch.replica
@@ -74,12 +74,12 @@ func (c *Core) markStuck(now time.Time, it *item) {
 	c.do(Stuck{Replica: r.name, Cause: r.stuck})
 	c.drain(r.name)
 	if r.suspect != nil {
-		c.vacate(i)
+		c.unreserve(i)
 	}
 }
 
-// works reports whether the i-th replica has calls to wait for. On a stuck replica, only calls that
-// have not been answered count.
+// works reports whether the i-th replica has calls to wait for. On a stuck replica, only unanswered
+// calls count.
 func (c *Core) works(i int) bool {
 	r := c.replicas[i]
 	if r.stuck == "" {
@@ -98,7 +98,7 @@ func (c *Core) works(i int) bool {
 // forgetCalls forgets the calls that a stuck replica still runs. Their callers have been answered.
 func (c *Core) forgetCalls(r *replica) {
 	for _, b := range r.batches {
-		c.onBoard -= b.left
+		c.unanswered -= b.left
 		for _, it := range b.items {
 			if it != nil {
 				c.timers.drop(it)

@@ -113,8 +113,8 @@ func TestStuckReplicas(t *testing.T) {
 	}
 }
 
-// TestStuckReplicaBlamesNoCall: when a stuck replica ends, whatever ends it, the calls that were
-// still running on it lose no attempt, and are told why.
+// TestStuckReplicaBlamesNoCall checks that when a stuck replica ends, for whatever reason, its
+// running calls lose no attempt and get the cause.
 func TestStuckReplicaBlamesNoCall(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	c.Step(epoch, ReplicaUp{Name: "r1", Slots: 2})
@@ -130,7 +130,8 @@ func TestStuckReplicaBlamesNoCall(t *testing.T) {
 	}
 }
 
-// TestReplyNamesExecTimeout: the reply to a call that ran for too long names the variable.
+// TestReplyNamesExecTimeout checks that the reply to a call that ran for too long names the
+// variable.
 func TestReplyNamesExecTimeout(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	c.Step(epoch, ReplicaUp{Name: "r1", Timeout: 300 * ms})
@@ -142,8 +143,8 @@ func TestReplyNamesExecTimeout(t *testing.T) {
 	}
 }
 
-// TestShellReportsStuckReplicas: a replica that does not answer a call after its exec_timeout is
-// reported, gets nothing more, and is idle at once.
+// TestShellReportsStuckReplicas checks that a replica that does not answer a call after its
+// exec_timeout is reported, gets no more calls, and is idle at once.
 func TestShellReportsStuckReplicas(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Spec{Timeout: 100 * ms})

@@ -7,17 +7,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// A suspect is a task whose earlier replica ended, see task.Task.Alone. It runs in a batch of one,
-// on a replica that is reserved for it: from the reservation until the suspect's answer, the
+// A suspect is a task whose earlier replica ended (see task.Task.Alone). It runs in a batch of one
+// on a replica that is reserved for it. From the reservation until the suspect's answer, the
 // replica gets nothing else. If this replica ends too, it ends under the suspect alone.
 //
 // Suspects keep their places among the other tasks: a suspect gets a replica once it comes before
 // the head of the line. It takes an idle replica if there is one. Otherwise it reserves the replica
 // with the fewest batches and waits for it. At most half of the replicas are reserved at a time,
-// but always at least one. Draining replicas count apart, per revision, because they take only
-// tasks of their revision.
+// but always at least one. Draining replicas are counted separately, per revision, because they
+// take only tasks of their revision.
 
-// queue puts a waiting item into its place, or moves it if its key has changed.
+// queue adds a waiting item to the line, or moves it if its key has changed.
 func (c *Core) queue(it *item) {
 	if !it.task.Alone {
 		c.line.set(it)
@@ -33,7 +33,7 @@ func (c *Core) queue(it *item) {
 	c.suspects = slices.Insert(c.suspects, i, it)
 }
 
-// unqueue takes a waiting item out of the line, and gives up the replica that is reserved for it.
+// unqueue removes a waiting item from the line and releases the replica reserved for it.
 func (c *Core) unqueue(it *item) {
 	if !it.task.Alone {
 		c.line.drop(it)
@@ -41,7 +41,7 @@ func (c *Core) unqueue(it *item) {
 	}
 	c.suspects = slices.DeleteFunc(c.suspects, func(other *item) bool { return other == it })
 	if i := c.reservation(it); i >= 0 {
-		c.vacate(i)
+		c.unreserve(i)
 	}
 }
 
@@ -61,8 +61,8 @@ func (c *Core) reserve(i int, it *item) {
 	c.reserved++
 }
 
-// vacate ends the reservation of the i-th replica, if it has one.
-func (c *Core) vacate(i int) {
+// unreserve ends the reservation of the i-th replica, if it has one.
+func (c *Core) unreserve(i int) {
 	if it := c.replicas[i].suspect; it != nil {
 		c.replicas[i].suspect, it.reserved = nil, false
 		c.reserved--
@@ -77,15 +77,15 @@ func (c *Core) isolate(now time.Time, head *item) bool {
 	for k := 0; k < len(c.suspects); {
 		it := c.suspects[k]
 		at := c.reservation(it)
-		if at < 0 && (head != nil && c.line.less(head, it) || c.crowded(it.revision())) {
+		if at < 0 && (head != nil && c.line.less(head, it) || c.reservationsFull(it.revision())) {
 			k++ // a later suspect may already have a replica
 			continue
 		}
-		i := c.quietest(it, at)
+		i := c.leastBusy(it, at)
 		if i != at {
 			changed = true
 			if at >= 0 {
-				c.vacate(at)
+				c.unreserve(at)
 			}
 			if i >= 0 {
 				c.reserve(i, it)
@@ -102,10 +102,10 @@ func (c *Core) isolate(now time.Time, head *item) bool {
 	return changed
 }
 
-// crowded reports whether no more replicas may be reserved for suspects that need a revision, or any
-// for 0. It counts the replicas that do not drain or, if the suspect has no other choice, the
-// draining replicas of its revision.
-func (c *Core) crowded(revision uint64) bool {
+// reservationsFull reports whether no more replicas may be reserved for suspects that need a
+// revision, or any for 0. It counts the replicas that do not drain. If the suspect can run only on
+// draining replicas, it counts those of its revision.
+func (c *Core) reservationsFull(revision uint64) bool {
 	draining := revision != 0 && !c.serving(revision)
 	all, reserved := 0, 0
 	for i, r := range c.replicas {
@@ -120,10 +120,10 @@ func (c *Core) crowded(revision uint64) bool {
 	return reserved >= max(all/2, 1)
 }
 
-// quietest returns the index of the best replica for a suspect, or -1: the one with the fewest
-// batches. at is the replica that is reserved for it, or -1. The suspect leaves this one only for
-// an idle one.
-func (c *Core) quietest(it *item, at int) int {
+// leastBusy returns the index of the best replica for a suspect, which is the one with the fewest
+// batches, or -1. at is the replica that is reserved for it, or -1. The suspect leaves that one
+// only for an idle one.
+func (c *Core) leastBusy(it *item, at int) int {
 	best, revision := -1, it.revision()
 	if at >= 0 && c.view.Replicas[at].Slots > 0 && c.suits(revision, at) {
 		best = at
@@ -149,7 +149,8 @@ func (r *replica) blame(code task.Code, end task.End) task.Blame {
 	switch {
 	case code != task.ReplicaLost:
 		return task.BlameNone
-	case end == task.EndShared, r.stuck != "": // the call that made it stuck is answered already
+	case end == task.EndShared, r.stuck != "":
+		// The call that made the replica stuck is answered already.
 		return task.BlameShared
 	case calls > 1:
 		return task.BlameCompany

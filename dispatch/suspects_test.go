@@ -10,14 +10,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// again makes the second attempt of task "a" of request "a", under which a replica ended.
+// again makes the second attempt of task "a" of request "a", after a replica ended under the first.
 func again(name string, timeout time.Duration) Submit {
 	t := newTask(name, timeout)
 	t.Attempt, t.Alone = 2, true
 	return Submit{t}
 }
 
-// of makes it a task that must have a revision.
+// of makes s need a revision.
 func of(s Submit, revision uint64) Submit {
 	s.Task.Revision = revision
 	return s
@@ -169,13 +169,13 @@ func TestSuspects(t *testing.T) {
 			{1 * ms, submit("b", 0), "send new #2 b"},
 			{2 * ms, answer("old", 1, 0), "reply a ok wait=0s service=2ms; send old #3 x; wake 1m0.002s"},
 		}},
-		"one that drains counts apart": {CoreConfig{Revision: 1}, []step{
+		"one that drains counts separately": {CoreConfig{Revision: 1}, []step{
 			{0, ReplicaUp{Name: "old", Slots: 2, MaxBatch: 1, Revision: 1}, ""},
 			{0, together("a", 1, 1), "send old #1 a"},
 			{1 * ms, Deployed{2}, ""},
 			{1 * ms, ReplicaUp{Name: "new", Slots: 2, MaxBatch: 1, Revision: 2}, ""},
 			{1 * ms, ReplicaDrain{"old"}, ""},
-			{1 * ms, of(again("x", 0), 1), ""}, // waits for old to be empty
+			{1 * ms, of(again("x", 0), 1), ""}, // waits until the old replica is empty
 			{1 * ms, again("y", 0), "send new #2 y"},
 			{1 * ms, again("z", 0), ""},
 			{2 * ms, answer("new", 2, 0), "reply y ok wait=0s service=1ms; send new #3 z"},
@@ -204,7 +204,7 @@ func TestSuspects(t *testing.T) {
 			{1 * ms, again("w", 0), "send new #3 w"},
 			{2 * ms, answer("old1", 1, 0), "reply a ok wait=0s service=1ms"},
 			{2 * ms, of(again("x", 0), 1), "send old1 #4 x"},
-			{2 * ms, of(again("y", 0), 1), ""}, // half of the old ones
+			{2 * ms, of(again("y", 0), 1), ""}, // half of the old replicas are reserved
 			{2 * ms, together("a", 3, 1), "send old2 #5 a"},
 		}},
 	} {
@@ -213,8 +213,8 @@ func TestSuspects(t *testing.T) {
 	}
 }
 
-// TestBlame: the blame of a replica's tasks depends on how it ended, and on which other tasks it
-// had.
+// TestBlame checks that the blame of a replica's tasks depends on how it ended, and on which other
+// tasks it had.
 func TestBlame(t *testing.T) {
 	for name, tc := range map[string]struct {
 		slots, batch int
@@ -252,7 +252,7 @@ func TestBlame(t *testing.T) {
 	}
 }
 
-// TestSuspectsAreCounted: suspects wait like others, as far as control and admission see.
+// TestSuspectsAreCounted checks that control and admission count waiting suspects like other tasks.
 func TestSuspectsAreCounted(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	c.Step(epoch, again("x", 0))

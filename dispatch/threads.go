@@ -7,13 +7,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// moreThreads is a frame that the Core does not ask for: Threads.
+// moreThreads is the frame Threads, which the Core does not ask for.
 type moreThreads struct{ total uint16 }
 
 func (moreThreads) effect() {}
 
-// Threads asks a replica to compute with n threads. One that has as many, or cannot have more, changes nothing; one that is older
-// than this request does not understand it, and changes nothing either.
+// Threads asks a replica to compute with n threads. A replica that already has as many, or cannot
+// have more, changes nothing. An old replica that does not know this frame changes nothing either.
 func (s *Shell) Threads(function pipeline.Key, replica string, n int) error {
 	if n < 1 || n > math.MaxUint16 {
 		return fmt.Errorf("threads of replica %q of %q: %d, want 1 to %d", replica, function, n, math.MaxUint16)

@@ -11,7 +11,7 @@ import (
 func TestThreads(t *testing.T) {
 	r := newRig(t, Spec{})
 	a := attach(t, r.shell, "f-1", 1, 1)
-	for range 2 { // once more changes nothing here: the replica knows what it has
+	for range 2 { // the second request changes nothing here: the replica knows how many it has
 		if err := r.shell.Threads(pipeline.ParseKey("f.ns"), "f-1", 3); err != nil {
 			t.Fatal(err)
 		}

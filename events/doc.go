@@ -1,6 +1,6 @@
-// Package events tells whoever listens what happens in the cluster: a [Hub] keeps the latest events and gives each to its
-// listeners, over HTTP as server-sent events.
+// Package events publishes what happens in the cluster. A [Hub] keeps the latest events and sends
+// each to its listeners, over HTTP as server-sent events.
 //
-// Publishing never waits. A listener that reads more slowly than things happen is cut off with a last event that says how many
-// it has missed, and may come back with Last-Event-ID for those that are still kept.
+// Publishing never waits. A listener that reads too slowly is cut off. Its last event says how many
+// events it has missed. It may reconnect with Last-Event-ID to get those that are still kept.
 package events

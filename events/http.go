@@ -8,14 +8,16 @@ import (
 	"time"
 )
 
-// Times of a stream.
+// Bounds of a stream.
 const (
-	heartbeat    = 15 * time.Second // between signs of life, which keep proxies from closing it
-	writeTimeout = 10 * time.Second // for a listener that does not read at all
+	// interval of comments that keep proxies from closing the stream.
+	heartbeat    = 15 * time.Second
+	writeTimeout = 10 * time.Second // for a listener that does not read
 )
 
-// ServeHTTP streams events as text/event-stream until the client leaves or the hub is closed. The query's function and
-// namespace choose some; the header Last-Event-ID asks for those since.
+// ServeHTTP streams events as text/event-stream until the client leaves or the hub is closed. The
+// query parameters function and namespace select events. The header Last-Event-ID asks for the
+// events after that one.
 func (h *Hub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	l, replay, gone, open := h.listen(filter{q.Get("function"), q.Get("namespace")}, r.Header.Get("Last-Event-ID"))
@@ -27,7 +29,7 @@ func (h *Hub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer h.leave(l)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("X-Accel-Buffering", "no") // a proxy's buffer would hold events back
+	w.Header().Set("X-Accel-Buffering", "no") // a proxy's buffer would delay events
 	s := stream{w: w, control: http.NewResponseController(w)}
 	s.print(": events of stagecoach\n\n")
 	if gone > 0 {
@@ -54,7 +56,7 @@ func (h *Hub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				return
 			}
 			s.event(h.id(e.n), &e.event)
-			for range len(l.events) { // those that are there leave together
+			for range len(l.events) { // events that are there are flushed together
 				if e, more := <-l.events; more {
 					s.event(h.id(e.n), &e.event)
 				}
@@ -64,7 +66,7 @@ func (h *Hub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// stream writes until the first error, which it keeps.
+// stream writes events. It keeps the first error and writes nothing after it.
 type stream struct {
 	w       io.Writer
 	control *http.ResponseController
@@ -73,7 +75,8 @@ type stream struct {
 
 func (s *stream) print(format string, a ...any) {
 	if s.err == nil {
-		_ = s.control.SetWriteDeadline(time.Now().Add(writeTimeout)) // a recorder in a test has none
+		// A test's recorder has no deadline.
+		_ = s.control.SetWriteDeadline(time.Now().Add(writeTimeout))
 		_, s.err = fmt.Fprintf(s.w, format, a...)
 	}
 }
@@ -81,7 +84,7 @@ func (s *stream) print(format string, a ...any) {
 func (s *stream) event(id string, e *Event) {
 	data, err := json.Marshal(e)
 	if err != nil {
-		return // an Event has nothing that JSON cannot say
+		return // JSON can encode every Event
 	}
 	s.print("id: %s\nevent: %s\ndata: %s\n\n", id, e.Kind, data)
 }

@@ -13,28 +13,32 @@ import (
 
 // Event is something that happened. Its JSON is what listeners get.
 type Event struct {
-	At       time.Time         `json:"at"`
-	Kind     string            `json:"kind"` // such as replica.ready, function.deployed, function.scaled, request.dead, zygote.evicted
-	Function pipeline.Key      `json:"function,omitzero"`
-	Replica  string            `json:"replica,omitempty"`
-	Node     string            `json:"node,omitempty"`
-	Call     string            `json:"call,omitempty"`   // X-Call-Id
-	Path     string            `json:"path,omitempty"`   // how a replica came up: fork, cold, process
-	Phases   map[string]string `json:"phases,omitempty"` // how long each part of a start took
-	From     *int              `json:"from,omitempty"`   // replicas, of a decision on a function's scale
-	To       *int              `json:"to,omitempty"`
-	Why      string            `json:"why,omitempty"`
+	At time.Time `json:"at"`
+	// For example replica.ready, function.deployed, function.scaled, request.dead, zygote.evicted.
+	Kind     string       `json:"kind"`
+	Function pipeline.Key `json:"function,omitzero"`
+	Replica  string       `json:"replica,omitempty"`
+	Node     string       `json:"node,omitempty"`
+	Call     string       `json:"call,omitempty"` // X-Call-Id
+	// How a replica started: fork, cold or process.
+	Path   string            `json:"path,omitempty"`
+	Phases map[string]string `json:"phases,omitempty"` // duration of each phase of a start
+	// old number of replicas, if a function was scaled.
+	From *int   `json:"from,omitempty"`
+	To   *int   `json:"to,omitempty"`
+	Why  string `json:"why,omitempty"`
 }
 
-// Bounds of what is kept.
+// Bounds of memory.
 const (
-	kept     = 1024 // events for those who come back
-	buffered = 256  // events that a listener may be behind
+	kept     = 1024 // events for listeners that reconnect
+	buffered = 256  // events that a listener may lag behind
 )
 
-// Hub keeps the latest events and has listeners. Its methods are safe for concurrent use.
+// Hub keeps the latest events and sends events to listeners. Its methods are safe for concurrent
+// use.
 type Hub struct {
-	run string // the same for all events of a process, different from that of any other
+	run string // same for all events of a process, and unique among processes
 
 	mu        sync.Mutex
 	last      uint64 // number of the latest event, from 1
@@ -43,26 +47,27 @@ type Hub struct {
 	closed    bool
 }
 
-// listener is a stream of events to somebody.
+// listener is one stream of events.
 type listener struct {
 	filter filter
-	events chan numbered // closed when it is cut off, or with the hub
-	missed int           // since it was cut off; with the hub's mu held
+	events chan numbered // closed when the listener is cut off, or with the hub
+	missed int           // events since the cut; guarded by the hub's mu
 	cut    bool
 }
 
-// numbered is an event with its place in the hub's sequence.
+// numbered is an event with its number in the hub.
 type numbered struct {
 	n     uint64
 	event Event
 }
 
-// New returns a Hub whose events' ids begin with run, which no other process on the same state has had.
+// New returns a Hub. Its events' ids begin with run, which no earlier process with the same state
+// may have used.
 func New(run uint64) *Hub {
 	return &Hub{run: strconv.FormatUint(run, 36), listeners: map[*listener]struct{}{}}
 }
 
-// Publish gives e to all who listen. It does not block; At is set to now if it is zero.
+// Publish sends e to all listeners. It does not block. If At is zero, Publish sets it to now.
 func (h *Hub) Publish(e Event) {
 	if e.At.IsZero() {
 		e.At = time.Now().UTC()
@@ -76,7 +81,7 @@ func (h *Hub) Publish(e Event) {
 	}
 }
 
-// offer gives the listener an event, or cuts it off; the hub's mu is held.
+// offer gives the listener an event, or cuts it off. The caller holds the hub's mu.
 func (l *listener) offer(e numbered) {
 	if !l.filter.wants(&e.event) {
 		return
@@ -93,7 +98,7 @@ func (l *listener) offer(e numbered) {
 	l.missed++
 }
 
-// Latest returns at most n of the latest events, oldest first.
+// Latest returns up to n of the latest events, oldest first.
 func (h *Hub) Latest(n int) []Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -105,8 +110,8 @@ func (h *Hub) Latest(n int) []Event {
 	return out
 }
 
-// listen begins a stream after the event with that id; an empty one: with what happens from now on. gone is how many events
-// after that id are not kept any more. false: the hub is closed.
+// listen begins a stream after the event with the id after, or with new events if after is empty.
+// gone is how many events after that id are not kept any more. open is false if the hub is closed.
 func (h *Hub) listen(f filter, after string) (l *listener, replay []numbered, gone uint64, open bool) {
 	l = &listener{filter: f, events: make(chan numbered, buffered)}
 	h.mu.Lock()
@@ -118,9 +123,9 @@ func (h *Hub) listen(f filter, after string) (l *listener, replay []numbered, go
 	if after == "" {
 		return l, nil, 0, true
 	}
-	from := uint64(0) // of another process: all of this one's are new
+	from := uint64(0) // an id of another process: all events of this one are new
 	if run, n, ok := strings.Cut(after, "-"); ok && run == h.run {
-		from, _ = strconv.ParseUint(n, 10, 64) // 0 of what is no number
+		from, _ = strconv.ParseUint(n, 10, 64) // 0 if n is not a number
 	}
 	oldest := uint64(1)
 	if h.last > kept {
@@ -145,7 +150,7 @@ func (h *Hub) leave(l *listener) int {
 	return l.missed
 }
 
-// Close ends all streams. What is published afterwards is kept for nobody.
+// Close ends all streams. Later events are dropped.
 func (h *Hub) Close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -160,7 +165,7 @@ func (h *Hub) Close() {
 
 func (h *Hub) id(n uint64) string { return fmt.Sprintf("%s-%d", h.run, n) }
 
-// filter says which events somebody wants.
+// filter selects events.
 type filter struct{ function, namespace string }
 
 func (f filter) wants(e *Event) bool {

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // message is one server-sent event.
 type message struct{ id, event, data string }
 
-// reader reads a stream.
+// reader reads a stream of events.
 type reader struct {
 	t    *testing.T
 	resp *http.Response
@@ -50,7 +50,7 @@ func open(t *testing.T, url, after string) *reader {
 	return &reader{t, resp, bufio.NewScanner(resp.Body)}
 }
 
-// next returns the next event; false: the stream has ended.
+// next returns the next event. ok is false if the stream has ended.
 func (r *reader) next() (m message, ok bool) {
 	for r.scan.Scan() {
 		line := r.scan.Text()
@@ -82,7 +82,8 @@ func (r *reader) want(kinds ...string) (last string) {
 	return last
 }
 
-// TestStream listens, leaves, comes back with the id of the last event, and sees all in order; filters choose.
+// TestStream listens, leaves, and comes back with the id of the last event. It must see all events
+// in order. Filters must select.
 func TestStream(t *testing.T) {
 	h := New(7)
 	s := httptest.NewServer(h)
@@ -100,7 +101,7 @@ func TestStream(t *testing.T) {
 	last := open(t, s.URL, m.id).want("b", "c")
 	h.Publish(Event{Kind: "d", Function: pipeline.ParseKey("f.team-a")})
 	open(t, s.URL, last).want("d")
-	open(t, s.URL, "6-900").want("a", "b", "c", "d") // of a process before this one
+	open(t, s.URL, "6-900").want("a", "b", "c", "d") // an id of an earlier process
 
 	open(t, s.URL+"?function=f", "7-0").want("a", "c")
 	open(t, s.URL+"?function=f.team-a", "7-0").want("d")
@@ -131,7 +132,7 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// stuck is a client that reads nothing until it is let go.
+// stuck is a client that reads nothing until it is released.
 type stuck struct {
 	*httptest.ResponseRecorder
 	first, read chan struct{}
@@ -147,8 +148,9 @@ func (s *stuck) Write(p []byte) (int, error) {
 	return s.ResponseRecorder.Write(p)
 }
 
-// TestASlowReader is cut off, with the number of events that it has missed, and holds nobody up.
-func TestASlowReader(t *testing.T) {
+// TestSlowReaderIsCutOff checks that a slow reader is cut off, gets the number of missed events,
+// and delays nobody.
+func TestSlowReaderIsCutOff(t *testing.T) {
 	h := New(1)
 	w := &stuck{httptest.NewRecorder(), make(chan struct{}), make(chan struct{})}
 	done := make(chan struct{})
@@ -156,7 +158,7 @@ func TestASlowReader(t *testing.T) {
 		defer close(done)
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
 	}()
-	<-w.first // it listens, and its handler writes
+	<-w.first // its handler writes now
 	for range buffered + 5 {
 		h.Publish(Event{Kind: "x"})
 	}
@@ -171,7 +173,7 @@ func TestASlowReader(t *testing.T) {
 	}
 }
 
-// TestHeartbeat writes a comment while nothing happens.
+// TestHeartbeat checks that comments are sent while nothing happens.
 func TestHeartbeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, w := New(1), httptest.NewRecorder()

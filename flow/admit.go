@@ -11,16 +11,19 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// admit predicts when a request would be done and refuses it when that is too late, or when a line is full: before it has
-// cost anything. It is optimistic on purpose: capacity is what a stage may be scaled to, because a burst that the autoscaler
-// will absorb must come in, and what is unknown costs nothing. A pipeline's SLO is what policies aim at; only the deadline cuts
-// off. Nil: the request may begin.
+// admit predicts when a request would be done. It refuses the request before it costs anything if
+// it would be too late, or if a line is full. A nil result admits the request.
+//
+// The prediction is optimistic on purpose. Capacity is what a stage may be scaled to, because a
+// burst that the autoscaler will absorb must be admitted. Unknown service times count as zero. Only
+// the deadline matters: a pipeline's SLO is a target for policies.
 func admit(now time.Time, req *task.Request, g *pipeline.Pipeline, loads []task.Load) *task.Error {
 	if !req.Deadline.IsZero() && !now.Before(req.Deadline) {
 		return &task.Error{Status: http.StatusGatewayTimeout, Internal: true, Cause: "the deadline had passed when the request arrived"}
 	}
 	var few [16]time.Duration
-	done := append(few[:0], make([]time.Duration, len(g.Stages))...) // when each stage would be done, from now
+	// done[i] is when stage i would be done, from now.
+	done := append(few[:0], make([]time.Duration, len(g.Stages))...)
 	total, worst, worstWait := time.Duration(0), 0, time.Duration(-1)
 	for i := range g.Stages {
 		l := &loads[i]
@@ -35,9 +38,9 @@ func admit(now time.Time, req *task.Request, g *pipeline.Pipeline, loads []task.
 		if wait > worstWait {
 			worst, worstWait = i, wait
 		}
-		// A stage without a replica starts now, whenever its task comes: see Core.expect.
+		// A stage without a replica starts one now, whenever its task arrives: see Core.expect.
 		done[i] = saturated(max(begin(g, i, done)+queue, start) + l.Service)
-		if len(g.Stages[i].Next) == 0 { // what no sink waits for holds nothing up
+		if len(g.Stages[i].Next) == 0 { // a branch that no sink waits for delays nothing
 			total = max(total, done[i])
 		}
 	}
@@ -49,7 +52,8 @@ func admit(now time.Time, req *task.Request, g *pipeline.Pipeline, loads []task.
 		total.Round(time.Millisecond), left.Round(time.Millisecond)))
 }
 
-// begin is when stage i would have its input: when the last of the predecessors that it waits for is done.
+// begin returns when stage i would have its input, which is when the last predecessor that it waits
+// for is done.
 func begin(g *pipeline.Pipeline, i int, done []time.Duration) time.Duration {
 	s := &g.Stages[i]
 	var few [16]time.Duration
@@ -66,7 +70,7 @@ func begin(g *pipeline.Pipeline, i int, done []time.Duration) time.Duration {
 	return ends[needed(s)-1]
 }
 
-// needed is how many parts a stage waits for; the entry waits for the request itself.
+// needed returns how many parts a stage waits for. The entry waits for the request's input.
 func needed(s *pipeline.Stage) int {
 	if s.Join > 0 && s.Join < len(s.Prev) {
 		return s.Join
@@ -74,13 +78,13 @@ func needed(s *pipeline.Stage) int {
 	return max(1, len(s.Prev))
 }
 
-// saturated bounds a prediction, so that sums of a graph's worth of them do not overflow.
+// saturated bounds a prediction, so that the sum over a graph does not overflow.
 func saturated(d time.Duration) time.Duration { return min(d, forever) }
 
 const forever = 10 * 365 * 24 * time.Hour
 
-// queueWait returns how long a new task would wait in a line at the largest capacity that the
-// function may have.
+// queueWait returns how long a new task would wait if the function ran at its largest allowed
+// capacity.
 func queueWait(l *task.Load) time.Duration {
 	servers := max(l.Servers, l.Max)
 	ahead := l.Waiting + l.Running

@@ -41,7 +41,8 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// TestAdmissionWaitsForWhatTheJoinNeeds has a slow branch that only a join of all waits for.
+// TestAdmissionWaitsForWhatTheJoinNeeds uses a slow branch that matters only if the join waits for
+// all branches.
 func TestAdmissionWaitsForWhatTheJoinNeeds(t *testing.T) {
 	quick := task.Load{Servers: 1, Max: 1, Limit: 100, Service: 10 * time.Millisecond}
 	slow := task.Load{Servers: 1, Max: 1, Limit: 100, Service: 10 * time.Second}
@@ -50,14 +51,15 @@ func TestAdmissionWaitsForWhatTheJoinNeeds(t *testing.T) {
 		"a>b,c;b>d;c>d;d!1": false, "a>b,c;b>d;c>d;d": true, "a>b,c;b>d;c>d;d!2": true, "a>b,c;b;c": true,
 	} {
 		g := graph(t, text)
-		loads := []task.Load{quick, quick, slow, quick} // a, b, c, d
+		loads := []task.Load{quick, quick, slow, quick} // stages a, b, c, d
 		if e := admit(t0, &r, &g, loads[:len(g.Stages)]); (e != nil) != refused {
 			t.Errorf("%s: refused %v, want %v: %v", text, e != nil, refused, e)
 		}
 	}
 }
 
-// TestAdmissionOfAnEndlessLine has lines whose predicted waits exceed what a time.Duration holds, alone or in sum.
+// TestAdmissionOfAnEndlessLine uses lines whose predicted waits overflow a time.Duration, alone or
+// in sum.
 func TestAdmissionOfAnEndlessLine(t *testing.T) {
 	g := graph(t, "a>b;b>c;c")
 	endless := task.Load{Servers: 1, Max: 1, Limit: 1 << 40, Waiting: 1 << 33, Service: time.Hour}

@@ -12,7 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// double answers with its input twice as long, by reference as a dispatcher does.
+// double answers with its input twice, by reference as a dispatcher does.
 func (r *rig) double(k *task.Task) *task.Reply {
 	in, err := tensor.Resolve(r.store, k.Input[0].Items)
 	if err != nil {
@@ -45,7 +45,7 @@ func TestLargeItemsGoByReference(t *testing.T) {
 	}
 }
 
-func TestBlobsThatComeLateAreDropped(t *testing.T) {
+func TestLateBlobsAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		r := newRig(t, graph(t, "a>b,c;b;c"), nil, nil)
@@ -53,7 +53,8 @@ func TestBlobsThatComeLateAreDropped(t *testing.T) {
 		r.bus.work = func(k *task.Task) *task.Reply {
 			switch k.Stage {
 			case "b":
-				return &task.Reply{Code: task.Failed, Message: "broken"} // ends the request while c runs
+				// Ends the request while c runs.
+				return &task.Reply{Code: task.Failed, Message: "broken"}
 			case "c":
 				<-release
 				out, err := tensor.Externalise(r.store, k.Request, texts(strings.Repeat("late", tensor.InlineLimit)))
@@ -73,8 +74,8 @@ func TestBlobsThatComeLateAreDropped(t *testing.T) {
 	})
 }
 
-// TestBlobsOfAnAttemptGivenUpAreDropped has a first attempt that answers, by reference, after it was given up; what the request
-// ends with has no references.
+// TestBlobsOfAnAttemptGivenUpAreDropped checks an attempt that answers by reference after it was
+// given up. Its blobs are dropped, and the request's response has no references.
 func TestBlobsOfAnAttemptGivenUpAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, graph(t, "a"), nil, nil)
@@ -115,7 +116,7 @@ func TestManySmallItemsGoByReferenceTooOrAreRefused(t *testing.T) {
 			return &task.Reply{}
 		}
 		if string(k.Input[0].Items[0].Bytes) == "medium" {
-			out := make(tensor.Activation, 100) // inline, as no dispatcher sends them
+			out := make(tensor.Activation, 100) // inline, which dispatchers never send
 			for i := range out {
 				out[i] = tensor.Item{Bytes: make([]byte, 60<<10)}
 			}

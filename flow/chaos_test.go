@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// chaos is what the world around one core knows of many requests: it holds every effect against it.
+// chaos surrounds one core with many random requests and checks every effect.
 type chaos struct {
 	t    *testing.T
 	seed uint64
@@ -19,14 +19,14 @@ type chaos struct {
 	core *Core
 	now  time.Time
 
-	alive    map[string]time.Time // deadlines of the requests that run
+	alive    map[string]time.Time // deadlines of the running requests
 	out      []*task.Task         // submitted, not answered, not canceled
 	answered []task.Key
-	attempts map[task.Key]uint8 // last attempt, by key without one
-	counted  map[task.Key]int   // attempts that count, as attempts
+	attempts map[task.Key]uint8 // last attempt, by the key without its attempt
+	counted  map[task.Key]int   // attempts that count, see Attempts
 	suspects map[task.Key]bool  // calls that may have ended a replica
 	ends     map[string]int
-	status   map[int]int // of ends, over all seeds
+	status   map[int]int // number of requests by status, over all seeds
 }
 
 func (c *chaos) fatalf(format string, args ...any) {
@@ -34,7 +34,7 @@ func (c *chaos) fatalf(format string, args ...any) {
 	c.t.Fatalf("seed %d: %s", c.seed, fmt.Sprintf(format, args...))
 }
 
-// step runs the core and checks what it wants.
+// step runs the core and checks its effects.
 func (c *chaos) step(ev Event) {
 	c.t.Helper()
 	for _, e := range c.core.Step(c.now, ev) {
@@ -109,7 +109,7 @@ func (c *chaos) start(i int) {
 	c.step(Start{Request: req, Graph: g, Loads: make([]task.Load, len(g.Stages))})
 }
 
-// items is 0 to 3 items, at times more than a window of them.
+// items returns 0 to 3 items, and sometimes more than EachWindow.
 func (c *chaos) items() tensor.Activation {
 	n := c.r.IntN(4)
 	if c.r.IntN(10) == 0 {
@@ -118,7 +118,7 @@ func (c *chaos) items() tensor.Activation {
 	return make(tensor.Activation, n)
 }
 
-// answer ends a task that is out: mostly well.
+// answer ends a random submitted task, mostly with success.
 func (c *chaos) answer() {
 	if len(c.out) == 0 {
 		return
@@ -150,13 +150,13 @@ func (c *chaos) answer() {
 	c.step(Replied{reply})
 }
 
-// noise is what must change nothing.
+// noise sends events that must change nothing.
 func (c *chaos) noise() {
 	k := task.Key{Request: "stranger", Task: 1, Attempt: 1}
 	switch {
 	case c.r.IntN(3) == 0 && len(c.out) > 0:
 		k = c.out[c.r.IntN(len(c.out))].Key
-		k.Attempt += []uint8{255, 1, 7}[c.r.IntN(3)] // another attempt than the one that is out
+		k.Attempt += []uint8{255, 1, 7}[c.r.IntN(3)] // not the current attempt
 	case c.r.IntN(3) == 0 && len(c.out) > 0:
 		k = c.out[c.r.IntN(len(c.out))].Key
 		k.Task = []uint32{0, 1 << 20, 1<<32 - 1}[c.r.IntN(3)]
@@ -169,10 +169,10 @@ func (c *chaos) noise() {
 	}
 }
 
-// TestChaos has many requests in one core under losses, duplicates, strays, failures, clients that leave and deadlines: each
-// ends exactly once, with nothing of it left anywhere.
+// TestChaos runs many requests in one core with losses, duplicates, stray replies, failures,
+// clients that leave, and deadlines. Each request must end exactly once and leave nothing behind.
 func TestChaos(t *testing.T) {
-	ends := map[int]int{} // by status; 0: well
+	ends := map[int]int{} // by status; 0: success
 	for seed := range uint64(60) {
 		c := &chaos{
 			t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 3)), core: NewCore(), now: t0,
@@ -191,7 +191,8 @@ func TestChaos(t *testing.T) {
 			case p < 100:
 				c.noise()
 			case p < 115:
-				c.step(Canceled{fmt.Sprint("r", c.r.IntN(started+2))}) // one that runs, has ended, or never came
+				// A request that runs, has ended, or never existed.
+				c.step(Canceled{fmt.Sprint("r", c.r.IntN(started+2))})
 			case p < 119:
 				c.now = c.now.Add(time.Duration(c.r.IntN(5)) * time.Second)
 				c.step(Tick{})

@@ -21,51 +21,56 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// Bus takes tasks to the owners of functions and brings replies; package queue has one over NATS.
+// Bus carries tasks to the owners of functions and replies back; package queue implements it over
+// NATS.
 type Bus interface {
-	// Submit sends msg to the owner of function, and does not keep it. It does not call an inbox's handler.
+	// Submit sends msg to the owner of function and does not keep it. It does not call an inbox's
+	// handler.
 	Submit(function string, msg []byte) error
-	// Inbox makes a subject and calls handler with each message sent there until stop is called; calls may overlap. The
-	// handler may keep msg. When stop returns, handler is not running and will not be called again.
+	// Inbox creates a subject and calls handler with each message sent there until stop is called.
+	// Calls may overlap. The handler may keep msg. When stop returns, no handler runs or will run.
 	Inbox(handler func(msg []byte)) (subject string, stop func(), err error)
 }
 
-// Graphs knows what can be invoked: a pipeline, or a function as a pipeline of one stage.
+// Graphs knows what can be invoked: pipelines, and functions as pipelines of one stage.
 type Graphs interface {
 	Graph(key pipeline.Key) (pipeline.Pipeline, bool)
 }
 
-// Loads knows what waits and runs for a function; an unknown function's load is zero. It is asked for each request.
+// Loads reports how many tasks wait and run per function. The load of an unknown function is zero.
+// Each request asks it.
 type Loads interface {
 	Load(function pipeline.Key) task.Load
 }
 
-// Near is the dispatchers of this process: what goes to them need not be encoded, sent and decoded.
+// Near hands tasks to the dispatchers of this process, without encoding them.
 type Near interface {
-	// Submit takes t, which is not changed from then on, if a line of this process waits for it; false: the bus will find who
-	// does. It calls nobody back before it returns.
+	// Submit takes t if a dispatcher of this process owns its function. Otherwise it returns false,
+	// and t goes over the bus. Nobody changes t afterwards. Submit makes no callbacks before it
+	// returns.
 	Submit(t *task.Task) bool
-	// Expect says that a request will need a replica of a function that has none. It does not wait,
-	// and does not call the coordinator back before it returns.
+	// Expect announces that a request will need a replica of a function that has none. It does not
+	// wait, and does not call the coordinator back before it returns.
 	Expect(function string)
-	// Cancel takes a cancel in the same way.
+	// Cancel cancels a task in the same way.
 	Cancel(function string, k task.Key) bool
-	// Leave takes the end of a request's tasks for a function in the same way.
+	// Leave announces the end of a request's tasks for a function in the same way.
 	Leave(function, request string) bool
 }
 
-// Config is what a Coordinator is made of. All fields but Near and InFlight are needed.
+// Config configures a Coordinator. All fields but Near and InFlight are required.
 type Config struct {
 	Bus     Bus
-	Near    Near // nil: all goes through Bus
+	Near    Near // nil: all tasks go over Bus
 	Graphs  Graphs
 	Loads   Loads
 	Store   tensor.Store
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 
-	// InFlight is how many requests may run at a time; more get 429. 0: its callers bound them. It must leave room for what
-	// was accepted already, as async requests are: a run that is refused counts as one of their attempts.
+	// InFlight bounds concurrent requests; more get 429. 0 means that the callers bound them. Leave
+	// room for requests that were accepted earlier, such as async requests: a refused run counts as
+	// one of their attempts.
 	InFlight int
 }
 
@@ -77,43 +82,44 @@ type Coordinator struct {
 	seed   maphash.Seed
 	shards []*shard
 
-	runs    atomic.Uint64 // makes the ids of runs
-	quit    chan struct{} // closed when Close has waited for long enough
+	runs    atomic.Uint64 // source of run ids
+	quit    chan struct{} // closed when Close stops waiting
 	mu      sync.Mutex
 	closed  bool
-	pending sync.WaitGroup // Invokes
+	pending sync.WaitGroup // Invokes in progress
 
-	inFlight atomic.Int64 // Invokes
+	inFlight atomic.Int64 // Invokes in progress
 
 	retries, refused, convicted prometheus.Counter
 }
 
-// shard is the part of the requests whose ids fall to it.
+// shard runs the requests whose ids hash to it.
 type shard struct {
 	mu      sync.Mutex
 	core    *Core
-	waiting map[string]*waiter // by run; until its blobs are dropped
+	waiting map[string]*waiter // by run id, until the run's blobs are dropped
 	timer   *time.Timer
-	armed   time.Time // when the timer fires; zero: it does not
+	armed   time.Time // when the timer fires; zero: not set
 	scratch []byte
 	loads   []task.Load
 }
 
-// waiter is an Invoke.
+// waiter is one Invoke in progress.
 type waiter struct {
-	end   chan Finish // has room for the one end
-	blobs bool        // the store may have something of it
+	end   chan Finish // has room for the run's only Finish
+	blobs bool        // the store may hold blobs of the run
 }
 
 // New returns a Coordinator that listens for replies. The caller closes it.
 func New(cfg Config) (*Coordinator, error) {
 	c := &Coordinator{
 		cfg: cfg, seed: maphash.MakeSeed(), shards: make([]*shard, 4*runtime.GOMAXPROCS(0)), quit: make(chan struct{}),
-		retries:   prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "retries_total", Help: "Tasks tried again because their replica was lost, or its device out of memory."}),
+		retries:   prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "retries_total", Help: "Tasks tried again because their replica was lost or its device was out of memory."}),
 		refused:   prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "refused_total", Help: "Requests refused at the entry because they could not be done in time, a line was full or too many were in flight."}),
 		convicted: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "convicted_total", Help: "Requests that got 502 because one of their calls ended two replicas."}),
 	}
-	c.runs.Store(uint64(time.Now().UnixNano())) // so that no process before this one had the same runs
+	// The time keeps run ids different from those of an earlier process.
+	c.runs.Store(uint64(time.Now().UnixNano()))
 	for _, m := range []prometheus.Collector{c.retries, c.refused, c.convicted} {
 		if err := cfg.Metrics.Register(m); err != nil {
 			return nil, fmt.Errorf("flow: %w", err)
@@ -132,11 +138,11 @@ func New(cfg Config) (*Coordinator, error) {
 	return c, nil
 }
 
-// ErrClosed is the cause of what a closing coordinator refuses.
+// ErrClosed is the cause of requests that a closing coordinator refuses.
 var ErrClosed = errors.New("stagecoach is shutting down; try again")
 
-// Close refuses what comes from now on, waits for what runs until ctx ends, cuts off what is left, and stops listening. Its
-// error says how many requests were cut off.
+// Close refuses new requests and waits for running ones until ctx ends. Then it cuts off the rest
+// and stops listening. Its error says how many requests were cut off.
 func (c *Coordinator) Close(ctx context.Context) error {
 	c.mu.Lock()
 	twice := c.closed
@@ -159,7 +165,7 @@ func (c *Coordinator) Close(ctx context.Context) error {
 		}
 		err = fmt.Errorf("flow: %d requests were cut off: %w", left, ctx.Err())
 		close(c.quit)
-		<-done // they only tidy up
+		<-done // they only clean up now
 	}
 	c.stop()
 	for _, s := range c.shards {
@@ -174,8 +180,8 @@ func closing() *task.Error {
 	return &task.Error{Status: http.StatusServiceUnavailable, Internal: true, Cause: ErrClosed.Error(), RetryAfter: time.Second}
 }
 
-// Invoke runs a request to its end, or until ctx ends. Exactly one of the results is set. The response's output has no
-// references.
+// Invoke runs a request until it ends or ctx ends. Exactly one of the results is set. The
+// response's output has no references.
 func (c *Coordinator) Invoke(ctx context.Context, r task.Request) (*task.Response, *task.Error) {
 	c.mu.Lock()
 	if c.closed {
@@ -233,8 +239,9 @@ func internal(err error) *task.Error {
 	return &task.Error{Status: http.StatusInternalServerError, Internal: true, Cause: err.Error()}
 }
 
-// run makes the id of one run of a request. The request's own may come back, from a client that passes its X-Call-Id on or
-// from the journal, and dispatchers drop tasks whose keys they have seen.
+// run returns an id for one run of a request. A request's own id may repeat, because a client
+// passes its X-Call-Id on or the journal runs the request again. Dispatchers would drop tasks with
+// known keys.
 func (c *Coordinator) run(request string) string {
 	return request + "~" + strconv.FormatUint(c.runs.Add(1), 36)
 }
@@ -264,7 +271,7 @@ func (c *Coordinator) walk(ctx context.Context, r task.Request, g pipeline.Pipel
 	}
 }
 
-// cut ends a request that nobody waits for any more, unless it has ended already.
+// cut ends a request that nobody waits for, unless it has ended already.
 func (c *Coordinator) cut(s *shard, w *waiter, id string) Finish {
 	s.mu.Lock()
 	c.step(s, Canceled{id})
@@ -272,7 +279,7 @@ func (c *Coordinator) cut(s *shard, w *waiter, id string) Finish {
 	return <-w.end
 }
 
-// forget ends a request's entry and says whether the store may have something of it.
+// forget removes a request's waiter and reports whether the store may hold blobs of it.
 func (c *Coordinator) forget(id string) bool {
 	s := c.shard(id)
 	s.mu.Lock()
@@ -290,14 +297,14 @@ func (c *Coordinator) shard(request string) *shard {
 func (c *Coordinator) receive(msg []byte) {
 	r, err := wire.DecodeReply(msg)
 	if err != nil {
-		c.cfg.Log.Error("reply not understood", "bytes", len(msg), "error", err)
+		c.cfg.Log.Error("failed to decode a reply", "bytes", len(msg), "error", err)
 		return
 	}
 	c.replied(r)
 }
 
-// Reply takes a reply of a dispatcher in this process, which does not change it from then on; false: it is for another
-// coordinator.
+// Reply takes a reply from a dispatcher in this process, which does not change it afterwards. It
+// returns false if the reply is for another coordinator.
 func (c *Coordinator) Reply(to string, r *task.Reply) bool {
 	if to == c.inbox {
 		c.replied(r)
@@ -318,7 +325,7 @@ func (c *Coordinator) replied(r *task.Reply) {
 	}
 	c.step(s, Replied{r})
 	s.mu.Unlock()
-	if late { // its blobs came after the request's were dropped
+	if late { // the blobs came after those of the request were dropped
 		c.drop(r.Request)
 	}
 }
@@ -330,7 +337,8 @@ func (c *Coordinator) tick(s *shard) {
 	s.mu.Unlock()
 }
 
-// step runs the core and carries its effects out, with s.mu held. A task that cannot be sent comes back at once.
+// step runs the core and carries out its effects. The caller holds s.mu. A task that cannot be sent
+// is answered at once.
 func (c *Coordinator) step(s *shard, ev Event) {
 	var unsent []*task.Reply
 	for {
@@ -341,7 +349,7 @@ func (c *Coordinator) step(s *shard, ev Event) {
 					unsent = append(unsent, r)
 				}
 			case Expect:
-				if c.cfg.Near != nil { // in another process, the function's task wakes it
+				if c.cfg.Near != nil { // in another process, the task itself wakes the function
 					c.cfg.Near.Expect(e.Function)
 				}
 			case Cancel:
@@ -350,7 +358,7 @@ func (c *Coordinator) step(s *shard, ev Event) {
 				}
 				s.scratch = wire.AppendCancel(s.scratch[:0], e.Key, e.Function)
 				if err := c.cfg.Bus.Submit(e.Function, s.scratch); err != nil {
-					c.cfg.Log.Warn("cancel not sent, the task runs to its deadline", "function", e.Function, "error", err)
+					c.cfg.Log.Warn("failed to send a cancel; the task runs until its deadline", "function", e.Function, "error", err)
 				}
 			case Leave:
 				if c.cfg.Near != nil && c.cfg.Near.Leave(e.Function, e.Request) {
@@ -358,7 +366,7 @@ func (c *Coordinator) step(s *shard, ev Event) {
 				}
 				s.scratch = wire.AppendLeave(s.scratch[:0], e.Request, e.Function)
 				if err := c.cfg.Bus.Submit(e.Function, s.scratch); err != nil {
-					c.cfg.Log.Warn("end of a request's tasks not sent, replicas may be kept for it until its deadline", "function", e.Function, "error", err)
+					c.cfg.Log.Warn("failed to announce that a request has no more tasks; replicas may be kept for it until its deadline", "function", e.Function, "error", err)
 				}
 			case Finish:
 				if w := s.waiting[e.Request]; w != nil {
@@ -390,6 +398,6 @@ func (c *Coordinator) resolve(r *task.Response) error {
 
 func (c *Coordinator) drop(request string) {
 	if err := c.cfg.Store.Drop(request); err != nil {
-		c.cfg.Log.Warn("blobs stay until the next start", "call", request, "error", err)
+		c.cfg.Log.Warn("failed to delete blobs; the next start deletes them", "call", request, "error", err)
 	}
 }

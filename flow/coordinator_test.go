@@ -29,7 +29,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// bus is an in-memory Bus: work answers tasks, each on a goroutine; nil is no answer.
+// bus is an in-memory Bus. It answers each task with work, on its own goroutine; a nil reply is not
+// sent.
 type bus struct {
 	work    func(t *task.Task) *task.Reply
 	refuse  atomic.Pointer[error]
@@ -94,7 +95,7 @@ func (b *bus) Inbox(handler func([]byte)) (string, func(), error) {
 	}, nil
 }
 
-// graphs and loads are what a registry and a dispatcher know.
+// graphs and loads are fakes of the registry and of the dispatcher.
 type graphs map[pipeline.Key]pipeline.Pipeline
 
 func (g graphs) Graph(key pipeline.Key) (pipeline.Pipeline, bool) { p, ok := g[key]; return p, ok }
@@ -103,7 +104,7 @@ type loads map[string]task.Load
 
 func (l loads) Load(function pipeline.Key) task.Load { return l[function.String()] }
 
-// rig is a coordinator over a bus.
+// rig is a coordinator with a fake bus.
 type rig struct {
 	*Coordinator
 	t     testing.TB
@@ -129,7 +130,7 @@ func newRig(t testing.TB, graph pipeline.Pipeline, l loads, work func(*task.Task
 	return r
 }
 
-// close ends the rig and checks that nothing is left.
+// close closes the coordinator and checks that nothing is left.
 func (r *rig) close() {
 	r.t.Helper()
 	if err := r.Close(context.Background()); err != nil {
@@ -157,12 +158,12 @@ func request(id string, items ...string) task.Request {
 	return task.Request{ID: id, Target: "p.ns", Input: texts(items...)}
 }
 
-// add answers with what evaluate wants of a stage.
+// add answers as evaluate expects of a stage.
 func add(t *task.Task) *task.Reply {
 	return &task.Reply{Replica: t.Stage + "-1", Output: texts(run(t.Stage, t.Input)...)}
 }
 
-// sinks shows an output as evaluate does.
+// sinks formats an output as evaluate does.
 func sinks(out tensor.Input) string {
 	var s []string
 	for _, p := range out {
@@ -187,7 +188,7 @@ func TestInvokeWalksTheGraph(t *testing.T) {
 	}
 }
 
-func TestInvokeRefusesWhatCannotRun(t *testing.T) {
+func TestInvokeRefusesUnknownAndFaultyTargets(t *testing.T) {
 	g := graph(t, "a")
 	full := loads{"a.ns": {Waiting: 5, Limit: 5}}
 	broken := g
@@ -218,7 +219,7 @@ func TestInvokeRefusesWhatCannotRun(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeSentIsUnavailable(t *testing.T) {
+func TestTaskThatCannotBeSentIsUnavailable(t *testing.T) {
 	r := newRig(t, graph(t, "a"), nil, add)
 	defer r.close()
 	down := errors.New("the bus is down")
@@ -229,7 +230,7 @@ func TestWhatCannotBeSentIsUnavailable(t *testing.T) {
 	}
 }
 
-func TestALostReplicaIsCountedAndTriedAgain(t *testing.T) {
+func TestTaskOfLostReplicaIsTriedAgain(t *testing.T) {
 	r := newRig(t, graph(t, "a"), nil, func(k *task.Task) *task.Reply {
 		if k.Attempt < 3 {
 			return &task.Reply{Code: task.ReplicaLost, Replica: "a-1", Message: "killed"}
@@ -251,7 +252,7 @@ func TestDeadlinesEndRequestsInTheirOrder(t *testing.T) {
 		defer r.close()
 		var wg sync.WaitGroup
 		begin := time.Now()
-		const n = 200 // so that every shard has several, with later deadlines first
+		const n = 200 // enough for several requests per shard, with later deadlines first
 		for i := range n {
 			after := time.Duration(n-i) * time.Minute
 			synctest.Wait()
@@ -274,7 +275,7 @@ func TestDeadlinesEndRequestsInTheirOrder(t *testing.T) {
 	})
 }
 
-func TestACanceledInvokeCancelsItsTasks(t *testing.T) {
+func TestCanceledInvokeCancelsItsTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, graph(t, "a*"), nil, func(*task.Task) *task.Reply { return nil })
 		defer r.close()
@@ -293,7 +294,7 @@ func TestACanceledInvokeCancelsItsTasks(t *testing.T) {
 	})
 }
 
-func TestCloseWaitsForWhatRuns(t *testing.T) {
+func TestCloseWaitsForRunningRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		r := newRig(t, graph(t, "a"), nil, func(k *task.Task) *task.Reply { <-release; return add(k) })
@@ -317,7 +318,7 @@ func TestCloseWaitsForWhatRuns(t *testing.T) {
 	})
 }
 
-func TestCloseCutsOffWhatDoesNotEnd(t *testing.T) {
+func TestCloseCutsOffSlowRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, graph(t, "a"), nil, func(*task.Task) *task.Reply { return nil })
 		var wg sync.WaitGroup
@@ -355,7 +356,7 @@ func TestInFlightIsBounded(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		for range 2 { // what is refused takes no place
+		for range 2 { // a refused request takes no place
 			_, terr := r.Invoke(t.Context(), request("more", strings.Repeat("large ", tensor.InlineLimit)))
 			if terr == nil || terr.Status != http.StatusTooManyRequests || terr.RetryAfter < time.Second || !strings.Contains(terr.Cause, "2 requests are in flight") {
 				t.Errorf("got %+v, want 429", terr)
@@ -372,14 +373,14 @@ func TestInFlightIsBounded(t *testing.T) {
 	})
 }
 
-func TestRunsOfOneIDAreTold(t *testing.T) {
+func TestRunsWithSameIDStaySeparate(t *testing.T) {
 	var mu sync.Mutex
 	seen := map[task.Key]bool{}
 	r := newRig(t, graph(t, "a"), nil, func(k *task.Task) *task.Reply {
 		mu.Lock()
 		defer mu.Unlock()
 		if seen[k.Key] {
-			return nil // a dispatcher drops what it has seen
+			return nil // a dispatcher drops keys that it knows
 		}
 		seen[k.Key] = true
 		return add(k)
@@ -487,7 +488,8 @@ func TestOverNATS(t *testing.T) {
 	}
 }
 
-// BenchmarkInvoke is the coordinator's share of a request of one stage: encoding, the core, the wake-up of the caller.
+// BenchmarkInvoke measures the coordinator's part of a request with one stage: encoding, the core,
+// and waking the caller.
 func BenchmarkInvoke(b *testing.B) {
 	r := newRig(b, graph(b, "a"), nil, nil)
 	r.bus.work = add

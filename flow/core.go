@@ -15,17 +15,18 @@ import (
 // end of its replica, or if other calls on the replica may have caused it.
 const Attempts = 3
 
-// mostAttempts bounds the attempts of a call, whether they count or not. Each attempt that does not
-// count has lost a replica.
+// mostAttempts bounds the attempts of a call, including those that do not count. Each attempt that
+// does not count has lost a replica.
 const mostAttempts = 100
 
-// EachWindow is how many calls of one stage a request has out at a time; the rest follow as replies come.
+// EachWindow is how many calls of one stage a request has outstanding. The others follow as replies
+// come.
 const EachWindow = 64
 
-// Core walks requests through graphs. It is not safe for concurrent use. Make one with NewCore.
+// Core runs requests through graphs. It is not safe for concurrent use. NewCore makes one.
 type Core struct {
 	walks     map[string]*walk
-	now       time.Time // of the present step
+	now       time.Time // time of the current step
 	deadlines deadlines
 	out       []Effect
 }
@@ -36,7 +37,8 @@ func NewCore() *Core { return &Core{walks: map[string]*walk{}} }
 // Requests returns how many requests have not ended.
 func (c *Core) Requests() int { return len(c.walks) }
 
-// Next returns the earliest deadline; a Tick is due then. ok is false when no request has one.
+// Next returns the earliest deadline, at which a Tick is due. ok is false if no request has a
+// deadline.
 func (c *Core) Next() (at time.Time, ok bool) {
 	if len(c.deadlines) == 0 {
 		return time.Time{}, false
@@ -44,9 +46,10 @@ func (c *Core) Next() (at time.Time, ok bool) {
 	return c.deadlines[0].req.Deadline, true
 }
 
-// Step takes an event and returns what to do about it. The slice, not its elements, is overwritten by the next Step.
+// Step applies an event and returns the effects to carry out. The next Step overwrites the slice,
+// but not its elements.
 func (c *Core) Step(now time.Time, ev Event) []Effect {
-	clear(c.out) // the last step's tasks may be large
+	clear(c.out) // tasks of the last step may be large
 	c.out, c.now = c.out[:0], now
 	switch e := ev.(type) {
 	case Start:
@@ -66,7 +69,7 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 	return c.out
 }
 
-// statusClientClosed is nginx's status for a client that left; nobody is there to read it.
+// statusClientClosed is nginx's status for a client that left. Nobody reads it.
 const statusClientClosed = 499
 
 func expired(w *walk) *task.Error {
@@ -98,8 +101,9 @@ func (c *Core) start(now time.Time, e Start) {
 	c.expect(w, e.Loads)
 }
 
-// advance starts every stage whose input is complete, from one on to whose input or calls something was added: what it passes on goes to
-// later ones. It finishes the request when its sinks are done.
+// advance starts every stage whose input is complete. from is the first stage whose input or calls
+// have grown. Outputs only go to later stages, so one pass is enough. advance finishes the request
+// when its sinks are done.
 func (c *Core) advance(w *walk, from int) {
 	for i := from; i < len(w.stages); i++ {
 		if s := &w.stages[i]; !s.started && len(s.parts) >= s.need {
@@ -115,7 +119,7 @@ func (c *Core) advance(w *walk, from int) {
 	}
 }
 
-// issue submits calls of a stage up to the window.
+// issue submits calls of a stage, up to EachWindow at a time.
 func (c *Core) issue(w *walk, i int) {
 	s := &w.stages[i]
 	for s.started && s.issued < len(s.inputs) && s.issued-s.done < EachWindow {
@@ -133,11 +137,11 @@ func (c *Core) submit(w *walk, k *call) {
 func (c *Core) replied(now time.Time, r *task.Reply) {
 	w := c.walks[r.Request]
 	if w == nil || r.Task < 1 || int(r.Task) > len(w.calls) {
-		return // of a request that has ended
+		return // its request has ended
 	}
-	k := &w.calls[r.Task-1] // until calls are added
+	k := &w.calls[r.Task-1] // valid until calls are added
 	if k.done || k.attempt != r.Attempt {
-		return // a duplicate, or an attempt given up
+		return // a duplicate, or the reply of an attempt that was given up
 	}
 	stage := &w.graph.Stages[k.stage]
 	w.note(now, k, r)
@@ -145,7 +149,8 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 		k.failed(r)
 	}
 	switch {
-	case r.Code == task.OK && w.mixes(k, r): // it was tried again while the first answer was on its way
+	case r.Code == task.OK && w.mixes(k, r):
+		// The call was tried again while its first answer was on the way.
 		k.done = true
 		c.fail(w, w.failure(k, &task.Reply{Code: task.Redeployed, Message: "two of its calls were answered by different revisions"}))
 	case r.Code == task.OK:
@@ -155,19 +160,23 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 		k.attempt++
 		c.submit(w, k)
 	default:
-		k.done = true // its dispatcher needs no cancel
+		k.done = true // the dispatcher is done with it and needs no cancel
 		c.fail(w, w.failure(k, r))
 	}
 }
 
-// elsewhere says whether another replica may do what this one did not. That is so if its own was lost, if
-// its device was out of memory, so that it takes nothing more, or if there is none left of the revision
-// that the request has begun with, and nothing of that revision was used.
+// elsewhere reports whether another replica may succeed where this one failed. That is so in three
+// cases:
+//
+//   - the replica was lost
+//   - its device was out of memory, so that it takes no more tasks
+//   - no replica is left of the revision that the request began with, and the request has used no
+//     answer of that revision
 func (w *walk) elsewhere(k *call, r *task.Reply) bool {
 	return r.Code == task.ReplicaLost || r.Code == task.OutOfMemory || r.Code == task.Redeployed && w.stages[k.stage].revision == 0
 }
 
-// failed counts what a failed reply means for the call.
+// failed counts a failed reply against the call.
 func (k *call) failed(r *task.Reply) {
 	blame := task.BlameNone
 	if r.Code == task.ReplicaLost {
@@ -189,26 +198,27 @@ func (k *call) failed(r *task.Reply) {
 	}
 }
 
-// exhausted reports whether a call has had all its attempts, or is convicted.
+// exhausted reports whether a call has used all its attempts or is convicted.
 func (k *call) exhausted(r *task.Reply) bool {
 	return k.convicted(r) || k.used >= Attempts || k.attempt >= mostAttempts
 }
 
-// convicted reports whether a call is to blame for the end of its replicas: at least two have ended
-// under it, the last one by itself and while it had only this call.
+// convicted reports whether a call is to blame for the ends of its replicas: at least two ended
+// under it, and the last one ended by itself with no other call on it.
 func (k *call) convicted(r *task.Reply) bool {
 	return r.Code == task.ReplicaLost && r.Blame == task.BlameAlone && k.ends > 1
 }
 
-// mayRunAgain says whether a task whose replica was lost may be tried elsewhere: the stage allows it, or it never got there.
+// mayRunAgain reports whether a task whose replica was lost may run again: the stage is idempotent,
+// or no replica got the task.
 func mayRunAgain(idempotent bool, r *task.Reply) bool { return idempotent || r.Replica == "" }
 
 func beforeDeadline(now time.Time, w *walk) bool {
 	return w.req.Deadline.IsZero() || now.Before(w.req.Deadline)
 }
 
-// failure is how the bad end of a call is told to the client. 429 and 503 say that the request may be made again: not of one in
-// which something may have run that may not run twice.
+// failure returns the client's error for a failed call. 429 and 503 invite a retry, so they are
+// replaced if a stage that is not idempotent may have run.
 func (w *walk) failure(k *call, r *task.Reply) *task.Error {
 	stage := &w.graph.Stages[k.stage]
 	e := failure(stage.Name, stage.Idempotent, k, r)
@@ -231,7 +241,7 @@ func (w *walk) failure(k *call, r *task.Reply) *task.Error {
 	return e
 }
 
-// failure is how a task's bad end is told, whatever else its request has done.
+// failure returns the error for a failed task alone, without regard to the rest of its request.
 func failure(stage string, idempotent bool, k *call, r *task.Reply) *task.Error {
 	e := &task.Error{Stage: stage, Cause: r.Message, Internal: true}
 	switch r.Code {
@@ -269,7 +279,7 @@ func failure(stage string, idempotent bool, k *call, r *task.Reply) *task.Error 
 
 func (c *Core) fail(w *walk, e *task.Error) { c.finish(w, nil, e) }
 
-// finish ends a request and cancels what of it is still out.
+// finish ends a request and cancels its outstanding tasks.
 func (c *Core) finish(w *walk, resp *task.Response, e *task.Error) {
 	for i := range w.calls {
 		if k := &w.calls[i]; !k.done {
@@ -278,7 +288,7 @@ func (c *Core) finish(w *walk, resp *task.Response, e *task.Error) {
 		}
 	}
 	for i := range w.stages {
-		if len(w.stages[i].inputs) > 1 { // the stage has begun and is not complete
+		if len(w.stages[i].inputs) > 1 { // the stage has started and is not complete
 			c.out = append(c.out, Leave{w.req.ID, w.functions[i]})
 		}
 		w.blobs = w.blobs || w.stages[i].hasRefs()
@@ -296,7 +306,7 @@ func (c *Core) finish(w *walk, resp *task.Response, e *task.Error) {
 	c.out = append(c.out, Finish{Request: w.req.ID, Response: resp, Error: e, Blobs: w.blobs})
 }
 
-// deadlines is a heap of requests by deadline, ties by id.
+// deadlines is a heap of requests by deadline, then by id.
 type deadlines []*walk
 
 func (d deadlines) Len() int { return len(d) }

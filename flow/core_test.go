@@ -17,7 +17,8 @@ import (
 
 var t0 = time.Unix(1_700_000_000, 0)
 
-// graph assembles "a>b,c*;b>d;…": stages with successors; a star marks each, "!N" a join of N, "?" a stage not idempotent.
+// graph parses "a>b,c*;b>d;…", stages with their successors. A star marks each, "!N" a join of N,
+// and "?" a stage that is not idempotent.
 func graph(t testing.TB, text string) pipeline.Pipeline {
 	t.Helper()
 	var fns []pipeline.Function
@@ -70,11 +71,11 @@ type world struct {
 	t      *testing.T
 	core   *Core
 	now    time.Time
-	tasks  []*task.Task // submitted and not yet answered by the test
+	tasks  []*task.Task // submitted and not answered by the test
 	cancel []task.Key
 	left   []string // functions that get no more tasks
 
-	expected []string // functions without replicas that were told of a request
+	expected []string // functions without replicas that Expect named
 	end      *Finish
 }
 
@@ -107,7 +108,7 @@ func (w *world) start(g pipeline.Pipeline, items ...string) {
 	w.step(Start{Request: r, Graph: g, Loads: make([]task.Load, len(g.Stages))})
 }
 
-// take removes the oldest submitted task of a stage.
+// take removes and returns the oldest submitted task of a stage.
 func (w *world) take(stage string) *task.Task {
 	w.t.Helper()
 	i := slices.IndexFunc(w.tasks, func(t *task.Task) bool { return t.Stage == stage })
@@ -247,7 +248,7 @@ func TestSinksAreNamed(t *testing.T) {
 	w.output("b=2;c=1")
 }
 
-func TestALostReplicaIsTriedAgainThreeTimesInAll(t *testing.T) {
+func TestCallHasThreeAttemptsAfterLostReplicas(t *testing.T) {
 	w := newWorld(t)
 	w.start(graph(t, "a>b;b"), "x")
 	w.ok(w.take("a"), "y")
@@ -257,7 +258,7 @@ func TestALostReplicaIsTriedAgainThreeTimesInAll(t *testing.T) {
 	if second.Attempt != 2 || second.Task != first.Task || show(second.Input[0].Items) != "y" {
 		t.Errorf("second attempt %+v", second)
 	}
-	w.ok(first, "late") // the first attempt's answer comes late: it was given up
+	w.ok(first, "late") // the late answer of an attempt that was given up
 	if w.end != nil {
 		t.Fatal("an attempt given up has ended the request")
 	}
@@ -266,8 +267,8 @@ func TestALostReplicaIsTriedAgainThreeTimesInAll(t *testing.T) {
 	w.failed(http.StatusBadGateway, "b", "attempt 3 of 3: killed by SIGKILL")
 }
 
-// A replica whose device is out of memory takes nothing more: what it could not do is tried on others.
-func TestOutOfMemoryIsTriedAgainThreeTimesInAll(t *testing.T) {
+// A replica whose device is out of memory takes no more tasks. Its failed task is tried on others.
+func TestCallHasThreeAttemptsAfterOutOfMemory(t *testing.T) {
 	short := func(w *world, k *task.Task, replica string) {
 		w.step(Replied{&task.Reply{Key: k.Key, Replica: replica, Code: task.OutOfMemory, Message: "device GPU-1: want 2 GiB, 1 GiB of 40 GiB free"}})
 	}
@@ -298,11 +299,12 @@ func TestOutOfMemoryIsTriedAgainThreeTimesInAll(t *testing.T) {
 	w.failed(http.StatusBadGateway, "a", "declared not idempotent, may have run")
 }
 
-func TestWhatMayNotRunTwiceDoesNot(t *testing.T) {
+func TestNonIdempotentStageIsNotTriedAgain(t *testing.T) {
 	w := newWorld(t)
 	w.start(graph(t, "a?"), "x")
 	a := w.take("a")
-	w.step(Replied{&task.Reply{Key: a.Key, Code: task.ReplicaLost, Message: "gone before it got there"}}) // no replica had it
+	// No replica had the task.
+	w.step(Replied{&task.Reply{Key: a.Key, Code: task.ReplicaLost, Message: "gone before it got there"}})
 	w.lost(w.take("a"))
 	w.failed(http.StatusBadGateway, "a", "not idempotent")
 }
@@ -322,8 +324,9 @@ func TestEndsOfTasksAreEndsOfRequests(t *testing.T) {
 	}
 }
 
-// 429 and 503 have clients and the journal make a request again: only while nothing has run that may not run twice.
-func TestWhatMayHaveRunIsNotMadeAgain(t *testing.T) {
+// Clients and the journal retry after 429 and 503. So a request gets them only while no stage that
+// is not idempotent may have run.
+func TestClientIsNotToldToRetryWhatMayHaveRun(t *testing.T) {
 	refused := func(w *world, name, replica string) {
 		w.step(Replied{&task.Reply{Key: w.take(name).Key, Code: task.Unavailable, Replica: replica, Message: "why"}})
 	}

@@ -2,8 +2,8 @@ package flow
 
 import "github.com/stagecoach-serving/stagecoach/task"
 
-// expect announces a request that has just begun to the functions of its later stages that have no
-// replica, so that they start while the first stages work.
+// expect announces a new request to the functions of its later stages that have no replica, so that
+// their replicas start while the first stages work.
 func (c *Core) expect(w *walk, loads []task.Load) {
 	for i := range loads {
 		if loads[i].Servers == 0 && !w.stages[i].started {
@@ -12,9 +12,9 @@ func (c *Core) expect(w *walk, loads []task.Load) {
 	}
 }
 
-// Expected adds to counts, by function, the stages that requests have not begun yet. A request that
-// does not fail begins all stages of its graph, because edges have no conditions. A stage with one
-// call per item gets no call if there are no items.
+// Expected adds, per function, the number of stages that requests have not started yet. A
+// successful request starts all stages of its graph, because edges have no conditions. A stage with
+// one call per item gets no call if there are no items.
 func (c *Core) Expected(counts map[string]int) {
 	for _, w := range c.walks {
 		for i := range w.stages {
@@ -25,8 +25,8 @@ func (c *Core) Expected(counts map[string]int) {
 	}
 }
 
-// Expected returns how many requests in flight have yet to reach each function, for functions with
-// such requests. Its cost grows with the number of requests.
+// Expected returns, per function, how many requests in flight have not reached it yet. Functions
+// without such requests are absent. The cost grows with the number of requests in flight.
 func (c *Coordinator) Expected() map[string]int {
 	counts := map[string]int{}
 	for _, s := range c.shards {

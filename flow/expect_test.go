@@ -10,12 +10,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// TestBeginningRequestExpectsSleepingStages: the functions of later stages without replicas are
-// told at once, and every later stage is expected until its own calls are out.
+// TestBeginningRequestExpectsSleepingStages checks that functions of later stages without replicas
+// are told at once, and that each later stage is expected until its own calls are submitted.
 func TestBeginningRequestExpectsSleepingStages(t *testing.T) {
 	g := graph(t, "a>b,c;b>d;c>d;d")
 	w := newWorld(t)
-	loads := []task.Load{{}, {}, {Servers: 2}, {}} // a, b, c, d: only c has a replica
+	loads := []task.Load{{}, {}, {Servers: 2}, {}} // stages a, b, c, d: only c has a replica
 	w.step(Start{Request: task.Request{ID: "r", Target: g.Key().String(), Deadline: w.now.Add(time.Minute), Input: texts("x")}, Graph: g, Loads: loads})
 	if want := []string{"b.ns", "d.ns"}; !slices.Equal(w.expected, want) {
 		t.Errorf("told %v, want %v: a has its task, and c has a replica", w.expected, want)
@@ -24,7 +24,7 @@ func TestBeginningRequestExpectsSleepingStages(t *testing.T) {
 	w.ok(w.take("a"), "x")
 	w.expects(map[string]int{"d.ns": 1})
 	w.ok(w.take("b"), "x")
-	w.expects(map[string]int{"d.ns": 1}) // it waits for c as well
+	w.expects(map[string]int{"d.ns": 1}) // d waits for c as well
 	w.ok(w.take("c"), "x")
 	w.expects(map[string]int{})
 	w.ok(w.take("d"), "x")
@@ -34,8 +34,8 @@ func TestBeginningRequestExpectsSleepingStages(t *testing.T) {
 	}
 }
 
-// TestEndedRequestsExpectNothing: after a failure or a deadline, a request's later stages are not
-// expected any more.
+// TestEndedRequestsExpectNothing checks that a failed or expired request's later stages are no
+// longer expected.
 func TestEndedRequestsExpectNothing(t *testing.T) {
 	g := graph(t, "a>b;b*>c;c")
 	for name, end := range map[string]func(w *world){
@@ -45,7 +45,7 @@ func TestEndedRequestsExpectNothing(t *testing.T) {
 		},
 		"canceled": func(w *world) { w.step(Canceled{"r"}) },
 		"late":     func(w *world) { w.now = w.now.Add(time.Hour); w.step(Tick{}) },
-		"no items": func(w *world) { // b has no call, and c none that waits for it
+		"no items": func(w *world) { // b has no call, and c none that waits for b
 			w.ok(w.take("a"))
 			w.take("c")
 		},
@@ -68,7 +68,8 @@ func (w *world) expects(want map[string]int) {
 	}
 }
 
-// TestTheLastTaskIsMarked: only a task whose output is the whole response has Last set.
+// TestTheLastTaskIsMarked checks that Last is set only on a task whose output is the whole
+// response.
 func TestTheLastTaskIsMarked(t *testing.T) {
 	for text, want := range map[string]string{
 		"a": "a", "a>b;b": "b", "a>b;b*": "", // calls of b wait for one another
@@ -90,12 +91,12 @@ func TestTheLastTaskIsMarked(t *testing.T) {
 	}
 }
 
-// TestCoordinatorCountsExpectedRequests: a request whose first stage does not answer is expected by
-// the later stages.
+// TestCoordinatorCountsExpectedRequests checks that later stages expect a request whose first stage
+// has not answered.
 func TestCoordinatorCountsExpectedRequests(t *testing.T) {
 	r := newRig(t, graph(t, "a>b;b>c;c"), nil, func(x *task.Task) *task.Reply { return echo(x) })
 	near := &neighbour{c: r.Coordinator, owns: "a", asked: make(chan string, 10), expected: make(chan string, 10)}
-	r.cfg.Near = near // before the first request
+	r.cfg.Near = near // set before the first request
 	done := make(chan *task.Error, 1)
 	go func() { _, terr := r.Invoke(t.Context(), request("r", "never")); done <- terr }()
 	<-near.asked

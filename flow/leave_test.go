@@ -8,14 +8,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// TestDeathsAmongRedeploys: replicas die under their calls, and those of old revisions are brought
-// back: no request ends because its function was redeployed.
-func TestDeathsAmongRedeploys(t *testing.T) {
+// TestLostReplicasDuringRedeploys checks replicas that die under their calls, with old revisions
+// started again. No request may end because its function was redeployed.
+func TestLostReplicasDuringRedeploys(t *testing.T) {
 	g := graph(t, "a>b;b*>c;c")
 	all := map[int]int{}
 	brought := 0
 	for seed := range uint64(3) {
-		w := newTheatre(t, seed)
+		w := newSimulation(t, seed)
 		w.rough = 100
 		for status, n := range w.play(g, 60) {
 			all[status] += n
@@ -28,9 +28,9 @@ func TestDeathsAmongRedeploys(t *testing.T) {
 	t.Log(all, brought)
 }
 
-// TestARequestLeaves: a function whose stage has several calls is told when the last of them is
-// answered or the request ends.
-func TestARequestLeaves(t *testing.T) {
+// TestFunctionIsToldThatRequestLeaves checks that a function with several calls in a request is
+// told when the last of them is answered or the request ends.
+func TestFunctionIsToldThatRequestLeaves(t *testing.T) {
 	w := newWorld(t)
 	w.start(graph(t, "a*>b;b*>c;c*"), "x", "y", "z")
 	for range 3 {

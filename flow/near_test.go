@@ -15,8 +15,8 @@ type neighbour struct {
 	owns  string
 	tasks sync.WaitGroup
 
-	asked    chan string // stages, as they are submitted
-	expected chan string // functions that were told of a request; nil: nobody looks
+	asked    chan string // stages whose tasks were submitted
+	expected chan string // functions that Expect named; nil: not recorded
 
 	mu       sync.Mutex
 	canceled []task.Key
@@ -60,12 +60,13 @@ func (n *neighbour) Leave(function, request string) bool {
 
 func echo(t *task.Task) *task.Reply { return &task.Reply{Key: t.Key, Output: t.Input[0].Items} }
 
-// TestNeighboursAreAskedFirst: stages whose dispatchers are in this process take no message, the others do.
-func TestNeighboursAreAskedFirst(t *testing.T) {
+// TestTasksStayInProcessIfTheDispatcherDoes checks that stages whose dispatchers are in this
+// process get no message over the bus, and that the others do.
+func TestTasksStayInProcessIfTheDispatcherDoes(t *testing.T) {
 	far := make(chan string, 10)
 	r := newRig(t, graph(t, "a>b;b>c;c"), nil, func(x *task.Task) *task.Reply { far <- x.Stage; return echo(x) })
 	near := &neighbour{c: r.Coordinator, owns: "ac", asked: make(chan string, 10)}
-	r.cfg.Near = near // before the first request
+	r.cfg.Near = near // set before the first request
 	resp, terr := r.Invoke(t.Context(), request("r", "hello"))
 	if terr != nil || string(resp.Output[0].Items[0].Bytes) != "hello" {
 		t.Fatalf("got %+v, %v", resp, terr)

@@ -12,12 +12,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// randomGraph has 1 to 7 stages, some of them with each; with wild also some joins of fewer than all, and stages that may not
-// run twice.
+// randomGraph returns a graph of 1 to 7 stages, some with each. If wild is set, some joins wait for
+// fewer than all parts, and some stages are not idempotent.
 func randomGraph(t *testing.T, r *rand.Rand, wild bool) pipeline.Pipeline {
 	n := 1 + r.IntN(7)
 	next, prevs := make([][]string, n), make([]int, n)
-	for i := 1; i < n; i++ { // every stage has a predecessor before it: one entry, no cycles
+	// every stage has an earlier predecessor, so there is one entry and no cycle.
+	for i := 1; i < n; i++ {
 		from := r.IntN(i)
 		next[from] = append(next[from], fmt.Sprint("s", i))
 		prevs[i]++
@@ -43,7 +44,8 @@ func randomGraph(t *testing.T, r *rand.Rand, wild bool) pipeline.Pipeline {
 	return graph(t, strings.Join(parts, ";"))
 }
 
-// TestRandomWalks runs random graphs with random replies, duplicates and losses, and compares with a direct evaluation.
+// TestRandomWalks runs random graphs with random replies, duplicates and losses, and compares the
+// results with a direct evaluation.
 func TestRandomWalks(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 7))
@@ -80,7 +82,8 @@ func (w *world) take0(k *task.Task) {
 	w.tasks = slices.DeleteFunc(w.tasks, func(t *task.Task) bool { return t == k })
 }
 
-// run is what the stages of random walks do: as many items as the name's digit modulo 3, made of all input.
+// run is what the stages of random graphs compute: as many items as the name's digit modulo 3, made
+// from all input.
 func run(stage string, in tensor.Input) []string {
 	all := stage + "("
 	for _, p := range in {

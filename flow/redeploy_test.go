@@ -16,47 +16,49 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// deployment is a function with its real dispatcher and replicas that answer with their revision.
+// deployment is a function with its real dispatcher core, and replicas that answer with their
+// revision.
 type deployment struct {
 	core     *dispatch.Core
 	revision uint64
-	replicas map[string]*copyOf
+	replicas map[string]*fakeReplica
 	wake     time.Time
-	in       []dispatch.Event // tasks and cancels on their way, in order
+	in       []dispatch.Event // tasks and cancels in transit, in order
 	made     int
-	asked    []uint64 // revisions of which a replica was asked for
+	asked    []uint64 // revisions for which a replica was requested
 }
 
-// copyOf is a replica.
-type copyOf struct {
+// fakeReplica is a replica.
+type fakeReplica struct {
 	revision uint64
-	draining time.Time // since when; zero: it does not
+	draining time.Time // start of the drain; zero: not draining
 	batches  []dispatch.Send
 }
 
-// theatre plays real cores of both kinds against each other, with messages that take their time.
-type theatre struct {
-	t       *testing.T
-	seed    uint64
-	r       *rand.Rand
-	now     time.Time
-	flow    *Core
-	lines   map[string]*deployment
-	back    []*task.Reply // on their way, in order
-	ends    map[string]*Finish
-	drain   time.Duration // that a replica may take
-	slow    bool          // answers reach the coordinator late
-	rough   int           // replicas die, too, each once in so many steps; 0: none does
-	brought int           // replicas of old revisions
-	never   bool          // no replica of an old revision comes once they have gone
+// simulation runs real cores of flow and dispatch against each other, with delayed messages.
+type simulation struct {
+	t     *testing.T
+	seed  uint64
+	r     *rand.Rand
+	now   time.Time
+	flow  *Core
+	lines map[string]*deployment
+	back  []*task.Reply // replies in transit, in order
+	ends  map[string]*Finish
+	drain time.Duration // time that a replica may take to drain
+	slow  bool          // replies to the coordinator are late
+	// Replicas also die, each with a chance of 1/rough per step; 0: none does.
+	rough   int
+	brought int  // number of replicas of old revisions started again
+	never   bool // never start a replica of an old revision again
 }
 
-func (w *theatre) fatalf(format string, args ...any) {
+func (w *simulation) fatalf(format string, args ...any) {
 	w.t.Helper()
 	w.t.Fatalf("seed %d: %s", w.seed, fmt.Sprintf(format, args...))
 }
 
-func (w *theatre) coordinate(ev Event) {
+func (w *simulation) coordinate(ev Event) {
 	for _, e := range w.flow.Step(w.now, ev) {
 		switch e := e.(type) {
 		case Submit:
@@ -80,8 +82,8 @@ func (w *theatre) coordinate(ev Event) {
 	}
 }
 
-// check holds the input of a task against what is promised of the stages before it.
-func (w *theatre) check(t *task.Task) {
+// check compares the input of a task with what the earlier stages should have answered.
+func (w *simulation) check(t *task.Task) {
 	for _, p := range t.Input {
 		if p.From != "" {
 			w.same(t.Request, p.From, p.Items)
@@ -89,7 +91,7 @@ func (w *theatre) check(t *task.Task) {
 	}
 }
 
-func (w *theatre) same(request, stage string, items tensor.Activation) {
+func (w *simulation) same(request, stage string, items tensor.Activation) {
 	for _, it := range items {
 		if string(it.Bytes) != string(items[0].Bytes) {
 			w.fatalf("request %s has answers of %s and %s from stage %s", request, items[0].Bytes, it.Bytes, stage)
@@ -97,7 +99,7 @@ func (w *theatre) same(request, stage string, items tensor.Activation) {
 	}
 }
 
-func (w *theatre) serve(d *deployment, ev dispatch.Event) {
+func (w *simulation) serve(d *deployment, ev dispatch.Event) {
 	for _, e := range d.core.Step(w.now, ev) {
 		switch e := e.(type) {
 		case dispatch.Send:
@@ -117,15 +119,15 @@ func (w *theatre) serve(d *deployment, ev dispatch.Event) {
 }
 
 // up starts a replica.
-func (w *theatre) up(d *deployment, revision uint64) {
+func (w *simulation) up(d *deployment, revision uint64) {
 	d.made++
 	name := fmt.Sprintf("r%03d", d.made)
-	d.replicas[name] = &copyOf{revision: revision}
+	d.replicas[name] = &fakeReplica{revision: revision}
 	w.serve(d, dispatch.ReplicaUp{Name: name, Slots: 1 + w.r.IntN(2), MaxBatch: 1 + w.r.IntN(4), Revision: revision})
 }
 
-// pass lets time go by.
-func (w *theatre) pass() {
+// pass lets time pass.
+func (w *simulation) pass() {
 	w.now = w.now.Add(time.Duration(w.r.IntN(20)) * time.Millisecond)
 	w.coordinate(Tick{})
 	for _, name := range slices.Sorted(maps.Keys(w.lines)) {
@@ -138,9 +140,9 @@ func (w *theatre) pass() {
 	}
 }
 
-// keep is what a cluster does: it starts what is missing, drains what is old once something new is there, and does not wait
-// for ever.
-func (w *theatre) keep(d *deployment) {
+// keep acts as the cluster: it starts missing replicas, drains old ones once a new one runs, and
+// ends drains that take too long.
+func (w *simulation) keep(d *deployment) {
 	for len(d.asked) > 0 && w.r.IntN(10) == 0 {
 		revision := d.asked[0]
 		d.asked = d.asked[1:]
@@ -162,7 +164,7 @@ func (w *theatre) keep(d *deployment) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.replicas)) {
 		switch c := d.replicas[name]; {
-		case c == nil: // it has just gone
+		case c == nil: // removed during this loop
 		case c.draining.IsZero() && c.revision != d.revision && fresh > 0:
 			c.draining = w.now
 			w.serve(d, dispatch.ReplicaDrain{Name: name})
@@ -173,8 +175,8 @@ func (w *theatre) keep(d *deployment) {
 	}
 }
 
-// answer has a replica answer a call.
-func (w *theatre) answer() {
+// answer lets a replica answer a call.
+func (w *simulation) answer() {
 	for _, fn := range slices.Sorted(maps.Keys(w.lines)) {
 		d := w.lines[fn]
 		for _, name := range slices.Sorted(maps.Keys(d.replicas)) {
@@ -199,8 +201,8 @@ func (w *theatre) answer() {
 	}
 }
 
-// post delivers messages that are on their way.
-func (w *theatre) post() {
+// post delivers messages in transit.
+func (w *simulation) post() {
 	for _, fn := range slices.Sorted(maps.Keys(w.lines)) {
 		d := w.lines[fn]
 		for range w.r.IntN(len(d.in)/2 + 2) {
@@ -223,11 +225,11 @@ func (w *theatre) post() {
 	}
 }
 
-// play runs requests through redeploys and returns how they ended, by status; 0: well.
-func (w *theatre) play(g pipeline.Pipeline, requests int) map[int]int {
+// play runs requests through redeploys and returns their number by status; 0: success.
+func (w *simulation) play(g pipeline.Pipeline, requests int) map[int]int {
 	for i := range g.Stages {
 		key := g.Stages[i].Key().String()
-		w.lines[key] = &deployment{core: dispatch.NewCore(dispatch.CoreConfig{Function: key, Revision: 1, QueueLimit: 1 << 20}), revision: 1, replicas: map[string]*copyOf{}}
+		w.lines[key] = &deployment{core: dispatch.NewCore(dispatch.CoreConfig{Function: key, Revision: 1, QueueLimit: 1 << 20}), revision: 1, replicas: map[string]*fakeReplica{}}
 		w.up(w.lines[key], 1)
 	}
 	started := 0
@@ -264,8 +266,8 @@ func (w *theatre) play(g pipeline.Pipeline, requests int) map[int]int {
 	return ends
 }
 
-// emptied checks that all old replicas go once nobody needs them.
-func (w *theatre) emptied() {
+// emptied checks that all old replicas stop once nobody needs them.
+func (w *simulation) emptied() {
 	for range 1000 {
 		w.pass()
 		w.answer()
@@ -283,19 +285,20 @@ func (w *theatre) emptied() {
 	}
 }
 
-func newTheatre(t *testing.T, seed uint64) *theatre {
-	return &theatre{
+func newSimulation(t *testing.T, seed uint64) *simulation {
+	return &simulation{
 		t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 21)), now: t0, flow: NewCore(),
 		lines: map[string]*deployment{}, ends: map[string]*Finish{}, drain: time.Hour,
 	}
 }
 
-// TestRedeploysUnderLoad: a function is redeployed again and again while requests have many calls of it; each request's answers
-// come from one revision, and none fails, as long as old replicas may take the time that they need.
+// TestRedeploysUnderLoad redeploys a function again and again while requests have many calls of it.
+// The answers of each request must come from one revision. No request may fail, as long as old
+// replicas get the time that they need.
 func TestRedeploysUnderLoad(t *testing.T) {
 	g := graph(t, "a>b;b*>c;c")
 	for seed := range uint64(6) {
-		w := newTheatre(t, seed)
+		w := newSimulation(t, seed)
 		w.slow = seed%2 == 1
 		if ends := w.play(g, 60); ends[0] != 60 {
 			t.Fatalf("seed %d: ends %v, want 60 well", seed, ends)
@@ -306,12 +309,13 @@ func TestRedeploysUnderLoad(t *testing.T) {
 	}
 }
 
-// TestRoughRedeploys: replicas die as well, and old ones are not given the time. Requests may fail, and never mix.
-func TestRoughRedeploys(t *testing.T) {
+// TestRedeploysWithLossesNeverMixRevisions also lets replicas die, and gives old ones too little
+// time. Requests may fail, but never mix revisions.
+func TestRedeploysWithLossesNeverMixRevisions(t *testing.T) {
 	g := graph(t, "a>b;b*>c;c")
 	all := map[int]int{}
 	for seed := range uint64(8) {
-		w := newTheatre(t, seed)
+		w := newSimulation(t, seed)
 		w.rough, w.never, w.drain = 2000, true, time.Duration(w.r.IntN(3000))*time.Millisecond
 		for status, n := range w.play(g, 60) {
 			all[status] += n
@@ -333,7 +337,7 @@ func (w *world) redeployed(t *task.Task) {
 	w.step(Replied{&task.Reply{Key: t.Key, Code: task.Redeployed, Message: "no replica of revision 7 starts"}})
 }
 
-func TestARequestGoesOnWithTheRevisionThatItBeganWith(t *testing.T) {
+func TestRequestKeepsTheRevisionThatAnsweredFirst(t *testing.T) {
 	w := newWorld(t)
 	w.start(graph(t, "a*>b;b"), slices.Repeat([]string{"x"}, EachWindow+2)...)
 	first := w.take("a")
@@ -362,7 +366,8 @@ func TestARedeployedTask(t *testing.T) {
 	const cause = `function "a" was redeployed while the request ran: no replica of revision 7 starts`
 	t.Run("is tried on the new one while nothing was used", func(t *testing.T) {
 		w := newWorld(t)
-		w.start(graph(t, "a?*"), "x", "y") // never placed, so that it may run again although it may not run twice
+		// It was never placed, so it may run again although its stage is not idempotent.
+		w.start(graph(t, "a?*"), "x", "y")
 		w.redeployed(w.take("a"))
 		w.okOf(w.take("a"), 8)
 		w.okOf(w.take("a"), 8)

@@ -8,14 +8,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// The sizes in bytes of an encoded task above which its inline items are put into the store too, and above which it is
-// refused: a bus takes somewhat more.
+// Sizes in bytes of an encoded task. Above the first, its inline items are moved to the store too.
+// Above the second, the task is refused. The bus's own limit is higher.
 const (
 	largeTask = 4 << 20
 	maxTask   = 7 << 20
 )
 
-// submit sends a task, or returns the reply that says why not.
+// submit sends a task. If it cannot, it returns the reply that says why.
 func (c *Coordinator) submit(s *shard, t *task.Task) *task.Reply {
 	if t.Attempt > 1 {
 		c.retries.Inc()
@@ -50,7 +50,7 @@ func (c *Coordinator) submit(s *shard, t *task.Task) *task.Reply {
 	return nil
 }
 
-// size is about what a task takes in bytes when it is encoded, rather more than less.
+// size estimates the encoded size of a task in bytes. The estimate is rather too high than too low.
 func size(t *task.Task) int {
 	n := 512 + len(t.Request) + len(t.Function) + len(t.Pipeline) + len(t.Stage) + len(t.ReplyTo) + len(t.Traceparent)
 	for _, h := range t.Header {

@@ -9,14 +9,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// TestConviction: a call runs alone once a replica has ended under it, and is convicted by the next
-// one that ends under it alone. A loss that the call cannot have caused costs it no attempt.
+// TestConviction checks that a call runs alone once a replica has ended under it, and that the next
+// replica that ends under it alone convicts it. A loss that the call cannot have caused costs no
+// attempt.
 func TestConviction(t *testing.T) {
 	const none, shared, company, unclear, alone = task.BlameNone, task.BlameShared, task.BlameCompany, task.BlameUnclear, task.BlameAlone
 	for name, tc := range map[string]struct {
 		losses []task.Blame
-		apart  string // of each attempt, the last one included: whether it runs alone
-		cause  string // empty: the last attempt is answered well
+		apart  string // per attempt, including the last: whether it runs alone
+		cause  string // empty: the last attempt succeeds
 	}{
 		"in company once, then well":        {[]task.Blame{company}, "-a", ""},
 		"alone once, then well":             {[]task.Blame{alone}, "-a", ""},
@@ -59,8 +60,8 @@ func TestConviction(t *testing.T) {
 	}
 }
 
-// TestEachCallIsItsOwnSuspect: of a request's calls of one stage only the ones that lost a replica
-// run alone.
+// TestEachCallIsItsOwnSuspect checks that of several calls of a stage, only those that lost a
+// replica run alone.
 func TestEachCallIsItsOwnSuspect(t *testing.T) {
 	w := newWorld(t)
 	w.start(graph(t, "a>b;b*"), "x")
@@ -77,8 +78,8 @@ func TestEachCallIsItsOwnSuspect(t *testing.T) {
 	w.output("b=one two")
 }
 
-// TestAttemptsAreBounded: a call whose replicas end again and again through no fault of its own is
-// given up in the end.
+// TestAttemptsAreBounded checks that a call is given up eventually, even if it is not to blame for
+// the ends of its replicas.
 func TestAttemptsAreBounded(t *testing.T) {
 	w := newWorld(t)
 	w.start(graph(t, "f"), "x")

@@ -9,8 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// TestTimings walks a request whose first replica is lost, and fails it while a call is out: each attempt is told of, with its
-// instants, and each has a trace context of its own.
+// TestTimings loses the first replica of a request, then fails it while a call is outstanding. Each
+// attempt must be reported with its times and its own trace context.
 func TestTimings(t *testing.T) {
 	const trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	g := pipeline.Pipeline{Name: "f", Namespace: "ns", Entry: "f", Stages: []pipeline.Stage{{Function: pipeline.Function{Name: "f", Namespace: "ns", Each: true, Idempotent: true}}}}

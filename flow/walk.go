@@ -11,38 +11,41 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// walk is one request on its way.
+// walk is one request in progress.
 type walk struct {
 	req       task.Request
 	graph     pipeline.Pipeline
-	name      string   // pipeline.Key of the pipeline; empty for a function alone
-	functions []string // pipeline.Key of each stage's function
+	name      string   // key of the pipeline as text; empty for a single function
+	functions []string // key of each stage's function as text
 	entry     int
-	stages    []stage // beside graph.Stages
-	calls     []call  // by id-1
+	stages    []stage // parallel to graph.Stages
+	calls     []call  // index: task id - 1
 	sinksLeft int
-	blobs     bool // some item lies in the store
-	heapIndex int  // in the heap of deadlines; -1: not there
+	blobs     bool // some items are in the store
+	heapIndex int  // in the heap of deadlines; -1: not in it
 
 	output  tensor.Input
 	header  []task.Header
 	timings []task.Timing
 }
 
-// stage is where a request is in one stage. It has one input a call: one for each item, or one for all.
+// stage is the progress of a request in one stage. It has one input per call: one per item, or one
+// for all items.
 type stage struct {
-	need    int          // parts that it waits for
-	parts   tensor.Input // a set by From
+	need    int          // number of parts to wait for
+	parts   tensor.Input // sorted by From, without duplicates
 	started bool
 	inputs  []tensor.Input
 	results []tensor.Activation // by call
-	input   [1]tensor.Input     // memory of inputs and of results, when there is one call
+	input   [1]tensor.Input     // backs inputs and results if there is one call
 	result  [1]tensor.Activation
 	issued  int
 	done    int
-	passed  bool // its output has gone on
+	passed  bool // its output has been passed on
 
-	revision uint64 // of the function, of the first of several calls that was answered well; 0: none was, or nobody knows
+	// Revision of the function that answered the first of several calls; 0: no answer yet, or
+	// unknown.
+	revision uint64
 }
 
 // call is one task and its attempts.
@@ -52,10 +55,10 @@ type call struct {
 	item    int
 	attempt uint8 // number of the current attempt, from 1
 	used    uint8 // attempts that count, see [Attempts]
-	ends    uint8 // replicas that ended under it; after the first, it runs alone
-	alone   uint8 // those of ends that ended by themselves and had only this call
+	ends    uint8 // replicas that ended under it; after the first, the call runs alone
+	alone   uint8 // part of ends: replicas that ended by themselves with only this call
 	done    bool
-	sent    time.Time // the present attempt
+	sent    time.Time // when the current attempt was sent
 }
 
 func newWalk(req task.Request, g pipeline.Pipeline) *walk {
@@ -82,7 +85,8 @@ func newWalk(req task.Request, g pipeline.Pipeline) *walk {
 	return w
 }
 
-// deliver adds a part to a stage's input. A part that is there already, or comes after the stage has begun, changes nothing.
+// deliver adds a part to a stage's input. It ignores duplicates and parts that come after the stage
+// has started.
 func (w *walk) deliver(i int, from string, items tensor.Activation) {
 	s := &w.stages[i]
 	if s.started || slices.ContainsFunc(s.parts, func(p tensor.Part) bool { return p.From == from }) {
@@ -112,7 +116,7 @@ func (w *walk) begin(i int) {
 	}
 }
 
-// task makes the task of a call's present attempt.
+// task returns the task for a call's current attempt.
 func (w *walk) task(k *call) *task.Task {
 	trace := w.req.Traceparent
 	if w.req.Traced {
@@ -128,13 +132,14 @@ func (w *walk) task(k *call) *task.Task {
 	}
 }
 
-// mixes says whether a good reply comes from another revision of its function than those before it in the same stage.
+// mixes reports whether a successful reply comes from another revision than earlier replies in the
+// same stage.
 func (w *walk) mixes(k *call, r *task.Reply) bool {
 	s := &w.stages[k.stage]
 	return r.Revision != 0 && s.revision != 0 && r.Revision != s.revision
 }
 
-// accept takes a good reply.
+// accept stores a successful reply.
 func (w *walk) accept(k *call, r *task.Reply) {
 	s := &w.stages[k.stage]
 	k.done = true
@@ -149,7 +154,7 @@ func (w *walk) accept(k *call, r *task.Reply) {
 	}
 }
 
-// note writes down what an attempt of a call cost.
+// note records the timing of an attempt.
 func (w *walk) note(now time.Time, k *call, r *task.Reply) {
 	w.timings = append(w.timings, task.Timing{
 		Stage: w.graph.Stages[k.stage].Name, Function: w.functions[k.stage], Task: k.id, Attempt: k.attempt, Code: r.Code, Message: r.Message,
@@ -180,13 +185,14 @@ func (w *walk) complete(i int) bool {
 		w.deliver(w.index(e.To), st.Name, out)
 	}
 	w.blobs = w.blobs || s.hasRefs()
-	s.parts, s.inputs, s.results, s.issued, s.done = nil, nil, nil, 0, 0 // what is not needed any more may be large
+	// Releases memory that is no longer needed and may be large.
+	s.parts, s.inputs, s.results, s.issued, s.done = nil, nil, nil, 0, 0
 	s.input, s.result = [1]tensor.Input{}, [1]tensor.Activation{}
 	return true
 }
 
 func (w *walk) index(name string) int {
-	for i := range w.graph.Stages { // which are large: none is copied
+	for i := range w.graph.Stages { // by index: stages are too large to copy
 		if w.graph.Stages[i].Name == name {
 			return i
 		}
@@ -194,7 +200,7 @@ func (w *walk) index(name string) int {
 	return -1
 }
 
-// unfinished names the stages that have calls out, in the graph's order.
+// unfinished returns the stages with outstanding calls, in the graph's order.
 func (w *walk) unfinished() []string {
 	var out []string
 	for i := range w.stages {
@@ -205,7 +211,7 @@ func (w *walk) unfinished() []string {
 	return out
 }
 
-// hasRefs says whether some of the stage's input lies in the store: the shell may have put it there.
+// hasRefs reports whether some input of the stage is in the store, where the shell may have put it.
 func (s *stage) hasRefs() bool {
 	return slices.ContainsFunc(s.parts, func(p tensor.Part) bool { return hasRefs(p.Items) })
 }

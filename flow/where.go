@@ -2,7 +2,7 @@ package flow
 
 import "strings"
 
-// Progress is the progress of a request in a stage that has begun and is not done.
+// Progress is the progress of a request in a stage that has started and is not done.
 type Progress struct {
 	Stage   string
 	Calls   int // calls of the stage in this request
@@ -11,8 +11,8 @@ type Progress struct {
 }
 
 // Where returns the stages that a request is in, in the graph's order. id is the id that Invoke
-// got. If two runs have this id at the same time, Where returns the stages of one of them. Where
-// looks at every request in flight, so the data path must not call it.
+// got. If two runs have this id, Where returns the stages of one of them. It scans all requests in
+// flight, so the data path must not call it.
 func (c *Coordinator) Where(id string) []Progress {
 	for _, s := range c.shards {
 		s.mu.Lock()

@@ -20,24 +20,27 @@ import (
 
 // Entry is an accepted async request.
 type Entry struct {
-	Request  task.Request  // its Deadline is not set: each run has Timeout from its own start
-	CallID   string        // what the client knows it by
-	Name     string        // of the function, as the client wrote it
-	Timeout  time.Duration // of a run
-	Callback string        // URL; empty: nobody wants to know
-	Inside   bool          // a function has sent it: its callback reaches what functions reach
+	Request  task.Request  // without a Deadline: each run gets Timeout from its own start
+	CallID   string        // X-Call-Id
+	Name     string        // function's name, as the client wrote it
+	Timeout  time.Duration // per run
+	Callback string        // callback URL; empty: no callback
+	// sent by a function: its callback may reach only what functions may reach.
+	Inside   bool
 	Accepted time.Time
 
-	Inference *tensor.Inference // the wishes of a request of the Open Inference Protocol for its answer; nil: it is no such request
+	// Inference says how the answer is formed; nil unless the request uses the Open Inference
+	// Protocol.
+	Inference *tensor.Inference
 }
 
-// ErrQueueFull says that one function has as many requests in a journal as it may.
+// ErrQueueFull means that the journal holds as many requests for one function as it allows.
 var ErrQueueFull = errors.New("gateway: too many async requests wait for the function")
 
-// ErrFull says that the journal, or its disk, has no room for any request.
+// ErrFull means that the journal or its disk has no room for more requests.
 var ErrFull = errors.New("gateway: no room for async requests")
 
-// queueFullPause is when a client that got ErrQueueFull or ErrFull may try again.
+// queueFullPause is the Retry-After that a client gets with ErrQueueFull or ErrFull.
 const queueFullPause = 5 * time.Second
 
 // appendTimeout bounds how long a client waits for the journal's disk.
@@ -66,7 +69,7 @@ func (g *Gateway) accept(w http.ResponseWriter, r *http.Request, c *call) int {
 		return fail(w, c, &task.Error{Status: http.StatusRequestEntityTooLarge, Cause: "too large to be kept for later: " + err.Error()})
 	case errors.Is(err, ErrQueueFull):
 		return fail(w, c, &task.Error{Status: http.StatusTooManyRequests, RetryAfter: queueFullPause, Cause: err.Error()})
-	case errors.Is(err, ErrFull): // not logged: it would be a line a request
+	case errors.Is(err, ErrFull): // not logged: that would be one line per request
 		return fail(w, c, &task.Error{Status: http.StatusServiceUnavailable, Internal: true, RetryAfter: queueFullPause, Cause: err.Error()})
 	case err != nil:
 		g.cfg.Log.Error("async request refused", "function", c.key, "call", c.id, "error", err)
@@ -86,16 +89,18 @@ func validCallback(s string) bool {
 	return u.Port() == "" || err == nil && port > 0
 }
 
-// Retry says which runs of an async request are worth another one, and when.
+// Retry says which runs of an async request are repeated, and when.
 type Retry struct {
-	Attempts         int           // runs at most
-	Codes            []int         // HTTP statuses of a result that are worth it
-	Faults           bool          // so are the platform's own faults, whatever their status
-	MinWait, MaxWait time.Duration // before the second run; between two at most
+	Attempts         int           // largest number of runs
+	Codes            []int         // HTTP statuses that are retried
+	Faults           bool          // also retry faults of the platform, whatever their status
+	MinWait, MaxWait time.Duration // wait before the second run; longest wait between two runs
 }
 
-// wait is how long to wait after a failed attempt, counted from 1: about twice as long each time, by chance a half more or
-// less, so that those who failed together do not come back together. What the error says of it counts more.
+// wait returns how long to wait after a failed attempt. Attempts count from 1. The wait doubles
+// with each attempt and varies randomly by half, so that requests that failed together do not
+// return together. said is the wait that the function asked for, which replaces the computed one;
+// 0: none.
 func (r Retry) wait(attempt int, said time.Duration) time.Duration {
 	d := min(r.MinWait<<min(attempt-1, 16), r.MaxWait)
 	if said > 0 {
@@ -105,25 +110,28 @@ func (r Retry) wait(attempt int, said time.Duration) time.Duration {
 	return min(max(d, r.MinWait), r.MaxWait)
 }
 
-// Ending is what becomes of an async request after a run, or after its callback was tried. The zero Ending: it is done.
+// Ending is the outcome of one run of an async request, or of one attempt to deliver its callback.
+// The zero Ending means done.
 type Ending struct {
-	Err    error         // why it failed; for good unless Again
-	Again  bool          // it is tried again,
-	After  time.Duration // from now
-	Busy   bool          // the function has more than it can do
-	Notice *Notice       // tells the result, which may be a failure for good
-	Result *Result       // of the run; nil: the run was cut short, or this was an attempt of a callback
+	Err    error         // cause of the failure, which is final unless Again
+	Again  bool          // try again
+	After  time.Duration // wait before the next attempt
+	Busy   bool          // the function is overloaded
+	Notice *Notice       // the result to deliver, which may be a final failure
+	// Result is the result of a run. It is nil if the run was cut short or was an attempt to
+	// deliver.
+	Result *Result
 }
 
 // Try is one attempt to run an async request or to deliver its result.
 type Try struct {
-	Attempt     int  // from 1
-	Redelivered bool // an earlier process may have begun this attempt, or even finished it
+	Attempt     int  // counts from 1
+	Redelivered bool // an earlier process may have started or finished this attempt
 }
 
 // Work runs an entry of the journal once. The function gets the number of the attempt as X-Attempt.
-// It gets X-Redelivered: true if an earlier process may have begun this attempt. If ctx has ended,
-// the run was cut short and does not count.
+// It gets X-Redelivered: true if an earlier process may have started this attempt. If ctx ends
+// first, the run was cut short and does not count.
 func (g *Gateway) Work(ctx context.Context, e Entry, try Try, retry Retry) Ending {
 	r, start, attempt := e.Request, time.Now(), try.Attempt
 	r.Deadline = start.Add(e.Timeout)
@@ -141,7 +149,8 @@ func (g *Gateway) Work(ctx context.Context, e Entry, try Try, retry Retry) Endin
 		return Ending{Err: context.Cause(ctx)}
 	}
 	end := Ending{Result: &res}
-	if worth := slices.Contains(retry.Codes, res.Status); worth || o.fault || o.unknown || o.convicted { // anything else is an answer
+	// Any other outcome is an answer.
+	if worth := slices.Contains(retry.Codes, res.Status); worth || o.fault || o.unknown || o.convicted {
 		end.Err = fmt.Errorf("attempt %d of %d: status %d: %.300s", attempt, retry.Attempts, res.Status, bytes.TrimSpace(res.Body))
 		end.Busy = res.Status == http.StatusTooManyRequests
 		if attempt < retry.Attempts && !o.convicted && (worth || o.fault && retry.Faults) {
@@ -155,22 +164,22 @@ func (g *Gateway) Work(ctx context.Context, e Entry, try Try, retry Retry) Endin
 	return end
 }
 
-// attemptHeader counts the runs of an async request, for its function and its callback.
+// attemptHeader numbers the runs of an async request, for its function and its callback.
 const attemptHeader = "X-Attempt"
 
-// redeliveredHeader marks a request to a function or a callback that the receiver may already have
-// got with the same X-Call-Id.
+// redeliveredHeader marks a request that its receiver may already have received under the same
+// X-Call-Id.
 const redeliveredHeader = "X-Redelivered"
 
-// runEnd is what a run's result does not tell.
+// runEnd holds what the result of a run does not show.
 type runEnd struct {
-	unknown    bool // the target is not there
-	fault      bool // the platform's own
-	convicted  bool // a call of it ended two replicas
+	unknown    bool // the target does not exist
+	fault      bool // the platform failed
+	convicted  bool // a call of the request ended two replicas
 	retryAfter time.Duration
 }
 
-// run invokes and counts. A target that is no longer there is not counted.
+// run invokes the target and counts the request, unless the target no longer exists.
 func (g *Gateway) run(ctx context.Context, r task.Request, inf *tensor.Inference, res *Result) (o runEnd) {
 	key := pipeline.ParseKey(r.Target)
 	if !g.cfg.Directory.Known(key) {
@@ -205,7 +214,7 @@ func (g *Gateway) run(ctx context.Context, r task.Request, inf *tensor.Inference
 	return o
 }
 
-// retryAfter reads what a function says with the header of that name: seconds, or a date.
+// retryAfter parses a Retry-After header: seconds or a date.
 func retryAfter(v string) time.Duration {
 	if n, err := strconv.ParseUint(v, 10, 31); err == nil {
 		return time.Duration(n) * time.Second

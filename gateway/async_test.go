@@ -110,7 +110,7 @@ func TestEntryBinary(t *testing.T) {
 	}
 }
 
-// TestEntryOfTheFirstVersion: what an earlier version has accepted runs.
+// TestEntryOfTheFirstVersion checks that entries accepted by the first version still run.
 func TestEntryOfTheFirstVersion(t *testing.T) {
 	const head = `{"id":"a.b","target":"echo.openfaas-fn","traceparent":"t","header":[{"Name":"N","Value":"v"}],"callId":"a","name":"echo",` +
 		`"timeout":1000000000,"callback":"http://x","inside":true,"accepted":"1970-01-01T00:00:01.000000002Z"}`
@@ -141,7 +141,7 @@ func FuzzEntry(f *testing.F) {
 		}
 		c, err := e.MarshalBinary()
 		if err != nil {
-			return // a time zone that has no such form
+			return // this time zone cannot be written as JSON
 		}
 		if err := again.UnmarshalBinary(c); err != nil {
 			t.Fatalf("%v after a round trip of %q", err, b)
@@ -153,9 +153,9 @@ func FuzzEntry(f *testing.F) {
 	})
 }
 
-// receiver is an HTTP transport that records posts and answers in turn.
+// receiver is an HTTP transport that records posts and returns its answers in order.
 type receiver struct {
-	answers []int // the last one repeats; 0: the connection fails
+	answers []int // the last one repeats; 0 means that the connection fails
 	posts   []*http.Request
 	bodies  []string
 	at      []time.Time
@@ -194,10 +194,10 @@ func TestWork(t *testing.T) {
 		once    bool // not idempotent
 		again   bool
 		busy    bool
-		dead    string // part of the cause
-		status  int    // that is told; 0: nothing
+		dead    string // must be part of the cause
+		status  int    // status of the notice; 0: no notice
 		body    string
-		after   time.Duration // at least
+		after   time.Duration // lower bound
 	}{
 		"done":                           {invoke: ok, attempt: 1, status: 200, body: "hello"},
 		"done at the last chance":        {invoke: ok, attempt: last, status: 200, body: "hello"},
@@ -260,8 +260,9 @@ func TestWork(t *testing.T) {
 	}
 }
 
-// TestWorkIsCutShort: an entry whose process ends is not done.
-func TestWorkIsCutShort(t *testing.T) {
+// TestRunThatIsCutShortDoesNotCount checks that an entry is not done if its process ends during the
+// run.
+func TestRunThatIsCutShortDoesNotCount(t *testing.T) {
 	f := newFront(t, nil)
 	ctx, stop := context.WithCancel(t.Context())
 	f.invoker.f = func(context.Context, task.Request) (*task.Response, *task.Error) {
@@ -321,7 +322,7 @@ func FuzzNotice(f *testing.F) {
 		}
 		c, err := n.MarshalBinary()
 		if err != nil {
-			return // a time that JSON does not write
+			return // JSON cannot write this time
 		}
 		if err := again.UnmarshalBinary(c); err != nil || !bytes.Equal(n.Body, again.Body) || n.URL != again.URL {
 			t.Fatalf("%v after a round trip of %q", err, b)
@@ -329,7 +330,7 @@ func FuzzNotice(f *testing.F) {
 	})
 }
 
-func TestTell(t *testing.T) {
+func TestDeliver(t *testing.T) {
 	for name, tc := range map[string]struct {
 		answer, attempt int
 		err, again      bool
@@ -345,7 +346,7 @@ func TestTell(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := &receiver{answers: []int{tc.answer}}
-			end := NewCallbacks(r, nil).Tell(t.Context(), Notice{URL: "http://user:pass@client/cb?key=hidden", Result: Result{Status: 200, Attempt: 7, Body: []byte("x")}}, Try{Attempt: tc.attempt})
+			end := NewCallbacks(r, nil).Deliver(t.Context(), Notice{URL: "http://user:pass@client/cb?key=hidden", Result: Result{Status: 200, Attempt: 7, Body: []byte("x")}}, Try{Attempt: tc.attempt})
 			if (end.Err != nil) != tc.err || end.Again != tc.again || end.After < tc.after[0]*time.Second || end.After > tc.after[1]*time.Second {
 				t.Errorf("%+v, want error %t, again %t after %v s", end, tc.err, tc.again, tc.after)
 			}
@@ -361,19 +362,20 @@ func TestTell(t *testing.T) {
 		})
 	}
 	again := &receiver{answers: []int{204}}
-	NewCallbacks(again, nil).Tell(t.Context(), Notice{URL: "http://client/cb"}, Try{Attempt: 1, Redelivered: true})
+	NewCallbacks(again, nil).Deliver(t.Context(), Notice{URL: "http://client/cb"}, Try{Attempt: 1, Redelivered: true})
 	if again.posts[0].Header.Get("X-Redelivered") != "true" {
 		t.Error("what an earlier process may have told is not marked")
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if end := NewCallbacks(&receiver{answers: []int{0}}, nil).Tell(ctx, Notice{URL: "http://client"}, Try{Attempt: 1}); end.Err == nil || end.Again {
+	if end := NewCallbacks(&receiver{answers: []int{0}}, nil).Deliver(ctx, Notice{URL: "http://client"}, Try{Attempt: 1}); end.Err == nil || end.Again {
 		t.Errorf("cut short: %+v", end)
 	}
 }
 
-// TestInside: an async request that a function has sent is told through what reaches no more than functions do.
-func TestInside(t *testing.T) {
+// TestInsideCallbacksReachNoMoreThanFunctions checks that the callback of a request sent by a
+// function may reach only what functions may reach.
+func TestInsideCallbacksReachNoMoreThanFunctions(t *testing.T) {
 	for _, inside := range []bool{false, true} {
 		f := newFront(t, nil)
 		if inside {
@@ -396,14 +398,14 @@ func TestInside(t *testing.T) {
 			t.Fatal(err)
 		}
 		out, in := &receiver{answers: []int{204}}, &receiver{answers: []int{204}}
-		if end := NewCallbacks(out, in).Tell(t.Context(), n, Try{Attempt: 1}); end.Err != nil || len(in.posts)+len(out.posts) != 1 || (len(in.posts) == 1) != inside {
+		if end := NewCallbacks(out, in).Deliver(t.Context(), n, Try{Attempt: 1}); end.Err != nil || len(in.posts)+len(out.posts) != 1 || (len(in.posts) == 1) != inside {
 			t.Errorf("inside %t: %d posts inside, %d outside, %v", inside, len(in.posts), len(out.posts), end.Err)
 		}
 	}
 }
 
-// TestTellOverHTTP has the real client and a real receiver, which speaks HTTP/2 under TLS.
-func TestTellOverHTTP(t *testing.T) {
+// TestDeliverOverHTTP uses the real client and a real receiver, which speaks HTTP/2 over TLS.
+func TestDeliverOverHTTP(t *testing.T) {
 	for version, start := range map[int]func(*httptest.Server){1: (*httptest.Server).Start, 2: (*httptest.Server).StartTLS} {
 		got := make(chan *http.Request, 1)
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got <- r }))
@@ -416,7 +418,7 @@ func TestTellOverHTTP(t *testing.T) {
 		}
 		c := NewCallbacks(transport, transport)
 		defer c.Close()
-		if end := c.Tell(t.Context(), Notice{URL: s.URL + "/cb", Result: Result{CallID: "mine", Status: 200, Body: []byte("x")}}, Try{Attempt: 1}); end.Err != nil {
+		if end := c.Deliver(t.Context(), Notice{URL: s.URL + "/cb", Result: Result{CallID: "mine", Status: 200, Body: []byte("x")}}, Try{Attempt: 1}); end.Err != nil {
 			t.Fatal(end.Err)
 		}
 		if r := <-got; r.ProtoMajor != version || r.Method != http.MethodPost || r.URL.Path != "/cb" || r.Header.Get("X-Call-Id") != "mine" {
@@ -425,7 +427,8 @@ func TestTellOverHTTP(t *testing.T) {
 	}
 }
 
-// TestCallOf: the client's id comes out of a request's, whether the client has chosen it or not.
+// TestCallOf checks that a request's id yields its X-Call-Id, whether the client or the gateway
+// chose it.
 func TestCallOf(t *testing.T) {
 	ids := newIDs()
 	made := ids.next()

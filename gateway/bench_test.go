@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// instant answers with the input, and nothing else costs anything.
+// instant is an invoker that answers at once with the input.
 type instant struct{}
 
 func (instant) Invoke(_ context.Context, r task.Request) (*task.Response, *task.Error) {
@@ -24,7 +24,7 @@ func (instant) Invoke(_ context.Context, r task.Request) (*task.Response, *task.
 	return resp, nil
 }
 
-// bareEcho is the least that an HTTP handler can do.
+// bareEcho is the cheapest possible HTTP handler that echoes.
 func bareEcho(w http.ResponseWriter, r *http.Request) {
 	b, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -34,7 +34,7 @@ func bareEcho(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(b)
 }
 
-// BenchmarkServe compares the data path over a real connection with a bare echo.
+// BenchmarkServe compares the data path with a bare echo, both over a real connection.
 func BenchmarkServe(b *testing.B) {
 	f := newFront(b, func(c *Config) { c.Invoker = instant{} })
 	for name, h := range map[string]http.Handler{"bare": http.HandlerFunc(bareEcho), "gateway": f.handler} {
@@ -57,14 +57,14 @@ func BenchmarkServe(b *testing.B) {
 	}
 }
 
-// sink is a response writer that keeps nothing.
+// sink is a response writer that discards everything.
 type sink struct{ h http.Header }
 
 func (s sink) Header() http.Header         { return s.h }
 func (s sink) Write(b []byte) (int, error) { return len(b), nil }
 func (s sink) WriteHeader(int)             {}
 
-// BenchmarkHandler is the handlers' own cost, without a connection.
+// BenchmarkHandler measures the handlers alone, without a connection.
 func BenchmarkHandler(b *testing.B) {
 	f := newFront(b, func(c *Config) { c.Invoker = instant{} })
 	for name, h := range map[string]http.Handler{"bare": http.HandlerFunc(bareEcho), "gateway": f.handler} {
@@ -85,8 +85,8 @@ func BenchmarkHandler(b *testing.B) {
 	}
 }
 
-// BenchmarkStream is the data path of a function that speaks HTTP, over real connections on both
-// sides. The replica keeps its own.
+// BenchmarkStream measures requests to a function that speaks HTTP, over real connections on both
+// sides. The replica keeps its connection.
 func BenchmarkStream(b *testing.B) {
 	for name, n := range map[string]int{"none": 0, "small": 64, "large": 1 << 20} {
 		b.Run(name, func(b *testing.B) {

@@ -13,21 +13,23 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Spool keeps large bodies outside of memory; tensor.Dir is one.
+// Spool keeps large bodies outside memory; tensor.Dir implements it.
 type Spool interface {
-	// Stream keeps what r has as one item. It wraps r's errors.
+	// Stream stores all of r as one item. Its errors wrap those of r.
 	Stream(owner, contentType string, r io.Reader) (tensor.Ref, error)
-	// Drop forgets all that owner has.
+	// Drop deletes everything that owner has stored.
 	Drop(owner string) error
 }
 
 // Sizes of bodies in bytes.
 const (
-	smallBody = 1 << 20 // up to which a body's memory is taken before the body has come, and above which it is spooled
-	firstRoom = 4 << 10 // for one that does not say how large it is
+	// smallBody separates small bodies from large ones. Memory for a small body is reserved before
+	// the body arrives; a large body is spooled.
+	smallBody = 1 << 20
+	firstRoom = 4 << 10 // first buffer for a body of unknown length
 )
 
-// input reads the request's body, which has to be there by the deadline.
+// input reads the request's body, which must arrive by the deadline.
 func (g *Gateway) input(w http.ResponseWriter, r *http.Request, c *call, deadline time.Time) (tensor.Activation, *task.Error) {
 	if r.ContentLength > g.cfg.MaxBody {
 		return nil, g.tooLarge()
@@ -55,7 +57,7 @@ func (g *Gateway) input(w http.ResponseWriter, r *http.Request, c *call, deadlin
 	return input, nil
 }
 
-// items reads a body. binary is the value of [tensor.InferenceHeader].
+// items parses a body. binary is the value of [tensor.InferenceHeader].
 func (g *Gateway) items(c *call, contentType, binary string, b []byte) (input tensor.Activation, err error) {
 	switch {
 	case c.direct:
@@ -74,12 +76,13 @@ func (g *Gateway) items(c *call, contentType, binary string, b []byte) (input te
 	return input, err
 }
 
-// errLarge says that there is more of a body than memory is for.
+// errLarge means that the body does not fit in memory.
 var errLarge = errors.New("the body is large")
 
-// collect reads a body into memory; size is what it says of itself. One that spools ends with errLarge once it is large.
+// collect reads a body into memory. size is its declared length. If spools is set and the body
+// turns out to be large, collect returns errLarge.
 func (g *Gateway) collect(in *incoming, c *call, size int64, spools bool) ([]byte, error) {
-	left := func(n int) int64 { // of what it says
+	left := func(n int) int64 { // of the declared length
 		if size < 0 {
 			return max(int64(n), firstRoom)
 		}
@@ -111,9 +114,9 @@ func (g *Gateway) collect(in *incoming, c *call, size int64, spools bool) ([]byt
 	}
 }
 
-// spool puts a body into the store, the part that has been read first.
+// spool stores a body. read is the part that has been read already.
 func (g *Gateway) spool(in *incoming, c *call, contentType string, read []byte) (tensor.Activation, *task.Error) {
-	c.spooled = "body-" + g.ids.next() // a call's own id may come twice
+	c.spooled = "body-" + g.ids.next() // a client may use its call id twice
 	body := &rest{head: read, r: in, done: func() { g.giveMemory(c) }}
 	ref, err := g.cfg.Spool.Stream(c.spooled, contentType, body)
 	if err != nil {
@@ -122,11 +125,11 @@ func (g *Gateway) spool(in *incoming, c *call, contentType string, read []byte) 
 	return tensor.Activation{{Ref: &ref}}, nil
 }
 
-// rest reads a head and then the rest of a body.
+// rest reads a head, then the rest of the body.
 type rest struct {
 	head []byte
 	r    io.Reader
-	done func() // with the head
+	done func() // called when the head has been read
 }
 
 // Read implements io.Reader.
@@ -142,13 +145,13 @@ func (b *rest) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// takeMemory counts bytes of a call's body until it ends.
+// takeMemory counts n bytes of a call's body until the call ends.
 func (g *Gateway) takeMemory(c *call, n int64) error {
 	if now := g.memory.Add(n); g.cfg.BodyMemory > 0 && now > g.cfg.BodyMemory {
 		g.memory.Add(-n)
 		return &task.Error{
 			Status: http.StatusServiceUnavailable, Internal: true, RetryAfter: time.Second,
-			Cause: fmt.Sprintf("bodies of requests take %d bytes of memory, which may have %d (requests.bodyMemory); try again later", now-n, g.cfg.BodyMemory),
+			Cause: fmt.Sprintf("request bodies take %d bytes of memory, of at most %d (requests.bodyMemory); try again later", now-n, g.cfg.BodyMemory),
 		}
 	}
 	c.memory += n
@@ -160,24 +163,25 @@ func (g *Gateway) giveMemory(c *call) {
 	c.memory = 0
 }
 
-// forget gives back what a call's body has taken.
+// forget releases the memory and the spooled data of a call's body.
 func (g *Gateway) forget(c *call) {
 	g.giveMemory(c)
 	if c.spooled == "" {
 		return
 	}
 	if err := g.cfg.Spool.Drop(c.spooled); err != nil {
-		g.cfg.Log.Warn("a body stays until the next start", "call", c.id, "error", err)
+		g.cfg.Log.Warn("failed to delete a spooled body; the next start deletes it", "call", c.id, "error", err)
 	}
 }
 
-// incoming reads what the client sends, with its bounds. Its errors are *task.Error, but for io.EOF.
+// incoming reads a body from the client and enforces its bounds. Its errors are *task.Error or
+// io.EOF.
 type incoming struct {
 	g        *Gateway
 	rc       *http.ResponseController
 	r        io.Reader
 	deadline time.Time
-	n        int64 // bytes that came
+	n        int64 // bytes read
 }
 
 // Read implements io.Reader.
@@ -186,14 +190,15 @@ func (b *incoming) Read(p []byte) (int, error) {
 	if stall > 0 {
 		at = earlier(at, time.Now().Add(stall))
 	}
-	_ = b.rc.SetReadDeadline(at) // net/http clears it when the body has been read; a recorder in a test has none to set
+	// net/http clears the deadline once the body is read. A test's recorder has no deadline.
+	_ = b.rc.SetReadDeadline(at)
 	n, err := b.r.Read(p)
 	b.n += int64(n)
 	switch {
 	case b.n > b.g.cfg.MaxBody:
 		return 0, b.g.tooLarge()
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return n, &task.Error{Status: http.StatusRequestTimeout, Cause: fmt.Sprintf("body: %d bytes came in time, want all of it by the deadline, and a piece each %v", b.n, stall)}
+		return n, &task.Error{Status: http.StatusRequestTimeout, Cause: fmt.Sprintf("body: %d bytes arrived in time; want the whole body by the deadline, and a piece of it every %v", b.n, stall)}
 	case err != nil && !errors.Is(err, io.EOF):
 		return n, &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("body: after %d bytes: %v", b.n, err)}
 	}
@@ -211,7 +216,7 @@ func (g *Gateway) tooLarge() *task.Error {
 	return &task.Error{Status: http.StatusRequestEntityTooLarge, Cause: fmt.Sprintf("body: want at most %d bytes", g.cfg.MaxBody)}
 }
 
-// asError is what the client is told of a body that could not be kept.
+// asError returns the client's error for a body that could not be stored.
 func asError(err error) *task.Error {
 	var terr *task.Error
 	switch {

@@ -13,8 +13,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// TestSpool: a large body that is one item goes to the store while it comes, and from there when its request has ended.
-func TestSpool(t *testing.T) {
+// TestLargeBodyIsSpooled checks that a large body with one item is spooled while it arrives and
+// deleted when its request ends.
+func TestLargeBodyIsSpooled(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	store, err := tensor.OpenDir(dir, 4<<20)
@@ -74,7 +75,8 @@ func TestSpool(t *testing.T) {
 	}
 }
 
-// TestBodyMemory: bodies that are in memory together have a bound, and what has ended counts no more.
+// TestBodyMemory checks that the memory of all bodies is bounded, and that ended requests release
+// theirs.
 func TestBodyMemory(t *testing.T) {
 	t.Parallel()
 	f := newFront(t, func(c *Config) { c.BodyMemory = 100 << 10 })

@@ -17,31 +17,32 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// Result is the end of an async request, as its callback gets it.
+// Result is the outcome of an async request, as its callback gets it.
 type Result struct {
 	CallID      string        `json:"callId"`
-	Name        string        `json:"name"`   // of the function, as the client wrote it
+	Name        string        `json:"name"`   // function's name, as the client wrote it
 	Status      int           `json:"status"` // HTTP status
 	ContentType string        `json:"contentType,omitempty"`
 	Body        []byte        `json:"-"`
-	Start       time.Time     `json:"start"`    // when the request was accepted
-	Duration    time.Duration `json:"duration"` // of its last run
-	Attempt     int           `json:"attempt"`  // number of its last run
+	Start       time.Time     `json:"start"`    // when the gateway accepted the request
+	Duration    time.Duration `json:"duration"` // of the last run
+	Attempt     int           `json:"attempt"`  // number of the last run
 }
 
 func (r *Result) fail(e *task.Error) {
 	r.Status, r.ContentType, r.Body = e.Status, "text/plain; charset=utf-8", []byte(e.Error()+"\n")
 }
 
-// Notice is a result that is to be told.
+// Notice is a result that has to be delivered to a callback.
 type Notice struct {
 	URL    string `json:"url"`
-	Inside bool   `json:"inside,omitempty"` // as [Entry] has it
+	Inside bool   `json:"inside,omitempty"` // see [Entry]
 	Result
 }
 
-// Where is a callback's URL without what may be a secret: user, password and query. It is for logs and operators.
-func Where(callback string) string {
+// SafeURL returns a callback's URL for logs and operators. It leaves out the parts that may be
+// secret: user, password and query.
+func SafeURL(callback string) string {
 	u, err := url.Parse(callback)
 	if err != nil {
 		return ""
@@ -49,7 +50,7 @@ func Where(callback string) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
-// Host is who the notice goes to.
+// Host returns the host that receives the notice.
 func (n *Notice) Host() string {
 	u, err := url.Parse(n.URL)
 	if err != nil {
@@ -61,8 +62,8 @@ func (n *Notice) Host() string {
 // noticeVersion is the version of a notice's binary form.
 const noticeVersion = 1
 
-// MarshalBinary gives the form in which a journal keeps n: the version, the length of the head (uvarint), the head as JSON,
-// the body.
+// MarshalBinary returns the form in which a journal stores n: the version, the length of the head
+// (uvarint), the head as JSON, and the body.
 func (n Notice) MarshalBinary() ([]byte, error) {
 	head, err := json.Marshal(n)
 	if err != nil {
@@ -71,7 +72,7 @@ func (n Notice) MarshalBinary() ([]byte, error) {
 	return append(append(binary.AppendUvarint([]byte{noticeVersion}, uint64(len(head))), head...), n.Body...), nil
 }
 
-// UnmarshalBinary undoes [Notice.MarshalBinary]. The notice keeps parts of b.
+// UnmarshalBinary decodes what [Notice.MarshalBinary] wrote. The notice keeps references to b.
 func (n *Notice) UnmarshalBinary(b []byte) error {
 	head, body, err := splitHead(b, noticeVersion)
 	if err != nil {
@@ -85,7 +86,7 @@ func (n *Notice) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// splitHead takes a version, a length and a head of that length off b.
+// splitHead splits b, after a version byte and a length, into a head of that length and the rest.
 func splitHead(b []byte, version byte) (head, rest []byte, err error) {
 	if len(b) == 0 || b[0] != version {
 		return nil, nil, fmt.Errorf("%d bytes, want version %d first", len(b), version)
@@ -103,27 +104,31 @@ type Callbacks struct {
 	client, inside *http.Client
 }
 
-// ErrRefused says that a callback is not tried again. A transport's dial may wrap it.
+// ErrRefused means that a callback must not be tried again. A transport's dial function may wrap
+// it.
 var ErrRefused = errors.New("refused by its receiver")
 
 // callbackTimeout bounds one attempt to deliver.
 const callbackTimeout = 10 * time.Second
 
-// callbackRetry is how a result is delivered: 10 attempts over about ten minutes.
+// callbackRetry returns the retry policy of callbacks: 10 attempts over about ten minutes.
 func callbackRetry() Retry {
 	return Retry{Attempts: 10, MinWait: time.Second, MaxWait: 5 * time.Minute}
 }
 
-// CallbackTransport returns a transport for callbacks, which goes through no proxy. A nil dial is net.Dialer's.
+// CallbackTransport returns a transport for callbacks that uses no proxy. If dial is nil, it uses
+// net.Dialer.
 func CallbackTransport(dial func(ctx context.Context, network, address string) (net.Conn, error)) *http.Transport {
 	return &http.Transport{
 		DialContext: dial, MaxIdleConns: 100, MaxIdleConnsPerHost: 8, MaxConnsPerHost: 64, IdleConnTimeout: 30 * time.Second,
-		TLSHandshakeTimeout: callbackTimeout, ForceAttemptHTTP2: true, // which a dial of one's own turns off
+		// ForceAttemptHTTP2 because a custom dial function turns HTTP/2 off.
+		TLSHandshakeTimeout: callbackTimeout, ForceAttemptHTTP2: true,
 	}
 }
 
-// NewCallbacks returns a deliverer with clients of its own. Results of requests that functions have sent go out by the
-// transport inside, which must not reach more than functions do; all others go out by transport.
+// NewCallbacks returns a Callbacks with its own clients. Results of requests that functions sent
+// use the transport inside, which must reach no more than functions do. All other results use
+// transport.
 func NewCallbacks(transport, inside http.RoundTripper) *Callbacks {
 	return &Callbacks{callbackClient(transport), callbackClient(inside)}
 }
@@ -131,21 +136,22 @@ func NewCallbacks(transport, inside http.RoundTripper) *Callbacks {
 func callbackClient(transport http.RoundTripper) *http.Client {
 	return &http.Client{
 		Timeout: callbackTimeout, Transport: transport,
-		// A redirect would turn the POST into a GET, or lead where the client did not ask us to go.
+		// A redirect would turn the POST into a GET, or lead to a place that the client did not
+		// name.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }
 
-// Close drops idle connections.
+// Close closes idle connections.
 func (c *Callbacks) Close() {
 	c.client.CloseIdleConnections()
 	c.inside.CloseIdleConnections()
 }
 
-// Tell posts n to its URL. It adds X-Redelivered: true unless this is certainly the first time.
-// With a status of 2xx, the receiver has accepted n. With any other status below 500 except 429, it
-// never will. If ctx has ended, the attempt was cut short and does not count.
-func (c *Callbacks) Tell(ctx context.Context, n Notice, try Try) Ending {
+// Deliver posts n to its URL. It adds X-Redelivered: true unless this is certainly the first
+// attempt. A 2xx status means that the receiver accepted n. Any other status below 500, except 429,
+// means that it never will. If ctx ends first, the attempt was cut short and does not count.
+func (c *Callbacks) Deliver(ctx context.Context, n Notice, try Try) Ending {
 	attempt := try.Attempt
 	err := c.post(ctx, n, try.Redelivered || attempt > 1)
 	if err == nil || ctx.Err() != nil {
@@ -162,7 +168,7 @@ func (c *Callbacks) Tell(ctx context.Context, n Notice, try Try) Ending {
 func (c *Callbacks) post(ctx context.Context, n Notice, redelivered bool) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, n.URL, bytes.NewReader(n.Body))
 	if err != nil {
-		return fmt.Errorf("callback to %s: no URL to post to: %w", Where(n.URL), ErrRefused)
+		return fmt.Errorf("callback to %s: no URL to post to: %w", SafeURL(n.URL), ErrRefused)
 	}
 	req.Header = http.Header{
 		"Content-Type":       {n.ContentType},
@@ -183,19 +189,19 @@ func (c *Callbacks) post(ctx context.Context, n Notice, redelivered bool) error 
 	resp, err := client.Do(req)
 	if err != nil {
 		var u *url.Error
-		if errors.As(err, &u) { // which has the URL with its query
+		if errors.As(err, &u) { // its text contains the URL with its query
 			err = u.Err
 		}
-		return fmt.Errorf("callback to %s: %w", Where(n.URL), err)
+		return fmt.Errorf("callback to %s: %w", SafeURL(n.URL), err)
 	}
-	defer func() { _ = resp.Body.Close() }()       // nothing is left to lose
-	_, _ = io.CopyN(io.Discard, resp.Body, 64<<10) // so that the connection can be used again
+	defer func() { _ = resp.Body.Close() }()       // the result does not depend on it
+	_, _ = io.CopyN(io.Discard, resp.Body, 64<<10) // lets the connection be used again
 	switch s := resp.StatusCode; {
 	case s < 300:
 		return nil
 	case s < 500 && s != http.StatusTooManyRequests:
-		return fmt.Errorf("callback to %s: status %d: %w", Where(n.URL), s, ErrRefused)
+		return fmt.Errorf("callback to %s: status %d: %w", SafeURL(n.URL), s, ErrRefused)
 	default:
-		return fmt.Errorf("callback to %s: status %d, want 2xx", Where(n.URL), s)
+		return fmt.Errorf("callback to %s: status %d, want 2xx", SafeURL(n.URL), s)
 	}
 }

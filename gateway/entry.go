@@ -10,7 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// The versions of an entry's binary form. They differ in the head, which was JSON at first.
+// Versions of an entry's binary form. The head was JSON in the first version.
 const (
 	entryVersionJSON = 1
 	entryVersion     = 2
@@ -33,7 +33,7 @@ type entryHead struct {
 }
 
 // MarshalBinary returns the form in which a journal stores e: the version, the length of the head,
-// the head, and the input in the encoding of package tensor.
+// the head, and the input as package tensor encodes it.
 func (e Entry) MarshalBinary() ([]byte, error) {
 	r := &e.Request
 	at, err := e.Accepted.MarshalBinary()
@@ -53,7 +53,7 @@ func (e Entry) MarshalBinary() ([]byte, error) {
 	for _, f := range r.Header {
 		h = pack.String(pack.String(h, f.Name), f.Value)
 	}
-	var inference []byte // JSON; empty: none
+	var inference []byte // as JSON; empty: none
 	if e.Inference != nil {
 		if inference, err = json.Marshal(e.Inference); err != nil {
 			return nil, fmt.Errorf("async request %q: %w", r.ID, err)
@@ -68,8 +68,8 @@ func (e Entry) MarshalBinary() ([]byte, error) {
 	return tensor.AppendActivation(pack.Bytes(append(b, entryVersion), h), r.Input), nil
 }
 
-// UnmarshalBinary reads what [Entry.MarshalBinary] of any version wrote. The entry keeps parts of
-// b.
+// UnmarshalBinary decodes what any version of [Entry.MarshalBinary] wrote. The entry keeps
+// references to b.
 func (e *Entry) UnmarshalBinary(b []byte) error {
 	version := byte(entryVersion)
 	if len(b) > 0 && b[0] == entryVersionJSON {
@@ -100,7 +100,7 @@ func (e *Entry) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// unpack reads a head of the present version.
+// unpack decodes a head of the current version.
 func (h *entryHead) unpack(b []byte) error {
 	r := pack.NewReader(b)
 	for _, s := range []*string{&h.ID, &h.Target, &h.Traceparent, &h.CallID, &h.Name, &h.Callback} {

@@ -21,19 +21,19 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// directory knows a few keys.
+// directory is a Directory with a few keys.
 type directory map[string]bool
 
 func (d directory) Known(key pipeline.Key) bool { return d[key.String()] }
 
-// TakesItems says that all but x of team-a are pipelines.
+// TakesItems reports true for every key but x.team-a.
 func (d directory) TakesItems(key pipeline.Key) bool { return key.String() != "x.team-a" }
 
 func (d directory) HasNamespace(name string) bool {
 	return name == pipeline.DefaultNamespace || name == "team-a"
 }
 
-// invoker answers as it is told and remembers what it was asked.
+// invoker records requests and answers with f.
 type invoker struct {
 	mu    sync.Mutex
 	asked []task.Request
@@ -50,7 +50,7 @@ func (i *invoker) Invoke(ctx context.Context, r task.Request) (*task.Response, *
 	return i.f(ctx, r)
 }
 
-// last is the latest request, which must be there.
+// last returns the latest request, or fails the test if there is none.
 func (i *invoker) last(t *testing.T) task.Request {
 	t.Helper()
 	i.mu.Lock()
@@ -113,7 +113,7 @@ func newFront(t testing.TB, change func(*Config)) *front {
 	return f
 }
 
-// do sends a request; header are pairs.
+// do sends a request. header holds name and value pairs.
 func (f *front) do(method, path, body string, header ...string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(method, path, strings.NewReader(body))
 	for i := 0; i < len(header); i += 2 {
@@ -124,7 +124,7 @@ func (f *front) do(method, path, body string, header ...string) *httptest.Respon
 	return w
 }
 
-// header returns the values that the function got under a name.
+// header returns the values of a header that the function got.
 func header(r task.Request, name string) (values []string) {
 	for _, h := range r.Header {
 		if h.Name == name {
@@ -134,7 +134,7 @@ func header(r task.Request, name string) (values []string) {
 	return values
 }
 
-// series returns the counters, and the histograms' counts, by name and label values.
+// series returns counters and histogram counts by name and label values.
 func (f *front) series(t *testing.T) map[string]float64 {
 	t.Helper()
 	families, err := f.metrics.Gather()

@@ -5,19 +5,24 @@ import (
 	"strconv"
 )
 
-// framing follows where the requests on one HTTP/1 connection begin and end. It refuses what two servers could read in two
-// ways (RFC 9112, 11.2), where net/http only repairs it: a length beside a coding, two of either, a coding that is not chunked,
-// folded lines, lines that end without CR. What else is wrong with a request it leaves to net/http, which closes the connection.
+// framing tracks where requests begin and end on one HTTP/1 connection. It refuses what two servers
+// could read differently (RFC 9112, 11.2) and net/http would repair:
+//
+//   - a length together with a transfer coding, or two of either
+//   - a coding other than chunked
+//   - folded lines, and lines that end without CR
+//
+// All other faults are left to net/http, which closes the connection.
 type framing struct {
 	state state
-	line  []byte // the beginning of a line whose end has not come, at most maxLine
-	left  int64  // of the body or chunk, in bytes
+	line  []byte // start of an unfinished line, at most maxLine bytes
+	left  int64  // bytes left of the body or chunk
 
-	length, chunked bool // what the head has said so far
-	old             bool // it is of HTTP/1.0, which has no codings
+	length, chunked bool // what the current head has declared
+	old             bool // HTTP/1.0, which has no transfer codings
 }
 
-// state is what comes next on a connection.
+// state is what the connection carries next.
 type state uint8
 
 const (
@@ -30,10 +35,10 @@ const (
 	trailerLine
 )
 
-// maxLine bounds in bytes what is kept of a line that comes in pieces.
+// maxLine is the largest number of bytes kept of a line that arrives in pieces.
 const maxLine = 256
 
-// pass returns how many bytes of b may be read on, and whether those after them are bad.
+// pass returns how many bytes of b the server may read, and whether the bytes after them are bad.
 func (f *framing) pass(b []byte) (n int, bad bool) {
 	for n < len(b) {
 		if f.state == bodyData || f.state == chunkData {
@@ -63,7 +68,7 @@ func (f *framing) pass(b []byte) (n int, bad bool) {
 	return n, false
 }
 
-// after is what comes after the data of a body or chunk.
+// after returns the state that follows the data of a body or chunk.
 func (s state) after() state {
 	if s == chunkData {
 		return chunkEnd
@@ -71,10 +76,11 @@ func (s state) after() state {
 	return startLine
 }
 
-// tail is how many bytes of a line's end are kept, whatever its length: enough for the version.
+// tail is how many bytes of the end of a long line are kept: enough for the HTTP version.
 const tail = 16
 
-// keep adds a piece of a line. Of one that is too long, what is before the tail goes.
+// keep adds a piece of a line. If the line is too long, only the beginning and the last tail bytes
+// are kept.
 func (f *framing) keep(b []byte) {
 	k := min(len(b), maxLine-len(f.line))
 	f.line = append(f.line, b[:k]...)
@@ -85,7 +91,7 @@ func (f *framing) keep(b []byte) {
 	}
 }
 
-// take reads a line; false: it is bad.
+// take reads a complete line and returns false if it is bad.
 func (f *framing) take(line []byte) bool {
 	if len(line) < 2 || line[len(line)-2] != '\r' {
 		return false
@@ -94,7 +100,7 @@ func (f *framing) take(line []byte) bool {
 	line = line[:len(line)-2]
 	switch f.state {
 	case startLine:
-		if len(line) > 0 { // net/http bears an empty line after a POST
+		if len(line) > 0 { // net/http allows an empty line after a POST
 			f.state, f.length, f.chunked, f.left = headLine, false, false, 0
 			f.old = !bytes.HasSuffix(line, []byte(" HTTP/1.1"))
 		}
@@ -126,7 +132,7 @@ func (f *framing) take(line []byte) bool {
 	return true
 }
 
-// field reads a header.
+// field reads a header field.
 func (f *framing) field(line []byte, whole bool) bool {
 	name, value, _ := bytes.Cut(line, []byte(":"))
 	switch len(name) {
@@ -138,7 +144,8 @@ func (f *framing) field(line []byte, whole bool) bool {
 			return false
 		}
 		f.length = true
-		n, err := strconv.ParseUint(string(bytes.Trim(value, " \t")), 10, 63) // takes no sign
+		// ParseUint accepts no sign.
+		n, err := strconv.ParseUint(string(bytes.Trim(value, " \t")), 10, 63)
 		if err != nil || !whole {
 			return false
 		}
@@ -155,7 +162,7 @@ func (f *framing) field(line []byte, whole bool) bool {
 	return true
 }
 
-// end reads the empty line after a head or a trailer.
+// end reads the empty line that ends a head or a trailer.
 func (f *framing) end() bool {
 	switch {
 	case f.state == trailerLine:

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// framed is what the rest of a message after "POST / HTTP/1.1\r\nHost: x\r\n" is: served with these bodies, one a request, or
-// refused.
+// framed maps what follows "POST / HTTP/1.1\r\nHost: x\r\n" to the outcome: the bodies of the
+// requests served, or a refusal.
 var framed = map[string]struct {
 	text    string
 	bodies  []string
@@ -47,7 +47,7 @@ var framed = map[string]struct {
 
 const before = "POST / HTTP/1.1\r\nHost: x\r\n"
 
-// strictServer answers with the body of each request.
+// strictServer starts a server behind Strict that echoes each request's body.
 func strictServer(t testing.TB) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -77,8 +77,9 @@ func strictServer(t testing.TB) string {
 	return l.Addr().String()
 }
 
-// TestStrict: net/http behind the listener serves what is clear and refuses the rest, however the bytes come.
-func TestStrict(t *testing.T) {
+// TestStrictRefusesAmbiguousRequests checks that net/http behind the listener serves unambiguous
+// requests and refuses the others, however the bytes are split.
+func TestStrictRefusesAmbiguousRequests(t *testing.T) {
 	t.Parallel()
 	addr := strictServer(t)
 	for name, tc := range framed {
@@ -127,8 +128,8 @@ func TestStrict(t *testing.T) {
 	}
 }
 
-// TestStrictChunks: chunks that are wrong break the body off and the connection.
-func TestStrictChunks(t *testing.T) {
+// TestStrictEndsBodyAtBadChunk checks that a bad chunk ends the body and the connection.
+func TestStrictEndsBodyAtBadChunk(t *testing.T) {
 	t.Parallel()
 	addr := strictServer(t)
 	for name, text := range map[string]string{
@@ -155,8 +156,9 @@ func TestStrictChunks(t *testing.T) {
 	}
 }
 
-// TestStrictUpgrade: a connection that speaks another protocol is left alone.
-func TestStrictUpgrade(t *testing.T) {
+// TestStrictIgnoresUpgradedConnections checks that a connection that speaks another protocol is not
+// inspected.
+func TestStrictIgnoresUpgradedConnections(t *testing.T) {
 	t.Parallel()
 	c, err := net.Dial("tcp", strictServer(t))
 	if err != nil {
@@ -175,7 +177,8 @@ func TestStrictUpgrade(t *testing.T) {
 	}
 }
 
-// FuzzFraming: pieces do not matter, and where net/http sees the end of a request, so does framing.
+// FuzzFraming checks that framing does not depend on how bytes are split, and ends requests where
+// net/http does.
 func FuzzFraming(f *testing.F) {
 	for _, tc := range framed {
 		f.Add([]byte(before+tc.text), byte(3))
@@ -211,7 +214,7 @@ func FuzzFraming(f *testing.F) {
 	})
 }
 
-// BenchmarkFraming is what a request costs more than without.
+// BenchmarkFraming measures what framing adds to a request.
 func BenchmarkFraming(b *testing.B) {
 	request := []byte("POST /function/noop HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nUser-Agent: Go-http-client/1.1\r\nContent-Length: 64\r\n" +
 		"Content-Type: text/plain\r\nAccept-Encoding: gzip\r\n\r\n" + strings.Repeat("x", 64))

@@ -19,61 +19,72 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Directory knows what can be invoked.
+// Directory knows which functions and pipelines can be invoked.
 type Directory interface {
-	// Known reports whether there is a function or a pipeline with this key.
+	// Known reports whether a function or pipeline has this key.
 	Known(key pipeline.Key) bool
-	// TakesItems reports whether a JSON array that invokes this function or pipeline is a list of
-	// items, if the request has no X-Items.
+	// TakesItems reports whether a JSON array sent to this target without X-Items is a list of
+	// items.
 	TakesItems(key pipeline.Key) bool
-	// HasNamespace reports whether there is a namespace with this name.
+	// HasNamespace reports whether the namespace exists.
 	HasNamespace(name string) bool
 }
 
 // Invoker runs a request through its function or pipeline.
 type Invoker interface {
-	// Invoke returns a response, whose output has no references, or an error: by r.Deadline at the latest, and soon after
-	// ctx ended.
+	// Invoke returns a response whose output has no references, or an error. It returns by
+	// r.Deadline, or soon after ctx ends.
 	Invoke(ctx context.Context, r task.Request) (*task.Response, *task.Error)
 }
 
-// Journal keeps accepted async requests until they are done.
+// Journal stores accepted async requests until they are done.
 type Journal interface {
-	// Append returns once e is on disk; or [ErrTooLarge], when it will never take an entry of that size.
+	// Append returns once e is on disk. It returns [ErrTooLarge] if e can never be stored.
 	Append(ctx context.Context, e Entry) error
 }
 
-// ErrTooLarge says that an entry is too large for a journal.
+// ErrTooLarge means that an entry is too large for the journal.
 var ErrTooLarge = errors.New("gateway: the request is too large for the journal")
 
-// Config is what a [Gateway] is made of. All fields up to Log are needed.
+// Config configures a [Gateway]. All fields up to Log are required.
 type Config struct {
 	Directory  Directory
 	Invoker    Invoker
 	Journal    Journal
 	Callbacks  *Callbacks
-	Timeout    time.Duration // of a request that names none
-	MaxTimeout time.Duration // that a request may ask for with X-Timeout
-	MaxBody    int64         // bytes
-	BodyMemory int64         // bytes that bodies may have of memory together; more get 503; 0: no bound
-	Spool      Spool         // of bodies above 1 MiB that nobody has to look into; nil: memory
-	InFlight   int           // requests at a time; more get 429
-	Metrics    prometheus.Registerer
-	Log        *slog.Logger
-	Tracer     Tracer // nil: no spans
+	Timeout    time.Duration // default for requests without X-Timeout
+	MaxTimeout time.Duration // upper bound of X-Timeout
+	MaxBody    int64         // in bytes
+	// memory in bytes for all bodies together; requests above it get 503; 0: no bound.
+	BodyMemory int64
+	// for bodies above 1 MiB that the platform need not parse; nil: memory.
+	Spool    Spool
+	InFlight int // concurrent requests; more get 429
+	Metrics  prometheus.Registerer
+	Log      *slog.Logger
+	Tracer   Tracer // nil: no tracing
 
-	// Hide removes from an error text what clients must not read, such as paths of the machine;
-	// nil: nothing is removed. Logs and spans have the whole text.
+	// Hide removes what clients must not read from an error text, such as paths of the machine. Nil
+	// removes nothing. Logs and spans get the whole text.
 	Hide func(text string) string
 
-	// Rendezvous is where functions for which HTTP is true are met; nil: they get their requests as other functions do.
+	// Rendezvous is where replicas of functions that speak HTTP pick up their requests. If it is
+	// nil, those functions get their requests as stages do.
 	Rendezvous *Rendezvous
 	HTTP       func(key pipeline.Key) bool
-	Exec       func(key pipeline.Key) time.Duration       // exec_timeout of a function that speaks HTTP; 0: none, or another kind of function; nil: none has one
-	Measures   func(key pipeline.Key, holder string) bool // whether a function is pinned by this holder: who may know how its calls were put together; nil: nobody
-	Stall      time.Duration                              // that a client may send nothing of its body and take nothing of its answer; 0: as long as it likes
-	Lines      Lines                                      // for which clients may not wait as long as Stall says while others do; nil: they may
-	Proxies    peer.Proxies                               // that say whose request they pass on
+	// Exec returns the exec_timeout of a function that speaks HTTP. It returns 0 if the function
+	// has none or does not speak HTTP. Nil means that no function has one.
+	Exec func(key pipeline.Key) time.Duration
+	// Measures reports whether holder has pinned the function, so that it may see how its calls
+	// were batched. Nil allows nobody.
+	Measures func(key pipeline.Key, holder string) bool
+	// Stall is how long a client may pause while it sends its body or reads its answer; 0: no
+	// limit.
+	Stall time.Duration
+	// Lines knows how many requests wait per function. With it, a client may pause for less than
+	// Stall while others wait. Nil: no difference.
+	Lines   Lines
+	Proxies peer.Proxies // proxies trusted to name the client
 }
 
 // Gateway is the data path.
@@ -82,11 +93,11 @@ type Gateway struct {
 	metrics  *metrics
 	ids      ids
 	inFlight atomic.Int64
-	memory   atomic.Int64 // of bodies, in bytes
+	memory   atomic.Int64 // bytes of all bodies
 	stalls   stalls
 }
 
-// New returns a gateway whose metrics are registered.
+// New returns a gateway and registers its metrics.
 func New(c Config) (*Gateway, error) {
 	switch {
 	case c.Directory == nil || c.Invoker == nil || c.Journal == nil || c.Callbacks == nil || c.Metrics == nil || c.Log == nil:
@@ -101,11 +112,11 @@ func New(c Config) (*Gateway, error) {
 	return &Gateway{cfg: c, metrics: m, ids: newIDs()}, nil
 }
 
-// Invocations returns the number of requests for this function or pipeline that have ended, plus
-// the number of its answered calls as a stage of pipelines in requests that have ended.
+// Invocations returns the number of ended requests for this function or pipeline, plus the
+// function's answered calls as a stage of pipelines in ended requests.
 func (g *Gateway) Invocations(key pipeline.Key) float64 { return g.metrics.invocations(key) }
 
-// Tidy drops the figures of functions and pipelines that are not there any more.
+// Tidy drops the metrics of functions and pipelines that no longer exist.
 func (g *Gateway) Tidy() {
 	g.metrics.tidy(g.cfg.Directory.Known)
 }
@@ -113,12 +124,13 @@ func (g *Gateway) Tidy() {
 // Handler serves /function/, /async-function/ and /v2/, and passes all other paths to next.
 func (g *Gateway) Handler(next http.Handler) http.Handler { return g.handler(next, false) }
 
-// InsideHandler is Handler for requests that functions send. No function is a proxy that is believed, whatever its address.
+// InsideHandler is Handler for requests that functions send. A function is never trusted as a
+// proxy, whatever its address.
 func (g *Gateway) InsideHandler(next http.Handler) http.Handler { return g.handler(next, true) }
 
 type insideKey struct{}
 
-// isInside reports whether a function has sent a request.
+// isInside reports whether a function sent the request.
 func isInside(r *http.Request) bool { return r.Context().Value(insideKey{}) != nil }
 
 func (g *Gateway) handler(next http.Handler, inside bool) http.Handler {
@@ -143,7 +155,7 @@ func (g *Gateway) handler(next http.Handler, inside bool) http.Handler {
 	})
 }
 
-// way is how a path asks for an invocation.
+// way is the kind of invocation that a path asks for.
 type way int
 
 const (
@@ -152,8 +164,8 @@ const (
 	asyncCall
 )
 
-// split takes /function/NAME[/PATH] and /async-function/NAME[/PATH] apart, as the client has escaped them. path starts with a
-// slash. A NAME that no function can have comes out as it is: nobody knows it.
+// split splits /function/NAME[/PATH] and /async-function/NAME[/PATH]. It keeps the client's
+// escaping. path starts with a slash. name is not validated.
 func split(urlPath string) (w way, name, path string) {
 	w = syncCall
 	rest, ok := strings.CutPrefix(urlPath, "/function/")
@@ -172,36 +184,40 @@ func split(urlPath string) (w way, name, path string) {
 
 // call is one request on its way through the gateway.
 type call struct {
-	key   pipeline.Key // of its target
-	name  string       // as the URL has it
+	key   pipeline.Key // of the target
+	name  string       // as in the URL
 	path  string       // after the name, escaped
 	id    string       // X-Call-Id
 	start time.Time
-	trace Trace               // nil: none
-	calls []task.Timing       // what its tasks cost
-	cause string              // why it failed
-	hide  func(string) string // see Config
+	trace Trace               // nil: no tracing
+	calls []task.Timing       // time that its tasks waited and worked
+	cause string              // cause of the failure
+	hide  func(string) string // Config.Hide
 
-	traceparent string  // for the function
-	body        *source // that may still be read; nil: none
-	upload      *upload // of a request to a function that speaks HTTP, if it has a body
+	traceparent string  // passed to the function
+	body        *source // body that may still be read; nil: none
+	upload      *upload // set for requests with a body to functions that speak HTTP
 
-	protocol  bool              // it came on a path of the Open Inference Protocol, and errors have its form
-	direct    bool              // the function speaks HTTP: bodies are its own
-	items     string            // X-Items; empty: the function decides
-	inference *tensor.Inference // the wishes of a request of the Open Inference Protocol for its answer; nil: it is no such request
+	// an Open Inference Protocol request, whose errors have the protocol's form.
+	protocol bool
+	direct   bool   // the function speaks HTTP and gets bodies unchanged
+	items    string // X-Items; empty: the function's setting applies
+	// inference says how the answer is formed; nil unless the request uses the Open Inference
+	// Protocol.
+	inference *tensor.Inference
 
-	sending []<-chan struct{} // each is closed when an attempt at the request does not read its body any more
+	// sending has one channel per attempt; it is closed when the attempt no longer reads the body.
+	sending []<-chan struct{}
 
-	batches bool   // the client measures the function, and is told in which batches its calls ran
-	broken  bool   // the answer broke off: the connection has to, too
-	spools  bool   // a large body may go to the spool
-	spooled string // the body's owner there; empty: none
-	memory  int64  // that the body has
+	batches bool   // the client may see in which batches its calls ran
+	broken  bool   // the answer broke off, so the connection must be closed
+	spools  bool   // a large body may be spooled
+	spooled string // owner of the spooled body; empty: none
+	memory  int64  // bytes of the body counted in Gateway.memory
 }
 
-// serve does what sync and async requests have in common: find the target, count, bound; do answers
-// and returns the status. c says what the URL says.
+// serve does what sync and async requests share: it finds the target, counts the request and
+// enforces bounds. do answers and returns the status. c holds the parts of the URL.
 func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, c call, do func(http.ResponseWriter, *http.Request, *call) int) {
 	c.start, c.hide = time.Now(), g.cfg.Hide
 	h := w.Header()
@@ -221,8 +237,9 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, c call, do func(
 	c.trace = g.begin(c.start, r.Header.Get("Traceparent"), r.Header.Get("Tracestate"))
 	var code int
 	defer g.forget(&c)
-	defer c.waitSent()                       // which endBody ends
-	defer func() { c.endBody(w, r, code) }() // at last: the request has ended, and takes nobody's place but its body's memory
+	defer c.waitSent() // runs after endBody, which ends the readers
+	// Runs after the request has left the in-flight count. Only its body's memory is still held.
+	defer func() { c.endBody(w, r, code) }()
 	defer g.inFlight.Add(-1)
 	switch {
 	case g.inFlight.Add(1) > int64(g.cfg.InFlight):
@@ -239,27 +256,27 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, c call, do func(
 		e.Async = "accept"
 	}
 	g.ended(c.trace, r.Header.Get("Traceparent"), e)
-	if c.broken || code == statusClientGone { // an empty answer would be one
+	if c.broken || code == statusClientGone { // returning normally would send an empty answer
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// resolve finds the target of a URL's name, which may be escaped.
+// resolve finds the target of a name in a URL, which may be escaped.
 func (g *Gateway) resolve(name string) (key pipeline.Key, ok bool) {
 	if strings.IndexByte(name, '%') >= 0 {
 		if plain, err := url.PathUnescape(name); err == nil {
 			name = plain
 		}
 	}
-	key = pipeline.Named(name, "") // the query is the function's own
+	key = pipeline.Named(name, "") // the query belongs to the function
 	return key, g.cfg.Directory.Known(key)
 }
 
-// speaksHTTP tells whether the function with this key is not a stage.
+// speaksHTTP reports whether the function speaks HTTP, that is, is not a stage.
 func (g *Gateway) speaksHTTP(key pipeline.Key) bool { return g.cfg.HTTP != nil && g.cfg.HTTP(key) }
 
-// unknown returns the error for a target that does not exist, or whose namespace does not exist.
-// name is the client's name for it.
+// unknown returns the error for a target or namespace that does not exist. name is what the client
+// sent.
 func (g *Gateway) unknown(key pipeline.Key, name string) *task.Error {
 	cause := "no function or pipeline " + quoted(name) + "; it is found as soon as it is deployed"
 	if !g.cfg.Directory.HasNamespace(key.Namespace) {
@@ -268,7 +285,7 @@ func (g *Gateway) unknown(key pipeline.Key, name string) *task.Error {
 	return &task.Error{Status: http.StatusNotFound, Cause: cause}
 }
 
-// quoted returns the quoted beginning of a name that a client sent.
+// quoted returns the beginning of a name that a client sent, in quotes.
 func quoted(name string) string {
 	const most = 100
 	if len(name) > most {
@@ -290,7 +307,7 @@ func (g *Gateway) invoke(w http.ResponseWriter, r *http.Request, c *call) int {
 	req.Deadline = c.start.Add(timeout)
 	resp, err := g.cfg.Invoker.Invoke(r.Context(), req)
 	if r.Context().Err() != nil {
-		return statusClientGone // nobody reads an answer
+		return statusClientGone // nobody would read an answer
 	}
 	if err != nil {
 		return fail(w, c, err)

@@ -45,7 +45,7 @@ func TestInvoke(t *testing.T) {
 			t.Errorf("the function gets %s %q, want %q once", name, got, want)
 		}
 	}
-	for range 20 { // maps are walked in random order
+	for range 20 { // map order is random
 		f.do(http.MethodGet, "/function/echo", "", "D", "", "B", "", "A", "", "C", "")
 		var names []string
 		for _, h := range f.invoker.last(t).Header {
@@ -97,7 +97,8 @@ func TestSplitPaths(t *testing.T) {
 	}
 }
 
-// TestTheLastDotBeginsTheNamespace: of two targets whose keys look alike, a URL names one, whether or not it is there.
+// TestTheLastDotBeginsTheNamespace checks that a URL names exactly one of two targets with similar
+// keys, whether or not it exists.
 func TestTheLastDotBeginsTheNamespace(t *testing.T) {
 	f := newFront(t, func(c *Config) {
 		c.Directory = directory{"x.team-a": true, "x.team-a.openfaas-fn": true, "v1.echo.openfaas-fn": true}
@@ -184,8 +185,8 @@ func TestUnknownNamesMakeNoSeries(t *testing.T) {
 	}
 }
 
-// TestInvocationsOfStages: a function's count has the calls that it answered as a stage of
-// pipelines, each once however often it was tried.
+// TestInvocationsOfStages checks that a function's count includes its answered calls as a stage,
+// once per call however many attempts it took.
 func TestInvocationsOfStages(t *testing.T) {
 	there := directory{"film.openfaas-fn": true, "cut.openfaas-fn": true, "grade.openfaas-fn": true}
 	f := newFront(t, func(c *Config) { c.Directory = there })
@@ -198,12 +199,14 @@ func TestInvocationsOfStages(t *testing.T) {
 	}
 	f.do(http.MethodPost, "/function/film", "")
 	f.invoker.f = func(context.Context, task.Request) (*task.Response, *task.Error) {
-		canceled := task.Timing{Function: "grade.openfaas-fn", Task: 3, Attempt: 1, Code: task.Canceled} // waited when the request failed
+		// This call was waiting when the request failed.
+		canceled := task.Timing{Function: "grade.openfaas-fn", Task: 3, Attempt: 1, Code: task.Canceled}
 		return nil, &task.Error{Status: 500, Stages: append(stages[:3:3], canceled)}
 	}
 	f.do(http.MethodPost, "/function/film", "")
 	f.Work(t.Context(), Entry{Name: "film", Request: task.Request{Target: "film.openfaas-fn"}, Timeout: time.Minute}, Try{Attempt: 1}, Retry{Attempts: 1})
-	f.invoker.f = func(context.Context, task.Request) (*task.Response, *task.Error) { // the function alone
+	// The function runs alone.
+	f.invoker.f = func(context.Context, task.Request) (*task.Response, *task.Error) {
 		return &task.Response{Stages: stages[:1]}, nil
 	}
 	f.do(http.MethodPost, "/function/cut", "")
@@ -292,8 +295,9 @@ func TestBadHeaders(t *testing.T) {
 	}
 }
 
-// TestCallIDs: two requests under the client's one id are two requests.
-func TestCallIDs(t *testing.T) {
+// TestRequestsWithSameCallIDStaySeparate checks that two requests with the same X-Call-Id stay
+// separate.
+func TestRequestsWithSameCallIDStaySeparate(t *testing.T) {
 	f := newFront(t, nil)
 	seen := map[string]bool{}
 	for range 3 {
@@ -396,7 +400,7 @@ func TestInFlight(t *testing.T) {
 	}
 }
 
-// server serves f over a real connection.
+// server serves f over a real listener.
 func (f *front) server(t *testing.T) *httptest.Server {
 	s := httptest.NewServer(f.handler)
 	t.Cleanup(func() {
@@ -406,7 +410,7 @@ func (f *front) server(t *testing.T) *httptest.Server {
 	return s
 }
 
-// unsized hides a reader's length, so that the body goes out chunked.
+// unsized hides a reader's length, so that the body is sent in chunks.
 type unsized struct{ io.Reader }
 
 func TestBodies(t *testing.T) {
@@ -417,7 +421,7 @@ func TestBodies(t *testing.T) {
 		for name, body := range map[string]io.Reader{"sized": bytes.NewReader(payload), "chunked": unsized{bytes.NewReader(payload)}} {
 			resp, err := s.Client().Post(s.URL+"/function/echo", "application/octet-stream", body)
 			if err != nil {
-				if size > 3<<20 { // the server closes on a body that it refuses
+				if size > 3<<20 { // the server closes the connection when it refuses a body
 					continue
 				}
 				t.Fatal(err)
@@ -436,7 +440,8 @@ func TestBodies(t *testing.T) {
 	}
 }
 
-// TestLargeBodyIsNotRead: a body that says that it is too large is refused before it comes.
+// TestLargeBodyIsNotRead checks that a body whose declared length is too large is refused before it
+// arrives.
 func TestLargeBodyIsNotRead(t *testing.T) {
 	f := newFront(t, nil)
 	r := httptest.NewRequest(http.MethodPost, "/function/echo", unsized{iotest.ErrReader(errors.New("it was read"))})
@@ -460,7 +465,7 @@ func TestHead(t *testing.T) {
 		return &task.Response{Output: tensor.Input{{Items: tensor.Activation{{ContentType: "text/plain", Bytes: []byte("12345")}}}}}, nil
 	}
 	s := f.server(t)
-	for range 2 { // the second over the same connection
+	for range 2 { // the second request uses the same connection
 		resp, err := s.Client().Head(s.URL + "/function/echo")
 		if err != nil {
 			t.Fatal(err)
@@ -476,7 +481,8 @@ func TestHead(t *testing.T) {
 	}
 }
 
-// TestClientHangsUp: the invocation learns of it, after the body and its read deadline.
+// TestClientHangsUp checks that the invocation is canceled when the client leaves after its body
+// and the read deadline.
 func TestClientHangsUp(t *testing.T) {
 	f := newFront(t, nil)
 	entered, ended := make(chan struct{}), make(chan error, 1)
@@ -507,8 +513,8 @@ func TestClientHangsUp(t *testing.T) {
 	<-gone
 }
 
-// TestReadDeadline: a body that does not come in time is 408; one that came in time does not end the invocation when
-// the time for reading is over.
+// TestReadDeadline checks that a late body gets 408, and that the read deadline does not end an
+// invocation whose body arrived in time.
 func TestReadDeadline(t *testing.T) {
 	f := newFront(t, nil)
 	s := f.server(t)

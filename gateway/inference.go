@@ -7,12 +7,11 @@ import (
 	"strings"
 )
 
-// inferencePrefix is the prefix of the paths of the Open Inference Protocol v2, in which a function
-// or pipeline is a model.
+// inferencePrefix is the path prefix of the Open Inference Protocol v2, in which a function or
+// pipeline is a model.
 const inferencePrefix = "/v2/"
 
-// serveInference serves a path below /v2/. path is as the client has escaped it. Errors have the
-// protocol's form.
+// serveInference serves a path below /v2/. path is still escaped. Errors have the protocol's form.
 func (g *Gateway) serveInference(w http.ResponseWriter, r *http.Request, path string) {
 	model, of := strings.CutPrefix(path, "models/")
 	name, what, _ := strings.Cut(model, "/")
@@ -33,7 +32,7 @@ func (g *Gateway) serveInference(w http.ResponseWriter, r *http.Request, path st
 			inferenceError(w, http.StatusNotFound, g.unknown(key, name).Cause)
 			return
 		}
-		if what == "ready" { // one that is asleep starts with its next request
+		if what == "ready" { // a sleeping function counts: its next request starts it
 			g.readOnly(w, r, map[string]any{"name": key.Short(), "ready": true})
 			return
 		}
@@ -44,7 +43,7 @@ func (g *Gateway) serveInference(w http.ResponseWriter, r *http.Request, path st
 	}
 }
 
-// readOnly answers GET and HEAD.
+// readOnly answers GET and HEAD with v.
 func (g *Gateway) readOnly(w http.ResponseWriter, r *http.Request, v any) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		refuseMethod(w, r, http.MethodGet)
@@ -63,13 +62,13 @@ func inferenceError(w http.ResponseWriter, status int, cause string) {
 	writeInference(w, status, map[string]string{"error": cause})
 }
 
-// writeInference writes JSON.
+// writeInference writes v as JSON.
 func writeInference(w http.ResponseWriter, status int, v any) {
-	b, _ := json.Marshal(v) // texts and booleans have a JSON form
+	b, _ := json.Marshal(v) // v has only texts and booleans
 	h := w.Header()
 	h["Content-Type"] = []string{"application/json"}
 	h["Content-Length"] = []string{strconv.Itoa(len(b))}
 	h["X-Content-Type-Options"] = []string{"nosniff"}
 	w.WriteHeader(status)
-	_, _ = w.Write(b) // fails when the client is gone, or for HEAD, whose answer has no body
+	_, _ = w.Write(b) // fails if the client is gone, or for HEAD
 }

@@ -16,8 +16,9 @@ import (
 
 const jsonType = "application/json"
 
-// TestItems: the header says whether an array is a list of items, and without it the function does.
-func TestItems(t *testing.T) {
+// TestItemsHeader checks that X-Items decides whether an array is a list of items, and without it
+// the function does.
+func TestItemsHeader(t *testing.T) {
 	f := newFront(t, nil)
 	const body = ` [1, "a"] `
 	for _, tc := range []struct {
@@ -60,8 +61,8 @@ func TestItems(t *testing.T) {
 	}
 }
 
-// TestBodiesOfHTTPFunctions: an async request to a function that speaks HTTP has its body and
-// X-Items as they came.
+// TestBodiesOfHTTPFunctions checks that an async request to a function that speaks HTTP keeps its
+// body and X-Items.
 func TestBodiesOfHTTPFunctions(t *testing.T) {
 	f := newFront(t, func(c *Config) { c.HTTP = func(pipeline.Key) bool { return true } })
 	for _, body := range []string{` ["a"] `, inferBody} {
@@ -78,7 +79,7 @@ func TestBodiesOfHTTPFunctions(t *testing.T) {
 
 const inferBody = `{"id":"42","inputs":[{"name":"x","shape":[2],"datatype":"FP32","data":[1,2]}]}`
 
-// doubler answers each tensor with itself and its like, half, in FP16.
+// doubler answers each tensor with two tensors: the same one, and one named half in FP16.
 func doubler(_ context.Context, r task.Request) (*task.Response, *task.Error) {
 	in := r.Input[0].Tensors[0]
 	in.Name = "y"
@@ -127,8 +128,8 @@ func TestInference(t *testing.T) {
 	}
 }
 
-// TestBinaryInference: data of requests may be in binary, and data of answers is if the request
-// asks for it.
+// TestBinaryInference checks that requests may carry binary data, and that answers do if the
+// request asks for it.
 func TestBinaryInference(t *testing.T) {
 	f := newFront(t, nil)
 	f.invoker.f = doubler
@@ -146,8 +147,8 @@ func TestBinaryInference(t *testing.T) {
 	}
 }
 
-// TestAsyncInference: the result of an async request has the id and the outputs that it selects, in
-// JSON.
+// TestAsyncInference checks that an async result has the request's id and only the selected
+// outputs, in JSON.
 func TestAsyncInference(t *testing.T) {
 	f := newFront(t, nil)
 	f.invoker.f = doubler

@@ -18,7 +18,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// pooled makes a stage's function one that keeps its connection, as a watchdog does. It runs one request at a time.
+// pooled makes the stage's function keep its connection, as a watchdog does. It runs one request at
+// a time.
 func (s *stage) pooled(replica func(attempt int, c net.Conn, in *bufio.Reader) (keep bool)) (dials func() int) {
 	var kept net.Conn
 	n, attempts := 0, 0
@@ -56,7 +57,7 @@ func (s *stage) pooled(replica func(attempt int, c net.Conn, in *bufio.Reader) (
 	return func() int { return n }
 }
 
-// answered reads a request to its end and answers.
+// answered reads a whole request and answers it.
 func answered(c net.Conn, in *bufio.Reader, answer string) bool {
 	r, err := http.ReadRequest(in)
 	if err == nil {
@@ -68,7 +69,7 @@ func answered(c net.Conn, in *bufio.Reader, answer string) bool {
 	return err == nil
 }
 
-// TestKeptConnection: requests one after the other take one connection of a replica that keeps it.
+// TestKeptConnection checks that consecutive requests share one kept connection.
 func TestKeptConnection(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, time.Minute, nil)
@@ -90,8 +91,9 @@ func TestKeptConnection(t *testing.T) {
 	}
 }
 
-// TestNoConnectionIsKept: a connection whose exchange ended otherwise than it should is closed.
-func TestNoConnectionIsKept(t *testing.T) {
+// TestConnectionIsClosedAfterUncleanExchange checks that a connection is closed if its exchange did
+// not end cleanly.
+func TestConnectionIsClosedAfterUncleanExchange(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct{ request, answer string }{
 		"the function closes it":    {plain, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"},
@@ -127,14 +129,15 @@ func TestNoConnectionIsKept(t *testing.T) {
 	}
 }
 
-// TestKeptConnectionBreaks: a request whose kept connection ends before the replica has it, or before it answers, is tried on the
-// next one, with its body, and runs once for each replica that took it.
+// TestKeptConnectionBreaks checks that a request is tried on the next connection if its kept
+// connection breaks before the replica has answered. The next attempt sends the body again, and the
+// request runs once per replica that received it.
 func TestKeptConnectionBreaks(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, time.Minute, nil)
 	dials := s.pooled(func(attempt int, c net.Conn, in *bufio.Reader) bool {
 		if attempt == 2 {
-			return false // it took the second request, and is lost
+			return false // the replica is lost after it took the second request
 		}
 		r, err := http.ReadRequest(in)
 		if err != nil {
@@ -156,7 +159,7 @@ func TestKeptConnectionBreaks(t *testing.T) {
 	}
 }
 
-// TestUpgradeEnds: a request that has become another protocol ends with its connection, and is counted as any other.
+// TestUpgradeEnds checks that an upgraded request ends with its connection and is counted once.
 func TestUpgradeEnds(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, time.Minute, func(c net.Conn, in *bufio.Reader) {
@@ -192,8 +195,9 @@ func TestUpgradeEnds(t *testing.T) {
 	}
 }
 
-// TestKeptGreeting: a kept connection is good for a token that waits, once, and for nothing else.
-func TestKeptGreeting(t *testing.T) {
+// TestKeptConnectionServesWaitingTokenOnce checks that a kept connection serves one waiting token
+// once, and nothing else.
+func TestKeptConnectionServesWaitingTokenOnce(t *testing.T) {
 	t.Parallel()
 	v, err := NewRendezvous(t.TempDir(), slog.New(slog.DiscardHandler))
 	if err != nil {

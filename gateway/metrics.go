@@ -15,21 +15,22 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// codes are the values that the label code can have; other statuses count as the first of their class.
+// codes are the values of the label code. Any other status counts as the first code of its class.
 var codes = [...]int{200, 202, 400, 404, 405, 408, 413, 429, 431, 499, 500, 502, 503, 504}
 
-// metrics are OpenFaaS's, with the children that a request needs found without a lock.
+// metrics holds OpenFaaS's metrics. A request finds its children without a lock.
 type metrics struct {
 	started *prometheus.CounterVec
 	total   *prometheus.CounterVec
 	seconds *prometheus.HistogramVec
 
 	mu        sync.Mutex
-	functions atomic.Pointer[map[pipeline.Key]*functionMetrics] // by key; copied to change
-	stages    atomic.Pointer[map[string]*atomic.Uint64]         // calls as a stage of pipelines, by the function's key as text; copied to change
+	functions atomic.Pointer[map[pipeline.Key]*functionMetrics] // by key; copy on write
+	// stages counts calls as a stage of pipelines, by the function's key as text; copy on write.
+	stages atomic.Pointer[map[string]*atomic.Uint64]
 }
 
-// functionMetrics are the children of one function.
+// functionMetrics holds the metrics of one function.
 type functionMetrics struct {
 	key     pipeline.Key
 	name    string // key as text
@@ -39,7 +40,7 @@ type functionMetrics struct {
 	count   atomic.Uint64 // requests that ended
 	begun   atomic.Uint64
 	recent  recent
-	gone    bool // with of.mu held: nothing new is exported of it
+	gone    bool // guarded by of.mu; no new series after it is set
 }
 
 // outcome counts the requests that ended with one status.
@@ -71,7 +72,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// function returns the children of a function that exists.
+// function returns the metrics of a function that exists.
 func (m *metrics) function(key pipeline.Key) *functionMetrics {
 	if f := (*m.functions.Load())[key]; f != nil {
 		return f
@@ -90,7 +91,7 @@ func (m *metrics) function(key pipeline.Key) *functionMetrics {
 	return f
 }
 
-// tidy drops those that exist says no of.
+// tidy drops the metrics of keys for which exists returns false.
 func (m *metrics) tidy(exists func(key pipeline.Key) bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -125,9 +126,9 @@ func (m *metrics) invocations(key pipeline.Key) float64 {
 	return float64(n)
 }
 
-// called counts the answered calls of other functions than target, which are the stages of its
-// pipeline. A call counts once, however often it was tried. Canceled calls do not count: most of
-// them waited.
+// called counts the answered calls of all functions but target, which are the stages of its
+// pipeline. A call counts once, however many attempts it took. Canceled calls do not count, because
+// most of them never ran.
 func (m *metrics) called(target string, calls []task.Timing) {
 	for i := range calls {
 		if c := &calls[i]; c.Attempt <= 1 && c.Code != task.Canceled && c.Function != target {
@@ -181,7 +182,7 @@ func (f *functionMetrics) end(status int, d time.Duration) {
 	f.count.Add(1)
 }
 
-// outcome makes the i-th; nil: the function has gone.
+// outcome creates the i-th outcome. It returns nil if the function is gone.
 func (f *functionMetrics) outcome(i int) *outcome {
 	f.of.mu.Lock()
 	defer f.of.mu.Unlock()

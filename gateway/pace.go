@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// paced is a ResponseWriter whose client has to take what it gets piece by piece, each within a while.
+// paced is a ResponseWriter that gives the client a limited time to take each piece of the answer.
 type paced struct {
 	http.ResponseWriter
 	stall time.Duration
-	kept  int // bytes that net/http keeps back until the handler ends
+	kept  int // bytes that net/http buffers until the handler ends
 }
 
-// keeps is how many bytes of an answer net/http gathers before it sends any.
+// keeps is how many bytes of an answer net/http buffers before it sends any.
 const keeps = 2048
 
-// piece is how many bytes a client has to take at a time.
+// piece is how many bytes a client has to take per period.
 const piece = 64 << 10
 
-// paced gives the client of w Config.Stall for each piece of its answer; done does so for the last one, which net/http sends
-// after the handler.
+// paced gives the client Config.Stall for each piece of its answer. done does so for the last
+// piece, which net/http sends after the handler returns.
 func (g *Gateway) paced(w http.ResponseWriter) (out http.ResponseWriter, done func()) {
 	if g.cfg.Stall <= 0 {
 		return w, func() {}
@@ -28,7 +28,7 @@ func (g *Gateway) paced(w http.ResponseWriter) (out http.ResponseWriter, done fu
 	return p, p.extend
 }
 
-// extend begins a while. A recorder in a test has no deadlines.
+// extend starts a new period. A test's recorder has no deadlines.
 func (p *paced) extend() {
 	_ = http.NewResponseController(p.ResponseWriter).SetWriteDeadline(time.Now().Add(p.stall))
 }
@@ -36,7 +36,7 @@ func (p *paced) extend() {
 // Write implements io.Writer.
 func (p *paced) Write(b []byte) (n int, err error) {
 	if p.kept += len(b); p.kept <= keeps {
-		return p.ResponseWriter.Write(b) // done is in time for it
+		return p.ResponseWriter.Write(b) // done extends the deadline for these bytes
 	}
 	for first := true; err == nil && (first || len(b) > 0); first = false {
 		p.extend()
@@ -57,5 +57,5 @@ func (p *paced) FlushError() error {
 	return http.NewResponseController(p.ResponseWriter).Flush()
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap returns the wrapped writer for http.ResponseController.
 func (p *paced) Unwrap() http.ResponseWriter { return p.ResponseWriter }

@@ -9,11 +9,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// The window over a function's latest requests: so many seconds, and in each a count by latency. Bounds grow by a fifth, so
-// that a quantile is off by less than that.
+// The window over a function's latest requests: one slot per second, each with a histogram of
+// latencies. Each bound is a fifth above the previous one, so a quantile is off by less than that.
 const (
 	recentSeconds = 15
-	latencyBounds = 76 // 1 ms * 1.2^75: a quarter of an hour
+	latencyBounds = 76 // 1 ms * 1.2^75 = 15 minutes
 	latencyGrowth = 1.2
 )
 
@@ -25,10 +25,10 @@ type recent struct {
 
 // recentSlot is one second.
 type recentSlot struct {
-	second int64 // since 1970; of another one, the slot is stale
+	second int64 // Unix time; if it is older than the window, the slot is stale
 	ended  uint32
-	failed uint32                // 5xx, 429, and clients that did not wait for the answer
-	good   [latencyBounds]uint32 // the others, by latency
+	failed uint32                // 5xx, 429, and clients that left before the answer
+	good   [latencyBounds]uint32 // all other requests, by latency
 }
 
 func (r *recent) add(now time.Time, status int, d time.Duration) {
@@ -48,7 +48,7 @@ func (r *recent) add(now time.Time, status int, d time.Duration) {
 	}
 }
 
-// boundOf is the first bound that d does not exceed.
+// boundOf returns the index of the first bound that is at least d.
 func boundOf(d time.Duration) int {
 	if d <= time.Millisecond {
 		return 0
@@ -56,7 +56,7 @@ func boundOf(d time.Duration) int {
 	return min(int(math.Ceil(math.Log(float64(d)/float64(time.Millisecond))/math.Log(latencyGrowth))), latencyBounds-1)
 }
 
-// bound is the i-th bound in seconds; below the first is 0.
+// bound returns the i-th bound in seconds. Below the first it is 0.
 func bound(i int) float64 {
 	if i < 0 {
 		return 0
@@ -64,17 +64,19 @@ func bound(i int) float64 {
 	return 1e-3 * math.Pow(latencyGrowth, float64(i))
 }
 
-// Recent is what the last seconds brought to a function or pipeline.
+// Recent summarizes the last seconds of a function or pipeline.
 type Recent struct {
-	InFlight int     // requests now
+	InFlight int     // current number of requests
 	Rate     float64 // ended requests per second
-	Failed   float64 // share of them that ended with 5xx or 429, or without their client; 0 of none
+	// Share of requests that ended with 5xx or 429, or lost their client; 0 if there were none.
+	Failed   float64
 	P50, P99 time.Duration
-	Within   float64 // share of all that were good within the objective; 1 of none
+	// Share of requests that succeeded within the objective; 1 if there were none.
+	Within float64
 }
 
-// Recent returns what the last 15 seconds brought to the function or pipeline with that key. objective is its SLO; 0: it has
-// none.
+// Recent summarizes the last 15 seconds of the function or pipeline with this key. objective is its
+// SLO; 0: none.
 func (g *Gateway) Recent(key pipeline.Key, objective time.Duration) Recent {
 	f := (*g.metrics.functions.Load())[key]
 	if f == nil {
@@ -119,7 +121,7 @@ func (r *recent) read(now time.Time, objective time.Duration) Recent {
 	return out
 }
 
-// quantile returns the latency that so many of the counted ones do not exceed.
+// quantile returns the latency that rank of the counted requests do not exceed.
 func quantile(counts [latencyBounds]float64, rank float64) time.Duration {
 	below := 0.0
 	for b, n := range counts {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestRecent fills a window with known latencies and lets it pass.
-func TestRecent(t *testing.T) {
+// TestRecentWindow fills a window with known latencies and lets it expire.
+func TestRecentWindow(t *testing.T) {
 	var r recent
 	t0 := time.Unix(1000, 0)
 	for i := range 300 { // 1 to 100 ms, over three seconds
@@ -37,6 +37,6 @@ func TestRecent(t *testing.T) {
 		t.Errorf("after the window: %+v, want nothing", got)
 	}
 	for _, d := range []time.Duration{0, time.Microsecond, time.Hour} {
-		r.add(now, http.StatusOK, d) // at the ends of the bounds
+		r.add(now, http.StatusOK, d) // exactly on the bounds
 	}
 }

@@ -16,36 +16,38 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/hop"
 )
 
-// Rendezvous is where replicas of functions that speak HTTP meet the gateway's requests: a unix socket that replicas dial, each
-// with the token of the request that its task is about.
+// Rendezvous is the place where replicas of functions that speak HTTP meet the gateway's requests.
+// It is a unix socket. A replica dials it and sends the token from its task, which selects the
+// request.
 type Rendezvous struct {
 	listener net.Listener
 	path     string
 	log      *slog.Logger
-	hands    chan struct{} // bounds greetings under way
+	hands    chan struct{} // bounds concurrent greetings
 	running  sync.WaitGroup
 
 	mu       sync.Mutex
 	closed   bool
 	waiting  map[string]*meeting // by token
 	greeting map[net.Conn]struct{}
-	kept     int // of those that are greeted: after an exchange, and not for the first time
+	kept     int // kept connections that wait for their next token
 }
 
-// Bounds of connections that wait for a token. On a new connection the token comes at once, unless the replica gets no processor.
-// Replicas close kept connections sooner.
+// Bounds for connections that wait for a token. On a new connection the token arrives at once,
+// unless the replica has no processor. Replicas close kept connections earlier.
 const (
 	maxGreetings = 256 // new connections
 	maxKept      = 4096
 	greetingTime = time.Minute
-	tokenSize    = 26 // bytes, of rand.Text
+	tokenSize    = 26 // length of rand.Text in bytes
 )
 
-// MaxFolder is the longest path in bytes of a rendezvous's folder: that of a unix socket in it may have 107.
+// MaxFolder is the longest path of a rendezvous's folder in bytes, because a unix socket's path may
+// have 107.
 const MaxFolder = 107 - len("/http")
 
-// NewRendezvous listens in folder, which becomes this user's alone. A socket that a process before this one left there is
-// replaced. The caller closes it.
+// NewRendezvous listens in folder and makes the folder accessible to this user only. It replaces a
+// socket left by an earlier process. The caller closes the Rendezvous.
 func NewRendezvous(folder string, log *slog.Logger) (*Rendezvous, error) {
 	folder, err := filepath.Abs(folder)
 	if err != nil {
@@ -76,9 +78,10 @@ func NewRendezvous(folder string, log *slog.Logger) (*Rendezvous, error) {
 	return v, nil
 }
 
-// Close stops to listen, and closes connections that wait for a token. Meetings under way go on.
+// Close stops listening and closes connections that wait for a token. Exchanges in progress
+// continue.
 func (v *Rendezvous) Close() {
-	_ = v.listener.Close() // which removes the socket
+	_ = v.listener.Close() // also removes the socket
 	v.mu.Lock()
 	v.closed = true
 	for c := range v.greeting {
@@ -97,7 +100,8 @@ func (v *Rendezvous) accept() {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
-			v.log.Error("a replica could not be met", "error", err) // out of descriptors: they come back
+			// Descriptors ran out; they become free again.
+			v.log.Error("failed to accept a replica's connection", "error", err)
 			time.Sleep(acceptPause)
 			continue
 		}
@@ -110,20 +114,22 @@ func (v *Rendezvous) accept() {
 	}
 }
 
-// acceptPause is how long a listener that fails is left alone.
+// acceptPause is the wait after a failed accept.
 const acceptPause = 10 * time.Millisecond
 
-// ready tells a replica that a connection waits for its next token.
+// ready tells a replica that its connection waits for the next token.
 var ready = []byte{hop.Ready}
 
-// keep waits for the next token on a connection whose exchange has ended, and tells the replica, which may have been done long
-// before a slow client had its answer. The replica may have it ask for any request whose token it was given since, as with a
-// connection that it dials.
+// keep tells the replica that its connection can be used again, and waits for the next token on it.
+// The replica may have finished long before a slow client has its answer. So it may name any
+// request whose token it got since then, as on a new connection.
 func (v *Rendezvous) keep(c net.Conn) {
 	if !v.begin(c, true) {
 		return
 	}
-	_, _ = c.Write(ready) // greet has the error, too; it does not wait, because the replica has read the request or closes
+	// greet sees the same error. The write does not block: the replica reads, or closes the
+	// connection.
+	_, _ = c.Write(ready)
 	go func() {
 		defer v.running.Done()
 		v.greet(c)
@@ -133,7 +139,8 @@ func (v *Rendezvous) keep(c net.Conn) {
 	}()
 }
 
-// begin takes note that a connection is greeted, and gives it greetingTime; or it closes it. If it is kept, v.running counts it.
+// begin registers a connection that waits for its token and gives it greetingTime. It closes the
+// connection if there is no room. If it returns true, v.running counts the connection.
 func (v *Rendezvous) begin(c net.Conn, kept bool) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -146,11 +153,12 @@ func (v *Rendezvous) begin(c net.Conn, kept bool) bool {
 		v.running.Add(1)
 	}
 	v.greeting[c] = struct{}{}
-	_ = c.SetDeadline(time.Now().Add(greetingTime)) // of a connection that has ended, greet has the error
+	// If the connection has ended, greet sees the error.
+	_ = c.SetDeadline(time.Now().Add(greetingTime))
 	return true
 }
 
-// greet reads the token and hands the connection to whom it is for.
+// greet reads the token and hands the connection to its meeting.
 func (v *Rendezvous) greet(c net.Conn) {
 	var token [tokenSize + 1]byte
 	_, err := io.ReadFull(c, token[:])
@@ -163,7 +171,7 @@ func (v *Rendezvous) greet(c net.Conn) {
 	m := v.waiting[string(token[:tokenSize])]
 	mark := token[tokenSize]
 	if err != nil || m == nil || mark != '\n' && mark != '+' {
-		_ = c.Close() // a stranger, or too late
+		_ = c.Close() // unknown token, or too late
 		return
 	}
 	met := c
@@ -173,18 +181,19 @@ func (v *Rendezvous) greet(c net.Conn) {
 	select {
 	case m.conns <- met:
 	default:
-		_ = c.Close() // more than attempts of one task
+		_ = c.Close() // more connections than one task has attempts
 	}
 }
 
-// meeting is one request that waits for its replica: for one after the other, when replicas are lost.
+// meeting is one request that waits for its replica. After a lost replica, it waits for the next
+// one.
 type meeting struct {
 	v     *Rendezvous
 	token string
 	conns chan net.Conn
 }
 
-// meet begins to wait. The caller closes the meeting.
+// meet registers a meeting. The caller closes it.
 func (v *Rendezvous) meet() *meeting {
 	m := &meeting{v: v, token: rand.Text(), conns: make(chan net.Conn, 4)}
 	v.mu.Lock()
@@ -193,7 +202,7 @@ func (v *Rendezvous) meet() *meeting {
 	return m
 }
 
-// address is what the replica is told.
+// address returns the text that tells the replica where to go.
 func (m *meeting) address() string { return "unix " + m.token + " " + m.v.path }
 
 func (m *meeting) close() {

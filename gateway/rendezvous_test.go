@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestSource: what is read again is what was read before, as long as it is kept.
-func TestSource(t *testing.T) {
+// TestSourceReplaysBody checks that a body can be read again from its start while it is kept.
+func TestSourceReplaysBody(t *testing.T) {
 	t.Parallel()
 	s := &source{mu: newGate(), r: strings.NewReader("abcdef"), keep: 4}
 	first := s.again(nil)
@@ -39,9 +39,9 @@ func TestSource(t *testing.T) {
 	}
 }
 
-// TestRendezvous: a replica meets its request and nobody else's; strangers, late ones and those of a closed gateway are sent
-// away.
-func TestRendezvous(t *testing.T) {
+// TestReplicaMeetsOnlyItsRequest checks that a replica meets its own request only, and that unknown
+// tokens, late replicas and replicas of a closed gateway are turned away.
+func TestReplicaMeetsOnlyItsRequest(t *testing.T) {
 	t.Parallel()
 	v, err := NewRendezvous(t.TempDir(), slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -92,7 +92,7 @@ func TestRendezvous(t *testing.T) {
 	}
 }
 
-// TestSlowReplica: a replica that gets no processor between its dial and its token is met.
+// TestSlowReplica checks that a replica may pause between its dial and its token.
 func TestSlowReplica(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

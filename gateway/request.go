@@ -16,7 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// request reads what the client sent. The deadline is left to the caller.
+// request reads what the client sent. It does not set the deadline.
 func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task.Request, time.Duration, *task.Error) {
 	timeout, terr := g.timeout(c, r.Header.Get("X-Timeout"))
 	if terr != nil {
@@ -41,7 +41,7 @@ func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task
 		c.batches = g.cfg.Measures(c.key, holder[0])
 	}
 	req := task.Request{ID: c.id, Target: c.key.String(), Header: header, Input: input}
-	if r.Header["X-Call-Id"] != nil { // the client's choice, which may be its choice for another request too
+	if r.Header["X-Call-Id"] != nil { // the client's id, which it may use for other requests too
 		req.ID += "." + g.ids.next()
 	}
 	if t := r.Header.Get("Traceparent"); validTrace(t) {
@@ -51,13 +51,13 @@ func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task
 	return req, timeout, nil
 }
 
-// CallOf returns the X-Call-Id of the request with this id. If the client has chosen the X-Call-Id,
-// the id is the X-Call-Id, a dot and more.
+// CallOf returns the X-Call-Id of the request with this id. If the client chose the X-Call-Id, the
+// request's id is the X-Call-Id, a dot and a suffix.
 func CallOf(request string) string { return strings.TrimSuffix(request, path.Ext(request)) }
 
-// timeout reads X-Timeout: a Go duration, or a number of seconds. Without it, a request has
-// Config.Timeout plus the function's own bound, so that a request that has waited may still run for
-// as long as the function allows.
+// timeout parses X-Timeout: a Go duration or a number of seconds. The default is Config.Timeout
+// plus the function's own limit, so that a request that has waited may still run as long as the
+// function allows.
 func (g *Gateway) timeout(c *call, value string) (time.Duration, *task.Error) {
 	if value == "" {
 		own := time.Duration(0)
@@ -76,7 +76,7 @@ func (g *Gateway) timeout(c *call, value string) (time.Duration, *task.Error) {
 	return d, nil
 }
 
-// itemsOf reads X-Items. The header has no effect on functions that get bodies as they are.
+// itemsOf reads X-Items. Functions that get bodies unchanged ignore it.
 func itemsOf(r *http.Request, c *call) (string, *task.Error) {
 	given := r.Header[itemsHeader]
 	if given == nil || c.direct {
@@ -95,10 +95,11 @@ func badHeader(name, got, want string) *task.Error {
 	return &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("header %s: got %.200q, want %s", name, got, want)}
 }
 
-// maxHeader bounds in bytes what goes to the function of the request line and the headers.
+// maxHeader is the largest request line plus headers in bytes that a function gets.
 const maxHeader = 16 << 10
 
-// headerOf returns what a function gets to read: the request line, the call's id, the client's headers by name.
+// headerOf returns the header fields that a function gets: the request line, the call's id, and the
+// client's headers sorted by name.
 func headerOf(r *http.Request, c *call) ([]task.Header, *task.Error) {
 	out := make([]task.Header, 0, 7+len(r.Header))
 	out = append(out, task.Header{Name: "Http-Method", Value: r.Method}, task.Header{Name: "Http-Path", Value: c.path})
@@ -111,7 +112,8 @@ func headerOf(r *http.Request, c *call) ([]task.Header, *task.Error) {
 	var stack [16]string
 	names := stack[:0]
 	for name := range r.Header {
-		if forTheFunction(name) || c.direct && (name == itemsHeader || name == tensor.InferenceHeader) { // which say what a body is
+		// A function that speaks HTTP reads its body itself, so it gets the headers about it.
+		if forTheFunction(name) || c.direct && (name == itemsHeader || name == tensor.InferenceHeader) {
 			names = append(names, name)
 		}
 	}
@@ -128,14 +130,14 @@ func headerOf(r *http.Request, c *call) ([]task.Header, *task.Error) {
 	if size > maxHeader {
 		return nil, &task.Error{
 			Status: http.StatusRequestHeaderFieldsTooLarge,
-			Cause:  fmt.Sprintf("headers, path and query: %d bytes, want at most %d; larger input belongs into the body", size, maxHeader),
+			Cause:  fmt.Sprintf("headers, path and query: %d bytes, want at most %d; send larger input in the body", size, maxHeader),
 		}
 	}
 	return out, nil
 }
 
-// forTheFunction tells whether a client's header goes to the function: not what is between two HTTP hops, not what the
-// gateway itself reads or writes.
+// forTheFunction reports whether a client's header goes to the function. Hop-by-hop headers and the
+// gateway's own do not.
 func forTheFunction(canonical string) bool {
 	switch canonical {
 	case "Accept-Encoding", "Connection", "Content-Length", "Content-Type", "Expect", "Http-Method", "Http-Path", "Http-Query",
@@ -147,12 +149,13 @@ func forTheFunction(canonical string) bool {
 	return true
 }
 
-// validTrace tells whether t has the form of a W3C traceparent of version 00; others are ignored, as the standard wants.
+// validTrace reports whether t is a W3C traceparent of version 00. The standard says to ignore all
+// others.
 func validTrace(t string) bool {
 	return len(t) == 55 && t[2] == '-' && t[35] == '-' && t[52] == '-'
 }
 
-// validID tells whether a client's X-Call-Id is short and plain enough for logs, subjects and file names.
+// validID reports whether a client's X-Call-Id is safe in logs, subjects and file names.
 func validID(id string) bool {
 	if id == "" || len(id) > 128 || !alphanumeric(id[0]) {
 		return false
@@ -169,7 +172,7 @@ func alphanumeric(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
 }
 
-// ids makes identifiers: random for the process, counted within it.
+// ids makes unique ids: a random prefix per process, and a counter.
 type ids struct {
 	prefix string
 	n      *atomic.Uint64

@@ -13,7 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// statusClientGone is counted when the client hung up before its answer.
+// statusClientGone is the status of requests whose client left before the answer.
 const statusClientGone = 499
 
 // succeed writes a response and returns its status.
@@ -51,12 +51,12 @@ func (g *Gateway) succeed(w http.ResponseWriter, c *call, resp *task.Response) i
 		a.Body = nil
 	}
 	w.WriteHeader(status)
-	_, _ = w.Write(a.Body) // fails when the client is gone, or for HEAD, whose answer has no body
+	_, _ = w.Write(a.Body) // fails if the client is gone, or for HEAD
 	return status
 }
 
-// answer makes the body of a response. inf has the request's wishes, or is nil if it is no request
-// of the Open Inference Protocol.
+// answer makes the body of a response. inf says how an Open Inference Protocol answer is formed;
+// nil: another kind of request.
 func answer(inf *tensor.Inference, out tensor.Input) (a tensor.Answer, terr *task.Error) {
 	var err error
 	if inf == nil {
@@ -73,7 +73,7 @@ func answer(inf *tensor.Inference, out tensor.Input) (a tensor.Answer, terr *tas
 	return a, &task.Error{Status: http.StatusInternalServerError, Cause: "output: " + err.Error()}
 }
 
-// statusOf returns the status that a function has chosen.
+// statusOf returns the status that a function chose.
 func statusOf(h []task.Header) int {
 	if s := headerValue(h, task.HeaderStatus); s != "" {
 		if n, err := strconv.Atoi(s); err == nil && n >= 200 && n <= 599 {
@@ -98,7 +98,7 @@ func fail(w http.ResponseWriter, c *call, e *task.Error) int {
 		h["Retry-After"] = []string{strconv.FormatInt(int64(seconds), 10)}
 	}
 	if status == http.StatusRequestTimeout {
-		h["Connection"] = []string{"close"} // the rest of the body may still come
+		h["Connection"] = []string{"close"} // the client may still send the rest of its body
 	}
 	c.calls, c.cause = append(c.calls, e.Stages...), e.Error()
 	text := hidden(c.hide, c.cause)
@@ -112,11 +112,11 @@ func fail(w http.ResponseWriter, c *call, e *task.Error) int {
 	h["Content-Length"] = []string{strconv.Itoa(len(text))}
 	h["X-Content-Type-Options"] = []string{"nosniff"}
 	w.WriteHeader(status)
-	_, _ = w.Write([]byte(text)) // as above
+	_, _ = w.Write([]byte(text)) // may fail as in succeed
 	return status
 }
 
-// hidden returns the part of an error's text that clients may read.
+// hidden returns the part of an error text that clients may read.
 func hidden(hide func(string) string, text string) string {
 	if hide == nil {
 		return text
@@ -124,7 +124,7 @@ func hidden(hide func(string) string, text string) string {
 	return hide(text)
 }
 
-// stamp says when the request came and how long it took.
+// stamp sets the headers that say when the request came and how long it took.
 func stamp(h http.Header, c *call) {
 	h["X-Call-Id"] = []string{c.id}
 	h["X-Start-Time"] = []string{startTime(c)}
@@ -135,7 +135,8 @@ func startTime(c *call) string { return strconv.FormatInt(c.start.UnixNano(), 10
 
 func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', 6, 64) }
 
-// fromTheFunction tells whether a function's header goes to the client: the framing and the platform's words are ours.
+// fromTheFunction reports whether a function's header goes to the client. Framing and the
+// platform's headers do not.
 func fromTheFunction(canonical string) bool {
 	switch canonical {
 	case "Connection", "Content-Length", "Content-Type", tensor.InferenceHeader, "Keep-Alive", "Proxy-Authenticate", "Proxy-Connection", "Retry-After",
@@ -146,11 +147,12 @@ func fromTheFunction(canonical string) bool {
 	return true
 }
 
-// maxTimings bounds the stages in a Server-Timing header.
+// maxTimings is the largest number of stages in a Server-Timing header.
 const maxTimings = 32
 
-// serverTiming is the Server-Timing header of a request: for each stage, in the order of the first calls' ends, how long
-// its calls waited and worked in milliseconds, summed over the calls, whose number is the description when there are several.
+// serverTiming returns the Server-Timing header of a request. For each stage it shows in
+// milliseconds how long its calls waited and worked, in the order in which the first calls ended.
+// If a stage had several calls, the times are sums, and the description is their number.
 func serverTiming(stages []task.Timing) string {
 	type sum struct {
 		stage         string
@@ -193,8 +195,9 @@ next:
 	return string(b)
 }
 
-// batchTiming is what a client that holds the function's pin, and says so in X-Batch-Timing, gets beside serverTiming: for each call how long it worked in milliseconds, and
-// in its description the number and size of the batch that it was in, and its replica.
+// batchTiming returns what a client gets in addition to serverTiming if it holds the function's pin
+// and sends it as X-Batch-Timing. For each call, it shows how long the call worked in milliseconds.
+// The description has the number and size of its batch, and its replica.
 func batchTiming(stages []task.Timing) string {
 	var out []string
 	for i := range stages {

@@ -16,8 +16,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// newSmall is a stage whose replicas answer requests in their tasks: with the text that replica returns, or, if that is empty, with
-// none. meet says the token of the task's meeting, as one that has the request.
+// newSmall starts a stage whose replicas answer requests in their tasks, with the text that replica
+// returns. An empty text means no answer. meet dials the rendezvous with the task's token, as a
+// replica that already has the request.
 func newSmall(t testing.TB, replica func(ctx context.Context, r *http.Request, meet func() net.Conn) (string, *task.Error)) *stage {
 	s := newStage(t, time.Minute, early(ok))
 	rendezvous := s.front.invoker.f
@@ -54,11 +55,11 @@ func newSmall(t testing.TB, replica func(ctx context.Context, r *http.Request, m
 	return s
 }
 
-// TestSmallExchanges: requests that are here when their task is queued travel with it, and their answers reach the client as those of
-// a rendezvous do.
+// TestSmallExchanges checks that requests that are complete when their task is queued travel with
+// it, and that their answers reach the client as usual.
 func TestSmallExchanges(t *testing.T) {
 	t.Parallel()
-	var got string // of the function; the client waits for the answer
+	var got string // by the function; the client waits for the answer
 	s := newSmall(t, func(_ context.Context, r *http.Request, _ func() net.Conn) (string, *task.Error) {
 		b, _ := io.ReadAll(r.Body) // in memory
 		got = fmt.Sprint(r.Method, " ", r.RequestURI, " ", string(b), " ", r.Header.Get("X-Forwarded-For") != "", r.Header["Connection"])
@@ -114,12 +115,14 @@ func TestSmallExchanges(t *testing.T) {
 	}
 	c = s.dial(t)
 	c.send("GET /function/echo/long HTTP/1.1\r\nHost: x\r\n\r\n")
-	if status, b := c.answer(); b != io.ErrUnexpectedEOF.Error() { // the head may have been in the server's buffer
+	// The server may have buffered the head.
+	if status, b := c.answer(); b != io.ErrUnexpectedEOF.Error() {
 		t.Errorf("%d %q, want an answer that breaks off", status, b)
 	}
 }
 
-// TestOtherRequestsStayAtTheRendezvous: so do those with chunks, large bodies, late bodies, an upgrade, or Expect.
+// TestOtherRequestsStayAtTheRendezvous checks the requests that do not travel with their tasks:
+// chunked, large or late bodies, upgrades, and Expect.
 func TestOtherRequestsStayAtTheRendezvous(t *testing.T) {
 	t.Parallel()
 	for name, request := range map[string]string{
@@ -144,8 +147,9 @@ func TestOtherRequestsStayAtTheRendezvous(t *testing.T) {
 	}
 }
 
-// TestSmallRequestsWhoseAnswersStream: such an answer comes at the rendezvous as it is written. A replica that is lost before it has
-// written anything makes room for the next one; later, the answer breaks off.
+// TestSmallRequestsWhoseAnswersStream checks that a streamed answer comes over the rendezvous as it
+// is written. If a replica is lost before it has written anything, the next one answers. If it is
+// lost later, the answer breaks off.
 func TestSmallRequestsWhoseAnswersStream(t *testing.T) {
 	t.Parallel()
 	more := make(chan struct{})
@@ -178,12 +182,13 @@ func TestSmallRequestsWhoseAnswersStream(t *testing.T) {
 		t.Errorf("%q, %v", b, err)
 	}
 	c.send("GET /function/echo/unlucky HTTP/1.1\r\nHost: x\r\n\r\n")
-	if status, b := c.answer(); b != io.ErrUnexpectedEOF.Error() { // the head may have been in the server's buffer
+	// The server may have buffered the head.
+	if status, b := c.answer(); b != io.ErrUnexpectedEOF.Error() {
 		t.Errorf("%d %q, want an answer that breaks off", status, b)
 	}
 }
 
-// TestClientOfASmallRequestLeaves: its task is canceled, and nobody is answered.
+// TestClientOfASmallRequestLeaves checks that the task is canceled and nobody is answered.
 func TestClientOfASmallRequestLeaves(t *testing.T) {
 	t.Parallel()
 	begun, ended := make(chan struct{}), make(chan struct{})

@@ -12,37 +12,42 @@ import (
 	"time"
 )
 
-// maxReplay bounds in bytes what is kept of a body, so that another replica can have it.
+// maxReplay is how many bytes of a body are kept so that another replica can get them.
 const maxReplay = 64 << 10
 
-// maxDrain is how many bytes of a body that nobody wants are read, so that the connection can be kept; net/http's number.
+// maxDrain is how many bytes of an unwanted body are read so that the connection can be kept.
+// net/http uses the same number.
 const maxDrain = 256 << 10
 
-// source is a request's body, which can be read again from its beginning as long as that is kept.
+// source is a request's body. It can be read again from its beginning while that is kept.
 type source struct {
-	rc    *http.ResponseController // for deadlines; nil: there are none
-	stall time.Duration            // that the client has for the next piece; 0: as long as it likes
-	keep  int64                    // bytes at most
+	rc    *http.ResponseController // sets deadlines; nil: there are none
+	stall time.Duration            // time that the client has for the next piece; 0: no limit
+	keep  int64                    // largest number of bytes to keep
 	made  time.Time
-	since atomic.Int64 // when the Read began that waits for the client, in nanoseconds after made; 0: none waits
+	// When the current Read began to wait for the client, in nanoseconds after made; 0: none waits.
+	since atomic.Int64
 
-	deadline sync.Mutex // who sets it; may be locked under mu
-	ended    bool       // it is not pace's to set any more
-	broken   bool       // by cut
+	deadline sync.Mutex // held to change the read deadline; may be locked while mu is held
+	ended    bool       // pace must not set the deadline any more
+	broken   bool       // set by cut
 
 	mu   gate          // held while r is read
-	from *http.Request // whose Trailer net/http sets when r ends
+	from *http.Request // net/http sets its Trailer when r ends
 	r    io.Reader
 	kept sync.Mutex
-	head []byte       // read with mu or kept held, changed with both, so that readers of these bytes do not wait for the client
-	sent atomic.Int64 // bytes that were read of r
-	err  error        // that ended it
+	// head is read with mu or kept held and changed with both held. So its readers do not wait for
+	// the client.
+	head []byte
+	sent atomic.Int64 // bytes read from r
+	err  error        // what ended r
 }
 
-// firstPiece is how many bytes of a body are read at most before its task is queued.
+// firstPiece is how many bytes of a body are read before its task is queued.
 const firstPiece = 4 << 10
 
-// gate is a mutex for waits as long as a client is silent: a goroutine that waits at it counts as blocked in a test's bubble.
+// gate is a mutex that may be held while a client is silent. In a test's synctest bubble, waiting
+// for it counts as blocked.
 type gate chan struct{}
 
 func newGate() gate { return make(gate, 1) }
@@ -53,7 +58,7 @@ func (g gate) Lock() { g <- struct{}{} }
 // Unlock implements sync.Locker.
 func (g gate) Unlock() { <-g }
 
-// TryLock is that of sync.Mutex.
+// TryLock works like that of sync.Mutex.
 func (g gate) TryLock() bool {
 	select {
 	case g <- struct{}{}:
@@ -63,14 +68,14 @@ func (g gate) TryLock() bool {
 	}
 }
 
-// source makes the body of a call's request. It ends with the call.
+// source returns the body of a call's request. It ends with the call.
 func (g *Gateway) source(w http.ResponseWriter, r *http.Request, c *call) *source {
 	s := &source{rc: http.NewResponseController(w), stall: g.cfg.Stall, keep: maxReplay, made: time.Now(), mu: newGate(), from: r, r: r.Body}
 	if r.ContentLength >= 0 {
 		s.keep = min(r.ContentLength, maxReplay)
 	}
 	if g.takeMemory(c, s.keep) != nil {
-		s.keep = 0 // it goes on, and cannot be tried again
+		s.keep = 0 // such a body cannot be replayed, so the request is not retried
 	}
 	if r.ContentLength != 0 {
 		c.body = s
@@ -78,7 +83,8 @@ func (g *Gateway) source(w http.ResponseWriter, r *http.Request, c *call) *sourc
 	return s
 }
 
-// state returns how much was read, whether that is more than can be read again, and what is wrong with the body.
+// state returns how many bytes were read, whether the body's start is lost for another attempt, and
+// the body's error.
 func (s *source) state() (sent int64, lost bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,7 +96,7 @@ func (s *source) state() (sent int64, lost bool, err error) {
 	return sent, sent > int64(len(s.head)), err
 }
 
-// all returns the body if all of it has been read and kept; nil: not so.
+// all returns the body if it was read completely and kept, else nil.
 func (s *source) all() []byte {
 	if !s.mu.TryLock() {
 		return nil
@@ -102,11 +108,11 @@ func (s *source) all() []byte {
 	return s.head
 }
 
-// again returns the body from its beginning, and puts the trailer that follows it into trailer. The reader before it must have
-// been closed.
+// again returns the body from its beginning and stores its trailer in trailer. The previous reader
+// must have been closed.
 func (s *source) again(trailer http.Header) io.ReadCloser { return &reading{s: s, trailer: trailer} }
 
-// pace gives the client a while for the next piece.
+// pace gives the client s.stall for the next piece.
 func (s *source) pace() {
 	if s.stall <= 0 || s.rc == nil {
 		return
@@ -114,11 +120,13 @@ func (s *source) pace() {
 	s.deadline.Lock()
 	defer s.deadline.Unlock()
 	if !s.ended {
-		_ = s.rc.SetReadDeadline(time.Now().Add(s.stall)) // net/http clears it when the body has been read
+		// net/http clears it when the body has been read.
+		_ = s.rc.SetReadDeadline(time.Now().Add(s.stall))
 	}
 }
 
-// silent returns how long a Read has waited for the client, and since when, after s.made; 0: none waits.
+// silent returns how long a Read has waited for the client, and since when after s.made. It returns
+// 0 if none waits.
 func (s *source) silent() (silent, since time.Duration) {
 	if since = time.Duration(s.since.Load()); since > 0 {
 		silent = max(time.Since(s.made)-since, 1)
@@ -126,7 +134,7 @@ func (s *source) silent() (silent, since time.Duration) {
 	return silent, since
 }
 
-// read reads from the client. s.mu is held.
+// read reads from the client. The caller holds s.mu.
 func (s *source) read(p []byte) (int, error) {
 	s.pace()
 	s.since.Store(max(int64(time.Since(s.made)), 1))
@@ -137,7 +145,8 @@ func (s *source) read(p []byte) (int, error) {
 	return n, err
 }
 
-// peek waits for the first bytes of the body, and keeps them for its readers. It returns nil at the end of an empty one.
+// peek waits for the first bytes of the body and keeps them for its readers. It returns nil for an
+// empty body.
 func (s *source) peek() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +159,7 @@ func (s *source) peek() error {
 	return s.err
 }
 
-// ahead reads as much of the body as can be kept, as long as nothing but that has been read.
+// ahead reads as much of the body as can be kept, unless a reader has gone beyond that.
 func (s *source) ahead() {
 	for more := true; more; {
 		more = func() bool {
@@ -165,7 +174,8 @@ func (s *source) ahead() {
 	}
 }
 
-// fill reads at most n more bytes into the head, which is all that has been read. s.mu is held.
+// fill reads at most n more bytes into the head, which holds all bytes read so far. The caller
+// holds s.mu.
 func (s *source) fill(n int64) {
 	at := len(s.head)
 	s.keepAs(slices.Grow(s.head, int(n)))
@@ -173,7 +183,7 @@ func (s *source) fill(n int64) {
 	s.keepAs(s.head[:at+k])
 }
 
-// keepAs changes the head. s.mu is held.
+// keepAs replaces the head. The caller holds s.mu.
 func (s *source) keepAs(head []byte) {
 	s.kept.Lock()
 	defer s.kept.Unlock()
@@ -183,7 +193,7 @@ func (s *source) keepAs(head []byte) {
 // longAgo is a deadline that has passed.
 var longAgo = time.Unix(1, 0)
 
-// whole tells whether all has been read, as far as that can be told without waiting.
+// whole reports whether the body is known to be read completely. It does not wait.
 func (s *source) whole() bool {
 	if !s.mu.TryLock() {
 		return false
@@ -192,7 +202,8 @@ func (s *source) whole() bool {
 	return errors.Is(s.err, io.EOF)
 }
 
-// cut ends a Read that waits for the client, if there is one, and those to come: the transport would wait for it.
+// cut ends a Read that waits for the client, and all later ones. Otherwise the transport would wait
+// for it.
 func (s *source) cut() {
 	s.deadline.Lock()
 	defer s.deadline.Unlock()
@@ -202,26 +213,27 @@ func (s *source) cut() {
 	}
 }
 
-// end ends the reading: a Read that waits for the client has time until then, and so has the rest of the body, if it is not
-// too large; with longAgo, nobody waits. Afterwards nobody reads. It returns whether all has been read, and what comes next on
-// the connection is another request.
+// end stops all reading. Until the time until, a Read may wait for the client, and the rest of the
+// body is read if it is not too large. With longAgo, nothing waits. After end, nobody reads. end
+// returns whether the body was read completely, so that the next bytes on the connection are the
+// next request.
 //
-// Without it, a Read that meets the body's end after the handler has returned would read on in net/http's name, at the same
-// time as net/http itself, which panics; and one that net/http breaks off would leave the rest of a chunked body, which net/http
-// would take for the next request.
+// Without end, two things could go wrong after the handler has returned. A Read that meets the end
+// of the body would read on for net/http while net/http reads too, and net/http panics. And
+// net/http would take the rest of a chunked body for the next request.
 func (s *source) end(until time.Time) bool {
 	s.deadline.Lock()
 	s.ended = true
 	if s.broken {
 		until = longAgo
-	} else if s.whole() { // by far the most are: no deadline is touched
+	} else if s.whole() { // most requests: no deadline is touched
 		s.deadline.Unlock()
 		return true
 	}
 	err := s.rc.SetReadDeadline(until)
 	s.deadline.Unlock()
 	if err != nil {
-		return false // a recorder in a test, which has nothing to wait for, or a connection that is closed
+		return false // a test's recorder, or a closed connection: nothing to wait for
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,42 +249,45 @@ func (s *source) end(until time.Time) bool {
 	if s.err == nil {
 		s.err = http.ErrBodyReadAfterClose
 	}
-	_ = s.rc.SetReadDeadline(longAgo) // net/http closes the body, for which it would read on
+	_ = s.rc.SetReadDeadline(longAgo) // net/http closes the body and would read on to do so
 	return false
 }
 
-// endBody ends the reading of a call's body, as net/http wants it before the handler returns. status is the answer's; it
-// has been flushed, unless the connection is to be aborted.
+// endBody ends the reading of a call's body, which net/http requires before the handler returns.
+// status is the answer's status. The answer has been flushed, unless the connection will be
+// aborted.
 func (c *call) endBody(w http.ResponseWriter, r *http.Request, status int) {
 	s, until := c.body, longAgo
 	if s == nil {
 		return
 	}
 	h := w.Header()
-	// A client that waits for the 100, or that has read that the connection closes, does not send the rest.
+	// A client that waits for the 100, or was told that the connection closes, does not send the
+	// rest.
 	kept := !r.Close && r.ProtoMajor == 1 && r.Header.Get("Expect") == "" && !strings.EqualFold(h.Get("Connection"), "close")
 	switch {
 	case c.broken || status == statusClientGone || !kept || r.ContentLength > s.sent.Load()+maxDrain:
 	case r.Method == http.MethodHead || h.Get("Content-Length") != "" || status == http.StatusNoContent || status == http.StatusNotModified:
-		if until = (time.Time{}); s.stall > 0 { // it has all of the answer
+		if until = (time.Time{}); s.stall > 0 { // the client has the whole answer
 			until = time.Now().Add(s.stall)
 		}
 	default:
-		until = time.Now().Add(settleTime) // it waits for the answer's end
+		until = time.Now().Add(settleTime) // the client waits for the end of the answer
 	}
 	if !s.end(until) {
 		closeAfter(w)
 	}
 }
 
-// waitSent waits for the goroutines that may still read the body, after [call.endBody].
+// waitSent waits for goroutines that may still read the body after [call.endBody].
 func (c *call) waitSent() {
 	for _, sent := range c.sending {
 		<-sent
 	}
 }
 
-// closeAfter has the server close the connection after the answer, as MaxBytesReader can although the header has been sent.
+// closeAfter makes the server close the connection after the answer, even if the header has been
+// sent. MaxBytesReader does the same.
 func closeAfter(w http.ResponseWriter) {
 	for {
 		u, ok := w.(interface{ Unwrap() http.ResponseWriter })
@@ -288,7 +303,7 @@ func closeAfter(w http.ResponseWriter) {
 type reading struct {
 	s       *source
 	off     int
-	trailer http.Header // may be nil, if there will be none
+	trailer http.Header // nil: no trailer will come
 	closed  atomic.Bool
 }
 
@@ -296,7 +311,7 @@ type reading struct {
 func (b *reading) Read(p []byte) (int, error) {
 	s := b.s
 	if n := b.copy(p); n > 0 {
-		return n, nil // even while the rest is read ahead
+		return n, nil // even while another goroutine reads the rest
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -317,7 +332,7 @@ func (b *reading) Read(p []byte) (int, error) {
 	return n, b.finish(err)
 }
 
-// copy takes the next bytes of the head, if there are more.
+// copy copies the next bytes of the head, if there are more.
 func (b *reading) copy(p []byte) int {
 	b.s.kept.Lock()
 	defer b.s.kept.Unlock()
@@ -329,7 +344,8 @@ func (b *reading) copy(p []byte) int {
 	return n
 }
 
-// finish passes on what ends the body, with its trailer, for the transport to read after that. s.mu is held.
+// finish returns the error that ends the body, after it has copied the trailer, which the transport
+// reads next. The caller holds s.mu.
 func (b *reading) finish(err error) error {
 	if errors.Is(err, io.EOF) && b.trailer != nil && !b.closed.Load() {
 		maps.Copy(b.trailer, b.s.from.Trailer)
@@ -337,7 +353,8 @@ func (b *reading) finish(err error) error {
 	return err
 }
 
-// Close implements io.Closer. It does not wait for a Read that waits for the client: the next reader does, and end.
+// Close implements io.Closer. It does not wait for a Read that waits for the client. The next
+// reader and end do.
 func (b *reading) Close() error {
 	b.closed.Store(true)
 	return nil

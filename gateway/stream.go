@@ -16,17 +16,18 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// exchange is one attempt at a request to a function that speaks HTTP.
+// exchange is one attempt to run a request on a function that speaks HTTP.
 type exchange struct {
 	c      *call
-	conn   net.Conn      // to the replica; hop.Do's to close
+	conn   net.Conn      // to the replica; hop.Do closes it
 	there  bool          // the replica has the request
-	wait   time.Duration // for it
-	status int           // of the answer; 0: none came
-	err    error         // why none came
+	wait   time.Duration // time that the request waited for the replica
+	status int           // of the answer; 0: no answer came
+	err    error         // why no answer came
 }
 
-// request makes the request that the function gets: the client's request, with the path after the function's name.
+// request returns the request for the function: the client's, with the path after the function's
+// name.
 func (x *exchange) request(r *http.Request) *hop.Request {
 	c, from := x.c, origin(r)
 	target := c.path
@@ -38,13 +39,13 @@ func (x *exchange) request(r *http.Request) *hop.Request {
 		{Name: "X-Call-Id", Value: c.id}, {Name: "X-Start-Time", Value: startTime(c)},
 		{Name: "Forwarded"}, {Name: "Expect"}, {Name: "X-Callback-Url"}, {Name: task.HeaderDirect}, {Name: "Traceparent", Value: c.traceparent},
 	}
-	if c.traceparent == "" { // the client's stays
+	if c.traceparent == "" { // keep the client's traceparent
 		header = header[:len(header)-1]
 	}
 	return &hop.Request{In: r, Target: target, Host: r.Host, Header: header, Answer: x.answer}
 }
 
-// answer records the function's answer, and sets the platform's headers in it.
+// answer records the function's answer and sets the platform's headers in it.
 func (x *exchange) answer(r *http.Response) {
 	x.status = r.StatusCode
 	x.c.upload.close()
@@ -54,14 +55,16 @@ func (x *exchange) answer(r *http.Response) {
 	}
 	stamp(r.Header, x.c)
 	timing := serverTiming([]task.Timing{{Stage: x.c.key.Name, Wait: x.wait}})
-	timing, _, _ = strings.Cut(timing, ", ")                                           // its service time is not known yet
-	r.Header["Server-Timing"] = append([]string{timing}, r.Header["Server-Timing"]...) // the function's own stays
+	// The working time is not known yet.
+	timing, _, _ = strings.Cut(timing, ", ")
+	// Keep the function's own.
+	r.Header["Server-Timing"] = append([]string{timing}, r.Header["Server-Timing"]...)
 }
 
-// forwarded is where a request came from, as OpenFaaS's gateway says it.
+// forwarded holds where a request came from, as OpenFaaS's gateway reports it.
 type forwarded struct{ client, host, proto string }
 
-// origin goes on with what a proxy before us said.
+// origin returns where a request came from, including what a proxy reported.
 func origin(r *http.Request) forwarded {
 	f := forwarded{r.RemoteAddr, r.Host, "http"}
 	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
@@ -79,17 +82,18 @@ func origin(r *http.Request) forwarded {
 	return f
 }
 
-// taskEnd is what became of a request's task.
+// taskEnd is the outcome of a request's task.
 type taskEnd struct {
 	resp *task.Response
 	err  *task.Error
 }
 
-// settleTime is how long the end of a task is waited for whose exchange has ended.
+// settleTime is how long to wait for the end of a task whose exchange has ended.
 const settleTime = 100 * time.Millisecond
 
-// stream runs a request of a function that speaks HTTP. Its task waits for a replica like any other. A small exchange travels
-// with the task, see small.go. For any other, the replica comes to the rendezvous, and the HTTP exchange runs there.
+// stream runs a request of a function that speaks HTTP. Its task waits for a replica like any
+// other. A small exchange travels with the task (see small.go). In all other cases, the replica
+// comes to the rendezvous, and the HTTP exchange runs there.
 func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 	timeout, terr := g.timeout(c, r.Header.Get("X-Timeout"))
 	if terr != nil {
@@ -116,7 +120,7 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 		enclose(&req, r, c, body)
 		resp, err := g.cfg.Invoker.Invoke(ctx, req)
 		if err != nil {
-			hush(err) // no answer is wanted any more
+			hush(err) // no answer is needed any more
 		}
 		end <- taskEnd{resp, err}
 		close(end)
@@ -127,13 +131,13 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 	} else {
 		c.upload = &upload{g: g, function: c.key, body: body, invoke: invoke, hush: hush, cancel: cancel, end: end}
 		from := r
-		if r.ContentLength < 0 { // net/http sets its trailer when the body ends
+		if r.ContentLength < 0 { // net/http sets the trailer when the body ends
 			r = r.WithContext(r.Context())
 			r.Trailer = maps.Clone(from.Trailer)
 		}
 		c.upload.watch(from)
 	}
-	defer func() { // not before its goroutine
+	defer func() { // must not run before the goroutine has started
 		c.upload.close()
 		cancel()
 		if o, ok := <-end; ok && o.resp != nil {
@@ -142,8 +146,12 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 	}()
 	code := g.talk(talk, w, r, c, body, meet, end)
 	if !c.broken && code != statusClientGone {
-		if code != http.StatusSwitchingProtocols { // whose connection is not net/http's any more, which panics
-			_ = http.NewResponseController(w).Flush() // nobody need wait for the bookkeeping; a client that is gone needs none
+		// After a switch of protocols the connection is not net/http's any more, and a flush would
+		// panic.
+		if code != http.StatusSwitchingProtocols {
+			// The client need not wait for the bookkeeping. If it is gone, the error does not
+			// matter.
+			_ = http.NewResponseController(w).Flush()
 		}
 		meet.close()
 		settle(end, c)
@@ -151,7 +159,8 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 	return code
 }
 
-// settle gives the task's end a moment: the answer was whole, but the replica may be gone, and the task be tried again.
+// settle waits a moment for the task's end. The answer was complete, but the replica may be gone,
+// and the task tried again.
 func settle(end <-chan taskEnd, c *call) {
 	t := time.NewTimer(settleTime)
 	defer t.Stop()
@@ -164,8 +173,8 @@ func settle(end <-chan taskEnd, c *call) {
 	}
 }
 
-// talk answers the client with what the replica says that comes to the meeting; with the next one's words when that is lost
-// and nothing of the request is.
+// talk answers the client with the answer of the replica that comes to the meeting. If that replica
+// is lost before the request is, the next one answers.
 func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Request, c *call, body *source, meet *meeting, end <-chan taskEnd) int {
 	parent := c.traceparent
 	for attempt := uint8(1); ; attempt++ {
@@ -174,7 +183,7 @@ func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Reque
 			if terr := c.upload.refusal(); terr != nil {
 				return failed(w, c, terr)
 			}
-			if r.Context().Err() != nil { // which a body that was read ahead ends, too
+			if r.Context().Err() != nil { // also ends a body that was read ahead
 				return failed(w, c, g.bodyFault(r.Context(), body))
 			}
 			if o.err == nil {
@@ -188,7 +197,8 @@ func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Reque
 			c.upload.meets()
 			x := meets(c, conn)
 			if c.trace != nil {
-				c.traceparent = task.CallParent(parent, 1, attempt) // that of the request's one call
+				// The traceparent of the request's only call.
+				c.traceparent = task.CallParent(parent, 1, attempt)
 			}
 			release := g.exchange(ctx, w, r, x, body)
 			if x.err == nil || c.broken {
@@ -204,7 +214,7 @@ func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	}
 }
 
-// failed is fail for an error that may say that nobody reads it.
+// failed is fail for an error that may mean that the client is gone.
 func failed(w http.ResponseWriter, c *call, terr *task.Error) int {
 	if terr.Status == statusClientGone {
 		return statusClientGone
@@ -212,8 +222,9 @@ func failed(w http.ResponseWriter, c *call, terr *task.Error) int {
 	return fail(w, c, terr)
 }
 
-// exchange runs one exchange; afterwards x has its status or why there is none, or the call is broken.
-// Until the caller calls release, the end of ctx ends a Read that waits for the client: it holds the lock of the body's state.
+// exchange runs one exchange. Afterwards x holds its status or error, or c.broken is set. Until the
+// caller calls release, the end of ctx also ends a Read that waits for the client, because that
+// Read holds the lock of the body's state.
 func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.Request, x *exchange, body *source) (release func()) {
 	release = func() {}
 	out := *r
@@ -229,13 +240,13 @@ func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.R
 			stop := context.AfterFunc(ctx, body.cut)
 			release = func() {
 				if stop(); ctx.Err() != nil {
-					body.cut() // it may have been stopped before it began
+					body.cut() // the AfterFunc may have been stopped before it ran
 				}
 			}
 			out.Body = again
 		}
 	}
-	delete(w.Header(), "X-Call-Id") // the answer brings it
+	delete(w.Header(), "X-Call-Id") // the answer has its own
 	result := hop.Do(ctx, x.conn, w, req)
 	if result.Sent != nil {
 		x.c.sending = append(x.c.sending, result.Sent)
@@ -255,15 +266,16 @@ func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.R
 	return release
 }
 
-// missed returns what the client is told of an exchange without an answer; nil: the next replica may try.
+// missed returns the client's error for an exchange without an answer, or nil if the next replica
+// may try.
 func (g *Gateway) missed(ctx context.Context, r *http.Request, x *exchange, body *source) *task.Error {
 	fault := g.bodyFault(r.Context(), body) // may wait for the client until ctx ends
 	var terr *task.Error
 	if errors.As(context.Cause(ctx), &terr) && terr.Status != statusClientGone {
-		return terr // whatever became of the body
+		return terr // whatever the state of the body
 	}
 	if fault != nil {
-		return fault // a silent client is taken for one that is gone, too
+		return fault // a silent client is also treated as gone
 	}
 	if terr != nil {
 		return terr
@@ -271,17 +283,18 @@ func (g *Gateway) missed(ctx context.Context, r *http.Request, x *exchange, body
 	if sent, lost, _ := body.state(); lost {
 		return &task.Error{
 			Status: http.StatusBadGateway, Internal: true, Stage: x.c.name,
-			Cause: fmt.Sprintf("the replica was lost after it had got %d bytes of the body, and before it answered: %v; not tried again, because they are gone", sent, x.err),
+			Cause: fmt.Sprintf("the replica was lost after it got %d bytes of the body and before it answered: %v; not tried again, because these bytes were not kept", sent, x.err),
 		}
 	}
 	return nil
 }
 
-// bodyFault returns what the client is told of a body that broke off, or that it is gone; nil: neither. ctx is the request's.
+// bodyFault returns the client's error for a body that broke off or a client that is gone, or nil.
+// ctx is the request's.
 func (g *Gateway) bodyFault(ctx context.Context, body *source) *task.Error {
 	sent, _, err := body.state()
 	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded): // which ends the request's context too
+	case errors.Is(err, os.ErrDeadlineExceeded): // a gone client also ends the request's context
 		return &task.Error{Status: http.StatusRequestTimeout, Cause: fmt.Sprintf("body: nothing came for %v after %d bytes", g.cfg.Stall, sent)}
 	case ctx.Err() != nil:
 		return &task.Error{Status: statusClientGone, Cause: "the client is gone"}

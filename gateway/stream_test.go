@@ -21,12 +21,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// stage is a gateway behind a real server, whose function speaks HTTP: replica answers its requests.
+// stage is a gateway behind a real server. Its function speaks HTTP, and replica answers the
+// requests.
 type stage struct {
 	addr  string
 	front *front
 	mu    sync.Mutex
-	log   bytes.Buffer // of the server
+	log   bytes.Buffer // the server's log
 }
 
 // Write implements io.Writer for the server's log.
@@ -36,7 +37,7 @@ func (s *stage) Write(b []byte) (int, error) {
 	return s.log.Write(b)
 }
 
-// newStage runs replica for each request; the task ends when it has returned.
+// newStage runs replica for each request. The task ends when replica returns.
 func newStage(t testing.TB, stall time.Duration, replica func(c net.Conn, in *bufio.Reader)) *stage {
 	t.Helper()
 	v, err := NewRendezvous(t.TempDir(), slog.New(slog.DiscardHandler))
@@ -104,7 +105,7 @@ func (s *stage) dial(t testing.TB) client {
 
 func (c client) send(text string) { _, _ = io.WriteString(c, text) }
 
-// answer reads one; an error of it is a text.
+// answer reads an answer. It returns an error as the body's text.
 func (c client) answer() (status int, body string) {
 	resp, err := http.ReadResponse(c.in, nil)
 	if err != nil {
@@ -125,7 +126,7 @@ const (
 	okay    = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
 )
 
-// early answers with what is given once a byte of the body has come, if there is one.
+// early returns a replica that sends answer after the first byte of the body, if there is a body.
 func early(answer string) func(net.Conn, *bufio.Reader) {
 	return func(c net.Conn, in *bufio.Reader) {
 		r, err := http.ReadRequest(in)
@@ -135,11 +136,12 @@ func early(answer string) func(net.Conn, *bufio.Reader) {
 		_, _ = r.Body.Read(make([]byte, 1))
 		_, _ = io.WriteString(c, answer)
 		_ = c.(*net.UnixConn).CloseWrite()
-		_, _ = io.Copy(io.Discard, c) // what is left unread would take the answer with it
+		_, _ = io.Copy(io.Discard, c) // closing with unread data would destroy the answer
 	}
 }
 
-// TestBodyEndsAfterAnswer: a client that sends its body's end as soon as it has the answer keeps its connection.
+// TestBodyEndsAfterAnswer checks that a client may send the end of its body after the answer and
+// keep its connection.
 func TestBodyEndsAfterAnswer(t *testing.T) {
 	t.Parallel()
 	for name, body := range map[string][2]string{
@@ -171,8 +173,9 @@ func TestBodyEndsAfterAnswer(t *testing.T) {
 	}
 }
 
-// TestBodyNeverEnds: who has an answer, and does not send its body's end, keeps neither the request nor the connection; what
-// comes later is no request, and the server reads no more of it than it has to.
+// TestBodyNeverEnds checks a client that never ends its body. After the answer, its request ends
+// and its connection is closed. Later bytes are not taken for a request, and the server reads as
+// few of them as possible.
 func TestBodyNeverEnds(t *testing.T) {
 	t.Parallel()
 	const stall, is200 = 50 * time.Millisecond, "HTTP/1.1 200 "
@@ -213,7 +216,8 @@ func TestBodyNeverEnds(t *testing.T) {
 		if status, b := c.answer(); status != http.StatusOK || b != "ok" {
 			t.Fatalf("%d %q", status, b)
 		}
-		if b, err := io.ReadAll(c.in); len(b) > 0 || err != nil { // the server has closed its side, and reads no more
+		// the server has closed its side and reads no more.
+		if b, err := io.ReadAll(c.in); len(b) > 0 || err != nil {
 			t.Fatalf("%q, %v, want the end", b, err)
 		}
 		c.send(plain)
@@ -223,7 +227,8 @@ func TestBodyNeverEnds(t *testing.T) {
 	})
 }
 
-// TestBodyThatEndsLaterCounts: while the end of a body is awaited, what is kept of it takes memory, and nobody's place.
+// TestBodyThatEndsLaterCounts checks that a body whose end is awaited still counts its memory, but
+// the request is no longer in flight.
 func TestBodyThatEndsLaterCounts(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, time.Minute, early(ok))
@@ -240,8 +245,9 @@ func TestBodyThatEndsLaterCounts(t *testing.T) {
 	proctest.Until(t, "its memory to be free", func() bool { return s.front.memory.Load() == 0 })
 }
 
-// TestPipelined: what comes with a body that the function does not want is the next request, and not lost.
-func TestPipelined(t *testing.T) {
+// TestPipelinedRequestIsServed checks that the request that follows an unwanted body is served and
+// not lost.
+func TestPipelinedRequestIsServed(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, time.Minute, early(ok))
 	c := s.dial(t)
@@ -258,7 +264,7 @@ func TestPipelined(t *testing.T) {
 	}
 }
 
-// TestTimeoutWhileBodyIsAwaited: the end of a task is told to a client that does not send, at once.
+// TestTimeoutWhileBodyIsAwaited checks that a silent client is told at once when its task ends.
 func TestTimeoutWhileBodyIsAwaited(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, 0, nil)
@@ -286,7 +292,8 @@ func TestTimeoutWhileBodyIsAwaited(t *testing.T) {
 	}
 }
 
-// TestFailedWithoutBody: an error that comes before anybody wanted the body leaves the connection to the next request.
+// TestFailedWithoutBody checks that an error sent before the body was read leaves the connection
+// usable.
 func TestFailedWithoutBody(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, time.Minute, nil)
@@ -307,8 +314,8 @@ func TestFailedWithoutBody(t *testing.T) {
 	}
 }
 
-// TestCutStays: no Read gives the client time again once nobody is to wait for it.
-func TestCutStays(t *testing.T) {
+// TestCutEndsLaterReads checks that no Read extends the client's deadline after cut.
+func TestCutEndsLaterReads(t *testing.T) {
 	t.Parallel()
 	for name, stop := range map[string]func(*source){"cut": (*source).cut, "end": func(s *source) { s.end(longAgo) }} {
 		w := &timed{ResponseWriter: httptest.NewRecorder()}
@@ -328,7 +335,7 @@ func TestCutStays(t *testing.T) {
 	}
 }
 
-// timed is a ResponseWriter with a deadline.
+// timed is a ResponseWriter with a read deadline.
 type timed struct {
 	http.ResponseWriter
 	deadline time.Time
@@ -340,8 +347,9 @@ func (w *timed) SetReadDeadline(at time.Time) error {
 	return nil
 }
 
-// TestRecorder: a ResponseWriter without deadlines and connection gets its answer, whatever is left of the body.
-func TestRecorder(t *testing.T) {
+// TestResponseWriterWithoutDeadlines checks that a ResponseWriter without deadlines or a connection
+// gets its answer, whatever is left of the body.
+func TestResponseWriterWithoutDeadlines(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, time.Minute, early(ok))
 	r := httptest.NewRequest(http.MethodPost, "/function/echo", io.MultiReader(strings.NewReader("a"), iotest.ErrReader(io.ErrUnexpectedEOF)))

@@ -6,8 +6,8 @@ import (
 	"net/http"
 )
 
-// Strict returns a listener for an HTTP/1 server, in whose place requests that two servers could read in two ways are answered
-// with 400 and their connection is closed. The server's ConnState is to be [Unframed].
+// Strict returns a listener for an HTTP/1 server. Requests that two servers could read differently
+// get 400, and their connection is closed. Set the server's ConnState to [Unframed].
 func Strict(l *net.TCPListener) net.Listener { return strict{l} }
 
 type strict struct{ *net.TCPListener }
@@ -21,25 +21,26 @@ func (l strict) Accept() (net.Conn, error) {
 	return &strictConn{TCPConn: c}, nil
 }
 
-// Unframed is told by a server that a connection speaks another protocol from now on.
+// Unframed stops the checks on a connection that switches to another protocol.
 func Unframed(c net.Conn, s http.ConnState) {
-	if c, ok := c.(*strictConn); ok && s == http.StateHijacked { // by then nobody reads it
+	if c, ok := c.(*strictConn); ok && s == http.StateHijacked { // nobody reads at this point
 		c.raw = true
 	}
 }
 
-// strictConn lets a server read what its framing passes. It stays a TCP connection with all that the server makes of one.
+// strictConn lets a server read what framing passes. It embeds the TCP connection, so that the
+// server can use all that TCP connections have.
 type strictConn struct {
 	*net.TCPConn
 	framing framing
-	raw     bool   // what comes is no HTTP
-	bad     bool   // the rest is
-	refusal string // what of it is to be read
+	raw     bool   // not HTTP any more
+	bad     bool   // the remaining bytes are bad
+	refusal string // what is still to be read of refusal
 }
 
-// refusal is what a server reads in place of what is bad, and then the end. Neither in a head nor between chunks can it be
-// read as something: net/http answers 400, after the answers to the requests before, and closes. An error would tell it that
-// the client is gone.
+// refusal is what the server reads instead of bad bytes, followed by EOF. It is invalid both in a
+// head and between chunks. So net/http sends 400 after the answers to earlier requests, and closes.
+// A read error would mean that the client is gone.
 const refusal = "\r?\r\n?\r\n\r\n"
 
 // Read implements io.Reader.

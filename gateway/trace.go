@@ -9,21 +9,22 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// Tracer makes spans of requests; package telemetry has one.
+// Tracer creates the spans of requests; package telemetry implements it.
 type Tracer interface {
-	// Begin starts the span of a request that came at start, below the one that the client names, if it does.
+	// Begin starts the span of a request that came at start. Its parent is the client's span, if
+	// there is one.
 	Begin(start time.Time, traceparent, tracestate string) Trace
 }
 
 // Trace is the span of one request.
 type Trace interface {
-	// Context returns the traceparent for what the request leads to, and whether the span is recorded.
+	// Context returns the traceparent for the request's calls, and whether the span is recorded.
 	Context() (traceparent string, recorded bool)
-	// End ends the span and makes those of the calls.
+	// End ends the span and creates those of the calls.
 	End(task.Ended)
 }
 
-// begin starts a request's trace, if there is a tracer.
+// begin starts a request's trace if there is a tracer.
 func (g *Gateway) begin(start time.Time, traceparent, tracestate string) Trace {
 	if g.cfg.Tracer == nil {
 		return nil
@@ -31,15 +32,15 @@ func (g *Gateway) begin(start time.Time, traceparent, tracestate string) Trace {
 	return g.cfg.Tracer.Begin(start, traceparent, tracestate)
 }
 
-// trace gives a request its place in the trace.
+// trace puts the trace context into a request.
 func trace(r *task.Request, t Trace) {
 	if t != nil {
 		r.Traceparent, r.Traced = t.Context()
 	}
 }
 
-// ended is what becomes of a request's end: spans and a line in the log, which says more than debug's only when the platform
-// or the function failed.
+// ended records the end of a request: its spans and a line in the log. The line is above debug
+// level only if the platform or the function failed.
 func (g *Gateway) ended(t Trace, traceparent string, e task.Ended) {
 	level := slog.LevelDebug
 	if e.Status >= http.StatusInternalServerError {
@@ -73,7 +74,7 @@ func (g *Gateway) ended(t Trace, traceparent string, e task.Ended) {
 	g.cfg.Log.LogAttrs(context.Background(), level, "request", attributes...)
 }
 
-// headerValue returns the first field of that name; empty: there is none.
+// headerValue returns the first field with this name, or "".
 func headerValue(h []task.Header, name string) string {
 	for _, f := range h {
 		if f.Name == name {

@@ -14,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// tracer remembers what it is told.
+// tracer records what it is told.
 type tracer struct {
 	mu     sync.Mutex
 	parent []string
@@ -38,7 +38,8 @@ func (t *tracer) End(e task.Ended) {
 	t.ended = append(t.ended, e)
 }
 
-// TestTracer: a tracer sees each request's beginning and end, good and bad, sync and async, and its context goes on.
+// TestTracer checks that a tracer sees the start and end of each request, successful or not, sync
+// and async, and that the trace context is passed on.
 func TestTracer(t *testing.T) {
 	const client = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	tr := &tracer{}

@@ -15,22 +15,23 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// Lines knows the lines of functions; dispatch.Shell is one.
+// Lines reports the load of functions; dispatch.Shell implements it.
 type Lines interface {
-	// Load returns how many tasks of a function wait and how many slots it has; zero for an unknown one.
+	// Load returns how many tasks of a function wait and how many slots it has. Both are zero for
+	// an unknown function.
 	Load(function pipeline.Key) task.Load
 }
 
-// Bounds of a client's silence while it owes a part of its body.
+// Bounds for a client that pauses before it has sent its whole body.
 const (
-	// lateTime is how long a request waits for its body's first bytes before its task is queued without them. An upload of which
-	// nothing came for so long counts as stalled.
+	// lateTime is how long a request waits for its body's first bytes before its task is queued
+	// without them. An upload that is silent for longer counts as stalled.
 	lateTime = time.Second
 	// silentTime is how long an upload may be stalled while other requests wait for the function.
 	silentTime = 2 * time.Second
-	// lookTime is how often a stalled upload is looked at.
+	// lookTime is the interval between checks of a stalled upload.
 	lookTime = 250 * time.Millisecond
-	// share is the part of a function's slots that the stalled uploads of one client may have: one in share.
+	// share limits the stalled uploads of one client to 1/share of a function's slots.
 	share = 4
 )
 
@@ -45,7 +46,7 @@ type stallKey struct {
 	client   netip.Addr
 }
 
-// take counts one more, unless there are most already.
+// take counts one more stalled upload, unless there are already most.
 func (s *stalls) take(k stallKey, most int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,40 +68,41 @@ func (s *stalls) give(k stallKey) {
 	}
 }
 
-// upload is the body of a request to a function that speaks HTTP, on its way from the client. It starts the request's task when
-// the body has begun, and ends the request when its client's silence costs others. It watches until the answer begins: from then on
-// client and function talk, and [Config.Stall] alone is their bound.
+// upload is the body of a request to a function that speaks HTTP while the client sends it. It
+// starts the request's task when the body begins to arrive. It ends the request if the client's
+// silence delays others. It stops watching when the answer begins. From then on only [Config.Stall]
+// applies.
 type upload struct {
 	g        *Gateway
 	function pipeline.Key
 	body     *source
-	invoke   func()             // runs the task, and closes end
+	invoke   func()             // runs the task and closes end
 	hush     func(error)        // ends the exchange
-	cancel   context.CancelFunc // of the task
-	end      chan taskEnd       // closed with the task's end, or because there will be no task
-	begun    atomic.Bool        // there is a task, or never will be
-	slot     atomic.Bool        // the task has met its replica
+	cancel   context.CancelFunc // cancels the task
+	end      chan taskEnd       // closed when the task ends or will never start
+	begun    atomic.Bool        // the task has started or will never start
+	slot     atomic.Bool        // the task's replica has arrived
 
 	mu      sync.Mutex
 	timer   *time.Timer
-	due     time.Time     // when the next look is
-	since   time.Duration // when the Read began that the last look saw, as [source.silent] has it
-	late    time.Duration // by how much the looks at this Read came late
-	over    bool          // nobody watches any more
-	ahead   bool          // the body is read ahead
-	stalled bool          // it is counted as key
+	due     time.Time     // time of the next check
+	since   time.Duration // start of the Read that the last check saw, see [source.silent]
+	late    time.Duration // total delay of the checks during this Read
+	over    bool          // watching has ended
+	ahead   bool          // the body is being read ahead
+	stalled bool          // counted in stalls under key
 	key     stallKey
 	refused *task.Error // why the request was ended
 }
 
-// watch begins to watch, and to wait for the body's first bytes. Nobody else may read r.Trailer from now on: net/http sets it when
-// the body ends.
+// watch starts watching and waits for the body's first bytes. From now on nobody else may read
+// r.Trailer, because net/http sets it when the body ends.
 func (u *upload) watch(r *http.Request) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.timer = time.AfterFunc(lateTime, func() { u.look(r) })
 	u.due = time.Now().Add(lateTime)
-	go func() { // stream waits for it: by u.end if it runs the task, else because it ends the body
+	go func() { // stream waits for it: through u.end if it runs the task, else by ending the body
 		err := u.body.peek()
 		if !u.begin() {
 			return
@@ -116,10 +118,10 @@ func (u *upload) watch(r *http.Request) {
 	}()
 }
 
-// begin returns true to the first caller, who starts the task or closes u.end.
+// begin returns true to its first caller, which starts the task or closes u.end.
 func (u *upload) begin() bool { return u.begun.CompareAndSwap(false, true) }
 
-// meets takes note that the task has its slot.
+// meets records that the task has its slot.
 func (u *upload) meets() {
 	if u != nil {
 		u.slot.Store(true)
@@ -136,14 +138,14 @@ func (u *upload) close() {
 	u.stop()
 }
 
-// stop is close with u.mu held.
+// stop is close for callers that hold u.mu.
 func (u *upload) stop() {
 	u.over = true
 	u.timer.Stop()
 	u.moves()
 }
 
-// refusal returns why the request was ended; nil: it was not. u may be nil.
+// refusal returns why the request was ended, or nil. u may be nil.
 func (u *upload) refusal() *task.Error {
 	if u == nil {
 		return nil
@@ -153,8 +155,9 @@ func (u *upload) refusal() *task.Error {
 	return u.refused
 }
 
-// silence returns how long the client has sent nothing; 0: nothing is expected of it. The time by which looks came late does not
-// count: this process had no processor then, and what the client has sent may not have been read. u.mu is held.
+// silence returns how long the client has been silent while it owed data, or 0. Delays of the
+// checks do not count: this process had no processor then, and may not have read what the client
+// sent. The caller holds u.mu.
 func (u *upload) silence() time.Duration {
 	silent, since := u.body.silent()
 	if since != u.since {
@@ -167,13 +170,13 @@ func (u *upload) silence() time.Duration {
 	return max(silent-u.late, 1)
 }
 
-// lookAgain has look called after d. u.mu is held.
+// lookAgain calls look after d. The caller holds u.mu.
 func (u *upload) lookAgain(d time.Duration) {
 	u.due = time.Now().Add(d)
 	u.timer.Reset(d)
 }
 
-// look is called when the client may have been silent for too long, and sees to it that it is called again.
+// look checks a client that may have been silent for too long, and schedules the next check.
 func (u *upload) look(r *http.Request) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -185,11 +188,13 @@ func (u *upload) look(r *http.Request) {
 		u.moves()
 		if silent == 0 && !u.ahead && u.begun.Load() && !u.slot.Load() {
 			u.ahead = true
-			go u.body.ahead() // nobody else reads while it waits in the line; the body's end ends it
+			// Nobody else reads while the request waits in line. The end of the body ends this
+			// read.
+			go u.body.ahead()
 		}
 		again := lateTime - silent
 		if u.late > lookTime {
-			again = max(again, lookTime) // for the Read to see what is there
+			again = max(again, lookTime) // gives the Read time to see bytes that have arrived
 		}
 		u.lookAgain(again)
 		return
@@ -208,7 +213,7 @@ func (u *upload) look(r *http.Request) {
 		}
 	}
 	if !u.slot.Load() {
-		load.Waiting-- // itself
+		load.Waiting-- // do not count this request
 	}
 	if silent >= silentTime && load.Waiting > 0 {
 		u.refuse(fmt.Sprintf("body: nothing came for %v after %d bytes while other requests wait for the function; send the body without pauses",
@@ -218,7 +223,7 @@ func (u *upload) look(r *http.Request) {
 	u.lookAgain(lookTime)
 }
 
-// moves takes note that the client does send. u.mu is held.
+// moves records that the client sends. The caller holds u.mu.
 func (u *upload) moves() {
 	if u.stalled && u.g.cfg.Lines != nil {
 		u.g.stalls.give(u.key)
@@ -226,7 +231,7 @@ func (u *upload) moves() {
 	u.stalled = false
 }
 
-// client is who sent a request.
+// client returns the address of a request's sender.
 func (g *Gateway) client(r *http.Request) netip.Addr {
 	if isInside(r) {
 		return peer.Proxies(nil).Client(r)
@@ -241,7 +246,7 @@ func (u *upload) load() task.Load {
 	return u.g.cfg.Lines.Load(u.function)
 }
 
-// refuse ends the request with 408, wherever it is, and its task. u.mu is held.
+// refuse ends the request and its task with 408, whatever its state. The caller holds u.mu.
 func (u *upload) refuse(cause string) {
 	u.stop()
 	u.refused = &task.Error{Status: http.StatusRequestTimeout, Cause: cause}

@@ -21,7 +21,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// bubble is a gateway before one function with a few slots. All connections are pipes, so that it runs on virtual time.
+// bubble is a gateway before one function with a few slots. All connections are pipes, so that it
+// can run on virtual time.
 type bubble struct {
 	*front
 	server  *http.Server
@@ -30,10 +31,10 @@ type bubble struct {
 	slots   chan struct{}
 	replica func(c net.Conn, in *bufio.Reader) // runs a request in its slot
 	waiting atomic.Int64
-	took    atomic.Int64 // slots, ever
+	took    atomic.Int64 // number of slots taken so far
 }
 
-// newBubble is for use inside of [synctest.Test]; end ends it.
+// newBubble is for use in [synctest.Test]. The caller calls end.
 func newBubble(t *testing.T, slots int, change func(*Config)) (b *bubble, end func()) {
 	t.Helper()
 	b = &bubble{conns: make(chan net.Conn), done: make(chan struct{}), slots: make(chan struct{}, slots)}
@@ -119,7 +120,7 @@ func (b *bubble) Close() error { close(b.done); return nil }
 // Addr implements net.Listener.
 func (b *bubble) Addr() net.Addr { return &net.TCPAddr{} }
 
-// from is a connection from an address.
+// from is a connection with a client's address.
 type from struct {
 	net.Conn
 	ip net.IP
@@ -133,7 +134,7 @@ type speaker struct {
 	in *bufio.Reader
 }
 
-// dial connects from the n-th client's address, and sends what is given.
+// dial connects from the n-th client's address and sends text.
 func (b *bubble) dial(n int, text string) *speaker {
 	near, far := net.Pipe()
 	b.conns <- from{far, net.IPv4(10, 0, byte(n>>8), byte(n))}
@@ -144,7 +145,7 @@ func (b *bubble) dial(n int, text string) *speaker {
 
 func (s *speaker) send(text string) { _, _ = io.WriteString(s, text) }
 
-// answer reads one and closes the connection; after is how long it took.
+// answer reads an answer and closes the connection. after is how long the answer took.
 func (s *speaker) answer() (status int, body string, after time.Duration) {
 	defer s.Close()
 	start := time.Now()
@@ -164,16 +165,16 @@ const (
 	good   = post + "Content-Length: 5\r\n\r\nhello"
 )
 
-// TestSilentUploads: clients that announce bodies and send none, or only a byte, neither keep a good request waiting nor take the
-// function's slots.
+// TestSilentUploads checks that clients that announce bodies but send at most a byte neither delay
+// another client's request nor take all slots of the function.
 func TestSilentUploads(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		slots, uploads int
 		addresses      int
 		text           string
-		took           int64         // slots by uploads, at most
-		within         time.Duration // the good request's wait, at most
+		took           int64         // most slots that uploads may take
+		within         time.Duration // longest wait of the good request
 	}{
 		"of one client":             {8, 400, 1, silent, 2, 0},
 		"of one client, one slot":   {1, 400, 1, silent, 1, 1 * time.Second},
@@ -208,7 +209,7 @@ func TestSilentUploads(t *testing.T) {
 				if n := b.took.Load() - 1; n > tc.took {
 					t.Errorf("uploads took %d slots, want at most %d", n, tc.took)
 				}
-				answers.Wait() // those that nobody waits for, by Stall
+				answers.Wait() // uploads that delay nobody end by Stall
 				if n := timedOut.Load(); n != int64(tc.uploads) {
 					t.Errorf("%d of %d uploads were answered 408", n, tc.uploads)
 				}
@@ -217,7 +218,7 @@ func TestSilentUploads(t *testing.T) {
 	}
 }
 
-// TestUploadsStart: a body's first bytes start its task, or a second does.
+// TestUploadsStart checks that a task starts with its body's first bytes, or after a second.
 func TestUploadsStart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -253,13 +254,13 @@ func TestUploadsStart(t *testing.T) {
 	})
 }
 
-// TestUploadsGoOn: a silence that costs nobody anything, and one that is short, end nothing.
+// TestUploadsGoOn checks that a silence that delays nobody, and a short one, end nothing.
 func TestUploadsGoOn(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		slots  int
 		pauses []time.Duration
-		others bool // that wait
+		others bool // other requests wait
 		want   int
 	}{
 		"silent, nobody waits":      {1, []time.Duration{20 * time.Second, 20 * time.Second}, false, http.StatusOK},
@@ -273,7 +274,7 @@ func TestUploadsGoOn(t *testing.T) {
 				b, end := newBubble(t, tc.slots, nil)
 				defer end()
 				s := b.dial(0, chunked+"1\r\na\r\n")
-				synctest.Wait() // it has the slot
+				synctest.Wait() // the first request has the slot
 				var others sync.WaitGroup
 				if tc.others {
 					o := b.dial(1, good)
@@ -300,7 +301,8 @@ func TestUploadsGoOn(t *testing.T) {
 	}
 }
 
-// TestUploadsStallInTheLine: a client that is silent for Stall while its request waits is told so, though nobody else waits.
+// TestUploadsStallInTheLine checks that a client that is silent for Stall while its request waits
+// gets an error, even if nobody else waits.
 func TestUploadsStallInTheLine(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{"nothing": silent, "a byte": silent + "x"} {
@@ -324,8 +326,9 @@ func TestUploadsStallInTheLine(t *testing.T) {
 	}
 }
 
-// TestUploadsInvited: a client that waits for the 100 gets it at once, whatever the line is like.
-func TestUploadsInvited(t *testing.T) {
+// TestUploadsThatExpect100GetItAtOnce checks that a client that waits for the 100 gets it at once,
+// however many requests wait.
+func TestUploadsThatExpect100GetItAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b, end := newBubble(t, 1, nil)
@@ -350,9 +353,9 @@ func TestUploadsInvited(t *testing.T) {
 	})
 }
 
-// TestUploadsBothWays: a client that waits for the answer's beginning before it sends gets it after a second, and from then on
-// may be silent although others wait.
-func TestUploadsBothWays(t *testing.T) {
+// TestUploadsMayFollowTheAnswer checks a client that sends nothing before the answer begins. Its
+// task starts after a second, and from then on it may be silent while others wait.
+func TestUploadsMayFollowTheAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b, end := newBubble(t, 1, nil)
@@ -388,8 +391,8 @@ func TestUploadsBothWays(t *testing.T) {
 	})
 }
 
-// TestUploadsReadAhead: what has come of a body while its request waited in the line reaches the function at once, though the rest
-// has not come.
+// TestUploadsReadAhead checks that the part of a body that arrived while its request waited reaches
+// the function at once, before the rest arrives.
 func TestUploadsReadAhead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -430,18 +433,19 @@ func TestUploadsReadAhead(t *testing.T) {
 	})
 }
 
-// TestUploadsOfStarvedServers: a client is not blamed for the time in which the server itself could not run.
+// TestUploadsOfStarvedServers checks that time in which the server had no processor does not count
+// as the client's silence.
 func TestUploadsOfStarvedServers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b, end := newBubble(t, 1, nil)
 		defer end()
-		b.waiting.Store(2) // another one, too
+		b.waiting.Store(2) // one more request waits
 		defer b.waiting.Store(0)
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", nil)
 		u := &upload{g: b.front.Gateway, body: &source{made: time.Now()}, hush: func(error) {}, cancel: func() {}}
 		u.begun.Store(true)
-		u.timer = time.AfterFunc(time.Hour, func() {}) // the test looks
+		u.timer = time.AfterFunc(time.Hour, func() {}) // the test calls look itself
 		u.due = time.Now().Add(lateTime)
 		u.body.since.Store(1)
 		for i := range 3 {
@@ -461,7 +465,7 @@ func TestUploadsOfStarvedServers(t *testing.T) {
 	})
 }
 
-// TestUploadsTrailer: what follows a body that comes late reaches the function.
+// TestUploadsTrailer checks that the trailer of a late body reaches the function.
 func TestUploadsTrailer(t *testing.T) {
 	t.Parallel()
 	for name, body := range map[string]string{"a body": "1\r\na\r\n0\r\nSum: 1\r\n\r\n", "none": "0\r\nSum: 1\r\n\r\n"} {
@@ -483,8 +487,8 @@ func TestUploadsTrailer(t *testing.T) {
 	}
 }
 
-// TestUploadsBehindProxies: clients behind a proxy that is trusted are told apart, those behind others are not. A function is no
-// proxy.
+// TestUploadsBehindProxies checks that clients behind a trusted proxy count separately, and those
+// behind another proxy as one. A function is never a trusted proxy.
 func TestUploadsBehindProxies(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -527,7 +531,8 @@ func TestUploadsBehindProxies(t *testing.T) {
 	}
 }
 
-// TestUploadsOfClientsThatLeave: a client that leaves before its body has begun costs nothing.
+// TestUploadsOfClientsThatLeave checks that a client that leaves before its body has begun takes no
+// slot.
 func TestUploadsOfClientsThatLeave(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -545,7 +550,8 @@ func TestUploadsOfClientsThatLeave(t *testing.T) {
 	})
 }
 
-// TestUploadsEndWithTheirConnection: nobody waits for the rest of an upload that was ended, and what comes later is no request.
+// TestUploadsEndWithTheirConnection checks that a refused upload ends with its connection: nobody
+// waits for the rest of its body or takes it for a request.
 func TestUploadsEndWithTheirConnection(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -562,7 +568,8 @@ func TestUploadsEndWithTheirConnection(t *testing.T) {
 		if _, err := io.Copy(io.Discard, second.in); err != nil {
 			t.Error(err)
 		}
-		if took := time.Since(start); took > lateTime+time.Second { // net/http leaves the client half a second to read
+		// net/http gives the client half a second to read.
+		if took := time.Since(start); took > lateTime+time.Second {
 			t.Errorf("the connection was closed after %v, want it with the answer", took)
 		}
 		_ = second.Close()

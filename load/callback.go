@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// receiver takes the callbacks of async requests.
+// receiver receives the callbacks of async requests.
 type receiver struct {
 	url  string
 	srv  *http.Server
@@ -21,12 +21,12 @@ type receiver struct {
 	mu         sync.Mutex
 	next       int
 	waiting    map[string]chan callback // by call id
-	called     map[string]struct{}      // that had one
+	called     map[string]struct{}      // call ids that had a callback
 	duplicates map[string]int64         // by target
-	prefix     string                   // of call ids, so that another run's are not ours
+	prefix     string                   // of call ids, to recognize those of other runs
 }
 
-// callback is the first of a request.
+// callback is the first callback of a request.
 type callback struct {
 	at     time.Time
 	status int
@@ -57,7 +57,7 @@ func (c *receiver) close() {
 	<-c.done
 }
 
-// expect makes the id of a request and the channel of its first callback.
+// expect returns a new request id and the channel for its first callback.
 func (c *receiver) expect(target string) (id string, back <-chan callback) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -68,7 +68,7 @@ func (c *receiver) expect(target string) (id string, back <-chan callback) {
 	return id, ch
 }
 
-// forget says that nobody waits for the request any more.
+// forget records that nobody waits for the request any more.
 func (c *receiver) forget(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,7 +84,7 @@ func (c *receiver) duplicatesOf(target string) int64 {
 // ServeHTTP takes a callback.
 func (c *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	at := time.Now()
-	head, _ := io.ReadAll(io.LimitReader(r.Body, maxExample)) // an example at most
+	head, _ := io.ReadAll(io.LimitReader(r.Body, maxExample)) // enough for an example
 	_, _ = io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, maxBody))
 	id := r.Header.Get("X-Call-Id")
 	rest, ours := strings.CutPrefix(id, c.prefix+"-")
@@ -95,7 +95,9 @@ func (c *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	status, err := strconv.Atoi(r.Header.Get("X-Function-Status"))
 	if err != nil {
-		status = http.StatusOK // the header is Stagecoach's and OpenFaaS's; without it the call's coming is all that is known
+		// The header is Stagecoach's and OpenFaaS's. Without it, only the callback's arrival is
+		// known.
+		status = http.StatusOK
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -56,7 +56,7 @@ func TestBodies(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		b     Body
-		want  []string // of the first bodies
+		want  []string // first bodies
 		types string
 	}{
 		"nothing":    {Body{}, []string{"", ""}, "application/octet-stream"},
@@ -213,7 +213,7 @@ func FuzzReadScenario(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for i := range s.Targets { // nothing of the machine is read
+		for i := range s.Targets { // uses nothing of this machine
 			s.Targets[i].Trace.File, s.Targets[i].Body = "", Body{}
 		}
 		_, _ = s.Config("")

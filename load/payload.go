@@ -16,27 +16,30 @@ import (
 	"text/template"
 )
 
-// Body says what requests carry: one of Text, File, Folder, Random and Template, or nothing.
+// Body defines the requests' bodies by one of Text, File, Folder, Random and Template. Without any,
+// bodies are empty.
 type Body struct {
-	Text        string `yaml:"text"`
-	File        string `yaml:"file"`
-	Folder      string `yaml:"folder"`      // its files, one a request
-	Order       string `yaml:"order"`       // of the files: turn (the default, by name) or random
-	Random      int    `yaml:"random"`      // so many random bytes, others for each request
-	Template    string `yaml:"template"`    // text/template with {{counter}}, {{words 5}} and {{int 1 10}}
-	ContentType string `yaml:"contentType"` // default: guessed
+	Text   string `yaml:"text"`
+	File   string `yaml:"file"`
+	Folder string `yaml:"folder"` // sends its files, one per request
+	// order of the files: turn (the default, by name) or random.
+	Order  string `yaml:"order"`
+	Random int    `yaml:"random"` // number of random bytes, new for each request
+	// text/template with {{counter}}, {{words 5}} and {{int 1 10}}.
+	Template    string `yaml:"template"`
+	ContentType string `yaml:"contentType"` // default: detected
 }
 
-// The bounds of bodies in bytes: of one, and of a folder's together.
+// Bounds in bytes: of one body, and of all files of a folder.
 const (
 	maxBody   = 64 << 20
 	maxFolder = 512 << 20
 )
 
-// payload gives bodies, one a request. It is used by one goroutine.
+// payload returns a body per call. Only one goroutine may use it.
 type payload func() (body []byte, contentType string, err error)
 
-// payload reads the files.
+// payload reads the files and returns the source of bodies.
 func (b Body) payload(seed uint64) (payload, error) {
 	set := 0
 	for _, s := range []bool{b.Text != "", b.File != "", b.Folder != "", b.Random != 0, b.Template != ""} {
@@ -95,7 +98,7 @@ func readBody(name string) ([]byte, error) {
 }
 
 func (b Body) folder(r *rand.Rand) (payload, error) {
-	entries, err := os.ReadDir(b.Folder) // by name
+	entries, err := os.ReadDir(b.Folder) // sorted by name
 	if err != nil {
 		return nil, err
 	}
@@ -160,12 +163,13 @@ func (b Body) template(r *rand.Rand) (payload, error) {
 		n++
 		return out.Bytes(), b.contentType(out.Bytes(), ""), err
 	}
-	_, _, err = next() // what fails, fails before the run
+	_, _, err = next() // so that faults show before the run
 	n = 0
 	return next, err
 }
 
-// contentType is the one given, or guessed by the file's name, or by the content: JSON, or what browsers would say.
+// contentType returns the configured type. Otherwise it guesses from the file's name, or from the
+// content: JSON, or what browsers would assume.
 func (b Body) contentType(body []byte, name string) string {
 	if b.ContentType != "" {
 		return b.ContentType

@@ -10,58 +10,62 @@ import (
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// Schema is the version of a result's JSON form: fields are added, never changed.
+// Schema is the version of a result's JSON form. Fields may be added but never changed.
 const Schema = "stagecoach.load/1"
 
-// Result is what a run has found. Times are in seconds; t_s counts from the first instant of the run.
+// Result is the result of a run. Times are in seconds. t_s counts from the first instant of the
+// run.
 type Result struct {
-	Schema    string     `json:"schema"`
-	Started   time.Time  `json:"started"`
-	Duration  float64    `json:"duration_s"` // of the arrivals: what rates are counted over
-	Gateway   string     `json:"gateway"`    // without credentials
-	Seed      uint64     `json:"seed"`
-	Warnings  []string   `json:"warnings"`
-	Generator Generator  `json:"generator"`
-	Total     Figures    `json:"total"`     // of all targets together
-	Targets   []Figures  `json:"targets"`   // in the scenario's order
-	Functions []Function `json:"functions"` // as the server showed them each second; empty when it did not
+	Schema    string    `json:"schema"`
+	Started   time.Time `json:"started"`
+	Duration  float64   `json:"duration_s"` // of the arrivals; rates are relative to it
+	Gateway   string    `json:"gateway"`    // without credentials
+	Seed      uint64    `json:"seed"`
+	Warnings  []string  `json:"warnings"`
+	Generator Generator `json:"generator"`
+	Total     Figures   `json:"total"`   // all targets together
+	Targets   []Figures `json:"targets"` // in the scenario's order
+	// The server's state per second; empty if the server does not report it.
+	Functions []Function `json:"functions"`
 }
 
-// Generator says whether the load was what it should have been.
+// Generator says whether the generator produced the intended load.
 type Generator struct {
-	Lag         Latency `json:"lag"` // from a request's instant to its sending
+	Lag         Latency `json:"lag"` // from a request's instant until it was sent
 	MaxInFlight int     `json:"max_in_flight"`
 	Peak        int     `json:"peak_in_flight"`
-	Connections int64   `json:"connections"` // opened
+	Connections int64   `json:"connections"` // number of connections opened
 }
 
-// Figures are those of a target. Offered = Sent + NotSent; Sent = Answered + Failed.
+// Figures are the results of a target. Offered = Sent + NotSent; Sent = Answered + Failed.
 type Figures struct {
-	Name         string     `json:"name"`
-	Function     string     `json:"function,omitempty"`
-	Process      string     `json:"process,omitempty"`
-	SLO          float64    `json:"slo_s,omitempty"` // 0: none, any good answer is in time
-	Offered      int64      `json:"offered"`
-	Sent         int64      `json:"sent"`
-	NotSent      int64      `json:"not_sent"`
-	Answered     int64      `json:"answered"` // with 2xx
-	Failed       int64      `json:"failed"`
-	Good         int64      `json:"good"` // answered within the objective, counted from the instant
+	Name     string `json:"name"`
+	Function string `json:"function,omitempty"`
+	Process  string `json:"process,omitempty"`
+	// 0: none, so every successful answer is in time.
+	SLO      float64 `json:"slo_s,omitempty"`
+	Offered  int64   `json:"offered"`
+	Sent     int64   `json:"sent"`
+	NotSent  int64   `json:"not_sent"`
+	Answered int64   `json:"answered"` // with 2xx
+	Failed   int64   `json:"failed"`
+	// answered within the objective, from the request's instant.
+	Good         int64      `json:"good"`
 	OfferedRate  float64    `json:"offered_per_s"`
 	AnsweredRate float64    `json:"answered_per_s"`
 	Goodput      float64    `json:"goodput_per_s"`
 	Attainment   float64    `json:"slo_attainment"` // Good / Offered
-	Latency      Latency    `json:"latency"`        // of answers, from the instant of the request
+	Latency      Latency    `json:"latency"`        // of answers, from the request's instant
 	Service      Latency    `json:"service"`        // of answers, from the sending
 	Distribution []Share    `json:"latency_distribution"`
 	Errors       []Kind     `json:"errors"`
 	Stages       []Stage    `json:"stages"`
-	Callbacks    *Callbacks `json:"callbacks,omitempty"` // of an async target
+	Callbacks    *Callbacks `json:"callbacks,omitempty"` // for an async target
 	Seconds      []Second   `json:"seconds"`
 }
 
-// KindRefused and KindInterrupted are kinds that are no fault of the server: it had too much work,
-// or the run was ended early.
+// KindRefused and KindInterrupted are kinds of failure that are not the server's fault: it was
+// overloaded, or the run was ended early.
 const (
 	KindRefused     = "status 429"
 	KindInterrupted = "interrupted"
@@ -79,12 +83,12 @@ func (f Figures) Faults() (kinds []Kind, requests int64) {
 	return kinds, requests
 }
 
-// kindNotSent is the kind of requests that were due and not sent.
+// kindNotSent is the kind of requests that were due but not sent.
 const kindNotSent = "not sent"
 
-// Latency is a distribution of times in seconds. A quantile that the sample cannot carry is left out: q is there when, with a
-// confidence of 95 %, something of the sample lies above the true q, that is when 1-qⁿ >= 0.95 (Wilks 1941): 59 for p95, 299
-// for p99, 2995 for p99.9.
+// Latency is a distribution of times in seconds. A quantile q is left out if the sample is too
+// small for it. It is present if, with a confidence of 95 %, some of the sample lies above the true
+// q, that is if 1-qⁿ >= 0.95 (Wilks 1941). So p95 needs 59 answers, p99 299, and p99.9 2995.
 type Latency struct {
 	Count int64    `json:"count"`
 	Mean  float64  `json:"mean_s"`
@@ -110,7 +114,8 @@ type Kind struct {
 	Example string `json:"example"` // the first message
 }
 
-// Stage is what the answers' Server-Timing headers said of a stage, a figure a request: its calls summed.
+// Stage summarizes the answers' Server-Timing headers for a stage. Each request counts once, with
+// the sum over its calls.
 type Stage struct {
 	Stage    string  `json:"stage"`
 	Requests int64   `json:"requests"`
@@ -119,16 +124,17 @@ type Stage struct {
 	Service  Latency `json:"service"`
 }
 
-// Callbacks counts what became of accepted async requests.
+// Callbacks counts the outcomes of accepted async requests.
 type Callbacks struct {
 	Accepted   int64 `json:"accepted"` // answered with 202
 	Called     int64 `json:"called_back"`
-	Duplicates int64 `json:"duplicates"` // further callbacks of one request
-	Lost       int64 `json:"lost"`       // accepted, and no callback by the deadline
+	Duplicates int64 `json:"duplicates"` // additional callbacks for one request
+	Lost       int64 `json:"lost"`       // accepted, without a callback by the deadline
 }
 
-// Second is one of the run. Requests count in the second of their instant, answers in that of their coming; quantiles are the
-// nearest rank, so that P99 of fewer than 100 answers is the slowest.
+// Second is one second of the run. Requests count in the second of their instant, and answers in
+// the second of their arrival. Quantiles are nearest rank, so P99 of fewer than 100 answers is the
+// slowest one.
 type Second struct {
 	T        int     `json:"t_s"`
 	Offered  int64   `json:"offered"`
@@ -136,27 +142,28 @@ type Second struct {
 	Answered int64   `json:"answered"`
 	Good     int64   `json:"good"`
 	Failed   int64   `json:"failed"`
-	P50      float64 `json:"p50_s"` // of the answers to the requests of this second; 0: none
+	P50      float64 `json:"p50_s"` // answers to this second's requests; 0: none
 	P99      float64 `json:"p99_s"`
 }
 
-// Function is one over time.
+// Function is a function's state over time.
 type Function struct {
 	Function string   `json:"function"`
 	Samples  []Sample `json:"samples"`
 }
 
-// Sample is what the server showed at an instant.
+// Sample is the server's report at one instant.
 type Sample struct {
-	T        float64  `json:"t_s"`
-	Replicas int      `json:"replicas"` // ready
-	Waiting  int      `json:"waiting"`  // requests in its line
-	Running  int      `json:"running"`
-	Wait     *float64 `json:"wait_mean_s,omitempty"` // of the calls that began since the sample before
-	Why      string   `json:"why,omitempty"`         // the last decision on its size
+	T        float64 `json:"t_s"`
+	Replicas int     `json:"replicas"` // ready
+	Waiting  int     `json:"waiting"`  // requests in the line
+	Running  int     `json:"running"`
+	// Of the calls that began since the previous sample.
+	Wait *float64 `json:"wait_mean_s,omitempty"`
+	Why  string   `json:"why,omitempty"` // last scaling decision
 }
 
-// ReadResult reads a result's JSON form.
+// ReadResult reads the JSON form of a result.
 func ReadResult(r io.Reader) (Result, error) {
 	var out Result
 	if err := json.NewDecoder(r).Decode(&out); err != nil {
@@ -168,7 +175,7 @@ func ReadResult(r io.Reader) (Result, error) {
 	return out, nil
 }
 
-// longest is what histograms can hold; anything longer counts as it.
+// longest is the longest time in histograms. Longer times count as this.
 const longest = 24 * time.Hour
 
 func newHistogram() *hdr.Histogram {
@@ -179,7 +186,7 @@ func record(h *hdr.Histogram, d time.Duration) {
 	_ = h.RecordValue(min(max(d, 0), longest).Microseconds()) // always in range
 }
 
-// carries tells whether n observations can carry the quantile q, see [Latency].
+// carries reports whether n observations are enough for the quantile q; see [Latency].
 func carries(n int64, q float64) bool { return 1-math.Pow(q, float64(n)) >= 0.95 }
 
 func latencyOf(h *hdr.Histogram) Latency {
@@ -199,7 +206,7 @@ func latencyOf(h *hdr.Histogram) Latency {
 	return l
 }
 
-// distributionOf has at most a few hundred points.
+// distributionOf returns at most a few hundred points.
 func distributionOf(h *hdr.Histogram) []Share {
 	out := []Share{}
 	n := h.TotalCount()

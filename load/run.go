@@ -17,33 +17,35 @@ import (
 	"github.com/stagecoach-serving/stagecoach/load/arrivals"
 )
 
-// Config is a run that has all it needs. [Scenario.Config] makes one.
+// Config is a complete configuration of a run. [Scenario.Config] makes one.
 type Config struct {
-	Gateway     *url.URL // user and password go into each request
-	Targets     []Target
-	Duration    time.Duration // of the arrivals; answers are waited for after it
-	MaxInFlight int           // requests, and accepted async ones without their callback
+	Gateway  *url.URL // user and password are sent with each request
+	Targets  []Target
+	Duration time.Duration // of the arrivals; the run waits for the last answers after it
+	// bounds running requests plus accepted async ones without their callback.
+	MaxInFlight int
 	Seed        uint64
-	Callbacks   string            // host:port where callbacks of async targets are received; port 0: any
-	Progress    func(Progress)    // once a second; nil: nobody wants to know
-	Transport   http.RoundTripper // nil: one over HTTP/1.1 with connections kept
+	// host:port of the receiver for async targets' callbacks; port 0: any.
+	Callbacks string
+	Progress  func(Progress)    // called once per second; nil: not called
+	Transport http.RoundTripper // nil: HTTP/1.1 with kept connections
 }
 
-// Target is a function, or anything else behind the gateway, and what is sent to it.
+// Target is a function, or anything else behind the gateway, with the requests to send.
 type Target struct {
 	Name     string
-	Function string          // with its namespace, or without
-	Source   arrivals.Source // is used up by the run
-	Process  string          // the source in words
+	Function string          // with or without its namespace
+	Source   arrivals.Source // used up by the run
+	Process  string          // description of the source
 	Header   http.Header
-	SLO      time.Duration // of the latency from a request's instant; 0: none
-	Timeout  time.Duration // from a request's instant to its answer, or callback
+	SLO      time.Duration // bound for the latency from a request's instant; 0: none
+	Timeout  time.Duration // from a request's instant to its answer or callback
 	Async    bool
 
 	payload payload
 }
 
-// Progress is how a run stands.
+// Progress is the present state of a run.
 type Progress struct {
 	At                                       time.Duration // since the start
 	Offered, NotSent, Answered, Good, Failed int64
@@ -51,10 +53,10 @@ type Progress struct {
 	P50                                      time.Duration // of all answers so far
 }
 
-// maxLag is the generator's 99th percentile lag above which its figures are not to be trusted.
+// maxLag is the largest trustworthy 99th percentile of the generator's lag.
 const maxLag = 10 * time.Millisecond
 
-// run is one in progress.
+// run is a run in progress.
 type run struct {
 	cfg       Config
 	client    *http.Client
@@ -70,8 +72,8 @@ type run struct {
 	lag *hdr.Histogram
 }
 
-// Run sends the requests of every target and waits for their answers. When ctx ends, the arrivals end and what is in flight
-// counts as failed; there is a result then too, with a warning.
+// Run sends the requests of every target and waits for their answers. When ctx ends, the arrivals
+// end, and running requests count as failed. The result then has a warning.
 func Run(ctx context.Context, cfg Config) (Result, error) {
 	if err := cfg.validate(); err != nil {
 		return Result{}, err
@@ -140,7 +142,8 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// newTransport keeps as many connections as requests may be in flight, and counts those that it opens.
+// newTransport returns a transport that keeps as many connections as requests may be in flight, and
+// counts new ones.
 func (r *run) newTransport() *http.Transport {
 	dial := net.Dialer{Timeout: 10 * time.Second}
 	return &http.Transport{
@@ -156,7 +159,7 @@ func (r *run) newTransport() *http.Transport {
 	}
 }
 
-// offerAll returns when every target's arrivals have ended; requests may be in flight.
+// offerAll returns when all targets' arrivals have ended. Requests may still be in flight.
 func (r *run) offerAll(ctx context.Context) error {
 	errs := make([]error, len(r.cfg.Targets))
 	var offering sync.WaitGroup
@@ -175,7 +178,7 @@ func (r *run) offer(ctx context.Context, t *Target, rec *recorder) error {
 	for {
 		at, ok := source.Next()
 		if !ok {
-			at = r.cfg.Duration // the end is waited for: rates are counted over it
+			at = r.cfg.Duration // waits for the end, because rates are relative to it
 		}
 		var body []byte
 		var contentType string
@@ -203,7 +206,7 @@ func (r *run) offer(ctx context.Context, t *Target, rec *recorder) error {
 			continue
 		}
 		if n := int64(len(r.slots)); n > r.peak.Load() {
-			r.peak.Store(n) // the largest but for a race of two targets
+			r.peak.Store(n) // the maximum, apart from a race of two targets
 		}
 		rec.offered(at, true)
 		r.requests.Go(func() {
@@ -213,7 +216,7 @@ func (r *run) offer(ctx context.Context, t *Target, rec *recorder) error {
 	}
 }
 
-// progress reports each second until ctx ends.
+// progress reports once per second until ctx ends.
 func (r *run) progress(ctx context.Context) {
 	if r.cfg.Progress == nil {
 		return
@@ -240,7 +243,7 @@ func (r *run) progress(ctx context.Context) {
 	}
 }
 
-// result sums up.
+// result summarizes the run.
 func (r *run) result(d time.Duration, begun time.Time) Result {
 	gateway := *r.cfg.Gateway
 	gateway.User = nil

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// server answers in a bubble, where there is no network.
+// server answers within a synctest bubble, which has no network.
 type server func(r *http.Request) (*http.Response, error)
 
 func (s server) RoundTrip(r *http.Request) (*http.Response, error) { return s(r) }
@@ -36,7 +36,7 @@ func says(status int, body string, header ...string) *http.Response {
 	return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader(body))}
 }
 
-// pause waits in the bubble's time, as a request does that may be given up.
+// pause waits in the bubble's time, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -96,10 +96,11 @@ func must(t *testing.T, cfg Config) Result {
 	return r
 }
 
-// TestAStallIsSeenByAllThatCameMeanwhile is the test of coordinated omission: a server with one slot, 1 ms a request, stalls
-// once, for the whole second from 5 s on. Ten requests a second are due at 50 ms, 150 ms, …: those of that second wait 950 ms,
-// 850 ms, … for its end. A closed loop would see one slow request.
-func TestAStallIsSeenByAllThatCameMeanwhile(t *testing.T) {
+// TestStallDelaysEveryRequestOfItsTime tests for coordinated omission. A server with one slot and
+// 1 ms per request stalls once, for the whole second from 5 s on. Ten requests per second are due
+// at 50 ms, 150 ms, …. Those of that second wait 950 ms, 850 ms, … for its end. A closed loop would
+// see one slow request.
+func TestStallDelaysEveryRequestOfItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
 		slot := make(chan struct{}, 1)
@@ -144,7 +145,7 @@ func TestAStallIsSeenByAllThatCameMeanwhile(t *testing.T) {
 	})
 }
 
-// TestABoundOnRequestsInFlight wants what is above it counted, not delayed.
+// TestABoundOnRequestsInFlight checks that requests above the bound are counted, not delayed.
 func TestABoundOnRequestsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config(t, "http://bubble", Target{Name: "f", Function: "f", Source: even(t, "10"), Timeout: 2500 * time.Millisecond})
@@ -172,8 +173,8 @@ func TestABoundOnRequestsInFlight(t *testing.T) {
 	})
 }
 
-// TestSeveralTargets wants each with its own figures, the errors by kind, stages from the answers' headers, and replicas as the
-// server shows them.
+// TestSeveralTargets checks figures per target, errors by kind, stages from the answers' headers,
+// and replicas as the server reports them.
 func TestSeveralTargets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
@@ -260,7 +261,7 @@ func TestSeveralTargets(t *testing.T) {
 	})
 }
 
-// TestInterrupted wants a result all the same.
+// TestInterrupted checks that an interrupted run has a result.
 func TestInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config(t, "http://bubble", Target{Name: "f", Function: "f", Source: even(t, "10"), Timeout: time.Minute})
@@ -279,7 +280,7 @@ func TestInterrupted(t *testing.T) {
 	})
 }
 
-// TestALaggingGeneratorSaysSo makes a body take long.
+// TestALaggingGeneratorSaysSo uses a body that takes long to make.
 func TestALaggingGeneratorSaysSo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := Target{Name: "f", Function: "f", Source: even(t, "10"), Timeout: time.Minute}
@@ -301,7 +302,7 @@ func TestATimeoutCountsFromTheInstant(t *testing.T) {
 		cfg.Transport = server(func(r *http.Request) (*http.Response, error) {
 			return says(200, ""), pause(r.Context(), time.Millisecond)
 		})
-		r := must(t, cfg) // the generator's lag grows by 50 ms a request
+		r := must(t, cfg) // the lag grows by 50 ms per request
 		if e := r.Total.Errors; len(e) != 1 || e[0].Kind != "timeout" || e[0].Count < 55 || e[0].Count > 65 {
 			t.Errorf("%+v, want about 60 timeouts of 100", e)
 		}
@@ -315,7 +316,8 @@ func TestWaitsOfTheCallsSinceTheSampleBefore(t *testing.T) {
 		cfg.Transport = server(func(r *http.Request) (*http.Response, error) {
 			switch r.URL.Path {
 			case "/metrics":
-				scrapes++ // the calls of each second wait 250 ms, those before the run waited 10 s
+				// The calls of each second wait 250 ms; those before the run waited 10 s.
+				scrapes++
 				return says(200, fmt.Sprintf("gateway_service_count{function_name=\"f.openfaas-fn\"} 1\n"+
 					"stagecoach_dispatch_wait_seconds_sum{function=\"f.openfaas-fn\"} %g\nstagecoach_dispatch_wait_seconds_count{function=\"f.openfaas-fn\"} %d\n",
 					1000+2.5*float64(scrapes), 100+10*scrapes)), nil
@@ -336,7 +338,8 @@ func TestWaitsOfTheCallsSinceTheSampleBefore(t *testing.T) {
 	})
 }
 
-// TestAsync is over real connections: callbacks that come once, twice, before the 202, with a failure, and never.
+// TestAsync uses real connections, with callbacks that come once, twice, before the 202, with a
+// failure, and never.
 func TestAsync(t *testing.T) {
 	var calls sync.WaitGroup
 	var mu sync.Mutex

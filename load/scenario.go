@@ -19,25 +19,29 @@ import (
 
 // Scenario is a load as users write it.
 type Scenario struct {
-	Gateway     string        `yaml:"gateway"`     // http://[user:password@]host:port
-	Duration    time.Duration `yaml:"duration"`    // of the arrivals; default: the longest of the rates' segments and traces, else 30s
-	Seed        uint64        `yaml:"seed"`        // the same seed, the same instants and bodies
-	Rate        string        `yaml:"rate"`        // of all targets without arrivals of their own, shared out by weight
-	CV          *float64      `yaml:"cv"`          // default of theirs
-	SLO         time.Duration `yaml:"slo"`         // default of the targets
-	Timeout     time.Duration `yaml:"timeout"`     // default of the targets; 30s
+	Gateway string `yaml:"gateway"` // http://[user:password@]host:port
+	// Of the arrivals; default: the longest of the targets' profiles and traces, else 30s.
+	Duration time.Duration `yaml:"duration"`
+	// The same seed gives the same instants and bodies.
+	Seed uint64 `yaml:"seed"`
+	// rate shared by weight among all targets without their own arrivals.
+	Rate        string        `yaml:"rate"`
+	CV          *float64      `yaml:"cv"`          // default for the targets
+	SLO         time.Duration `yaml:"slo"`         // default for the targets
+	Timeout     time.Duration `yaml:"timeout"`     // default for the targets; 30s
 	MaxInFlight int           `yaml:"maxInFlight"` // default 1000
 	Callbacks   string        `yaml:"callbacks"`   // host:port of the receiver; default 127.0.0.1:0
 	Targets     []TargetSpec  `yaml:"targets"`
 }
 
-// TargetSpec is a target as users write it. It has one of Rate, MMPP and Trace, or a share of the scenario's rate.
+// TargetSpec is a target as users write it. It has one of Rate, MMPP and Trace, or else a share of
+// the scenario's rate.
 type TargetSpec struct {
 	Function string            `yaml:"function"`
 	Name     string            `yaml:"name"`   // default: the function's
 	Weight   float64           `yaml:"weight"` // default 1
 	Rate     string            `yaml:"rate"`   // see arrivals.ParseProfile
-	CV       *float64          `yaml:"cv"`     // of the gaps at a constant rate; default 1, Poisson
+	CV       *float64          `yaml:"cv"`     // of gaps at a constant rate; default 1, Poisson
 	MMPP     string            `yaml:"mmpp"`   // see arrivals.ParseStates
 	Trace    TraceSpec         `yaml:"trace"`
 	Body     Body              `yaml:"body"`
@@ -47,7 +51,7 @@ type TargetSpec struct {
 	Async    bool              `yaml:"async"`
 }
 
-// TraceSpec says which part of which trace is played, and how.
+// TraceSpec selects a part of a trace and says how to play it.
 type TraceSpec struct {
 	File   string          `yaml:"file"`
 	Format arrivals.Format `yaml:"format"` // default auto
@@ -67,7 +71,7 @@ const (
 	maxTargets         = 1000
 )
 
-// ReadScenario reads YAML; unknown fields are refused.
+// ReadScenario reads YAML and refuses unknown fields.
 func ReadScenario(r io.Reader) (Scenario, error) {
 	var s Scenario
 	d := yaml.NewDecoder(r)
@@ -78,8 +82,8 @@ func ReadScenario(r io.Reader) (Scenario, error) {
 	return s, nil
 }
 
-// Config reads the files that s names and gives what [Run] takes. A trace is looked for where its path says, then in the folder
-// data. Errors have the field's path.
+// Config reads the files that s names and returns the configuration for [Run]. It looks for a trace
+// at its path, then in the folder data. Errors have the field's path.
 func (s Scenario) Config(data string) (Config, error) {
 	c := Config{
 		Duration: s.Duration, Seed: s.Seed, MaxInFlight: cmp.Or(s.MaxInFlight, defaultMaxInFlight), Callbacks: cmp.Or(s.Callbacks, "127.0.0.1:0"),
@@ -127,7 +131,7 @@ func (s Scenario) Config(data string) (Config, error) {
 	return c, c.validate()
 }
 
-// own counts the target's own kinds of arrivals.
+// own returns how many kinds of arrivals the target has.
 func (t TargetSpec) own() int {
 	n := 0
 	for _, is := range []bool{t.Rate != "", t.MMPP != "", t.Trace.File != ""} {
@@ -138,7 +142,7 @@ func (t TargetSpec) own() int {
 	return n
 }
 
-// target makes a target, and tells how long its arrivals are: 0 when that is open.
+// target returns a target and the length of its arrivals, or 0 if they have no end.
 func (s Scenario) target(t TargetSpec, weights float64, seed uint64, data string) (Target, time.Duration, error) {
 	out := Target{
 		Name: cmp.Or(t.Name, t.Function), Function: t.Function, Async: t.Async, Header: http.Header{},
@@ -196,7 +200,7 @@ func (s Scenario) target(t TargetSpec, weights float64, seed uint64, data string
 	return out, p.Length(), nil
 }
 
-// open reads the trace and makes it the target's source.
+// open reads the trace and makes it the source of the target.
 func (t TraceSpec) open(out *Target, seed uint64, data string) (time.Duration, error) {
 	f, err := os.Open(t.File)
 	if errors.Is(err, os.ErrNotExist) && !filepath.IsAbs(t.File) && data != "" {

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// send sends one request and waits for its answer, or its callback.
+// send sends one request and waits for its answer or callback.
 func (r *run) send(ctx context.Context, t *Target, at time.Duration, body []byte, contentType string) outcome {
 	ctx, cancel := context.WithDeadline(ctx, r.start.Add(at+t.Timeout))
 	defer cancel()
@@ -75,7 +75,8 @@ func (r *run) url(t *Target) string {
 	return strings.TrimSuffix((&url.URL{Scheme: r.cfg.Gateway.Scheme, Host: r.cfg.Gateway.Host, Path: r.cfg.Gateway.Path}).String(), "/") + path + t.Function
 }
 
-// answer reads a response to its end, so that its connection can be used again, and returns the first bytes.
+// answer reads a response completely, so that its connection can be used again. It returns the
+// first bytes.
 func answer(resp *http.Response) ([]byte, error) {
 	defer resp.Body.Close()
 	head, err := io.ReadAll(io.LimitReader(resp.Body, maxExample))
@@ -105,7 +106,7 @@ func (r *run) called(ctx context.Context, o outcome, back <-chan callback) outco
 	return o
 }
 
-// kindOf sorts failures to get an answer.
+// kindOf classifies an error of a request without an answer.
 func kindOf(err error) (kind, example string) {
 	if e := (*url.Error)(nil); errors.As(err, &e) {
 		err = e.Err // without the URL

@@ -11,14 +11,14 @@ import (
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// recorder collects what happens to the requests of a target.
+// recorder collects the outcomes of a target's requests.
 type recorder struct {
 	mu        sync.Mutex
 	f         Figures // counts and names
 	latency   *hdr.Histogram
 	service   *hdr.Histogram
 	errors    map[string]*Kind
-	stages    []*stageRecorder // in the order of their first answers
+	stages    []*stageRecorder // in order of their first answers
 	callbacks Callbacks
 	async     bool
 	seconds   []second
@@ -49,7 +49,7 @@ func newRecorder(name string, slo time.Duration) *recorder {
 	}
 }
 
-// second returns that of an instant; callers hold mu.
+// second returns the Second of an instant. Callers hold mu.
 func (r *recorder) second(at time.Duration) *second {
 	i := int(at / time.Second)
 	for len(r.seconds) <= i {
@@ -58,7 +58,7 @@ func (r *recorder) second(at time.Duration) *second {
 	return &r.seconds[i]
 }
 
-// offered counts a request at its instant.
+// offered counts a request in the second of its instant.
 func (r *recorder) offered(at time.Duration, sent bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -74,12 +74,12 @@ func (r *recorder) offered(at time.Duration, sent bool) {
 	r.kind(kindNotSent, "as many requests were in flight as may be", 1)
 }
 
-// outcome is what became of a request that was sent.
+// outcome is the outcome of a request that was sent.
 type outcome struct {
-	at, sent, end time.Duration // since the start: instant, sending, answer
+	at, sent, end time.Duration // since the start: due, sent and answered
 	kind, example string        // of the failure; empty: answered
 	stages        []StageTime
-	accepted      bool // an async one
+	accepted      bool // an accepted async request
 	lost          bool
 }
 
@@ -153,7 +153,7 @@ func (r *recorder) stage(t StageTime) {
 	record(s.service, t.Service)
 }
 
-// merge adds what o has; both are at rest.
+// merge adds the records of o. Both must be idle.
 func (r *recorder) merge(o *recorder) {
 	r.f.Offered += o.f.Offered
 	r.f.Sent += o.f.Sent
@@ -192,7 +192,7 @@ func (r *recorder) merge(o *recorder) {
 	}
 }
 
-// kinds are sorted by count, the most frequent first.
+// kinds returns the kinds of failure, the most frequent first.
 func (r *recorder) kinds() []Kind {
 	out := []Kind{}
 	for _, k := range r.errors {
@@ -202,7 +202,7 @@ func (r *recorder) kinds() []Kind {
 	return out
 }
 
-// figures sums up, over a duration of arrivals.
+// figures summarizes the records over the duration of the arrivals.
 func (r *recorder) figures(d time.Duration) Figures {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -233,7 +233,8 @@ func (r *recorder) figures(d time.Duration) Figures {
 	return f
 }
 
-// nearest is the nearest-rank quantile of a sorted sample, to the microsecond; 0 of none.
+// nearest returns the nearest-rank quantile of a sorted sample in microsecond resolution; 0 for an
+// empty one.
 func nearest(sorted []float32, q float64) float64 {
 	if len(sorted) == 0 {
 		return 0

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// WriteTable prints a result for people.
+// WriteTable prints a result as text.
 func (r Result) WriteTable(w io.Writer) error {
 	p := &printer{w: w}
 	all := r.Targets
@@ -70,7 +70,7 @@ func (r Result) WriteTable(w io.Writer) error {
 	return p.err
 }
 
-// WriteComparison prints runs side by side; names are theirs, in order.
+// WriteComparison prints runs side by side, under the given names.
 func WriteComparison(w io.Writer, names []string, runs []Result) error {
 	p := &printer{w: w}
 	header := "total\t"
@@ -110,7 +110,7 @@ func WriteComparison(w io.Writer, names []string, runs []Result) error {
 	return p.err
 }
 
-// MeanReplicas is how many replicas all functions had together, on average over the samples.
+// MeanReplicas returns the mean total number of replicas over all samples.
 func (r Result) MeanReplicas() float64 {
 	sum := 0.0
 	for _, f := range r.Functions {
@@ -121,7 +121,7 @@ func (r Result) MeanReplicas() float64 {
 	return sum
 }
 
-// String is the line that is printed each second.
+// String returns the line that is printed each second.
 func (p Progress) String() string {
 	return fmt.Sprintf("%4d s  offered %d  in flight %d  answered %d  good %s  failed %d  not sent %d  p50 %s", int(p.At.Round(time.Second)/time.Second),
 		p.Offered, p.InFlight, p.Answered, percent(float64(p.Good)/float64(max(p.Answered+p.Failed+p.NotSent, 1))), p.Failed, p.NotSent, duration(p.P50.Seconds()))
@@ -167,7 +167,7 @@ func objective(slo float64) string {
 	return duration(slo)
 }
 
-// duration has three digits.
+// duration formats with three digits.
 func duration(seconds float64) string {
 	switch {
 	case seconds == 0:

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// StageTime is what a request spent in a stage: its calls summed.
+// StageTime is the time that a request spent in a stage, summed over its calls.
 type StageTime struct {
 	Stage         string
 	Calls         int
@@ -16,8 +16,8 @@ type StageTime struct {
 
 var timingForm = regexp.MustCompile(`([^,; ]+)\.(wait|service);dur=([0-9.]+)(?:;desc="(\d+) calls")?`)
 
-// ServerTiming reads a Server-Timing header as Stagecoach writes it: STAGE.wait and STAGE.service with a duration in
-// milliseconds. Others' metrics are skipped.
+// ServerTiming parses Stagecoach's Server-Timing header: STAGE.wait and STAGE.service, with a
+// duration in milliseconds. It ignores other metrics.
 func ServerTiming(header string) []StageTime {
 	var out []StageTime
 	for _, m := range timingForm.FindAllStringSubmatch(header, -1) {

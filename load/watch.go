@@ -18,14 +18,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// watcher asks the server once a second how its functions stand: GET /system/timeline/NAME where there is one, as in
-// Stagecoach, and /metrics, of which any OpenFaaS gateway has gateway_service_count.
+// watcher asks the server once per second for the state of its functions. It uses Stagecoach's GET
+// /system/timeline/NAME, if present, and /metrics, where every OpenFaaS gateway has
+// gateway_service_count.
 type watcher struct {
 	client   *http.Client
 	gateway  *url.URL
 	names    []string
 	found    []Function
-	sums     []waitSum // of the calls of found[i] up to now
+	sums     []waitSum // of the calls of found[i] so far
 	warnings []string
 }
 
@@ -70,11 +71,11 @@ func (w *watcher) get(ctx context.Context, path string) ([]byte, error) {
 	return b, err
 }
 
-// resolve puts the stages of pipelines in their places.
+// resolve replaces pipelines by their stages.
 func (w *watcher) resolve(ctx context.Context) {
 	var all []string
 	for _, name := range w.names {
-		name, _, _ = strings.Cut(name, "/") // a path behind the function's name
+		name, _, _ = strings.Cut(name, "/") // a path after the function's name
 		stages := []string{name}
 		var p struct {
 			Namespace string                  `json:"namespace"`
@@ -100,7 +101,7 @@ func (w *watcher) resolve(ctx context.Context) {
 	}
 }
 
-// run asks until ctx ends, and gives up when neither answers.
+// run asks until ctx ends. It gives up if nothing answers.
 func (w *watcher) run(ctx context.Context, start time.Time) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
@@ -119,7 +120,7 @@ func (w *watcher) run(ctx context.Context, start time.Time) {
 	}
 }
 
-// sample asks for each function; the error is of /metrics, when nothing else answered.
+// sample asks for each function. It returns the error of /metrics if nothing else answered.
 func (w *watcher) sample(ctx context.Context, at time.Duration) error {
 	metrics := map[string]float64{}
 	text, failed := w.get(ctx, "/metrics")
@@ -159,7 +160,7 @@ func (w *watcher) sample(ctx context.Context, at time.Duration) error {
 	return failed
 }
 
-// functions are those of which something is known.
+// functions returns the functions with at least one sample.
 func (w *watcher) functions() []Function {
 	out := []Function{}
 	for _, f := range w.found {
@@ -172,7 +173,7 @@ func (w *watcher) functions() []Function {
 
 var metricForm = regexp.MustCompile(`^([a-z_]+)\{function(?:_name)?="([^"]*)"\} (\S+)`)
 
-// readMetrics returns the samples that have the function as their only label, by "METRIC FUNCTION".
+// readMetrics returns the samples whose only label is the function, by "METRIC FUNCTION".
 func readMetrics(text string) map[string]float64 {
 	out := map[string]float64{}
 	for sc := bufio.NewScanner(strings.NewReader(text)); sc.Scan(); {

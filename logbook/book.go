@@ -11,15 +11,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// Line is a line of output.
+// Line is one line of output.
 type Line struct {
 	At      time.Time
 	Replica string
 	Stream  string // stdout or stderr
-	Text    string // without its end
+	Text    string // without the line end
 }
 
-// overhead is what a line takes in bytes beside its text, about.
+// overhead estimates what a line takes in bytes besides its text.
 const overhead = 160
 
 func (l *Line) size() int64 { return overhead + int64(len(l.Text)) }
@@ -32,33 +32,34 @@ type Book struct {
 	closed    bool
 	bytes     int64
 	functions map[pipeline.Key]*pages
-	order     *list.List // of *entry: the lines of all functions, oldest first
+	order     *list.List // lines of all functions as *entry, oldest first
 }
 
-// entry is a line's place among the lines of all functions.
+// entry is a line in the order of all lines.
 type entry struct {
 	of   *pages
 	line Line
 }
 
-// pages are the lines of one function. They go when they are empty and nobody reads them.
+// pages holds the lines of one function. They are removed when they are empty and have no readers.
 type pages struct {
-	of      pipeline.Key    // the function
-	lines   []*list.Element // oldest first; values are *entry
-	first   uint64          // number of lines[0]; numbers grow by one from the function's first line on
+	of    pipeline.Key    // the function
+	lines []*list.Element // oldest first; values are *entry
+	// Number of lines[0]; lines are numbered from the function's first line on.
+	first   uint64
 	bytes   int64
 	readers int
 	changed chan struct{} // closed at the next line; nil: nobody waits
-	ended   bool          // forgotten
+	ended   bool          // the function was forgotten
 }
 
-// New returns an empty book that keeps at most perFunction bytes of one function's lines and total bytes of all, the lines'
-// own overhead included. The oldest lines go first.
+// New returns an empty book. It keeps at most perFunction bytes of lines per function and total
+// bytes in all, including the overhead per line. The oldest lines are dropped first.
 func New(perFunction, total int64) *Book {
 	return &Book{perFunction: perFunction, total: total, functions: map[pipeline.Key]*pages{}, order: list.New()}
 }
 
-// Add writes a line down.
+// Add adds a line.
 func (b *Book) Add(function pipeline.Key, l Line) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -73,12 +74,13 @@ func (b *Book) Add(function pipeline.Key, l Line) {
 		b.drop(p)
 	}
 	for b.bytes > b.total && b.order.Len() > 0 {
-		b.drop(b.order.Front().Value.(*entry).of) // the oldest of all is the oldest of its function
+		// The oldest line of all is the oldest of its function.
+		b.drop(b.order.Front().Value.(*entry).of)
 	}
 	p.wake()
 }
 
-// of returns the pages of a function, which are made if need be; b.mu is held.
+// of returns the pages of a function and creates them if necessary. The caller holds b.mu.
 func (b *Book) of(function pipeline.Key) *pages {
 	p := b.functions[function]
 	if p == nil {
@@ -88,7 +90,7 @@ func (b *Book) of(function pipeline.Key) *pages {
 	return p
 }
 
-// drop lets the oldest line of p go; b.mu is held.
+// drop removes the oldest line of p. The caller holds b.mu.
 func (b *Book) drop(p *pages) {
 	e := b.order.Remove(p.lines[0]).(*entry)
 	p.lines[0] = nil
@@ -99,7 +101,7 @@ func (b *Book) drop(p *pages) {
 	b.tidy(p)
 }
 
-// tidy lets p go when it has no lines and no readers; b.mu is held.
+// tidy removes p if it has no lines and no readers. The caller holds b.mu.
 func (b *Book) tidy(p *pages) {
 	if p.readers == 0 && len(p.lines) == 0 && b.functions[p.of] == p {
 		delete(b.functions, p.of)
@@ -129,7 +131,7 @@ func (b *Book) Forget(function pipeline.Key) {
 	delete(b.functions, function)
 }
 
-// Close ends all readers. Lines that come later are dropped.
+// Close ends all readers. Later lines are dropped.
 func (b *Book) Close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -139,25 +141,25 @@ func (b *Book) Close() {
 	}
 }
 
-// Query says which lines of a function are wanted.
+// Query selects lines of a function.
 type Query struct {
 	Function pipeline.Key
-	Replica  string    // empty: of all
-	Since    time.Time // lines at or after it; zero: all that are kept
-	Tail     int       // at most that many of those that are there, the latest; 0 or less: all
-	Follow   bool      // then go on with those that come
+	Replica  string    // empty: all replicas
+	Since    time.Time // only lines at or after it; zero: all
+	Tail     int       // only the latest Tail of the present lines; 0 or less: all
+	Follow   bool      // continue with new lines
 }
 
-// Reader reads lines. It is for one goroutine.
+// Reader reads lines. Only one goroutine may use it.
 type Reader struct {
 	b    *Book
 	q    Query
 	p    *pages
-	next uint64 // number of the next line to be looked at
-	past bool   // what was there has been read
+	next uint64 // number of the next line to look at
+	past bool   // it has read all lines that were present at the start
 }
 
-// Read returns a reader of what q asks for. Its caller closes it.
+// Read returns a reader for q. The caller closes it.
 func (b *Book) Read(q Query) *Reader {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -166,7 +168,7 @@ func (b *Book) Read(q Query) *Reader {
 	return r
 }
 
-// Close lets the reader go.
+// Close releases the reader.
 func (r *Reader) Close() {
 	r.b.mu.Lock()
 	defer r.b.mu.Unlock()
@@ -174,12 +176,13 @@ func (r *Reader) Close() {
 	r.b.tidy(r.p)
 }
 
-// maxRead is how many lines come at a time.
+// maxRead is the largest number of lines per Read.
 const maxRead = 1000
 
-// Read returns the next lines, oldest first, at most 1000, and how many went before they could be read because the reader
-// was slow. It waits for lines when a query that follows has none left. At the end of what was asked for, when the function
-// is forgotten or the book closed, its error is io.EOF; when ctx ends, ctx's.
+// Read returns the next lines, oldest first, at most 1000. lost is how many lines were dropped
+// before this slow reader got them. With Follow, Read waits for new lines. It returns io.EOF at the
+// end of the query, when the function is forgotten, or when the book is closed. If ctx ends, it
+// returns ctx's error.
 func (r *Reader) Read(ctx context.Context) (lines []Line, lost uint64, err error) {
 	for {
 		lines, lost, wait, err := r.read()
@@ -223,7 +226,7 @@ func (r *Reader) read() (lines []Line, lost uint64, wait <-chan struct{}, err er
 	return nil, 0, p.changed, nil
 }
 
-// start goes to the first line that is wanted of those that are there; what went before that was not this reader's to see.
+// start moves to the first present line that the query selects. Earlier lines do not count as lost.
 func (r *Reader) start() {
 	r.next = r.p.first
 	if r.q.Tail <= 0 {

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-// fill writes n lines of a function, a second apart, in turn by its replicas a and b.
+// fill writes n lines of a function, one per second, alternately by its replicas a and b.
 func fill(b *Book, function string, n int) {
 	for i := range n {
 		b.Add(pipeline.ParseKey(function), Line{At: noon.Add(time.Duration(i) * time.Second), Replica: string(rune('a' + i%2)), Stream: "stdout", Text: fmt.Sprint(i)})
@@ -106,7 +106,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestFollow: what is there, then what comes, until the reader leaves, the function is forgotten or the book closes.
+// TestFollow checks that a reader gets the present lines, then the new ones, until it leaves, the
+// function is forgotten or the book is closed.
 func TestFollow(t *testing.T) {
 	for name, end := range map[string]struct {
 		do   func(b *Book, leave func())
@@ -164,7 +165,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestSlowReader: the writer goes on, and the reader is told what it has missed.
+// TestSlowReader checks that the writer does not wait, and that the reader learns how many lines it
+// has missed.
 func TestSlowReader(t *testing.T) {
 	const line = overhead + 1
 	b := New(4*line, 100*line)
@@ -180,7 +182,7 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce: writers, readers and those who forget; with the race detector.
+// TestManyAtOnce runs writers, readers and calls of Forget concurrently, for the race detector.
 func TestManyAtOnce(t *testing.T) {
 	b := New(100*overhead, 300*overhead)
 	ctx, stop := context.WithCancel(t.Context())

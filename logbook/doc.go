@@ -1,6 +1,7 @@
-// Package logbook keeps the latest lines that functions have printed, in memory and within bounds, so that they can be read
-// by function and replica after the replica has gone, and followed as they come.
+// Package logbook keeps the latest lines that functions have printed, in memory and within bounds.
+// They can be read by function and replica after the replica is gone, and followed as they come.
 //
-// Whoever hears a replica's output calls [Book.Add]. Who wants to read opens a [Reader] and calls [Reader.Read] until io.EOF.
-// Readers hold no lines of their own: one that is slower than the writers finds the oldest lines gone and is told how many.
+// The receiver of a replica's output calls [Book.Add]. To read lines, open a [Reader] and call
+// [Reader.Read] until io.EOF. Readers hold no lines of their own. A reader that is slower than the
+// writers misses the oldest lines and learns how many.
 package logbook

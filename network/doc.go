@@ -1,6 +1,6 @@
-// Package network gives replicas network namespaces of their own. Each has its own loopback and a
-// way out of the machine, and reaches neither other replicas nor what the machine itself serves,
-// except what was admitted.
+// Package network gives replicas their own network namespaces. Each has a loopback link and a way
+// out of the machine. It reaches neither other replicas nor the machine's own services, except
+// admitted ones.
 //
 //	n, err := network.Open(network.Config{CIDR: cidr, Run: "/run/stagecoach", Owner: state, Log: log})
 //	defer n.Close()
@@ -14,14 +14,14 @@
 //	table    an nftables table "stagecoach_BASE_BITS" with the filters and the address translation
 //	folder   RUN/networks/BASE_BITS with the owner's name and the files that replicas see in /etc
 //
-// Nothing else records which addresses are in use: an address is free when the link of its name
-// does not exist. The kernel removes the link when the last process of its namespace has ended. All
-// other parts outlive their owner. The next Open with the same owner adopts them. An Open with
-// another owner removes them if the owner is gone and no link is left.
+// Nothing else records which addresses are in use: an address is free if its link does not exist.
+// The kernel removes the link when the last process of its namespace has ended. All other parts
+// outlive their owner. The next Open with the same owner adopts them. An Open with another owner
+// removes them if the owner is gone and no link is left.
 //
-// The package acts in the network namespace of the thread that calls [Open], whichever threads call
-// the methods. It never changes the namespace of a thread that runs other code: what has to run in
-// another namespace runs on a thread of its own, which then ends.
+// The package works in the network namespace of the thread that calls [Open], whichever threads
+// call the methods. It never changes the namespace of a thread that runs other code. Code that must
+// run in another namespace runs on a new thread, which then ends.
 //
-// It is the only importer of the netlink and nftables libraries.
+// It is the only package that imports the netlink and nftables libraries.
 package network

@@ -12,10 +12,10 @@ import (
 	"strings"
 )
 
-// Files writes what replicas see as /etc/hosts and /etc/resolv.conf and returns the paths. All
-// users may read the files. In hosts, the address of the gateway has the names that it has in
-// OpenFaaS; the zero gateway stands for that of this slice. In resolv are the machine's resolvers
-// if replicas can reach all of them, else a forwarder of this process.
+// Files writes the files that replicas see as /etc/hosts and /etc/resolv.conf, and returns their
+// paths. All users may read them. hosts gives the gateway's address the names that OpenFaaS uses;
+// the zero gateway means this slice's. resolv has the machine's resolvers if replicas can reach all
+// of them, else a forwarder in this process.
 func (n *Networks) Files(gateway netip.AddrPort) (hosts, resolv string, err error) {
 	n.use.RLock()
 	defer n.use.RUnlock()
@@ -48,7 +48,7 @@ func (n *Networks) Files(gateway netip.AddrPort) (hosts, resolv string, err erro
 	return hosts, resolv, nil
 }
 
-// publish writes a file for replicas unless it has this text.
+// publish writes a file for replicas unless it already has this text.
 func (n *Networks) publish(name string, text []byte) error {
 	n.publishing.Lock()
 	defer n.publishing.Unlock()
@@ -58,12 +58,12 @@ func (n *Networks) publish(name string, text []byte) error {
 	return replaceFile(name, text, 0o644)
 }
 
-// hostsFile is /etc/hosts of replicas.
+// hostsFile returns the replicas' /etc/hosts.
 func hostsFile(gateway netip.Addr) []byte {
 	return fmt.Appendf(nil, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n%v\tgateway.openfaas gateway gateway.openfaas.svc.cluster.local\n", gateway)
 }
 
-// resolvConf is a resolv.conf.
+// resolvConf is a parsed resolv.conf.
 type resolvConf struct {
 	text    []byte
 	servers []netip.Addr // at most three, as in libc
@@ -72,8 +72,8 @@ type resolvConf struct {
 // maxServers is how many name servers of a resolv.conf count.
 const maxServers = 3
 
-// readResolvConf reads a file like /etc/resolv.conf. Without name servers, or without the file, the
-// server is on this machine.
+// readResolvConf parses a file like /etc/resolv.conf. Without name servers, or without the file,
+// the server is on this machine.
 func readResolvConf(name string) (resolvConf, error) {
 	b, err := os.ReadFile(name)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -47,7 +47,7 @@ func TestFilesOfReplicas(t *testing.T) {
 	}
 }
 
-// serveDNS answers all queries for addresses with this one, until the test ends.
+// serveDNS answers all address queries with answer until the test ends.
 func (m *testMachine) serveDNS(at string, answer [4]byte) {
 	m.t.Helper()
 	var udp net.PacketConn
@@ -100,7 +100,7 @@ func dnsReply(query []byte, answer [4]byte) []byte {
 	return b
 }
 
-// lookUp asks a server for a name from a namespace and returns the address, or what went wrong.
+// lookUp asks a server for a name from within a namespace. It returns the address or the error.
 func (m *testMachine) lookUp(ns *os.File, network, server string) string {
 	m.t.Helper()
 	query, err := (&dnsmessage.Message{

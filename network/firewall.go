@@ -20,7 +20,7 @@ const tablePrefix = "stagecoach_"
 type firewall struct {
 	conn     *nftables.Conn
 	table    *nftables.Table
-	admitted *nftables.Set // address, protocol and port of the machine that replicas reach
+	admitted *nftables.Set // address, protocol and port on the machine that replicas may reach
 }
 
 func openFirewall(home *os.File, slice netip.Prefix) (*firewall, error) {
@@ -35,14 +35,14 @@ func openFirewall(home *os.File, slice netip.Prefix) (*firewall, error) {
 	}}, nil
 }
 
-// element is an entry of the set of what replicas reach. Each part is padded to four bytes.
+// element returns an entry of the set of admitted addresses. Each part is padded to four bytes.
 func element(proto byte, to netip.AddrPort) nftables.SetElement {
 	b := to.Addr().As4()
 	return nftables.SetElement{Key: []byte{b[0], b[1], b[2], b[3], proto, 0, 0, 0, byte(to.Port() >> 8), byte(to.Port()), 0, 0}}
 }
 
-// install makes the table, or makes its rules anew in one step: what is admitted by an earlier
-// owner stays so.
+// install creates the table, or replaces its rules atomically. Entries admitted by an earlier owner
+// stay.
 func (f *firewall) install(slice, cidr netip.Prefix, gateway netip.Addr) error {
 	f.conn.AddTable(f.table)
 	if err := f.conn.AddSet(f.admitted, nil); err != nil {
@@ -55,8 +55,8 @@ func (f *firewall) install(slice, cidr netip.Prefix, gateway netip.Addr) error {
 	f.rule(refuse, protocol(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 	f.rule(refuse, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED})
 
-	// Replicas speak IPv4 with their own address, and only they and the machine reach the gateway's
-	// address.
+	// Replicas may send only IPv4 with their own address, and only replicas and the machine may
+	// reach the gateway's address.
 	raw := f.hook("prerouting", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
 	f.rule(raw, from(ours), family(expr.CmpOpNeq), drop)
 	f.rule(raw, from(ours), &expr.Fib{Register: 1, ResultOIF: true, FlagSADDR: true, FlagIIF: true}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: make([]byte, 4)}, drop)
@@ -87,7 +87,7 @@ func (f *firewall) install(slice, cidr netip.Prefix, gateway netip.Addr) error {
 	return f.conn.Flush()
 }
 
-// admit adds entries to what replicas reach; with anew set, all earlier ones go.
+// admit adds entries to the set of admitted addresses. If anew is set, it removes all earlier ones.
 func (f *firewall) admit(anew bool, entries ...nftables.SetElement) error {
 	if anew {
 		f.conn.FlushSet(f.admitted)
@@ -110,7 +110,7 @@ func (f *firewall) hook(name string, kind nftables.ChainType, at *nftables.Chain
 	return f.conn.AddChain(&nftables.Chain{Name: name, Table: f.table, Type: kind, Hooknum: at, Priority: priority, Policy: &policy})
 }
 
-// rule adds a rule of parts, each an expression or a list of them.
+// rule adds a rule of parts, each an expression or a list of expressions.
 func (f *firewall) rule(c *nftables.Chain, parts ...any) {
 	var all []expr.Any
 	for _, p := range parts {
@@ -129,7 +129,7 @@ func (f *firewall) rule(c *nftables.Chain, parts ...any) {
 var (
 	accept = &expr.Verdict{Kind: expr.VerdictAccept}
 	drop   = &expr.Verdict{Kind: expr.VerdictDrop}
-	// established matches what belongs to an exchange that was let through before.
+	// established matches packets of exchanges that were accepted before.
 	established = []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED), Xor: make([]byte, 4)},
@@ -139,7 +139,7 @@ var (
 
 func jump(c *nftables.Chain) expr.Any { return &expr.Verdict{Kind: expr.VerdictJump, Chain: c.Name} }
 
-// link matches links whose names begin, or do not begin, so. A name ends with a zero byte.
+// link matches links whose names begin, or do not begin, with start. A name ends with a zero byte.
 func link(key expr.MetaKey, op expr.CmpOp, start string) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: key, Register: 1}, &expr.Cmp{Op: op, Register: 1, Data: []byte(start)}}
 }
@@ -149,7 +149,7 @@ func notFrom(start string) []expr.Any { return link(expr.MetaKeyIIFNAME, expr.Cm
 func to(start string) []expr.Any      { return link(expr.MetaKeyOIFNAME, expr.CmpOpEq, start) }
 func notTo(start string) []expr.Any   { return link(expr.MetaKeyOIFNAME, expr.CmpOpNeq, start) }
 
-// family matches IPv4, or all else.
+// family matches IPv4, or everything else.
 func family(op expr.CmpOp) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, &expr.Cmp{Op: op, Register: 1, Data: []byte{unix.NFPROTO_IPV4}}}
 }
@@ -170,8 +170,8 @@ func network(at uint32, p netip.Prefix) []expr.Any {
 	}
 }
 
-// isAdmitted matches what is to an address, protocol and port of the set. The parts of its key lie
-// in registers of four bytes.
+// isAdmitted matches packets to an admitted address, protocol and port. The parts of the key are in
+// registers of four bytes.
 func (f *firewall) isAdmitted() []expr.Any {
 	return []expr.Any{
 		&expr.Payload{DestRegister: unix.NFT_REG32_00, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
@@ -181,7 +181,7 @@ func (f *firewall) isAdmitted() []expr.Any {
 	}
 }
 
-// obstacles names chains of others that drop what is forwarded unless they were told otherwise.
+// obstacles returns the names of other chains that drop forwarded packets by default.
 func (f *firewall) obstacles() ([]string, error) {
 	chains, err := f.conn.ListChains()
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 
 const forwardKey = "net/ipv4/ip_forward"
 
-// forwardOn makes the machine forward packets, and remembers it if it did not before. It runs in
-// the namespace of Open.
+// forwardOn enables forwarding on the machine, and records that it was off before. It runs in the
+// namespace of Open.
 func (n *Networks) forwardOn() error {
 	b, err := os.ReadFile("/proc/sys/" + forwardKey)
 	if err != nil {
@@ -30,10 +30,10 @@ func (n *Networks) forwardOn() error {
 	return nil
 }
 
-// forwardFile exists while forwarding is on because of us.
+// forwardFile exists while forwarding is on because of Stagecoach.
 func (n *Networks) forwardFile() string { return filepath.Join(n.registry.dir, "forward") }
 
-// forwardOff sets forwarding back if it was off before the first process opened, and no other
+// forwardOff disables forwarding if it was off before the first process opened, and if no other
 // process or replica needs it.
 func (n *Networks) forwardOff(m *machine) error {
 	if _, err := os.Stat(n.forwardFile()); errors.Is(err, fs.ErrNotExist) {
@@ -59,11 +59,11 @@ func (n *Networks) forwardOff(m *machine) error {
 	return os.Remove(n.forwardFile())
 }
 
-// warnOfObstacles tells of firewalls of others that keep replicas from leaving the machine.
+// warnOfObstacles logs other firewalls that keep replicas from leaving the machine.
 func (n *Networks) warnOfObstacles() {
 	chains, err := n.firewall.obstacles()
 	if err != nil {
-		n.log.Warn("firewalls of others cannot be read: they may keep replicas from leaving the machine", "err", err)
+		n.log.Warn("failed to read other firewalls, which may keep replicas from leaving the machine", "err", err)
 	}
 	if len(chains) > 0 {
 		n.log.Warn("a firewall drops what the machine forwards: accept there what comes from and goes to links "+prefix+"*, or replicas cannot leave the machine",

@@ -21,17 +21,17 @@ import (
 // Bounds of the forwarder.
 const (
 	maxQuery       = 4 << 10          // bytes
-	maxQueries     = 256              // at a time, over UDP
-	maxQueriesEach = 32               // of one replica
-	maxConns       = 64               // over TCP
-	maxConnsEach   = 8                // of one replica
-	serverPatience = 2 * time.Second  // until the next server is asked
-	connPatience   = 10 * time.Second // until a silent replica's connection is closed
+	maxQueries     = 256              // concurrent queries over UDP
+	maxQueriesEach = 32               // per replica
+	maxConns       = 64               // concurrent connections over TCP
+	maxConnsEach   = 8                // per replica
+	serverPatience = 2 * time.Second  // wait before the next server is asked
+	connPatience   = 10 * time.Second // how long a silent replica's connection stays open
 )
 
 const dnsPort = 53
 
-// forwarder answers replicas' DNS queries by asking the machine's resolvers. It keeps nothing.
+// forwarder answers replicas' DNS queries by asking the machine's resolvers. It caches nothing.
 type forwarder struct {
 	slice   netip.Prefix
 	gateway netip.Addr
@@ -47,8 +47,8 @@ type forwarder struct {
 	conns   quota
 }
 
-// startResolver starts the forwarder. Where another process listens on port 53 of all addresses,
-// that process answers replicas if they have no other resolver.
+// startResolver starts the forwarder. If another process listens on port 53 of all addresses, that
+// process answers replicas that have no other resolver.
 func (n *Networks) startResolver() error {
 	f := &forwarder{
 		slice: n.slice, gateway: n.Gateway(), in: n.in, log: n.log, servers: servers{name: n.c.resolvConf},
@@ -78,7 +78,7 @@ func (n *Networks) startResolver() error {
 	return nil
 }
 
-// ownEntries are what replicas reach whatever is admitted: the resolver.
+// ownEntries returns what replicas always reach: the resolver.
 func (n *Networks) ownEntries() []nftables.SetElement {
 	if n.resolver == nil && !n.foreignResolver {
 		return nil
@@ -114,8 +114,8 @@ func (f *forwarder) close() {
 	f.running.Wait()
 }
 
-// isReplica reports whether a query is from a replica of the slice. The machine's own processes
-// have resolvers.
+// isReplica reports whether a query comes from a replica of the slice. The machine's own processes
+// have other resolvers.
 func (f *forwarder) isReplica(a netip.Addr) bool {
 	return f.slice.Contains(a.Unmap()) && a.Unmap() != f.gateway
 }
@@ -128,7 +128,7 @@ func (f *forwarder) serveUDP() {
 			return
 		}
 		if err != nil || size > maxQuery || !f.isReplica(from.Addr()) || !f.queries.take(from.Addr()) {
-			continue // who asks will ask again
+			continue // the client will ask again
 		}
 		query := append([]byte(nil), b[:size]...)
 		f.running.Go(func() {
@@ -166,7 +166,7 @@ func (f *forwarder) serveTCP() {
 	}
 }
 
-// serveConn answers queries of a connection, one after the other.
+// serveConn answers the queries of a connection one after another.
 func (f *forwarder) serveConn(c net.Conn) {
 	defer c.Close()
 	defer context.AfterFunc(f.ctx, func() { _ = c.Close() })()
@@ -183,7 +183,7 @@ func (f *forwarder) serveConn(c net.Conn) {
 	}
 }
 
-// answer returns the reply to a query; nil if that is none.
+// answer returns the reply to a query, or nil if it is not a query.
 func (f *forwarder) answer(over string, query []byte) []byte {
 	var p dnsmessage.Parser
 	h, err := p.Start(query)
@@ -213,8 +213,8 @@ func (f *forwarder) answer(over string, query []byte) []byte {
 	return reply
 }
 
-// ask sends a query to one server, over a socket of its own whose port the kernel chooses, and
-// returns the reply.
+// ask sends a query to one server over a new socket, whose port the kernel chooses, and returns the
+// reply.
 func (f *forwarder) ask(over string, server netip.AddrPort, query []byte, id uint16) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(f.ctx, serverPatience)
 	defer cancel()
@@ -245,13 +245,14 @@ func (f *forwarder) ask(over string, server netip.AddrPort, query []byte, id uin
 		if err != nil {
 			return nil, err
 		}
-		if size > 3 && binary.BigEndian.Uint16(b) == id && b[2]&0x80 != 0 { // a response to this query
+		// A response to this query.
+		if size > 3 && binary.BigEndian.Uint16(b) == id && b[2]&0x80 != 0 {
 			return b[:size], nil
 		}
 	}
 }
 
-// readMessage reads a message of a TCP connection, which begins with its size.
+// readMessage reads a message from a TCP connection. It begins with its size.
 func readMessage(c net.Conn, most int) ([]byte, error) {
 	var size [2]byte
 	if _, err := io.ReadFull(c, size[:]); err != nil {
@@ -271,7 +272,7 @@ func writeMessage(c net.Conn, b []byte) error {
 	return err
 }
 
-// servers are the machine's resolvers, as a file says that may change.
+// servers are the machine's resolvers, from a file that may change.
 type servers struct {
 	name string
 
@@ -280,7 +281,7 @@ type servers struct {
 	last []netip.Addr
 }
 
-// list returns the servers, and reads the file again if it has changed.
+// list returns the servers. It reads the file again if it has changed.
 func (s *servers) list() []netip.Addr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -296,7 +297,7 @@ func (s *servers) list() []netip.Addr {
 	return s.last
 }
 
-// quota counts what is in progress, in all and for each replica.
+// quota counts running operations, in total and per replica.
 type quota struct {
 	all, each int
 
@@ -305,7 +306,7 @@ type quota struct {
 	of    map[netip.Addr]int
 }
 
-// take reports whether one more is allowed; the caller gives it back.
+// take reports whether one more operation is allowed. The caller returns it later.
 func (q *quota) take(a netip.Addr) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// child is what this binary does as a child of a test: it opens networks of an owner, makes one for
-// a replica, says which descriptor that is and which gateway it has, and waits for its end.
+// child runs in this test binary as a child process. It opens networks of an owner, creates one for
+// a replica, prints its descriptor and gateway, and waits for its end.
 func child(owner string) {
 	n, err := Open(Config{CIDR: replicas, Run: os.Getenv("NETWORK_TEST_RUN"), Owner: owner, Log: slog.New(slog.DiscardHandler)})
 	if errors.Is(err, ErrUnavailable) {
@@ -38,7 +38,7 @@ func child(owner string) {
 	_, _ = io.Copy(io.Discard, os.Stdin) // until the test ends
 }
 
-// startChild starts a child in the machine and returns what it says.
+// startChild starts a child in the machine and returns what it prints.
 func (m *testMachine) startChild(owner string, as *syscall.Credential) (*exec.Cmd, string) {
 	m.t.Helper()
 	cmd := exec.CommandContext(m.t.Context(), "/proc/self/exe")
@@ -58,8 +58,8 @@ func (m *testMachine) startChild(owner string, as *syscall.Credential) (*exec.Cm
 	return cmd, strings.TrimSpace(line)
 }
 
-// killedChild has a child killed that has opened networks, and returns the namespace of its
-// replica, which lives, and the gateway.
+// killedChild kills a child that has opened networks. It returns the namespace of its replica,
+// which still lives, and the gateway.
 func (m *testMachine) killedChild(owner string) (*os.File, netip.Addr) {
 	m.t.Helper()
 	cmd, line := m.startChild(owner, nil)
@@ -122,7 +122,7 @@ func TestWhatDeadOwnersLeftIsRemoved(t *testing.T) {
 	if n := m.open("b"); n.Gateway() == gateway {
 		t.Errorf("gateway %v is that of a living replica", gateway)
 	} else {
-		m.wantAnswer(ns, "tcp", routerAddr+":7", machineAddr) // the replica's way out stays
+		m.wantAnswer(ns, "tcp", routerAddr+":7", machineAddr) // the replica still has its way out
 		check(t, n.Close())
 	}
 	if got := m.forwarding(); got != "1" {

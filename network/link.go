@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// prefix begins the names of all links of replicas, of every Stagecoach process on the machine.
+// prefix begins the names of the links of all replicas of all Stagecoach processes on the machine.
 const prefix = "sgc"
 
 // linkName returns the name of the link to the replica with this address. Names have at most 15
@@ -25,8 +25,7 @@ func linkName(a netip.Addr) string {
 	return prefix + hex.EncodeToString(b[:])
 }
 
-// linkAddr returns the address of the replica behind a link; ok is false if the link is not one of
-// ours.
+// linkAddr returns the address of the replica behind a link. ok is false for other links.
 func linkAddr(name string) (_ netip.Addr, ok bool) {
 	b, err := hex.DecodeString(strings.TrimPrefix(name, prefix))
 	if err != nil || len(b) != 4 || !strings.HasPrefix(name, prefix) {
@@ -35,8 +34,8 @@ func linkAddr(name string) (_ netip.Addr, ok bool) {
 	return netip.AddrFrom4([4]byte(b)), true
 }
 
-// linkPrefix returns what the names of all links of a slice begin with, and those of no other
-// slice: slices end at a hexadecimal digit of the address.
+// linkPrefix returns the common start of the names of a slice's links. No other slice has it,
+// because slices end at a hexadecimal digit of the address.
 func linkPrefix(slice netip.Prefix) string {
 	return linkName(slice.Addr())[:len(prefix)+slice.Bits()/4]
 }
@@ -53,7 +52,7 @@ const (
 	outside = 0x06
 )
 
-// genModeNone is the kernel's IN6_ADDR_GEN_MODE_NONE: a link that is up has no IPv6 address.
+// genModeNone is the kernel's IN6_ADDR_GEN_MODE_NONE: a link gets no IPv6 address when it comes up.
 const genModeNone = 1
 
 // host returns a network of one address.
@@ -61,10 +60,10 @@ func host(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(32, 32)}
 }
 
-// Create returns a new network namespace with a loopback link, and a link eth0 that leads out of
-// the machine. The caller starts a process in it and closes the file; the namespace, its address
-// and its links end with its last process. Create may be called concurrently. It fails when all
-// addresses of the slice are in use.
+// Create returns a new network namespace with a loopback link and a link eth0 that leads out of the
+// machine. The caller starts a process in it and closes the file. The namespace, its address and
+// its links end with its last process. Create is safe for concurrent use. It fails if all addresses
+// of the slice are in use.
 func (n *Networks) Create() (*os.File, error) {
 	n.use.RLock()
 	defer n.use.RUnlock()
@@ -111,7 +110,7 @@ func (n *Networks) connect(ns *os.File, h *netlink.Handle) error {
 	return nil
 }
 
-// allocate creates the pair of links of a free address: the kernel refuses a name that exists.
+// allocate creates the pair of links of a free address. The kernel refuses a name that exists.
 func (n *Networks) allocate(ns *os.File) (*netlink.Veth, netip.Addr, error) {
 	for range n.size() {
 		addr := n.address(n.next.Add(1) - 1)
@@ -132,21 +131,22 @@ func (n *Networks) allocate(ns *os.File) (*netlink.Veth, netip.Addr, error) {
 	return nil, netip.Addr{}, fmt.Errorf("all %d addresses of %v have living replicas, want fewer replicas on this machine", n.size(), n.slice)
 }
 
-// size returns how many replicas the slice has addresses for: not the network's, the gateway's and
-// the last.
+// size returns for how many replicas the slice has addresses: all but the network's, the gateway's
+// and the last.
 func (n *Networks) size() uint32 { return 1<<(32-n.slice.Bits()) - 3 }
 
-// address returns the address for replica i, and begins anew after the last. So the address that
-// was freed last is reused last.
+// address returns the address for replica i, and starts over after the last one. So the most
+// recently freed address is reused last.
 func (n *Networks) address(i uint32) netip.Addr {
 	return offset(n.slice.Addr(), 2+i%n.size())
 }
 
-// connectOutside sets up the machine's end. Neighbours are permanent, so that no replica can claim
-// another's address, nothing waits for ARP, and many replicas do not fill the machine's table of
-// neighbours.
+// connectOutside sets up the machine's end. Neighbour entries are permanent, so no replica can
+// claim another's address, nothing waits for ARP, and many replicas do not fill the machine's
+// neighbour table.
 func (n *Networks) connectOutside(veth *netlink.Veth, addr netip.Addr) error {
-	if err := n.netlink.LinkSetIP6AddrGenMode(veth, genModeNone); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) { // a kernel without IPv6
+	// A kernel without IPv6.
+	if err := n.netlink.LinkSetIP6AddrGenMode(veth, genModeNone); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
 		return fmt.Errorf("no IPv6: %w", err)
 	}
 	if err := n.netlink.LinkSetUp(veth); err != nil {
@@ -158,7 +158,7 @@ func (n *Networks) connectOutside(veth *netlink.Veth, addr netip.Addr) error {
 	return neighbour(n.netlink, veth.Index, addr, mac(inside, addr))
 }
 
-// connectInside sets up eth0 of the namespace that handle h is for.
+// connectInside sets up eth0 in the namespace of handle h.
 func (n *Networks) connectInside(h *netlink.Handle, addr netip.Addr) error {
 	eth0, err := h.LinkByName("eth0")
 	if err != nil {
@@ -182,21 +182,22 @@ func (n *Networks) connectInside(h *netlink.Handle, addr netip.Addr) error {
 	return nil
 }
 
-// deleteLinks deletes all links of the slice at once: one after the other would take some 25 ms
-// each. It runs in the namespace of Open.
+// deleteLinks deletes all links of the slice in one request. One after another, each would take
+// about 25 ms. It runs in the namespace of Open.
 func (n *Networks) deleteLinks() error {
 	req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(number(n.slice.Addr()))))
-	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil && !errors.Is(err, unix.ENODEV) { // there are none
+	// There are none.
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("delete the links of %v: %w", n.slice, err)
 	}
 	return nil
 }
 
 // awaitOutside waits until the machine's end can send. This end came up before its peer, so the
-// kernel activates it in the background; until then it drops packets. Since Linux 6.8 the kernel
-// does that at once when it is asked for the state.
+// kernel activates it in the background and drops packets until then. Since Linux 6.8, the kernel
+// activates it at once when it is asked for the state.
 func (n *Networks) awaitOutside(veth *netlink.Veth) error {
 	for deadline := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
 		l, err := n.netlink.LinkByIndex(veth.Index)
@@ -212,7 +213,7 @@ func (n *Networks) awaitOutside(veth *netlink.Veth) error {
 	}
 }
 
-// neighbour tells a link who has an address, for good.
+// neighbour adds a permanent neighbour entry for addr to a link.
 func neighbour(h *netlink.Handle, index int, addr netip.Addr, at net.HardwareAddr) error {
 	err := h.NeighAdd(&netlink.Neigh{LinkIndex: index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: at})
 	if err != nil {

@@ -35,13 +35,13 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// patience is for what takes milliseconds when nothing is wrong.
+// patience bounds events that normally take milliseconds.
 const patience = time.Minute
 
 var replicas = netip.MustParsePrefix("10.231.0.0/16")
 
-// testMachine is a machine of its own: a network namespace whose only way out leads to another one,
-// the outside.
+// testMachine is a fake machine: a network namespace whose only way out leads to another one, the
+// outside.
 type testMachine struct {
 	t       testing.TB
 	run     string
@@ -78,8 +78,8 @@ const (
 	metadata    = "169.254.169.254"
 )
 
-// newMachine moves the test's thread into a machine of its own. The outside answers on port 7 of
-// all its addresses.
+// newMachine moves the test's thread into a fake machine. The outside answers on port 7 of all its
+// addresses.
 func newMachine(t testing.TB) *testMachine {
 	t.Helper()
 	if err := possible(); err != nil {
@@ -93,7 +93,8 @@ func newMachine(t testing.TB) *testMachine {
 	home, h, err := newNamespace()
 	check(t, err)
 	m.home, m.netlink = home, h
-	for _, s := range [][2]string{{forwardKey, "0"}, {"net/ipv6/conf/default/disable_ipv6", "0"}, {"net/ipv4/icmp_ratelimit", "0"}} { // tests are refused more often than once a second
+	// Tests are refused more often than once per second.
+	for _, s := range [][2]string{{forwardKey, "0"}, {"net/ipv6/conf/default/disable_ipv6", "0"}, {"net/ipv4/icmp_ratelimit", "0"}} {
 		check(t, setSysctl(s[0], s[1]))
 	}
 	m.outside, err = Lonely()
@@ -154,8 +155,8 @@ func enter(ns *os.File, f func() error) error {
 	})
 }
 
-// serve answers over TCP and UDP with the peer's address and what the peer sent, until the test
-// ends.
+// serve answers over TCP and UDP until the test ends. An answer has the peer's address and what the
+// peer sent.
 func (m *testMachine) serve(ns *os.File, at string) {
 	m.t.Helper()
 	var tcp net.Listener
@@ -206,7 +207,7 @@ func (m *testMachine) serveTCP(tcp net.Listener) {
 	})
 }
 
-// open opens networks of an owner in the machine, which is closed when the test ends.
+// open opens networks of an owner in the machine, and closes them when the test ends.
 func (m *testMachine) open(owner string, change ...func(*Config)) *Networks {
 	m.t.Helper()
 	n, err := m.try(owner, change...)
@@ -229,7 +230,7 @@ func (m *testMachine) resolvConf(text string) {
 	check(m.t, replaceFile(filepath.Join(m.run, "..", "resolv.conf"), []byte(text), 0o644))
 }
 
-// create makes a replica's namespace, which ends with the test.
+// create creates a replica's namespace, which ends with the test.
 func (m *testMachine) create(n *Networks) *os.File {
 	m.t.Helper()
 	ns, err := n.Create()
@@ -275,7 +276,7 @@ func say(c net.Conn, text string) (string, error) {
 	return string(b[:n]), err
 }
 
-// wantAnswer checks that a namespace reaches an address, which sees it come from another one.
+// wantAnswer checks that a namespace reaches an address, which sees as as the sender.
 func (m *testMachine) wantAnswer(ns *os.File, network, addr, as string) {
 	m.t.Helper()
 	if got, err := m.ask(ns, network, addr); err != nil || got != as+" hello" {
@@ -283,8 +284,8 @@ func (m *testMachine) wantAnswer(ns *os.File, network, addr, as string) {
 	}
 }
 
-// wantRefused checks that an address refuses a namespace: that it says so, instead of dropping what
-// it is sent.
+// wantRefused checks that an address refuses a namespace explicitly, instead of dropping its
+// packets.
 func (m *testMachine) wantRefused(ns *os.File, network, addr string) {
 	m.t.Helper()
 	got, err := m.ask(ns, network, addr)
@@ -348,7 +349,7 @@ func (m *testMachine) serve6(ns *os.File, at string) {
 }
 
 // wantSilence checks that no packet comes back from an address. It waits for a moment, because
-// nothing tells of a dropped packet.
+// there is no event for a dropped packet.
 func (m *testMachine) wantSilence(ns *os.File, network, addr string) {
 	m.t.Helper()
 	err := enter(ns, func() error {
@@ -365,7 +366,7 @@ func (m *testMachine) wantSilence(ns *os.File, network, addr string) {
 	}
 }
 
-// wantClean checks that the machine has nothing of ours.
+// wantClean checks that the machine has nothing of Stagecoach.
 func (m *testMachine) wantClean() {
 	m.t.Helper()
 	if l := m.links(); len(l) > 0 {
@@ -390,7 +391,8 @@ func (m *testMachine) wantClean() {
 	}
 }
 
-// awaitEnd watches the machine's links; what it returns waits until the link of a replica is gone.
+// awaitEnd watches the machine's links. The returned function waits until the link of a replica is
+// gone.
 func (m *testMachine) awaitEnd(replica string) func() {
 	m.t.Helper()
 	events, done := make(chan netlink.LinkUpdate, 1000), make(chan struct{})

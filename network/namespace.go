@@ -11,14 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onThread runs f on a thread that ends with it, so that f may change the thread's namespace. The
-// thread is never the process's first one, which cannot end.
+// onThread runs f on a new thread that ends with f, so that f may change the thread's namespace.
+// The thread is never the process's first one, which cannot end.
 func onThread(f func() error) error {
 	var err error
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine; except below
+		// Never unlocked, so the thread ends with this goroutine; the exception is below.
+		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			err = onThread(f) // on another thread, because this one is locked
 			runtime.UnlockOSThread()
@@ -55,9 +56,9 @@ func (n *Networks) in(f func() error) error {
 	})
 }
 
-// sysctls are the settings of a new namespace. Those of the first two lines let a process without
-// rights listen on ports below 1024 and send ICMP echo requests, which harms nobody in a namespace
-// of its own. IPv6 stays on loopback only.
+// sysctls are the settings of a new namespace. The first two let a process without privileges
+// listen on ports below 1024 and send ICMP echo requests, which is harmless in a separate
+// namespace. IPv6 stays on loopback only.
 var sysctls = [][2]string{
 	{"net/ipv4/ip_unprivileged_port_start", "0"},
 	{"net/ipv4/ping_group_range", "0 2147483647"},
@@ -75,9 +76,9 @@ func setSysctl(key, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Lonely returns a new network namespace that has a loopback link and nothing else. It needs no
-// [Networks]. The caller starts a process in it and closes the file. The error is [ErrUnavailable]
-// if this process may not create namespaces.
+// Lonely returns a new network namespace with only a loopback link. It needs no [Networks]. The
+// caller starts a process in it and closes the file. The error is [ErrUnavailable] if this process
+// may not create namespaces.
 func Lonely() (*os.File, error) {
 	var ns *os.File
 	err := onThread(func() error {
@@ -93,7 +94,7 @@ func Lonely() (*os.File, error) {
 }
 
 // newNamespace moves the calling thread to a new namespace whose loopback is up. The caller closes
-// the file, and the handle, which is for the new namespace.
+// the file and the handle, which works in the new namespace.
 func newNamespace() (_ *os.File, _ *netlink.Handle, err error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return nil, nil, unavailable("create a network namespace", err)
@@ -114,7 +115,8 @@ func newNamespace() (_ *os.File, _ *netlink.Handle, err error) {
 		}
 	}()
 	for _, s := range sysctls {
-		if err := setSysctl(s[0], s[1]); err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
+		// A kernel without IPv6.
+		if err := setSysctl(s[0], s[1]); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, nil, unavailable("new network namespace", err)
 		}
 	}

@@ -16,27 +16,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config is what [Open] needs.
+// Config configures [Networks].
 type Config struct {
 	// CIDR has the addresses of replicas on this machine: an IPv4 network of /8 to /20, or of /24
-	// or /28 for at most 253 or 13 replicas. Processes of a machine may share it.
+	// or /28 for at most 253 or 13 replicas. Several processes on a machine may share it.
 	CIDR netip.Prefix
-	// Run is a folder that the machine's next start empties. All Stagecoach processes of the machine
-	// share it.
+	// Run is a folder that is emptied when the machine starts. All Stagecoach processes on the
+	// machine share it.
 	Run string
-	// Owner names the process: unlike any other that runs at the time, and the same after a
-	// restart.
+	// Owner names the process. It is unique among running processes, and the same after a restart.
 	Owner string
 	Log   *slog.Logger
 
 	resolvConf string // the machine's /etc/resolv.conf, in tests another file
 }
 
-// ErrUnavailable says that this process cannot give replicas networks of their own. Errors that
-// wrap it give the reason.
+// ErrUnavailable means that this process cannot give replicas their own networks. Errors that wrap
+// it give the reason.
 var ErrUnavailable = errors.New("replicas cannot have networks of their own")
 
-// wanted are the capabilities without which there are no networks.
+// wanted lists the required capabilities.
 var wanted = []struct {
 	number int
 	name   string
@@ -46,14 +45,14 @@ var wanted = []struct {
 	{unix.CAP_SYS_ADMIN, "SYS_ADMIN"},
 }
 
-// Networks gives replicas networks of their own. Its methods may be called concurrently.
+// Networks gives replicas their own networks. Its methods are safe for concurrent use.
 type Networks struct {
 	c        Config
 	log      *slog.Logger
 	registry *registry
 	slice    netip.Prefix
 	home     *os.File        // the namespace of Open
-	foreign  *os.File        // the same if it is not the process's own, else nil
+	foreign  *os.File        // home, if it is not the process's own namespace; else nil
 	netlink  *netlink.Handle // of that namespace
 	firewall *firewall
 	resolver *forwarder // nil: it could not listen
@@ -63,18 +62,19 @@ type Networks struct {
 	publishing      sync.Mutex
 	next            atomic.Uint32 // counts addresses that were tried
 
-	use    sync.RWMutex // held by users, and exclusively by what closes
+	use    sync.RWMutex // held by users, and exclusively by Close and Detach
 	closed bool
 
 	admitting sync.Mutex
-	admitted  []netip.AddrPort // since Open; while empty, the firewall has those of an earlier owner
+	// Since Open; while it is empty, the firewall has those of an earlier owner.
+	admitted []netip.AddrPort
 }
 
 // Open reserves addresses for replicas on this machine and prepares their way out. It adopts the
-// slice of an earlier process with the same owner, with the replicas that still live. It removes
-// slices of dead owners that have no living replica. The caller ends with [Networks.Close] or
-// [Networks.Detach]. The error wraps [ErrUnavailable] if this process or kernel cannot give replicas
-// networks at all.
+// slice of an earlier process with the same owner, including replicas that still live. It removes
+// slices of dead owners without living replicas. The caller ends with [Networks.Close] or
+// [Networks.Detach]. The error wraps [ErrUnavailable] if this process or kernel cannot give
+// replicas networks at all.
 func Open(c Config) (*Networks, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -106,7 +106,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// possible says what keeps this process from making networks.
+// possible returns why this process cannot create networks, or nil.
 func possible() error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("%w: this process is not root", ErrUnavailable)
@@ -142,8 +142,8 @@ func possible() error {
 	})
 }
 
-// unavailable wraps an error. It is [ErrUnavailable] if the error means that the process or the
-// kernel cannot do it at all.
+// unavailable wraps an error. The result is [ErrUnavailable] if the error means that the process or
+// the kernel cannot do it at all.
 func unavailable(what string, err error) error {
 	for _, e := range []error{unix.EPERM, unix.EACCES, unix.EROFS, unix.ENOENT, unix.ENOSYS, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT} {
 		if errors.Is(err, e) {
@@ -178,7 +178,7 @@ func (n *Networks) open() (err error) {
 		if m.mtu == 0 {
 			n.mtu = 1500
 		}
-		for _, a := range m.replicas { // the next address is one after those in use
+		for _, a := range m.replicas { // start after the addresses in use
 			if n.slice.Contains(a) {
 				n.next.Store(max(n.next.Load(), number(a)-number(n.slice.Addr())-1))
 			}
@@ -193,8 +193,7 @@ func (n *Networks) open() (err error) {
 	})
 }
 
-// choose returns the slice that the owner had, or a free one, and removes what is left of other
-// slices.
+// choose returns the slice that the owner had, or a free one. It removes the rest of other slices.
 func (n *Networks) choose(m *machine) (netip.Prefix, error) {
 	known, err := n.known()
 	if err != nil {
@@ -215,10 +214,10 @@ func (n *Networks) choose(m *machine) (netip.Prefix, error) {
 		case owner == n.c.Owner && !chosen.IsValid() && n.c.CIDR.Overlaps(s) && s.Bits() == max(sliceBits, n.c.CIDR.Bits()):
 			chosen = s
 		case m.living(s):
-			n.log.Warn("replicas of a process that is gone still have networks", "addresses", s, "owner", owner)
+			n.log.Warn("replicas of an ended process still have networks", "addresses", s, "owner", owner)
 		default:
 			if err := n.clear(s); err != nil {
-				n.log.Warn("network of a process that is gone cannot be removed", "addresses", s, "owner", owner, "err", err)
+				n.log.Warn("failed to remove the network of an ended process", "addresses", s, "owner", owner, "err", err)
 			}
 		}
 	}
@@ -256,7 +255,8 @@ func (n *Networks) known() ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := openFirewall(n.home, netip.PrefixFrom(netip.IPv4Unspecified(), sliceBits)) // of no slice
+	// Of no slice.
+	f, err := openFirewall(n.home, netip.PrefixFrom(netip.IPv4Unspecified(), sliceBits))
 	if err != nil {
 		return nil, unavailable("nftables", err)
 	}
@@ -269,8 +269,8 @@ func (n *Networks) known() ([]netip.Prefix, error) {
 	return slices.Compact(all), nil
 }
 
-// setUp makes the parts of the slice, or adopts them. A folder is made first and removed last, so
-// that the rest is found.
+// setUp creates or adopts the parts of the slice. The folder is created first and removed last, so
+// that the rest can be found.
 func (n *Networks) setUp() (err error) {
 	if err := n.registry.setOwner(n.slice, n.c.Owner); err != nil {
 		return err
@@ -296,8 +296,8 @@ var loopback = &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1, Name: "lo"
 // gatewayOf returns the machine's address as replicas of a slice see it.
 func gatewayOf(slice netip.Prefix) netip.Addr { return offset(slice.Addr(), 1) }
 
-// gatewayAddr is that address of the loopback link. Nothing that leaves the machine has it as its
-// source.
+// gatewayAddr returns that address for the loopback link. Nothing that leaves the machine has it as
+// its source.
 func gatewayAddr(slice netip.Prefix) *netlink.Addr {
 	return &netlink.Addr{IPNet: host(gatewayOf(slice)), Label: label, Scope: int(netlink.SCOPE_HOST)}
 }
@@ -306,12 +306,12 @@ func gatewayAddr(slice netip.Prefix) *netlink.Addr {
 // can listen on it.
 func (n *Networks) Gateway() netip.Addr { return gatewayOf(n.slice) }
 
-// Close removes the owner's part of the machine's network, also the links of replicas that still
-// live. A second call does nothing.
+// Close removes the owner's part of the machine's network, including the links of living replicas.
+// A second call does nothing.
 func (n *Networks) Close() error { return n.end(false) }
 
-// Detach lets go of the owner's part of the machine's network, but leaves it in place if replicas
-// still live. Meanwhile names are resolved for them only if the machine's resolvers can be reached
+// Detach releases the owner's part of the machine's network, but leaves it in place if replicas
+// still live. Meanwhile, their name resolution works only if they can reach the machine's resolvers
 // without this process. The next Open with the same owner adopts it.
 func (n *Networks) Detach() error { return n.end(true) }
 
@@ -357,7 +357,7 @@ func (n *Networks) clear(slice netip.Prefix) error {
 	return os.RemoveAll(n.registry.folder(slice))
 }
 
-// release closes what is open. The reservation ends with it.
+// release closes all files. The reservation ends with them.
 func (n *Networks) release() {
 	if n.resolver != nil {
 		n.resolver.close()

@@ -50,7 +50,8 @@ func TestReplicasAreRefusedMachineNeighboursAndMetadata(t *testing.T) {
 	for _, at := range []*os.File{neighbour, far, m.home} {
 		m.serve(at, ":7")
 	}
-	_, local, _ := net.ParseCIDR("203.0.113.0/24") // the machine's by a route, without an address of a link
+	// The machine's by a route, without an address of a link.
+	_, local, _ := net.ParseCIDR("203.0.113.0/24")
 	check(t, m.netlink.RouteAdd(&netlink.Route{LinkIndex: 1, Dst: local, Scope: netlink.SCOPE_HOST, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL}))
 	if n.Gateway() == other.Gateway() {
 		t.Fatalf("two owners have the gateway %v, want a slice for each", n.Gateway())
@@ -89,7 +90,8 @@ func TestReplicasAreRefusedMachineNeighboursAndMetadata(t *testing.T) {
 			t.Errorf("Reaches(%s) is %t, want %t", addr, got, want)
 		}
 	}
-	m.wantRefused(m.home, "tcp", m.eth0(neighbour)+":7") // a local user is no friend of replicas either
+	// A local user is no friend of replicas either.
+	m.wantRefused(m.home, "tcp", m.eth0(neighbour)+":7")
 	m.wantAnswer(ns, "tcp", routerAddr+":7", machineAddr)
 }
 
@@ -109,9 +111,10 @@ func TestAdmittedPortIsReachedByReplicasOnly(t *testing.T) {
 		m.wantRefused(ns, "tcp", netip.AddrPortFrom(g, 8).String())
 	}
 	m.wantAnswer(m.home, "tcp", netip.AddrPortFrom(n.Gateway(), 7).String(), n.Gateway().String())
-	m.wantRefused(m.create(other), "tcp", netip.AddrPortFrom(other.Gateway(), 7).String()) // admitted for the other's replicas
+	// admitted for the other's replicas.
+	m.wantRefused(m.create(other), "tcp", netip.AddrPortFrom(other.Gateway(), 7).String())
 
-	// From outside, the machine's other address is reached, the gateway's is not.
+	// From outside, the machine's other address can be reached, but not the gateway's.
 	check(t, enter(m.outside, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {
@@ -147,7 +150,7 @@ func TestAdmitMakesADeletedFirewallAnew(t *testing.T) {
 	m.wantRefused(ns, "tcp", machineAddr+":7")
 	m.wantAnswer(ns, "tcp", first.String(), m.eth0(ns)) // admitted before
 	m.wantAnswer(ns, "tcp", routerAddr+":7", machineAddr)
-	if want := "somebody has deleted the firewall"; !strings.Contains(m.log.String(), want) {
+	if want := "another process deleted the replicas' firewall"; !strings.Contains(m.log.String(), want) {
 		t.Errorf("log %s, want %s", m.log, want)
 	}
 }
@@ -313,7 +316,8 @@ func TestConcurrentCreatesGetAddressesOfTheirOwn(t *testing.T) {
 				mu.Lock()
 				seen[addr]++
 				mu.Unlock()
-				links, err := dump(m.netlink.LinkList) // which does not change what the kernel has still to do
+				// Which does not change what the kernel has still to do.
+				links, err := dump(m.netlink.LinkList)
 				if err != nil {
 					t.Error(err)
 				}
@@ -415,7 +419,7 @@ func TestAddressesOfTheMachineAreLeftOut(t *testing.T) {
 	if !strings.Contains(m.log.String(), "10.231.3.1/24 of up0") {
 		t.Errorf("log does not name the address: %s", m.log)
 	}
-	// Another network that has the same addresses in it, and one where nothing is free.
+	// A network with the same addresses, and one without free addresses.
 	if _, err := m.try("b", func(c *Config) { c.CIDR = netip.MustParsePrefix("10.231.32.0/24") }); err == nil || !strings.Contains(err.Error(), "other processes have") {
 		t.Errorf("a network inside another process's slice: %v, want none", err)
 	}

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nowhere are the networks that replicas never reach. Clouds serve the machine's credentials at some
+// nowhere lists networks that replicas never reach. Clouds serve the machine's credentials at some
 // of them.
 var nowhere = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"),
@@ -21,8 +21,8 @@ var nowhere = []netip.Prefix{
 	netip.MustParsePrefix("224.0.0.0/3"),      // multicast, reserved, broadcast
 }
 
-// Reaches reports whether replicas reach an address if they need no admission: one of another
-// machine, over IPv4. A process that acts for a replica asks it first.
+// Reaches reports whether replicas reach an address without admission, that is, whether it is an
+// IPv4 address of another machine. A process that acts for a replica asks it first.
 func (n *Networks) Reaches(a netip.Addr) bool {
 	a = a.Unmap()
 	if !a.Is4() || n.c.CIDR.Contains(a) || slices.ContainsFunc(nowhere, func(p netip.Prefix) bool { return p.Contains(a) }) {
@@ -30,14 +30,15 @@ func (n *Networks) Reaches(a netip.Addr) bool {
 	}
 	routes, err := n.netlink.RouteGet(a.AsSlice())
 	if err != nil {
-		return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) // now; it is not this machine
+		// now; it is not this machine.
+		return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH)
 	}
 	return len(routes) == 1 && routes[0].Type == unix.RTN_UNICAST
 }
 
 // Admit lets replicas reach one TCP port at one address of this machine, which any process may
-// serve. The first call after [Open] replaces what an earlier process with the same owner has
-// admitted. If the firewall was deleted (`nft flush ruleset`), Admit makes it anew.
+// serve. The first call after [Open] replaces what an earlier process with the same owner admitted.
+// If the firewall was deleted (`nft flush ruleset`), Admit creates it again.
 func (n *Networks) Admit(gateway netip.AddrPort) error {
 	n.use.RLock()
 	defer n.use.RUnlock()
@@ -60,7 +61,7 @@ func (n *Networks) Admit(gateway netip.AddrPort) error {
 	}
 	err := n.firewall.admit(len(n.admitted) == 0, entries...)
 	if errors.Is(err, unix.ENOENT) {
-		n.log.Warn("somebody has deleted the firewall of replicas, which reached this machine meanwhile: it is made anew", "table", n.firewall.table.Name)
+		n.log.Warn("another process deleted the replicas' firewall, so replicas could reach this machine; the firewall is restored", "table", n.firewall.table.Name)
 		if err = n.firewall.install(n.slice, n.c.CIDR, n.Gateway()); err == nil {
 			err = n.firewall.admit(false, entries...)
 		}

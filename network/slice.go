@@ -18,14 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sliceBits is the size of the slices that a large network is divided into: 4093 replicas each.
+// sliceBits is the size of the slices of a large network, with 4093 replicas each.
 const sliceBits = 20
 
 // label marks the gateways' addresses on the loopback link.
 const label = "lo:" + prefix
 
-// registry is what the Stagecoach processes of a machine share: a folder that the machine's next
-// start empties.
+// registry is shared by the Stagecoach processes of a machine: a folder that is emptied when the
+// machine starts.
 //
 //	networks/lock       held while a process opens or closes
 //	networks/addresses  byte N is locked by the process that has address N: reservations end with their process
@@ -37,10 +37,11 @@ type registry struct {
 	patience  time.Duration // for processes that have the lock
 }
 
-// lockPatience bounds the wait for processes that open or close networks, each for some 100 ms.
+// lockPatience bounds the wait for processes that open or close networks, which takes about 100 ms
+// each.
 const lockPatience = 30 * time.Second
 
-// openRegistry opens the folder and makes it where it is missing.
+// openRegistry opens the folder, and creates it if it is missing.
 func openRegistry(run string) (*registry, error) {
 	dir := filepath.Join(run, "networks")
 	for _, d := range []string{run, dir} {
@@ -57,7 +58,7 @@ func openRegistry(run string) (*registry, error) {
 
 func (r *registry) close() { _ = r.addresses.Close() } // nothing was written
 
-// ownFolder makes a folder that all can go through and nobody but this user can change.
+// ownFolder creates a folder that all users can enter and only this user can change.
 func ownFolder(dir string) error {
 	if err := os.Mkdir(dir, 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -107,7 +108,7 @@ func (r *registry) reserved(slice netip.Prefix) (bool, error) {
 	return l.Type != unix.F_UNLCK, nil
 }
 
-// reserve takes the addresses of a slice that is not reserved.
+// reserve reserves the addresses of a slice that is not reserved.
 func (r *registry) reserve(slice netip.Prefix) error {
 	if err := unix.FcntlFlock(r.addresses.Fd(), unix.F_OFD_SETLK, r.flock(slice, unix.F_WRLCK)); err != nil {
 		return fmt.Errorf("%s: reserve %v: %w", r.addresses.Name(), slice, err)
@@ -126,8 +127,8 @@ func folderSlice(name string) (netip.Prefix, bool) {
 	return p, err == nil && p.Addr().Is4() && p == p.Masked() && folderName(p) == name && validSlice(p.Bits())
 }
 
-// validSlice reports whether slices can have this size: names of their links share a start that no
-// other slice's have.
+// validSlice reports whether slices can have this size: the names of their links must share a start
+// that no other slice's have.
 func validSlice(bits int) bool { return bits == sliceBits || bits == 24 || bits == 28 }
 
 func (r *registry) folder(slice netip.Prefix) string { return filepath.Join(r.dir, folderName(slice)) }
@@ -140,7 +141,7 @@ type ownerFile struct {
 	Owner   string `json:"owner"`
 }
 
-// owner returns who has opened a slice last; "" if nobody.
+// owner returns the last owner of a slice, or "" if there was none.
 func (r *registry) owner(slice netip.Prefix) (string, error) {
 	name := filepath.Join(r.folder(slice), "owner")
 	b, err := os.ReadFile(name)
@@ -171,7 +172,7 @@ func (r *registry) setOwner(slice netip.Prefix, owner string) error {
 	return replaceFile(filepath.Join(r.folder(slice), "owner"), append(b, '\n'), 0o600)
 }
 
-// replaceFile writes a file in one step.
+// replaceFile replaces a file atomically.
 func replaceFile(name string, b []byte, mode fs.FileMode) error {
 	if err := os.WriteFile(name+".new", b, mode); err != nil {
 		return err
@@ -197,7 +198,7 @@ func (r *registry) folders() ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// machine is what the machine's network looks like.
+// machine describes the machine's network.
 type machine struct {
 	replicas []netip.Addr            // that have links
 	foreign  map[netip.Prefix]string // addresses and routes of others: what they are
@@ -245,18 +246,20 @@ func look(h *netlink.Handle) (*machine, error) {
 			}
 			continue
 		}
-		if _, ours := linkAddr(nameOf(l)); ours || r.Table == unix.RT_TABLE_LOCAL { // the latter follow from addresses
+		// The latter follow from addresses.
+		if _, ours := linkAddr(nameOf(l)); ours || r.Table == unix.RT_TABLE_LOCAL {
 			continue
 		}
 		p, ok := toPrefix(r.Dst.IP, r.Dst.Mask)
-		if _, known := m.foreign[p.Masked()]; ok && !known && p.Bits() >= 8 { // a larger one is a default route in parts
+		// A larger one is a default route in parts.
+		if _, known := m.foreign[p.Masked()]; ok && !known && p.Bits() >= 8 {
 			m.foreign[p.Masked()] = fmt.Sprintf("route to %v by %s", p, nameOf(l))
 		}
 	}
 	return m, nil
 }
 
-// dump reads a list of the kernel's, again if it changed meanwhile.
+// dump reads a list from the kernel, again if it changed meanwhile.
 func dump[T any](list func() ([]T, error)) (out []T, err error) {
 	for range 100 {
 		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -289,7 +292,7 @@ func (m *machine) living(slice netip.Prefix) bool {
 	return slices.ContainsFunc(m.replicas, slice.Contains)
 }
 
-// overlap says what of the machine's network lies in a slice; "" if nothing does.
+// overlap describes what part of the machine's network is in a slice, or "".
 func (m *machine) overlap(slice netip.Prefix) string {
 	var all []string
 	for p, what := range m.foreign {

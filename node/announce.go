@@ -7,14 +7,15 @@ import (
 	"time"
 )
 
-// claimTimeout is how long the holder of a name has to say that it is there.
+// claimTimeout is how long the holder of a name has to answer.
 const claimTimeout = 2 * time.Second
 
-// claimAgain is the pause between questions for it.
+// claimAgain is the pause between questions to the holder.
 const claimAgain = 250 * time.Millisecond
 
-// Run makes the node known and takes orders until ctx ends, and says then that the node is gone. It waits for a bus that is not
-// there yet, and goes on without one that has gone. It ends with ErrTaken when another daemon has the node's name.
+// Run announces the node and takes orders until ctx ends, then announces that the node is gone. It
+// waits for a bus that is not there yet, and continues without a bus that is lost. It returns
+// ErrTaken if another daemon has the node's name.
 func (s *Server) Run(ctx context.Context) error {
 	if err := s.claim(ctx); err != nil {
 		return err
@@ -67,7 +68,7 @@ func (s *Server) inventory() Inventory {
 	return inv
 }
 
-// claim asks who has the node's name, and returns when nobody does.
+// claim asks who has the node's name. It returns nil if nobody answers.
 func (s *Server) claim(ctx context.Context) error {
 	answers := make(chan Answer, 1)
 	kind := kindAnswer + s.cfg.Me.ID
@@ -114,7 +115,8 @@ func (s *Server) claim(ctx context.Context) error {
 	}
 }
 
-// hearRival gives up when another daemon that announces this node has the better right to it; else that one will.
+// hearRival gives up if another daemon that announces this node has the better right to the name.
+// Otherwise the other one will.
 func (s *Server) hearRival(data []byte) {
 	inv, err := DecodeInventory(data)
 	if err != nil || inv.ID == s.cfg.Me.ID || inv.Gone {

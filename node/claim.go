@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dialSocket asks a daemon for something and returns the connection after its answer, with what it has sent beside that.
+// dialSocket sends a request to a daemon. It returns the connection after the answer, and what the
+// daemon has sent besides.
 func dialSocket(ctx context.Context, path string, req socketRequest) (c *net.UnixConn, r *bufio.Reader, fd int, err error) {
 	short, done, err := shorten(path)
 	if err != nil {
@@ -64,7 +65,7 @@ func readReply(line []byte) error {
 	return nil
 }
 
-// rightsReader reads from a socket and keeps the first descriptor that comes along.
+// rightsReader reads from a socket and keeps the first descriptor that it receives.
 type rightsReader struct {
 	c  *net.UnixConn
 	fd int
@@ -103,7 +104,7 @@ func (r *rightsReader) drop() {
 	}
 }
 
-// claim takes over the stage socket of a replica that an order has started.
+// claim takes the stage socket of a replica that an order has started.
 func claim(ctx context.Context, path, replica, order string) (*net.UnixConn, error) {
 	c, _, fd, err := dialSocket(ctx, path, socketRequest{Want: wantSocket, Replica: replica, Order: order})
 	if err != nil {

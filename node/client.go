@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// When a [Client] sends an order again, under its id: at first soon, then twice as late each time, because a daemon that is slow has
-// enough to do. What could not be sent is not what makes it slow.
+// When a [Client] repeats an order under the same id: soon at first, then after twice as long each
+// time, because a slow daemon has enough to do. Orders that could not be sent do not add to the
+// pause.
 const (
 	sendAgain = 250 * time.Millisecond
 	mostAgain = 4 * time.Second
@@ -20,7 +21,8 @@ const (
 // orderTimeout bounds orders of callers who have no deadline.
 const orderTimeout = time.Minute
 
-// Client gives orders to a node's daemon. A [Directory] makes it. Its methods are safe for concurrent use.
+// Client gives orders to a node's daemon. A [Directory] makes it. Its methods are safe for
+// concurrent use.
 type Client struct {
 	name  string
 	bus   Bus
@@ -65,8 +67,8 @@ func (c *Client) answered(data []byte) {
 	}
 }
 
-// Start starts a replica, and claims its stage socket. When ctx ends first, nothing of it is left. The order's id, addressee
-// and time are filled in here; progress may be nil.
+// Start starts a replica and claims its stage socket. If ctx ends first, nothing of the replica is
+// left. Start fills in the order's id, addressee and time. progress may be nil.
 func (c *Client) Start(ctx context.Context, o Order, progress func(Phase)) (Started, error) {
 	o.Kind = OrderStart
 	a, o, err := c.do(ctx, o, progress)
@@ -81,13 +83,14 @@ func (c *Client) Start(ctx context.Context, o Order, progress func(Phase)) (Star
 	return Started{PID: a.PID, Path: a.Path, Phases: a.Phases, Conn: conn}, nil
 }
 
-// Do has any other order carried out, and returns how many bytes of memory were loaded or evicted. When ctx ends first, the daemon is told to give it up.
+// Do carries out any other order, and returns how many bytes of memory were loaded or evicted. If
+// ctx ends first, the daemon is told to cancel it.
 func (c *Client) Do(ctx context.Context, o Order) (bytes int64, err error) {
 	a, _, err := c.do(ctx, o, nil)
 	return a.Bytes, err
 }
 
-// do sends an order, again and again under one id, until it is answered or ctx ends.
+// do sends an order repeatedly under one id, until it is answered or ctx ends.
 func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer, Order, error) {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
@@ -151,7 +154,7 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 	}
 }
 
-// unanswered says how far an order has come.
+// unanswered describes the progress of an order without a final answer.
 func unanswered(accepted bool, done []string, sent error) string {
 	switch {
 	case sent != nil:
@@ -164,7 +167,8 @@ func unanswered(accepted bool, done []string, sent error) string {
 	return "the daemon does not answer"
 }
 
-// cancel says that nobody waits for an order any more. If that is lost, the order's own time ends it.
+// cancel says that nobody waits for an order any more. If the message is lost, the order ends at
+// its own deadline.
 func (c *Client) cancel(o Order) {
 	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: o.To, Kind: OrderCancel, Within: time.Second, Target: o.ID})
 	if err == nil {

@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// ErrVersion says that a message is of a version of the protocol that is not understood here.
+// ErrVersion means that a message has an unsupported version of the protocol.
 var ErrVersion = errors.New("node protocol")
 
-// What messages may be at most.
+// Bounds of messages.
 const (
 	maxWithin = time.Hour // of an order
 	maxName   = 253       // bytes of a node's or replica's name
 	maxID     = 64        // bytes of an id
 )
 
-// open reads a message's version before the rest: nothing else can be relied upon.
+// open decodes a message's version first, because only that is the same in all versions.
 func open(b []byte, into any) error {
 	var v struct{ V int }
 	if err := json.Unmarshal(b, &v); err != nil {
@@ -31,7 +31,7 @@ func open(b []byte, into any) error {
 	return json.Unmarshal(b, into)
 }
 
-// DecodeInventory reads an announcement. Fields that it does not know are passed over.
+// DecodeInventory decodes an announcement. It ignores unknown fields.
 func DecodeInventory(b []byte) (Inventory, error) {
 	var inv Inventory
 	if err := open(b, &inv); err != nil {
@@ -43,7 +43,8 @@ func DecodeInventory(b []byte) (Inventory, error) {
 	return inv, nil
 }
 
-// DecodeOrder reads an order. What it does not know it refuses: an order that is carried out in part is none.
+// DecodeOrder decodes an order. It refuses unknown fields, because an order must not be carried out
+// in part.
 func DecodeOrder(b []byte) (Order, error) {
 	var o Order
 	err := open(b, &o)

@@ -21,7 +21,7 @@ import (
 
 var validOrder = Order{V: Version, ID: "A1", To: "B2", Kind: OrderStart, Within: time.Second, Replica: "r-1", Spec: json.RawMessage(`{"function":"f"}`)}
 
-// TestDecodeOrder checks what is refused, and that the message says what is wrong with it.
+// TestDecodeOrder checks which orders are refused, and that the error says why.
 func TestDecodeOrder(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(map[string]any)
@@ -69,7 +69,7 @@ func TestDecodeOrder(t *testing.T) {
 	}
 }
 
-// TestInventoryOfAnother is one with fields that are not known here: they are passed over.
+// TestInventoryOfAnother checks that unknown fields are ignored.
 func TestInventoryOfAnother(t *testing.T) {
 	inv, err := DecodeInventory([]byte(`{"v":1,"name":"n1","id":"A","colour":"red","memory":{"total":5}}`))
 	if err != nil || inv.Memory.Total != 5 {
@@ -80,7 +80,8 @@ func TestInventoryOfAnother(t *testing.T) {
 	}
 }
 
-// FuzzDecode decodes anything: nothing panics, and what is accepted means the same when it is sent on.
+// FuzzDecode checks that decoding does not panic, and that an accepted message keeps its meaning
+// when it is sent on.
 func FuzzDecode(f *testing.F) {
 	for _, v := range []any{
 		validOrder,
@@ -126,7 +127,7 @@ func again[T any](t *testing.T, b []byte, decode func([]byte) (T, error)) {
 	}
 }
 
-// TestSocketRequests asks a daemon's socket for what it has not, and by a language that it does not speak.
+// TestSocketRequests asks a daemon's socket for unknown things, and in an unknown version.
 func TestSocketRequests(t *testing.T) {
 	me, err := Identify("n1", "test")
 	if err != nil {

@@ -14,24 +14,28 @@ import (
 	"time"
 )
 
-// DirectoryConfig is what a Directory is made of. Its functions are called one at a time and must not block for long.
+// DirectoryConfig configures a Directory. Its functions are called one at a time and must not block
+// for long.
 type DirectoryConfig struct {
-	Bus   Bus
-	Boot  string // of this machine, see BootID
-	Own   string // a node's name that no daemon may have, because it is ours; empty: none
-	Codes Codes  // of daemons' errors
+	Bus  Bus
+	Boot string // of this machine, see BootID
+	// A node's name that no daemon may have, because this process has it; empty: none.
+	Own   string
+	Codes Codes // of daemons' errors
 	Log   *slog.Logger
 
-	Joined func(*Client)                // a node has come, or is back
-	Left   func(node, cause string)     // it is silent, or has said that it goes
-	Heard  func(*Client)                // it has announced itself; after Joined
-	Event  func(node string, e Event)   // each once, in order
-	Line   func(node string, line Line) // what replicas print; may be called beside the others. nil: somebody else takes that
+	Joined func(*Client)              // a node has come, or is back
+	Left   func(node, cause string)   // it is silent, or has said that it goes
+	Heard  func(*Client)              // it has announced itself; after Joined
+	Event  func(node string, e Event) // each once, in order
+	// What replicas print; may be called concurrently with the others; nil: lines are left to
+	// others.
+	Line func(node string, line Line)
 
-	Silence time.Duration // after which a node has left; 0: 2.5 s
+	Silence time.Duration // silence after which a node has left; 0: 2.5 s
 }
 
-// Directory knows the nodes whose daemons are heard.
+// Directory knows the nodes whose daemons announce themselves.
 type Directory struct {
 	cfg    DirectoryConfig
 	inbox  chan func() // what happens, for run
@@ -39,13 +43,14 @@ type Directory struct {
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 	stops  []func()
-	said   string // run's: why the latest announcement that could not be used was of no use
+	said   string // used by run only: the last fault of an announcement that was logged
 
 	mu    sync.Mutex
 	nodes map[string]*member // written by run alone
 }
 
-// member is a node that was heard. Its fields are run's, but for the client and joined, which change with Directory.mu held.
+// member is a node that was heard. Its fields belong to run, except the client and joined, which
+// change while Directory.mu is held.
 type member struct {
 	client  *Client
 	heard   time.Time
@@ -84,7 +89,7 @@ func OpenDirectory(cfg DirectoryConfig) (*Directory, error) {
 	return d, nil
 }
 
-// Close stops listening. No function of the configuration runs when it has returned.
+// Close stops listening. After it returns, no function of the configuration runs.
 func (d *Directory) Close() {
 	d.cancel()
 	for _, stop := range d.stops {
@@ -129,7 +134,8 @@ func (d *Directory) run() {
 			f()
 		case <-look.C:
 			now := time.Now()
-			late := now.Sub(last) - lookEvery // it is us who slept: what they said meanwhile comes now
+			// This process itself was stopped; messages of that time arrive now.
+			late := now.Sub(last) - lookEvery
 			last = now
 			for name, m := range d.nodes {
 				if late > lookEvery && now.Sub(m.heard) > late {
@@ -227,7 +233,7 @@ func (d *Directory) meet(name string) (*member, error) {
 	return m, nil
 }
 
-// dropAway forgets the node that has been away for longest.
+// dropAway forgets the node that has been away for the longest time.
 func (d *Directory) dropAway() bool {
 	var oldest *member
 	for _, m := range d.nodes {
@@ -245,7 +251,7 @@ func (d *Directory) dropAway() bool {
 	return true
 }
 
-// joined makes a node one of the cluster: its socket has answered.
+// joined makes a node part of the cluster after its socket has answered.
 func (d *Directory) joined(m *member) {
 	if m.joined || m.leave == nil {
 		return
@@ -287,7 +293,7 @@ func (d *Directory) told(name string, data []byte) {
 	}
 }
 
-// catchUp asks for the events that were missed.
+// catchUp asks for missed events.
 func (d *Directory) catchUp(m *member) {
 	m.asking = true
 	id, since := m.client.Inventory().ID, m.seen
@@ -313,7 +319,8 @@ func (d *Directory) catchUp(m *member) {
 	})
 }
 
-// follow takes what a node's replicas print, from its socket, until it leaves. It joins when that answers.
+// follow reads what a node's replicas print from its socket, until the node leaves. The node joins
+// when its socket answers.
 func (d *Directory) follow(m *member) {
 	ctx, cancel := context.WithCancel(d.ctx)
 	m.leave = cancel

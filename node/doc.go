@@ -1,11 +1,15 @@
-// Package node is the protocol between the process that steers a cluster and the KeysManagers of its nodes, each a daemon of
-// its own: `stagecoach keysmanager`. docs/node-protocol.md describes it for other implementations.
+// Package node is the protocol between the control process and the KeysManagers of its nodes, each
+// of which is a daemon: `stagecoach keysmanager`. docs/node-protocol.md describes it for other
+// implementations.
 //
-// A [Server] is the daemon's side. It announces an [Inventory] every second and on change, and takes orders, each carried out
-// once however often it comes, and answered by its progress and then a result. A [Directory] is the other side: it listens to
-// announcements, has a [Client] for each node that it hears, and says who has come, who has fallen silent and what runs where.
+// A [Server] is the daemon's side. It announces an [Inventory] every second and on change. It takes
+// orders, and carries each out once even if it arrives several times. It answers an order with its
+// progress and then a result. A [Directory] is the other side. It listens to announcements, has a
+// [Client] for each node, and reports which nodes have come or fallen silent, and what runs on
+// them.
 //
-// Inventories, orders, answers and events are JSON on a [Bus], which package queue has over NATS. Descriptors cannot travel
-// there: a started replica's stage socket, and the lines that replicas print, go over the daemon's unix socket. So a node is on
-// the machine of those who steer it.
+// Inventories, orders, answers and events are JSON on a [Bus], which package queue implements over
+// NATS. Descriptors cannot go over NATS, so a started replica's stage socket and the lines that
+// replicas print go over the daemon's unix socket. So a node must be on the same machine as the
+// control process.
 package node

@@ -37,9 +37,10 @@ func (s *Server) serveConn(c *net.UnixConn) {
 			return
 		}
 		err = handOver(c, reply, k.conn)
-		_ = k.conn.Close() // theirs now; else the replica sees that it has nobody
+		// The client has it now; otherwise the replica sees that its connection is closed.
+		_ = k.conn.Close()
 		if err != nil {
-			s.cfg.Log.Warn("replica's socket could not be handed over; the replica is stopped", "replica", k.replica, "error", err)
+			s.cfg.Log.Warn("failed to hand over a replica's socket; the replica is stopped", "replica", k.replica, "error", err)
 			s.end(k.replica)
 		}
 	case wantLines:
@@ -82,7 +83,7 @@ func handOver(c *net.UnixConn, reply socketReply, conn *net.UnixConn) error {
 	return failed
 }
 
-// serveLines sends lines until the other side, or its successor, ends that.
+// serveLines sends lines until the other side or a new follower ends that.
 func (s *Server) serveLines(c *net.UnixConn, reply socketReply) {
 	if json.NewEncoder(c).Encode(reply) != nil {
 		return
@@ -121,7 +122,7 @@ func (s *Server) serveLines(c *net.UnixConn, reply socketReply) {
 	}
 }
 
-// follow makes c the one connection that gets lines.
+// follow makes c the only connection that gets lines.
 func (s *Server) follow(c *net.UnixConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -24,7 +24,7 @@ func Identify(name, version string) (Identity, error) {
 	}, nil
 }
 
-// BootID tells this machine, since its last start, from all others.
+// BootID identifies this machine since its last start.
 func BootID() (string, error) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -33,7 +33,8 @@ func BootID() (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// before says whose the name is when two daemons have it: the one that started first, or has the lower id.
+// before reports which of two daemons keeps a name: the one that started first, or has the lower
+// id.
 func (i Identity) before(other Identity) bool {
 	return cmp.Or(i.Started.Compare(other.Started), cmp.Compare(i.ID, other.ID)) < 0
 }

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// Line is a line that a replica or zygote has printed; or, with Lost, says that so many are missing here.
+// Line is a line that a replica or zygote has printed. If Lost is set, so many lines are missing
+// here.
 type Line struct {
 	At       time.Time `json:"at,omitzero"`
 	Function string    `json:"function,omitempty"`
@@ -15,7 +16,7 @@ type Line struct {
 	Lost     uint64    `json:"lost,omitempty"`
 }
 
-// Bounds of the lines that wait for who takes them.
+// Bounds of the lines that wait to be read.
 const (
 	outboxLines = 16 << 10
 	outboxBytes = 4 << 20
@@ -34,7 +35,7 @@ type outbox struct {
 
 func newOutbox() outbox { return outbox{wake: make(chan struct{}, 1)} }
 
-// add appends a line, or counts it when there is no room.
+// add appends a line, or counts it as lost if there is no room.
 func (o *outbox) add(l Line) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -57,7 +58,7 @@ func (o *outbox) rouse() {
 	}
 }
 
-// mark says in place how many lines are missing, with o.mu held.
+// mark records in place how many lines are missing. The caller holds o.mu.
 func (o *outbox) mark() {
 	if o.lost > 0 {
 		o.lines = append(o.lines, Line{Lost: o.lost})
@@ -65,7 +66,7 @@ func (o *outbox) mark() {
 	}
 }
 
-// take returns all that waits.
+// take removes and returns all waiting lines.
 func (o *outbox) take() []Line {
 	o.mu.Lock()
 	defer o.mu.Unlock()

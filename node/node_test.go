@@ -19,7 +19,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/node"
 )
 
-// TestStart starts a replica: its socket comes over and works, its phases are told as they end, and its announcement follows.
+// TestStart starts a replica. Its socket must arrive and work, its phases must be reported as they
+// end, and an announcement must follow.
 func TestStart(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch()
@@ -90,7 +91,7 @@ func (r repeater) Send(name, kind, reply string, data []byte) error {
 	return r.Bus.Send(name, kind, reply, data)
 }
 
-// TestOnce sends orders several times: each is carried out once and answered each time.
+// TestOnce sends orders several times. Each must be carried out once and answered each time.
 func TestOnce(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
@@ -117,8 +118,8 @@ func TestOnce(t *testing.T) {
 	}
 }
 
-// TestThousandAtOnce has a thousand starts under way at the same time: each is carried out once and hands its socket over, other
-// orders get through meanwhile, and no descriptor is left.
+// TestThousandAtOnce runs a thousand starts concurrently. Each must be carried out once and hand
+// over its socket. Other orders must get through meanwhile, and no descriptor may be left.
 func TestThousandAtOnce(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
@@ -174,7 +175,8 @@ func descriptors(t *testing.T) int {
 	return len(all)
 }
 
-// TestStartGivenUp lets the time of a start end: while it runs, and after it has ended unheard. Nothing is left either way.
+// TestStartGivenUp lets a start expire, while it runs and after it has ended with its answers lost.
+// Nothing may be left.
 func TestStartGivenUp(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
@@ -195,7 +197,7 @@ func TestStartGivenUp(t *testing.T) {
 	w.until(t, "nothing to be left", func() bool { return len(w.running) == 0 })
 }
 
-// deaf hears no answers that are done.
+// deaf loses all final answers.
 type deaf struct{ node.Bus }
 
 func (d deaf) Listen(name, kind string, f func(node, reply string, data []byte)) (func(), error) {
@@ -206,7 +208,8 @@ func (d deaf) Listen(name, kind string, f func(node, reply string, data []byte))
 	})
 }
 
-// TestUnclaimed has nobody take a started replica's socket: after a while, or when its order is given up, the replica is stopped.
+// TestUnclaimed checks that a started replica whose socket nobody claims is stopped, after a while
+// or when its order is canceled.
 func TestUnclaimed(t *testing.T) {
 	for name, giveUp := range map[string]bool{"forgotten": false, "given up": true} {
 		t.Run(name, func(t *testing.T) {
@@ -240,7 +243,7 @@ func TestUnclaimed(t *testing.T) {
 	}
 }
 
-// TestEvents tells events while nobody listens: they come in order, each once, when somebody does.
+// TestEvents reports events while nobody listens. A later listener must get each once, in order.
 func TestEvents(t *testing.T) {
 	b := startBroker(t)
 	d := b.join("n1", newWorker())
@@ -264,8 +267,8 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestOutage takes NATS away and brings it back: a replica's socket works meanwhile, orders say why they are not carried out,
-// and what has happened is told afterwards.
+// TestOutage stops NATS and starts it again. Meanwhile, a replica's socket must work, and orders
+// must say why they fail. Afterwards, missed events must arrive.
 func TestOutage(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
@@ -305,7 +308,7 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// TestSilence has a daemon fall silent without its end being seen, and return.
+// TestSilence has a daemon fall silent without a goodbye, and return.
 func TestSilence(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Silence = 500 * time.Millisecond })
@@ -345,7 +348,7 @@ func (m *muted) Send(name, kind, reply string, data []byte) error {
 	return m.Bus.Send(name, kind, reply, data)
 }
 
-// TestTaken gives two daemons one name: one after the other, both at a time.
+// TestTaken gives two daemons one name, one after the other and at the same time.
 func TestTaken(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch()
@@ -366,7 +369,8 @@ func TestTaken(t *testing.T) {
 	}
 }
 
-// TestTakenAtOnce has both not hear each other's question: who started later gives up when it hears the other's announcements.
+// TestTakenAtOnce lets both daemons miss the other's question. The one that started later must give
+// up when it hears the other's announcements.
 func TestTakenAtOnce(t *testing.T) {
 	b := startBroker(t)
 	early := time.Now().Add(-time.Minute)
@@ -423,7 +427,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestRestart ends a daemon without a word and starts another of its name: it takes over what runs, under the same node.
+// TestRestart kills a daemon and starts another with its name, which must take over the running
+// replicas under the same node.
 func TestRestart(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Silence = time.Minute })
@@ -454,7 +459,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestLines prints more than anyone can take, and what is lost is said in place.
+// TestLines prints more than anyone can read, and checks that lost lines are reported in place.
 func TestLines(t *testing.T) {
 	b := startBroker(t)
 	d := b.join("n1", newWorker())
@@ -494,7 +499,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestSocketIsPrivate checks the socket's permissions, also of one whose path is too long for the kernel.
+// TestSocketIsPrivate checks the socket's permissions, also of one whose path is too long for the
+// kernel.
 func TestSocketIsPrivate(t *testing.T) {
 	b := startBroker(t)
 	path := t.TempDir() + "/" + strings.Repeat("long", 30) + "/run/node.sock"

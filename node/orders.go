@@ -39,7 +39,7 @@ func (s *Server) receive(reply string, data []byte) {
 	s.answer(reply, done)
 }
 
-// accept carries an order out, unless it has been or is being carried out already.
+// accept carries an order out, unless it has been or is being carried out.
 func (s *Server) accept(reply string, o Order) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +124,8 @@ func (s *Server) answer(reply string, a Answer) {
 	_ = s.send(reply, a) // who waits for it asks again
 }
 
-// giveUp ends an order that nobody waits for, and what it has started if nobody has claimed that.
+// giveUp ends an order that nobody waits for, and stops what it has started if nobody has claimed
+// that.
 func (s *Server) giveUp(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,7 +147,7 @@ func (s *Server) giveUp(id string) {
 	}
 }
 
-// expire ends a replica whose socket nobody has claimed in time.
+// expire stops a replica whose socket nobody has claimed in time.
 func (s *Server) expire(k *kept) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +157,7 @@ func (s *Server) expire(k *kept) {
 	}
 }
 
-// dropKept ends a replica whose socket nobody has claimed, with s.mu held.
+// dropKept stops a replica whose socket nobody has claimed. The caller holds s.mu.
 func (s *Server) dropKept(k *kept) {
 	k.timer.Stop()
 	delete(s.kept, k.replica)
@@ -178,7 +179,7 @@ func (s *Server) end(replica string) {
 	s.Changed()
 }
 
-// claimed hands a started replica's socket out, once.
+// claimed hands out a started replica's socket, once.
 func (s *Server) claimed(replica, order string) (*kept, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

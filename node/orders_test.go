@@ -19,7 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stubborn is a worker whose starts end when they are let, whatever their context says, and succeed.
+// stubborn is a worker whose starts end only when released, whatever their context says, and
+// succeed.
 type stubborn struct {
 	let chan struct{}
 
@@ -43,7 +44,8 @@ func (w *stubborn) done() []string {
 func (w *stubborn) Start(_ context.Context, o Order, _ func(Phase)) (Started, error) {
 	w.note("start " + o.Replica)
 	<-w.let
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // deadlines need the last
+	// deadlines need the last.
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return Started{}, err
 	}
@@ -140,7 +142,8 @@ func (b *bare) start(id, replica string) Order {
 	return Order{ID: id, To: b.cfg.Me.ID, Kind: OrderStart, Replica: replica, Spec: json.RawMessage(`{}`)}
 }
 
-// TestAgain gives an order again while it is carried out and afterwards: it is answered, and not carried out again.
+// TestAgain repeats an order while it is carried out and afterwards. It must be answered, but not
+// carried out again.
 func TestAgain(t *testing.T) {
 	b := newBare(t)
 	o := b.start("A", "r-1")
@@ -158,7 +161,8 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// TestTooMany gives an order while as many as may be are under way: it is refused with the bound, and carried out once there is room.
+// TestTooMany sends an order while the largest number of orders runs. It must be refused with the
+// bound, and carried out once there is room.
 func TestTooMany(t *testing.T) {
 	b := newBare(t)
 	b.free()
@@ -184,7 +188,7 @@ func TestTooMany(t *testing.T) {
 	}
 }
 
-// TestOfAnotherDaemon gives an order for a daemon that is no more.
+// TestOfAnotherDaemon sends an order for a daemon that no longer exists.
 func TestOfAnotherDaemon(t *testing.T) {
 	b := newBare(t)
 	o := b.start("A", "r-1")
@@ -195,8 +199,8 @@ func TestOfAnotherDaemon(t *testing.T) {
 	}
 }
 
-// TestCancelled cancels a start that succeeds all the same, one that has ended unclaimed, and one that comes only then. No
-// replica is left of any.
+// TestCancelled cancels a start that succeeds all the same, one that has ended unclaimed, and one
+// that arrives only afterwards. No replica may be left.
 func TestCancelled(t *testing.T) {
 	for name, tc := range map[string]struct {
 		do   func(b *bare)
@@ -245,7 +249,8 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// TestCloseUnclaimed closes a server with a replica whose socket nobody has claimed: the replica sees that it is alone.
+// TestCloseUnclaimed closes a server with an unclaimed replica, which must see that its connection
+// is closed.
 func TestCloseUnclaimed(t *testing.T) {
 	b := newBare(t)
 	b.free()

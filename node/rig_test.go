@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// limit bounds waits: a test that works needs a fraction of it, also on a busy machine.
+// limit bounds waits. Tests normally need a fraction of it.
 const limit = time.Minute
 
 // errFull is an error that both sides know.
@@ -33,7 +33,8 @@ var errFull = errors.New("full")
 
 var codes = node.Codes{node.CodeUnsupported: errors.ErrUnsupported, node.CodeNoRoom: errFull}
 
-// worker is a KeysManager whose replicas are pipes: what it was asked, and what runs.
+// worker is a fake KeysManager whose replicas are pipes. It records what it was asked, and what
+// runs.
 type worker struct {
 	mu      sync.Mutex
 	orders  []node.Order
@@ -244,7 +245,7 @@ func (d *daemon) end(t *testing.T) error {
 	}
 }
 
-// cluster is who listens to nodes, and what it was told, in order.
+// cluster listens to nodes and records what it was told, in order.
 type cluster struct {
 	*node.Directory
 	t *testing.T
@@ -304,14 +305,14 @@ func (c *cluster) note(s string) {
 	c.changed = make(chan struct{})
 }
 
-// mark is where what is told from now on begins.
+// mark returns the position of the next record.
 func (c *cluster) mark() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.told)
 }
 
-// until waits until something that begins so was told since a mark, and returns it.
+// until waits for a record since a mark that begins with a text, and returns it.
 func (c *cluster) until(since int, begins string) string {
 	c.t.Helper()
 	deadline := time.After(limit)
@@ -338,7 +339,7 @@ func (c *cluster) node(name string) *node.Client {
 	return c.clients[name]
 }
 
-// alive tells whether a stage socket's far end is held, by what goes through.
+// alive checks that data passes between both ends of a stage socket.
 func alive(t *testing.T, near *net.UnixConn, far *os.File) {
 	t.Helper()
 	if _, err := far.WriteString("hello"); err != nil {

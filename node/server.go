@@ -15,15 +15,18 @@ import (
 
 // Worker is the KeysManager that a [Server] serves.
 type Worker interface {
-	// Start starts a replica, with nothing left of it when ctx ends first; progress is told of each phase that has ended.
+	// Start starts a replica. If ctx ends first, nothing of it may be left. progress is called for
+	// each phase that has ended.
 	Start(ctx context.Context, o Order, progress func(Phase)) (Started, error)
-	// Do carries out an order of any other kind. What it returns is how many bytes of memory were loaded or evicted.
+	// Do carries out an order of any other kind. It returns how many bytes of memory were loaded or
+	// evicted.
 	Do(ctx context.Context, o Order) (int64, error)
-	// Inventory returns what the node has. Who it is the server adds.
+	// Inventory returns what the node has. The server adds its identity.
 	Inventory() Inventory
 }
 
-// Started is a replica's process. Conn is the near end of its stage socket, the taker's to close.
+// Started is a replica's process. Conn is the near end of its stage socket, which the receiver
+// closes.
 type Started struct {
 	PID    int
 	Path   string // fork, forkheap, map, cold, process
@@ -31,17 +34,17 @@ type Started struct {
 	Conn   *net.UnixConn
 }
 
-// ServerConfig is what a Server is made of.
+// ServerConfig configures a Server.
 type ServerConfig struct {
 	Me     Identity // see Identify
 	Bus    Bus
 	Worker Worker
 	Codes  Codes  // of the Worker's errors
-	Socket string // path of the unix socket; its folder is made, and becomes nobody else's
+	Socket string // path of the unix socket; its folder is created, for this user only
 	Log    *slog.Logger
 
 	Announce  time.Duration // between announcements when nothing changes; 0: a second
-	Unclaimed time.Duration // that a started replica's socket is kept for who ordered it; 0: a minute
+	Unclaimed time.Duration // how long a started replica's socket waits to be claimed; 0: a minute
 }
 
 // Bounds of what a Server keeps.
@@ -55,7 +58,7 @@ const (
 // Errors of Run that callers may want to tell apart.
 var (
 	ErrTaken   = errors.New("node: another daemon has this name")
-	ErrRefused = errors.New("node: refused by who steers the cluster")
+	ErrRefused = errors.New("node: refused by the control process")
 )
 
 // Server is the daemon's side of the protocol. Its methods are safe for concurrent use.
@@ -124,8 +127,8 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	return s, nil
 }
 
-// Close cancels the orders under way, closes what nobody has claimed and returns when nothing of the server runs any more.
-// What the orders have started is the Worker's.
+// Close cancels the running orders, closes unclaimed sockets, and returns when nothing of the
+// server runs any more. The Worker keeps what the orders have started.
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true
@@ -149,7 +152,7 @@ func (s *Server) Changed() {
 	}
 }
 
-// Leave announces that the node takes no replicas any more and that those that it has are to be drained.
+// Leave announces that the node takes no more replicas, and that its replicas must be drained.
 func (s *Server) Leave() {
 	s.mu.Lock()
 	s.leaving = true
@@ -157,10 +160,11 @@ func (s *Server) Leave() {
 	s.Changed()
 }
 
-// Line takes a line that a replica or zygote has printed. It does not block: what nobody takes in time is dropped and counted.
+// Line takes a line that a replica or zygote has printed. It does not block. Lines that nobody
+// reads in time are dropped and counted.
 func (s *Server) Line(l Line) { s.out.add(l) }
 
-// Tell numbers an event and sends it to whoever listens. Those who do not can ask for it later.
+// Tell numbers an event and sends it to listeners. Others can ask for it later.
 func (s *Server) Tell(e Event) {
 	s.mu.Lock()
 	s.number++
@@ -186,11 +190,12 @@ func (s *Server) since(number uint64) []Event {
 	return nil
 }
 
-// send encodes and sends a message. An error is nothing to act upon: whatever matters comes again.
+// send encodes and sends a message. Its error can be ignored, because everything important is sent
+// again.
 func (s *Server) send(kind string, message any) error {
 	b, err := json.Marshal(message)
 	if err != nil {
-		s.cfg.Log.Error("message cannot be encoded", "node", s.cfg.Me.Name, "kind", kind, "error", err)
+		s.cfg.Log.Error("failed to encode a message", "node", s.cfg.Me.Name, "kind", kind, "error", err)
 		return err
 	}
 	return s.cfg.Bus.Send(s.cfg.Me.Name, kind, "", b)

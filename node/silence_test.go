@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// table is a Bus within a process: what is sent is handled when Send returns.
+// table is a Bus within a process. A message has been handled when Send returns.
 type table struct {
 	mu  sync.Mutex
 	all map[string][]func(node, reply string, data []byte)
@@ -36,8 +36,9 @@ func (b *table) Listen(name, kind string, f func(node, reply string, data []byte
 	return func() {}, nil
 }
 
-// TestSilentWithinThreeSeconds measures, in the time of a bubble, how long a node that falls silent is still thought to be there;
-// a pause of a bit more than two seconds is none; and what we have slept ourselves is not its silence.
+// TestSilentWithinThreeSeconds measures in virtual time how long a silent node still counts as
+// present. A pause of slightly more than two seconds must not count as silence, nor must a pause of
+// this process itself.
 func TestSilentWithinThreeSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bus := &table{all: map[string][]func(string, string, []byte){}}
@@ -82,8 +83,8 @@ func TestSilentWithinThreeSeconds(t *testing.T) {
 	})
 }
 
-// TestSleep has the listener itself stand still, as with a laptop that sleeps: no node has left when it wakes up, and one that
-// falls silent then is found as soon as ever.
+// TestSleep stops the listener itself, as when a laptop sleeps. When it wakes up, no node may have
+// left, and a node that falls silent then must be found as fast as ever.
 func TestSleep(t *testing.T) {
 	for range 8 { // what comes first on waking up is chance
 		synctest.Test(t, func(t *testing.T) {
@@ -133,8 +134,10 @@ func TestSleep(t *testing.T) {
 	}
 }
 
-// TestManyNames has more nodes come and go than are kept: the next can still join, unless all of them are there.
-func TestManyNames(t *testing.T) { synctest.Test(t, testManyNames) } // in virtual time: nobody falls silent on a busy machine
+// TestManyNames lets more nodes come and go than are kept. The next one must be able to join,
+// unless all of them are present. It runs in virtual time, so that nobody falls silent on a busy
+// machine.
+func TestManyNames(t *testing.T) { synctest.Test(t, testManyNames) }
 
 func testManyNames(t *testing.T) {
 	bus := &table{all: map[string][]func(string, string, []byte){}}
@@ -176,7 +179,7 @@ func testManyNames(t *testing.T) {
 	}
 }
 
-// TestKnown says who may ask a daemon for a replica's socket.
+// TestKnown checks who may ask a daemon for a replica's socket.
 func TestKnown(t *testing.T) {
 	for _, tc := range []struct {
 		peer, me uint32

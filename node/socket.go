@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is asked for on a daemon's unix socket: a line of JSON, answered by one, with a descriptor beside it or lines after it.
+// Requests on a daemon's unix socket. Each is one line of JSON, answered by one line, with a
+// descriptor beside it or lines after it.
 const (
 	wantSocket = "socket" // the stage socket of Replica, as Order has started it
 	wantLines  = "lines"  // all lines from now on; who asked before is cut off
@@ -133,7 +134,7 @@ func (s *socket) close() {
 	_ = os.Remove(s.path)
 }
 
-// shorten returns a path that is short enough for a socket, until done is called.
+// shorten returns a short form of path for a socket, which is valid until done is called.
 func shorten(path string) (short string, done func(), err error) {
 	const most = 100 // sun_path has 108
 	if len(path) <= most {
@@ -146,7 +147,7 @@ func shorten(path string) (short string, done func(), err error) {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)), func() { _ = dir.Close() }, nil
 }
 
-// knownPeer returns an error unless the process at the other end is of this user, or root.
+// knownPeer returns an error unless the process at the other end belongs to this user or root.
 func knownPeer(c *net.UnixConn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -163,7 +164,7 @@ func knownPeer(c *net.UnixConn) error {
 	return known(*cred, uint32(os.Geteuid()))
 }
 
-// known returns an error unless a process is one of the user uid, or of root.
+// known returns an error unless a process belongs to the user uid or to root.
 func known(cred unix.Ucred, uid uint32) error {
 	if cred.Uid != uid && cred.Uid != 0 {
 		return fmt.Errorf("process %d of user %d, want one of user %d, or root: run up and the KeysManagers as the same user", cred.Pid, cred.Uid, uid)

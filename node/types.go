@@ -11,26 +11,29 @@ import (
 // Version is that of all messages of this protocol.
 const Version = 1
 
-// Identity says which daemon is meant: a name is one node's, an id one daemon's, from its start to its end.
+// Identity identifies a daemon. The name belongs to a node. The id belongs to one run of the
+// daemon.
 type Identity struct {
-	Name    string    `json:"name"`
-	ID      string    `json:"id"`      // of this run of the daemon
-	Host    string    `json:"host"`    // its host's name
-	Boot    string    `json:"boot"`    // the machine's boot id: who shares it is on the same machine
+	Name string `json:"name"`
+	ID   string `json:"id"`   // of this run of the daemon
+	Host string `json:"host"` // its host's name
+	// boot id of the machine; nodes with the same one are on the same machine.
+	Boot    string    `json:"boot"`
 	PID     int       `json:"pid"`     // of the daemon
 	Version string    `json:"version"` // of the program
 	Started time.Time `json:"started"`
 }
 
-// Inventory is all that a node is and has. Slices are sorted by function, then digest or name.
+// Inventory is the complete state of a node. Slices are sorted by function, then digest or name.
 type Inventory struct {
 	V int `json:"v"`
 	Identity
 	Embedded bool   `json:"embedded,omitempty"` // it is part of `stagecoach up`, and no daemon
 	Socket   string `json:"socket,omitempty"`   // path of the daemon's unix socket
-	Leaving  bool   `json:"leaving,omitempty"`  // it takes no orders to start; who has replicas there drains them
-	Gone     bool   `json:"gone,omitempty"`     // its last one
-	Events   uint64 `json:"events"`             // the number of the latest event
+	// It takes no orders to start; its replicas are to be drained.
+	Leaving bool   `json:"leaving,omitempty"`
+	Gone    bool   `json:"gone,omitempty"` // its last one
+	Events  uint64 `json:"events"`         // the number of the latest event
 
 	Memory     Memory    `json:"memory"`
 	CPU        CPU       `json:"cpu"`
@@ -44,11 +47,11 @@ type Inventory struct {
 
 // Memory is in bytes.
 type Memory struct {
-	Bound     string `json:"bound"`     // what leaves least: --memory, cgroup or machine
-	Total     int64  `json:"total"`     // of that
+	Bound     string `json:"bound"`     // the tightest bound: --memory, cgroup or machine
+	Total     int64  `json:"total"`     // that bound
 	Used      int64  `json:"used"`      // of it, now
-	Threshold int64  `json:"threshold"` // of it, above which idle zygotes are evicted
-	Free      int64  `json:"free"`      // that a load finds without an eviction
+	Threshold int64  `json:"threshold"` // part of Total above which idle zygotes are evicted
+	Free      int64  `json:"free"`      // room for a load without an eviction
 }
 
 // CPU is in thousandths of a core.
@@ -59,21 +62,25 @@ type CPU struct {
 
 // Device is an accelerator, or a part of one (MIG).
 type Device struct {
-	UUID        string  `json:"uuid"`
-	Index       string  `json:"index"`                 // of the GPU on the machine, such as 2; of a part GPU:PART, such as 2:0
-	Name        string  `json:"name"`                  // of a part, with its profile
-	Memory      int64   `json:"memory"`                // bytes
-	Used        int64   `json:"used"`                  // bytes, by all processes of the machine
-	Reserved    int64   `json:"reserved"`              // bytes, promised to replicas
-	Parked      int64   `json:"parked,omitempty"`      // bytes of Free that parked children take, and give back when they are wanted
+	UUID string `json:"uuid"`
+	// Of the GPU on the machine, such as 2; of a part GPU:PART, such as 2:0.
+	Index    string `json:"index"`
+	Name     string `json:"name"`     // of a part, with its profile
+	Memory   int64  `json:"memory"`   // bytes
+	Used     int64  `json:"used"`     // bytes, by all processes of the machine
+	Reserved int64  `json:"reserved"` // bytes, promised to replicas
+	// Bytes of Free that parked children use and release when needed.
+	Parked      int64   `json:"parked,omitempty"`
 	Free        int64   `json:"free"`                  // bytes that may still be promised
 	Utilisation float64 `json:"utilisation"`           // 0 to 1; negative: unknown
 	Temperature int     `json:"temperature,omitempty"` // degrees Celsius; 0: unknown, as of a part
-	Power       float64 `json:"power,omitempty"`       // watts that it draws; 0: unknown, as of a part
-	Healthy     bool    `json:"healthy"`
-	Cause       string  `json:"cause,omitempty"` // why it is not healthy
+	// watts that it draws; 0: unknown, as of a part.
+	Power   float64 `json:"power,omitempty"`
+	Healthy bool    `json:"healthy"`
+	Cause   string  `json:"cause,omitempty"` // why it is not healthy
 
-	ParkedFor []string `json:"parkedFor,omitempty"` // whose children are parked on it, by function, sorted
+	// Functions whose children are parked on it, sorted.
+	ParkedFor []string `json:"parkedFor,omitempty"`
 }
 
 // The states of a [Zygote].
@@ -99,13 +106,15 @@ type Zygote struct {
 	LastUsed  time.Time     `json:"lastUsed,omitzero"`
 	Usage     *Usage        `json:"usage,omitempty"` // nil: not measured
 
-	Worker string `json:"worker,omitempty"` // its name, of a worker, which keeps no parameters but those of its replicas
+	// name of the worker, which keeps no parameters but those of its replicas.
+	Worker string `json:"worker,omitempty"`
 	Device string `json:"device,omitempty"` // of that
 
-	Generation uint64 `json:"generation,omitempty"` // how often the parameters have been invalidated
+	Generation uint64 `json:"generation,omitempty"` // how often the parameters were invalidated
 }
 
-// Failure is a zygote that did not load or that ended, and is loaded again at the next order after Retry.
+// Failure is a zygote that did not load or that ended. It is loaded again at the next order after
+// Retry.
 type Failure struct {
 	Function string    `json:"function"`
 	Digest   string    `json:"digest"`
@@ -140,7 +149,7 @@ type Phase struct {
 	Took time.Duration `json:"took"` // nanoseconds
 }
 
-// Counts are of what happened since the daemon's start.
+// Counts counts what happened since the daemon's start.
 type Counts struct {
 	Hits      uint64 `json:"hits"` // starts that found their zygote
 	Misses    uint64 `json:"misses"`
@@ -150,9 +159,10 @@ type Counts struct {
 	Evicted Evicted `json:"evicted"`
 }
 
-// Evicted counts zygotes that were ended, by reason.
+// Evicted counts ended zygotes by reason.
 type Evicted struct {
-	Memory      uint64 `json:"memory"`      // to make room for another, or because the node's processes took too much
+	// To make room for another one, or because the node's processes used too much.
+	Memory      uint64 `json:"memory"`
 	Pressure    uint64 `json:"pressure"`    // because the machine or the cgroup was short of memory
 	Invalidated uint64 `json:"invalidated"` // by an order, a redeploy or a removal
 	Asked       uint64 `json:"asked"`       // by an order to evict
@@ -174,11 +184,13 @@ const (
 	OrderRefuse     = "refuse"     // Cause: why the node cannot be used; its daemon ends
 )
 
-// Order asks a node for something. One that comes again under its id is not carried out again.
+// Order asks a node to do something. An order that arrives again under its id is not carried out
+// again.
 type Order struct {
-	V      int           `json:"v"`
-	ID     string        `json:"id"`
-	To     string        `json:"to,omitempty"` // the daemon's id; an order for an earlier one is refused. Not of OrderWho
+	V  int    `json:"v"`
+	ID string `json:"id"`
+	// The daemon's id; an order for an earlier one is refused. Not set in OrderWho.
+	To     string        `json:"to,omitempty"`
 	Kind   string        `json:"kind"`
 	Within time.Duration `json:"within"` // nanoseconds left to carry it out
 
@@ -201,17 +213,18 @@ type Wanted struct {
 	Key  bool            `json:"key,omitempty"`
 }
 
-// Answer is of an order: progress, any number of times, and then one that is Done.
+// Answer is an answer to an order: progress any number of times, then one that is Done.
 type Answer struct {
-	V     int      `json:"v"`
-	ID    string   `json:"id"` // of the order
-	Done  bool     `json:"done"`
-	From  Identity `json:"from"`
-	Phase *Phase   `json:"phase,omitempty"` // that has ended; nil in the first answer, which says that the order has come
+	V    int      `json:"v"`
+	ID   string   `json:"id"` // of the order
+	Done bool     `json:"done"`
+	From Identity `json:"from"`
+	// A phase that has ended; nil in the first answer, which confirms the order.
+	Phase *Phase `json:"phase,omitempty"`
 
-	// Of the last one:
+	// Fields of the last answer:
 	Error  string  `json:"error,omitempty"`
-	Code   string  `json:"code,omitempty"` // of an Error that callers may want to tell apart, such as CodeUnsupported
+	Code   string  `json:"code,omitempty"` // kind of Error, such as CodeUnsupported
 	PID    int     `json:"pid,omitempty"`
 	Path   string  `json:"path,omitempty"`
 	Phases []Phase `json:"phases,omitempty"`
@@ -228,8 +241,8 @@ const (
 	CodeNotCached   = "notCached"   // they are not in its memory
 )
 
-// Codes has the errors of both sides' own by code: a daemon answers one of them with its code, and to callers of [Client] an answer
-// with a code is that error.
+// Codes maps codes to the errors of both sides. A daemon answers one of these errors with its code.
+// For callers of [Client], an answer with a code wraps that error.
 type Codes map[string]error
 
 // of returns the code of an error; empty: it has none.
@@ -257,7 +270,8 @@ const (
 	EventEvict = "evict" // a zygote was ended for want of memory: Function, Bytes
 )
 
-// Event is something that a node tells unasked. Events are numbered from 1 on, so that one that is missed can be asked for.
+// Event is something that a node reports without being asked. Events are numbered from 1, so that
+// missed ones can be requested.
 type Event struct {
 	V        int       `json:"v"`
 	ID       string    `json:"id"` // the daemon's

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// String says which function and annotation is at fault, what was got and what is wanted.
+// String returns the function and annotation at fault, what was got, and what is wanted.
 func (f Fault) String() string {
 	var where []string
 	if f.Function != "" {
@@ -22,11 +22,11 @@ func (f Fault) String() string {
 	return fmt.Sprintf("%s: got %s, want %s", strings.Join(where, ", "), f.Got, f.Want)
 }
 
-// Assemble returns the pipelines that the functions form, sorted by namespace and name. The order of fns does not matter.
-// Functions that are variants of another are not stages of their own.
+// Assemble returns the pipelines that the functions form, sorted by namespace and name. The order
+// of fns does not matter. A variant of another function is not a separate stage.
 func Assemble(fns []Function) []Pipeline {
 	byNamespace := map[string]map[string]Function{}
-	members := map[Key][]Function{} // by key of the pipeline
+	members := map[Key][]Function{} // by the pipeline's key
 	for _, f := range fns {
 		if byNamespace[f.Namespace] == nil {
 			byNamespace[f.Namespace] = map[string]Function{}
@@ -58,7 +58,8 @@ func assemble(name, namespace string, fns []Function, deployed map[string]Functi
 		a.at[f.Name] = i
 	}
 	namesake, taken := deployed[name]
-	if taken && !namesake.StageOf(name) { // stored by an earlier version: a deploy refuses it
+	// stored by an earlier version; a deploy would refuse it.
+	if taken && !namesake.StageOf(name) {
 		a.fault(fns[0].Name, "pipeline", fmt.Sprintf("%q, which is a function's name too", name), "a pipeline's name that no function of the namespace has")
 	}
 	a.connect(deployed)
@@ -74,7 +75,7 @@ func assemble(name, namespace string, fns []Function, deployed map[string]Functi
 
 type assembly struct {
 	p  Pipeline
-	at map[string]int // index of each stage while they are sorted by name
+	at map[string]int // index of each stage, while stages are sorted by name
 }
 
 func (a *assembly) fault(function, annotation, got, want string) {
@@ -84,8 +85,8 @@ func (a *assembly) fault(function, annotation, got, want string) {
 	a.p.Faults = append(a.p.Faults, Fault{Function: function, Annotation: annotation, Got: got, Want: want})
 }
 
-// connect keeps the edges that lead to stages of this pipeline. An edge to a function that belongs to other pipelines only
-// is meant for those, as long as the edge's owner is in one of them too.
+// connect keeps the edges that lead to stages of this pipeline. It ignores an edge to a function
+// that belongs only to other pipelines, if the edge's owner is in one of them too.
 func (a *assembly) connect(deployed map[string]Function) {
 	for i := range a.p.Stages {
 		s := &a.p.Stages[i]
@@ -95,7 +96,8 @@ func (a *assembly) connect(deployed map[string]Function) {
 			switch {
 			case here:
 				s.Next = append(s.Next, e)
-				a.p.Stages[k].Prev = append(a.p.Stages[k].Prev, s.Name) // sorted, because stages are
+				// Prev is sorted, because stages are.
+				a.p.Stages[k].Prev = append(a.p.Stages[k].Prev, s.Name)
 			case !exists:
 				a.fault(s.Name, "next", fmt.Sprintf("%q, which is not deployed", e.To), "a deployed function of the same namespace")
 				a.p.Faults[len(a.p.Faults)-1].Missing = e.To
@@ -112,8 +114,8 @@ func sharePipeline(a, b Function) bool {
 	return slices.ContainsFunc(a.Pipelines, func(p string) bool { return slices.Contains(b.Pipelines, p) })
 }
 
-// findEntry takes the one stage without predecessors as the entry. Of several it is likely to be the
-// one with an SLO, or else the first by name; the others are told that nothing leads to them.
+// findEntry selects the only stage without predecessors as the entry. If there are several, it
+// selects the one with an SLO, else the first by name, and reports a fault for each other one.
 func (a *assembly) findEntry() {
 	var entries []Stage
 	for _, s := range a.p.Stages {
@@ -138,9 +140,10 @@ func (a *assembly) findEntry() {
 	}
 }
 
-// sort puts the stages in topological order, ties by name. A cycle is a fault, and then the order is by name.
+// sort puts the stages into topological order, ties by name. If there is a cycle, it reports a
+// fault and sorts by name.
 func (a *assembly) sort() {
-	left := make([]int, len(a.p.Stages)) // predecessors not yet placed
+	left := make([]int, len(a.p.Stages)) // number of predecessors not placed yet
 	for i, s := range a.p.Stages {
 		left[i] = len(s.Prev)
 	}
@@ -173,8 +176,9 @@ func (a *assembly) sort() {
 	}
 }
 
-// cycle returns the stages of a cycle, in its order and from the first by name. It goes back from a stage that could not be
-// placed: such a stage always has a predecessor that could not either.
+// cycle returns the stages of a cycle in order, beginning with the first by name. It walks back
+// from a stage that could not be placed: such a stage always has a predecessor that could not be
+// placed either.
 func (a *assembly) cycle(left []int) []string {
 	i := slices.IndexFunc(left, func(n int) bool { return n > 0 })
 	var path []string
@@ -193,7 +197,7 @@ func (a *assembly) cycle(left []int) []string {
 	return append(path[first:len(path):len(path)], path[:first]...)
 }
 
-// check looks at what single stages say about their place.
+// check reports annotations of stages that do not fit their place.
 func (a *assembly) check() {
 	for _, s := range a.p.Stages {
 		if s.SLO > 0 && s.Name != a.p.Entry && a.p.Entry != "" && len(s.Pipelines) == 1 {

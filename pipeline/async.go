@@ -8,19 +8,20 @@ import (
 	"time"
 )
 
-// Async is how async requests for a function are worked on; for a pipeline, what its entry stage says.
+// Async says how async requests for a function run. A pipeline uses that of its entry stage.
 type Async struct {
-	Concurrency int // runs at a time
-	QueueLimit  int // requests that are accepted and not done
+	Concurrency int // concurrent runs
+	QueueLimit  int // accepted requests that are not done
 	Retry       Retry
 }
 
-// Retry says which runs of an async request are repeated, and when. Names and defaults are OpenFaaS's.
+// Retry says which runs of an async request are repeated, and when. Names and defaults are
+// OpenFaaS's.
 type Retry struct {
-	Attempts int           // runs at most
-	Codes    []int         // HTTP statuses of a result that are worth another run; nil: DefaultRetryCodes
-	MinWait  time.Duration // before the second run, doubled for each further one
-	MaxWait  time.Duration // between two runs at most
+	Attempts int           // largest number of runs
+	Codes    []int         // HTTP statuses that are retried; nil: DefaultRetryCodes
+	MinWait  time.Duration // wait before the second run, doubled for each further one
+	MaxWait  time.Duration // longest wait between two runs
 }
 
 // The defaults of [Async].
@@ -32,17 +33,18 @@ const (
 	DefaultRetryMaxWait    = 2 * time.Minute
 )
 
-// DefaultRetryCodes are OpenFaaS's and 503: of a function that cannot answer now, as 429 is.
+// DefaultRetryCodes returns OpenFaaS's codes and 503, which, like 429, means that the function
+// cannot answer now.
 func DefaultRetryCodes() []int { return []int{408, 429, 500, 502, 503, 504} }
 
-// retryAnnotation starts the annotations of retries that OpenFaaS has.
+// retryAnnotation is the prefix of OpenFaaS's annotations for retries.
 const retryAnnotation = "com.openfaas.retry."
 
 func defaultAsync() Async {
 	return Async{DefaultConcurrency, DefaultAsyncQueueLimit, Retry{DefaultRetryAttempts, nil, DefaultRetryMinWait, DefaultRetryMaxWait}}
 }
 
-// retries reads com.openfaas.retry.*; those that do not exist are somebody else's and passed over.
+// retries reads com.openfaas.retry.*. It ignores unknown annotations with that prefix.
 func (p *parser) retries(r *Retry, annotations map[string]string) {
 	path := func(name string) string { return fmt.Sprintf("annotations[%q]", retryAnnotation+name) }
 	read := func(name string, f func(v string)) {
@@ -51,7 +53,8 @@ func (p *parser) retries(r *Retry, annotations map[string]string) {
 			f(v)
 		}
 	}
-	read("attempts", func(v string) { r.Attempts = max(1, p.number(v, DefaultRetryAttempts, 0, 100)) }) // 0: never again, as 1
+	// 0 means no retry, like 1.
+	read("attempts", func(v string) { r.Attempts = max(1, p.number(v, DefaultRetryAttempts, 0, 100)) })
 	read("codes", func(v string) { r.Codes = p.codes(v) })
 	read("min_wait", func(v string) { r.MinWait = p.wait(v, DefaultRetryMinWait) })
 	read("max_wait", func(v string) { r.MaxWait = p.wait(v, DefaultRetryMaxWait) })
@@ -68,7 +71,7 @@ func (p *parser) retries(r *Retry, annotations map[string]string) {
 	}
 }
 
-// codes reads a comma-separated list of HTTP statuses that are errors; an empty one: none is worth another run.
+// codes reads a comma-separated list of HTTP error statuses. An empty list disables retries.
 func (p *parser) codes(v string) []int {
 	out := []int{}
 	if strings.TrimSpace(v) == "" {

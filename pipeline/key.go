@@ -5,15 +5,17 @@ import (
 	"strings"
 )
 
-// DefaultNamespace is where a function or pipeline without a namespace lives. It is OpenFaaS's.
+// DefaultNamespace is the namespace of a function or pipeline that names none. It is OpenFaaS's.
 const DefaultNamespace = "openfaas-fn"
 
-// Key names a function or pipeline across namespaces. Old names may contain dots, namespaces may not. The zero Key names nothing.
+// Key names a function or pipeline across namespaces. Old names may contain dots; namespaces may
+// not. The zero Key names nothing.
 type Key struct{ Name, Namespace string }
 
-// Named returns the key of the function or pipeline that a user names. A namespace that the user gives beside the name always
-// wins: then text is the name, dots included. Else the last dot of text begins the namespace, and without a dot it is
-// [DefaultNamespace]. What is deployed makes no difference: the same words always mean the same function.
+// Named returns the key of the function or pipeline that a user names. If the user gives a
+// namespace separately, text is the name, dots included. Otherwise the last dot of text begins the
+// namespace, and without a dot the namespace is [DefaultNamespace]. The result does not depend on
+// what is deployed.
 func Named(text, namespace string) Key {
 	switch {
 	case namespace != "":
@@ -25,7 +27,8 @@ func Named(text, namespace string) Key {
 	}
 }
 
-// ParseKey reads what [Key.String] wrote. A text without a dot is a name without a namespace, which nothing deployed has.
+// ParseKey parses what [Key.String] returned. A text without a dot is a name without a namespace,
+// which no deployed function has.
 func ParseKey(text string) Key {
 	if i := strings.LastIndexByte(text, '.'); i >= 0 {
 		return Key{text[:i], text[i+1:]}
@@ -33,7 +36,8 @@ func ParseKey(text string) Key {
 	return Key{Name: text}
 }
 
-// String returns "name.namespace", the form in which keys are stored, sent and shown. [ParseKey] reads it.
+// String returns "name.namespace", the form in which keys are stored, sent and shown. [ParseKey]
+// reads it.
 func (k Key) String() string {
 	if k.Namespace == "" && !strings.Contains(k.Name, ".") {
 		return k.Name
@@ -41,7 +45,8 @@ func (k Key) String() string {
 	return k.Name + "." + k.Namespace
 }
 
-// Short returns the shortest text that [Named] reads as k without a namespace beside it: the name alone in the default namespace.
+// Short returns the shortest text that [Named] turns into k without a separate namespace. In the
+// default namespace, it is the name alone.
 func (k Key) Short() string {
 	if Named(k.Name, "") == k {
 		return k.Name
@@ -52,10 +57,10 @@ func (k Key) Short() string {
 // Compare orders keys as their texts are ordered.
 func (k Key) Compare(other Key) int { return cmp.Compare(k.String(), other.String()) }
 
-// MarshalText writes [Key.String].
+// MarshalText returns [Key.String] as bytes.
 func (k Key) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-// UnmarshalText reads what MarshalText wrote.
+// UnmarshalText parses the result of MarshalText.
 func (k *Key) UnmarshalText(text []byte) error {
 	*k = ParseKey(string(text))
 	return nil

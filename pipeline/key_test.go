@@ -53,7 +53,7 @@ func TestNamed(t *testing.T) {
 			t.Errorf("%#v is %q in short, want %q", got, got.Short(), tc.short)
 		}
 	}
-	// No namespace has a dot: this is not a.b of c.
+	// A namespace has no dot, so this is not a.b of namespace c.
 	if k := Named("a", "b.c"); k == Named("a.b", "c") {
 		t.Errorf("a of b.c is %#v", k)
 	}

@@ -12,17 +12,17 @@ import (
 	"time"
 )
 
-// FieldError says what is wrong with one field of a function's declaration.
+// FieldError describes a fault in one field of a function's declaration.
 type FieldError struct {
-	Path string // such as annotations["stagecoach.dev/slo"]
+	Path string // for example annotations["stagecoach.dev/slo"]
 	Got  string
 	Want string
 }
 
-// Error names the field, what was got and what is wanted.
+// Error returns the field, what was got and what is wanted.
 func (e *FieldError) Error() string { return fmt.Sprintf("%s: got %s, want %s", e.Path, e.Got, e.Want) }
 
-// The defaults of labels and annotations; those of scaling are OpenFaaS's.
+// Defaults of labels and annotations. Those of scaling are OpenFaaS's.
 const (
 	DefaultMin        = 1
 	DefaultMax        = 20
@@ -33,30 +33,31 @@ const (
 	DefaultProportion = 0.9
 )
 
-// scaleLabel starts the labels of scaling that OpenFaaS has.
+// scaleLabel is the prefix of OpenFaaS's labels for scaling.
 const scaleLabel = "com.openfaas.scale."
 
-// The forms of names: of new functions and pipelines as Kubernetes has them, and of those that earlier versions accepted.
+// Forms of names: Kubernetes' for new functions and pipelines, and the form that earlier versions
+// accepted.
 var (
 	nameForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	oldForm  = regexp.MustCompile(`^[-a-zA-Z_0-9.]{1,253}$`)
 )
 
-// nameWant says in words what nameForm wants.
+// nameWant describes nameForm in words.
 const nameWant = "1 to 63 lower-case letters, digits and '-', a letter or digit at both ends"
 
-// ValidName reports whether s can name a new function or pipeline.
+// ValidName reports whether s is allowed as the name of a new function or pipeline.
 func ValidName(s string) bool { return nameForm.MatchString(s) }
 
-// Parse reads what a function's labels and annotations say of it, with defaults filled in. Labels and annotations that are
-// not ours are passed over; an annotation with our prefix that does not exist is an error, because it is a misspelt one. The
-// error joins a *FieldError for each field that is wrong.
+// Parse reads a function's labels and annotations, and fills in defaults. It ignores labels and
+// annotations of other products. An unknown annotation with Stagecoach's prefix is an error,
+// because it is probably misspelt. The error joins one *FieldError per wrong field.
 func Parse(name, namespace string, labels, annotations map[string]string) (Function, error) {
 	return parse(name, namespace, labels, annotations, ValidName)
 }
 
-// ParseStored is Parse for a function that an earlier version may have stored: names may be up to 253 letters, digits, '-', '_'
-// and '.'.
+// ParseStored is Parse for a function that an earlier version may have stored. Names may have up to
+// 253 letters, digits, '-', '_' and '.'.
 func ParseStored(name, namespace string, labels, annotations map[string]string) (Function, error) {
 	return parse(name, namespace, labels, annotations, oldForm.MatchString)
 }
@@ -77,18 +78,19 @@ func parse(name, namespace string, labels, annotations map[string]string, validN
 	return f, errors.Join(p.errs...)
 }
 
-// parser collects errors; its methods read one value each and return the fallback when the value is bad.
+// parser collects errors. Each of its methods reads one value, and returns the fallback if the
+// value is bad.
 type parser struct {
-	path      string // of the value at hand
+	path      string // of the current value
 	errs      []error
-	validName func(string) bool // of functions and pipelines
+	validName func(string) bool // checks names of functions and pipelines
 }
 
 func (p *parser) fail(path, got, want string) {
 	p.errs = append(p.errs, &FieldError{path, got, want})
 }
 
-// bytes reads a size as Kubernetes writes it, in whole binary units.
+// bytes reads a size in Kubernetes' notation with binary units.
 func (p *parser) bytes(v string) int64 {
 	text := strings.TrimSpace(v)
 	for i, unit := range []string{"Ki", "Mi", "Gi", "Ti"} {
@@ -119,7 +121,7 @@ func (p *parser) boolean(v string) bool {
 	return b
 }
 
-// duration takes Go durations and, as OpenFaaS does, plain numbers of seconds.
+// duration reads a Go duration or, as OpenFaaS allows, a number of seconds.
 func (p *parser) duration(v string, fallback time.Duration) time.Duration {
 	v = strings.TrimSpace(v)
 	d, err := time.ParseDuration(v)
@@ -141,7 +143,7 @@ func (p *parser) name(v string) string {
 	return v
 }
 
-// processName reads the name of a worker process, which is no function's.
+// processName reads the name of a worker process.
 func (p *parser) processName(v string) string {
 	v = strings.TrimSpace(v)
 	if !oldForm.MatchString(v) {
@@ -150,7 +152,7 @@ func (p *parser) processName(v string) string {
 	return v
 }
 
-// names reads a comma-separated list; each name may be there once.
+// names reads a comma-separated list without duplicates.
 func (p *parser) names(v string) []string {
 	var out []string
 	for part := range strings.SplitSeq(v, ",") {
@@ -206,8 +208,8 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 				p.fail(p.path, strconv.Quote(v), "many or one: a JSON array in a request is a list of items, or one document")
 			}
 		},
-		"example": func(string) {}, // an input, for those who measure
-		"status":  func(string) {}, // what describe shows; a deploy may bring it back
+		"example": func(string) {}, // an example input for measuring
+		"status":  func(string) {}, // describe shows it, and a deploy may send it back
 	}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		field, ours := strings.CutPrefix(key, Prefix)
@@ -231,7 +233,8 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 	}
 }
 
-// process checks what goes with a worker process, which stages share on one device.
+// process checks annotations that do not go together with a worker process, whose stages share one
+// device.
 func (p *parser) process(f *Function, annotations map[string]string) {
 	path := func(name string) string { return fmt.Sprintf("annotations[%q]", Prefix+name) }
 	switch {
@@ -243,7 +246,7 @@ func (p *parser) process(f *Function, annotations map[string]string) {
 	}
 }
 
-// starts, "auto" by default, are the ways in which replicas of a function with a model can be asked to start.
+// starts lists the ways in which replicas with a model can start. "auto" is the default.
 var starts = []string{"auto", "fork", "heap", "map", "cold"}
 
 func (p *parser) accuracy(v string) float64 {
@@ -255,7 +258,7 @@ func (p *parser) accuracy(v string) float64 {
 	return a
 }
 
-// edges reads the successors. Conditions have no meaning yet, so they are refused instead of passed over.
+// edges reads the successors. Conditions are refused, because they have no meaning yet.
 func (p *parser) edges(self, v string) []Edge {
 	for part := range strings.SplitSeq(v, ",") {
 		if fields := strings.Fields(part); len(fields) > 1 && fields[1] == "if" {
@@ -302,12 +305,12 @@ func (p *parser) labels(f *Function, labels map[string]string) {
 	switch {
 	case s.Min == 0 && !s.Zero:
 		p.fail(minPath, `"0"`, fmt.Sprintf("at least 1, or %szero: \"true\" beside it", scaleLabel))
-	case s.Max < s.Min: // never by the defaults alone
+	case s.Max < s.Min: // cannot happen with the defaults alone
 		p.fail(minPath, strconv.Itoa(s.Min), fmt.Sprintf("at most %smax, which is %d", scaleLabel, s.Max))
 	}
 }
 
-// target completes a target that the owner asked for, by its type or its value, with OpenFaaS's defaults.
+// target fills in OpenFaaS's defaults if the owner declared the type or the value of a target.
 func (s *Scale) target() {
 	if s.Type == "" && s.Target == 0 {
 		s.Proportion = 0

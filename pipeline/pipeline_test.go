@@ -81,7 +81,8 @@ func TestParseNamesEachBadField(t *testing.T) {
 	}
 }
 
-// TestNames holds those of functions and pipelines against Kubernetes' labels. What earlier versions stored can still be read.
+// TestNames compares names of functions and pipelines with Kubernetes' labels. Names that earlier
+// versions stored can still be read.
 func TestNames(t *testing.T) {
 	long := strings.Repeat("a", 63)
 	for _, name := range []string{"a", "0", "a-b", "0-9", long} {
@@ -132,7 +133,7 @@ func fieldPaths(err error) []string {
 	return out
 }
 
-// stage is a function with the given successors in pipeline p.
+// stage returns a function of pipeline p with the given successors.
 func stage(t testing.TB, name, next string, more ...string) Function {
 	t.Helper()
 	a := map[string]string{Prefix + "pipeline": "p"}
@@ -170,7 +171,8 @@ func TestDeployOrderDoesNotMatter(t *testing.T) {
 	n := 0
 	permutations(fns, func(order []Function) {
 		n++
-		for k := range order { // what is deployed so far must never panic, and only the whole has no faults
+		// An incomplete deployment must never panic, and only the complete one has no faults.
+		for k := range order {
 			if ps := Assemble(order[:k]); k > 0 && len(ps) == 1 && len(ps[0].Faults) == 0 && k < len(fns) && hasDanglingEdge(order[:k]) {
 				t.Fatalf("%d of %d stages deployed with an edge to nowhere, no faults", k, len(fns))
 			}
@@ -263,8 +265,8 @@ func TestFaultsNameFunctionAndAnnotation(t *testing.T) {
 	}
 }
 
-// TestAnEntryMayBearThePipelinesName, and the order in which functions come changes nothing.
-func TestAnEntryMayBearThePipelinesName(t *testing.T) {
+// TestEntryMayHaveThePipelinesName also checks that the order of the functions does not matter.
+func TestEntryMayHaveThePipelinesName(t *testing.T) {
 	entry, other := stage(t, "p", "a", "slo", "1s"), stage(t, "a", "")
 	for _, fns := range [][]Function{{entry, other}, {other, entry}} {
 		if p := Assemble(fns)[0]; len(p.Faults) > 0 || p.Entry != "p" || len(p.Stages) != 2 {
@@ -277,7 +279,7 @@ func TestAnEntryMayBearThePipelinesName(t *testing.T) {
 	}
 }
 
-// checkFaults wants that a pipeline says enough about what is wrong with it.
+// checkFaults checks that a pipeline explains its faults well enough.
 func checkFaults(t *testing.T, p Pipeline) {
 	t.Helper()
 	for _, f := range p.Faults {
@@ -287,14 +289,15 @@ func checkFaults(t *testing.T, p Pipeline) {
 	}
 }
 
-// TestRandomGraphs assembles graphs that are often faulty: without faults, the order is topological and every stage is
-// reached from the entry; with or without, the order in which functions come changes nothing.
+// TestRandomGraphs assembles graphs that are often faulty. Without faults, the order must be
+// topological, and the entry must reach every stage. In any case, the order of the functions must
+// not matter.
 func TestRandomGraphs(t *testing.T) {
 	good := 0
 	for seed := range uint64(3000) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		n := 1 + r.IntN(6)
-		name := r.Perm(n) // names in another order than stages
+		name := r.Perm(n) // names are not in the order of the stages
 		var fns []Function
 		for i := range n {
 			f := Function{Name: fmt.Sprint("s", name[i]), Namespace: "ns", Pipelines: []string{"p"}, Join: r.IntN(8) / 7}
@@ -333,7 +336,7 @@ func TestRandomGraphs(t *testing.T) {
 	}
 }
 
-func TestVariantsAndOtherNamespacesAreNoStages(t *testing.T) {
+func TestVariantsAndOtherNamespacesAreNotStages(t *testing.T) {
 	far := stage(t, "far", "")
 	far.Namespace = "other"
 	ps := Assemble([]Function{far, stage(t, "b-small", "", "variant-of", "b"), stage(t, "b", ""), stage(t, "a", "b")})
@@ -345,7 +348,7 @@ func TestVariantsAndOtherNamespacesAreNoStages(t *testing.T) {
 	}
 }
 
-func TestASharedFunctionKeepsEdgesOfEachPipelineApart(t *testing.T) {
+func TestSharedFunctionKeepsEdgesPerPipeline(t *testing.T) {
 	shared, err := Parse("s", "ns", nil, map[string]string{Prefix + "pipeline": "p,q", Prefix + "next": "a,b"})
 	if err != nil {
 		t.Fatal(err)
@@ -362,7 +365,8 @@ func TestASharedFunctionKeepsEdgesOfEachPipelineApart(t *testing.T) {
 	}
 }
 
-// TestScaleTarget: a target is asked for by its type or its value; the rest are OpenFaaS's defaults.
+// TestScaleTarget checks that the type or the value alone declares a target, and that OpenFaaS's
+// defaults fill in the rest.
 func TestScaleTarget(t *testing.T) {
 	for name, tc := range map[string]struct {
 		labels map[string]string
@@ -412,9 +416,9 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestTakesItems: an array is a list of items for pipelines and for a function that wants one call
-// per item, and one document for any other function, unless the function or the pipeline's entry
-// says otherwise.
+// TestTakesItems checks the default meaning of an array: a list of items for pipelines and for
+// functions with one call per item, and one document for other functions. The annotation of the
+// function or of the pipeline's entry overrides it.
 func TestTakesItems(t *testing.T) {
 	f := func(name, items string, each bool, next ...Edge) Function {
 		return Function{Name: name, Namespace: "ns", Pipelines: []string{"p"}, Items: items, Each: each, Next: next}

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// probes checks OpenFaaS's annotations on how a function that speaks HTTP is asked whether it is ready and well. Its watchdog
-// reads them.
+// probes checks OpenFaaS's annotations for readiness and health probes of functions that speak
+// HTTP. The function's watchdog reads them.
 func (p *parser) probes(annotations map[string]string) {
 	for _, probe := range []string{"ready", "health"} {
 		for _, name := range []string{"path", "initialDelay", "periodSeconds"} {
@@ -27,7 +27,7 @@ func (p *parser) probes(annotations map[string]string) {
 	}
 }
 
-// wait is a duration that may be zero.
+// wait reads a duration that may be zero.
 func (p *parser) wait(v string, fallback time.Duration) time.Duration {
 	if d, err := time.ParseDuration(strings.TrimSpace(v)); err == nil && d == 0 {
 		return 0

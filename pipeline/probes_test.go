@@ -18,7 +18,7 @@ func TestProbes(t *testing.T) {
 		{"ready.http.path", "/a\x00", "want a path"},
 		{"health.http.initialDelay", "soon", `annotations["com.openfaas.health.http.initialDelay"]: got "soon", want a duration`},
 		{"health.http.periodSeconds", "-1", "want a duration"},
-		{"health.http.unheardOf", "x", ""}, // somebody else's
+		{"health.http.unheardOf", "x", ""}, // not an annotation that Stagecoach reads
 	} {
 		_, err := Parse("f", "ns", nil, map[string]string{"com.openfaas." + tc.key: tc.value})
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {

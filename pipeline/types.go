@@ -5,52 +5,53 @@ import (
 	"time"
 )
 
-// Prefix starts every annotation that this package reads.
+// Prefix begins the name of every annotation of Stagecoach.
 const Prefix = "stagecoach.dev/"
 
-// Function is one function's declaration as a stage, parsed and with defaults filled in.
+// Function is one function's parsed declaration as a stage, with defaults filled in.
 type Function struct {
-	Name      string // without namespace
+	Name      string // without the namespace
 	Namespace string
 
-	Pipelines  []string // the pipelines it belongs to; empty: a function of its own
-	Next       []Edge   // successors
-	Each       bool     // one call an item of the input, results joined in order
-	Items      string   // what a JSON array in a request is: ItemsMany or ItemsOne; empty: see [Function.Alone]
-	Join       int      // predecessors to wait for; 0: all
+	Pipelines []string // pipelines that it belongs to; empty: none
+	Next      []Edge   // successors
+	Each      bool     // one call per item of the input, with results joined in order
+	// Meaning of a JSON array in a request: ItemsMany or ItemsOne; empty: see [Function.Alone].
+	Items      string
+	Join       int // number of predecessors to wait for; 0: all
 	SLO        time.Duration
-	GPU        int    // devices a replica needs
-	GPUMemory  int64  // bytes it takes of each; 0: all, and nobody else has the device
-	Start      string // how its replicas get their model: auto, fork, heap, map, cold; empty: auto
+	GPU        int    // devices per replica
+	GPUMemory  int64  // bytes that it takes of each device; 0: all of it, exclusively
+	Start      string // how replicas get their model: auto, fork, heap, map or cold; empty: auto
 	Process    string // stages with the same name share a worker process; empty: its own
-	Network    string // what its replicas reach: NetworkDefault, NetworkHost or NetworkNone
-	QueueLimit int    // requests that may wait
-	Weight     int    // fair share among the pipelines that share it
-	Idempotent bool   // may run twice
+	Network    string // what replicas can reach: NetworkDefault, NetworkHost or NetworkNone
+	QueueLimit int    // largest number of waiting requests
+	Weight     int    // weight of its fair share among functions that compete
+	Idempotent bool   // a call may run twice
 	Batch      int    // largest batch; 0: from the profile
-	VariantOf  string // the stage that this function can serve too
+	VariantOf  string // the stage that this function can replace
 	Accuracy   float64
-	MaxLength  int // tokens
+	MaxLength  int // in tokens
 
 	Scale Scale
 	Async Async
 }
 
-// What the replicas of a function can reach, as the annotation network says.
+// What the replicas of a function can reach: the values of the annotation network.
 const (
-	NetworkDefault = "default" // a network of their own, with a way out
+	NetworkDefault = "default" // a separate network with a way out
 	NetworkHost    = "host"    // the machine's network
-	NetworkNone    = "none"    // a network of their own, with loopback alone
+	NetworkNone    = "none"    // a separate network with loopback only
 )
 
-// Values of the annotation items of a function or of a pipeline's entry: what a JSON array in a
-// request is.
+// Meanings of a JSON array in a request: the values of the annotation items of a function or of a
+// pipeline's entry.
 const (
 	ItemsMany = "many" // a list of items
 	ItemsOne  = "one"  // one document
 )
 
-// Alone returns a pipeline that has the function's name and the function as its only stage. A JSON
+// Alone returns a pipeline with the function's name and the function as its only stage. A JSON
 // array is one document for this pipeline, unless the function declares items or has one call per
 // item.
 func (f Function) Alone() Pipeline {
@@ -67,7 +68,8 @@ func (p *Pipeline) TakesItems() bool {
 	return len(p.Stages) == 0 || p.Stages[0].Items != ItemsOne
 }
 
-// StageOf reports whether the function is a stage of the pipeline of this name, in its namespace. Variants are no stages.
+// StageOf reports whether the function is a stage of the named pipeline in its namespace. Variants
+// are not stages.
 func (f Function) StageOf(pipeline string) bool {
 	return f.VariantOf == "" && slices.Contains(f.Pipelines, pipeline)
 }
@@ -78,38 +80,40 @@ type Edge struct {
 	If string // a condition over the output, opaque here; empty: always
 }
 
-// Scale is what the labels com.openfaas.scale.* say.
+// Scale holds the labels com.openfaas.scale.*.
 type Scale struct {
 	Min, Max int
 	Zero     bool          // may scale to zero
-	ZeroAge  time.Duration // idle time after which it does
+	ZeroAge  time.Duration // idle time before it scales to zero
 
-	Type       string  // of load: rps, capacity, cpu; empty: the owner asked for no target
-	Target     int     // that a replica should have of it: requests a second, requests at a time, thousandths of a core
-	Proportion float64 // of Target that is aimed at, above 0 and at most 1
+	Type string // kind of load: rps, capacity or cpu; empty: no target declared
+	// load per replica: requests per second, concurrent requests, or thousandths of a core.
+	Target     int
+	Proportion float64 // share of Target to aim at, above 0 and at most 1
 }
 
 // Pipeline is a graph of stages, invoked under its own name.
 type Pipeline struct {
 	Name      string
 	Namespace string
-	Entry     string  // name of the first stage; empty while there is none
-	Stages    []Stage // in topological order, ties by name; by name alone while the graph is faulty
-	SLO       time.Duration
-	Faults    []Fault // empty: it can be invoked
+	Entry     string // name of the first stage; empty: not known yet
+	// In topological order, ties by name; sorted by name while the graph is faulty.
+	Stages []Stage
+	SLO    time.Duration
+	Faults []Fault // empty: the pipeline can be invoked
 }
 
 // Stage is a function's place in one pipeline.
 type Stage struct {
 	Function
-	Next []Edge   // those of the function's edges that stay within the pipeline
+	Next []Edge   // the function's edges within the pipeline
 	Prev []string // predecessors, sorted
 }
 
-// Fault is something wrong with a pipeline's graph, said so that its author can mend it.
+// Fault describes a fault in a pipeline's graph so that its author can fix it.
 type Fault struct {
-	Function   string // whose declaration is at fault; empty: the pipeline as a whole
-	Annotation string // with prefix
+	Function   string // function whose declaration is at fault; empty: the pipeline as a whole
+	Annotation string // with the prefix
 	Got, Want  string
 	Missing    string // name of the function whose deploy would remove the fault; empty: none
 }

@@ -7,20 +7,23 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// fewest is for how many further replicas of a function its parameters are kept ahead, where memory is plentiful, if it has fewer: a burst
-// asks for several at once.
+// fewest is for how many further replicas of a function its parameters are kept at least, if memory
+// is plentiful. A burst asks for several at once.
 const fewest = 4
 
-// ahead adds the nodes beside those of its replicas on which a function's parameters are kept, so that what it grows by next forks there,
-// or in a child that is parked: as many further replicas as it has, or as it may still have. See [cluster.next] for where they go. What the
-// next replicas of one take, those of others do not find, so that all can grow at once.
+// ahead adds nodes on which a function's parameters are kept ahead of need, beside those of its
+// replicas. So its next replicas fork there, or start in a parked child. It plans for as many
+// further replicas as the function has, or as it may still get. [cluster.next] chooses the nodes.
+// Room that the next replicas of one function will use is not counted for others, so that all can
+// grow at once.
 //
-// What the corrector calls a key stage goes first, then any function with a replica, on nodes with plenty of memory and for [fewest] at
-// least. Parameters are loaded where they and a replica fit below the threshold, so that nothing gives way to them, and are ordinary
-// zygotes again where memory has become too short for that. A node that reads parameters from its disk gets no more to read: a replica may
-// be waiting for them.
+// Key stages of the corrector go first. Then come all functions with a replica, on nodes with
+// plenty of memory, for [fewest] replicas at least. Parameters are loaded only if they and a
+// replica fit below the threshold, so that nothing is evicted for them. If memory becomes short,
+// they are ordinary zygotes again. A node that is reading parameters from its disk gets no more to
+// read, because a replica may be waiting for them.
 //
-// Functions take turns, so that none has all of its copies before another has one.
+// Functions take turns, so that no function gets all of its copies before another has one.
 func (c *cluster) ahead(wants []plan.Want, l *list) {
 	quiet := c.settle()
 	for _, key := range []bool{true, false} {
@@ -45,7 +48,7 @@ func (c *cluster) ahead(wants []plan.Want, l *list) {
 	}
 }
 
-// settle notes which nodes have which zygotes, and returns those that may be given something to load.
+// settle records which nodes have which zygotes, and returns the nodes that may load something.
 func (c *cluster) settle() (quiet []*node) {
 	for _, n := range c.nodes {
 		for i := range n.of {
@@ -61,7 +64,8 @@ func (c *cluster) settle() (quiet []*node) {
 	return quiet
 }
 
-// growing returns the functions whose parameters are kept ahead: those that the corrector calls key stages, or all.
+// growing returns the functions whose parameters are kept ahead: the corrector's key stages, or
+// all.
 func (c *cluster) growing(wants []plan.Want, key bool) (turns []*function) {
 	for _, w := range wants {
 		f, ok := c.function(w.Function)
@@ -79,17 +83,20 @@ func (c *cluster) growing(wants []plan.Want, key bool) (turns []*function) {
 	return turns
 }
 
-// gains says whether f starts, and sooner from parameters in memory by more than a call takes: if it is known.
+// gains reports whether a start from parameters in memory saves f more time than a call takes. It
+// is false if that is unknown.
 func (f *function) gains() bool {
 	saved, known := saving(f.Function)
 	return f.Failing.Count == 0 && (!known || saved > f.Service.Mean)
 }
 
-// next is the node that a further replica of f goes to: the one that [Dispersed] would choose if every node with plenty of memory had f's
-// parameters, because it is given them. But where all of its replicas are it grows only if it cannot elsewhere, so that it has two nodes
-// to be on. Where memory is short, parameters of key stages are loaded if none of the nodes that have them has room. Nil: none has.
+// next returns the node for a further replica of f, or nil. It is the node that [Dispersed] would
+// choose if every node with plenty of memory had f's parameters, because the plan loads them there.
+// But f grows on the only node of all its replicas only if it cannot grow elsewhere, so that it has
+// two nodes. If memory is short, a key stage's parameters are loaded if no node that has them has
+// room.
 func (f *function) next(quiet []*node, key bool) *node {
-	has := first(f, f.homes, func(n *node) bool { return !n.hasAll(f) && n.houses(f) })
+	has := first(f, f.homes, func(n *node) bool { return !n.hasAll(f) && n.hasRoomWhereLoaded(f) })
 	given := first(f, quiet, func(n *node) bool { return (has == nil || n.load < has.load) && n.takes(f) && n.calm(f) })
 	if given != nil {
 		return given
@@ -97,14 +104,14 @@ func (f *function) next(quiet []*node, key bool) *node {
 	if has != nil {
 		return has
 	}
-	has = first(f, f.homes, func(n *node) bool { return n.houses(f) })
+	has = first(f, f.homes, func(n *node) bool { return n.hasRoomWhereLoaded(f) })
 	if has == nil && key {
 		return first(f, quiet, func(n *node) bool { return n.takes(f) })
 	}
 	return has
 }
 
-// first is the first of some nodes, as [Dispersed] orders those that may be.
+// first returns the first of the allowed nodes in the order of [Dispersed].
 func first(f *function, nodes []*node, may func(*node) bool) (most *node) {
 	for _, n := range nodes {
 		if may(n) && (most == nil || disperse(f, n, most) < 0) {
@@ -114,20 +121,23 @@ func first(f *function, nodes []*node, may func(*node) bool) (most *node) {
 	return most
 }
 
-// houses says whether a replica of f has room where its parameters are. For a copy that none of its replicas uses nothing gives way.
-func (n *node) houses(f *function) bool {
-	return n.fits(f) && (n.of[f.i].listed || n.cradles(f))
+// hasRoomWhereLoaded reports whether a replica of f has room where its parameters are. For a copy
+// that no replica of f uses, nothing is evicted.
+func (n *node) hasRoomWhereLoaded(f *function) bool {
+	return n.fits(f) && (n.of[f.i].listed || n.hasRoomToLoad(f))
 }
 
-// takes says whether f's parameters can be loaded for a replica that fits.
-func (n *node) takes(f *function) bool { return !n.loading && n.cradles(f) && n.fits(f) }
+// takes reports whether f's parameters can be loaded for a replica that fits.
+func (n *node) takes(f *function) bool { return !n.loading && n.hasRoomToLoad(f) && n.fits(f) }
 
-// cradles says whether f's parameters, if they are not there, and a replica have room without anything giving way.
-func (n *node) cradles(f *function) bool {
+// hasRoomToLoad reports whether f's parameters, if they are missing, and a replica have room
+// without evictions.
+func (n *node) hasRoomToLoad(f *function) bool {
 	return n.free-n.reserve >= max(n.cost(f), 1)
 }
 
-// calm says whether no more than half of the memory below the threshold is used with f's parameters and a replica.
+// calm reports whether, with f's parameters and a replica, at most half of the memory below the
+// threshold is used.
 func (n *node) calm(f *function) bool {
 	return n.Memory-n.free+n.cost(f) <= (n.Memory-n.reserve)/2
 }

@@ -9,9 +9,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// TestWhereTheyGoNext: on clusters with plenty of memory all functions find the parameters of as many further replicas as they have, and of
-// four at least, loaded where the placer puts them; before that no node has loaded two at a time, and in the end nothing is loaded.
-func TestWhereTheyGoNext(t *testing.T) {
+// TestParametersAreLoadedWhereReplicasGoNext checks clusters with plenty of memory. All functions
+// must find their parameters for as many further replicas as they have, and for four at least,
+// loaded where the placer puts the replicas. Until then, no node may load two at a time. At the
+// end, nothing may be loaded any more.
+func TestParametersAreLoadedWhereReplicasGoNext(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		s, wants := plentiful(rng)
@@ -51,7 +53,8 @@ func TestWhereTheyGoNext(t *testing.T) {
 	}
 }
 
-// plentiful is a cluster with memory for everything on each of its nodes, on which functions run that have a device to themselves.
+// plentiful is a cluster with memory for everything on each of its nodes, on which functions run
+// that have a device to themselves.
 func plentiful(rng *rand.Rand) (s plan.Snapshot, wants []plan.Want) {
 	s.At = t0
 	for i := range 3 + rng.IntN(10) {
@@ -113,7 +116,8 @@ func load(t *testing.T, s *plan.Snapshot, wants []plan.Want) (any bool) {
 	return any
 }
 
-// BenchmarkWarm is of functions with four replicas each, which are loaded on twice as many of fifty nodes.
+// BenchmarkWarm is of functions with four replicas each, which are loaded on twice as many of fifty
+// nodes.
 func BenchmarkWarm(b *testing.B) {
 	for _, functions := range []int{10, 100, 1000} {
 		b.Run(fmt.Sprintf("functions=%d", functions), func(b *testing.B) {
@@ -145,8 +149,8 @@ func BenchmarkWarm(b *testing.B) {
 	}
 }
 
-// TestWhatStartsAheadIsPlacedLast: a replica that starts ahead of need never takes the place of a
-// first or second replica of a function with tasks, whatever their names are.
+// TestWhatStartsAheadIsPlacedLast checks that a replica that starts ahead of need never takes the
+// place of a first or second replica of a function with tasks, whatever their names are.
 func TestWhatStartsAheadIsPlacedLast(t *testing.T) {
 	for name, placer := range map[string]plan.Placer{"spread": Spread{}, "first fit": FirstFit{}, "dispersed": Dispersed{}} {
 		t.Run(name, func(t *testing.T) {

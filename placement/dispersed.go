@@ -9,22 +9,28 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Dispersed is a plan.Placer that starts key stages where their parameters are while that is urgent, else spreads them over the nodes, so
-// that each node keeps room for one of them to grow, and packs the rest (QUART, section 6, figure 5, and section 6.2). It makes the sum over the nodes of the squared number of key stages' replicas as small as it can
-// within memory, processors and devices; ties go to a node that has the function's parameters. Replicas that exist stay where they are.
+// Dispersed is a plan.Placer (QUART, section 6, figure 5, and section 6.2). Urgent replicas of key
+// stages start where their parameters are. Other replicas of key stages are spread over the nodes,
+// so that each node keeps room for one of them to grow. All other replicas are packed. Existing
+// replicas stay where they are. Within memory, processors and devices, Dispersed minimizes the sum
+// over the nodes of the squared number of key stages' replicas. Ties go to a node that has the
+// function's parameters.
 //
-// QUART's Eq. 8 to 10 descend the gradient of KL(P, uniform) instead. Its minimum is P = uniform at once; the unconstrained descent
-// leaves the simplex (towards 1/e of it), and no capacity is in it. [KL] has that divergence of a finished placement.
+// QUART's Eq. 8 to 10 use gradient descent on KL(P, uniform) instead. Its minimum is simply P =
+// uniform, the unconstrained descent leaves the simplex (towards 1/e of it), and it knows no
+// capacity. [KL] returns that divergence for a finished placement.
 //
-// A key stage that grows while tasks wait or run goes to a node on which its parameters are, before one on which they are being loaded,
-// before the others; of those alike to one that has not all of the function's replicas, for who loses a node should not lose all of a
-// function. Then the even distribution decides, as it does about what is not urgent. [KeyStages] loads parameters where it would, so that
-// there seldom is a choice to make between the two.
+// If a key stage grows while tasks wait or run, its replica goes to a node in this order: with its
+// parameters, with its parameters being loaded, any other. Ties go to a node that does not already
+// run every replica of the function, so that losing one node never takes the whole function down.
+// Then the even distribution decides, as it does for replicas that are not urgent. [KeyStages]
+// loads parameters where Dispersed would place replicas, so the two rarely conflict.
 //
-// New replicas of key stages go first in each round, those that fit on the fewest nodes before the others, each to the node
-// with the fewest; afterwards new ones move while that makes the sum smaller. A replica of the rest goes where its function has the
-// fewest, as with [Spread], because a lost node should not take all of a function; among those to a node that has its parameters, else
-// to the fullest that has room.
+// New replicas of key stages go first in each round, beginning with those that fit on the fewest
+// nodes. Each goes to the node with the fewest replicas of key stages. Afterwards, new ones move
+// while that makes the sum smaller. Any other replica goes where its function has the fewest, as
+// with [Spread], because a lost node should not take all of a function. Among such nodes, it goes
+// to one that has its parameters, else to the fullest one with room.
 type Dispersed struct{}
 
 // Place implements plan.Placer.
@@ -78,7 +84,8 @@ func disperse(f *function, x, y *node) int {
 	)
 }
 
-// warmer orders nodes by how warm f is there, if that is urgent; of those alike one that has all of its replicas comes last.
+// warmer orders nodes by how warm f is there, if f is urgent. Of equal nodes, one that has all of
+// f's replicas comes last.
 func warmer(f *function, x, y *node) int {
 	if !f.urgent {
 		return 0
@@ -86,12 +93,15 @@ func warmer(f *function, x, y *node) int {
 	return cmp.Or(cmp.Compare(y.of[f.i].warm, x.of[f.i].warm), prefer(!x.hasAll(f), !y.hasAll(f)))
 }
 
-// hasAll says whether f has replicas, and all of them here: with the node all of f would be lost.
+// hasAll reports whether f has replicas and all of them are here, so that the loss of this node
+// would take all of f.
 func (n *node) hasAll(f *function) bool { return f.replicas > 0 && n.of[f.i].replicas == f.replicas }
 
-// pressing says whether f's next replica, when it has so many, should come up where its parameters are: there are tasks (at the start of
-// a step none waits yet), and such a start saves more than one of them takes, or it is not known what it saves. Up to its minimum a
-// function's replicas stay apart, because that is what a minimum of two is for.
+// pressing reports whether f's next replica, if it has has of them, should start where its
+// parameters are. That is so if there are tasks, and if such a start saves more time than one task
+// takes or the saving is unknown. At the start of a step no task waits yet, so running tasks count.
+// Up to its minimum, a function's replicas stay apart, because that is the purpose of a minimum of
+// two.
 func pressing(f *plan.Function, has int) bool {
 	if f.Waiting+f.Running == 0 || has > 0 && has < f.Min {
 		return false
@@ -100,8 +110,8 @@ func pressing(f *plan.Function, has int) bool {
 	return !known || saved > f.Service.Mean
 }
 
-// saving is by how much a start from parameters in memory is shorter than one that loads them, on average; not known: until there were
-// both.
+// saving returns how much shorter a start from parameters in memory is on average than one that
+// loads them. It is unknown until both have happened.
 func saving(f *plan.Function) (saved time.Duration, known bool) {
 	var cold, warm time.Duration
 	for _, s := range f.Starts {
@@ -114,8 +124,8 @@ func saving(f *plan.Function) (saved time.Duration, known bool) {
 	return cold - warm, cold > 0 && warm > 0
 }
 
-// order returns the lines that want one more in this round: those of key stages first, and of these the ones that fit on the fewest
-// nodes.
+// order returns the lines that want one more replica in this round: key stages first, and of these
+// the ones that fit on the fewest nodes.
 func (p *placing) order(round int, key []bool) []int {
 	lines := p.wanting(round)
 	fits := make(map[int]int, len(lines))
@@ -130,8 +140,9 @@ func (p *placing) order(round int, key []bool) []int {
 	return lines
 }
 
-// level moves new replicas of key stages to nodes with at least two fewer, while there are any. What a moved one leaves is not given
-// to others: room is not what they move for. Each move makes the sum of squares smaller, so that it ends.
+// level moves new replicas of key stages to nodes with at least two fewer of them, until there are
+// none. Other replicas do not use the room that a moved one leaves. Each move makes the sum of
+// squares smaller, so the loop ends.
 func (p *placing) level(key []bool) {
 	for moved := true; moved; {
 		moved = false
@@ -160,13 +171,16 @@ func (p *placing) level(key []bool) {
 	}
 }
 
-// Key says whether f is a key stage: the corrector said so, or it has more than its minimum, or had and still drains.
+// Key reports whether f is a key stage: the corrector says so, or f has more than its minimum, or
+// has draining replicas above it.
 func Key(f *plan.Function, w plan.Want) bool {
 	return w.Key || max(len(w.Slots), len(f.Replicas)) > max(f.Min, 1)
 }
 
-// KL is the Kullback-Leibler divergence, in nats, of how key stages' replicas lie over the nodes that take new ones from an even
-// distribution: 0 when they lie evenly, the logarithm of the number of nodes when all are on one. 0 where there is none.
+// KL returns the Kullback-Leibler divergence, in nats, between the distribution of key stages'
+// replicas over the nodes that take new ones, and an even distribution. It is 0 for an even
+// distribution, and the logarithm of the number of nodes if all are on one. It is 0 without
+// replicas.
 func KL(s plan.Snapshot, wants []plan.Want) float64 {
 	load, total := map[string]int{}, 0
 	for _, w := range wants {

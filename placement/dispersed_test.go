@@ -131,7 +131,8 @@ func TestDispersed(t *testing.T) {
 			[]string{"+@b", "+@a/g0"},
 		},
 		"what was placed moves for what has one place only": {
-			func(s *plan.Snapshot) { // g's second replica finds its device in the second round, when f's is there
+			// g's second replica finds its device in the second round, after f's.
+			func(s *plan.Snapshot) {
 				s.Nodes = s.Nodes[:2]
 				s.Functions[1].GPU, s.Functions[1].DeviceMemory = 1, 1
 				s.Nodes[0].Devices = []plan.Device{{ID: "g0", Memory: 9}, {ID: "g1", Memory: 9}}
@@ -165,14 +166,14 @@ func TestDispersed(t *testing.T) {
 	}
 }
 
-// waits has so many tasks of f wait for its replica on a, where its parameters are.
+// waits sets up so many tasks of f that wait for its replica on a, where its parameters are.
 func waits(s *plan.Snapshot, tasks int) {
 	f := &s.Functions[0]
 	f.Waiting, f.Replicas = tasks, []plan.Replica{replica("f1", "a", plan.Ready, 9)}
 	s.Nodes[0].Zygotes = []plan.Zygote{{Function: f.Name, Bytes: 1}}
 }
 
-// TestDispersedOnOneNode: with one node and room for all, it is where everything goes, as with Spread.
+// TestDispersedOnOneNode checks that a single node with room gets everything, as with Spread.
 func TestDispersedOnOneNode(t *testing.T) {
 	s := world()
 	s.Nodes = s.Nodes[:1]
@@ -190,8 +191,8 @@ func TestDispersedOnOneNode(t *testing.T) {
 	}
 }
 
-// best is the least sum of squares that n functions' replicas can have, each on one of its nodes, at most room on each; -1: they have
-// not all a place.
+// best returns the smallest possible sum of squares for n functions' replicas, each on one of its
+// nodes, at most room per node; -1: not all have a place.
 func best(fits [][]int, room, load []int) int {
 	if len(fits) == 0 {
 		sum := 0
@@ -214,8 +215,9 @@ func best(fits [][]int, room, load []int) int {
 	return least
 }
 
-// TestDispersedAgainstAllPlacements compares the sum of squares with the least of all placements, on small clusters on which each key
-// stage fits on some of the nodes: they need a device of their own, and are barred from those of other nodes.
+// TestDispersedAgainstAllPlacements compares the sum of squares with the smallest of all
+// placements, on small clusters. Each key stage fits on some nodes only: it needs a whole device,
+// and is barred from those of other nodes.
 func TestDispersedAgainstAllPlacements(t *testing.T) {
 	const rounds = 2000
 	worse, greedy := 0, 0
@@ -253,7 +255,7 @@ func TestDispersedAgainstAllPlacements(t *testing.T) {
 		}
 		got, complete := squares(t, Dispersed{}, s, a)
 		if !complete {
-			continue // what fits on fewest nodes first is no bin packing
+			continue // fewest nodes first is not an exact bin packing
 		}
 		greedy++
 		if got > least {
@@ -269,7 +271,8 @@ func TestDispersedAgainstAllPlacements(t *testing.T) {
 	}
 }
 
-// squares is the sum of the squared numbers of replicas on nodes, and whether all have a place.
+// squares returns the sum of the squared numbers of replicas per node, and whether all have a
+// place.
 func squares(t *testing.T, p plan.Placer, s plan.Snapshot, a plan.Alloc) (sum int, complete bool) {
 	t.Helper()
 	wants, err := p.Place(s, a)
@@ -318,7 +321,7 @@ func TestKL(t *testing.T) {
 	}
 }
 
-// BenchmarkPlace gives each of so many functions three new replicas on twenty nodes: a burst everywhere.
+// BenchmarkPlace gives each function three new replicas on twenty nodes, as in a burst everywhere.
 func BenchmarkPlace(b *testing.B) {
 	for name, p := range map[string]plan.Placer{"dispersed": Dispersed{}, "spread": Spread{}} {
 		for _, n := range []int{10, 100, 1000} {

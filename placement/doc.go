@@ -1,5 +1,7 @@
-// Package placement gives replicas a place: [Dispersed], [Spread] and [FirstFit] are placers, [KeyStages] is a warmer.
+// Package placement assigns replicas to nodes. [Dispersed], [Spread] and [FirstFit] are placers,
+// and [KeyStages] is a warmer.
 //
-// Placers keep what runs, give new replicas to nodes with free memory and, if they need some, free devices, and let the
-// newest go first. What does not fit is reported, never traded for something else. All are functions of their arguments.
+// Placers keep running replicas. They give new replicas to nodes with free memory and, if needed,
+// free devices. They release the newest replicas first. If something does not fit, they report that
+// and never trade it for something else. All are functions of their arguments.
 package placement

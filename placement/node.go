@@ -7,7 +7,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// cluster is a snapshot while a plan is made.
+// cluster is the working state for a snapshot while a plan is made.
 type cluster struct {
 	nodes     []*node // in the snapshot's order
 	byName    map[string]*node
@@ -19,32 +19,33 @@ type cluster struct {
 type function struct {
 	*plan.Function
 	i        int     // its index there
-	zygote   int64   // bytes of its largest zygote that was seen; 0: none was
-	homes    []*node // that have one, or are given one
-	replicas int32   // that have a node; draining ones not counted
-	more     int     // further replicas that its parameters are kept for
+	zygote   int64   // bytes of its largest known zygote; 0: none known
+	homes    []*node // nodes that have one or get one
+	replicas int32   // with a node, without draining ones
+	more     int     // number of further replicas for which its parameters are kept
 	ahead    int     // of them, those that have a node
-	urgent   bool    // its next replica should come up where its parameters are
+	urgent   bool    // its next replica should start where its parameters are
 }
 
 // node is a node while a plan is made.
 type node struct {
 	*plan.Node
-	free    int64    // bytes; negative: so many have to give way
-	idle    int64    // bytes of zygotes that give way to others
-	reserve int64    // bytes that no zygote is loaded into
+	free    int64    // bytes; if negative, so many must be evicted
+	idle    int64    // bytes of zygotes that may be evicted
+	reserve int64    // bytes that must stay free of zygotes
 	cpu     int      // thousandths of a core that no replica is promised
 	load    int      // replicas of key stages
-	loading bool     // it reads parameters from its disk, or is to in this plan
+	loading bool     // it reads parameters from its disk, or will in this plan
 	of      []share  // by function
-	idles   []int64  // bytes of idle, by function; nil: nothing is
+	idles   []int64  // bytes of idle, by function; nil: none
 	devices []device // in the snapshot's order
 	rank    int      // by name; set for a list
-	taken   []bool   // by function and device: two replicas of a function on a device are not two servers
-	able    []int    // scratch
+	// By function and device, because two replicas of a function on one device count as one server.
+	taken []bool
+	able  []int // scratch
 }
 
-// share is what a function has of a node.
+// share is what a function has on a node.
 type share struct {
 	replicas int32 // draining ones not counted
 	zygote   bool  // it has one, or will
@@ -59,7 +60,7 @@ type device struct {
 	occupied bool  // a replica has it, or will
 }
 
-// warmth is how far a function's parameters are on a node, whatever the plan adds.
+// warmth is how far a function's parameters are loaded on a node, apart from what the plan adds.
 type warmth uint8
 
 // The zero value: they are not.
@@ -102,7 +103,7 @@ func (c *cluster) function(name string) (*function, bool) {
 	return &c.functions[i], true
 }
 
-// add fills in a node and what it has of zygotes.
+// add fills in a node and its zygotes.
 func (c *cluster) add(n *node, p *plan.Node) {
 	*n = node{Node: p, free: p.Memory - p.MemoryUsed, cpu: p.CPUMilli, of: make([]share, len(c.functions))}
 	if p.Threshold > 0 {
@@ -136,7 +137,7 @@ func (c *cluster) add(n *node, p *plan.Node) {
 	}
 }
 
-// has counts a replica that is there.
+// has counts an existing replica.
 func (n *node) has(f *function, r *plan.Replica) {
 	if is := &n.of[f.i]; is.zygote && r.State != plan.Starting { // it came from it
 		is.warm = there
@@ -151,12 +152,12 @@ func (n *node) has(f *function, r *plan.Replica) {
 	}
 }
 
-// use marks a device, by its index, as that of a replica of f.
+// use marks a device, by its index, as used by a replica of f.
 func (n *node) use(f *function, k int) {
 	n.taken[f.i*len(n.devices)+k], n.devices[k].occupied = true, true
 }
 
-// occupy takes what one more replica of f has of the node, in a slot.
+// occupy takes the resources of one more replica of f, in a slot.
 func (n *node) occupy(f *function, slot plan.Slot) {
 	n.free -= n.cost(f)
 	n.cpu -= f.CPUMilli
@@ -183,7 +184,7 @@ func (n *node) keeps(f *function) {
 	f.replicas++
 }
 
-// cost is the memory that one more replica of f takes: its own, and the zygote's where there is none yet.
+// cost returns the memory of one more replica of f: its own, and the zygote's if there is none yet.
 func (n *node) cost(f *function) int64 {
 	if n.of[f.i].zygote {
 		return f.Memory
@@ -191,7 +192,8 @@ func (n *node) cost(f *function) int64 {
 	return f.Memory + f.zygote
 }
 
-// room is the memory that one more replica of f finds, when idle zygotes of others give way. A zygote that is loaded for it finds less.
+// room returns the memory for one more replica of f if idle zygotes of others are evicted. A zygote
+// that must be loaded for it has less room.
 func (n *node) room(f *function) int64 {
 	bytes := n.free + n.idle
 	if n.idles != nil {
@@ -203,14 +205,16 @@ func (n *node) room(f *function) int64 {
 	return bytes
 }
 
-// fits says whether one more replica of f has room. One of unknown size needs a node that is not full; one that is promised nothing
-// of the processor gets what is left over, and a node of unknown processors promises nothing.
+// fits reports whether one more replica of f has room. A replica of unknown size needs a node that
+// is not full. A replica without a CPU request always fits the processors. A node with unknown
+// processors cannot satisfy CPU requests.
 func (n *node) fits(f *function) bool {
 	return n.Unavailable == "" && n.room(f) >= max(n.cost(f), 1) && len(n.find(f, f.GPU)) == f.GPU &&
 		(f.CPUMilli == 0 || f.CPUMilli <= n.cpu)
 }
 
-// pick returns the f.GPU devices with the most free memory that f can have, by name; fewer when there are not as many.
+// pick returns the names of the f.GPU devices with the most free memory that f can have, or fewer
+// if there are not as many.
 func (n *node) pick(f *function) []string {
 	able := n.find(f, len(n.devices))
 	slices.SortFunc(able, func(x, y int) int {
@@ -224,7 +228,8 @@ func (n *node) pick(f *function) []string {
 	return ids
 }
 
-// find returns the devices that f can have, by their index, and no more than so many. The next call overwrites them.
+// find returns the indices of devices that f can have, at most most of them. The next call
+// overwrites them.
 func (n *node) find(f *function, most int) []int {
 	n.able = n.able[:0]
 	whole := f.DeviceMemory == 0

@@ -9,8 +9,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Spread is a plan.Placer that puts a new replica where its function has the fewest, so that a lost node costs little. Ties
-// go to a node that already has the function's zygote, then to the one with the most free memory.
+// Spread is a plan.Placer that puts a new replica on the node where its function has the fewest, so
+// that a lost node costs little. Ties go to a node that already has the function's zygote, then to
+// the one with the most free memory.
 type Spread struct{}
 
 // Place implements plan.Placer.
@@ -25,8 +26,8 @@ func (Spread) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 	})
 }
 
-// FirstFit is a plan.Placer that puts a new replica on the first node, by name, that has room; nodes with the function's
-// zygote go before the others.
+// FirstFit is a plan.Placer that puts a new replica on the first node, by name, with room. Nodes
+// with the function's zygote go first.
 type FirstFit struct{}
 
 // Place implements plan.Placer.
@@ -46,15 +47,16 @@ func prefer(x, y bool) int {
 	return 1
 }
 
-// placing is an allocation while its replicas get their places: what is kept has its own from the start, new ones are added round by
-// round, so that every function gets its first replica before any gets its second.
+// placing is the state of an allocation while its replicas are placed. Kept replicas have their
+// places from the start. New ones are added round by round, so that every function gets its first
+// replica before any gets its second.
 type placing struct {
 	*cluster
 	alloc plan.Alloc
 	lines []*function // of the allocation
 	wants []plan.Want
 	open  []int // lines that may want more
-	ahead []int // lines of replicas that start ahead of need, which get their places last
+	ahead []int // lines of replicas that start ahead of need, which are placed last
 }
 
 // begin keeps what can be kept.
@@ -87,8 +89,8 @@ func (p *placing) rounds(round func(int)) {
 	}
 }
 
-// wanting returns the lines that want one more in this round. They are asked for until none is open: counts may be far more than there is
-// room for.
+// wanting returns the lines that want one more replica in this round. Placing ends when no line is
+// open, because counts may be far larger than the room.
 func (p *placing) wanting(round int) []int {
 	p.open = slices.DeleteFunc(p.open, func(i int) bool { return len(p.wants[i].Slots) >= p.alloc[i].Count || p.wants[i].Short != "" })
 	var lines []int
@@ -100,7 +102,7 @@ func (p *placing) wanting(round int) []int {
 	return lines
 }
 
-// add gives a line one more replica, or says why it has none.
+// add places one more replica of a line, or records why it cannot.
 func (p *placing) add(i int, better func(*function, *node, *node) int) (plan.Slot, bool) {
 	f, w := p.lines[i], &p.wants[i]
 	slot, ok := p.take(f, better, func(*node) bool { return true })
@@ -112,7 +114,7 @@ func (p *placing) add(i int, better func(*function, *node, *node) int) (plan.Slo
 	return slot, true
 }
 
-// place makes the wants of a; better orders the nodes that have room.
+// place makes the wants of a. better orders the nodes with room.
 func place(s plan.Snapshot, a plan.Alloc, better func(*function, *node, *node) int) ([]plan.Want, error) {
 	p, err := begin(&s, a)
 	if err != nil {
@@ -126,8 +128,9 @@ func place(s plan.Snapshot, a plan.Alloc, better func(*function, *node, *node) i
 	return p.wants, nil
 }
 
-// keep returns up to count slots for replicas that exist: ones on nodes that are fit first, then ready before starting,
-// then the oldest. One whose device is not well, or barred to f, is let go.
+// keep returns up to count slots for existing replicas. Those on fit nodes come first, then ready
+// before starting, then the oldest. It does not keep a replica whose device is unhealthy or barred
+// to f.
 func (c *cluster) keep(f *function, count int) []plan.Slot {
 	type kept struct {
 		*plan.Replica
@@ -158,10 +161,10 @@ func (c *cluster) keep(f *function, count int) []plan.Slot {
 	return slots
 }
 
-// take finds the best place for one more replica of f, of those that may be, and takes it.
+// take finds the best allowed place for one more replica of f, and takes it.
 func (c *cluster) take(f *function, better func(*function, *node, *node) int, may func(*node) bool) (plan.Slot, bool) {
 	var best *node
-	for _, n := range c.nodes { // in any order: that of better is total
+	for _, n := range c.nodes { // any order will do, because better is a total order
 		if may(n) && n.fits(f) && (best == nil || better(f, n, best) < 0) {
 			best = n
 		}
@@ -174,7 +177,7 @@ func (c *cluster) take(f *function, better func(*function, *node, *node) int, ma
 	return slot, true
 }
 
-// shortage says why a replica of f has no place, with sizes.
+// shortage returns why a replica of f has no place, with sizes.
 func (c *cluster) shortage(f *function, want, placed int) string {
 	fit, most, name := 0, int64(0), ""
 	for _, n := range c.nodes {

@@ -20,7 +20,7 @@ func TestKeyStagesIsAWarmer(t *testing.T) {
 
 var t0 = time.Date(2025, 6, 1, 12, 0, 0, 0, time.UTC)
 
-// world has three nodes of 100 bytes and two functions of 30 a replica.
+// world has three nodes of 100 bytes, and two functions with 30 bytes per replica.
 func world() plan.Snapshot {
 	return plan.Snapshot{
 		At:    t0,
@@ -375,7 +375,7 @@ func grown(key bool) plan.Want {
 	return plan.Want{Function: "f", Key: key, Slots: []plan.Slot{{Replica: "r1", Node: "b"}}}
 }
 
-// TestKeepingIsStable: a plan that was carried out is planned again as it is.
+// TestKeepingIsStable checks that a plan that was carried out is made again unchanged.
 func TestKeepingIsStable(t *testing.T) {
 	s := world()
 	a := plan.Alloc{{Function: "f", Count: 5}, {Function: "g", Count: 2}}

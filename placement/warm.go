@@ -7,17 +7,18 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// KeyStages is a plan.Warmer. A function stays warm in host memory wherever it has replicas or gets them; a key stage's zygote
-// is evicted last (QUART, section 6.1; see [Key]), and what the corrector calls a key stage is loaded ahead of need on the nodes that it
-// would grow on next, others where memory is plentiful. A function that may sleep keeps one zygote while it does, if there is memory, so that
-// waking is a fork.
+// KeyStages is a plan.Warmer. A function stays warm in host memory on every node where it has or
+// gets replicas. A key stage's zygote is evicted last (QUART, section 6.1; see [Key]). Key stages
+// of the corrector are also loaded ahead of need on the nodes where they would grow next, and other
+// functions too if memory is plentiful. A function that may scale to zero keeps one zygote while it
+// sleeps, if there is memory, so that waking is a fork.
 type KeyStages struct{}
 
 // Warm implements plan.Warmer.
 func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 	c := look(&s)
 	l := c.list(wants)
-	for _, w := range wants { // memory that new replicas will take is not there for sleepers
+	for _, w := range wants { // memory for new replicas is not available for sleeping functions
 		f, ok := c.function(w.Function)
 		if !ok {
 			continue
@@ -58,14 +59,15 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 	return l.warm(), nil
 }
 
-// list is what is to be warm: where each entry's function and node are in the order of the plan, and whether it is a key stage's.
+// list is the list of parameters to keep warm: for each entry the positions of its function and
+// node in the plan's order, and whether it is a key stage's.
 type list struct {
 	*cluster
 	nodes   []*node // by name
 	entries []uint64
 }
 
-// list returns an empty one, for about so many wants.
+// list returns an empty list with room for about so many wants.
 func (c *cluster) list(wants []plan.Want) *list {
 	l := &list{cluster: c, nodes: slices.Clone(c.nodes)}
 	slices.SortFunc(l.nodes, func(x, y *node) int { return cmp.Compare(x.Name, y.Name) })
@@ -80,7 +82,7 @@ func (c *cluster) list(wants []plan.Want) *list {
 	return l
 }
 
-// add adds what is not in it.
+// add adds an entry unless the list has it.
 func (l *list) add(f *function, n *node, key bool) {
 	is := &n.of[f.i]
 	if is.listed {
@@ -94,7 +96,7 @@ func (l *list) add(f *function, n *node, key bool) {
 	l.entries = append(l.entries, e)
 }
 
-// warm returns it as a plan has it.
+// warm returns the list in the form of a plan.
 func (l *list) warm() []plan.Warm {
 	slices.Sort(l.entries)
 	warm := make([]plan.Warm, len(l.entries))
@@ -104,12 +106,12 @@ func (l *list) warm() []plan.Warm {
 	return warm
 }
 
-// bed returns the node that keeps a sleeping function's zygote: one that has it, else the one with the most free memory
-// that has room for it and a replica without anything giving way; nil: none has.
+// bed returns the node that keeps a sleeping function's zygote, or nil. That is a node that has it,
+// else the one with the most free memory that has room for it and a replica without evictions.
 func (c *cluster) bed(f *function) *node {
 	var best *node
 	for _, n := range c.nodes {
-		if n.Unavailable != "" || !n.of[f.i].zygote && !n.cradles(f) {
+		if n.Unavailable != "" || !n.of[f.i].zygote && !n.hasRoomToLoad(f) {
 			continue
 		}
 		if best == nil || cmp.Or(prefer(n.of[f.i].zygote, best.of[f.i].zygote), cmp.Compare(best.free, n.free), cmp.Compare(n.Name, best.Name)) < 0 {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Resource is something that a replica needs of a node.
+// Resource is a kind of resource that a replica needs on a node.
 type Resource string
 
 // The resources that a replica may need.
@@ -14,14 +14,14 @@ const (
 	Memory       Resource = "memory"
 	CPU          Resource = "cpu"
 	Devices      Resource = "devices"
-	DeviceMemory Resource = "device-memory" // of each device
+	DeviceMemory Resource = "device-memory" // on each device
 )
 
 // Lack is a resource that no node has enough of for one replica.
 type Lack struct {
 	Of   Resource
-	Need string // what the replica needs, such as "500.0 GiB of memory"
-	Most string // what the nodes have, such as "the largest node, a, has 15.6 GiB"
+	Need string // what the replica needs, for example "500.0 GiB of memory"
+	Most string // what the nodes have, for example "the largest node, a, has 15.6 GiB"
 }
 
 // Lacking returns the resources that no node has enough of for one replica of f, even if the node
@@ -32,7 +32,7 @@ func Lacking(nodes []Node, f *Function) []Lack {
 		return nil
 	}
 	var lacks []Lack
-	all := make([]int, len(nodes)) // number of resources that the node has enough of
+	all := make([]int, len(nodes)) // per node: number of resources that it has enough of
 	need := f.resources()
 	for _, r := range need {
 		best, enough := &nodes[0], false
@@ -68,7 +68,7 @@ func Lacking(nodes []Node, f *Function) []Lack {
 // offersTold is how many nodes a [Lack] lists by name.
 const offersTold = 3
 
-// offers returns a text with the amounts of the needed resources that the nodes have.
+// offers describes how much the nodes have of the needed resources.
 func offers(nodes []Node, f *Function, need []Resource) string {
 	var out []string
 	for i := range nodes[:min(len(nodes), offersTold)] {
@@ -98,7 +98,7 @@ func (f *Function) resources() (all []Resource) {
 	return all
 }
 
-// need returns a text with the amount of a resource that a replica of f needs.
+// need describes how much of a resource a replica of f needs.
 func (f *Function) need(r Resource) string {
 	switch {
 	case r == Memory:
@@ -137,7 +137,7 @@ func (n *Node) size(f *Function, r Resource) int64 {
 	return count
 }
 
-// has returns a text with the amount of a resource that n has, as size counts it.
+// has describes how much of a resource n has, as size counts it.
 func (n *Node) has(f *Function, r Resource) string {
 	switch size := n.size(f, r); {
 	case r == Memory:

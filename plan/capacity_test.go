@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// TestLacking: a node lacks what it could not give a replica even if it were empty, and nothing
-// else.
+// TestLacking checks that a node lacks exactly what it could not give a replica if it were empty.
 func TestLacking(t *testing.T) {
 	const gib = 1 << 30
 	small := Node{Name: "small", Memory: 8 * gib, MemoryUsed: 8 * gib, CPUMilli: 16000}
@@ -19,7 +18,7 @@ func TestLacking(t *testing.T) {
 	for name, c := range map[string]struct {
 		nodes []Node
 		f     Function
-		want  string // resource: what the nodes have; empty: a node could hold it
+		want  string // resource: what the nodes have; empty: a node can hold it
 	}{
 		"no nodes":                          {nil, Function{Memory: 500 * gib}, ""},
 		"nothing needed":                    {[]Node{small}, Function{}, ""},

@@ -2,11 +2,13 @@ package plan
 
 import "slices"
 
-// Domains splits the snapshot's functions into the sets that must be decided together: two functions are in one domain
-// when a chain of pipelines with shared functions connects them. A function in no pipeline is a domain of its own. Stages
-// that are not deployed are left out. Domains are sorted by their first function.
+// Domains splits the snapshot's functions into sets that must be decided together. Two functions
+// are in one domain if a chain of pipelines with shared functions connects them. A function outside
+// all pipelines is its own domain. Stages that are not deployed are left out. Domains are sorted by
+// their first function.
 func Domains(s Snapshot) []Domain {
-	leader := make([]int, len(s.Functions)) // union-find over the functions' indices, the least index leads
+	// Union-find over the functions' indices. The smallest index leads.
+	leader := make([]int, len(s.Functions))
 	index := make(map[string]int, len(s.Functions))
 	for i := range s.Functions {
 		leader[i], index[s.Functions[i].Name] = i, i
@@ -34,7 +36,7 @@ func Domains(s Snapshot) []Domain {
 		}
 	}
 	var domains []Domain
-	at := make([]int, len(s.Functions)) // a leader's place in domains
+	at := make([]int, len(s.Functions)) // index in domains, by leader
 	size := make([]int, len(s.Functions))
 	for i := range s.Functions {
 		size[find(i)]++

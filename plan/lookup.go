@@ -8,16 +8,18 @@ import (
 	"time"
 )
 
-// Function finds a function by name; ok is false when the snapshot has none of that name. The pointer is into s: read only.
+// Function finds a function by name. ok is false if the snapshot does not have it. The pointer is
+// into s and must not be written through.
 func (s *Snapshot) Function(name string) (f *Function, ok bool) {
-	i := sort.Search(len(s.Functions), func(i int) bool { return s.Functions[i].Name >= name }) // copies none of them
+	// By index, because copies would be slow.
+	i := sort.Search(len(s.Functions), func(i int) bool { return s.Functions[i].Name >= name })
 	if i == len(s.Functions) || s.Functions[i].Name != name {
 		return nil, false
 	}
 	return &s.Functions[i], true
 }
 
-// Pipeline finds a pipeline by name, as Function does a function.
+// Pipeline finds a pipeline by name, as Function finds a function.
 func (s *Snapshot) Pipeline(name string) (p *Pipeline, ok bool) {
 	i := sort.Search(len(s.Pipelines), func(i int) bool { return s.Pipelines[i].Name >= name })
 	if i == len(s.Pipelines) || s.Pipelines[i].Name != name {
@@ -26,17 +28,18 @@ func (s *Snapshot) Pipeline(name string) (p *Pipeline, ok bool) {
 	return &s.Pipelines[i], true
 }
 
-// Finder finds functions of a snapshot by name. It is quickest with the next one in the snapshot's order, as lines, wants and most domains
-// have them. The zero value finds none.
+// Finder finds functions of a snapshot by name. It is fastest if names are looked up in the
+// snapshot's order, in which lines, wants and most domains are sorted. The zero value finds
+// nothing.
 type Finder struct {
 	all []Function
-	at  int // the latest that was found, or where the search for it ended
+	at  int // index of the latest hit, or where the search ended
 }
 
 // Finder returns a Finder of s.
 func (s *Snapshot) Finder() Finder { return Finder{all: s.Functions} }
 
-// Function is as [Snapshot.Function].
+// Function works like [Snapshot.Function].
 func (f *Finder) Function(name string) (*Function, bool) {
 	i, ok := f.Index(name)
 	if !ok {
@@ -45,7 +48,7 @@ func (f *Finder) Function(name string) (*Function, bool) {
 	return &f.all[i], true
 }
 
-// Index finds a function's index in the snapshot.
+// Index returns a function's index in the snapshot.
 func (f *Finder) Index(name string) (int, bool) {
 	is := func(i int) bool { return i < len(f.all) && f.all[i].Name == name }
 	switch {
@@ -58,8 +61,8 @@ func (f *Finder) Index(name string) (int, bool) {
 	return f.at, is(f.at)
 }
 
-// Current counts the replicas of f's own revision that serve and those that will. Draining ones and ones of an older
-// revision are on their way out and count as neither.
+// Current counts the replicas of f's own revision that are ready or starting. Draining replicas and
+// those of an older revision do not count.
 func (f *Function) Current() (ready, starting int) {
 	for i := range f.Replicas {
 		switch r := &f.Replicas[i]; {
@@ -73,14 +76,15 @@ func (f *Function) Current() (ready, starting int) {
 	return ready, starting
 }
 
-// Ahead reports whether a replica of f would be started ahead of need: f has none, and all tasks
-// for it are still expected. Such a replica only takes what nobody else asks for.
+// Ahead reports whether a replica of f would be started ahead of need: f has none, and all its
+// tasks are still expected. Such a replica may use only resources that nobody else wants.
 func (f *Function) Ahead() bool {
 	ready, starting := f.Current()
 	return f.Expected > 0 && f.Waiting <= 0 && f.Running <= 0 && f.Zero && ready+starting == 0
 }
 
-// Bounds are the least and the most replicas that f may have. A function that may not sleep has at least one.
+// Bounds returns the smallest and the largest number of replicas that f may have. A function that
+// may not scale to zero has at least one.
 func (f *Function) Bounds() (least, most int) {
 	if f.Zero {
 		return 0, max(f.Max, 1)
@@ -89,12 +93,12 @@ func (f *Function) Bounds() (least, most int) {
 	return least, max(f.Max, least)
 }
 
-// wholeShare: what wants a device for itself puts up with what others use of it up to this part of its memory: displays and the
-// driver itself take some.
+// wholeShare limits how much of a device others may use while it still counts as free for exclusive
+// use: one in wholeShare of its memory. Displays and the driver take some.
 const wholeShare = 16
 
-// DeviceNeed is how many bytes of a device of this size have to be free for a replica that takes so many of it; 0 is a whole
-// device, of which a sixteenth may be in use by others.
+// DeviceNeed returns how many bytes must be free on a device of this size for a replica that takes
+// so many of it. takes 0 means the whole device, of which others may use a sixteenth.
 func DeviceNeed(takes, size int64) int64 {
 	if takes == 0 {
 		return size - size/wholeShare
@@ -102,8 +106,8 @@ func DeviceNeed(takes, size int64) int64 {
 	return takes
 }
 
-// Unfit says why a replica cannot be on n and these devices of it, whether it is there already or not; device is as Slot has it. Empty:
-// it can.
+// Unfit returns why no replica can be on n and these of its devices, or "" if it can. It applies to
+// existing replicas too. device has the form of Slot.Device.
 func (n *Node) Unfit(device string) string {
 	if n.Leaving {
 		return fmt.Sprintf("node %s is leaving: %s", n.Name, n.Unavailable)
@@ -120,7 +124,8 @@ func (n *Node) Unfit(device string) string {
 	return ""
 }
 
-// Barred says why no replica of f may be on any of these devices of a node; device is as Slot has it. Empty: it may.
+// Barred returns why no replica of f may be on any of these devices of a node, or "" if it may.
+// device has the form of Slot.Device.
 func (f *Function) Barred(node, device string) string {
 	for _, b := range f.Bars {
 		if b.Node == node && (Slot{Device: device}).On(b.Device) {
@@ -130,7 +135,7 @@ func (f *Function) Barred(node, device string) string {
 	return ""
 }
 
-// Devices are the devices of a slot; a replica that needs several has their names joined by commas.
+// Devices splits the devices of a slot, which are joined by commas.
 func (s Slot) Devices() []string {
 	if s.Device == "" {
 		return nil
@@ -138,7 +143,7 @@ func (s Slot) Devices() []string {
 	return strings.Split(s.Device, ",")
 }
 
-// On says whether the slot has a device.
+// On reports whether the slot has a device.
 func (s Slot) On(id string) bool {
 	for rest := s.Device; rest != ""; {
 		var first string
@@ -154,13 +159,13 @@ var (
 	warmthNames = [...]string{Cold: "cold", File: "file", Host: "host", Parked: "parked"}
 )
 
-// String is the state's name in lower case.
+// String returns the state's name in lower case.
 func (s State) String() string { return name(stateNames[:], int(s), "state") }
 
-// MarshalText writes the state's name, so that recorded snapshots outlive a renumbering.
+// MarshalText returns the state's name, so that recorded snapshots do not depend on the numbers.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText reads what MarshalText wrote.
+// UnmarshalText parses the result of MarshalText.
 func (s *State) UnmarshalText(text []byte) error {
 	i := slices.Index(stateNames[:], string(text))
 	if i < 0 {
@@ -170,13 +175,13 @@ func (s *State) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// String is the warmth's name in lower case.
+// String returns the warmth's name in lower case.
 func (w Warmth) String() string { return name(warmthNames[:], int(w), "warmth") }
 
-// MarshalText writes the warmth's name.
+// MarshalText returns the warmth's name.
 func (w Warmth) MarshalText() ([]byte, error) { return []byte(w.String()), nil }
 
-// UnmarshalText reads what MarshalText wrote.
+// UnmarshalText parses the result of MarshalText.
 func (w *Warmth) UnmarshalText(text []byte) error {
 	i := slices.Index(warmthNames[:], string(text))
 	if i < 0 {

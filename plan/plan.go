@@ -2,136 +2,145 @@ package plan
 
 import "time"
 
-// Snapshot is all a policy may know, frozen at one instant. Every slice is sorted by name; a policy neither changes nor
-// keeps them.
+// Snapshot is all that a policy may know, at one instant. Every slice is sorted by name. Policies
+// must neither change nor keep them.
 type Snapshot struct {
 	Rev       uint64    // grows with each Snapshot
-	At        time.Time // the only clock a policy has
-	Epoch     uint64    // of the owner that observes; its plans carry it
+	At        time.Time // the only clock of a policy
+	Epoch     uint64    // of the observing owner; its plans carry it
 	Nodes     []Node
 	Functions []Function
 	Pipelines []Pipeline
-	Budget    int // replicas that all functions together may have; 0: as many as the nodes hold
+	// Largest number of replicas of all functions together; 0: bounded by the nodes only.
+	Budget int
 }
 
 // Node is one machine with a KeysManager.
 type Node struct {
 	Name        string
 	Memory      int64 // bytes that replicas and zygotes may use
-	MemoryUsed  int64 // what is starting or loading included
-	Threshold   int64 // of Memory: no zygote is loaded that would pass it; 0: Memory
+	MemoryUsed  int64 // includes what is starting or loading
+	Threshold   int64 // part of Memory up to which zygotes are loaded; 0: Memory
 	CPUMilli    int
 	Devices     []Device
 	Zygotes     []Zygote
-	Unavailable string // why nothing new may be placed here; empty: fit
-	Leaving     bool   // replicas that are here are let go, too
+	Unavailable string // why nothing new may be placed here; empty: it may
+	Leaving     bool   // its replicas are drained too
 }
 
 // Device is an accelerator of a node.
 type Device struct {
 	ID                 string
-	Memory, MemoryUsed int64  // bytes; used: reserved for replicas, or in use by others
-	Unavailable        string // why no replica may be there, not even one that is; empty: it is well
+	Memory, MemoryUsed int64 // in bytes; used: reserved for replicas, or in use by others
+	// Why no replica may be on it, not even an existing one; empty: it is healthy.
+	Unavailable string
 }
 
-// Zygote is a parameter set held warm on a node.
+// Zygote is a loaded parameter set on a node.
 type Zygote struct {
 	Function string
 	Digest   string
 	Bytes    int64
-	Idle     bool // nothing runs from it: it gives way when memory is short
+	Idle     bool // no replica runs from it, so it is evicted when memory is short
 }
 
-// Function is what is known of one function: what its owner asked for, what its users demand, what runs.
+// Function is what is known about one function: its declaration, its demand and its replicas.
 type Function struct {
 	Name     string // pipeline.Key
-	Revision uint64 // of its spec
+	Revision uint64 // of the spec
 	Min, Max int
-	Zero     bool          // may have no replica
-	ZeroAge  time.Duration // after this long without a request
-	GPU      int           // devices a replica needs
-	Memory   int64         // bytes a replica adds; 0: unknown
-	CPUMilli int           // thousandths of a core that a replica is promised; 0: nothing
-	CPULimit int           // thousandths of a core that a replica may use, as declared; 0: all there are
-	CPUNow   int           // what replicas may use now, if a plan changed it; 0: as declared
-	// DeviceMemory is what a replica takes of each of its devices, in bytes; 0: all, and no other replica is there.
+	Zero     bool          // may scale to zero
+	ZeroAge  time.Duration // idle time before it scales to zero
+	GPU      int           // devices per replica
+	Memory   int64         // bytes per additional replica; 0: unknown
+	CPUMilli int           // CPU request per replica in thousandths of a core; 0: none
+	CPULimit int           // CPU limit per replica in thousandths of a core, as declared; 0: none
+	CPUNow   int           // current CPU limit, if a plan has changed it; 0: as declared
+	// DeviceMemory is how many bytes a replica takes of each of its devices; 0: all of it,
+	// exclusively.
 	DeviceMemory int64
 	Batch        int // largest batch; at least 1
-	Slots        int // batches a replica takes at a time; at least 1
+	Slots        int // concurrent batches per replica; at least 1
 
-	// Demand and service as measured. A function that was never asked, or never answered, says so by Known fields being
-	// false: it is not zero.
+	// Measured demand and service. If a function was never invoked, or never answered, the Known
+	// fields are false, and the values do not mean zero.
 	Demand  Demand
 	Service Service
-	Wait    Wait // what tasks went through lately; not known while none did
+	Wait    Wait // how long tasks waited recently; unknown if none did
 	Busy    Busy
-	Starts  []Start // what it costs to bring up a replica, sorted by path
-	Profile []Point // service times as measured by stagecoach profile, sorted by CPU, batch, length; empty: never
-	Target  Target  // OpenFaaS's way to scale, if its owner asked for it
+	Starts  []Start // measured start times of replicas, sorted by path
+	// Service times measured by stagecoach profile, sorted by CPU, batch and length; empty: not
+	// measured.
+	Profile []Point
+	Target  Target // OpenFaaS's scaling target, if its owner declared one
 
-	Waiting int // tasks in its line
+	Waiting int // tasks in the line
 	Running int // tasks on replicas
-	// Expected is how many requests have yet to come here from earlier stages of their pipelines.
-	// It is counted only while nothing waits or runs here; otherwise it is 0.
+	// Expected is how many requests in earlier stages of pipelines will still come here. It is
+	// counted only while no task waits or runs here; otherwise it is 0.
 	Expected int `json:",omitzero"`
 
 	Replicas []Replica
 	Failing  Failure
-	Bars     []Bar // that hold, sorted by node, then device
+	Bars     []Bar // current bars, sorted by node, then device
 }
 
 // Demand is how requests arrive at a function, over a sliding window.
 type Demand struct {
 	Known bool
 	Rate  float64   // per second
-	CV    float64   // of the times between arrivals; 0 while too few
+	CV    float64   // of the times between arrivals; 0: too few arrivals
 	Last  time.Time // the latest arrival
-	// Envelope is how many arrived at most within stretches of some lengths, over the last minute; all zero: not measured.
+	// Envelope is the largest number of arrivals within stretches of several lengths, over the last
+	// minute; all zero: not measured.
 	Envelope Envelope `json:",omitzero"`
 }
 
-// Envelope is a traffic envelope, as network calculus has them (Le Boudec and Thiran, Network Calculus, 2001, §1.2): the most
-// arrivals in any stretch of time of a length, for lengths of which each is twice the one before. Short stretches tell of bursts,
-// long ones of the rate.
+// Envelope is a traffic envelope as in network calculus (Le Boudec and Thiran, Network Calculus,
+// 2001, §1.2). It holds the largest number of arrivals in any stretch of time of a given length.
+// Each length is twice the previous one. Short stretches show bursts, long ones the rate.
 type Envelope [10]int
 
-// ShortestStretch is the length that an Envelope begins with.
+// ShortestStretch is the first length of an Envelope.
 const ShortestStretch = 125 * time.Millisecond
 
-// Stretch is the length of time that the envelope's i-th number is of.
+// Stretch returns the length that belongs to the envelope's i-th number.
 func (Envelope) Stretch(i int) time.Duration { return ShortestStretch << i }
 
-// Service is how long a slot of a replica is busy with one call, over a sliding window: the call's share of its batch's time.
+// Service is how long a replica's slot is busy per call, over a sliding window. A call's time is
+// its share of its batch's time.
 type Service struct {
 	Known   bool
 	Mean    time.Duration
 	CV      float64
-	Batches []Batched // by size of batch, sorted; empty: not known
+	Batches []Batched // by batch size, sorted; empty: unknown
 }
 
-// Batched is how long batches of so many calls took lately, on average.
+// Batched is the recent mean time of batches of one size.
 type Batched struct {
 	Size int
-	Mean time.Duration // of a batch
-	N    int           // batches that this is of
+	Mean time.Duration // per batch
+	N    int           // number of batches measured
 }
 
-// Wait is how long tasks waited in a function's line before a replica took them or their deadline passed, over a sliding window. A
-// task that still waits is none of them, but Oldest says how long the first has.
+// Wait is how long tasks waited in a function's line before a replica took them or their deadline
+// passed, over a sliding window. Tasks that still wait are not included, except in Oldest.
 type Wait struct {
 	Known         bool
 	Mean          time.Duration
 	P50, P95, P99 time.Duration
-	Oldest        time.Duration // of those that wait now; 0: none does
+	Oldest        time.Duration // of the waiting tasks; 0: none waits
 }
 
-// Busy is how much of the time the slots of its ready replicas were taken, over a sliding window: 0 to 1.
+// Busy is the share of time, 0 to 1, that the slots of ready replicas were taken, over a sliding
+// window.
 type Busy struct {
 	Known bool
 	Share float64
 }
 
-// Signals is what is measured of a function's tasks as of one instant: its fields are those of Function.
+// Signals are the measurements of a function's tasks at one instant. Its fields are those of
+// Function.
 type Signals struct {
 	Demand           Demand
 	Service          Service
@@ -140,47 +149,49 @@ type Signals struct {
 	Waiting, Running int
 }
 
-// Start is what it took to bring up replicas on one path, from the order to ready; lately.
+// Start is the recent time from the order of a replica until it is ready, for one start path.
 type Start struct {
-	Path string // as a KeysManager names it: cold, fork, parked, resident, …
+	Path string // a KeysManager's name for the path: cold, fork, parked, resident, …
 	Mean time.Duration
-	N    int // starts that this is of
+	N    int // number of starts measured
 }
 
-// Point is a measured service time: of a batch, with so much CPU and inputs of so many units.
+// Point is the measured service time of a batch, for one CPU limit and input length.
 type Point struct {
-	CPUMilli  int
-	Batch     int
-	Length    int           // of inputs, in what the profile's author counts; 0: as they come
-	Mean, Err time.Duration // of a batch; half the width of the mean's 95 % confidence interval
+	CPUMilli int
+	Batch    int
+	Length   int // of the inputs, in the profile's own unit; 0: unchanged inputs
+	// per batch; Err is half the width of the mean's 95 % confidence interval.
+	Mean, Err time.Duration
 	CV        float64
-	N         int // batches
+	N         int // number of batches
 }
 
-// Target is OpenFaaS's way to scale: a load a replica. It is beside the queue, not in its place: the larger count holds.
+// Target is OpenFaaS's scaling target: a load per replica. It works in addition to the queue; the
+// larger count wins.
 type Target struct {
-	Type  string  // rps, capacity (calls at a time), cpu (thousandths of a core); empty: none is asked for
-	Value float64 // a replica, the owner's proportion included
-	Load  float64 // of all replicas together, now, in the same unit
+	Type  string  // rps, capacity (concurrent calls) or cpu (thousandths of a core); empty: none
+	Value float64 // per replica, multiplied by the owner's proportion
+	Load  float64 // current load of all replicas together, in the same unit
 	Known bool    // Load was measured
 }
 
-// Failure says that starting replicas of a function fails.
+// Failure says that replicas of a function fail to start.
 type Failure struct {
-	Count int       // in a row
-	Until time.Time // nothing is started before
+	Count int       // consecutive failures
+	Until time.Time // nothing is started before this time
 	Cause string
 }
 
-// Bar keeps a function from a device for a while, because its replicas were out of memory there: none of them may be there.
+// Bar keeps a function off a device for a while, because its replicas were out of memory there.
 type Bar struct {
 	Node, Device string
-	Count        int // in a row
+	Count        int // consecutive failures
 	Until        time.Time
 	Cause        string
 }
 
-// State is where a replica is in its life.
+// State is a phase in a replica's life.
 type State uint8
 
 // The states of a replica.
@@ -193,65 +204,71 @@ const (
 // Replica is one running copy of a function.
 type Replica struct {
 	Name     string
-	Revision uint64 // of the spec it was started from
+	Revision uint64 // of the spec that it was started from
 	Node     string
-	Device   string // empty: the CPU
+	Device   string // empty: CPU only
 	State    State
-	Since    time.Time // of State
+	Since    time.Time // start of State
 }
 
-// Pipeline is what a policy needs of a pipeline: its stages and its objective.
+// Pipeline is the part of a pipeline that a policy needs: its stages and its objective.
 type Pipeline struct {
 	Name   string   // pipeline.Key
-	Stages []string // pipeline.Key of the functions, in topological order
-	Edges  []Edge   // sorted by From, then To; From is less than To; those to stages that are not deployed are left out
-	SLO    time.Duration
+	Stages []string // pipeline.Key of the functions as text, in topological order
+	// Sorted by From, then To, with From < To. Edges to stages that are not deployed are left out.
+	Edges []Edge
+	SLO   time.Duration
 }
 
-// Edge leads from a stage of a pipeline to a successor: indices into its Stages.
+// Edge leads from a stage to a successor. Both are indices into Stages.
 type Edge struct{ From, To int }
 
-// Domain is a set of pipelines connected by shared functions: what one allocator decides at a time.
+// Domain is a set of pipelines that are connected by shared functions. An allocator decides one
+// domain at a time.
 type Domain struct {
 	Pipelines []string // sorted
 	Functions []string // sorted
 }
 
-// Line is the decision on one function.
+// Line is the decision for one function.
 type Line struct {
 	Function string
 	Count    int
-	CPUMilli int    // a replica; 0: as declared
-	Batch    int    // largest
-	Key      bool   // a key stage: its parameters stay warm, its replicas are spread
-	Why      string // one line for the operator: which term, from what to what
-	Denied   string // why it is to have no replica although it asks for one, and what to do; empty: it is not so
+	CPUMilli int // per replica; 0: as declared
+	Batch    int // largest batch
+	// A key stage: its parameters stay warm, and its replicas are spread over nodes.
+	Key bool
+	Why string // one line for the operator: which term changed what
+	// Why the function gets no replica although it needs one, and what to do; empty: not denied.
+	Denied string
 }
 
-// Alloc is the decision of the levels allocate, correct and share: lines sorted by Function.
+// Alloc is the decision of the levels allocate, correct and share, sorted by Function.
 type Alloc []Line
 
 // Slot is one wanted replica.
 type Slot struct {
 	Replica string // an existing replica to keep; empty: a new one
 	Node    string
-	Device  string // empty: the CPU; several are joined by commas
+	Device  string // empty: CPU only; several devices are joined by commas
 }
 
-// Want is what a Plan wants of one function.
+// Want is a Plan's decision for one function.
 type Want struct {
 	Function string
-	Revision uint64 // of the spec that the decision was made for
+	Revision uint64 // of the spec that the decision is for
 	Slots    []Slot
 	CPUMilli int
 	Batch    int
 	Key      bool
 	Why      string
-	Short    string // why fewer slots than allocated could be placed, or none was allocated; empty: all placed
-	Denied   bool   // it is to have no replica for as long as nothing else changes: what waits for one need not
+	// Why fewer slots could be placed than allocated, or why none was allocated; empty: all placed.
+	Short string
+	// The function gets no replica unless something else changes, so its tasks need not wait.
+	Denied bool
 }
 
-// Warmth is how far a function's parameters are brought up on a node before a replica asks for them.
+// Warmth is how far a function's parameters are loaded on a node before a replica needs them.
 type Warmth uint8
 
 // The levels of warmth.
@@ -259,10 +276,10 @@ const (
 	Cold   Warmth = iota
 	File          // on the node's disk
 	Host          // in a zygote
-	Parked        // a forked child with a device context and no parameters yet
+	Parked        // a forked child with a device context, without parameters
 )
 
-// Warm wants a function's parameters on a node at least this warm.
+// Warm asks for a function's parameters on a node, at least at this warmth.
 type Warm struct {
 	Function string
 	Node     string
@@ -273,34 +290,35 @@ type Warm struct {
 // Plan is the wanted state of the cluster. Wants and Warm are sorted by function, then node.
 type Plan struct {
 	Epoch uint64
-	Rev   uint64 // of the Snapshot it was made from
+	Rev   uint64 // of the Snapshot that it was made from
 	At    time.Time
 	Wants []Want
 	Warm  []Warm
 }
 
-// Allocator decides which functions serve with which base count. M is its memory: it goes in and comes out, so that a
-// refused plan leaves no trace.
+// Allocator decides the base replica count of each function in a domain. M is its memory, which is
+// passed in and returned, so that a refused plan has no effect.
 type Allocator[M any] interface {
 	Allocate(s Snapshot, d Domain, m M) (Alloc, M, error)
 }
 
-// Corrector changes count and CPU of the lines it is given and nothing else.
+// Corrector changes the counts and CPU limits of the given lines, and nothing else.
 type Corrector[M any] interface {
 	Correct(s Snapshot, d Domain, a Alloc, m M) (Alloc, M, error)
 }
 
-// Sharer trims the allocations of all domains to what the cluster has.
+// Sharer reduces the allocations of all domains to what the cluster has.
 type Sharer interface {
 	Share(s Snapshot, a Alloc) (Alloc, error)
 }
 
-// Placer gives every replica of an allocation a node and a device. It may report a shortage, never change the mix.
+// Placer assigns a node and devices to every replica of an allocation. It may report a shortage,
+// but never changes the allocation.
 type Placer interface {
 	Place(s Snapshot, a Alloc) ([]Want, error)
 }
 
-// Warmer decides what is kept warm where.
+// Warmer decides which parameters are kept warm on which nodes.
 type Warmer interface {
 	Warm(s Snapshot, wants []Want) ([]Warm, error)
 }

@@ -47,7 +47,7 @@ func TestValidate(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		change func(*Plan)
-		want   []string // each in the error
+		want   []string // each must be in the error
 	}{
 		"epoch":            {func(p *Plan) { p.Epoch = 1 }, []string{"epoch 1, want the snapshot's 2"}},
 		"rev":              {func(p *Plan) { p.Rev = 6 }, []string{"made from snapshot 6"}},
@@ -104,7 +104,7 @@ func TestFewerThanMinimumNeedsAReason(t *testing.T) {
 	}
 }
 
-func TestAFullNodeMayKeepWhatItHas(t *testing.T) {
+func TestFullNodeMayKeepItsReplicas(t *testing.T) {
 	p, s := good(), snapshot()
 	s.Nodes[0].MemoryUsed = 170
 	p.Wants[0].Slots = p.Wants[0].Slots[:1]
@@ -113,7 +113,7 @@ func TestAFullNodeMayKeepWhatItHas(t *testing.T) {
 	}
 }
 
-func TestIdleZygotesGiveWay(t *testing.T) {
+func TestMemoryOfIdleZygotesCountsAsFree(t *testing.T) {
 	p, s := good(), snapshot()
 	s.Nodes[0].MemoryUsed = 100
 	for _, idle := range []bool{true, false} {
@@ -149,7 +149,7 @@ func TestDomains(t *testing.T) {
 	}
 }
 
-// TestJSONRoundTrip: what is recorded comes back the same, and is written the same again.
+// TestJSONRoundTrip checks that a recorded value is read back unchanged and written the same again.
 func TestJSONRoundTrip(t *testing.T) {
 	roundTrip(t, snapshot())
 	roundTrip(t, good())

@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// ErrStale is the error of a plan that is older than one already applied, or of another owner.
+// ErrStale is the error for a plan that is older than an applied one, or that another owner made.
 var ErrStale = errors.New("plan: made from a stale snapshot")
 
-// Validate reports everything that is wrong with p as a decision on s, joined: a plan with an error is not applied. It
-// holds a plan to what s allows, not to what would be wise.
+// Validate returns all faults of p as a decision on s, joined. A plan with a fault is not applied.
+// Validate checks what s allows, not what would be wise.
 func (p Plan) Validate(s Snapshot) error {
 	v := validator{s: &s, finder: s.Finder(), nodes: make(map[string]*Node, len(s.Nodes)), used: map[place]int64{}, on: map[place]bool{}, seen: make([]bool, len(s.Functions))}
 	for i := range s.Nodes {
@@ -53,8 +53,8 @@ func (p Plan) Validate(s Snapshot) error {
 	return errors.Join(v.errs...)
 }
 
-// LeastCPU is the least that a replica can be limited to, in thousandths of a core: the kernel's shortest quota, 1 ms, of the
-// 100 ms that quotas are of.
+// LeastCPU is the smallest CPU limit of a replica in thousandths of a core. The kernel's shortest
+// quota is 1 ms per period of 100 ms.
 const LeastCPU = 10
 
 type validator struct {
@@ -63,12 +63,12 @@ type validator struct {
 	nodes  map[string]*Node
 	errs   []error
 	used   map[place]int64 // bytes of new replicas
-	on     map[place]bool  // devices that the function has
-	kept   []bool          // of the function's replicas, which are listed already
-	seen   []bool          // of the snapshot's functions, which have a want
+	on     map[place]bool  // devices of the function
+	kept   []bool          // which of the function's replicas were listed
+	seen   []bool          // which of the snapshot's functions have a want
 }
 
-// place is a device of a node; without one it is the node.
+// place is a device of a node or, without a device, the node.
 type place struct{ node, device string }
 
 func (v *validator) add(format string, args ...any) {
@@ -174,8 +174,9 @@ func (v *validator) keep(f *Function, slot Slot) {
 	v.kept[i] = true
 }
 
-// capacity checks the sums of new replicas against what is free. Memory of replicas that the plan lets go counts as taken:
-// it is free only once they have gone. Idle zygotes give way at once.
+// capacity compares the sums of new replicas with the free resources. Memory of replicas that the
+// plan stops counts as used until they have ended. Idle zygotes are evicted at once, so their
+// memory counts as free.
 func (v *validator) capacity() {
 	for _, n := range v.s.Nodes {
 		free := n.Memory - n.MemoryUsed
@@ -195,7 +196,7 @@ func (v *validator) capacity() {
 	}
 }
 
-// Size writes a number of bytes for people: in B, MiB or GiB with at most one digit after the point.
+// Size formats a number of bytes in B, MiB or GiB, with at most one decimal.
 func Size(bytes int64) string {
 	unit, shift := "B", 0
 	switch {

@@ -10,17 +10,18 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Memory is what policies remember from one decision to the next, by function: domains come, merge and go with deployments, and the
-// functions of one share theirs. Nil before the first decision. It is not changed, and may be encoded: see [Set.DecodeMemory].
+// Memory is what policies remember between decisions, by function. Domains appear, merge and
+// disappear with deployments; the functions of one domain share a past. It is nil before the first
+// decision. It is never modified, and can be encoded (see [Set.DecodeMemory]).
 type Memory map[string]*past
 
-// past is what the policies of a domain remembered.
+// past is what the policies of a domain remember.
 type past struct {
-	functions            []string // that share it, sorted
+	functions            []string // functions that share it, sorted
 	allocator, corrector any
 }
 
-// recall joins what the functions of d remember.
+// recall merges what the functions of d remember.
 func (s Set) recall(m Memory, d plan.Domain) past {
 	out := past{functions: d.Functions}
 	var seen []*past
@@ -42,14 +43,14 @@ func (s Set) recall(m Memory, d plan.Domain) past {
 	return out
 }
 
-// Held is a domain that stays as it is, and why.
+// Held is a domain that keeps its replicas, and why.
 type Held struct {
 	Domain plan.Domain
 	Err    error
 }
 
-// Decide makes a plan of s. It is a function of its arguments; m is left as it was. A policy that fails or panics holds its domain as
-// it is; an error says that there is no plan.
+// Decide makes a plan for s. It is a function of its arguments and does not change m. If a policy
+// fails or panics, its domain keeps its replicas. If Decide returns an error, there is no plan.
 func (s Set) Decide(snap plan.Snapshot, m Memory) (plan.Plan, Memory, []Held, error) {
 	p := plan.Plan{Epoch: snap.Epoch, Rev: snap.Rev, At: snap.At}
 	next := make(Memory, len(snap.Functions))
@@ -102,7 +103,8 @@ func (s Set) decide(snap plan.Snapshot, d plan.Domain, before past, after *past)
 	return lines, err
 }
 
-// guarded calls a policy and turns a panic into an error: a policy's fault must not take requests down with it.
+// guarded calls a policy and turns a panic into an error, so that a policy's fault does not end
+// requests.
 func guarded(policy func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -112,8 +114,8 @@ func guarded(policy func() error) (err error) {
 	return policy()
 }
 
-// hold keeps each function of d at the count it has, within its bounds. Of the cause its first line is told: a panic's stack is another in
-// each run.
+// hold keeps each function of d at its present count, within its bounds. It uses the first line of
+// the cause only, because a panic's stack differs in each run.
 func hold(s plan.Snapshot, d plan.Domain, cause error) plan.Alloc {
 	first, _, _ := strings.Cut(cause.Error(), "\n")
 	a := make(plan.Alloc, 0, len(d.Functions))

@@ -6,7 +6,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan/plantest"
 )
 
-// TestDefaultPoliciesThroughHistories decides on whatever happens in a made-up world: every plan is valid.
+// TestDefaultPoliciesThroughHistories decides in random worlds and checks that every plan is valid.
 func TestDefaultPoliciesThroughHistories(t *testing.T) {
 	for _, placer := range []string{"", "spread", "first-fit"} {
 		c, err := Names{Placer: placer}.Choose()

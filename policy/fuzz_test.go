@@ -13,7 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan/plantest"
 )
 
-// sets are combinations of policies that are decided with.
+// sets are the combinations of policies to test.
 var sets = []Names{
 	{},
 	{Corrector: "none", Sharer: "gain"},
@@ -30,7 +30,7 @@ var sets = []Names{
 	{Warmer: "none"},
 }
 
-// told is a placer that remembers what it was told to place.
+// told is a placer that remembers its arguments.
 type told struct {
 	plan.Placer
 	alloc plan.Alloc
@@ -41,9 +41,10 @@ func (p *told) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 	return p.Placer.Place(s, a)
 }
 
-// FuzzDecide lets a made-up world live for a while with a set of policies, then makes some of its signals absurd, and holds the decision to
-// what it must be whatever comes: valid, the same again, also from a memory that was encoded and with nodes in another order; never
-// fewer replicas of a function that has more to do, nor with a larger budget.
+// FuzzDecide lets a random world live for a while with a set of policies, then makes some of its
+// signals impossible. The decision must be valid. It must be the same again, even with an encoded
+// memory and nodes in another order. More load or a larger budget must never reduce a function's
+// replicas.
 func FuzzDecide(f *testing.F) {
 	for i := range sets {
 		f.Add(uint64(i), uint8(i), uint8(8), []byte{})
@@ -90,7 +91,7 @@ type decider struct {
 	set    Set
 	placer *told
 	memory Memory
-	of     func() plan.Snapshot // in memory of its own
+	of     func() plan.Snapshot // returns a copy
 }
 
 func (d *decider) decide(what string, s plan.Snapshot) (plan.Plan, plan.Alloc) {
@@ -142,12 +143,13 @@ func (d *decider) check(rng *rand.Rand) {
 	}
 
 	larger := d.of()
-	if larger.Budget <= 0 || d.set.names.Sharer == none || d.set.names.Allocator != "sizer" { // others ask for more when there is more
+	// Other policies may ask for more if there is more.
+	if larger.Budget <= 0 || d.set.names.Sharer == none || d.set.names.Allocator != "sizer" {
 		return
 	}
 	larger.Budget = min(larger.Budget, math.MaxInt-5) + 1 + rng.IntN(5)
 	if rng.IntN(4) == 0 {
-		larger.Budget = 0 // none at all
+		larger.Budget = 0 // no budget
 	}
 	_, got := d.decide("a larger budget", larger)
 	for i := range got {
@@ -157,14 +159,14 @@ func (d *decider) check(rng *rand.Rand) {
 	}
 }
 
-// Values that no signal should have, and some that it may.
+// Values that no signal should have, and some that it may have.
 var (
 	floats    = []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, 0, 1e-300, 1e300, 0.5, 40}
 	durations = []time.Duration{math.MinInt64, math.MaxInt64, -1, 0, 1, time.Nanosecond * 999, time.Hour, 100 * time.Millisecond}
 	ints      = []int{math.MinInt, math.MaxInt, -1, 0, 1, 7, 1 << 40}
 )
 
-// distort sets signals of s: three bytes say which one of what to which value.
+// distort changes signals of s. Three bytes select the object, the signal and the value.
 func distort(s *plan.Snapshot, absurd []byte) {
 	for ; len(absurd) >= 3; absurd = absurd[3:] {
 		f := &s.Functions[int(absurd[1])%len(s.Functions)]

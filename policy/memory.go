@@ -7,14 +7,14 @@ import (
 	"slices"
 )
 
-// encodedPast is a past in JSON.
+// encodedPast is the JSON form of a past.
 type encodedPast struct {
 	Functions []string        `json:"functions"`
 	Allocator json.RawMessage `json:"allocator,omitempty"`
 	Corrector json.RawMessage `json:"corrector,omitempty"`
 }
 
-// MarshalJSON writes what each set of functions remembers, once, sorted by their first.
+// MarshalJSON encodes each past once, sorted by its first function.
 func (m Memory) MarshalJSON() ([]byte, error) {
 	seen := map[*past]bool{}
 	all := []encodedPast{}
@@ -42,7 +42,7 @@ func (m Memory) MarshalJSON() ([]byte, error) {
 	return json.Marshal(all)
 }
 
-// DecodeMemory reads what [Memory.MarshalJSON] wrote, for these policies.
+// DecodeMemory decodes the result of [Memory.MarshalJSON] for these policies.
 func (s Set) DecodeMemory(data []byte) (Memory, error) {
 	var all []encodedPast
 	if err := json.Unmarshal(data, &all); err != nil {
@@ -51,7 +51,7 @@ func (s Set) DecodeMemory(data []byte) (Memory, error) {
 	m := Memory{}
 	for i, e := range all {
 		if len(e.Functions) == 0 {
-			return nil, fmt.Errorf("policy: memory %d is of no function", i)
+			return nil, fmt.Errorf("policy: memory %d belongs to no function", i)
 		}
 		p := &past{functions: e.Functions}
 		for _, part := range []struct {

@@ -14,8 +14,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Names chooses the policies. An empty name means the default; a name of "none" in Corrector, Sharer or Warmer leaves that
-// level out.
+// Names selects policies. An empty name means the default. The name "none" in Corrector, Sharer or
+// Warmer leaves that level out.
 type Names struct {
 	Allocator string `json:"allocator,omitempty" yaml:"allocator"`
 	Corrector string `json:"corrector,omitempty" yaml:"corrector"`
@@ -24,7 +24,7 @@ type Names struct {
 	Warmer    string `json:"warmer,omitempty" yaml:"warmer"`
 }
 
-// Set is a policy of each level. Choose it with [Names.Choose].
+// Set holds one policy per level. [Names.Choose] makes one.
 type Set struct {
 	names     Names
 	allocator level
@@ -37,7 +37,7 @@ type Set struct {
 // none leaves a level out.
 const none = "none"
 
-// Choose finds the named policies. An unknown name is an error that lists those there are.
+// Choose returns the named policies. For an unknown name, the error lists the known ones.
 func (n Names) Choose() (Set, error) {
 	allocators := map[string]level{
 		"sizer":    allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})},
@@ -57,7 +57,7 @@ func (n Names) Choose() (Set, error) {
 		"quart-no-pid":    quart(autoscaler.QuartConfig{NoPID: true}),
 		"quart-no-smooth": quart(autoscaler.QuartConfig{NoSmooth: true}),
 		"quart-no-cpu":    quart(autoscaler.QuartConfig{NoCPU: true}),
-		// The same with another predictor of burstiness.
+		// Like quart, with another predictor of burstiness.
 		"quart-qna":         quart(autoscaler.QuartConfig{Predictor: autoscaler.QNA{}}),
 		"quart-persistence": quart(autoscaler.QuartConfig{Predictor: autoscaler.Persistence{}}),
 		"quart-attention":   quart(autoscaler.QuartConfig{Predictor: autoscaler.NewAttention()}),
@@ -75,7 +75,7 @@ func (n Names) Choose() (Set, error) {
 	return s, errors.Join(errs[:]...)
 }
 
-// Names returns the names of the policies, the defaults' included.
+// Names returns the names of the policies, including the defaults.
 func (s Set) Names() Names { return s.names }
 
 func pick[P any](kind string, from map[string]P, name *string, fallback string) (P, error) {
@@ -89,7 +89,7 @@ func pick[P any](kind string, from map[string]P, name *string, fallback string) 
 	return p, nil
 }
 
-// WithAllocator returns s with another allocator, as tests and studies have them.
+// WithAllocator returns s with another allocator, for tests and studies.
 func WithAllocator[M any](s Set, name string, a plan.Allocator[M]) Set {
 	s.allocator, s.names.Allocator = allocating[M]{a}, name
 	return s
@@ -113,14 +113,15 @@ func WithPlacer(s Set, name string, p plan.Placer) Set {
 	return s
 }
 
-// level is an allocator or a corrector without the type of its memory.
+// level is an allocator or corrector without its memory's type.
 type level interface {
 	decide(s plan.Snapshot, d plan.Domain, a plan.Alloc, m any) (plan.Alloc, any, error)
 	merge(a, b any) any
 	decode(data []byte) (any, error)
 }
 
-// merger is a policy that can join the memories of domains that became one; of others the first one's is kept.
+// merger is a policy that can merge the memories of domains that became one. For other policies,
+// the first memory is kept.
 type merger[M any] interface{ Merge(a, b M) M }
 
 type allocating[M any] struct{ plan.Allocator[M] }

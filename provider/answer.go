@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// statusError is an error that says its HTTP status.
+// statusError is an error with an HTTP status.
 type statusError struct {
 	status int
 	error
@@ -21,7 +21,7 @@ func (e statusError) Unwrap() error { return e.error }
 
 func refuse(status int, err error) error { return statusError{status, err} }
 
-// status maps an error to its HTTP status, here and nowhere else.
+// status returns the HTTP status for an error. No other code does.
 func status(err error) int {
 	var s statusError
 	var field *pipeline.FieldError
@@ -33,13 +33,13 @@ func status(err error) int {
 		return http.StatusRequestEntityTooLarge
 	case errors.As(err, &field):
 		return http.StatusBadRequest
-	case disk.IsFull(err): // the disk is ours, so the registry is not to blame
+	case disk.IsFull(err): // our own disk, so the registry is not to blame
 		return http.StatusServiceUnavailable
 	case errors.Is(err, ErrImages) && errors.Is(err, context.DeadlineExceeded):
 		return http.StatusGatewayTimeout
 	case errors.Is(err, ErrImages):
 		return http.StatusBadGateway
-	default: // the store, or what runs the replicas
+	default: // the store or the cluster failed
 		return http.StatusServiceUnavailable
 	}
 }
@@ -50,14 +50,14 @@ type problem struct {
 	Fields []field `json:"fields,omitempty"`
 }
 
-// field says what is wrong with one field of a request.
+// field describes a fault in one field of a request.
 type field struct {
 	Path string `json:"path"`
 	Got  string `json:"got"`
 	Want string `json:"want"`
 }
 
-// fail answers with an error: text, which faas-cli prints, or JSON for who asks for it with Accept.
+// fail answers with an error: as text, which faas-cli prints, or as JSON if Accept asks for it.
 func (p *Provider) fail(w http.ResponseWriter, r *http.Request, err error) {
 	code := status(err)
 	if code >= 500 {
@@ -78,7 +78,7 @@ func (p *Provider) fail(w http.ResponseWriter, r *http.Request, err error) {
 	writeJSON(w, code, body)
 }
 
-// fieldErrors collects the field errors in a tree of joined and wrapped errors, in order.
+// fieldErrors returns the field errors in a tree of joined and wrapped errors, in order.
 func fieldErrors(err error) []*pipeline.FieldError {
 	switch e := err.(type) { //nolint:errorlint // walks the tree itself, errors.As would stop at the first
 	case nil:
@@ -96,14 +96,14 @@ func fieldErrors(err error) []*pipeline.FieldError {
 	}
 }
 
-// internal marks an answer as the platform's own, not a function's.
+// internal marks an answer as the platform's own.
 func internal(w http.ResponseWriter) { w.Header().Set("X-OpenFaaS-Internal", "stagecoach") }
 
 func writeText(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	_, _ = w.Write([]byte(text + "\n")) // fails only when the client is gone
+	_, _ = w.Write([]byte(text + "\n")) // fails only if the client is gone
 }
 
 func writeJSON(w http.ResponseWriter, code int, v any) {
@@ -111,5 +111,5 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 	w.WriteHeader(code)
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
-	_ = e.Encode(v) // our own types encode; a write fails only when the client is gone
+	_ = e.Encode(v) // our own types can be encoded; a write fails only if the client is gone
 }

@@ -7,20 +7,22 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// assembly knows which functions have to do with which pipelines, so that a change of one function among thousands asks for
-// few pipelines to be assembled anew.
+// assembly indexes which functions belong to which pipelines. So a change of one function among
+// thousands assembles few pipelines again.
 type assembly struct {
 	functions map[pipeline.Key]*pipeline.Function    // by key
-	members   map[pipeline.Key]map[pipeline.Key]bool // by key of the pipeline: keys of its stages
-	leading   map[pipeline.Key]map[pipeline.Key]int  // by key of a function: keys of the pipelines with a stage that names it as next, and how often
+	members   map[pipeline.Key]map[pipeline.Key]bool // by pipeline: keys of its stages
+	// By function: keys of the pipelines with stages that name it in next, and how many.
+	leading map[pipeline.Key]map[pipeline.Key]int
 }
 
 func newAssembly() assembly {
 	return assembly{map[pipeline.Key]*pipeline.Function{}, map[pipeline.Key]map[pipeline.Key]bool{}, map[pipeline.Key]map[pipeline.Key]int{}}
 }
 
-// change takes note of a function that was old and is now, nil meaning not there, and returns the keys of the pipelines that
-// may be others now, sorted: those that it was or is a stage of, those with a stage that leads to it, the one of its name.
+// change records that a function changed from old to now, where nil means that it does not exist.
+// It returns the keys of the pipelines that may have changed, sorted: those that it was or is a
+// stage of, those with a stage that leads to it, and the one with its name.
 func (a *assembly) change(key pipeline.Key, old, now *pipeline.Function) []pipeline.Key {
 	affected := map[pipeline.Key]bool{}
 	if len(a.members[key]) > 0 {
@@ -45,7 +47,7 @@ func (a *assembly) change(key pipeline.Key, old, now *pipeline.Function) []pipel
 	return slices.SortedFunc(maps.Keys(affected), pipeline.Key.Compare)
 }
 
-// enter makes f a stage of p in the index, or no longer.
+// enter adds f to the stages of p in the index, or removes it.
 func (a *assembly) enter(p, key pipeline.Key, f *pipeline.Function, in bool) {
 	by := 1
 	if in {
@@ -73,8 +75,9 @@ func (a *assembly) enter(p, key pipeline.Key, f *pipeline.Function, in bool) {
 	}
 }
 
-// pipeline assembles one pipeline; ok is false when it has no stages. What [pipeline.Assemble] sees beside its stages are the
-// functions that they lead to and the function of its name: nothing else can change it.
+// pipeline assembles one pipeline. ok is false if it has no stages. Besides its stages,
+// [pipeline.Assemble] gets the functions that they lead to and the function with its name. Nothing
+// else can affect it.
 func (a *assembly) pipeline(key pipeline.Key) (p pipeline.Pipeline, ok bool) {
 	stages := a.members[key]
 	if len(stages) == 0 {

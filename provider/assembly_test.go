@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// draw is a function of few possible names, so that what it says has often to do with others.
+// draw returns a function with one of a few names, so that functions often refer to each other.
 func draw(r *rand.Rand) types.FunctionDeployment {
 	names, pipelines := []string{"a", "b", "c", "d", "p"}, []string{"p", "q", "a"}
 	some := func(from []string) string {
@@ -41,7 +41,8 @@ func draw(r *rand.Rand) types.FunctionDeployment {
 	return types.FunctionDeployment{Service: name, Namespace: ns, Image: "i", Annotations: &annotations}
 }
 
-// TestIncremental: after each of many changes the registry shows what pipeline.Assemble makes of all functions.
+// TestIncremental checks after each of many changes that the registry shows what pipeline.Assemble
+// makes of all functions.
 func TestIncremental(t *testing.T) {
 	store := newMemoryStore()
 	reg, err := OpenRegistry(t.Context(), store, slog.New(slog.DiscardHandler))

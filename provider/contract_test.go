@@ -27,7 +27,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/secret"
 )
 
-// remote is the API over HTTP, and OpenFaaS's own client of it.
+// remote is the API over HTTP, with OpenFaaS's own client.
 type remote struct {
 	*api
 	*sdk.Client
@@ -54,7 +54,7 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// TestSDKFunctions leads functions of two namespaces through their lives with OpenFaaS's client.
+// TestSDKFunctions deploys, scales and removes functions in two namespaces with OpenFaaS's client.
 func TestSDKFunctions(t *testing.T) {
 	r, ctx := newRemote(t), t.Context()
 	for _, ns := range []string{"", "team-a"} {
@@ -114,8 +114,8 @@ func namespaceOr(ns string) string {
 	return ns
 }
 
-// seen reads what a function that names these secrets gets to see of them; without names, of all
-// that it has named.
+// seen returns what a function that names these secrets sees of them. Without names, it returns all
+// secrets that the function has named.
 func (a *api) seen(ns, function string, names ...string) string {
 	a.t.Helper()
 	files, _ := filepath.Glob(filepath.Join(a.state, "secret-mounts", ns, function, "*", "*"))
@@ -133,7 +133,8 @@ func (a *api) seen(ns, function string, names ...string) string {
 	return strings.Join(out, " ")
 }
 
-// TestSDKSecrets: created, listed by name alone, changed, seen by who names them, and kept as long as somebody does.
+// TestSDKSecrets checks that secrets are created, listed by name only, changed, seen by the
+// functions that name them, and kept while a function names them.
 func TestSDKSecrets(t *testing.T) {
 	r, ctx := newRemote(t), t.Context()
 	code, err := r.CreateSecret(ctx, types.Secret{Name: "token", Value: "one"})
@@ -147,7 +148,8 @@ func TestSDKSecrets(t *testing.T) {
 		t.Errorf("update of nothing: %d, want 404", code)
 	}
 	raw := []byte{0, 0xff, '\n'}
-	_, err = r.CreateSecret(ctx, types.Secret{Name: "key.pem", Value: string(raw), RawValue: raw}) // as faas-cli sends a file
+	// As faas-cli sends a file.
+	_, err = r.CreateSecret(ctx, types.Secret{Name: "key.pem", Value: string(raw), RawValue: raw})
 	ok(t, err)
 	_, err = r.CreateSecret(ctx, types.Secret{Name: "token", Namespace: "team-a", Value: "of team-a"})
 	ok(t, err)
@@ -212,8 +214,8 @@ func TestSDKSecrets(t *testing.T) {
 	}
 }
 
-// TestProcessOfOtherSecrets: functions that name one process name the same secrets, or the second
-// deploy is refused.
+// TestProcessOfOtherSecrets checks that functions that share a process must name the same secrets,
+// or the second deploy is refused.
 func TestProcessOfOtherSecrets(t *testing.T) {
 	r, ctx := newRemote(t), t.Context()
 	for _, ns := range []string{"", "team-a"} {
@@ -237,9 +239,11 @@ func TestProcessOfOtherSecrets(t *testing.T) {
 	ok(t, deploy("second", "", "shared", "", "b", "a", "b"))
 	ok(t, deploy("first", "", "shared", "", "b", "a"))
 	ok(t, deploy("alone", "", "other", ""))
-	ok(t, deploy("python", "", "shared", "python ./stage", "a")) // functions with different commands share no process
+	// Functions with different commands do not share a process.
+	ok(t, deploy("python", "", "shared", "python ./stage", "a"))
 	ok(t, deploy("first", "team-a", "shared", "", "a"))
-	_, err := r.Deploy(ctx, types.FunctionDeployment{ // functions of different networks share no process
+	// Functions with different networks do not share a process.
+	_, err := r.Deploy(ctx, types.FunctionDeployment{
 		Service: "cut-off", Image: "stagecoach/echo:1", Secrets: []string{"a"},
 		Annotations: &map[string]string{"stagecoach.dev/process": "shared", "stagecoach.dev/network": "none"},
 	})
@@ -251,7 +255,8 @@ func TestProcessOfOtherSecrets(t *testing.T) {
 				t.Fatalf("%s with the secrets %q is deployed", name, secrets)
 			}
 			for _, want := range []string{"409", strconv.Quote(name), `"first"`, "stagecoach.dev/process: shared", "names the secrets a, b", "Want the same secrets in both"} {
-				if !strings.Contains(strings.ReplaceAll(err.Error(), `\"`, `"`), want) { // the client quotes the message
+				// The client quotes the message.
+				if !strings.Contains(strings.ReplaceAll(err.Error(), `\"`, `"`), want) {
 					t.Errorf("%s with the secrets %q: %v, want it to say %s", name, secrets, err, want)
 				}
 			}
@@ -264,7 +269,8 @@ func TestProcessOfOtherSecrets(t *testing.T) {
 	ok(t, deploy("first", "", "shared", "", "a"))
 }
 
-// TestSecretsStayHidden: no answer, no log line and no stored record holds a value, whatever is wrong with a request.
+// TestSecretsStayHidden checks that no answer, log line or stored record contains a value, whatever
+// is wrong with a request.
 func TestSecretsStayHidden(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	var log strings.Builder
@@ -295,7 +301,8 @@ func TestSecretsStayHidden(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(a.state, "secrets")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(a.state, "secrets"), nil, 0o400); err != nil { // so that storing fails
+	// Makes storing fail.
+	if err := os.WriteFile(filepath.Join(a.state, "secrets"), nil, 0o400); err != nil {
 		t.Fatal(err)
 	}
 	ask(post, "/system/secrets", `{"name":"t","value":"`+hidden+`"}`)
@@ -349,7 +356,8 @@ func TestSDKNamespaces(t *testing.T) {
 	if err := r.DeleteNamespace(ctx, pipeline.DefaultNamespace); err == nil || !strings.Contains(err.Error(), "403") {
 		t.Errorf("deletion of the default namespace: %v", err)
 	}
-	_, err = r.CreateSecret(ctx, types.Secret{Name: "s", Namespace: "team-c", Value: "v"}) // makes the namespace
+	// Creates the namespace.
+	_, err = r.CreateSecret(ctx, types.Secret{Name: "s", Namespace: "team-c", Value: "v"})
 	ok(t, err)
 	names, err := r.GetNamespaces(ctx)
 	if err != nil || strings.Join(names, " ") != "openfaas-fn team-c" {
@@ -381,7 +389,8 @@ func (r *remote) auth() string {
 	return req.Header.Get("Authorization")
 }
 
-// TestSDKLogs: by function, replica, time and number, then what comes, until the client leaves.
+// TestSDKLogs checks logs by function, replica, time and number, then new lines, until the client
+// leaves.
 func TestSDKLogs(t *testing.T) {
 	r, ctx := newRemote(t), t.Context()
 	for _, ns := range []string{"", "team-a"} {
@@ -432,12 +441,12 @@ func TestSDKLogs(t *testing.T) {
 		t.Errorf("then %+v", m)
 	}
 	leave()
-	for range messages { // ends
+	for range messages { // waits for the end
 	}
 	messages, err = r.GetLogs(t.Context(), "fn", "", true, 1, nil)
 	ok(t, err)
 	<-messages
-	r.book.Close() // as the end of the process does
+	r.book.Close() // as when the process ends
 	for range messages {
 	}
 	if _, err := r.GetLogs(t.Context(), "nosuch", "", false, 1, nil); err == nil || !strings.Contains(err.Error(), "not found") {
@@ -455,7 +464,7 @@ func TestSDKLogs(t *testing.T) {
 	}
 }
 
-// TestSlowReaderIsTold: lines that came faster than they were read are counted in a line.
+// TestSlowReaderIsTold checks that a line reports how many lines a slow reader has missed.
 func TestSlowReaderIsTold(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.must(http.StatusAccepted, post, functions, `{"service":"fn","image":"stagecoach/f:1"}`)
@@ -480,7 +489,8 @@ func (r *lossyReader) Read(context.Context) ([]LogLine, uint64, error) {
 }
 func (*lossyReader) Close() {}
 
-// TestBehindAGateway: OpenFaaS's own gateway forwards bodies without their length, adds its headers and polls.
+// TestBehindAGateway checks requests as OpenFaaS's own gateway forwards them: without the body's
+// length, with more headers, and with polling.
 func TestBehindAGateway(t *testing.T) {
 	r := newRemote(t)
 	send := func(method, path, body string) (int, string) {
@@ -521,7 +531,8 @@ func TestBehindAGateway(t *testing.T) {
 	}
 }
 
-// TestGolden plays testdata/faas-cli.txt: requests as faas-cli writes them on the wire, in order, and what it needs to get.
+// TestGolden plays testdata/faas-cli.txt: requests as faas-cli sends them, in order, and the
+// answers that it needs.
 func TestGolden(t *testing.T) {
 	r := newRemote(t)
 	b, err := os.ReadFile("testdata/faas-cli.txt")
@@ -558,7 +569,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestBadInput: what nobody should send gets a clear 4xx, and nothing is half made.
+// TestBadInput checks that bad requests get a clear 4xx and change nothing.
 func TestBadInput(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	long := strings.Repeat("a", 300)
@@ -606,13 +617,15 @@ func TestBadInput(t *testing.T) {
 		}
 		return err
 	}))
-	a.must(http.StatusAccepted, post, functions, `{"service":"a","image":"stagecoach/f:1","unknown":{"field":[1]},"labels":null,"secrets":null}`) // as OpenFaaS takes it
+	// As OpenFaaS accepts it.
+	a.must(http.StatusAccepted, post, functions, `{"service":"a","image":"stagecoach/f:1","unknown":{"field":[1]},"labels":null,"secrets":null}`)
 	largest, err := json.Marshal(types.Secret{Name: "large", Value: strings.Repeat("\x01", maxSecret)})
 	ok(t, err)
-	a.must(http.StatusCreated, post, "/system/secrets", string(largest)) // six bytes of JSON each
+	// six bytes of JSON per byte.
+	a.must(http.StatusCreated, post, "/system/secrets", string(largest))
 }
 
-// FuzzSystem: whatever is sent, the answer is no fault of ours, and what is stored can be read again.
+// FuzzSystem checks that no request causes a 5xx, and that everything stored can be read again.
 func FuzzSystem(f *testing.F) {
 	for _, s := range [][3]string{
 		{"POST", "functions", `{"service":"f","image":"stagecoach/f:1","namespace":"n","envProcess":"cat","envVars":{"a":"b"},"constraints":["c"],"secrets":["s"],` +

@@ -17,11 +17,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// maxVariable is the size in bytes that a variable of the environment may have, as NAME=VALUE: Linux's MAX_ARG_STRLEN without
-// the NUL at its end. With a larger one no process can be started.
+// maxVariable is the largest environment variable in bytes, as NAME=VALUE. It is Linux's
+// MAX_ARG_STRLEN without the final NUL. With a larger one, no process can be started.
 const maxVariable = 128<<10 - 1
 
-// readDeployment reads and checks a deployment, and has its image brought here; errors name every bad field.
+// readDeployment reads and checks a deployment, and pulls its image. Errors name every bad field.
 func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deployed, error) {
 	var d types.FunctionDeployment
 	if err := readJSON(w, r, &d); err != nil {
@@ -53,7 +53,7 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 	return out, err
 }
 
-// check looks at what package pipeline does not: the fields that are not labels and annotations.
+// check checks the fields that package pipeline does not: all but labels and annotations.
 func (p *Provider) check(d types.FunctionDeployment) error {
 	var errs []error
 	bad := func(path, got, want string) {
@@ -93,7 +93,7 @@ func (p *Provider) check(d types.FunctionDeployment) error {
 	return errors.Join(errs...)
 }
 
-// checkMode refuses a mode that the watchdog does not have. To a stage, the variable may mean
+// checkMode refuses a mode that the watchdog does not have. A stage may use the variable for
 // anything else, except afterburn, which is surely meant for a watchdog.
 func (p *Provider) checkMode(d types.FunctionDeployment, digest string) error {
 	const want = "http, streaming, serializing or static"
@@ -110,8 +110,7 @@ func (p *Provider) checkMode(d types.FunctionDeployment, digest string) error {
 	return &pipeline.FieldError{Path: "envVars.mode", Got: quote(mode), Want: want}
 }
 
-// namesNoProcess reports whether a deployment leaves it to the image which program runs. In mode static
-// none does.
+// namesNoProcess reports whether the image must say which program runs. In mode static, none does.
 func namesNoProcess(d types.FunctionDeployment) bool {
 	return d.EnvProcess == "" && d.EnvVars["fprocess"] == "" && d.EnvVars["function_process"] == "" && d.EnvVars["mode"] != "static"
 }

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestModesOfTheWatchdog: a deploy with a mode that the watchdog has is accepted, and so is any word
-// of a stage, whose own variable it is. A refusal names the modes.
+// TestModesOfTheWatchdog checks that a deploy accepts the watchdog's modes, and any value for a
+// stage, and that a refusal names the modes.
 func TestModesOfTheWatchdog(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	for i, tc := range []struct {

@@ -14,18 +14,18 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// The annotations that answers add to those of a deployment. A deploy ignores them, because they may
-// be copied from an answer.
+// The annotations that answers add to those of a deployment. A deploy ignores them, because they
+// may be copied from an answer.
 const (
-	// StatusAnnotation holds the status of the deployed revision: ready, updating, failing or asleep,
-	// then details after a colon, such as why replicas do not start.
+	// StatusAnnotation holds the status of the deployed revision: ready, updating, failing or
+	// asleep, then details after a colon, such as why replicas do not start.
 	StatusAnnotation = pipeline.Prefix + "status"
 	// ReplicasAnnotation lists the replicas, their nodes, and how long each took to start.
 	ReplicasAnnotation = pipeline.Prefix + "replicas"
 	// GuessAnnotation holds the process that was guessed, and why, if the deployment names none.
 	GuessAnnotation = pipeline.Prefix + "guessed-process"
-	// FailureAnnotation says when and why a replica last failed, and what this replica printed last:
-	// parts that " | " separates.
+	// FailureAnnotation says when and why a replica last failed, and what this replica printed
+	// last: parts that " | " separates.
 	FailureAnnotation = pipeline.Prefix + "last-failure"
 )
 
@@ -71,7 +71,7 @@ func (p *Provider) describe(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, out)
 }
 
-// show joins what was deployed and what runs.
+// show combines the deployment and the state of its replicas.
 func (p *Provider) show(d *Deployed) types.FunctionStatus {
 	s, f := p.Status.State(d.Key), &d.Deployment
 	out := types.FunctionStatus{
@@ -81,12 +81,14 @@ func (p *Provider) show(d *Deployed) types.FunctionStatus {
 		InvocationCount: s.Invocations, Replicas: uint64(max(s.Replicas, 0)), AvailableReplicas: uint64(max(s.Available, 0)),
 		CreatedAt: d.CreatedAt,
 	}
-	annotate(&out, StatusAnnotation, oneLine(s.Status)) // faas-cli prints a table
+	// faas-cli prints a table, so the text must be one line.
+	annotate(&out, StatusAnnotation, oneLine(s.Status))
 	annotate(&out, GuessAnnotation, d.guessed())
 	return out
 }
 
-// guessed says in one line which process was guessed, why, and how it runs; empty: none was.
+// guessed describes in one line which process was guessed, why, and how it runs. It returns "" if
+// none was guessed.
 func (d *Deployed) guessed() string {
 	if d.Guess.Process == "" {
 		return ""
@@ -101,8 +103,8 @@ func (d *Deployed) guessed() string {
 	return fmt.Sprintf("fprocess: %s, because %s; runs %s", d.Guess.Process, d.Guess.Why, how)
 }
 
-// lastFailure returns when and why a replica of a function last failed, and what it printed last; ""
-// if none has failed.
+// lastFailure returns when and why a replica of a function last failed, and what it printed last;
+// "" if none has failed.
 func (p *Provider) lastFailure(ctx context.Context, key pipeline.Key) string {
 	f := p.Status.State(key).Failure
 	if f.Replica == "" {
@@ -113,7 +115,7 @@ func (p *Provider) lastFailure(ctx context.Context, key pipeline.Key) string {
 	defer reader.Close()
 	for {
 		lines, _, err := reader.Read(ctx)
-		if err != nil { // there are no more, or the client is gone
+		if err != nil { // the end, or the client is gone
 			break
 		}
 		for _, l := range lines {
@@ -126,7 +128,7 @@ func (p *Provider) lastFailure(ctx context.Context, key pipeline.Key) string {
 	return strings.Join(parts, " | ")
 }
 
-// replicas says in one line what runs where and how it came up.
+// replicas describes in one line which replicas run where, and how they were started.
 func replicas(all []Replica) string {
 	const most = 50
 	var out []string
@@ -162,12 +164,12 @@ func replicas(all []Replica) string {
 	return strings.Join(out, "; ")
 }
 
-// annotate adds an annotation to an answer, unless it says nothing.
+// annotate adds an annotation to an answer, unless text is empty.
 func annotate(s *types.FunctionStatus, name, text string) {
 	if text == "" {
 		return
 	}
-	with := maps.Clone(deref(s.Annotations)) // which is the deployment's
+	with := maps.Clone(deref(s.Annotations)) // the map belongs to the deployment
 	if with == nil {
 		with = map[string]string{}
 	}
@@ -175,5 +177,5 @@ func annotate(s *types.FunctionStatus, name, text string) {
 	s.Annotations = &with
 }
 
-// oneLine returns text, such as a program's last words, as one line.
+// oneLine joins text, such as a program's last words, into one line.
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -12,8 +12,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// TestDescribeShowsTheLastFailure: when and why a replica failed, and its last lines, each of them in
-// one line.
+// TestDescribeShowsTheLastFailure checks that describe shows when and why a replica failed, and its
+// last lines, in one line.
 func TestDescribeShowsTheLastFailure(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.must(http.StatusAccepted, post, functions, `{"service":"echo","image":"stagecoach/echo:1"}`)

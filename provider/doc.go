@@ -1,11 +1,12 @@
-// Package provider is the management API of OpenFaaS: deploy, update, delete, list, describe and scale functions, and the
-// status of the pipelines that they form. It is the only importer of faas-provider, of which it uses the types; the routes
-// are the same, on a router of its own that binds nothing and has no global state.
+// Package provider is OpenFaaS's management API: deploy, update, delete, list, describe and scale
+// functions, and the status of their pipelines. It is the only package that imports faas-provider,
+// of which it uses the types. It has the same routes, but on its own router without global state.
 //
-// Every change goes into a [Store] and comes back through its watch into the [Registry], which is what all readers see:
-// after a restart it is filled from the store, and a change made by another process arrives the same way. A deploy is
-// answered when the registry shows it, so that the function can be invoked as soon as faas-cli says so.
+// Every change goes to a [Store] and comes back through the store's watch into the [Registry],
+// which all readers use. After a restart, the registry is filled from the store. Changes by another
+// process arrive in the same way. A deploy is answered when the registry shows it, so the function
+// can be invoked as soon as faas-cli reports success.
 //
-// What is wrong with one function refuses its deploy with the paths of the bad fields; what is wrong with a pipeline's
-// graph is that pipeline's status.
+// A fault in one function refuses its deploy with the paths of the bad fields. A fault in a
+// pipeline's graph is shown in that pipeline's status.
 package provider

@@ -25,14 +25,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// memoryStore is a Store that tells its watchers from another goroutine, as the real one does.
+// memoryStore is a Store that calls its watchers from another goroutine, as the real one does.
 type memoryStore struct {
 	mu       sync.Mutex
 	entries  map[string]Entry
 	rev      uint64
 	watchers []chan Entry
-	refuse   error // answers Put and Delete
-	silent   bool  // watchers are not told
+	refuse   error // error of Put and Delete
+	silent   bool  // watchers are not called
 }
 
 func newMemoryStore() *memoryStore {
@@ -91,7 +91,7 @@ func (s *memoryStore) Watch(_ context.Context, f func(Entry)) (func(), error) {
 	}, nil
 }
 
-// fakes are the rest of a provider's surroundings.
+// fakes implements the provider's other interfaces.
 type fakes struct {
 	states map[string]State
 	usage  map[string]Usage
@@ -99,8 +99,8 @@ type fakes struct {
 
 	replicas map[string][]Replica
 	pins     pins
-	lacking  func(Needs) []Lack // nil: there is room for all
-	unready  error              // of /readyz
+	lacking  func(Needs) []Lack // nil: there is room for everything
+	unready  error              // error of /readyz
 }
 
 // bookLogs is the logbook as the provider's Logs.
@@ -121,7 +121,7 @@ func (r bookReader) Read(ctx context.Context) ([]LogLine, uint64, error) {
 	return out, lost, err
 }
 
-// Stage implements Images: images whose names say so are stages.
+// Stage implements Images: images with /stage- in their names are stages.
 func (f *fakes) Stage(image, _ string) bool { return strings.Contains(image, "/stage-") }
 
 func (f *fakes) Pin(_ context.Context, image string) (string, error) {
@@ -212,7 +212,7 @@ func newAPI(t testing.TB, store *memoryStore, c *Credentials) *api {
 	return &api{Provider: p, t: t, store: store, fakes: f, state: state, book: book}
 }
 
-// do sends a request; header are pairs.
+// do sends a request. header holds name and value pairs.
 func (a *api) do(method, path, body string, header ...string) (int, string) {
 	a.t.Helper()
 	r := httptest.NewRequest(method, path, strings.NewReader(body))
@@ -231,7 +231,7 @@ func (a *api) do(method, path, body string, header ...string) (int, string) {
 	return w.Code, string(b)
 }
 
-// must sends a request and wants this status.
+// must sends a request and checks its status.
 func (a *api) must(status int, method, path, body string) string {
 	a.t.Helper()
 	got, text := a.do(method, path, body)

@@ -18,7 +18,7 @@ func (p *Provider) deploy(w http.ResponseWriter, r *http.Request) { p.put(w, r, 
 
 func (p *Provider) update(w http.ResponseWriter, r *http.Request) { p.put(w, r, false) }
 
-// put stores a deployment, of a function that is new or else of one that is there.
+// put stores the deployment of a new function, or of an existing one.
 func (p *Provider) put(w http.ResponseWriter, r *http.Request, isNew bool) {
 	d, err := p.readDeployment(w, r)
 	if err == nil {
@@ -36,7 +36,8 @@ func (p *Provider) put(w http.ResponseWriter, r *http.Request, isNew bool) {
 }
 
 func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
-	if err := p.Registry.wait(ctx, p.stored); err != nil { // of a change whose request gave up
+	// waits for a change whose request gave up.
+	if err := p.Registry.wait(ctx, p.stored); err != nil {
 		return fmt.Errorf("function %q is not deployed, try again: of the deploy before it, %w", d.Key, err)
 	}
 	old, there := p.Registry.Function(d.Key)
@@ -55,7 +56,8 @@ func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
 	if err != nil {
 		return err
 	}
-	if errs := p.checkSecrets(d.Deployment); len(errs) > 0 { // here, where nobody removes one meanwhile
+	// checked here, where no other change can remove one.
+	if errs := p.checkSecrets(d.Deployment); len(errs) > 0 {
 		return errors.Join(errs...)
 	}
 	if err := p.checkProcess(d); err != nil {
@@ -77,9 +79,9 @@ func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
 	return p.Registry.wait(ctx, rev)
 }
 
-// checkNamesake refuses a function that has the name of a pipeline, and one that declares a pipeline with the name of a function:
-// the name would have two meanings. The exception is a function that is a stage of the pipeline of its name. The caller holds the
-// right to change.
+// checkNamesake refuses a function with the name of a pipeline, and a function that declares a
+// pipeline with the name of a function, because the name would have two meanings. A stage of the
+// pipeline may have the pipeline's name. The caller holds the token p.change.
 func (p *Provider) checkNamesake(f pipeline.Function) error {
 	const path = "annotations[" + `"` + pipeline.Prefix + `pipeline"]`
 	var errs []error
@@ -119,7 +121,8 @@ func (p *Provider) remove(w http.ResponseWriter, r *http.Request) {
 			if err != nil {
 				return err
 			}
-			if err := p.dropProfile(ctx, d.Key); err != nil { // first: a function without its profile is whole
+			// The profile goes first, because a function without its profile is still valid.
+			if err := p.dropProfile(ctx, d.Key); err != nil {
 				return err
 			}
 			if err := p.Store.Delete(ctx, d.Key.String()); err != nil {
@@ -149,7 +152,7 @@ func (p *Provider) scale(w http.ResponseWriter, r *http.Request) {
 	writeText(w, http.StatusAccepted, fmt.Sprintf("scaling to %d", *req.Replicas))
 }
 
-// scaleRequest is types.ScaleServiceRequest where a number that is not there is not taken for 0.
+// scaleRequest is types.ScaleServiceRequest, but a missing number does not mean 0.
 type scaleRequest struct {
 	ServiceName string  `json:"serviceName"`
 	Replicas    *uint64 `json:"replicas"`
@@ -181,7 +184,8 @@ func (p *Provider) scaleTo(r *http.Request, req scaleRequest) error {
 	return nil
 }
 
-// find looks up the function that a request names; namespace is that of its body, which wins over that of its query.
+// find returns the function that a request names. namespace comes from the request's body and wins
+// over the query's.
 func (p *Provider) find(name, namespace string, r *http.Request) (Deployed, error) {
 	key := pipeline.Named(name, cmp.Or(namespace, r.URL.Query().Get("namespace")))
 	if d, there := p.Registry.Function(key); there {

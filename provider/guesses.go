@@ -12,46 +12,48 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// Bounds of guessing passwords.
+// Bounds for guessed passwords.
 const (
-	guessesFree   = 10               // wrong passwords of a client that are answered at once
-	guessPause    = time.Second      // before each further one is answered
-	guessMemory   = 15 * time.Minute // after the latest one, a client's wrong passwords are forgotten
-	guessClients  = 4096             // clients that are remembered
-	guessesLate   = 256              // answers that are late at a time; further ones are 429
-	guessesLateOf = 4                // of these, of one client
-	guessLogEvery = 10 * time.Second // between two lines of the log
+	guessesFree = 10          // wrong passwords per client that are answered at once
+	guessPause  = time.Second // delay before each further one is answered
+	// How long a client's wrong passwords are remembered after the last one.
+	guessMemory   = 15 * time.Minute
+	guessClients  = 4096             // number of clients to remember
+	guessesLate   = 256              // concurrent delayed answers; further requests get 429
+	guessesLateOf = 4                // of these, per client
+	guessLogEvery = 10 * time.Second // interval of log lines
 )
 
-// guesses slows clients down that try passwords. Only wrong ones get here: who knows the password never waits, and so cannot be
-// kept out by somebody else who shares the address.
+// guesses delays clients that guess passwords. It only gets wrong ones: a client with the right
+// password never waits, even if it shares its address with a guesser.
 type guesses struct {
 	log *slog.Logger
 
 	mu      sync.Mutex
 	clients *simplelru.LRU[netip.Addr, *guesser]
-	late    int       // answers that wait
-	logged  time.Time // the latest line
-	since   int       // wrong passwords since then, of all clients
+	late    int       // number of delayed answers
+	logged  time.Time // time of the last log line
+	since   int       // wrong passwords of all clients since then
 }
 
-// guesser is a client that has tried passwords.
+// guesser is a client that has sent wrong passwords.
 type guesser struct {
 	wrong  int
 	latest time.Time
-	late   int // answers that wait
+	late   int // number of its delayed answers
 }
 
 func newGuesses(log *slog.Logger) *guesses {
 	clients, err := simplelru.NewLRU[netip.Addr, *guesser](guessClients, nil)
 	if err != nil {
-		panic(err) // a size that is not positive
+		panic(err) // only for a size that is not positive
 	}
 	return &guesses{log: log, clients: clients}
 }
 
-// wrong counts a wrong password of a client, and returns when it is to be answered: after a while, or at once. An error says that
-// too many of the client's answers wait already, or of all clients'.
+// wrong counts a wrong password of a client. It returns when the request may be answered, which may
+// be at once. It returns an error if too many answers are delayed already, for this client or in
+// total.
 func (g *guesses) wrong(ctx context.Context, client netip.Addr) error {
 	c, err := g.count(client)
 	if c == nil {
@@ -70,10 +72,11 @@ func (g *guesses) wrong(ctx context.Context, client netip.Addr) error {
 	return nil
 }
 
-// errGuesses says that a client tries more passwords at a time than are answered late.
+// errGuesses means that too many answers to wrong passwords are delayed already.
 var errGuesses = errors.New("too many wrong passwords at a time; try again later")
 
-// count counts a wrong password. The client is returned if its answer has to be late, and then is counted among those.
+// count counts a wrong password. If the answer must be delayed, it returns the client, and counts
+// the answer as delayed.
 func (g *guesses) count(client netip.Addr) (*guesser, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -103,10 +106,11 @@ func (g *guesses) count(client netip.Addr) (*guesser, error) {
 
 // refuse answers a request without the right credentials.
 func (g *guesses) refuse(w http.ResponseWriter, r *http.Request, client netip.Addr) {
-	if r.Header["Authorization"] != nil { // else nothing was guessed
+	if r.Header["Authorization"] != nil { // without a password, nothing was guessed
 		if err := g.wrong(r.Context(), client); err != nil {
 			w.Header().Set("Retry-After", "1")
-			w.Header().Set("Connection", "close") // so that each further try costs a connection
+			// So that each further guess needs a new connection.
+			w.Header().Set("Connection", "close")
 			writeText(w, http.StatusTooManyRequests, err.Error())
 			return
 		}

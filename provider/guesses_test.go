@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
 )
 
-// guard is a guarded handler and what it logs.
+// guard is a guarded handler and its log.
 type guard struct {
 	http.Handler
 	inside  http.Handler
@@ -36,7 +36,8 @@ func newGuard(t *testing.T, trusted ...string) *guard {
 	return g
 }
 
-// ask sends a request from an address, and returns the answer and how long it took. An empty password is none.
+// ask sends a request from an address. It returns the answer and how long it took. An empty
+// password means no credentials.
 func (g *guard) ask(ctx context.Context, from, forwarded, password string) (*httptest.ResponseRecorder, time.Duration) {
 	r := httptest.NewRequestWithContext(ctx, get, "/system/info", nil)
 	r.RemoteAddr = from + ":80"
@@ -51,7 +52,8 @@ func (g *guard) ask(ctx context.Context, from, forwarded, password string) (*htt
 	return w, time.Since(start)
 }
 
-// TestGuessesAreSlow: ten wrong passwords of a client are free; who knows the password never waits.
+// TestGuessesAreSlow checks that the first ten wrong passwords of a client are answered at once,
+// and that a client with the right password never waits.
 func TestGuessesAreSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuard(t)
@@ -92,7 +94,8 @@ func TestGuessesAreSlow(t *testing.T) {
 	})
 }
 
-// TestGuessesAtATime: few answers are late at a time; a client that is gone is not waited for.
+// TestGuessesAtATime checks that few answers are delayed at a time, and that a client that leaves
+// is not waited for.
 func TestGuessesAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuard(t)
@@ -118,7 +121,7 @@ func TestGuessesAtATime(t *testing.T) {
 			t.Errorf("%d answers wait for clients that are gone", g.guesses.late)
 		}
 		wg.Wait()
-		for i := range guessesLate { // of many clients
+		for i := range guessesLate { // from many clients
 			for range guessesFree {
 				g.ask(t.Context(), fmt.Sprintf("10.1.%d.%d", i>>8, i&255), "", "x")
 			}
@@ -141,7 +144,7 @@ func TestGuessesAtATime(t *testing.T) {
 	})
 }
 
-// TestGuessesBehindProxies: clients behind a proxy that is trusted are told apart.
+// TestGuessesBehindProxies checks that clients behind a trusted proxy count separately.
 func TestGuessesBehindProxies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuard(t, "192.0.2.1/32")
@@ -154,7 +157,7 @@ func TestGuessesBehindProxies(t *testing.T) {
 		if _, took := g.ask(t.Context(), "192.0.2.1", "203.0.113.2, 203.0.113.1", "x"); took != guessPause {
 			t.Errorf("a client that makes addresses up waits %v, want %v", took, guessPause)
 		}
-		g.Handler = g.inside // where 192.0.2.1 is a function's
+		g.Handler = g.inside // where 192.0.2.1 is a function's address
 		if _, took := g.ask(t.Context(), "192.0.2.1", "203.0.113.3", "x"); took > 0 {
 			t.Errorf("a function's first wrong password waits %v", took)
 		}

@@ -16,13 +16,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// LogQuery says which lines of a function's output are wanted.
+// LogQuery selects lines of a function's output.
 type LogQuery struct {
 	Key     pipeline.Key // of the function
-	Replica string       // empty: of all
-	Since   time.Time    // zero: all that are kept
-	Tail    int          // of those that are there, the latest; 0 or less: all
-	Follow  bool         // then those that come
+	Replica string       // empty: all replicas
+	Since   time.Time    // zero: all lines that are kept
+	Tail    int          // only the latest Tail of the present lines; 0 or less: all
+	Follow  bool         // continue with new lines
 }
 
 // LogLine is a line that a replica has printed.
@@ -32,24 +32,26 @@ type LogLine struct {
 	Text    string
 }
 
-// Logs has what replicas have printed.
+// Logs holds what replicas have printed.
 type Logs interface {
-	// Read opens a reader, which its caller closes.
+	// Read opens a reader. The caller closes it.
 	Read(q LogQuery) LogReader
 }
 
 // LogReader reads lines.
 type LogReader interface {
-	// Read returns the next lines, and how many were lost before them because the reader was slow. It waits for some when the
-	// query follows. io.EOF: there are no more.
+	// Read returns the next lines. lost is how many lines were dropped before them because the
+	// reader was slow. If the query follows, Read waits for new lines. It returns io.EOF at the
+	// end.
 	Read(ctx context.Context) (lines []LogLine, lost uint64, err error)
 	Close()
 }
 
-// logPatience is how long a client may take to read a piece of the logs before it is given up.
+// logPatience is how long a client may take to read a piece of the logs.
 const logPatience = 30 * time.Second
 
-// logs streams what a function's replicas have printed, a JSON object a line, until the client leaves or there is no more.
+// logs streams the output of a function's replicas, one JSON object per line, until the client
+// leaves or there are no more lines.
 func (p *Provider) logs(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	q, err := logQuery(query)
@@ -68,7 +70,7 @@ func (p *Provider) logs(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 	c, out := http.NewResponseController(w), json.NewEncoder(w)
 	out.SetEscapeHTML(false)
-	_ = c.Flush() // so that who follows knows that he does
+	_ = c.Flush() // so that a client that follows gets the header at once
 	message := logs.Message{Name: d.Declared.Name, Namespace: d.Declared.Namespace}
 	for {
 		lines, lost, err := reader.Read(r.Context())
@@ -78,10 +80,10 @@ func (p *Provider) logs(w http.ResponseWriter, r *http.Request) {
 			}
 			return
 		}
-		_ = c.SetWriteDeadline(time.Now().Add(logPatience)) // a recorder in a test has none
+		_ = c.SetWriteDeadline(time.Now().Add(logPatience)) // a test's recorder has no deadline
 		if lost > 0 {
 			message.Timestamp, message.Instance, message.Text = time.Now().UTC(), "", fmt.Sprintf("stagecoach: %d lines are lost, they came faster than they were read", lost)
-			_ = out.Encode(message) // what is wrong with the connection the flush says
+			_ = out.Encode(message) // the flush reports a broken connection
 		}
 		for _, l := range lines {
 			message.Timestamp, message.Instance, message.Text = l.At, l.Replica, l.Text
@@ -93,7 +95,7 @@ func (p *Provider) logs(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// logQuery reads the query's parameters; which function they mean, the caller finds out.
+// logQuery parses the query's parameters, except those that name the function.
 func logQuery(query url.Values) (q LogQuery, err error) {
 	q.Replica = query.Get("instance")
 	bad := func(name, want string) {

@@ -66,7 +66,8 @@ func (p *Provider) updateNamespace(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// deleteNamespace removes an empty namespace. With functions or secrets in it, it is refused: who means them too says so.
+// deleteNamespace removes an empty namespace. It refuses one with functions or secrets, which must
+// be removed first.
 func (p *Provider) deleteNamespace(w http.ResponseWriter, r *http.Request) {
 	p.changeNamespace(w, r, http.StatusAccepted, func(ctx context.Context, n types.FunctionNamespace) error {
 		secrets, err := p.Secrets.List(n.Name)
@@ -96,7 +97,7 @@ func (p *Provider) deleteNamespace(w http.ResponseWriter, r *http.Request) {
 func (p *Provider) changeNamespace(w http.ResponseWriter, r *http.Request, done int, change func(context.Context, types.FunctionNamespace) error) {
 	var n types.FunctionNamespace
 	err := error(nil)
-	if r.Method != http.MethodDelete { // of which a body says nothing more
+	if r.Method != http.MethodDelete { // the body of a DELETE has no other fields
 		err = readJSON(w, r, &n)
 	}
 	if path := r.PathValue("name"); err == nil && path != "" {
@@ -117,7 +118,7 @@ func (p *Provider) changeNamespace(w http.ResponseWriter, r *http.Request, done 
 	writeText(w, done, "namespace "+n.Name)
 }
 
-// declare stores a namespace; the caller holds the right to change.
+// declare stores a namespace. The caller holds the token p.change.
 func (p *Provider) declare(ctx context.Context, name string, n Namespace) error {
 	value, err := encodeNamespace(name, n)
 	if err != nil {
@@ -131,7 +132,7 @@ func (p *Provider) declare(ctx context.Context, name string, n Namespace) error 
 	return p.Registry.wait(ctx, rev)
 }
 
-// some shows the first names of many.
+// some joins the first of many names.
 func some(names []string) string {
 	const most = 5
 	if len(names) > most {

@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// TestUnknownNamespacesGet404: requests in a namespace that does not exist get 404 with its name. A
-// deploy there creates it, and it ends with its last function, unless it was created explicitly.
+// TestUnknownNamespacesGet404 checks that requests in a namespace that does not exist get 404 with
+// its name. A deploy there creates it, and it ends with its last function, unless it was created
+// explicitly.
 func TestUnknownNamespacesGet404(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	requests := []struct{ method, path, body string }{
@@ -43,7 +44,8 @@ func TestUnknownNamespacesGet404(t *testing.T) {
 			}
 		}
 	}
-	a.must(http.StatusNotFound, put, functions, `{"service":"f","image":"stagecoach/f:1","namespace":"team-z"}`) // which faas-cli answers with a POST
+	// faas-cli then sends a POST.
+	a.must(http.StatusNotFound, put, functions, `{"service":"f","image":"stagecoach/f:1","namespace":"team-z"}`)
 	a.must(http.StatusAccepted, post, functions, `{"service":"f","image":"stagecoach/f:1","namespace":"team-z"}`)
 	if text := a.must(http.StatusOK, get, functions+"?namespace=team-z", ""); !strings.Contains(text, `"name":"f"`) {
 		t.Errorf("after a deploy: %s", text)

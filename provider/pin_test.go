@@ -9,7 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// TestImagesArePinned looks at what a deploy keeps of its image, and at what it answers when the image cannot be had.
+// TestImagesArePinned checks what a deploy stores about its image, and its answer if the image is
+// not available.
 func TestImagesArePinned(t *testing.T) {
 	store := newMemoryStore()
 	a := newAPI(t, store, nil)

@@ -11,15 +11,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// PipelineStatus is a pipeline as GET /system/pipelines shows it.
+// PipelineStatus is a pipeline in GET /system/pipelines.
 type PipelineStatus struct {
-	Name      string          `json:"name"`
-	Namespace string          `json:"namespace"`
-	Ready     bool            `json:"ready"`         // its graph has no faults: it can be invoked
-	Entry     string          `json:"entry"`         // name of the first stage; empty while there is none
-	SLO       string          `json:"slo,omitempty"` // a Go duration
-	Stages    []StageStatus   `json:"stages"`        // in topological order; by name while there are faults
-	Faults    []PipelineFault `json:"faults"`
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	// The graph has no faults, so it can be invoked.
+	Ready bool   `json:"ready"`
+	Entry string `json:"entry"`         // name of the first stage; empty: none yet
+	SLO   string `json:"slo,omitempty"` // a Go duration
+	// In topological order; sorted by name if there are faults.
+	Stages []StageStatus   `json:"stages"`
+	Faults []PipelineFault `json:"faults"`
 }
 
 // StageStatus is a stage of a [PipelineStatus].
@@ -38,7 +40,7 @@ type StageEdge struct {
 	If string `json:"if,omitempty"`
 }
 
-// PipelineFault is something wrong with a pipeline's graph.
+// PipelineFault is a fault in a pipeline's graph.
 type PipelineFault struct {
 	Function   string `json:"function,omitempty"` // empty: the pipeline as a whole
 	Annotation string `json:"annotation,omitempty"`
@@ -61,7 +63,7 @@ func (p *Provider) listPipelines(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, out)
 }
 
-// describePipeline shows one pipeline, which a function of the same name does not hide here.
+// describePipeline shows one pipeline, even if a function has the same name.
 func (p *Provider) describePipeline(w http.ResponseWriter, r *http.Request) {
 	key := pipeline.Named(r.PathValue("name"), r.URL.Query().Get("namespace"))
 	all := p.Registry.Pipelines()
@@ -120,15 +122,15 @@ func (p *Provider) missing(f pipeline.Function) (text string) {
 	return text
 }
 
-// gatewayInfo is how OpenFaaS's gateway answers GET /system/info, and faas-cli reads it.
+// gatewayInfo is the answer of OpenFaaS's gateway to GET /system/info, which faas-cli reads.
 type gatewayInfo struct {
 	Arch     string             `json:"arch"`
 	Provider types.ProviderInfo `json:"provider"`
 	Version  types.VersionInfo  `json:"version"`
 }
 
-// info answers as the gateway that Stagecoach is to its clients; and as a provider to a gateway in front of it, which
-// forwards its clients' requests and puts the answer into its own.
+// info answers clients as a gateway, and answers a gateway in front of Stagecoach as a provider.
+// Such a gateway forwards its clients' requests and wraps the answer.
 func (p *Provider) info(w http.ResponseWriter, r *http.Request) {
 	version := types.VersionInfo{Release: p.Version, SHA: p.Version}
 	provider := types.ProviderInfo{Name: "stagecoach", Orchestration: "stagecoach", Version: &version}

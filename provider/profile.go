@@ -14,52 +14,57 @@ import (
 	"github.com/stagecoach-serving/stagecoach/profile"
 )
 
-// Pinner holds functions still while they are measured.
+// Pinner keeps functions unchanged while they are measured.
 type Pinner interface {
-	// Pin has a function run in one replica that may use so much of the processor, for as long as p.Until is renewed, and says how
-	// far that is. [ErrPinned] is the error of a function that another holder has, or that is in use.
+	// Pin runs a function in one replica with a given CPU limit, for as long as p.Until is renewed.
+	// It returns the present state. It returns [ErrPinned] if another holder has the function, or
+	// if the function is in use.
 	Pin(key pipeline.Key, p Pin) (Held, error)
-	// Unpin ends the holder's pin, if it has one.
+	// Unpin ends the holder's pin, if there is one.
 	Unpin(key pipeline.Key, holder string)
 }
 
-// ErrPinned says that a function cannot be pinned now: 409.
+// ErrPinned means that a function cannot be pinned now: 409.
 var ErrPinned = errors.New("not to be pinned now")
 
 // Pin is a lease on a function.
 type Pin struct {
 	Holder   string
-	CPUMilli int // thousandths of a core that its replica may use; 0: as declared
+	CPUMilli int // CPU limit of its replica in thousandths of a core; 0: as declared
 	Until    time.Time
 }
 
-// Held is what a [Pin] has come to.
+// Held is the present state of a [Pin].
 type Held struct {
-	Revision  uint64 `json:"revision"` // of the function: with another one, what was measured is of something else
-	Image     string `json:"image"`
-	Digest    string `json:"digest,omitempty"`
-	Limit     int    `json:"cpuLimit"`          // thousandths of a core that a replica may use as declared; 0: all there are
-	Replica   string `json:"replica,omitempty"` // empty: none yet
-	Node      string `json:"node,omitempty"`
-	NodeCPU   int    `json:"nodeCPU,omitempty"`   // thousandths of a core that the node has
-	Ready     bool   `json:"ready"`               // it is ready, of this revision, and alone
-	CPUMilli  int    `json:"cpuMilli"`            // that it may use now; 0: as declared
-	Unbounded bool   `json:"unbounded,omitempty"` // its node does not limit CPU
-	Slots     int    `json:"slots"`               // batches that it takes at a time
-	Batch     int    `json:"batch"`               // largest batch
-	Queue     int    `json:"queueLimit"`          // calls that may wait
+	// revision of the function; if it changes, earlier measurements are void.
+	Revision uint64 `json:"revision"`
+	Image    string `json:"image"`
+	Digest   string `json:"digest,omitempty"`
+	// declared CPU limit of a replica in thousandths of a core; 0: none.
+	Limit   int    `json:"cpuLimit"`
+	Replica string `json:"replica,omitempty"` // empty: no replica yet
+	Node    string `json:"node,omitempty"`
+	NodeCPU int    `json:"nodeCPU,omitempty"` // CPU of the node in thousandths of a core
+	// The replica is ready, of this revision, and the only one.
+	Ready     bool `json:"ready"`
+	CPUMilli  int  `json:"cpuMilli"`            // present CPU limit; 0: as declared
+	Unbounded bool `json:"unbounded,omitempty"` // the node cannot limit CPU
+	Slots     int  `json:"slots"`               // concurrent batches
+	Batch     int  `json:"batch"`               // largest batch
+	Queue     int  `json:"queueLimit"`          // largest number of waiting calls
 }
 
-// profilePrefix begins the keys of profiles in the store; no function's key can have a slash.
+// profilePrefix begins the keys of profiles in the store. Functions' keys have no slash.
 const profilePrefix = "profile/"
 
-// profiled is a profile as the registry has it, in the words of policies too; without a version, one that makes no sense.
+// profiled is a profile in the registry, together with its form for policies. It has no version if
+// the stored profile is invalid.
 type profiled struct {
 	profile.Profile
 	points []plan.Point
 }
 
-// Profile returns what was measured of a function; Stale says whether its image is another one by now.
+// Profile returns a function's profile. Stale means that the function's image has changed since.
 func (r *Registry) Profile(key pipeline.Key) (profile.Profile, bool) {
 	p, ok := r.profiles.Load(key)
 	d, there := r.Function(key)
@@ -71,8 +76,9 @@ func (r *Registry) Profile(key pipeline.Key) (profile.Profile, bool) {
 	return out, true
 }
 
-// Points returns a deployed function's profile in the words of policies; none if there is none, or if it is stale, or of a
-// function in a shared process, whose CPU nothing bounds. It is shared and must not be changed.
+// Points returns a deployed function's profile in the form for policies. It returns nothing if
+// there is no profile, if it is stale, or if the function shares a process, whose CPU is not
+// limited. The result is shared and must not be changed.
 func (r *Registry) Points(d *Deployed) []plan.Point {
 	if p, ok := r.profiles.Load(d.Key); ok && d.Declared.Process == "" && p.(*profiled).Of(d.Deployment.Image, d.Digest) {
 		return p.(*profiled).points
@@ -88,7 +94,7 @@ func (r *Registry) applyProfile(key pipeline.Key, e Entry) {
 	p, err := profile.Decode(e.Value)
 	if err != nil {
 		r.log.Warn("a stored profile is left out", "function", key, "error", err)
-		r.profiles.Store(key, &profiled{}) // for it to go with its function
+		r.profiles.Store(key, &profiled{}) // an entry, so that it is removed with its function
 		return
 	}
 	p.Function = key.String()
@@ -125,7 +131,8 @@ func (p *Provider) storeProfile(w http.ResponseWriter, r *http.Request) {
 	writeText(w, http.StatusAccepted, "profile of "+r.PathValue("name"))
 }
 
-// putProfile stores a profile with its function. One that does not say what was measured is of the image there is.
+// putProfile stores a profile with its function. A profile without an image digest belongs to the
+// present image.
 func (p *Provider) putProfile(ctx context.Context, r *http.Request, prof profile.Profile) error {
 	d, err := p.find(r.PathValue("name"), "", r)
 	if err != nil {
@@ -155,7 +162,7 @@ func (p *Provider) putProfile(ctx context.Context, r *http.Request, prof profile
 	return p.Registry.wait(ctx, rev)
 }
 
-// dropProfile forgets what was measured of a function that is about to go.
+// dropProfile deletes the profile of a function that is about to be removed.
 func (p *Provider) dropProfile(ctx context.Context, key pipeline.Key) error {
 	if _, ok := p.Registry.profiles.Load(key); !ok {
 		return nil
@@ -166,7 +173,7 @@ func (p *Provider) dropProfile(ctx context.Context, key pipeline.Key) error {
 	return nil
 }
 
-// maxPin bounds a lease: who holds a function renews it, and is believed gone otherwise.
+// maxPin is the longest lease. A holder must renew it; otherwise it counts as gone.
 const maxPin = time.Minute
 
 // pinOrder is the body of PUT /system/function/NAME/pin.

@@ -13,7 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/profile"
 )
 
-// pins is a Pinner of one holder a function.
+// pins is a Pinner with one holder per function.
 type pins map[pipeline.Key]Pin
 
 func (p pins) Pin(key pipeline.Key, want Pin) (Held, error) {
@@ -34,7 +34,8 @@ const points = `{"version":1,"relative":0.05,"points":[
 	{"cpuMilli":1000,"batch":1,"length":0,"meanSeconds":0.01,"errSeconds":0.0003,"cv":0.2,"n":80},
 	{"cpuMilli":250,"batch":1,"length":0,"meanSeconds":0.04,"errSeconds":0.001,"cv":0.3,"n":60,"loose":true}]}`
 
-// TestProfile follows a profile from its measurement over a restart and another image to the function's end.
+// TestProfile follows a profile through its measurement, a restart, a new image, and the function's
+// removal.
 func TestProfile(t *testing.T) {
 	store := newMemoryStore()
 	a := newAPI(t, store, nil)
@@ -92,8 +93,8 @@ func TestProfile(t *testing.T) {
 	a.must(http.StatusNotFound, get, path, "")
 }
 
-// TestBadProfiles: what comes from outside is refused with the paths of the bad fields, and what is in the store and makes no sense is
-// left out.
+// TestBadProfiles checks that invalid profiles in requests are refused with the paths of the bad
+// fields, and that invalid stored ones are ignored.
 func TestBadProfiles(t *testing.T) {
 	store := newMemoryStore()
 	a := newAPI(t, store, nil)
@@ -132,7 +133,7 @@ func TestBadProfiles(t *testing.T) {
 
 func many(n int) string { return strings.Repeat("{},", n) }
 
-// TestPin: a lease on a function, of one holder at a time.
+// TestPin checks that a function has one holder at a time.
 func TestPin(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	const path = "/system/function/echo/pin"

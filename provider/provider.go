@@ -18,14 +18,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// Images knows which images can be run.
+// Images checks which images can run.
 type Images interface {
-	// Pin returns the digest of what image stands for now, which is then here and can be run; empty when only its name says
-	// what is run. An error that is ErrImages says that this cannot be found out now; any other, why the image cannot be run:
-	// what was got, what is wanted.
+	// Pin returns the digest of the image that a name refers to now. The image is then local and
+	// can run. The digest is empty if only the name identifies the image. An error that wraps
+	// ErrImages means that this cannot be found out now. Any other error says why the image cannot
+	// run: what was got, and what is wanted.
 	Pin(ctx context.Context, image string) (digest string, err error)
-	// Guess returns the program that an image without a digest, a folder, is probably for. If
-	// several programs are possible, the error names them.
+	// Guess returns the program that an image without a digest, which is a folder, probably runs.
+	// If several programs are possible, the error names them.
 	Guess(image string) (Guess, error)
 	// Stage reports whether a pinned image speaks the stage protocol.
 	Stage(image, digest string) bool
@@ -34,8 +35,9 @@ type Images interface {
 // Guess is the process of a function whose deployment names none.
 type Guess struct {
 	Process string `json:"process"`
-	HTTP    bool   `json:"http,omitempty"` // it is a server: its mode is http unless its environment sets another one
-	Why     string `json:"why"`
+	// A server: its mode is http unless the environment sets another one.
+	HTTP bool   `json:"http,omitempty"`
+	Why  string `json:"why"`
 }
 
 // ErrImages says that an image is not available now although the request is right, because its
@@ -44,32 +46,35 @@ var ErrImages = errors.New("image not available now")
 
 // State is the status of a function.
 type State struct {
-	Replicas    int     // wanted replicas of the deployed revision
-	Available   int     // replicas of the deployed revision that are ready for requests
-	Invocations float64 // to the function's own name and as a stage of pipelines, since the process started
+	Replicas  int // wanted replicas of the deployed revision
+	Available int // replicas of the deployed revision that are ready for requests
+	// calls to the function's own name and as a stage of pipelines, since the process started.
+	Invocations float64
 	Status      string  // ready, updating, failing or asleep, then details after a colon
-	Failure     Failure // the latest failure of a replica; zero: none is known
+	Failure     Failure // latest failure of a replica; zero: none known
 }
 
 // Failure describes a failure of a replica.
 type Failure struct {
 	At      time.Time
 	Replica string
-	Kind    string // failed (it did not start), lost (it ended by itself) or stuck (a handler did not end)
-	Cause   string
+	// failed (it did not start), lost (it ended by itself) or stuck (a handler did not end).
+	Kind  string
+	Cause string
 }
 
 // Replica is one running copy of a function.
 type Replica struct {
-	Name     string
-	Node     string
-	State    string        // starting, ready or draining
-	Older    bool          // it is of a revision before the deployed one
-	Hidden   bool          // its node is silent; it serves as long as its connection holds
-	Path     string        // how it was started: fork, forkheap, map, cold or process; empty: not yet
+	Name   string
+	Node   string
+	State  string // starting, ready or draining
+	Older  bool   // of a revision before the deployed one
+	Hidden bool   // its node is silent; it serves as long as its connection lasts
+	// How it was started: fork, forkheap, map, cold or process; empty: not yet.
+	Path     string
 	Phases   []Phase       // of its start, in order, as far as it has come
-	Ready    time.Duration // from its order until it was ready; 0: not yet
-	Answered time.Duration // from its order until its first answer; 0: not yet
+	Ready    time.Duration // from the order until it was ready; 0: not yet
+	Answered time.Duration // from the order until its first answer; 0: not yet
 }
 
 // Phase is a part of a replica's start.
@@ -78,19 +83,19 @@ type Phase struct {
 	Took time.Duration
 }
 
-// Usage is what a function's replicas use together.
+// Usage is what a function's replicas use in total.
 type Usage struct {
 	CPUMilli    float64 // thousandths of a core
 	MemoryBytes float64
 }
 
-// Status knows what runs.
+// Status reports what runs.
 type Status interface {
-	// State returns what runs of the function with this key; of an unknown one, the zero State.
+	// State returns the status of the function with this key, or the zero State if it is unknown.
 	State(key pipeline.Key) State
-	// Replicas returns its replicas, sorted by name.
+	// Replicas returns the function's replicas, sorted by name.
 	Replicas(key pipeline.Key) []Replica
-	// Usage measures what its replicas use; false: it cannot be measured.
+	// Usage measures what the function's replicas use. It returns false if that cannot be measured.
 	Usage(key pipeline.Key) (Usage, bool)
 }
 
@@ -102,31 +107,32 @@ type Room interface {
 	Lacking(n Needs) []Lack
 }
 
-// Needs is what one replica needs of a node.
+// Needs is what one replica needs on a node.
 type Needs struct {
 	Memory       int64 // bytes
 	CPUMilli     int   // thousandths of a core
 	Devices      int
-	DeviceMemory int64 // bytes of each; 0: all of it
+	DeviceMemory int64 // bytes per device; 0: all of it
 }
 
 // Lack is a resource that no node has enough of.
 type Lack struct {
 	Of   string // memory, cpu, devices or device-memory
-	Need string // what a replica needs, such as 500 GiB of memory
-	Most string // what the nodes have, such as which one has the most, and how much
+	Need string // what a replica needs, for example 500 GiB of memory
+	Most string // what the nodes have, for example which one has the most, and how much
 }
 
-// Scaler changes the number of replicas that a function has.
+// Scaler changes the number of a function's replicas.
 type Scaler interface {
-	// Scale asks for this many replicas. It returns when the wish is accepted, not when they run.
+	// Scale asks for a number of replicas. It returns when the request is accepted, before they
+	// run.
 	Scale(ctx context.Context, key pipeline.Key, replicas int) error
 }
 
-// Credentials are the user and password that the /system routes ask for.
+// Credentials are the user and password for the /system routes.
 type Credentials struct{ User, Password string }
 
-// ReadCredentials reads the files basic-auth-user and basic-auth-password of a folder.
+// ReadCredentials reads the files basic-auth-user and basic-auth-password in a folder.
 func ReadCredentials(dir string) (*Credentials, error) {
 	var c Credentials
 	var errs []error
@@ -147,33 +153,35 @@ func ReadCredentials(dir string) (*Credentials, error) {
 	return &c, nil
 }
 
-// Config is what a [Provider] is made of. All fields but Credentials and Proxies are needed.
+// Config configures a [Provider]. All fields but Credentials and Proxies are required.
 type Config struct {
-	Store       Store
-	Registry    *Registry // opened on Store
-	Images      Images
-	Status      Status
-	Scaler      Scaler
-	Room        Room
-	Pinner      Pinner
-	Secrets     Secrets
-	Mounts      Mounts
-	Logs        Logs
-	Ready       func() error // returns why changes or async requests are refused now, or nil; needed
-	Credentials *Credentials // nil: the /system routes ask for none
-	HostNetwork bool         // functions may ask for the machine's network
-	Proxies     peer.Proxies // that say whose request they pass on, so that clients are told apart that guess passwords
-	Version     string       // of the program, for GET /system/info
-	Log         *slog.Logger
+	Store    Store
+	Registry *Registry // opened on Store
+	Images   Images
+	Status   Status
+	Scaler   Scaler
+	Room     Room
+	Pinner   Pinner
+	Secrets  Secrets
+	Mounts   Mounts
+	Logs     Logs
+	// returns why changes or async requests are refused now, or nil; required.
+	Ready       func() error
+	Credentials *Credentials // nil: the /system routes need none
+	HostNetwork bool         // functions may use the machine's network
+	// proxies trusted to name the client, so that password guesses count per client.
+	Proxies peer.Proxies
+	Version string // of the program, for GET /system/info
+	Log     *slog.Logger
 }
 
 // Provider is the management API.
 type Provider struct {
 	Config
 	handler http.Handler
-	change  chan struct{} // a token: who holds it may change the store
+	change  chan struct{} // a token, which must be held to change the store
 	guesses *guesses
-	stored  uint64 // the latest revision of a function that was put into the store; only who holds the token may use it
+	stored  uint64 // latest revision of a function in the store; guarded by the token
 }
 
 // New returns the management API.
@@ -228,7 +236,7 @@ func (p *Provider) routes() http.Handler {
 // ready answers 503 while some requests are refused. Unlike /healthz, it reports faults that a
 // restart would not fix.
 func (p *Provider) ready(w http.ResponseWriter, _ *http.Request) {
-	if err := p.Ready(); err != nil { // not logged: it is asked every few seconds
+	if err := p.Ready(); err != nil { // not logged, because probes come every few seconds
 		internal(w)
 		w.Header().Set("Retry-After", "5")
 		writeText(w, http.StatusServiceUnavailable, "degraded: "+err.Error())
@@ -237,13 +245,14 @@ func (p *Provider) ready(w http.ResponseWriter, _ *http.Request) {
 	writeText(w, http.StatusOK, "OK")
 }
 
-// Guard lets requests for /system and below it through to h only with the credentials, if there are any, and not from a page of
-// another origin that happens to be open in a browser on the operator's machine. It lets all other requests through. It has to
-// stand before any mux, which answers some paths with a redirect, such as /system and //system/info.
+// Guard protects /system and the paths below it. It requires the credentials, if there are any. It
+// refuses requests from web pages of another origin, which may be open in the operator's browser.
+// Other paths are not protected. Guard must come before any mux, because a mux answers some paths,
+// such as /system and //system/info, with a redirect.
 func (p *Provider) Guard(h http.Handler) http.Handler { return p.guard(h, belowSystem, p.Proxies) }
 
-// GuardInside is Guard for requests that functions send: of every path, and no function is a proxy that is believed, whatever
-// its address.
+// GuardInside is Guard for requests that functions send. It protects every path, and no function is
+// a trusted proxy, whatever its address.
 func (p *Provider) GuardInside(h http.Handler) http.Handler {
 	return p.guard(h, func(string) bool { return true }, nil)
 }
@@ -262,7 +271,7 @@ func (p *Provider) guard(h http.Handler, covers func(path string) bool, proxies 
 	})
 }
 
-// belowSystem tells whether a path leads to /system or below it, as it is written or as a mux cleans it.
+// belowSystem reports whether a path is /system or below it, as written or as a mux cleans it.
 func belowSystem(urlPath string) bool {
 	for _, p := range [...]string{urlPath, path.Clean("/" + urlPath)} {
 		if rest, ok := strings.CutPrefix(p, "/system"); ok && (rest == "" || rest[0] == '/') {
@@ -272,19 +281,20 @@ func belowSystem(urlPath string) bool {
 	return false
 }
 
-// knows tells whether a request brings the credentials, in a time that does not depend on what is wrong with them.
+// knows reports whether a request has the right credentials. Its time does not depend on what is
+// wrong with them.
 func (p *Provider) knows(r *http.Request) bool {
 	user, password, _ := r.BasicAuth()
 	return same(user, p.Credentials.User)&same(password, p.Credentials.Password) == 1
 }
 
-// same compares in a time that depends on neither content nor length of want; 1: equal.
+// same compares strings in a time that does not depend on the content or length of want; 1: equal.
 func same(got, want string) int {
 	g, w := sha256.Sum256([]byte(got)), sha256.Sum256([]byte(want))
 	return subtle.ConstantTimeCompare(g[:], w[:])
 }
 
-// changeTimeout bounds a change of the store, its coming back through the watch included.
+// changeTimeout bounds a change of the store, including its return through the watch.
 const changeTimeout = 10 * time.Second
 
 // changing runs f while nobody else in this process changes the store.

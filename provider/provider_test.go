@@ -31,7 +31,8 @@ func decodeJSON[T any](t *testing.T, text string) T {
 	return v
 }
 
-// TestLife follows a function the way faas-cli leads it: an update that finds nothing, a create, an update, a delete.
+// TestLife follows a function through faas-cli's requests: an update that finds nothing, a create,
+// an update, a delete.
 func TestLife(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	const echo = `{"service":"echo","image":"stagecoach/echo:1","envProcess":"cat","envVars":{"K":"v"},"labels":{"l":"1"},"annotations":{"a":"2"}}`
@@ -62,8 +63,8 @@ func TestLife(t *testing.T) {
 	}
 }
 
-// TestGuessedProcess: a deployment without a process gets the one that its image is probably for,
-// and the answers name it.
+// TestGuessedProcess checks that a deployment without a process gets the one that its image
+// probably runs, and that answers name it.
 func TestGuessedProcess(t *testing.T) {
 	store := newMemoryStore()
 	a := newAPI(t, store, nil)
@@ -76,7 +77,7 @@ func TestGuessedProcess(t *testing.T) {
 		{`"envVars":{"fprocess":"./two"},`, "", ""},
 		{`"envVars":{"function_process":"./two"},`, "", ""},
 	} {
-		a.do(del, functions, `{"functionName":"a"}`) // that of the case before
+		a.do(del, functions, `{"functionName":"a"}`) // from the previous case
 		text := a.must(http.StatusAccepted, post, functions, `{"service":"a",`+tc.field+`"image":"stagecoach/one:1"}`)
 		if want := "\nguessed " + tc.says; strings.Contains(text, want) != (tc.says != "") || tc.says == "" && strings.Contains(text, "guessed") {
 			t.Errorf("%s: answered %q, want %q in it", tc.field, text, want)
@@ -170,7 +171,8 @@ func TestBadDeploymentsNameTheField(t *testing.T) {
 	}
 }
 
-// keep puts a function into the store as an earlier version left it, under a name that a deploy refuses now.
+// keep puts a function into the store under a name that a deploy refuses now, as an earlier version
+// did.
 func (a *api) keep(name, namespace string) {
 	a.t.Helper()
 	value, err := encode(Deployed{Deployment: types.FunctionDeployment{Service: name, Namespace: namespace, Image: "stagecoach/" + name + ":1"}})
@@ -186,7 +188,8 @@ func (a *api) keep(name, namespace string) {
 	}
 }
 
-// TestDotsAndNamespaces: what a request names depends on its words alone, never on what is deployed.
+// TestDotsAndNamespaces checks that what a request names depends on its words alone, never on what
+// is deployed.
 func TestDotsAndNamespaces(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.keep("v1.echo", "openfaas-fn")
@@ -245,7 +248,8 @@ func TestDotsAndNamespaces(t *testing.T) {
 	a.must(http.StatusNotFound, get, "/system/namespace/team-b", "")
 }
 
-// TestADotNeverReachesAnotherNamespace: x.team-a of the default namespace and x of team-a are two functions to every request.
+// TestADotNeverReachesAnotherNamespace checks that x.team-a of the default namespace and x of
+// team-a are different functions in every request.
 func TestADotNeverReachesAnotherNamespace(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	names := func() (all []string) {
@@ -258,7 +262,8 @@ func TestADotNeverReachesAnotherNamespace(t *testing.T) {
 		{"", "x.team-a", "", "x of team-a"},
 		{"", "x", "team-a", "x of team-a"},
 		{"?namespace=team-a", "x", "", "x of team-a"},
-		{"?namespace=team-a", "x.team-a", "openfaas-fn", "x.team-a of openfaas-fn"}, // the body's wins
+		// The body's namespace wins.
+		{"?namespace=team-a", "x.team-a", "openfaas-fn", "x.team-a of openfaas-fn"},
 		{"", "x.team-a", "openfaas-fn", "x.team-a of openfaas-fn"},
 		{"?namespace=openfaas-fn", "x.team-a", "", "x.team-a of openfaas-fn"},
 		{"", "x.team-a.openfaas-fn", "", "x.team-a of openfaas-fn"},
@@ -278,11 +283,11 @@ func TestADotNeverReachesAnotherNamespace(t *testing.T) {
 		if gone := slices.DeleteFunc(before, func(n string) bool { return slices.Contains(names(), n) }); len(gone) != 1 || gone[0] != tc.want {
 			t.Errorf("%+v: removed %q, want %s alone", tc, gone, tc.want)
 		}
-		a.must(http.StatusNotFound, del, functions+tc.query, remove) // and never the other one
+		a.must(http.StatusNotFound, del, functions+tc.query, remove) // never the other function
 	}
 }
 
-// TestLeastAndLargest: what is just within the bounds is taken.
+// TestLeastAndLargest checks values at the bounds.
 func TestLeastAndLargest(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.must(http.StatusAccepted, post, functions, `{"service":"least","image":"stagecoach/echo:1","envProcess":"`+strings.Repeat("a", 100_000)+
@@ -290,7 +295,7 @@ func TestLeastAndLargest(t *testing.T) {
 }
 
 func TestAuth(t *testing.T) {
-	synctest.Test(t, testAuth) // wrong passwords are answered late
+	synctest.Test(t, testAuth) // answers to wrong passwords are delayed
 }
 
 func testAuth(t *testing.T) {
@@ -353,7 +358,8 @@ func TestReadCredentials(t *testing.T) {
 	}
 }
 
-// TestOtherOrigins: a page in the operator's browser must not deploy to an API without a password on his machine.
+// TestOtherOrigins checks that a page in the operator's browser cannot deploy to an API without a
+// password on the same machine.
 func TestOtherOrigins(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	const echo = `{"service":"echo","image":"stagecoach/echo:1"}`
@@ -373,7 +379,8 @@ func TestWhatIsNotThere(t *testing.T) {
 	a.must(http.StatusNotFound, get, "/system/nosuch", "")
 	a.must(http.StatusNotFound, get, "/", "")
 	a.must(http.StatusMethodNotAllowed, "PATCH", functions, "")
-	_, text := a.do(get, "/system/info", "", "X-Forwarded-Host", "gateway.example") // by a gateway
+	// forwarded by a gateway.
+	_, text := a.do(get, "/system/info", "", "X-Forwarded-Host", "gateway.example")
 	if info := decodeJSON[types.ProviderInfo](t, text); info.Name != "stagecoach" || info.Version.Release != "v0.1.0" {
 		t.Errorf("info %+v", info)
 	}
@@ -411,7 +418,7 @@ func TestDescribeShowsWhatRuns(t *testing.T) {
 	if s := decodeJSON[[]types.FunctionStatus](t, a.must(http.StatusOK, get, functions, "")); s[0].Replicas != 3 || s[0].Usage != nil {
 		t.Errorf("listed %+v, want replicas and no usage", s[0])
 	}
-	// What was described can be deployed again; the answer's own annotation does not stay.
+	// A described function can be deployed again, without the answer's own annotation.
 	back, err := json.Marshal(map[string]any{"service": s.Name, "image": s.Image, "annotations": s.Annotations})
 	if err != nil {
 		t.Fatal(err)
@@ -482,7 +489,7 @@ func TestPipelines(t *testing.T) {
 		t.Errorf("stages %+v", s)
 	}
 	a.must(http.StatusNotFound, get, "/system/pipelines/nosuch", "")
-	a.must(http.StatusNotFound, get, "/system/pipelines/detect", "") // a function
+	a.must(http.StatusNotFound, get, "/system/pipelines/detect", "") // the name of a function
 	if g, ok := a.Registry.Graph(pipeline.ParseKey("ocr.openfaas-fn")); !ok || len(g.Stages) != 2 {
 		t.Errorf("graph of the pipeline: %+v, %t", g, ok)
 	}
@@ -497,8 +504,8 @@ func TestPipelines(t *testing.T) {
 	}
 }
 
-// TestADeployNamesWhatIsMissing: functions may come in any order. The answer to each names the
-// faults of its pipelines, until there are none.
+// TestADeployNamesWhatIsMissing checks functions deployed in any order. Each answer must name the
+// faults of the function's pipelines, until there are none.
 func TestADeployNamesWhatIsMissing(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	stage := func(method, name, annotations string) string {
@@ -563,10 +570,12 @@ func TestRestart(t *testing.T) {
 		t.Errorf("after a restart %+v, want %+v", after, before)
 	}
 	b.must(http.StatusOK, get, "/system/function/echo", "")
-	b.must(http.StatusAccepted, post, functions, `{"service":"future","image":"stagecoach/echo:1"}`) // takes the place of what cannot be read
+	// Replaces a record that cannot be read.
+	b.must(http.StatusAccepted, post, functions, `{"service":"future","image":"stagecoach/echo:1"}`)
 }
 
-// TestOldNames: what an earlier version stored under a name that is refused now serves on, and can be removed.
+// TestOldNames checks that a function stored by an earlier version under a name that is refused now
+// still serves, and can be removed.
 func TestOldNames(t *testing.T) {
 	store := newMemoryStore()
 	a := newAPI(t, store, nil)
@@ -600,7 +609,7 @@ func TestOldNames(t *testing.T) {
 	a.must(http.StatusNotFound, get, "/system/function/"+old, "")
 }
 
-// in is a deployment in pipelines, by commas; empty: in none.
+// in returns a deployment that belongs to the comma-separated pipelines.
 func in(pipelines, name string) string {
 	if pipelines == "" {
 		return `{"service":"` + name + `","image":"stagecoach/x:1"}`
@@ -608,8 +617,8 @@ func in(pipelines, name string) string {
 	return `{"service":"` + name + `","image":"stagecoach/x:1","annotations":{"stagecoach.dev/pipeline":"` + pipelines + `"}}`
 }
 
-// TestAFunctionAndAPipelineShareNoName, in whichever order they come.
-func TestAFunctionAndAPipelineShareNoName(t *testing.T) {
+// TestFunctionAndPipelineCannotShareAName checks both orders of deploys.
+func TestFunctionAndPipelineCannotShareAName(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.must(http.StatusAccepted, post, functions, in("ocr", "detect"))
 	for _, taken := range []string{in("", "ocr"), in("other", "ocr")} {
@@ -617,7 +626,8 @@ func TestAFunctionAndAPipelineShareNoName(t *testing.T) {
 			t.Errorf("a function of the pipeline's name: %s, want where the pipeline is declared", text)
 		}
 	}
-	a.must(http.StatusAccepted, post, functions+"?namespace=team-a", in("", "ocr")) // it has names of its own
+	// Names belong to a namespace.
+	a.must(http.StatusAccepted, post, functions+"?namespace=team-a", in("", "ocr"))
 
 	a.must(http.StatusAccepted, post, functions, in("", "read"))
 	for method, body := range map[string]string{post: in("books,read", "page"), put: in("read", "detect")} {
@@ -629,18 +639,19 @@ func TestAFunctionAndAPipelineShareNoName(t *testing.T) {
 		t.Errorf("%d pipelines, want ocr alone", got)
 	}
 
-	// A stage may bear the pipeline's name, and may leave the pipeline only when it is the last.
+	// A stage may have the pipeline's name, and may leave the pipeline only if it is the last.
 	a.must(http.StatusAccepted, post, functions, in("ocr", "ocr"))
 	a.must(http.StatusConflict, put, functions, in("", "ocr"))
 	a.must(http.StatusAccepted, del, functions, `{"functionName":"detect"}`)
 	a.must(http.StatusAccepted, put, functions, in("", "ocr"))
 	a.must(http.StatusConflict, post, functions, in("ocr", "detect"))
 
-	// A variant is no stage: it declares nothing.
+	// A variant is not a stage, so it declares nothing.
 	a.must(http.StatusAccepted, post, functions, strings.Replace(in("ocr", "light"), `"stagecoach.dev/p`, `"stagecoach.dev/variant-of":"x","stagecoach.dev/p`, 1))
 }
 
-// TestAnEntryOfThePipelinesName: the name is the pipeline's, whichever stage comes first.
+// TestAnEntryOfThePipelinesName checks that the name means the pipeline, whichever stage is
+// deployed first.
 func TestAnEntryOfThePipelinesName(t *testing.T) {
 	entry := `{"service":"ocr","image":"stagecoach/x:1","annotations":{"stagecoach.dev/pipeline":"ocr","stagecoach.dev/next":"read"}}`
 	for name, bodies := range map[string][]string{"entry first": {entry, in("ocr", "read")}, "entry last": {in("ocr", "read"), entry}} {
@@ -664,9 +675,9 @@ func TestAnEntryOfThePipelinesName(t *testing.T) {
 	}
 }
 
-// TestAGraphWhateverChanges: while a function becomes a stage of the pipeline of its name, and leaves it, its name always means
-// something.
-func TestAGraphWhateverChanges(t *testing.T) {
+// TestNameHasAGraphDuringChanges checks that a name always has a graph while a function joins and
+// leaves the pipeline of its name.
+func TestNameHasAGraphDuringChanges(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	key := pipeline.ParseKey("ocr.openfaas-fn")
 	a.must(http.StatusAccepted, post, functions, in("", "ocr"))
@@ -699,7 +710,7 @@ func TestAGraphWhateverChanges(t *testing.T) {
 	}
 }
 
-// TestOneOfTwoDeploysGetsTheName when they come at the same time.
+// TestOneOfTwoDeploysGetsTheName checks two deploys at the same time.
 func TestOneOfTwoDeploysGetsTheName(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	for i := range 50 {
@@ -716,7 +727,8 @@ func TestOneOfTwoDeploysGetsTheName(t *testing.T) {
 	}
 }
 
-// TestADeployWaitsForTheOneBefore: one whose request gave up before the registry knew is stored nevertheless.
+// TestADeployWaitsForTheOneBefore checks that a deploy whose request gave up before the registry
+// showed it is stored nevertheless.
 func TestADeployWaitsForTheOneBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newMemoryStore()
@@ -749,8 +761,9 @@ func TestADeployWaitsForTheOneBefore(t *testing.T) {
 	})
 }
 
-// TestVisible: a deploy is answered when readers and listeners know it, and not before.
-func TestVisible(t *testing.T) {
+// TestDeployIsAnsweredWhenVisible checks that a deploy is answered once readers and listeners see
+// it, and not before.
+func TestDeployIsAnsweredWhenVisible(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI(t, newMemoryStore(), nil)
 		told, hold := 0, make(chan struct{})
@@ -787,7 +800,8 @@ func TestStoreTrouble(t *testing.T) {
 			t.Errorf("refused: %q", text)
 		}
 		a.store.refuse, a.store.silent = nil, true
-		if text := a.must(http.StatusServiceUnavailable, post, functions, echo); !strings.Contains(text, "not yet seen") { // after 10 s, which are fake
+		// After 10 s of fake time.
+		if text := a.must(http.StatusServiceUnavailable, post, functions, echo); !strings.Contains(text, "not yet seen") {
 			t.Errorf("unseen: %q", text)
 		}
 		if text := a.must(http.StatusServiceUnavailable, post, functions, echo); !strings.Contains(text, `"echo.openfaas-fn" is not deployed, try again: of the deploy before it`) {
@@ -796,7 +810,8 @@ func TestStoreTrouble(t *testing.T) {
 	})
 }
 
-// TestManyAtOnce deploys from many clients while others read; with the race detector it checks that views do not change.
+// TestManyAtOnce deploys from many clients while others read. With the race detector, it checks
+// that returned values do not change.
 func TestManyAtOnce(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	const n = 20
@@ -827,8 +842,8 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestFunctionBeforePipeline: where an earlier version stored both under one name, the function is invoked, and the pipeline can
-// be seen with its fault.
+// TestFunctionBeforePipeline checks a name under which an earlier version stored both a function
+// and a pipeline. It invokes the function, and the pipeline is shown with its fault.
 func TestFunctionBeforePipeline(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.must(http.StatusAccepted, post, functions, `{"service":"read","image":"stagecoach/r:1","annotations":{"stagecoach.dev/pipeline":"ocr"}}`)
@@ -861,7 +876,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestReady: readiness says what is refused and why, while the process is alive.
+// TestReady checks that /readyz says what is refused and why, while /healthz succeeds.
 func TestReady(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.must(http.StatusOK, get, "/readyz", "")
@@ -872,7 +887,7 @@ func TestReady(t *testing.T) {
 	a.must(http.StatusOK, get, "/healthz", "")
 }
 
-// TestFullDisk: every request that finds a disk full gets 503 with the disk's name.
+// TestFullDisk checks that every request that finds a disk full gets 503 with the disk's name.
 func TestFullDisk(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	full := &disk.FullError{Path: "/state/nats", Free: 7, Want: 4096}

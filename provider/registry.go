@@ -15,28 +15,29 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// Registry is what is deployed, as the store's watch tells it. Reading takes no lock, and a change costs what it changes: the
-// function and the pipelines that have to do with it.
+// Registry holds the present deployments, as the store's watch reports them. Reading takes no lock.
+// The cost of a change depends only on the function and its pipelines.
 type Registry struct {
 	log  *slog.Logger
 	stop func()
 
-	functions sync.Map // by pipeline.Key: *entry
-	profiles  sync.Map // by pipeline.Key: *profiled; of functions that may be gone
-	graphs    sync.Map // by pipeline.Key: *pipeline.Pipeline; not those of functions of their own
+	functions sync.Map // pipeline.Key to *entry
+	profiles  sync.Map // pipeline.Key to *profiled; may include removed functions
+	graphs    sync.Map // pipeline.Key to *pipeline.Pipeline; without those of single functions
 	sorted    atomic.Pointer[[]*Deployed]
-	pipelines atomic.Pointer[[]pipeline.Pipeline] // those of graphs, sorted; nil: to be sorted when somebody asks
+	// The values of graphs, sorted; nil: sorted on demand.
+	pipelines atomic.Pointer[[]pipeline.Pipeline]
 	declared  atomic.Pointer[map[string]Namespace]
 
 	mu        sync.Mutex
 	assembly  assembly
-	seen      uint64          // the highest revision applied
-	present   map[string]bool // keys in the store, as far as applied
+	seen      uint64          // highest revision applied
+	present   map[string]bool // keys in the store, as of seen
 	changed   chan struct{}   // closed at the next change
 	listeners []func(Change)
 }
 
-// entry is a function and its graph when it is invoked by itself.
+// entry is a function and its graph for direct invocation.
 type entry struct {
 	Deployed
 	alone pipeline.Pipeline
@@ -45,10 +46,11 @@ type entry struct {
 // Change is a change of one function.
 type Change struct {
 	Key      pipeline.Key
-	Function *Deployed // nil: it is not deployed any more
+	Function *Deployed // nil: it was removed
 }
 
-// OpenRegistry reads the store and follows it until Close. Stored functions that cannot be read are left out and logged.
+// OpenRegistry reads the store and follows it until Close. It logs and leaves out stored functions
+// that cannot be read.
 func OpenRegistry(ctx context.Context, s Store, log *slog.Logger) (*Registry, error) {
 	r := &Registry{log: log, changed: make(chan struct{}), assembly: newAssembly(), present: map[string]bool{}}
 	r.sorted.Store(&[]*Deployed{})
@@ -61,10 +63,11 @@ func OpenRegistry(ctx context.Context, s Store, log *slog.Logger) (*Registry, er
 	return r, nil
 }
 
-// Close stops following the store. What was read stays readable.
+// Close stops following the store. The registry can still be read.
 func (r *Registry) Close() { r.stop() }
 
-// Functions returns what is deployed, sorted by key. Slice and functions are shared and must not be changed.
+// Functions returns all deployed functions, sorted by key. The slice and the functions are shared
+// and must not be changed.
 func (r *Registry) Functions() []*Deployed { return *r.sorted.Load() }
 
 // Function returns the function with this key.
@@ -75,13 +78,13 @@ func (r *Registry) Function(key pipeline.Key) (Deployed, bool) {
 	return Deployed{}, false
 }
 
-// Pipelines returns the pipelines that the functions form, sorted by namespace and name, faulty ones included. The slice is
-// shared and must not be changed.
+// Pipelines returns all pipelines, including faulty ones, sorted by namespace and name. The slice
+// is shared and must not be changed.
 func (r *Registry) Pipelines() []pipeline.Pipeline {
 	if all := r.pipelines.Load(); all != nil {
 		return *all
 	}
-	r.mu.Lock() // no change meanwhile
+	r.mu.Lock() // no change happens meanwhile
 	defer r.mu.Unlock()
 	all := []pipeline.Pipeline{}
 	r.graphs.Range(func(_, p any) bool {
@@ -95,15 +98,15 @@ func (r *Registry) Pipelines() []pipeline.Pipeline {
 	return all
 }
 
-// Alone reports whether an invocation of key runs the function with this key alone. It does not where there is only a pipeline
-// with this key, and where the function is a stage of that pipeline.
+// Alone reports whether an invocation of key runs only the function with this key. It is false if
+// there is only a pipeline with this key, or if the function is a stage of that pipeline.
 func (r *Registry) Alone(key pipeline.Key) bool {
 	d, ok := r.Function(key)
 	return ok && !d.Declared.StageOf(key.Name)
 }
 
-// Graph returns what an invocation of key walks: the function alone, as a pipeline of one stage, if [Registry.Alone] says so, or
-// else the pipeline with this key, which may have faults.
+// Graph returns the graph that an invocation of key runs. If [Registry.Alone] is true, that is the
+// function as a pipeline of one stage, else the pipeline with this key, which may have faults.
 func (r *Registry) Graph(key pipeline.Key) (pipeline.Pipeline, bool) {
 	e, function := r.functions.Load(key)
 	if function && !e.(*entry).Declared.StageOf(key.Name) {
@@ -112,13 +115,13 @@ func (r *Registry) Graph(key pipeline.Key) (pipeline.Pipeline, bool) {
 	if p, ok := r.graphs.Load(key); ok {
 		return *p.(*pipeline.Pipeline), true
 	}
-	if function { // it joins the pipeline of its name at this moment, or leaves it
+	if function { // the function joins or leaves the pipeline with its name right now
 		return e.(*entry).alone, true
 	}
 	return pipeline.Pipeline{}, false
 }
 
-// Pipeline returns the pipeline with this key and whether it exists. The pipeline may have faults.
+// Pipeline returns the pipeline with this key and whether it exists. It may have faults.
 func (r *Registry) Pipeline(key pipeline.Key) (pipeline.Pipeline, bool) {
 	if p, ok := r.graphs.Load(key); ok {
 		return *p.(*pipeline.Pipeline), true
@@ -126,7 +129,7 @@ func (r *Registry) Pipeline(key pipeline.Key) (pipeline.Pipeline, bool) {
 	return pipeline.Pipeline{}, false
 }
 
-// Known reports whether there is a function or a pipeline with this key.
+// Known reports whether a function or pipeline has this key.
 func (r *Registry) Known(key pipeline.Key) bool {
 	if _, ok := r.functions.Load(key); ok {
 		return true
@@ -172,7 +175,7 @@ func (r *Registry) noNamespace(name string) error {
 	return refuse(http.StatusNotFound, fmt.Errorf("no namespace %s, want one of: %s; or deploy a function there, which creates it", quote(name), some(r.namespaceNames())))
 }
 
-// namespaceNames returns the names of all namespaces, sorted: see HasNamespace.
+// namespaceNames returns the names of all namespaces, sorted (see HasNamespace).
 func (r *Registry) namespaceNames() []string {
 	out := map[string]bool{pipeline.DefaultNamespace: true}
 	for name := range r.Namespaces() {
@@ -184,19 +187,20 @@ func (r *Registry) namespaceNames() []string {
 	return slices.Sorted(maps.Keys(out))
 }
 
-// Namespaces returns those that were declared, by name; others are there as long as they have functions. The map is shared
-// and must not be changed.
+// Namespaces returns the declared namespaces by name. Other namespaces exist as long as they have
+// functions. The map is shared and must not be changed.
 func (r *Registry) Namespaces() map[string]Namespace { return *r.declared.Load() }
 
-// OnChange has f called after each change of a function from now on, when the registry shows it and before the deploy that
-// made it is answered. Calls come one at a time and hold up the next change, so f must be short.
+// OnChange registers f to be called after each later change of a function. f runs when the registry
+// shows the change, before the deploy is answered. Calls come one at a time and delay the next
+// change, so f must be quick.
 func (r *Registry) OnChange(f func(Change)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.listeners = append(r.listeners, f)
 }
 
-// apply takes one entry of the store's watch; calls come one at a time.
+// apply applies one entry of the store's watch. Calls come one at a time.
 func (r *Registry) apply(e Entry) {
 	if name, ok := strings.CutPrefix(e.Key, namespacePrefix); ok {
 		r.applyNamespace(name, e)
@@ -233,12 +237,12 @@ func (r *Registry) applyFunction(e Entry) {
 	change := Change{Key: pipeline.ParseKey(e.Key)}
 	if !e.Deleted {
 		d, err := decode(e)
-		if err != nil { // it is no longer what it was
+		if err != nil { // the old value is void
 			r.log.Warn("a stored function is left out", "error", err)
 		} else {
 			change.Function = &d
 			if _, err := parse(d.Deployment, pipeline.Parse); err != nil {
-				r.log.Warn("a stored function has a name that is not accepted any more: it serves on, but cannot be updated; deploy it under a new name and remove it",
+				r.log.Warn("a stored function has a name that is no longer accepted: it still serves, but cannot be updated; deploy it under a new name and remove it",
 					"function", change.Key, "error", err)
 			}
 		}
@@ -262,7 +266,7 @@ func (r *Registry) applyFunction(e Entry) {
 	}
 }
 
-// with returns sorted functions after a change.
+// with returns the sorted functions after a change.
 func with(all []*Deployed, c Change) *[]*Deployed {
 	i, there := slices.BinarySearchFunc(all, c.Key, func(d *Deployed, key pipeline.Key) int { return d.Key.Compare(key) })
 	out := make([]*Deployed, i, len(all)+1)
@@ -277,7 +281,7 @@ func with(all []*Deployed, c Change) *[]*Deployed {
 	return &out
 }
 
-// reassemble makes the pipelines anew that a change may have changed; r.mu is held.
+// reassemble assembles the pipelines that a change may have affected. The caller holds r.mu.
 func (r *Registry) reassemble(old *pipeline.Function, c Change) {
 	var now *pipeline.Function
 	if c.Function != nil {
@@ -297,7 +301,7 @@ func (r *Registry) reassemble(old *pipeline.Function, c Change) {
 	r.pipelines.Store(nil)
 }
 
-// stagesOf returns the names of the functions that are stages of a pipeline, sorted.
+// stagesOf returns the names of a pipeline's stages, sorted.
 func (r *Registry) stagesOf(name, namespace string) (stages []string) {
 	for _, d := range r.Functions() {
 		if d.Declared.Namespace == namespace && d.Declared.StageOf(name) {
@@ -307,12 +311,12 @@ func (r *Registry) stagesOf(name, namespace string) (stages []string) {
 	return stages
 }
 
-// wait returns when revision and, with it, all before it have been applied and every listener knows.
+// wait returns when revision and all earlier ones have been applied and every listener was called.
 func (r *Registry) wait(ctx context.Context, revision uint64) error {
 	return r.until(ctx, func() bool { return r.seen >= revision })
 }
 
-// waitGone returns when key is not in the store and every listener knows.
+// waitGone returns when key is not in the store and every listener was called.
 func (r *Registry) waitGone(ctx context.Context, key string) error {
 	return r.until(ctx, func() bool { return !r.present[key] })
 }

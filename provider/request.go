@@ -13,10 +13,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// maxBody is the size in bytes that a request to the management API may have.
+// maxBody is the largest request to the management API in bytes.
 const maxBody = 1 << 20
 
-// namespaceOf is the namespace of a request: in its body, else in its query, else the default.
+// namespaceOf returns the namespace of a request: from its body, else from its query, else the
+// default.
 func namespaceOf(body string, r *http.Request) string {
 	return cmp.Or(body, r.URL.Query().Get("namespace"), pipeline.DefaultNamespace)
 }
@@ -26,19 +27,19 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	return readJSONOf(w, r, v, maxBody)
 }
 
-// readJSONOf is readJSON of a body of at most that many bytes.
+// readJSONOf is readJSON with a bound for the body in bytes.
 func readJSONOf(w http.ResponseWriter, r *http.Request, v any, most int64) error {
 	return readValue(json.NewDecoder(http.MaxBytesReader(w, r.Body, most)), v, most)
 }
 
-// readStrict is readJSON that refuses fields that v does not have.
+// readStrict is readJSON, but refuses fields that v does not have.
 func readStrict(w http.ResponseWriter, r *http.Request, v any) error {
 	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
 	d.DisallowUnknownFields()
 	return readValue(d, v, maxBody)
 }
 
-// readValue decodes one JSON value of at most that many bytes.
+// readValue decodes one JSON value of at most so many bytes.
 func readValue(d *json.Decoder, v any, most int64) error {
 	err := d.Decode(v)
 	if err == nil {

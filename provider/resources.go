@@ -12,13 +12,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// Resources is what a deployment's limits and requests say, a replica. 0: nothing.
+// Resources holds a deployment's limits and requests per replica. 0 means none.
 type Resources struct {
 	MemoryLimit, MemoryRequest int64 // bytes
 	CPULimit, CPURequest       int   // thousandths of a core
 }
 
-// Resources returns what the function's limits and requests say. As in Kubernetes, a request that is not there is the limit.
+// Resources returns the function's limits and requests. As in Kubernetes, a missing request equals
+// the limit.
 func (d *Deployed) Resources() Resources {
 	var r Resources
 	if l := d.Deployment.Limits; l != nil {
@@ -36,15 +37,15 @@ func (d *Deployed) Resources() Resources {
 	return r
 }
 
-// quantity is how Kubernetes writes numbers of bytes, cores and devices.
+// quantity is Kubernetes' notation for numbers of bytes, cores and devices.
 var quantity = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)([mkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,2})?$`)
 
-// Bounds of quantities, for numbers that mean something. 0 is none.
+// Bounds of quantities that are not 0.
 const (
-	minMemory = 4 << 20 // bytes; functions/noop, the smallest stage, answers with so much
-	maxMemory = 1 << 50 // bytes
-	minCPU    = 1       // thousandths of a core; less would be counted as one
-	maxCPU    = 1 << 20 // thousandths of a core
+	minMemory = 4 << 20 // in bytes; functions/noop, the smallest stage, runs with so much
+	maxMemory = 1 << 50 // in bytes
+	minCPU    = 1       // in thousandths of a core; less would round up to this
+	maxCPU    = 1 << 20 // in thousandths of a core
 )
 
 // parseQuantity returns a quantity in units of 1/scale, rounded up as Kubernetes does.
@@ -83,7 +84,7 @@ func parseQuantity(s string, scale int64) (*big.Int, bool) {
 	return whole, true
 }
 
-// amount is a quantity that a deploy has checked; 0 otherwise.
+// amount returns a quantity that a deploy has checked, or 0 if it is invalid.
 func amount(s string, scale int64) int64 {
 	if n, ok := parseQuantity(s, scale); ok && n.IsInt64() {
 		return n.Int64()
@@ -91,7 +92,7 @@ func amount(s string, scale int64) int64 {
 	return 0
 }
 
-// checkResources reports every quantity that is none or out of bounds.
+// checkResources returns an error for every quantity that is invalid or out of bounds.
 func checkResources(path string, r *types.FunctionResources) (errs []error) {
 	if r == nil {
 		return nil
@@ -119,14 +120,14 @@ func checkResources(path string, r *types.FunctionResources) (errs []error) {
 	return errs
 }
 
-// below tells whether a quantity is less than the least in units of 1/scale, but not 0.
+// below reports whether a quantity is not 0 and less than least, in units of 1/scale.
 func below(s string, scale, least int64) bool {
-	const fine = 1e9 // parts of a unit that are told apart, because parseQuantity rounds up
+	const fine = 1e9 // finer units, because parseQuantity rounds up
 	n, ok := parseQuantity(s, scale*fine)
 	return ok && n.Sign() > 0 && n.Cmp(new(big.Int).Mul(big.NewInt(least), big.NewInt(fine))) < 0
 }
 
-// checkRequests reports requests that are above their limits.
+// checkRequests returns an error for every request above its limit.
 func checkRequests(limits, requests *types.FunctionResources) (errs []error) {
 	if limits == nil || requests == nil {
 		return nil
@@ -144,8 +145,8 @@ func checkRequests(limits, requests *types.FunctionResources) (errs []error) {
 	return errs
 }
 
-// checkRoom refuses a function whose replicas no known node could ever hold. Its limits and
-// requests are valid.
+// checkRoom refuses a function whose replicas no known node could hold. Its limits and requests
+// must be valid.
 func (p *Provider) checkRoom(d *Deployed) error {
 	r := d.Resources()
 	var errs []error
@@ -160,7 +161,7 @@ func (p *Provider) checkRoom(d *Deployed) error {
 }
 
 // askedFor returns the field of a deployment that asks for a resource, and its value. Without a
-// request, this is the limit.
+// request, that is the limit.
 func askedFor(d *Deployed, resource string) (path, value string) {
 	name := map[string]string{"devices": pipeline.Prefix + "gpu", "device-memory": pipeline.Prefix + "gpu-memory"}[resource]
 	if name != "" {

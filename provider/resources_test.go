@@ -63,8 +63,8 @@ func TestResourcesRefused(t *testing.T) {
 	}
 }
 
-// TestDeployNeedsRoom: what no node could hold is refused, with the field that asks for it and what
-// the nodes have; also as an update, which leaves the function as it was.
+// TestDeployNeedsRoom checks that a deploy that no node could hold is refused, with the field that
+// asks for it and what the nodes have. If it is an update, the function must stay as it was.
 func TestDeployNeedsRoom(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	var needs Needs
@@ -108,7 +108,8 @@ func TestDeployNeedsRoom(t *testing.T) {
 	}
 }
 
-// FuzzQuantity wants no panic, and of what is a quantity a number that is not negative and grows with the scale.
+// FuzzQuantity checks that parsing does not panic, and that a valid quantity is not negative and
+// grows with the scale.
 func FuzzQuantity(f *testing.F) {
 	for _, s := range []string{"", "128Mi", "0.5", "100m", "1e3", "1E", "12e-7", "1.", "٣"} {
 		f.Add(s)

@@ -13,31 +13,32 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// Secrets keeps secrets. Changes are asked for one at a time.
+// Secrets stores secrets. Changes are made one at a time.
 type Secrets interface {
 	// List returns the names of a namespace's secrets, sorted.
 	List(namespace string) ([]string, error)
-	// Put stores a secret, new or not. Functions that see it see the new value at once.
+	// Put stores a new or existing secret. Functions that see it see the new value at once.
 	Put(namespace, name string, value []byte) error
-	// Delete removes a secret; one that is not there is no error.
+	// Delete removes a secret. It is no error if the secret does not exist.
 	Delete(namespace, name string) error
 }
 
 // Mounts shows functions their secrets.
 type Mounts interface {
-	// Mount makes replicas of a function that start from now on see exactly the secrets of these
-	// names. Replicas of earlier deploys keep theirs. The function's name has no namespace.
+	// Mount sets which secrets replicas of a function see if they start from now on. Replicas of
+	// earlier deploys keep theirs. The function's name has no namespace.
 	Mount(namespace, function string, secrets []string) error
-	// Unmount takes all secrets from a function that is removed.
+	// Unmount removes all secrets from a removed function.
 	Unmount(namespace, function string) error
 }
 
-// maxSecret is the size in bytes that a secret may have.
+// maxSecret is the largest secret in bytes.
 const maxSecret = 1 << 20
 
 var secretForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 
-// maxSecretBody is the size in bytes that a request with a secret may have: JSON may need six bytes for one of the value.
+// maxSecretBody is the largest request with a secret in bytes. JSON may need six bytes for one byte
+// of the value.
 const maxSecretBody = 7 << 20
 
 func (p *Provider) listSecrets(w http.ResponseWriter, r *http.Request) {
@@ -66,7 +67,8 @@ func (p *Provider) createSecret(w http.ResponseWriter, r *http.Request) {
 		if there {
 			return refuse(http.StatusConflict, fmt.Errorf("secret %q is there already in namespace %q, want a PUT to change it", s.Name, s.Namespace))
 		}
-		if !p.Registry.HasNamespace(s.Namespace) { // so that it is listed, and deleted when it is empty again
+		// Declares the namespace, so that it is listed, and deleted when it is empty again.
+		if !p.Registry.HasNamespace(s.Namespace) {
 			if err := p.declare(ctx, s.Namespace, Namespace{}); err != nil {
 				return err
 			}
@@ -84,7 +86,8 @@ func (p *Provider) updateSecret(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// deleteSecret removes a secret that no function names: those that do would not start again.
+// deleteSecret removes a secret that no function names. A function that names a missing secret
+// could not start.
 func (p *Provider) deleteSecret(w http.ResponseWriter, r *http.Request) {
 	p.changeSecret(w, r, http.StatusAccepted, func(_ context.Context, s types.Secret, there bool) error {
 		if !there {
@@ -102,7 +105,8 @@ func (p *Provider) deleteSecret(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// changeSecret reads a request's secret and changes it. Nothing of its value is in an answer or the log.
+// changeSecret reads a request's secret and changes it. The value appears neither in the answer nor
+// in the log.
 func (p *Provider) changeSecret(w http.ResponseWriter, r *http.Request, done int, change func(ctx context.Context, s types.Secret, there bool) error) {
 	var s types.Secret
 	err := readJSONOf(w, r, &s, maxSecretBody)
@@ -148,7 +152,8 @@ func checkSecret(s types.Secret, value bool) error {
 	return nil
 }
 
-// valueOf is a secret's value: rawValue, which may be any bytes and which faas-cli sends beside value for a file, or else value.
+// valueOf returns a secret's value. rawValue wins, which may be any bytes; for a file, faas-cli
+// sends it in addition to value.
 func valueOf(s types.Secret) []byte {
 	if len(s.RawValue) > 0 {
 		return s.RawValue
@@ -174,7 +179,7 @@ func (p *Provider) usersOf(s types.Secret) []*Deployed {
 	return out
 }
 
-// checkSecrets wants each secret that a deployment names to exist.
+// checkSecrets returns an error for each named secret that does not exist.
 func (p *Provider) checkSecrets(d types.FunctionDeployment) (errs []error) {
 	if len(d.Secrets) == 0 {
 		return nil
@@ -194,8 +199,8 @@ func (p *Provider) checkSecrets(d types.FunctionDeployment) (errs []error) {
 	return errs
 }
 
-// checkProcess refuses a function that would share a process with one that names other secrets:
-// every function in a process can read what the process can read.
+// checkProcess refuses a function that would share a process with one that names other secrets,
+// because all functions in a process can read what the process can read.
 func (p *Provider) checkProcess(d Deployed) error {
 	name := d.Declared.Process
 	if name == "" {
@@ -204,7 +209,8 @@ func (p *Provider) checkProcess(d Deployed) error {
 	its := setOf(d.Deployment.Secrets)
 	for _, other := range p.Registry.Functions() {
 		if other.Key == d.Key || other.Declared.Namespace != d.Declared.Namespace || other.Declared.Process != name || other.Deployment.EnvProcess != d.Deployment.EnvProcess ||
-			other.Declared.Network != d.Declared.Network { // which keeps their processes apart
+			// different networks keep their processes separate.
+			other.Declared.Network != d.Declared.Network {
 			continue
 		}
 		if theirs := setOf(other.Deployment.Secrets); !slices.Equal(its, theirs) {
@@ -217,10 +223,10 @@ func (p *Provider) checkProcess(d Deployed) error {
 	return nil
 }
 
-// setOf returns names sorted, each once.
+// setOf returns names sorted and without duplicates.
 func setOf(names []string) []string { return slices.Compact(slices.Sorted(slices.Values(names))) }
 
-// secretList is a set of secrets as text.
+// secretList formats a set of secrets.
 func secretList(names []string) string {
 	if len(names) == 0 {
 		return "no secrets"

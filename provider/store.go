@@ -20,37 +20,40 @@ import (
 type Store interface {
 	// Put stores value under key and returns its revision.
 	Put(ctx context.Context, key string, value []byte) (revision uint64, err error)
-	// Delete removes key; removing what is not there is no error.
+	// Delete removes key. It is no error if the key does not exist.
 	Delete(ctx context.Context, key string) error
-	// Watch calls f with every key's latest value and then with every change in the order of revisions, one at a time,
-	// until stop is called or ctx ends. It returns once f has seen all that was there.
+	// Watch calls f with every key's latest value and then with every change in the order of
+	// revisions, one at a time, until stop is called or ctx ends. It returns once f has seen all
+	// values that existed before.
 	Watch(ctx context.Context, f func(Entry)) (stop func(), err error)
 }
 
 // Entry is one change of a key in a [Store].
 type Entry struct {
 	Key      string
-	Value    []byte // empty when Deleted
+	Value    []byte // empty if Deleted
 	Revision uint64 // grows with every change of the store
 	Deleted  bool
 }
 
-// Deployed is a function as it was deployed. It is shared: its maps must not be changed.
+// Deployed is a deployed function. It is shared, so its maps must not be changed.
 type Deployed struct {
 	Key        pipeline.Key
-	Revision   uint64 // of the store, at its latest change
+	Revision   uint64 // revision in the store of its latest change
 	Deployment types.FunctionDeployment
-	Declared   pipeline.Function // what the labels and annotations say
-	CreatedAt  time.Time         // of the first deploy; updates keep it
-	Digest     string            // that the image was pinned to at the latest deploy; empty: its name says what is run
-	Guess      Guess             // of the process, at the latest deploy; empty: the deployment or the image names it
+	Declared   pipeline.Function // parsed labels and annotations
+	CreatedAt  time.Time         // time of the first deploy
+	// digest of the image at the latest deploy; empty: only the name identifies the image.
+	Digest string
+	// guessed process at the latest deploy; empty: the deployment or the image names the process.
+	Guess Guess
 }
 
 // Process returns the command that replicas run; empty: the image names it.
 func (d *Deployed) Process() string { return cmp.Or(d.Deployment.EnvProcess, d.Guess.Process) }
 
-// Environment returns the variables that replicas get, in memory of its own. A guessed server runs in
-// mode http, unless the deployment names a mode.
+// Environment returns a new map of the replicas' variables. A guessed server runs in mode http
+// unless the deployment sets a mode.
 func (d *Deployed) Environment() map[string]string {
 	env := maps.Clone(d.Deployment.EnvVars)
 	if env == nil {
@@ -82,8 +85,8 @@ func encode(d Deployed) ([]byte, error) {
 	return b, nil
 }
 
-// decode reads a stored deployment. What an earlier version accepted and this one does not is an error too, names apart: see
-// [pipeline.ParseStored].
+// decode decodes a stored deployment. It fails if an earlier version accepted something that this
+// one refuses, except for names (see [pipeline.ParseStored]).
 func decode(e Entry) (Deployed, error) {
 	var r record
 	if err := json.Unmarshal(e.Value, &r); err != nil {
@@ -104,10 +107,10 @@ func decode(e Entry) (Deployed, error) {
 	return d, nil
 }
 
-// namespacePrefix begins the keys of namespaces in the store; no function's key can have a slash.
+// namespacePrefix begins the keys of namespaces in the store. Functions' keys have no slash.
 const namespacePrefix = "namespace/"
 
-// Namespace is a namespace as it was declared. It is shared: its maps must not be changed.
+// Namespace is a declared namespace. It is shared, so its maps must not be changed.
 type Namespace struct {
 	Labels      map[string]string `json:"labels,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`
@@ -138,18 +141,18 @@ func decodeNamespace(name string, value []byte) (Namespace, error) {
 	return r.Namespace, nil
 }
 
-// parse reads what the labels and annotations declare, by one of package pipeline's parsers.
+// parse reads the labels and annotations with the given parser of package pipeline.
 func parse(d types.FunctionDeployment, by func(name, namespace string, labels, annotations map[string]string) (pipeline.Function, error)) (pipeline.Function, error) {
 	f, err := by(d.Service, d.Namespace, deref(d.Labels), deref(d.Annotations))
 	for _, e := range fieldErrors(err) {
 		if e.Path == "name" {
-			e.Path = "service" // as the API has it
+			e.Path = "service" // the name of this field in the API
 		}
 	}
 	return f, errors.Join(err, checkNamespace("namespace", d.Namespace))
 }
 
-// checkNamespace looks at a namespace's name, which came in the field path.
+// checkNamespace checks a namespace's name, which came in the field path.
 func checkNamespace(path, name string) error {
 	if namespaceForm.MatchString(name) {
 		return nil
@@ -157,7 +160,7 @@ func checkNamespace(path, name string) error {
 	return &pipeline.FieldError{Path: path, Got: quote(name), Want: "up to 63 lower-case letters, digits and -, no - at the ends"}
 }
 
-// quote shows what somebody sent, within bounds.
+// quote quotes the beginning of what a client sent.
 func quote(s string) string {
 	const most = 100
 	if len(s) > most {
@@ -166,7 +169,7 @@ func quote(s string) string {
 	return strconv.Quote(s)
 }
 
-// namespaceForm is a DNS label: without dots, because the last dot of a key is where the namespace begins.
+// namespaceForm is a DNS label. It has no dots, because the last dot of a key begins the namespace.
 var namespaceForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 func deref(m *map[string]string) map[string]string {

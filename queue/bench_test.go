@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// benchConn returns a connection to a server of its own.
+// benchConn returns a connection to a new server.
 func benchConn(b *testing.B) *nats.Conn {
 	s, err := StartServer(ServerConfig{Dir: b.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -26,7 +26,7 @@ func benchConn(b *testing.B) *nats.Conn {
 	return nc
 }
 
-// appendAll has 16 clients that each wait for the disk append b.N records.
+// appendAll appends b.N records from 16 clients, each of which waits for the disk.
 func appendAll(b *testing.B, j *Journal, bytes int) {
 	data := make([]byte, bytes)
 	var wg sync.WaitGroup
@@ -44,7 +44,7 @@ func appendAll(b *testing.B, j *Journal, bytes int) {
 	wg.Wait()
 }
 
-// BenchmarkJournalAppend: /s is records accepted. None are worked on.
+// BenchmarkJournalAppend measures accepted records per second. Nobody works on them.
 func BenchmarkJournalAppend(b *testing.B) {
 	for _, size := range []int{300, 4 << 10} {
 		b.Run(fmt.Sprint("bytes=", size), func(b *testing.B) {
@@ -55,7 +55,7 @@ func BenchmarkJournalAppend(b *testing.B) {
 	}
 }
 
-// BenchmarkJournal has them worked on at the same time; /s is records done.
+// BenchmarkJournal measures done records per second, with workers that run at the same time.
 func BenchmarkJournal(b *testing.B) {
 	j := openJournal(b, benchConn(b), JournalConfig{Limits: func(string) Limits { return Limits{64, 1 << 30} }})
 	work(b, j, func(context.Context, Record) End { return End{} })

@@ -12,8 +12,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
-// blobs are the contents of large records, a file each. A file is on disk before the message that names it, and goes after
-// it; what a crash leaves without a message is removed by sweep.
+// blobs holds the contents of large records, one file per record. The file is on disk before the
+// message that names it, and is deleted after it. sweep removes files that a crash left without a
+// message.
 type blobs struct{ dir string }
 
 const blobPrefix = "record-"
@@ -25,7 +26,7 @@ func openBlobs(dir string) (blobs, error) {
 	return blobs{dir}, nil
 }
 
-// put writes a file, asks the disk to keep it and returns its name.
+// put writes a file, syncs it and returns its name.
 func (b blobs) put(data []byte) (name string, err error) {
 	name = blobPrefix + rand.Text()
 	f, err := os.OpenFile(filepath.Join(b.dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -37,13 +38,13 @@ func (b blobs) put(data []byte) (name string, err error) {
 		err = b.sync()
 	}
 	if err != nil {
-		_ = b.drop(name) // swept later
+		_ = b.drop(name) // if this fails, sweep removes it later
 		return "", disk.Explain(b.dir, int64(len(data)), err)
 	}
 	return name, nil
 }
 
-// sync makes the folder's own content durable.
+// sync syncs the folder.
 func (b blobs) sync() error {
 	d, err := os.Open(b.dir)
 	if err != nil {
@@ -54,12 +55,12 @@ func (b blobs) sync() error {
 
 func (b blobs) get(name string) ([]byte, error) {
 	if !strings.HasPrefix(name, blobPrefix) || strings.ContainsRune(name, '/') {
-		return nil, fmt.Errorf("large record %q: no name of ours", name)
+		return nil, fmt.Errorf("large record %q: not a name that the journal makes", name)
 	}
 	return os.ReadFile(filepath.Join(b.dir, name))
 }
 
-// drop removes a file; an empty name is none.
+// drop removes a file. It does nothing for an empty name.
 func (b blobs) drop(name string) error {
 	if name == "" {
 		return nil
@@ -70,7 +71,7 @@ func (b blobs) drop(name string) error {
 	return nil
 }
 
-// sweep removes what nobody names.
+// sweep removes all files that are not named.
 func (b blobs) sweep(named map[string]bool) error {
 	all, err := os.ReadDir(b.dir)
 	if err != nil {

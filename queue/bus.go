@@ -9,7 +9,7 @@ import (
 // Bus carries tasks to the owners of functions and replies back, as core NATS messages.
 type Bus struct{ nc *nats.Conn }
 
-// NewBus returns a Bus over nc, which stays the caller's to close.
+// NewBus returns a Bus over nc. The caller closes nc.
 func NewBus(nc *nats.Conn) *Bus { return &Bus{nc: nc} }
 
 // Submit sends an encoded task to the owner of function.
@@ -20,16 +20,18 @@ func (b *Bus) Submit(function string, msg []byte) error {
 	return nil
 }
 
-// Tasks calls handler with each task for function, in order, until stop is called; more says that another call follows at
-// once. When stop returns, handler is not running and will not be called again.
+// Tasks calls handler with each task for function, in order, until stop is called. more says that
+// another call follows at once. When stop returns, no handler runs or will run.
 func (b *Bus) Tasks(function string, handler func(msg []byte, more bool)) (stop func(), err error) {
 	return b.subscribe(taskSubject(function), func(m *nats.Msg) {
-		waiting, _, err := m.Sub.Pending() // this one counts until it is handled; an error: the last one
+		// Pending counts this message until it is handled. After an error, this message counts as
+		// the last.
+		waiting, _, err := m.Sub.Pending()
 		handler(m.Data, err == nil && waiting > 1)
 	})
 }
 
-// Inbox makes a subject that nobody else has and calls handler with each message sent there, in order.
+// Inbox creates a unique subject and calls handler with each message sent there, in order.
 func (b *Bus) Inbox(handler func(msg []byte)) (subject string, stop func(), err error) {
 	subject = nats.NewInbox()
 	stop, err = b.subscribe(subject, func(m *nats.Msg) { handler(m.Data) })
@@ -50,16 +52,16 @@ func (b *Bus) subscribe(subject string, handler nats.MsgHandler) (func(), error)
 		return nil, fmt.Errorf("subscribe to %q: %w", subject, err)
 	}
 	done := make(chan struct{})
-	sub.SetClosedHandler(func(string) { close(done) }) // when the handler is not running any more
+	sub.SetClosedHandler(func(string) { close(done) }) // called when the handler has ended
 	if err = sub.SetPendingLimits(1<<20, pendingBytes); err == nil {
-		err = b.nc.Flush() // from here on the server knows the interest
+		err = b.nc.Flush() // now the server knows the subscription
 	}
 	if err != nil {
 		_ = sub.Unsubscribe() // the connection may be gone
 		return nil, fmt.Errorf("subscribe to %q: %w", subject, err)
 	}
 	return func() {
-		_ = sub.Unsubscribe() // fails when it has ended already
+		_ = sub.Unsubscribe() // fails if it has ended already
 		<-done
 	}, nil
 }

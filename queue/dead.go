@@ -14,35 +14,36 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// DeadLetter is a record that failed for good. Its kind says what failed: the run, or telling its result.
+// DeadLetter is a record that has failed permanently. Its Kind says what failed: the run, or the
+// delivery of its result.
 type DeadLetter struct {
-	ID       string // of the record; of one whose callback failed, with ".callback" behind it
+	ID       string // of the record, with the suffix ".callback" if its callback failed
 	Function string
 	Kind     Kind
 	Cause    string // at most 512 bytes
 	Attempts int
 	Accepted time.Time
 	Died     time.Time
-	Size     int64 // of its data, in bytes
+	Size     int64 // of the data, in bytes
 
 	seq  uint64
 	blob string
 }
 
-// ErrNoLetter says that there is no dead letter with an ID.
+// ErrNoLetter means that no dead letter has this ID.
 var ErrNoLetter = errors.New("no such dead letter")
 
-// maxCause is how many bytes of a cause a dead letter carries.
+// maxCause is the longest cause of a dead letter in bytes.
 const maxCause = 512
 
 // deadLetters is the index of the stream DEAD.
 type deadLetters struct {
 	stream jetstream.Stream
 
-	change sync.Mutex // held while letters come or go
+	change sync.Mutex // held while letters are added or removed
 
 	mu    sync.Mutex
-	all   []*DeadLetter // by sequence
+	all   []*DeadLetter // sorted by sequence
 	byID  map[string]*DeadLetter
 	bytes int64
 }
@@ -86,7 +87,7 @@ func (d *deadLetters) forget(l *DeadLetter) {
 
 func bySequence(l *DeadLetter, seq uint64) int { return cmp.Compare(l.seq, seq) }
 
-// oldest returns the one that goes when there are too many.
+// oldest returns the letter to delete if there are too many, or nil.
 func (d *deadLetters) oldest(letters int, bytes int64) *DeadLetter {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -96,7 +97,7 @@ func (d *deadLetters) oldest(letters int, bytes int64) *DeadLetter {
 	return nil
 }
 
-// deadID is a record's ID as a dead letter.
+// deadID returns the ID of a record's dead letter.
 func deadID(id string, kind Kind) string {
 	const suffix = ".callback"
 	if kind == Callback && !strings.HasSuffix(id, suffix) {
@@ -105,7 +106,7 @@ func deadID(id string, kind Kind) string {
 	return id
 }
 
-// letter reads a stored dead letter.
+// letter decodes a stored dead letter.
 func letter(m *message, seq uint64, size int64) (*DeadLetter, error) {
 	function, id, err := names(m.subject)
 	if err != nil {
@@ -115,21 +116,22 @@ func letter(m *message, seq uint64, size int64) (*DeadLetter, error) {
 		ID: id, Function: function, Kind: m.kind(), Cause: m.header.Get(headCause), Attempts: int(m.number(headFailed)),
 		Accepted: time.Unix(0, m.number(headAccepted)), Died: m.at, Size: size, seq: seq, blob: m.header.Get(headBlob),
 	}
-	if m.number(headAccepted) == 0 { // of an earlier version
+	if m.number(headAccepted) == 0 { // written by an earlier version
 		l.Accepted = l.Died
 	}
 	return l, nil
 }
 
-// recoverDead reads the stream. A letter whose record is in the journal, by deadID, was on its way in or out: it goes.
+// recoverDead reads the stream DEAD. there holds the deadIDs of the records in the journal. A
+// letter with such an ID was being moved when the process ended, and is deleted.
 func (j *Journal) recoverDead(ctx context.Context, there, named map[string]bool) error {
 	return scan(ctx, j.dead.stream, func(f found) {
 		l, err := letter(&f.message, f.seq, f.size)
 		if err != nil {
-			j.log.Error("a dead letter is not ours; it stays", "subject", f.subject, "error", err)
+			j.log.Error("unknown message in the stream of dead letters; it is kept", "subject", f.subject, "error", err)
 			return
 		}
-		if before, err := j.dead.get(l.ID); err == nil { // as with records: the later one counts
+		if before, err := j.dead.get(l.ID); err == nil { // as with records, the later one counts
 			j.dead.forget(before)
 			if err := j.remove(j.dead.stream, before.seq); err != nil {
 				j.log.Warn("dead letter", "call", l.ID, "error", err)
@@ -145,15 +147,16 @@ func (j *Journal) recoverDead(ctx context.Context, there, named map[string]bool)
 	})
 }
 
-// bury stores a record as a dead letter. It stays in the journal too, and its file, if it has one, is the letter's from now on.
-func (j *Journal) bury(m *message, attempts int64, cause error) error {
+// addDeadLetter stores a record as a dead letter. The record stays in the journal too. Its file, if
+// it has one, belongs to the letter from now on.
+func (j *Journal) addDeadLetter(m *message, attempts int64, cause error) error {
 	j.dead.change.Lock()
 	defer j.dead.change.Unlock()
 	tokens := strings.Split(m.subject, ".")
 	dead := &message{header: maps.Clone(m.header), data: m.data, at: time.Now()}
 	function, id, err := names(m.subject)
 	switch {
-	case err != nil: // as it is: somebody may know what to do with it
+	case err != nil: // keep it as it is: somebody may be able to read it
 		dead.subject = "dead." + tokens[len(tokens)-1]
 	case function == "":
 		dead.subject = "dead." + Token(deadID(id, m.kind()))
@@ -174,7 +177,7 @@ func (j *Journal) bury(m *message, attempts int64, cause error) error {
 	if err != nil {
 		return fmt.Errorf("dead letter: %w", err)
 	}
-	if before, err := j.dead.get(l.ID); err == nil { // its place is taken
+	if before, err := j.dead.get(l.ID); err == nil { // the new letter replaces an earlier one
 		if err := j.remove(j.dead.stream, before.seq); err != nil {
 			return err
 		}
@@ -188,7 +191,7 @@ func (j *Journal) bury(m *message, attempts int64, cause error) error {
 	j.log.Warn("dead letter", "function", l.Function, "call", l.ID, "kind", l.Kind.String(), "attempts", attempts, "cause", l.Cause)
 	j.cfg.Died(*l)
 	for l := j.dead.oldest(j.cfg.Dead, j.cfg.Bytes/10*9); l != nil; l = j.dead.oldest(j.cfg.Dead, j.cfg.Bytes/10*9) {
-		j.log.Warn("too many dead letters: the oldest goes", "function", l.Function, "call", l.ID)
+		j.log.Warn("too many dead letters: the oldest is deleted", "function", l.Function, "call", l.ID)
 		if err := j.drop(l); err != nil {
 			return err
 		}
@@ -203,13 +206,14 @@ func (j *Journal) drop(l *DeadLetter) error {
 	}
 	j.dead.forget(l)
 	if err := j.blobs.drop(l.blob); err != nil {
-		j.log.Warn("content of a dead letter stays until the next start", "error", err)
+		j.log.Warn("failed to delete the content of a dead letter; the next start deletes it", "error", err)
 	}
 	return nil
 }
 
-// Dead returns up to limit dead letters, the oldest first: those of the functions that of picks, or of all when it is nil, that
-// died after the one with the ID after, unless that is empty. more says that there are others.
+// Dead returns up to limit dead letters, oldest first. of selects functions; nil selects all. If
+// after is not empty, Dead starts behind the letter with that ID. more reports that there are
+// further letters.
 func (j *Journal) Dead(of func(function string) bool, after string, limit int) (letters []DeadLetter, more bool, err error) {
 	d := j.dead
 	d.mu.Lock()
@@ -235,7 +239,8 @@ func (j *Journal) Dead(of func(function string) bool, after string, limit int) (
 	return letters, false, nil
 }
 
-// DeadLetter returns one, with its data; or ErrNoLetter.
+// DeadLetter returns a dead letter and its data. It returns ErrNoLetter if the letter does not
+// exist.
 func (j *Journal) DeadLetter(ctx context.Context, id string) (DeadLetter, []byte, error) {
 	l, err := j.dead.get(id)
 	if err != nil {
@@ -252,7 +257,7 @@ func (j *Journal) DeadLetter(ctx context.Context, id string) (DeadLetter, []byte
 	return *l, m.data, nil
 }
 
-// Redrive puts a dead letter back into the journal, as if it had just been accepted.
+// Redrive moves a dead letter back into the journal, as if it had just been accepted.
 func (j *Journal) Redrive(ctx context.Context, id string) error {
 	j.dead.change.Lock()
 	defer j.dead.change.Unlock()
@@ -300,7 +305,7 @@ func (j *Journal) Redrive(ctx context.Context, id string) error {
 	it := item{seq: seq, size: l.Size, account: a, shard: j.shard(l.ID)}
 	j.cfg.Found(Found{ID: l.ID, Function: l.Function, Kind: l.Kind, Accepted: l.Accepted})
 	j.lines.push(key, it, time.Time{}, time.Time{})
-	j.pump(l.Kind, it, m)
+	j.startReady(l.Kind, it, m)
 	j.mu.Unlock()
 	if err := j.remove(j.dead.stream, l.seq); err != nil {
 		return err
@@ -309,7 +314,7 @@ func (j *Journal) Redrive(ctx context.Context, id string) error {
 	return nil
 }
 
-// DropDead deletes a dead letter; or ErrNoLetter.
+// DropDead deletes a dead letter. It returns ErrNoLetter if the letter does not exist.
 func (j *Journal) DropDead(id string) error {
 	j.dead.change.Lock()
 	defer j.dead.change.Unlock()

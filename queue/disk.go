@@ -19,24 +19,29 @@ import (
 // Bytes of the disk that writes leave free. Each value is larger than what the writes below it
 // need.
 const (
-	acceptRoom   = 64 << 20 // left by Append, because retries, results and deletions of accepted records are writes, too
-	changeRoom   = 16 << 20 // left by changes of a record's state and by values of keys
-	reserveBytes = 8 << 20  // size of the file that a deletion on a full disk removes; below changeRoom, so that only deletions use it
-	deletionRoom = 1 << 20  // with this much, a deletion does not need the reserve
+	// Left free by Append, because retries, results and deletions of accepted records write too.
+	acceptRoom = 64 << 20
+	changeRoom = 16 << 20 // left free by changes of a record's state and by values of keys
+	// Size of the file that a deletion on a full disk removes. It is below changeRoom, so that only
+	// deletions use it.
+	reserveBytes = 8 << 20
+	deletionRoom = 1 << 20 // with this much free, a deletion does not need the reserve
 )
 
-// ErrStopped says that the streams take no writes for another reason than a full disk.
+// ErrStopped means that the streams take no writes for a reason other than a full disk.
 var ErrStopped = errors.New("queue: the streams take no writes")
 
-// The pauses of a Disk's goroutine.
+// Intervals of a Disk's goroutine.
 const (
-	diskTick   = 250 * time.Millisecond // between two looks
-	idleLook   = time.Second            // between two looks at the streams while nothing is written
-	reopenWait = 5 * time.Second        // between two attempts to open the streams again, at most
+	diskTick = 250 * time.Millisecond // between two checks of the disk
+	// between two checks of the streams while nothing is written.
+	idleLook = time.Second
+	// Longest wait between two attempts to open the streams again.
+	reopenWait = 5 * time.Second
 )
 
-// missingTries is how many attempts with room in a row may leave a stream closed: then the others
-// are used without it.
+// missingTries is how many consecutive attempts with room on the disk may leave a stream closed.
+// After that, the other streams are used without it.
 const missingTries = 4
 
 // Disk watches the disk of a [Server]'s streams, and opens the streams again after a failed write.
@@ -44,26 +49,27 @@ const missingTries = 4
 // The server keeps the first write error of a stream for as long as the stream is open. From then
 // on, the stream does not answer any write, even if the disk has room again. So a Disk detects the
 // error and refuses writes with the cause until there is room. Then it closes and opens JetStream
-// inside the running server. Connections, and messages that no stream keeps, are not affected.
+// inside the running server. Connections, and messages that no stream stores, are not affected.
 type Disk struct {
 	server  *Server
-	dir     string // of the streams
-	reserve string // file
+	dir     string // folder of the streams
+	reserve string // path of the reserve's file
 	log     *slog.Logger
 	wake    chan struct{}
 
 	mu       sync.Mutex
-	failed   error         // why the streams take no writes; nil: they do
+	failed   error         // why the streams take no writes; nil: they take writes
 	stopped  chan struct{} // closed while failed is set
 	opened   chan struct{} // closed when the streams are opened again
-	deleting bool          // a deletion waits, so the streams are opened on a full disk too
-	attempts int           // to open the streams since they stopped
-	next     time.Time     // of the next attempt
-	missing  int           // of the latest attempts in a row, those that had room and left a stream closed
-	reopened uint64        // times that the streams were opened again
-	looked   time.Time     // for a write error
-	wrote    time.Time     // when the latest write began that asked the Disk before
-	low      bool          // the log says that the disk is nearly full
+	deleting bool          // a deletion waits, so the streams are opened even if the disk is full
+	attempts int           // attempts to open the streams since they stopped
+	next     time.Time     // time of the next attempt
+	// Number of the latest consecutive attempts that had room and left a stream closed.
+	missing  int
+	reopened uint64    // how often the streams were opened again
+	looked   time.Time // time of the last check for a write error
+	wrote    time.Time // when the latest write began that asked the Disk first
+	low      bool      // the log says that the disk is nearly full
 }
 
 func newDisk(s *Server, dir string, log *slog.Logger) *Disk {
@@ -73,7 +79,7 @@ func newDisk(s *Server, dir string, log *slog.Logger) *Disk {
 	}
 }
 
-// watch looks at the disk and the streams until ctx ends.
+// watch checks the disk and the streams until ctx ends.
 func (d *Disk) watch(ctx context.Context) {
 	tick := time.NewTicker(diskTick)
 	defer tick.Stop()
@@ -88,7 +94,7 @@ func (d *Disk) watch(ctx context.Context) {
 }
 
 func (d *Disk) look(now time.Time) {
-	if d.suspects(now) {
+	if d.lookDue(now) {
 		if err := d.server.writeError(); err != nil {
 			d.report(err)
 		}
@@ -112,14 +118,14 @@ func (d *Disk) look(now time.Time) {
 		d.reopen(now, free >= changeRoom)
 	case failed == nil && free >= acceptRoom+reserveBytes:
 		if err := d.keepReserve(); err != nil {
-			d.log.Warn("no room is kept for deletions on a full disk", "file", d.reserve, "error", err)
+			d.log.Warn("failed to reserve room for deletions on a full disk", "file", d.reserve, "error", err)
 		}
 	}
 }
 
-// suspects reports whether it is time to look for a write error. A look lists the folders of all
+// lookDue reports whether it is time to check for a write error. A check lists the folders of all
 // streams.
-func (d *Disk) suspects(now time.Time) bool {
+func (d *Disk) lookDue(now time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.failed != nil || now.Sub(d.looked) < idleLook && now.Sub(d.wrote) > idleLook {
@@ -141,18 +147,19 @@ func (d *Disk) report(cause error) {
 	close(d.stopped)
 	select {
 	case d.wake <- struct{}{}:
-	default: // it looks anyway
+	default: // the goroutine is awake already
 	}
-	d.log.Error("the streams take no writes after a failed one; they are opened again when the disk has room", "disk", d.dir, "want free", int64(changeRoom), "error", cause)
+	d.log.Error("a write to the streams failed, so they take no more; they are opened again when the disk has room", "disk", d.dir, "want free", int64(changeRoom), "error", cause)
 }
 
-// reopen opens the streams again. Streams that stay closed although the disk has room are given up
-// after some attempts: further ones would only keep the others from being used.
+// reopen opens the streams again. If some streams stay closed although the disk has room, they are
+// given up after a few attempts, because further attempts would interrupt the others.
 func (d *Disk) reopen(now time.Time, room bool) {
 	err, missing := d.server.reopen()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.next = now.Add(min(diskTick<<min(d.attempts, 8), reopenWait)) // if a write fails again at once, the next attempt waits
+	// If a write fails again at once, the next attempt waits.
+	d.next = now.Add(min(diskTick<<min(d.attempts, 8), reopenWait))
 	d.attempts++
 	if d.missing++; missing == nil || !room {
 		d.missing = 0
@@ -161,12 +168,12 @@ func (d *Disk) reopen(now time.Time, room bool) {
 		err = missing
 	}
 	if err != nil {
-		d.log.Error("the streams cannot be opened again yet", "disk", d.dir, "attempt", d.attempts, "error", err)
+		d.log.Error("failed to open the streams again; trying again", "disk", d.dir, "attempt", d.attempts, "error", err)
 		d.failed = err
 		return
 	}
 	if missing != nil {
-		d.log.Error("a stream cannot be opened: the others are used without it until the next start", "disk", d.dir, "error", missing)
+		d.log.Error("failed to open a stream; the others are used without it until the next start", "disk", d.dir, "error", missing)
 	}
 	d.failed, d.deleting, d.missing = nil, false, 0
 	d.reopened++
@@ -176,7 +183,7 @@ func (d *Disk) reopen(now time.Time, room bool) {
 	d.log.Info("the streams take writes again", "disk", d.dir)
 }
 
-// keepReserve makes the reserve's file, unless it exists.
+// keepReserve creates the reserve's file if it does not exist.
 func (d *Disk) keepReserve() error {
 	if s, err := os.Stat(d.reserve); err == nil && s.Size() == reserveBytes {
 		d.mu.Lock()
@@ -206,7 +213,7 @@ func (d *Disk) room(size, keep int64) error {
 	return disk.Room(d.dir, size+keep)
 }
 
-// fault returns why the streams take no writes, or nil if they do.
+// fault returns why the streams take no writes, or nil.
 func (d *Disk) fault() error {
 	d.mu.Lock()
 	failed := d.failed
@@ -229,19 +236,19 @@ func noSpace(err error) bool {
 	return strings.Contains(err.Error(), unix.ENOSPC.Error()) || strings.Contains(err.Error(), unix.EDQUOT.Error())
 }
 
-// Degraded returns why async requests, and perhaps changes of what is deployed, are refused. It
-// returns nil if they are not.
+// Degraded returns why async requests, and perhaps deploys, are refused. It returns nil if they are
+// not.
 func (d *Disk) Degraded() error { return d.room(0, acceptRoom) }
 
 // DiskStats is the state of a [Disk].
 type DiskStats struct {
-	Free     int64  // bytes left on the disk; -1 if they cannot be read
+	Free     int64  // free bytes on the disk; -1: unknown
 	Stopped  bool   // the streams take no writes
-	Low      bool   // too little is left for async requests
-	Reopened uint64 // times that the streams were opened again
+	Low      bool   // the disk has too little room for async requests
+	Reopened uint64 // how often the streams were opened again
 }
 
-// Stats reads the free bytes of the disk and returns them with its state.
+// Stats returns the state of the disk. It reads the free bytes each time.
 func (d *Disk) Stats() DiskStats {
 	free, err := disk.Free(d.dir)
 	if err != nil {
@@ -252,12 +259,12 @@ func (d *Disk) Stats() DiskStats {
 	return DiskStats{Free: free, Stopped: d.failed != nil, Low: free < acceptRoom, Reopened: d.reopened}
 }
 
-// deletion prepares a deletion: it removes the reserve if the disk is full, and waits until the
-// streams take writes. If there is still no room, it fails at once.
-func (d *Disk) deletion(ctx context.Context) error {
+// prepareDeletion prepares a deletion. If the disk is full, it removes the reserve and waits until
+// the streams take writes. If there is still no room, it fails at once.
+func (d *Disk) prepareDeletion(ctx context.Context) error {
 	free, err := disk.Free(d.dir)
 	if err == nil && free < deletionRoom && os.Remove(d.reserve) == nil {
-		d.log.Warn("the disk is full: the room kept for deletions is used", "disk", d.dir, "bytes", int64(reserveBytes))
+		d.log.Warn("the disk is full: a deletion uses the reserved room", "disk", d.dir, "bytes", int64(reserveBytes))
 		free += reserveBytes
 	}
 	d.mu.Lock()
@@ -272,7 +279,7 @@ func (d *Disk) deletion(ctx context.Context) error {
 	}
 	select {
 	case d.wake <- struct{}{}:
-	default: // it looks anyway
+	default: // the goroutine is awake already
 	}
 	select {
 	case <-opened:
@@ -311,8 +318,8 @@ func (d *Disk) writing(ctx context.Context, f func(context.Context) error) error
 	return err
 }
 
-// stops returns a channel that is closed while the streams take no writes. Who writes asks for it
-// before.
+// stops returns a channel that is closed while the streams take no writes. Ask for it before a
+// write.
 func (d *Disk) stops() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -320,8 +327,8 @@ func (d *Disk) stops() <-chan struct{} {
 	return d.stopped
 }
 
-// opens returns a channel that is closed when the streams are opened again. A watcher of a stream
-// then has to watch it again.
+// opens returns a channel that is closed when the streams are opened again. After that, a bucket
+// must be watched anew.
 func (d *Disk) opens() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()

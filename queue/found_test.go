@@ -8,9 +8,10 @@ import (
 	"time"
 )
 
-// TestFound: at a start, Found gets each record that is left, with its attempts and the time of the
-// next one. At a redrive, it gets the record before the record runs.
-func TestFound(t *testing.T) {
+// TestFoundDescribesLeftRecords checks that Found gets each record that a start finds, with its
+// attempts and the time of the next one. At a redrive, Found gets the record before the record
+// runs.
+func TestFoundDescribesLeftRecords(t *testing.T) {
 	nc := start(t, t.TempDir())
 	blobs := filepath.Join(t.TempDir(), "blobs")
 	first := openJournal(t, nc, JournalConfig{Blobs: blobs})
@@ -38,7 +39,7 @@ func TestFound(t *testing.T) {
 	if f := found["waits"]; f.Function != "g.ns" || f.Failed != 0 || !f.Next.IsZero() || len(found) != 2 {
 		t.Errorf("the one that waits: %+v, of %v", f, found)
 	}
-	if err := next.Redrive(t.Context(), "dies"); err != nil { // nobody works on it
+	if err := next.Redrive(t.Context(), "dies"); err != nil { // the journal has no workers
 		t.Fatal(err)
 	}
 	if f, told := found["dies"]; !told || f.Function != "f.ns" || f.Failed != 0 || !f.Next.IsZero() {

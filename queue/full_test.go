@@ -16,9 +16,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestDiskNearlyFull has a disk that others have nearly filled: what comes is refused at once with
-// nothing left of it, what was accepted is retried, told and done, a restart is possible, and with
-// room again requests are accepted again.
+// TestDiskNearlyFull uses a disk that others have nearly filled. New requests must be refused at
+// once and leave nothing behind. Accepted ones must be retried, told and done. A restart must work,
+// and with room again requests must be accepted.
 func TestDiskNearlyFull(t *testing.T) {
 	small := proctest.Disk(t, "160m")
 	cfg := JournalConfig{Blobs: filepath.Join(small, "blobs")}
@@ -65,7 +65,7 @@ func TestDiskNearlyFull(t *testing.T) {
 	empty(t, j)
 }
 
-// smallServer is a server on a disk of 160 MiB whose streams and reserve are there.
+// smallServer starts a server on a disk of 160 MiB, with its streams and its reserve.
 func smallServer(t *testing.T) (s *Server, dir string) {
 	t.Helper()
 	dir = proctest.Disk(t, "160m")
@@ -81,7 +81,7 @@ func smallServer(t *testing.T) (s *Server, dir string) {
 	return s, dir
 }
 
-// breakStream makes a stream keep a write error, as a write does that finds the disk full.
+// breakStream makes a stream keep a write error, as a write on a full disk does.
 func breakStream(t *testing.T, s *Server, kv *KV) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -96,15 +96,15 @@ func breakStream(t *testing.T, s *Server, kv *KV) {
 			t.Error("a failed write is not noticed")
 		}
 	})
-	for ctx.Err() == nil { // past KV.Put, which would refuse
+	for ctx.Err() == nil { // bypasses KV.Put, which would refuse
 		_, _ = kv.kv.Put(ctx, "ballast", make([]byte, 64<<10))
 	}
 	wg.Wait()
 }
 
-// TestStreamsAreOpenedAgain: a stream that keeps a write error takes writes again when there is
-// room, without a restart, and those who watch a bucket see all changes once. Meanwhile, writes are
-// refused at once with the cause, and core messages go on.
+// TestStreamsAreOpenedAgain checks that a stream with a write error takes writes again when there
+// is room, without a restart, and that watchers of a bucket see each change once. Meanwhile, writes
+// are refused at once with the cause, and core messages go on.
 func TestStreamsAreOpenedAgain(t *testing.T) {
 	s, dir := smallServer(t)
 	nc := connect(t, s)
@@ -155,7 +155,8 @@ func TestStreamsAreOpenedAgain(t *testing.T) {
 		if err := messages.Publish("core", nil); err != nil {
 			t.Error(err)
 		}
-		if m, err := core.NextMsg(time.Minute); err != nil || m == nil { // sync requests go on, over the connections that they had
+		// Sync requests go on, over their old connections.
+		if m, err := core.NextMsg(time.Minute); err != nil || m == nil {
 			t.Errorf("a message that no stream keeps: %v", err)
 		}
 		free()
@@ -181,8 +182,8 @@ func TestStreamsAreOpenedAgain(t *testing.T) {
 	}
 }
 
-// TestDeletionOnAFullDisk: keys and dead letters can be deleted with no byte left, whether or not
-// the streams still take writes.
+// TestDeletionOnAFullDisk checks that keys and dead letters can be deleted with no free byte,
+// whether or not the streams take writes.
 func TestDeletionOnAFullDisk(t *testing.T) {
 	for _, broken := range []bool{false, true} {
 		t.Run(fmt.Sprint("broken ", broken), func(t *testing.T) {
@@ -230,15 +231,16 @@ func TestDeletionOnAFullDisk(t *testing.T) {
 			}
 			defer proctest.Fill(t, dir, 0)()
 			var full *disk.FullError
-			if _, err := kv.Mark(ctx, "large", make([]byte, 1<<20)); !errors.As(err, &full) || ctx.Err() != nil { // it is past all checks when it fails
+			// It has passed all checks when it fails.
+			if _, err := kv.Mark(ctx, "large", make([]byte, 1<<20)); !errors.As(err, &full) || ctx.Err() != nil {
 				t.Errorf("a write without any room: %v, want the full disk, long before the deadline", err)
 			}
 		})
 	}
 }
 
-// TestResultsWaitForTheDisk: 100 requests whose results come while the disk is full, and whose
-// streams keep a write error, are told once each when there is room.
+// TestResultsWaitForTheDisk has 100 requests whose results come while the disk is full and their
+// streams keep a write error. Each must be told once when there is room.
 func TestResultsWaitForTheDisk(t *testing.T) {
 	s, dir := smallServer(t)
 	nc := connect(t, s)
@@ -273,7 +275,8 @@ func TestResultsWaitForTheDisk(t *testing.T) {
 	until(t, "work", func() bool { return j.Stats().Running["f"] == 64 })
 	free := proctest.Fill(t, dir, 0)
 	breakStream(t, s, kv)
-	for i := range j.shards { // each shard keeps an error too; the message is not a record of the journal
+	// Each shard keeps an error too. The message is not a record of the journal.
+	for i := range j.shards {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		if _, err := j.js.Publish(ctx, fmt.Sprintf("journal.%d.ballast", i), make([]byte, 64<<10)); err == nil {
 			t.Error("a full disk has room")
@@ -302,8 +305,8 @@ func TestResultsWaitForTheDisk(t *testing.T) {
 	}
 }
 
-// TestStatesWithoutAnswer: when a record's next state may have been stored without an answer, it
-// goes with the record.
+// TestStatesWithoutAnswer checks that if a record's next state may have been stored without an
+// answer, that state is deleted with the record.
 func TestStatesWithoutAnswer(t *testing.T) {
 	nc := start(t, t.TempDir())
 	j := openJournal(t, nc, JournalConfig{})
@@ -312,7 +315,7 @@ func TestStatesWithoutAnswer(t *testing.T) {
 		if _, err := j.js.Publish(t.Context(), j.subject("f", id), []byte("a state that nobody knows of")); err != nil {
 			t.Fatal(err)
 		}
-		j.doubt(j.subject("f", id))
+		j.markUncertain(j.subject("f", id))
 	}
 	stop := work(t, j, func(_ context.Context, r Record) End {
 		if r.Kind == Run && r.ID == "told" {
@@ -322,7 +325,7 @@ func TestStatesWithoutAnswer(t *testing.T) {
 	})
 	empty(t, j)
 	stop()
-	if n := openJournal(t, nc, JournalConfig{}).Stats().Resumed; n != 0 || len(j.doubts) != 0 {
-		t.Errorf("%d records come back after they were done, and %d doubts are left, want none", n, len(j.doubts))
+	if n := openJournal(t, nc, JournalConfig{}).Stats().Resumed; n != 0 || len(j.uncertain) != 0 {
+		t.Errorf("%d records come back after they were done, and %d uncertain are left, want none", n, len(j.uncertain))
 	}
 }

@@ -17,35 +17,44 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
-// Kind is what is left to do for a record.
+// Kind is the kind of work that is left for a record.
 type Kind uint8
 
 // The kinds of work.
 const (
-	Run      Kind = iota // the request runs
-	Callback             // its result is told to who asked for it
+	Run      Kind = iota // run the request
+	Callback             // deliver its result
 )
 
-// String names the kind as it is stored and shown.
+// String returns the name under which the kind is stored and shown.
 func (k Kind) String() string { return [...]string{"run", "callback"}[k] }
 
 // Limits bound one function's part of the journal.
 type Limits struct {
-	Concurrency int // runs in work at a time
-	Queue       int // records, in whatever state; Append refuses more
+	Concurrency int // concurrent runs
+	Queue       int // records in any state; Append refuses more
 }
 
-// JournalConfig is what a [Journal] is made of. The zero value of a field means its default.
+// JournalConfig configures a [Journal]. A zero field means its default.
 type JournalConfig struct {
-	Disk   *Disk                        // of the server that keeps the streams; needed
-	Blobs  string                       // folder of records above 1 MiB, on the same disk; needed
-	Shards int                          // streams that share the load; default 4. Fixed for the life of a state folder
-	Bytes  int64                        // of content kept, at most half of one function's, and as much again of dead letters; default 1 GiB
-	Window int                          // runs in work over all functions; default 1024
+	Disk *Disk // disk of the server's streams; required
+	// folder for records above 1 MiB, on the same disk; required.
+	Blobs string
+	// Number of streams that share the load; default 4. It cannot change during the life of a state
+	// folder.
+	Shards int
+	// Bytes of contents; default 1 GiB. One function may have at most half. Dead letters may have
+	// as much again.
+	Bytes  int64
+	Window int                          // concurrent runs of all functions; default 1024
 	Limits func(function string) Limits // default: 64 runs and 10,000 records
-	Dead   int                          // dead letters kept; of more the oldest go; default 10,000
-	Died   func(DeadLetter)             // is told of each new dead letter; must not block or call back; default: nobody
-	Found  func(Found)                  // called for each record that OpenJournal finds, and for dead letters that run again; must not block or call back; may be nil
+	// Number of dead letters, above which the oldest are deleted; default 10,000.
+	Dead int
+	// Died is called for each new dead letter. It must not block or call back. It may be nil.
+	Died func(DeadLetter)
+	// Found is called for each record that OpenJournal finds, and for dead letters that run again.
+	// It must not block or call back. It may be nil.
+	Found func(Found)
 }
 
 func (c JournalConfig) withDefaults() JournalConfig {
@@ -65,12 +74,12 @@ func (c JournalConfig) withDefaults() JournalConfig {
 	return c
 }
 
-// Journal keeps accepted async requests on disk until they are done. A record survives kill -9 of every process from the
-// moment Append returns; it survives power loss only once the file system has written it, which happens as
-// often as ServerConfig.Sync says.
+// Journal keeps accepted async requests on disk until they are done. Once Append has returned, a
+// record survives kill -9 of every process. It survives power loss once the file system has written
+// it, which happens as often as ServerConfig.Sync says.
 //
-// The streams keep the records and the index in memory, which a start rebuilds, says who is next: docs/adr/0014 has the
-// reasons. At most one process may have a journal open.
+// The streams hold the records. An index in memory, rebuilt at each start, says which record is
+// next (docs/adr/0014). At most one process may have a journal open.
 type Journal struct {
 	js     jetstream.JetStream
 	cfg    JournalConfig
@@ -81,37 +90,40 @@ type Journal struct {
 
 	mu    sync.Mutex
 	lines *lines
-	begin func(*line, item, *message) // starts a record's work; nil: nobody works
-	wake  chan struct{}               // the next delayed record has changed
+	begin func(*line, item, *message) // starts a record's work; nil: there are no workers
+	// receives when the time of the next delayed record has changed.
+	wake  chan struct{}
 	stats Stats
 
-	doubts map[string]bool // subjects of records that may have unknown states, see doubt
-	lost   map[string]lost // by subject
-	losing chan struct{}   // gets a value with the first that is lost
+	// Subjects of records that may have unknown states; see markUncertain.
+	uncertain map[string]bool
+	lost      map[string]lost // by subject
+	losing    chan struct{}   // receives when lost gets its first record
 }
 
-// Found describes a record that an earlier process has left, or that was a dead letter.
+// Found describes a record that an earlier process left, or that was a dead letter.
 type Found struct {
 	ID       string
 	Function string
 	Kind     Kind
-	Failed   int       // attempts so far
-	Accepted time.Time // of a record of an earlier version: when its present state was stored
-	Next     time.Time // of the next attempt; zero: as soon as there is room
+	Failed   int // attempts so far
+	// Time of acceptance; for records of an earlier version, when the present state was stored.
+	Accepted time.Time
+	Next     time.Time // time of the next attempt; zero: as soon as there is room
 }
 
-// Stats counts since the journal was opened, and what is there now.
+// Stats has counts since the journal was opened, and its present content.
 type Stats struct {
 	Accepted, Refused    uint64         // by Append
-	Runs, Callbacks      uint64         // ended, whatever their end
-	Retried, Done, Dead  uint64         // ends, of both
-	Resumed              uint64         // records found when it was opened
-	Bytes                int64          // of records now
-	Letters, LetterBytes int64          // dead letters now
-	Pending, Running     map[string]int // records by function; of them in work as runs
+	Runs, Callbacks      uint64         // ended runs and callbacks, whatever their end
+	Retried, Done, Dead  uint64         // outcomes of both
+	Resumed              uint64         // records found at the opening
+	Bytes                int64          // contents of all records
+	Letters, LetterBytes int64          // dead letters, and their bytes
+	Pending, Running     map[string]int // records by function; those that run
 }
 
-// The errors of Append that are not the disk's.
+// The errors of Append that the disk does not cause.
 var (
 	ErrTooLarge  = errors.New("queue: record too large")
 	ErrQueueFull = errors.New("queue: too many records of one function")
@@ -119,33 +131,33 @@ var (
 	ErrFull      = errors.New("queue: the journal is full")
 )
 
-// blobAbove is the size in bytes above which a record's content is a file of its own.
+// blobAbove is the size in bytes above which a record's content is stored in its own file.
 const blobAbove = 1 << 20
 
-// The fields of a stored record; all may be missing.
+// The header fields of a stored record. All are optional.
 const (
-	headKind     = "Kind"       // of work, unless it is a run
-	headTo       = "To"         // the callback's receiver
-	headBlob     = "Blob"       // the file that has the content
-	headSize     = "Size"       // of that file
-	headFailed   = "Failed"     // attempts that failed so far
-	headStarts   = "Starts"     // processes that were given it, beyond the first
-	headAfter    = "Not-Before" // time in unix nanoseconds
+	headKind     = "Kind"       // kind of work; absent: a run
+	headTo       = "To"         // receiver of the callback
+	headBlob     = "Blob"       // file with the content
+	headSize     = "Size"       // size of that file
+	headFailed   = "Failed"     // number of failed attempts
+	headStarts   = "Starts"     // number of further processes that started it
+	headAfter    = "Not-Before" // Unix time in nanoseconds
 	headCause    = "Cause"      // of a dead letter
-	headAccepted = "Accepted"   // time in unix nanoseconds, of a dead letter and what it was before
+	headAccepted = "Accepted"   // Unix time in nanoseconds; of a dead letter and of its record
 )
 
-// message is a record as it is stored.
+// message is a stored record.
 type message struct {
 	subject string
 	header  nats.Header
 	data    []byte
-	at      time.Time // stored
-	value   any       // decoded form of data; nil: not at hand
+	at      time.Time // when it was stored
+	value   any       // decoded form of data; nil: data must be decoded
 }
 
 func (m *message) number(field string) int64 {
-	n, _ := strconv.ParseInt(m.header.Get(field), 10, 64) // none: 0
+	n, _ := strconv.ParseInt(m.header.Get(field), 10, 64) // 0 if absent
 	return n
 }
 
@@ -165,8 +177,8 @@ func (m *message) kind() Kind {
 	return Run
 }
 
-// OpenJournal opens the journal's streams, which are made if they do not exist, and reads what is in them. Streams of
-// earlier versions are read: their records have no function and wait in a line of their own.
+// OpenJournal opens the journal's streams and reads their content. It creates missing streams. It
+// reads streams of earlier versions: their records have no function and share one line.
 func OpenJournal(ctx context.Context, nc *nats.Conn, cfg JournalConfig, log *slog.Logger) (*Journal, error) {
 	cfg = cfg.withDefaults()
 	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(1<<14), jetstream.WithPublishAsyncTimeout(appendTimeout))
@@ -174,7 +186,7 @@ func OpenJournal(ctx context.Context, nc *nats.Conn, cfg JournalConfig, log *slo
 		return nil, fmt.Errorf("journal: %w", err)
 	}
 	j := &Journal{
-		js: js, cfg: cfg, log: log, wake: make(chan struct{}, 1), doubts: map[string]bool{},
+		js: js, cfg: cfg, log: log, wake: make(chan struct{}, 1), uncertain: map[string]bool{},
 		lost: map[string]lost{}, losing: make(chan struct{}, 1),
 		lines: newLines(cfg.Window, callbackWindow, cfg.Limits), dead: newDeadLetters(),
 	}
@@ -185,10 +197,11 @@ func OpenJournal(ctx context.Context, nc *nats.Conn, cfg JournalConfig, log *slo
 		s, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 			Name: "JOURNAL-" + strconv.Itoa(i), Subjects: []string{fmt.Sprintf("journal.%d.>", i)},
 			Retention: jetstream.WorkQueuePolicy, Storage: jetstream.FileStorage, AllowDirect: true,
-			// Append bounds the contents. This has room for names and headers too, and for shards that are not alike: a retry
-			// that a stream refuses is a dead letter.
+			// Append bounds the contents. The factor 2 leaves room for names, headers and uneven
+			// shards, because a retry that a stream refuses becomes a dead letter.
 			Discard: jetstream.DiscardNew, MaxBytes: 2 * cfg.Bytes / int64(cfg.Shards),
-			MaxMsgsPerSubject: -1, // what a limit removes is back after kill -9: only what is deleted is not
+			// After kill -9, messages that a limit removed come back. Only deleted messages do not.
+			MaxMsgsPerSubject: -1,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("journal shard %d: %w", i, err)
@@ -202,29 +215,30 @@ func OpenJournal(ctx context.Context, nc *nats.Conn, cfg JournalConfig, log *slo
 		return nil, fmt.Errorf("dead letters: %w", err)
 	}
 	if err := j.recover(ctx); err != nil {
-		return nil, fmt.Errorf("journal: read what is there: %w", err)
+		return nil, fmt.Errorf("journal: read the streams: %w", err)
 	}
 	return j, nil
 }
 
-// callbackWindow is how many callbacks are in work at a time.
+// callbackWindow is the number of concurrent callbacks.
 const callbackWindow = 256
 
-// appendTimeout bounds how long the disk may take to keep a record.
+// appendTimeout bounds how long the disk may take to store a record.
 const appendTimeout = 10 * time.Second
 
-// Append does the same as AppendValue without a value.
+// Append is AppendValue without a value.
 func (j *Journal) Append(function, id string, data []byte) error {
 	return j.AppendValue(function, id, data, nil)
 }
 
-// AppendValue returns once the record is on disk. id must be unique: a second record of the same id
-// replaces the first. The caller must not use data afterwards. value is what data was made from: if
-// the record is worked on at once, its Record has it. On a full disk, the error wraps
-// syscall.ENOSPC and names the disk. While the streams take no writes for another reason, it wraps
-// ErrStopped. After any error but ErrTooLarge, ErrQueueFull, ErrShare and ErrFull, the record may
-// still be kept, because the disk answered too late. Run deletes it later; if the process ends
-// before, the next one runs it.
+// AppendValue returns once the record is on disk. id must be unique: a second record with the same
+// id replaces the first. The caller must not use data afterwards. value is the decoded form of
+// data; if the record runs at once, its Record has it.
+//
+// On a full disk, the error wraps syscall.ENOSPC and names the disk. If the streams take no writes
+// for another reason, it wraps ErrStopped. After any error but ErrTooLarge, ErrQueueFull, ErrShare
+// and ErrFull, the record may still have been stored, because the disk answered too late. Run
+// deletes it later. If the process ends before that, the next process runs it.
 func (j *Journal) AppendValue(function, id string, data []byte, value any) error {
 	size := int64(len(data))
 	if most := j.cfg.Bytes / 4; size > most {
@@ -243,31 +257,32 @@ func (j *Journal) AppendValue(function, id string, data []byte, value any) error
 	case err != nil:
 	case records > limit:
 		err = fmt.Errorf("%d async requests for %q are accepted and not done: %w", limit, function, ErrQueueFull)
-	case own > j.cfg.Bytes/2: // so that no function alone fills it
+	case own > j.cfg.Bytes/2: // so that one function alone cannot fill it
 		err = fmt.Errorf("%d bytes of async requests for %q are accepted and not done, want at most %d, half of the journal: %w", own-size, function, j.cfg.Bytes/2, ErrShare)
 	case bytes > j.cfg.Bytes/10*9: // the rest is for records that grow
 		err = fmt.Errorf("%d bytes of async requests are accepted and not done, which is the limit: %w", bytes-size, ErrFull)
 	default:
-		was = j.find(m.subject)
+		was = j.takeLost(m.subject)
 		seq, err = j.store(m)
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if err != nil {
 		j.lines.close(a, size)
-		j.lose(m, j.shard(id), err, was)
+		j.recordLost(m, j.shard(id), err, was)
 		j.stats.Refused++
 		return err
 	}
 	j.stats.Accepted++
 	it := item{seq: seq, size: size, account: a, shard: j.shard(id)}
 	j.lines.push(lineKey{Run, function}, it, time.Time{}, time.Time{})
-	j.pump(Run, it, m)
+	j.startReady(Run, it, m)
 	return nil
 }
 
-// pump begins what may run. The content of one record may be at hand already.
-func (j *Journal) pump(kind Kind, it item, m *message) {
+// startReady starts all records that may run. m is the content of one of them, if the caller has
+// it.
+func (j *Journal) startReady(kind Kind, it item, m *message) {
 	for j.begin != nil {
 		ln, next, ok := j.lines.next(kind)
 		if !ok {
@@ -299,7 +314,8 @@ func (j *Journal) subject(function, id string) string {
 	return string(appendToken(append(appendToken(append(b, '.'), function), '.'), id))
 }
 
-// store publishes m and returns its sequence once it is on disk. Large data becomes a file before, unless it is one already.
+// store publishes m and returns its sequence once it is on disk. Large data is written to a file
+// first, unless it is in one already.
 func (j *Journal) store(m *message) (seq uint64, err error) {
 	if err := j.cfg.Disk.room(int64(len(m.data)), changeRoom); err != nil {
 		return 0, fmt.Errorf("record of %d bytes at %s: %w", len(m.data), m.subject, err)
@@ -323,12 +339,13 @@ func (j *Journal) store(m *message) (seq uint64, err error) {
 		case ack := <-f.Ok():
 			return ack.Sequence, nil
 		case err = <-f.Err():
-		case <-stopped: // perhaps by this message, which then gets no answer
+		case <-stopped: // perhaps because of this message, which then gets no answer
 			err = cmp.Or(j.cfg.Disk.fault(), ErrStopped)
 		}
 	}
 	var api *jetstream.APIError
-	if errors.As(err, &api) { // else a late answer may come: the file stays for the next process
+	// Otherwise an answer may still come, so the file stays for the next process.
+	if errors.As(err, &api) {
 		if made != "" {
 			_ = j.blobs.drop(made) // swept at the next start
 			m.header.Del(headBlob)
@@ -343,10 +360,10 @@ func (j *Journal) store(m *message) (seq uint64, err error) {
 	return 0, fmt.Errorf("record of %d bytes at %s: %w", len(m.data), m.subject, err)
 }
 
-// refusal reports whether err says that the disk is full, or that the streams take no writes.
+// refusal reports whether err means that the disk is full or that the streams take no writes.
 func refusal(err error) bool { return disk.IsFull(err) || errors.Is(err, ErrStopped) }
 
-// errStoreFailed is JetStream's code for a message that a stream has no room for.
+// errStoreFailed is JetStream's code for a full stream.
 const errStoreFailed = 10077
 
 // Stats returns the counts.

@@ -47,7 +47,7 @@ func enter(t testing.TB, j *Journal, function, id, data string) {
 	}
 }
 
-// until waits for a state that the journal tells only when asked.
+// until polls a state that the journal does not announce.
 func until(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -84,7 +84,7 @@ func letters(t testing.TB, j *Journal) []DeadLetter {
 	return all
 }
 
-func TestRecordsAreRetriedAndDie(t *testing.T) {
+func TestRecordsAreRetriedAndBecomeDeadLetters(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{})
 	var mu sync.Mutex
 	seen := map[string][]int{}
@@ -112,9 +112,9 @@ func TestRecordsAreRetriedAndDie(t *testing.T) {
 	}
 }
 
-// TestAValueAtHandIsNotDecoded: a record that runs at once has its decoded value; a record that is
-// read from the disk has none.
-func TestAValueAtHandIsNotDecoded(t *testing.T) {
+// TestKnownValueIsNotDecoded checks that a record that runs at once has its decoded value, and
+// that a record read from disk has none.
+func TestKnownValueIsNotDecoded(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{})
 	got := make(chan Record, 2)
 	work(t, j, func(_ context.Context, r Record) End {
@@ -135,7 +135,7 @@ func TestAValueAtHandIsNotDecoded(t *testing.T) {
 	}
 }
 
-func TestAPanicIsADeadLetter(t *testing.T) {
+func TestPanicBecomesDeadLetter(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{})
 	work(t, j, func(context.Context, Record) End { panic("ouch") })
 	enter(t, j, "f", "bad", "")
@@ -145,8 +145,9 @@ func TestAPanicIsADeadLetter(t *testing.T) {
 	}
 }
 
-// TestASlowFunctionHoldsUpItselfAlone fills one function's line and sees another one's record run at once.
-func TestASlowFunctionHoldsUpItselfAlone(t *testing.T) {
+// TestSlowFunctionDelaysOnlyItself fills one function's line and checks that another function's
+// record runs at once.
+func TestSlowFunctionDelaysOnlyItself(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{Window: 8, Limits: func(f string) Limits {
 		return Limits{Concurrency: map[string]int{"slow": 3, "quick": 4}[f], Queue: 100}
 	}})
@@ -161,7 +162,8 @@ func TestASlowFunctionHoldsUpItselfAlone(t *testing.T) {
 		return End{}
 	})
 	let := sync.OnceFunc(func() { close(release) })
-	t.Cleanup(let) // before work's end, which waits for the slow one also when this test has failed
+	// Must run before work's end, which waits for the slow run even if this test has failed.
+	t.Cleanup(let)
 	for i := range 50 {
 		enter(t, j, "slow", fmt.Sprint("s", i), "")
 	}
@@ -182,8 +184,8 @@ func TestASlowFunctionHoldsUpItselfAlone(t *testing.T) {
 	empty(t, j)
 }
 
-// TestCallbacksHoldUpNobody has a result that nobody takes, and its function goes on.
-func TestCallbacksHoldUpNobody(t *testing.T) {
+// TestCallbacksDelayNobody has a result that nobody takes. Its function must go on.
+func TestCallbacksDelayNobody(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir(), Limits: func(string) Limits { return Limits{Concurrency: 1, Queue: 100} }}
 	j := openJournal(t, nc, cfg)
@@ -210,7 +212,7 @@ func TestCallbacksHoldUpNobody(t *testing.T) {
 	until(t, "both to be in back-off", func() bool { return j.Stats().Retried == 2 })
 	stop()
 
-	j = openJournal(t, nc, cfg) // the next process: results survive, functions do not run again
+	j = openJournal(t, nc, cfg) // next process: results survive, and functions do not run again
 	j.mu.Lock()
 	for i := range j.lines.delayed {
 		j.lines.delayed[i].at = time.Now()
@@ -228,8 +230,9 @@ func TestCallbacksHoldUpNobody(t *testing.T) {
 	}
 }
 
-// TestAFailedRunIsToldAndDies: both the letter and the callback come of it, and a callback that fails is a letter of its own.
-func TestAFailedRunIsToldAndDies(t *testing.T) {
+// TestFailedRunIsToldAndBecomesDeadLetter checks that a failed run becomes both a letter and a
+// callback, and that a failed callback becomes another letter.
+func TestFailedRunIsToldAndBecomesDeadLetter(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir()}
 	j := openJournal(t, nc, cfg)
@@ -265,7 +268,8 @@ func TestAFailedRunIsToldAndDies(t *testing.T) {
 	}
 }
 
-// TestAResultWithoutRoomKeepsItsContent has a stream that others have filled to the last byte, so that a large result dies.
+// TestAResultWithoutRoomKeepsItsContent uses a stream that others have filled completely, so that a
+// large result becomes a dead letter.
 func TestAResultWithoutRoomKeepsItsContent(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{Shards: 1, Bytes: 1 << 20})
 	enter(t, j, "f", "r", "x")
@@ -290,7 +294,7 @@ func TestBusyShrinksTheLine(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{Limits: func(string) Limits { return Limits{Concurrency: 16, Queue: 1000} }})
 	var mu sync.Mutex
 	running, most, refused := 0, 0, 0
-	const room = 3 // of the function
+	const room = 3 // the function's limit
 	work(t, j, func(ctx context.Context, _ Record) End {
 		mu.Lock()
 		if running == room {
@@ -317,7 +321,7 @@ func TestBusyShrinksTheLine(t *testing.T) {
 	t.Logf("%d refused", refused)
 }
 
-// pause is a stand-in for work that takes time.
+// pause stands for work that takes time.
 func pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -354,7 +358,8 @@ func TestLimits(t *testing.T) {
 	empty(t, j)
 }
 
-// TestWorkIsBoundedInBytes: what is in work of one line, and of all, is not more than its bound by more than a record.
+// TestWorkIsBoundedInBytes checks that the bytes in work, per line and in total, exceed their bound
+// by at most one record.
 func TestWorkIsBoundedInBytes(t *testing.T) {
 	l := newLines(1024, 1024, func(string) Limits { return Limits{Concurrency: 1024} })
 	begin := func() (n int, ln *line, it item) {
@@ -389,7 +394,8 @@ func TestWorkIsBoundedInBytes(t *testing.T) {
 	}
 }
 
-// TestNoFunctionFillsTheJournal: half of its bytes at most are one function's, results that wait to be told included.
+// TestNoFunctionFillsTheJournal checks that one function gets at most half of the journal's bytes,
+// including results that wait for delivery.
 func TestNoFunctionFillsTheJournal(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{Bytes: 1 << 20, Shards: 1})
 	enter(t, j, "f", "0", strings.Repeat("x", 200<<10))
@@ -409,12 +415,12 @@ func TestNoFunctionFillsTheJournal(t *testing.T) {
 	enter(t, j, "g", "4", strings.Repeat("x", 200<<10))
 }
 
-// TestBackOffAndClock: what a wrong clock has written holds up nobody for long.
+// TestBackOffAndClock checks that a time written by a wrong clock delays nobody for long.
 func TestBackOffAndClock(t *testing.T) {
 	stored := time.Unix(1_000_000, 0)
 	end := stored.Add(time.Minute).UnixNano()
 	for name, tc := range map[string]struct {
-		now  time.Duration // after it was stored
+		now  time.Duration // time since it was stored
 		want time.Duration
 	}{
 		"20 s later":        {20 * time.Second, 40 * time.Second},
@@ -430,12 +436,13 @@ func TestBackOffAndClock(t *testing.T) {
 	}
 }
 
-// TestLargeRecords are files, which go with their records.
+// TestLargeRecords checks that large records are stored as files, which are deleted with their
+// records.
 func TestLargeRecords(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir()}
 	j := openJournal(t, nc, cfg)
-	data := strings.Repeat("x", 12<<20) // no message could be that large
+	data := strings.Repeat("x", 12<<20) // larger than any message may be
 	enter(t, j, "f", "large", data)
 	enter(t, j, "f", "small", "y")
 	if err := os.WriteFile(filepath.Join(cfg.Blobs, blobPrefix+"orphan"), nil, 0o600); err != nil {

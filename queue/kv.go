@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// KV is a bucket of small values on disk, watched by whoever derives state from it.
+// KV is a bucket of small values on disk. Its users watch it and derive their state from it.
 type KV struct {
 	kv   jetstream.KeyValue
 	disk *Disk
@@ -21,13 +21,13 @@ type KV struct {
 // Entry is one change of a key.
 type Entry struct {
 	Key      string
-	Value    []byte // empty when Deleted
+	Value    []byte // empty if Deleted
 	Revision uint64 // grows with every change of the bucket
 	Deleted  bool
 }
 
-// OpenKV opens the bucket, and makes it if it does not exist. d is the disk of the server that nc
-// is connected to.
+// OpenKV opens the bucket. It creates the bucket if it does not exist. d is the disk of the server
+// that nc is connected to.
 func OpenKV(ctx context.Context, nc *nats.Conn, d *Disk, bucket string) (*KV, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -40,7 +40,8 @@ func OpenKV(ctx context.Context, nc *nats.Conn, d *Disk, bucket string) (*KV, er
 	return &KV{kv: kv, disk: d}, nil
 }
 
-// Put stores value and returns its revision. On a full disk it fails at once, with the disk's name.
+// Put stores value and returns its revision. On a full disk it fails at once, and the error names
+// the disk.
 func (k *KV) Put(ctx context.Context, key string, value []byte) (rev uint64, err error) {
 	if err = k.disk.room(int64(len(value)), changeRoom); err == nil {
 		err = k.disk.writing(ctx, func(ctx context.Context) (err error) {
@@ -87,10 +88,10 @@ func (k *KV) Mark(ctx context.Context, key string, value []byte) (rev uint64, er
 	return rev, nil
 }
 
-// insist runs f, which writes a few bytes, until it succeeds, there is no room, or ctx ends.
+// insist runs f, which writes a few bytes, until f succeeds, there is no room, or ctx ends.
 func (k *KV) insist(ctx context.Context, f func(context.Context) error) error {
 	for {
-		if err := k.disk.deletion(ctx); err != nil {
+		if err := k.disk.prepareDeletion(ctx); err != nil {
 			return err
 		}
 		stopped := k.disk.stops()
@@ -99,15 +100,16 @@ func (k *KV) insist(ctx context.Context, f func(context.Context) error) error {
 			return nil
 		}
 		select {
-		case <-stopped: // by this write or a concurrent one
+		case <-stopped: // stopped by this write or a concurrent one
 		default:
 			return err
 		}
 	}
 }
 
-// Watch calls f with every key's latest value and then with every change, one at a time, until stop is called or ctx
-// ends. It returns once f has seen all that was there. When stop returns, f is not running and will not be called again.
+// Watch calls f with every key's latest value and then with every change, one at a time, until stop
+// is called or ctx ends. It returns once f has seen all values that existed before. When stop
+// returns, f does not run and will not be called again.
 func (k *KV) Watch(ctx context.Context, f func(Entry)) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	opened := k.disk.opens()
@@ -123,9 +125,11 @@ func (k *KV) Watch(ctx context.Context, f func(Entry)) (stop func(), err error) 
 		follow := follower{f: f, synced: synced}
 		for w != nil {
 			again := follow.updates(ctx, w.Updates(), opened)
-			_ = w.Stop() // fails only if the connection is closed or the streams were opened again; then nothing is left to stop
+			// Fails only if the connection is closed or the streams were opened again. Then nothing
+			// is left to stop.
+			_ = w.Stop()
 			for range w.Updates() {
-				continue // drain the channel, so that its sender ends
+				continue // drains the channel, so that its sender ends
 			}
 			if w = nil; again {
 				w, opened = k.watchAgain(ctx, follow.ended)
@@ -146,8 +150,8 @@ func (k *KV) Watch(ctx context.Context, f func(Entry)) (stop func(), err error) 
 	}
 }
 
-// watchAgain watches a bucket again, at once or after a pause. It returns nil if ctx has ended or the
-// connection is closed.
+// watchAgain watches a bucket again, after a pause if later is set. It returns nil if ctx has ended
+// or the connection is closed.
 func (k *KV) watchAgain(ctx context.Context, later bool) (jetstream.KeyWatcher, <-chan struct{}) {
 	for {
 		if !later {
@@ -156,7 +160,7 @@ func (k *KV) watchAgain(ctx context.Context, later bool) (jetstream.KeyWatcher, 
 			if err == nil {
 				return w, opened
 			}
-			if errors.Is(err, nats.ErrConnectionClosed) { // for good
+			if errors.Is(err, nats.ErrConnectionClosed) { // permanently
 				return nil, nil
 			}
 		}
@@ -174,14 +178,14 @@ func (k *KV) watchAgain(ctx context.Context, later bool) (jetstream.KeyWatcher, 
 // follower passes each change of a bucket to f once, even if the bucket is watched again.
 type follower struct {
 	f      func(Entry)
-	seen   uint64        // revision
+	seen   uint64        // latest revision seen
 	synced chan struct{} // closed once f has seen all values that existed at the start; then nil
 	ended  bool          // the last watcher ended by itself
 }
 
-// updates follows a watcher. It reports whether the bucket has to be watched again: because the
-// streams were opened again, or because the watcher ended before ctx. A watcher ends by itself if it
-// misses heartbeats and its stream is not there, for example while the streams are opened.
+// updates follows a watcher. It reports whether the bucket must be watched again, because the
+// streams were opened again or the watcher ended before ctx. A watcher ends if it misses heartbeats
+// and its stream does not exist, for example while the streams are opened.
 func (f *follower) updates(ctx context.Context, from <-chan jetstream.KeyValueEntry, opened <-chan struct{}) (again bool) {
 	f.ended = false
 	for {
@@ -209,7 +213,7 @@ func (f *follower) updates(ctx context.Context, from <-chan jetstream.KeyValueEn
 func deliver(e jetstream.KeyValueEntry, f func(Entry)) {
 	name, err := Name(e.Key())
 	if err != nil {
-		return // not written by us
+		return // not written by this program
 	}
 	out := Entry{Key: name, Revision: e.Revision()}
 	if e.Operation() == jetstream.KeyValuePut {

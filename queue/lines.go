@@ -5,67 +5,68 @@ import (
 	"time"
 )
 
-// lines is the journal's order of work: which records wait, for whom, and which of them may run now. It is a pure value
-// without a clock; the journal guards it with its lock.
+// lines is the order of the journal's work: which records wait, for which function or receiver, and
+// which of them may run now. It is a pure value without a clock. The journal's lock guards it.
 //
-// Records of one function wait in one line, and results for one receiver in another. Lines take turns, one record each, as
-// long as their own bound and that of their kind allow, so that a line which is slow or long holds up itself alone.
+// Records of one function wait in one line, and results for one receiver in another. Lines take
+// turns, one record each, within the bounds of the line and of its kind. So a slow or long line
+// delays only itself.
 type lines struct {
 	limits   func(function string) Limits
 	of       map[lineKey]*line
 	accounts map[string]*account
-	kinds    [2]kindOfWork // by Kind
+	kinds    [2]kindOfWork // index: Kind
 	delayed  delayed
 	bytes    int64 // of all records
 }
 
-// lineKey names a line: a function, or a receiver of callbacks.
+// lineKey names a line: a function or a receiver of callbacks.
 type lineKey struct {
 	kind Kind
 	name string
 }
 
-// kindOfWork is what all lines of a kind share.
+// kindOfWork is the state that all lines of one kind share.
 type kindOfWork struct {
-	turns  []*line // that have a record which may run as far as they know, each once
-	window int     // records in work at most
+	turns  []*line // lines with a record that may run, each once
+	window int     // upper bound of records in work
 	inWork int
 	bytes  int64 // in work
 }
 
-// The bounds in bytes of what is in work; a single record may be larger.
+// Bounds in bytes of the records in work. A single record may be larger.
 const (
 	lineBytes = 32 << 20
 	kindBytes = 512 << 20
 )
 
-// line is what waits for one function or receiver.
+// line holds what waits for one function or receiver.
 type line struct {
 	key    lineKey
 	ready  []item
-	head   int // of ready
-	later  int // in back-off
+	head   int // index of the first item of ready
+	later  int // number of records in back-off
 	inWork int
 	bytes  int64   // in work
-	window float64 // records in work at most, learnt; 0: nothing learnt
-	turn   bool    // it is among turns
+	window float64 // learnt bound of records in work; 0: no bound learnt yet
+	turn   bool    // the line is in turns
 }
 
-// item is a record in the index. Its content stays on disk.
+// item is a record in the index. Its content is on disk.
 type item struct {
 	seq     uint64
 	size    int64
 	account *account
 	shard   int32
-	old     bool // another process accepted it, or was given it
+	old     bool // another process accepted or started it
 }
 
-// account is what one function has in the journal, in whatever state.
+// account counts the records of one function in the journal, in any state.
 type account struct {
 	function string
 	records  int
 	bytes    int64
-	runs     int // of them in work as runs
+	runs     int // number of its runs in work
 }
 
 // later is an item in back-off.
@@ -95,7 +96,7 @@ func newLines(runs, callbacks int, limits func(string) Limits) *lines {
 	return l
 }
 
-// open counts a record of function in.
+// open counts a new record of function.
 func (l *lines) open(function string, size int64) *account {
 	a := l.accounts[function]
 	if a == nil {
@@ -108,7 +109,7 @@ func (l *lines) open(function string, size int64) *account {
 	return a
 }
 
-// close counts a record out.
+// close stops counting a record.
 func (l *lines) close(a *account, size int64) {
 	a.bytes -= size
 	l.bytes -= size
@@ -117,7 +118,7 @@ func (l *lines) close(a *account, size int64) {
 	}
 }
 
-// resize says that a record counted in has another size now.
+// resize changes the counted size of a record.
 func (l *lines) resize(a *account, by int64) {
 	a.bytes += by
 	l.bytes += by
@@ -132,7 +133,7 @@ func (l *lines) line(key lineKey) *line {
 	return ln
 }
 
-// push puts a record into its line: at once, or at a time after now.
+// push adds a record to its line. If at is after now, the record waits until then.
 func (l *lines) push(key lineKey, it item, at, now time.Time) {
 	ln := l.line(key)
 	if at.After(now) {
@@ -144,7 +145,8 @@ func (l *lines) push(key lineKey, it item, at, now time.Time) {
 	l.queue(ln)
 }
 
-// wake makes ready what was delayed until now, and returns when the next one will be; zero: there is none.
+// wake makes delayed records ready that are due. It returns when the next one will be due; zero:
+// there is none.
 func (l *lines) wake(now time.Time) time.Time {
 	for len(l.delayed) > 0 {
 		if at := l.delayed[0].at; at.After(now) {
@@ -158,7 +160,7 @@ func (l *lines) wake(now time.Time) time.Time {
 	return time.Time{}
 }
 
-// queue gives a line its turn if it could use one.
+// queue adds a line to turns if it has a record that may run.
 func (l *lines) queue(ln *line) {
 	if !ln.turn && ln.head < len(ln.ready) && ln.inWork < l.bound(ln) && (ln.bytes < lineBytes || ln.inWork == 0) {
 		ln.turn = true
@@ -167,10 +169,10 @@ func (l *lines) queue(ln *line) {
 	}
 }
 
-// perReceiver is how many callbacks one receiver gets at a time.
+// perReceiver is the number of concurrent callbacks per receiver.
 const perReceiver = 16
 
-// bound is how many records of a line may be in work.
+// bound returns how many records of a line may be in work.
 func (l *lines) bound(ln *line) int {
 	most := perReceiver
 	if ln.key.kind == Run {
@@ -182,7 +184,7 @@ func (l *lines) bound(ln *line) int {
 	return max(most, 1)
 }
 
-// next takes the record of a kind that runs next.
+// next removes and returns the next record of a kind to run.
 func (l *lines) next(kind Kind) (*line, item, bool) {
 	k := &l.kinds[kind]
 	var ln *line
@@ -194,7 +196,7 @@ func (l *lines) next(kind Kind) (*line, item, bool) {
 		k.turns[0] = nil
 		k.turns = k.turns[1:]
 		ln.turn = false
-		if ln.inWork >= l.bound(ln) { // which has shrunk since
+		if ln.inWork >= l.bound(ln) { // the bound has shrunk since the line got its turn
 			ln = nil
 		}
 	}
@@ -216,8 +218,9 @@ func (l *lines) next(kind Kind) (*line, item, bool) {
 	return ln, it, true
 }
 
-// end says that a record taken by next is not in work any more. busy: who works on it had too much already, so the line
-// shrinks to what is left in work; otherwise it grows by one a window's worth of ends.
+// end reports that a record taken by next is no longer in work. If busy is set, the worker was
+// overloaded, so the line's window shrinks to the records still in work. Otherwise it grows by one
+// for each window of ended records.
 func (l *lines) end(ln *line, it item, busy bool) {
 	k := &l.kinds[ln.key.kind]
 	k.inWork--
@@ -236,7 +239,7 @@ func (l *lines) end(ln *line, it item, busy bool) {
 	l.queue(ln)
 }
 
-// settle forgets a line that has nothing.
+// settle removes an empty line.
 func (l *lines) settle(ln *line) {
 	if ln.head == len(ln.ready) && ln.inWork == 0 && ln.later == 0 {
 		delete(l.of, ln.key)

@@ -10,18 +10,19 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// NodeSubjects is the first part of the subjects of nodes: NodeSubjects.NODE.KIND. What a foreign connection may send and hear
-// is these alone.
+// NodeSubjects is the first part of the subjects of nodes, NodeSubjects.NODE.KIND. Connections of
+// other machines may use only these subjects.
 const NodeSubjects = "stagecoach.v1.node"
 
-// nodeUser is the user of foreign connections; their password is the server's token.
+// nodeUser is the user of connections from other machines. Its password is the server's token.
 const nodeUser = "node"
 
-// reconnectWait is the pause between attempts to reach a server that has gone.
+// reconnectWait is the pause between attempts to reach a lost server.
 const reconnectWait = 250 * time.Millisecond
 
-// Connect opens a connection of another process to a server that listens, with its token. It comes and goes with the server
-// without end: what is sent meanwhile fails, and what is listened to goes on. Only a url that is none is an error.
+// Connect opens a connection from another process to a listening server, with its token. It
+// reconnects for ever. While the server is away, sending fails and subscriptions stay. Connect
+// fails only if the url is invalid.
 func Connect(url, token, name string, log *slog.Logger) (*nats.Conn, error) {
 	var mu sync.Mutex
 	last := ""
@@ -40,7 +41,7 @@ func Connect(url, token, name string, log *slog.Logger) (*nats.Conn, error) {
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { log.Warn("nats: connection lost", "url", url, "error", err) }),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
 			if changed(err.Error()) {
-				log.Warn("nats: no connection yet; it is tried again and again", "url", url, "error", err)
+				log.Warn("nats: not connected yet; trying again", "url", url, "error", err)
 			}
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
@@ -52,17 +53,18 @@ func Connect(url, token, name string, log *slog.Logger) (*nats.Conn, error) {
 	return nc, nil
 }
 
-// Link carries the small messages between those who steer a cluster and its nodes, by the node's name and the message's kind:
-// a word, or several with dots between. Nobody keeps them: what is sent while nobody listens is lost.
+// Link carries small messages between the control plane and its nodes. A message has the name of a
+// node and a kind, which is one or more words separated by dots. Messages are not stored: without a
+// listener they are lost.
 type Link struct{ nc *nats.Conn }
 
-// NewLink returns a Link over nc, which stays the caller's to close.
+// NewLink returns a Link over nc. The caller closes nc.
 func NewLink(nc *nats.Conn) *Link { return &Link{nc: nc} }
 
 func nodeSubject(node, kind string) string { return NodeSubjects + "." + Token(node) + "." + kind }
 
-// Send sends a message of a kind, which is not empty, about a node. Whoever answers does so to the node's messages of the kind
-// reply; empty: nobody does. When the sender is cut off from the server, that is an error at once.
+// Send sends a message about a node. kind must not be empty. Answers go to the node's messages of
+// the kind reply; an empty reply means no answer. If the server is unreachable, Send fails at once.
 func (l *Link) Send(node, kind, reply string, data []byte) error {
 	var err error
 	if reply == "" {
@@ -76,12 +78,12 @@ func (l *Link) Send(node, kind, reply string, data []byte) error {
 	return nil
 }
 
-// linkPending bounds what waits for a listener of a [Link], in messages; more is dropped.
+// linkPending bounds the messages that wait for a listener of a [Link]; more are dropped.
 const linkPending = 64 << 10
 
-// Listen calls f with each message of a kind about a node, in order, until stop is called; an empty node is any. An empty data
-// says that nobody had listened to what was sent with this kind as its reply. When stop returns, f is not running and will not
-// be called again.
+// Listen calls f with each message of a kind about a node, in order, until stop is called. An empty
+// node means all nodes. Empty data means that a message with this kind as its reply had no
+// listener. When stop returns, f does not run and will not be called again.
 func (l *Link) Listen(node, kind string, f func(node, reply string, data []byte)) (stop func(), err error) {
 	token := Token(node)
 	if node == "" {
@@ -93,7 +95,7 @@ func (l *Link) Listen(node, kind string, f func(node, reply string, data []byte)
 		token, _, _ := strings.Cut(rest, ".")
 		name, err := Name(token)
 		if err != nil {
-			return // not sent by us
+			return // not sent by a Link
 		}
 		reply, ok := strings.CutPrefix(m.Reply, NodeSubjects+"."+token+".")
 		if !ok {
@@ -105,16 +107,17 @@ func (l *Link) Listen(node, kind string, f func(node, reply string, data []byte)
 		return nil, fmt.Errorf("listen to %q: %w", subject, err)
 	}
 	done := make(chan struct{})
-	sub.SetClosedHandler(func(string) { close(done) }) // when f is not running any more
+	sub.SetClosedHandler(func(string) { close(done) }) // called when f has ended
 	if err = sub.SetPendingLimits(linkPending, 64<<20); err == nil && l.nc.IsConnected() {
-		_ = l.nc.FlushTimeout(time.Second) // from here on the server knows the interest; one that has gone is told when it is back
+		// Now the server knows the subscription. A lost server learns of it when it is back.
+		_ = l.nc.FlushTimeout(time.Second)
 	}
 	if err != nil {
 		_ = sub.Unsubscribe() // the connection may be gone
 		return nil, fmt.Errorf("listen to %q: %w", subject, err)
 	}
 	return func() {
-		_ = sub.Unsubscribe() // fails when it has ended already
+		_ = sub.Unsubscribe() // fails if it has ended already
 		<-done
 	}, nil
 }

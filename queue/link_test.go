@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// waitLimit bounds waits of a test that works in a fraction of it.
+// waitLimit bounds waits of tests. They normally need a fraction of it.
 const waitLimit = time.Minute
 
 func listening(t *testing.T, dir, listen string) *Server {
@@ -34,7 +34,7 @@ func foreign(t *testing.T, url, token string, log *slog.Logger) *nats.Conn {
 	return nc
 }
 
-// heard is what a listener gets.
+// heard is a message that a listener got.
 type heard struct{ node, reply, data string }
 
 // listen returns a channel of a link's messages.
@@ -60,8 +60,8 @@ func next(t *testing.T, from <-chan heard) heard {
 	}
 }
 
-// TestLink sends both ways between a foreign connection and one inside, by a name that has to be escaped, and asks where nobody
-// listens.
+// TestLink sends both ways between a foreign and an in-process connection, with a name that must be
+// escaped, and sends to a kind without listeners.
 func TestLink(t *testing.T) {
 	s := listening(t, t.TempDir(), "127.0.0.1:0")
 	t.Cleanup(s.Close)
@@ -95,7 +95,8 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// TestForeignRights tries what a node must not: another's subjects, JetStream, a wrong token.
+// TestForeignRights tries what a node must not do: use other subjects or JetStream, or connect with
+// a wrong token.
 func TestForeignRights(t *testing.T) {
 	s := listening(t, t.TempDir(), "127.0.0.1:0")
 	t.Cleanup(s.Close)
@@ -147,7 +148,8 @@ func TestForeignRights(t *testing.T) {
 	}
 }
 
-// TestServerComesBack stops the server and starts it again at its address: connections and what they listen to are there again.
+// TestServerComesBack restarts the server at the same address. Connections and subscriptions must
+// be there again.
 func TestServerComesBack(t *testing.T) {
 	dir := t.TempDir()
 	s := listening(t, dir, "127.0.0.1:0")
@@ -160,7 +162,7 @@ func TestServerComesBack(t *testing.T) {
 	in := NewLink(connect(t, s))
 	answers := listen(t, in, "n", "answer.A")
 	deadline := time.Now().Add(waitLimit)
-	for { // until the other one is back, nobody listens
+	for { // nobody listens until the other connection is back
 		if err := in.Send("n", "order", "answer.A", []byte("x")); err != nil {
 			t.Fatal(err)
 		}
@@ -175,13 +177,13 @@ func TestServerComesBack(t *testing.T) {
 	}
 }
 
-// TestListenRefused checks the messages of servers that cannot listen.
+// TestListenRefused checks the errors of servers that cannot listen.
 func TestListenRefused(t *testing.T) {
 	s := listening(t, t.TempDir(), "127.0.0.1:0")
 	t.Cleanup(s.Close)
 	for name, tc := range map[string]struct{ listen, token, want string }{
 		"taken":    {strings.TrimPrefix(s.URL(), "nats://"), "x", "address already in use"},
-		"no token": {"127.0.0.1:0", "", "everyone could join"},
+		"no token": {"127.0.0.1:0", "", "anyone could join"},
 		"no port":  {"127.0.0.1", "x", "missing port"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -196,11 +198,11 @@ func TestListenRefused(t *testing.T) {
 	}
 }
 
-// lockedBuffer is a log that is read while it is written.
+// lockedBuffer is a log that can be read while it is written.
 type lockedBuffer struct {
 	mu    sync.Mutex
 	b     bytes.Buffer
-	wrote chan struct{} // has one when there is something new
+	wrote chan struct{} // receives after a write
 }
 
 func (l *lockedBuffer) Write(p []byte) (int, error) {

@@ -8,50 +8,51 @@ import (
 	"time"
 )
 
-// A record is lost when its Append was refused because no answer of the disk came in time. The
-// stream may have it, or get it soon. It must not run at the next start: who sent it has been told
-// that it was refused, and has probably sent it again under a new id.
+// A record is lost if its Append was refused because the disk did not answer in time. The stream
+// may have the record, or get it soon. It must not run at the next start: its client was told that
+// it was refused, and has probably sent it again under a new id.
 
-// mostLost bounds how many lost records a journal notes. More stay until the next start.
+// mostLost bounds how many lost records a journal remembers. Further ones stay until the next
+// start.
 const mostLost = 4096
 
-// lost is what a journal knows of a lost record.
+// lost describes a lost record.
 type lost struct {
-	at    time.Time // when it was given up
+	at    time.Time // when its Append gave up
 	shard int32
 	blob  string // its file, if it is large
-	keep  uint64 // the first sequence that can be of a later record with the same id; 0: not known yet
+	keep  uint64 // First sequence that can belong to a later record with the same id; 0: unknown.
 }
 
-// unanswered is an error of a publish that the stream may have taken all the same.
+// unanswered is an error of a publish that the stream may still have taken.
 type unanswered struct{ error }
 
 func (u unanswered) Unwrap() error { return u.error }
 
-// lose notes that m is lost if err says so, or if an earlier record with its id is: was. The caller
-// holds j.mu.
-func (j *Journal) lose(m *message, shard int32, err error, was bool) {
+// recordLost records that m is lost, if err says so or was does. was means that an earlier record
+// with its id is lost. The caller holds j.mu.
+func (j *Journal) recordLost(m *message, shard int32, err error, was bool) {
 	if was {
-		delete(j.doubts, m.subject)
+		delete(j.uncertain, m.subject)
 	} else if u := (unanswered{}); !errors.As(err, &u) || len(j.lost) >= mostLost {
 		return
 	}
 	j.lost[m.subject] = lost{at: time.Now(), shard: shard, blob: m.header.Get(headBlob)}
 	select {
 	case j.losing <- struct{}{}:
-	default: // it looks anyway
+	default: // the goroutine is awake already
 	}
 }
 
-// find reports whether a record that is appended is lost. From now on it is one that may have
-// earlier states.
-func (j *Journal) find(subject string) bool {
+// takeLost reports whether the record to be appended is lost, and removes it from the lost ones.
+// From now on it may have unknown states.
+func (j *Journal) takeLost(subject string) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	_, is := j.lost[subject]
 	if is {
 		delete(j.lost, subject)
-		j.doubts[subject] = true
+		j.uncertain[subject] = true
 	}
 	return is
 }
@@ -77,20 +78,20 @@ func (j *Journal) deleteLost(ctx context.Context) {
 	}
 }
 
-// deleteLostBefore deletes the records that were lost until then, if the disk has room, and reports
-// whether lost records are left. Those lost within appendTimeout may still be on their way to the
-// stream.
+// deleteLostBefore deletes the records that were lost before then, if the disk has room. It reports
+// whether lost records are left. Records lost within the last appendTimeout may still be on their
+// way to the stream.
 func (j *Journal) deleteLostBefore(ctx context.Context, then time.Time) (left bool) {
-	if j.cfg.Disk.room(0, changeRoom) != nil { // the reserve is for others
+	if j.cfg.Disk.room(0, changeRoom) != nil { // deletions of lost records do not use the reserve
 		return true
 	}
-	last := map[int32]uint64{} // sequences of the shards
+	last := map[int32]uint64{} // last sequence per shard
 	j.mu.Lock()
 	subjects := slices.Collect(maps.Keys(j.lost))
 	j.mu.Unlock()
 	for _, subject := range subjects {
 		if err := j.deleteLostRecord(ctx, subject, then, last); err != nil {
-			j.log.Warn("a record that was refused cannot be deleted now", "record", subject, "error", err)
+			j.log.Warn("failed to delete a refused record; trying again", "record", subject, "error", err)
 			return true
 		}
 	}
@@ -116,7 +117,8 @@ func (j *Journal) deleteLostRecord(ctx context.Context, subject string, then tim
 		last[l.shard] = info.State.LastSeq
 	}
 	j.mu.Lock()
-	l, is = j.lost[subject] // else it was appended again meanwhile; from now on, that gets a later sequence
+	// Otherwise it was appended again meanwhile, and any new message gets a later sequence.
+	l, is = j.lost[subject]
 	delete(j.lost, subject)
 	j.mu.Unlock()
 	if !is {

@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// TestLostRecordsAreDeleted: a record whose Append was refused without the disk's answer, and that
-// the stream has, is deleted by the process that refused it. One that was appended again under the
+// TestLostRecordsAreDeleted checks that a record whose Append was refused without an answer, and
+// that the stream has, is deleted by the same process. A record that was appended again under the
 // same id stays until it is done.
 func TestLostRecordsAreDeleted(t *testing.T) {
-	t.Parallel() // it waits for appendTimeout
+	t.Parallel() // waits for appendTimeout
 	nc := start(t, t.TempDir())
 	blobs := filepath.Join(t.TempDir(), "blobs")
 	j := openJournal(t, nc, JournalConfig{Blobs: blobs})
@@ -39,7 +39,7 @@ func TestLostRecordsAreDeleted(t *testing.T) {
 		close(closed)
 		d.mu.Lock()
 		was := d.stopped
-		d.stopped = closed // of streams that stop while Append waits
+		d.stopped = closed // as if the streams stopped while Append waits
 		d.mu.Unlock()
 		err := j.Append("f", id, []byte(data))
 		d.mu.Lock()
@@ -69,7 +69,8 @@ func TestLostRecordsAreDeleted(t *testing.T) {
 		t.Errorf("%d records, want 11: none may be deleted that may still be on its way", stored())
 	}
 	again := slices.Sorted(maps.Keys(refused))[0]
-	states := uint64(3) // of again in the stream: lost twice, and accepted below
+	// states of the record again in the stream: lost twice, and accepted below.
+	states := uint64(3)
 	for !lose(again, "x") {
 		// Its answer came before Append saw the stop.
 		states++
@@ -78,12 +79,13 @@ func TestLostRecordsAreDeleted(t *testing.T) {
 		t.Fatalf("%d lost, want %d, one of them twice", n, len(refused))
 	}
 	enter(t, j, "f", again, "x")
-	want := 1 + uint64(10-len(refused)) + states // other, the accepted ones, again
+	// The record other, the accepted records, and the states of again.
+	want := 1 + uint64(10-len(refused)) + states
 	if left := j.deleteLostBefore(t.Context(), time.Now()); left || stored() != want {
 		t.Errorf("%d records, and left %v, want %d and none", stored(), left, want)
 	}
 
-	for i := range 10 { // which Run deletes, while it works on the others
+	for i := range 10 { // Run deletes these while it works on the others
 		lose(fmt.Sprint("late", i), "x")
 	}
 	stop := work(t, j, func(_ context.Context, r Record) End {
@@ -95,11 +97,11 @@ func TestLostRecordsAreDeleted(t *testing.T) {
 	until(t, "no records", func() bool { return stored() == 0 })
 	empty(t, j)
 	stop()
-	if len(j.lost) != 0 || len(j.doubts) != 0 {
-		t.Errorf("%d lost records and %d doubts are left, want none", len(j.lost), len(j.doubts))
+	if len(j.lost) != 0 || len(j.uncertain) != 0 {
+		t.Errorf("%d lost records and %d uncertain are left, want none", len(j.lost), len(j.uncertain))
 	}
 	files, err := os.ReadDir(blobs)
-	if err != nil || len(files) > 1 { // again's first may stay until the next start
+	if err != nil || len(files) > 1 { // the first file of again may stay until the next start
 		t.Errorf("files %v, %v, want at most one", files, err)
 	}
 }

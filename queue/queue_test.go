@@ -43,7 +43,7 @@ func connect(t *testing.T, s *Server) *nats.Conn {
 	return nc
 }
 
-// disks has the disk of each connection's server.
+// disks maps each connection to the disk of its server.
 var disks sync.Map
 
 func diskOf(t testing.TB, nc *nats.Conn) *Disk {
@@ -126,7 +126,7 @@ func TestBusCarriesTasksInOrderAndReplies(t *testing.T) {
 	}
 }
 
-func TestKVWatchSeesWhatWasThereAndWhatChanges(t *testing.T) {
+func TestKVWatchSeesOldValuesAndChanges(t *testing.T) {
 	ctx := t.Context()
 	dir := t.TempDir()
 	s, err := StartServer(ServerConfig{Dir: dir, Log: slog.New(slog.DiscardHandler)})
@@ -199,13 +199,13 @@ func TestStopWaitsForTheHandlerOfAClosedConnection(t *testing.T) {
 	if want := []string{"handled", "stopped"}; !reflect.DeepEqual(events, want) {
 		t.Errorf("%v, want %v", events, want)
 	}
-	stop() // does nothing
+	stop() // a second stop does nothing
 	if _, err := b.Tasks("f", nil); err == nil {
 		t.Error("a closed connection subscribes")
 	}
 }
 
-// TestSync: how often the disk is forced reaches the server; what it then does is NATS's.
+// TestSync checks that the sync interval reaches the server. The rest is up to NATS.
 func TestSync(t *testing.T) {
 	for wish, want := range map[time.Duration]struct {
 		every  time.Duration

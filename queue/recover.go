@@ -12,15 +12,16 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// found is a message of a stream as a start reads it, without its data.
+// found is a message of a stream without its data.
 type found struct {
 	message
 	seq   uint64
 	shard int32
-	size  int64 // of the content
+	size  int64 // size of the content
 }
 
-// recover rebuilds the index. What was in work when the process before ended runs at once: nobody else works on it.
+// recover rebuilds the index. Records that were in work when the previous process ended run at
+// once.
 func (j *Journal) recover(ctx context.Context) error {
 	var all []found
 	for i, s := range j.shards {
@@ -29,7 +30,9 @@ func (j *Journal) recover(ctx context.Context) error {
 		}
 	}
 	slices.SortStableFunc(all, func(a, b found) int { return a.at.Compare(b.at) })
-	latest := map[string]uint64{} // a record's states lie side by side when a kill came between storing one and deleting the other
+	// If a kill came between storing a record's next state and deleting the previous one, both are
+	// there.
+	latest := map[string]uint64{}
 	for _, f := range all {
 		latest[f.subject] = max(latest[f.subject], f.seq)
 	}
@@ -44,7 +47,7 @@ func (j *Journal) recover(ctx context.Context) error {
 		}
 		function, id, err := names(f.subject)
 		if err != nil {
-			j.log.Error("the journal has a record that is not ours; it stays", "subject", f.subject, "error", err)
+			j.log.Error("unknown message in the journal; it is kept", "subject", f.subject, "error", err)
 			continue
 		}
 		key := lineKey{f.kind(), function}
@@ -77,18 +80,20 @@ func (f *found) left(function, id string, now time.Time, wait time.Duration) Fou
 	return out
 }
 
-// backOff is what is left of a record's back-off, given when it ends in unix nanoseconds: never more than there was when the
-// record was stored, whatever has been done to the clock since.
+// backOff returns how much of a record's back-off is left. end is its end in Unix nanoseconds. The
+// result is never longer than the back-off was when the record was stored, even if the clock has
+// been set back since.
 func backOff(end int64, stored, now time.Time) time.Duration {
 	at := time.Unix(0, end)
 	return max(0, min(at.Sub(now), at.Sub(stored)))
 }
 
-// names takes a subject apart: journal.SHARD.FUNCTION.ID or, of earlier versions, journal.SHARD.ID; the same of dead letters.
+// names splits a subject: journal.SHARD.FUNCTION.ID or, of earlier versions, journal.SHARD.ID.
+// Subjects of dead letters look alike.
 func names(subject string) (function, id string, err error) {
 	tokens := strings.Split(subject, ".")
 	if tokens[0] == "journal" && len(tokens) > 1 {
-		tokens = tokens[1:] // the shard
+		tokens = tokens[1:] // skips the shard
 	}
 	tokens = tokens[1:]
 	if len(tokens) == 0 || len(tokens) > 2 {
@@ -113,7 +118,7 @@ func scan(ctx context.Context, s jetstream.Stream, f func(found)) error {
 	if err := list.Err(); err != nil {
 		return err
 	}
-	for _, name := range old { // of an earlier version, or of a start that was cut short
+	for _, name := range old { // left by an earlier version or by an interrupted start
 		if err := s.DeleteConsumer(ctx, name); err != nil {
 			return err
 		}
@@ -141,7 +146,8 @@ func scan(ctx context.Context, s jetstream.Stream, f func(found)) error {
 			}
 			one := found{message: message{subject: m.Subject(), header: m.Headers(), at: meta.Timestamp}, seq: meta.Sequence.Stream}
 			size := cmp.Or(one.header.Get(headSize), one.header.Get("Nats-Msg-Size"))
-			one.size, _ = strconv.ParseInt(size, 10, 64) // the server's, or ours
+			// The field is the server's or the journal's.
+			one.size, _ = strconv.ParseInt(size, 10, 64)
 			f(one)
 			got++
 		}

@@ -20,7 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-func TestEndsOfTheProcessAreNoFailures(t *testing.T) {
+func TestProcessEndsAreNotFailures(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir()}
 	enter(t, openJournal(t, nc, cfg), "f", "r", "x")
@@ -34,7 +34,7 @@ func TestEndsOfTheProcessAreNoFailures(t *testing.T) {
 		}
 		stop()
 	}
-	j := openJournal(t, nc, cfg) // what brings every process down must end somewhere
+	j := openJournal(t, nc, cfg) // a record that ends every process must be given up eventually
 	work(t, j, func(context.Context, Record) End { t.Error("it runs once more"); return End{} })
 	empty(t, j)
 	if all := letters(t, j); len(all) != 1 || !strings.Contains(all[0].Cause, "50 processes ended while it ran") {
@@ -44,7 +44,8 @@ func TestEndsOfTheProcessAreNoFailures(t *testing.T) {
 	}
 }
 
-// TestAttemptsSurviveTheProcess: neither the count nor the back-off begins anew.
+// TestAttemptsSurviveTheProcess checks that a new process continues both the count and the
+// back-off.
 func TestAttemptsSurviveTheProcess(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir()}
@@ -68,8 +69,8 @@ func TestAttemptsSurviveTheProcess(t *testing.T) {
 	empty(t, j)
 }
 
-// TestRedelivered: runs, retries and callbacks that an earlier process may have begun are marked.
-// Those that this process begins first are not.
+// TestRedelivered checks that runs, retries and callbacks that an earlier process may have started
+// are marked, and that others are not.
 func TestRedelivered(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir()}
@@ -84,7 +85,8 @@ func TestRedelivered(t *testing.T) {
 	began := make(chan struct{})
 	stop := work(t, j, func(ctx context.Context, r Record) End {
 		note(r)
-		if r.Kind == Callback { // told, and the process ends before it is known to be
+		// The callback was delivered, but the process ends before that is stored.
+		if r.Kind == Callback {
 			close(began)
 			<-ctx.Done()
 			return End{Err: ctx.Err()}
@@ -113,8 +115,8 @@ func TestRedelivered(t *testing.T) {
 	}
 }
 
-// TestEarlierVersions opens a state folder as the first version left it: subjects without a function, a durable consumer a
-// shard, dead letters without a function.
+// TestEarlierVersions opens a state folder of the first version: subjects without a function, one
+// durable consumer per shard, and dead letters without a function.
 func TestEarlierVersions(t *testing.T) {
 	nc := start(t, t.TempDir())
 	js, err := jetstream.New(nc)
@@ -137,7 +139,7 @@ func TestEarlierVersions(t *testing.T) {
 		if _, err := js.Publish(ctx, fmt.Sprintf("journal.%d.old=2E%d", i, i), []byte("x")); err != nil {
 			t.Fatal(err)
 		}
-		if i == 0 { // it was in work
+		if i == 0 { // was in work
 			if _, err := c.Next(); err != nil {
 				t.Fatal(err)
 			}
@@ -193,7 +195,7 @@ func TestDeadLetters(t *testing.T) {
 	})
 	for i := range 8 {
 		enter(t, j, []string{"f", "g"}[i%2], fmt.Sprint("r", i), "x")
-		empty(t, j) // one after another, for the order
+		empty(t, j) // one at a time, to fix the order
 	}
 	ids := func(all []DeadLetter) (out []string) {
 		for _, l := range all {
@@ -224,7 +226,8 @@ func TestDeadLetters(t *testing.T) {
 			t.Errorf("a dropped one: %v", err)
 		}
 	}
-	if err := j.Redrive(t.Context(), "r3"); err != nil { // still broken: it dies again
+	// still broken, so it becomes a dead letter again.
+	if err := j.Redrive(t.Context(), "r3"); err != nil {
 		t.Error(err)
 	}
 	empty(t, j)
@@ -248,8 +251,9 @@ func TestDeadLetters(t *testing.T) {
 	}
 }
 
-// TestALetterThatIsBuriedTwice: the disk may fail between a letter and what comes after it, and then all is done again.
-func TestALetterThatIsBuriedTwice(t *testing.T) {
+// TestInterruptedDeadLetterIsStoredAgain checks that everything is done again if the disk fails
+// between a letter and what follows it.
+func TestInterruptedDeadLetterIsStoredAgain(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{})
 	large := strings.Repeat("x", blobAbove+1)
 	m := &message{subject: j.subject("f", "r"), data: []byte(large), at: time.Now()}
@@ -257,7 +261,7 @@ func TestALetterThatIsBuriedTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := j.bury(m, 1, errors.New("no")); err != nil {
+		if err := j.addDeadLetter(m, 1, errors.New("no")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -269,8 +273,9 @@ func TestALetterThatIsBuriedTwice(t *testing.T) {
 	}
 }
 
-// TestAFullJournalTakesNoLetterBack: it stays a letter until there is room.
-func TestAFullJournalTakesNoLetterBack(t *testing.T) {
+// TestRedriveIntoFullJournalIsRefused checks that a letter stays a letter until the journal has
+// room.
+func TestRedriveIntoFullJournalIsRefused(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{Bytes: 1 << 20})
 	data := strings.Repeat("x", 200<<10)
 	stop := work(t, j, func(context.Context, Record) End { return End{Err: errors.New("no")} })
@@ -295,8 +300,9 @@ func TestAFullJournalTakesNoLetterBack(t *testing.T) {
 	empty(t, j)
 }
 
-// TestMovesCutShort: a record that lies both in the journal and among the dead letters is the journal's.
-func TestMovesCutShort(t *testing.T) {
+// TestRecordThatIsAlsoDeadLetterStaysInJournal checks that a record that is both in the journal and
+// a dead letter stays in the journal only.
+func TestRecordThatIsAlsoDeadLetterStaysInJournal(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir()}
 	j := openJournal(t, nc, cfg)
@@ -308,7 +314,7 @@ func TestMovesCutShort(t *testing.T) {
 	} else {
 		t.Fatal(err)
 	}
-	if err := j.bury(m, 1, errors.New("why")); err != nil { // and then the process ends
+	if err := j.addDeadLetter(m, 1, errors.New("why")); err != nil { // and then the process ends
 		t.Fatal(err)
 	}
 	j = openJournal(t, nc, cfg)
@@ -323,7 +329,8 @@ func TestMovesCutShort(t *testing.T) {
 	empty(t, j)
 }
 
-// writeJournal is a process of its own: it appends records and prints each id once Append has returned, until it is killed.
+// writeJournal runs in its own process. It appends records and prints each id once Append has
+// returned, until it is killed.
 func writeJournal(dir string) {
 	s, err := StartServer(ServerConfig{Dir: dir, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -374,7 +381,7 @@ func TestJournalSurvivesKill(t *testing.T) {
 			}
 		}
 	}
-	_ = cmd.Wait() // killed
+	_ = cmd.Wait() // it was killed
 	if len(accepted) < 2000 {
 		t.Fatalf("the writer ended by itself after %d records", len(accepted))
 	}
@@ -388,14 +395,15 @@ func TestJournalSurvivesKill(t *testing.T) {
 	})
 	empty(t, j)
 	for id := range accepted {
-		if strings.Count(id, "-") == 2 && !strings.HasSuffix(id, "-") { // the kill may cut the last line
+		// The kill may have cut the last line.
+		if strings.Count(id, "-") == 2 && !strings.HasSuffix(id, "-") {
 			t.Errorf("accepted record %s is gone", id)
 		}
 	}
 }
 
-// TestStatesSideBySide has a kill between storing a record's next state and deleting the one before: the later one counts,
-// and the record runs once.
+// TestStatesSideBySide has a kill between storing a record's next state and deleting the previous
+// one. The later one counts, and the record runs once.
 func TestStatesSideBySide(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir()}

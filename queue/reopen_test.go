@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watched is a bucket that keeps its last watcher, so that a test can end it.
+// watched is a bucket that remembers its last watcher, so that a test can end it.
 type watched struct {
 	jetstream.KeyValue
 	mu      sync.Mutex
@@ -39,8 +39,8 @@ func (b *watched) count() int {
 	return b.watches
 }
 
-// TestWatchOutlivesItsWatcher: the client ends a watcher by itself when it cannot make its consumer
-// again. The bucket is then watched again, and each change is seen once.
+// TestWatchOutlivesItsWatcher checks a watcher that ends because the client cannot create its
+// consumer again. The bucket must be watched again, and each change must be seen once.
 func TestWatchOutlivesItsWatcher(t *testing.T) {
 	nc := start(t, t.TempDir())
 	kv, err := OpenKV(t.Context(), nc, diskOf(t, nc), "functions")
@@ -84,8 +84,8 @@ func TestWatchOutlivesItsWatcher(t *testing.T) {
 	}
 }
 
-// TestStreamThatStaysClosed: if one stream cannot be opened again, the others take writes without
-// it, as they would after a restart.
+// TestStreamThatStaysClosed checks that if one stream cannot be opened again, the others take
+// writes, as they would after a restart.
 func TestStreamThatStaysClosed(t *testing.T) {
 	dir := t.TempDir()
 	nc := start(t, dir)
@@ -98,7 +98,8 @@ func TestStreamThatStaysClosed(t *testing.T) {
 	if err != nil || len(streams) != 1 {
 		t.Fatalf("folders of streams %v, %v, want one", streams, err)
 	}
-	if err := os.Mkdir(filepath.Join(streams[0], "BROKEN"), 0o700); err != nil { // of a stream whose files are lost
+	// Looks like a stream whose files are lost.
+	if err := os.Mkdir(filepath.Join(streams[0], "BROKEN"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	d.report(errors.New("write error"))
@@ -108,7 +109,8 @@ func TestStreamThatStaysClosed(t *testing.T) {
 	}
 }
 
-// TestLooksAtTheStreams: four times per second while something is written, else once per second.
+// TestLooksAtTheStreams checks that the streams are checked four times per second while something
+// is written, and once per second otherwise.
 func TestLooksAtTheStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk(nil, t.TempDir(), slog.New(slog.DiscardHandler))
@@ -118,7 +120,7 @@ func TestLooksAtTheStreams(t *testing.T) {
 					d.stops()
 				}
 				time.Sleep(diskTick)
-				if d.suspects(time.Now()) {
+				if d.lookDue(time.Now()) {
 					n++
 				}
 			}
@@ -127,7 +129,7 @@ func TestLooksAtTheStreams(t *testing.T) {
 		if n := looks(true); n != 40 {
 			t.Errorf("%d looks in 10 s of writes, want 40", n)
 		}
-		if n := looks(false); n < 10 || n > 14 { // the first second counts as one of writes
+		if n := looks(false); n < 10 || n > 14 { // the first second counts as one with writes
 			t.Errorf("%d looks in 10 s without, want 10 or a few more", n)
 		}
 		d.report(errors.New("full"))
@@ -137,8 +139,9 @@ func TestLooksAtTheStreams(t *testing.T) {
 	})
 }
 
-// TestDeletionsReport: the answer to a deletion that tells of a full disk stops the writes at once.
-func TestDeletionsReport(t *testing.T) {
+// TestFailedDeletionStopsWrites checks that writes stop at once if the answer to a deletion says
+// that the disk is full.
+func TestFailedDeletionStopsWrites(t *testing.T) {
 	j := &Journal{cfg: JournalConfig{Disk: newDisk(nil, t.TempDir(), slog.New(slog.DiscardHandler))}}
 	for _, err := range []error{nil, unix.ENOSPC, &jetstream.APIError{Description: "bad"}} {
 		if got := j.reported(err); got != err || j.cfg.Disk.Stats().Stopped {

@@ -20,40 +20,42 @@ import (
 // MaxMessage is the largest message in bytes that the embedded server takes.
 const MaxMessage = 8 << 20
 
-// pendingBytes bounds what waits for one slow reader, in the server and in the client. Reaching it drops messages, so it
-// is far above what admission lets in.
+// pendingBytes bounds what waits for one slow reader, in the server and in the client. Above it,
+// messages are dropped, so it is far above what admission lets in.
 const pendingBytes = 512 << 20
 
-// Server is an embedded nats-server with JetStream. Connections are made in process; when it listens, also by those who have
-// its token, see [Connect].
+// Server is an embedded nats-server with JetStream. Connections are made in process. If the server
+// listens, other processes with its token can connect too; see [Connect].
 type Server struct {
 	ns       *server.Server
-	password string // of connections in process; empty: they need none, because there are no others
-	dir      string // of the streams
+	password string // password of in-process connections; empty if there are no others
+	dir      string // folder of the streams
 	log      *slog.Logger
 	disk     *Disk
 	unwatch  func() // stops the goroutine that watches the disk, and waits for it
 }
 
-// ServerConfig is what a Server is made of.
+// ServerConfig configures a Server.
 type ServerConfig struct {
-	Dir  string        // where its streams are
-	Sync time.Duration // how often what was written is forced to the disk; 0: every two minutes; below: with each write
+	Dir string // folder of the streams
+	// How often written data is synced to disk; 0: every two minutes; negative: with each write.
+	Sync time.Duration
 	Log  *slog.Logger
 
-	// Listen is the host:port where it listens for nodes that have the Token; port 0: any. Empty: nowhere. They may send and
-	// hear the messages of nodes, and nothing else.
+	// Listen is the host:port for nodes that have the Token. Port 0 means any port; empty means not
+	// to listen. Nodes may use the subjects of nodes, and nothing else.
 	Listen, Token string
 }
 
-// listen makes a server that would listen nowhere listen for nodes, and returns the password of those who may do all.
+// listen sets up the server to listen for nodes only. It returns the password of the user that may
+// do everything.
 func (c ServerConfig) listen(o *server.Options) (password string, err error) {
 	host, port, err := net.SplitHostPort(c.Listen)
 	if err != nil {
 		return "", err
 	}
 	if c.Token == "" {
-		return "", errors.New("no token: everyone could join")
+		return "", errors.New("no token: anyone could join")
 	}
 	if o.Port, err = strconv.Atoi(port); err != nil {
 		return "", fmt.Errorf("port %q, want a number", port)
@@ -61,7 +63,8 @@ func (c ServerConfig) listen(o *server.Options) (password string, err error) {
 	if o.Port == 0 {
 		o.Port = server.RANDOM_PORT
 	}
-	l, err := net.Listen("tcp", c.Listen) // the server itself would say nothing
+	// tried first, because the server does not report the cause.
+	l, err := net.Listen("tcp", c.Listen)
 	if err != nil {
 		return "", err
 	}
@@ -76,7 +79,7 @@ func (c ServerConfig) listen(o *server.Options) (password string, err error) {
 	return password, nil
 }
 
-// insideUser is the user of connections in process, when there are others.
+// insideUser is the user of in-process connections if the server listens.
 const insideUser = "up"
 
 // StartServer starts a server.
@@ -86,8 +89,8 @@ func StartServer(c ServerConfig) (*Server, error) {
 		DontListen: true,
 		JetStream:  true,
 		StoreDir:   c.Dir,
-		// Else it is a share of what is free now, and a start on a disk that is nearly full fails: streams may be larger in sum.
-		// Who stores much looks at the disk.
+		// The default is a share of the free space, and the server does not start if its streams
+		// may be larger in sum. Writers check the disk themselves.
 		JetStreamMaxStore: math.MaxInt64,
 		MaxPayload:        MaxMessage,
 		MaxPending:        pendingBytes,
@@ -108,7 +111,7 @@ func StartServer(c ServerConfig) (*Server, error) {
 		return nil, fmt.Errorf("nats server with store %s: %w", c.Dir, err)
 	}
 	ns.Start()
-	const limit = 30 * time.Second // a large journal is read back first
+	const limit = 30 * time.Second // a large journal takes time to read
 	if !ns.ReadyForConnections(limit) {
 		ns.Shutdown()
 		return nil, fmt.Errorf("nats server with store %s: not ready after %v; is another process using the folder?", c.Dir, limit)
@@ -125,7 +128,7 @@ func StartServer(c ServerConfig) (*Server, error) {
 // Disk returns the disk of the server's streams.
 func (s *Server) Disk() *Disk { return s.disk }
 
-// writeError returns the write error that a stream keeps. It is nil if all streams take writes.
+// writeError returns the write error that a stream keeps, or nil if all streams take writes.
 func (s *Server) writeError() error {
 	if !s.ns.JetStreamEnabled() {
 		return errors.New("JetStream has stopped")
@@ -163,7 +166,7 @@ func (s *Server) reopen() (failed, missing error) {
 	return failed, missing
 }
 
-// URL is where it listens; empty: nowhere.
+// URL returns the address on which the server listens, or "" if it does not listen.
 func (s *Server) URL() string {
 	if a := s.ns.Addr(); a != nil {
 		return "nats://" + a.String()
@@ -171,7 +174,7 @@ func (s *Server) URL() string {
 	return ""
 }
 
-// Connect opens a connection of its own. A part of the program that sends and receives much should have one.
+// Connect opens a new connection. Components with much traffic should have their own.
 func (s *Server) Connect(name string) (*nats.Conn, error) {
 	nc, err := nats.Connect("", nats.InProcessServer(s.ns), nats.UserInfo(insideUser, s.password), nats.Name(name), nats.MaxReconnects(-1),
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
@@ -187,14 +190,14 @@ func (s *Server) Connect(name string) (*nats.Conn, error) {
 	return nc, nil
 }
 
-// Close stops the server. Connections should be closed before.
+// Close stops the server. Close its connections first.
 func (s *Server) Close() {
 	s.unwatch()
 	s.ns.Shutdown()
 	s.ns.WaitForShutdown()
 }
 
-// ErrNotFound says that a key has no value.
+// ErrNotFound means that a key has no value.
 var ErrNotFound = errors.New("queue: not found")
 
 // Messages returns how many messages the server has received from all connections since it started.

@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// Token makes a name fit for one token of a subject, a stream's name or a KV key: letters, digits, '-' and '_' stay, every
-// other byte becomes "=XX" in hexadecimal. It is injective; [Name] undoes it.
+// Token escapes a name for use as one token of a subject, as a stream's name or as a KV key.
+// Letters, digits, '-' and '_' stay. Every other byte becomes "=XX" in hexadecimal. Token is
+// injective; [Name] reverses it.
 func Token(name string) string {
 	return string(appendToken(make([]byte, 0, 64), name))
 }
@@ -25,7 +26,7 @@ func appendToken(b []byte, name string) []byte {
 	return b
 }
 
-// Name undoes [Token].
+// Name reverses [Token].
 func Name(token string) (string, error) {
 	var b strings.Builder
 	for i := 0; i < len(token); i++ {
@@ -46,7 +47,7 @@ func Name(token string) (string, error) {
 	return b.String(), nil
 }
 
-// taskSubject is where the tasks of a function go.
+// taskSubject returns the subject for the tasks of a function.
 func taskSubject(function string) string {
 	return string(appendToken(append(make([]byte, 0, 64), "task."...), function))
 }

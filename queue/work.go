@@ -14,45 +14,51 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Record is one entry of the journal as it is given to a worker.
+// Record is an entry of the journal that is given to a worker.
 type Record struct {
 	ID       string
-	Function string // empty: of an earlier version, which did not say
+	Function string // empty for records of an earlier version
 	Kind     Kind
 	Data     []byte
-	Value    any // decoded form of Data, if AppendValue got it and Data was not read from disk; otherwise nil
-	Attempt  int // from 1; runs cut short by the end of a process do not count
+	// Decoded form of Data if AppendValue got it and Data was not read from disk; otherwise nil.
+	Value   any
+	Attempt int // from 1; runs cut short by the end of a process do not count
 
-	// Redelivered says that an earlier process may have begun this attempt, or even finished it.
+	// Redelivered means that an earlier process may have started or finished this attempt.
 	Redelivered bool
 }
 
-// End is what becomes of a record after its work. The zero End: it is done.
+// End is the outcome of a record's work. The zero End means done.
 type End struct {
-	Err      error         // why it failed; it becomes a dead letter, unless Again
-	Again    bool          // it is worked on again,
-	After    time.Duration // from now
-	Busy     bool          // who did the work has too much of it: give less at a time
-	Callback []byte        // unless Again: it lives on as a callback with this data, even when it becomes a dead letter too,
-	To       string        // in the line of this receiver
+	// cause of the failure; without Again, the record becomes a dead letter.
+	Err   error
+	Again bool          // run the record again
+	After time.Duration // wait before the next run
+	Busy  bool          // the worker is overloaded: run fewer records of this line at a time
+	// Without Again, the record continues as a callback with this data, even if it also becomes a
+	// dead letter.
+	Callback []byte
+	To       string // receiver, which selects the callback's line
 }
 
-// maxStarts is how many processes a run is given to. Ends of processes are hardly a record's fault, but one that brings
-// them down each time must end somewhere.
+// maxStarts is how many processes may start a run. The end of a process is rarely a record's fault,
+// but a record that ends every process must be given up eventually.
 const maxStarts = 50
 
-// Run works on records until ctx ends, and waits for the workers. work's context ends with ctx; what it then returns with an
-// error was cut short, and runs again the next time. A panic is an error of the record that caused it.
+// Run works on records until ctx ends, and waits for the workers. work's context ends with ctx. If
+// work then returns an error, it was cut short, and the record runs again in the next process. A
+// panic counts as an error of its record.
 func (j *Journal) Run(ctx context.Context, work func(context.Context, Record) End) {
 	var workers sync.WaitGroup
-	jobs := make(chan job) // to workers that are idle
+	jobs := make(chan job) // to idle workers
 	j.mu.Lock()
 	j.begin = func(ln *line, it item, m *message) {
 		next := job{ln, it, m}
 		select {
 		case jobs <- next:
 		default:
-			workers.Go(func() { j.worker(ctx, next, jobs, work) }) // bounded by the lines
+			// The number of workers is bounded by the lines.
+			workers.Go(func() { j.worker(ctx, next, jobs, work) })
 		}
 	}
 	j.mu.Unlock()
@@ -63,8 +69,8 @@ func (j *Journal) Run(ctx context.Context, work func(context.Context, Record) En
 		j.mu.Lock()
 		now := time.Now()
 		at := j.lines.wake(now)
-		j.pump(Run, item{}, nil)
-		j.pump(Callback, item{}, nil)
+		j.startReady(Run, item{}, nil)
+		j.startReady(Callback, item{}, nil)
 		j.mu.Unlock()
 		if at.IsZero() {
 			at = now.Add(time.Hour)
@@ -84,10 +90,10 @@ func (j *Journal) Run(ctx context.Context, work func(context.Context, Record) En
 
 // state is where a record goes after its work.
 type state struct {
-	gone bool // out of the journal
+	gone bool // the record leaves the journal
 	key  lineKey
 	item item
-	at   time.Time // of the next run; zero: at once
+	at   time.Time // time of the next run; zero: at once
 	busy bool
 }
 
@@ -102,28 +108,28 @@ func (j *Journal) finish(ln *line, it item, to state) {
 		j.lines.push(to.key, to.item, to.at, time.Now())
 	}
 	j.lines.settle(ln)
-	j.pump(ln.key.kind, item{}, nil)
+	j.startReady(ln.key.kind, item{}, nil)
 	if !to.gone && to.key.kind != ln.key.kind {
-		j.pump(to.key.kind, item{}, nil)
+		j.startReady(to.key.kind, item{}, nil)
 	}
 	if !to.at.IsZero() {
 		select {
 		case j.wake <- struct{}{}:
-		default: // it looks anyway
+		default: // the goroutine is awake already
 		}
 	}
 }
 
-// process works on one record and stores what becomes of it.
+// process works on one record and stores its new state.
 func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, work func(context.Context, Record) End) state {
 	back := state{key: ln.key, item: it}
 	if m == nil {
 		var err error
 		if m, err = j.load(ctx, j.shards[it.shard], it.seq); errors.Is(err, jetstream.ErrMsgNotFound) {
-			j.log.Error("a record is gone", "function", it.account.function, "shard", it.shard, "sequence", it.seq)
+			j.log.Error("a record is missing", "function", it.account.function, "shard", it.shard, "sequence", it.seq)
 			return state{gone: true}
 		} else if err != nil && m == nil {
-			j.log.Warn("a record cannot be read now", "function", it.account.function, "error", err)
+			j.log.Warn("failed to read a record; trying again", "function", it.account.function, "error", err)
 			back.at = time.Now().Add(time.Second)
 			return back
 		} else if err != nil {
@@ -141,7 +147,8 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 		}
 		m.setNumber(headStarts, starts)
 		m.keepAccepted(m)
-		if seq, err := j.replace(ctx, it, m); err == nil { // else it is not counted this time
+		// On an error, this start is not counted.
+		if seq, err := j.replace(ctx, it, m); err == nil {
 			back.item.seq, back.item.old = seq, false
 		}
 	}
@@ -158,12 +165,12 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 	}
 	j.mu.Unlock()
 	if ctx.Err() != nil && end.Err != nil {
-		return back // the process ends, the record is not to blame
+		return back // the process ends, which is not the record's fault
 	}
 	return j.leave(ctx, back, m, end)
 }
 
-// try runs work.
+// try runs work and turns a panic into an error.
 func (j *Journal) try(ctx context.Context, rec Record, work func(context.Context, Record) End) (end End) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -174,7 +181,8 @@ func (j *Journal) try(ctx context.Context, rec Record, work func(context.Context
 	return work(ctx, rec)
 }
 
-// leave stores a record's end; from is where it was. What the disk does not take is tried again until ctx ends.
+// leave stores a record's end. from is its previous state. If the disk refuses, leave retries until
+// ctx ends.
 func (j *Journal) leave(ctx context.Context, from state, m *message, end End) state {
 	to := from
 	to.busy = end.Busy
@@ -183,12 +191,12 @@ func (j *Journal) leave(ctx context.Context, from state, m *message, end End) st
 		return err
 	})
 	if err != nil {
-		return from // the process ends: rather twice than never
+		return from // the process ends: running twice is better than never
 	}
 	return to
 }
 
-// end stores a record's end once; what of it was stored before an error is stored again.
+// end stores a record's end once. After an error, all of it is stored again.
 func (j *Journal) end(ctx context.Context, to state, m *message, end End) (state, error) {
 	failed := m.number(headFailed) + 1
 	switch {
@@ -210,7 +218,7 @@ func (j *Journal) end(ctx context.Context, to state, m *message, end End) (state
 		j.count(err, &j.stats.Retried)
 		return to, err
 	case end.Err != nil:
-		if err := j.bury(m, failed, end.Err); err != nil {
+		if err := j.addDeadLetter(m, failed, end.Err); err != nil {
 			return to, err
 		}
 	}
@@ -226,7 +234,7 @@ func (j *Journal) end(ctx context.Context, to state, m *message, end End) (state
 	return to, err
 }
 
-// callback replaces a record that has run by its result, which is to be told.
+// callback replaces a record that has run by its result, which must be delivered.
 func (j *Journal) callback(ctx context.Context, to state, m *message, end End) (state, error) {
 	next := &message{subject: m.subject, data: end.Callback}
 	next.set(headKind, Callback.String())
@@ -234,7 +242,7 @@ func (j *Journal) callback(ctx context.Context, to state, m *message, end End) (
 	next.keepAccepted(m)
 	seq, err := j.replace(ctx, to.item, next)
 	if errors.Is(err, ErrFull) {
-		if err = j.bury(next, 0, err); err == nil {
+		if err = j.addDeadLetter(next, 0, err); err == nil {
 			to.gone = true
 			err = j.clear(ctx, j.shards[to.item.shard], m.subject, to.item.seq, 0)
 		}
@@ -251,25 +259,25 @@ func (j *Journal) callback(ctx context.Context, to state, m *message, end End) (
 	return to, nil
 }
 
-// replace stores a record's next state and deletes the one before. A kill in between leaves both, of which a start takes the
-// later one.
+// replace stores a record's next state and deletes the previous one. A kill in between leaves both,
+// and the next start takes the later one.
 func (j *Journal) replace(ctx context.Context, it item, next *message) (seq uint64, err error) {
 	if seq, err = j.store(next); err != nil {
-		j.doubt(next.subject)
+		j.markUncertain(next.subject)
 		return 0, err
 	}
 	return seq, j.insist(ctx, next, func() error { return j.clear(ctx, j.shards[it.shard], next.subject, it.seq, seq) })
 }
 
-// clear deletes a record's state. If the record may have unknown states, it deletes all states
+// clear deletes a record's state. If the record may have unknown states, clear deletes all states
 // before the sequence keep, or all states if keep is 0.
 func (j *Journal) clear(ctx context.Context, s jetstream.Stream, subject string, seq, keep uint64) error {
-	if !j.doubted(subject) {
+	if !j.takeUncertain(subject) {
 		return j.remove(s, seq)
 	}
 	err := j.purge(ctx, s, subject, keep)
 	if err != nil {
-		j.doubt(subject)
+		j.markUncertain(subject)
 	}
 	return err
 }
@@ -278,7 +286,7 @@ func (j *Journal) clear(ctx context.Context, s jetstream.Stream, subject string,
 func (j *Journal) purge(ctx context.Context, s jetstream.Stream, subject string, keep uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, appendTimeout)
 	defer cancel()
-	err := j.cfg.Disk.deletion(ctx)
+	err := j.cfg.Disk.prepareDeletion(ctx)
 	if err == nil {
 		err = j.reported(s.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(keep)))
 	}
@@ -288,8 +296,8 @@ func (j *Journal) purge(ctx context.Context, s jetstream.Stream, subject string,
 	return nil
 }
 
-// reported returns err, a stream's answer to a deletion. If err names a full disk, the stream keeps
-// it, so reported reports it to the Disk.
+// reported returns err, a stream's answer to a deletion. If err means a full disk, the stream keeps
+// the error, so reported tells the Disk.
 func (j *Journal) reported(err error) error {
 	var api *jetstream.APIError
 	if errors.As(err, &api) && noSpace(err) {
@@ -298,20 +306,20 @@ func (j *Journal) reported(err error) error {
 	return err
 }
 
-// doubt records that a record may have an unknown state: one was published, and its write was not
-// confirmed.
-func (j *Journal) doubt(subject string) {
+// markUncertain records that a record may have an unknown state: the state was published, and its
+// write was not confirmed.
+func (j *Journal) markUncertain(subject string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.doubts[subject] = true
+	j.uncertain[subject] = true
 }
 
-// doubted reports whether a record may have unknown states, and clears that mark.
-func (j *Journal) doubted(subject string) bool {
+// takeUncertain reports whether a record may have unknown states, and clears that mark.
+func (j *Journal) takeUncertain(subject string) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	was := j.doubts[subject]
-	delete(j.doubts, subject)
+	was := j.uncertain[subject]
+	delete(j.uncertain, subject)
 	return was
 }
 
@@ -331,15 +339,16 @@ func (j *Journal) count(err error, n *uint64) {
 	}
 }
 
-// insist calls f until it succeeds, at least once, or ctx ends.
+// insist calls f at least once, until it succeeds or ctx ends.
 func (j *Journal) insist(ctx context.Context, m *message, f func() error) error {
 	for {
 		err := f()
 		if err == nil {
 			return nil
 		}
-		if !errors.Is(err, nats.ErrConnectionClosed) && !refusal(err) { // the Disk logs these, once
-			j.log.Warn("the journal's disk refuses; trying again", "record", m.subject, "error", err)
+		// The Disk logs these once.
+		if !errors.Is(err, nats.ErrConnectionClosed) && !refusal(err) {
+			j.log.Warn("the journal's disk refused a write; trying again", "record", m.subject, "error", err)
 		}
 		pause := time.NewTimer(time.Second)
 		select {
@@ -351,7 +360,8 @@ func (j *Journal) insist(ctx context.Context, m *message, f func() error) error 
 	}
 }
 
-// load reads a message with its content. With a message, an error says that its content is lost.
+// load reads a message with its content. If it returns both a message and an error, the content is
+// lost.
 func (j *Journal) load(ctx context.Context, s jetstream.Stream, seq uint64) (*message, error) {
 	ctx, cancel := context.WithTimeout(ctx, appendTimeout)
 	defer cancel()
@@ -371,15 +381,16 @@ func (j *Journal) load(ctx context.Context, s jetstream.Stream, seq uint64) (*me
 	return m, nil
 }
 
-// remove deletes a message; one that is not there is deleted.
+// remove deletes a message. It is no error if the message does not exist.
 func (j *Journal) remove(s jetstream.Stream, seq uint64) error {
 	ctx, cancel := context.WithTimeout(context.Background(), appendTimeout)
 	defer cancel()
-	err := j.cfg.Disk.deletion(ctx)
+	err := j.cfg.Disk.prepareDeletion(ctx)
 	if err == nil {
 		err = j.reported(s.DeleteMsg(ctx, seq))
 	}
-	if err == nil || errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) && strings.Contains(err.Error(), "found") { // "not found"
+	// The last condition means "not found".
+	if err == nil || errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) && strings.Contains(err.Error(), "found") {
 		return nil
 	}
 	return fmt.Errorf("delete message %d: %w", seq, err)
@@ -387,6 +398,6 @@ func (j *Journal) remove(s jetstream.Stream, seq uint64) error {
 
 func (j *Journal) dropBlob(m *message) {
 	if err := j.blobs.drop(m.header.Get(headBlob)); err != nil {
-		j.log.Warn("content of a large record stays until the next start", "error", err)
+		j.log.Warn("failed to delete the content of a large record; the next start deletes it", "error", err)
 	}
 }

@@ -19,10 +19,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
-// MaxSize is the size in bytes that a secret may have.
+// MaxSize is the largest secret in bytes.
 const MaxSize = 1 << 20
 
-// nameWant says in words what validName wants.
+// nameWant describes validName in words.
 const nameWant = "up to 253 lower-case letters, digits, '-' and '.', a letter or digit at both ends"
 
 var (
@@ -32,17 +32,17 @@ var (
 
 func validName(s string) bool { return len(s) <= 253 && nameForm.MatchString(s) }
 
-// Store is secrets in a folder. Its methods may be called at the same time.
+// Store holds secrets in a folder. Its methods are safe for concurrent use.
 type Store struct {
-	mu     sync.Mutex // of changes
-	root   *os.Root   // of the values
-	mounts *os.Root   // of the copies; so that no name leads out of them
-	at     string     // path of that
+	mu     sync.Mutex // held by changes
+	root   *os.Root   // folder of the values
+	mounts *os.Root   // folder of the copies, which no name can leave
+	at     string     // path of mounts
 	groups Groups
 }
 
-// Groups returns the group of the functions of a namespace that name exactly these secrets, sorted
-// and each once.
+// Groups returns the group of all functions of a namespace that name exactly these secrets. names
+// is sorted and has no duplicates.
 type Groups func(namespace string, names []string) (gid int, err error)
 
 // The folders of a Store.
@@ -51,14 +51,14 @@ const (
 	mountsDir = "secret-mounts"
 )
 
-// Open opens the secrets in dir, whose last folder is made if it does not exist. Mounts of an earlier owner are gone; those of
-// this one are below it, and its user's alone.
+// Open opens the secrets in dir, and creates its last folder if it does not exist. It removes the
+// mounts of an earlier owner. Its own mounts are below dir, for this process's user only.
 func Open(dir string) (*Store, error) { return openStore(dir, filepath.Join(dir, mountsDir), nil) }
 
-// OpenShared is Open for functions that run as other users. Mounts are in another folder, whose
-// last part is made. A function's group can read the function's folder, but only this process's
-// user, who has to be root, can pass the folders above it. Processes of the function reach the
-// folder by a mount of their own (sandbox.Command.Secrets).
+// OpenShared is Open for functions that run as other users. The mounts are in another folder, whose
+// last part is created. A function's group can read the function's folder. But only this process's
+// user, which must be root, can enter the folders above it. The function's processes get the folder
+// as a mount (sandbox.Command.Secrets).
 func OpenShared(dir, mounts string, groups Groups) (*Store, error) {
 	return openStore(dir, mounts, groups)
 }
@@ -94,7 +94,7 @@ func (s *Store) openAt(dir string) error {
 	return err
 }
 
-// Close lets the folders go; the files stay, but for shared mounts.
+// Close closes the folders. The files stay, except for shared mounts.
 func (s *Store) Close() error {
 	var errs []error
 	if s.groups != nil && s.mounts != nil {
@@ -122,14 +122,14 @@ func (s *Store) List(namespace string) ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries { // sorted
-		if validName(e.Name()) { // what a crash has left half-written is not
+		if validName(e.Name()) { // skips files that a crash has left half-written
 			names = append(names, e.Name())
 		}
 	}
 	return names, nil
 }
 
-// Put stores a secret, new or not. The copies in mounts change at once.
+// Put stores a new or existing secret. The copies in mounts change at once.
 func (s *Store) Put(namespace, name string, value []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,7 +152,7 @@ func (s *Store) Put(namespace, name string, value []byte) error {
 	return nil
 }
 
-// refresh changes the copies of a secret, also those for replicas of earlier deploys.
+// refresh updates all copies of a secret, including those of earlier deploys.
 func (s *Store) refresh(namespace, name string, value []byte) error {
 	folders, err := fs.Glob(s.mounts.FS(), namespace+"/*/*")
 	if err != nil {
@@ -174,8 +174,8 @@ func (s *Store) refresh(namespace, name string, value []byte) error {
 	return nil
 }
 
-// Delete removes a secret; one that is not there is no error. Copies stay in the mounts that have
-// one.
+// Delete removes a secret. It is no error if the secret does not exist. Existing copies in mounts
+// stay.
 func (s *Store) Delete(namespace, name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,7 +186,7 @@ func (s *Store) Delete(namespace, name string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("secret %q of %q: %w", name, namespace, err)
 	}
-	_ = s.root.Remove(filepath.Dir(file)) // when it was the last
+	_ = s.root.Remove(filepath.Dir(file)) // succeeds if it was the last secret
 	return nil
 }
 
@@ -201,8 +201,8 @@ func valueFile(namespace, name string) (string, error) {
 }
 
 // MountPath returns the absolute path of the folder that [Store.Mount] fills for a function with
-// these secrets; empty: it names none. The last part of the path is the same for all functions of a
-// namespace that name the same secrets.
+// these secrets, or "" if it names none. The last part of the path is the same for all functions of
+// a namespace that name the same secrets.
 func (s *Store) MountPath(namespace, function string, names []string) string {
 	if len(names) == 0 {
 		return ""
@@ -210,16 +210,16 @@ func (s *Store) MountPath(namespace, function string, names []string) string {
 	return filepath.Join(s.at, folderOf(namespace, function, setOf(names)))
 }
 
-// setOf returns names sorted, each once.
+// setOf returns names sorted and without duplicates.
 func setOf(names []string) []string { return slices.Compact(slices.Sorted(slices.Values(names))) }
 
 func folderOf(namespace, function string, set []string) string {
-	sum := sha256.Sum256([]byte(strings.Join(set, "\n"))) // no name has a line break
+	sum := sha256.Sum256([]byte(strings.Join(set, "\n"))) // names contain no line break
 	return filepath.Join(namespace, function, hex.EncodeToString(sum[:8]))
 }
 
-// Group returns the group that may read the folder of a function with these secrets; 0: functions
-// run as this process's user, or the function names none.
+// Group returns the group that may read the folder of a function with these secrets. It returns 0
+// if functions run as this process's user, or if the function names none.
 func (s *Store) Group(namespace string, names []string) (int, error) {
 	if s.groups == nil || len(names) == 0 {
 		return 0, nil
@@ -227,10 +227,10 @@ func (s *Store) Group(namespace string, names []string) (int, error) {
 	return s.groups(namespace, setOf(names))
 }
 
-// Mount makes a function's folder for these secrets hold them with their present values. The folder
-// stays the same one, and each file changes at once, so that what runs reads the old value or the
-// new one. The folders for other secrets, which earlier deploys of the function have named, stay
-// until [Store.Sweep] removes them. Without names, nothing is made.
+// Mount fills a function's folder for these secrets with their present values. The folder is
+// reused, and each file is replaced atomically, so running replicas read either the old or the new
+// value. Folders with other secrets, from earlier deploys of the function, stay until [Store.Sweep]
+// removes them. Without names, Mount does nothing.
 func (s *Store) Mount(namespace, function string, names []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,7 +257,8 @@ func (s *Store) mount(namespace, function string, set []string) error {
 		return err
 	}
 	now := time.Now()
-	if err := s.mounts.Chtimes(folder, now, now); err != nil { // Sweep leaves it alone for a while
+	// keeps Sweep from removing it for a while.
+	if err := s.mounts.Chtimes(folder, now, now); err != nil {
 		return err
 	}
 	for _, name := range set {
@@ -280,7 +281,7 @@ func (s *Store) mount(namespace, function string, set []string) error {
 	return nil
 }
 
-// Unmount removes all folders of a function, also from under what still runs of it.
+// Unmount removes all folders of a function, even if its replicas still run.
 func (s *Store) Unmount(namespace, function string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -288,11 +289,11 @@ func (s *Store) Unmount(namespace, function string) error {
 		return fmt.Errorf("secrets for function %q of %q: %w", function, namespace, err)
 	}
 	err := s.mounts.RemoveAll(filepath.Join(namespace, function))
-	_ = s.mounts.Remove(namespace) // when it was the last
+	_ = s.mounts.Remove(namespace) // succeeds if it was the last function
 	return err
 }
 
-// nameless says why a function can have no folder; nil: it can.
+// nameless returns why a function can have no folder, or nil.
 func nameless(namespace, function string) error {
 	if !namespaceForm.MatchString(namespace) || function == "" || function == "." || strings.ContainsAny(function, "/\x00") || function == ".." {
 		return errors.New("no name for a folder")
@@ -300,12 +301,12 @@ func nameless(namespace, function string) error {
 	return nil
 }
 
-// sweepAfter is for how long Sweep leaves a folder alone that Mount has filled: its function may
+// sweepAfter is how long Sweep keeps a folder after Mount has filled it, because its function may
 // not be stored yet.
 const sweepAfter = time.Minute
 
-// Sweep removes the folders of functions for which used returns false, given their path as
-// [Store.MountPath] returns it.
+// Sweep removes folders for which used returns false. used gets the path as [Store.MountPath]
+// returns it.
 func (s *Store) Sweep(used func(namespace, function, folder string) bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -326,16 +327,16 @@ func (s *Store) Sweep(used func(namespace, function, folder string) bool) error 
 			continue
 		}
 		errs = append(errs, s.mounts.RemoveAll(folder))
-		_, _ = s.mounts.Remove(function), s.mounts.Remove(namespace) // when it was the last
+		// Each succeeds if it was the last entry.
+		_, _ = s.mounts.Remove(function), s.mounts.Remove(namespace)
 	}
 	return errors.Join(errs...)
 }
 
-// giver lets others read a file or folder in root, with this mode.
+// giver makes a file or folder in root readable for others, with this mode.
 type giver func(root *os.Root, name string, mode fs.FileMode) error
 
-// toGroup returns what lets a group read; it does nothing when functions run as this process's
-// user.
+// toGroup returns a giver for a group. It does nothing if functions run as this process's user.
 func (s *Store) toGroup(gid int) giver {
 	if s.groups == nil {
 		return func(*os.Root, string, fs.FileMode) error { return nil }
@@ -345,9 +346,11 @@ func (s *Store) toGroup(gid int) giver {
 	}
 }
 
-// write writes a file of mode 0400, or given to others to read, so that it is there whole or not at all, also after a power cut.
+// write writes a file with mode 0400, or makes it readable for others with give. The file is
+// written completely or not at all, even after a power failure.
 func write(root *os.Root, file string, value []byte, give giver) error {
-	temporary := filepath.Join(filepath.Dir(file), ".new") // no secret's name; there is one writer
+	// Not a valid name of a secret; there is only one writer.
+	temporary := filepath.Join(filepath.Dir(file), ".new")
 	if err := root.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

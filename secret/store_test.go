@@ -41,7 +41,8 @@ func list(t *testing.T, s *Store, namespace string) string {
 	return strings.Join(names, " ")
 }
 
-// TestLife: secrets are files that nobody else can read, outlive their store, and are each namespace's own.
+// TestLife checks that secrets are files that nobody else can read, that they survive a restart,
+// and that each namespace has its own.
 func TestLife(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "s")
 	s := open(t, dir)
@@ -52,7 +53,8 @@ func TestLife(t *testing.T) {
 	must(t, s.Put("a", "tls.crt", bytes.Repeat([]byte{0, 255, '\n'}, 1000)))
 	must(t, s.Put("b", "token", []byte("of b")))
 	must(t, s.Put("a", "token", []byte("two")))
-	must(t, os.WriteFile(filepath.Join(dir, valuesDir, "a", ".new"), []byte("half"), 0o400)) // as a crash leaves it
+	// As a crash leaves it.
+	must(t, os.WriteFile(filepath.Join(dir, valuesDir, "a", ".new"), []byte("half"), 0o400))
 	s = open(t, dir)
 	if got := list(t, s, "a"); got != "tls.crt token" {
 		t.Errorf("secrets of a: %q", got)
@@ -76,14 +78,14 @@ func TestLife(t *testing.T) {
 		return nil
 	}))
 	must(t, s.Delete("a", "token"))
-	must(t, s.Delete("a", "token")) // no error
+	must(t, s.Delete("a", "token")) // no error for a missing secret
 	if got := list(t, s, "a"); got != "tls.crt" {
 		t.Errorf("after the deletion %q", got)
 	}
 	must(t, s.Delete("a", "tls.crt"))
 }
 
-// sees says what is in a folder of a function.
+// sees returns the content of a function's folder.
 func sees(t *testing.T, folder string) string {
 	t.Helper()
 	var got []string
@@ -96,8 +98,8 @@ func sees(t *testing.T, folder string) string {
 	return strings.Join(got, " ")
 }
 
-// TestMounts: a function sees what it has named, as it is now, in a folder that stays the same.
-// What an earlier deploy has named stays, and changes with the secrets.
+// TestMounts checks that a function sees the present values of the secrets that it has named, in a
+// folder that does not change. Secrets that an earlier deploy named stay and are updated.
 func TestMounts(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -145,12 +147,12 @@ func TestMounts(t *testing.T) {
 	must(t, s.Mount("ns", "v1.fn", []string{"x"}))
 	s = open(t, dir)
 	folder := s.MountPath("ns", "v1.fn", []string{"x"})
-	want(folder, "") // an earlier owner's
+	want(folder, "") // of an earlier owner
 	must(t, s.Mount("ns", "v1.fn", []string{"x"}))
 	want(folder, "x=x1")
 }
 
-// TestSweep: what nothing uses goes, after a while in which a deploy may not be stored yet.
+// TestSweep checks that unused folders are removed after sweepAfter.
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -187,8 +189,9 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestSharedMounts: the values stay this user's alone; a copy is for the group of the functions
-// with the same secrets to read, and nobody else lists or passes the folders above it.
+// TestSharedMounts checks that only this user can read the values, that the group of the functions
+// with the same secrets can read their copy, and that nobody else can list or enter the folders
+// above it.
 func TestSharedMounts(t *testing.T) {
 	if os.Getuid() != 0 {
 		if os.Getenv("CI") != "" {
@@ -201,7 +204,7 @@ func TestSharedMounts(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Join(dir, "s", mountsDir, "old"), 0o700))
 	key, both := []string{"key"}, []string{"key", "cert"}
 	var s *Store
-	for range 2 { // an earlier owner's are gone
+	for range 2 { // the second time, mounts of an earlier owner are removed
 		var err error
 		s, err = OpenShared(filepath.Join(dir, "s"), mounts, func(ns string, names []string) (int, error) {
 			if gid, ok := groups[fmt.Sprint(ns, " ", names)]; ok {
@@ -286,7 +289,8 @@ func TestBadNames(t *testing.T) {
 	if err != nil || len(entries) != 1 {
 		t.Errorf("%v (%v) beside the folder, want nothing", entries, err)
 	}
-	must(t, os.Symlink("/etc", filepath.Join(dir, "s", valuesDir, "evil"))) // no link leads out
+	// links cannot lead out of the folder.
+	must(t, os.Symlink("/etc", filepath.Join(dir, "s", valuesDir, "evil")))
 	if s.Put("evil", "passwd", nil) == nil || s.Mount("evil", "f", []string{"passwd"}) == nil {
 		t.Error("a link leads out of the folder")
 	}
@@ -308,8 +312,8 @@ func FuzzNames(f *testing.F) {
 	})
 }
 
-// TestAFullDisk: a secret that finds the disk full names it; deletions go on, and with room so do
-// changes.
+// TestAFullDisk checks that the error for a secret names the full disk, that deletions work, and
+// that changes work again with room.
 func TestAFullDisk(t *testing.T) {
 	small := proctest.Disk(t, "4m")
 	s, err := Open(small)

@@ -1,8 +1,9 @@
-// Package sketch keeps quantiles of durations in bounded memory.
+// Package sketch estimates quantiles of durations in bounded memory.
 //
-// A [Sketch] is DDSketch (Masson, Rim and Lee, VLDB 2019): it counts values in bins whose width grows with the value, so that a
-// quantile is off by at most [Error] of itself, wherever it lies. Bins are linear between powers of two, as in the mapping that its
-// authors use where adding must cost no logarithm. Two sketches merge without any further error.
+// A [Sketch] is a DDSketch (Masson, Rim and Lee, VLDB 2019). It counts values in bins whose width
+// grows with the value, so the relative error of a quantile is at most [Error]. Bins are linear
+// between powers of two, as in the authors' mapping without logarithms. Merging two sketches adds
+// no error.
 package sketch
 
 import (
@@ -12,39 +13,40 @@ import (
 	"time"
 )
 
-// Error is the most by which a quantile is off, as a part of it.
+// Error is the largest relative error of a quantile.
 const Error = 1.0 / (2 * perOctave)
 
 const (
 	perOctave = 32 // bins between two powers of two
-	shiftBits = 5  // its logarithm
-	// least is what is told apart from nothing.
+	shiftBits = 5  // log2 of perOctave
+	// least is the smallest duration that is not counted as zero.
 	least = time.Microsecond
 )
 
-// Sketch is a set of durations. Its zero value is empty. It is not safe for concurrent use. Bins are there from the least to the
-// largest value, 8 bytes each and 32 for a factor of two: 7 KB from a microsecond to a hundred seconds.
+// Sketch is a multiset of durations. The zero value is empty. It is not safe for concurrent use. It
+// has bins of 8 bytes from the smallest to the largest value, 32 per factor of two: 7 KB from a
+// microsecond to a hundred seconds.
 type Sketch struct {
 	n, zeros uint64
-	low      int // the bin of counts[0]
+	low      int // bin number of counts[0]
 	counts   []uint64
 }
 
-// bin returns the number of the bin of d, which grows with d.
+// bin returns the number of the bin for d. It grows with d.
 func bin(d time.Duration) int {
 	v := uint64(d)
 	shift := max(bits.Len64(v)-shiftBits-1, 0)
 	return shift<<shiftBits + int(v>>shift)
 }
 
-// middle is the value that stands for all of a bin.
+// middle returns the value that represents a bin.
 func middle(bin int) time.Duration {
 	shift := max(bin>>shiftBits-1, 0)
 	low := uint64(bin-shift<<shiftBits) << shift
 	return time.Duration(low + 1<<shift/2)
 }
 
-// Add counts d. Less than a microsecond is nothing.
+// Add counts d. Durations below a microsecond count as zero.
 func (s *Sketch) Add(d time.Duration) {
 	s.n++
 	if d < least {
@@ -56,7 +58,7 @@ func (s *Sketch) Add(d time.Duration) {
 	s.counts[i-s.low]++
 }
 
-// hold makes room for the bins from first to last.
+// hold extends counts to the bins from first to last.
 func (s *Sketch) hold(first, last int) {
 	if len(s.counts) == 0 {
 		s.low = first
@@ -88,10 +90,11 @@ func (s *Sketch) Reset() {
 	s.n, s.zeros, s.counts = 0, 0, s.counts[:0]
 }
 
-// Count returns how many durations there are.
+// Count returns the number of durations.
 func (s *Sketch) Count() uint64 { return s.n }
 
-// Quantile returns the least duration that at least a part q of all do not exceed, q from 0 to 1; 0 when there are none.
+// Quantile returns the smallest duration that at least a share q (0 to 1) of all durations do not
+// exceed. It returns 0 for an empty sketch.
 func (s *Sketch) Quantile(q float64) time.Duration {
 	if !(q > 0) {
 		q = 0

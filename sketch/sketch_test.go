@@ -99,7 +99,7 @@ func TestBinsAreInOrder(t *testing.T) {
 	}
 }
 
-// FuzzMerge: however values are split among two sketches, the sum knows them all.
+// FuzzMerge checks that the merge of two sketches has all values, however they were split.
 func FuzzMerge(f *testing.F) {
 	f.Add([]byte{1, 2, 3, 200}, uint8(2))
 	f.Add([]byte{}, uint8(0))

@@ -25,24 +25,25 @@ type File struct {
 	Configuration Configuration       `yaml:"configuration"`
 
 	Name string `yaml:"-"` // name of the file, for messages
-	Dir  string `yaml:"-"` // where relative paths start; empty: in the current folder, as with faas-cli
+	Dir  string `yaml:"-"` // base of relative paths; empty: the current folder, as with faas-cli
 }
 
 // Provider says where the functions are deployed.
 type Provider struct {
-	Name    string `yaml:"name"` // openfaas
+	Name    string `yaml:"name"` // must be openfaas
 	Gateway string `yaml:"gateway"`
-	Network string `yaml:"network"` // of old files; nobody reads it
+	Network string `yaml:"network"` // from old files; ignored
 }
 
-// Function is one of the stack.
+// Function is a function of the stack.
 type Function struct {
-	Lang                   string            `yaml:"lang"`    // the template
-	Handler                string            `yaml:"handler"` // its folder
-	Image                  string            `yaml:"image"`
-	FProcess               string            `yaml:"fprocess"`
-	Environment            map[string]string `yaml:"environment"`
-	EnvironmentFile        []string          `yaml:"environment_file"` // YAML files with `environment:`; they win, later ones over earlier
+	Lang        string            `yaml:"lang"`    // name of the template
+	Handler     string            `yaml:"handler"` // folder of the handler
+	Image       string            `yaml:"image"`
+	FProcess    string            `yaml:"fprocess"`
+	Environment map[string]string `yaml:"environment"`
+	// YAML files with `environment:`; they override Environment, later ones override earlier ones.
+	EnvironmentFile        []string          `yaml:"environment_file"`
 	Secrets                []string          `yaml:"secrets"`
 	Constraints            []string          `yaml:"constraints"`
 	Labels                 map[string]string `yaml:"labels"`
@@ -58,29 +59,29 @@ type Function struct {
 	Platforms              string            `yaml:"platforms"`
 }
 
-// Resources of a function, as Kubernetes writes them: 128Mi, 500m.
+// Resources are a function's resources in Kubernetes' notation: 128Mi, 500m.
 type Resources struct {
 	Memory string `yaml:"memory"`
 	CPU    string `yaml:"cpu"`
 }
 
-// Configuration is for building.
+// Configuration configures builds.
 type Configuration struct {
 	Templates []Template `yaml:"templates"`
 	Copy      []string   `yaml:"copy"` // further paths for the build contexts
 }
 
-// Template is where a lang comes from.
+// Template says where a lang comes from.
 type Template struct {
 	Name   string `yaml:"name"`
 	Source string `yaml:"source"` // a git repository
 }
 
-// MaxSize is the largest stack.yml in bytes: one of thousands of functions is smaller.
+// MaxSize is the largest stack.yml in bytes. A file with thousands of functions is smaller.
 const MaxSize = 4 << 20
 
-// Parse reads a stack.yml. name is for messages; lookup answers for the environment. Each error begins with NAME, and :LINE
-// where it has one.
+// Parse parses a stack.yml. name is used in messages. lookup returns environment variables. Each
+// error begins with NAME, and :LINE if known.
 func Parse(name string, data []byte, lookup func(string) (string, bool)) (*File, error) {
 	if len(data) > MaxSize {
 		return nil, fmt.Errorf("%s: %d bytes, want at most %d", name, len(data), MaxSize)
@@ -109,10 +110,10 @@ func Parse(name string, data []byte, lookup func(string) (string, bool)) (*File,
 	return &f, errors.Join(errs...)
 }
 
-// functionName is what the API takes, and a folder's name too.
+// functionName is the form of names that both the API and folders accept.
 var functionName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,253}$`)
 
-// decode reads YAML into v, a pointer to a struct, and refuses unknown fields.
+// decode decodes YAML into v, a pointer to a struct, and refuses unknown fields.
 func decode(name, text string, v any) error {
 	var root yaml.Node
 	if err := yaml.Unmarshal([]byte(text), &root); err != nil {
@@ -121,7 +122,8 @@ func decode(name, text string, v any) error {
 	if len(root.Content) == 0 {
 		return fmt.Errorf("%s: empty, want YAML", name)
 	}
-	if err := root.Decode(v); err != nil { // it finds aliases that contain themselves, so that check needs not
+	// Decode finds aliases that contain themselves, so check need not.
+	if err := root.Decode(v); err != nil {
 		return located(name, err)
 	}
 	k := keys{name: name, left: maxNodes}
@@ -148,10 +150,10 @@ func located(name string, err error) error {
 	return errors.Join(errs...)
 }
 
-// maxNodes bounds what aliases may expand to.
+// maxNodes bounds the expansion of aliases.
 const maxNodes = 1 << 20
 
-// keys looks for fields that a type does not have.
+// keys finds fields that a type does not have.
 type keys struct {
 	name string
 	left int
@@ -176,7 +178,7 @@ func (k *keys) check(n *yaml.Node, t reflect.Type, path string) {
 		for i, c := range n.Content {
 			k.check(c, t.Elem(), fmt.Sprintf("%s[%d]", path, i))
 		}
-	case n.Kind != yaml.MappingNode: // what does not fit is said by Decode, with its line
+	case n.Kind != yaml.MappingNode: // Decode reports such a node with its line
 	case t.Kind() == reflect.Map:
 		for i := 0; i+1 < len(n.Content); i += 2 {
 			if n.Content[i].Value == "<<" {
@@ -190,7 +192,7 @@ func (k *keys) check(n *yaml.Node, t reflect.Type, path string) {
 	}
 }
 
-// merged checks what << brings: a mapping, or a list of them.
+// merged checks the value of <<: a mapping or a list of mappings.
 func (k *keys) merged(n *yaml.Node, t reflect.Type, path string) {
 	for n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -219,15 +221,16 @@ func (k *keys) fields(n *yaml.Node, t reflect.Type, path string) {
 			k.check(value, field, at)
 		case key.Value == "<<":
 			k.merged(value, t, path)
-		case path == "" && strings.HasPrefix(key.Value, "x-"): // a place for anchors
+		case path == "" && strings.HasPrefix(key.Value, "x-"): // users put anchors there
 		default:
 			k.errs = append(k.errs, fmt.Errorf("%s:%d: %s: unknown field, want one of %s", k.name, key.Line, at, strings.Join(slices.Sorted(maps.Keys(known)), ", ")))
 		}
 	}
 }
 
-// Read reads the file and lays the functions' environment_file over their environment. Relative paths in it start in the
-// current folder, wherever the file lies: so they do with faas-cli.
+// Read reads the file and adds the variables of the functions' environment_file to their
+// environments. As with faas-cli, relative paths in the file start in the current folder, wherever
+// the file is.
 func Read(file string) (*File, error) {
 	b, err := read(file)
 	if err != nil {
@@ -246,7 +249,7 @@ func Read(file string) (*File, error) {
 	return f, nil
 }
 
-// read reads a file of at most MaxSize bytes, also one whose size is not known before.
+// read reads a file of at most MaxSize bytes, even if its size is not known in advance.
 func read(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -282,7 +285,7 @@ func (f *File) environment(fn Function) (map[string]string, error) {
 	return env, nil
 }
 
-// Path returns where a path of the file leads.
+// Path resolves a path in the file.
 func (f *File) Path(p string) string {
 	if filepath.IsAbs(p) {
 		return p
@@ -290,8 +293,8 @@ func (f *File) Path(p string) string {
 	return filepath.Join(f.Dir, p)
 }
 
-// Names returns the functions' names in order: those that match filter, in which * stands for anything; "" is all. A filter
-// that matches none is an error.
+// Names returns the names of the functions that match filter, in order. In filter, * matches
+// anything; "" matches all. A filter without a match is an error.
 func (f *File) Names(filter string) ([]string, error) {
 	all := slices.Sorted(maps.Keys(f.Functions))
 	if len(all) == 0 {

@@ -124,7 +124,7 @@ func TestSubstitute(t *testing.T) {
 		"${NONE:-a ${TAG} {b}":       "a 2.0 {b",
 		"${NONE:-${EMPTY:-in}} out}": "in out}",
 		"$${TAG} $$$$ $$":            "${TAG} $$ $",
-		"${DOLLAR}":                  "${TAG}", // a value is not read again
+		"${DOLLAR}":                  "${TAG}", // values are not substituted again
 	} {
 		if got, err := substitute("f", text, lookup); err != nil || got != want {
 			t.Errorf("%q: %q, %v, want %q", text, got, err, want)
@@ -168,7 +168,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestReadBounds reads no more than it may of what has no end.
+// TestReadBounds checks that an endless file is read only up to the bound.
 func TestReadBounds(t *testing.T) {
 	if _, err := Read("/dev/zero"); err == nil || !strings.Contains(err.Error(), "/dev/zero: want at most 4194304 bytes") {
 		t.Errorf("stack file: %v", err)
@@ -203,8 +203,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever comes is parsed or refused with the file's name, the same each time, and without the environment
-// when it names none of it.
+// FuzzParse checks that input is either parsed or refused with the file's name, always with the
+// same result, and without the environment if it names no variable.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{full, head, "a: &a [*a]", "${A:-${B}}$$", head + "functions:\n  a: &a\n    <<: *a", "<<: {<<: 1}", head + "x-a: &a [[1]]\nfunctions: {a: {labels: *a}}"} {
 		f.Add([]byte(s))

@@ -8,11 +8,12 @@ import (
 
 var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*`)
 
-// maxDepth bounds defaults within defaults.
+// maxDepth bounds nested defaults.
 const maxDepth = 8
 
-// substitute replaces ${NAME}, ${NAME:-default} (also written := or =) by the environment's value; unset or empty gives the
-// default, which may hold further ones. $$ is one $. A $ before anything else stays.
+// substitute replaces ${NAME} and ${NAME:-default} (also written := or =) by the variable's value.
+// If it is unset or empty, the default applies, which may contain further variables. $$ becomes one
+// $. A $ before anything else stays.
 func substitute(name, text string, lookup func(string) (string, bool)) (string, error) {
 	s := substitution{name: name, text: text, lookup: lookup}
 	return s.until("", 0)
@@ -25,7 +26,7 @@ type substitution struct {
 	lookup func(string) (string, bool)
 }
 
-// until copies the text up to the end mark, which it leaves behind it; "" is the text's end.
+// until copies the text up to the end mark and skips the mark; "" means the end of the text.
 func (s *substitution) until(end string, depth int) (string, error) {
 	begin := s.at
 	var out strings.Builder
@@ -58,7 +59,7 @@ func (s *substitution) until(end string, depth int) (string, error) {
 	return out.String(), nil
 }
 
-// variable reads from ${ on.
+// variable reads a variable, beginning after ${.
 func (s *substitution) variable(depth int) (string, error) {
 	begin := s.at
 	if depth >= maxDepth {

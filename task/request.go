@@ -7,75 +7,82 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Request is one invocation of a function or a pipeline, as a gateway accepts it.
+// Request is an invocation of a function or pipeline that a gateway has accepted.
 type Request struct {
-	ID          string // X-Call-Id; unique
-	Target      string // pipeline.Key of a function or a pipeline
+	ID          string // unique; see gateway.CallOf
+	Target      string // pipeline.Key of a function or pipeline, as text
 	Deadline    time.Time
-	Traceparent string // W3C trace context that its tasks belong to; empty: none
-	Traced      bool   // Traceparent is of a recorded span, below which each call gets one of its own, see [CallParent]
-	Header      []Header
-	Input       tensor.Activation
+	Traceparent string // W3C trace context of its tasks; empty: none
+	// Traceparent belongs to a recorded span, so each call gets a child span; see [CallParent].
+	Traced bool
+	Header []Header
+	Input  tensor.Activation
 }
 
-// Header fields between the gateway and functions that speak HTTP. Neither clients nor functions can write HeaderDirect.
+// Header fields between the gateway and functions that speak HTTP. Neither clients nor functions
+// can set HeaderDirect.
 const (
-	// HeaderDirect, of a request, says that its function was invoked by itself, so that its status and headers are the
-	// client's to see. Its value is empty, or "unix TOKEN PATH": at that socket the gateway waits for the replica, which says
-	// the token and a newline, and is then asked over HTTP on that connection. If the input is a request, see
-	// [TypeRequest], the replica may say the token and a plus sign instead, wait for a newline, and answer.
+	// HeaderDirect in a request means that the function was invoked by its own name, so that the
+	// client sees its status and headers. The value is empty or "unix TOKEN PATH". PATH is the
+	// socket where the gateway waits for the replica. The replica sends the token and a newline,
+	// and then gets the HTTP request on that connection. If the task's input is the request (see
+	// [TypeRequest]), the replica may send the token and a plus sign instead, wait for a newline,
+	// and answer.
 	//
-	// Of an answer, it says how long the function has worked before it began to answer.
+	// In an answer, HeaderDirect says how long the function worked before it began to answer.
 	HeaderDirect = "Stagecoach-Direct"
-	// HeaderStatus, of a response, is the HTTP status that its function answered with, 200 to 599; absent: 200.
+	// HeaderStatus in a response is the HTTP status of the function's answer, 200 to 599; absent:
+	// 200.
 	HeaderStatus = "Http-Status"
 )
 
-// Content types of the input and output of a task with a rendezvous, if its HTTP exchange is so small that it travels with the
-// task. Each is one item.
+// Content types of the input and output of a task with a rendezvous whose HTTP exchange is small
+// enough to travel with the task. Each is one item.
 const (
 	TypeRequest  = "message/http;msgtype=request"
 	TypeResponse = "message/http;msgtype=response"
-	// MaxMessage is how many bytes such an item has at most: it has to travel in the queue's messages.
+	// MaxMessage is the largest size of such an item in bytes, so that it fits into the queue's
+	// messages.
 	MaxMessage = tensor.InlineLimit - 1<<10
 )
 
-// Response is a request's good end.
+// Response is the result of a successful request.
 type Response struct {
-	Output tensor.Input // one part a sink of the graph, by the sink's name
+	Output tensor.Input // one part per sink of the graph, under the sink's name
 	Header []Header     // from the last stage
-	Stages []Timing     // one an attempt, in order of their ends
+	Stages []Timing     // one per attempt, in the order in which the attempts ended
 }
 
-// Timing is what one attempt of a call of a stage cost.
+// Timing records one attempt of a call of a stage.
 type Timing struct {
 	Stage     string
-	Function  string // pipeline.Key
+	Function  string // pipeline.Key as text
 	Task      uint32
 	Attempt   uint8
 	Code      Code
-	Message   string // why, unless Code is OK
-	Replica   string // empty: it got to none
+	Message   string // cause, unless Code is OK
+	Replica   string // empty: no replica got it
 	Batch     uint64 // number of its batch, unique within the function; 0: none
 	BatchSize int
 	Start     time.Time     // when the coordinator sent it
-	End       time.Time     // when the coordinator had the reply, or gave it up
-	Wait      time.Duration // in the stage's line
-	Service   time.Duration // on the replica
+	End       time.Time     // when the coordinator had the reply or gave up
+	Wait      time.Duration // time in the stage's line
+	Service   time.Duration // time on the replica
 }
 
-// Error is a request's bad end: what its client is told.
+// Error is the result of a failed request, which its client gets.
 type Error struct {
 	Status     int           // HTTP status code
-	Internal   bool          // the platform's fault, not the function's: X-OpenFaaS-Internal
-	Stage      string        // name of the stage; empty: none is to blame
-	Cause      string        // what was got, what was wanted, what to do
+	Internal   bool          // the platform failed, not the function; sets X-OpenFaaS-Internal
+	Stage      string        // name of the stage that failed; empty: none
+	Cause      string        // what was got, what was wanted, and what to do
 	RetryAfter time.Duration // with 429 and 503; 0: unknown
-	Convicted  bool          // a call of the request ended two replicas, so the request must not be repeated
-	Stages     []Timing      // as a Response has them; those that were still out are [Canceled]
+	// A call of the request ended two replicas, so the request must not be repeated.
+	Convicted bool
+	Stages    []Timing // as in Response; attempts that had not ended are [Canceled]
 }
 
-// Error names the stage and the cause.
+// Error returns the stage and the cause.
 func (e *Error) Error() string {
 	if e.Stage == "" {
 		return e.Cause
@@ -83,13 +90,14 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("stage %q: %s", e.Stage, e.Cause)
 }
 
-// Load is what admission knows of a function: enough to predict how long a new task waits.
+// Load is what admission knows about a function. It is enough to predict how long a new task waits.
 type Load struct {
 	Waiting int           // tasks in the line
 	Running int           // tasks on replicas
-	Servers int           // tasks that can run at a time on the ready replicas
-	Max     int           // tasks that could run at a time at the largest scale allowed
-	Limit   int           // tasks that may wait
-	Service time.Duration // mean of a task; 0: not yet known
-	Start   time.Duration // from an order to a replica's first answer, as last seen; 0: not yet known
+	Servers int           // tasks that the ready replicas can run at a time
+	Max     int           // tasks that could run at a time at the largest allowed scale
+	Limit   int           // largest number of waiting tasks
+	Service time.Duration // mean time per task; 0: unknown
+	// Time from the order of a replica to its first answer, as last seen; 0: unknown.
+	Start time.Duration
 }

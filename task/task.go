@@ -1,8 +1,10 @@
-// Package task holds the fast path's types: a [Task] is one call of one function on behalf of a request, a [Reply] is its
-// end, and [Orderer], [Router] and [Batcher] are the decisions that a dispatcher leaves to policies.
+// Package task holds the types of the fast path. A [Task] is one call of one function for a
+// request, and a [Reply] is its end. [Orderer], [Router] and [Batcher] are the decisions that a
+// dispatcher leaves to policies.
 //
-// A task travels from a coordinator to the dispatcher of its function, and its reply back, both in the encoding of
-// package wire. Policies see a [View] and never a connection, a clock or a goroutine.
+// A task travels from a coordinator to the dispatcher of its function, and its reply travels back,
+// both in the encoding of package wire. Policies see a [View], but no connection, clock or
+// goroutine.
 package task
 
 import (
@@ -11,7 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Key identifies one attempt of one task. Coordinators and dispatchers drop what they have already done by this key.
+// Key identifies one attempt of one task. Coordinators and dispatchers use it to drop duplicates.
 type Key struct {
 	Request string
 	Task    uint32 // unique within the request
@@ -21,20 +23,25 @@ type Key struct {
 // Task is one call of one function.
 type Task struct {
 	Key
-	Function    string // pipeline.Key of the function
-	Pipeline    string // pipeline.Key; empty: the function was invoked by itself
+	Function    string // pipeline.Key of the function, as text
+	Pipeline    string // pipeline.Key as text; empty: the function was invoked by its own name
 	Stage       string // the stage's name within the pipeline
-	ReplyTo     string // where the reply goes, opaque to the dispatcher
+	ReplyTo     string // destination of the reply, opaque to the dispatcher
 	Deadline    time.Time
 	Arrived     time.Time // set by the dispatcher when the task enters its line
 	Traceparent string    // W3C trace context; empty: none
-	Header      []Header  // of the request, for the function to read
+	Header      []Header  // header of the request, for the function
 	Input       tensor.Input
 
-	Revision uint64 // of the function's spec whose replicas alone may run it; 0: any
-	Together bool   // it is one of several of its request for this function, all of which one revision must run
-	Last     bool   // its output is the response, so a coordinator in the same process gets the output from memory; not encoded
-	Alone    bool   // an earlier replica ended under it: it runs in a batch of one, on a replica without other tasks
+	Revision uint64 // revision of the function's spec that must run it; 0: any
+	// One of several tasks of its request for this function. One revision must run them all.
+	Together bool
+	// Its output is the response, so a coordinator in the same process gets the output in memory.
+	// Not encoded.
+	Last bool
+	// An earlier replica ended under it, so it runs in a batch of one, on a replica without other
+	// tasks.
+	Alone bool
 }
 
 // Header is one header field of a request or a reply.
@@ -51,10 +58,13 @@ const (
 	ReplicaLost      // the replica died or broke the protocol under the task: retried elsewhere
 	Expired          // the deadline passed before a replica took it, or while it ran: 504
 	Overloaded       // the line is full: 429
-	Canceled         // the coordinator asked for it
+	Canceled         // the coordinator canceled it
 	Unavailable      // no replica could be started: 503
-	Redeployed       // there is no replica left of the revision that its request must have: 503, or retried while none was used
-	OutOfMemory      // the replica's device has not the memory that it takes: retried on a replica on other devices, else 503
+	// No replica is left of the revision that its request needs: 503, or retried if no answer of
+	// that revision was used.
+	Redeployed
+	// The replica's device has too little memory: retried on a replica on other devices, else 503.
+	OutOfMemory
 )
 
 // MoreMemory says what to do about [OutOfMemory].
@@ -65,51 +75,51 @@ const MoreMemory = "if that lasts, reserve what it takes with the annotation sta
 type Reply struct {
 	Key
 	Code    Code
-	Message string // why, unless Code is OK
+	Message string // cause, unless Code is OK
 	Replica string
-	Wait    time.Duration // from the line's entrance to the replica
-	Service time.Duration // on the replica
+	Wait    time.Duration // time in the line
+	Service time.Duration // time on the replica
 	Output  tensor.Activation
 	Header  []Header // for the HTTP response, from the last stage
 
-	Batch     uint64 // number of the batch that it ran in, unique within the function; 0: it ran in none
-	BatchSize int    // tasks that the batch was sent with
-	Revision  uint64 // of the replica; 0: it got to none, or nobody knows
+	Batch     uint64 // Number of its batch, unique within the function; 0: none.
+	BatchSize int    // number of tasks in the batch
+	Revision  uint64 // of the replica; 0: no replica got it, or unknown
 	Blame     Blame  // with ReplicaLost: what the loss means for the task
 }
 
-// Replica is a dispatcher's knowledge of one replica.
+// Replica is what a dispatcher knows about one replica.
 type Replica struct {
 	Name     string
-	Slots    int // batches it takes at a time
-	Busy     int // batches it has
+	Slots    int // batches that it takes at a time
+	Busy     int // batches that it has
 	MaxBatch int
-	Draining bool // gets nothing new
+	Draining bool // gets no new tasks
 }
 
-// View is what a fast-path policy may know. It must not be changed or kept.
+// View is what a policy of the fast path may know. Policies must not change or keep it.
 type View struct {
 	Now      time.Time
 	Function string
 	Waiting  int
 	Replicas []Replica     // sorted by Name
-	Service  time.Duration // mean per batch; 0: not yet known
+	Service  time.Duration // mean per batch; 0: unknown
 }
 
-// Orderer gives a task its place in the line: lower keys first, ties by arrival. The key holds until the given time; zero
-// means for ever.
+// Orderer gives a task its place in the line. Lower keys go first, and equal keys go in order of
+// arrival. The key is valid until the given time; zero means for ever.
 type Orderer interface {
 	Key(v *View, t *Task) (key float64, until time.Time)
 }
 
-// Action is what a Router decides.
+// Action is a Router's decision.
 type Action uint8
 
 // The actions of a Router.
 const (
 	Hold Action = iota // wait in the line
 	Bind               // send to Choice.Replica
-	Drop               // end it with Choice.Reason
+	Drop               // end the task with Choice.Reason
 )
 
 // Choice is a routing decision.
@@ -119,14 +129,14 @@ type Choice struct {
 	Reason  string
 }
 
-// Router decides where the task at the head of the line runs. T is a table made once per plan by the same policy; a
-// router that needs none uses struct{}.
+// Router decides where the task at the head of the line runs. T is a table that the same policy
+// makes once per plan; a router without a table uses struct{}.
 type Router[T any] interface {
 	Route(table T, v *View, t *Task) Choice
 }
 
-// Batcher decides how many of the head of the line run together on r, which has a free slot: n of head now, or, when n is
-// 0, again after wait.
+// Batcher decides how many tasks at the head of the line run together on r, which has a free slot.
+// If n is above 0, the first n tasks of head run now. If n is 0, Batch is called again after wait.
 type Batcher interface {
 	Batch(v *View, r *Replica, head []*Task) (n int, wait time.Duration)
 }

@@ -15,10 +15,11 @@ import (
 type ReplicaEvent struct {
 	At                      time.Time
 	Function, Replica, Node string
-	Kind                    string // ordered, started, ready; failed, stopped and lost are ends; others are of no interest
-	Path                    string // started: fork, cold, process
-	Phases                  []Phase
-	Cause                   string
+	// Ordered, started or ready; or failed, stopped or lost, which are ends. Others are ignored.
+	Kind   string
+	Path   string // for started: fork, cold or process
+	Phases []Phase
+	Cause  string
 }
 
 // Phase is a part of a start.
@@ -27,14 +28,15 @@ type Phase struct {
 	Took time.Duration
 }
 
-// replica is one whose start has a trace.
+// replica is a replica whose start has a trace.
 type replica struct {
 	ctx   context.Context
 	span  api.Span
-	ready time.Time // zero: not yet
+	ready time.Time // zero: not ready yet
 }
 
-// Replica makes a trace of a replica's start out of the steps of its life, which come in order. It does not block.
+// Replica builds a trace of a replica's start from the steps of its life, which must come in order.
+// It does not block.
 func (t *Tracer) Replica(e ReplicaEvent) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -69,7 +71,7 @@ func (t *Tracer) Replica(e ReplicaEvent) {
 	}
 }
 
-// end forgets a replica, and ends the span of one that never became ready.
+// end forgets a replica. It ends the span of a replica that never became ready.
 func (t *Tracer) end(r *replica, e ReplicaEvent) {
 	t.mu.Lock()
 	delete(t.replicas, e.Replica)
@@ -77,7 +79,7 @@ func (t *Tracer) end(r *replica, e ReplicaEvent) {
 	r.span.End(api.WithTimestamp(e.At)) // does nothing the second time
 }
 
-// phases makes spans of phases that followed each other and ended with the event.
+// phases creates spans of consecutive phases, the last of which ended with the event.
 func (t *Tracer) phases(r *replica, e ReplicaEvent) {
 	t.later(func() {
 		begin := e.At
@@ -94,7 +96,8 @@ func (t *Tracer) phases(r *replica, e ReplicaEvent) {
 	})
 }
 
-// startedFor returns the start of the replica that a call ran on, when it became ready while the call waited.
+// startedFor returns the start of the replica that a call ran on, if the replica became ready while
+// the call waited.
 func (t *Tracer) startedFor(c *task.Timing) (api.SpanContext, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -15,19 +15,21 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// callsTraced bounds the calls of a request that get spans. An input of ten thousand items must not displace everyone else.
+// callsTraced bounds the calls of a request that get spans, so that an input of ten thousand items
+// does not displace other requests' spans.
 const callsTraced = 512
 
 // Span is the span of one request.
 type Span struct {
 	tracer *Tracer
-	ctx    context.Context // holds the span
+	ctx    context.Context // contains the span
 	span   api.Span
-	parent string // traceparent for what the request leads to
+	parent string // traceparent for the request's calls
 }
 
-// Begin starts the span of a request that came at start, below the one that the client's W3C headers name, if they do. The
-// sampler decides, by default as the client did.
+// Begin starts the span of a request that came at start. Its parent is the span in the client's W3C
+// headers, if there is one. The sampler decides whether it is recorded; the default is to follow
+// the client.
 func (t *Tracer) Begin(start time.Time, traceparent, tracestate string) *Span {
 	ctx := context.Background()
 	w3c := propagation.TraceContext{}
@@ -42,10 +44,10 @@ func (t *Tracer) Begin(start time.Time, traceparent, tracestate string) *Span {
 	return s
 }
 
-// Context returns the traceparent for what the request leads to, and whether the span is recorded.
+// Context returns the traceparent for the request's calls, and whether the span is recorded.
 func (s *Span) Context() (traceparent string, recorded bool) { return s.parent, s.span.IsRecording() }
 
-// End ends the span and makes those of the calls, on another goroutine.
+// End ends the span and creates those of the calls, on another goroutine.
 func (s *Span) End(e task.Ended) {
 	if s.span.IsRecording() {
 		s.tracer.later(func() { s.end(&e) })
@@ -78,8 +80,8 @@ func (s *Span) end(e *task.Ended) {
 	s.span.End(api.WithTimestamp(e.End))
 }
 
-// call makes the spans of one attempt of a call. Queue begins with the call and inference ends with it: what lies between is
-// the way there and back.
+// call creates the spans of one attempt of a call. Queue starts with the call, and inference ends
+// with it. The gap between them is transport.
 func (s *Span) call(c *task.Timing) {
 	t := s.tracer
 	ctx := context.WithValue(s.ctx, idKey{}, callID(s.parent, c.Task, c.Attempt))
@@ -124,17 +126,17 @@ func (s *Span) call(c *task.Timing) {
 // outcomes are the names of task.Code's values.
 var outcomes = [...]string{"ok", "bad input", "failed", "replica lost", "expired", "overloaded", "canceled", "unavailable", "redeployed", "out of memory", "unknown"}
 
-// callID is the id that the function knows its call's span by.
+// callID returns the span id that the function got in its traceparent.
 func callID(parent string, number uint32, attempt uint8) api.SpanID {
 	sc := api.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(),
 		propagation.MapCarrier{"traceparent": task.CallParent(parent, number, attempt)}))
 	return sc.SpanID()
 }
 
-// idKey is where a context holds the id of the span that is started with it.
+// idKey is the context key of the id for the next span.
 type idKey struct{}
 
-// ids makes random ids, except for spans whose id was given away before they were made.
+// ids generates random ids, except for spans whose id was announced before they existed.
 type ids struct{}
 
 // NewIDs implements sdk.IDGenerator.

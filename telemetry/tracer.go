@@ -18,9 +18,11 @@ import (
 	api "go.opentelemetry.io/otel/trace"
 )
 
-// Config is what a [Tracer] is made of. All fields but Endpoint are needed.
+// Config configures a [Tracer]. All fields but Endpoint are required.
 type Config struct {
-	Endpoint string // URL of a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; empty: as the environment says
+	// URL of a collector with OTLP over HTTP, such as http://127.0.0.1:4318; empty: from the
+	// environment.
+	Endpoint string
 	Version  string // of the program
 	Node     string
 	Log      *slog.Logger
@@ -29,13 +31,13 @@ type Config struct {
 
 // Bounds of what waits for the collector.
 const (
-	queued        = 1024             // requests and starts whose spans are not made yet
-	batched       = 512              // spans that are sent at once
-	patience      = time.Second      // that spans wait for others to be sent with
-	exportTimeout = 10 * time.Second // of a batch, retries included
+	queued        = 1024             // ended requests and starts without spans so far
+	batched       = 512              // spans per export
+	patience      = time.Second      // longest wait of a span for others to export with
+	exportTimeout = 10 * time.Second // for one export, including retries
 )
 
-// Tracer makes spans and sends them. Its methods are safe for concurrent use.
+// Tracer creates and sends spans. Its methods are safe for concurrent use.
 type Tracer struct {
 	log      *slog.Logger
 	registry prometheus.Registerer
@@ -46,7 +48,7 @@ type Tracer struct {
 	work     chan func()
 	quit     chan struct{} // closed by Close
 	done     chan struct{}
-	ctx      context.Context // of exports; ends with Close's
+	ctx      context.Context // context of exports; ends with Close's
 	cancel   context.CancelFunc
 	once     sync.Once
 
@@ -57,7 +59,7 @@ type Tracer struct {
 	replicas map[string]*replica
 }
 
-// wanted says whether somebody has named a collector.
+// wanted reports whether a collector is configured.
 func wanted(endpoint string) bool {
 	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || os.Getenv("OTEL_TRACES_EXPORTER") == "none" {
 		return false
@@ -65,7 +67,8 @@ func wanted(endpoint string) bool {
 	return endpoint != "" || os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
 }
 
-// Open returns a Tracer, which the caller closes; nil, and no error, when nobody wants spans. The collector need not be there.
+// Open returns a Tracer, which the caller closes. If no collector is configured, it returns nil
+// without an error. The collector need not be reachable.
 func Open(ctx context.Context, cfg Config) (*Tracer, error) {
 	if !wanted(cfg.Endpoint) {
 		return nil, nil //nolint:nilnil // off is no error
@@ -89,7 +92,7 @@ func Open(ctx context.Context, cfg Config) (*Tracer, error) {
 		log: cfg.Log, registry: cfg.Metrics, exporter: exporter, made: &made{}, work: make(chan func(), queued),
 		quit: make(chan struct{}), done: make(chan struct{}), replicas: map[string]*replica{},
 		spans: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: "stagecoach", Subsystem: "telemetry", Name: "spans_total", Help: "Spans by result: exported, failed (the collector did not take them).",
+			Namespace: "stagecoach", Subsystem: "telemetry", Name: "spans_total", Help: "Spans by result: exported, or failed if the collector did not take them.",
 		}, []string{"result"}),
 		dropped: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: "stagecoach", Subsystem: "telemetry", Name: "dropped_total",
@@ -108,7 +111,8 @@ func Open(ctx context.Context, cfg Config) (*Tracer, error) {
 	return t, nil
 }
 
-// later has f run on the tracer's goroutine, the only one that ends spans, unless too much waits there: then it says so.
+// later runs f on the tracer's goroutine, which is the only one that ends spans. It returns false
+// if too many functions wait there.
 func (t *Tracer) later(f func()) bool {
 	select {
 	case <-t.quit:
@@ -120,7 +124,7 @@ func (t *Tracer) later(f func()) bool {
 	return false
 }
 
-// run makes and sends spans until Close.
+// run creates and sends spans until Close.
 func (t *Tracer) run() {
 	defer close(t.done)
 	tick := time.NewTicker(patience)
@@ -130,9 +134,9 @@ func (t *Tracer) run() {
 		err := t.send()
 		if (err != nil) != failing {
 			if failing = err != nil; failing {
-				t.log.Warn("spans are not taken by the collector and dropped", "error", err)
+				t.log.Warn("the collector does not take spans; they are dropped", "error", err)
 			} else {
-				t.log.Info("spans are taken by the collector again")
+				t.log.Info("the collector takes spans again")
 			}
 		}
 	}
@@ -161,13 +165,13 @@ func (t *Tracer) run() {
 	}
 }
 
-// send exports what has been made. What the collector does not take is dropped.
+// send exports the collected spans. Spans that the collector does not take are dropped.
 func (t *Tracer) send() error {
 	var errs []error
 	for len(t.made.spans) > 0 {
 		n := min(len(t.made.spans), batched)
 		if t.ctx.Err() != nil {
-			n = len(t.made.spans) // none of them will be taken
+			n = len(t.made.spans) // the collector will take none of them
 		}
 		ctx, cancel := context.WithTimeout(t.ctx, exportTimeout)
 		err := t.exporter.ExportSpans(ctx, t.made.spans[:n])
@@ -180,11 +184,11 @@ func (t *Tracer) send() error {
 		t.spans.WithLabelValues(result).Add(float64(n))
 		t.made.spans = t.made.spans[n:]
 	}
-	t.made.spans = nil // what was sent may be large
+	t.made.spans = nil // releases memory, which may be large
 	return errors.Join(errs...)
 }
 
-// Close sends what waits, until ctx ends, and drops what comes from now on.
+// Close sends the waiting spans until ctx ends. Later ones are dropped.
 func (t *Tracer) Close(ctx context.Context) error {
 	defer context.AfterFunc(ctx, t.cancel)()
 	defer t.cancel()
@@ -199,7 +203,7 @@ func (t *Tracer) Close(ctx context.Context) error {
 	return nil
 }
 
-// made collects spans that have ended. All end on the tracer's goroutine.
+// made collects ended spans. They all end on the tracer's goroutine.
 type made struct{ spans []sdk.ReadOnlySpan }
 
 // OnStart implements sdk.SpanProcessor.

@@ -24,7 +24,7 @@ var t0 = time.Unix(1_000_000, 0)
 
 func at(ms int) time.Time { return t0.Add(time.Duration(ms) * time.Millisecond) }
 
-// open returns a Tracer that is closed by the test.
+// open returns a Tracer that the test closes.
 func open(t *testing.T, endpoint string) *Tracer {
 	t.Helper()
 	tr, err := Open(t.Context(), Config{Endpoint: endpoint, Version: "v1", Node: "n1", Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
@@ -43,7 +43,7 @@ func shut(t *testing.T, tr *Tracer) {
 	}
 }
 
-// TestOff is the default, and what the standard's variables say.
+// TestOff checks that tracing is off by default, and if the standard's variables say so.
 func TestOff(t *testing.T) {
 	for name, env := range map[string][2]string{
 		"nothing is set":   {},
@@ -63,7 +63,8 @@ func TestOff(t *testing.T) {
 	}
 }
 
-// TestTree ends a request of two attempts on a replica that had to be started, and looks at the spans at the collector.
+// TestTree ends a request with two attempts on a replica that had to be started, and checks the
+// spans at the collector.
 func TestTree(t *testing.T) {
 	r := otlptest.Start(t)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", r.URL)
@@ -158,7 +159,8 @@ func TestTree(t *testing.T) {
 	}
 }
 
-// TestSampling: what the client does not sample has no spans, and its functions are told so.
+// TestSampling checks that a request that the client does not sample has no spans, and that its
+// functions are told so.
 func TestSampling(t *testing.T) {
 	r := otlptest.Start(t)
 	tr := open(t, r.URL)
@@ -188,8 +190,9 @@ func TestSampling(t *testing.T) {
 	}
 }
 
-// TestADeadCollector costs spans and nothing else: nobody waits, what is too much is counted, the end comes by its deadline.
-func TestADeadCollector(t *testing.T) {
+// TestMissingCollectorDelaysNobody checks that a missing collector costs only spans: nobody waits,
+// dropped spans are counted, and Close ends by its deadline.
+func TestMissingCollectorDelaysNobody(t *testing.T) {
 	r := otlptest.Start(t)
 	r.Refuse(http.StatusServiceUnavailable)
 	tr := open(t, r.URL)
@@ -198,13 +201,13 @@ func TestADeadCollector(t *testing.T) {
 		tr.Begin(at(0), "", "").End(task.Ended{Target: "f.openfaas-fn", Status: 200, Start: at(0), End: at(1), Calls: many})
 	}
 	end()
-	for testutil.ToFloat64(tr.dropped) == 0 { // the first export is tried again and again meanwhile
+	for testutil.ToFloat64(tr.dropped) == 0 { // the first export is being retried meanwhile
 		end()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	begin := time.Now()
-	_ = tr.Close(ctx) // it may say that it was cut short
+	_ = tr.Close(ctx) // it may return an error because it was cut short
 	if took := time.Since(begin); took > 5*time.Second {
 		t.Errorf("closed after %v, want about 50 ms", took)
 	}

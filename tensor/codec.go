@@ -79,7 +79,7 @@ func AppendInput(b []byte, in Input) []byte {
 	return b
 }
 
-// ReadItem reads an item that is part of a larger message.
+// ReadItem decodes an item within a larger message.
 func ReadItem(r *pack.Reader) Item {
 	switch kind := r.Byte(); kind {
 	case kindBytes:
@@ -110,7 +110,7 @@ func readTensor(r *pack.Reader) Tensor {
 	return t
 }
 
-// contentType turns the usual content types into strings without an allocation.
+// contentType returns the content type as a string, without an allocation for usual ones.
 func contentType(b []byte) string {
 	switch string(b) {
 	case "application/octet-stream":
@@ -123,7 +123,7 @@ func contentType(b []byte) string {
 	return string(b)
 }
 
-// ReadActivation reads an activation that is part of a larger message.
+// ReadActivation decodes an activation within a larger message.
 func ReadActivation(r *pack.Reader) Activation {
 	n := r.Count(2)
 	if n == 0 {
@@ -136,7 +136,7 @@ func ReadActivation(r *pack.Reader) Activation {
 	return a
 }
 
-// ReadInput reads an input that is part of a larger message.
+// ReadInput decodes an input within a larger message.
 func ReadInput(r *pack.Reader) Input {
 	n := r.Count(2)
 	if n == 0 {
@@ -156,7 +156,8 @@ func wrap(what string, err error) error {
 	return nil
 }
 
-// Size returns the bytes of one element; 0 for BYTES, whose elements differ, and for what is no datatype.
+// Size returns the bytes per element. It returns 0 for BYTES, whose elements vary, and for unknown
+// datatypes.
 func (d Datatype) Size() int {
 	switch d {
 	case "BOOL", "UINT8", "INT8":
@@ -171,7 +172,7 @@ func (d Datatype) Size() int {
 	return 0
 }
 
-// Validate checks that shape and datatype account for the data.
+// Validate checks that the data fits shape and datatype.
 func (t Tensor) Validate() error {
 	if t.Datatype != "BYTES" && t.Datatype.Size() == 0 {
 		return fmt.Errorf("tensor %q: datatype %q, want one of %s", t.Name, t.Datatype, datatypes)
@@ -189,13 +190,14 @@ func (t Tensor) Validate() error {
 	return nil
 }
 
-// What tensors have, for messages.
+// Words for messages.
 const (
 	datatypes = "BOOL, UINT8 … UINT64, INT8 … INT64, FP16, BF16, FP32, FP64, BYTES"
 	shapeWant = "dimensions of at least 0 and at most 2^40 elements"
 )
 
-// elementsIn returns the number of elements of a shape; false: it is no shape, or of too many.
+// elementsIn returns the number of elements of a shape, or false if the shape is invalid or too
+// large.
 func elementsIn(shape []int64) (n int64, ok bool) {
 	n = 1
 	for _, d := range shape {

@@ -9,11 +9,12 @@ import (
 	"unicode/utf8"
 )
 
-// dataFromJSON reads the elements of a tensor: numbers, booleans or strings, in one list or nested
-// as the shape says. raw must be valid JSON. want is the number of elements of the shape.
+// dataFromJSON decodes the elements of a tensor: numbers, booleans or strings, in a flat list or
+// nested as the shape says. raw must be valid JSON. want is the number of elements of the shape.
 func dataFromJSON(d Datatype, shape []int64, want int64, raw json.RawMessage) ([]byte, *FieldError) {
 	r := dataReader{shape: shape, level: -1}
-	room := min(want, int64(len(raw))/2+1) // each element takes at least two characters, with its separator
+	// Each element takes at least two characters, including its separator.
+	room := min(want, int64(len(raw))/2+1)
 	size := d.Size()
 	if d == "BYTES" {
 		size = 8 // a guess
@@ -50,14 +51,14 @@ func dataFromJSON(d Datatype, shape []int64, want int64, raw json.RawMessage) ([
 	return out, nil
 }
 
-// dataReader follows how the elements of a tensor are nested.
+// dataReader tracks how the elements of a tensor are nested.
 type dataReader struct {
 	shape []int64
-	n     int64   // elements so far
-	depth int     // lists that are open
-	level int     // depth of the elements; -1: no element was read yet
+	n     int64   // number of elements so far
+	depth int     // number of open lists
+	level int     // depth of the elements; -1: no element yet
 	bad   bool    // the lists do not match the shape
-	count []int64 // by depth: members of the open list
+	count []int64 // by depth: number of members of the open list
 }
 
 func (r *dataReader) open() {
@@ -159,12 +160,13 @@ func wantInJSON(d Datatype) string {
 	return "a number of datatype " + string(d)
 }
 
-// appendElement appends the element that the JSON value v stands for, if it is one of d.
+// appendElement appends the element for the JSON value v. It returns false if v is not an element
+// of d.
 func appendElement(b []byte, d Datatype, v []byte) ([]byte, bool) {
 	le, size := binary.LittleEndian, d.Size()
 	switch d {
 	case "FP32", "FP64":
-		f, err := strconv.ParseFloat(string(v), 8*size) // refuses what is out of range
+		f, err := strconv.ParseFloat(string(v), 8*size) // refuses numbers out of range
 		if c := v[0]; err != nil || c != '-' && (c < '0' || c > '9') {
 			return b, false
 		}
@@ -228,7 +230,8 @@ func dataToJSON(t Tensor) (json.RawMessage, error) {
 	return append(b, ']'), nil
 }
 
-// appendJSON appends one element as JSON, if it has such a form: infinities and NaN have none.
+// appendJSON appends one element as JSON. It returns false for infinities and NaN, which JSON does
+// not have.
 func appendJSON(b []byte, d Datatype, e []byte) ([]byte, bool) {
 	var word [8]byte
 	copy(word[:], e)

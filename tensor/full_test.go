@@ -12,8 +12,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// TestAFullDisk: an item that finds the disk full gets the error of a full store, with the disk's
-// name, and leaves no file.
+// TestAFullDisk checks that an item that finds the disk full gets the error of a full store, with
+// the disk's name, and leaves no file.
 func TestAFullDisk(t *testing.T) {
 	small := proctest.Disk(t, "4m")
 	d, err := tensor.OpenDir(filepath.Join(small, "blobs"), 1<<30)

@@ -14,17 +14,19 @@ import (
 
 const binaryType = "application/octet-stream"
 
-// ItemsFromHTTP reads a body. A JSON array is a list of items; an object with tensors in "inputs"
-// or "outputs", as the Open Inference Protocol v2 has them, is one item of tensors; anything else
-// is one item of bytes. Within an array, strings are text items, {"contentType","base64"} is bytes,
-// an object with such tensors is tensors, and other values are JSON items. Bytes alias body.
+// ItemsFromHTTP turns a body into items. A JSON array is a list of items. An object with tensors in
+// "inputs" or "outputs", as in the Open Inference Protocol v2, is one item of tensors. Anything
+// else is one item of bytes.
+//
+// In an array, strings are text items, {"contentType","base64"} is bytes, an object with such
+// tensors is tensors, and other values are JSON items. Bytes alias body.
 func ItemsFromHTTP(contentType string, body []byte) (Activation, error) {
 	a, _, err := FromHTTP(contentType, body)
 	return a, err
 }
 
-// FromHTTP does the same as [ItemsFromHTTP]. It also returns the wishes of a request of the Open
-// Inference Protocol for its answer, or nil if the body is no such request.
+// FromHTTP is [ItemsFromHTTP] and also returns what a request of the Open Inference Protocol says
+// about its answer, or nil if the body is no such request.
 func FromHTTP(contentType string, body []byte) (Activation, *Inference, error) {
 	trimmed := bytes.TrimLeft(body, space)
 	if !isJSON(contentType) || len(trimmed) == 0 {
@@ -63,7 +65,7 @@ func Document(contentType string, body []byte) Activation {
 	return Activation{{ContentType: cmp.Or(contentType, binaryType), Bytes: body}}
 }
 
-// IsArray reports whether [ItemsFromHTTP] takes a body for a list of items.
+// IsArray reports whether [ItemsFromHTTP] treats a body as a list of items.
 func IsArray(contentType string, body []byte) bool {
 	if !isJSON(contentType) {
 		return false
@@ -123,7 +125,7 @@ func itemFromJSON(raw json.RawMessage) (Item, error) {
 		}
 		var j jsonItem
 		if json.Unmarshal(raw, &j) != nil || j.Base64 == nil {
-			break // an object of the user's own
+			break // an object of the user
 		}
 		b, err := base64.StdEncoding.DecodeString(*j.Base64)
 		if err != nil {
@@ -134,9 +136,10 @@ func itemFromJSON(raw json.RawMessage) (Item, error) {
 	return Item{ContentType: "application/json", Bytes: raw}, nil
 }
 
-// ToHTTP makes a response's body. One part with one byte item is that body with its content type. Several items are a JSON
-// array, several parts an object by the parts' names; in them JSON stays JSON, text in UTF-8 becomes a string, other bytes
-// become {"contentType","base64"} and tensors {"outputs":[…]}. Items must not be references.
+// ToHTTP makes a response's body. If there is one part with one byte item, that is the body, with
+// the item's content type. Several items become a JSON array, and several parts an object by the
+// parts' names. In these, JSON stays JSON, UTF-8 text becomes a string, other bytes become
+// {"contentType","base64"}, and tensors {"outputs":[…]}. Items must not be references.
 func ToHTTP(out Input) (contentType string, body []byte, err error) {
 	if len(out) == 1 && len(out[0].Items) == 1 && out[0].Items[0].Tensors == nil && out[0].Items[0].Ref == nil {
 		it := out[0].Items[0]
@@ -161,7 +164,7 @@ func ToHTTP(out Input) (contentType string, body []byte, err error) {
 	return "application/json", body, err
 }
 
-// itemsToJSON returns an array, or the bare object when there is one item of tensors.
+// itemsToJSON returns an array, or the bare object if there is one item of tensors.
 func itemsToJSON(a Activation) (any, error) {
 	out := make([]any, len(a))
 	for i, it := range a {

@@ -9,39 +9,43 @@ import (
 	"strings"
 )
 
-// InferenceHeader is the HTTP header that says how many bytes of a body are JSON. The data of
-// tensors follows them, as the Open Inference Protocol's extension for binary tensor data has it.
+// InferenceHeader is the HTTP header with the number of JSON bytes in a body. The data of tensors
+// follows the JSON, as the Open Inference Protocol's binary tensor data extension defines.
 const InferenceHeader = "Inference-Header-Content-Length"
 
 // Inference has the fields of a request of the Open Inference Protocol v2 other than its tensors.
 type Inference struct {
-	ID      string   `json:"id,omitempty"`      // for the answer
-	Outputs []Output `json:"outputs,omitempty"` // outputs of the answer, in this order; none: all
-	Model   string   `json:"model,omitempty"`   // the invoked model, for the answer; empty: the request names none
-	Binary  bool     `json:"binary,omitempty"`  // the answer's data should be in binary, if Outputs is empty
+	ID string `json:"id,omitempty"` // copied to the answer
+	// wanted outputs of the answer, in this order; none: all.
+	Outputs []Output `json:"outputs,omitempty"`
+	// The invoked model, for the answer; empty: none named.
+	Model string `json:"model,omitempty"`
+	// send the answer's data in binary, if Outputs is empty.
+	Binary bool `json:"binary,omitempty"`
 }
 
-// Output is an output that a request asks for.
+// Output is an output that a request selects.
 type Output struct {
 	Name   string `json:"name"`
-	Binary bool   `json:"binary,omitempty"` // its data should be in binary
+	Binary bool   `json:"binary,omitempty"` // send its data in binary
 }
 
 // FieldError is an error in one field of a body.
 type FieldError struct {
-	Path string // such as inputs[0].data
+	Path string // for example inputs[0].data
 	Got  string
 	Want string
 }
 
-// Error returns the field's path, the value that it has, and the value that it should have.
+// Error returns the field's path, its value, and what was wanted.
 func (e *FieldError) Error() string { return fmt.Sprintf("%s: got %s, want %s", e.Path, e.Got, e.Want) }
 
 // inferenceBody is an object with tensors, as far as its fields have the right types.
 type inferenceBody struct {
-	ID         json.RawMessage    `json:"id"`
-	Inputs     []tensorBody       `json:"inputs"`
-	Outputs    []tensorBody       `json:"outputs"` // of a request: those that it asks for; of an answer: its tensors
+	ID     json.RawMessage `json:"id"`
+	Inputs []tensorBody    `json:"inputs"`
+	// In a request: the selected outputs; in an answer: its tensors.
+	Outputs    []tensorBody       `json:"outputs"`
 	Parameters *requestParameters `json:"parameters"`
 }
 
@@ -53,15 +57,16 @@ type tensorBody struct {
 	Parameters *tensorParameters `json:"parameters"`
 }
 
-// tensorParameters and requestParameters are the parameters of the extension for binary data.
-// Others have no effect.
+// tensorParameters and requestParameters are the parameters of the binary data extension. Others
+// are ignored.
 type tensorParameters struct {
-	Size   *int64 `json:"binary_data_size,omitempty"` // bytes of an input's or output's data
-	Binary *bool  `json:"binary_data,omitempty"`      // whether an output is wanted in binary
+	Size   *int64 `json:"binary_data_size,omitempty"` // size in bytes of the binary data
+	Binary *bool  `json:"binary_data,omitempty"`      // whether to send this output in binary
 }
 
 type requestParameters struct {
-	Binary *bool `json:"binary_data_output"` // whether outputs are wanted in binary that do not say it
+	// whether to send outputs in binary that do not say it themselves.
+	Binary *bool `json:"binary_data_output"`
 }
 
 // isTensor reports whether an object is a tensor of the protocol: it has a name, a datatype, and a
@@ -84,18 +89,18 @@ func areTensors(list []tensorBody) bool {
 // some of its fields look like the protocol's. inf is nil unless the object is a request.
 func inferenceIn(object []byte) (it Item, inf *Inference, ok bool, err error) {
 	if object[0] != '{' || !bytes.Contains(object, []byte(`"inputs"`)) && !bytes.Contains(object, []byte(`"outputs"`)) {
-		return Item{}, nil, false, nil // without reading all of it
+		return Item{}, nil, false, nil // decided without reading all of it
 	}
 	return readInference(object, nil)
 }
 
-// readInference does the same as inferenceIn for a body whose binary data is in rest.
+// readInference is inferenceIn for a body whose binary data is in rest.
 func readInference(object, rest []byte) (it Item, inf *Inference, ok bool, err error) {
 	var j inferenceBody
 	bad := json.Unmarshal(object, &j)
 	wrongType := (*json.UnmarshalTypeError)(nil)
 	switch request := areTensors(j.Inputs); {
-	case bad != nil && !errors.As(bad, &wrongType): // no JSON
+	case bad != nil && !errors.As(bad, &wrongType): // not JSON
 		return Item{}, nil, false, nil
 	case request && bad != nil:
 		return Item{}, nil, true, &FieldError{wrongType.Field, "a JSON " + wrongType.Value, "what the Open Inference Protocol has there: " + inferenceForm}
@@ -117,7 +122,7 @@ const inferenceForm = `{"id": "…", "inputs": [{"name", "shape", "datatype", "d
 // maxOutputs bounds the outputs that a request selects.
 const maxOutputs = 1000
 
-// wants returns the request's wishes for its answer.
+// wants returns what the request says about its answer.
 func (j *inferenceBody) wants() (*Inference, error) {
 	inf := &Inference{}
 	if j.ID != nil && json.Unmarshal(j.ID, &inf.ID) != nil {
@@ -146,8 +151,8 @@ func (j *inferenceBody) wants() (*Inference, error) {
 	return inf, nil
 }
 
-// tensorsOf makes an item of a list of tensors. Binary data is taken from rest, in the order of the
-// tensors.
+// tensorsOf makes an item from a list of tensors. Binary data is taken from rest, in the order of
+// the tensors.
 func tensorsOf(list string, in []tensorBody, rest []byte) (Item, error) {
 	it := Item{Tensors: make([]Tensor, len(in))}
 	all := len(rest)
@@ -165,7 +170,7 @@ func tensorsOf(list string, in []tensorBody, rest []byte) (Item, error) {
 	return it, nil
 }
 
-// tensor reads a tensor. It returns the binary data behind that of the tensor.
+// tensor decodes a tensor. It returns the binary data that follows the tensor's.
 func (j *tensorBody) tensor(rest []byte) (Tensor, []byte, *FieldError) {
 	t := Tensor{Name: j.Name, Datatype: j.Datatype}
 	if t.Datatype != "BYTES" && t.Datatype.Size() == 0 {
@@ -221,9 +226,9 @@ func orNone(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// InferenceFromHTTP reads a body that has to be a request of the Open Inference Protocol. header is
-// the value of [InferenceHeader]: the number of bytes of JSON, which the binary data of tensors
-// follows. If header is empty, all of body is JSON. The tensors alias body.
+// InferenceFromHTTP decodes a body that must be a request of the Open Inference Protocol. header is
+// the value of [InferenceHeader], the number of JSON bytes before the binary data. If header is
+// empty, all of body is JSON. The tensors alias body.
 func InferenceFromHTTP(header string, body []byte) (Activation, *Inference, error) {
 	n, err := strconv.ParseUint(header, 10, 31)
 	if header == "" {
@@ -248,7 +253,7 @@ func InferenceFromHTTP(header string, body []byte) (Activation, *Inference, erro
 type Answer struct {
 	ContentType string
 	Body        []byte
-	Header      int // bytes of JSON in Body, for [InferenceHeader]; 0: there is no binary data
+	Header      int // number of JSON bytes in Body, for [InferenceHeader]; 0: no binary data
 }
 
 // jsonAnswer is the JSON of an answer.
@@ -258,8 +263,8 @@ type jsonAnswer struct {
 	Outputs []jsonTensor `json:"outputs"`
 }
 
-// InJSON returns inf without its wish for binary data, for answers that cannot have such data. inf
-// may be nil.
+// InJSON returns inf without its request for binary data, for answers that cannot have binary data.
+// inf may be nil.
 func (inf *Inference) InJSON() *Inference {
 	if inf == nil {
 		return nil
@@ -272,9 +277,9 @@ func (inf *Inference) InJSON() *Inference {
 }
 
 // Answer makes the answer to a request from out, the function's answer. If out is one item of
-// tensors, the answer has the outputs that the request selects; an output that does not exist is a
-// *FieldError. For any other out, Answer does the same as [ToHTTP], unless the request selects
-// outputs or names a model, which is an error.
+// tensors, the answer has the outputs that the request selects. Selecting an output that does not
+// exist is a *FieldError. For any other out, Answer works like [ToHTTP]; it fails if the request
+// selects outputs or names a model.
 func (inf *Inference) Answer(out Input) (Answer, error) {
 	if len(out) != 1 || len(out[0].Items) != 1 || out[0].Items[0].Tensors == nil {
 		if len(inf.Outputs) > 0 {

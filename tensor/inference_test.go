@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// request is a request of the protocol with one input and more fields.
+// request returns a request of the protocol with one input and more fields.
 func request(more string) string {
 	return `{"inputs":[{"name":"x","datatype":"INT16","shape":[2],"data":[1,2],"parameters":{"any":"thing"}}]` + more + `}`
 }

@@ -14,19 +14,20 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
-// Store keeps the encoded form of large items outside of messages, for as long as the request that owns them lives.
+// Store keeps the encoded form of large items outside messages, as long as the request that owns
+// them lives.
 type Store interface {
-	// Put keeps an encoded item, and returns where it is.
+	// Put stores an encoded item and returns its reference.
 	Put(owner string, item []byte) (Ref, error)
 	// Get returns the encoded item.
 	Get(Ref) ([]byte, error)
-	// Drop forgets all that owner has. Dropping an owner that has nothing is no error.
+	// Drop deletes all items of owner. It is no error if there are none.
 	Drop(owner string) error
 }
 
-// Dir is a Store of files in a folder of one machine, one folder an owner. What a crash leaves behind is removed by the
-// next OpenDir, because the requests are gone too. It is safe for concurrent use; a Put during its owner's Drop
-// fails with ErrDropped, and one after it makes the owner anew.
+// Dir is a Store of files in a folder, with one folder per owner. OpenDir removes what a crash left
+// behind, because those requests are gone too. Dir is safe for concurrent use. A Put during its
+// owner's Drop fails with ErrDropped, and a later one creates the owner again.
 type Dir struct {
 	path  string
 	limit int64
@@ -37,20 +38,20 @@ type Dir struct {
 	owners map[string]*owner
 }
 
-// owner is what a Dir has of one request.
+// owner is the state of one request in a Dir.
 type owner struct {
 	bytes   int64
-	writing int  // Puts under way
-	dropped bool // goes once nothing is written
+	writing int  // number of running Puts
+	dropped bool // removed when the last Put has ended
 }
 
-// ErrFull says that a store, or its disk, has no room for an item.
+// ErrFull means that a store or its disk has no room for an item.
 var ErrFull = errors.New("tensor: the store is full")
 
-// ErrDropped says that an item's owner is being dropped.
+// ErrDropped means that the owner of an item is being dropped.
 var ErrDropped = errors.New("tensor: its owner was dropped")
 
-// OpenDir makes an empty store of at most limit bytes at path. What lies there is removed.
+// OpenDir creates an empty store of at most limit bytes at path. It removes what is there.
 func OpenDir(path string, limit int64) (*Dir, error) {
 	if err := os.RemoveAll(path); err != nil {
 		return nil, fmt.Errorf("blob store: %w", err)
@@ -61,7 +62,7 @@ func OpenDir(path string, limit int64) (*Dir, error) {
 	return &Dir{path: path, limit: limit, owners: map[string]*owner{}}, nil
 }
 
-// Put writes item to a file of its own. Nobody knows the file before it is whole.
+// Put writes item to a new file. The file gets its name only when it is complete.
 func (d *Dir) Put(name string, item []byte) (Ref, error) {
 	ref := Ref{Owner: name, Blob: strconv.FormatUint(d.next.Add(1), 36), Size: int64(len(item))}
 	o, err := d.reserve(ref)
@@ -74,10 +75,10 @@ func (d *Dir) Put(name string, item []byte) (Ref, error) {
 	return ref, nil
 }
 
-// finish ends a Put or Stream, which err has come to.
+// finish ends a Put or Stream. err is its outcome.
 func (d *Dir) finish(ref *Ref, o *owner, err error) error {
 	if err != nil {
-		_ = os.Remove(d.file(*ref)) // it may not be there
+		_ = os.Remove(d.file(*ref)) // the file may not exist
 	}
 	d.mu.Lock()
 	if err != nil {
@@ -89,7 +90,7 @@ func (d *Dir) finish(ref *Ref, o *owner, err error) error {
 	d.mu.Unlock()
 	if dropped {
 		if last {
-			_ = d.remove(ref.Owner, o) // the next OpenDir does
+			_ = d.remove(ref.Owner, o) // if it fails, the next OpenDir removes it
 		}
 		err = ErrDropped
 	}
@@ -102,7 +103,7 @@ func (d *Dir) finish(ref *Ref, o *owner, err error) error {
 	return nil
 }
 
-// reserve takes room for an item.
+// reserve reserves room for an item.
 func (d *Dir) reserve(ref Ref) (*owner, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -132,7 +133,7 @@ func (d *Dir) write(ref Ref, item []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// create makes the file of a blob, and the folder of an owner who has none.
+// create creates the file of a blob, and the owner's folder if necessary.
 func (d *Dir) create(ref Ref) (*os.File, error) {
 	const flags = os.O_WRONLY | os.O_CREATE | os.O_TRUNC
 	f, err := os.OpenFile(d.file(ref), flags, 0o600)
@@ -157,7 +158,8 @@ func (d *Dir) Get(ref Ref) ([]byte, error) {
 	return b, nil
 }
 
-// Open returns the encoded item as a file to read, the caller's to close. It stays readable when its owner is dropped.
+// Open returns the encoded item as a file for reading. The caller closes it. It stays readable
+// after its owner is dropped.
 func (d *Dir) Open(ref Ref) (*os.File, error) {
 	f, err := os.Open(d.file(ref))
 	if err != nil {
@@ -166,7 +168,8 @@ func (d *Dir) Open(ref Ref) (*os.File, error) {
 	return f, nil
 }
 
-// Drop removes the owner's folder; while something is written into it, the last writer does.
+// Drop removes the owner's folder. If something is being written into it, the last writer removes
+// it.
 func (d *Dir) Drop(name string) error {
 	d.mu.Lock()
 	o := d.owners[name]
@@ -194,19 +197,19 @@ func (d *Dir) remove(name string, o *owner) error {
 	return nil
 }
 
-// folder and file escape what comes from outside, so that it names nothing but itself.
+// folder and file escape names from outside, so that they cannot name other paths.
 func (d *Dir) folder(owner string) string { return filepath.Join(d.path, "o-"+url.PathEscape(owner)) }
 
 func (d *Dir) file(ref Ref) string {
 	return filepath.Join(d.folder(ref.Owner), "b-"+url.PathEscape(ref.Blob))
 }
 
-// messageLimit is the size in bytes above which the items of one message are put into the store, largest first, even
-// though each is small.
+// messageLimit is the total size in bytes of small items in one message above which the largest are
+// moved to the store.
 const messageLimit = 1 << 20
 
-// Externalise returns a with every item above InlineLimit replaced by a reference into s; so are smaller ones while all of
-// them together are above 1 MiB. a itself is not changed.
+// Externalise returns a copy of a in which every item above InlineLimit is replaced by a reference
+// into s. Smaller ones are replaced too, as long as the rest has more than 1 MiB together.
 func Externalise(s Store, owner string, a Activation) (Activation, error) {
 	total, large := 0, false
 	for _, it := range a {
@@ -234,7 +237,7 @@ func Externalise(s Store, owner string, a Activation) (Activation, error) {
 	return out, nil
 }
 
-// Resolve returns a with every reference replaced by its item. a itself is not changed.
+// Resolve returns a copy of a in which every reference is replaced by its item.
 func Resolve(s Store, a Activation) (Activation, error) {
 	var out Activation
 	for i, it := range a {
@@ -258,7 +261,7 @@ func Resolve(s Store, a Activation) (Activation, error) {
 	return out, nil
 }
 
-// Size is about what the item takes in a message, in bytes; a reference takes none.
+// Size estimates the bytes of the item in a message. A reference counts as none.
 func (it Item) Size() int {
 	n := len(it.Bytes)
 	for _, t := range it.Tensors {

@@ -11,10 +11,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/pack"
 )
 
-// Parsed tells whether [ItemsFromHTTP] looks into bodies of this content type; others are one item, whatever they say.
+// Parsed reports whether [ItemsFromHTTP] parses bodies of this content type. Other bodies are one
+// item, whatever they contain.
 func Parsed(contentType string) bool { return isJSON(contentType) }
 
-// Stream puts an item of bytes into the store while they come, until r ends. An error of r's is wrapped, not changed.
+// Stream stores an item of bytes while they arrive, until r ends. It wraps errors of r.
 func (d *Dir) Stream(name, contentType string, r io.Reader) (Ref, error) {
 	if contentType == "" {
 		contentType = binaryType
@@ -35,13 +36,14 @@ func (d *Dir) Stream(name, contentType string, r io.Reader) (Ref, error) {
 // streamBuffers has large buffers, because each piece costs a read, a write and a deadline.
 var streamBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
-// stream writes the file: the body first, behind room for its length, which is known last.
+// stream writes the file. It leaves room for the length at the start, because the length is known
+// last.
 func (d *Dir) stream(ref *Ref, o *owner, head []byte, r io.Reader) error {
 	f, err := d.create(*ref)
 	if err != nil {
 		return err
 	}
-	defer f.Close() // of a file that nobody has read yet: what a write has lost, the write has told
+	defer f.Close() // nobody has read the file yet, and writes have reported lost data
 	start := ref.Size
 	if _, err := f.Seek(start, io.SeekStart); err != nil {
 		return err
@@ -52,7 +54,7 @@ func (d *Dir) stream(ref *Ref, o *owner, head []byte, r io.Reader) error {
 		return err
 	}
 	n := uint64(ref.Size - start)
-	for range binary.MaxVarintLen64 - 1 { // a length of always as many bytes
+	for range binary.MaxVarintLen64 - 1 { // a length with a fixed number of bytes
 		head = append(head, byte(n)|0x80)
 		n >>= 7
 	}
@@ -60,7 +62,7 @@ func (d *Dir) stream(ref *Ref, o *owner, head []byte, r io.Reader) error {
 	return err
 }
 
-// growing is a blob that takes room as it grows.
+// growing is a blob that reserves room as it grows.
 type growing struct {
 	d   *Dir
 	ref *Ref

@@ -9,7 +9,7 @@ import (
 	"testing/iotest"
 )
 
-// TestStream: what comes in pieces is the item that it would be in one.
+// TestStream checks that pieces make the same item as the whole.
 func TestStream(t *testing.T) {
 	t.Parallel()
 	d, err := OpenDir(t.TempDir(), 1<<20)
@@ -33,7 +33,7 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// TestStreamEnds: a stream that ends badly leaves nothing behind.
+// TestStreamEnds checks that a failed stream leaves nothing behind.
 func TestStreamEnds(t *testing.T) {
 	t.Parallel()
 	d, err := OpenDir(t.TempDir(), 100<<10)

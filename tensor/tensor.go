@@ -3,12 +3,12 @@ package tensor
 // InlineLimit is the size in bytes of an encoded item above which it travels by reference.
 const InlineLimit = 64 << 10
 
-// Datatype is a datatype name of the Open Inference Protocol v2: BOOL, UINT8 … UINT64, INT8 … INT64, FP16, FP32, FP64,
-// BF16 or BYTES.
+// Datatype is a datatype name of the Open Inference Protocol v2: BOOL, UINT8 … UINT64, INT8 …
+// INT64, FP16, FP32, FP64, BF16 or BYTES.
 type Datatype string
 
-// Tensor is a named array. Data holds the elements row by row, little-endian; for BYTES each element is preceded by its
-// length as a 4-byte little-endian integer.
+// Tensor is a named array. Data holds the elements row by row, little-endian; for BYTES each
+// element is preceded by its length as a 4-byte little-endian integer.
 type Tensor struct {
 	Name     string
 	Datatype Datatype
@@ -16,29 +16,31 @@ type Tensor struct {
 	Data     []byte
 }
 
-// Item is one element of an activation: Tensors, or else Bytes with its ContentType, or else a Ref to the encoded item.
+// Item is one element of an activation: Tensors, or Bytes with a ContentType, or a Ref to the
+// encoded item.
 type Item struct {
 	Tensors     []Tensor
 	ContentType string
 	Bytes       []byte
-	Ref         *Ref // when set, the other fields are empty
+	Ref         *Ref // if set, the other fields are empty
 }
 
-// Ref says where an item's encoded form (see [AppendItem]) lies.
+// Ref says where an item's encoded form is stored (see [AppendItem]).
 type Ref struct {
-	Owner string // the request that the blob belongs to; dropping an owner drops all its blobs
+	Owner string // the request that owns the blob; dropping an owner drops all its blobs
 	Blob  string // unique within the owner
 	Size  int64  // bytes
 }
 
-// Activation is what one stage hands to the next: an ordered list of items.
+// Activation is the output of one stage and input of the next: an ordered list of items.
 type Activation []Item
 
-// Part is the share of an input that came from one predecessor. A pipeline's own input comes from "".
+// Part is the part of an input that came from one predecessor. A pipeline's own input comes from
+// "".
 type Part struct {
-	From  string // the predecessor stage's name, without namespace
+	From  string // name of the predecessor stage, without its namespace
 	Items Activation
 }
 
-// Input is all that a call of a stage receives, one part a predecessor, sorted by From.
+// Input is the input of a call of a stage: one part per predecessor, sorted by From.
 type Input []Part

@@ -20,7 +20,7 @@ var samples = Activation{
 	{Tensors: []Tensor{{Name: "x", Datatype: "FP32", Shape: []int64{2, 1}, Data: make([]byte, 8)}, {Name: "s", Datatype: "BYTES", Shape: []int64{1}, Data: []byte{1, 0, 0, 0, 'a'}}}},
 	{Ref: &Ref{Owner: "call/1", Blob: "b", Size: 12}},
 	{Tensors: []Tensor{}},
-	{Tensors: []Tensor{}}, // the shortest item: two bytes
+	{Tensors: []Tensor{}}, // the shortest item has two bytes
 }
 
 func TestBinaryRoundTrip(t *testing.T) {
@@ -42,7 +42,7 @@ func TestBinaryRoundTrip(t *testing.T) {
 	}
 }
 
-// decodeInput decodes all of b, which is one part of a message elsewhere.
+// decodeInput decodes all of b, which elsewhere is part of a message.
 func decodeInput(b []byte) (Input, error) {
 	r := pack.NewReader(b)
 	in := ReadInput(r)
@@ -202,7 +202,7 @@ func TestItemsBecomeBodies(t *testing.T) {
 	}
 }
 
-// TestNumbersSurviveJSON sends each datatype's extremes out and in again.
+// TestNumbersSurviveJSON encodes and decodes the extremes of each datatype.
 func TestNumbersSurviveJSON(t *testing.T) {
 	for datatype, data := range map[Datatype]string{
 		"INT8": "\x80\x7f", "UINT8": "\x00\xff", "INT16": "\x00\x80\xff\x7f", "UINT16": "\xff\xff", "INT32": "\x00\x00\x00\x80", "UINT32": "\xff\xff\xff\xff",
@@ -302,7 +302,8 @@ func TestAStoreCountsWhatItHas(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(s.folder("blocked"), nil, 0o600); err != nil { // so that no folder can be made there
+	// So that no folder can be created there.
+	if err := os.WriteFile(s.folder("blocked"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if ref, err := s.Put("blocked", make([]byte, 9)); err == nil {
@@ -384,9 +385,9 @@ func BenchmarkActivation(b *testing.B) {
 	})
 }
 
-// TestAPutThatRacesWithItsOwnersDropLeavesNothing drops an owner while others put into it, and once more after the last Put,
-// as a coordinator does for replies that come late.
-func TestAPutThatRacesWithItsOwnersDropLeavesNothing(t *testing.T) {
+// TestPutDuringDropLeavesNothing drops an owner while others put items into it,
+// and once more after the last Put, as a coordinator does for late replies.
+func TestPutDuringDropLeavesNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "blobs")
 	s, err := OpenDir(dir, 1<<30)
 	if err != nil {
@@ -398,7 +399,8 @@ func TestAPutThatRacesWithItsOwnersDropLeavesNothing(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				for range 5 {
-					_, _ = s.Put(owner, make([]byte, 1000)) // fails when the drop comes between
+					// fails if the owner is dropped meanwhile.
+					_, _ = s.Put(owner, make([]byte, 1000))
 				}
 			})
 		}

@@ -15,7 +15,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// call runs a call that brings its input along: as a request to the function, whose answer is kept up to maxOutput.
+// call runs a call that carries its input. It sends the input to the function as a request and
+// keeps the answer, up to maxOutput.
 func call(c *stage.Call, function http.Handler, direct bool) stage.Result {
 	r, err := request(c, direct)
 	if err != nil {
@@ -51,9 +52,9 @@ func call(c *stage.Call, function http.Handler, direct bool) stage.Result {
 	return stage.Result{Output: items, Header: headerOf(w.header)}
 }
 
-// refusal is an answer that is no output, as an error.
+// refusal turns an answer that is not an output into an error.
 func refusal(status int, body []byte) error {
-	const most = 500 // bytes that a client is shown
+	const most = 500 // most bytes shown to a client
 	text := bytes.TrimSpace(body[:min(len(body), most)])
 	if len(text) == 0 {
 		text = []byte(http.StatusText(status))
@@ -61,10 +62,10 @@ func refusal(status int, body []byte) error {
 	return fmt.Errorf("the function answered %d: %s", status, text)
 }
 
-// serve runs the handler; that it broke its answer off is an error.
+// serve runs the handler. It returns an error if the handler breaks its answer off.
 func serve(h http.Handler, w *recorder, r *http.Request) (err error) {
 	defer func() {
-		if p := recover(); p != nil && p != http.ErrAbortHandler { //nolint:errorlint // a panic's value is it itself
+		if p := recover(); p != nil && p != http.ErrAbortHandler { //nolint:errorlint // http.ErrAbortHandler is compared as the panic's value
 			panic(p)
 		} else if p != nil || w.full {
 			err = errors.New("the function's answer broke off")
@@ -85,7 +86,8 @@ func request(c *stage.Call, direct bool) (*http.Request, error) {
 	}
 	method := c.HeaderValue("Http-Method")
 	if method == "" || !direct && (method == http.MethodGet || method == http.MethodHead) && len(body) > 0 {
-		method = http.MethodPost // a stage's input is its body, whatever the pipeline was asked with
+		// A stage's input is its body, whatever the method of the pipeline's request.
+		method = http.MethodPost
 	}
 	target := c.HeaderValue("Http-Path")
 	if target == "" {
@@ -137,7 +139,7 @@ type recorder struct {
 // Header implements http.ResponseWriter.
 func (w *recorder) Header() http.Header { return w.header }
 
-// WriteHeader implements http.ResponseWriter. Informational answers have nowhere to go.
+// WriteHeader implements http.ResponseWriter. It drops informational answers.
 func (w *recorder) WriteHeader(status int) {
 	if w.status == 0 && status >= 200 {
 		w.status = status

@@ -23,14 +23,16 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
-// command is how the function's program is started, but for its files.
+// command returns how to start the function's program, without its files.
 func (c *config) command() sandbox.Command {
 	cmd := sandbox.Command{Dir: c.image.Root, Argv: c.process, Env: c.env, Stdout: os.Stdout, Stderr: os.Stderr, As: c.account, Secrets: c.secrets}
 	cmd.Hosts, cmd.Resolv = c.network.Hosts, c.network.Resolv
 	if c.image.Rootfs {
 		cmd.Chroot, cmd.As, cmd.Dir, cmd.User = c.image.Root, nil, cmp.Or(c.image.WorkDir, "/"), c.image.User
-		cmd.ReadOnly, cmd.GPUs = c.image.ReadOnly, c.env["CUDA_VISIBLE_DEVICES"] != "" // the order's, not the function's
-		// Not the folder in c.env, which the function could name: this process may read any folder.
+		// From the order, not from the function.
+		cmd.ReadOnly, cmd.GPUs = c.image.ReadOnly, c.env["CUDA_VISIBLE_DEVICES"] != ""
+		// The folder named in c.env must not be used. The function could name any folder, and this
+		// process may be able to read it.
 		if c.secrets != "" {
 			cmd.Binds = []sandbox.Bind{{From: c.secrets, To: secretsFolder, Copy: true}}
 			cmd.Env = maps.Clone(c.env)
@@ -40,8 +42,8 @@ func (c *config) command() sandbox.Command {
 	return cmd
 }
 
-// hide returns a text for clients, in which the image's files have the paths that the function
-// sees, or paths relative to the image's folder.
+// hide returns a text for clients. It replaces the paths of the image's files by paths that the
+// function sees, or by paths relative to the image's folder.
 func (c *config) hide(text string) string {
 	switch root := c.image.Root; {
 	case root == "" || root == "/":
@@ -53,26 +55,28 @@ func (c *config) hide(text string) string {
 	}
 }
 
-// envSecrets names the folder with a function's secrets; in a root of its own that is where OpenFaaS has it.
+// envSecrets names the folder with a function's secrets. In its own root, a program finds them
+// where OpenFaaS has them.
 const (
 	envSecrets    = "secret_mount_path"
 	secretsFolder = "/var/openfaas/secrets"
 )
 
-// child is the program of a function in mode http, for as long as the replica lives.
+// child is the program of a function in mode http. It runs as long as the replica.
 type child struct {
 	cmd    *exec.Cmd
-	at     url.URL       // where it listens
-	guard  *guard        // of that port; nil: nobody else can listen there
+	at     url.URL       // address on which it listens
+	guard  *guard        // guards that port; nil: nobody else can listen there
 	gone   chan struct{} // closed when it has ended; then status is set
 	status unix.WaitStatus
-	heard  atomic.Int64 // when it last answered anything, in ns since 1970
+	heard  atomic.Int64 // time of its last answer, in ns since 1970
 }
 
-// startChild starts the program and returns before it is ready.
+// startChild starts the program. It returns before the program is ready.
 func startChild(s *sandbox.Spawner, c *config) (*child, error) {
 	command := c.command()
-	command.Stays = true // what it starts ends with this process, however that ends
+	// everything that it starts ends with this process, however this process ends.
+	command.Stays = true
 	p := &child{gone: make(chan struct{})}
 	if c.upstream != nil {
 		p.at = *c.upstream
@@ -94,7 +98,8 @@ func startChild(s *sandbox.Spawner, c *config) (*child, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := g.claim(); err != nil { // in a network of its own, too: then it has been used before
+	// Also in a separate network, where the port may be in use already.
+	if err := g.claim(); err != nil {
 		return nil, err
 	}
 	if !c.network.Own {
@@ -105,7 +110,7 @@ func startChild(s *sandbox.Spawner, c *config) (*child, error) {
 		return nil, err
 	}
 	killFirst(p.cmd.Process.Pid)
-	go func() { // ends with the process, which ends with this one
+	go func() { // ends with the child, which ends with this process
 		p.status = sandbox.Wait(p.cmd)
 		g.close()
 		close(p.gone)
@@ -113,10 +118,11 @@ func startChild(s *sandbox.Spawner, c *config) (*child, error) {
 	return p, nil
 }
 
-// ownPort is the port of a program in a network of its own. Many images listen there whatever their environment says.
+// ownPort is the port of a program in its own network. Many images listen on it whatever their
+// environment says.
 const ownPort = "8080"
 
-// freePort returns a port of this machine that nobody listens on.
+// freePort returns a free port of this machine.
 func freePort() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -127,9 +133,10 @@ func freePort() (string, error) {
 	return port, err
 }
 
-// stop ends the program: SIGTERM, and SIGKILL when ctx ends. It returns when it has ended.
+// stop ends the program with SIGTERM, and with SIGKILL when ctx ends. It returns when the program
+// has ended.
 func (p *child) stop(ctx context.Context) {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
 	select {
 	case <-p.gone:
 		return
@@ -139,7 +146,7 @@ func (p *child) stop(ctx context.Context) {
 	<-p.gone
 }
 
-// end says how the program has ended.
+// end describes how the program has ended.
 func (p *child) end() string {
 	switch s := p.status; {
 	case s.Signaled():
@@ -149,27 +156,27 @@ func (p *child) end() string {
 	}
 }
 
-// Waits between two looks at a program that starts.
+// Waits between two probes of a program that starts.
 const (
 	firstLook = 2 * time.Millisecond
 	laterLook = 200 * time.Millisecond
-	lookTime  = 5 * time.Second // for an answer
+	lookTime  = 5 * time.Second // longest wait for an answer
 )
 
-// wait returns when the program is ready, has ended, or ctx has.
+// wait returns when the program is ready or has ended, or when ctx ends.
 func (p *child) wait(ctx context.Context, path string) error {
-	client := looker(p)
-	var said error // what it answered last
+	client := probeClient(p)
+	var said error // last answer
 	var taken takenError
 	for pause := firstLook; ; pause = min(2*pause, laterLook) {
-		ready, err := p.ask(ctx, client, path)
+		ready, err := p.probe(ctx, client, path)
 		if ready {
 			return nil
 		}
 		if errors.As(err, &taken) {
 			return taken
 		}
-		if said == nil || ctx.Err() == nil { // one that was cut short says nothing
+		if said == nil || ctx.Err() == nil { // a canceled probe says nothing
 			said = err
 		}
 		t := time.NewTimer(pause)
@@ -180,14 +187,15 @@ func (p *child) wait(ctx context.Context, path string) error {
 			return fmt.Errorf("the function's program was never ready: %s", p.end())
 		case <-ctx.Done():
 			t.Stop()
-			return fmt.Errorf("the function's program was not ready in time: %w", p.late(ctx.Err(), said))
+			return fmt.Errorf("the function's program was not ready in time: %w", p.notReady(ctx.Err(), said))
 		}
 	}
 }
 
-// late returns why the program is not ready when the wait ends: where it listens instead, or what it answered last.
-func (p *child) late(end, said error) error {
-	if elsewhere := p.elsewhere(); p.cmd != nil && elsewhere != "" {
+// notReady returns the error for a program that is not ready in time. It says where the program
+// listens instead, or what it answered last.
+func (p *child) notReady(end, said error) error {
+	if elsewhere := p.listensAt(); p.cmd != nil && elsewhere != "" {
 		return fmt.Errorf("%w; %s", end, elsewhere)
 	}
 	if said != nil {
@@ -196,12 +204,14 @@ func (p *child) late(end, said error) error {
 	return end
 }
 
-// failures is after how many looks in a row that found it ill a program is given up, as Kubernetes does.
+// failures is the number of consecutive failed probes after which a program is given up; Kubernetes
+// uses the same number.
 const failures = 3
 
-// check looks at the program's health until ctx ends, which is no error, or until the program is given up.
+// check probes the program's health until ctx ends, and then returns nil. It returns an error if
+// the program is given up.
 func (p *child) check(ctx context.Context, path string, delay, period time.Duration) error {
-	client := looker(p)
+	client := probeClient(p)
 	t := time.NewTimer(delay)
 	defer t.Stop()
 	for bad := 0; ; {
@@ -211,7 +221,7 @@ func (p *child) check(ctx context.Context, path string, delay, period time.Durat
 		case <-t.C:
 		}
 		t.Reset(period)
-		if _, err := p.ask(ctx, client, path); err == nil {
+		if _, err := p.probe(ctx, client, path); err == nil {
 			bad = 0
 		} else if bad++; bad == failures && ctx.Err() == nil {
 			return fmt.Errorf("the function's program is given up, its health was bad %d times in a row: %w", bad, err)
@@ -227,8 +237,8 @@ func (p *child) dial(ctx context.Context, network, address string) (net.Conn, er
 	return p.guard.dial(ctx, network, address)
 }
 
-// looker is a client that looks at the program.
-func looker(p *child) *http.Client {
+// probeClient returns an HTTP client for probes.
+func probeClient(p *child) *http.Client {
 	return &http.Client{
 		Transport:     &http.Transport{DisableKeepAlives: true, DialContext: p.dial},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -236,8 +246,8 @@ func looker(p *child) *http.Client {
 	}
 }
 
-// ask looks once whether the program is ready.
-func (p *child) ask(ctx context.Context, client *http.Client, path string) (ready bool, err error) {
+// probe asks once whether the program is ready.
+func (p *child) probe(ctx context.Context, client *http.Client, path string) (ready bool, err error) {
 	if path != "" {
 		status, err := p.get(ctx, client, path)
 		if err == nil && (status < 200 || status > 299) {
@@ -256,7 +266,7 @@ func (p *child) ask(ctx context.Context, client *http.Client, path string) (read
 			return false, fmt.Errorf("%s answered %d", path, status)
 		}
 	}
-	return true, nil // it answers, and knows neither path
+	return true, nil // the program answers, but knows neither path
 }
 
 func (p *child) get(ctx context.Context, client *http.Client, path string) (status int, err error) {

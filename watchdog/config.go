@@ -16,7 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// The modes, in of-watchdog's words.
+// The modes, with of-watchdog's names.
 const (
 	modeHTTP        = "http"
 	modeStreaming   = "streaming"
@@ -24,37 +24,39 @@ const (
 	modeStatic      = "static"
 )
 
-// config is what a replica's environment says.
+// config is a replica's configuration, read from its environment.
 type config struct {
-	mode        string
-	image       sandbox.Image
-	network     wire.Network      // of this process and the program
-	account     *sandbox.Account  // who the program runs as without a root of its own; nil: as this process
-	secrets     string            // folder with its secrets; empty: it has none
-	process     []string          // program and arguments
-	env         map[string]string // of the program
-	upstream    *url.URL          // where it listens; nil: on the port that it is given
-	ready       string            // path to ask; empty: see the package
-	health      string            // path to ask while it serves; empty: none
-	static      string            // folder of the image whose files are served, in mode static
-	contentType string            // of what a process a request prints
-	slots       int               // requests at a time
+	mode    string
+	image   sandbox.Image
+	network wire.Network // shared by this process and the program
+	// User of a program without its own root; nil: the user of this process.
+	account     *sandbox.Account
+	secrets     string            // folder with the secrets; empty: none
+	process     []string          // the program and its arguments
+	env         map[string]string // environment of the program
+	upstream    *url.URL          // where the program listens; nil: on the port that it is given
+	ready       string            // path of the readiness probe; empty: see the package comment
+	health      string            // path of the health probe; empty: none
+	static      string            // mode static: folder of the image with the files
+	contentType string            // content type of what a process per request prints
+	slots       int               // concurrent requests
 	oom         oom
 
-	delay, period     time.Duration // before the first and between two looks at its health
-	exec, read, write time.Duration // bounds of a request: all of it, its body's coming, its answer's going; 0: none
+	delay, period time.Duration // before the first health probe, and between two
+	// Bounds of a request: in total, for its body, and for its answer; 0: none.
+	exec, read, write time.Duration
 }
 
-// healthPeriodDefault is the time between two looks at a program's health.
+// healthPeriodDefault is the time between two health probes.
 const healthPeriodDefault = 2 * time.Second
 
-// Requests at a time of a function that does not say max_inflight.
+// Concurrent requests of a function without max_inflight.
 const (
 	slotsHTTP = 100
 	slotsFork = 16
 )
 
-// parse reads an environment, and names all that is wrong with it.
+// parse reads an environment. Its error names all faults.
 func parse(environ []string) (config, error) {
 	given := map[string]string{}
 	add := func(list []string) {
@@ -73,7 +75,7 @@ func parse(environ []string) (config, error) {
 	var healthPeriod string
 	healthPeriod, c.health, _ = strings.Cut(rest, ",")
 	clear(given)
-	add(c.image.Env) // under the function's own
+	add(c.image.Env) // the function's own environment wins
 	add(program(environ))
 	maps.DeleteFunc(given, func(k, _ string) bool { return strings.HasPrefix(k, "STAGECOACH_") })
 	c.env = given
@@ -101,7 +103,7 @@ func parse(environ []string) (config, error) {
 	c.process = strings.Fields(cmp.Or(given["fprocess"], given["function_process"]))
 	c.mode = given["mode"]
 	if c.mode == "" {
-		c.mode = modeStreaming // as for of-watchdog
+		c.mode = modeStreaming // of-watchdog's default
 		if len(c.process) == 0 {
 			c.mode = modeHTTP
 		}
@@ -128,7 +130,7 @@ func parse(environ []string) (config, error) {
 	return c, errors.Join(errs...)
 }
 
-// program returns the variables that are its program's; what else this process has is its own.
+// program returns the variables of the program. All others belong to this process.
 func program(environ []string) (own []string) {
 	for _, kv := range environ {
 		if kv, ok := strings.CutPrefix(kv, wire.EnvProgram); ok {
@@ -138,7 +140,7 @@ func program(environ []string) (own []string) {
 	return own
 }
 
-// identify reads what the program is, who it runs as, and where its secrets are.
+// identify reads the image, the account, and the folder of the secrets.
 func (c *config) identify(given map[string]string) error {
 	if err := json.Unmarshal([]byte(given[wire.EnvImage]), &c.image); err != nil {
 		return fmt.Errorf("environment %s: %w; a function is started by `stagecoach up`", wire.EnvImage, err)
@@ -156,7 +158,7 @@ func (c *config) identify(given map[string]string) error {
 	return nil
 }
 
-// upstream reads where a program says that it listens; nil: it does not say.
+// upstream parses upstream_url; nil: the variable is not set.
 func upstream(value string) (*url.URL, error) {
 	if value == "" {
 		return nil, nil

@@ -11,7 +11,7 @@ import (
 
 const someImage = `STAGECOACH_IMAGE={"Name":"a/b:1","Root":"/images/b","Entrypoint":["/main","-v"],"Env":["A=image","B=image"]}`
 
-// given makes variables those of a function's program, but for the platform's.
+// given turns variables into those of a function's program, except for the platform's.
 func given(env []string) (out []string) {
 	for _, kv := range env {
 		if !strings.HasPrefix(kv, "STAGECOACH_") {
@@ -87,7 +87,7 @@ func TestParseNamesTheFault(t *testing.T) {
 	}
 }
 
-// FuzzParse: an environment is read or refused; what is read can be run.
+// FuzzParse checks that an environment is either refused or makes a configuration that can run.
 func FuzzParse(f *testing.F) {
 	f.Add(someImage + "\nmode=http\nupstream_url=http://[::1]:80/%zz\nexec_timeout=1h")
 	f.Add(someImage + "\nfprocess= \nready_path=\n=\nmax_inflight=-1")
@@ -105,8 +105,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestSecretsOfAProgram are those that the platform names, not what its environment says: a
-// watchdog that is root could read any folder.
+// TestSecretsOfAProgram checks that the folder of the secrets comes from the platform and not from
+// the program's environment, because a watchdog that is root could read any folder.
 func TestSecretsOfAProgram(t *testing.T) {
 	t.Parallel()
 	const own = "STAGECOACH_SECRETS=/run/stagecoach/secrets-x/ns/f/set"

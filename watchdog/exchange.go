@@ -12,28 +12,31 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stage"
 )
 
-// exchanges serves HTTP on connections to the gateway's rendezvous: one that is kept from an exchange before, or one that the
-// replica dials.
+// exchanges serves HTTP on connections to the gateway's rendezvous. A connection is either kept
+// from an earlier exchange or dialed by the replica.
 type exchanges struct {
 	server *hop.Server
-	keeps  int // connections at most
+	keeps  int // most connections to keep
 
 	mu      sync.Mutex
-	path    string    // of the gateway's socket
-	kept    *hop.Pool // connections to it
+	path    string    // path of the gateway's socket
+	kept    *hop.Pool // kept connections to it
 	closed  bool
 	running sync.WaitGroup
-	abort   context.CancelFunc // ends those under way
+	abort   context.CancelFunc // ends the running exchanges
 	ctx     context.Context    // ends with abort
 }
 
-// keptTime is how long a connection to the gateway waits for its next exchange. The gateway waits longer.
+// keptTime is how long a connection to the gateway waits for its next exchange. The gateway waits
+// longer.
 const keptTime = 20 * time.Second
 
-// maxHead bounds a request's head in bytes: the gateway's bound and room for what it adds.
+// maxHead is the largest request head in bytes: the gateway's bound, and room for what the gateway
+// adds.
 const maxHead = 128 << 10
 
-// newExchanges returns exchanges whose requests the function answers, slots at a time. The caller closes them.
+// newExchanges returns exchanges that pass requests to the function, up to slots at a time. The
+// caller closes them.
 func newExchanges(function http.Handler, slots int, read, write time.Duration) *exchanges {
 	e := &exchanges{keeps: slots, kept: &hop.Pool{}}
 	e.server = &hop.Server{Handler: function, MaxHead: maxHead, Read: read, Write: write}
@@ -41,7 +44,7 @@ func newExchanges(function http.Handler, slots int, read, write time.Duration) *
 	return e
 }
 
-// close waits for the exchanges under way, and breaks them off when ctx ends.
+// close waits for the running exchanges, and breaks them off when ctx ends.
 func (e *exchanges) close(ctx context.Context) {
 	e.mu.Lock()
 	e.closed = true
@@ -53,7 +56,8 @@ func (e *exchanges) close(ctx context.Context) {
 	e.abort()
 }
 
-// begin counts an exchange with the gateway at path, and returns the connections to it that are kept. It returns nil after close.
+// begin counts an exchange with the gateway at path. It returns the pool of kept connections to
+// that gateway, or nil after close.
 func (e *exchanges) begin(path string) *hop.Pool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -68,7 +72,7 @@ func (e *exchanges) begin(path string) *hop.Pool {
 	return e.kept
 }
 
-// do meets the gateway at the call's rendezvous and returns when the exchange there has ended.
+// do meets the gateway at the call's rendezvous, and returns when the exchange has ended.
 func (e *exchanges) do(call *stage.Call, address string) error {
 	token, path, err := parseAddress(address)
 	if err != nil {
@@ -80,8 +84,9 @@ func (e *exchanges) do(call *stage.Call, address string) error {
 	return call.Context().Err()
 }
 
-// meet says the token to the gateway that listens at path, and serves the request that comes, until it has ended or ctx has. The
-// gateway waits for it, so only the call's own end bounds the wait for a gateway that is slow.
+// meet sends the token to the gateway that listens at path, and serves the request that follows. It
+// returns when the request or ctx has ended. There is no other bound for a slow gateway, because
+// the gateway waits too.
 func (e *exchanges) meet(ctx context.Context, token, path string) error {
 	pool := e.begin(path)
 	if pool == nil {
@@ -93,7 +98,8 @@ func (e *exchanges) meet(ctx context.Context, token, path string) error {
 	defer context.AfterFunc(e.ctx, cancel)()
 	greeting := []byte(token + "\n")
 	if c := pool.Get(); c != nil {
-		// If the gateway has closed it meanwhile, no request has come. The token is then good for another connection.
+		// If the gateway has closed the kept connection, no request has come, and the token is
+		// still valid on another connection.
 		if _, err := c.Write(greeting); err != nil {
 			_ = c.Close()
 		} else if !e.serve(ctx, c, pool) || ctx.Err() != nil {
@@ -112,22 +118,25 @@ func (e *exchanges) meet(ctx context.Context, token, path string) error {
 	return nil
 }
 
-// serve runs the exchange on a connection whose token has been said. It returns true if no request came.
+// serve runs the exchange on a connection whose token has been sent. It returns true if no request
+// came.
 func (e *exchanges) serve(ctx context.Context, c net.Conn, pool *hop.Pool) (silent bool) {
 	served := e.server.Serve(ctx, c)
 	switch {
 	case served.Kept:
 		pool.Put(c)
-	case served.Whole: // the gateway may still send of a body that nobody wants, and would take it for the replica's loss if it could not
+	case served.Whole:
+		// The gateway may still send the rest of an unwanted body, and if it could not, it would
+		// believe that the replica is lost.
 		e.running.Go(func() { hop.Linger(c) })
 	}
 	return served.Silent
 }
 
-// callKey is the key of the call in the context of its request.
+// callKey is the context key of a request's call.
 type callKey struct{}
 
-// withTimeoutHeader returns the function behind a handler that sets X-Timeout.
+// withTimeoutHeader wraps function with setTimeoutHeader.
 func withTimeoutHeader(function http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		setTimeoutHeader(r, r.Context().Value(callKey{}).(*stage.Call))
@@ -135,7 +144,8 @@ func withTimeoutHeader(function http.Handler) http.Handler {
 	})
 }
 
-// setTimeoutHeader sets X-Timeout to the time that the caller still waits, so that the function can pass it on.
+// setTimeoutHeader sets X-Timeout to the time that the caller will still wait, so that the function
+// can pass it on.
 func setTimeoutHeader(r *http.Request, call *stage.Call) {
 	r.Header.Del("X-Timeout")
 	if !call.Deadline.IsZero() {

@@ -15,7 +15,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
-// TestBodyAfterTheAnswer: a function answers without reading its input, which the gateway sends later than that.
+// TestBodyAfterTheAnswer checks a function that answers without reading its input, which the
+// gateway sends later.
 func TestBodyAfterTheAnswer(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "gateway"))
@@ -38,7 +39,7 @@ func TestBodyAfterTheAnswer(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	e := newExchanges(&forker{c: shell(modeStreaming, "echo done"), spawner: spawner, log: log}, 1, 0, 0)
 	defer e.close(t.Context())
-	defer gateway.Close() // before the server is waited for
+	defer gateway.Close() // must run before the test waits for the server
 	var served sync.WaitGroup
 	defer served.Wait()
 	served.Go(func() { e.serve(t.Context(), raw, &hop.Pool{}) })

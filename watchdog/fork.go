@@ -21,10 +21,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
-// maxOutput bounds in bytes what is kept of an answer before it goes out.
+// maxOutput is the largest answer in bytes that is kept before it is sent.
 const maxOutput = 64 << 20
 
-// forker answers each request with a process of its own.
+// forker is a handler that runs one process per request.
 type forker struct {
 	c       *config
 	spawner *sandbox.Spawner
@@ -46,10 +46,10 @@ func (f *forker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	_, copied := io.Copy(out, p.stdout)
 	if copied != nil {
-		p.kill() // nobody takes its output
+		p.kill() // nobody takes the output
 	}
 	status := p.wait()
-	var late overtime
+	var late timeoutError
 	why := fmt.Sprintf("the function's process ended with exit status %d", status.ExitStatus())
 	code := http.StatusInternalServerError
 	switch {
@@ -68,12 +68,13 @@ func (f *forker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if out.begun {
 		f.log.Error("an answer was broken off", "error", why)
-		panic(http.ErrAbortHandler) // the client must not take what came for the whole
+		panic(http.ErrAbortHandler) // the client must not take a part for the whole
 	}
 	refuse(w, code, f.c.hide(why))
 }
 
-// answer is what a process prints on its way to the client: at once, or kept until the process has ended well.
+// answer is the output of a process on its way to the client. It is sent at once, or kept until the
+// process has succeeded.
 type answer struct {
 	w     http.ResponseWriter
 	kept  *bytes.Buffer
@@ -85,7 +86,7 @@ func (a *answer) Write(b []byte) (int, error) {
 		a.begun = true
 		n, err := a.w.Write(b)
 		if err == nil {
-			_ = http.NewResponseController(a.w).Flush() // what cannot be sent, the next Write tells
+			_ = http.NewResponseController(a.w).Flush() // on an error the next Write fails too
 		}
 		return n, err
 	}
@@ -98,20 +99,21 @@ func (a *answer) Write(b []byte) (int, error) {
 func (a *answer) end() {
 	if a.kept != nil {
 		a.w.Header().Set("Content-Length", strconv.Itoa(a.kept.Len()))
-		_, _ = a.w.Write(a.kept.Bytes()) // fails when the client is gone
+		_, _ = a.w.Write(a.kept.Bytes()) // fails if the client is gone
 	}
 }
 
-// process is one request's.
+// process is the process of one request.
 type process struct {
 	cmd    *exec.Cmd
 	stdout *os.File
 	stderr *sandbox.Output
-	fed    chan struct{} // closed when nothing more goes to its stdin
-	ended  chan struct{} // closed when it has ended, and what it had started; then status is set
+	fed    chan struct{} // closed when nothing more will be written to its stdin
+	// Closed when it and everything that it started have ended; then status is set.
+	ended  chan struct{}
 	status unix.WaitStatus
 	hurry  func()      // ends a wait for the request's body
-	stop   func() bool // the watch on the request's context
+	stop   func() bool // stops the watch on the request's context
 }
 
 func (f *forker) start(w http.ResponseWriter, r *http.Request) (*process, error) {
@@ -143,9 +145,10 @@ func (f *forker) start(w http.ResponseWriter, r *http.Request) (*process, error)
 	}
 	killFirst(cmd.Process.Pid)
 	p := &process{cmd: cmd, stdout: out, stderr: stderr, fed: make(chan struct{}), ended: make(chan struct{})}
-	p.hurry = func() { _ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) } // a body in memory needs none
+	// A body in memory needs no such end.
+	p.hurry = func() { _ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) }
 	p.stop = context.AfterFunc(r.Context(), p.kill)
-	go func() { // wait waits for both
+	go func() { // wait waits for both goroutines
 		p.status = sandbox.Wait(cmd)
 		close(p.ended)
 	}()
@@ -157,10 +160,10 @@ func (f *forker) start(w http.ResponseWriter, r *http.Request) (*process, error)
 	return p, nil
 }
 
-// kill ends the process, and with it what it has started.
+// kill kills the process and everything that it has started.
 func (p *process) kill() { _ = p.cmd.Process.Kill() }
 
-// wait returns how the process has ended, once nothing of it is left.
+// wait returns how the process ended, once nothing of it is left.
 func (p *process) wait() unix.WaitStatus {
 	<-p.ended
 	p.stop()
@@ -170,12 +173,13 @@ func (p *process) wait() unix.WaitStatus {
 		p.hurry()
 		<-p.fed
 	}
-	_ = p.stdout.Close() // read-only
+	_ = p.stdout.Close() // opened for reading only
 	p.stderr.Finish(lastMoment)
 	return p.status
 }
 
-// variables returns what a process learns of its request, as OpenFaaS's watchdogs say it.
+// variables returns a process's environment, which describes its request as OpenFaaS's watchdogs
+// do.
 func variables(env map[string]string, r *http.Request) map[string]string {
 	all := maps.Clone(env)
 	for name, values := range r.Header {
@@ -196,7 +200,7 @@ func variables(env map[string]string, r *http.Request) map[string]string {
 	}
 	for name, value := range all {
 		if strings.ContainsRune(value, 0) {
-			delete(all, name) // an environment has no NULs
+			delete(all, name) // an environment cannot contain NULs
 		}
 	}
 	return all

@@ -20,26 +20,26 @@ import (
 // guard makes sure that only the replica's own processes answer on the program's port. In the
 // machine's network, every replica can listen on every port.
 //
-// A connection is the program's if each socket that listens on the port right after the connection
-// was made is known, from before, to belong to the replica. A socket keeps its port for as long as
-// it listens, so no other process can have accepted the connection. Sockets that share the port
-// (SO_REUSEPORT) are listed beside it.
+// After a connection is made, guard looks at all sockets that listen on the port. If it knows from
+// before that each of them belongs to the replica, the connection is the program's. A socket keeps
+// its port as long as it listens, so no other process can have accepted the connection. Sockets
+// that share the port (SO_REUSEPORT) appear beside it.
 type guard struct {
-	at    url.URL // where the program is to listen
+	at    url.URL // address where the program should listen
 	port  uint16
 	hosts []netip.Addr
-	lock  *net.UnixConn // see claim; nil: none
+	lock  *net.UnixConn // see claim; nil: not claimed
 
 	mu    sync.Mutex
-	known map[uint32]bool // inodes of sockets that belong to the replica; replaced, never changed
+	known map[uint32]bool // inodes of the replica's sockets; replaced, never modified
 
 	once  sync.Once
 	taken chan struct{} // closed when another process was found on the port; then why is set
 	why   error
 }
 
-// newGuard returns the guard of a program that is to listen at the URL, whose host is a loopback
-// address or localhost.
+// newGuard returns the guard of a program that should listen at the URL. Its host must be a
+// loopback address or localhost.
 func newGuard(at url.URL) (*guard, error) {
 	port, err := strconv.ParseUint(at.Port(), 10, 16)
 	if err != nil || port == 0 {
@@ -51,7 +51,7 @@ func newGuard(at url.URL) (*guard, error) {
 		g.hosts = []netip.Addr{loopback}
 	case "::1":
 		g.hosts = []netip.Addr{netip.IPv6Loopback()}
-	default: // localhost, see upstream
+	default: // localhost; see upstream
 		g.hosts = []netip.Addr{loopback, netip.IPv6Loopback()}
 	}
 	return g, nil
@@ -59,7 +59,7 @@ func newGuard(at url.URL) (*guard, error) {
 
 var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
-// takenError is the error that names the process or function that has the program's port.
+// takenError says which process or function has the program's port.
 type takenError struct{ text string }
 
 func (e takenError) Error() string { return e.text }
@@ -79,7 +79,8 @@ func (g *guard) takenBy(who string) error {
 // it. If two replicas start at the same time, exactly one gets the port, even if both programs
 // could listen there. The reservation ends with close, or with this process.
 func (g *guard) claim() error {
-	name := fmt.Sprintf("@stagecoach/port/%d", g.port) // abstract: in the network, and in no folder
+	// An abstract socket belongs to the network, not to a folder.
+	name := fmt.Sprintf("@stagecoach/port/%d", g.port)
 	lock, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: name})
 	if errors.Is(err, unix.EADDRINUSE) {
 		return g.takenBy(binder(name))
@@ -101,10 +102,10 @@ func (g *guard) close() {
 	}
 }
 
-// binder describes the process that has a unix socket bound to a name.
+// binder describes the process that has bound a unix socket to a name.
 func binder(name string) string {
 	const unknown = "another replica, which cannot be looked into from here"
-	b, _ := os.ReadFile("/proc/net/unix") // without it nobody is found
+	b, _ := os.ReadFile("/proc/net/unix") // without the file, nobody is found
 	for line := range strings.Lines(string(b)) {
 		f := strings.Fields(line) // …, inode, path
 		if len(f) != 8 || f[7] != name {
@@ -128,21 +129,22 @@ func (g *guard) listening() ([]listener, error) {
 	return slices.DeleteFunc(all, func(l listener) bool { return !slices.ContainsFunc(g.hosts, l.answers) }), err
 }
 
-// free returns an error if somebody listens on the port, before the program is started.
+// free returns an error if a process listens on the port. It is called before the program is
+// started.
 func (g *guard) free() error {
 	all, err := g.listening()
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	return g.takenBy(whose(all[0]))
+	return g.takenBy(ownerOf(all[0]))
 }
 
-// elsewhere returns where the replica's processes listen, as part of an error. It is empty if they
-// listen nowhere, or on the port that is wanted.
-func (p *child) elsewhere() string {
+// listensAt returns where the replica's processes listen, as part of an error text. It returns ""
+// if they listen nowhere, or on the wanted port.
+func (p *child) listensAt() string {
 	all, err := listeners(0)
 	if err != nil {
-		return "" // only a hint
+		return "" // it is only a hint
 	}
 	port := p.at.Port()
 	own := readProcesses().sockets(os.Getpid())
@@ -177,8 +179,8 @@ func (p *child) elsewhere() string {
 	return fmt.Sprintf("it listens on %s; want %s%s", strings.Join(slices.Compact(where), " and "), port, upstream)
 }
 
-// whose describes the process that holds a listener.
-func whose(l listener) string {
+// ownerOf describes the process that owns a listener.
+func ownerOf(l listener) string {
 	procs := readProcesses()
 	if pid := procs.holder(l.inode); pid != 0 {
 		return procs.describe(pid)
@@ -186,8 +188,8 @@ func whose(l listener) string {
 	return fmt.Sprintf("a process of user %d", l.uid)
 }
 
-// look returns the inodes of the sockets that listen on the port; empty: none does. It returns a
-// takenError if one of them does not belong to the replica.
+// look returns the inodes of the sockets that listen on the port, or nothing if there are none. It
+// returns a takenError if one of them does not belong to the replica.
 func (g *guard) look() (map[uint32]bool, error) {
 	g.mu.Lock()
 	known := g.known
@@ -207,7 +209,7 @@ func (g *guard) look() (map[uint32]bool, error) {
 		}
 		settled := true
 		if len(others) > 0 {
-			if settled, err = g.tell(others); err != nil {
+			if settled, err = g.checkOwners(others); err != nil {
 				return nil, err
 			}
 			unsettled = others[0]
@@ -218,21 +220,20 @@ func (g *guard) look() (map[uint32]bool, error) {
 			g.mu.Unlock()
 			return now, nil
 		}
-		time.Sleep(changing) // then the socket list and /proc agree again
+		time.Sleep(changing) // after this, the list of sockets and /proc agree again
 	}
 	return nil, g.takenBy(fmt.Sprintf("a process of user %d, which cannot be looked into from here", unsettled.uid))
 }
 
-// look repeats while sockets come and go, or move from process to process: at most tries times,
-// with a pause in between.
+// look repeats while sockets come, go, or move between processes: at most tries times, with pauses.
 const (
 	tries    = 10
 	changing = 5 * time.Millisecond
 )
 
-// tell searches /proc for the owners of the listeners. It returns true if all belong to the
+// checkOwners searches /proc for the owners of the listeners. It returns true if all belong to the
 // replica, false if an owner was not found, and a takenError if another process owns one.
-func (g *guard) tell(all []listener) (bool, error) {
+func (g *guard) checkOwners(all []listener) (bool, error) {
 	procs := readProcesses()
 	own := procs.sockets(os.Getpid())
 	settled := true
@@ -240,12 +241,14 @@ func (g *guard) tell(all []listener) (bool, error) {
 		if own[l.inode] {
 			continue
 		}
-		settled = false // the socket was closed just now, or is in a process that was started just now
+		// The socket was just closed, or belongs to a process that was just started.
+		settled = false
 		pid := procs.holder(l.inode)
 		if pid == 0 {
 			continue
 		}
-		if procs = readProcesses(); !slices.Contains(procs.ours(os.Getpid()), pid) { // read again: processes may have ended during the first time
+		// Read again, because processes may have ended during the first read.
+		if procs = readProcesses(); !slices.Contains(procs.ours(os.Getpid()), pid) {
 			return false, g.takenBy(procs.describe(pid))
 		}
 	}

@@ -24,7 +24,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// listenShared listens as a server does that lets others listen on its port, too (SO_REUSEPORT).
+// listenShared listens with SO_REUSEPORT, so that others can listen on the same port.
 func listenShared(address string) (net.Listener, error) {
 	c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		wrong := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
@@ -33,9 +33,9 @@ func listenShared(address string) (net.Listener, error) {
 	return c.Listen(context.Background(), "tcp", address)
 }
 
-// serveProgram is this test's binary as a function's program: it listens where the environment
-// variable `listen` says, shared if `shared` is set, and stays up when it cannot. It closes its
-// listener when asked for /close.
+// serveProgram runs this test's binary as a function's program. It listens where the variable
+// `listen` says, with SO_REUSEPORT if `shared` is set. It keeps running even if it cannot listen. A
+// request for /close closes its listener.
 func serveProgram() {
 	listen := func(address string) (net.Listener, error) { return net.Listen("tcp", address) }
 	if os.Getenv("shared") != "" {
@@ -56,7 +56,7 @@ func serveProgram() {
 	select {}
 }
 
-// programAt is the configuration of a function whose program is [serveProgram].
+// programAt returns the configuration of a function whose program is [serveProgram].
 func programAt(upstream, listen string, shared bool) *config {
 	c := shell(modeHTTP, "")
 	c.process, c.env = []string{os.Args[0]}, map[string]string{"WATCHDOG_TEST": "program", "listen": listen}
@@ -69,15 +69,15 @@ func programAt(upstream, listen string, shared bool) *config {
 	return c
 }
 
-// watchdogAt is this test's binary as a watchdog, in a session of its own: it prints "ready", or
-// why its program is not, and stays.
+// watchdogAt runs this test's binary as a watchdog in its own session. It prints "ready", or why
+// its program is not ready, and keeps running.
 func watchdogAt() {
 	p, err := startChild(sandbox.NewSpawner(), programAt(os.Getenv("upstream"), os.Getenv("listen"), os.Getenv("shared") != ""))
 	if err == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), soon)
 		if os.Getenv("upstream") != os.Getenv("listen") {
 			go func() { // there is no event for it
-				for p.elsewhere() == "" && ctx.Err() == nil {
+				for p.listensAt() == "" && ctx.Err() == nil {
 					time.Sleep(time.Millisecond)
 				}
 				cancel()
@@ -93,7 +93,7 @@ func watchdogAt() {
 	select {}
 }
 
-// startWatchdog starts a watchdog and returns the line that it will print.
+// startWatchdog starts a watchdog. said returns the line that it prints.
 func startWatchdog(t *testing.T, s *sandbox.Spawner, function string, env map[string]string) (said func() string) {
 	t.Helper()
 	out, theirs, err := os.Pipe()
@@ -120,7 +120,7 @@ func startWatchdog(t *testing.T, s *sandbox.Spawner, function string, env map[st
 	}
 }
 
-// freeAddress returns an address of this machine that nobody listens on.
+// freeAddress returns a free address of this machine.
 func freeAddress(t testing.TB) string {
 	t.Helper()
 	port, err := freePort()
@@ -130,12 +130,13 @@ func freeAddress(t testing.TB) string {
 	return "127.0.0.1:" + port
 }
 
-// TestTwoOnOnePort: of two functions that start at the same time on one port one is ready, and the
-// other's start fails and names it, even if its program stays up or could listen there, too.
-func TestTwoOnOnePort(t *testing.T) {
+// TestOnePortGoesToOneFunction starts two functions on one port at the same time. One must become
+// ready. The start of the other must fail and name the first, even if its program stays up or could
+// listen too.
+func TestOnePortGoesToOneFunction(t *testing.T) {
 	t.Parallel()
 	s := sandbox.NewSpawner()
-	t.Cleanup(s.Close) // after the watchdogs' end
+	t.Cleanup(s.Close) // runs after the watchdogs have ended
 	for _, shared := range []string{"", "yes"} {
 		for range 5 {
 			where := freeAddress(t)
@@ -154,7 +155,7 @@ func TestTwoOnOnePort(t *testing.T) {
 	}
 }
 
-// TestPortIsReserved: a port belongs to a function from before its program listens there.
+// TestPortIsReserved checks that a function has its port before its program listens there.
 func TestPortIsReserved(t *testing.T) {
 	t.Parallel()
 	s := sandbox.NewSpawner()
@@ -169,7 +170,8 @@ func TestPortIsReserved(t *testing.T) {
 	}
 }
 
-// TestListensElsewhere: a program that does not come up is told where it listens instead.
+// TestListensElsewhere checks that the error for a program that does not come up says where it
+// listens instead.
 func TestListensElsewhere(t *testing.T) {
 	t.Parallel()
 	s := sandbox.NewSpawner()
@@ -185,7 +187,7 @@ func TestListensElsewhere(t *testing.T) {
 	}
 }
 
-// served starts a program and returns how a request to it is answered.
+// served starts a program. ask sends it a request and returns the answer.
 func served(t testing.TB, c *config) (p *child, ask func(path string) (int, string)) {
 	t.Helper()
 	s := sandbox.NewSpawner()
@@ -212,7 +214,7 @@ func served(t testing.TB, c *config) (p *child, ask func(path string) (int, stri
 	}
 }
 
-// foreign answers on a listener, from this process, which is no program of a function.
+// foreign serves a listener from this process, which is not a function's program.
 func foreign(t *testing.T, l net.Listener, err error) {
 	t.Helper()
 	if err != nil {
@@ -223,11 +225,11 @@ func foreign(t *testing.T, l net.Listener, err error) {
 	go func() { _ = s.Serve(l) }()
 }
 
-// TestPortIsTakenOver: when somebody else listens on the port of a program that does not any more,
-// or beside it, calls fail.
+// TestPortIsTakenOver checks that calls fail if another process listens on the port beside the
+// program or in its place.
 //
-// It does not run beside others: what this process starts has all of its sockets for a moment, and
-// is the replica's.
+// It does not run in parallel: a process that is started by this one has all its sockets for a
+// moment, and belongs to the replica.
 func TestPortIsTakenOver(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		where := freeAddress(t)
@@ -235,7 +237,7 @@ func TestPortIsTakenOver(t *testing.T) {
 		if status, body := ask("/"); status != http.StatusOK || body != "program" {
 			t.Fatalf("%d %q", status, body)
 		}
-		ask("/close") // the next request needs a connection of its own
+		ask("/close") // so that the next request needs a new connection
 		if shared {
 			_ = p.cmd.Process.Kill()
 			<-p.gone
@@ -262,7 +264,8 @@ func TestPortIsTakenOver(t *testing.T) {
 	}
 }
 
-// TestTakenWhileItStarts: a program that has lost its port and stays up is not waited for.
+// TestTakenWhileItStarts checks that the start does not wait for a program that stays up after it
+// lost its port.
 func TestTakenWhileItStarts(t *testing.T) {
 	s := sandbox.NewSpawner()
 	defer s.Close()
@@ -285,14 +288,15 @@ func TestTakenWhileItStarts(t *testing.T) {
 	<-p.gone
 }
 
-// TestProgramOpensItsPortAgain: a program that comes back to its port, or lets a child listen
-// there, is still the program.
+// TestProgramOpensItsPortAgain checks that a program that opens its port again, or lets a child
+// listen there, is still accepted.
 func TestProgramOpensItsPortAgain(t *testing.T) {
 	t.Parallel()
 	where := freeAddress(t)
 	p, ask := served(t, programAt(where, where, false))
 	ask("/close")
-	s := sandbox.NewSpawner() // in the session of this process, as what a program starts is in its watchdog's
+	// In this process's session, as a program is in that of its watchdog.
+	s := sandbox.NewSpawner()
 	t.Cleanup(s.Close)
 	command := programAt("", where, false).command()
 	command.Stays = true
@@ -312,9 +316,9 @@ func TestProgramOpensItsPortAgain(t *testing.T) {
 	}
 }
 
-// TestNetworkOfItsOwn: the program is told a port that images listen on anyway, and where names are
-// looked up.
-func TestNetworkOfItsOwn(t *testing.T) {
+// TestProgramInItsOwnNetwork checks that in its own network, the program gets a usual port, and
+// files for name look-ups.
+func TestProgramInItsOwnNetwork(t *testing.T) {
 	t.Parallel()
 	c, err := parse([]string{someImage, wire.EnvNetwork + `={"own":true,"hosts":"/h","resolv":"/r"}`})
 	if err != nil {
@@ -345,7 +349,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestListeners: the kernel tells of each socket that listens, with its port and address.
+// TestListeners checks that the kernel lists each listening socket with its port and address.
 func TestListeners(t *testing.T) {
 	t.Parallel()
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "[::]:0"} {
@@ -373,7 +377,7 @@ func TestListeners(t *testing.T) {
 	}
 }
 
-// What it costs to know who answers: on each new connection, and on none that is kept.
+// BenchmarkConnection measures the guard on new connections; kept ones need none.
 func BenchmarkConnection(b *testing.B) { benchmarkGuard(b, (*http.Transport).CloseIdleConnections) }
 
 func BenchmarkRequest(b *testing.B) { benchmarkGuard(b, func(*http.Transport) {}) }

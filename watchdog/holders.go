@@ -13,14 +13,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// processes are all processes in /proc, by pid.
+// processes holds all processes in /proc by pid.
 type processes map[int]proc
 
 type proc struct{ parent, session int }
 
-// readProcesses reads /proc. A process that ends meanwhile is left out.
+// readProcesses reads /proc. It leaves out processes that end meanwhile.
 func readProcesses() processes {
-	entries, _ := os.ReadDir("/proc") // without /proc nobody is found
+	entries, _ := os.ReadDir("/proc") // without /proc, nobody is found
 	all := processes{}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
@@ -31,7 +31,8 @@ func readProcesses() processes {
 		if err != nil {
 			continue
 		}
-		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // state, parent, group, session
+		// fields: state, parent, group, session.
+		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
 		if len(f) < 4 {
 			continue
 		}
@@ -46,7 +47,7 @@ func readProcesses() processes {
 
 // ours returns the processes of the replica whose watchdog is self: self's descendants and the
 // processes of its session, without self. The program stays in the watchdog's session unless it has
-// a root of its own.
+// its own root.
 func (all processes) ours(self int) []int {
 	var out []int
 	for pid, p := range all {
@@ -57,7 +58,7 @@ func (all processes) ours(self int) []int {
 	return out
 }
 
-// sockets returns the inodes of all sockets that the replica's processes have open.
+// sockets returns the inodes of all open sockets of the replica's processes.
 func (all processes) sockets(self int) map[uint32]bool {
 	own := map[uint32]bool{}
 	for _, pid := range all.ours(self) {
@@ -70,7 +71,7 @@ func (all processes) sockets(self int) map[uint32]bool {
 
 // ancestors returns the process itself, its parent, and so on.
 func (all processes) ancestors(pid int) (out []int) {
-	for range len(all) { // /proc was not read in one instant: what it says may go round in a circle
+	for range len(all) { // /proc is not read in one instant, so the parents may form a circle
 		p, ok := all[pid]
 		if !ok {
 			break
@@ -80,10 +81,10 @@ func (all processes) ancestors(pid int) (out []int) {
 	return out
 }
 
-// sockets returns the inodes of the sockets that a process has open; nil where we may not look.
+// sockets returns the inodes of a process's open sockets, or nil if this process may not look.
 func sockets(pid int) (inodes []uint32) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	entries, _ := os.ReadDir(dir) // it has ended, or is another user's
+	entries, _ := os.ReadDir(dir) // it may have ended or belong to another user
 	for _, e := range entries {
 		link, err := os.Readlink(filepath.Join(dir, e.Name()))
 		if err != nil {
@@ -97,8 +98,8 @@ func sockets(pid int) (inodes []uint32) {
 	return inodes
 }
 
-// holder returns the pid of a process that has the socket open; 0: none that this process may look
-// into.
+// holder returns the pid of a process that has the socket open; 0: no process that this one may
+// look into.
 func (all processes) holder(inode uint32) int {
 	for _, pid := range slices.Sorted(maps.Keys(all)) {
 		if slices.Contains(sockets(pid), inode) {
@@ -108,13 +109,13 @@ func (all processes) holder(inode uint32) int {
 	return 0
 }
 
-// describe returns the names of a process and of the function that it belongs to, for an error. The
-// function is in the environment of its watchdog.
+// describe returns the names of a process and of its function, for an error. The function's name is
+// in the environment of its watchdog.
 func (all processes) describe(pid int) string {
 	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // it may have ended
 	what := fmt.Sprintf("process %d (%s)", pid, bytes.TrimSpace(comm))
 	for _, p := range all.ancestors(pid) {
-		env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p)) // nor may it be ours to read
+		env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p)) // it may belong to another user
 		for _, kv := range bytes.Split(env, []byte{0}) {
 			if name, ok := bytes.CutPrefix(kv, []byte(wire.EnvFunction+"=")); ok {
 				return fmt.Sprintf("function %q, %s", name, what)

@@ -18,7 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/hop"
 )
 
-// rendezvous is a gateway's side. Each connection that comes is in conns.
+// rendezvous is a fake gateway's socket. Its connections arrive in conns.
 type rendezvous struct {
 	path  string
 	conns chan *caller
@@ -64,7 +64,7 @@ func (c *caller) ask(t *testing.T, token, request string) {
 	}
 }
 
-// answer reads an answer, and is ready for the next exchange.
+// answer reads an answer and offers the next exchange.
 func (c *caller) answer(t *testing.T, want string) {
 	t.Helper()
 	c.read(t, want)
@@ -84,8 +84,9 @@ func (c *caller) read(t *testing.T, want string) {
 
 const hello = "POST / HTTP/1.1\r\nHost: f\r\nContent-Length: 5\r\n\r\nhello"
 
-// TestKeptConnection: exchanges one after the other have one connection to the gateway. One that the gateway has closed, before or
-// after the token was said, is replaced; the function runs once for each request.
+// TestKeptConnection checks that consecutive exchanges share one connection to the gateway. If the
+// gateway has closed it, before or after the token was sent, it is replaced, and the function runs
+// once per request.
 func TestKeptConnection(t *testing.T) {
 	t.Parallel()
 	v := newRendezvous(t)
@@ -132,7 +133,7 @@ func TestKeptConnection(t *testing.T) {
 	if n := ran.Load(); n != 6 || len(v.conns) != 0 {
 		t.Errorf("the function ran %d times, with %d more connections, want 6 and none", n, len(v.conns))
 	}
-	// A request that has begun is not asked for again.
+	// A request that has started must not run again.
 	meet("cut")
 	c.ask(t, "cut", "POST / HTTP/1.1\r\nHost:")
 	_ = c.Close()
@@ -145,8 +146,8 @@ func TestKeptConnection(t *testing.T) {
 	}
 }
 
-// TestSlowClient: a connection whose answer the gateway is still passing on carries no other request; it does once the gateway is
-// ready.
+// TestSlowClient checks that a connection carries no other request while the gateway still passes
+// its answer on, and does so once the gateway is ready.
 func TestSlowClient(t *testing.T) {
 	t.Parallel()
 	v := newRendezvous(t)
@@ -175,7 +176,8 @@ func TestSlowClient(t *testing.T) {
 	}
 }
 
-// TestSlowGateway: a gateway that is slow to send a request, or to read its token, gets its answer.
+// TestSlowGateway checks that a gateway gets its answer even if it is slow to send a request or to
+// read its token.
 func TestSlowGateway(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -202,8 +204,9 @@ func TestSlowGateway(t *testing.T) {
 	})
 }
 
-// TestNotKept: a connection whose request was not read to its end is closed, once the gateway has its answer.
-func TestNotKept(t *testing.T) {
+// TestConnectionWithUnreadRequestIsClosed checks that a connection whose request was not read
+// completely is closed after the gateway has its answer.
+func TestConnectionWithUnreadRequestIsClosed(t *testing.T) {
 	t.Parallel()
 	v := newRendezvous(t)
 	e := newExchanges(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "no") }), 4, 0, 0)
@@ -224,7 +227,8 @@ func TestNotKept(t *testing.T) {
 	}
 }
 
-// TestProgramClosesConnections: a request without a body, whose kept connection the program closes when it comes, gets another one.
+// TestProgramClosesConnections checks that a request without a body gets another connection if the
+// program closes the kept one when the request comes.
 func TestProgramClosesConnections(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -233,7 +237,8 @@ func TestProgramClosesConnections(t *testing.T) {
 	}
 	defer l.Close()
 	done := make(chan struct{})
-	go func() { // a program that answers one request per connection, and closes when the second one comes
+	// A program that answers one request per connection, and closes when the second one comes.
+	go func() {
 		defer close(done)
 		for {
 			c, err := l.Accept()

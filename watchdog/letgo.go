@@ -14,20 +14,20 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stage"
 )
 
-// A call of a function in mode http is over for its caller when its exchange with the gateway has
-// ended. The program may still work on the request. The program has ended the request when it closes
-// its side of the connection, or writes an answer. Until then the call keeps its slot: a canceled
-// call without an answer tells the dispatcher that the handler still runs (docs/adr/0061).
+// For its caller, a call in mode http is over when its exchange with the gateway has ended. But the
+// program may still work on the request. The program has ended the request when it closes its side
+// of the connection or writes an answer. Until then the call keeps its slot: a canceled call
+// without an answer tells the dispatcher that the handler still runs (docs/adr/0061).
 
 const (
-	// holdMost bounds how long a call waits for the program after its cancellation and its deadline.
-	// The dispatcher ends the replica long before.
+	// holdMost bounds how long a call waits for the program after its cancellation and its
+	// deadline. The dispatcher ends the replica long before.
 	holdMost = 2 * time.Minute
 	// holdLook is the time between two checks whether a program has read a request at all.
 	holdLook = 250 * time.Millisecond
 )
 
-// holds are the requests that the program has not ended, by call.
+// holds has the requests that the program has not ended, by call.
 type holds struct {
 	ending <-chan struct{} // closed when the replica is told to end
 	mu     sync.Mutex
@@ -44,15 +44,16 @@ func newHolds(ending <-chan struct{}) *holds {
 type hold struct {
 	all   *holds
 	begun time.Time
-	due   time.Time     // the call's deadline; zero: it has none
-	done  chan struct{} // closed when the handler has returned and the request is on no connection
+	due   time.Time // the call's deadline; zero: none
+	// Closed when the handler has returned and the request is on no connection.
+	done chan struct{}
 
 	mu       sync.Mutex
-	conn     *programConn // carries the request; nil: none
+	conn     *programConn // connection with the request; nil: none
 	returned bool         // the request's handler has returned
 }
 
-// take notes that the request is on c. h and c may be nil.
+// take records that the request is on c. h and c may be nil.
 func (h *hold) take(c *programConn) {
 	if h == nil || c == nil {
 		return
@@ -64,7 +65,7 @@ func (h *hold) take(c *programConn) {
 	c.held.Store(h)
 }
 
-// release notes that the request is not on c any more.
+// release records that the request is no longer on c.
 func (h *hold) release(c *programConn) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -75,8 +76,8 @@ func (h *hold) release(c *programConn) {
 	}
 }
 
-// end notes that the request's handler has returned. If the request is still on a connection, this
-// connection is closed or will be, and its Close releases the request.
+// end records that the request's handler has returned. If the request is still on a connection,
+// that connection is or will be closed, and its Close releases the request.
 func (h *hold) end() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -85,7 +86,7 @@ func (h *hold) end() {
 	}
 }
 
-// holdKey is the key of the hold in the context of a request to the program.
+// holdKey is the context key of the hold of a request to the program.
 type holdKey struct{}
 
 // holdOf returns the hold of a request, or nil.
@@ -116,7 +117,8 @@ func (s *holds) begin(call *stage.Call) *hold {
 	return h
 }
 
-// letGo notes that the answer was read: the request is not on its connection any more, whether that is closed or not. h may be nil.
+// letGo records that the answer was read. The request is not on its connection any more, whether or
+// not the connection is closed. h may be nil.
 func (h *hold) letGo() {
 	if h == nil {
 		return
@@ -125,7 +127,7 @@ func (h *hold) letGo() {
 	c := h.conn
 	h.mu.Unlock()
 	if c != nil {
-		c.held.CompareAndSwap(h, nil) // the next request may be on it already
+		c.held.CompareAndSwap(h, nil) // the connection may already carry the next request
 		h.release(c)
 	}
 }
@@ -139,7 +141,7 @@ func (s *holds) wait(call *stage.Call) {
 	if h == nil {
 		return
 	}
-	select { // nearly always
+	select { // usual case
 	case <-h.done:
 		return
 	default:
@@ -156,8 +158,8 @@ func (s *holds) wait(call *stage.Call) {
 // programConn is a connection to the program.
 type programConn struct {
 	*net.TCPConn
-	heard *atomic.Int64        // when the program last answered anything, on any connection
-	held  atomic.Pointer[hold] // the request that it carries; nil: none
+	heard *atomic.Int64        // time of the program's last answer, on any connection
+	held  atomic.Pointer[hold] // the request on it; nil: none
 	sent  atomic.Int64         // bytes of that request
 	ended atomic.Bool          // Close was called
 }
@@ -185,9 +187,9 @@ func (c *programConn) ReadFrom(r io.Reader) (int64, error) {
 	return n, err
 }
 
-// Close implements net.Conn. If a request is on the connection, the program learns that nobody waits
-// for the answer, and the connection stays open for it to let go. The first of several calls at a time closes it, so that none of
-// them takes the socket away from the first.
+// Close implements net.Conn. If a request is on the connection, the program learns that nobody
+// waits for the answer, but the connection stays open until the program ends the request. Only the
+// first of several concurrent calls closes it, so that no other call takes the socket away.
 func (c *programConn) Close() error {
 	if c.ended.Swap(true) {
 		return net.ErrClosed
@@ -197,7 +199,7 @@ func (c *programConn) Close() error {
 		return c.TCPConn.Close()
 	}
 	rest, err := c.share()
-	if err != nil { // it is closed already, or there are no descriptors
+	if err != nil { // it is closed already, or there are no descriptors left
 		h.release(c)
 		return c.TCPConn.Close()
 	}
@@ -206,22 +208,22 @@ func (c *programConn) Close() error {
 		defer rest.Close()
 		h.watch(rest, c)
 	})
-	return c.TCPConn.Close() // who reads or writes here stops; the socket stays open for rest
+	return c.TCPConn.Close() // stops readers and writers; the socket stays open for rest
 }
 
-// share returns a connection that has the same socket, and shuts the socket down for writing.
+// share returns a connection with the same socket, after shutting the socket down for writing.
 func (c *programConn) share() (*net.TCPConn, error) {
 	file, err := c.File()
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close() // FileConn has its own
+	defer file.Close() // FileConn has duplicated it
 	rest, err := net.FileConn(file)
 	if err != nil {
 		return nil, err
 	}
-	t := rest.(*net.TCPConn) //nolint:forcetypeassert // of a TCP socket
-	_ = t.CloseWrite()       // fails when the program has closed
+	t := rest.(*net.TCPConn) //nolint:forcetypeassert // it is a TCP socket
+	_ = t.CloseWrite()       // fails if the program has closed it
 	return t, nil
 }
 
@@ -230,9 +232,10 @@ func (h *hold) watch(rest net.Conn, c *programConn) {
 	var b [1]byte
 	until := time.Now().Add(h.maxWait())
 	for {
-		_ = rest.SetReadDeadline(time.Now().Add(holdLook)) // fails when closed; then Read does
+		// fails if closed, and then Read fails too.
+		_ = rest.SetReadDeadline(time.Now().Add(holdLook))
 		if _, err := rest.Read(b[:]); !errors.Is(err, os.ErrDeadlineExceeded) {
-			return // the program has closed it, or writes, and will learn that nobody reads
+			return // the program has closed it, or writes and will notice that nobody reads
 		}
 		if h.all.look != nil {
 			h.all.look()
@@ -248,14 +251,14 @@ func (h *hold) watch(rest net.Conn, c *programConn) {
 	}
 }
 
-// maxWait returns how long, from now, the call waits for the program at most.
+// maxWait returns how long the call still waits for the program at most.
 func (h *hold) maxWait() time.Duration { return max(time.Until(h.due), 0) + holdMost }
 
 // queued reports whether the program has read nothing of this request although it answers others.
 // Then no handler runs: the request waits inside the program.
 func (h *hold) queued(rest net.Conn, c *programConn) bool {
 	if c.heard.Load() < h.begun.UnixNano() {
-		return false // it answers nobody
+		return false // the program answers nobody
 	}
 	n, err := unread(rest)
 	return err == nil && n > 0 && int64(n) >= c.sent.Load()

@@ -14,12 +14,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stage"
 )
 
-// heldServer is a program with a handler, behind a proxy that notes what the program holds.
+// heldServer is a program with a handler, behind a proxy that records what the program holds.
 type heldServer struct {
 	t     *testing.T
 	holds *holds
 	h     http.Handler
-	looks chan struct{} // gets each look at a connection
+	looks chan struct{} // receives at each check of a connection
 }
 
 func holdsOf(t *testing.T, program string) *heldServer {
@@ -39,8 +39,8 @@ func holdsOf(t *testing.T, program string) *heldServer {
 	return s
 }
 
-// begin sends a request of a call of its own. When cut, the call's caller has left; let is closed
-// when the program has let go of it.
+// begin sends a request in a new call. cut makes the call's caller leave. let is closed when the
+// program has ended the request.
 func (s *heldServer) begin(path string) (cut func(), let <-chan struct{}) {
 	ctx, cut := context.WithCancel(s.t.Context())
 	call := &stage.Call{}
@@ -48,7 +48,7 @@ func (s *heldServer) begin(path string) (cut func(), let <-chan struct{}) {
 	done := make(chan struct{})
 	go func() { // ends with the program's answer or the test
 		defer close(done)
-		_ = serve(s.h, &recorder{header: http.Header{}}, r) // which breaks off if the answer has begun
+		_ = serve(s.h, &recorder{header: http.Header{}}, r) // fails if the answer breaks off
 		s.holds.wait(call)
 	}()
 	return cut, done
@@ -68,7 +68,7 @@ func (s *heldServer) lets(let <-chan struct{}, what string) {
 	}
 }
 
-// keeps waits for a few looks, after which the call must still be held.
+// keeps waits for a few checks. After that, the call must still be held.
 func (s *heldServer) keeps(let <-chan struct{}, what string) {
 	s.t.Helper()
 	for range 4 {
@@ -82,8 +82,8 @@ func (s *heldServer) keeps(let <-chan struct{}, what string) {
 	}
 }
 
-// TestCallEndsWhenTheProgramEndsIt: a call is held by a handler that goes on after its caller has left, and only by
-// that.
+// TestCallEndsWhenTheProgramEndsIt checks that a call is held as long as its handler goes on after
+// its caller has left, and no longer.
 func TestCallEndsWhenTheProgramEndsIt(t *testing.T) {
 	t.Parallel()
 	begun, release := make(chan struct{}, 1), make(chan struct{})
@@ -91,7 +91,8 @@ func TestCallEndsWhenTheProgramEndsIt(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/ignores", func(http.ResponseWriter, *http.Request) { begun <- struct{}{}; <-release })
 	mux.HandleFunc("/heeds", func(_ http.ResponseWriter, r *http.Request) { begun <- struct{}{}; <-r.Context().Done() })
-	mux.HandleFunc("/writes", func(w http.ResponseWriter, _ *http.Request) { // until that fails
+	// Until writing fails.
+	mux.HandleFunc("/writes", func(w http.ResponseWriter, _ *http.Request) {
 		begun <- struct{}{}
 		tick := time.NewTicker(10 * time.Millisecond)
 		defer tick.Stop()
@@ -129,8 +130,8 @@ func TestCallEndsWhenTheProgramEndsIt(t *testing.T) {
 	s.lets(let, "a handler that has ended")
 }
 
-// TestUnreadRequestsDoNotHoldCalls: a request that the program has not read holds nothing while the
-// program answers others; it does while the program answers nobody.
+// TestUnreadRequestsDoNotHoldCalls checks that a request that the program has not read does not
+// hold its call while the program answers others, and does while it answers nobody.
 func TestUnreadRequestsDoNotHoldCalls(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -145,7 +146,7 @@ func TestUnreadRequestsDoNotHoldCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	for n := 0; n == 0; { // until the request is there
+	for n := 0; n == 0; { // until the request has arrived
 		if n, err = waiting(conn); err != nil {
 			t.Fatal(err)
 		}
@@ -166,7 +167,8 @@ func TestUnreadRequestsDoNotHoldCalls(t *testing.T) {
 	s.lets(let, "a call that waits in the line of a program that answers others")
 }
 
-// TestWholeAnswerLetsGo: a program that has answered holds nothing, even if it says that it closes the connection and does not.
+// TestWholeAnswerLetsGo checks that a complete answer ends the hold, even if the program says that
+// it closes the connection and does not.
 func TestWholeAnswerLetsGo(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -188,7 +190,8 @@ func TestWholeAnswerLetsGo(t *testing.T) {
 	s.lets(let, "a call that was answered")
 }
 
-// TestConnectionClosedTwiceAtOnce: a call whose connection several goroutines close is held until the program has let go.
+// TestConnectionClosedTwiceAtOnce checks that if several goroutines close a call's connection, the
+// call is still held until the program ends it.
 func TestConnectionClosedTwiceAtOnce(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -230,7 +233,7 @@ func TestConnectionClosedTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// waiting returns how many bytes a connection has for its reader.
+// waiting returns how many unread bytes a connection has.
 func waiting(c net.Conn) (int, error) {
 	other := swapped{c}
 	return unread(other)

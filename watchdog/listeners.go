@@ -13,12 +13,12 @@ import (
 // listener is a TCP socket that listens in the network of this process.
 type listener struct {
 	at    netip.AddrPort
-	only6 bool   // of a socket on the unspecified IPv6 address: it gets no connections over IPv4
-	uid   uint32 // of the user who made it
+	only6 bool   // on the unspecified IPv6 address: it gets no IPv4 connections
+	uid   uint32 // of the user who created it
 	inode uint32
 }
 
-// answers reports whether connections to the address of this machine reach the listener.
+// answers reports whether the listener gets connections to this address of the machine.
 func (l listener) answers(to netip.Addr) bool {
 	at := l.at.Addr()
 	if at.IsUnspecified() {
@@ -27,7 +27,7 @@ func (l listener) answers(to netip.Addr) bool {
 	return at.Unmap() == to
 }
 
-// The kernel's numbers and sizes, in bytes, of <linux/inet_diag.h>.
+// Numbers and sizes in bytes from <linux/inet_diag.h>.
 const (
 	diagHeader   = 16
 	diagRequest  = 56 // struct inet_diag_req_v2
@@ -39,9 +39,9 @@ const (
 	diagUnread   = 56 // idiag_rqueue in struct inet_diag_msg
 )
 
-// listeners returns the sockets that listen on a TCP port, on any address; port 0: on any port. It
-// asks the kernel over a netlink socket: /proc/net/tcp takes milliseconds, because the kernel goes
-// through all possible connections for it.
+// listeners returns the sockets that listen on a TCP port of any address; port 0 means any port. It
+// asks the kernel over a netlink socket. /proc/net/tcp would take milliseconds, because the kernel
+// scans its whole connection table for it.
 func listeners(port uint16) ([]listener, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {
@@ -64,29 +64,31 @@ func listeners(port uint16) ([]listener, error) {
 	return all, nil
 }
 
-// diagQuestion asks for the sockets of a family that listen on a port.
+// diagQuestion returns a request for the sockets of a family that listen on a port.
 func diagQuestion(family byte, port uint16) []byte {
 	b := make([]byte, diagHeader+diagRequest, diagHeader+diagRequest+16)
 	binary.NativeEndian.PutUint16(b[4:], unix.SOCK_DIAG_BY_FAMILY)
 	binary.NativeEndian.PutUint16(b[6:], unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
 	b[diagHeader], b[diagHeader+1] = family, unix.IPPROTO_TCP
 	binary.NativeEndian.PutUint32(b[diagHeader+4:], diagListen)
-	if port != 0 { // a program of one instruction, which leaves by 12 bytes if the port is this one, else past the end
+	// A filter of one instruction. It jumps by 12 bytes if the port matches, else past the end.
+	if port != 0 {
 		b = append(b, make([]byte, 16)...)
 		a := b[diagHeader+diagRequest:]
 		binary.NativeEndian.PutUint16(a, uint16(len(a)))
 		binary.NativeEndian.PutUint16(a[2:], diagBytecode)
 		a[4], a[5] = diagSource, 12
 		binary.NativeEndian.PutUint16(a[6:], 16)
-		binary.NativeEndian.PutUint32(a[12:], uint32(port)) // of any family and address, a[8] and a[9]
+		// a[8] and a[9]: any family and address.
+		binary.NativeEndian.PutUint32(a[12:], uint32(port))
 	}
 	binary.NativeEndian.PutUint32(b, uint32(len(b)))
 	return b
 }
 
-// diagAnswers appends the sockets that the kernel tells of.
+// diagAnswers appends the sockets that the kernel reports.
 func diagAnswers(fd int, all []listener) ([]listener, error) {
-	buf := make([]byte, 8<<10) // as much as the kernel says at a time, if it is asked for no more
+	buf := make([]byte, 8<<10) // the kernel's default message size
 	for {
 		n, _, err := unix.Recvfrom(fd, buf, 0)
 		if errors.Is(err, unix.EINTR) {
@@ -114,7 +116,7 @@ func diagAnswers(fd int, all []listener) ([]listener, error) {
 	}
 }
 
-// diagListener reads a struct inet_diag_msg and the attributes behind it.
+// diagListener decodes a struct inet_diag_msg and its attributes.
 func diagListener(m []byte) listener {
 	at := netip.AddrFrom4([4]byte(m[8:12]))
 	if m[0] == unix.AF_INET6 {
@@ -137,7 +139,7 @@ func diagListener(m []byte) listener {
 	return l
 }
 
-// unread returns how many bytes the other end of a TCP connection of this machine has not read yet.
+// unread returns how many bytes the other end of a TCP connection on this machine has not read yet.
 func unread(c net.Conn) (int, error) {
 	here, ok1 := c.LocalAddr().(*net.TCPAddr)
 	there, ok2 := c.RemoteAddr().(*net.TCPAddr)
@@ -163,7 +165,7 @@ func unread(c net.Conn) (int, error) {
 	return int(binary.NativeEndian.Uint32(buf[diagHeader+diagUnread:])), nil
 }
 
-// diagPeer asks for the socket at the other end of the connection from here to there.
+// diagPeer returns a request for the socket at the other end of the connection from here to there.
 func diagPeer(here, there netip.AddrPort) []byte {
 	b := make([]byte, diagHeader+diagRequest)
 	binary.NativeEndian.PutUint32(b, uint32(len(b)))

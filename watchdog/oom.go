@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// oom knows how often the kernel has killed processes of this replica because of its memory limit.
+// oom counts how often the kernel has killed processes of this replica because of its memory limit.
 type oom struct {
 	file string // in the replica's cgroup: memory.events or, in version 1, memory.oom_control
-	text string // says that a process was killed for its memory, for error messages
+	text string // error text for a process that was killed for its memory
 }
 
-// kills returns how many processes were killed so far; 0 if that is not known.
+// kills returns the number of processes killed so far, or 0 if it is unknown.
 func (o oom) kills() int {
 	if o.file == "" {
 		return 0
 	}
-	b, _ := os.ReadFile(o.file) // without the file the number is not known
+	b, _ := os.ReadFile(o.file) // without the file the number is unknown
 	for line := range strings.Lines(string(b)) {
 		if n, ok := strings.CutPrefix(line, "oom_kill "); ok {
 			kills, _ := strconv.Atoi(strings.TrimSpace(n)) // the kernel writes a number
@@ -38,8 +38,10 @@ func (o oom) why(s unix.WaitStatus, before int) string {
 	return "killed by " + unix.SignalName(s.Signal())
 }
 
-// killFirst makes the kernel kill the function's process pid, not the watchdog, when the replica is
-// out of memory. Files in memory count for no process, so the watchdog may be the largest process.
+// killFirst makes the kernel kill the function's process pid instead of the watchdog when the
+// replica is out of memory. Files in memory belong to no process, so the watchdog may be the
+// largest process.
 func killFirst(pid int) {
-	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte("1000"), 0) // fails if the process has ended or belongs to another user
+	// Fails if the process has ended or belongs to another user.
+	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte("1000"), 0)
 }

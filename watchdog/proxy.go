@@ -12,47 +12,48 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/hop"
 )
 
-// overtime is the cause of a request's end that took longer than exec_timeout.
-type overtime time.Duration
+// timeoutError is the cause for the end of a request that took longer than exec_timeout.
+type timeoutError time.Duration
 
-func (o overtime) Error() string {
+func (o timeoutError) Error() string {
 	return fmt.Sprintf("the function ran for longer than exec_timeout, %v", time.Duration(o))
 }
 
-// bounded gives each request the function's exec_timeout.
+// bounded applies the function's exec_timeout to each request.
 func bounded(limit time.Duration, h http.Handler) http.Handler {
 	if limit == 0 {
 		return h
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeoutCause(r.Context(), limit, overtime(limit))
+		ctx, cancel := context.WithTimeoutCause(r.Context(), limit, timeoutError(limit))
 		defer cancel()
 		h.ServeHTTP(w, r.WithContext(ctx))
 	})
 }
 
-// refuse answers a request that the function did not.
+// refuse answers a request instead of the function.
 func refuse(w http.ResponseWriter, status int, text string) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	http.Error(w, text, status)
 }
 
-// idle is how long a connection to the program is kept for the next request: shorter than servers keep theirs, because a
-// request on a connection that its server is about to close fails.
+// idle is how long a connection to the program is kept for the next request. It is shorter than
+// servers keep connections, because a request fails on a connection that its server is about to
+// close.
 const idle = time.Second
 
-// lastMoment is how long a program that broke a connection is given to end.
+// lastMoment is how long a program that broke a connection may take to end.
 const lastMoment = 200 * time.Millisecond
 
-// proxy passes requests to the program unchanged, over kept connections. An upgraded connection on which nothing flows for silence
-// is closed; 0: never.
+// proxy passes requests to the program unchanged, over kept connections. It closes an upgraded
+// connection on which nothing flows for silence; 0: never.
 func proxy(p *child, slots int, silence time.Duration) (h http.Handler, done func()) {
 	pool := &hop.Pool{Max: slots, Idle: idle}
 	prefix := strings.TrimSuffix(p.at.EscapedPath(), "/")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := holdOf(r)
 		out := &hop.Request{In: r, Target: prefix + r.URL.RequestURI(), Host: r.Host, Whole: h.letGo, Silence: silence}
-		if strings.HasPrefix(r.RequestURI, "/") { // as it came
+		if strings.HasPrefix(r.RequestURI, "/") { // keeps the client's form
 			out.Target = prefix + r.RequestURI
 		}
 		c := pool.Get()
@@ -69,7 +70,8 @@ func proxy(p *child, slots int, silence time.Duration) (h http.Handler, done fun
 			h.take(held)
 			result := hop.Do(r.Context(), c, w, out)
 			if result.Sent != nil {
-				_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // the rest of the body is not read
+				// The rest of the body will not be read.
+				_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0))
 				<-result.Sent
 			}
 			switch {
@@ -77,9 +79,10 @@ func proxy(p *child, slots int, silence time.Duration) (h http.Handler, done fun
 				pool.Put(c)
 			case result.Err == nil:
 			case result.Begun:
-				panic(http.ErrAbortHandler) // so that the client does not take a part of the answer for the whole
+				// So that the client does not take a part of the answer for the whole.
+				panic(http.ErrAbortHandler)
 			case kept && result.Silent && repeatable(r) && r.Context().Err() == nil:
-				c, kept = nil, false // the program closed it just before
+				c, kept = nil, false // the program closed the connection just before
 				continue
 			default:
 				p.failed(w, r, result.Err)
@@ -101,14 +104,14 @@ func repeatable(r *http.Request) bool {
 	return r.Header["Idempotency-Key"] != nil || r.Header["X-Idempotency-Key"] != nil
 }
 
-// failed answers a request that the program did not.
+// failed answers a request that the program did not answer.
 func (p *child) failed(w http.ResponseWriter, r *http.Request, err error) {
-	var late overtime
+	var late timeoutError
 	var taken takenError
 	switch {
-	case errors.As(err, &taken): // and this replica ends
+	case errors.As(err, &taken): // this replica ends
 		refuse(w, http.StatusBadGateway, taken.Error())
-		_ = http.NewResponseController(w).Flush() // before it does
+		_ = http.NewResponseController(w).Flush() // before the replica ends
 		return
 	case errors.As(context.Cause(r.Context()), &late):
 		refuse(w, http.StatusGatewayTimeout, late.Error())
@@ -125,6 +128,7 @@ func (p *child) failed(w http.ResponseWriter, r *http.Request, err error) {
 	case <-t.C:
 		refuse(w, http.StatusBadGateway, "the function broke the connection: "+err.Error())
 	case <-p.gone:
-		<-r.Context().Done() // this process ends too, and with it the call, which can then be tried elsewhere
+		// This process ends too, and with it the call, which can then be tried elsewhere.
+		<-r.Context().Done()
 	}
 }

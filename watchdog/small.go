@@ -17,7 +17,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// carried returns the HTTP request that came with a call; nil: the gateway says it at the rendezvous.
+// carried returns the HTTP request that came with a call, or nil if the gateway sends it at the
+// rendezvous.
 func carried(call *stage.Call) []byte {
 	if items := call.Items(); len(items) == 1 && items[0].ContentType == task.TypeRequest {
 		return items[0].Bytes
@@ -25,13 +26,13 @@ func carried(call *stage.Call) []byte {
 	return nil
 }
 
-// carry answers a request that came with its call. The answer is the call's result if the function ends it before it is too large,
-// and does not flush before that. Otherwise it goes to the gateway at the rendezvous.
+// carry answers a request that came with its call. The answer becomes the call's result if it is
+// complete before it is too large or flushed. Otherwise it goes to the gateway at the rendezvous.
 func (e *exchanges) carry(call *stage.Call, address string, request []byte) stage.Result {
 	return e.carryIn(call.Context(), call, address, request)
 }
 
-// carryIn is carry until ctx ends, which is the call's.
+// carryIn is carry with a context, which is the call's.
 func (e *exchanges) carryIn(ctx context.Context, call *stage.Call, address string, request []byte) stage.Result {
 	token, path, err := parseAddress(address)
 	if err != nil {
@@ -46,7 +47,7 @@ func (e *exchanges) carryIn(ctx context.Context, call *stage.Call, address strin
 	ctx, cancel := context.WithCancel(context.WithValue(ctx, callKey{}, call))
 	defer cancel()
 	defer context.AfterFunc(e.ctx, cancel)()
-	k := &keeper{ctx: ctx, token: token, path: path, pool: pool, write: e.server.Write}
+	k := &lazyConn{ctx: ctx, token: token, path: path, pool: pool, write: e.server.Write}
 	server := *e.server
 	server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if call.Traceparent != "" {
@@ -66,7 +67,7 @@ func (e *exchanges) carryIn(ctx context.Context, call *stage.Call, address strin
 	case served.Whole && k.conn == nil:
 		return stage.Result{Output: tensor.Activation{{ContentType: task.TypeResponse, Bytes: k.kept}}}
 	case k.conn == nil && len(k.kept) > 0:
-		if err := k.meet(); err != nil { // with an answer that breaks off
+		if err := k.meet(); err != nil { // to pass on an answer that breaks off
 			return stage.Result{Err: err}
 		}
 	case served.Kept && !k.closed:
@@ -79,10 +80,10 @@ func (e *exchanges) carryIn(ctx context.Context, call *stage.Call, address strin
 	return stage.Result{Err: caller.Err()}
 }
 
-// errEnds is why a replica that ends answers no more.
+// errEnds is the error of calls that a replica does not answer because it ends.
 var errEnds = errors.New("the replica ends")
 
-// parseAddress splits what the gateway says of the rendezvous.
+// parseAddress splits the gateway's address of the rendezvous.
 func parseAddress(address string) (token, path string, err error) {
 	network, rest, _ := strings.Cut(address, " ")
 	token, path, ok := strings.Cut(rest, " ")
@@ -92,7 +93,7 @@ func parseAddress(address string) (token, path string, err error) {
 	return token, path, nil
 }
 
-// timed has an answer say how long the function has worked before it.
+// timed is a ResponseWriter that adds to the answer how long the function has worked.
 type timed struct {
 	http.ResponseWriter
 	begun time.Time
@@ -116,7 +117,7 @@ func (t *timed) Write(b []byte) (int, error) {
 	return t.ResponseWriter.Write(b)
 }
 
-// FlushError is for http.ResponseController.
+// FlushError flushes for http.ResponseController.
 func (t *timed) FlushError() error {
 	if !t.said {
 		t.WriteHeader(http.StatusOK)
@@ -124,34 +125,35 @@ func (t *timed) FlushError() error {
 	return http.NewResponseController(t.ResponseWriter).Flush()
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap returns the wrapped writer for http.ResponseController.
 func (t *timed) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
-// keeper is a connection to the gateway that is made when it is needed: when an answer is flushed, or is too large to be kept.
-type keeper struct {
-	ctx         context.Context //nolint:containedctx // of the one exchange that it is for
+// lazyConn is a connection to the gateway that is made on demand: when an answer is flushed, or is
+// too large to keep.
+type lazyConn struct {
+	ctx         context.Context //nolint:containedctx // belongs to the one exchange of this lazyConn
 	token, path string
 	pool        *hop.Pool
 	write       time.Duration // write_timeout
 
 	mu     sync.Mutex
-	kept   []byte   // what has been written; nil once there is a connection
-	conn   net.Conn // nil: not yet
-	failed error    // to meet the gateway
+	kept   []byte   // bytes written so far; nil once there is a connection
+	conn   net.Conn // nil: not connected yet
+	failed error    // why the gateway could not be met
 	closed bool
 }
 
 // Write implements net.Conn.
-func (k *keeper) Write(b []byte) (int, error) {
+func (k *lazyConn) Write(b []byte) (int, error) {
 	c, err := k.keep(b)
 	if c == nil || err != nil {
 		return len(b), err
 	}
-	return c.Write(b) // may wait, and Close must not
+	return c.Write(b) // may block, and must not block Close
 }
 
-// keep keeps b, or returns the connection that it is to be written to.
-func (k *keeper) keep(b []byte) (net.Conn, error) {
+// keep stores b, or returns the connection to write it to.
+func (k *lazyConn) keep(b []byte) (net.Conn, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.closed {
@@ -170,7 +172,7 @@ func (k *keeper) keep(b []byte) (net.Conn, error) {
 }
 
 // Flush implements hop.Flusher.
-func (k *keeper) Flush() error {
+func (k *lazyConn) Flush() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
@@ -182,10 +184,11 @@ func (k *keeper) Flush() error {
 	return k.meet()
 }
 
-// meet says the token to the gateway, and then what has been kept. k.mu is held; ends with k.ctx, which closes the
-// connection.
-func (k *keeper) meet() error {
-	for c := k.pool.Get(); c != nil; c = nil { // which the gateway may be about to close
+// meet sends the token to the gateway, then the stored bytes. The caller holds k.mu. When k.ctx
+// ends, it closes the connection and meet returns.
+func (k *lazyConn) meet() error {
+	// The gateway may be about to close a kept connection.
+	for c := k.pool.Get(); c != nil; c = nil {
 		if k.greet(c) == nil {
 			return k.begin(c)
 		}
@@ -201,8 +204,9 @@ func (k *keeper) meet() error {
 	return k.begin(c)
 }
 
-// greet says the token, and waits until the gateway wants the answer. It closes a connection where it does not.
-func (k *keeper) greet(c net.Conn) error {
+// greet sends the token and waits until the gateway wants the answer. If it does not, greet closes
+// the connection.
+func (k *lazyConn) greet(c net.Conn) error {
 	defer context.AfterFunc(k.ctx, func() { _ = c.Close() })()
 	_, err := c.Write([]byte(k.token + "+"))
 	var b [1]byte
@@ -218,8 +222,8 @@ func (k *keeper) greet(c net.Conn) error {
 	return err
 }
 
-// begin writes what has been kept.
-func (k *keeper) begin(c net.Conn) error {
+// begin writes the stored bytes.
+func (k *lazyConn) begin(c net.Conn) error {
 	kept := k.kept
 	k.conn, k.kept = c, nil
 	if k.write > 0 {
@@ -230,7 +234,7 @@ func (k *keeper) begin(c net.Conn) error {
 }
 
 // Close implements net.Conn.
-func (k *keeper) Close() error {
+func (k *lazyConn) Close() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.closed = true
@@ -240,23 +244,23 @@ func (k *keeper) Close() error {
 	return k.conn.Close()
 }
 
-// Read implements net.Conn. The request is there already.
-func (k *keeper) Read([]byte) (int, error) { return 0, os.ErrInvalid }
+// Read implements net.Conn. It always fails, because the request came with the call.
+func (k *lazyConn) Read([]byte) (int, error) { return 0, os.ErrInvalid }
 
 // LocalAddr implements net.Conn.
-func (k *keeper) LocalAddr() net.Addr { return &net.UnixAddr{Name: k.path, Net: "unix"} }
+func (k *lazyConn) LocalAddr() net.Addr { return &net.UnixAddr{Name: k.path, Net: "unix"} }
 
 // RemoteAddr implements net.Conn.
-func (k *keeper) RemoteAddr() net.Addr { return k.LocalAddr() }
+func (k *lazyConn) RemoteAddr() net.Addr { return k.LocalAddr() }
 
 // SetDeadline implements net.Conn.
-func (k *keeper) SetDeadline(t time.Time) error { return k.SetWriteDeadline(t) }
+func (k *lazyConn) SetDeadline(t time.Time) error { return k.SetWriteDeadline(t) }
 
-// SetReadDeadline implements net.Conn. The request is there already.
-func (k *keeper) SetReadDeadline(time.Time) error { return nil }
+// SetReadDeadline implements net.Conn. It does nothing, because the request came with the call.
+func (k *lazyConn) SetReadDeadline(time.Time) error { return nil }
 
 // SetWriteDeadline implements net.Conn.
-func (k *keeper) SetWriteDeadline(t time.Time) error {
+func (k *lazyConn) SetWriteDeadline(t time.Time) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.conn == nil {

@@ -31,7 +31,8 @@ func carryAgain(t *testing.T, e *exchanges, v *rendezvous, request string) <-cha
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	t.Cleanup(cancel)
 	done := make(chan stage.Result, 1)
-	go func() { done <- e.carryIn(ctx, &stage.Call{}, "unix token "+v.path, []byte(request)) }() // e.close waits for it
+	// e.close waits for it.
+	go func() { done <- e.carryIn(ctx, &stage.Call{}, "unix token "+v.path, []byte(request)) }()
 	return done
 }
 
@@ -62,7 +63,7 @@ func (c *caller) meetsSmall(t *testing.T) {
 	_, _ = io.WriteString(c, "\n")
 }
 
-// kept reads an answer that came as a result.
+// kept decodes an answer that came as a result.
 func kept(t *testing.T, method string, r stage.Result) (*http.Response, string) {
 	t.Helper()
 	if r.Err != nil || len(r.Output) != 1 || r.Output[0].ContentType != task.TypeResponse {
@@ -80,7 +81,8 @@ func kept(t *testing.T, method string, r stage.Result) (*http.Response, string) 
 	return resp, string(body)
 }
 
-// TestSmallAnswersAreResults: an answer that ends before it is flushed or large is the call's result, and the gateway is not met.
+// TestSmallAnswersAreResults checks that an answer that is complete before it is flushed or large
+// is the call's result, without a rendezvous.
 func TestSmallAnswersAreResults(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -88,7 +90,7 @@ func TestSmallAnswersAreResults(t *testing.T) {
 		h       http.HandlerFunc
 		status  int
 		body    string
-		header  http.Header // among others
+		header  http.Header // part of the expected header
 		trailer http.Header
 	}{
 		"echo": {hello, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }, 200, "hello", nil, nil},
@@ -140,15 +142,16 @@ func TestSmallAnswersAreResults(t *testing.T) {
 	}
 }
 
-// TestOtherAnswersMeetTheGateway: an answer that is flushed before its end, is large, or has an informational one before it goes on
-// at the rendezvous, from its beginning, and the connection is kept for the next one.
+// TestOtherAnswersMeetTheGateway checks answers that are flushed early, large, or follow an
+// informational answer. They must go to the rendezvous from their beginning, and the connection
+// must be kept for the next one.
 func TestOtherAnswersMeetTheGateway(t *testing.T) {
 	t.Parallel()
 	more := make(chan struct{})
 	large := strings.Repeat("large ", task.MaxMessage/5)
 	for name, tc := range map[string]struct {
 		h    http.HandlerFunc
-		want []string // of the answers, the informational ones first
+		want []string // expected answers, the informational ones first
 	}{
 		"flushed": {func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, "first")
@@ -207,7 +210,8 @@ func TestOtherAnswersMeetTheGateway(t *testing.T) {
 	}
 }
 
-// TestBrokenSmallAnswers: one that breaks off before it was kept to its end is no result, and what there is of it reaches the gateway.
+// TestBrokenSmallAnswers checks that an answer that breaks off is not a result, and that its part
+// reaches the gateway.
 func TestBrokenSmallAnswers(t *testing.T) {
 	t.Parallel()
 	v := newRendezvous(t)
@@ -235,7 +239,8 @@ func TestBrokenSmallAnswers(t *testing.T) {
 	}
 }
 
-// TestCallerOfASmallRequestLeaves: the function's request ends, and there is no answer.
+// TestCallerOfASmallRequestLeaves checks that the function's request ends without an answer when
+// its caller leaves.
 func TestCallerOfASmallRequestLeaves(t *testing.T) {
 	t.Parallel()
 	v := newRendezvous(t)

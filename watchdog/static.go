@@ -10,8 +10,7 @@ import (
 	"strings"
 )
 
-// staticPath is the folder of the image whose files are served in mode static, as of-watchdog has
-// it.
+// staticPath is the default folder of mode static, which is of-watchdog's.
 const staticPath = "/home/app/public"
 
 // static serves the files below a folder of an image, and nothing outside the image. The caller
@@ -28,7 +27,8 @@ func static(image, folder string) (http.Handler, *os.Root, error) {
 	defer whole.Close()
 	root, err := whole.OpenRoot(rel)
 	if err != nil {
-		if at := (*fs.PathError)(nil); errors.As(err, &at) { // clients must not see the machine's path
+		// clients must not see the machine's path.
+		if at := (*fs.PathError)(nil); errors.As(err, &at) {
 			err = at.Err
 		}
 		return nil, nil, fmt.Errorf("static_path=%q: %w, want a folder inside the image", folder, err)
@@ -36,8 +36,8 @@ func static(image, folder string) (http.Handler, *os.Root, error) {
 	return http.FileServerFS(regular{root.FS()}), root, nil
 }
 
-// regular is a file system that has only folders and regular files. Opening a pipe would block
-// until it has a writer.
+// regular is a file system with folders and regular files only. Opening a pipe would block until it
+// has a writer.
 type regular struct{ fs.FS }
 
 // Open implements fs.FS.

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStaticFiles: files of the folder are served, with what HTTP has for files, and nothing else
-// of the image or the machine.
+// TestStaticFiles checks that files of the folder are served with HTTP's features for files, and
+// that no other file is.
 func TestStaticFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

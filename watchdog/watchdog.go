@@ -15,20 +15,22 @@ import (
 	"github.com/stagecoach-serving/stagecoach/task"
 )
 
-// Bounds of a replica's end, each once its calls are answered.
+// Bounds for the end of a replica, after its calls have been answered.
 const (
-	lastAnswers = 2 * time.Second  // what has been written goes out
-	lastWork    = 10 * time.Second // the program ends by itself; the KeysManager may have less patience
+	lastAnswers = 2 * time.Second // for sending the last bytes
+	// For the program to end; the KeysManager may wait for less time.
+	lastWork = 10 * time.Second
 )
 
-// Run is the replica: it starts the program, says hello when that is ready, and answers calls until ctx ends or its
-// dispatcher wants no more. When the program ends by itself, so does this process, in the same way: it does not return.
+// Run runs the replica. It starts the program, sends Hello when the program is ready, and answers
+// calls until ctx ends or the dispatcher drains it. If the program ends by itself, this process
+// ends in the same way, and Run does not return.
 func Run(ctx context.Context) error {
 	c, err := parse(os.Environ())
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"max_inflight", "exec_timeout"} { // which a stage reads
+	for _, name := range []string{"max_inflight", "exec_timeout"} { // package stage reads these
 		if err := os.Setenv(name, c.env[name]); err != nil {
 			return err
 		}
@@ -44,11 +46,11 @@ func Run(ctx context.Context) error {
 type watchdog struct {
 	c         *config
 	spawner   *sandbox.Spawner
-	child     *child // nil: one process a request
+	child     *child // nil: one process per request
 	stopping  chan struct{}
 	watched   chan struct{} // closed when nobody watches the child any more
 	function  http.Handler
-	forget    func() // idle connections
+	forget    func() // closes idle connections
 	exchanges *exchanges
 	holds     *holds
 }
@@ -62,7 +64,7 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 		if err != nil {
 			return err
 		}
-		w.function, w.forget = h, func() { _ = root.Close() } // only read
+		w.function, w.forget = h, func() { _ = root.Close() } // opened for reading only
 	default:
 		w.function = &forker{c: w.c, spawner: w.spawner, log: r.Log}
 	case modeHTTP:
@@ -88,14 +90,14 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 	return nil
 }
 
-// watch ends this process when the program ends by itself: a replica without its program is none, and its calls can be
-// tried elsewhere.
+// watch ends this process when the program ends by itself. A replica without its program is
+// useless, and its calls can be tried elsewhere.
 func (w *watchdog) watch() {
 	defer close(w.watched)
 	ctx, cancel := context.WithCancel(context.Background())
 	ill := make(chan error, 1)
 	var checks sync.WaitGroup
-	defer checks.Wait() // after cancel
+	defer checks.Wait() // runs after cancel
 	defer cancel()
 	if w.c.health != "" {
 		checks.Go(func() {
@@ -112,21 +114,21 @@ func (w *watchdog) watch() {
 	case <-w.stopping:
 	case <-taken:
 		ctx, cancel := context.WithTimeout(ctx, lastMoment)
-		w.exchanges.close(ctx) // those that were told so know it
+		w.exchanges.close(ctx) // these exchanges have been told to end
 		cancel()
 		fmt.Fprintln(os.Stderr, "watchdog:", w.child.guard.why)
 		os.Exit(1)
 	case <-w.child.gone:
-		follow(w.child.status)
+		exitLike(w.child.status)
 	case err := <-ill:
 		fmt.Fprintln(os.Stderr, "watchdog:", err)
 		os.Exit(1)
 	}
 }
 
-// follow ends this process as another one has ended, so that the cause is reported as if there were no watchdog: the last
-// line on stderr is the program's own.
-func follow(s unix.WaitStatus) {
+// exitLike ends this process as another one has ended. The cause is reported as if there were no
+// watchdog, because the last line on stderr is the program's own.
+func exitLike(s unix.WaitStatus) {
 	if s.Signaled() {
 		if s.Signal() == unix.SIGKILL {
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
@@ -161,7 +163,7 @@ func (w *watchdog) infer(_ context.Context, calls []*stage.Call) []stage.Result 
 	return []stage.Result{call(c, w.function, direct)}
 }
 
-// stop lets the last answers go out and ends the program.
+// stop sends the last answers and ends the program.
 func (w *watchdog) stop() {
 	if w.exchanges != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), lastAnswers)

@@ -27,7 +27,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv("WATCHDOG_TEST") == "watchdog" { // a watchdog that has started its program and waits
+	// A watchdog that has started its program and waits.
+	if os.Getenv("WATCHDOG_TEST") == "watchdog" {
 		_, err := startChild(sandbox.NewSpawner(), shell(modeHTTP, "sleep 60 & echo $$ $!; wait"))
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -44,22 +45,24 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// shell is the configuration of a function that is a script.
+// shell returns the configuration of a function that is a script.
 func shell(mode, script string) *config {
 	return &config{mode: mode, contentType: "text/plain", image: sandbox.Image{Root: "/"}, process: []string{"sh", "-c", script}, env: map[string]string{}}
 }
 
-// soon bounds what is expected at once.
+// soon bounds events that are expected at once.
 const soon = time.Minute
 
-// TestReady: a program is ready when it says so, or answers without knowing the question.
-func TestReady(t *testing.T) {
+// TestReadinessProbe checks that a program is ready if it says so, or if it answers without knowing
+// the probe's path.
+func TestReadinessProbe(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
-		path     string
-		statuses map[string][]int // by path, of the answers one after the other; the last one stays
-		asked    int              // at least
-		want     string           // in the error; empty: ready
+		path string
+		// statuses per path, in order of the answers; the last one repeats.
+		statuses map[string][]int
+		asked    int    // lower bound
+		want     string // part of the error; empty: ready
 	}{
 		"at once":             {"", map[string][]int{"/_/ready": {200}}, 1, ""},
 		"loading":             {"", map[string][]int{"/_/ready": {503, 429, 503, 204}}, 4, ""},
@@ -76,7 +79,7 @@ func TestReady(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), soon)
 			defer cancel()
 			var asked atomic.Int64
-			calls := map[string]int{} // one after the other
+			calls := map[string]int{} // one at a time
 			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if asked.Add(1) > int64(tc.asked) && tc.want != "" {
 					cancel()
@@ -99,7 +102,7 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// at is a program that somebody else has started.
+// at returns a child that stands for a program started by somebody else.
 func at(t *testing.T, where string) *child {
 	t.Helper()
 	u, err := url.Parse(where)
@@ -109,8 +112,9 @@ func at(t *testing.T, where string) *child {
 	return &child{at: *u, gone: make(chan struct{})}
 }
 
-// TestHealth: a program is given up when it was ill three times in a row, and not before.
-func TestHealth(t *testing.T) {
+// TestProgramIsGivenUpAfterThreeFailures checks that a program is given up after three consecutive
+// failures, and not before.
+func TestProgramIsGivenUpAfterThreeFailures(t *testing.T) {
 	t.Parallel()
 	answers := []int{500, 500, 200, 404, 503, 204, 500, 500, 500}
 	asked := 0
@@ -130,8 +134,9 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestReadySlow: one who accepts and does not answer is not ready, and one who does not listen yet is not either.
-func TestReadySlow(t *testing.T) {
+// TestSlowProgramIsNotReady checks that a program that accepts and does not answer is not ready,
+// nor is one that does not listen yet.
+func TestSlowProgramIsNotReady(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -150,8 +155,9 @@ func TestReadySlow(t *testing.T) {
 	}
 }
 
-// TestNeverReady: a program that ends before it is ready is not waited for.
-func TestNeverReady(t *testing.T) {
+// TestProgramThatEndsIsNotWaitedFor checks that a program that ends before it is ready is not
+// waited for.
+func TestProgramThatEndsIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	s := sandbox.NewSpawner()
 	defer s.Close()
@@ -168,7 +174,7 @@ func TestNeverReady(t *testing.T) {
 	}
 }
 
-// TestUpstreamTaken: a second replica does not meet the first one's program.
+// TestUpstreamTaken checks that a second replica does not use the first one's program.
 func TestUpstreamTaken(t *testing.T) {
 	t.Parallel()
 	first := httptest.NewServer(http.NotFoundHandler())
@@ -182,8 +188,9 @@ func TestUpstreamTaken(t *testing.T) {
 	}
 }
 
-// TestStop: a program is asked to end, and made to when it does not.
-func TestStop(t *testing.T) {
+// TestProgramIsToldToEndThenKilled checks that a program is asked to end, and killed if it does
+// not.
+func TestProgramIsToldToEndThenKilled(t *testing.T) {
 	t.Parallel()
 	s := sandbox.NewSpawner()
 	defer s.Close()
@@ -205,7 +212,7 @@ func TestStop(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), soon)
 		if strings.Contains(want, "SIGKILL") {
-			cancel() // no patience
+			cancel() // stop must not wait
 		}
 		p.stop(ctx)
 		cancel()
@@ -216,10 +223,11 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestKilled: what a program has started ends with its watchdog, even when that has no time for it.
-func TestKilled(t *testing.T) {
+// TestProgramEndsWithItsWatchdog checks that everything that a program has started ends with its
+// watchdog, even if the watchdog is killed.
+func TestProgramEndsWithItsWatchdog(t *testing.T) {
 	t.Parallel()
-	s := sandbox.NewSpawner() // as a KeysManager has
+	s := sandbox.NewSpawner() // as a KeysManager has one
 	defer s.Close()
 	out, theirs, err := os.Pipe()
 	if err != nil {
@@ -255,14 +263,15 @@ func forkServer(t *testing.T, c *config) *httptest.Server {
 	return s
 }
 
-// TestModes: a process a request, whose output goes out as it comes or once it has ended well.
-func TestModes(t *testing.T) {
+// TestProcessPerRequest checks the modes with one process per request, whose output is sent as it
+// comes or after success.
+func TestProcessPerRequest(t *testing.T) {
 	t.Parallel()
 	big := strings.Repeat("0123456789abcdef", 1<<19) // 8 MiB
 	for name, tc := range map[string]struct {
 		mode, script, body string
 		status             int
-		want               string // all of the answer; of a failure, what is in it
+		want               string // the whole answer; for a failure, a part of it
 		broken             bool
 	}{
 		"cat":                    {modeStreaming, "cat", "hello", 200, "hello", false},
@@ -302,7 +311,8 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// TestExecTimeout: a process that takes too long is ended, and what it has started.
+// TestExecTimeout checks that a process that takes too long is killed, with everything that it has
+// started.
 func TestExecTimeout(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{modeStreaming, modeSerializing} {
@@ -331,8 +341,8 @@ func TestExecTimeout(t *testing.T) {
 	}
 }
 
-// TestClientGone: a process whose client is gone is ended.
-func TestClientGone(t *testing.T) {
+// TestProcessEndsWithItsClient checks that a process is killed when its client leaves.
+func TestProcessEndsWithItsClient(t *testing.T) {
 	t.Parallel()
 	s := forkServer(t, shell(modeStreaming, "echo $$; exec sleep 60"))
 	ctx, leave := context.WithCancel(t.Context())

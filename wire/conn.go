@@ -12,23 +12,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn sends and receives frames over a unix stream socket. Write, Gather and Flush may be called by many goroutines,
-// Read by one at a time.
+// Conn sends and receives frames over a unix stream socket. Any number of goroutines may call
+// Write, Gather and Flush. Only one at a time may call Read.
 type Conn struct {
 	c *net.UnixConn
 
 	wmu  sync.Mutex
-	wbuf []byte // gathered and not yet sent
-	werr error  // of the first write that ended within a frame: what follows would not be understood
+	wbuf []byte // gathered and not sent yet
+	// Error of the first write that ended within a frame. The receiver could not decode anything
+	// after it.
+	werr error
 
-	rbuf  []byte // read and not yet consumed: rbuf[roff:rend]
+	rbuf  []byte // read and not consumed yet: rbuf[roff:rend]
 	roff  int
 	rend  int
 	oob   []byte
-	files []*os.File // received and not yet claimed by a frame
+	files []*os.File // received and not claimed by a frame yet
 }
 
-// NewConn returns a Conn over c, which it owns from now on.
+// NewConn returns a Conn over c. The Conn owns c from now on.
 func NewConn(c *net.UnixConn) *Conn {
 	return &Conn{c: c, rbuf: make([]byte, 32<<10), oob: make([]byte, unix.CmsgSpace(4*MaxFiles))}
 }
@@ -36,8 +38,9 @@ func NewConn(c *net.UnixConn) *Conn {
 // copyLimit is the size in bytes up to which headers and payloads are joined for one system call.
 const copyLimit = 64 << 10
 
-// Write sends f, after what was gathered: when it returns, f is in the socket's buffer. Its files are duplicated to the other
-// side and stay the caller's to close. After an error of the socket every Write, Gather and Flush returns it.
+// Write sends f after all gathered frames. When it returns, f is in the socket's buffer. Its files
+// are duplicated for the receiver, and the caller still closes its own. After an error of the
+// socket, each Write, Gather and Flush returns that error.
 func (c *Conn) Write(f Frame) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -47,22 +50,23 @@ func (c *Conn) Write(f Frame) error {
 	return c.flush()
 }
 
-// Gather takes f, copied, to be sent in one system call with other small frames by the next Flush or Write, in order. It
-// sends by itself what should not wait: frames with files, large ones, and as many as make a large one together.
+// Gather copies f. The next Flush or Write sends f with other small frames, in order, in one system
+// call. Gather itself sends frames that should not wait: frames with files, large frames, and small
+// ones that together make a large one.
 func (c *Conn) Gather(f Frame) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
 	return c.add(f)
 }
 
-// Flush sends what was gathered.
+// Flush sends the gathered frames.
 func (c *Conn) Flush() error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
 	return c.flush()
 }
 
-// add puts f behind what was gathered and sends all when it is not small. The caller holds wmu.
+// add appends f to the gathered frames, and sends them all if f is not small. The caller holds wmu.
 func (c *Conn) add(f Frame) error {
 	if len(f.Payload) > MaxFrame || len(f.Files) > MaxFiles {
 		return fmt.Errorf("frame %v of %d bytes and %d descriptors, want at most %d and %d", f.Type, len(f.Payload), len(f.Files), MaxFrame, MaxFiles)
@@ -99,8 +103,8 @@ func (c *Conn) flush() error {
 	return nil
 }
 
-// send writes what was gathered, with files on the first byte, and then rest. A file may come before its frame: the frames in
-// front of it claim none.
+// send writes the gathered bytes, with files on the first byte, and then rest. A file may arrive
+// before its frame, because the frames before it claim no files.
 func (c *Conn) send(files []*os.File, rest []byte) error {
 	b := c.wbuf
 	c.wbuf = c.wbuf[:0]
@@ -126,8 +130,8 @@ func (c *Conn) send(files []*os.File, rest []byte) error {
 	return nil
 }
 
-// Read returns the next frame. Its payload and files are the caller's. It returns io.EOF when the other side has closed
-// between two frames.
+// Read returns the next frame. The caller owns its payload and closes its files. Read returns
+// io.EOF if the other side has closed between two frames.
 func (c *Conn) Read() (Frame, error) {
 	for {
 		h, err := c.readHeader()
@@ -159,7 +163,7 @@ func (c *Conn) readHeader() (header, error) {
 	var b [headerSize]byte
 	if c.roff == c.rend {
 		if err := c.fill(); err != nil {
-			return header{}, err // between frames: io.EOF stays io.EOF
+			return header{}, err // io.EOF between frames is returned unchanged
 		}
 	}
 	if err := c.readFull(b[:]); err != nil {
@@ -186,7 +190,7 @@ func (c *Conn) readFull(p []byte) error {
 	return nil
 }
 
-// fillFor reads straight into p when p is larger than the buffer, or else into the buffer.
+// fillFor reads straight into p if p is larger than the buffer, else into the buffer.
 func (c *Conn) fillFor(p *[]byte) error {
 	if len(*p) < len(c.rbuf) {
 		return c.fill()
@@ -203,7 +207,8 @@ func (c *Conn) fill() error {
 	return err
 }
 
-// receive is one recvmsg: it returns at least one byte or an error, and keeps the descriptors that came.
+// receive makes one recvmsg call. It returns at least one byte or an error, and keeps the received
+// descriptors.
 func (c *Conn) receive(p []byte) (int, error) {
 	n, oobn, flags, _, err := c.c.ReadMsgUnix(p, c.oob)
 	if oobn > 0 {
@@ -222,7 +227,8 @@ func (c *Conn) receive(p []byte) (int, error) {
 	return n, nil
 }
 
-// keep takes the descriptors out of a control message. Go's net package receives them close-on-exec.
+// keep takes the descriptors from a control message. Go's net package has set close-on-exec on
+// them.
 func (c *Conn) keep(oob []byte) error {
 	msgs, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
@@ -243,16 +249,18 @@ func (c *Conn) keep(oob []byte) error {
 	return nil
 }
 
-// SetWriteDeadline bounds Writes from now on.
+// SetWriteDeadline sets the deadline of Writes.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.c.SetWriteDeadline(t) }
 
-// SetReadDeadline bounds Reads from now on.
+// SetReadDeadline sets the deadline of Reads.
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.c.SetReadDeadline(t) }
 
-// Close closes the socket; a Read that waits returns. Descriptors that no frame has claimed are closed by Release.
+// Close closes the socket and ends a waiting Read. Release closes descriptors that no frame has
+// claimed.
 func (c *Conn) Close() error { return c.c.Close() }
 
-// Release closes descriptors that came and that no frame has claimed. The reader calls it when it has read its last frame.
+// Release closes received descriptors that no frame has claimed. The reader calls it after its last
+// frame.
 func (c *Conn) Release() {
 	closeAll(c.files)
 	c.files = nil

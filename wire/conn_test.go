@@ -158,7 +158,8 @@ func TestLargeItemsRideInSealedFiles(t *testing.T) {
 	}
 }
 
-// TestHostileFilesAreRefused has references whose files would take much memory or for ever.
+// TestHostileFilesAreRefused sends references to files that would take much memory or block for
+// ever.
 func TestHostileFilesAreRefused(t *testing.T) {
 	sparse, err := os.Create(t.TempDir() + "/sparse")
 	if err != nil {
@@ -181,7 +182,7 @@ func TestHostileFilesAreRefused(t *testing.T) {
 		"item 1: 1073741824 bytes":    {ref("0", 1), ref("0", 1<<30)},
 		"want a regular one":          {ref("1", 0)},
 	} {
-		if a[0].Ref.Size == 1 { // a byte of zero is no item, an empty one of two bytes is
+		if a[0].Ref.Size == 1 { // one zero byte is not an item, but two are an empty one
 			if _, err := sparse.WriteAt(tensor.AppendItem(nil, tensor.Item{Tensors: []tensor.Tensor{}}), 0); err != nil {
 				t.Fatal(err)
 			}
@@ -201,7 +202,7 @@ func TestReceivedFilesAreClosedOnExecAndByRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	// A frame that does not say that it has a descriptor: nobody will claim it.
+	// A descriptor whose frame does not announce it: nobody will claim it.
 	if _, _, err := a.WriteMsgUnix(appendHeader(nil, Frame{Type: FrameDrain}), unix.UnixRights(int(w.Fd())), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -273,14 +274,14 @@ func TestGatheredFramesGoTogetherAndInOrder(t *testing.T) {
 	}
 	read(0)
 	gather(3, 10)
-	gather(4, 10, file) // files do not wait
+	gather(4, 10, file) // frames with files do not wait
 	read(0)
 	read(1)
 	gather(5, 10)
-	gather(6, copyLimit) // pushes the fifth out
+	gather(6, copyLimit) // sends the fifth too
 	read(0)
 	silent("one that fits alone")
-	gather(7, copyLimit+1) // and goes by itself
+	gather(7, copyLimit+1) // sends itself
 	read(0)
 	read(0)
 	gather(8, 10)
@@ -342,13 +343,13 @@ func TestNothingFollowsATornFrame(t *testing.T) {
 	<-drained
 }
 
-// FuzzRead gives bytes of the other side to a Conn.
+// FuzzRead feeds a Conn random bytes.
 func FuzzRead(f *testing.F) {
 	f.Add(append(appendHeader(nil, Frame{Type: FrameBatch, Payload: []byte("x")}), 'x'))
 	f.Add(appendHeader(appendHeader(nil, Frame{Type: FrameDrain}), Frame{Type: 99}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) > 64<<10 {
-			return // all of it has to fit into the socket
+			return // all of it must fit into the socket
 		}
 		x, y := pair(t)
 		if _, err := x.Write(b); err != nil {
@@ -371,7 +372,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// BenchmarkFrames sends small frames one way and large ones, and there and back.
+// BenchmarkFrames sends small and large frames in one direction, and in both.
 func BenchmarkFrames(b *testing.B) {
 	for _, size := range []int{200, 1 << 20} {
 		b.Run(fmt.Sprintf("one way/%d", size), func(b *testing.B) {

@@ -1,16 +1,17 @@
-// Package wire is what goes over sockets and messages: the stage protocol between a dispatcher and a replica, the fork
-// orders between a KeysManager and a zygote, and the encoding of tasks and replies over NATS.
+// Package wire defines what goes over sockets and messages: the stage protocol between a dispatcher
+// and a replica, the fork orders between a KeysManager and a zygote, and the encoding of tasks and
+// replies over NATS.
 //
 // # Stage protocol
 //
-// One unix stream socket a replica. Both sides send frames; every integer is little-endian:
+// Each replica has one unix stream socket. Both sides send frames. All integers are little-endian:
 //
-//	u32 length   of what follows the 16-byte header
+//	u32 length   of the payload after the 16-byte header
 //	u8  type     see FrameType
 //	u8  flags    bit 0: the frame carries file descriptors (their number is u8 at offset 6)
-//	u8  fds      how many file descriptors ride with the frame (SCM_RIGHTS)
+//	u8  fds      number of file descriptors with the frame (SCM_RIGHTS)
 //	u8  version  of the protocol, in every frame
-//	u64 batch    which batch the frame is about; 0: none
+//	u64 batch    number of the frame's batch; 0: none
 //
 //	replica                     dispatcher
 //	   Hello  ───────────────────▶          version range, pid, function, slots, largest batch, load and place times
@@ -21,20 +22,24 @@
 //	   Result ───────────────────▶          call i: output, service time
 //	   Error  ───────────────────▶          call i: code, message
 //	          ◀───────────────── Cancel     call i, or all of the batch
-//	   Credit ───────────────────▶          the number of batches that may be in flight changed
-//	          ◀───────────────── Threads    so many threads compute from now on, at the least; version 2
+//	   Credit ───────────────────▶          new number of batches that may be in flight
+//	          ◀───────────────── Threads    compute with at least this many threads; version 2
 //	          ◀───────────────── Drain      finish, then close
 //
-// A batch is over when each of its calls has a Result or an Error. A canceled call still gets one, when its
-// handler has ended. A dispatcher replaces a replica whose handler does not end. After a Drain, a replica
-// still listens to Cancel and Credit until all is answered. One that is told to end by a signal says so with a Credit of 0, and
-// answers what was on its way with an Error of code task.ReplicaLost.
-// A call for which the replica's device has not the memory gets an Error of code task.OutOfMemory; the replica is drained then. One
-// that cannot come up for that reason ends, and its last line on stderr has OutOfMemoryOn in it.
-// A receiver refuses frames above MaxFrame bytes and unknown types of its own version; unknown types of a later version
-// are skipped.
+// A batch is over when each of its calls has a Result or an Error. A canceled call still gets one
+// when its handler has ended. If the handler does not end, the dispatcher replaces the replica.
+// After a Drain, a replica still obeys Cancel and Credit until it has answered all calls.
+//
+// A replica that a signal tells to end sends a Credit of 0. It answers batches that were on their
+// way with an Error of code task.ReplicaLost. If the device has too little memory for a call, the
+// call gets an Error of code task.OutOfMemory, and the dispatcher drains the replica. If the device
+// has too little memory to start, the replica ends, and its last line on stderr contains
+// OutOfMemoryOn.
+//
+// A receiver refuses frames above MaxFrame bytes, and unknown types of its own version. It skips
+// unknown types of a later version.
 //
 // # Fork orders
 //
-// One SOCK_SEQPACKET socket a zygote, one message an order; see [Order].
+// Each zygote has one SOCK_SEQPACKET socket, with one message per order; see [Order].
 package wire

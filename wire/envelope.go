@@ -15,7 +15,7 @@ import (
 // Kind is the first byte of a message over NATS.
 type Kind byte
 
-// The messages between coordinators and dispatchers.
+// Messages between coordinators and dispatchers.
 const (
 	KindTask   Kind = 'T'
 	KindCancel Kind = 'C'
@@ -23,13 +23,14 @@ const (
 	KindLeave  Kind = 'L'
 )
 
-// EnvelopeVersion is the second byte of a message over NATS. These are not kept anywhere, so that no other version is understood.
+// EnvelopeVersion is the second byte of a message over NATS. Messages are never stored, so only the
+// current version is supported.
 const EnvelopeVersion = 3
 
-// ErrVersion says that a message or frame is of a version that this program does not speak.
+// ErrVersion means that a message or frame has a version that this program does not support.
 var ErrVersion = errors.New("wire: unknown version")
 
-// EnvelopeKind returns what kind of message b is.
+// EnvelopeKind returns the kind of message b.
 func EnvelopeKind(b []byte) (Kind, error) {
 	if len(b) < 2 {
 		return 0, fmt.Errorf("message of %d bytes, want a kind and a version", len(b))
@@ -55,7 +56,7 @@ func open(b []byte, want Kind) (*pack.Reader, error) {
 	return pack.NewReader(b[2:]), nil
 }
 
-// AppendTask appends t as a message to b. Arrived is the dispatcher's and does not travel.
+// AppendTask appends t as a message to b. It leaves Arrived out, which belongs to the dispatcher.
 func AppendTask(b []byte, t *task.Task) []byte {
 	b = append(b, byte(KindTask), EnvelopeVersion)
 	b = appendKey(b, t.Key)
@@ -95,7 +96,7 @@ func DecodeTask(b []byte) (*task.Task, error) {
 	return t, nil
 }
 
-// AppendCancel appends a message that cancels the task k of function.
+// AppendCancel appends a message to b that cancels the task k of function.
 func AppendCancel(b []byte, k task.Key, function string) []byte {
 	b = append(b, byte(KindCancel), EnvelopeVersion)
 	b = appendKey(b, k)
@@ -115,7 +116,7 @@ func DecodeCancel(b []byte) (k task.Key, function string, err error) {
 	return k, function, nil
 }
 
-// AppendLeave appends a message to b which says that a request sends no more tasks to function.
+// AppendLeave appends a message to b that says that a request sends no more tasks to function.
 func AppendLeave(b []byte, request, function string) []byte {
 	b = append(b, byte(KindLeave), EnvelopeVersion)
 	return pack.String(pack.String(b, request), function)
@@ -212,15 +213,14 @@ func appendHeaders(b []byte, h []task.Header) []byte {
 	return b
 }
 
-// readHeaders reads what appendHeaders wrote. All names and values share one copy of their bytes.
-// So a task with nine fields is decoded with 15 allocations instead of 32, in about 0.8 of the
-// time.
+// readHeaders decodes what appendHeaders wrote. All names and values share one copy of their bytes.
+// So a task with nine fields takes 15 allocations instead of 32, and about 0.8 of the time.
 func readHeaders(r *pack.Reader) []task.Header {
 	n := r.Count(2)
 	if n == 0 {
 		return nil
 	}
-	var space [32][]byte // of names and values, in turn
+	var space [32][]byte // names and values in turn
 	fields, size := space[:0], 0
 	for range 2 * n {
 		f := r.Bytes()

@@ -11,13 +11,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// fileOwner is the owner of a reference to a file that rides with the frame; its blob is the file's index there.
+// fileOwner is the owner of a reference to a file that comes with the frame. The reference's blob
+// is the file's index in the frame.
 const fileOwner = "fd:"
 
-// Attach moves the large items of a into files for a frame that has n files already: an inline item above
-// tensor.InlineLimit into a sealed memfd, a reference into what open returns for it. The rest stays inline. a itself is not
-// changed; the files are the caller's to close once the frame is written, also when there is an error, as of more than Detach
-// reads.
+// Attach moves the large items of a into files, for a frame that already has n files. An inline
+// item above tensor.InlineLimit goes into a sealed memfd. A reference becomes the file that open
+// returns for it. All other items stay inline. Attach does not change a. It fails if the files are
+// more than Detach reads. In any case the caller closes the returned files once the frame is
+// written.
 func Attach(a tensor.Activation, n int, open func(tensor.Ref) (*os.File, error)) (tensor.Activation, []*os.File, error) {
 	var out tensor.Activation
 	var files []*os.File
@@ -60,8 +62,9 @@ func Attach(a tensor.Activation, n int, open func(tensor.Ref) (*os.File, error))
 	return out, files, nil
 }
 
-// Detach reads the items of a that lie in a frame's files back, and puts them into a. They are copies: a sender that writes to
-// the file later changes nothing. A reference to anything else is an error, and so are more than 1 GiB together.
+// Detach puts the items of a that are in a frame's files back into a. It copies them, so that later
+// writes of the sender change nothing. It fails on references to anything else, and if the files
+// have more than 1 GiB together.
 func Detach(a tensor.Activation, files []*os.File) (tensor.Activation, error) {
 	left := int64(maxDetached)
 	for i, it := range a {
@@ -79,7 +82,7 @@ func Detach(a tensor.Activation, files []*os.File) (tensor.Activation, error) {
 	return a, nil
 }
 
-// maxDetached bounds the items of one activation that Detach reads, in bytes.
+// maxDetached is how many bytes Detach reads for one activation.
 const maxDetached = 1 << 30
 
 func detach(ref tensor.Ref, files []*os.File) (tensor.Item, error) {
@@ -91,7 +94,8 @@ func detach(ref tensor.Ref, files []*os.File) (tensor.Item, error) {
 	if err != nil {
 		return tensor.Item{}, err
 	}
-	if !info.Mode().IsRegular() || info.Size() < ref.Size { // a read of anything else could wait for ever
+	// reading anything else could block for ever.
+	if !info.Mode().IsRegular() || info.Size() < ref.Size {
 		return tensor.Item{}, fmt.Errorf("a file %v of %d bytes, want a regular one of %d", info.Mode(), info.Size(), ref.Size)
 	}
 	b := make([]byte, ref.Size)
@@ -105,7 +109,7 @@ func detach(ref tensor.Ref, files []*os.File) (tensor.Item, error) {
 	return it, err
 }
 
-// sealed returns a memfd that holds b and that nobody can change any more.
+// sealed returns a memfd with the content b that nobody can change.
 func sealed(b []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate("stagecoach-item", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

@@ -6,23 +6,26 @@ import (
 	"os"
 )
 
-// Version is the version of the stage protocol that this package speaks; OldestVersion the oldest it still understands.
+// Version is the version of the stage protocol that this package speaks. OldestVersion is the
+// oldest one that it supports.
 const (
 	Version       = 2
 	OldestVersion = 1
 )
 
-// MaxFrame is the largest payload of a frame in bytes. What is larger goes into a file that rides along.
+// MaxFrame is the largest payload of a frame in bytes. Larger data goes into a file that comes with
+// the frame.
 const MaxFrame = 64 << 20
 
-// MaxFiles is how many descriptors may ride with one frame.
+// MaxFiles is the largest number of descriptors per frame.
 const MaxFiles = 64
 
-// OutOfMemoryOn is in the last line on stderr of a replica that ends because a device has not the memory that it takes. The device's
-// UUID follows, a colon, and what was wanted and is free: "out of memory on device GPU-5f…: want 2 GiB, 1.5 GiB of 40 GiB free".
+// OutOfMemoryOn is in the last line on stderr of a replica that ends because a device has too
+// little memory. The device's UUID, a colon, and the wanted and free bytes follow: "out of memory
+// on device GPU-5f…: want 2 GiB, 1.5 GiB of 40 GiB free".
 const OutOfMemoryOn = "out of memory on device "
 
-// FrameType tells frames apart. Its numbers are part of the protocol.
+// FrameType is the type of a frame. The numbers are part of the protocol.
 type FrameType uint8
 
 // The frames of the stage protocol.
@@ -36,7 +39,7 @@ const (
 	FrameCredit  FrameType = 7
 	FrameCancel  FrameType = 8
 	FrameDrain   FrameType = 9
-	FrameThreads FrameType = 10 // from version 2 on; an older replica skips it
+	FrameThreads FrameType = 10 // since version 2; an older replica skips it
 )
 
 func (t FrameType) known() bool { return t >= FrameHello && t <= FrameThreads }
@@ -53,9 +56,9 @@ func (t FrameType) String() string {
 // Frame is one message on a replica's socket.
 type Frame struct {
 	Type    FrameType
-	Batch   uint64 // which batch it is about; 0: none
+	Batch   uint64 // number of its batch; 0: none
 	Payload []byte
-	Files   []*os.File // the receiver's to close
+	Files   []*os.File // closed by the receiver
 }
 
 const (
@@ -63,7 +66,7 @@ const (
 	flagFiles  = 1
 )
 
-// appendHeader appends the 16 bytes in front of a payload.
+// appendHeader appends the 16-byte header of f.
 func appendHeader(b []byte, f Frame) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(f.Payload)))
 	flags := byte(0)
@@ -74,13 +77,13 @@ func appendHeader(b []byte, f Frame) []byte {
 	return binary.LittleEndian.AppendUint64(b, f.Batch)
 }
 
-// header is a frame's header, decoded and checked.
+// header is a decoded and checked frame header.
 type header struct {
 	length int
 	kind   FrameType
 	files  int
 	batch  uint64
-	skip   bool // a type that only a later version knows
+	skip   bool // a type of a later version
 }
 
 func decodeHeader(b *[headerSize]byte) (header, error) {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// AppendOrder appends the message that o is to b, as documented at its OrderKind.
+// AppendOrder appends o to b in the layout that its OrderKind documents.
 func AppendOrder(b []byte, o Order) []byte {
 	le := binary.LittleEndian
 	b = append(b, byte(o.Kind), o.Version)
@@ -19,7 +19,8 @@ func AppendOrder(b []byte, o Order) []byte {
 		b = le.AppendUint16(b, o.Threads)
 		b = le.AppendUint32(b, 0)
 		for _, kv := range o.Env {
-			kv, _, _ = strings.Cut(kv, "\x00") // else what follows would be a variable of its own
+			// Otherwise the rest would be a variable of its own.
+			kv, _, _ = strings.Cut(kv, "\x00")
 			b = append(append(b, kv...), 0)
 		}
 	case OrderKill:
@@ -56,7 +57,7 @@ func AppendOrder(b []byte, o Order) []byte {
 	return b
 }
 
-// size is the length of the fixed part of a message; 0: there is no such kind.
+// size returns the length of the fixed part of a message; 0: unknown kind.
 func (k OrderKind) size() int {
 	switch k {
 	case OrderFork, OrderBegin, OrderPark, OrderKill, OrderList, ZygoteError:
@@ -78,7 +79,7 @@ func flag(on bool) uint64 {
 	return 0
 }
 
-// DecodeOrder decodes one message from a zygote's socket, or a gate.
+// DecodeOrder decodes one message from a zygote's socket or a gate.
 func DecodeOrder(b []byte) (Order, error) {
 	if len(b) < 2 {
 		return Order{}, fmt.Errorf("order of %d bytes, want a kind and a version", len(b))

@@ -11,17 +11,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Hello is a replica's first frame: it is ready.
+// Hello is a replica's first frame. It means that the replica is ready.
 type Hello struct {
-	Oldest, Newest uint8 // versions of the protocol that it speaks
+	Oldest, Newest uint8 // range of protocol versions
 	PID            int
 	Function       string // pipeline.Key
 	Replica        string
-	Slots          int           // batches it takes at a time, at least 1
-	MaxBatch       int           // calls in a batch, at least 1
-	Threads        int           // that compute
-	Load           time.Duration // of the parameters, in this process; 0 when inherited
-	Place          time.Duration // the Place hook
+	Slots          int           // batches at a time, at least 1
+	MaxBatch       int           // largest batch, at least 1
+	Threads        int           // number of compute threads
+	Load           time.Duration // time to load the parameters in this process; 0 if inherited
+	Place          time.Duration // time of the Place hook
 }
 
 // Append appends the payload of a FrameHello.
@@ -53,7 +53,7 @@ func DecodeHello(b []byte) (Hello, error) {
 
 // Welcome is a dispatcher's answer to a Hello.
 type Welcome struct {
-	Version uint8  // that both sides speak from now on
+	Version uint8  // version that both sides use from now on
 	Credit  uint64 // bytes of chunks that the replica may send
 }
 
@@ -67,7 +67,8 @@ func DecodeWelcome(b []byte) (Welcome, error) {
 	return w, end("welcome", r)
 }
 
-// Negotiate returns the version for a replica that speaks h.Oldest to h.Newest, or ErrVersion.
+// Negotiate returns the version to use with a replica that supports h.Oldest to h.Newest, or
+// ErrVersion.
 func Negotiate(h Hello) (uint8, error) {
 	if h.Oldest > Version || h.Newest < OldestVersion || h.Oldest > h.Newest {
 		return 0, fmt.Errorf("replica %q speaks versions %d to %d of the stage protocol, want one of %d to %d; rebuild the function: %w",
@@ -85,7 +86,7 @@ type Call struct {
 	Input       tensor.Input
 }
 
-// Batch is the calls that run together.
+// Batch is a set of calls that run together.
 type Batch struct{ Calls []Call }
 
 // Append appends the payload of a FrameBatch.
@@ -114,10 +115,10 @@ func DecodeBatch(b []byte) (Batch, error) {
 	return m, end("batch", r)
 }
 
-// Result is the good end of a call.
+// Result is the answer of a successful call.
 type Result struct {
-	Index   int           // of the call in its batch
-	Service time.Duration // that the replica was busy with it
+	Index   int           // index of the call in its batch
+	Service time.Duration // time that the replica worked on it
 	Header  []task.Header // for the HTTP response
 	Output  tensor.Activation
 }
@@ -137,7 +138,7 @@ func DecodeResult(b []byte) (Result, error) {
 	return m, end("result", r)
 }
 
-// Error is the bad end of a call.
+// Error is the answer of a failed call.
 type Error struct {
 	Index   int
 	Service time.Duration
@@ -171,15 +172,15 @@ type Chunk struct {
 // Append appends the payload of a FrameChunk.
 func (m Chunk) Append(b []byte) []byte { return pack.Bytes(pack.Uint(b, uint64(m.Index)), m.Data) }
 
-// DecodeChunk decodes the payload of a FrameChunk, which the data aliases.
+// DecodeChunk decodes the payload of a FrameChunk. The data aliases b.
 func DecodeChunk(b []byte) (Chunk, error) {
 	r := pack.NewReader(b)
 	m := Chunk{Index: small(r), Data: r.Bytes()}
 	return m, end("chunk", r)
 }
 
-// Credit lets the other side send more: from a dispatcher, that many more bytes of chunks; from a replica, the number of
-// batches that may be in flight from now on.
+// Credit lets the other side send more. From a dispatcher, Amount is a number of additional chunk
+// bytes. From a replica, it is the new number of batches that may be in flight.
 type Credit struct{ Amount uint64 }
 
 // Append appends the payload of a FrameCredit.
@@ -192,7 +193,7 @@ func DecodeCredit(b []byte) (Credit, error) {
 	return m, end("credit", r)
 }
 
-// CancelAll is the index of a Cancel that means the whole batch.
+// CancelAll is the index in a Cancel of the whole batch.
 const CancelAll = math.MaxInt32
 
 // Cancel asks a replica to end a call early. The call still gets its Result or Error.
@@ -208,8 +209,9 @@ func DecodeCancelFrame(b []byte) (Cancel, error) {
 	return m, end("cancel", r)
 }
 
-// Threads asks a replica to compute with so many threads, the calling one included. It adds what it lacks and can have; a
-// number that is not above what it has changes nothing, and so does 0. It is not answered.
+// Threads asks a replica to compute with Total threads, including the calling one. The replica adds
+// missing threads if it can. A number that is not above the present one changes nothing. There is
+// no answer.
 type Threads struct{ Total uint16 }
 
 // Append appends the payload of a FrameThreads.
@@ -223,7 +225,7 @@ func DecodeThreads(b []byte) (Threads, error) {
 	return Threads{Total: binary.LittleEndian.Uint16(b)}, nil
 }
 
-// small reads a count or index that fits into 31 bits.
+// small reads a count or index of at most 31 bits.
 func small(r *pack.Reader) int {
 	v := r.Uint()
 	if v > math.MaxInt32 {

@@ -36,7 +36,7 @@ func TestEnvelopesRoundTrip(t *testing.T) {
 	if got, err := DecodeReply(AppendReply(nil, rep)); err != nil || !reflect.DeepEqual(got, rep) {
 		t.Errorf("reply: %v\n got %+v\nwant %+v", err, got, rep)
 	}
-	rep.Code = task.OutOfMemory // the last one
+	rep.Code = task.OutOfMemory // the last code
 	if got, err := DecodeReply(AppendReply(nil, rep)); err != nil || !reflect.DeepEqual(got, rep) {
 		t.Errorf("reply: %v\n got %+v\nwant %+v", err, got, rep)
 	}
@@ -139,13 +139,14 @@ func TestHostilePayloadsAreNamed(t *testing.T) {
 		"0 slots and batches of 1, want at lea": func() { _, err = DecodeHello(Hello{MaxBatch: 1}.Append(nil)) },
 		"code 0, want 1 to":                     func() { _, err = DecodeError(Error{}.Append(nil)) },
 		"code 99, want 1 to":                    func() { _, err = DecodeError(Error{Code: 99}.Append(nil)) },
-		"code 8, want 1 to":                     func() { _, err = DecodeError(Error{Code: task.Redeployed}.Append(nil)) }, // not a replica's to say
-		"blame 5, want at most 4":               func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Blame: task.BlameAlone + 1})) },
-		"code 10, want at most 9":               func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Code: task.OutOfMemory + 1})) },
-		"want at most 2147483647":               func() { _, err = DecodeChunk(Chunk{Index: 1 << 40}.Append(nil)) },
-		"threads: 1 bytes, want 2":              func() { _, err = DecodeThreads([]byte{1}) },
-		"1 bytes left over":                     func() { _, err = DecodeCredit(append(Credit{}.Append(nil), 1)) },
-		"item of kind 9":                        func() { _, err = DecodeResult([]byte{0, 0, 0, 1, 9, 9}) },
+		// A replica must not send this code.
+		"code 8, want 1 to":        func() { _, err = DecodeError(Error{Code: task.Redeployed}.Append(nil)) },
+		"blame 5, want at most 4":  func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Blame: task.BlameAlone + 1})) },
+		"code 10, want at most 9":  func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Code: task.OutOfMemory + 1})) },
+		"want at most 2147483647":  func() { _, err = DecodeChunk(Chunk{Index: 1 << 40}.Append(nil)) },
+		"threads: 1 bytes, want 2": func() { _, err = DecodeThreads([]byte{1}) },
+		"1 bytes left over":        func() { _, err = DecodeCredit(append(Credit{}.Append(nil), 1)) },
+		"item of kind 9":           func() { _, err = DecodeResult([]byte{0, 0, 0, 1, 9, 9}) },
 	} {
 		if decode(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want an error with %q", err, want)

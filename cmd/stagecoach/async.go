@@ -109,8 +109,8 @@ func (u *up) async(ctx context.Context) error {
 			if err := n.UnmarshalBinary(r.Data); err != nil {
 				return queue.End{Err: err}
 			}
-			u.calls.begin(r, gateway.Where(n.URL))
-			end := u.callbacks.Tell(ctx, n, try)
+			u.calls.begin(r, gateway.SafeURL(n.URL))
+			end := u.callbacks.Deliver(ctx, n, try)
 			if ctx.Err() == nil {
 				u.calls.told(r, n.Result, end)
 			}
@@ -122,7 +122,7 @@ func (u *up) async(ctx context.Context) error {
 				return queue.End{Err: err}
 			}
 		}
-		u.calls.begin(r, gateway.Where(e.Callback))
+		u.calls.begin(r, gateway.SafeURL(e.Callback))
 		end := u.gateway.Work(ctx, e, try, rules.retry(pipeline.ParseKey(e.Request.Target)))
 		if ctx.Err() == nil {
 			u.calls.ran(r, end)

@@ -129,7 +129,7 @@ func (b *callBook) accept(e gateway.Entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.open(e.Request.ID, e.Request.Target)
-	c.accepted, c.callback = e.Accepted, gateway.Where(e.Callback)
+	c.accepted, c.callback = e.Accepted, gateway.SafeURL(e.Callback)
 	b.to(c, callAccepted)
 }
 

@@ -155,14 +155,14 @@ func openLetter(l queue.DeadLetter, data []byte) (out deadLetter, contentType st
 		if err := n.UnmarshalBinary(data); err != nil {
 			return out, "", nil, err
 		}
-		out.CallID, out.Callback, out.Status = n.CallID, gateway.Where(n.URL), n.Status
+		out.CallID, out.Callback, out.Status = n.CallID, gateway.SafeURL(n.URL), n.Status
 		return out, n.ContentType, n.Body, nil
 	}
 	var e gateway.Entry
 	if err := e.UnmarshalBinary(data); err != nil {
 		return out, "", nil, err
 	}
-	out.CallID, out.Callback, out.Header = e.CallID, gateway.Where(e.Callback), map[string][]string{}
+	out.CallID, out.Callback, out.Header = e.CallID, gateway.SafeURL(e.Callback), map[string][]string{}
 	line := map[string]string{}
 	for _, h := range e.Request.Header {
 		switch h.Name {

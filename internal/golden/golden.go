@@ -1,5 +1,6 @@
-// Package golden compares what tests make with files of their testdata: a series, a report or a drawing is read more easily than it is
-// asserted. With -rewrite, which it adds to the flags of the tests that import it, the files are written in place of that.
+// Package golden compares the results of tests with files in testdata, because a series, a report
+// or a drawing is easier to read than to assert. The flag -rewrite, which it adds to the tests that
+// import it, writes the files instead.
 //
 //	golden.Compare(t, "step.txt", series)
 package golden
@@ -15,10 +16,12 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write golden files anew; commit them only if you can say why each line moved")
 
-// Rewriting says that files are written anew: what they are made from may be, too.
+// Rewriting reports whether -rewrite is set. If it is, tests may also rewrite the sources of golden
+// files.
 func Rewriting() bool { return *rewrite }
 
-// Compare fails t at the first line in which got differs from the file of that name in testdata, or writes the file.
+// Compare fails t at the first line in which got differs from the named file in testdata. With
+// -rewrite, it writes the file.
 func Compare(t testing.TB, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name)

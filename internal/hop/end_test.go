@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestBodyThatWasTaken: a body that came with its head is read once, and what comes after it belongs to another request.
+// TestBodyThatWasTaken checks that a body that came with its head is read once, and that what
+// follows belongs to the next request.
 func TestBodyThatWasTaken(t *testing.T) {
 	t.Parallel()
 	client, server := sockets(t)
@@ -30,12 +31,13 @@ func TestBodyThatWasTaken(t *testing.T) {
 	}
 }
 
-// TestAmbiguousAnswers: an answer whose end could be taken for another one's reaches the client in one way, and nothing that
-// follows it reaches another client.
+// TestAmbiguousAnswers checks answers whose end is ambiguous. The client must get them in one
+// defined way, and bytes that follow must not reach another client.
 func TestAmbiguousAnswers(t *testing.T) {
 	t.Parallel()
 	for text, kept := range map[string]bool{
-		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n": true, // chunks count
+		// Chunks win over the length.
+		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n": true,
 		"HTTP/1.1 204 No Content\r\nContent-Length: 2\r\n\r\nno":                                         false,
 		"HTTP/1.1 304 Not Modified\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n":            false,
 		"HTTP/1.1 103 Early Hints\r\nContent-Length: 9\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n":           true,
@@ -64,14 +66,15 @@ func TestAmbiguousAnswers(t *testing.T) {
 	}
 }
 
-// TestOldClients: a client of HTTP/1.0 gets no informational answers, which it would take for the answer.
+// TestOldClients checks that a client of HTTP/1.0 gets no informational answers, which it would
+// take for the answer.
 func TestOldClients(t *testing.T) {
 	t.Parallel()
 	client, server := sockets(t)
 	_, _ = io.WriteString(server, "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 	r := httptest.NewRequest("GET", "/", nil)
 	r.ProtoMajor, r.ProtoMinor = 1, 0
-	w := httptest.NewRecorder() // whose status is the first one
+	w := httptest.NewRecorder() // a recorder keeps the first status
 	if out := Do(t.Context(), client, w, &Request{In: r, Target: "/", Host: "f"}); w.Code != http.StatusOK || out.Err != nil {
 		t.Errorf("%d, %v, want 200", w.Code, out.Err)
 	}

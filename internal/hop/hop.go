@@ -1,6 +1,7 @@
-// Package hop passes one HTTP/1.1 exchange on to another connection. It writes the request that a handler got to that
-// connection, and copies the answer to the handler's ResponseWriter. It does the work of a reverse proxy and its transport, on
-// connections that the caller chooses and keeps. It starts a goroutine only if a body is sent while the answer may come.
+// Package hop passes one HTTP/1.1 exchange on to another connection. It writes the request that a
+// handler got to that connection, and copies the answer to the handler's ResponseWriter. It does
+// the work of a reverse proxy and its transport, on connections that the caller chooses and keeps.
+// It starts a goroutine only if a body is sent while the answer may come.
 package hop
 
 import (
@@ -25,20 +26,24 @@ type Request struct {
 	Host   string
 	Header []Field // replace those of In with the same names
 
-	// All is the whole body if its length is In.ContentLength. Otherwise a goroutine reads the body from In.Body.
+	// All is the whole body if its length is In.ContentLength. Otherwise a goroutine reads the body
+	// from In.Body.
 	All []byte
 
-	// There is true if the other side has the request already. A newline tells it to answer, and only the answer comes.
+	// There is true if the other side already has the request. A newline tells it to answer, and
+	// only the answer is passed on.
 	There bool
 
-	// Answer may change the head of the answer before it is passed on. It is not called for informational answers.
+	// Answer may change the head of the answer before it is passed on. It is not called for
+	// informational answers.
 	Answer func(*http.Response)
 
-	// Whole is called when the answer has been passed on, before its connection is closed or used again; nil: nobody is told. It
-	// is not called for an upgrade.
+	// Whole is called when the answer has been passed on, before its connection is closed or used
+	// again. It may be nil. It is not called for an upgrade.
 	Whole func()
 
-	// Silence ends an upgraded connection on which nothing came either way for so long; 0: never.
+	// Silence is how long an upgraded connection may have no traffic in either direction before it
+	// is closed; 0: for ever.
 	Silence time.Duration
 }
 
@@ -47,28 +52,30 @@ type Field struct{ Name, Value string }
 
 // Result is the outcome of an exchange.
 type Result struct {
-	// Err is why there is no answer, or not all of it; nil: the answer is complete.
+	// Err is why there is no answer or only a part of it; nil: the answer is complete.
 	Err error
-	// Begun is true if the answer's head has been passed on. Then only a closed connection can tell the client about a failure.
+	// Begun is true if the answer's head has been passed on. Then only a closed connection can tell
+	// the client about a failure.
 	Begun bool
-	// Silent is true if nothing came back, not a byte. A connection that was kept may have been closed at the other end before
-	// the request reached it.
+	// Silent is true if not a byte came back. A kept connection may have been closed at the other
+	// end before the request reached it.
 	Silent bool
-	// Kept is true if both messages have ended where they said, so that the connection can be used again. Otherwise Do
-	// has closed it.
+	// Kept is true if request and answer have ended properly, so that the connection can be used
+	// again. Otherwise Do has closed it.
 	Kept bool
-	// Sent is closed when In.Body is not read any more; nil: it is not read. The caller ends a Read that waits for the body,
-	// and then waits for Sent.
+	// Sent is closed when In.Body is no longer read; nil: it is not read at all. The caller ends a
+	// Read that waits for the body, and then waits for Sent.
 	Sent <-chan struct{}
 }
 
-// newline is what [Request.There] says.
+// newline is sent for [Request.There].
 var newline = []byte("\n")
 
-// maxHead bounds in bytes the head of an answer together with the informational answers before it.
+// maxHead is the largest head of an answer in bytes, including the informational answers before it.
 const maxHead = 1 << 20
 
-// Do runs an exchange on c until the answer has ended or ctx has. It closes c unless the result says that it is kept.
+// Do runs an exchange on c until the answer or ctx has ended. It closes c unless the result says
+// Kept.
 func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out Result) {
 	var head *buffer
 	var err error
@@ -103,7 +110,7 @@ func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out
 	default:
 		send = &sending{c: c, r: r, head: head, done: make(chan struct{})}
 		out.Sent = send.done
-		go send.run() // the caller waits for it, see Result
+		go send.run() // the caller waits for it; see Result
 	}
 	resp, first := (*http.Response)(nil), err
 	for {
@@ -124,9 +131,10 @@ func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out
 		}
 	}
 	out.Silent = false
-	in.left = -1 // bodies have no bound
+	in.left = -1 // a body has no bound
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		if send != nil && !send.ended() { // the rest of the body would follow on the same connection
+		// The rest of the body would follow on the same connection.
+		if send != nil && !send.ended() {
 			out.Err = errors.New("it switches protocols before it has all of the request")
 			return out
 		}
@@ -142,12 +150,13 @@ func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out
 	}
 	out.Kept = first == nil && !resp.Close
 	if send != nil {
-		out.Kept = out.Kept && send.ended() && send.fault() == nil // else it was answered early
+		// Otherwise the other side answered before the end of the request.
+		out.Kept = out.Kept && send.ended() && send.fault() == nil
 	}
 	return out
 }
 
-// causeOf returns why there is no answer: the error of sending the request, if there was one, or else err.
+// causeOf returns why there is no answer: the error of sending the request, if any, else err.
 func causeOf(err, first error, send *sending) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
 		err = errors.New("EOF")
@@ -184,7 +193,8 @@ func inform(w http.ResponseWriter, resp *http.Response) {
 	}
 }
 
-// hopByHop reports whether a header is only for the next HTTP speaker. Connection may name other such headers.
+// hopByHop reports whether a header belongs to one connection only. The header Connection may name
+// further ones.
 func hopByHop(name string) bool {
 	switch name {
 	case "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
@@ -235,7 +245,7 @@ func (r *Request) answer(w http.ResponseWriter, resp *http.Response, in *reader)
 	if len(resp.Trailer) == 0 {
 		return nil
 	}
-	_ = rc.Flush() // so that it is sent in chunks, which a trailer needs
+	_ = rc.Flush() // sends the answer in chunks, which a trailer needs
 	prefix := ""
 	if len(resp.Trailer) != announced {
 		prefix = http.TrailerPrefix
@@ -249,7 +259,7 @@ func (r *Request) answer(w http.ResponseWriter, resp *http.Response, in *reader)
 // errGone means that the client does not take the answer.
 var errGone = errors.New("the answer could not be passed on")
 
-// flush sends what has been written of an answer. It does nothing if the answer is kept in memory.
+// flush sends the written part of an answer. It does nothing if the answer is kept in memory.
 func flush(rc *http.ResponseController) error {
 	if err := rc.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return fmt.Errorf("%w: %w", errGone, err)
@@ -285,7 +295,7 @@ func pass(w io.Writer, rc *http.ResponseController, body io.Reader, in *reader, 
 // buffer is memory from a pool.
 type buffer struct{ b []byte }
 
-// Sizes in bytes of pooled memory: bodySize to copy bodies, headSize to read and write heads.
+// Sizes in bytes of pooled buffers: bodySize to copy bodies, headSize to read and write heads.
 const (
 	bodySize = 64 << 10
 	headSize = 4 << 10
@@ -303,7 +313,7 @@ var (
 
 func takeBuffer() *buffer { return buffers.Get().(*buffer) }
 
-// give puts memory back into the pool that has this size.
+// give returns the buffer to the pool of its size.
 func (b *buffer) give() {
 	b.b = b.b[:0]
 	switch {
@@ -354,8 +364,8 @@ func (r *reader) Read(p []byte) (int, error) {
 // lingerTime bounds how long [Linger] reads what the other side still sends.
 const lingerTime = 500 * time.Millisecond
 
-// Linger closes a connection whose other side may still send. If the connection were closed at once, an answer on its way would
-// be lost.
+// Linger closes a connection whose other side may still send. Closing it at once could lose the
+// answer in transit.
 func Linger(c net.Conn) {
 	if s, ok := c.(interface{ CloseWrite() error }); ok && s.CloseWrite() == nil && c.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
 		_, _ = io.Copy(io.Discard, c)

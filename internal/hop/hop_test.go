@@ -20,10 +20,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// soon bounds what is expected at once.
+// soon bounds events that are expected at once.
 const soon = time.Minute
 
-// sockets are two ends of a unix socket.
+// sockets returns both ends of a unix socket.
 func sockets(t testing.TB) (client, server net.Conn) {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
@@ -44,7 +44,8 @@ func sockets(t testing.TB) (client, server net.Conn) {
 	return client, server
 }
 
-// answers runs one exchange of a server that runs the handler, and returns what became of it on both sides.
+// answers runs one exchange with a server that runs the handler. It returns the outcome on both
+// sides.
 func answers(t *testing.T, r *http.Request, h http.HandlerFunc) (*httptest.ResponseRecorder, Result, Served) {
 	t.Helper()
 	client, server := sockets(t)
@@ -60,10 +61,10 @@ func answers(t *testing.T, r *http.Request, h http.HandlerFunc) (*httptest.Respo
 	return w, out, <-served
 }
 
-// streamed is a body whose length nobody knows.
+// streamed is a body of unknown length.
 type streamed struct{ io.Reader }
 
-// TestKept: a connection is kept if both messages have ended where they said, and only then.
+// TestKept checks that a connection is kept only if request and answer have ended properly.
 func TestKept(t *testing.T) {
 	t.Parallel()
 	echo := func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }
@@ -100,7 +101,8 @@ func TestKept(t *testing.T) {
 	}
 }
 
-// TestNotKept: what a program of another kind answers keeps no connection, unless it ends where it says.
+// TestNotKept checks answers of other programs: the connection is kept only if they end where they
+// say.
 func TestNotKept(t *testing.T) {
 	t.Parallel()
 	for text, kept := range map[string]bool{
@@ -132,7 +134,8 @@ func TestNotKept(t *testing.T) {
 	}
 }
 
-// TestLargeHead: an answer's head has a bound, with the informational ones before it; its body has none.
+// TestLargeHead checks that an answer's head and the informational answers before it have a common
+// bound, and that the body has none.
 func TestLargeHead(t *testing.T) {
 	t.Parallel()
 	client, server := sockets(t)
@@ -149,7 +152,7 @@ func TestLargeHead(t *testing.T) {
 	}
 }
 
-// TestHeadGoesFirst: the other side has the head while the client is silent.
+// TestHeadGoesFirst checks that the head is sent while the client has not sent its body yet.
 func TestHeadGoesFirst(t *testing.T) {
 	t.Parallel()
 	for _, length := range []int64{5, -1} {
@@ -177,8 +180,9 @@ func TestHeadGoesFirst(t *testing.T) {
 	}
 }
 
-// TestOddRequests: what could be read as another request is not sent.
-func TestOddRequests(t *testing.T) {
+// TestAmbiguousRequestsAreNotSent checks that requests that could be read as another request are
+// not sent.
+func TestAmbiguousRequestsAreNotSent(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*Request){
 		"method": func(r *Request) { r.In.Method = "GET / HTTP/1.1\r\nX:" },
@@ -200,7 +204,8 @@ func TestOddRequests(t *testing.T) {
 	}
 }
 
-// TestHopByHop: headers between two speakers stay between them, and those of a Request replace a client's.
+// TestHopByHop checks that hop-by-hop headers are not passed on, and that a Request's headers
+// replace the client's.
 func TestHopByHop(t *testing.T) {
 	t.Parallel()
 	r := httptest.NewRequest("GET", "/", nil)
@@ -228,7 +233,8 @@ func TestHopByHop(t *testing.T) {
 	}
 }
 
-// TestReadTimeout: a body that has a length comes within it; other bodies, and those whose answer has begun, are not silent for it.
+// TestReadTimeout checks that a body with a length must come within the timeout. For other bodies,
+// and once the answer has begun, only silence is bounded.
 func TestReadTimeout(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -279,7 +285,8 @@ func TestReadTimeout(t *testing.T) {
 	}
 }
 
-// TestSilence: an upgraded connection ends if nothing flows either way for a while, and not before.
+// TestSilence checks that an upgraded connection is closed after a time without traffic, and not
+// before.
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -318,7 +325,8 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// TestPool: what is kept is used again, the last one first, unless it is old, closed at the other end, or has something to say.
+// TestPool checks that the connection that was kept last is used first, unless it is old, closed at
+// the other end, or has unread data.
 func TestPool(t *testing.T) {
 	t.Parallel()
 	p := &Pool{Max: 2, Idle: time.Hour}
@@ -330,7 +338,7 @@ func TestPool(t *testing.T) {
 	}
 	p.Put(near[0])
 	p.Put(near[1])
-	p.Put(near[2]) // too many
+	p.Put(near[2]) // one too many
 	if _, err := far[2].Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("one too many: %v, want the end", err)
 	}
@@ -393,7 +401,8 @@ func TestPool(t *testing.T) {
 	})
 }
 
-// TestEndOfContext: an exchange ends with its context, and its connection is not kept.
+// TestEndOfContext checks that an exchange ends with its context, and that its connection is not
+// kept.
 func TestEndOfContext(t *testing.T) {
 	t.Parallel()
 	client, server := sockets(t)

@@ -12,16 +12,16 @@ import (
 
 // Pool keeps connections for the next exchange. The zero value keeps none.
 type Pool struct {
-	Max  int           // connections at most
-	Idle time.Duration // that one is kept
+	Max  int           // largest number of connections
+	Idle time.Duration // how long a connection is kept
 
-	// Waits is true if the other end says [Ready] after an exchange. Until then it may still be passing the answer on, to a client
-	// that takes it slowly, and the next exchange would wait for that.
+	// Waits is true if the other end sends [Ready] after an exchange. Until then it may still be
+	// passing the answer on to a slow client, and the next exchange would wait for that.
 	Waits bool
 
 	mu     sync.Mutex
 	closed bool
-	kept   []kept // the one that was used last is the last
+	kept   []kept // in order of use, the latest last
 	timer  *time.Timer
 }
 
@@ -30,7 +30,7 @@ type kept struct {
 	until time.Time
 }
 
-// Get returns the connection that was kept last, is still open at its other end, and is ready; nil: there is none.
+// Get returns the connection that was kept last, if it is still open and ready; nil: there is none.
 func (p *Pool) Get() net.Conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -69,7 +69,7 @@ func (p *Pool) Put(c net.Conn) {
 	}
 }
 
-// expire closes what was kept for long enough.
+// expire closes connections that were kept for too long.
 func (p *Pool) expire() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,7 +86,7 @@ func (p *Pool) expire() {
 	}
 }
 
-// Close closes what is kept. Nothing is kept afterwards.
+// Close closes all kept connections. Later ones are closed at once.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,19 +100,21 @@ func (p *Pool) Close() {
 	p.kept = nil
 }
 
-// Ready is what the end of a connection that gets requests' tokens says when it is ready for the next one. See [Pool.Waits].
+// Ready is the byte that the receiver of requests sends on a connection when it can take the next
+// request (see [Pool.Waits]).
 const Ready = '\n'
 
-// condition is what a kept connection is good for.
+// condition says whether a kept connection can be used.
 type condition int
 
 const (
-	broken condition = iota // nothing: it is closed, or somebody has said what belongs to no exchange
-	busy                    // the next exchange, later: its other end is not ready
-	usable                  // the next exchange
+	broken condition = iota // not usable: it is closed, or has data that belongs to no exchange
+	busy                    // usable later: the other end is not ready
+	usable                  // usable now
 )
 
-// look returns a kept connection's condition, and reads what has come. One that was closed after Ready is taken for usable.
+// look returns a kept connection's condition, and reads what has arrived. A connection that was
+// closed after Ready looks usable.
 func look(c net.Conn, waits bool) (is condition) {
 	s, ok := c.(syscall.Conn)
 	if !ok {

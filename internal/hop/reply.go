@@ -54,7 +54,7 @@ func (x *exchange) announced() (names []string) {
 	return names
 }
 
-// fields appends the header, without the fields that frame the answer and without those in later.
+// fields appends the header, without the framing fields and those in later.
 func (x *exchange) fields(b []byte, later []string) []byte {
 	for name, values := range x.header {
 		if name == "Content-Length" || name == "Transfer-Encoding" || name == "Connection" || !token(name) || slices.Contains(later, name) {
@@ -114,7 +114,7 @@ func (x *exchange) send(p []byte, end string) {
 	x.out.b = x.out.b[:0]
 }
 
-// extendDeadlines gives the client new time to take a piece of the answer, and to send more of its
+// extendDeadlines gives the client new time to take a piece of the answer and to send more of its
 // request.
 func (x *exchange) extendDeadlines() {
 	if x.s.Write > 0 {
@@ -133,7 +133,7 @@ func (x *exchange) flush() error {
 	return x.failed
 }
 
-// FlushError is for http.ResponseController.
+// FlushError flushes for http.ResponseController.
 func (x *exchange) FlushError() error {
 	if x.hijacked {
 		return http.ErrHijacked
@@ -144,7 +144,7 @@ func (x *exchange) FlushError() error {
 	return x.deliver()
 }
 
-// finish writes the end of the answer, or an empty one.
+// finish writes the end of the answer, or an empty answer.
 func (x *exchange) finish() error {
 	if !x.begun {
 		if x.header["Content-Length"] == nil {
@@ -168,7 +168,7 @@ func (x *exchange) finish() error {
 		return err
 	}
 	if x.bodied && x.left > 0 {
-		return http.ErrContentLength // the client has to see that the answer is incomplete
+		return http.ErrContentLength // the client must see that the answer is incomplete
 	}
 	return nil
 }

@@ -54,7 +54,7 @@ func (r *Request) head() (*buffer, error) {
 	return h, nil
 }
 
-// framing appends the headers that frame the body, as in the request that came.
+// framing appends the headers that frame the body, as in the incoming request.
 func (r *Request) framing(b []byte) []byte {
 	in := r.In
 	switch {
@@ -88,7 +88,7 @@ func (r *Request) replaces(name string) bool {
 	return false
 }
 
-// tokens are the elements of lists, in lower case.
+// tokens splits header lists into their elements, in lower case.
 func tokens(lines []string) (all []string) {
 	for _, l := range lines {
 		for t := range strings.SplitSeq(l, ",") {
@@ -98,7 +98,7 @@ func tokens(lines []string) (all []string) {
 	return all
 }
 
-// upgradeTo returns the protocol that a message asks for or switches to; empty: none.
+// upgradeTo returns the protocol that a message requests or switches to; empty: none.
 func upgradeTo(h http.Header) string {
 	if h["Connection"] == nil || !slices.Contains(tokens(h["Connection"]), "upgrade") {
 		return ""
@@ -128,7 +128,7 @@ func printable(s string, from byte) bool {
 	return true
 }
 
-// sending is a request whose body is sent while its answer may already come.
+// sending is a request whose body may be sent while its answer arrives.
 type sending struct {
 	c    net.Conn
 	r    *Request
@@ -141,7 +141,7 @@ type sending struct {
 
 func (s *sending) run() {
 	defer close(s.done)
-	_, err := s.c.Write(s.head.b) // before the body, which may take long to come
+	_, err := s.c.Write(s.head.b) // sent before the body, which may take long to arrive
 	s.head.give()
 	b := takeBuffer()
 	defer b.give()
@@ -153,7 +153,7 @@ func (s *sending) run() {
 	s.end(err)
 }
 
-// end stores the outcome before anybody can see it on the connection.
+// end stores the outcome before anyone can observe it on the connection.
 func (s *sending) end(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,7 +163,7 @@ func (s *sending) end(err error) {
 	}
 }
 
-// fault returns why the request could not be sent, if that is known.
+// fault returns why the request could not be sent; nil: unknown or no fault.
 func (s *sending) fault() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,10 +186,10 @@ type bodyError struct{ err error }
 func (e *bodyError) Error() string { return "the request's body: " + e.err.Error() }
 func (e *bodyError) Unwrap() error { return e.err }
 
-// room is the most bytes that the size line in front of a chunk takes.
+// room is the largest size of the size line before a chunk.
 const room = len("ffffffff\r\n")
 
-// plain sends a body that has a length.
+// plain sends a body of known length.
 func (s *sending) plain(b []byte) error {
 	for left := s.r.In.ContentLength; left > 0; {
 		n, err := s.r.In.Body.Read(b[:min(int64(len(b)), left)])
@@ -209,7 +209,7 @@ func (s *sending) plain(b []byte) error {
 	return nil
 }
 
-// chunks sends a body in chunks, each as it comes.
+// chunks sends a body in chunks as it arrives.
 func (s *sending) chunks(b []byte) error {
 	for {
 		n, err := s.r.In.Body.Read(b[room : len(b)-2])

@@ -11,32 +11,34 @@ import (
 	"time"
 )
 
-// Server answers one request at a time on connections of a client that this program trusts to write HTTP/1.1 well.
+// Server answers one request at a time on connections of a client that is trusted to write correct
+// HTTP/1.1.
 type Server struct {
 	Handler http.Handler
-	MaxHead int64 // bytes of a request's head
+	MaxHead int64 // largest request head in bytes
 
-	// Read bounds how long the body of a request takes to come, if it has a length and the answer has not begun. Otherwise it bounds
-	// how long nothing may flow while more of the body is to come. 0: no bound.
+	// Read bounds how long the body of a request may take, if it has a length and the answer has
+	// not begun. Otherwise it bounds how long the body may be silent. 0: no bound.
 	Read time.Duration
-	// Write bounds how long the client takes for a piece of the answer; 0: no bound.
+	// Write bounds how long the client may take for a piece of the answer; 0: no bound.
 	Write time.Duration
 }
 
-// Served is what became of an exchange on a server's side.
+// Served is the outcome of an exchange on the server's side.
 type Served struct {
 	// Silent is true if the connection ended, or ctx did, before the first byte of a request.
 	Silent bool
-	// Kept is true if both messages have ended, so that the connection can be used again.
+	// Kept is true if request and answer have ended properly, so that the connection can be used
+	// again.
 	Kept bool
-	// Whole is true if the answer has gone out, so that the connection should be closed with [Linger] unless it is kept. If it is
-	// neither kept nor whole, Serve has closed it.
+	// Whole is true if the whole answer was sent. If the connection is not kept then, close it with
+	// [Linger]. If it is neither kept nor whole, Serve has closed it.
 	Whole bool
 }
 
-// Serve runs one exchange on c: until the handler has ended, which it is to do soon after ctx. ctx alone bounds the wait for the
-// request's head: a client that is trusted may be slow because the machine is. The handler may break the answer off with
-// http.ErrAbortHandler.
+// Serve runs one exchange on c. It returns when the handler has ended, which must happen soon after
+// ctx ends. Only ctx bounds the wait for the request's head, because a trusted client may be slow
+// on a busy machine. The handler may break the answer off with http.ErrAbortHandler.
 func (s *Server) Serve(ctx context.Context, c net.Conn) (out Served) {
 	in := takeReader(c)
 	in.left = s.MaxHead
@@ -49,7 +51,7 @@ func (s *Server) Serve(ctx context.Context, c net.Conn) (out Served) {
 		if !out.Kept && !out.Whole && !x.hijacked {
 			_ = c.Close()
 		}
-		if !x.hijacked { // else somebody may have it
+		if !x.hijacked { // otherwise the hijacker may have it
 			in.give()
 		}
 	}()
@@ -62,30 +64,30 @@ func (s *Server) Serve(ctx context.Context, c net.Conn) (out Served) {
 	return x.run(r.WithContext(ctx))
 }
 
-// exchange is one on a server's side, and its http.ResponseWriter.
+// exchange is one exchange on the server's side, and its http.ResponseWriter.
 type exchange struct {
 	s        *Server
 	c        net.Conn
-	keeps    Flusher // c, if it keeps what is written; nil: it does not
+	keeps    Flusher // c, if it is a Flusher; nil: it is not
 	in       *reader
-	body     *incoming // nil: there is none
+	body     *incoming // nil: no body
 	head     bool      // the request's method is HEAD
 	header   http.Header
-	out      *buffer // what has not been written yet
+	out      *buffer // not written yet
 	hijacked bool
-	failed   error // of a write
+	failed   error // error of a write
 
 	begun   bool
 	chunked bool
 	bodied  bool  // the answer may have a body
-	left    int64 // of the body, unless it is in chunks
+	left    int64 // bytes left of the body, unless it is in chunks
 
 	mu    sync.Mutex
-	given bool // the handler has set the deadline for reading
+	given bool // the handler has set the read deadline
 	talks bool // the answer has begun, or the body has no length
 }
 
-// begin reads of a request what the exchange needs.
+// begin sets up the exchange for a request.
 func (x *exchange) begin(r *http.Request) {
 	x.header, x.head = http.Header{}, r.Method == http.MethodHead
 	var until time.Time
@@ -114,7 +116,7 @@ func (x *exchange) run(r *http.Request) (out Served) {
 		return Served{}
 	}
 	if r.Context().Err() != nil || x.finish() != nil {
-		return Served{} // the handler may have said nothing because nobody waits
+		return Served{} // the handler may have written nothing because nobody waits
 	}
 	ended := (x.body == nil || x.body.ended) && !r.Close
 	if x.s.Read > 0 || x.s.Write > 0 || x.given {
@@ -123,7 +125,7 @@ func (x *exchange) run(r *http.Request) (out Served) {
 	return Served{Whole: true, Kept: ended}
 }
 
-// flows gives the rest of the request's body time again, if that is bounded by silence alone.
+// flows gives the rest of the request's body new time, if only its silence is bounded.
 func (x *exchange) flows(answers bool) {
 	if x.s.Read == 0 || x.body == nil {
 		return
@@ -142,8 +144,8 @@ type incoming struct {
 	body  io.ReadCloser
 	left  int64 // negative: unknown
 	ended bool
-	taken bool   // by All
-	whole []byte // all of it, if the request was here at once
+	taken bool   // All has returned it
+	whole []byte // the whole body, if the request arrived at once
 }
 
 // Read implements io.Reader.
@@ -160,11 +162,11 @@ func (b *incoming) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close implements io.Closer. What is left of the body is nobody's: the connection is not kept.
+// Close implements io.Closer. Nobody reads the rest of the body, so the connection is not kept.
 func (b *incoming) Close() error { return nil }
 
-// All returns the whole body if it came with its head, and nothing of it has been read; else nil. What it returns is good until
-// the exchange ends.
+// All returns the whole body if it arrived with its head and nothing of it has been read; else nil.
+// The result is valid until the exchange ends.
 func (b *incoming) All() []byte {
 	n := int(b.left)
 	if n > 0 && n == len(b.whole) {
@@ -178,8 +180,9 @@ func (b *incoming) All() []byte {
 	if err != nil {
 		return nil
 	}
-	_, _ = b.x.in.r.Discard(n)               // it is there
-	b.left, b.ended, b.taken = 0, true, true // net/http's reader of the body does not know it
+	_, _ = b.x.in.r.Discard(n) // the bytes are buffered
+	// net/http's body reader does not know that the body was read.
+	b.left, b.ended, b.taken = 0, true, true
 	return all
 }
 
@@ -196,7 +199,7 @@ func (x *exchange) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return x.c, bufio.NewReadWriter(x.in.r, bufio.NewWriter(x.c)), nil
 }
 
-// SetReadDeadline is for http.ResponseController.
+// SetReadDeadline sets the read deadline for http.ResponseController.
 func (x *exchange) SetReadDeadline(at time.Time) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -204,5 +207,5 @@ func (x *exchange) SetReadDeadline(at time.Time) error {
 	return x.c.SetReadDeadline(at)
 }
 
-// EnableFullDuplex is for http.ResponseController: it is always so.
+// EnableFullDuplex does nothing, because exchanges are always full duplex.
 func (x *exchange) EnableFullDuplex() error { return nil }

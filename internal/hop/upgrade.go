@@ -38,7 +38,7 @@ func (r *Request) upgrade(ctx context.Context, c net.Conn, in *bufio.Reader, w h
 	}
 	h["Connection"], h["Upgrade"] = []string{"Upgrade"}, []string{got}
 	fmt.Fprintf(both, "HTTP/1.1 %s\r\n", resp.Status)
-	_ = h.Write(both) // as the next line
+	_ = h.Write(both) // after the status line
 	_, _ = both.WriteString("\r\n")
 	if err := both.Flush(); err != nil {
 		return true, err
@@ -53,7 +53,8 @@ func (r *Request) upgrade(ctx context.Context, c net.Conn, in *bufio.Reader, w h
 	way := func(to net.Conn, from io.Reader) {
 		ends <- r.oneWay(to, from, silent)
 	}
-	go way(c, both.Reader) // both goroutines end with their connections, and are waited for
+	// The function waits for both goroutines, which end with their connections.
+	go way(c, both.Reader)
 	go way(client, in)
 	if err = <-ends; err != nil { // otherwise the other direction goes on until it ends
 		closeBoth()

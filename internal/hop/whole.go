@@ -8,8 +8,8 @@ import (
 	"net/http"
 )
 
-// Bytes returns the request as it goes out on a connection. All has to have the whole body. It returns nil if that takes more than most
-// bytes.
+// Bytes returns the request in its form on a connection. All must hold the whole body. It returns
+// nil if the request has more than most bytes.
 func (r *Request) Bytes(most int) ([]byte, error) {
 	head, err := r.head()
 	if err != nil {
@@ -23,7 +23,7 @@ func (r *Request) Bytes(most int) ([]byte, error) {
 	return append(append(make([]byte, 0, n), head.b...), r.All...), nil
 }
 
-// Pass is Do for an answer that is here already, as it would have come on a connection.
+// Pass is Do for an answer that is already here, in its form on a connection.
 func (r *Request) Pass(w http.ResponseWriter, answer []byte) (out Result) {
 	in := takeReader(bytes.NewReader(answer))
 	defer in.give()
@@ -38,13 +38,13 @@ func (r *Request) Pass(w http.ResponseWriter, answer []byte) (out Result) {
 	return Result{Begun: true, Err: r.answer(w, resp, in)}
 }
 
-// Flusher is a connection that keeps what is written to it. Flush sends that, because its reader is not to wait for more.
+// Flusher is a connection that buffers writes. Flush sends the buffer at once.
 type Flusher interface {
 	net.Conn
 	Flush() error
 }
 
-// Run is Serve for a request that is here already. Its handler cannot hijack c, which nobody reads.
+// Run is Serve for a request that is already here. Its handler cannot hijack c, which nobody reads.
 func (s *Server) Run(ctx context.Context, c Flusher, request []byte) (out Served) {
 	in := takeReader(bytes.NewReader(request))
 	x := &exchange{s: s, c: c, in: in, keeps: c}
@@ -64,11 +64,12 @@ func (s *Server) Run(ctx context.Context, c Flusher, request []byte) (out Served
 		x.body.whole = request[len(request)-n:]
 	}
 	out = x.run(r.WithContext(ctx))
-	out.Kept = out.Whole // whatever the handler has read of the request
+	out.Kept = out.Whole // however much the handler has read of the request
 	return out
 }
 
-// waits tells whether the next Read of an answer may wait for more of it: nothing is buffered, and it comes on a connection.
+// waits reports whether the next Read of an answer may block: nothing is buffered, and the answer
+// comes on a connection.
 func (r *reader) waits() bool {
 	if r.r.Buffered() > 0 {
 		return false
@@ -77,7 +78,7 @@ func (r *reader) waits() bool {
 	return ok
 }
 
-// deliver sends what has been written so far of an answer, wherever it is kept.
+// deliver sends the written part of an answer, wherever it is buffered.
 func (x *exchange) deliver() error {
 	if err := x.flush(); err != nil || x.keeps == nil {
 		return err

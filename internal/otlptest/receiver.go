@@ -1,4 +1,5 @@
-// Package otlptest is a collector for tests: an HTTP server that takes traces as the OTLP standard has them and keeps the spans.
+// Package otlptest is a collector for tests. It is an HTTP server that takes traces in OTLP and
+// keeps the spans.
 package otlptest
 
 import (
@@ -17,7 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Span is one span as it came.
+// Span is one received span.
 type Span struct {
 	Trace, ID, Parent string // in hexadecimal; Parent is empty for a root
 	Name, State       string // State is the tracestate
@@ -25,11 +26,11 @@ type Span struct {
 	Start, End        time.Time
 	Attributes        map[string]string // values as text
 	Links             []string          // ids of spans
-	Error             string            // the status' message, or "error"; empty: none
+	Error             string            // the status' message, or "error"; empty: no error
 	Resource          map[string]string
 }
 
-// Receiver keeps what comes.
+// Receiver keeps received spans.
 type Receiver struct {
 	URL string // of the collector
 
@@ -47,14 +48,14 @@ func Start(t *testing.T) *Receiver {
 	return r
 }
 
-// Refuse answers what comes from now on with this status; 0: as usual.
+// Refuse answers later requests with this status; 0: takes them again.
 func (r *Receiver) Refuse(status int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.refuse = status
 }
 
-// Spans returns what has come, in the order of their starts.
+// Spans returns the received spans in the order of their starts.
 func (r *Receiver) Spans() []Span {
 	r.mu.Lock()
 	defer r.mu.Unlock()

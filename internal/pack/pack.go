@@ -1,6 +1,6 @@
-// Package pack is the binary encoding under packages tensor and wire: varints and length-prefixed bytes. Encoding appends to a
-// slice; a [Reader] decodes with bounds checks, and its first fault stays, so that a decoder reads all its fields and asks for
-// the error once.
+// Package pack is the binary encoding below packages tensor and wire: varints and length-prefixed
+// bytes. Encoding appends to a slice. A [Reader] decodes with bounds checks and keeps its first
+// fault, so that a decoder reads all fields and asks for the error once.
 package pack
 
 import (
@@ -8,10 +8,10 @@ import (
 	"fmt"
 )
 
-// Bytes appends p with its length in front.
+// Bytes appends the length of p, then p.
 func Bytes(b, p []byte) []byte { return append(binary.AppendUvarint(b, uint64(len(p))), p...) }
 
-// String appends s with its length in front.
+// String appends the length of s, then s.
 func String(b []byte, s string) []byte { return append(binary.AppendUvarint(b, uint64(len(s))), s...) }
 
 // Uint appends an unsigned varint.
@@ -20,8 +20,8 @@ func Uint(b []byte, v uint64) []byte { return binary.AppendUvarint(b, v) }
 // Int appends a signed varint.
 func Int(b []byte, v int64) []byte { return binary.AppendVarint(b, v) }
 
-// Reader decodes what the functions above appended. What it returns aliases its buffer. After a fault it returns zero
-// values.
+// Reader decodes what the functions above appended. Its results alias its buffer. After a fault it
+// returns zero values.
 type Reader struct {
 	b   []byte
 	off int
@@ -31,13 +31,13 @@ type Reader struct {
 // NewReader returns a Reader over b.
 func NewReader(b []byte) *Reader { return &Reader{b: b} }
 
-// Left returns how many bytes have not been read.
+// Left returns the number of unread bytes.
 func (r *Reader) Left() int { return len(r.b) - r.off }
 
 // Err returns the first fault.
 func (r *Reader) Err() error { return r.err }
 
-// End returns the first fault, or an error when bytes are left over.
+// End returns the first fault, or an error if bytes are left over.
 func (r *Reader) End() error {
 	if r.err == nil && r.Left() > 0 {
 		r.Fail("%d bytes left over, want the end", r.Left())
@@ -45,7 +45,7 @@ func (r *Reader) End() error {
 	return r.err
 }
 
-// Fail records a fault at the present offset, unless there is one already.
+// Fail records a fault at the current offset, unless there is one already.
 func (r *Reader) Fail(format string, args ...any) {
 	if r.err == nil {
 		r.err = fmt.Errorf("at byte %d of %d: %s", r.off, len(r.b), fmt.Sprintf(format, args...))
@@ -88,8 +88,8 @@ func (r *Reader) Int() int64 {
 	return v
 }
 
-// Count reads the number of elements that follow, each of at least size bytes, so that a hostile count cannot make the
-// caller allocate more than the message has.
+// Count reads the number of elements that follow, each of at least size bytes. So a hostile count
+// cannot make the caller allocate more than the message has.
 func (r *Reader) Count(size int) int {
 	n := r.Uint()
 	if n > uint64(r.Left()/max(size, 1)) {
@@ -99,7 +99,7 @@ func (r *Reader) Count(size int) int {
 	return int(n)
 }
 
-// Bytes reads length-prefixed bytes. Empty ones are nil.
+// Bytes reads length-prefixed bytes. It returns nil if there are none.
 func (r *Reader) Bytes() []byte {
 	n := r.Count(1)
 	if n == 0 {

@@ -26,8 +26,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestTheFirstFaultStays reads on after each fault.
-func TestTheFirstFaultStays(t *testing.T) {
+// TestFirstFaultIsKept reads on after each fault.
+func TestFirstFaultIsKept(t *testing.T) {
 	for want, tc := range map[string]struct {
 		b    []byte
 		read func(r *Reader)

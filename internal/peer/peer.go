@@ -1,4 +1,5 @@
-// Package peer tells which client sent an HTTP request, so that limits per client hold behind proxies too.
+// Package peer finds out which client sent an HTTP request, so that limits per client also work
+// behind proxies.
 package peer
 
 import (
@@ -8,11 +9,11 @@ import (
 	"strings"
 )
 
-// Proxies are the addresses whose X-Forwarded-For is believed. The zero value believes nobody.
+// Proxies are the addresses whose X-Forwarded-For is trusted. The zero value trusts nobody.
 type Proxies []netip.Prefix
 
-// ParseProxies reads a list of CIDRs such as 10.0.0.0/8 or fd00::/8; an address alone stands for itself. The error names the
-// first one that is neither.
+// ParseProxies parses a list of CIDRs such as 10.0.0.0/8 or fd00::/8, and of single addresses. The
+// error names the first element that is neither.
 func ParseProxies(list []string) (Proxies, error) {
 	var out Proxies
 	for _, s := range list {
@@ -35,10 +36,12 @@ func ParseProxies(list []string) (Proxies, error) {
 	return out, nil
 }
 
-// Client returns the address of the client that sent r: that of the connection or, if a trusted proxy sent it, the rightmost
-// address in X-Forwarded-For that is no trusted proxy. What a client wrote itself stands further left and is never reached. An
-// entry that is no address ends the search: the proxy that passed it on is the client then. Of an IPv6 address it returns the
-// /64 network, because that is what one client has. It returns the zero Addr for a connection without an address.
+// Client returns the address of the client that sent r. That is the connection's address or, if it
+// is a trusted proxy's, the rightmost address in X-Forwarded-For that is not a trusted proxy's.
+// Addresses that a client wrote itself are further left and are never reached. An entry that is not
+// an address ends the search, and the proxy that passed it on counts as the client. Of an IPv6
+// address, Client returns the /64 network, because one client has a whole network. It returns the
+// zero Addr if the connection has no address.
 func (p Proxies) Client(r *http.Request) netip.Addr {
 	from, ok := parse(r.RemoteAddr)
 	if !ok || !p.trusted(from) {
@@ -74,7 +77,7 @@ func (p Proxies) trusted(a netip.Addr) bool {
 	return false
 }
 
-// parse reads an address with or without a port.
+// parse parses an address with or without a port.
 func parse(s string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"))
 	if err != nil {
@@ -87,11 +90,11 @@ func parse(s string) (netip.Addr, bool) {
 	return a.Unmap().WithZone(""), true
 }
 
-// network returns an IPv4 address as it is and the /64 network of an IPv6 address.
+// network returns an IPv4 address unchanged, and the /64 network of an IPv6 address.
 func network(a netip.Addr) netip.Addr {
 	if !a.Is6() {
 		return a
 	}
-	n, _ := a.Prefix(64) // fails above 128 bits only
+	n, _ := a.Prefix(64) // fails only above 128 bits
 	return n.Addr()
 }

@@ -16,10 +16,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// patience is for what takes milliseconds when nothing is wrong.
+// patience bounds events that normally take milliseconds.
 const patience = time.Minute
 
-// Keeper is a test's end of the control socket of a process that takes a zygote's orders.
+// Keeper is the test's end of the control socket of a process that takes a zygote's orders.
 type Keeper struct {
 	Cmd    *exec.Cmd
 	Socket *net.UnixConn
@@ -27,7 +27,7 @@ type Keeper struct {
 	t      testing.TB
 }
 
-// Buffer is read while it is written.
+// Buffer can be read while it is written.
 type Buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -45,14 +45,16 @@ func (l *Buffer) String() string {
 	return l.b.String()
 }
 
-// Keep starts a program in a folder, with its control socket as descriptor 3. It is killed after two minutes, and when the test ends.
+// Keep starts a program in a folder, with its control socket as descriptor 3. The program is killed
+// after two minutes, or when the test ends.
 func Keep(t testing.TB, folder string, env []string, name string, args ...string) *Keeper {
 	t.Helper()
 	socket, there := Pair(t, unix.SOCK_SEQPACKET)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	k := &Keeper{Cmd: exec.CommandContext(ctx, name, args...), Socket: socket, Stderr: &Buffer{}, t: t}
 	k.Cmd.Dir, k.Cmd.Env, k.Cmd.ExtraFiles, k.Cmd.Stderr = folder, append([]string{"PATH=" + os.Getenv("PATH"), wire.EnvZygoteFD + "=3"}, env...), []*os.File{there}, k.Stderr
-	k.Cmd.WaitDelay = patience // for what has its stderr, and should have ended with it
+	// For processes that have inherited its stderr and should have ended with it.
+	k.Cmd.WaitDelay = patience
 	if err := k.Cmd.Start(); err != nil {
 		cancel()
 		t.Fatal(err)
@@ -71,7 +73,7 @@ func Keep(t testing.TB, folder string, env []string, name string, args ...string
 	return k
 }
 
-// Pair makes a socket pair of which one end is a connection and the other a file to pass on.
+// Pair returns a socket pair: one end as a connection, the other as a file to pass on.
 func Pair(t testing.TB, kind int) (*net.UnixConn, *os.File) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
@@ -116,7 +118,7 @@ func (k *Keeper) Want(kind wire.OrderKind) wire.Order {
 	return o
 }
 
-// Say sends a message with descriptors to the process, or a child at its gate.
+// Say sends a message with descriptors to the process, or to a child at its gate.
 func (k *Keeper) Say(to *net.UnixConn, message []byte, files ...*os.File) {
 	k.t.Helper()
 	var fds []int
@@ -134,7 +136,7 @@ func (k *Keeper) Order(o wire.Order) {
 	k.Say(k.Socket, Encode(o))
 }
 
-// Fork has a child forked, which waits at its gate.
+// Fork makes the process fork a child, which waits at its gate.
 func (k *Keeper) Fork(id uint32) (pid int, gate *net.UnixConn) {
 	k.t.Helper()
 	gate, there := Pair(k.t, unix.SOCK_SEQPACKET)
@@ -147,7 +149,7 @@ func (k *Keeper) Fork(id uint32) (pid int, gate *net.UnixConn) {
 	return int(o.PID), gate
 }
 
-// Alive lists the children that live, sorted: each was forked with this id.
+// Alive returns the living children, sorted. Each must have been forked with this id.
 func (k *Keeper) Alive(id uint32) (all []int) {
 	k.t.Helper()
 	k.Order(wire.Order{Kind: wire.OrderList, ID: 9})

@@ -1,5 +1,5 @@
-// Package proctest is for tests that deal with foreign processes, which send no events to wait for: the one place where
-// tests poll, always with a deadline.
+// Package proctest is for tests with foreign processes, which send no events to wait for. It is the
+// only place where tests poll, always with a deadline.
 package proctest
 
 import (
@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// untilLimit is long enough for a machine that is busy with much other work.
+// untilLimit is long enough for a busy machine.
 const untilLimit = 3 * time.Minute
 
 // Until polls done until it is true, and fails the test after a few minutes.
@@ -34,7 +34,7 @@ func Until(t testing.TB, what string, done func() bool) {
 	}
 }
 
-// Gone waits until no process has this pid, or only one that has ended and that its parent has not asked about.
+// Gone waits until no process has this pid, or only a zombie.
 func Gone(t testing.TB, pid int) {
 	t.Helper()
 	Until(t, "process "+strconv.Itoa(pid)+" to be gone", func() bool { return !runs(pid) })
@@ -45,11 +45,11 @@ func runs(pid int) bool {
 	if err != nil {
 		return false
 	}
-	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // behind the name
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // after the name
 	return len(f) > 0 && f[0] != "Z" && f[0] != "X"
 }
 
-// Children returns the processes whose parent is pid.
+// Children returns the child processes of pid.
 func Children(t testing.TB, pid int) []int {
 	t.Helper()
 	tasks, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task", "*", "children"))
@@ -58,7 +58,7 @@ func Children(t testing.TB, pid int) []int {
 	}
 	var out []int
 	for _, task := range tasks {
-		b, _ := os.ReadFile(task) // a thread that has ended has none
+		b, _ := os.ReadFile(task) // a thread that has ended has no children
 		for _, f := range strings.Fields(string(b)) {
 			child, err := strconv.Atoi(f)
 			if err != nil {
@@ -70,8 +70,8 @@ func Children(t testing.TB, pid int) []int {
 	return out
 }
 
-// Built returns the path of something that `make images` or `make fetch` puts under build/. Where it is missing the test is
-// skipped, and with CI=true it fails.
+// Built returns the path of something that `make images` or `make fetch` puts under build/. If it
+// is missing, the test is skipped, or fails with CI=true.
 func Built(t testing.TB, path ...string) string {
 	t.Helper()
 	_, here, _, _ := runtime.Caller(0)
@@ -85,21 +85,21 @@ func Built(t testing.TB, path ...string) string {
 	return full
 }
 
-// Python returns an interpreter of version 3.9 or later that has numpy: Torch's, or the first python3 in PATH. Where there is none the
-// test is skipped, and with CI=true it fails.
+// Python returns an interpreter of version 3.9 or later with numpy: Torch's, or the first python3
+// in PATH. If there is none, the test is skipped, or fails with CI=true.
 func Python(t testing.TB) string {
 	t.Helper()
 	return interpreter(t, "import sys, numpy; assert sys.version_info >= (3, 9)", "python3-numpy", torchPython(), "python3")
 }
 
-// Pip returns such an interpreter that has pip, too.
+// Pip is Python for an interpreter that also has pip.
 func Pip(t testing.TB) string {
 	t.Helper()
 	return interpreter(t, "import sys, numpy, pip; assert sys.version_info >= (3, 9)", "python3-numpy python3-pip", torchPython(), "python3")
 }
 
-// Torch returns an interpreter that has PyTorch: $STAGECOACH_TORCH_PYTHON, else /usr/bin/python3. Where it has none the test is
-// skipped, and with CI=true it fails.
+// Torch returns an interpreter with PyTorch: $STAGECOACH_TORCH_PYTHON, else /usr/bin/python3. If it
+// has none, the test is skipped, or fails with CI=true.
 func Torch(t testing.TB) string {
 	t.Helper()
 	return interpreter(t, "import torch, numpy", "python3-torch python3-numpy", torchPython())
@@ -131,8 +131,8 @@ func interpreter(t testing.TB, code, packages string, candidates ...string) stri
 	return ""
 }
 
-// Copy copies a file with its mode. Links out of an image are no use: where functions are users of their own, they do not see
-// what lies in this machine's /tmp, and the repository may.
+// Copy copies a file with its mode. Images must not contain links to files outside: functions with
+// separate users do not see this machine's /tmp, where the repository may be.
 func Copy(from, to string) error {
 	info, err := os.Stat(from)
 	if err != nil {

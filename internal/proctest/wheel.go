@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// Wheel writes a Python package of these files, by name, that pip installs without a network, and returns the file's name.
+// Wheel writes a Python package with these files, by name, that pip installs without a network. It
+// returns the package's file name.
 func Wheel(t testing.TB, dir, name, version string, files map[string]string) string {
 	t.Helper()
 	info := name + "-" + version + ".dist-info/"

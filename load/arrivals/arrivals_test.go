@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// constant is a rate that never changes, per second.
+// constant is a constant rate per second.
 func constant(rate float64) Profile { return Profile{{0, rate, rate}} }
 
 func take(t *testing.T, s Source, err error, end time.Duration) []time.Duration {
@@ -43,8 +43,9 @@ func meanCV(at []time.Duration) (mean, cv float64) {
 	return mean, math.Sqrt(squares/float64(len(gaps))-mean*mean) / mean
 }
 
-// TestRenewal wants rate and variation of many gaps near what was asked for: the count of n expected arrivals has the
-// standard deviation cv·√n, so that a limit of 4 of them fails one seed in 16,000; the seeds are fixed.
+// TestRenewal checks rate and variation of many gaps. The count of n expected arrivals has the
+// standard deviation cv·√n, so a limit of 4 deviations fails one seed in 16,000. The seeds are
+// fixed.
 func TestRenewal(t *testing.T) {
 	const rate, n = 50.0, 50_000
 	end := time.Duration(n / rate * float64(time.Second))
@@ -55,7 +56,8 @@ func TestRenewal(t *testing.T) {
 			if off := math.Abs(float64(len(at)) - n); off > 4*cv*math.Sqrt(n)+1 {
 				t.Errorf("cv %g, seed %d: %d arrivals, want about %d", cv, seed, len(at), int(n))
 			}
-			// The relative error of a sample's cv is about √((kurtosis-1)/4n), where a gamma's kurtosis is 3+6cv².
+			// The relative error of a sample's cv is about √((kurtosis-1)/4n), where a gamma's
+			// kurtosis is 3+6cv².
 			limit := 4 * math.Sqrt((2+6*cv*cv)/(4*n))
 			if _, got := meanCV(at); math.Abs(got-cv) > cv*limit*2+0.001 {
 				t.Errorf("cv %g, seed %d: gaps vary by %.3f", cv, seed, got)
@@ -75,8 +77,8 @@ func TestRenewal(t *testing.T) {
 
 func first(s Source) time.Duration { at, _ := s.Next(); return at }
 
-// TestRenewalIsExactInTheMeanFromTheStart counts the first second of many runs: without the equilibrium's first gap a cv of 4
-// would give (16-1)/2 arrivals more.
+// TestRenewalIsExactInTheMeanFromTheStart counts the first second of many runs. Without the
+// equilibrium's first gap, a cv of 4 would give (16-1)/2 arrivals more.
 func TestRenewalIsExactInTheMeanFromTheStart(t *testing.T) {
 	const rate, runs = 20, 2000
 	for _, cv := range []float64{0.5, 1, 4} {
@@ -92,8 +94,8 @@ func TestRenewalIsExactInTheMeanFromTheStart(t *testing.T) {
 	}
 }
 
-// TestRateChangesKeepTheCount is the property of the change of time: the arrivals under any rate up to t are those of the
-// process of rate one up to Λ(t), one for one.
+// TestRateChangesKeepTheCount checks the change of time: the arrivals up to t under any rate are
+// those of the process of rate one up to Λ(t).
 func TestRateChangesKeepTheCount(t *testing.T) {
 	for _, p := range []Profile{
 		{{10 * time.Second, 2, 20}},
@@ -106,7 +108,8 @@ func TestRateChangesKeepTheCount(t *testing.T) {
 				got := take(t, s, err, end)
 				one, err := Renewal(constant(1), cv, 7)
 				want := take(t, one, err, time.Duration(p.Expected(end)*float64(time.Second)))
-				if d := len(got) - len(want); d < -1 || d > 1 { // one on the border, by rounding to nanoseconds
+				// Rounding to nanoseconds may move one arrival across the border.
+				if d := len(got) - len(want); d < -1 || d > 1 {
 					t.Errorf("%v, cv %g: %d arrivals in %v, want the %d of rate one in Λ = %.2f", p, cv, len(got), end, len(want), p.Expected(end))
 				}
 			}
@@ -126,7 +129,8 @@ func TestEven(t *testing.T) {
 	}
 }
 
-// TestMMPP compares mean and dispersion of counts with the closed forms for two states (Heffes and Lucantoni 1986).
+// TestMMPP compares mean and dispersion of counts with the closed forms for two states (Heffes and
+// Lucantoni 1986).
 func TestMMPP(t *testing.T) {
 	states, err := ParseStates("5:4s, 50:1s")
 	if err != nil {
@@ -149,7 +153,7 @@ func TestMMPP(t *testing.T) {
 	for _, c := range counts {
 		variance += (c - mean) * (c - mean) / (windows - 1)
 	}
-	r1, r2 := 1/4.0, 1.0 // out of each state, per second
+	r1, r2 := 1/4.0, 1.0 // rates of leaving each state, per second
 	r, w := r1+r2, window.Seconds()
 	k := 2 * (50 - 5) * (50 - 5) * r1 * r2 / (r * r * (5*r2 + 50*r1))
 	want := 1 + k*(1-(1-math.Exp(-r*w))/(r*w))

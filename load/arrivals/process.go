@@ -10,12 +10,13 @@ import (
 	"time"
 )
 
-// maxCV bounds the coefficient of variation of gaps: beyond it nearly all of them are shorter than a nanosecond.
+// maxCV is the largest coefficient of variation of gaps. Above it, nearly all gaps are shorter than
+// a nanosecond.
 const maxCV = 30
 
-// Renewal gives arrivals at the rates of p whose gaps, at a constant rate, are independent with the coefficient of variation
-// cv: 0 is even, 1 Poisson, others gamma with shape 1/cv². It is exact in the mean, see the package's comment. It never ends
-// unless the last rate is 0.
+// Renewal returns arrivals at the rates of p. At a constant rate, the gaps are independent with the
+// coefficient of variation cv: 0 means even, 1 Poisson, and others gamma with shape 1/cv². The mean
+// is exact (see the package comment). The source ends only if the last rate is 0.
 func Renewal(p Profile, cv float64, seed uint64) (Source, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
@@ -26,11 +27,14 @@ func Renewal(p Profile, cv float64, seed uint64) (Source, error) {
 	r := &renewal{to: inverter{p: p}, cv: cv, rand: rand.New(rand.NewPCG(seed, 0))}
 	switch k := 1 / (cv * cv); cv {
 	case 0:
-		r.due = 0.5 // the first of n even arrivals is half a gap after the start, the last one half a gap before the end
+		// The first of n even arrivals is half a gap after the start, the last one half a gap
+		// before the end.
+		r.due = 0.5
 	case 1:
 		r.due = r.gap()
 	default:
-		r.due = Gamma(r.rand, k+1) / k * r.rand.Float64() // the gap that an observer finds, from where he comes
+		// The rest of the gap that an observer finds.
+		r.due = Gamma(r.rand, k+1) / k * r.rand.Float64()
 	}
 	return r, nil
 }
@@ -43,7 +47,7 @@ type renewal struct {
 	ended bool
 }
 
-// gap has the mean 1.
+// gap draws a gap with mean 1.
 func (r *renewal) gap() float64 {
 	switch r.cv {
 	case 0:
@@ -68,8 +72,8 @@ func (r *renewal) Next() (time.Duration, bool) {
 	return time.Duration(t * float64(time.Second)), true
 }
 
-// Gamma draws from the gamma distribution of shape k and scale 1 (Marsaglia and Tsang 2000; below 1 with their power of a
-// uniform).
+// Gamma draws from the gamma distribution of shape k and scale 1 (Marsaglia and Tsang 2000; for k
+// below 1, with their power of a uniform).
 func Gamma(r *rand.Rand, k float64) float64 {
 	if k < 1 {
 		return Gamma(r, k+1) * math.Pow(1-r.Float64(), 1/k)
@@ -89,16 +93,19 @@ func Gamma(r *rand.Rand, k float64) float64 {
 	}
 }
 
-// State is one of a Markov-modulated Poisson process: arrivals at Rate per second for an exponential time with mean Mean.
+// State is a state of a Markov-modulated Poisson process: arrivals at Rate per second, for an
+// exponential time with the given Mean.
 type State struct {
 	Rate float64
 	Mean time.Duration
 }
 
-// States are those of a Markov-modulated Poisson process. From one state it goes to each of the others with the same chance.
+// States are the states of a Markov-modulated Poisson process. Each other state is equally likely
+// to follow.
 type States []State
 
-// Validate wants at least two states of 1 ms or more with rates of 0 to 10 million per second, one of them above 0.
+// Validate checks that there are at least two states of 1 ms or more, with rates of 0 to 10 million
+// per second that are not all 0.
 func (s States) Validate() error {
 	if len(s) < 2 {
 		return fmt.Errorf("%d states, want 2 or more", len(s))
@@ -118,7 +125,7 @@ func (s States) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Mean is the mean rate per second: each state is visited as often as the others.
+// Mean returns the mean rate per second. Each state is visited equally often.
 func (s States) Mean() float64 {
 	arrivals, length := 0.0, 0.0
 	for _, x := range s {
@@ -128,7 +135,7 @@ func (s States) Mean() float64 {
 	return arrivals / length
 }
 
-// Scale multiplies every rate.
+// Scale multiplies every rate by a factor.
 func (s States) Scale(by float64) States {
 	out := make(States, len(s))
 	for i, x := range s {
@@ -137,7 +144,7 @@ func (s States) Scale(by float64) States {
 	return out
 }
 
-// ParseStates reads "RATE:MEAN,RATE:MEAN", such as "5:10s,50:2s".
+// ParseStates parses "RATE:MEAN,RATE:MEAN", such as "5:10s,50:2s".
 func ParseStates(text string) (States, error) {
 	var out States
 	for part := range strings.SplitSeq(text, ",") {
@@ -158,7 +165,7 @@ func ParseStates(text string) (States, error) {
 	return out, nil
 }
 
-// String is what [ParseStates] reads.
+// String returns the form that [ParseStates] parses.
 func (s States) String() string {
 	var parts []string
 	for _, x := range s {
@@ -167,7 +174,8 @@ func (s States) String() string {
 	return strings.Join(parts, ",")
 }
 
-// MMPP gives arrivals of a Markov-modulated Poisson process that starts in its equilibrium. It never ends.
+// MMPP returns arrivals of a Markov-modulated Poisson process that starts in its equilibrium. It
+// never ends.
 func MMPP(s States, seed uint64) (Source, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
@@ -189,7 +197,7 @@ type mmpp struct {
 	rand   *rand.Rand
 	i      int
 	now    float64 // seconds
-	left   float64 // of the state
+	left   float64 // seconds left in the state
 }
 
 func (m *mmpp) Next() (time.Duration, bool) {

@@ -9,19 +9,22 @@ import (
 	"time"
 )
 
-// Segment is a stretch of time through which the rate goes from From to To, both per second, in a straight line.
+// Segment is a period in which the rate changes linearly from From to To, both per second.
 type Segment struct {
 	Length   time.Duration
 	From, To float64
 }
 
-// Profile is a rate over time: segments one after another. After the last one its To holds for ever.
+// Profile is a rate over time, as consecutive segments. After the last one, its To applies for
+// ever.
 type Profile []Segment
 
-// maxRate bounds rates, per second: the gaps of higher ones have no nanoseconds left to differ in.
+// maxRate is the largest rate per second. The gaps of higher rates would be too short for
+// nanoseconds.
 const maxRate = 1e7
 
-// Validate wants rates of 0 to 10 million per second and, somewhere, one that is not 0; no length may be negative.
+// Validate checks that rates are 0 to 10 million per second and not all 0, and that no length is
+// negative.
 func (p Profile) Validate() error {
 	var errs []error
 	some := false
@@ -42,7 +45,7 @@ func (p Profile) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Length is the sum of the segments' lengths.
+// Length returns the sum of the segments' lengths.
 func (p Profile) Length() (d time.Duration) {
 	for _, s := range p {
 		d += s.Length
@@ -50,7 +53,7 @@ func (p Profile) Length() (d time.Duration) {
 	return d
 }
 
-// Scale multiplies every rate.
+// Scale multiplies every rate by a factor.
 func (p Profile) Scale(by float64) Profile {
 	out := make(Profile, len(p))
 	for i, s := range p {
@@ -59,7 +62,7 @@ func (p Profile) Scale(by float64) Profile {
 	return out
 }
 
-// Expected is Λ(t): how many arrivals are expected in [0, t].
+// Expected returns Λ(t), the expected number of arrivals in [0, t].
 func (p Profile) Expected(t time.Duration) float64 {
 	sum, left := 0.0, t.Seconds()
 	for i, s := range p {
@@ -75,7 +78,7 @@ func (p Profile) Expected(t time.Duration) float64 {
 	return sum
 }
 
-// area is the integral of the rate over the first u seconds.
+// area returns the integral of the rate over the first u seconds.
 func (s Segment) area(u float64) float64 {
 	if s.Length <= 0 {
 		return 0
@@ -83,23 +86,24 @@ func (s Segment) area(u float64) float64 {
 	return s.From*u + (s.To-s.From)*u*u/(2*s.Length.Seconds())
 }
 
-// inverse is the u for which area(u) is y, when y is at most the whole area.
+// inverse returns the u for which area(u) is y. y must be at most the whole area.
 func (s Segment) inverse(y float64) float64 {
 	if y <= 0 {
 		return 0
 	}
 	root := math.Sqrt(max(0, s.From*s.From+2*(s.To-s.From)*y/s.Length.Seconds()))
-	return min(2*y/(s.From+root), s.Length.Seconds()) // the form of the quadratic's root that loses no digits
+	// This form of the quadratic's root loses no digits.
+	return min(2*y/(s.From+root), s.Length.Seconds())
 }
 
-// inverter is Λ⁻¹ for arguments that ascend.
+// inverter computes Λ⁻¹ for ascending arguments.
 type inverter struct {
 	p          Profile
 	i          int
-	begin, sum float64 // of segment i: its time in seconds, and Λ there
+	begin, sum float64 // start of segment i in seconds, and Λ there
 }
 
-// at returns Λ⁻¹(y) in seconds; false when the rate stays 0 before y is reached.
+// at returns Λ⁻¹(y) in seconds, or false if the rate becomes 0 for ever before y.
 func (v *inverter) at(y float64) (float64, bool) {
 	for ; v.i < len(v.p); v.i++ {
 		s := v.p[v.i]
@@ -116,8 +120,9 @@ func (v *inverter) at(y float64) (float64, bool) {
 	return v.begin + (y-v.sum)/last, true
 }
 
-// ParseProfile reads a rate such as "20", or segments by commas: "RATE:LENGTH" is a step, "FROM..TO:LENGTH" a ramp, as in
-// "2:10s,2..20:30s,20:1m". Rates are per second, lengths Go durations; the last segment needs none.
+// ParseProfile parses a rate such as "20", or segments separated by commas: "RATE:LENGTH" is a step
+// and "FROM..TO:LENGTH" a ramp, as in "2:10s,2..20:30s,20:1m". Rates are per second, and lengths
+// are Go durations. The last segment needs no length.
 func ParseProfile(text string) (Profile, error) {
 	var p Profile
 	parts := strings.Split(text, ",")
@@ -152,7 +157,7 @@ func ParseProfile(text string) (Profile, error) {
 	return p, nil
 }
 
-// String is what [ParseProfile] reads.
+// String returns the form that [ParseProfile] parses.
 func (p Profile) String() string {
 	var parts []string
 	for _, s := range p {

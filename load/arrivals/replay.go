@@ -7,15 +7,17 @@ import (
 	"time"
 )
 
-// Trace is a recorded load: instants, or counts of a bucket each.
+// Trace is a recorded load, as instants or as counts per bucket.
 type Trace struct {
-	Times  []time.Duration // ascending, the first one 0; nil for counts
-	Counts []float64       // arrivals in each bucket
-	Bucket time.Duration   // of a count
-	Length time.Duration   // of it all; an instant's share is left after the last one, so that repetitions do not touch
+	Times  []time.Duration // ascending, beginning with 0; nil for counts
+	Counts []float64       // arrivals per bucket
+	Bucket time.Duration   // length of a bucket
+	// Of the whole trace; it ends one mean gap after the last instant, so that repetitions do not
+	// touch.
+	Length time.Duration
 }
 
-// Arrivals is how many there are.
+// Arrivals returns the number of arrivals.
 func (t Trace) Arrivals() float64 {
 	if t.Counts == nil {
 		return float64(len(t.Times))
@@ -27,7 +29,8 @@ func (t Trace) Arrivals() float64 {
 	return sum
 }
 
-// Cut returns the part in [from, to), which begins at 0; to 0 is the end. Counts are cut at their buckets.
+// Cut returns the part in [from, to), shifted to begin at 0. A to of 0 means the end. Counts are
+// cut at their buckets.
 func (t Trace) Cut(from, to time.Duration) (Trace, error) {
 	if to == 0 {
 		to = t.Length
@@ -54,25 +57,28 @@ func (t Trace) Cut(from, to time.Duration) (Trace, error) {
 	return out, nil
 }
 
-// Spread is how the arrivals of a bucket lie in it.
+// Spread says how the arrivals of a bucket are spread over it.
 type Spread string
 
 // The spreads.
 const (
-	Uniform Spread = "uniform" // as many as were counted, each anywhere: a Poisson process that had this count
-	Even    Spread = "even"    // as many as were counted, at equal distances
-	Poisson Spread = "poisson" // a Poisson process whose mean is the count
+	// The exact count, each at a random place, like a Poisson process that had this count.
+	Uniform Spread = "uniform"
+	Even    Spread = "even"    // the exact count, at equal distances
+	Poisson Spread = "poisson" // a Poisson process with the count as its mean
 )
 
-// Replay is how a trace is played.
+// Replay says how a trace is played.
 type Replay struct {
-	Speed  float64 // 10: ten times as fast, which is ten times the rate; 0 is 1
-	Scale  float64 // 0.1: a tenth of the arrivals, drawn by chance; 2: each instant twice, the copy anywhere up to the next; 0 is 1
-	Spread Spread  // of counts; empty is Uniform
-	Loop   bool    // begin again at the end
+	Speed float64 // 10 means ten times as fast, at ten times the rate; 0 means 1
+	// Factor for the number of arrivals; 0 means 1. With 0.1, a random tenth is kept. With 2, each
+	// instant comes twice, the copy at a random time before the next.
+	Scale  float64
+	Spread Spread // for counts; empty means Uniform
+	Loop   bool   // start again at the end
 }
 
-// Replay plays the trace. With Loop it never ends.
+// Replay returns a source that plays the trace. With Loop it never ends.
 func (t Trace) Replay(o Replay, seed uint64) (Source, error) {
 	if o.Speed == 0 {
 		o.Speed = 1
@@ -102,10 +108,10 @@ type replay struct {
 	t     Trace
 	o     Replay
 	rand  *rand.Rand
-	i     int             // of the next count or instant
-	begin time.Duration   // of this repetition, in the trace's time
-	ready []time.Duration // sorted
-	next  int             // of ready
+	i     int             // index of the next count or instant
+	begin time.Duration   // start of this repetition, in the trace's time
+	ready []time.Duration // sorted instants
+	next  int             // index in ready
 }
 
 func (r *replay) Next() (time.Duration, bool) {
@@ -138,7 +144,7 @@ func (r *replay) bucket() {
 		}
 		return
 	}
-	whole := int(n + r.rand.Float64()) // rounded by chance, so that the mean stays
+	whole := int(n + r.rand.Float64()) // rounded randomly, so that the mean is kept
 	for k := range whole {
 		at := (float64(k) + 0.5) / float64(whole)
 		if r.o.Spread == Uniform {

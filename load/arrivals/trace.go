@@ -14,35 +14,39 @@ import (
 	"time"
 )
 
-// Format is how a trace's file is written; docs/load.md describes each.
+// Format is the format of a trace's file; docs/load.md describes each.
 type Format string
 
 // The formats.
 const (
-	Auto          Format = "auto"                 // told by the first line
-	Counts        Format = "counts"               // a count a second: "N", or CSV "SECOND,N,…"
-	Timestamps    Format = "timestamps"           // an instant a line: seconds or a date, alone or first in CSV
-	Twitter       Format = "twitter"              // counts, whose holes (10 minutes of nothing) are dropped
-	AzureLLM      Format = "azure-llm"            // CSV "TIMESTAMP,ContextTokens,GeneratedTokens"
-	Mooncake      Format = "mooncake"             // JSON lines with "timestamp" in milliseconds
-	AzureFunction Format = "azure-functions-2019" // CSV with a column a minute, a row a function
+	Auto Format = "auto" // detected by the first line
+	// One count per second: "N", or CSV "SECOND,N,…".
+	Counts Format = "counts"
+	// One instant per line: seconds or a date, alone or as the first column of CSV.
+	Timestamps Format = "timestamps"
+	// Counts without their holes (10 minutes of zeros).
+	Twitter  Format = "twitter"
+	AzureLLM Format = "azure-llm" // CSV "TIMESTAMP,ContextTokens,GeneratedTokens"
+	Mooncake Format = "mooncake"  // JSON lines with "timestamp" in milliseconds
+	// CSV with one column per minute and one row per function.
+	AzureFunction Format = "azure-functions-2019"
 	AzureInvoke   Format = "azure-functions-2021" // CSV "app,func,end_timestamp,duration"
 )
 
-// Formats lists all of them.
+// Formats returns all formats.
 func Formats() []Format {
 	return []Format{Auto, Counts, Timestamps, Twitter, AzureLLM, Mooncake, AzureFunction, AzureInvoke}
 }
 
-// The bounds of a trace's file.
+// Bounds of a trace's file.
 const (
 	maxLine     = 4 << 20
 	maxArrivals = 50_000_000
 	maxBuckets  = 50_000_000
 )
 
-// ReadTrace reads a trace, gzipped or not. column names a column of counts by its header, or a function of the traces that have
-// several by the start of its name; empty is the first count, or all functions.
+// ReadTrace reads a trace, gzipped or not. column selects a column of counts by its header, or a
+// function by the start of its name. Empty means the first count, or all functions.
 func ReadTrace(r io.Reader, f Format, column string) (Trace, error) {
 	b := bufio.NewReaderSize(r, 64<<10)
 	if magic, err := b.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
@@ -94,7 +98,7 @@ func ReadTrace(r io.Reader, f Format, column string) (Trace, error) {
 	return p.trace(f == Twitter)
 }
 
-// sniff tells the format by the first kilobytes.
+// sniff detects the format by the first kilobytes.
 func sniff(b *bufio.Reader) Format {
 	head, _ := b.Peek(4 << 10) // shorter at the end of the file
 	for text := range strings.Lines(string(head)) {
@@ -125,17 +129,17 @@ type parser struct {
 	line   int
 	column string
 	header []string
-	index  int // of the column of counts; 0: not yet known
+	index  int // of the column of counts; 0: unknown yet
 	bucket time.Duration
 	counts []float64
 	first  int             // second of the first count
-	next   int             // of the count when the line does not say
-	times  []time.Duration // since any instant
+	next   int             // second of the next count if the line does not say
+	times  []time.Duration // relative to any instant
 	dates  bool
 	origin time.Time
 }
 
-// headed tells whether a line is a header, and keeps it.
+// headed reports whether a line is a header, and stores it.
 func (p *parser) headed(fields []string) bool {
 	if p.header != nil {
 		return false
@@ -192,7 +196,7 @@ func (p *parser) add(at int, value string) error {
 	return nil
 }
 
-// instant reads seconds, or a date and time.
+// instant parses seconds, or a date and time.
 func (p *parser) instant(text string) (at time.Duration, date time.Time, err error) {
 	if s, err := strconv.ParseFloat(text, 64); err == nil {
 		if !(s >= -1e9 && s <= 9e9) {
@@ -200,7 +204,8 @@ func (p *parser) instant(text string) (at time.Duration, date time.Time, err err
 		}
 		return time.Duration(s * float64(time.Second)), date, nil
 	}
-	for _, layout := range []string{time.DateTime, time.RFC3339} { // both read fractions of seconds
+	// Both accept fractions of seconds.
+	for _, layout := range []string{time.DateTime, time.RFC3339} {
 		if date, err = time.Parse(layout, text); err == nil {
 			return 0, date, nil
 		}
@@ -289,7 +294,7 @@ func (p *parser) invocation(text string) error {
 	return nil
 }
 
-// trace puts together what has been read.
+// trace assembles what was read.
 func (p *parser) trace(dropHoles bool) (Trace, error) {
 	var t Trace
 	if len(p.counts) > 0 {
@@ -313,7 +318,7 @@ func (p *parser) trace(dropHoles bool) (Trace, error) {
 	return t, nil
 }
 
-// hole is how many zeros in a row are a gap of the recording instead of silence.
+// hole is how many consecutive zeros mean a gap in the recording, not silence.
 const hole = 600
 
 func withoutHoles(counts []float64) []float64 {

@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// traces are a few lines in each format, made up.
+// traces has a few made-up lines in each format.
 var traces = map[string]struct {
 	text, column string
-	format       Format // by which it is read apart from Auto, when that can tell
+	format       Format // format to select besides Auto, and whether Auto detects it
 	auto         bool
 	counts       []float64
 	times        []int // milliseconds
@@ -88,7 +88,8 @@ func TestReadTraceSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// FuzzReadTrace wants of whatever can be read that it can be played: ascending, and as many as it says.
+// FuzzReadTrace checks that every readable trace can be played: ascending, with the announced
+// number of arrivals.
 func FuzzReadTrace(f *testing.F) {
 	for _, tc := range traces {
 		f.Add(tc.text, tc.column)
@@ -145,7 +146,8 @@ func FuzzParseProfile(f *testing.F) {
 	})
 }
 
-// TestRealTraces reads the published traces where they are, and compares with what their descriptions say.
+// TestRealTraces reads the published traces, if they are there, and compares them with their
+// descriptions.
 func TestRealTraces(t *testing.T) {
 	dir := cmp.Or(os.Getenv("STAGECOACH_DATA"), "../../../shared/data")
 	if _, err := os.Stat(dir); err != nil {
@@ -154,7 +156,7 @@ func TestRealTraces(t *testing.T) {
 	for file, tc := range map[string]struct {
 		format Format
 		n      float64
-		length time.Duration // within 1 %
+		length time.Duration // to within 1 %
 	}{
 		"azure-llm-2023/AzureLLMInferenceTrace_code.csv.gz": {Auto, 8819, 3436 * time.Second},
 		"azure-llm-2023/AzureLLMInferenceTrace_conv.csv.gz": {Auto, 19366, 3502 * time.Second},

@@ -1,5 +1,5 @@
-// Package report draws the result of a load as one HTML page that needs no network: figures, charts in SVG, tables. It follows
-// the reader's light or dark scheme.
+// Package report draws the result of a load as one HTML page with figures, SVG charts and tables.
+// The page needs no network, and follows the reader's light or dark scheme.
 package report
 
 import (
@@ -69,10 +69,10 @@ type view struct {
 type failure struct {
 	Target string
 	load.Kind
-	Percent float64 // of the target's offered requests
+	Percent float64 // of the target's requests
 }
 
-// stage is a row with two bars, their widths in percent of the longest row of the target.
+// stage is a row with two bars. Their widths are percentages of the target's longest row.
 type stage struct {
 	Target string
 	load.Stage
@@ -115,13 +115,14 @@ func plots(r load.Result) []chart.Plot {
 		for line, v := range map[*chart.Line]float64{
 			&answered: float64(s.Answered), &good: float64(s.Good), &failed: float64(s.Failed + s.NotSent), &p50: s.P50, &p99: s.P99,
 		} {
-			line.X, line.Y = append(line.X, t+0.5), append(line.Y, v) // in the second's middle
+			// At the middle of the second.
+			line.X, line.Y = append(line.X, t+0.5), append(line.Y, v)
 		}
 		bad = bad || s.Failed+s.NotSent > 0
 		rate.Tips = append(rate.Tips, chart.Tip{From: t, To: t + 1, Text: fmt.Sprintf("second %d: %d offered, %d answered, %d good, %d failed, %d not sent", s.T, s.Offered, s.Answered, s.Good, s.Failed, s.NotSent)})
 		quantiles.Tips = append(quantiles.Tips, chart.Tip{From: t, To: t + 1, Text: fmt.Sprintf("second %d: p50 %s, p99 %s", s.T, duration(s.P50), duration(s.P99))})
 	}
-	if n := len(offered.X); n > 0 { // the last second is as wide as the others
+	if n := len(offered.X); n > 0 { // draws the last second at full width
 		offered.X, offered.Y = append(offered.X, offered.X[n-1]+1), append(offered.Y, offered.Y[n-1])
 	}
 	rate.Lines = []chart.Line{offered, answered, good}
@@ -152,7 +153,7 @@ func plots(r load.Result) []chart.Plot {
 	return append(out, cdf)
 }
 
-// common is the objective that all targets have; 0: none, or several.
+// common returns the objective that all targets share; 0: none, or different ones.
 func common(all []load.Figures) float64 {
 	slo := 0.0
 	for i, f := range all {
@@ -176,7 +177,7 @@ func overTime(title string, r load.Result, sec func(float64) string, value func(
 	return p
 }
 
-// duration has at most three digits, and no zeros behind the point.
+// duration formats with at most three digits, without trailing zeros.
 func duration(seconds float64) string {
 	d := time.Duration(seconds * float64(time.Second))
 	switch {
@@ -190,12 +191,13 @@ func duration(seconds float64) string {
 	return number(seconds) + " s"
 }
 
-// number has three digits, more above 1000.
+// number formats with three digits, or more above 1000.
 func number(v float64) string {
 	if v >= 999.5 {
 		return fmt.Sprintf("%.0f", v)
 	}
-	short, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 3, 64), 64) // reads what it has written
+	// parses what FormatFloat wrote.
+	short, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 3, 64), 64)
 	return strconv.FormatFloat(short, 'f', -1, 64)
 }
 
@@ -206,7 +208,7 @@ func maybe(seconds *float64) string {
 	return duration(*seconds)
 }
 
-// percent has a decimal where it says something.
+// percent adds a decimal only if it matters.
 func percent(share float64) string {
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", share*100), ".0") + " %"
 }

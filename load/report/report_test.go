@@ -82,7 +82,7 @@ func TestPageIsCompleteAndNeedsNoNetwork(t *testing.T) {
 	}
 }
 
-// TestNothingToShow wants a page of a run without one answer.
+// TestNothingToShow writes a page for a run without any answer.
 func TestNothingToShow(t *testing.T) {
 	r := load.Result{Schema: load.Schema, Targets: []load.Figures{{Name: "f"}}}
 	var b bytes.Buffer

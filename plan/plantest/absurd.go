@@ -8,7 +8,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// absurd gives some functions signals that cannot be: from a clock that jumped, a division by nothing, a counter that ran over.
+// absurd gives some functions impossible signals, as from a clock that jumped, a division by zero
+// or an overflow.
 func absurd(s *plan.Snapshot, rng *rand.Rand) {
 	floats := []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, 0, math.MaxFloat64, math.SmallestNonzeroFloat64}
 	float := func(v *float64) {

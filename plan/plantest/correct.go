@@ -10,7 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// corrected is a corrector of lines that stand, as an allocator: what is asked of its answers is asked of an allocator's, too.
+// corrected turns a corrector of given lines into an allocator, so that the same checks apply.
 type corrected[M any] struct {
 	plan.Corrector[M]
 	lines plan.Alloc
@@ -20,15 +20,21 @@ func (c corrected[M]) Allocate(s plan.Snapshot, d plan.Domain, m M) (plan.Alloc,
 	return c.Correct(s, d, c.lines, m)
 }
 
-// RunCorrector checks a corrector: it changes count, CPU and whether a stage is a key stage, says why, and leaves the rest of its lines
-// as they are; counts stay within bounds; the same arguments give the same lines, also when the memory went through JSON or the nodes
-// come in another order; the arguments stay as they were; more load never gets a function fewer replicas, and overload none fewer than
-// were allocated. Clocks jump, and every third history has signals that cannot be.
+// RunCorrector checks a corrector on random histories. Clocks jump, and every third history has
+// impossible signals. The checks are:
+//
+//   - It changes only count, CPU and the key-stage mark of its lines, and says why. Counts stay
+//     within bounds.
+//   - The same arguments give the same lines, even if the memory went through JSON or the nodes are
+//     in another order.
+//   - It does not change its arguments.
+//   - More load never reduces a function's replicas. An overloaded function keeps what it was
+//     allocated.
 func RunCorrector[M any](t *testing.T, c plan.Corrector[M]) {
 	for seed := range uint64(histories) {
 		w := NewWorld(seed)
 		rng := rand.New(rand.NewPCG(seed, 5))
-		memory := map[string]M{} // by a domain's first function
+		memory := map[string]M{} // by the domain's first function
 		base := randomAlloc(w.Snapshot(), rng)
 		for range steps {
 			w.Step()
@@ -85,7 +91,7 @@ func of(a plan.Alloc, d plan.Domain) plan.Alloc {
 	return lines
 }
 
-// drift lets an allocation change as an allocator's would: most counts stay.
+// drift changes an allocation as an allocator would: most counts stay.
 func drift(s plan.Snapshot, a plan.Alloc, rng *rand.Rand) {
 	for i := range a {
 		if rng.IntN(3) > 0 {
@@ -97,7 +103,7 @@ func drift(s plan.Snapshot, a plan.Alloc, rng *rand.Rand) {
 	}
 }
 
-// checkCorrected wants nothing changed that a corrector may not change.
+// checkCorrected checks that a corrector changed only what it may change.
 func checkCorrected(t *testing.T, s plan.Snapshot, before, after plan.Alloc) {
 	t.Helper()
 	for i := range min(len(before), len(after)) {
@@ -119,7 +125,7 @@ func checkCorrected(t *testing.T, s plan.Snapshot, before, after plan.Alloc) {
 	}
 }
 
-// checkOverload wants a function that is far beyond what its replicas can do to keep all that it was allocated.
+// checkOverload checks that a heavily overloaded function keeps all allocated replicas.
 func checkOverload[M any](t *testing.T, c corrected[M], s plan.Snapshot, d plan.Domain, m M, rng *rand.Rand) {
 	t.Helper()
 	i := rng.IntN(len(d.Functions))
@@ -140,5 +146,5 @@ func checkOverload[M any](t *testing.T, c corrected[M], s plan.Snapshot, d plan.
 	}
 }
 
-// byFunction sorts lines.
+// byFunction compares lines by function.
 func byFunction(x, y plan.Line) int { return cmp.Compare(x.Function, y.Function) }

@@ -1,10 +1,11 @@
-// Package plantest is the suite that every policy of package plan passes: call [Run] for an allocator, [RunCorrector], [RunSharer],
-// [RunPlacer] and [RunWarmer] for theirs, each from one test.
+// Package plantest is the test suite for policies of package plan. Call [Run] for an allocator, and
+// [RunCorrector], [RunSharer], [RunPlacer] and [RunWarmer] for the other levels, each from one
+// test.
 //
 //	func TestPolicy(t *testing.T) { plantest.Run(t, autoscaler.NewSizer(autoscaler.Config{})) }
 //
-// Policies are run through random histories of a [World]. Whatever they decide, the same arguments must give the same
-// answer, the arguments must be left as they were, and what comes out must be valid.
+// Policies are run through random histories of a [World]. The same arguments must give the same
+// answer, the arguments must not change, and the result must be valid.
 package plantest
 
 import (
@@ -25,14 +26,19 @@ const (
 	steps     = 25
 )
 
-// Run checks an allocator: one line a function of its domain, sorted, within its bounds, with a reason; the same arguments
-// give the same lines, also when the memory went through JSON or the nodes come in another order; the arguments stay as
-// they were; and more load never gets a function fewer replicas.
+// Run checks an allocator on random histories:
+//
+//   - It returns one line per function of its domain, sorted, within the function's bounds, with a
+//     reason.
+//   - The same arguments give the same lines, even if the memory went through JSON or the nodes are
+//     in another order.
+//   - It does not change its arguments.
+//   - More load never reduces a function's replicas.
 func Run[M any](t *testing.T, a plan.Allocator[M]) {
 	for seed := range uint64(histories) {
 		w := NewWorld(seed)
 		rng := rand.New(rand.NewPCG(seed, 2))
-		memory := map[string]M{} // by a domain's first function
+		memory := map[string]M{} // by the domain's first function
 		for range steps {
 			w.Step()
 			s := w.Snapshot()
@@ -107,7 +113,8 @@ func checkSame[M any](t *testing.T, a plan.Allocator[M], s plan.Snapshot, d plan
 	again("nodes in another order", shuffled(s, rng), m)
 }
 
-// checkUnchanged compares snapshots, functions in the end as they are written: what is not a number is not equal to itself.
+// checkUnchanged compares snapshots. It compares functions in their encoded form as a last resort,
+// because NaN is not equal to itself.
 func checkUnchanged(t *testing.T, before, after plan.Snapshot) {
 	t.Helper()
 	was, is := before.Functions, after.Functions
@@ -153,7 +160,7 @@ func checkMoreLoad[M any](t *testing.T, a plan.Allocator[M], s plan.Snapshot, d 
 	}
 }
 
-// moreLoad gives a function more to do, and says what.
+// moreLoad gives a function more load, and returns a description.
 func moreLoad(f *plan.Function, rng *rand.Rand) string {
 	if f.Demand.Known && f.Demand.Rate > 0 && rng.IntN(2) == 0 {
 		f.Demand.Rate *= 2
@@ -163,7 +170,7 @@ func moreLoad(f *plan.Function, rng *rand.Rand) string {
 	return "more waiting"
 }
 
-// anywhere places an allocation without regard to what fits: enough for a history.
+// anywhere places an allocation without regard to capacity, which is enough for a history.
 func anywhere(s plan.Snapshot, a plan.Alloc) []plan.Want {
 	var wants []plan.Want
 	for _, l := range a {
@@ -182,8 +189,12 @@ func anywhere(s plan.Snapshot, a plan.Alloc) []plan.Want {
 	return wants
 }
 
-// RunPlacer checks a placer: one want a line, a plan of them valid, as many slots as the line says or why there are fewer,
-// everything kept that can be, and nothing on devices that are not well or barred; the same arguments give the same wants, also when the nodes come in another order.
+// RunPlacer checks a placer on random histories:
+//
+//   - It returns one want per line, and a plan of the wants is valid.
+//   - A want has as many slots as the line says, or the reason why it has fewer.
+//   - It keeps all existing replicas that it can keep, and uses no unhealthy or barred devices.
+//   - The same arguments give the same wants, even if the nodes are in another order.
 func RunPlacer(t *testing.T, p plan.Placer) {
 	for seed := range uint64(histories) {
 		w := NewWorld(seed)
@@ -216,7 +227,7 @@ func RunPlacer(t *testing.T, p plan.Placer) {
 	}
 }
 
-// unfit says why a replica of f cannot be on these devices of a node.
+// unfit returns why a replica of f cannot be on these devices of a node, or "".
 func unfit(s plan.Snapshot, f *plan.Function, node, device string) string {
 	for i := range s.Nodes {
 		if s.Nodes[i].Name == node {
@@ -269,7 +280,8 @@ func checkWants(t *testing.T, s plan.Snapshot, a plan.Alloc, wants []plan.Want) 
 	}
 }
 
-// RunWarmer checks a warmer behind a placer: valid, the same for the same arguments and for nodes in another order.
+// RunWarmer checks a warmer after a placer: the plan is valid, and the same for the same arguments,
+// even if the nodes are in another order.
 func RunWarmer(t *testing.T, p plan.Placer, warmer plan.Warmer) {
 	for seed := range uint64(histories) {
 		w := NewWorld(seed)

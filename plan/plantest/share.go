@@ -8,10 +8,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// RunSharer checks a sharer: it takes replicas away and does nothing else, none below a function's least, and says why it did; no more
-// than the budget are left, but for those; the same arguments give the same lines, also when the nodes come in another order; the
-// arguments stay as they were; no function has more with a smaller budget, and none fewer with more load. Every third history has
-// signals that cannot be.
+// RunSharer checks a sharer on random histories, of which every third has impossible signals:
+//
+//   - It only removes replicas, says why, and leaves each function its least number.
+//   - The rest is within the budget, apart from these least numbers.
+//   - The same arguments give the same lines, even if the nodes are in another order.
+//   - It does not change its arguments.
+//   - A smaller budget never gives a function more replicas, and more load never gives it fewer.
 func RunSharer(t *testing.T, sh plan.Sharer) {
 	for seed := range uint64(histories) {
 		w := NewWorld(seed)

@@ -10,15 +10,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// World is a made-up cluster with a history: it changes by chance between steps, and obeys the plans it is given, so that
-// policies meet situations that they brought about themselves. Two worlds of one seed that get the same plans stay equal.
+// World is a random cluster with a history. It changes between steps and obeys the plans that it
+// gets, so that policies meet situations that they have caused. Two worlds with the same seed and
+// the same plans stay equal.
 type World struct {
 	rng  *rand.Rand
 	s    plan.Snapshot
-	next int // replica names
+	next int // number of the next replica's name
 }
 
-// NewWorld returns a world of one to twelve functions in up to four pipelines on up to four nodes.
+// NewWorld returns a world of one to twelve functions, with up to four pipelines and up to four
+// nodes.
 func NewWorld(seed uint64) *World {
 	w := &World{rng: rand.New(rand.NewPCG(seed, 1))}
 	w.s = plan.Snapshot{Rev: 1, Epoch: 1, At: time.Date(2025, 6, 1, 12, 0, 0, 0, time.UTC)}
@@ -47,7 +49,8 @@ func NewWorld(seed uint64) *World {
 	for i := range w.rng.IntN(4) {
 		p := plan.Pipeline{Name: fmt.Sprintf("p%d.ns", i), SLO: time.Duration(w.rng.IntN(2000)) * time.Millisecond}
 		for range 1 + w.rng.IntN(4) {
-			p.Stages = append(p.Stages, fmt.Sprintf("f%02d.ns", w.rng.IntN(14))) // some are not deployed
+			// Some stages are not deployed.
+			p.Stages = append(p.Stages, fmt.Sprintf("f%02d.ns", w.rng.IntN(14)))
 		}
 		p.Edges = w.edges(&p)
 		w.s.Pipelines = append(w.s.Pipelines, p)
@@ -55,7 +58,8 @@ func NewWorld(seed uint64) *World {
 	return w
 }
 
-// edges joins the stages of a pipeline that are deployed: each has one before it, by chance, and some have another.
+// edges connects the deployed stages of a pipeline. Each has a random predecessor, and some have
+// another one.
 func (w *World) edges(p *plan.Pipeline) (edges []plan.Edge) {
 	var before []int
 	for to, name := range p.Stages {
@@ -73,7 +77,7 @@ func (w *World) edges(p *plan.Pipeline) (edges []plan.Edge) {
 	return edges
 }
 
-// profile gives a function a quota, and service times that were measured with some.
+// profile gives a function a CPU limit, and service times that were measured with some limits.
 func (w *World) profile(f *plan.Function) {
 	f.CPULimit = 100 * (1 + w.rng.IntN(5))
 	fixed, work := w.rng.IntN(100), 1+w.rng.IntN(100)
@@ -85,15 +89,16 @@ func (w *World) profile(f *plan.Function) {
 	}
 }
 
-// Jump sets the world's clock back or forth, by up to a day.
+// Jump sets the world's clock back or forward, by up to a day.
 func (w *World) Jump() {
 	w.s.At = w.s.At.Add(time.Duration(w.rng.Int64N(int64(48*time.Hour))) - 24*time.Hour)
 }
 
-// Snapshot returns the world as it is now, in memory of its own.
+// Snapshot returns a copy of the world's present state.
 func (w *World) Snapshot() plan.Snapshot { return clone(w.s) }
 
-// Step lets some time pass: load changes, replicas come up and go, some are lost, sometimes a function is redeployed.
+// Step lets time pass: load changes, replicas start, stop or are lost, and sometimes a function is
+// redeployed.
 func (w *World) Step() {
 	w.s.Rev++
 	dt := time.Duration(20+w.rng.IntN(3000)) * time.Millisecond
@@ -121,7 +126,7 @@ func pick(r *rand.Rand, n int, s string) string {
 
 func (w *World) load(f *plan.Function) {
 	switch w.rng.IntN(4) {
-	case 0: // nothing comes
+	case 0: // no requests
 		f.Demand.Rate, f.Waiting, f.Running = 0, 0, 0
 	case 1, 2:
 		f.Demand = plan.Demand{Known: true, Rate: w.rng.ExpFloat64() * 30, CV: w.rng.Float64() * 3, Last: w.s.At.Add(-time.Duration(w.rng.IntN(1000)) * time.Millisecond)}
@@ -164,7 +169,7 @@ func (w *World) replicas(f *plan.Function) {
 	}
 }
 
-// bars keeps a function that needs devices from some of them.
+// bars keeps a function that needs devices off some of them.
 func (w *World) bars(f *plan.Function) {
 	f.Bars = nil
 	for _, n := range w.s.Nodes {
@@ -176,7 +181,7 @@ func (w *World) bars(f *plan.Function) {
 	}
 }
 
-// Apply starts what the wants ask for and drains the rest.
+// Apply starts the wanted replicas and drains all others.
 func (w *World) Apply(wants []plan.Want) {
 	for _, want := range wants {
 		i := slices.IndexFunc(w.s.Functions, func(f plan.Function) bool { return f.Name == want.Function })
@@ -200,7 +205,7 @@ func (w *World) Apply(wants []plan.Want) {
 	w.account()
 }
 
-// account counts memory and zygotes anew: a function has a zygote wherever it has a replica.
+// account computes memory and zygotes. A function has a zygote on each node where it has a replica.
 func (w *World) account() {
 	for i := range w.s.Nodes {
 		n := &w.s.Nodes[i]
