@@ -39,7 +39,7 @@ func TestCheckModel(t *testing.T) {
 	}
 	tree(t, dir, map[string]string{
 		"cut/model/m.safetensors": "1234567", "pointer/model/model.onnx": "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n",
-		"empty/x.txt":              "", "other/weights/b.onnx": "", "other/a.safetensors": "", "code/own.go": "package function\n",
+		"empty/x.txt": "", "other/weights/b.onnx": "", "other/a.safetensors": "", "code/own.go": "package function\n",
 	})
 	for name, tc := range map[string]struct {
 		handler, language string

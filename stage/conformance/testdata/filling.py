@@ -1,4 +1,4 @@
-"""What tests of Model.fill share: a writer of safetensors, and what /proc says of a mapped file."""
+"""What tests of Model.fill share: a writer of safetensors, what /proc says of a mapped file, and a test case."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import json
 import os
 import re
 import struct
-from typing import Any, Iterator, Mapping
+import tempfile
+import unittest
+import warnings
+from typing import Any, Callable, Iterator, Mapping
 
 import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
+import stagecoach as sc
 from stagecoach._safetensors import TORCH
 
 _NAMES = {torch_name: name for name, torch_name in TORCH.items()}
@@ -97,3 +103,66 @@ def lies_in(path: str, tensor: torch.Tensor) -> bool:
     """Whether all of a tensor lies in a mapping of a file."""
     at, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
     return any(begin <= at and end <= to for begin, to in mappings(path))
+
+
+X = torch.linspace(-1, 1, 8).reshape(2, 4)
+
+
+class Table(nn.Module):
+    """Has a buffer that is not saved, as position ids and rotary tables are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("table", torch.arange(4.0) + 1, persistent=False)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("none", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.table + self.mean
+
+
+class Case(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = os.path.join(folder.name, "model.safetensors")
+        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")  # older ways of PyTorch are tested, too
+
+    def saved(self, module: nn.Module) -> sc.Model:
+        save(self.path, randomize(module).state_dict())
+        return sc.Model(self.path)
+
+    def same(self, make: Callable[[], nn.Module], run: Callable[[nn.Module], Any] = lambda m: m(X)) -> nn.Module:
+        """Fill a module that make made empty, and one that it made as usual: both answer what the saved one does."""
+        saved = make().eval()
+        model = self.saved(saved)
+        with torch.no_grad():
+            want = bits(run(saved))
+        ordinary = model.fill(make())
+        with model.empty():
+            module = make()
+        self.assertTrue(all(p.is_meta for p in module.parameters()))
+        self.assertTrue(model.fill(module) is module and not module.training)
+        for filled in (ordinary, module):
+            with torch.no_grad():
+                self.assertEqual(bits(run(filled)), want)
+            for name, p in filled.named_parameters():
+                self.assertTrue(p.numel() == 0 or lies_in(self.path, p), f"{name} is a copy")
+        return module
+
+    def refused(self, model: sc.Model, module: nn.Module, *wants: str) -> None:
+        def tensors() -> list[tuple[str, int, int]]:
+            parts = [t for t in (*module.named_parameters(), *module.named_buffers()) if not is_lazy(t[1])]
+            return [(n, id(t), 0 if t.is_meta or t.is_sparse else t.data_ptr()) for n, t in parts]
+
+        before = tensors()
+        training = module.training
+        with self.assertRaises(sc.StageError) as raised:
+            model.fill(module)
+        for want in wants:
+            self.assertIn(want, str(raised.exception))
+        self.assertEqual(tensors(), before, "it was changed")
+        self.assertEqual(module.training, training)

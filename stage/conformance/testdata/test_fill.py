@@ -4,85 +4,19 @@ from __future__ import annotations
 
 import os
 import struct
-import tempfile
 import threading
 import unittest
-import warnings
-from typing import Any, Callable
+from typing import Any
 
 try:
     import torch
     from torch import nn
-    from torch.nn.parameter import is_lazy
     from torch.nn.utils import parametrizations
 except ImportError as err:
     raise unittest.SkipTest(f"no PyTorch: {err}") from err
 
 import stagecoach as sc
-from filling import bits, copied, lies_in, randomize, save
-
-X = torch.linspace(-1, 1, 8).reshape(2, 4)
-
-
-class Table(nn.Module):
-    """Has a buffer that is not saved, as position ids and rotary tables are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("table", torch.arange(4.0) + 1, persistent=False)
-        self.register_buffer("mean", torch.zeros(4))
-        self.register_buffer("none", None)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x) * self.table + self.mean
-
-
-class Case(unittest.TestCase):
-    def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = os.path.join(folder.name, "model.safetensors")
-        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)
-        warnings.simplefilter("ignore")  # older ways of PyTorch are tested, too
-
-    def saved(self, module: nn.Module) -> sc.Model:
-        save(self.path, randomize(module).state_dict())
-        return sc.Model(self.path)
-
-    def same(self, make: Callable[[], nn.Module], run: Callable[[nn.Module], Any] = lambda m: m(X)) -> nn.Module:
-        """Fill a module that make made empty, and one that it made as usual: both answer what the saved one does."""
-        saved = make().eval()
-        model = self.saved(saved)
-        with torch.no_grad():
-            want = bits(run(saved))
-        ordinary = model.fill(make())
-        with model.empty():
-            module = make()
-        self.assertTrue(all(p.is_meta for p in module.parameters()))
-        self.assertTrue(model.fill(module) is module and not module.training)
-        for filled in (ordinary, module):
-            with torch.no_grad():
-                self.assertEqual(bits(run(filled)), want)
-            for name, p in filled.named_parameters():
-                self.assertTrue(p.numel() == 0 or lies_in(self.path, p), f"{name} is a copy")
-        return module
-
-    def refused(self, model: sc.Model, module: nn.Module, *wants: str) -> None:
-        def tensors() -> list[tuple[str, int, int]]:
-            parts = [t for t in (*module.named_parameters(), *module.named_buffers()) if not is_lazy(t[1])]
-            return [(n, id(t), 0 if t.is_meta or t.is_sparse else t.data_ptr()) for n, t in parts]
-
-        before = tensors()
-        training = module.training
-        with self.assertRaises(sc.StageError) as raised:
-            model.fill(module)
-        for want in wants:
-            self.assertIn(want, str(raised.exception))
-        self.assertEqual(tensors(), before, "it was changed")
-        self.assertEqual(module.training, training)
-
+from filling import Case, Table, X, bits, copied, lies_in, randomize, save
 
 class Empty(Case):
     def test_parameters_alone_are_on_meta(self) -> None:
