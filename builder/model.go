@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/onnx"
+	"github.com/stagecoach-serving/stagecoach/safetensors"
 	"github.com/stagecoach-serving/stagecoach/stack"
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
@@ -48,6 +49,10 @@ func checkModel(fn stack.Function, s modelStage) error {
 	case err != nil:
 		return fmt.Errorf("model: %w", err)
 	case info.IsDir() || filepath.Ext(model) != ".onnx":
+		if _, err := safetensors.Inspect(file); err != nil && !errors.Is(err, safetensors.ErrNone) {
+			ours := strings.ReplaceAll(err.Error(), s.dir+string(filepath.Separator), filepath.Clean(s.handler)+string(filepath.Separator)) // not the copy, which is about to go
+			return fmt.Errorf("model %s: %s", filepath.Join(s.handler, model), ours)
+		}
 		return nil
 	}
 	f, err := os.Open(file)

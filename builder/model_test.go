@@ -38,8 +38,8 @@ func TestCheckModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	tree(t, dir, map[string]string{
-		"pointer/model/model.onnx": "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n",
-		"empty/x.txt":              "", "other/weights/b.onnx": "", "other/a.safetensors": "", "code/own.go": "package function\n",
+		"cut/model/m.safetensors": "1234567", "pointer/model/model.onnx": "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n",
+		"empty/x.txt": "", "other/weights/b.onnx": "", "other/a.safetensors": "", "code/own.go": "package function\n",
 	})
 	for name, tc := range map[string]struct {
 		handler, language string
@@ -57,6 +57,8 @@ func TestCheckModel(t *testing.T) {
 		"outside":               {"model", onnxStage, "../model.onnx", false, []string{`got "../model.onnx", want a path inside the image`}},
 		"a pointer":             {"pointer", onnxStage, "", false, []string{"model pointer/model/model.onnx: not a whole ONNX model"}},
 		"a pointer, Python":     {"pointer", python3Stage, "", false, []string{"not a whole ONNX model"}},
+		"cut":                   {"cut", python3Stage, "", false, []string{"model cut/model: cut/model/m.safetensors: safetensors: 7 bytes, want at least the 8 of the header's length"}},
+		"cut, a file":           {"cut", python3Stage, "model/m.safetensors", false, []string{"model cut/model/m.safetensors: cut/model/m.safetensors: safetensors: 7 bytes"}},
 		"without parameters":    {"lost", onnxStage, "", false, []string{"model lost/model/model.onnx: its external data ", " are not there, want "}},
 		"classifier":            {"classifier", onnxStage, "", false, nil},
 		"ZipMap":                {"zipmap", onnxStage, "", false, []string{`model zipmap/model/model.onnx: output "output_probability" is a seq(map(int64,tensor(float))), want a tensor`, `options={"zipmap": False}`}},

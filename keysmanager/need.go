@@ -52,6 +52,19 @@ func (m *Manager) need(key zygoteKey, image sandbox.Image) (need, error) {
 	return need{bytes + bytes/needShare + base, of}, nil
 }
 
+// ErrModelMissing says that an image lacks the file or folder that its model should be.
+var ErrModelMissing = errors.New("there is no")
+
+// CheckModel checks the files of a model below an image's root as a start does before it loads
+// them. It reads headers only. Without a model there is nothing to check.
+func CheckModel(root, model string) error {
+	if model == "" {
+		return nil
+	}
+	_, _, err := parameters(root, model)
+	return err
+}
+
 // parameters returns how many bytes the files of a model have, and says which ones they are. Of what is by its name neither an
 // ONNX model nor safetensors, it is the size of the file or of a folder's files.
 func parameters(root, model string) (bytes int64, of string, err error) {
@@ -61,7 +74,7 @@ func parameters(root, model string) (bytes int64, of string, err error) {
 	}
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, "", fmt.Errorf("model %s: there is no %s, want %s to be the path of a file or folder in the image, from its root", model, path, wire.EnvModel)
+		return 0, "", fmt.Errorf("model %s: %w %s, want %s to be the path of a file or folder in the image, from its root", model, ErrModelMissing, path, wire.EnvModel)
 	}
 	if err != nil {
 		return 0, "", fmt.Errorf("model %s: %w", model, err)

@@ -42,7 +42,7 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 		}
 		out.Digest, err = digest, errors.Join(err, bad)
 		if bad == nil {
-			err = errors.Join(err, p.checkMode(d, digest))
+			err = errors.Join(err, p.checkMode(d, digest), p.checkModel(d, digest))
 		}
 	}
 	if err == nil && out.Digest == "" && namesNoProcess(d) {
@@ -93,7 +93,24 @@ func (p *Provider) check(d types.FunctionDeployment) error {
 	return errors.Join(errs...)
 }
 
-// checkMode refuses a mode that the watchdog does not have. A stage may use the variable for
+// checkModel refuses a model that no start could load. Names and shapes that the handler's module
+// does not have are found by the start.
+func (p *Provider) checkModel(d types.FunctionDeployment, digest string) error {
+	model, set := d.EnvVars[wire.EnvModel]
+	if set && !filepath.IsLocal(model) {
+		return nil // none, or check refuses it
+	}
+	bad := p.Images.Model(d.Image, digest, d.EnvVars)
+	switch {
+	case bad == nil:
+		return nil
+	case set:
+		return &pipeline.FieldError{Path: "envVars." + wire.EnvModel, Got: quote(model), Want: "a model that can be loaded: " + bad.Error()}
+	}
+	return &pipeline.FieldError{Path: "image", Got: quote(d.Image), Want: "an image whose model can be loaded: " + bad.Error()}
+}
+
+// checkMode refuses a mode that the watchdog does not have. To a stage, the variable may mean
 // anything else, except afterburn, which is surely meant for a watchdog.
 func (p *Provider) checkMode(d types.FunctionDeployment, digest string) error {
 	const want = "http, streaming, serializing or static"

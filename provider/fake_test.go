@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/secret"
+	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -123,6 +125,14 @@ func (r bookReader) Read(ctx context.Context) ([]LogLine, uint64, error) {
 
 // Stage implements Images: images with /stage- in their names are stages.
 func (f *fakes) Stage(image, _ string) bool { return strings.Contains(image, "/stage-") }
+
+// Model implements Images: models whose names say so are broken.
+func (f *fakes) Model(image, _ string, env map[string]string) error {
+	if model := cmp.Or(env[wire.EnvModel], path.Base(image)); strings.HasPrefix(model, "broken") {
+		return fmt.Errorf("model %s: tensor 7 is wrong", model)
+	}
+	return nil
+}
 
 func (f *fakes) Pin(_ context.Context, image string) (string, error) {
 	switch {

@@ -30,6 +30,9 @@ type Images interface {
 	Guess(image string) (Guess, error)
 	// Stage reports whether a pinned image speaks the stage protocol.
 	Stage(image, digest string) bool
+	// Model checks what can be seen of a stage's model without loading it. The model is the one
+	// that env names, else the image's own. The error says which file and what of it is wrong.
+	Model(image, digest string, env map[string]string) error
 }
 
 // Guess is the process of a function whose deployment names none.

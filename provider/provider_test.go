@@ -118,6 +118,8 @@ func TestBadDeploymentsNameTheField(t *testing.T) {
 		"large variables":    {`{"service":"a","image":"stagecoach/echo:1","envVars":{"e":"` + strings.Repeat("a", maxVariable-1) + `","ok":"` + strings.Repeat("a", maxVariable-3) + `"}}`, []string{"envVars"}},
 		"several programs":   {`{"service":"a","image":"stagecoach/two:1"}`, []string{"envProcess"}},
 		"mode":               {`{"service":"a","image":"stagecoach/echo:1","envVars":{"mode":"lambda"}}`, []string{"envVars.mode"}},
+		"a broken model":     {`{"service":"a","image":"stagecoach/stage-a:1","envVars":{"STAGECOACH_MODEL":"broken.onnx"}}`, []string{"envVars.STAGECOACH_MODEL"}},
+		"an image's model":   {`{"service":"a","image":"registry/broken"}`, []string{"image"}},
 		"afterburn":          {`{"service":"a","image":"stagecoach/stage-a:1","envVars":{"mode":"afterburn"}}`, []string{"envVars.mode"}},
 		"process":            {`{"service":"a","image":"stagecoach/echo:1","envProcess":"cat\u0000"}`, []string{"envProcess"}},
 		"large process":      {`{"service":"a","image":"stagecoach/echo:1","envProcess":"` + strings.Repeat("a", 200_000) + `"}`, []string{"envProcess"}},

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -60,6 +61,9 @@ func Inspect(path string) (Model, error) {
 	owner := map[string]string{}
 	for _, name := range names {
 		p, err := inspect(filepath.Join(folder, name))
+		if index != nil && errors.Is(err, fs.ErrNotExist) {
+			return Model{}, fmt.Errorf("%s: there is no %s, want each file that its index names: %w", folder, name, err)
+		}
 		if err != nil {
 			return Model{}, err
 		}

@@ -85,8 +85,14 @@ func (f *File) check(base, size int64) error {
 				t.Name, t.Offset, t.Offset+t.Bytes, at, size)
 		}
 		bits, ok := t.Dtype.sizeOf(t.Shape, 8*size)
-		if !ok || bits != 8*t.Bytes {
-			return fmt.Errorf("tensor %.80q: %d bytes of data, want what %s of shape %v needs", t.Name, t.Bytes, t.Dtype, t.Shape)
+		if !ok {
+			return fmt.Errorf("tensor %.80q: %s of shape %v, want one that fits into the %d bytes of data", t.Name, t.Dtype, t.Shape, size)
+		}
+		if bits%8 != 0 {
+			return fmt.Errorf("tensor %.80q: %s of shape %v, which has %d bits, want whole bytes", t.Name, t.Dtype, t.Shape, bits)
+		}
+		if bits != 8*t.Bytes {
+			return fmt.Errorf("tensor %.80q: %d bytes of data, want %d for %s of shape %v", t.Name, t.Bytes, bits/8, t.Dtype, t.Shape)
 		}
 		f.byName[t.Name] = i
 		f.tensors[i].Offset += base

@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // images knows images from where they are looked for, in this order: a folder of folders, for development; a store; the
@@ -78,6 +80,26 @@ func (i *images) Guess(name string) (provider.Guess, error) {
 func (i *images) Stage(name, digest string) bool {
 	resolved, err := i.Resolve(withDigest(name, digest))
 	return err == nil && resolved.Stage
+}
+
+// Model implements provider.Images. A folder without its model passes, because files can still be
+// added to it; the start says what is missing.
+func (i *images) Model(name, digest string, env map[string]string) error {
+	resolved, err := i.Resolve(withDigest(name, digest))
+	if err != nil || !resolved.Stage {
+		return nil //nolint:nilerr // what is wrong with the image itself, Pin has said
+	}
+	model, set := env[wire.EnvModel]
+	for _, kv := range resolved.Env {
+		if own, ok := strings.CutPrefix(kv, wire.EnvModel+"="); ok && !set {
+			model = own
+		}
+	}
+	err = keysmanager.CheckModel(resolved.Root, model)
+	if digest == "" && errors.Is(err, keysmanager.ErrModelMissing) {
+		return nil
+	}
+	return err
 }
 
 // unpackTimeout bounds a start whose image has to be unpacked again.

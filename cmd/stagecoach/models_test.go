@@ -1,92 +1,179 @@
 package main
 
 import (
-	"errors"
+	"encoding/binary"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/onnx"
 )
 
-// TestBrokenModels deploys models of which not all is there, or for which no memory is: callers and the operator are told, and a
-// good deploy mends it.
-func TestBrokenModels(t *testing.T) {
+// linearHandler fills a layer with the function's model.
+const linearHandler = `import torch
+
+import stagecoach as sc
+
+
+def load(model):
+    with model.empty():
+        module = torch.nn.Linear(2, 1)
+    return model.fill(module)
+
+
+@sc.each
+def infer(module, call):
+    return {"y": module(call.input.torch("x"))}
+`
+
+const linearStack = `version: 1.0
+provider: {name: openfaas, gateway: "http://127.0.0.1:8080"}
+functions:
+  linear:
+    lang: python3-stage
+    handler: ./linear
+    image: example/linear:latest
+    fprocess: %s ./stage
+`
+
+// parameters returns a safetensors file with a header and so many bytes of data.
+func parameters(header string, data int) string {
+	header += strings.Repeat(" ", -len(header)&7)
+	return string(binary.LittleEndian.AppendUint64(nil, uint64(len(header)))) + header + strings.Repeat("\x00", data)
+}
+
+const (
+	weightAt = `"weight":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}`
+	biasAt   = `"bias":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}`
+)
+
+var goodParameters = parameters("{"+weightAt+","+biasAt+"}", 12)
+
+// brokenModels are files that no reader takes, by name of the case: the files of the folder model,
+// and what the error says.
+var brokenModels = map[string]struct {
+	files map[string]string
+	want  string
+}{
+	"truncated":    {map[string]string{"m.safetensors": goodParameters[:len(goodParameters)-1]}, `m.safetensors: .*tensor "bias": data_offsets \[8,12\], want a begin of 8.*an end of at most 11`},
+	"half header":  {map[string]string{"m.safetensors": goodParameters[:40]}, `m.safetensors: .*a header of \d+ bytes, want .*no more than the file of 40 bytes has`},
+	"overlapping":  {map[string]string{"m.safetensors": parameters("{"+weightAt+`,"bias":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}`, 8)}, `m.safetensors: .*tensor "bias": data_offsets \[4,8\], want a begin of 8`},
+	"out of range": {map[string]string{"m.safetensors": parameters("{"+weightAt+`,"bias":{"dtype":"F32","shape":[1],"data_offsets":[8,999]}}`, 12)}, `m.safetensors: .*tensor "bias": data_offsets \[8,999\], .*an end of at most 12`},
+	"large header": {map[string]string{"m.safetensors": "\x01\xe1\xf5\x05\x00\x00\x00\x00{}"}, `m.safetensors: .*a header of 100000001 bytes, want at most 100000000`},
+	"datatype":     {map[string]string{"m.safetensors": parameters(`{"weight":{"dtype":"F99","shape":[1,2],"data_offsets":[0,8]}}`, 8)}, `m.safetensors: .*tensor "weight": dtype "F99", want one of`},
+	"few bytes":    {map[string]string{"m.safetensors": parameters(`{"weight":{"dtype":"F32","shape":[1,3],"data_offsets":[0,8]}}`, 8)}, `m.safetensors: .*tensor "weight": F32 of shape \[1 3\], want one that fits into the 8 bytes`},
+	"lost shard": {map[string]string{
+		"m-1.safetensors": parameters("{"+weightAt+"}", 8), "m.safetensors.index.json": `{"weight_map":{"weight":"m-1.safetensors","bias":"m-2.safetensors"}}`,
+	}, `there is no m-2.safetensors, want each file that its index names`},
+	"other shard": {map[string]string{
+		"m-1.safetensors": parameters("{"+weightAt+"}", 8), "m.safetensors.index.json": `{"weight_map":{"weight":"m-1.safetensors","bias":"m-1.safetensors"}}`,
+	}, `tensor "bias": the index has it in m-1.safetensors`},
+}
+
+// replace makes files the only ones of a folder.
+func replace(t *testing.T, folder string, files map[string]string) {
+	t.Helper()
+	if err := os.RemoveAll(folder); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestModelsThatNobodyCanRead: the build refuses broken parameters, and so does the deploy if an
+// image has them all the same.
+func TestModelsThatNobodyCanRead(t *testing.T) {
 	t.Parallel()
+	py := proctest.Python(t)
 	images := t.TempDir()
-	stage := proctest.Built(t, "images", "stagecoach", "wait", "0.1.0", "stage")
-	onnxStage := proctest.Built(t, "images", "stagecoach", "onnx", "0.1.0", "stage")
-	good, err := os.ReadFile(proctest.Built(t, "images", "stagecoach", "wait", "0.1.0", "model", "rec.onnx"))
+	r := start(t, "--images", images, "--ort", "")
+	c := &cli{t, t.TempDir(), r.base}
+	c.write("stack.yml", fmt.Sprintf(linearStack, py))
+	handler, made := filepath.Join(c.dir, "linear"), filepath.Join(images, "example/linear/latest")
+	replace(t, handler, map[string]string{"handler.py": linearHandler})
+	replace(t, filepath.Join(handler, "model"), map[string]string{"m.safetensors": goodParameters})
+	c.run("linear", "", "build", "--images", images, "--folder", "--check-imports=false")
+	store, err := image.OpenStore(storeIn(images))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(proctest.Built(t, "images", "stagecoach"), filepath.Join(images, "stagecoach")); err != nil {
-		t.Fatal(err)
-	}
-	image := func(name string) (dir string) {
-		dir = filepath.Join(images, "bad", name, "1")
-		if err := errors.Join(os.MkdirAll(dir, 0o755), proctest.Copy(stage, filepath.Join(dir, "stage"))); err != nil {
-			t.Fatal(err)
-		}
-		return dir
-	}
-	if err := os.WriteFile(filepath.Join(image("truncated"), "model.onnx"), good[:len(good)/2], 0o600); err != nil {
-		t.Fatal(err)
-	}
-	corrupt := append([]byte(nil), good...)
-	for i := range corrupt[:200] { // the names of operators and versions are not what they were
-		if corrupt[i] >= 'a' && corrupt[i] <= 'y' {
-			corrupt[i]++
-		}
-	}
-	if err := os.WriteFile(filepath.Join(image("corrupt"), "model.onnx"), corrupt, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for name, bytes := range map[string]int64{"short": 1000, "huge": 1 << 40} {
-		dir := image(name)
-		if _, _, err := onnx.Synthetic(dir, onnx.Encoder{Layers: 1, Width: 128, Heads: 2}, 1); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Truncate(filepath.Join(dir, "weights.bin"), bytes); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, name := range []string{"path", "zipmap", "labels"} { // images that no build has checked
-		dir := filepath.Join(images, "bad", name, "1")
-		if err := errors.Join(os.MkdirAll(dir, 0o755), proctest.Copy(onnxStage, filepath.Join(dir, "stage"))); err != nil {
-			t.Fatal(err)
-		}
-		if name != "path" {
-			proctest.Classifier(t, filepath.Join(dir, "model.onnx"), name == "labels", name == "zipmap")
-		}
-	}
-	r := start(t, "--images", images)
-	for name, causes := range map[string][]string{
-		"truncated": {"model.onnx", "not a whole ONNX model"},
-		"corrupt":   {"zygote: "},
-		"short":     {"weights.bin have 1000 bytes, want at least"},
-		"huge":      {"needs about", "1024 GiB of external data", "it can never fit here"},
-		"path":      {"model model.onnx: there is no ", "/bad/path/1/model.onnx, want STAGECOACH_MODEL to be the path of a file"},
-		"zipmap":    {"output_probability is a sequence, want a tensor", `options={"zipmap": False}`},
-		"labels":    {`model.onnx: output "label" is BYTES`, "want numbers or BOOL", "fit it with numbers as labels"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := *r
-			r.t = t
-			env := map[string]string{"STAGECOACH_MODEL": "model.onnx", "wait_mean": "1ms"}
-			r.deployAll(fn{name: name, image: "bad/" + name + ":1", labels: zero, env: env})
-			a := r.must(http.StatusServiceUnavailable, http.MethodPost, "/function/"+name, "x")
-			shown := r.shows(name).Annotations["stagecoach.dev/status"]
-			for _, cause := range causes {
-				if !strings.Contains(string(a.body), cause) || !strings.Contains(shown, cause) {
-					t.Errorf("503: %s\nstatus: %s\nwant %q in both", a.body, shown, cause)
-				}
-			}
-			r.deployAll(waitFn(name, "1ms", zero, nil))
-			r.must(http.StatusOK, http.MethodPost, "/function/"+name, "mended")
+	t.Cleanup(store.Close)
+	const deploy = `{"service":"linear","image":%q,"envProcess":"%s ./stage","envVars":{%s}}`
+	for name, tc := range brokenModels {
+		replace(t, filepath.Join(handler, "model"), tc.files)
+		c.refuse(`(?s)functions\.linear: model linear/model: .*`+tc.want, "", "build", "--images", images, "--folder", "--check-imports=false")
+
+		replace(t, filepath.Join(made, "model"), tc.files)
+		img, err := image.Pack(made, image.Config{
+			Entrypoint: []string{"/stage"}, Labels: map[string]string{image.ProtocolLabel: image.ProtocolVersion},
+			Env: []string{"STAGECOACH_RUNTIME=python", "STAGECOACH_MODEL=model"},
 		})
+		if err == nil {
+			_, err = store.Add(t.Context(), img, "example/packed:1")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, of := range []struct{ image, env, field string }{
+			{"example/linear:latest", `"STAGECOACH_RUNTIME":"python","STAGECOACH_MODEL":"model"`, `envVars\.STAGECOACH_MODEL: got \\"model\\"|envVars\.STAGECOACH_MODEL: got "model"`},
+			{"example/packed:1", "", `image: got \\"example/packed:1\\"|image: got "example/packed:1"`},
+		} {
+			a := r.send(http.MethodPost, "/system/functions", fmt.Sprintf(deploy, of.image, py, of.env), "Content-Type", "application/json")
+			text := strings.ReplaceAll(string(a.body), `\"`, `"`)
+			if a.status != http.StatusBadRequest || !regexp.MustCompile("(?s)"+of.field).MatchString(text) || !regexp.MustCompile("(?s)"+tc.want).MatchString(text) {
+				t.Errorf("%s, %s: status %d %s, want 400 and %q", name, of.image, a.status, text, tc.want)
+			}
+		}
 	}
+	r.must(http.StatusBadRequest, http.MethodPost, "/system/functions", fmt.Sprintf(deploy, "example/packed:1", py, `"STAGECOACH_MODEL":"none.safetensors"`), "Content-Type", "application/json")
+}
+
+// TestModelsThatDoNotFit: deploy --wait names each tensor that the handler's module has otherwise,
+// and the revision before serves on.
+func TestModelsThatDoNotFit(t *testing.T) {
+	t.Parallel()
+	py := proctest.Torch(t)
+	images := t.TempDir()
+	r := start(t, "--images", images, "--ort", "")
+	c := &cli{t, t.TempDir(), r.base}
+	c.write("stack.yml", fmt.Sprintf(linearStack, py))
+	handler := filepath.Join(c.dir, "linear")
+	release := func(file string) {
+		t.Helper()
+		replace(t, handler, map[string]string{"handler.py": linearHandler, "model.safetensors": file})
+		c.run("linear", "", "build", "--images", images, "--check-imports=false")
+	}
+	serves := func() {
+		t.Helper()
+		a := r.send(http.MethodPost, "/function/linear", `{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}`, "Content-Type", "application/json")
+		if a.status != http.StatusOK || !strings.Contains(string(a.body), `"data":[0]`) {
+			t.Errorf("status %d %.300s, want 0", a.status, a.body)
+		}
+	}
+	release(goodParameters)
+	c.run("linear: ready with 1 replicas", "", "deploy", "--wait")
+	serves()
+	for _, bad := range []struct{ file, want string }{
+		{parameters(`{"weight":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},`+biasAt+"}", 12), `model\.safetensors: tensor 'weight': got F32 \[2, 1\], want F32 \[1, 2\]`},
+		{parameters(`{"weight":{"dtype":"F16","shape":[1,2],"data_offsets":[0,4]},"bias":{"dtype":"F16","shape":[1],"data_offsets":[4,6]}}`, 6), `model\.safetensors: tensor 'weight': got F16 \[1, 2\], want F32 \[1, 2\].*tensor 'bias': got F16.*make the module in that one`},
+		{parameters("{"+weightAt+`,"bais":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}}`, 12), `model\.safetensors: tensor 'bais': got F32 \[1\], want no tensor of that name; tensor 'bias': got none, want F32 \[1\]`},
+	} {
+		release(bad.file)
+		c.fails(`linear: failing: (?s:.*)it does not fit Linear, which is unchanged; `+bad.want, "deploy", "--wait")
+		serves()
+	}
+	release(goodParameters)
+	c.run("linear: ready with 1 replicas", "", "deploy", "--wait")
+	serves()
 }

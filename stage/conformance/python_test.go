@@ -252,3 +252,21 @@ def infer(state, calls): return [[torch.get_num_threads(), state(torch.ones(1, 2
 	}
 	r.drained()
 }
+
+// TestFill runs the tests of Model.fill with PyTorch: what a filled module answers, and what is
+// refused. Architectures of packages that the interpreter lacks are skipped by name.
+func TestFill(t *testing.T) {
+	for _, file := range []string{"test_fill", "test_architectures"} {
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.CommandContext(t.Context(), proctest.Torch(t), "-W", "error::ResourceWarning", "-m", "unittest", "-v", file)
+			cmd.Dir = "testdata"
+			cmd.Env = append(os.Environ(), "PYTHONPATH=../../../templates/python3-stage", "PYTHONDONTWRITEBYTECODE=1")
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+			t.Logf("%s", out)
+		})
+	}
+}

@@ -26,13 +26,12 @@ class Block(nn.Module):
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        meta = {"device": "meta"}  # parameters without memory: load puts the file's in their place
-        self.norm1 = nn.LayerNorm(width, **meta)
-        self.attention = nn.Linear(width, 3 * width, **meta)
-        self.merge = nn.Linear(width, width, **meta)
-        self.norm2 = nn.LayerNorm(width, **meta)
-        self.inner = nn.Linear(width, inner, **meta)
-        self.outer = nn.Linear(inner, width, **meta)
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)
+        self.merge = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.inner = nn.Linear(width, inner)
+        self.outer = nn.Linear(inner, width)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """x: [texts, bytes, width], mask: [bytes, bytes], which is added to what attention weighs."""
@@ -55,9 +54,10 @@ class Stage(nn.Module):
         inner, width = tensors[f"blocks.{numbers[0]}.inner.weight"].shape
         self.width = width
         self.blocks = nn.ModuleDict({str(n): Block(width, inner) for n in numbers})
-        self.embedding = nn.Embedding(256, width, device="meta") if "embedding.weight" in tensors else None
-        self.norm = nn.LayerNorm(width, device="meta") if "norm.weight" in tensors else None
-        self.head = nn.Linear(width, 256, device="meta") if "head.weight" in tensors else None
+        self.embedding = nn.Embedding(256, width) if "embedding.weight" in tensors else None
+        self.norm = nn.LayerNorm(width) if "norm.weight" in tensors else None
+        self.head = nn.Linear(width, 256) if "head.weight" in tensors else None
+        self.to(tensors[f"blocks.{numbers[0]}.inner.weight"].dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: bytes [texts, bytes] if this is the first stage, else hidden [texts, bytes, width]. The last stage returns how
@@ -83,7 +83,9 @@ def places(length: int, width: int, device: torch.device) -> torch.Tensor:
 
 def load(model: sc.Model) -> nn.Module:
     """Make the stage of the parameters, which stay where they are: in the mapped file."""
-    return model.fill(Stage(model.torch()))
+    with model.empty():
+        stage = Stage(model.torch())
+    return model.fill(stage)
 
 
 def infer(stage: nn.Module, calls: list[sc.Call]) -> list[sc.Output | Exception]:

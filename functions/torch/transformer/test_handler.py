@@ -123,7 +123,7 @@ class TestTransformer(unittest.TestCase):
         for name, module in {"norm1": theirs.norm1, "merge": attention.out_proj, "norm2": theirs.norm2,
                              "inner": theirs.linear1, "outer": theirs.linear2}.items():
             tensors.update({name + ".weight": module.weight, name + ".bias": module.bias})
-        ours = handler.Block(width, inner).to_empty(device="cpu")
+        ours = handler.Block(width, inner)
         ours.load_state_dict(tensors)
         x, mask = torch.randn(3, length, width), torch.full((length, length), -torch.inf).triu(1)
         torch.testing.assert_close(ours(x, mask), theirs(x, mask), atol=1e-5, rtol=1e-5)
@@ -134,7 +134,6 @@ class TestTransformer(unittest.TestCase):
         stage = handler.load(model)
         for name, p in stage.named_parameters():
             self.assertEqual(p.data_ptr(), tensors[name].data_ptr(), name)
-            self.assertFalse(p.requires_grad)
 
     def test_bad_input(self) -> None:
         first, second = self.stages[:2]
@@ -161,8 +160,8 @@ class TestTransformer(unittest.TestCase):
         for tensors, want in [
             ({}, "blocks []"),
             ({**good, **parameters(5)}, "blocks [3, 5]"),
-            ({**good, "more": torch.zeros(1)}, "['more'] are too many"),
-            ({n: t for n, t in good.items() if not n.endswith("merge.bias")}, "['blocks.3.merge.bias'] are missing"),
+            ({**good, "more": torch.zeros(1)}, "'more': got F32 [1], want no tensor of that name"),
+            ({n: t for n, t in good.items() if not n.endswith("merge.bias")}, "tensor 'blocks.3.merge.bias': got none, want F32 [64]"),
         ]:
             with tempfile.TemporaryDirectory() as folder:
                 write(Path(folder, "model.safetensors"), tensors)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Mapping
 
-from . import _safetensors
+from . import _fill, _safetensors
 from ._types import StageError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _PLACES = (
     ("model/model.onnx", "model/model.onnx"),
 )
 
-# numpy's and PyTorch's names of the format's datatypes. What numpy lacks is its bits.
+# numpy's names of the format's datatypes. What numpy lacks is its bits.
 _NUMPY = {
     "BOOL": "?",
     "U8": "u1",
@@ -39,27 +40,6 @@ _NUMPY = {
     "I64": "<i8",
     "F64": "<f8",
     "C64": "<c8",
-}
-_TORCH = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "U32": "uint32",
-    "I32": "int32",
-    "F32": "float32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F64": "float64",
-    "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }
 
 
@@ -119,7 +99,7 @@ class Model:
 
         out = {}
         for name, e in self._read().items():
-            dtype = getattr(torch, _TORCH[e.dtype], None)
+            dtype = getattr(torch, _safetensors.TORCH[e.dtype], None)
             if dtype is None:
                 raise StageError(
                     f"{e.file}: tensor {name!r}: {e.dtype}, which PyTorch {torch.__version__} lacks, want a later one"
@@ -135,34 +115,24 @@ class Model:
                 ).reshape(e.shape)
         return out
 
-    def fill(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Make the tensors the parameters and buffers of module, without a copy, and return it, set to evaluate. Names
-        and shapes have to be those of its state_dict; one of several names of the same parameter is enough. (PyTorch
-        from 2.0 on makes a module without parameters of its own: ``with torch.device("meta"): module = ...``)"""
-        import torch
+    def empty(self) -> contextlib.AbstractContextManager[None]:
+        """Make modules without memory for parameters, for :meth:`fill`::
 
-        tensors, state = self.torch(), module.state_dict(keep_vars=True)
-        shared = {id(state[name]): tensor for name, tensor in tensors.items() if name in state}
-        missing = [name for name, v in state.items() if id(v) not in shared]
-        unknown = [name for name in tensors if name not in state]
-        if missing or unknown:
-            raise StageError(
-                f"{self.path}: parameters {missing[:8]} are missing, {unknown[:8]} are too many, want those of "
-                f"{type(module).__name__}"
-            )
-        for name, old in state.items():
-            tensor = shared[id(old)]
-            if old.shape != tensor.shape:
-                raise StageError(f"{self.path}: tensor {name!r}: shape {list(tensor.shape)}, want {list(old.shape)}")
-            at, _, last = name.rpartition(".")
-            owner = module.get_submodule(at)
-            if isinstance(old, torch.nn.Parameter):
-                if not isinstance(tensor, torch.nn.Parameter):
-                    tensor = shared[id(old)] = torch.nn.Parameter(tensor, requires_grad=False)
-                owner._parameters[last] = tensor
-            else:
-                owner._buffers[last] = tensor
-        return module.eval()
+            with model.empty():
+                module = BertModel(config)
+            return model.fill(module)
+
+        Parameters are on meta; buffers, and all else that a module computes as it is made, are as usual. So code that
+        computes with parameters as the module is made does not work here: make such a module as usual."""
+        return _fill.empty()
+
+    def fill(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Replace the parameters and buffers of module by the model's tensors, without a copy, and return it, set to
+        evaluate. Names, shapes and datatypes have to be those of its state_dict. One of several names of a parameter is
+        enough. Buffers that are not saved keep their values. If anything does not fit, or would be left on meta, a
+        :class:`StageError` names it and the module is as it was."""
+        _fill.fill(module, self.path, self._read(), self.torch())
+        return module
 
     def onnx(self, **options: Any) -> Any:
         """An onnxruntime.InferenceSession of the model's ONNX file, with one thread unless ``sess_options`` says
