@@ -29,6 +29,10 @@ type Images interface {
 	Guess(image string) (Guess, error)
 	// Stage reports whether a pinned image speaks the stage protocol.
 	Stage(image, digest string) bool
+	// Program returns why replicas cannot see the program that a function's process names, or what
+	// that needs to run; nil if they can, or if that is not known here. An empty process is the
+	// image's own.
+	Program(image, digest, process string, env map[string]string) error
 }
 
 // Guess is the process of a function whose deployment names none.
