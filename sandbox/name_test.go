@@ -44,9 +44,9 @@ func TestProcessesHaveANameAndAHome(t *testing.T) {
 			}
 			got := finished(t, s, c)
 			text := strings.Join(got, "\n")
-			for _, want := range []string{" HOME=" + tc.home, " LOGNAME=" + tc.name, " USER=" + tc.name} {
-				if strings.Count(text, want) != 1 {
-					t.Errorf("want%s once:\n%s", want, text)
+			for variable, want := range map[string]string{" HOME=": tc.home, " LOGNAME=": tc.name, " USER=": tc.name} {
+				if !strings.Contains(text, variable+want) || strings.Count(text, variable) != 1 {
+					t.Errorf("want%s%s alone:\n%s", variable, want, text)
 				}
 			}
 			if strings.Contains(text, "write=") {

@@ -15,7 +15,7 @@ import (
 func TestProgramsThatAnAccountDoesNotSee(t *testing.T) {
 	a := openAccounts(t)
 	l := take(t, a, "ns")
-	open, tmp := outside(t), t.TempDir() // below /tmp
+	open, tmp := proctest.Outside(t), t.TempDir() // below /tmp
 	if !strings.HasPrefix(tmp, "/tmp/") {
 		t.Skipf("TMPDIR: %s, want it below /tmp", tmp)
 	}
