@@ -111,7 +111,7 @@ func (r *rig) measure(t *testing.T, c *cli, m popular) string {
 	r.must(http.StatusAccepted, http.MethodPost, "/system/scale-function/"+m.Name, fmt.Sprintf(`{"serviceName":%q,"replicas":%d}`, m.Name, popularReplicas))
 	r.until(late, "all replicas", func() bool { return r.shows(m.Name).AvailableReplicas == popularReplicas })
 	var calls sync.WaitGroup
-	for range 8 * popularReplicas { // so that each replica has computed something
+	for range 3 * popularReplicas { // so that each replica has computed something
 		calls.Go(func() { r.infer(t, m) })
 	}
 	calls.Wait()

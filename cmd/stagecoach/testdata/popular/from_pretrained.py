@@ -16,4 +16,4 @@ def load(model: sc.Model) -> torch.nn.Module:
 @sc.each
 def infer(net: torch.nn.Module, call: sc.Call) -> dict[str, torch.Tensor]:
     out = net(**{name: call.input.torch(name) for name in call.input.tensors})
-    return {"y": out.logits if "logits" in out else out.last_hidden_state}
+    return {"y": out.logits[..., -1:, :] if "logits" in out else out.last_hidden_state}

@@ -63,7 +63,7 @@ def transformers_model(folder: pathlib.Path, config: Any, kind: str, x: dict[str
         save_model(net, str(folder / "model" / "model.safetensors"))
     with torch.inference_mode():
         out = net(**{k: torch.from_numpy(v) for k, v in x.items()})
-    return x, (out.logits if "logits" in out else out.last_hidden_state).numpy()
+    return x, (out.logits[..., -1:, :] if "logits" in out else out.last_hidden_state).numpy()
 
 
 @model("bert", "transformers", "model/model.safetensors")
