@@ -44,10 +44,10 @@ const popularReplicas = 3
 func TestPopularModels(t *testing.T) {
 	t.Parallel()
 	python := proctest.Torch(t)
-	const libraries = "transformers, torchvision, sentence_transformers, timm, sklearn, skl2onnx, onnxruntime, lightgbm"
-	if out, err := exec.CommandContext(t.Context(), python, "-c", "import "+libraries).CombinedOutput(); err != nil {
-		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-		t.Skipf("%s has not all of %s, which `make test-torch` has: %s", python, libraries, lines[len(lines)-1])
+	const lacks = `import importlib.util as u, sys
+print(*[m for m in "transformers torchvision sentence_transformers timm sklearn skl2onnx onnxruntime lightgbm".split() if u.find_spec(m) is None])`
+	if out, err := exec.CommandContext(t.Context(), python, "-c", lacks).Output(); err != nil || len(bytes.TrimSpace(out)) > 0 {
+		t.Skipf("%s lacks %s, which `make test-torch` has (%v)", python, bytes.TrimSpace(out), err)
 	}
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
