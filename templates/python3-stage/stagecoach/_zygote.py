@@ -121,6 +121,7 @@ def _check() -> None:
     if cuda is not None and cuda.is_initialized():
         raise Unforkable("CUDA was initialised while the handler was imported or loaded, and does not survive a fork: "
                          "leave what needs a device to the place hook")
+    _threads.end_progress_bars()
     for _ in range(100):  # one that has just been joined may be there for a moment
         others = [int(t) for t in os.listdir("/proc/self/task") if int(t) != os.getpid()]
         if not others:
