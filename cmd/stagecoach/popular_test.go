@@ -34,10 +34,9 @@ type popular struct {
 // popularPaths are the start paths that models are known to have. All others are forks of a zygote
 // that has mapped the parameters.
 var popularPaths = map[string]string{
-	"vit-from-pretrained": keysmanager.PathHeap, // it reads them itself
-	"sklearn-skl2onnx":    keysmanager.PathHeap, // ONNX Runtime does
-	"onnxruntime":         keysmanager.PathHeap,
-	"lightgbm":            keysmanager.PathHeap, // it parses text
+	"sklearn-skl2onnx": keysmanager.PathHeap, // ONNX Runtime does
+	"onnxruntime":      keysmanager.PathHeap,
+	"lightgbm":         keysmanager.PathHeap, // it parses text
 }
 
 // popularReplicas is how many replicas each model has while its memory is measured.

@@ -1,4 +1,4 @@
-"""A model of transformers, which reads its parameters itself: they are on the heap of the zygote."""
+"""A model of transformers, which maps its parameters itself."""
 from __future__ import annotations
 
 import os

@@ -3,6 +3,10 @@ from __future__ import annotations
 
 import joblib
 import numpy
+import sklearn.ensemble  # what load needs: imports of load look like a copy of small parameters
+import sklearn.neural_network
+import sklearn.pipeline
+import sklearn.preprocessing
 
 import stagecoach as sc
 
