@@ -17,7 +17,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-kill test-updates test-disk test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv train-cv paper-quart paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-disk test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv train-cv paper-quart paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ test-python: images ## test stages in Python, also with real PyTorch
 	@scripts/tools --torch
 	scripts/test-python
 	$(GO) test $(LAZY) -race -timeout $(TEST_TIMEOUT) ./internal/templatetest ./functions/torch/... ./stage/conformance ./keysmanager
+
+test-torch: images ## stages on PyPI's PyTorch and popular models; TORCH_VERSIONS, TORCH_ENVS: scripts/test-torch
+	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-torch
 
 test-kill: images ## kill -9 of every process under async and OCR requests, at length
 	KILL_ROUNDS=$${KILL_ROUNDS:-200} $(GO) test $(LAZY) -count=1 -timeout 30m -run TestKillAnywhere -v ./cmd/stagecoach

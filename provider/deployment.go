@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -50,10 +51,33 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 			err = &pipeline.FieldError{Path: "envProcess", Got: "none, and image " + quote(d.Image) + ": " + err.Error(), Want: "the command to run, as fprocess in the stack file (faas-cli deploy --fprocess)"}
 		}
 	}
+	if err == nil {
+		err = p.checkProgram(&out)
+	}
 	return out, err
 }
 
-// check checks the fields that package pipeline does not: all but labels and annotations.
+// checkProgram refuses a program that replicas do not see, such as an interpreter below /tmp. Without
+// it, each start would fail.
+func (p *Provider) checkProgram(d *Deployed) error {
+	env := d.Environment()
+	if d.Deployment.Image == "" || env["mode"] == "static" {
+		return nil
+	}
+	process, path := d.Process(), "envProcess"
+	for _, name := range []string{"fprocess", "function_process"} {
+		if process == "" && env[name] != "" {
+			process, path = env[name], "envVars."+name
+		}
+	}
+	err := p.Images.Program(d.Deployment.Image, d.Digest, process, env)
+	if err == nil {
+		return nil
+	}
+	return &pipeline.FieldError{Path: path, Got: quote(cmp.Or(process, "the image's own program")), Want: "a program that replicas can run: " + err.Error()}
+}
+
+// check looks at what package pipeline does not: the fields that are not labels and annotations.
 func (p *Provider) check(d types.FunctionDeployment) error {
 	var errs []error
 	bad := func(path, got, want string) {

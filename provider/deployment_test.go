@@ -29,3 +29,24 @@ func TestModesOfTheWatchdog(t *testing.T) {
 		}
 	}
 }
+
+// TestDeployRefusesProgramsThatReplicasDoNotSee: the refusal names the field that names the program,
+// and nothing is stored.
+func TestDeployRefusesProgramsThatReplicasDoNotSee(t *testing.T) {
+	a := newAPI(t, newMemoryStore(), nil)
+	const why = `/tmp/venv/bin/python: functions have a /tmp of their own`
+	for path, body := range map[string]string{
+		"envProcess":         `"envProcess":"/tmp/venv/bin/python ./stage"`,
+		"envVars.fprocess":   `"envVars":{"fprocess":"/tmp/venv/bin/python ./stage"}`,
+		"function_process":   `"envVars":{"function_process":"/tmp/venv/bin/python ./stage"}`,
+		"envProcess: got \"": `"envProcess":"/tmp/venv/bin/python","envVars":{"fprocess":"/opt/python"}`,
+	} {
+		text := a.must(http.StatusBadRequest, post, functions, `{"service":"f","image":"stagecoach/stage-a:1",`+body+`}`)
+		if !strings.Contains(text, path) || !strings.Contains(text, why) {
+			t.Errorf("%s: %s, want the field and why", body, text)
+		}
+		a.must(http.StatusNotFound, get, "/system/function/f", "")
+	}
+	a.must(http.StatusAccepted, post, functions, `{"service":"f","image":"stagecoach/stage-a:1","envProcess":"/opt/venv/bin/python ./stage"}`)
+	a.must(http.StatusAccepted, post, functions, `{"service":"g","image":"stagecoach/echo:1","envVars":{"mode":"static","fprocess":"/tmp/x"}}`)
+}

@@ -159,6 +159,15 @@ func (f *fakes) Guess(image string) (Guess, error) {
 	return Guess{}, nil
 }
 
+// Program implements Images: replicas see nothing below /tmp.
+func (f *fakes) Program(_, _, process string, _ map[string]string) error {
+	if strings.HasPrefix(process, "/tmp/") {
+		program, _, _ := strings.Cut(process, " ")
+		return errors.New(program + ": functions have a /tmp of their own")
+	}
+	return nil
+}
+
 func (f *fakes) State(key pipeline.Key) State        { return f.states[key.String()] }
 func (f *fakes) Replicas(key pipeline.Key) []Replica { return f.replicas[key.String()] }
 func (f *fakes) Usage(key pipeline.Key) (Usage, bool) {

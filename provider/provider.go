@@ -33,6 +33,11 @@ type Images interface {
 	// Model checks what can be seen of a stage's model without loading it. The model is the one
 	// that env names, else the image's own. The error says which file and what of it is wrong.
 	Model(image, digest string, env map[string]string) error
+
+	// Program returns why replicas cannot see the program that a function's process names, or what
+	// that needs to run; nil if they can, or if that is not known here. An empty process is the
+	// image's own.
+	Program(image, digest, process string, env map[string]string) error
 }
 
 // Guess is the process of a function whose deployment names none.

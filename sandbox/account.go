@@ -61,7 +61,7 @@ func OpenAccounts(run string, numbers Range) (*Accounts, error) {
 	if err := mayChange(numbers); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoAccounts, err)
 	}
-	if err := ownFolder(run); err != nil {
+	if err := ownFolder(run, 0o711); err != nil {
 		return nil, fmt.Errorf("users for stages: %w", err)
 	}
 	file, err := os.OpenFile(filepath.Join(run, "users"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
@@ -119,9 +119,9 @@ func mapped(text string, numbers Range) bool {
 	return false
 }
 
-// ownFolder makes a folder that all can go through and nobody but this user can change.
-func ownFolder(dir string) error {
-	if err := os.Mkdir(dir, 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
+// ownFolder makes a folder with a mode by which nobody but this user can change it.
+func ownFolder(dir string, mode fs.FileMode) error {
+	if err := os.Mkdir(dir, mode); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	info, err := os.Lstat(dir)
@@ -132,7 +132,7 @@ func ownFolder(dir string) error {
 	if !ok || !info.IsDir() || int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
 		return fmt.Errorf("%s: %v of user %d, want a folder that only user %d can change: remove it", dir, info.Mode(), st.Uid, os.Geteuid())
 	}
-	return os.Chmod(dir, 0o711) //nolint:gosec // others pass through it
+	return os.Chmod(dir, mode)
 }
 
 // lock reserves a user on this machine; it is false when somebody else has it.

@@ -30,27 +30,13 @@ func openAccounts(t *testing.T) *Accounts {
 		}
 		t.Skip("needs root")
 	}
-	dir := outside(t)
+	dir := proctest.Outside(t)
 	a, err := OpenAccounts(filepath.Join(dir, "run"), testNumbers)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = a.Close() })
 	return a
-}
-
-// outside makes a folder that others pass and that no process has its own of, as of /tmp.
-func outside(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/run", "stagecoach-test-") //nolint:usetesting // not in /tmp
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o711); err != nil {
-		t.Fatal(err)
-	}
-	return dir
 }
 
 func take(t *testing.T, a *Accounts, tenant string) *Lease {
@@ -74,7 +60,7 @@ func private(t *testing.T) (image, beside string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := filepath.Join(outside(t), "private")
+	dir := filepath.Join(proctest.Outside(t), "private")
 	image, beside = filepath.Join(dir, "images", "f", "1"), filepath.Join(dir, "other", "file")
 	write(t, filepath.Join(image, "stage"), string(program))
 	write(t, filepath.Join(image, "model", "m.onnx"), "parameters")
@@ -154,7 +140,7 @@ func TestProcessesOfTwoUsers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer given.Close()
-	run := outside(t)
+	run := proctest.Outside(t)
 	secrets, socket := filepath.Join(run, "secrets"), filepath.Join(run, "daemon")
 	write(t, filepath.Join(secrets, "key"), "s3cret")
 	socketOf(t, socket)
@@ -204,7 +190,7 @@ func TestProcessesOfTwoUsers(t *testing.T) {
 func TestWhatAProcessWritesIsItsOwn(t *testing.T) {
 	a, s := openAccounts(t), newSpawner(t)
 	image, _ := private(t)
-	open := outside(t)
+	open := proctest.Outside(t)
 	if err := os.Chmod(open, 0o777); err != nil { //nolint:gosec // as /tmp is
 		t.Fatal(err)
 	}

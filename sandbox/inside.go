@@ -171,8 +171,11 @@ func become(conn net.Conn) error {
 		return err
 	}
 	env := in.Env
-	if !slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, "HOME=") }) {
-		env = append(env, "HOME="+who.home)
+	for _, variable := range named(who.name, who.home) {
+		name, _, _ := strings.Cut(variable, "=")
+		if !slices.ContainsFunc(in.Env, func(e string) bool { return strings.HasPrefix(e, name+"=") }) {
+			env = append(env, variable)
+		}
 	}
 	program, err := find(in.Argv[0], env)
 	if err != nil {
@@ -190,6 +193,8 @@ func become(conn net.Conn) error {
 	return fmt.Errorf("%s: %w", program, syscall.Exec(program, in.Argv, env))
 }
 
+var errNoProgram = errors.New("not in the image's PATH")
+
 // find looks a program up in the folders of PATH, in the present root.
 func find(program string, env []string) (string, error) {
 	if strings.Contains(program, "/") {
@@ -203,5 +208,5 @@ func find(program string, env []string) (string, error) {
 			}
 		}
 	}
-	return "", fmt.Errorf("%s: not in the image's PATH", program)
+	return "", fmt.Errorf("%s: %w", program, errNoProgram)
 }

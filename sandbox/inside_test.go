@@ -108,17 +108,17 @@ func TestAProcessWithARootOfItsOwn(t *testing.T) {
 			Command{Argv: []string{"./probe", "id", "pid", "dir", "env", "status=NoNewPrivs", "status=CapEff"}, Env: map[string]string{"A": "b c"}},
 			[]string{
 				"id: 0 0 [102] <nil>", "pid: 1 [/proc/1] <nil>", "dir: / <nil>", "NoNewPrivs: 1",
-				"env: PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TMPDIR=/tmp A=b c HOME=/root", "CapEff: 00000000a00405fb",
+				"env: PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TMPDIR=/tmp A=b c HOME=/root LOGNAME=root USER=root", "CapEff: 00000000a00405fb",
 			},
 		},
 		"a user": {
 			Command{Argv: []string{"/probe", "id", "dir", "env", "status=CapEff"}, User: "app", Dir: "/srv/new", Env: map[string]string{"PATH": "/x", "TMPDIR": "/y"}},
-			[]string{"id: 100 101 [102] <nil>", "dir: /srv/new <nil>", "env: PATH=/x TMPDIR=/y HOME=/home/app", "CapEff: 0000000000000000"},
+			[]string{"id: 100 101 [102] <nil>", "dir: /srv/new <nil>", "env: PATH=/x TMPDIR=/y HOME=/home/app LOGNAME=app USER=app", "CapEff: 0000000000000000"},
 		},
 		"only the image": {
 			Command{Process: "probe list=/ list=/home list=/work", Env: map[string]string{"PATH": "/nosuch:/"}},
 			[]string{
-				"list: / [dev escape etc probe proc tmp usr var] <nil>",
+				"list: / [dev escape etc probe proc root tmp usr var] <nil>",
 				"list: /home [] open /home: no such file or directory", "list: /work [] open /work: no such file or directory",
 			},
 		},
@@ -309,9 +309,9 @@ func TestIdentify(t *testing.T) {
 	const passwd = "root:x:0:0:root:/root:/bin/sh\napp:x:100:101:App:/home/app:/bin/sh\nodd:x:-1:0::/:/x\n12:x:200:200::relative:/x\n"
 	const group = "root:x:0:\nwheel:x:102:app,root\nstaff:x:103:\nodd:x:y:\n"
 	for user, want := range map[string]string{
-		"": "{0 0 [102] /root}", "root": "{0 0 [102] /root}", "app": "{100 101 [102] /home/app}", "100": "{100 101 [102] /home/app}",
-		"7": "{7 0 [] /}", "7:8": "{7 8 [] /}", "app:staff": "{100 103 [] /home/app}", "app:": "{100 101 [102] /home/app}", ":staff": "{0 103 [] /root}",
-		"12":     "{200 200 [] /}", // a name comes first
+		"": "{0 0 [102] root /root true}", "root": "{0 0 [102] root /root true}", "app": "{100 101 [102] app /home/app true}", "100": "{100 101 [102] app /home/app true}",
+		"7": "{7 0 [] user-7 / false}", "7:8": "{7 8 [] user-7 / false}", "app:staff": "{100 103 [] app /home/app true}", "app:": "{100 101 [102] app /home/app true}", ":staff": "{0 103 [] root /root true}",
+		"12":     "{200 200 [] 12 / true}", // a name comes first
 		"nobody": `user "nobody": the image's /etc/passwd has no "nobody"`, "app:nogroup": `user "app:nogroup": the image's /etc/group has no "nogroup"`,
 		"odd": `user "odd": /etc/passwd has the numbers "-1" and "0"`, "4294967295": `has no "4294967295"`, "-1": `has no "-1"`, "app:odd": `has no "odd"`,
 	} {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // TestNamesOfAProcess: each of the two files is the machine's unless the Command names another one,
@@ -13,7 +15,7 @@ import (
 func TestNamesOfAProcess(t *testing.T) {
 	a, s := openAccounts(t), newSpawner(t)
 	image, _ := private(t)
-	given := filepath.Join(outside(t), "closed")
+	given := filepath.Join(proctest.Outside(t), "closed")
 	hosts, resolv := filepath.Join(given, "hosts"), filepath.Join(given, "resolv")
 	write(t, hosts, "127.0.0.1 given")
 	write(t, resolv, "nameserver 192.0.2.1")

@@ -22,7 +22,7 @@ type Command struct {
 	Dir            string            // where it runs, usually an image's root; with Chroot, a path in there
 	Process        string            // as the env fprocess has it: program and arguments by spaces; empty: ./stage
 	Argv           []string          // program and arguments, in place of Process, when they are known one by one
-	Env            map[string]string // all that it gets beside PATH, HOME and TMPDIR
+	Env            map[string]string // all that it gets beside PATH, HOME, LOGNAME, USER and TMPDIR, and in place of these
 	Files          []*os.File        // descriptors 3, 4, …; the caller's to close
 	Stdin          *os.File          // nil: empty; the caller's to close
 	Stdout, Stderr *os.File          // the caller's to close
@@ -155,14 +155,20 @@ func (c Command) cmd() (*exec.Cmd, error) {
 	if strings.Contains(program, "/") && !filepath.IsAbs(program) {
 		program = filepath.Join(c.Dir, program)
 	}
-	defaults := []string{"HOME=" + Home, "TMPDIR=" + Home}
+	defaults := []string{"TMPDIR=" + Home}
 	if dir := os.Getenv("GOCOVERDIR"); dir != "" { // coverage of a stage binary built for it
 		defaults = append(defaults, "GOCOVERDIR="+dir)
 	}
-	env := environment(c.Env, defaults)
+	var who []string
+	var err error
 	if c.As != nil {
-		var err error
-		if program, err = find(program, env); err != nil { // in its PATH: ours may lead where it cannot go
+		who = named(userName(c.As.UID), Home)
+	} else if who, err = starter(); err != nil {
+		return nil, err
+	}
+	env := environment(c.Env, append(defaults, who...))
+	if c.As != nil {
+		if program, err = c.program(env); err != nil {
 			return nil, err
 		}
 	}
@@ -253,7 +259,8 @@ func Wait(cmd *exec.Cmd) unix.WaitStatus {
 	return 0
 }
 
-// Path is the PATH of processes whose environment has none, and Home the HOME and TMPDIR of those without a root of their own.
+// Path is the PATH of processes whose environment has none. Home is their TMPDIR, and the HOME of
+// those that have a /tmp of their own and no other home folder.
 const (
 	Path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	Home = "/tmp"

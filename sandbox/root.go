@@ -64,7 +64,7 @@ func enter(in inside) (identity, error) {
 	if err := furnish(grafts); err != nil {
 		return identity{}, err
 	}
-	who, err := lookup(in.User)
+	who, err := lookup(in.User, in.ReadOnly)
 	if err != nil {
 		return identity{}, err
 	}

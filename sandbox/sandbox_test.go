@@ -190,7 +190,10 @@ func TestAProcessHasWhatItIsGivenAndNoMore(t *testing.T) {
 	s, dir := newSpawner(t), t.TempDir()
 	write(t, filepath.Join(dir, "stage"), "#!/bin/sh\nreadlink /proc/$$/fd/0 /proc/$$/fd/3\n")
 	for process, want := range map[string][]string{
-		"env":              {"HOME=/tmp", "NAME=a b", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=/tmp"},
+		"env": {
+			"HOME=" + os.TempDir() + fmt.Sprintf("/stagecoach-home-%d", os.Geteuid()), "LOGNAME=" + starterName(), "NAME=a b",
+			"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=/tmp", "USER=" + starterName(),
+		},
 		"pwd":              {dir},
 		"ls /proc/self/fd": {"0", "1", "2", "3", "4"}, // 4 is ls's own, of the folder it lists
 		"":                 {"/dev/null", "/dev/zero"},

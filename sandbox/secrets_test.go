@@ -19,7 +19,7 @@ import (
 // its path.
 func secretsOf(t *testing.T, gid int, value string) string {
 	t.Helper()
-	if err := ownFolder(RunFolder); err != nil {
+	if err := ownFolder(RunFolder, 0o711); err != nil {
 		t.Fatal(err)
 	}
 	store, err := os.MkdirTemp(RunFolder, "secrets-test-") //nolint:usetesting // not in /tmp

@@ -14,16 +14,19 @@ import (
 type identity struct {
 	uid, gid int
 	groups   []int // further ones
+	name     string
 	home     string
+	listed   bool // /etc/passwd has it
 }
 
 // maxAccounts bounds the size in bytes of an image's list of users or groups.
 const maxAccounts = 1 << 20
 
-// lookup finds out who user is in the present root.
-func lookup(user string) (identity, error) {
+// lookup finds out who user is in the present root. It gives the user a name and a home folder there,
+// if it has none.
+func lookup(user string, readOnly bool) (identity, error) {
 	var lists [2]string
-	for i, file := range []string{"/etc/passwd", "/etc/group"} {
+	for i, file := range []string{passwdFile, groupFile} {
 		info, err := os.Stat(file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // an image needs none
@@ -40,7 +43,12 @@ func lookup(user string) (identity, error) {
 		}
 		lists[i] = string(b)
 	}
-	return identify(user, lists[0], lists[1])
+	who, err := identify(user, lists[0], lists[1])
+	if err == nil {
+		who.settle(readOnly)
+		err = who.enlist(lists[1])
+	}
+	return who, err
 }
 
 // identify reads user[:group], names or numbers, by the contents of /etc/passwd and /etc/group; an empty user is root.
@@ -64,8 +72,9 @@ func identify(user, passwd, group string) (identity, error) {
 			id.home = account[5]
 		}
 		name = account[0]
+		id.name, id.listed = name, true
 	case numeric:
-		id.uid = number
+		id.uid, id.name = number, userName(number)
 	default:
 		return id, fmt.Errorf("user %q: the image's /etc/passwd has no %q", user, name)
 	}

@@ -51,14 +51,9 @@ func look(c Command, home int) (leave func() error, err error) {
 // the last process that has them.
 var own = []struct{ at, size string }{{"/tmp", writable}, {"/var/tmp", writable}, {"/dev/shm", shm}}
 
-// within tells whether a path is in one of the folders in own.
-func within(path string) bool {
-	for _, o := range own {
-		if strings.HasPrefix(path, o.at+"/") {
-			return true
-		}
-	}
-	return false
+// inOwn reports whether a path is in one of the folders in own.
+func inOwn(path string) bool {
+	return slices.ContainsFunc(own, func(o struct{ at, size string }) bool { return within(path, o.at) })
 }
 
 func (c Command) show() error {
@@ -79,7 +74,7 @@ func (c Command) show() error {
 		covers = append(covers, RunFolder)
 	}
 	for _, v := range views {
-		if within(v.path) {
+		if inOwn(v.path) {
 			continue
 		}
 		at, err := closed(v.path, c.As)
@@ -100,6 +95,9 @@ func (c Command) show() error {
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
 		}
+	}
+	if err := c.As.name(); err != nil {
+		return fmt.Errorf("name of its user: %w", err)
 	}
 	if err := ownProc(); err != nil && !refused(err) {
 		return err

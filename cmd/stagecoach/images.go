@@ -21,6 +21,7 @@ type images struct {
 	folders  sandbox.Images
 	store    *image.Store
 	registry image.Registry
+	accounts bool // replicas on this machine run as users of their own
 }
 
 // storeIn is the folder of the image store in the folder of images: no image's folder can have its name.
@@ -40,7 +41,7 @@ func (u *up) openImages(context.Context) error {
 		return err
 	}
 	u.onClose(func() error { store.Close(); return nil })
-	u.images = &images{sandbox.Images{Dir: dir}, store, u.cfg.registry()}
+	u.images = &images{sandbox.Images{Dir: dir}, store, u.cfg.registry(), u.accounts.open != nil && !u.cfg.Node.None}
 	return nil
 }
 
@@ -100,6 +101,19 @@ func (i *images) Model(name, digest string, env map[string]string) error {
 		return nil
 	}
 	return err
+}
+
+// Program implements provider.Images. It looks at the files of this machine, so it knows nothing
+// where only other nodes run replicas.
+func (i *images) Program(name, digest, process string, env map[string]string) error {
+	if !i.accounts {
+		return nil
+	}
+	resolved, err := i.Resolve(withDigest(name, digest))
+	if err != nil || resolved.Rootfs {
+		return nil //nolint:nilerr // a start says what is wrong with the image
+	}
+	return sandbox.Command{Dir: resolved.Root, Process: process, Env: env, As: &sandbox.Others}.Visible()
 }
 
 // unpackTimeout bounds a start whose image has to be unpacked again.

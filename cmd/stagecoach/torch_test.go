@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/json"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -58,5 +60,42 @@ func TestMinilmInPyTorch(t *testing.T) {
 	a = r.must(http.StatusBadRequest, http.MethodPost, "/function/minilm-torch-layer-3", "text")
 	if !strings.Contains(string(a.body), "want tensors") {
 		t.Errorf("text for a layer: %s, want what it wants", a.body)
+	}
+}
+
+// TestPyTorchCachesItsKernels asks PyTorch where it keeps compiled kernels: it needs the name of its
+// user for that, and a folder that it can write to.
+func TestPyTorchCachesItsKernels(t *testing.T) {
+	t.Parallel()
+	python := proctest.Torch(t)
+	images := t.TempDir()
+	r := start(t, "--images", images, "--ort", "")
+	c := &cli{t, t.TempDir(), r.base}
+	if err := os.Mkdir(filepath.Join(c.dir, "caches"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c.write("caches/handler.py", `import os
+import torch
+import stagecoach as sc
+
+@sc.each
+def infer(state, call):
+    try:
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+    except ImportError:
+        return "no compiler"
+    os.makedirs(os.path.join(cache_dir(), "x"))
+    return cache_dir()
+`)
+	c.write("stack.yml", "version: 1.0\nprovider: {name: openfaas, gateway: \"http://127.0.0.1:8080\"}\nfunctions:\n"+
+		"  caches: {lang: python3-stage, handler: ./caches, image: \"example/caches:1\", fprocess: "+python+" ./stage}\n")
+	c.run("caches", "", "build", "--images", images, "--check-imports=false")
+	c.run("caches: created", "", "deploy")
+	out := string(r.must(http.StatusOK, http.MethodPost, "/function/caches", "x", "X-Timeout", "5m").body)
+	if out == "no compiler" {
+		t.Skipf("%s has no compiler of kernels: PyTorch 2.11 has", python)
+	}
+	if !strings.HasPrefix(out, "/tmp/torchinductor_") {
+		t.Errorf("it keeps them in %q, want a folder of its user's in /tmp", out)
 	}
 }

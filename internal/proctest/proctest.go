@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -107,27 +108,42 @@ func Torch(t testing.TB) string {
 
 func torchPython() string { return cmp.Or(os.Getenv("STAGECOACH_TORCH_PYTHON"), "/usr/bin/python3") }
 
+// interpreters are the candidates that run a code, by the code and the candidate. A test process asks
+// each once, because importing PyTorch takes seconds.
+var interpreters sync.Map
+
+// try runs code with an interpreter. It returns the interpreter's path, and why it cannot be used.
+func try(code, candidate string) (path, why string) {
+	v, _ := interpreters.LoadOrStore(code+candidate, sync.OnceValues(func() (string, string) {
+		path, err := exec.LookPath(candidate)
+		if err != nil {
+			return "", err.Error() + "\n"
+		}
+		if out, err := exec.Command(path, "-c", code).CombinedOutput(); err != nil {
+			return path, fmt.Sprintf("%s: %v\n%s", path, err, out)
+		}
+		return path, ""
+	}))
+	once, _ := v.(func() (string, string))
+	return once()
+}
+
 // interpreter returns the path of the first of candidates that runs code.
 func interpreter(t testing.TB, code, packages string, candidates ...string) string {
 	t.Helper()
-	var why []byte
+	var all strings.Builder
 	for _, c := range candidates {
-		path, err := exec.LookPath(c)
-		if err != nil {
-			why = append(why, err.Error()+"\n"...)
-			continue
-		}
-		out, err := exec.CommandContext(t.Context(), path, "-c", code).CombinedOutput()
-		if err == nil {
+		path, why := try(code, c)
+		if why == "" {
 			return path
 		}
-		why = append(why, fmt.Sprintf("%s: %v\n%s", path, err, out)...)
+		all.WriteString(why)
 	}
 	const missing = "no interpreter for this test (Debian: apt-get install %s; another one: STAGECOACH_TORCH_PYTHON):\n%s"
 	if os.Getenv("CI") == "true" {
-		t.Fatalf(missing, packages, why)
+		t.Fatalf(missing, packages, all.String())
 	}
-	t.Skipf(missing, packages, why)
+	t.Skipf(missing, packages, all.String())
 	return ""
 }
 
@@ -143,4 +159,19 @@ func Copy(from, to string) error {
 		return err
 	}
 	return os.WriteFile(to, b, info.Mode().Perm()) //nolint:gosec // a file of a test
+}
+
+// Outside makes a folder that every user can enter and that no process has its own of, as of /tmp.
+// It needs root.
+func Outside(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/run", "stagecoach-test-") //nolint:usetesting // not in /tmp
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // others pass through it
+		t.Fatal(err)
+	}
+	return dir
 }

@@ -5,6 +5,7 @@ import ctypes
 import functools
 import os
 import sys
+import threading
 from typing import Any
 
 # Read by the libraries when they are loaded.
@@ -36,6 +37,14 @@ def _openblas() -> list[Any]:
             continue
         found += [getattr(library, name) for name in _SETTERS if hasattr(library, name)][:1]
     return found
+
+
+def end_progress_bars() -> None:
+    """End the threads that look after progress bars of tqdm, which loading models shows. Each class of bars has one of
+    its own, and starts another with its next bar."""
+    for thread in threading.enumerate():
+        if type(thread).__module__ == "tqdm._monitor":
+            thread.exit()  # type: ignore[attr-defined]  # and joins it
 
 
 def mappings() -> list[tuple[int, int, str]]:

@@ -48,9 +48,10 @@ ENV_THREADS = "STAGECOACH_THREADS"
 PIECE = 16 << 20  # bytes, which are touched in a millisecond
 QUIET = 1.0  # seconds that a spare child does nothing for: its sibling has begun, whose first call wants the processors
 
-# What keeps libraries from starting threads, or from using CUDA, while the handler is imported and loads.
+# What keeps libraries from starting threads, or from using CUDA, while the handler is imported and loads. ONNX Runtime from 1.29
+# on has a thread that sends telemetry.
 SINGLE = {**{name: "1" for name in _threads.VARIABLES}, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "",
-          "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+          "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "ORT_DISABLE_TELEMETRY": "1"}
 
 
 class Unforkable(Exception):
@@ -120,6 +121,7 @@ def _check() -> None:
     if cuda is not None and cuda.is_initialized():
         raise Unforkable("CUDA was initialised while the handler was imported or loaded, and does not survive a fork: "
                          "leave what needs a device to the place hook")
+    _threads.end_progress_bars()
     for _ in range(100):  # one that has just been joined may be there for a moment
         others = [int(t) for t in os.listdir("/proc/self/task") if int(t) != os.getpid()]
         if not others:

@@ -1,0 +1,179 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Every process has a user with a name and a home folder that it can write to, because libraries
+// ask for both: Python's getpass.getuser fails for a user without a name, and PyTorch calls it to
+// find the folder of its compiled kernels.
+
+// Files that list users and groups.
+const (
+	passwdFile = "/etc/passwd"
+	groupFile  = "/etc/group"
+)
+
+// userName returns the name of a user or group that no list names. It contains the number, so that
+// it is nobody else's.
+func userName(id int) string {
+	if id == 0 {
+		return "root"
+	}
+	return "user-" + strconv.Itoa(id)
+}
+
+// named returns the variables that name a user and its home folder.
+func named(name, home string) []string {
+	return []string{"HOME=" + home, "LOGNAME=" + name, "USER=" + name}
+}
+
+// starterName is the name of the user of this process.
+var starterName = sync.OnceValue(func() string {
+	uid := os.Geteuid()
+	if u, err := user.LookupId(strconv.Itoa(uid)); err == nil {
+		return u.Username
+	}
+	return userName(uid)
+})
+
+// starter returns the variables that name the user of this process, for processes that run as that
+// user. Other users of the machine can write to /tmp, so it is not their home: Python, for one, runs
+// code that it finds in its home folder. They share a folder in there that is closed to others.
+func starter() ([]string, error) {
+	home := filepath.Join(os.TempDir(), "stagecoach-home-"+strconv.Itoa(os.Geteuid()))
+	if err := ownFolder(home, 0o700); err != nil {
+		return nil, fmt.Errorf("home folder of processes: %w", err)
+	}
+	return named(starterName(), home), nil
+}
+
+// lines returns the line of a user that /etc/passwd lacks, and the line of its group, which is empty if
+// the list groups has the group.
+func (id identity) lines(groups string) (user, group string) {
+	user = fmt.Sprintf("%s:x:%d:%d::%s:/bin/sh\n", id.name, id.uid, id.gid, id.home)
+	number := strconv.Itoa(id.gid)
+	if account(groups, 4, func(f []string) bool { return f[2] == number }) == nil {
+		group = fmt.Sprintf("%s:x:%d:\n", userName(id.gid), id.gid)
+	}
+	return user, group
+}
+
+// enlist adds the user to the lists of the present root, unless they have it.
+func (id identity) enlist(groups string) error {
+	if id.listed {
+		return nil
+	}
+	user, group := id.lines(groups)
+	return errors.Join(appendTo(passwdFile, user), appendTo(groupFile, group))
+}
+
+// appendTo adds a line to a file, which is made if there is none.
+func appendTo(file, line string) error {
+	if line == "" {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	last := make([]byte, 1)
+	if n, _ := f.ReadAt(last, info.Size()-1); n == 1 && last[0] != '\n' {
+		line = "\n" + line
+	}
+	_, err = f.WriteAt([]byte(line), info.Size())
+	return err
+}
+
+// settle makes the user's home a folder that it can write to: the one of /etc/passwd, which is made if
+// it is missing, or else Home. If the root is read-only, a folder that is there stays the home: an
+// image may have files in it for its programs.
+func (id *identity) settle(readOnly bool) {
+	info, err := os.Stat(id.home)
+	if errors.Is(err, fs.ErrNotExist) && !readOnly && os.MkdirAll(id.home, 0o755) == nil && os.Chown(id.home, id.uid, id.gid) == nil {
+		return
+	}
+	unknown := !id.listed && id.uid != 0
+	if unknown || err != nil || !info.IsDir() || !readOnly && !id.writes(info) {
+		id.home = Home
+	}
+}
+
+// writes reports whether the user may make files in a folder.
+func (id identity) writes(folder fs.FileInfo) bool {
+	st, ok := folder.Sys().(*syscall.Stat_t)
+	if !ok {
+		return false
+	}
+	const both = 0o3 // write, and pass
+	switch mode := st.Mode; {
+	case id.uid == 0:
+		return true
+	case int(st.Uid) == id.uid:
+		return mode>>6&both == both
+	case int(st.Gid) == id.gid || slices.Contains(id.groups, int(st.Gid)):
+		return mode>>3&both == both
+	default:
+		return mode&both == both
+	}
+}
+
+// name makes the account a user with a name in the mount namespace of the calling thread, whose
+// /tmp is empty and in memory. A list that the machine has not gets none.
+func (a Account) name() error {
+	id := identity{name: userName(a.UID), uid: a.UID, gid: a.GID, home: Home}
+	groups, err := os.ReadFile(groupFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	user, group := id.lines(string(groups))
+	return errors.Join(extend(passwdFile, user), extend(groupFile, group))
+}
+
+// extend puts a copy of a file with one more line in its place.
+func extend(file, line string) error {
+	at, err := filepath.EvalSymlinks(file)
+	if errors.Is(err, fs.ErrNotExist) || line == "" {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	b, err := os.ReadFile(at)
+	if err != nil {
+		return err
+	}
+	if n := len(b); n > 0 && b[n-1] != '\n' {
+		line = "\n" + line
+	}
+	copied := filepath.Join(Home, filepath.Base(file))
+	if err := os.WriteFile(copied, append(b, line...), 0o644); err != nil { //nolint:gosec // as the list that it replaces
+		return err
+	}
+	defer os.Remove(copied) // its mount keeps the file
+	v, err := openView(view{path: copied}, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return err
+	}
+	v.path = at
+	return errors.Join(v.put(), unix.Close(v.tree))
+}

@@ -1,0 +1,232 @@
+package sandbox
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Others is an account of no user of this machine: what it can reach, every account can.
+var Others = Account{UID: -1, GID: -1}
+
+// Visible returns why the process of a command that has an account cannot run its program: the
+// process does not see the program, the interpreter that the program's first line names, or the
+// interpreter that its virtual environment was made with. A program that is not there at all is no
+// reason: it may come.
+func (c Command) Visible() error {
+	_, err := c.program(environment(c.Env, nil))
+	if errors.Is(err, errNoProgram) {
+		return nil
+	}
+	return err
+}
+
+// program returns the path of the program of a command with an account, which it checks to be visible.
+func (c Command) program(env []string) (string, error) {
+	program := c.argv()[0]
+	if strings.Contains(program, "/") && !filepath.IsAbs(program) {
+		program = filepath.Join(c.Dir, program)
+	}
+	program, err := find(program, env) // in its PATH: ours may lead where it cannot go
+	if err != nil || !filepath.IsAbs(program) {
+		return program, err
+	}
+	w := way{c: c, env: env}
+	for _, p := range slices.Concat(c.Reads, c.Writes, []string{c.Dir}) {
+		path, err := filepath.EvalSymlinks(p)
+		if err != nil {
+			return program, nil //nolint:nilerr // the start says so
+		}
+		w.given = append(w.given, path)
+	}
+	return program, w.runs(program, 0)
+}
+
+// way finds out whether a process sees files.
+type way struct {
+	c     Command
+	env   []string
+	given []string // which it sees wherever they lie
+}
+
+// Bounds of what way follows.
+const (
+	maxInterpreters = 4  // as Linux does
+	maxLinks        = 40 // as Linux does
+)
+
+// runs checks a program and what it needs to run.
+func (w way) runs(program string, depth int) error {
+	file, err := w.sees(program)
+	if err != nil || file == "" || depth > maxInterpreters {
+		return err
+	}
+	if next := interpreter(file, w.env); next != "" {
+		if err := w.runs(next, depth+1); err != nil {
+			return fmt.Errorf("the first line of %s: %w", program, err)
+		}
+	}
+	if base := venvHome(program); base != "" {
+		if _, err := w.sees(base); err != nil {
+			return fmt.Errorf("the virtual environment of %s was made with another interpreter: %w", program, err)
+		}
+	}
+	return nil
+}
+
+// sees follows a path link by link. It returns the file or folder at its end, which is empty if
+// there is none.
+func (w way) sees(path string) (file string, err error) {
+	at, rest, links := "/", parts(path), 0
+	cover := "" // the last folder on the way that the process sees empty, or a file at its end that it cannot open
+	for len(rest) > 0 {
+		at, rest = filepath.Join(at, rest[0]), rest[1:]
+		info, err := os.Lstat(at)
+		if err != nil {
+			return "", nil //nolint:nilerr // the start says so
+		}
+		switch under := cover != "" && within(at, cover); {
+		case w.has(at):
+			cover = ""
+		case under && !w.leads(at):
+			return "", unseen(path, at, cover)
+		case !under && w.covers(at, info):
+			cover = at
+		}
+		if info.Mode()&fs.ModeSymlink == 0 {
+			continue
+		}
+		target, err := os.Readlink(at)
+		if links++; err != nil || links > maxLinks {
+			return "", err
+		}
+		if at = filepath.Dir(at); filepath.IsAbs(target) {
+			at = "/"
+		}
+		rest = append(parts(target), rest...)
+	}
+	if at == cover {
+		return "", unseen(path, at, cover)
+	}
+	return at, nil
+}
+
+// has reports whether a path was given to the process.
+func (w way) has(path string) bool {
+	return slices.ContainsFunc(w.given, func(g string) bool { return path == g || within(path, g) })
+}
+
+// leads reports whether something below a folder was given to the process.
+func (w way) leads(folder string) bool {
+	return slices.ContainsFunc(w.given, func(g string) bool { return within(g, folder) })
+}
+
+// covers reports whether the process sees an empty folder in place of this one, or cannot open this file.
+func (w way) covers(path string, info fs.FileInfo) bool {
+	if path == RunFolder || ownFolderAt(path) {
+		return true
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && !passes(unix.Stat_t{Uid: st.Uid, Gid: st.Gid, Mode: st.Mode}, w.c.As)
+}
+
+// ownFolderAt reports whether each process has a folder of its own at a path.
+func ownFolderAt(path string) bool {
+	return slices.ContainsFunc(own, func(o struct{ at, size string }) bool { return o.at == path })
+}
+
+// unseen is the error of a path that leads to a file or folder that a process does not see.
+func unseen(path, at, cover string) error {
+	if at != path && !within(path, at) {
+		path += " leads to " + at
+	}
+	why := "functions do not see " + cover
+	switch info, err := os.Stat(cover); {
+	case ownFolderAt(cover):
+		why = "functions have an empty " + cover + " of their own"
+	case err == nil && cover != RunFolder:
+		verb := "run"
+		if info.IsDir() {
+			verb = "enter"
+		}
+		why = fmt.Sprintf("functions run as users of their own, who cannot %s %s (%v)", verb, cover, info.Mode())
+	}
+	return fmt.Errorf("%s: %s; want it in a folder that every user of the machine can read, such as /opt", path, why)
+}
+
+// within reports whether a path is below a folder.
+func within(path, folder string) bool {
+	return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/")
+}
+
+// parts returns the names in a path. They include "..", because what that means depends on links before it.
+func parts(path string) []string {
+	return slices.DeleteFunc(strings.Split(path, "/"), func(p string) bool { return p == "" || p == "." })
+}
+
+// interpreter returns the program that a file's first line names; empty: none.
+func interpreter(file string, env []string) string {
+	words := strings.Fields(firstLine(file))
+	switch {
+	case len(words) == 0:
+		return ""
+	case filepath.Base(words[0]) != "env" || len(words) == 1:
+		return words[0]
+	}
+	program, err := find(words[1], env)
+	if err != nil || !filepath.IsAbs(program) { // an option of env's, or a variable
+		return words[0]
+	}
+	return program
+}
+
+// firstLine returns the first line of a script, without the #! before it.
+func firstLine(file string) string {
+	f, err := os.Open(file)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	head := make([]byte, 256) // as much as Linux reads
+	n, _ := io.ReadFull(f, head)
+	line, _, _ := bytes.Cut(head[:n], []byte("\n"))
+	text, script := strings.CutPrefix(string(line), "#!")
+	if !script {
+		return ""
+	}
+	return text
+}
+
+// maxVenv bounds the description of a virtual environment, in bytes.
+const maxVenv = 64 << 10
+
+// venvHome returns the folder of the interpreter that a program's virtual environment was made with;
+// empty: it is in none.
+func venvHome(program string) string {
+	f, err := os.Open(filepath.Join(filepath.Dir(filepath.Dir(program)), "pyvenv.cfg"))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxVenv))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(b)) {
+		if name, value, ok := strings.Cut(line, "="); ok && strings.TrimSpace(name) == "home" {
+			if home := strings.TrimSpace(value); filepath.IsAbs(home) {
+				return home
+			}
+		}
+	}
+	return ""
+}
