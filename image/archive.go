@@ -112,7 +112,7 @@ func (s *Store) archive(ctx context.Context, w io.Writer, index v1.IndexManifest
 		if err := header("blobs/sha256/"+hex, blobs[hex]); err != nil {
 			return fmt.Errorf("write archive: %w", err)
 		}
-		f, err := os.Open(s.blob(hex))
+		f, err := s.openBlob(hex)
 		if err != nil {
 			return fmt.Errorf("write archive: %w", err)
 		}
