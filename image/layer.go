@@ -19,6 +19,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
 // Layer is a layer whose files a store has once: the roots of all images with the layer have links
@@ -71,8 +73,11 @@ func (s *Store) MakeLayer(ctx context.Context, key, what string, fill func(folde
 		if l, err = s.fillLayer(fill); err == nil {
 			err = s.replace(at, []byte(l.of.hash.Hex))
 		}
-		if err != nil {
+		if disk.IsFull(err) {
 			return nil, s.explain(what, err)
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
 	l.of.what = packagesOf + " " + what
