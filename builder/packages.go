@@ -48,13 +48,12 @@ func (p *python) packages(ctx context.Context, handler string) ([]*image.Layer, 
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(now.folder) }() // another build removes it, too
-	layers, err := p.layers(ctx, handler, now.folder, now.wheels)
-	if err == nil && kept != nil {
+	if kept != nil {
 		if err := errors.Join(kept.add(now), kept.remember(key, now.wheels)); err != nil {
 			fmt.Fprintf(p.output(), "build: the packages could not be kept for the next build: %v\n", err)
 		}
 	}
-	return layers, err
+	return p.layers(ctx, handler, now.folder, now.wheels)
 }
 
 // output returns the writer for pip's progress.
