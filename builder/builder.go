@@ -2,7 +2,7 @@
 // the SDK that this program carries, compiles them with the Go toolchain, or checks them with a Python interpreter whose pip
 // brings what they require, and packs the result. The same sources give the same image, wherever they lie.
 //
-//	b, err := builder.New(stackFile)
+//	b, err := builder.New(ctx, stackFile, store)
 //	defer b.Close()
 //	r, err := b.Build(ctx, "ocr-detect")   // r.Image into a store, or r.Dir into a folder: PutFolder
 package builder
@@ -35,21 +35,24 @@ type Builder struct {
 	SkipImports bool
 
 	stack *stack.File
-	work  string // scratch
-	tools bool   // they were found
+	store *image.Store
+	work  string       // scratch, on the store's disk
+	close func() error // removes it
+	tools bool         // they were found
 }
 
-// New makes a folder for scratch; Close removes it.
-func New(f *stack.File) (*Builder, error) {
-	work, err := os.MkdirTemp("", "stagecoach-build-")
+// New makes a folder for scratch; Close removes it. The packages of Python stages are installed in
+// the store, once for all images.
+func New(ctx context.Context, f *stack.File, store *image.Store) (*Builder, error) {
+	work, release, err := store.Scratch(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &Builder{stack: f, work: work}, nil
+	return &Builder{stack: f, store: store, work: work, close: release}, nil
 }
 
 // Close removes all that was built.
-func (b *Builder) Close() error { return os.RemoveAll(b.work) }
+func (b *Builder) Close() error { return b.close() }
 
 // Result is a function that was built. It can be used until the Builder builds the next one, or is closed: models are large.
 type Result struct {
@@ -79,8 +82,10 @@ func (b *Builder) Build(ctx context.Context, name string) (Result, error) {
 	if err := os.RemoveAll(r.Dir); err != nil {
 		return Result{}, err
 	}
+	var py *python
+	var packages []*image.Layer
 	if language == python3Stage {
-		err = b.pythonStage(ctx, fn, handler, template, r.Dir)
+		py, packages, err = b.pythonStage(ctx, fn, handler, template, r.Dir)
 	} else {
 		err = b.goStage(ctx, name, handler, template, r.Dir)
 	}
@@ -88,10 +93,18 @@ func (b *Builder) Build(ctx context.Context, name string) (Result, error) {
 		err = checkModel(fn, modelStage{language: language, handler: fn.Handler, dir: r.Dir, ownCode: ownCode(handler, template)})
 	}
 	if err == nil {
-		r.Size, err = size(r.Dir)
+		r.Image, err = image.Pack(r.Dir, config(language, r.Dir), packages...)
+	}
+	for _, l := range packages { // as the image will have them
+		if err == nil {
+			err = l.LinkInto(ctx, r.Dir)
+		}
+	}
+	if err == nil && py != nil && !b.SkipImports {
+		err = py.imports(ctx, fn, r.Dir)
 	}
 	if err == nil {
-		r.Image, err = image.Pack(r.Dir, config(language, r.Dir))
+		r.Size, err = size(r.Dir)
 	}
 	return r, err
 }

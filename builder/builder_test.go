@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach"
+	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
@@ -45,7 +46,18 @@ func list(t *testing.T, dir string) []string {
 
 func open(t *testing.T, dir string, functions map[string]stack.Function) *Builder {
 	t.Helper()
-	b, err := New(&stack.File{Dir: dir, Functions: functions})
+	return openIn(t, t.TempDir(), dir, functions)
+}
+
+// openIn makes a builder with a store of its own in a folder.
+func openIn(t *testing.T, at, dir string, functions map[string]stack.Function) *Builder {
+	t.Helper()
+	store, err := image.OpenStore(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(store.Close)
+	b, err := New(t.Context(), &stack.File{Dir: dir, Functions: functions}, store)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -148,7 +148,7 @@ var part = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]*$`)
 
 // PutFolder makes the files of the folder from the image REPOSITORY:TAG of a folder of images: IMAGES/REPOSITORY/TAG. It
 // replaces what was there at once, changes no file that may be in use, and keeps those whose content is the same, so that an
-// image built again is not a new one.
+// image built again is not a new one. Packages of Python stages are links to the files of their layers.
 func PutFolder(images, image, from string) error {
 	repository, tag, ok := strings.Cut(image, ":")
 	if !ok {
@@ -178,7 +178,10 @@ func PutFolder(images, image, from string) error {
 			return err
 		}
 		dest := filepath.Join(next, "image", name)
-		if same(filepath.Join(to, name), file) {
+		switch first, _, _ := strings.Cut(filepath.ToSlash(name), "/"); {
+		case first == siteFolder: // the store's own
+			return linkFile(file, dest)
+		case same(filepath.Join(to, name), file):
 			return linkFile(filepath.Join(to, name), dest)
 		}
 		return copyFile(file, dest)

@@ -12,50 +12,48 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/image"
 )
 
 const requirementsFile = "requirements.txt"
 
-// install has the interpreter's pip install what the handler's requirements.txt names, as the user
-// has configured pip, and says what that does as it goes on. pip resolves the packages into wheels
-// first. It uses wheels of earlier builds if the index cannot be reached.
-func (p *python) install(ctx context.Context, handler, to string) error {
-	text, err := os.ReadFile(filepath.Join(handler, requirementsFile))
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !requires(string(text)) {
-		return nil
+// packages returns the layers with what the handler's requirements.txt names. The interpreter's pip
+// chooses wheels, as the user has configured it, and says what it does as it goes on. Wheels that
+// the store has installed already are not installed again. If the index cannot be reached, pip
+// chooses among the wheels of earlier builds.
+func (p *python) packages(ctx context.Context, handler string) ([]*image.Layer, error) {
+	text, err := requirements(handler)
+	if text == "" || err != nil {
+		return nil, err
 	}
+	kept, err := p.keptWheels(ctx, handler, text)
 	if err != nil {
-		return fmt.Errorf("%s: %w", requirementsFile, err)
+		return nil, fmt.Errorf("%s: %w", requirementsFile, err)
 	}
-	wheels, err := os.MkdirTemp(p.builder.work, "wheels-")
+	identity, err := p.identity(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer func() { _ = os.RemoveAll(wheels) }() // Close removes it, too
-	kept, err := p.keptWheels(ctx, handler, string(text))
+	key := keyOf(identity, text)
+	before, holds := kept.recall(key, text)
+	if holds {
+		layers, err := p.layers(ctx, handler, kept.folder, before)
+		if !errors.Is(err, errNoWheel) {
+			return layers, err
+		}
+	}
+	now, err := p.choose(ctx, handler, kept, before)
 	if err != nil {
-		return fmt.Errorf("%s: %w", requirementsFile, err)
+		return nil, err
 	}
-	args := []string{"wheel", "--wheel-dir", wheels}
+	defer func() { _ = os.RemoveAll(now.folder) }() // another build removes it, too
 	if kept != nil {
-		args = append(args, "--find-links", kept.folder)
-	}
-	if err := p.pip(ctx, handler, append(args, "-r", requirementsFile)...); err != nil {
-		return err
-	}
-	all, err := filepath.Glob(filepath.Join(wheels, "*.whl"))
-	if err != nil {
-		return err
-	}
-	if kept != nil {
-		if err := kept.add(all); err != nil {
+		if err := errors.Join(kept.add(now), kept.remember(key, now.wheels)); err != nil {
 			fmt.Fprintf(p.output(), "build: the packages could not be kept for the next build: %v\n", err)
 		}
 	}
-	if len(all) == 0 { // environment markers exclude every package
-		return nil
-	}
-	return p.pip(ctx, handler, append([]string{"install", "--target", to, "--no-index", "--no-deps", "--no-compile", "--no-user"}, all...)...)
+	return p.layers(ctx, handler, now.folder, now.wheels)
 }
 
 // output returns the writer for pip's progress.

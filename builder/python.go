@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/sandbox"
 	"github.com/stagecoach-serving/stagecoach/stack"
 )
@@ -39,31 +40,27 @@ type python struct {
 	builder *Builder
 }
 
-// pythonStage makes the files of a Python stage's image: checked, with its packages, compiled.
-func (b *Builder) pythonStage(ctx context.Context, fn stack.Function, handler string, template fs.FS, dir string) error {
+// pythonStage makes the files of a Python stage's image, checked and compiled, and the layers with its
+// packages. It returns the interpreter, too.
+func (b *Builder) pythonStage(ctx context.Context, fn stack.Function, handler string, template fs.FS, dir string) (*python, []*image.Layer, error) {
 	if _, err := os.Stat(filepath.Join(handler, handlerFile)); errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("handler: %s has no %s, want one with def infer(state, calls: list[sc.Call])", handler, handlerFile)
+		return nil, nil, fmt.Errorf("handler: %s has no %s, want one with def infer(state, calls: list[sc.Call])", handler, handlerFile)
 	}
 	py, err := b.python(ctx, fn)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	if err := b.layPython(dir, handler, template); err != nil {
-		return err
+		return nil, nil, err
 	}
 	if err := py.prepare(ctx, "handler", dir); err != nil {
-		return fmt.Errorf("handler: %w", err)
+		return nil, nil, fmt.Errorf("handler: %w", err)
 	}
-	if err := py.install(ctx, handler, filepath.Join(dir, siteFolder)); err != nil {
-		return err
+	if err := py.prepare(ctx, "packages", dir); err != nil { // the SDK
+		return nil, nil, err
 	}
-	if err := normalise(filepath.Join(dir, siteFolder)); err != nil {
-		return fmt.Errorf("%s: %w", siteFolder, err)
-	}
-	if err := py.prepare(ctx, "packages", dir); err != nil || b.SkipImports {
-		return err
-	}
-	return py.imports(ctx, fn, dir)
+	layers, err := py.packages(ctx, handler)
+	return py, layers, err
 }
 
 // layPython lays the template's program and SDK and the handler's files together.

@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,11 +26,11 @@ type wheels struct {
 // wheelBytes bounds all kept wheels together. The least recently used are removed first.
 const wheelBytes = 8 << 30
 
-// partPrefix begins the names of folders with parts of wheels. One that is older than partAge is left
+// partPrefix begins the names of folders with wheels that are not yet kept. One that is older than partAge is left
 // from a build that was killed.
 const (
 	partPrefix = ".new-"
-	partAge    = time.Hour
+	partAge    = 24 * time.Hour
 )
 
 // keptWheels returns the wheels that fit a requirements.txt, or nil if this user has no cache folder. It returns nil, too, if the file
@@ -92,29 +91,35 @@ func ours(folder string) error {
 }
 
 // add keeps wheels, and marks those that are there already as used now.
-func (w *wheels) add(files []string) error {
+func (w *wheels) add(c chosen) error {
 	now := time.Now()
-	for _, file := range files {
-		to := filepath.Join(w.folder, filepath.Base(file))
-		err := os.Chtimes(to, now, now)
-		if errors.Is(err, fs.ErrNotExist) {
-			err = w.copy(file, to)
-		}
+	for _, x := range c.wheels {
+		file, to := filepath.Join(c.folder, x.File), filepath.Join(w.folder, x.File)
+		is, err := os.Stat(file)
 		if err != nil {
 			return err
 		}
+		if was, err := os.Stat(to); err != nil || !os.SameFile(was, is) {
+			if err := w.link(file, to); err != nil {
+				return err
+			}
+		}
+		if err := os.Chtimes(to, now, now); err != nil {
+			return err
+		}
 	}
-	return w.shrink(wheelBytes)
+	return errors.Join(w.shrink(wheelBytes), w.forget())
 }
 
-// copy copies a file atomically, because other builds may run at the same time.
-func (w *wheels) copy(file, to string) error {
+// link makes another name for a file, or a copy on another disk, atomically, because other builds
+// may run at the same time.
+func (w *wheels) link(file, to string) error {
 	tmp, err := os.MkdirTemp(w.folder, partPrefix)
 	if err != nil {
 		return err
 	}
 	part := filepath.Join(tmp, "wheel")
-	if err = copyFile(file, part); err == nil {
+	if err = linkFile(file, part); err == nil {
 		err = os.Rename(part, to)
 	}
 	return errors.Join(err, os.RemoveAll(tmp))

@@ -109,7 +109,7 @@ func TestWheelsShrink(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := w.add([]string{filepath.Join(from, "one.whl"), filepath.Join(from, "four.whl")}); err != nil {
+	if err := w.add(chosen{from, []wheel{{File: "one.whl", Size: 100}, {File: "four.whl", Size: 100}}}); err != nil {
 		t.Fatal(err)
 	}
 	for part, age := range map[string]time.Duration{"a/.new-1": 2 * partAge, "b/.new-2": 0} {

@@ -112,7 +112,7 @@ func (s *Store) archive(ctx context.Context, w io.Writer, index v1.IndexManifest
 		if err := header("blobs/sha256/"+hex, blobs[hex]); err != nil {
 			return fmt.Errorf("write archive: %w", err)
 		}
-		f, err := os.Open(s.blob(hex))
+		f, err := s.openBlob(hex)
 		if err != nil {
 			return fmt.Errorf("write archive: %w", err)
 		}
@@ -173,7 +173,8 @@ var blobForm = regexp.MustCompile(`^blobs/sha256/[0-9a-f]{64}$`)
 // maxIndex bounds an archive's tables of contents in bytes.
 const maxIndex = 16 << 20
 
-// open reads an archive's contents; the files of a layout are put into tmp.
+// open reads an archive's contents. The files of a layout are put into tmp, except for large ones of
+// an archive that is a file: they are read from there.
 func (s *Store) open(ctx context.Context, file, tmp string) ([]found, error) {
 	if err := os.MkdirAll(filepath.Join(tmp, "blobs/sha256"), 0o700); err != nil {
 		return nil, err
@@ -183,7 +184,11 @@ func (s *Store) open(ctx context.Context, file, tmp string) ([]found, error) {
 		return nil, err
 	}
 	defer f.Close()
-	has := map[string]bool{}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	has, large := map[string]bool{}, map[string]section{}
 	left := s.limits.bytes
 	for t, n := tar.NewReader(f), 0; ; n++ {
 		if err := ctx.Err(); err != nil {
@@ -207,43 +212,29 @@ func (s *Store) open(ctx context.Context, file, tmp string) ([]found, error) {
 		if left -= e.Size; left < 0 || table && e.Size > maxIndex {
 			return nil, fmt.Errorf("%s: %d bytes, more than it may have", name, e.Size)
 		}
+		has[name] = true
+		if e.Size > maxIndex && info.Mode().IsRegular() {
+			at, err := f.Seek(0, io.SeekCurrent)
+			if err != nil {
+				return nil, err
+			}
+			large[filepath.Base(name)] = section{file, at, e.Size}
+			continue
+		}
 		if err := extract(ctx, filepath.Join(tmp, name), t); err != nil { // a name of the forms above
 			return nil, err
 		}
-		has[name] = true
 	}
 	switch {
 	case has["oci-layout"] && has["index.json"]:
-		return fromLayout(tmp, has["manifest.json"])
+		return fromLayout(tmp, has["manifest.json"], large)
 	case has["manifest.json"]:
 		return fromDocker(file)
 	}
 	return nil, errors.New("neither index.json nor manifest.json in it, want one from docker save, or an OCI layout")
 }
 
-func extract(ctx context.Context, to string, r io.Reader) error {
-	f, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(f, whileWanted{ctx, r})
-	return errors.Join(err, f.Close())
-}
-
-// whileWanted reads until its context ends.
-type whileWanted struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (w whileWanted) Read(p []byte) (int, error) {
-	if err := w.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return w.r.Read(p)
-}
-
-func fromLayout(dir string, docker bool) ([]found, error) {
+func fromLayout(dir string, docker bool, large map[string]section) ([]found, error) {
 	names := map[string][]string{} // by the configuration: docker's names are what people call their images
 	if docker {
 		b, err := os.ReadFile(filepath.Join(dir, "manifest.json"))
@@ -290,7 +281,7 @@ func fromLayout(dir string, docker bool) ([]found, error) {
 			all[0] = d.Annotations[refName]
 		}
 		for _, n := range all {
-			out = append(out, found{n, img})
+			out = append(out, found{n, sectioned{img, large}})
 		}
 	}
 	return out, nil

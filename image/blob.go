@@ -44,8 +44,13 @@ func (s *Store) write(ctx context.Context, img *Image) (*v1.Descriptor, error) {
 	if len(layers) != len(m.Layers) {
 		return nil, fmt.Errorf("%w: %d layers, its manifest has %d", ErrNoImage, len(layers), len(m.Layers))
 	}
+	file, err := img.of.ConfigFile()
+	if err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	shared, left := sharable(m, file), s.limits
 	for i, l := range layers {
-		if err := s.writeBlob(ctx, m.Layers[i], l.Compressed); err != nil {
+		if err := s.writeLayer(ctx, m.Layers[i], l.Compressed, shared[i], &left); err != nil {
 			return nil, fmt.Errorf("layer %d of %d: %w", i+1, len(layers), err)
 		}
 	}
@@ -64,6 +69,21 @@ func (s *Store) write(ctx context.Context, img *Image) (*v1.Descriptor, error) {
 	}
 	d = &v1.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}
 	return d, s.writeBlob(ctx, *d, memory(img.of.RawManifest))
+}
+
+// writeLayer stores a layer: its files if it is a shared one, or else its archive.
+func (s *Store) writeLayer(ctx context.Context, d v1.Descriptor, open func() (io.ReadCloser, error), shared bool, left *limits) error {
+	if digestForm.MatchString(d.Digest.String()) && touch(s.path("layers", d.Digest.Hex)) == nil {
+		if l, err := s.openLayer(d.Digest.Hex); err == nil && l.of.size == d.Size {
+			return nil
+		}
+	}
+	if info, err := os.Stat(s.blob(d.Digest.String())); shared && (err != nil || info.Size() != d.Size) {
+		if err := s.takeLayer(ctx, d, open, left); !errors.Is(err, errOther) {
+			return err
+		}
+	}
+	return s.writeBlob(ctx, d, open)
 }
 
 // writeBlob stores what a descriptor describes, unless it is there.
@@ -105,9 +125,9 @@ var errCorrupt = errors.New("corrupt")
 
 // oneImage is an image of a layout whose index does not have it.
 type oneImage struct {
-	path layout.Path
-	desc v1.Descriptor
-	raw  []byte
+	store *Store
+	desc  v1.Descriptor
+	raw   []byte
 }
 
 func (o *oneImage) image() (v1.Image, error) { return partial.CompressedToImage(o) }
@@ -124,7 +144,7 @@ func (o *oneImage) RawConfigFile() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return o.path.Bytes(m.Config.Digest)
+	return layout.Path(o.store.dir).Bytes(m.Config.Digest)
 }
 
 // LayerByDigest implements partial.CompressedImageCore.
@@ -135,23 +155,25 @@ func (o *oneImage) LayerByDigest(h v1.Hash) (partial.CompressedLayer, error) {
 	}
 	for _, d := range append(m.Layers, m.Config) {
 		if d.Digest == h {
-			return &storedLayer{o.path, d}, nil
+			return &storedLayer{o.store, d}, nil
 		}
 	}
 	return nil, fmt.Errorf("no layer %s", h)
 }
 
-// storedLayer is a layer in a layout.
+// storedLayer is a layer in a store.
 type storedLayer struct {
-	path layout.Path
-	desc v1.Descriptor
+	store *Store
+	desc  v1.Descriptor
 }
 
 // Digest implements partial.CompressedLayer.
 func (l *storedLayer) Digest() (v1.Hash, error) { return l.desc.Digest, nil }
 
 // Compressed implements partial.CompressedLayer.
-func (l *storedLayer) Compressed() (io.ReadCloser, error) { return l.path.Blob(l.desc.Digest) }
+func (l *storedLayer) Compressed() (io.ReadCloser, error) {
+	return l.store.openBlob(l.desc.Digest.String())
+}
 
 // Size implements partial.CompressedLayer.
 func (l *storedLayer) Size() (int64, error) { return l.desc.Size, nil }

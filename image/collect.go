@@ -44,7 +44,7 @@ func (s *Store) Collect(ctx context.Context, used []string, idle time.Duration) 
 		return 0, err
 	}
 	var errs []error
-	for _, kind := range []string{"blobs/sha256", "roots", "files", "tmp"} {
+	for _, kind := range []string{"blobs/sha256", "roots", "layers", "keys", "files", "tmp"} {
 		n, err := s.sweep(kind, keep, before)
 		freed += n
 		errs = append(errs, err)
@@ -93,13 +93,13 @@ func (s *Store) sweep(kind string, keep map[string]bool, before time.Time) (free
 		switch {
 		case !ok, keep[e.Name()]:
 			continue
-		case kind == "files" && st.Nlink > 1:
+		case kind == "files" && st.Nlink > 1, kind == "keys" && s.namesLayer(e.Name()):
 			continue
-		case (kind == "roots" || kind == "blobs/sha256") && info.ModTime().After(before):
+		case (kind == "roots" || kind == "layers" || kind == "blobs/sha256") && info.ModTime().After(before):
 			continue
 		}
 		at := s.path(kind, e.Name())
-		if kind == "roots" { // no longer whole, so no longer there; at once, because a start that finds it waits for no lock
+		if kind == "roots" || kind == "layers" { // no longer whole, so no longer there; at once, because a start that finds it waits for no lock
 			gone := s.path("tmp", "gone-"+e.Name())
 			if err := os.Rename(at, gone); err != nil {
 				errs = append(errs, err)
@@ -115,6 +115,16 @@ func (s *Store) sweep(kind string, keep map[string]bool, before time.Time) (free
 		freed += size
 	}
 	return freed, errors.Join(errs...)
+}
+
+// namesLayer reports whether the layer of a key is there.
+func (s *Store) namesLayer(key string) bool {
+	name, err := os.ReadFile(s.path("keys", key))
+	if err != nil || !hexForm.Match(name) {
+		return false
+	}
+	_, err = os.Stat(s.path("layers", string(name)))
+	return err == nil
 }
 
 // usage is the bytes of the disk that go with a file or folder: files that have other names too stay.

@@ -51,6 +51,9 @@ func (i *Image) Digest() (string, error) {
 	return h.String(), err
 }
 
+// createdBy is the program that an image's history names.
+const createdBy = "stagecoach build"
+
 // compose makes an image of layers. Nothing in it depends on when.
 func compose(c Config, layers []*layer) (*Image, error) {
 	platform, err := v1.ParsePlatform(cmp.Or(c.Platform, Platform))
@@ -59,7 +62,7 @@ func compose(c Config, layers []*layer) (*Image, error) {
 	}
 	adds := make([]mutate.Addendum, len(layers))
 	for i, l := range layers {
-		adds[i] = mutate.Addendum{Layer: l, History: v1.History{CreatedBy: "stagecoach build", Comment: l.what}}
+		adds[i] = mutate.Addendum{Layer: l, History: v1.History{CreatedBy: createdBy, Comment: l.what}}
 	}
 	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	img, err := mutate.Append(base, adds...)

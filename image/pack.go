@@ -23,8 +23,9 @@ const (
 
 // entry is a file of a layer.
 type entry struct {
-	path string // on disk
-	head tar.Header
+	path    string // on disk
+	head    tar.Header
+	changed time.Time // on disk
 }
 
 // layer is an archive that is made anew from the files on disk each time it is read. It is not compressed: parameters hardly
@@ -37,24 +38,13 @@ type layer struct {
 }
 
 // Pack makes an image of a folder: its files by name, owned by root, without times, as executable (0755) or not (0644). The
-// folder must not change before the image is in a store.
-func Pack(folder string, c Config) (*Image, error) {
+// files lie over those of the shared layers. The folder must not change before the image is in a store.
+func Pack(folder string, c Config, shared ...*Layer) (*Image, error) {
 	small := &layer{what: "files"}
 	var layers []*layer
-	err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || path == folder {
-			return err
-		}
-		rel, err := filepath.Rel(folder, path)
-		if err != nil {
-			return err
-		}
-		e, err := describe(path, filepath.ToSlash(rel), d)
-		if err != nil {
-			return err
-		}
+	err := walkTree(folder, func(e entry) error {
 		if e.head.Size >= bigFile && len(layers) < maxBig {
-			layers = append(layers, &layer{what: rel, entries: []entry{e}})
+			layers = append(layers, &layer{what: e.head.Name, entries: []entry{e}})
 		} else {
 			small.entries = append(small.entries, e)
 		}
@@ -69,11 +59,33 @@ func Pack(folder string, c Config) (*Image, error) {
 			return nil, fmt.Errorf("pack %s: %w", folder, err)
 		}
 	}
-	img, err := compose(c, layers)
+	below := make([]*layer, len(shared))
+	for i, l := range shared {
+		below[i] = l.of
+	}
+	img, err := compose(c, append(below, layers...))
 	if err != nil {
 		return nil, fmt.Errorf("pack %s: %w", folder, err)
 	}
 	return img, nil
+}
+
+// walkTree calls f with all in a folder, sorted by name.
+func walkTree(folder string, f func(entry) error) error {
+	return filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || path == folder {
+			return err
+		}
+		rel, err := filepath.Rel(folder, path)
+		if err != nil {
+			return err
+		}
+		e, err := describe(path, filepath.ToSlash(rel), d)
+		if err != nil {
+			return err
+		}
+		return f(e)
+	})
 }
 
 func describe(path, name string, d fs.DirEntry) (entry, error) {
@@ -98,7 +110,7 @@ func describe(path, name string, d fs.DirEntry) (entry, error) {
 	default:
 		return entry{}, fmt.Errorf("%s is a %v, want files, folders and links", path, mode.Type())
 	}
-	return entry{path, h}, nil
+	return entry{path, h, info.ModTime()}, nil
 }
 
 // measure finds out digest and size.

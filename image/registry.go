@@ -31,11 +31,28 @@ type Registry struct {
 	Auth     string        // file in the form of ~/.docker/config.json; empty: DOCKER_CONFIG/config.json or that one, if there is one
 	Insecure []string      // hosts[:port] that may be spoken to without TLS; loopback addresses always may
 	Default  string        // host for images that name none; empty: those are in no registry
-	Timeout  time.Duration // for one image; 0: [DefaultTimeout]
+	Timeout  time.Duration // for one image, beside a second per 4 MiB of its layers; 0: [DefaultTimeout]
 }
 
-// DefaultTimeout is how long an image may take to come or go.
+// DefaultTimeout is how long an image may take to come or go, beside a second per slowest bytes.
 const DefaultTimeout = 2 * time.Minute
+
+// slowest is how many bytes of a layer come or go in a second, at least.
+const slowest = 4 << 20
+
+// moving returns how long bytes of layers may take to come or go.
+func moving(bytes int64) time.Duration {
+	return time.Duration(bytes/slowest) * time.Second
+}
+
+// layerBytes returns the bytes of an image's layers, as they are sent. A stranger's figures are
+// bounded.
+func layerBytes(m *v1.Manifest) (n int64) {
+	for _, l := range m.Layers {
+		n += min(max(l.Size, 0), defaultLimits.bytes-n)
+	}
+	return n
+}
 
 // attempts is how often an image is asked for, as long as trying again may help; what has come is kept between them.
 const attempts = 3
@@ -74,12 +91,17 @@ func (r Registry) Pull(ctx context.Context, s *Store, image string) (digest stri
 	if err != nil {
 		return "", err
 	}
-	return s.pulls.do(ctx, ref.Name(), r.timeout(), func(ctx context.Context) (string, error) {
+	return s.pulls.do(ctx, ref.Name(), r.timeout()+moving(s.limits.bytes), func(ctx context.Context) (string, error) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		limit := time.AfterFunc(r.timeout(), func() { cancel(context.DeadlineExceeded) })
+		defer limit.Stop()
 		var digest string
+		known := func(m *v1.Manifest) { limit.Reset(r.timeout() + moving(layerBytes(m))) }
 		err := r.with(ctx, ref, func(opts []remote.Option) error {
 			var err error
 			for range attempts {
-				if digest, err = pull(ctx, s, ref, opts); err == nil || !again(ctx, err) {
+				if digest, err = pull(ctx, s, ref, known, opts); err == nil || !again(ctx, err) {
 					return err
 				}
 			}
@@ -99,7 +121,8 @@ type interrupted struct{ error }
 
 func (i interrupted) Unwrap() error { return i.error }
 
-func pull(ctx context.Context, s *Store, ref name.Reference, opts []remote.Option) (string, error) {
+// pull fetches an image, and calls known when it knows how large that is.
+func pull(ctx context.Context, s *Store, ref name.Reference, known func(*v1.Manifest), opts []remote.Option) (string, error) {
 	d, err := remote.Get(ref, opts...)
 	if err != nil {
 		return "", err
@@ -115,6 +138,7 @@ func pull(ctx context.Context, s *Store, ref name.Reference, opts []remote.Optio
 	if m.Config.Size > maxConfig {
 		return "", fmt.Errorf("%w: a configuration of %d bytes, want at most %d", ErrNoImage, m.Config.Size, maxConfig)
 	}
+	known(m)
 	if err := runsHere(img, Platform); err != nil {
 		return "", interrupted{err}
 	}
@@ -152,9 +176,17 @@ func (r Registry) Push(ctx context.Context, s *Store, image string) (digest stri
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.timeout())
+	m, err := img.of.Manifest()
+	if err != nil {
+		return "", fmt.Errorf("image %s: %w", digest, err)
+	}
+	there, err := s.elsewhere(r, img, ref)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.timeout()+moving(layerBytes(m)))
 	defer cancel()
-	err = r.with(ctx, ref, func(opts []remote.Option) error { return remote.Write(ref, img.of, opts...) })
+	err = r.with(ctx, ref, func(opts []remote.Option) error { return push(ref, img, there, opts) })
 	return digest, r.explain(ctx, s, image, ref, err)
 }
 
@@ -280,8 +312,8 @@ func (r Registry) explain(ctx context.Context, s *Store, image string, ref name.
 	switch {
 	case errors.Is(err, ErrNoImage):
 		kind, advice = ErrNoImage, "build it for this platform, or name another"
-	case errors.Is(ctx.Err(), context.DeadlineExceeded): // a connection that is not made in time is such an error too
-		advice = fmt.Sprintf("it was not done in %v: try again, what has come is kept, or allow more time (registry.timeout)", r.timeout())
+	case errors.Is(context.Cause(ctx), context.DeadlineExceeded): // a connection that is not made in time is such an error too
+		advice = fmt.Sprintf("it was not done in %v and a second per 4 MiB: try again, what has come is kept, or allow more time (registry.timeout)", r.timeout())
 	case errors.As(err, &answer):
 		switch answer.StatusCode {
 		case http.StatusNotFound:

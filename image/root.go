@@ -85,19 +85,14 @@ func (s *Store) unpack(ctx context.Context, img *Image, file *v1.ConfigFile, dig
 	defer root.Close()
 	u := newUnpacker(ctx, root, s.path("files"), s.limits)
 	for i, l := range layers {
-		if err := unpackLayer(u, l, file.RootFS.DiffIDs[i]); err != nil {
+		if err := s.layRoot(u, l, file.RootFS.DiffIDs[i]); err != nil {
 			return fmt.Errorf("layer %d of %d: %w", i+1, len(layers), err)
 		}
 	}
 	if err := u.finish(); err != nil {
 		return err
 	}
-	f, err := os.Open(tmp)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := unix.Syncfs(int(f.Fd())); err != nil {
+	if err := syncFolder(tmp); err != nil {
 		return err
 	}
 	err = os.Rename(tmp, s.root(digest))
@@ -105,6 +100,20 @@ func (s *Store) unpack(ctx context.Context, img *Image, file *v1.ConfigFile, dig
 		return nil // another process was faster
 	}
 	return err
+}
+
+// layRoot lays a layer over those that the unpacker has: by links, if the store has its files.
+func (s *Store) layRoot(u *unpacker, l v1.Layer, want v1.Hash) error {
+	if hexForm.MatchString(want.Hex) {
+		shared, err := s.openLayer(want.Hex)
+		if err == nil {
+			return u.tree(shared)
+		}
+		if _, lost := os.Stat(s.blob(want.Hex)); lost != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return unpackLayer(u, l, want)
 }
 
 func unpackLayer(u *unpacker, l v1.Layer, want v1.Hash) error {

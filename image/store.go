@@ -13,7 +13,6 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sys/unix"
 
@@ -27,6 +26,8 @@ const refName = "org.opencontainers.image.ref.name"
 //
 //	index.json, oci-layout, blobs/    an OCI layout
 //	roots/HEX/fs                      the unpacked image of the manifest sha256:HEX
+//	layers/HEX/fs                     the files of the layer sha256:HEX, linked into all roots that have it; blobs/ lacks it
+//	keys/                             names of these layers, by what they were made from
 //	files/                            big files, linked into all roots that have them
 //	tmp/                              what is not yet whole
 type Store struct {
@@ -43,7 +44,7 @@ func OpenStore(dir string) (*Store, error) {
 		return nil, fmt.Errorf("image store: %w", err)
 	}
 	s := &Store{dir: dir, limits: defaultLimits, roots: newFlights[Root](), pulls: newFlights[string]()}
-	for _, d := range []string{"", "blobs/sha256", "roots", "files", "tmp"} {
+	for _, d := range []string{"", "blobs/sha256", "roots", "layers", "keys", "files", "tmp"} {
 		if err := os.MkdirAll(s.path(d), 0o700); err != nil {
 			return nil, fmt.Errorf("image store: %w", err)
 		}
@@ -145,6 +146,23 @@ func (s *Store) change(ctx context.Context, f func(*v1.IndexManifest)) error {
 	return s.explain("index", err)
 }
 
+// Scratch makes a folder on the disk of the store, for files that become a layer or an image. release
+// removes it; nothing is collected before that.
+func (s *Store) Scratch(ctx context.Context) (dir string, release func() error, err error) {
+	done, err := s.use(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	if dir, err = os.MkdirTemp(s.path("tmp"), "scratch-"); err != nil {
+		done()
+		return "", nil, fmt.Errorf("image store: %w", err)
+	}
+	return dir, func() error {
+		defer done()
+		return os.RemoveAll(dir)
+	}, nil
+}
+
 // Add takes an image in under a name, [registry/]repository:tag, which stands for it from then on; empty: under none.
 func (s *Store) Add(ctx context.Context, img *Image, name string) (digest string, err error) {
 	var ref Ref
@@ -217,7 +235,7 @@ func (s *Store) Image(digest string) (*Image, error) {
 		return nil, fmt.Errorf("image %s: %w", digest, err)
 	}
 	// A layout of its own with this one image: the index of the store does not have images without names.
-	ix := &oneImage{layout.Path(s.dir), v1.Descriptor{MediaType: m.MediaType, Digest: h, Size: int64(len(raw))}, raw}
+	ix := &oneImage{s, v1.Descriptor{MediaType: m.MediaType, Digest: h, Size: int64(len(raw))}, raw}
 	img, err := ix.image()
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", digest, err)

@@ -12,11 +12,8 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // limits bound what an image may hold, because each of its figures is a stranger's.
@@ -68,9 +65,9 @@ func (u *unpacker) layer(r io.Reader) (string, error) {
 			return "", fmt.Errorf("archive: %w", err)
 		}
 		if u.left.entries--; u.left.entries < 0 {
-			return "", errors.New("more files than an image may have")
+			return "", errTooMany
 		}
-		if err := u.entry(e, t); err != nil {
+		if err := u.entry(e, source{content: t}); err != nil {
 			return "", fmt.Errorf("entry %.200q: %w", e.Name, err)
 		}
 	}
@@ -95,7 +92,33 @@ func local(name string) (string, error) {
 	return strings.TrimPrefix(path.Clean("/"+name), "/"), nil
 }
 
-func (u *unpacker) entry(e *tar.Header, content io.Reader) error {
+// source is where the content of a file comes from: an archive, or a file of a layer that the store
+// has unpacked.
+type source struct {
+	content io.Reader
+	file    string // empty: content
+}
+
+// tree lays a layer whose files the store has.
+func (u *unpacker) tree(l *Layer) error {
+	u.made = map[string]bool{}
+	for _, e := range l.of.entries {
+		if err := u.ctx.Err(); err != nil {
+			return err
+		}
+		if u.left.entries--; u.left.entries < 0 {
+			return errTooMany
+		}
+		if err := u.entry(&e.head, source{file: e.path}); err != nil {
+			return fmt.Errorf("entry %.200q: %w", e.head.Name, err)
+		}
+	}
+	return nil
+}
+
+var errTooMany = errors.New("more files than an image may have")
+
+func (u *unpacker) entry(e *tar.Header, from source) error {
 	name, err := local(e.Name)
 	if err != nil {
 		return err
@@ -131,7 +154,7 @@ func (u *unpacker) entry(e *tar.Header, content io.Reader) error {
 		u.folder[at] = *e
 		return nil
 	case tar.TypeReg, tar.TypeGNUSparse:
-		return u.file(at, e, content)
+		return u.file(at, e, from)
 	case tar.TypeSymlink:
 		if len(e.Linkname) > maxName {
 			return fmt.Errorf("a link of %d bytes, want at most %d", len(e.Linkname), maxName)
@@ -251,12 +274,22 @@ func (u *unpacker) link(at, to string) error {
 	return u.root.Link(path.Join(dir, base), at)
 }
 
-// shareFrom is the size in bytes from which on files are shared.
-const shareFrom = 1 << 20
-
-func (u *unpacker) file(at string, e *tar.Header, content io.Reader) error {
+func (u *unpacker) file(at string, e *tar.Header, from source) error {
 	if u.left.bytes -= e.Size; e.Size < 0 || u.left.bytes < 0 {
 		return fmt.Errorf("%d bytes, more than an image may have", e.Size)
+	}
+	content := from.content
+	if from.file != "" {
+		linked, err := u.linkFrom(from.file, at, e)
+		if linked || err != nil {
+			return err
+		}
+		f, err := os.Open(from.file)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		content = f
 	}
 	f, err := u.root.OpenFile(at, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -264,7 +297,7 @@ func (u *unpacker) file(at string, e *tar.Header, content io.Reader) error {
 	}
 	h := sha256.New()
 	var w io.Writer = f
-	if e.Size >= shareFrom {
+	if u.shares(e) {
 		w = io.MultiWriter(f, h)
 	}
 	_, err = io.Copy(w, content)
@@ -280,38 +313,10 @@ func (u *unpacker) file(at string, e *tar.Header, content io.Reader) error {
 	if err := u.root.Chtimes(at, e.ModTime, e.ModTime); err != nil {
 		return err
 	}
-	if e.Size >= shareFrom {
+	if u.shares(e) {
 		return u.share(at, fmt.Sprintf("%x-%o-%d-%d-%d", h.Sum(nil), mode(e), e.Uid, e.Gid, e.ModTime.UnixNano()))
 	}
 	return nil
-}
-
-// share makes a file one with those of the same content and properties in other images.
-func (u *unpacker) share(at, id string) error {
-	dir, err := u.root.Open(path.Dir(at)) // a path without links
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	id, base := filepath.Join(u.shared, id), path.Base(at)
-	for range 2 {
-		err = unix.Linkat(int(dir.Fd()), base, unix.AT_FDCWD, id, 0)
-		if err == nil {
-			return nil // the first
-		}
-		if !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("share %s: %w", at, err)
-		}
-		part := base + ".part"
-		err = unix.Linkat(unix.AT_FDCWD, id, int(dir.Fd()), part, 0)
-		if err == nil {
-			return unix.Renameat(int(dir.Fd()), part, int(dir.Fd()), base)
-		}
-		if errors.Is(err, unix.EMLINK) || errors.Is(err, unix.EEXIST) {
-			return nil // then it is a copy
-		}
-	}
-	return fmt.Errorf("share %s: %w", at, err)
 }
 
 // mode is a file's or folder's, without the bits that change who runs it.

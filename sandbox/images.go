@@ -91,8 +91,9 @@ func executable(file string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
-// maxFiles bounds what an image may hold, because each start looks at all of it.
-const maxFiles = 10_000
+// maxFiles bounds what an image may hold, because each start looks at all of it. An image with
+// PyTorch has some 30,000 files.
+const maxFiles = 100_000
 
 func digest(folder string) (string, error) {
 	h := sha256.New()

@@ -20,6 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/builder"
 	"github.com/stagecoach-serving/stagecoach/functions/torch"
 	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
+	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/safetensors"
 	"github.com/stagecoach-serving/stagecoach/stack"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -147,7 +148,12 @@ func buildTorch(ctx context.Context, b *benchStage) error {
 		return err
 	}
 	name := "bench"
-	builds, err := builder.New(&stack.File{Functions: map[string]stack.Function{name: {Lang: "python3-stage", Handler: handler, FProcess: b.process}}})
+	store, err := image.OpenStore(storeIn(b.images.Dir))
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	builds, err := builder.New(ctx, &stack.File{Functions: map[string]stack.Function{name: {Lang: "python3-stage", Handler: handler, FProcess: b.process}}}, store)
 	if err != nil {
 		return err
 	}

@@ -90,14 +90,16 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 	if *folder && *archive != "" {
 		return errors.New("build: got --folder and --out, want one: an archive holds OCI images")
 	}
+	store, err := image.OpenStore(storeIn(*images)) // it has the packages of folders, too
+	if err != nil {
+		return err
+	}
+	defer store.Close()
 	dest := &destination{folder: *images}
 	if !*folder {
-		if dest.store, err = image.OpenStore(storeIn(*images)); err != nil {
-			return err
-		}
-		defer dest.store.Close()
+		dest.store = store
 	}
-	b, err := builder.New(f)
+	b, err := builder.New(ctx, f, store)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,88 @@
+package image
+
+import (
+	"errors"
+	"net/http"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+)
+
+// elsewhere is an image whose layers may be in other repositories of the registry that it is pushed
+// to. The registry takes them from there, and not from here.
+type elsewhere struct {
+	v1.Image
+
+	at map[v1.Hash]name.Reference // by the layer's digest
+}
+
+// Layers implements v1.Image.
+func (e elsewhere) Layers() ([]v1.Layer, error) {
+	layers, err := e.Image.Layers()
+	if err != nil {
+		return nil, err
+	}
+	out := make([]v1.Layer, len(layers))
+	for i, l := range layers {
+		h, err := l.Digest()
+		if err != nil {
+			return nil, err
+		}
+		out[i] = l
+		if at := e.at[h]; at != nil {
+			out[i] = &remote.MountableLayer{Layer: l, Reference: at}
+		}
+	}
+	return out, nil
+}
+
+// elsewhere returns the layers that the registry of ref may have in other repositories: those of the
+// store's images whose names are in that registry. None of these need have been pushed.
+func (s *Store) elsewhere(r Registry, img *Image, ref name.Reference) (map[v1.Hash]name.Reference, error) {
+	m, err := img.of.Manifest()
+	if err != nil {
+		return nil, err
+	}
+	wanted := map[v1.Hash]bool{}
+	for _, l := range m.Layers {
+		wanted[l.Digest] = true
+	}
+	index, err := s.index()
+	if err != nil {
+		return nil, err
+	}
+	out := map[v1.Hash]name.Reference{}
+	for _, d := range index.Manifests {
+		other, err := r.reference(d.Annotations[refName])
+		if err != nil || other.Context().RegistryStr() != ref.Context().RegistryStr() || other.Context().String() == ref.Context().String() {
+			continue // an image of no registry, or of another one
+		}
+		theirs, err := s.Image(d.Digest.String())
+		if err != nil {
+			return nil, err
+		}
+		manifest, err := theirs.of.Manifest()
+		if err != nil {
+			return nil, err
+		}
+		for _, l := range manifest.Layers {
+			if wanted[l.Digest] && out[l.Digest] == nil {
+				out[l.Digest] = other
+			}
+		}
+	}
+	return out, nil
+}
+
+// push sends an image, and asks the registry to take layers from its other repositories. If it
+// refuses that, everything is sent.
+func push(ref name.Reference, img *Image, at map[v1.Hash]name.Reference, opts []remote.Option) error {
+	err := remote.Write(ref, elsewhere{img.of, at}, opts...)
+	var answer *transport.Error
+	if len(at) > 0 && errors.As(err, &answer) && answer.StatusCode >= http.StatusBadRequest && answer.StatusCode < http.StatusInternalServerError {
+		return remote.Write(ref, img.of, opts...)
+	}
+	return err
+}
