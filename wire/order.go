@@ -27,7 +27,8 @@ const (
 	EnvPoolThreads = "STAGECOACH_POOL_THREADS"
 	// EnvThreads is how many of these a replica that is no zygote's child starts with.
 	EnvThreads = "STAGECOACH_THREADS"
-	// EnvPrepacked is the folder for a model's pre-packed form, see package stage/zygote.
+	// EnvPrepacked is the folder for what zygotes of an image make for later ones: a model's pre-packed form (package
+	// stage/zygote), or what torch.compile has made (stages in Python).
 	EnvPrepacked = "STAGECOACH_PREPACKED"
 	// EnvPack, when set, makes a stage binary write its model's pre-packed form to descriptors 4 and 5 and end. EnvMapped, when
 	// set, says that a replica has that form there.
