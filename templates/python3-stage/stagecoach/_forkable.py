@@ -1,8 +1,9 @@
 """Whether a process can be forked: it has one thread, and has not used CUDA.
 
 Threads are missing in a child, with the locks that they hold. A driver that was asked for devices is of no use in a
-child: each replica on a device would fail. PyTorch's own flag (``torch.cuda.is_initialized``) knows what went through
-its Python code alone, so the driver, the mappings and the open device files are asked as well.
+child: each replica on a device would fail. PyTorch's own flag (``torch.cuda.is_initialized``) does not know what its C++
+code does, such as a backward pass, so the driver, the mappings and the open device files are asked as well. That the
+driver is loaded means nothing: cuBLAS loads it when PyTorch is imported.
 """
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.what = self.line = ""  # what was called, and by which line; empty: not known
-        self.asked = False  # a function of PyTorch has asked the driver
+        self.asked = False  # a function of PyTorch has asked the driver for devices, which may have none
         self._undo: list[Callable[[], None]] = []
 
     @contextlib.contextmanager
@@ -82,6 +83,7 @@ class Watch:
         for owner, name, what in (
             (torch.cuda, "_lazy_init", "torch.cuda"),
             (torch._C, "_cuda_getDeviceCount", "torch.cuda.device_count"),
+            (torch.Tensor, "pin_memory", "torch.Tensor.pin_memory"),
             (torch.autograd, "backward", "a backward pass"),
             (torch.autograd, "grad", "torch.autograd.grad"),
         ):
@@ -97,13 +99,15 @@ class Watch:
             try:
                 return call(*args, **kwargs)
             finally:
-                if driver() != before:
-                    self.asked = self.asked or asks
-                    if not self.what:
-                        self.what, self.line = what, _line()
+                after = driver()
+                if asks and after is not None and not self.asked:
+                    self.what, self.line, self.asked = what, _line(), True
+                elif after != before and not self.what and any(DRIVER.partition(".")[0] in str(a) for a in args):
+                    self.what, self.line = what, _line()
 
+        own = name in vars(owner)
         setattr(owner, name, watched)
-        self._undo.append(lambda: setattr(owner, name, call))
+        self._undo.append(lambda: setattr(owner, name, call) if own else delattr(owner, name))
 
 
 def check(watch: Watch) -> None:
@@ -146,8 +150,8 @@ def cuda(watch: Watch) -> str:
     files = device_files()
     if files:
         return f"it has {files[0]} open or mapped"
-    if watch.asked and code is not None:
-        return f"CUDA's runtime has loaded {DRIVER} and asked it for devices"
+    if watch.asked:  # the runtime keeps the answer: in a child, too, there are no devices
+        return f"CUDA's runtime has asked {DRIVER} for devices"
     return ""
 
 
@@ -206,6 +210,6 @@ def _line() -> str:
     ours, root = os.path.dirname(os.path.abspath(__file__)), os.getcwd() + os.sep
     for frame in reversed(traceback.extract_stack()):
         path = os.path.abspath(frame.filename)
-        if path.startswith(root) and not path.startswith((ours, root + "site-packages")):
+        if os.path.isfile(path) and path.startswith(root) and not path.startswith((ours, root + "site-packages")):
             return f"{os.path.relpath(path)}:{frame.lineno}"
     return ""

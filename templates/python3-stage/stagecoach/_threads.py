@@ -46,6 +46,9 @@ def load_with(total: int) -> None:
     """Have the calling thread compute with so many threads of OpenMP, which start when they are first needed.
 
     torch.compile makes code for the number of threads that there is, and compiles again when a call finds another."""
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "get_num_threads"):
+        torch.get_num_threads()  # sets the number for this thread when it is first called, to MKL's
     for library in _openmp():
         library.omp_set_num_threads(total)
 
