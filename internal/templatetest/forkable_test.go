@@ -166,6 +166,8 @@ func TestPythonFindsDeviceFiles(t *testing.T) {
 	}
 }
 
+// Tests that import PyTorch take turns: each keeps a processor busy for seconds.
+
 // withCUDA returns an interpreter whose PyTorch is made for CUDA, or skips the test: Debian's is not.
 func withCUDA(t *testing.T) string {
 	t.Helper()
@@ -183,7 +185,6 @@ func withCUDA(t *testing.T) string {
 // TestPyTorchWithoutDriverForks: what fails in PyTorch for want of a driver leaves a zygote that can be
 // forked.
 func TestPyTorchWithoutDriverForks(t *testing.T) {
-	t.Parallel()
 	const handler = `
 import torch
 
@@ -211,7 +212,6 @@ def infer(state, calls):
 // the driver for devices. The zygote finds out, and says at which line, also if there were no devices:
 // CUDA's runtime remembers that.
 func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
-	t.Parallel()
 	python := withCUDA(t)
 	env := "LD_LIBRARY_PATH=" + library(t, "libcuda.so.1", driverSource)
 	for name, tc := range map[string]struct {
@@ -225,7 +225,6 @@ func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
 		"on a device, no devices": {"try: x.to('cuda')\n    except RuntimeError: pass", "NO_DEVICES=1", []string{"by torch.cuda at handler.py:6"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			handler := "import torch\n\ndef load(model):\n    x = torch.ones(3, requires_grad=True)\n    assert not torch.cuda.is_initialized()\n    " + tc.code +
 				"\n    assert not torch.cuda.is_initialized()\n\ndef infer(state, calls):\n    return calls\n"
 			saysAll(t, name, unforkable(t, []string{python}, handler, env, tc.env), tc.want)
@@ -236,7 +235,6 @@ func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
 // TestPyTorchThreadsOfBackward: a backward pass inside many others starts a thread that stays, and
 // the zygote finds it. A backward pass alone computes in its caller's thread.
 func TestPyTorchThreadsOfBackward(t *testing.T) {
-	t.Parallel()
 	const handler = `
 import torch
 
@@ -264,7 +262,6 @@ def infer(state, calls):
 	python := proctest.Torch(t)
 	for depth, want := range map[string][]string{"0": nil, "200": {"threads after loading, want 1", "not of Python"}} {
 		t.Run(depth, func(t *testing.T) {
-			t.Parallel()
 			saysAll(t, "depth "+depth, unforkable(t, []string{python}, strings.ReplaceAll(handler, "DEPTH", depth)), want)
 		})
 	}
@@ -273,7 +270,6 @@ def infer(state, calls):
 // TestPyTorchThreadsOfOpenMP: threads that OpenMP has started while the handler loads are ended, and
 // replicas start theirs anew.
 func TestPyTorchThreadsOfOpenMP(t *testing.T) {
-	t.Parallel()
 	const handler = `
 import os
 import torch
