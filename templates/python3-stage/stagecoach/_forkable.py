@@ -131,11 +131,7 @@ def check(watch: Watch) -> None:
 def end_threads() -> None:
     """End the threads of libraries that start them again when they need them: OpenMP's, and the one that looks after
     tqdm's progress bars."""
-    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    monitor = getattr(bars, "monitor", None)
-    if monitor is not None:
-        monitor.exit()
-        bars.monitor = None
+    _threads.end_progress_bars()
     _threads.end_openmp()
 
 

@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import sys
+import threading
 from typing import Any
 
 # Read by the libraries when they are loaded.
@@ -71,6 +72,14 @@ def _openmp() -> list[Any]:
         except OSError:  # a file of that name that is no library
             continue
     return [library for library in found if hasattr(library, "omp_set_num_threads")]
+
+
+def end_progress_bars() -> None:
+    """End the threads that look after progress bars of tqdm, which loading models shows. Each class of bars has one of
+    its own, and starts another with its next bar."""
+    for thread in threading.enumerate():
+        if type(thread).__module__ == "tqdm._monitor":
+            thread.exit()  # type: ignore[attr-defined]  # and joins it
 
 
 def mappings(path: str = "/proc/self/maps") -> list[tuple[int, int, str]]:
