@@ -153,8 +153,8 @@ func (m *Manager) settle(entry string) {
 	if l == nil || l.packing == "" {
 		return
 	}
-	if files, err := os.ReadDir(l.packing); err == nil && len(files) == 0 {
-		return // it could not, and has said why
+	if os.Remove(l.packing) == nil {
+		return // empty: there was nothing to make, or it could not and has said why
 	}
 	err := sandbox.Seize(l.packing, sandbox.MaxFileSize)
 	if err == nil {

@@ -14,13 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// folder is the name of that of a model's pre-packed parameters. An image may have several models, also of one name in its folders.
+// folder returns the name of the folder for what zygotes make of an image's model. An image may have several models, also
+// of one name in its folders. What the author's code makes depends on the interpreter and the environment, too.
 func (k zygoteKey) folder() string {
-	sum := sha256.Sum256([]byte(filepath.Clean(k.model)))
+	of := filepath.Clean(k.model)
+	if k.engine().author {
+		of += "\x00" + k.process + "\x00" + k.environment
+	}
+	sum := sha256.Sum256([]byte(of))
 	return k.digest + "-" + hex.EncodeToString(sum[:8])
 }
 
-// prepacked returns the folder for the pre-packed parameters of an image's model; empty when none can be kept.
+// prepacked returns the folder for what zygotes make of an image's model, such as its pre-packed parameters; empty when
+// nothing can be kept.
 func (m *Manager) prepacked(key zygoteKey) string {
 	if m.cfg.Cache == "" {
 		return ""
@@ -30,7 +36,7 @@ func (m *Manager) prepacked(key zygoteKey) string {
 		err = os.MkdirAll(folder, 0o700)
 	}
 	if err != nil {
-		m.cfg.Log.Warn("parameters are not pre-packed", "error", err)
+		m.cfg.Log.Warn("what zygotes make of a model is not kept", "error", err)
 		return ""
 	}
 	now := time.Now()

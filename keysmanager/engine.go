@@ -19,6 +19,7 @@ type engine struct {
 	always  bool          // functions without a model have zygotes, too: a fork saves them their imports
 	library bool          // its processes load Config.ORT
 	author  bool          // its zygotes run the author's code, and so have the function's environment
+	makes   bool          // its zygotes make files that later zygotes of the image use: pre-packed parameters, compiled code
 	base    int64         // bytes that a zygote takes beside its parameters and a needShare of these
 	starts  map[form]form // by what the annotation stagecoach.dev/start asks for: in which form parameters are kept then
 	next    map[form]form // that takes the place of one that is impossible, when the function leaves the choice to us
@@ -27,14 +28,14 @@ type engine struct {
 var (
 	// onnxRuntime: a Go program over package stage. It has a graph, which grows with the model, in its heap.
 	onnxRuntime = engine{
-		library: true, base: 32 << 20,
+		library: true, makes: true, base: 32 << 20,
 		starts: map[form]form{formFork: formFork, formHeap: formHeap, formMap: formMap, formNone: formNone},
 		next:   map[form]form{formFork: formMap, formMap: formNone},
 	}
 	// python: the template python3-stage. What its zygote's replicas share is the hooks' to decide. base is the interpreter with
 	// PyTorch.
 	python = engine{
-		name: "python", always: true, author: true, base: 256 << 20,
+		name: "python", always: true, author: true, makes: true, base: 256 << 20,
 		starts: map[form]form{formFork: formFork, formHeap: formFork, formNone: formNone},
 		next:   map[form]form{formFork: formNone},
 	}
@@ -128,10 +129,16 @@ func (m *Manager) zygoteEnvironment(key zygoteKey, s Spec) map[string]string {
 		env[envDevices] = "" // no zygote has a device: it could not be forked
 		env[wire.EnvFunction] = s.Function
 	}
-	if folder := m.prepacked(key); e.library && folder != "" && key.form == formFork {
-		env[wire.EnvPrepacked] = folder
+	if e.makes && key.form == formFork {
+		if folder := m.prepacked(key); folder != "" {
+			env[wire.EnvPrepacked] = folder
+		}
 	}
-	return m.loads(e, env, 0)
+	threads := 0
+	if e.author { // what it compiles is for as many threads as its replicas have
+		threads = m.threads(Order{Spec: s})
+	}
+	return m.loads(e, env, threads)
 }
 
 // loadable says why no process can load a variant's parameters; nil: one can.

@@ -109,6 +109,14 @@ type probed struct {
 	GC                   bool
 	Open                 int
 	Blocked              []int
+	Compiled             compiled
+}
+
+// compiled is what a probe has compiled with torch.compile, its zygote's part included.
+type compiled struct {
+	Graphs, Hits, Misses int // graphs that were compiled; how many of them were in the folder of compiled code, and not
+	Value                []float64
+	Folder               string
 }
 
 // probe makes a replica do its first call.

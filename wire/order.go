@@ -34,7 +34,8 @@ const (
 	EnvPoolThreads = "STAGECOACH_POOL_THREADS"
 	// EnvThreads is how many of these threads a replica starts that is not a zygote's child.
 	EnvThreads = "STAGECOACH_THREADS"
-	// EnvPrepacked is the folder for a model's pre-packed form; see package stage/zygote.
+	// EnvPrepacked is the folder for what zygotes of an image make for later ones: a model's
+	// pre-packed form (package stage/zygote), or compiled code (torch.compile in Python stages).
 	EnvPrepacked = "STAGECOACH_PREPACKED"
 	// EnvPack makes a stage binary write its model's pre-packed form to the descriptors 4 and 5 and
 	// end. EnvMapped means that a replica has that form on these descriptors.

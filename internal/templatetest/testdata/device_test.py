@@ -222,6 +222,40 @@ class Ring(unittest.TestCase):
         ring.close()
         self.assertEqual(backend.pinned_now, [])
 
+    def test_buffers_are_as_large_as_needed(self) -> None:
+        backend, piece = StandIn(), 1 << 20
+        ring = _ring.Ring(backend, 1, piece)
+        for size, want in ((100, [4096]), (5000, [8192]), (piece, [piece]), (3 * piece, [piece, piece]), (9, [piece, piece])):
+            t = torch.randint(0, 255, (size,), dtype=torch.uint8)
+            flat = backend.allocate(size)
+            ring.copy([_ring.Source(0, size, t.data_ptr())], flat)
+            self.assertTrue(torch.equal(flat, t))
+            self.assertEqual([b.numel() for b in backend.pinned_now], want, f"pinned for {size} bytes")
+        ring.close()
+        self.assertEqual(backend.pinned_now, [])
+
+    def test_remembered_files(self) -> None:
+        """A zygote looks once; what the author's code may have written to since is looked at again."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "m.safetensors")
+            n = 2 << 20
+            header = json.dumps({"a": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}}).encode()
+            with open(path, "wb") as f:
+                f.write(len(header).to_bytes(8, "little") + header + bytes(n))
+            tensors = Model(path).torch()
+            self.addCleanup(_ring.forget)
+            _ring.remember()
+            with unittest.mock.patch.object(_ring, "_unchanged", side_effect=AssertionError("it walks again")):
+                placed(dict(tensors))
+
+            def place(state: Any, me: Any) -> Any:
+                state["a"].fill_(7)
+                return placed(state)
+
+            hooks = _stage.Hooks(lambda state, calls: calls, place=place)
+            out = _stage.place(_stage.Loaded(hooks, None, dict(tensors), 0), None)  # type: ignore[arg-type]
+            self.assertEqual(out["a"][:3].tolist(), [7, 7, 7], "the file is copied, and not what place has made of it")
+
     def test_a_copy_fails(self) -> None:
         backend = StandIn()
         backend.fail_at = 5
@@ -435,6 +469,36 @@ class OnCuda(unittest.TestCase):
         self.assertEqual(cuda.registered, set())
         self.assertTrue(all(s.told[0] == "wait" and "record" in s.told for s in cuda.streams))
         self.assertEqual(cuda.current.told, ["synchronize"])  # after first kernels, and no more
+
+    def test_pinned_pages_are_not_inherited(self) -> None:
+        """A buffer is private, and no child has it."""
+        cuda = FakeCuda()
+        with unittest.mock.patch.object(torch, "cuda", cuda):
+            backend = _ring.Cuda(torch, "cpu")
+            buffer = backend.pinned(3 << 20)
+        at = buffer.data_ptr()
+
+        def flags() -> str:
+            """What the kernel says of the buffer's mapping; empty: there is none."""
+            inside = False
+            with open("/proc/self/smaps", encoding="utf-8", errors="surrogateescape") as f:
+                for line in f:
+                    if "-" in line.split(" ")[0]:
+                        start, end = (int(x, 16) for x in line.split(" ")[0].split("-"))
+                        inside = start <= at < end
+                    elif inside and line.startswith("VmFlags:"):
+                        return line
+            return ""
+
+        self.assertIn(" dc", flags(), "a child would inherit it")
+        self.assertNotIn(" sh", flags(), "it is shared")
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if flags() == "" else 9)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0, "the child has the pinned pages")
+        with unittest.mock.patch.object(torch, "cuda", cuda):
+            backend.unpin([buffer])
+        self.assertEqual(cuda.registered, set())
 
     def test_no_registering(self) -> None:
         cuda = FakeCuda(refuse=True)

@@ -13,6 +13,7 @@ memory, in place of through the mapping.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import itertools
 import mmap
@@ -23,9 +24,10 @@ from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 ALIGN = 256  # bytes; where tensors begin on the device
 PIECE = 8 << 20  # bytes of a buffer: they are on their way for 0.2 ms, of which Python takes a tenth
+BUFFERS = 2  # of a lane: one is filled while the other is copied
 LANES = 12  # at most: a processor copies 4 to 10 GB/s from the page cache, the bus takes some 50
 
-MADV_HUGEPAGE = 14
+MADV_DONTFORK, MADV_HUGEPAGE = 10, 14
 _READ = 1 << 20  # bytes from which on a file is read rather than its mapping
 
 
@@ -101,11 +103,24 @@ class _Slot:
 
 
 class _Lane:
-    """One thread's stream and buffers, which outlive the thread."""
+    """One thread's stream and its buffers, which outlive the thread."""
 
-    def __init__(self, backend: Backend, piece: int) -> None:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self.stream = backend.stream()
-        self.slots = [_Slot(backend.pinned(piece)) for _ in range(2)]
+        self.slots: list[_Slot] = []
+
+    def slot(self, turn: int, size: int) -> _Slot:
+        """The buffer for a turn, of at least so many bytes. It is made when it is first needed: all of it is pinned, so a
+        small state has small buffers, and a lane with one piece has one."""
+        i = turn % BUFFERS
+        if i == len(self.slots):
+            self.slots.append(_Slot(self._backend.pinned(size)))
+        elif self.slots[i].buffer.numel() < size:
+            old, self.slots[i] = self.slots[i], _Slot(self._backend.pinned(size))
+            old.wait()
+            self._backend.unpin([old.buffer])
+        return self.slots[i]
 
 
 class Ring:
@@ -119,7 +134,7 @@ class Ring:
 
     def prepare(self) -> None:
         """Have all buffers there ahead of need."""
-        self._each(len(self._lanes), lambda lane: None)
+        self._each(len(self._lanes), lambda lane: [lane.slot(i, self._piece) for i in range(BUFFERS)])
 
     def copy(self, sources: Sequence[Source], flat: Any, meanwhile: Callable[[], None] | None = None) -> float:
         """Copy sources, sorted by their place, into the flat allocation, and return how many seconds that took.
@@ -127,6 +142,7 @@ class Ring:
         allocation any more."""
         starts = [s.at for s in sources]
         total = sources[-1].at + sources[-1].size if sources else 0
+        size = min(self._piece, -(-total // mmap.PAGESIZE) * mmap.PAGESIZE)
         turns, failed = itertools.count(), threading.Event()
         now, began = self._backend.now(), time.monotonic()
         ends = [began]
@@ -134,11 +150,12 @@ class Ring:
         def work(lane: _Lane) -> None:
             self._backend.follow(lane.stream, now)
             try:
-                for slot in itertools.cycle(lane.slots):
+                for turn in itertools.count():
                     begin = next(turns) * self._piece
                     end = min(total, begin + self._piece)
                     if begin >= end or failed.is_set():
                         break
+                    slot = lane.slot(turn, size)
                     slot.wait()
                     first = max(0, bisect.bisect_right(starts, begin) - 1)
                     slot.fill(begin, end, sources[first : bisect.bisect_left(starts, end)])
@@ -154,7 +171,7 @@ class Ring:
         self._each(min(-(-total // self._piece), len(self._lanes)), work, meanwhile)
         return max(ends) - began
 
-    def _each(self, n: int, work: Callable[[_Lane], None], meanwhile: Callable[[], None] | None = None) -> None:
+    def _each(self, n: int, work: Callable[[_Lane], object], meanwhile: Callable[[], None] | None = None) -> None:
         """Run work in n lanes at a time, and meanwhile beside them; raises what one of them raised when all have
         ended."""
         failed: list[BaseException] = []
@@ -163,7 +180,7 @@ class Ring:
             try:
                 lane = self._lanes[i]
                 if lane is None:
-                    lane = self._lanes[i] = _Lane(self._backend, self._piece)
+                    lane = self._lanes[i] = _Lane(self._backend)
                 work(lane)
             except BaseException as err:
                 failed.append(err)
@@ -201,11 +218,11 @@ class Cuda:
 
     def pinned(self, size: int) -> Any:
         # Huge pages are pinned in a fraction of the time, and unlike PyTorch's own buffers these can be given back.
-        memory = mmap.mmap(-1, size)
-        try:
+        # A child must not have them: a page that is pinned here and copied there would be neither's.
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(MADV_DONTFORK)
+        with contextlib.suppress(OSError):  # a kernel without
             memory.madvise(MADV_HUGEPAGE)
-        except OSError:  # a kernel without
-            pass
         buffer = self._torch.frombuffer(memory, dtype=self._torch.uint8)
         ctypes.memset(buffer.data_ptr(), 0, size)  # without the lock, and PyTorch's threads
         if int(self._torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)) != 0:
@@ -243,7 +260,9 @@ def opened(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
     """Find the files that sources are mapped from, and have these read from there. Returns the sources, and the
     files' descriptors, to be closed. What has been written to since it was mapped, and files that are not there any
     more, stay as they are."""
-    mapped = _unchanged() if any(s.size >= _READ for s in sources) else []
+    mapped: list[_Mapped] = []
+    if any(s.size >= _READ for s in sources):
+        mapped = _unchanged() if _remembered is None else _remembered
     starts = [m.start for m in mapped]
     files: dict[str, int] = {}
     out = []
@@ -258,12 +277,28 @@ def opened(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
     return out, [fd for fd in files.values() if fd >= 0]
 
 
+def remember() -> None:
+    """Find once, in a zygote, what is mapped from files and unchanged, for the children that run none of the author's
+    code before their parameters are on the device. That takes a walk through all page tables."""
+    global _remembered
+    _remembered = _unchanged()
+
+
+def forget() -> None:
+    """Have the next call of :func:`opened` look again: parameters may be written to from now on."""
+    global _remembered
+    _remembered = None
+
+
 class _Mapped(NamedTuple):
     start: int
     end: int
     offset: int  # in the file
     inode: int
     path: str
+
+
+_remembered: list[_Mapped] | None = None
 
 
 def _unchanged() -> list[_Mapped]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Callable, NoReturn
 
-from . import device
+from . import _ring, device
 from ._model import Model
 from ._types import Replica, StageError, out_of_memory, refuse_async
 
@@ -71,6 +71,7 @@ def place(loaded: Loaded, replica: Replica) -> Any:
     """Run the place hook, or else put what is PyTorch's onto the replica's device; returns infer's state."""
     try:
         if loaded.hooks.place is not None:
+            _ring.forget()
             return loaded.hooks.place(loaded.state, replica)
         return replica.to_device(loaded.state)
     except (Exception, SystemExit) as err:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import sys
 import threading
 from typing import Any
@@ -14,6 +15,9 @@ VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # What builds of OpenBLAS call it: Debian's, numpy's wheels.
 _SETTERS = ("openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
             "scipy_openblas_set_num_threads64_")
+
+_OPENMP = re.compile(r"lib(gomp|omp|iomp5)\b.*\.so")  # GCC's, LLVM's, Intel's; wheels put a hash into the name
+_OMP_PAUSE_HARD = 2
 
 
 def compute_with(total: int) -> None:
@@ -39,6 +43,37 @@ def _openblas() -> list[Any]:
     return found
 
 
+def load_with(total: int) -> None:
+    """Have the calling thread compute with so many threads of OpenMP, which start when they are first needed.
+
+    torch.compile makes code for the number of threads that there is, and compiles again when a call finds another."""
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "get_num_threads"):
+        torch.get_num_threads()  # sets the number for this thread when it is first called, to MKL's
+    for library in _openmp():
+        library.omp_set_num_threads(total)
+
+
+def end_openmp() -> None:
+    """End OpenMP's threads, and have the calling thread compute alone. The libraries start others when they compute
+    with more again."""
+    for library in _openmp():
+        library.omp_set_num_threads(1)
+        if hasattr(library, "omp_pause_resource_all"):  # of OpenMP 5
+            library.omp_pause_resource_all(_OMP_PAUSE_HARD)
+
+
+def _openmp() -> list[Any]:
+    """The runtimes of OpenMP that this process has loaded."""
+    found = []
+    for path in sorted({path for _, _, path in mappings() if _OPENMP.match(os.path.basename(path))}):
+        try:
+            found.append(ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
+        except OSError:  # a file of that name that is no library
+            continue
+    return [library for library in found if hasattr(library, "omp_set_num_threads")]
+
+
 def end_progress_bars() -> None:
     """End the threads that look after progress bars of tqdm, which loading models shows. Each class of bars has one of
     its own, and starts another with its next bar."""
@@ -47,10 +82,10 @@ def end_progress_bars() -> None:
             thread.exit()  # type: ignore[attr-defined]  # and joins it
 
 
-def mappings() -> list[tuple[int, int, str]]:
-    """The files that this process has mapped: start and end in memory, path."""
+def mappings(path: str = "/proc/self/maps") -> list[tuple[int, int, str]]:
+    """The files that a process has mapped: start and end in memory, path."""
     out = []
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as f:
+    with open(path, encoding="utf-8", errors="surrogateescape") as f:
         for line in f:
             fields = line.rstrip("\n").split(maxsplit=5)
             if len(fields) == 6 and fields[5].startswith("/"):

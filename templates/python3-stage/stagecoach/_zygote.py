@@ -19,11 +19,10 @@ import signal
 import socket
 import struct
 import sys
-import threading
 import time
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from . import _linux, _main, _stage, _threads, device
+from . import _compiled, _forkable, _linux, _main, _move, _ring, _stage, _threads, device
 from ._orders import (
     BEGIN_FDS,
     FAILED,
@@ -51,11 +50,8 @@ QUIET = 1.0  # seconds that a spare child does nothing for: its sibling has begu
 # What keeps libraries from starting threads, or from using CUDA, while the handler is imported and loads. ONNX Runtime from 1.29
 # on has a thread that sends telemetry.
 SINGLE = {**{name: "1" for name in _threads.VARIABLES}, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "",
-          "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "ORT_DISABLE_TELEMETRY": "1"}
-
-
-class Unforkable(Exception):
-    """The handler loads, but a process that has loaded it cannot be forked."""
+          "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "ORT_DISABLE_TELEMETRY": "1",
+          "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 def run(fd: int) -> NoReturn:
@@ -68,7 +64,7 @@ def run(fd: int) -> NoReturn:
         loaded, mapped, shared = _load()
     except StageError as err:
         give_up(control, FAILED, str(err))
-    except Unforkable as err:
+    except _forkable.Unforkable as err:
         give_up(control, UNFORKABLE, str(err))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # else each child would print it again
@@ -85,11 +81,19 @@ def run(fd: int) -> NoReturn:
 def _load() -> tuple[_stage.Loaded, list[tuple[int, int]], bool]:
     """Load what replicas share, and bring its parameters into memory. Also returns where these are mapped from files,
     and whether they are there, and not in the heap."""
-    _stage._handler()
-    _check()  # before the model costs time
-    before = _heap()
-    loaded = _stage.load()
+    compiled, watch = _compiled.prepare(), _forkable.Watch()
+    with watch.on():
+        _stage._handler()
+        _forkable.end_threads()
+        _forkable.check(watch)  # before the model costs time
+        before = _heap()
+        if hasattr(sys.modules.get("torch"), "compile"):
+            _threads.load_with(_main.number(ENV_THREADS) or 1)
+        loaded = _stage.load()
+    _forkable.end_threads()
     _threads.compute_with(1)
+    _forkable.check(watch)
+    _compiled.keep(compiled)
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -97,9 +101,23 @@ def _load() -> tuple[_stage.Loaded, list[tuple[int, int]], bool]:
     mapped = _mapped(loaded.model.path)
     for start, end in mapped:  # else they are read when they are first touched, which would be in the replicas
         _linux.populate(start, end)
-    _check()
+    _forkable.check(watch)
+    _ring.remember()
+    return loaded, mapped, _shares(loaded.state, mapped, before)
+
+
+def _shares(state: Any, mapped: list[tuple[int, int]], before: int) -> bool:
+    """Tell whether a state's parameters are in the mapped files, and not in the heap. Tensors of PyTorch say where they
+    are; of other states, the heap has grown by less than half of the files since it had the size before."""
     size = sum(end - start for start, end in mapped)
-    return loaded, mapped, size > 0 and _heap() - before < size / 2
+    torch = sys.modules.get("torch")
+    tensors = list(_move.State(torch, state).tensors.values()) if hasattr(torch, "nn") else []
+    dense = [t for t in tensors if t.device.type == "cpu" and t.layout == torch.strided]
+    there = {t.data_ptr(): t.numel() * t.element_size() for t in dense}
+    if 2 * sum(there.values()) >= size > 0:
+        inside = sum(n for at, n in there.items() if any(start <= at < end for start, end in mapped))
+        return 2 * inside >= sum(there.values())
+    return size > 0 and _heap() - before < size / 2
 
 
 def _heap() -> int:
@@ -113,33 +131,6 @@ def _mapped(path: str) -> list[tuple[int, int]]:
     path = os.path.realpath(path) if path else ""
     mappings = _threads.mappings() if path else []
     return [(start, end) for start, end, file in mappings if file == path or file.startswith(path + "/")]
-
-
-def _check() -> None:
-    """Raise :class:`Unforkable` when this process has more than one thread, or CUDA."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        raise Unforkable("CUDA was initialised while the handler was imported or loaded, and does not survive a fork: "
-                         "leave what needs a device to the place hook")
-    _threads.end_progress_bars()
-    for _ in range(100):  # one that has just been joined may be there for a moment
-        others = [int(t) for t in os.listdir("/proc/self/task") if int(t) != os.getpid()]
-        if not others:
-            return
-        time.sleep(0.01)
-    names = {t.native_id: repr(t.name) for t in threading.enumerate()}
-    who = ", ".join(sorted(names.get(t, _comm(t)) for t in others)[:8])
-    raise Unforkable(f"{len(others) + 1} threads after loading, want 1: {who}; the handler, or a library that "
-                     "it uses, has started threads; start them in the place hook, or end them in load, so that "
-                     "replicas can be forked")
-
-
-def _comm(task: int) -> str:
-    try:
-        with open(f"/proc/self/task/{task}/comm", encoding="utf-8", errors="replace") as f:
-            return f"{f.read().strip()} (not of Python)"
-    except OSError:
-        return "one that has just ended"
 
 
 class Zygote(Control):

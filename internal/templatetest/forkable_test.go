@@ -1,0 +1,295 @@
+package templatetest_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+// driverSource is a stand-in of CUDA's driver. As the driver does, it answers nothing before cuInit,
+// which fails without devices. It has as much as CUDA's runtime needs to call that.
+const driverSource = `
+#include <stdlib.h>
+#include <string.h>
+
+static int there = 0;
+
+int cuInit(unsigned flags) {
+	if (getenv("NO_DEVICES")) return 100;
+	there = 1;
+	return 0;
+}
+
+int cuDeviceGetCount(int *count) {
+	*count = there;
+	return there ? 0 : 3;
+}
+
+int cuDriverGetVersion(int *version) {
+	*version = 13030;
+	return 0;
+}
+
+static int other(void) { return 999; }
+
+int cuGetProcAddress_v2(const char *name, void **at, int version, unsigned long flags, int *status) {
+	*at = !strcmp(name, "cuInit") ? (void *)cuInit
+	    : !strcmp(name, "cuDeviceGetCount") ? (void *)cuDeviceGetCount
+	    : !strcmp(name, "cuDriverGetVersion") ? (void *)cuDriverGetVersion
+	    : !strncmp(name, "cuGetProcAddress", 16) ? (void *)cuGetProcAddress_v2 : (void *)other;
+	if (status) *status = 0;
+	return 0;
+}
+`
+
+// library compiles C into a shared library with this name, and returns its folder.
+func library(t *testing.T, name, source string) string {
+	t.Helper()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "library.c")
+	if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), "cc", "-shared", "-fPIC", "-Wl,-soname,"+name, "-o", filepath.Join(dir, name), file).CombinedOutput()
+	if err != nil {
+		t.Fatalf("cc: %v\n%s", err, out)
+	}
+	return dir
+}
+
+// unforkable starts a handler's zygote and returns why it cannot be forked; empty: it is ready, and a
+// child of it becomes a replica.
+func unforkable(t *testing.T, command []string, handler string, env ...string) string {
+	t.Helper()
+	k := &keeper{proctest.Keep(t, imaged(t, handler), env, command[0], append(command[1:], "stage")...), t}
+	o := k.Read()
+	if o.Kind == wire.ZygoteError {
+		if !o.Unforkable {
+			t.Errorf("it fails with %q, want that it cannot be forked", o.Text)
+		}
+		return o.Text
+	}
+	_, gate := k.Fork(1)
+	stage, _, _ := k.began(gate, wire.EnvReplica+"=me")
+	if _, err := stage.Read(make([]byte, 1)); err != nil {
+		t.Errorf("no hello of a replica: %v; stderr: %s", err, k.Stderr)
+	}
+	return ""
+}
+
+// saysAll checks that a text has all of some parts; none: that it is empty.
+func saysAll(t *testing.T, what, text string, parts []string) {
+	t.Helper()
+	if len(parts) == 0 && text != "" {
+		t.Errorf("%s: %q, want that it can be forked", what, text)
+	}
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			t.Errorf("%s: %q, want %q in it", what, text, part)
+		}
+	}
+}
+
+// TestPythonFindsInitialisedDriver: a zygote whose handler has initialised CUDA's driver past PyTorch
+// cannot be forked, and says which line it was. A driver that is loaded alone does no harm.
+func TestPythonFindsInitialisedDriver(t *testing.T) {
+	t.Parallel()
+	const infer = "\ndef infer(state, calls):\n    return calls\n"
+	env := "LD_LIBRARY_PATH=" + library(t, "libcuda.so.1", driverSource)
+	for name, tc := range map[string]struct {
+		handler string
+		want    []string
+	}{
+		"in load": {
+			"import ctypes\n\ndef load(model):\n    driver = ctypes.CDLL('libcuda.so.1')\n    driver.cuInit(0)\n" + infer,
+			[]string{"CUDA was initialised", "handler.py:4", "cuDeviceGetCount returns 0", "place hook"},
+		},
+		"while it is imported": {
+			"import ctypes\nctypes.CDLL('libcuda.so.1').cuInit(0)\n" + infer,
+			[]string{"CUDA was initialised", "handler.py:2"},
+		},
+		"by another library": {
+			"import ctypes, _ctypes\n_ctypes.call_function(_ctypes.dlsym(_ctypes.dlopen('libcuda.so.1', 2), 'cuInit'), (0,))\n" + infer,
+			[]string{"CUDA was initialised while", "cuDeviceGetCount returns 0"},
+		},
+		"loaded alone": {"import ctypes\nctypes.CDLL('libcuda.so.1')\n" + infer, nil},
+		"asked in vain": {
+			"import ctypes\nassert ctypes.CDLL('libcuda.so.1').cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 3\n" + infer, nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			saysAll(t, name, unforkable(t, []string{proctest.Python(t)}, tc.handler, env), tc.want)
+		})
+	}
+}
+
+// TestPythonFindsDeviceFiles: a zygote that has a file of NVIDIA's devices open or mapped cannot be
+// forked, unless NVML has opened it. The files are empty ones, in a /dev of the zygote's own.
+func TestPythonFindsDeviceFiles(t *testing.T) {
+	t.Parallel()
+	const infer = "\ndef infer(state, calls):\n    return calls\n"
+	own := []string{
+		"unshare", "--mount", "sh", "-c",
+		`mount -t tmpfs tmpfs /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 && printf %4096s > /dev/nvidia-uvm && cp /dev/nvidia-uvm /dev/nvidia0 && exec "$0" "$@"`,
+		proctest.Python(t),
+	}
+	if out, err := exec.CommandContext(t.Context(), own[0], append(own[1:], "-c", "open('/dev/nvidia0')")...).CombinedOutput(); err != nil {
+		const why = "a /dev of a test's own needs root: %v\n%s"
+		if os.Getenv("CI") == "true" {
+			t.Fatalf(why, err, out)
+		}
+		t.Skipf(why, err, out)
+	}
+	env := "LD_LIBRARY_PATH=" + library(t, "libnvidia-ml.so.1", "int nvmlInit_v2(void) { return 0; }\n")
+	const nvml = "import ctypes\nctypes.CDLL('libnvidia-ml.so.1')\n"
+	for name, tc := range map[string]struct {
+		handler string
+		want    []string
+	}{
+		"open":           {"f = open('/dev/nvidia0')\n" + infer, []string{"CUDA was initialised", "/dev/nvidia0 open"}},
+		"mapped":         {"import mmap\nwith open('/dev/nvidia0') as f: m = mmap.mmap(f.fileno(), 4096, prot=1)\n" + infer, []string{"/dev/nvidia0 open or mapped"}},
+		"closed":         {"open('/dev/nvidia0').close()\n" + infer, nil},
+		"of NVML":        {nvml + "f = open('/dev/nvidia0')\n" + infer, nil},
+		"never of NVML":  {nvml + "f = open('/dev/nvidia-uvm')\n" + infer, []string{"/dev/nvidia-uvm open"}},
+		"something else": {"f = open('/dev/urandom')\n" + infer, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			saysAll(t, name, unforkable(t, own, tc.handler, env), tc.want)
+		})
+	}
+}
+
+// Tests that import PyTorch take turns: each keeps a processor busy for seconds.
+
+// withCUDA returns an interpreter whose PyTorch is made for CUDA, or skips the test: Debian's is not.
+func withCUDA(t *testing.T) string {
+	t.Helper()
+	python := proctest.Torch(t)
+	out, err := exec.CommandContext(t.Context(), python, "-c", "import torch; print(torch.__version__, torch.version.cuda)").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if version := strings.TrimSpace(string(out)); strings.HasSuffix(version, "None") {
+		t.Skipf("PyTorch %s is not made for CUDA: make test-torch runs this test with one that is", version)
+	}
+	return python
+}
+
+// TestPyTorchWithoutDriverForks: what fails in PyTorch for want of a driver leaves a zygote that can be
+// forked.
+func TestPyTorchWithoutDriverForks(t *testing.T) {
+	const handler = `
+import torch
+
+def load(model):
+    assert not torch.cuda.is_available()
+    assert torch.cuda.device_count() == 0
+    for touch in (lambda: torch.ones(3).pin_memory(), lambda: torch.empty(3, pin_memory=True), lambda: torch.ones(3, device="cuda"), torch.cuda.init):
+        try:
+            touch()
+        except (RuntimeError, AssertionError) as err:
+            assert "driver" in str(err) or "CUDA" in str(err) or "accelerator" in str(err), err
+        else:
+            raise AssertionError("it works without a driver")
+    x = torch.ones(3, requires_grad=True)
+    (x * 2).sum().backward()
+    return x.grad
+
+def infer(state, calls):
+    return calls
+`
+	saysAll(t, "without a driver", unforkable(t, []string{withCUDA(t)}, handler), nil)
+}
+
+// TestPyTorchThatAsksDriverDoesNotFork: PyTorch's own flag does not say that its C++ code has asked
+// the driver for devices. The zygote finds out, and says at which line, also if there were no devices:
+// CUDA's runtime remembers that.
+func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
+	python := withCUDA(t)
+	env := "LD_LIBRARY_PATH=" + library(t, "libcuda.so.1", driverSource)
+	for name, tc := range map[string]struct {
+		code, env string
+		want      []string
+	}{
+		"nothing":                 {"pass", "A=1", nil},
+		"backward":                {"(x * 2).sum().backward()", "A=1", []string{"by a backward pass at handler.py:6", "cuDeviceGetCount returns 0"}},
+		"backward, no devices":    {"(x * 2).sum().backward()", "NO_DEVICES=1", []string{"by a backward pass at handler.py:6", "asked libcuda.so.1 for devices"}},
+		"pinned, no devices":      {"try: x.detach().pin_memory()\n    except RuntimeError: pass", "NO_DEVICES=1", []string{"by torch.Tensor.pin_memory at handler.py:6"}},
+		"on a device, no devices": {"try: x.to('cuda')\n    except RuntimeError: pass", "NO_DEVICES=1", []string{"by torch.cuda at handler.py:6"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			handler := "import torch\n\ndef load(model):\n    x = torch.ones(3, requires_grad=True)\n    assert not torch.cuda.is_initialized()\n    " + tc.code +
+				"\n    assert not torch.cuda.is_initialized()\n\ndef infer(state, calls):\n    return calls\n"
+			saysAll(t, name, unforkable(t, []string{python}, handler, env, tc.env), tc.want)
+		})
+	}
+}
+
+// TestPyTorchThreadsOfBackward: a backward pass inside many others starts a thread that stays, and
+// the zygote finds it. A backward pass alone computes in its caller's thread.
+func TestPyTorchThreadsOfBackward(t *testing.T) {
+	const handler = `
+import torch
+
+class Inside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, depth):
+        ctx.depth = depth
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.depth:
+            with torch.enable_grad():
+                x = torch.ones(3, requires_grad=True)
+                Inside.apply(x, ctx.depth - 1).sum().backward()
+        return grad * 2, None
+
+def load(model):
+    x = torch.ones(3, requires_grad=True)
+    Inside.apply(x, DEPTH).sum().backward()
+
+def infer(state, calls):
+    return calls
+`
+	python := proctest.Torch(t)
+	for depth, want := range map[string][]string{"0": nil, "200": {"threads after loading, want 1", "not of Python"}} {
+		t.Run(depth, func(t *testing.T) {
+			saysAll(t, "depth "+depth, unforkable(t, []string{python}, strings.ReplaceAll(handler, "DEPTH", depth)), want)
+		})
+	}
+}
+
+// TestPyTorchThreadsOfOpenMP: threads that OpenMP has started while the handler loads are ended, and
+// replicas start theirs anew.
+func TestPyTorchThreadsOfOpenMP(t *testing.T) {
+	const handler = `
+import os
+import torch
+
+def load(model):
+    a = torch.ones(1024, 1024)
+    (a @ a).sum(), (a + a).exp().sum()
+    if hasattr(torch, "compile"):
+        assert torch.get_num_threads() == 3 and len(os.listdir("/proc/self/task")) > 1, "it loads with one thread"
+    return a
+
+def place(a, replica):
+    assert torch.get_num_threads() == replica.threads, torch.get_num_threads()
+    torch.set_num_threads(3)
+    (a @ a).sum(), (a + a).exp().sum()
+    assert len(os.listdir("/proc/self/task")) > 1
+    return a
+
+def infer(state, calls):
+    return calls
+`
+	saysAll(t, "threads of OpenMP", unforkable(t, []string{proctest.Torch(t)}, handler, wire.EnvThreads+"=3"), nil)
+}

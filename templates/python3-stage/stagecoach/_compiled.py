@@ -1,0 +1,79 @@
+"""Where torch.compile and Triton keep what they have compiled.
+
+A zygote compiles into a folder of its own in the temporary folder, which it shares with its replicas. What its load
+hook has compiled it copies once into the folder of the image, on the node's disk. Later zygotes of the image find
+that there as links, and do not compile it again. Nobody writes to the image's folder after that: what a replica
+compiles is for the replicas of its zygote, and ends with these.
+"""
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+
+ENV_FOLDER = "STAGECOACH_PREPACKED"  # of the image, on the node's disk
+INDUCTOR, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+KEPT = "compiled"  # its name in the image's folder
+LOCKS = "locks"  # files of Inductor's that are no use to others, and that it does not open through links
+MOST = 900  # files and folders that are kept; the platform takes 1000 with what is around them
+
+
+def prepare() -> str:
+    """Have what is compiled from now on written to a folder of this process and its children, in which is what earlier
+    zygotes of the image have compiled. Returns the folder; empty: the function has one of its own, or the platform
+    keeps none."""
+    image = os.environ.get(ENV_FOLDER, "")
+    if not image or INDUCTOR in os.environ:
+        return ""
+    folder = os.path.join(tempfile.gettempdir(), f"stagecoach-compiled-{os.getuid()}-{os.path.basename(image)}")
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        if os.lstat(folder).st_uid != os.getuid() or os.path.islink(folder):
+            folder = tempfile.mkdtemp(prefix="stagecoach-compiled-")
+        _link(os.path.join(image, KEPT), folder)
+    except OSError as err:
+        logging.getLogger("stagecoach").warning("what torch.compile makes is not kept: %s", err)
+        return ""
+    os.environ[INDUCTOR] = folder
+    os.environ.setdefault(TRITON, os.path.join(folder, "triton"))
+    return folder
+
+
+def keep(folder: str) -> None:
+    """Copy what is in a folder that prepare returned to the image's, unless there is something in that."""
+    if not folder or not any(files for _, _, files in os.walk(folder)):
+        return
+    kept = os.path.join(os.environ[ENV_FOLDER], KEPT)
+    half = f"{kept}.{os.getpid()}"  # the platform removes it if this process ends meanwhile
+    if os.path.exists(kept) or not os.access(os.path.dirname(kept), os.W_OK):
+        return
+    count = sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
+    log = logging.getLogger("stagecoach")
+    if count > MOST:
+        log.warning("what torch.compile has made is not kept: %d files and folders, want at most %d", count, MOST)
+        return
+    try:
+        shutil.copytree(folder, half, ignore=lambda at, names: [LOCKS] if at == folder else [])
+        os.rename(half, kept)
+        log.info("what torch.compile has made is kept for later zygotes of the image: %d files and folders", count)
+    except OSError as err:
+        shutil.rmtree(half, ignore_errors=True)
+        if not os.path.exists(kept):  # else another zygote was faster
+            log.warning("what torch.compile has made is not kept: %s", err)
+
+
+def _link(kept: str, folder: str) -> None:
+    """Have links in a folder to all files in another one, which may not be there."""
+    for at, _, files in os.walk(folder):  # links to an earlier folder, which is gone
+        for path in (os.path.join(at, name) for name in files):
+            if not os.path.exists(path):
+                os.unlink(path)
+    for at, _, files in os.walk(kept):
+        to = os.path.normpath(os.path.join(folder, os.path.relpath(at, kept)))
+        os.makedirs(to, exist_ok=True)
+        for name in files:
+            with contextlib.suppress(FileExistsError):
+                os.symlink(os.path.join(at, name), os.path.join(to, name))

@@ -1,0 +1,211 @@
+"""Whether a process can be forked: it has one thread, and has not used CUDA.
+
+Threads are missing in a child, with the locks that they hold. A driver that was asked for devices is of no use in a
+child: each replica on a device would fail. PyTorch's own flag (``torch.cuda.is_initialized``) does not know what its C++
+code does, such as a backward pass, so the driver, the mappings and the open device files are asked as well. That the
+driver is loaded means nothing: cuBLAS loads it when PyTorch is imported.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.abc
+import importlib.util
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any, Callable
+
+from . import _threads
+
+DRIVER = "libcuda.so.1"
+NOT_INITIALISED = 3  # what functions of the driver return before cuInit
+NVML = "libnvidia-ml.so"  # opens device files too, and does no harm
+DEVICES, UVM = "/dev/nvidia", "/dev/nvidia-uvm"  # NVML does not open the latter
+
+_CURES = "leave what needs a device to the place hook"
+
+
+class Unforkable(Exception):
+    """The handler loads, but a process that has loaded it cannot be forked."""
+
+
+class Watch:
+    """Finds the first line of the handler below which the process has used CUDA's driver."""
+
+    def __init__(self) -> None:
+        self.what = self.line = ""  # what was called, and by which line; empty: not known
+        self.asked = False  # a function of PyTorch has asked the driver for devices, which may have none
+        self._undo: list[Callable[[], None]] = []
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[Watch]:
+        """Watch while the handler is imported and loads. After that, what was watched is as it was."""
+        watch = self
+
+        class Finder(importlib.abc.MetaPathFinder):
+            """Has PyTorch watched once it is imported."""
+
+            def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+                if name != "torch":
+                    return None
+                sys.meta_path.remove(self)
+                spec = importlib.util.find_spec(name)
+                if spec is not None and spec.loader is not None:
+                    loader: Any = spec.loader
+                    run = loader.exec_module
+
+                    def exec_module(module: ModuleType) -> None:
+                        run(module)
+                        watch.torch(module)
+
+                    loader.exec_module = exec_module
+                return spec
+
+        finder = Finder()
+        sys.meta_path.insert(0, finder)
+        self._wrap(ctypes.CDLL, "__init__", "ctypes.CDLL", False)
+        try:
+            yield self
+        finally:
+            if finder in sys.meta_path:
+                sys.meta_path.remove(finder)
+            for undo in reversed(self._undo):
+                undo()
+
+    def torch(self, torch: Any) -> None:
+        """Watch the functions of PyTorch that ask the driver for devices."""
+        for owner, name, what in (
+            (torch.cuda, "_lazy_init", "torch.cuda"),
+            (torch._C, "_cuda_getDeviceCount", "torch.cuda.device_count"),
+            (torch.Tensor, "pin_memory", "torch.Tensor.pin_memory"),
+            (torch.autograd, "backward", "a backward pass"),
+            (torch.autograd, "grad", "torch.autograd.grad"),
+        ):
+            if hasattr(owner, name):
+                self._wrap(owner, name, what, True)
+
+    def _wrap(self, owner: Any, name: str, what: str, asks: bool) -> None:
+        call = getattr(owner, name)
+
+        @functools.wraps(call)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            before = driver()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                after = driver()
+                if asks and after is not None and not self.asked:
+                    self.what, self.line, self.asked = what, _line(), True
+                elif after != before and not self.what and any(DRIVER.partition(".")[0] in str(a) for a in args):
+                    self.what, self.line = what, _line()
+
+        own = name in vars(owner)
+        setattr(owner, name, watched)
+        self._undo.append(lambda: setattr(owner, name, call) if own else delattr(owner, name))
+
+
+def check(watch: Watch) -> None:
+    """Raise :class:`Unforkable` when this process has used CUDA, or has more than one thread."""
+    why = cuda(watch)
+    if why:
+        by = f", by {watch.what}" if watch.what else ""
+        at = f" at {watch.line}" if watch.line else ""
+        raise Unforkable(f"CUDA was initialised{by}{at} while the handler was imported or loaded ({why}), and does "
+                         f"not survive a fork: {_CURES}")
+    others = _others()
+    if not others:
+        return
+    names = {t.native_id: repr(t.name) for t in threading.enumerate()}
+    who = ", ".join(sorted(names.get(t, _comm(t)) for t in others)[:8])
+    raise Unforkable(f"{len(others) + 1} threads after loading, want 1: {who}; the handler, or a library that "
+                     "it uses, has started threads; start them in the place hook, or end them in load, so that "
+                     "replicas can be forked")
+
+
+def end_threads() -> None:
+    """End the threads of libraries that start them again when they need them: OpenMP's, and the one that looks after
+    tqdm's progress bars."""
+    _threads.end_progress_bars()
+    _threads.end_openmp()
+
+
+def cuda(watch: Watch) -> str:
+    """Say how this process knows that it has used CUDA; empty: it has not."""
+    torch = getattr(sys.modules.get("torch"), "cuda", None)
+    if torch is not None and torch.is_initialized():
+        return "torch.cuda.is_initialized() is true"
+    code = driver()
+    if code not in (None, NOT_INITIALISED):
+        return f"{DRIVER} is initialised: cuDeviceGetCount returns {code}"
+    files = device_files()
+    if files:
+        return f"it has {files[0]} open or mapped"
+    if watch.asked:  # the runtime keeps the answer: in a child, too, there are no devices
+        return f"CUDA's runtime has asked {DRIVER} for devices"
+    return ""
+
+
+def driver() -> int | None:
+    """Return what CUDA's driver answers, which it does without being initialised by that; None: it is not loaded."""
+    try:
+        handle = _open(DRIVER, os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return None
+    library = ctypes.CDLL.__new__(ctypes.CDLL)  # CDLL itself may be watched
+    _INIT(library, DRIVER, handle=handle)
+    try:
+        return int(library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())))
+    except AttributeError:  # a library of that name which is not the driver
+        return NOT_INITIALISED
+
+
+_INIT = ctypes.CDLL.__init__
+_open: Callable[[str, int], int] = ctypes._dlopen  # type: ignore[attr-defined]
+
+
+def device_files(folder: str = "/proc/self") -> list[str]:
+    """The files of NVIDIA's devices that this process has open or mapped for CUDA; folder is the process's in /proc."""
+    found = set()
+    for fd in os.listdir(folder + "/fd"):
+        try:
+            found.add(os.readlink(f"{folder}/fd/{fd}"))
+        except OSError:  # the listing's own
+            pass
+    mapped = {path for _, _, path in _threads.mappings(folder + "/maps")}
+    begin = UVM if any(os.path.basename(path).startswith(NVML) for path in mapped) else DEVICES
+    return sorted(path for path in found | mapped if path.startswith(begin))
+
+
+def _others() -> list[int]:
+    """The threads of this process beside its first one."""
+    others: list[int] = []
+    for _ in range(100):  # one that has just been joined may be there for a moment
+        others = [int(t) for t in os.listdir("/proc/self/task") if int(t) != os.getpid()]
+        if not others:
+            break
+        time.sleep(0.01)
+    return others
+
+
+def _comm(task: int) -> str:
+    try:
+        with open(f"/proc/self/task/{task}/comm", encoding="utf-8", errors="replace") as f:
+            return f"{f.read().strip()} (not of Python)"
+    except OSError:
+        return "one that has just ended"
+
+
+def _line() -> str:
+    """The innermost line of the image's own modules that the caller was called from; empty: there is none."""
+    ours, root = os.path.dirname(os.path.abspath(__file__)), os.getcwd() + os.sep
+    for frame in reversed(traceback.extract_stack()):
+        path = os.path.abspath(frame.filename)
+        if os.path.isfile(path) and path.startswith(root) and not path.startswith((ours, root + "site-packages")):
+            return f"{os.path.relpath(path)}:{frame.lineno}"
+    return ""
