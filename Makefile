@@ -3,6 +3,7 @@
 GO        ?= go
 BIN       := build/bin
 IMAGES    := build/images
+GPU       ?= build/gpu
 LINT      := v2.15.0
 FUZZTIME  ?= 30s
 # How long the tests of one package may take; `make test TEST_TIMEOUT=1h` on a machine that is busy with other work.
@@ -16,7 +17,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-kill test-updates test-disk test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv train-cv paper-quart paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-kill test-updates test-disk test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv train-cv paper-quart paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,8 +83,12 @@ bench-autoscaler: images ## fixed, uniform and QUART's sizes on the same bursts;
 bench-coldstart: images ## order to first output of a replica on every start path; BENCH=--full for 4 GB, and 32 replicas
 	@$(BIN)/stagecoach bench coldstart --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 $(BENCH)
 
-bench-gpu: build ## order to first output of stages in PyTorch on a GPU, which this machine needs to have
+bench-gpu: build ## order to first output of stages in PyTorch on this machine's GPU; BENCH="--size 5.4GB --budget 9m"
 	@$(BIN)/stagecoach bench gpu $(BENCH)
+
+bench-gpu-bundle: tools ## a stripped binary in build/gpu, to run bench gpu on another machine: docs/RESULTS.md says how
+	@mkdir -p $(GPU)
+	@$(GO) build "-ldflags=-s -w -extldflags=-Wl,-z,lazy" -o $(GPU)/stagecoach ./cmd/stagecoach
 
 bench-keysmanager: images ## forks a second, a thousand orders at once, an idle daemon, a request from zero
 	@$(BIN)/stagecoach bench keysmanager --images $(IMAGES) --ort build/ort/libonnxruntime.so.1
