@@ -104,11 +104,14 @@ func (c *gpuCells) fits(ctx context.Context, cell gpuCell) (why string, err erro
 }
 
 // deadline bounds a cell: by several times its estimate, for a machine that is slower than was thought,
-// and by the budget.
+// and by the budget. Without a budget nobody waits, and a machine that is busy with other work has time.
 func (c *gpuCells) deadline(ctx context.Context, takes time.Duration) (context.Context, context.CancelFunc) {
-	end := time.Now().Add(time.Minute + 5*takes)
-	if !c.end.IsZero() && c.end.Before(end) {
-		end = c.end
+	end := time.Now().Add(10*time.Minute + 5*takes)
+	if !c.end.IsZero() {
+		end = time.Now().Add(time.Minute + 5*takes)
+		if c.end.Before(end) {
+			end = c.end
+		}
 	}
 	return context.WithDeadlineCause(ctx, end, fmt.Errorf("not done at its deadline, after %v", time.Until(end).Round(time.Second)))
 }

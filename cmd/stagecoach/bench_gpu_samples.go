@@ -130,15 +130,15 @@ func (s *gpuSamples) report() {
 		if len(copied) > 0 { // all bytes, in the time of the slowest
 			g.copied(size, name, float64(size.bytes)*float64(len(copied)), slices.Max(copied), len(copied))
 		}
+	} else if len(copied) > 0 {
+		g.copied(size, name, float64(size.bytes), median(copied), len(copied))
+	}
+	if s.paths[s.way.path] < len(s.first) {
 		var took []string
 		for _, path := range slices.Sorted(maps.Keys(s.paths)) {
 			took = append(took, fmt.Sprintf("%d %s", s.paths[path], path))
 		}
-		if s.paths[s.way.path] < len(s.first) {
-			g.report.Note(name, "paths: "+strings.Join(took, ", "))
-		}
-	} else if len(copied) > 0 {
-		g.copied(size, name, float64(size.bytes), median(copied), len(copied))
+		g.report.Note(name, "paths: "+strings.Join(took, ", "))
 	}
 	if s.way.name == "plain" {
 		if s.suffix == "" {
