@@ -46,11 +46,13 @@ def on_host(device: Any) -> Any:
     return "cpu" if str(device).startswith("cuda") else device
 
 
-def in_host_memory(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Make tensors without a device."""
+def in_host_memory(torch: Any, make: Callable[..., Any]) -> Callable[..., Any]:
+    """Make tensors without a device, and not of halves, with which old PyTorch on a CPU does not compute."""
 
     @functools.wraps(make)
     def made(*args: Any, device: Any = None, pin_memory: bool = False, **more: Any) -> Any:
+        if more.get("dtype") is torch.float16 and on_host(device) != device:
+            more["dtype"] = torch.float32
         return make(*args, device=on_host(device), **more)
 
     return made
@@ -69,22 +71,22 @@ def staying(to: Callable[..., Any]) -> Callable[..., Any]:
 def install(torch: Any) -> None:
     """Give PyTorch the device."""
     for name in ("empty", "zeros", "ones"):
-        setattr(torch, name, in_host_memory(getattr(torch, name)))
+        setattr(torch, name, in_host_memory(torch, getattr(torch, name)))
     torch.Tensor.to = staying(torch.Tensor.to)
     torch.nn.Module.to = staying(torch.nn.Module.to)
     torch.version.cuda = "12.0"
-    looks, streams = itertools.count(), SimpleNamespace(current=Stream())
+    looks, now = itertools.count(), SimpleNamespace(stream=Stream(), initialised=False)
     stand_in = dict(
         Event=Event,
         Stream=Stream,
         stream=lambda stream: contextlib.nullcontext(),
-        current_stream=lambda device=None: streams.current,
+        current_stream=lambda device=None: now.stream,
         set_stream=lambda stream: None,
         synchronize=lambda: None,
-        init=lambda: None,
+        init=lambda: setattr(now, "initialised", True),
         set_device=lambda device: None,
         is_available=lambda: True,
-        is_initialized=lambda: True,
+        is_initialized=lambda: now.initialised,
         device_count=lambda: 1,
         empty_cache=lambda: None,
         get_device_properties=lambda device: SimpleNamespace(name="Stand-in", total_memory=10**12),
