@@ -3,6 +3,7 @@
 GO        ?= go
 BIN       := build/bin
 IMAGES    := build/images
+GPU       ?= build/gpu
 LINT      := v2.15.0
 FUZZTIME  ?= 30s
 # How long the tests of one package may take. Use `make test TEST_TIMEOUT=1h` on a busy machine.
@@ -17,7 +18,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-disk test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv train-cv paper-quart paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-disk test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv train-cv paper-quart paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,8 +88,12 @@ bench-autoscaler: images ## fixed, uniform and QUART's sizes; BENCH="--model min
 bench-coldstart: images ## order to first output on every start path; BENCH=--full for 4 GB
 	@$(BIN)/stagecoach bench coldstart --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 $(BENCH)
 
-bench-gpu: build ## order to first output of PyTorch stages; needs a GPU
+bench-gpu: build ## order to first output of PyTorch stages; needs a GPU; BENCH="--size 5.4GB"
 	@$(BIN)/stagecoach bench gpu $(BENCH)
+
+bench-gpu-bundle: tools ## a stripped binary in build/gpu, for another machine: docs/RESULTS.md
+	@mkdir -p $(GPU)
+	@$(GO) build "-ldflags=-s -w -extldflags=-Wl,-z,lazy" -o $(GPU)/stagecoach ./cmd/stagecoach
 
 bench-keysmanager: images ## forks per second, 1,000 orders at once, an idle daemon, from zero
 	@$(BIN)/stagecoach bench keysmanager --images $(IMAGES) --ort build/ort/libonnxruntime.so.1

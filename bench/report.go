@@ -27,7 +27,14 @@ type Report struct {
 	Load     float64           `json:"load_average"`       // over a minute, when the benchmark began
 	Versions map[string]string `json:"versions,omitempty"` // of what was measured with, by name
 	Results  []Result          `json:"results"`
+	Notes    []Note            `json:"notes,omitempty"`
 	Goals    []Goal            `json:"goals,omitempty"`
+}
+
+// Note is what is to be known of a case beside its figures, such as why it has none.
+type Note struct {
+	Case string `json:"case"`
+	Text string `json:"text"`
 }
 
 // Goal is what was wanted of a figure of the report.
@@ -35,6 +42,15 @@ type Goal struct {
 	Goal   string  `json:"goal"` // such as "5.4G fork: ms from order to first output: at most 1000"
 	Figure float64 `json:"figure"`
 	Met    bool    `json:"met"`
+}
+
+// String says whether the goal is met.
+func (g Goal) String() string {
+	verdict := "missed"
+	if g.Met {
+		verdict = "met"
+	}
+	return fmt.Sprintf("goal: %s: %.4g, %s", g.Goal, g.Figure, verdict)
 }
 
 // Host is the machine that was measured.
@@ -75,6 +91,9 @@ func (r *Report) Add(c, metric string, value float64, n int) {
 	r.Results = append(r.Results, Result{c, metric, value, n})
 }
 
+// Note appends a note.
+func (r *Report) Note(c, text string) { r.Notes = append(r.Notes, Note{c, text}) }
+
 // With says which version of something was measured with.
 func (r *Report) With(name, version string) {
 	if r.Versions == nil {
@@ -97,7 +116,7 @@ func (r *Report) WriteJSON(w io.Writer) error {
 	return e.Encode(r)
 }
 
-// WriteTable prints one line a case and one column a metric, then one line a goal.
+// WriteTable prints one line per case and one column per metric, then one line per note and goal.
 func (r *Report) WriteTable(w io.Writer) error {
 	var cases, metrics []string
 	values := map[[2]string]string{}
@@ -127,12 +146,11 @@ func (r *Report) WriteTable(w io.Writer) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	for _, n := range r.Notes {
+		fmt.Fprintf(w, "%s: %s\n", n.Case, n.Text)
+	}
 	for _, g := range r.Goals {
-		verdict := "missed"
-		if g.Met {
-			verdict = "met"
-		}
-		fmt.Fprintf(w, "goal: %s: %.4g, %s\n", g.Goal, g.Figure, verdict)
+		fmt.Fprintln(w, g)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package device
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -40,6 +41,7 @@ type Library interface {
 type Config struct {
 	Share   Share
 	Library Library       // nil: the machine's
+	Path    string        // of the machine's library; empty: the one that the system's linker finds
 	Every   time.Duration // between two looks; 0: 3 s
 	Timeout time.Duration // of a look; 0: 10 s
 	Log     *slog.Logger
@@ -50,7 +52,8 @@ type Watch struct {
 	cfg  Config
 	quit chan struct{}
 	once sync.Once
-	done chan struct{} // closed when the library's owner has ended
+	done chan struct{}      // closed when the library's owner has ended
+	asks chan chan struct{} // of Look: each is closed after a look
 
 	mu    sync.Mutex
 	seen  []Info    // sorted by index
@@ -62,12 +65,16 @@ type Watch struct {
 func Open(cfg Config) *Watch {
 	cfg.Every = cmp.Or(cfg.Every, 3*time.Second)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 10*time.Second)
-	w := &Watch{cfg: cfg, quit: make(chan struct{}), done: make(chan struct{})}
+	w := &Watch{cfg: cfg, quit: make(chan struct{}), done: make(chan struct{}), asks: make(chan chan struct{})}
 	if cfg.Share.none {
 		close(w.done)
 		return w
 	}
-	if cfg.Library == nil {
+	switch {
+	case cfg.Library != nil:
+	case cfg.Path != "":
+		w.cfg.Library = nvml.New(nvml.WithLibraryPath(cfg.Path))
+	default:
 		w.cfg.Library = nvml.New()
 	}
 	looked := make(chan struct{})
@@ -90,6 +97,25 @@ func (w *Watch) Devices() []Info {
 		}
 	}
 	return out
+}
+
+// Look reads the devices now, and returns after that. It fails if ctx ends before. Without a
+// library there is nothing to look at.
+func (w *Watch) Look(ctx context.Context) error {
+	looked := make(chan struct{})
+	select {
+	case w.asks <- looked:
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case <-looked:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // Close ends the watch. It does not wait for a library that hangs.
@@ -126,11 +152,19 @@ func (w *Watch) own(looked chan<- struct{}) {
 			r.shutdown()
 			return
 		case <-tick.C:
-			before := w.seen // written by this goroutine alone
-			w.look(r)
-			w.log(before)
+			w.lookAgain(r)
+		case looked := <-w.asks:
+			w.lookAgain(r)
+			close(looked)
 		}
 	}
+}
+
+// lookAgain reads all devices once, and logs what has changed.
+func (w *Watch) lookAgain(r *reader) {
+	before := w.seen // written by this goroutine alone
+	w.look(r)
+	w.log(before)
 }
 
 // look reads all devices once.

@@ -1,6 +1,8 @@
 package device
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -91,6 +93,29 @@ func TestDiscovery(t *testing.T) {
 		w.Close()
 		if f.inits != 1 || f.shut != 1 {
 			t.Errorf("the library was opened %d and closed %d times, want once", f.inits, f.shut)
+		}
+	})
+}
+
+// TestLook checks that Look sees at once what has changed, and not at the next look.
+func TestLook(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fleet) {
+		w, _ := open(t, f, "all")
+		f.set(func() { f.gpus[2].used = 5 * gib })
+		before := time.Now()
+		if err := w.Look(t.Context()); err != nil || w.Devices()[2].Used != 5*gib || time.Since(before) > 0 {
+			t.Errorf("error %v, after %v %+v", err, time.Since(before), w.Devices()[2])
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		w.Close()
+		if err := w.Look(t.Context()); err != nil {
+			t.Errorf("of a watch that has ended: %v", err)
+		}
+		none := Open(Config{Share: Share{none: true}})
+		defer none.Close()
+		if err := none.Look(ended); err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("of a share without devices: %v", err)
 		}
 	})
 }

@@ -1,7 +1,7 @@
 """Measures a device by PyTorch alone, and the SDK's way to it: what `stagecoach bench gpu` compares starts with. Prints JSON.
 
     bench_device.py context DEVICE            what another process takes to make a context, of time and of the device's memory
-    bench_device.py copies DEVICE BYTES       bytes a second from one pinned buffer, over 1, 2 and 4 streams
+    bench_device.py copies DEVICE BYTES       seconds of copies of as many bytes from a pinned buffer, over 1, 2 and 4 streams
     bench_device.py ring DEVICE IMAGE MODEL   seconds that the SDK's device module takes for the model's parameters
     bench_device.py hold DEVICE               makes a context and keeps it until its stdin ends: for context
 
@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from typing import Any, Callable
 
 PROCESSES, COPIES, PLACES = 3, 5, 5
+BUFFER = 1 << 30  # bytes of pinned memory, at most: to pin as many as a large model has would take longer than all copies
 
 
 def clock(device: str, work: Callable[[], Any]) -> float:
@@ -74,20 +75,21 @@ def context(device: str) -> dict[str, list[float]]:
 
 
 def copies(device: str, size: str) -> dict[str, list[float]]:
-    """Seconds of copies of so many bytes from one pinned buffer, by the number of streams that share it."""
+    """Seconds of copies of as many bytes, from one pinned buffer again and again, by the number of streams that share them."""
     import torch
 
     total, on_device = int(size), device != "cpu"
-    host = torch.empty(total, dtype=torch.uint8, pin_memory=on_device).fill_(1)
+    host = torch.empty(min(total, BUFFER), dtype=torch.uint8, pin_memory=on_device).fill_(1)
     there = torch.empty(total, dtype=torch.uint8, device=device).fill_(0)
     out: dict[str, list[float]] = {}
     for streams in (1, 2, 4) if on_device else (1,):
         own = [torch.cuda.Stream() if on_device else None for _ in range(streams)]
 
         def copy() -> None:
-            for stream, to, of in zip(own, there.chunk(streams), host.chunk(streams)):
-                with torch.cuda.stream(stream) if on_device else nullcontext():
-                    to.copy_(of, non_blocking=True)
+            for piece in there.split(host.numel()):
+                for stream, to, of in zip(own, piece.chunk(streams), host[: piece.numel()].chunk(streams)):
+                    with torch.cuda.stream(stream) if on_device else nullcontext():
+                        to.copy_(of, non_blocking=True)
 
         copy()
         out[str(streams)] = [clock(device, copy) for _ in range(COPIES)]

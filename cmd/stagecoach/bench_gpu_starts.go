@@ -2,218 +2,244 @@ package main
 
 import (
 	"context"
-	_ "embed"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
-	"strconv"
+	"sync"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
-//go:embed bench_device.py
-var devicePython []byte
+// Memory that cells need beside parameters, in bytes.
+const (
+	gpuContext = 1 << 30 // of the device, of a process with a context
+	hostBase   = 2 << 30 // of the machine
+)
 
-// ask runs a verb of bench_device.py in a process that sees the device alone.
-func (g *gpuBench) ask(ctx context.Context, dir string, out any, args ...string) error {
-	script := filepath.Join(dir, "device.py")
-	if err := os.WriteFile(script, devicePython, 0o600); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, g.py.Program, append([]string{script}, args...)...)
-	cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+g.at.id, "PYTHONDONTWRITEBYTECODE=1")
-	cmd.Stderr, cmd.WaitDelay = os.Stderr, 5*time.Second
-	said, err := cmd.Output()
-	if err == nil {
-		err = json.Unmarshal(said, out)
-	}
-	if err != nil {
-		return fmt.Errorf("bench_device.py %q: %w: %.200s", args, err, said)
-	}
-	return nil
+// together is how many replicas are started at once, to see what they take from each other.
+const together = 4
+
+// gpuNeed is what a replica reserves of the device.
+func gpuNeed(s gpuSize) int64 { return s.bytes + s.bytes/8 + gpuContext }
+
+// gpuWay starts a stage on one path.
+type gpuWay struct {
+	g     *gpuBench
+	b     *benchStage
+	s     gpuSize
+	name  string           // of gpuPaths
+	cell  string           // its case
+	path  string           // of the KeysManager, that it has to take; empty: it is not the KeysManager's
+	spec  keysmanager.Spec // of its function
+	said  *gpuSaid
+	slow  bool // it is started half as often
+	parks bool // a child has to be parked before each start
+
+	mu sync.Mutex
+	n  int // replicas so far
 }
 
-// limits measures what PyTorch alone does with the device.
-func (g *gpuBench) limits(ctx context.Context) error {
-	dir, err := os.MkdirTemp("", "stagecoach-bench-")
-	if err != nil {
-		return err
+// starts measures all paths, as the product takes them and bare.
+func (g *gpuBench) starts(ctx context.Context, b *benchStage, s gpuSize) {
+	managed := g.paths
+	if g.paths[0] == "plain" {
+		managed = g.paths[1:]
+		w := &gpuWay{g: g, b: b, s: s, name: "plain", cell: s.name + "_plain", slow: true}
+		g.cells.run(ctx, w.single()) // what the others are compared with
+		defer func() { g.cells.run(ctx, w.several()) }()
 	}
-	defer os.RemoveAll(dir)
-	progress("bench gpu: %s: contexts", g.at.name)
-	var made map[string][]float64
-	if err := g.ask(ctx, dir, &made, "context", g.at.name); err != nil {
-		return err
+	if len(managed) == 0 {
+		return
 	}
-	for _, what := range []string{"import", "context", "kernels"} {
-		g.report.AddMillis("device", what+"_p50_ms", durations(made[what+"_s"]), 0.5)
-		if bytes := made[what+"_bytes"]; g.at != onCPU && len(bytes) > 0 {
-			g.report.Add("device", what+"_mb", median(bytes)/1e6, len(bytes))
+	for _, bare := range []bool{false, true} {
+		suffix := ""
+		if bare {
+			suffix = "_bare"
 		}
-	}
-	const most = 2e9
-	size := g.sizes[len(g.sizes)-1].bytes
-	for _, s := range g.sizes {
-		size = min(most, max(size, s.bytes))
-	}
-	progress("bench gpu: %s: copies of %d MB", g.at.name, size/1e6)
-	var took map[string][]float64
-	if err := g.ask(ctx, dir, &took, "copies", g.at.name, strconv.FormatInt(size, 10)); err != nil {
-		return err
-	}
-	for streams, seconds := range took {
-		rate := float64(size) / 1e9 / median(seconds)
-		g.report.Add("device", "pinned_"+streams+"_streams_gb_per_s", rate, len(seconds))
-		g.pinned = max(g.pinned, rate)
-	}
-	return nil
-}
-
-// size measures a stage of a size.
-func (g *gpuBench) size(ctx context.Context, s gpuSize) error {
-	progress("bench gpu: %s: generating weights", s.name)
-	b, err := newTorchStage(ctx, g.py, s.bytes, g.at)
-	if err != nil {
-		return err
-	}
-	defer b.close()
-	failed := []error{g.ring(ctx, b, s)}
-	if err := b.open(keysmanager.Config{Devices: g.watched}); err != nil {
-		return errors.Join(append(failed, err)...)
-	}
-	var plain time.Duration
-	var first *startSamples
-	for _, p := range g.paths(b, s) {
-		if ctx.Err() != nil {
-			break
+		said := &gpuSaid{parts: map[string]chan deviceParts{}}
+		b.told = said.told
+		lacks, err := g.manage(b, bare)
+		for _, name := range managed {
+			w := g.way(b, s, name)
+			w.said, w.cell = said, s.name+"_"+name+suffix
+			if err != nil {
+				g.cells.ended(w.cell, 0, fmt.Errorf("no KeysManager: %w", err))
+				continue
+			}
+			if lacks != "" {
+				g.report.Note(w.cell, lacks)
+			}
+			w.cells(ctx, !bare)
 		}
-		name, samples := s.name+"_"+p.name, &startSamples{}
-		progress("bench gpu: %s", name)
-		if err := p.measure(ctx, g.often, samples); err != nil {
-			failed = append(failed, fmt.Errorf("%s: %w", p.name, err))
+		b.shut()
+		if lacks == "without accounts, cgroups, networks" {
+			return // bare is no different
 		}
-		p50, ok := bench.Quantile(samples.first, 0.5)
-		if !ok {
-			continue
-		}
-		samples.report(g.report, name)
-		g.report.AddMillis(name, "load_p50_ms", samples.load, 0.5)
-		g.report.AddMillis(name, "place_p50_ms", samples.place, 0.5)
-		if first == nil {
-			plain, first = p50, samples // by hand
-			continue
-		}
-		g.report.Add(name, "speedup_over_plain", float64(plain)/float64(p50), len(first.first))
-		if other := samples.unlike(first); len(other) > 0 { // kernels may add up in another order
-			progress("bench gpu: %s answers %q, and by hand %q", name, other, first.said)
-			g.report.Add(name, "other_answers", float64(len(other)), len(samples.said))
-		}
-	}
-	return errors.Join(failed...)
-}
-
-// ring measures how fast a stage's parameters get to the device.
-func (g *gpuBench) ring(ctx context.Context, b *benchStage, s gpuSize) error {
-	progress("bench gpu: %s: parameters to the device", s.name)
-	model := filepath.Join(b.root, "model.safetensors")
-	info, err := os.Stat(model)
-	if err != nil {
-		return err
-	}
-	var took struct{ Seconds []float64 }
-	if err := g.ask(ctx, b.dir, &took, "ring", g.at.name, b.root, model); err != nil {
-		return err
-	}
-	if g.at == onCPU || g.pinned == 0 {
-		return nil // they stay where they are; or nothing is known to compare with
-	}
-	rate := float64(info.Size()) / 1e9 / median(took.Seconds)
-	g.report.Add(s.name+"_ring", "gb_per_s", rate, len(took.Seconds))
-	g.report.Add(s.name+"_ring", "share_of_pinned", rate/g.pinned, len(took.Seconds))
-	return nil
-}
-
-// gpuPath is a way to start a replica on the device.
-type gpuPath struct {
-	name  string
-	path  string // of the KeysManager, that it has to take; empty: it is not the KeysManager's
-	start starter
-	slow  bool
-	ready func(ctx context.Context) error // waits until the next start is one on that path; nil: it is one
-}
-
-// paths are the ways to start a stage, each of a function of its own. By hand is the first: what the others are compared with.
-func (g *gpuBench) paths(b *benchStage, s gpuSize) []gpuPath {
-	spec := func(name, start string) keysmanager.Spec {
-		out := b.spec(start)
-		out.Function, out.Devices, out.DeviceMemory = name+"."+benchNamespace, 1, s.bytes+s.bytes/8+1<<30
-		return out
-	}
-	ordered := func(spec keysmanager.Spec) starter {
-		return func(ctx context.Context) (started, error) {
-			return b.start(ctx, func(ctx context.Context) (launched, error) {
-				return b.order(ctx, keysmanager.Order{Spec: spec, Device: g.at.id})
-			})
-		}
-	}
-	parked, resident := spec("parked", "auto"), spec("resident", "auto")
-	resident.Worker = "bench"
-	return []gpuPath{
-		{name: "plain", start: b.others["plain"], slow: true},
-		{name: "fork", path: keysmanager.PathFork, start: ordered(spec("fork", "fork"))},
-		{name: "cold", path: keysmanager.PathCold, start: ordered(spec("cold", "cold")), slow: true},
-		{name: "resident", path: keysmanager.PathResident, start: ordered(resident)},
-		{name: "parked", path: keysmanager.PathParked, start: ordered(parked), ready: func(ctx context.Context) error { return b.park(ctx, parked) }},
 	}
 }
 
-// park has a child of a function parked.
-func (b *benchStage) park(ctx context.Context, spec keysmanager.Spec) error {
-	const most = time.Minute
-	for began := time.Now(); time.Since(began) < most; {
-		if err := b.keys.Warm(ctx, []keysmanager.Wanted{{Spec: spec, Key: true}}); err != nil {
+// way returns how replicas start on a path of the KeysManager, each of a function of its own.
+func (g *gpuBench) way(b *benchStage, s gpuSize, name string) *gpuWay {
+	w := &gpuWay{g: g, b: b, s: s, name: name, path: name, spec: b.spec(name)}
+	switch name {
+	case "cold":
+		w.slow = true
+	case "heap":
+		w.path, w.spec.Image = keysmanager.PathHeap, heapImage
+	case "parked":
+		w.spec.Start, w.parks = "auto", true
+	case "resident":
+		w.spec.Start, w.spec.Worker = "auto", benchNamespace
+	}
+	w.spec.Devices, w.spec.DeviceMemory = 1, gpuNeed(s)
+	return w
+}
+
+// often is how many starts are counted.
+func (w *gpuWay) often() int {
+	if w.slow {
+		return max(2, w.g.often/2)
+	}
+	return w.g.often
+}
+
+// single is the cell of starts one after the other.
+func (w *gpuWay) single() gpuCell {
+	takes, _ := w.estimates()
+	return gpuCell{name: w.cell, takes: takes, device: gpuNeed(w.s), host: w.host(1), measure: w.oneByOne}
+}
+
+// several is the cell of starts at the same time.
+func (w *gpuWay) several() gpuCell {
+	_, takes := w.estimates()
+	return gpuCell{name: w.cell + "_x4", takes: takes, device: together * gpuNeed(w.s), host: w.host(together), measure: w.atOnce}
+}
+
+// host is how much memory of the machine n replicas take, in bytes: the file's in the page cache, and
+// what is in heaps.
+func (w *gpuWay) host(n int64) int64 {
+	switch w.name {
+	case "plain": // each in its own
+		return hostBase + (1+n)*w.s.bytes
+	case "heap": // in the one that they fork from
+		return hostBase + 2*w.s.bytes
+	}
+	return hostBase + w.s.bytes
+}
+
+// cells measures starts one after the other, then some at once if that is wanted.
+func (w *gpuWay) cells(ctx context.Context, atOnce bool) {
+	begun := w.g.cells.run(ctx, w.single())
+	if atOnce {
+		begun = w.g.cells.run(ctx, w.several()) || begun
+	}
+	if begun && (w.name == "heap" || w.name == "parked" || w.name == "resident") { // what it keeps would be in others' way
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		if _, err := w.b.keys.Evict(ctx, w.spec.Function); err != nil {
+			progress("bench gpu: %s: %v", w.cell, err)
+		}
+	}
+}
+
+// estimates returns how long the cells take.
+func (w *gpuWay) estimates() (one, four time.Duration) {
+	t, n, bytes := w.g.times, 1+w.often(), w.s.bytes
+	switch w.name {
+	case "plain":
+		return t.of(n, 0, 2*float64(n), bytes), t.of(2, 0, 6, bytes)
+	case "cold":
+		return t.of(n, 0, 0.5*float64(n), bytes), t.of(2, 0, 2, bytes)
+	case "heap":
+		return t.of(1, n, 1.5+0.2*float64(n), bytes), t.of(1, together, 2, bytes)
+	case "parked":
+		return t.of(1, 3*n, 0.5+0.1*float64(n), bytes), t.of(1, together, 1, bytes)
+	}
+	return t.of(1, n, 0.5+0.1*float64(n), bytes), t.of(1, together, 1, bytes)
+}
+
+// start starts a replica, or the process that is compared with one.
+func (w *gpuWay) start(ctx context.Context) (started, error) {
+	if w.path == "" {
+		return w.b.others[w.name](ctx)
+	}
+	w.mu.Lock()
+	w.n++
+	name := fmt.Sprintf("%s-%d", w.name, w.n)
+	w.mu.Unlock()
+	parts := w.said.expect(name)
+	r, err := w.b.start(ctx, func(ctx context.Context) (launched, error) {
+		return w.b.order(ctx, keysmanager.Order{Replica: name, Spec: w.spec, Device: w.g.at.id})
+	})
+	if err != nil || !w.g.at.onGPU() { // on the CPU it has no way to go
+		return r, err
+	}
+	select {
+	case r.parts = <-parts:
+	case <-time.After(10 * time.Second): // its figures lack the parts
+		progress("bench gpu: %s: replica %s does not say how it got onto its device", w.cell, name)
+	case <-ctx.Done():
+	}
+	return r, nil
+}
+
+// park has a child of the function parked, if the next start is to claim one.
+func (w *gpuWay) park(ctx context.Context) error {
+	if !w.parks {
+		return nil
+	}
+	for {
+		if err := w.b.keys.Warm(ctx, []keysmanager.Wanted{{Spec: w.spec, Key: true}}); err != nil {
 			return err
 		}
-		for _, d := range b.keys.Inventory().Devices {
+		for _, d := range w.b.keys.Inventory().Devices {
 			if len(d.ParkedFor) > 0 {
 				return nil
 			}
 		}
 		select {
-		case <-time.After(200 * time.Millisecond):
+		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
-			return ctx.Err()
+			return fmt.Errorf("no child is parked: %w", context.Cause(ctx))
 		}
 	}
-	return fmt.Errorf("no child is parked after %v", most)
 }
 
-// measure starts replicas, one after the other. The first, which loads what the others share, is not counted.
-func (p gpuPath) measure(ctx context.Context, often int, samples *startSamples) error {
-	if p.slow {
-		often = max(2, often/2)
+// oneByOne starts replicas, one after the other. The first, which loads what the others share, is not
+// counted; the last is asked for its memory.
+func (w *gpuWay) oneByOne(ctx context.Context) error {
+	samples := &gpuSamples{way: w}
+	defer samples.report() // also of fewer starts than wanted
+	none, err := w.memory(ctx, nil)
+	if err != nil {
+		return err
 	}
-	for i := range 1 + often {
-		if p.ready != nil {
-			if err := p.ready(ctx); err != nil {
+	for i := range 1 + w.often() {
+		before := none
+		if i == w.often() { // what replicas share is there, and a child is not parked yet
+			if before, err = w.memory(ctx, nil); err != nil {
 				return err
 			}
 		}
-		r, err := p.start(ctx)
-		if err != nil {
+		if err := w.park(ctx); err != nil {
 			return err
 		}
+		r, err := w.start(ctx)
+		if err != nil {
+			return fmt.Errorf("start %d: %w", i+1, err)
+		}
+		if i == w.often() {
+			after, err := w.memory(ctx, []started{r})
+			if err != nil {
+				r.end()
+				return err
+			}
+			samples.memory(footprint{none.device, before.host}, after, 1)
+		}
 		r.end()
-		if r.path != p.path {
-			return fmt.Errorf("start %d took path %q, want %q", i+1, r.path, p.path)
+		if r.path != w.path && !w.unmapped(r.path) {
+			return fmt.Errorf("start %d took path %q, want %q", i+1, r.path, w.path)
 		}
 		if i > 0 {
 			samples.add(r)
@@ -222,16 +248,48 @@ func (p gpuPath) measure(ctx context.Context, often int, samples *startSamples) 
 	return nil
 }
 
-// median returns the median of figures of which there is at least one: of an even number, the mean of the two in the middle.
-func median(of []float64) float64 {
-	sorted := slices.Sorted(slices.Values(of))
-	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
+// unmapped tells whether a fork is one of a zygote that finds more memory of its own than of the model,
+// as one with a small model does whose PyTorch imports much while it loads. Its parameters are mapped
+// all the same.
+func (w *gpuWay) unmapped(path string) bool {
+	return w.name == "fork" && path == keysmanager.PathHeap
 }
 
-func durations(seconds []float64) []time.Duration {
-	var out []time.Duration
-	for _, s := range seconds {
-		out = append(out, time.Duration(s*1e9))
+// atOnce starts some replicas at the same time, and measures them while all are there.
+func (w *gpuWay) atOnce(ctx context.Context) error {
+	before, err := w.memory(ctx, nil)
+	if err != nil {
+		return err
 	}
-	return out
+	if err := w.park(ctx); err != nil {
+		return err
+	}
+	var all [together]started
+	var failed [together]error
+	var wg sync.WaitGroup
+	for i := range all {
+		wg.Go(func() { all[i], failed[i] = w.start(ctx) })
+	}
+	wg.Wait()
+	up := slices.DeleteFunc(slices.Clone(all[:]), func(r started) bool { return r.end == nil })
+	defer func() {
+		for _, r := range up {
+			wg.Go(r.end)
+		}
+		wg.Wait()
+	}()
+	if err := errors.Join(failed[:]...); err != nil {
+		return fmt.Errorf("%d of %d came up: %w", len(up), together, err)
+	}
+	after, err := w.memory(ctx, up)
+	if err != nil {
+		return err
+	}
+	samples := &gpuSamples{way: w, suffix: "_x4"}
+	for _, r := range up {
+		samples.add(r)
+	}
+	samples.report()
+	samples.memory(before, after, together)
+	return nil
 }

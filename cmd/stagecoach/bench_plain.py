@@ -3,13 +3,14 @@
     bench_plain.py pack IMAGE MODEL.safetensors MODEL.pt     torch.save of the module that the image's handler makes
     bench_plain.py run IMAGE MODEL.pt DEVICE TEXT            a line of JSON after the first answer, and one after the second
 
-IMAGE is only asked for the module's class.
+IMAGE is only asked for the module's class. After the second answer, run keeps the process until its stdin ends.
 """
 from __future__ import annotations
 
 import json
 import sys
 import time
+from typing import Any, Callable
 
 
 def pack(root: str, model: str, out: str) -> None:
@@ -23,23 +24,36 @@ def pack(root: str, model: str, out: str) -> None:
 
 
 def run(root: str, model: str, device: str, text: str) -> None:
-    """Load it onto the device and make it answer twice."""
+    """Load it onto the device and make it answer twice. Each step ends when the device has done its part."""
+    took: dict[str, float] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        begin = time.monotonic()
+        result = work()
+        if name != "import" and device != "cpu":
+            torch.cuda.synchronize()
+        took[name] = time.monotonic() - begin
+        return result
+
+    timed("import", lambda: __import__("torch"))
     import torch
 
     sys.path.insert(0, root)
-    begin = time.monotonic()
-    module = torch.load(model, map_location="cpu", weights_only=False).to(device).eval()
-    load = time.monotonic() - begin
+    timed("context", lambda: torch.zeros(1, device=device))
+    module = timed("load", lambda: torch.load(model, map_location="cpu", weights_only=False))
+    module = timed("copy", lambda: module.to(device).eval())
 
     def answer() -> int:
         with torch.no_grad():
             x = torch.tensor([list(text.encode())])
             return int(module(x.to(device)).cpu()[0].argmax())
 
-    print(json.dumps({"next": answer(), "load": load}), flush=True)
+    following = timed("kernels", answer)
+    print(json.dumps({"next": following, **took}), flush=True)
     begin = time.monotonic()
     answer()
     print(json.dumps({"again": time.monotonic() - begin}), flush=True)
+    sys.stdin.read()
 
 
 if __name__ == "__main__":

@@ -36,8 +36,9 @@ type benchStage struct {
 	nets    networks
 	done    func() // with its cgroups
 	own     *sandbox.Spawner
-	n       int                // replicas so far
-	others  map[string]starter // ways to start that are not the KeysManager's, by name of the case
+	n       int                        // replicas so far, of those that order names
+	told    func(replica, line string) // of each line that a replica prints; nil: it goes to standard error
+	others  map[string]starter         // ways to start that are not the KeysManager's, by name of the case
 }
 
 // starter starts a replica, or what is compared with one, and returns when it has answered.
@@ -51,7 +52,12 @@ const (
 
 // newBenchStage makes a stage in a folder of its own, whose image prepare fills. The caller closes it.
 func newBenchStage(prepare func(*benchStage) error) (*benchStage, error) {
-	dir, err := os.MkdirTemp("", "stagecoach-bench-")
+	return newBenchStageIn("", prepare)
+}
+
+// newBenchStageIn does the same in a folder below parent; empty: the one for temporary files.
+func newBenchStageIn(parent string, prepare func(*benchStage) error) (*benchStage, error) {
+	dir, err := os.MkdirTemp(parent, "stagecoach-bench-")
 	if err != nil {
 		return nil, err
 	}
@@ -68,19 +74,26 @@ func newBenchStage(prepare func(*benchStage) error) (*benchStage, error) {
 }
 
 // manage makes the KeysManager, with users, networks and cgroups as the product has them, once the page cache is as it should be.
-func (b *benchStage) manage() (err error) {
-	log := slog.New(slog.DiscardHandler)
-	if b.users, err = openAccounts(sandbox.DefaultRange.String(), log); err != nil {
+func (b *benchStage) manage() error {
+	cfg, err := b.isolate(slog.New(slog.DiscardHandler))
+	if err != nil {
 		return err
+	}
+	return b.open(cfg)
+}
+
+// isolate returns the configuration of a KeysManager with users, networks and cgroups as the product
+// has them. What the machine has not is left out, and told to log. shut gives all of it back.
+func (b *benchStage) isolate(log *slog.Logger) (cfg keysmanager.Config, err error) {
+	if b.users, err = openAccounts(sandbox.DefaultRange.String(), log); err != nil {
+		return cfg, err
 	}
 	if b.nets, err = openNetworks(defaultNetwork, "bench", b.dir, log); err != nil {
-		return err
+		return cfg, err
 	}
-	var groups keysmanager.Groups
-	groups, b.done = openGroups("bench", b.dir, log)
-	return b.open(keysmanager.Config{
-		Accounts: b.users.forKeys(), Networks: b.nets.forKeys(), HostNetwork: true, Groups: groups, Watchdog: watchdogLine[:],
-	})
+	cfg.Groups, b.done = openGroups("bench", b.dir, log)
+	cfg.Accounts, cfg.Networks, cfg.HostNetwork, cfg.Watchdog = b.users.forKeys(), b.nets.forKeys(), true, watchdogLine[:]
+	return cfg, nil
 }
 
 // open makes the KeysManager.
@@ -88,7 +101,10 @@ func (b *benchStage) open(cfg keysmanager.Config) (err error) {
 	cfg.Node, cfg.Images, cfg.ORT, cfg.Cache = "bench", b.images, b.ort, b.cache()
 	cfg.Log, cfg.Metrics = slog.New(slog.DiscardHandler), prometheus.NewRegistry()
 	cfg.Output = func(_, replica, _, line string) {
-		if !strings.Contains(replica, atOnce) { // those are given up as soon as they are there, and say so
+		switch {
+		case b.told != nil:
+			b.told(replica, line)
+		case !strings.Contains(replica, atOnce): // those are given up as soon as they are there, and say so
 			progress("%s: %s", replica, line)
 		}
 	}
@@ -98,14 +114,20 @@ func (b *benchStage) open(cfg keysmanager.Config) (err error) {
 
 func (b *benchStage) cache() string { return filepath.Join(b.dir, "cache") }
 
-func (b *benchStage) close() {
+// shut closes the KeysManager, if there is one, and gives back what isolate has opened.
+func (b *benchStage) shut() {
 	if b.keys != nil {
 		b.keys.Close()
 	}
 	if b.done != nil {
 		b.done()
 	}
-	_, _ = b.nets.close(), b.users.close() // nobody has one any more
+	_, _ = b.nets.close(), b.users.close() // no process has one any more
+	b.keys, b.done, b.nets, b.users = nil, nil, networks{}, accounts{}
+}
+
+func (b *benchStage) close() {
+	b.shut()
 	b.own.Close()
 	_ = os.RemoveAll(b.dir) // a temporary folder
 }
@@ -137,10 +159,13 @@ func (b *benchStage) spec(path string) keysmanager.Spec {
 	}
 }
 
-// order orders a replica from the KeysManager.
+// order orders a replica from the KeysManager, which it names unless it has a name. Replicas that it
+// names are ordered by one goroutine at a time.
 func (b *benchStage) order(ctx context.Context, o keysmanager.Order) (launched, error) {
-	b.n++
-	o.Replica = fmt.Sprintf("%s-%d", strings.TrimSuffix(o.Spec.Function, "."+benchNamespace), b.n)
+	if o.Replica == "" {
+		b.n++
+		o.Replica = fmt.Sprintf("%s-%d", strings.TrimSuffix(o.Spec.Function, "."+benchNamespace), b.n)
+	}
 	r, err := b.keys.Start(ctx, o)
 	if err != nil {
 		return launched{}, err
@@ -155,6 +180,16 @@ type started struct {
 	load, place  time.Duration // of the parameters in its process, as it says itself
 	again        time.Duration // its second call, warm
 	said         string        // what it has answered, which is the same however it was started; empty: nobody looks
+	parts        deviceParts   // of its way onto a device
+}
+
+// deviceParts is how long the parts of a process's way onto a device took; 0: it had no such part, or
+// did not say.
+type deviceParts struct {
+	imports time.Duration // of PyTorch
+	context time.Duration // until the process has a context on the device
+	copied  time.Duration // of the parameters to the device
+	kernels time.Duration // until the first kernels have run; a replica does that beside the copy
 }
 
 // on returns what starts replicas on a path of the KeysManager.
@@ -181,6 +216,8 @@ func (b *benchStage) start(ctx context.Context, how func(context.Context) (launc
 		if err := conn.SetReadDeadline(time.Now().Add(2 * time.Minute)); err != nil {
 			return err
 		}
+		stop := context.AfterFunc(ctx, func() { _ = l.conn.SetReadDeadline(time.Now()) }) // fails as the reads do
+		defer stop()
 		f, err := expect(conn, wire.FrameHello)
 		if err != nil {
 			return err

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
@@ -32,25 +33,26 @@ type torchPython struct {
 	Program string `json:"program"` // absolute
 	Python  string `json:"python"`  // versions
 	Torch   string `json:"torch"`
+	CUDA    string `json:"cuda"` // that PyTorch is made for; empty: for none
 }
 
 // findTorch finds an interpreter with PyTorch, and with CUDA if that is wanted: the one that was named, else the first that has it.
 func findTorch(ctx context.Context, named string, cuda bool) (torchPython, error) {
-	candidates := []string{"python3", "/usr/bin/python3"}
+	candidates := interpreters()
 	if named != "" {
 		candidates = []string{named}
 	}
 	const code = `import json, platform, sys, numpy, torch
 if "cuda" in sys.argv and not torch.cuda.is_available():
     sys.exit("its PyTorch " + torch.__version__ + " finds no CUDA device")
-print(json.dumps({"program": sys.executable, "python": platform.python_version(), "torch": torch.__version__}))`
+print(json.dumps({"program": sys.executable, "python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda or ""}))`
 	args, what := []string{"-c", code}, "PyTorch"
 	if cuda {
 		args, what = append(args, "cuda"), "PyTorch that finds a CUDA device"
 	}
 	var faults []string
 	for _, name := range candidates {
-		out, err := exec.CommandContext(ctx, name, args...).Output()
+		out, err := output(ctx, name, args...)
 		if err != nil {
 			var exit *exec.ExitError
 			if errors.As(err, &exit) {
@@ -111,7 +113,7 @@ func newTorchStage(ctx context.Context, py torchPython, bytes int64, at torchDev
 			return err
 		}
 		b.process = py.process()
-		if err := buildTorch(ctx, b); err != nil {
+		if err := buildTorch(ctx, b, benchImage, map[string][]byte{"handler.py": torch.TransformerHandler}); err != nil {
 			return err
 		}
 		if err := shape.Write(ctx, b.root, 1, func(string, int64) {}); err != nil {
@@ -138,14 +140,17 @@ func nextByte(answer []byte) string {
 	return strconv.Itoa(said.Next[0].Byte)
 }
 
-// buildTorch makes the stage's image, without its parameters, as `stagecoach build -folder` does.
-func buildTorch(ctx context.Context, b *benchStage) error {
-	handler := filepath.Join(b.dir, "handler")
-	if err := os.MkdirAll(handler, 0o755); err != nil {
+// buildTorch makes an image of a stage, named ref, with these files beside its handler, without its parameters,
+// as `stagecoach build -folder` does.
+func buildTorch(ctx context.Context, b *benchStage, ref string, files map[string][]byte) error {
+	handler, err := os.MkdirTemp(b.dir, "handler-")
+	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(handler, "handler.py"), torch.TransformerHandler, 0o644); err != nil {
-		return err
+	for file, content := range files {
+		if err := os.WriteFile(filepath.Join(handler, file), content, 0o644); err != nil { //nolint:gosec // stages are users of their own
+			return err
+		}
 	}
 	name := "bench"
 	store, err := image.OpenStore(storeIn(b.images.Dir))
@@ -162,7 +167,7 @@ func buildTorch(ctx context.Context, b *benchStage) error {
 	if err != nil {
 		return err
 	}
-	return builder.PutFolder(b.images.Dir, benchImage, r.Dir)
+	return builder.PutFolder(b.images.Dir, ref, r.Dir)
 }
 
 //go:embed bench_plain.py
@@ -186,9 +191,11 @@ func (p *plain) command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
+func (p *plain) write() error { return os.WriteFile(p.script(), plainPython, 0o600) }
+
 // pack saves the model as torch.save does.
 func (p *plain) pack(ctx context.Context) error {
-	if err := os.WriteFile(p.script(), plainPython, 0o644); err != nil {
+	if err := p.write(); err != nil {
 		return err
 	}
 	if out, err := p.command(ctx, "pack", p.root, filepath.Join(p.root, "model.safetensors"), p.model()).Output(); err != nil {
@@ -197,25 +204,39 @@ func (p *plain) pack(ctx context.Context) error {
 	return nil
 }
 
-// start starts a process, and returns when it has done its second call.
+// start starts a process, and returns when it has done its second call. The process stays until its
+// end is called.
 func (p *plain) start(ctx context.Context) (started, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
-	defer cancel()
 	begin := time.Now()
 	cmd := p.command(ctx, "run", p.root, p.model(), p.at.name, torchText)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		cancel()
+		return started{}, err
+	}
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
+		cancel()
 		return started{}, err
 	}
 	if err := cmd.Start(); err != nil {
+		cancel()
 		return started{}, err
 	}
 	lines := bufio.NewReader(stdout)
 	line, err := lines.ReadString('\n')
-	s := started{first: time.Since(begin), launched: launched{pid: cmd.Process.Pid, end: func() {}}}
+	s := started{first: time.Since(begin), launched: launched{pid: cmd.Process.Pid}}
+	end := sync.OnceValue(func() error {
+		defer cancel()
+		_ = stdin.Close() // it may have ended
+		_, drained := io.Copy(io.Discard, lines)
+		return errors.Join(cmd.Wait(), drained)
+	})
+	s.end = func() { _ = end() } // it has answered: how it ends is of no interest
 	var said struct {
-		Next        int     // the byte that is most likely to come next
-		Load, Again float64 // seconds
+		Next                                        int     // the byte that is most likely to come next
+		Import, Context, Load, Copy, Kernels, Again float64 // seconds
 	}
 	if err == nil {
 		err = json.Unmarshal([]byte(line), &said)
@@ -226,11 +247,13 @@ func (p *plain) start(ctx context.Context) (started, error) {
 	if err == nil {
 		err = json.Unmarshal([]byte(line), &said)
 	}
-	_, drained := io.Copy(io.Discard, lines)
-	if err := cmp.Or(errors.Join(cmd.Wait(), drained), err); err != nil {
-		return started{}, fmt.Errorf("torch.load by hand: %w", err)
+	if err != nil {
+		return started{}, fmt.Errorf("torch.load by hand: %w", cmp.Or(end(), err))
 	}
-	s.load, s.again = time.Duration(said.Load*1e9), time.Duration(said.Again*1e9)
+	s.load, s.again = seconds(said.Load), seconds(said.Again)
+	s.parts = deviceParts{imports: seconds(said.Import), context: seconds(said.Context), copied: seconds(said.Copy), kernels: seconds(said.Kernels)}
 	s.said = strconv.Itoa(said.Next)
 	return s, nil
 }
+
+func seconds(s float64) time.Duration { return time.Duration(s * 1e9) }

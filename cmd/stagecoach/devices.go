@@ -17,16 +17,18 @@ func openDevices(share string, log *slog.Logger) (devices func() []keysmanager.D
 		return nil, nil, err
 	}
 	w := device.Open(device.Config{Share: s, Log: log})
-	return func() []keysmanager.Device {
-		var out []keysmanager.Device
-		for _, d := range w.Devices() {
-			out = append(out, keysmanager.Device{
-				ID: d.UUID, Index: d.Index, Name: d.Name, Memory: d.Memory, Used: d.Used, Utilisation: d.Utilisation,
-				Temperature: d.Temperature, Power: d.Power, Unhealthy: d.Unhealthy, Processes: d.Processes,
-			})
-		}
-		return out
-	}, w.Close, nil
+	return func() []keysmanager.Device { return devicesOf(w) }, w.Close, nil
+}
+
+// devicesOf returns the devices of a watch as a KeysManager takes them.
+func devicesOf(w *device.Watch) (out []keysmanager.Device) {
+	for _, d := range w.Devices() {
+		out = append(out, keysmanager.Device{
+			ID: d.UUID, Index: d.Index, Name: d.Name, Memory: d.Memory, Used: d.Used, Utilisation: d.Utilisation,
+			Temperature: d.Temperature, Power: d.Power, Unhealthy: d.Unhealthy, Processes: d.Processes,
+		})
+	}
+	return out
 }
 
 // deviceGauges exports the devices of nodes.

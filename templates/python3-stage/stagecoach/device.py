@@ -140,7 +140,7 @@ class Device:
         parts = [f"context {t['context']:.3f} s"] if "context" in t else []
         if "bytes" in t:
             speed = t["bytes"] / 1e9 / max(t["copy"], 1e-9)
-            parts.append(f"{t['bytes'] / 1e9:.3f} GB copied in {t['copy']:.3f} s ({speed:.1f} GB/s)")
+            parts.append(f"{t['bytes'] / 1e9:.3f} GB copied in {t['copy']:.4f} s ({speed:.1f} GB/s)")
         if "kernels" in t:
             parts.append(f"first kernels {t['kernels']:.3f} s")
         logging.getLogger("stagecoach").info("device %s %s: %s", os.environ.get(VISIBLE, ""), what, ", ".join(parts))

@@ -1,5 +1,6 @@
-// A library in place of NVIDIA's, for TestDevices: two GPUs of 10 GiB, of which each is lost while the folder FAKE_NVML has a file of
-// its index. What it leaves out is what an old driver lacks.
+// A library in place of NVIDIA's, for tests: two GPUs of 10 GiB, of which each is lost while the folder FAKE_NVML has a file of
+// its index. While it has a file "filling", each look at a device's memory finds 1 MiB more of it used. What it leaves out is
+// what an old driver lacks.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,13 @@ static int state(void *device) {
   char path[4096];
   snprintf(path, sizeof path, "%s/%d", getenv("FAKE_NVML"), (int)(size_t)device - 1);
   return access(path, F_OK) == 0 ? LOST : SUCCESS;
+}
+
+static unsigned long long used(void) {
+  static unsigned long long bytes;
+  char path[4096];
+  snprintf(path, sizeof path, "%s/filling", getenv("FAKE_NVML"));
+  return access(path, F_OK) == 0 ? bytes += 1 << 20 : 0;
 }
 
 int nvmlInit_v2(void) { return SUCCESS; }
@@ -40,7 +48,7 @@ int nvmlDeviceGetName(void *device, char *name, unsigned size) {
 }
 
 int nvmlDeviceGetMemoryInfo_v2(void *device, memory *m) {
-  m->total = 11ull << 30, m->reserved = 1ull << 30, m->available = 10ull << 30, m->used = 0;
+  m->total = 11ull << 30, m->reserved = 1ull << 30, m->used = used(), m->available = (10ull << 30) - m->used;
   return state(device);
 }
 

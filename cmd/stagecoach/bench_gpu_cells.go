@@ -1,0 +1,206 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/bench"
+)
+
+// gpuCell is what is measured in one go: it has a row in the report, whatever happens to it.
+type gpuCell struct {
+	name         string        // its case in the report, such as 5.4GB_fork
+	takes        time.Duration // an estimate
+	device, host int64         // bytes of memory that have to be free
+	measure      func(ctx context.Context) error
+}
+
+// How a cell ended.
+const (
+	cellMeasured = "measured"
+	cellFailed   = "failed"
+	cellNotRun   = "not run"
+)
+
+// gpuLine is a line of the file that --json-lines names. Each has a part of these.
+type gpuLine struct {
+	Cell    string         `json:"cell,omitempty"`
+	Status  string         `json:"status,omitempty"` // measured, failed or not run
+	Cause   string         `json:"cause,omitempty"`  // why it failed or was not run
+	Seconds float64        `json:"seconds,omitempty"`
+	Results []bench.Result `json:"results,omitempty"`
+	Notes   []bench.Note   `json:"notes,omitempty"`
+	Goals   []bench.Goal   `json:"goals,omitempty"`
+	Run     *bench.Report  `json:"run,omitempty"` // the first line: the machine and what was found on it
+}
+
+// gpuCells runs cells, one after the other, and tells of each as soon as it has ended.
+type gpuCells struct {
+	report *bench.Report
+	look   func(ctx context.Context) (free int64, err error) // bytes of the device that are free
+	host   func() (free int64, err error)                    // bytes of the machine's memory that are free
+	lines  io.Writer                                         // of gpuLines as JSON; nil: nowhere
+	end    time.Time                                         // of the budget; zero: there is none
+	told   struct{ results, notes, goals int }               // of the report, so far
+	failed []string                                          // cells
+	broken error                                             // lines cannot be written
+}
+
+// begin tells what is measured on which machine.
+func (c *gpuCells) begin() {
+	run := *c.report
+	run.Results = []bench.Result{} // there are none yet
+	c.tell(gpuLine{Run: &run})
+}
+
+// tell writes a line.
+func (c *gpuCells) tell(line gpuLine) {
+	if c.lines == nil || c.broken != nil {
+		return
+	}
+	if err := json.NewEncoder(c.lines).Encode(line); err != nil {
+		c.broken = fmt.Errorf("--json-lines: %w", err)
+		progress("bench gpu: %v: no more lines are written", c.broken)
+	}
+}
+
+// left returns why there is no time for something that takes so long; empty: there is.
+func (c *gpuCells) left(ctx context.Context, takes time.Duration) string {
+	if ctx.Err() != nil {
+		return "interrupted"
+	}
+	if left := time.Until(c.end); !c.end.IsZero() && left < takes {
+		return fmt.Sprintf("budget: it takes about %v, and %v are left", takes.Round(time.Second), max(0, left).Round(time.Second))
+	}
+	return ""
+}
+
+// fits returns why a cell is not tried; empty: it is.
+func (c *gpuCells) fits(ctx context.Context, cell gpuCell) (why string, err error) {
+	if why := c.left(ctx, cell.takes); why != "" {
+		return why, nil
+	}
+	free, err := c.look(ctx)
+	if err != nil {
+		return "", fmt.Errorf("free memory of the device: %w", err)
+	}
+	if free < cell.device {
+		return fmt.Sprintf("memory of the device: want %.1f GB free, got %.1f GB", float64(cell.device)/1e9, float64(free)/1e9), nil
+	}
+	free, err = c.host()
+	if err != nil {
+		return "", fmt.Errorf("free memory of the machine: %w", err)
+	}
+	if free < cell.host {
+		return fmt.Sprintf("memory of the machine: want %.1f GB free, got %.1f GB", float64(cell.host)/1e9, float64(free)/1e9), nil
+	}
+	return "", nil
+}
+
+// deadline bounds a cell: by several times its estimate, for a machine that is slower than was thought,
+// and by the budget. Without a budget nobody waits, and a machine that is busy with other work has time.
+func (c *gpuCells) deadline(ctx context.Context, takes time.Duration) (context.Context, context.CancelFunc) {
+	end := time.Now().Add(10*time.Minute + 5*takes)
+	if !c.end.IsZero() {
+		end = time.Now().Add(time.Minute + 5*takes)
+		if c.end.Before(end) {
+			end = c.end
+		}
+	}
+	return context.WithDeadlineCause(ctx, end, fmt.Errorf("not done at its deadline, after %v", time.Until(end).Round(time.Second)))
+}
+
+// run runs a cell, or says why not. It returns whether the cell was begun.
+func (c *gpuCells) run(ctx context.Context, cell gpuCell) bool {
+	why, err := c.fits(ctx, cell)
+	if err == nil && why != "" {
+		c.skip(cell.name, why)
+		return false
+	}
+	progress("bench gpu: %s: takes about %v", cell.name, cell.takes.Round(time.Second))
+	began := time.Now()
+	if err == nil {
+		limited, cancel := c.deadline(ctx, cell.takes)
+		if err = cell.measure(limited); err != nil && limited.Err() != nil {
+			err = fmt.Errorf("%w (%w)", context.Cause(limited), err)
+		}
+		cancel()
+	}
+	c.ended(cell.name, time.Since(began), err)
+	return true
+}
+
+// skip notes that a cell is not run.
+func (c *gpuCells) skip(name, why string) {
+	c.report.Note(name, cellNotRun+": "+why)
+	c.news(gpuLine{Cell: name, Status: cellNotRun, Cause: why})
+}
+
+// ended notes how a cell has ended. A cell that failed has the figures that it had by then.
+func (c *gpuCells) ended(name string, took time.Duration, err error) {
+	line := gpuLine{Cell: name, Status: cellMeasured, Seconds: took.Seconds()}
+	if err != nil {
+		line.Status, line.Cause = cellFailed, strings.Join(strings.Fields(err.Error()), " ")
+		c.failed = append(c.failed, name)
+		c.report.Note(name, line.Status+": "+line.Cause)
+	}
+	c.news(line)
+}
+
+// goals adds goals to the report and tells of them.
+func (c *gpuCells) goals(all []bench.Goal) {
+	c.report.Goals = append(c.report.Goals, all...)
+	c.news(gpuLine{})
+}
+
+// news tells, in a line and as progress, of what has come to the report since the last time.
+func (c *gpuCells) news(line gpuLine) {
+	line.Results, line.Notes, line.Goals = c.report.Results[c.told.results:], c.report.Notes[c.told.notes:], c.report.Goals[c.told.goals:]
+	c.told.results, c.told.notes, c.told.goals = len(c.report.Results), len(c.report.Notes), len(c.report.Goals)
+	words := []string{}
+	for _, r := range line.Results {
+		words = append(words, fmt.Sprintf("%s %.4g", r.Metric, r.Value))
+	}
+	if line.Cell != "" && (line.Cause == "" || len(words) > 0) { // else its note says more
+		progress("bench gpu: %s: %s", line.Cell, cmp.Or(strings.Join(words, ", "), line.Status))
+	}
+	for _, n := range line.Notes {
+		progress("bench gpu: %s: %s", n.Case, n.Text)
+	}
+	for _, g := range line.Goals {
+		progress("bench gpu: %s", g)
+	}
+	if line.Cell != "" || len(line.Goals) > 0 || len(line.Notes) > 0 {
+		c.tell(line)
+	}
+}
+
+// err says which cells have failed.
+func (c *gpuCells) err() error {
+	var failed error
+	if len(c.failed) > 0 {
+		failed = fmt.Errorf("%d cells failed: %s", len(c.failed), strings.Join(c.failed, ", "))
+	}
+	return errors.Join(failed, c.broken)
+}
+
+// gpuTimes estimates how long cells take, so that a run ends within its budget. That the estimates are
+// on the safe side costs cells at the end of a budget; that they are not would cost their figures.
+type gpuTimes struct {
+	start time.Duration // of a process: until it has imported PyTorch and has a context
+}
+
+// guessed is what a start is thought to take until it was measured.
+const guessed = 10 * time.Second
+
+// of returns n times a start of a process, m times what is fast beside it, and so many seconds per GB
+// of parameters.
+func (t gpuTimes) of(n, m int, perGB float64, bytes int64) time.Duration {
+	return time.Duration(n)*t.start + time.Duration(m)*500*time.Millisecond + time.Duration(perGB*float64(bytes))
+}

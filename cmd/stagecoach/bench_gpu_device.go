@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+)
+
+//go:embed bench_device.py
+var devicePython []byte
+
+// ask runs a verb of bench_device.py in a process that sees the device alone.
+func (g *gpuBench) ask(ctx context.Context, out any, args ...string) error {
+	dir, err := os.MkdirTemp("", "stagecoach-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	script := filepath.Join(dir, "device.py")
+	if err := os.WriteFile(script, devicePython, 0o600); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, g.py.Program, append([]string{script}, args...)...)
+	cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+g.at.id, "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Stderr, cmd.WaitDelay = os.Stderr, 5*time.Second
+	said, err := cmd.Output()
+	if err == nil {
+		err = json.Unmarshal(said, out)
+	}
+	if err != nil {
+		return fmt.Errorf("bench_device.py %q: %w: %.200s", args, err, said)
+	}
+	return nil
+}
+
+// contexts measures what a process takes until it has a context and its first kernels have run. Later
+// estimates begin with that.
+func (g *gpuBench) contexts(ctx context.Context) error {
+	var made map[string][]float64
+	if err := g.ask(ctx, &made, "context", g.at.name); err != nil {
+		return err
+	}
+	start := 0.0
+	for _, what := range []string{"import", "context", "kernels"} {
+		g.report.AddMillis("device", what+"_p50_ms", durations(made[what+"_s"]), 0.5)
+		start += slices.Max(made[what+"_s"])
+		if bytes := made[what+"_bytes"]; g.at.onGPU() && len(bytes) > 0 {
+			g.report.Add("device", what+"_device_mb", median(bytes)/1e6, len(bytes))
+		}
+	}
+	g.times.start = 2 * seconds(start) // the KeysManager and the handler take their part
+	return nil
+}
+
+// pinnedCopy measures what the bus can do: copies of as many bytes as the size has from pinned memory.
+func (g *gpuBench) pinnedCopy(ctx context.Context, s gpuSize) error {
+	var took map[string][]float64
+	if err := g.ask(ctx, &took, "copies", g.at.name, strconv.FormatInt(s.bytes, 10)); err != nil {
+		return err
+	}
+	for _, streams := range []string{"1", "2", "4"} {
+		if len(took[streams]) == 0 {
+			continue // the CPU has none
+		}
+		name, half := s.name+"_pinned_"+streams+"_streams", median(took[streams])
+		g.report.Add(name, "copy_p50_ms", half*1e3, len(took[streams]))
+		rate := float64(s.bytes) / 1e9 / half
+		g.report.Add(name, "copy_gb_per_s", rate, len(took[streams]))
+		g.pinned[s.name] = max(g.pinned[s.name], rate)
+	}
+	return nil
+}
+
+// ring measures how fast a stage's parameters get to the device, from the mapped file.
+func (g *gpuBench) ring(ctx context.Context, b *benchStage, s gpuSize) error {
+	model := filepath.Join(b.root, modelFile)
+	info, err := os.Stat(model)
+	if err != nil {
+		return err
+	}
+	var took struct{ Seconds []float64 }
+	if err := g.ask(ctx, &took, "ring", g.at.name, b.root, model); err != nil {
+		return err
+	}
+	g.copied(s, s.name+"_ring", float64(info.Size()), median(took.Seconds), len(took.Seconds))
+	return nil
+}
+
+// copied reports how fast the copy of so many bytes was, and its share of what a pinned copy does. On
+// the CPU there is no copy.
+func (g *gpuBench) copied(s gpuSize, name string, bytes, took float64, n int) {
+	if took <= 0 || !g.at.onGPU() {
+		return
+	}
+	rate := bytes / 1e9 / took
+	g.report.Add(name, "copy_gb_per_s", rate, n)
+	if pinned := g.pinned[s.name]; pinned > 0 {
+		g.report.Add(name, "share_of_pinned", rate/pinned, n)
+	}
+}
+
+// onGPU tells whether the device is one: parameters are copied to it, and it has memory of its own.
+func (d gpuDevice) onGPU() bool { return d.torchDevice != onCPU }
+
+// median returns the median of figures of which there is at least one: of an even number, the mean of
+// the two in the middle.
+func median(of []float64) float64 {
+	sorted := slices.Sorted(slices.Values(of))
+	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
+}
+
+func durations(all []float64) []time.Duration {
+	var out []time.Duration
+	for _, s := range all {
+		out = append(out, seconds(s))
+	}
+	return out
+}

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/device"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
+)
+
+// noDevice is the exit status of a benchmark whose device this machine does not have.
+const noDevice = 3
+
+// interpreters returns the Python interpreters of the machine, each once, in the order in which they
+// are tried: of the active virtual environment, in PATH, of conda, below here, in /opt and
+// /usr/local, and the system's.
+func interpreters() (all []string) {
+	var patterns []string
+	for _, root := range []string{os.Getenv("VIRTUAL_ENV"), os.Getenv("CONDA_PREFIX")} {
+		if root != "" {
+			patterns = append(patterns, filepath.Join(root, "bin", "python3"))
+		}
+	}
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		patterns = append(patterns, filepath.Join(cmp.Or(dir, "."), "python3"))
+	}
+	home, _ := os.UserHomeDir() // empty: it has no environments
+	for _, root := range []string{".", home, "/opt/*", "/opt/*/*", "/opt/conda/envs/*", "/usr/local"} {
+		if root == "" {
+			continue
+		}
+		for _, env := range []string{"", ".venv", "venv"} {
+			patterns = append(patterns, filepath.Join(root, env, "bin", "python3"))
+		}
+	}
+	for _, name := range []string{"miniconda3", "miniforge3", "anaconda3"} {
+		patterns = append(patterns, filepath.Join(home, name, "bin", "python3"), filepath.Join(home, name, "envs", "*", "bin", "python3"))
+	}
+	for _, p := range append(patterns, "/usr/bin/python3") {
+		found, _ := filepath.Glob(p) // the patterns are well formed, except for a PATH with brackets
+		for _, f := range found {
+			if abs, err := filepath.Abs(f); err == nil && !slices.Contains(all, abs) {
+				all = append(all, abs)
+			}
+		}
+	}
+	return all
+}
+
+// output runs a program and returns what it prints. The first import of PyTorch on a machine reads
+// gigabytes of libraries from its disk.
+func output(ctx context.Context, name string, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.WaitDelay = 5 * time.Second
+	return cmd.Output()
+}
+
+// nvmlFolders are where NVIDIA's libraries lie on machines whose linker may not know it.
+var nvmlFolders = []string{
+	"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib",
+	"/run/nvidia/driver/usr/lib/x86_64-linux-gnu", "/usr/lib/wsl/lib",
+}
+
+// findNVML returns the path of NVML: the first in LD_LIBRARY_PATH and the folders; empty: it is in
+// none of them.
+func findNVML(folders []string) string {
+	for _, dir := range append(filepath.SplitList(os.Getenv("LD_LIBRARY_PATH")), folders...) {
+		path := filepath.Join(dir, "libnvidia-ml.so.1")
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			return path
+		}
+	}
+	return ""
+}
+
+// gpuDevice is the device that is measured.
+type gpuDevice struct {
+	torchDevice
+	look  func(ctx context.Context) (keysmanager.Device, error) // as it is now
+	all   func() []keysmanager.Device                           // for a KeysManager: this one alone, as it was seen last
+	close func()
+}
+
+// openGPU finds the device that share names, and an interpreter for it. What was found is told as
+// progress and in the report.
+func openGPU(ctx context.Context, share, python string, report *bench.Report) (d gpuDevice, py torchPython, err error) {
+	if share == "cpu" {
+		if py, err = findTorch(ctx, python, false); err != nil {
+			return d, py, err
+		}
+		py.tell(report)
+		progress("bench gpu: python %s (%s), torch %s; stages compute on the CPU", py.Python, py.Program, py.Torch)
+		return fixedDevice(standIn()), py, nil
+	}
+	s, err := device.ParseShare(share)
+	if err != nil {
+		return d, py, fmt.Errorf("--device: %w", err)
+	}
+	path := findNVML(nvmlFolders)
+	if dir := filepath.Dir(path); path != "" && !slices.Contains(filepath.SplitList(os.Getenv("LD_LIBRARY_PATH")), dir) && !strings.HasPrefix(dir, "/usr/lib") {
+		// So stages find it, too, and the driver's other libraries beside it.
+		_ = os.Setenv("LD_LIBRARY_PATH", strings.Trim(os.Getenv("LD_LIBRARY_PATH")+":"+dir, ":")) // fails for names with = alone
+	}
+	watch := device.Open(device.Config{Share: s, Path: path, Log: slog.New(slog.DiscardHandler)})
+	defer func() {
+		if err != nil {
+			watch.Close()
+		}
+	}()
+	seen, ill := firstWell(devicesOf(watch))
+	if ill != nil && share != "all" {
+		return d, py, exitError{noDevice, fmt.Errorf("--device %s: %w; --device cpu tries all of it without a GPU", share, ill)}
+	}
+	if py, err = findTorch(ctx, python, true); err != nil {
+		if ill != nil { // there is no device, so no PyTorch finds one
+			err = exitError{noDevice, fmt.Errorf("--device %s: %w; --device cpu tries all of it without a GPU (%w)", share, ill, err)}
+		}
+		return d, py, err
+	}
+	py.tell(report)
+	progress("bench gpu: python %s (%s), torch %s", py.Python, py.Program, py.Torch)
+	if d = watchedDevice(watch, seen); ill != nil {
+		if seen, err = cudaDevice(ctx, py); err != nil {
+			return d, py, fmt.Errorf("%w; PyTorch: %w", ill, err)
+		}
+		watch.Close()
+		d = fixedDevice(seen)
+		d.torchDevice = torchDevice{"cuda:0", seen.ID, "BF16"}
+		report.Note("device", ill.Error()+": it is PyTorch's first, and nobody knows how much memory of it is used")
+	}
+	report.With("device", fmt.Sprintf("%s, %d MB", seen.Name, seen.Memory/1e6))
+	report.With("cuda", py.CUDA)
+	progress("bench gpu: device %s %s, %d MB; CUDA %s; NVML %s", seen.ID, seen.Name, seen.Memory/1e6, py.CUDA, cmp.Or(path, "as the linker finds it"))
+	return d, py, nil
+}
+
+// watchedDevice returns the device of a watch, which its close ends.
+func watchedDevice(watch *device.Watch, seen keysmanager.Device) gpuDevice {
+	all := only(func() []keysmanager.Device { return devicesOf(watch) }, seen.ID)
+	look := func(ctx context.Context) (keysmanager.Device, error) {
+		ctx, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		if err := watch.Look(ctx); err != nil {
+			return keysmanager.Device{}, fmt.Errorf("NVML: %w", err)
+		}
+		return firstWell(all())
+	}
+	return gpuDevice{torchDevice{"cuda:0", seen.ID, "BF16"}, look, all, watch.Close}
+}
+
+// fixedDevice returns a device of which nobody knows what is used.
+func fixedDevice(d keysmanager.Device) gpuDevice {
+	return gpuDevice{onCPU, func(context.Context) (keysmanager.Device, error) { return d, nil }, func() []keysmanager.Device { return []keysmanager.Device{d} }, func() {}}
+}
+
+// cudaDevice asks PyTorch for its first device, where NVML shows none.
+func cudaDevice(ctx context.Context, py torchPython) (keysmanager.Device, error) {
+	const code = `import json, torch
+p = torch.cuda.get_device_properties(0)
+print(json.dumps({"Name": p.name, "Memory": p.total_memory}))`
+	d := keysmanager.Device{ID: "0", Utilisation: -1} // CUDA takes numbers, too
+	if first, _, _ := strings.Cut(os.Getenv("CUDA_VISIBLE_DEVICES"), ","); first != "" {
+		d.ID = first
+	}
+	out, err := output(ctx, py.Program, "-c", code)
+	if err == nil {
+		err = json.Unmarshal(out, &d)
+	}
+	return d, err
+}
+
+// firstWell returns the first device that may be used.
+func firstWell(all []keysmanager.Device) (keysmanager.Device, error) {
+	if len(all) == 0 {
+		return keysmanager.Device{}, errors.New("NVML shows no GPU on this machine")
+	}
+	i := slices.IndexFunc(all, func(d keysmanager.Device) bool { return d.Unhealthy == "" })
+	if i < 0 {
+		return keysmanager.Device{}, fmt.Errorf("no GPU is well: %s: %s", all[0].ID, all[0].Unhealthy)
+	}
+	return all[i], nil
+}
+
+// standIn is what a KeysManager takes for a device where stages compute on the CPU, as its name says
+// to CUDA and to them.
+func standIn() keysmanager.Device {
+	return keysmanager.Device{ID: onCPU.id, Name: "CPU", Memory: memAvailable(), Utilisation: -1}
+}
+
+// only leaves one of the devices.
+func only(all func() []keysmanager.Device, id string) func() []keysmanager.Device {
+	return func() []keysmanager.Device {
+		return slices.DeleteFunc(all(), func(d keysmanager.Device) bool { return d.ID != id })
+	}
+}
+
+// hostFree returns how many bytes of memory processes can get, without what only caches files.
+func hostFree() (int64, error) {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, "MemAvailable:"); ok {
+			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			return kb << 10, err
+		}
+	}
+	return 0, fmt.Errorf("/proc/meminfo: %w: MemAvailable", fs.ErrNotExist)
+}

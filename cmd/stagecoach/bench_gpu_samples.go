@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
+)
+
+// gpuSaid gathers what replicas print of their way onto a device.
+type gpuSaid struct {
+	mu    sync.Mutex
+	parts map[string]chan deviceParts // by replica
+}
+
+// expect returns where the parts of a replica come. It is called before the replica is ordered.
+func (s *gpuSaid) expect(replica string) <-chan deviceParts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := make(chan deviceParts, 1)
+	s.parts[replica] = c
+	return c
+}
+
+// told reads a line of a replica; others than those expected are passed on to the user.
+func (s *gpuSaid) told(replica, line string) {
+	p, ok := deviceLine(line)
+	if !ok {
+		progress("%s: %s", replica, line)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.parts[replica]; c != nil {
+		c <- p // the only one of this replica
+		delete(s.parts, replica)
+	}
+}
+
+// footprint is what is taken of memory, in bytes.
+type footprint struct {
+	device int64 // by all programs
+	host   int64 // by the replicas and what they fork from, as proportional set sizes
+}
+
+// memory measures what is taken while replicas live.
+func (w *gpuWay) memory(ctx context.Context, live []started) (f footprint, err error) {
+	d, err := w.g.at.look(ctx)
+	if err != nil {
+		return f, err
+	}
+	f.device = d.Used
+	pids := map[int]bool{}
+	if w.path != "" {
+		for _, z := range w.b.keys.Inventory().Zygotes {
+			if z.PID == 0 {
+				continue
+			}
+			for _, pid := range family(z.PID) {
+				pids[pid] = true
+			}
+		}
+	}
+	for _, r := range live {
+		if w.path != keysmanager.PathResident { // that is a thread
+			pids[r.pid] = true
+		}
+	}
+	f.host, _, err = sharedMemory(slices.Sorted(maps.Keys(pids)))
+	if err != nil {
+		progress("bench gpu: %s: memory of processes: %v", w.cell, err)
+		f.host, err = -1, nil // one has ended, or the kernel does not tell: there is no such figure
+	}
+	return f, err
+}
+
+// gpuSamples is what several starts on a path took.
+type gpuSamples struct {
+	startSamples
+	way    *gpuWay
+	suffix string // of the case
+	parts  []deviceParts
+	paths  map[string]int // that starts took
+}
+
+func (s *gpuSamples) add(r started) {
+	s.startSamples.add(r)
+	s.parts = append(s.parts, r.parts)
+	if s.paths == nil {
+		s.paths = map[string]int{}
+	}
+	s.paths[r.path]++
+}
+
+// memory reports what each of n replicas takes.
+func (s *gpuSamples) memory(before, after footprint, n int) {
+	name := s.way.cell + s.suffix
+	if s.way.g.at.onGPU() && after.device > 0 { // else nobody knows
+		s.way.g.report.Add(name, "device_mb_per_replica", float64(after.device-before.device)/float64(n)/1e6, n)
+	}
+	if before.host >= 0 && after.host >= 0 {
+		s.way.g.report.Add(name, "host_mb_per_replica", float64(after.host-before.host)/float64(n)/1e6, n)
+	}
+}
+
+// report adds the figures of the starts to the report.
+func (s *gpuSamples) report() {
+	g, size, name := s.way.g, s.way.s, s.way.cell+s.suffix
+	p50, ok := bench.Quantile(s.first, 0.5)
+	if !ok {
+		return
+	}
+	s.startSamples.report(g.report, name)
+	g.report.AddMillis(name, "load_p50_ms", s.load, 0.5)
+	g.report.AddMillis(name, "place_p50_ms", s.place, 0.5)
+	var after []time.Duration // from hello to the first output
+	for i := range s.hello {
+		after = append(after, s.first[i]-s.hello[i])
+	}
+	g.report.AddMillis(name, "first_call_p50_ms", after, 0.5)
+	copied := s.partsReport(g.report, name)
+	if together := s.suffix != ""; together {
+		g.report.Add(name, "first_output_last_ms", float64(slices.Max(s.first))/1e6, len(s.first))
+		if len(copied) > 0 { // all bytes, in the time of the slowest
+			g.copied(size, name, float64(size.bytes)*float64(len(copied)), slices.Max(copied), len(copied))
+		}
+	} else if len(copied) > 0 {
+		g.copied(size, name, float64(size.bytes), median(copied), len(copied))
+	}
+	if s.paths[s.way.path] < len(s.first) {
+		var took []string
+		for _, path := range slices.Sorted(maps.Keys(s.paths)) {
+			took = append(took, fmt.Sprintf("%d %s", s.paths[path], path))
+		}
+		g.report.Note(name, "paths: "+strings.Join(took, ", "))
+	}
+	if s.way.name == "plain" {
+		if s.suffix == "" {
+			g.plain[size.name], g.answers[size.name] = p50, s.said[0]
+		}
+		return
+	}
+	if pinned := g.pinned[size.name]; pinned > 0 && g.at.onGPU() && s.suffix == "" {
+		g.report.Add(name, "beyond_pinned_p50_ms", float64(p50)/1e6-float64(size.bytes)/1e6/pinned, len(s.first))
+	}
+	if plain := g.plain[size.name]; plain > 0 && s.suffix == "" {
+		g.report.Add(name, "speedup_over_plain", float64(plain)/float64(p50), len(s.first))
+		by := &startSamples{said: []string{g.answers[size.name]}}
+		if other := s.unlike(by); len(other) > 0 { // kernels may add up in another order
+			g.report.Note(name, fmt.Sprintf("%d of %d answers are %q, and by hand %q", len(other), len(s.said), other, by.said))
+		}
+	}
+}
+
+// partsReport adds what the parts of the way onto the device took, and returns the seconds of copies.
+func (s *gpuSamples) partsReport(r *bench.Report, name string) (copied []float64) {
+	for _, part := range []struct {
+		metric string
+		of     func(deviceParts) time.Duration
+	}{
+		{"import", func(p deviceParts) time.Duration { return p.imports }},
+		{"context", func(p deviceParts) time.Duration { return p.context }},
+		{"copy", func(p deviceParts) time.Duration { return p.copied }},
+		{"kernels", func(p deviceParts) time.Duration { return p.kernels }},
+	} {
+		var took []time.Duration
+		for _, p := range s.parts {
+			if d := part.of(p); d > 0 {
+				took = append(took, d)
+				if part.metric == "copy" {
+					copied = append(copied, d.Seconds())
+				}
+			}
+		}
+		r.AddMillis(name, part.metric+"_p50_ms", took, 0.5)
+	}
+	return copied
+}

@@ -1,0 +1,181 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/functions/torch"
+	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+	"github.com/stagecoach-serving/stagecoach/wire"
+)
+
+//go:embed bench_heap.py
+var heapPython []byte
+
+const (
+	modelFile = "model.safetensors"
+	heapImage = "bench/heap:1" // of the stage whose parameters lie in the heap
+)
+
+// size measures a stage of a size.
+func (g *gpuBench) size(ctx context.Context, s gpuSize) {
+	g.cells.run(ctx, gpuCell{name: s.name + "_pinned", takes: g.times.of(1, 1, 3, s.bytes), device: s.bytes + gpuContext, host: hostBase,
+		measure: func(ctx context.Context) error { return g.pinnedCopy(ctx, s) }})
+	var b *benchStage
+	g.cells.run(ctx, gpuCell{name: s.name + "_weights", takes: g.times.of(2, 1, 6, s.bytes), host: s.bytes + hostBase, measure: func(ctx context.Context) (err error) {
+		b, err = g.stage(ctx, s)
+		return err
+	}})
+	if b == nil {
+		for _, p := range append([]string{"ring"}, g.paths...) {
+			g.cells.skip(s.name+"_"+p, "there are no weights, see "+s.name+"_weights")
+		}
+		return
+	}
+	defer b.close()
+	g.cells.run(ctx, gpuCell{name: s.name + "_ring", takes: g.times.of(1, 1, 3, s.bytes), device: gpuNeed(s), host: s.bytes + hostBase,
+		measure: func(ctx context.Context) error { return g.ring(ctx, b, s) }})
+	g.starts(ctx, b, s)
+}
+
+// stage makes the images of a transformer with parameters of about so many bytes, and saves the same
+// model as torch.save does if that is wanted. With --weights, files that are there already are used.
+func (g *gpuBench) stage(ctx context.Context, s gpuSize) (*benchStage, error) {
+	shape, err := synthetic.Of(1, s.bytes, g.at.dtype)
+	if err != nil {
+		return nil, err
+	}
+	if g.weights != "" {
+		if err := os.MkdirAll(g.weights, 0o755); err != nil { //nolint:gosec // stages are users of their own
+			return nil, err
+		}
+	}
+	return newBenchStageIn(g.weights, func(b *benchStage) error {
+		b.process = g.py.process()
+		b.env = map[string]string{wire.EnvRuntime: "python", wire.EnvModel: modelFile}
+		b.input, b.reads = tensor.Item{ContentType: "text/plain", Bytes: []byte(torchText)}, nextByte
+		handler := map[string][]byte{"handler.py": torch.TransformerHandler}
+		if err := buildTorch(ctx, b, benchImage, handler); err != nil {
+			return err
+		}
+		if err := buildTorch(ctx, b, heapImage, map[string][]byte{"handler.py": heapPython, "transformer.py": torch.TransformerHandler}); err != nil {
+			return err
+		}
+		files := filepath.Join(b.dir, "weights")
+		if g.weights != "" {
+			files = filepath.Join(g.weights, fmt.Sprintf("%s-%s", s.name, g.at.dtype))
+		}
+		p := &plain{py: g.py, dir: b.dir, root: b.root, at: g.at.torchDevice}
+		b.others = map[string]starter{"plain": p.start}
+		return g.generate(ctx, b, p, shape, files)
+	})
+}
+
+// generate writes the weights into a folder, unless they are there, and links them into the images.
+func (g *gpuBench) generate(ctx context.Context, b *benchStage, p *plain, shape synthetic.Transformer, files string) error {
+	if err := os.MkdirAll(files, 0o755); err != nil { //nolint:gosec // stages are users of their own
+		return err
+	}
+	weights, saved := filepath.Join(files, "1.safetensors"), filepath.Join(files, "model.pt")
+	copies := map[string]string{filepath.Join(b.root, modelFile): weights, filepath.Join(b.images.Dir, "bench", "heap", "1", modelFile): weights}
+	byHand := slices.Contains(g.paths, "plain")
+	want := shape.Bytes(0)
+	missing := int64(0)
+	for _, file := range []string{weights, saved} {
+		if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) && (file == weights || byHand) {
+			missing += want + want/50
+		}
+	}
+	if err := roomFor(files, missing); err != nil {
+		return err
+	}
+	if err := shape.Write(ctx, files, 1, func(string, int64) {}); err != nil {
+		return err
+	}
+	for to, from := range copies {
+		if err := os.Link(from, to); err != nil {
+			return err
+		}
+	}
+	if !byHand {
+		return nil
+	}
+	if _, err := os.Stat(saved); err != nil {
+		if err := p.pack(ctx); err != nil {
+			return err
+		}
+		return os.Link(p.model(), saved)
+	}
+	if err := p.write(); err != nil {
+		return err
+	}
+	return os.Link(saved, p.model())
+}
+
+// manage makes a KeysManager for the stage: as the product has it, or bare, without users, networks
+// and cgroups. lacks says what of that the machine does not have.
+func (g *gpuBench) manage(b *benchStage, bare bool) (lacks string, err error) {
+	var cfg keysmanager.Config
+	if !bare {
+		var said bytes.Buffer
+		log := slog.New(slog.NewTextHandler(&said, nil))
+		if cfg, err = b.isolate(log); err != nil {
+			progress("bench gpu: %s", strings.TrimSpace(said.String()))
+			b.shut()
+			return "", err
+		}
+		var without []string
+		for name, has := range map[string]bool{"accounts": b.users.open != nil, "cgroups": cfg.Groups != nil, "networks": b.nets.Networks != nil} {
+			if !has {
+				without = append(without, name)
+			}
+		}
+		if slices.Sort(without); len(without) > 0 {
+			lacks = "without " + strings.Join(without, ", ")
+			progress("bench gpu: %s: %s", lacks, strings.TrimSpace(said.String()))
+		}
+	}
+	cfg.Devices = g.at.all
+	return lacks, b.open(cfg)
+}
+
+// deviceLine finds in a line of a replica how it got its parameters onto its device; ok is false in
+// all other lines.
+func deviceLine(line string) (p deviceParts, ok bool) {
+	_, said, ok := strings.Cut(line, " has its parameters: ")
+	if !ok {
+		return p, false
+	}
+	for part := range strings.SplitSeq(said, ", ") {
+		words := strings.Fields(part)
+		number := func(i int) time.Duration {
+			if i >= len(words) {
+				return 0
+			}
+			v, _ := strconv.ParseFloat(words[i], 64) // 0: a line of another form
+			return seconds(v)
+		}
+		switch {
+		case strings.HasPrefix(part, "context "):
+			p.context = number(1)
+		case strings.Contains(part, " copied in "):
+			p.copied = number(4)
+		case strings.HasPrefix(part, "first kernels "):
+			p.kernels = number(2)
+		}
+	}
+	return p, true
+}
