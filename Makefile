@@ -107,8 +107,8 @@ tune: build ## the configurations of all contenders anew, which takes long; PAPE
 bench-cv: ## predictors of burstiness: how far off each is on simulations that were held back, and what it is worth
 	@$(GO) run ./bench/cv
 
-train-cv: ## the weights of the attention on burstiness, anew (autoscaler/weights.go), and what its parts are worth
-	@$(GO) run ./bench/cv --train autoscaler/weights.go
+train-cv: ## the weights of the attention on burstiness, anew (sim/study/cv/weights.go), and what its parts are worth
+	@$(GO) run ./bench/cv --train sim/study/cv/weights.go
 
 bench-wake: images ## the first answer of the OCR pipeline at zero; BENCH="--against OTHER" for another build beside
 	@$(BIN)/stagecoach bench wake --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 $(BENCH)

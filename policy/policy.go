@@ -57,10 +57,6 @@ func (n Names) Choose() (Set, error) {
 		"quart-no-pid":    quart(autoscaler.QuartConfig{NoPID: true}),
 		"quart-no-smooth": quart(autoscaler.QuartConfig{NoSmooth: true}),
 		"quart-no-cpu":    quart(autoscaler.QuartConfig{NoCPU: true}),
-		// The same with another predictor of burstiness.
-		"quart-qna":         quart(autoscaler.QuartConfig{Predictor: autoscaler.QNA{}}),
-		"quart-persistence": quart(autoscaler.QuartConfig{Predictor: autoscaler.Persistence{}}),
-		"quart-attention":   quart(autoscaler.QuartConfig{Predictor: autoscaler.NewAttention()}),
 	}
 	sharers := map[string]plan.Sharer{none: nil, "gain": autoscaler.Gain{}}
 	placers := map[string]plan.Placer{"dispersed": placement.Dispersed{}, "spread": placement.Spread{}, "first-fit": placement.FirstFit{}}
@@ -78,11 +74,21 @@ func (n Names) Choose() (Set, error) {
 // Names returns the names of the policies, the defaults' included.
 func (s Set) Names() Names { return s.names }
 
+// gone has for each name of an earlier version what to use in its place.
+var gone = map[string]string{
+	"quart-persistence": `"quart", which is the same`,
+	"quart-qna":         `"quart"; its predictor of burstiness is compared by "make bench-cv"`,
+	"quart-attention":   `"quart"; its predictor of burstiness is compared by "make bench-cv"`,
+}
+
 func pick[P any](kind string, from map[string]P, name *string, fallback string) (P, error) {
 	if *name == "" {
 		*name = fallback
 	}
 	p, ok := from[*name]
+	if instead := gone[*name]; !ok && instead != "" {
+		return p, fmt.Errorf("policy: %s %q is no more, want %s", kind, *name, instead)
+	}
 	if !ok {
 		return p, fmt.Errorf("policy: %s %q, want one of %s", kind, *name, strings.Join(slices.Sorted(maps.Keys(from)), ", "))
 	}

@@ -4,13 +4,11 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-
-	"github.com/stagecoach-serving/stagecoach/autoscaler"
 )
 
 // Sample is a station at a decision, and ln Ca² as measured later.
 type Sample struct {
-	Seen autoscaler.Attended
+	Seen Attended
 	Want float64
 }
 
@@ -19,7 +17,7 @@ func Samples(runs [][]Recorded, view View) []Sample {
 	var out []Sample
 	for _, run := range runs {
 		for _, r := range run {
-			for i, seen := range r.Network.Attended() {
+			for i, seen := range See(r.Network) {
 				if later := r.Later[i]; later > 0 {
 					out = append(out, Sample{view(seen), math.Log(bound(later))})
 				}
@@ -29,7 +27,7 @@ func Samples(runs [][]Recorded, view View) []Sample {
 	return out
 }
 
-// The bounds of squared coefficients of variation, as autoscaler.Quart has them.
+// The bounds of squared coefficients of variation, as package autoscaler has them.
 const (
 	leastC2 = 0.1
 	mostC2  = 36
@@ -53,11 +51,11 @@ type Fit struct {
 
 // Train fits weights to samples, and returns those of the epoch that was best on others. The result depends on the arguments alone, on
 // one architecture. report may be nil.
-func Train(training, validation []Sample, report func(Fit)) autoscaler.AttentionWeights {
+func Train(training, validation []Sample, report func(Fit)) AttentionWeights {
 	r := rand.New(rand.NewPCG(weightsSeed, 0))
 	w := begin(r)
 	best, least := w, Loss(&w, validation)
-	var gradient, first, second autoscaler.AttentionWeights
+	var gradient, first, second AttentionWeights
 	ps, gs, ms, vs := values(&w), values(&gradient), values(&first), values(&second)
 	order := make([]int, len(training))
 	for i := range order {
@@ -68,7 +66,7 @@ func Train(training, validation []Sample, report func(Fit)) autoscaler.Attention
 		r.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 		loss := 0.0
 		for batch := range slices.Chunk(order, batchSize) {
-			gradient = autoscaler.AttentionWeights{}
+			gradient = AttentionWeights{}
 			for _, i := range batch {
 				loss += Gradient(&w, &training[i], &gradient)
 			}
@@ -97,8 +95,8 @@ func Train(training, validation []Sample, report func(Fit)) autoscaler.Attention
 }
 
 // begin has small weights by chance (Glorot and Bengio, AISTATS 2010), and says at first that all stays as it is.
-func begin(r *rand.Rand) autoscaler.AttentionWeights {
-	var w autoscaler.AttentionWeights
+func begin(r *rand.Rand) AttentionWeights {
+	var w AttentionWeights
 	draw := func(row []float64, out int) {
 		for k := range row {
 			row[k] = r.NormFloat64() * math.Sqrt(2/float64(len(row)+out))
@@ -118,7 +116,7 @@ func begin(r *rand.Rand) autoscaler.AttentionWeights {
 
 // Loss is the mean of √(1+e²)−1, e being the error of ln Ca²: like half of its square where it is small, and like the error where it is
 // large, as what is measured of few arrivals can be anything.
-func Loss(w *autoscaler.AttentionWeights, samples []Sample) float64 {
+func Loss(w *AttentionWeights, samples []Sample) float64 {
 	sum := 0.0
 	for i := range samples {
 		sum += Gradient(w, &samples[i], nil)
@@ -127,7 +125,7 @@ func Loss(w *autoscaler.AttentionWeights, samples []Sample) float64 {
 }
 
 // values are all weights, each where it is.
-func values(w *autoscaler.AttentionWeights) []*float64 {
+func values(w *AttentionWeights) []*float64 {
 	out := []*float64{&w.Theta, &w.Bias}
 	add := func(row []float64) {
 		for k := range row {
