@@ -52,6 +52,7 @@ type pipe struct {
 	bursts   float64 // the part of the arrivals that enter which is bursts
 	patience float64 // of budget for bursts, which wait once; the rest is for waits by chance
 	reached  bool    // the objective leaves time to wait; else budget is best effort
+	text     string  // see objective
 }
 
 // visit is a stage's place in a pipeline.
@@ -315,8 +316,12 @@ func (m *model) unmet(counts []int, wait []float64) []string {
 
 // objective returns the text of what p asks for.
 func (p *pipe) objective() string {
-	if p.name == "" {
-		return fmt.Sprintf("a wait of %v", short(toDuration(p.budget)))
+	switch {
+	case p.text != "":
+	case p.name == "":
+		p.text = fmt.Sprintf("a wait of %v", short(toDuration(p.budget)))
+	default:
+		p.text = p.name + "'s " + p.slo.String()
 	}
-	return p.name + "'s " + p.slo.String()
+	return p.text
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
@@ -80,7 +81,7 @@ func (Quart) Merge(a, b QuartMemory) QuartMemory {
 // correction is a function while its domain is corrected.
 type correction struct {
 	*stage
-	line       plan.Line
+	line       *plan.Line
 	past, next *Course
 	fresh      bool // there is no past
 	most       int
@@ -105,12 +106,12 @@ func (q Quart) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m QuartMemo
 	if len(a) != len(d.Functions) {
 		return nil, m, fmt.Errorf("%d lines for a domain of %d functions, want one each", len(a), len(d.Functions))
 	}
-	all, courses := make([]correction, len(a)), make([]Course, len(a))
+	out, all, courses := slices.Clone(a), make([]correction, len(a)), make([]Course, len(a))
 	for i := range all {
 		if a[i].Function != d.Functions[i] {
 			return nil, m, fmt.Errorf("line of function %q, want %q: lines as the domain's functions", a[i].Function, d.Functions[i])
 		}
-		all[i].begin(&model.stages[i], &a[i], m[a[i].Function], &courses[i], s.At)
+		all[i].begin(&model.stages[i], &out[i], m[a[i].Function], &courses[i], s.At)
 		all[i].fits(fits[a[i].Function], s.At)
 	}
 	targets(model, all)
@@ -127,17 +128,17 @@ func (q Quart) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m QuartMemo
 		exchange(&s, all)
 		compensate(&s, all)
 	}
-	out, next := make(plan.Alloc, len(a)), make(QuartMemory, len(a))
+	next := make(QuartMemory, len(a))
 	for i := range all {
 		all[i].reclaim()
-		out[i] = all[i].end(s.At)
+		all[i].end(s.At)
 		next[out[i].Function] = all[i].next
 	}
 	return out, next, nil
 }
 
 func (c *correction) begin(g *stage, l *plan.Line, past, next *Course, at time.Time) {
-	c.stage, c.line, c.past, c.next, c.fresh = g, *l, past, next, past == nil
+	c.stage, c.line, c.past, c.next, c.fresh = g, l, past, next, past == nil
 	if c.fresh {
 		c.past = &noCourse
 	}
@@ -238,8 +239,8 @@ func (c *correction) threatened() bool {
 	return c.measured > 0 && c.target > 0 && c.measured > c.target
 }
 
-// end returns the line, and counts a raise.
-func (c *correction) end(at time.Time) plan.Line {
+// end completes the line, and counts a raise.
+func (c *correction) end(at time.Time) {
 	before := c.past.Asked
 	if c.fresh {
 		ready, starting := c.f.Current()
@@ -252,5 +253,4 @@ func (c *correction) end(at time.Time) plan.Line {
 		c.why += "; key stage"
 	}
 	c.line.Why = c.why
-	return c.line
 }

@@ -105,18 +105,20 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 	mod.connect()
 	mod.follow(m)
 	n := len(mod.stages)
-	needs, pasts, peaks := make([]need, n), make([]Past, n), make([]Peak, n)
+	needs, pasts, held := make([]need, n), make([]Past, n), n
 	least, most := make([]int, n), make([]int, n)
 	const usual = 192 // bytes of text
 	texts := make(text, usual*n)
 	for i := range mod.stages {
 		if past := m[d.Functions[i]]; past != nil {
 			pasts[i] = *past
+			held += len(past.Peaks)
 		}
 		needs[i].why, needs[i].past = texts[usual*i:usual*i:usual*(i+1)], &pasts[i]
 		z.alone(&needs[i], &mod.stages[i], s.At)
 		least[i], most[i] = needs[i].count, needs[i].most
 	}
+	peaks := make([]Peak, held)
 	counts, by, wait := mod.allocate(least, most)
 	ahead := mod.ahead(needs, z.cfg.DrainWithin.Seconds())
 	for i := range needs {
@@ -127,7 +129,9 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 		if count > counts[i] {
 			needs[i].why.add(", ").num(count).add(" for what is held up before it")
 		}
-		if count = z.keep(&needs[i], s.At, count, peaks[i:i:i+1]); count != counts[i] {
+		room := len(pasts[i].Peaks) + 1
+		count = z.keep(&needs[i], s.At, count, peaks[:0:room])
+		if peaks = peaks[room:]; count != counts[i] {
 			counts[i], wait[i] = count, 0
 			if count > 0 {
 				wait[i] = mod.stages[i].wait(count)
@@ -198,7 +202,7 @@ func (z Sizer) alone(n *need, g *stage, now time.Time) {
 }
 
 // keep returns the count with what the past asks for, and puts count into the past. room is memory
-// for one peak.
+// for one more peak than the past has.
 func (z Sizer) keep(n *need, now time.Time, count int, room []Peak) int {
 	if n.idle {
 		return count
@@ -207,7 +211,7 @@ func (z Sizer) keep(n *need, now time.Time, count int, room []Peak) int {
 	n.past.Peaks = z.hold(n.past.Peaks, Peak{now, count}, room)
 	if top := n.past.Peaks[0]; min(top.Count, n.max) > out {
 		out = min(top.Count, n.max)
-		n.why.addf("; held at %d, as asked for %v ago", out, now.Sub(top.At).Round(100*time.Millisecond))
+		n.why.add("; held at ").num(out).add(", as asked for ").add(now.Sub(top.At).Round(100 * time.Millisecond).String()).add(" ago")
 	}
 	burst := n.past.Burst
 	if !burst.within(z.cfg.Panic, now) {
@@ -218,7 +222,7 @@ func (z Sizer) keep(n *need, now time.Time, count int, room []Peak) int {
 	}
 	if n.past.Burst = burst; min(burst.Count, n.max) > out {
 		out = min(burst.Count, n.max)
-		n.why.addf("; not below %d for a burst %v ago", out, now.Sub(burst.At).Round(100*time.Millisecond))
+		n.why.add("; not below ").num(out).add(" for a burst ").add(now.Sub(burst.At).Round(100 * time.Millisecond).String()).add(" ago")
 	}
 	return out
 }
@@ -269,7 +273,7 @@ func (z Sizer) byLoad(g *stage, ready int, why *text) int {
 		servers := min((g.lambda+line/within)*g.service, line+float64(max(g.f.Running, 0)))
 		if drain := g.replicas(servers); drain > count {
 			count = drain
-			why.addf(", %d to drain %d waiting in %v", count, g.waiting, short(toDuration(within)))
+			why.add(", ").num(count).add(" to drain ").num(g.waiting).add(" waiting in ").add(short(toDuration(within)).String())
 		}
 	}
 	return count

@@ -25,10 +25,11 @@ func neighbours(s *plan.Snapshot, d plan.Domain, all []correction) {
 	if len(d.Pipelines) == 0 {
 		return
 	}
-	const usual = 2
+	const usual = 3 // one stage before, and a neighbour on either side
 	places := make([]int, usual*len(all))
 	for i := range all {
-		all[i].neighbours = places[usual*i : usual*i : usual*(i+1)]
+		at := usual * i
+		all[i].before, all[i].neighbours = places[at:at:at+1], places[at+1:at+1:at+usual]
 	}
 	for _, name := range d.Pipelines {
 		p, ok := s.Pipeline(name)

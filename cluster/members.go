@@ -22,6 +22,8 @@ type node struct {
 	missing  map[string]time.Time // ready replicas that its announcements lack, since when
 	stopping map[string]bool      // replicas that nobody knows and that are being stopped
 	stopped  map[string]time.Time // replicas that it has been told to stop lately, and when
+	warming  int                  // warm orders of the plan that is being applied; see warmAll
+	list     []WarmOrder          // those orders
 }
 
 // presence is whether a node can be reached.
