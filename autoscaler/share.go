@@ -10,24 +10,34 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Gain is a plan.Sharer: when the cluster has less than all functions ask for, its budget of replicas, or the memory, CPU and devices
-// that are free, goes replica by replica to where requests wait less by it, until nothing is left (Fox 1966). A function's gain is by how
-// much a replica more shortens the predicted wait, times the requests of the pipelines that it is in.
+// Gain is a plan.Sharer. When the cluster has less than all functions ask for, it gives the budget
+// of replicas, or the memory, CPU and devices that are free, replica by replica to where requests
+// wait less by it, until nothing is left (Fox 1966). A function's gain is how much a replica more
+// shortens the predicted wait, times the requests of the pipelines that the function is in.
 //
-// What is taken in that order does not depend on how much there is, so that nobody has less of a larger budget; and a gain rises with
-// the load, so that nobody has less for more to do. First come functions without any replica, then those that are behind what arrives, here or
-// before them: a pipeline's stages by how long each needs for all that has to go through it, not by where its line stands. Then the
-// others, and last what starts ahead of need: it takes what nobody else asks for. Of equal gain, what is there goes before what would have to be started; what it has of a resource that all need as much of goes to who
+// The order of giving does not depend on how much there is, so no function has less of a larger
+// budget. A gain rises with the load, so no function has less for more to do. The order is:
+//
+//  1. Functions without any replica.
+//  2. Functions that are behind what arrives, here or before them. A stage's place is by how long it
+//     needs for all that has to go through it, not by where the pipeline's line stands.
+//  3. The other functions.
+//  4. What starts ahead of need. It takes what nobody else asks for.
+//
+// Of equal gain, replicas that are there go before replicas that would have to be started. If all
+// functions that use a resource need as much of it, a replica's part of it goes to the function that
 // gains more. QUART has R_total among the inputs of its Alg. 1 and does not use it.
 type Gain struct{}
 
-// keeping is how much more a replica that is there gains than one that is not: shares that swing by chance would else cost a start each.
+// keeping is how many times more a replica gains that is there than one that is not. Without it,
+// shares that swing by chance would cost a start each.
 const keeping = 1.5
 
-// moving is the same for pipelines that are behind: all of their stages see the same arrivals, so that it is less by chance what they need.
+// moving is the same for pipelines that are behind. All of their stages see the same arrivals, so
+// what they need is less by chance.
 const moving = 1.2
 
-// resources of nodes, as sums: what fits in a sum may not fit on any one node, as the placer then says.
+// The resources of nodes, as sums. What fits in a sum may fit on no node, as the placer then says.
 const (
 	memory = iota
 	cpu
@@ -39,20 +49,21 @@ var resourceNames = [resources]string{"memory", "CPU", "device memory"}
 
 // contender is a function that is given replicas.
 type contender struct {
-	stage
+	*stage  // set if something is short
+	f       *plan.Function
 	at      int     // its line
-	load    float64 // requests a second that its pipelines have, with what waits
-	rate    float64 // calls a second that it has, or will have when those before it let them through
+	load    float64 // requests per second of its pipelines, with what waits
+	rate    float64 // calls per second, also those that stages before it will let through
 	lines   float64 // calls that wait here, and before it on the way with the most
-	effort  float64 // seconds that a server of each stage is busy with a request of its pipeline; the least of its pipelines
-	burst   float64 // requests a second of pipelines, times how bursty they are, for each second of the pipeline's service
+	effort  float64 // server-seconds of a request of its pipeline; the least of its pipelines
+	burst   float64 // see load
 	count   int     // given so far
 	there   int     // replicas it has
-	most    int     // it asks for
+	most    int     // replicas it asks for
 	needs   [resources]int64
 	short   int  // the resource that has run out; -1: none
 	ahead   bool // it would start ahead of need, see plan.Function.Ahead
-	urgency int  // of the next one: see Gain
+	urgency int  // of its next replica: see Gain
 	gain    float64
 }
 
@@ -83,10 +94,11 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 		return a, nil
 	}
 	spent := s.Budget > 0 && minimums >= s.Budget
-	loads := pipelineLoads(&s)
+	loads, stages := pipelineLoads(&s), make([]stage, len(all))
 	for i := range all {
 		c := &all[i]
-		c.stage = newStage(c.f)
+		stages[i] = newStage(c.f)
+		c.stage = &stages[i]
 		of := loads[c.f.Name]
 		c.load = max(of.rate, c.lambda) + float64(c.waiting)/horizon.Seconds()
 		c.rate, c.lines = max(of.rate, c.lambda), float64(c.waiting)+of.before

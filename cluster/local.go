@@ -186,9 +186,13 @@ func pipe(p *pipeline.Pipeline) plan.Pipeline {
 // fill adds to s what l itself knows. Memory of replicas that are still starting counts as taken;
 // l.mu is held.
 func (l *Local) fill(s *plan.Snapshot) {
-	nodes := make(map[string]*plan.Node, len(s.Nodes))
+	for _, n := range l.nodes {
+		n.shown = nil
+	}
 	for i := range s.Nodes {
-		nodes[s.Nodes[i].Name] = &s.Nodes[i]
+		if n := l.nodes[s.Nodes[i].Name]; n != nil {
+			n.shown = &s.Nodes[i]
+		}
 	}
 	known, cpu := make([]*function, len(s.Functions)), make([]quota, len(s.Functions))
 	for i := range s.Functions {
@@ -203,7 +207,7 @@ func (l *Local) fill(s *plan.Snapshot) {
 	for _, r := range l.sorted() {
 		r.home.observed = s.Rev
 		at, ok := find.Index(r.of)
-		n := nodes[r.node]
+		n := r.host.shown
 		if !ok || r.hidden || n == nil {
 			continue
 		}

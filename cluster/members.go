@@ -24,6 +24,7 @@ type node struct {
 	stopped  map[string]time.Time // replicas that it has been told to stop lately, and when
 	warming  int                  // warm orders of the plan that is being applied; see warmAll
 	list     []WarmOrder          // those orders
+	shown    *plan.Node           // the node in the Snapshot that is being made; nil: it is in none
 }
 
 // presence is whether a node can be reached.

@@ -26,6 +26,7 @@ type replica struct {
 	home         *function // what is known of the function; kept while it has replicas
 	spec         FunctionSpec
 	node, device string
+	host         *node  // node; kept while it has replicas
 	ordered      uint64 // Rev of the plan that wanted it
 	begun        time.Time
 
@@ -71,7 +72,7 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 		return nil // the next plan will not have that node
 	}
 	r := &replica{
-		function: spec.Key, of: spec.Key.String(), home: l.of(spec.Key), spec: spec, node: slot.Node, device: slot.Device, ordered: rev,
+		function: spec.Key, of: spec.Key.String(), home: l.of(spec.Key), spec: spec, node: slot.Node, device: slot.Device, host: n, ordered: rev,
 		begun: l.now(), since: l.now(), gone: make(chan struct{}), kick: make(chan struct{}, 1),
 		cpu: w.CPUMilli, cpuWant: w.CPUMilli,
 	}
