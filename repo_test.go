@@ -92,6 +92,21 @@ func TestArrowsPointOneWay(t *testing.T) {
 	}
 }
 
+// TestTheProductNeedsNoEvaluation checks that the product builds without the evaluation's folders.
+func TestTheProductNeedsNoEvaluation(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-tags", "noevaluation", "./cmd/stagecoach").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dep := range strings.FieldsSeq(string(out)) {
+		for _, evaluation := range []string{"sim/study", "autoscaler/baseline", "bench/cv"} {
+			if name := strings.TrimPrefix(dep, module); name == evaluation || strings.HasPrefix(name, evaluation+"/") {
+				t.Errorf("with -tags noevaluation, cmd/stagecoach reaches %s, want the tag !noevaluation on the files that import it", name)
+			}
+		}
+	}
+}
+
 // reach returns what a room and the rooms that it imports, directly or not, import themselves: the import and one of its
 // importers. What the standard library imports in turn is its own business: fmt alone reaches os.
 func reach(all map[string]pkg, room string) map[string]string {

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
-	"github.com/stagecoach-serving/stagecoach/autoscaler/baseline"
 	"github.com/stagecoach-serving/stagecoach/placement"
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
@@ -40,14 +39,11 @@ const none = "none"
 // Choose finds the named policies. An unknown name is an error that lists those there are.
 func (n Names) Choose() (Set, error) {
 	allocators := map[string]level{
-		"sizer":    allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})},
-		"uniform":  allocating[autoscaler.Memory]{autoscaler.NewUniform(autoscaler.Config{})},
-		"fixed":    allocating[struct{}]{autoscaler.Fixed{}},
-		"hpa":      allocating[baseline.HPAMemory]{baseline.NewHPA(baseline.HPAConfig{})},
-		"kpa":      allocating[baseline.KPAMemory]{baseline.NewKPA(baseline.KPAConfig{})},
-		"infless":  allocating[baseline.INFlessMemory]{baseline.NewINFless(baseline.INFlessConfig{})},
-		"cocktail": allocating[baseline.CocktailMemory]{baseline.NewCocktail(baseline.CocktailConfig{})},
+		"sizer":   allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})},
+		"uniform": allocating[autoscaler.Memory]{autoscaler.NewUniform(autoscaler.Config{})},
+		"fixed":   allocating[struct{}]{autoscaler.Fixed{}},
 	}
+	maps.Copy(allocators, added)
 	quart := func(cfg autoscaler.QuartConfig) level {
 		return correcting[autoscaler.QuartMemory]{autoscaler.NewQuart(cfg)}
 	}
@@ -73,6 +69,18 @@ func (n Names) Choose() (Set, error) {
 
 // Names returns the names of the policies, the defaults' included.
 func (s Set) Names() Names { return s.names }
+
+// added has the allocators of AddAllocator.
+var added = map[string]level{}
+
+// AddAllocator adds an allocator that may be chosen by a name. It is for init functions only. A name
+// that is taken is a panic.
+func AddAllocator[M any](name string, a plan.Allocator[M]) {
+	if _, err := (Names{Allocator: name}).Choose(); err == nil {
+		panic(fmt.Sprintf("policy: allocator %q is added twice", name))
+	}
+	added[name] = allocating[M]{a}
+}
 
 // gone has for each name of an earlier version what to use in its place.
 var gone = map[string]string{
