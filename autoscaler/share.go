@@ -151,7 +151,8 @@ func oneAhead(s *plan.Snapshot, a plan.Alloc) plan.Alloc {
 	return out
 }
 
-// wholeDevice is what a replica needs that takes a device whole, in bytes: it may get any, so that they count with their mean.
+// wholeDevice returns what a replica needs that takes a whole device, in bytes. It may get any device,
+// so they count with their mean.
 func wholeDevice(s *plan.Snapshot) int64 {
 	sum, n := int64(0), int64(0)
 	for i := range s.Nodes {
@@ -162,7 +163,8 @@ func wholeDevice(s *plan.Snapshot) int64 {
 	return plan.DeviceNeed(0, max(sum, 0)/max(n, 1))
 }
 
-// give hands out replicas until the budget or what is scarce is spent, or all have what they ask for.
+// give hands out replicas until the budget or what is scarce is spent, or all functions have what they
+// ask for.
 func give(all []contender, budget int, free [resources]int64, scarce [resources]bool) {
 	var q queue
 	left := math.MaxInt
@@ -204,8 +206,9 @@ func give(all []contender, budget int, free [resources]int64, scarce [resources]
 	}
 }
 
-// movable says which of what is scarce can go from one function to another: who needs some of it needs as much of it as all others who do, so that
-// what a replica leaves, another fits in.
+// movable reports which scarce resources can move between functions. A resource can move if all
+// functions that use it need the same amount per replica, so a replica that stops makes room for
+// exactly one other.
 func movable(all []contender, scarce [resources]bool) (moves [resources]bool) {
 	for r := range moves {
 		moves[r] = scarce[r]
@@ -221,7 +224,7 @@ func movable(all []contender, scarce [resources]bool) (moves [resources]bool) {
 	return moves
 }
 
-// take takes what a replica needs; one that is here has what cannot move.
+// take takes what a replica needs. A replica that is here already has what cannot move.
 func (c *contender) take(free *[resources]int64, moves [resources]bool, here bool) {
 	for r, n := range c.needs {
 		if moves[r] || !here {
@@ -230,9 +233,9 @@ func (c *contender) take(free *[resources]int64, moves [resources]bool, here boo
 	}
 }
 
-// lacks returns the resource that there is not enough of for a replica, -1 if none. A function's
-// first one is left to the placer, which says where it was looked for, unless it would start ahead
-// of need.
+// lacks returns the resource of which there is not enough for one more replica; -1: none. A function's
+// first replica is left to the placer, which says where it looked, unless it would start ahead of
+// need.
 func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, here bool) int {
 	for r, n := range c.needs {
 		if scarce[r] && n > free[r] && (c.count > 0 || c.ahead) && (moves[r] || !here) {
@@ -242,7 +245,7 @@ func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, 
 	return -1
 }
 
-// mean is a task's service time in seconds; a second where it is not known.
+// mean returns a task's service time in seconds, and 1 if it is unknown.
 func (c *contender) mean() float64 {
 	if c.known {
 		return c.service
@@ -250,10 +253,11 @@ func (c *contender) mean() float64 {
 	return 1
 }
 
-// look says what the next replica gains. A pipeline that is behind is a fluid: what waits at a stage and before it, and what enters within
-// the horizon, W together, has to go through it, and the slowest stage says when the last of it is through. So replicas go to where
-// D = W/C is longest, with capacity C. One replica more, as a part of those that raise all stages together from that C, takes D²/(W·effort) off D
-// for W requests: so pipelines compare.
+// look sets what the next replica gains. A pipeline that is behind is a fluid: what waits at a stage
+// and before it, and what enters within the horizon, together W, has to go through the stage, and the
+// slowest stage says when the last of it is through. So replicas go to where D = W/C is longest, with
+// capacity C. One replica more, as a part of those that raise all stages together from that C, takes
+// D²/(W·effort) off D for W requests: so pipelines compare.
 func (c *contender) look() {
 	n := float64(c.count)
 	capacity := n * float64(c.slots) / c.mean()
@@ -286,63 +290,9 @@ func (c *contender) look() {
 	}
 }
 
-// load is what the pipelines of a function have to do.
-type load struct {
-	rate, burst float64
-	before      float64 // calls that wait at stages before it, on the way with the most
-	effort      float64 // see contender
-}
-
-// pipelineLoads is for each function what the pipelines that it is in have to do.
-func pipelineLoads(s *plan.Snapshot) map[string]load {
-	loads := map[string]load{}
-	finder := s.Finder()
-	for i := range s.Pipelines {
-		p := &s.Pipelines[i]
-		if len(p.Stages) == 0 {
-			continue
-		}
-		entry, ok := s.Function(p.Stages[0])
-		if !ok {
-			continue
-		}
-		g := newStage(entry)
-		service, effort := 0.0, 0.0
-		before, waiting := make([]float64, len(p.Stages)), make([]float64, len(p.Stages))
-		for k, name := range p.Stages {
-			f, ok := finder.Function(name)
-			if !ok {
-				continue
-			}
-			waiting[k] = float64(max(f.Waiting, 0))
-			if f.Service.Known {
-				service += max(f.Service.Mean.Seconds(), 0)
-				effort += max(f.Service.Mean.Seconds(), 0) / float64(max(f.Slots, 1))
-			}
-		}
-		for _, e := range forward(p) {
-			before[e.To] = max(before[e.To], before[e.From]+waiting[e.From])
-		}
-		for k, name := range p.Stages {
-			if !slices.Contains(p.Stages[:k], name) {
-				l := loads[name]
-				l.rate += g.lambda
-				l.before = max(l.before, before[k])
-				if effort > 0 && (l.effort == 0 || effort < l.effort) {
-					l.effort = effort
-				}
-				if service > 0 {
-					l.burst += g.lambda * bursty(g.ca2) / service
-				}
-				loads[name] = l
-			}
-		}
-	}
-	return loads
-}
-
-// capacity is what nodes have free for new replicas, in sum, and what of it is scarce: less than what is asked for, by more than one. What
-// one function alone asks for in vain, the placer says.
+// capacity returns what nodes have free for new replicas, in sum, and which of it is scarce: less than
+// what more than one function together ask for. What one function alone asks for in vain, the placer
+// says.
 func capacity(s *plan.Snapshot, all []contender) (free [resources]int64, scarce [resources]bool) {
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
@@ -384,7 +334,7 @@ func capacity(s *plan.Snapshot, all []contender) (free [resources]int64, scarce 
 	return free, scarce
 }
 
-// queue is a heap of contenders, the one that gains most first.
+// queue is a heap of contenders; the one that gains most is first.
 type queue []*contender
 
 func (q queue) Len() int { return len(q) }
