@@ -21,8 +21,8 @@ const (
 	mostRatio = 64
 )
 
-// update learns from stage i's rate and the rates of the stages before it, while each of them serves
-// what arrives. Behind a stage that does not, rates only tell how much gets through.
+// update learns from stage i's rate and the rates of the stages before it, while each of them
+// serves what arrives. Behind a stage that does not, rates only tell how much gets through.
 func (l Learned) update(m *model, i int, at time.Time) Learned {
 	dt := 0.0
 	if !l.At.IsZero() {
@@ -138,11 +138,11 @@ func (m *model) follow(past Memory) {
 	}
 }
 
-// ahead returns, for each stage behind one that does not serve what arrives at it, how many replicas
-// the stage needs once the other does: as many as keep it within its own share of the budget at the
-// rate that it will have. So its replicas start at the same time, and not after those before it. 0
-// means that there is no such stage before it. What a stage needs rises with its own rate, and
-// whether it is asked for does not depend on that rate.
+// ahead returns, for each stage behind one that does not serve what arrives at it, how many
+// replicas the stage needs once the other does: as many as keep it within its own share of the
+// budget at the rate that it will have. So its replicas start at the same time, and not after those
+// before it. 0 means that there is no such stage before it. What a stage needs rises with its own
+// rate, and whether it is asked for does not depend on that rate.
 func (m *model) ahead(needs []need, within float64) []int {
 	out, rate, late := make([]int, len(m.stages)), make([]float64, len(m.stages)), make([]bool, len(m.stages))
 	for i := range m.stages {

@@ -4,23 +4,23 @@ import (
 	"container/heap"
 )
 
-// negligible is the part of a stage's share of a pipeline's budget, by service time, below which the
-// stage's wait does not hold the pipeline up. Where the objective is out of reach, it says when best
-// effort ends.
+// negligible is the part of a stage's share of a pipeline's budget, by service time, below which
+// the stage's wait does not hold the pipeline up. Where the objective is out of reach, it says when
+// best effort ends.
 const negligible = 0.05
 
-// allocate returns a count of replicas for each stage, between least and most: the fewest with which
-// the mean waits of every pipeline fit its budget. by is, for each stage, the pipeline that asked
-// for its last replica, as an index into pipes; -1: none did. wait is the mean wait of each stage
-// with its count.
+// allocate returns a count of replicas for each stage, between least and most: the fewest with
+// which the mean waits of every pipeline fit its budget. by is, for each stage, the pipeline that
+// asked for its last replica, as an index into pipes; -1: none did. wait is the mean wait of each
+// stage with its count.
 //
 // It is the greedy of Fox (Discrete Optimization via Marginal Analysis, Management Science 13,
-// 1966). Mean waits are convex in the number of servers (Dyer and Proll, On the Validity of Marginal
-// Analysis for Allocating Servers in M/M/c Queues, 1977). So replicas are given one by one to the
-// stage whose wait falls most by it, and the first allocation within the budget has the least total.
-// A stage takes part while any path through it, of any pipeline, is too long. With several paths,
-// each stage gets the most that any of its paths alone would give it, so a stage never loses a
-// replica because it has more to do.
+// 1966). Mean waits are convex in the number of servers (Dyer and Proll, On the Validity of
+// Marginal Analysis for Allocating Servers in M/M/c Queues, 1977). So replicas are given one by one
+// to the stage whose wait falls most by it, and the first allocation within the budget has the
+// least total. A stage takes part while any path through it, of any pipeline, is too long. With
+// several paths, each stage gets the most that any of its paths alone would give it, so a stage
+// never loses a replica because it has more to do.
 func (m *model) allocate(least, most []int) (counts, by []int, wait []float64) {
 	n := len(m.stages)
 	ints := make([]int, 3*n)
@@ -80,8 +80,8 @@ type allocation struct {
 	heap             []int
 }
 
-// look predicts stage i's wait with one replica more. It returns false if the stage cannot have one,
-// or if one more is of no use.
+// look predicts stage i's wait with one replica more. It returns false if the stage cannot have
+// one, or if one more is of no use.
 func (a *allocation) look(i int) bool {
 	if a.counts[i] >= a.most[i] {
 		return false

@@ -2,15 +2,15 @@ package autoscaler
 
 import "math"
 
-// Bursts are waited for once. The tasks of a burst leave a stage no faster than the stage serves. So
-// the next stage, if it serves as fast, has no line of them: the wait for a burst on a path is the
-// wait at the path's slowest stage, and not a sum. For deterministic tandem queues that is a theorem
-// (Friedman, Reduction Methods for Tandem Queuing Systems, Operations Research 13, 1965). Network
-// calculus calls it "pay bursts only once" (Le Boudec and Thiran, Network Calculus, 2001, §1.4.3).
-// Waits by chance, of arrivals one by one and of services, add up.
+// Bursts are waited for once. The tasks of a burst leave a stage no faster than the stage serves.
+// So the next stage, if it serves as fast, has no line of them: the wait for a burst on a path is
+// the wait at the path's slowest stage, and not a sum. For deterministic tandem queues that is a
+// theorem (Friedman, Reduction Methods for Tandem Queuing Systems, Operations Research 13, 1965).
+// Network calculus calls it "pay bursts only once" (Le Boudec and Thiran, Network Calculus, 2001,
+// §1.4.3). Waits by chance, of arrivals one by one and of services, add up.
 //
-// So Allen and Cunneen's factor (Ca²+Cs²)/2 is taken apart. Of Ca², up to 1 makes waits by chance at
-// each stage. The rest is bursts. With λ arrivals per second and capacity C, their wait is
+// So Allen and Cunneen's factor (Ca²+Cs²)/2 is taken apart. Of Ca², up to 1 makes waits by chance
+// at each stage. The rest is bursts. With λ arrivals per second and capacity C, their wait is
 // (Ca²−1)/2·λ/(C(C−λ)), Kingman's for heavy traffic. A burst that several servers serve is no
 // shorter, so Erlang's C has no part in it. Ca² is that of what enters the pipeline: the stages
 // behind see bursts that the stages before have flattened, and those would flatten less with more

@@ -18,8 +18,8 @@ type cpuFit struct {
 }
 
 // fitCPU returns the regression of f's service time on 1/quota. ok is false while fewer than three
-// quotas were measured, or if more CPU is of no use. Of several batches and lengths it takes the one
-// that was measured with the most quotas, and of those the batch next to f's own.
+// quotas were measured, or if more CPU is of no use. Of several batches and lengths it takes the
+// one that was measured with the most quotas, and of those the batch next to f's own.
 //
 // QUART measures its response times offline as well and adds "a specific number of CPUs" (§5.3). It
 // does not print how many.
@@ -66,10 +66,10 @@ func likePoints(f *plan.Function) []plan.Point {
 
 func abs(v int) int { return max(v, -v) }
 
-// asDeclared returns the fits of the functions of d that may be given more CPU. It sets their service
-// times in s to what they would be with the declared CPU: extra CPU that was given must not become
-// the reason to give it, or to need it less. Functions that hold devices are left as measured: see
-// exchange.
+// asDeclared returns the fits of the functions of d that may be given more CPU. It sets their
+// service times in s to what they would be with the declared CPU: extra CPU that was given must not
+// become the reason to give it, or to need it less. Functions that hold devices are left as
+// measured: see exchange.
 func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 	var fits map[string]*cpuFit
 	copied := false
@@ -162,8 +162,8 @@ func compensate(s *plan.Snapshot, all []correction) {
 	}
 }
 
-// short reports whether tasks take too long with the replicas that are ready while others were asked
-// for.
+// short reports whether tasks take too long with the replicas that are ready while others were
+// asked for.
 func (c *correction) short() bool {
 	ready, _ := c.f.Current()
 	return c.fit != nil && c.threatened() && 0 < ready && ready < c.line.Count
@@ -202,8 +202,8 @@ func (c *correction) expects(replicas, quota int) float64 {
 	return max(c.sojournAt(mu, replicas).Seconds(), measured)
 }
 
-// give sets the quota: up to what is wanted, at most once per cpuEvery, and back to what was declared
-// when more was not needed for a while.
+// give sets the quota: up to what is wanted, at most once per cpuEvery, and back to what was
+// declared when more was not needed for a while.
 func (c *correction) give(wants, most int, at time.Time) {
 	has := min(c.past.CPU, most)
 	ago := at.Sub(c.past.CPUAt)
@@ -240,7 +240,8 @@ func (c *correction) anywhere(s *plan.Snapshot) int {
 }
 
 // mostCPU returns the most that a replica may be given: as far as service times were measured, and
-// half of what is free where replicas are, because other domains decide at the same time. 0: nothing.
+// half of what is free where replicas are, because other domains decide at the same time. 0:
+// nothing.
 func (c *correction) mostCPU(s *plan.Snapshot, free map[string]int) int {
 	if c.fit == nil {
 		return 0
@@ -263,8 +264,8 @@ func (c *correction) mostCPU(s *plan.Snapshot, free map[string]int) int {
 	return most
 }
 
-// freeCPU returns what each node has of CPU that its replicas may not use, in thousandths of a core.
-// A node whose CPU is unknown has none to give.
+// freeCPU returns what each node has of CPU that its replicas may not use, in thousandths of a
+// core. A node whose CPU is unknown has none to give.
 func freeCPU(s *plan.Snapshot) map[string]int {
 	free := make(map[string]int, len(s.Nodes))
 	for i := range s.Nodes {

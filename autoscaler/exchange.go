@@ -19,11 +19,11 @@ const serviceFade = 30 * time.Second
 // asks for fewer replicas once they are shorter, by pipeline, and not before that.
 //
 // QUART takes the replica and gives the CPU afterwards ("compensates"), from whatever a server has.
-// Here a replica may have its declared CPU and an even share of what its node has beyond all declared
-// CPU, as far as service times were measured. So domains that decide at the same time do not take
-// the same cores. CPU is taken back when, for a while, one replica less would be too few even with
-// it and tasks would be in time without it. Where the node has it no more it is taken back at once,
-// and the count rises to what is needed without it.
+// Here a replica may have its declared CPU and an even share of what its node has beyond all
+// declared CPU, as far as service times were measured. So domains that decide at the same time do
+// not take the same cores. CPU is taken back when, for a while, one replica less would be too few
+// even with it and tasks would be in time without it. Where the node has it no more it is taken
+// back at once, and the count rises to what is needed without it.
 func exchange(s *plan.Snapshot, all []correction) {
 	var share map[string]int
 	for i := range all {
@@ -65,8 +65,8 @@ func (c *correction) fits(fit *cpuFit, at time.Time) {
 	}
 }
 
-// worthCPU reports whether a replica could go, or tasks take too long, or would take too long without
-// the CPU that was given.
+// worthCPU reports whether a replica could go, or tasks take too long, or would take too long
+// without the CPU that was given.
 func (c *correction) worthCPU() bool {
 	least, _ := c.f.Bounds()
 	switch n := c.line.Count; {

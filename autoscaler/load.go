@@ -6,8 +6,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// load is what the pipelines of a function have to do. rate is in requests per second. burst is their
-// sum over pipelines, times how bursty they are, per second of the pipeline's service.
+// load is what the pipelines of a function have to do. rate is in requests per second. burst is
+// their sum over pipelines, times how bursty they are, per second of the pipeline's service.
 type load struct {
 	rate, burst float64
 	before      float64 // calls that wait at stages before it, on the way with the most calls

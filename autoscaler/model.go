@@ -11,8 +11,8 @@ import (
 )
 
 // model is a domain as queues: the load and the speed of each function, and how long tasks may wait
-// on each pipeline. It is made once per decision with [newModel]. Indices of stages are those of the
-// domain's functions.
+// on each pipeline. It is made once per decision with [newModel]. Indices of stages are those of
+// the domain's functions.
 type model struct {
 	stages []stage
 	order  []int     // of stages, each after those before it; see connect
@@ -211,8 +211,8 @@ func (p *pipe) throughIn(buf []float64, length func(*visit) float64) []float64 {
 	return own
 }
 
-// waitsIn returns for each step of p the longest path that the step is on, in seconds of service and
-// mean waits, in a buffer as throughIn's. wait is the mean wait of each stage.
+// waitsIn returns for each step of p the longest path that the step is on, in seconds of service
+// and mean waits, in a buffer as throughIn's. wait is the mean wait of each stage.
 func (p *pipe) waitsIn(buf, wait []float64) []float64 {
 	return p.throughIn(buf, func(st *visit) float64 {
 		if st.at < 0 || st.wait > 0 {

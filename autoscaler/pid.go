@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// PID is a positional controller whose memory goes in and comes out. Its output is how much to add to
-// a feed-forward count, never negative.
+// PID is a positional controller whose memory goes in and comes out. Its output is how much to add
+// to a feed-forward count, never negative.
 //
-// QUART's Eq. 2–3 add the three terms to the count in each period, which integrates twice. Its Alg. 1
-// takes the error as target less measured, so positive gains remove replicas under overload. Here the
-// error is (measured − target)/target, and the output is the whole correction and not a step of it
-// (Åström and Murray, Feedback Systems (2008), ch. 10: set-point and measurement apart, derivative
-// filtered, conditional integration).
+// QUART's Eq. 2–3 add the three terms to the count in each period, which integrates twice. Its Alg.
+// 1 takes the error as target less measured, so positive gains remove replicas under overload. Here
+// the error is (measured − target)/target, and the output is the whole correction and not a step of
+// it (Åström and Murray, Feedback Systems (2008), ch. 10: set-point and measurement apart,
+// derivative filtered, conditional integration).
 type PID struct {
 	Kp     float64       // per error of 1
 	Ki     float64       // per error of 1 and second; larger ones count as 1, as there are none below −1
@@ -27,14 +27,15 @@ type PID struct {
 	Leak   time.Duration // time constant with which the integral fades where nothing is measured
 }
 
-// defaultPID is for waits that are means over a window of about 15 s. The integral takes longer than
-// that to make up for an error of 1; the rest acts at once. The output is in square roots of the
-// feed-forward count.
+// defaultPID is for waits that are means over a window of about 15 s. The integral takes longer
+// than that to make up for an error of 1; the rest acts at once. The output is in square roots of
+// the feed-forward count.
 var defaultPID = PID{
 	Kp: 0.4, Ki: 0.04, Kd: 1, Unwind: 2, Filter: 3 * time.Second, Band: 0.1, Limit: 3, Up: 0.5, Down: 0.2, Most: 20, Leak: time.Minute,
 }
 
-// longestStep is the most time that is believed to have passed between two steps, because clocks jump.
+// longestStep is the most time that is believed to have passed between two steps, because clocks
+// jump.
 const longestStep = 5 * time.Second
 
 // PIDState is what a PID remembers.
@@ -82,7 +83,8 @@ func (c PID) slew(from, to, dt float64) float64 {
 	return clamp(clamp(to, from-c.Down*dt, from+c.Up*dt), 0, c.Most)
 }
 
-// elapsed returns the time since the last step in seconds, between 0 and longestStep; 0 at the first.
+// elapsed returns the time since the last step in seconds, between 0 and longestStep; 0 at the
+// first.
 func (s PIDState) elapsed(at time.Time) float64 {
 	if s.At.IsZero() {
 		return 0

@@ -19,12 +19,13 @@ const (
 	mostServers = 1 << 14
 )
 
-// meanWait returns the predicted mean time in seconds that a task waits for one of c servers of rate
-// mu each, when lambda tasks arrive per second. k is (Ca²+Cs²)/2. Up to a utilisation of saturated it
-// is k·C(c)/(cμ−λ): Erlang's C for M/M/c (Kleinrock 1975, §3.5), times the correction of Allen and
-// Cunneen for other arrivals and services (Allen, Probability, Statistics and Queueing Theory, 1990,
-// §5.4). Above, it is the wait at saturated plus what the line grows by within horizon. So it is
-// always finite, has no step, falls in c and rises in lambda. mu must be positive.
+// meanWait returns the predicted mean time in seconds that a task waits for one of c servers of
+// rate mu each, when lambda tasks arrive per second. k is (Ca²+Cs²)/2. Up to a utilisation of
+// saturated it is k·C(c)/(cμ−λ): Erlang's C for M/M/c (Kleinrock 1975, §3.5), times the correction
+// of Allen and Cunneen for other arrivals and services (Allen, Probability, Statistics and Queueing
+// Theory, 1990, §5.4). Above, it is the wait at saturated plus what the line grows by within
+// horizon. So it is always finite, has no step, falls in c and rises in lambda. mu must be
+// positive.
 //
 // QUART's Eq. 1 has P0, the probability of an empty system, in the place of C(c), and another
 // denominator: see the package's comment.
@@ -49,12 +50,12 @@ func meanWait(lambda, mu float64, c int, k float64) float64 {
 
 // Sojourn predicts the mean time that a task waits and is served, by c servers that serve mu tasks
 // per second each while lambda tasks arrive per second. ca2 and cs2 are the squared coefficients of
-// variation of the times between arrivals and of services; 1 if they are unknown. waiting tasks stand
-// in line already: a task that comes now waits no less than they take. Past saturation the line's
-// growth within ten seconds is added. The prediction is a day at most.
+// variation of the times between arrivals and of services; 1 if they are unknown. waiting tasks
+// stand in line already: a task that comes now waits no less than they take. Past saturation the
+// line's growth within ten seconds is added. The prediction is a day at most.
 //
-// The wait is that of M/M/c by Erlang's C, times (ca2+cs2)/2 (Allen-Cunneen). It falls in c, and rises
-// in lambda and in waiting.
+// The wait is that of M/M/c by Erlang's C, times (ca2+cs2)/2 (Allen-Cunneen). It falls in c, and
+// rises in lambda and in waiting.
 func Sojourn(lambda, mu float64, c int, ca2, cs2 float64, waiting int) time.Duration {
 	if !(mu > 0) || c <= 0 || math.IsNaN(lambda) {
 		return longest
@@ -90,8 +91,8 @@ func Servers(lambda, mu, ca2, cs2 float64, wait time.Duration, limit int) int {
 // measurement outside of them says more about the window than about the load.
 const leastCV2, mostCV2 = 0.1, 36
 
-// squared returns the square of a measured coefficient of variation, within bounds. It returns 1, that
-// of a Poisson process, if nothing was measured.
+// squared returns the square of a measured coefficient of variation, within bounds. It returns 1,
+// that of a Poisson process, if nothing was measured.
 func squared(cv float64) float64 {
 	if !(cv > 0) {
 		return 1

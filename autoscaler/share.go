@@ -19,14 +19,14 @@ import (
 // budget. A gain rises with the load, so no function has less for more to do. The order is:
 //
 //  1. Functions without any replica.
-//  2. Functions that are behind what arrives, here or before them. A stage's place is by how long it
-//     needs for all that has to go through it, not by where the pipeline's line stands.
+//  2. Functions that are behind what arrives, here or before them. A stage's place is by how long
+//     it needs for all that has to go through it, not by where the pipeline's line stands.
 //  3. The other functions.
 //  4. What starts ahead of need. It takes what nobody else asks for.
 //
 // Of equal gain, replicas that are there go before replicas that would have to be started. If all
-// functions that use a resource need as much of it, a replica's part of it goes to the function that
-// gains more. QUART has R_total among the inputs of its Alg. 1 and does not use it.
+// functions that use a resource need as much of it, a replica's part of it goes to the function
+// that gains more. QUART has R_total among the inputs of its Alg. 1 and does not use it.
 type Gain struct{}
 
 // keeping is how many times more a replica gains that is there than one that is not. Without it,
@@ -151,8 +151,8 @@ func oneAhead(s *plan.Snapshot, a plan.Alloc) plan.Alloc {
 	return out
 }
 
-// wholeDevice returns what a replica needs that takes a whole device, in bytes. It may get any device,
-// so they count with their mean.
+// wholeDevice returns what a replica needs that takes a whole device, in bytes. It may get any
+// device, so they count with their mean.
 func wholeDevice(s *plan.Snapshot) int64 {
 	sum, n := int64(0), int64(0)
 	for i := range s.Nodes {
@@ -163,8 +163,8 @@ func wholeDevice(s *plan.Snapshot) int64 {
 	return plan.DeviceNeed(0, max(sum, 0)/max(n, 1))
 }
 
-// give hands out replicas until the budget or what is scarce is spent, or all functions have what they
-// ask for.
+// give hands out replicas until the budget or what is scarce is spent, or all functions have what
+// they ask for.
 func give(all []contender, budget int, free [resources]int64, scarce [resources]bool) {
 	var q queue
 	left := math.MaxInt
@@ -233,9 +233,9 @@ func (c *contender) take(free *[resources]int64, moves [resources]bool, here boo
 	}
 }
 
-// lacks returns the resource of which there is not enough for one more replica; -1: none. A function's
-// first replica is left to the placer, which says where it looked, unless it would start ahead of
-// need.
+// lacks returns the resource of which there is not enough for one more replica; -1: none. A
+// function's first replica is left to the placer, which says where it looked, unless it would start
+// ahead of need.
 func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, here bool) int {
 	for r, n := range c.needs {
 		if scarce[r] && n > free[r] && (c.count > 0 || c.ahead) && (moves[r] || !here) {
@@ -253,11 +253,11 @@ func (c *contender) mean() float64 {
 	return 1
 }
 
-// look sets what the next replica gains. A pipeline that is behind is a fluid: what waits at a stage
-// and before it, and what enters within the horizon, together W, has to go through the stage, and the
-// slowest stage says when the last of it is through. So replicas go to where D = W/C is longest, with
-// capacity C. One replica more, as a part of those that raise all stages together from that C, takes
-// D²/(W·effort) off D for W requests: so pipelines compare.
+// look sets what the next replica gains. A pipeline that is behind is a fluid: what waits at a
+// stage and before it, and what enters within the horizon, together W, has to go through the stage,
+// and the slowest stage says when the last of it is through. So replicas go to where D = W/C is
+// longest, with capacity C. One replica more, as a part of those that raise all stages together
+// from that C, takes D²/(W·effort) off D for W requests: so pipelines compare.
 func (c *contender) look() {
 	n := float64(c.count)
 	capacity := n * float64(c.slots) / c.mean()
@@ -290,9 +290,9 @@ func (c *contender) look() {
 	}
 }
 
-// capacity returns what nodes have free for new replicas, in sum, and which of it is scarce: less than
-// what more than one function together ask for. What one function alone asks for in vain, the placer
-// says.
+// capacity returns what nodes have free for new replicas, in sum, and which of it is scarce: less
+// than what more than one function together ask for. What one function alone asks for in vain, the
+// placer says.
 func capacity(s *plan.Snapshot, all []contender) (free [resources]int64, scarce [resources]bool) {
 	for i := range s.Nodes {
 		n := &s.Nodes[i]

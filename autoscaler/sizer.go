@@ -254,10 +254,10 @@ func floor(f *plan.Function, now time.Time, past *Past) (least int, idle bool) {
 	return min(max(f.Min, 1), max(f.Max, 1)), false
 }
 
-// byLoad returns the replicas that serve what arrives and, if those are more, that drain what waits:
-// c servers take c·μ − λ tasks per second off the line. A slot is a server. The service time is a
-// task's share of its batch's, so a batch that pays shows as a faster server. What the line grows by
-// until a replica has started counts as well, and the line need not be gone before that.
+// byLoad returns the replicas that serve what arrives and, if those are more, that drain what
+// waits: c servers take c·μ − λ tasks per second off the line. A slot is a server. The service time
+// is a task's share of its batch's, so a batch that pays shows as a faster server. What the line
+// grows by until a replica has started counts as well, and the line need not be gone before that.
 func (z Sizer) byLoad(g *stage, ready int, why *text) int {
 	why.add("λ=").float(g.lambda).add("/s μ=").float(g.mu).add("/s")
 	if g.f.Demand.CV > 0 {
@@ -305,9 +305,9 @@ func (g *stage) byTarget() int {
 	return math.MaxInt32
 }
 
-// grow sizes a function whose service time is unknown. It returns one replica when anything waits. A
-// second later it returns twice as many if all that were asked for are ready and the line has grown
-// nevertheless.
+// grow sizes a function whose service time is unknown. It returns one replica when anything waits.
+// A second later it returns twice as many if all that were asked for are ready and the line has
+// grown nevertheless.
 func grow(f *plan.Function, now time.Time, past *Past, ready, starting int, why *text) int {
 	if f.Waiting == 0 && f.Running == 0 {
 		why.add("service time unknown, nothing waits")

@@ -78,10 +78,11 @@ func (c *correction) need() int {
 // left. The mean is of what the neighbours need for as much work. β = Ca²/(1+Ca²): arrivals by
 // chance make a stage like its neighbours, and bursty arrivals let it keep what it has.
 //
-// QUART's Eq. 7 calls that Laplace smoothing, which it is not. It leaves β open, and its result is a
-// fraction that may be more than y or too little for the load. Its Alg. 1 releases replicas at once.
-// Here a replica is taken after it was left over for a while. It comes back as soon as tasks take
-// too long, and is then not taken again for twice as long. Key stages keep theirs while they burst.
+// QUART's Eq. 7 calls that Laplace smoothing, which it is not. It leaves β open, and its result is
+// a fraction that may be more than y or too little for the load. Its Alg. 1 releases replicas at
+// once. Here a replica is taken after it was left over for a while. It comes back as soon as tasks
+// take too long, and is then not taken again for twice as long. Key stages keep theirs while they
+// burst.
 func smooth(all []correction, at time.Time) {
 	need := make([]int, len(all))
 	for i := range all {

@@ -10,8 +10,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Memory is what policies remember from one decision to the next, by function: domains come, merge and go with deployments, and the
-// functions of one share theirs. Nil before the first decision. It is not changed, and may be encoded: see [Set.DecodeMemory].
+// Memory is what policies remember from one decision to the next, by function: domains come, merge
+// and go with deployments, and the functions of one share theirs. Nil before the first decision. It
+// is not changed, and may be encoded: see [Set.DecodeMemory].
 type Memory map[string]*past
 
 // past is what the policies of a domain remembered.
@@ -51,8 +52,8 @@ type Held struct {
 	Err    error
 }
 
-// Decide makes a plan of s. It is a function of its arguments; m is left as it was. A policy that fails or panics holds its domain as
-// it is; an error says that there is no plan.
+// Decide makes a plan of s. It is a function of its arguments; m is left as it was. A policy that
+// fails or panics holds its domain as it is; an error says that there is no plan.
 func (s Set) Decide(snap plan.Snapshot, m Memory) (plan.Plan, Memory, []Held, error) {
 	p := plan.Plan{Epoch: snap.Epoch, Rev: snap.Rev, At: snap.At}
 	next := make(Memory, len(snap.Functions))
@@ -105,7 +106,8 @@ func (s Set) decide(snap plan.Snapshot, d plan.Domain, before past, after *past)
 	return lines, err
 }
 
-// guarded calls a policy and turns a panic into an error: a policy's fault must not take requests down with it.
+// guarded calls a policy and turns a panic into an error: a policy's fault must not take requests
+// down with it.
 func guarded(policy func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -115,8 +117,8 @@ func guarded(policy func() error) (err error) {
 	return policy()
 }
 
-// hold keeps each function of d at the count it has, within its bounds. Of the cause its first line is told: a panic's stack is another in
-// each run.
+// hold keeps each function of d at the count it has, within its bounds. Of the cause its first line
+// is told: a panic's stack is another in each run.
 func hold(s plan.Snapshot, d plan.Domain, cause error) plan.Alloc {
 	first, _, _ := strings.Cut(cause.Error(), "\n")
 	a := make(plan.Alloc, 0, len(d.Functions))

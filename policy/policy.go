@@ -13,8 +13,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Names chooses the policies. An empty name means the default; a name of "none" in Corrector, Sharer or Warmer leaves that
-// level out.
+// Names chooses the policies. An empty name means the default; a name of "none" in Corrector,
+// Sharer or Warmer leaves that level out.
 type Names struct {
 	Allocator string `json:"allocator,omitempty" yaml:"allocator"`
 	Corrector string `json:"corrector,omitempty" yaml:"corrector"`
@@ -73,8 +73,8 @@ func (s Set) Names() Names { return s.names }
 // added has the allocators of AddAllocator.
 var added = map[string]level{}
 
-// AddAllocator adds an allocator that may be chosen by a name. It is for init functions only. A name
-// that is taken is a panic.
+// AddAllocator adds an allocator that may be chosen by a name. It is for init functions only. A
+// name that is taken is a panic.
 func AddAllocator[M any](name string, a plan.Allocator[M]) {
 	if _, err := (Names{Allocator: name}).Choose(); err == nil {
 		panic(fmt.Sprintf("policy: allocator %q is added twice", name))
@@ -134,7 +134,8 @@ type level interface {
 	decode(data []byte) (any, error)
 }
 
-// merger is a policy that can join the memories of domains that became one; of others the first one's is kept.
+// merger is a policy that can join the memories of domains that became one; of others the first
+// one's is kept.
 type merger[M any] interface{ Merge(a, b M) M }
 
 type allocating[M any] struct{ plan.Allocator[M] }

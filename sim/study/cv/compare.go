@@ -36,7 +36,8 @@ func unlearned(n qna.Network) qna.Network {
 	return out
 }
 
-// Score is how far predictions were off, each figure a mean over runs with its 95 % confidence interval.
+// Score is how far predictions were off, each figure a mean over runs with its 95 % confidence
+// interval.
 type Score struct {
 	Group string // of stations
 	Runs  int
@@ -50,8 +51,8 @@ type Error struct {
 	Versus   sim.Estimate // Log less that of persistence, run by run
 }
 
-// Compare scores contenders on what was recorded of runs: on all stations behind the first, which all know by measurement alone, then
-// by the first's burstiness and by depth.
+// Compare scores contenders on what was recorded of runs: on all stations behind the first, which
+// all know by measurement alone, then by the first's burstiness and by depth.
 func Compare(runs []Run, records [][]Recorded, contenders []Contender) []Score {
 	groups := []struct {
 		name string

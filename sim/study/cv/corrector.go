@@ -35,7 +35,8 @@ func NewCorrector(cfg autoscaler.QuartConfig, predict Predictor) Corrector {
 	return Corrector{quart: autoscaler.NewQuart(cfg), predict: predict}
 }
 
-// Memory is what a Corrector remembers. Factors are by function: measured over predicted Ca² so far.
+// Memory is what a Corrector remembers. Factors are by function: measured over predicted Ca² so
+// far.
 type Memory struct {
 	Quart   autoscaler.QuartMemory `json:"quart,omitempty"`
 	Factors map[string]float64     `json:"factors,omitempty"`

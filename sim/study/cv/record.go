@@ -17,8 +17,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
-// Of each run every fifth second is kept, with what was measured a window later; a third of the measurement is then still of gaps from
-// before, as they fade with 20 s (package dispatch).
+// Of each run every fifth second is kept, with what was measured a window later; a third of the
+// measurement is then still of gaps from before, as they fade with 20 s (package dispatch).
 const (
 	every   = 5 * time.Second
 	Horizon = 20 * time.Second
@@ -32,7 +32,8 @@ type Recorded struct {
 	Depth   []int       // of each station: stages on the longest way to it
 }
 
-// Record makes runs, as many at a time as there are processors, and returns what was seen in each. The result depends on the runs alone.
+// Record makes runs, as many at a time as there are processors, and returns what was seen in each.
+// The result depends on the runs alone.
 func Record(ctx context.Context, runs []Run, report func(done, of int)) ([][]Recorded, error) {
 	out := make([][]Recorded, len(runs))
 	errs := make([]error, len(runs))

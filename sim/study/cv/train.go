@@ -12,7 +12,8 @@ type Sample struct {
 	Want float64
 }
 
-// Samples are those stations of runs of which something was measured later, with what a view leaves of them.
+// Samples are those stations of runs of which something was measured later, with what a view leaves
+// of them.
 func Samples(runs [][]Recorded, view View) []Sample {
 	var out []Sample
 	for _, run := range runs {
@@ -33,7 +34,8 @@ const (
 	mostC2  = 36
 )
 
-// Training by Adam (Kingma and Ba, ICLR 2015) with its usual constants, and a rate that falls to nothing along half a cosine.
+// Training by Adam (Kingma and Ba, ICLR 2015) with its usual constants, and a rate that falls to
+// nothing along half a cosine.
 const (
 	epochs    = 30
 	batchSize = 64
@@ -49,8 +51,8 @@ type Fit struct {
 	Training, Validation float64 // loss
 }
 
-// Train fits weights to samples, and returns those of the epoch that was best on others. The result depends on the arguments alone, on
-// one architecture. report may be nil.
+// Train fits weights to samples, and returns those of the epoch that was best on others. The result
+// depends on the arguments alone, on one architecture. report may be nil.
 func Train(training, validation []Sample, report func(Fit)) AttentionWeights {
 	r := rand.New(rand.NewPCG(weightsSeed, 0))
 	w := begin(r)
@@ -94,7 +96,8 @@ func Train(training, validation []Sample, report func(Fit)) AttentionWeights {
 	return best
 }
 
-// begin has small weights by chance (Glorot and Bengio, AISTATS 2010), and says at first that all stays as it is.
+// begin has small weights by chance (Glorot and Bengio, AISTATS 2010), and says at first that all
+// stays as it is.
 func begin(r *rand.Rand) AttentionWeights {
 	var w AttentionWeights
 	draw := func(row []float64, out int) {
@@ -114,8 +117,8 @@ func begin(r *rand.Rand) AttentionWeights {
 	return w
 }
 
-// Loss is the mean of √(1+e²)−1, e being the error of ln Ca²: like half of its square where it is small, and like the error where it is
-// large, as what is measured of few arrivals can be anything.
+// Loss is the mean of √(1+e²)−1, e being the error of ln Ca²: like half of its square where it is
+// small, and like the error where it is large, as what is measured of few arrivals can be anything.
 func Loss(w *AttentionWeights, samples []Sample) float64 {
 	sum := 0.0
 	for i := range samples {
