@@ -59,7 +59,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		{[]string{"pipeline"}, []string{module}, "pipeline imports the standard library only"},
 		{[]string{"load/arrivals"}, []string{"os", "net", "net/http", "log/slog", module}, "when requests arrive is drawn from a seed alone; simulators use it too"},
 		{[]string{"sketch"}, []string{"os", "net", "net/http", "log/slog", module}, "quantiles are counted by shells, simulators and reports alike"},
-		{[]string{"sim", "sim/study", "sim/study/cv", "sim/study/quart"}, []string{module + "control", module + "cluster", module + "gateway", module + "provider", module + "queue", module + "keysmanager", module + "node", module + "sandbox", "github.com/nats-io"}, "a simulation runs pure cores and policies, and models the shells"},
+		{[]string{"sim", "sim/qna", "sim/study", "sim/study/cv", "sim/study/quart"}, []string{module + "control", module + "cluster", module + "gateway", module + "provider", module + "queue", module + "keysmanager", module + "node", module + "sandbox", "github.com/nats-io"}, "a simulation runs pure cores and policies, and models the shells"},
 		{[]string{"autoscaler"}, []string{module + "autoscaler/baseline"}, "ours does not lean on what it is compared with"},
 		{[]string{"plan"}, []string{module + "flow", module + "dispatch", module + "queue"}, "policies know no shells"},
 		{[]string{"flow", "dispatch", "gateway", "keysmanager", "control", "cluster", "stage"}, []string{"github.com/nats-io"}, "package queue is the only importer of NATS"},
@@ -87,6 +87,21 @@ func TestArrowsPointOneWay(t *testing.T) {
 						t.Errorf("%s reaches %s through %s: %s", room, dep, by, rule.why)
 					}
 				}
+			}
+		}
+	}
+}
+
+// TestTheProductNeedsNoEvaluation checks that the product builds without the evaluation's folders.
+func TestTheProductNeedsNoEvaluation(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-tags", "noevaluation", "./cmd/stagecoach").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dep := range strings.FieldsSeq(string(out)) {
+		for _, evaluation := range []string{"sim/study", "autoscaler/baseline", "bench/cv"} {
+			if name := strings.TrimPrefix(dep, module); name == evaluation || strings.HasPrefix(name, evaluation+"/") {
+				t.Errorf("with -tags noevaluation, cmd/stagecoach reaches %s, want the tag !noevaluation on the files that import it", name)
 			}
 		}
 	}

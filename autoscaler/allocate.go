@@ -2,24 +2,30 @@ package autoscaler
 
 import (
 	"container/heap"
-	"slices"
 )
 
-// negligible is the part of its share of a pipeline's budget, by service time, from which on a stage's wait is not what holds that
-// pipeline up: where the objective is out of reach it says when best effort ends.
+// negligible is the part of a stage's share of a pipeline's budget, by service time, below which
+// the stage's wait does not hold the pipeline up. Where the objective is out of reach, it says when
+// best effort ends.
 const negligible = 0.05
 
-// allocate returns a count of replicas for each stage, between least and most: the fewest with which the mean waits of every pipeline fit
-// its budget, and for each stage the pipeline that asked for its last replica: an index into pipes, -1: none did.
+// allocate returns a count of replicas for each stage, between least and most: the fewest with
+// which the mean waits of every pipeline fit its budget. by is, for each stage, the pipeline that
+// asked for its last replica, as an index into pipes; -1: none did. wait is the mean wait of each
+// stage with its count.
 //
-// It is the greedy of Fox (Discrete Optimization via Marginal Analysis, Management Science 13, 1966): mean waits are convex in the
-// number of servers (Dyer and Proll, On the Validity of Marginal Analysis for Allocating Servers in M/M/c Queues, 1977), so that
-// replicas are given one by one to the stage whose wait falls most by it, and the first allocation within the budget has the least
-// total. A stage takes part for as long as any path through it, of any pipeline, is too long: with several paths the result is, for
-// each stage, the most that any of its paths alone would give it, so that a stage never loses a replica because it has more to do.
-func (m *model) allocate(least, most []int) (counts, by []int) {
+// It is the greedy of Fox (Discrete Optimization via Marginal Analysis, Management Science 13,
+// 1966). Mean waits are convex in the number of servers (Dyer and Proll, On the Validity of
+// Marginal Analysis for Allocating Servers in M/M/c Queues, 1977). So replicas are given one by one
+// to the stage whose wait falls most by it, and the first allocation within the budget has the
+// least total. A stage takes part while any path through it, of any pipeline, is too long. With
+// several paths, each stage gets the most that any of its paths alone would give it, so a stage
+// never loses a replica because it has more to do.
+func (m *model) allocate(least, most []int) (counts, by []int, wait []float64) {
 	n := len(m.stages)
-	a := allocation{model: m, counts: slices.Clone(least), by: make([]int, n), most: most, next: make([]float64, n), heap: make([]int, 0, n)}
+	ints := make([]int, 3*n)
+	a := allocation{model: m, counts: ints[:n:n], by: ints[n : 2*n : 2*n], most: most, next: make([]float64, n), heap: ints[2*n : 2*n]}
+	copy(a.counts, least)
 	for i := range m.stages {
 		a.by[i] = -1
 		if count := min(m.stages[i].forBursts(), most[i]); count > a.counts[i] {
@@ -27,11 +33,18 @@ func (m *model) allocate(least, most []int) (counts, by []int) {
 		}
 	}
 	a.wait = m.waits(a.counts)
+	a.paths = make([][]float64, len(m.pipes))
+	steps := 0
 	for k := range m.pipes {
-		a.paths = append(a.paths, m.pipes[k].waits(a.wait))
+		steps += len(m.pipes[k].steps)
+	}
+	buf := make([]float64, 3*steps)
+	for k := range m.pipes {
+		n := 3 * len(m.pipes[k].steps)
+		a.paths[k], buf = m.pipes[k].waitsIn(buf[:n], a.wait), buf[n:]
 	}
 	for i := range m.stages {
-		if m.stages[i].known && a.look(i) {
+		if m.stages[i].known && a.asks(i) >= 0 && a.look(i) {
 			a.heap = append(a.heap, i)
 		}
 	}
@@ -46,7 +59,7 @@ func (m *model) allocate(least, most []int) (counts, by []int) {
 		a.counts[i], a.by[i] = a.counts[i]+1, pipe
 		a.wait[i] = a.next[i]
 		for _, at := range m.stages[i].in {
-			m.pipes[at.pipe].waitsIn(a.paths[at.pipe][:3*len(m.pipes[at.pipe].steps)], a.wait) // where the paths are
+			m.pipes[at.pipe].waitsIn(a.paths[at.pipe][:3*len(m.pipes[at.pipe].steps)], a.wait) // in place
 		}
 		if a.look(i) {
 			heap.Fix(&a, 0)
@@ -54,10 +67,11 @@ func (m *model) allocate(least, most []int) (counts, by []int) {
 			heap.Pop(&a)
 		}
 	}
-	return a.counts, a.by
+	return a.counts, a.by, a.wait
 }
 
-// allocation is one under way: a heap of the stages that may get more, by how much the next replica takes off their wait.
+// allocation is one under way: a heap of the stages that may get more, by how much the next replica
+// takes off their wait.
 type allocation struct {
 	*model
 	counts, by, most []int
@@ -66,7 +80,8 @@ type allocation struct {
 	heap             []int
 }
 
-// look predicts stage i's wait with one replica more; false: it cannot have one.
+// look predicts stage i's wait with one replica more. It returns false if the stage cannot have
+// one, or if one more is of no use.
 func (a *allocation) look(i int) bool {
 	if a.counts[i] >= a.most[i] {
 		return false

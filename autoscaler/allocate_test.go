@@ -58,7 +58,7 @@ func fits(m *model, counts []int) bool {
 	wait := m.waits(counts)
 	for k := range m.pipes {
 		p := &m.pipes[k]
-		if slices.Max(p.waits(wait)) > p.limit-p.patience {
+		if slices.Max(p.waitsIn(make([]float64, 3*len(p.steps)), wait)) > p.limit-p.patience {
 			return false
 		}
 	}
@@ -105,7 +105,7 @@ func TestAllocateAgainstBruteForce(t *testing.T) {
 		m := modelOf(t, s, d)
 		least, most := bounds(m)
 		want, ok := fewest(m, least, most)
-		got, _ := m.allocate(least, most)
+		got, _, _ := m.allocate(least, most)
 		for i := range got {
 			if got[i] < least[i] || got[i] > most[i] {
 				t.Fatalf("seed %d: %v, want between %v and %v", seed, got, least, most)
@@ -170,7 +170,7 @@ func TestAllocateMeetsEveryPath(t *testing.T) {
 		s, d := shared(rand.New(rand.NewPCG(seed, 8)))
 		m := modelOf(t, s, d)
 		least, most := bounds(m)
-		got, by := m.allocate(least, most)
+		got, by, _ := m.allocate(least, most)
 		if fits(m, most) != fits(m, got) && !given(m, got, most) {
 			t.Errorf("seed %d: %v within the budget: %v; %v: %v", seed, got, fits(m, got), most, fits(m, most))
 		}
@@ -203,7 +203,7 @@ func pathByPath(m *model, least, most []int) []int {
 					alone.pipes[0].edges = append(alone.pipes[0].edges, plan.Edge{From: j - 1, To: j})
 				}
 			}
-			got, _ := alone.allocate(least, most)
+			got, _, _ := alone.allocate(least, most)
 			for i := range want {
 				want[i] = max(want[i], got[i])
 			}
@@ -276,7 +276,7 @@ func TestBestEffort(t *testing.T) {
 		s.Pipelines[0].SLO = slo
 		m := modelOf(t, s, d)
 		least, most := bounds(m)
-		got, _ := m.allocate(least, most)
+		got, _, _ := m.allocate(least, most)
 		if got[0] < 3 || got[0] > 5 || got[1] != 1 || got[2] != got[0] {
 			t.Errorf("within %v: %v, want one where more may not be, and three to five beside it", slo, got)
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Fixed is a plan.Allocator that does nothing, for comparison: the cluster's budget in equal parts, or each function's minimum where
-// there is none, whatever happens.
+// Fixed is a plan.Allocator for comparison that never changes a count. Each function has an equal
+// part of the cluster's budget, or its minimum if there is no budget.
 type Fixed struct{}
 
 // Allocate implements plan.Allocator.
@@ -35,8 +35,9 @@ func (Fixed) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc, s
 	return out, m, nil
 }
 
-// Uniform is a plan.Allocator that scales pipelines as a whole, for comparison: each stage has as many replicas as the one that needs
-// the most, as the [Sizer] has it, but not more than its equal part of the cluster's budget.
+// Uniform is a plan.Allocator for comparison that scales pipelines as a whole. Each stage has as
+// many replicas as the stage that needs the most by the [Sizer], but at most its equal part of the
+// cluster's budget.
 type Uniform struct{ sizer Sizer }
 
 // NewUniform returns a Uniform.

@@ -14,13 +14,15 @@ import (
 // cpuFit is a service time as a function of the CPU that a replica may use.
 type cpuFit struct {
 	profile.Line
-	most int // the largest quota that was measured: nothing is said of larger ones
+	most int // the largest quota that was measured: nothing is known of larger ones
 }
 
-// fitCPU is the regression of f's service time on 1/quota; ok is false while fewer than three quotas were measured, or more CPU is of no
-// use. Of several batches and lengths it takes those that were measured with the most quotas, the batch next to f's own first.
+// fitCPU returns the regression of f's service time on 1/quota. ok is false while fewer than three
+// quotas were measured, or if more CPU is of no use. Of several batches and lengths it takes the
+// one that was measured with the most quotas, and of those the batch next to f's own.
 //
-// QUART measures its response times offline as well and adds "a specific number of CPUs" (§5.3); what it adds them by is not printed.
+// QUART measures its response times offline as well and adds "a specific number of CPUs" (§5.3). It
+// does not print how many.
 func fitCPU(f *plan.Function) (fit cpuFit, ok bool) {
 	points := likePoints(f)
 	for _, p := range points {
@@ -30,7 +32,7 @@ func fitCPU(f *plan.Function) (fit cpuFit, ok bool) {
 	return fit, ok && fit.B > 0
 }
 
-// likePoints are the measured points of one batch and length.
+// likePoints returns the measured points of one batch and length.
 func likePoints(f *plan.Function) []plan.Point {
 	type kind struct{ batch, length int }
 	groups := map[kind][]plan.Point{}
@@ -64,8 +66,10 @@ func likePoints(f *plan.Function) []plan.Point {
 
 func abs(v int) int { return max(v, -v) }
 
-// asDeclared looks up what is known of the functions of d that may be given more CPU, and has s say how long they would serve with the
-// CPU that was declared: what is given is no reason to wait for less, or to need it less. Not so of those that hold devices: see exchange.
+// asDeclared returns the fits of the functions of d that may be given more CPU. It sets their
+// service times in s to what they would be with the declared CPU: extra CPU that was given must not
+// become the reason to give it, or to need it less. Functions that hold devices are left as
+// measured: see exchange.
 func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 	var fits map[string]*cpuFit
 	copied := false
@@ -95,25 +99,29 @@ func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 	return fits
 }
 
-// scaled returns what a service time that was measured with one quota will be with another, in seconds.
+// scaled returns what a service time that was measured with one quota will be with another, in
+// seconds.
 func (c cpuFit) scaled(mean float64, from, to int) float64 { return mean * c.At(to) / c.At(from) }
 
 const (
-	// near is the part of its target from which on a function is helped with CPU, and that it is brought down to; far is the one below which
-	// it is needed no more.
+	// near is the part of its target above which a function is helped with CPU, and that it is
+	// brought down to. Below far it does not need the CPU any more.
 	near, far = 0.8, 0.6
-	// cpuHold is how long CPU is needed no more before it is given back, cpuEvery how long it takes to see what was given.
+	// cpuHold is how long CPU must be unneeded before it is taken back. cpuEvery is how long it
+	// takes to see what CPU did.
 	cpuHold  = time.Minute
 	cpuEvery = 10 * time.Second
 )
 
-// compensate gives replicas more CPU where the smoother took others away and tasks come near to taking too long: the least with which
-// they do not, as far as the nodes have it. Where there is none to give, or nothing is known of what it would do, a replica stays
-// instead. The same bridges the time in which tasks take too long and those that were asked for are not there. Those that hold devices are
-// given more than that: see exchange.
+// compensate gives replicas more CPU where the smoother took others away and tasks come near to
+// taking too long: the least quota with which they do not, as far as the nodes have it. Where there
+// is none to give, or it is unknown what it would do, a replica stays instead. The same bridges the
+// time in which tasks take too long and the replicas that were asked for are not there. Functions
+// that hold devices are given more than that: see exchange.
 //
-// QUART's Alg. 1 has its Smooth test C' ≤ max and then C' > max, give the CPU for a count that is not the new one, and go back to
-// Correct when there is none. This is one pass: CPU first, else the replica.
+// QUART's Alg. 1 has its Smooth test C' ≤ max and then C' > max, give the CPU for a count that is
+// not the new one, and go back to Correct when there is none. This is one pass: CPU first, else the
+// replica.
 func compensate(s *plan.Snapshot, all []correction) {
 	var free map[string]int
 	for i := range all {
@@ -121,7 +129,7 @@ func compensate(s *plan.Snapshot, all []correction) {
 		if c.line.CPUMilli != 0 || c.dear() || c.next.Taken == 0 && c.past.CPU == 0 && !c.short() {
 			continue
 		}
-		if free == nil {
+		if free == nil && c.fit != nil {
 			free = freeCPU(s)
 		}
 		most := c.mostCPU(s, free)
@@ -154,17 +162,18 @@ func compensate(s *plan.Snapshot, all []correction) {
 	}
 }
 
-// short says that tasks take too long with the replicas that are ready, and that others were asked for.
+// short reports whether tasks take too long with the replicas that are ready while others were
+// asked for.
 func (c *correction) short() bool {
 	ready, _ := c.f.Current()
 	return c.fit != nil && c.threatened() && 0 < ready && ready < c.line.Count
 }
 
-// quota is what a replica may use now.
+// quota returns what a replica may use now.
 func (c *correction) quota() int { return cmp.Or(max(c.f.CPUNow, 0), c.f.CPULimit) }
 
-// leastCPU is the least quota with which so many replicas keep well within the target; ok is false when most is not enough. It is found
-// by halving, as the prediction falls with the quota.
+// leastCPU returns the least quota with which so many replicas keep well within the target. ok is
+// false if most is not enough. It halves, because the prediction falls with the quota.
 func (c *correction) leastCPU(replicas, most int) (quota int, ok bool) {
 	declared := c.f.CPULimit
 	if c.expects(replicas, declared) <= near*c.target {
@@ -178,24 +187,23 @@ func (c *correction) leastCPU(replicas, most int) (quota int, ok bool) {
 	return min(declared+steps*grain, most), true
 }
 
-// expects is how long tasks will take with so many replicas of this quota, in seconds: as predicted, or as measured where that is more.
+// expects returns how long tasks will take with so many replicas of this quota, in seconds: the
+// larger of the predicted and the measured time.
 func (c *correction) expects(replicas, quota int) float64 {
-	g, measured := c.predicted, c.measured
-	if g.f == nil { // nothing was smoothed
-		g = *c.stage
-	}
+	mu, measured := c.mu, c.measured
 	if c.fit != nil && c.known {
-		g.service = c.fit.scaled(c.service, c.base, quota)
-		g.mu = 1 / g.service
+		service := c.fit.scaled(c.service, c.base, quota)
+		mu = 1 / service
 		if measured > 0 {
 			now := c.fit.scaled(c.service, c.base, c.quota())
 			measured = c.fit.scaled(measured-c.service+now, c.quota(), quota)
 		}
 	}
-	return max(g.sojourn(replicas).Seconds(), measured)
+	return max(c.sojournAt(mu, replicas).Seconds(), measured)
 }
 
-// give sets the quota: up to what is wanted at most every so often, and back to what was declared when it has not been needed for a while.
+// give sets the quota: up to what is wanted, at most once per cpuEvery, and back to what was
+// declared when more was not needed for a while.
 func (c *correction) give(wants, most int, at time.Time) {
 	has := min(c.past.CPU, most)
 	ago := at.Sub(c.past.CPUAt)
@@ -219,7 +227,8 @@ func (c *correction) give(wants, most int, at time.Time) {
 	c.why += fmt.Sprintf("; cpu %dm", has)
 }
 
-// anywhere is the quota that a replica may have as far as service times were measured, and every node has it that a new one may come to.
+// anywhere returns the largest quota for which service times were measured, and that every node has
+// to which a new replica may come.
 func (c *correction) anywhere(s *plan.Snapshot) int {
 	most := c.fit.most
 	for i := range s.Nodes {
@@ -230,8 +239,9 @@ func (c *correction) anywhere(s *plan.Snapshot) int {
 	return most
 }
 
-// mostCPU is what a replica may be given at most: as far as service times were measured, and half of what is free where replicas are,
-// as other domains decide at the same time. 0: nothing.
+// mostCPU returns the most that a replica may be given: as far as service times were measured, and
+// half of what is free where replicas are, because other domains decide at the same time. 0:
+// nothing.
 func (c *correction) mostCPU(s *plan.Snapshot, free map[string]int) int {
 	if c.fit == nil {
 		return 0
@@ -254,8 +264,8 @@ func (c *correction) mostCPU(s *plan.Snapshot, free map[string]int) int {
 	return most
 }
 
-// freeCPU is what each node has of CPU that its replicas may not use, in thousandths of a core. A node that does not say how much it has
-// has none to give.
+// freeCPU returns what each node has of CPU that its replicas may not use, in thousandths of a
+// core. A node whose CPU is unknown has none to give.
 func freeCPU(s *plan.Snapshot) map[string]int {
 	free := make(map[string]int, len(s.Nodes))
 	for i := range s.Nodes {

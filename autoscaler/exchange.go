@@ -9,18 +9,21 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// serviceFade is the time constant with which measured service times follow, as package dispatch has it.
+// serviceFade is the time constant with which measured service times follow, the same as package
+// dispatch has.
 const serviceFade = 30 * time.Second
 
-// exchange gives CPU that nobody was promised to replicas that hold devices, for as long as it is worth one of them: a replica of a stage
-// is dear by its device, and cores beside it are idle. It comes first, and the replica goes after: the allocator counts with service times
-// as they are measured, so that it asks for fewer once they are shorter, pipeline by pipeline and not before it is so.
+// exchange gives idle CPU to replicas that hold devices, for as long as it is worth a replica: a
+// replica of such a stage is expensive because of its device, and the cores beside it are idle. CPU
+// comes first, and the replica goes after. The allocator counts with measured service times, so it
+// asks for fewer replicas once they are shorter, by pipeline, and not before that.
 //
-// QUART takes the replica and gives the CPU afterwards ("compensates"), from whatever a server has. Here a replica may have what was
-// declared and as much of what its node has beyond all that is declared there as any other replica, so that domains which decide at the same
-// time do not take the same, no further than was measured. It is given back when a replica less would not be enough without
-// it either and tasks would be in time, for a while; at once where the node has it no more, and then the count is what it has to be with
-// less.
+// QUART takes the replica and gives the CPU afterwards ("compensates"), from whatever a server has.
+// Here a replica may have its declared CPU and an even share of what its node has beyond all
+// declared CPU, as far as service times were measured. So domains that decide at the same time do
+// not take the same cores. CPU is taken back when, for a while, one replica less would be too few
+// even with it and tasks would be in time without it. Where the node has it no more it is taken
+// back at once, and the count rises to what is needed without it.
 func exchange(s *plan.Snapshot, all []correction) {
 	var share map[string]int
 	for i := range all {
@@ -40,10 +43,10 @@ func exchange(s *plan.Snapshot, all []correction) {
 	}
 }
 
-// dear says that replicas hold devices, and serve faster with more CPU.
+// dear reports whether replicas hold devices, and serve faster with more CPU.
 func (c *correction) dear() bool { return c.fit != nil && c.known && c.f.GPU > 0 }
 
-// fits tells c what is known of its CPU.
+// fits sets what is known of the function's CPU.
 func (c *correction) fits(fit *cpuFit, at time.Time) {
 	c.fit, c.next.Inverse = fit, 0
 	if fit == nil || !c.known {
@@ -62,7 +65,8 @@ func (c *correction) fits(fit *cpuFit, at time.Time) {
 	}
 }
 
-// worthCPU says that a replica could go, or that tasks take too long, or would without the CPU that was given.
+// worthCPU reports whether a replica could go, or tasks take too long, or would take too long
+// without the CPU that was given.
 func (c *correction) worthCPU() bool {
 	least, _ := c.f.Bounds()
 	switch n := c.line.Count; {
@@ -75,12 +79,13 @@ func (c *correction) worthCPU() bool {
 	}
 }
 
-// waitsWithin says whether tasks wait no longer than a part of what they may, with so many replicas of this quota.
+// waitsWithin reports whether tasks wait no longer than a part of what they may, with so many
+// replicas of this quota.
 func (c *correction) waitsWithin(part float64, replicas, quota int) bool {
 	return c.expects(replicas, quota)-c.fit.scaled(c.service, c.base, quota) <= part*(c.target-c.service)
 }
 
-// exchanged is the quota that replicas are to have; 0: as declared.
+// exchanged returns the quota that replicas are to have; 0: as declared.
 func (c *correction) exchanged(most int, at time.Time) int {
 	declared := c.f.CPULimit
 	has := max(min(c.past.CPU, most), declared)
@@ -112,7 +117,8 @@ func (c *correction) exchanged(most int, at time.Time) int {
 	return wants
 }
 
-// makeUp adds the replicas that are needed with less CPU than service times were measured with: the allocator does not see it yet.
+// makeUp adds the replicas that are needed if there is less CPU than service times were measured
+// with. The allocator does not see that yet.
 func (c *correction) makeUp() {
 	quota := cmp.Or(c.next.CPU, c.f.CPULimit)
 	ratio := c.fit.scaled(1, c.seen, quota)
@@ -130,7 +136,7 @@ func (c *correction) makeUp() {
 	}
 }
 
-// evenMost is the quota that a replica may have at most.
+// evenMost returns the largest quota that a replica may have.
 func (c *correction) evenMost(s *plan.Snapshot, share map[string]int) int {
 	most := c.anywhere(s)
 	for _, r := range c.f.Replicas {
@@ -142,8 +148,8 @@ func (c *correction) evenMost(s *plan.Snapshot, share map[string]int) int {
 	return most
 }
 
-// evenCPU is what of each node's CPU is beyond what was declared for the replicas there, in thousandths of a core, for each of them. A node
-// that does not say how much it has has none.
+// evenCPU returns for each node what it has of CPU beyond what was declared for its replicas, in
+// thousandths of a core per replica. A node whose CPU is unknown has none.
 func evenCPU(s *plan.Snapshot) map[string]int {
 	left, on := make(map[string]int, len(s.Nodes)), make(map[string]int, len(s.Nodes))
 	for i := range s.Nodes {

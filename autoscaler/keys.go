@@ -5,15 +5,16 @@ import (
 	"time"
 )
 
-// Key is how much of a key stage a function is, in the sense of QUART (§6.1): one that had to be scaled up, and will have to be again.
+// Key is how much of a key stage a function is, in the sense of QUART (§6.1): a stage that had to
+// be scaled up, and may have to be again.
 type Key struct {
 	Weight float64
 	At     time.Time // of Weight
 	Raised time.Time // when its count was raised last
 }
 
-// The key-stage list. One raise makes a function a key stage for two half-lives; one that is raised again and again stays one for a
-// while longer.
+// The list of key stages. One raise makes a function a key stage for two half-lives. A function
+// that is raised again and again stays one for a while longer.
 const (
 	keyHalfLife  = 3 * time.Minute
 	keyThreshold = 0.25
@@ -40,7 +41,8 @@ func (k Key) step(at time.Time, raised bool) Key {
 // is reports whether the function is a key stage now.
 func (k Key) is() bool { return k.Weight >= keyThreshold }
 
-// bursts reports whether it was raised so lately that it may be again. A clock that was set back does not make that longer.
+// bursts reports whether the function was raised so lately that it may be raised again. A clock
+// that was set back does not make that longer.
 func (k Key) bursts(at time.Time) bool {
 	ago := at.Sub(k.Raised)
 	return k.is() && ago < burst && ago > -burst

@@ -10,28 +10,30 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// model is a domain as queues: what each function is asked for and serves, and how long tasks may wait on each pipeline's way. It is
-// made once a decision with [newModel]; indices are those of the domain's functions.
+// model is a domain as queues: the load and the speed of each function, and how long tasks may wait
+// on each pipeline. It is made once per decision with [newModel]. Indices of stages are those of
+// the domain's functions.
 type model struct {
 	stages []stage
-	order  []int  // of stages: those before a stage come before it; see connect
-	pipes  []pipe // those with an objective and a known service time, and one of its own for each function without such
+	order  []int     // of stages, each after those before it; see connect
+	pipes  []pipe    // pipelines with an objective and a known service time, and each function in none
+	buf    []float64 // see through
 }
 
-// stage is a function as a queue: replicas·slots servers, each of rate mu.
+// stage is a function as a queue: replicas·slots servers of rate mu each.
 type stage struct {
 	f          *plan.Function
-	known      bool    // its service time; else there is neither mu nor a prediction
+	known      bool    // the service time is known; else there is neither mu nor a prediction
 	lambda, mu float64 // per second
-	measured   float64 // lambda, without what those before it are about to ask: see follow
-	slots      int     // servers of a replica
+	measured   float64 // lambda as measured; lambda may be larger: see follow
+	slots      int     // servers per replica
 	ca2, cs2   float64 // squared coefficients of variation, within bounds; 1 where nothing is measured
-	bursts     float64 // of what enters its pipelines, or arrives here: see payOnce
+	bursts     float64 // of what enters the stage's pipelines, or arrives here: see payOnce
 	patience   float64 // seconds that a burst may wait, by the pipeline patient
-	patient    int     // -1: none
+	patient    int     // index of that pipeline; -1: none
 	waiting    int
-	service    float64 // seconds a task
-	in         []place // where it is in pipes
+	service    float64 // seconds per task
+	in         []place // where the stage is in pipes
 	before     []int   // stages whose answers arrive here; see connect
 }
 
@@ -47,26 +49,30 @@ type pipe struct {
 	service  float64 // seconds on the critical path
 	limit    float64 // seconds that service and mean waits on each path may take together
 	budget   float64 // of limit for waits
-	bursts   float64 // what of the arrivals that enter is bursts
-	patience float64 // of budget for bursts, which wait once; the rest is for waits by chance, which add up
-	reached  bool    // the objective leaves time to wait; else budget is the best that is sane
+	bursts   float64 // the part of the arrivals that enter which is bursts
+	patience float64 // of budget for bursts, which wait once; the rest is for waits by chance
+	reached  bool    // the objective leaves time to wait; else budget is best effort
+	text     string  // see objective
 }
 
 // visit is a stage's place in a pipeline.
 type visit struct {
-	at      int     // in stages; -1: not deployed
-	service float64 // seconds; the mean of those that are known where this is not
-	share   float64 // of the budget, in seconds, by service time on the longest path through it
+	at      int     // index in stages; -1: not deployed
+	inner   bool    // a stage of the pipeline is before it
+	service float64 // seconds; the mean of the known ones where this one is unknown
+	share   float64 // of the budget, in seconds, by service time on the longest path through the visit
 	wait    float64 // seconds: the share where nothing can be predicted
 }
 
-// leastBudget is what a pipeline may wait, of its service time, when its objective leaves less.
+// leastBudget is the part of a pipeline's service time that it may wait when its objective leaves
+// less.
 const leastBudget = 0.1
 
-// newModel makes the model of a domain of s. Of the time that an objective leaves to wait, part is what mean waits may take together.
+// newModel makes the model of a domain of s. Mean waits may take a part of the time that an
+// objective leaves to wait.
 func newModel(s *plan.Snapshot, d plan.Domain, part float64) (*model, error) {
-	m := &model{stages: make([]stage, len(d.Functions))}
-	places := make([]place, len(m.stages)) // most are in one pipeline
+	m := &model{stages: make([]stage, len(d.Functions)), pipes: make([]pipe, 0, max(len(d.Pipelines), 1))}
+	places := make([]place, len(m.stages)) // most stages are in one pipeline
 	finder := s.Finder()
 	for i, name := range d.Functions {
 		f, ok := finder.Function(name)
@@ -93,6 +99,7 @@ func newModel(s *plan.Snapshot, d plan.Domain, part float64) (*model, error) {
 	return m, nil
 }
 
+// newStage returns f as a queue.
 func newStage(f *plan.Function) stage {
 	g := stage{
 		f: f, slots: min(max(f.Slots, 1), mostServers), ca2: squared(f.Demand.CV), cs2: squared(f.Service.CV), waiting: max(f.Waiting, 0),
@@ -132,7 +139,10 @@ func (m *model) addPipe(p *plan.Pipeline, functions []string, part float64) {
 		}
 	}
 	out.edges = forward(p)
-	service := out.through(func(st *visit) float64 { return st.service })
+	for _, e := range out.edges {
+		out.steps[e.To].inner = true
+	}
+	service := m.through(&out, func(st *visit) float64 { return st.service })
 	out.service = slices.Max(service)
 	slack := p.SLO.Seconds() - out.service
 	out.budget = max(part*slack, leastBudget*out.service)
@@ -150,8 +160,8 @@ func (m *model) addPipe(p *plan.Pipeline, functions []string, part float64) {
 	m.pipes = append(m.pipes, out)
 }
 
-// forward returns the edges of p that lead onwards, sorted by From. Where there are none, its stages are taken as a row. The result is
-// p's own where that is as it should be: read only.
+// forward returns the edges of p that lead onwards, sorted by From. If there are none, the stages
+// count as a row. The result may be p's own: read only.
 func forward(p *plan.Pipeline) []plan.Edge {
 	sorted := func(a, b plan.Edge) int { return cmp.Or(a.From-b.From, a.To-b.To) }
 	onwards := func(e plan.Edge) bool { return 0 <= e.From && e.From < e.To && e.To < len(p.Stages) }
@@ -173,16 +183,19 @@ func forward(p *plan.Pipeline) []plan.Edge {
 	return out
 }
 
-// through returns for each step the length of the longest path that it is on, with steps of these lengths.
-func (p *pipe) through(length func(*visit) float64) []float64 {
-	return p.throughIn(make([]float64, 3*len(p.steps)), length)
+// through returns for each step of p the length of the longest path that the step is on, with steps
+// of the given lengths. The next call overwrites the result.
+func (m *model) through(p *pipe, length func(*visit) float64) []float64 {
+	n := 3 * len(p.steps)
+	m.buf = slices.Grow(m.buf[:0], n)[:n]
+	return p.throughIn(m.buf, length)
 }
 
-// throughIn is through, in a buffer for three numbers a step.
+// throughIn is through, in a buffer for three numbers per step.
 func (p *pipe) throughIn(buf []float64, length func(*visit) float64) []float64 {
 	n := len(p.steps)
 	clear(buf)
-	own, head, tail := buf[:n], buf[n:2*n], buf[2*n:] // a step's own length; the longest way to it, and from it
+	own, head, tail := buf[:n], buf[n:2*n], buf[2*n:] // own length; longest way to it, and from it
 	for k := range p.steps {
 		own[k] = length(&p.steps[k])
 	}
@@ -198,12 +211,8 @@ func (p *pipe) throughIn(buf []float64, length func(*visit) float64) []float64 {
 	return own
 }
 
-// waits returns for each step of p the longest path that it is on, in seconds of service and mean waits; wait is of a stage.
-func (p *pipe) waits(wait []float64) []float64 {
-	return p.waitsIn(make([]float64, 3*len(p.steps)), wait)
-}
-
-// waitsIn is waits, in a buffer for three numbers a step.
+// waitsIn returns for each step of p the longest path that the step is on, in seconds of service
+// and mean waits, in a buffer as throughIn's. wait is the mean wait of each stage.
 func (p *pipe) waitsIn(buf, wait []float64) []float64 {
 	return p.throughIn(buf, func(st *visit) float64 {
 		if st.at < 0 || st.wait > 0 {
@@ -213,8 +222,8 @@ func (p *pipe) waitsIn(buf, wait []float64) []float64 {
 	})
 }
 
-// wait returns the predicted mean wait by chance in seconds with so many replicas, when no line stands: that of bursts is not in it. 0
-// where the service time is unknown.
+// wait returns the predicted mean wait by chance in seconds with so many replicas while no line
+// stands. Waits for bursts are not in it. It returns 0 if the service time is unknown.
 func (g *stage) wait(replicas int) float64 {
 	if !g.known {
 		return 0
@@ -222,20 +231,24 @@ func (g *stage) wait(replicas int) float64 {
 	return meanWait(g.lambda, g.mu, g.servers(replicas), variability(min(g.ca2, 1), g.cs2))
 }
 
-// sojourn predicts how long tasks are with this stage, when it has so many replicas: see [Sojourn]. 0 where the service time is unknown.
-func (g *stage) sojourn(replicas int) time.Duration {
+// sojourn predicts how long tasks are with this stage, when it has so many replicas: see [Sojourn].
+// It returns 0 if the service time is unknown.
+func (g *stage) sojourn(replicas int) time.Duration { return g.sojournAt(g.mu, replicas) }
+
+// sojournAt is sojourn with servers of another rate.
+func (g *stage) sojournAt(mu float64, replicas int) time.Duration {
 	if !g.known {
 		return 0
 	}
-	return Sojourn(g.lambda, g.mu, g.servers(replicas), g.ca2, g.cs2, g.waiting)
+	return Sojourn(g.lambda, mu, g.servers(replicas), g.ca2, g.cs2, g.waiting)
 }
 
-// servers of so many replicas.
+// servers returns how many servers so many replicas have.
 func (g *stage) servers(replicas int) int {
 	return min(max(replicas, 0), math.MaxInt32/g.slots) * g.slots
 }
 
-// replicas that have so many servers.
+// replicas returns the least count of replicas with so many servers.
 func (g *stage) replicas(servers float64) int {
 	if !(servers < math.MaxInt32) {
 		return math.MaxInt32
@@ -243,8 +256,8 @@ func (g *stage) replicas(servers float64) int {
 	return int(math.Ceil(math.Ceil(servers) / float64(g.slots)))
 }
 
-// stable returns the least count of replicas that serve what arrives, with a margin of two percent; 0 where nothing arrives or the
-// service time is unknown.
+// stable returns the least count of replicas that serve what arrives, with a margin of two percent.
+// It returns 0 if nothing arrives or the service time is unknown.
 func (g *stage) stable() int {
 	if !g.known {
 		return 0
@@ -252,8 +265,9 @@ func (g *stage) stable() int {
 	return g.replicas(g.lambda / (saturated * g.mu))
 }
 
-// least returns the least count of replicas, from the stable one on, whose predicted [stage.sojourn] without a line is at or below
-// target; limit if none up to it does.
+// least returns the least count of replicas, from the stable one on, whose predicted
+// [stage.sojourn] without a line is at most target. It returns limit if no count up to limit is
+// enough.
 func (g *stage) least(target time.Duration, limit int) int {
 	if !g.known {
 		return 0
@@ -262,8 +276,8 @@ func (g *stage) least(target time.Duration, limit int) int {
 	return min(g.replicas(float64(servers)), limit)
 }
 
-// waits returns the predicted mean wait of each stage with these counts. One without replicas sleeps, although what was asked of it may
-// not have faded: nothing waits for it.
+// waits returns the predicted mean wait of each stage with these counts. A stage without replicas
+// sleeps, although its measured demand may not have faded: nothing waits for it.
 func (m *model) waits(counts []int) []float64 {
 	wait := make([]float64, len(m.stages))
 	for i := range m.stages {
@@ -274,17 +288,18 @@ func (m *model) waits(counts []int) []float64 {
 	return wait
 }
 
-// unmet says for each stage which pipeline's objective is missed on a path through it with these counts; empty: none.
-func (m *model) unmet(counts []int) []string {
+// unmet returns for each stage which pipeline's objective is missed on a path through it with these
+// counts; empty: none. wait is the mean wait of each stage with them.
+func (m *model) unmet(counts []int, wait []float64) []string {
 	out := make([]string, len(m.stages))
-	wait := m.waits(counts)
 	for k := range m.pipes {
 		p := &m.pipes[k]
 		if p.name == "" {
 			continue
 		}
 		bursts := m.burstWaits(p, counts)
-		for j, path := range p.waits(wait) {
+		m.buf = slices.Grow(m.buf[:0], 3*len(p.steps))[:3*len(p.steps)]
+		for j, path := range p.waitsIn(m.buf, wait) {
 			at := p.steps[j].at
 			path += bursts
 			switch {
@@ -299,10 +314,14 @@ func (m *model) unmet(counts []int) []string {
 	return out
 }
 
-// objective names what p asks for.
+// objective returns the text of what p asks for.
 func (p *pipe) objective() string {
-	if p.name == "" {
-		return fmt.Sprintf("a wait of %v", short(toDuration(p.budget)))
+	switch {
+	case p.text != "":
+	case p.name == "":
+		p.text = fmt.Sprintf("a wait of %v", short(toDuration(p.budget)))
+	default:
+		p.text = p.name + "'s " + p.slo.String()
 	}
-	return p.name + "'s " + p.slo.String()
+	return p.text
 }

@@ -103,7 +103,8 @@ func TestUnmet(t *testing.T) {
 		},
 	}
 	m := modelOf(t, s, plan.Domain{Pipelines: []string{"p", "q"}, Functions: []string{"a", "b", "c", "d"}})
-	got := m.unmet([]int{2, 2, 3, 9})
+	counts := []int{2, 2, 3, 9}
+	got := m.unmet(counts, m.waits(counts))
 	if got[1] != "" || got[0] != got[2] || !strings.Contains(got[0], "; p's 1s is at risk: ") || got[3] != "; q's 90ms is out of reach: it serves for 100ms" {
 		t.Errorf("%q", got)
 	}

@@ -5,12 +5,13 @@ import (
 	"time"
 )
 
-// PID is a positional controller with a memory that goes in and comes out. What it says is how much to add to a feed-forward count,
-// never negative.
+// PID is a positional controller whose memory goes in and comes out. Its output is how much to add
+// to a feed-forward count, never negative.
 //
-// QUART's Eq. 2–3 add the three terms to the count in each period, which integrates twice, and its Alg. 1 takes the error as target
-// less measured, so that positive gains remove replicas under overload. Here the error is (measured − target)/target, and the output
-// is the whole correction and not a step of it (Åström and Murray, Feedback Systems (2008), ch. 10: set-point and measurement apart,
+// QUART's Eq. 2–3 add the three terms to the count in each period, which integrates twice. Its Alg.
+// 1 takes the error as target less measured, so positive gains remove replicas under overload. Here
+// the error is (measured − target)/target, and the output is the whole correction and not a step of
+// it (Åström and Murray, Feedback Systems (2008), ch. 10: set-point and measurement apart,
 // derivative filtered, conditional integration).
 type PID struct {
 	Kp     float64       // per error of 1
@@ -26,13 +27,15 @@ type PID struct {
 	Leak   time.Duration // time constant with which the integral fades where nothing is measured
 }
 
-// defaultPID is for waits that are means over a window of about 15 s: the integral takes longer than that to make up for an error of
-// 1, the rest acts at once. The output is in square roots of the feed-forward count.
+// defaultPID is for waits that are means over a window of about 15 s. The integral takes longer
+// than that to make up for an error of 1; the rest acts at once. The output is in square roots of
+// the feed-forward count.
 var defaultPID = PID{
 	Kp: 0.4, Ki: 0.04, Kd: 1, Unwind: 2, Filter: 3 * time.Second, Band: 0.1, Limit: 3, Up: 0.5, Down: 0.2, Most: 20, Leak: time.Minute,
 }
 
-// longestStep is the most time that a controller believes has passed between two steps: clocks jump.
+// longestStep is the most time that is believed to have passed between two steps, because clocks
+// jump.
 const longestStep = 5 * time.Second
 
 // PIDState is what a PID remembers.
@@ -43,8 +46,9 @@ type PIDState struct {
 	Out      float64   `json:",omitzero"` // the last output
 }
 
-// Step takes a measurement, and its target in the same unit; both are positive. Held says that the last output is not in effect yet, or
-// cannot be: then the integral does not grow. Nor does it while a line is already getting shorter.
+// Step takes a measurement and its target in the same unit; both are positive. held says that the
+// last output is not in effect yet, or cannot be. Then the integral does not grow. Nor does it grow
+// while the measurement falls.
 func (c PID) Step(s PIDState, at time.Time, measured, target float64, held bool) PIDState {
 	dt := s.elapsed(at)
 	next := PIDState{At: at, Sum: s.Sum, Measured: min(measured, (1+c.Limit)*target)} // what is farther off says no more
@@ -67,7 +71,7 @@ func (c PID) Step(s PIDState, at time.Time, measured, target float64, held bool)
 	return next
 }
 
-// Blind is a step without a measurement: what was learned fades.
+// Blind takes a step without a measurement: what was learned fades.
 func (c PID) Blind(s PIDState, at time.Time) PIDState {
 	dt := s.elapsed(at)
 	sum := s.Sum * math.Exp(-dt/max(c.Leak.Seconds(), 1e-9))
@@ -79,7 +83,8 @@ func (c PID) slew(from, to, dt float64) float64 {
 	return clamp(clamp(to, from-c.Down*dt, from+c.Up*dt), 0, c.Most)
 }
 
-// elapsed is the time since the last step in seconds, at least 0 and at most longestStep; 0 at the first.
+// elapsed returns the time since the last step in seconds, between 0 and longestStep; 0 at the
+// first.
 func (s PIDState) elapsed(at time.Time) float64 {
 	if s.At.IsZero() {
 		return 0
@@ -87,7 +92,7 @@ func (s PIDState) elapsed(at time.Time) float64 {
 	return clamp(at.Sub(s.At).Seconds(), 0, longestStep.Seconds())
 }
 
-// beyond is how far v is outside of ±band: continuous, unlike a step at its edge.
+// beyond returns how far v is outside of ±band. It is continuous, unlike a step at the band's edge.
 func beyond(v, band float64) float64 {
 	switch {
 	case v > band:

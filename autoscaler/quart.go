@@ -4,48 +4,50 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// QuartConfig leaves parts of [Quart] out, to see what each is worth. The zero value has all.
+// QuartConfig leaves parts of [Quart] out, to see what each is worth. The zero value has all parts.
 type QuartConfig struct {
 	NoPID, NoSmooth, NoCPU bool
-	Predictor              Predictor // of burstiness; nil: Persistence, which is off least
-	Attainment             float64   // as the allocator's: see Config
+	Attainment             float64 // as the allocator's: see Config
 }
 
-// Quart is a plan.Corrector as QUART (ICDCS'24) has it, §5 and Alg. 1: it steers the counts of an allocator by what is measured (the
-// corrector, [PID]), takes back what the flattening of bursts on their way leaves over (the smoother, [Predictor]), makes up for that with CPU
-// (the compensator), and keeps the list of key stages. Build it with [NewQuart].
+// Quart is a plan.Corrector after QUART (ICDCS'24), §5 and Alg. 1. It has four parts:
 //
-// Before that replicas on devices get CPU that is idle, which is not in the paper: see exchange.
+//   - The corrector, a [PID], steers the counts of an allocator by what is measured.
+//   - The smoother takes back replicas that are left over.
+//   - The compensator makes up for these with CPU.
+//   - The list of key stages tells which functions had to be scaled up.
 //
-// It differs from the paper's text where that is wrong; each part says where. They run in a row, once: the paper's Smooth and Correct
-// call each other. With more load a function never gets fewer replicas: what it is steered to depends on what others measure and on what
-// was before, not on its own rate and line.
+// Before that, replicas on devices get CPU that is idle, which is not in the paper: see exchange.
+// Build it with [NewQuart].
+//
+// Quart differs from the paper where the paper's text is wrong; each part says where. The parts run
+// in a row, once, while the paper's Smooth and Correct call each other. With more load a function
+// never gets fewer replicas: its target depends on what other functions measure and on the past,
+// not on its own rate and line.
 type Quart struct{ cfg QuartConfig }
 
 // NewQuart returns a Quart.
-func NewQuart(cfg QuartConfig) Quart {
-	if cfg.Predictor == nil {
-		cfg.Predictor = Persistence{}
-	}
-	return Quart{cfg}
-}
+func NewQuart(cfg QuartConfig) Quart { return Quart{cfg} }
 
-// steered is the part of the time to wait that Quart steers mean waits to. It goes by what is measured, in which there is what the Sizer's
-// tail is for: with as little as that leaves, it would add replicas whenever chance has it.
+// steered is the part of the time to wait that Quart steers mean waits to. Measured waits include
+// the tail that the Sizer leaves room for: with the Sizer's smaller part, Quart would add replicas
+// whenever chance makes waits longer.
 const steered = 0.5
 
-// steered is that part: more where fewer requests have to be in time than it would keep there, as the Sizer's counts are not to be undone.
+// steered returns that part. It is larger if fewer requests have to be in time than the constant
+// would keep in time, so that the Sizer's counts are not undone.
 func (c QuartConfig) steered() float64 {
 	return max(steered, NewSizer(Config{Attainment: c.Attainment}).cfg.meanPart())
 }
 
-// QuartMemory is what Quart remembers, by function.
-type QuartMemory map[string]Course
+// QuartMemory is what Quart remembers, by function. Courses are never changed.
+type QuartMemory map[string]*Course
 
 // Course is what Quart remembers of one function.
 type Course struct {
@@ -56,15 +58,15 @@ type Course struct {
 	PID   PIDState `json:",omitzero"`
 	Extra int      `json:",omitzero"` // replicas that the PID adds
 
-	CA2     float64       `json:",omitzero"` // of arrivals, as predicted; 0: not yet
-	Factor  float64       `json:",omitzero"` // measured over predicted CA2, so far; 0: not known
+	CA2     float64       `json:",omitzero"` // of arrivals, as measured at the last decision; 0: not yet
 	Taken   int           `json:",omitzero"` // replicas that the smoother has taken
 	Surplus time.Time     `json:",omitzero"` // since when it could take another; zero: it cannot
 	Hold    time.Duration `json:",omitzero"` // how long that has to last; 0: the least
 
 	CPU   int       `json:",omitzero"` // thousandths of a core that a replica is given; 0: as declared
-	CPUAt time.Time `json:",omitzero"` // when that was changed, or last needed
-	// Inverse is one over the thousandths of a core that the measured service times are of, on average; 0: not known.
+	CPUAt time.Time `json:",omitzero"` // when CPU was changed, or last needed
+	// Inverse is the mean of one over the CPU, in thousandths of a core, that the measured service
+	// times are of; 0: unknown.
 	Inverse float64 `json:",omitzero"`
 }
 
@@ -79,19 +81,20 @@ func (Quart) Merge(a, b QuartMemory) QuartMemory {
 // correction is a function while its domain is corrected.
 type correction struct {
 	*stage
-	line         plan.Line
-	past, next   Course
-	fresh        bool // there is no past
-	most         int
-	target       float64 // seconds that tasks may be with it; 0: not known
-	measured     float64 // seconds that they are; 0: not known
-	why          string
-	predicted    stage   // with arrivals as bursty as predicted
-	fit          *cpuFit // nil: nothing is known
-	base, seen   int     // thousandths of a core that service, and what was measured of it, are of, where fit is known
-	predecessors []int
-	neighbours   []int // both ways
+	line       *plan.Line
+	past, next *Course
+	fresh      bool // there is no past
+	most       int
+	target     float64 // seconds that tasks may be with the function; 0: unknown
+	measured   float64 // seconds that they are; 0: unknown
+	why        string
+	fit        *cpuFit // nil: unknown
+	base, seen int     // CPU, in thousandths of a core, of service and of what was measured; set with fit
+	neighbours []int   // both ways
 }
+
+// noCourse is the past of a function that is new.
+var noCourse Course
 
 // Correct implements plan.Corrector.
 func (q Quart) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m QuartMemory) (plan.Alloc, QuartMemory, error) {
@@ -103,12 +106,12 @@ func (q Quart) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m QuartMemo
 	if len(a) != len(d.Functions) {
 		return nil, m, fmt.Errorf("%d lines for a domain of %d functions, want one each", len(a), len(d.Functions))
 	}
-	all := make([]correction, len(a))
+	out, all, courses := slices.Clone(a), make([]correction, len(a)), make([]Course, len(a))
 	for i := range all {
 		if a[i].Function != d.Functions[i] {
 			return nil, m, fmt.Errorf("line of function %q, want %q: lines as the domain's functions", a[i].Function, d.Functions[i])
 		}
-		all[i].begin(&model.stages[i], a[i], m, s.At)
+		all[i].begin(&model.stages[i], &out[i], m[a[i].Function], &courses[i], s.At)
 		all[i].fits(fits[a[i].Function], s.At)
 	}
 	targets(model, all)
@@ -118,34 +121,32 @@ func (q Quart) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m QuartMemo
 		}
 	}
 	if !q.cfg.NoSmooth {
-		connect(&s, d, all)
+		neighbours(&s, d, all)
 		smooth(all, s.At)
 	}
 	if !q.cfg.NoCPU {
 		exchange(&s, all)
 		compensate(&s, all)
 	}
+	next := make(QuartMemory, len(a))
 	for i := range all {
 		all[i].reclaim()
-	}
-	if !q.cfg.NoSmooth {
-		q.predict(all, s.At)
-	}
-	out, next := make(plan.Alloc, len(a)), make(QuartMemory, len(a))
-	for i := range all {
-		out[i] = all[i].end(s.At)
+		all[i].end(s.At)
 		next[out[i].Function] = all[i].next
 	}
 	return out, next, nil
 }
 
-func (c *correction) begin(g *stage, l plan.Line, m QuartMemory, at time.Time) {
-	past, ok := m[l.Function]
-	c.stage, c.line, c.past, c.next, c.fresh = g, l, past, past, !ok
-	c.next.At, c.next.Taken, c.next.CPU = at, 0, 0
+func (c *correction) begin(g *stage, l *plan.Line, past, next *Course, at time.Time) {
+	c.stage, c.line, c.past, c.next, c.fresh = g, l, past, next, past == nil
+	if c.fresh {
+		c.past = &noCourse
+	}
+	*next = *c.past
+	next.At, next.Taken, next.CPU = at, 0, 0
 	_, c.most = g.f.Bounds()
 	c.why = l.Why
-	if w := g.f.Wait; g.known && (w.Known && w.Mean >= 0 || w.Oldest > 0) {
+	if w := &g.f.Wait; g.known && (w.Known && w.Mean >= 0 || w.Oldest > 0) {
 		wait := w.Oldest
 		if w.Known {
 			wait = max(wait, w.Mean)
@@ -154,15 +155,17 @@ func (c *correction) begin(g *stage, l plan.Line, m QuartMemory, at time.Time) {
 	}
 }
 
-// targets says how long tasks may be with each function. It has its pipeline's time to wait by its share of the service time, or all
-// that the others on its longest path leave of it as measured, if that is more: slack goes where it is needed, and no stage is corrected
-// while its pipelines are in time. QUART takes T_target from "the SLO setting for each stage" and says no more.
+// targets says how long tasks may be with each function. A function has the larger of two parts of
+// its pipeline's time to wait: its share by service time, and what the other functions on its
+// longest path leave of that time as measured. So slack goes where it is needed, and no stage is
+// corrected while its pipelines are in time. QUART takes T_target from "the SLO setting for each
+// stage" and says no more.
 func targets(m *model, all []correction) {
 	for k := range m.pipes {
 		p := &m.pipes[k]
-		path := p.through(func(st *visit) float64 {
+		path := m.through(p, func(st *visit) float64 {
 			if st.at < 0 || all[st.at].measured == 0 {
-				return st.service + p.budget*st.service/p.service // what is not known is taken as on target
+				return st.service + p.budget*st.service/p.service // what is unknown counts as on target
 			}
 			return all[st.at].measured
 		})
@@ -186,7 +189,7 @@ func targets(m *model, all []correction) {
 	}
 }
 
-// steer adds what the PID says. One without a count sleeps, and is left to do so.
+// steer adds what the PID says. A function without a count sleeps, and is left asleep.
 func (c *correction) steer(at time.Time) {
 	if c.line.Count <= 0 {
 		c.next.PID, c.next.Extra = PIDState{}, 0
@@ -200,7 +203,8 @@ func (c *correction) steer(at time.Time) {
 	default:
 		c.next.PID = defaultPID.Blind(c.past.PID, at)
 	}
-	// Square-root staffing (Halfin and Whitt, Operations Research 29(3), 1981): what a queue needs beyond its load grows with the root of it.
+	// Square-root staffing (Halfin and Whitt, Operations Research 29(3), 1981): what a queue needs
+	// beyond its load grows with the root of the load.
 	replicas := c.next.PID.Out * math.Sqrt(float64(c.line.Count))
 	c.next.Extra = stay(c.past.Extra, replicas)
 	before := c.line.Count
@@ -219,7 +223,7 @@ func (c *correction) steer(at time.Time) {
 
 func (c *correction) secs(v float64) time.Duration { return short(toDuration(v)) }
 
-// stay rounds v to a whole number, and stays with the one there was while it is not off by three quarters.
+// stay rounds v to a whole number. It returns n while v is within three quarters of n.
 func stay(n int, v float64) int {
 	switch {
 	case v >= float64(n)+0.75:
@@ -235,8 +239,8 @@ func (c *correction) threatened() bool {
 	return c.measured > 0 && c.target > 0 && c.measured > c.target
 }
 
-// end makes the line and counts a raise.
-func (c *correction) end(at time.Time) plan.Line {
+// end completes the line, and counts a raise.
+func (c *correction) end(at time.Time) {
 	before := c.past.Asked
 	if c.fresh {
 		ready, starting := c.f.Current()
@@ -249,5 +253,4 @@ func (c *correction) end(at time.Time) plan.Line {
 		c.why += "; key stage"
 	}
 	c.line.Why = c.why
-	return c.line
 }

@@ -38,11 +38,11 @@ func correct(t *testing.T, cfg QuartConfig, f plan.Function, count int, past Cou
 		f.Replicas[i].Node = "n"
 	}
 	s := plan.Snapshot{At: t0, Functions: []plan.Function{f}, Nodes: []plan.Node{{Name: "n", CPUMilli: 4000}}}
-	a, m, err := NewQuart(cfg).Correct(s, plan.Domain{Functions: []string{f.Name}}, plan.Alloc{{Function: f.Name, Count: count, Batch: 1, Why: "so it is"}}, QuartMemory{f.Name: past})
+	a, m, err := NewQuart(cfg).Correct(s, plan.Domain{Functions: []string{f.Name}}, plan.Alloc{{Function: f.Name, Count: count, Batch: 1, Why: "so it is"}}, QuartMemory{f.Name: &past})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return a[0], m[f.Name]
+	return a[0], *m[f.Name]
 }
 
 func TestSmoother(t *testing.T) {

@@ -7,25 +7,28 @@ import (
 )
 
 const (
-	// saturated is the utilisation above which a queue is taken as past what its steady state says: that state is then reached
-	// only after hours, and a rate that is measured over seconds is not known to the two percent that are left.
+	// saturated is the utilisation above which a queue's steady state says nothing: it is reached
+	// only after hours, and a rate that is measured over seconds is not known to two percent.
 	saturated = 0.98
-	// horizon is how long a line that grows is left to grow in a prediction: by then another decision was made.
+	// horizon is how long a growing line grows in a prediction. By then there is another decision.
 	horizon = 10 * time.Second
-	// longest is the longest prediction: nothing is predicted to wait for ever.
+	// longest is the longest prediction.
 	longest = 24 * time.Hour
-	// mostServers bounds the work: for more, C is that of so many at the same utilisation, which is a little more.
+	// mostServers bounds the work. For more servers, C is that of mostServers at the same
+	// utilisation, which is a little larger.
 	mostServers = 1 << 14
 )
 
-// meanWait returns the predicted mean time in seconds that a task waits for one of c servers, each of rate mu, when lambda arrive per
-// second; k is (Ca²+Cs²)/2. Up to a utilisation of saturated it is k·C(c)/(cμ−λ): Erlang's C for M/M/c (Kleinrock 1975, §3.5), times
-// the correction of Allen and Cunneen for other arrivals and services (Allen, Probability, Statistics and Queueing Theory, 1990, §5.4).
-// Above, it is that at saturated, plus what a line that grows by what is too much adds within horizon. So it is never infinite, has no
-// step, falls in c and rises in lambda. mu must be positive.
+// meanWait returns the predicted mean time in seconds that a task waits for one of c servers of
+// rate mu each, when lambda tasks arrive per second. k is (Ca²+Cs²)/2. Up to a utilisation of
+// saturated it is k·C(c)/(cμ−λ): Erlang's C for M/M/c (Kleinrock 1975, §3.5), times the correction
+// of Allen and Cunneen for other arrivals and services (Allen, Probability, Statistics and Queueing
+// Theory, 1990, §5.4). Above, it is the wait at saturated plus what the line grows by within
+// horizon. So it is always finite, has no step, falls in c and rises in lambda. mu must be
+// positive.
 //
-// QUART's Eq. 1 has P0, the probability of an empty system, in the place of C(c), and another denominator: see the package's
-// comment.
+// QUART's Eq. 1 has P0, the probability of an empty system, in the place of C(c), and another
+// denominator: see the package's comment.
 func meanWait(lambda, mu float64, c int, k float64) float64 {
 	if !(lambda > 0) {
 		return 0
@@ -45,12 +48,14 @@ func meanWait(lambda, mu float64, c int, k float64) float64 {
 	return wait
 }
 
-// Sojourn predicts the mean time that a task waits and is served, by c servers that serve mu tasks a second each while lambda arrive
-// per second; ca2 and cs2 are the squared coefficients of variation of the times between arrivals and of services, 1 where it says
-// nothing better. waiting tasks stand in line already: a task that comes now has those before it, and waits no less than they
-// take. Past saturation the line's growth within ten seconds is added; the prediction is a day at most.
+// Sojourn predicts the mean time that a task waits and is served, by c servers that serve mu tasks
+// per second each while lambda tasks arrive per second. ca2 and cs2 are the squared coefficients of
+// variation of the times between arrivals and of services; 1 if they are unknown. waiting tasks
+// stand in line already: a task that comes now waits no less than they take. Past saturation the
+// line's growth within ten seconds is added. The prediction is a day at most.
 //
-// The wait is that of M/M/c by Erlang's C, times (ca2+cs2)/2 (Allen-Cunneen). It falls in c and rises in lambda and in waiting.
+// The wait is that of M/M/c by Erlang's C, times (ca2+cs2)/2 (Allen-Cunneen). It falls in c, and
+// rises in lambda and in waiting.
 func Sojourn(lambda, mu float64, c int, ca2, cs2 float64, waiting int) time.Duration {
 	if !(mu > 0) || c <= 0 || math.IsNaN(lambda) {
 		return longest
@@ -64,8 +69,8 @@ func Sojourn(lambda, mu float64, c int, ca2, cs2 float64, waiting int) time.Dura
 	return toDuration(wait + 1/mu)
 }
 
-// Servers returns the least c whose predicted mean wait, see [Sojourn], is at or below wait while the line is no longer than is usual.
-// It returns limit if no c up to limit does, and 0 when nothing arrives.
+// Servers returns the least c whose predicted mean wait without a line, see [Sojourn], is at most
+// wait. It returns limit if no c up to limit does, and 0 if nothing arrives.
 func Servers(lambda, mu, ca2, cs2 float64, wait time.Duration, limit int) int {
 	if lambda <= 0 {
 		return 0
@@ -82,12 +87,12 @@ func Servers(lambda, mu, ca2, cs2 float64, wait time.Duration, limit int) int {
 	})
 }
 
-// The bounds of a squared coefficient of variation that is believed: over a window of seconds a measurement of less, or of more, says
-// more of the window than of the load.
+// The bounds of a squared coefficient of variation that is believed. Over a window of seconds, a
+// measurement outside of them says more about the window than about the load.
 const leastCV2, mostCV2 = 0.1, 36
 
-// squared returns the square of a measured coefficient of variation, within what is believed; 1, as a Poisson process has, when
-// there is none.
+// squared returns the square of a measured coefficient of variation, within bounds. It returns 1,
+// that of a Poisson process, if nothing was measured.
 func squared(cv float64) float64 {
 	if !(cv > 0) {
 		return 1
@@ -95,7 +100,7 @@ func squared(cv float64) float64 {
 	return min(max(cv*cv, leastCV2), mostCV2)
 }
 
-// variability is the factor of Allen and Cunneen.
+// variability returns the factor of Allen and Cunneen.
 func variability(ca2, cs2 float64) float64 {
 	for _, v := range []*float64{&ca2, &cs2} {
 		if !(*v >= 0) {

@@ -10,24 +10,34 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Gain is a plan.Sharer: when the cluster has less than all functions ask for, its budget of replicas, or the memory, CPU and devices
-// that are free, goes replica by replica to where requests wait less by it, until nothing is left (Fox 1966). A function's gain is by how
-// much a replica more shortens the predicted wait, times the requests of the pipelines that it is in.
+// Gain is a plan.Sharer. When the cluster has less than all functions ask for, it gives the budget
+// of replicas, or the memory, CPU and devices that are free, replica by replica to where requests
+// wait less by it, until nothing is left (Fox 1966). A function's gain is how much a replica more
+// shortens the predicted wait, times the requests of the pipelines that the function is in.
 //
-// What is taken in that order does not depend on how much there is, so that nobody has less of a larger budget; and a gain rises with
-// the load, so that nobody has less for more to do. First come functions without any replica, then those that are behind what arrives, here or
-// before them: a pipeline's stages by how long each needs for all that has to go through it, not by where its line stands. Then the
-// others, and last what starts ahead of need: it takes what nobody else asks for. Of equal gain, what is there goes before what would have to be started; what it has of a resource that all need as much of goes to who
-// gains more. QUART has R_total among the inputs of its Alg. 1 and does not use it.
+// The order of giving does not depend on how much there is, so no function has less of a larger
+// budget. A gain rises with the load, so no function has less for more to do. The order is:
+//
+//  1. Functions without any replica.
+//  2. Functions that are behind what arrives, here or before them. A stage's place is by how long
+//     it needs for all that has to go through it, not by where the pipeline's line stands.
+//  3. The other functions.
+//  4. What starts ahead of need. It takes what nobody else asks for.
+//
+// Of equal gain, replicas that are there go before replicas that would have to be started. If all
+// functions that use a resource need as much of it, a replica's part of it goes to the function
+// that gains more. QUART has R_total among the inputs of its Alg. 1 and does not use it.
 type Gain struct{}
 
-// keeping is how much more a replica that is there gains than one that is not: shares that swing by chance would else cost a start each.
+// keeping is how many times more a replica gains that is there than one that is not. Without it,
+// shares that swing by chance would cost a start each.
 const keeping = 1.5
 
-// moving is the same for pipelines that are behind: all of their stages see the same arrivals, so that it is less by chance what they need.
+// moving is the same for pipelines that are behind. All of their stages see the same arrivals, so
+// what they need is less by chance.
 const moving = 1.2
 
-// resources of nodes, as sums: what fits in a sum may not fit on any one node, as the placer then says.
+// The resources of nodes, as sums. What fits in a sum may fit on no node, as the placer then says.
 const (
 	memory = iota
 	cpu
@@ -39,20 +49,21 @@ var resourceNames = [resources]string{"memory", "CPU", "device memory"}
 
 // contender is a function that is given replicas.
 type contender struct {
-	stage
+	*stage  // set if something is short
+	f       *plan.Function
 	at      int     // its line
-	load    float64 // requests a second that its pipelines have, with what waits
-	rate    float64 // calls a second that it has, or will have when those before it let them through
+	load    float64 // requests per second of its pipelines, with what waits
+	rate    float64 // calls per second, also those that stages before it will let through
 	lines   float64 // calls that wait here, and before it on the way with the most
-	effort  float64 // seconds that a server of each stage is busy with a request of its pipeline; the least of its pipelines
-	burst   float64 // requests a second of pipelines, times how bursty they are, for each second of the pipeline's service
+	effort  float64 // server-seconds of a request of its pipeline; the least of its pipelines
+	burst   float64 // see load
 	count   int     // given so far
 	there   int     // replicas it has
-	most    int     // it asks for
+	most    int     // replicas it asks for
 	needs   [resources]int64
 	short   int  // the resource that has run out; -1: none
 	ahead   bool // it would start ahead of need, see plan.Function.Ahead
-	urgency int  // of the next one: see Gain
+	urgency int  // of its next replica: see Gain
 	gain    float64
 }
 
@@ -83,10 +94,11 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 		return a, nil
 	}
 	spent := s.Budget > 0 && minimums >= s.Budget
-	loads := pipelineLoads(&s)
+	loads, stages := pipelineLoads(&s), make([]stage, len(all))
 	for i := range all {
 		c := &all[i]
-		c.stage = newStage(c.f)
+		stages[i] = newStage(c.f)
+		c.stage = &stages[i]
 		of := loads[c.f.Name]
 		c.load = max(of.rate, c.lambda) + float64(c.waiting)/horizon.Seconds()
 		c.rate, c.lines = max(of.rate, c.lambda), float64(c.waiting)+of.before
@@ -139,7 +151,8 @@ func oneAhead(s *plan.Snapshot, a plan.Alloc) plan.Alloc {
 	return out
 }
 
-// wholeDevice is what a replica needs that takes a device whole, in bytes: it may get any, so that they count with their mean.
+// wholeDevice returns what a replica needs that takes a whole device, in bytes. It may get any
+// device, so they count with their mean.
 func wholeDevice(s *plan.Snapshot) int64 {
 	sum, n := int64(0), int64(0)
 	for i := range s.Nodes {
@@ -150,7 +163,8 @@ func wholeDevice(s *plan.Snapshot) int64 {
 	return plan.DeviceNeed(0, max(sum, 0)/max(n, 1))
 }
 
-// give hands out replicas until the budget or what is scarce is spent, or all have what they ask for.
+// give hands out replicas until the budget or what is scarce is spent, or all functions have what
+// they ask for.
 func give(all []contender, budget int, free [resources]int64, scarce [resources]bool) {
 	var q queue
 	left := math.MaxInt
@@ -192,8 +206,9 @@ func give(all []contender, budget int, free [resources]int64, scarce [resources]
 	}
 }
 
-// movable says which of what is scarce can go from one function to another: who needs some of it needs as much of it as all others who do, so that
-// what a replica leaves, another fits in.
+// movable reports which scarce resources can move between functions. A resource can move if all
+// functions that use it need the same amount per replica, so a replica that stops makes room for
+// exactly one other.
 func movable(all []contender, scarce [resources]bool) (moves [resources]bool) {
 	for r := range moves {
 		moves[r] = scarce[r]
@@ -209,7 +224,7 @@ func movable(all []contender, scarce [resources]bool) (moves [resources]bool) {
 	return moves
 }
 
-// take takes what a replica needs; one that is here has what cannot move.
+// take takes what a replica needs. A replica that is here already has what cannot move.
 func (c *contender) take(free *[resources]int64, moves [resources]bool, here bool) {
 	for r, n := range c.needs {
 		if moves[r] || !here {
@@ -218,9 +233,9 @@ func (c *contender) take(free *[resources]int64, moves [resources]bool, here boo
 	}
 }
 
-// lacks returns the resource that there is not enough of for a replica, -1 if none. A function's
-// first one is left to the placer, which says where it was looked for, unless it would start ahead
-// of need.
+// lacks returns the resource of which there is not enough for one more replica; -1: none. A
+// function's first replica is left to the placer, which says where it looked, unless it would start
+// ahead of need.
 func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, here bool) int {
 	for r, n := range c.needs {
 		if scarce[r] && n > free[r] && (c.count > 0 || c.ahead) && (moves[r] || !here) {
@@ -230,7 +245,7 @@ func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, 
 	return -1
 }
 
-// mean is a task's service time in seconds; a second where it is not known.
+// mean returns a task's service time in seconds, and 1 if it is unknown.
 func (c *contender) mean() float64 {
 	if c.known {
 		return c.service
@@ -238,10 +253,11 @@ func (c *contender) mean() float64 {
 	return 1
 }
 
-// look says what the next replica gains. A pipeline that is behind is a fluid: what waits at a stage and before it, and what enters within
-// the horizon, W together, has to go through it, and the slowest stage says when the last of it is through. So replicas go to where
-// D = W/C is longest, with capacity C. One replica more, as a part of those that raise all stages together from that C, takes D²/(W·effort) off D
-// for W requests: so pipelines compare.
+// look sets what the next replica gains. A pipeline that is behind is a fluid: what waits at a
+// stage and before it, and what enters within the horizon, together W, has to go through the stage,
+// and the slowest stage says when the last of it is through. So replicas go to where D = W/C is
+// longest, with capacity C. One replica more, as a part of those that raise all stages together
+// from that C, takes D²/(W·effort) off D for W requests: so pipelines compare.
 func (c *contender) look() {
 	n := float64(c.count)
 	capacity := n * float64(c.slots) / c.mean()
@@ -274,63 +290,9 @@ func (c *contender) look() {
 	}
 }
 
-// load is what the pipelines of a function have to do.
-type load struct {
-	rate, burst float64
-	before      float64 // calls that wait at stages before it, on the way with the most
-	effort      float64 // see contender
-}
-
-// pipelineLoads is for each function what the pipelines that it is in have to do.
-func pipelineLoads(s *plan.Snapshot) map[string]load {
-	loads := map[string]load{}
-	finder := s.Finder()
-	for i := range s.Pipelines {
-		p := &s.Pipelines[i]
-		if len(p.Stages) == 0 {
-			continue
-		}
-		entry, ok := s.Function(p.Stages[0])
-		if !ok {
-			continue
-		}
-		g := newStage(entry)
-		service, effort := 0.0, 0.0
-		before, waiting := make([]float64, len(p.Stages)), make([]float64, len(p.Stages))
-		for k, name := range p.Stages {
-			f, ok := finder.Function(name)
-			if !ok {
-				continue
-			}
-			waiting[k] = float64(max(f.Waiting, 0))
-			if f.Service.Known {
-				service += max(f.Service.Mean.Seconds(), 0)
-				effort += max(f.Service.Mean.Seconds(), 0) / float64(max(f.Slots, 1))
-			}
-		}
-		for _, e := range forward(p) {
-			before[e.To] = max(before[e.To], before[e.From]+waiting[e.From])
-		}
-		for k, name := range p.Stages {
-			if !slices.Contains(p.Stages[:k], name) {
-				l := loads[name]
-				l.rate += g.lambda
-				l.before = max(l.before, before[k])
-				if effort > 0 && (l.effort == 0 || effort < l.effort) {
-					l.effort = effort
-				}
-				if service > 0 {
-					l.burst += g.lambda * bursty(g.ca2) / service
-				}
-				loads[name] = l
-			}
-		}
-	}
-	return loads
-}
-
-// capacity is what nodes have free for new replicas, in sum, and what of it is scarce: less than what is asked for, by more than one. What
-// one function alone asks for in vain, the placer says.
+// capacity returns what nodes have free for new replicas, in sum, and which of it is scarce: less
+// than what more than one function together ask for. What one function alone asks for in vain, the
+// placer says.
 func capacity(s *plan.Snapshot, all []contender) (free [resources]int64, scarce [resources]bool) {
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
@@ -372,7 +334,7 @@ func capacity(s *plan.Snapshot, all []contender) (free [resources]int64, scarce 
 	return free, scarce
 }
 
-// queue is a heap of contenders, the one that gains most first.
+// queue is a heap of contenders; the one that gains most is first.
 type queue []*contender
 
 func (q queue) Len() int { return len(q) }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/plan"
@@ -22,9 +23,11 @@ const (
 const (
 	// growEvery is how often a function with an unknown service time may double.
 	growEvery = time.Second
-	// panicAt times what is ready, asked for by what arrives, is a burst, as in Knative.
+	// panicAt is how many times what is ready arrivals must need to count as a burst, as in
+	// Knative.
 	panicAt = 2
-	// mostPart bounds what mean waits may take of the time to wait, where few requests have to be in time.
+	// mostPart bounds the part of the time to wait that mean waits may take, where few requests
+	// have to be in time.
 	mostPart = 100
 )
 
@@ -36,8 +39,9 @@ type Config struct {
 	Attainment  float64       // the part of requests that should be in time, below 1
 }
 
-// Sizer is a plan.Allocator that gives a domain the least number of replicas that keeps the mean waits of its pipelines within what
-// their objectives leave at the measured load, and drains what already waits. Build it with [NewSizer].
+// Sizer is a plan.Allocator. It gives a domain the least number of replicas that keeps the mean
+// waits of its pipelines within what their objectives leave at the measured load, and that drains
+// what already waits. Build it with [NewSizer].
 type Sizer struct{ cfg Config }
 
 // NewSizer returns a Sizer.
@@ -51,19 +55,20 @@ func NewSizer(cfg Config) Sizer {
 	return Sizer{cfg}
 }
 
-// meanPart is the part of the time to wait that mean waits may take, if that is not to be passed by more than 1 − Attainment: a wait
-// that is exponential with mean W passes it with probability exp(−slack/W).
+// meanPart returns the part of the time to wait that mean waits may take, so that at most
+// 1 − Attainment of the tasks wait longer than all of it. An exponential wait with mean W is longer
+// than slack with probability exp(−slack/W).
 func (c Config) meanPart() float64 { return min(-1/math.Log1p(-c.Attainment), mostPart) }
 
-// Memory is what the Sizer remembers, by function.
-type Memory map[string]Past
+// Memory is what the Sizer remembers, by function. Pasts are never changed.
+type Memory map[string]*Past
 
 // Past is what the Sizer remembers of one function.
 type Past struct {
 	Seen    time.Time // first seen: a function that was never asked is idle since then
 	Checked time.Time // when Line was looked at to decide on growth without a known service time
 	Line    int       // tasks that waited then
-	Peaks   []Peak    // the counts that may still hold: newer and lower to the end; the first one holds
+	Peaks   []Peak    // the counts that may still hold, newer and lower to the end; the first holds
 	Learned Learned   `json:",omitzero"`
 	Burst   Peak      `json:",omitzero"` // when a burst was last seen, and the largest count since it began
 	// Expected is the last time when requests were on their way here. It counts as use, see floor.
@@ -76,7 +81,8 @@ type Peak struct {
 	Count int
 }
 
-// within says that p is of the last d before now. What lies in the future is of a clock that was set back: it does not hold.
+// within reports whether p is of the last d before now. A peak in the future means that the clock
+// was set back; it does not hold.
 func (p Peak) within(d time.Duration, now time.Time) bool {
 	age := now.Sub(p.At)
 	return 0 <= age && age < d
@@ -99,34 +105,50 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 	mod.connect()
 	mod.follow(m)
 	n := len(mod.stages)
-	needs, least, most := make([]need, n), make([]int, n), make([]int, n)
+	needs, pasts, held := make([]need, n), make([]Past, n), n
+	least, most := make([]int, n), make([]int, n)
 	const usual = 192 // bytes of text
 	texts := make(text, usual*n)
 	for i := range mod.stages {
-		needs[i].why = texts[usual*i : usual*i : usual*(i+1)]
-		z.alone(&needs[i], &mod.stages[i], s.At, m[d.Functions[i]])
+		if past := m[d.Functions[i]]; past != nil {
+			pasts[i] = *past
+			held += len(past.Peaks)
+		}
+		needs[i].why, needs[i].past = texts[usual*i:usual*i:usual*(i+1)], &pasts[i]
+		z.alone(&needs[i], &mod.stages[i], s.At)
 		least[i], most[i] = needs[i].count, needs[i].most
 	}
-	counts, by := mod.allocate(least, most)
+	peaks := make([]Peak, held)
+	counts, by, wait := mod.allocate(least, most)
 	ahead := mod.ahead(needs, z.cfg.DrainWithin.Seconds())
 	for i := range needs {
 		if by[i] >= 0 {
 			needs[i].why.add(", ").num(counts[i]).add(" for ").add(mod.pipes[by[i]].objective())
 		}
-		if ahead[i] > counts[i] {
-			counts[i] = ahead[i]
-			needs[i].why.add(", ").num(counts[i]).add(" for what is held up before it")
+		count := max(counts[i], ahead[i])
+		if count > counts[i] {
+			needs[i].why.add(", ").num(count).add(" for what is held up before it")
 		}
-		counts[i] = z.keep(&needs[i], s.At, counts[i])
+		room := len(pasts[i].Peaks) + 1
+		count = z.keep(&needs[i], s.At, count, peaks[:0:room])
+		if peaks = peaks[room:]; count != counts[i] {
+			counts[i], wait[i] = count, 0
+			if count > 0 {
+				wait[i] = mod.stages[i].wait(count)
+			}
+		}
 	}
-	alloc, next := make(plan.Alloc, n), make(Memory, n)
-	unmet := mod.unmet(counts)
+	for i, missed := range mod.unmet(counts, wait) {
+		needs[i].why.add(missed).add("; was ").num(needs[i].was).add("; max ").num(needs[i].max)
+	}
+	alloc, next, why := make(plan.Alloc, n), make(Memory, n), joined(needs)
 	for i := range needs {
-		f, n := mod.stages[i].f, &needs[i]
-		n.why.add(unmet[i]).add("; was ").num(n.was).add("; max ").num(n.max)
-		alloc[i] = plan.Line{Function: f.Name, Count: counts[i], Batch: max(f.Batch, 1), Why: string(n.why)}
-		n.past.Learned = n.past.Learned.update(mod, i, s.At)
-		next[f.Name] = n.past
+		f := mod.stages[i].f
+		length := len(needs[i].why)
+		alloc[i] = plan.Line{Function: f.Name, Count: counts[i], Batch: max(f.Batch, 1), Why: why[:length]}
+		why = why[length:]
+		pasts[i].Learned = pasts[i].Learned.update(mod, i, s.At)
+		next[f.Name] = &pasts[i]
 	}
 	return alloc, next, nil
 }
@@ -138,12 +160,12 @@ type need struct {
 	idle             bool
 	burst            bool // what arrives needs panicAt times what is ready
 	why              text
-	past             Past // to be remembered
+	past             *Past // as it was, then to be remembered
 }
 
-// alone sets what a function needs by itself: what its load and its line ask for, and its owner.
-func (z Sizer) alone(n *need, g *stage, now time.Time, past Past) {
-	f := g.f
+// alone sets what a function needs by itself: for its load, for its line, and for its owner.
+func (z Sizer) alone(n *need, g *stage, now time.Time) {
+	f, past := g.f, n.past
 	if past.Seen.IsZero() || past.Seen.After(now) {
 		past.Seen = now
 	}
@@ -156,14 +178,14 @@ func (z Sizer) alone(n *need, g *stage, now time.Time, past Past) {
 	var least int
 	if least, n.idle = floor(f, now, past); n.idle {
 		n.why.addf("nothing asked for %v: none", f.ZeroAge)
-		n.past = Past{Seen: past.Seen, Learned: past.Learned}
+		*past = Past{Seen: past.Seen, Learned: past.Learned}
 		return
 	}
 	if n.most = n.max; g.known {
 		n.count = z.byLoad(g, ready, &n.why)
 		n.burst = g.replicas(g.lambda/g.mu) >= panicAt*max(ready, 1)
 	} else {
-		n.count, past = grow(f, now, past, ready, starting, &n.why)
+		n.count = grow(f, now, past, ready, starting, &n.why)
 	}
 	if byTarget := g.byTarget(); byTarget > 0 {
 		n.why.addf(", %d for %.4g %s at %.4g a replica", byTarget, f.Target.Load, f.Target.Type, f.Target.Value)
@@ -176,19 +198,20 @@ func (z Sizer) alone(n *need, g *stage, now time.Time, past Past) {
 		}
 		n.count = least
 	}
-	n.count, n.past = min(n.count, n.max), past
+	n.count = min(n.count, n.max)
 }
 
-// keep returns the count with what the past asks for, and puts count into the past.
-func (z Sizer) keep(n *need, now time.Time, count int) int {
+// keep returns the count with what the past asks for, and puts count into the past. room is memory
+// for one more peak than the past has.
+func (z Sizer) keep(n *need, now time.Time, count int, room []Peak) int {
 	if n.idle {
 		return count
 	}
 	out := count
-	n.past.Peaks = z.hold(n.past.Peaks, Peak{now, count})
+	n.past.Peaks = z.hold(n.past.Peaks, Peak{now, count}, room)
 	if top := n.past.Peaks[0]; min(top.Count, n.max) > out {
 		out = min(top.Count, n.max)
-		n.why.addf("; held at %d, as asked for %v ago", out, now.Sub(top.At).Round(100*time.Millisecond))
+		n.why.add("; held at ").num(out).add(", as asked for ").add(now.Sub(top.At).Round(100 * time.Millisecond).String()).add(" ago")
 	}
 	burst := n.past.Burst
 	if !burst.within(z.cfg.Panic, now) {
@@ -199,7 +222,7 @@ func (z Sizer) keep(n *need, now time.Time, count int) int {
 	}
 	if n.past.Burst = burst; min(burst.Count, n.max) > out {
 		out = min(burst.Count, n.max)
-		n.why.addf("; not below %d for a burst %v ago", out, now.Sub(burst.At).Round(100*time.Millisecond))
+		n.why.add("; not below ").num(out).add(" for a burst ").add(now.Sub(burst.At).Round(100 * time.Millisecond).String()).add(" ago")
 	}
 	return out
 }
@@ -208,7 +231,7 @@ func (z Sizer) keep(n *need, now time.Time, count int) int {
 // function that may sleep does so ZeroAge after it was last used: after its latest task, or after
 // the last time that a request was on its way to it. If it was never used, it sleeps ZeroAge after
 // it was first seen. Until it sleeps, a function that was used keeps at least one replica.
-func floor(f *plan.Function, now time.Time, past Past) (least int, idle bool) {
+func floor(f *plan.Function, now time.Time, past *Past) (least int, idle bool) {
 	least, _ = f.Bounds()
 	if !f.Zero {
 		return least, false
@@ -231,9 +254,10 @@ func floor(f *plan.Function, now time.Time, past Past) (least int, idle bool) {
 	return min(max(f.Min, 1), max(f.Max, 1)), false
 }
 
-// byLoad returns the replicas that serve what arrives, and, if those are more, that drain what waits: c servers take c·μ − λ tasks a
-// second off the line. A slot is a server; the service time is a task's share of its batch's, so that a batch that pays shows as
-// a faster server. What the line grows by until a replica has started counts as well, and it need not be gone before.
+// byLoad returns the replicas that serve what arrives and, if those are more, that drain what
+// waits: c servers take c·μ − λ tasks per second off the line. A slot is a server. The service time
+// is a task's share of its batch's, so a batch that pays shows as a faster server. What the line
+// grows by until a replica has started counts as well, and the line need not be gone before that.
 func (z Sizer) byLoad(g *stage, ready int, why *text) int {
 	why.add("λ=").float(g.lambda).add("/s μ=").float(g.mu).add("/s")
 	if g.f.Demand.CV > 0 {
@@ -249,13 +273,13 @@ func (z Sizer) byLoad(g *stage, ready int, why *text) int {
 		servers := min((g.lambda+line/within)*g.service, line+float64(max(g.f.Running, 0)))
 		if drain := g.replicas(servers); drain > count {
 			count = drain
-			why.addf(", %d to drain %d waiting in %v", count, g.waiting, short(toDuration(within)))
+			why.add(", ").num(count).add(" to drain ").num(g.waiting).add(" waiting in ").add(short(toDuration(within)).String())
 		}
 	}
 	return count
 }
 
-// startTime returns the mean time in seconds that a replica took to start; 0: unknown.
+// startTime returns the mean time in seconds that replicas took to start; 0: unknown.
 func startTime(starts []plan.Start) float64 {
 	var n, sum float64
 	for _, s := range starts {
@@ -269,7 +293,7 @@ func startTime(starts []plan.Start) float64 {
 	return sum / n
 }
 
-// byTarget returns the replicas that OpenFaaS's way to scale asks for; 0: none.
+// byTarget returns the replicas that OpenFaaS's scale target asks for; 0: there is no target.
 func (g *stage) byTarget() int {
 	t := g.f.Target
 	if t.Type == "" || !t.Known || !(t.Load > 0) || !(t.Value > 0) {
@@ -281,37 +305,37 @@ func (g *stage) byTarget() int {
 	return math.MaxInt32
 }
 
-// grow sizes a function whose service time is unknown: one replica when anything waits, and twice as many a second later,
-// when all that were asked for are ready and the line has grown nevertheless.
-func grow(f *plan.Function, now time.Time, past Past, ready, starting int, why *text) (int, Past) {
+// grow sizes a function whose service time is unknown. It returns one replica when anything waits.
+// A second later it returns twice as many if all that were asked for are ready and the line has
+// grown nevertheless.
+func grow(f *plan.Function, now time.Time, past *Past, ready, starting int, why *text) int {
 	if f.Waiting == 0 && f.Running == 0 {
 		why.add("service time unknown, nothing waits")
 		past.Line, past.Checked = 0, time.Time{}
-		return 0, past
+		return 0
 	}
 	count := max(ready+starting, 1)
 	why.addf("service time unknown, %d waiting: %d", f.Waiting, count)
 	if starting > 0 || (Peak{At: past.Checked}).within(growEvery, now) {
-		return count, past
+		return count
 	}
 	if ready > 0 && f.Waiting > past.Line {
 		count *= 2
 		why.addf(", doubled to %d as the line has grown from %d", count, past.Line)
 	}
 	past.Line, past.Checked = f.Waiting, now
-	return count, past
+	return count
 }
 
-// hold adds p to the peaks and forgets those that hold no longer. The input is left as it was. There are never more peaks
-// than different counts.
-func (z Sizer) hold(peaks []Peak, p Peak) []Peak {
-	out := make([]Peak, 0, len(peaks)+1)
+// hold returns the peaks that still hold, and p after them. The input is left as it was. The result
+// is in room if it fits. There are never more peaks than different counts.
+func (z Sizer) hold(peaks []Peak, p Peak, room []Peak) []Peak {
 	for _, old := range peaks {
 		if old.within(z.cfg.Hold, p.At) && old.Count > p.Count {
-			out = append(out, old)
+			room = append(room, old)
 		}
 	}
-	return append(out, p)
+	return append(room, p)
 }
 
 // short rounds a duration to three digits or so.
@@ -324,8 +348,23 @@ func short(d time.Duration) time.Duration {
 	return d
 }
 
-// text is a line for the operator as it is written. A decision writes thousands: what each has is put in without package fmt.
+// text is a line for the operator while it is written. A decision writes thousands of them, so the
+// parts that every line has are written without package fmt.
 type text []byte
+
+// joined returns the texts of all needs, one after the other, in one string.
+func joined(needs []need) string {
+	var b strings.Builder
+	length := 0
+	for i := range needs {
+		length += len(needs[i].why)
+	}
+	b.Grow(length)
+	for i := range needs {
+		b.Write(needs[i].why)
+	}
+	return b.String()
+}
 
 func (t *text) add(s string) *text {
 	*t = append(*t, s...)

@@ -16,12 +16,7 @@ import (
 // want. It returns at once; replicas start and stop later. Functions that were redeployed or
 // removed since p's snapshot are left to the next plan.
 func (l *Local) Apply(_ context.Context, p plan.Plan) error {
-	all := l.cfg.Functions.Functions()
-	specs := make(map[pipeline.Key]*FunctionSpec, len(all))
-	for i := range all {
-		specs[all[i].Key] = &all[i]
-	}
-	failed, err := l.apply(p, specs)
+	failed, err := l.apply(p, l.cfg.Functions.Functions())
 	if err != nil {
 		return err
 	}
@@ -44,7 +39,7 @@ type hopelessFunction struct {
 	cause    string
 }
 
-func (l *Local) apply(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) (failed []hopelessFunction, err error) {
+func (l *Local) apply(p plan.Plan, specs []FunctionSpec) (failed []hopelessFunction, err error) {
 	now := l.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -57,40 +52,32 @@ func (l *Local) apply(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) (failed
 		return nil, fmt.Errorf("a plan of a later snapshot was applied: %w", plan.ErrStale)
 	}
 	l.applied = p.Rev
-	mine := map[pipeline.Key][]*replica{}
-	hidden := map[pipeline.Key][]*replica{} // plans know nothing of these
-	for _, r := range l.sorted() {
-		switch _, ok := specs[r.function]; {
-		case !ok:
-			r.release(errRemoved)
-		case r.hidden:
-			hidden[r.function] = append(hidden[r.function], r)
-		default:
-			mine[r.function] = append(mine[r.function], r)
-		}
-	}
-	for _, w := range p.Wants {
+	l.gather(specs)
+	defer l.scatter()
+	for i := range p.Wants {
+		w := p.Wants[i]
 		key := pipeline.ParseKey(w.Function)
-		spec, ok := specs[key]
-		if !ok || spec.Revision != w.Revision {
+		k := l.functions[key]
+		if k == nil || k.deployed == nil || k.deployed.Revision != w.Revision {
 			continue
 		}
-		if pin, ok := l.of(key).pin.at(now); ok {
+		spec := k.deployed
+		if pin, ok := k.pin.at(now); ok {
 			w.CPUMilli = pin.CPUMilli
 		}
 		never := ""
 		if len(w.Slots) == 0 && w.Short != "" && !w.Denied {
 			never = lackText(l.lacking(spec.resources(), now))
 		}
-		missing := l.reconcile(p.Rev, w, mine[key], never != "")
-		all := mine[key]
-		if out := hidden[key]; len(out) > 0 {
-			all = slices.Concat(all, out)
+		missing := l.reconcile(p.Rev, w, k.mine, never != "")
+		all := k.mine
+		if len(k.hidden) > 0 {
+			all = slices.Concat(all, k.hidden)
 		}
-		bars, failure := &l.of(key).bars, &l.of(key).failure
+		failure := &k.failure
 		failure.follow(spec.Revision)
-		cause := nowhere(w, bars.now(now), never)
-		l.of(key).plannedAs(p.Rev, w, cause)
+		cause := nowhere(w, k.bars.now(now), never)
+		k.plannedAs(p.Rev, w, cause)
 		if cause != "" && !alive(all) {
 			failed = append(failed, hopelessFunction{function: key, revision: spec.Revision, deployed: true, cause: fmt.Sprintf("function %q %s", key, cause)})
 		}
@@ -100,9 +87,8 @@ func (l *Local) apply(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) (failed
 			}
 			continue
 		}
-		// One replica at a time is enough to find out whether starts work again.
-		if failure.Count > 0 {
-			trying := slices.ContainsFunc(mine[key], func(r *replica) bool { return r.state == plan.Starting && !r.released })
+		if failure.Count > 0 { // one replica at a time is enough to find out whether starts work again
+			trying := slices.ContainsFunc(k.mine, func(r *replica) bool { return r.state == plan.Starting && !r.released })
 			missing = missing[:min(len(missing), 1)]
 			if trying {
 				missing = nil
@@ -112,21 +98,46 @@ func (l *Local) apply(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) (failed
 			l.order(p.Rev, *spec, w, slot)
 		}
 	}
-	failed = append(failed, l.revive(p.Rev, specs)...)
-	l.warmAll(p, specs)
+	failed = append(failed, l.revive(p.Rev)...)
+	l.warmAll(p)
 	return failed, nil
+}
+
+// gather gives what is known of each function its spec and its replicas, until scatter takes them
+// back. It releases replicas of functions that are not deployed any more; l.mu is held.
+func (l *Local) gather(specs []FunctionSpec) {
+	for i := range specs {
+		l.of(specs[i].Key).deployed = &specs[i]
+	}
+	for _, r := range l.sorted() {
+		switch k := r.home; {
+		case k.deployed == nil:
+			r.release(errRemoved)
+		case r.hidden: // a plan knows nothing of it
+			k.hidden = append(k.hidden, r)
+		default:
+			k.mine = append(k.mine, r)
+		}
+	}
+}
+
+// scatter ends what gather began; l.mu is held.
+func (l *Local) scatter() {
+	for _, k := range l.functions {
+		clear(k.mine)
+		k.mine, k.hidden, k.deployed = k.mine[:0], nil, nil
+	}
 }
 
 // reconcile releases the function's replicas that w does not want, and returns the slots without a
 // replica. never says that no node could hold a replica of w.
 func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica, never bool) (missing []plan.Slot) {
-	keep := map[string]bool{}
 	for _, slot := range w.Slots {
 		if slot.Replica == "" {
 			missing = append(missing, slot)
 		}
-		keep[slot.Replica] = true
 	}
+	keep := keeping(w.Slots)
 	// Until the wanted revision has a ready replica, the newest revision with a ready one serves.
 	// If the wanted revision finds no room now, the older one makes room. Replicas of other
 	// revisions only finish their calls; those that are not ready have none.
@@ -134,7 +145,7 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica, never bool) 
 	for _, r := range have {
 		switch {
 		case r.released:
-		case keep[r.name]:
+		case keep.has(r.name):
 			r.wantCPU(w.CPUMilli)
 		case r.ordered < rev && (r.seen == 0 || r.seen > rev):
 			// It came back into sight after the plan's snapshot.
@@ -152,6 +163,37 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica, never bool) 
 		}
 	}
 	return missing
+}
+
+// kept are the replicas that slots are for.
+type kept struct {
+	slots []plan.Slot
+	names map[string]bool // nil: slots are few
+}
+
+func keeping(slots []plan.Slot) kept {
+	const few = 16
+	k := kept{slots: slots}
+	if len(slots) > few {
+		k.names = make(map[string]bool, len(slots))
+		for i := range slots {
+			k.names[slots[i].Replica] = true
+		}
+	}
+	return k
+}
+
+// has reports whether one of the slots is for a replica.
+func (k kept) has(replica string) bool {
+	if k.names != nil {
+		return k.names[replica]
+	}
+	for i := range k.slots {
+		if k.slots[i].Replica == replica {
+			return true
+		}
+	}
+	return false
 }
 
 // noHope returns why a function has no replica and will not have one soon, or "" if it has one or

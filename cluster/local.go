@@ -10,6 +10,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -94,7 +95,12 @@ type function struct {
 	starts       starts
 	planned      planned
 	least        int                // smallest number of replicas, as in the latest Snapshot
+	observed     uint64             // Rev of the latest Snapshot with the function or a replica of it
+	replicas     int                // in the latest Snapshot, those out of sight included
+	mine, hidden []*replica         // replicas while a plan is applied: in its sight, and out of it
+	deployed     *FunctionSpec      // spec while a plan is applied; nil: it is not deployed
 	formers      map[uint64]*former // by revision
+	asked        bool               // one of the formers may be wanted
 }
 
 // New returns a Local without replicas.
@@ -135,21 +141,24 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 		s.Nodes = append(s.Nodes, n.Inventory())
 	}
 	slices.SortFunc(s.Nodes, func(a, b plan.Node) int { return cmp.Compare(a.Name, b.Name) })
-	for _, p := range l.cfg.Functions.Pipelines() {
-		s.Pipelines = append(s.Pipelines, pipe(p))
+	pipelines := l.cfg.Functions.Pipelines()
+	s.Pipelines = slices.Grow(s.Pipelines, len(pipelines))[:len(pipelines)]
+	for i := range pipelines {
+		s.Pipelines[i] = pipe(&pipelines[i])
 	}
 	slices.SortFunc(s.Pipelines, func(a, b plan.Pipeline) int { return cmp.Compare(a.Name, b.Name) })
 	specs := l.cfg.Functions.Functions()
-	for _, spec := range specs {
-		f := plan.Function{
+	s.Functions = slices.Grow(s.Functions, len(specs))[:len(specs)]
+	for i := range specs {
+		spec := &specs[i]
+		s.Functions[i] = plan.Function{
 			Name: spec.Key.String(), Revision: spec.Revision, Memory: spec.Memory, CPUMilli: spec.CPUMilli, CPULimit: spec.CPULimit, GPU: spec.Declared.GPU, DeviceMemory: spec.Declared.GPUMemory, Profile: spec.Profile,
 			Min: spec.Declared.Scale.Min, Max: spec.Declared.Scale.Max, Zero: spec.Declared.Scale.Zero, ZeroAge: spec.Declared.Scale.ZeroAge,
 			Slots: 1, Batch: spec.Declared.Batch, // fill sets the rest
 		}
-		l.measured(&f, l.cfg.Lines.Signals(spec.Key, now))
-		s.Functions = append(s.Functions, f)
+		l.measured(&s.Functions[i], l.cfg.Lines.Signals(spec.Key, now))
 	}
-	slices.SortFunc(s.Functions, func(a, b plan.Function) int { return cmp.Compare(a.Name, b.Name) })
+	sort.Sort(byName(s.Functions))
 	l.expect(&s)
 	targets := l.aim(&s, specs)
 	l.mu.Lock()
@@ -161,44 +170,63 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	s.Rev, l.targets = l.observed, targets
 	l.remember(s.Nodes, s.At)
 	l.fill(&s)
-	l.forget(specs)
+	l.forget(s.Rev)
 	return s, nil
 }
 
+// byName sorts functions in place: they are large, and mostly sorted already.
+type byName []plan.Function
+
+func (f byName) Len() int           { return len(f) }
+func (f byName) Less(i, j int) bool { return f[i].Name < f[j].Name }
+func (f byName) Swap(i, j int)      { f[i], f[j] = f[j], f[i] }
+
 // pipe returns the part of p that a policy needs.
-func pipe(p pipeline.Pipeline) plan.Pipeline {
-	out := plan.Pipeline{Name: p.Key().String(), SLO: p.SLO}
-	for _, stage := range p.Stages {
-		out.Stages = append(out.Stages, stage.Key().String())
+func pipe(p *pipeline.Pipeline) plan.Pipeline {
+	out := plan.Pipeline{Name: p.Key().String(), SLO: p.SLO, Edges: edges(p)}
+	if len(p.Stages) > 0 {
+		out.Stages = make([]string, len(p.Stages))
 	}
-	out.Edges = edges(p)
+	for i := range p.Stages {
+		out.Stages[i] = p.Stages[i].Key().String()
+	}
 	return out
 }
 
 // fill adds what l itself knows to s. Memory of starting replicas counts as used. The caller holds
 // l.mu.
 func (l *Local) fill(s *plan.Snapshot) {
-	nodes := make(map[string]*plan.Node, len(s.Nodes))
-	for i := range s.Nodes {
-		nodes[s.Nodes[i].Name] = &s.Nodes[i]
+	for _, n := range l.nodes {
+		n.shown = nil
 	}
-	for i := range s.Functions {
-		if k := l.functions[pipeline.ParseKey(s.Functions[i].Name)]; k != nil {
-			k.bars.follow(s.Functions[i].Revision)
-			s.Functions[i].Bars = k.bars.now(s.At)
+	for i := range s.Nodes {
+		if n := l.nodes[s.Nodes[i].Name]; n != nil {
+			n.shown = &s.Nodes[i]
 		}
 	}
+	known, cpu := make([]*function, len(s.Functions)), make([]quota, len(s.Functions))
+	for i := range s.Functions {
+		f := &s.Functions[i]
+		k := l.of(pipeline.ParseKey(f.Name))
+		k.bars.follow(f.Revision)
+		f.Bars = k.bars.now(s.At)
+		known[i], k.observed = k, s.Rev
+	}
+	l.place(s, known)
 	find := s.Finder()
 	for _, r := range l.sorted() {
-		f, ok := find.Function(r.function.String())
-		n := nodes[r.node]
+		r.home.observed = s.Rev
+		at, ok := find.Index(r.of)
+		n := r.host.shown
 		if !ok || r.hidden || n == nil {
 			continue
 		}
+		f := &s.Functions[at]
 		r.seen = cmp.Or(r.seen, s.Rev)
 		f.Replicas = append(f.Replicas, plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since})
+		cpu[at].add(r, f.CPULimit)
 		if r.state == plan.Ready {
-			l.of(r.function).failure.settled(r.spec.Revision, r.since, s.At)
+			r.home.failure.settled(r.spec.Revision, r.since, s.At)
 		}
 		r.unfit = n.Unfit(r.device)
 		if r.state == plan.Starting {
@@ -206,18 +234,42 @@ func (l *Local) fill(s *plan.Snapshot) {
 			promise(n, plan.Slot{Device: r.device}.Devices(), f.DeviceMemory)
 		}
 	}
+	count := 0
+	for _, k := range known {
+		count += len(k.starts)
+	}
+	starts := make([]plan.Start, 0, count)
 	for i := range s.Functions {
-		f := &s.Functions[i]
-		k := l.of(pipeline.ParseKey(f.Name))
+		f, k := &s.Functions[i], known[i]
+		if len(f.Replicas) == 0 {
+			f.Replicas = nil
+		}
 		k.failure.follow(f.Revision)
 		f.Failing = k.failure.Failure
 		f.Slots, f.Batch = max(k.slots, 1), cmp.Or(f.Batch, k.batch)
 		k.grant(f, s.Rev)
 		k.pinned(f, s.At)
 		k.least, _ = f.Bounds()
-		f.Starts = k.starts.list()
-		f.CPUNow = l.cpuNow(f)
+		if n := len(starts); len(k.starts) > 0 {
+			starts = append(starts, k.starts...)
+			f.Starts = slices.Clip(starts[n:])
+		}
+		f.CPUNow = cpu[i].now
 		f.Batch = max(f.Batch, 1)
+	}
+}
+
+// place makes room for the replicas of each function, in one piece of memory; l.mu is held.
+func (l *Local) place(s *plan.Snapshot, known []*function) {
+	for _, k := range known {
+		k.replicas = 0
+	}
+	for _, r := range l.sorted() {
+		r.home.replicas++
+	}
+	room := make([]plan.Replica, len(l.byName))
+	for i, k := range known {
+		s.Functions[i].Replicas, room = room[:0:k.replicas], room[k.replicas:]
 	}
 }
 
@@ -235,17 +287,10 @@ func promise(n *plan.Node, devices []string, bytes int64) {
 	}
 }
 
-// forget drops what is known about functions that are neither deployed nor running. The caller
-// holds l.mu.
-func (l *Local) forget(specs []FunctionSpec) {
-	alive := map[pipeline.Key]bool{}
-	for _, spec := range specs {
-		alive[spec.Key] = true
-	}
-	for _, r := range l.replicas {
-		alive[r.function] = true
-	}
-	maps.DeleteFunc(l.functions, func(name pipeline.Key, _ *function) bool { return !alive[name] })
+// forget drops what is known of functions that were neither deployed nor had replicas in the
+// Snapshot rev; l.mu is held.
+func (l *Local) forget(rev uint64) {
+	maps.DeleteFunc(l.functions, func(_ pipeline.Key, k *function) bool { return k.observed != rev })
 }
 
 // of returns what is known about a function, and creates the entry if necessary. The caller holds

@@ -23,6 +23,9 @@ type node struct {
 	missing  map[string]time.Time // ready replicas that its announcements lack, and since when
 	stopping map[string]bool      // unknown replicas that are being stopped
 	stopped  map[string]time.Time // replicas that were recently stopped, and when
+	warming  int                  // warm orders of the plan that is being applied; see warmAll
+	list     []WarmOrder          // those orders
+	shown    *plan.Node           // the node in the Snapshot that is being made; nil: it is in none
 }
 
 // presence says whether a node can be reached.

@@ -22,8 +22,11 @@ const causeWait = time.Second
 type replica struct {
 	name         string
 	function     pipeline.Key
+	of           string    // function, as plans have it
+	home         *function // what is known of the function; kept while it has replicas
 	spec         FunctionSpec
 	node, device string
+	host         *node  // node; kept while it has replicas
 	ordered      uint64 // Rev of the plan that wanted it
 	begun        time.Time
 
@@ -73,7 +76,7 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 		return nil // the next plan will not have that node
 	}
 	r := &replica{
-		function: spec.Key, spec: spec, node: slot.Node, device: slot.Device, ordered: rev,
+		function: spec.Key, of: spec.Key.String(), home: l.of(spec.Key), spec: spec, node: slot.Node, device: slot.Device, host: n, ordered: rev,
 		begun: l.now(), since: l.now(), gone: make(chan struct{}), kick: make(chan struct{}, 1),
 		cpu: w.CPUMilli, cpuWant: w.CPUMilli,
 	}
@@ -93,7 +96,7 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 	o := Order{Replica: r.name, Function: spec, Device: slot.Device, CPUMilli: w.CPUMilli}
 	hands := n.hands
 	l.group.Go(func() { l.live(n, hands, r, o) })
-	l.of(r.function).remember(spec, slot)
+	r.home.remember(spec, slot)
 	return r
 }
 

@@ -51,7 +51,8 @@ func (k *function) remember(spec FunctionSpec, slot plan.Slot) {
 func (l *Local) Revive(function pipeline.Key, revision uint64) {
 	l.mu.Lock()
 	var f *former
-	if k := l.functions[function]; k != nil && !l.closed {
+	k := l.functions[function]
+	if k != nil && !l.closed {
 		f = k.formers[revision]
 	}
 	if f != nil {
@@ -60,6 +61,7 @@ func (l *Local) Revive(function pipeline.Key, revision uint64) {
 			f.failed = 0
 		}
 		f.wanted, f.since = true, now
+		k.asked = true
 	}
 	l.mu.Unlock()
 	if f == nil {
@@ -71,14 +73,15 @@ func (l *Local) Revive(function pipeline.Key, revision uint64) {
 
 // revive orders the replicas that [Local.Revive] asked for. It returns the revisions that get no
 // more replicas. The caller holds l.mu.
-func (l *Local) revive(rev uint64, specs map[pipeline.Key]*FunctionSpec) (failed []hopelessFunction) {
-	for key, spec := range specs {
-		k := l.functions[key]
-		if k == nil {
+func (l *Local) revive(rev uint64) (failed []hopelessFunction) {
+	for key, k := range l.functions {
+		if k.deployed == nil || !k.asked {
 			continue
 		}
+		k.asked = false
 		for revision, f := range k.formers {
-			if !f.wanted || revision == spec.Revision || l.now().Before(f.waiting) || l.serves(key, revision) {
+			k.asked = k.asked || f.wanted
+			if !f.wanted || revision == k.deployed.Revision || l.now().Before(f.waiting) || l.serves(key, revision) {
 				continue
 			}
 			why := plan.Want{Why: fmt.Sprintf("requests have begun on revision %d", revision)}
@@ -148,7 +151,7 @@ func (k *function) unrevived(revision uint64, now time.Time, failed error, count
 		f.wanted = false
 		return fmt.Sprintf("no replica of revision %d has started within %v; the last one: %v", revision, reviveFor, failed)
 	}
-	f.wanted = true
+	f.wanted, k.asked = true, true
 	return ""
 }
 

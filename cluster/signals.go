@@ -50,31 +50,32 @@ func finite(values ...float64) bool {
 func (l *Local) aim(s *plan.Snapshot, specs []FunctionSpec) map[string]plan.Target {
 	targets := map[string]plan.Target{}
 	var byCPU []pipeline.Key
-	for _, spec := range specs {
-		if spec.Declared.Scale.Type == "cpu" {
-			byCPU = append(byCPU, spec.Key)
+	for i := range specs {
+		if specs[i].Declared.Scale.Type == "cpu" {
+			byCPU = append(byCPU, specs[i].Key)
 		}
 	}
 	var cpu map[pipeline.Key]float64
 	if len(byCPU) > 0 && l.cfg.CPU != nil {
 		cpu = l.cfg.CPU(byCPU)
 	}
-	for _, spec := range specs {
-		if f, ok := s.Function(spec.Key.String()); ok {
-			if f.Target = target(f, spec.Declared.Scale, cpu); f.Target.Type != "" {
-				targets[f.Name] = f.Target
-			}
+	for i := range specs {
+		scale := &specs[i].Declared.Scale
+		if scale.Type == "" {
+			continue
+		}
+		if f, ok := s.Function(specs[i].Key.String()); ok {
+			f.Target = target(f, scale, cpu)
+			targets[f.Name] = f.Target
 		}
 	}
 	return targets
 }
 
 // target returns the declared load per replica and the present load of all replicas together.
-func target(f *plan.Function, is pipeline.Scale, cpu map[pipeline.Key]float64) plan.Target {
+func target(f *plan.Function, is *pipeline.Scale, cpu map[pipeline.Key]float64) plan.Target {
 	t := plan.Target{Type: is.Type, Value: float64(is.Target) * is.Proportion}
 	switch is.Type {
-	case "":
-		return plan.Target{}
 	case "rps":
 		t.Load, t.Known = f.Demand.Rate, f.Demand.Known
 	case "capacity":
@@ -90,37 +91,40 @@ func target(f *plan.Function, is pipeline.Scale, cpu map[pipeline.Key]float64) p
 
 // edges returns p's edges as indices into its stages. It leaves out edges to unknown stages, and
 // the backward edges of a faulty graph.
-func edges(p pipeline.Pipeline) []plan.Edge {
-	at := make(map[string]int, len(p.Stages))
-	for i, stage := range p.Stages {
-		at[stage.Name] = i
+func edges(p *pipeline.Pipeline) []plan.Edge {
+	at, count := make(map[string]int, len(p.Stages)), 0
+	for i := range p.Stages {
+		at[p.Stages[i].Name] = i
+		count += len(p.Stages[i].Next)
 	}
-	var out []plan.Edge
-	for from, stage := range p.Stages {
-		for _, next := range stage.Next {
+	out := slices.Grow([]plan.Edge(nil), count)
+	for from := range p.Stages {
+		for _, next := range p.Stages[from].Next {
 			if to, ok := at[next.To]; ok && to > from {
 				out = append(out, plan.Edge{From: from, To: to})
 			}
 		}
 	}
 	slices.SortFunc(out, func(a, b plan.Edge) int { return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To)) })
+	if len(out) == 0 {
+		return nil
+	}
 	return slices.Compact(out)
 }
 
-// cpuNow returns the CPU limit of f's replicas if a plan has changed it. While a change is being
-// rolled out, replicas differ; cpuNow returns the smallest limit. The caller holds l.mu.
-func (l *Local) cpuNow(f *plan.Function) int {
-	now, least := 0, math.MaxInt
-	for _, is := range f.Replicas {
-		r := l.replicas[is.Name]
-		if r == nil || r.state == plan.Draining {
-			continue
-		}
-		if may := cmp.Or(r.cpu, f.CPULimit, math.MaxInt-1); may < least {
-			now, least = r.cpu, may
-		}
+// quota is what a function's replicas may use, in thousandths of a core. now is their quota if a plan
+// has changed it, and 0 if they have what was declared. While a change is on its way replicas differ;
+// then it is the least.
+type quota struct{ now, least int }
+
+// add counts a replica, with the quota that was declared.
+func (q *quota) add(r *replica, declared int) {
+	if r.state == plan.Draining {
+		return
 	}
-	return now
+	if may := cmp.Or(r.cpu, declared, math.MaxInt-1); q.least == 0 || may < q.least {
+		q.now, q.least = r.cpu, may
+	}
 }
 
 const (
@@ -143,6 +147,3 @@ func (s *starts) add(path string, took time.Duration) {
 	x.N = min(x.N+1, startsKept)
 	x.Mean += (took - x.Mean) / time.Duration(x.N)
 }
-
-// list returns a copy.
-func (s starts) list() []plan.Start { return slices.Clone([]plan.Start(s)) }

@@ -92,7 +92,7 @@ type Order struct {
 
 // WarmOrder asks a Node to keep a function's parameters warm.
 type WarmOrder struct {
-	Function FunctionSpec
+	Function *FunctionSpec // read only
 	Warmth   plan.Warmth
 	Key      bool // evicted last
 }

@@ -10,15 +10,34 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// warmAll sends each node the list of parameters to keep warm. The caller holds l.mu.
-func (l *Local) warmAll(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) {
-	lists := map[string][]WarmOrder{}
-	for _, w := range p.Warm {
-		if spec, ok := specs[pipeline.ParseKey(w.Function)]; ok {
-			lists[w.Node] = append(lists[w.Node], WarmOrder{Function: *spec, Warmth: w.Warmth, Key: w.Key})
+// warmAll tells each node what to keep warm; l.mu is held. Only functions that are deployed now are
+// kept warm.
+func (l *Local) warmAll(p plan.Plan) {
+	for _, n := range l.nodes {
+		n.warming = 0
+	}
+	for i := range p.Warm {
+		if n := l.nodes[p.Warm[i].Node]; n != nil {
+			n.warming++
 		}
 	}
-	for name, n := range l.nodes {
+	lists := make([]WarmOrder, len(p.Warm)) // of all nodes, one after the other
+	for _, n := range l.nodes {
+		n.list, lists = lists[:0:n.warming], lists[n.warming:]
+	}
+	var k *function
+	for i := range p.Warm {
+		w := &p.Warm[i]
+		if i == 0 || p.Warm[i-1].Function != w.Function {
+			k = l.functions[pipeline.ParseKey(w.Function)]
+		}
+		if n := l.nodes[w.Node]; n != nil && k != nil && k.deployed != nil {
+			n.list = append(n.list, WarmOrder{Function: k.deployed, Warmth: w.Warmth, Key: w.Key})
+		}
+	}
+	for _, n := range l.nodes {
+		list := n.list
+		n.list = nil
 		if n.presence != here {
 			continue
 		}
@@ -26,7 +45,7 @@ func (l *Local) warmAll(p plan.Plan, specs map[pipeline.Key]*FunctionSpec) {
 		case <-n.wanted:
 		default:
 		}
-		n.wanted <- lists[name]
+		n.wanted <- list
 	}
 }
 
@@ -41,8 +60,7 @@ func (l *Local) warm(ctx context.Context, n *node) {
 		case <-ctx.Done():
 			return
 		case list := <-n.wanted:
-			is := signature(list)
-			if is == failed && time.Now().Before(until) {
+			if failures > 0 && time.Now().Before(until) && signature(list) == failed {
 				continue
 			}
 			err := l.tellWarm(ctx, n, list)
@@ -52,7 +70,8 @@ func (l *Local) warm(ctx context.Context, n *node) {
 			case err == nil:
 				failed, failures = "", 0
 				continue
-			case is != failed:
+			}
+			if is := signature(list); failures == 0 || is != failed {
 				failed, failures = is, 0
 				l.cfg.Log.Warn("parameters are not as warm as wanted", "node", n.name, "error", err)
 			}

@@ -13,6 +13,8 @@ type cluster struct {
 	byName    map[string]*node
 	functions []function // in the snapshot's order
 	finder    plan.Finder
+	have      []kept      // scratch
+	slots     []plan.Slot // memory that is not used yet
 }
 
 // function is one of the snapshot.
@@ -78,8 +80,10 @@ func look(s *plan.Snapshot) *cluster {
 		c.functions[i] = function{Function: &s.Functions[i], i: i}
 	}
 	all := make([]node, len(s.Nodes))
+	shares := make([]share, len(s.Nodes)*len(s.Functions))
 	for i := range s.Nodes {
 		n := &all[i]
+		n.of, shares = shares[:len(s.Functions):len(s.Functions)], shares[len(s.Functions):]
 		c.add(n, &s.Nodes[i])
 		c.nodes[i], c.byName[n.Name] = n, n
 	}
@@ -105,7 +109,7 @@ func (c *cluster) function(name string) (*function, bool) {
 
 // add fills in a node and its zygotes.
 func (c *cluster) add(n *node, p *plan.Node) {
-	*n = node{Node: p, free: p.Memory - p.MemoryUsed, cpu: p.CPUMilli, of: make([]share, len(c.functions))}
+	*n = node{Node: p, free: p.Memory - p.MemoryUsed, cpu: p.CPUMilli, of: n.of}
 	if p.Threshold > 0 {
 		n.reserve = p.Memory - p.Threshold
 	}

@@ -128,15 +128,17 @@ func place(s plan.Snapshot, a plan.Alloc, better func(*function, *node, *node) i
 	return p.wants, nil
 }
 
+// kept is a replica that may be kept, and its node.
+type kept struct {
+	*plan.Replica
+	on *node
+}
+
 // keep returns up to count slots for existing replicas. Those on fit nodes come first, then ready
 // before starting, then the oldest. It does not keep a replica whose device is unhealthy or barred
 // to f.
 func (c *cluster) keep(f *function, count int) []plan.Slot {
-	type kept struct {
-		*plan.Replica
-		on *node
-	}
-	have := make([]kept, 0, len(f.Replicas))
+	have := c.have[:0]
 	for i := range f.Replicas {
 		r := &f.Replicas[i]
 		n := c.byName[r.Node]
@@ -144,6 +146,7 @@ func (c *cluster) keep(f *function, count int) []plan.Slot {
 			have = append(have, kept{r, n})
 		}
 	}
+	c.have = have
 	slices.SortFunc(have, func(x, y kept) int {
 		return cmp.Or(
 			prefer(x.on.Unavailable == "", y.on.Unavailable == ""),
@@ -153,13 +156,23 @@ func (c *cluster) keep(f *function, count int) []plan.Slot {
 		)
 	})
 	have = have[:min(len(have), count)]
-	slots := slices.Grow([]plan.Slot(nil), len(have)) // nil for none
+	if len(have) == 0 {
+		return nil
+	}
+	if len(c.slots) < len(have) {
+		c.slots = make([]plan.Slot, max(len(have), slotsAtATime))
+	}
+	var slots []plan.Slot
+	slots, c.slots = c.slots[:0:len(have)], c.slots[len(have):]
 	for _, r := range have {
 		slots = append(slots, plan.Slot{Replica: r.Name, Node: r.Node, Device: r.Device})
 		r.on.keeps(f)
 	}
 	return slots
 }
+
+// slotsAtATime is for how many slots memory is made at a time.
+const slotsAtATime = 128
 
 // take finds the best allowed place for one more replica of f, and takes it.
 func (c *cluster) take(f *function, better func(*function, *node, *node) int, may func(*node) bool) (plan.Slot, bool) {

@@ -24,6 +24,7 @@ func BenchmarkDecide(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
+				b.ReportAllocs()
 				for b.Loop() {
 					if _, _, _, err := set.Decide(s, m); err != nil {
 						b.Fatal(err)

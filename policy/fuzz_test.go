@@ -9,9 +9,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/baseline"
 	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/plan/plantest"
 )
+
+func init() { // as cmd/stagecoach does
+	AddAllocator("hpa", baseline.NewHPA(baseline.HPAConfig{}))
+	AddAllocator("kpa", baseline.NewKPA(baseline.KPAConfig{}))
+	AddAllocator("infless", baseline.NewINFless(baseline.INFlessConfig{}))
+	AddAllocator("cocktail", baseline.NewCocktail(baseline.CocktailConfig{}))
+}
 
 // sets are the combinations of policies to test.
 var sets = []Names{

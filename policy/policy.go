@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
-	"github.com/stagecoach-serving/stagecoach/autoscaler/baseline"
 	"github.com/stagecoach-serving/stagecoach/placement"
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
@@ -40,14 +39,11 @@ const none = "none"
 // Choose returns the named policies. For an unknown name, the error lists the known ones.
 func (n Names) Choose() (Set, error) {
 	allocators := map[string]level{
-		"sizer":    allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})},
-		"uniform":  allocating[autoscaler.Memory]{autoscaler.NewUniform(autoscaler.Config{})},
-		"fixed":    allocating[struct{}]{autoscaler.Fixed{}},
-		"hpa":      allocating[baseline.HPAMemory]{baseline.NewHPA(baseline.HPAConfig{})},
-		"kpa":      allocating[baseline.KPAMemory]{baseline.NewKPA(baseline.KPAConfig{})},
-		"infless":  allocating[baseline.INFlessMemory]{baseline.NewINFless(baseline.INFlessConfig{})},
-		"cocktail": allocating[baseline.CocktailMemory]{baseline.NewCocktail(baseline.CocktailConfig{})},
+		"sizer":   allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})},
+		"uniform": allocating[autoscaler.Memory]{autoscaler.NewUniform(autoscaler.Config{})},
+		"fixed":   allocating[struct{}]{autoscaler.Fixed{}},
 	}
+	maps.Copy(allocators, added)
 	quart := func(cfg autoscaler.QuartConfig) level {
 		return correcting[autoscaler.QuartMemory]{autoscaler.NewQuart(cfg)}
 	}
@@ -57,10 +53,6 @@ func (n Names) Choose() (Set, error) {
 		"quart-no-pid":    quart(autoscaler.QuartConfig{NoPID: true}),
 		"quart-no-smooth": quart(autoscaler.QuartConfig{NoSmooth: true}),
 		"quart-no-cpu":    quart(autoscaler.QuartConfig{NoCPU: true}),
-		// Like quart, with another predictor of burstiness.
-		"quart-qna":         quart(autoscaler.QuartConfig{Predictor: autoscaler.QNA{}}),
-		"quart-persistence": quart(autoscaler.QuartConfig{Predictor: autoscaler.Persistence{}}),
-		"quart-attention":   quart(autoscaler.QuartConfig{Predictor: autoscaler.NewAttention()}),
 	}
 	sharers := map[string]plan.Sharer{none: nil, "gain": autoscaler.Gain{}}
 	placers := map[string]plan.Placer{"dispersed": placement.Dispersed{}, "spread": placement.Spread{}, "first-fit": placement.FirstFit{}}
@@ -78,11 +70,33 @@ func (n Names) Choose() (Set, error) {
 // Names returns the names of the policies, including the defaults.
 func (s Set) Names() Names { return s.names }
 
+// added has the allocators of AddAllocator.
+var added = map[string]level{}
+
+// AddAllocator adds an allocator that may be chosen by a name. It is for init functions only. A
+// name that is taken is a panic.
+func AddAllocator[M any](name string, a plan.Allocator[M]) {
+	if _, err := (Names{Allocator: name}).Choose(); err == nil {
+		panic(fmt.Sprintf("policy: allocator %q is added twice", name))
+	}
+	added[name] = allocating[M]{a}
+}
+
+// gone has for each name of an earlier version what to use in its place.
+var gone = map[string]string{
+	"quart-persistence": `"quart", which is the same`,
+	"quart-qna":         `"quart"; its predictor of burstiness is compared by "make bench-cv"`,
+	"quart-attention":   `"quart"; its predictor of burstiness is compared by "make bench-cv"`,
+}
+
 func pick[P any](kind string, from map[string]P, name *string, fallback string) (P, error) {
 	if *name == "" {
 		*name = fallback
 	}
 	p, ok := from[*name]
+	if instead := gone[*name]; !ok && instead != "" {
+		return p, fmt.Errorf("policy: %s %q is no more, want %s", kind, *name, instead)
+	}
 	if !ok {
 		return p, fmt.Errorf("policy: %s %q, want one of %s", kind, *name, strings.Join(slices.Sorted(maps.Keys(from)), ", "))
 	}

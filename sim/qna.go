@@ -4,16 +4,16 @@ import (
 	"math"
 	"slices"
 
-	"github.com/stagecoach-serving/stagecoach/autoscaler"
+	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
-// predict fills in how bursty arrivals at each stage should have been. It asks Whitt's QNA, as the autoscaler has it, how bursty arrivals at each stage should have been, given those that entered,
-// and what each stage's replicas were on average.
+// predict fills in how bursty arrivals at each stage should have been by Whitt's QNA. Its input is
+// the burstiness of what entered and the mean number of each stage's replicas.
 func (f *Figures) predict(m *Model, rec *recorder) {
-	n := autoscaler.Network{Stations: make([]autoscaler.Station, len(m.stages))}
+	n := qna.Network{Stations: make([]qna.Station, len(m.stages))}
 	for i, s := range rec.stages {
 		is, slots := &f.Stages[i], float64(m.stages[i].spec.Slots)
-		n.Stations[i] = autoscaler.Station{
+		n.Stations[i] = qna.Station{
 			Rate: is.Rate, Servers: max(int(math.Round(s.readyNs/1e9/f.Seconds*slots)), 1), Rho: min(is.Utilisation, 1), CS2: is.ServiceCV * is.ServiceCV,
 		}
 	}
@@ -25,23 +25,24 @@ func (f *Figures) predict(m *Model, rec *recorder) {
 		cv := f.Stages[entry].CV
 		n.Stations[entry].CA2 = cv * cv
 		for _, e := range edges(p.graph) {
-			n.Links = append(n.Links, autoscaler.Link{From: p.stages[e.From], To: p.stages[e.To]})
+			n.Links = append(n.Links, qna.Link{From: p.stages[e.From], To: p.stages[e.To]})
 		}
 	}
-	slices.SortFunc(n.Links, func(a, b autoscaler.Link) int {
+	slices.SortFunc(n.Links, func(a, b qna.Link) int {
 		if a.From != b.From {
 			return a.From - b.From
 		}
 		return a.To - b.To
 	})
 	n.Links = slices.Compact(n.Links)
-	for i, c2 := range (autoscaler.QNA{}).Predict(n) {
+	for i, c2 := range qna.Predict(n) {
 		f.Stages[i].Predicted = math.Sqrt(c2)
 	}
 	f.compare(m, entries)
 }
 
-// compare measures the predictions, and the guess that a stage's arrivals are as bursty as those of its pipeline's entry.
+// compare measures how far off the predictions are, and how far off the guess is that a stage's
+// arrivals are as bursty as those of its pipeline's entry.
 func (f *Figures) compare(m *Model, entries map[int]bool) {
 	compared := 0.0
 	for i := range m.pipelines {

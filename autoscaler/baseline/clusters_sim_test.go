@@ -13,7 +13,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// twoLevels is a pipeline under 3, then 15 for two minutes, then 3 requests a second.
+func init() { // as cmd/stagecoach does
+	policy.AddAllocator("hpa", baseline.NewHPA(baseline.HPAConfig{}))
+	policy.AddAllocator("kpa", baseline.NewKPA(baseline.KPAConfig{}))
+}
+
+// twoLevels is a pipeline under 3, then 15 for two minutes, then 3 requests per second.
 const twoLevels = `
 duration: 10m
 seeds: 1

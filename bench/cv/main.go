@@ -1,9 +1,9 @@
-// Command cv compares predictors of burstiness: how far off each is on runs that were held back, then what each is worth to the
-// smoother. With --train it first makes the weights of attention anew, and also shows what they are worth without their neighbours and
-// with Eq. 4 as QUART has it printed.
+// Command cv compares predictors of burstiness: how far off each is on runs that were held back,
+// then what each is worth to the smoother. With --train it first makes the weights of attention
+// anew, and shows what they are worth without neighbours and with Eq. 4 as QUART prints it.
 //
 //	go run ./bench/cv                                  # make bench-cv
-//	go run ./bench/cv --train autoscaler/weights.go    # make train-cv
+//	go run ./bench/cv --train sim/study/cv/weights.go    # make train-cv
 package main
 
 import (
@@ -19,6 +19,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/policy"
 	"github.com/stagecoach-serving/stagecoach/sim"
+	"github.com/stagecoach-serving/stagecoach/sim/qna"
 	"github.com/stagecoach-serving/stagecoach/sim/study/cv"
 )
 
@@ -56,7 +57,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return effects(ctx, *scenarios, out)
 }
 
-// learn makes weights, and returns what is compared then.
+// learn makes weights, and returns the contenders with them.
 func learn(ctx context.Context, file string) ([]cv.Contender, error) {
 	training, err := cv.Record(ctx, cv.TrainingRuns(), progress("training"))
 	if err != nil {
@@ -66,7 +67,7 @@ func learn(ctx context.Context, file string) ([]cv.Contender, error) {
 	if err != nil {
 		return nil, err
 	}
-	fit := func(view cv.View) autoscaler.AttentionWeights {
+	fit := func(view cv.View) cv.AttentionWeights {
 		return cv.Train(cv.Samples(training, view), cv.Samples(validation, view), func(f cv.Fit) {
 			fmt.Fprintf(os.Stderr, "epoch %d of %d: loss %.5f, of validation %.5f\n", f.Epoch, f.Epochs, f.Training, f.Validation)
 		})
@@ -92,7 +93,7 @@ func progress(of string) func(done, all int) {
 	}
 }
 
-// effects has the whole policy size scenarios with each predictor.
+// effects sizes scenarios with the whole policy and each predictor.
 func effects(ctx context.Context, folder string, out io.Writer) error {
 	fmt.Fprint(out, "\n| scenario | sizes | predictor | in time | mean | p99 | replica-seconds | to QNA: mean | replica-seconds |\n|---|---|---|---|---|---|---|---|---|\n")
 	for _, name := range []string{"cv4", "step", "unbalanced", "diamond"} {
@@ -116,8 +117,14 @@ func effect(ctx context.Context, folder, name, allocator string, out io.Writer) 
 		return err
 	}
 	s.Budget, s.Seed, s.Seeds, s.Policies = 2*s.Budget, 201, 5, nil // room to take something back
-	for _, p := range []string{"qna", "persistence", "attention"} {
-		s.Policies = append(s.Policies, sim.Policy{Name: p, Names: policy.Names{Allocator: allocator, Corrector: "quart-" + p}})
+	for _, p := range []struct {
+		name    string
+		predict cv.Predictor
+	}{{"qna", qna.Predict}, {"persistence", cv.Persistence}, {"attention", cv.NewAttention().Predict}} {
+		s.Policies = append(s.Policies, sim.Policy{Name: p.name, Make: func(sim.Run) (policy.Set, error) {
+			set, err := policy.Names{Allocator: allocator}.Choose()
+			return policy.WithCorrector(set, "quart-"+p.name, cv.NewCorrector(autoscaler.QuartConfig{}, p.predict)), err
+		}})
 	}
 	m, err := s.Model(func(name string) (io.ReadCloser, error) {
 		return nil, fmt.Errorf("%s: want scenarios without files", name)

@@ -155,7 +155,7 @@ func wantedOf(orders []cluster.WarmOrder) (list []keysmanager.Wanted, err error)
 		if w.Warmth < plan.Host {
 			continue // on disk it is already
 		}
-		s, bad := spec(w.Function)
+		s, bad := spec(*w.Function)
 		if bad != nil {
 			err = errors.Join(err, bad)
 			continue

@@ -204,12 +204,12 @@ func TestWhatPoliciesSeeOfANode(t *testing.T) {
 
 // TestWhatANodeKeepsWarm: what is to be in memory, with the rest of it also when one of them is no function of ours.
 func TestWhatANodeKeepsWarm(t *testing.T) {
-	f := func(name string) cluster.FunctionSpec {
-		return cluster.FunctionSpec{Key: pipeline.ParseKey(name), Spec: keysmanager.Spec{Function: name}}
+	f := func(name string) *cluster.FunctionSpec {
+		return &cluster.FunctionSpec{Key: pipeline.ParseKey(name), Spec: keysmanager.Spec{Function: name}}
 	}
 	got, err := wantedOf([]cluster.WarmOrder{
 		{Function: f("disk"), Warmth: plan.File},
-		{Function: cluster.FunctionSpec{Key: pipeline.ParseKey("other"), Spec: 7}, Warmth: plan.Host},
+		{Function: &cluster.FunctionSpec{Key: pipeline.ParseKey("other"), Spec: 7}, Warmth: plan.Host},
 		{Function: f("key"), Warmth: plan.Host, Key: true},
 		{Function: f("host"), Warmth: plan.Host},
 	})

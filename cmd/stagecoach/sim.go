@@ -19,10 +19,16 @@ import (
 // holds little.
 const simGC = 800
 
+// evaluate runs `stagecoach sim paper`; nil: this build has no evaluation.
+var evaluate func(ctx context.Context, args []string, out io.Writer) error
+
 // runSim simulates a scenario: its result as Markdown to out, how far it is to standard error.
 func runSim(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) > 0 && args[0] == "paper" {
-		return simPaper(ctx, args[1:], papers(), out)
+		if evaluate == nil {
+			return errors.New("sim paper: this build has no evaluation, want one without `-tags noevaluation`")
+		}
+		return evaluate(ctx, args[1:], out)
 	}
 	fs := flag.NewFlagSet("sim", flag.ContinueOnError)
 	jsonFile := fs.String("json", "", "file for the result as JSON; - is standard output, in place of Markdown")

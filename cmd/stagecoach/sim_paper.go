@@ -1,3 +1,5 @@
+//go:build !noevaluation
+
 package main
 
 import (
@@ -44,8 +46,14 @@ type paperFlags struct {
 	seeds                  int
 }
 
-// simPaper evaluates a paper's design on the simulator: the report to out, how far it is to standard error.
-func simPaper(ctx context.Context, args []string, all []paper, out io.Writer) error {
+// simPaper evaluates one of the papers.
+func simPaper(ctx context.Context, args []string, out io.Writer) error {
+	return evaluateOne(ctx, args, papers(), out)
+}
+
+// evaluateOne evaluates a paper's design on the simulator. It writes the report to out, and its
+// progress to standard error.
+func evaluateOne(ctx context.Context, args []string, all []paper, out io.Writer) error {
 	var f paperFlags
 	fs := flag.NewFlagSet("sim paper", flag.ContinueOnError)
 	fs.BoolVar(&f.quick, "quick", false, "a small part of it, in less than half a minute")

@@ -1,3 +1,5 @@
+//go:build !noevaluation
+
 package main
 
 import (
@@ -63,7 +65,7 @@ func TestSimPaper(t *testing.T) {
 	tuned := filepath.Join(folder, "tuned.json")
 	run := func(args ...string) (string, error) {
 		var out bytes.Buffer
-		err := simPaper(t.Context(), args, []paper{toy}, &out)
+		err := evaluateOne(t.Context(), args, []paper{toy}, &out)
 		return out.String(), err
 	}
 	result := func(args ...string) (r study.Result) {
@@ -108,7 +110,7 @@ func TestSimPaper(t *testing.T) {
 	}
 	small := toy
 	small.quick = func() study.Study { s := toyStudy(); s.Candidates = 1; return s }
-	if err := simPaper(t.Context(), []string{"toy", "--quick", "--tune", "--tuned", tuned}, []paper{small}, io.Discard); err == nil || !strings.Contains(err.Error(), "want as before") {
+	if err := evaluateOne(t.Context(), []string{"toy", "--quick", "--tune", "--tuned", tuned}, []paper{small}, io.Discard); err == nil || !strings.Contains(err.Error(), "want as before") {
 		t.Errorf("a quick look at what was tuned otherwise: %v, want that the file stays", err)
 	}
 	if after, _ := os.ReadFile(tuned); !bytes.Equal(before, after) {

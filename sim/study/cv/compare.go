@@ -3,23 +3,23 @@ package cv
 import (
 	"math"
 
-	"github.com/stagecoach-serving/stagecoach/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/sim"
+	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
 // Contender is a predictor that is compared.
 type Contender struct {
 	Name    string
-	Predict func(n autoscaler.Network) []float64
+	Predict Predictor
 }
 
-// Contenders are all there are, with the weights that the product has.
+// Contenders returns all predictors, the attention with the weights of weights.go.
 func Contenders() []Contender {
 	return []Contender{
-		{"QNA", func(n autoscaler.Network) []float64 { return autoscaler.QNA{}.Predict(unlearned(n)) }},
-		{"QNA, factor", autoscaler.QNA{}.Predict},
-		{"persistence", autoscaler.Persistence{}.Predict},
-		{"attention", autoscaler.NewAttention().Predict},
+		{"QNA", func(n qna.Network) []float64 { return qna.Predict(unlearned(n)) }},
+		{"QNA, factor", qna.Predict},
+		{"persistence", Persistence},
+		{"attention", NewAttention().Predict},
 	}
 }
 
@@ -27,8 +27,8 @@ func Contenders() []Contender {
 const reference = 2
 
 // unlearned is n without what stations have learned.
-func unlearned(n autoscaler.Network) autoscaler.Network {
-	out := autoscaler.Network{Stations: make([]autoscaler.Station, len(n.Stations)), Links: n.Links}
+func unlearned(n qna.Network) qna.Network {
+	out := qna.Network{Stations: make([]qna.Station, len(n.Stations)), Links: n.Links}
 	for i, s := range n.Stations {
 		s.Factor = 0
 		out.Stations[i] = s
@@ -36,7 +36,8 @@ func unlearned(n autoscaler.Network) autoscaler.Network {
 	return out
 }
 
-// Score is how far predictions were off, each figure a mean over runs with its 95 % confidence interval.
+// Score is how far predictions were off, each figure a mean over runs with its 95 % confidence
+// interval.
 type Score struct {
 	Group string // of stations
 	Runs  int
@@ -50,8 +51,8 @@ type Error struct {
 	Versus   sim.Estimate // Log less that of persistence, run by run
 }
 
-// Compare scores contenders on what was recorded of runs: on all stations behind the first, which all know by measurement alone, then
-// by the first's burstiness and by depth.
+// Compare scores contenders on what was recorded of runs: on all stations behind the first, which
+// all know by measurement alone, then by the first's burstiness and by depth.
 func Compare(runs []Run, records [][]Recorded, contenders []Contender) []Score {
 	groups := []struct {
 		name string

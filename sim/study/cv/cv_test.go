@@ -8,11 +8,12 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
-	"github.com/stagecoach-serving/stagecoach/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
+	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -21,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func sample(r *rand.Rand, neighbours int) Sample {
 	s := Sample{Want: r.NormFloat64()}
 	for range 1 + neighbours {
-		var x [autoscaler.AttentionFeatures]float64
+		var x [AttentionFeatures]float64
 		for k := range x {
 			x[k] = r.NormFloat64()
 		}
@@ -32,7 +33,7 @@ func sample(r *rand.Rand, neighbours int) Sample {
 }
 
 // weights are those that training begins with, all else moved a little, too.
-func weights(r *rand.Rand) autoscaler.AttentionWeights {
+func weights(r *rand.Rand) AttentionWeights {
 	w := begin(r)
 	for _, v := range values(&w) {
 		*v += r.NormFloat64() / 5
@@ -47,7 +48,7 @@ func TestGradient(t *testing.T) {
 	for neighbours := range 5 {
 		for range 10 {
 			w, s := weights(r), sample(r, neighbours)
-			var g autoscaler.AttentionWeights
+			var g AttentionWeights
 			loss := Gradient(&w, &s, &g)
 			if again := Gradient(&w, &s, nil); again != loss {
 				t.Fatalf("a loss of %v, and %v without derivatives", loss, again)
@@ -63,24 +64,6 @@ func TestGradient(t *testing.T) {
 				if got := *values(&g)[k]; math.Abs(got-want) > 1e-6*(1+math.Abs(want)) {
 					t.Fatalf("%d neighbours, weight %d: derivative %v, want %v", neighbours, k, got, want)
 				}
-			}
-		}
-	}
-}
-
-// TestForward: what is trained is what predicts.
-func TestForward(t *testing.T) {
-	r := rand.New(rand.NewPCG(2, 2))
-	n := autoscaler.Network{Links: []autoscaler.Link{{From: 0, To: 1}, {From: 0, To: 2}, {From: 1, To: 3}, {From: 2, To: 3}}}
-	for range 4 {
-		n.Stations = append(n.Stations, autoscaler.Station{Rate: 30 * r.Float64(), Servers: 1 + r.IntN(9), Rho: r.Float64(), CS2: r.Float64(), CA2: 9 * r.Float64()})
-	}
-	for range 20 {
-		w := weights(r)
-		got := autoscaler.WithWeights(w).Predict(n)
-		for i, want := range Learned("", w, Whole).Predict(n) {
-			if math.Abs(got[i]-min(max(want, 0.01), 64)) > 1e-9*want {
-				t.Errorf("station %d: %v, want %v", i, got[i], want)
 			}
 		}
 	}
@@ -121,11 +104,11 @@ func TestTrain(t *testing.T) {
 
 // TestWeightsFile: the source of weights is what training writes.
 func TestWeightsFile(t *testing.T) {
-	got, err := Go(autoscaler.NewAttention().Weights())
+	got, err := Go(NewAttention().Weights())
 	if err != nil {
 		t.Fatal(err)
 	}
-	const file = "../../../autoscaler/weights.go"
+	const file = "weights.go"
 	want, err := os.ReadFile(file)
 	if err != nil || !bytes.Equal(got, want) {
 		t.Errorf("%s is not what weights are written as (%v): make train-cv", file, err)
@@ -240,8 +223,7 @@ func marshal(t *testing.T, v any) []byte {
 func TestPair(t *testing.T) {
 	w := &witness{}
 	for second := range 100 {
-		w.at = w.at.Add(1e9)
-		w.Predict(autoscaler.Network{Stations: []autoscaler.Station{{CA2: float64(second)}, {}}, Links: []autoscaler.Link{{From: 1, To: 0}}})
+		w.saw(time.Time{}.Add(time.Duration(second+1)*time.Second), qna.Network{Stations: []qna.Station{{CA2: float64(second)}, {}}, Links: []qna.Link{{From: 1, To: 0}}})
 	}
 	got := w.pair()
 	if len(got) != 8 {

@@ -1,17 +1,13 @@
 package cv
 
-import (
-	"math"
-
-	"github.com/stagecoach-serving/stagecoach/autoscaler"
-)
+import "math"
 
 const (
-	width  = autoscaler.AttentionWidth
-	hidden = autoscaler.AttentionHidden
+	width  = AttentionWidth
+	hidden = AttentionHidden
 )
 
-// forward is what is computed on the way from a station to ln Ca²: as autoscaler.Attention does, and kept.
+// forward is one prediction of ln Ca², with the values on the way to it that the gradient needs.
 type forward struct {
 	h     [][width]float64 // W·x
 	raw   []float64        // aᵀ[h_i ‖ h_j]
@@ -21,7 +17,8 @@ type forward struct {
 	out   float64
 }
 
-func read(w *autoscaler.AttentionWeights, seen *autoscaler.Attended) forward {
+// read predicts from what is seen of a station.
+func read(w *AttentionWeights, seen *Attended) forward {
 	n := len(seen.X)
 	f := forward{h: make([][width]float64, n), raw: make([]float64, n), alpha: make([]float64, n)}
 	most := math.Inf(-1)
@@ -56,13 +53,13 @@ func read(w *autoscaler.AttentionWeights, seen *autoscaler.Attended) forward {
 // leaky is the slope of LReLU.
 func leaky(v float64) float64 {
 	if v < 0 {
-		return autoscaler.LeakySlope
+		return leakySlope
 	}
 	return 1
 }
 
 // Gradient returns a sample's loss, and adds its derivatives to g, unless that is nil.
-func Gradient(w *autoscaler.AttentionWeights, s *Sample, g *autoscaler.AttentionWeights) float64 {
+func Gradient(w *AttentionWeights, s *Sample, g *AttentionWeights) float64 {
 	f := read(w, &s.Seen)
 	e := f.out - s.Want
 	root := math.Sqrt(1 + e*e)
@@ -92,7 +89,7 @@ func Gradient(w *autoscaler.AttentionWeights, s *Sample, g *autoscaler.Attention
 }
 
 // attention goes back from x', whose derivatives are z, to h, Theta and A.
-func (f *forward) attention(w *autoscaler.AttentionWeights, s *Sample, z []float64, h [][width]float64, g *autoscaler.AttentionWeights) {
+func (f *forward) attention(w *AttentionWeights, s *Sample, z []float64, h [][width]float64, g *AttentionWeights) {
 	mean := 0.0
 	for j := range h {
 		mean += f.alpha[j] * dot(z, f.h[j][:])

@@ -9,8 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// WriteMarkdown writes scores as two tables: how far off contenders are, and by how much more than persistence. Groups that
-// fewer than two runs are in are left out.
+// WriteMarkdown writes scores as two tables: how far off contenders are, and by how much more than
+// persistence. Groups that fewer than two runs are in are left out.
 func WriteMarkdown(w io.Writer, contenders []Contender, scores []Score) error {
 	var b strings.Builder
 	head := func() {

@@ -12,13 +12,13 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
-	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/policy"
 	"github.com/stagecoach-serving/stagecoach/sim"
+	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
-// Of each run every fifth second is kept, with what was measured a window later; a third of the measurement is then still of gaps from
-// before, as they fade with 20 s (package dispatch).
+// Of each run every fifth second is kept, with what was measured a window later; a third of the
+// measurement is then still of gaps from before, as they fade with 20 s (package dispatch).
 const (
 	every   = 5 * time.Second
 	Horizon = 20 * time.Second
@@ -27,12 +27,13 @@ const (
 
 // Recorded is what a smoother knew at a decision, and what came of it.
 type Recorded struct {
-	Network autoscaler.Network // factors are QNA's
-	Later   []float64          // squared coefficient of variation of arrivals as measured later; 0: not known
-	Depth   []int              // of each station: stages on the longest way to it
+	Network qna.Network // factors are QNA's
+	Later   []float64   // squared coefficient of variation of arrivals as measured later; 0: not known
+	Depth   []int       // of each station: stages on the longest way to it
 }
 
-// Record makes runs, as many at a time as there are processors, and returns what was seen in each. The result depends on the runs alone.
+// Record makes runs, as many at a time as there are processors, and returns what was seen in each.
+// The result depends on the runs alone.
 func Record(ctx context.Context, runs []Run, report func(done, of int)) ([][]Recorded, error) {
 	out := make([][]Recorded, len(runs))
 	errs := make([]error, len(runs))
@@ -61,7 +62,7 @@ func (r Run) record(ctx context.Context) ([]Recorded, error) {
 	seen := &witness{}
 	s := r.scenario
 	s.Policies = []sim.Policy{{Name: r.Sizing, Make: func(sim.Run) (policy.Set, error) {
-		return policy.WithCorrector(set, "witness", corrector{autoscaler.NewQuart(autoscaler.QuartConfig{Predictor: seen}), seen}), nil
+		return policy.WithCorrector(set, "witness", seen.corrector()), nil
 	}}}
 	m, err := s.Model(func(name string) (io.ReadCloser, error) { return nil, fmt.Errorf("%s: runs have no files", name) })
 	if err != nil {
@@ -73,36 +74,28 @@ func (r Run) record(ctx context.Context) ([]Recorded, error) {
 	return seen.pair(), nil
 }
 
-// witness predicts as QNA does, and remembers what it was asked.
-type witness struct {
-	autoscaler.QNA
-	at   time.Time // of the decision
-	seen []sight
-}
+// witness remembers what a [Corrector] that predicts by QNA saw at its decisions.
+type witness struct{ seen []sight }
 
+// sight is a network as it was at a decision.
 type sight struct {
 	at time.Time
-	n  autoscaler.Network
+	n  qna.Network
 }
 
-// Predict implements autoscaler.Predictor.
-func (w *witness) Predict(n autoscaler.Network) []float64 {
-	if k := len(w.seen); k == 0 || w.at.Sub(w.seen[k-1].at) >= time.Second/2 {
-		w.seen = append(w.seen, sight{w.at, n}) // the network is made anew at each decision
+// corrector returns the corrector that w looks at.
+func (w *witness) corrector() Corrector {
+	c := NewCorrector(autoscaler.QuartConfig{}, qna.Predict)
+	c.saw = w.saw
+	return c
+}
+
+// saw keeps n, unless the decision before was less than half a second earlier. A decision makes its
+// network anew.
+func (w *witness) saw(at time.Time, n qna.Network) {
+	if k := len(w.seen); k == 0 || at.Sub(w.seen[k-1].at) >= time.Second/2 {
+		w.seen = append(w.seen, sight{at, n})
 	}
-	return w.QNA.Predict(n)
-}
-
-// corrector tells a witness the time.
-type corrector struct {
-	autoscaler.Quart
-	witness *witness
-}
-
-// Correct implements plan.Corrector.
-func (c corrector) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m autoscaler.QuartMemory) (plan.Alloc, autoscaler.QuartMemory, error) {
-	c.witness.at = s.At
-	return c.Quart.Correct(s, d, a, m)
 }
 
 // pair joins each sight that is kept with the one that is later.
@@ -135,7 +128,7 @@ func (w *witness) pair() []Recorded {
 }
 
 // depths are how many links lead to each station, on the longest way.
-func depths(n autoscaler.Network) []int {
+func depths(n qna.Network) []int {
 	out := make([]int, len(n.Stations))
 	for range n.Stations {
 		for _, l := range n.Links {

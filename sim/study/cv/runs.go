@@ -150,7 +150,8 @@ func scenario(r *rand.Rand, run Run, requests sim.Arrivals, rate float64) sim.Sc
 	return s
 }
 
-// names are those of the policies, as the run has them; their corrector is the one that is looked at.
+// names are those of the policies, as the run has them; their corrector is the one that is looked
+// at.
 func (r Run) names() policy.Names {
 	if r.Sizing == "uniform" {
 		return policy.Names{Allocator: "uniform"}

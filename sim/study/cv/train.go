@@ -4,22 +4,21 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-
-	"github.com/stagecoach-serving/stagecoach/autoscaler"
 )
 
 // Sample is a station at a decision, and ln Ca² as measured later.
 type Sample struct {
-	Seen autoscaler.Attended
+	Seen Attended
 	Want float64
 }
 
-// Samples are those stations of runs of which something was measured later, with what a view leaves of them.
+// Samples are those stations of runs of which something was measured later, with what a view leaves
+// of them.
 func Samples(runs [][]Recorded, view View) []Sample {
 	var out []Sample
 	for _, run := range runs {
 		for _, r := range run {
-			for i, seen := range r.Network.Attended() {
+			for i, seen := range See(r.Network) {
 				if later := r.Later[i]; later > 0 {
 					out = append(out, Sample{view(seen), math.Log(bound(later))})
 				}
@@ -29,13 +28,14 @@ func Samples(runs [][]Recorded, view View) []Sample {
 	return out
 }
 
-// The bounds of squared coefficients of variation, as autoscaler.Quart has them.
+// The bounds of squared coefficients of variation, as package autoscaler has them.
 const (
 	leastC2 = 0.1
 	mostC2  = 36
 )
 
-// Training by Adam (Kingma and Ba, ICLR 2015) with its usual constants, and a rate that falls to nothing along half a cosine.
+// Training by Adam (Kingma and Ba, ICLR 2015) with its usual constants, and a rate that falls to
+// nothing along half a cosine.
 const (
 	epochs    = 30
 	batchSize = 64
@@ -51,13 +51,13 @@ type Fit struct {
 	Training, Validation float64 // loss
 }
 
-// Train fits weights to samples, and returns those of the epoch that was best on others. The result depends on the arguments alone, on
-// one architecture. report may be nil.
-func Train(training, validation []Sample, report func(Fit)) autoscaler.AttentionWeights {
+// Train fits weights to samples, and returns those of the epoch that was best on others. The result
+// depends on the arguments alone, on one architecture. report may be nil.
+func Train(training, validation []Sample, report func(Fit)) AttentionWeights {
 	r := rand.New(rand.NewPCG(weightsSeed, 0))
 	w := begin(r)
 	best, least := w, Loss(&w, validation)
-	var gradient, first, second autoscaler.AttentionWeights
+	var gradient, first, second AttentionWeights
 	ps, gs, ms, vs := values(&w), values(&gradient), values(&first), values(&second)
 	order := make([]int, len(training))
 	for i := range order {
@@ -68,7 +68,7 @@ func Train(training, validation []Sample, report func(Fit)) autoscaler.Attention
 		r.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 		loss := 0.0
 		for batch := range slices.Chunk(order, batchSize) {
-			gradient = autoscaler.AttentionWeights{}
+			gradient = AttentionWeights{}
 			for _, i := range batch {
 				loss += Gradient(&w, &training[i], &gradient)
 			}
@@ -96,9 +96,10 @@ func Train(training, validation []Sample, report func(Fit)) autoscaler.Attention
 	return best
 }
 
-// begin has small weights by chance (Glorot and Bengio, AISTATS 2010), and says at first that all stays as it is.
-func begin(r *rand.Rand) autoscaler.AttentionWeights {
-	var w autoscaler.AttentionWeights
+// begin has small weights by chance (Glorot and Bengio, AISTATS 2010), and says at first that all
+// stays as it is.
+func begin(r *rand.Rand) AttentionWeights {
+	var w AttentionWeights
 	draw := func(row []float64, out int) {
 		for k := range row {
 			row[k] = r.NormFloat64() * math.Sqrt(2/float64(len(row)+out))
@@ -116,9 +117,9 @@ func begin(r *rand.Rand) autoscaler.AttentionWeights {
 	return w
 }
 
-// Loss is the mean of √(1+e²)−1, e being the error of ln Ca²: like half of its square where it is small, and like the error where it is
-// large, as what is measured of few arrivals can be anything.
-func Loss(w *autoscaler.AttentionWeights, samples []Sample) float64 {
+// Loss is the mean of √(1+e²)−1, e being the error of ln Ca²: like half of its square where it is
+// small, and like the error where it is large, as what is measured of few arrivals can be anything.
+func Loss(w *AttentionWeights, samples []Sample) float64 {
 	sum := 0.0
 	for i := range samples {
 		sum += Gradient(w, &samples[i], nil)
@@ -127,7 +128,7 @@ func Loss(w *autoscaler.AttentionWeights, samples []Sample) float64 {
 }
 
 // values are all weights, each where it is.
-func values(w *autoscaler.AttentionWeights) []*float64 {
+func values(w *AttentionWeights) []*float64 {
 	out := []*float64{&w.Theta, &w.Bias}
 	add := func(row []float64) {
 		for k := range row {

@@ -7,6 +7,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/policy"
 	"github.com/stagecoach-serving/stagecoach/sim"
 	"github.com/stagecoach-serving/stagecoach/sim/study"
+	"github.com/stagecoach-serving/stagecoach/sim/study/cv"
 )
 
 // parts are what ours is made of; an ablation changes one.
@@ -14,6 +15,7 @@ type parts struct {
 	names policy.Names // all defaults
 	quart autoscaler.QuartConfig
 	start func(sim.Bytes) sim.Start
+	cv    cv.Predictor // of burstiness; nil: as measured
 }
 
 // put puts ours with a configuration into a scenario: the one place that knows what is tuned. Knobs are in the order of sizing.
@@ -28,6 +30,9 @@ func (p parts) put(s sim.Scenario, name string, k []float64) sim.Scenario {
 		if p.names.Corrector == "" {
 			corrector := p.quart
 			corrector.Attainment = k[3]
+			if p.cv != nil {
+				return policy.WithCorrector(set, "quart", cv.NewCorrector(corrector, p.cv)), nil
+			}
 			set = policy.WithCorrector(set, "quart", autoscaler.NewQuart(corrector))
 		}
 		return set, nil
@@ -62,7 +67,7 @@ func ablations() []study.Contender {
 		{noCPU, "no more cores than declared", parts{start: keptStart, quart: autoscaler.QuartConfig{NoCPU: true}}},
 		{"no-keysmanager", "no KeysManager: baselines' starts", parts{start: plainStart, names: policy.Names{Warmer: "none"}}},
 		{"no-key-list", "no list of key stages: nothing is warmed", parts{start: keptStart, names: policy.Names{Warmer: "none"}}},
-		{"no-qna", "the smoother takes burstiness to stay as it is", parts{start: keptStart, quart: autoscaler.QuartConfig{Predictor: autoscaler.Persistence{}}}},
+		{"no-qna", "the smoother takes burstiness to stay as it is", parts{start: keptStart, cv: cv.Persistence}},
 	} {
 		c := compared(study.Contender{
 			Name: a.name, Title: a.title, Source: "ours without a part", Space: sizing, Defaults: sizingDefaults, Like: oursName, Ours: true,

@@ -1,4 +1,4 @@
-package autoscaler
+package cv
 
 import (
 	"encoding/binary"
@@ -7,19 +7,21 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/plan/plantest"
+	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
 // diamond has a bursty station before two that lead to a fourth.
-func diamond() Network {
-	return Network{
-		Stations: []Station{
+func diamond() qna.Network {
+	return qna.Network{
+		Stations: []qna.Station{
 			{Rate: 20, Servers: 3, Rho: 0.6, CS2: 0.25, CA2: 9},
 			{Rate: 20, Servers: 2, Rho: 0.8, CS2: 1, CA2: 5},
 			{Rate: 20, Servers: 9, Rho: 0.3, CS2: 0.04, CA2: 7},
 			{Rate: 18, Servers: 4, Rho: 0.7, CS2: 0.5, CA2: 4},
 		},
-		Links: []Link{{0, 1}, {0, 2}, {1, 3}, {2, 3}},
+		Links: []qna.Link{{From: 0, To: 1}, {From: 0, To: 2}, {From: 1, To: 3}, {From: 2, To: 3}},
 	}
 }
 
@@ -79,12 +81,12 @@ func TestAttentionIsOfNoOrder(t *testing.T) {
 		want := a.Predict(n)
 		for range 20 {
 			to := r.Perm(len(n.Stations))
-			other := Network{Stations: make([]Station, len(to))}
+			other := qna.Network{Stations: make([]qna.Station, len(to))}
 			for i, s := range n.Stations {
 				other.Stations[to[i]] = s
 			}
 			for _, l := range n.Links {
-				other.Links = append(other.Links, Link{to[l.From], to[l.To]})
+				other.Links = append(other.Links, qna.Link{From: to[l.From], To: to[l.To]})
 			}
 			r.Shuffle(len(other.Links), func(i, j int) { other.Links[i], other.Links[j] = other.Links[j], other.Links[i] })
 			got := a.Predict(other)
@@ -98,8 +100,8 @@ func TestAttentionIsOfNoOrder(t *testing.T) {
 }
 
 func TestPersistence(t *testing.T) {
-	got := Persistence{}.Predict(Network{[]Station{{CA2: 9}, {}, {CA2: math.NaN()}, {CA2: 1e9}, {CA2: 1e-9}, {CA2: 2, Factor: 3}}, []Link{{0, 1}}})
-	if want := []float64{9, 1, 1, mostC2, leastC2, 2}; !slices.Equal(got, want) {
+	got := Persistence(qna.Network{Stations: []qna.Station{{CA2: 9}, {}, {CA2: math.NaN()}, {CA2: 1e9}, {CA2: 1e-9}, {CA2: 2, Factor: 3}}, Links: []qna.Link{{From: 0, To: 1}}})
+	if want := []float64{9, 1, 1, qna.Most, qna.Least, 2}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
@@ -117,12 +119,12 @@ func TestWeightsAreOfTheRecipe(t *testing.T) {
 	}
 }
 
-// TestQuartWithOtherPredictors: whatever predicts, the corrector is one.
-func TestQuartWithOtherPredictors(t *testing.T) {
-	for name, p := range map[string]Predictor{"qna": QNA{}, "attention": NewAttention()} {
+// TestCorrectorWithEachPredictor: whatever predicts, the corrector keeps to its contract.
+func TestCorrectorWithEachPredictor(t *testing.T) {
+	for name, p := range map[string]Predictor{"qna": qna.Predict, "persistence": Persistence, "attention": NewAttention().Predict} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			plantest.RunCorrector(t, NewQuart(QuartConfig{Predictor: p}))
+			plantest.RunCorrector(t, NewCorrector(autoscaler.QuartConfig{}, p))
 		})
 	}
 }
@@ -133,9 +135,9 @@ func FuzzPredictors(f *testing.F) {
 	f.Add(uint8(4), []byte{0, 1, 0, 2, 1, 3, 2, 3, 3, 0, 1, 1}, []byte("\x00\x00\x00\x00\x00\x00\xf8\x7f\x00\x00\x00\x00\x00\x00\xf0\x7f"))
 	f.Add(uint8(11), []byte("0"), []byte("0000000000000000000000000000000000000000")) // hardly anything of everything
 	all := map[string]Predictor{
-		"qna": QNA{}, "persistence": Persistence{}, "attention": NewAttention(),
-		"attention of large weights":               WithWeights(AttentionWeights{Bias: 100}),
-		"attention of weights that are no numbers": WithWeights(AttentionWeights{Theta: math.Inf(1), Bias: math.NaN()}),
+		"qna": qna.Predict, "persistence": Persistence, "attention": NewAttention().Predict,
+		"attention of large weights":               WithWeights(AttentionWeights{Bias: 100}).Predict,
+		"attention of weights that are no numbers": WithWeights(AttentionWeights{Theta: math.Inf(1), Bias: math.NaN()}).Predict,
 	}
 	f.Fuzz(func(t *testing.T, stations uint8, links, numbers []byte) {
 		if stations == 0 {
@@ -149,21 +151,21 @@ func FuzzPredictors(f *testing.F) {
 			numbers = numbers[8:]
 			return v
 		}
-		var n Network
+		var n qna.Network
 		for range min(stations, 20) {
-			n.Stations = append(n.Stations, Station{Rate: number(), Servers: int(int32(math.Float64bits(number()))), Rho: number(), CS2: number(), CA2: number(), Factor: number()})
+			n.Stations = append(n.Stations, qna.Station{Rate: number(), Servers: int(int32(math.Float64bits(number()))), Rho: number(), CS2: number(), CA2: number(), Factor: number()})
 		}
 		for ; len(links) > 1; links = links[2:] {
-			n.Links = append(n.Links, Link{int(links[0]) % len(n.Stations), int(links[1]) % len(n.Stations)})
+			n.Links = append(n.Links, qna.Link{From: int(links[0]) % len(n.Stations), To: int(links[1]) % len(n.Stations)})
 		}
-		for name, p := range all {
-			out := p.Predict(n)
+		for name, predict := range all {
+			out := predict(n)
 			if len(out) != len(n.Stations) {
 				t.Fatalf("%s: %d predictions of %d stations", name, len(out), len(n.Stations))
 			}
 			for i, v := range out {
-				if !(v >= leastC2 && v <= mostC2) {
-					t.Fatalf("%s: station %d of %+v: %v, want %v to %v", name, i, n, v, leastC2, mostC2)
+				if !(v >= qna.Least && v <= qna.Most) {
+					t.Fatalf("%s: station %d of %+v: %v, want %v to %v", name, i, n, v, qna.Least, qna.Most)
 				}
 			}
 		}

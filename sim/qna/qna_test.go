@@ -1,4 +1,4 @@
-package autoscaler
+package qna
 
 import (
 	"math"
@@ -45,7 +45,7 @@ func TestQNA(t *testing.T) {
 		"two into one":    {Network{[]Station{bursty, with(bursty, func(s *Station) { s.CA2 = 1; s.Rate = 30 }), with(after, func(s *Station) { s.Rate = 40 })}, []Link{{0, 2}, {1, 2}}}, []float64{16, 1, (10*one + 30*Departure(1, 0, 0.8, 1)) / 40}},
 		"a measured exit": {Network{[]Station{bursty, with(after, func(s *Station) { s.CA2 = 9 })}, []Link{{0, 1}}}, []float64{16, one}},
 	} {
-		got := QNA{}.Predict(tc.n)
+		got := Predict(tc.n)
 		if len(got) != len(tc.want) {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
 			continue
@@ -72,9 +72,9 @@ func TestQNAConverges(t *testing.T) {
 		for range rng.IntN(12) {
 			n.Links = append(n.Links, Link{rng.IntN(len(n.Stations)), rng.IntN(len(n.Stations))})
 		}
-		for i, v := range (QNA{}).Predict(n) {
-			if !(v >= leastC2 && v <= mostC2) {
-				t.Fatalf("station %d of %+v: %v, want %v to %v", i, n, v, leastC2, mostC2)
+		for i, v := range Predict(n) {
+			if !(v >= Least && v <= Most) {
+				t.Fatalf("station %d of %+v: %v, want %v to %v", i, n, v, Least, Most)
 			}
 		}
 	}

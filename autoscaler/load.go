@@ -1,0 +1,63 @@
+package autoscaler
+
+import (
+	"slices"
+
+	"github.com/stagecoach-serving/stagecoach/plan"
+)
+
+// load is what the pipelines of a function have to do. rate is in requests per second. burst is
+// their sum over pipelines, times how bursty they are, per second of the pipeline's service.
+type load struct {
+	rate, burst float64
+	before      float64 // calls that wait at stages before it, on the way with the most calls
+	effort      float64 // see contender
+}
+
+// pipelineLoads returns for each function what the pipelines that it is in have to do.
+func pipelineLoads(s *plan.Snapshot) map[string]load {
+	loads := map[string]load{}
+	finder := s.Finder()
+	for i := range s.Pipelines {
+		p := &s.Pipelines[i]
+		if len(p.Stages) == 0 {
+			continue
+		}
+		entry, ok := s.Function(p.Stages[0])
+		if !ok {
+			continue
+		}
+		g := newStage(entry)
+		service, effort := 0.0, 0.0
+		before, waiting := make([]float64, len(p.Stages)), make([]float64, len(p.Stages))
+		for k, name := range p.Stages {
+			f, ok := finder.Function(name)
+			if !ok {
+				continue
+			}
+			waiting[k] = float64(max(f.Waiting, 0))
+			if f.Service.Known {
+				service += max(f.Service.Mean.Seconds(), 0)
+				effort += max(f.Service.Mean.Seconds(), 0) / float64(max(f.Slots, 1))
+			}
+		}
+		for _, e := range forward(p) {
+			before[e.To] = max(before[e.To], before[e.From]+waiting[e.From])
+		}
+		for k, name := range p.Stages {
+			if !slices.Contains(p.Stages[:k], name) {
+				l := loads[name]
+				l.rate += g.lambda
+				l.before = max(l.before, before[k])
+				if effort > 0 && (l.effort == 0 || effort < l.effort) {
+					l.effort = effort
+				}
+				if service > 0 {
+					l.burst += g.lambda * bursty(g.ca2) / service
+				}
+				loads[name] = l
+			}
+		}
+	}
+	return loads
+}
