@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -293,9 +294,18 @@ func TestPushAsksForLayersOfOtherRepositories(t *testing.T) {
 		t.Fatal(err)
 	}
 	var mounted, sent []string
+	var mu sync.Mutex // of both
 	refuse := false
 	srv.behind(func(w http.ResponseWriter, q *http.Request, h http.Handler) {
 		mount := q.URL.Query().Get("mount")
+		mu.Lock()
+		if q.Method == http.MethodPatch && q.ContentLength != 0 {
+			sent = append(sent, q.URL.Path)
+		}
+		if mount == l.of.hash.String() && !refuse {
+			mounted = append(mounted, q.URL.Query().Get("from"))
+		}
+		mu.Unlock()
 		switch {
 		case q.Method == http.MethodHead && strings.HasSuffix(q.URL.Path, "/blobs/"+l.of.hash.String()): // this server has one room for all repositories
 			w.WriteHeader(http.StatusNotFound)
@@ -304,12 +314,9 @@ func TestPushAsksForLayersOfOtherRepositories(t *testing.T) {
 			w.WriteHeader(http.StatusForbidden)
 			return
 		case mount == l.of.hash.String():
-			mounted = append(mounted, q.URL.Query().Get("from"))
 			w.Header().Set("Location", "/v2/team/two/blobs/"+mount)
 			w.WriteHeader(http.StatusCreated)
 			return
-		case q.Method == http.MethodPatch && q.ContentLength != 0:
-			sent = append(sent, q.URL.Path)
 		}
 		h.ServeHTTP(w, q)
 	})

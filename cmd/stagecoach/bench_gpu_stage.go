@@ -35,10 +35,13 @@ func (g *gpuBench) size(ctx context.Context, s gpuSize) {
 	g.cells.run(ctx, gpuCell{name: s.name + "_pinned", takes: g.times.of(1, 1, 3, s.bytes), device: s.bytes + gpuContext, host: hostBase,
 		measure: func(ctx context.Context) error { return g.pinnedCopy(ctx, s) }})
 	var b *benchStage
-	g.cells.run(ctx, gpuCell{name: s.name + "_weights", takes: g.times.of(2, 1, 6, s.bytes), host: s.bytes + hostBase, measure: func(ctx context.Context) (err error) {
+	weights := gpuCell{name: s.name + "_weights", takes: g.times.of(2, 1, 6, s.bytes), host: s.bytes + hostBase}
+	weights.device = s.bytes + gpuContext // none are made that the device cannot hold
+	weights.measure = func(ctx context.Context) (err error) {
 		b, err = g.stage(ctx, s)
 		return err
-	}})
+	}
+	g.cells.run(ctx, weights)
 	if b == nil {
 		for _, p := range append([]string{"ring"}, g.paths...) {
 			g.cells.skip(s.name+"_"+p, "there are no weights, see "+s.name+"_weights")

@@ -91,10 +91,7 @@ func TestBenchGPUWithAStandIn(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(full, "filling"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	folder, err := filepath.Abs("testdata/cuda") // not in /tmp: replicas have one of their own
-	if err != nil {
-		t.Fatal(err)
-	}
+	folder := seenCUDA(t)
 	program, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -276,4 +273,18 @@ func TestBenchGPUBundle(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), program, "version").CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
+}
+
+// seenCUDA returns a folder with the stand-in of CUDA that replicas see, wherever the sources are:
+// replicas have a /tmp of their own.
+func seenCUDA(t *testing.T) string {
+	t.Helper()
+	folder := proctest.Outside(t)
+	if err := os.Chmod(folder, 0o755); err != nil { //nolint:gosec // stages are users of their own
+		t.Fatal(err)
+	}
+	if err := proctest.Copy("testdata/cuda/sitecustomize.py", filepath.Join(folder, "sitecustomize.py")); err != nil {
+		t.Fatal(err)
+	}
+	return folder
 }
