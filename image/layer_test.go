@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -296,9 +297,12 @@ func TestPushAsksForLayersOfOtherRepositories(t *testing.T) {
 	if _, err := (Registry{}).Push(t.Context(), s, one); err != nil {
 		t.Fatalf("an image that is not pushed is broken: %v", err)
 	}
+	var mu sync.Mutex // layers are sent at the same time
 	var mounted, sent []string
 	refuse := false
 	srv.behind(func(w http.ResponseWriter, q *http.Request, h http.Handler) {
+		mu.Lock()
+		defer mu.Unlock()
 		mount := q.URL.Query().Get("mount")
 		switch {
 		case q.Method == http.MethodHead && strings.HasSuffix(q.URL.Path, "/blobs/"+l.of.hash.String()): // this server has one room for all repositories
@@ -320,14 +324,18 @@ func TestPushAsksForLayersOfOtherRepositories(t *testing.T) {
 	if _, err := (Registry{}).Push(t.Context(), s, two); err != nil {
 		t.Fatal(err)
 	}
+	mu.Lock()
 	if len(mounted) != 1 || mounted[0] != "team/one" && mounted[0] != "team/three" {
 		t.Errorf("asked to take the layer from %v, want another repository of this registry", mounted)
 	}
 	small := len(sent)
 	refuse = true
+	mu.Unlock()
 	if _, err := (Registry{}).Push(t.Context(), s, three); err != nil {
 		t.Fatal(err)
 	}
+	mu.Lock()
+	defer mu.Unlock()
 	if len(sent) <= small {
 		t.Error("refused, the layer was not sent")
 	}
