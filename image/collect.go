@@ -93,7 +93,7 @@ func (s *Store) sweep(kind string, keep map[string]bool, before time.Time) (free
 		switch {
 		case !ok, keep[e.Name()]:
 			continue
-		case kind == "files" && st.Nlink > 1, kind == "keys" && s.namesLayer(e.Name()):
+		case kind == "files" && st.Nlink > 1, kind == "keys" && s.namesLayer(e.Name()), kind == "layers" && s.linked(e.Name()):
 			continue
 		case (kind == "roots" || kind == "layers" || kind == "blobs/sha256") && info.ModTime().After(before):
 			continue
@@ -125,6 +125,24 @@ func (s *Store) namesLayer(key string) bool {
 	}
 	_, err = os.Stat(s.path("layers", string(name)))
 	return err == nil
+}
+
+// linked reports whether files of a layer have other names: in an image that is a folder, which no
+// index names. Its next build needs the layer, and removing the layer would free no bytes.
+func (s *Store) linked(layer string) (yes bool) {
+	_ = filepath.WalkDir(s.path("layers", layer, "fs"), func(_ string, d fs.DirEntry, err error) error { // what cannot be read has none
+		if err != nil || d.IsDir() {
+			return nil //nolint:nilerr // see above
+		}
+		if info, err := d.Info(); err == nil {
+			if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Nlink > 1 {
+				yes = true
+				return fs.SkipAll
+			}
+		}
+		return nil
+	})
+	return yes
 }
 
 // usage is the bytes of the disk that go with a file or folder: files that have other names too stay.

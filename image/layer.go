@@ -70,7 +70,7 @@ func (s *Store) MakeLayer(ctx context.Context, key, what string, fill func(folde
 	at := filepath.Join("keys", hex.EncodeToString(sum[:]))
 	l, err := s.layerOf(at)
 	if err != nil {
-		if l, err = s.fillLayer(fill); err == nil {
+		if l, err = s.fillLayer(ctx, fill); err == nil {
 			err = s.replace(at, []byte(l.of.hash.Hex))
 		}
 		if disk.IsFull(err) {
@@ -96,7 +96,7 @@ func (s *Store) layerOf(key string) (*Layer, error) {
 	return s.openLayer(string(name))
 }
 
-func (s *Store) fillLayer(fill func(folder string) error) (*Layer, error) {
+func (s *Store) fillLayer(ctx context.Context, fill func(folder string) error) (*Layer, error) {
 	tmp, err := os.MkdirTemp(s.path("tmp"), "layer")
 	if err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func (s *Store) fillLayer(fill func(folder string) error) (*Layer, error) {
 	if err := fill(filepath.Join(tmp, "fs")); err != nil {
 		return nil, err
 	}
-	return s.keepLayer(tmp, "")
+	return s.keepLayer(ctx, tmp, "")
 }
 
 // listed is the store's note about a layer's files, which shows later whether somebody has changed
@@ -122,8 +122,9 @@ type listed struct {
 var errOther = errors.New("not an archive of this store's kind")
 
 // keepLayer makes the folder fs in tmp a layer of the store. If want is not empty and the layer has
-// another digest, it is not kept and the error is errOther.
-func (s *Store) keepLayer(tmp, want string) (*Layer, error) {
+// another digest, it is not kept and the error is errOther. A layer that is there and whole stays,
+// because others may be linking its files.
+func (s *Store) keepLayer(ctx context.Context, tmp, want string) (*Layer, error) {
 	dir := filepath.Join(tmp, "fs")
 	if err := seal(dir); err != nil {
 		return nil, err
@@ -148,13 +149,21 @@ func (s *Store) keepLayer(tmp, want string) (*Layer, error) {
 	if err == nil {
 		err = syncFolder(tmp)
 	}
-	if err == nil {
-		err = s.discard("layers", l.hash.Hex) // somebody has changed its files
+	if err != nil {
+		return nil, err
 	}
-	if err == nil {
-		err = os.Rename(tmp, s.path("layers", l.hash.Hex))
+	release, err := s.lock(ctx, "layers.lock", unix.LOCK_EX)
+	if err != nil {
+		return nil, err
 	}
-	if err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.ENOTEMPTY) { // another process was faster
+	defer release()
+	if there, err := s.openLayer(l.hash.Hex); err == nil {
+		return there, nil // somebody else was faster
+	}
+	if err := s.discard("layers", l.hash.Hex); err != nil { // its files are not what they were
+		return nil, err
+	}
+	if err := os.Rename(tmp, s.path("layers", l.hash.Hex)); err != nil {
 		return nil, err
 	}
 	return s.openLayer(l.hash.Hex)
@@ -303,7 +312,7 @@ func (s *Store) takeLayer(ctx context.Context, d v1.Descriptor, open func() (io.
 	if err := u.finish(); err != nil {
 		return err
 	}
-	_, err = s.keepLayer(tmp, d.Digest.Hex)
+	_, err = s.keepLayer(ctx, tmp, d.Digest.Hex)
 	return err
 }
 

@@ -62,11 +62,11 @@ func (s *Store) elsewhere(r Registry, img *Image, ref name.Reference) (map[v1.Ha
 		}
 		theirs, err := s.Image(d.Digest.String())
 		if err != nil {
-			return nil, err
+			continue // what is wrong with another image does not matter here
 		}
 		manifest, err := theirs.of.Manifest()
 		if err != nil {
-			return nil, err
+			continue
 		}
 		for _, l := range manifest.Layers {
 			if wanted[l.Digest] && out[l.Digest] == nil {

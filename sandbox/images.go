@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 )
 
 // Images is the folder that holds the process runtime's images: the image stagecoach/ocr-detect:0.1.0 is the folder
@@ -114,6 +115,9 @@ func digest(folder string) (string, error) {
 			return err
 		}
 		fmt.Fprintf(h, "%q %d %d\n", rel, info.Size(), info.ModTime().UnixNano())
+		if st, ok := info.Sys().(*syscall.Stat_t); ok && info.ModTime().UnixNano() == 0 {
+			fmt.Fprintf(h, "%d\n", st.Ino) // packages have no times: a file of the same size may be another
+		}
 		return nil
 	})
 	return hex.EncodeToString(h.Sum(nil)[:16]), err

@@ -197,7 +197,7 @@ func interpreter(file string, env []string) string {
 
 // firstLine returns the first line of a script, without the #! before it.
 func firstLine(file string) string {
-	f, err := os.Open(file)
+	f, err := openRegular(file)
 	if err != nil {
 		return ""
 	}
@@ -212,13 +212,30 @@ func firstLine(file string) string {
 	return text
 }
 
+// openRegular opens a file that a function names. It refuses what is no regular file: opening a pipe
+// would wait for somebody to write to it.
+func openRegular(file string) (*os.File, error) {
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is a %v, want a file", file, info.Mode().Type())
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
 // maxVenv bounds the description of a virtual environment, in bytes.
 const maxVenv = 64 << 10
 
 // venvHome returns the folder of the interpreter that a program's virtual environment was made
 // with. It is empty if the program is in no virtual environment.
 func venvHome(program string) string {
-	f, err := os.Open(filepath.Join(filepath.Dir(filepath.Dir(program)), "pyvenv.cfg"))
+	f, err := openRegular(filepath.Join(filepath.Dir(filepath.Dir(program)), "pyvenv.cfg"))
 	if err != nil {
 		return ""
 	}

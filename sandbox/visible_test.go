@@ -6,6 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
@@ -84,5 +87,34 @@ func TestProgramsThatAnAccountDoesNotSee(t *testing.T) {
 	}
 	if left := proctest.Children(t, os.Getpid()); len(left) > 0 {
 		t.Errorf("processes %v are left", left)
+	}
+}
+
+// TestVisibleOpensNoPipe: a deploy may name a pipe as its program. Nobody waits for what comes out of it.
+func TestVisibleOpensNoPipe(t *testing.T) {
+	t.Parallel()
+	dir := proctest.Outside(t)
+	write(t, filepath.Join(dir, "venv/bin/python"), "")
+	write(t, filepath.Join(dir, "script"), "#!"+dir+"/pipe\n")
+	for _, pipe := range []string{dir + "/pipe", dir + "/venv/pyvenv.cfg"} {
+		if err := unix.Mkfifo(pipe, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done := make(chan error, 1)
+	go func() {
+		var errs []error
+		for _, process := range []string{dir + "/pipe", dir + "/script", dir + "/venv/bin/python"} {
+			errs = append(errs, Command{Dir: dir, Process: process, As: &Others}.Visible())
+		}
+		done <- errors.Join(errs...)
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("it waits for somebody to write to the pipe")
 	}
 }
