@@ -214,6 +214,7 @@ def infer(state, calls):
 func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
 	python := withCUDA(t)
 	env := "LD_LIBRARY_PATH=" + library(t, "libcuda.so.1", driverSource)
+	const look = "import importlib.util; assert importlib.util.find_spec('torch'); " // as libraries do
 	for name, tc := range map[string]struct {
 		code, env string
 		want      []string
@@ -225,11 +226,43 @@ func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
 		"on a device, no devices": {"try: x.to('cuda')\n    except RuntimeError: pass", "NO_DEVICES=1", []string{"by torch.cuda at handler.py:6"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			handler := "import torch\n\ndef load(model):\n    x = torch.ones(3, requires_grad=True)\n    assert not torch.cuda.is_initialized()\n    " + tc.code +
+			handler := look + "import torch\n\ndef load(model):\n    x = torch.ones(3, requires_grad=True)\n    assert not torch.cuda.is_initialized()\n    " + tc.code +
 				"\n    assert not torch.cuda.is_initialized()\n\ndef infer(state, calls):\n    return calls\n"
 			saysAll(t, name, unforkable(t, []string{python}, handler, env, tc.env), tc.want)
 		})
 	}
+}
+
+// TestPyTorchWithoutCUDAForks: a PyTorch that is made without CUDA asks no driver, also if another
+// library has loaded it.
+func TestPyTorchWithoutCUDAForks(t *testing.T) {
+	const handler = `
+import ctypes
+import torch
+
+def load(model):
+    ctypes.CDLL("libcuda.so.1")
+    x = torch.ones(3, requires_grad=True)
+    (x * 2).sum().backward()
+    try:
+        x.to("cuda")
+    except (RuntimeError, AssertionError):
+        pass
+    return x.grad
+
+def infer(state, calls):
+    return calls
+`
+	python := proctest.Torch(t)
+	out, err := exec.CommandContext(t.Context(), python, "-c", "import torch; print(torch.version.cuda)").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if version := strings.TrimSpace(string(out)); version != "None" {
+		t.Skipf("PyTorch is made for CUDA %s, want one without: Debian's is", version)
+	}
+	env := "LD_LIBRARY_PATH=" + library(t, "libcuda.so.1", driverSource)
+	saysAll(t, "without CUDA", unforkable(t, []string{python}, handler, env), nil)
 }
 
 // TestPyTorchThreadsOfBackward: a backward pass inside many others starts a thread that stays, and

@@ -49,20 +49,26 @@ class Watch:
         watch = self
 
         class Finder(importlib.abc.MetaPathFinder):
-            """Has PyTorch watched once it is imported."""
+            """Has PyTorch watched once it is imported. Libraries look for it before that, and do not import it."""
+
+            looking = False
 
             def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-                if name != "torch":
+                if name != "torch" or self.looking:
                     return None
-                sys.meta_path.remove(self)
-                spec = importlib.util.find_spec(name)
+                self.looking = True
+                try:
+                    spec = importlib.util.find_spec(name)
+                finally:
+                    self.looking = False
                 if spec is not None and spec.loader is not None:
                     loader: Any = spec.loader
                     run = loader.exec_module
 
                     def exec_module(module: ModuleType) -> None:
                         run(module)
-                        watch.torch(module)
+                        if self in sys.meta_path:
+                            watch.torch(module)
 
                     loader.exec_module = exec_module
                 return spec
@@ -79,7 +85,9 @@ class Watch:
                 undo()
 
     def torch(self, torch: Any) -> None:
-        """Watch the functions of PyTorch that ask the driver for devices."""
+        """Watch the functions of PyTorch that ask the driver for devices. One that is made without CUDA asks nobody."""
+        if not hasattr(getattr(torch, "_C", None), "_cuda_getDeviceCount"):
+            return
         for owner, name, what in (
             (torch.cuda, "_lazy_init", "torch.cuda"),
             (torch._C, "_cuda_getDeviceCount", "torch.cuda.device_count"),
@@ -87,8 +95,7 @@ class Watch:
             (torch.autograd, "backward", "a backward pass"),
             (torch.autograd, "grad", "torch.autograd.grad"),
         ):
-            if hasattr(owner, name):
-                self._wrap(owner, name, what, True)
+            self._wrap(owner, name, what, True)
 
     def _wrap(self, owner: Any, name: str, what: str, asks: bool) -> None:
         call = getattr(owner, name)
