@@ -326,3 +326,30 @@ def infer(state, calls):
 `
 	saysAll(t, "threads of OpenMP", unforkable(t, []string{proctest.Torch(t)}, handler, wire.EnvThreads+"=3"), nil)
 }
+
+// TestPythonStartsNoThreadsThatItCannotEnd: a runtime of OpenMP that has no way to end its threads, as
+// GCC's before version 9, loads with one. It is a stand-in, as the machine's own one can end them.
+func TestPythonStartsNoThreadsThatItCannotEnd(t *testing.T) {
+	t.Parallel()
+	const old = "static int threads = 1;\nvoid omp_set_num_threads(int n) { threads = n; }\nint omp_get_max_threads(void) { return threads; }\n"
+	const code = `
+import ctypes, sys
+sys.path.insert(0, sys.argv[1])
+from stagecoach import _threads
+library = ctypes.CDLL(sys.argv[2])
+_threads.load_with(3)
+loads = library.omp_get_max_threads()
+_threads.end_openmp()
+print(loads, library.omp_get_max_threads())
+`
+	for name, tc := range map[string]struct{ source, want string }{
+		"libgomp-old.so.1": {old, "1 1"},
+		"libgomp-new.so.1": {old + "int omp_pause_resource_all(int kind) { return kind; }\n", "3 1"},
+	} {
+		path := filepath.Join(library(t, name, tc.source), name)
+		out, err := exec.CommandContext(t.Context(), proctest.Python(t), "-c", code, templates+"/python3-stage", path).CombinedOutput()
+		if got := strings.TrimSpace(string(out)); err != nil || got != tc.want {
+			t.Errorf("%s: %v, threads while it loads and after that %q, want %q", name, err, got, tc.want)
+		}
+	}
+}
