@@ -191,7 +191,7 @@ func interpreter(file string, env []string) string {
 
 // firstLine returns the first line of a script, without the #! before it.
 func firstLine(file string) string {
-	f, err := os.Open(file)
+	f, err := openRegular(file)
 	if err != nil {
 		return ""
 	}
@@ -206,13 +206,26 @@ func firstLine(file string) string {
 	return text
 }
 
+// openRegular opens a file to read it. A function names it, so it may be anything: to open a pipe
+// would wait for a writer, and to open a device may do something.
+func openRegular(path string) (*os.File, error) {
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s: %v, want a file", path, info.Mode())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+}
+
 // maxVenv bounds the description of a virtual environment, in bytes.
 const maxVenv = 64 << 10
 
 // venvHome returns the folder of the interpreter that a program's virtual environment was made with;
 // empty: it is in none.
 func venvHome(program string) string {
-	f, err := os.Open(filepath.Join(filepath.Dir(filepath.Dir(program)), "pyvenv.cfg"))
+	f, err := openRegular(filepath.Join(filepath.Dir(filepath.Dir(program)), "pyvenv.cfg"))
 	if err != nil {
 		return ""
 	}

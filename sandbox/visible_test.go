@@ -6,6 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
@@ -84,5 +87,31 @@ func TestProgramsThatAnAccountDoesNotSee(t *testing.T) {
 	}
 	if left := proctest.Children(t, os.Getpid()); len(left) > 0 {
 		t.Errorf("processes %v are left", left)
+	}
+}
+
+// TestProgramThatIsAPipeIsNotWaitedFor: who looks whether a function sees its program opens files
+// only, so that a pipe in the program's place, or in that of what describes its virtual environment,
+// keeps nobody waiting.
+func TestProgramThatIsAPipeIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	image := t.TempDir()
+	write(t, filepath.Join(image, "bin", "python"), "#!"+filepath.Join(image, "pipe")+"\n")
+	for _, pipe := range []string{"pipe", "pyvenv.cfg"} {
+		if err := unix.Mkfifo(filepath.Join(image, pipe), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, process := range []string{"./pipe", "bin/python"} {
+		told := make(chan error, 1)
+		go func() { told <- Command{Dir: image, Process: process, As: &Others}.Visible() }()
+		select {
+		case err := <-told:
+			if err != nil {
+				t.Errorf("%s: %v, want nothing said: a start says that it cannot be run", process, err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("%s: it waits for the pipe", process)
+		}
 	}
 }
