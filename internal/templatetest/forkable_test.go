@@ -233,6 +233,40 @@ func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
 	}
 }
 
+// TestPythonForksWithStubOfDriver: an image for builds has a stub of CUDA's driver, whose functions say
+// nothing but what they are.
+func TestPythonForksWithStubOfDriver(t *testing.T) {
+	t.Parallel()
+	const source = "int cuInit(unsigned flags) { return 34; }\nint cuDeviceGetCount(int *count) { return 34; }\n"
+	const handler = "import ctypes\nctypes.CDLL('libcuda.so.1').cuInit(0)\n\ndef infer(state, calls):\n    return calls\n"
+	env := "LD_LIBRARY_PATH=" + library(t, "libcuda.so.1", source)
+	saysAll(t, "a stub", unforkable(t, []string{proctest.Python(t)}, handler, env), nil)
+}
+
+// TestPythonKeepsWhatHandlerReplaces: what a handler has put in place of a function that is watched is
+// there in replicas.
+func TestPythonKeepsWhatHandlerReplaces(t *testing.T) {
+	t.Parallel()
+	const handler = `
+import ctypes
+
+theirs = ctypes.CDLL.__init__
+
+def mine(*args, **kwargs):
+    return theirs(*args, **kwargs)
+
+ctypes.CDLL.__init__ = mine
+
+def place(state, replica):
+    assert ctypes.CDLL.__init__ is mine
+    ctypes.CDLL(None)
+
+def infer(state, calls):
+    return calls
+`
+	saysAll(t, "a function replaced", unforkable(t, []string{proctest.Python(t)}, handler), nil)
+}
+
 // TestPyTorchWithoutCUDAForks: a PyTorch that is made without CUDA asks no driver, also if another
 // library has loaded it.
 func TestPyTorchWithoutCUDAForks(t *testing.T) {

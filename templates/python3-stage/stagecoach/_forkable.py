@@ -25,6 +25,7 @@ from . import _threads
 
 DRIVER = "libcuda.so.1"
 NOT_INITIALISED = 3  # what functions of the driver return before cuInit
+STUB = 34  # what functions of a stub of the driver return, which programs are linked with where there is no driver
 NVML = "libnvidia-ml.so"  # opens device files too, and does no harm
 DEVICES, UVM = "/dev/nvidia", "/dev/nvidia-uvm"  # NVML does not open the latter
 
@@ -112,9 +113,17 @@ class Watch:
                 elif after != before and not self.what and any(DRIVER.partition(".")[0] in str(a) for a in args):
                     self.what, self.line = what, _line()
 
+        def undo() -> None:
+            if vars(owner).get(name) is not watched:
+                return  # somebody has put something else there, which may call ours
+            if own:
+                setattr(owner, name, call)
+            else:
+                delattr(owner, name)
+
         own = name in vars(owner)
         setattr(owner, name, watched)
-        self._undo.append(lambda: setattr(owner, name, call) if own else delattr(owner, name))
+        self._undo.append(undo)
 
 
 def check(watch: Watch) -> None:
@@ -159,7 +168,8 @@ def cuda(watch: Watch) -> str:
 
 
 def driver() -> int | None:
-    """Return what CUDA's driver answers, which it does without being initialised by that; None: it is not loaded."""
+    """Return what CUDA's driver answers, which it does without being initialised by that; None: it is not loaded, or a
+    stub of CUDA's toolkit is in its place."""
     try:
         handle = _open(DRIVER, os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
@@ -167,9 +177,10 @@ def driver() -> int | None:
     library = ctypes.CDLL.__new__(ctypes.CDLL)  # CDLL itself may be watched
     _INIT(library, DRIVER, handle=handle)
     try:
-        return int(library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())))
+        code = int(library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())))
     except AttributeError:  # a library of that name which is not the driver
         return NOT_INITIALISED
+    return None if code == STUB else code
 
 
 _INIT = ctypes.CDLL.__init__
