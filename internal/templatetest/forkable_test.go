@@ -223,7 +223,10 @@ func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
 		"backward":                {"(x * 2).sum().backward()", "A=1", []string{"by a backward pass at handler.py:6", "cuDeviceGetCount returns 0"}},
 		"backward, no devices":    {"(x * 2).sum().backward()", "NO_DEVICES=1", []string{"by a backward pass at handler.py:6", "asked libcuda.so.1 for devices"}},
 		"pinned, no devices":      {"try: x.detach().pin_memory()\n    except RuntimeError: pass", "NO_DEVICES=1", []string{"by torch.Tensor.pin_memory at handler.py:6"}},
-		"on a device, no devices": {"try: x.to('cuda')\n    except RuntimeError: pass", "NO_DEVICES=1", []string{"by torch.cuda at handler.py:6"}},
+		"on a hidden device":      {"try: x.to('cuda')\n    except RuntimeError: pass", "NO_DEVICES=1", nil},
+		"as torch.compile":        {"try: torch.cuda.get_device_properties(torch.cuda.current_device())\n    except RuntimeError: pass", "NO_DEVICES=1", nil},
+		"counted":                 {"assert torch._C._cuda_getDeviceCount() == 0", "NO_DEVICES=1", nil},
+		"on a device, no devices": {"import os; os.environ['CUDA_VISIBLE_DEVICES'] = '0'\n    try: x.to('cuda')\n    except RuntimeError: pass", "NO_DEVICES=1", []string{"by torch.cuda at handler.py:7"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			handler := look + "import torch\n\ndef load(model):\n    x = torch.ones(3, requires_grad=True)\n    assert not torch.cuda.is_initialized()\n    " + tc.code +

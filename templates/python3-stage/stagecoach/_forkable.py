@@ -23,6 +23,7 @@ from typing import Any, Callable
 
 from . import _threads
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVER = "libcuda.so.1"
 NOT_INITIALISED = 3  # what functions of the driver return before cuInit
 STUB = 34  # what functions of a stub of the driver return, which programs are linked with where there is no driver
@@ -89,20 +90,26 @@ class Watch:
         """Watch the functions of PyTorch that ask the driver for devices. One that is made without CUDA asks nobody."""
         if not hasattr(getattr(torch, "_C", None), "_cuda_getDeviceCount"):
             return
-        for owner, name, what in (
-            (torch.cuda, "_lazy_init", "torch.cuda"),
-            (torch._C, "_cuda_getDeviceCount", "torch.cuda.device_count"),
-            (torch.Tensor, "pin_memory", "torch.Tensor.pin_memory"),
-            (torch.autograd, "backward", "a backward pass"),
-            (torch.autograd, "grad", "torch.autograd.grad"),
-        ):
-            self._wrap(owner, name, what, True)
 
-    def _wrap(self, owner: Any, name: str, what: str, asks: bool) -> None:
+        def none() -> None:
+            if not torch.cuda.is_initialized():
+                raise RuntimeError("No CUDA GPUs are available")  # as PyTorch says it
+
+        self._wrap(torch.cuda, "_lazy_init", "torch.cuda", True, none)
+        self._wrap(torch._C, "_cuda_getDeviceCount", "torch.cuda.device_count", True, lambda: 0)
+        self._wrap(torch.Tensor, "pin_memory", "torch.Tensor.pin_memory", True)
+        self._wrap(torch.autograd, "backward", "a backward pass", True)
+        self._wrap(torch.autograd, "grad", "torch.autograd.grad", True)
+
+    def _wrap(self, owner: Any, name: str, what: str, asks: bool, hidden: Callable[[], Any] | None = None) -> None:
+        """Watch a function. hidden is called in its place while the environment hides all devices: what it says is what
+        the function would say once it had asked the driver. torch.compile asks so."""
         call = getattr(owner, name)
 
         @functools.wraps(call)
         def watched(*args: Any, **kwargs: Any) -> Any:
+            if hidden is not None and os.environ.get(VISIBLE) == "":
+                return hidden()
             before = driver()
             try:
                 return call(*args, **kwargs)
