@@ -104,7 +104,9 @@ class Watch:
     def _wrap(self, owner: Any, name: str, what: str, asks: bool, hidden: Callable[[], Any] | None = None) -> None:
         """Watch a function. hidden is called in its place while the environment hides all devices: what it says is what
         the function would say once it had asked the driver. torch.compile asks so."""
-        call = getattr(owner, name)
+        call = getattr(owner, name, None)
+        if call is None:
+            return
 
         @functools.wraps(call)
         def watched(*args: Any, **kwargs: Any) -> Any:
