@@ -48,7 +48,7 @@ test-python: images ## test stages in Python, also with real PyTorch
 	scripts/test-python
 	$(GO) test $(LAZY) -race -timeout $(TEST_TIMEOUT) ./internal/templatetest ./functions/torch/... ./stage/conformance ./keysmanager
 
-test-torch: images ## stages on PyPI's PyTorch and popular models; TORCH_VERSIONS, TORCH_ENVS: scripts/test-torch
+test-torch: images ## stages on PyPI's PyTorch and popular models; scripts/test-torch has options
 	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-torch
 
 test-kill: images ## kill -9 of every process under async and OCR requests, at length

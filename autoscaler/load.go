@@ -6,15 +6,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// load is what the pipelines of a function have to do. rate is in requests per second. burst is
-// their sum over pipelines, times how bursty they are, per second of the pipeline's service.
+// load is the load of a function's pipelines. rate is in requests per second. burst is the sum over
+// pipelines of the rate times the burstiness, per second of the pipeline's service.
 type load struct {
 	rate, burst float64
 	before      float64 // calls that wait at stages before it, on the way with the most calls
 	effort      float64 // see contender
 }
 
-// pipelineLoads returns for each function what the pipelines that it is in have to do.
+// pipelineLoads returns for each function the load of the pipelines that it is in.
 func pipelineLoads(s *plan.Snapshot) map[string]load {
 	loads := map[string]load{}
 	finder := s.Finder()

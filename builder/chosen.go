@@ -17,25 +17,25 @@ import (
 	"time"
 )
 
-// chosenSuffix ends the names of files with the wheels that pip has chosen for a requirements.txt.
-// Such a file is removed when it was not written for chosenAge.
+// chosenSuffix ends the names of the files that list the wheels which pip has chosen for a
+// requirements.txt. Such a file is removed chosenAge after it was last written.
 const (
 	chosenSuffix = ".chosen"
 	chosenAge    = 30 * 24 * time.Hour
 )
 
-// askAgain is how long pip's choice holds for a requirements.txt that names exact versions. What
-// these depend on may be open, so the index is asked once a day.
+// askAgain is how long pip's choice holds for a requirements.txt that names exact versions. The
+// versions of their dependencies may be open, so pip asks the index once a day.
 const askAgain = 24 * time.Hour
 
-// chosen is what pip has chosen, and the folder in which the wheels are.
+// chosen has the wheels that pip has chosen, and their folder.
 type chosen struct {
 	folder string
 	wheels []wheel
 }
 
-// choose has pip choose the wheels for a requirements.txt, as the user has configured pip. Wheels
-// that pip has chosen for the same text are not fetched again.
+// choose runs pip, with the user's configuration, to choose the wheels for a requirements.txt.
+// before lists pip's last choice for the same text: these wheels are not downloaded again.
 func (p *python) choose(ctx context.Context, handler string, kept *wheels, before []wheel) (out chosen, err error) {
 	at, prefix := p.builder.work, "wheels-"
 	if kept != nil { // on its disk, so that wheels are linked and not copied
@@ -69,7 +69,7 @@ func (p *python) choose(ctx context.Context, handler string, kept *wheels, befor
 	if err != nil {
 		return chosen{}, err
 	}
-	if len(known) > 0 && len(files) != len(before) { // pip has fetched others: which of these are chosen?
+	if len(known) > 0 && len(files) != len(before) { // some may be unused: resolve again, in an empty folder
 		return p.choose(ctx, handler, kept, nil)
 	}
 	for _, file := range files {
@@ -83,7 +83,8 @@ func (p *python) choose(ctx context.Context, handler string, kept *wheels, befor
 	return out, nil
 }
 
-// wheelOf describes a wheel. before says what it was, with the time of its last change then.
+// wheelOf describes a wheel file. If the file has the size of before and was not changed since the
+// time unchanged, its hash is taken from before.
 func wheelOf(file string, before wheel, unchanged time.Time) (wheel, error) {
 	info, err := os.Stat(file)
 	if err != nil {
@@ -115,7 +116,7 @@ func (w *wheels) recall(key, requirements string) (all []wheel, holds bool) {
 	return all, exact(requirements) && age >= 0 && age < askAgain
 }
 
-// remember notes which wheels pip has chosen.
+// remember stores pip's choice of wheels.
 func (w *wheels) remember(key string, all []wheel) error {
 	text, err := json.Marshal(all)
 	if err != nil {
@@ -132,7 +133,7 @@ func (w *wheels) remember(key string, all []wheel) error {
 	return errors.Join(err, os.RemoveAll(tmp))
 }
 
-// forget removes choices that no build has made for long.
+// forget removes choices that no build has made for chosenAge.
 func (w *wheels) forget() error {
 	files, err := filepath.Glob(filepath.Join(w.all, "*", "*"+chosenSuffix))
 	if err != nil {
@@ -174,7 +175,8 @@ func hashFile(file string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), err
 }
 
-// keyOf names a choice: the same requirements may mean other wheels for another interpreter.
+// keyOf returns the name of a choice. The same requirements may need other wheels for another
+// interpreter.
 func keyOf(identity, requirements string) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q", identity, requirements))
 	return hex.EncodeToString(sum[:8])

@@ -14,8 +14,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/image"
 )
 
-// A wheel of at least bigWheel bytes gets a layer of its own, which images share whatever else they
-// require. maxOwn bounds their number: other tools allow an image 127 layers.
+// A wheel of at least bigWheel bytes gets a layer of its own, which images share even if their
+// other packages differ. maxOwn bounds the number of these layers: other tools allow an image 127
+// layers.
 const (
 	bigWheel = 4 << 20
 	maxOwn   = 40
@@ -31,11 +32,11 @@ type wheel struct {
 	Size int64  // in bytes
 }
 
-// errNoWheel says that a wheel is no longer kept, or no longer what it was.
+// errNoWheel reports that a wheel is no longer kept, or that its content has changed.
 var errNoWheel = errors.New("no such wheel is kept")
 
-// layers returns the layers with installed wheels. Those that the store has are taken from there;
-// the others are installed from the wheels in a folder.
+// layers returns the layers with installed wheels. It takes layers from the store if the store has
+// them, and makes the others from the wheels in a folder.
 func (p *python) layers(ctx context.Context, handler, folder string, all []wheel) ([]*image.Layer, error) {
 	if len(all) == 0 { // environment markers exclude every package
 		return nil, nil
@@ -71,7 +72,8 @@ func (p *python) layers(ctx context.Context, handler, folder string, all []wheel
 	return out, nil
 }
 
-// split returns the wheels that get a layer each, and those that share one, both by name.
+// split returns the wheels that get a layer each, and those that share one. Both lists are sorted
+// by name.
 func split(all []wheel) (own, rest []wheel) {
 	bySize := slices.SortedFunc(slices.Values(all), func(a, b wheel) int { return cmp.Or(cmp.Compare(b.Size, a.Size), cmp.Compare(a.File, b.File)) })
 	for i, w := range bySize {
@@ -107,7 +109,8 @@ func (p *python) fill(ctx context.Context, handler, folder, root string, wheels 
 	return p.prepare(ctx, "packages", root)
 }
 
-// identity tells apart the interpreters for which the same wheel gives other files.
+// identity returns a text that differs between interpreters for which the same wheel gives
+// different files.
 func (p *python) identity(ctx context.Context) (string, error) {
 	const code = "import sys, sysconfig; print(sys.version, sys.implementation.cache_tag, sysconfig.get_platform())"
 	out, err := p.cmd(ctx, "-c", code).Output()

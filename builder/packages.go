@@ -18,9 +18,9 @@ import (
 
 const requirementsFile = "requirements.txt"
 
-// packages returns the layers with what the handler's requirements.txt names. The interpreter's pip
-// chooses wheels, as the user has configured it, and says what it does as it goes on. Wheels that
-// the store has installed already are not installed again. If the index cannot be reached, pip
+// packages returns the layers with the packages that the handler's requirements.txt names. The
+// interpreter's pip chooses the wheels, with the user's configuration, and prints its progress.
+// Wheels that the store has installed are not installed again. If the index cannot be reached, pip
 // chooses among the wheels of earlier builds.
 func (p *python) packages(ctx context.Context, handler string) ([]*image.Layer, error) {
 	text, err := requirements(handler)
@@ -47,7 +47,7 @@ func (p *python) packages(ctx context.Context, handler string) ([]*image.Layer, 
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = os.RemoveAll(now.folder) }() // another build removes it, too
+	defer func() { _ = os.RemoveAll(now.folder) }() // another build may remove it, too
 	if kept != nil {
 		if err := errors.Join(kept.add(now), kept.remember(key, now.wheels)); err != nil {
 			fmt.Fprintf(p.output(), "build: the packages could not be kept for the next build: %v\n", err)
@@ -64,7 +64,7 @@ func (p *python) output() io.Writer { return cmp.Or[io.Writer](p.builder.Output,
 func (p *python) pip(ctx context.Context, handler string, args ...string) error {
 	cmd := p.cmd(ctx, slices.Concat([]string{"-m", "pip"}, args, []string{"--disable-pip-version-check", "--no-input"})...)
 	cmd.Dir = handler
-	cmd.Env = append(os.Environ(), "PIP_REQUIRE_VIRTUALENV=0", "PIP_ROOT_USER_ACTION=ignore") // it changes no environment
+	cmd.Env = append(os.Environ(), "PIP_REQUIRE_VIRTUALENV=0", "PIP_ROOT_USER_ACTION=ignore") // pip changes no environment
 	said := &tail{to: p.output()}
 	cmd.Stdout, cmd.Stderr = said, said
 	err := cmd.Run()
@@ -83,7 +83,7 @@ func (p *python) noPip() error {
 	return fmt.Errorf("%s: %s has no pip, which installs it (Debian: apt-get install python3-pip; elsewhere: %s -m ensurepip)", requirementsFile, p.what, strings.Join(p.command, " "))
 }
 
-// requires tells whether a requirements.txt has more than comments.
+// requires reports whether a requirements.txt has more than comments.
 func requires(text string) bool {
 	for line := range strings.Lines(text) {
 		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
@@ -93,13 +93,13 @@ func requires(text string) bool {
 	return false
 }
 
-// tail passes on what is written to it and remembers the end.
+// tail passes on all writes, and remembers the end of the text.
 type tail struct {
 	to  io.Writer
 	end []byte
 }
 
-// What is remembered at most.
+// Bounds of the text that a tail remembers.
 const (
 	tailBytes = 4 << 10
 	tailLines = 15
@@ -116,8 +116,9 @@ func (t *tail) String() string {
 	return strings.Join(lines[max(0, len(lines)-tailLines):], "\n")
 }
 
-// normalise takes out of a folder of installed packages what says where, by whom and from where they were installed, and what no
-// stage uses: programs, which begin with the path of the interpreter, and what somebody else has compiled.
+// normalise makes installed packages independent of the place, the user and the source of their
+// installation. It also removes files that no stage uses: programs, which begin with the path of
+// the interpreter, and modules that were compiled by somebody else.
 func normalise(site string) error {
 	var caches, records []string
 	err := filepath.WalkDir(site, func(file string, d fs.DirEntry, err error) error {
@@ -148,11 +149,12 @@ func normalise(site string) error {
 			return fmt.Errorf("%s: %w", filepath.Base(filepath.Dir(r)), err)
 		}
 	}
-	_ = os.Remove(filepath.Join(site, "bin")) // fails when a package has files of its own there
+	_ = os.Remove(filepath.Join(site, "bin")) // fails if a package has files of its own there
 	return nil
 }
 
-// record rewrites a package's list of files: those that the image has, in order. Its programs go.
+// record rewrites a package's list of files. The list has the files of the image, sorted. record
+// removes the package's programs.
 func record(site, file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -164,11 +166,13 @@ func record(site, file string) error {
 	if err != nil {
 		return fmt.Errorf("RECORD: %w", err)
 	}
-	const direct = "direct_url.json" // the path or address of what requirements.txt does not name by version
+	// direct has the path or URL of a package that requirements.txt does not name by version.
+	const direct = "direct_url.json"
 	var kept [][]string
 	for _, row := range rows {
 		name := row[0]
-		if folder, program := filepath.Split(name); folder == "../../bin/" && filepath.IsLocal(program) { // as pip names them before it moves them to --target
+		// pip names programs like this before it moves them to --target.
+		if folder, program := filepath.Split(name); folder == "../../bin/" && filepath.IsLocal(program) {
 			if err := remove(filepath.Join(site, "bin", program)); err != nil {
 				return err
 			}

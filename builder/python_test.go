@@ -32,6 +32,9 @@ func greet(t *testing.T, handler string) {
 	})
 }
 
+// noTensors is a safetensors file without tensors.
+const noTensors = "\x02\x00\x00\x00\x00\x00\x00\x00{}"
+
 // TestPython builds an image with packages and a model twice, from different folders: the same image, which names neither.
 func TestPython(t *testing.T) {
 	py := proctest.Pip(t)
@@ -41,7 +44,7 @@ func TestPython(t *testing.T) {
 		tree(t, dir, map[string]string{
 			"f/handler.py":   "import lib.words\n\ntry:\n    from fast import infer\nexcept ImportError:\n    infer = lib.words.infer\n",
 			"f/lib/words.py": "def infer(state, calls):\n    return [c in {'x', 'y', 'z', 'w'} for c in calls]\n", "f/lib/words.txt": "w",
-			"f/requirements.txt": "# ours\n./greet-1.0-py3-none-any.whl\n", "f/model/a.safetensors": "", "f/test_handler.py": "", "f/lib/words_test.py": "",
+			"f/requirements.txt": "# ours\n./greet-1.0-py3-none-any.whl\n", "f/model/a.safetensors": noTensors, "f/test_handler.py": "", "f/lib/words_test.py": "",
 			"f/README.md": "r", "f/.hidden": "h", "f/testdata/x": "x",
 		})
 		greet(t, filepath.Join(dir, "f"))

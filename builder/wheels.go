@@ -16,8 +16,8 @@ import (
 )
 
 // wheels are the packages that earlier builds of this user have installed. Builds use them while
-// the index cannot be reached. Builds share wheels only if they ask the same indexes, so that a
-// package of one index never replaces that of another.
+// the index cannot be reached. Only builds that ask the same indexes share wheels, so a package of
+// one index never replaces one of another index.
 type wheels struct {
 	folder string // wheels of this build's indexes, below all
 	all    string // wheels of all indexes
@@ -26,21 +26,22 @@ type wheels struct {
 // wheelBytes bounds all kept wheels together. The least recently used are removed first.
 const wheelBytes = 8 << 30
 
-// partPrefix begins the names of folders with wheels that are not yet kept. One that is older than partAge is left
-// from a build that was killed.
+// partPrefix begins the names of folders with wheels that are not yet kept. A folder that is older
+// than partAge was left by a build that was killed.
 const (
 	partPrefix = ".new-"
 	partAge    = 24 * time.Hour
 )
 
-// keptWheels returns the wheels that fit a requirements.txt, or nil if this user has no cache folder. It returns nil, too, if the file
-// names packages by paths or addresses, which may change while their versions stay.
+// keptWheels returns the kept wheels of the indexes that a requirements.txt asks. It returns nil if
+// this user has no cache folder, or if the file names packages by paths or URLs: those may change
+// while their versions stay.
 func (p *python) keptWheels(ctx context.Context, handler, requirements string) (*wheels, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return nil, nil //nolint:nilerr // without a home folder nothing is kept
 	}
-	var options []string // of the file, that name indexes
+	var options []string // lines of the file that name indexes
 	for line := range strings.Lines(requirements) {
 		line, _, _ = strings.Cut(strings.TrimSpace(line), " #")
 		switch {
@@ -76,8 +77,9 @@ func (p *python) keptWheels(ctx context.Context, handler, requirements string) (
 	return w, nil
 }
 
-// ours returns an error unless a folder belongs to this user, and nobody else may write to it. A build
-// installs what is in the folder: with sudo, or with a cache that users share, it may be another's.
+// ours returns an error unless a folder belongs to this user, and nobody else may write to it. A
+// build installs wheels from the folder. With sudo, or with a cache that users share, the folder
+// may belong to somebody else.
 func ours(folder string) error {
 	info, err := os.Lstat(folder)
 	if err != nil {
@@ -90,7 +92,7 @@ func ours(folder string) error {
 	return nil
 }
 
-// add keeps wheels, and marks those that are there already as used now.
+// add keeps wheels, and marks those that are kept already as used now.
 func (w *wheels) add(c chosen) error {
 	now := time.Now()
 	for _, x := range c.wheels {
@@ -111,8 +113,8 @@ func (w *wheels) add(c chosen) error {
 	return errors.Join(w.shrink(wheelBytes), w.forget())
 }
 
-// link makes another name for a file, or a copy on another disk, atomically, because other builds
-// may run at the same time.
+// link makes a hard link to a file, or a copy if the file is on another disk. It does so
+// atomically, because other builds may run at the same time.
 func (w *wheels) link(file, to string) error {
 	tmp, err := os.MkdirTemp(w.folder, partPrefix)
 	if err != nil {
@@ -125,8 +127,8 @@ func (w *wheels) link(file, to string) error {
 	return errors.Join(err, os.RemoveAll(tmp))
 }
 
-// shrink removes the longest unused wheels while there are more bytes than most, and what killed builds
-// have left.
+// shrink removes the least recently used wheels until at most most bytes are left. It also removes
+// the folders that killed builds have left.
 func (w *wheels) shrink(most int64) error {
 	type wheel struct {
 		file string

@@ -84,8 +84,8 @@ func TestKeptWheelsAreThisUsersOwn(t *testing.T) {
 	}
 }
 
-// TestWheelsShrink: a wheel that is used again stays, and those that nobody has used for longest go. Parts of wheels go when
-// no build can be at work on them any more.
+// TestWheelsShrink: a wheel that is used again stays, and the least recently used wheels are
+// removed. Parts of wheels are removed when they are too old to belong to a running build.
 func TestWheelsShrink(t *testing.T) {
 	t.Parallel()
 	all := t.TempDir()

@@ -23,8 +23,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
-// Layer is a layer whose files a store has once: the roots of all images with the layer have links
-// to them, and the layer's archive is made from them whenever it is read.
+// Layer is a layer whose files a store has once. The roots of all images with the layer have hard
+// links to the files, and the layer's archive is made from them whenever it is read.
 type Layer struct {
 	of  *layer
 	dir string
@@ -38,7 +38,7 @@ func (l *Layer) Bytes() (n int64) {
 	return n
 }
 
-// LinkInto links the layer's files into a folder. Files that are there already are replaced.
+// LinkInto links the layer's files into a folder. It replaces files that have the same names.
 func (l *Layer) LinkInto(ctx context.Context, folder string) error {
 	root, err := os.OpenRoot(folder)
 	if err != nil {
@@ -52,14 +52,14 @@ func (l *Layer) LinkInto(ctx context.Context, folder string) error {
 	return u.finish()
 }
 
-// packagesOf begins the comments of shared layers in the history of an image.
+// packagesOf begins the comment of each shared layer in the history of an image.
 const packagesOf = "packages"
 
 var hexForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// MakeLayer returns the layer that a key stands for. If the store does not have it, or somebody has
-// changed its files, fill writes its files into a folder. The same key must always give the same
-// files. what names the layer in the history of images.
+// MakeLayer returns the layer of a key. If the store does not have it, or somebody has changed its
+// files, MakeLayer calls fill, which writes the files into a folder. The same key must always give
+// the same files. what is the layer's name in the history of images.
 func (s *Store) MakeLayer(ctx context.Context, key, what string, fill func(folder string) error) (*Layer, error) {
 	release, err := s.use(ctx)
 	if err != nil {
@@ -101,7 +101,7 @@ func (s *Store) fillLayer(fill func(folder string) error) (*Layer, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(tmp) // what has not become the layer
+	defer os.RemoveAll(tmp) // unless it has become the layer
 	if err := os.Mkdir(filepath.Join(tmp, "fs"), 0o755); err != nil {
 		return nil, err
 	}
@@ -111,17 +111,18 @@ func (s *Store) fillLayer(fill func(folder string) error) (*Layer, error) {
 	return s.keepLayer(tmp, "")
 }
 
-// listed is what the store notes of a layer's files, to find out later whether they are still the same.
+// listed is the store's note about a layer's files, which shows later whether somebody has changed
+// them.
 type listed struct {
 	Size    int64  // of the archive, in bytes
 	Listing string // names, kinds, modes, sizes and links, as layer.listing gives them
 }
 
-// errOther says that the files of an archive do not make the same archive again.
+// errOther reports that the files of an archive do not give the same archive again.
 var errOther = errors.New("not an archive of this store's kind")
 
-// keepLayer makes the folder fs in tmp a layer of the store. A layer with any other digest than want
-// is not kept, unless want is empty.
+// keepLayer makes the folder fs in tmp a layer of the store. If want is not empty and the layer has
+// another digest, it is not kept and the error is errOther.
 func (s *Store) keepLayer(tmp, want string) (*Layer, error) {
 	dir := filepath.Join(tmp, "fs")
 	if err := seal(dir); err != nil {
@@ -148,7 +149,7 @@ func (s *Store) keepLayer(tmp, want string) (*Layer, error) {
 		err = syncFolder(tmp)
 	}
 	if err == nil {
-		err = s.discard("layers", l.hash.Hex) // its files are not what they were
+		err = s.discard("layers", l.hash.Hex) // somebody has changed its files
 	}
 	if err == nil {
 		err = os.Rename(tmp, s.path("layers", l.hash.Hex))
@@ -159,7 +160,7 @@ func (s *Store) keepLayer(tmp, want string) (*Layer, error) {
 	return s.openLayer(l.hash.Hex)
 }
 
-// openLayer returns a layer of the store, with an error if its files are not what they were.
+// openLayer returns a layer of the store, or an error if somebody has changed its files.
 func (s *Store) openLayer(name string) (*Layer, error) {
 	note, err := os.ReadFile(s.path("layers", name, "list"))
 	if err != nil {
@@ -181,7 +182,7 @@ func (s *Store) openLayer(name string) (*Layer, error) {
 	return &Layer{l, dir}, touch(s.path("layers", name))
 }
 
-// discard takes something out of the store at once, and then removes its files.
+// discard moves a file or folder out of the store in one step, and then removes it.
 func (s *Store) discard(kind, name string) error {
 	tmp, err := os.MkdirTemp(s.path("tmp"), "gone")
 	if err != nil {
@@ -194,8 +195,8 @@ func (s *Store) discard(kind, name string) error {
 	return errors.Join(err, os.RemoveAll(tmp))
 }
 
-// seal gives all in a folder the owner, modes and times that its archive says. A file that somebody
-// writes to later has another time.
+// seal sets owner, modes and times of a folder's files to those in its archive. A file that
+// somebody writes to later has another time.
 func seal(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -220,7 +221,7 @@ func seal(dir string) error {
 	})
 }
 
-// readTree returns the layer with all in a folder. Its digest and size are not set.
+// readTree returns a layer with all files of a folder. Its digest and size are not set.
 func readTree(dir string) (*layer, error) {
 	l := &layer{}
 	err := walkTree(dir, func(e entry) error {
@@ -233,7 +234,8 @@ func readTree(dir string) (*layer, error) {
 	return l, err
 }
 
-// listing returns a digest of all that the archive says of the files, except for their content.
+// listing returns a digest of the archive's headers: names, kinds, modes, sizes and links of the
+// files, without their content.
 func (l *layer) listing() string {
 	h := sha256.New()
 	for _, e := range l.entries {
@@ -242,12 +244,12 @@ func (l *layer) listing() string {
 	return sum(h)
 }
 
-// maxTree bounds how many files, folders and links a shared layer that comes from outside has: all of
-// them are held in memory. The archive of a larger one is stored.
+// maxTree bounds the files, folders and links of a shared layer that arrives from a registry or an
+// archive, because they are held in memory. The archive of a larger layer is stored.
 const maxTree = 200_000
 
-// sharable returns which layers of an image say that they are shared layers, as a store makes them.
-// Whether they are shows when they are unpacked.
+// sharable returns which layers of an image are marked as shared layers of a store. takeLayer finds
+// out whether that is true.
 func sharable(m *v1.Manifest, f *v1.ConfigFile) []bool {
 	out := make([]bool, len(m.Layers))
 	if len(f.History) != len(m.Layers) || len(f.RootFS.DiffIDs) != len(m.Layers) {
@@ -260,20 +262,21 @@ func sharable(m *v1.Manifest, f *v1.ConfigFile) []bool {
 	return out
 }
 
-// takeLayer unpacks a shared layer from its archive, which is not stored. It returns errOther if the
-// files do not make the same archive again. left is what the image may still have.
+// takeLayer unpacks a shared layer from its archive, which is not stored. It returns errOther if
+// the files do not make the same archive again. left is the rest of the image's limits, which
+// takeLayer reduces.
 func (s *Store) takeLayer(ctx context.Context, d v1.Descriptor, open func() (io.ReadCloser, error), left *limits) error {
 	r, err := open()
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	defer context.AfterFunc(ctx, func() { _ = r.Close() })() // a read that hangs
+	defer context.AfterFunc(ctx, func() { _ = r.Close() })() // ends a read that hangs
 	tmp, err := os.MkdirTemp(s.path("tmp"), "layer")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp) // what has not become the layer
+	defer os.RemoveAll(tmp) // unless it has become the layer
 	if err := os.Mkdir(filepath.Join(tmp, "fs"), 0o755); err != nil {
 		return err
 	}

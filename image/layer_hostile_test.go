@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// claims makes an image of an archive that says it is a shared layer of ours, and others over it.
+// claims makes an image of some archives. Each of them is marked as a shared layer.
 func claims(t *testing.T, layers ...[]byte) *Image {
 	t.Helper()
 	var adds []mutate.Addendum
@@ -39,14 +39,14 @@ type uncompressed struct{ v1.Layer }
 func (u uncompressed) DiffID() (v1.Hash, error)             { return u.Digest() }
 func (u uncompressed) Uncompressed() (io.ReadCloser, error) { return u.Compressed() }
 
-// ours is a header as Pack makes it.
+// ours changes a header to the form that Pack writes.
 func ours(h tar.Header) tar.Header {
 	h.ModTime = time.Unix(0, 0)
 	return h
 }
 
-// TestLayersThatOnlyClaimToBeShared are stored and unpacked as any other; those that hold what they
-// claim are shared, with whiteouts of the layers over them.
+// TestLayersThatOnlyClaimToBeShared checks that such layers are stored and unpacked like any other.
+// True shared layers are shared, also under layers with whiteouts.
 func TestLayersThatOnlyClaimToBeShared(t *testing.T) {
 	good := archive(t, ours(dir("p/")), ours(file("p/a", "a")), ours(file("p/b", "b")))
 	hidden := archive(t, ours(dir("p/")), ours(file("p/.wh.a", "")), ours(file("p/c", "c")))
@@ -92,7 +92,8 @@ func TestLayersThatOnlyClaimToBeShared(t *testing.T) {
 	}
 }
 
-// TestHostileSharedLayers leave nothing, and lead nowhere.
+// TestHostileSharedLayers checks that hostile layers leave nothing behind, and lead to no file
+// outside.
 func TestHostileSharedLayers(t *testing.T) {
 	many := []tar.Header{}
 	for i := range 20 {

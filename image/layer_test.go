@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,7 +20,7 @@ import (
 // library is the content of a large file of a shared layer.
 var library = strings.Repeat("libraries.", 2*shareFrom/10)
 
-// site makes the layer of some packages, and counts how often it is filled.
+// site makes a layer with packages, and counts how often it is filled.
 func site(t *testing.T, s *Store, key, content string, filled *int) *Layer {
 	t.Helper()
 	l, err := s.MakeLayer(t.Context(), key, "words-1.0", func(dir string) error {
@@ -34,7 +35,7 @@ func site(t *testing.T, s *Store, key, content string, filled *int) *Layer {
 	return l
 }
 
-// over makes an image of a shared layer and a stage's own files.
+// over makes an image with a shared layer and a stage's own files.
 func over(t *testing.T, l *Layer, own string) *Image {
 	t.Helper()
 	dir := t.TempDir()
@@ -87,7 +88,7 @@ func onDisk(t *testing.T, dir string) (n int64) {
 const lib = "site-packages/words/lib.so"
 
 // TestSharedLayerIsOnTheDiskOnce: two images with a layer have its files once, in the store and
-// unpacked, and no archive of it. Another key with the same content is the same layer.
+// unpacked, and no archive of it. Another key with the same content gives the same layer.
 func TestSharedLayerIsOnTheDiskOnce(t *testing.T) {
 	s, filled := store(t, t.TempDir()), 0
 	l := site(t, s, "a", library, &filled)
@@ -120,7 +121,7 @@ func TestSharedLayerIsOnTheDiskOnce(t *testing.T) {
 	}
 }
 
-// TestSharedLayerIsMadeAnew: a layer whose files or notes somebody has changed is not used; it is
+// TestSharedLayerIsMadeAnew: a layer whose files or note somebody has changed is not used. It is
 // made again, and roots get the right files.
 func TestSharedLayerIsMadeAnew(t *testing.T) {
 	for name, spoil := range map[string]func(s *Store, l *Layer) error{
@@ -171,7 +172,7 @@ func spoilKeys(s *Store, with string) error {
 	return err
 }
 
-// TestSharedLayerThatCannotBeFilled: nothing of it stays.
+// TestSharedLayerThatCannotBeFilled: nothing of the layer stays in the store.
 func TestSharedLayerThatCannotBeFilled(t *testing.T) {
 	s := store(t, t.TempDir())
 	bad := errors.New("no such package")
@@ -185,8 +186,8 @@ func TestSharedLayerThatCannotBeFilled(t *testing.T) {
 	}
 }
 
-// TestSharedLayerTravels: an archive has the whole layer, and so has a registry. Where it arrives,
-// its files are shared and its archive is not stored.
+// TestSharedLayerTravels: an archive and a registry have the whole layer. In the store that it
+// arrives at, its files are shared and its archive is not stored.
 func TestSharedLayerTravels(t *testing.T) {
 	noHome(t)
 	from, filled := store(t, t.TempDir()), 0
@@ -237,7 +238,7 @@ func TestSharedLayerTravels(t *testing.T) {
 	}
 }
 
-// TestLoadReadsLargeLayersFromTheArchive: they are not written twice.
+// TestLoadReadsLargeLayersFromTheArchive: large layers are not written twice.
 func TestLoadReadsLargeLayersFromTheArchive(t *testing.T) {
 	from, dir := store(t, t.TempDir()), t.TempDir()
 	put(t, dir, map[string]string{"stage": "x", "model.bin": strings.Repeat("parameter!", maxIndex/10+1)})
@@ -267,7 +268,7 @@ func TestLoadReadsLargeLayersFromTheArchive(t *testing.T) {
 	}
 	changed, err := os.OpenFile(archive, os.O_WRONLY, 0)
 	if err == nil {
-		_, err = changed.WriteAt([]byte("P"), 1<<20) // inside of the model, or in another blob: both have digests
+		_, err = changed.WriteAt([]byte("P"), 1<<20) // in the model or in another blob: both have digests
 		err = errors.Join(err, changed.Close())
 	}
 	if err != nil {
@@ -279,7 +280,7 @@ func TestLoadReadsLargeLayersFromTheArchive(t *testing.T) {
 }
 
 // TestPushAsksForLayersOfOtherRepositories: the registry is asked to take a layer from a repository
-// that has it. One that refuses gets all that it lacks.
+// that has it. A registry that refuses gets all layers that it lacks.
 func TestPushAsksForLayersOfOtherRepositories(t *testing.T) {
 	noHome(t)
 	s, filled, srv := store(t, t.TempDir()), 0, serve(t)
@@ -293,9 +294,18 @@ func TestPushAsksForLayersOfOtherRepositories(t *testing.T) {
 		t.Fatal(err)
 	}
 	var mounted, sent []string
+	var mu sync.Mutex // of both
 	refuse := false
 	srv.behind(func(w http.ResponseWriter, q *http.Request, h http.Handler) {
 		mount := q.URL.Query().Get("mount")
+		mu.Lock()
+		if q.Method == http.MethodPatch && q.ContentLength != 0 {
+			sent = append(sent, q.URL.Path)
+		}
+		if mount == l.of.hash.String() && !refuse {
+			mounted = append(mounted, q.URL.Query().Get("from"))
+		}
+		mu.Unlock()
 		switch {
 		case q.Method == http.MethodHead && strings.HasSuffix(q.URL.Path, "/blobs/"+l.of.hash.String()): // this server has one room for all repositories
 			w.WriteHeader(http.StatusNotFound)
@@ -304,12 +314,9 @@ func TestPushAsksForLayersOfOtherRepositories(t *testing.T) {
 			w.WriteHeader(http.StatusForbidden)
 			return
 		case mount == l.of.hash.String():
-			mounted = append(mounted, q.URL.Query().Get("from"))
 			w.Header().Set("Location", "/v2/team/two/blobs/"+mount)
 			w.WriteHeader(http.StatusCreated)
 			return
-		case q.Method == http.MethodPatch && q.ContentLength != 0:
-			sent = append(sent, q.URL.Path)
 		}
 		h.ServeHTTP(w, q)
 	})
@@ -329,7 +336,8 @@ func TestPushAsksForLayersOfOtherRepositories(t *testing.T) {
 	}
 }
 
-// TestCollectSharedLayers: a layer stays as long as an image has it, and its bytes are free when it goes.
+// TestCollectSharedLayers: a layer stays as long as an image has it, and its bytes are freed when
+// it is removed.
 func TestCollectSharedLayers(t *testing.T) {
 	s, filled := store(t, t.TempDir()), 0
 	l := site(t, s, "a", library, &filled)
@@ -375,7 +383,7 @@ func TestCollectSharedLayers(t *testing.T) {
 	}
 }
 
-// TestLinkIntoAnotherDisk copies what cannot be linked.
+// TestLinkIntoAnotherDisk: files that cannot be linked are copied.
 func TestLinkIntoAnotherDisk(t *testing.T) {
 	s, filled := store(t, t.TempDir()), 0
 	l := site(t, s, "a", library, &filled)

@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// elsewhere is an image whose layers may be in other repositories of the registry that it is pushed
-// to. The registry takes them from there, and not from here.
+// elsewhere is an image that is pushed to a registry which may have its layers in other
+// repositories. The registry mounts such layers, and they are not sent.
 type elsewhere struct {
 	v1.Image
 
@@ -38,8 +38,9 @@ func (e elsewhere) Layers() ([]v1.Layer, error) {
 	return out, nil
 }
 
-// elsewhere returns the layers that the registry of ref may have in other repositories: those of the
-// store's images whose names are in that registry. None of these need have been pushed.
+// elsewhere returns the layers that the registry of ref may have in other repositories: those of
+// the store's images whose names are in that registry. Some of these images may never have been
+// pushed.
 func (s *Store) elsewhere(r Registry, img *Image, ref name.Reference) (map[v1.Hash]name.Reference, error) {
 	m, err := img.of.Manifest()
 	if err != nil {
@@ -76,8 +77,8 @@ func (s *Store) elsewhere(r Registry, img *Image, ref name.Reference) (map[v1.Ha
 	return out, nil
 }
 
-// push sends an image, and asks the registry to take layers from its other repositories. If it
-// refuses that, everything is sent.
+// push sends an image, and asks the registry to take layers from its other repositories. If the
+// registry refuses, push sends all layers.
 func push(ref name.Reference, img *Image, at map[v1.Hash]name.Reference, opts []remote.Option) error {
 	err := remote.Write(ref, elsewhere{img.of, at}, opts...)
 	var answer *transport.Error

@@ -11,13 +11,14 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// section is where a large blob is in an archive. It is read from there, and not extracted before.
+// section is the place of a large blob in an archive. The blob is read from there, without
+// extracting it first.
 type section struct {
 	file         string
 	offset, size int64
 }
 
-// sectioned is an image of an archive some of whose layers are sections.
+// sectioned is an image in an archive. Some of its layers are sections.
 type sectioned struct {
 	v1.Image
 

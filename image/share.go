@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shareFrom is the size in bytes from which on files are shared.
+// shareFrom is the smallest size, in bytes, of files that images share.
 const shareFrom = 1 << 20
 
-// shares reports whether a file is one with its likes in other images. Nobody but the store's owner
+// shares reports whether a file is shared with equal files of other images. Only the store's owner
 // may write to such a file.
 func (u *unpacker) shares(e *tar.Header) bool {
 	return u.shared != "" && e.Size >= shareFrom && mode(e)&0o022 == 0 && (!u.chown || e.Uid == 0)
 }
 
-// linkFrom makes a name in the root for a file of a layer. It returns false where that is not
-// possible, for example if the file has as many names as its file system allows.
+// linkFrom makes a hard link in the root to a file of a layer. It returns false if that is not
+// possible, for example if the file has as many links as its file system allows.
 func (u *unpacker) linkFrom(file, at string, e *tar.Header) (bool, error) {
 	dir, err := u.root.Open(path.Dir(at)) // a path without links
 	if err != nil {
@@ -42,7 +42,7 @@ func (u *unpacker) linkFrom(file, at string, e *tar.Header) (bool, error) {
 	return false, fmt.Errorf("link %s: %w", at, err)
 }
 
-// share makes a file one with those of the same content and properties in other images.
+// share replaces a file by a link to the file of other images with the same content and properties.
 func (u *unpacker) share(at, id string) error {
 	dir, err := u.root.Open(path.Dir(at)) // a path without links
 	if err != nil {

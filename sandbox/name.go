@@ -25,8 +25,8 @@ const (
 	groupFile  = "/etc/group"
 )
 
-// userName returns the name of a user or group that no list names. It contains the number, so that
-// it is nobody else's.
+// userName returns the name of a user or group that no list has. The name contains the number, so
+// no two users have the same name.
 func userName(id int) string {
 	if id == 0 {
 		return "root"
@@ -49,8 +49,9 @@ var starterName = sync.OnceValue(func() string {
 })
 
 // starter returns the variables that name the user of this process, for processes that run as that
-// user. Other users of the machine can write to /tmp, so it is not their home: Python, for one, runs
-// code that it finds in its home folder. They share a folder in there that is closed to others.
+// user. Their home is not /tmp itself, because other users of the machine can write there, and
+// Python runs code that it finds in the home folder. It is a folder in /tmp that they share, closed
+// to others.
 func starter() ([]string, error) {
 	home := filepath.Join(os.TempDir(), "stagecoach-home-"+strconv.Itoa(os.Geteuid()))
 	if err := ownFolder(home, 0o700); err != nil {
@@ -59,8 +60,8 @@ func starter() ([]string, error) {
 	return named(starterName(), home), nil
 }
 
-// lines returns the line of a user that /etc/passwd lacks, and the line of its group, which is empty if
-// the list groups has the group.
+// lines returns a line for /etc/passwd with the user, and a line for /etc/group with its group. The
+// second is empty if groups, the content of /etc/group, has the group.
 func (id identity) lines(groups string) (user, group string) {
 	user = fmt.Sprintf("%s:x:%d:%d::%s:/bin/sh\n", id.name, id.uid, id.gid, id.home)
 	number := strconv.Itoa(id.gid)
@@ -70,7 +71,7 @@ func (id identity) lines(groups string) (user, group string) {
 	return user, group
 }
 
-// enlist adds the user to the lists of the present root, unless they have it.
+// enlist adds the user to /etc/passwd and /etc/group of the present root, unless it is listed.
 func (id identity) enlist(groups string) error {
 	if id.listed {
 		return nil
@@ -79,7 +80,7 @@ func (id identity) enlist(groups string) error {
 	return errors.Join(appendTo(passwdFile, user), appendTo(groupFile, group))
 }
 
-// appendTo adds a line to a file, which is made if there is none.
+// appendTo adds a line to a file. It creates the file if it does not exist.
 func appendTo(file, line string) error {
 	if line == "" {
 		return nil
@@ -104,9 +105,9 @@ func appendTo(file, line string) error {
 	return err
 }
 
-// settle makes the user's home a folder that it can write to: the one of /etc/passwd, which is made if
-// it is missing, or else Home. If the root is read-only, a folder that is there stays the home: an
-// image may have files in it for its programs.
+// settle sets the user's home to a folder that it can write to: the folder of /etc/passwd, which
+// settle creates if it is missing, or else Home. If the root is read-only, an existing folder stays
+// the home, because an image may have files in it for its programs.
 func (id *identity) settle(readOnly bool) {
 	info, err := os.Stat(id.home)
 	if errors.Is(err, fs.ErrNotExist) && !readOnly && os.MkdirAll(id.home, 0o755) == nil && os.Chown(id.home, id.uid, id.gid) == nil {
@@ -118,13 +119,13 @@ func (id *identity) settle(readOnly bool) {
 	}
 }
 
-// writes reports whether the user may make files in a folder.
+// writes reports whether the user may create files in a folder.
 func (id identity) writes(folder fs.FileInfo) bool {
 	st, ok := folder.Sys().(*syscall.Stat_t)
 	if !ok {
 		return false
 	}
-	const both = 0o3 // write, and pass
+	const both = 0o3 // write and enter
 	switch mode := st.Mode; {
 	case id.uid == 0:
 		return true
@@ -137,8 +138,8 @@ func (id identity) writes(folder fs.FileInfo) bool {
 	}
 }
 
-// name makes the account a user with a name in the mount namespace of the calling thread, whose
-// /tmp is empty and in memory. A list that the machine has not gets none.
+// name adds the account to /etc/passwd and /etc/group in the mount namespace of the calling thread,
+// whose /tmp is empty and in memory. A file that the machine does not have is not created.
 func (a Account) name() error {
 	id := identity{name: userName(a.UID), uid: a.UID, gid: a.GID, home: Home}
 	groups, err := os.ReadFile(groupFile)
@@ -149,7 +150,7 @@ func (a Account) name() error {
 	return errors.Join(extend(passwdFile, user), extend(groupFile, group))
 }
 
-// extend puts a copy of a file with one more line in its place.
+// extend mounts a copy of a file with one more line over the file.
 func extend(file, line string) error {
 	at, err := filepath.EvalSymlinks(file)
 	if errors.Is(err, fs.ErrNotExist) || line == "" {
@@ -166,7 +167,7 @@ func extend(file, line string) error {
 		line = "\n" + line
 	}
 	copied := filepath.Join(Home, filepath.Base(file))
-	defer os.Remove(copied)                                                                   // its mount keeps the file
+	defer os.Remove(copied)                                                                   // the mount keeps the content
 	const mode = 0o644                                                                        // as the list that it replaces, whatever the umask
 	err = errors.Join(os.WriteFile(copied, append(b, line...), mode), os.Chmod(copied, mode)) //nolint:gosec // as above
 	if err != nil {

@@ -14,8 +14,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestProcessesHaveANameAndAHome checks processes with a root of their own: an image's lists name its
-// users, a user that they lack is added, and each has a home that it can write to.
+// TestProcessesHaveANameAndAHome checks processes with a root of their own. The image's /etc/passwd
+// and /etc/group name its users, a missing user is added, and each user has a home that it can
+// write to.
 func TestProcessesHaveANameAndAHome(t *testing.T) {
 	const lists = "root:x:0:0:root:/root:/bin/sh\napp:x:100:101:App:/home/app:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\nweb:x:33:33::/var/www:/bin/sh"
 	named := map[string]struct {
@@ -104,8 +105,8 @@ func TestNamesAreReadableWhateverTheUmask(t *testing.T) {
 	}
 }
 
-// TestTheHomeOfTheStartingUserIsClosed checks a process that runs as this user: others have no way to
-// put files into its home, and a folder of somebody else's is not taken for it.
+// TestTheHomeOfTheStartingUserIsClosed checks a process that runs as this user. Other users cannot
+// put files into its home, and a folder that belongs to somebody else is not used.
 func TestTheHomeOfTheStartingUserIsClosed(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	s := newSpawner(t)

@@ -15,13 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Others is an account of no user of this machine: what it can reach, every account can.
+// Others is an account that no user of this machine has. Every account can reach the files that
+// Others can reach.
 var Others = Account{UID: -1, GID: -1}
 
-// Visible returns why the process of a command that has an account cannot run its program: the
-// process does not see the program, the interpreter that the program's first line names, or the
-// interpreter that its virtual environment was made with. A program that is not there at all is no
-// reason: it may come.
+// Visible returns an error if the process of a command with an account cannot see or run one of
+// these: its program, the interpreter that the program's first line names, or the interpreter that
+// its virtual environment was made with. A program that does not exist is no error, because it may
+// be added later.
 func (c Command) Visible() error {
 	_, err := c.program(environment(c.Env, nil))
 	if errors.Is(err, errNoProgram) {
@@ -30,13 +31,14 @@ func (c Command) Visible() error {
 	return err
 }
 
-// program returns the path of the program of a command with an account, which it checks to be visible.
+// program returns the path of the program of a command with an account, and an error if the process
+// cannot see it.
 func (c Command) program(env []string) (string, error) {
 	program := c.argv()[0]
 	if strings.Contains(program, "/") && !filepath.IsAbs(program) {
 		program = filepath.Join(c.Dir, program)
 	}
-	program, err := find(program, env) // in its PATH: ours may lead where it cannot go
+	program, err := find(program, env) // in the command's PATH: it may not enter folders of our own
 	if err != nil || !filepath.IsAbs(program) {
 		return program, err
 	}
@@ -44,27 +46,27 @@ func (c Command) program(env []string) (string, error) {
 	for _, p := range slices.Concat(c.Reads, c.Writes, []string{c.Dir}) {
 		path, err := filepath.EvalSymlinks(p)
 		if err != nil {
-			return program, nil //nolint:nilerr // the start says so
+			return program, nil //nolint:nilerr // the start reports it
 		}
 		w.given = append(w.given, path)
 	}
 	return program, w.runs(program, 0)
 }
 
-// way finds out whether a process sees files.
+// way checks whether a process sees files.
 type way struct {
 	c     Command
 	env   []string
-	given []string // which it sees wherever they lie
+	given []string // paths that the process sees wherever they are
 }
 
-// Bounds of what way follows.
+// Bounds of the paths that way follows.
 const (
 	maxInterpreters = 4  // as Linux does
 	maxLinks        = 40 // as Linux does
 )
 
-// runs checks a program and what it needs to run.
+// runs checks a program and its interpreters.
 func (w way) runs(program string, depth int) error {
 	file, err := w.sees(program)
 	if err != nil || file == "" || depth > maxInterpreters {
@@ -83,16 +85,18 @@ func (w way) runs(program string, depth int) error {
 	return nil
 }
 
-// sees follows a path link by link. It returns the file or folder at its end, which is empty if
-// there is none.
+// sees follows a path link by link. It returns the file or folder at its end, or an empty path if
+// nothing is there.
 func (w way) sees(path string) (file string, err error) {
 	at, rest, links := "/", parts(path), 0
-	cover := "" // the last folder on the way that the process sees empty, or a file at its end that it cannot open
+	// cover is the last folder on the way that is empty for the process, or a file at the end that
+	// it cannot open.
+	cover := ""
 	for len(rest) > 0 {
 		at, rest = filepath.Join(at, rest[0]), rest[1:]
 		info, err := os.Lstat(at)
 		if err != nil {
-			return "", nil //nolint:nilerr // the start says so
+			return "", nil //nolint:nilerr // the start reports it
 		}
 		switch under := cover != "" && within(at, cover); {
 		case w.has(at):
@@ -130,7 +134,8 @@ func (w way) leads(folder string) bool {
 	return slices.ContainsFunc(w.given, func(g string) bool { return within(g, folder) })
 }
 
-// covers reports whether the process sees an empty folder in place of this one, or cannot open this file.
+// covers reports whether the process sees an empty folder in place of this folder, or cannot open
+// this file.
 func (w way) covers(path string, info fs.FileInfo) bool {
 	if path == RunFolder || ownFolderAt(path) {
 		return true
@@ -139,12 +144,12 @@ func (w way) covers(path string, info fs.FileInfo) bool {
 	return ok && !passes(unix.Stat_t{Uid: st.Uid, Gid: st.Gid, Mode: st.Mode}, w.c.As)
 }
 
-// ownFolderAt reports whether each process has a folder of its own at a path.
+// ownFolderAt reports whether each process has its own folder at a path, such as /tmp.
 func ownFolderAt(path string) bool {
 	return slices.ContainsFunc(own, func(o struct{ at, size string }) bool { return o.at == path })
 }
 
-// unseen is the error of a path that leads to a file or folder that a process does not see.
+// unseen returns the error for a path to a file or folder that a process does not see.
 func unseen(path, at, cover string) error {
 	if at != path && !within(path, at) {
 		path += " leads to " + at
@@ -168,12 +173,13 @@ func within(path, folder string) bool {
 	return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/")
 }
 
-// parts returns the names in a path. They include "..", because what that means depends on links before it.
+// parts returns the names in a path. They include "..", whose meaning depends on the links before
+// it.
 func parts(path string) []string {
 	return slices.DeleteFunc(strings.Split(path, "/"), func(p string) bool { return p == "" || p == "." })
 }
 
-// interpreter returns the program that a file's first line names; empty: none.
+// interpreter returns the program that a file's first line names. It is empty if there is none.
 func interpreter(file string, env []string) string {
 	words := strings.Fields(firstLine(file))
 	switch {
@@ -183,7 +189,7 @@ func interpreter(file string, env []string) string {
 		return words[0]
 	}
 	program, err := find(words[1], env)
-	if err != nil || !filepath.IsAbs(program) { // an option of env's, or a variable
+	if err != nil || !filepath.IsAbs(program) { // an option or a variable of env
 		return words[0]
 	}
 	return program
@@ -222,8 +228,8 @@ func openRegular(path string) (*os.File, error) {
 // maxVenv bounds the description of a virtual environment, in bytes.
 const maxVenv = 64 << 10
 
-// venvHome returns the folder of the interpreter that a program's virtual environment was made with;
-// empty: it is in none.
+// venvHome returns the folder of the interpreter that a program's virtual environment was made
+// with. It is empty if the program is in no virtual environment.
 func venvHome(program string) string {
 	f, err := openRegular(filepath.Join(filepath.Dir(filepath.Dir(program)), "pyvenv.cfg"))
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestProgramsThatAnAccountDoesNotSee puts an interpreter in each of the places that hide it: its
-// start says which file, why it is hidden, and what to do.
+// TestProgramsThatAnAccountDoesNotSee puts an interpreter in each place that is hidden from the
+// process. The start fails with an error that names the file, the reason and the remedy.
 func TestProgramsThatAnAccountDoesNotSee(t *testing.T) {
 	a := openAccounts(t)
 	l := take(t, a, "ns")

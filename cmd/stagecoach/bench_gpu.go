@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
 )
 
-// gpuBench measures how stages in PyTorch come up on a device.
+// gpuBench measures how fast stages in PyTorch start on a device.
 type gpuBench struct {
 	py      torchPython
 	at      gpuDevice
@@ -25,10 +25,10 @@ type gpuBench struct {
 	often   int
 	sizes   []gpuSize
 	paths   []string
-	weights string                   // folder; empty: a temporary one for each size
-	pinned  map[string]float64       // GB/s of copies from pinned memory at best, by name of the size
-	plain   map[string]time.Duration // first output by hand, by name of the size
-	answers map[string]string        // by hand, by name of the size
+	weights string                   // folder; empty: a temporary one per size
+	pinned  map[string]float64       // best GB/s of copies from pinned memory, by name of the size
+	plain   map[string]time.Duration // time to first output by hand, by name of the size
+	answers map[string]string        // answer by hand, by name of the size
 }
 
 // gpuSize is a stage's size.
@@ -37,13 +37,14 @@ type gpuSize struct {
 	bytes int64
 }
 
-// gpuPaths are the ways to start a stage, in the order in which they are measured. The first is what
-// others are compared with.
+// gpuPaths are the ways to start a stage, in the order in which they are measured. The others are
+// compared with the first.
 var gpuPaths = []string{"plain", "fork", "parked", "resident", "heap", "cold"}
 
-// benchGPU measures, on one device, what a context takes, how fast copies from pinned memory are, how
-// fast a stage's parameters get there, and order → first output of stages on each start path beside
-// torch.load by hand. It needs this program, an interpreter with PyTorch, and no network.
+// benchGPU measures four things on one device: the cost of a context, the speed of copies from
+// pinned memory, the speed of copies of a stage's parameters, and the time from order to first
+// output on each start path, beside torch.load by hand. It needs this program, an interpreter with
+// PyTorch, and no network.
 func benchGPU(ctx context.Context, args []string, out io.Writer) error {
 	g := gpuBench{times: gpuTimes{start: guessed}, pinned: map[string]float64{}, plain: map[string]time.Duration{}, answers: map[string]string{}}
 	fs := flag.NewFlagSet("bench gpu", flag.ContinueOnError)
@@ -78,7 +79,7 @@ func benchGPU(ctx context.Context, args []string, out io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("bench gpu: --json-lines: %w", err)
 		}
-		defer file.Close() // each line has been written by then
+		defer file.Close() // all lines have been written by then
 		g.cells.lines = file
 	}
 	var err error
@@ -87,10 +88,10 @@ func benchGPU(ctx context.Context, args []string, out io.Writer) error {
 	}
 	defer g.at.close()
 	g.measure(ctx)
-	return errors.Join(g.cells.err(), printReport(g.report, *asJSON, out)) // what was measured is not lost
+	return errors.Join(g.cells.err(), printReport(g.report, *asJSON, out)) // the report is printed even if cells failed
 }
 
-// choose reads which cells are wanted.
+// choose reads the flags that choose cells.
 func (g *gpuBench) choose(sizes, paths string) error {
 	if g.often < 2 {
 		return fmt.Errorf("--rounds %d, want at least 2", g.often)
@@ -112,8 +113,8 @@ func (g *gpuBench) choose(sizes, paths string) error {
 	return nil
 }
 
-// measure measures all of it. What fails keeps nothing else from being measured: a machine with a GPU
-// may not be at hand again soon.
+// measure measures all sizes. It continues after failures, because a machine with a GPU may not be
+// available again soon.
 func (g *gpuBench) measure(ctx context.Context) {
 	g.cells.look = func(ctx context.Context) (int64, error) {
 		d, err := g.at.look(ctx)

@@ -13,7 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench"
 )
 
-// gpuCell is what is measured in one go: it has a row in the report, whatever happens to it.
+// gpuCell is one measurement. It has a row in the report even if it fails or is not run.
 type gpuCell struct {
 	name         string        // its case in the report, such as 5.4GB_fork
 	takes        time.Duration // an estimate
@@ -21,14 +21,14 @@ type gpuCell struct {
 	measure      func(ctx context.Context) error
 }
 
-// How a cell ended.
+// Statuses of a cell.
 const (
 	cellMeasured = "measured"
 	cellFailed   = "failed"
 	cellNotRun   = "not run"
 )
 
-// gpuLine is a line of the file that --json-lines names. Each has a part of these.
+// gpuLine is a line of the file that --json-lines names. Each line has some of these fields.
 type gpuLine struct {
 	Cell    string         `json:"cell,omitempty"`
 	Status  string         `json:"status,omitempty"` // measured, failed or not run
@@ -40,19 +40,19 @@ type gpuLine struct {
 	Run     *bench.Report  `json:"run,omitempty"` // the first line: the machine and what was found on it
 }
 
-// gpuCells runs cells, one after the other, and tells of each as soon as it has ended.
+// gpuCells runs cells, one after the other, and reports each as soon as it has ended.
 type gpuCells struct {
 	report *bench.Report
 	look   func(ctx context.Context) (free int64, err error) // bytes of the device that are free
 	host   func() (free int64, err error)                    // bytes of the machine's memory that are free
-	lines  io.Writer                                         // of gpuLines as JSON; nil: nowhere
-	end    time.Time                                         // of the budget; zero: there is none
-	told   struct{ results, notes, goals int }               // of the report, so far
-	failed []string                                          // cells
-	broken error                                             // lines cannot be written
+	lines  io.Writer                                         // takes gpuLines as JSON; nil: none are written
+	end    time.Time                                         // of the budget; zero: no budget
+	told   struct{ results, notes, goals int }               // rows of the report that were written
+	failed []string                                          // names of failed cells
+	broken error                                             // set when lines cannot be written
 }
 
-// begin tells what is measured on which machine.
+// begin reports the machine and the planned measurements.
 func (c *gpuCells) begin() {
 	run := *c.report
 	run.Results = []bench.Result{} // there are none yet
@@ -70,7 +70,7 @@ func (c *gpuCells) tell(line gpuLine) {
 	}
 }
 
-// left returns why there is no time for something that takes so long; empty: there is.
+// left returns why there is not enough time left, or an empty string if there is.
 func (c *gpuCells) left(ctx context.Context, takes time.Duration) string {
 	if ctx.Err() != nil {
 		return "interrupted"
@@ -81,7 +81,7 @@ func (c *gpuCells) left(ctx context.Context, takes time.Duration) string {
 	return ""
 }
 
-// fits returns why a cell is not tried; empty: it is.
+// fits returns why a cell cannot be run, or an empty string if it can.
 func (c *gpuCells) fits(ctx context.Context, cell gpuCell) (why string, err error) {
 	if why := c.left(ctx, cell.takes); why != "" {
 		return why, nil
@@ -103,8 +103,9 @@ func (c *gpuCells) fits(ctx context.Context, cell gpuCell) (why string, err erro
 	return "", nil
 }
 
-// deadline bounds a cell: by several times its estimate, for a machine that is slower than was thought,
-// and by the budget. Without a budget nobody waits, and a machine that is busy with other work has time.
+// deadline bounds a cell by several times its estimate, because the machine may be slower than
+// estimated, and by the budget. Without a budget the bound is looser, for a machine that is busy
+// with other work.
 func (c *gpuCells) deadline(ctx context.Context, takes time.Duration) (context.Context, context.CancelFunc) {
 	end := time.Now().Add(10*time.Minute + 5*takes)
 	if !c.end.IsZero() {
@@ -116,7 +117,7 @@ func (c *gpuCells) deadline(ctx context.Context, takes time.Duration) (context.C
 	return context.WithDeadlineCause(ctx, end, fmt.Errorf("not done at its deadline, after %v", time.Until(end).Round(time.Second)))
 }
 
-// run runs a cell, or says why not. It returns whether the cell was begun.
+// run runs a cell, or reports why it does not. It returns whether the cell was begun.
 func (c *gpuCells) run(ctx context.Context, cell gpuCell) bool {
 	why, err := c.fits(ctx, cell)
 	if err == nil && why != "" {
@@ -136,13 +137,13 @@ func (c *gpuCells) run(ctx context.Context, cell gpuCell) bool {
 	return true
 }
 
-// skip notes that a cell is not run.
+// skip reports that a cell is not run.
 func (c *gpuCells) skip(name, why string) {
 	c.report.Note(name, cellNotRun+": "+why)
 	c.news(gpuLine{Cell: name, Status: cellNotRun, Cause: why})
 }
 
-// ended notes how a cell has ended. A cell that failed has the figures that it had by then.
+// ended reports how a cell has ended. A failed cell keeps the figures that it had measured before.
 func (c *gpuCells) ended(name string, took time.Duration, err error) {
 	line := gpuLine{Cell: name, Status: cellMeasured, Seconds: took.Seconds()}
 	if err != nil {
@@ -153,13 +154,13 @@ func (c *gpuCells) ended(name string, took time.Duration, err error) {
 	c.news(line)
 }
 
-// goals adds goals to the report and tells of them.
+// goals adds goals to the report, and writes a line with them.
 func (c *gpuCells) goals(all []bench.Goal) {
 	c.report.Goals = append(c.report.Goals, all...)
 	c.news(gpuLine{})
 }
 
-// news tells, in a line and as progress, of what has come to the report since the last time.
+// news writes all rows of the report that are new since the last call, as a line and as progress.
 func (c *gpuCells) news(line gpuLine) {
 	line.Results, line.Notes, line.Goals = c.report.Results[c.told.results:], c.report.Notes[c.told.notes:], c.report.Goals[c.told.goals:]
 	c.told.results, c.told.notes, c.told.goals = len(c.report.Results), len(c.report.Notes), len(c.report.Goals)
@@ -167,7 +168,7 @@ func (c *gpuCells) news(line gpuLine) {
 	for _, r := range line.Results {
 		words = append(words, fmt.Sprintf("%s %.4g", r.Metric, r.Value))
 	}
-	if line.Cell != "" && (line.Cause == "" || len(words) > 0) { // else its note says more
+	if line.Cell != "" && (line.Cause == "" || len(words) > 0) { // otherwise its note says more
 		progress("bench gpu: %s: %s", line.Cell, cmp.Or(strings.Join(words, ", "), line.Status))
 	}
 	for _, n := range line.Notes {
@@ -181,7 +182,7 @@ func (c *gpuCells) news(line gpuLine) {
 	}
 }
 
-// err says which cells have failed.
+// err returns an error that names the failed cells.
 func (c *gpuCells) err() error {
 	var failed error
 	if len(c.failed) > 0 {
@@ -190,17 +191,18 @@ func (c *gpuCells) err() error {
 	return errors.Join(failed, c.broken)
 }
 
-// gpuTimes estimates how long cells take, so that a run ends within its budget. That the estimates are
-// on the safe side costs cells at the end of a budget; that they are not would cost their figures.
+// gpuTimes estimates how long cells take, so that a run ends within its budget. Estimates are on
+// the high side: a high estimate may leave out the last cells, but a low one would cut a cell off
+// and lose its figures.
 type gpuTimes struct {
-	start time.Duration // of a process: until it has imported PyTorch and has a context
+	start time.Duration // of a process, until it has imported PyTorch and made a context
 }
 
-// guessed is what a start is thought to take until it was measured.
+// guessed is the estimate of a start until it was measured.
 const guessed = 10 * time.Second
 
-// of returns n times a start of a process, m times what is fast beside it, and so many seconds per GB
-// of parameters.
+// of returns the time of n starts of a process, m fast steps of half a second, and perGB seconds
+// per GB of parameters.
 func (t gpuTimes) of(n, m int, perGB float64, bytes int64) time.Duration {
 	return time.Duration(n)*t.start + time.Duration(m)*500*time.Millisecond + time.Duration(perGB*float64(bytes))
 }

@@ -82,13 +82,13 @@ func TestGPUGoals(t *testing.T) {
 		value        float64
 	}{
 		{"1GB_ring", "share_of_pinned", 0.79},
-		{"1GB_fork", "first_output_p50_ms", 2000}, // nothing is wanted of that
+		{"1GB_fork", "first_output_p50_ms", 2000}, // it has no goal
 		{"1GB_fork", "speedup_over_plain", 4.9},
 		{"1GB_resident", "beyond_pinned_p50_ms", 49},
 		{"5400MB_ring", "share_of_pinned", 0.8},
 		{"5400MB_fork", "first_output_p50_ms", 999},
 		{"5400MB_parked", "first_output_p50_ms", 301},
-		{"5400MB_fork_bare", "speedup_over_plain", 6}, // the product's own is
+		{"5400MB_fork_bare", "speedup_over_plain", 6}, // only the product's path has a goal
 		{"5400MB_resident", "beyond_pinned_p50_ms", 51},
 		{"5400MB_resident", "speedup_over_plain", 30},
 	} {

@@ -42,8 +42,8 @@ func (g *gpuBench) ask(ctx context.Context, out any, args ...string) error {
 	return nil
 }
 
-// contexts measures what a process takes until it has a context and its first kernels have run. Later
-// estimates begin with that.
+// contexts measures how long a process takes to make a context and run its first kernels. Later
+// estimates are based on that time.
 func (g *gpuBench) contexts(ctx context.Context) error {
 	var made map[string][]float64
 	if err := g.ask(ctx, &made, "context", g.at.name); err != nil {
@@ -57,11 +57,12 @@ func (g *gpuBench) contexts(ctx context.Context) error {
 			g.report.Add("device", what+"_device_mb", median(bytes)/1e6, len(bytes))
 		}
 	}
-	g.times.start = 2 * seconds(start) // the KeysManager and the handler take their part
+	g.times.start = 2 * seconds(start) // the KeysManager and the handler take time, too
 	return nil
 }
 
-// pinnedCopy measures what the bus can do: copies of as many bytes as the size has from pinned memory.
+// pinnedCopy measures what the bus can do, with copies of the size's number of bytes from pinned
+// memory.
 func (g *gpuBench) pinnedCopy(ctx context.Context, s gpuSize) error {
 	var took map[string][]float64
 	if err := g.ask(ctx, &took, "copies", g.at.name, strconv.FormatInt(s.bytes, 10)); err != nil {
@@ -69,7 +70,7 @@ func (g *gpuBench) pinnedCopy(ctx context.Context, s gpuSize) error {
 	}
 	for _, streams := range []string{"1", "2", "4"} {
 		if len(took[streams]) == 0 {
-			continue // the CPU has none
+			continue // the CPU has no pinned copies
 		}
 		name, half := s.name+"_pinned_"+streams+"_streams", median(took[streams])
 		g.report.Add(name, "copy_p50_ms", half*1e3, len(took[streams]))
@@ -80,7 +81,7 @@ func (g *gpuBench) pinnedCopy(ctx context.Context, s gpuSize) error {
 	return nil
 }
 
-// ring measures how fast a stage's parameters get to the device, from the mapped file.
+// ring measures how fast a stage's parameters are copied from the mapped file to the device.
 func (g *gpuBench) ring(ctx context.Context, b *benchStage, s gpuSize) error {
 	model := filepath.Join(b.root, modelFile)
 	info, err := os.Stat(model)
@@ -95,8 +96,8 @@ func (g *gpuBench) ring(ctx context.Context, b *benchStage, s gpuSize) error {
 	return nil
 }
 
-// copied reports how fast the copy of so many bytes was, and its share of what a pinned copy does. On
-// the CPU there is no copy.
+// copied reports the speed of a copy of some bytes, and its share of a pinned copy's speed. On the
+// CPU there is no copy.
 func (g *gpuBench) copied(s gpuSize, name string, bytes, took float64, n int) {
 	if took <= 0 || !g.at.onGPU() {
 		return
@@ -108,11 +109,12 @@ func (g *gpuBench) copied(s gpuSize, name string, bytes, took float64, n int) {
 	}
 }
 
-// onGPU tells whether the device is one: parameters are copied to it, and it has memory of its own.
+// onGPU reports whether the device is a GPU: parameters are copied to it, and it has memory of its
+// own.
 func (d gpuDevice) onGPU() bool { return d.torchDevice != onCPU }
 
-// median returns the median of figures of which there is at least one: of an even number, the mean of
-// the two in the middle.
+// median returns the median of at least one figure. For an even number of figures, it is the mean
+// of the two in the middle.
 func median(of []float64) float64 {
 	sorted := slices.Sorted(slices.Values(of))
 	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2

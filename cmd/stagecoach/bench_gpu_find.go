@@ -24,9 +24,9 @@ import (
 // noDevice is the exit status of a benchmark whose device this machine does not have.
 const noDevice = 3
 
-// interpreters returns the Python interpreters of the machine, each once, in the order in which they
-// are tried: of the active virtual environment, in PATH, of conda, below here, in /opt and
-// /usr/local, and the system's.
+// interpreters returns the Python interpreters of the machine, each once, in the order in which
+// they are tried: in the active virtual environment, in PATH, in conda's folders, below the working
+// directory, in /opt and /usr/local, and the system's.
 func interpreters() (all []string) {
 	var patterns []string
 	for _, root := range []string{os.Getenv("VIRTUAL_ENV"), os.Getenv("CONDA_PREFIX")} {
@@ -50,7 +50,7 @@ func interpreters() (all []string) {
 		patterns = append(patterns, filepath.Join(home, name, "bin", "python3"), filepath.Join(home, name, "envs", "*", "bin", "python3"))
 	}
 	for _, p := range append(patterns, "/usr/bin/python3") {
-		found, _ := filepath.Glob(p) // the patterns are well formed, except for a PATH with brackets
+		found, _ := filepath.Glob(p) // fails only for a PATH with brackets
 		for _, f := range found {
 			if abs, err := filepath.Abs(f); err == nil && !slices.Contains(all, abs) {
 				all = append(all, abs)
@@ -70,14 +70,14 @@ func output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	return cmd.Output()
 }
 
-// nvmlFolders are where NVIDIA's libraries lie on machines whose linker may not know it.
+// nvmlFolders are the folders of NVIDIA's libraries on machines whose linker may not search them.
 var nvmlFolders = []string{
 	"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib",
 	"/run/nvidia/driver/usr/lib/x86_64-linux-gnu", "/usr/lib/wsl/lib",
 }
 
-// findNVML returns the path of NVML: the first in LD_LIBRARY_PATH and the folders; empty: it is in
-// none of them.
+// findNVML returns the first path of NVML in LD_LIBRARY_PATH and the folders, or an empty path if
+// they do not have it.
 func findNVML(folders []string) string {
 	for _, dir := range append(filepath.SplitList(os.Getenv("LD_LIBRARY_PATH")), folders...) {
 		path := filepath.Join(dir, "libnvidia-ml.so.1")
@@ -96,8 +96,8 @@ type gpuDevice struct {
 	close func()
 }
 
-// openGPU finds the device that share names, and an interpreter for it. What was found is told as
-// progress and in the report.
+// openGPU finds the device that share names, and an interpreter for it. It reports both as progress
+// and in the report.
 func openGPU(ctx context.Context, share, python string, report *bench.Report) (d gpuDevice, py torchPython, err error) {
 	if share == "cpu" {
 		if py, err = findTorch(ctx, python, false); err != nil {
@@ -113,7 +113,7 @@ func openGPU(ctx context.Context, share, python string, report *bench.Report) (d
 	}
 	path := findNVML(nvmlFolders)
 	if dir := filepath.Dir(path); path != "" && !slices.Contains(filepath.SplitList(os.Getenv("LD_LIBRARY_PATH")), dir) && !strings.HasPrefix(dir, "/usr/lib") {
-		// So stages find it, too, and the driver's other libraries beside it.
+		// Stages then find NVML, too, and the driver's other libraries beside it.
 		_ = os.Setenv("LD_LIBRARY_PATH", strings.Trim(os.Getenv("LD_LIBRARY_PATH")+":"+dir, ":")) // fails for names with = alone
 	}
 	watch := device.Open(device.Config{Share: s, Path: path, Log: slog.New(slog.DiscardHandler)})
@@ -127,7 +127,7 @@ func openGPU(ctx context.Context, share, python string, report *bench.Report) (d
 		return d, py, exitError{noDevice, fmt.Errorf("--device %s: %w; --device cpu tries all of it without a GPU", share, ill)}
 	}
 	if py, err = findTorch(ctx, python, true); err != nil {
-		if ill != nil { // there is no device, so no PyTorch finds one
+		if ill != nil { // there is no device, so PyTorch finds none
 			err = exitError{noDevice, fmt.Errorf("--device %s: %w; --device cpu tries all of it without a GPU (%w)", share, ill, err)}
 		}
 		return d, py, err
@@ -149,7 +149,7 @@ func openGPU(ctx context.Context, share, python string, report *bench.Report) (d
 	return d, py, nil
 }
 
-// watchedDevice returns the device of a watch, which its close ends.
+// watchedDevice returns the device of a watch. Closing the device ends the watch.
 func watchedDevice(watch *device.Watch, seen keysmanager.Device) gpuDevice {
 	all := only(func() []keysmanager.Device { return devicesOf(watch) }, seen.ID)
 	look := func(ctx context.Context) (keysmanager.Device, error) {
@@ -163,12 +163,12 @@ func watchedDevice(watch *device.Watch, seen keysmanager.Device) gpuDevice {
 	return gpuDevice{torchDevice{"cuda:0", seen.ID, "BF16"}, look, all, watch.Close}
 }
 
-// fixedDevice returns a device of which nobody knows what is used.
+// fixedDevice returns a device whose used memory is unknown.
 func fixedDevice(d keysmanager.Device) gpuDevice {
 	return gpuDevice{onCPU, func(context.Context) (keysmanager.Device, error) { return d, nil }, func() []keysmanager.Device { return []keysmanager.Device{d} }, func() {}}
 }
 
-// cudaDevice asks PyTorch for its first device, where NVML shows none.
+// cudaDevice asks PyTorch for its first device, for machines where NVML shows none.
 func cudaDevice(ctx context.Context, py torchPython) (keysmanager.Device, error) {
 	const code = `import json, torch
 p = torch.cuda.get_device_properties(0)
@@ -196,20 +196,20 @@ func firstWell(all []keysmanager.Device) (keysmanager.Device, error) {
 	return all[i], nil
 }
 
-// standIn is what a KeysManager takes for a device where stages compute on the CPU, as its name says
-// to CUDA and to them.
+// standIn is the device that a KeysManager uses if stages compute on the CPU. Its ID tells CUDA and
+// the stages that there is no GPU.
 func standIn() keysmanager.Device {
 	return keysmanager.Device{ID: onCPU.id, Name: "CPU", Memory: memAvailable(), Utilisation: -1}
 }
 
-// only leaves one of the devices.
+// only chooses one of the devices.
 func only(all func() []keysmanager.Device, id string) func() []keysmanager.Device {
 	return func() []keysmanager.Device {
 		return slices.DeleteFunc(all(), func(d keysmanager.Device) bool { return d.ID != id })
 	}
 }
 
-// hostFree returns how many bytes of memory processes can get, without what only caches files.
+// hostFree returns how many bytes of memory processes can get, file caches included.
 func hostFree() (int64, error) {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

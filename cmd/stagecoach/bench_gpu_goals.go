@@ -7,10 +7,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench"
 )
 
-// headline is the size that the goals in milliseconds are of.
+// headline is the size that the goals in milliseconds apply to.
 const headline = 5_400_000_000
 
-// goals compares the figures of a size with what is wanted of them. On the CPU nothing is.
+// goals compares the figures of a size with their goals. On the CPU there are no goals.
 func (g *gpuBench) goals(s gpuSize) (out []bench.Goal) {
 	if !g.at.onGPU() {
 		return nil

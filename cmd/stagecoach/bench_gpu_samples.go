@@ -13,13 +13,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
-// gpuSaid gathers what replicas print of their way onto a device.
+// gpuSaid collects what replicas print about the parts of their start on a device.
 type gpuSaid struct {
 	mu    sync.Mutex
 	parts map[string]chan deviceParts // by replica
 }
 
-// expect returns where the parts of a replica come. It is called before the replica is ordered.
+// expect returns a channel that gets the parts of a replica. It is called before the replica is
+// ordered.
 func (s *gpuSaid) expect(replica string) <-chan deviceParts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -28,7 +29,7 @@ func (s *gpuSaid) expect(replica string) <-chan deviceParts {
 	return c
 }
 
-// told reads a line of a replica; others than those expected are passed on to the user.
+// told reads a line of a replica. Lines that nobody expects are passed on to the user.
 func (s *gpuSaid) told(replica, line string) {
 	p, ok := deviceLine(line)
 	if !ok {
@@ -38,18 +39,18 @@ func (s *gpuSaid) told(replica, line string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.parts[replica]; c != nil {
-		c <- p // the only one of this replica
+		c <- p // a replica has only one such line
 		delete(s.parts, replica)
 	}
 }
 
-// footprint is what is taken of memory, in bytes.
+// footprint is used memory, in bytes.
 type footprint struct {
 	device int64 // by all programs
 	host   int64 // by the replicas and what they fork from, as proportional set sizes
 }
 
-// memory measures what is taken while replicas live.
+// memory measures the memory in use while replicas live.
 func (w *gpuWay) memory(ctx context.Context, live []started) (f footprint, err error) {
 	d, err := w.g.at.look(ctx)
 	if err != nil {
@@ -68,25 +69,25 @@ func (w *gpuWay) memory(ctx context.Context, live []started) (f footprint, err e
 		}
 	}
 	for _, r := range live {
-		if w.path != keysmanager.PathResident { // that is a thread
+		if w.path != keysmanager.PathResident { // a resident replica is a thread
 			pids[r.pid] = true
 		}
 	}
 	f.host, _, err = sharedMemory(slices.Sorted(maps.Keys(pids)))
 	if err != nil {
 		progress("bench gpu: %s: memory of processes: %v", w.cell, err)
-		f.host, err = -1, nil // one has ended, or the kernel does not tell: there is no such figure
+		f.host, err = -1, nil // a replica has ended, or the kernel does not tell: the figure is left out
 	}
 	return f, err
 }
 
-// gpuSamples is what several starts on a path took.
+// gpuSamples has the figures of several starts on a path.
 type gpuSamples struct {
 	startSamples
 	way    *gpuWay
 	suffix string // of the case
 	parts  []deviceParts
-	paths  map[string]int // that starts took
+	paths  map[string]int // number of starts by path
 }
 
 func (s *gpuSamples) add(r started) {
@@ -98,10 +99,10 @@ func (s *gpuSamples) add(r started) {
 	s.paths[r.path]++
 }
 
-// memory reports what each of n replicas takes.
+// memory reports the memory that each of n replicas takes.
 func (s *gpuSamples) memory(before, after footprint, n int) {
 	name := s.way.cell + s.suffix
-	if s.way.g.at.onGPU() && after.device > 0 { // else nobody knows
+	if s.way.g.at.onGPU() && after.device > 0 { // otherwise the used memory is unknown
 		s.way.g.report.Add(name, "device_mb_per_replica", float64(after.device-before.device)/float64(n)/1e6, n)
 	}
 	if before.host >= 0 && after.host >= 0 {
@@ -127,7 +128,7 @@ func (s *gpuSamples) report() {
 	copied := s.partsReport(g.report, name)
 	if together := s.suffix != ""; together {
 		g.report.Add(name, "first_output_last_ms", float64(slices.Max(s.first))/1e6, len(s.first))
-		if len(copied) > 0 { // all bytes, in the time of the slowest
+		if len(copied) > 0 { // all bytes in the time of the slowest copy
 			g.copied(size, name, float64(size.bytes)*float64(len(copied)), slices.Max(copied), len(copied))
 		}
 	} else if len(copied) > 0 {
@@ -152,13 +153,14 @@ func (s *gpuSamples) report() {
 	if plain := g.plain[size.name]; plain > 0 && s.suffix == "" {
 		g.report.Add(name, "speedup_over_plain", float64(plain)/float64(p50), len(s.first))
 		by := &startSamples{said: []string{g.answers[size.name]}}
-		if other := s.unlike(by); len(other) > 0 { // kernels may add up in another order
+		if other := s.unlike(by); len(other) > 0 { // kernels may add numbers in another order
 			g.report.Note(name, fmt.Sprintf("%d of %d answers are %q, and by hand %q", len(other), len(s.said), other, by.said))
 		}
 	}
 }
 
-// partsReport adds what the parts of the way onto the device took, and returns the seconds of copies.
+// partsReport adds the times of the parts of starts on the device, and returns the seconds of the
+// copies.
 func (s *gpuSamples) partsReport(r *bench.Report, name string) (copied []float64) {
 	for _, part := range []struct {
 		metric string

@@ -27,18 +27,21 @@ var heapPython []byte
 
 const (
 	modelFile = "model.safetensors"
-	heapImage = "bench/heap:1" // of the stage whose parameters lie in the heap
+	heapImage = "bench/heap:1" // of the stage with parameters in the heap
 )
 
-// size measures a stage of a size.
+// size measures a stage with parameters of a size.
 func (g *gpuBench) size(ctx context.Context, s gpuSize) {
 	g.cells.run(ctx, gpuCell{name: s.name + "_pinned", takes: g.times.of(1, 1, 3, s.bytes), device: s.bytes + gpuContext, host: hostBase,
 		measure: func(ctx context.Context) error { return g.pinnedCopy(ctx, s) }})
 	var b *benchStage
-	g.cells.run(ctx, gpuCell{name: s.name + "_weights", takes: g.times.of(2, 1, 6, s.bytes), host: s.bytes + hostBase, measure: func(ctx context.Context) (err error) {
+	weights := gpuCell{name: s.name + "_weights", takes: g.times.of(2, 1, 6, s.bytes), host: s.bytes + hostBase}
+	weights.device = s.bytes + gpuContext // none are made that the device cannot hold
+	weights.measure = func(ctx context.Context) (err error) {
 		b, err = g.stage(ctx, s)
 		return err
-	}})
+	}
+	g.cells.run(ctx, weights)
 	if b == nil {
 		for _, p := range append([]string{"ring"}, g.paths...) {
 			g.cells.skip(s.name+"_"+p, "there are no weights, see "+s.name+"_weights")
@@ -51,8 +54,9 @@ func (g *gpuBench) size(ctx context.Context, s gpuSize) {
 	g.starts(ctx, b, s)
 }
 
-// stage makes the images of a transformer with parameters of about so many bytes, and saves the same
-// model as torch.save does if that is wanted. With --weights, files that are there already are used.
+// stage makes the images of a transformer with parameters of about the size's bytes. If plain
+// starts are measured, it also saves the model with torch.save. With --weights, existing files are
+// used.
 func (g *gpuBench) stage(ctx context.Context, s gpuSize) (*benchStage, error) {
 	shape, err := synthetic.Of(1, s.bytes, g.at.dtype)
 	if err != nil {
@@ -84,7 +88,8 @@ func (g *gpuBench) stage(ctx context.Context, s gpuSize) (*benchStage, error) {
 	})
 }
 
-// generate writes the weights into a folder, unless they are there, and links them into the images.
+// generate writes the weights into a folder, unless the folder has them, and links them into the
+// images.
 func (g *gpuBench) generate(ctx context.Context, b *benchStage, p *plain, shape synthetic.Transformer, files string) error {
 	if err := os.MkdirAll(files, 0o755); err != nil { //nolint:gosec // stages are users of their own
 		return err
@@ -125,8 +130,8 @@ func (g *gpuBench) generate(ctx context.Context, b *benchStage, p *plain, shape 
 	return os.Link(saved, p.model())
 }
 
-// manage makes a KeysManager for the stage: as the product has it, or bare, without users, networks
-// and cgroups. lacks says what of that the machine does not have.
+// manage makes a KeysManager for the stage: as in the product, or bare, which means without users,
+// networks and cgroups. lacks names those of the three that the machine does not have.
 func (g *gpuBench) manage(b *benchStage, bare bool) (lacks string, err error) {
 	var cfg keysmanager.Config
 	if !bare {
@@ -152,8 +157,8 @@ func (g *gpuBench) manage(b *benchStage, bare bool) (lacks string, err error) {
 	return lacks, b.open(cfg)
 }
 
-// deviceLine finds in a line of a replica how it got its parameters onto its device; ok is false in
-// all other lines.
+// deviceLine parses a replica's log line about the copy of its parameters to its device. ok is
+// false for all other lines.
 func deviceLine(line string) (p deviceParts, ok bool) {
 	_, said, ok := strings.Cut(line, " has its parameters: ")
 	if !ok {
@@ -165,7 +170,7 @@ func deviceLine(line string) (p deviceParts, ok bool) {
 			if i >= len(words) {
 				return 0
 			}
-			v, _ := strconv.ParseFloat(words[i], 64) // 0: a line of another form
+			v, _ := strconv.ParseFloat(words[i], 64) // 0 if the line has another form
 			return seconds(v)
 		}
 		switch {

@@ -17,10 +17,10 @@ const (
 	hostBase   = 2 << 30 // of the machine
 )
 
-// together is how many replicas are started at once, to see what they take from each other.
+// together is how many replicas are started at once, to see how they slow each other down.
 const together = 4
 
-// gpuNeed is what a replica reserves of the device.
+// gpuNeed returns the bytes of device memory that a replica reserves.
 func gpuNeed(s gpuSize) int64 { return s.bytes + s.bytes/8 + gpuContext }
 
 // gpuWay starts a stage on one path.
@@ -30,23 +30,23 @@ type gpuWay struct {
 	s     gpuSize
 	name  string           // of gpuPaths
 	cell  string           // its case
-	path  string           // of the KeysManager, that it has to take; empty: it is not the KeysManager's
+	path  string           // start path of the KeysManager that is wanted; empty: started by hand
 	spec  keysmanager.Spec // of its function
 	said  *gpuSaid
-	slow  bool // it is started half as often
+	slow  bool // half as many starts are measured
 	parks bool // a child has to be parked before each start
 
 	mu sync.Mutex
 	n  int // replicas so far
 }
 
-// starts measures all paths, as the product takes them and bare.
+// starts measures all paths, first as in the product, then bare.
 func (g *gpuBench) starts(ctx context.Context, b *benchStage, s gpuSize) {
 	managed := g.paths
 	if g.paths[0] == "plain" {
 		managed = g.paths[1:]
 		w := &gpuWay{g: g, b: b, s: s, name: "plain", cell: s.name + "_plain", slow: true}
-		g.cells.run(ctx, w.single()) // what the others are compared with
+		g.cells.run(ctx, w.single()) // the others are compared with it
 		defer func() { g.cells.run(ctx, w.several()) }()
 	}
 	if len(managed) == 0 {
@@ -74,12 +74,12 @@ func (g *gpuBench) starts(ctx context.Context, b *benchStage, s gpuSize) {
 		}
 		b.shut()
 		if lacks == "without accounts, cgroups, networks" {
-			return // bare is no different
+			return // the bare starts would be the same
 		}
 	}
 }
 
-// way returns how replicas start on a path of the KeysManager, each of a function of its own.
+// way returns the gpuWay for a path of the KeysManager. Each path has a function of its own.
 func (g *gpuBench) way(b *benchStage, s gpuSize, name string) *gpuWay {
 	w := &gpuWay{g: g, b: b, s: s, name: name, path: name, spec: b.spec(name)}
 	switch name {
@@ -96,7 +96,7 @@ func (g *gpuBench) way(b *benchStage, s gpuSize, name string) *gpuWay {
 	return w
 }
 
-// often is how many starts are counted.
+// often returns how many starts are counted.
 func (w *gpuWay) often() int {
 	if w.slow {
 		return max(2, w.g.often/2)
@@ -104,37 +104,37 @@ func (w *gpuWay) often() int {
 	return w.g.often
 }
 
-// single is the cell of starts one after the other.
+// single returns the cell of starts one after the other.
 func (w *gpuWay) single() gpuCell {
 	takes, _ := w.estimates()
 	return gpuCell{name: w.cell, takes: takes, device: gpuNeed(w.s), host: w.host(1), measure: w.oneByOne}
 }
 
-// several is the cell of starts at the same time.
+// several returns the cell of starts at the same time.
 func (w *gpuWay) several() gpuCell {
 	_, takes := w.estimates()
 	return gpuCell{name: w.cell + "_x4", takes: takes, device: together * gpuNeed(w.s), host: w.host(together), measure: w.atOnce}
 }
 
-// host is how much memory of the machine n replicas take, in bytes: the file's in the page cache, and
-// what is in heaps.
+// host returns how many bytes of the machine's memory n replicas take: the file in the page cache,
+// and heaps.
 func (w *gpuWay) host(n int64) int64 {
 	switch w.name {
-	case "plain": // each in its own
+	case "plain": // each process has a heap of its own
 		return hostBase + (1+n)*w.s.bytes
-	case "heap": // in the one that they fork from
+	case "heap": // in the heap of the zygote
 		return hostBase + 2*w.s.bytes
 	}
 	return hostBase + w.s.bytes
 }
 
-// cells measures starts one after the other, then some at once if that is wanted.
+// cells measures starts one after the other, and then several at once if atOnce is set.
 func (w *gpuWay) cells(ctx context.Context, atOnce bool) {
 	begun := w.g.cells.run(ctx, w.single())
 	if atOnce {
 		begun = w.g.cells.run(ctx, w.several()) || begun
 	}
-	if begun && (w.name == "heap" || w.name == "parked" || w.name == "resident") { // what it keeps would be in others' way
+	if begun && (w.name == "heap" || w.name == "parked" || w.name == "resident") { // what it keeps would slow the next cells
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
 		if _, err := w.b.keys.Evict(ctx, w.spec.Function); err != nil {
@@ -159,7 +159,7 @@ func (w *gpuWay) estimates() (one, four time.Duration) {
 	return t.of(1, n, 0.5+0.1*float64(n), bytes), t.of(1, together, 1, bytes)
 }
 
-// start starts a replica, or the process that is compared with one.
+// start starts a replica, or the process that replicas are compared with.
 func (w *gpuWay) start(ctx context.Context) (started, error) {
 	if w.path == "" {
 		return w.b.others[w.name](ctx)
@@ -172,19 +172,19 @@ func (w *gpuWay) start(ctx context.Context) (started, error) {
 	r, err := w.b.start(ctx, func(ctx context.Context) (launched, error) {
 		return w.b.order(ctx, keysmanager.Order{Replica: name, Spec: w.spec, Device: w.g.at.id})
 	})
-	if err != nil || !w.g.at.onGPU() { // on the CPU it has no way to go
+	if err != nil || !w.g.at.onGPU() { // on the CPU there are no parts
 		return r, err
 	}
 	select {
 	case r.parts = <-parts:
-	case <-time.After(10 * time.Second): // its figures lack the parts
+	case <-time.After(10 * time.Second): // the figures of this start lack the parts
 		progress("bench gpu: %s: replica %s does not say how it got onto its device", w.cell, name)
 	case <-ctx.Done():
 	}
 	return r, nil
 }
 
-// park has a child of the function parked, if the next start is to claim one.
+// park waits until a child of the function is parked, if starts on this path claim one.
 func (w *gpuWay) park(ctx context.Context) error {
 	if !w.parks {
 		return nil
@@ -206,18 +206,18 @@ func (w *gpuWay) park(ctx context.Context) error {
 	}
 }
 
-// oneByOne starts replicas, one after the other. The first, which loads what the others share, is not
-// counted; the last is asked for its memory.
+// oneByOne starts replicas, one after the other. The first one loads what the others share, so it
+// is not counted. The memory of the last one is measured.
 func (w *gpuWay) oneByOne(ctx context.Context) error {
 	samples := &gpuSamples{way: w}
-	defer samples.report() // also of fewer starts than wanted
+	defer samples.report() // even after fewer starts than wanted
 	none, err := w.memory(ctx, nil)
 	if err != nil {
 		return err
 	}
 	for i := range 1 + w.often() {
 		before := none
-		if i == w.often() { // what replicas share is there, and a child is not parked yet
+		if i == w.often() { // the zygote is loaded, and no child is parked yet
 			if before, err = w.memory(ctx, nil); err != nil {
 				return err
 			}
@@ -248,14 +248,14 @@ func (w *gpuWay) oneByOne(ctx context.Context) error {
 	return nil
 }
 
-// unmapped tells whether a fork is one of a zygote that finds more memory of its own than of the model,
-// as one with a small model does whose PyTorch imports much while it loads. Its parameters are mapped
-// all the same.
+// unmapped reports whether a fork counts as one from the heap although its parameters are mapped.
+// That happens with small models: PyTorch imports modules in load, so the zygote has more memory of
+// its own than of the model.
 func (w *gpuWay) unmapped(path string) bool {
 	return w.name == "fork" && path == keysmanager.PathHeap
 }
 
-// atOnce starts some replicas at the same time, and measures them while all are there.
+// atOnce starts several replicas at the same time, and measures their memory while all live.
 func (w *gpuWay) atOnce(ctx context.Context) error {
 	before, err := w.memory(ctx, nil)
 	if err != nil {

@@ -61,7 +61,7 @@ func openFolder(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "bench-gpu-")
 	if err == nil {
-		err = os.Chmod(dir, 0o777) //nolint:gosec // that is what it is for
+		err = os.Chmod(dir, 0o777) //nolint:gosec // every user writes to it
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -70,8 +70,7 @@ func openFolder(t *testing.T) string {
 	return dir
 }
 
-// wantFigures fails the test unless the report has all of them: of each case that begins with the
-// size, these metrics.
+// wantFigures fails the test unless each case of the size has these metrics in the report.
 func wantFigures(t *testing.T, r *bench.Report, want map[string]string) {
 	t.Helper()
 	got := figures(r)
@@ -84,17 +83,14 @@ func wantFigures(t *testing.T, r *bench.Report, want map[string]string) {
 	}
 }
 
-// TestBenchGPUWithAStandIn measures all paths, as the product takes them and bare, with libraries in
-// place of the driver's and of CUDA: all lines run but those of CUDA itself.
+// TestBenchGPUWithAStandIn measures all paths, as in the product and bare, with stand-ins for the
+// driver's library and for CUDA. All lines run except those that need CUDA.
 func TestBenchGPUWithAStandIn(t *testing.T) {
 	full := twoGPUs(t)
 	if err := os.WriteFile(filepath.Join(full, "filling"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	folder, err := filepath.Abs("testdata/cuda") // not in /tmp: replicas have one of their own
-	if err != nil {
-		t.Fatal(err)
-	}
+	folder := seenCUDA(t)
 	program, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +103,7 @@ func TestBenchGPUWithAStandIn(t *testing.T) {
 		start = "first_output_p50_ms inference_p50_ms context_p50_ms copy_p50_ms kernels_p50_ms copy_gb_per_s share_of_pinned device_mb_per_replica"
 		fork  = " hello_p50_ms order_p50_ms fork_p50_ms first_call_p50_ms"
 	)
-	parked := strings.ReplaceAll(strings.ReplaceAll(start, "context_p50_ms ", ""), "kernels_p50_ms ", "") // it had those before the order
+	parked := strings.ReplaceAll(strings.ReplaceAll(start, "context_p50_ms ", ""), "kernels_p50_ms ", "") // parked children have these before the order
 	want := map[string]string{
 		"device":               "import_p50_ms context_p50_ms kernels_p50_ms context_device_mb kernels_device_mb",
 		"2MB_pinned_1_streams": "copy_gb_per_s", "2MB_pinned_2_streams": "copy_gb_per_s", "2MB_pinned_4_streams": "copy_gb_per_s",
@@ -130,7 +126,7 @@ func TestBenchGPUWithAStandIn(t *testing.T) {
 			t.Errorf("versions %v, want %s", r.Versions, name)
 		}
 	}
-	if len(r.Goals) != 9 { // all of a size but those of the headline alone
+	if len(r.Goals) != 9 { // all goals of a size except those of the headline
 		t.Errorf("%d goals, want 9: %v", len(r.Goals), r.Goals)
 	}
 	// The device has 10 GiB, so 20 GB fit no cell.
@@ -157,8 +153,9 @@ func TestBenchGPUWithAStandIn(t *testing.T) {
 	}
 }
 
-// TestBenchGPUWithoutAccounts runs as a user who may not have accounts, cgroups and networks, on the
-// CPU. A model that torch.load cannot read is a row, and the rest is measured all the same.
+// TestBenchGPUWithoutAccounts runs on the CPU, as a user without the right to make accounts,
+// cgroups and networks. A model that torch.load cannot read gives a row, and all other cells are
+// measured.
 func TestBenchGPUWithoutAccounts(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it becomes another user")
@@ -186,7 +183,7 @@ func TestBenchGPUWithoutAccounts(t *testing.T) {
 		}
 	}
 	if err == nil {
-		err = os.Chown(saved, 65534, 65534) // else it may not be linked
+		err = os.Chown(saved, 65534, 65534) // otherwise it may not be linked
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -222,7 +219,8 @@ func TestBenchGPUWithoutAccounts(t *testing.T) {
 	}
 }
 
-// TestBenchGPUWithoutGPU ends with a status of its own, so that a script knows that nothing is wrong.
+// TestBenchGPUWithoutGPU checks that the bench ends with its own status for a missing device, so
+// that a script can tell it from a failure.
 func TestBenchGPUWithoutGPU(t *testing.T) {
 	var out bytes.Buffer
 	err := run(t.Context(), []string{"bench", "gpu", "--device", "none"}, &out)
@@ -241,12 +239,12 @@ func TestBenchGPUWithoutGPU(t *testing.T) {
 	}
 }
 
-// bundleLimit is how much a machine that is borrowed takes of a working tree and what is carried
-// beside it, in bytes, with a margin.
+// bundleLimit is the most bytes of a working tree and carried files that a borrowed machine takes,
+// with a margin.
 const bundleLimit = 60 << 20
 
-// TestBenchGPUBundle builds what `make bench-gpu-bundle` carries to another machine. With the tracked
-// files it stays below the limit.
+// TestBenchGPUBundle builds the file that `make bench-gpu-bundle` makes for another machine. With
+// the tracked files it stays below the limit.
 func TestBenchGPUBundle(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -260,7 +258,7 @@ func TestBenchGPUBundle(t *testing.T) {
 	}
 	total := int64(0)
 	for file := range strings.SplitSeq(strings.Trim(string(out), "\x00"), "\x00") {
-		if info, err := os.Lstat(filepath.Join("..", "..", file)); err == nil { // else it was removed
+		if info, err := os.Lstat(filepath.Join("..", "..", file)); err == nil { // otherwise it was removed
 			total += info.Size()
 		}
 	}
@@ -276,4 +274,18 @@ func TestBenchGPUBundle(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), program, "version").CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
+}
+
+// seenCUDA returns a folder with the stand-in of CUDA that replicas see, wherever the sources are:
+// replicas have a /tmp of their own.
+func seenCUDA(t *testing.T) string {
+	t.Helper()
+	folder := proctest.Outside(t)
+	if err := os.Chmod(folder, 0o755); err != nil { //nolint:gosec // stages are users of their own
+		t.Fatal(err)
+	}
+	if err := proctest.Copy("testdata/cuda/sitecustomize.py", filepath.Join(folder, "sitecustomize.py")); err != nil {
+		t.Fatal(err)
+	}
+	return folder
 }

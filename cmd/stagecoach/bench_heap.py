@@ -1,5 +1,8 @@
-"""A stage as transformer.py beside it, whose parameters load copies into the process's memory: as most handlers do that read
-a model in another way than the SDK's. Replicas that fork from it share that memory until they write to it."""
+"""The stage of transformer.py, whose load copies the parameters into the process's memory.
+
+Most handlers that do not read their model with the SDK do the same. Replicas that fork from the
+process share that memory until they write to it.
+"""
 from __future__ import annotations
 
 import transformer

@@ -7,9 +7,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/policy"
 )
 
-// This file and sim_paper.go are all that the product has of its evaluation: `stagecoach sim paper`,
-// and the allocators of others by name. A build with `-tags noevaluation` has neither, and needs none
-// of the folders sim/study, autoscaler/baseline and bench/cv.
+// Only this file and sim_paper.go join the product to its evaluation: they have `stagecoach sim
+// paper`, and the allocators of other systems by name. A build with `-tags noevaluation` has
+// neither, and needs none of the folders sim/study, autoscaler/baseline and bench/cv.
 func init() {
 	evaluate = simPaper
 	policy.AddAllocator("hpa", baseline.NewHPA(baseline.HPAConfig{}))

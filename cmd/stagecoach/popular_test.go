@@ -20,31 +20,32 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
-// popular is a model of a library that many people use, with random weights, as testdata/popular/make.py
-// describes it.
+// popular is a model of a popular library, with random weights, as testdata/popular/make.py prints
+// it.
 type popular struct {
 	Name, Library string
 	Model         string // its file
 	Bytes         int64  // of the file
 	Env           map[string]string
-	Body          string    // of a request: JSON, or else text
+	Body          string    // of a request: JSON, otherwise text
 	Want          []float64 // what the library computes for it, outside of any stage
 }
 
-// popularPaths are the start paths that models are known to have. All others are forks of a zygote
-// that has mapped the parameters.
+// popularPaths are the start paths of some models. All other models fork from a zygote that has
+// mapped the parameters.
 var popularPaths = map[string]string{
-	"sklearn-skl2onnx": keysmanager.PathHeap, // ONNX Runtime does
+	"sklearn-skl2onnx": keysmanager.PathHeap, // ONNX Runtime copies the parameters
 	"onnxruntime":      keysmanager.PathHeap,
-	"lightgbm":         keysmanager.PathHeap, // it parses text
+	"lightgbm":         keysmanager.PathHeap, // LightGBM parses text
 }
 
 // popularReplicas is how many replicas each model has while its memory is measured.
 const popularReplicas = 3
 
 // TestPopularModels runs models of popular libraries as stages: built, deployed, and forked from a
-// zygote. Their answers are what the libraries compute by themselves. The test writes a table of how
-// each starts and what a further replica costs to the file that STAGECOACH_MODELS_TABLE names.
+// zygote. Their answers have to be those of the libraries by themselves. The test writes a table
+// with each model's start path and the cost of one more replica to the file that
+// STAGECOACH_MODELS_TABLE names.
 func TestPopularModels(t *testing.T) {
 	t.Parallel()
 	python := proctest.Torch(t)
@@ -108,7 +109,8 @@ func popularStack(python string, models []popular) string {
 	return b.String()
 }
 
-// measure runs a model with some replicas, compares their answers, and returns its row of the table.
+// measure runs a model with some replicas, compares their answers, and returns its row of the
+// table.
 func (r *rig) measure(t *testing.T, c *cli, m popular) string {
 	t.Helper()
 	c.run(m.Name+": created", "", "deploy", "--filter", m.Name)

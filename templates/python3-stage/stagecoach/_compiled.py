@@ -1,9 +1,10 @@
-"""Where torch.compile and Triton keep what they have compiled.
+"""Keeps the code that torch.compile and Triton have compiled.
 
-A zygote compiles into a folder of its own in the temporary folder, which it shares with its replicas. What its load
-hook has compiled it copies once into the folder of the image, on the node's disk. Later zygotes of the image find
-that there as links, and do not compile it again. Nobody writes to the image's folder after that: what a replica
-compiles is for the replicas of its zygote, and ends with these.
+A zygote compiles into a folder of its own below the temporary folder, which it shares with its
+replicas. After its load hook, it copies the compiled code once into the folder of the image, on the
+node's disk. Later zygotes of the image begin with links to that code, and do not compile it again.
+Nobody writes to the image's folder after the copy. The other replicas of a zygote find the code
+that one of them compiles; it is removed with the zygote.
 """
 from __future__ import annotations
 
@@ -15,15 +16,17 @@ import tempfile
 
 ENV_FOLDER = "STAGECOACH_PREPACKED"  # of the image, on the node's disk
 INDUCTOR, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
-KEPT = "compiled"  # its name in the image's folder
-LOCKS = "locks"  # files of Inductor's that are no use to others, and that it does not open through links
-MOST = 900  # files and folders that are kept; the platform takes 1000 with what is around them
+KEPT = "compiled"  # name of the copy in the image's folder
+LOCKS = "locks"  # folder of Inductor's lock files, which it does not open through links
+MOST = 900  # files and folders that are kept; the platform takes 1000 in the image's folder
 
 
 def prepare() -> str:
-    """Have what is compiled from now on written to a folder of this process and its children, in which is what earlier
-    zygotes of the image have compiled. Returns the folder; empty: the function has one of its own, or the platform
-    keeps none."""
+    """Make this process and its children compile into one folder, and return it.
+
+    The folder begins with links to the code that earlier zygotes of the image have compiled. The
+    result is empty if the function sets a folder of its own, or if the platform keeps none.
+    """
     image = os.environ.get(ENV_FOLDER, "")
     if not image or INDUCTOR in os.environ:
         return ""
@@ -43,11 +46,11 @@ def prepare() -> str:
 
 
 def keep(folder: str) -> None:
-    """Copy what is in a folder that prepare returned to the image's, unless there is something in that."""
+    """Copy the folder that prepare returned into the image's folder, unless that has a copy."""
     if not folder or not any(files for _, _, files in os.walk(folder)):
         return
     kept = os.path.join(os.environ[ENV_FOLDER], KEPT)
-    half = f"{kept}.{os.getpid()}"  # the platform removes it if this process ends meanwhile
+    half = f"{kept}.{os.getpid()}"  # the platform removes it if this process ends during the copy
     if os.path.exists(kept) or not os.access(os.path.dirname(kept), os.W_OK):
         return
     count = sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
@@ -66,8 +69,8 @@ def keep(folder: str) -> None:
 
 
 def _link(kept: str, folder: str) -> None:
-    """Have links in a folder to all files in another one, which may not be there."""
-    for at, _, files in os.walk(folder):  # links to an earlier folder, which is gone
+    """Make links in folder to all files in kept, which may not exist."""
+    for at, _, files in os.walk(folder):  # remove links to files of an earlier folder that is gone
         for path in (os.path.join(at, name) for name in files):
             if not os.path.exists(path):
                 os.unlink(path)

@@ -1,6 +1,6 @@
-"""Modules without memory of their own, and their tensors replaced by those of a model's files.
+"""Makes modules without memory for parameters, and fills them with the tensors of a model's files.
 
-Nothing here knows a library of models: a module is PyTorch's, whoever wrote its class.
+Nothing here depends on a library of models: any torch.nn.Module will do.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ._types import StageError
 if TYPE_CHECKING:
     import torch
 
-SHOWN = 8  # problems that an error spells out
+SHOWN = 8  # most problems that an error lists
 
-# What a tensor is in its module.
+# The ways in which a module has a tensor.
 PARAMETER, BUFFER, ATTRIBUTE = "a parameter", "a buffer", "an attribute"
 _KINDS = {"_parameters": PARAMETER, "_buffers": BUFFER, "_modules": ATTRIBUTE}
 
@@ -44,14 +44,19 @@ _HIDDEN = "make them parameters or buffers of the module, or compute them in for
 
 @contextlib.contextmanager
 def empty() -> Iterator[None]:
-    """Put each parameter that this thread registers in a module on meta. Everything else is made as usual."""
+    """Put each parameter that this thread registers in a module on meta.
+
+    Everything else is made as usual.
+    """
     import torch
 
     nn, me = torch.nn, threading.get_ident()
-    made: dict[int, tuple[Any, torch.nn.Parameter]] = {}  # by id: a real parameter and the one in its place
+    # By id: a weak reference to the real parameter, and the parameter on meta that replaces it.
+    made: dict[int, tuple[Any, torch.nn.Parameter]] = {}
 
     def on_meta(real: torch.nn.Parameter) -> torch.nn.Parameter:
-        if type(real) is not nn.Parameter or real.is_meta:  # what a subclass holds, only its author knows
+        # A subclass of Parameter may hold more than a tensor, so it is made as usual.
+        if type(real) is not nn.Parameter or real.is_meta:
             return real
         alive, there = made.get(id(real), (lambda: None, real))
         if alive() is not real:
@@ -85,8 +90,11 @@ def empty() -> Iterator[None]:
 def fill(
     module: torch.nn.Module, path: str, entries: Mapping[str, _safetensors.Entry], tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Replace the parameters and buffers of module by the tensors of a model's files, or raise a StageError that names
-    what does not fit and leave the module as it is."""
+    """Replace the parameters and buffers of module by the tensors of a model's files.
+
+    If something does not fit, fill leaves the module as it is and raises a StageError that lists
+    the problems.
+    """
     filling = Filling(module, entries, tensors)
     filling.check()
     if filling.problems:
@@ -99,7 +107,7 @@ def fill(
 
 
 class Filling:
-    """A module, and what takes the places of its tensors."""
+    """A module, and the tensors that replace its own."""
 
     def __init__(
         self, module: torch.nn.Module, entries: Mapping[str, _safetensors.Entry], tensors: Mapping[str, torch.Tensor]
@@ -110,8 +118,8 @@ class Filling:
         self._module = module
         self._entries = entries
         self._tensors = tensors
-        self._from: dict[Any, str] = {}  # by what _identity returns: the file's name for it
-        self._new: dict[int, torch.Tensor] = {}  # by id: what takes a tensor's place
+        self._from: dict[Any, str] = {}  # by _identity of the old tensor: its name in the file
+        self._new: dict[int, torch.Tensor] = {}  # by id of the old tensor: the new one
         self._places: list[tuple[str, torch.Tensor, str]] = []
         self.problems: list[str] = []
         self.advice: dict[str, None] = {}  # each once, in order
@@ -122,11 +130,11 @@ class Filling:
             self.advice[advice] = None
 
     def check(self) -> None:
-        """Find what takes the place of what, and all problems with that. Nothing of the module is changed."""
+        """Find the tensor that replaces each old one, and all problems. Change nothing."""
         saved: dict[str, Any] = dict(self._module.state_dict(keep_vars=True))
         self._places = list(self._find(self._module, "", set()))
         registered = {id(t) for _, t, kind in self._places if kind != ATTRIBUTE}
-        others = dict(self._module.named_buffers())  # those that are not saved, too
+        others = dict(self._module.named_buffers())  # including those that are not saved
         refused = {name for name, old in saved.items() if not self._replaceable(name, old, registered)}
         for name, entry in self._entries.items():
             if name not in refused:
@@ -154,7 +162,7 @@ class Filling:
         return False
 
     def _take(self, name: str, entry: _safetensors.Entry, old: Any) -> None:
-        """Have a tensor of the file take the place of old, and of all that are the same, if it fits."""
+        """Note that a tensor of the file replaces old and all references to it, if it fits."""
         what, got = f"{os.path.basename(entry.file)}: tensor {name!r}", f"{entry.dtype} {list(entry.shape)}"
         if old is None:
             self._problem(f"{what}: got {got}, want no tensor of that name")
@@ -169,7 +177,7 @@ class Filling:
             self._problem(f"{what}: got values of its own, want {want}")
 
     def _check_places(self, saved: set[Any], registered: set[int]) -> None:
-        """Check what the file has no tensors for, and make what takes the place of the rest."""
+        """Make the new tensors, and check the old ones for which the file has none."""
         torch = self._torch
         replaced = {_storage(t) for _, t, _ in self._places if _identity(t) in self._from} - {None}
         for path, old, kind in self._places:
@@ -178,7 +186,7 @@ class Filling:
                 if id(old) not in self._new:
                     self._new[id(old)] = self._made(self._tensors[name], old)
             elif _identity(old) in saved or torch.nn.parameter.is_lazy(old):
-                continue  # check has said so
+                continue  # check has reported it
             elif old.is_meta:
                 self._problem(f"{path!r}: got {kind} on meta, which no file has", _META)
             elif kind == ATTRIBUTE and isinstance(old, torch.nn.Parameter) and id(old) not in registered:
@@ -188,15 +196,16 @@ class Filling:
 
     def _made(self, tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
         nn = self._torch.nn
-        if isinstance(old, nn.Parameter):  # PyTorch rounds otherwise in some modules if no gradient is wanted
+        # requires_grad stays: without it, PyTorch rounds differently in some modules.
+        if isinstance(old, nn.Parameter):
             new = nn.Parameter(tensor, requires_grad=old.requires_grad)
         else:
             new = tensor.detach()
-        new.__dict__.update(old.__dict__)  # what libraries have noted there
+        new.__dict__.update(old.__dict__)  # attributes that libraries have set
         return new
 
     def _find(self, value: Any, path: str, seen: set[int], kind: str = ATTRIBUTE) -> Iterator[tuple[str, Any, str]]:
-        """Find the tensors of a module and of those in it, wherever it has them: path, tensor and kind."""
+        """Yield path, tensor and kind of each tensor that a module or its submodules have."""
         if isinstance(value, self._torch.Tensor):
             yield path, value, kind
         elif id(value) in seen:
@@ -215,10 +224,10 @@ class Filling:
             for key, part in value.items() if isinstance(value, dict) else enumerate(value):
                 yield from self._find(part, f"{path}[{key!r}]", seen)
 
-    # What follows changes the module.
+    # The methods below change the module.
 
     def apply(self) -> None:
-        """Replace tensors as check has found it, and set the module to evaluate."""
+        """Replace the tensors that check has matched, and put the module in evaluation mode."""
         self._replace(self._module, {})
         self._module.eval()
         for module in self._module.modules():
@@ -226,7 +235,7 @@ class Filling:
                 hook(module, ())
 
     def _replace(self, value: Any, done: dict[int, Any]) -> Any:
-        """Replace tensors in value, and return what takes its own place."""
+        """Replace the tensors in value. Return value itself, or the object that replaces it."""
         torch = self._torch
         if isinstance(value, torch.Tensor):
             return self._new.get(id(value), value)
@@ -248,8 +257,10 @@ class Filling:
 
 
 def _renewals(module: torch.nn.Module) -> list[tuple[str, Any]]:
-    """The attributes that a hook computes from parameters before each call, with that hook: PyTorch's older weight_norm
-    and spectral_norm, and its pruning."""
+    """Return the attributes that a hook computes from parameters before each call, with the hook.
+
+    PyTorch's older weight_norm and spectral_norm and its pruning have such hooks.
+    """
     out = []
     for hook in module._forward_pre_hooks.values():
         name = getattr(hook, "name", None) or getattr(hook, "_tensor_name", None)
@@ -259,17 +270,21 @@ def _renewals(module: torch.nn.Module) -> list[tuple[str, Any]]:
 
 
 def _storage(tensor: Any) -> int | None:
-    """What is the same number for tensors that share memory, also on meta. None: it has none."""
+    """Return a number that is the same for tensors that share memory, also on meta.
+
+    Return None for a tensor without memory.
+    """
     try:
         if tensor.numel() == 0:
             return None
         return (tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage())._cdata
-    except (AttributeError, NotImplementedError, RuntimeError, ValueError):  # no tensor, lazy, sparse, somebody's own
+    # It is no tensor, is lazy or sparse, or has a class of somebody else's.
+    except (AttributeError, NotImplementedError, RuntimeError, ValueError):
         return None
 
 
 def _identity(tensor: Any) -> Any:
-    """What is equal for two tensors if what is written to one of them is in the other."""
+    """Return a key that is equal for two tensors that have the same elements in memory."""
     storage = _storage(tensor)
     if storage is None:
         return id(tensor)

@@ -1,9 +1,10 @@
-"""Whether a process can be forked: it has one thread, and has not used CUDA.
+"""Checks whether a process can be forked: it has one thread, and has not used CUDA.
 
-Threads are missing in a child, with the locks that they hold. A driver that was asked for devices is of no use in a
-child: each replica on a device would fail. PyTorch's own flag (``torch.cuda.is_initialized``) does not know what its C++
-code does, such as a backward pass, so the driver, the mappings and the open device files are asked as well. That the
-driver is loaded means nothing: cuBLAS loads it when PyTorch is imported.
+A child has only the forking thread, and the locks that other threads held stay locked. If the
+driver was asked for devices before the fork, each replica on a device fails. PyTorch's own flag
+(``torch.cuda.is_initialized``) misses calls from its C++ code, such as a backward pass. So the
+driver's state, the mappings and the open device files are checked as well. A loaded driver proves
+nothing: cuBLAS loads it when PyTorch is imported.
 """
 from __future__ import annotations
 
@@ -25,33 +26,33 @@ from . import _threads
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVER = "libcuda.so.1"
-NOT_INITIALISED = 3  # what functions of the driver return before cuInit
-STUB = 34  # what functions of a stub of the driver return, which programs are linked with where there is no driver
-NVML = "libnvidia-ml.so"  # opens device files too, and does no harm
+NOT_INITIALISED = 3  # the driver's functions return this before cuInit
+STUB = 34  # functions of a stub of the driver return this; programs are linked with one
+NVML = "libnvidia-ml.so"  # it opens device files, too, but a fork survives that
 DEVICES, UVM = "/dev/nvidia", "/dev/nvidia-uvm"  # NVML does not open the latter
 
 _CURES = "leave what needs a device to the place hook"
 
 
 class Unforkable(Exception):
-    """The handler loads, but a process that has loaded it cannot be forked."""
+    """Says that the handler loads, but a process that has loaded it cannot be forked."""
 
 
 class Watch:
-    """Finds the first line of the handler below which the process has used CUDA's driver."""
+    """Finds the first line of the handler that made the process use CUDA's driver."""
 
     def __init__(self) -> None:
-        self.what = self.line = ""  # what was called, and by which line; empty: not known
-        self.asked = False  # a function of PyTorch has asked the driver for devices, which may have none
+        self.what = self.line = ""  # the function that used CUDA, and the line; empty: not known
+        self.asked = False  # a function of PyTorch has asked the driver for devices, even in vain
         self._undo: list[Callable[[], None]] = []
 
     @contextlib.contextmanager
     def on(self) -> Iterator[Watch]:
-        """Watch while the handler is imported and loads. After that, what was watched is as it was."""
+        """Watch while the handler is imported and loads, and unwrap all functions afterwards."""
         watch = self
 
         class Finder(importlib.abc.MetaPathFinder):
-            """Has PyTorch watched once it is imported. Libraries look for it before that, and do not import it."""
+            """Wraps PyTorch's functions as soon as it is imported. Libraries may look for it before that."""
 
             looking = False
 
@@ -154,14 +155,16 @@ def check(watch: Watch) -> None:
 
 
 def end_threads() -> None:
-    """End the threads of libraries that start them again when they need them: OpenMP's, and the one that looks after
-    tqdm's progress bars."""
+    """End the threads of OpenMP and of tqdm's progress bars.
+
+    Both libraries start their threads again when they need them.
+    """
     _threads.end_progress_bars()
     _threads.end_openmp()
 
 
 def cuda(watch: Watch) -> str:
-    """Say how this process knows that it has used CUDA; empty: it has not."""
+    """Return the sign that this process has used CUDA; empty: there is none."""
     torch = getattr(sys.modules.get("torch"), "cuda", None)
     if torch is not None and torch.is_initialized():
         return "torch.cuda.is_initialized() is true"
@@ -171,14 +174,13 @@ def cuda(watch: Watch) -> str:
     files = device_files()
     if files:
         return f"it has {files[0]} open or mapped"
-    if watch.asked:  # the runtime keeps the answer: in a child, too, there are no devices
+    if watch.asked:  # CUDA's runtime keeps the answer, so a child would find no devices either
         return f"CUDA's runtime has asked {DRIVER} for devices"
     return ""
 
 
 def driver() -> int | None:
-    """Return what CUDA's driver answers, which it does without being initialised by that; None: it is not loaded, or a
-    stub of CUDA's toolkit is in its place."""
+    """Return the status of CUDA's driver, without initialising it; None: it is not loaded, or only a stub of it."""
     try:
         handle = _open(DRIVER, os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
@@ -186,8 +188,7 @@ def driver() -> int | None:
     library = ctypes.CDLL.__new__(ctypes.CDLL)  # CDLL itself may be watched
     _INIT(library, DRIVER, handle=handle)
     try:
-        code = int(library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())))
-    except AttributeError:  # a library of that name which is not the driver
+    """Return the status of CUDA's driver, without initialising it; None: it is not loaded, or only a stub of it."""
         return NOT_INITIALISED
     return None if code == STUB else code
 
@@ -197,12 +198,15 @@ _open: Callable[[str, int], int] = ctypes._dlopen  # type: ignore[attr-defined]
 
 
 def device_files(folder: str = "/proc/self") -> list[str]:
-    """The files of NVIDIA's devices that this process has open or mapped for CUDA; folder is the process's in /proc."""
+    """Return the device files of NVIDIA that a process has open or mapped for CUDA.
+
+    folder is the folder of the process in /proc.
+    """
     found = set()
     for fd in os.listdir(folder + "/fd"):
         try:
             found.add(os.readlink(f"{folder}/fd/{fd}"))
-        except OSError:  # the listing's own
+        except OSError:  # the descriptor of the listing itself, closed by now
             pass
     mapped = {path for _, _, path in _threads.mappings(folder + "/maps")}
     begin = UVM if any(os.path.basename(path).startswith(NVML) for path in mapped) else DEVICES
@@ -210,9 +214,9 @@ def device_files(folder: str = "/proc/self") -> list[str]:
 
 
 def _others() -> list[int]:
-    """The threads of this process beside its first one."""
+    """Return the threads of this process except its first one."""
     others: list[int] = []
-    for _ in range(100):  # one that has just been joined may be there for a moment
+    for _ in range(100):  # a thread that was just joined may stay for a moment
         others = [int(t) for t in os.listdir("/proc/self/task") if int(t) != os.getpid()]
         if not others:
             break
@@ -229,7 +233,7 @@ def _comm(task: int) -> str:
 
 
 def _line() -> str:
-    """The innermost line of the image's own modules that the caller was called from; empty: there is none."""
+    """Return the innermost line of the image's own modules on the stack; empty: there is none."""
     ours, root = os.path.dirname(os.path.abspath(__file__)), os.getcwd() + os.sep
     for frame in reversed(traceback.extract_stack()):
         path = os.path.abspath(frame.filename)
