@@ -188,7 +188,8 @@ def driver() -> int | None:
     library = ctypes.CDLL.__new__(ctypes.CDLL)  # CDLL itself may be watched
     _INIT(library, DRIVER, handle=handle)
     try:
-    """Return the status of CUDA's driver, without initialising it; None: it is not loaded, or only a stub of it."""
+        code = int(library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())))
+    except AttributeError:  # another library with the driver's name
         return NOT_INITIALISED
     return None if code == STUB else code
 
