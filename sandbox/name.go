@@ -167,10 +167,12 @@ func extend(file, line string) error {
 		line = "\n" + line
 	}
 	copied := filepath.Join(Home, filepath.Base(file))
-	if err := os.WriteFile(copied, append(b, line...), 0o644); err != nil { //nolint:gosec // readable, like the original
+	defer os.Remove(copied)                                                                   // the mount keeps the content
+	const mode = 0o644                                                                        // as the list that it replaces, whatever the umask
+	err = errors.Join(os.WriteFile(copied, append(b, line...), mode), os.Chmod(copied, mode)) //nolint:gosec // as above
+	if err != nil {
 		return err
 	}
-	defer os.Remove(copied) // the mount keeps the content
 	v, err := openView(view{path: copied}, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOEXEC)
 	if err != nil {
 		return err

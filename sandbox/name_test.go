@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
@@ -88,6 +90,18 @@ func TestAccountsHaveANameAndAHome(t *testing.T) {
 	}
 	if after, err := os.ReadFile(passwdFile); err != nil || string(after) != string(before) {
 		t.Errorf("the machine's list has changed, %v:\n%s", err, after)
+	}
+}
+
+// TestNamesAreReadableWhateverTheUmask starts a process from one that makes files for itself alone.
+func TestNamesAreReadableWhateverTheUmask(t *testing.T) {
+	a := openAccounts(t)
+	l := take(t, a, "ns")
+	before := unix.Umask(0o077)
+	defer unix.Umask(before)
+	got := finished(t, newSpawner(t), Command{Dir: "/usr", Argv: []string{"/usr/bin/id", "-un"}, As: &l.Account})
+	if want := "stdout: " + userName(l.UID); len(got) != 1 || got[0] != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 

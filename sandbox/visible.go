@@ -212,21 +212,17 @@ func firstLine(file string) string {
 	return text
 }
 
-// openRegular opens a file that a function names. It refuses what is no regular file: opening a pipe
-// would wait for somebody to write to it.
+// openRegular opens a file that a function names. It refuses what is not a regular file: to open a
+// pipe would wait for a writer, and to open a device may have effects.
 func openRegular(file string) (*os.File, error) {
-	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
+	info, err := os.Stat(file)
 	if err == nil && !info.Mode().IsRegular() {
 		err = fmt.Errorf("%s is a %v, want a file", file, info.Mode().Type())
 	}
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, err
 	}
-	return f, nil
+	return os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
 // maxVenv bounds the description of a virtual environment, in bytes.

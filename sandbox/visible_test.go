@@ -90,7 +90,8 @@ func TestProgramsThatAnAccountDoesNotSee(t *testing.T) {
 	}
 }
 
-// TestVisibleOpensNoPipe: a deploy may name a pipe as its program. Nobody waits for what comes out of it.
+// TestVisibleOpensNoPipe checks that Visible does not wait for a pipe that a deploy names as its
+// program.
 func TestVisibleOpensNoPipe(t *testing.T) {
 	t.Parallel()
 	dir := proctest.Outside(t)

@@ -214,6 +214,7 @@ def infer(state, calls):
 func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
 	python := withCUDA(t)
 	env := "LD_LIBRARY_PATH=" + library(t, "libcuda.so.1", driverSource)
+	const look = "import importlib.util; assert importlib.util.find_spec('torch'); " // as libraries do
 	for name, tc := range map[string]struct {
 		code, env string
 		want      []string
@@ -222,14 +223,83 @@ func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
 		"backward":                {"(x * 2).sum().backward()", "A=1", []string{"by a backward pass at handler.py:6", "cuDeviceGetCount returns 0"}},
 		"backward, no devices":    {"(x * 2).sum().backward()", "NO_DEVICES=1", []string{"by a backward pass at handler.py:6", "asked libcuda.so.1 for devices"}},
 		"pinned, no devices":      {"try: x.detach().pin_memory()\n    except RuntimeError: pass", "NO_DEVICES=1", []string{"by torch.Tensor.pin_memory at handler.py:6"}},
-		"on a device, no devices": {"try: x.to('cuda')\n    except RuntimeError: pass", "NO_DEVICES=1", []string{"by torch.cuda at handler.py:6"}},
+		"on a hidden device":      {"try: x.to('cuda')\n    except RuntimeError: pass", "NO_DEVICES=1", nil},
+		"as torch.compile":        {"try: torch.cuda.get_device_properties(torch.cuda.current_device())\n    except RuntimeError: pass", "NO_DEVICES=1", nil},
+		"counted":                 {"assert torch._C._cuda_getDeviceCount() == 0", "NO_DEVICES=1", nil},
+		"on a device, no devices": {"import os; os.environ['CUDA_VISIBLE_DEVICES'] = '0'\n    try: x.to('cuda')\n    except RuntimeError: pass", "NO_DEVICES=1", []string{"by torch.cuda at handler.py:7"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			handler := "import torch\n\ndef load(model):\n    x = torch.ones(3, requires_grad=True)\n    assert not torch.cuda.is_initialized()\n    " + tc.code +
+			handler := look + "import torch\n\ndef load(model):\n    x = torch.ones(3, requires_grad=True)\n    assert not torch.cuda.is_initialized()\n    " + tc.code +
 				"\n    assert not torch.cuda.is_initialized()\n\ndef infer(state, calls):\n    return calls\n"
 			saysAll(t, name, unforkable(t, []string{python}, handler, env, tc.env), tc.want)
 		})
 	}
+}
+
+// TestPythonForksWithStubOfDriver: an image for builds has a stub of CUDA's driver, whose functions say
+// nothing but what they are.
+func TestPythonForksWithStubOfDriver(t *testing.T) {
+	t.Parallel()
+	const source = "int cuInit(unsigned flags) { return 34; }\nint cuDeviceGetCount(int *count) { return 34; }\n"
+	const handler = "import ctypes\nctypes.CDLL('libcuda.so.1').cuInit(0)\n\ndef infer(state, calls):\n    return calls\n"
+	env := "LD_LIBRARY_PATH=" + library(t, "libcuda.so.1", source)
+	saysAll(t, "a stub", unforkable(t, []string{proctest.Python(t)}, handler, env), nil)
+}
+
+// TestPythonKeepsWhatHandlerReplaces: what a handler has put in place of a function that is watched is
+// there in replicas.
+func TestPythonKeepsWhatHandlerReplaces(t *testing.T) {
+	t.Parallel()
+	const handler = `
+import ctypes
+
+theirs = ctypes.CDLL.__init__
+
+def mine(*args, **kwargs):
+    return theirs(*args, **kwargs)
+
+ctypes.CDLL.__init__ = mine
+
+def place(state, replica):
+    assert ctypes.CDLL.__init__ is mine
+    ctypes.CDLL(None)
+
+def infer(state, calls):
+    return calls
+`
+	saysAll(t, "a function replaced", unforkable(t, []string{proctest.Python(t)}, handler), nil)
+}
+
+// TestPyTorchWithoutCUDAForks: a PyTorch that is made without CUDA asks no driver, also if another
+// library has loaded it.
+func TestPyTorchWithoutCUDAForks(t *testing.T) {
+	const handler = `
+import ctypes
+import torch
+
+def load(model):
+    ctypes.CDLL("libcuda.so.1")
+    x = torch.ones(3, requires_grad=True)
+    (x * 2).sum().backward()
+    try:
+        x.to("cuda")
+    except (RuntimeError, AssertionError):
+        pass
+    return x.grad
+
+def infer(state, calls):
+    return calls
+`
+	python := proctest.Torch(t)
+	out, err := exec.CommandContext(t.Context(), python, "-c", "import torch; print(torch.version.cuda)").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if version := strings.TrimSpace(string(out)); version != "None" {
+		t.Skipf("PyTorch is made for CUDA %s, want one without: Debian's is", version)
+	}
+	env := "LD_LIBRARY_PATH=" + library(t, "libcuda.so.1", driverSource)
+	saysAll(t, "without CUDA", unforkable(t, []string{python}, handler, env), nil)
 }
 
 // TestPyTorchThreadsOfBackward: a backward pass inside many others starts a thread that stays, and
@@ -292,4 +362,31 @@ def infer(state, calls):
     return calls
 `
 	saysAll(t, "threads of OpenMP", unforkable(t, []string{proctest.Torch(t)}, handler, wire.EnvThreads+"=3"), nil)
+}
+
+// TestPythonStartsNoThreadsThatItCannotEnd: a runtime of OpenMP that has no way to end its threads, as
+// GCC's before version 9, loads with one. It is a stand-in, as the machine's own one can end them.
+func TestPythonStartsNoThreadsThatItCannotEnd(t *testing.T) {
+	t.Parallel()
+	const old = "static int threads = 1;\nvoid omp_set_num_threads(int n) { threads = n; }\nint omp_get_max_threads(void) { return threads; }\n"
+	const code = `
+import ctypes, sys
+sys.path.insert(0, sys.argv[1])
+from stagecoach import _threads
+library = ctypes.CDLL(sys.argv[2])
+_threads.load_with(3)
+loads = library.omp_get_max_threads()
+_threads.end_openmp()
+print(loads, library.omp_get_max_threads())
+`
+	for name, tc := range map[string]struct{ source, want string }{
+		"libgomp-old.so.1": {old, "1 1"},
+		"libgomp-new.so.1": {old + "int omp_pause_resource_all(int kind) { return kind; }\n", "3 1"},
+	} {
+		path := filepath.Join(library(t, name, tc.source), name)
+		out, err := exec.CommandContext(t.Context(), proctest.Python(t), "-c", code, templates+"/python3-stage", path).CombinedOutput()
+		if got := strings.TrimSpace(string(out)); err != nil || got != tc.want {
+			t.Errorf("%s: %v, threads while it loads and after that %q, want %q", name, err, got, tc.want)
+		}
+	}
 }

@@ -24,8 +24,10 @@ from typing import Any, Callable
 
 from . import _threads
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVER = "libcuda.so.1"
 NOT_INITIALISED = 3  # the driver's functions return this before cuInit
+STUB = 34  # functions of a stub of the driver return this; programs are linked with one
 NVML = "libnvidia-ml.so"  # it opens device files, too, but a fork survives that
 DEVICES, UVM = "/dev/nvidia", "/dev/nvidia-uvm"  # NVML does not open the latter
 
@@ -50,20 +52,26 @@ class Watch:
         watch = self
 
         class Finder(importlib.abc.MetaPathFinder):
-            """Wraps PyTorch's functions as soon as it is imported."""
+            """Wraps PyTorch's functions as soon as it is imported. Libraries may look for it before that."""
+
+            looking = False
 
             def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-                if name != "torch":
+                if name != "torch" or self.looking:
                     return None
-                sys.meta_path.remove(self)
-                spec = importlib.util.find_spec(name)
+                self.looking = True
+                try:
+                    spec = importlib.util.find_spec(name)
+                finally:
+                    self.looking = False
                 if spec is not None and spec.loader is not None:
                     loader: Any = spec.loader
                     run = loader.exec_module
 
                     def exec_module(module: ModuleType) -> None:
                         run(module)
-                        watch.torch(module)
+                        if self in sys.meta_path:
+                            watch.torch(module)
 
                     loader.exec_module = exec_module
                 return spec
@@ -80,22 +88,31 @@ class Watch:
                 undo()
 
     def torch(self, torch: Any) -> None:
-        """Watch the functions of PyTorch that ask the driver for devices."""
-        for owner, name, what in (
-            (torch.cuda, "_lazy_init", "torch.cuda"),
-            (torch._C, "_cuda_getDeviceCount", "torch.cuda.device_count"),
-            (torch.Tensor, "pin_memory", "torch.Tensor.pin_memory"),
-            (torch.autograd, "backward", "a backward pass"),
-            (torch.autograd, "grad", "torch.autograd.grad"),
-        ):
-            if hasattr(owner, name):
-                self._wrap(owner, name, what, True)
+        """Watch the functions of PyTorch that ask the driver for devices. One that is made without CUDA asks nobody."""
+        if not hasattr(getattr(torch, "_C", None), "_cuda_getDeviceCount"):
+            return
 
-    def _wrap(self, owner: Any, name: str, what: str, asks: bool) -> None:
-        call = getattr(owner, name)
+        def none() -> None:
+            if not torch.cuda.is_initialized():
+                raise RuntimeError("No CUDA GPUs are available")  # as PyTorch says it
+
+        self._wrap(torch.cuda, "_lazy_init", "torch.cuda", True, none)
+        self._wrap(torch._C, "_cuda_getDeviceCount", "torch.cuda.device_count", True, lambda: 0)
+        self._wrap(torch.Tensor, "pin_memory", "torch.Tensor.pin_memory", True)
+        self._wrap(torch.autograd, "backward", "a backward pass", True)
+        self._wrap(torch.autograd, "grad", "torch.autograd.grad", True)
+
+    def _wrap(self, owner: Any, name: str, what: str, asks: bool, hidden: Callable[[], Any] | None = None) -> None:
+        """Watch a function. hidden is called in its place while the environment hides all devices: what it says is what
+        the function would say once it had asked the driver. torch.compile asks so."""
+        call = getattr(owner, name, None)
+        if call is None:
+            return
 
         @functools.wraps(call)
         def watched(*args: Any, **kwargs: Any) -> Any:
+            if hidden is not None and os.environ.get(VISIBLE) == "":
+                return hidden()
             before = driver()
             try:
                 return call(*args, **kwargs)
@@ -106,9 +123,17 @@ class Watch:
                 elif after != before and not self.what and any(DRIVER.partition(".")[0] in str(a) for a in args):
                     self.what, self.line = what, _line()
 
+        def undo() -> None:
+            if vars(owner).get(name) is not watched:
+                return  # somebody has put something else there, which may call ours
+            if own:
+                setattr(owner, name, call)
+            else:
+                delattr(owner, name)
+
         own = name in vars(owner)
         setattr(owner, name, watched)
-        self._undo.append(lambda: setattr(owner, name, call) if own else delattr(owner, name))
+        self._undo.append(undo)
 
 
 def check(watch: Watch) -> None:
@@ -155,7 +180,7 @@ def cuda(watch: Watch) -> str:
 
 
 def driver() -> int | None:
-    """Return the status of CUDA's driver, without initialising it; None: it is not loaded."""
+    """Return the status of CUDA's driver, without initialising it; None: it is not loaded, or only a stub of it."""
     try:
         handle = _open(DRIVER, os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
@@ -163,9 +188,10 @@ def driver() -> int | None:
     library = ctypes.CDLL.__new__(ctypes.CDLL)  # CDLL itself may be watched
     _INIT(library, DRIVER, handle=handle)
     try:
-        return int(library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())))
+        code = int(library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())))
     except AttributeError:  # another library with the driver's name
         return NOT_INITIALISED
+    return None if code == STUB else code
 
 
 _INIT = ctypes.CDLL.__init__

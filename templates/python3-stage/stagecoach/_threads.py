@@ -17,6 +17,7 @@ _SETTERS = ("openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_op
             "scipy_openblas_set_num_threads64_")
 
 _OPENMP = re.compile(r"lib(gomp|omp|iomp5)\b.*\.so")  # GCC's, LLVM's, Intel's; wheels put a hash into the name
+_PAUSE = "omp_pause_resource_all"  # ends threads; of OpenMP 5, which GCC has from version 9 on
 _OMP_PAUSE_HARD = 2
 
 
@@ -46,12 +47,14 @@ def _openblas() -> list[Any]:
 def load_with(total: int) -> None:
     """Have the calling thread compute with so many threads of OpenMP, which start when they are first needed.
 
-    torch.compile makes code for the number of threads that there is, and compiles again when a call finds another."""
+    torch.compile makes code for the number of threads that there is, and compiles again when a call finds another. A
+    runtime whose threads :func:`end_openmp` cannot end starts none: they would keep the process from being forked."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
         torch.get_num_threads()  # sets the number for this thread when it is first called, to MKL's
     for library in _openmp():
-        library.omp_set_num_threads(total)
+        if hasattr(library, _PAUSE):
+            library.omp_set_num_threads(total)
 
 
 def end_openmp() -> None:
@@ -59,8 +62,8 @@ def end_openmp() -> None:
     with more again."""
     for library in _openmp():
         library.omp_set_num_threads(1)
-        if hasattr(library, "omp_pause_resource_all"):  # of OpenMP 5
-            library.omp_pause_resource_all(_OMP_PAUSE_HARD)
+        if hasattr(library, _PAUSE):
+            getattr(library, _PAUSE)(_OMP_PAUSE_HARD)
 
 
 def _openmp() -> list[Any]:
