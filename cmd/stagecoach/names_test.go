@@ -56,7 +56,7 @@ func TestOneMeaningPerName(t *testing.T) {
 	r.stop()
 	r.keepFunction(says("a.b", "openfaas-fn"))
 	r.restart()
-	if log := r.log.String(); !strings.Contains(log, `function=a.b.openfaas-fn`) || !strings.Contains(log, "a stored function has a name that is not accepted any more") {
+	if log := r.log.String(); !strings.Contains(log, `function=a.b.openfaas-fn`) || !strings.Contains(log, "a stored function has a name that is no longer accepted") {
 		t.Error("the log does not warn of the old name")
 	}
 	kinds := []struct {

@@ -9,6 +9,7 @@ that one of them compiles; it is removed with the zygote.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import shutil
@@ -16,7 +17,7 @@ import tempfile
 
 ENV_FOLDER = "STAGECOACH_PREPACKED"  # of the image, on the node's disk
 INDUCTOR, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
-KEPT = "compiled"  # name of the copy in the image's folder
+KEPT = "compiled"  # begin of the copy's name in the image's folder
 LOCKS = "locks"  # folder of Inductor's lock files, which it does not open through links
 MOST = 900  # files and folders that are kept; the platform takes 1000 in the image's folder
 
@@ -36,7 +37,7 @@ def prepare() -> str:
             os.mkdir(folder, 0o700)
         if os.lstat(folder).st_uid != os.getuid() or os.path.islink(folder):
             folder = tempfile.mkdtemp(prefix="stagecoach-compiled-")
-        _link(os.path.join(image, KEPT), folder)
+        _link(_kept(image), folder)
     except OSError as err:
         logging.getLogger("stagecoach").warning("what torch.compile makes is not kept: %s", err)
         return ""
@@ -49,7 +50,7 @@ def keep(folder: str) -> None:
     """Copy the folder that prepare returned into the image's folder, unless that has a copy."""
     if not folder or not any(files for _, _, files in os.walk(folder)):
         return
-    kept = os.path.join(os.environ[ENV_FOLDER], KEPT)
+    kept = _kept(os.environ[ENV_FOLDER])
     half = f"{kept}.{os.getpid()}"  # the platform removes it if this process ends during the copy
     if os.path.exists(kept) or not os.access(os.path.dirname(kept), os.W_OK):
         return
@@ -66,6 +67,16 @@ def keep(folder: str) -> None:
         shutil.rmtree(half, ignore_errors=True)
         if not os.path.exists(kept):  # else another zygote was faster
             log.warning("what torch.compile has made is not kept: %s", err)
+
+
+def _kept(image: str) -> str:
+    """The place of the copy in the image's folder.
+
+    It depends on the processor, for which Inductor compiles (-march=native): a disk may come to another machine.
+    """
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
+        processor = next((line for line in f if line.startswith(("flags", "Features"))), "")
+    return os.path.join(image, f"{KEPT}-{hashlib.sha256(processor.encode()).hexdigest()[:16]}")
 
 
 def _link(kept: str, folder: str) -> None:
