@@ -95,7 +95,7 @@ def infer(state, call):
 	if out == "no compiler" {
 		t.Skipf("%s has no compiler of kernels: PyTorch 2.11 has", python)
 	}
-	if !strings.HasPrefix(out, "/tmp/torchinductor_") {
-		t.Errorf("it keeps them in %q, want a folder of its user's in /tmp", out)
+	if !strings.HasPrefix(out, "/tmp/stagecoach-compiled-") {
+		t.Errorf("it keeps them in %q, want the folder of its zygote in /tmp", out)
 	}
 }
