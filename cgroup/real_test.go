@@ -60,7 +60,8 @@ func start(t *testing.T, s *sandbox.Spawner, g *cgroup.Group, script string) (*e
 	return startAs(t, s, g, script, nil)
 }
 
-// startAs is start for another user, who sees the machine's files in a private mount namespace.
+// startAs is like start, for another user. That user sees the machine's files in a private mount
+// namespace.
 func startAs(t *testing.T, s *sandbox.Spawner, g *cgroup.Group, script string, as *sandbox.Account) (*exec.Cmd, *bufio.Scanner) {
 	t.Helper()
 	var files []*os.File

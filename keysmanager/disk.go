@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// folder returns the name of the folder for what zygotes make of an image's model. An image may have several models, also
-// of one name in its folders. What the author's code makes depends on the interpreter and the environment, too.
+// folder returns the name of the folder for what zygotes make of an image's model. An image may
+// have several models, also of one name in its folders. What the author's code makes depends on the
+// interpreter and the environment, too.
 func (k zygoteKey) folder() string {
 	of := filepath.Clean(k.model)
 	if k.engine().author {
@@ -25,8 +26,8 @@ func (k zygoteKey) folder() string {
 	return k.digest + "-" + hex.EncodeToString(sum[:8])
 }
 
-// prepacked returns the folder for what zygotes make of an image's model, such as its pre-packed parameters; empty when
-// nothing can be kept.
+// prepacked returns the folder for what zygotes make of an image's model, such as its pre-packed
+// parameters; empty when nothing can be kept.
 func (m *Manager) prepacked(key zygoteKey) string {
 	if m.cfg.Cache == "" {
 		return ""
@@ -45,13 +46,15 @@ func (m *Manager) prepacked(key zygoteKey) string {
 	return folder
 }
 
-// diskFree is the share of a disk that pre-packed parameters leave free, if they can: those that nobody uses go until it is.
+// diskFree is the share of a disk that pre-packed parameters leave free, if they can: those that
+// nobody uses go until it is.
 const diskFree = 0.10
 
 // removed begins the name of a folder of parameters that is being removed.
 const removed = ".removed-"
 
-// trim removes the pre-packed parameters that no function uses, least recently used first, while the disk is nearly full.
+// trim removes the pre-packed parameters that no function uses, least recently used first, while
+// the disk is nearly full.
 func (m *Manager) trim() {
 	for _, folder := range m.packed() {
 		if full, err := nearlyFull(m.cfg.Cache); err != nil || !full {
@@ -67,7 +70,8 @@ func (m *Manager) trim() {
 	}
 }
 
-// sweepHalfPacked removes what the loads of an earlier daemon have left half packed, once they have ended.
+// sweepHalfPacked removes what the loads of an earlier daemon have left half packed, once they have
+// ended.
 func (m *Manager) sweepHalfPacked(loading []<-chan struct{}) {
 	timeout := time.After(endTimeout)
 	for _, gone := range loading {
@@ -82,8 +86,9 @@ func (m *Manager) sweepHalfPacked(loading []<-chan struct{}) {
 	}
 }
 
-// removeHalfPacked removes, from a folder of an image's parameters, what a process has left half packed that was killed, or 0: all of
-// them have. Its name ends with the number of the process, or of its user.
+// removeHalfPacked removes, from a folder of an image's parameters, what a process has left half
+// packed that was killed, or 0: all of them have. Its name ends with the number of the process, or
+// of its user.
 func (m *Manager) removeHalfPacked(folder string, pid int) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -100,7 +105,8 @@ func (m *Manager) removeHalfPacked(folder string, pid int) {
 	}
 }
 
-// packed returns the names of the folders with parameters, least recently used first; what an earlier removal has left comes first.
+// packed returns the names of the folders with parameters, least recently used first; what an
+// earlier removal has left comes first.
 func (m *Manager) packed() []string {
 	entries, err := os.ReadDir(m.cfg.Cache)
 	if err != nil {

@@ -15,21 +15,27 @@ import (
 	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
-// Groups makes cgroups for the processes of a node: one for each replica and each zygote. Package cgroup has them.
+// Groups makes cgroups for the processes of a node: one for each replica and each zygote. Package
+// cgroup has them.
 type Groups interface {
-	// Create makes an empty group with these limits. What is left of an earlier one of this name is killed and removed.
+	// Create makes an empty group with these limits. What is left of an earlier one of this name is
+	// killed and removed.
 	Create(name string, l GroupLimits) (Group, error)
-	// Adopt returns the group of this name that an earlier daemon has made, with its limits as they are.
+	// Adopt returns the group of this name that an earlier daemon has made, with its limits as they
+	// are.
 	Adopt(name string) (Group, error)
-	// Retain kills and removes all groups but those of these names: what an earlier daemon has left and nobody adopts.
+	// Retain kills and removes all groups but those of these names: what an earlier daemon has left
+	// and nobody adopts.
 	Retain(names []string) error
 }
 
 // Group is a cgroup. Its methods are safe for concurrent use.
 type Group interface {
-	// Files opens what a process enters the group with, by writing "0" to each; the caller closes them. See sandbox.Command.Groups.
+	// Files opens what a process enters the group with, by writing "0" to each; the caller closes
+	// them. See sandbox.Command.Groups.
 	Files() ([]*os.File, error)
-	// SetCPU sets how much of the processor its processes may use together, in thousandths of a core; 0: all there is.
+	// SetCPU sets how much of the processor its processes may use together, in thousandths of a core;
+	// 0: all there is.
 	SetCPU(milli int) error
 	// Usage returns what they have used, also when they have ended, until Remove.
 	Usage() (GroupUsage, error)
@@ -69,7 +75,8 @@ const maxProcesses = 1024
 // measureEvery is the least time between two measurements of a group, whoever asks.
 const measureEvery = time.Second
 
-// enclosure is the group of a replica or zygote, and what was seen of it. That of a node without groups is nil.
+// enclosure is the group of a replica or zygote, and what was seen of it. That of a node without
+// groups is nil.
 type enclosure struct {
 	group          Group
 	id             string // of the group, unlike any other
@@ -89,8 +96,8 @@ type enclosure struct {
 	told   GroupUsage
 }
 
-// enclose makes a group for a zygote, or for what becomes a replica later. The caller closes the files by which a process enters
-// it, and calls bound once it has.
+// enclose makes a group for a zygote, or for what becomes a replica later. The caller closes the
+// files by which a process enters it, and calls bound once it has.
 func (m *Manager) enclose(id, function string, l GroupLimits) (*enclosure, []*os.File, error) {
 	if m.cfg.Groups == nil {
 		return nil, nil, nil
@@ -124,8 +131,8 @@ func (e *enclosure) become(m *Manager, o Order) {
 	m.totals.began(e.function)
 }
 
-// adoptGroup takes over a group that an earlier daemon has made with these limits, for a zygote or for the replica of this name, and
-// given milli of the processor since; nil when it cannot be.
+// adoptGroup takes over a group that an earlier daemon has made with these limits, for a zygote or
+// for the replica of this name, and given milli of the processor since; nil when it cannot be.
 func (m *Manager) adoptGroup(id, function, replica string, l GroupLimits, milli int, began time.Time) *enclosure {
 	if m.cfg.Groups == nil {
 		return nil
@@ -259,7 +266,8 @@ func (e *enclosure) outOfMemory() string {
 	return "out of memory, its limit is " + plan.Size(e.limits.Memory) + " (limits.memory)"
 }
 
-// disclose removes a group whose process has ended, kills what that has left in it, and counts what it has used.
+// disclose removes a group whose process has ended, kills what that has left in it, and counts what
+// it has used.
 func (m *Manager) disclose(e *enclosure) {
 	if e == nil {
 		return
@@ -293,8 +301,8 @@ func (e *enclosure) info() *Usage {
 	return &u
 }
 
-// measure looks at the group, unless that was done a moment ago, and returns what its limits have kept it from since it was
-// last asked.
+// measure looks at the group, unless that was done a moment ago, and returns what its limits have
+// kept it from since it was last asked.
 func (e *enclosure) measure(now time.Time) (news string, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -323,7 +331,8 @@ func (e *enclosure) measure(now time.Time) (news string, err error) {
 	return news, nil
 }
 
-// measure looks at all groups, so that an inventory has what they use. One that is just being removed is passed over.
+// measure looks at all groups, so that an inventory has what they use. One that is just being
+// removed is passed over.
 func (m *Manager) measure() {
 	if m.cfg.Groups == nil || !m.measuring.TryLock() {
 		return
@@ -348,8 +357,8 @@ func (m *Manager) measure() {
 // ErrUnknown is the error of a replica that does not run here.
 var ErrUnknown = errors.New("no replica of this name runs here")
 
-// SetCPU sets how much of the processor a replica may use from now on, in thousandths of a core; 0: as its function says. On a
-// node without cgroups the error is errors.ErrUnsupported.
+// SetCPU sets how much of the processor a replica may use from now on, in thousandths of a core; 0:
+// as its function says. On a node without cgroups the error is errors.ErrUnsupported.
 func (m *Manager) SetCPU(_ context.Context, replica string, milli int) error {
 	m.mu.Lock()
 	p := m.processes[replica]

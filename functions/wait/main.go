@@ -1,10 +1,12 @@
-// Command wait is a stage that holds its slot for a drawn time and burns no processor: a stand-in for a device. On a machine
-// with two cores it shows how queues and replicas behave when work is done elsewhere; it says nothing about how fast any
-// real work is, and every figure made with it says so. With a model, a replica computes once on a small input before it is
-// ready, so that what starts is as heavy as what it stands for.
+// Command wait is a stage that holds its slot for a drawn time and burns no processor: a stand-in
+// for a device. On a machine with two cores it shows how queues and replicas behave when work is
+// done elsewhere; it says nothing about how fast any real work is, and every figure made with it
+// says so. With a model, a replica computes once on a small input before it is ready, so that what
+// starts is as heavy as what it stands for.
 //
-// Environment: wait_mean (default 200ms), wait_cv (coefficient of variation, default 0.5), wait_seed (default: random),
-// wait_stubborn (true: it goes on when its call is over, like a handler that ignores its context; default false).
+// Environment: wait_mean (default 200ms), wait_cv (coefficient of variation, default 0.5),
+// wait_seed (default: random), wait_stubborn (true: it goes on when its call is over, like a
+// handler that ignores its context; default false).
 package main
 
 import (
@@ -60,7 +62,8 @@ func parse(getenv func(string) string) (settings, error) {
 	return s, nil
 }
 
-// draw returns a lognormal time of the given mean and coefficient of variation: positive, skewed as service times are.
+// draw returns a lognormal time of the given mean and coefficient of variation: positive, skewed as
+// service times are.
 func draw(r *rand.Rand, mean time.Duration, cv float64) time.Duration {
 	variance := math.Log(1 + cv*cv)
 	return time.Duration(float64(mean) * math.Exp(r.NormFloat64()*math.Sqrt(variance)-variance/2))
@@ -104,8 +107,8 @@ func main() {
 	})
 }
 
-// touch runs the model once on a small input of zeros, so that a replica's first answer includes its parameters. A model that
-// takes no such input is left alone.
+// touch runs the model once on a small input of zeros, so that a replica's first answer includes
+// its parameters. A model that takes no such input is left alone.
 func touch(m *zygote.Session, log *slog.Logger) {
 	inputs := m.Inputs()
 	if len(inputs) != 1 {
@@ -122,8 +125,9 @@ func touch(m *zygote.Session, log *slog.Logger) {
 	}
 }
 
-// smallest returns zeros for an input of FP32: 1 for a free dimension, but 64 for the height and width of an image, which
-// halves evenly as often as most models do. It is false for other datatypes, an unknown shape, and above 64 MiB.
+// smallest returns zeros for an input of FP32: 1 for a free dimension, but 64 for the height and
+// width of an image, which halves evenly as often as most models do. It is false for other
+// datatypes, an unknown shape, and above 64 MiB.
 func smallest(in zygote.Info) (tensor.Tensor, bool) {
 	t := tensor.Tensor{Name: in.Name, Datatype: in.Datatype, Shape: slices.Clone(in.Shape)}
 	n := int64(4)

@@ -11,8 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
-// driverSource is a stand-in of CUDA's driver. As the driver does, it answers nothing before cuInit,
-// which fails without devices. It has as much as CUDA's runtime needs to call that.
+// driverSource is a stand-in of CUDA's driver. As the driver does, it answers nothing before
+// cuInit, which fails without devices. It has as much as CUDA's runtime needs to call that.
 const driverSource = `
 #include <stdlib.h>
 #include <string.h>
@@ -62,8 +62,8 @@ func library(t *testing.T, name, source string) string {
 	return dir
 }
 
-// unforkable starts a handler's zygote and returns why it cannot be forked; empty: it is ready, and a
-// child of it becomes a replica.
+// unforkable starts a handler's zygote and returns why it cannot be forked; empty: it is ready, and
+// a child of it becomes a replica.
 func unforkable(t *testing.T, command []string, handler string, env ...string) string {
 	t.Helper()
 	k := &keeper{proctest.Keep(t, imaged(t, handler), env, command[0], append(command[1:], "stage")...), t}
@@ -95,8 +95,8 @@ func saysAll(t *testing.T, what, text string, parts []string) {
 	}
 }
 
-// TestPythonFindsInitialisedDriver: a zygote whose handler has initialised CUDA's driver past PyTorch
-// cannot be forked, and says which line it was. A driver that is loaded alone does no harm.
+// TestPythonFindsInitialisedDriver: a zygote whose handler has initialised CUDA's driver past
+// PyTorch cannot be forked, and says which line it was. A driver that is loaded alone does no harm.
 func TestPythonFindsInitialisedDriver(t *testing.T) {
 	t.Parallel()
 	const infer = "\ndef infer(state, calls):\n    return calls\n"
@@ -168,7 +168,8 @@ func TestPythonFindsDeviceFiles(t *testing.T) {
 
 // Tests that import PyTorch take turns: each keeps a processor busy for seconds.
 
-// withCUDA returns an interpreter whose PyTorch is made for CUDA, or skips the test: Debian's is not.
+// withCUDA returns an interpreter whose PyTorch is made for CUDA, or skips the test: Debian's is
+// not.
 func withCUDA(t *testing.T) string {
 	t.Helper()
 	python := proctest.Torch(t)
@@ -182,8 +183,8 @@ func withCUDA(t *testing.T) string {
 	return python
 }
 
-// TestPyTorchWithoutDriverForks: what fails in PyTorch for want of a driver leaves a zygote that can be
-// forked.
+// TestPyTorchWithoutDriverForks: what fails in PyTorch for want of a driver leaves a zygote that
+// can be forked.
 func TestPyTorchWithoutDriverForks(t *testing.T) {
 	const handler = `
 import torch
@@ -209,8 +210,8 @@ def infer(state, calls):
 }
 
 // TestPyTorchThatAsksDriverDoesNotFork: PyTorch's own flag does not say that its C++ code has asked
-// the driver for devices. The zygote finds out, and says at which line, also if there were no devices:
-// CUDA's runtime remembers that.
+// the driver for devices. The zygote finds out, and says at which line, also if there were no
+// devices: CUDA's runtime remembers that.
 func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
 	python := withCUDA(t)
 	env := "LD_LIBRARY_PATH=" + library(t, "libcuda.so.1", driverSource)
@@ -236,8 +237,8 @@ func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
 	}
 }
 
-// TestPythonForksWithStubOfDriver: an image for builds has a stub of CUDA's driver, whose functions say
-// nothing but what they are.
+// TestPythonForksWithStubOfDriver: an image for builds has a stub of CUDA's driver, whose functions
+// say nothing but what they are.
 func TestPythonForksWithStubOfDriver(t *testing.T) {
 	t.Parallel()
 	const source = "int cuInit(unsigned flags) { return 34; }\nint cuDeviceGetCount(int *count) { return 34; }\n"
@@ -246,8 +247,8 @@ func TestPythonForksWithStubOfDriver(t *testing.T) {
 	saysAll(t, "a stub", unforkable(t, []string{proctest.Python(t)}, handler, env), nil)
 }
 
-// TestPythonKeepsWhatHandlerReplaces: what a handler has put in place of a function that is watched is
-// there in replicas.
+// TestPythonKeepsWhatHandlerReplaces: what a handler has put in place of a function that is watched
+// is there in replicas.
 func TestPythonKeepsWhatHandlerReplaces(t *testing.T) {
 	t.Parallel()
 	const handler = `
@@ -337,8 +338,8 @@ def infer(state, calls):
 	}
 }
 
-// TestPyTorchThreadsOfOpenMP: threads that OpenMP has started while the handler loads are ended, and
-// replicas start theirs anew.
+// TestPyTorchThreadsOfOpenMP: threads that OpenMP has started while the handler loads are ended,
+// and replicas start theirs anew.
 func TestPyTorchThreadsOfOpenMP(t *testing.T) {
 	const handler = `
 import os
@@ -364,8 +365,9 @@ def infer(state, calls):
 	saysAll(t, "threads of OpenMP", unforkable(t, []string{proctest.Torch(t)}, handler, wire.EnvThreads+"=3"), nil)
 }
 
-// TestPythonStartsNoThreadsThatItCannotEnd: a runtime of OpenMP that has no way to end its threads, as
-// GCC's before version 9, loads with one. It is a stand-in, as the machine's own one can end them.
+// TestPythonStartsNoThreadsThatItCannotEnd: a runtime of OpenMP that has no way to end its threads,
+// as GCC's before version 9, loads with one. It is a stand-in, as the machine's own one can end
+// them.
 func TestPythonStartsNoThreadsThatItCannotEnd(t *testing.T) {
 	t.Parallel()
 	const old = "static int threads = 1;\nvoid omp_set_num_threads(int n) { threads = n; }\nint omp_get_max_threads(void) { return threads; }\n"
