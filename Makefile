@@ -115,10 +115,10 @@ tune: build ## tune all contenders again, which takes long; PAPER="--only /ours"
 	@$(BIN)/stagecoach sim paper quart --tune --tuned sim/study/quart/tuned.json --out build/quart $(PAPER)
 
 bench-cv: ## predictors of burstiness: errors on held-back simulations, and their worth
-	@$(GO) run ./bench/cv
+	@$(GO) run ./sim/study/cv/compare
 
 train-cv: ## train the weights of the attention on burstiness (sim/study/cv/weights.go)
-	@$(GO) run ./bench/cv --train sim/study/cv/weights.go
+	@$(GO) run ./sim/study/cv/compare --train sim/study/cv/weights.go
 
 bench-wake: images ## first answer of the OCR pipeline at zero; BENCH="--against BUILD"
 	@$(BIN)/stagecoach bench wake --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 $(BENCH)

@@ -46,6 +46,82 @@ func packages(t *testing.T) map[string]pkg {
 	}
 }
 
+// groups are the folders at the top that hold Go packages, with the groups that their packages may
+// import beside internal and their own. Imports point one way: a group names earlier ones only.
+var groups = []struct {
+	name    string
+	imports []string
+}{
+	{"internal", nil},
+	{"pipeline", nil},
+	{"tensor", nil},
+	{"autoscaler", []string{"pipeline"}},
+	{"request", []string{"pipeline", "tensor", "autoscaler"}},
+	{"stage", []string{"tensor", "request"}},
+	{"keysmanager", []string{"tensor", "autoscaler", "request", "stage"}},
+	{"image", []string{"tensor", "request", "keysmanager", "."}},
+	{"provider", []string{"pipeline", "autoscaler", "request"}},
+	{"control", []string{"pipeline", "autoscaler", "request", "keysmanager"}},
+	{"bench", []string{"pipeline"}},
+	{"sim", []string{"pipeline", "tensor", "autoscaler", "request", "bench"}},
+	{"functions", []string{"tensor", "request", "stage"}},
+	{"templates", []string{"tensor", "stage"}},
+	{"scripts", nil},
+	{"cmd", []string{"pipeline", "tensor", "autoscaler", "request", "stage", "keysmanager", "image", "provider", "control", "bench", "sim", "functions"}},
+}
+
+// TestGroupsImportOneWay checks the direct imports of each group of packages.
+func TestGroupsImportOneWay(t *testing.T) {
+	allowed, earlier := map[string][]string{}, []string{"."}
+	for _, g := range groups {
+		for _, name := range g.imports {
+			if !slices.Contains(earlier, name) {
+				t.Errorf("groups: %s may import %s, want groups that are listed before it", g.name, name)
+			}
+		}
+		allowed[g.name] = append([]string{g.name, "internal"}, g.imports...)
+		earlier = append(earlier, g.name)
+	}
+	for name, p := range packages(t) {
+		if name+"/" == module || strings.HasPrefix(name, "internal/proctest") { // a helper of tests
+			continue
+		}
+		group, _, _ := strings.Cut(name, "/")
+		if allowed[group] == nil {
+			t.Errorf("package %s: its group %s is not in the list of groups: move the package, or add the group with the reason", name, group)
+		}
+		for _, imp := range p.Imports {
+			to, ours := strings.CutPrefix(imp+"/", module)
+			if to, _, _ = strings.Cut(to, "/"); to == "" {
+				to = "."
+			}
+			if ours && allowed[group] != nil && !slices.Contains(allowed[group], to) {
+				t.Errorf("%s imports %s, but %s may import only %v", name, imp, group, allowed[group])
+			}
+		}
+	}
+}
+
+// folders is how many folders the top level may have at most, those of git and of builds apart.
+const folders = 18
+
+// TestTheTopLevelShowsTheArchitecture counts the folders of the top level that git knows.
+func TestTheTopLevelShowsTheArchitecture(t *testing.T) {
+	entries, err := os.ReadDir(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var have []string
+	for _, e := range entries {
+		if e.IsDir() && !strings.HasPrefix(e.Name(), ".") && !slices.Contains([]string{"build", "node_modules"}, e.Name()) {
+			have = append(have, e.Name())
+		}
+	}
+	if len(have) > folders || len(have) < 10 {
+		t.Errorf("%d folders at the top level: %v; want at most %d: put a new one into the group that it belongs to", len(have), have, folders)
+	}
+}
+
 // TestArrowsPointOneWay checks, transitively, what each room must not reach and why.
 func TestArrowsPointOneWay(t *testing.T) {
 	all := packages(t)
@@ -54,27 +130,27 @@ func TestArrowsPointOneWay(t *testing.T) {
 		deps  []string
 		why   string
 	}{
-		{[]string{"pipeline", "plan", "autoscaler", "autoscaler/baseline", "placement", "policy", "profile"}, []string{"os"}, "pure packages do no I/O"}, // task reaches tensor's store of files
-		{[]string{"pipeline", "task", "plan", "autoscaler", "autoscaler/baseline", "placement", "policy", "profile"}, []string{"net", "net/http", "log/slog", "math/rand/v2"}, "pure packages do no I/O and draw no chance"},
+		{[]string{"pipeline", "autoscaler/plan", "autoscaler", "autoscaler/baseline", "autoscaler/placement", "autoscaler/policy", "autoscaler/profile"}, []string{"os"}, "pure packages do no I/O"}, // task reaches tensor's store of files
+		{[]string{"pipeline", "request/task", "autoscaler/plan", "autoscaler", "autoscaler/baseline", "autoscaler/placement", "autoscaler/policy", "autoscaler/profile"}, []string{"net", "net/http", "log/slog", "math/rand/v2"}, "pure packages do no I/O and draw no chance"},
 		{[]string{"pipeline"}, []string{module}, "pipeline imports the standard library only"},
-		{[]string{"load/arrivals"}, []string{"os", "net", "net/http", "log/slog", module}, "when requests arrive is drawn from a seed alone; simulators use it too"},
-		{[]string{"sketch"}, []string{"os", "net", "net/http", "log/slog", module}, "quantiles are counted by shells, simulators and reports alike"},
-		{[]string{"sim", "sim/qna", "sim/study", "sim/study/cv", "sim/study/quart"}, []string{module + "control", module + "cluster", module + "gateway", module + "provider", module + "queue", module + "keysmanager", module + "node", module + "sandbox", "github.com/nats-io"}, "a simulation runs pure cores and policies, and models the shells"},
+		{[]string{"bench/load/arrivals"}, []string{"os", "net", "net/http", "log/slog", module}, "when requests arrive is drawn from a seed alone; simulators use it too"},
+		{[]string{"internal/sketch"}, []string{"os", "net", "net/http", "log/slog", module}, "quantiles are counted by shells, simulators and reports alike"},
+		{[]string{"sim", "sim/qna", "sim/study", "sim/study/cv", "sim/study/quart"}, []string{module + "control", module + "control/cluster", module + "request/gateway", module + "provider", module + "request/queue", module + "keysmanager", module + "keysmanager/node", module + "keysmanager/sandbox", "github.com/nats-io"}, "a simulation runs pure cores and policies, and models the shells"},
 		{[]string{"autoscaler"}, []string{module + "autoscaler/baseline"}, "ours does not lean on what it is compared with"},
-		{[]string{"plan"}, []string{module + "flow", module + "dispatch", module + "queue"}, "policies know no shells"},
-		{[]string{"flow", "dispatch", "gateway", "keysmanager", "control", "cluster", "stage"}, []string{"github.com/nats-io"}, "package queue is the only importer of NATS"},
-		{[]string{"flow", "dispatch", "gateway", "keysmanager", "control", "cluster", "stage", "queue"}, []string{"github.com/openfaas"}, "package provider is the only importer of faas-provider"},
-		{[]string{"flow", "dispatch", "queue", "keysmanager", "sandbox", "secret", "logbook", "control", "wire", "tensor", "events", "telemetry"}, []string{module + "gateway", module + "provider", module + "cluster"}, "shells meet in cmd"},
-		{[]string{"cgroup"}, []string{module}, "cgroup knows the kernel's files and nothing of who uses them"},
-		{[]string{"device"}, []string{module}, "what a machine has, anybody may ask"},
-		{[]string{"network"}, []string{module}, "network knows the kernel's links and filters and nothing of what runs behind them"},
-		{[]string{"warden"}, []string{module + "keysmanager", module + "queue", "net/http", "github.com/prometheus"}, "what outlives all else knows nothing of it"},
-		{[]string{"node"}, []string{module, "github.com/nats-io"}, "the node protocol is of both sides, and of neither"},
-		{[]string{"stack"}, []string{module, "net", "net/http"}, "stack reads files and nothing else"},
-		{[]string{"builder"}, []string{module + "gateway", module + "provider", module + "queue", module + "keysmanager", module + "flow", module + "dispatch"}, "images are built without a running stagecoach"},
-		{[]string{"stage"}, []string{module + "dispatch", module + "flow", module + "keysmanager", "github.com/prometheus"}, "a stage binary is small"},
-		{[]string{"safetensors"}, []string{module + "wire", module + "stage", module + "sandbox", module + "keysmanager", "net", "net/http"}, "who reads a model needs nobody who serves it"},
-		{[]string{"functions/minilm/stages", "functions/ocr/stages"}, []string{module + "onnx", module + "safetensors", "google.golang.org/protobuf"}, "what builds a model has no place in its stages"},
+		{[]string{"autoscaler/plan"}, []string{module + "request/flow", module + "request/dispatch", module + "request/queue"}, "policies know no shells"},
+		{[]string{"request/flow", "request/dispatch", "request/gateway", "keysmanager", "control", "control/cluster", "stage"}, []string{"github.com/nats-io"}, "package queue is the only importer of NATS"},
+		{[]string{"request/flow", "request/dispatch", "request/gateway", "keysmanager", "control", "control/cluster", "stage", "request/queue"}, []string{"github.com/openfaas"}, "package provider is the only importer of faas-provider"},
+		{[]string{"request/flow", "request/dispatch", "request/queue", "keysmanager", "keysmanager/sandbox", "provider/secret", "provider/logbook", "control", "request/wire", "tensor", "control/events", "control/telemetry"}, []string{module + "request/gateway", module + "provider", module + "control/cluster"}, "shells meet in cmd"},
+		{[]string{"keysmanager/cgroup"}, []string{module}, "cgroup knows the kernel's files and nothing of who uses them"},
+		{[]string{"keysmanager/device"}, []string{module}, "what a machine has, anybody may ask"},
+		{[]string{"keysmanager/network"}, []string{module}, "network knows the kernel's links and filters and nothing of what runs behind them"},
+		{[]string{"keysmanager/warden"}, []string{module + "keysmanager", module + "request/queue", "net/http", "github.com/prometheus"}, "what outlives all else knows nothing of it"},
+		{[]string{"keysmanager/node"}, []string{module, "github.com/nats-io"}, "the node protocol is of both sides, and of neither"},
+		{[]string{"image/stack"}, []string{module, "net", "net/http"}, "stack reads files and nothing else"},
+		{[]string{"image/builder"}, []string{module + "request/gateway", module + "provider", module + "request/queue", module + "keysmanager", module + "request/flow", module + "request/dispatch"}, "images are built without a running stagecoach"},
+		{[]string{"stage"}, []string{module + "request/dispatch", module + "request/flow", module + "keysmanager", "github.com/prometheus"}, "a stage binary is small"},
+		{[]string{"tensor/safetensors"}, []string{module + "request/wire", module + "stage", module + "keysmanager/sandbox", module + "keysmanager", "net", "net/http"}, "who reads a model needs nobody who serves it"},
+		{[]string{"functions/minilm/stages", "functions/ocr/stages"}, []string{module + "tensor/onnx", module + "tensor/safetensors", "google.golang.org/protobuf"}, "what builds a model has no place in its stages"},
 	}
 	for _, rule := range forbidden {
 		for _, room := range rule.rooms {
@@ -83,7 +159,8 @@ func TestArrowsPointOneWay(t *testing.T) {
 			}
 			for dep, by := range reach(all, room) {
 				for _, bad := range rule.deps {
-					if dep == bad || strings.HasSuffix(bad, "/") && strings.HasPrefix(dep, bad) || strings.Contains(bad, ".") && strings.HasPrefix(dep, bad+"/") {
+					below := strings.HasSuffix(bad, "/") || strings.Contains(bad, ".") && !strings.HasPrefix(bad, module)
+					if dep == bad || below && strings.HasPrefix(dep, strings.TrimSuffix(bad, "/")+"/") {
 						t.Errorf("%s reaches %s through %s: %s", room, dep, by, rule.why)
 					}
 				}
@@ -99,7 +176,7 @@ func TestTheProductNeedsNoEvaluation(t *testing.T) {
 		t.Fatal(err)
 	}
 	for dep := range strings.FieldsSeq(string(out)) {
-		for _, evaluation := range []string{"sim/study", "autoscaler/baseline", "bench/cv"} {
+		for _, evaluation := range []string{"sim/study", "autoscaler/baseline", "sim/study/cv/compare"} {
 			if name := strings.TrimPrefix(dep, module); name == evaluation || strings.HasPrefix(name, evaluation+"/") {
 				t.Errorf("with -tags noevaluation, cmd/stagecoach reaches %s, want the tag !noevaluation on the files that import it", name)
 			}
@@ -129,7 +206,7 @@ func reach(all map[string]pkg, room string) map[string]string {
 // TestEachPackageSaysWhatItIsFor wants a package comment of more than a few words.
 func TestEachPackageSaysWhatItIsFor(t *testing.T) {
 	for name, p := range packages(t) {
-		if len(p.GoFiles)+len(p.CgoFiles) == 0 || path.Dir(name) == "third_party/onnx" {
+		if len(p.GoFiles)+len(p.CgoFiles) == 0 || path.Dir(name) == "internal/third_party/onnx" {
 			continue
 		}
 		if len(strings.Fields(p.Doc)) < 5 {
@@ -144,7 +221,7 @@ var byHand = regexp.MustCompile(`"\.openfaas-fn"|\+ ?"\." ?\+ ?(\w+\.)*([nN]ames
 // TestOnePackageKnowsKeys: nobody but package pipeline joins or splits the texts of keys.
 func TestOnePackageKnowsKeys(t *testing.T) {
 	for name, p := range packages(t) {
-		if name == "pipeline" || strings.HasPrefix(name, "third_party/") {
+		if name == "pipeline" || strings.HasPrefix(name, "internal/third_party/") {
 			continue
 		}
 		for _, file := range append(p.GoFiles, p.CgoFiles...) {
@@ -162,17 +239,17 @@ func TestOnePackageKnowsKeys(t *testing.T) {
 // TestOwnedModules checks the direct imports of modules that one package owns.
 func TestOwnedModules(t *testing.T) {
 	owners := map[string][]string{
-		"github.com/nats-io/":                     {"queue"},
+		"github.com/nats-io/":                     {"request/queue"},
 		"github.com/openfaas/":                    {"provider"},
-		"github.com/containerd/cgroups/":          {"cgroup"},
-		"github.com/opencontainers/runtime-spec/": {"cgroup"},
-		"github.com/hashicorp/golang-lru/":        {"keysmanager", "node", "provider"},
+		"github.com/containerd/cgroups/":          {"keysmanager/cgroup"},
+		"github.com/opencontainers/runtime-spec/": {"keysmanager/cgroup"},
+		"github.com/hashicorp/golang-lru/":        {"keysmanager", "keysmanager/node", "provider"},
 		"github.com/google/go-containerregistry/": {"image"},
 		"github.com/docker/cli/":                  {"image"},
-		"github.com/NVIDIA/":                      {"device"},
-		"github.com/vishvananda/":                 {"network"},
-		"github.com/google/nftables":              {"network"},
-		"go.opentelemetry.io/":                    {"telemetry", "internal/otlptest"},
+		"github.com/NVIDIA/":                      {"keysmanager/device"},
+		"github.com/vishvananda/":                 {"keysmanager/network"},
+		"github.com/google/nftables":              {"keysmanager/network"},
+		"go.opentelemetry.io/":                    {"control/telemetry", "internal/otlptest"},
 	}
 	for name, p := range packages(t) {
 		for _, imp := range p.Imports {

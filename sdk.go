@@ -16,8 +16,8 @@ import (
 // Module is the SDK's module path.
 const Module = "github.com/stagecoach-serving/stagecoach"
 
-//go:embed go.mod go.sum LICENSE all:templates stage/*.go stage/zygote/*.go stage/zygote/*.[ch] wire/*.go task/*.go tensor/*.go
-//go:embed internal/disk/*.go internal/pack/*.go third_party/onnxruntime
+//go:embed go.mod go.sum LICENSE all:templates stage/*.go stage/zygote/*.go stage/zygote/*.[ch] request/wire/*.go request/task/*.go tensor/*.go
+//go:embed internal/disk/*.go internal/pack/*.go internal/third_party/onnxruntime
 var files embed.FS
 
 // Templates returns the folder of templates: template.yml, the main package, a Dockerfile and the handler to begin with, of

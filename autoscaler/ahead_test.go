@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // behind is a pipeline a, b, c of 100 ms a stage, in which four times as much arrives at a as it serves.

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // row is a pipeline of eight stages that are alike, into which bursts come; each measures their CV as it may.

@@ -7,8 +7,8 @@ import (
 	"sort"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/profile"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 )
 
 // cpuFit is a service time as a function of the CPU that a replica may use.

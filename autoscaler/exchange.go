@@ -6,7 +6,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // serviceFade is the time constant with which measured service times follow, the same as package

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // onDevices is calm on devices: 100 ms with 500m, 60 ms with 1000m, 40 ms with 2000m.

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
-	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
 // fluid is a pipeline whose requests are a fluid: what arrives beyond what replicas serve stands in line and flows on later. On top of

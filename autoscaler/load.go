@@ -3,7 +3,7 @@ package autoscaler
 import (
 	"slices"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // load is the load of a function's pipelines. rate is in requests per second. burst is the sum over

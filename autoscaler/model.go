@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // model is a domain as queues: the load and the speed of each function, and how long tasks may wait

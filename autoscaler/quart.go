@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // QuartConfig leaves parts of [Quart] out, to see what each is worth. The zero value has all parts.

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/plan/plantest"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan/plantest"
 )
 
 func TestQuartIsACorrector(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // Gain is a plan.Sharer. When the cluster has less than all functions ask for, it gives the budget

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // The defaults of Config.

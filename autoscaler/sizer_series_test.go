@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
-	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
 // sizing is a domain under a load that changes by the second.

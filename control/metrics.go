@@ -3,7 +3,7 @@ package control
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/stagecoach-serving/stagecoach/placement"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/placement"
 )
 
 // planned exports the plan that was applied last.

@@ -11,8 +11,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
 // maxLine is the largest line of a record in bytes. A line with ten thousand functions is smaller.

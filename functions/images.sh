@@ -64,7 +64,7 @@ python() {
   local folder=functions/torch/$1 stamp=$programs/$1.stamp
   state() {
     echo "$images"
-    cat builder/*.{go,py} "$folder"/{handler.py,stack.yml} templates/python3-stage/stage templates/python3-stage/stagecoach/*.py | sha256sum
+    cat image/builder/*.{go,py} "$folder"/{handler.py,stack.yml} templates/python3-stage/stage templates/python3-stage/stagecoach/*.py | sha256sum
     stat -L -c '%n %s %Y' "$folder"/*/*/model.safetensors
     stat -c '%n %Y' "$images"/$2/$version/stage
   }

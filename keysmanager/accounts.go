@@ -8,9 +8,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/stagecoach-serving/stagecoach/sandbox"
-	"github.com/stagecoach-serving/stagecoach/warden"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // Accounts gives out the users that processes run as; sandbox.Accounts does.

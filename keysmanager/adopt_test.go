@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/warden"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 )
 
 // after makes a Manager of the same warden.

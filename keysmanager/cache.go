@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 // loadTimeout bounds the load of a zygote, also when nobody waits for it any more, unless who began it would have waited for longer.

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // envDevices says to CUDA which devices a process may see, by UUID; empty: none.

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 func TestEndsAreReportedWithTheirCause(t *testing.T) {

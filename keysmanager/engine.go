@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/stagecoach-serving/stagecoach/sandbox"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // engine is what a stage's processes compute with, as its wire.EnvRuntime says: all in which the Manager tells functions of

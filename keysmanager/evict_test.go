@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 func TestBackoff(t *testing.T) {

@@ -14,9 +14,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/onnx"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
-	"github.com/stagecoach-serving/stagecoach/third_party/onnx/onnxpb"
+	"github.com/stagecoach-serving/stagecoach/internal/third_party/onnx/onnxpb"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/tensor/onnx"
 )
 
 func containsAll(s string, parts ...string) bool {

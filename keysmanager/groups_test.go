@@ -13,8 +13,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/stagecoach-serving/stagecoach/cgroup"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cgroup"
 )
 
 // realGroups are this machine's cgroups, as cmd adapts them.

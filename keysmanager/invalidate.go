@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // Invalidation is what Invalidate has done.

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 // meter reads what memory there is and what processes take of it. Sizes are in bytes.

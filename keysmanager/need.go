@@ -12,11 +12,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stagecoach-serving/stagecoach/onnx"
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/safetensors"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
+	"github.com/stagecoach-serving/stagecoach/tensor/onnx"
+	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
 // ErrNoRoom says that parameters do not fit into a node's memory, now or ever.

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/stagecoach-serving/stagecoach/network"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/network"
 )
 
 // bareNetworks makes real namespaces with nothing in them, and notes what it was asked for.

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // A child that is parked was told its device ahead of need, and has made itself ready there but for parameters, which takes longer than

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/sandbox"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // The paths on which a replica comes up, those of functions with a model in order of preference (docs/adr/0023).

@@ -12,9 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stagecoach-serving/stagecoach/sandbox"
-	"github.com/stagecoach-serving/stagecoach/task"
-	"github.com/stagecoach-serving/stagecoach/warden"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // process is a replica's process: a zygote's child, or one of our own.

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/safetensors"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
 // Handlers of Python stages.

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // TestPythonPaths: real PyTorch forks, with its parameters mapped or in the heap, and starts cold; each replica has its own environment,

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 // secretStore is a folder for secrets as package secret makes it, below sandbox.RunFolder.

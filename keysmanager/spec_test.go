@@ -4,7 +4,7 @@ import (
 	"maps"
 	"testing"
 
-	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 // TestSpecInImage: what an OCI image says of its environment counts where the function says nothing, and only when the image

@@ -8,9 +8,9 @@ import (
 	"os"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/sandbox"
-	"github.com/stagecoach-serving/stagecoach/warden"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // Start starts a replica and returns when its process runs; that it is ready it says on Conn. When ctx ends first, nothing of

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 // Wanted is a function whose parameters should be in memory.

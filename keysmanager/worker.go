@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/sandbox"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // A worker is a process whose children are threads, and they are the replicas of functions with one name in their annotation

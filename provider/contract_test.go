@@ -22,9 +22,9 @@ import (
 	"github.com/openfaas/faas-provider/types"
 	sdk "github.com/openfaas/go-sdk"
 
-	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/secret"
+	"github.com/stagecoach-serving/stagecoach/provider/logbook"
+	"github.com/stagecoach-serving/stagecoach/provider/secret"
 )
 
 // remote is the API over HTTP, with OpenFaaS's own client.

@@ -15,7 +15,7 @@ import (
 	"github.com/openfaas/faas-provider/types"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // maxVariable is the largest environment variable in bytes, as NAME=VALUE. It is Linux's

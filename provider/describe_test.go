@@ -8,8 +8,8 @@ import (
 
 	"github.com/openfaas/faas-provider/types"
 
-	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/logbook"
 )
 
 // TestDescribeShowsTheLastFailure checks that describe shows when and why a replica failed, and its

@@ -19,10 +19,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
-	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/secret"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/provider/logbook"
+	"github.com/stagecoach-serving/stagecoach/provider/secret"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -9,9 +9,9 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/profile"
 )
 
 // Pinner keeps functions unchanged while they are measured.

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/profile"
 )
 
 // pins is a Pinner with one holder per function.

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/dispatch"
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/request/dispatch"
 )
 
 // revision is that of every function: none is redeployed.

@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
 // The pace of control, as packages control and dispatch have it.

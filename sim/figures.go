@@ -8,7 +8,7 @@ import (
 
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
 
-	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
 // Figures are what came of one run: a policy on a seed. Counts are of requests that arrived after the warm-up and of what their calls

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
 // near wants a figure at a value, give or take a part of it.

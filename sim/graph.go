@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/load/arrivals"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
 func compare(a, b string) int { return cmp.Compare(a, b) }

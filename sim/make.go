@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/load/arrivals"
-	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
+	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 )
 
 // policy returns the policies of a run.

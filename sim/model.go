@@ -7,10 +7,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/load/arrivals"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
+	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/policy"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 

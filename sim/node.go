@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // The shares of a node's memory above which idle zygotes are evicted, and down to which; those of package keysmanager.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/profile"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 )
 
 // maxProfile bounds the file of a profile, in bytes.

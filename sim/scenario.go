@@ -3,8 +3,8 @@ package sim
 import (
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/load/arrivals"
-	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
+	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 )
 
 // Scenario is a simulation as users write it, or as a study fills it in. docs/howto-simulate.md has all fields with their defaults,

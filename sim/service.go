@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/load/arrivals"
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 )
 
 func (s *Service) check(path string, p *problems) {

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // burst is a chain with everything in it: parameters that are loaded, forked from and parked, batches, calls an item, a join, replicas

@@ -7,11 +7,11 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/dispatch"
-	"github.com/stagecoach-serving/stagecoach/flow"
-	"github.com/stagecoach-serving/stagecoach/load/arrivals"
-	"github.com/stagecoach-serving/stagecoach/policy"
-	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
+	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
+	"github.com/stagecoach-serving/stagecoach/request/dispatch"
+	"github.com/stagecoach-serving/stagecoach/request/flow"
+	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // world is one run: a policy on a seed.

@@ -10,8 +10,8 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
-	"github.com/stagecoach-serving/stagecoach/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 

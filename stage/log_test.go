@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // TestCallLog: what a function logs of a call says which one, by the id that its client knows.

@@ -14,9 +14,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/request/task"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
-	"github.com/stagecoach-serving/stagecoach/task"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // errByHand says that nobody gave this process a stage socket.

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/request/task"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 func TestLimits(t *testing.T) {

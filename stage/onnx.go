@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
 	"github.com/stagecoach-serving/stagecoach/tensor"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // Model makes the hooks of a stage that runs its ONNX model once for each item. before turns an item into the model's

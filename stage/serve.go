@@ -13,9 +13,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/request/task"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // welcomeTimeout bounds the wait for a dispatcher's answer to Hello.

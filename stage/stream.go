@@ -5,7 +5,7 @@ import (
 	"io"
 	"sync"
 
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // maxChunk is the largest piece of a stream in one frame.

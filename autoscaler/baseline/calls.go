@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // What the papers' policies take from a snapshot alike. They know service times from a profile that they make beforehand: ours is

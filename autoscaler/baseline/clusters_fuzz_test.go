@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // FuzzClusters gives the autoscalers of clusters, the oracle and a level any signals, settings and clocks, and memories that went through JSON:

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/baseline"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/policy"
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // The defaults of CocktailConfig: those of the authors' code, modules/constants.py and modules/scheduler.py, but for Smooth.

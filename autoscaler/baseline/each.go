@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"maps"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // each asks decide of every function of d, with what is remembered of it; known says that there is such. Counts are held to a function's

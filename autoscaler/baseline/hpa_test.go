@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/plan/plantest"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan/plantest"
 )
 
 func TestHPAIsAnAllocator(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // The defaults of InferLineConfig, as the paper has them.

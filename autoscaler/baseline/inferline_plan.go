@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // InferLineStage is what the planner knows of a stage of a row: a profile, of one kind of hardware.

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // TestInferLineScalesUpAgain: a load within the sample's envelope that comes back after a calm finds as much as was planned, and no more.

@@ -5,7 +5,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // The defaults of INFlessConfig.

@@ -9,7 +9,7 @@ import (
 	"sort"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // OracleConfig is what an [Oracle] knows, and its knobs, Wait and Floor.

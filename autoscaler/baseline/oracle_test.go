@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan/plantest"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan/plantest"
 )
 
 // sec returns times given in seconds.

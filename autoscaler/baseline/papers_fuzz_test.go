@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // FuzzPapers gives the policies of papers a row of two stages whose signals are any: counts are within bounds, with a reason, and the same

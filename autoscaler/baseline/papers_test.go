@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan/plantest"
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/plan/plantest"
 )
 
 // anyPlan is a plan for the functions that plantest's worlds have, not all of them.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // TestProportional is by hand: of what is asked for beyond one each, everybody has the same part.

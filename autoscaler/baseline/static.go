@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // Static is a plan.Allocator that gives each stage the same fixed count, whatever comes: provisioning for a peak that was known

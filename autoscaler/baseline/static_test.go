@@ -5,8 +5,8 @@ import (
 	"math"
 	"testing"
 
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/plan/plantest"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan/plantest"
 )
 
 func TestStaticIsAnAllocator(t *testing.T) { plantest.Run(t, Static{Level: 2.6}) }

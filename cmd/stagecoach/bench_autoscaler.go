@@ -14,8 +14,8 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
-	"github.com/stagecoach-serving/stagecoach/cluster"
-	openloop "github.com/stagecoach-serving/stagecoach/load"
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
+	"github.com/stagecoach-serving/stagecoach/control/cluster"
 )
 
 // contender is a way to size functions.

@@ -6,8 +6,8 @@ import (
 	"maps"
 	"time"
 
-	openloop "github.com/stagecoach-serving/stagecoach/load"
-	"github.com/stagecoach-serving/stagecoach/stack"
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
+	"github.com/stagecoach-serving/stagecoach/image/stack"
 )
 
 // What the pipeline that computes is deployed with. A replica may use a tenth of a core, so that it is a slow server and several fit on

@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
-	"github.com/stagecoach-serving/stagecoach/device"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
 )
 
 // noDevice is the exit status of a benchmark whose device this machine does not have.

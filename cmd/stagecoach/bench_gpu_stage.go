@@ -18,8 +18,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/functions/torch"
 	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 //go:embed bench_heap.py

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 // benchIdle measures what functions cost that nobody calls: how long they take to deploy and to list, and what `up` uses of

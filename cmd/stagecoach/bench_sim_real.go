@@ -11,8 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/cluster"
-	openloop "github.com/stagecoach-serving/stagecoach/load"
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
+	"github.com/stagecoach-serving/stagecoach/control/cluster"
 )
 
 // simTimeout is that of a request.

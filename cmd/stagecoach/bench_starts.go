@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // benchStage is a synthetic stage, weights generated, and a KeysManager that starts replicas of it.

@@ -18,14 +18,14 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
-	"github.com/stagecoach-serving/stagecoach/builder"
 	"github.com/stagecoach-serving/stagecoach/functions/torch"
 	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
 	"github.com/stagecoach-serving/stagecoach/image"
-	"github.com/stagecoach-serving/stagecoach/safetensors"
-	"github.com/stagecoach-serving/stagecoach/stack"
+	"github.com/stagecoach-serving/stagecoach/image/builder"
+	"github.com/stagecoach-serving/stagecoach/image/stack"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
 // torchPython is an interpreter with PyTorch.

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
-	openloop "github.com/stagecoach-serving/stagecoach/load"
-	"github.com/stagecoach-serving/stagecoach/stack"
+	"github.com/stagecoach-serving/stagecoach/image/stack"
 )
 
 // wakeCase is a pipeline and the state that it is in before a call.

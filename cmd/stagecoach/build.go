@@ -12,9 +12,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/builder"
 	"github.com/stagecoach-serving/stagecoach/image"
-	"github.com/stagecoach-serving/stagecoach/stack"
+	"github.com/stagecoach-serving/stagecoach/image/builder"
+	"github.com/stagecoach-serving/stagecoach/image/stack"
 )
 
 // stackFlags are of all commands that read a stack file.

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/gateway"
-	"github.com/stagecoach-serving/stagecoach/queue"
-	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/request/gateway"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
+	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // runCallOf takes a call through a book: accepted, run once, ended.

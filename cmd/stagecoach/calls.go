@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/gateway"
-	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/request/gateway"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // Bounds of the ended async calls that are remembered. The journal bounds the calls that have not ended.

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/flow"
-	"github.com/stagecoach-serving/stagecoach/gateway"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/request/flow"
+	"github.com/stagecoach-serving/stagecoach/request/gateway"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // callStatus is an async call as GET /system/async/ID shows it.

@@ -15,8 +15,8 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/stagecoach-serving/stagecoach/image/stack"
 	"github.com/stagecoach-serving/stagecoach/provider"
-	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
 // client talks to a running stagecoach over its HTTP API.

@@ -15,11 +15,11 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/stagecoach-serving/stagecoach/device"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
-	"github.com/stagecoach-serving/stagecoach/policy"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 // Config is what `stagecoach up` runs with: defaults, then the file, then flags.

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
 // quota is what the kernel lets a process's cgroup have of the processor, in thousandths of a core; 0: all there is.

@@ -15,10 +15,10 @@ import (
 	"text/tabwriter"
 	"time"
 
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
-	openloop "github.com/stagecoach-serving/stagecoach/load"
-	"github.com/stagecoach-serving/stagecoach/stack"
+	"github.com/stagecoach-serving/stagecoach/image/stack"
 )
 
 // What the demo wants to see.

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/cluster"
+	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 

@@ -5,9 +5,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/stagecoach-serving/stagecoach/device"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
-	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // openDevices watches the share of the machine's accelerators that a flag or field names. The caller ends it with close.

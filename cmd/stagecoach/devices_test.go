@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // The devices of twoGPUs.

@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // diskState exports metrics of the disk of the state folder.

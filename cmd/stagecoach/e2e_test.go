@@ -11,8 +11,8 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
+	"github.com/stagecoach-serving/stagecoach/image/stack"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
-	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
 // TestOCR is the main job: the repository's stack, deployed in a random order, reads drawn pages.

@@ -4,7 +4,7 @@ package main
 
 import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/baseline"
-	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
 // Only this file and sim_paper.go join the product to its evaluation: they have `stagecoach sim

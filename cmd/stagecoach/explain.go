@@ -8,11 +8,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/placement"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/placement"
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/policy"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
 

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/policy"
 )
 
 // film is a pipeline whose stage grade waits, beside mix, which does not; print is not known.

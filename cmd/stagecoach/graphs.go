@@ -11,9 +11,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stagecoach-serving/stagecoach/image/stack"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
-	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
 // graphCheck checks the pipelines that a deploy makes or changes, before anything is sent. It

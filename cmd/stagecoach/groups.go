@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/stagecoach-serving/stagecoach/cgroup"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cgroup"
 )
 
 // nodeGroups are the cgroups of a node as its KeysManager has them.

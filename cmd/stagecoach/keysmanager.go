@@ -24,12 +24,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/stagecoach-serving/stagecoach/device"
 	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
-	"github.com/stagecoach-serving/stagecoach/node"
-	"github.com/stagecoach-serving/stagecoach/queue"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // keysManagerConfig is what `stagecoach keysmanager` runs with.

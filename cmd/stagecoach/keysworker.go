@@ -8,7 +8,7 @@ import (
 	"fmt"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
-	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // keysWorker is a KeysManager as a node's server has it.

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
+	"github.com/stagecoach-serving/stagecoach/image/stack"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
 // trial is OCR requests by eight clients, under which processes are killed.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagecoach-serving/stagecoach/cgroup"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cgroup"
 )
 
 // needGroups skips a test where no cgroups may be made. Where tests of real parts have to run, it fails there.

@@ -13,9 +13,9 @@ import (
 	"slices"
 	"strings"
 
-	openloop "github.com/stagecoach-serving/stagecoach/load"
-	arrive "github.com/stagecoach-serving/stagecoach/load/arrivals"
-	"github.com/stagecoach-serving/stagecoach/load/report"
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
+	arrive "github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
+	"github.com/stagecoach-serving/stagecoach/bench/load/report"
 )
 
 const loadUsage = `stagecoach load FUNCTION --rate 20 [flags]     one function or pipeline

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	openloop "github.com/stagecoach-serving/stagecoach/load"
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 )
 
 // loadWith runs `stagecoach load` with args and returns its result, whose counts have to add up.

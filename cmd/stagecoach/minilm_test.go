@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/stack"
+	"github.com/stagecoach-serving/stagecoach/image/stack"
 )
 
 // TestMinilm deploys the eight stages of the minilm stack in a random order, and wakes them all with the first request: the

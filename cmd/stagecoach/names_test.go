@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // keepFunction writes a function of the default namespace into the state of an up that does not run, as an earlier version did.

@@ -13,8 +13,8 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/stagecoach-serving/stagecoach/builder"
-	"github.com/stagecoach-serving/stagecoach/stack"
+	"github.com/stagecoach-serving/stagecoach/image/builder"
+	"github.com/stagecoach-serving/stagecoach/image/stack"
 )
 
 // newStack is the stack file that `stagecoach new` writes if there is none.

@@ -10,11 +10,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/cluster"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
-	"github.com/stagecoach-serving/stagecoach/node"
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/queue"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // nodeList is the nodes of a running stagecoach: its own KeysManager, if it has one, and daemons that have joined.

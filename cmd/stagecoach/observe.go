@@ -6,14 +6,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/cluster"
-	"github.com/stagecoach-serving/stagecoach/events"
-	"github.com/stagecoach-serving/stagecoach/gateway"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/control/cluster"
+	"github.com/stagecoach-serving/stagecoach/control/events"
+	"github.com/stagecoach-serving/stagecoach/control/telemetry"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/provider"
-	"github.com/stagecoach-serving/stagecoach/queue"
-	"github.com/stagecoach-serving/stagecoach/telemetry"
+	"github.com/stagecoach-serving/stagecoach/request/gateway"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // flushTimeout bounds what a collector may cost the shutdown.

@@ -16,9 +16,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/profile"
 )
 
 // profileFlags is what `stagecoach profile` was asked for.

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/cluster"
+	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
 

@@ -15,7 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/profile"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
 

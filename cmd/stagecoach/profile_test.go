@@ -13,9 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/profile"
 )
 
 // profiled is an up with the function spin, which burns 10 ms of a core a call, in one replica that may use a core.

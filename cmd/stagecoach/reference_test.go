@@ -15,7 +15,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
@@ -317,7 +317,7 @@ func TestConfigReference(t *testing.T) {
 func TestProtocolReference(t *testing.T) {
 	t.Parallel()
 	tables, text := reference(t, "node-protocol.md")
-	source, err := os.ReadFile("../../node/types.go")
+	source, err := os.ReadFile("../../keysmanager/node/types.go")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/sim"
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/cluster"
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
 

@@ -10,11 +10,11 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/cluster"
-	"github.com/stagecoach-serving/stagecoach/dispatch"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/plan"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/request/dispatch"
 )
 
 // timeline is a function's present and recent past, as GET /system/timeline/NAME answers.

@@ -14,9 +14,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/events"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/control/events"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/plan"
 )
 
 // topView is what GET /system/top answers: all that `stagecoach top` shows. Times are in seconds, sizes in bytes.

@@ -7,7 +7,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/stagecoach-serving/stagecoach/events"
+	"github.com/stagecoach-serving/stagecoach/control/events"
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )

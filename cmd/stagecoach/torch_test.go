@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/image/stack"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
 // TestMinilmInPyTorch deploys the minilm pipeline whose layers are in PyTorch, and wakes it with the first request: embeddings are

@@ -17,18 +17,18 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/stagecoach-serving/stagecoach/cluster"
 	"github.com/stagecoach-serving/stagecoach/control"
-	"github.com/stagecoach-serving/stagecoach/dispatch"
-	"github.com/stagecoach-serving/stagecoach/events"
-	"github.com/stagecoach-serving/stagecoach/flow"
-	"github.com/stagecoach-serving/stagecoach/gateway"
+	"github.com/stagecoach-serving/stagecoach/control/cluster"
+	"github.com/stagecoach-serving/stagecoach/control/events"
+	"github.com/stagecoach-serving/stagecoach/control/telemetry"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
-	"github.com/stagecoach-serving/stagecoach/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider"
-	"github.com/stagecoach-serving/stagecoach/queue"
-	"github.com/stagecoach-serving/stagecoach/secret"
-	"github.com/stagecoach-serving/stagecoach/telemetry"
+	"github.com/stagecoach-serving/stagecoach/provider/logbook"
+	"github.com/stagecoach-serving/stagecoach/provider/secret"
+	"github.com/stagecoach-serving/stagecoach/request/dispatch"
+	"github.com/stagecoach-serving/stagecoach/request/flow"
+	"github.com/stagecoach-serving/stagecoach/request/gateway"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 

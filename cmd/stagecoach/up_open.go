@@ -11,16 +11,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/stagecoach-serving/stagecoach/cluster"
 	"github.com/stagecoach-serving/stagecoach/control"
-	"github.com/stagecoach-serving/stagecoach/dispatch"
-	"github.com/stagecoach-serving/stagecoach/flow"
-	"github.com/stagecoach-serving/stagecoach/gateway"
+	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
-	"github.com/stagecoach-serving/stagecoach/queue"
-	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/request/dispatch"
+	"github.com/stagecoach-serving/stagecoach/request/flow"
+	"github.com/stagecoach-serving/stagecoach/request/gateway"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
+	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 

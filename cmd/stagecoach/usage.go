@@ -3,10 +3,10 @@ package main
 import (
 	"log/slog"
 
-	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
 // used is what the replicas of a function take, as far as their cgroups tell; pids are the processes of the others.

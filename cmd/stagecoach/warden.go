@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/warden"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 )
 
 // wardenLine starts this program as a warden, also when its file was replaced since.

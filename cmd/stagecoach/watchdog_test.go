@@ -7,9 +7,9 @@ import (
 
 	"github.com/openfaas/faas-provider/types"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
-	"github.com/stagecoach-serving/stagecoach/sandbox"
 )
 
 // resolverFunc is a resolver.

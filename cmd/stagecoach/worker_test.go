@@ -10,7 +10,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
-	"github.com/stagecoach-serving/stagecoach/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 const workerHandler = `"""Says who it is."""

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/image/stack"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/stack"
 )
 
 // TestStacks reads the stack files as a deployment does: each function is in order, and together they are a pipeline of eight

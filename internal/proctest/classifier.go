@@ -7,7 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/stagecoach-serving/stagecoach/third_party/onnx/onnxpb"
+	"github.com/stagecoach-serving/stagecoach/internal/third_party/onnx/onnxpb"
 )
 
 // Classifier writes a logistic regression of three numbers to path, as skl2onnx converts it. With

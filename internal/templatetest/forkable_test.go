@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // driverSource is a stand-in of CUDA's driver. As the driver does, it answers nothing before

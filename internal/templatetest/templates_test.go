@@ -18,8 +18,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/stagecoach-serving/stagecoach/image"
-	"github.com/stagecoach-serving/stagecoach/onnx"
-	"github.com/stagecoach-serving/stagecoach/third_party/onnx/onnxpb"
+	"github.com/stagecoach-serving/stagecoach/internal/third_party/onnx/onnxpb"
+	"github.com/stagecoach-serving/stagecoach/tensor/onnx"
 )
 
 // templates is their folder.

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // tenant is a handler of a stage in a worker: it says what it sees, and does what its name says.

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/safetensors"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
+	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
 const patience = time.Minute // for what takes milliseconds when nothing is wrong

@@ -103,7 +103,7 @@ func filesOf(root, p string, skip []string) (files []string, err error) {
 		if err != nil {
 			return err
 		}
-		foreign := rel == "build" || rel == "third_party" || rel != p && slices.Contains(skip, rel)
+		foreign := rel == "build" || rel == filepath.Join("internal", "third_party") || rel != p && slices.Contains(skip, rel)
 		if d.IsDir() {
 			if foreign || rel != "." && strings.HasPrefix(d.Name(), ".") || d.Name() == "node_modules" {
 				return fs.SkipDir

@@ -13,8 +13,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
-	"github.com/stagecoach-serving/stagecoach/policy"
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 

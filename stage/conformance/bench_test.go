@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // BenchmarkNoop is what it costs to have a stage do nothing, per call: one batch at a time of one call and of 16, and 8

@@ -5,9 +5,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/stagecoach-serving/stagecoach/task"
+	"github.com/stagecoach-serving/stagecoach/request/task"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // TestADrainingReplicaStillListens has a call that needs credit, and one that is canceled, after the Drain.

@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // raw is a frame as bytes; others are what package wire would not send.

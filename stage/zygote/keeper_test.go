@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 const patience = time.Minute // for what takes milliseconds when nothing is wrong

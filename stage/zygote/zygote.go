@@ -58,7 +58,7 @@
 package zygote
 
 /*
-#cgo CFLAGS: -O2 -Wall -Wextra -Wdeprecated-declarations -I${SRCDIR}/../../third_party/onnxruntime
+#cgo CFLAGS: -O2 -Wall -Wextra -Wdeprecated-declarations -I${SRCDIR}/../../internal/third_party/onnxruntime
 #cgo LDFLAGS: -ldl -lpthread
 #include <stdlib.h>
 #include "zygote.h"

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/wire"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 func TestForkWithoutModel(t *testing.T) {

@@ -18,8 +18,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/stagecoach-serving/stagecoach/onnx"
-	"github.com/stagecoach-serving/stagecoach/safetensors"
+	"github.com/stagecoach-serving/stagecoach/tensor/onnx"
+	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
 func main() {

@@ -11,9 +11,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/stagecoach-serving/stagecoach/functions/minilm/wordpiece"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/stage"
 	"github.com/stagecoach-serving/stagecoach/tensor"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // The bounds of a request.

@@ -8,9 +8,9 @@ import (
 	"path/filepath"
 
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/stage"
 	"github.com/stagecoach-serving/stagecoach/tensor"
-	"github.com/stagecoach-serving/stagecoach/wire"
 )
 
 // hook answers one call.

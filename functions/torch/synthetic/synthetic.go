@@ -20,7 +20,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/stagecoach-serving/stagecoach/safetensors"
+	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
 // Bounds of what is made.

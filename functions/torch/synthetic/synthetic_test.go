@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagecoach-serving/stagecoach/safetensors"
+	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
 func TestSizes(t *testing.T) {

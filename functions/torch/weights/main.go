@@ -16,7 +16,7 @@ import (
 	"syscall"
 
 	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
-	"github.com/stagecoach-serving/stagecoach/safetensors"
+	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
 func main() {

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagecoach-serving/stagecoach/safetensors"
+	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
 func TestRun(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
-	"github.com/stagecoach-serving/stagecoach/plan/plantest"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan/plantest"
 	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 

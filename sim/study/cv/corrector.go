@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
-	"github.com/stagecoach-serving/stagecoach/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 

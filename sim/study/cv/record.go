@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
-	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/sim"
 	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )

@@ -6,8 +6,8 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/load/arrivals"
-	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
+	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/load/arrivals"
+	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 )
 
 // arrive is when n requests come in the time that counts, and those of the warm-up before it. So that runs of few bursts differ by how

@@ -6,8 +6,8 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/baseline"
-	"github.com/stagecoach-serving/stagecoach/plan"
-	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/sim"
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/load/arrivals"
+	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 )
 
 // data is the folder with public traces and profiles, or skips the test: it is no part of the project.

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/load/arrivals"
+	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 	"github.com/stagecoach-serving/stagecoach/sim"
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
-	"github.com/stagecoach-serving/stagecoach/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/sim"
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 	"github.com/stagecoach-serving/stagecoach/sim/study/cv"

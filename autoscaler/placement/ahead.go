@@ -1,0 +1,143 @@
+package placement
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+)
+
+// fewest is for how many further replicas of a function its parameters are kept at least, if memory
+// is plentiful. A burst asks for several at once.
+const fewest = 4
+
+// ahead adds nodes on which a function's parameters are kept ahead of need, beside those of its
+// replicas. So its next replicas fork there, or start in a parked child. It plans for as many
+// further replicas as the function has, or as it may still get. [cluster.next] chooses the nodes.
+// Room that the next replicas of one function will use is not counted for others, so that all can
+// grow at once.
+//
+// Key stages of the corrector go first. Then come all functions with a replica, on nodes with
+// plenty of memory, for [fewest] replicas at least. Parameters are loaded only if they and a
+// replica fit below the threshold, so that nothing is evicted for them. If memory becomes short,
+// they are ordinary zygotes again. A node that is reading parameters from its disk gets no more to
+// read, because a replica may be waiting for them.
+//
+// Functions take turns, so that no function gets all of its copies before another has one.
+func (c *cluster) ahead(wants []plan.Want, l *list) {
+	quiet := c.settle()
+	for _, key := range []bool{true, false} {
+		turns := c.growing(wants, key)
+		for len(turns) > 0 {
+			turns = slices.DeleteFunc(turns, func(f *function) bool {
+				n := f.next(quiet, key)
+				if n == nil {
+					return true
+				}
+				if !n.of[f.i].zygote {
+					n.loading = true
+					f.homes = append(f.homes, n)
+				}
+				l.add(f, n, key)
+				n.occupy(f, plan.Slot{Node: n.Name, Device: strings.Join(n.pick(f), ",")})
+				n.load++
+				f.ahead++
+				return f.ahead >= f.more
+			})
+		}
+	}
+}
+
+// settle records which nodes have which zygotes, and returns the nodes that may load something.
+func (c *cluster) settle() (quiet []*node) {
+	for _, n := range c.nodes {
+		for i := range n.of {
+			if n.of[i].zygote {
+				c.functions[i].homes = append(c.functions[i].homes, n)
+			}
+			n.loading = n.loading || n.of[i].warm == coming
+		}
+		if !n.loading && n.Unavailable == "" {
+			quiet = append(quiet, n)
+		}
+	}
+	return quiet
+}
+
+// growing returns the functions whose parameters are kept ahead: the corrector's key stages, or
+// all.
+func (c *cluster) growing(wants []plan.Want, key bool) (turns []*function) {
+	for _, w := range wants {
+		f, ok := c.function(w.Function)
+		if !ok || f.zygote == 0 || len(w.Slots) == 0 || key && !w.Key || !key && !f.gains() {
+			continue
+		}
+		f.more = len(w.Slots)
+		if !key {
+			f.more = max(f.more, fewest)
+		}
+		if f.more = min(f.more, f.Max-len(w.Slots)); f.ahead < f.more {
+			turns = append(turns, f)
+		}
+	}
+	return turns
+}
+
+// gains reports whether a start from parameters in memory saves f more time than a call takes. It
+// is false if that is unknown.
+func (f *function) gains() bool {
+	saved, known := saving(f.Function)
+	return f.Failing.Count == 0 && (!known || saved > f.Service.Mean)
+}
+
+// next returns the node for a further replica of f, or nil. It is the node that [Dispersed] would
+// choose if every node with plenty of memory had f's parameters, because the plan loads them there.
+// But f grows on the only node of all its replicas only if it cannot grow elsewhere, so that it has
+// two nodes. If memory is short, a key stage's parameters are loaded if no node that has them has
+// room.
+func (f *function) next(quiet []*node, key bool) *node {
+	has := first(f, f.homes, func(n *node) bool { return !n.hasAll(f) && n.hasRoomWhereLoaded(f) })
+	given := first(f, quiet, func(n *node) bool { return (has == nil || n.load < has.load) && n.takes(f) && n.calm(f) })
+	if given != nil {
+		return given
+	}
+	if has != nil {
+		return has
+	}
+	has = first(f, f.homes, func(n *node) bool { return n.hasRoomWhereLoaded(f) })
+	if has == nil && key {
+		return first(f, quiet, func(n *node) bool { return n.takes(f) })
+	}
+	return has
+}
+
+// first returns the first of the allowed nodes in the order of [Dispersed].
+func first(f *function, nodes []*node, may func(*node) bool) (most *node) {
+	for _, n := range nodes {
+		if may(n) && (most == nil || disperse(f, n, most) < 0) {
+			most = n
+		}
+	}
+	return most
+}
+
+// hasRoomWhereLoaded reports whether a replica of f has room where its parameters are. For a copy
+// that no replica of f uses, nothing is evicted.
+func (n *node) hasRoomWhereLoaded(f *function) bool {
+	return n.fits(f) && (n.of[f.i].listed || n.hasRoomToLoad(f))
+}
+
+// takes reports whether f's parameters can be loaded for a replica that fits.
+func (n *node) takes(f *function) bool { return !n.loading && n.hasRoomToLoad(f) && n.fits(f) }
+
+// hasRoomToLoad reports whether f's parameters, if they are missing, and a replica have room
+// without evictions.
+func (n *node) hasRoomToLoad(f *function) bool {
+	return n.free-n.reserve >= max(n.cost(f), 1)
+}
+
+// calm reports whether, with f's parameters and a replica, at most half of the memory below the
+// threshold is used.
+func (n *node) calm(f *function) bool {
+	return n.Memory-n.free+n.cost(f) <= (n.Memory-n.reserve)/2
+}

@@ -1,0 +1,209 @@
+package placement
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+)
+
+// Dispersed is a plan.Placer (QUART, section 6, figure 5, and section 6.2). Urgent replicas of key
+// stages start where their parameters are. Other replicas of key stages are spread over the nodes,
+// so that each node keeps room for one of them to grow. All other replicas are packed. Existing
+// replicas stay where they are. Within memory, processors and devices, Dispersed minimizes the sum
+// over the nodes of the squared number of key stages' replicas. Ties go to a node that has the
+// function's parameters.
+//
+// QUART's Eq. 8 to 10 use gradient descent on KL(P, uniform) instead. Its minimum is simply P =
+// uniform, the unconstrained descent leaves the simplex (towards 1/e of it), and it knows no
+// capacity. [KL] returns that divergence for a finished placement.
+//
+// If a key stage grows while tasks wait or run, its replica goes to a node in this order: with its
+// parameters, with its parameters being loaded, any other. Ties go to a node that does not already
+// run every replica of the function, so that losing one node never takes the whole function down.
+// Then the even distribution decides, as it does for replicas that are not urgent. [KeyStages]
+// loads parameters where Dispersed would place replicas, so the two rarely conflict.
+//
+// New replicas of key stages go first in each round, beginning with those that fit on the fewest
+// nodes. Each goes to the node with the fewest replicas of key stages. Afterwards, new ones move
+// while that makes the sum smaller. Any other replica goes where its function has the fewest, as
+// with [Spread], because a lost node should not take all of a function. Among such nodes, it goes
+// to one that has its parameters, else to the fullest one with room.
+type Dispersed struct{}
+
+// Place implements plan.Placer.
+func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
+	p, err := begin(&s, a)
+	if err != nil {
+		return nil, err
+	}
+	key := make([]bool, len(a))
+	for i, l := range a {
+		key[i] = l.Key || l.Count > max(p.lines[i].Min, 1)
+		for _, slot := range p.wants[i].Slots {
+			if key[i] {
+				p.byName[slot.Node].load++
+			}
+		}
+	}
+	pack := func(f *function, x, y *node) int {
+		return cmp.Or(
+			cmp.Compare(x.of[f.i].replicas, y.of[f.i].replicas),
+			prefer(x.of[f.i].zygote, y.of[f.i].zygote),
+			cmp.Compare(x.free, y.free),
+			cmp.Compare(x.Name, y.Name),
+		)
+	}
+	p.rounds(func(round int) {
+		for _, i := range p.order(round, key) {
+			if !key[i] {
+				p.add(i, pack)
+				continue
+			}
+			p.lines[i].urgent = pressing(p.lines[i].Function, len(p.wants[i].Slots))
+			if slot, ok := p.add(i, disperse); ok {
+				p.byName[slot.Node].load++
+			}
+		}
+	})
+	p.level(key)
+	return p.wants, nil
+}
+
+// disperse orders nodes for the next replica of a key stage.
+func disperse(f *function, x, y *node) int {
+	return cmp.Or(
+		warmer(f, x, y),
+		cmp.Compare(x.load, y.load),
+		prefer(x.of[f.i].zygote, y.of[f.i].zygote),
+		cmp.Compare(x.of[f.i].replicas, y.of[f.i].replicas),
+		cmp.Compare(y.free, x.free),
+		cmp.Compare(x.Name, y.Name),
+	)
+}
+
+// warmer orders nodes by how warm f is there, if f is urgent. Of equal nodes, one that has all of
+// f's replicas comes last.
+func warmer(f *function, x, y *node) int {
+	if !f.urgent {
+		return 0
+	}
+	return cmp.Or(cmp.Compare(y.of[f.i].warm, x.of[f.i].warm), prefer(!x.hasAll(f), !y.hasAll(f)))
+}
+
+// hasAll reports whether f has replicas and all of them are here, so that the loss of this node
+// would take all of f.
+func (n *node) hasAll(f *function) bool { return f.replicas > 0 && n.of[f.i].replicas == f.replicas }
+
+// pressing reports whether f's next replica, if it has has of them, should start where its
+// parameters are. That is so if there are tasks, and if such a start saves more time than one task
+// takes or the saving is unknown. At the start of a step no task waits yet, so running tasks count.
+// Up to its minimum, a function's replicas stay apart, because that is the purpose of a minimum of
+// two.
+func pressing(f *plan.Function, has int) bool {
+	if f.Waiting+f.Running == 0 || has > 0 && has < f.Min {
+		return false
+	}
+	saved, known := saving(f)
+	return !known || saved > f.Service.Mean
+}
+
+// saving returns how much shorter a start from parameters in memory is on average than one that
+// loads them. It is unknown until both have happened.
+func saving(f *plan.Function) (saved time.Duration, known bool) {
+	var cold, warm time.Duration
+	for _, s := range f.Starts {
+		if s.Path == "cold" {
+			cold = s.Mean
+		} else {
+			warm = max(warm, s.Mean)
+		}
+	}
+	return cold - warm, cold > 0 && warm > 0
+}
+
+// order returns the lines that want one more replica in this round: key stages first, and of these
+// the ones that fit on the fewest nodes.
+func (p *placing) order(round int, key []bool) []int {
+	lines := p.wanting(round)
+	fits := make(map[int]int, len(lines))
+	for _, i := range lines {
+		for _, n := range p.nodes {
+			if key[i] && n.fits(p.lines[i]) {
+				fits[i]++
+			}
+		}
+	}
+	slices.SortStableFunc(lines, func(x, y int) int { return cmp.Or(prefer(key[x], key[y]), cmp.Compare(fits[x], fits[y])) })
+	return lines
+}
+
+// level moves new replicas of key stages to nodes with at least two fewer of them, until there are
+// none. Other replicas do not use the room that a moved one leaves. Each move makes the sum of
+// squares smaller, so the loop ends.
+func (p *placing) level(key []bool) {
+	for moved := true; moved; {
+		moved = false
+		for i := range p.wants {
+			for k := 0; key[i] && k < len(p.wants[i].Slots); k++ {
+				from := p.wants[i].Slots[k]
+				if from.Replica != "" {
+					continue
+				}
+				f, left := p.lines[i], p.byName[from.Node]
+				f.urgent = pressing(f.Function, k)
+				to, ok := p.take(f, disperse, func(n *node) bool {
+					together := f.replicas > 1 && n.of[f.i].replicas+1 == f.replicas
+					return n.load+1 < left.load && (!f.urgent || !together && n.of[f.i].warm >= left.of[f.i].warm)
+				})
+				if !ok {
+					continue
+				}
+				left.of[f.i].replicas--
+				f.replicas--
+				left.load--
+				p.byName[to.Node].load++
+				p.wants[i].Slots[k], moved = to, true
+			}
+		}
+	}
+}
+
+// Key reports whether f is a key stage: the corrector says so, or f has more than its minimum, or
+// has draining replicas above it.
+func Key(f *plan.Function, w plan.Want) bool {
+	return w.Key || max(len(w.Slots), len(f.Replicas)) > max(f.Min, 1)
+}
+
+// KL returns the Kullback-Leibler divergence, in nats, between the distribution of key stages'
+// replicas over the nodes that take new ones, and an even distribution. It is 0 for an even
+// distribution, and the logarithm of the number of nodes if all are on one. It is 0 without
+// replicas.
+func KL(s plan.Snapshot, wants []plan.Want) float64 {
+	load, total := map[string]int{}, 0
+	for _, w := range wants {
+		f, ok := s.Function(w.Function)
+		if !ok || !Key(f, w) {
+			continue
+		}
+		for _, slot := range w.Slots {
+			load[slot.Node]++
+			total++
+		}
+	}
+	nodes := 0
+	for _, n := range s.Nodes {
+		if n.Unavailable == "" || load[n.Name] > 0 {
+			nodes++
+		}
+	}
+	sum := 0.0
+	for _, n := range s.Nodes { // in order: sums of floats depend on it
+		if share := float64(load[n.Name]) / float64(total); share > 0 {
+			sum += share * math.Log(share*float64(nodes))
+		}
+	}
+	return max(sum, 0)
+}

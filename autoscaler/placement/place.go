@@ -1,0 +1,238 @@
+package placement
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+)
+
+// Spread is a plan.Placer that puts a new replica on the node where its function has the fewest, so
+// that a lost node costs little. Ties go to a node that already has the function's zygote, then to
+// the one with the most free memory.
+type Spread struct{}
+
+// Place implements plan.Placer.
+func (Spread) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
+	return place(s, a, func(f *function, x, y *node) int {
+		return cmp.Or(
+			cmp.Compare(x.of[f.i].replicas, y.of[f.i].replicas),
+			prefer(x.of[f.i].zygote, y.of[f.i].zygote),
+			cmp.Compare(y.free, x.free),
+			cmp.Compare(x.Name, y.Name),
+		)
+	})
+}
+
+// FirstFit is a plan.Placer that puts a new replica on the first node, by name, with room. Nodes
+// with the function's zygote go first.
+type FirstFit struct{}
+
+// Place implements plan.Placer.
+func (FirstFit) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
+	return place(s, a, func(f *function, x, y *node) int {
+		return cmp.Or(prefer(x.of[f.i].zygote, y.of[f.i].zygote), cmp.Compare(x.Name, y.Name))
+	})
+}
+
+func prefer(x, y bool) int {
+	switch {
+	case x == y:
+		return 0
+	case x:
+		return -1
+	}
+	return 1
+}
+
+// placing is the state of an allocation while its replicas are placed. Kept replicas have their
+// places from the start. New ones are added round by round, so that every function gets its first
+// replica before any gets its second.
+type placing struct {
+	*cluster
+	alloc plan.Alloc
+	lines []*function // of the allocation
+	wants []plan.Want
+	open  []int // lines that may want more
+	ahead []int // lines of replicas that start ahead of need, which are placed last
+}
+
+// begin keeps what can be kept.
+func begin(s *plan.Snapshot, a plan.Alloc) (*placing, error) {
+	p := &placing{cluster: look(s), alloc: a, wants: make([]plan.Want, len(a)), lines: make([]*function, len(a))}
+	for i, l := range a {
+		f, ok := p.function(l.Function)
+		if !ok {
+			return nil, fmt.Errorf("function %q of the allocation: not in snapshot %d, want an allocation of the same snapshot", l.Function, s.Rev)
+		}
+		p.lines[i] = f
+		p.wants[i] = plan.Want{Function: l.Function, Revision: f.Revision, CPUMilli: l.CPUMilli, Batch: l.Batch, Key: l.Key, Why: l.Why, Short: l.Denied, Denied: l.Denied != ""}
+		p.wants[i].Slots = p.keep(f, l.Count)
+		if f.Ahead() {
+			p.ahead = append(p.ahead, i)
+		} else {
+			p.open = append(p.open, i)
+		}
+	}
+	return p, nil
+}
+
+// rounds calls round with 0, 1, … until no line is open: first for all other lines, then for those
+// that start ahead of need.
+func (p *placing) rounds(round func(int)) {
+	for _, p.open = range [][]int{p.open, p.ahead} {
+		for n := 0; len(p.open) > 0; n++ {
+			round(n)
+		}
+	}
+}
+
+// wanting returns the lines that want one more replica in this round. Placing ends when no line is
+// open, because counts may be far larger than the room.
+func (p *placing) wanting(round int) []int {
+	p.open = slices.DeleteFunc(p.open, func(i int) bool { return len(p.wants[i].Slots) >= p.alloc[i].Count || p.wants[i].Short != "" })
+	var lines []int
+	for _, i := range p.open {
+		if len(p.wants[i].Slots) <= round {
+			lines = append(lines, i)
+		}
+	}
+	return lines
+}
+
+// add places one more replica of a line, or records why it cannot.
+func (p *placing) add(i int, better func(*function, *node, *node) int) (plan.Slot, bool) {
+	f, w := p.lines[i], &p.wants[i]
+	slot, ok := p.take(f, better, func(*node) bool { return true })
+	if !ok {
+		w.Short = p.shortage(f, p.alloc[i].Count, len(w.Slots))
+		return slot, false
+	}
+	w.Slots = append(w.Slots, slot)
+	return slot, true
+}
+
+// place makes the wants of a. better orders the nodes with room.
+func place(s plan.Snapshot, a plan.Alloc, better func(*function, *node, *node) int) ([]plan.Want, error) {
+	p, err := begin(&s, a)
+	if err != nil {
+		return nil, err
+	}
+	p.rounds(func(round int) {
+		for _, i := range p.wanting(round) {
+			p.add(i, better)
+		}
+	})
+	return p.wants, nil
+}
+
+// kept is a replica that may be kept, and its node.
+type kept struct {
+	*plan.Replica
+	on *node
+}
+
+// keep returns up to count slots for existing replicas. Those on fit nodes come first, then ready
+// before starting, then the oldest. It does not keep a replica whose device is unhealthy or barred
+// to f.
+func (c *cluster) keep(f *function, count int) []plan.Slot {
+	have := c.have[:0]
+	for i := range f.Replicas {
+		r := &f.Replicas[i]
+		n := c.byName[r.Node]
+		if r.State != plan.Draining && r.Revision == f.Revision && n != nil && n.Unfit(r.Device) == "" && f.Barred(r.Node, r.Device) == "" {
+			have = append(have, kept{r, n})
+		}
+	}
+	c.have = have
+	slices.SortFunc(have, func(x, y kept) int {
+		return cmp.Or(
+			prefer(x.on.Unavailable == "", y.on.Unavailable == ""),
+			prefer(x.State == plan.Ready, y.State == plan.Ready),
+			x.Since.Compare(y.Since),
+			cmp.Compare(x.Name, y.Name),
+		)
+	})
+	have = have[:min(len(have), count)]
+	if len(have) == 0 {
+		return nil
+	}
+	if len(c.slots) < len(have) {
+		c.slots = make([]plan.Slot, max(len(have), slotsAtATime))
+	}
+	var slots []plan.Slot
+	slots, c.slots = c.slots[:0:len(have)], c.slots[len(have):]
+	for _, r := range have {
+		slots = append(slots, plan.Slot{Replica: r.Name, Node: r.Node, Device: r.Device})
+		r.on.keeps(f)
+	}
+	return slots
+}
+
+// slotsAtATime is for how many slots memory is made at a time.
+const slotsAtATime = 128
+
+// take finds the best allowed place for one more replica of f, and takes it.
+func (c *cluster) take(f *function, better func(*function, *node, *node) int, may func(*node) bool) (plan.Slot, bool) {
+	var best *node
+	for _, n := range c.nodes { // any order will do, because better is a total order
+		if may(n) && n.fits(f) && (best == nil || better(f, n, best) < 0) {
+			best = n
+		}
+	}
+	if best == nil {
+		return plan.Slot{}, false
+	}
+	slot := plan.Slot{Node: best.Name, Device: strings.Join(best.pick(f), ",")}
+	best.occupy(f, slot)
+	return slot, true
+}
+
+// shortage returns why a replica of f has no place, with sizes.
+func (c *cluster) shortage(f *function, want, placed int) string {
+	fit, most, name := 0, int64(0), ""
+	for _, n := range c.nodes {
+		if n.Unavailable != "" {
+			continue
+		}
+		fit++
+		if free := n.room(f); name == "" || free > most || free == most && n.Name < name {
+			most, name = free, n.Name
+		}
+	}
+	if len(c.nodes) == 0 {
+		return fmt.Sprintf("%d of %d placed: there is no node; start `stagecoach keysmanager`", placed, want)
+	}
+	if fit == 0 {
+		return fmt.Sprintf("%d of %d placed: none of %d nodes takes a replica", placed, want, len(c.nodes))
+	}
+	need := plan.Size(c.byName[name].cost(f))
+	if f.CPUMilli > 0 {
+		most, of := 0, 0
+		for _, n := range c.nodes {
+			if n.Unavailable == "" && (n.cpu > most || n.cpu == most && n.CPUMilli > of) {
+				most, of = n.cpu, n.CPUMilli
+			}
+		}
+		need += fmt.Sprintf(" and %dm of a processor, of which at most %dm of %dm are not promised to others", f.CPUMilli, max(most, 0), of)
+	}
+	if f.GPU > 0 {
+		need += fmt.Sprintf(" and %d devices with %s free each", f.GPU, plan.Size(f.DeviceMemory))
+		if f.DeviceMemory == 0 {
+			need = strings.TrimSuffix(need, " with 0 B free each") + " of its own"
+		}
+		devices, well := 0, 0
+		for _, n := range c.nodes {
+			devices, well = devices+len(n.Devices), well+n.well()
+		}
+		need += fmt.Sprintf(", of %d that are there, %d of them well", devices, well)
+	}
+	barred := ""
+	for i := range f.Bars {
+		barred += "; " + f.Barred(f.Bars[i].Node, f.Bars[i].Device)
+	}
+	return fmt.Sprintf("%d of %d placed: one more needs %s; of %d nodes, %s has the most free memory, %s%s",
+		placed, want, need, fit, name, plan.Size(max(most, 0)), barred)
+}

@@ -1,0 +1,122 @@
+package placement
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+)
+
+// KeyStages is a plan.Warmer. A function stays warm in host memory on every node where it has or
+// gets replicas. A key stage's zygote is evicted last (QUART, section 6.1; see [Key]). Key stages
+// of the corrector are also loaded ahead of need on the nodes where they would grow next, and other
+// functions too if memory is plentiful. A function that may scale to zero keeps one zygote while it
+// sleeps, if there is memory, so that waking is a fork.
+type KeyStages struct{}
+
+// Warm implements plan.Warmer.
+func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
+	c := look(&s)
+	l := c.list(wants)
+	for _, w := range wants { // memory for new replicas is not available for sleeping functions
+		f, ok := c.function(w.Function)
+		if !ok {
+			continue
+		}
+		key := Key(f.Function, w)
+		for _, slot := range w.Slots {
+			n := c.byName[slot.Node]
+			if n == nil {
+				continue
+			}
+			if slot.Replica == "" {
+				n.occupy(f, slot)
+			} else {
+				n.keeps(f)
+			}
+			n.load++
+			l.add(f, n, key)
+		}
+		for i := range f.Replicas {
+			if n := c.byName[f.Replicas[i].Node]; n != nil {
+				l.add(f, n, key)
+			}
+		}
+	}
+	for _, w := range wants {
+		f, ok := c.function(w.Function)
+		if !ok || !f.Zero || len(w.Slots) > 0 || len(f.Replicas) > 0 {
+			continue
+		}
+		if n := c.bed(f); n != nil {
+			if !n.of[f.i].zygote {
+				n.free -= n.cost(f)
+			}
+			l.add(f, n, w.Key)
+		}
+	}
+	c.ahead(wants, l)
+	return l.warm(), nil
+}
+
+// list is the list of parameters to keep warm: for each entry the positions of its function and
+// node in the plan's order, and whether it is a key stage's.
+type list struct {
+	*cluster
+	nodes   []*node // by name
+	entries []uint64
+}
+
+// list returns an empty list with room for about so many wants.
+func (c *cluster) list(wants []plan.Want) *list {
+	l := &list{cluster: c, nodes: slices.Clone(c.nodes)}
+	slices.SortFunc(l.nodes, func(x, y *node) int { return cmp.Compare(x.Name, y.Name) })
+	for i, n := range l.nodes {
+		n.rank = i
+	}
+	slots := 0
+	for i := range wants {
+		slots += len(wants[i].Slots)
+	}
+	l.entries = make([]uint64, 0, 2*slots)
+	return l
+}
+
+// add adds an entry unless the list has it.
+func (l *list) add(f *function, n *node, key bool) {
+	is := &n.of[f.i]
+	if is.listed {
+		return
+	}
+	is.listed = true
+	e := uint64(f.i)<<32 | uint64(n.rank)<<1
+	if key {
+		e |= 1
+	}
+	l.entries = append(l.entries, e)
+}
+
+// warm returns the list in the form of a plan.
+func (l *list) warm() []plan.Warm {
+	slices.Sort(l.entries)
+	warm := make([]plan.Warm, len(l.entries))
+	for i, e := range l.entries {
+		warm[i] = plan.Warm{Function: l.functions[e>>32].Name, Node: l.nodes[uint32(e)>>1].Name, Warmth: plan.Host, Key: e&1 != 0}
+	}
+	return warm
+}
+
+// bed returns the node that keeps a sleeping function's zygote, or nil. That is a node that has it,
+// else the one with the most free memory that has room for it and a replica without evictions.
+func (c *cluster) bed(f *function) *node {
+	var best *node
+	for _, n := range c.nodes {
+		if n.Unavailable != "" || !n.of[f.i].zygote && !n.hasRoomToLoad(f) {
+			continue
+		}
+		if best == nil || cmp.Or(prefer(n.of[f.i].zygote, best.of[f.i].zygote), cmp.Compare(best.free, n.free), cmp.Compare(n.Name, best.Name)) < 0 {
+			best = n
+		}
+	}
+	return best
+}

@@ -1,0 +1,177 @@
+package policy
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/placement"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+)
+
+// Names selects policies. An empty name means the default. The name "none" in Corrector, Sharer or
+// Warmer leaves that level out.
+type Names struct {
+	Allocator string `json:"allocator,omitempty" yaml:"allocator"`
+	Corrector string `json:"corrector,omitempty" yaml:"corrector"`
+	Sharer    string `json:"sharer,omitempty" yaml:"sharer"`
+	Placer    string `json:"placer,omitempty" yaml:"placer"`
+	Warmer    string `json:"warmer,omitempty" yaml:"warmer"`
+}
+
+// Set holds one policy per level. [Names.Choose] makes one.
+type Set struct {
+	names     Names
+	allocator level
+	corrector level       // nil: none
+	sharer    plan.Sharer // nil: none
+	placer    plan.Placer
+	warmer    plan.Warmer // nil: none
+}
+
+// none leaves a level out.
+const none = "none"
+
+// Choose returns the named policies. For an unknown name, the error lists the known ones.
+func (n Names) Choose() (Set, error) {
+	allocators := map[string]level{
+		"sizer":   allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})},
+		"uniform": allocating[autoscaler.Memory]{autoscaler.NewUniform(autoscaler.Config{})},
+		"fixed":   allocating[struct{}]{autoscaler.Fixed{}},
+	}
+	maps.Copy(allocators, added)
+	quart := func(cfg autoscaler.QuartConfig) level {
+		return correcting[autoscaler.QuartMemory]{autoscaler.NewQuart(cfg)}
+	}
+	correctors := map[string]level{
+		none:              nil,
+		"quart":           quart(autoscaler.QuartConfig{}),
+		"quart-no-pid":    quart(autoscaler.QuartConfig{NoPID: true}),
+		"quart-no-smooth": quart(autoscaler.QuartConfig{NoSmooth: true}),
+		"quart-no-cpu":    quart(autoscaler.QuartConfig{NoCPU: true}),
+	}
+	sharers := map[string]plan.Sharer{none: nil, "gain": autoscaler.Gain{}}
+	placers := map[string]plan.Placer{"dispersed": placement.Dispersed{}, "spread": placement.Spread{}, "first-fit": placement.FirstFit{}}
+	warmers := map[string]plan.Warmer{none: nil, "key-stages": placement.KeyStages{}}
+	s := Set{names: n}
+	var errs [5]error
+	s.allocator, errs[0] = pick("allocator", allocators, &s.names.Allocator, "sizer")
+	s.corrector, errs[1] = pick("corrector", correctors, &s.names.Corrector, "quart")
+	s.sharer, errs[2] = pick("sharer", sharers, &s.names.Sharer, "gain")
+	s.placer, errs[3] = pick("placer", placers, &s.names.Placer, "dispersed")
+	s.warmer, errs[4] = pick("warmer", warmers, &s.names.Warmer, "key-stages")
+	return s, errors.Join(errs[:]...)
+}
+
+// Names returns the names of the policies, including the defaults.
+func (s Set) Names() Names { return s.names }
+
+// added has the allocators of AddAllocator.
+var added = map[string]level{}
+
+// AddAllocator adds an allocator that may be chosen by a name. It is for init functions only. A
+// name that is taken is a panic.
+func AddAllocator[M any](name string, a plan.Allocator[M]) {
+	if _, err := (Names{Allocator: name}).Choose(); err == nil {
+		panic(fmt.Sprintf("policy: allocator %q is added twice", name))
+	}
+	added[name] = allocating[M]{a}
+}
+
+// gone has for each name of an earlier version what to use in its place.
+var gone = map[string]string{
+	"quart-persistence": `"quart", which is the same`,
+	"quart-qna":         `"quart"; its predictor of burstiness is compared by "make bench-cv"`,
+	"quart-attention":   `"quart"; its predictor of burstiness is compared by "make bench-cv"`,
+}
+
+func pick[P any](kind string, from map[string]P, name *string, fallback string) (P, error) {
+	if *name == "" {
+		*name = fallback
+	}
+	p, ok := from[*name]
+	if instead := gone[*name]; !ok && instead != "" {
+		return p, fmt.Errorf("policy: %s %q is no more, want %s", kind, *name, instead)
+	}
+	if !ok {
+		return p, fmt.Errorf("policy: %s %q, want one of %s", kind, *name, strings.Join(slices.Sorted(maps.Keys(from)), ", "))
+	}
+	return p, nil
+}
+
+// WithAllocator returns s with another allocator, for tests and studies.
+func WithAllocator[M any](s Set, name string, a plan.Allocator[M]) Set {
+	s.allocator, s.names.Allocator = allocating[M]{a}, name
+	return s
+}
+
+// WithCorrector returns s with another corrector.
+func WithCorrector[M any](s Set, name string, c plan.Corrector[M]) Set {
+	s.corrector, s.names.Corrector = correcting[M]{c}, name
+	return s
+}
+
+// WithSharer returns s with another sharer.
+func WithSharer(s Set, name string, x plan.Sharer) Set {
+	s.sharer, s.names.Sharer = x, name
+	return s
+}
+
+// WithPlacer returns s with another placer.
+func WithPlacer(s Set, name string, p plan.Placer) Set {
+	s.placer, s.names.Placer = p, name
+	return s
+}
+
+// level is an allocator or corrector without its memory's type.
+type level interface {
+	decide(s plan.Snapshot, d plan.Domain, a plan.Alloc, m any) (plan.Alloc, any, error)
+	merge(a, b any) any
+	decode(data []byte) (any, error)
+}
+
+// merger is a policy that can merge the memories of domains that became one. For other policies,
+// the first memory is kept.
+type merger[M any] interface{ Merge(a, b M) M }
+
+type allocating[M any] struct{ plan.Allocator[M] }
+
+func (e allocating[M]) decide(s plan.Snapshot, d plan.Domain, _ plan.Alloc, m any) (plan.Alloc, any, error) {
+	typed, _ := m.(M) // nil before the first decision
+	return e.Allocate(s, d, typed)
+}
+
+func (e allocating[M]) merge(a, b any) any              { return merge[M](e.Allocator, a, b) }
+func (e allocating[M]) decode(data []byte) (any, error) { return decode[M](data) }
+
+type correcting[M any] struct{ plan.Corrector[M] }
+
+func (e correcting[M]) decide(s plan.Snapshot, d plan.Domain, a plan.Alloc, m any) (plan.Alloc, any, error) {
+	typed, _ := m.(M)
+	return e.Correct(s, d, a, typed)
+}
+
+func (e correcting[M]) merge(a, b any) any              { return merge[M](e.Corrector, a, b) }
+func (e correcting[M]) decode(data []byte) (any, error) { return decode[M](data) }
+
+func merge[M any](policy, a, b any) any {
+	x, ok := a.(M)
+	if !ok {
+		return b
+	}
+	y, ok := b.(M)
+	if j, can := policy.(merger[M]); ok && can {
+		return j.Merge(x, y)
+	}
+	return x
+}
+
+func decode[M any](data []byte) (any, error) {
+	var m M
+	err := json.Unmarshal(data, &m)
+	return m, err
+}

@@ -1,0 +1,202 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/request/task"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
+)
+
+// How often a function is tried on a device that had too little memory for it.
+const (
+	firstBar = 30 * time.Second
+	lastBar  = 10 * time.Minute
+	// spared is how many times replicas that had answered before may be out of memory before their
+	// device is barred. A single call may have been too large, which is no reason to bar the other
+	// replicas.
+	spared = 2
+	// causeSize bounds the stored part of a cause, which a function may have written.
+	causeSize = 400
+)
+
+// BarFor returns how long a function is kept off a device after the count-th consecutive time that
+// it was out of memory there: half a minute, then twice as long each time, up to ten minutes.
+func BarFor(count int) time.Duration {
+	if count < 1 {
+		return 0
+	}
+	return min(firstBar<<min(count-1, 16), lastBar)
+}
+
+// bars holds the devices that one revision of a function is or recently was kept off.
+type bars struct {
+	revision uint64
+	all      []bar // sorted by node, then device
+}
+
+type bar struct {
+	plan.Bar
+	at     time.Time // latest time out of memory
+	spared int       // number of times that did not bar the device
+}
+
+// add keeps a function off devices of a node after a replica was out of memory at now. The replica
+// was ordered at begun. Replicas that were ordered before the latest bar count as the same failure.
+// Older revisions are ignored. call says that the replica had answered calls before, and still
+// lives. add returns the devices and the length of the bar.
+func (b *bars) add(revision uint64, node string, devices []string, call bool, begun, now time.Time, cause string) (barred []string, until time.Time) {
+	if revision < b.revision {
+		return nil, until
+	}
+	b.follow(revision)
+	for _, id := range devices {
+		i, known := slices.BinarySearchFunc(b.all, plan.Bar{Node: node, Device: id}, func(x bar, want plan.Bar) int {
+			return cmp.Or(cmp.Compare(x.Node, want.Node), cmp.Compare(x.Device, want.Device))
+		})
+		if !known {
+			b.all = slices.Insert(b.all, i, bar{Bar: plan.Bar{Node: node, Device: id}})
+		}
+		x := &b.all[i]
+		if !x.at.IsZero() && !begun.After(x.at) {
+			continue
+		}
+		if x.past(now) {
+			x.Count, x.spared = 0, 0
+		}
+		if call && x.spared < spared {
+			x.spared++
+			if x.at = now; x.Until.Before(now) {
+				x.Until = now
+			}
+			continue
+		}
+		x.Count++
+		x.at, x.Until, x.Cause = now, now.Add(BarFor(x.Count)), cause
+		barred, until = append(barred, id), x.Until
+	}
+	return barred, until
+}
+
+// past reports whether the bar ended so long ago that the next one counts as the first.
+func (b *bar) past(now time.Time) bool { return now.Sub(b.Until) >= lastBar }
+
+// follow forgets all bars when the function has a newer revision.
+func (b *bars) follow(revision uint64) {
+	if revision > b.revision {
+		*b = bars{revision: revision}
+	}
+}
+
+// now returns the present bars, and forgets those that are past.
+func (b *bars) now(now time.Time) []plan.Bar {
+	var hold []plan.Bar
+	b.all = slices.DeleteFunc(b.all, func(x bar) bool { return x.past(now) })
+	for _, x := range b.all {
+		if x.Until.After(now) {
+			hold = append(hold, x.Bar)
+		}
+	}
+	return hold
+}
+
+// blamed returns those of a replica's devices that a cause names, or all if it names none.
+func blamed(devices []string, cause string) []string {
+	named := slices.DeleteFunc(slices.Clone(devices), func(id string) bool { return !strings.Contains(cause, id) })
+	if len(named) == 0 {
+		return devices
+	}
+	return named
+}
+
+// memoryCause returns the part of a cause that says which memory was short, or "".
+func memoryCause(cause string) string {
+	if _, rest, ok := strings.Cut(cause, wire.OutOfMemoryOn); ok {
+		cause = wire.OutOfMemoryOn + rest
+	}
+	return strings.ToValidUTF8(cause[:min(len(cause), causeSize)], "")
+}
+
+// OutOfMemory reports that a replica's device had too little memory for a call. The replica is
+// released, and its function is kept off the device for a while. Without a device, it counts as a
+// failed start. OutOfMemory returns at once. It does nothing for an unknown replica.
+func (l *Local) OutOfMemory(replica, cause string) {
+	l.mu.Lock()
+	r := l.replicas[replica]
+	if r != nil {
+		if r.device == "" {
+			l.of(r.function).failure.add(r, l.now(), memoryCause(cause), false, l.cfg.Chance())
+		}
+		l.bar(r, r.answered > 0, l.now(), cause)
+		r.release(fmt.Errorf("out of memory: %s", memoryCause(cause)))
+	}
+	l.mu.Unlock()
+	if r != nil {
+		l.cfg.Changed()
+	}
+}
+
+// bar keeps r's function off r's devices, once per replica. call is that of add. The caller holds
+// l.mu.
+func (l *Local) bar(r *replica, call bool, now time.Time, cause string) {
+	if r.starved || r.device == "" {
+		return
+	}
+	r.starved = true
+	cause = memoryCause(cause)
+	devices := blamed(plan.Slot{Device: r.device}.Devices(), cause)
+	for _, id := range devices {
+		l.metrics.memory.WithLabelValues(r.node, id).Inc()
+	}
+	barred, until := l.of(r.function).bars.add(r.spec.Revision, r.node, devices, call, r.begun, now, cause)
+	if len(barred) == 0 {
+		return
+	}
+	what := fmt.Sprintf("%s not tried for %v: %s", strings.Join(barred, " and "), until.Sub(now), cause)
+	l.note(r, Event{Kind: Barred, Cause: what})
+	l.cfg.Log.Warn("a function was out of memory on a device and is kept from it", "function", r.function, "replica", r.name, "node", r.node, "cause", what)
+}
+
+// Bars returns the devices that a function is kept off now, sorted by node, then device. Times are
+// wall clock times.
+func (l *Local) Bars(function pipeline.Key) []plan.Bar {
+	now := l.now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f := l.functions[function]; f != nil {
+		hold := f.bars.now(now)
+		for i := range hold {
+			hold[i].Until = l.told(hold[i].Until)
+		}
+		return hold
+	}
+	return nil
+}
+
+// nowhere returns why a function has no place for a replica and will not have one soon, as a text
+// that follows its name: the budget denies it, no node could hold a replica, or all remaining
+// devices are barred for it. It returns "" if there is or may be a place. never is the text of
+// lackText, or empty.
+func nowhere(w plan.Want, bars []plan.Bar, never string) (cause string) {
+	switch {
+	case len(w.Slots) > 0 || w.Short == "":
+		return ""
+	case w.Denied:
+		return "has no replica: " + w.Short
+	case never != "":
+		return "has no replica, and " + never
+	case len(bars) == 0:
+		return ""
+	}
+	return fmt.Sprintf("was out of memory, and there is no other device for it: %s; %s", w.Short, task.MoreMemory)
+}
+
+// alive reports whether some of the replicas serve or may serve.
+func alive(have []*replica) bool {
+	return slices.ContainsFunc(have, func(r *replica) bool { return r.state != plan.Draining && !r.released })
+}

@@ -1,0 +1,81 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+)
+
+const (
+	// rememberFor is how long a silent node counts among those that could hold a replica.
+	rememberFor = time.Minute
+	// meetFor is how long after the start nodes may take to join. Until then, the largest node may
+	// be unknown.
+	meetFor = 30 * time.Second
+)
+
+// knownNode is what a node had when it was last seen.
+type knownNode struct {
+	plan.Node
+	at time.Time
+}
+
+// remember records what the nodes of a Snapshot have. The caller holds l.mu.
+func (l *Local) remember(nodes []plan.Node, now time.Time) {
+	for _, n := range nodes {
+		l.known[n.Name] = knownNode{plan.Node{Name: n.Name, Memory: n.Memory, CPUMilli: n.CPUMilli, Devices: n.Devices}, now}
+	}
+	maps.DeleteFunc(l.known, func(_ string, n knownNode) bool { return now.Sub(n.at) > rememberFor })
+}
+
+// lacking returns what no known node has enough of for one replica of f. The caller holds l.mu.
+func (l *Local) lacking(f *plan.Function, now time.Time) []plan.Lack {
+	if l.cfg.Joining && now.Sub(l.begun) < meetFor {
+		return nil
+	}
+	var nodes []plan.Node
+	for _, n := range l.known {
+		nodes = append(nodes, n.Node)
+	}
+	slices.SortFunc(nodes, func(a, b plan.Node) int { return cmp.Compare(a.Name, b.Name) })
+	return plan.Lacking(nodes, f)
+}
+
+// Lacking returns what no node has enough of for one replica of f, even if the node is empty. Nodes
+// that fell silent within the last minute count. It returns nil if a node could hold the replica,
+// and while no node is known.
+func (l *Local) Lacking(f plan.Function) []plan.Lack {
+	var nodes []plan.Node
+	for _, n := range l.present() {
+		nodes = append(nodes, n.Inventory())
+	}
+	now := l.now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.remember(nodes, now)
+	return l.lacking(&f, now)
+}
+
+// resources returns what a replica of the function needs on a node.
+func (s *FunctionSpec) resources() *plan.Function {
+	return &plan.Function{Memory: s.Memory, CPUMilli: s.CPUMilli, GPU: s.Declared.GPU, DeviceMemory: s.Declared.GPUMemory}
+}
+
+// lackText returns why no node could hold a replica. It is empty if a node could.
+func lackText(lacks []plan.Lack) string {
+	text := ""
+	for i, lack := range lacks {
+		if i > 0 {
+			text += "; "
+		}
+		text += fmt.Sprintf("it needs %s, and %s", lack.Need, lack.Most)
+	}
+	if text == "" {
+		return ""
+	}
+	return "no node could hold one: " + text
+}

@@ -1,0 +1,101 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+)
+
+// warmAll tells each node what to keep warm; l.mu is held. Only functions that are deployed now are
+// kept warm.
+func (l *Local) warmAll(p plan.Plan) {
+	for _, n := range l.nodes {
+		n.warming = 0
+	}
+	for i := range p.Warm {
+		if n := l.nodes[p.Warm[i].Node]; n != nil {
+			n.warming++
+		}
+	}
+	lists := make([]WarmOrder, len(p.Warm)) // of all nodes, one after the other
+	for _, n := range l.nodes {
+		n.list, lists = lists[:0:n.warming], lists[n.warming:]
+	}
+	var k *function
+	for i := range p.Warm {
+		w := &p.Warm[i]
+		if i == 0 || p.Warm[i-1].Function != w.Function {
+			k = l.functions[pipeline.ParseKey(w.Function)]
+		}
+		if n := l.nodes[w.Node]; n != nil && k != nil && k.deployed != nil {
+			n.list = append(n.list, WarmOrder{Function: k.deployed, Warmth: w.Warmth, Key: w.Key})
+		}
+	}
+	for _, n := range l.nodes {
+		list := n.list
+		n.list = nil
+		if n.presence != here {
+			continue
+		}
+		select { // replaces a list that the node has not read
+		case <-n.wanted:
+		default:
+		}
+		n.wanted <- list
+	}
+}
+
+// warm sends lists to a node until ctx ends, which is when l closes or the node leaves. It retries
+// a failed list with growing pauses until the list changes.
+func (l *Local) warm(ctx context.Context, n *node) {
+	var failed string // the list that failed latest
+	var failures int
+	var until time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case list := <-n.wanted:
+			if failures > 0 && time.Now().Before(until) && signature(list) == failed {
+				continue
+			}
+			err := l.tellWarm(ctx, n, list)
+			switch {
+			case ctx.Err() != nil:
+				return
+			case err == nil:
+				failed, failures = "", 0
+				continue
+			}
+			if is := signature(list); failures == 0 || is != failed {
+				failed, failures = is, 0
+				l.cfg.Log.Warn("parameters are not as warm as wanted", "node", n.name, "error", err)
+			}
+			failures++
+			until = time.Now().Add(Backoff(failures))
+		}
+	}
+}
+
+func (l *Local) tellWarm(ctx context.Context, n *node, list []WarmOrder) error {
+	hands := l.reach(n)
+	if hands == nil {
+		return nil // it gets the list again when it is back
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.StartTimeout)
+	defer cancel()
+	return hands.Warm(ctx, list)
+}
+
+// signature identifies a list.
+func signature(list []WarmOrder) string {
+	var b strings.Builder
+	for _, w := range list {
+		fmt.Fprintf(&b, "%s %d %v %v\n", w.Function.Key, w.Function.Revision, w.Warmth, w.Key)
+	}
+	return b.String()
+}

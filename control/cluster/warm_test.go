@@ -1,0 +1,55 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+)
+
+func TestWarmListsSupersedeOneAnother(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.warm = func(ctx context.Context, _ *fakeNode) error { return after(10*time.Second)(ctx, "") }
+		for i := range 5 {
+			p, _ := w.plan(0)
+			p.Warm = []plan.Warm{{Function: "f.ns", Node: "a", Warmth: plan.Host, Key: i == 4}, {Function: "gone.ns", Node: "a"}}
+			if err := l.Apply(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		if len(w.warmed) != 2 || len(w.warmed[1]) != 1 || !w.warmed[1][0].Key || w.warmed[1][0].Function.Key.String() != "f.ns" {
+			t.Errorf("the node was told %+v, want the first and the last list", w.warmed)
+		}
+	})
+}
+
+func TestAListThatFailsIsTriedLaterAndLater(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.warm = func(context.Context, *fakeNode) error { return errors.New("bad model") }
+		pass := func(key bool) {
+			p, _ := w.plan(0)
+			p.Warm = []plan.Warm{{Function: "f.ns", Node: "a", Warmth: plan.Host, Key: key}}
+			if err := l.Apply(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		for range 80 { // 8 s: at 0, 0.5, 1.5, 3.5, 7.5 s
+			pass(false)
+			time.Sleep(100 * time.Millisecond)
+		}
+		if len(w.warmed) != 5 {
+			t.Errorf("the node was told %d times, want 5", len(w.warmed))
+		}
+		pass(true)
+		if len(w.warmed) != 6 {
+			t.Errorf("told %d times after the list changed, want 6: another list may work", len(w.warmed))
+		}
+	})
+}

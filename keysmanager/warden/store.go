@@ -1,0 +1,394 @@
+package warden
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+)
+
+// store is the warden itself.
+type store struct {
+	spawner *sandbox.Spawner
+	waits   sync.WaitGroup // one a process
+	telling sync.Mutex     // held while onExit is called, and while it is replaced
+
+	mu      sync.Mutex
+	closed  bool
+	entries map[string]*entry
+	onExit  func(Exit)    // nil: no manager
+	changed chan struct{} // has one element when processes have ended since it was read
+}
+
+// entry is what is kept under a name.
+type entry struct {
+	name  string
+	meta  []byte
+	files []*os.File
+	drain drain
+
+	cmd    *exec.Cmd // nil: no process, or
+	starts bool      // not yet
+	idle   bool
+	ended  bool
+	status unix.WaitStatus
+}
+
+func newStore() *store {
+	return &store{spawner: sandbox.NewSpawner(), entries: map[string]*entry{}, changed: make(chan struct{}, 1)}
+}
+
+func (s *store) attach(onExit func(Exit)) ([]Kept, error) {
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return nil, ErrClosed
+	case s.onExit != nil:
+		return nil, errManaged
+	}
+	var out []Kept
+	for _, e := range s.entries {
+		files, err := duplicates(e.files)
+		if err != nil {
+			closeAll(out)
+			return nil, fmt.Errorf("warden: entry %q: %w", e.name, err)
+		}
+		out = append(out, Kept{Name: e.name, Meta: e.meta, Files: files, PID: e.pid(), Ended: e.ended, Status: e.status})
+	}
+	for i := range out {
+		e := s.entries[out[i].Name]
+		e.drain.stop()
+		out[i].Lost, e.drain.lost = e.drain.lost, 0
+	}
+	s.onExit = onExit
+	slices.SortFunc(out, func(a, b Kept) int { return cmp.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+// errManaged refuses a second manager.
+var errManaged = errors.New("warden: it has a manager already, want one at a time")
+
+func closeAll(all []Kept) {
+	for _, k := range all {
+		for _, f := range k.Files {
+			_ = f.Close() // nothing was written through it
+		}
+	}
+}
+
+func (s *store) release() error {
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onExit = nil
+	for _, e := range s.entries {
+		e.drain.start(e.files)
+	}
+	return nil
+}
+
+func (s *store) start(p Process) (int, error) {
+	if err := check(p.Name, p.Meta, p.Keep); err != nil {
+		return 0, err
+	}
+	files, err := duplicates(p.Keep)
+	if err != nil {
+		return 0, fmt.Errorf("warden: entry %q: %w", p.Name, err)
+	}
+	e := &entry{name: p.Name, meta: slices.Clone(p.Meta), files: files, idle: p.Idle, starts: true}
+	s.mu.Lock()
+	_, taken := s.entries[p.Name]
+	if !taken && !s.closed {
+		s.entries[p.Name] = e
+		s.waits.Add(1)
+	}
+	closed := s.closed
+	s.mu.Unlock()
+	if closed || taken {
+		e.forget()
+		if closed {
+			return 0, ErrClosed
+		}
+		return 0, fmt.Errorf("warden: process %q: %w", p.Name, ErrTaken)
+	}
+	cmd, err := s.spawner.Start(p.Command)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.starts = false
+	if err != nil {
+		delete(s.entries, p.Name)
+		e.forget()
+		s.waits.Done()
+		return 0, err
+	}
+	e.cmd = cmd
+	if s.onExit == nil {
+		e.drain.start(e.files)
+	}
+	if s.closed {
+		_ = cmd.Process.Kill()
+	}
+	go s.wait(e) // ends with the process; close waits for it
+	return cmd.Process.Pid, nil
+}
+
+// wait notices the end of a process.
+func (s *store) wait(e *entry) {
+	defer s.waits.Done()
+	status := sandbox.Wait(e.cmd)
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	s.mu.Lock()
+	e.ended, e.status = true, status
+	tell := s.onExit
+	s.mu.Unlock()
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+	if tell != nil {
+		tell(Exit{Name: e.name, PID: e.cmd.Process.Pid, Status: status})
+	}
+}
+
+func (s *store) signal(name string, sig syscall.Signal) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[name]
+	if e == nil || e.cmd == nil {
+		return fmt.Errorf("warden: signal to %q: %w", name, ErrUnknown)
+	}
+	if !e.ended {
+		_ = e.cmd.Process.Signal(sig) // fails when it has ended this moment
+	}
+	return nil
+}
+
+func (s *store) put(name string, meta []byte, files []*os.File) error {
+	if err := check(name, meta, files); err != nil {
+		return err
+	}
+	ours, err := duplicates(files)
+	if err != nil {
+		return fmt.Errorf("warden: entry %q: %w", name, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[name]
+	switch {
+	case s.closed:
+		(&entry{files: ours}).forget()
+		return ErrClosed
+	case e == nil:
+		e = &entry{name: name}
+		s.entries[name] = e
+	}
+	e.meta = slices.Clone(meta)
+	if len(files) > 0 {
+		e.forget()
+		e.files = ours
+	}
+	if s.onExit == nil {
+		e.drain.start(e.files)
+	}
+	return nil
+}
+
+func (s *store) drop(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[name]
+	switch {
+	case e == nil:
+		return nil
+	case e.runs():
+		return fmt.Errorf("warden: drop of %q: its process runs, want it ended", name)
+	}
+	delete(s.entries, name)
+	e.forget()
+	return nil
+}
+
+// forget closes what is kept.
+func (e *entry) forget() {
+	e.drain.stop()
+	for _, f := range e.files {
+		_ = f.Close() // nothing was written through it
+	}
+	e.files = nil
+}
+
+// close ends all processes and forgets everything.
+func (s *store) close() {
+	s.mu.Lock()
+	s.closed = true
+	for _, e := range s.entries {
+		if e.cmd != nil && !e.ended {
+			_ = e.cmd.Process.Kill()
+		}
+	}
+	s.mu.Unlock()
+	s.waits.Wait()
+	s.spawner.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.entries {
+		e.forget()
+	}
+	s.entries = nil
+}
+
+// count says how many processes run, and how many entries there are.
+func (s *store) count() (running, entries int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.entries {
+		if e.runs() {
+			running++
+		}
+	}
+	return running, len(s.entries)
+}
+
+// endIdle ends processes that are of no use without a manager, unless there is one, and returns their names.
+func (s *store) endIdle() (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var idle []*entry
+	for _, e := range s.entries {
+		if s.onExit == nil && e.idle && e.runs() && e.cmd != nil {
+			idle = append(idle, e)
+		}
+	}
+	if len(idle) == 0 {
+		return nil
+	}
+	busy, err := parents()
+	if err != nil {
+		return nil // who knows
+	}
+	for _, e := range idle {
+		if !busy[e.pid()] {
+			_ = e.cmd.Process.Kill() // fails when it has ended this moment
+			names = append(names, e.name)
+		}
+	}
+	return names
+}
+
+// runs tells whether the entry has a process that has not ended, or that is being started.
+func (e *entry) runs() bool { return e.starts || e.cmd != nil && !e.ended }
+
+func (e *entry) pid() int {
+	if e.cmd == nil {
+		return 0
+	}
+	return e.cmd.Process.Pid
+}
+
+// check bounds what is kept.
+func check(name string, meta []byte, files []*os.File) error {
+	switch {
+	case name == "" || len(name) > maxName:
+		return fmt.Errorf("warden: a name of %d bytes, want 1..%d", len(name), maxName)
+	case len(meta) > MaxMeta:
+		return fmt.Errorf("warden: entry %q: a description of %d bytes, want at most %d", name, len(meta), MaxMeta)
+	case len(files) > MaxFiles:
+		return fmt.Errorf("warden: entry %q: %d descriptors, want at most %d", name, len(files), MaxFiles)
+	}
+	return nil
+}
+
+// maxName is the longest name in bytes.
+const maxName = 512
+
+// duplicates returns descriptors of our own for the same files.
+func duplicates(files []*os.File) ([]*os.File, error) {
+	var out []*os.File
+	for _, f := range files {
+		d, err := duplicate(f)
+		if err != nil {
+			for _, o := range out {
+				_ = o.Close()
+			}
+			return nil, err
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+func duplicate(f *os.File) (*os.File, error) {
+	raw, err := f.SyscallConn() // its Fd would make it a blocking one
+	if err != nil {
+		return nil, err
+	}
+	fd, failed := -1, error(nil)
+	if err := raw.Control(func(from uintptr) { fd, failed = unix.FcntlInt(from, unix.F_DUPFD_CLOEXEC, 3) }); err != nil {
+		return nil, err
+	}
+	if failed != nil {
+		return nil, failed
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+// drain reads pipes away.
+type drain struct {
+	pipes   []*os.File
+	readers sync.WaitGroup
+	mu      sync.Mutex
+	lost    int64 // bytes; guarded by mu while readers run
+}
+
+// What a pipe is read away with: a process that prints without end takes no core of ours, as with sandbox.Output; and a
+// thousand silent ones take 16 MB.
+const (
+	drainBytes = 8 << 10
+	drainPause = time.Millisecond
+)
+
+// start begins with those of the files that are pipes.
+func (d *drain) start(files []*os.File) {
+	d.stop()
+	for _, f := range files {
+		info, err := f.Stat()
+		if err != nil || info.Mode()&os.ModeNamedPipe == 0 || f.SetReadDeadline(time.Time{}) != nil { // one that cannot be polled stays as it is
+			continue
+		}
+		d.pipes = append(d.pipes, f)
+		d.readers.Go(func() {
+			for buf := make([]byte, drainBytes); ; time.Sleep(drainPause) {
+				n, err := f.Read(buf)
+				d.mu.Lock()
+				d.lost += int64(n)
+				d.mu.Unlock()
+				if err != nil { // closed by all writers, or stopped
+					return
+				}
+			}
+		})
+	}
+}
+
+// stop ends it.
+func (d *drain) stop() {
+	for _, f := range d.pipes {
+		_ = f.SetReadDeadline(time.Unix(1, 0))
+	}
+	d.readers.Wait()
+	d.pipes = nil
+}

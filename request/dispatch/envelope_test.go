@@ -1,0 +1,101 @@
+package dispatch
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+)
+
+func TestEnvelopeByHand(t *testing.T) {
+	// Three arrivals at 0 s, one at 0.2 s, and one per second from 10 s to 30 s. The largest counts
+	// are:
+	//
+	//   - 125 ms: three
+	//   - 250 ms to 4 s: four, all from the beginning
+	//   - 8 s: eight, one per second
+	//   - 16 s: sixteen
+	//   - longer: all arrivals, 17 by 25 s and 21 by 30 s
+	var a arrivals
+	for range 3 {
+		a.add(epoch)
+	}
+	a.add(at(200 * ms))
+	for i := 10; i <= 30; i++ {
+		a.add(at(time.Duration(i) * time.Second))
+	}
+	want := plan.Envelope{3, 4, 4, 4, 4, 4, 8, 16, 25, 25}
+	if got := a.read(at(30 * time.Second)).Envelope; got != want {
+		t.Errorf("envelope %v, want %v", got, want)
+	}
+	// An hour later, nothing of the last minute is left.
+	if got := a.read(at(time.Hour)).Envelope; got != (plan.Envelope{}) {
+		t.Errorf("envelope %v after an hour, want none", got)
+	}
+	// At 61 s the beginning is forgotten. The remaining arrivals came once per second.
+	want = plan.Envelope{1, 1, 1, 1, 2, 4, 8, 16, 25, 25}
+	if got := a.read(at(61 * time.Second)).Envelope; got != want {
+		t.Errorf("envelope %v, want %v", got, want)
+	}
+}
+
+// TestEnvelopeCounts compares the measurement with a count of all pairs. A stretch is at most its
+// length, and up to an eighth shorter.
+func TestEnvelopeCounts(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 5))
+	for range 20 {
+		var b bursts
+		var all []time.Duration
+		var now time.Duration
+		scale := float64(time.Millisecond) * (1 + 200*rng.Float64())
+		for range 400 {
+			gap := rng.ExpFloat64() * scale
+			switch rng.IntN(20) {
+			case 0:
+				gap *= 30
+			case 1, 2, 3:
+				gap = 0
+			}
+			now += time.Duration(gap)
+			b.add(now)
+			all = append(all, now)
+		}
+		got := b.read(now)
+		for i := range got {
+			length := got.Stretch(i)
+			low := most(all, length-length/cells, now-(eras-1)*eraLong)
+			high := most(all, length, now-eras*eraLong)
+			if got[i] < low || got[i] > high {
+				t.Errorf("%v: %d, want %d to %d", length, got[i], low, high)
+			}
+		}
+	}
+}
+
+// most returns the largest number of arrivals in a stretch that ends with an arrival after since.
+// The stretch excludes its beginning.
+func most(all []time.Duration, length, since time.Duration) (out int) {
+	first := 0
+	for i, end := range all {
+		for all[first] <= end-length {
+			first++
+		}
+		if end > since {
+			out = max(out, i-first+1)
+		}
+	}
+	return out
+}
+
+func BenchmarkEnvelope(b *testing.B) {
+	var m bursts
+	var now time.Duration
+	for b.Loop() {
+		now += 3 * ms
+		m.add(now)
+	}
+	if m.read(now) == (plan.Envelope{}) {
+		b.Error("no envelope")
+	}
+}

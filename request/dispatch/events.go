@@ -1,0 +1,177 @@
+package dispatch
+
+import (
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/request/task"
+)
+
+// Event is an input of the core: one of [Submit], [Expect], [Cancel], [Leave], [ReplicaUp],
+// [ReplicaDrain], [ReplicaDown], [Result], [Credit], [Deployed], [NoReplica], [Fail], [Tick] and
+// [Close].
+type Event interface{ event() }
+
+// Submit adds a task. The Core keeps the task until its end and sets its Arrived.
+type Submit struct{ Task *task.Task }
+
+// Expect announces that a request in an earlier stage of a pipeline will send a task. If no replica
+// takes tasks, the Core asks for one with [Wanted].
+type Expect struct{}
+
+// Cancel reports that nobody waits for the task any more.
+type Cancel struct{ Key task.Key }
+
+// Leave reports that a request with several tasks will send no more of them. So no replica of their
+// revision need be kept for it.
+type Leave struct{ Request string }
+
+// ReplicaUp adds a replica that takes up to Slots batches at a time, each of at most MaxBatch
+// tasks. Values below 1 count as 1.
+type ReplicaUp struct {
+	Name            string
+	Slots, MaxBatch int
+	Revision        uint64 // revision of the spec that the replica was started from
+	// The function's exec_timeout; 0: a call may run until its deadline.
+	Timeout time.Duration
+}
+
+// ReplicaDrain lets a replica finish its calls and gives it no new ones. The exception are tasks of
+// requests that began on its revision, if no other replica can take them. [Idle] follows once these
+// requests have left or their deadlines have passed.
+type ReplicaDrain struct{ Name string }
+
+// ReplicaDown removes a replica. Its tasks are answered [task.ReplicaLost] with the cause.
+type ReplicaDown struct {
+	Name, Cause string
+	End         task.End
+}
+
+// Result is a replica's answer to one call of a batch, with or without an error. The Core completes
+// Reply and does not keep it after the Step.
+type Result struct {
+	Replica string
+	Batch   uint64
+	Call    int // index into the batch
+	Reply   *task.Reply
+}
+
+// Credit sets how many batches a replica takes at a time.
+type Credit struct {
+	Replica string
+	Slots   int
+}
+
+// Deployed sets the wanted revision of the function's spec. If the last replica of another revision
+// is lost, the Core asks for a new one with [Revive], and the tasks that need the revision wait for
+// it.
+type Deployed struct{ Revision uint64 }
+
+// NoReplica reports that no replica can be started for a [Revive]. The tasks that wait for the
+// revision are answered [task.Redeployed].
+type NoReplica struct {
+	Revision uint64
+	Cause    string
+}
+
+// Fail answers all waiting tasks [task.Unavailable] with the cause, because no replica of a
+// revision can be started. If another revision has been deployed since, Fail does nothing. Running
+// tasks go on, and so do tasks that need another revision (see [NoReplica]).
+type Fail struct {
+	Revision uint64
+	Cause    string
+}
+
+// Tick reports that time has passed; see [Wake].
+type Tick struct{}
+
+// Close ends the function. Waiting, running and later tasks are answered [task.Unavailable] with
+// the cause.
+type Close struct{ Cause string }
+
+func (Submit) event()       {}
+func (Expect) event()       {}
+func (Cancel) event()       {}
+func (Leave) event()        {}
+func (ReplicaUp) event()    {}
+func (ReplicaDrain) event() {}
+func (ReplicaDown) event()  {}
+func (Result) event()       {}
+func (Credit) event()       {}
+func (Deployed) event()     {}
+func (NoReplica) event()    {}
+func (Fail) event()         {}
+func (Tick) event()         {}
+func (Close) event()        {}
+
+// Effect is an output of the core: one of [Send], [CancelCall], [Reply], [Idle], [Evict],
+// [Exhausted], [Stuck], [Revive], [Wanted] and [Wake]. Carry out effects that name a replica in
+// order.
+type Effect interface{ effect() }
+
+// Send gives a replica a batch. Batch numbers are unique within the function. A call's number is
+// its index in Tasks.
+type Send struct {
+	Replica string
+	Batch   uint64
+	Tasks   []*task.Task
+}
+
+// CancelCall tells a replica that nobody will read the call's answer. The slot stays taken until
+// the replica answers.
+type CancelCall struct {
+	Replica string
+	Batch   uint64
+	Call    int
+}
+
+// Reply ends an attempt of a task.
+type Reply struct {
+	To    string
+	Reply *task.Reply
+	Last  bool // copied from the task
+}
+
+// Idle reports that a draining replica has no calls left, or that a stuck one has only calls that
+// are over. The Core has forgotten the replica.
+type Idle struct{ Replica string }
+
+// Evict reports that a replica broke the protocol. The Core has forgotten it and answered its
+// tasks.
+type Evict struct{ Replica, Cause string }
+
+// Exhausted reports that a replica answered a call with [task.OutOfMemory]. The replica drains, and
+// gets not even tasks of requests that began on its revision. The Core returns Exhausted once per
+// replica.
+type Exhausted struct{ Replica, Cause string }
+
+// Stuck reports that a handler did not end after its call was over. The call ran beyond
+// exec_timeout or its deadline, or was canceled. The replica drains, and gets not even tasks of
+// requests that began on its revision. The Core returns Stuck once per replica. [Idle] follows when
+// no other call runs on the replica; each of them ends at its limit.
+type Stuck struct{ Replica, Cause string }
+
+// Revive asks for a replica of a revision that is not deployed any more. Tasks wait for it because
+// their requests began on this revision, and it has no replica any more. The Core returns one
+// Revive per revision. It returns another one only after a replica has come and gone, or after
+// [NoReplica].
+type Revive struct{ Revision uint64 }
+
+// Wanted asks for more replicas, for one of two reasons:
+//
+//   - A task came or a replica was lost, and more tasks wait than the replicas have slots for.
+//   - A task is expected, and there is no replica.
+type Wanted struct{}
+
+// Wake asks for a [Tick] at At. It replaces an earlier Wake, which had a later time.
+type Wake struct{ At time.Time }
+
+func (Send) effect()       {}
+func (CancelCall) effect() {}
+func (Reply) effect()      {}
+func (Idle) effect()       {}
+func (Evict) effect()      {}
+func (Exhausted) effect()  {}
+func (Stuck) effect()      {}
+func (Revive) effect()     {}
+func (Wanted) effect()     {}
+func (Wake) effect()       {}

@@ -1,0 +1,285 @@
+package dispatch
+
+import (
+	"math"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/internal/sketch"
+)
+
+// The window over arrivals, waits and slots.
+//
+// Erlang C turns the rate into a number of replicas. A rate that is too low grows the queue for as
+// long as the error lasts. A rate that is too high only costs an idle replica. So the rate must
+// rise within a second or two, before the line is long, and may fall slowly. But it must not follow
+// chance, because each change starts or stops a replica. One window cannot do both: n arrivals
+// estimate a rate with a relative error of 1/sqrt(n). A window of 2 s is too noisy, and one of 15 s
+// shows only half of a step after 5 s.
+//
+// Hence two windows. The base window is 15 s long, and an arrival's weight fades with exp(-age/5s).
+// It is steady, and has forgotten a burst when the burst leaves the window. The last 2 s replace it
+// if they hold more arrivals than chance explains at the base's rate: more than three standard
+// deviations of a count. For Poisson arrivals the standard deviation is sqrt(mean), and for bursty
+// ones CV times that. Bursty arrivals also have longer windows (see rates).
+//
+// A doubling of 50/s shows as 1.7 times the rate after 1 s, with a CV of 2 after 4 s, and with a CV
+// of 4 after 14 s (means of 20 runs). Until then it may be a burst, and the waits show that it
+// lasts.
+//
+// Means of waits and of busy slots use the base window and its weights. Quantiles of waits cover
+// the last 12 to 15 s with equal weights.
+const (
+	bucketLength   = 500 * time.Millisecond
+	buckets        = 30
+	fade           = 5 * time.Second
+	recent         = 4 // buckets of the short window, including the one being filled
+	surprise       = 3 // in standard deviations
+	leastExposure  = time.Second
+	fewestArrivals = 5 // needed to know the rate at once
+	parts          = 5 // parts of the window, with one sketch each
+	perPart        = buckets / parts
+	farthest       = 1 << 62 * time.Nanosecond // 146 years
+)
+
+// signals measures demand, waits and slots in bounded memory. The zero value is ready. If the clock
+// goes backwards, time stands still.
+type signals struct {
+	first  time.Time     // start of measuring, which is the start of bucket 0
+	at     time.Duration // latest tick, since first
+	newest int64         // number of the bucket of that tick
+	ring   [buckets]bucket
+	waits  [parts]sketch.Sketch
+	all    sketch.Sketch // reused by quantiles
+	past   sketch.Sketch // waits of all parts but the newest; pasts says which
+	pasts  [2]int64      // range of parts in past, half open
+
+	total   uint64        // number of arrivals
+	arrived time.Duration // time of the latest arrival
+	began   time.Duration // time of the first arrival
+	gaps    gaps
+	rates   rates
+	bursts  bursts
+}
+
+// bucket holds what happened in half a second.
+type bucket struct {
+	arrived int     // number of tasks
+	left    int     // number of tasks that left the line
+	waits   float64 // sum of their waits in nanoseconds
+	// sum over the slots of the time that they were taken, and that they existed.
+	busy, slots time.Duration
+}
+
+// tick records the time since the latest tick with busy of slots taken. Everything recorded after
+// it happens at now.
+func (s *signals) tick(now time.Time, busy, slots int) {
+	if s.first.IsZero() {
+		s.first = now
+		return
+	}
+	from, to := s.at, min(now.Sub(s.first), farthest)
+	if to <= from {
+		return
+	}
+	s.at = to
+	if k := int64(to / bucketLength); k > s.newest {
+		if slots > 0 {
+			s.spread(from, to, busy, slots)
+		}
+		s.turn(k)
+		return
+	}
+	s.current().occupy(to-from, busy, slots)
+}
+
+// spread adds the time between two instants to its buckets.
+func (s *signals) spread(from, to time.Duration, busy, slots int) {
+	for from = max(from, to-buckets*bucketLength); from < to; {
+		k := int64(from / bucketLength)
+		s.turn(k)
+		end := min(time.Duration(k+1)*bucketLength, to)
+		s.ring[k%buckets].occupy(end-from, busy, slots)
+		from = end
+	}
+}
+
+// turn makes k the newest bucket and clears those in between.
+func (s *signals) turn(k int64) {
+	for i := max(s.newest+1, k-buckets+1); i <= k; i++ {
+		s.ring[i%buckets] = bucket{}
+	}
+	for i := max(s.newest/perPart+1, k/perPart-parts+1); i <= k/perPart; i++ {
+		s.waits[i%parts].Reset()
+	}
+	if k > s.newest {
+		s.gaps = s.gaps.faded(k - s.newest)
+		s.newest = k
+	}
+}
+
+func (s *signals) current() *bucket { return &s.ring[s.newest%buckets] }
+
+func (b *bucket) occupy(d time.Duration, busy, slots int) {
+	b.busy += d * time.Duration(busy)
+	b.slots += d * time.Duration(slots)
+}
+
+// arrive counts an arrival.
+func (s *signals) arrive() {
+	s.current().arrived++
+	if s.total == 0 {
+		s.began = s.at
+	} else {
+		s.gaps.add(s.at - s.arrived)
+	}
+	s.arrived = s.at
+	s.rates.add(s.at)
+	s.total++
+	s.bursts.add(s.at)
+}
+
+// leave counts a task that left the line after wait, for a replica or at its deadline.
+func (s *signals) leave(wait time.Duration) {
+	b := s.current()
+	b.left++
+	b.waits += float64(wait)
+	s.waits[s.newest/perPart%parts].Add(wait)
+}
+
+// read returns all signals as of now, with busy of slots taken. The rate is known after a few
+// arrivals, or some time after the first arrival. From then on, a rate of zero is a measurement.
+func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, plan.Busy) {
+	var d plan.Demand
+	var w plan.Wait
+	var use plan.Busy
+	if s.first.IsZero() {
+		return d, w, use
+	}
+	age := max(min(now.Sub(s.first), farthest), s.at)
+	base, last, exposure := s.sum(age, busy, slots)
+	if s.total > 0 {
+		d.Last = now.Add(s.arrived - age)
+	}
+	if s.total >= fewestArrivals || s.total > 0 && age-s.began >= recent*bucketLength {
+		d.Known = true
+		d.Rate = base.arrived / max(exposure.base, leastExposure.Seconds())
+		d.CV = s.gaps.faded(int64(age/bucketLength) - s.newest).cv()
+		if chance := d.Rate * exposure.last; last > chance+surprise*math.Sqrt(chance*max(d.CV*d.CV, 1)) {
+			d.Rate = max(d.Rate, last/max(exposure.last, leastExposure.Seconds()))
+		} else if ca2 := d.CV * d.CV; ca2 > 1 {
+			d.Rate = s.rates.faded(age).rate(d.Rate, ca2, age-s.began, age-s.arrived)
+		}
+		d.Envelope = s.bursts.read(age)
+	}
+	if base.left > 0 {
+		w.Known, w.Mean = true, seconds(base.waits/base.left)
+		w.P50, w.P95, w.P99 = s.quantiles(int64(age / bucketLength))
+	}
+	if base.slots >= leastExposure.Seconds()*math.Exp(-leastExposure.Seconds()/fade.Seconds()) {
+		use = plan.Busy{Known: true, Share: min(base.busy/base.slots, 1)}
+	}
+	return d, w, use
+}
+
+// sum adds the buckets up with their weights in base. last is the unweighted number of arrivals in
+// the short window. exposure is the time in seconds that each of the two covers, since the first
+// arrival.
+func (s *signals) sum(age time.Duration, busy, slots int) (base weighed, last float64, exposure struct{ base, last float64 }) {
+	current := int64(age / bucketLength)
+	for k := max(current-buckets+1, 0); k <= current; k++ {
+		from := time.Duration(k) * bucketLength
+		to := min(from+bucketLength, age)
+		seen := max(from, min(s.began, to))
+		weight := math.Exp(-(age - (from+to)/2).Seconds() / fade.Seconds())
+		exposure.base += weight * (to - seen).Seconds()
+		var b bucket
+		if k <= s.newest {
+			b = s.ring[k%buckets]
+		}
+		if since := max(from, s.at); since < to { // not covered by a tick yet
+			b.occupy(to-since, busy, slots)
+		}
+		base.add(b, weight)
+		if k > current-recent {
+			last += float64(b.arrived)
+			exposure.last += (to - seen).Seconds()
+		}
+	}
+	return base, last, exposure
+}
+
+// weighed is a sum of weighted buckets. Times are in seconds.
+type weighed struct{ arrived, left, waits, busy, slots float64 }
+
+func (w *weighed) add(b bucket, weight float64) {
+	w.arrived += weight * float64(b.arrived)
+	w.left += weight * float64(b.left)
+	w.waits += weight * b.waits / float64(time.Second)
+	w.busy += weight * b.busy.Seconds()
+	w.slots += weight * b.slots.Seconds()
+}
+
+// quantiles merges the sketches of the window's parts up to bucket k.
+func (s *signals) quantiles(k int64) (p50, p95, p99 time.Duration) {
+	newest := s.newest / perPart
+	if span := [2]int64{max(k/perPart-parts+1, 0), newest}; span != s.pasts {
+		s.pasts = span
+		s.past.Reset()
+		for i := span[0]; i < newest; i++ {
+			s.past.Merge(&s.waits[i%parts])
+		}
+	}
+	all := &s.all
+	all.Reset()
+	all.Merge(&s.past)
+	if newest >= s.pasts[0] {
+		all.Merge(&s.waits[newest%parts])
+	}
+	return all.Quantile(0.50), all.Quantile(0.95), all.Quantile(0.99)
+}
+
+// The variation of the gaps between arrivals fades slower than their rate, because its estimate
+// needs the rare long gaps. If a stage calls the next one once per item, arrivals come in bursts,
+// with one long gap per burst. At 5 arrivals/s, a CV of 4 is estimated as 3.4 over 5 s, as 3.8 over
+// 20 s, and as 4.0 over a minute. But over a minute, a step of the rate looks like bursts for a
+// minute.
+const (
+	gapFade    = 20 * time.Second
+	longestGap = time.Minute // a longer gap means idle, not bursty
+	fewestGaps = 5           // needed to know the CV
+	// Number of gaps that make up most of the time. One burst, however large, has at most one.
+	fewestLong  = 1.5
+	leastCovers = time.Second // time that all gaps together must cover
+)
+
+// gaps holds faded sums of the gaps between arrivals, in nanoseconds.
+type gaps struct{ n, sum, squares float64 }
+
+func (g *gaps) add(gap time.Duration) {
+	if gap > longestGap {
+		return
+	}
+	s := float64(gap)
+	g.n++
+	g.sum += s
+	g.squares += s * s
+}
+
+// faded returns g as of by buckets later.
+func (g gaps) faded(by int64) gaps {
+	if by <= 0 {
+		return g
+	}
+	f := math.Exp(-(time.Duration(min(by, 1e6)) * bucketLength).Seconds() / gapFade.Seconds())
+	return gaps{g.n * f, g.sum * f, g.squares * f}
+}
+
+// cv returns the coefficient of variation; 0: too little is known. sum²/squares is the effective
+// number of gaps: n for n equal gaps, n/(1+CV²) in general.
+func (g gaps) cv() float64 {
+	if g.n < fewestGaps || g.sum < float64(leastCovers) || g.sum*g.sum < fewestLong*g.squares {
+		return 0
+	}
+	return cv(g.n, g.sum, g.squares)
+}

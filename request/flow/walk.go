@@ -1,0 +1,221 @@
+package flow
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/request/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// walk is one request in progress.
+type walk struct {
+	req       task.Request
+	graph     pipeline.Pipeline
+	name      string   // key of the pipeline as text; empty for a single function
+	functions []string // key of each stage's function as text
+	entry     int
+	stages    []stage // parallel to graph.Stages
+	calls     []call  // index: task id - 1
+	sinksLeft int
+	blobs     bool // some items are in the store
+	heapIndex int  // in the heap of deadlines; -1: not in it
+
+	output  tensor.Input
+	header  []task.Header
+	timings []task.Timing
+}
+
+// stage is the progress of a request in one stage. It has one input per call: one per item, or one
+// for all items.
+type stage struct {
+	need    int          // number of parts to wait for
+	parts   tensor.Input // sorted by From, without duplicates
+	started bool
+	inputs  []tensor.Input
+	results []tensor.Activation // by call
+	input   [1]tensor.Input     // backs inputs and results if there is one call
+	result  [1]tensor.Activation
+	issued  int
+	done    int
+	passed  bool // its output has been passed on
+
+	// Revision of the function that answered the first of several calls; 0: no answer yet, or
+	// unknown.
+	revision uint64
+}
+
+// call is one task and its attempts.
+type call struct {
+	id      uint32
+	stage   int
+	item    int
+	attempt uint8 // number of the current attempt, from 1
+	used    uint8 // attempts that count, see [Attempts]
+	ends    uint8 // replicas that ended under it; after the first, the call runs alone
+	alone   uint8 // part of ends: replicas that ended by themselves with only this call
+	done    bool
+	sent    time.Time // when the current attempt was sent
+}
+
+func newWalk(req task.Request, g pipeline.Pipeline) *walk {
+	w := &walk{
+		req: req, graph: g, stages: make([]stage, len(g.Stages)), functions: make([]string, len(g.Stages)),
+		heapIndex: -1, blobs: hasRefs(req.Input), calls: make([]call, 0, len(g.Stages)), timings: make([]task.Timing, 0, len(g.Stages)),
+	}
+	if len(g.Stages) > 1 || g.Name != g.Entry {
+		w.name = g.Key().String()
+	}
+	for i := range g.Stages {
+		s := &g.Stages[i]
+		if w.functions[i] = req.Target; w.name != "" {
+			w.functions[i] = s.Key().String()
+		}
+		w.stages[i].need = needed(s)
+		if s.Name == g.Entry {
+			w.entry = i
+		}
+		if len(s.Next) == 0 {
+			w.sinksLeft++
+		}
+	}
+	return w
+}
+
+// deliver adds a part to a stage's input. It ignores duplicates and parts that come after the stage
+// has started.
+func (w *walk) deliver(i int, from string, items tensor.Activation) {
+	s := &w.stages[i]
+	if s.started || slices.ContainsFunc(s.parts, func(p tensor.Part) bool { return p.From == from }) {
+		return
+	}
+	s.parts = append(s.parts, tensor.Part{From: from, Items: items})
+}
+
+func byFrom(a, b tensor.Part) int { return strings.Compare(a.From, b.From) }
+
+// begin splits a stage's input into calls.
+func (w *walk) begin(i int) {
+	s := &w.stages[i]
+	s.started = true
+	slices.SortFunc(s.parts, byFrom)
+	if !w.graph.Stages[i].Each {
+		s.inputs = append(s.input[:0], s.parts)
+	} else {
+		for _, p := range s.parts {
+			for k := range p.Items {
+				s.inputs = append(s.inputs, tensor.Input{{From: p.From, Items: p.Items[k : k+1 : k+1]}})
+			}
+		}
+	}
+	if s.results = s.result[:]; len(s.inputs) != 1 {
+		s.results = make([]tensor.Activation, len(s.inputs))
+	}
+}
+
+// task returns the task for a call's current attempt.
+func (w *walk) task(k *call) *task.Task {
+	trace := w.req.Traceparent
+	if w.req.Traced {
+		trace = task.CallParent(trace, k.id, k.attempt)
+	}
+	return &task.Task{
+		Key:      task.Key{Request: w.req.ID, Task: k.id, Attempt: k.attempt},
+		Function: w.functions[k.stage], Pipeline: w.name, Stage: w.graph.Stages[k.stage].Name,
+		Deadline: w.req.Deadline, Traceparent: trace, Header: w.req.Header, Input: w.stages[k.stage].inputs[k.item],
+		Revision: w.stages[k.stage].revision, Together: len(w.stages[k.stage].inputs) > 1,
+		Last:  len(w.graph.Stages[k.stage].Next) == 0 && w.sinksLeft == 1 && len(w.stages[k.stage].inputs) == 1,
+		Alone: k.ends > 0,
+	}
+}
+
+// mixes reports whether a successful reply comes from another revision than earlier replies in the
+// same stage.
+func (w *walk) mixes(k *call, r *task.Reply) bool {
+	s := &w.stages[k.stage]
+	return r.Revision != 0 && s.revision != 0 && r.Revision != s.revision
+}
+
+// accept stores a successful reply.
+func (w *walk) accept(k *call, r *task.Reply) {
+	s := &w.stages[k.stage]
+	k.done = true
+	s.done++
+	s.results[k.item] = r.Output
+	if len(s.inputs) > 1 {
+		s.revision = cmp.Or(s.revision, r.Revision)
+	}
+	w.blobs = w.blobs || hasRefs(r.Output)
+	if len(w.graph.Stages[k.stage].Next) == 0 {
+		w.header = r.Header
+	}
+}
+
+// note records the timing of an attempt.
+func (w *walk) note(now time.Time, k *call, r *task.Reply) {
+	w.timings = append(w.timings, task.Timing{
+		Stage: w.graph.Stages[k.stage].Name, Function: w.functions[k.stage], Task: k.id, Attempt: k.attempt, Code: r.Code, Message: r.Message,
+		Replica: r.Replica, Batch: r.Batch, BatchSize: r.BatchSize, Start: k.sent, End: now, Wait: r.Wait, Service: r.Service,
+	})
+}
+
+// complete passes a stage's output on once all its calls are done. It reports whether it did so in
+// this call.
+func (w *walk) complete(i int) bool {
+	s := &w.stages[i]
+	if !s.started || s.passed || s.done < len(s.inputs) {
+		return false
+	}
+	s.passed = true
+	var out tensor.Activation
+	if len(s.results) == 1 {
+		out = s.results[0]
+	} else {
+		out = slices.Concat(s.results...)
+	}
+	st := &w.graph.Stages[i]
+	if len(st.Next) == 0 {
+		w.output = append(w.output, tensor.Part{From: st.Name, Items: out})
+		w.sinksLeft--
+	}
+	for _, e := range st.Next {
+		w.deliver(w.index(e.To), st.Name, out)
+	}
+	w.blobs = w.blobs || s.hasRefs()
+	// Releases memory that is no longer needed and may be large.
+	s.parts, s.inputs, s.results, s.issued, s.done = nil, nil, nil, 0, 0
+	s.input, s.result = [1]tensor.Input{}, [1]tensor.Activation{}
+	return true
+}
+
+func (w *walk) index(name string) int {
+	for i := range w.graph.Stages { // by index: stages are too large to copy
+		if w.graph.Stages[i].Name == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// unfinished returns the stages with outstanding calls, in the graph's order.
+func (w *walk) unfinished() []string {
+	var out []string
+	for i := range w.stages {
+		if s := &w.stages[i]; s.started && !s.passed {
+			out = append(out, w.graph.Stages[i].Name)
+		}
+	}
+	return out
+}
+
+// hasRefs reports whether some input of the stage is in the store, where the shell may have put it.
+func (s *stage) hasRefs() bool {
+	return slices.ContainsFunc(s.parts, func(p tensor.Part) bool { return hasRefs(p.Items) })
+}
+
+func hasRefs(a tensor.Activation) bool {
+	return slices.ContainsFunc(a, func(it tensor.Item) bool { return it.Ref != nil })
+}

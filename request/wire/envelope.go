@@ -1,0 +1,244 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/pack"
+	"github.com/stagecoach-serving/stagecoach/request/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// Kind is the first byte of a message over NATS.
+type Kind byte
+
+// Messages between coordinators and dispatchers.
+const (
+	KindTask   Kind = 'T'
+	KindCancel Kind = 'C'
+	KindReply  Kind = 'R'
+	KindLeave  Kind = 'L'
+)
+
+// EnvelopeVersion is the second byte of a message over NATS. Messages are never stored, so only the
+// current version is supported.
+const EnvelopeVersion = 3
+
+// ErrVersion means that a message or frame has a version that this program does not support.
+var ErrVersion = errors.New("wire: unknown version")
+
+// EnvelopeKind returns the kind of message b.
+func EnvelopeKind(b []byte) (Kind, error) {
+	if len(b) < 2 {
+		return 0, fmt.Errorf("message of %d bytes, want a kind and a version", len(b))
+	}
+	switch k := Kind(b[0]); {
+	case k != KindTask && k != KindCancel && k != KindReply && k != KindLeave:
+		return 0, fmt.Errorf("message of kind %q, want %c, %c, %c or %c", b[0], KindTask, KindCancel, KindReply, KindLeave)
+	case b[1] != EnvelopeVersion:
+		return 0, fmt.Errorf("message of version %d, want %d: %w", b[1], EnvelopeVersion, ErrVersion)
+	default:
+		return k, nil
+	}
+}
+
+func open(b []byte, want Kind) (*pack.Reader, error) {
+	k, err := EnvelopeKind(b)
+	if err != nil {
+		return nil, err
+	}
+	if k != want {
+		return nil, fmt.Errorf("message of kind %c, want %c", k, want)
+	}
+	return pack.NewReader(b[2:]), nil
+}
+
+// AppendTask appends t as a message to b. It leaves Arrived out, which belongs to the dispatcher.
+func AppendTask(b []byte, t *task.Task) []byte {
+	b = append(b, byte(KindTask), EnvelopeVersion)
+	b = appendKey(b, t.Key)
+	b = pack.String(b, t.Function)
+	b = pack.String(b, t.Pipeline)
+	b = pack.String(b, t.Stage)
+	b = pack.String(b, t.ReplyTo)
+	b = appendTime(b, t.Deadline)
+	b = pack.String(b, t.Traceparent)
+	b = appendHeaders(b, t.Header)
+	b = tensor.AppendInput(b, t.Input)
+	b = pack.Uint(b, t.Revision)
+	return append(b, bit(t.Together), bit(t.Alone))
+}
+
+func bit(set bool) byte {
+	if set {
+		return 1
+	}
+	return 0
+}
+
+// DecodeTask decodes a message of KindTask. The task's input aliases b.
+func DecodeTask(b []byte) (*task.Task, error) {
+	r, err := open(b, KindTask)
+	if err != nil {
+		return nil, err
+	}
+	t := &task.Task{
+		Key: readKey(r), Function: r.String(), Pipeline: r.String(), Stage: r.String(), ReplyTo: r.String(),
+		Deadline: readTime(r), Traceparent: r.String(), Header: readHeaders(r), Input: tensor.ReadInput(r),
+		Revision: r.Uint(), Together: r.Byte() == 1, Alone: r.Byte() == 1,
+	}
+	if err := r.End(); err != nil {
+		return nil, fmt.Errorf("task: %w", err)
+	}
+	return t, nil
+}
+
+// AppendCancel appends a message to b that cancels the task k of function.
+func AppendCancel(b []byte, k task.Key, function string) []byte {
+	b = append(b, byte(KindCancel), EnvelopeVersion)
+	b = appendKey(b, k)
+	return pack.String(b, function)
+}
+
+// DecodeCancel decodes a message of KindCancel.
+func DecodeCancel(b []byte) (k task.Key, function string, err error) {
+	r, err := open(b, KindCancel)
+	if err != nil {
+		return k, "", err
+	}
+	k, function = readKey(r), r.String()
+	if err := r.End(); err != nil {
+		return k, "", fmt.Errorf("cancel: %w", err)
+	}
+	return k, function, nil
+}
+
+// AppendLeave appends a message to b that says that a request sends no more tasks to function.
+func AppendLeave(b []byte, request, function string) []byte {
+	b = append(b, byte(KindLeave), EnvelopeVersion)
+	return pack.String(pack.String(b, request), function)
+}
+
+// DecodeLeave decodes a message of KindLeave.
+func DecodeLeave(b []byte) (request, function string, err error) {
+	r, err := open(b, KindLeave)
+	if err != nil {
+		return "", "", err
+	}
+	request, function = r.String(), r.String()
+	if err := r.End(); err != nil {
+		return "", "", fmt.Errorf("leave: %w", err)
+	}
+	return request, function, nil
+}
+
+// AppendReply appends p as a message to b.
+func AppendReply(b []byte, p *task.Reply) []byte {
+	b = append(b, byte(KindReply), EnvelopeVersion)
+	b = appendKey(b, p.Key)
+	b = append(b, byte(p.Code))
+	b = pack.String(b, p.Message)
+	b = pack.String(b, p.Replica)
+	b = pack.Int(b, int64(p.Wait))
+	b = pack.Int(b, int64(p.Service))
+	b = pack.Uint(b, p.Batch)
+	b = pack.Uint(b, uint64(p.BatchSize))
+	b = appendHeaders(b, p.Header)
+	b = tensor.AppendActivation(b, p.Output)
+	b = pack.Uint(b, p.Revision)
+	return append(b, byte(p.Blame))
+}
+
+// DecodeReply decodes a message of KindReply. The reply's output aliases b.
+func DecodeReply(b []byte) (*task.Reply, error) {
+	r, err := open(b, KindReply)
+	if err != nil {
+		return nil, err
+	}
+	p := &task.Reply{
+		Key: readKey(r), Code: task.Code(r.Byte()), Message: r.String(), Replica: r.String(),
+		Wait: time.Duration(r.Int()), Service: time.Duration(r.Int()), Batch: r.Uint(), BatchSize: small(r),
+		Header: readHeaders(r), Output: tensor.ReadActivation(r), Revision: r.Uint(), Blame: task.Blame(r.Byte()),
+	}
+	if p.Code > task.OutOfMemory {
+		r.Fail("code %d, want at most %d", p.Code, task.OutOfMemory)
+	}
+	if p.Blame > task.BlameAlone {
+		r.Fail("blame %d, want at most %d", p.Blame, task.BlameAlone)
+	}
+	if err := r.End(); err != nil {
+		return nil, fmt.Errorf("reply: %w", err)
+	}
+	return p, nil
+}
+
+func appendKey(b []byte, k task.Key) []byte {
+	b = pack.String(b, k.Request)
+	b = pack.Uint(b, uint64(k.Task))
+	return append(b, k.Attempt)
+}
+
+func readKey(r *pack.Reader) task.Key {
+	request, n, attempt := r.String(), r.Uint(), r.Byte()
+	if n > math.MaxUint32 {
+		r.Fail("task %d of request %q, want at most %d", n, request, uint32(math.MaxUint32))
+	}
+	return task.Key{Request: request, Task: uint32(n), Attempt: attempt}
+}
+
+// appendTime appends t in nanoseconds since 1970; 0 is the zero time.
+func appendTime(b []byte, t time.Time) []byte {
+	if t.IsZero() {
+		return pack.Int(b, 0)
+	}
+	return pack.Int(b, t.UnixNano())
+}
+
+func readTime(r *pack.Reader) time.Time {
+	if n := r.Int(); n != 0 {
+		return time.Unix(0, n)
+	}
+	return time.Time{}
+}
+
+func appendHeaders(b []byte, h []task.Header) []byte {
+	b = pack.Uint(b, uint64(len(h)))
+	for _, f := range h {
+		b = pack.String(b, f.Name)
+		b = pack.String(b, f.Value)
+	}
+	return b
+}
+
+// readHeaders decodes what appendHeaders wrote. All names and values share one copy of their bytes.
+// So a task with nine fields takes 15 allocations instead of 32, and about 0.8 of the time.
+func readHeaders(r *pack.Reader) []task.Header {
+	n := r.Count(2)
+	if n == 0 {
+		return nil
+	}
+	var space [32][]byte // names and values in turn
+	fields, size := space[:0], 0
+	for range 2 * n {
+		f := r.Bytes()
+		fields, size = append(fields, f), size+len(f)
+	}
+	var b strings.Builder
+	b.Grow(size)
+	for _, f := range fields {
+		b.Write(f)
+	}
+	text := b.String()
+	next := func(f []byte) (s string) {
+		s, text = text[:len(f)], text[len(f):]
+		return s
+	}
+	h := make([]task.Header, n)
+	for i := range h {
+		h[i] = task.Header{Name: next(fields[2*i]), Value: next(fields[2*i+1])}
+	}
+	return h
+}

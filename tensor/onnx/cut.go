@@ -1,0 +1,165 @@
+package onnx
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/stagecoach-serving/stagecoach/internal/third_party/onnx/onnxpb"
+)
+
+// Read reads a model. Weights in external files stay there.
+func Read(path string) (*onnxpb.ModelProto, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read model: %w", err)
+	}
+	m := &onnxpb.ModelProto{}
+	if err := proto.Unmarshal(b, m); err != nil {
+		return nil, fmt.Errorf("read model %s: %w", path, err)
+	}
+	if m.GetGraph() == nil {
+		return nil, fmt.Errorf("read model %s: no graph in it, want an ONNX model", path)
+	}
+	return m, nil
+}
+
+// Write writes a model. One with weights in external files belongs into the folder that it was read from.
+func Write(path string, m *onnxpb.ModelProto) error {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("write model %s: %w", path, err)
+	}
+	if err := os.WriteFile(path, b, 0o644); err != nil {
+		return fmt.Errorf("write model: %w", err)
+	}
+	return nil
+}
+
+// point is a tensor at which a graph can be cut.
+type point struct {
+	tensor string
+	work   int // matrix products and convolutions done by then
+}
+
+// CutPoints returns, in order, the names of the tensors at which m can be cut in two: all that the nodes behind such a
+// tensor need of the inputs goes through it, but for the carried inputs, which every stage may read. A transformer's mask is
+// one: each layer needs it.
+func CutPoints(m *onnxpb.ModelProto, carried ...string) ([]string, error) {
+	g, err := open(m, carried)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	points, _ := g.points()
+	for _, p := range points {
+		names = append(names, p.tensor)
+	}
+	return names, nil
+}
+
+func open(m *onnxpb.ModelProto, carried []string) (*graph, error) {
+	if m.GetGraph() == nil {
+		return nil, fmt.Errorf("model without a graph, want an ONNX model")
+	}
+	for _, name := range carried {
+		if !slices.ContainsFunc(m.GetGraph().GetInput(), func(in *onnxpb.ValueInfoProto) bool { return in.GetName() == name }) {
+			return nil, fmt.Errorf("carried %q is no input of the model", name)
+		}
+	}
+	return analyse(m.GetGraph(), carried), nil
+}
+
+// Balanced chooses n−1 of the model's cut points, so that the n stages between them have like shares of its matrix
+// products and convolutions.
+func Balanced(m *onnxpb.ModelProto, n int, carried ...string) ([]string, error) {
+	g, err := open(m, carried)
+	if err != nil {
+		return nil, err
+	}
+	points, total := g.points()
+	if n < 1 || n > len(points)+1 {
+		return nil, fmt.Errorf("%d stages, want 1..%d: the graph has %d points to cut at", n, len(points)+1, len(points))
+	}
+	var at []string
+	next := 0
+	for i := 1; i < n; i++ {
+		last := len(points) - (n - i) // leaves one for each cut to come
+		for next < last && points[next].work*n < total*i {
+			next++
+		}
+		at = append(at, points[next].tensor)
+		next++
+	}
+	return at, nil
+}
+
+// Cut splits m at the named cut points, in the graph's order, into len(at)+1 models. Stage i computes the tensor at[i] from
+// at[i−1] and the carried inputs; the first takes m's inputs, the last gives its outputs. A stage that others follow which
+// read a carried input has it among its outputs, unchanged, so that one stage's outputs are the next one's inputs. Each stage
+// has the parameters that it uses and no others, and computes for itself what depends on no other input than carried ones.
+// The stages share memory with m.
+//
+// A tensor whose type m does not state is taken for FP32; ONNX Runtime refuses to load the stage if it is not.
+func Cut(m *onnxpb.ModelProto, carried []string, at ...string) ([]*onnxpb.ModelProto, error) {
+	g, err := open(m, carried)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.follow(at); err != nil {
+		return nil, err
+	}
+	all := slices.DeleteFunc(slices.Clone(m.GetGraph().GetInput()), func(in *onnxpb.ValueInfoProto) bool { return g.initial[in.GetName()] })
+	carry := func(read map[string]bool) (out []*onnxpb.ValueInfoProto) {
+		return slices.DeleteFunc(slices.Clone(all), func(in *onnxpb.ValueInfoProto) bool {
+			return !read[in.GetName()] || !slices.Contains(carried, in.GetName())
+		})
+	}
+	stages := make([]*onnxpb.ModelProto, len(at)+1)
+	later := map[string]bool{} // what the stages behind this one read
+	for i := len(at); i >= 0; i-- {
+		given, outputs := all, m.GetGraph().GetOutput()
+		if i > 0 {
+			given = slices.Concat([]*onnxpb.ValueInfoProto{g.info(at[i-1])}, all)
+		}
+		if i < len(at) {
+			outputs = []*onnxpb.ValueInfoProto{g.info(at[i])}
+		}
+		part, reads, err := g.between(given, outputs)
+		if err != nil {
+			return nil, fmt.Errorf("stage %d of %d: %w", i+1, len(at)+1, err)
+		}
+		part.Name = proto.String(fmt.Sprintf("%s-%d", m.GetGraph().GetName(), i+1))
+		part.Output = slices.Concat(outputs, carry(later))
+		maps.Copy(later, reads)
+		if part.Input = all; i > 0 {
+			part.Input = slices.Concat(given[:1], carry(later))
+		}
+		stages[i] = &onnxpb.ModelProto{IrVersion: m.IrVersion, OpsetImport: m.GetOpsetImport(), Functions: m.GetFunctions(), Graph: part}
+	}
+	return stages, nil
+}
+
+// follow says which of the names is no cut point behind the one before it.
+func (g *graph) follow(at []string) error {
+	points, _ := g.points()
+	for _, name := range at {
+		i := slices.IndexFunc(points, func(p point) bool { return p.tensor == name })
+		if i < 0 {
+			return fmt.Errorf("cut at %q: no such point behind the one before it, want one of %s", name, some(points))
+		}
+		points = points[i+1:]
+	}
+	return nil
+}
+
+func some(points []point) string {
+	var names []string
+	for _, p := range points[:min(len(points), 10)] {
+		names = append(names, p.tensor)
+	}
+	return fmt.Sprintf("%q (of %d)", names, len(points))
+}
