@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -47,7 +48,7 @@ type lodging struct {
 
 // begin has the warden start a process of a function, in the network that the function asks for, and with an
 // account of its own where there are any.
-func (m *Manager) begin(s Spec, who lodger, p warden.Process) (pid int, err error) {
+func (m *Manager) begin(s node.Spec, who lodger, p warden.Process) (pid int, err error) {
 	release, err := m.connect(&p.Command, s, who)
 	if err != nil {
 		return 0, err
@@ -81,7 +82,7 @@ func (m *Manager) lodge(entry string, l *lodging) {
 }
 
 // furnish makes a command one of the account, with what it has to reach beside its image.
-func (l *lodging) furnish(c *sandbox.Command, who lodger, s Spec) error {
+func (l *lodging) furnish(c *sandbox.Command, who lodger, s node.Spec) error {
 	if who == itsPrograms {
 		b, err := json.Marshal(l.lease.Account)
 		c.Env[wire.EnvAccount] = string(b)

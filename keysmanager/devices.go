@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // envDevices says to CUDA which devices a process may see, by UUID; empty: none.
@@ -169,7 +170,7 @@ func (m *Manager) devices() []DeviceInfo {
 }
 
 // equip reserves for p what its order wants of devices, with m.mu held. It is given back when p is forgotten.
-func (m *Manager) equip(p *process, o Order) (err error) {
+func (m *Manager) equip(p *process, o node.Order) (err error) {
 	if o.Device != "" {
 		p.reserved, err = reserve(m.devices(), strings.Split(o.Device, ","), o.Spec.DeviceMemory)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // Groups makes cgroups for the processes of a node: one for each replica and each zygote. Package
@@ -122,7 +123,7 @@ func (m *Manager) enclose(id, function string, l GroupLimits) (*enclosure, []*os
 }
 
 // become says that a group is that of an ordered replica. It must not be known to others yet.
-func (e *enclosure) become(m *Manager, o Order) {
+func (e *enclosure) become(m *Manager, o node.Order) {
 	if e == nil {
 		return
 	}
@@ -175,7 +176,7 @@ func (m *Manager) zygoteLimits() GroupLimits {
 const watchdogMemory = 24 << 20
 
 // limits bound a replica.
-func (s Spec) limits() GroupLimits {
+func limitsOf(s node.Spec) GroupLimits {
 	return GroupLimits{Memory: s.Memory, CPUMilli: s.CPUMilli, PIDs: maxProcesses}
 }
 

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // Inventory is what a node is and has. Slices are sorted by function, then digest or name.
@@ -82,10 +84,10 @@ type Failure struct {
 type ReplicaInfo struct {
 	Name, Function string
 	PID            int
-	Path           string // as Replica has it
-	Device         string // as Order has it
+	Path           string // as node.Started has it
+	Device         string // as node.Order has it
 	Started        time.Time
-	Phases         []Phase
+	Phases         []node.Phase
 	CPUMilli       int    // that it may use; 0: all there is
 	Usage          *Usage // nil: not measured
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -25,7 +26,7 @@ type Networks interface {
 	Files(gateway netip.AddrPort) (hosts, resolv string, err error)
 }
 
-// The networks that a Spec can ask for, in the words of the annotation stagecoach.dev/network.
+// The networks that a node.Spec can ask for, in the words of the annotation stagecoach.dev/network.
 const (
 	networkDefault = "default" // a namespace with a way out
 	networkHost    = "host"    // the machine's network
@@ -39,7 +40,7 @@ var errHostNetwork = errors.New("annotation stagecoach.dev/network is host, and 
 // networkOf returns the network in which a process of a spec is started: what the spec asks for, or
 // the machine's if this node makes no networks. It is part of the keys of zygotes. So a node that
 // makes networks forks nothing from a zygote that an earlier daemon has started without one.
-func (m *Manager) networkOf(s Spec) string {
+func (m *Manager) networkOf(s node.Spec) string {
 	if m.cfg.Networks == nil {
 		return networkHost
 	}
@@ -47,7 +48,7 @@ func (m *Manager) networkOf(s Spec) string {
 }
 
 // checkNetwork returns an error if a spec asks for a network that this node does not give.
-func (m *Manager) checkNetwork(s Spec) error {
+func (m *Manager) checkNetwork(s node.Spec) error {
 	if s.Network == networkHost && !m.cfg.HostNetwork {
 		return errHostNetwork
 	}
@@ -56,7 +57,7 @@ func (m *Manager) checkNetwork(s Spec) error {
 
 // connect gives a command the network that its function asks for. The caller calls release once the
 // process has started or has failed to: from then on the process alone keeps the namespace.
-func (m *Manager) connect(c *sandbox.Command, s Spec, who lodger) (release func(), err error) {
+func (m *Manager) connect(c *sandbox.Command, s node.Spec, who lodger) (release func(), err error) {
 	release = func() {
 		if c.Network != nil {
 			_ = c.Network.Close() // nothing was written
@@ -83,7 +84,7 @@ func (m *Manager) connect(c *sandbox.Command, s Spec, who lodger) (release func(
 }
 
 // wayOut gives a command a network namespace from which it reaches other machines, and the gateway.
-func (m *Manager) wayOut(c *sandbox.Command, s Spec) (err error) {
+func (m *Manager) wayOut(c *sandbox.Command, s node.Spec) (err error) {
 	var gateway netip.AddrPort
 	if s.Gateway != "" {
 		if gateway, err = netip.ParseAddrPort(s.Gateway); err != nil {
