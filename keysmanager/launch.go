@@ -11,6 +11,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // maxLaunches is how many replicas of one function are launched at a time. The others wait for their turn, in the order in
@@ -50,7 +51,7 @@ func (m *Manager) enter(ctx context.Context, function string) (leave func(), err
 }
 
 // launch makes what a replica's process gets, has run start it in its cgroup, and returns the dispatcher's end of its stage socket.
-func (m *Manager) launch(ctx context.Context, o node.Order, p *process, run func(socket *os.File) error) (*net.UnixConn, error) {
+func (m *Manager) launch(ctx context.Context, o node.Order, p *process, run func(socket *os.File) error) (wire.Socket, error) {
 	leave, err := m.enter(ctx, o.Spec.Function)
 	if err != nil {
 		return nil, err
@@ -72,7 +73,7 @@ func (m *Manager) launch(ctx context.Context, o node.Order, p *process, run func
 		p.output.Abandon()
 		return nil, err
 	}
-	return conn, nil
+	return wire.NewSocket(conn), nil
 }
 
 // socketpair makes a stage socket or a gate: our end of it, and the process's.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"time"
@@ -105,7 +104,7 @@ func (m *Manager) possibly(a *asking, s node.Spec, e engine, image sandbox.Image
 }
 
 // place starts p from its function's parameters.
-func (m *Manager) place(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (conn *net.UnixConn, err error) {
+func (m *Manager) place(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (conn wire.Socket, err error) {
 	err = m.possibly(p.asking, o.Spec, e, image, func(key zygoteKey) (err error) {
 		if key.form == formNone {
 			conn, err = m.cold(ctx, o, p, e, image, env)
@@ -240,7 +239,7 @@ func (m *Manager) fork(ctx context.Context, z *zygote, o node.Order, p *process,
 }
 
 // cold starts p as a process that loads the parameters by itself.
-func (m *Manager) cold(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
+func (m *Manager) cold(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (wire.Socket, error) {
 	if err := m.loadable(e); err != nil {
 		return nil, err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"time"
 
@@ -82,7 +81,7 @@ func (m *Manager) start(ctx context.Context, o node.Order, p *process) (node.Sta
 	}
 	env := environmentOf(o.Spec)
 	env[wire.EnvReplica], env[wire.EnvFunction], env[envDevices] = o.Replica, o.Spec.Function, o.Device
-	var conn *net.UnixConn
+	var conn wire.Socket
 	switch {
 	case o.Spec.Worker != "":
 		conn, err = m.reside(ctx, o, p, e, image, env)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -61,13 +60,13 @@ func secretSet(s node.Spec) string {
 }
 
 // reside starts p in the worker that its function names, and that first, unless it is there.
-func (m *Manager) reside(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
+func (m *Manager) reside(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (wire.Socket, error) {
 	key, err := m.residence(o, e)
 	if err != nil {
 		return nil, err
 	}
 	m.unuse(p.asking)
-	var conn *net.UnixConn
+	var conn wire.Socket
 	if err := m.withZygote(ctx, key, o.Spec, image, func(z *zygote, load time.Duration) (err error) {
 		m.mu.Lock()
 		m.visit(z.key, o.Spec.Function)
