@@ -65,7 +65,7 @@ func TestIncremental(t *testing.T) {
 				t.Fatal(err)
 			}
 			deployed[key] = f
-			if e.Value, err = encode(Deployed{Key: key, Deployment: d}); err != nil {
+			if e.Value, err = encode(Deployed{Key: key, stored: stored{Deployment: d}}); err != nil {
 				t.Fatal(err)
 			}
 		}

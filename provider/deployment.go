@@ -31,7 +31,7 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 	d.Namespace = namespaceOf(d.Namespace, r)
 	DropAnswered(deref(d.Annotations))
 	fn, err := parse(d, pipeline.Parse)
-	out := Deployed{Key: fn.Key(), Deployment: d, Declared: fn, CreatedAt: time.Now().UTC()}
+	out := Deployed{Key: fn.Key(), Declared: fn, stored: stored{Deployment: d, CreatedAt: time.Now().UTC()}}
 	err = errors.Join(err, p.check(d))
 	if err == nil {
 		err = p.checkRoom(&out)

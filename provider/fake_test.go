@@ -18,6 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider/logbook"
@@ -101,8 +102,8 @@ type fakes struct {
 
 	replicas map[string][]Replica
 	pins     pins
-	lacking  func(Needs) []Lack // nil: there is room for everything
-	unready  error              // error of /readyz
+	lacking  func(plan.Function) []plan.Lack // nil: there is room for everything
+	unready  error                           // error of /readyz
 }
 
 // bookLogs is the logbook as the provider's Logs.
@@ -175,7 +176,7 @@ func (f *fakes) Usage(key pipeline.Key) (Usage, bool) {
 	return u, ok
 }
 
-func (f *fakes) Lacking(n Needs) []Lack {
+func (f *fakes) Lacking(n plan.Function) []plan.Lack {
 	if f.lacking == nil {
 		return nil
 	}

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
@@ -104,25 +105,9 @@ type Status interface {
 
 // Room knows the capacity of the nodes.
 type Room interface {
-	// Lacking returns the resources that no known node has enough of for one replica with these
-	// needs, even if the node is empty. It returns nothing if a node could hold the replica, or
+	// Lacking returns the resources that no known node has enough of for one replica of f, even if the node is empty. It returns nothing if a node could hold the replica, or
 	// while no node is known.
-	Lacking(n Needs) []Lack
-}
-
-// Needs is what one replica needs on a node.
-type Needs struct {
-	Memory       int64 // bytes
-	CPUMilli     int   // thousandths of a core
-	Devices      int
-	DeviceMemory int64 // bytes per device; 0: all of it
-}
-
-// Lack is a resource that no node has enough of.
-type Lack struct {
-	Of   string // memory, cpu, devices or device-memory
-	Need string // what a replica needs, for example 500 GiB of memory
-	Most string // what the nodes have, for example which one has the most, and how much
+	Lacking(f plan.Function) []plan.Lack
 }
 
 // Scaler changes the number of a function's replicas.

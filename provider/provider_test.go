@@ -178,7 +178,7 @@ func TestBadDeploymentsNameTheField(t *testing.T) {
 // did.
 func (a *api) keep(name, namespace string) {
 	a.t.Helper()
-	value, err := encode(Deployed{Deployment: types.FunctionDeployment{Service: name, Namespace: namespace, Image: "stagecoach/" + name + ":1"}})
+	value, err := encode(Deployed{stored: stored{Deployment: types.FunctionDeployment{Service: name, Namespace: namespace, Image: "stagecoach/" + name + ":1"}}})
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -749,7 +749,7 @@ func TestADeployWaitsForTheOneBefore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := a.Provider.store(gone, Deployed{Key: pipeline.ParseKey("stage.openfaas-fn"), Deployment: d, Declared: f}, true); !errors.Is(err, context.Canceled) {
+		if err := a.Provider.store(gone, Deployed{Key: pipeline.ParseKey("stage.openfaas-fn"), Declared: f, stored: stored{Deployment: d}}, true); !errors.Is(err, context.Canceled) {
 			t.Fatalf("a deploy that nobody waits for: %v", err)
 		}
 		answered := make(chan int, 1)

@@ -148,10 +148,9 @@ func checkRequests(limits, requests *types.FunctionResources) (errs []error) {
 // checkRoom refuses a function whose replicas no known node could hold. Its limits and requests
 // must be valid.
 func (p *Provider) checkRoom(d *Deployed) error {
-	r := d.Resources()
 	var errs []error
-	for _, lack := range p.Room.Lacking(Needs{r.MemoryRequest, r.CPURequest, d.Declared.GPU, d.Declared.GPUMemory}) {
-		path, got := askedFor(d, lack.Of)
+	for _, lack := range p.Room.Lacking(d.Planned(nil)) {
+		path, got := askedFor(d, string(lack.Of))
 		errs = append(errs, &pipeline.FieldError{
 			Path: path, Got: fmt.Sprintf("%s: a replica needs %s", got, lack.Need),
 			Want: fmt.Sprintf("what a node could hold even if it were empty: %s; ask for less, or let a larger node join first", lack.Most),

@@ -4,11 +4,13 @@ import (
 	"errors"
 	"math/big"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/openfaas/faas-provider/types"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -26,7 +28,7 @@ func TestResources(t *testing.T) {
 		"every kind of a number": {&types.FunctionResources{Memory: "1.5Gi", CPU: "12e-1"}, &types.FunctionResources{Memory: "5000k", CPU: "1m"}, Resources{3 << 29, 5e6, 1200, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := Deployed{Deployment: types.FunctionDeployment{Limits: tc.limits, Requests: tc.requests}}
+			d := Deployed{stored: stored{Deployment: types.FunctionDeployment{Limits: tc.limits, Requests: tc.requests}}}
 			if errs := append(append(checkResources("limits", tc.limits), checkResources("requests", tc.requests)...), checkRequests(tc.limits, tc.requests)...); len(errs) > 0 {
 				t.Errorf("refused: %v", errs)
 			}
@@ -67,12 +69,12 @@ func TestResourcesRefused(t *testing.T) {
 // asks for it and what the nodes have. If it is an update, the function must stay as it was.
 func TestDeployNeedsRoom(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
-	var needs Needs
+	var needs plan.Function
 	var lacks []string
-	a.fakes.lacking = func(n Needs) (out []Lack) {
+	a.fakes.lacking = func(n plan.Function) (out []plan.Lack) {
 		needs = n
 		for _, of := range lacks {
-			out = append(out, Lack{Of: of, Need: "much of it", Most: "the largest node, n1, has little"})
+			out = append(out, plan.Lack{Of: plan.Resource(of), Need: "much of it", Most: "the largest node, n1, has little"})
 		}
 		return out
 	}
@@ -92,7 +94,8 @@ func TestDeployNeedsRoom(t *testing.T) {
 			t.Errorf("%s: status %d, %+v, want 400 and field %q", of, code, p.Fields, field)
 		}
 	}
-	if want := (Needs{500 << 30, 2000, 2, 8 << 30}); needs != want {
+	got := plan.Function{Memory: needs.Memory, CPUMilli: needs.CPUMilli, GPU: needs.GPU, DeviceMemory: needs.DeviceMemory}
+	if want := (plan.Function{Memory: 500 << 30, CPUMilli: 2000, GPU: 2, DeviceMemory: 8 << 30}); !reflect.DeepEqual(got, want) {
 		t.Errorf("asked for room for %+v, want %+v", needs, want)
 	}
 	lacks = []string{"memory", "cpu"}

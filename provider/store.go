@@ -38,15 +38,21 @@ type Entry struct {
 
 // Deployed is a deployed function. It is shared, so its maps must not be changed.
 type Deployed struct {
-	Key        pipeline.Key
-	Revision   uint64 // revision in the store of its latest change
-	Deployment types.FunctionDeployment
-	Declared   pipeline.Function // parsed labels and annotations
-	CreatedAt  time.Time         // time of the first deploy
+	Key      pipeline.Key
+	Revision uint64            // revision in the store of its latest change
+	Declared pipeline.Function // parsed labels and annotations
+	stored
+}
+
+// stored is the part of a [Deployed] that is stored: the deployment as the API got it, and what the
+// deploy found out.
+type stored struct {
+	Deployment types.FunctionDeployment `json:"deployment"`
+	CreatedAt  time.Time                `json:"createdAt"` // time of the first deploy
 	// digest of the image at the latest deploy; empty: only the name identifies the image.
-	Digest string
+	Digest string `json:"digest,omitempty"`
 	// guessed process at the latest deploy; empty: the deployment or the image names the process.
-	Guess Guess
+	Guess Guess `json:"guess,omitzero"`
 }
 
 // Process returns the command that replicas run; empty: the image names it.
@@ -70,15 +76,12 @@ const recordVersion = 1
 
 // record is the stored form of a deployment.
 type record struct {
-	Version    int                      `json:"version"`
-	Deployment types.FunctionDeployment `json:"deployment"`
-	CreatedAt  time.Time                `json:"createdAt"`
-	Digest     string                   `json:"digest,omitempty"`
-	Guess      Guess                    `json:"guess,omitzero"`
+	Version int `json:"version"`
+	stored
 }
 
 func encode(d Deployed) ([]byte, error) {
-	b, err := json.Marshal(record{recordVersion, d.Deployment, d.CreatedAt, d.Digest, d.Guess})
+	b, err := json.Marshal(record{recordVersion, d.stored})
 	if err != nil {
 		return nil, fmt.Errorf("function %q: %w", d.Key, err)
 	}
@@ -95,7 +98,7 @@ func decode(e Entry) (Deployed, error) {
 	if r.Version != recordVersion {
 		return Deployed{}, fmt.Errorf("stored function %q: version %d, want %d; deploy it again", e.Key, r.Version, recordVersion)
 	}
-	d := Deployed{Key: pipeline.ParseKey(e.Key), Revision: e.Revision, Deployment: r.Deployment, CreatedAt: r.CreatedAt, Digest: r.Digest, Guess: r.Guess}
+	d := Deployed{Key: pipeline.ParseKey(e.Key), Revision: e.Revision, stored: r.stored}
 	fn, err := parse(r.Deployment, pipeline.ParseStored)
 	if err != nil {
 		return Deployed{}, fmt.Errorf("stored function %q: %w", e.Key, err)

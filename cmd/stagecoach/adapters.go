@@ -77,24 +77,29 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 	all := d.Registry.Functions()
 	out := make([]cluster.FunctionSpec, len(all))
 	for i, f := range all {
-		names := f.Deployment.Secrets
-		folder := d.secrets.MountPath(f.Declared.Namespace, f.Declared.Name, names)
-		group, _ := d.secrets.Group(f.Declared.Namespace, names) // an error keeps them from being mounted, which is told then
-		env := f.Environment()
-		delete(env, envSecrets)
-		if folder != "" {
-			env[envSecrets] = folder
-		}
-		res := f.Resources()
-		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Memory: res.MemoryRequest, CPUMilli: res.CPURequest, CPULimit: res.CPULimit, Profile: d.Points(f), Declared: f.Declared, Spec: node.Spec{
-			Function: f.Key.String(), Namespace: f.Declared.Namespace, Group: group, Secrets: folder, Image: pinned(f),
-			Process: f.Process(), Env: env, Ready: annotation(f, "com.openfaas.ready.http.path"),
-			Health:   annotation(f, "com.openfaas.health.http.initialDelay") + "," + annotation(f, "com.openfaas.health.http.periodSeconds") + "," + annotation(f, "com.openfaas.health.http.path"),
-			ReadOnly: f.Deployment.ReadOnlyRootFilesystem, Devices: f.Declared.GPU, DeviceMemory: f.Declared.GPUMemory, Start: f.Declared.Start, Worker: f.Declared.Process,
-			Memory: res.MemoryLimit, CPUMilli: res.CPULimit, Network: f.Declared.Network, Gateway: d.gateway,
-		}}
+		out[i] = cluster.FunctionSpec{Key: f.Key, Function: f.Planned(d.Points(f)), Spec: d.replicaSpec(f)}
 	}
 	return out
+}
+
+// replicaSpec returns what a node needs to start f's replicas.
+func (d deployed) replicaSpec(f *provider.Deployed) node.Spec {
+	names := f.Deployment.Secrets
+	folder := d.secrets.MountPath(f.Declared.Namespace, f.Declared.Name, names)
+	group, _ := d.secrets.Group(f.Declared.Namespace, names) // an error kept the secrets from being mounted, and was logged then
+	env := f.Environment()
+	delete(env, envSecrets)
+	if folder != "" {
+		env[envSecrets] = folder
+	}
+	res := f.Resources()
+	return node.Spec{
+		Function: f.Key.String(), Namespace: f.Declared.Namespace, Group: group, Secrets: folder, Image: pinned(f),
+		Process: f.Process(), Env: env, Ready: annotation(f, "com.openfaas.ready.http.path"),
+		Health:   annotation(f, "com.openfaas.health.http.initialDelay") + "," + annotation(f, "com.openfaas.health.http.periodSeconds") + "," + annotation(f, "com.openfaas.health.http.path"),
+		ReadOnly: f.Deployment.ReadOnlyRootFilesystem, Devices: f.Declared.GPU, DeviceMemory: f.Declared.GPUMemory, Start: f.Declared.Start, Worker: f.Declared.Process,
+		Memory: res.MemoryLimit, CPUMilli: res.CPULimit, Network: f.Declared.Network, Gateway: d.gateway,
+	}
 }
 
 // lined is graphs whose stages all have lines. While a function is deployed, its graph is there a moment before its line,

@@ -59,12 +59,11 @@ type functionSpecs interface {
 
 // Spec implements functionSpecs.
 func (d deployed) Spec(key pipeline.Key) (node.Spec, bool) {
-	for _, f := range d.Functions() {
-		if f.Key == key {
-			return f.Spec, true
-		}
+	f, there := d.Function(key)
+	if !there {
+		return node.Spec{}, false
 	}
-	return node.Spec{}, false
+	return d.replicaSpec(&f), true
 }
 
 func serveNodes(n nodeList, f functionSpecs) http.Handler {

@@ -82,17 +82,6 @@ func stands(is cluster.Standing) (state, detail string) {
 	return stateUpdating, ""
 }
 
-// room implements [provider.Room] with the nodes of the cluster.
-type room struct{ *cluster.Local }
-
-// Lacking implements provider.Room.
-func (r room) Lacking(n provider.Needs) (lacks []provider.Lack) {
-	for _, l := range r.Local.Lacking(plan.Function{Memory: n.Memory, CPUMilli: n.CPUMilli, GPU: n.Devices, DeviceMemory: n.DeviceMemory}) {
-		lacks = append(lacks, provider.Lack{Of: string(l.Of), Need: l.Need, Most: l.Most})
-	}
-	return lacks
-}
-
 // measuredUntil returns the detail of a function that is pinned to be measured.
 func measuredUntil(until time.Time) string {
 	return "held at one replica to be measured (stagecoach profile), at least until " + until.UTC().Format(time.TimeOnly)

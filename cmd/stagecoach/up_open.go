@@ -266,7 +266,7 @@ func (u *up) openHTTP(context.Context) error {
 	u.status = &status{registry: u.registry, local: u.local, gateway: u.gateway, loop: u.loop, nodes: u.nodes, log: u.log}
 	api, err := provider.New(provider.Config{
 		Store: u.specs, Registry: u.registry, Images: u.images,
-		Status: u.status, Scaler: u.local, Room: room{u.local}, Pinner: pinner{u.local, u.nodes}, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork, Version: version(), Log: u.log,
+		Status: u.status, Scaler: u.local, Room: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork, Version: version(), Log: u.log,
 	})
 	if err != nil {
 		return err

@@ -19,7 +19,9 @@ func (f resolverFunc) Resolve(image string) (sandbox.Image, error) { return f(im
 
 func TestKindsOfAFunctionDeployedMeanwhile(t *testing.T) {
 	deployed := func(image string) *provider.Deployed {
-		return &provider.Deployed{Deployment: types.FunctionDeployment{Image: image}}
+		d := &provider.Deployed{}
+		d.Deployment = types.FunctionDeployment{Image: image}
+		return d
 	}
 	for name, next := range map[string]*provider.Deployed{"deployed": deployed("example/server:1"), "removed": nil} {
 		t.Run(name, func(t *testing.T) {

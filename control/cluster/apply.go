@@ -67,7 +67,7 @@ func (l *Local) apply(p plan.Plan, specs []FunctionSpec) (failed []hopelessFunct
 		}
 		never := ""
 		if len(w.Slots) == 0 && w.Short != "" && !w.Denied {
-			never = lackText(l.lacking(spec.resources(), now))
+			never = lackText(l.lacking(&spec.Function, now))
 		}
 		missing := l.reconcile(p.Rev, w, k.mine, never != "")
 		all := k.mine

@@ -101,7 +101,7 @@ func TestBlamed(t *testing.T) {
 func (w *world) twoDevices() {
 	n := w.l.nodes["a"].hands.(*fakeNode) //nolint:forcetypeassert // as newWorld makes it
 	w.set(func() { n.devices = []plan.Device{{ID: "gpu0", Memory: 160}, {ID: "gpu1", Memory: 160}} })
-	w.specs[0].Declared.GPU = 1
+	w.specs[0].GPU = 1
 }
 
 // answered returns how waiting tasks were answered since the last call.

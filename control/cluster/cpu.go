@@ -83,7 +83,7 @@ func (l *Local) setCPU(n *member, r *replica, from, to int) (note string, err er
 }
 
 // threads returns how many threads can use so many thousandths of a core; 0: as declared.
-func (f FunctionSpec) threads(milli int) int {
+func (f *FunctionSpec) threads(milli int) int {
 	if milli = cmp.Or(milli, f.CPULimit); milli == 0 {
 		return math.MaxUint16 // all threads that the replica's session was made for
 	}

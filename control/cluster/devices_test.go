@@ -57,7 +57,7 @@ func TestALostDeviceIsDrained(t *testing.T) {
 			})
 		}
 		devices("")
-		w.specs[0].Declared.GPU = 1
+		w.specs[0].GPU = 1
 		w.place(2)
 		w.expect("each has a device", w.devices(), "f-00001 gpu0, f-00002 gpu1")
 		devices("it is lost")
@@ -87,7 +87,7 @@ func TestStartingReplicasTakeDevices(t *testing.T) {
 		n := l.nodes["a"].hands.(*fakeNode) //nolint:forcetypeassert // as newWorld makes it
 		w.specs = append(w.specs, spec("g", 1))
 		for i := range w.specs {
-			w.specs[i].Declared.GPU, w.specs[i].Declared.GPUMemory = 1, 100
+			w.specs[i].GPU, w.specs[i].DeviceMemory = 1, 100
 		}
 		w.set(func() { n.devices = []plan.Device{{ID: "gpu0", Memory: 160}} })
 		w.attach = after(time.Second)

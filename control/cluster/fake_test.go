@@ -239,9 +239,17 @@ func (w *world) Threads(_ pipeline.Key, replica string, n int) error {
 // spec returns a function of namespace ns. Its image is its revision.
 func spec(name string, revision uint64) FunctionSpec {
 	key := pipeline.ParseKey(name + ".ns")
-	return FunctionSpec{Key: key, Revision: revision, Declared: pipeline.Function{
-		Name: name, Namespace: "ns", Scale: pipeline.Scale{Min: 1, Max: 10, ZeroAge: time.Minute},
-	}, Spec: node.Spec{Function: key.String(), Namespace: "ns", Image: strconv.FormatUint(revision, 10)}}
+	s := FunctionSpec{Key: key, Spec: node.Spec{Function: key.String(), Namespace: "ns", Image: strconv.FormatUint(revision, 10)}}
+	s.declare(pipeline.Scale{Min: 1, Max: 10, ZeroAge: time.Minute})
+	s.Revision = revision
+	return s
+}
+
+// declare replaces what s declares by a scale.
+func (s *FunctionSpec) declare(scale pipeline.Scale) {
+	revision := s.Revision
+	s.Function = plan.Declared(pipeline.Function{Name: s.Key.Name, Namespace: s.Key.Namespace, Scale: scale})
+	s.Revision = revision
 }
 
 // revisionOf returns the revision of the function that an order is for.

@@ -171,7 +171,7 @@ func TestWakingTakesMilliseconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, l := newWorld(t, "a")
 		s := spec("f", 1)
-		s.Declared.Scale = pipeline.Scale{Max: 5, Zero: true, ZeroAge: 30 * time.Second}
+		s.declare(pipeline.Scale{Max: 5, Zero: true, ZeroAge: 30 * time.Second})
 		w.specs = []FunctionSpec{s}
 		w.attach = after(15 * time.Millisecond)
 		loop, err := control.New(l, l, control.Config{}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())

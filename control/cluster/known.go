@@ -60,11 +60,6 @@ func (l *Local) Lacking(f plan.Function) []plan.Lack {
 	return l.lacking(&f, now)
 }
 
-// resources returns what a replica of the function needs on a node.
-func (s *FunctionSpec) resources() *plan.Function {
-	return &plan.Function{Memory: s.Memory, CPUMilli: s.CPUMilli, GPU: s.Declared.GPU, DeviceMemory: s.Declared.GPUMemory}
-}
-
 // lackText returns why no node could hold a replica. It is empty if a node could.
 func lackText(lacks []plan.Lack) string {
 	text := ""

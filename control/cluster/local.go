@@ -152,16 +152,13 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	s.Functions = slices.Grow(s.Functions, len(specs))[:len(specs)]
 	for i := range specs {
 		spec := &specs[i]
-		s.Functions[i] = plan.Function{
-			Name: spec.Key.String(), Revision: spec.Revision, Memory: spec.Memory, CPUMilli: spec.CPUMilli, CPULimit: spec.CPULimit, GPU: spec.Declared.GPU, DeviceMemory: spec.Declared.GPUMemory, Profile: spec.Profile,
-			Min: spec.Declared.Scale.Min, Max: spec.Declared.Scale.Max, Zero: spec.Declared.Scale.Zero, ZeroAge: spec.Declared.Scale.ZeroAge,
-			Slots: 1, Batch: spec.Declared.Batch, // fill sets the rest
-		}
+		s.Functions[i] = spec.Function
+		s.Functions[i].Slots = 1 // fill sets the rest
 		l.measured(&s.Functions[i], l.cfg.Lines.Signals(spec.Key, now))
 	}
 	sort.Sort(byName(s.Functions))
 	l.expect(&s)
-	targets := l.aim(&s, specs)
+	targets := l.aim(&s)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {

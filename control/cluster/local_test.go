@@ -174,7 +174,7 @@ func TestRedeployDoesNotWakeSleepingFunction(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
 		s := spec("f", 2)
-		s.Declared.Scale.Zero = true
+		s.Zero = true
 		w.set(func() { w.specs = []FunctionSpec{s} })
 		p, _ := w.plan(0)
 		p.Wants[0].Short = ""

@@ -139,7 +139,7 @@ func (l *Local) held(function pipeline.Key, f *function) Held {
 	if r := newest; r != nil && !r.hidden && !r.released {
 		h.Replica = plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since}
 		h.CPUMilli, h.Unbounded = r.cpu, r.unbounded
-		h.Batch = min(h.Batch, max(r.spec.Declared.Batch, 1))
+		h.Batch = min(h.Batch, max(r.spec.Batch, 1))
 	}
 	return h
 }

@@ -35,7 +35,7 @@ func TestPin(t *testing.T) {
 			}
 			return h
 		}
-		w.set(func() { w.specs[0].Declared.Scale.Min, w.specs[0].Declared.Scale.Zero = 3, true })
+		w.set(func() { w.specs[0].Min, w.specs[0].Zero = 3, true })
 		changed := w.changed
 		if h := pin("me", 1500); h.Name != "f-00001" || h.State != plan.Ready || !h.Alone || h.Slots != 2 || h.Batch != 1 || h.CPUMilli != 500 {
 			t.Errorf("held %+v, want the replica with what it has now", h)

@@ -168,8 +168,12 @@ func TestRealParts(t *testing.T) {
 	defer shell.Close()
 	asleep := pipeline.Scale{Max: 2, Zero: true, ZeroAge: 500 * time.Millisecond}
 	specs := deployed{
-		{Key: pipeline.ParseKey("bad.ns"), Revision: 1, Spec: node.Spec{Function: "bad.ns", Namespace: "ns", Image: "no stage"}, Declared: pipeline.Function{Name: "bad", Namespace: "ns", Scale: asleep}},
-		{Key: pipeline.ParseKey("f.ns"), Revision: 1, Spec: node.Spec{Function: "f.ns", Namespace: "ns", Image: "stage"}, Declared: pipeline.Function{Name: "f", Namespace: "ns", Scale: asleep}},
+		spec("bad", 1),
+		spec("f", 1),
+	}
+	for i, image := range []string{"no stage", "stage"} {
+		specs[i].declare(asleep)
+		specs[i].Spec.Image = image
 	}
 	host := &processNode{lost: func(replica, cause string) { l.Lost(replica, task.Death{Cause: cause}) }, running: map[string]*process{}}
 	l, err = New(Config{

@@ -82,7 +82,7 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 		cpu: w.CPUMilli, cpuWant: w.CPUMilli,
 	}
 	for range 100 {
-		if r.name = spec.Declared.Name + "-" + l.cfg.NewID(); l.replicas[r.name] == nil {
+		if r.name = spec.Key.Name + "-" + l.cfg.NewID(); l.replicas[r.name] == nil {
 			break
 		}
 	}

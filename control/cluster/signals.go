@@ -46,26 +46,23 @@ func finite(values ...float64) bool {
 	return !slices.ContainsFunc(values, func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) })
 }
 
-// aim sets the targets of functions whose owners declared one, and returns them by function.
-func (l *Local) aim(s *plan.Snapshot, specs []FunctionSpec) map[string]plan.Target {
+// aim sets the loads of functions whose owners declared a target, and returns the targets by
+// function.
+func (l *Local) aim(s *plan.Snapshot) map[string]plan.Target {
 	targets := map[string]plan.Target{}
 	var byCPU []pipeline.Key
-	for i := range specs {
-		if specs[i].Declared.Scale.Type == "cpu" {
-			byCPU = append(byCPU, specs[i].Key)
+	for i := range s.Functions {
+		if s.Functions[i].Target.Type == "cpu" {
+			byCPU = append(byCPU, pipeline.ParseKey(s.Functions[i].Name))
 		}
 	}
 	var cpu map[pipeline.Key]float64
 	if len(byCPU) > 0 && l.cfg.CPU != nil {
 		cpu = l.cfg.CPU(byCPU)
 	}
-	for i := range specs {
-		scale := &specs[i].Declared.Scale
-		if scale.Type == "" {
-			continue
-		}
-		if f, ok := s.Function(specs[i].Key.String()); ok {
-			f.Target = target(f, scale, cpu)
+	for i := range s.Functions {
+		if f := &s.Functions[i]; f.Target.Type != "" {
+			f.Target = target(f, cpu)
 			targets[f.Name] = f.Target
 		}
 	}
@@ -73,9 +70,9 @@ func (l *Local) aim(s *plan.Snapshot, specs []FunctionSpec) map[string]plan.Targ
 }
 
 // target returns the declared load per replica and the present load of all replicas together.
-func target(f *plan.Function, is *pipeline.Scale, cpu map[pipeline.Key]float64) plan.Target {
-	t := plan.Target{Type: is.Type, Value: float64(is.Target) * is.Proportion}
-	switch is.Type {
+func target(f *plan.Function, cpu map[pipeline.Key]float64) plan.Target {
+	t := plan.Target{Type: f.Target.Type, Value: f.Target.Value}
+	switch t.Type {
 	case "rps":
 		t.Load, t.Known = f.Demand.Rate, f.Demand.Known
 	case "capacity":

@@ -85,7 +85,7 @@ func TestASnapshotIsJSON(t *testing.T) {
 			w.specs = nil
 			for i, kind := range []string{"", "rps", "capacity", "cpu"} {
 				f := spec(fmt.Sprint("f", i), 1)
-				f.Declared.Scale.Type, f.Declared.Scale.Target, f.Declared.Scale.Proportion = kind, 10, 0.5
+				f.declare(pipeline.Scale{Type: kind, Target: 10, Proportion: 0.5})
 				w.specs = append(w.specs, f)
 			}
 			is := plan.Signals{
@@ -130,7 +130,7 @@ func TestTargets(t *testing.T) {
 			"cpu, not measured": {pipeline.Scale{Type: "cpu", Target: 500, Proportion: 0.5}, is, map[string]float64{"g.ns": 1200}, plan.Target{Type: "cpu", Value: 250}, 0},
 		} {
 			w.set(func() {
-				w.specs[0].Declared.Scale = tc.scale
+				w.specs[0].declare(tc.scale)
 				w.signals, w.usage, w.measured = map[string]plan.Signals{"f.ns": tc.is}, tc.usage, nil
 			})
 			if got := w.observe().Functions[0].Target; got != tc.want {

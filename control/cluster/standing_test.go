@@ -20,7 +20,7 @@ func (w *world) standing() Standing {
 	w.mu.Lock()
 	s := w.specs[0]
 	w.mu.Unlock()
-	return w.l.Standing(s.Key, s.Revision, s.Declared.Scale)
+	return w.l.Standing(s.Key, s.Revision, pipeline.Scale{Min: s.Min, Max: s.Max, Zero: s.Zero, ZeroAge: s.ZeroAge})
 }
 
 // stands checks the number of replicas of f.ns: wanted, ready, and ready of older revisions.
@@ -35,7 +35,7 @@ func (w *world) stands(when string, wanted, ready, older int) {
 func (w *world) deploy(revision uint64, scale pipeline.Scale) {
 	w.set(func() {
 		w.specs = []FunctionSpec{spec("f", revision)}
-		w.specs[0].Declared.Scale = scale
+		w.specs[0].declare(scale)
 	})
 }
 
@@ -191,7 +191,7 @@ func TestFailuresAreOfTheDeployedRevision(t *testing.T) {
 func TestStandingOutOfMemory(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.set(func() {
-			w.nodes["a"].devices, w.specs[0].Declared.GPU = []plan.Device{{ID: "gpu0", Memory: 1 << 30}}, 1
+			w.nodes["a"].devices, w.specs[0].GPU = []plan.Device{{ID: "gpu0", Memory: 1 << 30}}, 1
 			w.attach = func(_ context.Context, name string) error { l.OutOfMemory(name, "want 2 GiB"); return nil }
 			w.stop = func(_ context.Context, name string) error {
 				l.Lost(name, task.Death{Cause: "killed by SIGTERM"})

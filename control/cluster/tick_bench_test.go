@@ -118,7 +118,7 @@ func (w *world) crowd(stages int) {
 	w.specs, w.signals = nil, map[string]plan.Signals{}
 	for i := range stages {
 		f := spec(fmt.Sprintf("f%04d", i), 1)
-		f.Declared.Scale.Max = 20
+		f.Max = 20
 		w.specs = append(w.specs, f)
 		w.signals[f.Key.String()] = plan.Signals{
 			Demand:  plan.Demand{Known: true, Rate: 10 + float64(i%7), CV: 1 + float64(i%4)},
@@ -128,11 +128,11 @@ func (w *world) crowd(stages int) {
 		}
 	}
 	for i := 0; i+5 <= stages; i += 5 {
-		p := pipeline.Pipeline{Name: fmt.Sprintf("p%04d", i), Namespace: "ns", SLO: 2 * time.Second, Entry: w.specs[i].Declared.Name}
+		p := pipeline.Pipeline{Name: fmt.Sprintf("p%04d", i), Namespace: "ns", SLO: 2 * time.Second, Entry: w.specs[i].Key.Name}
 		for k := range 5 {
-			s := pipeline.Stage{Function: w.specs[i+k].Declared}
+			s := pipeline.Stage{Function: pipeline.Function{Name: w.specs[i+k].Key.Name, Namespace: "ns"}}
 			if k < 4 {
-				s.Next = []pipeline.Edge{{To: w.specs[i+k+1].Declared.Name}}
+				s.Next = []pipeline.Edge{{To: w.specs[i+k+1].Key.Name}}
 			}
 			p.Stages = append(p.Stages, s)
 		}

@@ -11,18 +11,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// FunctionSpec is what is deployed under a key.
+// FunctionSpec is a deployed function: what policies know about it, and what a [Node] starts its
+// replicas from.
 type FunctionSpec struct {
-	Key      pipeline.Key
-	Revision uint64 // grows with each change
-	// memory in bytes of an additional replica on a node with the zygote; 0: unknown.
-	Memory   int64
-	CPUMilli int // CPU request per replica in thousandths of a core; 0: none
-	// CPU limit per replica in thousandths of a core, unless a plan changes it; 0: none.
-	CPULimit int
-	Profile  []plan.Point // measured service times, sorted; shared
-	Declared pipeline.Function
-	Spec     node.Spec // what a [Node] starts its replicas from
+	Key           pipeline.Key
+	plan.Function           // as it was declared; Observe adds what was measured
+	Spec          node.Spec // of the same revision
 }
 
 // Functions returns the present deployments.

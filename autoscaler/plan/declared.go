@@ -1,0 +1,16 @@
+package plan
+
+import "github.com/stagecoach-serving/stagecoach/pipeline"
+
+// Declared returns a function of a Snapshot as it was declared, before it is measured. Revision,
+// Memory, CPUMilli, CPULimit and Profile are not declared in f; the caller sets them.
+func Declared(f pipeline.Function) Function {
+	out := Function{
+		Name: f.Key().String(), Min: f.Scale.Min, Max: f.Scale.Max, Zero: f.Scale.Zero, ZeroAge: f.Scale.ZeroAge,
+		GPU: f.GPU, DeviceMemory: f.GPUMemory, Batch: f.Batch,
+	}
+	if f.Scale.Type != "" {
+		out.Target = Target{Type: f.Scale.Type, Value: float64(f.Scale.Target) * f.Scale.Proportion}
+	}
+	return out
+}
