@@ -32,6 +32,9 @@ type Config struct {
 	Timeout  time.Duration // of Observe and Apply together; 5 s
 	Policies policy.Names
 	Recorder Recorder // gets every decision; nil: none
+	// Applied is called with each plan after it was applied. It must not block. Nil: nothing is
+	// called.
+	Applied func(plan.Plan)
 }
 
 // Loop controls a cluster. [New] makes one, and [Loop.Run] runs it.
@@ -117,7 +120,10 @@ func (l *Loop) Run(ctx context.Context) error {
 		case <-l.poked: // the tick will observe the reason
 		default:
 		}
-		l.tick(ctx)
+		if result, err := l.tick(ctx); ctx.Err() == nil {
+			l.ticks.WithLabelValues(result).Inc()
+			l.complain(err)
+		}
 		end := time.Now()
 		timer.Reset(l.cfg.Tick)
 		select {
@@ -129,16 +135,6 @@ func (l *Loop) Run(ctx context.Context) error {
 			timer.Reset(l.cfg.Gap - time.Since(end))
 		}
 	}
-}
-
-// tick runs one round and records how it went.
-func (l *Loop) tick(ctx context.Context) {
-	result, err := l.round(ctx)
-	if ctx.Err() != nil {
-		return
-	}
-	l.ticks.WithLabelValues(result).Inc()
-	l.complain(err)
 }
 
 // complain logs err unless it was logged last. So a lasting fault is one line, not one per second.
@@ -159,7 +155,9 @@ func (l *Loop) complain(err error) {
 	l.log.Warn("the control loop keeps its last plan", "error", err)
 }
 
-func (l *Loop) round(ctx context.Context) (result string, err error) {
+// tick observes, decides and applies once. It returns the result for the metric, and why the last
+// plan stays in force.
+func (l *Loop) tick(ctx context.Context) (result string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.Timeout)
 	defer cancel()
 	s, err := l.observer.Observe(ctx)
@@ -181,6 +179,9 @@ func (l *Loop) round(ctx context.Context) (result string, err error) {
 		return "stale", fmt.Errorf("apply: another autoscaler steers this cluster, too: %w", err)
 	case err != nil:
 		return "failed", fmt.Errorf("apply: %w", err)
+	}
+	if l.cfg.Applied != nil {
+		l.cfg.Applied(p)
 	}
 	l.memory = memory // only an applied plan is remembered
 	l.mu.Lock()

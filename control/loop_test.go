@@ -240,13 +240,20 @@ func TestOnlyAnAppliedPlanIsRemembered(t *testing.T) {
 			}
 			return nil
 		}
-		l, log, stop := start(t, f, func(l *Loop) { l.policies = policy.WithAllocator(l.policies, "counter", &counter{}) })
+		told := 0
+		l, log, stop := start(t, f, func(l *Loop) {
+			l.policies = policy.WithAllocator(l.policies, "counter", &counter{})
+			l.cfg.Applied = func(plan.Plan) { told++ }
+		})
 		time.Sleep(3500 * time.Millisecond)
 		f.mu.Lock()
 		refuse = false
 		f.mu.Unlock()
 		time.Sleep(time.Second)
 		stop()
+		if told != 1 {
+			t.Errorf("told of %d applied plans, want 1", told)
+		}
 		if got := slots(f.last()); got != "f=1" {
 			t.Errorf("the first applied plan wants %s, want f=1: refused ones leave no trace", got)
 		}

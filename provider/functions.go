@@ -14,15 +14,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-func (p *Provider) deploy(w http.ResponseWriter, r *http.Request) { p.put(w, r, true) }
-
-func (p *Provider) update(w http.ResponseWriter, r *http.Request) { p.put(w, r, false) }
-
-// put stores the deployment of a new function, or of an existing one.
-func (p *Provider) put(w http.ResponseWriter, r *http.Request, isNew bool) {
+// deploy stores the deployment of a new function (POST), or of an existing one (PUT).
+func (p *Provider) deploy(w http.ResponseWriter, r *http.Request) {
 	d, err := p.readDeployment(w, r)
 	if err == nil {
-		err = p.changing(r.Context(), func(ctx context.Context) error { return p.store(ctx, d, isNew) })
+		err = p.changing(r.Context(), func(ctx context.Context) error { return p.store(ctx, d, r.Method == http.MethodPost) })
 	}
 	if err != nil {
 		p.fail(w, r, err)

@@ -193,7 +193,7 @@ func (p *Provider) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /system/functions", p.list)
 	mux.HandleFunc("POST /system/functions", p.deploy)
-	mux.HandleFunc("PUT /system/functions", p.update)
+	mux.HandleFunc("PUT /system/functions", p.deploy)
 	mux.HandleFunc("DELETE /system/functions", p.remove)
 	mux.HandleFunc("GET /system/function/{name}", p.describe)
 	mux.HandleFunc("GET /system/function/{name}/profile", p.showProfile)

@@ -28,8 +28,9 @@ type Store interface {
 	Watch(ctx context.Context, f func(Entry)) (stop func(), err error)
 }
 
-// Entry is one change of a key in a [Store].
-type Entry struct {
+// Entry is one change of a key in a [Store]. It is an alias, so that stores need not import this
+// package.
+type Entry = struct {
 	Key      string
 	Value    []byte // empty if Deleted
 	Revision uint64 // grows with every change of the store

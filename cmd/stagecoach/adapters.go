@@ -15,18 +15,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider/secret"
 	"github.com/stagecoach-serving/stagecoach/request/flow"
-	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // Shells meet here: each adapter gives one of them what another has, in the first one's words.
-
-// specStore is the provider's store in NATS.
-type specStore struct{ *queue.KV }
-
-// Watch implements provider.Store.
-func (s specStore) Watch(ctx context.Context, f func(provider.Entry)) (func(), error) {
-	return s.KV.Watch(ctx, func(e queue.Entry) { f(provider.Entry(e)) })
-}
 
 // envSecrets names the folder with a function's secrets, as OpenFaaS's own SDKs read it.
 const envSecrets = "secret_mount_path"

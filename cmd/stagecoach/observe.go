@@ -103,18 +103,14 @@ func (u *up) deployed(c provider.Change) {
 	u.events.Publish(e)
 }
 
-// announcer applies plans and tells what they change in the functions' scale, and why.
+// announcer tells what applied plans change in the functions' scale, and why.
 type announcer struct {
-	*cluster.Local
 	events *events.Hub
-	wants  map[string]int // replicas, by function; control's goroutine alone
+	wants  map[string]int // replicas, by function; used by control's goroutine only
 }
 
-// Apply implements control.Applier.
-func (a *announcer) Apply(ctx context.Context, p plan.Plan) error {
-	if err := a.Local.Apply(ctx, p); err != nil {
-		return err
-	}
+// applied publishes an event for each function whose number of wanted replicas p changes.
+func (a *announcer) applied(p plan.Plan) {
 	next := make(map[string]int, len(p.Wants))
 	for _, w := range p.Wants {
 		from, to := a.wants[w.Function], len(w.Slots)
@@ -124,5 +120,4 @@ func (a *announcer) Apply(ctx context.Context, p plan.Plan) error {
 		}
 	}
 	a.wants = next
-	return nil
 }

@@ -106,7 +106,7 @@ type up struct {
 	images    *images
 	book      *logbook.Book
 	nats      *queue.Server
-	specs     specStore
+	specs     *queue.KV
 	registry  *provider.Registry
 	proxies   peer.Proxies
 	accounts  accounts

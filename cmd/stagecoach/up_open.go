@@ -73,11 +73,9 @@ func (u *up) openQueue(ctx context.Context) error {
 		return err
 	}
 	u.onClose(func() error { nc.Close(); return nil })
-	kv, err := queue.OpenKV(ctx, nc, u.nats.Disk(), "functions")
-	if err != nil {
+	if u.specs, err = queue.OpenKV(ctx, nc, u.nats.Disk(), "functions"); err != nil {
 		return err
 	}
-	u.specs = specStore{kv}
 	if u.registry, err = provider.OpenRegistry(ctx, u.specs, u.log); err != nil {
 		return err
 	}
@@ -177,7 +175,8 @@ func (u *up) openReplicas(ctx context.Context) error {
 const recordLimit = 256 << 20
 
 func (u *up) openControl(context.Context) error {
-	cfg := control.Config{Tick: u.cfg.Control.Tick, Policies: u.cfg.Control.Policies}
+	scales := &announcer{events: u.events, wants: map[string]int{}}
+	cfg := control.Config{Tick: u.cfg.Control.Tick, Policies: u.cfg.Control.Policies, Applied: scales.applied}
 	if u.cfg.Control.Record != "" {
 		record, err := control.OpenRecord(u.cfg.Control.Record, recordLimit, u.log, u.metrics)
 		if err != nil {
@@ -187,7 +186,7 @@ func (u *up) openControl(context.Context) error {
 		cfg.Recorder = record
 	}
 	var err error
-	u.loop, err = control.New(u.local, &announcer{Local: u.local, events: u.events, wants: map[string]int{}}, cfg, u.log, u.metrics)
+	u.loop, err = control.New(u.local, u.local, cfg, u.log, u.metrics)
 	if err != nil {
 		return err
 	}

@@ -18,8 +18,9 @@ type KV struct {
 	disk *Disk
 }
 
-// Entry is one change of a key.
-type Entry struct {
+// Entry is one change of a key. It is an alias, so that a KV is a store of package provider without
+// an adapter.
+type Entry = struct {
 	Key      string
 	Value    []byte // empty if Deleted
 	Revision uint64 // grows with every change of the bucket
@@ -204,16 +205,19 @@ func (f *follower) updates(ctx context.Context, from <-chan jetstream.KeyValueEn
 				f.synced = nil
 			case e != nil && e.Revision() > f.seen:
 				f.seen = e.Revision()
-				deliver(e, f.f)
+				if entry, ok := entryOf(e); ok {
+					f.f(entry)
+				}
 			}
 		}
 	}
 }
 
-func deliver(e jetstream.KeyValueEntry, f func(Entry)) {
+// entryOf returns a change, or false if this program did not write it.
+func entryOf(e jetstream.KeyValueEntry) (Entry, bool) {
 	name, err := Name(e.Key())
 	if err != nil {
-		return // not written by this program
+		return Entry{}, false
 	}
 	out := Entry{Key: name, Revision: e.Revision()}
 	if e.Operation() == jetstream.KeyValuePut {
@@ -221,5 +225,5 @@ func deliver(e jetstream.KeyValueEntry, f func(Entry)) {
 	} else {
 		out.Deleted = true
 	}
-	f(out)
+	return out, true
 }
