@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -280,4 +281,65 @@ func TestOwnedModules(t *testing.T) {
 			}
 		}
 	}
+}
+
+// pathRow is a row of the table in docs/deployment-path.md: its number, room, function and caller.
+var pathRow = regexp.MustCompile("(?m)^\\| ([0-9]+) \\| `([a-z/]+)` \\| `([A-Za-z]+)\\.([A-Za-z]+)` \\| ([0-9A-Za-z]+) \\|")
+
+// mostOnPath is how many functions a deployment may pass through.
+const mostOnPath = 40
+
+// TestTheDeploymentPathIsInTheCode checks that each function of docs/deployment-path.md exists, and
+// that the function of the row that it comes from mentions it.
+func TestTheDeploymentPathIsInTheCode(t *testing.T) {
+	page, err := os.ReadFile("docs/deployment-path.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := pathRow.FindAllStringSubmatch(string(page), -1)
+	if len(rows) < 20 || len(rows) > mostOnPath {
+		t.Errorf("%d rows, want 20 to %d: take out what only passes a deployment on", len(rows), mostOnPath)
+	}
+	bodies := map[string]string{} // by number
+	for i, row := range rows {
+		number, room, receiver, function, from := row[1], row[2], row[3], row[4], row[5]
+		if number != strconv.Itoa(i+1) {
+			t.Errorf("row %d has the number %s", i+1, number)
+		}
+		if bodies[number] = bodyOf(t, room, receiver, function); bodies[number] == "" {
+			t.Errorf("row %s: no method %s of %s in %s: correct docs/deployment-path.md", number, function, receiver, room)
+		}
+		switch from {
+		case "HTTP", "NATS", "callback", "channel":
+			continue
+		}
+		if caller, ok := bodies[from]; !ok || !regexp.MustCompile(`\b`+function+`\(`).MatchString(caller) {
+			t.Errorf("row %s: row %s does not call %s: correct docs/deployment-path.md", number, from, function)
+		}
+	}
+}
+
+// bodyOf returns the source of a method in a room; "": there is none.
+func bodyOf(t *testing.T, room, receiver, method string) string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(room, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := regexp.MustCompile(`(?m)^func \(\w* ?\*?` + receiver + `(?:\[\w+\])?\) ` + method + `\(`)
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at := head.FindIndex(b); at != nil {
+			rest := string(b[at[1]:])
+			body, _, _ := strings.Cut(rest, "\n}\n")
+			return body
+		}
+	}
+	return ""
 }
