@@ -149,9 +149,9 @@ func BenchmarkWarm(b *testing.B) {
 	}
 }
 
-// TestWhatStartsAheadIsPlacedLast checks that a replica that starts ahead of need never takes the
-// place of a first or second replica of a function with tasks, whatever their names are.
-func TestWhatStartsAheadIsPlacedLast(t *testing.T) {
+// TestReplicasAheadOfNeedArePlacedLast checks that a replica that starts ahead of need never takes
+// the place of a first or second replica of a function with tasks, whatever their names are.
+func TestReplicasAheadOfNeedArePlacedLast(t *testing.T) {
 	for name, placer := range map[string]plan.Placer{"spread": Spread{}, "first fit": FirstFit{}, "dispersed": Dispersed{}} {
 		t.Run(name, func(t *testing.T) {
 			s := world()
