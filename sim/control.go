@@ -11,7 +11,7 @@ import (
 // The pace of control, from packages control and dispatch.
 const (
 	gap         = int64(20 * time.Millisecond)  // least time between a tick and a requested one
-	wantedEvery = int64(100 * time.Millisecond) // a line requests a tick at most this often
+	wantedEvery = int64(100 * time.Millisecond) // least time between two requests of a line
 )
 
 // control is the state of the control loop.

@@ -6,25 +6,27 @@
 // graphs, keep the lines, batch, retry, expire and drain. The simulator models the rest:
 //
 //   - when requests arrive (package load/arrivals)
-//
 //   - how long a batch keeps its slot ([Service])
-//
 //   - how long a start takes, by path and by the parameters that a node keeps warm ([Start])
-//
 //   - replicas that die
 //
-//     s, err := sim.Parse(file)               // strict; errors name the field's path
-//     m, err := s.Model(open)                 // reads traces, checks the graph
-//     result, err := m.Run(ctx, nil)          // every policy on every seed
-//     err = result.WriteMarkdown(os.Stdout)
+// This code simulates a scenario:
+//
+//	s, err := sim.Parse(file)               // strict; errors name the field's path
+//	m, err := s.Model(open)                 // reads traces, checks the graph
+//	result, err := m.Run(ctx, nil)          // every policy on every seed
+//	err = result.WriteMarkdown(os.Stdout)
 //
 // # Events
 //
 // Virtual time is a heap of events. They are ordered by time and, within one instant, by the order
-// in which they were scheduled. An event is one pop of that heap: a request arrives, a task reaches
-// its line, a replica ends a batch, a reply reaches its coordinator, a replica is ready or dies,
-// parameters are loaded, a line or a coordinator wakes, control ticks, or a sample is taken. The
-// handler steps a core once per call of the event.
+// in which they were scheduled. An event is one pop of that heap:
+//
+//   - A request arrives, a task reaches its line, or a reply reaches its coordinator.
+//   - A replica is ready, ends a batch, or dies, or parameters are loaded.
+//   - A line or a coordinator wakes, control ticks, or a sample is taken.
+//
+// The handler steps a core once per call of the event.
 //
 // # Chance
 //
