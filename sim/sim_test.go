@@ -69,8 +69,8 @@ func TestSameSeedSameBytes(t *testing.T) {
 	}
 }
 
-// TestEverything checks the figures of a busy scenario.
-func TestEverything(t *testing.T) {
+// TestBusyScenarioShowsEveryFeature checks the figures of a busy scenario.
+func TestBusyScenarioShowsEveryFeature(t *testing.T) {
 	r := simulate(t, burst)
 	for _, p := range r.Policies {
 		for _, x := range p.Pipelines {

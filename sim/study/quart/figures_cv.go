@@ -10,7 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// saidAll are groups as axes have them.
+// saidAll returns the names of groups on axes.
 func saidAll(groups []string) []string {
 	var out []string
 	for _, g := range groups {
@@ -19,7 +19,8 @@ func saidAll(groups []string) []string {
 	return out
 }
 
-// cvFigures are like Figures 7 and 8a: what comes of burstiness, of all models together and of each.
+// cvFigures returns figures like Figures 7 and 8a: the effect of burstiness, on all models together
+// and on each.
 func (d *drawing) cvFigures() []figure {
 	groups := d.group(true)
 	if len(groups) == 0 {
@@ -67,7 +68,7 @@ func (d *drawing) cvFigures() []figure {
 	return []figure{together, lat, good, quantiles}
 }
 
-// one is what came of a contender on the setting of a model in a group, or nil.
+// one returns the outcome of a contender on the setting of a model in a group, or nil.
 func (d *drawing) one(model, group, contender string) *study.Outcome {
 	for _, s := range d.of(model, group) {
 		return d.Outcome(s.Name, contender)
@@ -75,7 +76,7 @@ func (d *drawing) one(model, group, contender string) *study.Outcome {
 	return nil
 }
 
-// waiting is how many calls wait in all stages, on average over time, in the run of a seed.
+// waiting returns how many calls wait in all stages, on average over time, in the run of a seed.
 func waiting(o *study.Outcome, _ study.SettingInfo, seed int) float64 {
 	sum := 0.0
 	for _, s := range o.Stages {
@@ -84,7 +85,7 @@ func waiting(o *study.Outcome, _ study.SettingInfo, seed int) float64 {
 	return sum
 }
 
-// queueFigures are like Figure 8b: how many calls wait, in all stages and at each.
+// queueFigures returns figures like Figure 8b: how many calls wait, in all stages and at each.
 func (d *drawing) queueFigures() []figure {
 	groups := d.group(true)
 	if len(groups) == 0 {
@@ -94,7 +95,7 @@ func (d *drawing) queueFigures() []figure {
 	var stageNames []string
 	staged := slices.DeleteFunc(slices.Clone(d.rivals), func(c study.ContendInfo) bool {
 		o := d.one(first, groups[0], c.Name)
-		if o != nil && stageNames == nil { // of the first one: ours
+		if o != nil && stageNames == nil { // of the first contender: ours
 			for _, s := range o.Stages {
 				stageNames = append(stageNames, s.Name)
 			}
@@ -124,7 +125,7 @@ func (d *drawing) queueFigures() []figure {
 	return []figure{f}
 }
 
-// ratio compares two contenders on settings; it is unknown where one of them was not run.
+// ratio compares two contenders on settings. It is unknown if one of them was not run.
 func (d *drawing) ratio(of, to string, settings []study.SettingInfo, which func(study.Comparison) study.Interval) shown {
 	var asked []string
 	for _, s := range settings {
@@ -137,7 +138,8 @@ func (d *drawing) ratio(of, to string, settings []study.SettingInfo, which func(
 	return shown{Interval: which(c)}
 }
 
-// observations is like Figure 2: how burstiness goes from stage to stage, and how many calls wait at each, where replicas are given.
+// observations returns a figure like Figure 2: how burstiness changes from stage to stage, and how
+// many calls wait at each, with fixed replicas.
 func (d *drawing) observations() []figure {
 	var cvs, queues chart.Bars
 	for i, s := range d.of("", observed) {
@@ -169,7 +171,7 @@ func (d *drawing) observations() []figure {
 	}}}
 }
 
-// versus is ours against the best baseline of each setting.
+// versus returns figures of ours against the best baseline of each setting.
 func (d *drawing) versus() []figure {
 	all := modelsOf(d.of("", d.groups...))
 	if len(d.rivals) < 2 || len(all) == 0 {
@@ -208,7 +210,7 @@ func (d *drawing) versus() []figure {
 	return []figure{f}
 }
 
-// sweep is every configuration that was tried.
+// sweep returns figures of every configuration that was tried.
 func (d *drawing) sweep() []figure {
 	f := figure{"sweep", chart.Figure{
 		Title: "Every configuration that was tried: GPUs against latency on the loads of the tuning", Columns: 2,
@@ -248,7 +250,7 @@ func (d *drawing) sweep() []figure {
 	return []figure{f}
 }
 
-// ablations are ours without each of its parts, over ours.
+// ablations returns figures of ours without each of its parts, over ours.
 func (d *drawing) ablations() []figure {
 	without := slices.DeleteFunc(slices.Clone(d.Contenders), func(c study.ContendInfo) bool { return c.Like != d.Ours })
 	groups := slices.DeleteFunc(slices.Clone(d.groups), func(g string) bool {
