@@ -107,8 +107,8 @@ func TestPersistence(t *testing.T) {
 	}
 }
 
-// TestWeightsHaveTheRecipesVersion checks that the weights have the recipe's version. If it fails after a
-// change of features, shape or training, raise AttentionRecipe and train again.
+// TestWeightsHaveTheRecipesVersion checks that the weights have the recipe's version. If it fails
+// after a change of features, shape or training, raise AttentionRecipe and train again.
 func TestWeightsHaveTheRecipesVersion(t *testing.T) {
 	if trainedRecipe != AttentionRecipe {
 		t.Errorf("weights are of recipe %d, want %d: make train-cv", trainedRecipe, AttentionRecipe)

@@ -84,8 +84,8 @@ func TestSizesMatchTheReleasedOnes(t *testing.T) {
 	}
 }
 
-// TestTimesMatchTheReleasedOnes compares Table 1 with the released times: one of n stages takes Time/n and
-// a few ms.
+// TestTimesMatchTheReleasedOnes compares Table 1 with the released times: one of n stages takes
+// Time/n and a few ms.
 func TestTimesMatchTheReleasedOnes(t *testing.T) {
 	models := map[string]Model{"bert-21b": Models()[0], "opt-66b": Models()[3], "whishper-9b": Models()[2]}
 	for _, r := range rows(t, data(t), "quart/model_config.csv")[1:] {
@@ -100,7 +100,8 @@ func TestTimesMatchTheReleasedOnes(t *testing.T) {
 	}
 }
 
-// TestBatchCostMatchesFasterTransformer compares the cost of a batch with FasterTransformer's BERT-6B.
+// TestBatchCostMatchesFasterTransformer compares the cost of a batch with FasterTransformer's
+// BERT-6B.
 func TestBatchCostMatchesFasterTransformer(t *testing.T) {
 	ms := map[string]float64{}
 	for _, r := range rows(t, data(t), "bert-latency/fastertransformer_bert.csv") {

@@ -199,9 +199,9 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// TestAveragesAreTheHarderOnes checks the averages, which are the ones that are harder for ours. Reductions of
-// latency are averaged as they are, multiples of goodput as logarithms. Requests in time are
-// averaged before they are compared.
+// TestAveragesAreTheHarderOnes checks the averages, which are the ones that are harder for ours.
+// Reductions of latency are averaged as they are, multiples of goodput as logarithms. Requests in
+// time are averaged before they are compared.
 func TestAveragesAreTheHarderOnes(t *testing.T) {
 	r := made(t)
 	n := r.Seeds.N
