@@ -51,8 +51,8 @@ func (g *stage) steady() bool {
 }
 
 // connect sets for each stage the stages whose answers arrive at it in pipelines with an objective.
-// It sorts the stages so that those come first. An entry stage gets none, because requests from
-// outside arrive there too.
+// It sorts the stages so that each comes after the stages before it. An entry stage gets none,
+// because requests from outside arrive there too.
 func (m *model) connect() {
 	named := 0
 	m.order = make([]int, 0, len(m.stages))

@@ -5,8 +5,8 @@ import (
 )
 
 // negligible is a part of a stage's share of a pipeline's budget. A wait below that part does not
-// count as the cause of a missed objective. If the objective is out of reach, best effort ends
-// there.
+// count as the cause of a missed objective. If the objective is out of reach, a stage gets no more
+// replicas once its wait is below that part.
 const negligible = 0.05
 
 // allocate returns a count of replicas for each stage, between least and most. It is the smallest
@@ -15,7 +15,7 @@ const negligible = 0.05
 // wait is the mean wait of each stage with its count, in seconds.
 //
 // The method is Fox's greedy (Discrete Optimization via Marginal Analysis, Management Science 13,
-// 1966). Replicas are given one by one to the stage whose wait falls most by it. Mean waits are
+// 1966). Replicas are given one by one, each to the stage whose wait falls most. Mean waits are
 // convex in the number of servers (Dyer and Proll, On the Validity of Marginal Analysis for
 // Allocating Servers in M/M/c Queues, 1977). So the first allocation within the budget has the
 // least total.

@@ -36,8 +36,8 @@ func (Fixed) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc, s
 }
 
 // Uniform is a plan.Allocator for comparison that scales pipelines as a whole. Every stage of a
-// pipeline gets the count of the stage that needs the most replicas by the [Sizer]. An equal part
-// of the cluster's budget is the maximum.
+// pipeline gets the count of the stage that needs the most replicas by the [Sizer]. A stage gets at
+// most its equal part of the cluster's budget.
 type Uniform struct{ sizer Sizer }
 
 // NewUniform returns a Uniform.

@@ -113,11 +113,11 @@ const (
 	cpuEvery = 10 * time.Second
 )
 
-// compensate gives more CPU to replicas from which the smoother took others away, if tasks nearly
-// take too long. It gives the smallest quota with which they do not, as far as the nodes have CPU.
-// If no node has any, or its effect is unknown, the replica stays instead. CPU also helps while
-// tasks take too long and the requested replicas have not started. Functions that hold devices may
-// get more: see exchange.
+// compensate gives more CPU to the replicas of a function whose other replicas the smoother has
+// taken, if tasks nearly take too long. It gives the smallest quota with which they do not, as far
+// as the nodes have CPU. If no node has any, or its effect is unknown, the replica stays instead.
+// CPU also helps while tasks take too long and the requested replicas have not started. Functions
+// that hold devices may get more: see exchange.
 //
 // QUART's Alg. 1 tests C' ≤ max and then C' > max in Smooth. It gives CPU for a count that is not
 // the new one, and goes back to Correct if there is no CPU. This implementation is one pass: CPU

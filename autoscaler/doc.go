@@ -3,10 +3,10 @@
 // [Sizer] is the default plan.Allocator. It is a function of its arguments: a plan.Snapshot and its
 // memory. It returns a count for each function, with one line for the operator that gives the
 // reason. It models a domain as a network of queues. Each function is a queue with as many servers
-// as its replicas have slots. Sizer finds the fewest replicas with which the mean waits on every
-// path of every pipeline fit what the objectives leave to wait. [Quart], the corrector, uses the
-// same queues, and corrects counts by the measured waits. [Gain] shares the cluster when it has
-// less than all functions ask for.
+// as its replicas have slots. Sizer finds the fewest replicas that keep the mean waits on every
+// path of every pipeline within the time that the objectives leave to wait. [Quart], the corrector,
+// uses the same queues, and corrects counts by the measured waits. [Gain] shares the cluster when
+// it has less than all functions ask for.
 //
 // # One model per decision
 //

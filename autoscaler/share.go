@@ -18,10 +18,12 @@ import (
 // The order does not depend on the size of the budget, so a larger budget never gives a function
 // less. A gain rises with the load, so more load never gives a function less. The order is:
 //
-// 1. Functions without any replica. 2. Functions that are behind what arrives, here or at an
-// earlier stage. They are ordered by the time each needs for all calls that have to go through it,
-// not by where the pipeline's line stands. 3. The other functions. 4. Replicas that start ahead of
-// need. They take what nobody else asks for.
+//  1. Functions without any replica.
+//  2. Functions that are behind what arrives, here or at an earlier stage. They are ordered by the
+//     time each needs for all calls that have to go through it, not by where the pipeline's line
+//     stands.
+//  3. The other functions.
+//  4. Replicas that start ahead of need. They take what nobody else asks for.
 //
 // Of equal gains, existing replicas go before new ones. If all functions that use a resource need
 // the same amount of it, one function's replica can be replaced by a replica of a function that
@@ -234,9 +236,9 @@ func (c *contender) take(free *[resources]int64, moves [resources]bool, here boo
 	}
 }
 
-// lacks returns the resource that is too short for one more replica; -1: none. A function's first
-// replica is left to the placer, which reports where it looked, unless it would start ahead of
-// need.
+// lacks returns the resource of which too little is free for one more replica; -1: none. A
+// function's first replica is left to the placer, which reports where it looked, unless it would
+// start ahead of need.
 func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, here bool) int {
 	for r, n := range c.needs {
 		if scarce[r] && n > free[r] && (c.count > 0 || c.ahead) && (moves[r] || !here) {

@@ -55,9 +55,9 @@ func NewSizer(cfg Config) Sizer {
 	return Sizer{cfg}
 }
 
-// meanPart returns the part of the time to wait that mean waits may take, so that at most
-// 1 − Attainment of the tasks wait longer than all of it. An exponential wait with mean W is longer
-// than slack with probability exp(−slack/W).
+// meanPart returns the part of the time to wait that mean waits may take. Then at most a share 1 −
+// Attainment of the tasks waits longer than that time. An exponential wait with mean W exceeds a
+// time t with probability exp(−t/W).
 func (c Config) meanPart() float64 { return min(-1/math.Log1p(-c.Attainment), mostPart) }
 
 // Memory is what the Sizer remembers, by function. A Past is never changed.
@@ -261,7 +261,7 @@ func floor(f *plan.Function, now time.Time, past *Past) (least int, idle bool) {
 // byLoad returns the replicas that serve all arrivals, or the replicas that drain what waits, if
 // those are more. c servers take c·μ − λ tasks per second off the line. A slot is a server. The
 // service time is a task's share of its batch's time, so larger batches show as faster servers. The
-// line also counts what it grows by until a replica has started, and need not be gone before that.
+// line includes its growth until a replica has started, and need not be gone before that.
 func (z Sizer) byLoad(g *stage, ready int, why *text) int {
 	why.add("λ=").float(g.lambda).add("/s μ=").float(g.mu).add("/s")
 	if g.f.Demand.CV > 0 {

@@ -79,8 +79,9 @@ func (c *correction) need() int {
 //
 // QUART's Eq. 7 calls that Laplace smoothing, which it is not. It leaves β open. Its result is a
 // fraction that may be more than y or too little for the load. Its Alg. 1 releases replicas at
-// once. Here a replica is taken only after it was not needed for a while. It returns as soon as
-// tasks take too long, and then the hold doubles. Key stages keep their replicas during a burst.
+// once. Here a replica is taken only after it was not needed for a while. The replica is given back
+// as soon as tasks take too long, and then the hold doubles. Key stages keep their replicas during
+// a burst.
 func smooth(all []correction, at time.Time) {
 	need := make([]int, len(all))
 	for i := range all {

@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// FuzzClusters gives the autoscalers of clusters, the oracle and a level any signals, settings and
+// FuzzClusters gives the autoscalers of clusters, the oracle and Static any signals, settings and
 // clocks. Their memories go through JSON. Counts must be within bounds, with a reason, the same for
 // the same arguments, and never lower with more load.
 func FuzzClusters(f *testing.F) {

@@ -36,8 +36,8 @@ type OracleStage struct {
 // Oracle is a plan.Allocator that knows the run: when every request will come, and how long
 // services and starts take on average. Before the run, it plans how many replicas each stage has at
 // each instant. It keeps the wait of each request within a bound, for as little replica time as it
-// finds: see [NewOracle]. It is a mark, not an opponent: it shows what better knowledge of the load
-// could be worth.
+// finds: see [NewOracle]. It is a reference, not an opponent: it shows what better knowledge of the
+// load could be worth.
 //
 // It is not a bound. It is good for two reasons. Its replicas are ready when their request comes,
 // because it orders them one start ahead, which needs knowledge of the future. And it lets a burst

@@ -346,8 +346,8 @@ func TestINFlessWindows(t *testing.T) {
 
 // TestInferLinePlans is computed by hand. Three requests come at once, each second. The stages take
 // 100 and 200 ms, with one slot each. With one replica each, the third request ends after 700 ms.
-// The slower stage has less throughput: with two of it, 500 ms. Then the other gets one: three and
-// two (…).
+// The slower stage has less throughput. With two replicas of it, the third request ends after 500
+// ms. Then the other stage gets one, and so on.
 func TestInferLinePlans(t *testing.T) {
 	var arrivals []time.Duration
 	for i := range 300 {

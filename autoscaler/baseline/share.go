@@ -12,8 +12,8 @@ import (
 // gets the same part of what it asks for beyond its minimum. What rounding leaves goes to the
 // functions that lose the most by it, in order among equals.
 //
-// The papers' systems run in a cloud, and do not say who goes without. In proportion, a pipeline
-// keeps the balance between stages that its policy wants.
+// The papers' systems run in a cloud, and do not say which function gets less. In proportion, a
+// pipeline keeps the balance between stages that its policy wants.
 type Proportional struct{}
 
 // Share implements plan.Sharer.

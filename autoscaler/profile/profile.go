@@ -71,8 +71,8 @@ func Cells(cpu, batch, length []int) []Cell {
 }
 
 // Quotas returns the default quotas, in thousandths of a core: a quarter, half, once and twice the
-// limit, as far as the node has that. Without a limit, they are parts of a core. A regression needs
-// at least three quotas.
+// limit, without those that the node does not have. Without a limit, one core takes its place. A
+// regression needs at least three quotas.
 func Quotas(limit, node int) []int {
 	base := cmp.Or(limit, 1000)
 	var out []int
