@@ -5,7 +5,7 @@
 // cluster, and the Step cores of packages flow and dispatch. The cores walk requests through
 // graphs, keep the lines, batch, retry, expire and drain. The simulator models the rest:
 //
-//   - when requests arrive (package load/arrivals)
+//   - when requests arrive (package arrivals)
 //   - how long a batch keeps its slot ([Service])
 //   - how long a start takes, by path and by the parameters that a node keeps warm ([Start])
 //   - replicas that die

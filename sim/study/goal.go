@@ -26,7 +26,7 @@ type Reached string
 //   - Met: the whole interval is within the goal.
 //   - Open: the goal is in the interval, or there is one seed and no interval.
 //   - Missed: no part of the interval is within the goal.
-//   - Dearer: the goal was met, but with surely more GPU-seconds than the best baseline.
+//   - Dearer: the goal was met, but ours certainly took more GPU-seconds than the best baseline.
 const (
 	Met    Reached = "met"
 	Open   Reached = "open"

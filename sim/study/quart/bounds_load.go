@@ -9,9 +9,9 @@ import (
 )
 
 // arrive returns n arrivals in the time that counts, and those of the warm-up before it. With few
-// bursts, the number of requests would differ much between runs. So the gaps are drawn, and then
-// scaled together to fill the time. The result is a circle. The run begins at a random point of it,
-// and the warm-up is the part of the circle before that point.
+// bursts, the number of requests would differ much between runs. So arrive draws the gaps of
+// exactly n requests, and scales them together to fill the time. It treats the time as a circle.
+// The run begins at a random point of the circle, and the warm-up is the part before that point.
 func (c condition) arrive(n int, seed uint64) arrivals.Source {
 	r := rand.New(rand.NewPCG(seed, 0))
 	at := gaps(n, c.cv, r)

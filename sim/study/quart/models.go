@@ -13,9 +13,9 @@ type Model struct {
 	Name string
 	// Time is the time of one call on a GPU, without waits: "Exec." of Table 1. The stages share it in
 	// proportion to their parameters. The authors' cuts by time (TIME-8) and by parameters (PARAM-8)
-	// support that: of BERT-21B they have equal parts, except two that change places, and of OPT-66B
-	// both have 9 of 64 equal layers in the largest part. Section 5.3 says the same about its own
-	// predictions.
+	// support that. For BERT-21B, both cuts have the same parts, except that two parts change places.
+	// For OPT-66B, the largest part of both cuts has 9 of 64 equal layers. Section 5.3 says the same
+	// about its own predictions.
 	Time time.Duration
 	// GiB has the sizes of the stages' parameters. The authors' stage_sizes_gb.csv counts in GiB,
 	// although it says GB. A layer of OPT-66B, 12·9216² half-precision numbers, is 2.038 GB or 1.898

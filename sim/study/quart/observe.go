@@ -31,9 +31,9 @@ const (
 	stable = 0.95
 )
 
-// observations returns section 3's settings, BERT-21B in five stages on five GPUs with arrivals of
-// some CVs, and section 2.1's four replicas of the whole model under nearly the load that four can
-// serve.
+// observations returns the settings of sections 3 and 2.1. Section 3 has BERT-21B in five stages on
+// five GPUs, with arrivals of several CVs. Section 2.1 has four replicas of the whole model, under
+// nearly the load that four can serve.
 func observations() []study.Setting {
 	m := bert5()
 	slowest := slices.Max(m.GiB) / m.Size() * m.Time.Seconds()

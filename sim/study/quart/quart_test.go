@@ -199,7 +199,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// TestAveragesAreTheHarderOnes checks the averages, which are the ones that are harder for ours.
+// TestAveragesAreTheHarderOnes checks that each average is of the kind that favours ours less.
 // Reductions of latency are averaged as they are, multiples of goodput as logarithms. Requests in
 // time are averaged before they are compared.
 func TestAveragesAreTheHarderOnes(t *testing.T) {
