@@ -385,7 +385,7 @@ func (c *Core) send(now time.Time, i int, items []*item) {
 	c.do(Send{Replica: r.name, Batch: b.id, Tasks: tasks})
 }
 
-// arm requests a Tick if something is due before the Tick already requested.
+// arm asks for a Tick if something is due before the Tick that is already due.
 func (c *Core) arm() {
 	next := c.held
 	if c.draining > 0 {
