@@ -98,7 +98,7 @@ func (p *Provider) deleteSecret(w http.ResponseWriter, r *http.Request) {
 			users = append(users, d.Declared.Name)
 		}
 		if len(users) > 0 {
-			return refuse(http.StatusConflict, fmt.Errorf("secret %q of namespace %q is used by functions (%s), want them deployed without it, or removed, first",
+			return refuse(http.StatusConflict, fmt.Errorf("secret %q of namespace %q is used by functions (%s): deploy them without it, or remove them, first",
 				s.Name, s.Namespace, some(users)))
 		}
 		return p.Secrets.Delete(s.Namespace, s.Name)
