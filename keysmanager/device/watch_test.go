@@ -174,7 +174,7 @@ func TestShares(t *testing.T) {
 			w.Close()
 		}
 		w, logged := open(t, f, "GPU-ee")
-		if len(w.Devices()) > 0 || !strings.Contains(logged(), "no such device; it is used once it is there\" device=GPU-ee") {
+		if len(w.Devices()) > 0 || !strings.Contains(logged(), "no such device; it is used once it appears\" device=GPU-ee") {
 			t.Errorf("a device that is not there: %v, log %s", w.Devices(), logged())
 		}
 	})
