@@ -126,7 +126,7 @@ func compensate(s *plan.Snapshot, all []correction) {
 	var free map[string]int
 	for i := range all {
 		c := &all[i]
-		if c.line.CPUMilli != 0 || c.dear() || c.next.Taken == 0 && c.past.CPU == 0 && !c.short() {
+		if c.line.CPUMilli != 0 || c.wantsIdleCPU() || c.next.Taken == 0 && c.past.CPU == 0 && !c.short() {
 			continue
 		}
 		if free == nil && c.fit != nil {

@@ -30,7 +30,7 @@ func exchange(s *plan.Snapshot, all []correction) {
 	var share map[string]int
 	for i := range all {
 		c := &all[i]
-		if !c.dear() || c.line.CPUMilli != 0 {
+		if !c.wantsIdleCPU() || c.line.CPUMilli != 0 {
 			continue
 		}
 		if share == nil {
@@ -45,8 +45,8 @@ func exchange(s *plan.Snapshot, all []correction) {
 	}
 }
 
-// dear reports whether replicas hold devices, and serve faster with more CPU.
-func (c *correction) dear() bool { return c.fit != nil && c.known && c.f.GPU > 0 }
+// wantsIdleCPU reports whether replicas hold devices, and serve faster with more CPU.
+func (c *correction) wantsIdleCPU() bool { return c.fit != nil && c.known && c.f.GPU > 0 }
 
 // fits records what is known about the function's use of CPU.
 func (c *correction) fits(fit *cpuFit, at time.Time) {
@@ -62,7 +62,7 @@ func (c *correction) fits(fit *cpuFit, at time.Time) {
 	dt := clamp(at.Sub(c.past.At).Seconds(), 0, longestStep.Seconds())
 	v += (now - v) * (1 - math.Exp(-dt/serviceFade.Seconds()))
 	c.next.Inverse, c.seen = v, max(int(math.Round(1/v)), 1)
-	if c.base = c.f.CPULimit; c.dear() {
+	if c.base = c.f.CPULimit; c.wantsIdleCPU() {
 		c.base = c.seen
 	}
 }

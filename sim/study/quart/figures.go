@@ -79,8 +79,8 @@ func newDrawing(r *study.Result) *drawing {
 
 func isCV(group string) bool { return strings.HasPrefix(group, "cv=") }
 
-// said returns the name of a group on an axis.
-func said(group string) string { return strings.Replace(group, "cv=", "CV ", 1) }
+// axisLabel returns the name of a group on an axis.
+func axisLabel(group string) string { return strings.Replace(group, "cv=", "CV ", 1) }
 
 // of returns the settings of some groups and of a model, or of all models if model is empty.
 func (d *drawing) of(model string, groups ...string) []study.SettingInfo {

@@ -10,11 +10,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// saidAll returns the names of groups on axes.
-func saidAll(groups []string) []string {
+// axisLabels returns the names of groups on axes.
+func axisLabels(groups []string) []string {
 	var out []string
 	for _, g := range groups {
-		out = append(out, said(g))
+		out = append(out, axisLabel(g))
 	}
 	return out
 }
@@ -29,7 +29,7 @@ func (d *drawing) cvFigures() []figure {
 	all := modelsOf(d.of("", groups...))
 	objective := slices.Index(d.Multiples, d.Objective)
 	pool := func(title, unit string, geometric bool, figure func(*study.Outcome, study.SettingInfo, int) float64) chart.Bars {
-		return bars(title, unit, saidAll(groups), d.rivals, 0, func(c string, i int) shown { return d.pooled(d.of("", groups[i]), c, geometric, figure) })
+		return bars(title, unit, axisLabels(groups), d.rivals, 0, func(c string, i int) shown { return d.pooled(d.of("", groups[i]), c, geometric, figure) })
 	}
 	inTime := pool(fmt.Sprintf("Answered within %g T", d.Objective), "% of requests, mean over models", false, func(o *study.Outcome, _ study.SettingInfo, seed int) float64 {
 		return 100 * o.InTime[objective].Seeds[seed]
@@ -49,8 +49,8 @@ func (d *drawing) cvFigures() []figure {
 	lat := figure{"cv-latency", chart.Figure{Title: "Mean latency by model and CV of the gaps between requests (after QUART's Figure 7a)", Notes: of, Columns: 2}}
 	good := figure{"cv-goodput", chart.Figure{Title: fmt.Sprintf("Goodput by model and CV of the gaps between requests: answered within %g T (after QUART's Figure 7b)", d.Objective), Notes: of, Columns: 2}}
 	for _, m := range all {
-		lat.Panels = append(lat.Panels, bars(m, "seconds", saidAll(groups), d.rivals, 0, func(c string, i int) shown { return latency(d.one(m, groups[i], c), meanLatency) }))
-		good.Panels = append(good.Panels, bars(m, "requests/s", saidAll(groups), d.rivals, 0, func(c string, i int) shown {
+		lat.Panels = append(lat.Panels, bars(m, "seconds", axisLabels(groups), d.rivals, 0, func(c string, i int) shown { return latency(d.one(m, groups[i], c), meanLatency) }))
+		good.Panels = append(good.Panels, bars(m, "requests/s", axisLabels(groups), d.rivals, 0, func(c string, i int) shown {
 			o := d.one(m, groups[i], c)
 			if o == nil {
 				return unknown
@@ -61,7 +61,7 @@ func (d *drawing) cvFigures() []figure {
 	quantiles := figure{"cv-quantiles", chart.Figure{Title: "Latency quantiles by the CV of the gaps between requests, of all models (after QUART's Figure 8a)", Notes: of, Columns: 2}}
 	which := []func(*study.Outcome) study.Sample{p50, p75, p99}
 	for _, g := range groups {
-		quantiles.Panels = append(quantiles.Panels, bars(said(g), "multiples of T, geometric mean over models", []string{"p50", "p75", "p99"}, d.rivals, 0, func(c string, i int) shown {
+		quantiles.Panels = append(quantiles.Panels, bars(axisLabel(g), "multiples of T, geometric mean over models", []string{"p50", "p75", "p99"}, d.rivals, 0, func(c string, i int) shown {
 			return d.pooled(d.of("", g), c, true, inMultiples(which[i]))
 		}))
 	}
@@ -105,12 +105,12 @@ func (d *drawing) queueFigures() []figure {
 	f := figure{"cv-queues", chart.Figure{
 		Title: "Calls that wait, on average over time, by the CV of the gaps between requests (after QUART's Figure 8b)",
 		Notes: d.notes("Who serves whole models has one queue, and is in the first panel only."),
-		Panels: []chart.Panel{bars("In all stages together", "calls, mean over models", saidAll(groups), d.rivals, 0, func(c string, i int) shown {
+		Panels: []chart.Panel{bars("In all stages together", "calls, mean over models", axisLabels(groups), d.rivals, 0, func(c string, i int) shown {
 			return d.pooled(d.of("", groups[i]), c, false, waiting)
 		})},
 	}}
 	for _, g := range groups {
-		p := bars(first+", "+said(g)+", at each stage", "calls", stageNames, staged, 0, func(c string, i int) shown {
+		p := bars(first+", "+axisLabel(g)+", at each stage", "calls", stageNames, staged, 0, func(c string, i int) shown {
 			o := d.one(first, g, c)
 			if o == nil || len(o.Stages) <= i {
 				return unknown
@@ -192,7 +192,7 @@ func (d *drawing) versus() []figure {
 		{"p99: ours over the best baseline's", "ours is faster", "ours is slower", func(c study.Comparison) study.Interval { return c.P99 }},
 		{"GPU-seconds: ours over the best baseline's", "ours takes fewer", "ours takes more", func(c study.Comparison) study.Interval { return c.GPUSeconds }},
 	} {
-		p := chart.Heat{Title: q.title, Rows: all, Columns: saidAll(d.groups), Below: q.below, Above: q.above}
+		p := chart.Heat{Title: q.title, Rows: all, Columns: axisLabels(d.groups), Below: q.below, Above: q.above}
 		for _, m := range all {
 			var row []float64
 			var notes []string
@@ -220,7 +220,7 @@ func (d *drawing) sweep() []figure {
 	}}
 	for _, g := range d.groups {
 		p := chart.Scatter{
-			Title: said(g), XTitle: "GPUs, on average over time", YTitle: "mean latency, multiples of T", LogX: true, LogY: true,
+			Title: axisLabel(g), XTitle: "GPUs, on average over time", YTitle: "mean latency, multiples of T", LogX: true, LogY: true,
 			Guides: []chart.Mark{{Name: fmt.Sprintf("budget: %g GPUs", d.Tuned.Budget), At: d.Tuned.Budget, Vertical: true}},
 		}
 		for k, c := range d.rivals {
@@ -273,7 +273,7 @@ func (d *drawing) ablations() []figure {
 		{"99th percentile of latency", func(c study.Comparison) study.Interval { return c.P99 }},
 		{"GPU-seconds", func(c study.Comparison) study.Interval { return c.GPUSeconds }},
 	} {
-		p := bars(q.title, "ratio to the whole", saidAll(groups), without, 1, func(c string, i int) shown {
+		p := bars(q.title, "ratio to the whole", axisLabels(groups), without, 1, func(c string, i int) shown {
 			return d.ratio(c, d.Ours, slices.DeleteFunc(d.of("", groups[i]), func(s study.SettingInfo) bool { return !tunedOn(Model{Name: s.Model}) }), q.of)
 		})
 		p.Guides = []chart.Mark{{Name: "whole", At: 1}}

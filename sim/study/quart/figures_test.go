@@ -138,7 +138,7 @@ func TestFigures(t *testing.T) {
 	has(t, got, "cv-quantiles", "Knative KPA, p99: 5.2")
 	has(t, got, "cv-queues", "Knative KPA, CV 1: 3.9", "Knative KPA, s2: 2.6")
 	has(t, got, "observed", ">"+fiveStages+"0.1, s2: 1 (")
-	has(t, got, "ablations", "no PID, "+said(dissected[0])+": 3 ", "whole")
+	has(t, got, "ablations", "no PID, "+axisLabel(dissected[0])+": 3 ", "whole")
 	has(t, got, "sweep", "Stagecoach, drain_s 2", "budget: 24 GPUs")
 	has(t, got, "versus", "azure-conv", "OPT-66B", "n/a")
 	has(t, got, "azure-code-latency", "Stagecoach, BERT-21B: ", "Scaled to the same mean load; each seed")
