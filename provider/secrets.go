@@ -65,7 +65,7 @@ func (p *Provider) listSecrets(w http.ResponseWriter, r *http.Request) {
 func (p *Provider) createSecret(w http.ResponseWriter, r *http.Request) {
 	p.changeSecret(w, r, http.StatusCreated, func(ctx context.Context, s types.Secret, there bool) error {
 		if there {
-			return refuse(http.StatusConflict, fmt.Errorf("secret %q is there already in namespace %q, want a PUT to change it", s.Name, s.Namespace))
+			return refuse(http.StatusConflict, fmt.Errorf("secret %q exists already in namespace %q, want a PUT to change it", s.Name, s.Namespace))
 		}
 		// Declares the namespace, so that it is listed, and deleted when it is empty again.
 		if !p.Registry.HasNamespace(s.Namespace) {
