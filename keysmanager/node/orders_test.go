@@ -224,7 +224,7 @@ func TestCancelled(t *testing.T) {
 			b.free()
 			b.give(Order{ID: "B", To: b.cfg.Me.ID, Kind: OrderCancel, Target: "A"})
 			b.give(b.start("A", "r-1"))
-			if a := b.last("A"); !strings.Contains(a.Error, "cancelled before it came") {
+			if a := b.last("A"); !strings.Contains(a.Error, "cancelled before it arrived") {
 				b.t.Errorf("answer %+v", a)
 			}
 		}, nil},
