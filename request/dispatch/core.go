@@ -142,7 +142,7 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 		c.close(now, ev.Cause)
 	}
 	c.expire(now)
-	c.pins.lapsed(now)
+	c.pins.expire(now)
 	c.dispatch(now)
 	if c.draining > 0 {
 		c.release()
@@ -389,7 +389,7 @@ func (c *Core) send(now time.Time, i int, items []*item) {
 func (c *Core) arm() {
 	next := c.held
 	if c.draining > 0 {
-		next = earlier(next, c.pins.lapse)
+		next = earlier(next, c.pins.nextExpiry)
 	}
 	if c.timers.len() > 0 {
 		next = earlier(next, c.timers.items[0].due)
