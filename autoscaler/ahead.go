@@ -139,11 +139,11 @@ func (m *model) follow(past Memory) {
 	}
 }
 
-// ahead returns how many replicas to start for each stage behind an overloaded one. That is the
-// number the stage needs at its future rate, once the overloaded stage has its replicas, to keep
-// its waits within its share of the budget. So its replicas start at the same time as those of the
-// overloaded stage. 0 means that no stage before it is overloaded. The result rises with the
-// stage's own rate, but whether it is above 0 does not depend on that rate.
+// ahead returns how many replicas to start now for each stage behind an overloaded one. The stage's
+// rate will rise once the overloaded stage has its replicas. The result is the count that then
+// keeps the stage's waits within its share of the budget. So its replicas start at the same time as
+// those of the overloaded stage. 0 means that no stage before it is overloaded. The result rises
+// with the stage's own rate, but whether it is above 0 does not depend on that rate.
 func (m *model) ahead(needs []need, within float64) []int {
 	out, rate, late := make([]int, len(m.stages)), make([]float64, len(m.stages)), make([]bool, len(m.stages))
 	for i := range m.stages {

@@ -22,8 +22,9 @@ import "math"
 func bursty(ca2 float64) float64 { return max(ca2-1, 0) / 2 }
 
 // payOnce sets for each stage its bursts and its patience: how long they may wait. It splits a
-// pipeline's budget in the same proportion as the factor. A stage with one call per item gets
-// larger bursts than those that enter the pipeline.
+// pipeline's budget between bursts and waits by chance, in the proportion of their parts of Allen
+// and Cunneen's factor. A stage with one call per item gets larger bursts than those that enter the
+// pipeline.
 func (m *model) payOnce() {
 	for i := range m.stages {
 		g := &m.stages[i]

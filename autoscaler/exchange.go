@@ -23,9 +23,9 @@ const serviceFade = 30 * time.Second
 // has beyond all declared CPU. It never gets more than the largest quota that was measured. So
 // domains that decide at the same time do not take the same cores.
 //
-// CPU is taken back if, for a while, one replica less would be too few even with it, and tasks
-// would be in time without it. If the node no longer has the CPU, it is taken back at once, and the
-// count rises to what is needed without it.
+// CPU is taken back if it is of no use for a while: it saves no replica, and tasks would be in time
+// without it. If the node no longer has the CPU, it is taken back at once, and the count rises to
+// what is needed without it.
 func exchange(s *plan.Snapshot, all []correction) {
 	var share map[string]int
 	for i := range all {
