@@ -9,8 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// member is a Node that joined, with a mailbox for its warm orders. It is kept while it has replicas,
-// even if it is away.
+// member is a Node that joined, with a mailbox for its warm orders. It is kept while it has
+// replicas, even if it is away.
 type member struct {
 	name   string
 	wanted chan []warmOrder // the latest list; sent while Local.mu is held

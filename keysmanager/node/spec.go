@@ -33,8 +33,9 @@ type Spec struct {
 	// (docs/adr/0033); empty: none.
 	Worker string `json:"worker,omitempty"`
 	// Its program writes to /tmp only, if its image is its root.
-	ReadOnly bool  `json:"readOnly,omitempty"`
-	Memory   int64 `json:"memory,omitempty"` // bytes that a replica may use (limits.memory); 0: not bounded
+	ReadOnly bool `json:"readOnly,omitempty"`
+	// Bytes that a replica may use (limits.memory); 0: not bounded.
+	Memory int64 `json:"memory,omitempty"`
 	// Thousandths of a core that a replica may use (limits.cpu); 0: not bounded.
 	CPUMilli int `json:"cpuMilli,omitempty"`
 	// How many devices a replica gets. Children may be parked on the device of a function with one.

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestSpecTravelsWhole gives each field of a spec a value, and finds the value in the decoded order.
+// TestSpecTravelsWhole gives each field of a spec a value, and finds the values in the decoded
+// order.
 func TestSpecTravelsWhole(t *testing.T) {
 	t.Parallel()
 	want := validOrder
