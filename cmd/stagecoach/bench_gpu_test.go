@@ -171,8 +171,8 @@ func TestBenchGPUWithAStandIn(t *testing.T) {
 			count[l.Cell]++
 		}
 	}
-	if count["2MB_fork"] != 1 || count["2MB_resident"] != 1 || count["2MB_weights"] != 2 {
-		t.Errorf("measured %v, want fork and resident once, and weights by each run", count)
+	if count["2MB_pinned"] != 1 || count["2MB_fork"] != 1 || count["2MB_resident"] != 1 || count["2MB_weights"] != 2 {
+		t.Errorf("measured %v, want pinned, fork and resident once, and weights by each run", count)
 	}
 }
 
