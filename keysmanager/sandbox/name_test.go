@@ -53,7 +53,7 @@ func TestProcessesHaveANameAndAHome(t *testing.T) {
 				}
 			}
 			if strings.Contains(text, "write=") {
-				t.Errorf("its home is not its own:\n%s", text)
+				t.Errorf("its home is not usable:\n%s", text)
 			}
 			for _, line := range []string{tc.added, tc.team} {
 				if line != "" && !slices.Contains(got, "stdout: "+line) {
@@ -61,7 +61,7 @@ func TestProcessesHaveANameAndAHome(t *testing.T) {
 				}
 			}
 			if tc.added == "" && strings.Contains(text, "user-") {
-				t.Errorf("a user who was there is added:\n%s", text)
+				t.Errorf("a listed user is added again:\n%s", text)
 			}
 		})
 	}
@@ -93,7 +93,8 @@ func TestAccountsHaveANameAndAHome(t *testing.T) {
 	}
 }
 
-// TestNamesAreReadableWhateverTheUmask starts a process from one that makes files for itself alone.
+// TestNamesAreReadableWhateverTheUmask starts a process from a parent whose new files only their
+// owner can read.
 func TestNamesAreReadableWhateverTheUmask(t *testing.T) {
 	a := openAccounts(t)
 	l := take(t, a, "ns")
