@@ -14,8 +14,8 @@ const maxSeized = 1000
 
 // Seize makes a folder that a process with an account has written the property of this process's
 // user, readable by all. Afterwards nobody else can change its content, not even through a
-// descriptor or mapping that is still open. The folder may contain only files and folders, with at
-// most most bytes in all. If Seize fails, the caller must not use the folder.
+// descriptor or mapping that is still open. The folder may contain only files and folders, whose
+// sizes add up to at most most bytes. If Seize fails, the caller must not use the folder.
 func Seize(folder string, most int64) error {
 	fd, err := unix.Open(folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

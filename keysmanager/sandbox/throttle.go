@@ -21,9 +21,8 @@ type throttle struct {
 	dropped      int     // lines dropped since dropping began; 0: none
 }
 
-// pass decides about a line of n bytes. ok means that the line is passed on, first that it is the
-// first dropped line. dropped is the number of lines that were dropped before this line, if it is
-// the first that is passed on again.
+// pass decides whether a line of n bytes is passed on: ok. first reports that the line is the first
+// of a series of dropped lines. dropped is the length of the series that this line ends.
 func (t *throttle) pass(now time.Time, n int) (ok, first bool, dropped int) {
 	if t.at.IsZero() {
 		t.lines, t.bytes = burst*LinesPerSecond, burst*BytesPerSecond
