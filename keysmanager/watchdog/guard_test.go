@@ -170,9 +170,9 @@ func TestPortIsReserved(t *testing.T) {
 	}
 }
 
-// TestListensElsewhere checks that the error for a program that does not come up says where it
+// TestErrorSaysWhereTheProgramListens checks that the error for a program that does not come up says where it
 // listens instead.
-func TestListensElsewhere(t *testing.T) {
+func TestErrorSaysWhereTheProgramListens(t *testing.T) {
 	t.Parallel()
 	s := sandbox.NewSpawner()
 	t.Cleanup(s.Close)

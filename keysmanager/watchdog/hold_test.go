@@ -40,7 +40,7 @@ func holdsOf(t *testing.T, program string) *heldServer {
 }
 
 // begin sends a request in a new call. cut makes the call's caller leave. let is closed when the
-// program has ended the request.
+// call is no longer held.
 func (s *heldServer) begin(path string) (cut func(), let <-chan struct{}) {
 	ctx, cut := context.WithCancel(s.t.Context())
 	call := &stage.Call{}
@@ -167,9 +167,9 @@ func TestUnreadRequestsDoNotHoldCalls(t *testing.T) {
 	s.lets(let, "a call that waits in the line of a program that answers others")
 }
 
-// TestWholeAnswerLetsGo checks that a complete answer ends the hold, even if the program says that
+// TestWholeAnswerEndsTheHold checks that a complete answer ends the hold, even if the program says that
 // it closes the connection and does not.
-func TestWholeAnswerLetsGo(t *testing.T) {
+func TestWholeAnswerEndsTheHold(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -221,19 +221,19 @@ func TestConnectionClosedTwiceAtOnce(t *testing.T) {
 		h.end()
 		select {
 		case <-h.done:
-			t.Error("the program has not let go")
+			t.Error("the call is still held")
 		default:
 		}
 		_ = far.Close()
 		select {
 		case <-h.done:
 		case <-time.After(soon):
-			t.Fatal("the program has let go")
+			t.Fatal("the call is no longer held")
 		}
 	}
 }
 
-// waiting returns how many unread bytes a connection has.
+// waiting returns how many bytes of a connection have not been read yet.
 func waiting(c net.Conn) (int, error) {
 	other := swapped{c}
 	return unread(other)
