@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// elsewhere is an image that is pushed to a registry which may have its layers in other
-// repositories. The registry mounts such layers, and they are not sent.
+// elsewhere is an image to push, and the layers of it that the registry may have in other
+// repositories. The registry mounts such layers instead of receiving them.
 type elsewhere struct {
 	v1.Image
 
@@ -38,9 +38,9 @@ func (e elsewhere) Layers() ([]v1.Layer, error) {
 	return out, nil
 }
 
-// elsewhere returns the layers that the registry of ref may have in other repositories: those of
-// the store's images whose names are in that registry. Some of these images may never have been
-// pushed.
+// elsewhere returns the layers that the registry of ref may have in other repositories. These are
+// the layers of the store's images whose names are in that registry. Some of these images may never
+// have been pushed.
 func (s *Store) elsewhere(r Registry, img *Image, ref name.Reference) (map[v1.Hash]name.Reference, error) {
 	m, err := img.of.Manifest()
 	if err != nil {
@@ -62,7 +62,7 @@ func (s *Store) elsewhere(r Registry, img *Image, ref name.Reference) (map[v1.Ha
 		}
 		theirs, err := s.Image(d.Digest.String())
 		if err != nil {
-			continue // what is wrong with another image does not matter here
+			continue // an error of another image does not matter here
 		}
 		manifest, err := theirs.of.Manifest()
 		if err != nil {

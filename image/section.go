@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// section is the place of a large blob in an archive. The blob is read from there, without
-// extracting it first.
+// section is the position of a large blob in an archive. The blob is read from there and not
+// extracted first.
 type section struct {
 	file         string
 	offset, size int64
@@ -83,7 +83,7 @@ func extract(ctx context.Context, to string, r io.Reader) error {
 	return errors.Join(err, f.Close())
 }
 
-// whileWanted reads until its context ends.
+// whileWanted is a reader that fails after its context has ended.
 type whileWanted struct {
 	ctx context.Context
 	r   io.Reader

@@ -11,8 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestKeptWheelsByIndex: requirements that ask the same indexes share a folder, and others do not.
-// Requirements that name files or URLs have no folder.
+// TestKeptWheelsByIndex checks that requirements with the same indexes share a folder, and others
+// do not. Requirements that name files or URLs have no folder.
 func TestKeptWheelsByIndex(t *testing.T) {
 	py := proctest.Pip(t)
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
@@ -52,7 +52,8 @@ func TestKeptWheelsByIndex(t *testing.T) {
 	}
 }
 
-// TestKeptWheelsAreThisUsersOwn: a build takes no packages from a folder that others can write to.
+// TestKeptWheelsAreThisUsersOwn checks that a build takes no packages from a folder that other
+// users can write to.
 func TestKeptWheelsAreThisUsersOwn(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -72,7 +73,7 @@ func TestKeptWheelsAreThisUsersOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if ours(link) == nil {
-		t.Error("a link is taken for a folder")
+		t.Error("a link counts as a folder")
 	}
 	if os.Geteuid() == 0 {
 		if err := os.Chown(dir, 65534, 65534); err != nil {
@@ -84,8 +85,9 @@ func TestKeptWheelsAreThisUsersOwn(t *testing.T) {
 	}
 }
 
-// TestWheelsShrink: a wheel that is used again stays, and the least recently used wheels are
-// removed. Parts of wheels are removed when they are too old to belong to a running build.
+// TestWheelsShrink checks that a wheel that is used again stays, and that the least recently used
+// wheels are removed. Parts of wheels are removed when they are too old to belong to a running
+// build.
 func TestWheelsShrink(t *testing.T) {
 	t.Parallel()
 	all := t.TempDir()

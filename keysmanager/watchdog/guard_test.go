@@ -170,8 +170,8 @@ func TestPortIsReserved(t *testing.T) {
 	}
 }
 
-// TestErrorSaysWhereTheProgramListens checks that the error for a program that does not come up says where it
-// listens instead.
+// TestErrorSaysWhereTheProgramListens checks that the error for a program that does not come up
+// says where it listens instead.
 func TestErrorSaysWhereTheProgramListens(t *testing.T) {
 	t.Parallel()
 	s := sandbox.NewSpawner()
