@@ -414,7 +414,7 @@ func TestOpenAccountsNamesTheMissingRight(t *testing.T) {
 
 func TestRange(t *testing.T) {
 	for text, want := range map[string]string{
-		"200000-265535": "", "1000-2023": "", "1000-2022": "at least", "0-65535": "from 1000 on", "a": "FIRST-LAST", "5000-4000": "FIRST-LAST", "1000-4294967295": "FIRST-LAST", "": "FIRST-LAST",
+		"200000-265535": "", "1000-2023": "", "1000-2022": "at least", "0-65535": "all at least 1000", "a": "FIRST-LAST", "5000-4000": "FIRST-LAST", "1000-4294967295": "FIRST-LAST", "": "FIRST-LAST",
 	} {
 		var r Range
 		err := r.UnmarshalText([]byte(text))

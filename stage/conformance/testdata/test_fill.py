@@ -1,4 +1,5 @@
-"""Tests of Model.empty and Model.fill with PyTorch alone: what is filled is right, and what would not be is refused."""
+"""Tests of Model.empty and Model.fill that need only PyTorch: which modules are filled correctly,
+and which are refused."""
 
 from __future__ import annotations
 
@@ -118,7 +119,7 @@ class Fill(Case):
         model = self.saved(module)
         module.row = module.weight.data[0]
         self.refused(model, module, "'row': got a view of parameters", "compute them in forward")
-        module.row = module.weight.data  # all of it
+        module.row = module.weight.data  # all rows, and so no view of a part
         self.assertEqual(model.fill(module).row.data_ptr(), module.weight.data_ptr())
 
     def test_parameters_that_nobody_registered_are_refused(self) -> None:
@@ -155,7 +156,8 @@ class Fill(Case):
 
     def test_max_norm_writes_to_copies_of_pages(self) -> None:
         rows = 4096
-        module = self.same(lambda: nn.Embedding(rows, 64, max_norm=0.1), lambda m: m(torch.tensor([3])))  # 1 MiB
+        # 1 MiB.
+        module = self.same(lambda: nn.Embedding(rows, 64, max_norm=0.1), lambda m: m(torch.tensor([3])))
         with open(self.path, "rb") as f:
             before = f.read()
         self.assertLessEqual(module.weight[3].norm().item(), 0.101)
@@ -164,7 +166,8 @@ class Fill(Case):
             self.assertEqual(f.read(), before)
 
     def test_forks_share_the_files_pages(self) -> None:
-        module = self.same(lambda: nn.Sequential(nn.Linear(4, 1 << 16), nn.Linear(1 << 16, 4)))  # 2 MiB
+        # 2 MiB.
+        module = self.same(lambda: nn.Sequential(nn.Linear(4, 1 << 16), nn.Linear(1 << 16, 4)))
         with torch.no_grad():
             want = bits(module(X))
         read, write = os.pipe()
@@ -195,7 +198,7 @@ class Fill(Case):
         makes = [spectral_norm, older_spectral_norm]
         if hasattr(torch.device, "__enter__"):
             makes.append(older_weight_norm)
-        else:  # before PyTorch 2.0 that one cannot be made on meta
+        else:  # before PyTorch 2.0, this one cannot be made on meta
             model = self.saved(older_weight_norm())
             with self.assertRaisesRegex(sc.StageError, "make it as usual, outside of it"), model.empty():
                 older_weight_norm()
@@ -261,7 +264,7 @@ class Fill(Case):
             self.assertTrue(lies_in(self.path, model.fill(half).weight))
             self.assertEqual(half.weight.dtype, dtype)
             self.assertEqual(half.weight.view(torch.int16).tolist(), saved.weight.view(torch.int16).tolist())
-            converted = nn.Linear(4, 4)  # as the error says
+            converted = nn.Linear(4, 4)  # as the error advises
             converted.load_state_dict(model.torch())
             self.assertEqual(converted(x).tolist(), saved.float()(x).tolist())
         model = self.saved(nn.Linear(4, 4))
@@ -344,7 +347,7 @@ class Fill(Case):
             save(self.path, bad)
             self.refused(sc.Model(self.path), module, *wants)
         save(self.path, good)
-        sc.Model(self.path).fill(module)  # after all of that
+        sc.Model(self.path).fill(module)  # the refused fills have changed nothing
 
     def test_names_of_one_parameter(self) -> None:
         def make() -> nn.Module:
@@ -360,7 +363,8 @@ class Fill(Case):
         save(self.path, {"a.weight": one, "b.weight": other})
         self.refused(sc.Model(self.path), make(), "'b.weight': got values of its own, want those of 'a.weight'")
         module = make()
-        module["b"].weight = nn.Parameter(module["a"].weight.data)  # another object with the same memory
+        # Another object with the same memory.
+        module["b"].weight = nn.Parameter(module["a"].weight.data)
         save(self.path, {"a.weight": one})
         sc.Model(self.path).fill(module)
         self.assertEqual(module["b"].weight.data_ptr(), module["a"].weight.data_ptr())

@@ -136,7 +136,7 @@ class Ends(unittest.TestCase):
 
     def test_out_of_memory(self) -> None:
         class OutOfMemoryError(RuntimeError):
-            """As PyTorch has it."""
+            """The name that PyTorch uses."""
 
         for err, code in [
             (sc.OutOfMemory("x"), 9),
@@ -147,7 +147,7 @@ class Ends(unittest.TestCase):
             (RuntimeError("out of memory"), 2),
             (ValueError("CUDA out of memory"), 2),
         ]:
-            self.assertEqual(_ends._code(err), 2, err)  # no replica would have more memory
+            self.assertEqual(_ends._code(err), 2, err)  # another replica would not have more memory
             with mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": "GPU-1"}):
                 self.assertEqual(_ends._code(err), code, err)
 

@@ -9,7 +9,7 @@ A stage is a module ``handler`` (handler.py) with up to three hooks::
 
     def load(model: sc.Model) -> State: ...         # optional; once, before replicas fork: parameters into host memory
     def place(state: State, replica: sc.Replica): ...  # optional; in each replica: parameters onto its device
-    def infer(state, calls: list[sc.Call]): ...     # one result a call, in order
+    def infer(state, calls: list[sc.Call]): ...     # one result per call, in order
 
 Threads of Python take turns: more ``SLOTS`` than one help hooks that wait, a larger ``MAX_BATCH`` those that compute.
 

@@ -74,7 +74,7 @@ def _listed(results: Any) -> list[Any]:
     """Make a list of what infer returned: any iterable, but none that is a single result by mistake."""
     if isinstance(results, (str, bytes, bytearray, dict, Output)) or not isinstance(results, Iterable):
         raise TypeError(
-            f"infer returned {type(results).__name__}, want one result a call, in a list or another iterable"
+            f"infer returned {type(results).__name__}, want one result per call, in a list or another iterable"
         )
     return list(results)
 

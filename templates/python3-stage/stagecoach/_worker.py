@@ -291,7 +291,7 @@ class Worker(Control):
         """Be the stage that the message says; returns how it has ended."""
         if r.cut or len(r.data) < HEADER or r.data[:1] != b"B" or r.data[1] != VERSION or len(r.fds) != BEGIN_FDS:
             close(r.fds)
-            raise OSError("what its gate says: " + os.strerror(71))
+            raise OSError("invalid begin order: " + os.strerror(71))
         tenant.gate.close()
         threads = threads_of(r.data)
         told = dict(kv.partition("=")[::2] for kv in environment(r.data) if not kv.startswith(device.VISIBLE + "="))

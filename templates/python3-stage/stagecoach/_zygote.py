@@ -232,7 +232,7 @@ class Zygote(Control):
             spot = self._park(env)
             r = self._at_gate()
         if r.data[:1] != b"B" or len(r.fds) != BEGIN_FDS:
-            raise OSError("what its gate says: " + os.strerror(71))
+            raise OSError("invalid begin order: " + os.strerror(71))
         env += environment(r.data)
         fd = self._control.detach()
         os.dup2(r.fds[1], 1)
@@ -262,7 +262,7 @@ class Zygote(Control):
         if not r.data:
             os._exit(0)
         if r.cut or len(r.data) < HEADER or r.data[1] != VERSION:
-            raise OSError("what its gate says: " + os.strerror(71))
+            raise OSError("invalid begin order: " + os.strerror(71))
         return r
 
     def _park(self, env: list[str]) -> device.Device:
