@@ -166,7 +166,7 @@ func TestAStageEndsOnSIGTERM(t *testing.T) {
 func TestFailedStartNamesItsCause(t *testing.T) {
 	start(t, "unplaced").exits(1, "stage: place: no device of 3 GiB, want one\n")
 	start(t, "crowded", "CUDA_VISIBLE_DEVICES=GPU-1").exits(1, "stage: place: out of memory on device GPU-1: want 2 GiB, 1 GiB of 40 GiB free\n")
-	start(t, "hookless").exits(1, "no Infer hook")
+	start(t, "hookless").exits(1, "Hooks.Infer is nil")
 	start(t, "echo", "max_inflight=none").exits(1, `max_inflight="none"`)
 	start(t, "echo", wire.EnvStageFD+"=77").exits(1, "stage socket 77")
 	start(t, "echo", wire.EnvStageFD+"=").exits(2, "started without a stage socket")

@@ -22,7 +22,7 @@ func parse(header []byte) (tensors []Info, metadata map[string]string, err error
 	seen := map[string]bool{}
 	err = s.object(func(name string) error {
 		if seen[name] {
-			return fmt.Errorf("tensor %.80q: it is there twice", name)
+			return fmt.Errorf("tensor %.80q: it occurs twice", name)
 		}
 		seen[name] = true
 		if name == "__metadata__" {
@@ -66,7 +66,7 @@ func (s *scanner) tensor() (Info, error) {
 	seen := map[string]bool{}
 	err := s.object(func(key string) (err error) {
 		if seen[key] {
-			return fmt.Errorf("%.80s: it is there twice", key)
+			return fmt.Errorf("%.80s: it occurs twice", key)
 		}
 		seen[key] = true
 		switch key {
@@ -107,7 +107,7 @@ func (s *scanner) texts() (map[string]string, error) {
 	all := map[string]string{}
 	return all, s.object(func(key string) error {
 		if _, twice := all[key]; twice {
-			return fmt.Errorf("%.80q: it is there twice", key)
+			return fmt.Errorf("%.80q: it occurs twice", key)
 		}
 		if len(all) == maxTensors {
 			return fmt.Errorf("more than %d texts", maxTensors)

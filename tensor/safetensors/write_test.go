@@ -104,7 +104,7 @@ func TestWriteRefuses(t *testing.T) {
 		"cannot read":  {[]safetensors.Source{broken}, "no more tape"},
 		"no such type": {[]safetensors.Source{one("a", "F128", "")}, `dtype "F128"`},
 		"metadata":     {[]safetensors.Source{one("__metadata__", "U8", "a")}, "__metadata__"},
-		"twice":        {[]safetensors.Source{one("a", "U8", "a"), one("b", "U8", "a"), one("a", "I16", "ab")}, `"a": it is there twice`},
+		"twice":        {[]safetensors.Source{one("a", "U8", "a"), one("b", "U8", "a"), one("a", "I16", "ab")}, `"a": it occurs twice`},
 		"negative":     {[]safetensors.Source{one("a", "U8", "", -1)}, "shape [-1]"},
 		"half bytes":   {[]safetensors.Source{one("a", "F4", "a", 3)}, "whole bytes"},
 		"too large":    {[]safetensors.Source{one("a", "U8", "a", 1<<60)}, "at most"},

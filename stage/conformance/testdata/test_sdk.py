@@ -331,7 +331,7 @@ class Models(unittest.TestCase):
             (file(b'{"a":'), "Expecting"),
             (file(b"{}x"), "Extra data"),
             (file(b'{"\xff":1}'), "utf-8"),
-            (file(b'{"a":{"dtype":"U8"},"a":1}'), "'a': it is there twice"),
+            (file(b'{"a":{"dtype":"U8"},"a":1}'), "'a': it occurs twice"),
             (file({"a": {**u8, "dtype": "F7"}}, b"x"), "dtype 'F7'"),
             (file({"a": {**u8, "dtype": ["U8"]}}, b"x"), "dtype"),
             (file({"a": {**u8, "more": 1}}, b"x"), "want an object of dtype"),
