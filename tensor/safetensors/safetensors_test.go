@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
-// file puts a header before data.
+// file returns a file with this header and data.
 func file(header, data string) []byte {
 	return append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...), data...)
 }
@@ -52,7 +52,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// many is a header of so many empty tensors.
+// many returns a header with n empty tensors.
 func many(n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -61,7 +61,7 @@ func many(n int) string {
 	return b.String() + "}"
 }
 
-// texts are n more of a file's metadata.
+// texts returns n further entries for a file's metadata.
 func texts(n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -70,7 +70,8 @@ func texts(n int) string {
 	return b.String()
 }
 
-// TestDatatypes: all that the format has are read, and those that stages know are given to them.
+// TestDatatypes checks that all datatypes of the format are read, and that those that stages know
+// are converted.
 func TestDatatypes(t *testing.T) {
 	for dtype, want := range map[string]struct {
 		bytes    int
