@@ -167,7 +167,7 @@ def detach(files: list[int], owner: bytes, blob: bytes, size: int) -> Item:
     that a sender cannot change it later by writing to the file."""
     if owner != _wire.FILE_OWNER or not blob.isdigit() or len(blob) > 3 or int(blob) >= len(files):
         raise WireError(
-            f"reference to {blob!r} of {owner!r}, want a file that rides with the frame, which has {len(files)}"
+            f"reference to {blob!r} of {owner!r}, want a file that came with the frame, which has {len(files)}"
         )
     fd = files[int(blob)]
     info = os.fstat(fd)
