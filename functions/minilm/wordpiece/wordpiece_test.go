@@ -13,7 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestReference compares with the reference's ids of every text.
+// TestReference compares the ids of every text with those of the reference.
 func TestReference(t *testing.T) {
 	b, err := os.ReadFile(proctest.Built(t, "models", "minilm", "vocab.txt"))
 	if err != nil {
@@ -69,7 +69,7 @@ func TestIDs(t *testing.T) {
 		"a\x00b":                       "ab",
 		"a\u200bb":                     "ab",
 		"a\ufffdb":                     "ab",
-		"a\x0bb":                       "ab", // a vertical tab is a control character first
+		"a\x0bb":                       "ab", // a vertical tab counts as a control character
 		"a\u2028b":                     "a b",
 		"a世b":                          "a 世 b",
 		"á\u0301":                      "a",
