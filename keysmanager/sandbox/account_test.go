@@ -201,7 +201,7 @@ func TestFilesOfAnAccountArePrivateAndBounded(t *testing.T) {
 	}
 	const name = "/stagecoach-sandbox-test"
 	argv, want := []string{"./stage", "write=" + open + "/x"}, []string{"stdout: write=" + open + "/x: open " + open + "/x: read-only file system"}
-	for _, o := range own {
+	for _, o := range privateFolders {
 		if _, err := os.Stat(o.at); err != nil {
 			continue
 		}
@@ -219,7 +219,7 @@ func TestFilesOfAnAccountArePrivateAndBounded(t *testing.T) {
 			t.Errorf("another one finds %s", line)
 		}
 	}
-	for _, o := range own {
+	for _, o := range privateFolders {
 		if _, err := os.Stat(o.at + name); err == nil {
 			t.Errorf("%s is left", o.at+name)
 		}

@@ -101,7 +101,7 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 		return nil, fmt.Errorf("start %s in root %s: %w", in.Argv[0], root, err)
 	}
 	_ = theirs.Close()
-	if err := converse(conn, in); err != nil {
+	if err := awaitProgram(conn, in); err != nil {
 		_ = cmd.Process.Kill()
 		Wait(cmd)
 		return nil, fmt.Errorf("start %s in root %s: %w", in.Argv[0], root, err)
@@ -109,8 +109,8 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// converse talks to an init process. It returns nil once the program runs.
-func converse(conn net.Conn, in inside) error {
+// awaitProgram talks to an init process. It returns nil once the program runs.
+func awaitProgram(conn net.Conn, in inside) error {
 	if err := conn.SetDeadline(time.Now().Add(initTimeout)); err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func become(conn net.Conn) error {
 		return err
 	}
 	env := in.Env
-	for _, variable := range named(who.name, who.home) {
+	for _, variable := range userVariables(who.name, who.home) {
 		name, _, _ := strings.Cut(variable, "=")
 		if !slices.ContainsFunc(in.Env, func(e string) bool { return strings.HasPrefix(e, name+"=") }) {
 			env = append(env, variable)
@@ -192,7 +192,7 @@ func become(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	if err := surrender(who); err != nil { // locks this goroutine's thread, which becomes the program
+	if err := dropRights(who); err != nil { // locks this goroutine's thread, which becomes the program
 		return err
 	}
 	if _, err := conn.Write([]byte(sayReady + "\n")); err != nil {

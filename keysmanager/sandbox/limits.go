@@ -16,8 +16,8 @@ const (
 	MaxProcesses = 1024
 )
 
-// bound sets the limits of a process that has just become its program, and lets it run.
-func bound(pid int, c Command, traced bool) error {
+// setLimits sets the limits of a process that has just become its program, and lets it run.
+func setLimits(pid int, c Command, traced bool) error {
 	if traced { // it stops before its first instruction
 		err := error(unix.EINTR)
 		for errors.Is(err, unix.EINTR) {
@@ -36,7 +36,7 @@ func bound(pid int, c Command, traced bool) error {
 	}
 	lowerAll := func() error {
 		for resource, most := range limits {
-			if err := lower(pid, resource, most); err != nil {
+			if err := lowerLimit(pid, resource, most); err != nil {
 				return fmt.Errorf("set limit %d to %d: %w", resource, most, err)
 			}
 		}
@@ -58,8 +58,8 @@ func bound(pid int, c Command, traced bool) error {
 	return nil
 }
 
-// lower reduces a limit of a process to at most this value.
-func lower(pid, resource int, most uint64) error {
+// lowerLimit reduces a limit of a process to at most this value.
+func lowerLimit(pid, resource int, most uint64) error {
 	var now unix.Rlimit
 	if err := unix.Prlimit(pid, resource, nil, &now); err != nil {
 		return err

@@ -19,7 +19,7 @@ import (
 // write to.
 func TestProcessesHaveANameAndAHome(t *testing.T) {
 	const lists = "root:x:0:0:root:/root:/bin/sh\napp:x:100:101:App:/home/app:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\nweb:x:33:33::/var/www:/bin/sh"
-	named := map[string]struct {
+	userVariables := map[string]struct {
 		user, env   string
 		readOnly    bool
 		home, name  string
@@ -35,7 +35,7 @@ func TestProcessesHaveANameAndAHome(t *testing.T) {
 		"an environment of its own":             {user: "7", env: "/dev/shm", home: "/dev/shm", name: "me", added: "user-7:x:7:0::/tmp:/bin/sh"},
 	}
 	s := newSpawner(t)
-	for name, tc := range named {
+	for name, tc := range userVariables {
 		t.Run(name, func(t *testing.T) {
 			dir := root(t)
 			write(t, filepath.Join(dir, "etc/passwd"), lists)

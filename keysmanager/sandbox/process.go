@@ -176,8 +176,8 @@ func (c Command) cmd() (*exec.Cmd, error) {
 	var who []string
 	var err error
 	if c.As != nil {
-		who = named(userName(c.As.UID), Home)
-	} else if who, err = starter(); err != nil {
+		who = userVariables(userName(c.As.UID), Home)
+	} else if who, err = starterVariables(); err != nil {
 		return nil, err
 	}
 	env := environment(c.Env, append(defaults, who...))
@@ -225,7 +225,7 @@ func (s *Spawner) begin(cmd *exec.Cmd, c Command) error {
 	}
 	defer groups.close()
 	if c.As != nil {
-		leave, err := look(c, s.home.mounts)
+		leave, err := enterView(c, s.home.mounts)
 		if err != nil {
 			return err
 		}
@@ -250,7 +250,7 @@ func (s *Spawner) begin(cmd *exec.Cmd, c Command) error {
 	if err != nil {
 		return err
 	}
-	if err := bound(cmd.Process.Pid, c, cmd.SysProcAttr.Ptrace); err != nil {
+	if err := setLimits(cmd.Process.Pid, c, cmd.SysProcAttr.Ptrace); err != nil {
 		_ = cmd.Process.Kill()
 		Wait(cmd)
 		return err

@@ -43,7 +43,7 @@ func enter(in inside) (identity, error) {
 	if err := mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return identity{}, err
 	}
-	grafts, err := collect(in)
+	parts, err := collect(in)
 	if err != nil {
 		return identity{}, err
 	}
@@ -65,16 +65,16 @@ func enter(in inside) (identity, error) {
 	if err := os.Chdir("/"); err != nil { // from here on, links in the image lead no further than this
 		return identity{}, err
 	}
-	if err := furnish(grafts); err != nil {
+	if err := populateRoot(parts); err != nil {
 		return identity{}, err
 	}
 	who, err := lookup(in.User, in.ReadOnly)
 	if err != nil {
 		return identity{}, err
 	}
-	for _, g := range grafts {
+	for _, g := range parts {
 		if g.files != nil {
-			if err := g.plant(who); err != nil {
+			if err := g.writeCopy(who); err != nil {
 				return identity{}, fmt.Errorf("copy to %s: %w", g.to, err)
 			}
 		}
@@ -104,8 +104,8 @@ func overlay() error {
 	return mount("overlay", scratch+"/root", "overlay", unix.MS_NOSUID|unix.MS_NODEV, "lowerdir=.,upperdir="+scratch+"/upper,workdir="+scratch+"/work")
 }
 
-// graft is a part of the old root that appears in the new one.
-type graft struct {
+// rootPart is a part of the old root that appears in the new one.
+type rootPart struct {
 	fd    int
 	to    string
 	isDir bool
@@ -139,8 +139,8 @@ func read(folder string) (map[string][]byte, error) {
 	return out, nil
 }
 
-// plant creates a copy in the new root.
-func (t graft) plant(who identity) error {
+// writeCopy creates a copy in the new root.
+func (t rootPart) writeCopy(who identity) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	if err := os.MkdirAll(t.to, 0o755); err != nil {
 		return err
@@ -168,9 +168,9 @@ func gpuDevices() []string {
 }
 
 // collect opens all parts of the old root that the new root gets.
-func collect(in inside) ([]graft, error) {
+func collect(in inside) ([]rootPart, error) {
 	const still = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NOEXEC
-	var out []graft
+	var out []rootPart
 	add := func(b Bind, attr uint64, optional bool) error {
 		info, err := os.Stat(b.From)
 		if optional && errors.Is(err, fs.ErrNotExist) {
@@ -186,7 +186,7 @@ func collect(in inside) ([]graft, error) {
 		if err != nil {
 			return fmt.Errorf("bind %s to %s: %w", b.From, b.To, err)
 		}
-		out = append(out, graft{fd: fd, to: b.To, isDir: info.IsDir()})
+		out = append(out, rootPart{fd: fd, to: b.To, isDir: info.IsDir()})
 		return nil
 	}
 	nodes := slices.Clone(devices)
@@ -213,7 +213,7 @@ func collect(in inside) ([]graft, error) {
 			if err != nil {
 				return nil, fmt.Errorf("bind %s: %w", b.To, err)
 			}
-			out = append(out, graft{to: b.To, files: files})
+			out = append(out, rootPart{to: b.To, files: files})
 			continue
 		}
 		if err := add(b, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY, false); err != nil {
@@ -223,8 +223,8 @@ func collect(in inside) ([]graft, error) {
 	return out, nil
 }
 
-// furnish mounts /proc, /dev, /tmp and the grafts in the new root.
-func furnish(grafts []graft) error {
+// populateRoot mounts /proc, /dev, /tmp and the parts in the new root.
+func populateRoot(parts []rootPart) error {
 	const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	for _, m := range []struct {
 		kind, at string
@@ -255,7 +255,7 @@ func furnish(grafts []graft) error {
 			return err
 		}
 	}
-	for _, t := range grafts {
+	for _, t := range parts {
 		if t.files != nil {
 			continue // later, when the user is known
 		}
@@ -266,7 +266,7 @@ func furnish(grafts []graft) error {
 	return guardProc()
 }
 
-func (t graft) attach() error {
+func (t rootPart) attach() error {
 	dir := t.to
 	if !t.isDir {
 		dir = filepath.Dir(t.to)
@@ -344,9 +344,9 @@ var kept = map[uintptr]bool{
 	unix.CAP_NET_BIND_SERVICE: true, unix.CAP_SYS_CHROOT: true, unix.CAP_AUDIT_WRITE: true,
 }
 
-// surrender gives up the rights that the program must not have. It locks the calling goroutine to
+// dropRights gives up the rights that the program must not have. It locks the calling goroutine to
 // its thread; that thread must become the program.
-func surrender(who identity) error {
+func dropRights(who identity) error {
 	runtime.LockOSThread()
 	for c := uintptr(0); c <= 63; c++ {
 		if kept[c] {

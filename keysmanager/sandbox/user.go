@@ -45,8 +45,8 @@ func lookup(user string, readOnly bool) (identity, error) {
 	}
 	who, err := identify(user, lists[0], lists[1])
 	if err == nil {
-		who.settle(readOnly)
-		err = who.enlist(lists[1])
+		who.chooseHome(readOnly)
+		err = who.addToLists(lists[1])
 	}
 	return who, err
 }

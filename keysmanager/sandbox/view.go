@@ -21,13 +21,13 @@ type view struct {
 	isDir bool
 }
 
-// look gives the calling thread a mount namespace in which c's user reaches the paths of c, and
-// changes to c.Dir. leave returns the thread to home, a descriptor of its own namespace.
+// enterView gives the calling thread a mount namespace in which c's user reaches the paths of c,
+// and changes to c.Dir. leave returns the thread to home, a descriptor of its own namespace.
 //
 // Each path of c appears as a mount at the same path. If others cannot enter a folder on the way,
 // such as /root, an empty folder covers it; the covering folder contains only the rest of the way.
-// Everything is read-only except the paths that c writes to and the folders in own.
-func look(c Command, home int) (leave func() error, err error) {
+// Everything is read-only except the paths that c writes to and privateFolders.
+func enterView(c Command, home int) (leave func() error, err error) {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return nil, fmt.Errorf("mount namespace: %w", err)
 	}
@@ -48,13 +48,13 @@ func look(c Command, home int) (leave func() error, err error) {
 	return leave, nil
 }
 
-// own are folders that every user can write to, with their sizes. The process sees file systems in
-// memory in their place. These end with the last process that sees them.
-var own = []struct{ at, size string }{{"/tmp", writable}, {"/var/tmp", writable}, {"/dev/shm", shm}}
+// privateFolders are folders that every user can write to, with their sizes. The process sees file
+// systems in memory in their place. These end with the last process that sees them.
+var privateFolders = []struct{ at, size string }{{"/tmp", writable}, {"/var/tmp", writable}, {"/dev/shm", shm}}
 
-// inOwn reports whether a path is in one of the folders in own.
-func inOwn(path string) bool {
-	return slices.ContainsFunc(own, func(o struct{ at, size string }) bool { return within(path, o.at) })
+// inPrivateFolder reports whether a path is in one of privateFolders.
+func inPrivateFolder(path string) bool {
+	return slices.ContainsFunc(privateFolders, func(o struct{ at, size string }) bool { return within(path, o.at) })
 }
 
 func (c Command) show() error {
@@ -76,7 +76,7 @@ func (c Command) show() error {
 		covers = append(covers, RunFolder)
 	}
 	for _, v := range views {
-		if inOwn(v.path) {
+		if inPrivateFolder(v.path) {
 			continue
 		}
 		at, err := closed(v.path, c.As)
@@ -92,7 +92,7 @@ func (c Command) show() error {
 	if err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &still); err != nil {
 		return fmt.Errorf("make the file systems read-only: %w", err)
 	}
-	for _, o := range own {
+	for _, o := range privateFolders {
 		err := mount("tmpfs", o.at, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777,size="+o.size)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return err

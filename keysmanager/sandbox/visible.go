@@ -43,7 +43,7 @@ func (c Command) program(env []string) (string, error) {
 	if err != nil || !filepath.IsAbs(program) {
 		return program, err
 	}
-	w := way{c: c, env: env}
+	w := viewer{c: c, env: env}
 	for _, p := range slices.Concat(c.Reads, c.Writes, []string{c.Dir}) {
 		path, err := filepath.EvalSymlinks(p)
 		if err != nil {
@@ -51,30 +51,30 @@ func (c Command) program(env []string) (string, error) {
 		}
 		w.given = append(w.given, path)
 	}
-	return program, w.runs(program, 0)
+	return program, w.canRun(program, 0)
 }
 
-// way checks whether a process sees files.
-type way struct {
+// viewer checks whether a process sees files.
+type viewer struct {
 	c     Command
 	env   []string
 	given []string // paths that the process sees, wherever they are
 }
 
-// Limits of the paths that way follows.
+// Limits of the paths that a viewer follows.
 const (
 	maxInterpreters = 4  // as Linux does
 	maxLinks        = 40 // as Linux does
 )
 
-// runs checks a program and its interpreters.
-func (w way) runs(program string, depth int) error {
+// canRun checks a program and its interpreters.
+func (w viewer) canRun(program string, depth int) error {
 	file, err := w.sees(program)
 	if err != nil || file == "" || depth > maxInterpreters {
 		return err
 	}
 	if next := interpreter(file, w.env); next != "" {
-		if err := w.runs(next, depth+1); err != nil {
+		if err := w.canRun(next, depth+1); err != nil {
 			return fmt.Errorf("the first line of %s: %w", program, err)
 		}
 	}
@@ -88,7 +88,7 @@ func (w way) runs(program string, depth int) error {
 
 // sees follows a path link by link. It returns the file or folder at the end of the path, or an
 // empty path if nothing exists there.
-func (w way) sees(path string) (file string, err error) {
+func (w viewer) sees(path string) (file string, err error) {
 	at, rest, links := "/", parts(path), 0
 	// cover is the last folder on the way that is empty for the process, or a file at the end that
 	// it cannot open.
@@ -126,18 +126,18 @@ func (w way) sees(path string) (file string, err error) {
 }
 
 // has reports whether a path is one of the given paths or below one.
-func (w way) has(path string) bool {
+func (w viewer) has(path string) bool {
 	return slices.ContainsFunc(w.given, func(g string) bool { return path == g || within(path, g) })
 }
 
 // leads reports whether a given path is below a folder.
-func (w way) leads(folder string) bool {
+func (w viewer) leads(folder string) bool {
 	return slices.ContainsFunc(w.given, func(g string) bool { return within(g, folder) })
 }
 
 // covers reports whether the process sees an empty folder in place of this folder, or cannot open
 // this file.
-func (w way) covers(path string, info fs.FileInfo) bool {
+func (w viewer) covers(path string, info fs.FileInfo) bool {
 	if path == RunFolder || ownFolderAt(path) {
 		return true
 	}
@@ -147,7 +147,7 @@ func (w way) covers(path string, info fs.FileInfo) bool {
 
 // ownFolderAt reports whether each process has its own folder at a path, such as /tmp.
 func ownFolderAt(path string) bool {
-	return slices.ContainsFunc(own, func(o struct{ at, size string }) bool { return o.at == path })
+	return slices.ContainsFunc(privateFolders, func(o struct{ at, size string }) bool { return o.at == path })
 }
 
 // unseen returns the error for a path to a file or folder that a process does not see.
