@@ -23,7 +23,7 @@ type remote struct {
 	pidfd    int
 	patience time.Duration  // normally answerTimeout
 	done     chan struct{}  // closed when reading has ended
-	orders   sync.WaitGroup // messages that are sent without waiting for an answer
+	sends    sync.WaitGroup // messages that are sent without waiting for an answer
 
 	attaching sync.Mutex
 
@@ -84,7 +84,7 @@ func (r *remote) read() {
 		m, err := r.wire.receive()
 		if err != nil {
 			r.end(err)
-			r.orders.Wait()
+			r.sends.Wait()
 			return
 		}
 		switch m.Op {
@@ -118,18 +118,18 @@ func (r *remote) answered(m message) {
 	case !q.late:
 		q.answer <- m // has room for the only answer
 	case started && q.ended:
-		r.order(message{Op: opDrop, Name: q.name})
+		r.sendAsync(message{Op: opDrop, Name: q.name})
 	case started:
 		r.late[q.name] = true
-		r.order(message{Op: opSignal, Name: q.name, Signal: int(unix.SIGKILL)})
+		r.sendAsync(message{Op: opSignal, Name: q.name, Signal: int(unix.SIGKILL)})
 	default:
 		closeAll(q.kept)
 	}
 }
 
-// order sends a message whose answer is ignored. It does not block the reading goroutine. It fails
-// if the warden has ended.
-func (r *remote) order(m message) { r.orders.Go(func() { _ = r.wire.send(m) }) }
+// sendAsync sends a message whose answer is ignored. It does not block the reading goroutine. It
+// fails if the warden has ended.
+func (r *remote) sendAsync(m message) { r.sends.Go(func() { _ = r.wire.send(m) }) }
 
 func (r *remote) listed(m message) {
 	r.mu.Lock()
@@ -161,7 +161,7 @@ func (r *remote) exited(e Exit) {
 	r.mu.Unlock()
 	switch {
 	case late:
-		r.order(message{Op: opDrop, Name: e.Name})
+		r.sendAsync(message{Op: opDrop, Name: e.Name})
 	case tell != nil:
 		tell(e)
 	}

@@ -18,9 +18,9 @@ import (
 
 // store is a warden without a connection.
 type store struct {
-	spawner *sandbox.Spawner
-	waits   sync.WaitGroup // one per process
-	telling sync.Mutex     // held while onExit is called, and while it is replaced
+	spawner   *sandbox.Spawner
+	waits     sync.WaitGroup // one per process
+	reporting sync.Mutex     // held while onExit is called, and while it is replaced
 
 	mu      sync.Mutex
 	closed  bool
@@ -48,8 +48,8 @@ func newStore() *store {
 }
 
 func (s *store) attach(onExit func(Exit)) ([]Kept, error) {
-	s.telling.Lock()
-	defer s.telling.Unlock()
+	s.reporting.Lock()
+	defer s.reporting.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -89,8 +89,8 @@ func closeAll(all []Kept) {
 }
 
 func (s *store) release() error {
-	s.telling.Lock()
-	defer s.telling.Unlock()
+	s.reporting.Lock()
+	defer s.reporting.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.onExit = nil
@@ -149,8 +149,8 @@ func (s *store) start(p Process) (int, error) {
 func (s *store) wait(e *entry) {
 	defer s.waits.Done()
 	status := sandbox.Wait(e.cmd)
-	s.telling.Lock()
-	defer s.telling.Unlock()
+	s.reporting.Lock()
+	defer s.reporting.Unlock()
 	s.mu.Lock()
 	e.ended, e.status = true, status
 	tell := s.onExit
