@@ -54,7 +54,7 @@ func (s *heldServer) begin(path string) (cut func(), let <-chan struct{}) {
 	return cut, done
 }
 
-func (s *heldServer) lets(let <-chan struct{}, what string) {
+func (s *heldServer) mustEnd(let <-chan struct{}, what string) {
 	s.t.Helper()
 	late := time.After(soon)
 	for {
@@ -68,8 +68,8 @@ func (s *heldServer) lets(let <-chan struct{}, what string) {
 	}
 }
 
-// keeps waits for a few checks. After that, the call must still be held.
-func (s *heldServer) keeps(let <-chan struct{}, what string) {
+// mustHold waits for a few checks. After that, the call must still be held.
+func (s *heldServer) mustHold(let <-chan struct{}, what string) {
 	s.t.Helper()
 	for range 4 {
 		select {
@@ -113,21 +113,21 @@ func TestCallEndsWhenTheProgramEndsIt(t *testing.T) {
 	s := holdsOf(t, program.URL)
 
 	_, let := s.begin("/answers")
-	s.lets(let, "a call that was answered")
+	s.mustEnd(let, "a call that was answered")
 	for _, path := range []string{"/heeds", "/writes"} {
 		cut, let := s.begin(path)
 		<-begun
 		cut()
-		s.lets(let, path)
+		s.mustEnd(let, path)
 	}
 	cut, let := s.begin("/ignores")
 	<-begun
 	cut()
 	_, other := s.begin("/answers")
-	s.lets(other, "a call beside it")
-	s.keeps(let, "a handler that goes on")
+	s.mustEnd(other, "a call beside it")
+	s.mustHold(let, "a handler that goes on")
 	free()
-	s.lets(let, "a handler that has ended")
+	s.mustEnd(let, "a handler that has ended")
 }
 
 // TestUnreadRequestsDoNotHoldCalls checks that a request that the program has not read does not
@@ -152,7 +152,7 @@ func TestUnreadRequestsDoNotHoldCalls(t *testing.T) {
 		}
 	}
 	cut()
-	s.keeps(let, "a program that answers nobody")
+	s.mustHold(let, "a program that answers nobody")
 	_, other := s.begin("/answered")
 	second, err := l.Accept()
 	if err != nil {
@@ -163,8 +163,8 @@ func TestUnreadRequestsDoNotHoldCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	fmt.Fprint(second, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-	s.lets(other, "a call that was answered")
-	s.lets(let, "a call that waits in the line of a program that answers others")
+	s.mustEnd(other, "a call that was answered")
+	s.mustEnd(let, "a call that waits in the line of a program that answers others")
 }
 
 // TestWholeAnswerEndsTheHold checks that a complete answer ends the hold, even if the program says
@@ -187,7 +187,7 @@ func TestWholeAnswerEndsTheHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	fmt.Fprint(conn, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok")
-	s.lets(let, "a call that was answered")
+	s.mustEnd(let, "a call that was answered")
 }
 
 // TestConnectionClosedTwiceAtOnce checks that if several goroutines close a call's connection, the
