@@ -117,7 +117,7 @@ func (s *Store) archive(ctx context.Context, w io.Writer, index v1.IndexManifest
 		if err != nil {
 			return fmt.Errorf("write archive: %w", err)
 		}
-		_, err = io.Copy(t, whileWanted{ctx, f})
+		_, err = io.Copy(t, contextReader{ctx, f})
 		_ = f.Close() // it was only read
 		if err != nil {
 			return fmt.Errorf("write archive: %w", err)

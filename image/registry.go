@@ -185,7 +185,7 @@ func (r Registry) Push(ctx context.Context, s *Store, image string) (digest stri
 	if err != nil {
 		return "", fmt.Errorf("image %s: %w", digest, err)
 	}
-	there, err := s.elsewhere(r, img, ref)
+	there, err := s.otherRepositories(r, img, ref)
 	if err != nil {
 		return "", err
 	}

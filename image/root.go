@@ -87,7 +87,7 @@ func (s *Store) unpack(ctx context.Context, img *Image, file *v1.ConfigFile, dig
 	defer root.Close()
 	u := newUnpacker(ctx, root, s.path("files"), s.limits)
 	for i, l := range layers {
-		if err := s.layRoot(u, l, file.RootFS.DiffIDs[i]); err != nil {
+		if err := s.addLayer(u, l, file.RootFS.DiffIDs[i]); err != nil {
 			return fmt.Errorf("layer %d of %d: %w", i+1, len(layers), err)
 		}
 	}
@@ -104,8 +104,8 @@ func (s *Store) unpack(ctx context.Context, img *Image, file *v1.ConfigFile, dig
 	return err
 }
 
-// layRoot adds a layer to the root. If the store has the layer's files, it links them.
-func (s *Store) layRoot(u *unpacker, l v1.Layer, want v1.Hash) error {
+// addLayer adds a layer to the root. If the store has the layer's files, it links them.
+func (s *Store) addLayer(u *unpacker, l v1.Layer, want v1.Hash) error {
 	if hexForm.MatchString(want.Hex) {
 		shared, err := s.openLayer(want.Hex)
 		if err == nil {

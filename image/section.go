@@ -79,17 +79,17 @@ func extract(ctx context.Context, to string, r io.Reader) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, whileWanted{ctx, r})
+	_, err = io.Copy(f, contextReader{ctx, r})
 	return errors.Join(err, f.Close())
 }
 
-// whileWanted is a reader that fails after its context has ended.
-type whileWanted struct {
+// contextReader is a reader that fails after its context has ended.
+type contextReader struct {
 	ctx context.Context
 	r   io.Reader
 }
 
-func (w whileWanted) Read(p []byte) (int, error) {
+func (w contextReader) Read(p []byte) (int, error) {
 	if err := w.ctx.Err(); err != nil {
 		return 0, err
 	}

@@ -98,9 +98,9 @@ func wheelOf(file string, before wheel, unchanged time.Time) (wheel, error) {
 	return wheel{filepath.Base(file), hash, info.Size()}, err
 }
 
-// recall returns pip's last choice of wheels. holds reports that the choice is valid without asking
-// the index: all versions are exact, and it is not older than askAgain.
-func (w *wheels) recall(key, requirements string) (all []wheel, holds bool) {
+// lastChoice returns pip's last choice of wheels. holds reports that the choice is valid without
+// asking the index: all versions are exact, and it is not older than askAgain.
+func (w *wheels) lastChoice(key, requirements string) (all []wheel, holds bool) {
 	if w == nil {
 		return nil, false
 	}
@@ -117,8 +117,8 @@ func (w *wheels) recall(key, requirements string) (all []wheel, holds bool) {
 	return all, exact(requirements) && age >= 0 && age < askAgain
 }
 
-// remember stores pip's choice of wheels.
-func (w *wheels) remember(key string, all []wheel) error {
+// saveChoice stores pip's choice of wheels.
+func (w *wheels) saveChoice(key string, all []wheel) error {
 	text, err := json.Marshal(all)
 	if err != nil {
 		return err

@@ -36,7 +36,7 @@ func (p *python) packages(ctx context.Context, handler string) ([]*image.Layer, 
 		return nil, err
 	}
 	key := keyOf(identity, text)
-	before, holds := kept.recall(key, text)
+	before, holds := kept.lastChoice(key, text)
 	if holds {
 		layers, err := p.layers(ctx, handler, kept.folder, before)
 		if !errors.Is(err, errNoWheel) {
@@ -49,7 +49,7 @@ func (p *python) packages(ctx context.Context, handler string) ([]*image.Layer, 
 	}
 	defer func() { _ = os.RemoveAll(now.folder) }() // another build may remove it, too
 	if kept != nil {
-		if err := errors.Join(kept.add(now), kept.remember(key, now.wheels)); err != nil {
+		if err := errors.Join(kept.add(now), kept.saveChoice(key, now.wheels)); err != nil {
 			fmt.Fprintf(p.output(), "build: the packages could not be kept for the next build: %v\n", err)
 		}
 	}

@@ -50,7 +50,7 @@ func (b *Builder) pythonStage(ctx context.Context, fn stack.Function, handler st
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := b.layPython(dir, handler, template); err != nil {
+	if err := b.copyPython(dir, handler, template); err != nil {
 		return nil, nil, err
 	}
 	if err := py.prepare(ctx, "handler", dir); err != nil {
@@ -63,8 +63,8 @@ func (b *Builder) pythonStage(ctx context.Context, fn stack.Function, handler st
 	return py, layers, err
 }
 
-// layPython copies the template's program and SDK and the handler's files into one folder.
-func (b *Builder) layPython(dir, handler string, template fs.FS) error {
+// copyPython copies the template's program and SDK and the handler's files into one folder.
+func (b *Builder) copyPython(dir, handler string, template fs.FS) error {
 	err := b.walk(handler, func(file, name string) error {
 		switch first, _, _ := strings.Cut(name, "/"); first {
 		case stageFile, sdkFolder, sdkFolder + ".py", siteFolder:

@@ -69,7 +69,7 @@ func (p *python) keptWheels(ctx context.Context, handler, requirements string) (
 	w := &wheels{all: all, folder: filepath.Join(all, hex.EncodeToString(key[:8]))}
 	err = os.MkdirAll(w.folder, 0o700) // packages of a private index must stay private
 	if err == nil {
-		err = errors.Join(ours(w.all), ours(w.folder))
+		err = errors.Join(checkOwner(w.all), checkOwner(w.folder))
 	}
 	if err != nil {
 		fmt.Fprintf(p.output(), "build: packages are not kept for the next build: %v\n", err)
@@ -78,10 +78,10 @@ func (p *python) keptWheels(ctx context.Context, handler, requirements string) (
 	return w, nil
 }
 
-// ours returns an error unless a folder belongs to this user and no other user can write to it. A
-// build installs wheels from the folder. With sudo, or with a cache that users share, the folder
-// may belong to another user.
-func ours(folder string) error {
+// checkOwner returns an error unless a folder belongs to this user and no other user can write to
+// it. A build installs wheels from the folder. With sudo, or with a cache that users share, the
+// folder may belong to another user.
+func checkOwner(folder string) error {
 	info, err := os.Lstat(folder)
 	if err != nil {
 		return err

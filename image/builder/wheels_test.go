@@ -61,7 +61,7 @@ func TestKeptWheelsAreThisUsersOwn(t *testing.T) {
 		if err := os.Chmod(dir, mode); err != nil {
 			t.Fatal(err)
 		}
-		if err := ours(dir); (err == nil) != good {
+		if err := checkOwner(dir); (err == nil) != good {
 			t.Errorf("mode %v: %v", mode, err)
 		}
 	}
@@ -72,14 +72,14 @@ func TestKeptWheelsAreThisUsersOwn(t *testing.T) {
 	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
-	if ours(link) == nil {
+	if checkOwner(link) == nil {
 		t.Error("a link counts as a folder")
 	}
 	if os.Geteuid() == 0 {
 		if err := os.Chown(dir, 65534, 65534); err != nil {
 			t.Fatal(err)
 		}
-		if ours(dir) == nil {
+		if checkOwner(dir) == nil {
 			t.Error("another user's folder is taken")
 		}
 	}
