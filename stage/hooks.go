@@ -186,9 +186,9 @@ type panicked struct {
 
 func (p panicked) Error() string { return fmt.Sprintf("the function panicked: %v", p.value) }
 
-// safely runs Infer and returns one result per call. A panic becomes the error of every call,
+// runRecovered runs Infer and returns one result per call. A panic becomes the error of every call,
 // because the call that caused it is unknown.
-func safely(infer func(context.Context, []*Call) []Result, ctx context.Context, calls []*Call) (out []Result) {
+func runRecovered(infer func(context.Context, []*Call) []Result, ctx context.Context, calls []*Call) (out []Result) {
 	defer func() {
 		p := recover()
 		if p == nil && len(out) == len(calls) {

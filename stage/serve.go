@@ -245,19 +245,20 @@ func (s *server) calls(batch uint64, b wire.Batch) (context.Context, *running, [
 	return all, r, out
 }
 
-// overtime is the cause of a canceled call that ran for longer than the environment's exec_timeout.
-type overtime time.Duration
+// execTimeoutError is the cause of a canceled call that ran for longer than the environment's
+// exec_timeout.
+type execTimeoutError time.Duration
 
-func (o overtime) Error() string {
+func (o execTimeoutError) Error() string {
 	return fmt.Sprintf("it ran for longer than exec_timeout, %v", time.Duration(o))
 }
 
-func (overtime) Unwrap() error { return context.DeadlineExceeded }
+func (execTimeoutError) Unwrap() error { return context.DeadlineExceeded }
 
 func callContext(deadline time.Time, timeout time.Duration) (context.Context, context.CancelFunc) {
 	switch {
 	case timeout > 0 && (deadline.IsZero() || time.Until(deadline) > timeout):
-		return context.WithTimeoutCause(context.Background(), timeout, overtime(timeout))
+		return context.WithTimeoutCause(context.Background(), timeout, execTimeoutError(timeout))
 	case deadline.IsZero():
 		return context.WithCancel(context.Background())
 	}
@@ -296,10 +297,10 @@ func (s *server) run(j job) {
 	defer s.running.Done()
 	batch, calls := j.batch, j.calls
 	begin := time.Now()
-	results := safely(s.hooks.Infer, j.ctx, calls)
+	results := runRecovered(s.hooks.Infer, j.ctx, calls)
 	service := time.Since(begin)
 	for i := range results {
-		if late := overtime(0); errors.Is(results[i].Err, context.DeadlineExceeded) && errors.As(context.Cause(calls[i].ctx), &late) {
+		if late := execTimeoutError(0); errors.Is(results[i].Err, context.DeadlineExceeded) && errors.As(context.Cause(calls[i].ctx), &late) {
 			results[i].Err = late
 		}
 	}
