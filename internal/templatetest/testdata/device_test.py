@@ -243,8 +243,8 @@ class Ring(unittest.TestCase):
             with open(path, "wb") as f:
                 f.write(len(header).to_bytes(8, "little") + header + bytes(n))
             tensors = Model(path).torch()
-            self.addCleanup(_ring.forget)
-            _ring.remember()
+            self.addCleanup(_ring.forget_mappings)
+            _ring.remember_mappings()
             with unittest.mock.patch.object(_ring, "_unchanged", side_effect=AssertionError("it walks again")):
                 placed(dict(tensors))
 

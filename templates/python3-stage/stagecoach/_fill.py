@@ -212,7 +212,7 @@ class Filling:
             return
         elif isinstance(value, self._torch.nn.Module):
             seen.add(id(value))
-            dot, renewed = path and path + ".", {name for name, _ in _renewals(value)}
+            dot, renewed = path and path + ".", {name for name, _ in _recomputed(value)}
             for name, part in vars(value).items():
                 if name in _KINDS and isinstance(part, dict):  # a scripted module has copies there
                     for key, member in part.items():
@@ -231,7 +231,7 @@ class Filling:
         self._replace(self._module, {})
         self._module.eval()
         for module in self._module.modules():
-            for _, hook in _renewals(module):
+            for _, hook in _recomputed(module):
                 hook(module, ())
 
     def _replace(self, value: Any, done: dict[int, Any]) -> Any:
@@ -256,7 +256,7 @@ class Filling:
         return done[id(value)]
 
 
-def _renewals(module: torch.nn.Module) -> list[tuple[str, Any]]:
+def _recomputed(module: torch.nn.Module) -> list[tuple[str, Any]]:
     """Return the attributes that a hook computes from parameters before each call, with the hook.
 
     PyTorch's older weight_norm and spectral_norm and its pruning have such hooks.

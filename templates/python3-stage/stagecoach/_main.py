@@ -52,7 +52,7 @@ def main() -> NoReturn:
         _zygote.run(descriptor(ENV_ZYGOTE_FD))
     if not os.environ.get(ENV_STAGE_FD):
         print(BY_HAND, file=sys.stderr)
-        leave(2)
+        end_process(2)
     try:
         sock = connection(descriptor(ENV_STAGE_FD))
         threads = number(ENV_THREADS)
@@ -92,7 +92,7 @@ def run(loaded: Loaded, sock: socket.socket, load_ns: int, spot: device.Device |
         answer(loaded, sock, load_ns, spot or device.Device(device.name()))
     except (StageError, WireError, OSError) as err:
         fail(err)
-    leave(0)
+    end_process(0)
 
 
 def answer(
@@ -164,17 +164,17 @@ def descriptor(name: str) -> int:
 
 def fail(err: Exception) -> NoReturn:
     """Print err to stderr and end the process."""
-    say(err)
-    leave(1)
+    report(err)
+    end_process(1)
 
 
-def say(err: Exception) -> None:
+def report(err: Exception) -> None:
     """Print on stderr why a stage ends. It is one line, and the last one, because the platform
     reports that line."""
     print("stage:", " ".join(str(err).split()), file=sys.stderr)
 
 
-def leave(status: int) -> NoReturn:
+def end_process(status: int) -> NoReturn:
     """End the process, whatever threads the handler has started."""
     for flush in (logging.shutdown, lambda: sys.stdout.flush(), lambda: sys.stderr.flush()):
         try:

@@ -66,12 +66,12 @@ class Control:
             os._exit(0)
         if not r.data:
             os._exit(0)
-        told = self._obey(r)
+        told = self._handle_order(r)
         if told is None:
             close(r.fds)
         return told
 
-    def _obey(self, r: Received) -> Begin | None:
+    def _handle_order(self, r: Received) -> Begin | None:
         kind, n = r.data[:1], len(r.data)
         order = NO_ID
         if n >= HEADER and kind == b"F":
@@ -134,7 +134,7 @@ def give_up(control: socket.socket, why: int, text: str) -> NoReturn:
         control.send(error(0, why, text), socket.MSG_NOSIGNAL)
     except OSError:  # the manager has gone
         pass
-    _main.leave(1)
+    _main.end_process(1)
 
 
 def error(order: int, why: int, text: str) -> bytes:

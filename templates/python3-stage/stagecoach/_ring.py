@@ -285,7 +285,7 @@ def opened(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
     return out, [fd for fd in files.values() if fd >= 0]
 
 
-def remember() -> None:
+def remember_mappings() -> None:
     """Find, once per zygote, the unchanged file mappings. Children use the result if no code of the
     author runs before their parameters are on the device. Finding them takes a walk through all
     page tables."""
@@ -293,7 +293,7 @@ def remember() -> None:
     _remembered = _unchanged()
 
 
-def forget() -> None:
+def forget_mappings() -> None:
     """Make the next call of :func:`opened` look again, because parameters may be written to from
     now on."""
     global _remembered

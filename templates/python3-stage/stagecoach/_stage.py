@@ -73,7 +73,7 @@ def place(loaded: Loaded, replica: Replica) -> Any:
     for infer."""
     try:
         if loaded.hooks.place is not None:
-            _ring.forget()
+            _ring.forget_mappings()
             return loaded.hooks.place(loaded.state, replica)
         return replica.to_device(loaded.state)
     except (Exception, SystemExit) as err:

@@ -318,9 +318,9 @@ class Worker(Control):
             self._stage(tenant, threads)
             return ENDED
         except (StageError, WireError, OSError) as err:
-            _main.say(err)
+            _main.report(err)
         except Exception as err:
-            _main.say(RuntimeError(f"{type(err).__name__}: {err}"))
+            _main.report(RuntimeError(f"{type(err).__name__}: {err}"))
         return BROKEN
 
     @staticmethod

@@ -109,7 +109,7 @@ def _load() -> tuple[_stage.Loaded, list[tuple[int, int]], bool]:
     for start, end in mapped:  # otherwise, the replicas would read them at the first access
         _linux.populate(start, end)
     _forkable.check(watch)
-    _ring.remember()
+    _ring.remember_mappings()
     return loaded, mapped, _shares(loaded.state, mapped, before)
 
 
