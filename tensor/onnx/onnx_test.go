@@ -21,7 +21,7 @@ import (
 // artefact returns the path of a file that `make fetch` has downloaded.
 func artefact(t *testing.T, name string) string {
 	t.Helper()
-	path, err := filepath.Abs(filepath.Join("..", "build", name))
+	path, err := filepath.Abs(filepath.Join("..", "..", "build", name))
 	if err != nil {
 		t.Fatal(err)
 	}
