@@ -109,7 +109,7 @@ func TestReadRefuses(t *testing.T) {
 		"truncated":          {file(two, "")[:30], "a header of "},
 		"no object":          {file(`[]`, ""), "want a JSON object"},
 		"half an object":     {file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}`, "x"), "it ends too early"},
-		"more behind it":     {file(`{}x`, ""), `"x" behind its end`},
+		"more behind it":     {file(`{}x`, ""), `"x" after the header's end`},
 		"twice":              {file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, "xy"), `"a": it occurs twice`},
 		"unknown dtype":      {file(`{"a":{"dtype":"F8_E4M2","shape":[1],"data_offsets":[0,1]}}`, "x"), `"F8_E4M2"`},
 		"unknown field":      {file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"more":1}}`, "x"), `"more"`},
