@@ -208,7 +208,7 @@ func TestBuildRefuses(t *testing.T) {
 		fn   stack.Function
 		want []string
 	}{
-		"no handler":       {stack.Function{Lang: "go-stage"}, []string{"handler: none"}},
+		"no handler":       {stack.Function{Lang: "go-stage"}, []string{"handler: got none"}},
 		"handler missing":  {stack.Function{Lang: "go-stage", Handler: "./none"}, []string{"handler: stat ", "/none: no such file"}},
 		"handler a file":   {stack.Function{Lang: "go-stage", Handler: "file"}, []string{"is a file, want a folder"}},
 		"dockerfile":       {stack.Function{Lang: "dockerfile", Handler: "code"}, []string{`lang: "dockerfile" is built with Docker (faas-cli build); without it, want go-stage, onnx-stage, python3-stage, or a template`}},

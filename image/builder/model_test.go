@@ -61,7 +61,7 @@ func TestCheckModel(t *testing.T) {
 		"a pointer, Python":  {"pointer", python3Stage, "", false, []string{"not a whole ONNX model"}},
 		"cut":                {"cut", python3Stage, "", false, []string{"model cut/model: cut/model/m.safetensors: safetensors: 7 bytes, want at least the 8 of the header's length"}},
 		"cut, a file":        {"cut", python3Stage, "model/m.safetensors", false, []string{"model cut/model/m.safetensors: cut/model/m.safetensors: safetensors: 7 bytes"}},
-		"without parameters": {"lost", onnxStage, "", false, []string{"model lost/model/model.onnx: its external data ", " are not there, want "}},
+		"without parameters": {"lost", onnxStage, "", false, []string{"model lost/model/model.onnx: its external data ", " are missing, want "}},
 		"classifier":         {"classifier", onnxStage, "", false, nil},
 		"ZipMap":             {"zipmap", onnxStage, "", false, []string{`model zipmap/model/model.onnx: output "output_probability" is a seq(map(int64,tensor(float))), want a tensor`, `options={"zipmap": False}`}},
 		// No session loads it.

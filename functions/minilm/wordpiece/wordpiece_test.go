@@ -112,7 +112,7 @@ func TestLimit(t *testing.T) {
 func TestNewRefuses(t *testing.T) {
 	for name, tc := range map[string]struct{ vocabulary, want string }{
 		"nothing": {"", "no token [PAD]"},
-		"twice":   {small + "ab\n", `line 20: token "ab" is there already, in line 8`},
+		"twice":   {small + "ab\n", `line 20: token "ab" is already in line 8`},
 		"no mask": {strings.Replace(small, "[MASK]", "mask", 1), "no token [MASK]"},
 	} {
 		if _, err := wordpiece.New(tc.vocabulary); err == nil || !strings.Contains(err.Error(), tc.want) {
