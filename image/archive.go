@@ -223,7 +223,7 @@ func (s *Store) open(ctx context.Context, file, tmp string) ([]found, error) {
 			large[filepath.Base(name)] = section{file, at, e.Size}
 			continue
 		}
-		// A name in one of the forms above.
+		// The name has one of the forms above.
 		if err := extract(ctx, filepath.Join(tmp, name), t); err != nil {
 			return nil, err
 		}
@@ -238,7 +238,7 @@ func (s *Store) open(ctx context.Context, file, tmp string) ([]found, error) {
 }
 
 func fromLayout(dir string, docker bool, large map[string]section) ([]found, error) {
-	// By digest of the configuration; docker's names are those that users know.
+	// The keys are digests of configurations. Docker's names are those that users know.
 	names := map[string][]string{}
 	if docker {
 		b, err := os.ReadFile(filepath.Join(dir, "manifest.json"))

@@ -28,7 +28,7 @@ const Platform = "linux/amd64"
 
 // Kinds of errors. Errors of this package wrap one of them if it applies.
 var (
-	// Or none that this machine can run; another name would help.
+	// The image does not exist, or this machine cannot run it; another name may help.
 	ErrNoImage     = errors.New("no such image")
 	ErrUnavailable = errors.New("the registry cannot be asked now") // trying again may help
 )

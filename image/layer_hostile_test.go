@@ -105,7 +105,7 @@ func TestHostileSharedLayers(t *testing.T) {
 		want   string
 	}{
 		"a way out": {[][]byte{archive(t, ours(file("../x", "x")))}, "a name with .."},
-		// Stays inside the root.
+		// The link stays inside the root.
 		"through a link":         {[][]byte{archive(t, ours(link("a", "/etc")), ours(file("a/x", "x")))}, ""},
 		"more files than all":    {[][]byte{archive(t, many[:8]...), archive(t, many[8:16]...)}, "more files than an image may have"},
 		"more bytes than all":    {[][]byte{archive(t, ours(file("a", strings.Repeat("x", 60<<10)))), archive(t, ours(file("b", strings.Repeat("x", 60<<10))))}, "more than 100000 bytes"},

@@ -88,10 +88,10 @@ func onDisk(t *testing.T, dir string) (n int64) {
 
 const lib = "site-packages/words/lib.so"
 
-// TestSharedLayerIsOnTheDiskOnce checks that two images with a layer share its files, in the store
+// TestSharedLayerIsStoredOnce checks that two images with a layer share its files, in the store
 // and unpacked, and that no archive of it is stored. Another key with the same content is the same
 // layer.
-func TestSharedLayerIsOnTheDiskOnce(t *testing.T) {
+func TestSharedLayerIsStoredOnce(t *testing.T) {
 	s, filled := store(t, t.TempDir()), 0
 	l := site(t, s, "a", library, &filled)
 	one := add(t, s, over(t, l, "one"), "one:1")
@@ -188,9 +188,9 @@ func TestSharedLayerThatCannotBeFilled(t *testing.T) {
 	}
 }
 
-// TestSharedLayerTravels checks that an archive and a registry get the whole layer. The receiving
-// store shares its files and does not store its archive.
-func TestSharedLayerTravels(t *testing.T) {
+// TestSharedLayerIsSavedAndPushedWhole checks that an archive and a registry get the whole layer.
+// The receiving store shares its files and does not store its archive.
+func TestSharedLayerIsSavedAndPushedWhole(t *testing.T) {
 	noHome(t)
 	from, filled := store(t, t.TempDir()), 0
 	srv := serve(t)
@@ -270,7 +270,7 @@ func TestLoadReadsLargeLayersFromTheArchive(t *testing.T) {
 	}
 	changed, err := os.OpenFile(archive, os.O_WRONLY, 0)
 	if err == nil {
-		// In the model, or in another blob; both have digests.
+		// The byte is in the model or in another blob; both have digests.
 		_, err = changed.WriteAt([]byte("P"), 1<<20)
 		err = errors.Join(err, changed.Close())
 	}

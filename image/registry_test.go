@@ -93,7 +93,7 @@ func TestPushAndPull(t *testing.T) {
 	pull(name+"@"+first, first)
 }
 
-func TestPullsOfOneImageAreOne(t *testing.T) {
+func TestConcurrentPullsShareOneTransfer(t *testing.T) {
 	noHome(t)
 	srv, r, s := serve(t), Registry{}, store(t, t.TempDir())
 	want := pushed(t, srv, r, stageConfig, "a:1")

@@ -32,7 +32,7 @@ type Hooks struct {
 	MaxBatch int
 
 	threads func(total int) // makes this many threads compute; nil: the number cannot be changed
-	// Of a call, from the variable exec_timeout; 0: only the call's deadline counts.
+	// timeout bounds a call; 0: only the call's deadline does. It is exec_timeout.
 	timeout time.Duration
 }
 

@@ -100,7 +100,7 @@ func (r *replica) exits(code int, message string) {
 	}
 }
 
-func TestAStageIsAProcess(t *testing.T) {
+func TestStageServesAsAProcess(t *testing.T) {
 	r := start(t, "name", "greeting=hello", "max_inflight=5")
 	hello, err := wire.DecodeHello(r.read(wire.FrameHello).Payload)
 	if err != nil || hello.Function != "f.ns" || hello.Replica != "f-1" || hello.Slots != 5 || hello.MaxBatch != 1 || hello.PID != r.cmd.Process.Pid {

@@ -305,7 +305,7 @@ func (s *server) run(j job) {
 		}
 	}
 	s.mu.Lock()
-	// Before the last result is sent, because that result frees the slot for the dispatcher.
+	// Delete it before the last result is sent: that result frees the slot for the dispatcher.
 	delete(s.batches, batch)
 	others := len(s.batches)
 	s.mu.Unlock()

@@ -164,7 +164,7 @@ func upper(c *Call) (tensor.Activation, error) {
 	}
 }
 
-func TestEachCallOfABatchHasItsOwnEnd(t *testing.T) {
+func TestCallsOfABatchEndIndependently(t *testing.T) {
 	t.Setenv(envDevices, "GPU-1")
 	d := begin(t, Hooks{Infer: Each(upper), MaxBatch: 5}, welcome)
 	d.batch(1, time.Time{}, "a", "bad", "fail", "large", "memory")
@@ -194,7 +194,7 @@ func TestAPanicLeavesTheReplicaAlive(t *testing.T) {
 	}
 }
 
-func TestABatchThatPanicsOrMiscountsFailsWhole(t *testing.T) {
+func TestPanicOrWrongCountFailsTheWholeBatch(t *testing.T) {
 	for want, infer := range map[string]func(context.Context, []*Call) []Result{
 		"panicked: ouch":               func(context.Context, []*Call) []Result { panic("ouch") },
 		"returned 1 results for 2 cal": func(context.Context, []*Call) []Result { return make([]Result, 1) },
@@ -324,9 +324,9 @@ func FuzzServe(f *testing.F) {
 	})
 }
 
-// TestQuickResultsLeaveTogether checks that one goroutine sends the results of quick batches that
-// come together, and that all results are sent.
-func TestQuickResultsLeaveTogether(t *testing.T) {
+// TestQuickResultsShareASystemCall checks that one goroutine sends the results of quick batches
+// that come together, and that all results are sent.
+func TestQuickResultsShareASystemCall(t *testing.T) {
 	x, y := ends(t)
 	s := &server{conn: wire.NewConn(x)}
 	far := wire.NewConn(y)

@@ -167,7 +167,7 @@ func PutFolder(images, image, from string) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
 	}
-	// In the same file system, so that it can be renamed.
+	// The folder is in the same file system, so that it can be renamed.
 	next, err := os.MkdirTemp(filepath.Dir(to), ".new-")
 	if err != nil {
 		return err

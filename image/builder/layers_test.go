@@ -277,9 +277,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// TestPipIsAskedAgain checks when pip asks the index. A requirements.txt with an open version is
-// asked for at each build, and gets new versions. One that names all versions is asked for after a
-// day.
+// TestPipIsAskedAgain checks when pip asks the index. For an open version, pip asks at each build
+// and gets new versions. For a requirements.txt with exact versions, it asks once a day.
 func TestPipIsAskedAgain(t *testing.T) {
 	folder, _ := index(t)
 	dir := t.TempDir()

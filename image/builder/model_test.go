@@ -35,7 +35,7 @@ func TestCheckModel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Without its parameters, which stay in the old folder.
+	// The model loses its parameters, which stay in the old folder.
 	if err := os.Rename(path, model("lost")); err != nil {
 		t.Fatal(err)
 	}

@@ -3,8 +3,8 @@ interpreter.
 
     prepare.py handler ROOT     checks the handler's files: prints one line per fault, and exits
                                 with 1 if there is one
-    prepare.py packages ROOT    the SDK and the packages: a file that does not compile stays as it
-                                is
+    prepare.py packages ROOT    compiles the SDK and the packages: a file that does not compile
+                                stays as it is
 
 Compiled files name their sources relative to ROOT and contain no times. Python uses those of
 packages without a check. It compares those of the handler with their sources, because users may
@@ -93,7 +93,7 @@ def packages(root):
 
 
 def main(what, root):
-    # Of foreign code; warnings about the handler appear when it runs.
+    # These warnings are about foreign code. Those about the handler appear when it runs.
     warnings.simplefilter("ignore")
     faults = {"handler": handler, "packages": packages}[what](root)
     print("\n".join(faults), end="")

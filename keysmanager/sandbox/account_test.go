@@ -281,7 +281,7 @@ func TestKillEndsAWholeForkBomb(t *testing.T) {
 
 func TestEachAccountHasOneOwner(t *testing.T) {
 	a := openAccounts(t)
-	// Stands for another process of this machine.
+	// This stands for another process of this machine.
 	b, err := OpenAccounts(filepath.Dir(a.table), testNumbers)
 	if err != nil {
 		t.Fatal(err)

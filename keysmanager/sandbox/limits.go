@@ -83,7 +83,7 @@ func asReal(as *Account, f func() error) error {
 
 func setReal(call uintptr, id int) error {
 	const same = ^uintptr(0)
-	// Changes this thread only.
+	// The system call changes this thread only.
 	if _, _, err := unix.RawSyscall(call, uintptr(id), same, same); err != 0 {
 		return err
 	}

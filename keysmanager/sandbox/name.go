@@ -169,7 +169,7 @@ func mountExtended(file, line string) error {
 	copied := filepath.Join(Home, filepath.Base(file))
 	// The mount keeps the content.
 	defer os.Remove(copied)
-	// Mode of the list that it replaces, whatever the umask is.
+	// The mode is that of the list that it replaces, whatever the umask is.
 	const mode = 0o644
 	//nolint:gosec // as above
 	err = errors.Join(os.WriteFile(copied, append(b, line...), mode), os.Chmod(copied, mode))

@@ -198,7 +198,7 @@ func (c Command) cmd() (*exec.Cmd, error) {
 	}
 	// Shared memory that no process removes ends with the namespace.
 	cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWIPC
-	// No further groups.
+	// The process gets no further groups.
 	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(c.As.UID), Gid: uint32(c.As.GID)}
 	return cmd, nil
 }

@@ -60,7 +60,7 @@ func TestReach(t *testing.T) {
 		t.Errorf("other processes see its mounts (%v)", err)
 	}
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", p.Process.Pid))
-	// Once as the mounted folder, once as the mount point.
+	// Each folder is listed twice: as the mounted folder and as the mount point.
 	if n := strings.Count(string(mounts), "/store/"); err != nil || n != 2*7 {
 		t.Errorf("it has %d mounts of folders, %v, want 7:\n%s", n/2, err, mounts)
 	}

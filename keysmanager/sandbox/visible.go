@@ -38,7 +38,7 @@ func (c Command) program(env []string) (string, error) {
 	if strings.Contains(program, "/") && !filepath.IsAbs(program) {
 		program = filepath.Join(c.Dir, program)
 	}
-	// In the command's PATH, which may name folders that only this process can enter.
+	// Look in the command's PATH, which may name folders that only this process can enter.
 	program, err := find(program, env)
 	if err != nil || !filepath.IsAbs(program) {
 		return program, err

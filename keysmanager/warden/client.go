@@ -29,7 +29,7 @@ type Kept struct {
 	PID    int             // 0: no process
 	Ended  bool            // the process has ended with Status
 	Status unix.WaitStatus // undefined while the process runs
-	// Bytes that the warden read from its pipes and dropped while there was no manager.
+	// Lost is the number of bytes that the warden dropped from its pipes without a manager.
 	Lost int64
 }
 

@@ -54,7 +54,7 @@ type message struct {
 	// Fields says which field of the command each descriptor beside the message belongs to; -1 stands
 	// for nil.
 	Fields map[string][]int `json:"fields,omitempty"`
-	// How many of the descriptors, counted from the last, are kept.
+	// Keep is the number of descriptors, counted from the last, that are kept.
 	Keep int  `json:"keep,omitempty"`
 	Idle bool `json:"idle,omitempty"`
 

@@ -191,7 +191,7 @@ func TestWardenThatBreaksTheProtocolIsKilled(t *testing.T) {
 	old := m.pid()
 	p := m.start(Process{Name: "a", Command: script("exec sleep 600")})
 	r := m.to.(*relaunched).now
-	// Breaks the connection, as an invalid message does.
+	// This breaks the connection, as an invalid message does.
 	if err := r.wire.conn.SetReadDeadline(time.Unix(1, 0)); err != nil {
 		t.Fatal(err)
 	}

@@ -139,7 +139,7 @@ func (l Launcher) start(ctx context.Context) (*remote, error) {
 	if r, err := connect(ctx, l.Socket); err == nil || !absent(err) {
 		return r, err
 	}
-	// Left by a warden that has ended.
+	// The socket may be left by a warden that has ended.
 	if err := os.Remove(l.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}

@@ -264,9 +264,9 @@ func TestPortIsTakenOver(t *testing.T) {
 	}
 }
 
-// TestTakenWhileItStarts checks that the start does not wait for a program that stays up after it
-// lost its port.
-func TestTakenWhileItStarts(t *testing.T) {
+// TestStartFailsAtOnceIfThePortIsTaken checks that the start does not wait for a program that stays
+// up after it lost its port.
+func TestStartFailsAtOnceIfThePortIsTaken(t *testing.T) {
 	s := sandbox.NewSpawner()
 	defer s.Close()
 	where := freeAddress(t)

@@ -239,9 +239,9 @@ func TestBrokenSmallAnswers(t *testing.T) {
 	}
 }
 
-// TestCallerOfASmallRequestLeaves checks that the function's request ends without an answer when
+// TestRequestEndsWhenItsCallerLeaves checks that the function's request ends without an answer when
 // its caller leaves.
-func TestCallerOfASmallRequestLeaves(t *testing.T) {
+func TestRequestEndsWhenItsCallerLeaves(t *testing.T) {
 	t.Parallel()
 	v := newRendezvous(t)
 	begun := make(chan struct{})

@@ -64,7 +64,7 @@ func TestCallsCarryTheirRequest(t *testing.T) {
 	})
 }
 
-func TestEachCallOfABatchHasItsOwnEnd(t *testing.T) {
+func TestCallsOfABatchEndIndependently(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.begin(t, "each")
 		r.batch(1<<40, never, "a", "bad", "fail", "large")
@@ -114,7 +114,7 @@ func TestAPanicLeavesTheReplicaAlive(t *testing.T) {
 	})
 }
 
-func TestABatchThatPanicsOrMiscountsFailsWhole(t *testing.T) {
+func TestPanicOrWrongCountFailsTheWholeBatch(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		for program, want := range map[string]string{"broken": "ouch", "few": "returned 1 results for 2 calls"} {
 			r := s.begin(t, program)
@@ -336,9 +336,9 @@ func TestManyBatchesAtATime(t *testing.T) {
 	})
 }
 
-// TestDescriptorsAreClosed counts a replica's descriptors before and after many files have
+// TestDescriptorsOfFramesAreClosed counts a replica's descriptors before and after many files have
 // travelled both ways.
-func TestDescriptorsAreClosed(t *testing.T) {
+func TestDescriptorsOfFramesAreClosed(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.begin(t, "noop")
 		count := func() int {

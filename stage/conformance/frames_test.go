@@ -61,9 +61,9 @@ func TestFramesThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestFramesComeInAnyPieces sends frames byte by byte, several at a time, and of types that a later
-// version may add.
-func TestFramesComeInAnyPieces(t *testing.T) {
+// TestFramesMayArriveInPieces sends frames byte by byte, several at a time, and of types that a
+// later version may add.
+func TestFramesMayArriveInPieces(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.begin(t, "each", "max_inflight=3")
 		b := batch(never, "piece")

@@ -82,7 +82,7 @@ type answer struct {
 
 // child answers questions until its socket closes.
 func child(fd int, env []string, session *zygote.Session) error {
-	// Before other code uses random numbers.
+	// Draw these before other code uses random numbers.
 	seeds := fmt.Sprint(maphash.String(maphash.MakeSeed(), "x"), rand.Uint64())
 	socket := os.NewFile(uintptr(fd), "stage socket")
 	in, out := gob.NewDecoder(socket), gob.NewEncoder(socket)

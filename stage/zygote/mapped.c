@@ -1,6 +1,6 @@
-// Pre-packed models in memory: a process writes one to two memfds, which their creator seals. Any
-// number of ordinary processes load it from there. They share its pages, as a zygote's children do,
-// without a fork.
+// Pre-packed models in memory: a process writes a model into two memfds, and their creator seals
+// them. Any number of ordinary processes load the model from there. They share its pages, as a
+// zygote's children do, without a fork.
 #define _GNU_SOURCE
 #include "zygote.h"
 

@@ -48,8 +48,9 @@ func TestForkWithoutModel(t *testing.T) {
 	}
 }
 
-// TestChildHasNothingOfOthers checks a child's descriptors and signal mask while siblings run.
-func TestChildHasNothingOfOthers(t *testing.T) {
+// TestChildInheritsNoDescriptorsOfSiblings checks a child's descriptors and signal mask while
+// siblings run.
+func TestChildInheritsNoDescriptorsOfSiblings(t *testing.T) {
 	k := start(t)
 	k.Want(wire.ZygoteReady)
 	var others []*replica
@@ -242,7 +243,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-func TestManyEndAtOnce(t *testing.T) {
+func TestEveryEndIsReportedOnce(t *testing.T) {
 	k := start(t)
 	k.Want(wire.ZygoteReady)
 	live := map[uint32]bool{}
@@ -266,9 +267,10 @@ func TestManyEndAtOnce(t *testing.T) {
 	}
 }
 
-// TestEndOfZygote checks that the zygote ends when its control socket closes, and that its children
-// end with it, however it ends.
-func TestEndOfZygote(t *testing.T) {
+//	TestChildrenEndWithTheZygote checks that the zygote ends when its control socket closes, and
+//
+// that its children end with it, however it ends.
+func TestChildrenEndWithTheZygote(t *testing.T) {
 	for name, end := range map[string]func(k *keeper){
 		"control socket closed": func(k *keeper) { k.Socket.Close() },
 		"killed":                func(k *keeper) { _ = k.Cmd.Process.Kill() },

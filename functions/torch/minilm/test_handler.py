@@ -37,7 +37,7 @@ class TestLayer(unittest.TestCase):
         torch.manual_seed(1)
         torch.set_num_threads(1)
 
-    def test_it_is_an_encoder_layer(self) -> None:
+    def test_layer_equals_the_encoder_layer_of_pytorch(self) -> None:
         ours, theirs = layer()
         x, mask = torch.randn(2, 7, WIDTH), torch.ones(2, 7, dtype=torch.int64)
         mask[1, 5:] = 0

@@ -53,7 +53,7 @@ func Of(stages int, stageBytes int64, dtype safetensors.Dtype) (Transformer, err
 	}
 	t := Transformer{Stages: stages, Width: 128, Dtype: dtype}
 	elements := float64(stageBytes) / float64(dtype.Bits()/8)
-	// So that a stage has at least five blocks.
+	// A stage has at least five blocks.
 	for w := 256; w <= 8192 && 60*float64(w)*float64(w) <= elements; w *= 2 {
 		t.Width = w
 	}

@@ -30,7 +30,7 @@ class Empty(Case):
         self.assertEqual(module.table.tolist(), [1, 2, 3, 4])
         self.assertFalse(module.mean.is_meta or seen[0].weight.is_meta or nn.Linear(1, 1).weight.is_meta)
 
-    def test_it_ends_with_an_error_and_within_another(self) -> None:
+    def test_empty_ends_with_an_error_and_nests(self) -> None:
         register = nn.Module.register_parameter
         with self.assertRaises(KeyError), sc.Model().empty(), sc.Model().empty():
             raise KeyError
@@ -72,12 +72,12 @@ class Empty(Case):
 
 
 class Fill(Case):
-    def test_buffers_that_are_not_saved_are_the_modules_own(self) -> None:
+    def test_unsaved_buffers_keep_their_values(self) -> None:
         module = self.same(Table)
         self.assertTrue(lies_in(self.path, module.mean) and module.none is None)
         self.assertEqual(module.table.tolist(), [1, 2, 3, 4])
 
-    def test_buffers_that_an_older_file_has_are_the_files(self) -> None:
+    def test_buffers_of_older_files_are_filled(self) -> None:
         saved = Table()
         save(self.path, {**saved.state_dict(), "table": torch.ones(4)})
         self.assertEqual(sc.Model(self.path).fill(Table()).table.tolist(), [1, 1, 1, 1])
@@ -91,7 +91,7 @@ class Fill(Case):
         model = self.saved(nn.Linear(4, 4))
         self.assertTrue(lies_in(self.path, model.fill(linear).weight))
 
-    def test_what_is_made_of_empty_parameters_is_refused(self) -> None:
+    def test_tensors_made_from_empty_parameters_are_refused(self) -> None:
         class Derived(nn.Module):
             def __init__(self, kind: str) -> None:
                 super().__init__()
@@ -122,7 +122,7 @@ class Fill(Case):
         module.row = module.weight.data  # all rows, and so no view of a part
         self.assertEqual(model.fill(module).row.data_ptr(), module.weight.data_ptr())
 
-    def test_parameters_that_nobody_registered_are_refused(self) -> None:
+    def test_unregistered_parameters_are_refused(self) -> None:
         module = nn.Linear(4, 4)
         model = self.saved(module)
         module.scales = [nn.Parameter(torch.ones(1))]
@@ -156,7 +156,7 @@ class Fill(Case):
 
     def test_max_norm_writes_to_copies_of_pages(self) -> None:
         rows = 4096
-        # 1 MiB.
+        # The weights have 1 MiB.
         module = self.same(lambda: nn.Embedding(rows, 64, max_norm=0.1), lambda m: m(torch.tensor([3])))
         with open(self.path, "rb") as f:
             before = f.read()
@@ -166,7 +166,7 @@ class Fill(Case):
             self.assertEqual(f.read(), before)
 
     def test_forks_share_the_files_pages(self) -> None:
-        # 2 MiB.
+        # The weights have 2 MiB.
         module = self.same(lambda: nn.Sequential(nn.Linear(4, 1 << 16), nn.Linear(1 << 16, 4)))
         with torch.no_grad():
             want = bits(module(X))
@@ -331,7 +331,7 @@ class Fill(Case):
         module = self.same(Own)
         self.assertTrue(module.scale.tolist() == [0, 1, 2, 3] and module.double().scale.dtype == torch.float64)
 
-    def test_what_does_not_fit_is_named(self) -> None:
+    def test_errors_name_tensors_that_do_not_fit(self) -> None:
         module = Table()
         good = {name: t.clone() for name, t in randomize(Table()).state_dict().items()}
         wide = torch.zeros(4, 5)

@@ -30,7 +30,7 @@ class Conn:
         self._buf = memoryview(bytearray(_BUFFER))
         self._at = self._end = 0  # begin and end of the bytes that were read and not yet consumed
         self._files: list[int] = []  # received and not yet claimed by a frame
-        self._lock = threading.Lock()  # of writes
+        self._lock = threading.Lock()  # protects writes
         self._error: OSError | None = None
 
     def read(self) -> Frame | None:

@@ -65,7 +65,7 @@ class State:
             return made[id(tensor)]
 
         copies: dict[int, Any] = {}
-        # Before modules, because their parameters are changed in place.
+        # Copy it before the modules, because their parameters are changed in place.
         root = self._copy(self._root, once, copies)
         for module in self._modules:
             for part in module.modules():
@@ -107,7 +107,7 @@ class State:
             out[:] = [self._copy(v, to, copies) for v in value]
         else:
             for name, v in _fields(value).items():
-                # Also works for frozen dataclasses.
+                # This also works for frozen dataclasses.
                 object.__setattr__(out, name, self._copy(v, to, copies))
         return out
 

@@ -96,7 +96,7 @@ class _Slot:
             low, high = max(begin, s.at), min(end, s.at + s.size)
             if s.file < 0:
                 if low < high:
-                    # Releases the interpreter's lock.
+                    # memmove releases the interpreter's lock.
                     ctypes.memmove(self.address + low - begin, s.address + low - s.at, high - low)
                 continue
             while low < high:
@@ -231,7 +231,7 @@ class Cuda:
         with contextlib.suppress(OSError):  # an older kernel lacks it
             memory.madvise(MADV_HUGEPAGE)
         buffer = self._torch.frombuffer(memory, dtype=self._torch.uint8)
-        # Does not hold the interpreter's lock or use PyTorch's threads.
+        # memset does not hold the interpreter's lock or use PyTorch's threads.
         ctypes.memset(buffer.data_ptr(), 0, size)
         if int(self._torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)) != 0:
             return self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)

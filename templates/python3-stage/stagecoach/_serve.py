@@ -343,7 +343,7 @@ class _Server:
             results = _ends.run(self.infer, self.state, calls)
             service = time.monotonic_ns() - begin
             with self.lock:
-                # Before the last result is sent, because that result frees the slot for the
+                # Delete it before the last result is sent: that result frees the slot for the
                 # dispatcher.
                 del self.batches[batch]
             for call in calls:
@@ -355,7 +355,7 @@ class _Server:
         except OSError as err:  # of the connection
             self.log.debug("results of batch %d not sent: %s", batch, err)
             self.conn.shut()
-        # Such as MemoryError; otherwise, the caller would wait in vain.
+        # Any error, such as MemoryError, must end the wait of the callers.
         except BaseException as err:
             told = isinstance(err, StageError)
             self.fault = err if told else WireError(f"results of batch {batch}: {type(err).__name__}: {err}")

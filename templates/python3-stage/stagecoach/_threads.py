@@ -19,7 +19,7 @@ _SETTERS = ("openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_op
 
 # GCC's, LLVM's, Intel's; wheels put a hash into the name.
 _OPENMP = re.compile(r"lib(gomp|omp|iomp5)\b.*\.so")
-# Ends the threads; part of OpenMP 5, which GCC has from version 9 on.
+# This function ends the threads. It is part of OpenMP 5, which GCC has from version 9 on.
 _PAUSE = "omp_pause_resource_all"
 _OMP_PAUSE_HARD = 2
 
@@ -29,7 +29,7 @@ def compute_with(total: int) -> None:
     loaded. Libraries that are loaded later use the environment's :data:`VARIABLES`."""
     for setter in _openblas():
         setter(total)
-    # Comes last, because an OpenBLAS over OpenMP uses the same number.
+    # PyTorch comes last, because an OpenBLAS over OpenMP uses the same number.
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads") and torch.get_num_threads() != total:
         torch.set_num_threads(total)

@@ -218,7 +218,7 @@ class Worker(Control):
         self._killed: dict[int, float] = {}  # when a killed thread must have ended, by thread id
         self._over: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()  # thread id and status
         self._woken, self._wake = socket.socketpair()
-        # Protects sys.path and sys.modules, which belong to the process.
+        # This lock protects sys.path and sys.modules, which belong to the process.
         self._importing = threading.Lock()
 
     def serve_all(self) -> NoReturn:

@@ -171,7 +171,7 @@ class _Cuda(_ring.Cuda):
                 f"PyTorch {self._torch.__version__} of {sys.executable} is not made for CUDA: install one that is, or "
                 "name another interpreter in the function's fprocess (/opt/venv/bin/python ./stage)"
             )
-        # Discard the zygote's result, which has no device.
+        # Discard the result of the zygote, which has no device.
         if hasattr(cuda.device_count, "cache_clear"):
             cuda.device_count.cache_clear()
         if getattr(cuda, "_is_in_bad_fork", lambda: False)():

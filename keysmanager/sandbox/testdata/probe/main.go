@@ -107,7 +107,7 @@ func say(what, of string) error {
 	case "child":
 		return exec.Command("/proc/self/exe", "id").Run()
 	case "keys":
-		// The keys of its user.
+		// Ask for the keys of its user.
 		if _, _, err := syscall.Syscall(syscall.SYS_KEYCTL, 0, ^uintptr(3), 1); err != 0 {
 			return err
 		}
