@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 func runBench(ctx context.Context, args []string, out io.Writer) error {
@@ -47,7 +47,7 @@ func printReport(r *bench.Report, asJSON bool, out io.Writer) error {
 func benchEcho(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench echo", flag.ContinueOnError)
 	listen := fs.String("listen", "127.0.0.1:0", "host:port")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	l, err := net.Listen("tcp", *listen)
@@ -66,7 +66,7 @@ func benchLoad(ctx context.Context, args []string, out io.Writer) error {
 	d := fs.Duration("duration", time.Second, "")
 	client := fs.String("client", string(bench.NetHTTP), "net/http or lean")
 	size := fs.Int("size", 64, "bytes of the body")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	body := make([]byte, *size)
@@ -79,6 +79,3 @@ func benchLoad(ctx context.Context, args []string, out io.Writer) error {
 	}
 	return json.NewEncoder(out).Encode(r)
 }
-
-// progress prints a line on standard error; results go to standard output alone.
-func progress(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }

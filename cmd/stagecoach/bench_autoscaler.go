@@ -16,6 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // contender is a way to size functions.
@@ -91,7 +92,7 @@ func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 	fs.Float64Var(&b.seventh, "seventh", 1, "how many times as long the seventh stage takes as the others, which wait: above 1 it holds them up")
 	svg := fs.String("svg", "", "FILE for a chart of the last round")
 	only := fs.String("only", "", "one contender alone")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	all := contenders()
@@ -121,7 +122,7 @@ func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 			}
 			turns[c.name] = append(turns[c.name], t)
 			l := t.result.Total.Latency
-			progress("bench autoscaler: round %d of %d: %s: mean %.0f ms, p99 %.0f ms, %.1f %% within %v, %.0f replica-seconds",
+			console.Progress("bench autoscaler: round %d of %d: %s: mean %.0f ms, p99 %.0f ms, %.1f %% within %v, %.0f replica-seconds",
 				round+1, b.rounds, c.name, l.Mean*1e3, orNaN(l.P99)*1e3, 100*t.result.Total.Attainment, b.slo, t.replicaTime)
 		}
 	}
@@ -170,7 +171,7 @@ func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t
 			return err
 		}
 		if t.result.Total.Failed+t.result.Total.NotSent > 0 {
-			progress("bench autoscaler: %s: %d failed, %d not sent: %+v", c.name, t.result.Total.Failed, t.result.Total.NotSent, t.result.Total.Errors)
+			console.Progress("bench autoscaler: %s: %d failed, %d not sent: %+v", c.name, t.result.Total.Failed, t.result.Total.NotSent, t.result.Total.Errors)
 		}
 		return b.replicas(ctx, api, &t)
 	})

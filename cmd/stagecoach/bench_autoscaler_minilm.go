@@ -8,6 +8,7 @@ import (
 
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // What the pipeline that computes is deployed with. A replica may use a tenth of a core, so that it is a slow server and several fit on
@@ -53,7 +54,7 @@ func (b *autoscalerBench) prepareMiniLM(ctx context.Context) error {
 			d.Annotations["stagecoach.dev/slo"] = b.slo.String()
 		}
 	}
-	progress("bench autoscaler: minilm: a replica of the slowest stage answers %.1f requests/s on %s of a core, a request takes %v: the load goes from %.1f/s to %.1f/s, the objective is %v",
+	console.Progress("bench autoscaler: minilm: a replica of the slowest stage answers %.1f requests/s on %s of a core, a request takes %v: the load goes from %.1f/s to %.1f/s, the objective is %v",
 		one, miniLMLimit, whole, b.low, b.high, b.slo)
 	return nil
 }

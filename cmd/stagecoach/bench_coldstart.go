@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
@@ -78,7 +79,7 @@ func benchColdstart(ctx context.Context, args []string, out io.Writer) error {
 	fs.StringVar(&c.python, "python", "", "interpreter with PyTorch; default: python3, or else /usr/bin/python3")
 	fs.StringVar(&c.match, "match", "", "only stages whose name begins so, such as http, torch or onnx_1GB")
 	fs.BoolVar(&c.full, "full", false, "4 GB too, more cases and more starts; takes about half an hour, 20 GB of memory and 16 GB of disk")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	c.images = *images
@@ -132,7 +133,7 @@ func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []start
 	}
 	py, err := findTorch(ctx, c.python, false)
 	if err != nil && c.python == "" && c.match == "" {
-		progress("bench coldstart: no stages in PyTorch: %v", err)
+		console.Progress("bench coldstart: no stages in PyTorch: %v", err)
 		return slices.DeleteFunc(out, func(s startSize) bool { return s.kind == ofTorch }), nil
 	}
 	if err == nil {
@@ -148,7 +149,7 @@ func (s startSize) name() string { return s.kind.name + "_" + s.size }
 
 func (s startSize) measure(ctx context.Context, report *bench.Report) error {
 	cases := s.kind.cases
-	progress("bench coldstart: %s: generating weights", s.name())
+	console.Progress("bench coldstart: %s: generating weights", s.name())
 	b, err := s.kind.stage(ctx, s.bytes)
 	if err != nil {
 		return err
@@ -160,7 +161,7 @@ func (s startSize) measure(ctx context.Context, report *bench.Report) error {
 	// What all paths keep in memory at once is about nine times the weights; with less, they are measured one after the other.
 	groups := [][]startCase{cases}
 	if available := memAvailable(); 10*s.bytes > available {
-		progress("bench coldstart: %s: %d MB of memory are not enough to take turns, so the cases follow one another", s.name(), available>>20)
+		console.Progress("bench coldstart: %s: %d MB of memory are not enough to take turns, so the cases follow one another", s.name(), available>>20)
 		groups = nil
 		for _, c := range cases {
 			groups = append(groups, []startCase{c})
@@ -207,7 +208,7 @@ func (b *benchStage) way(c startCase) starter {
 // group measures cases in turns, then their memory, and frees it.
 func (s startSize) group(ctx context.Context, report *bench.Report, b *benchStage, cases []startCase, samples map[string]*startSamples) error {
 	for _, c := range cases {
-		progress("bench coldstart: %s_%s: the first start, which loads what the others share", s.name(), c.name)
+		console.Progress("bench coldstart: %s_%s: the first start, which loads what the others share", s.name(), c.name)
 		r, err := b.way(c)(ctx) // colddisk included: the disk's own cache is as warm for the first as for the others
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
@@ -227,7 +228,7 @@ func (s startSize) group(ctx context.Context, report *bench.Report, b *benchStag
 			r.end()
 		}
 		if (i+1)%10 == 0 {
-			progress("bench coldstart: %s: %d of %d rounds", s.name(), i+1, s.often)
+			console.Progress("bench coldstart: %s: %d of %d rounds", s.name(), i+1, s.often)
 		}
 	}
 	for _, c := range cases {
@@ -281,7 +282,7 @@ func (s startSize) memory(ctx context.Context, report *bench.Report, b *benchSta
 			defer r.end()
 			pids = append(pids, r.pid)
 		}
-		progress("bench coldstart: %s_%s: memory of %d replicas", s.name(), c.name, n)
+		console.Progress("bench coldstart: %s_%s: memory of %d replicas", s.name(), c.name, n)
 		if pid := all[i].PID; pid != 0 {
 			pids = family(pid)
 		}

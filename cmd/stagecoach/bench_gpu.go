@@ -13,6 +13,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // gpuBench measures how fast stages in PyTorch start on a device.
@@ -63,7 +64,7 @@ func benchGPU(ctx context.Context, args []string, out io.Writer) error {
 	}); i >= 0 {
 		return fmt.Errorf("bench gpu: got %s, which is --size now, such as --size 1GB,5.4GB", args[i])
 	}
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	if err := g.choose(*sizes, *paths); err != nil {

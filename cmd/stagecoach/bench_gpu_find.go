@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
 )
@@ -104,7 +105,7 @@ func openGPU(ctx context.Context, share, python string, report *bench.Report) (d
 			return d, py, err
 		}
 		py.tell(report)
-		progress("bench gpu: python %s (%s), torch %s; stages compute on the CPU", py.Python, py.Program, py.Torch)
+		console.Progress("bench gpu: python %s (%s), torch %s; stages compute on the CPU", py.Python, py.Program, py.Torch)
 		return fixedDevice(standIn()), py, nil
 	}
 	s, err := device.ParseShare(share)
@@ -124,16 +125,16 @@ func openGPU(ctx context.Context, share, python string, report *bench.Report) (d
 	}()
 	seen, ill := firstWell(devicesOf(watch))
 	if ill != nil && share != "all" {
-		return d, py, exitError{noDevice, fmt.Errorf("--device %s: %w; --device cpu tries all of it without a GPU", share, ill)}
+		return d, py, console.ExitError{Status: noDevice, Err: fmt.Errorf("--device %s: %w; --device cpu tries all of it without a GPU", share, ill)}
 	}
 	if py, err = findTorch(ctx, python, true); err != nil {
 		if ill != nil { // there is no device, so PyTorch finds none
-			err = exitError{noDevice, fmt.Errorf("--device %s: %w; --device cpu tries all of it without a GPU (%w)", share, ill, err)}
+			err = console.ExitError{Status: noDevice, Err: fmt.Errorf("--device %s: %w; --device cpu tries all of it without a GPU (%w)", share, ill, err)}
 		}
 		return d, py, err
 	}
 	py.tell(report)
-	progress("bench gpu: python %s (%s), torch %s", py.Python, py.Program, py.Torch)
+	console.Progress("bench gpu: python %s (%s), torch %s", py.Python, py.Program, py.Torch)
 	if d = watchedDevice(watch, seen); ill != nil {
 		if seen, err = cudaDevice(ctx, py); err != nil {
 			return d, py, fmt.Errorf("%w; PyTorch: %w", ill, err)
@@ -145,7 +146,7 @@ func openGPU(ctx context.Context, share, python string, report *bench.Report) (d
 	}
 	report.With("device", fmt.Sprintf("%s, %d MB", seen.Name, seen.Memory/1e6))
 	report.With("cuda", py.CUDA)
-	progress("bench gpu: device %s %s, %d MB; CUDA %s; NVML %s", seen.ID, seen.Name, seen.Memory/1e6, py.CUDA, cmp.Or(path, "as the linker finds it"))
+	console.Progress("bench gpu: device %s %s, %d MB; CUDA %s; NVML %s", seen.ID, seen.Name, seen.Memory/1e6, py.CUDA, cmp.Or(path, "as the linker finds it"))
 	return d, py, nil
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/functions/torch"
 	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -138,7 +139,7 @@ func (g *gpuBench) manage(b *benchStage, bare bool) (lacks string, err error) {
 		var said bytes.Buffer
 		log := slog.New(slog.NewTextHandler(&said, nil))
 		if cfg, err = b.isolate(log); err != nil {
-			progress("bench gpu: %s", strings.TrimSpace(said.String()))
+			console.Progress("bench gpu: %s", strings.TrimSpace(said.String()))
 			b.shut()
 			return "", err
 		}
@@ -150,7 +151,7 @@ func (g *gpuBench) manage(b *benchStage, bare bool) (lacks string, err error) {
 		}
 		if slices.Sort(without); len(without) > 0 {
 			lacks = "without " + strings.Join(without, ", ")
-			progress("bench gpu: %s: %s", lacks, strings.TrimSpace(said.String()))
+			console.Progress("bench gpu: %s: %s", lacks, strings.TrimSpace(said.String()))
 		}
 	}
 	cfg.Devices = g.at.all

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
@@ -224,10 +225,10 @@ func TestBenchGPUWithoutAccounts(t *testing.T) {
 func TestBenchGPUWithoutGPU(t *testing.T) {
 	var out bytes.Buffer
 	err := run(t.Context(), []string{"bench", "gpu", "--device", "none"}, &out)
-	if err == nil || statusOf(err) != 3 || !strings.Contains(err.Error(), "NVML shows no GPU") || strings.Contains(err.Error(), "\n") || out.Len() > 0 {
-		t.Errorf("status %d, %v, printed %q; want 3, a line, and nothing", statusOf(err), err, out.String())
+	if err == nil || console.StatusOf(err) != 3 || !strings.Contains(err.Error(), "NVML shows no GPU") || strings.Contains(err.Error(), "\n") || out.Len() > 0 {
+		t.Errorf("status %d, %v, printed %q; want 3, a line, and nothing", console.StatusOf(err), err, out.String())
 	}
-	if got := statusOf(errors.New("any other")); got != 1 {
+	if got := console.StatusOf(errors.New("any other")); got != 1 {
 		t.Errorf("status %d of any other error, want 1", got)
 	}
 	ill := []keysmanager.Device{{ID: "GPU-1", Unhealthy: "XID 79"}, {ID: "GPU-2"}}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // hopCase is one way through the system at one concurrency.
@@ -41,7 +42,7 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 	rounds := fs.Int("rounds", 5, "turns of every case")
 	window := fs.Duration("window", 1500*time.Millisecond, "of load in a turn")
 	client := fs.String("client", string(bench.NetHTTP), "that sends the load: net/http, or lean, which costs less and shows more of the servers' difference")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	report := bench.NewReport("hop", os.Stderr)
@@ -92,7 +93,7 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 				return err
 			}
 		}
-		progress("bench hop: round %d of %d", r, *rounds)
+		console.Progress("bench hop: round %d of %d", r, *rounds)
 	}
 	for _, c := range cases {
 		slices.Sort(c.rate)

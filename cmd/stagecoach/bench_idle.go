@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -19,7 +20,7 @@ func benchIdle(ctx context.Context, args []string, out io.Writer) error {
 	asJSON, images := reportFlags(fs)
 	functions := fs.Int("functions", 1000, "that are deployed, at zero replicas")
 	window := fs.Duration("window", 20*time.Second, "of idleness that is measured")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	report := bench.NewReport("idle", os.Stderr)
@@ -41,7 +42,7 @@ func benchIdle(ctx context.Context, args []string, out io.Writer) error {
 				return err
 			}
 		}
-		progress("bench idle: %s: %v of idleness", name, *window)
+		console.Progress("bench idle: %s: %v of idleness", name, *window)
 		if err := measureIdle(ctx, report, name, up.cmd.Process.Pid, *window); err != nil {
 			return err
 		}
@@ -59,7 +60,7 @@ func deployIdle(ctx context.Context, api *client, report *bench.Report, name str
 			return err
 		}
 		if i%100 == 99 {
-			progress("bench idle: %d of %d deployed", i+1, n)
+			console.Progress("bench idle: %d of %d deployed", i+1, n)
 		}
 	}
 	report.Add(name, "deploys_per_second", float64(n)/time.Since(start).Seconds(), n)

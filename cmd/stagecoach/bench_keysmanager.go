@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
@@ -27,11 +28,11 @@ func benchKeysManager(ctx context.Context, args []string, out io.Writer) error {
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
 	window := fs.Duration("window", 20*time.Second, "of idleness that is measured")
 	wakes := fs.Int("wakes", 20, "requests to a function at zero")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	report := bench.NewReport("keysmanager", os.Stderr)
-	progress("bench keysmanager: generating a stage of 100 MB")
+	console.Progress("bench keysmanager: generating a stage of 100 MB")
 	b, err := newONNXStage(100<<20, *images, *ort)
 	if err != nil {
 		return err
@@ -59,7 +60,7 @@ func (b *benchStage) benchOrders(ctx context.Context, report *bench.Report) erro
 		return err
 	}
 	const forks, orders, invalidations = 500, 1000, 10
-	progress("bench keysmanager: %d forks, then %d orders at once", forks, orders)
+	console.Progress("bench keysmanager: %d forks, then %d orders at once", forks, orders)
 	rate, err := b.forksPerSecond(ctx, forks)
 	if err != nil {
 		return err
@@ -106,7 +107,7 @@ func (b *benchStage) benchDaemon(ctx context.Context, report *bench.Report, wind
 		return err
 	}
 	defer func() { _ = daemon.stop() }()
-	progress("bench keysmanager: %v of a daemon's idleness", window)
+	console.Progress("bench keysmanager: %v of a daemon's idleness", window)
 	return measureIdle(ctx, report, "daemon_idle", daemon.cmd.Process.Pid, window)
 }
 
@@ -159,7 +160,7 @@ func (b *benchStage) benchWakes(ctx context.Context, report *bench.Report, wakes
 				*c.took = append(*c.took, took)
 			}
 		}
-		progress("bench keysmanager: %d of %d rounds of a request to a warm replica, from zero with a cold and from zero with a warm cache", i+1, wakes)
+		console.Progress("bench keysmanager: %d of %d rounds of a request to a warm replica, from zero with a cold and from zero with a warm cache", i+1, wakes)
 	}
 	report.AddMillis("request_to_warm_replica", "p50_ms", warm, 0.5)
 	base, _ := bench.Quantile(warm, 0.5)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
@@ -110,7 +111,7 @@ func benchSim(ctx context.Context, args []string, out io.Writer) error {
 	rounds := fs.Int("rounds", 5, "of each case, interleaved; each has its own arrivals")
 	length := fs.Duration("length", time.Minute, "of a load")
 	only := fs.String("only", "", "one case alone")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	cases := simCases(*length)
@@ -139,7 +140,7 @@ func benchSim(ctx context.Context, args []string, out io.Writer) error {
 				return fmt.Errorf("%s, round %d: %w", c.name, round+1, err)
 			}
 			pairs[at] = append(pairs[at], pair)
-			progress("bench sim: round %d of %d: %s: %.0f requests, mean %.1f ms and simulated %.1f ms, p99 %.0f ms and %.0f ms; hop %v, slot %v, start %v",
+			console.Progress("bench sim: round %d of %d: %s: %.0f requests, mean %.1f ms and simulated %.1f ms, p99 %.0f ms and %.0f ms; hop %v, slot %v, start %v",
 				round+1, *rounds, c.name, pair[0].requests, pair[0].mean*1e3, pair[1].mean*1e3, pair[0].p99*1e3, pair[1].p99*1e3, cost.hop, cost.slot, cost.start)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // simTimeout is that of a request.
@@ -73,10 +74,10 @@ func (c *simCase) load(ctx context.Context, api *client, seed uint64) (outcome, 
 		return outcome{}, err
 	}
 	for _, warning := range r.Warnings {
-		progress("bench sim: %s: %s", c.name, warning)
+		console.Progress("bench sim: %s: %s", c.name, warning)
 	}
 	for _, k := range r.Total.Errors {
-		progress("bench sim: %s: %d requests failed: %s: %s", c.name, k.Count, k.Kind, k.Example)
+		console.Progress("bench sim: %s: %d requests failed: %s: %s", c.name, k.Count, k.Kind, k.Example)
 	}
 	l := r.Total.Latency
 	out := outcome{requests: float64(r.Total.Offered), failed: float64(r.Total.Failed + r.Total.NotSent), mean: l.Mean, p50: orNaN(l.P50), p99: orNaN(l.P99)}

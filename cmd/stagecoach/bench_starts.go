@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -105,7 +106,7 @@ func (b *benchStage) open(cfg keysmanager.Config) (err error) {
 		case b.told != nil:
 			b.told(replica, line)
 		case !strings.Contains(replica, atOnce): // those are given up as soon as they are there, and say so
-			progress("%s: %s", replica, line)
+			console.Progress("%s: %s", replica, line)
 		}
 	}
 	b.keys, err = keysmanager.New(cfg)

@@ -15,6 +15,7 @@ import (
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // wakeCase is a pipeline and the state that it is in before a call.
@@ -51,7 +52,7 @@ func benchWake(ctx context.Context, args []string, out io.Writer) error {
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
 	file := fs.String("stack", "stack.yml", "the stack file with the OCR pipeline")
 	against := fs.String("against", "", "another build of this program, to compare with in turns")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	if *rounds < 1 {
@@ -98,7 +99,7 @@ func benchWake(ctx context.Context, args []string, out io.Writer) error {
 				}
 			}
 		}
-		progress("bench wake: round %d of %d", round, *rounds)
+		console.Progress("bench wake: round %d of %d", round, *rounds)
 	}
 	for _, c := range wakeCases {
 		report.AddMillis(c.name, "p50_ms", all[0].took[c.name], 0.5)

@@ -15,6 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/image/builder"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // stackFlags are of all commands that read a stack file.
@@ -79,8 +80,8 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 	folder := fs.Bool("folder", false, "put them there as folders REPOSITORY/TAG, for development, and not into the store of OCI images")
 	archive := fs.String("out", "", "a file to write the OCI images to as well, for another machine")
 	imports := fs.Bool("check-imports", true, "import each Python handler with the interpreter that runs it; a missing module is an error")
-	asJSON := jsonFlag(fs)
-	if err := parseFlags(fs, args); err != nil {
+	asJSON := console.JSONFlag(fs)
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	f, names, err := openStack(*file, *filter)
@@ -110,10 +111,10 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 	for _, name := range names {
 		fn := f.Functions[name]
 		if fn.SkipBuild {
-			progress("build: %s: skip_build", name)
+			console.Progress("build: %s: skip_build", name)
 			continue
 		}
-		progress("build: %s: compiling %s", name, fn.Handler)
+		console.Progress("build: %s: compiling %s", name, fn.Handler)
 		begin := time.Now()
 		done, err := buildOne(ctx, b, name, retag(fn.Image, *tag), dest)
 		if ctx.Err() != nil {
@@ -121,12 +122,12 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 		}
 		if err != nil {
 			failed = append(failed, fmt.Errorf("functions.%s: %w", name, err))
-			progress("build: %s: failed", name)
+			console.Progress("build: %s: failed", name)
 			continue
 		}
 		done.Seconds = time.Since(begin).Seconds()
 		all = append(all, done)
-		progress("build: %s: %s in %.1f s", name, done.Image, done.Seconds)
+		console.Progress("build: %s: %s in %.1f s", name, done.Image, done.Seconds)
 	}
 	if err := printBuilt(all, *asJSON, out); err != nil {
 		return err
@@ -171,7 +172,7 @@ func printBuilt(all []built, asJSON bool, out io.Writer) error {
 	if len(all) == 0 {
 		return nil
 	}
-	t := newTable(out)
+	t := console.NewTable(out)
 	fmt.Fprintln(t, "FUNCTION\tIMAGE\tSIZE\tDIGEST")
 	for _, b := range all {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%.19s\n", b.Function, b.Image, sizeText(b.Size), b.Digest)

@@ -10,6 +10,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // callPoll is how often `stagecoach call --wait` asks.
@@ -22,7 +24,7 @@ func runCall(ctx context.Context, args []string, out io.Writer) error {
 	asJSON := fs.Bool("json", false, "print JSON, as the API gives it")
 	body := fs.Bool("body", false, "print only the body of the result")
 	wait := fs.Bool("wait", false, "return when the call has ended; the exit status is 1 if it is dead")
-	id, err := oneName(fs, args)
+	id, err := console.OneName(fs, args)
 	if err != nil {
 		return err
 	}
@@ -70,13 +72,13 @@ func runCall(ctx context.Context, args []string, out io.Writer) error {
 		}
 	}
 	if *wait && c.State == callDead {
-		return fmt.Errorf("call %s: it is dead: %s", id, harmless(c.Cause))
+		return fmt.Errorf("call %s: it is dead: %s", id, console.Harmless(c.Cause))
 	}
 	return nil
 }
 
 func describeCall(c callStatus, out io.Writer) error {
-	t := newTable(out)
+	t := console.NewTable(out)
 	fmt.Fprintf(t, "Call:\t%s\nFunction:\t%s.%s\nState:\t%s\n", c.CallID, c.Function, c.Namespace, stateText(c))
 	for _, s := range c.Stages {
 		fmt.Fprintf(t, "Stage:\t%s, %d of %d calls done%s\n", s.Stage, s.Done, s.Calls, attemptText(", attempt %d", s.Attempt))

@@ -11,11 +11,10 @@ import (
 	"net/url"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
-	"unicode"
 
 	"github.com/stagecoach-serving/stagecoach/image/stack"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
 
@@ -117,30 +116,6 @@ func (c *client) url() string {
 	return u.String()
 }
 
-// newTable returns a table whose cells do nothing to a terminal, whatever a server has put into them.
-func newTable(w io.Writer) *tabwriter.Writer {
-	return tabwriter.NewWriter(harmlessWriter{w}, 0, 0, 2, ' ', 0)
-}
-
-type harmlessWriter struct{ io.Writer }
-
-func (w harmlessWriter) Write(p []byte) (int, error) {
-	if _, err := io.WriteString(w.Writer, harmless(string(p))); err != nil {
-		return 0, err
-	}
-	return len(p), nil
-}
-
-// harmless leaves lines and columns, and makes question marks of what would control a terminal.
-func harmless(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r != '\n' && r != '\t' && !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, s)
-}
-
 // do sends a request and reads the answer, whatever its status.
 func (c *client) do(ctx context.Context, method, path, contentType string, body []byte) (answer, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
@@ -195,7 +170,7 @@ func (a answer) decode(what string, v any) error {
 }
 
 func (a answer) unexpected(what string) error {
-	return fmt.Errorf("%s: status %d: %s", what, a.status, harmless(strings.TrimSpace(string(a.body))))
+	return fmt.Errorf("%s: status %d: %s", what, a.status, console.Harmless(strings.TrimSpace(string(a.body))))
 }
 
 // deploy creates the function or replaces it.

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 func runDead(ctx context.Context, args []string, out io.Writer) error {
@@ -21,10 +23,10 @@ func runDead(ctx context.Context, args []string, out io.Writer) error {
 	}
 	fs := flag.NewFlagSet("dead "+args[0], flag.ContinueOnError)
 	flags := newAPIFlags(fs)
-	asJSON := jsonFlag(fs)
+	asJSON := console.JSONFlag(fs)
 	function := fs.String("function", "", "of this function or pipeline alone; with redrive and drop: all of its")
 	body := fs.Bool("body", false, "show: print the body instead")
-	rest, err := parseMixed(fs, args[1:])
+	rest, err := console.ParseMixed(fs, args[1:])
 	if err != nil {
 		return err
 	}
@@ -67,7 +69,7 @@ func listDead(ctx context.Context, api *client, q url.Values, asJSON bool, out i
 	if asJSON {
 		return json.NewEncoder(out).Encode(all.Letters)
 	}
-	t := newTable(out)
+	t := console.NewTable(out)
 	fmt.Fprintln(t, "ID\tFUNCTION\tNAMESPACE\tKIND\tATTEMPTS\tDIED\tBYTES\tCAUSE")
 	for _, l := range all.Letters {
 		cause := []rune(l.Cause)
@@ -98,7 +100,7 @@ func showDead(ctx context.Context, api *client, id string, body, asJSON bool, ou
 	if asJSON {
 		return json.NewEncoder(out).Encode(l)
 	}
-	t := newTable(out)
+	t := console.NewTable(out)
 	fmt.Fprintf(t, "ID:\t%s\nCall:\t%s\nFunction:\t%s.%s\nKind:\t%s\nCause:\t%s\nAttempts:\t%d\nAccepted:\t%s\nDied:\t%s\nBytes:\t%d\n",
 		l.ID, l.CallID, l.Function, l.Namespace, l.Kind, l.Cause, l.Attempts, l.Accepted.Format(time.RFC3339), l.Died.Format(time.RFC3339), l.Bytes)
 	for _, f := range [][2]string{{"Callback", l.Callback}, {"Request", l.Request}} {

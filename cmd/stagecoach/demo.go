@@ -19,6 +19,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // What the demo wants to see.
@@ -38,7 +39,7 @@ func runDemo(ctx context.Context, args []string, out io.Writer) error {
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
 	stack := fs.String("stack", "stack.yml", "what is deployed")
 	dir := fs.String("out", "build/demo", "folder for the log, the pages, the chart and the figures as JSON")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(*dir, 0o755); err != nil {
@@ -54,7 +55,7 @@ func runDemo(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(state)
-	progress("demo: starting stagecoach up (log: %s)", log.Name())
+	console.Progress("demo: starting stagecoach up (log: %s)", log.Name())
 	up, err := startChild(ctx, log, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--ort", *ort)
 	if err != nil {
 		return fmt.Errorf("%w; see %s", err, log.Name())
@@ -131,7 +132,7 @@ func (d *demo) deploy(ctx context.Context, file string) error {
 			return err
 		}
 	}
-	progress("demo: %d functions deployed from %s", len(stack.Functions), file)
+	console.Progress("demo: %d functions deployed from %s", len(stack.Functions), file)
 	return nil
 }
 
@@ -194,7 +195,7 @@ func writeStages(w io.Writer, stages []stageFigure) error {
 // burst sends a burst to the function wait and shows how forks answer it.
 func (d *demo) burst(ctx context.Context) error {
 	d.title("A burst: 2, then 30, then 2 requests/s of 200 ms. The function only holds a slot, a stand-in for a device.")
-	progress("demo: the burst takes 20 s")
+	console.Progress("demo: the burst takes 20 s")
 	b, err := runBurst(ctx, d.api, "wait", demoBurst)
 	if err != nil {
 		return err
@@ -234,7 +235,7 @@ func (d *demo) burst(ctx context.Context) error {
 // wake waits until the pipeline has no replica, and sends the page that wakes it.
 func (d *demo) wake(ctx context.Context) error {
 	d.title("The pipeline at zero, and the request that wakes it")
-	progress("demo: waiting until the idle pipeline has no replicas")
+	console.Progress("demo: waiting until the idle pipeline has no replicas")
 	stages := []string{"ocr-detect", "ocr-recognise", "ocr-text"}
 	deadline := time.Now().Add(time.Minute)
 	for {

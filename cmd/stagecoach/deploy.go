@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -20,7 +21,7 @@ func runDeploy(ctx context.Context, args []string, out io.Writer) error {
 	tag := fs.String("tag", "", "tag of the images, in place of that in the stack file")
 	wait := fs.Bool("wait", false, "return when each deployed revision has the replicas that its label com.openfaas.scale.min asks for, or cannot start")
 	check := fs.Bool("check-graphs", true, "check the pipelines first, and send nothing if one has a fault")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	f, names, err := openStack(*file, *filter)
@@ -59,7 +60,7 @@ func runDeploy(ctx context.Context, args []string, out io.Writer) error {
 		}
 		fmt.Fprintf(out, "%s: %s, %s/function/%s\n", name, what, c.base, invocationName(d.Service, d.Namespace))
 		if guessed != "" {
-			fmt.Fprintf(out, "%s: %s\n", name, harmless(guessed))
+			fmt.Fprintf(out, "%s: %s\n", name, console.Harmless(guessed))
 		}
 	}
 	if *wait {
@@ -83,7 +84,7 @@ func runRemove(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("remove", flag.ContinueOnError)
 	file, filter := stackFlags(fs)
 	api := newAPIFlags(fs)
-	names, err := parseMixed(fs, args)
+	names, err := console.ParseMixed(fs, args)
 	if err != nil {
 		return err
 	}

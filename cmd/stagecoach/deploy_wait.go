@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -82,7 +83,7 @@ func (a *awaited) look(ctx context.Context, c *client, begin time.Time) (ready s
 	switch {
 	case err != nil:
 	case s.in(stateFailing):
-		return "", fmt.Errorf("%s: %s%s", a.Service, harmless(s.status()), a.lastWords(ctx, c))
+		return "", fmt.Errorf("%s: %s%s", a.Service, console.Harmless(s.status()), a.lastWords(ctx, c))
 	case s.in(stateAsleep) && a.woken:
 		return fmt.Sprintf("asleep after %.1f s", took), nil
 	case s.in(stateAsleep):
@@ -99,7 +100,7 @@ func (a *awaited) look(ctx context.Context, c *client, begin time.Time) (ready s
 		return "", nil // the earlier a.late says more
 	}
 	a.late = errors.Join(fmt.Errorf("%s: after %.0f s %d replicas, want %d: %s; `stagecoach logs %[1]s` may say why",
-		a.Service, took, s.AvailableReplicas, least, harmless(s.status())), err)
+		a.Service, took, s.AvailableReplicas, least, console.Harmless(s.status())), err)
 	return "", nil
 }
 
@@ -144,5 +145,5 @@ func (a *awaited) lastWords(ctx context.Context, c *client) string {
 	if err := errors.Join(refused(resp, "logs"), printLogs(resp.Body, &lines)); err != nil || lines.Len() == 0 {
 		return ""
 	}
-	return "\nits last lines:\n" + harmless(strings.TrimRight(lines.String(), "\n"))
+	return "\nits last lines:\n" + console.Harmless(strings.TrimRight(lines.String(), "\n"))
 }

@@ -10,13 +10,15 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 func runExplain(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("explain", flag.ContinueOnError)
 	flags := newAPIFlags(fs)
-	asJSON := jsonFlag(fs)
-	name, err := oneName(fs, args)
+	asJSON := console.JSONFlag(fs)
+	name, err := console.OneName(fs, args)
 	if err != nil {
 		return err
 	}
@@ -35,7 +37,7 @@ func runExplain(ctx context.Context, args []string, out io.Writer) error {
 }
 
 func showExplanation(x explanation, out io.Writer) error {
-	t := newTable(out)
+	t := console.NewTable(out)
 	fmt.Fprintf(t, "Pipeline:\t%s\n", x.Pipeline)
 	if x.SLO != "" {
 		fmt.Fprintf(t, "SLO:\t%s\n", x.SLO)
@@ -71,7 +73,7 @@ func showExplanation(x explanation, out io.Writer) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	t = newTable(out)
+	t = console.NewTable(out)
 	fmt.Fprintln(t, "\nSTAGE\tWHY")
 	for _, st := range x.Stages {
 		fmt.Fprintf(t, "%s\t%s\n", st.Name, strings.Join(folded(st.Why, whyWidth), "\n\t"))

@@ -20,26 +20,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
-
-// oneName parses what follows a command that is about one function.
-func oneName(fs *flag.FlagSet, args []string) (string, error) {
-	rest, err := parseMixed(fs, args)
-	if err != nil {
-		return "", err
-	}
-	if len(rest) != 1 || rest[0] == "" {
-		return "", fmt.Errorf("%s: got %q, want one name", fs.Name(), rest)
-	}
-	return rest[0], nil
-}
 
 func runList(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("list", flag.ContinueOnError)
 	api := newAPIFlags(fs)
-	asJSON := jsonFlag(fs)
-	if err := parseFlags(fs, args); err != nil {
+	asJSON := console.JSONFlag(fs)
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	c, err := api.open("")
@@ -54,7 +43,7 @@ func runList(ctx context.Context, args []string, out io.Writer) error {
 	if *asJSON {
 		return json.NewEncoder(out).Encode(append([]functionStatus{}, all...)) // [] and not null
 	}
-	t := newTable(out)
+	t := console.NewTable(out)
 	fmt.Fprintln(t, "FUNCTION\tIMAGE\tINVOCATIONS\tREPLICAS\tSTATUS")
 	for i := range all {
 		f := &all[i]
@@ -78,7 +67,7 @@ func runDescribe(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("describe", flag.ContinueOnError)
 	api := newAPIFlags(fs)
 	asJSON := fs.Bool("json", false, "print JSON, as the API gives it")
-	name, err := oneName(fs, args)
+	name, err := console.OneName(fs, args)
 	if err != nil {
 		return err
 	}
@@ -107,7 +96,7 @@ func runDescribe(ctx context.Context, args []string, out io.Writer) error {
 }
 
 func describeFunction(f functionStatus, d deployment, gateway string, out io.Writer) error {
-	t := newTable(out)
+	t := console.NewTable(out)
 	fmt.Fprintf(t, "Name:\t%s\nNamespace:\t%s\nImage:\t%s\n", f.Name, f.Namespace, f.Image)
 	fmt.Fprintf(t, "Replicas:\t%d, %d ready\n", f.Replicas, f.AvailableReplicas)
 	if all := d.Annotations[provider.ReplicasAnnotation]; all != "" {
@@ -163,7 +152,7 @@ func describeMap(w io.Writer, title string, m map[string]string) {
 func runScale(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("scale", flag.ContinueOnError)
 	api := newAPIFlags(fs)
-	rest, err := parseMixed(fs, args)
+	rest, err := console.ParseMixed(fs, args)
 	if err != nil {
 		return err
 	}
@@ -198,7 +187,7 @@ func runLogs(ctx context.Context, args []string, out io.Writer) error {
 	tail := fs.Int("tail", -1, "at most so many lines of before; -1: all that are kept")
 	since := fs.Duration("since", 0, "no older than this, such as 10m")
 	asJSON := fs.Bool("json", false, "print each line as JSON, as the API gives it")
-	name, err := oneName(fs, args)
+	name, err := console.OneName(fs, args)
 	if err != nil {
 		return err
 	}
@@ -284,12 +273,6 @@ func refused(resp *http.Response, what string) error {
 	return errors.Join(a.unexpected(what), err)
 }
 
-// repeated is a flag that may be given several times.
-type repeated []string
-
-func (r *repeated) String() string     { return strings.Join(*r, ", ") }
-func (r *repeated) Set(s string) error { *r = append(*r, s); return nil }
-
 func runInvoke(ctx context.Context, args []string, out io.Writer) error {
 	return invoke(ctx, args, os.Stdin, out)
 }
@@ -299,10 +282,10 @@ func invoke(ctx context.Context, args []string, in io.Reader, out io.Writer) err
 	api := newAPIFlags(fs)
 	method := fs.String("m", http.MethodPost, "HTTP method")
 	async := fs.Bool("async", false, "do not wait for the answer: print the call's id")
-	var headers, query repeated
+	var headers, query console.Repeated
 	fs.Var(&headers, "header", "NAME=VALUE or NAME: VALUE; may be repeated")
 	fs.Var(&query, "query", "NAME=VALUE; may be repeated")
-	name, err := oneName(fs, args)
+	name, err := console.OneName(fs, args)
 	if err != nil {
 		return err
 	}
@@ -338,7 +321,7 @@ func invoke(ctx context.Context, args []string, in io.Reader, out io.Writer) err
 	}
 	if f, ok := in.(*os.File); ok {
 		if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err == nil {
-			progress("invoke: reading the request from the terminal, until Ctrl-D")
+			console.Progress("invoke: reading the request from the terminal, until Ctrl-D")
 		}
 	}
 	resp, err := c.stream(ctx, *method, path, header, io.NopCloser(in))

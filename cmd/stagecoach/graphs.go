@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/image/stack"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
@@ -227,7 +228,7 @@ func checkPipelines(ctx context.Context, c *client, all []deployment) error {
 			}
 			for _, f := range p.Faults {
 				errs = append(errs, fmt.Errorf("pipeline %q cannot run: %s", pipeline.Key{Name: p.Name, Namespace: p.Namespace},
-					harmless(pipeline.Fault{Function: f.Function, Annotation: f.Annotation, Got: f.Got, Want: f.Want}.String())))
+					console.Harmless(pipeline.Fault{Function: f.Function, Annotation: f.Annotation, Got: f.Got, Want: f.Want}.String())))
 			}
 		}
 	}

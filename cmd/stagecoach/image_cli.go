@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // imageCommand is what `stagecoach image` may be asked.
@@ -47,9 +48,9 @@ func runImage(ctx context.Context, args []string, out io.Writer) error {
 		fs.StringVar(&c.name, "name", "", "of the only image of an archive that names none")
 	case "pull", "push":
 		fs.StringVar(&c.registry.Auth, "registry-config", "", "file with credentials for registries; default ~/.docker/config.json, or DOCKER_CONFIG/config.json")
-		fs.Var((*repeated)(&c.registry.Insecure), "insecure", "host[:port] of a registry without TLS; may be repeated; loopback addresses need none")
+		fs.Var((*console.Repeated)(&c.registry.Insecure), "insecure", "host[:port] of a registry without TLS; may be repeated; loopback addresses need none")
 	}
-	rest, err := parseMixed(fs, args[1:])
+	rest, err := console.ParseMixed(fs, args[1:])
 	if err != nil {
 		return err
 	}
@@ -94,7 +95,7 @@ func (c *imageCommand) list() error {
 		}
 		return json.NewEncoder(c.out).Encode(out)
 	}
-	t := newTable(c.out)
+	t := console.NewTable(c.out)
 	fmt.Fprintln(t, "IMAGE\tSIZE\tDIGEST\tADDED")
 	for _, e := range all {
 		fmt.Fprintf(t, "%s\t%s\t%.19s\t%s\n", e.Name, sizeText(e.Size), e.Digest, e.Added.UTC().Format(time.RFC3339))

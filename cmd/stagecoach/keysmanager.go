@@ -25,6 +25,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
@@ -67,7 +68,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	fs.BoolVar(&c.hostNetwork, "allow-host-network", false, "let functions have the machine's network (annotation stagecoach.dev/network: host)")
 	fs.TextVar(&c.log.Level, "log", c.log.Level, "debug, info, warn or error")
 	fs.StringVar(&c.log.Format, "log-format", c.log.Format, "text or json")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return c, err
 	}
 	c.node = cmp.Or(c.node, defaults.Node.Name)

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	arrive "github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 	"github.com/stagecoach-serving/stagecoach/bench/load/report"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 const loadUsage = `stagecoach load FUNCTION --rate 20 [flags]     one function or pipeline
@@ -51,7 +51,7 @@ func runLoad(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("load: %w", err)
 	}
 	if !f.quiet {
-		cfg.Progress = func(p openloop.Progress) { progress("%s", p) }
+		cfg.Progress = func(p openloop.Progress) { console.Progress("%s", p) }
 	}
 	result, err := openloop.Run(ctx, cfg)
 	if err != nil {
@@ -79,31 +79,17 @@ func loadFaults(result openloop.Result) error {
 func writeLoad(f loadFlags, result openloop.Result, out io.Writer) error {
 	var errs []error
 	if f.jsonFile == "-" {
-		errs = append(errs, writeJSON(out, result))
+		errs = append(errs, console.WriteJSON(out, result))
 	} else {
 		errs = append(errs, result.WriteTable(out))
 	}
 	if f.jsonFile != "" && f.jsonFile != "-" {
-		errs = append(errs, writeTo(f.jsonFile, func(w io.Writer) error { return writeJSON(w, result) }))
+		errs = append(errs, console.WriteFile(f.jsonFile, func(w io.Writer) error { return console.WriteJSON(w, result) }))
 	}
 	if f.htmlFile != "" {
-		errs = append(errs, writeTo(f.htmlFile, func(w io.Writer) error { return report.Write(w, result) }))
+		errs = append(errs, console.WriteFile(f.htmlFile, func(w io.Writer) error { return report.Write(w, result) }))
 	}
 	return errors.Join(errs...)
-}
-
-func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", " ")
-	return e.Encode(v)
-}
-
-func writeTo(name string, write func(io.Writer) error) error {
-	f, err := os.Create(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(write(f), f.Close())
 }
 
 // loadScenario reads the flags, and the scenario's file when there is one: flags of the whole run win over it.
@@ -126,7 +112,7 @@ func loadScenario(args []string) (openloop.Scenario, loadFlags, error) {
 	fs.IntVar(&s.MaxInFlight, "max-in-flight", 0, "requests at a time; what is above it is counted as not sent (default 1000)")
 	fs.StringVar(&s.Callbacks, "callbacks", "", "host:port where callbacks are received (default 127.0.0.1:0)")
 	t, body, headers, cv := targetFlags(fs)
-	rest, err := parseMixed(fs, args)
+	rest, err := console.ParseMixed(fs, args)
 	if err != nil {
 		return s, f, err
 	}

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -69,25 +70,8 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "stagecoach:", err)
-		os.Exit(statusOf(err))
+		os.Exit(console.StatusOf(err))
 	}
-}
-
-// exitError is an error that the program ends with a status of its own for.
-type exitError struct {
-	status int
-	error
-}
-
-func (e exitError) Unwrap() error { return e.error }
-
-// statusOf is the program's status when it ends with an error.
-func statusOf(err error) int {
-	var e exitError
-	if errors.As(err, &e) {
-		return e.status
-	}
-	return 1
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
@@ -113,8 +97,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return nil
 	}
 	err := all[i].run(ctx, args[1:], out)
-	if help := (helpAsked{}); errors.As(err, &help) {
-		_, err = fmt.Fprint(out, all[i].help(args[1:], help.text))
+	if help := (console.HelpAsked{}); errors.As(err, &help) {
+		_, err = fmt.Fprint(out, all[i].help(args[1:], help.Text))
 	}
 	return err
 }
@@ -159,7 +143,7 @@ func usage(out io.Writer) {
 }
 
 func runVersion(_ context.Context, args []string, out io.Writer) error {
-	if err := parseFlags(flag.NewFlagSet("version", flag.ContinueOnError), args); err != nil {
+	if err := console.ParseFlags(flag.NewFlagSet("version", flag.ContinueOnError), args); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(out, "stagecoach", version())

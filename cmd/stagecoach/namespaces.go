@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // runNamespace lists, creates and removes namespaces.
@@ -23,7 +25,7 @@ func runNamespace(ctx context.Context, args []string, out io.Writer) error {
 	if verb == "list" {
 		return listNamespaces(ctx, fs, gateway, args[1:], out)
 	}
-	name, err := oneName(fs, args[1:])
+	name, err := console.OneName(fs, args[1:])
 	if err != nil {
 		return err
 	}
@@ -42,8 +44,8 @@ func runNamespace(ctx context.Context, args []string, out io.Writer) error {
 }
 
 func listNamespaces(ctx context.Context, fs *flag.FlagSet, gateway *string, args []string, out io.Writer) error {
-	asJSON := jsonFlag(fs)
-	if err := parseFlags(fs, args); err != nil {
+	asJSON := console.JSONFlag(fs)
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	c, err := dial(*gateway)
@@ -63,7 +65,7 @@ func printNames(names []string, asJSON bool, out io.Writer) error {
 	if asJSON {
 		return json.NewEncoder(out).Encode(append([]string{}, names...)) // [] and not null
 	}
-	t := newTable(out)
+	t := console.NewTable(out)
 	for _, n := range names {
 		fmt.Fprintln(t, n)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/image/builder"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // newStack is the stack file that `stagecoach new` writes if there is none.
@@ -34,7 +35,7 @@ func runNew(_ context.Context, args []string, out io.Writer) error {
 	lang := flags.String("lang", "", "the template: go-stage, onnx-stage, python3-stage, or one that was pulled into the folder template")
 	prefix := flags.String("prefix", "", "beginning of the image's name, such as example or registry.example/team")
 	file := flags.String("f", "", "stack file, created if there is none; default stack.yml or stack.yaml")
-	name, err := oneName(flags, args)
+	name, err := console.OneName(flags, args)
 	if err != nil {
 		return err
 	}
@@ -72,7 +73,7 @@ func runNew(_ context.Context, args []string, out io.Writer) error {
 		return errors.Join(fmt.Errorf("new: %w", err), os.RemoveAll(name))
 	}
 	fmt.Fprintf(out, "%s: made from %s\n%s: has it now\n", name, *lang, at)
-	progress("next: stagecoach build -f %s && stagecoach deploy -f %[1]s", at)
+	console.Progress("next: stagecoach build -f %s && stagecoach deploy -f %[1]s", at)
 	return nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
@@ -25,8 +26,8 @@ func runNode(ctx context.Context, args []string, out io.Writer) error {
 	}
 	fs := flag.NewFlagSet("node "+args[0], flag.ContinueOnError)
 	gateway := gatewayFlag(fs)
-	asJSON := jsonFlag(fs)
-	rest, err := parseMixed(fs, args[1:])
+	asJSON := console.JSONFlag(fs)
+	rest, err := console.ParseMixed(fs, args[1:])
 	if err != nil {
 		return err
 	}
@@ -61,7 +62,7 @@ func runNode(ctx context.Context, args []string, out io.Writer) error {
 }
 
 func listNodes(all []node.Inventory, out io.Writer) error {
-	t := newTable(out)
+	t := console.NewTable(out)
 	fmt.Fprintln(t, "NODE\tKIND\tCPU\tMEMORY\tUSED\tDEVICES\tCACHED\tREPLICAS\tHITS\tMISSES")
 	for _, n := range all {
 		devices, ill := fmt.Sprint(len(n.Devices)), 0
@@ -92,7 +93,7 @@ func nodeKind(n node.Inventory) string {
 }
 
 func describeNode(n node.Inventory, now time.Time, out io.Writer) error {
-	t := newTable(out)
+	t := console.NewTable(out)
 	fmt.Fprintf(t, "Node:\t%s\nKind:\t%s\nProcess:\t%d on %s, version %s, for %s\n", n.Name, nodeKind(n), n.PID, n.Host, n.Version, age(n.Started, now))
 	fmt.Fprintf(t, "CPU:\t%dm, %dm promised\n", n.CPU.Total, n.CPU.Used)
 	fmt.Fprintf(t, "Memory:\t%s (%s), %s used; idle parameters go above %s\n", plan.Size(n.Memory.Total), n.Memory.Bound, plan.Size(n.Memory.Used), plan.Size(n.Memory.Threshold))
@@ -191,9 +192,9 @@ func runCache(ctx context.Context, args []string, out io.Writer) error {
 	}
 	fs := flag.NewFlagSet("cache "+args[0], flag.ContinueOnError)
 	flags := newAPIFlags(fs)
-	asJSON := jsonFlag(fs)
+	asJSON := console.JSONFlag(fs)
 	name := fs.String("node", "", "on this node alone")
-	rest, err := parseMixed(fs, args[1:])
+	rest, err := console.ParseMixed(fs, args[1:])
 	if err != nil {
 		return err
 	}
@@ -223,7 +224,7 @@ func listCache(ctx context.Context, api *client, namespace, name string, asJSON 
 	if asJSON {
 		return json.NewEncoder(out).Encode(all)
 	}
-	t := newTable(out)
+	t := console.NewTable(out)
 	fmt.Fprintln(t, "NODE\tFUNCTION\t"+zygoteHead)
 	for _, c := range all {
 		fmt.Fprint(t, c.Node+"\t")
@@ -254,7 +255,7 @@ func changeCache(ctx context.Context, api *client, verb string, o cacheOrder, as
 	}
 	what := map[string]string{"warm": "in memory", "evict": "freed"}[verb]
 	for _, d := range done {
-		fmt.Fprintf(out, "%s: %s %s\n", harmless(d.Node), plan.Size(d.Bytes), what)
+		fmt.Fprintf(out, "%s: %s %s\n", console.Harmless(d.Node), plan.Size(d.Bytes), what)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
 
@@ -18,8 +19,8 @@ func runPipeline(ctx context.Context, args []string, out io.Writer) error {
 	}
 	fs := flag.NewFlagSet("pipeline "+args[0], flag.ContinueOnError)
 	flags := newAPIFlags(fs)
-	asJSON := jsonFlag(fs)
-	rest, err := parseMixed(fs, args[1:])
+	asJSON := console.JSONFlag(fs)
+	rest, err := console.ParseMixed(fs, args[1:])
 	if err != nil {
 		return err
 	}
@@ -35,7 +36,7 @@ func runPipeline(ctx context.Context, args []string, out io.Writer) error {
 		if *asJSON {
 			return json.NewEncoder(out).Encode(append([]provider.PipelineStatus{}, all...)) // [] and not null
 		}
-		t := newTable(out)
+		t := console.NewTable(out)
 		fmt.Fprintln(t, "PIPELINE\tNAMESPACE\tREADY\tSTAGES\tENTRY\tSLO")
 		for _, p := range all {
 			fmt.Fprintf(t, "%s\t%s\t%t\t%d\t%s\t%s\n", p.Name, p.Namespace, p.Ready, len(p.Stages), p.Entry, p.SLO)
@@ -56,7 +57,7 @@ func runPipeline(ctx context.Context, args []string, out io.Writer) error {
 }
 
 func describePipeline(p provider.PipelineStatus, out io.Writer) error {
-	t := newTable(out)
+	t := console.NewTable(out)
 	fmt.Fprintf(t, "Pipeline:\t%s.%s\nReady:\t%t\nEntry:\t%s\nSLO:\t%s\n\nSTAGE\tREPLICAS\tEACH\tNEXT\tSTATUS\n", p.Name, p.Namespace, p.Ready, p.Entry, p.SLO)
 	for _, s := range p.Stages {
 		var next []string

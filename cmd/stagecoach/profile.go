@@ -18,6 +18,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -28,7 +29,7 @@ type profileFlags struct {
 	show, json  bool
 	chart       string
 	cpu, batch  []int // empty: as the function and its node suggest
-	inputs      repeated
+	inputs      console.Repeated
 	contentType string
 	rule        profile.Rule
 }
@@ -54,7 +55,7 @@ func parseProfile(args []string) (*profileFlags, error) {
 	fs.Float64Var(&f.rule.Relative, "relative", 0.05, "half width of the mean's 95 % confidence interval that is good enough, of the mean")
 	fs.IntVar(&f.rule.Most, "most", 2000, "batches that a point may take")
 	var err error
-	if f.name, err = oneName(fs, args); err != nil {
+	if f.name, err = console.OneName(fs, args); err != nil {
 		return nil, err
 	}
 	if !(f.rule.Relative > 0 && f.rule.Relative < 1) {
@@ -206,12 +207,12 @@ func guessType(body []byte, file string) string {
 
 // printProfile prints what is known, and what follows from it.
 func printProfile(p profile.Profile, out io.Writer) error {
-	fmt.Fprintf(out, "%s, image %s, on node %s, %s\n", harmless(p.Function), harmless(p.Image), harmless(p.Node), p.At.UTC().Format("2006-01-02 15:04 MST"))
+	fmt.Fprintf(out, "%s, image %s, on node %s, %s\n", console.Harmless(p.Function), console.Harmless(p.Image), console.Harmless(p.Node), p.At.UTC().Format("2006-01-02 15:04 MST"))
 	if p.Stale {
 		fmt.Fprintln(out, "stale: the function has another image now, and the autoscaler does not use this")
 	}
 	fmt.Fprintln(out)
-	t := newTable(out)
+	t := console.NewTable(out)
 	fmt.Fprintln(t, strings.Join(profile.Head(), "\t"))
 	for _, row := range p.Rows() {
 		fmt.Fprintln(t, strings.TrimRight(strings.Join(row, "\t"), "\t"))

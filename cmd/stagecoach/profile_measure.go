@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
 
@@ -55,12 +56,12 @@ func (f *profileFlags) measure(ctx context.Context, c *client, path string, bodi
 		}
 		what := fmt.Sprintf("profile: %d of %d: %dm, batch %d, length %d", i+1, len(cells), cell.CPUMilli, cell.Batch, cell.Length)
 		if !ok {
-			progress("%s: left out: batches of this size did not form, calls are answered sooner than others come", what)
+			console.Progress("%s: left out: batches of this size did not form, calls are answered sooner than others come", what)
 			continue
 		}
-		progress("%s: %.4g ms ± %.2g %%, %d batches in %v", what, 1000*pt.Mean, 100*pt.Err/pt.Mean, pt.N, time.Since(begin).Round(100*time.Millisecond))
+		console.Progress("%s: %.4g ms ± %.2g %%, %d batches in %v", what, 1000*pt.Mean, 100*pt.Err/pt.Mean, pt.N, time.Since(begin).Round(100*time.Millisecond))
 		if pt.Loose {
-			progress("%s: that is wider than %.3g %%; --most ends it", what, 100*f.rule.Relative)
+			console.Progress("%s: that is wider than %.3g %%; --most ends it", what, 100*f.rule.Relative)
 		}
 		p.Points = append(p.Points, pt)
 	}

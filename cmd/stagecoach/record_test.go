@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/control"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // envRecord names the file that `make record` makes anew: autoscaler/testdata/record.jsonl.
@@ -118,8 +119,8 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 	}
 	out.Reset()
 	err = run(t.Context(), []string{"replay", record, "--json"}, &out)
-	if err == nil || statusOf(err) != 1 {
-		t.Errorf("%v, status %d, want 1", err, statusOf(err))
+	if err == nil || console.StatusOf(err) != 1 {
+		t.Errorf("%v, status %d, want 1", err, console.StatusOf(err))
 	}
 	var got control.Replay
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil || len(got.Diffs) != 1 || got.Diffs[0].Field != "why" || len(got.Unread) != 1 {

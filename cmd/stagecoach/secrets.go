@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"os"
+
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 func runSecret(ctx context.Context, args []string, out io.Writer) error {
@@ -30,7 +32,7 @@ func secretCommand(ctx context.Context, args []string, in io.Reader, out io.Writ
 	if verb == "list" {
 		return listSecrets(ctx, fs, api, args[1:], out)
 	}
-	name, err := oneName(fs, args[1:])
+	name, err := console.OneName(fs, args[1:])
 	if err != nil {
 		return err
 	}
@@ -68,8 +70,8 @@ func secretCommand(ctx context.Context, args []string, in io.Reader, out io.Writ
 }
 
 func listSecrets(ctx context.Context, fs *flag.FlagSet, api *apiFlags, args []string, out io.Writer) error {
-	asJSON := jsonFlag(fs)
-	if err := parseFlags(fs, args); err != nil {
+	asJSON := console.JSONFlag(fs)
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	c, err := api.open("")

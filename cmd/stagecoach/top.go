@@ -16,6 +16,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/control/events"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -147,7 +148,7 @@ func runTop(ctx context.Context, args []string, out io.Writer) error {
 	gateway := gatewayFlag(fs)
 	once := fs.Bool("once", false, "print it once and end, as when the output is no terminal")
 	asJSON := fs.Bool("json", false, "print what GET /system/top answers, once")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	api, err := dial(*gateway)

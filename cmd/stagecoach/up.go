@@ -21,6 +21,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/control/events"
 	"github.com/stagecoach-serving/stagecoach/control/telemetry"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/provider/logbook"
@@ -71,7 +72,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	fs.StringVar(&cfg.Control.Record, "record", cfg.Control.Record, "file that gets each decision of the autoscaler, for stagecoach replay")
 	fs.StringVar(&cfg.Isolation.Network, "network-cidr", cfg.Isolation.Network, "addresses of replicas, when this process is root")
 	fs.BoolVar(&cfg.Isolation.HostNetwork, "allow-host-network", cfg.Isolation.HostNetwork, "let functions have the machine's network (annotation stagecoach.dev/network: host)")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return cfg, nil, err
 	}
 	if *file != "" {
@@ -79,7 +80,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 		if err := cfg.readConfig(*file); err != nil {
 			return cfg, nil, err
 		}
-		if err := parseFlags(fs, args); err != nil { // again, over the file
+		if err := console.ParseFlags(fs, args); err != nil { // again, over the file
 			return cfg, nil, err
 		}
 	}
