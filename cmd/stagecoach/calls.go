@@ -17,16 +17,6 @@ const (
 	endedResultBytes = 64 << 10 // bytes of one result; a larger one is not kept
 )
 
-// The states of an async call.
-const (
-	callAccepted = "accepted" // it waits for its first run
-	callRunning  = "running"
-	callRetrying = "retrying" // a run has failed, and the next one has a time
-	callTelling  = "telling"  // it has run; its result goes to its callback
-	callDone     = "done"
-	callDead     = "dead" // it has failed for good
-)
-
 // asyncCall is the state of an async call.
 type asyncCall struct {
 	id       string // of its record

@@ -8,54 +8,15 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/request/flow"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// callStatus is an async call as GET /system/async/ID shows it.
-type callStatus struct {
-	CallID    string      `json:"callId"` // the client's
-	ID        string      `json:"id"`     // of its record in the journal
-	Function  string      `json:"function"`
-	Namespace string      `json:"namespace"`
-	State     string      `json:"state"` // accepted, running, retrying, telling, done or dead
-	Accepted  time.Time   `json:"accepted"`
-	Since     *time.Time  `json:"since,omitempty"`    // of the state
-	Attempt   int         `json:"attempt"`            // the present or latest one; 0: none yet
-	Next      *time.Time  `json:"next,omitempty"`     // of the next attempt
-	Stages    []callStage `json:"stages,omitempty"`   // while it runs: the stages that it is in
-	Cause     string      `json:"cause,omitempty"`    // why the latest attempt failed
-	Callback  string      `json:"callback,omitempty"` // URL, without user and query
-	Result    *callResult `json:"result,omitempty"`   // of its last run
-	Letter    string      `json:"letter,omitempty"`   // id of its dead letter, while that is kept
-}
-
-// callStage is the progress of a call in a stage.
-type callStage struct {
-	Stage   string `json:"stage"`
-	Calls   int    `json:"calls"`
-	Done    int    `json:"done"`
-	Attempt int    `json:"attempt"` // the highest of the calls that are not done
-}
-
-// callResult is the result of a call.
-type callResult struct {
-	Status      int     `json:"status"`
-	ContentType string  `json:"contentType,omitempty"`
-	Seconds     float64 `json:"seconds"` // of its last run
-	Kept        bool    `json:"kept"`    // ?body=1 has its body
-}
-
 // callAPI serves GET /system/async/ID[?body=1].
 type callAPI struct {
-	calls   *callBook
-	journal *queue.Journal
-	flow    *flow.Coordinator
-}
-
-func serveCall(calls *callBook, j *queue.Journal, f *flow.Coordinator) http.Handler {
-	return callAPI{calls, j, f}
+	calls    *callBook
+	journal  deadJournal
+	requests requestPlaces
 }
 
 // ServeHTTP implements http.Handler.
@@ -138,7 +99,7 @@ func (a callAPI) show(c asyncCall) callStatus {
 		out.Next = &next
 	}
 	if c.state == callRunning {
-		for _, p := range a.flow.Where(c.id) {
+		for _, p := range a.requests.Where(c.id) {
 			out.Stages = append(out.Stages, callStage(p))
 		}
 	}

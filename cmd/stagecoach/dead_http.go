@@ -1,14 +1,12 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
@@ -17,40 +15,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// deadLetter is a dead letter as GET /system/dead shows it.
-type deadLetter struct {
-	ID        string    `json:"id"`
-	Function  string    `json:"function"`
-	Namespace string    `json:"namespace"`
-	Kind      string    `json:"kind"` // run or callback: what failed
-	Cause     string    `json:"cause"`
-	Attempts  int       `json:"attempts"`
-	Accepted  time.Time `json:"accepted"`
-	Died      time.Time `json:"died"`
-	Bytes     int64     `json:"bytes"`
-
-	// The rest is of GET /system/dead/ID alone.
-	CallID   string              `json:"callId,omitempty"`
-	Request  string              `json:"request,omitempty"`  // its first line
-	Header   map[string][]string `json:"header,omitempty"`   // without credentials
-	Callback string              `json:"callback,omitempty"` // URL, without user and query
-	Status   int                 `json:"status,omitempty"`   // that a callback would tell
-}
-
-// deadPage is some of the dead letters, the oldest first.
-type deadPage struct {
-	Letters []deadLetter `json:"letters"`
-	Next    string       `json:"next,omitempty"` // to be asked for with after=; empty: there are no more
-}
-
-// deadDone says how many letters were changed.
-type deadDone struct {
-	Letters int `json:"letters"`
-}
-
 const (
-	deadLimit    = 100  // letters a page, unless asked otherwise
-	maxDeadLimit = 1000 // and at most
+	deadLimit    = 100  // letters per page, unless the request says otherwise
+	maxDeadLimit = 1000 // letters per page at most
 )
 
 // deadAPI serves dead letters:
@@ -59,11 +26,9 @@ const (
 //	GET    /system/dead/ID[?body=1]
 //	POST   /system/dead/ID/redrive, POST /system/dead/redrive?function=
 //	DELETE /system/dead/ID, DELETE /system/dead?function=
-type deadAPI struct {
-	journal *queue.Journal
-}
+type deadAPI struct{ journal deadJournal }
 
-func serveDead(j *queue.Journal) http.Handler {
+func serveDead(j deadJournal) http.Handler {
 	d := deadAPI{j}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /system/dead", d.list)
@@ -75,14 +40,14 @@ func serveDead(j *queue.Journal) http.Handler {
 	return mux
 }
 
-// function is the key of ?function=, of ?namespace= if that is there; false: none is asked for.
+// function returns the key that ?function= and ?namespace= name. asked is false without ?function=.
 func (d deadAPI) function(r *http.Request) (key pipeline.Key, asked bool) {
 	q := r.URL.Query()
 	name := q.Get("function")
 	return pipeline.Named(name, q.Get("namespace")), name != ""
 }
 
-// wanted picks the functions that a request is about; nil: all.
+// wanted returns which functions a request is about; nil: all.
 func (d deadAPI) wanted(r *http.Request) func(function string) bool {
 	if key, asked := d.function(r); asked {
 		return func(function string) bool { return pipeline.ParseKey(function) == key }
@@ -147,7 +112,7 @@ func (d deadAPI) show(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(body)                       // fails only when the client is gone
 }
 
-// openLetter reads a letter's content.
+// openLetter reads the content of a letter.
 func openLetter(l queue.DeadLetter, data []byte) (out deadLetter, contentType string, body []byte, err error) {
 	out = showLetter(l)
 	if l.Kind == queue.Callback {
@@ -187,7 +152,7 @@ func openLetter(l queue.DeadLetter, data []byte) (out deadLetter, contentType st
 	return out, contentType, body, err
 }
 
-// secretHeader tells whether a header carries what nobody else should know.
+// secretHeader reports whether a header may carry credentials.
 func secretHeader(name string) bool {
 	name = strings.ToLower(name)
 	return name == "cookie" || slices.ContainsFunc([]string{"authorization", "token", "secret", "password", "api-key", "apikey", "signature", "hmac"}, func(part string) bool {
@@ -195,7 +160,7 @@ func secretHeader(name string) bool {
 	})
 }
 
-// one changes the letter that the path names.
+// one serves a change of the letter that the path names.
 func (d deadAPI) one(f func(r *http.Request, id string) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if err := f(r, r.PathValue("id")); err != nil {
@@ -206,7 +171,7 @@ func (d deadAPI) one(f func(r *http.Request, id string) error) http.HandlerFunc 
 	}
 }
 
-// all changes all letters of a function that are there now.
+// all serves a change of all letters that a function has now.
 func (d deadAPI) all(f func(r *http.Request, id string) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if _, asked := d.function(r); !asked {
@@ -233,7 +198,7 @@ func (d deadAPI) all(f func(r *http.Request, id string) error) http.HandlerFunc 
 	}
 }
 
-// fail answers with an error; a status of 0 is read from it.
+// fail answers with an error. It chooses the status by the error if status is 0.
 func (d deadAPI) fail(w http.ResponseWriter, status int, err error) {
 	if status == 0 {
 		status = http.StatusServiceUnavailable
@@ -245,11 +210,4 @@ func (d deadAPI) fail(w http.ResponseWriter, status int, err error) {
 		}
 	}
 	http.Error(w, err.Error(), status)
-}
-
-func answerJSON(w http.ResponseWriter, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	_ = e.Encode(v) // our own types encode; a write fails only when the client is gone
 }

@@ -2,72 +2,37 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/placement"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
-	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
 
-// explanation is why the stages of a pipeline are as large as they are, as GET /system/pipelines/NAME/explain answers.
-type explanation struct {
-	Pipeline string           `json:"pipeline"`           // its key, or that of a function alone
-	At       time.Time        `json:"at"`                 // of the decision; zero: there is none yet
-	SLO      string           `json:"slo,omitempty"`      // a Go duration, as those below
-	Measured string           `json:"measured,omitempty"` // mean time on the slowest path; empty: a stage has no data
-	Met      *bool            `json:"met,omitempty"`      // Measured is within SLO; none while one of them is empty
-	Policies policy.Names     `json:"policies"`
-	Budget   int              `json:"budget,omitempty"` // replicas that all functions together may have
-	Wanted   int              `json:"wanted"`           // replicas that all functions together should have
-	Notes    []string         `json:"notes"`            // what the operator should know first
-	Stages   []explainedStage `json:"stages"`
+// draft is an explanation that is being written.
+type draft struct {
+	explanation
+	stages []draftStage // they become the explanation's
 }
 
-// explainedStage is a stage of an [explanation]. What is not known is left out: it is not zero.
-type explainedStage struct {
-	Name     string         `json:"name"`
-	Ready    int            `json:"ready"`
-	Starting int            `json:"starting"`
-	Wanted   int            `json:"wanted"` // replicas that have a place
-	Min      int            `json:"min"`
-	Max      int            `json:"max"`
-	Key      bool           `json:"key"` // a key stage
-	CPUMilli int            `json:"cpuMilli,omitempty"`
-	Rate     *float64       `json:"rate,omitempty"` // requests a second
-	CV       *float64       `json:"cv,omitempty"`   // of the times between them
-	Wait     string         `json:"wait,omitempty"` // mean
-	Oldest   string         `json:"oldest,omitempty"`
-	Service  string         `json:"service,omitempty"` // mean
-	Busy     *float64       `json:"busy,omitempty"`    // share of the time
-	Waiting  int            `json:"waiting"`
-	Running  int            `json:"running"`
-	Why      string         `json:"why"`             // the decision: which term, from what to what, why not more
-	Short    string         `json:"short,omitempty"` // why fewer have a place
-	Failing  *failingStarts `json:"failing,omitempty"`
-	Barred   string         `json:"barred,omitempty"` // devices that it is kept from
+// draftStage is a stage of a draft.
+type draftStage struct {
+	explainedStage
 	function *plan.Function // nil: no plan knows it
 }
 
-// failingStarts says that replicas do not start.
-type failingStarts struct {
-	Count int       `json:"count"` // in a row
-	Until time.Time `json:"until"` // no other is tried before
-	Cause string    `json:"cause"` // of the latest
-}
-
-// explain puts together what the plan that was applied last says of a pipeline, and the Snapshot that it was made from.
+// explain says why the stages of a pipeline have their sizes. last is the plan that was applied
+// last, and s is the Snapshot that it was made from. trouble says why the autoscaler made no plan
+// since; it is empty if there is none.
 func explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies policy.Names, trouble string) explanation {
-	x := explanation{
+	x := draft{explanation: explanation{
 		Pipeline: p.Key().String(), At: last.At, Policies: policies, Budget: s.Budget,
 		Notes: []string{}, Stages: []explainedStage{},
-	}
+	}}
 	wants := map[string]plan.Want{}
 	for _, w := range last.Wants {
 		wants[w.Function] = w
@@ -76,12 +41,12 @@ func explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 	for _, st := range p.Stages {
 		key := st.Key().String()
 		f, _ := s.Function(key)
-		x.Stages = append(x.Stages, explainStage(st.Name, f, wants[key]))
+		x.stages = append(x.stages, explainStage(st.Name, f, wants[key]))
 	}
 	if p.SLO > 0 {
 		x.SLO = p.SLO.String()
 	}
-	if spent, known := slowest(p, x.Stages, explainedStage.spends); known && len(p.Faults) == 0 {
+	if spent, known := slowest(p, x.stages, draftStage.spends); known && len(p.Faults) == 0 {
 		x.Measured = rounded(spent)
 		if p.SLO > 0 {
 			met := spent <= p.SLO
@@ -89,12 +54,15 @@ func explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 		}
 	}
 	x.note(p, s, trouble)
-	return x
+	for _, st := range x.stages {
+		x.Stages = append(x.Stages, st.explainedStage)
+	}
+	return x.explanation
 }
 
-// explainStage tells of one stage; f is nil when no plan knows it yet.
-func explainStage(name string, f *plan.Function, w plan.Want) explainedStage {
-	st := explainedStage{Name: name, Wanted: len(w.Slots), Why: w.Why, Short: w.Short, CPUMilli: w.CPUMilli, function: f}
+// explainStage describes one stage. f is nil if no plan knows it yet.
+func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
+	st := draftStage{explainedStage{Name: name, Wanted: len(w.Slots), Why: w.Why, Short: w.Short, CPUMilli: w.CPUMilli}, f}
 	if f == nil {
 		st.Why = "no decision yet"
 		return st
@@ -128,8 +96,9 @@ func explainStage(name string, f *plan.Function, w plan.Want) explainedStage {
 	return st
 }
 
-// slowest is the mean time on the slowest path through a pipeline; not known while that of a stage is not.
-func slowest(p pipeline.Pipeline, stages []explainedStage, spends func(explainedStage) time.Duration) (time.Duration, bool) {
+// slowest returns the mean time on the slowest path through a pipeline. It is unknown while that of
+// a stage is unknown.
+func slowest(p pipeline.Pipeline, stages []draftStage, spends func(draftStage) time.Duration) (time.Duration, bool) {
 	before := make([]time.Duration, len(stages)) // when a stage begins
 	index := map[string]int{}
 	for i, st := range p.Stages {
@@ -151,8 +120,8 @@ func slowest(p pipeline.Pipeline, stages []explainedStage, spends func(explained
 	return end, len(stages) > 0
 }
 
-// note says what the operator should know first.
-func (x *explanation) note(p pipeline.Pipeline, s plan.Snapshot, trouble string) {
+// note adds the notes: what the operator should know first.
+func (x *draft) note(p pipeline.Pipeline, s plan.Snapshot, trouble string) {
 	add := func(format string, args ...any) { x.Notes = append(x.Notes, fmt.Sprintf(format, args...)) }
 	if len(p.Faults) > 0 {
 		add("the pipeline's graph has a fault, so that it cannot be invoked: `stagecoach pipeline describe %s`", p.Name)
@@ -161,7 +130,7 @@ func (x *explanation) note(p pipeline.Pipeline, s plan.Snapshot, trouble string)
 		add("the autoscaler goes on with what it has: %s", trouble)
 	}
 	slow := -1 // the stage that takes the longest, of those that wait
-	for i, st := range x.Stages {
+	for i, st := range x.stages {
 		if st.Failing != nil {
 			next := "now"
 			if st.Failing.Until.After(s.At) {
@@ -172,16 +141,16 @@ func (x *explanation) note(p pipeline.Pipeline, s plan.Snapshot, trouble string)
 		if st.Short != "" {
 			add("%s: %s", st.Name, st.Short)
 		}
-		if st.function != nil && (slow < 0 || st.waited() > x.Stages[slow].waited()) {
+		if st.function != nil && (slow < 0 || st.waited() > x.stages[slow].waited()) {
 			slow = i
 		}
 	}
 	if x.Met != nil && !*x.Met {
 		add("the objective of %s is not met: %s on the slowest path", x.SLO, x.Measured)
-		if st := x.Stages[slow]; st.waited() > 0 {
+		if st := x.stages[slow]; st.waited() > 0 {
 			add("%s holds it up: %s", st.Name, st.queue())
 		}
-		if work, _ := slowest(p, x.Stages, explainedStage.works); work > p.SLO {
+		if work, _ := slowest(p, x.stages, draftStage.works); work > p.SLO {
 			add("no number of replicas meets it: the stages work for %s on the slowest path, without any waiting; faster stages do, or a longer slo", rounded(work))
 		}
 	}
@@ -201,14 +170,14 @@ func (x *explanation) note(p pipeline.Pipeline, s plan.Snapshot, trouble string)
 	}
 }
 
-// works is how long a stage serves a task, on average.
-func (st explainedStage) works() time.Duration { return st.function.Service.Mean }
+// works returns how long a stage serves a task, on average.
+func (st draftStage) works() time.Duration { return st.function.Service.Mean }
 
-// spends is how long a task is at a stage, on average.
-func (st explainedStage) spends() time.Duration { return st.waited() + st.works() }
+// spends returns how long a task is at a stage, on average.
+func (st draftStage) spends() time.Duration { return st.waited() + st.works() }
 
-// waited is how long a stage's tasks wait, on average or now.
-func (st explainedStage) waited() time.Duration {
+// waited returns how long a stage's tasks wait, on average or now, whichever is longer.
+func (st draftStage) waited() time.Duration {
 	if st.function == nil {
 		return 0
 	}
@@ -216,7 +185,7 @@ func (st explainedStage) waited() time.Duration {
 }
 
 // queue says how long a stage's tasks wait, and what for.
-func (st explainedStage) queue() string {
+func (st draftStage) queue() string {
 	text := "its tasks wait for " + rounded(st.function.Wait.Mean) + " on average"
 	if oldest := st.function.Wait.Oldest; oldest > st.function.Wait.Mean {
 		text += fmt.Sprintf(", the first of %d that wait now has for %s", st.Waiting, rounded(oldest))
@@ -228,36 +197,8 @@ func (st explainedStage) queue() string {
 	return text
 }
 
-// counted is a number of something.
-func counted(n int, one, more string) string {
-	if n == 1 {
-		more = one
-	}
-	return fmt.Sprint(n, " ", more)
-}
-
-// oneLine is text, such as a program's last words, as a line.
-func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
-
-// finite is a number that JSON can hold; nil: it cannot.
-func finite(v float64) *float64 {
-	if math.IsNaN(v) || math.IsInf(v, 0) {
-		return nil
-	}
-	return &v
-}
-
-// rounded writes a duration to a tenth of a millisecond, or in three digits.
-func rounded(d time.Duration) string {
-	unit := 100 * time.Microsecond
-	for d.Abs() >= 1000*unit {
-		unit *= 10
-	}
-	return d.Round(unit).String()
-}
-
-// serveExplain answers GET /system/pipelines/{name}/explain, also for a function that is named.
-func serveExplain(reg *provider.Registry, loop *control.Loop, status *status) http.Handler {
+// serveExplain serves GET /system/pipelines/{name}/explain. The name may also be a function's.
+func serveExplain(reg *provider.Registry, loop decisions, replicas replicaStates) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		key := pipeline.Named(r.PathValue("name"), r.URL.Query().Get("namespace"))
 		p, ok := findPipeline(reg, key)
@@ -268,7 +209,7 @@ func serveExplain(reg *provider.Registry, loop *control.Loop, status *status) ht
 		s, last := loop.Last()
 		x := explain(p, s, last, loop.Policies(), loop.Trouble())
 		for _, st := range p.Stages {
-			if until, ok := status.local.PinnedUntil(st.Key()); ok {
+			if until, ok := replicas.PinnedUntil(st.Key()); ok {
 				x.Notes = append(x.Notes, st.Name+": "+measuredUntil(until))
 			}
 		}
@@ -276,7 +217,8 @@ func serveExplain(reg *provider.Registry, loop *control.Loop, status *status) ht
 	})
 }
 
-// findPipeline finds the pipeline of a key, or else the function as a pipeline of one stage.
+// findPipeline returns the pipeline with a key. If there is none, it returns the function with this
+// key as a pipeline of one stage.
 func findPipeline(reg *provider.Registry, key pipeline.Key) (pipeline.Pipeline, bool) {
 	all := reg.Pipelines()
 	if i := slices.IndexFunc(all, func(p pipeline.Pipeline) bool { return p.Key() == key }); i >= 0 {

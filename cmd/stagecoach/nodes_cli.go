@@ -207,7 +207,7 @@ func runCache(ctx context.Context, args []string, out io.Writer) error {
 		return listCache(ctx, api, flags.namespace, *name, *asJSON, out)
 	case args[0] != "list" && len(rest) == 1:
 		o := cacheOrder{Function: rest[0], Namespace: flags.namespace, Node: *name}
-		if args[0] == "evict" && len(rest[0]) >= shortDigest && digestForm.MatchString(rest[0]) {
+		if args[0] == "evict" && len(rest[0]) >= shortDigest && isDigest(rest[0]) {
 			o.Function, o.Digest = "", rest[0]
 		}
 		return changeCache(ctx, api, args[0], o, *asJSON, out)

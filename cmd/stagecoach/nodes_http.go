@@ -7,68 +7,27 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// cached is a parameter set in a node's memory, as GET /system/cache shows it.
-type cached struct {
-	Node string `json:"node"`
-	node.Zygote
-}
-
-// cacheOrder is the body of POST /system/cache/warm and /system/cache/evict.
-type cacheOrder struct {
-	Function  string `json:"function,omitempty"`
-	Namespace string `json:"namespace,omitempty"`
-	Digest    string `json:"digest,omitempty"` // evict: of an image, or its beginning, in place of a function
-	Node      string `json:"node,omitempty"`   // empty: warm: each node; evict: each that has it
-}
-
-// cacheDone says what became of a cacheOrder on a node.
-type cacheDone struct {
-	Node  string `json:"node"`
-	Bytes int64  `json:"bytes"` // that came into memory, or were there, or went
-}
-
-// cacheAPI serves nodes and what they hold in memory:
+// cacheAPI serves nodes and the parameters in their memory:
 //
 //	GET  /system/nodes, /system/nodes/NAME
 //	GET  /system/cache[?node=&function=&namespace=]
 //	POST /system/cache/warm, /system/cache/evict
 type cacheAPI struct {
 	nodes     nodeList
-	functions functionSpecs
+	codes     node.Codes // of errors of nodes
+	functions functionList
 }
 
-// functionSpecs knows what is deployed.
-type functionSpecs interface {
-	// Known reports whether there is a function or a pipeline with this key.
-	Known(key pipeline.Key) bool
-	// HasNamespace reports whether there is a namespace with this name.
-	HasNamespace(name string) bool
-	// Spec is what a node starts the function of a key from.
-	Spec(key pipeline.Key) (keysmanager.Spec, bool)
-}
-
-// Spec implements functionSpecs.
-func (d deployed) Spec(key pipeline.Key) (keysmanager.Spec, bool) {
-	for _, f := range d.Functions() {
-		if s, ok := f.Spec.(keysmanager.Spec); ok && f.Key == key {
-			return s, true
-		}
-	}
-	return keysmanager.Spec{}, false
-}
-
-func serveNodes(n nodeList, f functionSpecs) http.Handler {
-	c := cacheAPI{n, f}
+func serveNodes(n nodeList, codes node.Codes, f functionList) http.Handler {
+	c := cacheAPI{n, codes, f}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /system/nodes", func(w http.ResponseWriter, _ *http.Request) {
 		answerJSON(w, append([]node.Inventory{}, n.Inventories()...)) // [] and not null
@@ -91,7 +50,7 @@ func (c cacheAPI) node(w http.ResponseWriter, r *http.Request) {
 	answerJSON(w, all[i])
 }
 
-// errNoNode is the error of a node that is not there.
+// errNoNode means that no node has this name.
 var errNoNode = errors.New("no node of this name")
 
 func (c cacheAPI) noNode(name string) error {
@@ -134,10 +93,10 @@ func (c cacheAPI) list(w http.ResponseWriter, r *http.Request) {
 	answerJSON(w, out)
 }
 
-// maxCacheOrder bounds the body of an order in bytes.
+// maxCacheOrder bounds the body of an order, in bytes.
 const maxCacheOrder = 64 << 10
 
-// change answers an order with what has become of it on each node that it is for.
+// change serves an order. It answers with the result on each node.
 func (c cacheAPI) change(do func(context.Context, cacheOrder) ([]cacheDone, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		o, err := readCacheOrder(http.MaxBytesReader(w, r.Body, maxCacheOrder))
@@ -153,7 +112,8 @@ func (c cacheAPI) change(do func(context.Context, cacheOrder) ([]cacheDone, erro
 	}
 }
 
-// readCacheOrder reads the body of an order; what is wrong with it is a *pipeline.FieldError, unless it is too large.
+// readCacheOrder reads the body of an order. The error is a *pipeline.FieldError, unless the body is
+// too large.
 func readCacheOrder(body io.Reader) (o cacheOrder, err error) {
 	d := json.NewDecoder(body)
 	d.DisallowUnknownFields()
@@ -173,7 +133,7 @@ func readCacheOrder(body io.Reader) (o cacheOrder, err error) {
 	return o, &pipeline.FieldError{Path: "body", Got: err.Error(), Want: "a JSON object with " + fields + ", as they are needed"}
 }
 
-// function is the key of the one that an order is about.
+// function returns the key of an order's function.
 func (c cacheAPI) function(o cacheOrder) (key pipeline.Key, err error) {
 	if o.Function == "" {
 		return key, &pipeline.FieldError{Path: "function", Got: strconv.Quote(o.Function), Want: "the name of a function"}
@@ -184,7 +144,7 @@ func (c cacheAPI) function(o cacheOrder) (key pipeline.Key, err error) {
 	return key, nil
 }
 
-// errNotDeployed is the error of an order about a function that is not there.
+// errNotDeployed means that there is no such function.
 var errNotDeployed = errors.New("not deployed")
 
 // notDeployed returns the error for a function that is not deployed, or whose namespace does not
@@ -204,15 +164,11 @@ func (c cacheAPI) warm(ctx context.Context, o cacheOrder) ([]cacheDone, error) {
 	if err != nil {
 		return nil, err
 	}
-	spec, ok := c.functions.Spec(key)
-	if !ok {
+	if _, ok := c.functions.Function(key); !ok {
 		return nil, fmt.Errorf("function %q: %w; it is a pipeline, want one of its stages", o.Function, errNotDeployed)
 	}
-	return c.each(o.Node, func(name string) (int64, error) { return c.nodes.Load(ctx, name, spec) })
+	return c.each(o.Node, func(name string) (int64, error) { return c.nodes.Load(ctx, name, key) })
 }
-
-// digestForm is what an image's digest looks like, or its beginning.
-var digestForm = regexp.MustCompile(`^(sha256:)?[0-9a-f]{8,64}$`)
 
 func (c cacheAPI) evict(ctx context.Context, o cacheOrder) ([]cacheDone, error) {
 	if (o.Function == "") == (o.Digest == "") {
@@ -232,9 +188,9 @@ func (c cacheAPI) evict(ctx context.Context, o cacheOrder) ([]cacheDone, error) 
 	return c.each(o.Node, func(name string) (int64, error) { return c.nodes.Evict(ctx, name, what) })
 }
 
-// digest completes the beginning of the digest of parameters that are in memory.
+// digest returns the full digest of parameters in memory, from its beginning.
 func (c cacheAPI) digest(beginning string) (string, error) {
-	if !digestForm.MatchString(beginning) {
+	if !isDigest(beginning) {
 		return "", &pipeline.FieldError{Path: "digest", Got: strconv.Quote(beginning), Want: "eight or more of an image's hexadecimal digits, as the cache's list has them"}
 	}
 	found := ""
@@ -251,13 +207,13 @@ func (c cacheAPI) digest(beginning string) (string, error) {
 		}
 	}
 	if found == "" {
-		return "", fmt.Errorf("digest %q: %w", beginning, keysmanager.ErrNotCached)
+		return "", fmt.Errorf("digest %q: %w", beginning, c.codes[node.CodeNotCached])
 	}
 	return found, nil
 }
 
-// each does something on the node of a name, or, one after the other, on all: then one that has nothing in memory is passed over
-// if another has.
+// each calls do for the node with a name, or for all nodes in turn if the name is empty. If one node
+// has the parameters in memory, it is no error that others have not.
 func (c cacheAPI) each(name string, do func(name string) (int64, error)) ([]cacheDone, error) {
 	var done []cacheDone
 	var errs, without []error
@@ -269,7 +225,7 @@ func (c cacheAPI) each(name string, do func(name string) (int64, error)) ([]cach
 		switch {
 		case err == nil:
 			done = append(done, cacheDone{n.Name, bytes})
-		case errors.Is(err, keysmanager.ErrNotCached):
+		case c.is(err, node.CodeNotCached):
 			without = append(without, on(n.Name, err))
 		default:
 			errs = append(errs, on(n.Name, err))
@@ -286,7 +242,7 @@ func (c cacheAPI) each(name string, do func(name string) (int64, error)) ([]cach
 	return nil, errors.New("there is no node: start `stagecoach keysmanager`")
 }
 
-// on says where an error is from, unless it says so itself, as those of daemons do.
+// on adds the name of the node to an error, unless the error has it, as errors of daemons do.
 func on(node string, err error) error {
 	prefix := fmt.Sprintf("node %q: ", node)
 	if strings.HasPrefix(err.Error(), prefix) {
@@ -295,22 +251,26 @@ func on(node string, err error) error {
 	return fmt.Errorf("%s%w", prefix, err)
 }
 
-// fail answers with an error: text, or JSON for who asks for it with Accept.
+// is reports whether an error is the one with a code.
+func (c cacheAPI) is(err error, code string) bool {
+	return c.codes[code] != nil && errors.Is(err, c.codes[code])
+}
+
+// fail answers with an error: as text, or as JSON if the client accepts JSON.
 func (c cacheAPI) fail(w http.ResponseWriter, r *http.Request, err error) {
-	is := func(kind error) bool { return errors.Is(err, kind) }
 	var field *pipeline.FieldError
 	var tooLarge *http.MaxBytesError
 	status := http.StatusServiceUnavailable
 	switch {
 	case errors.As(err, &tooLarge):
 		status = http.StatusRequestEntityTooLarge
-	case errors.As(err, &field), is(keysmanager.ErrNoModel):
+	case errors.As(err, &field), c.is(err, node.CodeNoModel):
 		status = http.StatusBadRequest
-	case is(errNoNode), is(errNotDeployed), is(keysmanager.ErrNotCached):
+	case errors.Is(err, errNoNode), errors.Is(err, errNotDeployed), c.is(err, node.CodeNotCached):
 		status = http.StatusNotFound
-	case is(keysmanager.ErrBusy):
+	case c.is(err, node.CodeBusy):
 		status = http.StatusConflict
-	case is(keysmanager.ErrNoRoom):
+	case c.is(err, node.CodeNoRoom):
 		status = http.StatusInsufficientStorage
 	}
 	if status >= http.StatusInternalServerError {

@@ -22,6 +22,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider"
 )
 
 // TestNodesAndCache looks at a node through a function's life: its replica and its parameters are there; warm brings them, so that the
@@ -91,7 +92,7 @@ type fakeNodes struct {
 
 func (f fakeNodes) Inventories() []node.Inventory { return f.all }
 
-func (f fakeNodes) Load(context.Context, string, keysmanager.Spec) (int64, error) { return 5, f.fails }
+func (f fakeNodes) Load(context.Context, string, pipeline.Key) (int64, error) { return 5, f.fails }
 
 func (f fakeNodes) Evict(context.Context, string, string) (int64, error) { return 5, f.fails }
 
@@ -104,9 +105,7 @@ func (fakeSpecs) Known(key pipeline.Key) bool {
 
 func (fakeSpecs) HasNamespace(name string) bool { return name == "ns" || name == "openfaas-fn" }
 
-func (fakeSpecs) Spec(pipeline.Key) (keysmanager.Spec, bool) {
-	return keysmanager.Spec{Function: "f.ns"}, true
-}
+func (fakeSpecs) Function(pipeline.Key) (provider.Deployed, bool) { return provider.Deployed{}, true }
 
 func twoNodes() fakeNodes {
 	zygote := func(digest string) node.Zygote {
@@ -169,7 +168,7 @@ func TestCacheAPI(t *testing.T) {
 				req.Header.Set("Accept", "application/json")
 			}
 			w := httptest.NewRecorder()
-			serveNodes(n, fakeSpecs{}).ServeHTTP(w, req)
+			serveNodes(n, errorCodes(), fakeSpecs{}).ServeHTTP(w, req)
 			if w.Code != tc.status || !strings.Contains(w.Body.String(), tc.want) {
 				t.Errorf("status %d: %s, want %d: %s", w.Code, w.Body, tc.status, tc.want)
 			}
@@ -224,7 +223,7 @@ func TestCacheList(t *testing.T) {
 	t.Parallel()
 	for query, want := range map[string]int{"": 2, "?node=b": 1, "?namespace=ns": 2, "?namespace=other": 404, "?namespace=openfaas-fn": 0, "?function=f&namespace=other": 404, "?function=f&namespace=ns": 2, "?function=f.ns": 2, "?function=f": 404, "?node=c": 404} {
 		w := httptest.NewRecorder()
-		serveNodes(twoNodes(), fakeSpecs{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/system/cache"+query, nil))
+		serveNodes(twoNodes(), errorCodes(), fakeSpecs{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/system/cache"+query, nil))
 		var got []cached
 		if w.Code != http.StatusOK {
 			if w.Code != want {

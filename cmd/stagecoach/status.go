@@ -1,11 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"log/slog"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -91,31 +88,6 @@ func (r room) Lacking(n provider.Needs) (lacks []provider.Lack) {
 		lacks = append(lacks, provider.Lack{Of: string(l.Of), Need: l.Need, Most: l.Most})
 	}
 	return lacks
-}
-
-// measuredUntil returns the detail of a function that is pinned to be measured.
-func measuredUntil(until time.Time) string {
-	return "held at one replica to be measured (stagecoach profile), at least until " + until.UTC().Format(time.TimeOnly)
-}
-
-// barred lists the devices that are barred for a function which runs on others. If it runs on none,
-// its Short says so.
-func barred(bars []plan.Bar) string {
-	var out []string
-	for _, b := range bars {
-		out = append(out, fmt.Sprintf("device %s of node %s is not tried until %s: %s", b.Device, b.Node, b.Until.UTC().Format(time.TimeOnly), b.Cause))
-	}
-	return strings.Join(out, "; ")
-}
-
-// want returns the last decision on a function.
-func (s *status) want(key pipeline.Key) (plan.Want, bool) {
-	_, p := s.loop.Last()
-	i, ok := slices.BinarySearchFunc(p.Wants, key.String(), func(w plan.Want, key string) int { return cmp.Compare(w.Function, key) })
-	if !ok {
-		return plan.Want{}, false
-	}
-	return p.Wants[i], true
 }
 
 // Replicas implements provider.Status.

@@ -2,19 +2,13 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"net/http"
 	"slices"
 	"text/tabwriter"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
-	"github.com/stagecoach-serving/stagecoach/pipeline"
-	"github.com/stagecoach-serving/stagecoach/provider"
-	"github.com/stagecoach-serving/stagecoach/request/dispatch"
 )
 
 // timeline is a function's present and recent past, as GET /system/timeline/NAME answers.
@@ -89,31 +83,4 @@ func writeStarts(w io.Writer, starts []replicaStart) error {
 		fmt.Fprintf(t, "%s\t%s\t%.1f ms\t%s\t\n", r.replica, r.path, r.ready.Seconds()*1e3, answered)
 	}
 	return t.Flush()
-}
-
-// serveTimeline answers GET /system/timeline/{name}.
-func serveTimeline(reg *provider.Registry, local *cluster.Local, lines *dispatch.Shell, st *status) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		key := pipeline.Named(r.PathValue("name"), r.URL.Query().Get("namespace"))
-		if _, ok := reg.Function(key); !ok {
-			http.Error(w, reg.NotFound("function", key).Error(), http.StatusNotFound)
-			return
-		}
-		t := timeline{Function: key.String(), Events: []event{}}
-		is := lines.Signals(key, time.Now())
-		t.Waiting, t.Running = is.Waiting, is.Running
-		for _, rep := range local.Replicas(key) {
-			if rep.State == plan.Ready {
-				t.Ready++
-			}
-		}
-		if want, ok := st.want(key); ok {
-			t.Why = want.Why
-		}
-		for _, e := range local.Events(key) {
-			t.Events = append(t.Events, event{At: e.At, Replica: e.Replica, Kind: string(e.Kind), Path: e.Path, Phases: phases(e.Phases), Cause: e.Cause})
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(t) // the client may be gone
-	})
 }

@@ -10,7 +10,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/stagecoach-serving/stagecoach/control/events"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -152,7 +151,7 @@ func topNodes(all []topNode) *topSection {
 }
 
 // topEventRows has the latest event first.
-func topEventRows(all []events.Event) *topSection {
+func topEventRows(all []topEvent) *topSection {
 	s := &topSection{header: []string{"EVENT", "KIND", "OF", "WHY"}, left: []bool{true, true, true, true}}
 	for _, e := range slices.Backward(all) {
 		of := cmp.Or(e.Replica, short(e.Function.String()), e.Node)

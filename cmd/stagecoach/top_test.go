@@ -7,7 +7,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/stagecoach-serving/stagecoach/control/events"
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
@@ -31,11 +30,11 @@ func busyView() topView {
 	}
 	for i := range 25 {
 		v.Functions = append(v.Functions, topFunction{Name: fmt.Sprintf("sleeps-%02d.openfaas-fn", i)})
-		v.Events = append(v.Events, events.Event{At: at.Add(time.Duration(i-25) * time.Second), Kind: "replica.ready", Replica: fmt.Sprintf("ocr-detect-%02d", i), Path: "fork"})
+		v.Events = append(v.Events, topEvent{At: at.Add(time.Duration(i-25) * time.Second), Kind: "replica.ready", Replica: fmt.Sprintf("ocr-detect-%02d", i), Path: "fork"})
 	}
 	v.Events = append(
-		v.Events, events.Event{At: at, Kind: "function.scaled", Function: pipeline.ParseKey("ocr-detect.openfaas-fn"), From: &from, To: &to, Why: "λ=17.4/s μ=4.4/s wait≤228ms: 5 by Erlang C, +1 to drain"},
-		events.Event{At: at, Kind: "replica.lost", Replica: "ocr-detect-03", Why: "killed by SIGKILL"})
+		v.Events, topEvent{At: at, Kind: "function.scaled", Function: pipeline.ParseKey("ocr-detect.openfaas-fn"), From: &from, To: &to, Why: "λ=17.4/s μ=4.4/s wait≤228ms: 5 by Erlang C, +1 to drain"},
+		topEvent{At: at, Kind: "replica.lost", Replica: "ocr-detect-03", Why: "killed by SIGKILL"})
 	return v
 }
 

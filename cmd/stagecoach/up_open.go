@@ -273,18 +273,8 @@ func (u *up) openHTTP(context.Context) error {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(u.metrics, promhttp.HandlerOpts{Registry: u.metrics}))
-	dead := serveDead(u.journal)
-	mux.Handle("/system/dead", dead)
-	mux.Handle("/system/dead/", dead)
-	mux.Handle("GET /system/async/{id}", serveCall(u.calls, u.journal, u.flow))
-	mux.Handle("GET /system/timeline/{name}", serveTimeline(u.registry, u.local, u.lines, u.status))
-	mux.Handle("GET /system/pipelines/{name}/explain", serveExplain(u.registry, u.loop, u.status))
-	cache := serveNodes(u.nodes, u.deployedFunctions())
-	for _, path := range []string{"/system/nodes", "/system/nodes/", "/system/cache", "/system/cache/"} {
-		mux.Handle(path, cache)
-	}
+	registerAdmin(mux, u.admin())
 	mux.Handle("GET /system/events", u.events)
-	mux.Handle("GET /system/top", http.HandlerFunc(u.serveTop))
 	mux.Handle("/", api)
 	u.handler, u.inside = u.gateway.Handler(api.Guard(mux)), u.gateway.InsideHandler(guardedInside(api, credentials, mux))
 	return nil

@@ -1,0 +1,34 @@
+package main
+
+import "time"
+
+// deadLetter is a dead letter: an async request, or the callback of one, that has failed for good.
+type deadLetter struct {
+	ID        string    `json:"id"`
+	Function  string    `json:"function"`
+	Namespace string    `json:"namespace"`
+	Kind      string    `json:"kind"` // what failed: run or callback
+	Cause     string    `json:"cause"`
+	Attempts  int       `json:"attempts"`
+	Accepted  time.Time `json:"accepted"`
+	Died      time.Time `json:"died"`
+	Bytes     int64     `json:"bytes"` // size of its content
+
+	// Only GET /system/dead/ID answers with the fields below.
+	CallID   string              `json:"callId,omitempty"`
+	Request  string              `json:"request,omitempty"`  // its first line
+	Header   map[string][]string `json:"header,omitempty"`   // without credentials
+	Callback string              `json:"callback,omitempty"` // URL, without user and query
+	Status   int                 `json:"status,omitempty"`   // of the result that the callback has
+}
+
+// deadPage is a page of GET /system/dead, with the oldest letter first.
+type deadPage struct {
+	Letters []deadLetter `json:"letters"`
+	Next    string       `json:"next,omitempty"` // value of after= for the next page; empty: this is the last one
+}
+
+// deadDone says how many letters a request has changed.
+type deadDone struct {
+	Letters int `json:"letters"`
+}

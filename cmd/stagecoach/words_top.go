@@ -1,0 +1,72 @@
+package main
+
+import (
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+)
+
+// topView is the answer of GET /system/top: all that `stagecoach top` shows. Times are in seconds,
+// sizes in bytes.
+type topView struct {
+	At        time.Time     `json:"at"`
+	Pipelines []topPipeline `json:"pipelines"` // sorted by name, with the functions that were lately called by themselves
+	Functions []topFunction `json:"functions"` // sorted by name
+	Nodes     []topNode     `json:"nodes"`
+	Events    []topEvent    `json:"events"` // the latest events, in order
+}
+
+// topPipeline summarizes the last 15 seconds of a pipeline.
+type topPipeline struct {
+	Name     string  `json:"name"` // its key
+	Rate     float64 `json:"rate"` // ended requests per second
+	P50      float64 `json:"p50"`
+	P99      float64 `json:"p99"`
+	SLO      float64 `json:"slo,omitempty"`
+	Within   float64 `json:"within"` // share of all requests that were good within the objective
+	Failed   float64 `json:"failed"` // share of all requests that failed through no fault of the client
+	InFlight int     `json:"inFlight"`
+	Fault    string  `json:"fault,omitempty"` // why it cannot be invoked
+}
+
+// topFunction is the present state of a function.
+type topFunction struct {
+	Name        string  `json:"name"` // its key
+	Rate        float64 `json:"rate"` // arriving tasks per second
+	CV          float64 `json:"cv"`   // coefficient of variation of the times between arrivals
+	Waiting     int     `json:"waiting"`
+	Running     int     `json:"running"`
+	Wait        float64 `json:"wait"`        // of the latest tasks in the line
+	Service     float64 `json:"service"`     // mean per task
+	Utilisation float64 `json:"utilisation"` // Rate * Service / tasks that can run at a time
+	Ready       int     `json:"ready"`       // replicas, as the three below
+	Starting    int     `json:"starting"`
+	Draining    int     `json:"draining"`
+	Wanted      int     `json:"wanted"`
+	Why         string  `json:"why"` // of the last decision, or why replicas do not start
+}
+
+// topNode is the present state of a node.
+type topNode struct {
+	Name       string `json:"name"`
+	Memory     int64  `json:"memory"`
+	MemoryUsed int64  `json:"memoryUsed"`
+	Zygotes    int    `json:"zygotes"`
+	Replicas   int    `json:"replicas"`
+}
+
+// topEvent is an event of the cluster, as GET /system/events streams it.
+type topEvent struct {
+	At time.Time `json:"at"`
+	// For example replica.ready, function.deployed, function.scaled, request.dead, zygote.evicted.
+	Kind     string            `json:"kind"`
+	Function pipeline.Key      `json:"function,omitzero"`
+	Replica  string            `json:"replica,omitempty"`
+	Node     string            `json:"node,omitempty"`
+	Call     string            `json:"call,omitempty"`   // X-Call-Id
+	Path     string            `json:"path,omitempty"`   // how a replica started: fork, cold or process
+	Phases   map[string]string `json:"phases,omitempty"` // duration of each phase of a start
+	From     *int              `json:"from,omitempty"`   // replicas before a function was scaled
+	To       *int              `json:"to,omitempty"`
+	Why      string            `json:"why,omitempty"`
+}
