@@ -188,11 +188,11 @@ func (l *ledger) send(t *testing.T, to *client, back string, round int, stop cha
 // killAll ends up and all that it started, at once.
 func (r *rig) killAll() {
 	r.t.Helper()
-	left := descendants(r.up.cmd.Process.Pid)
-	for _, pid := range append([]int{r.up.cmd.Process.Pid}, pidsOf(left)...) {
+	left := descendants(r.up.Cmd.Process.Pid)
+	for _, pid := range append([]int{r.up.Cmd.Process.Pid}, pidsOf(left)...) {
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have gone with its parent
 	}
-	<-r.up.done
+	<-r.up.Done
 	r.up = nil
 	gone(r.t, left)
 }

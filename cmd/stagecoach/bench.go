@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
@@ -54,7 +55,7 @@ func benchEcho(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%shttp://%s\n", listening, l.Addr())
+	fmt.Fprintf(out, "%shttp://%s\n", child.Listening, l.Addr())
 	return bench.Echo(ctx, l)
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
@@ -51,30 +52,30 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(state)
-	echo, err := startChild(ctx, os.Stderr, "bench", "echo")
+	echo, err := child.Start(ctx, os.Stderr, "bench", "echo")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = echo.stop() }()
-	up, err := startChild(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--log", "warn")
+	defer func() { _ = echo.Stop() }()
+	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--log", "warn")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = up.stop() }()
-	api := newClient("http://" + up.addr)
+	defer func() { _ = up.Stop() }()
+	api := newClient("http://" + up.Addr)
 	if err := deployHop(ctx, api); err != nil {
 		return err
 	}
 	const usual = 64
 	cases := []*hopCase{
-		{name: "direct_c1", addr: echo.addr, path: "/function/noop", c: 1, size: usual, of: "direct_c1"},
-		{name: "function_c1", addr: up.addr, path: "/function/noop", c: 1, size: usual, of: "direct_c1"},
-		{name: "http_c1", addr: up.addr, path: "/function/web/echo", c: 1, size: usual, of: "direct_c1"},
-		{name: "direct_c16", addr: echo.addr, path: "/function/noop", c: 16, size: usual, of: "direct_c16"},
-		{name: "function_c16", addr: up.addr, path: "/function/noop", c: 16, size: usual, of: "direct_c16"},
-		{name: "stages3_c16", addr: up.addr, path: "/function/three", c: 16, size: usual, of: "direct_c16"},
-		{name: "http_c16", addr: up.addr, path: "/function/web/echo", c: 16, size: usual, of: "direct_c16"},
-		{name: "function_async_c16", addr: up.addr, path: "/async-function/noop", c: 16, size: usual, of: "direct_c16"}, // accepted: on disk, not yet run
+		{name: "direct_c1", addr: echo.Addr, path: "/function/noop", c: 1, size: usual, of: "direct_c1"},
+		{name: "function_c1", addr: up.Addr, path: "/function/noop", c: 1, size: usual, of: "direct_c1"},
+		{name: "http_c1", addr: up.Addr, path: "/function/web/echo", c: 1, size: usual, of: "direct_c1"},
+		{name: "direct_c16", addr: echo.Addr, path: "/function/noop", c: 16, size: usual, of: "direct_c16"},
+		{name: "function_c16", addr: up.Addr, path: "/function/noop", c: 16, size: usual, of: "direct_c16"},
+		{name: "stages3_c16", addr: up.Addr, path: "/function/three", c: 16, size: usual, of: "direct_c16"},
+		{name: "http_c16", addr: up.Addr, path: "/function/web/echo", c: 16, size: usual, of: "direct_c16"},
+		{name: "function_async_c16", addr: up.Addr, path: "/async-function/noop", c: 16, size: usual, of: "direct_c16"}, // accepted: on disk, not yet run
 	}
 	for _, b := range []struct {
 		name string
@@ -82,9 +83,9 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 	}{{"1KB", 1 << 10}, {"64KB", 64 << 10}, {"4MB", 4 << 20}} {
 		direct := "direct_" + b.name + "_c16"
 		cases = append(cases,
-			&hopCase{name: direct, addr: echo.addr, path: "/function/noop", c: 16, size: b.size, of: direct},
-			&hopCase{name: "function_" + b.name + "_c16", addr: up.addr, path: "/function/noop", c: 16, size: b.size, of: direct},
-			&hopCase{name: "http_" + b.name + "_c16", addr: up.addr, path: "/function/web/echo", c: 16, size: b.size, of: direct},
+			&hopCase{name: direct, addr: echo.Addr, path: "/function/noop", c: 16, size: b.size, of: direct},
+			&hopCase{name: "function_" + b.name + "_c16", addr: up.Addr, path: "/function/noop", c: 16, size: b.size, of: direct},
+			&hopCase{name: "http_" + b.name + "_c16", addr: up.Addr, path: "/function/web/echo", c: 16, size: b.size, of: direct},
 		)
 	}
 	for r := range *rounds + 1 { // the first round warms up

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
@@ -29,12 +30,12 @@ func benchIdle(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(state)
-	up, err := startChild(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--log", "error")
+	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--log", "error")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = up.stop() }()
-	api := newClient("http://" + up.addr)
+	defer func() { _ = up.Stop() }()
+	api := newClient("http://" + up.Addr)
 	for _, n := range []int{0, *functions} {
 		name := fmt.Sprintf("functions_%d", n)
 		if n > 0 {
@@ -43,7 +44,7 @@ func benchIdle(ctx context.Context, args []string, out io.Writer) error {
 			}
 		}
 		console.Progress("bench idle: %s: %v of idleness", name, *window)
-		if err := measureIdle(ctx, report, name, up.cmd.Process.Pid, *window); err != nil {
+		if err := measureIdle(ctx, report, name, up.Cmd.Process.Pid, *window); err != nil {
 			return err
 		}
 	}

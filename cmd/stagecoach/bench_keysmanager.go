@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
@@ -96,29 +97,29 @@ func (b *benchStage) benchDaemon(ctx context.Context, report *bench.Report, wind
 	addr := l.Addr().String()
 	_ = l.Close()
 	state := filepath.Join(b.dir, "up")
-	up, err := startChild(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--no-node", "--nats-listen", addr, "--state", state, "--images", b.images.Dir, "--log", "error")
+	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--no-node", "--nats-listen", addr, "--state", state, "--images", b.images.Dir, "--log", "error")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = up.stop() }()
-	daemon, err := startChild(ctx, os.Stderr, "keysmanager", "--node", "bench", "--nats", "nats://"+addr, "--nats-token", filepath.Join(state, "nats-token"),
+	defer func() { _ = up.Stop() }()
+	daemon, err := child.Start(ctx, os.Stderr, "keysmanager", "--node", "bench", "--nats", "nats://"+addr, "--nats-token", filepath.Join(state, "nats-token"),
 		"--state", filepath.Join(b.dir, "node"), "--images", b.images.Dir, "--ort", b.ort, "--log", "error")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = daemon.stop() }()
+	defer func() { _ = daemon.Stop() }()
 	console.Progress("bench keysmanager: %v of a daemon's idleness", window)
-	return measureIdle(ctx, report, "daemon_idle", daemon.cmd.Process.Pid, window)
+	return measureIdle(ctx, report, "daemon_idle", daemon.Cmd.Process.Pid, window)
 }
 
 // benchWakes measures requests to a function at zero, whose parameters are in memory or not, against a warm one.
 func (b *benchStage) benchWakes(ctx context.Context, report *bench.Report, wakes int) error {
-	up, err := startChild(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", filepath.Join(b.dir, "wakes"), "--images", b.images.Dir, "--ort", b.ort, "--log", "error")
+	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", filepath.Join(b.dir, "wakes"), "--images", b.images.Dir, "--ort", b.ort, "--log", "error")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = up.stop() }()
-	api := newClient("http://" + up.addr)
+	defer func() { _ = up.Stop() }()
+	api := newClient("http://" + up.Addr)
 	model := map[string]string{"STAGECOACH_MODEL": "model.onnx"}
 	zero := map[string]string{"com.openfaas.scale.min": "0", "com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "1s"}
 	for _, d := range []deployment{

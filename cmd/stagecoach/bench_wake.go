@@ -15,6 +15,7 @@ import (
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
@@ -74,12 +75,12 @@ func benchWake(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 		defer os.RemoveAll(state)
-		up, err := startProgram(ctx, program, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--ort", *ort, "--log", "error")
+		up, err := child.StartProgram(ctx, program, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--ort", *ort, "--log", "error")
 		if err != nil {
 			return err
 		}
-		defer func() { _ = up.stop() }()
-		w := &wakeBench{api: newClient("http://" + up.addr), stages: map[string][]string{}, models: map[string]bool{}, took: map[string][]time.Duration{}, waits: map[string][]time.Duration{}}
+		defer func() { _ = up.Stop() }()
+		w := &wakeBench{api: newClient("http://" + up.Addr), stages: map[string][]string{}, models: map[string]bool{}, took: map[string][]time.Duration{}, waits: map[string][]time.Duration{}}
 		if err := w.deploy(ctx, *file); err != nil {
 			return err
 		}

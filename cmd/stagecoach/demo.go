@@ -19,6 +19,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
@@ -56,13 +57,13 @@ func runDemo(ctx context.Context, args []string, out io.Writer) error {
 	}
 	defer os.RemoveAll(state)
 	console.Progress("demo: starting stagecoach up (log: %s)", log.Name())
-	up, err := startChild(ctx, log, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--ort", *ort)
+	up, err := child.Start(ctx, log, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--ort", *ort)
 	if err != nil {
 		return fmt.Errorf("%w; see %s", err, log.Name())
 	}
-	d := &demo{api: newClient("http://" + up.addr), out: out, dir: *dir}
+	d := &demo{api: newClient("http://" + up.Addr), out: out, dir: *dir}
 	err = d.run(ctx, *stack)
-	if stopErr := up.stop(); stopErr != nil {
+	if stopErr := up.Stop(); stopErr != nil {
 		err = errors.Join(err, fmt.Errorf("stagecoach up ended with: %w; see %s", stopErr, log.Name()))
 	}
 	if err == nil {

@@ -32,7 +32,7 @@ func TestSilentUploads(t *testing.T) {
 			var readers sync.WaitGroup
 			defer readers.Wait()
 			for range uploads {
-				c, err := net.Dial("tcp", r.up.addr)
+				c, err := net.Dial("tcp", r.up.Addr)
 				if err != nil {
 					t.Fatal(err)
 				}

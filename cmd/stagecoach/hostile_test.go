@@ -63,7 +63,7 @@ func (r *rig) attack(function string, orders ...string) []string {
 func (r *rig) replica(function string) int {
 	r.t.Helper()
 	var pids []int
-	for _, p := range descendants(r.up.cmd.Process.Pid) {
+	for _, p := range descendants(r.up.Cmd.Process.Pid) {
 		env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid)) // of one that has ended: empty
 		if strings.Contains(string(env), wire.EnvFunction+"="+function+".openfaas-fn\x00") {
 			pids = append(pids, p.pid)
@@ -140,7 +140,7 @@ func TestAHostileFunctionReachesNobody(t *testing.T) {
 	defer hidden.Close()
 	nats := r.joinURL()
 	refused := []string{
-		"tcp " + r.up.addr, "tcp " + strings.TrimPrefix(nats, "nats://"), "tcp gateway.openfaas:" + port, "tcp gateway.openfaas:22",
+		"tcp " + r.up.Addr, "tcp " + strings.TrimPrefix(nats, "nats://"), "tcp gateway.openfaas:" + port, "tcp gateway.openfaas:22",
 		"tcp " + net.JoinHostPort(ipOf(t, r.replica("victim")), "8080"), "tcp 169.254.169.254:80", "tcp [fd00:ec2::254]:80",
 		"abstract " + t.Name(), "raw",
 	}
@@ -177,7 +177,7 @@ func TestAHostileFunctionReachesNobody(t *testing.T) {
 			return strings.Contains(r.log.String(), host+":"+port+" is out of the reach of functions")
 		})
 	}
-	got := r.attack("hermit", "tcp "+r.up.addr, "get "+strings.TrimPrefix(call, "get "), "abstract "+t.Name())
+	got := r.attack("hermit", "tcp "+r.up.Addr, "get "+strings.TrimPrefix(call, "get "), "abstract "+t.Name())
 	if slices.Contains(got, "reached") || strings.HasPrefix(got[1], "200") {
 		t.Errorf("without a network: %q, want all refused", got)
 	}
@@ -249,7 +249,7 @@ func TestNetworkOfAnAdoptedReplica(t *testing.T) {
 	const call, manage = "get http://gateway.openfaas:8080/function/victim", "get http://gateway.openfaas:8080/system/functions"
 	check := func(when string) {
 		t.Helper()
-		if got := n.attack("hostile", call, manage, "tcp "+n.up.addr); !strings.HasPrefix(got[0], "200") || !strings.HasPrefix(got[1], "401") || got[2] == "reached" {
+		if got := n.attack("hostile", call, manage, "tcp "+n.up.Addr); !strings.HasPrefix(got[0], "200") || !strings.HasPrefix(got[1], "401") || got[2] == "reached" {
 			t.Errorf("%s: %q, want the function reached and nothing else", when, got)
 		}
 	}
@@ -260,8 +260,8 @@ func TestNetworkOfAnAdoptedReplica(t *testing.T) {
 			t.Errorf("%s: %s, want it refused", sockets[i], outcome)
 		}
 	}
-	kill9(t, d.cmd.Process.Pid)
-	<-d.done
+	kill9(t, d.Cmd.Process.Pid)
+	<-d.Done
 	check("without a daemon")
 	n.restartDaemon(d)
 	check("adopted")
@@ -285,7 +285,7 @@ func TestTheMachinesNetworkIsAllowed(t *testing.T) {
 	images := attackers(t)
 	r := start(t, "--images", images, "--allow-host-network")
 	r.deployAll(asks)
-	if got := r.attack("open", "tcp "+r.up.addr); got[0] != "reached" {
+	if got := r.attack("open", "tcp "+r.up.Addr); got[0] != "reached" {
 		t.Errorf("%q, want it to reach what the machine reaches", got)
 	}
 	r.stop()

@@ -69,7 +69,7 @@ func TestHTTPLongExchanges(t *testing.T) {
 	const pieces, pause = 12, 250 * time.Millisecond // three times as long as the timeouts
 	t.Run("an upgraded connection", func(t *testing.T) {
 		t.Parallel()
-		c, err := net.Dial("tcp", r.up.addr)
+		c, err := net.Dial("tcp", r.up.Addr)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -195,7 +195,7 @@ func (r *rig) events2(t *testing.T) {
 }
 
 func (r *rig) upgrades(t *testing.T) {
-	c, err := net.Dial("tcp", r.up.addr)
+	c, err := net.Dial("tcp", r.up.Addr)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
@@ -141,7 +142,7 @@ func runKeysManager(ctx context.Context, args []string, out io.Writer) error {
 	if err := d.open(ctx); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s%s\n", listening, d.socket())
+	fmt.Fprintf(out, "%s%s\n", child.Listening, d.socket())
 	return d.run(ctx)
 }
 

@@ -88,7 +88,7 @@ func TestKillZygote(t *testing.T) {
 		if len(zygotes) != 1 || len(replicas) < 3 {
 			t.Fatalf("zygotes %v and replicas %v, want one and at least 3", zygotes, replicas)
 		}
-		left := descendants(r.up.cmd.Process.Pid)
+		left := descendants(r.up.Cmd.Process.Pid)
 		kill9(t, zygotes[0])
 		gone(t, slices.DeleteFunc(left, func(p process) bool { return p.image != "wait" }))
 	}

@@ -131,7 +131,7 @@ func TestKillAnyProcess(t *testing.T) {
 // killOne kills a process of one of these kinds, and returns its kind; empty: there was none, or it
 // had just ended.
 func (r *rig) killOne(kinds []string, chance *rand.Rand) string {
-	all := byKind(r.t, r.up.cmd.Process.Pid)
+	all := byKind(r.t, r.up.Cmd.Process.Pid)
 	n := 0
 	for _, kind := range kinds {
 		n += len(all[kind])
@@ -163,7 +163,7 @@ func TestKillZygoteAgainAndAgain(t *testing.T) {
 	for range 4 {
 		var zygote int
 		r.until(late, "a zygote with a replica", func() bool {
-			all := byKind(t, r.up.cmd.Process.Pid)
+			all := byKind(t, r.up.Cmd.Process.Pid)
 			if len(all["zygote"]) == 0 || len(all["replica"]) == 0 {
 				return false
 			}

@@ -56,7 +56,7 @@ func TestNodesAndCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	i := slices.IndexFunc(n.Replicas, func(r node.Replica) bool { return r.Function == "asleep.openfaas-fn" })
-	if n.Name != host || !n.Embedded || n.PID != r.up.cmd.Process.Pid || len(n.Zygotes) != 1 || i < 0 || !slices.Contains(r.pids("wait", false), n.Replicas[i].PID) {
+	if n.Name != host || !n.Embedded || n.PID != r.up.Cmd.Process.Pid || len(n.Zygotes) != 1 || i < 0 || !slices.Contains(r.pids("wait", false), n.Replicas[i].PID) {
 		t.Errorf("the node's inventory is %+v", n)
 	}
 	replica := n.Replicas[i].Name

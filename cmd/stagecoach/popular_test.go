@@ -136,7 +136,7 @@ func (r *rig) measure(t *testing.T, c *cli, m popular) string {
 		}
 	}
 	var replicas []int
-	for _, p := range descendants(r.up.cmd.Process.Pid) {
+	for _, p := range descendants(r.up.Cmd.Process.Pid) {
 		if !p.zygote {
 			replicas = append(replicas, p.pid)
 		}
@@ -151,7 +151,7 @@ func (r *rig) measure(t *testing.T, c *cli, m popular) string {
 	}
 	r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", fmt.Sprintf(`{"functionName":%q}`, m.Name))
 	r.until(late, "no replica to be left", func() bool {
-		return !slices.ContainsFunc(descendants(r.up.cmd.Process.Pid), func(p process) bool { return !p.zygote })
+		return !slices.ContainsFunc(descendants(r.up.Cmd.Process.Pid), func(p process) bool { return !p.zygote })
 	})
 	shared := "no"
 	if most.mapped > m.Bytes/2 {

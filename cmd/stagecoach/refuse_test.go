@@ -188,8 +188,8 @@ func TestUpRefuses(t *testing.T) {
 		args []string
 		want string
 	}{
-		"the state of another":        {[]string{"--state", r.state}, fmt.Sprintf("is in use by another stagecoach, process %d; stop it (kill %[1]d), or choose another --state", r.up.cmd.Process.Pid)},
-		"the address of another":      {[]string{"--listen", r.up.addr}, "stop the program that listens there, such as another stagecoach, or choose another --listen"},
+		"the state of another":        {[]string{"--state", r.state}, fmt.Sprintf("is in use by another stagecoach, process %d; stop it (kill %[1]d), or choose another --state", r.up.Cmd.Process.Pid)},
+		"the address of another":      {[]string{"--listen", r.up.Addr}, "stop the program that listens there, such as another stagecoach, or choose another --listen"},
 		"an open door":                {[]string{"--listen", "0.0.0.0:0"}, "without basicAuthDir"},
 		"credentials that are absent": {[]string{"--basic-auth-dir", t.TempDir()}, "basic-auth-user"},
 		"an unknown field":            {[]string{"--config", bad}, "field contol not found"},
@@ -222,11 +222,11 @@ func TestBasicAuth(t *testing.T) {
 		}
 	}
 	r := start(t, "--basic-auth-dir", dir)
-	admin := newClient("http://admin:s3cret@" + r.up.addr)
+	admin := newClient("http://admin:s3cret@" + r.up.Addr)
 	if err := admin.deploy(t.Context(), graph[4].deployment()); err != nil {
 		t.Fatal(err)
 	}
-	wrong := []*client{newClient("http://admin:wrong@" + r.up.addr), newClient("http://nobody:s3cret@" + r.up.addr)}
+	wrong := []*client{newClient("http://admin:wrong@" + r.up.Addr), newClient("http://nobody:s3cret@" + r.up.Addr)}
 	for i, route := range []string{
 		"GET /system/functions", "GET /system", "GET //system/nodes", "GET /system/../system/top", "GET /system/events/", "PUT /system/functions", "DELETE /system/functions", "POST /system/functions", "GET /system/function/e",
 		"POST /system/scale-function/e", "GET /system/info", "GET /system/namespaces", "GET /system/pipelines", "GET /system/pipelines/five",

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -32,7 +33,7 @@ const (
 type rig struct {
 	*client
 	t     *testing.T
-	up    *child
+	up    *child.Process
 	log   *logFile
 	state string
 	args  []string
@@ -85,17 +86,17 @@ func start(t *testing.T, flags ...string) *rig {
 func (r *rig) restart() {
 	r.t.Helper()
 	var err error
-	if r.up, err = startChild(context.Background(), r.log, r.args...); err != nil { // the test's own context ends before its cleanup
+	if r.up, err = child.Start(context.Background(), r.log, r.args...); err != nil { // the test's own context ends before its cleanup
 		r.t.Fatal(err)
 	}
-	r.client = newClient("http://" + r.up.addr)
+	r.client = newClient("http://" + r.up.Addr)
 }
 
 // stop ends up as an operator does.
 func (r *rig) stop() {
 	r.t.Helper()
-	left := descendants(r.up.cmd.Process.Pid)
-	if err := r.up.stop(); err != nil {
+	left := descendants(r.up.Cmd.Process.Pid)
+	if err := r.up.Stop(); err != nil {
 		r.t.Errorf("up ended with %v, want exit status 0", err)
 	}
 	r.up = nil
@@ -105,14 +106,14 @@ func (r *rig) stop() {
 // kill ends up as nobody should, and returns when it and all that it had started have gone.
 func (r *rig) kill() {
 	r.t.Helper()
-	left := descendants(r.up.cmd.Process.Pid)
+	left := descendants(r.up.Cmd.Process.Pid)
 	if len(left) == 0 {
 		r.t.Error("up has no processes: its end proves nothing")
 	}
-	if err := r.up.cmd.Process.Kill(); err != nil {
+	if err := r.up.Cmd.Process.Kill(); err != nil {
 		r.t.Error(err)
 	}
-	<-r.up.done
+	<-r.up.Done
 	r.up = nil
 	gone(r.t, left)
 }
@@ -204,7 +205,7 @@ func descendants(up int) []process {
 // pids returns the processes of an image's zygotes, or its replicas.
 func (r *rig) pids(image string, zygotes bool) []int {
 	var out []int
-	for _, p := range descendants(r.up.cmd.Process.Pid) {
+	for _, p := range descendants(r.up.Cmd.Process.Pid) {
 		if p.image == image && p.zygote == zygotes {
 			out = append(out, p.pid)
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/control/events"
 	"github.com/stagecoach-serving/stagecoach/control/telemetry"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
 	"github.com/stagecoach-serving/stagecoach/provider"
@@ -175,7 +176,7 @@ func (u *up) serve(ctx context.Context, out io.Writer) error {
 		Handler: u.byAddress(), ConnState: gateway.Unframed, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(u.log.Handler(), slog.LevelWarn),
 	}
-	fmt.Fprintf(out, "%shttp://%s\n", listening, l.Addr())
+	fmt.Fprintf(out, "%shttp://%s\n", child.Listening, l.Addr())
 	srv.RegisterOnShutdown(u.book.Close) // who follows logs would hold it up
 	srv.RegisterOnShutdown(u.events.Close)
 	served := make(chan error, 2)
