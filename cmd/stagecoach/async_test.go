@@ -106,7 +106,7 @@ func (r *rig) dead(args ...string) string {
 	r.t.Helper()
 	var out bytes.Buffer
 	args = slices.Insert(args, 1, "--gateway", r.base)
-	if err := runDead(r.t.Context(), args, &out); err != nil {
+	if err := run(r.t.Context(), append([]string{"dead"}, args...), &out); err != nil {
 		r.t.Errorf("dead %q: %v", args, err)
 	}
 	return out.String()

@@ -18,7 +18,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
-// stackFlags are of all commands that read a stack file.
+// defaultState is the state folder of `stagecoach up` unless it is told another.
+const defaultState = ".stagecoach"
+
+// stackFlags adds the flags of all commands that read a stack file.
 func stackFlags(fs *flag.FlagSet) (file, filter *string) {
 	return fs.String("f", "", "stack file; default stack.yml or stack.yaml"), fs.String("filter", "", "only the functions of this name, in which * stands for anything")
 }
@@ -76,7 +79,7 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("build", flag.ContinueOnError)
 	file, filter := stackFlags(fs)
 	tag := fs.String("tag", "", "tag of the images, in place of that in the stack file")
-	images := fs.String("images", filepath.Join(defaultConfig().State, "images"), "where they go: the folder that up --images has")
+	images := fs.String("images", filepath.Join(defaultState, "images"), "where they go: the folder that up --images has")
 	folder := fs.Bool("folder", false, "put them there as folders REPOSITORY/TAG, for development, and not into the store of OCI images")
 	archive := fs.String("out", "", "a file to write the OCI images to as well, for another machine")
 	imports := fs.Bool("check-imports", true, "import each Python handler with the interpreter that runs it; a missing module is an error")
@@ -91,7 +94,7 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 	if *folder && *archive != "" {
 		return errors.New("build: got --folder and --out, want one: an archive holds OCI images")
 	}
-	store, err := image.OpenStore(storeIn(*images)) // it has the packages of folders, too
+	store, err := image.OpenStore(image.StoreIn(*images)) // it has the packages of folders, too
 	if err != nil {
 		return err
 	}

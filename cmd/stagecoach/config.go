@@ -142,7 +142,7 @@ func defaultConfig() Config {
 	}
 	return Config{
 		Listen: "127.0.0.1:8080",
-		State:  ".stagecoach",
+		State:  defaultState,
 		Node:   NodeConfig{Name: host, Devices: "all"},
 		Requests: RequestsConfig{
 			Timeout: time.Minute, MaxTimeout: time.Hour, MaxBody: 32 << 20, BodyMemory: 512 << 20, InFlight: 10_000, Stall: 30 * time.Second,

@@ -39,7 +39,7 @@ func runImage(ctx context.Context, args []string, out io.Writer) error {
 	}
 	verb, form := args[0], imageVerbs()[known]
 	fs := flag.NewFlagSet("image "+verb, flag.ContinueOnError)
-	folder := fs.String("images", filepath.Join(defaultConfig().State, "images"), "the folder that up --images has")
+	folder := fs.String("images", filepath.Join(defaultState, "images"), "the folder that up --images has")
 	c := imageCommand{out: out}
 	switch verb {
 	case "list":
@@ -57,7 +57,7 @@ func runImage(ctx context.Context, args []string, out io.Writer) error {
 	if least := map[string]int{"load": 1, "save": 2, "pull": 1, "push": 1, "remove": 1}[verb]; len(rest) < least || verb == "list" && len(rest) > 0 || verb == "load" && len(rest) > 1 {
 		return fmt.Errorf("image %s: got %q, want: stagecoach image %s", verb, rest, form)
 	}
-	if c.store, err = image.OpenStore(storeIn(*folder)); err != nil {
+	if c.store, err = image.OpenStore(image.StoreIn(*folder)); err != nil {
 		return err
 	}
 	defer c.store.Close()

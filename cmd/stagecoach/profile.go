@@ -182,12 +182,13 @@ func (f *profileFlags) bodies(ctx context.Context, c *client, path string) ([]pr
 	return []probe{s}, nil
 }
 
-// items returns X-Items for the calls. A stage of a pipeline gets its inputs as in the pipeline: an
-// array is a list of items, unless the function's annotation sets something else. For any other
-// function the header is empty.
-func (f *profileFlags) items(ctx context.Context, c *client, path string) (string, error) {
+// profileItems returns X-Items for the calls that measure a function. path is that of its
+// description, with the query. A stage of a pipeline gets its inputs as in the pipeline: an array is
+// a list of items, unless the function's annotation sets something else. For any other function the
+// header is empty.
+func profileItems(ctx context.Context, c *client, path string) (string, error) {
 	var d deployment
-	if err := c.get(ctx, path+f.api.query(), &d); err != nil {
+	if err := c.get(ctx, path, &d); err != nil {
 		return "", err
 	}
 	if d.Annotations[pipeline.Prefix+"pipeline"] == "" || d.Annotations[pipeline.Prefix+"items"] != "" {

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/control/cluster"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
 
@@ -19,7 +19,7 @@ import (
 const (
 	lease      = 10 * time.Second
 	holdWait   = time.Minute       // for a replica that is ready and has its quota
-	quietWait  = 2 * cluster.Quiet // for a function that was just asked
+	quietWait  = 2 * profile.Quiet // for a function that was just asked
 	holdLook   = 50 * time.Millisecond
 	letGoLimit = 5 * time.Second
 )

@@ -38,7 +38,7 @@ func (f *profileFlags) measure(ctx context.Context, c *client, path string, bodi
 	}
 	p = profile.Profile{Version: profile.Version, Image: held.Image, Digest: held.Digest, Node: held.Node, Relative: f.rule.Relative}
 	m := meter{c: c, url: "/function/" + invocationName(f.name, f.api.namespace), rule: f.rule, holder: h.order.Holder}
-	if m.items, err = f.items(ctx, c, path); err != nil {
+	if m.items, err = profileItems(ctx, c, path+f.api.query()); err != nil {
 		return p, err
 	}
 	for i, cell := range cells {

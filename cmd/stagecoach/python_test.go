@@ -175,7 +175,7 @@ func TestPythonFromDocker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := image.OpenStore(storeIn(images))
+	store, err := image.OpenStore(image.StoreIn(images))
 	if err == nil {
 		_, err = store.Add(t.Context(), img, "example/docker:1")
 	}
