@@ -14,6 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 	"github.com/stagecoach-serving/stagecoach/request/flow"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
@@ -31,8 +32,8 @@ type adminConfig struct {
 	Lines    functionLines
 	Recent   recentRequests
 	Nodes    nodeList
-	Codes    node.Codes             // of errors of Nodes
-	Events   func(n int) []topEvent // the latest n events, in order
+	Codes    node.Codes                    // of errors of Nodes
+	Events   func(n int) []schema.TopEvent // the latest n events, in order
 }
 
 // deadJournal has the dead letters; a *queue.Journal is one.

@@ -7,6 +7,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // admin has the parts of this process that its API tells of.
@@ -18,10 +19,10 @@ func (u *up) admin() adminConfig {
 }
 
 // latest returns the latest n events.
-func (u *up) latest(n int) []topEvent {
-	var out []topEvent
+func (u *up) latest(n int) []schema.TopEvent {
+	var out []schema.TopEvent
 	for _, e := range u.events.Latest(n) {
-		out = append(out, topEvent(e))
+		out = append(out, schema.TopEvent(e))
 	}
 	return out
 }

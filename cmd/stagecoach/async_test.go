@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // told is what a callback brought.
@@ -112,7 +114,7 @@ func (r *rig) dead(args ...string) string {
 	return out.String()
 }
 
-func (r *rig) letters(args ...string) (all []deadLetter) {
+func (r *rig) letters(args ...string) (all []schema.DeadLetter) {
 	r.t.Helper()
 	if err := json.Unmarshal([]byte(r.dead(append([]string{"list", "--json"}, args...)...)), &all); err != nil {
 		r.t.Fatal(err)

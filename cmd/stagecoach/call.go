@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // callPoll is how often `stagecoach call --wait` asks.
@@ -33,13 +34,13 @@ func runCall(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	path := "/system/async/" + url.PathEscape(id)
-	var c callStatus
+	var c schema.Call
 	for {
-		c = callStatus{}
+		c = schema.Call{}
 		if err := api.get(ctx, path, &c); err != nil {
 			return err
 		}
-		if !*wait || c.State == callDone || c.State == callDead {
+		if !*wait || c.State == schema.CallDone || c.State == schema.CallDead {
 			break
 		}
 		pause := time.NewTimer(callPoll)
@@ -71,13 +72,13 @@ func runCall(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 	}
-	if *wait && c.State == callDead {
+	if *wait && c.State == schema.CallDead {
 		return fmt.Errorf("call %s: it is dead: %s", id, console.Harmless(c.Cause))
 	}
 	return nil
 }
 
-func describeCall(c callStatus, out io.Writer) error {
+func describeCall(c schema.Call, out io.Writer) error {
 	t := console.NewTable(out)
 	fmt.Fprintf(t, "Call:\t%s\nFunction:\t%s.%s\nState:\t%s\n", c.CallID, c.Function, c.Namespace, stateText(c))
 	for _, s := range c.Stages {
@@ -100,19 +101,19 @@ func describeCall(c callStatus, out io.Writer) error {
 }
 
 // stateText describes the state of a call.
-func stateText(c callStatus) string {
+func stateText(c schema.Call) string {
 	next := ""
 	if c.Next != nil {
 		next = " at " + c.Next.Format(time.RFC3339)
 	}
 	switch c.State {
-	case callAccepted:
+	case schema.CallAccepted:
 		return "accepted, waits for its first run"
-	case callRunning:
+	case schema.CallRunning:
 		return "running" + attemptText(", attempt %d", c.Attempt)
-	case callRetrying:
+	case schema.CallRetrying:
 		return fmt.Sprintf("retrying, attempt %d%s", c.Attempt+1, next)
-	case callTelling:
+	case schema.CallTelling:
 		if next != "" {
 			return fmt.Sprintf("telling its result, attempt %d%s", c.Attempt+1, next)
 		}

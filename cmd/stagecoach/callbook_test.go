@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -39,7 +40,7 @@ func TestCallBookIsBounded(t *testing.T) {
 		t.Errorf("one end more: the first is known: %v, ends are known since %v, want %v", known, b.since(), first.since)
 	}
 	runCallOf(b, "big", make([]byte, endedResultBytes+1), nil)
-	if c, _ := b.get("big"); c.state != callDone || c.result == nil || c.result.Body != nil {
+	if c, _ := b.get("big"); c.state != schema.CallDone || c.result == nil || c.result.Body != nil {
 		t.Errorf("of a large result %+v is kept, want no body", c.result)
 	}
 	for i := range endedResults/endedResultBytes + 1 {
@@ -50,7 +51,7 @@ func TestCallBookIsBounded(t *testing.T) {
 	if _, next := b.get("large-1"); oldest || small || !next || b.bytes != endedResults {
 		t.Errorf("%d bytes of results; known: the oldest large one %v, one before it %v, the next one %v", b.bytes, oldest, small, next)
 	}
-	if c, known := b.get("waits"); !known || c.state != callAccepted {
+	if c, known := b.get("waits"); !known || c.state != schema.CallAccepted {
 		t.Errorf("the one that waits: %+v, %v", c, known)
 	}
 	if len(b.calls) != len(b.ended)+1 || len(b.records) != len(b.calls) {
@@ -90,22 +91,22 @@ func TestCallBookRunsAgain(t *testing.T) {
 	b := newCallBook()
 	runCallOf(b, "mine.a", []byte("first"), errors.New("no luck"))
 	b.died(queue.DeadLetter{ID: "mine.a", Kind: queue.Run, Cause: "another cause"})
-	if c, _ := b.get("mine"); c.state != callDead || c.cause != "no luck" {
+	if c, _ := b.get("mine"); c.state != schema.CallDead || c.cause != "no luck" {
 		t.Errorf("dead: %+v", c)
 	}
 	b.found(queue.Found{ID: "mine.a", Function: "f.openfaas-fn"})
-	if c, _ := b.get("mine"); c.state != callAccepted || c.cause != "" || c.result != nil || len(b.ended) != 0 || b.bytes != 0 {
+	if c, _ := b.get("mine"); c.state != schema.CallAccepted || c.cause != "" || c.result != nil || len(b.ended) != 0 || b.bytes != 0 {
 		t.Errorf("sent again: %+v, %d ends, %d bytes", c, len(b.ended), b.bytes)
 	}
 	b.died(queue.DeadLetter{ID: "mine.a", Kind: queue.Run, Cause: "panic: x"}) // whose work could not say so
-	if c, _ := b.get("mine"); c.state != callDead || c.cause != "panic: x" {
+	if c, _ := b.get("mine"); c.state != schema.CallDead || c.cause != "panic: x" {
 		t.Errorf("dead again: %+v", c)
 	}
 	runCallOf(b, "mine.b", []byte("second"), nil)
-	if c, _ := b.get("mine"); c.id != "mine.b" || c.state != callDone || string(c.result.Body) != "second" {
+	if c, _ := b.get("mine"); c.id != "mine.b" || c.state != schema.CallDone || string(c.result.Body) != "second" {
 		t.Errorf("the latest: %+v", c)
 	}
-	if c, known := b.get("mine.a"); !known || c.state != callDead {
+	if c, known := b.get("mine.a"); !known || c.state != schema.CallDead {
 		t.Errorf("the earlier one, by its record: %+v, %v", c, known)
 	}
 	b.accept(gateway.Entry{Request: task.Request{ID: "mine.c", Target: "f.openfaas-fn"}, CallID: "mine"})

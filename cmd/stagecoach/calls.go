@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
@@ -103,7 +104,7 @@ func (b *callBook) to(c *asyncCall, state string) {
 	}
 }
 
-func (c *asyncCall) over() bool { return c.state == callDone || c.state == callDead }
+func (c *asyncCall) over() bool { return c.state == schema.CallDone || c.state == schema.CallDead }
 
 // kept returns the size of the result that is kept, in bytes. Its content type is as long as a function
 // likes.
@@ -120,7 +121,7 @@ func (b *callBook) accept(e gateway.Entry) {
 	defer b.mu.Unlock()
 	c := b.open(e.Request.ID, e.Request.Target)
 	c.accepted, c.callback = e.Accepted, gateway.SafeURL(e.Callback)
-	b.to(c, callAccepted)
+	b.to(c, schema.CallAccepted)
 }
 
 // refuse forgets a request that could not be accepted.
@@ -140,11 +141,11 @@ func (b *callBook) found(f queue.Found) {
 	c.accepted, c.attempt, c.next = f.Accepted, f.Failed, f.Next
 	switch {
 	case f.Kind == queue.Callback:
-		b.to(c, callTelling)
+		b.to(c, schema.CallTelling)
 	case f.Failed > 0:
-		b.to(c, callRetrying)
+		b.to(c, schema.CallRetrying)
 	default:
-		b.to(c, callAccepted)
+		b.to(c, schema.CallAccepted)
 	}
 	c.cause, c.failed, c.result = "", false, nil
 }
@@ -155,9 +156,9 @@ func (b *callBook) begin(r queue.Record, callback string) {
 	defer b.mu.Unlock()
 	c := b.open(r.ID, r.Function)
 	c.attempt, c.callback, c.next = r.Attempt, callback, time.Time{}
-	state := callRunning
+	state := schema.CallRunning
 	if r.Kind == queue.Callback {
-		state = callTelling
+		state = schema.CallTelling
 	}
 	b.to(c, state)
 }
@@ -174,12 +175,12 @@ func (b *callBook) ran(r queue.Record, end gateway.Ending) {
 	switch {
 	case end.Again:
 		c.next = time.Now().Add(end.After)
-		b.to(c, callRetrying)
+		b.to(c, schema.CallRetrying)
 	case end.Notice != nil:
 		c.failed, c.attempt = end.Err != nil, 0
 		c.keep(*end.Result)
 		c.result.Body = nil // the journal has it until the callback has taken it
-		b.to(c, callTelling)
+		b.to(c, schema.CallTelling)
 	default:
 		c.keep(*end.Result)
 		b.to(c, endState(end.Err != nil))
@@ -189,9 +190,9 @@ func (b *callBook) ran(r queue.Record, end gateway.Ending) {
 // endState returns the state of a call that has ended.
 func endState(failed bool) string {
 	if failed {
-		return callDead
+		return schema.CallDead
 	}
-	return callDone
+	return schema.CallDone
 }
 
 // told records the end of an attempt to send a result to the callback.
@@ -204,7 +205,7 @@ func (b *callBook) told(r queue.Record, result gateway.Result, end gateway.Endin
 	}
 	if end.Again {
 		c.next = time.Now().Add(end.After)
-		b.to(c, callTelling)
+		b.to(c, schema.CallTelling)
 		return
 	}
 	c.keep(result)
@@ -245,8 +246,8 @@ func (b *callBook) since() time.Time {
 func (b *callBook) died(l queue.DeadLetter) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if c := b.find(l.ID); c != nil && !c.over() && (l.Kind == queue.Callback || c.state != callTelling) {
+	if c := b.find(l.ID); c != nil && !c.over() && (l.Kind == queue.Callback || c.state != schema.CallTelling) {
 		c.cause = l.Cause
-		b.to(c, callDead)
+		b.to(c, schema.CallDead)
 	}
 }

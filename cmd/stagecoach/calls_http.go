@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
@@ -24,12 +25,12 @@ func (a callAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("id")
 	c, known := a.calls.get(id)
 	out := a.show(c)
-	if !known || c.state == callDead {
+	if !known || c.state == schema.CallDead {
 		all, _, _ := a.journal.Dead(nil, "", 1<<30) // bounded by the journal; it fails only with an id to go on from
 		if l, there := letterOf(all, id, c.id); there {
 			out.Letter = l.ID
 			if !known { // an earlier process, or long ago
-				out = callStatus{CallID: callOf(l.ID), ID: l.ID, Function: l.Function, State: callDead, Accepted: l.Accepted.UTC(), Attempt: l.Attempts, Cause: l.Cause, Letter: l.ID}
+				out = schema.Call{CallID: callOf(l.ID), ID: l.ID, Function: l.Function, State: schema.CallDead, Accepted: l.Accepted.UTC(), Attempt: l.Attempts, Cause: l.Cause, Letter: l.ID}
 				died := l.Died.UTC()
 				out.Since, known = &died, true
 			}
@@ -54,11 +55,11 @@ func (a callAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // whyNoResult returns why a result is not kept, or where to find more.
-func whyNoResult(c callStatus) string {
+func whyNoResult(c schema.Call) string {
 	switch {
 	case c.Letter != "":
 		return "; `stagecoach dead show " + c.Letter + "` says more"
-	case c.State == callDone:
+	case c.State == schema.CallDone:
 		return fmt.Sprintf(": it is larger than %d KiB; an X-Callback-Url gets results of any size", endedResultBytes>>10)
 	}
 	return " yet"
@@ -86,8 +87,8 @@ func letterOf(all []queue.DeadLetter, id, record string) (found queue.DeadLetter
 }
 
 // show describes a call without its dead letter.
-func (a callAPI) show(c asyncCall) callStatus {
-	out := callStatus{
+func (a callAPI) show(c asyncCall) schema.Call {
+	out := schema.Call{
 		CallID: callOf(c.id), ID: c.id, Function: c.function, State: c.state, Accepted: c.accepted.UTC(), Attempt: c.attempt, Cause: c.cause, Callback: c.callback,
 	}
 	if !c.since.IsZero() {
@@ -98,13 +99,13 @@ func (a callAPI) show(c asyncCall) callStatus {
 		next := c.next.UTC()
 		out.Next = &next
 	}
-	if c.state == callRunning {
+	if c.state == schema.CallRunning {
 		for _, p := range a.requests.Where(c.id) {
-			out.Stages = append(out.Stages, callStage(p))
+			out.Stages = append(out.Stages, schema.CallStage(p))
 		}
 	}
 	if r := c.result; r != nil {
-		out.Result = &callResult{Status: r.Status, ContentType: r.ContentType, Seconds: r.Duration.Seconds(), Kept: r.Body != nil && c.over()}
+		out.Result = &schema.CallResult{Status: r.Status, ContentType: r.ContentType, Seconds: r.Duration.Seconds(), Kept: r.Body != nil && c.over()}
 	}
 	return out
 }

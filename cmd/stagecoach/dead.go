@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 func runDead(ctx context.Context, args []string, out io.Writer) error {
@@ -54,9 +55,9 @@ func runDead(ctx context.Context, args []string, out io.Writer) error {
 }
 
 func listDead(ctx context.Context, api *client, q url.Values, asJSON bool, out io.Writer) error {
-	all := deadPage{Letters: []deadLetter{}}
+	all := schema.DeadPage{Letters: []schema.DeadLetter{}}
 	for {
-		var page deadPage
+		var page schema.DeadPage
 		if err := api.get(ctx, "/system/dead?"+q.Encode(), &page); err != nil {
 			return err
 		}
@@ -93,7 +94,7 @@ func showDead(ctx context.Context, api *client, id string, body, asJSON bool, ou
 		}
 		return err
 	}
-	var l deadLetter
+	var l schema.DeadLetter
 	if err := api.get(ctx, path, &l); err != nil {
 		return err
 	}
@@ -137,7 +138,7 @@ func changeDead(ctx context.Context, api *client, verb, id string, q url.Values,
 	if a.status != http.StatusOK {
 		return a.unexpected("dead " + verb)
 	}
-	var done deadDone
+	var done schema.DeadDone
 	if err := json.Unmarshal(a.body, &done); err != nil {
 		return errors.Join(errors.New("dead "+verb), err)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -73,7 +74,7 @@ func (d deadAPI) list(w http.ResponseWriter, r *http.Request) {
 		d.fail(w, 0, err)
 		return
 	}
-	page := deadPage{Letters: make([]deadLetter, len(letters))}
+	page := schema.DeadPage{Letters: make([]schema.DeadLetter, len(letters))}
 	for i, l := range letters {
 		page.Letters[i] = showLetter(l)
 	}
@@ -83,9 +84,9 @@ func (d deadAPI) list(w http.ResponseWriter, r *http.Request) {
 	answerJSON(w, page)
 }
 
-func showLetter(l queue.DeadLetter) deadLetter {
+func showLetter(l queue.DeadLetter) schema.DeadLetter {
 	key := pipeline.ParseKey(l.Function)
-	return deadLetter{
+	return schema.DeadLetter{
 		ID: l.ID, Function: key.Name, Namespace: key.Namespace, Kind: l.Kind.String(), Cause: l.Cause, Attempts: l.Attempts,
 		Accepted: l.Accepted.UTC(), Died: l.Died.UTC(), Bytes: l.Size,
 	}
@@ -113,7 +114,7 @@ func (d deadAPI) show(w http.ResponseWriter, r *http.Request) {
 }
 
 // openLetter reads the content of a letter.
-func openLetter(l queue.DeadLetter, data []byte) (out deadLetter, contentType string, body []byte, err error) {
+func openLetter(l queue.DeadLetter, data []byte) (out schema.DeadLetter, contentType string, body []byte, err error) {
 	out = showLetter(l)
 	if l.Kind == queue.Callback {
 		var n gateway.Notice
@@ -167,7 +168,7 @@ func (d deadAPI) one(f func(r *http.Request, id string) error) http.HandlerFunc 
 			d.fail(w, 0, err)
 			return
 		}
-		answerJSON(w, deadDone{1})
+		answerJSON(w, schema.DeadDone{Letters: 1})
 	}
 }
 
@@ -179,7 +180,7 @@ func (d deadAPI) all(f func(r *http.Request, id string) error) http.HandlerFunc 
 			return
 		}
 		letters, _, err := d.journal.Dead(d.wanted(r), "", 1<<30) // the journal has a bound of its own
-		var done deadDone
+		var done schema.DeadDone
 		for _, l := range letters {
 			if err == nil {
 				err = f(r, l.ID)

@@ -11,27 +11,28 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // draft is an explanation that is being written.
 type draft struct {
-	explanation
+	schema.Explanation
 	stages []draftStage // they become the explanation's
 }
 
 // draftStage is a stage of a draft.
 type draftStage struct {
-	explainedStage
+	schema.ExplainedStage
 	function *plan.Function // nil: no plan knows it
 }
 
 // explain says why the stages of a pipeline have their sizes. last is the plan that was applied
 // last, and s is the Snapshot that it was made from. trouble says why the autoscaler made no plan
 // since; it is empty if there is none.
-func explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies policy.Names, trouble string) explanation {
-	x := draft{explanation: explanation{
+func explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies policy.Names, trouble string) schema.Explanation {
+	x := draft{Explanation: schema.Explanation{
 		Pipeline: p.Key().String(), At: last.At, Policies: policies, Budget: s.Budget,
-		Notes: []string{}, Stages: []explainedStage{},
+		Notes: []string{}, Stages: []schema.ExplainedStage{},
 	}}
 	wants := map[string]plan.Want{}
 	for _, w := range last.Wants {
@@ -55,14 +56,14 @@ func explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 	}
 	x.note(p, s, trouble)
 	for _, st := range x.stages {
-		x.Stages = append(x.Stages, st.explainedStage)
+		x.Stages = append(x.Stages, st.ExplainedStage)
 	}
-	return x.explanation
+	return x.Explanation
 }
 
 // explainStage describes one stage. f is nil if no plan knows it yet.
 func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
-	st := draftStage{explainedStage{Name: name, Wanted: len(w.Slots), Why: w.Why, Short: w.Short, CPUMilli: w.CPUMilli}, f}
+	st := draftStage{schema.ExplainedStage{Name: name, Wanted: len(w.Slots), Why: w.Why, Short: w.Short, CPUMilli: w.CPUMilli}, f}
 	if f == nil {
 		st.Why = "no decision yet"
 		return st
@@ -90,7 +91,7 @@ func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
 		st.Busy = finite(f.Busy.Share)
 	}
 	if f.Failing.Count > 0 {
-		st.Failing = &failingStarts{f.Failing.Count, f.Failing.Until, f.Failing.Cause}
+		st.Failing = &schema.FailingStarts{Count: f.Failing.Count, Until: f.Failing.Until, Cause: f.Failing.Cause}
 	}
 	st.Barred = barred(f.Bars)
 	return st

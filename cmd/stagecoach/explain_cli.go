@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 func runExplain(ctx context.Context, args []string, out io.Writer) error {
@@ -26,7 +27,7 @@ func runExplain(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var x explanation
+	var x schema.Explanation
 	if err := api.get(ctx, "/system/pipelines/"+url.PathEscape(name)+"/explain"+flags.query(), &x); err != nil {
 		return err
 	}
@@ -36,7 +37,7 @@ func runExplain(ctx context.Context, args []string, out io.Writer) error {
 	return showExplanation(x, out)
 }
 
-func showExplanation(x explanation, out io.Writer) error {
+func showExplanation(x schema.Explanation, out io.Writer) error {
 	t := console.NewTable(out)
 	fmt.Fprintf(t, "Pipeline:\t%s\n", x.Pipeline)
 	if x.SLO != "" {

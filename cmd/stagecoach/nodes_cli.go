@@ -18,6 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 func runNode(ctx context.Context, args []string, out io.Writer) error {
@@ -206,8 +207,8 @@ func runCache(ctx context.Context, args []string, out io.Writer) error {
 	case args[0] == "list" && len(rest) == 0:
 		return listCache(ctx, api, flags.namespace, *name, *asJSON, out)
 	case args[0] != "list" && len(rest) == 1:
-		o := cacheOrder{Function: rest[0], Namespace: flags.namespace, Node: *name}
-		if args[0] == "evict" && len(rest[0]) >= shortDigest && isDigest(rest[0]) {
+		o := schema.CacheOrder{Function: rest[0], Namespace: flags.namespace, Node: *name}
+		if args[0] == "evict" && len(rest[0]) >= shortDigest && schema.IsDigest(rest[0]) {
 			o.Function, o.Digest = "", rest[0]
 		}
 		return changeCache(ctx, api, args[0], o, *asJSON, out)
@@ -217,7 +218,7 @@ func runCache(ctx context.Context, args []string, out io.Writer) error {
 }
 
 func listCache(ctx context.Context, api *client, namespace, name string, asJSON bool, out io.Writer) error {
-	all := []cached{}
+	all := []schema.Cached{}
 	if err := api.get(ctx, "/system/cache?"+url.Values{"node": {name}, "namespace": {namespace}}.Encode(), &all); err != nil {
 		return err
 	}
@@ -233,7 +234,7 @@ func listCache(ctx context.Context, api *client, namespace, name string, asJSON 
 	return t.Flush()
 }
 
-func changeCache(ctx context.Context, api *client, verb string, o cacheOrder, asJSON bool, out io.Writer) error {
+func changeCache(ctx context.Context, api *client, verb string, o schema.CacheOrder, asJSON bool, out io.Writer) error {
 	b, err := json.Marshal(o)
 	if err != nil {
 		return err
@@ -249,7 +250,7 @@ func changeCache(ctx context.Context, api *client, verb string, o cacheOrder, as
 		_, err = io.Copy(out, bytes.NewReader(a.body))
 		return err
 	}
-	var done []cacheDone
+	var done []schema.CacheDone
 	if err := json.Unmarshal(a.body, &done); err != nil {
 		return fmt.Errorf("cache %s: %w", verb, err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // cacheAPI serves nodes and the parameters in their memory:
@@ -81,12 +82,12 @@ func (c cacheAPI) list(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, r, c.noNode(name))
 		return
 	}
-	out := []cached{}
+	out := []schema.Cached{}
 	wanted := func(filter, is string) bool { return filter == "" || filter == is }
 	for _, n := range c.nodes.Inventories() {
 		for _, z := range n.Zygotes {
 			if wanted(q.Get("node"), n.Name) && wanted(q.Get("namespace"), z.Namespace) && wanted(key, z.Function) {
-				out = append(out, cached{n.Name, z})
+				out = append(out, schema.Cached{Node: n.Name, Zygote: z})
 			}
 		}
 	}
@@ -97,10 +98,10 @@ func (c cacheAPI) list(w http.ResponseWriter, r *http.Request) {
 const maxCacheOrder = 64 << 10
 
 // change serves an order. It answers with the result on each node.
-func (c cacheAPI) change(do func(context.Context, cacheOrder) ([]cacheDone, error)) http.HandlerFunc {
+func (c cacheAPI) change(do func(context.Context, schema.CacheOrder) ([]schema.CacheDone, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		o, err := readCacheOrder(http.MaxBytesReader(w, r.Body, maxCacheOrder))
-		var done []cacheDone
+		var done []schema.CacheDone
 		if err == nil {
 			done, err = do(r.Context(), o)
 		}
@@ -114,7 +115,7 @@ func (c cacheAPI) change(do func(context.Context, cacheOrder) ([]cacheDone, erro
 
 // readCacheOrder reads the body of an order. The error is a *pipeline.FieldError, unless the body is
 // too large.
-func readCacheOrder(body io.Reader) (o cacheOrder, err error) {
+func readCacheOrder(body io.Reader) (o schema.CacheOrder, err error) {
 	d := json.NewDecoder(body)
 	d.DisallowUnknownFields()
 	err = d.Decode(&o)
@@ -134,7 +135,7 @@ func readCacheOrder(body io.Reader) (o cacheOrder, err error) {
 }
 
 // function returns the key of an order's function.
-func (c cacheAPI) function(o cacheOrder) (key pipeline.Key, err error) {
+func (c cacheAPI) function(o schema.CacheOrder) (key pipeline.Key, err error) {
 	if o.Function == "" {
 		return key, &pipeline.FieldError{Path: "function", Got: strconv.Quote(o.Function), Want: "the name of a function"}
 	}
@@ -156,7 +157,7 @@ func (c cacheAPI) notDeployed(key pipeline.Key, name string) error {
 	return fmt.Errorf("function %.100q: %w", name, errNotDeployed)
 }
 
-func (c cacheAPI) warm(ctx context.Context, o cacheOrder) ([]cacheDone, error) {
+func (c cacheAPI) warm(ctx context.Context, o schema.CacheOrder) ([]schema.CacheDone, error) {
 	if o.Digest != "" {
 		return nil, &pipeline.FieldError{Path: "digest", Got: strconv.Quote(o.Digest), Want: "none: what is to be loaded is a function's"}
 	}
@@ -170,7 +171,7 @@ func (c cacheAPI) warm(ctx context.Context, o cacheOrder) ([]cacheDone, error) {
 	return c.each(o.Node, func(name string) (int64, error) { return c.nodes.Load(ctx, name, key) })
 }
 
-func (c cacheAPI) evict(ctx context.Context, o cacheOrder) ([]cacheDone, error) {
+func (c cacheAPI) evict(ctx context.Context, o schema.CacheOrder) ([]schema.CacheDone, error) {
 	if (o.Function == "") == (o.Digest == "") {
 		return nil, &pipeline.FieldError{Path: "function", Got: strconv.Quote(o.Function), Want: "the name of a function, or a digest and no function"}
 	}
@@ -190,7 +191,7 @@ func (c cacheAPI) evict(ctx context.Context, o cacheOrder) ([]cacheDone, error) 
 
 // digest returns the full digest of parameters in memory, from its beginning.
 func (c cacheAPI) digest(beginning string) (string, error) {
-	if !isDigest(beginning) {
+	if !schema.IsDigest(beginning) {
 		return "", &pipeline.FieldError{Path: "digest", Got: strconv.Quote(beginning), Want: "eight or more of an image's hexadecimal digits, as the cache's list has them"}
 	}
 	found := ""
@@ -214,8 +215,8 @@ func (c cacheAPI) digest(beginning string) (string, error) {
 
 // each calls do for the node with a name, or for all nodes in turn if the name is empty. If one node
 // has the parameters in memory, it is no error that others have not.
-func (c cacheAPI) each(name string, do func(name string) (int64, error)) ([]cacheDone, error) {
-	var done []cacheDone
+func (c cacheAPI) each(name string, do func(name string) (int64, error)) ([]schema.CacheDone, error) {
+	var done []schema.CacheDone
 	var errs, without []error
 	for _, n := range c.nodes.Inventories() {
 		if name != "" && n.Name != name {
@@ -224,7 +225,7 @@ func (c cacheAPI) each(name string, do func(name string) (int64, error)) ([]cach
 		bytes, err := do(n.Name)
 		switch {
 		case err == nil:
-			done = append(done, cacheDone{n.Name, bytes})
+			done = append(done, schema.CacheDone{Node: n.Name, Bytes: bytes})
 		case c.is(err, node.CodeNotCached):
 			without = append(without, on(n.Name, err))
 		default:

@@ -13,6 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // fakeNodes are nodes whose orders all have the same result.
@@ -118,7 +119,7 @@ func TestCacheList(t *testing.T) {
 	for query, want := range map[string]int{"": 2, "?node=b": 1, "?namespace=ns": 2, "?namespace=other": 404, "?namespace=openfaas-fn": 0, "?function=f&namespace=other": 404, "?function=f&namespace=ns": 2, "?function=f.ns": 2, "?function=f": 404, "?node=c": 404} {
 		w := httptest.NewRecorder()
 		serveNodes(twoNodes(), testCodes(), fakeSpecs{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/system/cache"+query, nil))
-		var got []cached
+		var got []schema.Cached
 		if w.Code != http.StatusOK {
 			if w.Code != want {
 				t.Errorf("%s: status %d: %s, want %d", query, w.Code, w.Body, want)

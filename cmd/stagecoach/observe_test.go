@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/stagecoach-serving/stagecoach/internal/otlptest"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // three is a pipeline of three stages, of which the second holds a slot for a while.
@@ -225,7 +226,7 @@ func TestEvents(t *testing.T) {
 	if err := run(t.Context(), []string{"top", "--json", "--gateway", r.base}, &out); err != nil {
 		t.Fatal(err)
 	}
-	var v topView
+	var v schema.Top
 	if err := json.Unmarshal([]byte(out.String()), &v); err != nil || len(v.Functions) != 1 || len(v.Nodes) != 1 || len(v.Pipelines) == 0 || v.Pipelines[0].Rate == 0 {
 		t.Logf("the answers may have left the window: %v, %+v", err, v)
 		if err != nil || len(v.Functions) != 1 || len(v.Nodes) != 1 {

@@ -16,6 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // profiled is an up with the function spin, which burns 10 ms of a core a call, in one replica that may use a core.
@@ -180,7 +181,7 @@ func TestProfileLetsGo(t *testing.T) {
 		t.Errorf("a second one: %v, want that the first has it", err)
 	}
 	var s struct{ Annotations map[string]string }
-	var x explanation
+	var x schema.Explanation
 	if err := p.get(t.Context(), "/system/pipelines/spin/explain", &x); err != nil || !slices.ContainsFunc(x.Notes, func(n string) bool {
 		return strings.HasPrefix(n, "spin: held at one replica to be measured")
 	}) {

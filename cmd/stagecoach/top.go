@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // runTop shows a running stagecoach, live in a terminal.
@@ -29,7 +30,7 @@ func runTop(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	api.http.Timeout = 5 * time.Second
-	var v topView
+	var v schema.Top
 	if err := api.get(ctx, "/system/top", &v); err != nil {
 		return err
 	}
@@ -48,7 +49,7 @@ func runTop(ctx context.Context, args []string, out io.Writer) error {
 }
 
 // liveTop redraws once a second, and when the terminal changes its size, until ctx ends or somebody types q.
-func liveTop(ctx context.Context, api *client, v topView, tty *terminal) error {
+func liveTop(ctx context.Context, api *client, v schema.Top, tty *terminal) error {
 	restore, err := tty.raw()
 	if err != nil {
 		return err
@@ -80,7 +81,7 @@ func liveTop(ctx context.Context, api *client, v topView, tty *terminal) error {
 			continue
 		case <-tick.C:
 		}
-		var next topView
+		var next schema.Top
 		if failed = api.get(ctx, "/system/top", &next); failed == nil {
 			v = next
 		}

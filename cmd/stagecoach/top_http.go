@@ -9,14 +9,15 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // topEvents is how many of the latest events top shows.
 const topEvents = 50
 
 // top returns the present state of all that top shows.
-func (c *adminConfig) top(now time.Time) topView {
-	v := topView{At: now, Pipelines: []topPipeline{}, Functions: []topFunction{}, Nodes: []topNode{}, Events: c.Events(topEvents)}
+func (c *adminConfig) top(now time.Time) schema.Top {
+	v := schema.Top{At: now, Pipelines: []schema.TopPipeline{}, Functions: []schema.TopFunction{}, Nodes: []schema.TopNode{}, Events: c.Events(topEvents)}
 	for _, p := range c.Registry.Pipelines() {
 		v.Pipelines = append(v.Pipelines, c.topPipeline(p))
 	}
@@ -29,11 +30,11 @@ func (c *adminConfig) top(now time.Time) topView {
 		}
 		v.Functions = append(v.Functions, c.topFunction(f.Key, counts[f.Key], now))
 	}
-	slices.SortFunc(v.Pipelines, func(a, b topPipeline) int { return strings.Compare(a.Name, b.Name) })
-	v.Pipelines = slices.CompactFunc(v.Pipelines, func(a, b topPipeline) bool { return a.Name == b.Name }) // of an earlier version, a pipeline and a function of its name
+	slices.SortFunc(v.Pipelines, func(a, b schema.TopPipeline) int { return strings.Compare(a.Name, b.Name) })
+	v.Pipelines = slices.CompactFunc(v.Pipelines, func(a, b schema.TopPipeline) bool { return a.Name == b.Name }) // of an earlier version, a pipeline and a function of its name
 	s, _ := c.Loop.Last()
 	for _, n := range s.Nodes {
-		out := topNode{Name: n.Name, Memory: n.Memory, MemoryUsed: n.MemoryUsed, Zygotes: len(n.Zygotes)}
+		out := schema.TopNode{Name: n.Name, Memory: n.Memory, MemoryUsed: n.MemoryUsed, Zygotes: len(n.Zygotes)}
 		for _, f := range s.Functions {
 			for _, r := range f.Replicas {
 				if r.Node == n.Name && r.State != plan.Starting {
@@ -46,10 +47,10 @@ func (c *adminConfig) top(now time.Time) topView {
 	return v
 }
 
-func (c *adminConfig) topPipeline(p pipeline.Pipeline) topPipeline {
+func (c *adminConfig) topPipeline(p pipeline.Pipeline) schema.TopPipeline {
 	key := p.Key()
 	r := c.Recent.Recent(key, p.SLO)
-	out := topPipeline{
+	out := schema.TopPipeline{
 		Name: key.String(), Rate: r.Rate, P50: r.P50.Seconds(), P99: r.P99.Seconds(), SLO: p.SLO.Seconds(),
 		Within: r.Within, Failed: r.Failed, InFlight: r.InFlight,
 	}
@@ -59,9 +60,9 @@ func (c *adminConfig) topPipeline(p pipeline.Pipeline) topPipeline {
 	return out
 }
 
-func (c *adminConfig) topFunction(key pipeline.Key, n replicaNumbers, now time.Time) topFunction {
+func (c *adminConfig) topFunction(key pipeline.Key, n replicaNumbers, now time.Time) schema.TopFunction {
 	is := c.Lines.Signals(key, now)
-	out := topFunction{
+	out := schema.TopFunction{
 		Name: key.String(), Rate: is.Demand.Rate, CV: is.Demand.CV, Waiting: is.Waiting, Running: is.Running, Service: is.Service.Mean.Seconds(),
 		Wait: c.Lines.Waited(key).Seconds(), Ready: n.Ready, Starting: n.Starting, Draining: n.Draining,
 	}

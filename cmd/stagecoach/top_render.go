@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // topSection is one table: rows are as long as the header, the last column takes what is left of the line.
@@ -22,7 +23,7 @@ type topSection struct {
 }
 
 // renderTop draws v in at most height lines of at most width columns. It is a function of its arguments.
-func renderTop(v topView, width, height int) []string {
+func renderTop(v schema.Top, width, height int) []string {
 	sections := []*topSection{topPipelines(v.Pipelines), topFunctions(v.Functions), topNodes(v.Nodes), topEventRows(v.Events)}
 	share(sections, height-1-2*len(sections))
 	title := fmt.Sprintf("stagecoach  %s  %s, %s, %s", v.At.Format(time.TimeOnly),
@@ -96,7 +97,7 @@ func (s *topSection) draw(width int) []string {
 	return lines
 }
 
-func topPipelines(all []topPipeline) *topSection {
+func topPipelines(all []schema.TopPipeline) *topSection {
 	s := &topSection{header: []string{"PIPELINE", "RATE/s", "P50", "P99", "SLO", "WITHIN", "FAILED", "IN FLIGHT", ""}, left: make([]bool, 9)}
 	s.left[0] = true
 	for _, p := range all {
@@ -114,19 +115,19 @@ func topPipelines(all []topPipeline) *topSection {
 	return s
 }
 
-func topFunctions(all []topFunction) *topSection {
+func topFunctions(all []schema.TopFunction) *topSection {
 	s := &topSection{
 		header: []string{"FUNCTION", "ARR/s", "CV", "QUEUE", "RUN", "WAIT", "SERVICE", "UTIL", "REPLICAS", "WHY"}, left: make([]bool, 10),
 	}
 	s.left[0] = true
-	idle := func(f topFunction) int {
+	idle := func(f schema.TopFunction) int {
 		if f.Rate > 0 || f.Waiting+f.Running+f.Ready+f.Starting+f.Draining+f.Wanted > 0 {
 			return 0
 		}
 		return 1
 	}
 	all = slices.Clone(all)
-	slices.SortStableFunc(all, func(a, b topFunction) int { return cmp.Compare(idle(a), idle(b)) })
+	slices.SortStableFunc(all, func(a, b schema.TopFunction) int { return cmp.Compare(idle(a), idle(b)) })
 	for _, f := range all {
 		replicas := strconv.Itoa(f.Ready)
 		if f.Starting > 0 {
@@ -140,7 +141,7 @@ func topFunctions(all []topFunction) *topSection {
 	return s
 }
 
-func topNodes(all []topNode) *topSection {
+func topNodes(all []schema.TopNode) *topSection {
 	s := &topSection{header: []string{"NODE", "ZYGOTES", "REPLICAS", "MEMORY"}, left: []bool{true, false, false, true}}
 	for _, n := range all {
 		s.rows = append(s.rows, []string{
@@ -151,7 +152,7 @@ func topNodes(all []topNode) *topSection {
 }
 
 // topEventRows has the latest event first.
-func topEventRows(all []topEvent) *topSection {
+func topEventRows(all []schema.TopEvent) *topSection {
 	s := &topSection{header: []string{"EVENT", "KIND", "OF", "WHY"}, left: []bool{true, true, true, true}}
 	for _, e := range slices.Backward(all) {
 		of := cmp.Or(e.Replica, short(e.Function.String()), e.Node)

@@ -1,4 +1,4 @@
-package main
+package schema
 
 import (
 	"time"
@@ -6,9 +6,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
-// explanation is the answer of GET /system/pipelines/NAME/explain: why the stages of a pipeline are
+// Explanation is the answer of GET /system/pipelines/NAME/explain: why the stages of a pipeline are
 // as large as they are.
-type explanation struct {
+type Explanation struct {
 	Pipeline string           `json:"pipeline"`           // its key, or that of a function alone
 	At       time.Time        `json:"at"`                 // of the decision; zero: there is none yet
 	SLO      string           `json:"slo,omitempty"`      // a Go duration, as the other times here
@@ -18,11 +18,11 @@ type explanation struct {
 	Budget   int              `json:"budget,omitempty"` // most replicas of all functions together; 0: no bound
 	Wanted   int              `json:"wanted"`           // replicas that all functions together should have
 	Notes    []string         `json:"notes"`            // what the operator should know first
-	Stages   []explainedStage `json:"stages"`           // in topological order
+	Stages   []ExplainedStage `json:"stages"`           // in topological order
 }
 
-// explainedStage is a stage of an [Explanation]. Unknown values are left out; they are not zero.
-type explainedStage struct {
+// ExplainedStage is a stage of an [Explanation]. Unknown values are left out; they are not zero.
+type ExplainedStage struct {
 	Name     string         `json:"name"`
 	Ready    int            `json:"ready"`    // replicas
 	Starting int            `json:"starting"` // replicas
@@ -41,12 +41,12 @@ type explainedStage struct {
 	Running  int            `json:"running"`            // tasks
 	Why      string         `json:"why"`                // the decision: each term, the change, and what bounds it
 	Short    string         `json:"short,omitempty"`    // why fewer replicas have a place
-	Failing  *failingStarts `json:"failing,omitempty"`  // nil: starts do not fail
+	Failing  *FailingStarts `json:"failing,omitempty"`  // nil: starts do not fail
 	Barred   string         `json:"barred,omitempty"`   // devices that are not tried for now
 }
 
-// failingStarts says that replicas of a stage do not start.
-type failingStarts struct {
+// FailingStarts says that replicas of a stage do not start.
+type FailingStarts struct {
 	Count int       `json:"count"` // in a row
 	Until time.Time `json:"until"` // time of the next try
 	Cause string    `json:"cause"` // of the latest failure

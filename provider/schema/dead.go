@@ -1,9 +1,9 @@
-package main
+package schema
 
 import "time"
 
-// deadLetter is a dead letter: an async request, or the callback of one, that has failed for good.
-type deadLetter struct {
+// DeadLetter is a dead letter: an async request, or the callback of one, that has failed for good.
+type DeadLetter struct {
 	ID        string    `json:"id"`
 	Function  string    `json:"function"`
 	Namespace string    `json:"namespace"`
@@ -22,13 +22,13 @@ type deadLetter struct {
 	Status   int                 `json:"status,omitempty"`   // of the result that the callback has
 }
 
-// deadPage is a page of GET /system/dead, with the oldest letter first.
-type deadPage struct {
-	Letters []deadLetter `json:"letters"`
+// DeadPage is a page of GET /system/dead, with the oldest letter first.
+type DeadPage struct {
+	Letters []DeadLetter `json:"letters"`
 	Next    string       `json:"next,omitempty"` // value of after= for the next page; empty: this is the last one
 }
 
-// deadDone says how many letters a request has changed.
-type deadDone struct {
+// DeadDone says how many letters a request has changed.
+type DeadDone struct {
 	Letters int `json:"letters"`
 }

@@ -1,4 +1,4 @@
-package main
+package schema
 
 import (
 	"time"
@@ -6,18 +6,18 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// topView is the answer of GET /system/top: all that `stagecoach top` shows. Times are in seconds,
+// Top is the answer of GET /system/top: all that `stagecoach top` shows. Times are in seconds,
 // sizes in bytes.
-type topView struct {
+type Top struct {
 	At        time.Time     `json:"at"`
-	Pipelines []topPipeline `json:"pipelines"` // sorted by name, with the functions that were lately called by themselves
-	Functions []topFunction `json:"functions"` // sorted by name
-	Nodes     []topNode     `json:"nodes"`
-	Events    []topEvent    `json:"events"` // the latest events, in order
+	Pipelines []TopPipeline `json:"pipelines"` // sorted by name, with the functions that were lately called by themselves
+	Functions []TopFunction `json:"functions"` // sorted by name
+	Nodes     []TopNode     `json:"nodes"`
+	Events    []TopEvent    `json:"events"` // the latest events, in order
 }
 
-// topPipeline summarizes the last 15 seconds of a pipeline.
-type topPipeline struct {
+// TopPipeline summarizes the last 15 seconds of a pipeline.
+type TopPipeline struct {
 	Name     string  `json:"name"` // its key
 	Rate     float64 `json:"rate"` // ended requests per second
 	P50      float64 `json:"p50"`
@@ -29,8 +29,8 @@ type topPipeline struct {
 	Fault    string  `json:"fault,omitempty"` // why it cannot be invoked
 }
 
-// topFunction is the present state of a function.
-type topFunction struct {
+// TopFunction is the present state of a function.
+type TopFunction struct {
 	Name        string  `json:"name"` // its key
 	Rate        float64 `json:"rate"` // arriving tasks per second
 	CV          float64 `json:"cv"`   // coefficient of variation of the times between arrivals
@@ -46,8 +46,8 @@ type topFunction struct {
 	Why         string  `json:"why"` // of the last decision, or why replicas do not start
 }
 
-// topNode is the present state of a node.
-type topNode struct {
+// TopNode is the present state of a node.
+type TopNode struct {
 	Name       string `json:"name"`
 	Memory     int64  `json:"memory"`
 	MemoryUsed int64  `json:"memoryUsed"`
@@ -55,8 +55,8 @@ type topNode struct {
 	Replicas   int    `json:"replicas"`
 }
 
-// topEvent is an event of the cluster, as GET /system/events streams it.
-type topEvent struct {
+// TopEvent is an event of the cluster, as GET /system/events streams it.
+type TopEvent struct {
 	At time.Time `json:"at"`
 	// For example replica.ready, function.deployed, function.scaled, request.dead, zygote.evicted.
 	Kind     string            `json:"kind"`
