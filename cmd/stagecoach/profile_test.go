@@ -16,11 +16,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // profiled is an up with the function spin, which burns 10 ms of a core a call, in one replica that may use a core.
 type profiled struct {
-	*client
+	*client.Client
 	t   *testing.T
 	up  *up
 	url string
@@ -45,10 +46,10 @@ func newProfiled(t *testing.T) *profiled {
 	}
 	server := httptest.NewServer(u.handler)
 	t.Cleanup(server.Close)
-	p := &profiled{newClient(server.URL), t, u, server.URL, 0}
+	p := &profiled{client.New(server.URL), t, u, server.URL, 0}
 	d := fn{"spin", "spin", map[string]string{"min": "2"}, map[string]string{"batch": "4", "example": "x"}, map[string]string{"spin_base": "10ms", "spin_call": "0ms"}}.deployment()
-	d.Limits = &resources{CPU: "1"}
-	if err := p.deploy(t.Context(), d); err != nil {
+	d.Limits = &client.Resources{CPU: "1"}
+	if err := p.Deploy(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -91,11 +92,11 @@ func TestItemsOfAProfile(t *testing.T) {
 	)
 	for name, want := range map[string]string{"first": "many", "second": "", "alone": ""} {
 		f := profileFlags{api: &apiFlags{}}
-		if got, err := f.items(t.Context(), r.client, "/system/function/"+name); err != nil || got != want {
+		if got, err := f.items(t.Context(), r.Client, "/system/function/"+name); err != nil || got != want {
 			t.Errorf("%s: %q, %v, want %q", name, got, err, want)
 		}
 	}
-	m := meter{c: r.client, url: "/function/first", items: "sent"}
+	m := meter{c: r.Client, url: "/function/first", items: "sent"}
 	if _, err := m.call(t.Context(), probe{contentType: "application/json", body: []byte(`["a","b"]`)}); err == nil || !strings.Contains(err.Error(), `header X-Items: got "sent"`) {
 		t.Errorf("a call: %v, want it to have the header", err)
 	}
@@ -158,7 +159,7 @@ func TestProfileCommand(t *testing.T) {
 	}
 	p.replicas(2, 1000)
 	d := fn{"spin", "noop", nil, nil, nil}.deployment()
-	if err := p.deploy(t.Context(), d); err != nil {
+	if err := p.Deploy(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := p.run(t.Context(), "spin", "--show"); err != nil || !strings.Contains(out, "\nstale: ") {
@@ -186,12 +187,12 @@ func TestProfileLetsGo(t *testing.T) {
 	}
 	var s struct{ Annotations map[string]string }
 	var x explanation
-	if err := p.get(t.Context(), "/system/pipelines/spin/explain", &x); err != nil || !slices.ContainsFunc(x.Notes, func(n string) bool {
+	if err := p.Get(t.Context(), "/system/pipelines/spin/explain", &x); err != nil || !slices.ContainsFunc(x.Notes, func(n string) bool {
 		return strings.HasPrefix(n, "spin: held at one replica to be measured")
 	}) {
 		t.Errorf("explained: %v, %v", x.Notes, err)
 	}
-	if err := p.get(t.Context(), "/system/function/spin", &s); err != nil || !strings.Contains(s.Annotations["stagecoach.dev/status"], "held at one replica to be measured") {
+	if err := p.Get(t.Context(), "/system/function/spin", &s); err != nil || !strings.Contains(s.Annotations["stagecoach.dev/status"], "held at one replica to be measured") {
 		t.Errorf("%v, annotations %q, want the status to say what goes on", err, s.Annotations)
 	}
 	interrupt()
@@ -202,12 +203,12 @@ func TestProfileLetsGo(t *testing.T) {
 		t.Errorf("interrupted, it is held until %v, want it to be let go at once", until)
 	}
 	p.replicas(2, 1000)
-	if err := p.get(t.Context(), "/system/function/spin/profile", new(profile.Profile)); err == nil || !strings.Contains(err.Error(), "404") {
+	if err := p.Get(t.Context(), "/system/function/spin/profile", new(profile.Profile)); err == nil || !strings.Contains(err.Error(), "404") {
 		t.Errorf("%v, want that nothing is stored", err)
 	}
 
 	order := map[string]any{"holder": "who dies", "cpuMilli": 80, "seconds": 30}
-	pin := func() error { return p.send(t.Context(), "pin", http.MethodPut, "/system/function/spin/pin", order) }
+	pin := func() error { return p.Send(t.Context(), "pin", http.MethodPut, "/system/function/spin/pin", order) }
 	proctest.Until(t, "one replica with 80m", func() bool { return pin() == nil && p.has(1, 80) })
 	order["seconds"] = 1
 	if err := pin(); err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control/events"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // topView is what GET /system/top answers: all that `stagecoach top` shows. Times are in seconds, sizes in bytes.
@@ -151,13 +152,13 @@ func runTop(ctx context.Context, args []string, out io.Writer) error {
 	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
-	api, err := dial(*gateway)
+	api, err := client.Dial(*gateway)
 	if err != nil {
 		return err
 	}
-	api.http.Timeout = 5 * time.Second
+	api.HTTP.Timeout = 5 * time.Second
 	var v topView
-	if err := api.get(ctx, "/system/top", &v); err != nil {
+	if err := api.Get(ctx, "/system/top", &v); err != nil {
 		return err
 	}
 	if *asJSON {
@@ -175,7 +176,7 @@ func runTop(ctx context.Context, args []string, out io.Writer) error {
 }
 
 // liveTop redraws once a second, and when the terminal changes its size, until ctx ends or somebody types q.
-func liveTop(ctx context.Context, api *client, v topView, tty *terminal) error {
+func liveTop(ctx context.Context, api *client.Client, v topView, tty *terminal) error {
 	restore, err := tty.raw()
 	if err != nil {
 		return err
@@ -208,7 +209,7 @@ func liveTop(ctx context.Context, api *client, v topView, tty *terminal) error {
 		case <-tick.C:
 		}
 		var next topView
-		if failed = api.get(ctx, "/system/top", &next); failed == nil {
+		if failed = api.Get(ctx, "/system/top", &next); failed == nil {
 			v = next
 		}
 	}
