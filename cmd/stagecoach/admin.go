@@ -68,7 +68,7 @@ type decisions interface {
 type replicaStates interface {
 	replicaCounts
 	// Events returns the latest events of a function, in order.
-	Events(function pipeline.Key) []event
+	Events(function pipeline.Key) []schema.Event
 	// PinnedUntil returns until when at least a function is held at one replica to be measured.
 	PinnedUntil(function pipeline.Key) (until time.Time, pinned bool)
 }

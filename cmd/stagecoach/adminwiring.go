@@ -50,10 +50,10 @@ func (r replicas) Ready(key pipeline.Key) (n int) {
 }
 
 // Events implements admin.Replicas.
-func (r replicas) Events(key pipeline.Key) []event {
-	out := []event{}
+func (r replicas) Events(key pipeline.Key) []schema.Event {
+	out := []schema.Event{}
 	for _, e := range r.Local.Events(key) {
-		out = append(out, event{At: e.At, Replica: e.Replica, Kind: string(e.Kind), Path: e.Path, Phases: phases(e.Phases), Cause: e.Cause})
+		out = append(out, schema.Event{At: e.At, Replica: e.Replica, Kind: string(e.Kind), Path: e.Path, Phases: phases(e.Phases), Cause: e.Cause})
 	}
 	return out
 }

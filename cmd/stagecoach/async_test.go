@@ -107,7 +107,7 @@ func TestASlowFunctionDelaysNoOther(t *testing.T) {
 func (r *rig) dead(args ...string) string {
 	r.t.Helper()
 	var out bytes.Buffer
-	args = slices.Insert(args, 1, "--gateway", r.base)
+	args = slices.Insert(args, 1, "--gateway", r.Base)
 	if err := run(r.t.Context(), append([]string{"dead"}, args...), &out); err != nil {
 		r.t.Errorf("dead %q: %v", args, err)
 	}
@@ -184,7 +184,7 @@ func TestDeadLetters(t *testing.T) {
 	if body := r.dead("show", "--body", all[0].ID); body != "body" {
 		t.Errorf("body %q", body)
 	}
-	if h := r.must(http.StatusOK, http.MethodGet, "/system/dead/"+all[0].ID+"?body=1", "").header; h.Get("Content-Disposition") != "attachment" || h.Get("X-Content-Type-Options") != "nosniff" {
+	if h := r.must(http.StatusOK, http.MethodGet, "/system/dead/"+all[0].ID+"?body=1", "").Header; h.Get("Content-Disposition") != "attachment" || h.Get("X-Content-Type-Options") != "nosniff" {
 		t.Errorf("a browser would show the body: %v", h)
 	}
 	r.dead("drop", all[0].ID)
@@ -219,8 +219,8 @@ func TestAsyncLimit(t *testing.T) {
 		r.must(http.StatusAccepted, http.MethodPost, "/async-function/slow", "x", "X-Timeout", "2s")
 	}
 	a := r.must(http.StatusTooManyRequests, http.MethodPost, "/async-function/slow", "x")
-	if a.header.Get("Retry-After") == "" || !strings.Contains(string(a.body), "async-queue-limit") {
-		t.Errorf("429 with %v: %s", a.header, a.body)
+	if a.Header.Get("Retry-After") == "" || !strings.Contains(string(a.Body), "async-queue-limit") {
+		t.Errorf("429 with %v: %s", a.Header, a.Body)
 	}
 	r.must(http.StatusAccepted, http.MethodPost, "/async-function/quick", "x")
 }

@@ -17,6 +17,8 @@ import (
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // contender is a way to size functions.
@@ -45,7 +47,7 @@ var execTimes = map[string]time.Duration{
 type autoscalerBench struct {
 	images, ort string
 	model       string
-	stages      []deployment
+	stages      []client.Deployment
 	pipeline    string
 	budget      int
 	rounds      int
@@ -156,12 +158,12 @@ func (b *autoscalerBench) prepare(ctx context.Context) error {
 // turn runs the load once against an `up` of its own.
 func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t turn, err error) {
 	flags := append([]string{"--images", b.images, "--ort", b.ort, "--budget", fmt.Sprint(b.budget)}, c.flags...)
-	return t, onUp(ctx, flags, func(api *client) error {
+	return t, onUp(ctx, flags, func(api *client.Client) error {
 		if err := b.begin(ctx, api); err != nil {
 			return err
 		}
 		cfg, err := openloop.Scenario{
-			Gateway: api.url(), Seed: seed, Timeout: 2 * time.Minute, MaxInFlight: 4000, SLO: b.slo, CV: &b.cv, Rate: stepRate(b.low, b.high, b.step),
+			Gateway: api.URL(), Seed: seed, Timeout: 2 * time.Minute, MaxInFlight: 4000, SLO: b.slo, CV: &b.cv, Rate: stepRate(b.low, b.high, b.step),
 			Targets: []openloop.TargetSpec{{Function: b.pipeline, Body: openloop.Body{Text: b.body}, Headers: map[string]string{"Content-Type": jsonType}}},
 		}.Config("")
 		if err != nil {
@@ -178,12 +180,12 @@ func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t
 }
 
 // begin deploys the stages, and has their service times known and all that was ordered ready before the load begins.
-func (b *autoscalerBench) begin(ctx context.Context, api *client) error {
+func (b *autoscalerBench) begin(ctx context.Context, api *client.Client) error {
 	if err := deployAll(ctx, api, b.stages); err != nil {
 		return err
 	}
 	for range 5 {
-		if _, err := api.invoke(ctx, b.pipeline, jsonType, []byte(b.body)); err != nil {
+		if _, err := api.Invoke(ctx, b.pipeline, jsonType, []byte(b.body)); err != nil {
 			return err
 		}
 	}
@@ -196,13 +198,13 @@ func (b *autoscalerBench) begin(ctx context.Context, api *client) error {
 }
 
 // waitSettled waits until no replica of a function is starting.
-func waitSettled(ctx context.Context, api *client, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, readyPatience)
+func waitSettled(ctx context.Context, api *client.Client, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, client.ReadyPatience)
 	defer cancel()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		s, err := api.status(ctx, name)
+		s, err := api.Status(ctx, name)
 		if err != nil {
 			return err
 		}
@@ -218,14 +220,14 @@ func waitSettled(ctx context.Context, api *client, name string) error {
 }
 
 // replicas adds what the stages' replicas did. The load begins when the generator says so, and steps after the first of its parts.
-func (b *autoscalerBench) replicas(ctx context.Context, api *client, t *turn) error {
+func (b *autoscalerBench) replicas(ctx context.Context, api *client.Client, t *turn) error {
 	begun := t.result.Started
 	step, back := begun.Add(b.step), begun.Add(2*b.step)
 	for _, n := range readyBySecond(t.result) {
 		t.peak = max(t.peak, n)
 	}
 	for _, d := range b.stages {
-		line, err := api.timeline(ctx, d.Service)
+		line, err := api.Timeline(ctx, d.Service)
 		if err != nil {
 			return err
 		}
@@ -238,7 +240,7 @@ func (b *autoscalerBench) replicas(ctx context.Context, api *client, t *turn) er
 }
 
 // firstAnswer is when the first replica answered that was ordered between two instants; zero: none did.
-func firstAnswer(events []event, from, to time.Time) (at time.Time) {
+func firstAnswer(events []schema.Event, from, to time.Time) (at time.Time) {
 	ordered := map[string]bool{}
 	for _, e := range events {
 		switch {

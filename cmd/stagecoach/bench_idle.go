@@ -12,6 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // benchIdle measures what functions cost that nobody calls: how long they take to deploy and to list, and what `up` uses of
@@ -35,7 +36,7 @@ func benchIdle(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	defer func() { _ = up.Stop() }()
-	api := newClient("http://" + up.Addr)
+	api := client.New("http://" + up.Addr)
 	for _, n := range []int{0, *functions} {
 		name := fmt.Sprintf("functions_%d", n)
 		if n > 0 {
@@ -52,12 +53,12 @@ func benchIdle(ctx context.Context, args []string, out io.Writer) error {
 }
 
 // deployIdle deploys n functions and lists them.
-func deployIdle(ctx context.Context, api *client, report *bench.Report, name string, n int) error {
+func deployIdle(ctx context.Context, api *client.Client, report *bench.Report, name string, n int) error {
 	const lists = 50
 	labels := map[string]string{"com.openfaas.scale.min": "0", "com.openfaas.scale.zero": "true"}
 	start := time.Now()
 	for i := range n {
-		if err := api.deploy(ctx, deployment{Service: fmt.Sprintf("idle-%d", i), Image: "stagecoach/noop:0.1.0", Labels: labels}); err != nil {
+		if err := api.Deploy(ctx, client.Deployment{Service: fmt.Sprintf("idle-%d", i), Image: "stagecoach/noop:0.1.0", Labels: labels}); err != nil {
 			return err
 		}
 		if i%100 == 99 {
@@ -68,7 +69,7 @@ func deployIdle(ctx context.Context, api *client, report *bench.Report, name str
 	var took []time.Duration
 	for range lists {
 		start := time.Now()
-		if _, err := api.do(ctx, "GET", "/system/functions", "", nil); err != nil {
+		if _, err := api.Do(ctx, "GET", "/system/functions", "", nil); err != nil {
 			return err
 		}
 		took = append(took, time.Since(start))

@@ -18,6 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // benchKeysManager measures a node's daemon: forks of one zygote, a thousand orders at once, an invalidation, what it uses
@@ -119,14 +120,14 @@ func (b *benchStage) benchWakes(ctx context.Context, report *bench.Report, wakes
 		return err
 	}
 	defer func() { _ = up.Stop() }()
-	api := newClient("http://" + up.Addr)
+	api := client.New("http://" + up.Addr)
 	model := map[string]string{"STAGECOACH_MODEL": "model.onnx"}
 	zero := map[string]string{"com.openfaas.scale.min": "0", "com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "1s"}
-	for _, d := range []deployment{
+	for _, d := range []client.Deployment{
 		{Service: "warm", EnvVars: model, Image: benchImage},
 		{Service: "zero", EnvVars: model, Image: benchImage, Labels: zero, EnvProcess: "./stage"}, // so that it has a zygote of its own
 	} {
-		if err := api.deploy(ctx, d); err != nil {
+		if err := api.Deploy(ctx, d); err != nil {
 			return err
 		}
 	}
@@ -135,11 +136,11 @@ func (b *benchStage) benchWakes(ctx context.Context, report *bench.Report, wakes
 		return err
 	}
 	call := func(name string) (time.Duration, error) {
-		a, err := api.do(ctx, http.MethodPost, "/function/"+name, "application/json", body)
-		if err == nil && a.status != http.StatusOK {
-			err = fmt.Errorf("%s answers %d: %.200s", name, a.status, a.body)
+		a, err := api.Do(ctx, http.MethodPost, "/function/"+name, "application/json", body)
+		if err == nil && a.Status != http.StatusOK {
+			err = fmt.Errorf("%s answers %d: %.200s", name, a.Status, a.Body)
 		}
-		return a.took, err
+		return a.Took, err
 	}
 	var warm, cached, cold []time.Duration
 	for i := range wakes {
@@ -192,20 +193,20 @@ func (b *benchStage) body() ([]byte, error) {
 
 // asleep waits until a function has no replicas, and evicts its parameters if that is wanted: once their processes have ended,
 // they can be.
-func asleep(ctx context.Context, api *client, name string, evict bool) error {
+func asleep(ctx context.Context, api *client.Client, name string, evict bool) error {
 	deadline := time.Now().Add(time.Minute)
 	for {
-		s, err := api.status(ctx, name)
+		s, err := api.Status(ctx, name)
 		if err != nil {
 			return err
 		}
 		done := s.Replicas == 0 && s.AvailableReplicas == 0
 		if done && evict {
-			a, err := api.do(ctx, http.MethodPost, "/system/cache/evict", "application/json", []byte(`{"function":"`+name+`"}`))
+			a, err := api.Do(ctx, http.MethodPost, "/system/cache/evict", "application/json", []byte(`{"function":"`+name+`"}`))
 			if err != nil {
 				return err
 			}
-			done = a.status/100 == 2
+			done = a.Status/100 == 2
 		}
 		if done {
 			return nil

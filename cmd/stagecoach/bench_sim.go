@@ -14,6 +14,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
@@ -157,7 +158,7 @@ func (c *simCase) compare(ctx context.Context, images string, cost costs, seed u
 	if c.budget > 0 {
 		flags = append(flags, "--budget", fmt.Sprint(c.budget))
 	}
-	err = onUp(ctx, flags, func(api *client) (err error) {
+	err = onUp(ctx, flags, func(api *client.Client) (err error) {
 		pair[0], err = c.real(ctx, api, seed)
 		return err
 	})

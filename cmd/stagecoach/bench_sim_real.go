@@ -14,17 +14,19 @@ import (
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // simTimeout is that of a request.
 const simTimeout = time.Minute
 
 // deployments are the case's stages, of the pipeline with the name of the case.
-func (c *simCase) deployments() []deployment {
-	var out []deployment
+func (c *simCase) deployments() []client.Deployment {
+	var out []client.Deployment
 	for i, s := range c.stages {
 		low, high := s.bounds(c.budget)
-		d := deployment{
+		d := client.Deployment{
 			Service: s.name, Image: "stagecoach/wait:0.1.0",
 			Labels:      map[string]string{"com.openfaas.scale.min": fmt.Sprint(low), "com.openfaas.scale.max": fmt.Sprint(high)},
 			EnvVars:     map[string]string{"wait_mean": s.mean.String(), "wait_cv": fmt.Sprint(s.cv)},
@@ -47,7 +49,7 @@ func (c *simCase) deployments() []deployment {
 func (c *simCase) pipeline() string { return strings.ReplaceAll(c.name, "_", "-") }
 
 // real runs the case: all replicas are ready and idle when its load begins, as in the simulator.
-func (c *simCase) real(ctx context.Context, api *client, seed uint64) (outcome, error) {
+func (c *simCase) real(ctx context.Context, api *client.Client, seed uint64) (outcome, error) {
 	if err := deployAll(ctx, api, c.deployments()); err != nil {
 		return outcome{}, err
 	}
@@ -55,7 +57,7 @@ func (c *simCase) real(ctx context.Context, api *client, seed uint64) (outcome, 
 }
 
 // load sends the case's requests to its stages, which are deployed.
-func (c *simCase) load(ctx context.Context, api *client, seed uint64) (outcome, error) {
+func (c *simCase) load(ctx context.Context, api *client.Client, seed uint64) (outcome, error) {
 	body := openloop.Body{Text: "x"}
 	header := map[string]string{"X-Timeout": simTimeout.String(), "Content-Type": "text/plain"}
 	if c.items > 1 { // a list has an item a member
@@ -63,7 +65,7 @@ func (c *simCase) load(ctx context.Context, api *client, seed uint64) (outcome, 
 		header["Content-Type"] = "application/json"
 	}
 	cfg, err := openloop.Scenario{
-		Gateway: api.url(), Seed: seed, Timeout: 2 * simTimeout, MaxInFlight: 4000, CV: &c.cv, Rate: c.rate, SLO: c.slo,
+		Gateway: api.URL(), Seed: seed, Timeout: 2 * simTimeout, MaxInFlight: 4000, CV: &c.cv, Rate: c.rate, SLO: c.slo,
 		Targets: []openloop.TargetSpec{{Function: c.pipeline(), Body: body, Headers: header}},
 	}.Config("")
 	if err != nil {
@@ -82,7 +84,7 @@ func (c *simCase) load(ctx context.Context, api *client, seed uint64) (outcome, 
 	l := r.Total.Latency
 	out := outcome{requests: float64(r.Total.Offered), failed: float64(r.Total.Failed + r.Total.NotSent), mean: l.Mean, p50: orNaN(l.P50), p99: orNaN(l.P99)}
 	for _, s := range c.stages {
-		line, err := api.timeline(ctx, s.name)
+		line, err := api.Timeline(ctx, s.name)
 		if err != nil {
 			return out, err
 		}
@@ -93,7 +95,7 @@ func (c *simCase) load(ctx context.Context, api *client, seed uint64) (outcome, 
 
 // replicaSeconds is for how long there were replicas between two instants, from their orders until they had stopped: those that start
 // and those that drain occupy the machine, too.
-func replicaSeconds(events []event, from, to time.Time) float64 {
+func replicaSeconds(events []schema.Event, from, to time.Time) float64 {
 	begun, sum := map[string]time.Time{}, 0.0
 	add := func(since, until time.Time) {
 		if since.Before(from) {
@@ -120,14 +122,14 @@ func replicaSeconds(events []event, from, to time.Time) float64 {
 }
 
 // deployAll deploys functions and waits for the replicas that they have without a load.
-func deployAll(ctx context.Context, api *client, all []deployment) error {
+func deployAll(ctx context.Context, api *client.Client, all []client.Deployment) error {
 	for _, d := range all {
-		if err := api.deploy(ctx, d); err != nil {
+		if err := api.Deploy(ctx, d); err != nil {
 			return err
 		}
 	}
 	for _, d := range all {
-		if err := waitReady(ctx, api, []deployment{d}, io.Discard); err != nil {
+		if err := client.WaitReady(ctx, api, []client.Deployment{d}, io.Discard); err != nil {
 			return err
 		}
 	}
@@ -154,7 +156,7 @@ func probeChain() *simCase {
 
 // freshCosts measures on an `up` of its own.
 func freshCosts(ctx context.Context, images string) (out costs, err error) {
-	err = onUp(ctx, []string{"--images", images}, func(api *client) error {
+	err = onUp(ctx, []string{"--images", images}, func(api *client.Client) error {
 		if out, err = measureCosts(ctx, api, 8*time.Second); err != nil {
 			return err
 		}
@@ -167,7 +169,7 @@ func freshCosts(ctx context.Context, images string) (out costs, err error) {
 // measureCosts measures for so long what a slot and a hop cost, on stages of its own that wait for exactly 10 ms. A slot whose line is never
 // empty tells by the rate of its answers; requests that come one by one to a chain take its slots, and two hops each. Both run at once, so
 // that the machine is the same for them.
-func measureCosts(ctx context.Context, api *client, length time.Duration) (costs, error) {
+func measureCosts(ctx context.Context, api *client.Client, length time.Duration) (costs, error) {
 	c := probeChain()
 	c.rate, c.cv = fmt.Sprintf("8:%v", length), 0
 	alone := c.deployments()[0]
@@ -177,7 +179,7 @@ func measureCosts(ctx context.Context, api *client, length time.Duration) (costs
 	}
 	for range 5 { // connections, and pages
 		for _, name := range []string{alone.Service, c.pipeline()} {
-			if _, err := api.invoke(ctx, name, "text/plain", []byte("x")); err != nil {
+			if _, err := api.Invoke(ctx, name, "text/plain", []byte("x")); err != nil {
 				return costs{}, err
 			}
 		}
@@ -202,7 +204,7 @@ func measureCosts(ctx context.Context, api *client, length time.Duration) (costs
 
 // saturate sends so many requests, of some clients one after another, and returns how long all of them took. Each gets the answers, one at
 // a time; nil: nobody does.
-func saturate(ctx context.Context, api *client, function, contentType, body string, clients, calls int, each func(answer)) (time.Duration, error) {
+func saturate(ctx context.Context, api *client.Client, function, contentType, body string, clients, calls int, each func(client.Answer)) (time.Duration, error) {
 	var sent atomic.Int64
 	var mu sync.Mutex
 	var group sync.WaitGroup
@@ -211,8 +213,8 @@ func saturate(ctx context.Context, api *client, function, contentType, body stri
 	for i := range clients {
 		group.Go(func() {
 			for sent.Add(1) <= int64(calls) && errs[i] == nil {
-				var a answer
-				if a, errs[i] = api.invoke(ctx, function, contentType, []byte(body)); errs[i] == nil && each != nil {
+				var a client.Answer
+				if a, errs[i] = api.Invoke(ctx, function, contentType, []byte(body)); errs[i] == nil && each != nil {
 					mu.Lock()
 					each(a)
 					mu.Unlock()
@@ -225,7 +227,7 @@ func saturate(ctx context.Context, api *client, function, contentType, body stri
 }
 
 // measureStarts is the median time from an order of a replica to its being ready, of nine that are ordered at once, as at a step.
-func measureStarts(ctx context.Context, api *client) (time.Duration, error) {
+func measureStarts(ctx context.Context, api *client.Client) (time.Duration, error) {
 	all := probeChain().deployments()
 	for i := range all {
 		all[i].Service, all[i].Annotations = fmt.Sprintf("start-%d", i+1), nil
@@ -236,23 +238,23 @@ func measureStarts(ctx context.Context, api *client) (time.Duration, error) {
 	}
 	for i := range all {
 		body := map[string]any{"serviceName": all[i].Service, "replicas": probeStarts}
-		if err := api.send(ctx, "scale "+all[i].Service, http.MethodPost, "/system/scale-function/"+all[i].Service, body); err != nil {
+		if err := api.Send(ctx, "scale "+all[i].Service, http.MethodPost, "/system/scale-function/"+all[i].Service, body); err != nil {
 			return 0, err
 		}
 		all[i].Labels["com.openfaas.scale.min"] = fmt.Sprint(probeStarts) // to wait for
 	}
 	var took []float64
 	for _, d := range all {
-		if err := waitReady(ctx, api, []deployment{d}, io.Discard); err != nil {
+		if err := client.WaitReady(ctx, api, []client.Deployment{d}, io.Discard); err != nil {
 			return 0, err
 		}
-		line, err := api.timeline(ctx, d.Service)
+		line, err := api.Timeline(ctx, d.Service)
 		if err != nil {
 			return 0, err
 		}
-		for i, s := range replicaStarts(line.Events) {
-			if i > 0 && s.ready > 0 { // the first one came with the deployment
-				took = append(took, s.ready.Seconds())
+		for i, s := range client.ReplicaStarts(line.Events) {
+			if i > 0 && s.Ready > 0 { // the first one came with the deployment
+				took = append(took, s.Ready.Seconds())
 			}
 		}
 	}

@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // TestBenchSim runs a short load on a real `up` and simulates it: as many requests, and about the same mean. What `up` costs on this
 // machine now is measured before. The bound is wide, because machines that test do other things meanwhile; `make bench-sim` has the real one.
 func TestBenchSim(t *testing.T) {
 	r := start(t)
-	cost, err := measureCosts(t.Context(), r.client, 3*time.Second)
+	cost, err := measureCosts(t.Context(), r.Client, 3*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,12 +23,12 @@ func TestBenchSim(t *testing.T) {
 		{name: "short-2", mean: 60 * time.Millisecond, cv: 0.1, replicas: 1},
 		{name: "short-3", mean: 60 * time.Millisecond, cv: 0.1, replicas: 1},
 	})}
-	if err := deployAll(t.Context(), r.client, c.deployments()); err != nil {
+	if err := deployAll(t.Context(), r.Client, c.deployments()); err != nil {
 		t.Fatal(err)
 	}
 	const tries = 3 // a machine that stands still for a second spoils one
 	for seed := uint64(1); ; seed++ {
-		is, err := c.load(t.Context(), r.client, seed)
+		is, err := c.load(t.Context(), r.Client, seed)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -64,10 +65,10 @@ func TestSimCases(t *testing.T) {
 // TestReplicaSeconds counts replicas from their orders to their ends, within the window.
 func TestReplicaSeconds(t *testing.T) {
 	zero := time.Unix(1000, 0)
-	at := func(s int, replica, kind string) event {
-		return event{At: zero.Add(time.Duration(s) * time.Second), Replica: replica, Kind: kind}
+	at := func(s int, replica, kind string) schema.Event {
+		return schema.Event{At: zero.Add(time.Duration(s) * time.Second), Replica: replica, Kind: kind}
 	}
-	events := []event{
+	events := []schema.Event{
 		at(-9, "before", "ordered"), at(-8, "before", "ready"), at(-9, "past", "ordered"), at(-2, "past", "stopped"),
 		at(4, "step", "ordered"), at(5, "step", "ready"), at(6, "step", "first answer"), at(7, "step", "draining"), at(8, "step", "stopped"),
 		at(8, "broken", "ordered"), at(9, "broken", "failed"), at(9, "late", "ordered"), at(11, "late", "ready"), at(12, "late", "first answer"),
@@ -76,7 +77,7 @@ func TestReplicaSeconds(t *testing.T) {
 	if got := replicaSeconds(events, zero, zero.Add(10*time.Second)); got != 10+4+1+1 {
 		t.Errorf("%g replica-seconds, want 10 of one that was there before, 4, 1 of one that failed, 1 of one that starts", got)
 	}
-	forgotten := []event{at(3, "old", "stopped")} // its order is no longer in the timeline
+	forgotten := []schema.Event{at(3, "old", "stopped")} // its order is no longer in the timeline
 	if got := replicaSeconds(forgotten, zero, zero.Add(10*time.Second)); got != 3 {
 		t.Errorf("%g replica-seconds, want 3", got)
 	}

@@ -6,10 +6,11 @@ import (
 	"os"
 
 	"github.com/stagecoach-serving/stagecoach/internal/child"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // onUp runs f against an `up` of its own, on a state folder of its own, which it ends.
-func onUp(ctx context.Context, flags []string, f func(api *client) error) error {
+func onUp(ctx context.Context, flags []string, f func(api *client.Client) error) error {
 	state, err := os.MkdirTemp("", "stagecoach-bench-")
 	if err != nil {
 		return err
@@ -19,6 +20,6 @@ func onUp(ctx context.Context, flags []string, f func(api *client) error) error 
 	if err != nil {
 		return err
 	}
-	err = f(newClient("http://" + up.Addr))
+	err = f(client.New("http://" + up.Addr))
 	return cmp.Or(err, up.Stop())
 }

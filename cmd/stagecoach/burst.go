@@ -14,6 +14,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // phase is a stretch of Poisson arrivals.
@@ -60,11 +62,11 @@ type burst struct {
 	length   time.Duration
 	calls    []call
 	samples  []sample
-	events   []event
+	events   []schema.Event
 }
 
 // runBurst sends the arrivals to a function, open loop, and watches it.
-func runBurst(ctx context.Context, api *client, function string, phases []phase) (burst, error) {
+func runBurst(ctx context.Context, api *client.Client, function string, phases []phase) (burst, error) {
 	b := burst{function: function}
 	for _, p := range phases {
 		b.length += p.length
@@ -82,8 +84,8 @@ func runBurst(ctx context.Context, api *client, function string, phases []phase)
 		case <-time.After(time.Until(start.Add(at))):
 		}
 		wg.Go(func() {
-			a, err := api.do(ctx, http.MethodPost, "/function/"+function, "text/plain", []byte("burst"))
-			b.calls[i] = call{at, a.took, a.status}
+			a, err := api.Do(ctx, http.MethodPost, "/function/"+function, "text/plain", []byte("burst"))
+			b.calls[i] = call{at, a.Took, a.Status}
 			if err != nil {
 				b.calls[i].status = 0
 			}
@@ -92,7 +94,7 @@ func runBurst(ctx context.Context, api *client, function string, phases []phase)
 	wg.Wait()
 	stopWatch()
 	watcher.Wait()
-	tl, err := api.timeline(ctx, function)
+	tl, err := api.Timeline(ctx, function)
 	if err != nil {
 		return b, err
 	}
@@ -104,12 +106,12 @@ func runBurst(ctx context.Context, api *client, function string, phases []phase)
 	return b, ctx.Err()
 }
 
-func watchFunction(ctx context.Context, api *client, function string, start time.Time) []sample {
+func watchFunction(ctx context.Context, api *client.Client, function string, start time.Time) []sample {
 	var out []sample
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if tl, err := api.timeline(ctx, function); err == nil {
+		if tl, err := api.Timeline(ctx, function); err == nil {
 			out = append(out, sample{time.Since(start), tl.Waiting, tl.Ready})
 		}
 		select {
@@ -133,8 +135,8 @@ func (b burst) failed() int {
 
 // forked returns, for each replica that the burst brought up by a fork of a zygote that was there, the times from its order to its hello and to its
 // first answer.
-func (b burst) forked() []replicaStart {
-	return slices.DeleteFunc(replicaStarts(b.events), func(r replicaStart) bool { return r.path != keysmanager.PathFork || r.loaded || r.answered == 0 })
+func (b burst) forked() []client.ReplicaStart {
+	return slices.DeleteFunc(client.ReplicaStarts(b.events), func(r client.ReplicaStart) bool { return r.Path != keysmanager.PathFork || r.Loaded || r.Answered == 0 })
 }
 
 // second is a row of the burst's table.

@@ -9,6 +9,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 func TestArrivals(t *testing.T) {
@@ -66,11 +69,11 @@ func TestServerTiming(t *testing.T) {
 
 func TestReplicaStarts(t *testing.T) {
 	begin := time.Date(2025, 6, 1, 12, 0, 0, 0, time.UTC)
-	e := func(ms int, replica, kind, path string) event {
-		return event{At: begin.Add(time.Duration(ms) * time.Millisecond), Replica: replica, Kind: kind, Path: path}
+	e := func(ms int, replica, kind, path string) schema.Event {
+		return schema.Event{At: begin.Add(time.Duration(ms) * time.Millisecond), Replica: replica, Kind: kind, Path: path}
 	}
-	loads := func(e event) event { e.Phases = map[string]string{"load": "80ms"}; return e }
-	events := []event{
+	loads := func(e schema.Event) schema.Event { e.Phases = map[string]string{"load": "80ms"}; return e }
+	events := []schema.Event{
 		e(0, "old", "ready", "fork"), // ordered before what is looked at
 		e(5, "a", "ordered", ""), e(10, "b", "ordered", ""), e(11, "c", "ordered", ""),
 		loads(e(20, "a", "started", "fork")), e(21, "b", "started", "fork"),
@@ -78,19 +81,19 @@ func TestReplicaStarts(t *testing.T) {
 		e(130, "b", "first answer", ""), e(200, "a", "draining", ""), e(210, "a", "stopped", ""),
 		e(300, "c", "failed", ""),
 	}
-	want := []replicaStart{
-		{"a", "fork", true, 100 * time.Millisecond, 0},
-		{"b", "fork", false, 20 * time.Millisecond, 120 * time.Millisecond},
-		{"c", "", false, 0, 0},
+	want := []client.ReplicaStart{
+		{Replica: "a", Path: "fork", Loaded: true, Ready: 100 * time.Millisecond},
+		{Replica: "b", Path: "fork", Ready: 20 * time.Millisecond, Answered: 120 * time.Millisecond},
+		{Replica: "c"},
 	}
-	if got := replicaStarts(events); !slices.Equal(got, want) {
+	if got := client.ReplicaStarts(events); !slices.Equal(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if got := (burst{events: events}).forked(); !slices.Equal(got, want[1:2]) {
 		t.Errorf("forks that answered: %+v, want %+v", got, want[1:2])
 	}
 	var out bytes.Buffer
-	if err := writeStarts(&out, want); err != nil || !strings.Contains(out.String(), "120.0 ms") {
+	if err := client.WriteStarts(&out, want); err != nil || !strings.Contains(out.String(), "120.0 ms") {
 		t.Errorf("%v:\n%s", err, out.String())
 	}
 }

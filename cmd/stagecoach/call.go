@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
@@ -29,7 +30,7 @@ func runCall(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	api, err := dial(*gateway)
+	api, err := client.Dial(*gateway)
 	if err != nil {
 		return err
 	}
@@ -37,7 +38,7 @@ func runCall(ctx context.Context, args []string, out io.Writer) error {
 	var c schema.Call
 	for {
 		c = schema.Call{}
-		if err := api.get(ctx, path, &c); err != nil {
+		if err := api.Get(ctx, path, &c); err != nil {
 			return err
 		}
 		if !*wait || c.State == schema.CallDone || c.State == schema.CallDead {
@@ -53,14 +54,14 @@ func runCall(ctx context.Context, args []string, out io.Writer) error {
 	}
 	switch {
 	case *body:
-		a, err := api.do(ctx, http.MethodGet, path+"?body=1", "", nil)
-		if err == nil && a.status != http.StatusOK {
-			err = a.unexpected("call " + id)
+		a, err := api.Do(ctx, http.MethodGet, path+"?body=1", "", nil)
+		if err == nil && a.Status != http.StatusOK {
+			err = a.Unexpected("call " + id)
 		}
 		if err != nil {
 			return err
 		}
-		if _, err := out.Write(a.body); err != nil {
+		if _, err := out.Write(a.Body); err != nil {
 			return err
 		}
 	case *asJSON:

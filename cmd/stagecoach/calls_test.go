@@ -46,11 +46,11 @@ func TestCall(t *testing.T) {
 	for name, attempts := range map[string]string{"once": "1", "often": "5"} {
 		d := fn{name: name, image: "example/greet:latest"}.deployment()
 		d.Annotations["com.openfaas.retry.attempts"], d.Annotations["com.openfaas.retry.min_wait"] = attempts, "90s"
-		if err := r.deploy(t.Context(), d); err != nil {
+		if err := r.Deploy(t.Context(), d); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c := &cli{t, t.TempDir(), r.base}
+	c := &cli{t, t.TempDir(), r.Base}
 	call := func(id string) (s schema.Call) {
 		t.Helper()
 		out, err := c.try("", "call", id, "--json")
@@ -64,7 +64,7 @@ func TestCall(t *testing.T) {
 	}
 	send := func(to, body string, header ...string) string {
 		t.Helper()
-		return r.must(http.StatusAccepted, http.MethodPost, "/async-function/"+to, body, header...).header.Get("X-Call-Id")
+		return r.must(http.StatusAccepted, http.MethodPost, "/async-function/"+to, body, header...).Header.Get("X-Call-Id")
 	}
 
 	runs := send("two", "x", "X-Call-Id", "order-17", "X-Timeout", "20m")
@@ -95,7 +95,7 @@ func TestCall(t *testing.T) {
 
 	r.kill()
 	r.restart()
-	c.gateway = r.base
+	c.gateway = r.Base
 	if s := call(retries); s.State != schema.CallRetrying || s.Next == nil || s.Attempt != 1 {
 		t.Errorf("after a kill: %+v, want the call between its attempts", s)
 	}

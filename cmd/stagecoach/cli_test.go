@@ -13,7 +13,9 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach"
+
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // cli runs the program as a user does, in a folder and with a home of its own.
@@ -110,14 +112,14 @@ func TestTemplates(t *testing.T) {
 	}
 	images := t.TempDir()
 	r := start(t, "--images", images, "--basic-auth-dir", auth)
-	c := &cli{t, t.TempDir(), r.base}
+	c := &cli{t, t.TempDir(), r.Base}
 	c.handler("shout", "go-stage")
 	c.handler("double", "onnx-stage")
 	c.handler("lines", "onnx-stage")
 	c.write("lines/handler.go", goBlock(t, "onnx-stage"))
 	c.write("stack.yaml", cliStack)
 	c.refuse("functions that are deployed.*401", "", "deploy", "--filter", "shout")
-	c.write("config.yml", "auths:\n- gateway: "+r.base+"\n  auth: basic\n  token: YWRtaW46czNjcmV0\n") // as faas-cli login leaves it
+	c.write("config.yml", "auths:\n- gateway: "+r.Base+"\n  auth: basic\n  token: YWRtaW46czNjcmV0\n") // as faas-cli login leaves it
 
 	c.refuse(`image "example/shout:latest"`, "", "deploy", "--filter", "shout") // not built yet
 	c.run(`double +example/double:latest +2\.\d MiB +sha256:[0-9a-f]{12}`, "", "build", "--images", images)
@@ -139,7 +141,7 @@ func TestTemplates(t *testing.T) {
 	r.must(http.StatusUnauthorized, http.MethodGet, "/system/async/"+id, "")
 
 	c.run(`FUNCTION +IMAGE +INVOCATIONS +REPLICAS +STATUS\n(?s:.*)shout +example/shout:latest +\d+ +1/1 +ready\n`, "", "list")
-	var all []functionStatus
+	var all []client.FunctionStatus
 	if err := json.Unmarshal([]byte(c.run("", "", "list", "--json")), &all); err != nil || len(all) != 3 || all[0].Name != "double" {
 		t.Errorf("list --json: %v, %+v, want three functions in order", err, all)
 	}
@@ -169,7 +171,7 @@ func TestTemplates(t *testing.T) {
 func TestCLILogs(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	c := &cli{t, t.TempDir(), r.base}
+	c := &cli{t, t.TempDir(), r.Base}
 	r.deployAll(fn{"fails", "wait", nil, nil, map[string]string{"wait_mean": "never"}})
 	proctest.Until(t, "a line of the function that cannot start", func() bool {
 		out, err := c.try("", "logs", "fails", "--tail", "1", "--since", "1h")

@@ -89,7 +89,7 @@ func (r *rig) call(n int, functions ...string) *callers {
 		oldest: map[string]*atomic.Int64{}, answered: map[string]int{}, failed: map[int]int{},
 	}
 	r.t.Cleanup(func() { c.end(r.t) })
-	c.base.Store(&r.base)
+	c.base.Store(&r.Base)
 	for _, f := range functions {
 		c.oldest[f] = &atomic.Int64{}
 	}
@@ -222,7 +222,7 @@ func (r *rig) deployTogether(fns []fn) {
 	r.t.Helper()
 	errs := make(chan error, len(fns))
 	for _, f := range fns {
-		go func() { errs <- r.deploy(context.Background(), f.deployment()) }()
+		go func() { errs <- r.Deploy(context.Background(), f.deployment()) }()
 	}
 	for range fns {
 		if err := <-errs; err != nil {
@@ -281,7 +281,7 @@ func TestFunctionsOfOneTemplate(t *testing.T) {
 				if revision == 2 {
 					r.stop()
 					r.restart()
-					c.moved(r.base)
+					c.moved(r.Base)
 					c.more(t, 100)
 				}
 			}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
@@ -54,11 +55,11 @@ func runDead(ctx context.Context, args []string, out io.Writer) error {
 	return fmt.Errorf("dead %s: got %q, want an ID, or --function NAME for all of its (list takes no ID)", args[0], rest)
 }
 
-func listDead(ctx context.Context, api *client, q url.Values, asJSON bool, out io.Writer) error {
+func listDead(ctx context.Context, api *client.Client, q url.Values, asJSON bool, out io.Writer) error {
 	all := schema.DeadPage{Letters: []schema.DeadLetter{}}
 	for {
 		var page schema.DeadPage
-		if err := api.get(ctx, "/system/dead?"+q.Encode(), &page); err != nil {
+		if err := api.Get(ctx, "/system/dead?"+q.Encode(), &page); err != nil {
 			return err
 		}
 		all.Letters = append(all.Letters, page.Letters...)
@@ -82,20 +83,20 @@ func listDead(ctx context.Context, api *client, q url.Values, asJSON bool, out i
 	return t.Flush()
 }
 
-func showDead(ctx context.Context, api *client, id string, body, asJSON bool, out io.Writer) error {
+func showDead(ctx context.Context, api *client.Client, id string, body, asJSON bool, out io.Writer) error {
 	path := "/system/dead/" + url.PathEscape(id)
 	if body {
-		a, err := api.do(ctx, http.MethodGet, path+"?body=1", "", nil)
-		if err == nil && a.status != http.StatusOK {
-			err = a.unexpected("dead show " + id)
+		a, err := api.Do(ctx, http.MethodGet, path+"?body=1", "", nil)
+		if err == nil && a.Status != http.StatusOK {
+			err = a.Unexpected("dead show " + id)
 		}
 		if err == nil {
-			_, err = out.Write(a.body)
+			_, err = out.Write(a.Body)
 		}
 		return err
 	}
 	var l schema.DeadLetter
-	if err := api.get(ctx, path, &l); err != nil {
+	if err := api.Get(ctx, path, &l); err != nil {
 		return err
 	}
 	if asJSON {
@@ -123,7 +124,7 @@ func showDead(ctx context.Context, api *client, id string, body, asJSON bool, ou
 	return t.Flush()
 }
 
-func changeDead(ctx context.Context, api *client, verb, id string, q url.Values, asJSON bool, out io.Writer) error {
+func changeDead(ctx context.Context, api *client.Client, verb, id string, q url.Values, asJSON bool, out io.Writer) error {
 	method, path := http.MethodDelete, "/system/dead"
 	if id != "" {
 		path += "/" + url.PathEscape(id)
@@ -131,19 +132,19 @@ func changeDead(ctx context.Context, api *client, verb, id string, q url.Values,
 	if verb == "redrive" {
 		method, path = http.MethodPost, path+"/redrive"
 	}
-	a, err := api.do(ctx, method, path+"?"+q.Encode(), "", nil)
+	a, err := api.Do(ctx, method, path+"?"+q.Encode(), "", nil)
 	if err != nil {
 		return err
 	}
-	if a.status != http.StatusOK {
-		return a.unexpected("dead " + verb)
+	if a.Status != http.StatusOK {
+		return a.Unexpected("dead " + verb)
 	}
 	var done schema.DeadDone
-	if err := json.Unmarshal(a.body, &done); err != nil {
+	if err := json.Unmarshal(a.Body, &done); err != nil {
 		return errors.Join(errors.New("dead "+verb), err)
 	}
 	if asJSON {
-		_, err = out.Write(a.body)
+		_, err = out.Write(a.Body)
 		return err
 	}
 	_, err = fmt.Fprintf(out, "%s: %d\n", map[string]string{"redrive": "redriven", "drop": "dropped"}[verb], done.Letters)

@@ -21,6 +21,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/image/stack"
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // What the demo wants to see.
@@ -61,7 +63,7 @@ func runDemo(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("%w; see %s", err, log.Name())
 	}
-	d := &demo{api: newClient("http://" + up.Addr), out: out, dir: *dir}
+	d := &demo{api: client.New("http://" + up.Addr), out: out, dir: *dir}
 	err = d.run(ctx, *stack)
 	if stopErr := up.Stop(); stopErr != nil {
 		err = errors.Join(err, fmt.Errorf("stagecoach up ended with: %w; see %s", stopErr, log.Name()))
@@ -74,7 +76,7 @@ func runDemo(ctx context.Context, args []string, out io.Writer) error {
 
 // demo is one run.
 type demo struct {
-	api *client
+	api *client.Client
 	out io.Writer
 	dir string
 
@@ -129,7 +131,7 @@ func (d *demo) deploy(ctx context.Context, file string) error {
 	for name, f := range stack.Functions { // map order is random
 		f.Labels = maps.Clone(f.Labels)
 		f.Labels["com.openfaas.scale.zero-duration"] = demoZeroAge
-		if err := d.api.deploy(ctx, stackDeployment(name, f)); err != nil {
+		if err := d.api.Deploy(ctx, client.FromStack(name, f)); err != nil {
 			return err
 		}
 	}
@@ -149,17 +151,17 @@ func (d *demo) pages(ctx context.Context) error {
 		if err := os.WriteFile(filepath.Join(d.dir, fmt.Sprintf("page-%d.png", i+1)), p.PNG, 0o644); err != nil {
 			return err
 		}
-		a, err := d.api.invoke(ctx, "ocr", "image/png", p.PNG)
+		a, err := d.api.Invoke(ctx, "ocr", "image/png", p.PNG)
 		if err != nil {
 			return err
 		}
-		cer := ocr.CER(string(a.body), p.Text())
+		cer := ocr.CER(string(a.Body), p.Text())
 		errors += cer * float64(len(p.Text()))
 		characters += len(p.Text())
-		d.figures.Stages = serverTiming(a.header.Get("Server-Timing"))
-		fmt.Fprintf(d.out, "page %d: %d lines, %d ms, character error rate %.4f\n", i+1, len(p.Lines), a.took.Milliseconds(), cer)
+		d.figures.Stages = serverTiming(a.Header.Get("Server-Timing"))
+		fmt.Fprintf(d.out, "page %d: %d lines, %d ms, character error rate %.4f\n", i+1, len(p.Lines), a.Took.Milliseconds(), cer)
 		if i == demoPages-1 {
-			fmt.Fprintf(d.out, "\n%s\n\n", indent(string(a.body)))
+			fmt.Fprintf(d.out, "\n%s\n\n", indent(string(a.Body)))
 		}
 	}
 	if err := writeStages(d.out, d.figures.Stages); err != nil {
@@ -214,7 +216,7 @@ func (d *demo) burst(ctx context.Context) error {
 	}
 	forks := b.forked()
 	fmt.Fprintf(d.out, "\nwhat each fork took, its first answer's 200 ms of waiting included:\n")
-	if err := writeStarts(d.out, forks); err != nil {
+	if err := client.WriteStarts(d.out, forks); err != nil {
 		return err
 	}
 	d.figures.Requests, d.figures.Failed, d.figures.Forks = len(b.calls), b.failed(), len(forks)
@@ -222,7 +224,7 @@ func (d *demo) burst(ctx context.Context) error {
 		d.figures.MaxQueue, d.figures.MaxReady = max(d.figures.MaxQueue, s.waiting), max(d.figures.MaxReady, s.ready)
 	}
 	for _, r := range forks {
-		d.figures.ForkAnswer = append(d.figures.ForkAnswer, r.answered.Seconds()*1e3)
+		d.figures.ForkAnswer = append(d.figures.ForkAnswer, r.Answered.Seconds()*1e3)
 	}
 	switch {
 	case b.failed() > 0:
@@ -242,7 +244,7 @@ func (d *demo) wake(ctx context.Context) error {
 	for {
 		total := 0
 		for _, s := range stages {
-			st, err := d.api.status(ctx, s)
+			st, err := d.api.Status(ctx, s)
 			if err != nil {
 				return err
 			}
@@ -266,25 +268,25 @@ func (d *demo) wake(ctx context.Context) error {
 		return err
 	}
 	begin := time.Now()
-	a, err := d.api.invoke(ctx, "ocr", "image/png", p.PNG)
+	a, err := d.api.Invoke(ctx, "ocr", "image/png", p.PNG)
 	if err != nil {
 		return err
 	}
-	d.figures.Wake = a.took.Seconds() * 1e3
-	fmt.Fprintf(d.out, "a page of %d lines woke it: answered after %d ms, recognition included\n\n%s\n\n", len(p.Lines), a.took.Milliseconds(), indent(string(a.body)))
-	var starts []replicaStart
+	d.figures.Wake = a.Took.Seconds() * 1e3
+	fmt.Fprintf(d.out, "a page of %d lines woke it: answered after %d ms, recognition included\n\n%s\n\n", len(p.Lines), a.Took.Milliseconds(), indent(string(a.Body)))
+	var starts []client.ReplicaStart
 	for _, s := range stages {
-		tl, err := d.api.timeline(ctx, s)
+		tl, err := d.api.Timeline(ctx, s)
 		if err != nil {
 			return err
 		}
-		starts = append(starts, replicaStarts(slices.DeleteFunc(tl.Events, func(e event) bool { return e.At.Before(begin) }))...)
+		starts = append(starts, client.ReplicaStarts(slices.DeleteFunc(tl.Events, func(e schema.Event) bool { return e.At.Before(begin) }))...)
 	}
-	if err := writeStarts(d.out, starts); err != nil {
+	if err := client.WriteStarts(d.out, starts); err != nil {
 		return err
 	}
-	if cer := ocr.CER(string(a.body), p.Text()); cer > demoMaxCER {
-		return fmt.Errorf("the page that woke the pipeline was read as %q, want %q", a.body, p.Text())
+	if cer := ocr.CER(string(a.Body), p.Text()); cer > demoMaxCER {
+		return fmt.Errorf("the page that woke the pipeline was read as %q, want %q", a.Body, p.Text())
 	}
 	if len(starts) < len(stages) {
 		return fmt.Errorf("%d replicas started on the wake, want at least %d", len(starts), len(stages))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 func runDeploy(ctx context.Context, args []string, out io.Writer) error {
@@ -37,15 +38,15 @@ func runDeploy(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 	}
-	var all []deployment
+	var all []client.Deployment
 	var failed []error
 	for _, name := range names {
-		d := stackDeployment(name, f.Functions[name])
+		d := client.FromStack(name, f.Functions[name])
 		d.Image = retag(d.Image, *tag)
 		if api.namespace != "" {
 			d.Namespace = api.namespace
 		}
-		created, guessed, err := c.put(ctx, d)
+		created, guessed, err := c.Put(ctx, d)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -58,13 +59,13 @@ func runDeploy(ctx context.Context, args []string, out io.Writer) error {
 		if created {
 			what = "created"
 		}
-		fmt.Fprintf(out, "%s: %s, %s/function/%s\n", name, what, c.base, invocationName(d.Service, d.Namespace))
+		fmt.Fprintf(out, "%s: %s, %s/function/%s\n", name, what, c.Base, invocationName(d.Service, d.Namespace))
 		if guessed != "" {
 			fmt.Fprintf(out, "%s: %s\n", name, console.Harmless(guessed))
 		}
 	}
 	if *wait {
-		failed = append(failed, waitReady(ctx, c, all, out))
+		failed = append(failed, client.WaitReady(ctx, c, all, out))
 		if err := checkPipelines(ctx, c, all); err != nil {
 			failed = append(failed, err)
 		}
@@ -120,14 +121,14 @@ func runRemove(ctx context.Context, args []string, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		a, err := c.do(ctx, http.MethodDelete, "/system/functions"+(&apiFlags{namespace: namespace}).query(), "application/json", b)
+		a, err := c.Do(ctx, http.MethodDelete, "/system/functions"+(&apiFlags{namespace: namespace}).query(), "application/json", b)
 		switch {
 		case err != nil:
 			failed = append(failed, err)
-		case a.status == http.StatusNotFound && ofStack: // that is what the user wants
+		case a.Status == http.StatusNotFound && ofStack: // that is what the user wants
 			fmt.Fprintf(out, "%s: is not deployed\n", name)
-		case a.status >= 300:
-			failed = append(failed, a.unexpected("remove "+name))
+		case a.Status >= 300:
+			failed = append(failed, a.Unexpected("remove "+name))
 		default:
 			fmt.Fprintf(out, "%s: removed\n", name)
 		}

@@ -28,7 +28,7 @@ func runExplain(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	var x schema.Explanation
-	if err := api.get(ctx, "/system/pipelines/"+url.PathEscape(name)+"/explain"+flags.query(), &x); err != nil {
+	if err := api.Get(ctx, "/system/pipelines/"+url.PathEscape(name)+"/explain"+flags.query(), &x); err != nil {
 		return err
 	}
 	if *asJSON {

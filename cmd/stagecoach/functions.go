@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,6 +21,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 func runList(ctx context.Context, args []string, out io.Writer) error {
@@ -35,19 +35,19 @@ func runList(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var all []functionStatus
-	if err := c.get(ctx, "/system/functions"+api.query(), &all); err != nil {
+	var all []client.FunctionStatus
+	if err := c.Get(ctx, "/system/functions"+api.query(), &all); err != nil {
 		return err
 	}
-	slices.SortFunc(all, func(a, b functionStatus) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(all, func(a, b client.FunctionStatus) int { return strings.Compare(a.Name, b.Name) })
 	if *asJSON {
-		return json.NewEncoder(out).Encode(append([]functionStatus{}, all...)) // [] and not null
+		return json.NewEncoder(out).Encode(append([]client.FunctionStatus{}, all...)) // [] and not null
 	}
 	t := console.NewTable(out)
 	fmt.Fprintln(t, "FUNCTION\tIMAGE\tINVOCATIONS\tREPLICAS\tSTATUS")
 	for i := range all {
 		f := &all[i]
-		fmt.Fprintf(t, "%s\t%s\t%.0f\t%d/%d\t%s\n", f.Name, f.Image, f.InvocationCount, f.AvailableReplicas, f.Replicas, cut(f.status(), statusWidth))
+		fmt.Fprintf(t, "%s\t%s\t%.0f\t%d/%d\t%s\n", f.Name, f.Image, f.InvocationCount, f.AvailableReplicas, f.Replicas, cut(f.Status(), statusWidth))
 	}
 	return t.Flush()
 }
@@ -80,22 +80,22 @@ func runDescribe(ctx context.Context, args []string, out io.Writer) error {
 		q.Set("namespace", api.namespace)
 	}
 	var raw json.RawMessage
-	if err := c.get(ctx, "/system/function/"+url.PathEscape(name)+"?"+q.Encode(), &raw); err != nil {
+	if err := c.Get(ctx, "/system/function/"+url.PathEscape(name)+"?"+q.Encode(), &raw); err != nil {
 		return err
 	}
 	if *asJSON {
 		_, err := fmt.Fprintln(out, string(raw))
 		return err
 	}
-	var f functionStatus
-	var d deployment
+	var f client.FunctionStatus
+	var d client.Deployment
 	if err := errors.Join(json.Unmarshal(raw, &f), json.Unmarshal(raw, &d)); err != nil {
 		return fmt.Errorf("describe %s: %w", name, err)
 	}
-	return describeFunction(f, d, c.base, out)
+	return describeFunction(f, d, c.Base, out)
 }
 
-func describeFunction(f functionStatus, d deployment, gateway string, out io.Writer) error {
+func describeFunction(f client.FunctionStatus, d client.Deployment, gateway string, out io.Writer) error {
 	t := console.NewTable(out)
 	fmt.Fprintf(t, "Name:\t%s\nNamespace:\t%s\nImage:\t%s\n", f.Name, f.Namespace, f.Image)
 	fmt.Fprintf(t, "Replicas:\t%d, %d ready\n", f.Replicas, f.AvailableReplicas)
@@ -105,7 +105,7 @@ func describeFunction(f functionStatus, d deployment, gateway string, out io.Wri
 	if why := d.Annotations[provider.StatusAnnotation]; why != "" {
 		fmt.Fprintf(t, "Status:\t%s\n", why)
 	}
-	if why := f.lastFailure(); why != "" {
+	if why := f.LastFailure(); why != "" {
 		fmt.Fprintf(t, "Last failure:\t%s\n", strings.ReplaceAll(why, " | ", "\n\t"))
 	}
 	if f.Usage != nil && f.AvailableReplicas > 0 {
@@ -129,7 +129,7 @@ func describeFunction(f functionStatus, d deployment, gateway string, out io.Wri
 	return t.Flush()
 }
 
-func describeResources(w io.Writer, title string, r *resources) {
+func describeResources(w io.Writer, title string, r *client.Resources) {
 	if r == nil {
 		return
 	}
@@ -172,7 +172,7 @@ func runScale(ctx context.Context, args []string, out io.Writer) error {
 		Replicas  uint64 `json:"replicas"`
 		Namespace string `json:"namespace,omitempty"`
 	}{rest[0], n, api.namespace}
-	if err := c.send(ctx, "scale "+rest[0], http.MethodPost, "/system/scale-function/"+url.PathEscape(rest[0])+api.query(), body); err != nil {
+	if err := c.Send(ctx, "scale "+rest[0], http.MethodPost, "/system/scale-function/"+url.PathEscape(rest[0])+api.query(), body); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "%s: %d replicas wanted\n", rest[0], n)
@@ -202,75 +202,23 @@ func runLogs(ctx context.Context, args []string, out io.Writer) error {
 	if *since > 0 {
 		q.Set("since", time.Now().Add(-*since).Format(time.RFC3339))
 	}
-	resp, err := c.stream(ctx, http.MethodGet, "/system/logs?"+q.Encode(), nil, nil)
+	resp, err := c.Stream(ctx, http.MethodGet, "/system/logs?"+q.Encode(), nil, nil)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	if err := refused(resp, "logs "+name); err != nil {
+	if err := client.Refused(resp, "logs "+name); err != nil {
 		return err
 	}
 	if *asJSON {
 		_, err = io.Copy(out, resp.Body)
 	} else {
-		err = printLogs(resp.Body, out)
+		err = client.PrintLogs(resp.Body, out)
 	}
 	if *follow && ctx.Err() != nil {
 		return nil // that is how it ends
 	}
 	return err
-}
-
-// printLogs prints a line of text for each line of JSON.
-func printLogs(in io.Reader, out io.Writer) error {
-	lines := bufio.NewScanner(in)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		if len(lines.Bytes()) == 0 {
-			continue
-		}
-		var l struct {
-			Instance, Text string
-			Timestamp      time.Time
-		}
-		if err := json.Unmarshal(lines.Bytes(), &l); err != nil {
-			return fmt.Errorf("logs: %.200q: %w", lines.Text(), err)
-		}
-		if _, err := fmt.Fprintf(out, "%s %s %s\n", l.Timestamp.Format(time.RFC3339), l.Instance, strings.TrimRight(l.Text, "\n")); err != nil {
-			return err
-		}
-	}
-	return lines.Err()
-}
-
-// stream sends a request whose answer may take any time, and returns it with its body unread.
-func (c *client) stream(ctx context.Context, method, path string, header http.Header, body io.Reader) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
-	if err != nil {
-		return nil, err
-	}
-	maps.Copy(req.Header, header)
-	if c.user != "" {
-		req.SetBasicAuth(c.user, c.pass)
-	}
-	resp, err := (&http.Client{Transport: c.http.Transport}).Do(req)
-	if err != nil {
-		return nil, unreachable(err)
-	}
-	return resp, nil
-}
-
-// refused is an error with the server's message unless the status is 2xx.
-func refused(resp *http.Response, what string) error {
-	if resp.StatusCode < 300 {
-		return nil
-	}
-	b, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-	a := answer{status: resp.StatusCode, body: b}
-	if after := resp.Header.Get("Retry-After"); after != "" {
-		what += " (again after " + after + " s)"
-	}
-	return errors.Join(a.unexpected(what), err)
 }
 
 func runInvoke(ctx context.Context, args []string, out io.Writer) error {
@@ -324,12 +272,12 @@ func invoke(ctx context.Context, args []string, in io.Reader, out io.Writer) err
 			console.Progress("invoke: reading the request from the terminal, until Ctrl-D")
 		}
 	}
-	resp, err := c.stream(ctx, *method, path, header, io.NopCloser(in))
+	resp, err := c.Stream(ctx, *method, path, header, io.NopCloser(in))
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	if err := refused(resp, "invoke "+name); err != nil {
+	if err := client.Refused(resp, "invoke "+name); err != nil {
 		return err
 	}
 	if *async {

@@ -15,6 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // graphCheck checks the pipelines that a deploy makes or changes, before anything is sent. It
@@ -30,7 +31,7 @@ type graphCheck struct {
 
 // checkGraphs returns an error if a pipeline has a fault with the deployed functions and those of
 // the stack file. The error has one line per fault, which names the function and its field.
-func checkGraphs(ctx context.Context, c *client, f *stack.File, names []string, namespace string) error {
+func checkGraphs(ctx context.Context, c *client.Client, f *stack.File, names []string, namespace string) error {
 	g := readGraphs(f, names, namespace)
 	if err := g.fields(); err != nil {
 		return err
@@ -115,7 +116,7 @@ func (g *graphCheck) located(name string, err error) (out []error) {
 }
 
 // list requests the deployed functions of the namespaces that have selected functions.
-func (g *graphCheck) list(ctx context.Context, c *client) error {
+func (g *graphCheck) list(ctx context.Context, c *client.Client) error {
 	namespaces := map[string]bool{}
 	for key := range g.selected {
 		namespaces[key.Namespace] = true
@@ -126,13 +127,13 @@ func (g *graphCheck) list(ctx context.Context, c *client) error {
 			Labels      map[string]string `json:"labels"`
 			Annotations map[string]string `json:"annotations"`
 		}
-		a, err := c.do(ctx, http.MethodGet, "/system/functions?namespace="+url.QueryEscape(ns), "", nil)
+		a, err := c.Do(ctx, http.MethodGet, "/system/functions?namespace="+url.QueryEscape(ns), "", nil)
 		switch {
 		case err != nil:
-		case a.status == http.StatusNotFound: // this deploy creates the namespace
+		case a.Status == http.StatusNotFound: // this deploy creates the namespace
 			continue
 		default:
-			err = a.decode("GET /system/functions", &all)
+			err = a.Decode("GET /system/functions", &all)
 		}
 		if err != nil {
 			return fmt.Errorf("the functions that are deployed in namespace %q: %w", ns, err)
@@ -203,7 +204,7 @@ func (g *graphCheck) explain(p pipeline.Pipeline, f pipeline.Fault) error {
 }
 
 // checkPipelines returns the faults that the pipelines of deployed functions still have.
-func checkPipelines(ctx context.Context, c *client, all []deployment) error {
+func checkPipelines(ctx context.Context, c *client.Client, all []client.Deployment) error {
 	stages := map[string]map[string]bool{} // names of functions by namespace
 	for _, d := range all {
 		if strings.TrimSpace(d.Annotations[pipeline.Prefix+"pipeline"]) == "" {
@@ -218,7 +219,7 @@ func checkPipelines(ctx context.Context, c *client, all []deployment) error {
 	var errs []error
 	for _, ns := range slices.Sorted(maps.Keys(stages)) {
 		var pipelines []provider.PipelineStatus
-		if err := c.get(ctx, "/system/pipelines?namespace="+url.QueryEscape(ns), &pipelines); err != nil {
+		if err := c.Get(ctx, "/system/pipelines?namespace="+url.QueryEscape(ns), &pipelines); err != nil {
 			errs = append(errs, fmt.Errorf("the pipelines of namespace %q: %w", ns, err))
 			continue
 		}

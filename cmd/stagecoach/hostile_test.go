@@ -16,6 +16,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -43,7 +44,7 @@ func (r *rig) attack(function string, orders ...string) []string {
 	r.t.Helper()
 	a := r.must(http.StatusOK, http.MethodPost, "/function/"+function, strings.Join(orders, "\n")+"\n")
 	var out []string
-	for line := range strings.Lines(string(a.body)) {
+	for line := range strings.Lines(string(a.Body)) {
 		order := orders[len(out)]
 		outcome, ok := strings.CutPrefix(strings.TrimSpace(line), order+": ")
 		if !ok {
@@ -54,7 +55,7 @@ func (r *rig) attack(function string, orders ...string) []string {
 		}
 	}
 	if len(out) < len(orders) {
-		r.t.Fatalf("%s: %d answers, want %d", a.body, len(out), len(orders))
+		r.t.Fatalf("%s: %d answers, want %d", a.Body, len(out), len(orders))
 	}
 	return out
 }
@@ -193,8 +194,8 @@ func TestAHostileFunctionTakesNoMore(t *testing.T) {
 	t.Parallel()
 	r := start(t, "--images", attackers(t))
 	hungry := fn{"hungry", "test/hostile:1", map[string]string{"min": "1", "max": "1"}, nil, map[string]string{"fprocess": "./hostile", "mode": "streaming"}}.deployment()
-	hungry.Limits = &resources{Memory: "1Gi"}
-	if err := r.deploy(t.Context(), hungry); err != nil {
+	hungry.Limits = &client.Resources{Memory: "1Gi"}
+	if err := r.Deploy(t.Context(), hungry); err != nil {
 		t.Fatal(err)
 	}
 	r.deployAll(fn{"victim", "noop", map[string]string{"min": "1"}, nil, nil})
@@ -210,8 +211,8 @@ func TestAHostileFunctionTakesNoMore(t *testing.T) {
 		}
 	}
 	a := r.must(http.StatusInternalServerError, http.MethodPost, "/function/hungry", "memory 2000\n")
-	if !strings.Contains(string(a.body), "killed: out of memory, its limit is 1 GiB (limits.memory)") {
-		t.Errorf("%s, want it killed at its limit of memory", a.body)
+	if !strings.Contains(string(a.Body), "killed: out of memory, its limit is 1 GiB (limits.memory)") {
+		t.Errorf("%s, want it killed at its limit of memory", a.Body)
 	}
 	if got := r.attack("hungry", "memory 10"); got[0] != "10" {
 		t.Errorf("%s, want it to serve again", got[0])
@@ -291,12 +292,12 @@ func TestTheMachinesNetworkIsAllowed(t *testing.T) {
 	r.stop()
 	r.args = slices.DeleteFunc(r.args, func(s string) bool { return s == "--allow-host-network" })
 	r.restart()
-	if a := r.must(http.StatusServiceUnavailable, http.MethodPost, "/function/open", "", "X-Timeout", "5s"); !strings.Contains(string(a.body), "--allow-host-network") {
-		t.Errorf("%s, want the flag named", a.body)
+	if a := r.must(http.StatusServiceUnavailable, http.MethodPost, "/function/open", "", "X-Timeout", "5s"); !strings.Contains(string(a.Body), "--allow-host-network") {
+		t.Errorf("%s, want the flag named", a.Body)
 	}
 	a := r.must(http.StatusBadRequest, http.MethodPost, "/system/functions",
 		`{"service":"more","image":"test/hostile:1","envProcess":"./hostile","annotations":{"stagecoach.dev/network":"host"}}`)
-	if want := `annotations["stagecoach.dev/network"]: got "host", want default or none`; !strings.Contains(string(a.body), want) {
-		t.Errorf("%s, want %s", a.body, want)
+	if want := `annotations["stagecoach.dev/network"]: got "host", want default or none`; !strings.Contains(string(a.Body), want) {
+		t.Errorf("%s, want %s", a.Body, want)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // rootProgram answers like a CGI program: with its argument, who it is, what is in its root and its secret.
@@ -58,7 +59,7 @@ func closed(r *rig, name string) {
 		service := fmt.Sprintf("writes-%t", readOnly)
 		r.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(
 			`{"service":%q,"image":%q,"envVars":{"WRITES":"1"},"readOnlyRootFilesystem":%t}`, service, name, readOnly), "Content-Type", "application/json")
-		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/"+service, "x").body); got != want {
+		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/"+service, "x").Body); got != want {
 			r.t.Errorf("read-only %t: got %q, want %q", readOnly, got, want)
 		}
 	}
@@ -117,13 +118,13 @@ func TestImagesFromARegistry(t *testing.T) {
 	}
 	r := start(t)
 	r.must(http.StatusCreated, http.MethodPost, "/system/secrets", `{"name":"key","value":"s3cret"}`, "Content-Type", "application/json")
-	put := func(method string, status int) answer {
+	put := func(method string, status int) client.Answer {
 		t.Helper()
 		return r.must(status, method, "/system/functions", fmt.Sprintf(`{"service":"who","image":%q,"secrets":["key"]}`, name), "Content-Type", "application/json")
 	}
 	says := func(version string) {
 		t.Helper()
-		got := string(r.must(http.StatusOK, http.MethodPost, "/function/who", "x").body)
+		got := string(r.must(http.StatusOK, http.MethodPost, "/function/who", "x").Body)
 		if want := version + " uid=1000 pid=1 root= dev etc proc tmp var who secret=s3cret <nil>"; got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
@@ -138,14 +139,14 @@ func TestImagesFromARegistry(t *testing.T) {
 	says("one")
 	put(http.MethodPut, http.StatusAccepted)
 	r.until(soon, "the new image to answer", func() bool {
-		return strings.HasPrefix(string(r.send(http.MethodPost, "/function/who", "x").body), "two ")
+		return strings.HasPrefix(string(r.send(http.MethodPost, "/function/who", "x").Body), "two ")
 	})
 	says("two")
 	closed(r, name)
 	stored(t, name)
 	reg.Close()
-	if a := put(http.MethodPut, http.StatusBadGateway); a.header.Get("X-OpenFaaS-Internal") == "" || !strings.Contains(string(a.body), "connection refused") {
-		t.Errorf("without its registry: %v %s", a.header, a.body)
+	if a := put(http.MethodPut, http.StatusBadGateway); a.Header.Get("X-OpenFaaS-Internal") == "" || !strings.Contains(string(a.Body), "connection refused") {
+		t.Errorf("without its registry: %v %s", a.Header, a.Body)
 	}
 	says("two")
 }

@@ -139,7 +139,7 @@ func TestAHostileFunction(t *testing.T) {
 	}
 	run := func(script string) string {
 		t.Helper()
-		return string(r.must(http.StatusOK, http.MethodPost, "/function/shell.hostile", script+"\nexit 0\n").body)
+		return string(r.must(http.StatusOK, http.MethodPost, "/function/shell.hostile", script+"\nexit 0\n").Body)
 	}
 	if got := run(`cat "$secret_mount_path/key"; id -u; id -G; stat -c ' %a' "$HOME"; touch "$TMPDIR/x" && echo wrote`); !strings.HasPrefix(got, "its-own") || !strings.HasSuffix(got, " 1777\nwrote\n") {
 		t.Errorf("what it may do: %q", got)
@@ -243,7 +243,7 @@ func TestSecretsOfOneFunction(t *testing.T) {
 			`{"service":%q,"image":"stagecoach/echo-http:0.1.0","envProcess":"/bin/sh","envVars":{"mode":"streaming","secret_mount_path":"/root"},"labels":{"com.openfaas.scale.max":"1"}%s}`, name, more))
 		return func(script string) string {
 			t.Helper()
-			return string(r.must(http.StatusOK, http.MethodPost, "/function/"+name, script+"\nexit 0\n").body)
+			return string(r.must(http.StatusOK, http.MethodPost, "/function/"+name, script+"\nexit 0\n").Body)
 		}
 	}
 	deploy(http.MethodPost, "plain", "")

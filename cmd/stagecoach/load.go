@@ -16,6 +16,7 @@ import (
 	arrive "github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 	"github.com/stagecoach-serving/stagecoach/bench/load/report"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 const loadUsage = `stagecoach load FUNCTION --rate 20 [flags]     one function or pipeline
@@ -41,11 +42,11 @@ func runLoad(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	api, err := dial(s.Gateway)
+	api, err := client.Dial(s.Gateway)
 	if err != nil {
 		return err
 	}
-	s.Gateway = api.url()
+	s.Gateway = api.URL()
 	cfg, err := s.Config(cmp.Or(os.Getenv("STAGECOACH_DATA"), defaultData))
 	if err != nil {
 		return fmt.Errorf("load: %w", err)

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // runNamespace lists, creates and removes namespaces.
@@ -29,14 +30,14 @@ func runNamespace(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	c, err := dial(*gateway)
+	c, err := client.Dial(*gateway)
 	if err != nil {
 		return err
 	}
 	body := struct {
 		Name string `json:"name"`
 	}{name}
-	if err := c.send(ctx, "namespace "+verb+" "+name, methods[verb], "/system/namespace/"+url.PathEscape(name), body); err != nil {
+	if err := c.Send(ctx, "namespace "+verb+" "+name, methods[verb], "/system/namespace/"+url.PathEscape(name), body); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "%s: %sd\n", name, verb)
@@ -48,12 +49,12 @@ func listNamespaces(ctx context.Context, fs *flag.FlagSet, gateway *string, args
 	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
-	c, err := dial(*gateway)
+	c, err := client.Dial(*gateway)
 	if err != nil {
 		return err
 	}
 	var all []string
-	if err := c.get(ctx, "/system/namespaces", &all); err != nil {
+	if err := c.Get(ctx, "/system/namespaces", &all); err != nil {
 		return err
 	}
 	return printNames(all, *asJSON, out)

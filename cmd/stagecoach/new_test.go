@@ -68,7 +68,7 @@ func TestNew(t *testing.T) {
 		"python3-stage": {"handler.py", "requirements.txt", "test_handler.py"},
 	}
 	tensors := `{"inputs":[{"name":"x","datatype":"FP32","shape":[3],"data":[1,2,3]}]}`
-	for from, c := range map[string]*cli{"carried": {t, t.TempDir(), r.base}, "pulled": {t, t.TempDir(), r.base}} {
+	for from, c := range map[string]*cli{"carried": {t, t.TempDir(), r.Base}, "pulled": {t, t.TempDir(), r.Base}} {
 		if from == "pulled" {
 			pullTemplates(t, c.dir)
 		}

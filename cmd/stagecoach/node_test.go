@@ -22,6 +22,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
@@ -159,9 +160,9 @@ func (n *nodesRig) running(name, function string) []string {
 	return out
 }
 
-func waited(_ string, a answer) error {
-	if a.status != http.StatusOK || !strings.HasPrefix(string(a.body), "waited ") {
-		return fmt.Errorf("status %d, %q", a.status, a.body)
+func waited(_ string, a client.Answer) error {
+	if a.Status != http.StatusOK || !strings.HasPrefix(string(a.Body), "waited ") {
+		return fmt.Errorf("status %d, %q", a.Status, a.Body)
 	}
 	return nil
 }
@@ -190,8 +191,8 @@ func TestNodes(t *testing.T) {
 	if len(on1) != 4 || len(on2) != 4 {
 		t.Errorf("replicas %v on n1 and %v on n2, want four on each", on1, on2)
 	}
-	if a := n.must(http.StatusOK, http.MethodPost, "/function/echo", "hello"); string(a.body) != "hello" {
-		t.Errorf("echo answers %q", a.body)
+	if a := n.must(http.StatusOK, http.MethodPost, "/function/echo", "hello"); string(a.Body) != "hello" {
+		t.Errorf("echo answers %q", a.Body)
 	}
 	for _, name := range []string{"n1", "n2"} {
 		if got := n.value(fmt.Sprintf(`stagecoach_cache_zygotes{node=%q}`, name)); got != 1 {
@@ -234,7 +235,7 @@ func TestNodes(t *testing.T) {
 	}
 	kill9(t, d1.Cmd.Process.Pid)
 	<-d1.Done
-	if c, err := child.Start(t.Context(), d1.log, append(d1.args, "--metrics", strings.TrimPrefix(n.base, "http://"))...); err == nil {
+	if c, err := child.Start(t.Context(), d1.log, append(d1.args, "--metrics", strings.TrimPrefix(n.Base, "http://"))...); err == nil {
 		t.Error("a daemon starts whose --metrics are up's own address", c.Stop())
 	}
 	l.turn()

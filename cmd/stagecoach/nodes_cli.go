@@ -18,6 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
@@ -32,7 +33,7 @@ func runNode(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	api, err := dial(*gateway)
+	api, err := client.Dial(*gateway)
 	if err != nil {
 		return err
 	}
@@ -41,7 +42,7 @@ func runNode(ctx context.Context, args []string, out io.Writer) error {
 			return fmt.Errorf("node list: got argument %q, want flags alone", rest[0])
 		}
 		all := []node.Inventory{}
-		if err := api.get(ctx, "/system/nodes", &all); err != nil {
+		if err := api.Get(ctx, "/system/nodes", &all); err != nil {
 			return err
 		}
 		if *asJSON {
@@ -53,7 +54,7 @@ func runNode(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("node describe: got %q, want one name", rest)
 	}
 	var n node.Inventory
-	if err := api.get(ctx, "/system/nodes/"+url.PathEscape(rest[0]), &n); err != nil {
+	if err := api.Get(ctx, "/system/nodes/"+url.PathEscape(rest[0]), &n); err != nil {
 		return err
 	}
 	if *asJSON {
@@ -217,9 +218,9 @@ func runCache(ctx context.Context, args []string, out io.Writer) error {
 	return fmt.Errorf("cache %s: got %q, want %s", args[0], rest, want[args[0]])
 }
 
-func listCache(ctx context.Context, api *client, namespace, name string, asJSON bool, out io.Writer) error {
+func listCache(ctx context.Context, api *client.Client, namespace, name string, asJSON bool, out io.Writer) error {
 	all := []schema.Cached{}
-	if err := api.get(ctx, "/system/cache?"+url.Values{"node": {name}, "namespace": {namespace}}.Encode(), &all); err != nil {
+	if err := api.Get(ctx, "/system/cache?"+url.Values{"node": {name}, "namespace": {namespace}}.Encode(), &all); err != nil {
 		return err
 	}
 	if asJSON {
@@ -234,24 +235,24 @@ func listCache(ctx context.Context, api *client, namespace, name string, asJSON 
 	return t.Flush()
 }
 
-func changeCache(ctx context.Context, api *client, verb string, o schema.CacheOrder, asJSON bool, out io.Writer) error {
+func changeCache(ctx context.Context, api *client.Client, verb string, o schema.CacheOrder, asJSON bool, out io.Writer) error {
 	b, err := json.Marshal(o)
 	if err != nil {
 		return err
 	}
-	a, err := api.do(ctx, http.MethodPost, "/system/cache/"+verb, "application/json", b)
+	a, err := api.Do(ctx, http.MethodPost, "/system/cache/"+verb, "application/json", b)
 	if err != nil {
 		return err
 	}
-	if a.status != http.StatusOK {
-		return a.unexpected("cache " + verb)
+	if a.Status != http.StatusOK {
+		return a.Unexpected("cache " + verb)
 	}
 	if asJSON {
-		_, err = io.Copy(out, bytes.NewReader(a.body))
+		_, err = io.Copy(out, bytes.NewReader(a.Body))
 		return err
 	}
 	var done []schema.CacheDone
-	if err := json.Unmarshal(a.body, &done); err != nil {
+	if err := json.Unmarshal(a.Body, &done); err != nil {
 		return fmt.Errorf("cache %s: %w", verb, err)
 	}
 	what := map[string]string{"warm": "in memory", "evict": "freed"}[verb]

@@ -30,7 +30,7 @@ func runPipeline(ctx context.Context, args []string, out io.Writer) error {
 	}
 	if args[0] == "list" {
 		var all []provider.PipelineStatus
-		if err := api.get(ctx, "/system/pipelines"+flags.query(), &all); err != nil {
+		if err := api.Get(ctx, "/system/pipelines"+flags.query(), &all); err != nil {
 			return err
 		}
 		if *asJSON {
@@ -47,7 +47,7 @@ func runPipeline(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("pipeline describe: got %q, want one name", rest)
 	}
 	var p provider.PipelineStatus
-	if err := api.get(ctx, "/system/pipelines/"+url.PathEscape(rest[0])+flags.query(), &p); err != nil {
+	if err := api.Get(ctx, "/system/pipelines/"+url.PathEscape(rest[0])+flags.query(), &p); err != nil {
 		return err
 	}
 	if *asJSON {

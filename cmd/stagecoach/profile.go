@@ -20,6 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // profileFlags is what `stagecoach profile` was asked for.
@@ -111,12 +112,12 @@ func runProfile(ctx context.Context, args []string, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if err := c.send(ctx, "profile "+f.name, http.MethodPut, path+"/profile"+f.api.query(), p); err != nil {
+		if err := c.Send(ctx, "profile "+f.name, http.MethodPut, path+"/profile"+f.api.query(), p); err != nil {
 			return err
 		}
 	}
 	var p profile.Profile
-	if err := c.get(ctx, path+"/profile"+f.api.query(), &p); err != nil {
+	if err := c.Get(ctx, path+"/profile"+f.api.query(), &p); err != nil {
 		return err
 	}
 	if f.chart != "" {
@@ -138,7 +139,7 @@ type probe struct {
 }
 
 // bodies reads the inputs' files, or takes the function's example.
-func (f *profileFlags) bodies(ctx context.Context, c *client, path string) ([]probe, error) {
+func (f *profileFlags) bodies(ctx context.Context, c *client.Client, path string) ([]probe, error) {
 	var out []probe
 	seen := map[int]string{}
 	for _, in := range f.inputs {
@@ -167,8 +168,8 @@ func (f *profileFlags) bodies(ctx context.Context, c *client, path string) ([]pr
 	if len(out) > 0 {
 		return out, nil
 	}
-	var d deployment
-	if err := c.get(ctx, path+f.api.query(), &d); err != nil {
+	var d client.Deployment
+	if err := c.Get(ctx, path+f.api.query(), &d); err != nil {
 		return nil, err
 	}
 	example, ok := d.Annotations[pipeline.Prefix+"example"]
@@ -186,9 +187,9 @@ func (f *profileFlags) bodies(ctx context.Context, c *client, path string) ([]pr
 // description, with the query. A stage of a pipeline gets its inputs as in the pipeline: an array is
 // a list of items, unless the function's annotation sets something else. For any other function the
 // header is empty.
-func profileItems(ctx context.Context, c *client, path string) (string, error) {
-	var d deployment
-	if err := c.get(ctx, path, &d); err != nil {
+func profileItems(ctx context.Context, c *client.Client, path string) (string, error) {
+	var d client.Deployment
+	if err := c.Get(ctx, path, &d); err != nil {
 		return "", err
 	}
 	if d.Annotations[pipeline.Prefix+"pipeline"] == "" || d.Annotations[pipeline.Prefix+"items"] != "" {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // The lease of a function that is measured: who holds it renews it three times in its length, and is taken for gone otherwise.
@@ -26,7 +27,7 @@ const (
 
 // hold keeps a function at one replica while it is measured.
 type hold struct {
-	c      *client
+	c      *client.Client
 	name   string
 	path   string // of the pin
 	query  url.Values
@@ -43,7 +44,7 @@ type hold struct {
 }
 
 // takeHold pins the function until let go. The context that it returns ends when the lease is lost.
-func takeHold(ctx context.Context, c *client, name, path, namespace string) (*hold, context.Context, error) {
+func takeHold(ctx context.Context, c *client.Client, name, path, namespace string) (*hold, context.Context, error) {
 	h := &hold{c: c, name: name, path: path + "/pin", query: url.Values{}}
 	if namespace != "" {
 		h.query.Set("namespace", namespace)
@@ -84,23 +85,23 @@ func (h *hold) put(ctx context.Context, cpu int) (held provider.Held, status int
 	}
 	ctx, stop := context.WithTimeout(ctx, lease/3)
 	defer stop()
-	a, err := h.c.do(ctx, http.MethodPut, h.path+"?"+h.query.Encode(), "application/json", b)
+	a, err := h.c.Do(ctx, http.MethodPut, h.path+"?"+h.query.Encode(), "application/json", b)
 	if err != nil {
 		return held, 0, err
 	}
-	if a.status != http.StatusOK {
-		return held, a.status, a.unexpected("profile " + h.name)
+	if a.Status != http.StatusOK {
+		return held, a.Status, a.Unexpected("profile " + h.name)
 	}
-	if err := json.Unmarshal(a.body, &held); err != nil {
-		return held, a.status, fmt.Errorf("profile %s: %w", h.name, err)
+	if err := json.Unmarshal(a.Body, &held); err != nil {
+		return held, a.Status, fmt.Errorf("profile %s: %w", h.name, err)
 	}
 	if h.revision == 0 {
 		h.revision = held.Revision
 	}
 	if h.revision != held.Revision {
-		return held, a.status, fmt.Errorf("function %s was deployed anew while it was measured; measure it again", h.name)
+		return held, a.Status, fmt.Errorf("function %s was deployed anew while it was measured; measure it again", h.name)
 	}
-	return held, a.status, nil
+	return held, a.Status, nil
 }
 
 // renew keeps the lease until ctx ends; when that fails twice in a row, or somebody else has it, it ends what holds it.
@@ -164,9 +165,9 @@ func (h *hold) letGo(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), letGoLimit)
 	defer stop()
 	h.query.Set("holder", h.order.Holder)
-	a, err := h.c.do(ctx, http.MethodDelete, h.path+"?"+h.query.Encode(), "", nil)
-	if err == nil && a.status != http.StatusOK && a.status != http.StatusNotFound { // it may have been removed
-		err = a.unexpected("let go of " + h.name)
+	a, err := h.c.Do(ctx, http.MethodDelete, h.path+"?"+h.query.Encode(), "", nil)
+	if err == nil && a.Status != http.StatusOK && a.Status != http.StatusNotFound { // it may have been removed
+		err = a.Unexpected("let go of " + h.name)
 	}
 	if err != nil {
 		return fmt.Errorf("%w; it is as it was within %v", err, lease)

@@ -18,11 +18,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // measure holds the function, and measures it with each quota, length and batch size.
-func (f *profileFlags) measure(ctx context.Context, c *client, path string, bodies []probe) (p profile.Profile, err error) {
-	c.http.Transport = &http.Transport{MaxIdleConnsPerHost: 4096, IdleConnTimeout: time.Minute} // a batch's calls come together
+func (f *profileFlags) measure(ctx context.Context, c *client.Client, path string, bodies []probe) (p profile.Profile, err error) {
+	c.HTTP.Transport = &http.Transport{MaxIdleConnsPerHost: 4096, IdleConnTimeout: time.Minute} // a batch's calls come together
 	h, ctx, err := takeHold(ctx, c, f.name, path, f.api.namespace)
 	if err != nil {
 		return p, err
@@ -103,7 +104,7 @@ func (f *profileFlags) cells(held provider.Held, bodies []probe) ([]profile.Cell
 
 // meter measures one replica.
 type meter struct {
-	c       *client
+	c       *client.Client
 	url     string
 	rule    profile.Rule
 	holder  string // of the pin
@@ -208,12 +209,12 @@ func (m *meter) call(ctx context.Context, s probe) (answered, error) {
 	if m.items != "" {
 		header.Set("X-Items", m.items)
 	}
-	resp, err := m.c.stream(ctx, http.MethodPost, m.url, header, bytes.NewReader(s.body))
+	resp, err := m.c.Stream(ctx, http.MethodPost, m.url, header, bytes.NewReader(s.body))
 	if err != nil {
 		return answered{}, err
 	}
 	defer resp.Body.Close()
-	if err := refused(resp, "call"); err != nil {
+	if err := client.Refused(resp, "call"); err != nil {
 		return answered{}, err
 	}
 	if _, err := io.Copy(io.Discard, resp.Body); err != nil {

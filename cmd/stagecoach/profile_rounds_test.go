@@ -6,6 +6,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // TestRoundsFitTheLine: a round has as many batches in a row as the function's line has room for, and one at least.
@@ -26,7 +28,7 @@ func TestCallsOfAProfileHaveItems(t *testing.T) {
 		http.Error(w, fmt.Sprintf("header X-Items: got %q", r.Header.Get("X-Items")), http.StatusBadRequest)
 	}))
 	defer s.Close()
-	m := meter{c: newClient(s.URL), url: "/function/first", items: "sent"}
+	m := meter{c: client.New(s.URL), url: "/function/first", items: "sent"}
 	if _, err := m.call(t.Context(), probe{contentType: "application/json", body: []byte(`["a","b"]`)}); err == nil || !strings.Contains(err.Error(), `header X-Items: got "sent"`) {
 		t.Errorf("a call: %v, want it to have the header", err)
 	}

@@ -16,12 +16,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // profiled is an up with the function spin, which burns 10 ms of a core a call, in one replica that may use a core.
 type profiled struct {
-	*client
+	*client.Client
 	t   *testing.T
 	up  *up
 	url string
@@ -46,10 +47,10 @@ func newProfiled(t *testing.T) *profiled {
 	}
 	server := httptest.NewServer(u.handler)
 	t.Cleanup(server.Close)
-	p := &profiled{newClient(server.URL), t, u, server.URL, 0}
+	p := &profiled{client.New(server.URL), t, u, server.URL, 0}
 	d := fn{"spin", "spin", map[string]string{"min": "2"}, map[string]string{"batch": "4", "example": "x"}, map[string]string{"spin_base": "10ms", "spin_call": "0ms"}}.deployment()
-	d.Limits = &resources{CPU: "1"}
-	if err := p.deploy(t.Context(), d); err != nil {
+	d.Limits = &client.Resources{CPU: "1"}
+	if err := p.Deploy(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -91,7 +92,7 @@ func TestItemsOfAProfile(t *testing.T) {
 		fn{"alone", "noop", nil, nil, nil},
 	)
 	for name, want := range map[string]string{"first": "many", "second": "", "alone": ""} {
-		if got, err := profileItems(t.Context(), r.client, "/system/function/"+name); err != nil || got != want {
+		if got, err := profileItems(t.Context(), r.Client, "/system/function/"+name); err != nil || got != want {
 			t.Errorf("%s: %q, %v, want %q", name, got, err, want)
 		}
 	}
@@ -154,7 +155,7 @@ func TestProfileCommand(t *testing.T) {
 	}
 	p.replicas(2, 1000)
 	d := fn{"spin", "noop", nil, nil, nil}.deployment()
-	if err := p.deploy(t.Context(), d); err != nil {
+	if err := p.Deploy(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := p.run(t.Context(), "spin", "--show"); err != nil || !strings.Contains(out, "\nstale: ") {
@@ -182,12 +183,12 @@ func TestProfileLetsGo(t *testing.T) {
 	}
 	var s struct{ Annotations map[string]string }
 	var x schema.Explanation
-	if err := p.get(t.Context(), "/system/pipelines/spin/explain", &x); err != nil || !slices.ContainsFunc(x.Notes, func(n string) bool {
+	if err := p.Get(t.Context(), "/system/pipelines/spin/explain", &x); err != nil || !slices.ContainsFunc(x.Notes, func(n string) bool {
 		return strings.HasPrefix(n, "spin: held at one replica to be measured")
 	}) {
 		t.Errorf("explained: %v, %v", x.Notes, err)
 	}
-	if err := p.get(t.Context(), "/system/function/spin", &s); err != nil || !strings.Contains(s.Annotations["stagecoach.dev/status"], "held at one replica to be measured") {
+	if err := p.Get(t.Context(), "/system/function/spin", &s); err != nil || !strings.Contains(s.Annotations["stagecoach.dev/status"], "held at one replica to be measured") {
 		t.Errorf("%v, annotations %q, want the status to say what goes on", err, s.Annotations)
 	}
 	interrupt()
@@ -198,12 +199,12 @@ func TestProfileLetsGo(t *testing.T) {
 		t.Errorf("interrupted, it is held until %v, want it to be let go at once", until)
 	}
 	p.replicas(2, 1000)
-	if err := p.get(t.Context(), "/system/function/spin/profile", new(profile.Profile)); err == nil || !strings.Contains(err.Error(), "404") {
+	if err := p.Get(t.Context(), "/system/function/spin/profile", new(profile.Profile)); err == nil || !strings.Contains(err.Error(), "404") {
 		t.Errorf("%v, want that nothing is stored", err)
 	}
 
 	order := map[string]any{"holder": "who dies", "cpuMilli": 80, "seconds": 30}
-	pin := func() error { return p.send(t.Context(), "pin", http.MethodPut, "/system/function/spin/pin", order) }
+	pin := func() error { return p.Send(t.Context(), "pin", http.MethodPut, "/system/function/spin/pin", order) }
 	proctest.Until(t, "one replica with 80m", func() bool { return pin() == nil && p.has(1, 80) })
 	order["seconds"] = 1
 	if err := pin(); err != nil {

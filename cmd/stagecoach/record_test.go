@@ -13,6 +13,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
@@ -42,7 +43,7 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 	)
 	why := func(name string) (x schema.Explanation) {
 		a := r.must(http.StatusOK, http.MethodGet, "/system/pipelines/"+name+"/explain", "")
-		if err := json.Unmarshal(a.body, &x); err != nil {
+		if err := json.Unmarshal(a.Body, &x); err != nil {
 			t.Fatal(err)
 		}
 		return x
@@ -61,7 +62,7 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 			r.until(d+soon, d.String(), func() bool { return time.Now().After(end) })
 		}
 	}
-	ok := func(_ string, a answer) error { return nil } // under a burst some are refused
+	ok := func(_ string, a client.Answer) error { return nil } // under a burst some are refused
 
 	r.until(late, "every stage to have a replica", func() bool {
 		return !slices.ContainsFunc(why("film").Stages, func(s schema.ExplainedStage) bool { return s.Ready == 0 })
@@ -85,7 +86,7 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 
 	r.until(late, "broken's starts to have failed", func() bool { return why("broken").Stages[0].Failing != nil })
 	var out bytes.Buffer
-	if err := run(t.Context(), []string{"explain", "--gateway", r.base, "broken"}, &out); err != nil {
+	if err := run(t.Context(), []string{"explain", "--gateway", r.Base, "broken"}, &out); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"Pipeline:  broken.openfaas-fn", "Note:", " failed, the next is tried ", `wait_mean="9h"`, "WHY"} {
@@ -93,7 +94,7 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
 	}
-	if err := run(t.Context(), []string{"explain", "--gateway", r.base, "nobody"}, &out); err == nil || !strings.Contains(err.Error(), `no pipeline or function "nobody"`) {
+	if err := run(t.Context(), []string{"explain", "--gateway", r.Base, "nobody"}, &out); err == nil || !strings.Contains(err.Error(), `no pipeline or function "nobody"`) {
 		t.Errorf("a pipeline that is not there: %v", err)
 	}
 	for _, sample := range []string{`stagecoach_control_wanted_replicas{function="grade.openfaas-fn"}`, `stagecoach_control_key_stage{function="grade.openfaas-fn"}`} {

@@ -62,7 +62,7 @@ func secretCommand(ctx context.Context, args []string, in io.Reader, out io.Writ
 	if err != nil {
 		return err
 	}
-	if err := c.send(ctx, "secret "+verb+" "+name, methods[verb], "/system/secrets", body); err != nil {
+	if err := c.Send(ctx, "secret "+verb+" "+name, methods[verb], "/system/secrets", body); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "%s: %sd\n", name, verb)
@@ -79,7 +79,7 @@ func listSecrets(ctx context.Context, fs *flag.FlagSet, api *apiFlags, args []st
 		return err
 	}
 	var all []struct{ Name string }
-	if err := c.get(ctx, "/system/secrets"+api.query(), &all); err != nil {
+	if err := c.Get(ctx, "/system/secrets"+api.query(), &all); err != nil {
 		return err
 	}
 	names := make([]string, len(all))

@@ -25,14 +25,6 @@ type status struct {
 	log      *slog.Logger
 }
 
-// The states of a function's deployed revision. A status begins with one of them.
-const (
-	stateReady    = "ready"    // it has a replica that takes requests
-	stateUpdating = "updating" // it should have such a replica, and has none yet
-	stateFailing  = "failing"  // it cannot have the replicas that it should have
-	stateAsleep   = "asleep"   // it has no replicas until its next request
-)
-
 // State implements provider.Status.
 func (s *status) State(key pipeline.Key) provider.State {
 	f, ok := s.registry.Function(key)
@@ -63,20 +55,20 @@ func (s *status) State(key pipeline.Key) provider.State {
 func stands(is cluster.Standing) (state, detail string) {
 	switch missing := is.Ready < max(is.Wanted, 1); {
 	case is.Failing.Count > 0 && missing:
-		return stateFailing, fmt.Sprintf("%s (%s failed, next try %s)", is.Failing.Cause,
+		return provider.StatusFailing, fmt.Sprintf("%s (%s failed, next try %s)", is.Failing.Cause,
 			counted(is.Failing.Count, "start", "starts in a row"), is.Failing.Until.UTC().Format(time.TimeOnly))
 	case is.Nowhere != "" && missing:
-		return stateFailing, is.Nowhere
+		return provider.StatusFailing, is.Nowhere
 	case is.Wanted == 0:
-		return stateAsleep, ""
+		return provider.StatusAsleep, ""
 	case is.Ready > 0:
-		return stateReady, is.Short
+		return provider.StatusReady, is.Short
 	case is.Short != "":
-		return stateUpdating, is.Short
+		return provider.StatusUpdating, is.Short
 	case is.Older > 0:
-		return stateUpdating, counted(is.Older, "replica of an older revision serves", "replicas of older revisions serve")
+		return provider.StatusUpdating, counted(is.Older, "replica of an older revision serves", "replicas of older revisions serve")
 	}
-	return stateUpdating, ""
+	return provider.StatusUpdating, ""
 }
 
 // room implements [provider.Room] with the nodes of the cluster.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // serveTimeline serves GET /system/timeline/{name}.
@@ -17,7 +18,7 @@ func serveTimeline(c adminConfig) http.Handler {
 			return
 		}
 		is := c.Lines.Signals(key, time.Now())
-		t := timeline{Function: key.String(), Waiting: is.Waiting, Running: is.Running, Ready: c.Replicas.Ready(key), Events: c.Replicas.Events(key)}
+		t := schema.Timeline{Function: key.String(), Waiting: is.Waiting, Running: is.Running, Ready: c.Replicas.Ready(key), Events: c.Replicas.Events(key)}
 		if want, ok := decided(c.Loop, key); ok {
 			t.Why = want.Why
 		}

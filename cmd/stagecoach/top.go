@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
@@ -25,13 +26,13 @@ func runTop(ctx context.Context, args []string, out io.Writer) error {
 	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
-	api, err := dial(*gateway)
+	api, err := client.Dial(*gateway)
 	if err != nil {
 		return err
 	}
-	api.http.Timeout = 5 * time.Second
+	api.HTTP.Timeout = 5 * time.Second
 	var v schema.Top
-	if err := api.get(ctx, "/system/top", &v); err != nil {
+	if err := api.Get(ctx, "/system/top", &v); err != nil {
 		return err
 	}
 	if *asJSON {
@@ -49,7 +50,7 @@ func runTop(ctx context.Context, args []string, out io.Writer) error {
 }
 
 // liveTop redraws once a second, and when the terminal changes its size, until ctx ends or somebody types q.
-func liveTop(ctx context.Context, api *client, v schema.Top, tty *terminal) error {
+func liveTop(ctx context.Context, api *client.Client, v schema.Top, tty *terminal) error {
 	restore, err := tty.raw()
 	if err != nil {
 		return err
@@ -82,7 +83,7 @@ func liveTop(ctx context.Context, api *client, v schema.Top, tty *terminal) erro
 		case <-tick.C:
 		}
 		var next schema.Top
-		if failed = api.get(ctx, "/system/top", &next); failed == nil {
+		if failed = api.Get(ctx, "/system/top", &next); failed == nil {
 			v = next
 		}
 	}

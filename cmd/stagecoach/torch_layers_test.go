@@ -77,7 +77,7 @@ func TestStagesShareTheRealPyTorch(t *testing.T) {
 	for _, name := range []string{"one", "two"} {
 		r.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(`{"service":%q,"image":%[1]q,"envProcess":%q}`, name, py+" ./stage"),
 			"Content-Type", "application/json")
-		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/"+name, "x").body); !strings.HasPrefix(got, name+" "+version) {
+		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/"+name, "x").Body); !strings.HasPrefix(got, name+" "+version) {
 			t.Errorf("%s: got %q, want PyTorch %s", name, got, version)
 		}
 	}

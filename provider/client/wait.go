@@ -1,4 +1,4 @@
-package main
+package client
 
 import (
 	"cmp"
@@ -12,37 +12,38 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 const (
-	// readyPatience bounds deploy --wait.
-	readyPatience = 2 * time.Minute
+	// ReadyPatience bounds deploy --wait.
+	ReadyPatience = 2 * time.Minute
 	readyPoll     = 100 * time.Millisecond
 )
 
 // awaited is a deployment whose revision is not ready yet.
 type awaited struct {
-	deployment
+	Deployment
 	woken bool  // it was asleep, and was asked to start a replica
 	late  error // why it is not ready, at the latest look
 }
 
-// waitReady returns once the deployed revision of each function has the replicas that it must have.
+// WaitReady returns once the deployed revision of each function has the replicas that it must have.
 // It wakes a revision that is asleep to test that it starts, and then puts it to sleep again. It
 // returns an error as soon as the platform knows why a revision cannot start. The error also names
 // the functions that are not ready by then.
-func waitReady(ctx context.Context, c *client, all []deployment, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, readyPatience)
+func WaitReady(ctx context.Context, c *Client, all []Deployment, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, ReadyPatience)
 	defer cancel()
 	begin := time.Now()
 	tick := time.NewTicker(readyPoll)
 	defer tick.Stop()
 	var waiting []*awaited
 	for _, d := range all {
-		waiting = append(waiting, &awaited{deployment: d, late: fmt.Errorf("%s: not checked", d.Service)})
+		waiting = append(waiting, &awaited{Deployment: d, late: fmt.Errorf("%s: not checked", d.Service)})
 	}
 	for {
 		var failed []error
@@ -76,17 +77,17 @@ func waitReady(ctx context.Context, c *client, all []deployment, out io.Writer) 
 // look asks for the status of the revision. It returns a text for the user if the revision is
 // ready, or an error if it cannot start. If it returns neither, the revision may still become
 // ready.
-func (a *awaited) look(ctx context.Context, c *client, begin time.Time) (ready string, failed error) {
-	var s functionStatus
-	err := c.get(ctx, a.path("function"), &s)
+func (a *awaited) look(ctx context.Context, c *Client, begin time.Time) (ready string, failed error) {
+	var s FunctionStatus
+	err := c.Get(ctx, a.path("function"), &s)
 	least, took := a.least(), time.Since(begin).Seconds()
 	switch {
 	case err != nil:
-	case s.in(stateFailing):
-		return "", fmt.Errorf("%s: %s%s", a.Service, console.Harmless(s.status()), a.lastWords(ctx, c))
-	case s.in(stateAsleep) && a.woken:
+	case s.In(provider.StatusFailing):
+		return "", fmt.Errorf("%s: %s%s", a.Service, console.Harmless(s.Status()), a.lastWords(ctx, c))
+	case s.In(provider.StatusAsleep) && a.woken:
 		return fmt.Sprintf("asleep after %.1f s", took), nil
-	case s.in(stateAsleep):
+	case s.In(provider.StatusAsleep):
 		a.woken = true
 		err = a.scale(ctx, c, 1)
 	case a.woken && s.AvailableReplicas > 0:
@@ -100,7 +101,7 @@ func (a *awaited) look(ctx context.Context, c *client, begin time.Time) (ready s
 		return "", nil // the earlier a.late says more
 	}
 	a.late = errors.Join(fmt.Errorf("%s: after %.0f s %d replicas, want %d: %s; `stagecoach logs %[1]s` may say why",
-		a.Service, took, s.AvailableReplicas, least, console.Harmless(s.status())), err)
+		a.Service, took, s.AvailableReplicas, least, console.Harmless(s.Status())), err)
 	return "", nil
 }
 
@@ -110,39 +111,47 @@ func (a *awaited) least() int {
 	return max(n, 1)
 }
 
-func (a *awaited) scale(ctx context.Context, c *client, replicas int) error {
-	return c.send(ctx, "scale "+a.Service, http.MethodPost, a.path("scale-function"), map[string]any{"serviceName": a.Service, "replicas": replicas})
+func (a *awaited) scale(ctx context.Context, c *Client, replicas int) error {
+	return c.Send(ctx, "scale "+a.Service, http.MethodPost, a.path("scale-function"), map[string]any{"serviceName": a.Service, "replicas": replicas})
+}
+
+// Query returns the query of paths that take a namespace; empty for the default one.
+func Query(namespace string) string {
+	if namespace == "" {
+		return ""
+	}
+	return "?namespace=" + url.QueryEscape(namespace)
 }
 
 // path returns the path of one of the function's resources.
 func (a *awaited) path(resource string) string {
-	return "/system/" + resource + "/" + url.PathEscape(a.Service) + (&apiFlags{namespace: a.Namespace}).query()
+	return "/system/" + resource + "/" + url.PathEscape(a.Service) + Query(a.Namespace)
 }
 
 // lastWords returns the last lines of the replica that failed last. It is empty if there are none
 // or if the logs cannot be read. The cause is printed in any case.
-func (a *awaited) lastWords(ctx context.Context, c *client) string {
+func (a *awaited) lastWords(ctx context.Context, c *Client) string {
 	const most = 5 // lines
-	var t timeline
-	if err := c.get(ctx, a.path("timeline"), &t); err != nil {
+	var t schema.Timeline
+	if err := c.Get(ctx, a.path("timeline"), &t); err != nil {
 		return ""
 	}
 	q := url.Values{"name": {a.Service}, "namespace": {cmp.Or(a.Namespace, pipeline.DefaultNamespace)}, "tail": {strconv.Itoa(most)}}
 	for _, e := range t.Events {
-		if e.Kind == string(cluster.Failed) || e.Kind == string(cluster.Lost) {
+		if e.Kind == schema.Failed || e.Kind == schema.Lost {
 			q.Set("instance", e.Replica)
 		}
 	}
 	if !q.Has("instance") { // no replica was started
 		return ""
 	}
-	resp, err := c.stream(ctx, http.MethodGet, "/system/logs?"+q.Encode(), nil, nil)
+	resp, err := c.Stream(ctx, http.MethodGet, "/system/logs?"+q.Encode(), nil, nil)
 	if err != nil {
 		return ""
 	}
 	defer resp.Body.Close()
 	var lines strings.Builder
-	if err := errors.Join(refused(resp, "logs"), printLogs(resp.Body, &lines)); err != nil || lines.Len() == 0 {
+	if err := errors.Join(Refused(resp, "logs"), PrintLogs(resp.Body, &lines)); err != nil || lines.Len() == 0 {
 		return ""
 	}
 	return "\nits last lines:\n" + console.Harmless(strings.TrimRight(lines.String(), "\n"))
