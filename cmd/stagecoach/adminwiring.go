@@ -7,12 +7,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // admin has the parts of this process that its API tells of.
-func (u *up) admin() adminConfig {
-	return adminConfig{
+func (u *up) admin() admin.Config {
+	return admin.Config{
 		Registry: u.registry, Calls: u.calls, Journal: u.journal, Requests: u.flow, Loop: u.loop, Replicas: replicas{u.local},
 		Lines: u.lines, Recent: u.gateway, Nodes: parameterNodes{u.nodes, u.deployedFunctions()}, Codes: errorCodes(), Events: u.latest,
 	}
@@ -31,10 +32,10 @@ func (u *up) latest(n int) []schema.TopEvent {
 type replicas struct{ *cluster.Local }
 
 // Counts implements admin.Replicas.
-func (r replicas) Counts() map[pipeline.Key]replicaNumbers {
-	out := map[pipeline.Key]replicaNumbers{}
+func (r replicas) Counts() map[pipeline.Key]admin.Count {
+	out := map[pipeline.Key]admin.Count{}
 	for key, n := range r.Local.Counts() {
-		out[key] = replicaNumbers{Ready: n.Ready, Starting: n.Starting, Draining: n.Draining}
+		out[key] = admin.Count{Ready: n.Ready, Starting: n.Starting, Draining: n.Draining}
 	}
 	return out
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -19,7 +20,7 @@ import (
 // asyncJournal is the gateway's journal in NATS.
 type asyncJournal struct {
 	*queue.Journal
-	calls *callBook
+	calls *admin.Calls
 }
 
 // Append implements gateway.Journal.
@@ -32,9 +33,9 @@ func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
 	if len(b) <= tensor.InlineLimit {
 		value = e
 	}
-	j.calls.accept(e) // first: it may be done before Append returns
+	j.calls.Accept(e) // first: it may be done before Append returns
 	if err = j.AppendValue(e.Request.Target, e.Request.ID, b, value); err != nil {
-		j.calls.refuse(e.Request.ID)
+		j.calls.Refuse(e.Request.ID)
 	}
 	switch {
 	case errors.Is(err, queue.ErrTooLarge):
@@ -95,7 +96,7 @@ func (r asyncRules) retry(key pipeline.Key) gateway.Retry {
 func (u *up) journalConfig() queue.JournalConfig {
 	return queue.JournalConfig{
 		Disk: u.nats.Disk(), Blobs: filepath.Join(u.cfg.State, "journal"), Bytes: int64(u.cfg.Journal.Bytes), Window: u.cfg.Journal.Window,
-		Limits: asyncRules{u.registry}.limits, Died: u.deadLetter, Found: u.calls.found,
+		Limits: asyncRules{u.registry}.limits, Died: u.deadLetter, Found: u.calls.Found,
 	}
 }
 
@@ -109,10 +110,10 @@ func (u *up) async(ctx context.Context) error {
 			if err := n.UnmarshalBinary(r.Data); err != nil {
 				return queue.End{Err: err}
 			}
-			u.calls.begin(r, gateway.SafeURL(n.URL))
+			u.calls.Begin(r, gateway.SafeURL(n.URL))
 			end := u.callbacks.Deliver(ctx, n, try)
 			if ctx.Err() == nil {
-				u.calls.told(r, n.Result, end)
+				u.calls.Told(r, n.Result, end)
 			}
 			return ended(end)
 		}
@@ -122,10 +123,10 @@ func (u *up) async(ctx context.Context) error {
 				return queue.End{Err: err}
 			}
 		}
-		u.calls.begin(r, gateway.SafeURL(e.Callback))
+		u.calls.Begin(r, gateway.SafeURL(e.Callback))
 		end := u.gateway.Work(ctx, e, try, rules.retry(pipeline.ParseKey(e.Request.Target)))
 		if ctx.Err() == nil {
-			u.calls.ran(r, end)
+			u.calls.Ran(r, end)
 		}
 		return ended(end)
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/admin"
 )
 
 // film is a pipeline whose stage grade waits, beside mix, which does not; print is not known.
@@ -104,7 +105,7 @@ func TestExplain(t *testing.T) {
 			p, s, last := film()
 			trouble := change(&p, &s, &last)
 			var out bytes.Buffer
-			x := explain(p, s, last, names, trouble)
+			x := admin.Explain(p, s, last, names, trouble)
 			if _, err := json.Marshal(x); err != nil {
 				t.Fatal(err)
 			}

@@ -31,9 +31,6 @@ type loadFlags struct {
 	quiet, allowErrors           bool
 }
 
-// defaultData is the folder of traces beside a clone of the repository.
-const defaultData = "../shared/data"
-
 func runLoad(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) > 0 && args[0] == "compare" {
 		return compareLoads(args[1:], out)
@@ -47,7 +44,7 @@ func runLoad(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	s.Gateway = api.URL()
-	cfg, err := s.Config(cmp.Or(os.Getenv("STAGECOACH_DATA"), defaultData))
+	cfg, err := s.Config(cmp.Or(os.Getenv("STAGECOACH_DATA"), openloop.DefaultData))
 	if err != nil {
 		return fmt.Errorf("load: %w", err)
 	}
@@ -185,7 +182,7 @@ func targetFlags(fs *flag.FlagSet) (t *openloop.TargetSpec, body func() (openloo
 	fs.DurationVar(&t.SLO, "slo", 0, "objective of the latency; answers in time are good ones")
 	fs.DurationVar(&t.Timeout, "timeout", 0, "from a request's instant to its answer or callback (default 30s)")
 	fs.BoolVar(&t.Async, "async", false, "invoke asynchronously and wait for callbacks")
-	fs.StringVar(&t.Trace.File, "trace", "", "file with a trace, also in $STAGECOACH_DATA, or else in "+defaultData)
+	fs.StringVar(&t.Trace.File, "trace", "", "file with a trace, also in $STAGECOACH_DATA, or else in "+openloop.DefaultData)
 	fs.Func("trace-format", fmt.Sprint("one of ", arrive.Formats(), " (default auto)"), func(v string) error { t.Trace.Format = arrive.Format(v); return nil })
 	fs.StringVar(&t.Trace.Column, "trace-column", "", "of counts, or start of a function's name in the trace")
 	fs.DurationVar(&t.Trace.From, "trace-from", 0, "where in the trace to begin")

@@ -14,6 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
@@ -95,7 +96,7 @@ func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, er
 			}
 		}
 	}
-	return 0, fmt.Errorf("node %q: %w now", name, errNoNode)
+	return 0, fmt.Errorf("node %q: %w now", name, admin.ErrNoNode)
 }
 
 // forget tells our own node that a function is no longer deployed. Daemons are told when they announce that they have it.

@@ -11,6 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 )
 
@@ -35,9 +36,9 @@ func (s *status) State(key pipeline.Key) provider.State {
 	state, detail := stands(is)
 	if detail == "" {
 		if until, ok := s.local.PinnedUntil(key); ok {
-			detail = measuredUntil(until)
+			detail = admin.MeasuredUntil(until)
 		} else {
-			detail = barred(s.local.Bars(key))
+			detail = admin.Barred(s.local.Bars(key))
 		}
 	}
 	if detail != "" {
@@ -56,7 +57,7 @@ func stands(is cluster.Standing) (state, detail string) {
 	switch missing := is.Ready < max(is.Wanted, 1); {
 	case is.Failing.Count > 0 && missing:
 		return provider.StatusFailing, fmt.Sprintf("%s (%s failed, next try %s)", is.Failing.Cause,
-			counted(is.Failing.Count, "start", "starts in a row"), is.Failing.Until.UTC().Format(time.TimeOnly))
+			admin.Counted(is.Failing.Count, "start", "starts in a row"), is.Failing.Until.UTC().Format(time.TimeOnly))
 	case is.Nowhere != "" && missing:
 		return provider.StatusFailing, is.Nowhere
 	case is.Wanted == 0:
@@ -66,7 +67,7 @@ func stands(is cluster.Standing) (state, detail string) {
 	case is.Short != "":
 		return provider.StatusUpdating, is.Short
 	case is.Older > 0:
-		return provider.StatusUpdating, counted(is.Older, "replica of an older revision serves", "replicas of older revisions serve")
+		return provider.StatusUpdating, admin.Counted(is.Older, "replica of an older revision serves", "replicas of older revisions serve")
 	}
 	return provider.StatusUpdating, ""
 }

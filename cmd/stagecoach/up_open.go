@@ -16,6 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/request/dispatch"
 	"github.com/stagecoach-serving/stagecoach/request/flow"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
@@ -273,7 +274,7 @@ func (u *up) openHTTP(context.Context) error {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(u.metrics, promhttp.HandlerOpts{Registry: u.metrics}))
-	registerAdmin(mux, u.admin())
+	admin.Register(mux, u.admin())
 	mux.Handle("GET /system/events", u.events)
 	mux.Handle("/", api)
 	u.handler, u.inside = u.gateway.Handler(api.Guard(mux)), u.gateway.InsideHandler(guardedInside(api, credentials, mux))

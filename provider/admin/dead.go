@@ -1,4 +1,4 @@
-package main
+package admin
 
 import (
 	"errors"
@@ -27,9 +27,9 @@ const (
 //	GET    /system/dead/ID[?body=1]
 //	POST   /system/dead/ID/redrive, POST /system/dead/redrive?function=
 //	DELETE /system/dead/ID, DELETE /system/dead?function=
-type deadAPI struct{ journal deadJournal }
+type deadAPI struct{ journal Journal }
 
-func serveDead(j deadJournal) http.Handler {
+func serveDead(j Journal) http.Handler {
 	d := deadAPI{j}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /system/dead", d.list)

@@ -1,4 +1,4 @@
-package main
+package admin
 
 import (
 	"fmt"
@@ -9,14 +9,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// measuredUntil returns the detail of a function that is pinned to be measured.
-func measuredUntil(until time.Time) string {
+// MeasuredUntil returns the detail of a function that is pinned to be measured.
+func MeasuredUntil(until time.Time) string {
 	return "held at one replica to be measured (stagecoach profile), at least until " + until.UTC().Format(time.TimeOnly)
 }
 
-// barred lists the devices that are barred for a function which runs on others. If it runs on none,
+// Barred lists the devices that are barred for a function which runs on others. If it runs on none,
 // its Short says so.
-func barred(bars []plan.Bar) string {
+func Barred(bars []plan.Bar) string {
 	var out []string
 	for _, b := range bars {
 		out = append(out, fmt.Sprintf("device %s of node %s is not tried until %s: %s", b.Device, b.Node, b.Until.UTC().Format(time.TimeOnly), b.Cause))
@@ -24,8 +24,8 @@ func barred(bars []plan.Bar) string {
 	return strings.Join(out, "; ")
 }
 
-// counted returns a number with its unit: one for 1, more for the other numbers.
-func counted(n int, one, more string) string {
+// Counted returns a number with its unit: one for 1, more for the other numbers.
+func Counted(n int, one, more string) string {
 	if n == 1 {
 		more = one
 	}

@@ -1,7 +1,7 @@
 // Package admin serves Stagecoach's own part of the management API: async calls and dead letters,
-// timelines, explanations, nodes and the parameters in their memory, and what `stagecoach top` shows.
-// Package provider serves OpenFaaS's part. Package schema has the words of the answers.
-package main
+// timelines, explanations, nodes and the parameters in their memory, and what `stagecoach top`
+// shows. Package provider serves OpenFaaS's part. Package schema has the words of the answers.
+package admin
 
 import (
 	"context"
@@ -21,23 +21,23 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// adminConfig has all that the API tells of. Every field is needed.
-type adminConfig struct {
+// Config has all that the API tells of. Every field is needed.
+type Config struct {
 	Registry *provider.Registry
-	Calls    *callBook
-	Journal  deadJournal
-	Requests requestPlaces
-	Loop     decisions
-	Replicas replicaStates
-	Lines    functionLines
-	Recent   recentRequests
-	Nodes    nodeList
+	Calls    *Calls
+	Journal  Journal
+	Requests Requests
+	Loop     Loop
+	Replicas Replicas
+	Lines    Lines
+	Recent   RecentRequests
+	Nodes    Nodes
 	Codes    node.Codes                    // of errors of Nodes
 	Events   func(n int) []schema.TopEvent // the latest n events, in order
 }
 
-// deadJournal has the dead letters; a *queue.Journal is one.
-type deadJournal interface {
+// Journal has the dead letters; a *queue.Journal is one.
+type Journal interface {
 	// Dead returns at most limit letters of the wanted functions, the oldest first, from the letter
 	// that follows the letter after. It returns whether there are more. A nil function wants all.
 	Dead(wanted func(function string) bool, after string, limit int) (letters []queue.DeadLetter, more bool, err error)
@@ -49,14 +49,14 @@ type deadJournal interface {
 	DropDead(id string) error
 }
 
-// requestPlaces knows where requests are.
-type requestPlaces interface {
+// Requests knows where requests are.
+type Requests interface {
 	// Where returns the stages that a request is in. id is that of its record.
 	Where(id string) []flow.Progress
 }
 
-// decisions are those of the autoscaler.
-type decisions interface {
+// Loop are those of the autoscaler.
+type Loop interface {
 	// Last returns the plan that was applied last, and the Snapshot that it was made from.
 	Last() (plan.Snapshot, plan.Plan)
 	Policies() policy.Names
@@ -64,19 +64,19 @@ type decisions interface {
 	Trouble() string
 }
 
-// replicaStates knows the replicas of all functions, and their past.
-type replicaStates interface {
-	replicaCounts
+// Replicas knows the replicas of all functions, and their past.
+type Replicas interface {
+	ReplicaCounts
 	// Events returns the latest events of a function, in order.
 	Events(function pipeline.Key) []schema.Event
 	// PinnedUntil returns until when at least a function is held at one replica to be measured.
 	PinnedUntil(function pipeline.Key) (until time.Time, pinned bool)
 }
 
-// replicaCounts counts replicas.
-type replicaCounts interface {
+// ReplicaCounts counts replicas.
+type ReplicaCounts interface {
 	// Counts counts the replicas of all functions, without those on silent nodes.
-	Counts() map[pipeline.Key]replicaNumbers
+	Counts() map[pipeline.Key]Count
 	// Ready returns how many replicas of a function are ready, with those on silent nodes.
 	Ready(function pipeline.Key) int
 	// Failure returns how many starts of a function have failed in a row, when the next one is tried,
@@ -84,25 +84,25 @@ type replicaCounts interface {
 	Failure(function pipeline.Key) (count int, until time.Time, cause string)
 }
 
-// replicaNumbers counts the replicas of a function by their state.
-type replicaNumbers struct{ Ready, Starting, Draining int }
+// Count counts the replicas of a function by their state.
+type Count struct{ Ready, Starting, Draining int }
 
-// functionLines knows the tasks of all functions.
-type functionLines interface {
+// Lines knows the tasks of all functions.
+type Lines interface {
 	Signals(function pipeline.Key, now time.Time) plan.Signals
 	// Waited returns how long the latest tasks have waited.
 	Waited(function pipeline.Key) time.Duration
 	Load(function pipeline.Key) task.Load
 }
 
-// recentRequests knows the requests that have ended.
-type recentRequests interface {
+// RecentRequests knows the requests that have ended.
+type RecentRequests interface {
 	// Recent summarizes the last 15 seconds of a function or pipeline. objective is its SLO; 0: none.
 	Recent(key pipeline.Key, objective time.Duration) gateway.Recent
 }
 
-// functionList knows the deployed functions; a *provider.Registry is one.
-type functionList interface {
+// Functions knows the deployed functions; a *provider.Registry is one.
+type Functions interface {
 	// Known reports whether there is a function or a pipeline with this key.
 	Known(key pipeline.Key) bool
 	// HasNamespace reports whether there is a namespace with this name.
@@ -111,8 +111,8 @@ type functionList interface {
 	Function(key pipeline.Key) (provider.Deployed, bool)
 }
 
-// nodeList is the nodes of a running Stagecoach.
-type nodeList interface {
+// Nodes is the nodes of a running Stagecoach.
+type Nodes interface {
 	// Inventories returns what each node has, sorted by name. A silent node is left out.
 	Inventories() []node.Inventory
 	// Load loads the parameters of a function into the memory of a node. It returns their size in
@@ -123,8 +123,8 @@ type nodeList interface {
 	Evict(ctx context.Context, node, what string) (bytes int64, err error)
 }
 
-// registerAdmin adds the paths of the API to a mux, which the caller guards.
-func registerAdmin(mux *http.ServeMux, c adminConfig) {
+// Register adds the paths of the API to a mux, which the caller guards.
+func Register(mux *http.ServeMux, c Config) {
 	dead := serveDead(c.Journal)
 	mux.Handle("/system/dead", dead)
 	mux.Handle("/system/dead/", dead)

@@ -1,4 +1,4 @@
-package main
+package admin
 
 import (
 	"context"
@@ -22,12 +22,12 @@ import (
 //	GET  /system/cache[?node=&function=&namespace=]
 //	POST /system/cache/warm, /system/cache/evict
 type cacheAPI struct {
-	nodes     nodeList
+	nodes     Nodes
 	codes     node.Codes // of errors of nodes
-	functions functionList
+	functions Functions
 }
 
-func serveNodes(n nodeList, codes node.Codes, f functionList) http.Handler {
+func serveNodes(n Nodes, codes node.Codes, f Functions) http.Handler {
 	c := cacheAPI{n, codes, f}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /system/nodes", func(w http.ResponseWriter, _ *http.Request) {
@@ -51,8 +51,8 @@ func (c cacheAPI) node(w http.ResponseWriter, r *http.Request) {
 	answerJSON(w, all[i])
 }
 
-// errNoNode means that no node has this name.
-var errNoNode = errors.New("no node of this name")
+// ErrNoNode means that no node has this name.
+var ErrNoNode = errors.New("no node of this name")
 
 func (c cacheAPI) noNode(name string) error {
 	var names []string
@@ -60,9 +60,9 @@ func (c cacheAPI) noNode(name string) error {
 		names = append(names, n.Name)
 	}
 	if len(names) == 0 {
-		return fmt.Errorf("node %q: %w: there is none, start `stagecoach keysmanager`", name, errNoNode)
+		return fmt.Errorf("node %q: %w: there is none, start `stagecoach keysmanager`", name, ErrNoNode)
 	}
-	return fmt.Errorf("node %q: %w, want one of: %s", name, errNoNode, strings.Join(names, ", "))
+	return fmt.Errorf("node %q: %w, want one of: %s", name, ErrNoNode, strings.Join(names, ", "))
 }
 
 func (c cacheAPI) list(w http.ResponseWriter, r *http.Request) {
@@ -113,8 +113,8 @@ func (c cacheAPI) change(do func(context.Context, schema.CacheOrder) ([]schema.C
 	}
 }
 
-// readCacheOrder reads the body of an order. The error is a *pipeline.FieldError, unless the body is
-// too large.
+// readCacheOrder reads the body of an order. The error is a *pipeline.FieldError, unless the body
+// is too large.
 func readCacheOrder(body io.Reader) (o schema.CacheOrder, err error) {
 	d := json.NewDecoder(body)
 	d.DisallowUnknownFields()
@@ -213,8 +213,8 @@ func (c cacheAPI) digest(beginning string) (string, error) {
 	return found, nil
 }
 
-// each calls do for the node with a name, or for all nodes in turn if the name is empty. If one node
-// has the parameters in memory, it is no error that others have not.
+// each calls do for the node with a name, or for all nodes in turn if the name is empty. If one
+// node has the parameters in memory, it is no error that others have not.
 func (c cacheAPI) each(name string, do func(name string) (int64, error)) ([]schema.CacheDone, error) {
 	var done []schema.CacheDone
 	var errs, without []error
@@ -267,7 +267,7 @@ func (c cacheAPI) fail(w http.ResponseWriter, r *http.Request, err error) {
 		status = http.StatusRequestEntityTooLarge
 	case errors.As(err, &field), c.is(err, node.CodeNoModel):
 		status = http.StatusBadRequest
-	case errors.Is(err, errNoNode), errors.Is(err, errNotDeployed), c.is(err, node.CodeNotCached):
+	case errors.Is(err, ErrNoNode), errors.Is(err, errNotDeployed), c.is(err, node.CodeNotCached):
 		status = http.StatusNotFound
 	case c.is(err, node.CodeBusy):
 		status = http.StatusConflict

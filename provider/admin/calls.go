@@ -1,4 +1,4 @@
-package main
+package admin
 
 import (
 	"fmt"
@@ -15,9 +15,9 @@ import (
 
 // callAPI serves GET /system/async/ID[?body=1].
 type callAPI struct {
-	calls    *callBook
-	journal  deadJournal
-	requests requestPlaces
+	calls    *Calls
+	journal  Journal
+	requests Requests
 }
 
 // ServeHTTP implements http.Handler.

@@ -1,4 +1,4 @@
-package main
+package admin
 
 import (
 	"fmt"
@@ -26,10 +26,10 @@ type draftStage struct {
 	function *plan.Function // nil: no plan knows it
 }
 
-// explain says why the stages of a pipeline have their sizes. last is the plan that was applied
+// Explain says why the stages of a pipeline have their sizes. last is the plan that was applied
 // last, and s is the Snapshot that it was made from. trouble says why the autoscaler made no plan
 // since; it is empty if there is none.
-func explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies policy.Names, trouble string) schema.Explanation {
+func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies policy.Names, trouble string) schema.Explanation {
 	x := draft{Explanation: schema.Explanation{
 		Pipeline: p.Key().String(), At: last.At, Policies: policies, Budget: s.Budget,
 		Notes: []string{}, Stages: []schema.ExplainedStage{},
@@ -93,7 +93,7 @@ func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
 	if f.Failing.Count > 0 {
 		st.Failing = &schema.FailingStarts{Count: f.Failing.Count, Until: f.Failing.Until, Cause: f.Failing.Cause}
 	}
-	st.Barred = barred(f.Bars)
+	st.Barred = Barred(f.Bars)
 	return st
 }
 
@@ -137,7 +137,7 @@ func (x *draft) note(p pipeline.Pipeline, s plan.Snapshot, trouble string) {
 			if st.Failing.Until.After(s.At) {
 				next = "at " + st.Failing.Until.UTC().Format(time.TimeOnly)
 			}
-			add("%s: %s failed, the next is tried %s: %s", st.Name, counted(st.Failing.Count, "start", "starts in a row"), next, oneLine(st.Failing.Cause))
+			add("%s: %s failed, the next is tried %s: %s", st.Name, Counted(st.Failing.Count, "start", "starts in a row"), next, oneLine(st.Failing.Cause))
 		}
 		if st.Short != "" {
 			add("%s: %s", st.Name, st.Short)
@@ -191,7 +191,7 @@ func (st draftStage) queue() string {
 	if oldest := st.function.Wait.Oldest; oldest > st.function.Wait.Mean {
 		text += fmt.Sprintf(", the first of %d that wait now has for %s", st.Waiting, rounded(oldest))
 	}
-	text += fmt.Sprintf("; %s ready", counted(st.Ready, "replica is", "replicas are"))
+	text += fmt.Sprintf("; %s ready", Counted(st.Ready, "replica is", "replicas are"))
 	if st.Ready+st.Starting >= st.Max {
 		text += fmt.Sprintf(", and its com.openfaas.scale.max is %d", st.Max)
 	}
@@ -199,7 +199,7 @@ func (st draftStage) queue() string {
 }
 
 // serveExplain serves GET /system/pipelines/{name}/explain. The name may also be a function's.
-func serveExplain(reg *provider.Registry, loop decisions, replicas replicaStates) http.Handler {
+func serveExplain(reg *provider.Registry, loop Loop, replicas Replicas) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		key := pipeline.Named(r.PathValue("name"), r.URL.Query().Get("namespace"))
 		p, ok := findPipeline(reg, key)
@@ -208,10 +208,10 @@ func serveExplain(reg *provider.Registry, loop decisions, replicas replicaStates
 			return
 		}
 		s, last := loop.Last()
-		x := explain(p, s, last, loop.Policies(), loop.Trouble())
+		x := Explain(p, s, last, loop.Policies(), loop.Trouble())
 		for _, st := range p.Stages {
 			if until, ok := replicas.PinnedUntil(st.Key()); ok {
-				x.Notes = append(x.Notes, st.Name+": "+measuredUntil(until))
+				x.Notes = append(x.Notes, st.Name+": "+MeasuredUntil(until))
 			}
 		}
 		answerJSON(w, x)

@@ -1,4 +1,4 @@
-package main
+package admin
 
 import (
 	"slices"
@@ -11,7 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// Bounds of the ended async calls that are remembered. The journal bounds the calls that have not ended.
+// Bounds of the ended async calls that Calls remembers. The journal bounds the calls that have not
+// ended.
 const (
 	endedCalls       = 10_000
 	endedResults     = 16 << 20 // bytes of all results
@@ -33,9 +34,10 @@ type asyncCall struct {
 	result   *gateway.Result
 }
 
-// callBook knows the async calls that have not ended, and some that have, in memory: a start finds in the journal what has not
-// ended. Its methods are safe for concurrent use; calls that it returns are copies.
-type callBook struct {
+// Calls knows all async calls that have not ended, and the latest that have. It is in memory only:
+// after a restart, the journal tells it the calls that have not ended. Its methods are safe for
+// concurrent use.
+type Calls struct {
 	mu      sync.Mutex
 	from    time.Time               // no call that ended after it is forgotten
 	records map[string]*asyncCall   // all calls, by the ids of their records
@@ -44,21 +46,22 @@ type callBook struct {
 	bytes   int                     // of their results
 }
 
-func newCallBook() *callBook {
-	return &callBook{from: time.Now(), records: map[string]*asyncCall{}, calls: map[string][]*asyncCall{}}
+// NewCalls returns a Calls that knows no call.
+func NewCalls() *Calls {
+	return &Calls{from: time.Now(), records: map[string]*asyncCall{}, calls: map[string][]*asyncCall{}}
 }
 
-// callOf returns the client's id of the call that a record is for. A callback that was a dead letter has ".callback" behind its
-// record's id.
+// callOf returns the client's id of the call of a record. The record of a callback that was a dead
+// letter has the suffix ".callback".
 func callOf(record string) string { return gateway.CallOf(strings.TrimSuffix(record, ".callback")) }
 
-// find returns the call of a record; nil: it is not known. The caller holds b.mu.
-func (b *callBook) find(record string) *asyncCall {
+// find returns the call of a record, or nil if it is not known. The caller holds b.mu.
+func (b *Calls) find(record string) *asyncCall {
 	return b.records[strings.TrimSuffix(record, ".callback")]
 }
 
-// open returns the call of a record, which is made if it is not known. The caller holds b.mu.
-func (b *callBook) open(record, function string) *asyncCall {
+// open returns the call of a record. It makes the call if it is not known. The caller holds b.mu.
+func (b *Calls) open(record, function string) *asyncCall {
 	c := b.find(record)
 	if c == nil {
 		c = &asyncCall{id: strings.TrimSuffix(record, ".callback"), function: function, accepted: time.Now()}
@@ -69,7 +72,7 @@ func (b *callBook) open(record, function string) *asyncCall {
 }
 
 // drop forgets a call. The caller holds b.mu.
-func (b *callBook) drop(c *asyncCall) {
+func (b *Calls) drop(c *asyncCall) {
 	delete(b.records, c.id)
 	id := callOf(c.id)
 	left := slices.DeleteFunc(b.calls[id], func(x *asyncCall) bool { return x == c })
@@ -81,7 +84,7 @@ func (b *callBook) drop(c *asyncCall) {
 }
 
 // to moves a call to another state. The caller holds b.mu.
-func (b *callBook) to(c *asyncCall, state string) {
+func (b *Calls) to(c *asyncCall, state string) {
 	if c.over() { // a dead letter was sent again
 		if i := slices.Index(b.ended, c); i >= 0 {
 			b.ended = slices.Delete(b.ended, i, i+1)
@@ -106,8 +109,8 @@ func (b *callBook) to(c *asyncCall, state string) {
 
 func (c *asyncCall) over() bool { return c.state == schema.CallDone || c.state == schema.CallDead }
 
-// kept returns the size of the result that is kept, in bytes. Its content type is as long as a function
-// likes.
+// kept returns the size of the result that is kept, in bytes. It counts the content type, which is
+// as long as a function likes.
 func (c *asyncCall) kept() int {
 	if c.result == nil {
 		return 0
@@ -115,8 +118,8 @@ func (c *asyncCall) kept() int {
 	return len(c.result.Body) + len(c.result.ContentType)
 }
 
-// accept records a request that is about to be accepted.
-func (b *callBook) accept(e gateway.Entry) {
+// Accept records a request before the journal has accepted it, because its run may end first.
+func (b *Calls) Accept(e gateway.Entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.open(e.Request.ID, e.Request.Target)
@@ -124,8 +127,8 @@ func (b *callBook) accept(e gateway.Entry) {
 	b.to(c, schema.CallAccepted)
 }
 
-// refuse forgets a request that could not be accepted.
-func (b *callBook) refuse(record string) {
+// Refuse forgets a request that the journal did not accept.
+func (b *Calls) Refuse(record string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if c := b.find(record); c != nil {
@@ -133,8 +136,8 @@ func (b *callBook) refuse(record string) {
 	}
 }
 
-// found records a request that an earlier process has accepted, or that was a dead letter.
-func (b *callBook) found(f queue.Found) {
+// Found records a request that an earlier process has accepted, or that was a dead letter.
+func (b *Calls) Found(f queue.Found) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.open(f.ID, f.Function)
@@ -150,8 +153,9 @@ func (b *callBook) found(f queue.Found) {
 	c.cause, c.failed, c.result = "", false, nil
 }
 
-// begin records the start of an attempt.
-func (b *callBook) begin(r queue.Record, callback string) {
+// Begin records the start of an attempt: of a run, or of a callback. callback is the URL that gets
+// the result, without secrets.
+func (b *Calls) Begin(r queue.Record, callback string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.open(r.ID, r.Function)
@@ -163,8 +167,8 @@ func (b *callBook) begin(r queue.Record, callback string) {
 	b.to(c, state)
 }
 
-// ran records the end of a run.
-func (b *callBook) ran(r queue.Record, end gateway.Ending) {
+// Ran records the end of a run.
+func (b *Calls) Ran(r queue.Record, end gateway.Ending) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.open(r.ID, r.Function)
@@ -195,8 +199,8 @@ func endState(failed bool) string {
 	return schema.CallDone
 }
 
-// told records the end of an attempt to send a result to the callback.
-func (b *callBook) told(r queue.Record, result gateway.Result, end gateway.Ending) {
+// Told records the end of an attempt to send a result to the callback.
+func (b *Calls) Told(r queue.Record, result gateway.Result, end gateway.Ending) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.open(r.ID, r.Function)
@@ -223,7 +227,7 @@ func (c *asyncCall) keep(r gateway.Result) {
 }
 
 // get returns the latest call with this id, which is the client's or that of the record.
-func (b *callBook) get(id string) (c asyncCall, known bool) {
+func (b *Calls) get(id string) (c asyncCall, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if of := b.calls[id]; len(of) > 0 {
@@ -236,14 +240,15 @@ func (b *callBook) get(id string) (c asyncCall, known bool) {
 }
 
 // since returns the time after which all ended calls are remembered.
-func (b *callBook) since() time.Time {
+func (b *Calls) since() time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.from
 }
 
-// died records a new dead letter. It ends calls whose work could not report its end, for example because it panicked.
-func (b *callBook) died(l queue.DeadLetter) {
+// Died records a new dead letter. It ends calls whose work could not report its end, for example
+// because it panicked.
+func (b *Calls) Died(l queue.DeadLetter) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if c := b.find(l.ID); c != nil && !c.over() && (l.Kind == queue.Callback || c.state != schema.CallTelling) {

@@ -1,4 +1,4 @@
-package main
+package admin
 
 import (
 	"cmp"
@@ -16,7 +16,7 @@ import (
 const topEvents = 50
 
 // top returns the present state of all that top shows.
-func (c *adminConfig) top(now time.Time) schema.Top {
+func (c *Config) top(now time.Time) schema.Top {
 	v := schema.Top{At: now, Pipelines: []schema.TopPipeline{}, Functions: []schema.TopFunction{}, Nodes: []schema.TopNode{}, Events: c.Events(topEvents)}
 	for _, p := range c.Registry.Pipelines() {
 		v.Pipelines = append(v.Pipelines, c.topPipeline(p))
@@ -47,7 +47,7 @@ func (c *adminConfig) top(now time.Time) schema.Top {
 	return v
 }
 
-func (c *adminConfig) topPipeline(p pipeline.Pipeline) schema.TopPipeline {
+func (c *Config) topPipeline(p pipeline.Pipeline) schema.TopPipeline {
 	key := p.Key()
 	r := c.Recent.Recent(key, p.SLO)
 	out := schema.TopPipeline{
@@ -60,7 +60,7 @@ func (c *adminConfig) topPipeline(p pipeline.Pipeline) schema.TopPipeline {
 	return out
 }
 
-func (c *adminConfig) topFunction(key pipeline.Key, n replicaNumbers, now time.Time) schema.TopFunction {
+func (c *Config) topFunction(key pipeline.Key, n Count, now time.Time) schema.TopFunction {
 	is := c.Lines.Signals(key, now)
 	out := schema.TopFunction{
 		Name: key.String(), Rate: is.Demand.Rate, CV: is.Demand.CV, Waiting: is.Waiting, Running: is.Running, Service: is.Service.Mean.Seconds(),
@@ -82,7 +82,7 @@ func (c *adminConfig) topFunction(key pipeline.Key, n replicaNumbers, now time.T
 }
 
 // decided returns the last decision on a function.
-func decided(loop decisions, key pipeline.Key) (plan.Want, bool) {
+func decided(loop Loop, key pipeline.Key) (plan.Want, bool) {
 	_, p := loop.Last()
 	i, ok := slices.BinarySearchFunc(p.Wants, key.String(), func(w plan.Want, key string) int { return cmp.Compare(w.Function, key) })
 	if !ok {

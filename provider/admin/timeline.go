@@ -1,4 +1,4 @@
-package main
+package admin
 
 import (
 	"encoding/json"
@@ -10,7 +10,7 @@ import (
 )
 
 // serveTimeline serves GET /system/timeline/{name}.
-func serveTimeline(c adminConfig) http.Handler {
+func serveTimeline(c Config) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		key := pipeline.Named(r.PathValue("name"), r.URL.Query().Get("namespace"))
 		if _, ok := c.Registry.Function(key); !ok {

@@ -1,4 +1,4 @@
-package main
+package admin
 
 import (
 	"errors"
@@ -14,19 +14,19 @@ import (
 )
 
 // runCallOf takes a call through a book: accepted, run once, ended.
-func runCallOf(b *callBook, id string, body []byte, fault error) {
-	b.accept(gateway.Entry{Request: task.Request{ID: id, Target: "f.openfaas-fn"}, CallID: callOf(id), Accepted: time.Now()})
+func runCallOf(b *Calls, id string, body []byte, fault error) {
+	b.Accept(gateway.Entry{Request: task.Request{ID: id, Target: "f.openfaas-fn"}, CallID: callOf(id), Accepted: time.Now()})
 	r := queue.Record{ID: id, Function: "f.openfaas-fn", Attempt: 1}
-	b.begin(r, "")
-	b.ran(r, gateway.Ending{Err: fault, Result: &gateway.Result{Status: 200, Body: body}})
+	b.Begin(r, "")
+	b.Ran(r, gateway.Ending{Err: fault, Result: &gateway.Result{Status: 200, Body: body}})
 }
 
 // TestCallBookIsBounded: the oldest ends go first, by their number and by the bytes of their
 // results; what has not ended stays.
 func TestCallBookIsBounded(t *testing.T) {
 	t.Parallel()
-	b := newCallBook()
-	b.accept(gateway.Entry{Request: task.Request{ID: "waits", Target: "f.openfaas-fn"}, CallID: "waits"})
+	b := NewCalls()
+	b.Accept(gateway.Entry{Request: task.Request{ID: "waits", Target: "f.openfaas-fn"}, CallID: "waits"})
 	from := b.since()
 	for i := range endedCalls {
 		runCallOf(b, fmt.Sprintf("small-%d", i), nil, nil)
@@ -63,7 +63,7 @@ func TestCallBookIsBounded(t *testing.T) {
 // so are the content types of results.
 func TestCallBookOfOneID(t *testing.T) {
 	t.Parallel()
-	b := newCallBook()
+	b := NewCalls()
 	for i := range endedCalls + 10 {
 		runCallOf(b, fmt.Sprintf("mine.r%d", i), nil, nil)
 	}
@@ -76,8 +76,8 @@ func TestCallBookOfOneID(t *testing.T) {
 	kind := strings.Repeat("x", endedResultBytes)
 	for i := range endedResults/endedResultBytes + 10 {
 		r := queue.Record{ID: fmt.Sprintf("other.r%d", i), Function: "f.openfaas-fn", Attempt: 1}
-		b.begin(r, "")
-		b.ran(r, gateway.Ending{Result: &gateway.Result{Status: 200, ContentType: kind}})
+		b.Begin(r, "")
+		b.Ran(r, gateway.Ending{Result: &gateway.Result{Status: 200, ContentType: kind}})
 	}
 	if b.bytes > endedResults || len(b.records) != endedResults/endedResultBytes {
 		t.Errorf("%d bytes of %d results are kept, want at most %d", b.bytes, len(b.records), endedResults)
@@ -88,17 +88,17 @@ func TestCallBookOfOneID(t *testing.T) {
 // nothing, and of calls with one id the latest is shown.
 func TestCallBookRunsAgain(t *testing.T) {
 	t.Parallel()
-	b := newCallBook()
+	b := NewCalls()
 	runCallOf(b, "mine.a", []byte("first"), errors.New("no luck"))
-	b.died(queue.DeadLetter{ID: "mine.a", Kind: queue.Run, Cause: "another cause"})
+	b.Died(queue.DeadLetter{ID: "mine.a", Kind: queue.Run, Cause: "another cause"})
 	if c, _ := b.get("mine"); c.state != schema.CallDead || c.cause != "no luck" {
 		t.Errorf("dead: %+v", c)
 	}
-	b.found(queue.Found{ID: "mine.a", Function: "f.openfaas-fn"})
+	b.Found(queue.Found{ID: "mine.a", Function: "f.openfaas-fn"})
 	if c, _ := b.get("mine"); c.state != schema.CallAccepted || c.cause != "" || c.result != nil || len(b.ended) != 0 || b.bytes != 0 {
 		t.Errorf("sent again: %+v, %d ends, %d bytes", c, len(b.ended), b.bytes)
 	}
-	b.died(queue.DeadLetter{ID: "mine.a", Kind: queue.Run, Cause: "panic: x"}) // whose work could not say so
+	b.Died(queue.DeadLetter{ID: "mine.a", Kind: queue.Run, Cause: "panic: x"}) // whose work could not say so
 	if c, _ := b.get("mine"); c.state != schema.CallDead || c.cause != "panic: x" {
 		t.Errorf("dead again: %+v", c)
 	}
@@ -109,8 +109,8 @@ func TestCallBookRunsAgain(t *testing.T) {
 	if c, known := b.get("mine.a"); !known || c.state != schema.CallDead {
 		t.Errorf("the earlier one, by its record: %+v, %v", c, known)
 	}
-	b.accept(gateway.Entry{Request: task.Request{ID: "mine.c", Target: "f.openfaas-fn"}, CallID: "mine"})
-	b.refuse("mine.c")
+	b.Accept(gateway.Entry{Request: task.Request{ID: "mine.c", Target: "f.openfaas-fn"}, CallID: "mine"})
+	b.Refuse("mine.c")
 	if c, _ := b.get("mine"); c.id != "mine.b" {
 		t.Errorf("after one that was refused: %+v", c)
 	}
