@@ -50,7 +50,7 @@ func TestCall(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	call := func(id string) (s schema.Call) {
 		t.Helper()
 		out, err := c.try("", "call", id, "--json")

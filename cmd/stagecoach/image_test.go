@@ -38,7 +38,7 @@ func main() {
 `
 
 // throughAFile saves what was built, removes it, and loads it again, beside an up on the same store.
-func (c *cli) throughAFile(images string) {
+func (c *operator) throughAFile(images string) {
 	c.t.Helper()
 	const name = "example/double:latest"
 	c.run(`IMAGE +SIZE +DIGEST +ADDED\n`+name+` +2\.\d MiB +sha256:[0-9a-f]{12} +20\S+Z\n`, "", "image", "list", "--images", images)

@@ -69,7 +69,7 @@ func TestOneMeaningPerName(t *testing.T) {
 		{"a of b", "a.b", "", "a.b", `{"functionName":"a.b"}`},
 		{"a.b of openfaas-fn", "a.b", "?namespace=openfaas-fn", "a.b.openfaas-fn", `{"functionName":"a.b","namespace":"openfaas-fn"}`},
 	}
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	for i, k := range kinds {
 		name, namespace, _ := strings.Cut(k.who, " of ")
 		for _, path := range []string{k.path + k.query, k.url} {

@@ -24,7 +24,7 @@ import (
 func TestNodesAndCache(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	host, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
+	"github.com/stagecoach-serving/stagecoach/cmd/stagecoach/cli"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
@@ -92,7 +93,7 @@ func TestItemsOfAProfile(t *testing.T) {
 		fn{"alone", "noop", nil, nil, nil},
 	)
 	for name, want := range map[string]string{"first": "many", "second": "", "alone": ""} {
-		if got, err := profileItems(t.Context(), r.Client, "/system/function/"+name); err != nil || got != want {
+		if got, err := cli.ProfileItems(t.Context(), r.Client, "/system/function/"+name); err != nil || got != want {
 			t.Errorf("%s: %q, %v, want %q", name, got, err, want)
 		}
 	}
