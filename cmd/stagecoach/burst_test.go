@@ -67,34 +67,23 @@ func TestServerTiming(t *testing.T) {
 	}
 }
 
-func TestReplicaStarts(t *testing.T) {
+func TestForkedOfABurst(t *testing.T) {
 	begin := time.Date(2025, 6, 1, 12, 0, 0, 0, time.UTC)
-	e := func(ms int, replica, kind, path string) schema.Event {
-		return schema.Event{At: begin.Add(time.Duration(ms) * time.Millisecond), Replica: replica, Kind: kind, Path: path}
+	e := func(ms int, replica, kind string, loads bool) schema.Event {
+		e := schema.Event{At: begin.Add(time.Duration(ms) * time.Millisecond), Replica: replica, Kind: kind, Path: "fork"}
+		if loads {
+			e.Phases = map[string]string{"load": "80ms"}
+		}
+		return e
 	}
-	loads := func(e schema.Event) schema.Event { e.Phases = map[string]string{"load": "80ms"}; return e }
 	events := []schema.Event{
-		e(0, "old", "ready", "fork"), // ordered before what is looked at
-		e(5, "a", "ordered", ""), e(10, "b", "ordered", ""), e(11, "c", "ordered", ""),
-		loads(e(20, "a", "started", "fork")), e(21, "b", "started", "fork"),
-		e(30, "b", "ready", "fork"), e(105, "a", "ready", "fork"),
-		e(130, "b", "first answer", ""), e(200, "a", "draining", ""), e(210, "a", "stopped", ""),
-		e(300, "c", "failed", ""),
+		e(0, "loads", schema.Ordered, false), e(0, "forks", schema.Ordered, false), e(0, "silent", schema.Ordered, false),
+		e(1, "loads", schema.Process, true), e(1, "forks", schema.Process, false), e(1, "silent", schema.Process, false),
+		e(9, "loads", schema.Answered, false), e(9, "forks", schema.Answered, false),
 	}
-	want := []client.ReplicaStart{
-		{Replica: "a", Path: "fork", Loaded: true, Ready: 100 * time.Millisecond},
-		{Replica: "b", Path: "fork", Ready: 20 * time.Millisecond, Answered: 120 * time.Millisecond},
-		{Replica: "c"},
-	}
-	if got := client.ReplicaStarts(events); !slices.Equal(got, want) {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
-	if got := (burst{events: events}).forked(); !slices.Equal(got, want[1:2]) {
-		t.Errorf("forks that answered: %+v, want %+v", got, want[1:2])
-	}
-	var out bytes.Buffer
-	if err := client.WriteStarts(&out, want); err != nil || !strings.Contains(out.String(), "120.0 ms") {
-		t.Errorf("%v:\n%s", err, out.String())
+	want := []client.ReplicaStart{{Replica: "forks", Path: "fork", Answered: 9 * time.Millisecond}}
+	if got := (burst{events: events}).forked(); !slices.Equal(got, want) {
+		t.Errorf("forks that answered: %+v, want %+v", got, want)
 	}
 }
 

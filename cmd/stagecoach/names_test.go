@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
@@ -148,7 +149,7 @@ func TestAnEntryOfThePipelinesName(t *testing.T) {
 	r.deployAll(second, first)
 	a := r.must(http.StatusOK, http.MethodPost, "/function/both/echo", "x")
 	var stages []string
-	for _, s := range serverTiming(a.Header.Get("Server-Timing")) {
+	for _, s := range openloop.ServerTiming(a.Header.Get("Server-Timing")) {
 		stages = append(stages, s.Stage)
 	}
 	if string(a.Body) != "x" || strings.Join(stages, " ") != "both second" {
