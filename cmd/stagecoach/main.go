@@ -17,6 +17,7 @@ import (
 	"syscall"
 
 	"github.com/stagecoach-serving/stagecoach/cmd/stagecoach/cli"
+	"github.com/stagecoach-serving/stagecoach/cmd/stagecoach/demo"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
@@ -57,7 +58,7 @@ func commands() []command {
 		{"dead", "async requests and callbacks that failed for good", cli.Dead, []string{"list", "show ID", "redrive ID", "drop ID"}},
 		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog, nil},
 		{"warden", "what `keysmanager` starts processes with, so that they outlive it", runWarden, nil},
-		{"demo", "the main job end to end, on real input, with its result shown", runDemo, nil},
+		{"demo", "the main job end to end, on real input, with its result shown", demo.Run, nil},
 		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", cli.Load, nil},
 		{"sim", "policies on virtual time, in seconds for days: the same code, on a modelled cluster", runSim, []string{"SCENARIO.yml", "paper quart"}},
 		{"bench", "measure", runBench, []string{"autoscaler", "coldstart", "gpu", "hop", "idle", "keysmanager", "sim", "wake"}},

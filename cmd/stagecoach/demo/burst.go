@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"context"
@@ -133,8 +133,7 @@ func (b burst) failed() int {
 	return n
 }
 
-// forked returns, for each replica that the burst brought up by a fork of a zygote that was there, the times from its order to its hello and to its
-// first answer.
+// forked returns the starts of replicas that were forked from a loaded zygote and have answered.
 func (b burst) forked() []client.ReplicaStart {
 	return slices.DeleteFunc(client.ReplicaStarts(b.events), func(r client.ReplicaStart) bool { return r.Path != keysmanager.PathFork || r.Loaded || r.Answered == 0 })
 }

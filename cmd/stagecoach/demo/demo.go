@@ -1,4 +1,6 @@
-package main
+// Package demo does the main job end to end with a gateway of its own: pages through a pipeline, a
+// burst that forks replicas answer, and a request that wakes sleeping stages.
+package demo
 
 import (
 	"context"
@@ -32,11 +34,13 @@ const (
 	demoZeroAge = "6s" // after which an idle function has no replica; stack.yml says minutes
 )
 
-// demoBurst is 2 requests a second, then 30, then 2: with 200 ms each the burst keeps six replicas busy.
+// demoBurst is 2 requests per second, then 30, then 2. Each takes 200 ms, so the burst keeps six
+// replicas busy.
 var demoBurst = []phase{{2, 3 * time.Second}, {30, 12 * time.Second}, {2, 5 * time.Second}}
 
-// runDemo does the main job end to end, on pages that it draws itself, and fails when anything of it did not happen.
-func runDemo(ctx context.Context, args []string, out io.Writer) error {
+// Run runs `stagecoach demo`: it starts a gateway and does the main job on pages that it draws. The
+// error says what did not happen.
+func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("demo", flag.ContinueOnError)
 	images := fs.String("images", "build/images", "the functions' images")
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
