@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -23,9 +22,6 @@ type images struct {
 	registry image.Registry
 	accounts bool // replicas on this machine run as users of their own
 }
-
-// storeIn is the folder of the image store in the folder of images: no image's folder can have its name.
-func storeIn(images string) string { return filepath.Join(images, ".oci") }
 
 // registry is how registries are reached.
 func (c *Config) registry() image.Registry {
