@@ -153,7 +153,7 @@ func buildTorch(ctx context.Context, b *benchStage, ref string, files map[string
 		}
 	}
 	name := "bench"
-	store, err := image.OpenStore(storeIn(b.images.Dir))
+	store, err := image.OpenStore(image.Folder(b.images.Dir))
 	if err != nil {
 		return err
 	}

@@ -91,7 +91,7 @@ func runBuild(ctx context.Context, args []string, out io.Writer) error {
 	if *folder && *archive != "" {
 		return errors.New("build: got --folder and --out, want one: an archive holds OCI images")
 	}
-	store, err := image.OpenStore(storeIn(*images)) // it has the packages of folders, too
+	store, err := image.OpenStore(image.Folder(*images)) // it has the packages of folders, too
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
@@ -85,7 +86,7 @@ func TestStagesShareTheRealPyTorch(t *testing.T) {
 	if after > before+before/20 {
 		t.Errorf("%d bytes on the disk with two stages, %d with one: want PyTorch once", after, before)
 	}
-	libraries, err := filepath.Glob(filepath.Join(storeIn(images), "roots/*/fs/site-packages/torch/lib/libtorch_cpu.so"))
+	libraries, err := filepath.Glob(filepath.Join(image.Folder(images), "roots/*/fs/site-packages/torch/lib/libtorch_cpu.so"))
 	if err != nil || len(libraries) != 2 {
 		t.Fatalf("unpacked are %v, %v, want two", libraries, err)
 	}
