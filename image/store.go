@@ -37,10 +37,6 @@ type Store struct {
 	pulls  *flights[string]
 }
 
-// StoreIn returns the folder of the store in a folder of images. No image's folder can have its
-// name.
-func StoreIn(images string) string { return filepath.Join(images, ".oci") }
-
 // OpenStore opens the store in a folder, which is made when it is not there. The caller closes it.
 func OpenStore(dir string) (*Store, error) {
 	dir, err := filepath.Abs(dir)

@@ -15,10 +15,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
-	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
-	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // contender is a way to size functions.
@@ -37,12 +35,6 @@ func contenders() []contender {
 	}
 }
 
-// execTimes are the times of standalone inference in QUART's Table 1, which `wait` stages stand in for.
-var execTimes = map[string]time.Duration{
-	"whisper-9b": 74 * time.Millisecond, "bert-21b": 137 * time.Millisecond, "llama-7b": 243 * time.Millisecond,
-	"opt-66b": 278 * time.Millisecond, "wideresnet": 646 * time.Millisecond,
-}
-
 // autoscalerBench is a pipeline under a load, sized by one contender after the other.
 type autoscalerBench struct {
 	images, ort string
@@ -57,18 +49,6 @@ type autoscalerBench struct {
 	slo         time.Duration
 	body        string
 	seventh     float64 // how many times as long the seventh of the stages that wait takes as the others
-}
-
-// What the stand-ins for models have.
-const (
-	benchStages  = 8
-	benchStageCV = 0.1 // of their service times
-	benchBudget  = 24  // replicas
-)
-
-// stepRate is a load of three parts: low, high, low.
-func stepRate(low, high float64, each time.Duration) string {
-	return fmt.Sprintf("%.4g:%v,%.4g:%v,%.4g:%v", low, each, high, each, low, each)
 }
 
 // turn is what one contender did in one round.
@@ -197,28 +177,6 @@ func (b *autoscalerBench) begin(ctx context.Context, api *client.Client) error {
 	return nil
 }
 
-// waitSettled waits until no replica of a function is starting.
-func waitSettled(ctx context.Context, api *client.Client, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, client.ReadyPatience)
-	defer cancel()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		s, err := api.Status(ctx, name)
-		if err != nil {
-			return err
-		}
-		if s.AvailableReplicas == s.Replicas && s.Replicas > 0 {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s: %d of %d replicas are ready: %w", name, s.AvailableReplicas, s.Replicas, ctx.Err())
-		case <-tick.C:
-		}
-	}
-}
-
 // replicas adds what the stages' replicas did. The load begins when the generator says so, and steps after the first of its parts.
 func (b *autoscalerBench) replicas(ctx context.Context, api *client.Client, t *turn) error {
 	begun := t.result.Started
@@ -237,20 +195,6 @@ func (b *autoscalerBench) replicas(ctx context.Context, api *client.Client, t *t
 		}
 	}
 	return nil
-}
-
-// firstAnswer is when the first replica answered that was ordered between two instants; zero: none did.
-func firstAnswer(events []schema.Event, from, to time.Time) (at time.Time) {
-	ordered := map[string]bool{}
-	for _, e := range events {
-		switch {
-		case e.Kind == string(cluster.Ordered) && e.At.After(from) && e.At.Before(to):
-			ordered[e.Replica] = true
-		case e.Kind == string(cluster.Answered) && ordered[e.Replica] && at.IsZero():
-			at = e.At
-		}
-	}
-	return at
 }
 
 // readyBySecond sums the ready replicas of all functions in each second of the load.
@@ -337,12 +281,4 @@ func (b *autoscalerBench) draw(file string, all []contender, turns map[string][]
 		return err
 	}
 	return os.WriteFile(file, []byte(text.String()), 0o644) //nolint:gosec // likewise
-}
-
-// orNaN is a quantile that the sample may not carry.
-func orNaN(q *float64) float64 {
-	if q == nil {
-		return math.NaN()
-	}
-	return *q
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-//go:embed bench_heap.py
+//go:embed heap.py
 var heapPython []byte
 
 const (
@@ -68,7 +68,7 @@ func (g *gpuBench) stage(ctx context.Context, s gpuSize) (*benchStage, error) {
 			return nil, err
 		}
 	}
-	return newBenchStageIn(g.weights, func(b *benchStage) error {
+	return newBenchStageIn(g.machine, g.weights, func(b *benchStage) error {
 		b.process = g.py.process()
 		b.env = map[string]string{wire.EnvRuntime: "python", wire.EnvModel: modelFile}
 		b.input, b.reads = tensor.Item{ContentType: "text/plain", Bytes: []byte(torchText)}, nextByte
@@ -144,7 +144,7 @@ func (g *gpuBench) manage(b *benchStage, bare bool) (lacks string, err error) {
 			return "", err
 		}
 		var without []string
-		for name, has := range map[string]bool{"accounts": b.users.open != nil, "cgroups": cfg.Groups != nil, "networks": b.nets.Networks != nil} {
+		for name, has := range map[string]bool{"accounts": cfg.Accounts != nil, "cgroups": cfg.Groups != nil, "networks": cfg.Networks != nil} {
 			if !has {
 				without = append(without, name)
 			}

@@ -16,7 +16,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
 // gpuBenchmark runs `bench gpu` in a process of its own, and returns its report, its lines and its
@@ -230,13 +229,6 @@ func TestBenchGPUWithoutGPU(t *testing.T) {
 	}
 	if got := console.StatusOf(errors.New("any other")); got != 1 {
 		t.Errorf("status %d of any other error, want 1", got)
-	}
-	ill := []keysmanager.Device{{ID: "GPU-1", Unhealthy: "XID 79"}, {ID: "GPU-2"}}
-	if d, err := firstWell(ill); err != nil || d.ID != "GPU-2" {
-		t.Errorf("%v, %v, want the one that is well", d, err)
-	}
-	if _, err := firstWell(ill[:1]); err == nil || !strings.Contains(err.Error(), "XID 79") {
-		t.Errorf("error %v, want what is wrong with it", err)
 	}
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -11,20 +10,21 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
-	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
+
+// keysBench measures with a stage.
+type keysBench struct{ *benchStage }
 
 // benchKeysManager measures a node's daemon: forks of one zygote, a thousand orders at once, an invalidation, what it uses
 // while nothing happens, and, through the whole product, what a request to a function at zero takes longer than one to a
 // replica that is there.
-func benchKeysManager(ctx context.Context, args []string, out io.Writer) error {
+func benchKeysManager(ctx context.Context, m machine, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench keysmanager", flag.ContinueOnError)
 	asJSON, images := reportFlags(fs)
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
@@ -35,15 +35,16 @@ func benchKeysManager(ctx context.Context, args []string, out io.Writer) error {
 	}
 	report := bench.NewReport("keysmanager", os.Stderr)
 	console.Progress("bench keysmanager: generating a stage of 100 MB")
-	b, err := newONNXStage(100<<20, *images, *ort)
+	stage, err := newONNXStage(m, 100<<20, *images, *ort)
 	if err != nil {
 		return err
 	}
-	defer b.close()
+	defer stage.close()
+	b := keysBench{stage}
 	for _, part := range []func() error{
-		func() error { return b.benchOrders(ctx, report) },
-		func() error { return b.benchDaemon(ctx, report, *window) },
-		func() error { return b.benchWakes(ctx, report, *wakes) },
+		func() error { return b.orders(ctx, report) },
+		func() error { return b.daemon(ctx, report, *window) },
+		func() error { return b.wakes(ctx, report, *wakes) },
 	} {
 		if err := part(); err != nil {
 			return err
@@ -52,8 +53,8 @@ func benchKeysManager(ctx context.Context, args []string, out io.Writer) error {
 	return printReport(report, *asJSON, out)
 }
 
-// benchOrders measures a KeysManager in this process.
-func (b *benchStage) benchOrders(ctx context.Context, report *bench.Report) error {
+// orders measures a KeysManager in this process.
+func (b keysBench) orders(ctx context.Context, report *bench.Report) error {
 	if err := b.manage(); err != nil {
 		return err
 	}
@@ -89,8 +90,8 @@ func (b *benchStage) benchOrders(ctx context.Context, report *bench.Report) erro
 	return nil
 }
 
-// benchDaemon measures `stagecoach keysmanager` while nothing happens.
-func (b *benchStage) benchDaemon(ctx context.Context, report *bench.Report, window time.Duration) error {
+// daemon measures `stagecoach keysmanager` while nothing happens.
+func (b keysBench) daemon(ctx context.Context, report *bench.Report, window time.Duration) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free
 	if err != nil {
 		return err
@@ -113,8 +114,8 @@ func (b *benchStage) benchDaemon(ctx context.Context, report *bench.Report, wind
 	return measureIdle(ctx, report, "daemon_idle", daemon.Cmd.Process.Pid, window)
 }
 
-// benchWakes measures requests to a function at zero, whose parameters are in memory or not, against a warm one.
-func (b *benchStage) benchWakes(ctx context.Context, report *bench.Report, wakes int) error {
+// wakes measures requests to a function at zero, whose parameters are in memory or not, against a warm one.
+func (b keysBench) wakes(ctx context.Context, report *bench.Report, wakes int) error {
 	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", filepath.Join(b.dir, "wakes"), "--images", b.images.Dir, "--ort", b.ort, "--log", "error")
 	if err != nil {
 		return err
@@ -176,7 +177,7 @@ func (b *benchStage) benchWakes(ctx context.Context, report *bench.Report, wakes
 }
 
 // body is an inference request of one position.
-func (b *benchStage) body() ([]byte, error) {
+func (b keysBench) body() ([]byte, error) {
 	type input struct {
 		Name     string    `json:"name"`
 		Datatype string    `json:"datatype"`
@@ -189,85 +190,4 @@ func (b *benchStage) body() ([]byte, error) {
 		data[i] = float32(i%7)/7 - 0.5
 	}
 	return json.Marshal(map[string][]input{"inputs": {{"x", "FP32", []int{1, 1, width}, data}}})
-}
-
-// asleep waits until a function has no replicas, and evicts its parameters if that is wanted: once their processes have ended,
-// they can be.
-func asleep(ctx context.Context, api *client.Client, name string, evict bool) error {
-	deadline := time.Now().Add(time.Minute)
-	for {
-		s, err := api.Status(ctx, name)
-		if err != nil {
-			return err
-		}
-		done := s.Replicas == 0 && s.AvailableReplicas == 0
-		if done && evict {
-			a, err := api.Do(ctx, http.MethodPost, "/system/cache/evict", "application/json", []byte(`{"function":"`+name+`"}`))
-			if err != nil {
-				return err
-			}
-			done = a.Status/100 == 2
-		}
-		if done {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%s still has %d replicas, or processes, after a minute of idleness", name, s.Replicas)
-		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// atOnce is in the names of replicas that are ordered by many at a time.
-const atOnce = "at-once"
-
-// forksPerSecond has one zygote fork n replicas, as fast as their orders come, and returns how many it forked in a second.
-func (b *benchStage) forksPerSecond(ctx context.Context, n int) (float64, error) {
-	took, err := b.atOnce(ctx, n, 8)
-	var all time.Duration
-	for _, t := range took {
-		all = max(all, t)
-	}
-	return float64(n) / all.Seconds(), err
-}
-
-// atOnce orders n replicas of the stage from so many goroutines and tells when each was there, since the beginning. They end at
-// once, and it returns when they have.
-func (b *benchStage) atOnce(ctx context.Context, n, goroutines int) ([]time.Duration, error) {
-	took := make([]time.Duration, n)
-	next := make(chan int, n)
-	for i := range n {
-		next <- i
-	}
-	close(next)
-	var wg sync.WaitGroup
-	var once sync.Once
-	var failed error
-	b.n++
-	name := func(i int) string { return fmt.Sprintf("%d-%s-%d", b.n, atOnce, i) }
-	begin := time.Now()
-	for range goroutines {
-		wg.Go(func() {
-			for i := range next {
-				r, err := b.keys.Start(ctx, keysmanager.Order{Replica: name(i), Spec: b.spec("fork")})
-				if err != nil {
-					once.Do(func() { failed = err })
-					return
-				}
-				took[i] = time.Since(begin)
-				_ = r.Conn.Close()
-			}
-		})
-	}
-	wg.Wait()
-	for i := range n {
-		if err := b.keys.Stop(ctx, name(i), time.Minute); err != nil {
-			return took, errors.Join(failed, err)
-		}
-	}
-	return took, failed
 }

@@ -29,7 +29,7 @@ var answering = []string{"template", "stubborn", "ofwatchdog"}
 func answeringImages(t *testing.T) string {
 	t.Helper()
 	images := t.TempDir()
-	store, err := image.OpenStore(image.StoreIn(images))
+	store, err := image.OpenStore(image.Folder(images))
 	if err != nil {
 		t.Fatal(err)
 	}

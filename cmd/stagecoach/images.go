@@ -32,7 +32,7 @@ func (c *Config) registry() image.Registry {
 // openImages opens what knows images.
 func (u *up) openImages(context.Context) error {
 	dir := u.cfg.imagesDir()
-	store, err := image.OpenStore(image.StoreIn(dir))
+	store, err := image.OpenStore(image.Folder(dir))
 	if err != nil {
 		return err
 	}

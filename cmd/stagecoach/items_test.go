@@ -262,7 +262,7 @@ func TestNamesOfDockerHub(t *testing.T) {
 		}
 	}
 	stage := filepath.Dir(proctest.Built(t, "images", "stagecoach", "noop", "0.1.0", "stage"))
-	store, err := image.OpenStore(image.StoreIn(images))
+	store, err := image.OpenStore(image.Folder(images))
 	if err != nil {
 		t.Fatal(err)
 	}

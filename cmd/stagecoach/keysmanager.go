@@ -197,7 +197,7 @@ func (d *daemon) open(ctx context.Context) error {
 
 // openKeys makes the KeysManager, with what an earlier one has left.
 func (d *daemon) openKeys(ctx context.Context) error {
-	store, err := image.OpenStore(image.StoreIn(d.cfg.images))
+	store, err := image.OpenStore(image.Folder(d.cfg.images))
 	if err != nil {
 		return err
 	}

@@ -104,7 +104,7 @@ func TestModelsThatNobodyCanRead(t *testing.T) {
 	replace(t, handler, map[string]string{"handler.py": linearHandler})
 	replace(t, filepath.Join(handler, "model"), map[string]string{"m.safetensors": goodParameters})
 	c.run("linear", "", "build", "--images", images, "--folder", "--check-imports=false")
-	store, err := image.OpenStore(image.StoreIn(images))
+	store, err := image.OpenStore(image.Folder(images))
 	if err != nil {
 		t.Fatal(err)
 	}

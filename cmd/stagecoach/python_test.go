@@ -176,7 +176,7 @@ func TestPythonFromDocker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := image.OpenStore(image.StoreIn(images))
+	store, err := image.OpenStore(image.Folder(images))
 	if err == nil {
 		_, err = store.Add(t.Context(), img, "example/docker:1")
 	}

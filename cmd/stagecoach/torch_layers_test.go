@@ -90,7 +90,7 @@ func TestStagesShareTheRealPyTorch(t *testing.T) {
 	if after > before+before/20 {
 		t.Errorf("%d bytes on the disk with two stages, %d with one: want PyTorch once", after, before)
 	}
-	libraries, err := filepath.Glob(filepath.Join(image.StoreIn(images), "roots/*/fs/site-packages/torch/lib/libtorch_cpu.so"))
+	libraries, err := filepath.Glob(filepath.Join(image.Folder(images), "roots/*/fs/site-packages/torch/lib/libtorch_cpu.so"))
 	if err != nil || len(libraries) != 2 {
 		t.Fatalf("unpacked are %v, %v, want two", libraries, err)
 	}

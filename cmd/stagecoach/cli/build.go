@@ -95,7 +95,7 @@ func Build(ctx context.Context, args []string, out io.Writer) error {
 	if *folder && *archive != "" {
 		return errors.New("build: got --folder and --out, want one: an archive holds OCI images")
 	}
-	store, err := image.OpenStore(image.StoreIn(*images)) // it has the packages of folders, too
+	store, err := image.OpenStore(image.Folder(*images)) // it has the packages of folders, too
 	if err != nil {
 		return err
 	}

@@ -57,7 +57,7 @@ func Image(ctx context.Context, args []string, out io.Writer) error {
 	if least := map[string]int{"load": 1, "save": 2, "pull": 1, "push": 1, "remove": 1}[verb]; len(rest) < least || verb == "list" && len(rest) > 0 || verb == "load" && len(rest) > 1 {
 		return fmt.Errorf("image %s: got %q, want: stagecoach image %s", verb, rest, form)
 	}
-	if c.store, err = image.OpenStore(image.StoreIn(*folder)); err != nil {
+	if c.store, err = image.OpenStore(image.Folder(*folder)); err != nil {
 		return err
 	}
 	defer c.store.Close()

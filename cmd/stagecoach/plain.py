@@ -1,7 +1,7 @@
 """A process that loads a model with torch.load and runs it, without Stagecoach: what `stagecoach bench` compares with.
 
-    bench_plain.py pack IMAGE MODEL.safetensors MODEL.pt     torch.save of the module that the image's handler makes
-    bench_plain.py run IMAGE MODEL.pt DEVICE TEXT            a line of JSON after the first answer, and one after the second
+    plain.py pack IMAGE MODEL.safetensors MODEL.pt     torch.save of the module that the image's handler makes
+    plain.py run IMAGE MODEL.pt DEVICE TEXT            a line of JSON after the first answer, and one after the second
 
 IMAGE is only asked for the module's class. After the second answer, run keeps the process until its stdin ends.
 """

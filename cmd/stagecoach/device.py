@@ -1,9 +1,9 @@
 """Measures a device by PyTorch alone, and the SDK's way to it: what `stagecoach bench gpu` compares starts with. Prints JSON.
 
-    bench_device.py context DEVICE            what another process takes to make a context, of time and of the device's memory
-    bench_device.py copies DEVICE BYTES       seconds of copies of as many bytes from a pinned buffer, over 1, 2 and 4 streams
-    bench_device.py ring DEVICE IMAGE MODEL   seconds that the SDK's device module takes for the model's parameters
-    bench_device.py hold DEVICE               makes a context and keeps it until its stdin ends: for context
+    device.py context DEVICE            what another process takes to make a context, of time and of the device's memory
+    device.py copies DEVICE BYTES       seconds of copies of as many bytes from a pinned buffer, over 1, 2 and 4 streams
+    device.py ring DEVICE IMAGE MODEL   seconds that the SDK's device module takes for the model's parameters
+    device.py hold DEVICE               makes a context and keeps it until its stdin ends: for context
 
 DEVICE is cuda:0, or cpu: that has no context, no pinned memory and no streams, and runs the same lines otherwise.
 """
