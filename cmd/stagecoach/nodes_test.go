@@ -16,6 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -125,7 +126,7 @@ func TestDeviceMetrics(t *testing.T) {
 		{UUID: "GPU-1", Reserved: 8 << 30, Utilisation: 0.5, Temperature: 41, Power: 61.5, Healthy: true},
 		{UUID: "MIG-2", Utilisation: -1, Cause: "it is lost"},
 	}
-	r.MustRegister(newDeviceGauges(func() []node.Inventory { return []node.Inventory{{Identity: node.Identity{Name: "a"}, Devices: has}} }))
+	r.MustRegister(nodemetrics.NewDevices(func() []node.Inventory { return []node.Inventory{{Identity: node.Identity{Name: "a"}, Devices: has}} }))
 	const want = `
 # HELP stagecoach_device_healthy 1 when replicas may run on an accelerator, 0 when it is not well.
 # TYPE stagecoach_device_healthy gauge

@@ -14,6 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/provider/admin"
@@ -87,10 +88,10 @@ func (u *up) openQueue(ctx context.Context) error {
 	if u.journal, err = queue.OpenJournal(ctx, nc, u.journalConfig(), u.log); err != nil {
 		return err
 	}
-	if err := u.metrics.Register(newAsyncCounts(u.journal)); err != nil {
+	if err := u.metrics.Register(queue.NewJournalMetrics(u.journal)); err != nil {
 		return err
 	}
-	if err := u.metrics.Register(newDiskState(u.nats.Disk())); err != nil {
+	if err := u.metrics.Register(queue.NewDiskMetrics(u.nats.Disk())); err != nil {
 		return err
 	}
 	if err := u.metrics.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
@@ -168,7 +169,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 		defer cancel()
 		return u.local.Close(ctx)
 	})
-	if err := registerNodeMetrics(u.metrics, u.nodes.Inventories); err != nil {
+	if err := nodemetrics.Register(u.metrics, u.nodes.Inventories); err != nil {
 		return err
 	}
 	return u.metrics.Register(newReplicaCount(u.registry, u.local))

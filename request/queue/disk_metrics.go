@@ -1,19 +1,18 @@
-package main
+package queue
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// diskState exports metrics of the disk of the state folder.
-type diskState struct {
-	disk                     *queue.Disk
+// diskMetrics exports metrics of the disk of the state folder.
+type diskMetrics struct {
+	disk                     *Disk
 	free, degraded, reopened *prometheus.Desc
 }
 
-func newDiskState(d *queue.Disk) *diskState {
-	return &diskState{
+// NewDiskMetrics returns a collector of the metrics of a disk: free bytes, and what is refused.
+func NewDiskMetrics(d *Disk) prometheus.Collector {
+	return &diskMetrics{
 		disk: d,
 		free: prometheus.NewDesc("stagecoach_disk_free_bytes", "Bytes left on the disk of the state folder; -1 if they cannot be read.", nil, nil),
 		degraded: prometheus.NewDesc("stagecoach_degraded",
@@ -23,14 +22,14 @@ func newDiskState(d *queue.Disk) *diskState {
 }
 
 // Describe implements prometheus.Collector.
-func (s *diskState) Describe(ch chan<- *prometheus.Desc) {
+func (s *diskMetrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- s.free
 	ch <- s.degraded
 	ch <- s.reopened
 }
 
 // Collect implements prometheus.Collector.
-func (s *diskState) Collect(ch chan<- prometheus.Metric) {
+func (s *diskMetrics) Collect(ch chan<- prometheus.Metric) {
 	now := s.disk.Stats()
 	one := func(yes bool) float64 {
 		if yes {

@@ -1,4 +1,5 @@
-package main
+// Package nodemetrics exports the memory and the devices of nodes to Prometheus.
+package nodemetrics
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
@@ -6,13 +7,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
-// cacheMetrics exports what nodes hold in memory.
+// cacheMetrics exports the parameters in the memory of nodes.
 type cacheMetrics struct {
 	inventories                                            func() []node.Inventory
 	lookups, evictions, refused, zygotes, bytes, freeBytes *prometheus.Desc
 }
 
-func newCacheMetrics(inventories func() []node.Inventory) *cacheMetrics {
+func newCacheMetrics(inventories func() []node.Inventory) prometheus.Collector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("stagecoach_cache_"+name, help, append([]string{"node"}, labels...), nil)
 	}
@@ -57,10 +58,11 @@ func (c *cacheMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// registerNodeMetrics exports the memory and the devices of nodes.
-func registerNodeMetrics(r prometheus.Registerer, inventories func() []node.Inventory) error {
+// Register exports the parameters in the memory of nodes, and their devices.
+// inventories returns what each node has now.
+func Register(r prometheus.Registerer, inventories func() []node.Inventory) error {
 	if err := r.Register(newCacheMetrics(inventories)); err != nil {
 		return err
 	}
-	return r.Register(newDeviceGauges(inventories))
+	return r.Register(NewDevices(inventories))
 }
