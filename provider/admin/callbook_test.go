@@ -59,8 +59,8 @@ func TestCallBookIsBounded(t *testing.T) {
 	}
 }
 
-// TestCallBookOfOneID: calls of a client that names all of them alike are bounded as others are, and
-// so are the content types of results.
+// TestCallBookOfOneID: calls of a client that names all of them alike are bounded as others are,
+// and so are the content types of results.
 func TestCallBookOfOneID(t *testing.T) {
 	t.Parallel()
 	b := NewCalls()
@@ -98,7 +98,8 @@ func TestCallBookRunsAgain(t *testing.T) {
 	if c, _ := b.get("mine"); c.state != schema.CallAccepted || c.cause != "" || c.result != nil || len(b.ended) != 0 || b.bytes != 0 {
 		t.Errorf("sent again: %+v, %d ends, %d bytes", c, len(b.ended), b.bytes)
 	}
-	b.Died(queue.DeadLetter{ID: "mine.a", Kind: queue.Run, Cause: "panic: x"}) // whose work could not say so
+	// Its work could not report the end.
+	b.Died(queue.DeadLetter{ID: "mine.a", Kind: queue.Run, Cause: "panic: x"})
 	if c, _ := b.get("mine"); c.state != schema.CallDead || c.cause != "panic: x" {
 		t.Errorf("dead again: %+v", c)
 	}
@@ -116,8 +117,8 @@ func TestCallBookRunsAgain(t *testing.T) {
 	}
 }
 
-// TestLetterOfACall: a call that is known has its own letter, not that of another call with the same
-// id of a client. Of calls that are not known, the latest letter counts.
+// TestLetterOfACall: a call that is known has its own letter, not that of another call with the
+// same id of a client. Of calls that are not known, the latest letter counts.
 func TestLetterOfACall(t *testing.T) {
 	t.Parallel()
 	all := []queue.DeadLetter{{ID: "mine.a"}, {ID: "mine.b.callback", Kind: queue.Callback}, {ID: "other.c"}}

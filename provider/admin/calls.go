@@ -26,7 +26,8 @@ func (a callAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c, known := a.calls.get(id)
 	out := a.show(c)
 	if !known || c.state == schema.CallDead {
-		all, _, _ := a.journal.Dead(nil, "", 1<<30) // bounded by the journal; it fails only with an id to go on from
+		// The journal bounds the letters. Dead fails only with an id to go on from.
+		all, _, _ := a.journal.Dead(nil, "", 1<<30)
 		if l, there := letterOf(all, id, c.id); there {
 			out.Letter = l.ID
 			if !known { // an earlier process, or long ago

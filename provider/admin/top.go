@@ -31,7 +31,8 @@ func (c *Config) top(now time.Time) schema.Top {
 		v.Functions = append(v.Functions, c.topFunction(f.Key, counts[f.Key], now))
 	}
 	slices.SortFunc(v.Pipelines, func(a, b schema.TopPipeline) int { return strings.Compare(a.Name, b.Name) })
-	v.Pipelines = slices.CompactFunc(v.Pipelines, func(a, b schema.TopPipeline) bool { return a.Name == b.Name }) // of an earlier version, a pipeline and a function of its name
+	// A pipeline and a function of one name are possible if an earlier version has stored them.
+	v.Pipelines = slices.CompactFunc(v.Pipelines, func(a, b schema.TopPipeline) bool { return a.Name == b.Name })
 	s, _ := c.Loop.Last()
 	for _, n := range s.Nodes {
 		out := schema.TopNode{Name: n.Name, Memory: n.Memory, MemoryUsed: n.MemoryUsed, Zygotes: len(n.Zygotes)}

@@ -25,7 +25,8 @@ type DeadLetter struct {
 // DeadPage is a page of GET /system/dead, with the oldest letter first.
 type DeadPage struct {
 	Letters []DeadLetter `json:"letters"`
-	Next    string       `json:"next,omitempty"` // value of after= for the next page; empty: this is the last one
+	// value of after= for the next page; empty: this is the last one
+	Next string `json:"next,omitempty"`
 }
 
 // DeadDone says how many letters a request has changed.

@@ -16,8 +16,9 @@ type Cached struct {
 type CacheOrder struct {
 	Function  string `json:"function,omitempty"`
 	Namespace string `json:"namespace,omitempty"`
-	Digest    string `json:"digest,omitempty"` // evict: digest of an image or its beginning, instead of a function
-	Node      string `json:"node,omitempty"`   // empty: all nodes; for evict, all nodes that have it
+	// evict: digest of an image or its beginning, instead of a function
+	Digest string `json:"digest,omitempty"`
+	Node   string `json:"node,omitempty"` // empty: all nodes; for evict, all nodes that have it
 }
 
 // CacheDone is the result of a [CacheOrder] on one node.

@@ -9,8 +9,9 @@ import (
 // Top is the answer of GET /system/top: all that `stagecoach top` shows. Times are in seconds,
 // sizes in bytes.
 type Top struct {
-	At        time.Time     `json:"at"`
-	Pipelines []TopPipeline `json:"pipelines"` // sorted by name, with the functions that were lately called by themselves
+	At time.Time `json:"at"`
+	// sorted by name, with the functions that were lately called by themselves
+	Pipelines []TopPipeline `json:"pipelines"`
 	Functions []TopFunction `json:"functions"` // sorted by name
 	Nodes     []TopNode     `json:"nodes"`
 	Events    []TopEvent    `json:"events"` // the latest events, in order
@@ -18,13 +19,14 @@ type Top struct {
 
 // TopPipeline summarizes the last 15 seconds of a pipeline.
 type TopPipeline struct {
-	Name     string  `json:"name"` // its key
-	Rate     float64 `json:"rate"` // ended requests per second
-	P50      float64 `json:"p50"`
-	P99      float64 `json:"p99"`
-	SLO      float64 `json:"slo,omitempty"`
-	Within   float64 `json:"within"` // share of all requests that were good within the objective
-	Failed   float64 `json:"failed"` // share of all requests that failed through no fault of the client
+	Name   string  `json:"name"` // its key
+	Rate   float64 `json:"rate"` // ended requests per second
+	P50    float64 `json:"p50"`
+	P99    float64 `json:"p99"`
+	SLO    float64 `json:"slo,omitempty"`
+	Within float64 `json:"within"` // share of all requests that were good within the objective
+	// share of all requests that failed through no fault of the client
+	Failed   float64 `json:"failed"`
 	InFlight int     `json:"inFlight"`
 	Fault    string  `json:"fault,omitempty"` // why it cannot be invoked
 }
@@ -59,14 +61,15 @@ type TopNode struct {
 type TopEvent struct {
 	At time.Time `json:"at"`
 	// For example replica.ready, function.deployed, function.scaled, request.dead, zygote.evicted.
-	Kind     string            `json:"kind"`
-	Function pipeline.Key      `json:"function,omitzero"`
-	Replica  string            `json:"replica,omitempty"`
-	Node     string            `json:"node,omitempty"`
-	Call     string            `json:"call,omitempty"`   // X-Call-Id
-	Path     string            `json:"path,omitempty"`   // how a replica started: fork, cold or process
-	Phases   map[string]string `json:"phases,omitempty"` // duration of each phase of a start
-	From     *int              `json:"from,omitempty"`   // replicas before a function was scaled
-	To       *int              `json:"to,omitempty"`
-	Why      string            `json:"why,omitempty"`
+	Kind     string       `json:"kind"`
+	Function pipeline.Key `json:"function,omitzero"`
+	Replica  string       `json:"replica,omitempty"`
+	Node     string       `json:"node,omitempty"`
+	Call     string       `json:"call,omitempty"` // X-Call-Id
+	// how a replica started: fork, cold or process
+	Path   string            `json:"path,omitempty"`
+	Phases map[string]string `json:"phases,omitempty"` // duration of each phase of a start
+	From   *int              `json:"from,omitempty"`   // replicas before a function was scaled
+	To     *int              `json:"to,omitempty"`
+	Why    string            `json:"why,omitempty"`
 }

@@ -1,6 +1,6 @@
 // Package cli has the commands that speak to a running gateway, and those that make what it runs:
-// functions and their images. Each command takes the arguments after its name, and writes its result
-// to out and everything else to standard error.
+// functions and their images. Each command takes the arguments after its name, and writes its
+// result to out and everything else to standard error.
 package cli
 
 import (
@@ -24,8 +24,9 @@ func newAPIFlags(fs *flag.FlagSet) *apiFlags {
 	return f
 }
 
-// open returns a client for the gateway of the flag, the stack file, the environment or the default,
-// in this order. A stack file that names the default gateway counts as one that names none.
+// open returns a client for the gateway of the flag, the stack file, the environment or the
+// default, in this order. A stack file that names the default gateway counts as one that names
+// none.
 func (f *apiFlags) open(inStack string) (*client.Client, error) {
 	if inStack == client.DefaultGateway {
 		inStack = ""

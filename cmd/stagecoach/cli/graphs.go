@@ -22,9 +22,10 @@ import (
 // includes all functions of the stack file, because those that are not selected may be deployed
 // later.
 type graphCheck struct {
-	file     string                             // for messages
-	inFile   map[pipeline.Key]pipeline.Function // functions of the stack file
-	bad      map[pipeline.Key]error             // errors of functions of the stack file with wrong fields
+	file   string                             // for messages
+	inFile map[pipeline.Key]pipeline.Function // functions of the stack file
+	// errors of functions of the stack file with wrong fields
+	bad      map[pipeline.Key]error
 	selected map[pipeline.Key]bool              // functions that the deploy sends
 	deployed map[pipeline.Key]pipeline.Function // functions that are already deployed
 }
@@ -97,7 +98,7 @@ func (g *graphCheck) fields() error {
 // located adds to each error of a function's fields where the field is in the stack file.
 func (g *graphCheck) located(name string, err error) (out []error) {
 	all := []error{err}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // what package pipeline returns
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // from pipeline
 		all = joined.Unwrap()
 	}
 	for _, err := range all {

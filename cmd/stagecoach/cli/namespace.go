@@ -60,7 +60,7 @@ func listNamespaces(ctx context.Context, fs *flag.FlagSet, gateway *string, args
 	return printNames(all, *asJSON, out)
 }
 
-// printNames prints names in order, one a line, or a list in JSON.
+// printNames prints names in order, one per line, or a list in JSON.
 func printNames(names []string, asJSON bool, out io.Writer) error {
 	slices.Sort(names)
 	if asJSON {

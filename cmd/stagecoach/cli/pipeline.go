@@ -35,7 +35,8 @@ func Pipeline(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 		if *asJSON {
-			return json.NewEncoder(out).Encode(append([]provider.PipelineStatus{}, all...)) // [] and not null
+			// The copy makes it [], not null, if there is none.
+			return json.NewEncoder(out).Encode(append([]provider.PipelineStatus{}, all...))
 		}
 		t := console.NewTable(out)
 		fmt.Fprintln(t, "PIPELINE\tNAMESPACE\tREADY\tSTAGES\tENTRY\tSLO")

@@ -35,8 +35,8 @@ type profileFlags struct {
 	rule        profile.Rule
 }
 
-// settle is how long a replica has a quota before it is measured. The kernel refills a quota once per
-// period, so a few short calls after a pause never meet its limit.
+// settle is how long a replica has a quota before it is measured. The kernel refills a quota once
+// per period, so a few short calls after a pause never meet its limit.
 const (
 	period     = 100 * time.Millisecond
 	settle     = 3 * period

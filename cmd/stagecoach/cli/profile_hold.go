@@ -105,8 +105,8 @@ func (h *hold) put(ctx context.Context, cpu int) (held provider.Held, status int
 	return held, a.Status, nil
 }
 
-// renew keeps the lease until ctx ends. It cancels the hold's context if it fails twice in a row, or
-// if somebody else has the lease.
+// renew keeps the lease until ctx ends. It cancels the hold's context if it fails twice in a row,
+// or if somebody else has the lease.
 func (h *hold) renew(ctx context.Context) {
 	tick := time.NewTicker(lease / 3)
 	defer tick.Stop()
@@ -168,7 +168,8 @@ func (h *hold) letGo(ctx context.Context) error {
 	defer stop()
 	h.query.Set("holder", h.order.Holder)
 	a, err := h.c.Do(ctx, http.MethodDelete, h.path+"?"+h.query.Encode(), "", nil)
-	if err == nil && a.Status != http.StatusOK && a.Status != http.StatusNotFound { // it may have been removed
+	// Not found: the function may have been removed.
+	if err == nil && a.Status != http.StatusOK && a.Status != http.StatusNotFound {
 		err = a.Unexpected("let go of " + h.name)
 	}
 	if err != nil {

@@ -23,7 +23,8 @@ import (
 
 // measure holds the function, and measures it with each quota, length and batch size.
 func (f *profileFlags) measure(ctx context.Context, c *client.Client, path string, bodies []probe) (p profile.Profile, err error) {
-	c.HTTP.Transport = &http.Transport{MaxIdleConnsPerHost: 4096, IdleConnTimeout: time.Minute} // a batch's calls come together
+	// The calls of a batch are sent at the same time.
+	c.HTTP.Transport = &http.Transport{MaxIdleConnsPerHost: 4096, IdleConnTimeout: time.Minute}
 	h, ctx, err := takeHold(ctx, c, f.name, path, f.api.namespace)
 	if err != nil {
 		return p, err
@@ -73,7 +74,7 @@ func (f *profileFlags) measure(ctx context.Context, c *client.Client, path strin
 	return p, nil
 }
 
-// cells is what is to be measured, as asked for, or as the function and its node suggest.
+// cells is what a measurement covers, as asked for, or as the function and its node suggest.
 func (f *profileFlags) cells(held provider.Held, bodies []probe) ([]profile.Cell, error) {
 	cpu, batch := f.cpu, f.batch
 	if len(cpu) == 0 {
@@ -115,12 +116,12 @@ type meter struct {
 	queue   int // calls that may wait
 }
 
-// fewForm is the number of rounds after which a cell is given up, if batches of its size have formed
-// in less than a tenth of them.
+// fewForm is the number of rounds after which a cell is given up, if batches of its size have
+// formed in less than a tenth of them.
 const fewForm = 100
 
-// point measures one cell. It returns false if batches of its size do not form. Calls while the quota
-// settles do not count.
+// point measures one cell. It returns false if batches of its size do not form. Calls while the
+// quota settles do not count.
 func (m *meter) point(ctx context.Context, cell profile.Cell, s probe) (profile.Point, bool, error) {
 	var series profile.Series
 	begin := time.Now()
@@ -158,8 +159,9 @@ type answered struct {
 	took    time.Duration // on the replica
 }
 
-// inARow is how many of the largest batches a round has, so that the replica is busy most of the time however long calls are under way:
-// one that rests gets its quota back. There are fewer where the line has no room for them.
+// inARow is how many of the largest batches a round has. They keep the replica busy most of the
+// time, however long calls are under way, because a replica that rests gets its quota back. A round
+// has fewer if the line has no room for them.
 const inARow = 8
 
 // calls is how many a round has for batches of that size, of which one a slot goes ahead.
@@ -173,8 +175,9 @@ func (m *meter) calls(size int) int {
 	return m.slots + size
 }
 
-// round sends calls that come to run in batches of that size, and returns how long the replica had each, in their order; none when
-// none came about. One call a slot goes ahead, for the others to gather behind it.
+// round sends calls that should run in batches of a size, and returns how long the replica had each
+// batch, in their order. It returns none if no such batch formed. One call per slot goes ahead, so
+// that the others gather behind it.
 func (m *meter) round(ctx context.Context, size int, s probe) (took []time.Duration, err error) {
 	calls := m.calls(size)
 	all, errs := make([]answered, calls), make([]error, calls)

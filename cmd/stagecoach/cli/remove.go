@@ -32,7 +32,8 @@ func Remove(ctx context.Context, args []string, out io.Writer) error {
 		}
 		names, inStack = all, f.Provider.Gateway
 		for _, n := range names {
-			namespaces[n] = cmp.Or(f.Functions[n].Namespace, pipeline.DefaultNamespace) // a name in a stack is all name, dots included
+			// A name in a stack file has no namespace, even if it has dots.
+			namespaces[n] = cmp.Or(f.Functions[n].Namespace, pipeline.DefaultNamespace)
 		}
 	case *file != "" || *filter != "":
 		return fmt.Errorf("remove: got functions %q and -f or --filter, want one of the two", names)

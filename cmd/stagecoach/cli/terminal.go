@@ -47,7 +47,8 @@ func (t *terminal) raw() (restore func(), err error) {
 	}
 	now := *before
 	now.Lflag &^= unix.ICANON | unix.ECHO
-	now.Cc[unix.VMIN], now.Cc[unix.VTIME] = 0, 1 // a read returns after a tenth of a second without a key
+	// A read returns after a tenth of a second without a key.
+	now.Cc[unix.VMIN], now.Cc[unix.VTIME] = 0, 1
 	if err := unix.IoctlSetTermios(fd, unix.TCSETS, &now); err != nil {
 		return nil, err
 	}

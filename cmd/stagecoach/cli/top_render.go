@@ -14,8 +14,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// topSection is one table. Rows are as long as the header, and the last column takes the rest of the
-// line.
+// topSection is one table. Rows are as long as the header, and the last column takes the rest of
+// the line.
 type topSection struct {
 	header []string
 	rows   [][]string
@@ -174,8 +174,8 @@ func topEventRows(all []schema.TopEvent) *topSection {
 // short is the text of a key without the default namespace.
 func short(key string) string { return printable(pipeline.ParseKey(key).Short()) }
 
-// printable returns s as one line without control characters, because causes may hold what a function
-// has printed.
+// printable returns s as one line without control characters, because causes may hold what a
+// function has printed.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {

@@ -97,7 +97,8 @@ func TestBurstFigures(t *testing.T) {
 			{s + 1, 20 * time.Millisecond, http.StatusTooManyRequests},
 			{2 * s, 40 * time.Millisecond, 0},
 		},
-		samples: []sample{{s / 4, 3, 1}, {s / 2, 1, 2}, {2 * s, 0, 4}, {9 * s, 99, 99}}, // the last one after the burst
+		// The last sample is after the burst.
+		samples: []sample{{s / 4, 3, 1}, {s / 2, 1, 2}, {2 * s, 0, 4}, {9 * s, 99, 99}},
 	}
 	if got := b.failed(); got != 2 {
 		t.Errorf("%d failed, want 2: one refused, one without an answer", got)
