@@ -21,7 +21,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// Config has all that the API tells of. Every field is needed.
+// Config has the parts that the API describes. Every field is required.
 type Config struct {
 	Registry *provider.Registry
 	Calls    *Calls
@@ -55,7 +55,7 @@ type Requests interface {
 	Where(id string) []flow.Progress
 }
 
-// Loop are those of the autoscaler.
+// Loop knows the decisions of the autoscaler; a *control.Loop is one.
 type Loop interface {
 	// Last returns the plan that was applied last, and the Snapshot that it was made from.
 	Last() (plan.Snapshot, plan.Plan)
@@ -111,7 +111,7 @@ type Functions interface {
 	Function(key pipeline.Key) (provider.Deployed, bool)
 }
 
-// Nodes is the nodes of a running Stagecoach.
+// Nodes knows the nodes, and changes the parameters in their memory.
 type Nodes interface {
 	// Inventories returns what each node has, sorted by name. A silent node is left out.
 	Inventories() []node.Inventory

@@ -30,7 +30,7 @@ func (a callAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		all, _, _ := a.journal.Dead(nil, "", 1<<30)
 		if l, there := letterOf(all, id, c.id); there {
 			out.Letter = l.ID
-			if !known { // an earlier process, or long ago
+			if !known { // an earlier process had it, or it ended long ago
 				out = schema.Call{CallID: callOf(l.ID), ID: l.ID, Function: l.Function, State: schema.CallDead, Accepted: l.Accepted.UTC(), Attempt: l.Attempts, Cause: l.Cause, Letter: l.ID}
 				died := l.Died.UTC()
 				out.Since, known = &died, true
@@ -71,7 +71,7 @@ func writeResult(w http.ResponseWriter, r *gateway.Result) {
 	h.Set("Content-Type", r.ContentType)
 	h.Set("X-Function-Status", fmt.Sprint(r.Status))
 	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Content-Disposition", "attachment") // so that a browser does not show a stranger's content
+	h.Set("Content-Disposition", "attachment") // browsers must not show content of strangers
 	_, _ = w.Write(r.Body)                     // fails only when the client is gone
 }
 

@@ -109,7 +109,7 @@ func (d deadAPI) show(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Type", contentType)
 	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Content-Disposition", "attachment") // a browser shows nothing that a stranger has sent
+	h.Set("Content-Disposition", "attachment") // browsers must not show content of strangers
 	_, _ = w.Write(body)                       // fails only when the client is gone
 }
 
@@ -145,7 +145,7 @@ func openLetter(l queue.DeadLetter, data []byte) (out schema.DeadLetter, content
 	if q := line["Http-Query"]; q != "" {
 		out.Request += "?" + q
 	}
-	if out.Function == "" { // of an earlier version
+	if out.Function == "" { // stored by an earlier version
 		key := pipeline.ParseKey(e.Request.Target)
 		out.Function, out.Namespace = key.Name, key.Namespace
 	}
@@ -179,7 +179,7 @@ func (d deadAPI) all(f func(r *http.Request, id string) error) http.HandlerFunc 
 			d.fail(w, http.StatusBadRequest, errors.New(`function: got "", want ?function= with the name of one`))
 			return
 		}
-		letters, _, err := d.journal.Dead(d.wanted(r), "", 1<<30) // the journal has a bound of its own
+		letters, _, err := d.journal.Dead(d.wanted(r), "", 1<<30) // the journal bounds its letters
 		var done schema.DeadDone
 		for _, l := range letters {
 			if err == nil {
@@ -187,7 +187,7 @@ func (d deadAPI) all(f func(r *http.Request, id string) error) http.HandlerFunc 
 			}
 			if err == nil {
 				done.Letters++
-			} else if errors.Is(err, queue.ErrNoLetter) { // somebody else was quicker
+			} else if errors.Is(err, queue.ErrNoLetter) { // another request has changed it
 				err = nil
 			}
 		}

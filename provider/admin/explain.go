@@ -185,7 +185,7 @@ func (st draftStage) waited() time.Duration {
 	return max(st.function.Wait.Mean, st.function.Wait.Oldest)
 }
 
-// queue says how long a stage's tasks wait, and what for.
+// queue describes how long a stage's tasks wait, and for how many replicas.
 func (st draftStage) queue() string {
 	text := "its tasks wait for " + rounded(st.function.Wait.Mean) + " on average"
 	if oldest := st.function.Wait.Oldest; oldest > st.function.Wait.Mean {

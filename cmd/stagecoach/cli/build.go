@@ -18,7 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
-// DefaultState is the state folder of `stagecoach up` unless it is told another.
+// DefaultState is the state folder of `stagecoach up` if no flag and no file names another.
 const DefaultState = ".stagecoach"
 
 // stackFlags adds the flags of all commands that read a stack file.
@@ -66,7 +66,7 @@ func retag(image, tag string) string {
 	return image + ":" + tag
 }
 
-// built is what became of a function.
+// built describes the image that was built of a function.
 type built struct {
 	Function string  `json:"function"`
 	Image    string  `json:"image"`
@@ -95,7 +95,7 @@ func Build(ctx context.Context, args []string, out io.Writer) error {
 	if *folder && *archive != "" {
 		return errors.New("build: got --folder and --out, want one: an archive holds OCI images")
 	}
-	store, err := image.OpenStore(image.Folder(*images)) // it has the packages of folders, too
+	store, err := image.OpenStore(image.Folder(*images)) // folders, too, take their packages from it
 	if err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func Build(ctx context.Context, args []string, out io.Writer) error {
 	return errors.Join(failed...)
 }
 
-// destination is where images go: a store of OCI images, or else a folder with folders.
+// destination gets the images: a store of OCI images, or if that is nil, a folder of folders.
 type destination struct {
 	store  *image.Store
 	folder string
@@ -184,7 +184,7 @@ func printBuilt(all []built, asJSON bool, out io.Writer) error {
 	return t.Flush()
 }
 
-// sizeText is a number of bytes as people read it.
+// sizeText formats a number of bytes, in KiB, MiB or GiB.
 func sizeText(n int64) string {
 	switch {
 	case n >= 1<<30:
@@ -195,7 +195,7 @@ func sizeText(n int64) string {
 	return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
 }
 
-// buildOne makes the image of one function and puts it where it belongs.
+// buildOne makes the image of one function, and puts it into the destination.
 func buildOne(ctx context.Context, b *builder.Builder, name, ref string, to *destination) (built, error) {
 	if ref == "" {
 		return built{}, errors.New("image: none, want the name of the image to build")

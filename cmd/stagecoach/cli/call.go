@@ -16,7 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// callPoll is how often `stagecoach call --wait` asks.
+// callPoll is the time between two requests of `stagecoach call --wait`.
 const callPoll = 500 * time.Millisecond
 
 // Call shows the state and the result of an async call.

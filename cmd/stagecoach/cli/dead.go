@@ -44,7 +44,7 @@ func Dead(ctx context.Context, args []string, out io.Writer) error {
 	if flags.namespace != "" {
 		q.Set("namespace", flags.namespace)
 	}
-	id := strings.Join(rest, " ") // one, as is checked below
+	id := strings.Join(rest, " ") // the switch below accepts one name at most
 	switch {
 	case args[0] == "list" && len(rest) == 0:
 		return listDead(ctx, api, q, *asJSON, out)

@@ -56,7 +56,7 @@ func describeFunction(f client.FunctionStatus, d client.Deployment, gateway stri
 	fmt.Fprintf(t, "Name:\t%s\nNamespace:\t%s\nImage:\t%s\n", f.Name, f.Namespace, f.Image)
 	fmt.Fprintf(t, "Replicas:\t%d, %d ready\n", f.Replicas, f.AvailableReplicas)
 	if all := d.Annotations[provider.ReplicasAnnotation]; all != "" {
-		fmt.Fprintf(t, "\t%s\n", strings.ReplaceAll(all, "; ", "\n\t")) // a line each
+		fmt.Fprintf(t, "\t%s\n", strings.ReplaceAll(all, "; ", "\n\t")) // one line per replica
 	}
 	if why := d.Annotations[provider.StatusAnnotation]; why != "" {
 		fmt.Fprintf(t, "Status:\t%s\n", why)

@@ -86,7 +86,7 @@ func showExplanation(x schema.Explanation, out io.Writer) error {
 	return t.Flush()
 }
 
-// whyWidth is how many characters of a reason are in a line, in the table.
+// whyWidth is the width of a reason in the table, in bytes.
 const whyWidth = 100
 
 // folded breaks a reason between its terms into lines of at most width bytes. A longer term has a
@@ -108,7 +108,7 @@ func folded(why string, width int) []string {
 	return lines
 }
 
-// unknownOr writes a number, times a factor, or ? when it is not known.
+// unknownOr formats a number, multiplied by times; nil gives ?.
 func unknownOr(format string, v *float64, times float64) string {
 	if v == nil {
 		return "?"

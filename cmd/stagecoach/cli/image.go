@@ -17,7 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
-// imageCommand is what `stagecoach image` may be asked.
+// imageCommand has the store and the flags of `stagecoach image`.
 type imageCommand struct {
 	store    *image.Store
 	registry image.Registry
@@ -105,13 +105,13 @@ func (c *imageCommand) list() error {
 
 func (c *imageCommand) load(ctx context.Context, file string) error {
 	all, err := c.store.Load(ctx, file, c.name)
-	for _, e := range all { // those that came before the one that is wrong
+	for _, e := range all { // also after an error: the images before the bad one are loaded
 		fmt.Fprintf(c.out, "%s: loaded, %s\n", e.Name, e.Digest)
 	}
 	return err
 }
 
-// saveImages writes an archive: all of it, or no file.
+// saveImages writes an archive of images. After an error it leaves no file.
 func saveImages(ctx context.Context, store *image.Store, file string, names []string) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(file), ".stagecoach-image-")
 	if err != nil {
@@ -128,7 +128,7 @@ func saveImages(ctx context.Context, store *image.Store, file string, names []st
 	return os.Rename(f.Name(), file)
 }
 
-// pull fetches images; from then on their names stand for them here, and deploys ask no registry.
+// pull fetches images and stores them under their names. Deploys then ask no registry.
 func (c *imageCommand) pull(ctx context.Context, names []string) error {
 	var errs []error
 	for _, name := range names {

@@ -25,7 +25,7 @@ stagecoach load compare A.json B.json …        results side by side
 
 `
 
-// loadFlags are those that are no part of a scenario.
+// loadFlags are the flags that are no part of a scenario.
 type loadFlags struct {
 	scenario, jsonFile, htmlFile string
 	quiet, allowErrors           bool
@@ -175,7 +175,8 @@ func readLoadScenario(name string) (openloop.Scenario, error) {
 	return s, nil
 }
 
-// targetFlags are those of a single target; body puts its flags together.
+// targetFlags adds the flags of a single target. body returns its body from the flags, once they
+// are parsed.
 func targetFlags(fs *flag.FlagSet) (t *openloop.TargetSpec, body func() (openloop.Body, error), headers *map[string]string, cv *float64) {
 	t = &openloop.TargetSpec{}
 	fs.StringVar(&t.Rate, "rate", "", "requests per second: 20, or steps and ramps: 2:10s,2..20:30s,20:1m")
@@ -214,7 +215,8 @@ func targetFlags(fs *flag.FlagSet) (t *openloop.TargetSpec, body func() (openloo
 	return t, func() (openloop.Body, error) { return bodyOf(b, *text) }, headers, cv
 }
 
-// bodyOf puts the text's and the template's files in their places.
+// bodyOf returns b with the text, which may name a file or a folder, and with the content of the
+// template's file.
 func bodyOf(b openloop.Body, text string) (openloop.Body, error) {
 	file, isFile := strings.CutPrefix(text, "@")
 	switch info, err := os.Stat(file); {

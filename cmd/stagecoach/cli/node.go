@@ -79,7 +79,7 @@ func listNodes(all []node.Inventory, out io.Writer) error {
 	return t.Flush()
 }
 
-// nodeKind says as what a node runs.
+// nodeKind returns how a node runs: as a daemon or inside up.
 func nodeKind(n node.Inventory) string {
 	kind := "daemon"
 	if n.Embedded {
@@ -167,10 +167,10 @@ func zygoteRow(t *tabwriter.Writer, z node.Zygote, now time.Time) {
 	fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%t\t%s\n", z.Function, digest[:min(len(digest), shortDigest)], plan.Size(z.Bytes), z.Replicas, z.State, cmp.Or(z.Path, "?"), z.Key, used)
 }
 
-// shortDigest is how much of a digest tables show, in digits.
+// shortDigest is the length of a digest in tables.
 const shortDigest = 12
 
-// age is how long ago something was, in the unit that suits it.
+// age formats the time since then in a suitable unit.
 func age(then, now time.Time) string {
 	d := now.Sub(then)
 	switch {

@@ -68,7 +68,7 @@ func parseProfile(args []string) (*profileFlags, error) {
 	return f, nil
 }
 
-// numbers reads a list with commas of numbers above 0.
+// numbers reads a list of numbers above 0, with commas between them.
 func numbers(list string, read func(string) (int, error)) ([]int, error) {
 	var out []int
 	for s := range strings.SplitSeq(list, ",") {
@@ -200,7 +200,7 @@ func ProfileItems(ctx context.Context, c *client.Client, path string) (string, e
 	return pipeline.ItemsMany, nil
 }
 
-// guessType is the content type of an input by its file's name, or by its content.
+// guessType returns the content type of an input, by its file's name or by its content.
 func guessType(body []byte, file string) string {
 	start := bytes.TrimSpace(body)
 	if strings.EqualFold(filepath.Ext(file), ".json") || len(start) > 0 && strings.ContainsRune("[{", rune(start[0])) && json.Valid(body) {
@@ -209,7 +209,7 @@ func guessType(body []byte, file string) string {
 	return http.DetectContentType(body)
 }
 
-// printProfile prints what is known, and what follows from it.
+// printProfile prints a profile, and the fits of its groups.
 func printProfile(p profile.Profile, out io.Writer) error {
 	fmt.Fprintf(out, "%s, image %s, on node %s, %s\n", console.Harmless(p.Function), console.Harmless(p.Image), console.Harmless(p.Node), p.At.UTC().Format("2006-01-02 15:04 MST"))
 	if p.Stale {
@@ -233,7 +233,7 @@ func printProfile(p profile.Profile, out io.Writer) error {
 	return err
 }
 
-// writeProfileChart draws service time over the quota, a line a batch and length.
+// writeProfileChart draws the service time by quota, with one line per batch size and length.
 func writeProfileChart(file string, p profile.Profile) error {
 	c := chart.Plot{
 		Title: "Service time of a batch by CPU: " + p.Function, LogX: true, LogY: true,

@@ -44,7 +44,7 @@ type hold struct {
 	revision uint64 // of the function; 0: not yet known
 }
 
-// takeHold pins the function until let go. The context that it returns ends when the lease is lost.
+// takeHold pins the function until letGo. The returned context ends when the lease is lost.
 func takeHold(ctx context.Context, c *client.Client, name, path, namespace string) (*hold, context.Context, error) {
 	h := &hold{c: c, name: name, path: path + "/pin", query: url.Values{}}
 	if namespace != "" {
@@ -73,7 +73,7 @@ func takeHold(ctx context.Context, c *client.Client, name, path, namespace strin
 	return h, held, nil
 }
 
-// put changes or renews the lease, to a quota, or as it is for one below 0.
+// put renews the lease and sets its quota. A quota below 0 leaves it as it is.
 func (h *hold) put(ctx context.Context, cpu int) (held provider.Held, status int, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -128,7 +128,8 @@ func (h *hold) renew(ctx context.Context) {
 	}
 }
 
-// set gives the replica a quota, 0 as declared, and returns when it is ready and has it.
+// set sets the quota of the replica; 0 is the declared one. It returns once the replica is ready
+// and has the quota.
 func (h *hold) set(ctx context.Context, cpu int) (provider.Held, error) {
 	ctx, stop := context.WithTimeoutCause(ctx, holdWait, fmt.Errorf("%s has no replica that is ready, alone, and has its CPU, within %v; `stagecoach describe %[1]s` may say why", h.name, holdWait))
 	defer stop()
@@ -152,7 +153,7 @@ func (h *hold) set(ctx context.Context, cpu int) (provider.Held, error) {
 	}
 }
 
-// cmpErr is why something was given up, if it was, else its error.
+// cmpErr returns cause, or err if cause is nil.
 func cmpErr(cause, err error) error {
 	if cause != nil {
 		return cause
@@ -160,7 +161,7 @@ func cmpErr(cause, err error) error {
 	return err
 }
 
-// letGo ends the lease. When nobody hears that, it ends by itself.
+// letGo ends the lease. If the request fails, the lease ends by itself soon.
 func (h *hold) letGo(ctx context.Context) error {
 	h.cancel(errors.New("the function was let go"))
 	h.ended.Wait()

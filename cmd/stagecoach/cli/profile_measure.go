@@ -74,7 +74,8 @@ func (f *profileFlags) measure(ctx context.Context, c *client.Client, path strin
 	return p, nil
 }
 
-// cells is what a measurement covers, as asked for, or as the function and its node suggest.
+// cells returns the cells that a measurement covers. Without flags, the function and its node
+// suggest them.
 func (f *profileFlags) cells(held provider.Held, bodies []probe) ([]profile.Cell, error) {
 	cpu, batch := f.cpu, f.batch
 	if len(cpu) == 0 {
@@ -151,7 +152,7 @@ func (m *meter) point(ctx context.Context, cell profile.Cell, s probe) (profile.
 	}
 }
 
-// answered is what a call's answer says of its batch.
+// answered is the batch of a call, as its answer says.
 type answered struct {
 	batch   uint64
 	size    int
@@ -164,7 +165,7 @@ type answered struct {
 // has fewer if the line has no room for them.
 const inARow = 8
 
-// calls is how many a round has for batches of that size, of which one a slot goes ahead.
+// calls returns how many calls a round has for batches of a size. One per slot goes ahead.
 func (m *meter) calls(size int) int {
 	switch size {
 	case m.largest:
@@ -199,7 +200,7 @@ func (m *meter) round(ctx context.Context, size int, s probe) (took []time.Durat
 		sizes[a.batch] = a.size
 	}
 	for _, batch := range slices.Sorted(maps.Keys(slowest)) {
-		if sizes[batch] == size && members[batch] == size { // nobody else's call was in it
+		if sizes[batch] == size && members[batch] == size { // no other call was in it
 			took = append(took, slowest[batch])
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal is the one that this process runs in.
+// terminal is the terminal of this process.
 type terminal struct{ in, out *os.File }
 
 // openTerminal returns the terminal behind out and standard input, or nil if they are not one that
@@ -54,7 +54,7 @@ func (t *terminal) raw() (restore func(), err error) {
 	}
 	_, err = io.WriteString(t.out, "\x1b[?1049h\x1b[?25l")
 	return func() {
-		_, _ = io.WriteString(t.out, "\x1b[?25h\x1b[?1049l") // nothing more can be done
+		_, _ = io.WriteString(t.out, "\x1b[?25h\x1b[?1049l") // an error here has no remedy
 		_ = unix.IoctlSetTermios(fd, unix.TCSETS, before)
 	}, err
 }

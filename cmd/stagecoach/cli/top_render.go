@@ -171,7 +171,7 @@ func topEventRows(all []schema.TopEvent) *topSection {
 	return s
 }
 
-// short is the text of a key without the default namespace.
+// short returns the text of a key without the default namespace.
 func short(key string) string { return printable(pipeline.ParseKey(key).Short()) }
 
 // printable returns s as one line without control characters, because causes may hold what a
@@ -208,7 +208,7 @@ func plural(n int, what string) string {
 
 func percent(x float64) string { return strconv.Itoa(int(x*100+0.5)) + "%" }
 
-// decimal has three digits or so.
+// decimal formats a number with about three digits.
 func decimal(x float64) string {
 	if x >= 100 {
 		return strconv.FormatFloat(x, 'f', 0, 64)
@@ -216,7 +216,7 @@ func decimal(x float64) string {
 	return strconv.FormatFloat(x, 'f', 1, 64)
 }
 
-// span is a time in seconds with its unit.
+// span formats a time in seconds with a suitable unit.
 func span(seconds float64) string {
 	switch {
 	case seconds <= 0:

@@ -56,7 +56,7 @@ type call struct {
 	status int
 }
 
-// burst is what a run of arrivals did to a function.
+// burst is the record of a burst on a function.
 type burst struct {
 	function string
 	length   time.Duration
@@ -65,7 +65,7 @@ type burst struct {
 	events   []schema.Event
 }
 
-// runBurst sends the arrivals to a function, open loop, and watches it.
+// runBurst sends the arrivals to a function in an open loop, and watches it.
 func runBurst(ctx context.Context, api *client.Client, function string, phases []phase) (burst, error) {
 	b := burst{function: function}
 	for _, p := range phases {

@@ -27,7 +27,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// What the demo wants to see.
+// The demo's targets.
 const (
 	demoPages   = 3
 	demoMaxCER  = 0.05
@@ -87,7 +87,7 @@ type demo struct {
 	figures demoFigures
 }
 
-// demoFigures is the demo's result as JSON.
+// demoFigures is the demo's result, in JSON.
 type demoFigures struct {
 	CER        float64       `json:"character_error_rate"`
 	Stages     []stageFigure `json:"stages"` // of the last page
@@ -199,7 +199,7 @@ func writeStages(w io.Writer, stages []stageFigure) error {
 	return t.Flush()
 }
 
-// burst sends a burst to the function wait and shows how forks answer it.
+// burst sends a burst to the function wait, and prints how forks answer it.
 func (d *demo) burst(ctx context.Context) error {
 	d.title("A burst: 2, then 30, then 2 requests/s of 200 ms. The function only holds a slot, a stand-in for a device.")
 	console.Progress("demo: the burst takes 20 s")
