@@ -7,7 +7,7 @@ import (
 	"unicode"
 )
 
-// NewTable returns a table. Its cells do nothing to a terminal, whatever a server has put into them.
+// NewTable returns a table. Control characters of a server's text do not reach the terminal.
 func NewTable(w io.Writer) *tabwriter.Writer {
 	return tabwriter.NewWriter(harmlessWriter{w}, 0, 0, 2, ' ', 0)
 }

@@ -26,7 +26,8 @@ func HidePaths(state, images, rendezvous string) func(string) string {
 			all = append(all, folder{real, f.name})
 		}
 	}
-	slices.SortStableFunc(all, func(a, b folder) int { return len(b.path) - len(a.path) }) // one may be in another
+	// The longest go first, because one folder may be in another.
+	slices.SortStableFunc(all, func(a, b folder) int { return len(b.path) - len(a.path) })
 	var roots []*regexp.Regexp
 	for _, f := range all {
 		if f.name == "IMAGES" {
