@@ -93,6 +93,15 @@ func (d deployed) replicaSpec(f *provider.Deployed) node.Spec {
 	}
 }
 
+// Spec returns the spec of a function: what a node starts it from.
+func (d deployed) Spec(key pipeline.Key) (node.Spec, bool) {
+	f, there := d.Function(key)
+	if !there {
+		return node.Spec{}, false
+	}
+	return d.replicaSpec(&f), true
+}
+
 // lined is graphs whose stages all have lines. While a function is deployed, its graph is there a moment before its line,
 // and a task of it would reach nobody.
 type lined struct {
