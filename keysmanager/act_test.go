@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -244,7 +245,7 @@ func actParks() error {
 			if err := c.Start(); err != nil {
 				return err
 			}
-			closeFiles(files)
+			resources.CloseFiles(files)
 			pid := c.Process.Pid
 			children[pid] = true
 			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(pid)})
@@ -274,15 +275,15 @@ func actParked() error {
 		case err != nil:
 			return err
 		case o.Kind == wire.OrderBegin:
-			fmt.Fprintln(files[1], slices.DeleteFunc(o.Env, func(kv string) bool { return !strings.HasPrefix(kv, envDevices+"=") }))
+			fmt.Fprintln(files[1], slices.DeleteFunc(o.Env, func(kv string) bool { return !strings.HasPrefix(kv, resources.EnvDevices+"=") }))
 			_, _ = io.Copy(io.Discard, files[0])
 			return nil
 		}
-		if slices.Contains(o.Env, envDevices+"=GPU-slow") {
+		if slices.Contains(o.Env, resources.EnvDevices+"=GPU-slow") {
 			continue
 		}
 		answer := wire.Order{Kind: wire.ChildParked, Version: wire.OrderVersion, Nanos: 1}
-		if slices.Contains(o.Env, envDevices+"=GPU-bad") {
+		if slices.Contains(o.Env, resources.EnvDevices+"=GPU-bad") {
 			answer = wire.Order{Kind: wire.ZygoteError, Version: wire.OrderVersion, Text: "out of memory on device GPU-bad"}
 		}
 		if _, err := gate.Write(wire.AppendOrder(nil, answer)); err != nil || answer.Kind == wire.ZygoteError {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 )
 
@@ -142,7 +143,7 @@ func TestEndsThatNobodyHasHeardOf(t *testing.T) {
 		e := n.exit()
 		causes[e.Replica] = e.Cause
 	}
-	for name, want := range map[string]string{"killed": "killed by SIGKILL", "plain": "killed by SIGKILL", "quits": exitedWell} {
+	for name, want := range map[string]string{"killed": "killed by SIGKILL", "plain": "killed by SIGKILL", "quits": resources.ExitedWell} {
 		if !strings.HasPrefix(causes[name], want) {
 			t.Errorf("%s ended: %q, want %q", name, causes[name], want)
 		}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -205,7 +206,7 @@ func (m *Manager) beginLoad(ctx context.Context, key zygoteKey, s *slot, spec Sp
 }
 
 // refuse says why parameters do not fit, with m.mu held.
-func (m *Manager) refuse(function string, n need, now sample) error {
+func (m *Manager) refuse(function string, n need, now resources.Sample) error {
 	var busy, loading []keeper
 	for _, k := range m.slots.Keys() {
 		switch s, _ := m.slots.Peek(k); {
@@ -215,7 +216,7 @@ func (m *Manager) refuse(function string, n need, now sample) error {
 			busy = append(busy, keeper{m.nameOf(k, s), s.zygote.bytes})
 		}
 	}
-	return refusal(function, n, m.memory(now), now.own, busy, loading)
+	return refusal(function, n, m.memory(now), now.Own, busy, loading)
 }
 
 // loadFailed counts a failed load of a slot's zygote; m.mu is held.
@@ -315,7 +316,7 @@ func (m *Manager) cached() []cached {
 
 // tidy ends zygotes that nobody's present spec uses and, when memory is short, idle ones. Their ends are not waited for.
 func (m *Manager) tidy() {
-	now := m.lockWeighed(sampleFresh)
+	now := m.lockWeighed(resources.SampleFresh)
 	if m.closed {
 		m.mu.Unlock()
 		return
@@ -330,7 +331,7 @@ func (m *Manager) tidy() {
 		}
 	}
 	counter := &m.counts.Evicted.Pressure
-	if b, _ := mem.tightest(calmBelow); b.name == boundOwn {
+	if b, _ := mem.tightest(resources.CalmBelow); b.Name == resources.BoundOwn {
 		counter = &m.counts.Evicted.Memory
 	}
 	for _, k := range victims {

@@ -110,7 +110,7 @@ func TestASpareChildHasTheLimits(t *testing.T) {
 	proctest.Gone(t, spare)
 	n.spare(z.pid)
 	z.mu.Lock()
-	got := z.berths[""].child.group.limits
+	got := z.berths[""].child.held.Group().Limits()
 	z.mu.Unlock()
 	if want := s.limits(); got != want {
 		t.Errorf("the next spare child is limited to %+v, want %+v as the latest replica", got, want)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
@@ -190,9 +191,9 @@ func TestStopIsPoliteFirst(t *testing.T) {
 	n.printed("stubborn") // from now on it does not hear SIGTERM
 	r := n.start("forked", withModel)
 	n.answers(r)
-	for name, want := range map[string]string{"stubborn": "killed by SIGKILL", "forked": exitedWell} {
+	for name, want := range map[string]string{"stubborn": "killed by SIGKILL", "forked": resources.ExitedWell} {
 		grace := 20 * time.Millisecond
-		if want == exitedWell {
+		if want == resources.ExitedWell {
 			grace = time.Minute
 		}
 		if err := n.Stop(t.Context(), name, grace); err != nil {
@@ -221,7 +222,7 @@ func TestWhatAReplicaLeavesBehindEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e := n.exit(); e.Cause != exitedWell {
+	if e := n.exit(); e.Cause != resources.ExitedWell {
 		t.Errorf("exit %+v", e)
 	}
 	proctest.Gone(t, pid)
@@ -317,7 +318,7 @@ func TestAZygoteThatDoesNotListen(t *testing.T) {
 		if err := <-stopped; err != nil {
 			t.Error(err)
 		}
-		if e := n.exit(); e.Cause != exitedWell && e.Cause != "killed by SIGKILL" {
+		if e := n.exit(); e.Cause != resources.ExitedWell && e.Cause != "killed by SIGKILL" {
 			t.Errorf("exit %+v", e)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -123,10 +124,10 @@ func (m *Manager) loads(e engine, env map[string]string, threads int) map[string
 func (m *Manager) zygoteEnvironment(key zygoteKey, s Spec) map[string]string {
 	e, env := key.engine(), map[string]string{wire.EnvModel: key.model}
 	if key.form == formWorker {
-		env = map[string]string{wire.EnvRuntime: e.name, wire.EnvWorker: "1", envDevices: key.device}
+		env = map[string]string{wire.EnvRuntime: e.name, wire.EnvWorker: "1", resources.EnvDevices: key.device}
 	} else if e.author {
 		env = s.environment()
-		env[envDevices] = "" // no zygote has a device: it could not be forked
+		env[resources.EnvDevices] = "" // no zygote has a device: it could not be forked
 		env[wire.EnvFunction] = s.Function
 	}
 	if e.makes && key.form == formFork {

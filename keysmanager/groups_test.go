@@ -163,7 +163,7 @@ func TestSetCPU(t *testing.T) {
 	if err := n.Stop(t.Context(), "spins", 0); err != nil {
 		t.Error(err)
 	}
-	if u := n.used()["s.ns"]; u.cpu == 0 || u.throttled == 0 || u.memory != 0 {
+	if u := n.used()["s.ns"]; u.CPU == 0 || u.Throttled == 0 || u.Memory != 0 {
 		t.Errorf("after its end %+v, want what it has used, and no memory", u)
 	}
 	n.Forget("s.ns")

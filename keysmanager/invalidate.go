@@ -73,7 +73,7 @@ func (m *Manager) Forget(function string) {
 	}
 	delete(m.uses, function)
 	m.mu.Unlock()
-	m.totals.forget(function)
+	m.pool.Forget(function)
 	m.tidy()
 	m.changed()
 }

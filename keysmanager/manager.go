@@ -18,6 +18,7 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -62,11 +63,11 @@ type Config struct {
 	// for long: who prints is held up.
 	Output func(function, replica, stream, line string)
 
-	meter       meter         // nil: this machine's
-	loadTimeout time.Duration // 0: as the constant
-	workerRests time.Duration // 0: as the constant
-	workerEnds  time.Duration // 0: as the constant
-	sampleEvery time.Duration // 0: as the constant
+	meter       resources.Meter // nil: this machine's
+	loadTimeout time.Duration   // 0: as the constant
+	workerRests time.Duration   // 0: as the constant
+	workerEnds  time.Duration   // 0: as the constant
+	sampleEvery time.Duration   // 0: as the constant
 }
 
 // Images knows where images can be run from; sandbox.Images does.
@@ -138,8 +139,9 @@ type Manager struct {
 	cfg    Config
 	warden *warden.Client
 
-	measuring sync.Mutex // held while usage is measured
-	totals    totals     // of usage
+	pool  *resources.Pool  // what processes hold of the node
+	scale *resources.Scale // what they take of its memory
+	exits resources.Ends   // of the warden's processes
 
 	mu        sync.Mutex
 	closed    bool
@@ -150,10 +152,7 @@ type Manager struct {
 	gates     map[string]*gate                 // by function, of those that are launched
 	instead   map[zygoteKey]form               // of variants whose zygote, of formFork, is impossible
 	counts    Counts
-	awaited   map[string]chan<- warden.Exit // by name of the warden's entry: who waits for the end of a process
-	early     map[string]warden.Exit        // ends that were told during an adoption; nil: there is none
-	lodgings  map[string]*lodging           // by entry of the warden, of processes with an account
-	looked    map[string]looked             // by image, as the latest Warm saw it
+	looked    map[string]looked // by image, as the latest Warm saw it
 
 	asks        map[string]*asking   // by function: what is under way for it
 	generations map[zygoteKey]uint64 // how often parameters have been invalidated, by key without generation
@@ -162,12 +161,6 @@ type Manager struct {
 	pressed     bool                 // as evict has it
 	calm        time.Time            // until then nothing is loaded ahead of need
 
-	sampling sync.Mutex // guards what follows; taken before mu
-	sample   sample     // the latest
-	exact    struct {   // the latest exact measurement
-		beyond map[*zygote]int64 // bytes that families take beyond what it seemed
-		next   time.Time         // not before
-	}
 	retired prometheus.Histogram // seconds that replaced parameters have stayed
 
 	over     sync.Once       // Close or Detach
@@ -215,7 +208,7 @@ const maxThreads = 256
 // New returns a Manager with what runs under its warden, which is nothing when it has none. The caller closes or detaches it.
 func New(cfg Config) (*Manager, error) {
 	if cfg.meter == nil {
-		cfg.meter = newKernel("")
+		cfg.meter = resources.NewKernel("")
 	}
 	if cfg.Threads == 0 {
 		cfg.Threads = min(runtime.GOMAXPROCS(0), maxThreads) // which knows the cgroup's limit
@@ -232,7 +225,7 @@ func New(cfg Config) (*Manager, error) {
 		return nil, err
 	}
 	m := &Manager{
-		cfg: cfg, warden: cfg.Warden, processes: map[string]*process{}, slots: slots, awaited: map[string]chan<- warden.Exit{},
+		cfg: cfg, warden: cfg.Warden, processes: map[string]*process{}, slots: slots,
 		detached: make(chan struct{}), uses: map[string]zygoteKey{}, sizes: map[zygoteKey]int64{},
 		instead: map[zygoteKey]form{}, asks: map[string]*asking{}, generations: map[zygoteKey]uint64{}, gates: map[string]*gate{}, going: map[*zygote]bool{},
 	}
@@ -243,11 +236,15 @@ func New(cfg Config) (*Manager, error) {
 	if m.warden == nil {
 		m.warden = warden.InProcess()
 	}
+	m.pool = resources.NewPool(resources.Config{
+		Warden: m.warden, Accounts: cfg.Accounts, Networks: cfg.Networks, HostNetwork: cfg.HostNetwork, Groups: cfg.Groups, Devices: cfg.Devices, Log: cfg.Log, Output: cfg.Output,
+	})
+	m.scale = resources.NewScale(cfg.meter, cfg.Memory)
 	if err := m.adopt(); err != nil {
 		m.cancel(err)
 		return nil, fmt.Errorf("keysmanager: %w", err)
 	}
-	m.retainGroups()
+	m.pool.RetainGroups(m.groups())
 	m.mu.Lock()
 	for _, s := range m.slots.Values() { // what was adopted, now that groups of its children are no more taken for left ones
 		if s.zygote != nil && s.settled == nil {
@@ -261,9 +258,9 @@ func New(cfg Config) (*Manager, error) {
 
 // exited forgets a process and reports it.
 func (m *Manager) exited(p *process, cause string, end task.End) {
-	m.disclose(p.group) // before another may have its name
+	p.held.Release() // before another may have its name
 	if p.zygote.works() {
-		m.totals.left(p.function)
+		m.pool.Left(p.function)
 	}
 	m.remove(p)
 	if p.mapped != nil {
@@ -272,7 +269,7 @@ func (m *Manager) exited(p *process, cause string, end task.End) {
 	if m.cfg.OnExit != nil {
 		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: cause, End: end})
 	}
-	m.drop(p.entry) // now that it has been heard of
+	m.pool.Drop(p.entry) // now that it has been heard of
 	m.tidy()
 	m.changed()
 }

@@ -76,10 +76,10 @@ func (z *zygote) meta() []byte {
 
 func (p *process) meta() []byte {
 	r := &replicaMeta{
-		Replica: p.replica, Function: p.function, Path: p.path, Device: p.device, Reserved: p.reserved, Phases: p.phases, Started: p.started, PID: p.pid,
+		Replica: p.replica, Function: p.function, Path: p.path, Device: p.device, Reserved: p.held.Devices(), Phases: p.phases, Started: p.started, PID: p.pid,
 	}
-	if p.group != nil {
-		r.Group, r.Limits, r.CPUMilli = p.group.id, p.group.limits, p.group.milli()
+	if g := p.held.Group(); g != nil {
+		r.Group, r.Limits, r.CPUMilli = g.ID(), g.Limits(), g.Milli()
 	}
 	if p.zygote != nil {
 		r.Zygote = p.zygote.entry

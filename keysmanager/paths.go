@@ -49,7 +49,7 @@ func (s Spec) choice() bool { return s.Start == "" || s.Start == "auto" }
 // key says where the parameters of a spec are kept now, with m.mu held.
 func (m *Manager) key(s Spec, e engine, image sandbox.Image) zygoteKey {
 	k := zygoteKey{
-		namespace: s.Namespace, digest: image.Digest, model: s.Env[wire.EnvModel], process: s.Process, engineName: e.name, environment: e.seen(s), network: m.networkOf(s),
+		namespace: s.Namespace, digest: image.Digest, model: s.Env[wire.EnvModel], process: s.Process, engineName: e.name, environment: e.seen(s), network: m.pool.NetworkOf(s.Network),
 		secrets: s.Secrets,
 	}
 	k.form = e.starts[s.form()]
@@ -119,7 +119,7 @@ func (m *Manager) place(ctx context.Context, o Order, p *process, e engine, imag
 				if z.memory != nil {
 					return m.mapMemory(z, o, p, e, image, env, socket)
 				}
-				if err := m.showSecrets(z, o.Spec.Secrets); err != nil {
+				if err := z.held.ShowSecrets(z.pid, o.Spec.Secrets); err != nil {
 					return err
 				}
 				return m.fork(ctx, z, o, p, image.Root, env, socket)
@@ -214,7 +214,7 @@ func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, root
 				break
 			}
 		}
-		c.group.become(m, o)
+		p.held.Take(c.held, o.CPUMilli)
 		if err = z.begin(c, p, message, files); err == nil {
 			break
 		}
@@ -231,7 +231,7 @@ func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, root
 		p.path = PathParked
 	}
 	if z.works() {
-		m.totals.began(p.function)
+		m.pool.Began(p.function)
 	}
 	m.keep(p, p.output.Readers()...)
 	m.provide(z, "")

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -155,7 +156,7 @@ func TestPythonEnds(t *testing.T) {
 	if err := n.Stop(t.Context(), "c", time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	if e := n.exit(); e.Replica != "c" || e.Cause != exitedWell {
+	if e := n.exit(); e.Replica != "c" || e.Cause != resources.ExitedWell {
 		t.Errorf("exit %+v", e)
 	}
 
@@ -216,7 +217,7 @@ func TestPythonIsKeptWarm(t *testing.T) {
 	}
 	starts.Wait()
 	for range 20 {
-		if e := n.exit(); e.Cause != exitedWell {
+		if e := n.exit(); e.Cause != resources.ExitedWell {
 			t.Errorf("exit %+v", e)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -145,7 +146,7 @@ func TestSecretsDivideZygotes(t *testing.T) {
 // TestDescriptionsOfAnEarlierRelease: its zygotes are in the machine's network, and are no zygotes
 // of functions with secrets.
 func TestDescriptionsOfAnEarlierRelease(t *testing.T) {
-	z := new(Manager).newZygote(zygoteKey{namespace: "ns", digest: "d", network: networkDefault, secrets: "/s"}, "e", "f.ns")
+	z := new(Manager).newZygote(zygoteKey{namespace: "ns", digest: "d", network: resources.NetworkDefault, secrets: "/s"}, "e", "f.ns")
 	m, err := decode(z.meta())
 	if err != nil || m.Zygote.key() != z.key {
 		t.Fatalf("%+v, %v, want key %+v", m.Zygote, err, z.key)
@@ -160,7 +161,7 @@ func TestDescriptionsOfAnEarlierRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m, err = decode(b); err != nil || m.Zygote.key() != (zygoteKey{namespace: "ns", digest: "d", network: networkHost}) {
+	if m, err = decode(b); err != nil || m.Zygote.key() != (zygoteKey{namespace: "ns", digest: "d", network: resources.NetworkHost}) {
 		t.Errorf("%+v, %v, want one in the machine's network without secrets", m.Zygote, err)
 	}
 }

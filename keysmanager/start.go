@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -29,7 +30,8 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 		replica: o.Replica, function: o.Spec.Function, device: o.Device, started: time.Now(), told: o.Phase, owner: m,
 		entry: newEntry("replica"), placed: make(chan struct{}), gone: make(chan struct{}),
 	}
-	if err := m.equip(p, o); err != nil {
+	var err error
+	if p.held, err = m.pool.Reserve(o.Replica, o.Spec.Function, o.Device, o.Spec.DeviceMemory, m.holders()); err != nil {
 		m.mu.Unlock()
 		return nil, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
 	}
@@ -47,11 +49,13 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 
 	r, err := m.start(ctx, o, p)
 	if err != nil {
+		p.held.Release()
 		m.remove(p)
 		return nil, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
 	}
 	m.mu.Lock()
 	p.running = true
+	p.held.Runs(p.pid)
 	m.mu.Unlock()
 	m.changed()
 	return r, nil
@@ -64,7 +68,7 @@ var notTheirs = []string{
 }
 
 func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, error) {
-	if err := m.checkNetwork(o.Spec); err != nil { // also if it would fork from a zygote that is there
+	if err := m.pool.CheckNetwork(o.Spec.Network); err != nil { // also if it would fork from a zygote that is there
 		return nil, err
 	}
 	image, err := m.cfg.Images.Resolve(o.Spec.Image)
@@ -77,7 +81,7 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 		return nil, err
 	}
 	env := o.Spec.environment()
-	env[wire.EnvReplica], env[wire.EnvFunction], env[envDevices] = o.Replica, o.Spec.Function, o.Device
+	env[wire.EnvReplica], env[wire.EnvFunction], env[resources.EnvDevices] = o.Replica, o.Spec.Function, o.Device
 	var conn *net.UnixConn
 	switch {
 	case o.Spec.Worker != "":
@@ -95,7 +99,7 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 	if err != nil {
 		return nil, err
 	}
-	if err := p.group.bound(o.CPUMilli); err != nil {
+	if err := p.held.Group().Bound(o.CPUMilli); err != nil {
 		m.cfg.Log.Warn("replica's processor is not bounded", "replica", o.Replica, "error", err)
 	}
 	return &Replica{Name: o.Replica, PID: p.pid, Path: p.path, Phases: p.phases, Conn: conn}, nil
@@ -123,43 +127,37 @@ func (m *Manager) count(key zygoteKey, hit bool) {
 }
 
 // spawn starts p as a process of its own. Its files, from descriptor 3 on, begin with its stage socket.
-func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) (err error) {
+func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) error {
 	begin := time.Now()
 	limits := o.Spec.limits()
 	if Watched(image, env) {
 		limits.Platform = watchdogMemory
 	}
-	group, groups, err := m.enclose(p.entry, o.Spec.Function, limits)
+	groups, err := p.held.Enter(p.entry, o.Spec.Function, limits)
 	if err != nil {
 		return err
 	}
-	defer closeFiles(groups)
-	defer func() {
-		if err != nil {
-			m.disclose(group)
-		}
-	}()
-	group.become(m, o)
-	p.group = group
+	defer resources.CloseFiles(groups)
+	p.held.Become(o.CPUMilli)
 	env[wire.EnvStageFD] = "3"
 	command := sandbox.Command{
 		Dir: image.Root, Process: o.Spec.Process, Env: env, Files: files, Stdout: p.output.Stdout, Stderr: p.output.Stderr,
 		Groups: groups,
 	}
-	who := itself
+	who := resources.Itself
 	if Watched(image, env) {
-		if who = itsPrograms; image.Rootfs {
-			who = nobody
+		if who = resources.ItsPrograms; image.Rootfs {
+			who = resources.Nobody
 		}
 		if err := m.shim(&command, o.Spec, image); err != nil {
 			return err
 		}
-		command.Env[wire.EnvOutOfMemory] = group.tellsOutOfMemory(groups)
+		command.Env[wire.EnvOutOfMemory] = p.held.Group().TellsOutOfMemory(groups)
 	}
-	ended := m.await(p.entry)
-	pid, err := m.begin(o.Spec, who, warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
+	ended := m.exits.Await(p.entry)
+	pid, err := p.held.Start(o.Spec.tenant(), who, warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
 	if err != nil {
-		m.forgo(p.entry)
+		m.exits.Cancel(p.entry)
 		return err
 	}
 	p.pid = pid

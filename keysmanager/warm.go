@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -214,7 +215,7 @@ func (m *Manager) worthLoading(key zygoteKey, image sandbox.Image, keep bool) bo
 	if err != nil {
 		return true // loading says why
 	}
-	now := m.lockWeighed(sampleFresh)
+	now := m.lockWeighed(resources.SampleFresh)
 	defer m.mu.Unlock()
 	return !there() && room(m.cached(), m.memory(now), n.bytes, keep)
 }

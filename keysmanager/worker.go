@@ -48,7 +48,7 @@ func (m *Manager) residence(o Order, e engine) (zygoteKey, error) {
 	case strings.Contains(o.Device, ","):
 		return zygoteKey{}, fmt.Errorf("%s and its replica gets the devices %s, want one: that process has one", what, o.Device)
 	}
-	return zygoteKey{namespace: s.Namespace, process: s.Process, form: formWorker, engineName: e.name, worker: s.Worker, device: o.Device, network: m.networkOf(s), secrets: s.secretSet()}, nil
+	return zygoteKey{namespace: s.Namespace, process: s.Process, form: formWorker, engineName: e.name, worker: s.Worker, device: o.Device, network: m.pool.NetworkOf(s.Network), secrets: s.secretSet()}, nil
 }
 
 // secretSet tells sets of secrets apart; empty: no secrets.
@@ -74,10 +74,10 @@ func (m *Manager) reside(ctx context.Context, o Order, p *process, e engine, ima
 		p.path = z.path()
 		conn, err = m.launch(ctx, o, p, func(socket *os.File) error {
 			p.ordered(load)
-			if err := m.admitTo(z, image.Root); err != nil {
+			if err := z.held.AdmitTo(z.pid, image.Root); err != nil {
 				return err
 			}
-			if err := m.showSecrets(z, o.Spec.Secrets); err != nil {
+			if err := z.held.ShowSecrets(z.pid, o.Spec.Secrets); err != nil {
 				return err
 			}
 			return m.fork(ctx, z, o, p, image.Root, env, socket)
@@ -102,9 +102,9 @@ func (m *Manager) visit(k zygoteKey, function string) {
 // usage is what a replica uses, for an inventory: in a worker an equal share of what that does, as nobody can tell more.
 func (p *process) usage() *Usage {
 	if !p.zygote.works() {
-		return p.group.info()
+		return p.held.Group().Info()
 	}
-	u, n := p.zygote.group.info(), max(1, p.zygote.replicas())
+	u, n := p.zygote.held.Group().Info(), max(1, p.zygote.replicas())
 	if u != nil {
 		u.CPU, u.Throttled = u.CPU/time.Duration(n), u.Throttled/time.Duration(n)
 		u.CPUMilli, u.Memory = u.CPUMilli/float64(n), u.Memory/int64(n)
@@ -137,7 +137,7 @@ func (z *zygote) measureShared() {
 	if !z.works() {
 		return
 	}
-	anonymous, files := z.owner.cfg.meter.resident(z.pid)
+	anonymous, files := z.owner.cfg.meter.Resident(z.pid)
 	if bytes, err := sandbox.PSS(z.pid); err == nil {
 		z.shared = max(0, anonymous+files-bytes)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -52,7 +53,7 @@ func actWorks(first string) error {
 			if err != nil {
 				panic(err)
 			}
-			closeFiles(files)
+			resources.CloseFiles(files)
 			mu.Lock()
 			if stages[id] = stage; killed[id] {
 				_ = stage.Close()
@@ -82,7 +83,7 @@ func actWorks(first string) error {
 			if err != nil {
 				return err
 			}
-			closeFiles(files)
+			resources.CloseFiles(files)
 			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(id)})
 			go serve(uint32(id), gate) // ends with the worker at the latest
 			id++
@@ -132,7 +133,7 @@ func TestResidents(t *testing.T) {
 		t.Errorf("worker %+v", z)
 	}
 	d := n.Inventory().Devices[0]
-	if want := 8*gib + int64(contextOverhead); d.Reserved != want || d.Free != 10*gib-want || !slices.Equal(d.Replicas, []string{"a", "b"}) {
+	if want := 8*gib + int64(resources.ContextOverhead); d.Reserved != want || d.Free != 10*gib-want || !slices.Equal(d.Replicas, []string{"a", "b"}) {
 		t.Errorf("device %+v, want %s reserved: two replicas and one context", d, plan.Size(want))
 	}
 	if _, err := n.Start(t.Context(), Order{Replica: "d", Spec: s, Device: "GPU-a"}); !errors.Is(err, ErrDevice) {
@@ -153,10 +154,10 @@ func TestResidents(t *testing.T) {
 	if err := b.Conn.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if e := n.exit(); e.Replica != "b" || e.Cause != exitedWell {
+	if e := n.exit(); e.Replica != "b" || e.Cause != resources.ExitedWell {
 		t.Errorf("exit %+v", e)
 	}
-	if d := n.Inventory().Devices[0]; d.Reserved != contextOverhead || len(d.Replicas) != 0 {
+	if d := n.Inventory().Devices[0]; d.Reserved != resources.ContextOverhead || len(d.Replicas) != 0 {
 		t.Errorf("device %+v, want its context reserved", d)
 	}
 	if err := syscall.Kill(c.PID, syscall.SIGKILL); err != nil {
@@ -342,14 +343,14 @@ func TestWhatAWorkerUses(t *testing.T) {
 	n.on("a", "", s)
 	n.on("b", "", other)
 	z := n.only()
-	var all map[string]used
+	var all map[string]resources.Used
 	proctest.Until(t, "what it uses to be measured", func() bool {
 		n.measure()
 		all = n.used()
-		return all["f.ns"].cpu > 0
+		return all["f.ns"].CPU > 0
 	})
-	f, g, worker := all["f.ns"], all["g.ns"], z.group.usage() // not measured again meanwhile
-	if f != g || len(all) != 2 || f.memory != worker.Memory/2 || f.memory == 0 || 2*f.cpu > worker.CPU {
+	f, g, worker := all["f.ns"], all["g.ns"], z.held.Group().Usage() // not measured again meanwhile
+	if f != g || len(all) != 2 || f.Memory != worker.Memory/2 || f.Memory == 0 || 2*f.CPU > worker.CPU {
 		t.Errorf("used %+v, want halves of %+v", all, worker)
 	}
 	for _, name := range []string{"a", "b"} {
@@ -357,7 +358,7 @@ func TestWhatAWorkerUses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if left := n.used()["f.ns"]; left.memory != 0 || left.cpu < f.cpu {
+	if left := n.used()["f.ns"]; left.Memory != 0 || left.CPU < f.CPU {
 		t.Errorf("used %+v after %+v, want its time alone", left, f)
 	}
 	n.Forget("f.ns")
@@ -372,10 +373,11 @@ func TestAWorkerIsCountedOnce(t *testing.T) {
 	n, g := newGauged(t, nil)
 	z := n.newZygote(zygoteKey{form: formWorker}, "e", "f.ns")
 	z.pid, z.bytes, z.shared = os.Getpid(), 0, 0
-	f := family{of: z}
-	f.weigh(g)
-	anonymous, files := g.resident(os.Getpid())
-	if got, want := f.seems, anonymous+files; got < want/2 || got > 2*want {
+	weighed := resources.NewScale(g, 0).Weigh(0, func() resources.Census {
+		return resources.Census{Families: []resources.Family{{Of: z.parent()}}}
+	})
+	anonymous, files := g.Resident(os.Getpid())
+	if got, want := weighed.Own, anonymous+files; got < want/2 || got > 2*want {
 		t.Errorf("it seems to take %d, want about %d", got, want)
 	}
 	z.measureShared()
@@ -385,16 +387,18 @@ func TestAWorkerIsCountedOnce(t *testing.T) {
 	n.mu.Lock()
 	n.slots.Add(z.key, &slot{zygote: z})
 	n.processes["a"] = &process{replica: "a", zygote: z, pid: z.pid, running: true}
-	all, _, _ := n.families()
+	n.mu.Unlock()
+	all := n.census().Families
+	n.mu.Lock()
 	delete(n.processes, "a")
 	n.slots.Remove(z.key)
 	n.mu.Unlock()
-	if len(all) != 2 || all[0].of != z {
+	if len(all) != 2 || all[0].Of != z.parent() {
 		t.Errorf("%d families, want the worker's and those without", len(all))
 	}
 	for _, f := range all {
-		if len(f.replicas) > 0 {
-			t.Errorf("a family of %d replicas, want the worker's counted with it", len(f.replicas))
+		if len(f.Replicas) > 0 {
+			t.Errorf("a family of %d replicas, want the worker's counted with it", len(f.Replicas))
 		}
 	}
 }
