@@ -4,9 +4,11 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
@@ -97,6 +99,18 @@ func Describe(e warden.Exit) string {
 	default:
 		return "exit status " + strconv.Itoa(s.ExitStatus())
 	}
+}
+
+// LinesMoment is how long the end of a process waits for the last lines that the process has
+// printed, if something still holds its output.
+const LinesMoment = 100 * time.Millisecond
+
+// Because adds the last line on stderr to the cause of an end that was not a wanted one.
+func Because(cause string, o *sandbox.Output) string {
+	if last := o.LastError(); last != "" && cause != ExitedWell {
+		return cause + ": " + last
+	}
+	return cause
 }
 
 // EndOf returns how a process ended, as far as its status shows. SIGKILL and the signals that ask a
