@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -31,7 +32,7 @@ type load struct {
 	err            error
 }
 
-func (l *load) run(r *Replica) {
+func (l *load) run(r *startedReplica) {
 	b := wire.Batch{Calls: []wire.Call{{Input: tensor.Input{{Items: tensor.Activation{{Bytes: []byte("x")}}}}}}}
 	l.done.Go(func() {
 		c := wire.NewConn(r.Conn)
@@ -119,7 +120,7 @@ func TestADaemonThatIsKilledUnderLoad(t *testing.T) {
 	}
 	pids := []int{inv.Zygotes[0].PID}
 	for _, r := range inv.Replicas {
-		i := slices.IndexFunc(replicas, func(x *Replica) bool { return x.Name == r.Name })
+		i := slices.IndexFunc(replicas, func(x *startedReplica) bool { return x.Name == r.Name })
 		if replicas[i].PID != r.PID || replicas[i].Path != r.Path || !slices.Equal(replicas[i].Phases, r.Phases) {
 			t.Errorf("adopted %+v, want %+v", r, replicas[i])
 		}
@@ -163,7 +164,7 @@ func TestAWardenThatDies(t *testing.T) {
 	}
 	defer c.Close()
 	n := after(t, c)
-	forked, own := n.start("forked", withModel), n.start("own", Spec{Function: "g.ns", Image: "test/wait:1"})
+	forked, own := n.start("forked", withModel), n.start("own", node.Spec{Function: "g.ns", Image: "test/wait:1"})
 	n.answers(forked)
 	z := n.zygote()
 	if err := syscall.Kill(resources.ParentOf(z), syscall.SIGKILL); err != nil {
@@ -182,9 +183,9 @@ func TestAWardenThatDies(t *testing.T) {
 	for _, pid := range []int{z, forked.PID, own.PID} {
 		proctest.Gone(t, pid)
 	}
-	n.answers(n.start("own", Spec{Function: "g.ns", Image: "test/wait:1"})) // by another warden
+	n.answers(n.start("own", node.Spec{Function: "g.ns", Image: "test/wait:1"})) // by another warden
 	proctest.Until(t, "the zygote to be loaded again", func() bool {
-		r, err := n.Start(t.Context(), Order{Replica: "forked", Spec: withModel})
+		r, err := n.Start(t.Context(), node.Order{Replica: "forked", Spec: withModel})
 		if err != nil {
 			return false
 		}

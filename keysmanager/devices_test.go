@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -25,7 +26,7 @@ func (i anyImage) Resolve(name string) (sandbox.Image, error) {
 }
 
 // onDevices is a node with two devices of 10 GiB.
-func onDevices(t *testing.T) *node {
+func onDevices(t *testing.T) *rig {
 	t.Helper()
 	return newNode(t, func(c *Config) {
 		c.Images = anyImage{t.TempDir()}
@@ -35,7 +36,7 @@ func onDevices(t *testing.T) *node {
 	})
 }
 
-func (n *node) reserved() (bytes int64, replicas int) {
+func (n *rig) reserved() (bytes int64, replicas int) {
 	for _, d := range n.Inventory().Devices {
 		bytes += d.Reserved
 		replicas += len(d.Replicas)
@@ -49,14 +50,14 @@ func (n *node) reserved() (bytes int64, replicas int) {
 // TestDevicesAreReserved starts and stops processes, many at a time: never more than fit, and all is given back.
 func TestDevicesAreReserved(t *testing.T) {
 	n := onDevices(t)
-	spec := Spec{Function: "f.ns", Namespace: "ns", Image: "i", Process: "sleep 600", DeviceMemory: 3 * gib}
+	spec := node.Spec{Function: "f.ns", Namespace: "ns", Image: "i", Process: "sleep 600", DeviceMemory: 3 * gib}
 	for range 2 { // the second round finds everything given back
 		var wg sync.WaitGroup
 		var started, refused, odd atomic.Int64
 		conns := make(chan net.Conn, 40)
 		for i := range 40 {
 			wg.Go(func() {
-				o := Order{Replica: fmt.Sprint("r", i), Spec: spec, Device: []string{"GPU-a", "GPU-b"}[i%2]}
+				o := node.Order{Replica: fmt.Sprint("r", i), Spec: spec, Device: []string{"GPU-a", "GPU-b"}[i%2]}
 				r, err := n.Start(t.Context(), o)
 				switch {
 				case err == nil:
@@ -98,7 +99,7 @@ func TestDevicesAreReserved(t *testing.T) {
 		}
 	}
 	spec.Image, spec.Process = "i", "/does/not/exist"
-	if _, err := n.Start(t.Context(), Order{Replica: "bad", Spec: spec, Device: "GPU-a"}); err == nil {
+	if _, err := n.Start(t.Context(), node.Order{Replica: "bad", Spec: spec, Device: "GPU-a"}); err == nil {
 		t.Error("what is not there was started")
 	}
 	if bytes, _ := n.reserved(); bytes != 0 {
@@ -110,12 +111,12 @@ func TestDevicesAreReserved(t *testing.T) {
 func TestDevicesAreSeenByTheirOwners(t *testing.T) {
 	n := onDevices(t)
 	for replica, device := range map[string]string{"one": "GPU-b", "two": "GPU-a,GPU-b", "none": ""} {
-		spec := Spec{
+		spec := node.Spec{
 			Function: "f.ns", Namespace: "ns", Image: "i", Process: "printenv CUDA_VISIBLE_DEVICES", DeviceMemory: gib,
 			Env: map[string]string{"CUDA_VISIBLE_DEVICES": "all"},
 		}
 		ctx := t.Context()
-		r, err := n.Start(ctx, Order{Replica: replica, Spec: spec, Device: device})
+		r, err := n.Start(ctx, node.Order{Replica: replica, Spec: spec, Device: device})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
@@ -19,12 +20,12 @@ func (m *Manager) zygoteLimits() GroupLimits {
 const watchdogMemory = 24 << 20
 
 // limits returns the limits of a replica.
-func (s Spec) limits() GroupLimits {
+func limitsOf(s node.Spec) GroupLimits {
 	return GroupLimits{Memory: s.Memory, CPUMilli: s.CPUMilli, PIDs: resources.MaxProcesses}
 }
 
 // tenant returns what a process of the function asks for.
-func (s Spec) tenant() resources.Tenant {
+func tenantOf(s node.Spec) resources.Tenant {
 	return resources.Tenant{Function: s.Function, Namespace: s.Namespace, Group: s.Group, Secrets: s.Secrets, Network: s.Network, Gateway: s.Gateway}
 }
 

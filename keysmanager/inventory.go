@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
@@ -84,10 +85,10 @@ type Failure struct {
 type ReplicaInfo struct {
 	Name, Function string
 	PID            int
-	Path           string // as Replica has it
-	Device         string // as Order has it
+	Path           string // as node.Started has it
+	Device         string // as node.Order has it
 	Started        time.Time
-	Phases         []Phase
+	Phases         []node.Phase
 	CPUMilli       int    // that it may use; 0: all there is
 	Usage          *Usage // nil: not measured
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -73,56 +72,6 @@ type Config struct {
 // Images knows where images can be run from; sandbox.Images does.
 type Images interface {
 	Resolve(image string) (sandbox.Image, error)
-}
-
-// Spec is what a Manager needs to know of a function.
-type Spec struct {
-	Function  string            `json:"function"` // pipeline.Key
-	Namespace string            `json:"namespace"`
-	Group     int               `json:"group,omitempty"`    // of users, that may read its secrets, and that it runs in where it has an account; 0: in one of its own
-	Secrets   string            `json:"secrets,omitempty"`  // absolute path of the folder with its secrets, whose last part tells sets of secrets in a namespace apart; empty: it has none
-	Image     string            `json:"image"`              // as Images has it
-	Process   string            `json:"process,omitempty"`  // the env fprocess; empty: the image's ./stage, or its entrypoint
-	Health    string            `json:"health,omitempty"`   // of such a function: wire.EnvHealth
-	Ready     string            `json:"ready,omitempty"`    // HTTP path that says whether it is ready, of a function that speaks HTTP; empty: see package watchdog
-	Network   string            `json:"network,omitempty"`  // default, host or none (annotation stagecoach.dev/network); empty: default
-	Gateway   string            `json:"gateway,omitempty"`  // address and port of this machine where its processes reach functions, as gateway.openfaas; empty: nowhere
-	Env       map[string]string `json:"env,omitempty"`      // of the function; STAGECOACH_MODEL makes it one with parameters
-	Start     string            `json:"start,omitempty"`    // on which path: auto, fork, heap, map, cold (docs/adr/0023); empty: auto
-	Worker    string            `json:"worker,omitempty"`   // the name of the process that it shares with others of its namespace on a device (docs/adr/0033); empty: none
-	ReadOnly  bool              `json:"readOnly,omitempty"` // its program writes to /tmp alone, when its image is its root
-	Memory    int64             `json:"memory,omitempty"`   // bytes that a replica may use (limits.memory); 0: not bounded
-	CPUMilli  int               `json:"cpuMilli,omitempty"` // thousandths of a core that a replica may use (limits.cpu); 0: not bounded
-	Devices   int               `json:"devices,omitempty"`  // that a replica gets; of one that gets one, children may be parked
-	// DeviceMemory is what a replica may use of each of its devices, in bytes; 0: all of it, and nobody else uses the device.
-	DeviceMemory int64 `json:"deviceMemory,omitempty"`
-}
-
-// Order asks for a replica.
-type Order struct {
-	Replica  string // its name, unique on the node
-	Spec     Spec
-	CPUMilli int    // thousandths of a core, in place of the Spec's; 0: as that says
-	Device   string // UUIDs of the devices that it gets, by commas; empty: none
-	// Phase is told of each part of the start when it has ended; it must not block. nil: nobody is.
-	Phase func(Phase)
-}
-
-// Phase is a part of a start.
-type Phase struct {
-	// Name is order (from Start to the order to the process, without load), load (of parameters that were not there), fork
-	// (from that order to its answer) or spawn (of a process).
-	Name string
-	Took time.Duration
-}
-
-// Replica is a process that was started. Conn is the dispatcher's end of its stage socket, the caller's to close.
-type Replica struct {
-	Name   string
-	PID    int
-	Path   string // PathFork, …
-	Phases []Phase
-	Conn   *net.UnixConn
 }
 
 // Exit says that a replica's process has ended, and why: "exited", "killed by SIGKILL", "exit status 1: " and its last line on

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
@@ -21,7 +22,7 @@ const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_
 
 // pack has a process of the function's own program write the pre-packed form of its parameters to memory, and seals that.
 // What it returns is no process: its replicas are processes of the warden's that map the memory.
-func (m *Manager) pack(ctx context.Context, cmd sandbox.Command, key zygoteKey, s Spec, began func(pid int)) (*zygote, error) {
+func (m *Manager) pack(ctx context.Context, cmd sandbox.Command, key zygoteKey, s node.Spec, began func(pid int)) (*zygote, error) {
 	z := m.newZygote(key, newEntry("zygote"), s.Function)
 	memory, err := newMemory()
 	if err != nil {
@@ -67,7 +68,7 @@ func newMemory() ([]*os.File, error) {
 }
 
 // runPacker runs the process that packs, to its end.
-func (m *Manager) runPacker(ctx context.Context, z *zygote, s Spec, cmd sandbox.Command, memory []*os.File, began func(pid int)) error {
+func (m *Manager) runPacker(ctx context.Context, z *zygote, s node.Spec, cmd sandbox.Command, memory []*os.File, began func(pid int)) error {
 	null, err := os.Open(os.DevNull) // where a replica has its stage socket
 	if err != nil {
 		return err
@@ -89,7 +90,7 @@ func (m *Manager) runPacker(ctx context.Context, z *zygote, s Spec, cmd sandbox.
 	cmd.Env[wire.EnvPack] = "1"
 	cmd.Files, cmd.Groups, cmd.Stdout, cmd.Stderr = slices.Concat([]*os.File{null}, memory), groups, output.Stdout, output.Stderr
 	ended := m.exits.Await(z.entry)
-	pid, err := held.Start(s.tenant(), resources.Itself, warden.Process{Name: z.entry, Meta: z.meta(), Command: cmd, Keep: output.Readers(), Idle: true})
+	pid, err := held.Start(tenantOf(s), resources.Itself, warden.Process{Name: z.entry, Meta: z.meta(), Command: cmd, Keep: output.Readers(), Idle: true})
 	output.Started()
 	if err != nil {
 		m.exits.Cancel(z.entry)

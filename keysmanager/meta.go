@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // metaVersion is the version of what is kept by the warden beside descriptors and processes.
@@ -53,7 +55,7 @@ type replicaMeta struct {
 	Path     string           `json:"path"`
 	Device   string           `json:"device,omitempty"`
 	Reserved map[string]int64 `json:"reserved,omitempty"` // bytes by device
-	Phases   []Phase          `json:"phases,omitempty"`
+	Phases   []node.Phase     `json:"phases,omitempty"`
 	Started  time.Time        `json:"started"`
 	Zygote   string           `json:"zygote,omitempty"`   // its parent's entry; empty: its parent is the warden
 	Mapped   string           `json:"mapped,omitempty"`   // the entry of the memory that it maps

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -20,11 +21,11 @@ import (
 type keeping struct {
 	keep  bool
 	parks bool  // its children may be parked on devices
-	bytes int64 // of a device that a replica takes, as Spec.DeviceMemory
+	bytes int64 // of a device that a replica takes, as node.Spec.DeviceMemory
 }
 
 // keeping is what a function that is a key stage says of its slot.
-func (s Spec) keeping(e engine) keeping {
+func keepingOf(s node.Spec, e engine) keeping {
 	return keeping{keep: true, parks: s.Devices == 1 && e.name == python.name, bytes: s.DeviceMemory}
 }
 
@@ -149,7 +150,7 @@ func (m *Manager) unparkAll() (n int, bytes int64) {
 
 // yield dismisses parked children whose memory an order has reserved now, those of its own function's last: it may become one of these;
 // with m.mu held.
-func (m *Manager) yield(o Order) {
+func (m *Manager) yield(o node.Order) {
 	if o.Device == "" {
 		return
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -38,7 +39,7 @@ func (r *rack) change(id string, f func(*Device)) {
 }
 
 // parking is a node with such devices of 10 GiB, and a function of which a replica takes 4.
-func parking(t *testing.T, change func(*Config), ids ...string) (*node, *rack, Spec) {
+func parking(t *testing.T, change func(*Config), ids ...string) (*rig, *rack, node.Spec) {
 	t.Helper()
 	r := &rack{}
 	for _, id := range ids {
@@ -51,18 +52,18 @@ func parking(t *testing.T, change func(*Config), ids ...string) (*node, *rack, S
 			change(c)
 		}
 	})
-	return n, r, Spec{
+	return n, r, node.Spec{
 		Function: "f.ns", Namespace: "ns", Image: "i", Process: os.Args[0] + " " + actAs + " parks", Env: map[string]string{wire.EnvRuntime: "python"},
 		Devices: 1, DeviceMemory: 4 * gib,
 	}
 }
 
 // keyStages says that these are key stages, and no others are.
-func (n *node) keyStages(specs ...Spec) {
+func (n *rig) keyStages(specs ...node.Spec) {
 	n.t.Helper()
-	var wanted []Wanted
+	var wanted []node.Wanted
 	for _, s := range specs {
-		wanted = append(wanted, Wanted{Spec: s, Key: true})
+		wanted = append(wanted, node.Wanted{Spec: s, Key: true})
 	}
 	if err := n.Warm(n.t.Context(), wanted); err != nil {
 		n.t.Fatal(err)
@@ -70,7 +71,7 @@ func (n *node) keyStages(specs ...Spec) {
 }
 
 // parkedOn waits until children are parked on exactly these devices, and returns their processes.
-func (n *node) parkedOn(devices ...string) (pids map[string]int) {
+func (n *rig) parkedOn(devices ...string) (pids map[string]int) {
 	n.t.Helper()
 	proctest.Until(n.t, fmt.Sprintf("children to be parked on %q", devices), func() bool {
 		pids = map[string]int{}
@@ -90,9 +91,9 @@ func (n *node) parkedOn(devices ...string) (pids map[string]int) {
 	return pids
 }
 
-func (n *node) on(replica, device string, s Spec) *Replica {
+func (n *rig) on(replica, device string, s node.Spec) *startedReplica {
 	n.t.Helper()
-	r, err := n.Start(n.t.Context(), Order{Replica: replica, Spec: s, Device: device})
+	r, err := n.Start(n.t.Context(), node.Order{Replica: replica, Spec: s, Device: device})
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
@@ -37,7 +38,7 @@ func (g *gauge) Bounds() []resources.Bound {
 }
 
 // newGauged is a node whose machine has 100 GB, and uses what the test says.
-func newGauged(t *testing.T, change func(*Config)) (*node, *gauge) {
+func newGauged(t *testing.T, change func(*Config)) (*rig, *gauge) {
 	t.Helper()
 	g := &gauge{Meter: resources.NewKernel("")}
 	g.set(resources.Bound{resources.BoundMachine, 100 * gb, gb})
@@ -49,7 +50,7 @@ func newGauged(t *testing.T, change func(*Config)) (*node, *gauge) {
 }
 
 // press sets what the machine uses and has the node see it.
-func (n *node) press(g *gauge, used int64) Inventory {
+func (n *rig) press(g *gauge, used int64) Inventory {
 	g.set(resources.Bound{resources.BoundMachine, 100 * gb, used})
 	n.weigh(0)
 	n.tidy()
@@ -62,7 +63,7 @@ func TestPressureFromOutside(t *testing.T) {
 	other := withModel
 	other.Namespace, other.Function = "other", "f.other"
 	n.start("a", withModel)
-	if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}, {Spec: other, Key: true}}); err != nil {
+	if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: other, Key: true}}); err != nil {
 		t.Fatal(err)
 	}
 	if inv := n.press(g, 84*gb); len(inv.Zygotes) != 2 || inv.Bound != resources.BoundMachine || inv.Threshold != 85*gb || inv.Free <= 0 || inv.Free > gb {
@@ -77,7 +78,7 @@ func TestPressureFromOutside(t *testing.T) {
 	}
 	for _, used := range []int64{82 * gb, gb} { // not yet calm; calm for a moment only
 		n.press(g, used)
-		if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}, {Spec: other, Key: true}}); err != nil {
+		if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: other, Key: true}}); err != nil {
 			t.Fatal(err)
 		}
 		if inv := n.Inventory(); len(inv.Zygotes) != 1 {
@@ -87,7 +88,7 @@ func TestPressureFromOutside(t *testing.T) {
 	n.mu.Lock()
 	n.calm = time.Time{} // a while later
 	n.mu.Unlock()
-	if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}, {Spec: other}}); err != nil || len(n.Inventory().Zygotes) != 2 {
+	if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: other}}); err != nil || len(n.Inventory().Zygotes) != 2 {
 		t.Errorf("%v, %+v, want it loaded again", err, n.Inventory().Zygotes)
 	}
 	n.press(g, 81*gb)
@@ -112,7 +113,7 @@ func TestWhatCannotFitIsRefused(t *testing.T) {
 	other := withModel
 	other.Namespace, other.Function = "other", "f.other"
 	n.press(g, 85*gb-(4<<20))
-	_, err := n.Start(t.Context(), Order{Replica: "b", Spec: other})
+	_, err := n.Start(t.Context(), node.Order{Replica: "b", Spec: other})
 	if !errors.Is(err, ErrNoRoom) {
 		t.Fatalf("got %v, want %v", err, ErrNoRoom)
 	}
@@ -121,7 +122,7 @@ func TestWhatCannotFitIsRefused(t *testing.T) {
 			t.Errorf("%v, want %q in it", err, want)
 		}
 	}
-	if err := n.Warm(t.Context(), []Wanted{{Spec: other}}); err != nil {
+	if err := n.Warm(t.Context(), []node.Wanted{{Spec: other}}); err != nil {
 		t.Errorf("what is not loaded ahead of need is no error: %v", err)
 	}
 	if inv := n.Inventory(); inv.Refused != 1 || len(inv.Failures) != 0 || len(inv.Replicas) != 1 {
@@ -143,14 +144,14 @@ func TestRoomIsMadeForWhoNeedsIt(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, s := range []Spec{withModel, other} {
+		for _, s := range []node.Spec{withModel, other} {
 			n.sizes[n.key(s, onnxRuntime, image)] = 45 << 20
 		}
 	}
 	warm := func(key bool) Inventory {
 		t.Helper()
 		large()
-		if err := n.Warm(t.Context(), []Wanted{{Spec: withModel, Key: key}, {Spec: other}}); err != nil {
+		if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel, Key: key}, {Spec: other}}); err != nil {
 			t.Fatal(err)
 		}
 		return n.Inventory()
@@ -171,7 +172,7 @@ func TestRoomIsMadeForWhoNeedsIt(t *testing.T) {
 		t.Fatalf("%+v, want f.other's zygote alone", inv)
 	}
 	large()
-	if _, err := n.Start(t.Context(), Order{Replica: "b", Spec: withModel}); !errors.Is(err, ErrNoRoom) || !strings.Contains(err.Error(), "(85 % of 60 MiB, --memory)") {
+	if _, err := n.Start(t.Context(), node.Order{Replica: "b", Spec: withModel}); !errors.Is(err, ErrNoRoom) || !strings.Contains(err.Error(), "(85 % of 60 MiB, --memory)") {
 		t.Errorf("beside one with a replica: %v, want %v", err, ErrNoRoom)
 	}
 	if err := n.Stop(t.Context(), "a", time.Minute); err != nil {
@@ -199,7 +200,7 @@ func TestABalloonTakesTheMemory(t *testing.T) {
 	n := newNode(t, func(c *Config) {
 		c.Memory, c.Images = 160<<20, twoFolders{all, sandbox.Images{Dir: filepath.Dir(filepath.Dir(filepath.Dir(dir)))}}
 	})
-	if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}}); err != nil {
+	if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel}}); err != nil {
 		t.Fatal(err)
 	}
 	n.zygote()

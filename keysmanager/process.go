@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -21,10 +22,10 @@ type process struct {
 	pid               int
 	task              int // by which its zygote knows it: its pid, or in a worker its thread's id
 	path              string
-	device            string // as Order has it
+	device            string // as node.Order has it
 	held              *resources.Reservation
-	phases            []Phase
-	told              func(Phase) // as Order.Phase; nil: nobody
+	phases            []node.Phase
+	told              func(node.Phase) // gets the phases as they end; nil: nobody
 	started           time.Time
 	output            *sandbox.Output
 	running           bool        // its Start has returned; guarded by the manager's mutex

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -38,21 +39,21 @@ func (k zygoteKey) what() string {
 func (z *zygote) works() bool { return z != nil && z.key.form == formWorker }
 
 // residence returns the worker that an order's replica belongs to.
-func (m *Manager) residence(o Order, e engine) (zygoteKey, error) {
+func (m *Manager) residence(o node.Order, e engine) (zygoteKey, error) {
 	s := o.Spec
 	switch what := "annotation stagecoach.dev/process is " + s.Worker; {
 	case e.name != python.name:
 		return zygoteKey{}, fmt.Errorf("%s: %w: stages of %s=%s have a process each, want none", what, errors.ErrUnsupported, wire.EnvRuntime, cmp.Or(e.name, "onnx"))
-	case !s.choice():
+	case !choosesPath(s):
 		return zygoteKey{}, fmt.Errorf("%s and stagecoach.dev/start is %s, want auto: its stages start in that process", what, s.Start)
 	case strings.Contains(o.Device, ","):
 		return zygoteKey{}, fmt.Errorf("%s and its replica gets the devices %s, want one: that process has one", what, o.Device)
 	}
-	return zygoteKey{namespace: s.Namespace, process: s.Process, form: formWorker, engineName: e.name, worker: s.Worker, device: o.Device, network: m.pool.NetworkOf(s.Network), secrets: s.secretSet()}, nil
+	return zygoteKey{namespace: s.Namespace, process: s.Process, form: formWorker, engineName: e.name, worker: s.Worker, device: o.Device, network: m.pool.NetworkOf(s.Network), secrets: secretSet(s)}, nil
 }
 
 // secretSet tells sets of secrets apart; empty: no secrets.
-func (s Spec) secretSet() string {
+func secretSet(s node.Spec) string {
 	if s.Secrets == "" {
 		return ""
 	}
@@ -60,7 +61,7 @@ func (s Spec) secretSet() string {
 }
 
 // reside starts p in the worker that its function names, and that first, unless it is there.
-func (m *Manager) reside(ctx context.Context, o Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
+func (m *Manager) reside(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
 	key, err := m.residence(o, e)
 	if err != nil {
 		return nil, err

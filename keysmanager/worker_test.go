@@ -19,6 +19,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -92,7 +93,7 @@ func actWorks(first string) error {
 }
 
 // workers is a node with two devices of 10 GiB, and a function whose replicas are in a worker.
-func workers(t *testing.T, change func(*Config)) (*node, *rack, Spec) {
+func workers(t *testing.T, change func(*Config)) (*rig, *rack, node.Spec) {
 	t.Helper()
 	n, r, s := parking(t, change, "GPU-a", "GPU-b")
 	s.Worker, s.Process = "shared", os.Args[0]+" "+actAs+" works 4194400"
@@ -100,7 +101,7 @@ func workers(t *testing.T, change func(*Config)) (*node, *rack, Spec) {
 }
 
 // worker waits until there is one worker on a device, and returns it.
-func (n *node) worker(device string) (z ZygoteInfo) {
+func (n *rig) worker(device string) (z ZygoteInfo) {
 	n.t.Helper()
 	proctest.Until(n.t, "one worker on "+device, func() bool {
 		count := 0
@@ -136,7 +137,7 @@ func TestResidents(t *testing.T) {
 	if want := 8*gib + int64(resources.ContextOverhead); d.Reserved != want || d.Free != 10*gib-want || !slices.Equal(d.Replicas, []string{"a", "b"}) {
 		t.Errorf("device %+v, want %s reserved: two replicas and one context", d, plan.Size(want))
 	}
-	if _, err := n.Start(t.Context(), Order{Replica: "d", Spec: s, Device: "GPU-a"}); !errors.Is(err, ErrDevice) {
+	if _, err := n.Start(t.Context(), node.Order{Replica: "d", Spec: s, Device: "GPU-a"}); !errors.Is(err, ErrDevice) {
 		t.Errorf("a third one: %v", err)
 	}
 	if err := n.SetCPU(t.Context(), "a", 500); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), `worker "shared"`) {
@@ -268,24 +269,24 @@ func configOf(c, other Config) Config {
 
 // TestResidences: who may share a process, and who has none.
 func TestResidences(t *testing.T) {
-	s := Spec{Function: "f.ns", Namespace: "ns", Worker: "w", Process: "p"}
-	m := &Manager{cfg: Config{Networks: new(bareNetworks)}}
-	base, err := m.residence(Order{Spec: s, Device: "d"}, python)
+	s := node.Spec{Function: "f.ns", Namespace: "ns", Worker: "w", Process: "p"}
+	m := &Manager{pool: resources.NewPool(resources.Config{Networks: new(bareNetworks)})}
+	base, err := m.residence(node.Order{Spec: s, Device: "d"}, python)
 	if err != nil || base.what() != "worker" || base.engine().name != python.name {
 		t.Fatal(base, err)
 	}
-	for name, change := range map[string]func(*Order){
-		"namespace": func(o *Order) { o.Spec.Namespace = "other" }, "name": func(o *Order) { o.Spec.Worker = "x" },
-		"interpreter": func(o *Order) { o.Spec.Process = "/opt/python ./stage" }, "device": func(o *Order) { o.Device = "" },
-		"network": func(o *Order) { o.Spec.Network = "none" },
+	for name, change := range map[string]func(*node.Order){
+		"namespace": func(o *node.Order) { o.Spec.Namespace = "other" }, "name": func(o *node.Order) { o.Spec.Worker = "x" },
+		"interpreter": func(o *node.Order) { o.Spec.Process = "/opt/python ./stage" }, "device": func(o *node.Order) { o.Device = "" },
+		"network": func(o *node.Order) { o.Spec.Network = "none" },
 	} {
-		o := Order{Spec: s, Device: "d"}
+		o := node.Order{Spec: s, Device: "d"}
 		change(&o)
 		if key, err := m.residence(o, python); err != nil || key == base {
 			t.Errorf("another %s: the same worker; %v", name, err)
 		}
 	}
-	same := Order{Spec: s, Device: "d"}
+	same := node.Order{Spec: s, Device: "d"}
 	same.Spec.Function, same.Spec.Image, same.Spec.Env, same.Spec.DeviceMemory = "g.ns", "j", map[string]string{"A": "1"}, 7
 	if key, err := m.residence(same, python); err != nil || key != base {
 		t.Errorf("another function: %+v, %v", key, err)
@@ -294,8 +295,8 @@ func TestResidences(t *testing.T) {
 	start.Start = "cold"
 	for want, refused := range map[string]func() (zygoteKey, error){
 		"a process each": func() (zygoteKey, error) { return m.residence(same, onnxRuntime) },
-		"want auto":      func() (zygoteKey, error) { return m.residence(Order{Spec: start}, python) },
-		"want one":       func() (zygoteKey, error) { return m.residence(Order{Spec: s, Device: "a,b"}, python) },
+		"want auto":      func() (zygoteKey, error) { return m.residence(node.Order{Spec: start}, python) },
+		"want one":       func() (zygoteKey, error) { return m.residence(node.Order{Spec: s, Device: "a,b"}, python) },
 	} {
 		if _, err := refused(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "stagecoach.dev/process is w") {
 			t.Errorf("%v, want %q", err, want)

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
@@ -79,7 +80,7 @@ type zygote struct {
 }
 
 // startZygote starts a zygote process for the function of a spec and waits until it has loaded.
-func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygoteKey, spec Spec, began func(pid int)) (*zygote, error) {
+func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygoteKey, spec node.Spec, began func(pid int)) (*zygote, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("zygote's socket: %w", err)
@@ -89,7 +90,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 	ours := os.NewFile(uintptr(fds[0]), "zygote's manager")
 	defer ours.Close()
 	z := m.newZygote(key, newEntry("zygote"), spec.Function)
-	z.limits = spec.limits()
+	z.limits = limitsOf(spec)
 	if z.conn, err = unixConn(ours); err != nil {
 		return nil, err
 	}
@@ -111,7 +112,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 	cmd.Files, cmd.Stdout, cmd.Stderr = []*os.File{theirs}, z.output.Stdout, z.output.Stderr
 	begin := time.Now()
 	z.ended = m.exits.Await(z.entry)
-	z.pid, err = z.held.Start(spec.tenant(), resources.Itself, warden.Process{
+	z.pid, err = z.held.Start(tenantOf(spec), resources.Itself, warden.Process{
 		Name: z.entry, Meta: z.meta(), Command: cmd, Keep: append([]*os.File{ours}, z.output.Readers()...), Idle: true,
 	})
 	z.output.Started()
