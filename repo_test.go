@@ -60,7 +60,7 @@ var groups = []struct {
 	{"stage", []string{"tensor", "request"}},
 	{"keysmanager", []string{"tensor", "autoscaler", "request", "stage"}},
 	{"image", []string{"tensor", "request", "keysmanager", "."}},
-	{"provider", []string{"pipeline", "autoscaler", "request"}},
+	{"provider", []string{"pipeline", "autoscaler", "request", "keysmanager"}},
 	{"control", []string{"pipeline", "autoscaler", "request", "keysmanager"}},
 	{"bench", []string{"pipeline"}},
 	{"sim", []string{"pipeline", "tensor", "autoscaler", "request", "keysmanager", "bench"}}, // of keysmanager its pure core alone, see below

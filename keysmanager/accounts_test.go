@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -69,11 +70,11 @@ func TestAccounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mine, others, plain := withModel, withModel, Spec{Function: "p.ns", Namespace: "ns", Group: group, Image: "test/wait:1"}
+	mine, others, plain := withModel, withModel, node.Spec{Function: "p.ns", Namespace: "ns", Group: group, Image: "test/wait:1"}
 	mine.Group = group
 	others.Function, others.Namespace = "f.other", "other"
 	a, b, c, p := old.start("a", mine), old.start("b", mine), old.start("c", others), old.start("p", plain)
-	for _, r := range []*Replica{a, b, c, p} {
+	for _, r := range []*startedReplica{a, b, c, p} {
 		old.answers(r)
 	}
 	users := map[int]bool{userOf(t, a.PID): true, userOf(t, c.PID): true, userOf(t, p.PID): true}
@@ -176,7 +177,7 @@ func TestModelsOfOneName(t *testing.T) {
 func TestAWatchdogHasNothingOfTheFunction(t *testing.T) {
 	m := &Manager{cfg: Config{Watchdog: []string{"stagecoach", "watchdog"}}}
 	c := sandbox.Command{Env: map[string]string{"LD_PRELOAD": "/x.so", "PATH": "/x", "STAGECOACH_STAGE_FD": "3", "mode": "http"}}
-	if err := m.shim(&c, Spec{Process: "cat"}, sandbox.Image{Name: "x"}); err != nil {
+	if err := m.shim(&c, node.Spec{Process: "cat"}, sandbox.Image{Name: "x"}); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{

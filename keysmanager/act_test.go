@@ -23,6 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -88,7 +90,7 @@ func actDaemon(images, ort, folder string, do func(*Manager) error) error {
 	select {}
 }
 
-var withoutModel = Spec{Function: "g.ns", Namespace: "ns", Image: "test/wait:1", Env: map[string]string{"wait_mean": "1ms"}}
+var withoutModel = node.Spec{Function: "g.ns", Namespace: "ns", Image: "test/wait:1", Env: map[string]string{"wait_mean": "1ms"}}
 
 // hand starts eight replicas and hands their stage sockets to the test, over descriptor 3.
 func hand(m *Manager) error {
@@ -101,11 +103,12 @@ func hand(m *Manager) error {
 		if i >= 6 {
 			s = withoutModel
 		}
-		r, err := m.Start(context.Background(), Order{Replica: fmt.Sprint("r", i), Spec: s})
+		name := fmt.Sprint("r", i)
+		r, err := m.Start(context.Background(), node.Order{Replica: name, Spec: s}, nil)
 		if err != nil {
 			return err
 		}
-		b, err := json.Marshal(r)
+		b, err := json.Marshal(startedReplica{name, node.Started{PID: r.PID, Path: r.Path, Phases: r.Phases}})
 		if err != nil {
 			return err
 		}
@@ -124,7 +127,7 @@ func hand(m *Manager) error {
 
 // churn starts and stops replicas without an end, and prints a line for each; the first has the zygote loaded.
 func churn(m *Manager) error {
-	r, err := m.Start(context.Background(), Order{Replica: fmt.Sprint("first-", os.Getpid()), Spec: withModel})
+	r, err := m.Start(context.Background(), node.Order{Replica: fmt.Sprint("first-", os.Getpid()), Spec: withModel}, nil)
 	if err != nil {
 		return err
 	}
@@ -132,11 +135,11 @@ func churn(m *Manager) error {
 	for i := range 4 {
 		go func() {
 			for j := 0; ; j++ {
-				o := Order{Replica: fmt.Sprintf("c%d-%d-%d", os.Getpid(), i, j), Spec: withModel}
+				o := node.Order{Replica: fmt.Sprintf("c%d-%d-%d", os.Getpid(), i, j), Spec: withModel}
 				if j%4 == 3 {
 					o.Spec = withoutModel
 				}
-				r, err := m.Start(context.Background(), o)
+				r, err := m.Start(context.Background(), o, nil)
 				if err == nil && j%3 != 0 {
 					err = m.Stop(context.Background(), o.Replica, 0)
 				}
@@ -155,12 +158,12 @@ func churn(m *Manager) error {
 func loads(m *Manager) error {
 	s := withModel
 	s.Process = "./packs"
-	_, err := m.Start(context.Background(), Order{Replica: "never", Spec: s})
+	_, err := m.Start(context.Background(), node.Order{Replica: "never", Spec: s}, nil)
 	return err
 }
 
 // daemon starts one in a process of its own and returns the replicas that it has started.
-func daemon(t *testing.T, folder string) (cmd *exec.Cmd, replicas []*Replica) {
+func daemon(t *testing.T, folder string) (cmd *exec.Cmd, replicas []*startedReplica) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -186,7 +189,7 @@ func daemon(t *testing.T, folder string) (cmd *exec.Cmd, replicas []*Replica) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var r Replica
+		var r startedReplica
 		if err := json.Unmarshal(b[:n], &r); err != nil {
 			t.Fatal(err)
 		}
@@ -244,7 +247,7 @@ func actParks() error {
 			if err := c.Start(); err != nil {
 				return err
 			}
-			closeFiles(files)
+			resources.CloseFiles(files)
 			pid := c.Process.Pid
 			children[pid] = true
 			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(pid)})
@@ -274,15 +277,15 @@ func actParked() error {
 		case err != nil:
 			return err
 		case o.Kind == wire.OrderBegin:
-			fmt.Fprintln(files[1], slices.DeleteFunc(o.Env, func(kv string) bool { return !strings.HasPrefix(kv, envDevices+"=") }))
+			fmt.Fprintln(files[1], slices.DeleteFunc(o.Env, func(kv string) bool { return !strings.HasPrefix(kv, resources.EnvDevices+"=") }))
 			_, _ = io.Copy(io.Discard, files[0])
 			return nil
 		}
-		if slices.Contains(o.Env, envDevices+"=GPU-slow") {
+		if slices.Contains(o.Env, resources.EnvDevices+"=GPU-slow") {
 			continue
 		}
 		answer := wire.Order{Kind: wire.ChildParked, Version: wire.OrderVersion, Nanos: 1}
-		if slices.Contains(o.Env, envDevices+"=GPU-bad") {
+		if slices.Contains(o.Env, resources.EnvDevices+"=GPU-bad") {
 			answer = wire.Order{Kind: wire.ZygoteError, Version: wire.OrderVersion, Text: "out of memory on device GPU-bad"}
 		}
 		if _, err := gate.Write(wire.AppendOrder(nil, answer)); err != nil || answer.Kind == wire.ZygoteError {

@@ -10,61 +10,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// await returns where the end of a process will be told.
-func (m *Manager) await(entry string) <-chan warden.Exit {
-	ch := make(chan warden.Exit, 1)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if e, ok := m.early[entry]; ok {
-		ch <- e
-	} else {
-		m.awaited[entry] = ch
-	}
-	return ch
-}
-
-// forgo says that nobody awaits the end of a process any more.
-func (m *Manager) forgo(entry string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.awaited, entry)
-}
-
-// ended takes the end of a process from the warden, which must not be called with m.mu held: it may wait for this.
-func (m *Manager) ended(e warden.Exit) {
-	m.mu.Lock()
-	ch := m.awaited[e.Name]
-	delete(m.awaited, e.Name)
-	if ch == nil && m.early != nil {
-		m.early[e.Name] = e
-	}
-	m.mu.Unlock()
-	if ch != nil {
-		ch <- e // has room for the only one
-	}
-}
-
 // mourned reports the end of a process of the warden's own once it has come, unless it is left to the warden.
 func (m *Manager) mourned(p *process, ended <-chan warden.Exit) {
 	select {
 	case e := <-ended:
-		p.end(describe(e), endOf(e))
+		p.end(resources.Describe(e), resources.EndOf(e))
 	case <-m.detached:
 		p.output.Abandon()
-	}
-}
-
-// drop has the warden forget an entry.
-func (m *Manager) drop(entry string) {
-	m.vacate(entry)
-	if err := m.warden.Drop(entry); err != nil {
-		m.cfg.Log.Warn("warden keeps what has ended", "error", err)
 	}
 }
 
@@ -77,35 +36,29 @@ const listTimeout = 5 * time.Second
 // adopt takes over what an earlier daemon has left to the warden: zygotes, replicas, and ends that nobody has heard of. What
 // was half made is ended.
 func (m *Manager) adopt() error {
-	m.early = map[string]warden.Exit{}
-	kept, err := m.warden.Attach(m.ended)
+	m.exits.BeginAdoption()
+	kept, err := m.warden.Attach(m.exits.Tell)
 	if err != nil {
 		return err
 	}
-	for _, k := range kept {
-		if k.Ended {
-			m.mu.Lock()
-			m.early[k.Name] = warden.Exit{Name: k.Name, PID: k.PID, Status: k.Status}
-			m.mu.Unlock()
-		}
-	}
+	m.exits.Left(kept)
 	zygotes := map[string]*zygote{} // by entry
 	var replicas []leftReplica
 	var order []*zygote
 	var loading []<-chan struct{} // closed when they have ended
 	for _, k := range kept {
-		m.adoptAccount(k)
+		held := m.pool.Adopt(k)
 		switch d, err := decode(k.Meta); {
 		case err != nil:
-			m.discard(k, err)
+			m.discard(k, held, err)
 		case d.Replica != nil:
-			replicas = append(replicas, leftReplica{k, *d.Replica})
+			replicas = append(replicas, leftReplica{k, held, *d.Replica})
 		case d.Zygote.Loaded.IsZero():
-			loading = append(loading, m.discard(k, fmt.Errorf("zygote of %q had not loaded", d.Zygote.Function)))
+			loading = append(loading, m.discard(k, held, fmt.Errorf("zygote of %q had not loaded", d.Zygote.Function)))
 		default:
-			z, err := m.adoptZygote(k, *d.Zygote)
+			z, err := m.adoptZygote(k, held, *d.Zygote)
 			if err != nil {
-				m.discard(k, err)
+				m.discard(k, held, err)
 				continue
 			}
 			zygotes[k.Name] = z
@@ -117,9 +70,7 @@ func (m *Manager) adopt() error {
 	for _, z := range order { // the latest comes last: it is the present one of its function
 		m.install(z)
 	}
-	m.mu.Lock()
-	m.early = nil
-	m.mu.Unlock()
+	m.exits.EndAdoption()
 	m.awaitLists(order)
 	m.sweepHalfPacked(loading)
 	if len(kept) > 0 {
@@ -130,8 +81,9 @@ func (m *Manager) adopt() error {
 
 // leftReplica is what was kept of a replica.
 type leftReplica struct {
-	k warden.Kept
-	d replicaMeta
+	k    warden.Kept
+	held *resources.Reservation
+	d    replicaMeta
 }
 
 // adoptReplicas adopts replicas, whose zygotes were, by entry.
@@ -140,11 +92,11 @@ func (m *Manager) adoptReplicas(replicas []leftReplica, zygotes map[string]*zygo
 	for i, r := range replicas {
 		// Of one name, the latest is it.
 		if slices.ContainsFunc(replicas[i+1:], func(next leftReplica) bool { return next.d.Replica == r.d.Replica }) {
-			m.discard(r.k, errSucceeded)
+			m.discard(r.k, r.held, errSucceeded)
 			continue
 		}
-		if err := m.adoptReplica(r.k, r.d, zygotes[cmp.Or(r.d.Zygote, r.d.Mapped)]); err != nil {
-			m.discard(r.k, err)
+		if err := m.adoptReplica(r, zygotes[cmp.Or(r.d.Zygote, r.d.Mapped)]); err != nil {
+			m.discard(r.k, r.held, err)
 		}
 	}
 }
@@ -153,10 +105,10 @@ func (m *Manager) adoptReplicas(replicas []leftReplica, zygotes map[string]*zygo
 var errSucceeded = errors.New("another replica has its name since")
 
 // adoptZygote makes a zygote of what was kept of it. Nothing is read from it yet.
-func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
+func (m *Manager) adoptZygote(k warden.Kept, held *resources.Reservation, d zygoteMeta) (*zygote, error) {
 	if d.Form == formMap && len(k.Files) == 2 {
 		z := m.newZygote(d.key(), k.Name, d.Function)
-		z.memory, z.bytes, z.loaded, z.load, z.replaced = k.Files, d.Bytes, d.Loaded, d.Load, d.Replaced
+		z.held, z.memory, z.bytes, z.loaded, z.load, z.replaced = held, k.Files, d.Bytes, d.Loaded, d.Load, d.Replaced
 		return z, nil
 	}
 	if len(k.Files) != 3 || k.PID == 0 {
@@ -168,14 +120,15 @@ func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
 	}
 	_ = k.Files[0].Close() // conn has its own
 	z := m.newZygote(d.key(), k.Name, d.Function)
+	z.held = held
 	z.conn, z.pid, z.prepacked, z.bytes, z.loaded, z.load, z.replaced = conn, k.PID, d.Prepacked, d.Bytes, d.Loaded, d.Load, d.Replaced
 	z.nextID = rand.Uint32() // answers to an earlier daemon's orders may still come
-	z.ended = m.await(k.Name)
+	z.ended = m.exits.Await(k.Name)
 	z.unlisted, z.listed = map[uint32]bool{}, make(chan struct{})
 	z.output = sandbox.ResumeOutput(k.Files[1], k.Files[2], m.zygoteOutput(z.key, d.Function))
 	z.measureShared()
 	z.limits = d.Limits
-	z.group = m.adoptGroup(k.Name, d.Function, "", m.zygoteLimits(), 0, d.Loaded.Add(-d.Load))
+	z.held.AdoptGroup(k.Name, d.Function, "", m.zygoteLimits(), 0, d.Loaded.Add(-d.Load))
 	m.missed(k, d.Function, z.key.what())
 	return z, nil
 }
@@ -183,26 +136,29 @@ func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
 func (d zygoteMeta) key() zygoteKey {
 	return zygoteKey{
 		namespace: d.Namespace, digest: d.Digest, model: d.Model, process: d.Process, form: d.Form, engineName: d.Runtime, environment: d.Seen,
-		generation: d.Generation, worker: d.Worker, device: d.Device, network: cmp.Or(d.Network, networkHost), secrets: d.Secrets,
+		generation: d.Generation, worker: d.Worker, device: d.Device, network: cmp.Or(d.Network, resources.NetworkHost), secrets: d.Secrets,
 	}
 }
 
 // adoptReplica makes a replica of what was kept of it, which started from z. One whose zygote is unknown has ended with that.
-func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
+func (m *Manager) adoptReplica(r leftReplica, z *zygote) error {
+	k, d := r.k, r.d
 	if own := d.Zygote == ""; len(k.Files) != 2 || own != (k.PID != 0) || !own && d.PID == 0 {
 		return fmt.Errorf("replica %q: process %d and %d descriptors, want 2: stdout, stderr", d.Replica, max(k.PID, d.PID), len(k.Files))
 	}
 	p := &process{
-		replica: d.Replica, function: d.Function, pid: max(k.PID, d.PID), task: cmp.Or(d.Task, k.PID, d.PID), path: d.Path, device: d.Device, reserved: d.Reserved,
+		replica: d.Replica, function: d.Function, pid: max(k.PID, d.PID), task: cmp.Or(d.Task, k.PID, d.PID), path: d.Path, device: d.Device, held: r.held,
 		phases: d.Phases, started: d.Started, running: true, owner: m, entry: k.Name,
 		placed: make(chan struct{}), gone: make(chan struct{}),
 	}
 	close(p.placed)
 	p.output = sandbox.ResumeOutput(k.Files[0], k.Files[1], func(stream, line string) { m.cfg.Output(d.Function, d.Replica, stream, line) })
+	p.held.AdoptDevices(d.Replica, d.Function, d.Reserved)
+	p.held.Runs(p.pid)
 	if d.Task == 0 {
-		p.group = m.adoptGroup(d.Group, d.Function, d.Replica, d.Limits, d.CPUMilli, d.Started)
+		p.held.AdoptGroup(d.Group, d.Function, d.Replica, d.Limits, d.CPUMilli, d.Started)
 	} else if z != nil { // a worker's replicas are in its group
-		m.totals.began(d.Function)
+		m.pool.Began(d.Function)
 	}
 	m.missed(k, d.Function, d.Replica)
 	if z != nil {
@@ -218,7 +174,7 @@ func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
 	m.mu.Unlock()
 	switch {
 	case d.Zygote == "":
-		ended := m.await(k.Name)
+		ended := m.exits.Await(k.Name)
 		m.ends.Go(func() { m.mourned(p, ended) })
 	case z == nil:
 		how := task.EndShared
@@ -326,22 +282,24 @@ func (m *Manager) missed(k warden.Kept, function, replica string) {
 }
 
 // discard ends what cannot be adopted. What it returns is closed when it has ended.
-func (m *Manager) discard(k warden.Kept, why error) <-chan struct{} {
+func (m *Manager) discard(k warden.Kept, held *resources.Reservation, why error) <-chan struct{} {
 	m.cfg.Log.Warn("left by an earlier KeysManager and not adopted", "entry", k.Name, "pid", k.PID, "why", why)
 	for _, f := range k.Files {
 		_ = f.Close() // nothing was written through it
 	}
 	if k.PID == 0 {
-		m.drop(k.Name)
+		held.Release()
+		m.pool.Drop(k.Name)
 		return nothing()
 	}
-	ended, gone := m.await(k.Name), make(chan struct{})
+	ended, gone := m.exits.Await(k.Name), make(chan struct{})
 	m.ends.Go(func() {
 		defer close(gone)
 		_ = m.warden.Signal(k.Name, unix.SIGKILL) // fails when the warden is gone, and the process with it
 		select {
 		case <-ended:
-			m.drop(k.Name)
+			held.Release()
+			m.pool.Drop(k.Name)
 		case <-m.detached:
 		}
 	})

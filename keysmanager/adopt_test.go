@@ -13,11 +13,13 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 )
 
 // after makes a Manager of the same warden.
-func after(t *testing.T, c *warden.Client) *node {
+func after(t *testing.T, c *warden.Client) *rig {
 	return newNode(t, func(cfg *Config) { cfg.Warden = c })
 }
 
@@ -29,7 +31,7 @@ func wardenOf(t *testing.T) *warden.Client {
 }
 
 // names are those of the replicas that a node has.
-func (n *node) names() (out []string) {
+func (n *rig) names() (out []string) {
 	for _, r := range n.Inventory().Replicas {
 		out = append(out, r.Name)
 	}
@@ -39,11 +41,11 @@ func (n *node) names() (out []string) {
 func TestWhatIsDetachedIsAdopted(t *testing.T) {
 	w := wardenOf(t)
 	old := after(t, w)
-	plain := Spec{Function: "g.ns", Namespace: "ns", Image: "test/wait:1"}
-	all := []*Replica{old.start("a", withModel), old.start("b", withModel), old.start("p", plain)}
+	plain := node.Spec{Function: "g.ns", Namespace: "ns", Image: "test/wait:1"}
+	all := []*startedReplica{old.start("a", withModel), old.start("b", withModel), old.start("p", plain)}
 	want := old.Inventory()
 	old.Detach()
-	if _, err := old.Start(t.Context(), Order{Replica: "x", Spec: plain}); err == nil {
+	if _, err := old.Start(t.Context(), node.Order{Replica: "x", Spec: plain}); err == nil {
 		t.Error("a detached manager starts")
 	}
 	n := after(t, w)
@@ -122,7 +124,7 @@ func TestWhatWasInvalidatedIsAdoptedAsThat(t *testing.T) {
 func TestEndsThatNobodyHasHeardOf(t *testing.T) {
 	w := wardenOf(t)
 	old := after(t, w)
-	killed, plain := old.start("killed", withModel), old.start("plain", Spec{Function: "g.ns", Image: "test/wait:1"})
+	killed, plain := old.start("killed", withModel), old.start("plain", node.Spec{Function: "g.ns", Image: "test/wait:1"})
 	quits := old.start("quits", withModel)
 	old.answers(quits)
 	stays := old.start("stays", withModel)
@@ -142,7 +144,7 @@ func TestEndsThatNobodyHasHeardOf(t *testing.T) {
 		e := n.exit()
 		causes[e.Replica] = e.Cause
 	}
-	for name, want := range map[string]string{"killed": "killed by SIGKILL", "plain": "killed by SIGKILL", "quits": exitedWell} {
+	for name, want := range map[string]string{"killed": "killed by SIGKILL", "plain": "killed by SIGKILL", "quits": resources.ExitedWell} {
 		if !strings.HasPrefix(causes[name], want) {
 			t.Errorf("%s ended: %q, want %q", name, causes[name], want)
 		}
@@ -270,7 +272,7 @@ func TestHalfMadeThingsAreEnded(t *testing.T) {
 func TestOutputWhileNoManagerRuns(t *testing.T) {
 	w, dir := wardenOf(t), t.TempDir()
 	old := after(t, w)
-	old.start("chatty", Spec{Function: "c.ns", Image: "test/wait:1", Process: "./chatty", Env: map[string]string{"FILES": dir}})
+	old.start("chatty", node.Spec{Function: "c.ns", Image: "test/wait:1", Process: "./chatty", Env: map[string]string{"FILES": dir}})
 	old.printed("chatty")
 	old.Detach()
 	touch := func(name string) {
@@ -307,7 +309,7 @@ func TestDetachEndsALoad(t *testing.T) {
 	old := after(t, w)
 	failed := make(chan error, 1)
 	go func() {
-		_, err := old.Start(context.WithoutCancel(t.Context()), Order{Replica: "a", Spec: withModel})
+		_, err := old.Start(context.WithoutCancel(t.Context()), node.Order{Replica: "a", Spec: withModel})
 		failed <- err
 	}()
 	proctest.Until(t, "the load to begin", func() bool {

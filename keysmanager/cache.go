@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -17,7 +19,7 @@ const loadTimeout = 5 * time.Minute
 
 // in returns the spec with what an image that speaks the stage protocol says of its environment, under the function's own:
 // which file is the model, above all. What other images say is their watchdog's business.
-func (s Spec) in(image sandbox.Image) Spec {
+func inImage(s node.Spec, image sandbox.Image) node.Spec {
 	if !image.Stage || len(image.Env) == 0 {
 		return s
 	}
@@ -34,7 +36,7 @@ func (s Spec) in(image sandbox.Image) Spec {
 
 // borrow returns the zygote of a key, loaded if it was not there, and keeps it from eviction until release is called; of
 // parameters that are invalidated meanwhile it is that of the next generation. warm says that it was there.
-func (m *Manager) borrow(ctx context.Context, key zygoteKey, spec Spec, image sandbox.Image) (z *zygote, warm bool, release func(), err error) {
+func (m *Manager) borrow(ctx context.Context, key zygoteKey, spec node.Spec, image sandbox.Image) (z *zygote, warm bool, release func(), err error) {
 	m.mu.Lock()
 	key = m.newest(key) // what is settled is held by nobody any more
 	s := m.hold(key)
@@ -164,7 +166,7 @@ func nothing() chan struct{} {
 
 // beginLoad makes room for a slot's zygote and begins to load it, and returns what is closed when that has ended. What does not fit is
 // refused, which is no failure of the zygote's.
-func (m *Manager) beginLoad(ctx context.Context, key zygoteKey, s *slot, spec Spec, image sandbox.Image) (done chan struct{}, err error) {
+func (m *Manager) beginLoad(ctx context.Context, key zygoteKey, s *slot, spec node.Spec, image sandbox.Image) (done chan struct{}, err error) {
 	n, err := m.need(key, image)
 	now := m.lockWeighed(0)
 	defer m.mu.Unlock()
@@ -205,7 +207,7 @@ func (m *Manager) beginLoad(ctx context.Context, key zygoteKey, s *slot, spec Sp
 }
 
 // refuse says why parameters do not fit, with m.mu held.
-func (m *Manager) refuse(function string, n need, now sample) error {
+func (m *Manager) refuse(function string, n need, now resources.Sample) error {
 	var busy, loading []keeper
 	for _, k := range m.slots.Keys() {
 		switch s, _ := m.slots.Peek(k); {
@@ -215,7 +217,7 @@ func (m *Manager) refuse(function string, n need, now sample) error {
 			busy = append(busy, keeper{m.nameOf(k, s), s.zygote.bytes})
 		}
 	}
-	return refusal(function, n, m.memory(now), now.own, busy, loading)
+	return refusal(function, n, m.memory(now), now.Own, busy, loading)
 }
 
 // loadFailed counts a failed load of a slot's zygote; m.mu is held.
@@ -227,7 +229,7 @@ func (m *Manager) loadFailed(s *slot, err error) {
 
 // load starts a slot's zygote, once those that give way to it have gone, and tells those who wait. It goes on when they have given up:
 // what is loaded is cached.
-func (m *Manager) load(ctx context.Context, limit time.Duration, key zygoteKey, s *slot, spec Spec, image sandbox.Image, gone []<-chan struct{}) {
+func (m *Manager) load(ctx context.Context, limit time.Duration, key zygoteKey, s *slot, spec node.Spec, image sandbox.Image, gone []<-chan struct{}) {
 	defer m.starts.Done()
 	defer s.cancel(nil)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it has not loaded after %v", limit))
@@ -261,7 +263,7 @@ func (m *Manager) load(ctx context.Context, limit time.Duration, key zygoteKey, 
 	s.loading, s.cancel, s.pid = nil, nil, 0
 	m.mu.Unlock()
 	switch {
-	case err != nil && (stale || spec.choice() && errors.As(err, new(impossible))): // fallBack says so
+	case err != nil && (stale || choosesPath(spec) && errors.As(err, new(impossible))): // fallBack says so
 	case err != nil:
 		m.cfg.Log.Warn(key.what()+" does not load", "function", spec.Function, "error", err)
 	case stale:
@@ -315,7 +317,7 @@ func (m *Manager) cached() []cached {
 
 // tidy ends zygotes that nobody's present spec uses and, when memory is short, idle ones. Their ends are not waited for.
 func (m *Manager) tidy() {
-	now := m.lockWeighed(sampleFresh)
+	now := m.lockWeighed(resources.SampleFresh)
 	if m.closed {
 		m.mu.Unlock()
 		return
@@ -330,7 +332,7 @@ func (m *Manager) tidy() {
 		}
 	}
 	counter := &m.counts.Evicted.Pressure
-	if b, _ := mem.tightest(calmBelow); b.name == boundOwn {
+	if b, _ := mem.tightest(resources.CalmBelow); b.Name == resources.BoundOwn {
 		counter = &m.counts.Evicted.Memory
 	}
 	for _, k := range victims {

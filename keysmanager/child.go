@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -22,9 +23,9 @@ import (
 // A zygote has one that is spare, ahead of need: to enter a cgroup takes longer than to fork and to become a replica together
 // (docs/adr/0029). It may have others that are parked, each on a device (docs/adr/0033).
 type child struct {
-	pid   int           // in a worker its thread's id
-	gate  *net.UnixConn // SOCK_SEQPACKET; closed, the child ends by itself
-	group *enclosure    // nil: none
+	pid  int                    // in a worker its thread's id
+	gate *net.UnixConn          // SOCK_SEQPACKET; closed, the child ends by itself
+	held *resources.Reservation // its cgroup
 }
 
 // berth is where a zygote's spare child waits.
@@ -159,7 +160,7 @@ func (z *zygote) claim(limits GroupLimits, device string) *child {
 		c, b.child, b.failed = b.child, nil, failures{}
 	}
 	z.mu.Unlock()
-	if c == nil || c.group == nil || c.group.limits == limits {
+	if c == nil || c.held.Group() == nil || c.held.Group().Limits() == limits {
 		return c
 	}
 	z.owner.ends.Go(func() { z.dismiss(c) }) // whom the start need not wait for
@@ -168,7 +169,7 @@ func (z *zygote) claim(limits GroupLimits, device string) *child {
 
 // bear has a zygote fork a child, which waits at its gate, in a cgroup with these limits.
 func (m *Manager) bear(ctx context.Context, z *zygote, limits GroupLimits, spare bool) (c *child, err error) {
-	c = &child{}
+	c = &child{held: m.pool.New()}
 	var theirs *os.File
 	if c.gate, theirs, err = socketpair(unix.SOCK_SEQPACKET); err != nil {
 		return nil, err
@@ -176,10 +177,10 @@ func (m *Manager) bear(ctx context.Context, z *zygote, limits GroupLimits, spare
 	defer theirs.Close()
 	var groups []*os.File
 	if !z.works() { // whose threads are in its own
-		c.group, groups, err = m.enclose(newEntry("child"), z.function, limits)
+		groups, err = c.held.Enter(newEntry("child"), z.function, limits)
 	}
 	if err == nil {
-		defer closeFiles(groups)
+		defer resources.CloseFiles(groups)
 		if err = z.fork(ctx, c, theirs, spare); err == nil && !z.works() {
 			err = z.admit(c, groups)
 		}
@@ -249,18 +250,18 @@ func (z *zygote) dismiss(c *child) {
 // dispose gives back what is held of a child that has ended or will.
 func (m *Manager) dispose(c *child) {
 	_ = c.gate.Close() // nothing is on its way
-	m.disclose(c.group)
+	c.held.Release()
 }
 
 // spares are a zygote's children without a replica, as they are counted.
-func (z *zygote) spares() (all []copied) {
+func (z *zygote) spares() (all []resources.Copied) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	for pid := range z.waiting {
 		if z.works() {
 			break // its threads are counted with it
 		}
-		all = append(all, copied{int(pid), -1})
+		all = append(all, resources.Copied{PID: int(pid), Bytes: -1})
 	}
 	return all
 }
@@ -283,7 +284,7 @@ func (z *zygote) begin(c *child, p *process, message []byte, files []*os.File) e
 		return errChildEnded
 	}
 	delete(z.waiting, uint32(c.pid))
-	p.pid, p.task, p.group = c.pid, c.pid, c.group
+	p.pid, p.task = c.pid, c.pid
 	if z.works() {
 		p.pid = z.pid
 	}
@@ -328,7 +329,7 @@ func beginning(threads int, env map[string]string) ([]byte, error) {
 // admit moves a child, which waits at its gate, to its cgroups. The files by which one enters them are no zygote's: whoever has
 // them can move any process of the machine there.
 func (z *zygote) admit(c *child, groups []*os.File) error {
-	switch parent := parentOf(c.pid); {
+	switch parent := resources.ParentOf(c.pid); {
 	case parent != z.pid && (parent != 0 || c.pid == 1):
 		if hasEnded(z.pid) { // then what it leaves has another parent, and is told to have ended with it
 			return nil
@@ -378,7 +379,7 @@ func signalChild(parent, pid int, s syscall.Signal) error {
 		return err
 	}
 	defer unix.Close(fd)
-	switch parentOf(pid) { // asked only now: if it is, the descriptor is of this child, or of one that has ended
+	switch resources.ParentOf(pid) { // asked only now: if it is, the descriptor is of this child, or of one that has ended
 	case parent:
 		return unix.PidfdSendSignal(fd, s, nil, 0)
 	case 0:

@@ -12,10 +12,11 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // only returns the only zygote of a node.
-func (n *node) only() *zygote {
+func (n *rig) only() *zygote {
 	n.t.Helper()
 	n.zygote()
 	n.mu.Lock()
@@ -60,7 +61,7 @@ func TestASpareChildThatEnds(t *testing.T) {
 		spare := n.spare(z.pid)
 		var claimed *child
 		if !known { // its end comes between the claim and the beginning
-			claimed = z.claim(withModel.limits(), "")
+			claimed = z.claim(limitsOf(withModel), "")
 		}
 		if err := syscall.Kill(spare, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
@@ -110,9 +111,9 @@ func TestASpareChildHasTheLimits(t *testing.T) {
 	proctest.Gone(t, spare)
 	n.spare(z.pid)
 	z.mu.Lock()
-	got := z.berths[""].child.group.limits
+	got := z.berths[""].child.held.Group().Limits()
 	z.mu.Unlock()
-	if want := s.limits(); got != want {
+	if want := limitsOf(s); got != want {
 		t.Errorf("the next spare child is limited to %+v, want %+v as the latest replica", got, want)
 	}
 }
@@ -150,7 +151,7 @@ func TestAnEnvironmentThatIsTooLong(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if _, err := n.Start(ctx, Order{Replica: "x", Spec: s}); err == nil || !strings.Contains(err.Error(), "want at most 65536") || errors.Is(err, context.DeadlineExceeded) {
+	if _, err := n.Start(ctx, node.Order{Replica: "x", Spec: s}); err == nil || !strings.Contains(err.Error(), "want at most 65536") || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v, want the sizes", err)
 	}
 }

@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -30,7 +32,7 @@ type load struct {
 	err            error
 }
 
-func (l *load) run(r *Replica) {
+func (l *load) run(r *startedReplica) {
 	b := wire.Batch{Calls: []wire.Call{{Input: tensor.Input{{Items: tensor.Activation{{Bytes: []byte("x")}}}}}}}
 	l.done.Go(func() {
 		c := wire.NewConn(r.Conn)
@@ -107,7 +109,7 @@ func TestADaemonThatIsKilledUnderLoad(t *testing.T) {
 		e := n.exit()
 		causes[e.Replica] = e.Cause
 	}
-	for name, want := range map[string]string{"r1": "killed by SIGKILL", "r7": "killed by SIGKILL", "r2": exitedWell} {
+	for name, want := range map[string]string{"r1": "killed by SIGKILL", "r7": "killed by SIGKILL", "r2": resources.ExitedWell} {
 		if !strings.HasPrefix(causes[name], want) {
 			t.Errorf("%s ended: %q, want %q", name, causes[name], want)
 		}
@@ -118,7 +120,7 @@ func TestADaemonThatIsKilledUnderLoad(t *testing.T) {
 	}
 	pids := []int{inv.Zygotes[0].PID}
 	for _, r := range inv.Replicas {
-		i := slices.IndexFunc(replicas, func(x *Replica) bool { return x.Name == r.Name })
+		i := slices.IndexFunc(replicas, func(x *startedReplica) bool { return x.Name == r.Name })
 		if replicas[i].PID != r.PID || replicas[i].Path != r.Path || !slices.Equal(replicas[i].Phases, r.Phases) {
 			t.Errorf("adopted %+v, want %+v", r, replicas[i])
 		}
@@ -136,7 +138,7 @@ func TestADaemonThatIsKilledUnderLoad(t *testing.T) {
 			t.Errorf("%s: %v", name, l.err)
 		}
 	}
-	parent := parentOf(pids[0])
+	parent := resources.ParentOf(pids[0])
 	n.Close()
 	if left := proctest.Children(t, parent); len(left) != 0 {
 		t.Errorf("the warden has children %v after the end of all", left)
@@ -162,10 +164,10 @@ func TestAWardenThatDies(t *testing.T) {
 	}
 	defer c.Close()
 	n := after(t, c)
-	forked, own := n.start("forked", withModel), n.start("own", Spec{Function: "g.ns", Image: "test/wait:1"})
+	forked, own := n.start("forked", withModel), n.start("own", node.Spec{Function: "g.ns", Image: "test/wait:1"})
 	n.answers(forked)
 	z := n.zygote()
-	if err := syscall.Kill(parentOf(z), syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(resources.ParentOf(z), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	causes := map[string]string{}
@@ -181,9 +183,9 @@ func TestAWardenThatDies(t *testing.T) {
 	for _, pid := range []int{z, forked.PID, own.PID} {
 		proctest.Gone(t, pid)
 	}
-	n.answers(n.start("own", Spec{Function: "g.ns", Image: "test/wait:1"})) // by another warden
+	n.answers(n.start("own", node.Spec{Function: "g.ns", Image: "test/wait:1"})) // by another warden
 	proctest.Until(t, "the zygote to be loaded again", func() bool {
-		r, err := n.Start(t.Context(), Order{Replica: "forked", Spec: withModel})
+		r, err := n.Start(t.Context(), node.Order{Replica: "forked", Spec: withModel})
 		if err != nil {
 			return false
 		}
@@ -191,7 +193,7 @@ func TestAWardenThatDies(t *testing.T) {
 		n.answers(r)
 		return true
 	})
-	next := parentOf(n.zygote())
+	next := resources.ParentOf(n.zygote())
 	n.Close()
 	c.Close()
 	proctest.Gone(t, next)
@@ -236,7 +238,7 @@ func TestDaemonsThatAreKilledAtAnyMoment(t *testing.T) {
 	n := after(t, c)
 	proctest.Until(t, "all replicas to be gone", func() bool { return len(n.Inventory().Replicas) == 0 })
 	z := n.zygote()
-	for pid, want := range map[int]int{z: n.spare(z), parentOf(z): z} {
+	for pid, want := range map[int]int{z: n.spare(z), resources.ParentOf(z): z} {
 		proctest.Until(t, "its children to be those of the inventory", func() bool {
 			return slices.Equal(proctest.Children(t, pid), []int{want})
 		})

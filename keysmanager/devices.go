@@ -1,191 +1,23 @@
 package keysmanager
 
 import (
-	"cmp"
-	"errors"
-	"fmt"
-	"os"
-	"slices"
-	"strconv"
-	"strings"
-
-	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
-
-// envDevices says to CUDA which devices a process may see, by UUID; empty: none.
-const envDevices = "CUDA_VISIBLE_DEVICES"
-
-// Device is an accelerator as it was seen last: a whole GPU, or a part of one (MIG).
-type Device struct {
-	ID          string // its UUID
-	Index       string // of the GPU on the machine, such as 2; of a part GPU:PART, such as 2:0
-	Name        string
-	Memory      int64         // bytes
-	Used        int64         // bytes, by all processes of the machine
-	Utilisation float64       // share of the latest seconds in which it computed; negative: unknown
-	Temperature int           // degrees Celsius; 0: unknown
-	Power       float64       // watts that it draws; 0: unknown
-	Unhealthy   string        // why nothing may run on it; empty: it is well
-	Processes   map[int]int64 // bytes by pid, where they are known; not changed
-}
-
-// DeviceInfo is a device and who has it.
-type DeviceInfo struct {
-	Device
-	Reserved int64    // bytes, for this node's replicas
-	Free     int64    // bytes that may still be reserved: what is neither reserved nor used by others
-	Replicas []string // for which some of it is reserved, sorted
-
-	Parked    int64    // bytes of Free that children take who wait on it or are about to, and give back when they are wanted
-	ParkedFor []string // whose children wait on it, by function, sorted
-}
-
-// ErrDevice is the error of a replica for which there is no device, or too little memory on it.
-var ErrDevice = errors.New("cannot be reserved")
-
-// contextOverhead is what a process takes of a device's memory beside parameters, in bytes, until that is measured.
-const contextOverhead = 512 << 20
-
-// holder is a process and what is reserved for it: a replica's, or a part of a worker's. Holders may have a process together.
-type holder struct {
-	replica  string           // empty: a worker's context, or a parked child
-	pid      int              // 0: not yet known
-	reserved map[string]int64 // bytes by device
-	parks    bool             // it is a child that is parked, or about to be
-	parked   string           // the function whose child is parked; empty: it is not yet, or none
-}
-
-// survey says what is free of each device. What a replica uses beyond what is reserved for it is not free either, and use that
-// cannot be told to be a replica's counts as somebody else's: too much is taken for used then, never too little. parent returns
-// the parent of a process, so that a replica's children are its own.
-func survey(seen []Device, holders []holder, parent func(pid int) int) []DeviceInfo {
-	out := make([]DeviceInfo, 0, len(seen))
-	for _, d := range seen {
-		info := DeviceInfo{Device: d}
-		used := usage(d, holders, parent)
-		taken, ours := int64(0), int64(0)
-		for i, h := range holders {
-			ours += used[i]
-			bytes, ok := h.reserved[d.ID]
-			switch {
-			case ok && h.parks:
-				if h.parked != "" {
-					info.ParkedFor = append(info.ParkedFor, h.parked)
-				}
-				info.Parked += max(bytes, used[i])
-				continue
-			case ok && h.replica != "":
-				info.Replicas = append(info.Replicas, h.replica)
-			}
-			info.Reserved += bytes
-			taken += max(bytes, used[i])
-		}
-		slices.Sort(info.Replicas)
-		slices.Sort(info.ParkedFor)
-		info.Free = max(d.Memory-taken-max(d.Used-ours, 0), 0)
-		out = append(out, info)
-	}
-	slices.SortFunc(out, func(a, b DeviceInfo) int { return cmp.Compare(a.ID, b.ID) })
-	return out
-}
-
-// usage returns how many bytes of a device the processes of each holder use.
-func usage(d Device, holders []holder, parent func(pid int) int) []int64 {
-	owner := map[int]int{}
-	for i, h := range slices.Backward(holders) {
-		if h.pid > 0 {
-			owner[h.pid] = i
-		}
-	}
-	const generations = 16
-	used := make([]int64, len(holders))
-	for pid, bytes := range d.Processes {
-		for range generations {
-			if i, ok := owner[pid]; ok {
-				used[i] += bytes
-				break
-			}
-			if pid = parent(pid); pid <= 1 {
-				break
-			}
-		}
-	}
-	for i, h := range holders { // of a process's use each of its holders has as much as is reserved for it, and the first the rest
-		if first, ok := owner[h.pid]; ok && first != i {
-			used[i] = min(h.reserved[d.ID], max(0, used[first]-holders[first].reserved[d.ID]))
-			used[first] -= used[i]
-		}
-	}
-	return used
-}
-
-// reserve returns what a replica is to get of each of the devices: bytes of each, or when that is 0 all that is free of devices
-// that no other replica has.
-func reserve(all []DeviceInfo, ids []string, bytes int64) (map[string]int64, error) {
-	got := map[string]int64{}
-	for _, id := range ids {
-		i := slices.IndexFunc(all, func(d DeviceInfo) bool { return d.ID == id })
-		if i < 0 {
-			return nil, fmt.Errorf("device %q: %w: this node does not have it", id, ErrDevice)
-		}
-		d := all[i]
-		need := plan.DeviceNeed(bytes, d.Memory)
-		_, twice := got[id]
-		switch {
-		case d.Unhealthy != "":
-			return nil, fmt.Errorf("device %q: %w: it is not well: %s", id, ErrDevice, d.Unhealthy)
-		case twice:
-			return nil, fmt.Errorf("device %q: %w: it is asked for twice", id, ErrDevice)
-		case need > d.Free || bytes == 0 && len(d.Replicas) > 0:
-			return nil, fmt.Errorf("device %q: %w: want %s, and %s of %s are free: %s are reserved for %d replicas, %s are in use",
-				id, ErrDevice, plan.Size(need), plan.Size(d.Free), plan.Size(d.Memory), plan.Size(d.Reserved), len(d.Replicas), plan.Size(d.Used))
-		case bytes == 0:
-			need = d.Free
-		}
-		got[id] = need
-	}
-	return got, nil
-}
 
 // devices returns the node's devices and what is free of them, with m.mu held.
 func (m *Manager) devices() []DeviceInfo {
-	if m.cfg.Devices == nil {
+	if !m.pool.HasDevices() {
 		return nil
 	}
-	var holders []holder
-	for _, p := range m.processes {
-		h := holder{replica: p.replica, reserved: p.reserved}
-		if p.running {
-			h.pid = p.pid
-		}
-		holders = append(holders, h)
-	}
+	return m.pool.Devices(m.holders())
+}
+
+// holders returns what zygotes and workers hold of devices beside replicas, with m.mu held.
+func (m *Manager) holders() (all []resources.Holder) {
 	for _, k := range m.slots.Keys() {
 		if s, _ := m.slots.Peek(k); s.zygote != nil || s.loading != nil {
-			holders = append(holders, m.holders(k, s)...)
+			all = append(all, m.holdersOf(k, s)...)
 		}
 	}
-	return survey(m.cfg.Devices(), holders, parentOf)
-}
-
-// equip reserves for p what its order wants of devices, with m.mu held. It is given back when p is forgotten.
-func (m *Manager) equip(p *process, o Order) (err error) {
-	if o.Device != "" {
-		p.reserved, err = reserve(m.devices(), strings.Split(o.Device, ","), o.Spec.DeviceMemory)
-	}
-	return err
-}
-
-// parentOf returns the parent of a process; 0: it has ended.
-func parentOf(pid int) int {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return 0
-	}
-	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:])) // state, parent, …
-	if len(fields) < 2 {
-		return 0
-	}
-	parent, _ := strconv.Atoi(fields[1]) // 0 when it is no number
-	return parent
+	return all
 }

@@ -13,12 +13,14 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 func TestEndsAreReportedWithTheirCause(t *testing.T) {
 	n := newNode(t, nil)
-	for name, s := range map[string]Spec{"forked": withModel, "spawned": {Function: "g.ns", Image: "test/wait:1"}} {
+	for name, s := range map[string]node.Spec{"forked": withModel, "spawned": {Function: "g.ns", Image: "test/wait:1"}} {
 		r := n.start(name, s)
 		n.answers(r)
 		if err := syscall.Kill(r.PID, syscall.SIGKILL); err != nil {
@@ -76,7 +78,7 @@ func TestNoStartFailsForKilledZygotes(t *testing.T) {
 		started := make(chan error, 3)
 		for j := range cap(started) {
 			go func() {
-				r, err := n.Start(t.Context(), Order{Replica: fmt.Sprint("r", i, "-", j), Spec: withModel})
+				r, err := n.Start(t.Context(), node.Order{Replica: fmt.Sprint("r", i, "-", j), Spec: withModel})
 				if err == nil {
 					_ = r.Conn.Close()
 				}
@@ -114,7 +116,7 @@ func TestAStartWaitsForABackOff(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	waits := make(chan error, 1)
 	go func() {
-		_, err := n.Start(ctx, Order{Replica: "second", Spec: withModel})
+		_, err := n.Start(ctx, node.Order{Replica: "second", Spec: withModel})
 		waits <- err
 	}()
 	proctest.Until(t, "the start to wait", func() bool {
@@ -137,16 +139,16 @@ func TestAStartWaitsForABackOff(t *testing.T) {
 
 func TestLoadingThatFailsSaysWhy(t *testing.T) {
 	n := newNode(t, nil)
-	for want, change := range map[string]func(*Spec){
-		"nosuch.onnx": func(s *Spec) { s.Env["STAGECOACH_MODEL"] = "nosuch.onnx" },
-		"no folder":   func(s *Spec) { s.Image = "test/nosuch:1" },
-		"repository":  func(s *Spec) { s.Image = "../../etc" },
-		"nosuchstage": func(s *Spec) { s.Process = "./nosuchstage" },
+	for want, change := range map[string]func(*node.Spec){
+		"nosuch.onnx": func(s *node.Spec) { s.Env["STAGECOACH_MODEL"] = "nosuch.onnx" },
+		"no folder":   func(s *node.Spec) { s.Image = "test/nosuch:1" },
+		"repository":  func(s *node.Spec) { s.Image = "../../etc" },
+		"nosuchstage": func(s *node.Spec) { s.Process = "./nosuchstage" },
 	} {
 		s := withModel
 		s.Env = maps.Clone(s.Env)
 		change(&s)
-		if _, err := n.Start(t.Context(), Order{Replica: "x", Spec: s}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := n.Start(t.Context(), node.Order{Replica: "x", Spec: s}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want an error with %q", err, want)
 		}
 	}
@@ -154,14 +156,14 @@ func TestLoadingThatFailsSaysWhy(t *testing.T) {
 
 func TestLinesAreTheirReplicas(t *testing.T) {
 	n := newNode(t, nil)
-	bad := func(text string) Spec {
+	bad := func(text string) node.Spec {
 		s := withModel
 		s.Env = maps.Clone(s.Env)
 		s.Env["wait_mean"] = text
 		return s
 	}
-	talk := Spec{Function: "t.ns", Image: "test/wait:1", Process: "./talk"}
-	for name, s := range map[string]Spec{"fork-1": bad("one"), "fork-2": bad("two"), "own-1": talk, "own-2": talk} {
+	talk := node.Spec{Function: "t.ns", Image: "test/wait:1", Process: "./talk"}
+	for name, s := range map[string]node.Spec{"fork-1": bad("one"), "fork-2": bad("two"), "own-1": talk, "own-2": talk} {
 		n.start(name, s)
 	}
 	for range 4 {
@@ -186,13 +188,13 @@ func TestLinesAreTheirReplicas(t *testing.T) {
 
 func TestStopIsPoliteFirst(t *testing.T) {
 	n := newNode(t, nil)
-	n.start("stubborn", Spec{Function: "s.ns", Image: "test/wait:1", Process: "./stubborn"})
+	n.start("stubborn", node.Spec{Function: "s.ns", Image: "test/wait:1", Process: "./stubborn"})
 	n.printed("stubborn") // from now on it does not hear SIGTERM
 	r := n.start("forked", withModel)
 	n.answers(r)
-	for name, want := range map[string]string{"stubborn": "killed by SIGKILL", "forked": exitedWell} {
+	for name, want := range map[string]string{"stubborn": "killed by SIGKILL", "forked": resources.ExitedWell} {
 		grace := 20 * time.Millisecond
-		if want == exitedWell {
+		if want == resources.ExitedWell {
 			grace = time.Minute
 		}
 		if err := n.Stop(t.Context(), name, grace); err != nil {
@@ -205,7 +207,7 @@ func TestStopIsPoliteFirst(t *testing.T) {
 			t.Errorf("a second time: %v", err)
 		}
 	}
-	n.start("stubborn", Spec{Function: "s.ns", Image: "test/wait:1", Process: "./stubborn"}) // the name is free again
+	n.start("stubborn", node.Spec{Function: "s.ns", Image: "test/wait:1", Process: "./stubborn"}) // the name is free again
 	n.printed("stubborn")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -216,12 +218,12 @@ func TestStopIsPoliteFirst(t *testing.T) {
 
 func TestWhatAReplicaLeavesBehindEnds(t *testing.T) {
 	n := newNode(t, nil)
-	n.start("litter", Spec{Function: "l.ns", Image: "test/wait:1", Process: "./litter"})
+	n.start("litter", node.Spec{Function: "l.ns", Image: "test/wait:1", Process: "./litter"})
 	pid, err := strconv.Atoi(n.printed("litter"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e := n.exit(); e.Cause != exitedWell {
+	if e := n.exit(); e.Cause != resources.ExitedWell {
 		t.Errorf("exit %+v", e)
 	}
 	proctest.Gone(t, pid)
@@ -241,7 +243,7 @@ func TestAnOrderThatIsGivenUpLeavesNothing(t *testing.T) {
 	n.answers(spare)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := n.Start(ctx, Order{Replica: "late", Spec: withModel}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := n.Start(ctx, node.Order{Replica: "late", Spec: withModel}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v, want the context's end", err)
 	}
 	if err := syscall.Kill(z, syscall.SIGCONT); err != nil {
@@ -266,7 +268,7 @@ func TestALoadOutlivesWhoWaitedForIt(t *testing.T) {
 	n := newNode(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := n.Start(ctx, Order{Replica: "a", Spec: withModel}); !errors.Is(err, context.Canceled) {
+	if _, err := n.Start(ctx, node.Order{Replica: "a", Spec: withModel}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want the context's end", err)
 	}
 	n.zygote()
@@ -279,7 +281,7 @@ func TestCloseEndsALoad(t *testing.T) {
 	n := newNode(t, nil)
 	failed := make(chan error, 1)
 	go func() {
-		_, err := n.Start(context.WithoutCancel(t.Context()), Order{Replica: "a", Spec: withModel})
+		_, err := n.Start(context.WithoutCancel(t.Context()), node.Order{Replica: "a", Spec: withModel})
 		failed <- err
 	}()
 	proctest.Until(t, "the load to begin", func() bool {
@@ -317,7 +319,7 @@ func TestAZygoteThatDoesNotListen(t *testing.T) {
 		if err := <-stopped; err != nil {
 			t.Error(err)
 		}
-		if e := n.exit(); e.Cause != exitedWell && e.Cause != "killed by SIGKILL" {
+		if e := n.exit(); e.Cause != resources.ExitedWell && e.Cause != "killed by SIGKILL" {
 			t.Errorf("exit %+v", e)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -42,7 +44,7 @@ var (
 )
 
 // engine returns what a function of this image computes with.
-func (s Spec) engine(image sandbox.Image) (engine, error) {
+func engineOf(s node.Spec, image sandbox.Image) (engine, error) {
 	switch name := s.Env[wire.EnvRuntime]; {
 	case name == "" || name == "onnx" || Watched(image, s.Env):
 		return onnxRuntime, nil
@@ -62,26 +64,26 @@ func (k zygoteKey) engine() engine {
 }
 
 // keeps tells whether something is kept of a function that its replicas start from.
-func (e engine) keeps(s Spec) bool { return e.always || s.Env[wire.EnvModel] != "" }
+func (e engine) keeps(s node.Spec) bool { return e.always || s.Env[wire.EnvModel] != "" }
 
 // can says why a function's replicas cannot start as it asks for; nil: they can.
-func (e engine) can(s Spec) error {
-	if _, ok := e.starts[s.form()]; !ok {
+func (e engine) can(s node.Spec) error {
+	if _, ok := e.starts[formOf(s)]; !ok {
 		return fmt.Errorf("annotation stagecoach.dev/start is %s, which stages of %s=%s have not; want auto, fork, heap or cold", s.Start, wire.EnvRuntime, e.name)
 	}
 	return nil
 }
 
 // form is what a function asks for.
-func (s Spec) form() form {
-	if s.choice() || s.Start == "fork" {
+func formOf(s node.Spec) form {
+	if choosesPath(s) || s.Start == "fork" {
 		return formFork
 	}
 	return form(s.Start)
 }
 
 // environment is the function's, without what is not its own to say.
-func (s Spec) environment() map[string]string {
+func environmentOf(s node.Spec) map[string]string {
 	env := maps.Clone(s.Env)
 	if env == nil {
 		env = map[string]string{}
@@ -93,11 +95,11 @@ func (s Spec) environment() map[string]string {
 }
 
 // seen is what a zygote of the engine knows of a function's environment, as text that tells two that differ apart; empty: nothing.
-func (e engine) seen(s Spec) string {
+func (e engine) seen(s node.Spec) string {
 	if !e.author {
 		return ""
 	}
-	env := s.environment()
+	env := environmentOf(s)
 	h := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		fmt.Fprintf(h, "%q=%q\n", name, env[name])
@@ -120,13 +122,13 @@ func (m *Manager) loads(e engine, env map[string]string, threads int) map[string
 }
 
 // zygoteEnvironment is that of a zygote, or of the process that packs in its place.
-func (m *Manager) zygoteEnvironment(key zygoteKey, s Spec) map[string]string {
+func (m *Manager) zygoteEnvironment(key zygoteKey, s node.Spec) map[string]string {
 	e, env := key.engine(), map[string]string{wire.EnvModel: key.model}
 	if key.form == formWorker {
-		env = map[string]string{wire.EnvRuntime: e.name, wire.EnvWorker: "1", envDevices: key.device}
+		env = map[string]string{wire.EnvRuntime: e.name, wire.EnvWorker: "1", resources.EnvDevices: key.device}
 	} else if e.author {
-		env = s.environment()
-		env[envDevices] = "" // no zygote has a device: it could not be forked
+		env = environmentOf(s)
+		env[resources.EnvDevices] = "" // no zygote has a device: it could not be forked
 		env[wire.EnvFunction] = s.Function
 	}
 	if e.makes && key.form == formFork {
@@ -136,7 +138,7 @@ func (m *Manager) zygoteEnvironment(key zygoteKey, s Spec) map[string]string {
 	}
 	threads := 0
 	if e.author { // what it compiles is for as many threads as its replicas have
-		threads = m.threads(Order{Spec: s})
+		threads = m.threads(node.Order{Spec: s})
 	}
 	return m.loads(e, env, threads)
 }

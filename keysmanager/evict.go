@@ -1,48 +1,28 @@
 package keysmanager
 
-import "time"
+import (
+	"time"
 
-// The shares of a bound between which memory is kept.
-const (
-	// Threshold is the share of the node's memory that may be in use before idle zygotes are evicted (QUART, §5).
-	Threshold = 0.85
-	// calmBelow is the share at which an eviction that has begun ends, so that one byte more does not begin the next.
-	calmBelow = 0.80
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
-
-// The names of bounds, as Inventory.Bound has them.
-const (
-	boundOwn     = "--memory"
-	boundCgroup  = "cgroup"
-	boundMachine = "machine"
-)
-
-// bound is one of the limits on what a node may use, in bytes.
-type bound struct {
-	name  string
-	total int64
-	used  int64 // counted as the limit counts, without what gives way when memory is short
-}
-
-func (b bound) below(share float64) int64 { return int64(float64(b.total)*share) - b.used }
 
 // memory is what eviction may know of a node's memory. One without bounds has no end.
 type memory struct {
-	bounds  []bound
+	bounds  []resources.Bound
 	coming  int64 // bytes that loads under way are expected to take
 	pressed bool  // an eviction has begun and has not come to its end: hysteresis
 	short   bool  // it was so a moment ago: nothing is loaded ahead of need
 }
 
 // tightest returns the bound with the least room below a share of it, and that room; it is negative when the share is passed.
-func (m memory) tightest(share float64) (b bound, room int64) {
+func (m memory) tightest(share float64) (b resources.Bound, room int64) {
 	for i, other := range m.bounds {
-		if r := other.below(share); i == 0 || r < room {
+		if r := other.Below(share); i == 0 || r < room {
 			b, room = other, r
 		}
 	}
 	if len(m.bounds) == 0 {
-		return bound{}, 1 << 62
+		return resources.Bound{}, 1 << 62
 	}
 	return b, room
 }
@@ -62,13 +42,13 @@ type cached struct {
 }
 
 // evict returns which zygotes to end: none until more than [Threshold] of a bound is in use, and then as many as it takes to come
-// down to calmBelow of every bound. Key stages go when nothing else is idle, of others the first in the given order (least recently
+// down to resources.CalmBelow of every bound. Key stages go when nothing else is idle, of others the first in the given order (least recently
 // used first); what is busy stays, also when that is too much. pressed says that memory is still short then.
 func evict(all []cached, m memory) (out []zygoteKey, pressed bool) {
 	if _, room := m.tightest(Threshold); room >= 0 && !m.pressed {
 		return nil, false
 	}
-	_, room := m.tightest(calmBelow)
+	_, room := m.tightest(resources.CalmBelow)
 	out, missing := takeIdle(all, -room, true)
 	return out, missing > 0
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -43,7 +44,7 @@ func TestWarmLoadsAhead(t *testing.T) {
 	broken, gone := withModel, withModel
 	broken.Function, broken.Namespace, broken.Env = "broken.b", "b", map[string]string{"STAGECOACH_MODEL": "nosuch.onnx"}
 	gone.Function, gone.Image = "gone.ns", "test/nosuch:1"
-	wanted := []Wanted{{Spec: gone}, {Spec: broken}, {Spec: Spec{Function: "none.ns", Image: "test/wait:1"}}, {Spec: withModel, Key: true}}
+	wanted := []node.Wanted{{Spec: gone}, {Spec: broken}, {Spec: node.Spec{Function: "none.ns", Image: "test/wait:1"}}, {Spec: withModel, Key: true}}
 	for range 3 {
 		err := n.Warm(t.Context(), wanted)
 		for _, want := range []string{`warm "gone.ns"`, `warm "broken.b"`} {
@@ -82,7 +83,7 @@ func TestWarmLooksSeldom(t *testing.T) {
 	twin, gone := withModel, withModel
 	twin.Function, gone.Function, gone.Image = "twin.ns", "gone.ns", "test/nosuch:1"
 	for range 3 {
-		_ = n.Warm(t.Context(), []Wanted{{Spec: withModel}, {Spec: twin}, {Spec: gone}}) // gone's error
+		_ = n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: twin}, {Spec: gone}}) // gone's error
 	}
 	if looks[withModel.Image] != 1 || looks[gone.Image] != 3 {
 		t.Errorf("looked %v, want once at what is there and each time at what is not", looks)
@@ -96,7 +97,7 @@ func TestWarmIsNoUse(t *testing.T) {
 	n := newNode(t, nil)
 	other := withModel
 	other.Namespace, other.Function = "other", "f.other"
-	both := []Wanted{{Spec: withModel}, {Spec: other}}
+	both := []node.Wanted{{Spec: withModel}, {Spec: other}}
 	if err := n.Warm(t.Context(), both); err != nil {
 		t.Fatal(err)
 	}

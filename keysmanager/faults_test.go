@@ -15,6 +15,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/internal/third_party/onnx/onnxpb"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/tensor/onnx"
 )
@@ -29,7 +30,7 @@ func containsAll(s string, parts ...string) bool {
 }
 
 // bad makes an image of the function wait with a folder of its own for its model, and returns both.
-func bad(t *testing.T, images sandbox.Images, name string) (Spec, string) {
+func bad(t *testing.T, images sandbox.Images, name string) (node.Spec, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "bad", name, "1")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -102,7 +103,7 @@ func TestBadModels(t *testing.T) {
 			n := newNode(t, func(c *Config) {
 				c.Images = twoFolders{all, sandbox.Images{Dir: filepath.Dir(filepath.Dir(filepath.Dir(dir)))}}
 			})
-			_, err := n.Start(t.Context(), Order{Replica: "x", Spec: s})
+			_, err := n.Start(t.Context(), node.Order{Replica: "x", Spec: s})
 			if err == nil || !containsAll(err.Error(), tc.want...) {
 				t.Errorf("got %v, want %q in it", err, tc.want)
 			}
@@ -130,7 +131,7 @@ func TestLoadsThatDoNotEnd(t *testing.T) {
 		n := newNode(t, func(c *Config) { c.loadTimeout = tc.limit })
 		s := withModel
 		s.Process = process
-		if _, err := n.Start(t.Context(), Order{Replica: "x", Spec: s}); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if _, err := n.Start(t.Context(), node.Order{Replica: "x", Spec: s}); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: got %v, want an error with %q", process, err, tc.want)
 		}
 		if inv := n.Inventory(); len(inv.Zygotes) != 0 || len(inv.Failures) != 1 || !strings.Contains(inv.Failures[0].Cause, tc.want) {
@@ -144,7 +145,7 @@ func TestAZygoteIsKilledWhilePacking(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Cache = t.TempDir() })
 	s := withModel
 	s.Process = "./packs-some"
-	if _, err := n.Start(t.Context(), Order{Replica: "x", Spec: s}); err == nil || !strings.Contains(err.Error(), "killed by SIGKILL") {
+	if _, err := n.Start(t.Context(), node.Order{Replica: "x", Spec: s}); err == nil || !strings.Contains(err.Error(), "killed by SIGKILL") {
 		t.Errorf("got %v, want that it was killed", err)
 	}
 	if left, err := filepath.Glob(filepath.Join(n.cfg.Cache, "*", "*")); err != nil || len(left) > 0 {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/cgroup"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // realGroups are this machine's cgroups, as cmd adapts them.
@@ -61,32 +62,32 @@ func groups(t *testing.T) realGroups {
 }
 
 // grouped is a node with cgroups. What must be left of them when it is closed is nothing.
-func grouped(t *testing.T) *node {
+func grouped(t *testing.T) *rig {
 	g := groups(t)
 	return newNode(t, func(c *Config) { c.Groups = g })
 }
 
 // script is a function without a model that runs a shell's script.
-func script(t *testing.T, text string) Spec {
+func script(t *testing.T, text string) node.Spec {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "script")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return Spec{Function: "s.ns", Namespace: "ns", Image: "test/wait:1", Process: "/bin/sh " + file}
+	return node.Spec{Function: "s.ns", Namespace: "ns", Image: "test/wait:1", Process: "/bin/sh " + file}
 }
 
 func TestAnEndNamesTheLimit(t *testing.T) {
 	n := grouped(t)
 	for name, tc := range map[string]struct {
 		script string
-		spec   Spec
+		spec   node.Spec
 		want   []string
 	}{
-		"eats":      {"exec dd if=/dev/zero of=/dev/null bs=256M count=1", Spec{Memory: 32 << 20}, []string{"killed: out of memory, its limit is 32 MiB (limits.memory)"}},
-		"feeds":     {"dd if=/dev/zero of=/dev/null bs=256M count=1; exit 7", Spec{Memory: 32 << 20}, []string{"exit status 7, 1 of its processes killed: out of memory, its limit is 32 MiB"}},
-		"bombs":     {"for i in $(seq 1500); do sleep 1000 & done", Spec{}, []string{"exit status 2, ", " starts of processes refused: its limit is 1024 processes and threads"}},
-		"is killed": {"kill -9 $$", Spec{Memory: 32 << 20}, []string{"killed by SIGKILL"}},
+		"eats":      {"exec dd if=/dev/zero of=/dev/null bs=256M count=1", node.Spec{Memory: 32 << 20}, []string{"killed: out of memory, its limit is 32 MiB (limits.memory)"}},
+		"feeds":     {"dd if=/dev/zero of=/dev/null bs=256M count=1; exit 7", node.Spec{Memory: 32 << 20}, []string{"exit status 7, 1 of its processes killed: out of memory, its limit is 32 MiB"}},
+		"bombs":     {"for i in $(seq 1500); do sleep 1000 & done", node.Spec{}, []string{"exit status 2, ", " starts of processes refused: its limit is 1024 processes and threads"}},
+		"is killed": {"kill -9 $$", node.Spec{Memory: 32 << 20}, []string{"killed by SIGKILL"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n.t = t
@@ -163,7 +164,7 @@ func TestSetCPU(t *testing.T) {
 	if err := n.Stop(t.Context(), "spins", 0); err != nil {
 		t.Error(err)
 	}
-	if u := n.used()["s.ns"]; u.cpu == 0 || u.throttled == 0 || u.memory != 0 {
+	if u := n.used()["s.ns"]; u.CPU == 0 || u.Throttled == 0 || u.Memory != 0 {
 		t.Errorf("after its end %+v, want what it has used, and no memory", u)
 	}
 	n.Forget("s.ns")
@@ -224,7 +225,7 @@ func TestNoGroupIsLeft(t *testing.T) {
 			cancel() // before it has begun
 		}
 		name := fmt.Sprint("r", i)
-		r, err := n.Start(ctx, Order{Replica: name, Spec: withModel})
+		r, err := n.Start(ctx, node.Order{Replica: name, Spec: withModel})
 		cancel()
 		if err == nil {
 			_ = r.Conn.Close()

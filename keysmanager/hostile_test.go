@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -94,13 +95,13 @@ func given(oob []byte) string {
 }
 
 // hostile starts a replica of a zygote that lies, which must fail, and returns how. The zygote is left with no replica.
-func (n *node) hostile(how string) error {
+func (n *rig) hostile(how string) error {
 	n.t.Helper()
 	s := withModel
 	s.Process, s.Start = os.Args[0]+" "+actAs+" zygote "+how, "heap"
 	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
 	defer cancel()
-	r, err := n.Start(ctx, Order{Replica: "x", Spec: s})
+	r, err := n.Start(ctx, node.Order{Replica: "x", Spec: s})
 	if err == nil {
 		n.t.Fatalf("%s: replica %+v", how, r)
 	}
@@ -147,7 +148,7 @@ func TestAZygoteThatLies(t *testing.T) {
 	if err := n.hostile("flood"); !strings.Contains(err.Error(), "more than it was asked") {
 		t.Errorf("a zygote that talks without end: %v", err)
 	}
-	if _, err := n.Start(t.Context(), Order{Replica: "x", Spec: withModel}); err != nil && !errors.Is(err, ErrRunning) {
+	if _, err := n.Start(t.Context(), node.Order{Replica: "x", Spec: withModel}); err != nil && !errors.Is(err, ErrRunning) {
 		t.Errorf("another one: %v", err)
 	}
 }
@@ -157,7 +158,7 @@ func TestAChildForTwo(t *testing.T) {
 	n := newNode(t, nil)
 	s := withModel
 	s.Process, s.Start = os.Args[0]+" "+actAs+" zygote twice", "heap"
-	r, err := n.Start(t.Context(), Order{Replica: "x", Spec: s})
+	r, err := n.Start(t.Context(), node.Order{Replica: "x", Spec: s})
 	cause := fmt.Sprint(err)
 	if err == nil {
 		_ = r.Conn.Close()
@@ -175,7 +176,7 @@ func TestAChildThatHasEndedAlready(t *testing.T) {
 	s.Process, s.Start = os.Args[0]+" "+actAs+" zygote gone", "heap"
 	for i := range 20 {
 		name := strconv.Itoa(i)
-		r, err := n.Start(t.Context(), Order{Replica: name, Spec: s})
+		r, err := n.Start(t.Context(), node.Order{Replica: name, Spec: s})
 		if err != nil {
 			continue
 		}

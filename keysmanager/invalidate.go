@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // Invalidation is what Invalidate has done.
@@ -73,13 +74,13 @@ func (m *Manager) Forget(function string) {
 	}
 	delete(m.uses, function)
 	m.mu.Unlock()
-	m.totals.forget(function)
+	m.pool.Forget(function)
 	m.tidy()
 	m.changed()
 }
 
 // Load brings the parameters of a function into memory, unless they are there, and returns what is there.
-func (m *Manager) Load(ctx context.Context, spec Spec) (ZygoteInfo, error) {
+func (m *Manager) Load(ctx context.Context, spec node.Spec) (ZygoteInfo, error) {
 	m.mu.Lock()
 	a := m.ask(spec.Function)
 	m.mu.Unlock()
@@ -88,8 +89,8 @@ func (m *Manager) Load(ctx context.Context, spec Spec) (ZygoteInfo, error) {
 	if err != nil {
 		return ZygoteInfo{}, err
 	}
-	spec = spec.in(image)
-	e, err := spec.engine(image)
+	spec = inImage(spec, image)
+	e, err := engineOf(spec, image)
 	if err != nil {
 		return ZygoteInfo{}, fmt.Errorf("load %q: %w", spec.Function, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -62,9 +63,9 @@ func TestInvalidateDuringALoad(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 	defer cancel()
 	n := newNode(t, nil)
-	started := make(chan *Replica, 1)
+	started := make(chan *startedReplica, 1)
 	go func() {
-		r, err := n.Start(ctx, Order{Replica: "a", Spec: withModel})
+		r, err := n.Start(ctx, node.Order{Replica: "a", Spec: withModel})
 		if err != nil {
 			t.Error(err)
 		}
@@ -125,7 +126,7 @@ func TestStartsNeverForkFromWhatWasReplaced(t *testing.T) {
 			for i := range 8 {
 				name := fmt.Sprint("r", g, "-", i)
 				least := latest.Load()
-				r, err := n.Start(ctx, Order{Replica: name, Spec: withModel})
+				r, err := n.Start(ctx, node.Order{Replica: name, Spec: withModel})
 				if errors.Is(err, errForgotten) {
 					continue
 				}
@@ -184,15 +185,15 @@ func (f forgetting) Resolve(image string) (sandbox.Image, error) {
 }
 
 func TestWhatIsForgottenDuringAStartDoesNotComeBack(t *testing.T) {
-	var n *node
+	var n *rig
 	n = newNode(t, func(c *Config) { c.Images = forgetting{c.Images, func() { n.Forget("f.ns") }} })
-	if _, err := n.Start(t.Context(), Order{Replica: "a", Spec: withModel}); !errors.Is(err, errForgotten) {
+	if _, err := n.Start(t.Context(), node.Order{Replica: "a", Spec: withModel}); !errors.Is(err, errForgotten) {
 		t.Errorf("start: %v, want %v", err, errForgotten)
 	}
 	if _, err := n.Load(t.Context(), withModel); !errors.Is(err, errForgotten) {
 		t.Errorf("load: %v, want %v", err, errForgotten)
 	}
-	if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}}); err != nil {
+	if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel}}); err != nil {
 		t.Errorf("warm: %v", err)
 	}
 	if inv := n.Inventory(); len(inv.Zygotes) != 0 || len(n.uses) != 0 || len(n.asks) != 0 {
@@ -204,7 +205,7 @@ func TestARedeployWithoutAModelRetiresTheZygote(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("a", withModel)
 	z := n.zygote()
-	n.start("b", Spec{Function: "f.ns", Namespace: "ns", Image: "test/wait:1"})
+	n.start("b", node.Spec{Function: "f.ns", Namespace: "ns", Image: "test/wait:1"})
 	if err := n.Stop(t.Context(), "a", time.Minute); err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +215,7 @@ func TestARedeployWithoutAModelRetiresTheZygote(t *testing.T) {
 func TestLoadAndEvict(t *testing.T) {
 	var changes atomic.Int64
 	n := newNode(t, func(c *Config) { c.OnChange = func() { changes.Add(1) } })
-	if _, err := n.Load(t.Context(), Spec{Function: "g.ns", Image: "test/wait:1"}); !errors.Is(err, ErrNoModel) {
+	if _, err := n.Load(t.Context(), node.Spec{Function: "g.ns", Image: "test/wait:1"}); !errors.Is(err, ErrNoModel) {
 		t.Errorf("without a model: %v, want %v", err, ErrNoModel)
 	}
 	if _, err := n.Evict(t.Context(), "f.ns"); !errors.Is(err, ErrNotCached) {

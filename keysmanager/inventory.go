@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
 // Inventory is what a node is and has. Slices are sorted by function, then digest or name.
@@ -82,10 +85,10 @@ type Failure struct {
 type ReplicaInfo struct {
 	Name, Function string
 	PID            int
-	Path           string // as Replica has it
-	Device         string // as Order has it
+	Path           string // as node.Started has it
+	Device         string // as node.Order has it
 	Started        time.Time
-	Phases         []Phase
+	Phases         []node.Phase
 	CPUMilli       int    // that it may use; 0: all there is
 	Usage          *Usage // nil: not measured
 }
@@ -93,13 +96,13 @@ type ReplicaInfo struct {
 // Inventory returns what the node has now.
 func (m *Manager) Inventory() Inventory {
 	m.measure()
-	now := m.weigh(sampleFresh)
+	now := m.weigh(resources.SampleFresh)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	mem := m.memory(now)
 	b, _ := mem.tightest(Threshold)
 	inv := Inventory{
-		Node: m.cfg.Node, Memory: b.total, MemoryUsed: b.used, Threshold: int64(float64(b.total) * Threshold), Bound: b.name,
+		Node: m.cfg.Node, Memory: b.Total, MemoryUsed: b.Used, Threshold: int64(float64(b.Total) * Threshold), Bound: b.Name,
 		Free: max(0, mem.free()), CPUMilli: 1000 * runtime.GOMAXPROCS(0), Devices: m.devices(),
 		Counts: m.counts,
 	}
@@ -113,7 +116,7 @@ func (m *Manager) Inventory() Inventory {
 	}
 	for _, p := range m.processes {
 		if p.running {
-			inv.Replicas = append(inv.Replicas, ReplicaInfo{p.replica, p.function, p.pid, p.path, p.device, p.started, p.phases, p.group.milli(), p.usage()})
+			inv.Replicas = append(inv.Replicas, ReplicaInfo{p.replica, p.function, p.pid, p.path, p.device, p.started, p.phases, p.held.Group().Milli(), p.usage()})
 		}
 	}
 	slices.SortFunc(inv.Zygotes, func(a, b ZygoteInfo) int {
@@ -144,7 +147,7 @@ func (m *Manager) info(k zygoteKey, s *slot) ZygoteInfo {
 		z.Function = ""
 	}
 	if s.zygote != nil {
-		z.Usage = s.zygote.group.info()
+		z.Usage = s.zygote.held.Group().Info()
 		z.PID, z.Bytes, z.Replicas, z.Load, z.Path = s.zygote.pid, s.zygote.bytes, s.zygote.replicas(), s.zygote.load, s.zygote.path()
 	}
 	return z

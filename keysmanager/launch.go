@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -49,7 +50,7 @@ func (m *Manager) enter(ctx context.Context, function string) (leave func(), err
 }
 
 // launch makes what a replica's process gets, has run start it in its cgroup, and returns the dispatcher's end of its stage socket.
-func (m *Manager) launch(ctx context.Context, o Order, p *process, run func(socket *os.File) error) (*net.UnixConn, error) {
+func (m *Manager) launch(ctx context.Context, o node.Order, p *process, run func(socket *os.File) error) (*net.UnixConn, error) {
 	leave, err := m.enter(ctx, o.Spec.Function)
 	if err != nil {
 		return nil, err
@@ -115,8 +116,8 @@ func (p *process) ordered(load time.Duration) {
 
 // phase notes a part of p's start, and tells it to who has asked for that.
 func (p *process) phase(name string, took time.Duration) {
-	p.phases = append(p.phases, Phase{name, took})
+	p.phases = append(p.phases, node.Phase{Name: name, Took: took})
 	if p.told != nil {
-		p.told(Phase{name, took})
+		p.told(node.Phase{Name: name, Took: took})
 	}
 }

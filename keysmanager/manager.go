@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -18,6 +17,7 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -62,66 +62,16 @@ type Config struct {
 	// for long: who prints is held up.
 	Output func(function, replica, stream, line string)
 
-	meter       meter         // nil: this machine's
-	loadTimeout time.Duration // 0: as the constant
-	workerRests time.Duration // 0: as the constant
-	workerEnds  time.Duration // 0: as the constant
-	sampleEvery time.Duration // 0: as the constant
+	meter       resources.Meter // nil: this machine's
+	loadTimeout time.Duration   // 0: as the constant
+	workerRests time.Duration   // 0: as the constant
+	workerEnds  time.Duration   // 0: as the constant
+	sampleEvery time.Duration   // 0: as the constant
 }
 
 // Images knows where images can be run from; sandbox.Images does.
 type Images interface {
 	Resolve(image string) (sandbox.Image, error)
-}
-
-// Spec is what a Manager needs to know of a function.
-type Spec struct {
-	Function  string            `json:"function"` // pipeline.Key
-	Namespace string            `json:"namespace"`
-	Group     int               `json:"group,omitempty"`    // of users, that may read its secrets, and that it runs in where it has an account; 0: in one of its own
-	Secrets   string            `json:"secrets,omitempty"`  // absolute path of the folder with its secrets, whose last part tells sets of secrets in a namespace apart; empty: it has none
-	Image     string            `json:"image"`              // as Images has it
-	Process   string            `json:"process,omitempty"`  // the env fprocess; empty: the image's ./stage, or its entrypoint
-	Health    string            `json:"health,omitempty"`   // of such a function: wire.EnvHealth
-	Ready     string            `json:"ready,omitempty"`    // HTTP path that says whether it is ready, of a function that speaks HTTP; empty: see package watchdog
-	Network   string            `json:"network,omitempty"`  // default, host or none (annotation stagecoach.dev/network); empty: default
-	Gateway   string            `json:"gateway,omitempty"`  // address and port of this machine where its processes reach functions, as gateway.openfaas; empty: nowhere
-	Env       map[string]string `json:"env,omitempty"`      // of the function; STAGECOACH_MODEL makes it one with parameters
-	Start     string            `json:"start,omitempty"`    // on which path: auto, fork, heap, map, cold (docs/adr/0023); empty: auto
-	Worker    string            `json:"worker,omitempty"`   // the name of the process that it shares with others of its namespace on a device (docs/adr/0033); empty: none
-	ReadOnly  bool              `json:"readOnly,omitempty"` // its program writes to /tmp alone, when its image is its root
-	Memory    int64             `json:"memory,omitempty"`   // bytes that a replica may use (limits.memory); 0: not bounded
-	CPUMilli  int               `json:"cpuMilli,omitempty"` // thousandths of a core that a replica may use (limits.cpu); 0: not bounded
-	Devices   int               `json:"devices,omitempty"`  // that a replica gets; of one that gets one, children may be parked
-	// DeviceMemory is what a replica may use of each of its devices, in bytes; 0: all of it, and nobody else uses the device.
-	DeviceMemory int64 `json:"deviceMemory,omitempty"`
-}
-
-// Order asks for a replica.
-type Order struct {
-	Replica  string // its name, unique on the node
-	Spec     Spec
-	CPUMilli int    // thousandths of a core, in place of the Spec's; 0: as that says
-	Device   string // UUIDs of the devices that it gets, by commas; empty: none
-	// Phase is told of each part of the start when it has ended; it must not block. nil: nobody is.
-	Phase func(Phase)
-}
-
-// Phase is a part of a start.
-type Phase struct {
-	// Name is order (from Start to the order to the process, without load), load (of parameters that were not there), fork
-	// (from that order to its answer) or spawn (of a process).
-	Name string
-	Took time.Duration
-}
-
-// Replica is a process that was started. Conn is the dispatcher's end of its stage socket, the caller's to close.
-type Replica struct {
-	Name   string
-	PID    int
-	Path   string // PathFork, …
-	Phases []Phase
-	Conn   *net.UnixConn
 }
 
 // Exit says that a replica's process has ended, and why: "exited", "killed by SIGKILL", "exit status 1: " and its last line on
@@ -138,8 +88,9 @@ type Manager struct {
 	cfg    Config
 	warden *warden.Client
 
-	measuring sync.Mutex // held while usage is measured
-	totals    totals     // of usage
+	pool  *resources.Pool  // what processes hold of the node
+	scale *resources.Scale // what they take of its memory
+	exits resources.Ends   // of the warden's processes
 
 	mu        sync.Mutex
 	closed    bool
@@ -150,10 +101,7 @@ type Manager struct {
 	gates     map[string]*gate                 // by function, of those that are launched
 	instead   map[zygoteKey]form               // of variants whose zygote, of formFork, is impossible
 	counts    Counts
-	awaited   map[string]chan<- warden.Exit // by name of the warden's entry: who waits for the end of a process
-	early     map[string]warden.Exit        // ends that were told during an adoption; nil: there is none
-	lodgings  map[string]*lodging           // by entry of the warden, of processes with an account
-	looked    map[string]looked             // by image, as the latest Warm saw it
+	looked    map[string]looked // by image, as the latest Warm saw it
 
 	asks        map[string]*asking   // by function: what is under way for it
 	generations map[zygoteKey]uint64 // how often parameters have been invalidated, by key without generation
@@ -162,12 +110,6 @@ type Manager struct {
 	pressed     bool                 // as evict has it
 	calm        time.Time            // until then nothing is loaded ahead of need
 
-	sampling sync.Mutex // guards what follows; taken before mu
-	sample   sample     // the latest
-	exact    struct {   // the latest exact measurement
-		beyond map[*zygote]int64 // bytes that families take beyond what it seemed
-		next   time.Time         // not before
-	}
 	retired prometheus.Histogram // seconds that replaced parameters have stayed
 
 	over     sync.Once       // Close or Detach
@@ -215,7 +157,7 @@ const maxThreads = 256
 // New returns a Manager with what runs under its warden, which is nothing when it has none. The caller closes or detaches it.
 func New(cfg Config) (*Manager, error) {
 	if cfg.meter == nil {
-		cfg.meter = newKernel("")
+		cfg.meter = resources.NewKernel("")
 	}
 	if cfg.Threads == 0 {
 		cfg.Threads = min(runtime.GOMAXPROCS(0), maxThreads) // which knows the cgroup's limit
@@ -232,7 +174,7 @@ func New(cfg Config) (*Manager, error) {
 		return nil, err
 	}
 	m := &Manager{
-		cfg: cfg, warden: cfg.Warden, processes: map[string]*process{}, slots: slots, awaited: map[string]chan<- warden.Exit{},
+		cfg: cfg, warden: cfg.Warden, processes: map[string]*process{}, slots: slots,
 		detached: make(chan struct{}), uses: map[string]zygoteKey{}, sizes: map[zygoteKey]int64{},
 		instead: map[zygoteKey]form{}, asks: map[string]*asking{}, generations: map[zygoteKey]uint64{}, gates: map[string]*gate{}, going: map[*zygote]bool{},
 	}
@@ -243,11 +185,15 @@ func New(cfg Config) (*Manager, error) {
 	if m.warden == nil {
 		m.warden = warden.InProcess()
 	}
+	m.pool = resources.NewPool(resources.Config{
+		Warden: m.warden, Accounts: cfg.Accounts, Networks: cfg.Networks, HostNetwork: cfg.HostNetwork, Groups: cfg.Groups, Devices: cfg.Devices, Log: cfg.Log, Output: cfg.Output,
+	})
+	m.scale = resources.NewScale(cfg.meter, cfg.Memory)
 	if err := m.adopt(); err != nil {
 		m.cancel(err)
 		return nil, fmt.Errorf("keysmanager: %w", err)
 	}
-	m.retainGroups()
+	m.pool.RetainGroups(m.groups())
 	m.mu.Lock()
 	for _, s := range m.slots.Values() { // what was adopted, now that groups of its children are no more taken for left ones
 		if s.zygote != nil && s.settled == nil {
@@ -261,9 +207,9 @@ func New(cfg Config) (*Manager, error) {
 
 // exited forgets a process and reports it.
 func (m *Manager) exited(p *process, cause string, end task.End) {
-	m.disclose(p.group) // before another may have its name
+	p.held.Release() // before another may have its name
 	if p.zygote.works() {
-		m.totals.left(p.function)
+		m.pool.Left(p.function)
 	}
 	m.remove(p)
 	if p.mapped != nil {
@@ -272,7 +218,7 @@ func (m *Manager) exited(p *process, cause string, end task.End) {
 	if m.cfg.OnExit != nil {
 		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: cause, End: end})
 	}
-	m.drop(p.entry) // now that it has been heard of
+	m.pool.Drop(p.entry) // now that it has been heard of
 	m.tidy()
 	m.changed()
 }

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -36,7 +37,7 @@ func TestMain(m *testing.M) {
 }
 
 // node is a Manager with real images.
-type node struct {
+type rig struct {
 	*Manager
 	t        *testing.T
 	registry *prometheus.Registry
@@ -97,9 +98,9 @@ func images(t *testing.T) sandbox.Images {
 	return sandbox.Images{Dir: built.dir}
 }
 
-func newNode(t *testing.T, change func(*Config)) *node {
+func newNode(t *testing.T, change func(*Config)) *rig {
 	t.Helper()
-	n := &node{t: t, exits: make(chan Exit, 100), lines: map[string][]string{}, registry: prometheus.NewRegistry()}
+	n := &rig{t: t, exits: make(chan Exit, 100), lines: map[string][]string{}, registry: prometheus.NewRegistry()}
 	cfg := Config{
 		Node: "n1", Images: images(t), ORT: proctest.Built(t, "ort", "libonnxruntime.so.1"), Threads: 1,
 		OnExit: func(e Exit) { n.exits <- e },
@@ -122,13 +123,25 @@ func newNode(t *testing.T, change func(*Config)) *node {
 	return n
 }
 
-var withModel = Spec{Function: "f.ns", Namespace: "ns", Image: "test/wait:1", Env: map[string]string{"STAGECOACH_MODEL": "model.onnx", "wait_mean": "1ms"}}
+var withModel = node.Spec{Function: "f.ns", Namespace: "ns", Image: "test/wait:1", Env: map[string]string{"STAGECOACH_MODEL": "model.onnx", "wait_mean": "1ms"}}
 
-func (n *node) start(replica string, s Spec) *Replica {
+// startedReplica is a replica that a test has started.
+type startedReplica struct {
+	Name string
+	node.Started
+}
+
+// Start starts a replica without watching its phases.
+func (n *rig) Start(ctx context.Context, o node.Order) (*startedReplica, error) {
+	started, err := n.Manager.Start(ctx, o, nil)
+	return &startedReplica{o.Replica, started}, err
+}
+
+func (n *rig) start(replica string, s node.Spec) *startedReplica {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
 	defer cancel()
-	r, err := n.Start(ctx, Order{Replica: replica, Spec: s})
+	r, err := n.Start(ctx, node.Order{Replica: replica, Spec: s})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -137,7 +150,7 @@ func (n *node) start(replica string, s Spec) *Replica {
 }
 
 // answers makes the replica do one call.
-func (n *node) answers(r *Replica) {
+func (n *rig) answers(r *startedReplica) {
 	n.t.Helper()
 	c := wire.NewConn(r.Conn)
 	if err := c.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
@@ -165,7 +178,7 @@ func (n *node) answers(r *Replica) {
 	}
 }
 
-func (n *node) exit() Exit {
+func (n *rig) exit() Exit {
 	n.t.Helper()
 	select {
 	case e := <-n.exits:
@@ -177,7 +190,7 @@ func (n *node) exit() Exit {
 }
 
 // printed waits until a replica has printed a line on stdout and returns the first.
-func (n *node) printed(replica string) string {
+func (n *rig) printed(replica string) string {
 	n.t.Helper()
 	line := ""
 	proctest.Until(n.t, replica+" to print a line", func() bool {
@@ -194,7 +207,7 @@ func (n *node) printed(replica string) string {
 }
 
 // zygote waits until there is one zygote and returns its process.
-func (n *node) zygote() int {
+func (n *rig) zygote() int {
 	n.t.Helper()
 	var all []ZygoteInfo
 	proctest.Until(n.t, "one zygote", func() bool { all = n.Inventory().Zygotes; return len(all) == 1 && all[0].State == Ready })
@@ -202,7 +215,7 @@ func (n *node) zygote() int {
 }
 
 // spare waits until a zygote has a spare child, and returns its process.
-func (n *node) spare(zygote int) (pid int) {
+func (n *rig) spare(zygote int) (pid int) {
 	n.t.Helper()
 	proctest.Until(n.t, "a spare child", func() bool {
 		n.mu.Lock()
@@ -222,7 +235,7 @@ func (n *node) spare(zygote int) (pid int) {
 }
 
 // phase is how long a part of a start took; 0: it has none.
-func phase(r *Replica, name string) time.Duration {
+func phase(r *startedReplica, name string) time.Duration {
 	for _, p := range r.Phases {
 		if p.Name == name {
 			return p.Took
@@ -250,7 +263,7 @@ func TestReplicasForkFromOneZygote(t *testing.T) {
 	if len(inv.Replicas) != 2 || inv.Replicas[0].Name != "a" || inv.Replicas[0].Path != PathHeap || len(inv.Replicas[0].Phases) != 3 || inv.Replicas[1].PID != second.PID {
 		t.Errorf("replicas %+v", inv.Replicas)
 	}
-	if _, err := n.Start(t.Context(), Order{Replica: "a", Spec: withModel}); !errors.Is(err, ErrRunning) {
+	if _, err := n.Start(t.Context(), node.Order{Replica: "a", Spec: withModel}); !errors.Is(err, ErrRunning) {
 		t.Errorf("a second replica a: %v, want %v", err, ErrRunning)
 	}
 }
@@ -260,7 +273,7 @@ func TestTwentyStartsAtOnceLoadOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 20 {
 		wg.Go(func() {
-			r, err := n.Start(t.Context(), Order{Replica: fmt.Sprint("r", i), Spec: withModel})
+			r, err := n.Start(t.Context(), node.Order{Replica: fmt.Sprint("r", i), Spec: withModel})
 			if err != nil {
 				t.Error(err)
 				return
@@ -327,13 +340,13 @@ func TestNamespacesShareNoZygote(t *testing.T) {
 func TestCloseLeavesNothingBehind(t *testing.T) {
 	n := newNode(t, nil)
 	forked := n.start("a", withModel)
-	spawned := n.start("b", Spec{Function: "g.ns", Image: "test/wait:1"})
+	spawned := n.start("b", node.Spec{Function: "g.ns", Image: "test/wait:1"})
 	z := n.zygote()
 	n.Close()
 	for _, pid := range []int{forked.PID, spawned.PID, z} {
 		proctest.Gone(t, pid)
 	}
-	if _, err := n.Start(t.Context(), Order{Replica: "c", Spec: withModel}); err == nil {
+	if _, err := n.Start(t.Context(), node.Order{Replica: "c", Spec: withModel}); err == nil {
 		t.Error("a closed manager starts")
 	}
 }

@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -20,7 +22,7 @@ const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_
 
 // pack has a process of the function's own program write the pre-packed form of its parameters to memory, and seals that.
 // What it returns is no process: its replicas are processes of the warden's that map the memory.
-func (m *Manager) pack(ctx context.Context, cmd sandbox.Command, key zygoteKey, s Spec, began func(pid int)) (*zygote, error) {
+func (m *Manager) pack(ctx context.Context, cmd sandbox.Command, key zygoteKey, s node.Spec, began func(pid int)) (*zygote, error) {
 	z := m.newZygote(key, newEntry("zygote"), s.Function)
 	memory, err := newMemory()
 	if err != nil {
@@ -28,14 +30,14 @@ func (m *Manager) pack(ctx context.Context, cmd sandbox.Command, key zygoteKey, 
 	}
 	begin := time.Now()
 	if err := m.runPacker(ctx, z, s, cmd, memory, began); err != nil {
-		closeFiles(memory)
+		resources.CloseFiles(memory)
 		return nil, err
 	}
 	for _, f := range memory {
 		var st unix.Stat_t
 		_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
 		if err = errors.Join(err, unix.Fstat(int(f.Fd()), &st)); err != nil {
-			closeFiles(memory)
+			resources.CloseFiles(memory)
 			return nil, fmt.Errorf("seal the memory of %s: %w", f.Name(), err)
 		}
 		z.bytes += st.Blocks * 512
@@ -57,7 +59,7 @@ func newMemory() ([]*os.File, error) {
 			fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 		}
 		if err != nil {
-			closeFiles(files)
+			resources.CloseFiles(files)
 			return nil, fmt.Errorf("memory for %s: %w", name, err)
 		}
 		files = append(files, os.NewFile(uintptr(fd), name))
@@ -66,7 +68,7 @@ func newMemory() ([]*os.File, error) {
 }
 
 // runPacker runs the process that packs, to its end.
-func (m *Manager) runPacker(ctx context.Context, z *zygote, s Spec, cmd sandbox.Command, memory []*os.File, began func(pid int)) error {
+func (m *Manager) runPacker(ctx context.Context, z *zygote, s node.Spec, cmd sandbox.Command, memory []*os.File, began func(pid int)) error {
 	null, err := os.Open(os.DevNull) // where a replica has its stage socket
 	if err != nil {
 		return err
@@ -76,21 +78,22 @@ func (m *Manager) runPacker(ctx context.Context, z *zygote, s Spec, cmd sandbox.
 	if err != nil {
 		return err
 	}
-	group, groups, err := m.enclose(z.entry, z.function, m.zygoteLimits())
+	held := m.pool.New() // of the process; the memory holds nothing of the node
+	defer held.Release()
+	groups, err := held.Enter(z.entry, z.function, m.zygoteLimits())
 	if err != nil {
 		output.Started()
 		output.Abandon()
 		return err
 	}
-	defer m.disclose(group)
-	defer closeFiles(groups)
+	defer resources.CloseFiles(groups)
 	cmd.Env[wire.EnvPack] = "1"
 	cmd.Files, cmd.Groups, cmd.Stdout, cmd.Stderr = slices.Concat([]*os.File{null}, memory), groups, output.Stdout, output.Stderr
-	ended := m.await(z.entry)
-	pid, err := m.begin(s, itself, warden.Process{Name: z.entry, Meta: z.meta(), Command: cmd, Keep: output.Readers(), Idle: true})
+	ended := m.exits.Await(z.entry)
+	pid, err := held.Start(tenantOf(s), resources.Itself, warden.Process{Name: z.entry, Meta: z.meta(), Command: cmd, Keep: output.Readers(), Idle: true})
 	output.Started()
 	if err != nil {
-		m.forgo(z.entry)
+		m.exits.Cancel(z.entry)
 		output.Abandon()
 		return err
 	}
@@ -99,12 +102,14 @@ func (m *Manager) runPacker(ctx context.Context, z *zygote, s Spec, cmd sandbox.
 	end := <-ended
 	stop()
 	output.Finish(linesMoment)
-	m.drop(z.entry)
-	switch cause := describe(end); {
+	cause := held.Group().Cause(resources.Describe(end))
+	held.Release()
+	m.pool.Drop(z.entry)
+	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("its parameters were not packed in time: %w", context.Cause(ctx))
-	case cause != exitedWell:
-		return fmt.Errorf("its parameters cannot be packed: %s", because(group.cause(cause), output))
+	case cause != resources.ExitedWell:
+		return fmt.Errorf("its parameters cannot be packed: %s", because(cause, output))
 	}
 	return nil
 }
@@ -112,9 +117,9 @@ func (m *Manager) runPacker(ctx context.Context, z *zygote, s Spec, cmd sandbox.
 // free gives memory back, once its replicas have ended; they keep what they map. kept says that it is left to the warden.
 func (z *zygote) free(kept bool) {
 	z.once.Do(func() {
-		closeFiles(z.memory)
+		resources.CloseFiles(z.memory)
 		if !kept {
-			z.owner.drop(z.entry)
+			z.owner.pool.Drop(z.entry)
 		}
 		close(z.gone)
 	})

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // metaVersion is the version of what is kept by the warden beside descriptors and processes.
@@ -53,7 +55,7 @@ type replicaMeta struct {
 	Path     string           `json:"path"`
 	Device   string           `json:"device,omitempty"`
 	Reserved map[string]int64 `json:"reserved,omitempty"` // bytes by device
-	Phases   []Phase          `json:"phases,omitempty"`
+	Phases   []node.Phase     `json:"phases,omitempty"`
 	Started  time.Time        `json:"started"`
 	Zygote   string           `json:"zygote,omitempty"`   // its parent's entry; empty: its parent is the warden
 	Mapped   string           `json:"mapped,omitempty"`   // the entry of the memory that it maps
@@ -76,10 +78,10 @@ func (z *zygote) meta() []byte {
 
 func (p *process) meta() []byte {
 	r := &replicaMeta{
-		Replica: p.replica, Function: p.function, Path: p.path, Device: p.device, Reserved: p.reserved, Phases: p.phases, Started: p.started, PID: p.pid,
+		Replica: p.replica, Function: p.function, Path: p.path, Device: p.device, Reserved: p.held.Devices(), Phases: p.phases, Started: p.started, PID: p.pid,
 	}
-	if p.group != nil {
-		r.Group, r.Limits, r.CPUMilli = p.group.id, p.group.limits, p.group.milli()
+	if g := p.held.Group(); g != nil {
+		r.Group, r.Limits, r.CPUMilli = g.ID(), g.Limits(), g.Milli()
 	}
 	if p.zygote != nil {
 		r.Zygote = p.zygote.entry

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/network"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
 // bareNetworks makes real namespaces with nothing in them, and notes what it was asked for.
@@ -85,7 +87,7 @@ func TestNetworks(t *testing.T) {
 		seen[name] = what
 		return name
 	}
-	plain := Spec{Function: "p.ns", Namespace: "ns", Image: "test/wait:1", Gateway: "10.9.0.1:8080"}
+	plain := node.Spec{Function: "p.ns", Namespace: "ns", Image: "test/wait:1", Gateway: "10.9.0.1:8080"}
 	for _, name := range []string{"p1", "p2"} {
 		r := n.start(name, plain)
 		n.answers(r)
@@ -128,22 +130,22 @@ func TestNetworkRefused(t *testing.T) {
 	openDir(t) // needs root
 	nets := &bareNetworks{full: true}
 	allowed := newNode(t, func(c *Config) { c.Networks, c.HostNetwork = nets, true })
-	asks := Spec{Function: "p.ns", Namespace: "ns", Image: "test/wait:1", Network: "host"}
+	asks := node.Spec{Function: "p.ns", Namespace: "ns", Image: "test/wait:1", Network: "host"}
 	r := allowed.start("p", asks)
 	allowed.answers(r)
 	if got, ours := networkOf(t, r.PID), networkOf(t, os.Getpid()); got != ours || len(nets.taken()) != 0 {
 		t.Errorf("it is in %s, want the machine's network, %s", got, ours)
 	}
 	for name, tc := range map[string]struct {
-		spec Spec
+		spec node.Spec
 		want string
 	}{
 		"host": {asks, "--allow-host-network"},
-		"full": {Spec{Function: "q.ns", Namespace: "ns", Image: "test/wait:1"}, "a network for the function: all addresses are taken"},
-		"bad":  {Spec{Function: "q.ns", Namespace: "ns", Image: "test/wait:1", Gateway: "here"}, `gateway "here"`},
+		"full": {node.Spec{Function: "q.ns", Namespace: "ns", Image: "test/wait:1"}, "a network for the function: all addresses are taken"},
+		"bad":  {node.Spec{Function: "q.ns", Namespace: "ns", Image: "test/wait:1", Gateway: "here"}, `gateway "here"`},
 	} {
 		n := newNode(t, func(c *Config) { c.Networks = nets })
-		if _, err := n.Start(t.Context(), Order{Replica: "r", Spec: tc.spec}); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if _, err := n.Start(t.Context(), node.Order{Replica: "r", Spec: tc.spec}); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %s", name, err, tc.want)
 		}
 	}
@@ -157,7 +159,7 @@ func TestZygotesOfTheMachinesNetwork(t *testing.T) {
 	old := after(t, w)
 	before := old.start("a", withModel)
 	asks := withModel
-	asks.Function, asks.Network = "h.ns", networkHost
+	asks.Function, asks.Network = "h.ns", resources.NetworkHost
 	old.Detach()
 	nets := &bareNetworks{}
 	n := newNode(t, func(c *Config) { c.Warden, c.Networks = w, nets })
@@ -171,7 +173,7 @@ func TestZygotesOfTheMachinesNetwork(t *testing.T) {
 	if got := networkOf(t, b.PID); got == ours {
 		t.Error("it is in the machine's network, as its function's zygote was before, want one of its own")
 	}
-	if _, err := n.Start(t.Context(), Order{Replica: "c", Spec: asks}); !errors.Is(err, errHostNetwork) {
-		t.Errorf("a fork from a zygote in the machine's network: %v, want %v", err, errHostNetwork)
+	if _, err := n.Start(t.Context(), node.Order{Replica: "c", Spec: asks}); !errors.Is(err, resources.ErrHostNetwork) {
+		t.Errorf("a fork from a zygote in the machine's network: %v, want %v", err, resources.ErrHostNetwork)
 	}
 }

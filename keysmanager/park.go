@@ -8,7 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -20,28 +21,22 @@ import (
 type keeping struct {
 	keep  bool
 	parks bool  // its children may be parked on devices
-	bytes int64 // of a device that a replica takes, as Spec.DeviceMemory
+	bytes int64 // of a device that a replica takes, as node.Spec.DeviceMemory
 }
 
 // keeping is what a function that is a key stage says of its slot.
-func (s Spec) keeping(e engine) keeping {
+func keepingOf(s node.Spec, e engine) keeping {
 	return keeping{keep: true, parks: s.Devices == 1 && e.name == python.name, bytes: s.DeviceMemory}
 }
 
 // parkedHost is what a parked child is expected to take of the node's memory, in bytes.
 const parkedHost = 512 << 20
 
-// takes tells whether a child may be parked on a device for replicas that take so many bytes of it; 0: all.
-func (d DeviceInfo) takes(bytes int64) bool {
-	need := plan.DeviceNeed(bytes, d.Memory)
-	return d.Unhealthy == "" && (bytes > 0 || len(d.Replicas) == 0) && d.Free >= max(need, d.Parked+contextOverhead)
-}
-
 // park tells a child at its gate to make itself ready on a device, and waits until it is.
 func (c *child) park(ctx context.Context, device string) error {
 	stop := context.AfterFunc(ctx, func() { _ = c.gate.SetDeadline(time.Now()) })
 	defer stop()
-	o := wire.Order{Kind: wire.OrderPark, Version: wire.OrderVersion, Env: []string{envDevices + "=" + device}}
+	o := wire.Order{Kind: wire.OrderPark, Version: wire.OrderVersion, Env: []string{resources.EnvDevices + "=" + device}}
 	_ = c.gate.SetWriteDeadline(time.Now().Add(sendTimeout)) // fails as the write does
 	_, err := c.gate.Write(wire.AppendOrder(nil, o))
 	if err == nil {
@@ -71,23 +66,23 @@ func receiveFrom(conn *net.UnixConn, buf []byte) (wire.Order, error) {
 	return wire.DecodeOrder(buf[:n])
 }
 
-// holders are what a slot has of devices beside its replicas: a worker's context, parked children; with m.mu held.
-func (m *Manager) holders(k zygoteKey, s *slot) (all []holder) {
+// holdersOf returns what a slot has of devices beside its replicas: a worker's context, parked children; with m.mu held.
+func (m *Manager) holdersOf(k zygoteKey, s *slot) (all []resources.Holder) {
 	if k.form == formWorker && k.device != "" {
-		h := holder{pid: s.pid, reserved: map[string]int64{k.device: contextOverhead}}
+		h := resources.Holder{PID: s.pid, Reserved: map[string]int64{k.device: resources.ContextOverhead}}
 		if s.zygote != nil {
-			h.pid = s.zygote.pid
+			h.PID = s.zygote.pid
 		}
-		return []holder{h}
+		return []resources.Holder{h}
 	}
 	if s.zygote == nil {
 		return nil
 	}
 	name := m.nameOf(k, s)
 	for device, b := range s.zygote.parked() {
-		h := holder{reserved: map[string]int64{device: contextOverhead}, parks: true}
-		if h.pid = b.pid(); !b.coming {
-			h.parked = name
+		h := resources.Holder{Reserved: map[string]int64{device: resources.ContextOverhead}, Parks: true}
+		if h.PID = b.pid(); !b.coming {
+			h.Parked = name
 		}
 		all = append(all, h)
 	}
@@ -141,9 +136,9 @@ func (m *Manager) parkedZygotes() (all []*zygote) {
 // they have beyond what they share with their zygotes.
 func (m *Manager) unparkAll() (n int, bytes int64) {
 	for _, z := range m.parkedZygotes() {
-		shared, _ := m.cfg.meter.resident(z.pid)
+		shared, _ := m.cfg.meter.Resident(z.pid)
 		for device, b := range z.parked() {
-			own, _ := m.cfg.meter.resident(b.pid())
+			own, _ := m.cfg.meter.Resident(b.pid())
 			if m.unpark(z, device) {
 				n++
 				bytes += max(0, own-shared)
@@ -155,7 +150,7 @@ func (m *Manager) unparkAll() (n int, bytes int64) {
 
 // yield dismisses parked children whose memory an order has reserved now, those of its own function's last: it may become one of these;
 // with m.mu held.
-func (m *Manager) yield(o Order) {
+func (m *Manager) yield(o node.Order) {
 	if o.Device == "" {
 		return
 	}
@@ -173,7 +168,7 @@ func (m *Manager) unparkBeyond(devices []string, stays func(*zygote) bool) {
 		for _, z := range m.parkedZygotes() {
 			if b, there := z.parked()[d.ID]; there && over > 0 && !stays(z) {
 				m.unpark(z, d.ID)
-				over -= max(contextOverhead, d.Processes[b.pid()])
+				over -= max(resources.ContextOverhead, d.Processes[b.pid()])
 			}
 		}
 	}
@@ -184,7 +179,7 @@ func (m *Manager) parkAhead() {
 	if m.cfg.Devices == nil {
 		return
 	}
-	now := m.lockWeighed(sampleFresh)
+	now := m.lockWeighed(resources.SampleFresh)
 	defer m.mu.Unlock()
 	if m.closed {
 		return
@@ -216,7 +211,7 @@ func (m *Manager) parkAhead() {
 		}
 		for _, id := range ids {
 			i := slices.IndexFunc(all, func(d DeviceInfo) bool { return d.ID == id })
-			if _, there := s.zygote.parked()[id]; !there && i >= 0 && room >= parkedHost && all[i].takes(s.bytes) {
+			if _, there := s.zygote.parked()[id]; !there && i >= 0 && room >= parkedHost && all[i].Takes(s.bytes) {
 				m.provide(s.zygote, id)
 				room -= parkedHost
 				all = m.devices()

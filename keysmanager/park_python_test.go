@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
 // pyPlaced has parameters that are placed without a hook, and says which device it thinks to have.
@@ -110,7 +111,7 @@ func TestPythonStagesShareADevice(t *testing.T) {
 			return slices.ContainsFunc(n.printedBy(name), func(line string) bool { return strings.Contains(line, "device GPU-a has its parameters") })
 		})
 	}
-	if d := n.Inventory().Devices[0]; pids[0] != pids[1] || d.Reserved != 2*gib+contextOverhead {
+	if d := n.Inventory().Devices[0]; pids[0] != pids[1] || d.Reserved != 2*gib+resources.ContextOverhead {
 		t.Errorf("processes %d, device %+v", pids, d)
 	}
 }

@@ -14,8 +14,9 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"golang.org/x/sys/unix"
 
-	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -38,7 +39,7 @@ func (r *rack) change(id string, f func(*Device)) {
 }
 
 // parking is a node with such devices of 10 GiB, and a function of which a replica takes 4.
-func parking(t *testing.T, change func(*Config), ids ...string) (*node, *rack, Spec) {
+func parking(t *testing.T, change func(*Config), ids ...string) (*rig, *rack, node.Spec) {
 	t.Helper()
 	r := &rack{}
 	for _, id := range ids {
@@ -51,18 +52,18 @@ func parking(t *testing.T, change func(*Config), ids ...string) (*node, *rack, S
 			change(c)
 		}
 	})
-	return n, r, Spec{
+	return n, r, node.Spec{
 		Function: "f.ns", Namespace: "ns", Image: "i", Process: os.Args[0] + " " + actAs + " parks", Env: map[string]string{wire.EnvRuntime: "python"},
 		Devices: 1, DeviceMemory: 4 * gib,
 	}
 }
 
 // keyStages says that these are key stages, and no others are.
-func (n *node) keyStages(specs ...Spec) {
+func (n *rig) keyStages(specs ...node.Spec) {
 	n.t.Helper()
-	var wanted []Wanted
+	var wanted []node.Wanted
 	for _, s := range specs {
-		wanted = append(wanted, Wanted{Spec: s, Key: true})
+		wanted = append(wanted, node.Wanted{Spec: s, Key: true})
 	}
 	if err := n.Warm(n.t.Context(), wanted); err != nil {
 		n.t.Fatal(err)
@@ -70,7 +71,7 @@ func (n *node) keyStages(specs ...Spec) {
 }
 
 // parkedOn waits until children are parked on exactly these devices, and returns their processes.
-func (n *node) parkedOn(devices ...string) (pids map[string]int) {
+func (n *rig) parkedOn(devices ...string) (pids map[string]int) {
 	n.t.Helper()
 	proctest.Until(n.t, fmt.Sprintf("children to be parked on %q", devices), func() bool {
 		pids = map[string]int{}
@@ -90,9 +91,9 @@ func (n *node) parkedOn(devices ...string) (pids map[string]int) {
 	return pids
 }
 
-func (n *node) on(replica, device string, s Spec) *Replica {
+func (n *rig) on(replica, device string, s node.Spec) *startedReplica {
 	n.t.Helper()
-	r, err := n.Start(n.t.Context(), Order{Replica: replica, Spec: s, Device: device})
+	r, err := n.Start(n.t.Context(), node.Order{Replica: replica, Spec: s, Device: device})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -106,8 +107,8 @@ func TestParkedChildren(t *testing.T) {
 	n.keyStages(s)
 	pids := n.parkedOn("GPU-a", "GPU-b")
 	for _, d := range n.Inventory().Devices {
-		if d.Parked != contextOverhead || !slices.Equal(d.ParkedFor, []string{"f.ns"}) || d.Reserved != 0 || d.Free != 10*gib {
-			t.Errorf("device %+v, want a parked child's %d of all that is free", d, contextOverhead)
+		if d.Parked != resources.ContextOverhead || !slices.Equal(d.ParkedFor, []string{"f.ns"}) || d.Reserved != 0 || d.Free != 10*gib {
+			t.Errorf("device %+v, want a parked child's %d of all that is free", d, resources.ContextOverhead)
 		}
 	}
 	first := n.on("first", "GPU-a", s)
@@ -201,8 +202,8 @@ func TestAChildIsParkedOnceItSaysSo(t *testing.T) {
 		z := n.only()
 		return z != nil && z.parked()["GPU-slow"].pid() != 0
 	})
-	if d := n.Inventory().Devices[0]; d.Parked != contextOverhead || len(d.ParkedFor) > 0 {
-		t.Errorf("device %+v, want %d kept for a child that is not there yet", d, contextOverhead)
+	if d := n.Inventory().Devices[0]; d.Parked != resources.ContextOverhead || len(d.ParkedFor) > 0 {
+		t.Errorf("device %+v, want %d kept for a child that is not there yet", d, resources.ContextOverhead)
 	}
 	if r := n.on("r", "GPU-slow", s); r.Path != PathFork {
 		t.Errorf("path %s", r.Path)
@@ -211,8 +212,8 @@ func TestAChildIsParkedOnceItSaysSo(t *testing.T) {
 
 // TestParkedChildrenGoFirst when memory is short, and before anybody's zygote.
 func TestParkedChildrenGoFirst(t *testing.T) {
-	g := &gauge{meter: newKernel("")}
-	g.set(bound{boundMachine, 100 * gb, gb})
+	g := &gauge{Meter: resources.NewKernel("")}
+	g.set(resources.Bound{resources.BoundMachine, 100 * gb, gb})
 	n, _, s := parking(t, func(c *Config) { c.meter = g }, "GPU-a")
 	n.keyStages(s)
 	pid := n.parkedOn("GPU-a")["GPU-a"]
@@ -233,14 +234,14 @@ func TestWhatParkedChildrenGiveBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &Manager{slots: slots, cfg: Config{meter: &faker{own: map[int]int64{zygotePID: 5 * gb, pid: 6 * gb}}}}
+	m := &Manager{slots: slots, pool: resources.NewPool(resources.Config{}), cfg: Config{meter: &faker{own: map[int]int64{zygotePID: 5 * gb, pid: 6 * gb}}}}
 	z := m.newZygote(zygoteKey{}, "z", "f.ns")
 	ours, theirs, err := socketpair(unix.SOCK_STREAM)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer theirs.Close()
-	z.pid, z.berths["GPU-a"], z.berths["GPU-b"] = zygotePID, &berth{child: &child{pid: pid, gate: ours}}, &berth{coming: true}
+	z.pid, z.berths["GPU-a"], z.berths["GPU-b"] = zygotePID, &berth{child: &child{pid: pid, gate: ours, held: m.pool.New()}}, &berth{coming: true}
 	slots.Add(z.key, &slot{zygote: z})
 	if n, bytes := m.unparkAll(); n != 1 || bytes != gb {
 		t.Errorf("%d children give back %d bytes, want 1 and %d", n, bytes, gb)
@@ -277,67 +278,4 @@ func TestParkedChildrenAreNotAdopted(t *testing.T) {
 		names, err := g.Names()
 		return err == nil && len(names) == 4
 	})
-}
-
-// TestWhoHasADevice: parked children give way, and a worker's context and replicas share what their process uses.
-func TestWhoHasADevice(t *testing.T) {
-	reserved := func(bytes int64) map[string]int64 { return map[string]int64{"GPU-a": bytes} }
-	for name, tc := range map[string]struct {
-		used                   map[int]int64
-		holders                []holder
-		reserved, free, parked int64
-		names                  []string
-	}{
-		"a parked child":                   {nil, []holder{{pid: 7, reserved: reserved(gib), parks: true, parked: "f"}}, 0, 40 * gib, gib, nil},
-		"one that uses more":               {map[int]int64{7: 2 * gib}, []holder{{pid: 7, reserved: reserved(gib), parks: true, parked: "f"}}, 0, 40 * gib, 2 * gib, nil},
-		"one that is about to be":          {map[int]int64{7: gib / 2}, []holder{{pid: 7, reserved: reserved(gib), parks: true}}, 0, 40 * gib, gib, nil},
-		"beside a stranger":                {map[int]int64{7: 2 * gib, 9: gib}, []holder{{pid: 7, reserved: reserved(gib), parks: true, parked: "f"}}, 0, 39 * gib, 2 * gib, nil},
-		"a worker":                         {nil, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 5 * gib, 35 * gib, 0, []string{"r"}},
-		"a worker that uses what it may":   {map[int]int64{7: 9 * gib}, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {replica: "s", pid: 7, reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 9 * gib, 31 * gib, 0, []string{"r", "s"}},
-		"a worker that uses more":          {map[int]int64{7: 12 * gib}, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {replica: "s", pid: 7, reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 9 * gib, 28 * gib, 0, []string{"r", "s"}},
-		"a worker without replicas":        {map[int]int64{7: gib / 2}, []holder{{pid: 7, reserved: reserved(gib)}}, gib, 39 * gib, 0, nil},
-		"a worker one of whose is to come": {map[int]int64{7: 5 * gib}, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {replica: "s", reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 9 * gib, 31 * gib, 0, []string{"r", "s"}},
-	} {
-		d := Device{ID: "GPU-a", Memory: 40 * gib, Processes: tc.used}
-		for _, bytes := range tc.used {
-			d.Used += bytes
-		}
-		got := survey([]Device{d}, tc.holders, orphan)[0]
-		var there []string
-		for _, h := range tc.holders {
-			if h.parked != "" {
-				there = append(there, h.parked)
-			}
-		}
-		if !slices.Equal(got.ParkedFor, there) {
-			t.Errorf("%s: parked for %q, want %q", name, got.ParkedFor, there)
-		}
-		if got.Reserved != tc.reserved || got.Free != tc.free || got.Parked != tc.parked || !slices.Equal(got.Replicas, tc.names) {
-			t.Errorf("%s: reserved %s, free %s, parked %s, replicas %q; want %s, %s, %s, %q", name, plan.Size(got.Reserved), plan.Size(got.Free), plan.Size(got.Parked), got.Replicas,
-				plan.Size(tc.reserved), plan.Size(tc.free), plan.Size(tc.parked), tc.names)
-		}
-	}
-}
-
-// TestWhereChildrenMayPark: on devices that are well, where a replica fits beside what is there.
-func TestWhereChildrenMayPark(t *testing.T) {
-	for name, tc := range map[string]struct {
-		d     DeviceInfo
-		bytes int64
-		want  bool
-	}{
-		"free":                     {DeviceInfo{Free: 40 * gib}, 30 * gib, true},
-		"too little":               {DeviceInfo{Free: 20 * gib}, 30 * gib, false},
-		"beside others":            {DeviceInfo{Free: 20 * gib, Replicas: []string{"r"}}, 20 * gib, true},
-		"whole":                    {DeviceInfo{Free: 40 * gib}, 0, true},
-		"whole, and somebody's":    {DeviceInfo{Free: 39 * gib, Replicas: []string{"r"}}, 0, false},
-		"ill":                      {DeviceInfo{Device: Device{Unhealthy: "lost"}, Free: 40 * gib}, gib, false},
-		"full of those who parked": {DeviceInfo{Free: gib, Parked: gib - 1}, 1, false},
-		"room for one more":        {DeviceInfo{Free: 2 * gib, Parked: gib}, gib, true},
-	} {
-		tc.d.Memory = 40 * gib
-		if got := tc.d.takes(tc.bytes); got != tc.want {
-			t.Errorf("%s: %t", name, got)
-		}
-	}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -44,23 +45,23 @@ type impossible struct{ why string }
 func (e impossible) Error() string { return e.why }
 
 // choice tells whether a function leaves its path to us.
-func (s Spec) choice() bool { return s.Start == "" || s.Start == "auto" }
+func choosesPath(s node.Spec) bool { return s.Start == "" || s.Start == "auto" }
 
 // key says where the parameters of a spec are kept now, with m.mu held.
-func (m *Manager) key(s Spec, e engine, image sandbox.Image) zygoteKey {
+func (m *Manager) key(s node.Spec, e engine, image sandbox.Image) zygoteKey {
 	k := zygoteKey{
-		namespace: s.Namespace, digest: image.Digest, model: s.Env[wire.EnvModel], process: s.Process, engineName: e.name, environment: e.seen(s), network: m.networkOf(s),
+		namespace: s.Namespace, digest: image.Digest, model: s.Env[wire.EnvModel], process: s.Process, engineName: e.name, environment: e.seen(s), network: m.pool.NetworkOf(s.Network),
 		secrets: s.Secrets,
 	}
-	k.form = e.starts[s.form()]
-	if s.choice() {
+	k.form = e.starts[formOf(s)]
+	if choosesPath(s) {
 		k.form = m.instead[k]
 	}
 	return k
 }
 
 // threads is how many threads a replica computes with at first: as many as its share of the processor has use for.
-func (m *Manager) threads(o Order) int {
+func (m *Manager) threads(o node.Order) int {
 	milli := o.CPUMilli
 	if milli == 0 {
 		milli = o.Spec.CPUMilli
@@ -78,7 +79,7 @@ func (k zygoteKey) variant() zygoteKey {
 }
 
 // possibly does something with a function's parameters in the first form that is possible.
-func (m *Manager) possibly(a *asking, s Spec, e engine, image sandbox.Image, do func(zygoteKey) error) error {
+func (m *Manager) possibly(a *asking, s node.Spec, e engine, image sandbox.Image, do func(zygoteKey) error) error {
 	if err := e.can(s); err != nil {
 		return err
 	}
@@ -96,7 +97,7 @@ func (m *Manager) possibly(a *asking, s Spec, e engine, image sandbox.Image, do 
 		}
 		err := do(key)
 		var no impossible
-		if !errors.As(err, &no) || !s.choice() {
+		if !errors.As(err, &no) || !choosesPath(s) {
 			return err
 		}
 		m.fallBack(s.Function, key, no)
@@ -104,7 +105,7 @@ func (m *Manager) possibly(a *asking, s Spec, e engine, image sandbox.Image, do 
 }
 
 // place starts p from its function's parameters.
-func (m *Manager) place(ctx context.Context, o Order, p *process, e engine, image sandbox.Image, env map[string]string) (conn *net.UnixConn, err error) {
+func (m *Manager) place(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (conn *net.UnixConn, err error) {
 	err = m.possibly(p.asking, o.Spec, e, image, func(key zygoteKey) (err error) {
 		if key.form == formNone {
 			conn, err = m.cold(ctx, o, p, e, image, env)
@@ -119,7 +120,7 @@ func (m *Manager) place(ctx context.Context, o Order, p *process, e engine, imag
 				if z.memory != nil {
 					return m.mapMemory(z, o, p, e, image, env, socket)
 				}
-				if err := m.showSecrets(z, o.Spec.Secrets); err != nil {
+				if err := z.held.ShowSecrets(z.pid, o.Spec.Secrets); err != nil {
 					return err
 				}
 				return m.fork(ctx, z, o, p, image.Root, env, socket)
@@ -136,7 +137,7 @@ const mostZygotes = 3
 
 // withZygote calls start with the zygote of a key, and with another one if that zygote ends
 // meanwhile. load is how long the start waited for the zygote; 0: it was ready.
-func (m *Manager) withZygote(ctx context.Context, key zygoteKey, s Spec, image sandbox.Image, start func(z *zygote, load time.Duration) error) error {
+func (m *Manager) withZygote(ctx context.Context, key zygoteKey, s node.Spec, image sandbox.Image, start func(z *zygote, load time.Duration) error) error {
 	begin := time.Now()
 	for n := 1; ; n++ {
 		z, warm, release, err := m.borrow(ctx, key, s, image)
@@ -159,7 +160,7 @@ func (m *Manager) withZygote(ctx context.Context, key zygoteKey, s Spec, image s
 
 // loaded brings a function's parameters into memory, unless they are there or its replicas share none, and calls do, if not
 // nil, before they may be evicted again.
-func (m *Manager) loaded(ctx context.Context, a *asking, s Spec, e engine, image sandbox.Image, do func(*zygote)) error {
+func (m *Manager) loaded(ctx context.Context, a *asking, s node.Spec, e engine, image sandbox.Image, do func(*zygote)) error {
 	return m.possibly(a, s, e, image, func(key zygoteKey) error {
 		if key.form == formNone {
 			return nil
@@ -189,7 +190,7 @@ func (m *Manager) fallBack(function string, key zygoteKey, why impossible) {
 }
 
 // fork starts p, of an image with this root, as a child of a zygote.
-func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, root string, env map[string]string, socket *os.File) error {
+func (m *Manager) fork(ctx context.Context, z *zygote, o node.Order, p *process, root string, env map[string]string, socket *os.File) error {
 	begin := time.Now()
 	p.zygote = z
 	if ctx.Err() != nil { // a spare child needs no waiting for
@@ -203,18 +204,18 @@ func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, root
 		return err
 	}
 	files := []*os.File{socket, p.output.Stdout, p.output.Stderr}
-	c := z.claim(o.Spec.limits(), o.Device)
+	c := z.claim(limitsOf(o.Spec), o.Device)
 	parked := c != nil && o.Device != ""
 	if c == nil && o.Device != "" {
-		c = z.claim(o.Spec.limits(), "")
+		c = z.claim(limitsOf(o.Spec), "")
 	}
 	for spare := c != nil; ; spare, parked = false, false {
 		if !spare {
-			if c, err = m.bear(ctx, z, o.Spec.limits(), false); err != nil {
+			if c, err = m.bear(ctx, z, limitsOf(o.Spec), false); err != nil {
 				break
 			}
 		}
-		c.group.become(m, o)
+		p.held.Take(c.held, o.CPUMilli)
 		if err = z.begin(c, p, message, files); err == nil {
 			break
 		}
@@ -231,7 +232,7 @@ func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, root
 		p.path = PathParked
 	}
 	if z.works() {
-		m.totals.began(p.function)
+		m.pool.Began(p.function)
 	}
 	m.keep(p, p.output.Readers()...)
 	m.provide(z, "")
@@ -239,7 +240,7 @@ func (m *Manager) fork(ctx context.Context, z *zygote, o Order, p *process, root
 }
 
 // cold starts p as a process that loads the parameters by itself.
-func (m *Manager) cold(ctx context.Context, o Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
+func (m *Manager) cold(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
 	if err := m.loadable(e); err != nil {
 		return nil, err
 	}
@@ -252,7 +253,7 @@ func (m *Manager) cold(ctx context.Context, o Order, p *process, e engine, image
 }
 
 // mapMemory starts p as a process that maps the parameters.
-func (m *Manager) mapMemory(z *zygote, o Order, p *process, e engine, image sandbox.Image, env map[string]string, socket *os.File) error {
+func (m *Manager) mapMemory(z *zygote, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string, socket *os.File) error {
 	env = m.loads(e, env, m.threads(o))
 	env[wire.EnvMapped] = "1"
 	p.mapped = z
@@ -279,7 +280,7 @@ func (z *zygote) path() string {
 }
 
 // bring brings a function's parameters into memory, in the form of the key. began is told of the process that does it.
-func (m *Manager) bring(ctx context.Context, cmd sandbox.Command, key zygoteKey, s Spec, began func(pid int)) (*zygote, error) {
+func (m *Manager) bring(ctx context.Context, cmd sandbox.Command, key zygoteKey, s node.Spec, began func(pid int)) (*zygote, error) {
 	if key.form != formMap {
 		return m.startZygote(ctx, cmd, key, s, began)
 	}

@@ -19,11 +19,12 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // onPath is withModel with the annotation stagecoach.dev/start.
-func onPath(start string) Spec {
+func onPath(start string) node.Spec {
 	s := withModel
 	s.Function, s.Start = start+".ns", start
 	return s
@@ -43,7 +44,7 @@ func threadedORT(t *testing.T) string {
 }
 
 // hello reads a replica's hello.
-func (n *node) hello(r *Replica) wire.Hello {
+func (n *rig) hello(r *startedReplica) wire.Hello {
 	n.t.Helper()
 	if err := r.Conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 		n.t.Fatal(err)
@@ -59,7 +60,7 @@ func (n *node) hello(r *Replica) wire.Hello {
 	return h
 }
 
-func names(all []Phase) (out []string) {
+func names(all []node.Phase) (out []string) {
 	for _, p := range all {
 		out = append(out, p.Name)
 	}
@@ -81,7 +82,7 @@ func TestStartsAreOnTheirPath(t *testing.T) {
 	} {
 		t.Run(tc.start, func(t *testing.T) {
 			first := n.start(tc.start+"-1", onPath(tc.start))
-			o := Order{Replica: tc.start + "-2", Spec: onPath(tc.start), CPUMilli: 1500}
+			o := node.Order{Replica: tc.start + "-2", Spec: onPath(tc.start), CPUMilli: 1500}
 			second, err := n.Start(t.Context(), o)
 			if err != nil {
 				t.Fatal(err)
@@ -147,7 +148,7 @@ func TestWhatCannotForkMaps(t *testing.T) {
 	}
 	n.answers(first)
 	n.answers(second)
-	for _, r := range []*Replica{first, second} {
+	for _, r := range []*startedReplica{first, second} {
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", r.PID))
 		if err != nil || !strings.Contains(string(maps), "/memfd:weights") {
 			t.Errorf("%s maps no memory: %v", r.Name, err)
@@ -191,7 +192,7 @@ func TestWhatCannotForkMaps(t *testing.T) {
 	}
 	forked := withModel
 	forked.Function, forked.Start = "g.ns", "fork"
-	if _, err := n.Start(t.Context(), Order{Replica: "e", Spec: forked}); err == nil || !strings.Contains(err.Error(), "threads after loading") {
+	if _, err := n.Start(t.Context(), node.Order{Replica: "e", Spec: forked}); err == nil || !strings.Contains(err.Error(), "threads after loading") {
 		t.Errorf("fork was asked for by name: %v", err)
 	}
 }
@@ -268,7 +269,7 @@ func TestAThousandOrdersAtOnce(t *testing.T) {
 	errs := make(chan error, orders)
 	for i := range orders {
 		wg.Go(func() {
-			r, err := n.Start(ctx, Order{Replica: fmt.Sprintf("r%d", i), Spec: withModel})
+			r, err := n.Start(ctx, node.Order{Replica: fmt.Sprintf("r%d", i), Spec: withModel})
 			if err != nil {
 				errs <- err
 				return
@@ -323,7 +324,7 @@ func TestAZygoteDiesInTheMiddle(t *testing.T) {
 	var some sync.Once
 	for i := range orders {
 		wg.Go(func() {
-			r, err := n.Start(t.Context(), Order{Replica: fmt.Sprintf("r%d", i), Spec: withModel})
+			r, err := n.Start(t.Context(), node.Order{Replica: fmt.Sprintf("r%d", i), Spec: withModel})
 			if err != nil {
 				failed <- err
 				return
@@ -346,7 +347,7 @@ func TestAZygoteDiesInTheMiddle(t *testing.T) {
 		t.Errorf("left: %+v", inv.Replicas)
 	}
 	proctest.Until(t, "a start after it", func() bool {
-		r, err := n.Start(t.Context(), Order{Replica: "again", Spec: withModel})
+		r, err := n.Start(t.Context(), node.Order{Replica: "again", Spec: withModel})
 		if err == nil {
 			_ = r.Conn.Close()
 		}

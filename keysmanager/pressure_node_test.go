@@ -11,35 +11,37 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 const gb = 1 << 30
 
-// gauge is a meter that says what a test wants.
+// gauge is a resources.Meter that says what a test wants.
 type gauge struct {
-	meter
+	resources.Meter
 	mu  sync.Mutex
-	all []bound
+	all []resources.Bound
 }
 
-func (g *gauge) set(all ...bound) {
+func (g *gauge) set(all ...resources.Bound) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.all = all
 }
 
-func (g *gauge) bounds() []bound {
+func (g *gauge) Bounds() []resources.Bound {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return append([]bound(nil), g.all...)
+	return append([]resources.Bound(nil), g.all...)
 }
 
 // newGauged is a node whose machine has 100 GB, and uses what the test says.
-func newGauged(t *testing.T, change func(*Config)) (*node, *gauge) {
+func newGauged(t *testing.T, change func(*Config)) (*rig, *gauge) {
 	t.Helper()
-	g := &gauge{meter: newKernel("")}
-	g.set(bound{boundMachine, 100 * gb, gb})
+	g := &gauge{Meter: resources.NewKernel("")}
+	g.set(resources.Bound{resources.BoundMachine, 100 * gb, gb})
 	return newNode(t, func(c *Config) {
 		if c.meter = g; change != nil {
 			change(c)
@@ -48,8 +50,8 @@ func newGauged(t *testing.T, change func(*Config)) (*node, *gauge) {
 }
 
 // press sets what the machine uses and has the node see it.
-func (n *node) press(g *gauge, used int64) Inventory {
-	g.set(bound{boundMachine, 100 * gb, used})
+func (n *rig) press(g *gauge, used int64) Inventory {
+	g.set(resources.Bound{resources.BoundMachine, 100 * gb, used})
 	n.weigh(0)
 	n.tidy()
 	return n.Inventory()
@@ -61,10 +63,10 @@ func TestPressureFromOutside(t *testing.T) {
 	other := withModel
 	other.Namespace, other.Function = "other", "f.other"
 	n.start("a", withModel)
-	if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}, {Spec: other, Key: true}}); err != nil {
+	if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: other, Key: true}}); err != nil {
 		t.Fatal(err)
 	}
-	if inv := n.press(g, 84*gb); len(inv.Zygotes) != 2 || inv.Bound != boundMachine || inv.Threshold != 85*gb || inv.Free <= 0 || inv.Free > gb {
+	if inv := n.press(g, 84*gb); len(inv.Zygotes) != 2 || inv.Bound != resources.BoundMachine || inv.Threshold != 85*gb || inv.Free <= 0 || inv.Free > gb {
 		t.Errorf("below the threshold: %+v", inv)
 	}
 	inv := n.press(g, 90*gb)
@@ -76,7 +78,7 @@ func TestPressureFromOutside(t *testing.T) {
 	}
 	for _, used := range []int64{82 * gb, gb} { // not yet calm; calm for a moment only
 		n.press(g, used)
-		if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}, {Spec: other, Key: true}}); err != nil {
+		if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: other, Key: true}}); err != nil {
 			t.Fatal(err)
 		}
 		if inv := n.Inventory(); len(inv.Zygotes) != 1 {
@@ -86,7 +88,7 @@ func TestPressureFromOutside(t *testing.T) {
 	n.mu.Lock()
 	n.calm = time.Time{} // a while later
 	n.mu.Unlock()
-	if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}, {Spec: other}}); err != nil || len(n.Inventory().Zygotes) != 2 {
+	if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: other}}); err != nil || len(n.Inventory().Zygotes) != 2 {
 		t.Errorf("%v, %+v, want it loaded again", err, n.Inventory().Zygotes)
 	}
 	n.press(g, 81*gb)
@@ -111,7 +113,7 @@ func TestWhatCannotFitIsRefused(t *testing.T) {
 	other := withModel
 	other.Namespace, other.Function = "other", "f.other"
 	n.press(g, 85*gb-(4<<20))
-	_, err := n.Start(t.Context(), Order{Replica: "b", Spec: other})
+	_, err := n.Start(t.Context(), node.Order{Replica: "b", Spec: other})
 	if !errors.Is(err, ErrNoRoom) {
 		t.Fatalf("got %v, want %v", err, ErrNoRoom)
 	}
@@ -120,7 +122,7 @@ func TestWhatCannotFitIsRefused(t *testing.T) {
 			t.Errorf("%v, want %q in it", err, want)
 		}
 	}
-	if err := n.Warm(t.Context(), []Wanted{{Spec: other}}); err != nil {
+	if err := n.Warm(t.Context(), []node.Wanted{{Spec: other}}); err != nil {
 		t.Errorf("what is not loaded ahead of need is no error: %v", err)
 	}
 	if inv := n.Inventory(); inv.Refused != 1 || len(inv.Failures) != 0 || len(inv.Replicas) != 1 {
@@ -142,20 +144,20 @@ func TestRoomIsMadeForWhoNeedsIt(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, s := range []Spec{withModel, other} {
+		for _, s := range []node.Spec{withModel, other} {
 			n.sizes[n.key(s, onnxRuntime, image)] = 45 << 20
 		}
 	}
 	warm := func(key bool) Inventory {
 		t.Helper()
 		large()
-		if err := n.Warm(t.Context(), []Wanted{{Spec: withModel, Key: key}, {Spec: other}}); err != nil {
+		if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel, Key: key}, {Spec: other}}); err != nil {
 			t.Fatal(err)
 		}
 		return n.Inventory()
 	}
 	first := warm(false)
-	if len(first.Zygotes) != 1 || first.Evictions != 0 || first.Bound != boundOwn || first.Memory != 60<<20 {
+	if len(first.Zygotes) != 1 || first.Evictions != 0 || first.Bound != resources.BoundOwn || first.Memory != 60<<20 {
 		t.Fatalf("%+v, want one zygote and no eviction", first)
 	}
 	for range 3 {
@@ -170,7 +172,7 @@ func TestRoomIsMadeForWhoNeedsIt(t *testing.T) {
 		t.Fatalf("%+v, want f.other's zygote alone", inv)
 	}
 	large()
-	if _, err := n.Start(t.Context(), Order{Replica: "b", Spec: withModel}); !errors.Is(err, ErrNoRoom) || !strings.Contains(err.Error(), "(85 % of 60 MiB, --memory)") {
+	if _, err := n.Start(t.Context(), node.Order{Replica: "b", Spec: withModel}); !errors.Is(err, ErrNoRoom) || !strings.Contains(err.Error(), "(85 % of 60 MiB, --memory)") {
 		t.Errorf("beside one with a replica: %v, want %v", err, ErrNoRoom)
 	}
 	if err := n.Stop(t.Context(), "a", time.Minute); err != nil {
@@ -198,7 +200,7 @@ func TestABalloonTakesTheMemory(t *testing.T) {
 	n := newNode(t, func(c *Config) {
 		c.Memory, c.Images = 160<<20, twoFolders{all, sandbox.Images{Dir: filepath.Dir(filepath.Dir(filepath.Dir(dir)))}}
 	})
-	if err := n.Warm(t.Context(), []Wanted{{Spec: withModel}}); err != nil {
+	if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel}}); err != nil {
 		t.Fatal(err)
 	}
 	n.zygote()
@@ -209,43 +211,10 @@ func TestABalloonTakesTheMemory(t *testing.T) {
 	}
 }
 
-// TestForksThatChangeAllCount has replicas that look as if they had changed all of their zygote's memory, and then do.
-func TestForksThatChangeAllCount(t *testing.T) {
-	f := &faker{own: map[int]int64{1: 900, 2: 900, 3: 900, 5: 600}, all: map[int]int64{1: 300, 2: 300, 3: 320}}
-	m := &Manager{cfg: Config{Memory: 2000, meter: f}}
-	z, idle := &zygote{pid: 1, bytes: 1000}, &zygote{pid: 5, bytes: 700}
-	both, one := []copied{{2, -1}, {3, -1}}, []copied{{2, -1}}
-	check := func(what string, forks []copied, want int64, beside ...family) {
-		t.Helper()
-		all := append(beside, family{of: z, replicas: forks}, family{replicas: []copied{{4, 50}}})
-		got := int64(0)
-		for i := range all {
-			all[i].weigh(f)
-			got += all[i].seems
-		}
-		if got += m.beyond(all); got != want {
-			t.Errorf("%s: %d bytes, want %d", what, got, want)
-		}
-	}
-	check("nothing changed", both, 1050)
-	if m.exact.next.IsZero() {
-		t.Error("the next exact look may be at once")
-	}
-	m.exact.next = time.Now().Add(time.Hour)
-	f.all = map[int]int64{1: 900, 2: 900, 3: 900, 5: 700}
-	check("a moment later", both, 1050)
-	m.exact.next = time.Time{}
-	check("all changed", both, 3450, family{of: idle})
-	m.exact.next = time.Now().Add(time.Hour)
-	check("another one was evicted a moment ago", both, 2750)
-	check("and a replica has ended", one, 1950)
-	check("and the other one", nil, 1050)
-}
-
 // TestALoadCountsOnce: what it has already taken of the machine is not kept for it as well.
 func TestALoadCountsOnce(t *testing.T) {
 	n, g := newGauged(t, nil)
-	g.meter = &faker{own: map[int]int64{7: 3 * gb, 8: 3 * gb}}
+	g.Meter = &faker{own: map[int]int64{7: 3 * gb, 8: 3 * gb}}
 	n.mu.Lock()
 	for pid, bytes := range map[int]int64{7: 4 * gb, 8: 2 * gb, 0: gb} {
 		n.slots.Add(zygoteKey{model: fmt.Sprint(pid)}, &slot{pid: pid, loading: make(chan struct{}), need: need{bytes: bytes}})
@@ -259,22 +228,12 @@ func TestALoadCountsOnce(t *testing.T) {
 	n.mu.Unlock()
 }
 
-// TestLibrariesAreNotParameters: of the files that a zygote maps, only its parameters are taken for memory that is not to give way.
-func TestLibrariesAreNotParameters(t *testing.T) {
-	f := &faker{own: map[int]int64{1: 100}, files: map[int]int64{1: 500}}
-	for bytes, want := range map[int64]int64{90: 0, 430: 330, 900: 500} {
-		if got := (&family{of: &zygote{pid: 1, bytes: bytes}}).weigh(f); got != want {
-			t.Errorf("of %d bytes %d are mapped, want %d", bytes, got, want)
-		}
-	}
-}
-
-// faker is a meter of processes that are not.
+// faker is a resources.Meter of processes that are not.
 type faker struct {
-	meter
+	resources.Meter
 	own, files, all map[int]int64
 }
 
-func (f *faker) resident(pid int) (anonymous, files int64) { return f.own[pid], f.files[pid] }
+func (f *faker) Resident(pid int) (anonymous, files int64) { return f.own[pid], f.files[pid] }
 
-func (f *faker) exact(pid int) (int64, error) { return f.all[pid], nil }
+func (f *faker) Exact(pid int) (int64, error) { return f.all[pid], nil }

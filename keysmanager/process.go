@@ -3,8 +3,6 @@ package keysmanager
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -12,8 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
-	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
@@ -23,20 +22,19 @@ type process struct {
 	pid               int
 	task              int // by which its zygote knows it: its pid, or in a worker its thread's id
 	path              string
-	device            string           // as Order has it
-	reserved          map[string]int64 // bytes by device, see devices.go
-	phases            []Phase
-	told              func(Phase) // as Order.Phase; nil: nobody
+	device            string // as node.Order has it
+	held              *resources.Reservation
+	phases            []node.Phase
+	told              func(node.Phase) // gets the phases as they end; nil: nobody
 	started           time.Time
 	output            *sandbox.Output
 	running           bool        // its Start has returned; guarded by the manager's mutex
 	signaled          atomic.Bool // the Manager has signaled it
 
-	group  *enclosure // nil: none
-	entry  string     // of the warden
-	zygote *zygote    // its parent; nil: the warden
-	mapped *zygote    // whose memory it maps; nil: none
-	asking *asking    // by its Start
+	entry  string  // of the warden
+	zygote *zygote // its parent; nil: the warden
+	mapped *zygote // whose memory it maps; nil: none
+	asking *asking // by its Start
 
 	once   sync.Once
 	placed chan struct{} // closed when its Start is done with it
@@ -67,17 +65,17 @@ func (p *process) end(cause string, how task.End) {
 			switch {
 			case p.signaled.Load():
 				how = task.EndShared
-			case how == task.EndUnclear && p.group.passedItsLimit():
+			case how == task.EndUnclear && p.held.Group().PassedItsLimit():
 				how = task.EndItself
 			}
-			p.owner.exited(p, because(p.group.cause(cause), p.output), how)
+			p.owner.exited(p, because(p.held.Group().Cause(cause), p.output), how)
 		})
 	})
 }
 
 // because adds the last line on stderr to the cause of an end that was not a wanted one.
 func because(cause string, o *sandbox.Output) string {
-	if last := o.LastError(); last != "" && cause != exitedWell {
+	if last := o.LastError(); last != "" && cause != resources.ExitedWell {
 		return cause + ": " + last
 	}
 	return cause
@@ -104,20 +102,6 @@ func (p *process) awaitEnd(most time.Duration) error {
 	}
 }
 
-// endOf returns how a process ended, as far as its status shows. SIGKILL and the signals that ask a
-// process to end come from outside, or from the kernel when memory is short. Only the cgroup knows
-// the latter.
-func endOf(e warden.Exit) task.End {
-	switch {
-	case e.Err != nil: // its warden has ended
-		return task.EndShared
-	case e.Status.Signaled() && slices.Contains([]unix.Signal{unix.SIGKILL, unix.SIGTERM, unix.SIGINT, unix.SIGHUP}, e.Status.Signal()):
-		return task.EndUnclear
-	default:
-		return task.EndItself
-	}
-}
-
 // hasEnded tells whether a process has ended, reaped or not.
 func hasEnded(pid int) bool {
 	fd, err := unix.PidfdOpen(pid, 0)
@@ -127,20 +111,4 @@ func hasEnded(pid int) bool {
 	defer unix.Close(fd)
 	n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) // fails: it is not known to have
 	return n > 0
-}
-
-// exitedWell is the cause of an end with status 0.
-const exitedWell = "exited"
-
-func describe(e warden.Exit) string {
-	switch s := e.Status; {
-	case e.Err != nil:
-		return e.Err.Error()
-	case s.Signaled():
-		return "killed by " + unix.SignalName(s.Signal())
-	case s.ExitStatus() == 0:
-		return exitedWell
-	default:
-		return "exit status " + strconv.Itoa(s.ExitStatus())
-	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -67,7 +68,7 @@ torch.cuda._initialized = True  # as the first tensor on a device has it
 )
 
 // pyNode is a node whose images are Python stages with these handlers, by name; it has no ONNX Runtime.
-func pyNode(t *testing.T, dir string, handlers map[string]string, change func(*Config)) *node {
+func pyNode(t *testing.T, dir string, handlers map[string]string, change func(*Config)) *rig {
 	t.Helper()
 	for name, text := range handlers {
 		root := filepath.Join(dir, "py", name, "1")
@@ -92,8 +93,8 @@ func weights(path string, size int64) error {
 }
 
 // pySpec is a function of such an image.
-func pySpec(python, name string, env ...string) Spec {
-	s := Spec{Function: name + ".ns", Namespace: "ns", Image: "py/" + name + ":1", Process: python + " ./stage", Env: map[string]string{wire.EnvRuntime: "python"}}
+func pySpec(python, name string, env ...string) node.Spec {
+	s := node.Spec{Function: name + ".ns", Namespace: "ns", Image: "py/" + name + ":1", Process: python + " ./stage", Env: map[string]string{wire.EnvRuntime: "python"}}
 	for _, kv := range env {
 		k, v, _ := strings.Cut(kv, "=")
 		s.Env[k] = v
@@ -120,7 +121,7 @@ type compiled struct {
 }
 
 // probe makes a replica do its first call.
-func (n *node) probe(r *Replica) (p probed) {
+func (n *rig) probe(r *startedReplica) (p probed) {
 	n.t.Helper()
 	c := wire.NewConn(r.Conn)
 	if err := r.Conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
@@ -150,17 +151,17 @@ func (n *node) probe(r *Replica) (p probed) {
 }
 
 // printedBy is what a replica, or "zygote", has printed.
-func (n *node) printedBy(replica string) []string {
+func (n *rig) printedBy(replica string) []string {
 	n.printing.Lock()
 	defer n.printing.Unlock()
 	return slices.Clone(n.lines[replica])
 }
 
-func startError(t *testing.T, n *node, s Spec) string {
+func startError(t *testing.T, n *rig, s node.Spec) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if r, err := n.Start(ctx, Order{Replica: "x", Spec: s}); err != nil {
+	if r, err := n.Start(ctx, node.Order{Replica: "x", Spec: s}); err != nil {
 		return err.Error()
 	} else if err := errors.Join(r.Conn.Close(), n.Stop(t.Context(), "x", time.Second)); err != nil {
 		t.Fatal(err)
@@ -169,7 +170,7 @@ func startError(t *testing.T, n *node, s Spec) string {
 }
 
 // drain takes what a node has told.
-func drain(n *node) {
+func drain(n *rig) {
 	for len(n.exits) > 0 {
 		<-n.exits
 	}

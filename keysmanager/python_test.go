@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -32,7 +34,7 @@ func TestPythonPaths(t *testing.T) {
 			s.Start, s.Function = tc.start, tc.start+".ns"
 			chance := map[float64]bool{}
 			for i, cpus := range []int{2000, 1000} {
-				r, err := n.Start(t.Context(), Order{Replica: fmt.Sprint(tc.start, i), Spec: s, CPUMilli: cpus})
+				r, err := n.Start(t.Context(), node.Order{Replica: fmt.Sprint(tc.start, i), Spec: s, CPUMilli: cpus})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -155,7 +157,7 @@ func TestPythonEnds(t *testing.T) {
 	if err := n.Stop(t.Context(), "c", time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	if e := n.exit(); e.Replica != "c" || e.Cause != exitedWell {
+	if e := n.exit(); e.Replica != "c" || e.Cause != resources.ExitedWell {
 		t.Errorf("exit %+v", e)
 	}
 
@@ -193,7 +195,7 @@ func TestPythonIsKeptWarm(t *testing.T) {
 	python := proctest.Python(t)
 	n := pyNode(t, t.TempDir(), map[string]string{"probe": pyProbe}, nil)
 	s := pySpec(python, "probe")
-	if err := n.Warm(t.Context(), []Wanted{{Spec: s, Key: true}}); err != nil {
+	if err := n.Warm(t.Context(), []node.Wanted{{Spec: s, Key: true}}); err != nil {
 		t.Fatal(err)
 	}
 	z := n.zygote()
@@ -203,7 +205,7 @@ func TestPythonIsKeptWarm(t *testing.T) {
 	var starts sync.WaitGroup
 	for i := range 20 {
 		starts.Go(func() {
-			r, err := n.Start(t.Context(), Order{Replica: fmt.Sprint("r", i), Spec: s})
+			r, err := n.Start(t.Context(), node.Order{Replica: fmt.Sprint("r", i), Spec: s})
 			if err != nil {
 				t.Error(err)
 				return
@@ -216,7 +218,7 @@ func TestPythonIsKeptWarm(t *testing.T) {
 	}
 	starts.Wait()
 	for range 20 {
-		if e := n.exit(); e.Cause != exitedWell {
+		if e := n.exit(); e.Cause != resources.ExitedWell {
 			t.Errorf("exit %+v", e)
 		}
 	}
@@ -226,7 +228,7 @@ func TestPythonIsKeptWarm(t *testing.T) {
 	proctest.Gone(t, z)
 	s.Env = maps.Clone(s.Env)
 	s.Env[wire.EnvRuntime] = "perl"
-	if err := n.Warm(t.Context(), []Wanted{{Spec: s}}); err == nil || !strings.Contains(err.Error(), "want onnx or python") {
+	if err := n.Warm(t.Context(), []node.Wanted{{Spec: s}}); err == nil || !strings.Contains(err.Error(), "want onnx or python") {
 		t.Errorf("of another runtime: %v", err)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -31,7 +33,7 @@ func secretStore(t *testing.T) string {
 
 // give makes a spec one of another function that names a set of secrets, of which key has this
 // value.
-func give(t *testing.T, s Spec, function, store string, gid int, set, value string) Spec {
+func give(t *testing.T, s node.Spec, function, store string, gid int, set, value string) node.Spec {
 	t.Helper()
 	s.Function, s.Group, s.Secrets = function+".ns", gid, filepath.Join(store, "ns", function, set)
 	key := filepath.Join(s.Secrets, "key")
@@ -84,7 +86,7 @@ func TestSecretsDivideZygotes(t *testing.T) {
 	mapped, cold, script := give(t, withModel, "mapped", store, gid, "set", "3"), give(t, withModel, "cold", store, gid, "set", "4"), give(t, withModel, "script", store, gid, "set", "5")
 	mapped.Start, cold.Start, script.Env = "map", "cold", nil
 	pids := map[string]int{}
-	for _, s := range []Spec{plain, alike, keyed, same, mapped, cold, script} {
+	for _, s := range []node.Spec{plain, alike, keyed, same, mapped, cold, script} {
 		r := n.start("of-"+s.Function, s)
 		n.answers(r)
 		name := strings.TrimSuffix(s.Function, ".ns")
@@ -145,7 +147,7 @@ func TestSecretsDivideZygotes(t *testing.T) {
 // TestDescriptionsOfAnEarlierRelease: its zygotes are in the machine's network, and are no zygotes
 // of functions with secrets.
 func TestDescriptionsOfAnEarlierRelease(t *testing.T) {
-	z := new(Manager).newZygote(zygoteKey{namespace: "ns", digest: "d", network: networkDefault, secrets: "/s"}, "e", "f.ns")
+	z := new(Manager).newZygote(zygoteKey{namespace: "ns", digest: "d", network: resources.NetworkDefault, secrets: "/s"}, "e", "f.ns")
 	m, err := decode(z.meta())
 	if err != nil || m.Zygote.key() != z.key {
 		t.Fatalf("%+v, %v, want key %+v", m.Zygote, err, z.key)
@@ -160,7 +162,7 @@ func TestDescriptionsOfAnEarlierRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m, err = decode(b); err != nil || m.Zygote.key() != (zygoteKey{namespace: "ns", digest: "d", network: networkHost}) {
+	if m, err = decode(b); err != nil || m.Zygote.key() != (zygoteKey{namespace: "ns", digest: "d", network: resources.NetworkHost}) {
 		t.Errorf("%+v, %v, want one in the machine's network without secrets", m.Zygote, err)
 	}
 }
@@ -187,7 +189,7 @@ func TestSecretsInAWorker(t *testing.T) {
 	if got := finds(t, b.PID, store); got != "left/set/key=1 right/set/key=2" || a.PID != b.PID {
 		t.Errorf("processes %d and %d find %q, want one with both", a.PID, b.PID, got)
 	}
-	for what, s := range map[string]Spec{
+	for what, s := range map[string]node.Spec{
 		"another set": give(t, sharing(python, "left"), "left", store, gid, "other", "3"), "no secrets": sharing(python, "right"),
 	} {
 		r := n.start(what, s)
@@ -206,10 +208,10 @@ func TestSecretsInAWorker(t *testing.T) {
 // which may be root.
 func TestASecretsFolderIsNobodysToName(t *testing.T) {
 	m := &Manager{cfg: Config{Watchdog: []string{"stagecoach", "watchdog"}}}
-	s := Spec{Process: "cat", Env: map[string]string{"STAGECOACH_SECRETS": "/root", "secret_mount_path": "/root"}}
+	s := node.Spec{Process: "cat", Env: map[string]string{"STAGECOACH_SECRETS": "/root", "secret_mount_path": "/root"}}
 	for folder, want := range map[string]string{"": "", "/run/stagecoach/secrets-x/ns/f/set": "/run/stagecoach/secrets-x/ns/f/set"} {
 		s.Secrets = folder
-		c := sandbox.Command{Env: s.environment()}
+		c := sandbox.Command{Env: environmentOf(s)}
 		if err := m.shim(&c, s, sandbox.Image{Name: "x"}); err != nil {
 			t.Fatal(err)
 		}

@@ -2,8 +2,11 @@ package keysmanager
 
 import (
 	"maps"
+	"slices"
 	"testing"
+	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -11,8 +14,8 @@ import (
 // speaks the stage protocol.
 func TestSpecInImage(t *testing.T) {
 	image := sandbox.Image{Stage: true, Env: []string{"STAGECOACH_MODEL=model/model.onnx", "A=image", "PATH=/none", "bad"}}
-	spec := Spec{Function: "f", Env: map[string]string{"A": "function"}}
-	got := spec.in(image)
+	spec := node.Spec{Function: "f", Env: map[string]string{"A": "function"}}
+	got := inImage(spec, image)
 	if want := map[string]string{"STAGECOACH_MODEL": "model/model.onnx", "A": "function"}; !maps.Equal(got.Env, want) {
 		t.Errorf("environment %v, want %v", got.Env, want)
 	}
@@ -20,7 +23,17 @@ func TestSpecInImage(t *testing.T) {
 		t.Errorf("the function's own environment is %v now, the zygote's model %q", spec.Env, key.model)
 	}
 	image.Stage = false
-	if got := spec.in(image); !maps.Equal(got.Env, spec.Env) {
+	if got := inImage(spec, image); !maps.Equal(got.Env, spec.Env) {
 		t.Errorf("of another kind: environment %v", got.Env)
+	}
+}
+
+// TestRecordsOfEarlierReleasesKeepTheirPhases reads the description of a replica as earlier releases
+// wrote it, with phases that begin with capitals.
+func TestRecordsOfEarlierReleasesKeepTheirPhases(t *testing.T) {
+	t.Parallel()
+	m, err := decode([]byte(`{"version":2,"replica":{"replica":"r","function":"f.ns","path":"fork","phases":[{"Name":"fork","Took":2500000}],"started":"2026-11-21T13:33:00Z"}}`))
+	if want := []node.Phase{{Name: "fork", Took: 2500 * time.Microsecond}}; err != nil || !slices.Equal(m.Replica.Phases, want) {
+		t.Errorf("got %+v and %v, want the phases %v", m.Replica, err, want)
 	}
 }

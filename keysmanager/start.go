@@ -8,30 +8,36 @@ import (
 	"os"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// Start starts a replica and returns when its process runs; that it is ready it says on Conn. When ctx ends first, nothing of
-// it is left. Of a name that is taken nothing is started: ErrRunning.
-func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
+// Start starts a replica and returns when its process runs. The replica says on Conn when it is
+// ready; the caller closes Conn. If ctx ends first, nothing of the replica is left. Start returns
+// ErrRunning if the replica's name is taken.
+//
+// progress is called for each phase that has ended, and must not block; it may be nil.
+func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
-		return nil, ErrClosed
+		return node.Started{}, ErrClosed
 	}
 	if _, twice := m.processes[o.Replica]; twice {
 		m.mu.Unlock()
-		return nil, fmt.Errorf("replica %q: %w", o.Replica, ErrRunning)
+		return node.Started{}, fmt.Errorf("replica %q: %w", o.Replica, ErrRunning)
 	}
 	p := &process{
-		replica: o.Replica, function: o.Spec.Function, device: o.Device, started: time.Now(), told: o.Phase, owner: m,
+		replica: o.Replica, function: o.Spec.Function, device: o.Device, started: time.Now(), told: progress, owner: m,
 		entry: newEntry("replica"), placed: make(chan struct{}), gone: make(chan struct{}),
 	}
-	if err := m.equip(p, o); err != nil {
+	var err error
+	if p.held, err = m.pool.Reserve(o.Replica, o.Spec.Function, o.Device, o.Spec.DeviceMemory, m.holders()); err != nil {
 		m.mu.Unlock()
-		return nil, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
+		return node.Started{}, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
 	}
 	m.processes[o.Replica] = p
 	m.yield(o)
@@ -45,16 +51,18 @@ func (m *Manager) Start(ctx context.Context, o Order) (*Replica, error) {
 	defer cancel(nil)
 	defer context.AfterFunc(m.ctx, func() { cancel(ErrClosed) })()
 
-	r, err := m.start(ctx, o, p)
+	started, err := m.start(ctx, o, p)
 	if err != nil {
+		p.held.Release()
 		m.remove(p)
-		return nil, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
+		return node.Started{}, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
 	}
 	m.mu.Lock()
 	p.running = true
+	p.held.Runs(p.pid)
 	m.mu.Unlock()
 	m.changed()
-	return r, nil
+	return started, nil
 }
 
 // notTheirs is not a function's to say.
@@ -63,21 +71,21 @@ var notTheirs = []string{
 	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot, wire.EnvSecrets,
 }
 
-func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, error) {
-	if err := m.checkNetwork(o.Spec); err != nil { // also if it would fork from a zygote that is there
-		return nil, err
+func (m *Manager) start(ctx context.Context, o node.Order, p *process) (node.Started, error) {
+	if err := m.pool.CheckNetwork(o.Spec.Network); err != nil { // also if it would fork from a zygote that is there
+		return node.Started{}, err
 	}
 	image, err := m.cfg.Images.Resolve(o.Spec.Image)
 	if err != nil {
-		return nil, err
+		return node.Started{}, err
 	}
-	o.Spec = o.Spec.in(image)
-	e, err := o.Spec.engine(image)
+	o.Spec = inImage(o.Spec, image)
+	e, err := engineOf(o.Spec, image)
 	if err != nil {
-		return nil, err
+		return node.Started{}, err
 	}
-	env := o.Spec.environment()
-	env[wire.EnvReplica], env[wire.EnvFunction], env[envDevices] = o.Replica, o.Spec.Function, o.Device
+	env := environmentOf(o.Spec)
+	env[wire.EnvReplica], env[wire.EnvFunction], env[resources.EnvDevices] = o.Replica, o.Spec.Function, o.Device
 	var conn *net.UnixConn
 	switch {
 	case o.Spec.Worker != "":
@@ -93,12 +101,12 @@ func (m *Manager) start(ctx context.Context, o Order, p *process) (*Replica, err
 		})
 	}
 	if err != nil {
-		return nil, err
+		return node.Started{}, err
 	}
-	if err := p.group.bound(o.CPUMilli); err != nil {
+	if err := p.held.Group().Bound(o.CPUMilli); err != nil {
 		m.cfg.Log.Warn("replica's processor is not bounded", "replica", o.Replica, "error", err)
 	}
-	return &Replica{Name: o.Replica, PID: p.pid, Path: p.path, Phases: p.phases, Conn: conn}, nil
+	return node.Started{PID: p.pid, Path: p.path, Phases: p.phases, Conn: conn}, nil
 }
 
 // keep describes p to the warden.
@@ -123,43 +131,37 @@ func (m *Manager) count(key zygoteKey, hit bool) {
 }
 
 // spawn starts p as a process of its own. Its files, from descriptor 3 on, begin with its stage socket.
-func (m *Manager) spawn(o Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) (err error) {
+func (m *Manager) spawn(o node.Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) error {
 	begin := time.Now()
-	limits := o.Spec.limits()
+	limits := limitsOf(o.Spec)
 	if Watched(image, env) {
 		limits.Platform = watchdogMemory
 	}
-	group, groups, err := m.enclose(p.entry, o.Spec.Function, limits)
+	groups, err := p.held.Enter(p.entry, o.Spec.Function, limits)
 	if err != nil {
 		return err
 	}
-	defer closeFiles(groups)
-	defer func() {
-		if err != nil {
-			m.disclose(group)
-		}
-	}()
-	group.become(m, o)
-	p.group = group
+	defer resources.CloseFiles(groups)
+	p.held.Become(o.CPUMilli)
 	env[wire.EnvStageFD] = "3"
 	command := sandbox.Command{
 		Dir: image.Root, Process: o.Spec.Process, Env: env, Files: files, Stdout: p.output.Stdout, Stderr: p.output.Stderr,
 		Groups: groups,
 	}
-	who := itself
+	who := resources.Itself
 	if Watched(image, env) {
-		if who = itsPrograms; image.Rootfs {
-			who = nobody
+		if who = resources.ItsPrograms; image.Rootfs {
+			who = resources.Nobody
 		}
 		if err := m.shim(&command, o.Spec, image); err != nil {
 			return err
 		}
-		command.Env[wire.EnvOutOfMemory] = group.tellsOutOfMemory(groups)
+		command.Env[wire.EnvOutOfMemory] = p.held.Group().TellsOutOfMemory(groups)
 	}
-	ended := m.await(p.entry)
-	pid, err := m.begin(o.Spec, who, warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
+	ended := m.exits.Await(p.entry)
+	pid, err := p.held.Start(tenantOf(o.Spec), who, warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
 	if err != nil {
-		m.forgo(p.entry)
+		m.exits.Cancel(p.entry)
 		return err
 	}
 	p.pid = pid
@@ -180,7 +182,7 @@ func Watched(image sandbox.Image, env map[string]string) bool {
 }
 
 // shim makes the command of a function that of its watchdog.
-func (m *Manager) shim(c *sandbox.Command, s Spec, image sandbox.Image) error {
+func (m *Manager) shim(c *sandbox.Command, s node.Spec, image sandbox.Image) error {
 	if len(m.cfg.Watchdog) == 0 {
 		return fmt.Errorf("image %q has no executable ./%s, and this node runs no functions of other kinds", image.Name, sandbox.Executable)
 	}

@@ -8,14 +8,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
-
-// Wanted is a function whose parameters should be in memory.
-type Wanted struct {
-	Spec Spec
-	Key  bool // a key stage: evicted last
-}
 
 // lookEvery is how often Warm looks at an image. What is told every second need not be read from the disk as often; each start
 // looks for itself.
@@ -47,7 +43,7 @@ const warmAtOnce = 4
 // is not in it may be evicted when memory is short, and is no key stage. What there is no room for (see Threshold) is left to
 // the first order, in silence; functions without a model are passed over. One that does not load, as the error says, keeps
 // none of the others from it. When ctx ends nothing more is begun, and nothing waited for; what has begun goes on.
-func (m *Manager) Warm(ctx context.Context, wanted []Wanted) error {
+func (m *Manager) Warm(ctx context.Context, wanted []node.Wanted) error {
 	m.mu.Lock()
 	asks := make([]*asking, len(wanted))
 	for i, w := range wanted {
@@ -71,7 +67,7 @@ func (m *Manager) Warm(ctx context.Context, wanted []Wanted) error {
 // wish is a zygote that is wanted, for one of the functions that want it.
 type wish struct {
 	key    zygoteKey
-	spec   Spec
+	spec   node.Spec
 	engine engine
 	image  sandbox.Image
 	asking *asking
@@ -79,7 +75,7 @@ type wish struct {
 }
 
 // wishes returns what zygotes are wanted, each once, and what cannot be told of which functions.
-func (m *Manager) wishes(wanted []Wanted, asks []*asking) (out []*wish, err error) {
+func (m *Manager) wishes(wanted []node.Wanted, asks []*asking) (out []*wish, err error) {
 	now, seen, byKey := time.Now(), map[string]looked{}, map[zygoteKey]*wish{}
 	for i, w := range wanted {
 		l, ok := seen[w.Spec.Image]
@@ -87,11 +83,11 @@ func (m *Manager) wishes(wanted []Wanted, asks []*asking) (out []*wish, err erro
 			l = m.look(w.Spec.Image, now)
 			seen[w.Spec.Image] = l
 		}
-		s := w.Spec.in(l.image)
+		s := inImage(w.Spec, l.image)
 		if s.Worker != "" {
 			continue // which keeps nothing that its stages would start from
 		}
-		e, fault := s.engine(l.image)
+		e, fault := engineOf(s, l.image)
 		if fault == nil && !e.keeps(s) {
 			continue
 		}
@@ -110,7 +106,7 @@ func (m *Manager) wishes(wanted []Wanted, asks []*asking) (out []*wish, err erro
 			out = append(out, byKey[key])
 		}
 		if w.Key && !byKey[key].parks {
-			byKey[key].keeping = s.keeping(e)
+			byKey[key].keeping = keepingOf(s, e)
 		}
 	}
 	m.mu.Lock()
@@ -214,7 +210,7 @@ func (m *Manager) worthLoading(key zygoteKey, image sandbox.Image, keep bool) bo
 	if err != nil {
 		return true // loading says why
 	}
-	now := m.lockWeighed(sampleFresh)
+	now := m.lockWeighed(resources.SampleFresh)
 	defer m.mu.Unlock()
 	return !there() && room(m.cached(), m.memory(now), n.bytes, keep)
 }

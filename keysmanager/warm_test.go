@@ -9,17 +9,18 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // hangs is a function whose zygote never says that it has loaded.
-func hangs(name string) Spec {
+func hangs(name string) node.Spec {
 	s := withModel
 	s.Function, s.Namespace, s.Process = "f."+name, name, "./stubborn"
 	return s
 }
 
 // wish says how many bytes the zygote of a function is taken to need.
-func (n *node) wish(s Spec, bytes int64) {
+func (n *rig) wish(s node.Spec, bytes int64) {
 	n.t.Helper()
 	image, err := n.cfg.Images.Resolve(s.Image)
 	if err != nil {
@@ -32,7 +33,7 @@ func (n *node) wish(s Spec, bytes int64) {
 }
 
 // states returns the states of the zygotes by function, "" for one that is not there.
-func (n *node) states() map[string]string {
+func (n *rig) states() map[string]string {
 	out := map[string]string{}
 	for _, z := range n.Inventory().Zygotes {
 		out[z.Function] = z.State
@@ -41,7 +42,7 @@ func (n *node) states() map[string]string {
 }
 
 // warming runs Warm and returns what ends it, with its error.
-func (n *node) warming(wanted ...Wanted) (end func() error) {
+func (n *rig) warming(wanted ...node.Wanted) (end func() error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.t.Context()), time.Minute)
 	done := make(chan error, 1)
 	go func() { done <- n.Warm(ctx, wanted) }()
@@ -66,7 +67,7 @@ func TestALoadThatHangsHoldsUpNoOther(t *testing.T) {
 	large.Function, large.Namespace = "f.large", "large"
 	small.Function, small.Namespace = "f.small", "small"
 	hung := hangs("hung")
-	if err := n.Warm(t.Context(), []Wanted{{Spec: idle}}); err != nil {
+	if err := n.Warm(t.Context(), []node.Wanted{{Spec: idle}}); err != nil {
 		t.Fatal(err)
 	}
 	bytes := n.Inventory().Zygotes[0].Bytes
@@ -74,7 +75,7 @@ func TestALoadThatHangsHoldsUpNoOther(t *testing.T) {
 	n.wish(large, bytes+bytes/2) // there is room for it beside the hung one if the idle one goes
 	n.wish(small, 1)
 	n.press(g, 85*gb-10*bytes-bytes*9/10)
-	end := n.warming(Wanted{Spec: hung}, Wanted{Spec: large}, Wanted{Spec: small})
+	end := n.warming(node.Wanted{Spec: hung}, node.Wanted{Spec: large}, node.Wanted{Spec: small})
 	proctest.Until(t, "the small one to be loaded", func() bool { return n.states()["f.small"] == Ready })
 	if now := n.states(); now["f.hung"] != Loading || now["f.idle"] != Ready || now["f.large"] != "" {
 		t.Errorf("zygotes %v, want the hung one loading, the idle one there, and not the large one", now)
@@ -90,12 +91,12 @@ func TestALoadThatHangsHoldsUpNoOther(t *testing.T) {
 // TestWarmLoadsAFewAtATime, each once, whoever wants it.
 func TestWarmLoadsAFewAtATime(t *testing.T) {
 	n := newNode(t, nil)
-	var wanted []Wanted
+	var wanted []node.Wanted
 	for i := range warmAtOnce + 1 {
 		s := hangs(fmt.Sprint("h", i))
 		twin := s
 		twin.Function += "-twin"
-		wanted = append(wanted, Wanted{Spec: s}, Wanted{Spec: twin})
+		wanted = append(wanted, node.Wanted{Spec: s}, node.Wanted{Spec: twin})
 	}
 	end := n.warming(wanted...)
 	proctest.Until(t, "loads to begin", func() bool { return len(n.states()) >= warmAtOnce })

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -38,21 +39,21 @@ func (k zygoteKey) what() string {
 func (z *zygote) works() bool { return z != nil && z.key.form == formWorker }
 
 // residence returns the worker that an order's replica belongs to.
-func (m *Manager) residence(o Order, e engine) (zygoteKey, error) {
+func (m *Manager) residence(o node.Order, e engine) (zygoteKey, error) {
 	s := o.Spec
 	switch what := "annotation stagecoach.dev/process is " + s.Worker; {
 	case e.name != python.name:
 		return zygoteKey{}, fmt.Errorf("%s: %w: stages of %s=%s have a process each, want none", what, errors.ErrUnsupported, wire.EnvRuntime, cmp.Or(e.name, "onnx"))
-	case !s.choice():
+	case !choosesPath(s):
 		return zygoteKey{}, fmt.Errorf("%s and stagecoach.dev/start is %s, want auto: its stages start in that process", what, s.Start)
 	case strings.Contains(o.Device, ","):
 		return zygoteKey{}, fmt.Errorf("%s and its replica gets the devices %s, want one: that process has one", what, o.Device)
 	}
-	return zygoteKey{namespace: s.Namespace, process: s.Process, form: formWorker, engineName: e.name, worker: s.Worker, device: o.Device, network: m.networkOf(s), secrets: s.secretSet()}, nil
+	return zygoteKey{namespace: s.Namespace, process: s.Process, form: formWorker, engineName: e.name, worker: s.Worker, device: o.Device, network: m.pool.NetworkOf(s.Network), secrets: secretSet(s)}, nil
 }
 
 // secretSet tells sets of secrets apart; empty: no secrets.
-func (s Spec) secretSet() string {
+func secretSet(s node.Spec) string {
 	if s.Secrets == "" {
 		return ""
 	}
@@ -60,7 +61,7 @@ func (s Spec) secretSet() string {
 }
 
 // reside starts p in the worker that its function names, and that first, unless it is there.
-func (m *Manager) reside(ctx context.Context, o Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
+func (m *Manager) reside(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
 	key, err := m.residence(o, e)
 	if err != nil {
 		return nil, err
@@ -74,10 +75,10 @@ func (m *Manager) reside(ctx context.Context, o Order, p *process, e engine, ima
 		p.path = z.path()
 		conn, err = m.launch(ctx, o, p, func(socket *os.File) error {
 			p.ordered(load)
-			if err := m.admitTo(z, image.Root); err != nil {
+			if err := z.held.AdmitTo(z.pid, image.Root); err != nil {
 				return err
 			}
-			if err := m.showSecrets(z, o.Spec.Secrets); err != nil {
+			if err := z.held.ShowSecrets(z.pid, o.Spec.Secrets); err != nil {
 				return err
 			}
 			return m.fork(ctx, z, o, p, image.Root, env, socket)
@@ -102,9 +103,9 @@ func (m *Manager) visit(k zygoteKey, function string) {
 // usage is what a replica uses, for an inventory: in a worker an equal share of what that does, as nobody can tell more.
 func (p *process) usage() *Usage {
 	if !p.zygote.works() {
-		return p.group.info()
+		return p.held.Group().Info()
 	}
-	u, n := p.zygote.group.info(), max(1, p.zygote.replicas())
+	u, n := p.zygote.held.Group().Info(), max(1, p.zygote.replicas())
 	if u != nil {
 		u.CPU, u.Throttled = u.CPU/time.Duration(n), u.Throttled/time.Duration(n)
 		u.CPUMilli, u.Memory = u.CPUMilli/float64(n), u.Memory/int64(n)
@@ -137,7 +138,7 @@ func (z *zygote) measureShared() {
 	if !z.works() {
 		return
 	}
-	anonymous, files := z.owner.cfg.meter.resident(z.pid)
+	anonymous, files := z.owner.cfg.meter.Resident(z.pid)
 	if bytes, err := sandbox.PSS(z.pid); err == nil {
 		z.shared = max(0, anonymous+files-bytes)
 	}

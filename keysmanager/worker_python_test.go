@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -46,7 +48,7 @@ def infer(state, calls):
 )
 
 // sharing is a function in the worker shared.
-func sharing(python, image string, env ...string) Spec {
+func sharing(python, image string, env ...string) node.Spec {
 	s := pySpec(python, image, env...)
 	s.Worker = "shared"
 	return s
@@ -67,7 +69,7 @@ func TestPythonStagesInAWorker(t *testing.T) {
 	if a.Path != PathResident || a.PID != b.PID || n.worker("").PID != a.PID {
 		t.Errorf("path %s, processes %d and %d", a.Path, a.PID, b.PID)
 	}
-	for r, want := range map[*Replica]map[string]string{
+	for r, want := range map[*startedReplica]map[string]string{
 		a: {"name": "left", "own": "1", "root": "left", "replica": "a", "weights": "['w']", "device": ""},
 		b: {"name": "right", "own": "2", "root": "right", "replica": "b", "weights": "[]", "device": ""},
 	} {
@@ -95,7 +97,7 @@ func TestPythonStagesInAWorker(t *testing.T) {
 	if err := n.Stop(t.Context(), "a", time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	if e := n.exit(); e.Replica != "a" || e.Cause != exitedWell {
+	if e := n.exit(); e.Replica != "a" || e.Cause != resources.ExitedWell {
 		t.Errorf("exit %+v", e)
 	}
 	if again := n.start("a", left); again.PID != b.PID || n.probe(again).Env["name"] != "left" {
@@ -113,7 +115,7 @@ func TestPythonStagesInAWorker(t *testing.T) {
 		t.Errorf("ends %v", ended)
 	}
 	proctest.Until(t, "its back-off to be over", func() bool { // as of a zygote that has ended unasked
-		r, err := n.Start(t.Context(), Order{Replica: "a", Spec: left})
+		r, err := n.Start(t.Context(), node.Order{Replica: "a", Spec: left})
 		if err != nil {
 			return false
 		}
@@ -186,7 +188,7 @@ func TestAWorkerIsAdopted(t *testing.T) {
 		if err := n.Stop(t.Context(), name, time.Minute); err != nil {
 			t.Fatal(err)
 		}
-		if e := n.exit(); e.Replica != name || e.Cause != exitedWell {
+		if e := n.exit(); e.Replica != name || e.Cause != resources.ExitedWell {
 			t.Errorf("exit %+v", e)
 		}
 	}
@@ -232,7 +234,7 @@ func TestAWorkerThatDoesNotStart(t *testing.T) {
 	})
 	s := sharing(python, "left")
 	s.DeviceMemory = gib
-	r, err := n.Start(t.Context(), Order{Replica: "a", Spec: s, Device: "GPU-none"})
+	r, err := n.Start(t.Context(), node.Order{Replica: "a", Spec: s, Device: "GPU-none"})
 	if err == nil {
 		t.Fatalf("started as %+v", r)
 	}

@@ -19,6 +19,8 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -52,7 +54,7 @@ func actWorks(first string) error {
 			if err != nil {
 				panic(err)
 			}
-			closeFiles(files)
+			resources.CloseFiles(files)
 			mu.Lock()
 			if stages[id] = stage; killed[id] {
 				_ = stage.Close()
@@ -82,7 +84,7 @@ func actWorks(first string) error {
 			if err != nil {
 				return err
 			}
-			closeFiles(files)
+			resources.CloseFiles(files)
 			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(id)})
 			go serve(uint32(id), gate) // ends with the worker at the latest
 			id++
@@ -91,7 +93,7 @@ func actWorks(first string) error {
 }
 
 // workers is a node with two devices of 10 GiB, and a function whose replicas are in a worker.
-func workers(t *testing.T, change func(*Config)) (*node, *rack, Spec) {
+func workers(t *testing.T, change func(*Config)) (*rig, *rack, node.Spec) {
 	t.Helper()
 	n, r, s := parking(t, change, "GPU-a", "GPU-b")
 	s.Worker, s.Process = "shared", os.Args[0]+" "+actAs+" works 4194400"
@@ -99,7 +101,7 @@ func workers(t *testing.T, change func(*Config)) (*node, *rack, Spec) {
 }
 
 // worker waits until there is one worker on a device, and returns it.
-func (n *node) worker(device string) (z ZygoteInfo) {
+func (n *rig) worker(device string) (z ZygoteInfo) {
 	n.t.Helper()
 	proctest.Until(n.t, "one worker on "+device, func() bool {
 		count := 0
@@ -132,10 +134,10 @@ func TestResidents(t *testing.T) {
 		t.Errorf("worker %+v", z)
 	}
 	d := n.Inventory().Devices[0]
-	if want := 8*gib + int64(contextOverhead); d.Reserved != want || d.Free != 10*gib-want || !slices.Equal(d.Replicas, []string{"a", "b"}) {
+	if want := 8*gib + int64(resources.ContextOverhead); d.Reserved != want || d.Free != 10*gib-want || !slices.Equal(d.Replicas, []string{"a", "b"}) {
 		t.Errorf("device %+v, want %s reserved: two replicas and one context", d, plan.Size(want))
 	}
-	if _, err := n.Start(t.Context(), Order{Replica: "d", Spec: s, Device: "GPU-a"}); !errors.Is(err, ErrDevice) {
+	if _, err := n.Start(t.Context(), node.Order{Replica: "d", Spec: s, Device: "GPU-a"}); !errors.Is(err, ErrDevice) {
 		t.Errorf("a third one: %v", err)
 	}
 	if err := n.SetCPU(t.Context(), "a", 500); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), `worker "shared"`) {
@@ -153,10 +155,10 @@ func TestResidents(t *testing.T) {
 	if err := b.Conn.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if e := n.exit(); e.Replica != "b" || e.Cause != exitedWell {
+	if e := n.exit(); e.Replica != "b" || e.Cause != resources.ExitedWell {
 		t.Errorf("exit %+v", e)
 	}
-	if d := n.Inventory().Devices[0]; d.Reserved != contextOverhead || len(d.Replicas) != 0 {
+	if d := n.Inventory().Devices[0]; d.Reserved != resources.ContextOverhead || len(d.Replicas) != 0 {
 		t.Errorf("device %+v, want its context reserved", d)
 	}
 	if err := syscall.Kill(c.PID, syscall.SIGKILL); err != nil {
@@ -267,24 +269,24 @@ func configOf(c, other Config) Config {
 
 // TestResidences: who may share a process, and who has none.
 func TestResidences(t *testing.T) {
-	s := Spec{Function: "f.ns", Namespace: "ns", Worker: "w", Process: "p"}
-	m := &Manager{cfg: Config{Networks: new(bareNetworks)}}
-	base, err := m.residence(Order{Spec: s, Device: "d"}, python)
+	s := node.Spec{Function: "f.ns", Namespace: "ns", Worker: "w", Process: "p"}
+	m := &Manager{pool: resources.NewPool(resources.Config{Networks: new(bareNetworks)})}
+	base, err := m.residence(node.Order{Spec: s, Device: "d"}, python)
 	if err != nil || base.what() != "worker" || base.engine().name != python.name {
 		t.Fatal(base, err)
 	}
-	for name, change := range map[string]func(*Order){
-		"namespace": func(o *Order) { o.Spec.Namespace = "other" }, "name": func(o *Order) { o.Spec.Worker = "x" },
-		"interpreter": func(o *Order) { o.Spec.Process = "/opt/python ./stage" }, "device": func(o *Order) { o.Device = "" },
-		"network": func(o *Order) { o.Spec.Network = "none" },
+	for name, change := range map[string]func(*node.Order){
+		"namespace": func(o *node.Order) { o.Spec.Namespace = "other" }, "name": func(o *node.Order) { o.Spec.Worker = "x" },
+		"interpreter": func(o *node.Order) { o.Spec.Process = "/opt/python ./stage" }, "device": func(o *node.Order) { o.Device = "" },
+		"network": func(o *node.Order) { o.Spec.Network = "none" },
 	} {
-		o := Order{Spec: s, Device: "d"}
+		o := node.Order{Spec: s, Device: "d"}
 		change(&o)
 		if key, err := m.residence(o, python); err != nil || key == base {
 			t.Errorf("another %s: the same worker; %v", name, err)
 		}
 	}
-	same := Order{Spec: s, Device: "d"}
+	same := node.Order{Spec: s, Device: "d"}
 	same.Spec.Function, same.Spec.Image, same.Spec.Env, same.Spec.DeviceMemory = "g.ns", "j", map[string]string{"A": "1"}, 7
 	if key, err := m.residence(same, python); err != nil || key != base {
 		t.Errorf("another function: %+v, %v", key, err)
@@ -293,8 +295,8 @@ func TestResidences(t *testing.T) {
 	start.Start = "cold"
 	for want, refused := range map[string]func() (zygoteKey, error){
 		"a process each": func() (zygoteKey, error) { return m.residence(same, onnxRuntime) },
-		"want auto":      func() (zygoteKey, error) { return m.residence(Order{Spec: start}, python) },
-		"want one":       func() (zygoteKey, error) { return m.residence(Order{Spec: s, Device: "a,b"}, python) },
+		"want auto":      func() (zygoteKey, error) { return m.residence(node.Order{Spec: start}, python) },
+		"want one":       func() (zygoteKey, error) { return m.residence(node.Order{Spec: s, Device: "a,b"}, python) },
 	} {
 		if _, err := refused(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "stagecoach.dev/process is w") {
 			t.Errorf("%v, want %q", err, want)
@@ -342,14 +344,14 @@ func TestWhatAWorkerUses(t *testing.T) {
 	n.on("a", "", s)
 	n.on("b", "", other)
 	z := n.only()
-	var all map[string]used
+	var all map[string]resources.Used
 	proctest.Until(t, "what it uses to be measured", func() bool {
 		n.measure()
 		all = n.used()
-		return all["f.ns"].cpu > 0
+		return all["f.ns"].CPU > 0
 	})
-	f, g, worker := all["f.ns"], all["g.ns"], z.group.usage() // not measured again meanwhile
-	if f != g || len(all) != 2 || f.memory != worker.Memory/2 || f.memory == 0 || 2*f.cpu > worker.CPU {
+	f, g, worker := all["f.ns"], all["g.ns"], z.held.Group().Usage() // not measured again meanwhile
+	if f != g || len(all) != 2 || f.Memory != worker.Memory/2 || f.Memory == 0 || 2*f.CPU > worker.CPU {
 		t.Errorf("used %+v, want halves of %+v", all, worker)
 	}
 	for _, name := range []string{"a", "b"} {
@@ -357,7 +359,7 @@ func TestWhatAWorkerUses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if left := n.used()["f.ns"]; left.memory != 0 || left.cpu < f.cpu {
+	if left := n.used()["f.ns"]; left.Memory != 0 || left.CPU < f.CPU {
 		t.Errorf("used %+v after %+v, want its time alone", left, f)
 	}
 	n.Forget("f.ns")
@@ -372,10 +374,11 @@ func TestAWorkerIsCountedOnce(t *testing.T) {
 	n, g := newGauged(t, nil)
 	z := n.newZygote(zygoteKey{form: formWorker}, "e", "f.ns")
 	z.pid, z.bytes, z.shared = os.Getpid(), 0, 0
-	f := family{of: z}
-	f.weigh(g)
-	anonymous, files := g.resident(os.Getpid())
-	if got, want := f.seems, anonymous+files; got < want/2 || got > 2*want {
+	weighed := resources.NewScale(g, 0).Weigh(0, func() resources.Census {
+		return resources.Census{Families: []resources.Family{{Of: z.parent()}}}
+	})
+	anonymous, files := g.Resident(os.Getpid())
+	if got, want := weighed.Own, anonymous+files; got < want/2 || got > 2*want {
 		t.Errorf("it seems to take %d, want about %d", got, want)
 	}
 	z.measureShared()
@@ -385,16 +388,18 @@ func TestAWorkerIsCountedOnce(t *testing.T) {
 	n.mu.Lock()
 	n.slots.Add(z.key, &slot{zygote: z})
 	n.processes["a"] = &process{replica: "a", zygote: z, pid: z.pid, running: true}
-	all, _, _ := n.families()
+	n.mu.Unlock()
+	all := n.census().Families
+	n.mu.Lock()
 	delete(n.processes, "a")
 	n.slots.Remove(z.key)
 	n.mu.Unlock()
-	if len(all) != 2 || all[0].of != z {
+	if len(all) != 2 || all[0].Of != z.parent() {
 		t.Errorf("%d families, want the worker's and those without", len(all))
 	}
 	for _, f := range all {
-		if len(f.replicas) > 0 {
-			t.Errorf("a family of %d replicas, want the worker's counted with it", len(f.replicas))
+		if len(f.Replicas) > 0 {
+			t.Errorf("a family of %d replicas, want the worker's counted with it", len(f.Replicas))
 		}
 	}
 }

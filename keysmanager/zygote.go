@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -46,7 +48,7 @@ type zygote struct {
 	owner    *Manager
 	entry    string // of the warden
 	pid      int
-	group    *enclosure // nil: none
+	held     *resources.Reservation
 	ended    <-chan warden.Exit
 	conn     *net.UnixConn // SOCK_SEQPACKET
 	output   *sandbox.Output
@@ -59,7 +61,6 @@ type zygote struct {
 	prepacked bool         // its weights are mapped from a file
 	memory    []*os.File   // graph and weights, sealed; nil: it is a process
 	once      sync.Once    // of the end of memory
-	admitting sync.Mutex   // held while it gets another folder to read
 	owed      atomic.Int64 // messages that it may still send
 
 	mu       sync.Mutex
@@ -79,7 +80,7 @@ type zygote struct {
 }
 
 // startZygote starts a zygote process for the function of a spec and waits until it has loaded.
-func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygoteKey, spec Spec, began func(pid int)) (*zygote, error) {
+func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygoteKey, spec node.Spec, began func(pid int)) (*zygote, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("zygote's socket: %w", err)
@@ -89,7 +90,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 	ours := os.NewFile(uintptr(fds[0]), "zygote's manager")
 	defer ours.Close()
 	z := m.newZygote(key, newEntry("zygote"), spec.Function)
-	z.limits = spec.limits()
+	z.limits = limitsOf(spec)
 	if z.conn, err = unixConn(ours); err != nil {
 		return nil, err
 	}
@@ -98,28 +99,29 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 		return nil, err
 	}
 	var groups []*os.File
-	if z.group, groups, err = m.enclose(z.entry, spec.Function, m.zygoteLimits()); err != nil {
+	if groups, err = z.held.Enter(z.entry, spec.Function, m.zygoteLimits()); err != nil {
+		z.held.Release()
 		_ = z.conn.Close()
 		z.output.Started()
 		z.output.Abandon()
 		return nil, err
 	}
-	defer closeFiles(groups)
+	defer resources.CloseFiles(groups)
 	cmd.Groups = groups
 	cmd.Env[wire.EnvZygoteFD] = "3"
 	cmd.Files, cmd.Stdout, cmd.Stderr = []*os.File{theirs}, z.output.Stdout, z.output.Stderr
 	begin := time.Now()
-	z.ended = m.await(z.entry)
-	z.pid, err = m.begin(spec, itself, warden.Process{
+	z.ended = m.exits.Await(z.entry)
+	z.pid, err = z.held.Start(tenantOf(spec), resources.Itself, warden.Process{
 		Name: z.entry, Meta: z.meta(), Command: cmd, Keep: append([]*os.File{ours}, z.output.Readers()...), Idle: true,
 	})
 	z.output.Started()
 	_ = theirs.Close() // so that the zygote's end is heard
 	if err != nil {
-		m.forgo(z.entry)
+		m.exits.Cancel(z.entry)
 		_ = z.conn.Close()
 		z.output.Abandon()
-		m.disclose(z.group)
+		z.held.Release()
 		return nil, err
 	}
 	began(z.pid)
@@ -129,7 +131,7 @@ func (m *Manager) startZygote(ctx context.Context, cmd sandbox.Command, key zygo
 		return nil, err
 	}
 	z.loaded, z.load = time.Now(), time.Since(begin)
-	m.settle(z.entry)
+	z.held.KeepPacked()
 	z.bytes, _ = sandbox.PSS(z.pid) // of one that has ended: 0
 	z.measureShared()
 	if err := m.warden.Put(z.entry, z.meta()); err != nil {
@@ -145,11 +147,11 @@ func (z *zygote) failed(err error) error {
 	status := <-z.ended
 	_ = z.conn.Close()
 	z.output.Finish(linesMoment)
-	z.owner.drop(z.entry)
 	if errors.Is(err, errNotLoaded) {
-		err = fmt.Errorf("%w: %s", err, z.group.cause(describe(status)))
+		err = fmt.Errorf("%w: %s", err, z.held.Group().Cause(resources.Describe(status)))
 	}
-	z.owner.disclose(z.group)
+	z.held.Release()
+	z.owner.pool.Drop(z.entry)
 	if last := z.output.LastError(); last != "" && !errors.As(err, new(said)) && !errors.As(err, new(impossible)) {
 		err = fmt.Errorf("%w: %s", err, last)
 	}
@@ -158,7 +160,7 @@ func (z *zygote) failed(err error) error {
 
 func (m *Manager) newZygote(key zygoteKey, entry, function string) *zygote {
 	return &zygote{
-		key: key, owner: m, entry: entry, function: function,
+		key: key, owner: m, entry: entry, function: function, held: m.pool.New(),
 		berths: map[string]*berth{}, pending: map[uint32]*forkOrder{}, waiting: map[uint32]*child{}, children: map[uint32]*process{}, gone: make(chan struct{}),
 	}
 }
@@ -241,8 +243,8 @@ func (z *zygote) read() {
 	_ = z.conn.Close()
 	status := <-z.ended
 	z.output.Finish(linesMoment)
-	cause := because("its "+z.key.what()+" ended: "+z.group.cause(describe(status)), z.output)
-	z.owner.disclose(z.group)
+	cause := because("its "+z.key.what()+" ended: "+z.held.Group().Cause(resources.Describe(status)), z.output)
+	z.held.Release()
 	z.mu.Lock()
 	if op := (*net.OpError)(nil); z.lie != nil {
 		cause = "its " + z.key.what() + " was ended: " + z.lie.Error()
@@ -266,7 +268,7 @@ func (z *zygote) read() {
 	for _, c := range spares {
 		z.owner.dispose(c)
 	}
-	z.owner.drop(z.entry)
+	z.owner.pool.Drop(z.entry)
 }
 
 // leftBehind tells whether the zygote is left to the warden, and then stops to listen to it and its children.
@@ -329,7 +331,7 @@ func (z *zygote) handle(o wire.Order) {
 		}
 		if p != nil {
 			e := warden.Exit{Status: unix.WaitStatus(o.Status)}
-			p.end(describe(e), endOf(e))
+			p.end(resources.Describe(e), resources.EndOf(e))
 		}
 	}
 }
@@ -387,4 +389,9 @@ func (z *zygote) alive() bool {
 		defer z.mu.Unlock()
 		return z.died == ""
 	}
+}
+
+// parent returns the zygote as memory is counted.
+func (z *zygote) parent() resources.Parent {
+	return resources.Parent{Entry: z.entry, PID: z.pid, Bytes: z.bytes, Shared: z.shared, Worker: z.works()}
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -80,15 +81,9 @@ type Replica struct {
 	Hidden bool   // its node is silent; it serves as long as its connection lasts
 	// How it was started: fork, forkheap, map, cold or process; empty: not yet.
 	Path     string
-	Phases   []Phase       // of its start, in order, as far as it has come
+	Phases   []node.Phase  // of its start, in order, as far as it has come
 	Ready    time.Duration // from the order until it was ready; 0: not yet
 	Answered time.Duration // from the order until its first answer; 0: not yet
-}
-
-// Phase is a part of a replica's start.
-type Phase struct {
-	Name string // order, load, fork or spawn, place, first inference
-	Took time.Duration
 }
 
 // Usage is what a function's replicas use in total.

@@ -19,6 +19,7 @@ import (
 	"github.com/openfaas/faas-provider/types"
 
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -402,8 +403,9 @@ func TestDescribeShowsWhatRuns(t *testing.T) {
 		t.Errorf("usage %+v", s.Usage)
 	}
 	a.fakes.replicas[key] = []Replica{
-		{Name: "echo-a", Node: "n1", State: "ready", Path: "fork", Ready: 8800 * time.Microsecond, Answered: time.Second, Phases: []Phase{
-			{"order", 300 * time.Microsecond}, {"fork", 4200 * time.Microsecond}, {"place", 4300 * time.Microsecond}, {"first inference", 7 * time.Millisecond},
+		{Name: "echo-a", Node: "n1", State: "ready", Path: "fork", Ready: 8800 * time.Microsecond, Answered: time.Second, Phases: []node.Phase{
+			{Name: "order", Took: 300 * time.Microsecond}, {Name: "fork", Took: 4200 * time.Microsecond},
+			{Name: "place", Took: 4300 * time.Microsecond}, {Name: "first inference", Took: 7 * time.Millisecond},
 		}},
 		{Name: "echo-b", Node: "n2", State: "starting", Hidden: true},
 		{Name: "echo-c", Node: "n1", State: "draining", Older: true},

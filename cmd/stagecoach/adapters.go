@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -11,6 +9,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/provider/logbook"
@@ -87,7 +86,7 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 			env[envSecrets] = folder
 		}
 		res := f.Resources()
-		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Memory: res.MemoryRequest, CPUMilli: res.CPURequest, CPULimit: res.CPULimit, Profile: d.Points(f), Declared: f.Declared, Spec: keysmanager.Spec{
+		out[i] = cluster.FunctionSpec{Key: f.Key, Revision: f.Revision, Memory: res.MemoryRequest, CPUMilli: res.CPURequest, CPULimit: res.CPULimit, Profile: d.Points(f), Declared: f.Declared, Spec: node.Spec{
 			Function: f.Key.String(), Namespace: f.Declared.Namespace, Group: group, Secrets: folder, Image: pinned(f),
 			Process: f.Process(), Env: env, Ready: annotation(f, "com.openfaas.ready.http.path"),
 			Health:   annotation(f, "com.openfaas.health.http.initialDelay") + "," + annotation(f, "com.openfaas.health.http.periodSeconds") + "," + annotation(f, "com.openfaas.health.http.path"),
@@ -123,53 +122,6 @@ func annotation(f *provider.Deployed, name string) string {
 
 // localNode is this machine's KeysManager as the cluster's node.
 type localNode struct{ *keysmanager.Manager }
-
-func spec(f cluster.FunctionSpec) (keysmanager.Spec, error) {
-	s, ok := f.Spec.(keysmanager.Spec)
-	if !ok {
-		return s, fmt.Errorf("function %q: spec is a %T", f.Key, f.Spec)
-	}
-	return s, nil
-}
-
-// Start implements cluster.Node.
-func (n localNode) Start(ctx context.Context, o cluster.Order) (cluster.Started, error) {
-	s, err := spec(o.Function)
-	if err != nil {
-		return cluster.Started{}, err
-	}
-	r, err := n.Manager.Start(ctx, keysmanager.Order{Replica: o.Replica, Spec: s, CPUMilli: o.CPUMilli, Device: o.Device})
-	if err != nil {
-		return cluster.Started{}, err
-	}
-	out := cluster.Started{PID: r.PID, Conn: r.Conn, Path: r.Path}
-	for _, p := range r.Phases {
-		out.Phases = append(out.Phases, cluster.Phase(p))
-	}
-	return out, nil
-}
-
-// wantedOf is what a node should have in memory. A function whose spec is of another kind is left out, as the error says.
-func wantedOf(orders []cluster.WarmOrder) (list []keysmanager.Wanted, err error) {
-	for _, w := range orders {
-		if w.Warmth < plan.Host {
-			continue // on disk it is already
-		}
-		s, bad := spec(*w.Function)
-		if bad != nil {
-			err = errors.Join(err, bad)
-			continue
-		}
-		list = append(list, keysmanager.Wanted{Spec: s, Key: w.Key})
-	}
-	return list, err
-}
-
-// Warm implements cluster.Node.
-func (n localNode) Warm(ctx context.Context, orders []cluster.WarmOrder) error {
-	list, err := wantedOf(orders)
-	return errors.Join(err, n.Manager.Warm(ctx, list))
-}
 
 // Inventory implements cluster.Node.
 func (n localNode) Inventory() plan.Node { return planned(inventoryOf(n.Manager.Inventory())) }

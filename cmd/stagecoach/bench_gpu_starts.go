@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // Memory that cells need beside parameters, in bytes.
@@ -28,10 +29,10 @@ type gpuWay struct {
 	g     *gpuBench
 	b     *benchStage
 	s     gpuSize
-	name  string           // of gpuPaths
-	cell  string           // its case
-	path  string           // start path of the KeysManager that is wanted; empty: started by hand
-	spec  keysmanager.Spec // of its function
+	name  string    // of gpuPaths
+	cell  string    // its case
+	path  string    // start path of the KeysManager that is wanted; empty: started by hand
+	spec  node.Spec // of its function
 	said  *gpuSaid
 	slow  bool // half as many starts are measured
 	parks bool // a child has to be parked before each start
@@ -170,7 +171,7 @@ func (w *gpuWay) start(ctx context.Context) (started, error) {
 	w.mu.Unlock()
 	parts := w.said.expect(name)
 	r, err := w.b.start(ctx, func(ctx context.Context) (launched, error) {
-		return w.b.order(ctx, keysmanager.Order{Replica: name, Spec: w.spec, Device: w.g.at.id})
+		return w.b.order(ctx, node.Order{Replica: name, Spec: w.spec, Device: w.g.at.id})
 	})
 	if err != nil || !w.g.at.onGPU() { // on the CPU there are no parts
 		return r, err
@@ -190,7 +191,7 @@ func (w *gpuWay) park(ctx context.Context) error {
 		return nil
 	}
 	for {
-		if err := w.b.keys.Warm(ctx, []keysmanager.Wanted{{Spec: w.spec, Key: true}}); err != nil {
+		if err := w.b.keys.Warm(ctx, []node.Wanted{{Spec: w.spec, Key: true}}); err != nil {
 			return err
 		}
 		for _, d := range w.b.keys.Inventory().Devices {

@@ -5,7 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -31,7 +31,7 @@ func newHTTPStage(images string) (*benchStage, error) {
 				return b.start(ctx, func(ctx context.Context) (launched, error) {
 					s := b.spec("")
 					s.Function, s.Network = c.name+s.Function, c.name
-					return b.order(ctx, keysmanager.Order{Spec: s})
+					return b.order(ctx, node.Order{Spec: s})
 				})
 			}
 		}

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
-	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // benchKeysManager measures a node's daemon: forks of one zygote, a thousand orders at once, an invalidation, what it uses
@@ -250,7 +250,7 @@ func (b *benchStage) atOnce(ctx context.Context, n, goroutines int) ([]time.Dura
 	for range goroutines {
 		wg.Go(func() {
 			for i := range next {
-				r, err := b.keys.Start(ctx, keysmanager.Order{Replica: name(i), Spec: b.spec("fork")})
+				r, err := b.keys.Start(ctx, node.Order{Replica: name(i), Spec: b.spec("fork")}, nil)
 				if err != nil {
 					once.Do(func() { failed = err })
 					return

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -148,25 +149,25 @@ type launched struct {
 	conn   *net.UnixConn // nil: it speaks no stage protocol
 	pid    int
 	path   string // of the KeysManager
-	phases []keysmanager.Phase
+	phases []node.Phase
 	end    func() // ends it and waits
 }
 
 // spec is what the KeysManager knows of the stage, on a start path.
-func (b *benchStage) spec(path string) keysmanager.Spec {
-	return keysmanager.Spec{
+func (b *benchStage) spec(path string) node.Spec {
+	return node.Spec{
 		Function: path + "." + benchNamespace, Namespace: benchNamespace, Image: benchImage, Process: b.process, Env: b.env, Start: path,
 	}
 }
 
 // order orders a replica from the KeysManager, which it names unless it has a name. Replicas that it
 // names are ordered by one goroutine at a time.
-func (b *benchStage) order(ctx context.Context, o keysmanager.Order) (launched, error) {
+func (b *benchStage) order(ctx context.Context, o node.Order) (launched, error) {
 	if o.Replica == "" {
 		b.n++
 		o.Replica = fmt.Sprintf("%s-%d", strings.TrimSuffix(o.Spec.Function, "."+benchNamespace), b.n)
 	}
-	r, err := b.keys.Start(ctx, o)
+	r, err := b.keys.Start(ctx, o, nil)
 	if err != nil {
 		return launched{}, err
 	}
@@ -196,7 +197,7 @@ type deviceParts struct {
 func (b *benchStage) on(path string) starter {
 	return func(ctx context.Context) (started, error) {
 		return b.start(ctx, func(ctx context.Context) (launched, error) {
-			return b.order(ctx, keysmanager.Order{Spec: b.spec(path)})
+			return b.order(ctx, node.Order{Spec: b.spec(path)})
 		})
 	}
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,7 +18,6 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
@@ -301,10 +299,7 @@ func TestStrayReplica(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t)
 	n.daemon("n1")
-	spec, err := json.Marshal(keysmanager.Spec{Function: "stray.openfaas-fn", Namespace: "openfaas-fn", Image: "stagecoach/noop:0.1.0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	spec := node.Spec{Function: "stray.openfaas-fn", Namespace: "openfaas-fn", Image: "stagecoach/noop:0.1.0"}
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	all := n.watch.Clients()

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
-	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
@@ -23,7 +21,7 @@ type nodeList interface {
 	Inventories() []node.Inventory
 	// Load brings a function's parameters into the memory of a node; Evict takes them, by function or digest, out of it, when
 	// no replica needs them. Both return how many bytes that were, when it is done.
-	Load(ctx context.Context, node string, spec keysmanager.Spec) (bytes int64, err error)
+	Load(ctx context.Context, node string, spec node.Spec) (bytes int64, err error)
 	Evict(ctx context.Context, node, what string) (bytes int64, err error)
 }
 
@@ -67,16 +65,12 @@ func (n *nodes) Inventories() []node.Inventory {
 }
 
 // Load implements nodeList.
-func (n *nodes) Load(ctx context.Context, name string, spec keysmanager.Spec) (int64, error) {
+func (n *nodes) Load(ctx context.Context, name string, spec node.Spec) (int64, error) {
 	if n.keys != nil && name == n.self.Name {
 		z, err := n.keys.Load(ctx, spec)
 		return z.Bytes, err
 	}
-	b, err := json.Marshal(spec)
-	if err != nil {
-		return 0, err
-	}
-	return n.order(ctx, name, node.Order{Kind: node.OrderLoad, Spec: b})
+	return n.order(ctx, name, node.Order{Kind: node.OrderLoad, Spec: spec})
 }
 
 // Evict implements nodeList.
@@ -158,7 +152,7 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 	}
 	for _, r := range inv.Replicas {
 		out.Replicas = append(out.Replicas, node.Replica{
-			Name: r.Name, Function: r.Function, PID: r.PID, Path: r.Path, Device: r.Device, Phases: phasesOf(r.Phases), Started: r.Started,
+			Name: r.Name, Function: r.Function, PID: r.PID, Path: r.Path, Device: r.Device, Phases: append([]node.Phase{}, r.Phases...), Started: r.Started,
 			CPUMilli: r.CPUMilli, Usage: usageOf(r.Usage),
 		})
 		out.CPU.Used += r.CPUMilli
@@ -179,74 +173,8 @@ func usageOf(u *keysmanager.Usage) *node.Usage {
 	return &node.Usage{CPUMilli: int(u.CPUMilli), Memory: u.Memory, Throttled: u.Throttled}
 }
 
-func phasesOf(phases []keysmanager.Phase) []node.Phase {
-	out := []node.Phase{}
-	for _, p := range phases {
-		out = append(out, node.Phase(p))
-	}
-	return out
-}
-
 // remoteNode is a daemon as the cluster's node.
 type remoteNode struct{ *node.Client }
-
-// specJSON is a function's spec as it travels.
-func specJSON(f cluster.FunctionSpec) (json.RawMessage, error) {
-	s, err := spec(f)
-	if err != nil {
-		return nil, err
-	}
-	return json.Marshal(s)
-}
-
-// Start implements cluster.Node.
-func (n remoteNode) Start(ctx context.Context, o cluster.Order) (cluster.Started, error) {
-	s, err := specJSON(o.Function)
-	if err != nil {
-		return cluster.Started{}, err
-	}
-	r, err := n.Client.Start(ctx, node.Order{Replica: o.Replica, Spec: s, CPUMilli: o.CPUMilli, Device: o.Device}, nil)
-	if err != nil {
-		return cluster.Started{}, err
-	}
-	out := cluster.Started{PID: r.PID, Conn: r.Conn, Path: r.Path}
-	for _, p := range r.Phases {
-		out.Phases = append(out.Phases, cluster.Phase(p))
-	}
-	return out, nil
-}
-
-// stopMargin is what an order to stop may take beyond the replica's grace.
-const stopMargin = 5 * time.Second
-
-// Stop implements cluster.Node.
-func (n remoteNode) Stop(ctx context.Context, replica string, grace time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, grace+stopMargin)
-	defer cancel()
-	_, err := n.Do(ctx, node.Order{Kind: node.OrderStop, Replica: replica, Grace: grace})
-	return err
-}
-
-// SetCPU implements cluster.Node.
-func (n remoteNode) SetCPU(ctx context.Context, replica string, milli int) error {
-	_, err := n.Do(ctx, node.Order{Kind: node.OrderSetCPU, Replica: replica, CPUMilli: milli})
-	return err
-}
-
-// Warm implements cluster.Node.
-func (n remoteNode) Warm(ctx context.Context, orders []cluster.WarmOrder) error {
-	list, err := wantedOf(orders)
-	o := node.Order{Kind: node.OrderWarm}
-	for _, w := range list {
-		s, bad := json.Marshal(w.Spec)
-		if bad != nil {
-			return errors.Join(err, bad)
-		}
-		o.Wanted = append(o.Wanted, node.Wanted{Spec: s, Key: w.Key})
-	}
-	_, bad := n.Do(ctx, o)
-	return errors.Join(err, bad)
-}
 
 // Inventory implements cluster.Node.
 func (n remoteNode) Inventory() plan.Node { return planned(n.Client.Inventory()) }

@@ -54,17 +54,17 @@ type functionSpecs interface {
 	// HasNamespace reports whether there is a namespace with this name.
 	HasNamespace(name string) bool
 	// Spec is what a node starts the function of a key from.
-	Spec(key pipeline.Key) (keysmanager.Spec, bool)
+	Spec(key pipeline.Key) (node.Spec, bool)
 }
 
 // Spec implements functionSpecs.
-func (d deployed) Spec(key pipeline.Key) (keysmanager.Spec, bool) {
+func (d deployed) Spec(key pipeline.Key) (node.Spec, bool) {
 	for _, f := range d.Functions() {
-		if s, ok := f.Spec.(keysmanager.Spec); ok && f.Key == key {
-			return s, true
+		if f.Key == key {
+			return f.Spec, true
 		}
 	}
-	return keysmanager.Spec{}, false
+	return node.Spec{}, false
 }
 
 func serveNodes(n nodeList, f functionSpecs) http.Handler {

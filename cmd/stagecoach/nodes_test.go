@@ -18,7 +18,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
-	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
@@ -91,7 +90,7 @@ type fakeNodes struct {
 
 func (f fakeNodes) Inventories() []node.Inventory { return f.all }
 
-func (f fakeNodes) Load(context.Context, string, keysmanager.Spec) (int64, error) { return 5, f.fails }
+func (f fakeNodes) Load(context.Context, string, node.Spec) (int64, error) { return 5, f.fails }
 
 func (f fakeNodes) Evict(context.Context, string, string) (int64, error) { return 5, f.fails }
 
@@ -104,8 +103,8 @@ func (fakeSpecs) Known(key pipeline.Key) bool {
 
 func (fakeSpecs) HasNamespace(name string) bool { return name == "ns" || name == "openfaas-fn" }
 
-func (fakeSpecs) Spec(pipeline.Key) (keysmanager.Spec, bool) {
-	return keysmanager.Spec{Function: "f.ns"}, true
+func (fakeSpecs) Spec(pipeline.Key) (node.Spec, bool) {
+	return node.Spec{Function: "f.ns"}, true
 }
 
 func twoNodes() fakeNodes {
@@ -199,23 +198,6 @@ func TestWhatPoliciesSeeOfANode(t *testing.T) {
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
-	}
-}
-
-// TestWhatANodeKeepsWarm: what is to be in memory, with the rest of it also when one of them is no function of ours.
-func TestWhatANodeKeepsWarm(t *testing.T) {
-	f := func(name string) *cluster.FunctionSpec {
-		return &cluster.FunctionSpec{Key: pipeline.ParseKey(name), Spec: keysmanager.Spec{Function: name}}
-	}
-	got, err := wantedOf([]cluster.WarmOrder{
-		{Function: f("disk"), Warmth: plan.File},
-		{Function: &cluster.FunctionSpec{Key: pipeline.ParseKey("other"), Spec: 7}, Warmth: plan.Host},
-		{Function: f("key"), Warmth: plan.Host, Key: true},
-		{Function: f("host"), Warmth: plan.Host},
-	})
-	want := []keysmanager.Wanted{{Spec: keysmanager.Spec{Function: "key"}, Key: true}, {Spec: keysmanager.Spec{Function: "host"}}}
-	if !reflect.DeepEqual(got, want) || err == nil || !strings.Contains(err.Error(), `"other"`) {
-		t.Errorf("got %+v and %v, want %+v and an error that names the other", got, err, want)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/control/events"
 	"github.com/stagecoach-serving/stagecoach/control/telemetry"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
@@ -65,15 +66,13 @@ func (u *up) replicaEvent(e cluster.Event) {
 	if u.tracer == nil || e.Replica == "" {
 		return
 	}
-	out := telemetry.ReplicaEvent{At: e.At, Function: e.Function.String(), Replica: e.Replica, Node: e.Node, Kind: string(e.Kind), Path: e.Path, Cause: e.Cause}
-	for _, p := range e.Phases {
-		out.Phases = append(out.Phases, telemetry.Phase(p))
-	}
-	u.tracer.Replica(out)
+	u.tracer.Replica(telemetry.ReplicaEvent{
+		At: e.At, Function: e.Function.String(), Replica: e.Replica, Node: e.Node, Kind: string(e.Kind), Path: e.Path, Phases: e.Phases, Cause: e.Cause,
+	})
 }
 
 // phases are the parts of a start by name.
-func phases(all []cluster.Phase) map[string]string {
+func phases(all []node.Phase) map[string]string {
 	if len(all) == 0 {
 		return nil
 	}

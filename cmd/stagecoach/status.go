@@ -125,10 +125,7 @@ func (s *status) Replicas(key pipeline.Key) []provider.Replica {
 	out := make([]provider.Replica, len(all))
 	for i, r := range all {
 		out[i] = provider.Replica{
-			Name: r.Name, Node: r.Node, State: r.State.String(), Older: r.Revision < f.Revision, Hidden: r.Hidden, Path: r.Path, Ready: r.Total, Answered: r.Answered,
-		}
-		for _, p := range r.Phases {
-			out[i].Phases = append(out[i].Phases, provider.Phase(p))
+			Name: r.Name, Node: r.Node, State: r.State.String(), Older: r.Revision < f.Revision, Hidden: r.Hidden, Path: r.Path, Phases: r.Phases, Ready: r.Total, Answered: r.Answered,
 		}
 	}
 	return out

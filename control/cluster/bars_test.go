@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
@@ -178,7 +179,7 @@ func TestOutOfMemoryAtTheStart(t *testing.T) {
 		w.twoDevices()
 		full := map[string]bool{"gpu0": true, "gpu1": true}
 		on := map[string]string{}
-		w.start = func(_ context.Context, o Order) error {
+		w.start = func(_ context.Context, o node.Order) error {
 			w.set(func() { on[o.Replica] = o.Device })
 			return nil
 		}

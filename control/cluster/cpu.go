@@ -26,7 +26,7 @@ func (r *replica) wantCPU(milli int) {
 
 // serve keeps the replica's CPU limit as wanted, until the replica is released or lost. It retries
 // failures with growing pauses.
-func (l *Local) serve(n *node, r *replica) {
+func (l *Local) serve(n *member, r *replica) {
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
 	defer retry.Stop()
@@ -62,7 +62,7 @@ func (l *Local) serve(n *node, r *replica) {
 }
 
 // setCPU changes a replica's limit, and asks for more threads if the limit grows.
-func (l *Local) setCPU(n *node, r *replica, from, to int) (note string, err error) {
+func (l *Local) setCPU(n *member, r *replica, from, to int) (note string, err error) {
 	hands := l.reach(n)
 	if hands == nil {
 		return "", fmt.Errorf("node %q is silent", n.name)

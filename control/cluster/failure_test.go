@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
@@ -16,7 +17,7 @@ import (
 func TestStartsThatFail(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		broken := true
-		w.start = func(context.Context, Order) error {
+		w.start = func(context.Context, node.Order) error {
 			if broken {
 				return errors.New("no such file: stage")
 			}
@@ -74,8 +75,8 @@ func TestStartsThatFail(t *testing.T) {
 
 func TestARedeployStartsWithNoFailures(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
-		w.start = func(_ context.Context, o Order) error {
-			if o.Function.Revision == 1 {
+		w.start = func(_ context.Context, o node.Order) error {
+			if revisionOf(o) == 1 {
 				return errors.New("bad image")
 			}
 			return nil
@@ -94,7 +95,9 @@ func TestARedeployStartsWithNoFailures(t *testing.T) {
 
 func TestAStartHasADeadline(t *testing.T) {
 	for name, hang := range map[string]func(*world){
-		"start": func(w *world) { w.start = func(ctx context.Context, _ Order) error { <-ctx.Done(); return ctx.Err() } },
+		"start": func(w *world) {
+			w.start = func(ctx context.Context, _ node.Order) error { <-ctx.Done(); return ctx.Err() }
+		},
 		"attach": func(w *world) {
 			w.attach = func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }
 		},
@@ -135,7 +138,7 @@ func TestADeathUnderTheFirstCallIsNoFailedStart(t *testing.T) {
 
 func TestTakingBackAStartIsNoFailure(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
-		w.start = func(ctx context.Context, _ Order) error { <-ctx.Done(); return ctx.Err() }
+		w.start = func(ctx context.Context, _ node.Order) error { <-ctx.Done(); return ctx.Err() }
 		w.want(1)
 		w.want(0)
 		w.expect("taken back", w.states(), "")
@@ -216,7 +219,7 @@ func TestARevisionThatWasReadyHasHope(t *testing.T) {
 		w.want(1)
 		causes := []string{"killed after 3ms", "killed after 12ms", "killed", "no such file 1", "no such file 2", "no such file 3", "no such file 4"}
 		i := 0
-		w.start = func(_ context.Context, o Order) error {
+		w.start = func(_ context.Context, o node.Order) error {
 			i++
 			return fmt.Errorf("replica %q: %s", o.Replica, causes[i-1])
 		}

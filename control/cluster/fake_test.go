@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -46,11 +48,11 @@ type world struct {
 	due      time.Time                                    // of all replicas
 	// Revisions and causes passed to NoReplica.
 	none     []string
-	apart    time.Time                                    // latest argument of PauseMeasuring
-	changed  int                                          // number of calls
-	warmed   [][]WarmOrder                                // all warm lists, in order
-	warm     func(ctx context.Context, n *fakeNode) error // nil: at once
-	start    func(ctx context.Context, o Order) error     // nil: at once
+	apart    time.Time                                     // latest argument of PauseMeasuring
+	changed  int                                           // number of calls
+	warmed   [][]node.Wanted                               // all warm lists, in order
+	warm     func(ctx context.Context, n *fakeNode) error  // nil: at once
+	start    func(ctx context.Context, o node.Order) error // nil: at once
 	stop     func(ctx context.Context, replica string) error
 	ids      int
 	registry *prometheus.Registry
@@ -70,14 +72,14 @@ type fakeNode struct {
 	devices []plan.Device
 }
 
-func (n *fakeNode) Start(ctx context.Context, o Order) (Started, error) {
+func (n *fakeNode) Start(ctx context.Context, o node.Order, _ func(node.Phase)) (node.Started, error) {
 	n.w.mu.Lock()
 	n.starts++
 	start := n.w.start
 	n.w.mu.Unlock()
 	if start != nil {
 		if err := start(ctx, o); err != nil {
-			return Started{}, err
+			return node.Started{}, err
 		}
 	}
 	n.w.mu.Lock()
@@ -86,7 +88,7 @@ func (n *fakeNode) Start(ctx context.Context, o Order) (Started, error) {
 		n.w.t.Errorf("replica %q started twice", o.Replica)
 	}
 	n.running[o.Replica] = true
-	return Started{PID: n.starts, Conn: new(net.UnixConn), Path: "fork", Phases: []Phase{{"fork", time.Millisecond}}}, nil
+	return node.Started{PID: n.starts, Conn: new(net.UnixConn), Path: "fork", Phases: []node.Phase{{Name: "fork", Took: time.Millisecond}}}, nil
 }
 
 func (n *fakeNode) Stop(ctx context.Context, replica string, _ time.Duration) error {
@@ -107,7 +109,7 @@ func (n *fakeNode) Stop(ctx context.Context, replica string, _ time.Duration) er
 	return nil
 }
 
-func (n *fakeNode) Warm(ctx context.Context, list []WarmOrder) error {
+func (n *fakeNode) Warm(ctx context.Context, list []node.Wanted) error {
 	n.w.mu.Lock()
 	n.w.warmed = append(n.w.warmed, list)
 	warm := n.w.warm
@@ -234,10 +236,21 @@ func (w *world) Threads(_ pipeline.Key, replica string, n int) error {
 	return nil
 }
 
+// spec returns a function of namespace ns. Its image is its revision.
 func spec(name string, revision uint64) FunctionSpec {
-	return FunctionSpec{Key: pipeline.ParseKey(name + ".ns"), Revision: revision, Declared: pipeline.Function{
+	key := pipeline.ParseKey(name + ".ns")
+	return FunctionSpec{Key: key, Revision: revision, Declared: pipeline.Function{
 		Name: name, Namespace: "ns", Scale: pipeline.Scale{Min: 1, Max: 10, ZeroAge: time.Minute},
-	}}
+	}, Spec: node.Spec{Function: key.String(), Namespace: "ns", Image: strconv.FormatUint(revision, 10)}}
+}
+
+// revisionOf returns the revision of the function that an order is for.
+func revisionOf(o node.Order) int {
+	n, err := strconv.Atoi(o.Spec.Image)
+	if err != nil {
+		panic(err) // of a spec that is not from spec
+	}
+	return n
 }
 
 // bubble runs f in a synctest bubble with a Local over a world with node a and function f.ns, and

@@ -17,6 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/placement"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/control"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/dispatch"
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -44,7 +45,7 @@ func (w *world) trouble(rng *rand.Rand) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.start = func(ctx context.Context, _ Order) error { return chance(ctx) }
+	w.start = func(ctx context.Context, _ node.Order) error { return chance(ctx) }
 	w.attach = func(ctx context.Context, _ string) error { return chance(ctx) }
 	w.drain = func(ctx context.Context, _ string) error { return chance(ctx) }
 	w.warm = func(ctx context.Context, _ *fakeNode) error { return chance(ctx) }

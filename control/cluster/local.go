@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -65,7 +66,7 @@ type Config struct {
 // Local manages the replicas of functions on nodes. [New] makes one, and [Local.Close] ends it.
 type Local struct {
 	cfg     Config
-	nodes   map[string]*node
+	nodes   map[string]*member
 	metrics metrics
 	clock   clock
 	begun   time.Time       // when New was called
@@ -120,7 +121,7 @@ func New(cfg Config) (*Local, error) {
 	if cfg.Chance == nil {
 		cfg.Chance = rand.Float64
 	}
-	l := &Local{cfg: cfg, clock: newClock(time.Now()), nodes: map[string]*node{}, replicas: map[string]*replica{}, functions: map[pipeline.Key]*function{}, known: map[string]knownNode{}}
+	l := &Local{cfg: cfg, clock: newClock(time.Now()), nodes: map[string]*member{}, replicas: map[string]*replica{}, functions: map[pipeline.Key]*function{}, known: map[string]knownNode{}}
 	l.begun = l.now()
 	l.metrics = newMetrics(l)
 	if err := l.metrics.register(cfg.Metrics); err != nil {
@@ -337,8 +338,8 @@ func (l *Local) LastFailure(function pipeline.Key) (Event, bool) {
 type Replica struct {
 	plan.Replica
 	Hidden   bool          // its node is silent
-	Path     string        // start path, as in Started; empty: starting
-	Phases   []Phase       // phases of its start so far, in order
+	Path     string        // start path, as in node.Started; empty: starting
+	Phases   []node.Phase  // phases of its start so far, in order
 	Total    time.Duration // from the order until it was ready; 0: not yet
 	Answered time.Duration // from the order until the first answer; 0: not yet
 }

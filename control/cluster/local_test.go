@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
@@ -129,7 +130,7 @@ func TestARollingRedeploy(t *testing.T) {
 		// If a new revision never becomes ready, the old one keeps serving.
 		w.set(func() {
 			w.specs = []FunctionSpec{spec("f", 3)}
-			w.start = func(context.Context, Order) error { return errors.New("bad image") }
+			w.start = func(context.Context, node.Order) error { return errors.New("bad image") }
 			w.waiting["f.ns"] = 1
 		})
 		for range 300 {

@@ -9,11 +9,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// node is a Node that joined, with a mailbox for its warm orders. It is kept while it has replicas,
+// member is a Node that joined, with a mailbox for its warm orders. It is kept while it has replicas,
 // even if it is away.
-type node struct {
+type member struct {
 	name   string
-	wanted chan []WarmOrder // the latest list; sent while Local.mu is held
+	wanted chan []warmOrder // the latest list; sent while Local.mu is held
 
 	// The fields below are guarded by Local.mu.
 	hands    Node // as it joined the latest time
@@ -24,7 +24,7 @@ type node struct {
 	stopping map[string]bool      // unknown replicas that are being stopped
 	stopped  map[string]time.Time // replicas that were recently stopped, and when
 	warming  int                  // warm orders of the plan that is being applied; see warmAll
-	list     []WarmOrder          // those orders
+	list     []warmOrder          // those orders
 	shown    *plan.Node           // the node in the Snapshot that is being made; nil: it is in none
 }
 
@@ -67,7 +67,7 @@ func (l *Local) join(n Node, name string, tell bool) bool {
 	}
 	m := l.nodes[name]
 	if m == nil {
-		m = &node{name: name, wanted: make(chan []WarmOrder, 1), presence: here, stopping: map[string]bool{}, stopped: map[string]time.Time{}}
+		m = &member{name: name, wanted: make(chan []warmOrder, 1), presence: here, stopping: map[string]bool{}, stopped: map[string]time.Time{}}
 		l.nodes[name] = m
 	} else if m.presence == away {
 		m.presence = returning
@@ -128,7 +128,7 @@ func (l *Local) leave(name string) (hidden int, ok bool) {
 }
 
 // dropLocked forgets a node that is away and has no replicas. The caller holds l.mu.
-func (l *Local) dropLocked(n *node) {
+func (l *Local) dropLocked(n *member) {
 	if n.presence != away || l.nodes[n.name] != n {
 		return
 	}
@@ -193,7 +193,7 @@ func (l *Local) running(name string, replicas []string) (changed bool) {
 }
 
 // stopUnknown stops replicas on n that do not belong to it. The caller holds l.mu.
-func (l *Local) stopUnknown(n *node, replicas []string) {
+func (l *Local) stopUnknown(n *member, replicas []string) {
 	for _, name := range slices.Sorted(slices.Values(replicas)) {
 		if r := l.replicas[name]; r != nil && r.node == n.name || n.stopping[name] || len(n.stopping) >= stopsAtATime {
 			continue
@@ -218,7 +218,7 @@ func (l *Local) stopUnknown(n *node, replicas []string) {
 }
 
 // reach returns the Node to call, or nil if it is away.
-func (l *Local) reach(n *node) Node {
+func (l *Local) reach(n *member) Node {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if n.presence == away {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
@@ -255,7 +256,7 @@ func TestCloseWithNodesAway(t *testing.T) {
 
 func TestPhasesOfAStart(t *testing.T) {
 	bubble(t, func(_ *testing.T, w *world, l *Local) {
-		w.start = func(ctx context.Context, _ Order) error { return after(5*time.Millisecond)(ctx, "") }
+		w.start = func(ctx context.Context, _ node.Order) error { return after(5*time.Millisecond)(ctx, "") }
 		w.attach = after(10 * time.Millisecond)
 		w.want(1)
 		time.Sleep(time.Second)

@@ -21,6 +21,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/dispatch"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
@@ -57,27 +58,27 @@ type process struct {
 	ended chan struct{}
 }
 
-func (n *processNode) Start(_ context.Context, o Order) (Started, error) {
-	if o.Function.Spec != "stage" {
-		return Started{}, fmt.Errorf("image %q: not there", o.Function.Spec)
+func (n *processNode) Start(_ context.Context, o node.Order, _ func(node.Phase)) (node.Started, error) {
+	if o.Spec.Image != "stage" {
+		return node.Started{}, fmt.Errorf("image %q: not there", o.Spec.Image)
 	}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return Started{}, err
+		return node.Started{}, err
 	}
 	near, far := os.NewFile(uintptr(fds[0]), "near"), os.NewFile(uintptr(fds[1]), "far")
 	defer near.Close()
 	defer far.Close()
 	conn, err := net.FileConn(near)
 	if err != nil {
-		return Started{}, err
+		return node.Started{}, err
 	}
 	p := &process{exec.Command(os.Args[0]), make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), wire.EnvStageFD+"=3", wire.EnvFunction+"="+o.Function.Key.String(), wire.EnvReplica+"="+o.Replica)
+	p.cmd.Env = append(os.Environ(), wire.EnvStageFD+"=3", wire.EnvFunction+"="+o.Spec.Function, wire.EnvReplica+"="+o.Replica)
 	p.cmd.ExtraFiles = []*os.File{far}
 	if err := p.cmd.Start(); err != nil {
 		_ = conn.Close()
-		return Started{}, err
+		return node.Started{}, err
 	}
 	n.mu.Lock()
 	n.running[o.Replica] = p
@@ -87,7 +88,7 @@ func (n *processNode) Start(_ context.Context, o Order) (Started, error) {
 		n.lost(o.Replica, p.cmd.ProcessState.String())
 		close(p.ended)
 	}()
-	return Started{PID: p.cmd.Process.Pid, Conn: conn.(*net.UnixConn), Path: "cold"}, nil
+	return node.Started{PID: p.cmd.Process.Pid, Conn: conn.(*net.UnixConn), Path: "cold"}, nil
 }
 
 func (n *processNode) Stop(ctx context.Context, replica string, grace time.Duration) error {
@@ -109,7 +110,7 @@ func (n *processNode) Stop(ctx context.Context, replica string, grace time.Durat
 	}
 }
 
-func (n *processNode) Warm(context.Context, []WarmOrder) error   { return nil }
+func (n *processNode) Warm(context.Context, []node.Wanted) error { return nil }
 func (n *processNode) SetCPU(context.Context, string, int) error { return errors.ErrUnsupported }
 func (n *processNode) Inventory() plan.Node                      { return plan.Node{Name: "a", Memory: 1 << 30} }
 
@@ -168,12 +169,12 @@ func TestRealParts(t *testing.T) {
 	defer shell.Close()
 	asleep := pipeline.Scale{Max: 2, Zero: true, ZeroAge: 500 * time.Millisecond}
 	specs := deployed{
-		{Key: pipeline.ParseKey("bad.ns"), Revision: 1, Spec: "no stage", Declared: pipeline.Function{Name: "bad", Namespace: "ns", Scale: asleep}},
-		{Key: pipeline.ParseKey("f.ns"), Revision: 1, Spec: "stage", Declared: pipeline.Function{Name: "f", Namespace: "ns", Scale: asleep}},
+		{Key: pipeline.ParseKey("bad.ns"), Revision: 1, Spec: node.Spec{Function: "bad.ns", Namespace: "ns", Image: "no stage"}, Declared: pipeline.Function{Name: "bad", Namespace: "ns", Scale: asleep}},
+		{Key: pipeline.ParseKey("f.ns"), Revision: 1, Spec: node.Spec{Function: "f.ns", Namespace: "ns", Image: "stage"}, Declared: pipeline.Function{Name: "f", Namespace: "ns", Scale: asleep}},
 	}
-	node := &processNode{lost: func(replica, cause string) { l.Lost(replica, task.Death{Cause: cause}) }, running: map[string]*process{}}
+	host := &processNode{lost: func(replica, cause string) { l.Lost(replica, task.Death{Cause: cause}) }, running: map[string]*process{}}
 	l, err = New(Config{
-		Functions: specs, Lines: shell, Replicas: shell, Nodes: []Node{node}, Epoch: 1, Log: log, Metrics: prometheus.NewRegistry(),
+		Functions: specs, Lines: shell, Replicas: shell, Nodes: []Node{host}, Epoch: 1, Log: log, Metrics: prometheus.NewRegistry(),
 		Changed: func() {
 			loop.Poke()
 			select {
@@ -250,7 +251,7 @@ func TestRealParts(t *testing.T) {
 
 	submit("f.ns", "wake")
 	first := answered("WAKE").Replica
-	if killed := node.kill(t); killed != first {
+	if killed := host.kill(t); killed != first {
 		t.Errorf("killed %q, but %q had answered", killed, first)
 	}
 	until("lost", func() bool {

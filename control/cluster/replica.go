@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -26,8 +27,8 @@ type replica struct {
 	home         *function // what is known of the function; kept while it has replicas
 	spec         FunctionSpec
 	node, device string
-	host         *node  // node; kept while it has replicas
-	ordered      uint64 // Rev of the plan that wanted it
+	host         *member // node; kept while it has replicas
+	ordered      uint64  // Rev of the plan that wanted it
 	begun        time.Time
 
 	alive  context.Context // ends when the replica is lost or l is aborted
@@ -51,7 +52,7 @@ type replica struct {
 	cpu       int    // CPU limit, as far as the node was told
 	unbounded bool   // its node said last that it cannot limit CPU
 	path      string
-	phases    []Phase
+	phases    []node.Phase
 	total     time.Duration
 	state     plan.State
 	since     time.Time
@@ -93,7 +94,7 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 	r.wanted, r.letGo = context.WithCancelCause(r.alive)
 	l.replicas[r.name], l.byName = r, nil
 	l.note(r, Event{Kind: Ordered, Cause: w.Why})
-	o := Order{Replica: r.name, Function: spec, Device: slot.Device, CPUMilli: w.CPUMilli}
+	o := node.Order{Replica: r.name, Spec: spec.Spec, Device: slot.Device, CPUMilli: w.CPUMilli}
 	hands := n.hands
 	l.group.Go(func() { l.live(n, hands, r, o) })
 	r.home.remember(spec, slot)
@@ -101,7 +102,7 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 }
 
 // live takes a replica through its life, on the replica's only goroutine.
-func (l *Local) live(n *node, hands Node, r *replica, o Order) {
+func (l *Local) live(n *member, hands Node, r *replica, o node.Order) {
 	defer close(r.gone)
 	defer r.lose(nil) // frees the contexts
 	if err := l.start(hands, r, o); err != nil {
@@ -126,17 +127,17 @@ func (l *Local) live(n *node, hands Node, r *replica, o Order) {
 }
 
 // start brings the replica to Ready.
-func (l *Local) start(n Node, r *replica, o Order) error {
+func (l *Local) start(n Node, r *replica, o node.Order) error {
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(r.wanted, l.cfg.StartTimeout, fmt.Errorf("not ready within %v", l.cfg.StartTimeout))
 	defer cancel()
-	started, err := n.Start(ctx, o)
+	started, err := n.Start(ctx, o, nil)
 	if err != nil {
 		return because(ctx, fmt.Errorf("start: %w", err))
 	}
 	began := time.Now()
 	// The order's way and its wait in the node's queue: the time outside all other phases.
-	phases := []Phase{{"order", began.Sub(begin)}}
+	phases := []node.Phase{{Name: "order", Took: began.Sub(begin)}}
 	for _, p := range started.Phases {
 		if p.Name != phases[0].Name {
 			phases[0].Took = max(phases[0].Took-p.Took, 0)
@@ -166,15 +167,15 @@ func (l *Local) start(n Node, r *replica, o Order) error {
 // ready records that the replica is ready. It was ordered at begin, and its process ran from began.
 func (l *Local) ready(r *replica, hello wire.Hello, begin, began time.Time) {
 	now := time.Now()
-	place := Phase{"place", now.Sub(began)}
+	place := node.Phase{Name: "place", Took: now.Sub(began)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if hello.Load > 0 { // the replica loaded them itself, because it has no zygote
 		load := min(hello.Load, place.Took)
-		if i := slices.IndexFunc(r.phases, func(p Phase) bool { return p.Name == "load" }); i >= 0 {
+		if i := slices.IndexFunc(r.phases, func(p node.Phase) bool { return p.Name == "load" }); i >= 0 {
 			r.phases[i].Took += load // taken from the earlier phase that included it
 		} else {
-			r.phases = append(r.phases, Phase{"load", load})
+			r.phases = append(r.phases, node.Phase{Name: "load", Took: load})
 		}
 		place.Took -= load
 	}
@@ -191,7 +192,7 @@ func (l *Local) ready(r *replica, hello wire.Hello, begin, began time.Time) {
 	if k := f.formers[r.spec.Revision]; k != nil {
 		k.wanted, k.failed = false, 0
 	}
-	l.note(r, Event{Kind: Ready, Path: r.path, Phases: []Phase{{"load", hello.Load}, {"place", hello.Place}}})
+	l.note(r, Event{Kind: Ready, Path: r.path, Phases: []node.Phase{{Name: "load", Took: hello.Load}, {Name: "place", Took: hello.Place}}})
 }
 
 // afterwards adds to err what the process printed while it was stopped. For example, a watchdog
@@ -242,7 +243,7 @@ const stopMargin = 5 * time.Second
 
 // stop makes sure that no process is left, even if l is being aborted. On a node that is away,
 // remaining processes are stopped when it returns.
-func (l *Local) stop(n *node, r *replica) {
+func (l *Local) stop(n *member, r *replica) {
 	hands := l.reach(n)
 	if hands == nil {
 		l.cfg.Log.Info("replica ends with its connection; its node is silent", "function", r.function, "replica", r.name, "node", r.node)
@@ -269,7 +270,7 @@ func (l *Local) removed(function pipeline.Key) bool {
 
 // end forgets the replica and records how it ended. busy says that it had calls. failed is why it
 // did not start, or nil.
-func (l *Local) end(n *node, r *replica, busy bool, failed error) {
+func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 	removed := (failed != nil || r.alive.Err() != nil) && l.removed(r.function)
 	l.mu.Lock()
 	at := l.now()
@@ -389,7 +390,7 @@ func (l *Local) Answered(replica string, after, call time.Duration) {
 		r.answered, r.first = max(l.now().Sub(r.begun), 1), call
 		l.metrics.starts.WithLabelValues(firstInference, r.path).Observe(call.Seconds())
 		l.of(r.function).failure.worked(r.spec.Revision, r.since)
-		l.note(r, Event{Kind: Answered, Phases: []Phase{{"since attached", after}, {firstInference, call}}})
+		l.note(r, Event{Kind: Answered, Phases: []node.Phase{{Name: "since attached", Took: after}, {Name: firstInference, Took: call}}})
 	}
 }
 
@@ -399,10 +400,10 @@ const firstInference = "first inference"
 
 // started returns the phases of the start so far. The caller holds Local.mu. The first answer may
 // be known before the earlier phases.
-func (r *replica) started() []Phase {
+func (r *replica) started() []node.Phase {
 	all := slices.Clone(r.phases)
 	if r.answered > 0 {
-		all = append(all, Phase{firstInference, r.first})
+		all = append(all, node.Phase{Name: firstInference, Took: r.first})
 	}
 	return all
 }

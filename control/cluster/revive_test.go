@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
@@ -66,9 +67,9 @@ func redeployed(w *world) {
 // it is ready.
 func TestRevive(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
-		var orders []Order
+		var orders []node.Order
 		w.set(func() {
-			w.start = func(_ context.Context, o Order) error { w.set(func() { orders = append(orders, o) }); return nil }
+			w.start = func(_ context.Context, o node.Order) error { w.set(func() { orders = append(orders, o) }); return nil }
 		})
 		changed := w.changed
 		redeployed(w)
@@ -80,8 +81,8 @@ func TestRevive(t *testing.T) {
 			w.want(1)
 			w.expect("while it starts", w.states(), "f-00002 ready, f-00003 starting")
 		}
-		if o := orders[2].Function; o.Revision != 1 {
-			t.Errorf("revision %d was ordered, want 1", o.Revision)
+		if revision := revisionOf(orders[2]); revision != 1 {
+			t.Errorf("revision %d was ordered, want 1", revision)
 		}
 		w.set(func() { w.drain = after(5 * time.Second) })
 		pass(3 * time.Second)
@@ -114,7 +115,7 @@ func TestReviveInVain(t *testing.T) {
 		redeployed(w)
 		starts := 0
 		w.set(func() {
-			w.start = func(context.Context, Order) error { w.set(func() { starts++ }); return errors.New("bad image") }
+			w.start = func(context.Context, node.Order) error { w.set(func() { starts++ }); return errors.New("bad image") }
 		})
 		for range 100 {
 			w.want(1)
@@ -142,8 +143,8 @@ func TestReviveElsewhere(t *testing.T) {
 			w, l := newWorld(t, "a", "b")
 			got := ""
 			w.set(func() {
-				w.start = func(_ context.Context, o Order) error {
-					w.set(func() { got = fmt.Sprintf("%d on b", o.Function.Revision) })
+				w.start = func(_ context.Context, o node.Order) error {
+					w.set(func() { got = fmt.Sprintf("%d on b", revisionOf(o)) })
 					return nil
 				}
 			})
@@ -178,8 +179,8 @@ func TestARevivalSaysNothingOfTheDeployedRevision(t *testing.T) {
 		w.want(1)
 		w.set(func() {
 			w.specs = []FunctionSpec{spec("f", 2)}
-			w.start = func(ctx context.Context, o Order) error {
-				if o.Function.Revision == 2 {
+			w.start = func(ctx context.Context, o node.Order) error {
+				if revisionOf(o) == 2 {
 					return errors.New("bad image")
 				}
 				return after(time.Second)(ctx, "")
@@ -213,7 +214,7 @@ func TestKilledRevivals(t *testing.T) {
 		redeployed(w)
 		starts := 0
 		w.set(func() {
-			w.start = func(_ context.Context, o Order) error {
+			w.start = func(_ context.Context, o node.Order) error {
 				if starts++; starts <= 2*hopeless {
 					l.Lost(o.Replica, task.Death{Cause: "its zygote was killed", End: task.EndShared})
 					return errors.New("its zygote was killed")

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -304,7 +305,7 @@ func TestTheClockDoesNotJump(t *testing.T) {
 		// As if the wall clock had been set forward by an hour.
 		l.clock.wall = l.clock.wall.Add(-time.Hour)
 		was := l.clock.wall
-		w.set(func() { w.start = func(context.Context, Order) error { return errors.New("no") } })
+		w.set(func() { w.start = func(context.Context, node.Order) error { return errors.New("no") } })
 		w.want(1)
 		time.Sleep(time.Minute)
 		w.set(func() { w.last["f.ns"] = time.Now().Add(-time.Second) })

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
@@ -54,7 +55,7 @@ func TestStandingIsOfTheDeployedRevision(t *testing.T) {
 		w.want(2)
 		w.stands("two replicas", 2, 2, 0)
 		w.set(func() {
-			w.start = func(ctx context.Context, _ Order) error {
+			w.start = func(ctx context.Context, _ node.Order) error {
 				select {
 				case <-hold:
 				case <-ctx.Done():
@@ -173,7 +174,7 @@ func TestWantedWhileAsleep(t *testing.T) {
 // for the deployed one.
 func TestFailuresAreOfTheDeployedRevision(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
-		w.start = func(context.Context, Order) error { return errors.New("no such file: stage") }
+		w.start = func(context.Context, node.Order) error { return errors.New("no such file: stage") }
 		w.want(1)
 		if s := w.standing(); s.Failing.Count != 1 || !strings.Contains(s.Failing.Cause, "no such file: stage") || time.Until(s.Failing.Until) != firstBackoff {
 			t.Errorf("failing %+v in %v, want the first failure", s.Failing, time.Until(s.Failing.Until))
@@ -296,7 +297,7 @@ func TestTheOldRevisionServesWhatNoNodeCouldHold(t *testing.T) {
 func TestAKilledStartIsNotFailing(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.set(func() {
-			w.start = func(_ context.Context, o Order) error {
+			w.start = func(_ context.Context, o node.Order) error {
 				l.Lost(o.Replica, task.Death{Cause: "its zygote was killed", End: task.EndShared})
 				return errors.New("its zygote was killed")
 			}
@@ -306,7 +307,7 @@ func TestAKilledStartIsNotFailing(t *testing.T) {
 			t.Errorf("%+v, want a failure that is not told", st)
 		}
 		pass(time.Minute)
-		w.set(func() { w.start = func(context.Context, Order) error { return errors.New("bad image") } })
+		w.set(func() { w.start = func(context.Context, node.Order) error { return errors.New("bad image") } })
 		w.want(1)
 		if st := w.standing(); st.Failing.Count != 2 || !strings.Contains(st.Failing.Cause, "bad image") {
 			t.Errorf("%+v, want the failure told", st)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -22,7 +23,7 @@ type FunctionSpec struct {
 	CPULimit int
 	Profile  []plan.Point // measured service times, sorted; shared
 	Declared pipeline.Function
-	Spec     any // what a [Node] needs to start it, such as image and environment; opaque here
+	Spec     node.Spec // what a [Node] starts its replicas from
 }
 
 // Functions returns the present deployments.
@@ -67,8 +68,9 @@ type Replicas interface {
 // Node is a machine's KeysManager.
 type Node interface {
 	// Start starts a replica: as a fork of a zygote if there is one, which may have to be loaded
-	// first. It ends early when ctx ends.
-	Start(ctx context.Context, o Order) (Started, error)
+	// first. It ends early when ctx ends. progress is called for each phase that has ended; it may
+	// be nil.
+	Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error)
 	// Stop ends a replica's process, with SIGKILL after grace. It is no error if the replica does
 	// not run.
 	Stop(ctx context.Context, replica string, grace time.Duration) error
@@ -77,40 +79,9 @@ type Node interface {
 	SetCPU(ctx context.Context, replica string, milli int) error
 	// Warm loads and evicts parameters as wanted. wanted is the whole list, and is sent again with
 	// every plan.
-	Warm(ctx context.Context, wanted []WarmOrder) error
+	Warm(ctx context.Context, wanted []node.Wanted) error
 	// Inventory returns the present state of the node. Its name does not change.
 	Inventory() plan.Node
-}
-
-// Order asks a Node for a replica.
-type Order struct {
-	Replica  string // new name
-	Function FunctionSpec
-	Device   string // as plan.Slot has it; empty: the CPU
-	CPUMilli int    // 0: as declared
-}
-
-// WarmOrder asks a Node to keep a function's parameters warm.
-type WarmOrder struct {
-	Function *FunctionSpec // read only
-	Warmth   plan.Warmth
-	Key      bool // evicted last
-}
-
-// Started is a replica's process.
-type Started struct {
-	PID  int
-	Conn *net.UnixConn // the near end of its socket
-	// start path: "fork" from an existing zygote, "cold" from one that had to be loaded, or
-	// "process".
-	Path   string
-	Phases []Phase // phases of the start, in order
-}
-
-// Phase is a part of a start.
-type Phase struct {
-	Name string
-	Took time.Duration
 }
 
 // Kind is the kind of an [Event] of a replica.
@@ -143,7 +114,7 @@ type Event struct {
 	Node     string
 	Kind     Kind
 	Path     string
-	Phases   []Phase
+	Phases   []node.Phase
 	Cause    string
 }
 

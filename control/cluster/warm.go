@@ -7,8 +7,15 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
+
+// warmOrder is a function whose parameters a node should keep in memory.
+type warmOrder struct {
+	function *FunctionSpec // read only
+	key      bool          // evicted last
+}
 
 // warmAll tells each node what to keep warm; l.mu is held. Only functions that are deployed now are
 // kept warm.
@@ -21,7 +28,7 @@ func (l *Local) warmAll(p plan.Plan) {
 			n.warming++
 		}
 	}
-	lists := make([]WarmOrder, len(p.Warm)) // of all nodes, one after the other
+	lists := make([]warmOrder, len(p.Warm)) // of all nodes, one after the other
 	for _, n := range l.nodes {
 		n.list, lists = lists[:0:n.warming], lists[n.warming:]
 	}
@@ -31,8 +38,11 @@ func (l *Local) warmAll(p plan.Plan) {
 		if i == 0 || p.Warm[i-1].Function != w.Function {
 			k = l.functions[pipeline.ParseKey(w.Function)]
 		}
+		if w.Warmth < plan.Host {
+			continue // an image's files are on the node's disk already
+		}
 		if n := l.nodes[w.Node]; n != nil && k != nil && k.deployed != nil {
-			n.list = append(n.list, WarmOrder{Function: k.deployed, Warmth: w.Warmth, Key: w.Key})
+			n.list = append(n.list, warmOrder{k.deployed, w.Key})
 		}
 	}
 	for _, n := range l.nodes {
@@ -51,7 +61,7 @@ func (l *Local) warmAll(p plan.Plan) {
 
 // warm sends lists to a node until ctx ends, which is when l closes or the node leaves. It retries
 // a failed list with growing pauses until the list changes.
-func (l *Local) warm(ctx context.Context, n *node) {
+func (l *Local) warm(ctx context.Context, n *member) {
 	var failed string // the list that failed latest
 	var failures int
 	var until time.Time
@@ -81,21 +91,25 @@ func (l *Local) warm(ctx context.Context, n *node) {
 	}
 }
 
-func (l *Local) tellWarm(ctx context.Context, n *node, list []WarmOrder) error {
+func (l *Local) tellWarm(ctx context.Context, n *member, list []warmOrder) error {
 	hands := l.reach(n)
 	if hands == nil {
 		return nil // it gets the list again when it is back
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.StartTimeout)
 	defer cancel()
-	return hands.Warm(ctx, list)
+	wanted := make([]node.Wanted, len(list))
+	for i, w := range list {
+		wanted[i] = node.Wanted{Spec: w.function.Spec, Key: w.key}
+	}
+	return hands.Warm(ctx, wanted)
 }
 
 // signature identifies a list.
-func signature(list []WarmOrder) string {
+func signature(list []warmOrder) string {
 	var b strings.Builder
 	for _, w := range list {
-		fmt.Fprintf(&b, "%s %d %v %v\n", w.Function.Key, w.Function.Revision, w.Warmth, w.Key)
+		fmt.Fprintf(&b, "%s %d %v\n", w.function.Key, w.function.Revision, w.key)
 	}
 	return b.String()
 }

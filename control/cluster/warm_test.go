@@ -3,11 +3,13 @@ package cluster
 import (
 	"context"
 	"errors"
+	"reflect"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 func TestWarmListsSupersedeOneAnother(t *testing.T) {
@@ -23,8 +25,28 @@ func TestWarmListsSupersedeOneAnother(t *testing.T) {
 		}
 		time.Sleep(30 * time.Second)
 		synctest.Wait()
-		if len(w.warmed) != 2 || len(w.warmed[1]) != 1 || !w.warmed[1][0].Key || w.warmed[1][0].Function.Key.String() != "f.ns" {
+		if len(w.warmed) != 2 || len(w.warmed[1]) != 1 || !w.warmed[1][0].Key || w.warmed[1][0].Spec.Function != "f.ns" {
 			t.Errorf("the node was told %+v, want the first and the last list", w.warmed)
+		}
+	})
+}
+
+func TestWarmToldOnlyWhatBelongsInMemory(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.set(func() { w.specs = []FunctionSpec{spec("disk", 1), spec("host", 1), spec("key", 1), spec("parked", 1)} })
+		p, _ := w.plan(0)
+		p.Wants = nil
+		p.Warm = []plan.Warm{
+			{Function: "disk.ns", Node: "a", Warmth: plan.File}, {Function: "host.ns", Node: "a", Warmth: plan.Host},
+			{Function: "key.ns", Node: "a", Warmth: plan.Host, Key: true}, {Function: "parked.ns", Node: "a", Warmth: plan.Parked},
+		}
+		if err := l.Apply(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		want := []node.Wanted{{Spec: spec("host", 1).Spec}, {Spec: spec("key", 1).Spec, Key: true}, {Spec: spec("parked", 1).Spec}}
+		if len(w.warmed) != 1 || !reflect.DeepEqual(w.warmed[0], want) {
+			t.Errorf("the node was told %+v, want %+v", w.warmed, want)
 		}
 	})
 }

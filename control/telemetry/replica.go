@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	api "go.opentelemetry.io/otel/trace"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
@@ -18,14 +19,8 @@ type ReplicaEvent struct {
 	// Ordered, started or ready; or failed, stopped or lost, which are ends. Others are ignored.
 	Kind   string
 	Path   string // for started: fork, cold or process
-	Phases []Phase
+	Phases []node.Phase
 	Cause  string
-}
-
-// Phase is a part of a start.
-type Phase struct {
-	Name string
-	Took time.Duration
 }
 
 // replica is a replica whose start has a trace.

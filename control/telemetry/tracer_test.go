@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagecoach-serving/stagecoach/internal/otlptest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
@@ -70,7 +71,7 @@ func TestTree(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", r.URL)
 	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
 	tr := open(t, "")
-	step := func(ms int, kind, path string, phases ...Phase) {
+	step := func(ms int, kind, path string, phases ...node.Phase) {
 		tr.Replica(ReplicaEvent{At: at(ms), Function: "f.openfaas-fn", Replica: "f-1", Node: "n1", Kind: kind, Path: path, Phases: phases, Cause: "why"})
 	}
 	s := tr.Begin(at(0), client, "vendor=1")
@@ -79,8 +80,8 @@ func TestTree(t *testing.T) {
 		t.Fatalf("context %q, recorded %t, want a span of its own in the client's trace", parent, recorded)
 	}
 	step(12, "ordered", "")
-	step(30, "started", "cold", Phase{"load", 14 * time.Millisecond}, Phase{"fork", 4 * time.Millisecond})
-	step(40, "ready", "", Phase{"place", 5 * time.Millisecond})
+	step(30, "started", "cold", node.Phase{Name: "load", Took: 14 * time.Millisecond}, node.Phase{Name: "fork", Took: 4 * time.Millisecond})
+	step(40, "ready", "", node.Phase{Name: "place", Took: 5 * time.Millisecond})
 	s.End(task.Ended{
 		CallID: "id", Target: "f.openfaas-fn", Method: "POST", Path: "/", Status: 200, Start: at(0), End: at(70),
 		Calls: []task.Timing{

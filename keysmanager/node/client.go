@@ -83,6 +83,30 @@ func (c *Client) Start(ctx context.Context, o Order, progress func(Phase)) (Star
 	return Started{PID: a.PID, Path: a.Path, Phases: a.Phases, Conn: conn}, nil
 }
 
+// stopMargin is how long an order to stop may take beyond the replica's grace.
+const stopMargin = 5 * time.Second
+
+// Stop ends a replica's process: with SIGTERM, and with SIGKILL after grace. It is no error if the
+// replica does not run.
+func (c *Client) Stop(ctx context.Context, replica string, grace time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, grace+stopMargin)
+	defer cancel()
+	_, err := c.Do(ctx, Order{Kind: OrderStop, Replica: replica, Grace: grace})
+	return err
+}
+
+// SetCPU sets a replica's CPU limit in thousandths of a core; 0: as its function says.
+func (c *Client) SetCPU(ctx context.Context, replica string, milli int) error {
+	_, err := c.Do(ctx, Order{Kind: OrderSetCPU, Replica: replica, CPUMilli: milli})
+	return err
+}
+
+// Warm loads and evicts parameters as wanted, which is the whole list.
+func (c *Client) Warm(ctx context.Context, wanted []Wanted) error {
+	_, err := c.Do(ctx, Order{Kind: OrderWarm, Wanted: wanted})
+	return err
+}
+
 // Do carries out any other order, and returns how many bytes of memory were loaded or evicted. If
 // ctx ends first, the daemon is told to cancel it.
 func (c *Client) Do(ctx context.Context, o Order) (bytes int64, err error) {

@@ -52,7 +52,9 @@ func DecodeOrder(b []byte) (Order, error) {
 		d := json.NewDecoder(bytes.NewReader(b))
 		d.DisallowUnknownFields()
 		o = Order{}
-		err = d.Decode(&o)
+		if err = d.Decode(&o); err != nil {
+			err = fmt.Errorf("%w; run the same release of stagecoach everywhere", err)
+		}
 	}
 	if err == nil {
 		err = o.validate()
@@ -74,14 +76,17 @@ func (o Order) validate() error {
 		}
 	}
 	switch o.Kind {
-	case OrderWho, OrderWarm, OrderEvents, OrderRefuse:
+	case OrderWho, OrderEvents, OrderRefuse:
 	case OrderStart:
-		errs = append(errs, isName("replica", o.Replica))
-		need("spec", len(o.Spec) > 0)
+		errs = append(errs, isName("replica", o.Replica), o.Spec.validate())
 	case OrderStop, OrderSetCPU:
 		errs = append(errs, isName("replica", o.Replica))
 	case OrderLoad:
-		need("spec", len(o.Spec) > 0)
+		errs = append(errs, o.Spec.validate())
+	case OrderWarm:
+		for _, w := range o.Wanted {
+			errs = append(errs, w.Spec.validate())
+		}
 	case OrderEvict:
 		need("function or digest", o.Function != "" || o.Digest != "")
 	case OrderInvalidate, OrderForget:

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var validOrder = Order{V: Version, ID: "A1", To: "B2", Kind: OrderStart, Within: time.Second, Replica: "r-1", Spec: json.RawMessage(`{"function":"f"}`)}
+var validOrder = Order{V: Version, ID: "A1", To: "B2", Kind: OrderStart, Within: time.Second, Replica: "r-1", Spec: Spec{Function: "f.ns", Namespace: "ns", Image: "i"}}
 
 // TestDecodeOrder checks which orders are refused, and that the error says why.
 func TestDecodeOrder(t *testing.T) {
@@ -39,7 +39,12 @@ func TestDecodeOrder(t *testing.T) {
 		"too much time":  {func(m map[string]any) { m["within"] = 48 * time.Hour }, "within: 48h0m0s, want more than 0 and at most 1h0m0s"},
 		"no replica":     {func(m map[string]any) { delete(m, "replica") }, `replica: ""`},
 		"replica path":   {func(m map[string]any) { m["replica"] = "../r" }, `replica: "../r", want a name without spaces and slashes`},
-		"no spec":        {func(m map[string]any) { delete(m, "spec") }, "spec: missing in an order to start"},
+		"no spec":        {func(m map[string]any) { delete(m, "spec") }, `spec: function "", namespace "", image "", want all of them`},
+		"no image":       {func(m map[string]any) { delete(m["spec"].(map[string]any), "image") }, `spec: function "f.ns", namespace "ns", image "", want all of them`},
+		"another spec":   {func(m map[string]any) { m["spec"].(map[string]any)["colour"] = 1 }, `unknown field "colour"; run the same release of stagecoach everywhere`},
+		"wrong spec":     {func(m map[string]any) { m["spec"] = map[string]any{"function": 7} }, "cannot unmarshal number"},
+		"load nothing":   {func(m map[string]any) { m["kind"] = OrderLoad; delete(m, "spec") }, `spec: function ""`},
+		"warm nothing":   {func(m map[string]any) { m["kind"], m["wanted"] = OrderWarm, []Wanted{{}} }, `spec: function ""`},
 		"negative cpu":   {func(m map[string]any) { m["cpuMilli"] = -1 }, "cpuMilli: -1"},
 		"stop nothing":   {func(m map[string]any) { m["kind"], m["replica"] = OrderStop, "" }, "replica"},
 		"cancel nothing": {func(m map[string]any) { m["kind"] = OrderCancel }, "target"},

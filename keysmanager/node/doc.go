@@ -8,6 +8,9 @@
 // [Client] for each node, and reports which nodes have come or fallen silent, and what runs on
 // them.
 //
+// A KeysManager in the control process takes the same [Order] directly and answers with the same
+// [Started]. No other package has types of its own for an order, its [Spec] or a [Phase].
+//
 // Inventories, orders, answers and events are JSON on a [Bus], which package queue implements over
 // NATS. Descriptors cannot go over NATS, so a started replica's stage socket and the lines that
 // replicas print go over the daemon's unix socket. So a node must be on the same machine as the

@@ -3,13 +3,13 @@ package node_test
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strings"
 	"sync"
@@ -37,7 +37,7 @@ func TestStart(t *testing.T) {
 	d.mu.Lock()
 	o, far := d.orders[0], d.running["r-1"]
 	d.mu.Unlock()
-	if o.Replica != "r-1" || string(o.Spec) != string(spec) || o.CPUMilli != 500 || o.Device != "g0" || o.Within <= 0 || o.Within > limit {
+	if o.Replica != "r-1" || !reflect.DeepEqual(o.Spec, spec) || o.CPUMilli != 500 || o.Device != "g0" || o.Within <= 0 || o.Within > limit {
 		t.Errorf("order %+v, want it whole, within at most %v", o, limit)
 	}
 	alive(t, started.Conn, far)
@@ -64,10 +64,10 @@ func TestAnswers(t *testing.T) {
 	if _, err := n.Do(within(t), node.Order{Kind: node.OrderSetCPU, Replica: "r-1", CPUMilli: 100}); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "no cgroups") {
 		t.Errorf("set CPU: %v, want what the worker says, and errors.ErrUnsupported", err)
 	}
-	if _, err := n.Do(within(t), node.Order{Kind: node.OrderLoad, Spec: json.RawMessage(`{"large":1}`)}); !errors.Is(err, errFull) || err.Error() != `node "n1": load: full: 3 GiB` {
+	if _, err := n.Do(within(t), node.Order{Kind: node.OrderLoad, Spec: imaged("large")}); !errors.Is(err, errFull) || err.Error() != `node "n1": load: full: 3 GiB` {
 		t.Errorf("load: %v, want what the worker says, and which error it is", err)
 	}
-	if _, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: json.RawMessage(`{"broken":1}`)}, nil); errors.Is(err, errFull) || err == nil || !strings.Contains(err.Error(), `node "n1": its image is broken`) {
+	if _, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: imaged("broken")}, nil); errors.Is(err, errFull) || err == nil || !strings.Contains(err.Error(), `node "n1": its image is broken`) {
 		t.Errorf("start: %v, want what the worker says", err)
 	}
 	if _, err := n.Do(within(t), node.Order{Kind: node.OrderEvict}); err == nil || !strings.Contains(err.Error(), "function or digest") {

@@ -139,7 +139,7 @@ func (b *bare) last(id string) Answer {
 }
 
 func (b *bare) start(id, replica string) Order {
-	return Order{ID: id, To: b.cfg.Me.ID, Kind: OrderStart, Replica: replica, Spec: json.RawMessage(`{}`)}
+	return Order{ID: id, To: b.cfg.Me.ID, Kind: OrderStart, Replica: replica, Spec: Spec{Function: "f.ns", Namespace: "ns", Image: "i"}}
 }
 
 // TestAgain repeats an order while it is carried out and afterwards. It must be answered, but not

@@ -2,7 +2,6 @@ package node_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -84,7 +83,7 @@ func (w *worker) Start(ctx context.Context, o node.Order, progress func(node.Pha
 	hold := w.hold
 	w.mu.Unlock()
 	w.change(func() { w.orders = append(w.orders, o) })
-	if strings.Contains(string(o.Spec), "broken") {
+	if o.Spec.Image == "broken" {
 		return node.Started{}, errors.New("its image is broken")
 	}
 	load := node.Phase{Name: "load", Took: time.Second}
@@ -123,7 +122,7 @@ func (w *worker) Do(_ context.Context, o node.Order) (int64, error) {
 	if far != nil {
 		return 0, far.Close()
 	}
-	if o.Kind == node.OrderLoad && strings.Contains(string(o.Spec), "large") {
+	if o.Kind == node.OrderLoad && o.Spec.Image == "large" {
 		return 0, fmt.Errorf("load: %w: 3 GiB", errFull)
 	}
 	if o.Kind == node.OrderSetCPU {
@@ -358,4 +357,9 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-var spec = json.RawMessage(`{"function":"f.ns"}`)
+var spec = imaged("noop")
+
+// imaged returns the spec of a function with an image.
+func imaged(image string) node.Spec {
+	return node.Spec{Function: "f.ns", Namespace: "ns", Image: image}
+}

@@ -28,9 +28,11 @@ type Worker interface {
 // Started is a replica's process. Conn is the near end of its stage socket, which the receiver
 // closes.
 type Started struct {
-	PID    int
-	Path   string // fork, forkheap, map, cold, process
-	Phases []Phase
+	PID int
+	// How it was started: fork, forkheap, parked, resident, map, cold or process, as the
+	// constants of package keysmanager have it.
+	Path   string
+	Phases []Phase // in order
 	Conn   *net.UnixConn
 }
 

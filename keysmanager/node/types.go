@@ -1,7 +1,6 @@
 package node
 
 import (
-	"encoding/json"
 	"errors"
 	"maps"
 	"slices"
@@ -143,7 +142,13 @@ type Usage struct {
 	Throttled time.Duration `json:"throttled"` // since its start, in nanoseconds
 }
 
-// Phase is a part of a start.
+// Phase is a part of a start. A KeysManager reports these phases:
+//   - order: from the order until the process is ordered, without load
+//   - load: of parameters that were not in memory
+//   - fork: from the order to the zygote until its answer
+//   - spawn: of a process
+//
+// The control process adds place, until the replica is ready, and phases that the replica reports.
 type Phase struct {
 	Name string        `json:"name"`
 	Took time.Duration `json:"took"` // nanoseconds
@@ -185,7 +190,8 @@ const (
 )
 
 // Order asks a node to do something. An order that arrives again under its id is not carried out
-// again.
+// again. [Client] fills in V, ID, To and Within; a KeysManager in the same process needs none of
+// them.
 type Order struct {
 	V  int    `json:"v"`
 	ID string `json:"id"`
@@ -194,23 +200,25 @@ type Order struct {
 	Kind   string        `json:"kind"`
 	Within time.Duration `json:"within"` // nanoseconds left to carry it out
 
-	Replica  string          `json:"replica,omitempty"`
-	Spec     json.RawMessage `json:"spec,omitempty"` // of the function; unknown fields are refused
-	CPUMilli int             `json:"cpuMilli,omitempty"`
-	Device   string          `json:"device,omitempty"`
-	Grace    time.Duration   `json:"grace,omitempty"` // nanoseconds
-	Wanted   []Wanted        `json:"wanted,omitempty"`
-	Function string          `json:"function,omitempty"`
-	Digest   string          `json:"digest,omitempty"`
-	Target   string          `json:"target,omitempty"`
-	Since    uint64          `json:"since,omitempty"`
-	Cause    string          `json:"cause,omitempty"`
+	Replica string `json:"replica,omitempty"` // name, unique on the node
+	Spec    Spec   `json:"spec,omitzero"`     // of the function
+	// Thousandths of a core; 0: as the spec says.
+	CPUMilli int `json:"cpuMilli,omitempty"`
+	// UUIDs of the replica's devices, joined by commas; empty: none.
+	Device   string        `json:"device,omitempty"`
+	Grace    time.Duration `json:"grace,omitempty"` // nanoseconds
+	Wanted   []Wanted      `json:"wanted,omitempty"`
+	Function string        `json:"function,omitempty"`
+	Digest   string        `json:"digest,omitempty"`
+	Target   string        `json:"target,omitempty"`
+	Since    uint64        `json:"since,omitempty"`
+	Cause    string        `json:"cause,omitempty"`
 }
 
 // Wanted is a function whose parameters should be in memory.
 type Wanted struct {
-	Spec json.RawMessage `json:"spec"`
-	Key  bool            `json:"key,omitempty"`
+	Spec Spec `json:"spec"`
+	Key  bool `json:"key,omitempty"` // evicted last
 }
 
 // Answer is an answer to an order: progress any number of times, then one that is Done.

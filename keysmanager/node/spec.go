@@ -1,0 +1,52 @@
+package node
+
+import "fmt"
+
+// Spec is what a KeysManager needs to know about a function to start its replicas and to load its
+// parameters.
+type Spec struct {
+	Function  string `json:"function"` // pipeline.Key
+	Namespace string `json:"namespace"`
+	// gid of users that may read the function's secrets. The function runs in this group if it has
+	// an account; 0: in a group of its own.
+	Group int `json:"group,omitempty"`
+	// Absolute path of the folder with its secrets; empty: it has none. The last part of the path
+	// tells the sets of secrets of one namespace apart.
+	Secrets string `json:"secrets,omitempty"`
+	Image   string `json:"image"` // name that the node's images know
+	// The env fprocess; empty: the image's ./stage, or its entrypoint.
+	Process string `json:"process,omitempty"`
+	Health  string `json:"health,omitempty"` // of a function that speaks HTTP: wire.EnvHealth
+	// HTTP path that says whether a function that speaks HTTP is ready; empty: see package
+	// watchdog.
+	Ready string `json:"ready,omitempty"`
+	// default, host or none (annotation stagecoach.dev/network); empty: default.
+	Network string `json:"network,omitempty"`
+	// Address and port of this machine where the function's processes reach other functions, as
+	// gateway.openfaas; empty: nowhere.
+	Gateway string `json:"gateway,omitempty"`
+	// Environment of the function. STAGECOACH_MODEL makes it a function with parameters.
+	Env map[string]string `json:"env,omitempty"`
+	// Start path: auto, fork, heap, map or cold (docs/adr/0023); empty: auto.
+	Start string `json:"start,omitempty"`
+	// Name of the process that the function shares with others of its namespace on a device
+	// (docs/adr/0033); empty: none.
+	Worker string `json:"worker,omitempty"`
+	// Its program writes to /tmp only, if its image is its root.
+	ReadOnly bool  `json:"readOnly,omitempty"`
+	Memory   int64 `json:"memory,omitempty"` // bytes that a replica may use (limits.memory); 0: not bounded
+	// Thousandths of a core that a replica may use (limits.cpu); 0: not bounded.
+	CPUMilli int `json:"cpuMilli,omitempty"`
+	// How many devices a replica gets. Children may be parked on the device of a function with one.
+	Devices int `json:"devices,omitempty"`
+	// Bytes that a replica may use of each of its devices; 0: all of it, exclusively.
+	DeviceMemory int64 `json:"deviceMemory,omitempty"`
+}
+
+// validate returns an error if a field is missing that every function has.
+func (s Spec) validate() error {
+	if s.Function == "" || s.Namespace == "" || s.Image == "" {
+		return fmt.Errorf("spec: function %q, namespace %q, image %q, want all of them", s.Function, s.Namespace, s.Image)
+	}
+	return nil
+}
