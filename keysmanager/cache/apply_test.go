@@ -157,7 +157,7 @@ func (m *model) wanted(e *modelEntry, w Want[int]) (fx []Effect) {
 }
 
 func (m *model) weighed() (fx []Effect) {
-	bounds, over, calm := m.bounds(), m.over(Threshold), m.over(calmBelow)
+	bounds, over, calm := m.bounds(), m.over(Threshold), m.over(CalmBelow)
 	for _, e := range slices.Clone(m.held) {
 		why := Unused
 		switch {
@@ -200,14 +200,14 @@ func (m *model) weighed() (fx []Effect) {
 		return append(fx, Unpark{})
 	}
 	name := bounds[0].Name
-	if bounds[1].Below(calmBelow) < bounds[0].Below(calmBelow) {
+	if bounds[1].Below(CalmBelow) < bounds[0].Below(CalmBelow) {
 		name = bounds[1].Name
 	}
 	for _, v := range gone {
 		fx = append(fx, m.evict(v, Evict[int]{Why: Pressure, Bound: name}))
 	}
-	if m.over(calmBelow) > 0 && len(m.idle()) > 0 {
-		m.t.Fatalf("%d bytes above the calm although entries are idle", m.over(calmBelow))
+	if m.over(CalmBelow) > 0 && len(m.idle()) > 0 {
+		m.t.Fatalf("%d bytes above the calm although entries are idle", m.over(CalmBelow))
 	}
 	return fx
 }

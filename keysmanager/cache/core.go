@@ -11,7 +11,7 @@ type Core[K comparable] struct {
 	entries     map[K]*entry[K]
 	first, last *entry[K] // in the order of their use: least recently used first
 	coming      int64     // expected sizes of loads under way
-	pressed     bool      // an eviction has begun and has not reached calmBelow
+	pressed     bool      // an eviction has begun and has not reached CalmBelow
 	calm        time.Time // until then, nothing is done ahead of need
 	now         time.Time // latest time of a step
 	fx          []Effect

@@ -6,9 +6,9 @@ const (
 	// Threshold is the share of a bound that may be in use before idle entries are evicted (QUART,
 	// §5).
 	Threshold = 0.85
-	// calmBelow is the share of a bound down to which eviction goes once it has begun. Without this
+	// CalmBelow is the share of a bound down to which eviction goes once it has begun. Without this
 	// margin, each further byte would begin another eviction.
-	calmBelow = 0.80
+	CalmBelow = 0.80
 	// calmFor is how long after memory was short nothing is done ahead of need.
 	calmFor = 10 * time.Second
 )
@@ -119,7 +119,7 @@ func (c *Core[K]) press(now time.Time, bounds []Bound) {
 	if _, room := Tightest(bounds, Threshold); room >= 0 && !c.pressed {
 		return
 	}
-	b, room := Tightest(bounds, calmBelow)
+	b, room := Tightest(bounds, CalmBelow)
 	victims, missing := c.idle(-room, true)
 	if c.pressed = missing > 0; !c.pressed && len(victims) == 0 {
 		return
